@@ -1,0 +1,511 @@
+package leasing
+
+import (
+	"math/bits"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+type (
+	tokens     = ratelimit.Tokens
+	ledgerTime = ratelimit.LedgerTime
+	window     = ratelimit.Window
+)
+
+const micro = 1_000_000 // micro-tokens in a token
+
+// record is the ledger's copy of one holder's truth, plus the grant in flight.
+type record struct {
+	holder  ratelimit.Holder
+	seq     uint64
+	window  window
+	expires ledgerTime
+	fence   ratelimit.Fence
+
+	granted  tokens // what the holder said that it has received
+	inflight tokens // granted by the last answer; the holder may not have it
+	spent    tokens
+	returned tokens
+	over     tokens // reported by the last claim and beyond the limit
+
+	direct bool // what is in flight is not kept
+	closed bool // reclaimed at expiry: its fence can neither renew nor return
+	void   bool // the last answer said so
+}
+
+// charged is what the holder costs the budget.
+// Invariant: it is at least what the holder has spent.
+func (r *record) charged() tokens {
+	return max(r.granted+r.inflight-r.returned, r.spent)
+}
+
+// outstanding is what the holder may still spend.
+func (r *record) outstanding() tokens {
+	kept := r.granted - r.returned - r.spent
+	if !r.direct {
+		kept += r.inflight
+	}
+	return max(0, kept)
+}
+
+// account is the ledger's record for a key, under any of the algorithms.
+// The zero account is new. It is not safe for concurrent use.
+type account struct {
+	now    ledgerTime      // the latest time seen: the account's clock never goes back
+	fence  ratelimit.Fence // Invariant: strictly increasing for the key for ever
+	window window
+	dead   ledgerTime // from here on the account means the same as a new one
+
+	base tokens // charged in this window by holders that are no longer recorded
+	prev tokens // sliding_window: charged in the window before
+	over tokens // charged beyond the limit in this window, all holders
+
+	// token_bucket. Invariant: 0 <= level, and level plus the outstanding of
+	// live leases is at most burst: so burst + rate x t bounds what is spent
+	// in any t, not only what is granted.
+	level int64 // micro-tokens
+	carry int64 // what is left of a refill, in micro-tokens x unit seconds
+
+	first  record // most keys have one holder
+	others []record
+}
+
+// settle books one claim and answers it. It is the whole protocol: rules 1 to
+// 8 of the design. It allocates only when a second holder appears.
+func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
+	a.advance(now, c)
+	r := a.find(c.Holder)
+	if r != nil && c.Seq <= r.seq {
+		if c.Seq < r.seq {
+			return ratelimit.Grant{Seq: c.Seq, Err: ratelimit.ErrStaleClaim}
+		}
+		return a.answer(r, c)
+	}
+	if c.Reclaim == ratelimit.ReclaimEager {
+		a.closeExpired()
+	}
+	if r == nil {
+		r = a.add(c.Holder, &c.Limit)
+	}
+	short := a.book(r, c)
+	a.grant(r, c, short)
+	a.dead = a.deadline(c)
+	return a.answer(r, c)
+}
+
+// advance moves the account to now: windows roll, buckets refill.
+func (a *account) advance(now ledgerTime, c *ratelimit.Claim) {
+	now = max(now, a.now)
+	fresh := a.window == 0
+	if c.Limit.Algorithm == ratelimit.TokenBucket {
+		if fresh {
+			a.now = now
+			a.window = window(max(1, now))
+			a.level = int64(c.Limit.Burst) * micro
+			return
+		}
+		// A lease that expires on the way held refills back until then.
+		for a.now < now {
+			step := min(now, a.nextExpiry())
+			a.refill(step-a.now, &c.Limit)
+			a.now = step
+		}
+		return
+	}
+	a.now = now
+	w := windowAt(now, &c.Limit)
+	if w == a.window {
+		return
+	}
+	a.prev = 0
+	if !fresh && w == a.window+1 {
+		a.prev = a.charged()
+	}
+	a.window, a.base, a.over = w, 0, 0
+}
+
+// windowAt numbers windows from 1, so that 0 can mean none.
+func windowAt(now ledgerTime, l *ratelimit.Limit) window {
+	return window(now/ledgerTime(l.Period()/time.Microsecond)) + 1
+}
+
+func windowEnd(w window, l *ratelimit.Limit) ledgerTime {
+	return ledgerTime(w) * ledgerTime(l.Period()/time.Microsecond)
+}
+
+// refill adds what elapsed brings, without rounding: what does not make a
+// whole micro-token is carried over.
+func (a *account) refill(elapsed ledgerTime, l *ratelimit.Limit) {
+	seconds := uint64(l.Period() / time.Second)
+	full := a.brim(l)
+	hi, lo := bits.Mul64(uint64(elapsed), uint64(l.Requests))
+	lo, overflow := bits.Add64(lo, uint64(a.carry), 0)
+	hi += overflow
+	if hi >= seconds { // more than 2^64 micro-tokens
+		a.level, a.carry = full, 0
+		return
+	}
+	added, rest := bits.Div64(hi, lo, seconds)
+	if added >= uint64(full) || a.level+int64(added) >= full {
+		a.level, a.carry = full, 0
+		return
+	}
+	a.level += int64(added)
+	a.carry = int64(rest)
+}
+
+// book makes the record a copy of the claim. It returns how many of the tokens
+// that the holder spent unasked a bucket did not have.
+func (a *account) book(r *record, c *ratelimit.Claim) (short tokens) {
+	bucket := c.Limit.Algorithm == ratelimit.TokenBucket
+	known := r.window == a.window
+	// A bucket's claim may be about a life of the account that the ledger has
+	// lost: then the holder's totals are all that is known of it.
+	here := c.Window == a.window || bucket && c.Window != 0
+	void := known && here && r.closed && c.Fence == r.fence
+	before, gone := tokens(0), tokens(0)
+	switch {
+	case known && here:
+		before, gone = r.charged(), a.gone(r, c.Granted)
+	case known:
+		a.forget(r, bucket)
+	case c.Limit.Algorithm == ratelimit.SlidingWindow:
+		a.correctPrevious(r, c)
+	}
+	a.fence = max(a.fence+1, ratelimit.Fence(a.now))
+	*r = record{
+		holder: r.holder, seq: c.Seq, window: a.window, fence: a.fence,
+		expires: a.now.Add(c.TTL), direct: c.Direct, void: void,
+	}
+	if here {
+		r.granted, r.spent, r.returned = c.Granted, c.Spent, c.Returned
+	}
+	if void {
+		r.granted = c.Spent + c.Returned
+	}
+	if bucket {
+		if !known && c.Refilled {
+			before = r.charged()
+		}
+		back := before - r.charged()
+		if back > 0 {
+			back = max(0, back-gone)
+		}
+		short = a.pour(back, &c.Limit)
+	}
+	return short
+}
+
+// gone is what a bucket does not take back from a holder that says it received
+// only so much. Refills were no longer held back for it, so that it may have
+// been refilled already: what an expired lease had not spent, and what was
+// granted to be spent at once.
+func (a *account) gone(r *record, received tokens) tokens {
+	var n tokens
+	if a.now >= r.expires {
+		n = r.outstanding()
+	}
+	if r.direct {
+		n += max(0, r.granted+r.inflight-received)
+	}
+	return n
+}
+
+// pour adds n tokens to a bucket, or takes them, and returns how many it had
+// too few.
+func (a *account) pour(n tokens, l *ratelimit.Limit) (short tokens) {
+	have := tokens(a.level / micro)
+	if n < -have {
+		short, n = -n-have, -have
+	}
+	a.level += int64(min(n, l.Burst)) * micro
+	a.level = min(a.level, a.brim(l))
+	return short
+}
+
+// brim is the highest level that leaves room for what live leases may spend.
+func (a *account) brim(l *ratelimit.Limit) int64 {
+	return max(0, int64(l.Burst)-int64(a.liveOutstanding())) * micro
+}
+
+// forget is for a holder that has forgotten this window, or has not yet heard
+// of it: what it confirmed stays charged, the grant it never received does not.
+func (a *account) forget(r *record, bucket bool) {
+	confirmed := max(r.granted-r.returned, r.spent)
+	if bucket {
+		a.level += int64(max(0, r.charged()-confirmed-a.gone(r, r.granted))) * micro
+		return
+	}
+	a.base += confirmed
+}
+
+// correctPrevious replaces what a holder was charged in the window before by
+// what it says that it spent there.
+func (a *account) correctPrevious(r *record, c *ratelimit.Claim) {
+	if c.Window == 0 || c.Window != a.window-1 {
+		return
+	}
+	if r.window == c.Window {
+		a.prev -= r.charged()
+	}
+	a.prev = max(0, a.prev+c.Spent)
+}
+
+// grant decides how much of the claim's want the holder gets: what confirms
+// its drift, and what waits, and a tapering share of the rest.
+func (a *account) grant(r *record, c *ratelimit.Claim, short tokens) {
+	drift := max(0, r.spent-(r.granted-r.returned))
+	if c.Limit.Algorithm == ratelimit.TokenBucket {
+		r.over = min(short, drift)
+	} else {
+		over := max(0, -a.free(c))
+		r.over = min(max(0, over-a.over), drift)
+		short, a.over = over, over
+	}
+	room := a.available(c)
+	tapered := max(c.Waiting, room/(2*tokens(a.liveHolders())))
+	lease := min(room, max(c.Want, c.Waiting), tapered)
+	if c.Direct && room < c.Waiting {
+		lease = 0
+	}
+	r.inflight = max(0, drift-short) + lease
+	if c.Limit.Algorithm == ratelimit.TokenBucket {
+		a.level -= int64(lease) * micro
+	}
+}
+
+// free is the limit minus everything charged; negative when drift went beyond.
+func (a *account) free(c *ratelimit.Claim) tokens {
+	return c.Limit.Capacity() - a.weightedPrevious(&c.Limit) - a.charged()
+}
+
+// available is what could be granted now.
+func (a *account) available(c *ratelimit.Claim) tokens {
+	if c.Limit.Algorithm == ratelimit.TokenBucket {
+		return tokens(a.level / micro)
+	}
+	return max(0, a.free(c))
+}
+
+// charged is the sum over all holders in this window.
+func (a *account) charged() tokens {
+	sum := a.base
+	a.each(func(r *record) {
+		if r.window == a.window {
+			sum += r.charged()
+		}
+	})
+	return sum
+}
+
+func (a *account) liveOutstanding() tokens {
+	var sum tokens
+	a.each(func(r *record) {
+		if r.window == a.window && !r.closed && a.now < r.expires {
+			sum += r.outstanding()
+		}
+	})
+	return sum
+}
+
+// nextExpiry is when the next lease that holds something expires.
+func (a *account) nextExpiry() ledgerTime {
+	next := ledgerTime(1<<63 - 1)
+	a.each(func(r *record) {
+		if a.now < r.expires && r.outstanding() > 0 {
+			next = min(next, r.expires)
+		}
+	})
+	return next
+}
+
+func (a *account) liveHolders() int {
+	n := 0
+	a.each(func(r *record) {
+		if r.window == a.window && a.now < r.expires {
+			n++
+		}
+	})
+	return max(1, n)
+}
+
+// slidingTick is the grain in which a sliding window weighs time: at most 2^20
+// to a period, so that limit x ticks stays a whole number below 2^53 (which
+// Lua's numbers can hold).
+func slidingTick(l *ratelimit.Limit) ledgerTime {
+	return max(1, ledgerTime(l.Period()/time.Microsecond)>>20)
+}
+
+// weightedPrevious is the part of the previous window that still counts,
+// rounded up.
+func (a *account) weightedPrevious(l *ratelimit.Limit) tokens {
+	if l.Algorithm != ratelimit.SlidingWindow || a.prev == 0 {
+		return 0
+	}
+	tick := slidingTick(l)
+	total := tokens((ledgerTime(l.Period()/time.Microsecond) + tick - 1) / tick)
+	left := tokens((windowEnd(a.window, l) - a.now + tick - 1) / tick)
+	return (min(a.prev, 1<<32)*left + total - 1) / total
+}
+
+// closeExpired credits what silent holders had not reported as spent.
+func (a *account) closeExpired() {
+	a.each(func(r *record) {
+		if r.closed || a.now < r.expires || r.window != a.window {
+			return
+		}
+		r.closed = true
+		a.level += int64(r.outstanding()) * micro // ignored by windows
+		r.granted, r.inflight = r.spent+r.returned, 0
+	})
+}
+
+// answer states what a record holds. The same claim twice gets it twice.
+func (a *account) answer(r *record, c *ratelimit.Claim) ratelimit.Grant {
+	g := ratelimit.Grant{
+		Seq: c.Seq, Granted: r.granted + r.inflight, Fence: r.fence, Window: r.window,
+		Void: r.void, TTL: c.TTL, Holders: a.liveHolders(), OverAdmitted: r.over,
+		Available: a.available(c), ResetAfter: a.resetAfter(r.window, c),
+	}
+	a.each(func(other *record) {
+		if other != r && other.window == a.window {
+			g.Outstanding += other.outstanding()
+		}
+	})
+	if r.inflight < c.Waiting {
+		g.RetryAfter = a.retryAfter(c.Waiting-r.inflight, c)
+	}
+	return g
+}
+
+func (a *account) resetAfter(w window, c *ratelimit.Claim) time.Duration {
+	if c.Limit.Algorithm == ratelimit.TokenBucket {
+		return a.timeToLevel(int64(c.Limit.Burst)*micro, &c.Limit)
+	}
+	return max(0, windowEnd(w, &c.Limit).Sub(a.now))
+}
+
+// retryAfter is when missing more tokens are there if nobody else spends.
+func (a *account) retryAfter(missing tokens, c *ratelimit.Claim) time.Duration {
+	end := a.resetAfter(a.window, c)
+	l := &c.Limit
+	switch l.Algorithm {
+	case ratelimit.TokenBucket:
+		need := int64(min(missing, l.Burst)) * micro
+		return a.timeToLevel(need, l)
+	case ratelimit.SlidingWindow:
+		// In this window only the weight of the previous one shrinks.
+		weighted := a.weightedPrevious(l)
+		deficit := missing - max(0, a.free(c))
+		if a.prev == 0 || deficit > weighted {
+			return end
+		}
+		period := l.Period() / time.Microsecond
+		hi, lo := bits.Mul64(uint64(max(0, weighted-deficit)), uint64(period))
+		keep, _ := bits.Div64(hi, lo, uint64(a.prev)) // µs before the end at which that weight is reached
+		return max(time.Microsecond, end-time.Duration(keep)*time.Microsecond)
+	default:
+		return end
+	}
+}
+
+// timeToLevel is how long the bucket takes to reach level, rounded up.
+func (a *account) timeToLevel(level int64, l *ratelimit.Limit) time.Duration {
+	missing := level - a.level
+	if missing <= 0 || l.Requests == 0 {
+		return 0
+	}
+	hi, lo := bits.Mul64(uint64(missing), uint64(l.Period()/time.Second))
+	lo, borrow := bits.Sub64(lo, uint64(a.carry), 0)
+	hi -= borrow
+	if hi >= uint64(l.Requests) {
+		return time.Duration(1<<63 - 1)
+	}
+	us, rest := bits.Div64(hi, lo, uint64(l.Requests))
+	if rest > 0 {
+		us++
+	}
+	if us > uint64(1<<63-1)/1000 {
+		return time.Duration(1<<63 - 1)
+	}
+	return time.Duration(us) * time.Microsecond
+}
+
+// deadline is from when on the account means the same as a new one.
+func (a *account) deadline(c *ratelimit.Claim) ledgerTime {
+	l := &c.Limit
+	var at ledgerTime
+	switch l.Algorithm {
+	case ratelimit.FixedWindow, ratelimit.SlidingWindow:
+		if a.charged() == 0 && a.prev == 0 {
+			return a.now
+		}
+		if l.Algorithm == ratelimit.FixedWindow {
+			return windowEnd(a.window, l)
+		}
+		return windowEnd(a.window+1, l)
+	case ratelimit.TokenBucket:
+		if wait := a.timeToLevel(int64(l.Burst)*micro, l); wait < 1<<62 {
+			at = a.now.Add(wait) + 1
+		} else {
+			return 1<<63 - 1
+		}
+	}
+	a.each(func(r *record) {
+		if r.outstanding() > 0 {
+			at = max(at, r.expires)
+		}
+	})
+	return at
+}
+
+func (a *account) each(f func(*record)) {
+	if a.first.seq > 0 {
+		f(&a.first)
+	}
+	for i := range a.others {
+		f(&a.others[i])
+	}
+}
+
+func (a *account) find(h ratelimit.Holder) *record {
+	if a.first.seq > 0 && a.first.holder == h {
+		return &a.first
+	}
+	for i := range a.others {
+		if a.others[i].holder == h {
+			return &a.others[i]
+		}
+	}
+	return nil
+}
+
+// add makes room for a holder, in place of one that no longer counts.
+func (a *account) add(h ratelimit.Holder, l *ratelimit.Limit) *record {
+	if a.first.seq == 0 {
+		a.first = record{holder: h}
+		return &a.first
+	}
+	for i := range a.others {
+		if r := &a.others[i]; a.obsolete(r, l) {
+			*r = record{holder: h}
+			return r
+		}
+	}
+	a.others = append(a.others, record{holder: h})
+	return &a.others[len(a.others)-1]
+}
+
+// obsolete tells whether forgetting r admits nothing more: its window is over
+// and corrects nothing, or its bucket would have filled since it was heard.
+func (a *account) obsolete(r *record, l *ratelimit.Limit) bool {
+	switch l.Algorithm {
+	case ratelimit.FixedWindow:
+		return r.window != a.window
+	case ratelimit.SlidingWindow:
+		return r.window < a.window-1
+	default:
+		return a.now.Sub(r.expires) > l.Period()*time.Duration(1+l.Burst/max(1, l.Requests))
+	}
+}

@@ -1,0 +1,33 @@
+// Package leasing lets a node spend a budget it shares with other nodes
+// without asking for each request: it leases tokens from a ledger and spends
+// them locally.
+//
+// Guarantee: at every instant, what holders have spent of a key in a window
+// plus what they may still spend of it is at most its limit. It does not
+// promise that every token gets used: those of a silent holder are stranded
+// until the window ends.
+//
+// The pieces, from the inside out, each pure (time and messages are arguments;
+// no goroutine, no clock, no I/O):
+//
+//   - account: the ledger's side of one key. It books claims and grants.
+//   - lease: the holder's side of one key. It spends, claims and applies.
+//   - slab: a bounded map from key to either of them, without pointers.
+//
+// and the shells that hold locks and clocks:
+//
+//   - [Memory] is a [ratelimit.Ledger] in this process.
+//   - [Local] is a [ratelimit.Limiter] over a Memory: the embedded default,
+//     where a claim is a function call and nothing ever waits.
+//
+// A lease's life:
+//
+//	           claim/grant                 take
+//	(unknown) ------------> live ----------------------> live
+//	                         |  deadline passes, window rolls, limit changes
+//	                         v
+//	                       stale --claim: unspent returned--> live
+//	                         |  nothing available, nothing outstanding
+//	                         v
+//	                       exhausted: denies until reset, asks nobody
+package leasing

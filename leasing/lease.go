@@ -1,0 +1,263 @@
+package leasing
+
+import (
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+type (
+	instant = ratelimit.Instant
+	verdict = ratelimit.Verdict
+	ask     = ratelimit.Ask
+)
+
+// lease is a holder's side of one key. The zero lease knows nothing and must
+// claim. It is not safe for concurrent use.
+type lease struct {
+	// Cumulative totals for this window: granted is written by the ledger's
+	// grants, spent and returned only here.
+	// Invariant: spent + returned <= granted.
+	granted, spent, returned tokens
+
+	available tokens  // what the ledger had left besides, when last heard
+	deadline  instant // the first at which unspent tokens may not be spent
+	reset     instant // the window's end (token_bucket: full again)
+
+	// The limit that the lease was granted under; see limit.
+	requests, burst uint32
+	multiplier      uint32
+	unit            ratelimit.Unit
+	algorithm       ratelimit.Algorithm
+
+	// Until retry, a cost of retryCost or more is refused without asking.
+	retry     instant
+	retryCost tokens
+	// debt is what denials charged beyond the limit: refunds pay it first.
+	debt tokens
+
+	seq    uint64
+	fence  ratelimit.Fence
+	window window // 0 before the first grant
+}
+
+// limit is kept in parts so that what take looks at fits one cache line.
+func (l *lease) limit() ratelimit.Limit {
+	return ratelimit.Limit{
+		Algorithm: l.algorithm, Unit: l.unit, Multiplier: l.multiplier,
+		Requests: tokens(l.requests), Burst: tokens(l.burst),
+	}
+}
+
+func (l *lease) setLimit(x *ratelimit.Limit) {
+	l.algorithm, l.unit, l.multiplier = x.Algorithm, x.Unit, x.Multiplier
+	l.requests, l.burst = uint32(x.Requests), uint32(x.Burst)
+}
+
+// under tells whether the lease was granted under x. The key already says how
+// x's windows are cut.
+func (l *lease) under(x *ratelimit.Limit) bool {
+	return tokens(l.requests) == x.Requests && tokens(l.burst) == x.Burst
+}
+
+// left is what may be spent without asking.
+func (l *lease) left(now instant) tokens {
+	if now >= l.deadline {
+		return 0
+	}
+	return l.unspent()
+}
+
+// unspent is what the ledger still charges for; after the deadline it may only
+// be given back, or drained by a denial.
+func (l *lease) unspent() tokens { return l.granted - l.spent - l.returned }
+
+// current tells whether what the lease knows of its window still holds.
+func (l *lease) current(now instant, a *ask) bool {
+	return now < l.reset && l.under(&a.Rule.Limit)
+}
+
+// take answers an ask from what is here, or says that the ledger must be
+// asked. continuous is for limits whose tokens come back with time, and which
+// ask for each decision so that what they say is exact.
+func (l *lease) take(now instant, a *ask, continuous bool) (v verdict, ok bool) {
+	switch {
+	case continuous || !l.current(now, a):
+		return verdict{}, false
+	case a.Kind == ratelimit.Spend:
+		if a.Cost <= l.left(now) {
+			l.spent += a.Cost
+			return l.report(now, verdict{Charged: a.Cost}), true
+		}
+		if a.Cost >= l.retryCost && now < l.retry {
+			return l.deny(now, a), true
+		}
+		return verdict{}, false
+	case now >= l.deadline: // what is available may have changed
+		return verdict{}, false
+	case a.Kind == ratelimit.Refund:
+		l.refund(a.Cost, continuous)
+		return l.report(now, verdict{}), true
+	}
+	return l.peek(now), true
+}
+
+// settled answers an ask right after a claim for it was applied: whatever is
+// not here now is not to be had. A lease that may keep tokens between requests
+// keeps what is left over; a continuous one returns it.
+func (l *lease) settled(now instant, a *ask, continuous bool) verdict {
+	var v verdict
+	switch {
+	case a.Kind == ratelimit.Spend && a.Cost > l.left(now):
+		v = l.deny(now, a)
+	case a.Kind == ratelimit.Spend:
+		l.spent += a.Cost
+		v = l.report(now, verdict{Charged: a.Cost})
+	case a.Kind == ratelimit.Refund:
+		v = l.refunded(now, a.Cost, continuous)
+	default:
+		v = l.peek(now)
+	}
+	if continuous {
+		l.available += l.unspent()
+		l.giveBack()
+	}
+	v.Source = ratelimit.FromClaim
+	return v
+}
+
+func (l *lease) report(now instant, v verdict) verdict {
+	v.Remaining = l.unspent() + l.available
+	v.ResetAfter = l.reset.Sub(now)
+	return v
+}
+
+func (l *lease) peek(now instant) verdict {
+	v := l.report(now, verdict{})
+	v.OverLimit = l.debt > 0 && v.Remaining == 0
+	return v
+}
+
+// deny refuses. A denial that charges drains what is left.
+func (l *lease) deny(now instant, a *ask) verdict {
+	v := verdict{OverLimit: true}
+	if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
+		v.Charged = min(l.unspent(), a.Cost)
+		l.spent += v.Charged
+		l.owe(a, a.Cost-v.Charged)
+	}
+	v = l.report(now, v)
+	if now < l.retry {
+		v.ResetAfter = l.retry.Sub(now)
+	}
+	return v
+}
+
+// owe books n hits that were charged beyond the limit, or takes them back. A
+// counter above its limit is a fixed window's; the others have none.
+func (l *lease) owe(a *ask, n tokens) {
+	if a.Rule.Limit.Algorithm == ratelimit.FixedWindow {
+		l.debt = max(0, ratelimit.AddTokens(l.debt, n))
+	}
+}
+
+// refund gives n tokens back, at most what was spent in this window: into the
+// lease, or for a bucket to the ledger, which alone knows how full it is.
+func (l *lease) refund(n tokens, continuous bool) {
+	paid := min(n, l.debt)
+	l.debt -= paid
+	n = min(n-paid, l.spent)
+	l.spent -= n
+	if n > 0 {
+		l.retry = 0
+	}
+	if continuous {
+		l.returned += n
+	}
+}
+
+// refunded is refund where the ledger learns of it only with the next claim.
+func (l *lease) refunded(now instant, n tokens, continuous bool) verdict {
+	before := l.returned
+	l.refund(n, continuous)
+	l.available = min(l.limit().Capacity()-l.unspent(), l.available+l.returned-before)
+	return l.report(now, verdict{})
+}
+
+// undo takes back what a verdict charged.
+func (l *lease) undo(a *ask, v *verdict, continuous bool) {
+	if v.OverLimit && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
+		l.owe(a, v.Charged-a.Cost)
+	}
+	if v.Charged > 0 {
+		n := min(v.Charged, l.spent)
+		l.spent -= n
+		l.retry = 0
+		if continuous {
+			l.returned += n
+		}
+	}
+}
+
+// giveBack returns all that is unspent; the next claim says so.
+func (l *lease) giveBack() {
+	l.returned = l.granted - l.spent
+}
+
+// claim writes the message that asks for waiting tokens now and want in all.
+// Tokens that may no longer be spent here are given back with it.
+func (l *lease) claim(now instant, seq uint64, rule *ratelimit.Rule, waiting, want tokens, direct bool) ratelimit.Claim {
+	if now >= l.deadline || !l.under(&rule.Limit) {
+		l.giveBack()
+	}
+	l.seq = seq
+	return ratelimit.Claim{
+		Limit: rule.Limit, Seq: seq, Fence: l.fence, Window: l.window, Reclaim: rule.Coordination.Reclaim,
+		Granted: l.granted, Spent: l.spent, Returned: l.returned,
+		Waiting: waiting, Want: want, TTL: rule.Coordination.Lease.TTL, Direct: direct, Refilled: l.refilled(now),
+	}
+}
+
+// release writes the last message of a lease that is about to be forgotten: it
+// returns everything, so that all the ledger must remember is what was spent.
+func (l *lease) release(now instant, seq uint64) ratelimit.Claim {
+	l.giveBack()
+	l.seq = seq
+	return ratelimit.Claim{
+		Limit: l.limit(), Seq: seq, Fence: l.fence, Window: l.window,
+		Granted: l.granted, Spent: l.spent, Returned: l.returned, Refilled: l.refilled(now),
+	}
+}
+
+func (l *lease) refilled(now instant) bool {
+	return l.algorithm == ratelimit.TokenBucket && now >= l.reset
+}
+
+// apply takes in the answer to the latest claim, which was sent at sent; any
+// other answer changes nothing. margin is what two clocks may differ by over
+// the lease's time: the holder stops that much before the ledger does.
+func (l *lease) apply(sent instant, c *ratelimit.Claim, g *ratelimit.Grant, margin time.Duration) {
+	if g.Err != nil || g.Seq != l.seq {
+		return
+	}
+	if g.Window != l.window {
+		l.window = g.Window
+		l.spent, l.returned, l.debt = 0, 0, 0
+	}
+	l.granted = g.Granted
+	l.fence = g.Fence
+	l.setLimit(&c.Limit)
+	l.available = g.Available
+	l.reset = sent.Add(g.ResetAfter)
+	l.deadline = sent.Add(g.TTL - margin)
+	if c.Limit.Algorithm != ratelimit.TokenBucket {
+		l.deadline = min(l.deadline, l.reset)
+	}
+	l.retry = 0
+	if c.Waiting > 0 && g.RetryAfter > 0 && g.Outstanding == 0 {
+		l.retry, l.retryCost = sent.Add(g.RetryAfter), c.Waiting
+		if c.Limit.Algorithm == ratelimit.FixedWindow { // whatever is more than there is
+			l.retryCost = l.unspent() + l.available + 1
+		}
+	}
+}

@@ -1,0 +1,352 @@
+// Package ledgertest is the conformance suite of [ratelimit.Ledger]: what
+// every ledger must do, wherever it keeps its accounts.
+//
+// Guarantee: a ledger that passes Run follows rules 1 to 8 of the design on
+// the cases written here. It does not prove them: random histories do that
+// (package leasing's tests).
+package ledgertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Harness is a ledger whose clock the suite moves.
+type Harness struct {
+	Ledger  ratelimit.Ledger
+	Advance func(time.Duration)
+	// Forget loses all of the ledger's data, as FLUSHALL would. nil skips the
+	// cases that need it.
+	Forget func()
+}
+
+// Epoch is the ledger's time at which every case starts: 15 s into a minute,
+// 0 s into that quarter.
+const Epoch ratelimit.LedgerTime = 1_800_000_015_000_000
+
+// Run runs the suite. start makes a new, empty ledger whose clock stands at
+// Epoch.
+func Run(t *testing.T, start func(t *testing.T) Harness) {
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			h := start(t)
+			if c.forgets && h.Forget == nil {
+				t.Fatal("this ledger's harness cannot forget")
+			}
+			c.run(&script{T: t, Harness: h, key: "k"})
+		})
+	}
+}
+
+// script is one case against one key.
+type script struct {
+	*testing.T
+	Harness
+	key string
+}
+
+// settle sends one claim and returns its answer.
+func (s *script) settle(c ratelimit.Claim) ratelimit.Grant {
+	s.Helper()
+	if c.Key == "" {
+		c.Key = s.key
+	}
+	if c.TTL == 0 {
+		c.TTL = 10 * time.Second
+	}
+	c.Want = max(c.Want, c.Waiting)
+	grants := make([]ratelimit.Grant, 1)
+	s.Ledger.Settle(context.Background(), []ratelimit.Claim{c}, grants)
+	return grants[0]
+}
+
+// expect settles a claim and checks the fields named in want; those that are
+// zero there are not looked at unless exact names them.
+func (s *script) granted(c ratelimit.Claim, want ratelimit.Tokens) ratelimit.Grant {
+	s.Helper()
+	g := s.settle(c)
+	if g.Err != nil {
+		s.Fatalf("claim %+v: %v", c, g.Err)
+	}
+	if got := g.Granted - c.Granted; got != want {
+		s.Fatalf("claim %+v: granted %d more, want %d; the answer: %+v", c, got, want, g)
+	}
+	return g
+}
+
+func (s *script) equal(what string, got, want any) {
+	s.Helper()
+	if d := cmp.Diff(want, got, cmpopts.EquateErrors()); d != "" {
+		s.Fatalf("%s (-want +got):\n%s", what, d)
+	}
+}
+
+func perMinute(n ratelimit.Tokens) ratelimit.Limit {
+	return ratelimit.Limit{Unit: ratelimit.Minute, Requests: n}
+}
+
+func sliding(n ratelimit.Tokens) ratelimit.Limit {
+	return ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Minute, Requests: n}
+}
+
+func bucket(n, burst ratelimit.Tokens) ratelimit.Limit {
+	return ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: n, Burst: burst}
+}
+
+var cases = []struct {
+	name    string
+	forgets bool
+	run     func(*script)
+}{
+	{"a grant tapers, and the last tokens go one by one", false, func(s *script) {
+		c := ratelimit.Claim{Limit: perMinute(20), Holder: 1, Waiting: 1, Want: 100}
+		var sizes []ratelimit.Tokens
+		for {
+			c.Seq++
+			g := s.settle(c)
+			if g.Granted == c.Granted {
+				break
+			}
+			sizes = append(sizes, g.Granted-c.Granted)
+			c.Granted, c.Spent, c.Window, c.Fence = g.Granted, g.Granted, g.Window, g.Fence
+		}
+		s.equal("grants", sizes, []ratelimit.Tokens{10, 5, 2, 1, 1, 1})
+	}},
+	{"what waits is granted whole when it is there", false, func(s *script) {
+		s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 18, Want: 20}, 18)
+		s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 2, Seq: 1, Waiting: 5}, 2)
+	}},
+	{"the answer says what is left, what is out, and until when", false, func(s *script) {
+		s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 4, Want: 4}, 4)
+		g := s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 2, Seq: 1, Waiting: 1}, 1)
+		s.equal("available", g.Available, ratelimit.Tokens(15))
+		s.equal("outstanding elsewhere", g.Outstanding, ratelimit.Tokens(4))
+		s.equal("holders", g.Holders, 2)
+		s.equal("reset", g.ResetAfter, 45*time.Second)
+		s.equal("ttl", g.TTL, 10*time.Second)
+	}},
+	{"the same claim twice is the claim once, and a lower seq is ignored", false, func(s *script) {
+		c := ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 5, Waiting: 3}
+		first := s.granted(c, 3)
+		s.equal("the same again", s.settle(c), first)
+		c.Seq = 4
+		s.equal("a late one", s.settle(c).Err, error(ratelimit.ErrStaleClaim))
+		s.equal("left", s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 2, Seq: 1}, 0).Available, ratelimit.Tokens(17))
+	}},
+	{"what was not received was not granted", false, func(s *script) {
+		s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 15}, 15)
+		// The reply was lost: the holder asks again, knowing of nothing.
+		g := s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 2, Waiting: 1}, 1)
+		s.equal("available", g.Available, ratelimit.Tokens(19))
+	}},
+	{"returned tokens are there for others", false, func(s *script) {
+		g := s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 15}, 15)
+		g = s.granted(ratelimit.Claim{
+			Limit: perMinute(20), Holder: 1, Seq: 2, Fence: g.Fence, Window: g.Window,
+			Granted: 15, Spent: 5, Returned: 10,
+		}, 0)
+		s.equal("available", g.Available, ratelimit.Tokens(15))
+	}},
+	{"fences only rise", false, func(s *script) {
+		last := ratelimit.Fence(0)
+		for i := range 50 {
+			g := s.settle(ratelimit.Claim{Limit: perMinute(20), Holder: ratelimit.Holder(i%3 + 1), Seq: uint64(i + 1)})
+			if g.Fence <= last {
+				s.Fatalf("fence %d after %d", g.Fence, last)
+			}
+			last = g.Fence
+		}
+		if last < ratelimit.Fence(Epoch) {
+			s.Fatalf("fence %d is below the ledger's clock", last)
+		}
+	}},
+	{"a new window starts whole", false, func(s *script) {
+		g := s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 20}, 20)
+		old := g.Window
+		s.Advance(45 * time.Second)
+		g = s.settle(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 2, Window: old, Fence: g.Fence, Granted: 20, Spent: 20, Waiting: 7})
+		s.equal("window", g.Window, old+1)
+		s.equal("granted in it", g.Granted, ratelimit.Tokens(7))
+		s.equal("available", g.Available, ratelimit.Tokens(13))
+	}},
+	{"safe: a silent holder's tokens stay charged, and are its to return", false, func(s *script) {
+		g := s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 20}, 20)
+		s.Advance(30 * time.Second)
+		s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 2, Seq: 1, Waiting: 1}, 0)
+		g = s.granted(ratelimit.Claim{
+			Limit: perMinute(20), Holder: 1, Seq: 2, Fence: g.Fence, Window: g.Window, Granted: 20, Spent: 3, Returned: 17,
+		}, 0)
+		s.equal("void", g.Void, false)
+		s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 2, Seq: 2, Window: g.Window, Waiting: 17}, 17)
+	}},
+	{"eager: expiry credits what was not reported, and the old fence is void", false, func(s *script) {
+		c := ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 20, Reclaim: ratelimit.ReclaimEager}
+		g := s.granted(c, 20)
+		s.Advance(11 * time.Second)
+		other := ratelimit.Claim{Limit: perMinute(20), Holder: 2, Seq: 1, Waiting: 15, Reclaim: ratelimit.ReclaimEager}
+		s.granted(other, 15)
+		back := ratelimit.Claim{
+			Limit: perMinute(20), Holder: 1, Seq: 2, Fence: g.Fence, Window: g.Window, Granted: 20, Spent: 8, Returned: 12,
+			Reclaim: ratelimit.ReclaimEager,
+		}
+		g = s.settle(back)
+		s.equal("void", g.Void, true)
+		s.equal("granted: what was spent is booked, nothing comes back", g.Granted, ratelimit.Tokens(20))
+		s.equal("available", g.Available, ratelimit.Tokens(0))
+	}},
+	{"amnesia heals: a claim re-creates its record", true, func(s *script) {
+		g := s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 12}, 12)
+		s.Forget()
+		again := s.granted(ratelimit.Claim{
+			Limit: perMinute(20), Holder: 1, Seq: 2, Fence: g.Fence, Window: g.Window, Granted: 12, Spent: 4,
+		}, 0)
+		s.equal("available", again.Available, ratelimit.Tokens(8))
+		if again.Fence < g.Fence {
+			s.Fatalf("fence went back from %d to %d", g.Fence, again.Fence)
+		}
+	}},
+	{"a holder that forgot its totals is still charged what it confirmed", false, func(s *script) {
+		g := s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 10}, 10)
+		s.granted(ratelimit.Claim{
+			Limit: perMinute(20), Holder: 1, Seq: 2, Fence: g.Fence, Window: g.Window, Granted: 10, Spent: 6, Returned: 4,
+		}, 0)
+		g = s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 3, Waiting: 2}, 2)
+		s.equal("available", g.Available, ratelimit.Tokens(12))
+		// The reply to that was lost; nothing is charged twice.
+		g = s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 4, Waiting: 2}, 2)
+		s.equal("available", g.Available, ratelimit.Tokens(12))
+	}},
+	{"a lowered limit grants nothing more, a raised one the difference", false, func(s *script) {
+		g := s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 10}, 10)
+		c := ratelimit.Claim{Holder: 1, Window: g.Window, Fence: g.Fence, Granted: 10, Spent: 10, Waiting: 1}
+		c.Seq, c.Limit = 2, perMinute(5)
+		g = s.granted(c, 0)
+		s.equal("over-admitted", g.OverAdmitted, ratelimit.Tokens(0))
+		c.Seq, c.Limit = 3, perMinute(30)
+		s.equal("available", s.granted(c, 1).Available, ratelimit.Tokens(19))
+	}},
+	{"drift is confirmed with tokens the limit still has, and the rest is reported once", false, func(s *script) {
+		s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 17}, 17)
+		c := ratelimit.Claim{Limit: perMinute(20), Holder: 2, Seq: 1, Spent: 5}
+		g := s.settle(c)
+		c.Window = g.Window
+		c.Seq = 2
+		g = s.settle(c)
+		s.equal("confirmed", g.Granted, ratelimit.Tokens(3))
+		s.equal("over-admitted", g.OverAdmitted, ratelimit.Tokens(2))
+		c.Seq, c.Granted = 3, 3
+		g = s.settle(c)
+		s.equal("over-admitted, again", g.OverAdmitted, ratelimit.Tokens(0))
+	}},
+	{"sliding: the window before counts by the part still covered", false, func(s *script) {
+		s.Advance(15 * time.Second) // half of the minute is gone
+		g := s.granted(ratelimit.Claim{Limit: sliding(20), Holder: 1, Seq: 1, Waiting: 20}, 20)
+		s.Advance(30*time.Second + 15*time.Second) // a quarter of the next
+		c := ratelimit.Claim{Limit: sliding(20), Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 20, Spent: 20, Waiting: 20}
+		g = s.settle(c)
+		s.equal("granted", g.Granted, ratelimit.Tokens(5))
+		s.equal("the rest must wait for", g.RetryAfter, 45*time.Second)
+		s.Advance(time.Minute + 45*time.Second)
+		s.equal("available two windows on", s.settle(ratelimit.Claim{Limit: sliding(20), Holder: 2, Seq: 1}).Available, ratelimit.Tokens(20))
+	}},
+	{"sliding: what a holder did not spend in the window before is not held against it", false, func(s *script) {
+		g := s.granted(ratelimit.Claim{Limit: sliding(20), Holder: 1, Seq: 1, Waiting: 20}, 20)
+		s.Advance(45 * time.Second)
+		g = s.settle(ratelimit.Claim{Limit: sliding(20), Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 20, Spent: 4})
+		s.equal("available", g.Available, ratelimit.Tokens(16))
+	}},
+	{"bucket: starts full, refills evenly, never above burst", false, func(s *script) {
+		l := bucket(60, 10) // one a second
+		g := s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 10, Direct: true}, 10)
+		s.equal("full again after", g.ResetAfter, 10*time.Second)
+		c := ratelimit.Claim{Limit: l, Holder: 1, Window: g.Window, Granted: 10, Spent: 10, Waiting: 3, Direct: true}
+		s.Advance(1500 * time.Millisecond)
+		c.Seq, c.Fence = 2, g.Fence
+		g = s.granted(c, 0) // all or nothing: there is one
+		s.equal("available", g.Available, ratelimit.Tokens(1))
+		s.equal("three after", g.RetryAfter, 1500*time.Millisecond)
+		s.Advance(time.Hour)
+		c.Seq, c.Waiting = 3, 10
+		s.granted(c, 10)
+	}},
+	{"bucket: what an expired lease had not spent is gone", false, func(s *script) {
+		l := bucket(60, 2)
+		g := s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 1}, 1)
+		s.Advance(12 * time.Second) // 10 s until it expires, 2 s to refill behind it
+		s.granted(ratelimit.Claim{Limit: l, Holder: 2, Seq: 1, Waiting: 2}, 2)
+		g = s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 1, Returned: 1}, 0)
+		s.equal("available", g.Available, ratelimit.Tokens(0))
+	}},
+	{"bucket: level and what live leases may spend are at most burst", false, func(s *script) {
+		l := bucket(60, 10)
+		s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 8, TTL: time.Minute}, 8)
+		s.Advance(30 * time.Second)
+		g := s.granted(ratelimit.Claim{Limit: l, Holder: 2, Seq: 1, Waiting: 10}, 2)
+		s.equal("available", g.Available, ratelimit.Tokens(0))
+		s.Advance(90 * time.Second)
+		s.granted(ratelimit.Claim{Limit: l, Holder: 2, Seq: 2, Window: g.Window, Granted: 2, Spent: 2, Waiting: 20}, 10)
+	}},
+	{"bucket: slow rates lose nothing to rounding", false, func(s *script) {
+		l := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Day, Requests: 7, Burst: 7}
+		g := s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 7, Direct: true}, 7)
+		c := ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Window: g.Window, Granted: 7, Spent: 7}
+		for range 1000 {
+			s.Advance(86_400 * time.Millisecond)
+			c.Seq++
+			g = s.settle(c)
+		}
+		s.equal("after a day in a thousand steps", g.Available, ratelimit.Tokens(7))
+	}},
+	{"bucket: amnesia remembers what the holder says", true, func(s *script) {
+		l := bucket(60, 10)
+		g := s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 6}, 6)
+		s.Forget()
+		g = s.settle(ratelimit.Claim{Limit: l, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 6, Spent: 2})
+		s.equal("available", g.Available, ratelimit.Tokens(4))
+	}},
+	{"keys are apart, and a batch answers in order", false, func(s *script) {
+		claims := make([]ratelimit.Claim, 40)
+		for i := range claims {
+			claims[i] = ratelimit.Claim{
+				Key: fmt.Sprint("key", i%20), Limit: perMinute(20), Holder: ratelimit.Holder(i/20 + 1), Seq: 1,
+				Waiting: ratelimit.Tokens(i%20 + 1), Want: ratelimit.Tokens(i%20 + 1), TTL: time.Second,
+			}
+		}
+		grants := make([]ratelimit.Grant, len(claims))
+		s.Ledger.Settle(context.Background(), claims, grants)
+		for i, g := range grants {
+			want := claims[i].Waiting
+			if i >= 20 {
+				want = min(want, 20-want)
+			}
+			if g.Err != nil || g.Granted != want {
+				s.Fatalf("claim %d: granted %d (%v), want %d", i, g.Granted, g.Err, want)
+			}
+		}
+	}},
+	{"numbers as large as limits go", false, func(s *script) {
+		const most = 1<<32 - 1
+		for i, l := range []ratelimit.Limit{
+			{Unit: ratelimit.Year, Requests: most},
+			{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Year, Requests: most},
+			{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Year, Requests: most, Burst: most},
+		} {
+			c := ratelimit.Claim{Key: fmt.Sprint("large", i), Limit: l, Holder: 1, Seq: 1, Waiting: most}
+			g := s.granted(c, most)
+			s.equal("available", g.Available, ratelimit.Tokens(0))
+			c.Seq, c.Window, c.Fence, c.Granted, c.Spent = 2, g.Window, g.Fence, most, most
+			c.Waiting = 1
+			if g = s.settle(c); g.Granted > most+1 || g.Available < 0 || errors.Is(g.Err, ratelimit.ErrStaleClaim) {
+				s.Fatalf("limit %v: %+v", l, g)
+			}
+		}
+	}},
+}

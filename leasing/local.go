@@ -1,0 +1,109 @@
+package leasing
+
+import (
+	"context"
+	"hash/maphash"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Local decides on one node, over a ledger in its own process. Every answer is
+// exact, the remaining count included, and nothing ever waits. It is safe for
+// concurrent use; a decision from a lease allocates nothing.
+//
+// Guarantee: no key is ever spent beyond its limit, however many keys there
+// are. When more keys are in use than it may track, a new one shares one of
+// OverflowSlots budgets, each as large as the limit, with the other untracked
+// keys of its rule: it may be refused early, and is never admitted beyond the
+// limit. When even these are too many, it is refused.
+type Local struct {
+	tracked  *pool
+	overflow *pool
+	epoch    atomic.Int64 // what to add to an Instant to get the ledger's nanoseconds
+	shared   atomic.Uint64
+}
+
+// LocalStats counts what a Local did since it was made.
+type LocalStats struct {
+	Claims   uint64 // asked of the ledger
+	Evicted  uint64 // leases given back to make room
+	Overflow uint64 // decisions that shared an overflow budget
+	Leases   int    // held now
+	Accounts int    // in the ledger now
+}
+
+// OverflowSlots is how many budgets the untracked keys of one rule share.
+const OverflowSlots = 64
+
+// NewLocal makes a limiter that tracks at most maxKeys keys, and an eighth as
+// many overflow budgets. wall is the wall clock's time at the instant now;
+// windows are cut by it. See SyncClock.
+func NewLocal(maxKeys int, now ratelimit.Instant, wall time.Time) *Local {
+	l := &Local{tracked: newPool(maxKeys), overflow: newPool(max(OverflowSlots, maxKeys/8))}
+	l.SyncClock(now, wall)
+	return l
+}
+
+// SyncClock tells which wall-clock time an instant is, so that windows follow
+// the wall clock's corrections. A step back makes running windows longer; it
+// never gives a budget twice.
+func (l *Local) SyncClock(now ratelimit.Instant, wall time.Time) {
+	l.epoch.Store(wall.UnixNano() - int64(now))
+}
+
+// Decide implements [ratelimit.Limiter]. It never blocks.
+func (l *Local) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+	at := moment{now, ledgerTime((int64(now) + l.epoch.Load()) / int64(time.Microsecond))}
+	for i := range asks {
+		v, ok := l.tracked.decide(at, asks[i].Key, &asks[i])
+		if !ok {
+			v = l.decideOverflow(at, &asks[i])
+		}
+		verdicts[i] = v
+	}
+}
+
+func (l *Local) decideOverflow(at moment, a *ask) verdict {
+	l.shared.Add(1)
+	var buf [2 * ratelimit.MaxKeyLen]byte
+	v, ok := l.overflow.decide(at, l.overflowKey(buf[:0], a), a)
+	if !ok {
+		v = verdict{OverLimit: true, ResetAfter: a.Rule.Limit.Period()}
+	}
+	v.Source = ratelimit.FromOverflow
+	return v
+}
+
+// overflowKey names the budget that an untracked key shares. Whatever clients
+// send, there are only so many: a client's own limits share by their unit.
+func (l *Local) overflowKey(b []byte, a *ask) []byte {
+	path := a.Rule.Path
+	if a.Rule.Override {
+		path = ""
+	}
+	slot := maphash.Bytes(l.tracked.seed(), a.Key) % OverflowSlots
+	b = append(b, 0xfe, byte(slot), byte(a.Rule.Limit.Unit), byte(a.Rule.Limit.Algorithm)) // no Unit is 0xfe
+	return ratelimit.SealKey(ratelimit.AppendEntry(b, a.Rule.Domain, path, false), 0)
+}
+
+// Undo implements [ratelimit.Limiter].
+func (l *Local) Undo(_ ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+	for i := range asks {
+		if verdicts[i].Source != ratelimit.FromOverflow {
+			l.tracked.undo(asks[i].Key, &asks[i], &verdicts[i])
+			continue
+		}
+		var buf [2 * ratelimit.MaxKeyLen]byte
+		l.overflow.undo(l.overflowKey(buf[:0], &asks[i]), &asks[i], &verdicts[i])
+	}
+}
+
+// Stats returns the counts so far. It takes every lock once.
+func (l *Local) Stats() LocalStats {
+	s := LocalStats{Overflow: l.shared.Load()}
+	l.tracked.stats(&s)
+	l.overflow.stats(&s)
+	return s
+}

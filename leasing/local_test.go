@@ -1,0 +1,315 @@
+package leasing
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+var testWall = time.Unix(1_800_000_015, 0)
+
+func testRule(l ratelimit.Limit) *ratelimit.Rule {
+	return &ratelimit.Rule{Domain: "d", Path: "p", Limit: l, Coordination: ratelimit.DefaultCoordination()}
+}
+
+func keyOf(n uint64) []byte {
+	return binary.LittleEndian.AppendUint64([]byte{1, 0, 1, 'd'}, n)
+}
+
+func decideOne(l *Local, now instant, a ask) verdict {
+	v := make([]verdict, 1)
+	l.Decide(context.Background(), now, []ask{a}, v)
+	return v[0]
+}
+
+func TestCountdownIsExact(t *testing.T) {
+	l := NewLocal(100, 1, testWall)
+	rule := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 20})
+	for want := tokens(19); want >= 0; want-- {
+		v := decideOne(l, 1, ask{Rule: rule, Key: keyOf(1), Cost: 1})
+		if v.OverLimit || v.Remaining != want || v.ResetAfter != 45*time.Second {
+			t.Fatalf("%+v, want %d remaining and 45s", v, want)
+		}
+	}
+	for range 3 {
+		if v := decideOne(l, 1, ask{Rule: rule, Key: keyOf(1), Cost: 1}); !v.OverLimit || v.Remaining != 0 {
+			t.Fatalf("%+v, want over limit", v)
+		}
+	}
+}
+
+// counter is a budget as a person would write it down: what each algorithm
+// means, on one node, with no leases.
+type counter struct {
+	limit  ratelimit.Limit
+	onDeny ratelimit.OnDeny
+	window int64
+	used   tokens // fixed: hits, also those that were refused
+	spent  tokens // admitted, and drained
+	prev   tokens
+	at     time.Duration
+	level  float64
+}
+
+func (c *counter) ask(at time.Duration, kind ratelimit.Kind, cost tokens) (over bool, remaining tokens) {
+	switch c.limit.Algorithm {
+	case ratelimit.TokenBucket:
+		return c.bucket(at, kind, cost)
+	case ratelimit.SlidingWindow:
+		return c.sliding(at, kind, cost)
+	}
+	c.roll(at)
+	switch kind {
+	case ratelimit.Refund:
+		c.used = max(0, c.used-cost)
+		return c.used > c.limit.Requests && false, max(0, c.limit.Requests-c.used)
+	case ratelimit.Spend:
+		if c.used+cost > c.limit.Requests && c.onDeny == ratelimit.DenyRefunds {
+			return true, max(0, c.limit.Requests-c.used)
+		}
+		c.used += cost
+	}
+	return c.used > c.limit.Requests, max(0, c.limit.Requests-c.used)
+}
+
+func (c *counter) roll(at time.Duration) {
+	if w := int64(at / c.limit.Period()); w != c.window {
+		c.prev = 0
+		if w == c.window+1 {
+			c.prev = c.spent
+		}
+		c.window, c.used, c.spent = w, 0, 0
+	}
+}
+
+func (c *counter) take(free *tokens, kind ratelimit.Kind, cost tokens) (over bool) {
+	if kind != ratelimit.Spend {
+		return false
+	}
+	over = cost > *free
+	if !over {
+		*free -= cost
+	} else if c.onDeny == ratelimit.DenyCharges {
+		*free = 0
+	}
+	return over
+}
+
+func (c *counter) sliding(at time.Duration, kind ratelimit.Kind, cost tokens) (bool, tokens) {
+	c.roll(at)
+	left := c.limit.Period() - at%c.limit.Period()
+	weighted := (int64(c.prev)*int64(left) + int64(c.limit.Period()) - 1) / int64(c.limit.Period())
+	if kind == ratelimit.Refund {
+		c.spent -= min(cost, c.spent)
+	}
+	free := max(0, c.limit.Requests-c.spent-tokens(weighted))
+	before := free
+	over := c.take(&free, kind, cost)
+	c.spent += before - free
+	return over, free
+}
+
+func (c *counter) bucket(at time.Duration, kind ratelimit.Kind, cost tokens) (bool, tokens) {
+	c.level = min(float64(c.limit.Burst), c.level+float64(at-c.at)*float64(c.limit.Requests)/float64(c.limit.Period()))
+	c.at = at
+	if kind == ratelimit.Refund {
+		c.level = min(float64(c.limit.Burst), c.level+float64(min(cost, c.spent)))
+		c.spent -= min(cost, c.spent)
+	}
+	free := tokens(c.level + 1e-6)
+	before := free
+	over := c.take(&free, kind, cost)
+	c.level -= float64(before - free)
+	c.spent += before - free
+	return over, free
+}
+
+// Random requests at random instants, against the counter above: on one node
+// every answer is exact.
+func TestLocalIsExact(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		// A second is 2^20 ticks of a sliding window at most: whole
+		// milliseconds are exact in both.
+		limit := ratelimit.Limit{
+			Algorithm: rapid.SampledFrom([]ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow, ratelimit.TokenBucket}).Draw(t, "algorithm"),
+			Unit:      ratelimit.Second,
+			Requests:  tokens(rapid.IntRange(1, 50).Draw(t, "limit")),
+		}
+		if limit.Algorithm == ratelimit.TokenBucket {
+			limit.Burst = tokens(rapid.IntRange(1, 50).Draw(t, "burst"))
+		}
+		rule := testRule(limit)
+		rule.Coordination.OnDeny = ratelimit.OnDeny(rapid.IntRange(0, 1).Draw(t, "on_deny"))
+		rule.Coordination.Lease.TTL = 300 * time.Millisecond
+		rule.Coordination.Lease.Fixed = tokens(rapid.IntRange(0, 5).Draw(t, "lease.size"))
+		model := counter{limit: limit, onDeny: rule.Coordination.OnDeny, level: float64(limit.Burst)}
+		at := time.Duration(0)
+		l := NewLocal(10, 1, time.Unix(1_800_000_000, 0))
+		for range rapid.IntRange(1, 80).Draw(t, "requests") {
+			at += time.Duration(rapid.IntRange(0, 400).Draw(t, "wait")) * time.Millisecond
+			kind := rapid.SampledFrom([]ratelimit.Kind{ratelimit.Spend, ratelimit.Spend, ratelimit.Spend, ratelimit.Peek, ratelimit.Refund}).Draw(t, "kind")
+			cost := tokens(rapid.IntRange(1, 12).Draw(t, "cost"))
+			if kind == ratelimit.Peek {
+				cost = 0
+			}
+			over, remaining := model.ask(at, kind, cost)
+			v := decideOne(l, instant(at)+1, ask{Rule: rule, Key: keyOf(1), Cost: cost, Kind: kind})
+			if v.OverLimit != over || v.Remaining != remaining {
+				t.Fatalf("at %v, %v of %d under %v: over %v, remaining %d; want %v, %d", at, kind, cost, limit, v.OverLimit, v.Remaining, over, remaining)
+			}
+		}
+	})
+}
+
+func TestUndoTakesNothing(t *testing.T) {
+	for algorithm := range ratelimit.Algorithms {
+		limit := ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Minute, Requests: 10, Burst: 10}
+		l := NewLocal(10, 1, testWall)
+		asks := []ask{{Rule: testRule(limit), Key: keyOf(1), Cost: 4}}
+		verdicts := make([]verdict, 1)
+		for range 5 {
+			l.Decide(context.Background(), 1, asks, verdicts)
+			if verdicts[0].OverLimit || verdicts[0].Remaining != 6 {
+				t.Fatalf("%v: %+v, want 6 remaining each time", limit, verdicts[0])
+			}
+			l.Undo(1, asks, verdicts)
+		}
+	}
+}
+
+// A limit that changes on a reload goes on from what was used.
+func TestChangedLimitGoesOn(t *testing.T) {
+	l := NewLocal(10, 1, testWall)
+	key := keyOf(1)
+	for _, c := range []struct{ limit, remaining tokens }{{20, 10}, {15, 4}, {30, 18}} {
+		rule := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: c.limit})
+		cost := tokens(1)
+		if c.limit == 20 {
+			cost = 10
+		}
+		if v := decideOne(l, 1, ask{Rule: rule, Key: key, Cost: cost}); v.OverLimit || v.Remaining != c.remaining {
+			t.Fatalf("limit %d: %+v, want %d remaining", c.limit, v, c.remaining)
+		}
+	}
+	rule := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 5})
+	if v := decideOne(l, 1, ask{Rule: rule, Key: key, Cost: 1}); !v.OverLimit {
+		t.Fatalf("limit 5 with 12 used: %+v", v)
+	}
+}
+
+// The wall clock may be corrected; the same window is never given twice.
+func TestWallClockStepsBack(t *testing.T) {
+	l := NewLocal(10, 1, testWall)
+	rule := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 3})
+	a := ask{Rule: rule, Key: keyOf(1), Cost: 3}
+	decideOne(l, 1, a)
+	l.SyncClock(1, testWall.Add(-time.Hour))
+	for _, now := range []instant{1, instant(40 * time.Second), instant(50 * time.Second)} {
+		if v := decideOne(l, now, a); !v.OverLimit {
+			t.Fatalf("at %d the budget was given again: %+v", now, v)
+		}
+	}
+	l.SyncClock(instant(50*time.Second), testWall.Add(50*time.Second))
+	if v := decideOne(l, instant(100*time.Second), a); v.OverLimit {
+		t.Fatalf("the next window did not begin: %+v", v)
+	}
+}
+
+// However many keys there are, none gets more than its limit, a key that was
+// limited stays limited, and memory stays where it is.
+func TestMoreKeysThanItMayTrack(t *testing.T) {
+	const maxKeys = 2048
+	l := NewLocal(maxKeys, 1, testWall)
+	rule := testRule(ratelimit.Limit{Unit: ratelimit.Hour, Requests: 5})
+	spend := func(key uint64) verdict { return decideOne(l, 1, ask{Rule: rule, Key: keyOf(key), Cost: 1}) }
+	for range 5 {
+		spend(0)
+	}
+	admitted := map[uint64]int{}
+	for round := range 8 {
+		for key := uint64(1); key <= 5*maxKeys; key++ {
+			if !spend(key).OverLimit {
+				admitted[key]++
+			}
+		}
+		if !spend(0).OverLimit {
+			t.Fatalf("round %d: the limited key was forgotten", round)
+		}
+	}
+	for key, n := range admitted {
+		if n > 5 {
+			t.Fatalf("key %d was admitted %d times under a limit of 5", key, n)
+		}
+	}
+	s := l.Stats()
+	if s.Overflow == 0 || s.Accounts > maxKeys+maxKeys/8 || s.Leases > maxKeys+maxKeys/8 {
+		t.Fatalf("%+v", s)
+	}
+	// When the window is over, there is room again, for others too.
+	next := instant(2 * time.Hour)
+	for key := uint64(100_000); key < 100_000+maxKeys/2; key++ {
+		if v := decideOne(l, next, ask{Rule: rule, Key: keyOf(key), Cost: 1}); v.Source == ratelimit.FromOverflow {
+			t.Fatalf("key %d found no room in a ledger of dead accounts", key)
+		}
+	}
+}
+
+// Evicted leases change no answer.
+func TestEvictionIsExact(t *testing.T) {
+	l := NewLocal(1, 1, testWall)
+	l.tracked.ledger = NewMemory(1000, nil) // room for accounts, not for leases
+	rule := testRule(ratelimit.Limit{Unit: ratelimit.Hour, Requests: 20})
+	for n := tokens(19); n >= 0; n-- {
+		for key := range uint64(10) {
+			if v := decideOne(l, 1, ask{Rule: rule, Key: keyOf(key), Cost: 1}); v.OverLimit || v.Remaining != n {
+				t.Fatalf("key %d: %+v, want %d remaining", key, v, n)
+			}
+		}
+	}
+	for key := range uint64(10) {
+		if v := decideOne(l, 1, ask{Rule: rule, Key: keyOf(key), Cost: 1}); !v.OverLimit {
+			t.Fatalf("key %d: %+v, want over limit", key, v)
+		}
+	}
+}
+
+func TestDecideAllocatesNothing(t *testing.T) {
+	l := NewLocal(1000, 1, testWall)
+	for algorithm := range ratelimit.Algorithms {
+		limit := ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Hour, Requests: 1 << 30, Burst: 1 << 30}
+		asks := []ask{{Rule: testRule(limit), Key: keyOf(uint64(algorithm)), Cost: 1}}
+		verdicts := make([]verdict, 1)
+		if n := testing.AllocsPerRun(1000, func() { l.Decide(context.Background(), 1, asks, verdicts) }); n != 0 {
+			t.Errorf("%v: %v allocations", limit, n)
+		}
+	}
+}
+
+func BenchmarkDecide(b *testing.B) {
+	for _, keys := range []uint64{1, 1e3, 1e6} {
+		b.Run(fmt.Sprintf("keys=%d", keys), func(b *testing.B) {
+			l := NewLocal(1_500_000, 1, testWall)
+			asks := []ask{{Rule: testRule(ratelimit.Limit{Unit: ratelimit.Hour, Requests: 1 << 31}), Cost: 1}}
+			verdicts := make([]verdict, 1)
+			var key [12]byte
+			copy(key[:], keyOf(0))
+			asks[0].Key = key[:]
+			for i := range keys {
+				binary.LittleEndian.PutUint64(key[4:], i)
+				l.Decide(context.Background(), 1, asks, verdicts)
+			}
+			next := uint64(0)
+			for b.Loop() {
+				next = next*6364136223846793005 + 1442695040888963407
+				binary.LittleEndian.PutUint64(key[4:], (next>>33)%keys)
+				l.Decide(context.Background(), 1, asks, verdicts)
+			}
+		})
+	}
+}

@@ -1,0 +1,107 @@
+package leasing
+
+import (
+	"context"
+	"hash/maphash"
+	"sync"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Memory is a ledger in this process: the embedded default, a routing owner's
+// and the simulator's. It is safe for concurrent use, never blocks on anything
+// but its own short locks, and holds at most as many accounts as it was made
+// for. An account in use is never dropped to make room: a claim on a new key
+// then fails with ErrLedgerFull, and its caller must limit the key some other
+// way. Accounts that mean the same as new ones are dropped without notice.
+type Memory struct {
+	clock  func() ratelimit.LedgerTime
+	seed   maphash.Seed
+	shards []memoryShard
+}
+
+type memoryShard struct {
+	mu       sync.Mutex
+	accounts slab[account]   // guarded by mu
+	floor    ratelimit.Fence // guarded by mu; at least every dropped account's fence
+	_        [32]byte
+}
+
+// NewMemory makes a ledger of at most maxAccounts that reads clock, which must
+// be the ledger's own (LedgerTime), when it is called through Settle.
+func NewMemory(maxAccounts int, clock func() ratelimit.LedgerTime) *Memory {
+	m := &Memory{clock: clock, seed: maphash.MakeSeed(), shards: make([]memoryShard, shardCount(maxAccounts))}
+	for i := range m.shards {
+		m.shards[i].accounts = newSlab[account](shareOf(maxAccounts, i, len(m.shards)))
+	}
+	return m
+}
+
+// shardCount is how many locks a map of n keys is worth: a power of two, with
+// no shard so small that chance fills it.
+func shardCount(n int) int {
+	shards := 1
+	for shards < 256 && n/(2*shards) >= 1024 {
+		shards *= 2
+	}
+	return shards
+}
+
+func shareOf(total, i, parts int) int { return (total + parts - 1 - i) / parts }
+
+// Settle implements [ratelimit.Ledger].
+func (m *Memory) Settle(_ context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant) {
+	now := m.clock()
+	for i := range claims {
+		key := []byte(claims[i].Key)
+		grants[i] = m.settleAt(now, maphash.Bytes(m.seed, key), key, &claims[i])
+	}
+}
+
+func (m *Memory) settleAt(now ledgerTime, hash uint64, key []byte, c *ratelimit.Claim) ratelimit.Grant {
+	s := &m.shards[hash>>32%uint64(len(m.shards))]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cell := s.accounts.get(hash, key)
+	if cell == nil {
+		if cell = s.admit(now, hash, key); cell == nil {
+			return ratelimit.Grant{Seq: c.Seq, Err: ratelimit.ErrLedgerFull}
+		}
+		cell.val.fence = s.floor
+	}
+	return cell.val.settle(now, c)
+}
+
+// admit makes room for a new account. It looks at a bounded number of others,
+// so that no claim pays for a search through all of them.
+func (s *memoryShard) admit(now ledgerTime, hash uint64, key []byte) *cell[account] {
+	if c := s.accounts.add(hash, key); c != nil {
+		return c
+	}
+	dropped := s.accounts.evict(evictTries, func(c *cell[account]) bool {
+		if now < c.val.dead {
+			return false
+		}
+		s.floor = max(s.floor, c.val.fence)
+		return true
+	})
+	if !dropped {
+		return nil
+	}
+	return s.accounts.add(hash, key)
+}
+
+// evictTries bounds the search for room: enough to find it when one cell in
+// ten is free to go, cheap enough for a flood of new keys.
+const evictTries = 24
+
+// Accounts returns how many accounts the ledger holds now, dead ones included.
+func (m *Memory) Accounts() int {
+	n := 0
+	for i := range m.shards {
+		m.shards[i].mu.Lock()
+		n += m.shards[i].accounts.size
+		m.shards[i].mu.Unlock()
+	}
+	return n
+}

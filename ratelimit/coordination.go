@@ -1,0 +1,204 @@
+package ratelimit
+
+import (
+	"fmt"
+	"math/bits"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Mode is how the nodes of a fleet share a limit.
+type Mode uint8
+
+const (
+	// Leasing spends from tokens leased by the ledger; it never over-admits.
+	Leasing Mode = iota
+	// Routing asks the key's owner; it never over-admits.
+	Routing
+	// Approx may spend a drift share before the ledger has answered.
+	Approx
+)
+
+// Modes are the names a config may use, by value.
+var Modes = [...]string{Leasing: "leasing", Routing: "routing", Approx: "approx"}
+
+func (m Mode) String() string { return Modes[m] }
+
+// Reclaim says what becomes of a silent holder's tokens.
+type Reclaim uint8
+
+const (
+	// ReclaimSafe keeps them charged until the window ends.
+	ReclaimSafe Reclaim = iota
+	// ReclaimEager credits at expiry what was not reported as spent.
+	ReclaimEager
+)
+
+// Reclaims are the names a config may use, by value.
+var Reclaims = [...]string{ReclaimSafe: "safe", ReclaimEager: "eager"}
+
+func (r Reclaim) String() string { return Reclaims[r] }
+
+// FailurePolicy decides when the store cannot be asked in time.
+type FailurePolicy uint8
+
+const (
+	// FailLocal admits from a per-node budget.
+	FailLocal FailurePolicy = iota
+	// FailOpen admits.
+	FailOpen
+	// FailClosed denies.
+	FailClosed
+	// FailCached goes on against the last known remaining, then denies.
+	FailCached
+)
+
+// FailurePolicies are the names a config may use, by value.
+var FailurePolicies = [...]string{FailLocal: "local", FailOpen: "open", FailClosed: "closed", FailCached: "cached"}
+
+func (p FailurePolicy) String() string { return FailurePolicies[p] }
+
+// OnDeny says what a denied request costs.
+type OnDeny uint8
+
+const (
+	// DenyCharges drains what is left, as envoyproxy/ratelimit does.
+	DenyCharges OnDeny = iota
+	// DenyRefunds takes nothing, from none of the request's descriptors.
+	DenyRefunds
+)
+
+// OnDenies are the names a config may use, by value.
+var OnDenies = [...]string{DenyCharges: "charge", DenyRefunds: "refund"}
+
+func (d OnDeny) String() string { return OnDenies[d] }
+
+// Share is a part of a limit: a number of tokens, or parts per million of the
+// limit. The zero Share is nothing.
+type Share struct {
+	Tokens Tokens
+	PPM    uint32 // at most 1,000,000; used when Tokens is 0
+}
+
+// ParseShare reads "250" (tokens) or "0.5%" (of the limit; down to 0.0001%).
+func ParseShare(s string) (Share, error) {
+	percent, isPercent := strings.CutSuffix(s, "%")
+	if !isPercent {
+		n, err := strconv.ParseUint(s, 10, 32)
+		if err != nil {
+			return Share{}, fmt.Errorf("%q is neither a whole number of tokens (0 to 4294967295) nor a percentage like 1%%", s)
+		}
+		return Share{Tokens: Tokens(n)}, nil
+	}
+	whole, fraction, _ := strings.Cut(percent, ".")
+	digits := whole + (fraction + "0000")[:4]
+	ppm, err := strconv.ParseUint(digits, 10, 32)
+	if err != nil || whole == "" || len(fraction) > 4 || ppm > 1e6 {
+		return Share{}, fmt.Errorf("%q is not a percentage from 0%% to 100%%, with at most four decimals", s)
+	}
+	return Share{PPM: uint32(ppm)}, nil
+}
+
+// Of returns the share of limit in tokens, rounded down: a budget that is
+// allowed is never rounded up.
+func (s Share) Of(limit Tokens) Tokens {
+	if s.Tokens > 0 {
+		return min(s.Tokens, limit)
+	}
+	hi, lo := bits.Mul64(uint64(limit), uint64(s.PPM))
+	quo, _ := bits.Div64(hi, lo, 1e6)
+	return Tokens(quo)
+}
+
+func (s Share) String() string {
+	if s.Tokens > 0 || s.PPM == 0 {
+		return strconv.FormatInt(int64(s.Tokens), 10)
+	}
+	return strconv.FormatFloat(float64(s.PPM)/1e4, 'f', -1, 64) + "%"
+}
+
+// LeaseSize bounds what a node asks for ahead of its demand.
+type LeaseSize struct {
+	Fixed Tokens // 0 means auto: sized by measured demand
+	Min   Tokens // at least this much; 0 means what waits
+	Max   Tokens // at most this much; 0 means no bound but the ledger's taper
+	TTL   time.Duration
+}
+
+// Coordination is how a rule's budget is shared by the fleet, and what happens
+// when it cannot be. It is a value: a rule inherits its parent's and changes
+// single fields.
+type Coordination struct {
+	Mode           Mode
+	Lease          LeaseSize
+	Reclaim        Reclaim
+	DriftBudget    Share
+	MaxNodes       int
+	LowWatermark   Share
+	CheckTimeout   time.Duration
+	SyncInterval   time.Duration
+	OnStoreFailure FailurePolicy
+	LocalCap       Tokens // 0 means limit / MaxNodes
+	MaxStaleness   time.Duration
+	OnDeny         OnDeny
+}
+
+// DefaultCoordination is what a rule has when nobody said anything.
+func DefaultCoordination() Coordination {
+	return Coordination{
+		Mode:           Leasing,
+		Lease:          LeaseSize{TTL: 10 * time.Second},
+		DriftBudget:    Share{PPM: 10_000},
+		MaxNodes:       10,
+		LowWatermark:   Share{PPM: 200_000},
+		CheckTimeout:   2 * time.Millisecond,
+		SyncInterval:   2 * time.Second,
+		OnStoreFailure: FailLocal,
+		MaxStaleness:   10 * time.Second,
+		OnDeny:         DenyCharges,
+	}
+}
+
+// The bounds of the durations a coordination may hold.
+const (
+	MinLeaseTTL     = 100 * time.Millisecond
+	MaxLeaseTTL     = time.Hour
+	MaxCheckTimeout = time.Second
+	MinSyncInterval = 10 * time.Millisecond
+	MaxSyncInterval = time.Hour
+	MaxMaxStaleness = 24 * time.Hour
+	MaxMaxNodes     = 10_000
+)
+
+// Validate returns every problem, each with the field's name, its value and
+// its bound. No problems: nil.
+func (c Coordination) Validate() []error {
+	var errs []error
+	bad := func(field string, value any, bound string) {
+		errs = append(errs, &FieldError{Field: field, Value: fmt.Sprint(value), Bound: bound})
+	}
+	within := func(field string, d, lo, hi time.Duration) {
+		if d < lo || d > hi {
+			bad(field, d, fmt.Sprintf("between %v and %v", lo, hi))
+		}
+	}
+	within("lease.ttl", c.Lease.TTL, MinLeaseTTL, MaxLeaseTTL)
+	within("check_timeout", c.CheckTimeout, 0, MaxCheckTimeout)
+	within("sync_interval", c.SyncInterval, MinSyncInterval, MaxSyncInterval)
+	within("max_staleness", c.MaxStaleness, 0, MaxMaxStaleness)
+	if c.MaxNodes < 1 || c.MaxNodes > MaxMaxNodes {
+		bad("max_nodes", c.MaxNodes, fmt.Sprintf("between 1 and %d", MaxMaxNodes))
+	}
+	if c.Lease.Max > 0 && c.Lease.Min > c.Lease.Max {
+		bad("lease.min", c.Lease.Min, fmt.Sprintf("at most lease.max (%d)", c.Lease.Max))
+	}
+	return errs
+}
+
+// FieldError is a setting outside its bound.
+type FieldError struct{ Field, Value, Bound string }
+
+func (e *FieldError) Error() string {
+	return fmt.Sprintf("%s is %s, must be %s", e.Field, e.Value, e.Bound)
+}

@@ -1,0 +1,38 @@
+package ratelimit
+
+import "sync/atomic"
+
+// RuleCounters are a rule's statistics since the process started, in hits.
+// The zero value is ready; all fields may be used concurrently. They are
+// padded so that two rules never share a cache line.
+type RuleCounters struct {
+	TotalHits   atomic.Uint64
+	WithinLimit atomic.Uint64
+	NearLimit   atomic.Uint64 // above NearLimitRatio of the limit, and within it
+	OverLimit   atomic.Uint64 // the part of hits above the limit
+	ShadowMode  atomic.Uint64 // over limit, but answered OK by shadow_mode
+	Refunded    atomic.Uint64 // is_negative_hits
+	Requests    atomic.Uint64 // decisions, whatever their cost
+	Denied      atomic.Uint64 // decisions that were OVER_LIMIT before shadow_mode
+	_           [64]byte
+}
+
+// Count books one verdict. nearLimit is the number of tokens from which on a
+// hit counts as near the limit. It does not block and does not allocate.
+func (c *RuleCounters) Count(ask Ask, v Verdict, nearLimit Tokens) {
+	c.Requests.Add(1)
+	if ask.Kind == Refund {
+		c.Refunded.Add(uint64(ask.Cost))
+		return
+	}
+	c.TotalHits.Add(uint64(ask.Cost))
+	if !v.OverLimit {
+		c.WithinLimit.Add(uint64(ask.Cost))
+	} else {
+		c.Denied.Add(1)
+		c.OverLimit.Add(uint64(ask.Cost - v.Charged))
+	}
+	if used := ask.Rule.Limit.Capacity() - v.Remaining; used > nearLimit {
+		c.NearLimit.Add(uint64(min(v.Charged, used-nearLimit)))
+	}
+}

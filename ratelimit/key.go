@@ -1,0 +1,53 @@
+package ratelimit
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+)
+
+// MaxKeyLen is the longest key AppendKey leaves as it is, in bytes. Longer
+// ones are replaced by their digest, so that a key's memory is bounded
+// whatever values clients send.
+const MaxKeyLen = 128
+
+// KeyPrefix starts the keys of one rule's budgets: the domain and how its
+// windows are cut. Two limits that differ only in their amount share accounts,
+// so that a changed limit goes on from what was used.
+func KeyPrefix(domain string, l Limit) []byte {
+	b := []byte{byte(l.Unit), byte(l.Algorithm)}
+	b = binary.AppendUvarint(b, uint64(max(1, l.Multiplier)))
+	return appendField(b, domain)
+}
+
+// AppendEntry adds a descriptor entry to a key. shared says that value is the
+// rule's pattern instead of the request's value (share_threshold). The
+// encoding is prefix-free: different descriptors never share a key.
+func AppendEntry(b []byte, key, value string, shared bool) []byte {
+	b = appendField(b, key)
+	if shared {
+		b = append(b, 0xff, 0xff) // no length starts like this
+	}
+	return appendField(b, value)
+}
+
+// appendField writes the length in one byte, or for 253 and more as 0xfe and
+// eight bytes.
+func appendField(b []byte, s string) []byte {
+	if len(s) < 0xfd {
+		b = append(b, byte(len(s)))
+	} else {
+		b = append(b, 0xfe)
+		b = binary.LittleEndian.AppendUint64(b, uint64(len(s)))
+	}
+	return append(b, s...)
+}
+
+// SealKey ends a key that starts at b[start]: one longer than MaxKeyLen is
+// replaced by a mark and its SHA-256.
+func SealKey(b []byte, start int) []byte {
+	if len(b)-start <= MaxKeyLen {
+		return b
+	}
+	sum := sha256.Sum256(b[start:])
+	return append(append(b[:start], 0xff), sum[:]...) // no Unit is 0xff
+}

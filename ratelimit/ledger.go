@@ -1,0 +1,95 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// Holder names one incarnation of one node: a restarted node is a new holder.
+type Holder uint64
+
+// Fence is a fencing token: for one key, each one issued is greater than all
+// before it, also over restarts of the ledger.
+type Fence int64
+
+// Window names the stretch of an account's life that a claim's totals are
+// about: the index of the window since the epoch, or for a token_bucket the
+// ledger's time at which the account began. 0 means "none yet".
+type Window int64
+
+// Claim is a holder's message to the ledger about one key. Granted, Spent and
+// Returned are the holder's cumulative totals for this account and Window,
+// never deltas: the claim states the holder's truth, and the ledger's record
+// becomes a copy of it.
+type Claim struct {
+	Key    string
+	Limit  Limit
+	Holder Holder
+	// Seq grows with each new claim of this holder on this key. The same Seq
+	// twice is the claim once; a lower one than the last is ignored.
+	Seq     uint64
+	Fence   Fence
+	Window  Window
+	Reclaim Reclaim
+
+	Granted  Tokens // what the holder has received
+	Spent    Tokens
+	Returned Tokens
+
+	Waiting Tokens // what requests wait for now
+	Want    Tokens // what it would like in all, at least Waiting
+	TTL     time.Duration
+	// Direct asks for all that waits or nothing, and says that it is spent the
+	// moment that it is granted: a bucket need not hold back refills for it.
+	Direct bool
+	// Refilled says that the bucket, as the holder knew it, has filled up since
+	// the holder last spent: to a ledger that does not know this holder, what
+	// it spent no longer matters.
+	Refilled bool
+}
+
+// Grant is the ledger's answer to one claim.
+type Grant struct {
+	Seq     uint64
+	Granted Tokens // cumulative; what is new is Granted minus the claim's
+	Fence   Fence
+	Window  Window
+	// Void says that the claim's fence had been closed: its spent tokens were
+	// booked, its unspent ones are gone.
+	Void bool
+	TTL  time.Duration // counted by the holder from when it sent the claim
+	// Available is what the ledger could still grant to others.
+	Available Tokens
+	// Outstanding is what other holders had not spent when last heard.
+	Outstanding Tokens
+	// ResetAfter is the time to the window's end (token_bucket: to a full
+	// bucket).
+	ResetAfter time.Duration
+	// RetryAfter is when the claim's Waiting tokens would be there if nobody
+	// else spent; 0 when they were granted.
+	RetryAfter time.Duration
+	Holders    int // with a live lease, the claimant included
+	// OverAdmitted is how much of this claim's report went beyond the limit.
+	OverAdmitted Tokens
+	// Err says that the claim was not settled; then nothing else is meant.
+	Err error
+}
+
+// Errors of single claims.
+var (
+	// ErrStaleClaim answers a claim whose Seq is lower than the last one seen.
+	ErrStaleClaim = errors.New("claim is older than the last one settled")
+	// ErrLedgerFull answers a claim on a new key when the ledger holds as many
+	// live accounts as it may.
+	ErrLedgerFull = errors.New("ledger is full: every account it may hold is in use")
+)
+
+// Ledger is the one authority over accounts. Settle is atomic for a key.
+//
+// It fills grants[i] for claims[i]; the slices are the caller's again when it
+// returns. It blocks at most until ctx is done; a claim that was not settled
+// by then has an Err, and may still be settled later.
+type Ledger interface {
+	Settle(ctx context.Context, claims []Claim, grants []Grant)
+}

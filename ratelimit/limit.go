@@ -1,0 +1,142 @@
+package ratelimit
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"time"
+)
+
+// Tokens counts what a budget is made of: usually requests, sometimes LLM
+// tokens or bytes.
+type Tokens int64
+
+// MaxTokens is the most a cost may be; sums of costs stop there.
+const MaxTokens Tokens = math.MaxInt64
+
+// AddTokens returns a + b for a non-negative a, or MaxTokens.
+func AddTokens(a, b Tokens) Tokens {
+	if b > 0 && a > MaxTokens-b {
+		return MaxTokens
+	}
+	return a + b
+}
+
+// Unit is the period a limit is stated for. Its numbers are those of Envoy's
+// RateLimitResponse.RateLimit.Unit, so that it goes on the wire as it is.
+type Unit uint8
+
+// The units. UnitUnknown is the zero value and no unit of a valid limit.
+const (
+	UnitUnknown Unit = 0
+	Second      Unit = 1
+	Minute      Unit = 2
+	Hour        Unit = 3
+	Day         Unit = 4
+	Month       Unit = 5
+	Year        Unit = 6
+	Week        Unit = 7
+)
+
+var units = [...]struct {
+	name   string
+	length time.Duration
+}{
+	UnitUnknown: {"unknown", 0},
+	Second:      {"second", time.Second},
+	Minute:      {"minute", time.Minute},
+	Hour:        {"hour", time.Hour},
+	Day:         {"day", 24 * time.Hour},
+	Month:       {"month", 30 * 24 * time.Hour},
+	Year:        {"year", 365 * 24 * time.Hour},
+	Week:        {"week", 7 * 24 * time.Hour},
+}
+
+// ParseUnit returns the unit of that name, in any case.
+func ParseUnit(name string) (Unit, bool) {
+	for u := Second; u <= Week; u++ {
+		if strings.EqualFold(units[u].name, name) {
+			return u, true
+		}
+	}
+	return UnitUnknown, false
+}
+
+// Length returns how long the unit is; a month is 30 days and a year 365.
+func (u Unit) Length() time.Duration {
+	if int(u) < len(units) {
+		return units[u].length
+	}
+	return 0
+}
+
+func (u Unit) String() string {
+	if int(u) < len(units) {
+		return units[u].name
+	}
+	return fmt.Sprintf("unit(%d)", uint8(u))
+}
+
+// Algorithm says how a limit's tokens come back.
+type Algorithm uint8
+
+const (
+	// FixedWindow gives the whole limit at the start of each window; windows
+	// are cut from the Unix epoch. Two windows' worth may pass around a cut.
+	FixedWindow Algorithm = iota
+	// SlidingWindow adds to the current window's use the previous window's,
+	// weighted by the part of it that the last period still covers
+	// (the approximation described by Cloudflare in 2017).
+	SlidingWindow
+	// TokenBucket refills continuously at limit per unit, up to burst.
+	TokenBucket
+)
+
+// Algorithms are the names a config may use, by value.
+var Algorithms = [...]string{FixedWindow: "fixed_window", SlidingWindow: "sliding_window", TokenBucket: "token_bucket"}
+
+func (a Algorithm) String() string {
+	if int(a) < len(Algorithms) {
+		return Algorithms[a]
+	}
+	return fmt.Sprintf("algorithm(%d)", uint8(a))
+}
+
+// Limit is so many tokens per unit under an algorithm. It is a value: copy it.
+// Invariant: Requests and Burst are at most 2^32-1, and Period is positive.
+type Limit struct {
+	Algorithm  Algorithm
+	Unit       Unit
+	Multiplier uint32 // units to a period; 0 means 1
+	Requests   Tokens // per period; 0 admits nothing
+	Burst      Tokens // token_bucket only: what a full bucket holds
+}
+
+// Period is the time in which Requests tokens come back.
+func (l Limit) Period() time.Duration {
+	return l.Unit.Length() * time.Duration(max(1, l.Multiplier))
+}
+
+// Capacity is the most that can be spent at one instant.
+func (l Limit) Capacity() Tokens {
+	if l.Algorithm == TokenBucket {
+		return l.Burst
+	}
+	return l.Requests
+}
+
+// String is how people write it: "100 per minute".
+func (l Limit) String() string {
+	per := l.Unit.String()
+	if l.Multiplier > 1 {
+		per = fmt.Sprintf("%d %ss", l.Multiplier, per)
+	}
+	s := fmt.Sprintf("%d per %s", l.Requests, per)
+	switch l.Algorithm {
+	case SlidingWindow:
+		s += ", sliding"
+	case TokenBucket:
+		s += fmt.Sprintf(", bucket of %d", l.Burst)
+	}
+	return s
+}

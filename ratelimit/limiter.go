@@ -1,0 +1,66 @@
+package ratelimit
+
+import (
+	"context"
+	"time"
+)
+
+// Kind is what an ask wants of a budget.
+type Kind uint8
+
+const (
+	// Spend takes Cost tokens, or is over the limit.
+	Spend Kind = iota
+	// Peek takes nothing and reports.
+	Peek
+	// Refund gives Cost tokens back, at most what was spent in this window.
+	Refund
+)
+
+// Ask is one descriptor's question: may Cost be spent on Key under Rule?
+type Ask struct {
+	Rule *Rule
+	// Key is the budget's canonical name (AppendKey). It is the caller's, and
+	// is read only during the call.
+	Key  []byte
+	Cost Tokens // not negative; 0 only for Peek
+	Kind Kind
+}
+
+// Source says where a verdict came from.
+type Source uint8
+
+const (
+	// FromLease means that it was decided here, without asking the ledger.
+	FromLease Source = iota
+	// FromClaim means that the ledger was asked.
+	FromClaim
+	// FromOverflow means that the key could not be tracked, and shared a
+	// budget with other untracked keys of its rule.
+	FromOverflow
+)
+
+// Sources are the names of the sources, by value.
+var Sources = [...]string{FromLease: "lease", FromClaim: "claim", FromOverflow: "overflow"}
+
+// Verdict answers an Ask. The zero Verdict admits.
+type Verdict struct {
+	OverLimit bool
+	Source    Source
+	Remaining Tokens // of the limit, after this ask
+	Charged   Tokens // what this ask took: its cost, or what was left
+	// ResetAfter is the time until the limit is whole again; when a
+	// sliding_window or a token_bucket refuses, it is the time until the same
+	// cost would pass.
+	ResetAfter time.Duration
+	// Err is set when no decision could be made; then nothing else is meant.
+	Err error
+}
+
+// Limiter decides. Decide fills verdicts[i] for asks[i], in order, so that the
+// same key asked twice counts twice. Undo takes back what verdicts charged.
+// Both are safe for concurrent use and block no longer than ctx allows.
+type Limiter interface {
+	Decide(ctx context.Context, now Instant, asks []Ask, verdicts []Verdict)
+	Undo(now Instant, asks []Ask, verdicts []Verdict)
+}
