@@ -202,3 +202,86 @@ type FieldError struct{ Field, Value, Bound string }
 func (e *FieldError) Error() string {
 	return fmt.Sprintf("%s is %s, must be %s", e.Field, e.Value, e.Bound)
 }
+
+// CoordinationFields are the names that Set knows, in the order of the docs.
+var CoordinationFields = []string{
+	"mode", "lease.size", "lease.min", "lease.max", "lease.ttl", "reclaim", "drift_budget", "max_nodes", "low_watermark",
+	"check_timeout", "sync_interval", "on_store_failure", "local_cap", "max_staleness", "on_deny",
+}
+
+// Set changes the named field to what text says. It does not look at how
+// fields fit together; Validate does.
+func (c *Coordination) Set(field, text string) error {
+	var err error
+	switch field {
+	case "mode":
+		err = setName(&c.Mode, Modes[:], text)
+	case "lease.size":
+		if c.Lease.Fixed = 0; text != "auto" {
+			err = setTokens(&c.Lease.Fixed, text, 1)
+		}
+	case "lease.min":
+		err = setTokens(&c.Lease.Min, text, 0)
+	case "lease.max":
+		err = setTokens(&c.Lease.Max, text, 0)
+	case "lease.ttl":
+		err = setDuration(&c.Lease.TTL, text)
+	case "reclaim":
+		err = setName(&c.Reclaim, Reclaims[:], text)
+	case "drift_budget":
+		c.DriftBudget, err = ParseShare(text)
+	case "max_nodes":
+		var n Tokens
+		if err = setTokens(&n, text, 1); err == nil {
+			c.MaxNodes = int(n)
+		}
+	case "low_watermark":
+		c.LowWatermark, err = ParseShare(text)
+	case "check_timeout":
+		err = setDuration(&c.CheckTimeout, text)
+	case "sync_interval":
+		err = setDuration(&c.SyncInterval, text)
+	case "on_store_failure":
+		err = setName(&c.OnStoreFailure, FailurePolicies[:], text)
+	case "local_cap":
+		err = setTokens(&c.LocalCap, text, 0)
+	case "max_staleness":
+		err = setDuration(&c.MaxStaleness, text)
+	case "on_deny":
+		err = setName(&c.OnDeny, OnDenies[:], text)
+	default:
+		return fmt.Errorf("coordination has no field %q; it has %s", field, strings.Join(CoordinationFields, ", "))
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", field, err)
+	}
+	return nil
+}
+
+func setName[T ~uint8](field *T, names []string, text string) error {
+	for i, name := range names {
+		if name == text {
+			*field = T(i)
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is not one of %s", text, strings.Join(names, ", "))
+}
+
+func setTokens(field *Tokens, text string, least uint64) error {
+	n, err := strconv.ParseUint(text, 10, 32)
+	if err != nil || n < least {
+		return fmt.Errorf("%q is not a whole number from %d to 4294967295", text, least)
+	}
+	*field = Tokens(n)
+	return nil
+}
+
+func setDuration(field *time.Duration, text string) error {
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 {
+		return fmt.Errorf("%q is not a duration like 250ms or 10s", text)
+	}
+	*field = d
+	return nil
+}

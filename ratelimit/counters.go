@@ -36,3 +36,10 @@ func (c *RuleCounters) Count(ask Ask, v Verdict, nearLimit Tokens) {
 		c.NearLimit.Add(uint64(min(v.Charged, used-nearLimit)))
 	}
 }
+
+// Unlimited books a request of a rule without a limit.
+func (c *RuleCounters) Unlimited() {
+	c.Requests.Add(1)
+	c.TotalHits.Add(1)
+	c.WithinLimit.Add(1)
+}

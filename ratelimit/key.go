@@ -10,11 +10,11 @@ import (
 // whatever values clients send.
 const MaxKeyLen = 128
 
-// KeyPrefix starts the keys of one rule's budgets: the domain and how its
-// windows are cut. Two limits that differ only in their amount share accounts,
+// AppendPrefix starts the key of a budget: the domain and how its windows are
+// cut. Two limits that differ only in their amount share accounts,
 // so that a changed limit goes on from what was used.
-func KeyPrefix(domain string, l Limit) []byte {
-	b := []byte{byte(l.Unit), byte(l.Algorithm)}
+func AppendPrefix(b []byte, domain string, l Limit) []byte {
+	b = append(b, byte(l.Unit), byte(l.Algorithm))
 	b = binary.AppendUvarint(b, uint64(max(1, l.Multiplier)))
 	return appendField(b, domain)
 }

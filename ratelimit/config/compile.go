@@ -1,0 +1,227 @@
+package config
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Options are what the server says about all rules.
+type Options struct {
+	// Coordination is what a rule has when its file says nothing.
+	Coordination ratelimit.Coordination
+	// MergeDomains joins the descriptors of files with the same domain.
+	MergeDomains bool
+	// Counters returns the counters of a rule, the same for the same rule after
+	// a reload. nil means new ones each time.
+	Counters func(domain, path string) *ratelimit.RuleCounters
+}
+
+// Text is a file's name, for messages, and what it holds.
+type Text struct {
+	Name string
+	Data []byte
+}
+
+// Parse reads and compiles files. It returns nil rules if there is any
+// problem; warnings never stop it.
+func Parse(files []Text, o Options) (rules *Rules, warnings, problems Problems) {
+	var d decoder
+	decoded := make([]File, 0, len(files))
+	for _, f := range files {
+		tree, syntax := parse(f.Name, f.Data)
+		if len(syntax) > 0 {
+			d.problems = append(d.problems, syntax...)
+			if tree.kind == null {
+				continue
+			}
+		}
+		decoded = append(decoded, d.file(&tree))
+	}
+	rules, problems = Compile(decoded, o)
+	problems = append(d.problems, problems...)
+	if len(problems) > 0 {
+		return nil, d.warnings.sorted(), problems.sorted()
+	}
+	return rules, d.warnings.sorted(), nil
+}
+
+// Compile turns decoded files into rules, or says everything that is wrong.
+func Compile(files []File, o Options) (*Rules, Problems) {
+	c := compiler{options: o, rules: &Rules{domains: map[string]*Domain{}}}
+	if c.options.Counters == nil {
+		c.options.Counters = func(string, string) *ratelimit.RuleCounters { return new(ratelimit.RuleCounters) }
+	}
+	for i := range files {
+		c.file(&files[i])
+	}
+	if len(c.problems) > 0 {
+		return nil, c.problems
+	}
+	return c.rules, nil
+}
+
+type compiler struct {
+	options  Options
+	rules    *Rules
+	domain   *Domain
+	problems Problems
+}
+
+// scope is what a node has from those above it.
+type scope struct {
+	names        string // "domain.key_value", as messages write it
+	path         string // the same without the domain, as statistics do
+	depth        int
+	metric       []bool
+	algorithm    ratelimit.Algorithm
+	burst        ratelimit.Tokens // 0: as many as requests_per_unit
+	coordination ratelimit.Coordination
+}
+
+func (c *compiler) file(f *File) {
+	if f.Domain == "" {
+		c.problems.add(f.Place, "config file cannot have empty domain")
+	}
+	root := scope{names: f.Domain, coordination: c.options.Coordination}
+	c.inherit(&root, &f.Defaults)
+	c.domain = c.rules.domains[f.Domain]
+	switch {
+	case c.domain == nil:
+		c.domain = &Domain{
+			Name: f.Domain, Defaults: root.coordination, root: level{},
+			Overrides: c.options.Counters(f.Domain, OverridePath),
+		}
+		c.rules.domains[f.Domain] = c.domain
+	case !c.options.MergeDomains && f.Domain != "":
+		c.problems.add(f.Place, "duplicate domain '%s' in config file", f.Domain)
+		c.domain = &Domain{root: level{}} // its own problems are still found
+	}
+	c.level(c.domain.root, f.Descriptors, &root)
+}
+
+// OverridePath stands for the limits that requests bring along, where a rule's
+// path is asked for.
+const OverridePath = "(request override)"
+
+func (c *compiler) inherit(s *scope, in *Inherited) {
+	if in.Algorithm != nil {
+		s.algorithm = *in.Algorithm
+	}
+	if in.Burst != nil {
+		s.burst = *in.Burst
+		if s.algorithm != ratelimit.TokenBucket {
+			c.problems.add(in.Place, "config error, burst is for algorithm: token_bucket, and this is %s", s.algorithm)
+		}
+	}
+	inherited := s.coordination.Validate()
+	for _, setting := range in.Coordination {
+		if err := s.coordination.Set(setting.Field, setting.Text); err != nil {
+			c.problems.add(setting.Place, "config error, coordination: %v", err)
+		}
+	}
+	for _, err := range s.coordination.Validate() {
+		if !slices.ContainsFunc(inherited, func(old error) bool { return old.Error() == err.Error() }) {
+			c.problems.add(in.Coordination[0].Place, "config error, coordination: %v", err)
+		}
+	}
+}
+
+func (c *compiler) level(at level, descriptors []Descriptor, above *scope) {
+	for i := range descriptors {
+		c.descriptor(at, &descriptors[i], above)
+	}
+}
+
+func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
+	if d.Key == "" {
+		c.problems.add(d.Place, "descriptor has empty key")
+	}
+	s := *above
+	s.names += "." + d.final()
+	s.path = strings.TrimPrefix(s.path+"."+d.final(), ".")
+	s.depth++
+	s.metric = append(slices.Clip(s.metric), d.ValueToMetric)
+	c.inherit(&s, &d.Inherited)
+
+	n := &node{share: d.ShareThreshold, below: level{}}
+	wildcard := strings.Contains(d.Value, "*")
+	if d.ShareThreshold && !wildcard {
+		c.problems.add(d.Place, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'", d.final())
+	}
+	if !at.place(n, d, wildcard) {
+		c.problems.add(d.Place, "duplicate descriptor composite key '%s'", s.names)
+	}
+	if d.Limit != nil {
+		if n.rule = c.rule(d, &s); n.rule != nil {
+			n.prefix = ratelimit.AppendPrefix(nil, c.domain.Name, n.rule.Limit)
+			c.rules.list = append(c.rules.list, n.rule)
+		}
+	}
+	c.level(n.below, d.Descriptors, &s)
+}
+
+// place puts a node among its siblings, or reports that there is one like it.
+func (l level) place(n *node, d *Descriptor, wildcard bool) bool {
+	s := l[d.Key]
+	if s == nil {
+		s = &siblings{exact: map[string]*node{}}
+		l[d.Key] = s
+	}
+	switch {
+	case d.Value == "":
+		if s.bare != nil {
+			return false
+		}
+		s.bare = n
+	case wildcard:
+		n.pattern = newPattern(d.Value)
+		if slices.ContainsFunc(s.wildcards, func(o *node) bool { return o.pattern.text == d.Value }) {
+			return false
+		}
+		s.wildcards = append(s.wildcards, n)
+	default:
+		if s.exact[d.Value] != nil {
+			return false
+		}
+		s.exact[d.Value] = n
+	}
+	return true
+}
+
+func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
+	l := d.Limit
+	r := &ratelimit.Rule{
+		Domain: c.domain.Name, Path: s.path, Name: l.Name, Unlimited: l.Unlimited,
+		Shadow: d.Shadow, Quota: d.Quota, Metadata: d.Metadata, Coordination: s.coordination,
+		MetricNames: ratelimit.MetricNaming{Detailed: d.Detailed, Levels: s.metric},
+	}
+	unit, known := ratelimit.ParseUnit(l.Unit)
+	switch {
+	case l.Unlimited && l.Unit != "":
+		c.problems.add(l.Place, "should not specify rate limit unit when unlimited")
+	case !l.Unlimited && !known:
+		c.problems.add(l.Place, "invalid rate limit unit '%s'", shorten(l.Unit))
+	}
+	for _, other := range l.Replaces {
+		switch other.Name {
+		case "":
+			c.problems.add(other.Place, "should not have an empty replaces entry")
+		case l.Name:
+			c.problems.add(other.Place, "replaces should not contain name of same descriptor")
+		}
+		r.Replaces = append(r.Replaces, other.Name)
+	}
+	r.Limit = ratelimit.Limit{Algorithm: s.algorithm, Unit: unit, Requests: ratelimit.Tokens(l.Requests)}
+	if s.algorithm == ratelimit.TokenBucket {
+		r.Limit.Burst = s.burst
+		if s.burst == 0 {
+			r.Limit.Burst = r.Limit.Requests
+		}
+	}
+	if c.domain.Name != "" {
+		r.Counters = c.options.Counters(r.Domain, r.Path)
+	}
+	return r
+}

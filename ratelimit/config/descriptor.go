@@ -1,0 +1,66 @@
+package config
+
+import "github.com/sluice-gate/sluice/ratelimit"
+
+// File is the rules of one domain, as they were written.
+type File struct {
+	Place       Place
+	Domain      string
+	Descriptors []Descriptor
+	Defaults    Inherited
+}
+
+// Descriptor is a node of the rules, as it was written.
+type Descriptor struct {
+	Place          Place
+	Key, Value     string
+	Limit          *RateLimit
+	Descriptors    []Descriptor
+	Shadow         bool
+	Quota          bool
+	Detailed       bool
+	ValueToMetric  bool
+	ShareThreshold bool
+	Metadata       map[string]any
+	Inherited      Inherited
+}
+
+// RateLimit is a rate_limit block.
+type RateLimit struct {
+	Place     Place
+	Requests  uint32
+	Unit      string
+	Unlimited bool
+	Name      string
+	Replaces  []Replacement
+}
+
+// Replacement names a rule that this one replaces.
+type Replacement struct {
+	Place Place
+	Name  string
+}
+
+// Inherited is what a node says for itself and for all below it: only what is
+// set changes anything.
+type Inherited struct {
+	Place        Place
+	Algorithm    *ratelimit.Algorithm
+	Burst        *ratelimit.Tokens
+	Coordination []Setting
+}
+
+// Setting is one field of a coordination block.
+type Setting struct {
+	Place       Place
+	Field, Text string
+}
+
+// final is the key of a node among its siblings, as statistics and messages
+// write it.
+func (d *Descriptor) final() string {
+	if d.Value == "" {
+		return d.Key
+	}
+	return d.Key + "_" + d.Value
+}

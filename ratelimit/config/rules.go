@@ -1,0 +1,153 @@
+package config
+
+import (
+	"strings"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Entry is one key and value of a request's descriptor.
+type Entry struct{ Key, Value string }
+
+// Rules are all domains, compiled. They are immutable and safe for concurrent
+// use; nothing in them allocates when a request is matched.
+type Rules struct {
+	domains map[string]*Domain
+	list    []*ratelimit.Rule
+}
+
+// Domain is the rules of one domain.
+type Domain struct {
+	Name     string
+	Defaults ratelimit.Coordination
+	// Overrides are the counters of the limits that requests bring along.
+	Overrides *ratelimit.RuleCounters
+	root      level
+}
+
+// level is the nodes that one entry of a descriptor is matched with, by key.
+type level map[string]*siblings
+
+// siblings are the nodes with the same key, in the order they are tried.
+type siblings struct {
+	exact     map[string]*node
+	wildcards []*node
+	bare      *node
+}
+
+type node struct {
+	pattern pattern // of a wildcard
+	share   bool    // all values that match share one budget
+	rule    *ratelimit.Rule
+	prefix  []byte // of the rule's keys
+	below   level
+}
+
+// Domain returns the rules of the named domain, or nil.
+func (r *Rules) Domain(name string) *Domain {
+	if r == nil {
+		return nil
+	}
+	return r.domains[name]
+}
+
+// All returns every rule, by file and then as written. It is not to be changed.
+func (r *Rules) All() []*ratelimit.Rule {
+	if r == nil {
+		return nil
+	}
+	return r.list
+}
+
+// Domains returns how many domains there are.
+func (r *Rules) Domains() int { return len(r.domains) }
+
+// Match finds the rule for a descriptor: at each level the exact value, then
+// the wildcards as written, then the bare key, without going back. A rule
+// applies only at the full depth of the entries. The budget's key is appended
+// to buf, which is returned longer; nil and buf as it was when no rule matches.
+//
+// It allocates only where buf is too short.
+func (d *Domain) Match(entries []Entry, buf []byte) (*ratelimit.Rule, []byte) {
+	var path [maxFastDepth]*node
+	nodes := path[:0]
+	at := d.root
+	for i := range entries {
+		n := at.find(&entries[i])
+		if n == nil {
+			return nil, buf
+		}
+		nodes = append(nodes, n)
+		at = n.below
+	}
+	if len(nodes) == 0 || nodes[len(nodes)-1].rule == nil {
+		return nil, buf
+	}
+	last := nodes[len(nodes)-1]
+	start := len(buf)
+	buf = append(buf, last.prefix...)
+	for i, n := range nodes {
+		value := entries[i].Value
+		if n.share {
+			value = n.pattern.text
+		}
+		buf = ratelimit.AppendEntry(buf, entries[i].Key, value, n.share)
+	}
+	return last.rule, ratelimit.SealKey(buf, start)
+}
+
+// maxFastDepth is the deepest descriptor that is matched without allocating.
+const maxFastDepth = 16
+
+func (l level) find(e *Entry) *node {
+	s := l[e.Key]
+	if s == nil {
+		return nil
+	}
+	if n := s.exact[e.Value]; n != nil {
+		return n
+	}
+	for _, n := range s.wildcards {
+		if n.pattern.matches(e.Value) {
+			return n
+		}
+	}
+	return s.bare
+}
+
+// OverrideKey appends the key of a limit that the request brought along.
+func (d *Domain) OverrideKey(l ratelimit.Limit, entries []Entry, buf []byte) []byte {
+	start := len(buf)
+	buf = ratelimit.AppendPrefix(buf, d.Name, l)
+	for i := range entries {
+		buf = ratelimit.AppendEntry(buf, entries[i].Key, entries[i].Value, false)
+	}
+	return ratelimit.SealKey(buf, start)
+}
+
+// pattern is a value with one or more '*', each of which stands for any text.
+type pattern struct {
+	text  string
+	parts []string // between the stars
+}
+
+func newPattern(text string) pattern { return pattern{text, strings.Split(text, "*")} }
+
+// matches takes each part at its first place after the one before, which for
+// patterns with only stars finds a match if there is one.
+func (p pattern) matches(s string) bool {
+	last := len(p.parts) - 1
+	first, ending := p.parts[0], p.parts[last]
+	if len(s) < len(first)+len(ending) || !strings.HasPrefix(s, first) || !strings.HasSuffix(s, ending) {
+		return false
+	}
+	s = s[len(first) : len(s)-len(ending)]
+	for _, part := range p.parts[1:last] {
+		i := strings.Index(s, part)
+		if i < 0 {
+			return false
+		}
+		s = s[i+len(part):]
+	}
+	return true
+}

@@ -1,0 +1,110 @@
+package config
+
+import (
+	"errors"
+	"hash/maphash"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Store holds the rules in force. Rules may be called at any time, from
+// anywhere, and does not block; what it returns stays good.
+//
+// Guarantee: rules are only ever replaced by rules without a problem.
+type Store struct {
+	source  Source
+	options Options
+	log     *slog.Logger
+	seed    maphash.Seed
+	current atomic.Pointer[Rules]
+	loaded  atomic.Uint64
+	failed  atomic.Uint64
+
+	mu       sync.Mutex // one load at a time
+	read     bool       // guarded by mu
+	last     uint64     // guarded by mu; the fingerprint of what was read last
+	counters map[[2]string]*ratelimit.RuleCounters
+}
+
+// NewStore makes a store without rules; Load gets them.
+func NewStore(source Source, o Options, log *slog.Logger) *Store {
+	return &Store{
+		source: source, options: o, log: log, seed: maphash.MakeSeed(),
+		counters: map[[2]string]*ratelimit.RuleCounters{},
+	}
+}
+
+// Rules returns the rules in force, nil before the first that were good.
+func (s *Store) Rules() *Rules { return s.current.Load() }
+
+// Loads returns how many loads brought new rules, and how many failed.
+func (s *Store) Loads() (loaded, failed uint64) { return s.loaded.Load(), s.failed.Load() }
+
+// Load reads the source, and puts its rules in force if they are new and good.
+// The error says everything that is wrong; the rules before stay in force. It
+// blocks for as long as reading files takes.
+func (s *Store) Load() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	files, err := s.source.Read()
+	if err != nil {
+		if !s.read || s.last != 0 { // once, not at every look
+			s.read, s.last = true, 0
+			s.failed.Add(1)
+			s.log.Error("config not loaded, rules unchanged", "event", "config_load_error", "error", err)
+		}
+		return err
+	}
+	print := fingerprint(s.seed, files) | 1
+	if s.read && s.last == print {
+		return nil
+	}
+	s.read, s.last = true, print
+	used := map[[2]string]*ratelimit.RuleCounters{}
+	o := s.options
+	o.Counters = func(domain, path string) *ratelimit.RuleCounters { return s.countersOf(used, domain, path) }
+	rules, warnings, problems := Parse(files, o)
+	for _, w := range warnings {
+		s.log.Warn(w.Message, "at", w.Place.String())
+	}
+	if len(problems) > 0 {
+		s.failed.Add(1)
+		for _, p := range problems {
+			s.log.Error(p.Message, "event", "config_load_error", "at", p.Place.String())
+		}
+		return problems
+	}
+	if len(files) == 0 {
+		s.log.Warn("the config has no files: every request is OK")
+	}
+	s.counters = used
+	s.current.Store(rules)
+	s.loaded.Add(1)
+	s.log.Info("config loaded", "event", "config_load_success", "files", len(files), "domains", rules.Domains(), "rules", len(rules.All()))
+	return nil
+}
+
+// countersOf keeps a rule's counters over reloads, and forgets those of rules
+// that are no more.
+func (s *Store) countersOf(used map[[2]string]*ratelimit.RuleCounters, domain, path string) *ratelimit.RuleCounters {
+	name := [2]string{domain, path}
+	if c := used[name]; c != nil {
+		return c
+	}
+	c := s.counters[name]
+	if c == nil {
+		c = new(ratelimit.RuleCounters)
+	}
+	used[name] = c
+	return c
+}
+
+// IsProblems tells whether err is about what files say, rather than about
+// reading them.
+func IsProblems(err error) bool {
+	_, ok := errors.AsType[Problems](err)
+	return ok
+}

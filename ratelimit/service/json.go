@@ -1,0 +1,94 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+)
+
+// ServeJSON answers POST /json: the request as protojson in the body, the
+// answer as protojson with 200 (OK) or 429 (OVER_LIMIT). A bad request is 400
+// (413 if it is too large), and 503 says that there is no decision.
+func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		http.Error(w, "use POST with a RateLimitRequest as JSON", http.StatusMethodNotAllowed)
+		return
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxRequestBytes))
+	if err != nil {
+		s.refuseJSON(w, jsonReadError(err))
+		return
+	}
+	var request rls.RateLimitRequest
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(body, &request); err != nil {
+		s.refuseJSON(w, bad("malformed request: %v", err))
+		return
+	}
+	answer, err := s.answerMessage(r, &request)
+	if err != nil {
+		writeJSONError(w, err)
+		return
+	}
+	text, err := protojson.Marshal(answer)
+	if err != nil {
+		writeJSONError(w, errInternal)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if answer.OverallCode == rls.RateLimitResponse_OVER_LIMIT {
+		w.WriteHeader(http.StatusTooManyRequests)
+	}
+	_, _ = w.Write(append(text, '\n'))
+}
+
+// answerMessage goes the same way as gRPC does: over the bytes.
+func (s *Service) answerMessage(r *http.Request, request *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
+	c := s.calls.Get().(*call)
+	defer s.release(c)
+	in, err := proto.MarshalOptions{}.MarshalAppend(c.in[:0], request)
+	if err != nil {
+		return nil, bad("malformed request: %v", err)
+	}
+	c.in = in
+	if err := s.answer(r.Context(), c); err != nil {
+		return nil, err
+	}
+	answer := new(rls.RateLimitResponse)
+	if err := proto.Unmarshal(c.out, answer); err != nil {
+		return nil, fmt.Errorf("%w: %w", errInternal, err)
+	}
+	return answer, nil
+}
+
+// errTooLarge is a bad request with a status of its own.
+var errTooLarge = &badRequest{fmt.Sprintf("request is larger than %d bytes", MaxRequestBytes)}
+
+func jsonReadError(err error) error {
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return errTooLarge
+	}
+	return bad("request could not be read: %v", err)
+}
+
+// refuseJSON counts and answers a request that never became one.
+func (s *Service) refuseJSON(w http.ResponseWriter, err error) {
+	s.Stats.count(err)
+	writeJSONError(w, err)
+}
+
+func writeJSONError(w http.ResponseWriter, err error) {
+	code := http.StatusServiceUnavailable
+	if _, ok := errors.AsType[*badRequest](err); ok {
+		code = http.StatusBadRequest
+	}
+	if errors.Is(err, errTooLarge) {
+		code = http.StatusRequestEntityTooLarge
+	}
+	http.Error(w, err.Error(), code)
+}

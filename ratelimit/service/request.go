@@ -1,0 +1,231 @@
+package service
+
+import (
+	"fmt"
+	"math"
+	"unicode/utf8"
+	"unsafe"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+// Bounds of one request. What Envoy sends is far below them.
+const (
+	MaxRequestBytes = 4 << 20
+	MaxDescriptors  = 1000
+	MaxEntries      = 100 // in one descriptor
+	MaxTextBytes    = 64 << 10
+	maxHits         = math.MaxInt64
+)
+
+// request is a decoded RateLimitRequest. Its strings lie in the bytes that it
+// was decoded from, and are good only as long as these.
+type request struct {
+	domain      string
+	hits        uint32 // hits_addend; 0 means 1
+	descriptors []descriptor
+	entries     []config.Entry // of all descriptors, one after the other
+}
+
+type descriptor struct {
+	first, count int // its entries
+	override     ratelimit.Limit
+	hasOverride  bool
+	hasHits      bool
+	negative     bool
+	hits         uint64
+}
+
+func (r *request) entriesOf(d *descriptor) []config.Entry {
+	return r.entries[d.first : d.first+d.count]
+}
+
+// ask returns what a descriptor wants of its budget.
+func (r *request) ask(d *descriptor) (ratelimit.Kind, ratelimit.Tokens) {
+	hits := uint64(max(1, r.hits))
+	if d.hasHits {
+		hits = d.hits
+	}
+	switch {
+	case hits == 0:
+		return ratelimit.Peek, 0
+	case d.negative:
+		return ratelimit.Refund, ratelimit.Tokens(hits)
+	default:
+		return ratelimit.Spend, ratelimit.Tokens(hits)
+	}
+}
+
+// badRequest is the client's mistake: InvalidArgument, or 400.
+type badRequest struct{ message string }
+
+func (e *badRequest) Error() string { return e.message }
+
+func bad(format string, args ...any) error { return &badRequest{fmt.Sprintf(format, args...)} }
+
+func (r *request) reset() {
+	r.domain, r.hits = "", 0
+	r.descriptors, r.entries = r.descriptors[:0], r.entries[:0]
+}
+
+// decode reads an envoy.service.ratelimit.v3.RateLimitRequest. Unknown fields
+// are skipped. It does not allocate once r's slices have grown.
+func (r *request) decode(b []byte) error {
+	r.reset()
+	err := eachField(b, "request", func(num protowire.Number, typ protowire.Type, body []byte, n uint64) (err error) {
+		switch {
+		case num == 1 && typ == protowire.BytesType:
+			r.domain, err = text(body, "domain", -1, -1)
+		case num == 2 && typ == protowire.BytesType:
+			if len(r.descriptors) == MaxDescriptors {
+				return bad("request has more than %d descriptors", MaxDescriptors)
+			}
+			r.descriptors = append(r.descriptors, descriptor{first: len(r.entries)})
+			err = r.decodeDescriptor(body, len(r.descriptors)-1)
+		case num == 3 && typ == protowire.VarintType:
+			r.hits = uint32(n)
+		}
+		return err
+	})
+	switch {
+	case err != nil:
+		return err
+	case r.domain == "":
+		return bad("rate limit domain must not be empty")
+	case len(r.descriptors) == 0:
+		return bad("rate limit descriptor list must not be empty")
+	}
+	return nil
+}
+
+func (r *request) decodeDescriptor(b []byte, i int) error {
+	d := &r.descriptors[i]
+	return eachField(b, "descriptor", func(num protowire.Number, typ protowire.Type, body []byte, n uint64) error {
+		switch {
+		case num == 1 && typ == protowire.BytesType:
+			if d.count == MaxEntries {
+				return bad("descriptor %d has more than %d entries", i, MaxEntries)
+			}
+			r.entries = append(r.entries, config.Entry{})
+			d.count++
+			return decodeEntry(body, &r.entries[len(r.entries)-1], i, d.count-1)
+		case num == 2 && typ == protowire.BytesType:
+			d.hasOverride = true
+			return decodeOverride(body, &d.override, i)
+		case num == 3 && typ == protowire.BytesType:
+			d.hasHits, d.hits = true, 0
+			if err := decodeWrapper(body, &d.hits); err != nil {
+				return err
+			}
+			if d.hits > maxHits {
+				return bad("descriptor %d: hits_addend is %d, the most is %d", i, d.hits, int64(maxHits))
+			}
+		case num == 4 && typ == protowire.VarintType:
+			d.negative = n != 0
+		}
+		return nil
+	})
+}
+
+func decodeEntry(b []byte, e *config.Entry, descriptor, entry int) error {
+	return eachField(b, "entry", func(num protowire.Number, typ protowire.Type, body []byte, _ uint64) (err error) {
+		switch {
+		case num == 1 && typ == protowire.BytesType:
+			e.Key, err = text(body, "key", descriptor, entry)
+		case num == 2 && typ == protowire.BytesType:
+			e.Value, err = text(body, "value", descriptor, entry)
+		}
+		return err
+	})
+}
+
+func decodeOverride(b []byte, l *ratelimit.Limit, descriptor int) error {
+	*l = ratelimit.Limit{}
+	unit := uint64(0)
+	err := eachField(b, "limit override", func(num protowire.Number, typ protowire.Type, body []byte, n uint64) error {
+		switch {
+		case num == 1 && typ == protowire.VarintType:
+			l.Requests = ratelimit.Tokens(uint32(n))
+		case num == 2 && typ == protowire.VarintType:
+			unit = n
+		case num == 3 && typ == protowire.BytesType:
+			var multiplier uint64
+			if err := decodeWrapper(body, &multiplier); err != nil {
+				return err
+			}
+			l.Multiplier = uint32(multiplier)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if unit == uint64(ratelimit.UnitUnknown) || unit > uint64(ratelimit.Year) {
+		return bad("descriptor %d: its limit override has no valid unit (%d); use 1 SECOND, 2 MINUTE, 3 HOUR, 4 DAY, 5 MONTH or 6 YEAR", descriptor, unit)
+	}
+	l.Unit = ratelimit.Unit(unit)
+	if most := maxPeriod / l.Unit.Length(); uint64(l.Multiplier) > uint64(most) {
+		return bad("descriptor %d: its limit override has a unit_multiplier of %d, the most for a %s is %d", descriptor, l.Multiplier, l.Unit, most)
+	}
+	return nil
+}
+
+// maxPeriod is the longest window there is.
+const maxPeriod = 365 * 24 * 3600e9
+
+// decodeWrapper reads a google.protobuf.UInt32Value or UInt64Value.
+func decodeWrapper(b []byte, value *uint64) error {
+	return eachField(b, "number", func(num protowire.Number, typ protowire.Type, _ []byte, n uint64) error {
+		if num == 1 && typ == protowire.VarintType {
+			*value = n
+		}
+		return nil
+	})
+}
+
+// eachField calls f with each field of a message: its bytes, or its number.
+func eachField(b []byte, what string, f func(protowire.Number, protowire.Type, []byte, uint64) error) error {
+	for len(b) > 0 {
+		num, typ, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return bad("malformed %s: %v", what, protowire.ParseError(n))
+		}
+		b = b[n:]
+		var body []byte
+		var number uint64
+		switch typ {
+		case protowire.BytesType:
+			body, n = protowire.ConsumeBytes(b)
+		case protowire.VarintType:
+			number, n = protowire.ConsumeVarint(b)
+		default:
+			n = protowire.ConsumeFieldValue(num, typ, b)
+		}
+		if n < 0 {
+			return bad("malformed %s: %v", what, protowire.ParseError(n))
+		}
+		b = b[n:]
+		if err := f(num, typ, body, number); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// text is b as a string, without a copy.
+func text(b []byte, what string, descriptor, entry int) (string, error) {
+	if len(b) <= MaxTextBytes && utf8.Valid(b) {
+		return unsafe.String(unsafe.SliceData(b), len(b)), nil
+	}
+	where := ""
+	if descriptor >= 0 {
+		where = fmt.Sprintf("descriptor %d, entry %d: ", descriptor, entry)
+	}
+	if len(b) > MaxTextBytes {
+		return "", bad("%s%s is %d bytes, the most is %d", where, what, len(b), MaxTextBytes)
+	}
+	return "", bad("%s%s is not valid UTF-8", where, what)
+}

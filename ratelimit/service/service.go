@@ -1,0 +1,295 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+// Options are what the server says about all answers. The zero value is the
+// default but for NearLimitRatio.
+type Options struct {
+	ShadowMode bool // overall_code is always OK
+	QuotaMode  bool // every descriptor but unlimited ones is a quota descriptor
+	// Headers are added to responses if Limit is not "".
+	Headers HeaderNames
+	// DynamicMetadata puts the request and its rules' metadata into answers.
+	DynamicMetadata bool
+	NearLimitRatio  float64
+}
+
+// HeaderNames are the response headers; "" leaves all of them out.
+type HeaderNames struct{ Limit, Remaining, Reset string }
+
+// Observer is told how long each call took.
+type Observer interface{ Observe(seconds float64) }
+
+// Service answers rate limit requests. It is safe for concurrent use.
+type Service struct {
+	Stats   Stats
+	rules   func() *config.Rules
+	limiter ratelimit.Limiter
+	clock   ratelimit.Clock
+	wall    func() time.Time
+	latency Observer
+	options Options
+	log     *slog.Logger
+	calls   sync.Pool
+}
+
+// New makes a service that takes its rules from rules and its decisions from
+// limiter. wall is asked only for bans, whose windows need no account.
+func New(rules func() *config.Rules, limiter ratelimit.Limiter, clock ratelimit.Clock, wall func() time.Time, latency Observer, o Options, log *slog.Logger) *Service {
+	s := &Service{rules: rules, limiter: limiter, clock: clock, wall: wall, latency: latency, options: o, log: log}
+	s.calls.New = func() any { return new(call) }
+	return s
+}
+
+// Errors of a call that are not the client's.
+var (
+	errNoConfig = errors.New("no rate limit configuration loaded")
+	errInternal = errors.New("internal error, see the log")
+)
+
+// call is one request from bytes to bytes. It is pooled: nothing of it outlives
+// the call but copies.
+type call struct {
+	service  *Service // that answered it
+	in       []byte
+	request  request
+	matches  []match
+	keys     []byte
+	asks     []ratelimit.Ask
+	verdicts []ratelimit.Verdict
+	statuses []status
+	over     bool // overall_code
+	out      []byte
+}
+
+// match is what the rules say of one descriptor.
+type match struct {
+	rule     *ratelimit.Rule // nil: nothing limits it
+	ask      int             // its place among the asks, or -1
+	replaced bool
+}
+
+// answer decides the request in c.in and leaves the answer in c.out.
+func (s *Service) answer(ctx context.Context, c *call) (err error) {
+	start := s.clock()
+	defer func() {
+		if r := recover(); r != nil {
+			s.Stats.Panics.Add(1)
+			s.log.Error("a request failed: this is a bug in sluice, please report it", "panic", r, "stack", string(debug.Stack()))
+			err = errInternal
+		}
+		s.Stats.count(err)
+		s.latency.Observe(s.clock().Sub(start).Seconds())
+	}()
+	if err := c.request.decode(c.in); err != nil {
+		return err
+	}
+	rules := s.rules()
+	if rules == nil {
+		return errNoConfig
+	}
+	c.match(s, rules.Domain(c.request.domain))
+	if err := c.decide(ctx, s, start); err != nil {
+		return err
+	}
+	c.conclude(s, start)
+	c.encode(s)
+	return nil
+}
+
+// match finds each descriptor's rule, drops those that another replaces, and
+// collects what is to be asked.
+func (c *call) match(s *Service, d *config.Domain) {
+	c.matches, c.asks, c.keys = c.matches[:0], c.asks[:0], c.keys[:0]
+	if d == nil {
+		s.Stats.UnknownDomain.Add(1)
+	}
+	replaces := false
+	for i := range c.request.descriptors {
+		c.matches = append(c.matches, match{ask: -1})
+		if d == nil {
+			continue
+		}
+		m := &c.matches[i]
+		start := len(c.keys)
+		c.matchOne(d, &c.request.descriptors[i], m)
+		if m.rule == nil || m.rule.Unlimited || m.rule.Limit.Requests == 0 {
+			c.keys = c.keys[:start]
+		} else {
+			c.addAsk(m, &c.request.descriptors[i], start)
+		}
+		replaces = replaces || m.rule != nil && len(m.rule.Replaces) > 0
+	}
+	if replaces {
+		c.dropReplaced()
+	}
+}
+
+func (c *call) matchOne(d *config.Domain, x *descriptor, m *match) {
+	entries := c.request.entriesOf(x)
+	if !x.hasOverride {
+		m.rule, c.keys = d.Match(entries, c.keys)
+		return
+	}
+	m.rule = &ratelimit.Rule{Domain: d.Name, Limit: x.override, Override: true, Coordination: d.Defaults, Counters: d.Overrides}
+	c.keys = d.OverrideKey(x.override, entries, c.keys)
+}
+
+func (c *call) addAsk(m *match, x *descriptor, start int) {
+	kind, cost := c.request.ask(x)
+	m.ask = len(c.asks)
+	c.asks = append(c.asks, ratelimit.Ask{Rule: m.rule, Key: c.keys[start:], Cost: cost, Kind: kind})
+}
+
+// dropReplaced takes out the rules whose name another matched rule replaces.
+func (c *call) dropReplaced() {
+	kept := c.asks[:0]
+	for i := range c.matches {
+		m := &c.matches[i]
+		m.replaced = m.rule != nil && !m.rule.Unlimited && c.isReplaced(m.rule.Name)
+		if m.ask < 0 {
+			continue
+		}
+		if m.replaced {
+			m.ask = -1
+			continue
+		}
+		kept = append(kept, c.asks[m.ask])
+		m.ask = len(kept) - 1
+	}
+	c.asks = kept
+}
+
+func (c *call) isReplaced(name string) bool {
+	for i := range c.matches {
+		if r := c.matches[i].rule; r != nil && name != "" {
+			for _, other := range r.Replaces {
+				if other == name {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+func (c *call) decide(ctx context.Context, s *Service, now ratelimit.Instant) error {
+	for len(c.verdicts) < len(c.asks) {
+		c.verdicts = append(c.verdicts, ratelimit.Verdict{})
+	}
+	c.verdicts = c.verdicts[:len(c.asks)]
+	if len(c.asks) == 0 {
+		return nil
+	}
+	s.limiter.Decide(ctx, now, c.asks, c.verdicts)
+	for i := range c.verdicts {
+		if c.verdicts[i].Err != nil {
+			return c.verdicts[i].Err
+		}
+	}
+	return nil
+}
+
+// status is what one descriptor is answered.
+type status struct {
+	rule      *ratelimit.Rule
+	verdict   ratelimit.Verdict
+	bare      bool // nothing but a code
+	unlimited bool
+	over      bool // its code
+	quota     bool
+}
+
+// conclude turns verdicts into statuses and the overall code, counts them, and
+// gives back what a refused request must not cost.
+func (c *call) conclude(s *Service, now ratelimit.Instant) {
+	c.statuses = c.statuses[:0]
+	quota, quotaOver := 0, 0
+	c.over = false
+	for i := range c.matches {
+		st := c.status(s, &c.matches[i])
+		c.statuses = append(c.statuses, st)
+		switch {
+		case st.quota:
+			quota++
+			if st.over {
+				quotaOver++
+			}
+		case st.over:
+			c.over = true
+		}
+	}
+	if quota > 0 && quota == quotaOver {
+		c.over = true
+	}
+	if c.over && s.options.ShadowMode {
+		c.over = false
+		s.Stats.GlobalShadow.Add(1)
+	}
+	if c.over {
+		c.refund(s, now)
+	}
+	s.Stats.countCode(c.over)
+}
+
+func (c *call) status(s *Service, m *match) status {
+	st := status{rule: m.rule, bare: m.rule == nil || m.replaced}
+	if st.bare {
+		st.quota = s.options.QuotaMode
+		return st
+	}
+	st.unlimited = m.rule.Unlimited
+	st.quota = !st.unlimited && (m.rule.Quota || s.options.QuotaMode)
+	a := ratelimit.Ask{Rule: m.rule, Cost: 1}
+	switch {
+	case st.unlimited:
+		m.rule.Counters.Unlimited()
+		return st
+	case m.ask >= 0:
+		a, st.verdict = c.asks[m.ask], c.verdicts[m.ask]
+		s.Stats.Sources[st.verdict.Source].Add(1)
+	default: // requests_per_unit: 0
+		period := m.rule.Limit.Period()
+		st.verdict = ratelimit.Verdict{OverLimit: true, ResetAfter: period - time.Duration(s.wall().UnixNano()%int64(period))}
+	}
+	near := ratelimit.Tokens(math.Floor(float64(m.rule.Limit.Capacity()) * s.options.NearLimitRatio))
+	m.rule.Counters.Count(a, st.verdict, near)
+	st.over = st.verdict.OverLimit
+	if st.over && m.rule.Shadow {
+		st.over = false
+		m.rule.Counters.ShadowMode.Add(uint64(a.Cost))
+	}
+	return st
+}
+
+// refund takes a refused request back from the rules that say so, and from all
+// rules if one that refused it does.
+func (c *call) refund(s *Service, now ratelimit.Instant) {
+	all := false
+	for i := range c.statuses {
+		st := &c.statuses[i]
+		all = all || st.over && st.rule.Coordination.OnDeny == ratelimit.DenyRefunds
+	}
+	n := 0
+	for i := range c.asks {
+		a := &c.asks[i]
+		if a.Kind == ratelimit.Spend && (all || a.Rule.Coordination.OnDeny == ratelimit.DenyRefunds) {
+			c.asks[n], c.verdicts[n] = c.asks[i], c.verdicts[i]
+			n++
+		}
+	}
+	if n > 0 {
+		s.limiter.Undo(now, c.asks[:n], c.verdicts[:n])
+	}
+}

@@ -1,0 +1,48 @@
+package service
+
+import (
+	"errors"
+	"sync/atomic"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Stats count what the service did since it was made. All fields may be read
+// at any time.
+type Stats struct {
+	Requests      atomic.Uint64
+	OK            atomic.Uint64 // by overall_code
+	OverLimit     atomic.Uint64
+	GlobalShadow  atomic.Uint64 // over limit, but answered OK by SHADOW_MODE
+	UnknownDomain atomic.Uint64
+	BadRequests   atomic.Uint64
+	StoreErrors   atomic.Uint64
+	ServiceErrors atomic.Uint64 // bad requests, and no config
+	Panics        atomic.Uint64
+	Sources       [len(ratelimit.Sources)]atomic.Uint64 // decisions, by source
+}
+
+func (s *Stats) count(err error) {
+	s.Requests.Add(1)
+	if err == nil {
+		return
+	}
+	if _, ok := errors.AsType[*badRequest](err); ok {
+		s.BadRequests.Add(1)
+		s.ServiceErrors.Add(1)
+		return
+	}
+	if errors.Is(err, errNoConfig) || errors.Is(err, errInternal) {
+		s.ServiceErrors.Add(1)
+		return
+	}
+	s.StoreErrors.Add(1)
+}
+
+func (s *Stats) countCode(over bool) {
+	if over {
+		s.OverLimit.Add(1)
+	} else {
+		s.OK.Add(1)
+	}
+}
