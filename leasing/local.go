@@ -25,15 +25,6 @@ type Local struct {
 	shared   atomic.Uint64
 }
 
-// LocalStats counts what a Local did since it was made.
-type LocalStats struct {
-	Claims   uint64 // asked of the ledger
-	Evicted  uint64 // leases given back to make room
-	Overflow uint64 // decisions that shared an overflow budget
-	Leases   int    // held now
-	Accounts int    // in the ledger now
-}
-
 // OverflowSlots is how many budgets the untracked keys of one rule share.
 const OverflowSlots = 64
 
@@ -101,8 +92,8 @@ func (l *Local) Undo(_ ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratel
 }
 
 // Stats returns the counts so far. It takes every lock once.
-func (l *Local) Stats() LocalStats {
-	s := LocalStats{Overflow: l.shared.Load()}
+func (l *Local) Stats() ratelimit.LimiterStats {
+	s := ratelimit.LimiterStats{Overflow: l.shared.Load()}
 	l.tracked.stats(&s)
 	l.overflow.stats(&s)
 	return s

@@ -174,7 +174,7 @@ func (p *pool) undo(key []byte, a *ask, v *verdict) {
 	}
 }
 
-func (p *pool) stats(s *LocalStats) {
+func (p *pool) stats(s *ratelimit.LimiterStats) {
 	s.Claims += p.claims.Load()
 	s.Evicted += p.evicted.Load()
 	s.Accounts += p.ledger.Accounts()

@@ -64,3 +64,12 @@ type Limiter interface {
 	Decide(ctx context.Context, now Instant, asks []Ask, verdicts []Verdict)
 	Undo(now Instant, asks []Ask, verdicts []Verdict)
 }
+
+// LimiterStats counts what a Limiter did since it was made.
+type LimiterStats struct {
+	Claims   uint64 // asked of the ledger
+	Evicted  uint64 // leases given back to make room
+	Overflow uint64 // decisions that shared an overflow budget
+	Leases   int    // held now
+	Accounts int    // in a ledger of this process now
+}

@@ -8,6 +8,8 @@ type Rule struct {
 	// Path names the rule inside its domain: the config's keys and values from
 	// the top, as in "tier_gold.api_key".
 	Path string
+	// Keys are the parts of Path, one a level.
+	Keys []string
 	// Name is the config's rate_limit.name, "" if it has none.
 	Name      string
 	Limit     Limit

@@ -73,7 +73,7 @@ type compiler struct {
 type scope struct {
 	names        string // "domain.key_value", as messages write it
 	path         string // the same without the domain, as statistics do
-	depth        int
+	keys         []string
 	metric       []bool
 	algorithm    ratelimit.Algorithm
 	burst        ratelimit.Tokens // 0: as many as requests_per_unit
@@ -141,7 +141,7 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 	s := *above
 	s.names += "." + d.final()
 	s.path = strings.TrimPrefix(s.path+"."+d.final(), ".")
-	s.depth++
+	s.keys = append(slices.Clip(s.keys), d.final())
 	s.metric = append(slices.Clip(s.metric), d.ValueToMetric)
 	c.inherit(&s, &d.Inherited)
 
@@ -193,7 +193,7 @@ func (l level) place(n *node, d *Descriptor, wildcard bool) bool {
 func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	l := d.Limit
 	r := &ratelimit.Rule{
-		Domain: c.domain.Name, Path: s.path, Name: l.Name, Unlimited: l.Unlimited,
+		Domain: c.domain.Name, Path: s.path, Keys: s.keys, Name: l.Name, Unlimited: l.Unlimited,
 		Shadow: d.Shadow, Quota: d.Quota, Metadata: d.Metadata, Coordination: s.coordination,
 		MetricNames: ratelimit.MetricNaming{Detailed: d.Detailed, Levels: s.metric},
 	}

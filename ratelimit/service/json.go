@@ -26,7 +26,7 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var request rls.RateLimitRequest
-	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(body, &request); err != nil {
+	if err := protojson.Unmarshal(body, &request); err != nil {
 		s.refuseJSON(w, bad("malformed request: %v", err))
 		return
 	}

@@ -1,0 +1,113 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/mem"
+)
+
+// client drives one server from many callers over a few connections. It sends
+// bytes made beforehand and does not look into answers: what it costs is the
+// same whatever is measured.
+type client struct {
+	conns    []*grpc.ClientConn
+	requests [][]byte
+}
+
+// rawCodec passes messages as the bytes they are.
+type rawCodec struct{}
+
+func (rawCodec) Name() string { return "proto" }
+
+func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
+	return mem.BufferSlice{mem.SliceBuffer(v.([]byte))}, nil
+}
+
+func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
+	*v.(*int) = data.Len()
+	return nil
+}
+
+func dial(address string, connections int, requests [][]byte) (*client, error) {
+	c := &client{requests: requests}
+	for range connections {
+		conn, err := grpc.NewClient("passthrough:///"+address,
+			grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.WaitForReady(true)))
+		if err != nil {
+			c.close()
+			return nil, fmt.Errorf("dialling %s: %w", address, err)
+		}
+		c.conns = append(c.conns, conn)
+	}
+	return c, nil
+}
+
+func (c *client) close() {
+	for _, conn := range c.conns {
+		conn.Close()
+	}
+}
+
+// round is what one round of load saw.
+type round struct {
+	calls   int64
+	errors  int64
+	first   error
+	took    time.Duration
+	latency *hdrhistogram.Histogram // nanoseconds
+}
+
+func newLatency() *hdrhistogram.Histogram { return hdrhistogram.New(1000, int64(10*time.Second), 3) }
+
+// run calls in a closed loop, with callers callers, for about length; calls
+// that are under way then are waited for.
+func (c *client) run(ctx context.Context, callers int, length time.Duration) round {
+	total := round{latency: newLatency()}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	start := time.Now()
+	until, cancel := context.WithTimeout(ctx, length)
+	defer cancel()
+	for i := range callers {
+		wg.Go(func() {
+			r := c.call(ctx, until, c.conns[i%len(c.conns)], i)
+			mu.Lock()
+			defer mu.Unlock()
+			total.calls += r.calls
+			total.errors += r.errors
+			if total.first == nil {
+				total.first = r.first
+			}
+			total.latency.Merge(r.latency)
+		})
+	}
+	wg.Wait()
+	total.took = time.Since(start)
+	return total
+}
+
+func (c *client) call(ctx, until context.Context, conn *grpc.ClientConn, at int) round {
+	r := round{latency: newLatency()}
+	var size int
+	for until.Err() == nil {
+		at = (at + 7919) % len(c.requests)
+		start := time.Now()
+		err := conn.Invoke(ctx, rls.RateLimitService_ShouldRateLimit_FullMethodName, c.requests[at], &size)
+		r.calls++
+		if err != nil {
+			r.errors++
+			r.first = err
+			continue
+		}
+		_ = r.latency.RecordValue(time.Since(start).Nanoseconds())
+	}
+	return r
+}

@@ -1,0 +1,39 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+
+	"github.com/sluice-gate/sluice/ratelimit/server"
+)
+
+// empty answers every request with OK and nothing else, as a gRPC server does
+// that was written by the book.
+type empty struct {
+	rls.UnimplementedRateLimitServiceServer
+}
+
+// ShouldRateLimit implements rls.RateLimitServiceServer.
+func (empty) ShouldRateLimit(context.Context, *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
+	return &rls.RateLimitResponse{OverallCode: rls.RateLimitResponse_OK}, nil
+}
+
+// ServeEmpty serves the empty server until ctx is done. It is what the cost of
+// this service is compared with: the same protocol and transport, no work.
+func ServeEmpty(ctx context.Context, address string, out io.Writer) error {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("empty server: %w", err)
+	}
+	s := grpc.NewServer(server.Transport(server.Options{})...)
+	rls.RegisterRateLimitServiceServer(s, empty{})
+	stop := context.AfterFunc(ctx, s.Stop)
+	defer stop()
+	fmt.Fprintf(out, "empty server on %s\n", l.Addr())
+	return s.Serve(l)
+}

@@ -1,0 +1,67 @@
+// Command sluice is a rate-limit service for fleets of Envoy gateways.
+//
+// It is one binary with a few commands: serve answers Envoy, check validates
+// rules and declares their worst case, bench measures. See --help of each.
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"runtime/debug"
+
+	"github.com/alecthomas/kong"
+)
+
+type cli struct {
+	Serve   serveCmd         `cmd:"" help:"Answer Envoy's rate limit requests."`
+	Check   checkCmd         `cmd:"" help:"Validate rules as the server would, and print the worst case each declares."`
+	Bench   benchCmd         `cmd:"" help:"Measure."`
+	Version kong.VersionFlag `help:"Print the version."`
+}
+
+// streams are where a command writes; tests read them.
+type streams struct{ out, err io.Writer }
+
+func main() { os.Exit(run(os.Args[1:], streams{os.Stdout, os.Stderr})) }
+
+// run runs one command line and returns its exit code.
+func run(args []string, s streams) int {
+	exit := -1
+	parser, err := kong.New(&cli{},
+		kong.Name("sluice"),
+		kong.Description("A rate-limit service for fleets of Envoy gateways. Settings are flags or environment variables; the names are envoyproxy/ratelimit's."),
+		kong.Vars{"version": version(), "coordination": coordinationHelp()},
+		kong.Writers(s.out, s.err),
+		kong.Exit(func(code int) { exit = code }),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
+		kong.Bind(s),
+		kong.ExplicitGroups(groups),
+	)
+	if err != nil {
+		fmt.Fprintln(s.err, "sluice:", err)
+		return 2
+	}
+	ctx, err := parser.Parse(args)
+	if exit >= 0 {
+		return exit
+	}
+	if err != nil {
+		fmt.Fprintln(s.err, "sluice:", err)
+		return 2
+	}
+	if err := ctx.Run(); err != nil {
+		fmt.Fprintln(s.err, "sluice:", err)
+		return 1
+	}
+	return 0
+}
+
+// version is the module's, as the Go tool recorded it.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok || info.Main.Version == "" {
+		return "unknown"
+	}
+	return info.Main.Version
+}

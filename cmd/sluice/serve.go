@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/ratelimit/server"
+	"github.com/sluice-gate/sluice/ratelimit/service"
+)
+
+type serveCmd struct {
+	settings
+}
+
+// Run serves until SIGTERM (drains) or SIGINT (stops at once).
+func (c *serveCmd) Run(s streams) error {
+	drain, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	hurry, rush := context.WithCancel(context.Background())
+	defer rush()
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	defer signal.Stop(signals)
+	go func() {
+		for sig := range signals {
+			if sig == syscall.SIGINT || drain.Err() != nil { // or a second SIGTERM
+				rush()
+			}
+			cancel()
+		}
+	}()
+	return c.serve(drain, hurry, s, os.LookupEnv)
+}
+
+func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(string) (string, bool)) error {
+	if err := c.validate(); err != nil {
+		return err
+	}
+	if refused := inEnvironment(lookup, refusedNames); len(refused) > 0 {
+		return fmt.Errorf("%s is set, and this version cannot do what it asks; it keeps budgets in its own memory and serves without TLS: unset it to start", strings.Join(refused, ", "))
+	}
+	coordination, err := c.Coordination.coordination()
+	if err != nil {
+		return err
+	}
+	log := c.logger(s.err)
+	if names := inEnvironment(lookup, withoutEffect); len(names) > 0 {
+		log.Warn("these settings have no effect in this version", "names", strings.Join(names, " "))
+	}
+	source, tree, root := c.source()
+	store := config.NewStore(source, config.Options{Coordination: coordination, MergeDomains: c.MergeDomains}, log)
+	if err := store.Load(); err != nil && !c.ForceStart {
+		return fmt.Errorf("the first rules are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set:\n%w", err)
+	}
+	clock := ratelimit.MonotonicClock()
+	limiter := leasing.NewLocal(c.MaxKeys, clock(), time.Now())
+	latency := metrics.NewLatency()
+	svc := service.New(store.Rules, limiter, clock, time.Now, latency, c.serviceOptions(), log)
+	shown := metrics.Collector{Source: metrics.Source{
+		Store: store, Stats: &svc.Stats, Limiter: limiter.Stats, MaxKeys: c.MaxKeys, Version: version(),
+	}}
+	v, err := c.open(svc, shown, latency, log)
+	if err != nil {
+		return err
+	}
+	background, stop := context.WithCancel(drain)
+	defer stop()
+	go followWallClock(background, limiter, clock)
+	if tree.Path != "" {
+		go watch(background, store, tree, root, log)
+	}
+	go keepHealthy(background, v, store, c.ForceStart && !c.HealthyWithOne)
+	c.announce(s.out, v, source)
+	return v.Serve(drain, hurry)
+}
+
+func (c *serveCmd) open(svc *service.Service, shown metrics.Collector, latency prometheus.Collector, log *slog.Logger) (*server.Server, error) {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(shown, latency, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	scrape := promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4})
+	debug := server.Debug(shown.WriteRules, shown.WriteStats, scrape)
+	only := http.NewServeMux()
+	only.Handle(c.PrometheusPath, scrape)
+	public := http.NewServeMux()
+	public.HandleFunc("/json", svc.ServeJSON)
+	return server.New(svc, public, debug, only, c.serverOptions(), log)
+}
+
+// followWallClock keeps windows on the wall clock through its corrections.
+func followWallClock(ctx context.Context, l *leasing.Local, clock ratelimit.Clock) {
+	every(ctx, time.Second, func() { l.SyncClock(clock(), time.Now()) })
+}
+
+func watch(ctx context.Context, store *config.Store, tree config.Tree, root string, log *slog.Logger) {
+	if err := store.Watch(ctx, tree, root); err != nil {
+		log.Error("rules are no longer reloaded", "error", err)
+	}
+}
+
+// keepHealthy makes the server healthy once there are rules, or at once.
+func keepHealthy(ctx context.Context, v *server.Server, store *config.Store, always bool) {
+	healthy := func() bool { return always || store.Rules() != nil }
+	v.SetHealthy(healthy())
+	every(ctx, 100*time.Millisecond, func() {
+		if healthy() {
+			v.SetHealthy(true)
+		}
+	})
+}
+
+func every(ctx context.Context, d time.Duration, f func()) {
+	t := time.NewTicker(d)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			f()
+		}
+	}
+}
+
+func (c *serveCmd) announce(w io.Writer, v *server.Server, source config.Source) {
+	web, rpc := v.Addresses()
+	fmt.Fprintf(w, "sluice %s: HTTP on %s, gRPC on %s, debug on %s:%d\n", version(), web, rpc, c.DebugHost, c.DebugPort)
+	if _, builtIn := source.(config.Static); !builtIn {
+		return
+	}
+	_, port, err := net.SplitHostPort(web.String())
+	if err != nil {
+		return
+	}
+	fmt.Fprintf(w, "serving the built-in example (3 requests an hour for each user); your own rules: --config DIR|FILE. Try, four times:\n\n  curl -s -o /dev/null -w '%%{http_code}\\n' localhost:%s/json -d '%s'\n\n", port, exampleRequest)
+}

@@ -1,0 +1,233 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/server"
+	"github.com/sluice-gate/sluice/ratelimit/service"
+)
+
+var groups = []kong.Group{
+	{Key: "rules", Title: "Rules:"},
+	{Key: "ports", Title: "Ports and connections:"},
+	{Key: "answers", Title: "Answers:"},
+	{Key: "coordination", Title: "Coordination (what a rule has when its file says nothing):"},
+	{Key: "limits", Title: "Resources:"},
+	{Key: "log", Title: "Logs and metrics:"},
+}
+
+// settings are the server's, from flags and environment. Names, defaults and
+// meaning are envoyproxy/ratelimit's where it has them.
+type settings struct {
+	Config          string        `group:"rules" placeholder:"DIR|FILE" help:"Rules: a file, or a directory read recursively. Overrides RUNTIME_ROOT. Without either: a built-in example."`
+	RuntimeRoot     string        `group:"rules" env:"RUNTIME_ROOT" placeholder:"DIR" help:"Root of the rules' directory (/srv/runtime_data/current if that is there)."`
+	RuntimeSubdir   string        `group:"rules" env:"RUNTIME_SUBDIRECTORY" name:"runtime-subdirectory" placeholder:"DIR" help:"Below RUNTIME_ROOT."`
+	RuntimeAppdir   string        `group:"rules" env:"RUNTIME_APPDIRECTORY" name:"runtime-appdirectory" default:"config" help:"Below RUNTIME_SUBDIRECTORY: the rules are in here."`
+	IgnoreDotFiles  bool          `group:"rules" env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"Leave out files and directories that start with a dot."`
+	WatchRoot       bool          `group:"rules" env:"RUNTIME_WATCH_ROOT" name:"runtime-watch-root" default:"true" negatable:"" help:"Where RUNTIME_ROOT is a link, reload only when it is swapped; false: at every change of a file."`
+	ForceStart      bool          `group:"rules" env:"FORCE_START_WITHOUT_INITIAL_CONFIG" name:"force-start-without-initial-config" help:"Start even if the first rules are bad."`
+	HealthyWithOne  bool          `group:"rules" env:"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED" name:"healthy-with-at-least-one-config-loaded" help:"After a forced start, be healthy only once rules are loaded."`
+	MergeDomains    bool          `group:"rules" env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Join the descriptors of files with the same domain."`
+	ConfigType      string        `group:"rules" env:"CONFIG_TYPE" default:"FILE" help:"Where rules come from: FILE."`
+	Host            string        `group:"ports" env:"HOST" default:"0.0.0.0" help:"Of the HTTP port: /json and /healthcheck."`
+	Port            uint16        `group:"ports" env:"PORT" default:"8080" help:"Of HTTP."`
+	GRPCHost        string        `group:"ports" env:"GRPC_HOST" name:"grpc-host" default:"0.0.0.0" help:"Of the gRPC port: RateLimitService v3, health, reflection."`
+	GRPCPort        uint16        `group:"ports" env:"GRPC_PORT" name:"grpc-port" default:"8081" help:"Of gRPC."`
+	GRPCUDS         string        `group:"ports" env:"GRPC_UDS" name:"grpc-uds" placeholder:"PATH" help:"Serve gRPC on this Unix socket instead."`
+	DebugHost       string        `group:"ports" env:"DEBUG_HOST" default:"0.0.0.0" help:"Of the debug port: /metrics, /rlconfig, /stats, /debug/pprof/."`
+	DebugPort       uint16        `group:"ports" env:"DEBUG_PORT" default:"6070" help:"Of debug."`
+	MaxConnAge      time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE" name:"grpc-max-connection-age" default:"24h" help:"After which a gRPC connection is asked to end."`
+	MaxConnAgeGrace time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE_GRACE" name:"grpc-max-connection-age-grace" default:"1h" help:"For calls that are under way then."`
+	DrainTime       time.Duration `group:"ports" env:"DRAIN_TIME" default:"5s" help:"On SIGTERM: how long calls are still served after health has failed."`
+	GraceTime       time.Duration `group:"ports" env:"GRACE_TIME" default:"10s" help:"On SIGTERM: how long calls under way may take after that."`
+	ShadowMode      bool          `group:"answers" env:"SHADOW_MODE" help:"Answer OK whatever the rules say; count as always."`
+	QuotaMode       bool          `group:"answers" env:"QUOTA_MODE" help:"Treat every descriptor as one of quota_mode."`
+	DynamicMetadata bool          `group:"answers" env:"RESPONSE_DYNAMIC_METADATA" name:"response-dynamic-metadata" help:"Put request and rule metadata into answers."`
+	HeadersEnabled  bool          `group:"answers" env:"LIMIT_RESPONSE_HEADERS_ENABLED" name:"limit-response-headers-enabled" help:"Add the headers below to responses."`
+	LimitHeader     string        `group:"answers" env:"LIMIT_LIMIT_HEADER" name:"limit-limit-header" default:"RateLimit-Limit" help:"The limit."`
+	RemainingHeader string        `group:"answers" env:"LIMIT_REMAINING_HEADER" name:"limit-remaining-header" default:"RateLimit-Remaining" help:"What is left of it."`
+	ResetHeader     string        `group:"answers" env:"LIMIT_RESET_HEADER" name:"limit-reset-header" default:"RateLimit-Reset" help:"Seconds until it is whole again."`
+	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"From which share of a limit on hits count as near it."`
+
+	Coordination coordinationFlags `embed:"" group:"coordination"`
+
+	MaxKeys   int    `group:"limits" env:"MAX_KEYS" default:"1000000" help:"Most keys tracked at once, about 0.7 KB each. Beyond it new keys share budgets: they may be refused early, and never get more than their limit."`
+	LogLevel  string `group:"log" env:"LOG_LEVEL" default:"info" enum:"trace,debug,info,warn,warning,error,fatal,panic,TRACE,DEBUG,INFO,WARN,WARNING,ERROR,FATAL,PANIC" help:"debug, info, warn or error."`
+	LogFormat string `group:"log" env:"LOG_FORMAT" default:"text" enum:"text,json,TEXT,JSON" help:"text or json."`
+
+	UsePrometheus  bool   `group:"log" env:"USE_PROMETHEUS" help:"Serve metrics on PROMETHEUS_ADDR too; they are always on the debug port."`
+	PrometheusAddr string `group:"log" env:"PROMETHEUS_ADDR" default:":9090" help:"For USE_PROMETHEUS."`
+	PrometheusPath string `group:"log" env:"PROMETHEUS_PATH" default:"/metrics" help:"For USE_PROMETHEUS."`
+}
+
+// coordinationFlags are the fields of a coordination block as flags. Empty
+// means the default, which the help states.
+type coordinationFlags struct {
+	Mode           string `env:"COORDINATION_MODE" name:"coordination-mode" placeholder:"leasing" help:"leasing, routing or approx."`
+	LeaseSize      string `env:"COORDINATION_LEASE_SIZE" name:"coordination-lease-size" placeholder:"auto" help:"Tokens, or auto: by measured demand."`
+	LeaseMin       string `env:"COORDINATION_LEASE_MIN" name:"coordination-lease-min" placeholder:"0" help:"Tokens."`
+	LeaseMax       string `env:"COORDINATION_LEASE_MAX" name:"coordination-lease-max" placeholder:"0" help:"Tokens; 0: no bound."`
+	LeaseTTL       string `env:"COORDINATION_LEASE_TTL" name:"coordination-lease-ttl" placeholder:"10s" help:"How long a lease may be spent from."`
+	Reclaim        string `env:"COORDINATION_RECLAIM" name:"coordination-reclaim" placeholder:"safe" help:"safe or eager: a silent node's tokens."`
+	DriftBudget    string `env:"COORDINATION_DRIFT_BUDGET" name:"coordination-drift-budget" placeholder:"1%" help:"Over-admission that approx allows, of the limit or in tokens."`
+	MaxNodes       string `env:"COORDINATION_MAX_NODES" name:"coordination-max-nodes" placeholder:"10" help:"Nodes that share the drift budget."`
+	LowWatermark   string `env:"COORDINATION_LOW_WATERMARK" name:"coordination-low-watermark" placeholder:"20%" help:"Under which approx waits for answers."`
+	CheckTimeout   string `env:"COORDINATION_CHECK_TIMEOUT" name:"coordination-check-timeout" placeholder:"2ms" help:"For how long."`
+	SyncInterval   string `env:"COORDINATION_SYNC_INTERVAL" name:"coordination-sync-interval" placeholder:"2s" help:"How late a report may be."`
+	OnStoreFailure string `env:"COORDINATION_ON_STORE_FAILURE" name:"coordination-on-store-failure" placeholder:"local" help:"local, open, closed or cached."`
+	LocalCap       string `env:"COORDINATION_LOCAL_CAP" name:"coordination-local-cap" placeholder:"0" help:"Tokens a node for local; 0: limit / max_nodes."`
+	MaxStaleness   string `env:"COORDINATION_MAX_STALENESS" name:"coordination-max-staleness" placeholder:"10s" help:"For cached."`
+	OnDeny         string `env:"COORDINATION_ON_DENY" name:"coordination-on-deny" placeholder:"charge" help:"charge or refund: what a denied request costs."`
+}
+
+// coordination is the default of all rules.
+func (f *coordinationFlags) coordination() (ratelimit.Coordination, error) {
+	c := ratelimit.DefaultCoordination()
+	texts := []string{
+		f.Mode, f.LeaseSize, f.LeaseMin, f.LeaseMax, f.LeaseTTL, f.Reclaim, f.DriftBudget, f.MaxNodes, f.LowWatermark,
+		f.CheckTimeout, f.SyncInterval, f.OnStoreFailure, f.LocalCap, f.MaxStaleness, f.OnDeny,
+	}
+	var errs []error
+	for i, text := range texts {
+		if text == "" {
+			continue
+		}
+		if err := c.Set(ratelimit.CoordinationFields[i], text); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", coordinationEnv(ratelimit.CoordinationFields[i]), err))
+		}
+	}
+	for _, err := range c.Validate() {
+		errs = append(errs, fmt.Errorf("coordination: %w", err))
+	}
+	return c, errors.Join(errs...)
+}
+
+func coordinationEnv(field string) string {
+	return "COORDINATION_" + strings.ToUpper(strings.ReplaceAll(field, ".", "_"))
+}
+
+func coordinationHelp() string { return strings.Join(ratelimit.CoordinationFields, ", ") }
+
+// validate reports settings outside their bounds, with name and value.
+func (s *settings) validate() error {
+	var errs []error
+	if s.MaxKeys < 1 || s.MaxKeys > 1<<30 {
+		errs = append(errs, fmt.Errorf("MAX_KEYS is %d, must be between 1 and %d", s.MaxKeys, 1<<30))
+	}
+	if s.NearLimitRatio < 0 || s.NearLimitRatio > 1 {
+		errs = append(errs, fmt.Errorf("NEAR_LIMIT_RATIO is %v, must be between 0 and 1", s.NearLimitRatio))
+	}
+	for name, d := range map[string]time.Duration{
+		"DRAIN_TIME": s.DrainTime, "GRACE_TIME": s.GraceTime,
+		"GRPC_MAX_CONNECTION_AGE": s.MaxConnAge, "GRPC_MAX_CONNECTION_AGE_GRACE": s.MaxConnAgeGrace,
+	} {
+		if d < 0 {
+			errs = append(errs, fmt.Errorf("%s is %v, must not be negative", name, d))
+		}
+	}
+	if s.ConfigType != "FILE" {
+		errs = append(errs, fmt.Errorf("CONFIG_TYPE is %q, and this version reads rules from FILE only", s.ConfigType))
+	}
+	return errors.Join(errs...)
+}
+
+func (s *settings) serviceOptions() service.Options {
+	o := service.Options{
+		ShadowMode: s.ShadowMode, QuotaMode: s.QuotaMode, DynamicMetadata: s.DynamicMetadata, NearLimitRatio: s.NearLimitRatio,
+	}
+	if s.HeadersEnabled {
+		o.Headers = service.HeaderNames{Limit: s.LimitHeader, Remaining: s.RemainingHeader, Reset: s.ResetHeader}
+	}
+	return o
+}
+
+func (s *settings) serverOptions() server.Options {
+	address := func(host string, port uint16) string { return fmt.Sprintf("%s:%d", host, port) }
+	o := server.Options{
+		HTTP: address(s.Host, s.Port), GRPC: address(s.GRPCHost, s.GRPCPort), GRPCSocket: s.GRPCUDS,
+		Debug: address(s.DebugHost, s.DebugPort), MaxConnectionAge: s.MaxConnAge, ConnectionGrace: s.MaxConnAgeGrace,
+		DrainTime: s.DrainTime, GraceTime: s.GraceTime,
+	}
+	if s.UsePrometheus {
+		o.Metrics = s.PrometheusAddr
+	}
+	return o
+}
+
+// defaultRuntimeRoot is where envoyproxy/ratelimit's image has its rules.
+const defaultRuntimeRoot = "/srv/runtime_data/current"
+
+// source is where rules come from; root is the link to watch, if any.
+func (s *settings) source() (source config.Source, tree config.Tree, root string) {
+	tree.IgnoreDotFiles = s.IgnoreDotFiles
+	runtimeRoot := s.RuntimeRoot
+	if runtimeRoot == "" {
+		if _, err := os.Stat(defaultRuntimeRoot); err == nil {
+			runtimeRoot = defaultRuntimeRoot
+		}
+	}
+	switch {
+	case s.Config != "":
+		tree.Path = s.Config
+	case runtimeRoot != "":
+		tree.Path = filepath.Join(runtimeRoot, s.RuntimeSubdir, s.RuntimeAppdir)
+		if s.WatchRoot {
+			root = runtimeRoot
+		}
+	default:
+		return config.Static{{Name: "(built-in example)", Data: []byte(exampleConfig)}}, tree, ""
+	}
+	return tree, tree, root
+}
+
+func (s *settings) logger(w io.Writer) *slog.Logger {
+	levels := map[string]slog.Level{
+		"trace": slog.LevelDebug, "debug": slog.LevelDebug, "warn": slog.LevelWarn, "warning": slog.LevelWarn,
+		"error": slog.LevelError, "fatal": slog.LevelError, "panic": slog.LevelError,
+	}
+	o := &slog.HandlerOptions{Level: levels[strings.ToLower(s.LogLevel)]}
+	if strings.EqualFold(s.LogFormat, "json") {
+		return slog.New(slog.NewJSONHandler(w, o))
+	}
+	return slog.New(slog.NewTextHandler(w, o))
+}
+
+// Names of envoyproxy/ratelimit that are not flags here. Where doing nothing
+// would break a promise, the server refuses to start instead.
+var (
+	refusedNames = []string{
+		"REDIS_URL", "REDIS_PERSECOND_URL", "GRPC_SERVER_USE_TLS",
+	}
+	withoutEffect = []string{
+		"USE_STATSD", "TRACING_ENABLED", "USE_CALENDAR_MONTH_RATE_LIMIT", "BACKEND_TYPE", "LOCAL_CACHE_SIZE_IN_BYTES",
+		"EXPIRATION_JITTER_MAX_SECONDS", "CACHE_KEY_PREFIX", "EXTRA_TAGS", "STATSD_HOST", "STATSD_PORT", "STATS_FLUSH_INTERVAL",
+		"DISABLE_STATS", "GRPC_SERVER_TLS_CERT", "GRPC_SERVER_TLS_KEY", "GRPC_CLIENT_TLS_CACERT", "GRPC_CLIENT_TLS_SAN",
+		"REDIS_SOCKET_TYPE", "REDIS_TYPE", "REDIS_POOL_SIZE", "REDIS_AUTH", "REDIS_TLS", "REDIS_PIPELINE_WINDOW",
+		"REDIS_PIPELINE_LIMIT", "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "REDIS_PERSECOND", "MEMCACHE_HOST_PORT",
+		"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
+	}
+)
+
+// inEnvironment looks for names that this version does nothing with. off are
+// values that say what is true anyway.
+func inEnvironment(lookup func(string) (string, bool), names []string) (found []string) {
+	off := []string{"", "false", "0"}
+	for _, name := range names {
+		if value, ok := lookup(name); ok && !slices.Contains(off, strings.ToLower(value)) {
+			found = append(found, name)
+		}
+	}
+	return found
+}

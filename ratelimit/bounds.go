@@ -1,0 +1,101 @@
+package ratelimit
+
+import (
+	"fmt"
+	"math/bits"
+	"time"
+)
+
+// StoreDeadline is the longest a decision waits for the store: less than
+// Envoy's own default of 20 ms.
+const StoreDeadline = 15 * time.Millisecond
+
+// Bounds are the worst case that a rule declares before it runs, for each key
+// and window (token_bucket: for each time to fill the bucket).
+type Bounds struct {
+	Over      Tokens // admitted beyond the limit, over the whole fleet
+	OverNote  string // what else there is to say about it, or ""
+	Under     string // what may be refused while tokens were left
+	Wait      string // the longest wait for a decision
+	StoreOps  string // store operations
+	OnOutage  string // what is admitted in a window without a store
+	Unlimited bool
+}
+
+// OverPercent is Over as a share of limit.
+func (b Bounds) OverPercent(limit Tokens) float64 {
+	if limit == 0 {
+		return 0
+	}
+	return 100 * float64(b.Over) / float64(limit)
+}
+
+// Declare states a rule's bounds on nodes nodes. store says whether they share
+// one; without, each counts in its own memory.
+func (r *Rule) Declare(nodes int, store bool) Bounds {
+	if r.Unlimited {
+		return Bounds{Unlimited: true}
+	}
+	limit := r.Limit.Capacity()
+	if !store {
+		b := Bounds{Over: limit * Tokens(nodes-1), Under: "0", Wait: "none", StoreOps: "0", OnOutage: "no store"}
+		if nodes > 1 {
+			b.OverNote = "each node counts alone"
+		}
+		return b
+	}
+	c := r.Coordination
+	b := Bounds{
+		Under:    "a crashed node's lease, until the window ends",
+		Wait:     "one store round trip, at most " + StoreDeadline.String(),
+		StoreOps: fmt.Sprintf("at most 1/s a key a node, and %d a window", 10*max(1, bits.Len64(uint64(limit))-1)),
+		OnOutage: r.outage(nodes, limit),
+	}
+	if c.Reclaim == ReclaimEager && c.Mode != Routing {
+		b.Under = "0"
+		b.Over = r.largestLease() * Tokens(nodes)
+		b.OverNote = fmt.Sprintf("%d for each node that goes silent", r.largestLease())
+	}
+	switch c.Mode {
+	case Approx:
+		b.Over += c.DriftBudget.Of(limit)
+		b.Wait = fmt.Sprintf("%v, and none above the watermark", c.CheckTimeout)
+	case Routing:
+		b.Under = "0 (after an owner's crash: the block it drew)"
+		b.Wait = "one hop to the key's owner"
+		b.StoreOps = "a block for each owner, not for each request"
+	}
+	return b
+}
+
+func (r *Rule) outage(nodes int, limit Tokens) string {
+	c := r.Coordination
+	switch c.OnStoreFailure {
+	case FailOpen:
+		return "all demand"
+	case FailClosed:
+		return "leases in hand, then 0"
+	case FailCached:
+		return fmt.Sprintf("what was left, times %d nodes, for %v", nodes, c.MaxStaleness)
+	default:
+		share := c.LocalCap
+		if share == 0 {
+			share = max(1, limit/Tokens(c.MaxNodes))
+		}
+		return fmt.Sprintf("%d (%d a node)", share*Tokens(nodes), share)
+	}
+}
+
+// largestLease is the most that one holder can be granted at once: half of a
+// whole budget, or what the rule fixes.
+func (r *Rule) largestLease() Tokens {
+	size := r.Coordination.Lease
+	most := max(1, r.Limit.Capacity()/2)
+	if size.Fixed > 0 {
+		return min(most, size.Fixed)
+	}
+	if size.Max > 0 {
+		return min(most, size.Max)
+	}
+	return most
+}

@@ -1,0 +1,32 @@
+package server
+
+import (
+	"io"
+	"net/http"
+	"net/http/pprof"
+)
+
+// Debug is the handler of the debug port. It is for people: nothing on it
+// changes anything.
+func Debug(rules, stats func(io.Writer), metrics http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	page := func(path string, write func(io.Writer)) {
+		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+			w.Header().Set("X-Content-Type-Options", "nosniff")
+			write(w)
+		})
+	}
+	page("/{$}", func(w io.Writer) {
+		_, _ = io.WriteString(w, "/rlconfig: the rules in force\n/stats: counters\n/metrics: counters for Prometheus\n/debug/pprof/: profiles\n")
+	})
+	page("/rlconfig", rules)
+	page("/stats", stats)
+	mux.Handle("/metrics", metrics)
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	return mux
+}

@@ -1,0 +1,214 @@
+// Package server opens the ports and keeps them: gRPC, HTTP and debug, health,
+// and the order of a shutdown.
+//
+// Guarantee: all ports are open before any is announced, or none stays open.
+// On Drain, health fails first, calls are served for the drain time, then
+// streams end and ports close; no call that was accepted is cut off within the
+// grace time.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+
+	"github.com/sluice-gate/sluice/ratelimit/service"
+)
+
+// Options are where to listen and for how long to go on.
+type Options struct {
+	HTTP, GRPC, Debug string // host:port
+	GRPCSocket        string // a path: instead of GRPC
+	Metrics           string // host:port for metrics alone, "" for none
+	MaxConnectionAge  time.Duration
+	MaxConnectionIdle time.Duration // 0: for ever
+	ConnectionGrace   time.Duration
+	DrainTime         time.Duration // between health failing and ports closing
+	GraceTime         time.Duration // for calls under way when ports close
+}
+
+// Server serves until it is drained.
+type Server struct {
+	options   Options
+	log       *slog.Logger
+	grpc      *grpc.Server
+	health    *health.Server
+	ready     atomic.Bool
+	https     []*http.Server
+	listeners []net.Listener // of the HTTP servers, and of gRPC last
+}
+
+// healthServices are the names that the health service knows.
+var healthServices = []string{"", "ratelimit"}
+
+// New makes a server and opens its ports. Handlers are for the HTTP, debug and
+// metrics ports.
+func New(s *service.Service, public, debug, metrics http.Handler, o Options, log *slog.Logger) (*Server, error) {
+	v := &Server{options: o, log: log, health: health.NewServer()}
+	v.grpc = grpc.NewServer(append(Transport(o), service.ServerCodec())...)
+	s.Register(v.grpc)
+	healthpb.RegisterHealthServer(v.grpc, v.health)
+	reflection.Register(v.grpc)
+	v.SetHealthy(false)
+
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthcheck", v.serveHealth)
+	mux.Handle("/", public)
+	if err := v.open(mux, debug, metrics); err != nil {
+		v.close()
+		return nil, err
+	}
+	return v, nil
+}
+
+// Transport is how gRPC connections are kept, whatever is served on them.
+func Transport(o Options) []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(service.MaxRequestBytes),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			MaxConnectionAge: o.MaxConnectionAge, MaxConnectionAgeGrace: o.ConnectionGrace, MaxConnectionIdle: o.MaxConnectionIdle,
+		}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+	}
+}
+
+func (v *Server) open(public, debug, metrics http.Handler) error {
+	ports := []struct {
+		what, network, address string
+		handler                http.Handler
+	}{
+		{"HTTP (HOST, PORT)", "tcp", v.options.HTTP, public},
+		{"debug (DEBUG_HOST, DEBUG_PORT)", "tcp", v.options.Debug, debug},
+		{"metrics (PROMETHEUS_ADDR)", "tcp", v.options.Metrics, metrics},
+		{"gRPC (GRPC_HOST, GRPC_PORT)", "tcp", v.options.GRPC, nil},
+	}
+	if path := v.options.GRPCSocket; path != "" {
+		grpc := &ports[len(ports)-1]
+		grpc.what, grpc.network, grpc.address = "gRPC (GRPC_UDS)", "unix", path
+		removeStaleSocket(path)
+	}
+	for _, p := range ports {
+		if p.address == "" {
+			continue
+		}
+		l, err := net.Listen(p.network, p.address)
+		if err != nil {
+			return fmt.Errorf("cannot open the %s port: %w", p.what, err)
+		}
+		v.listeners = append(v.listeners, l)
+		if p.handler != nil {
+			v.https = append(v.https, &http.Server{
+				Handler: p.handler, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, IdleTimeout: 5 * time.Minute,
+				MaxHeaderBytes: 64 << 10, ErrorLog: slog.NewLogLogger(v.log.Handler(), slog.LevelDebug),
+			})
+		}
+	}
+	return nil
+}
+
+// removeStaleSocket removes a socket that a process which is gone left behind.
+func removeStaleSocket(path string) {
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode()&os.ModeSocket == 0 {
+		return
+	}
+	if c, err := net.Dial("unix", path); err == nil {
+		c.Close()
+		return
+	}
+	_ = os.Remove(path)
+}
+
+// Addresses are the addresses of the HTTP and gRPC ports, as opened.
+func (v *Server) Addresses() (http, grpc net.Addr) {
+	return v.listeners[0].Addr(), v.listeners[len(v.listeners)-1].Addr()
+}
+
+// SetHealthy says what health checks are told.
+func (v *Server) SetHealthy(ok bool) {
+	v.ready.Store(ok)
+	state := healthpb.HealthCheckResponse_NOT_SERVING
+	if ok {
+		state = healthpb.HealthCheckResponse_SERVING
+	}
+	for _, name := range healthServices {
+		v.health.SetServingStatus(name, state)
+	}
+}
+
+func (v *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
+	if !v.ready.Load() {
+		w.WriteHeader(http.StatusInternalServerError)
+		return
+	}
+	_, _ = w.Write([]byte("OK"))
+}
+
+// Serve serves until ctx is done, and then drains; hurry ends the drain time
+// early. It returns when everything has ended, and why, if not because of ctx.
+func (v *Server) Serve(ctx, hurry context.Context) error {
+	var g errgroup.Group
+	failed, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	run := func(serve func(net.Listener) error, l net.Listener) {
+		g.Go(func() error {
+			err := serve(l)
+			if err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
+				fail(err)
+				return fmt.Errorf("serving on %s: %w", l.Addr(), err)
+			}
+			return nil
+		})
+	}
+	for i, h := range v.https {
+		run(h.Serve, v.listeners[i])
+	}
+	run(v.grpc.Serve, v.listeners[len(v.listeners)-1])
+	<-failed.Done()
+	v.drain(hurry)
+	return g.Wait()
+}
+
+func (v *Server) drain(hurry context.Context) {
+	v.SetHealthy(false)
+	v.health.Shutdown() // no later SetHealthy changes it
+	v.log.Info("draining: health fails, calls are still served", "for", v.options.DrainTime)
+	select {
+	case <-time.After(v.options.DrainTime):
+	case <-hurry.Done():
+	}
+	grace, cancel := context.WithTimeout(context.Background(), v.options.GraceTime)
+	defer cancel()
+	stop := context.AfterFunc(grace, v.grpc.Stop)
+	defer stop()
+	var g errgroup.Group
+	for _, h := range v.https {
+		g.Go(func() error {
+			if err := h.Shutdown(grace); err != nil {
+				return h.Close()
+			}
+			return nil
+		})
+	}
+	v.grpc.GracefulStop()
+	_ = g.Wait()
+}
+
+func (v *Server) close() {
+	for _, l := range v.listeners {
+		l.Close()
+	}
+}
