@@ -134,26 +134,16 @@ type costRound struct {
 }
 
 func (c *contender) start(o CostOptions, requests [][]byte, rules string, empty bool) error {
-	ports := make([]int, 3)
-	for i := range ports {
-		var err error
-		if ports[i], err = freePort(); err != nil {
-			return err
-		}
-	}
-	address := fmt.Sprintf("127.0.0.1:%d", ports[0])
-	args := []string{"bench", "empty", "--address", address}
-	if !empty {
-		args = []string{
-			"serve", "--config", rules, "--log-level", "warn", "--grpc-host", "127.0.0.1", "--grpc-port", fmt.Sprint(ports[0]),
-			"--host", "127.0.0.1", "--port", fmt.Sprint(ports[1]), "--debug-host", "127.0.0.1", "--debug-port", fmt.Sprint(ports[2]),
-		}
-	}
 	var err error
-	if c.process, err = start(o.Binary, address, os.Stderr, nil, args...); err != nil {
+	if empty {
+		c.process, err = startEmpty(o.Binary)
+	} else {
+		c.process, err = startSluice(o.Binary, rules)
+	}
+	if err != nil {
 		return err
 	}
-	c.client, err = dial(address, o.Connections, requests)
+	c.client, err = dial(c.process.address, o.Connections, requests)
 	return err
 }
 

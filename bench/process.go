@@ -7,6 +7,8 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,14 +17,14 @@ import (
 // process is a server in a process of its own.
 type process struct {
 	cmd     *exec.Cmd
-	address string
+	address string // of gRPC
+	debug   string // of the debug port, if it has one
 }
 
-// start runs this binary with args and waits for the gRPC port to answer.
-func start(binary, address string, stderr io.Writer, env []string, args ...string) (*process, error) {
+// start runs a binary and waits for its gRPC port to open.
+func start(binary, address string, args ...string) (*process, error) {
 	cmd := exec.Command(binary, args...)
-	cmd.Env = append(os.Environ(), env...)
-	cmd.Stderr = stderr
+	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return nil, fmt.Errorf("starting %s: %w", binary, err)
@@ -77,12 +79,58 @@ func (p *process) cpu() (time.Duration, error) {
 	return time.Duration(ts.Nano()), nil
 }
 
-// freePort finds a port nobody listens on now.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+// startSluice runs a node with these rules on free ports.
+func startSluice(binary, rules string, more ...string) (*process, error) {
+	ports, err := freePorts(3)
 	if err != nil {
-		return 0, fmt.Errorf("looking for a free port: %w", err)
+		return nil, err
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	args := append([]string{
+		"serve", "--config", rules, "--log-level", "warn", "--grpc-host", "127.0.0.1", "--grpc-port", ports[0],
+		"--host", "127.0.0.1", "--port", ports[1], "--debug-host", "127.0.0.1", "--debug-port", ports[2],
+	}, more...)
+	p, err := start(binary, "127.0.0.1:"+ports[0], args...)
+	if err != nil {
+		return nil, err
+	}
+	p.debug = "127.0.0.1:" + ports[2]
+	return p, nil
+}
+
+func startEmpty(binary string) (*process, error) {
+	ports, err := freePorts(1)
+	if err != nil {
+		return nil, err
+	}
+	address := "127.0.0.1:" + ports[0]
+	return start(binary, address, "bench", "empty", "--address", address)
+}
+
+// peakMemory is the most resident memory that the process has had, in bytes.
+func (p *process) peakMemory() (int64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if err != nil {
+		return 0, fmt.Errorf("memory of process %d: %w", p.cmd.Process.Pid, err)
+	}
+	for line := range strings.Lines(string(text)) {
+		var kib int64
+		if n, _ := fmt.Sscanf(line, "VmHWM: %d kB", &kib); n == 1 {
+			return kib << 10, nil
+		}
+	}
+	return 0, fmt.Errorf("memory of process %d: /proc says nothing of it", p.cmd.Process.Pid)
+}
+
+// freePorts finds ports that nobody listens on now.
+func freePorts(n int) ([]string, error) {
+	ports := make([]string, n)
+	for i := range ports {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, fmt.Errorf("looking for a free port: %w", err)
+		}
+		defer l.Close() // all are held until all are found
+		ports[i] = strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+	}
+	return ports, nil
 }

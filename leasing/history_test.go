@@ -60,7 +60,7 @@ func newHistory(seed uint64, algorithm ratelimit.Algorithm, reclaim ratelimit.Re
 	}
 	h.rule.Coordination = ratelimit.DefaultCoordination()
 	h.rule.Coordination.Reclaim = reclaim
-	h.rule.Coordination.Lease.TTL = []time.Duration{50, 500, 5000}[rnd.IntN(3)] * time.Millisecond
+	h.rule.Coordination.Lease.TTL = []time.Duration{50 * time.Millisecond, 500 * time.Millisecond, 5 * time.Second}[rnd.IntN(3)]
 	for range 1 + rnd.IntN(8) {
 		h.join()
 	}

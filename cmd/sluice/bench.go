@@ -12,6 +12,7 @@ import (
 
 type benchCmd struct {
 	Cost  benchCostCmd  `cmd:"" help:"Server CPU a call, against an empty gRPC server of the same protocol, in one run."`
+	Keys  benchKeysCmd  `cmd:"" help:"Memory and limits of one process under ever new keys."`
 	Empty benchEmptyCmd `cmd:"" hidden:"" help:"Serve the empty server."`
 }
 
@@ -37,7 +38,7 @@ func (c *benchCostCmd) Run(s streams) error {
 		return fmt.Errorf("finding this binary: %w", err)
 	}
 	report, err := bench.Cost(ctx, bench.CostOptions{
-		Binary: self, Rounds: c.Rounds, Round: c.Round, Callers: c.Callers, Connections: c.Connections, Keys: c.Keys, Progress: s.err,
+		Binary: self, Rounds: c.Rounds, Round: c.Round, Callers: c.Callers, Connections: c.Connections, Keys: c.Keys, Progress: s.progress(),
 	})
 	if err != nil {
 		return err
@@ -51,6 +52,44 @@ func (c *benchCostCmd) Run(s streams) error {
 	}
 	if c.MaxRatio > 0 && report.Ratio > c.MaxRatio {
 		return fmt.Errorf("the ratio is %.3f, more than --max-ratio %.3f", report.Ratio, c.MaxRatio)
+	}
+	return nil
+}
+
+type benchKeysCmd struct {
+	Keys      int `default:"5000000" help:"Distinct keys to send."`
+	MaxKeys   int `default:"1000000" help:"Keys that the server may track."`
+	MaxMemory int `default:"1536" help:"Fail if it ever has more resident memory than this, in MiB."`
+}
+
+// Run fails if memory went above MaxMemory, a limited key was admitted, or
+// metrics grew.
+func (c *benchKeysCmd) Run(s streams) error {
+	if c.Keys < 1000 || c.MaxKeys < 1 {
+		return fmt.Errorf("--keys is %d, must be at least 1000; --max-keys is %d, must be at least 1", c.Keys, c.MaxKeys)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding this binary: %w", err)
+	}
+	points, err := bench.Keys(ctx, bench.KeysOptions{Binary: self, Keys: c.Keys, MaxKeys: c.MaxKeys, Progress: s.progress()})
+	if err != nil {
+		return err
+	}
+	if err := bench.WriteKeysTable(s.out, points); err != nil {
+		return err
+	}
+	for _, p := range points {
+		switch {
+		case !p.Limited:
+			return fmt.Errorf("after %d keys the known key was admitted beyond its limit", p.Keys)
+		case p.PeakMemory>>20 > int64(c.MaxMemory):
+			return fmt.Errorf("after %d keys it had used %d MiB, more than --max-memory %d", p.Keys, p.PeakMemory>>20, c.MaxMemory)
+		case p.Series != points[0].Series:
+			return fmt.Errorf("after %d keys there were %d lines of metrics, %d before", p.Keys, p.Series, points[0].Series)
+		}
 	}
 	return nil
 }

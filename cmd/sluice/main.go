@@ -23,6 +23,18 @@ type cli struct {
 // streams are where a command writes; tests read them.
 type streams struct{ out, err io.Writer }
 
+// progress is where a long run says how far it is: a terminal, or nowhere.
+func (s streams) progress() io.Writer {
+	f, ok := s.err.(*os.File)
+	if !ok {
+		return nil
+	}
+	if info, err := f.Stat(); err != nil || info.Mode()&os.ModeCharDevice == 0 {
+		return nil
+	}
+	return s.err
+}
+
 func main() { os.Exit(run(os.Args[1:], streams{os.Stdout, os.Stderr})) }
 
 // run runs one command line and returns its exit code.

@@ -87,7 +87,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 		go watch(background, store, tree, root, log)
 	}
 	go keepHealthy(background, v, store, c.ForceStart && !c.HealthyWithOne)
-	c.announce(s.out, v, source)
+	announce(s.out, v, source)
 	return v.Serve(drain, hurry)
 }
 
@@ -139,9 +139,9 @@ func every(ctx context.Context, d time.Duration, f func()) {
 	}
 }
 
-func (c *serveCmd) announce(w io.Writer, v *server.Server, source config.Source) {
-	web, rpc := v.Addresses()
-	fmt.Fprintf(w, "sluice %s: HTTP on %s, gRPC on %s, debug on %s:%d\n", version(), web, rpc, c.DebugHost, c.DebugPort)
+func announce(w io.Writer, v *server.Server, source config.Source) {
+	web, rpc, debug := v.Addresses()
+	fmt.Fprintf(w, "sluice %s: HTTP on %s, gRPC on %s, debug on %s\n", version(), web, rpc, debug)
 	if _, builtIn := source.(config.Static); !builtIn {
 		return
 	}

@@ -63,7 +63,7 @@ type settings struct {
 
 	Coordination coordinationFlags `embed:"" group:"coordination"`
 
-	MaxKeys   int    `group:"limits" env:"MAX_KEYS" default:"1000000" help:"Most keys tracked at once, about 0.7 KB each. Beyond it new keys share budgets: they may be refused early, and never get more than their limit."`
+	MaxKeys   int    `group:"limits" env:"MAX_KEYS" default:"1000000" help:"Most keys tracked at once, at most about 1.2 KB of memory each. Beyond it new keys share budgets: they may be refused early, and never get more than their limit."`
 	LogLevel  string `group:"log" env:"LOG_LEVEL" default:"info" enum:"trace,debug,info,warn,warning,error,fatal,panic,TRACE,DEBUG,INFO,WARN,WARNING,ERROR,FATAL,PANIC" help:"debug, info, warn or error."`
 	LogFormat string `group:"log" env:"LOG_FORMAT" default:"text" enum:"text,json,TEXT,JSON" help:"text or json."`
 

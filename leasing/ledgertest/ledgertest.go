@@ -93,12 +93,11 @@ func perMinute(n ratelimit.Tokens) ratelimit.Limit {
 	return ratelimit.Limit{Unit: ratelimit.Minute, Requests: n}
 }
 
-func sliding(n ratelimit.Tokens) ratelimit.Limit {
-	return ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Minute, Requests: n}
-}
+var sliding20 = ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Minute, Requests: 20}
 
-func bucket(n, burst ratelimit.Tokens) ratelimit.Limit {
-	return ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: n, Burst: burst}
+// onePerSecond is a bucket that refills by a token a second.
+func onePerSecond(burst ratelimit.Tokens) ratelimit.Limit {
+	return ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 60, Burst: burst}
 }
 
 var cases = []struct {
@@ -138,7 +137,7 @@ var cases = []struct {
 		first := s.granted(c, 3)
 		s.equal("the same again", s.settle(c), first)
 		c.Seq = 4
-		s.equal("a late one", s.settle(c).Err, error(ratelimit.ErrStaleClaim))
+		s.equal("a late one", s.settle(c).Err, ratelimit.ErrStaleClaim)
 		s.equal("left", s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 2, Seq: 1}, 0).Available, ratelimit.Tokens(17))
 	}},
 	{"what was not received was not granted", false, func(s *script) {
@@ -248,23 +247,23 @@ var cases = []struct {
 	}},
 	{"sliding: the window before counts by the part still covered", false, func(s *script) {
 		s.Advance(15 * time.Second) // half of the minute is gone
-		g := s.granted(ratelimit.Claim{Limit: sliding(20), Holder: 1, Seq: 1, Waiting: 20}, 20)
+		g := s.granted(ratelimit.Claim{Limit: sliding20, Holder: 1, Seq: 1, Waiting: 20}, 20)
 		s.Advance(30*time.Second + 15*time.Second) // a quarter of the next
-		c := ratelimit.Claim{Limit: sliding(20), Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 20, Spent: 20, Waiting: 20}
+		c := ratelimit.Claim{Limit: sliding20, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 20, Spent: 20, Waiting: 20}
 		g = s.settle(c)
 		s.equal("granted", g.Granted, ratelimit.Tokens(5))
 		s.equal("the rest must wait for", g.RetryAfter, 45*time.Second)
 		s.Advance(time.Minute + 45*time.Second)
-		s.equal("available two windows on", s.settle(ratelimit.Claim{Limit: sliding(20), Holder: 2, Seq: 1}).Available, ratelimit.Tokens(20))
+		s.equal("available two windows on", s.settle(ratelimit.Claim{Limit: sliding20, Holder: 2, Seq: 1}).Available, ratelimit.Tokens(20))
 	}},
 	{"sliding: what a holder did not spend in the window before is not held against it", false, func(s *script) {
-		g := s.granted(ratelimit.Claim{Limit: sliding(20), Holder: 1, Seq: 1, Waiting: 20}, 20)
+		g := s.granted(ratelimit.Claim{Limit: sliding20, Holder: 1, Seq: 1, Waiting: 20}, 20)
 		s.Advance(45 * time.Second)
-		g = s.settle(ratelimit.Claim{Limit: sliding(20), Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 20, Spent: 4})
+		g = s.settle(ratelimit.Claim{Limit: sliding20, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 20, Spent: 4})
 		s.equal("available", g.Available, ratelimit.Tokens(16))
 	}},
 	{"bucket: starts full, refills evenly, never above burst", false, func(s *script) {
-		l := bucket(60, 10) // one a second
+		l := onePerSecond(10)
 		g := s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 10, Direct: true}, 10)
 		s.equal("full again after", g.ResetAfter, 10*time.Second)
 		c := ratelimit.Claim{Limit: l, Holder: 1, Window: g.Window, Granted: 10, Spent: 10, Waiting: 3, Direct: true}
@@ -278,7 +277,7 @@ var cases = []struct {
 		s.granted(c, 10)
 	}},
 	{"bucket: what an expired lease had not spent is gone", false, func(s *script) {
-		l := bucket(60, 2)
+		l := onePerSecond(2)
 		g := s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 1}, 1)
 		s.Advance(12 * time.Second) // 10 s until it expires, 2 s to refill behind it
 		s.granted(ratelimit.Claim{Limit: l, Holder: 2, Seq: 1, Waiting: 2}, 2)
@@ -286,7 +285,7 @@ var cases = []struct {
 		s.equal("available", g.Available, ratelimit.Tokens(0))
 	}},
 	{"bucket: level and what live leases may spend are at most burst", false, func(s *script) {
-		l := bucket(60, 10)
+		l := onePerSecond(10)
 		s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 8, TTL: time.Minute}, 8)
 		s.Advance(30 * time.Second)
 		g := s.granted(ratelimit.Claim{Limit: l, Holder: 2, Seq: 1, Waiting: 10}, 2)
@@ -306,7 +305,7 @@ var cases = []struct {
 		s.equal("after a day in a thousand steps", g.Available, ratelimit.Tokens(7))
 	}},
 	{"bucket: amnesia remembers what the holder says", true, func(s *script) {
-		l := bucket(60, 10)
+		l := onePerSecond(10)
 		g := s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 6}, 6)
 		s.Forget()
 		g = s.settle(ratelimit.Claim{Limit: l, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 6, Spent: 2})

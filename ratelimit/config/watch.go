@@ -38,7 +38,8 @@ func (s *Store) Watch(ctx context.Context, tree Tree, root string) error {
 			}
 			settle.Reset(settleTime)
 			continue
-		case <-w.Errors: // an overflow: look now
+		case err := <-w.Errors: // an overflow, mostly: look now
+			s.log.Debug("watching the config", "error", err)
 		case <-look.C:
 		case <-settle.C:
 		}

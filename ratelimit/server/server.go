@@ -132,9 +132,9 @@ func removeStaleSocket(path string) {
 	_ = os.Remove(path)
 }
 
-// Addresses are the addresses of the HTTP and gRPC ports, as opened.
-func (v *Server) Addresses() (http, grpc net.Addr) {
-	return v.listeners[0].Addr(), v.listeners[len(v.listeners)-1].Addr()
+// Addresses are where the HTTP, gRPC and debug ports were opened.
+func (v *Server) Addresses() (http, grpc, debug net.Addr) {
+	return v.listeners[0].Addr(), v.listeners[len(v.listeners)-1].Addr(), v.listeners[1].Addr()
 }
 
 // SetHealthy says what health checks are told.

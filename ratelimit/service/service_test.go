@@ -3,6 +3,7 @@ package service
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -425,7 +426,7 @@ func TestPanicIsOneFailedRequest(t *testing.T) {
 	f := newFixture(t, Options{}, testRules)
 	sound := f.limiter
 	f.limiter = broken{}
-	if _, err := f.call(rlsRequest(desc("twenty=x"))); err != errInternal {
+	if _, err := f.call(rlsRequest(desc("twenty=x"))); !errors.Is(err, errInternal) {
 		t.Error(err)
 	}
 	f.limiter = sound

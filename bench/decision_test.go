@@ -1,0 +1,91 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+// core is one decision without a wire: match a descriptor, take from a lease.
+type core struct {
+	domain   *config.Domain
+	limiter  *leasing.Local
+	entries  []config.Entry
+	key      []byte
+	asks     []ratelimit.Ask
+	verdicts []ratelimit.Verdict
+}
+
+func newCore(tb testing.TB) *core {
+	rules, _, problems := config.Parse([]config.Text{{Name: "bench", Data: []byte(costRules)}},
+		config.Options{Coordination: ratelimit.DefaultCoordination()})
+	if problems != nil {
+		tb.Fatal(problems)
+	}
+	return &core{
+		domain: rules.Domain("bench"), limiter: leasing.NewLocal(1_500_000, 1, time.Unix(1_800_000_000, 0)),
+		entries: []config.Entry{{Key: "generic_key", Value: "api"}, {Key: "api_key"}},
+		key:     make([]byte, 0, 256), asks: make([]ratelimit.Ask, 1), verdicts: make([]ratelimit.Verdict, 1),
+	}
+}
+
+func (c *core) decide(value string) {
+	c.entries[1].Value = value
+	rule, key := c.domain.Match(c.entries, c.key)
+	c.asks[0] = ratelimit.Ask{Rule: rule, Key: key, Cost: 1}
+	c.limiter.Decide(context.Background(), 1, c.asks, c.verdicts)
+}
+
+// BenchmarkDecision is match and take over so many tracked keys: uniform takes
+// each as often as any other, so that nearly every take misses the processor's
+// caches; zipf takes them as traffic does (s = 1.1).
+func BenchmarkDecision(b *testing.B) {
+	for _, n := range []int{1, 1000, 1_000_000} {
+		for _, skew := range []string{"uniform", "zipf"} {
+			if n == 1 && skew == "zipf" {
+				continue
+			}
+			b.Run(fmt.Sprintf("keys=%d/%s", n, skew), func(b *testing.B) {
+				c := newCore(b)
+				for i := range n {
+					c.decide(fmt.Sprintf("key-%08d", i))
+				}
+				order := orderOf(n, skew)
+				b.ReportAllocs()
+				i := 0
+				for b.Loop() {
+					c.decide(order[i])
+					if i++; i == len(order) {
+						i = 0
+					}
+				}
+			})
+		}
+	}
+}
+
+func orderOf(n int, skew string) []string {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	next := func() uint64 { return rnd.Uint64N(uint64(n)) }
+	if skew == "zipf" {
+		next = rand.NewZipf(rnd, 1.1, 1, uint64(n-1)).Uint64
+	}
+	order := make([]string, 1<<20)
+	for i := range order {
+		order[i] = fmt.Sprintf("key-%08d", next())
+	}
+	return order
+}
+
+func TestDecisionAllocatesNothing(t *testing.T) {
+	c := newCore(t)
+	if n := testing.AllocsPerRun(1000, func() { c.decide("key-00000001") }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

@@ -1,0 +1,163 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// KeysOptions are how Keys measures.
+type KeysOptions struct {
+	Binary   string
+	Keys     int // distinct ones sent
+	MaxKeys  int // the server may track
+	Progress io.Writer
+}
+
+// KeysPoint is what was seen after so many distinct keys.
+type KeysPoint struct {
+	Keys       int
+	PeakMemory int64 // bytes, resident
+	Series     int   // lines of /metrics
+	Limited    bool  // the known key, whose budget was used up, was refused
+}
+
+const keysRules = `domain: bench
+descriptors:
+  - key: api_key
+    rate_limit: {unit: year, requests_per_unit: 5}
+`
+
+// keysBatch is how many descriptors a request carries.
+const keysBatch = 50
+
+// Keys sends ever new keys to one process, as an attacker would who invents
+// them, and looks now and then at its memory, at its metrics and at a key that
+// had used up its budget before.
+func Keys(ctx context.Context, o KeysOptions) ([]KeysPoint, error) {
+	dir, err := os.MkdirTemp("", "sluice-bench")
+	if err != nil {
+		return nil, fmt.Errorf("bench: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	rules := filepath.Join(dir, "rules.yaml")
+	if err := os.WriteFile(rules, []byte(keysRules), 0o600); err != nil {
+		return nil, fmt.Errorf("bench: %w", err)
+	}
+	p, err := startSluice(o.Binary, rules, "--max-keys", fmt.Sprint(o.MaxKeys))
+	if err != nil {
+		return nil, err
+	}
+	defer p.stop()
+	conn, err := grpc.NewClient("passthrough:///"+p.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, fmt.Errorf("dialling %s: %w", p.address, err)
+	}
+	defer conn.Close()
+	f := keysFlood{process: p, client: rls.NewRateLimitServiceClient(conn)}
+	return f.run(ctx, o)
+}
+
+type keysFlood struct {
+	process *process
+	client  rls.RateLimitServiceClient
+	points  []KeysPoint
+}
+
+func (f *keysFlood) run(ctx context.Context, o KeysOptions) ([]KeysPoint, error) {
+	for range 5 {
+		if _, err := f.ask(ctx, "known"); err != nil {
+			return nil, err
+		}
+	}
+	if err := f.look(ctx, 0); err != nil {
+		return nil, err
+	}
+	names := make([]string, keysBatch)
+	for sent := 0; sent < o.Keys; sent += keysBatch {
+		for i := range names {
+			names[i] = fmt.Sprintf("invented-%09d", sent+i)
+		}
+		if _, err := f.ask(ctx, names...); err != nil {
+			return nil, err
+		}
+		if done := sent + keysBatch; done%(o.Keys/10/keysBatch*keysBatch) == 0 {
+			if err := f.look(ctx, done); err != nil {
+				return nil, err
+			}
+			if o.Progress != nil {
+				fmt.Fprintf(o.Progress, "\r%d of %d keys", done, o.Keys)
+			}
+		}
+	}
+	if o.Progress != nil {
+		fmt.Fprintln(o.Progress)
+	}
+	return f.points, nil
+}
+
+func (f *keysFlood) ask(ctx context.Context, keys ...string) (*rls.RateLimitResponse, error) {
+	r := &rls.RateLimitRequest{Domain: "bench"}
+	for _, k := range keys {
+		r.Descriptors = append(r.Descriptors, &common.RateLimitDescriptor{
+			Entries: []*common.RateLimitDescriptor_Entry{{Key: "api_key", Value: k}},
+		})
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	answer, err := f.client.ShouldRateLimit(ctx, r)
+	if err != nil {
+		return nil, fmt.Errorf("asking %s: %w", f.process.address, err)
+	}
+	return answer, nil
+}
+
+func (f *keysFlood) look(ctx context.Context, sent int) error {
+	answer, err := f.ask(ctx, "known")
+	if err != nil {
+		return err
+	}
+	peak, err := f.process.peakMemory()
+	if err != nil {
+		return err
+	}
+	response, err := http.Get("http://" + f.process.debug + "/metrics")
+	if err != nil {
+		return fmt.Errorf("metrics: %w", err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		return fmt.Errorf("metrics: %w", err)
+	}
+	f.points = append(f.points, KeysPoint{
+		Keys: sent, PeakMemory: peak, Series: strings.Count(string(text), "\n"),
+		Limited: answer.OverallCode == rls.RateLimitResponse_OVER_LIMIT,
+	})
+	return nil
+}
+
+// WriteKeysTable writes the points for people.
+func WriteKeysTable(out io.Writer, points []KeysPoint) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "distinct keys\tpeak memory\tmetric lines\tknown key\t")
+	for _, p := range points {
+		known := "still limited"
+		if !p.Limited {
+			known = "ADMITTED"
+		}
+		fmt.Fprintf(w, "%d\t%d MiB\t%d\t%s\t\n", p.Keys, p.PeakMemory>>20, p.Series, known)
+	}
+	return w.Flush()
+}
