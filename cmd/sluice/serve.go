@@ -64,7 +64,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	if names := inEnvironment(lookup, withoutEffect); len(names) > 0 {
 		log.Warn("these settings have no effect in this version", "names", strings.Join(names, " "))
 	}
-	source, tree, root := c.source()
+	source := c.source()
 	store := config.NewStore(source, config.Options{Coordination: coordination, MergeDomains: c.MergeDomains}, log)
 	if err := store.Load(); err != nil && !c.ForceStart {
 		return fmt.Errorf("the first rules are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set:\n%w", err)
@@ -83,8 +83,8 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	background, stop := context.WithCancel(drain)
 	defer stop()
 	go followWallClock(background, limiter, clock)
-	if tree.Path != "" {
-		go watch(background, store, tree, root, log)
+	if tree, ok := source.(config.Tree); ok {
+		go watch(background, store, tree, log)
 	}
 	go keepHealthy(background, v, store, c.ForceStart && !c.HealthyWithOne)
 	announce(s.out, v, source)
@@ -109,8 +109,8 @@ func followWallClock(ctx context.Context, l *leasing.Local, clock ratelimit.Cloc
 	every(ctx, time.Second, func() { l.SyncClock(clock(), time.Now()) })
 }
 
-func watch(ctx context.Context, store *config.Store, tree config.Tree, root string, log *slog.Logger) {
-	if err := store.Watch(ctx, tree, root); err != nil {
+func watch(ctx context.Context, store *config.Store, tree config.Tree, log *slog.Logger) {
+	if err := store.Watch(ctx, tree); err != nil {
 		log.Error("rules are no longer reloaded", "error", err)
 	}
 }

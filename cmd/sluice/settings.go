@@ -169,9 +169,9 @@ func (s *settings) serverOptions() server.Options {
 // defaultRuntimeRoot is where envoyproxy/ratelimit's image has its rules.
 const defaultRuntimeRoot = "/srv/runtime_data/current"
 
-// source is where rules come from; root is the link to watch, if any.
-func (s *settings) source() (source config.Source, tree config.Tree, root string) {
-	tree.IgnoreDotFiles = s.IgnoreDotFiles
+// source is where rules come from.
+func (s *settings) source() config.Source {
+	tree := config.Tree{IgnoreDotFiles: s.IgnoreDotFiles}
 	runtimeRoot := s.RuntimeRoot
 	if runtimeRoot == "" {
 		if _, err := os.Stat(defaultRuntimeRoot); err == nil {
@@ -184,12 +184,12 @@ func (s *settings) source() (source config.Source, tree config.Tree, root string
 	case runtimeRoot != "":
 		tree.Path = filepath.Join(runtimeRoot, s.RuntimeSubdir, s.RuntimeAppdir)
 		if s.WatchRoot {
-			root = runtimeRoot
+			tree.Root = runtimeRoot
 		}
 	default:
-		return config.Static{{Name: "(built-in example)", Data: []byte(exampleConfig)}}, tree, ""
+		return config.Static{{Name: "(built-in example)", Data: []byte(exampleConfig)}}
 	}
-	return tree, tree, root
+	return tree
 }
 
 func (s *settings) logger(w io.Writer) *slog.Logger {

@@ -28,6 +28,10 @@ func (s Static) Read() ([]Text, error) { return s, nil }
 // Kubernetes' own and left out.
 type Tree struct {
 	Path string
+	// Root, if it is a link, is all that counts as a change: its swap to another
+	// directory, so that a set of files is never read halfway. "" or no link:
+	// every change counts.
+	Root string
 	// IgnoreDotFiles leaves out names that start with ".".
 	IgnoreDotFiles bool
 }
@@ -50,6 +54,22 @@ func (t Tree) Read() ([]Text, error) {
 		return nil, err
 	}
 	return w.files, nil
+}
+
+// swapped returns what Root points to, "" if it is not a link.
+func (t Tree) swapped() string {
+	if info, err := os.Lstat(t.Root); t.Root == "" || err != nil || info.Mode()&os.ModeSymlink == 0 {
+		return ""
+	}
+	return resolve(t.Root)
+}
+
+func resolve(path string) string {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return ""
+	}
+	return real
 }
 
 type walk struct {

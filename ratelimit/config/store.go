@@ -26,6 +26,7 @@ type Store struct {
 	mu       sync.Mutex // one load at a time
 	read     bool       // guarded by mu
 	last     uint64     // guarded by mu; the fingerprint of what was read last
+	swapped  string     // guarded by mu; what the tree's root pointed to then
 	counters map[[2]string]*ratelimit.RuleCounters
 }
 
@@ -49,6 +50,23 @@ func (s *Store) Loads() (loaded, failed uint64) { return s.loaded.Load(), s.fail
 func (s *Store) Load() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.loadLocked()
+}
+
+// reload is Load, unless the tree's root is a link that was not swapped.
+func (s *Store) reload(tree Tree) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if to := tree.swapped(); to != "" && to == s.swapped {
+		return nil
+	}
+	return s.loadLocked()
+}
+
+func (s *Store) loadLocked() error {
+	if tree, ok := s.source.(Tree); ok {
+		s.swapped = tree.swapped()
+	}
 	files, err := s.source.Read()
 	if err != nil {
 		if !s.read || s.last != 0 { // once, not at every look

@@ -10,12 +10,10 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// Watch loads the store again whenever its files may have changed, until ctx
-// is done. root, if it is a link, is all that counts: then only its swap to
-// another directory is a change, so that a set of files is never read halfway
-// ("" if every change counts). Events say when to look; a look now and then
-// makes up for those that a file system does not send.
-func (s *Store) Watch(ctx context.Context, tree Tree, root string) error {
+// Watch loads the store again whenever the files of its source, which is tree,
+// may have changed, until ctx is done. Events say when to look; a look now and
+// then makes up for those that a file system does not send.
+func (s *Store) Watch(ctx context.Context, tree Tree) error {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
 		return fmt.Errorf("watching %s: %w", tree.Path, err)
@@ -25,10 +23,9 @@ func (s *Store) Watch(ctx context.Context, tree Tree, root string) error {
 	defer look.Stop()
 	settle := time.NewTimer(0)
 	defer settle.Stop()
-	swap := rootSwap{root: root, target: resolve(root)}
 	watched := map[string]bool{}
 	for {
-		addAll(w, watched, tree, root)
+		addAll(w, watched, tree)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -43,9 +40,7 @@ func (s *Store) Watch(ctx context.Context, tree Tree, root string) error {
 		case <-look.C:
 		case <-settle.C:
 		}
-		if swap.happened() {
-			_ = s.Load() // logged and counted there
-		}
+		_ = s.reload(tree) // logged and counted there
 	}
 }
 
@@ -56,10 +51,10 @@ const (
 
 // addAll watches every directory of the tree, and those that hold the links to
 // it. A directory that cannot be watched is still looked at now and then.
-func addAll(w *fsnotify.Watcher, watched map[string]bool, tree Tree, root string) {
+func addAll(w *fsnotify.Watcher, watched map[string]bool, tree Tree) {
 	paths := []string{filepath.Dir(tree.Path)}
-	if root != "" {
-		paths = append(paths, filepath.Dir(root))
+	if tree.Root != "" {
+		paths = append(paths, filepath.Dir(tree.Root))
 	}
 	if info, err := os.Stat(tree.Path); err == nil && info.IsDir() {
 		walk := walk{tree: tree, seen: map[string]bool{}, dirsOnly: true}
@@ -78,27 +73,4 @@ func addAll(w *fsnotify.Watcher, watched map[string]bool, tree Tree, root string
 			delete(watched, p)
 		}
 	}
-}
-
-// rootSwap remembers what a root link pointed to.
-type rootSwap struct{ root, target string }
-
-func (r *rootSwap) happened() bool {
-	if info, err := os.Lstat(r.root); r.root == "" || err != nil || info.Mode()&os.ModeSymlink == 0 {
-		return true
-	}
-	target := resolve(r.root)
-	if target == r.target {
-		return false
-	}
-	r.target = target
-	return true
-}
-
-func resolve(path string) string {
-	real, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		return ""
-	}
-	return real
 }

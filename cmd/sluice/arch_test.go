@@ -1,0 +1,176 @@
+package main
+
+import (
+	"encoding/json"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	bootstrap "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+	"github.com/goccy/go-yaml"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+const (
+	module = "github.com/sluice-gate/sluice/"
+	top    = "../../"
+)
+
+// mayImport says which of our packages those below a folder may use. What is
+// not here may use nothing of ours.
+var mayImport = map[string][]string{
+	"cmd":       {""},
+	"bench":     {""},
+	"leasing":   {"leasing", "ratelimit"},
+	"ratelimit": {"ratelimit"},
+}
+
+func TestImportsPointDownwards(t *testing.T) {
+	documented := map[string]bool{}
+	eachGoFile(t, func(path string, test bool) {
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments|parser.ImportsOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if test {
+			return
+		}
+		dir := filepath.Dir(path)
+		documented[dir] = documented[dir] || f.Doc != nil
+		folder, _, _ := strings.Cut(strings.TrimPrefix(path, top), "/")
+		for _, spec := range f.Imports {
+			name, ours := strings.CutPrefix(strings.Trim(spec.Path.Value, `"`), module)
+			if !ours {
+				continue
+			}
+			allowed := false
+			for _, prefix := range mayImport[folder] {
+				allowed = allowed || strings.HasPrefix(name, prefix)
+			}
+			if !allowed {
+				t.Errorf("%s imports %s", path, name)
+			}
+		}
+	})
+	for dir, ok := range documented {
+		if !ok {
+			t.Errorf("%s has no package doc", dir)
+		}
+	}
+}
+
+// The words of the domain do no I/O.
+func TestRatelimitIsPure(t *testing.T) {
+	out, err := exec.Command("go", "list", "-f", `{{join .Imports "\n"}}`, module+"ratelimit").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range strings.Fields(string(out)) {
+		switch name {
+		case "net", "os", "net/http", "log/slog", "sync":
+			t.Errorf("package ratelimit imports %s", name)
+		}
+	}
+}
+
+func eachGoFile(t *testing.T, f func(path string, test bool)) {
+	t.Helper()
+	err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != top {
+			return filepath.SkipDir
+		}
+		if strings.HasSuffix(path, ".go") {
+			f(path, strings.HasSuffix(path, "_test.go"))
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What the README shows is what there is.
+func TestREADME(t *testing.T) {
+	readme := read(t, "README.md")
+	makefile := read(t, "Makefile")
+	for _, want := range []string{"go run ./cmd/sluice serve", "make test", exampleRequest} {
+		if !strings.Contains(readme, want) {
+			t.Errorf("the README does not say %s", want)
+		}
+	}
+	if !strings.Contains(makefile, "\ntest:") || !strings.Contains(read(t, ".ci/run"), "\nmake test\n") {
+		t.Error("make test is not what CI runs")
+	}
+	for i, block := range fenced(readme, "yaml") {
+		if !strings.HasPrefix(block, "domain:") {
+			continue
+		}
+		_, warnings, problems := config.Parse([]config.Text{{Name: "README", Data: []byte(block)}}, config.Options{Coordination: ratelimit.DefaultCoordination()})
+		if problems != nil || warnings != nil {
+			t.Errorf("block %d: %v %v", i, problems, warnings)
+		}
+	}
+}
+
+func TestBuiltInExample(t *testing.T) {
+	_, warnings, problems := config.Parse([]config.Text{{Name: "example", Data: []byte(exampleConfig)}}, config.Options{Coordination: ratelimit.DefaultCoordination()})
+	if problems != nil || warnings != nil {
+		t.Errorf("%v %v", problems, warnings)
+	}
+}
+
+func TestEnvoyConfigIsValid(t *testing.T) {
+	var tree any
+	if err := yaml.Unmarshal([]byte(read(t, "deploy/envoy/envoy.yaml")), &tree); err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bootstrap.Bootstrap
+	if err := protojson.Unmarshal(text, &b); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.ValidateAll(); err != nil {
+		t.Error(err)
+	}
+	for _, f := range b.StaticResources.Listeners[0].FilterChains[0].Filters {
+		if _, err := f.GetTypedConfig().UnmarshalNew(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(top + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// fenced returns the code blocks of a language.
+func fenced(markdown, language string) (blocks []string) {
+	for _, part := range strings.Split(markdown, "```"+language+"\n")[1:] {
+		block, _, _ := strings.Cut(part, "```")
+		blocks = append(blocks, block)
+	}
+	return blocks
+}
