@@ -89,3 +89,17 @@ func TestDecisionAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// BenchmarkMemory is one dependent read at random in as much memory as a
+// million leases take: the least that a decision on a cold key can cost here.
+func BenchmarkMemory(b *testing.B) {
+	words := make([]uint64, 256<<20/8)
+	for i := range words {
+		words[i] = uint64(i)
+	}
+	at := uint64(1)
+	for b.Loop() {
+		at = at*6364136223846793005 + 1442695040888963407
+		at += words[at>>20%uint64(len(words))]
+	}
+}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -311,5 +313,29 @@ func BenchmarkDecide(b *testing.B) {
 				l.Decide(context.Background(), 1, asks, verdicts)
 			}
 		})
+	}
+}
+
+// From many goroutines at once, a limit admits exactly as many as it says.
+func TestConcurrentSpendsAreExact(t *testing.T) {
+	const limit, callers, calls = 1000, 8, 500
+	for algorithm := range ratelimit.Algorithms {
+		l := NewLocal(100, 1, testWall)
+		rule := testRule(ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Hour, Requests: limit, Burst: limit})
+		var admitted atomic.Int64
+		var wg sync.WaitGroup
+		for range callers {
+			wg.Go(func() {
+				for range calls {
+					if !decideOne(l, 1, ask{Rule: rule, Key: keyOf(1), Cost: 1}).OverLimit {
+						admitted.Add(1)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if n := admitted.Load(); n != limit {
+			t.Errorf("%v: admitted %d", rule.Limit, n)
+		}
 	}
 }

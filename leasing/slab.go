@@ -59,7 +59,9 @@ func (s *slab[T]) get(hash uint64, key []byte) *cell[T] {
 		if s.tags[at] != tag {
 			continue
 		}
-		if c := &s.cells[at]; c.hash == uint32(hash) && string(c.key[:c.len]) == string(key) {
+		// len(key), not c.len, so that the key's line is fetched beside the other.
+		c := &s.cells[at]
+		if c.hash == uint32(hash) && int(c.len) == len(key) && string(c.key[:len(key)]) == string(key) {
 			return c
 		}
 	}

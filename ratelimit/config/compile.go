@@ -14,8 +14,8 @@ type Options struct {
 	// MergeDomains joins the descriptors of files with the same domain.
 	MergeDomains bool
 	// Counters returns the counters of a rule, the same for the same rule after
-	// a reload. nil means new ones each time.
-	Counters func(domain, path string) *ratelimit.RuleCounters
+	// a reload. keys are the rule's, joined by NUL. nil means new ones each time.
+	Counters func(domain, keys string) *ratelimit.RuleCounters
 }
 
 // Text is a file's name, for messages, and what it holds.
@@ -102,7 +102,7 @@ func (c *compiler) file(f *File) {
 }
 
 // OverridePath stands for the limits that requests bring along, where a rule's
-// path is asked for.
+// keys are asked for.
 const OverridePath = "(request override)"
 
 func (c *compiler) inherit(s *scope, in *Inherited) {
@@ -221,7 +221,7 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 		}
 	}
 	if c.domain.Name != "" {
-		r.Counters = c.options.Counters(r.Domain, r.Path)
+		r.Counters = c.options.Counters(r.Domain, strings.Join(r.Keys, "\x00"))
 	}
 	return r
 }
