@@ -3,9 +3,10 @@ SHELL := /bin/bash
 GO ?= go
 TOOL := $(GO) tool -modfile=tools.mod
 FUZZTIME ?= 5s
+SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: help run test check bench bench-core bench-cost bench-keys fuzz format
+.PHONY: help run deps test check bench bench-core bench-cost bench-keys fuzz format
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,7 +14,17 @@ help: ## list the targets
 run: ## serve the built-in example
 	$(GO) run ./cmd/sluice serve
 
-test: ## all tests, and each fuzz target for FUZZTIME
+deps: ## install what tests need beside Go: redis-server
+	@command -v redis-server >/dev/null || { \
+	  echo "installing redis-server"; \
+	  if command -v apt-get >/dev/null; then $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq redis-server; \
+	  elif command -v dnf >/dev/null; then $(SUDO) dnf install -y redis; \
+	  elif command -v apk >/dev/null; then $(SUDO) apk add redis; \
+	  elif command -v brew >/dev/null; then brew install redis; \
+	  else echo "no package manager found: install redis-server (Redis 6.2 or later) and call make again"; exit 1; fi; } >&2
+	@command -v redis-server >/dev/null || { echo "redis-server is not on the PATH: install Redis 6.2 or later and call make again" >&2; exit 1; }
+
+test: deps ## all tests, and each fuzz target for FUZZTIME
 	$(GO) vet ./...
 	$(GO) test -timeout 10m ./...
 	$(MAKE) fuzz

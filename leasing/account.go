@@ -2,6 +2,7 @@ package leasing
 
 import (
 	"math/bits"
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -77,7 +78,7 @@ func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	a.advance(now, c)
 	r := a.find(c.Holder)
 	if r != nil && c.Seq <= r.seq {
-		if c.Seq < r.seq {
+		if c.Seq < r.seq || r.closed { // or a repeat of what expiry has undone
 			return ratelimit.Grant{Seq: c.Seq, Err: ratelimit.ErrStaleClaim}
 		}
 		return a.answer(r, c)
@@ -481,17 +482,12 @@ func (a *account) find(h ratelimit.Holder) *record {
 	return nil
 }
 
-// add makes room for a holder, in place of one that no longer counts.
+// add makes room for a holder; holders that no longer count go.
 func (a *account) add(h ratelimit.Holder, l *ratelimit.Limit) *record {
-	if a.first.seq == 0 {
+	a.others = slices.DeleteFunc(a.others, func(r record) bool { return a.obsolete(&r, l) })
+	if a.first.seq == 0 || a.obsolete(&a.first, l) {
 		a.first = record{holder: h}
 		return &a.first
-	}
-	for i := range a.others {
-		if r := &a.others[i]; a.obsolete(r, l) {
-			*r = record{holder: h}
-			return r
-		}
 	}
 	a.others = append(a.others, record{holder: h})
 	return &a.others[len(a.others)-1]
@@ -506,6 +502,7 @@ func (a *account) obsolete(r *record, l *ratelimit.Limit) bool {
 	case ratelimit.SlidingWindow:
 		return r.window < a.window-1
 	default:
-		return a.now.Sub(r.expires) > l.Period()*time.Duration(1+l.Burst/max(1, l.Requests))
+		periods := (a.now - r.expires) / ledgerTime(l.Period()/time.Microsecond)
+		return tokens(periods) > 1+l.Burst/max(1, l.Requests)
 	}
 }

@@ -26,7 +26,7 @@ type Claim struct {
 	Key    string
 	Limit  Limit
 	Holder Holder
-	// Seq grows with each new claim of this holder on this key. The same Seq
+	// Seq starts at 1 and grows with each new claim of this holder on this key. The same Seq
 	// twice is the claim once; a lower one than the last is ignored.
 	Seq     uint64
 	Fence   Fence
@@ -78,7 +78,8 @@ type Grant struct {
 
 // Errors of single claims.
 var (
-	// ErrStaleClaim answers a claim whose Seq is lower than the last one seen.
+	// ErrStaleClaim answers a claim whose Seq is lower than the last one seen,
+	// and a repeated one whose lease was reclaimed since.
 	ErrStaleClaim = errors.New("claim is older than the last one settled")
 	// ErrLedgerFull answers a claim on a new key when the ledger holds as many
 	// live accounts as it may.

@@ -1,0 +1,146 @@
+package leasing
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+//go:embed settle.lua
+var settleLua string
+
+var settleScript = redis.NewScript(settleLua)
+
+// Redis is a ledger in Redis (6.2 and later, Valkey), single, Sentinel or
+// Cluster: one hash an account, settled by one Lua script, on Redis' own clock.
+// Claims of one Settle share pipelined round trips. It is safe for concurrent
+// use. Accounts expire by themselves.
+type Redis struct {
+	client redis.UniversalClient
+	prefix string
+	// at replaces Redis' clock, in tests.
+	at func() ledgerTime
+}
+
+// NewRedis makes a ledger whose accounts' names start with prefix. The client
+// stays the caller's; it should not retry by itself, and must heed contexts
+// (redis.UniversalOptions.ContextTimeoutEnabled).
+func NewRedis(client redis.UniversalClient, prefix string) *Redis {
+	return &Redis{client: client, prefix: prefix, at: func() ledgerTime { return 0 }}
+}
+
+// Settle implements [ratelimit.Ledger]. A script that Redis has forgotten (a
+// flush, a failover) is sent again.
+func (l *Redis) Settle(ctx context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant) {
+	if len(claims) == 0 {
+		return
+	}
+	answers := l.pipeline(ctx, claims, settleScript.EvalSha)
+	var forgotten []int
+	for i := range answers {
+		if redis.HasErrorPrefix(answers[i].Err(), "NOSCRIPT") {
+			forgotten = append(forgotten, i)
+			continue
+		}
+		grants[i] = readGrant(&claims[i], answers[i])
+	}
+	if len(forgotten) == 0 {
+		return
+	}
+	again := make([]ratelimit.Claim, len(forgotten))
+	for j, i := range forgotten {
+		again[j] = claims[i]
+	}
+	answers = l.pipeline(ctx, again, settleScript.Eval)
+	for j, i := range forgotten {
+		grants[i] = readGrant(&claims[i], answers[j])
+	}
+}
+
+type evalFunc func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd
+
+func (l *Redis) pipeline(ctx context.Context, claims []ratelimit.Claim, eval evalFunc) []*redis.Cmd {
+	answers := make([]*redis.Cmd, len(claims))
+	pipe := l.client.Pipeline()
+	for i := range claims {
+		answers[i] = eval(ctx, pipe, []string{l.prefix + claims[i].Key}, l.arguments(&claims[i])...)
+	}
+	if _, err := pipe.Exec(ctx); err != nil { // also when a single command failed
+		for _, a := range answers {
+			if a.Err() == nil && a.Val() == nil {
+				a.SetErr(err)
+			}
+		}
+	}
+	return answers
+}
+
+func (l *Redis) arguments(c *ratelimit.Claim) []any {
+	flag := func(b bool) int {
+		if b {
+			return 1
+		}
+		return 0
+	}
+	return []any{
+		HolderName(c.Holder), c.Seq, int64(c.Fence), int64(c.Window), flag(c.Reclaim == ratelimit.ReclaimEager),
+		int64(c.Granted), int64(c.Spent), int64(c.Returned), int64(c.Waiting), int64(c.Want), c.TTL.Microseconds(),
+		flag(c.Direct), flag(c.Refilled), uint8(c.Limit.Algorithm), int64(c.Limit.Requests), int64(c.Limit.Burst),
+		c.Limit.Period().Microseconds(), int64(l.at()),
+	}
+}
+
+// HolderName is how Redis names a holder: short, for each account has it.
+func HolderName(h ratelimit.Holder) string { return "h" + strconv.FormatUint(uint64(h), 36) }
+
+// ErrLedgerAnswer says that what answered is no ledger of this protocol.
+var ErrLedgerAnswer = errors.New("the ledger's answer makes no sense")
+
+// readGrant reads what the script returned.
+func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
+	g := ratelimit.Grant{Seq: c.Seq, TTL: c.TTL}
+	values, err := answer.Int64Slice()
+	switch {
+	case err != nil && answer.Err() != nil:
+		g.Err = fmt.Errorf("redis: %w", err)
+		return g
+	case err == nil && len(values) == 1 && values[0] == 1:
+		g.Err = ratelimit.ErrStaleClaim
+		return g
+	case err != nil || len(values) != 11:
+		g.Err = fmt.Errorf("%w: %v", ErrLedgerAnswer, shortened(answer.Val()))
+		return g
+	}
+	g.Granted, g.Fence, g.Window = tokens(values[1]), ratelimit.Fence(values[2]), window(values[3])
+	g.Void = values[4] == 1
+	g.Available, g.Outstanding = tokens(values[5]), tokens(values[6])
+	g.ResetAfter, g.RetryAfter = microseconds(values[7]), microseconds(values[8])
+	g.Holders, g.OverAdmitted = int(values[9]), tokens(values[10])
+	if g.Granted < c.Granted && g.Window == c.Window && !g.Void || g.Available < 0 {
+		g.Err = fmt.Errorf("%w: %v", ErrLedgerAnswer, values)
+	}
+	return g
+}
+
+func microseconds(us int64) time.Duration {
+	if us > int64(1<<63-1)/1000 {
+		return 1<<63 - 1
+	}
+	return time.Duration(us) * time.Microsecond
+}
+
+func shortened(v any) string {
+	s := fmt.Sprint(v)
+	if len(s) > 80 {
+		s = s[:80] + "..."
+	}
+	return strings.ToValidUTF8(s, "?")
+}

@@ -1,0 +1,198 @@
+package leasing
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gate/sluice/leasing/ledgertest"
+	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// movedRedis is a ledger whose clock stands still and is moved by the test.
+type movedRedis struct {
+	*Redis
+	now ledgerTime
+}
+
+func newMovedRedis(t testing.TB, s *redistest.Server) *movedRedis {
+	client := s.Client()
+	t.Cleanup(func() { client.Close() })
+	m := &movedRedis{Redis: NewRedis(client, "t:"), now: ledgertest.Epoch}
+	m.at = func() ledgerTime { return m.now }
+	return m
+}
+
+func TestRedisConforms(t *testing.T) {
+	s := redistest.Start(t)
+	ledgertest.Run(t, func(t *testing.T) ledgertest.Harness {
+		s.Do("FLUSHALL")
+		m := newMovedRedis(t, s)
+		return ledgertest.Harness{
+			Ledger:  m,
+			Advance: func(d time.Duration) { m.now = m.now.Add(d) },
+			Forget:  func() { s.Do("FLUSHALL") },
+		}
+	})
+}
+
+// Random claims through the script and through the account in Go: every answer
+// is the same, to the microsecond and the token.
+func TestRedisAnswersAsMemoryDoes(t *testing.T) {
+	s := redistest.Start(t)
+	m := newMovedRedis(t, s)
+	for seed := range uint64(300) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { compareLedgers(t, m, seed) })
+	}
+}
+
+func compareLedgers(t *testing.T, m *movedRedis, seed uint64) {
+	rnd := rand.New(rand.NewPCG(seed, 7))
+	m.now = ledgertest.Epoch
+	memory := NewMemory(10, func() ledgerTime { return m.now })
+	limit := randomLimit(rnd)
+	limits := []ratelimit.Limit{limit, limit}
+	limits[1].Requests = max(1, limit.Requests/2)
+	reclaim := ratelimit.Reclaim(rnd.IntN(2))
+	holders := make([]ratelimit.Claim, 4)
+	granted := make([]ratelimit.Grant, 2)
+	for step := range 150 {
+		m.now = m.now.Add(time.Duration(rnd.Int64N(int64(limit.Period()) / 20)))
+		if rnd.IntN(40) == 0 {
+			m.now = m.now.Add(time.Duration(rnd.Int64N(3 * int64(limit.Period()))))
+		}
+		h := rnd.IntN(len(holders))
+		c := &holders[h]
+		mutate(rnd, c)
+		c.Key, c.Holder, c.Reclaim = fmt.Sprint("seed", seed), ratelimit.Holder(h+1), reclaim
+		c.Limit = limits[min(1, rnd.IntN(10)/9)]
+		c.TTL = time.Duration(1+rnd.Int64N(int64(limit.Period())/2)) / 1000 * 1000
+		memory.Settle(context.Background(), []ratelimit.Claim{*c}, granted[:1])
+		m.Settle(context.Background(), []ratelimit.Claim{*c}, granted[1:])
+		for i := range granted { // to what Lua's numbers hold
+			granted[i].ResetAfter = min(granted[i].ResetAfter, 1<<52)
+			granted[i].RetryAfter = min(granted[i].RetryAfter, 1<<52)
+		}
+		same := fmt.Sprint(granted[0].Err) == fmt.Sprint(granted[1].Err)
+		want, got := granted[0], granted[1]
+		want.Err, got.Err = nil, nil
+		if d := cmp.Diff(want, got); d != "" && granted[0].Err == nil || !same {
+			t.Fatalf("step %d: limit %v, claim %+v\nerrors %v, %v (-memory +redis):\n%s", step, c.Limit, *c, granted[0].Err, granted[1].Err, d)
+		}
+		if granted[0].Err == nil && rnd.IntN(4) > 0 { // the answer arrived
+			if want.Window != c.Window {
+				c.Spent, c.Returned = 0, 0
+			}
+			c.Granted, c.Fence, c.Window = want.Granted, want.Fence, want.Window
+		}
+	}
+}
+
+func randomLimit(rnd *rand.Rand) ratelimit.Limit {
+	l := ratelimit.Limit{
+		Algorithm: ratelimit.Algorithm(rnd.IntN(3)), Unit: ratelimit.Unit(1 + rnd.IntN(7)),
+		Requests: []tokens{1, 7, 100, 12345, 1 << 20, 1<<32 - 1}[rnd.IntN(6)],
+	}
+	if l.Algorithm == ratelimit.TokenBucket {
+		l.Burst = []tokens{1, 5, l.Requests, 1<<32 - 1}[rnd.IntN(4)]
+	}
+	return l
+}
+
+// mutate moves a holder on: it spends, drifts, returns, forgets, repeats.
+func mutate(rnd *rand.Rand, c *ratelimit.Claim) {
+	switch rnd.IntN(12) {
+	case 0: // the same claim again
+		if c.Seq > 0 {
+			return
+		}
+	case 1: // one that comes late
+		if c.Seq > 1 {
+			c.Seq--
+			return
+		}
+	case 2: // a holder that has forgotten everything
+		*c = ratelimit.Claim{Seq: c.Seq}
+	case 3: // back from another life
+		c.Window--
+	}
+	c.Seq += uint64(1 + rnd.IntN(2))
+	left := c.Granted - c.Spent - c.Returned
+	if left > 0 {
+		spend := rnd.Int64N(int64(left) + 1)
+		c.Spent += tokens(spend)
+		if rnd.IntN(3) == 0 {
+			c.Returned += tokens(rnd.Int64N(int64(left) - spend + 1))
+		}
+	}
+	if rnd.IntN(10) == 0 {
+		c.Spent += tokens(rnd.IntN(5)) // drift
+	}
+	if rnd.IntN(15) == 0 && c.Spent > 0 { // a refund
+		c.Spent -= tokens(rnd.Int64N(int64(c.Spent)))
+	}
+	c.Waiting = tokens(rnd.IntN(4))
+	c.Want = c.Waiting + tokens(rnd.IntN(100))
+	c.Direct = rnd.IntN(5) == 0
+	c.Refilled = rnd.IntN(8) == 0
+}
+
+func TestRedisReloadsItsScript(t *testing.T) {
+	s := redistest.Start(t)
+	client := s.Client()
+	defer client.Close()
+	l := NewRedis(client, "")
+	claims := []ratelimit.Claim{
+		{Key: "a", Limit: ratelimit.Limit{Unit: ratelimit.Day, Requests: 5}, Holder: 1, Seq: 1, Waiting: 1, Want: 1, TTL: time.Second},
+		{Key: "b", Limit: ratelimit.Limit{Unit: ratelimit.Day, Requests: 5}, Holder: 1, Seq: 1, Waiting: 1, Want: 1, TTL: time.Second},
+	}
+	for range 3 {
+		grants := make([]ratelimit.Grant, 2)
+		l.Settle(context.Background(), claims, grants)
+		for _, g := range grants {
+			if g.Err != nil || g.Granted != 1 {
+				t.Fatalf("%+v", g)
+			}
+		}
+		s.Do("SCRIPT", "FLUSH")
+	}
+}
+
+// Three holders' account takes at most 400 bytes besides its name, and goes
+// away by itself.
+func TestRedisAccountIsSmall(t *testing.T) {
+	s := redistest.Start(t)
+	client := s.Client()
+	defer client.Close()
+	l := NewRedis(client, "")
+	for algorithm := range ratelimit.Algorithms {
+		key := fmt.Sprint("k", algorithm)
+		limit := ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Second, Requests: 1_000_000, Burst: 1_000_000}
+		for h := range 3 {
+			var g [1]ratelimit.Grant
+			c := ratelimit.Claim{Key: key, Limit: limit, Holder: ratelimit.Holder(rand.Uint64()), Seq: 1_000_000, Waiting: 1, Want: 50_000, TTL: 10 * time.Second}
+			for range 2 {
+				l.Settle(context.Background(), []ratelimit.Claim{c}, g[:])
+				if g[0].Err != nil {
+					t.Fatal(g[0].Err)
+				}
+				c.Seq++
+				c.Granted, c.Fence, c.Window, c.Spent = g[0].Granted, g[0].Fence, g[0].Window, g[0].Granted-1
+			}
+			_ = h
+		}
+		size := s.Do("MEMORY", "USAGE", key).(int64)
+		t.Logf("%v: %d bytes", limit, size)
+		if size > 400+int64(len(key)) {
+			t.Errorf("%v: an account of three holders takes %d bytes", limit, size)
+		}
+		if ms := s.Do("PTTL", key).(int64); ms <= 0 || ms > 13_000 {
+			t.Errorf("%v: it expires in %d ms", limit, ms)
+		}
+	}
+}

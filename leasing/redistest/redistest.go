@@ -1,0 +1,146 @@
+// Package redistest runs real redis-servers for tests.
+//
+// Guarantee: a server runs in a directory of its own on a free loopback port,
+// and ends with the test. Where there is no redis-server the test fails, and
+// says how to get one: no test is skipped for want of it.
+package redistest
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Server is a running redis-server.
+type Server struct {
+	testing.TB
+	Addr string
+	args []string
+	dir  string
+	cmd  *exec.Cmd
+}
+
+// Start runs a redis-server with more arguments.
+func Start(tb testing.TB, args ...string) *Server {
+	tb.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	s := &Server{TB: tb, Addr: l.Addr().String(), args: args, dir: tb.TempDir()}
+	l.Close()
+	s.Run()
+	tb.Cleanup(s.Kill)
+	return s
+}
+
+// Run starts the server's process, again after Kill. It keeps nothing on disk.
+func (s *Server) Run() {
+	s.Helper()
+	path, err := exec.LookPath("redis-server")
+	if err != nil {
+		s.Fatal("there is no redis-server here, and the tests need one: make deps, or apt-get install redis-server")
+	}
+	_, port, err := net.SplitHostPort(s.Addr)
+	if err != nil {
+		s.Fatal(err)
+	}
+	args := append([]string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", s.dir}, s.args...)
+	s.cmd = exec.Command(path, args...)
+	if err := s.cmd.Start(); err != nil {
+		s.Fatal(err)
+	}
+	client := s.Client()
+	defer client.Close()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if err = client.Ping(context.Background()).Err(); err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			s.Fatalf("redis-server on %s does not answer: %v", s.Addr, err)
+		}
+	}
+}
+
+// Kill ends the process at once.
+func (s *Server) Kill() {
+	if s.cmd != nil && s.cmd.Process != nil {
+		_ = s.cmd.Process.Kill()
+		_ = s.cmd.Wait()
+		s.cmd = nil
+	}
+}
+
+// Signal sends a signal to the process.
+func (s *Server) Signal(sig os.Signal) {
+	s.Helper()
+	if err := s.cmd.Process.Signal(sig); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// Client returns a client to close.
+func (s *Server) Client() *redis.Client {
+	return redis.NewClient(&redis.Options{Addr: s.Addr, MaxRetries: -1, ContextTimeoutEnabled: true})
+}
+
+// Do runs one command and fails the test if it fails.
+func (s *Server) Do(args ...any) any {
+	s.Helper()
+	c := s.Client()
+	defer c.Close()
+	v, err := c.Do(context.Background(), args...).Result()
+	if err != nil {
+		s.Fatalf("%v: %v", args, err)
+	}
+	return v
+}
+
+// Commands returns how many commands of a name the server has run.
+func (s *Server) Commands(name string) int {
+	s.Helper()
+	text, _ := s.Do("INFO", "commandstats").(string)
+	var calls int
+	for line := range lines(text) {
+		if n, ok := cut(line, "cmdstat_"+name+":calls="); ok {
+			calls += n
+		}
+	}
+	return calls
+}
+
+func lines(text string) func(func(string) bool) {
+	return func(yield func(string) bool) {
+		start := 0
+		for i := range len(text) {
+			if text[i] == '\n' {
+				if !yield(text[start:i]) {
+					return
+				}
+				start = i + 1
+			}
+		}
+	}
+}
+
+func cut(line, prefix string) (int, bool) {
+	if len(line) <= len(prefix) || line[:len(prefix)] != prefix {
+		return 0, false
+	}
+	end := len(prefix)
+	for end < len(line) && line[end] >= '0' && line[end] <= '9' {
+		end++
+	}
+	n, err := strconv.Atoi(line[len(prefix):end])
+	return n, err == nil
+}
+
+// String names the server in messages.
+func (s *Server) String() string { return fmt.Sprintf("redis-server %s", s.Addr) }

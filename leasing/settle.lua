@@ -1,0 +1,333 @@
+-- settle books one claim on one account and answers it: account.go, in Lua,
+-- atomically in Redis. KEYS[1] is the account, a hash: field "a" the account,
+-- every other field a holder's record. All numbers are whole and below 2^53,
+-- so that Lua's doubles hold them exactly.
+--
+-- ARGV: holder, seq, fence, window, eager, granted, spent, returned, waiting,
+--       want, ttl us, direct, refilled, algorithm, requests, burst, period us,
+--       the time in us (0 but in tests: Redis' own)
+
+local MICRO = 1000000
+local FIXED, SLIDING, BUCKET = 0, 1, 2
+local NEVER = 9007199254740991 -- 2^53-1
+
+local holder = ARGV[1]
+local n = {}
+for i = 2, 18 do n[i] = tonumber(ARGV[i]) end
+local c = {
+  seq = n[2], fence = n[3], window = n[4], eager = n[5] == 1, granted = n[6], spent = n[7], returned = n[8],
+  waiting = n[9], want = n[10], ttl = n[11], direct = n[12], refilled = n[13] == 1,
+}
+local algorithm, requests, burst, period = n[14], n[15], n[16], n[17]
+local bucket, sliding = algorithm == BUCKET, algorithm == SLIDING
+local capacity = bucket and burst or requests
+local seconds = period / MICRO
+
+local now = n[18]
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * MICRO + time[2]
+end
+
+local floor, fmod, max, min = math.floor, math.fmod, math.max, math.min
+
+-- div is the whole part of x / y, exactly.
+local function div(x, y) return (x - fmod(x, y)) / y end
+
+-- muldiv is the whole part and the rest of (x * y + add) / z, exactly, for
+-- y and z below 2^33; NEVER if it does not fit.
+local function muldiv(x, y, z, add)
+  local r = fmod(x, z)
+  local q = (x - r) / z
+  if q * y > NEVER / 2 then return NEVER, 0 end
+  local high = floor(y / 65536)
+  local low = y - high * 65536
+  local t = r * high
+  local r1 = fmod(t, z)
+  local u = r1 * 65536 + r * low + add
+  local rest = fmod(u, z)
+  return q * y + (t - r1) / z * 65536 + (u - rest) / z, rest
+end
+
+-- The account. A record is {seq, window, expires, fence, granted, inflight,
+-- spent, returned, over, flags}; flags: 1 closed, 2 void, 4 direct.
+local SEQ, WINDOW, EXPIRES, FENCE, GRANTED, INFLIGHT, SPENT, RETURNED, OVER, FLAGS = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+local a = { now = 0, fence = 0, window = 0, base = 0, prev = 0, over = 0, level = 0, carry = 0 }
+local records, dirty, gone_fields = {}, {}, {}
+local fields = redis.call('HGETALL', KEYS[1])
+for i = 1, #fields, 2 do
+  if fields[i] == 'a' then
+    local v = cmsgpack.unpack(fields[i + 1])
+    a = { now = v[1], fence = v[2], window = v[3], base = v[4], prev = v[5], over = v[6], level = v[7], carry = v[8] }
+  else
+    local r = cmsgpack.unpack(fields[i + 1])
+    if r[WINDOW] == 0 then r[WINDOW] = -1 end -- a bucket's only life, filled in below
+    records[fields[i]] = r
+  end
+end
+for _, r in pairs(records) do
+  if r[WINDOW] == -1 then r[WINDOW] = a.window end
+end
+
+local function flag(r, bit) return floor(r[FLAGS] / bit) % 2 == 1 end
+local function charged(r) return max(r[GRANTED] + r[INFLIGHT] - r[RETURNED], r[SPENT]) end
+local function outstanding(r)
+  local kept = r[GRANTED] - r[RETURNED] - r[SPENT]
+  if not flag(r, 4) then kept = kept + r[INFLIGHT] end
+  return max(0, kept)
+end
+local function here(r) return r[WINDOW] == a.window end
+
+local function all_charged()
+  local sum = a.base
+  for _, r in pairs(records) do
+    if here(r) then sum = sum + charged(r) end
+  end
+  return sum
+end
+
+local function brim()
+  local held = 0
+  for _, r in pairs(records) do
+    if here(r) and not flag(r, 1) and a.now < r[EXPIRES] then held = held + outstanding(r) end
+  end
+  return max(0, burst - held) * MICRO
+end
+
+local function window_end(w) return w * period end
+
+local function weighted_previous()
+  if not sliding or a.prev == 0 then return 0 end
+  local tick = max(1, floor(period / 1048576))
+  local total = div(period + tick - 1, tick)
+  local left = div(window_end(a.window) - a.now + tick - 1, tick)
+  return div(min(a.prev, 4294967296) * left + total - 1, total)
+end
+
+local function free() return capacity - weighted_previous() - all_charged() end
+local function available()
+  if bucket then return div(a.level, MICRO) end
+  return max(0, free())
+end
+
+local function time_to_level(level)
+  local missing = level - a.level
+  if missing <= 0 or requests == 0 then return 0 end
+  -- (missing * seconds - carry) / requests, rounded up
+  local us, rest = muldiv(missing, seconds, requests, 0)
+  if us >= NEVER / 2 then return NEVER end
+  if a.carry > 0 then
+    local less = div(a.carry, requests)
+    us = us - less
+    rest = rest - (a.carry - less * requests)
+    if rest < 0 then us, rest = us - 1, rest + requests end
+  end
+  if rest > 0 then us = us + 1 end
+  return us
+end
+
+local function refill(elapsed)
+  local full = brim()
+  local added, rest = muldiv(elapsed, requests, seconds, a.carry)
+  if added >= full or a.level + added >= full then
+    a.level, a.carry = full, 0
+  else
+    a.level, a.carry = a.level + added, rest
+  end
+end
+
+local function advance()
+  now = max(now, a.now)
+  local fresh = a.window == 0
+  if bucket then
+    if fresh then
+      a.now, a.window, a.level = now, max(1, now), burst * MICRO
+      return
+    end
+    while a.now < now do
+      local step = now
+      for _, r in pairs(records) do
+        if a.now < r[EXPIRES] and outstanding(r) > 0 then step = min(step, r[EXPIRES]) end
+      end
+      refill(step - a.now)
+      a.now = step
+    end
+    return
+  end
+  a.now = now
+  local w = div(now, period) + 1
+  if w == a.window then return end
+  local prev = 0
+  if not fresh and w == a.window + 1 then prev = all_charged() end
+  a.prev, a.window, a.base, a.over = prev, w, 0, 0
+end
+
+local function retry_after(missing)
+  local to_end = max(0, window_end(a.window) - a.now)
+  if bucket then return time_to_level(min(missing, burst) * MICRO) end
+  if sliding then
+    local weighted = weighted_previous()
+    local deficit = missing - max(0, free())
+    if a.prev == 0 or deficit > weighted then return to_end end
+    local keep = muldiv(period, max(0, weighted - deficit), a.prev, 0)
+    return max(1, to_end - keep)
+  end
+  return to_end
+end
+
+local function live_holders()
+  local live = 0
+  for _, r in pairs(records) do
+    if here(r) and a.now < r[EXPIRES] then live = live + 1 end
+  end
+  return max(1, live)
+end
+
+local function answer(r)
+  local reset = bucket and time_to_level(burst * MICRO) or max(0, window_end(r[WINDOW]) - a.now)
+  local elsewhere = 0
+  for name, other in pairs(records) do
+    if name ~= holder and here(other) then elsewhere = elsewhere + outstanding(other) end
+  end
+  local retry = 0
+  if r[INFLIGHT] < c.waiting then retry = retry_after(c.waiting - r[INFLIGHT]) end
+  return {
+    0, r[GRANTED] + r[INFLIGHT], r[FENCE], r[WINDOW], flag(r, 2) and 1 or 0, available(), elsewhere, reset, retry,
+    live_holders(), r[OVER],
+  }
+end
+
+local function close_expired()
+  for name, r in pairs(records) do
+    if here(r) and not flag(r, 1) and a.now >= r[EXPIRES] then
+      a.level = a.level + outstanding(r) * MICRO
+      r[FLAGS] = r[FLAGS] + 1
+      r[GRANTED], r[INFLIGHT] = r[SPENT] + r[RETURNED], 0
+      dirty[name] = true
+    end
+  end
+end
+
+local function gone(r, received)
+  local lost = 0
+  if a.now >= r[EXPIRES] then lost = outstanding(r) end
+  if flag(r, 4) then lost = lost + max(0, r[GRANTED] + r[INFLIGHT] - received) end
+  return lost
+end
+
+local function pour(tokens)
+  local have = div(a.level, MICRO)
+  local short = 0
+  if tokens < -have then short, tokens = -tokens - have, -have end
+  a.level = min(a.level + min(tokens, burst) * MICRO, brim())
+  return short
+end
+
+local function book(r)
+  local known = here(r)
+  local is_here = c.window == a.window or (bucket and c.window ~= 0)
+  local void = known and is_here and flag(r, 1) and c.fence == r[FENCE]
+  local before, lost = 0, 0
+  if known and is_here then
+    before, lost = charged(r), gone(r, c.granted)
+  elseif known then
+    local confirmed = max(r[GRANTED] - r[RETURNED], r[SPENT])
+    if bucket then
+      a.level = a.level + max(0, charged(r) - confirmed - gone(r, r[GRANTED])) * MICRO
+    else
+      a.base = a.base + confirmed
+    end
+  elseif sliding and c.window ~= 0 and c.window == a.window - 1 then
+    if r[WINDOW] == c.window then a.prev = a.prev - charged(r) end
+    a.prev = max(0, a.prev + c.spent)
+  end
+  a.fence = max(a.fence + 1, a.now)
+  r[SEQ], r[WINDOW], r[EXPIRES], r[FENCE] = c.seq, a.window, a.now + c.ttl, a.fence
+  r[GRANTED], r[INFLIGHT], r[SPENT], r[RETURNED], r[OVER] = 0, 0, 0, 0, 0
+  r[FLAGS] = (void and 2 or 0) + (c.direct == 1 and 4 or 0)
+  if is_here then r[GRANTED], r[SPENT], r[RETURNED] = c.granted, c.spent, c.returned end
+  if void then r[GRANTED] = c.spent + c.returned end
+  if not bucket then return 0 end
+  if not known and c.refilled then before = charged(r) end
+  local back = before - charged(r)
+  if back > 0 then back = max(0, back - lost) end
+  return pour(back)
+end
+
+local function grant(r, short)
+  local drift = max(0, r[SPENT] - (r[GRANTED] - r[RETURNED]))
+  if bucket then
+    r[OVER] = min(short, drift)
+  else
+    local over = max(0, -free())
+    r[OVER] = min(max(0, over - a.over), drift)
+    short, a.over = over, over
+  end
+  local room = available()
+  local tapered = max(c.waiting, div(room, 2 * live_holders()))
+  local lease = min(room, max(c.want, c.waiting), tapered)
+  if c.direct == 1 and room < c.waiting then lease = 0 end
+  r[INFLIGHT] = max(0, drift - short) + lease
+  if bucket then a.level = a.level - lease * MICRO end
+end
+
+-- dead is from when on the account means the same as a new one.
+local function dead()
+  if not bucket then
+    if all_charged() == 0 and a.prev == 0 then return a.now end
+    return window_end(sliding and a.window + 1 or a.window)
+  end
+  local wait = time_to_level(burst * MICRO)
+  if wait >= NEVER / 2 or a.now + wait >= NEVER / 2 then return NEVER end
+  local at = a.now + wait + 1
+  for _, r in pairs(records) do
+    if outstanding(r) > 0 then at = max(at, r[EXPIRES]) end
+  end
+  return at
+end
+
+local function obsolete(r)
+  if algorithm == FIXED then return not here(r) end
+  if sliding then return r[WINDOW] < a.window - 1 end
+  return a.now > r[EXPIRES] and div(a.now - r[EXPIRES], period) > 1 + div(burst, max(1, requests))
+end
+
+local function packed()
+  return cmsgpack.pack({ a.now, a.fence, a.window, a.base, a.prev, a.over, a.level, a.carry })
+end
+
+advance()
+local r = records[holder]
+if r and c.seq <= r[SEQ] then
+  redis.call('HSET', KEYS[1], 'a', packed())
+  if c.seq < r[SEQ] or flag(r, 1) then return { 1 } end -- late, or a repeat of what expiry has undone
+  return answer(r)
+end
+if c.eager then close_expired() end
+if not r then
+  for name, old in pairs(records) do
+    if obsolete(old) then
+      gone_fields[#gone_fields + 1] = name
+    end
+  end
+  for _, name in ipairs(gone_fields) do records[name] = nil end
+  r = { 0, -2, 0, 0, 0, 0, 0, 0, 0, 0 }
+  records[holder] = r
+end
+grant(r, book(r))
+dirty[holder] = true
+
+local update = { 'a', packed() }
+for name in pairs(dirty) do
+  local d = records[name]
+  local w = d[WINDOW]
+  if bucket then w = 0 end
+  update[#update + 1] = name
+  update[#update + 1] = cmsgpack.pack({ d[1], w, d[3], d[4], d[5], d[6], d[7], d[8], d[9], d[10] })
+end
+if #gone_fields > 0 then redis.call('HDEL', KEYS[1], unpack(gone_fields)) end
+redis.call('HSET', KEYS[1], unpack(update))
+-- A second more than needed: fences go on from the account while it is there.
+local ms = floor((dead() - a.now) / 1000) + 1000
+redis.call('PEXPIRE', KEYS[1], min(ms, 31536000000 * 2))
+return answer(r)
