@@ -17,8 +17,11 @@
 // and the shells that hold locks and clocks:
 //
 //   - [Memory] is a [ratelimit.Ledger] in this process.
+//   - [Redis] is a [ratelimit.Ledger] in Redis: the account, in Lua.
 //   - [Local] is a [ratelimit.Limiter] over a Memory: the embedded default,
 //     where a claim is a function call and nothing ever waits.
+//   - [Fleet] is a [ratelimit.Limiter] over any ledger: claims are sent in the
+//     background, and requests wait for them when they must.
 //
 // A lease's life:
 //

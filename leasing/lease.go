@@ -17,7 +17,8 @@ type (
 type lease struct {
 	// Cumulative totals for this window: granted is written by the ledger's
 	// grants, spent and returned only here.
-	// Invariant: spent + returned <= granted.
+	// Invariant: spent + returned <= granted, but for what a failing store made
+	// on_store_failure: cached spend.
 	granted, spent, returned tokens
 
 	available tokens  // what the ledger had left besides, when last heard
@@ -65,7 +66,7 @@ func (l *lease) left(now instant) tokens {
 	if now >= l.deadline {
 		return 0
 	}
-	return l.unspent()
+	return max(0, l.unspent())
 }
 
 // unspent is what the ledger still charges for; after the deadline it may only
@@ -96,7 +97,7 @@ func (l *lease) take(now instant, a *ask, continuous bool) (v verdict, ok bool) 
 	case now >= l.deadline: // what is available may have changed
 		return verdict{}, false
 	case a.Kind == ratelimit.Refund:
-		l.refund(a.Cost, continuous)
+		l.refund(a.Cost, l.algorithm == ratelimit.TokenBucket)
 		return l.report(now, verdict{}), true
 	}
 	return l.peek(now), true
@@ -142,7 +143,7 @@ func (l *lease) peek(now instant) verdict {
 func (l *lease) deny(now instant, a *ask) verdict {
 	v := verdict{OverLimit: true}
 	if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
-		v.Charged = min(l.unspent(), a.Cost)
+		v.Charged = min(max(0, l.unspent()), a.Cost)
 		l.spent += v.Charged
 		l.owe(a, a.Cost-v.Charged)
 	}
@@ -201,7 +202,7 @@ func (l *lease) undo(a *ask, v *verdict, continuous bool) {
 
 // giveBack returns all that is unspent; the next claim says so.
 func (l *lease) giveBack() {
-	l.returned = l.granted - l.spent
+	l.returned += max(0, l.unspent())
 }
 
 // claim writes the message that asks for waiting tokens now and want in all.

@@ -145,7 +145,7 @@ func (p *pool) admit(s *leaseShard, at moment, hash uint64, key []byte) *cell[le
 	s.leases.evict(evictTries, func(c *cell[lease]) bool {
 		p.evicted.Add(1)
 		key := c.key[:c.len]
-		p.release(s, at, maphash.Bytes(p.seed(), key), key, &c.val)
+		p.release(s, at, c.fullHash(), key, &c.val)
 		return true
 	})
 	return s.leases.add(hash, key)

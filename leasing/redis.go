@@ -2,7 +2,9 @@ package leasing
 
 import (
 	"context"
+	"crypto/rand"
 	_ "embed"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"strconv"
@@ -100,6 +102,13 @@ func (l *Redis) arguments(c *ratelimit.Claim) []any {
 
 // HolderName is how Redis names a holder: short, for each account has it.
 func HolderName(h ratelimit.Holder) string { return "h" + strconv.FormatUint(uint64(h), 36) }
+
+// NewHolder returns a holder that no other process is, nor was.
+func NewHolder() ratelimit.Holder {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return ratelimit.Holder(binary.LittleEndian.Uint64(b[:]))
+}
 
 // ErrLedgerAnswer says that what answered is no ledger of this protocol.
 var ErrLedgerAnswer = errors.New("the ledger's answer makes no sense")

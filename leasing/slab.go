@@ -25,9 +25,13 @@ type cell[T any] struct {
 	len  uint8
 	hot  bool // used since the hand last came by
 	val  T
-	_    [8]byte // a lease's key starts a cache line
+	high uint32  // the upper half of the hash
+	_    [4]byte // a lease's key starts a cache line
 	key  [ratelimit.MaxKeyLen]byte
 }
+
+// fullHash is the key's hash.
+func (c *cell[T]) fullHash() uint64 { return uint64(c.high)<<32 | uint64(c.hash) }
 
 // Invariant: at most 7 of 8 tags are taken, so that probes are short and end.
 const firstSlots = 8
@@ -79,7 +83,7 @@ func (s *slab[T]) add(hash uint64, key []byte) *cell[T] {
 		s.grow()
 	}
 	c := s.place(uint32(hash), tagOf(hash))
-	*c = cell[T]{hash: uint32(hash), len: uint8(len(key))}
+	*c = cell[T]{hash: uint32(hash), high: uint32(hash >> 32), len: uint8(len(key))}
 	copy(c.key[:], key)
 	return c
 }

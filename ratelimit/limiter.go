@@ -38,10 +38,13 @@ const (
 	// FromOverflow means that the key could not be tracked, and shared a
 	// budget with other untracked keys of its rule.
 	FromOverflow
+	// FromFallback means that the ledger could not be asked in time, and that
+	// the rule's on_store_failure decided.
+	FromFallback
 )
 
 // Sources are the names of the sources, by value.
-var Sources = [...]string{FromLease: "lease", FromClaim: "claim", FromOverflow: "overflow"}
+var Sources = [...]string{FromLease: "lease", FromClaim: "claim", FromOverflow: "overflow", FromFallback: "fallback"}
 
 // Verdict answers an Ask. The zero Verdict admits.
 type Verdict struct {
@@ -72,4 +75,25 @@ type LimiterStats struct {
 	Overflow uint64 // decisions that shared an overflow budget
 	Leases   int    // held now
 	Accounts int    // in a ledger of this process now
+	// Fallbacks are decisions without the ledger, by reason.
+	Fallbacks   [len(FallbackReasons)]uint64
+	BreakerOpen bool
+}
+
+// FallbackReason says why the ledger was not asked, or not heard.
+type FallbackReason uint8
+
+// The reasons.
+const (
+	FallbackDeadline FallbackReason = iota
+	FallbackError
+	FallbackBreaker
+	FallbackQueueFull
+	FallbackTableFull
+)
+
+// FallbackReasons are the names of the reasons, by value.
+var FallbackReasons = [...]string{
+	FallbackDeadline: "deadline", FallbackError: "error", FallbackBreaker: "breaker",
+	FallbackQueueFull: "queue_full", FallbackTableFull: "table_full",
 }

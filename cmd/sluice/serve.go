@@ -70,7 +70,10 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 		return fmt.Errorf("the first rules are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set:\n%w", err)
 	}
 	clock := ratelimit.MonotonicClock()
-	limiter := leasing.NewLocal(c.MaxKeys, clock(), time.Now())
+	limiter, run, err := c.limiter(clock)
+	if err != nil {
+		return err
+	}
 	latency := metrics.NewLatency()
 	svc := service.New(store.Rules, limiter, clock, time.Now, latency, c.serviceOptions(), log)
 	shown := metrics.Collector{Source: metrics.Source{
@@ -86,9 +89,44 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	if tree, ok := source.(config.Tree); ok {
 		go watch(background, store, tree, log)
 	}
+	claiming, release := context.WithCancel(context.Background())
+	released := make(chan struct{})
+	go func() {
+		defer close(released)
+		run(claiming)
+	}()
 	go keepHealthy(background, v, store, c.ForceStart && !c.HealthyWithOne)
 	announce(s.out, v, source)
-	return v.Serve(drain, hurry)
+	err = v.Serve(drain, hurry)
+	release() // after the last call: what is unspent goes back
+	<-released
+	return err
+}
+
+// limiter is what decides, and what must run for it to.
+type limiter interface {
+	ratelimit.Limiter
+	Stats() ratelimit.LimiterStats
+	SyncClock(ratelimit.Instant, time.Time)
+}
+
+// limiter chooses by REDIS_URL: leases from a shared ledger, or budgets in this
+// process.
+func (c *serveCmd) limiter(clock ratelimit.Clock) (limiter, func(context.Context), error) {
+	if c.Redis.URL == "" {
+		return leasing.NewLocal(c.MaxKeys, clock(), time.Now()), func(context.Context) {}, nil
+	}
+	client, err := c.Redis.client()
+	if err != nil {
+		return nil, nil, err
+	}
+	ledger := leasing.NewRedis(client, c.Redis.KeyPrefix)
+	f := leasing.NewFleet(ledger, leasing.NewHolder(), c.MaxKeys, clock, time.Now())
+	run := func(ctx context.Context) {
+		f.Run(ctx)
+		_ = client.Close()
+	}
+	return f, run, nil
 }
 
 func (c *serveCmd) open(svc *service.Service, shown metrics.Collector, latency prometheus.Collector, log *slog.Logger) (*server.Server, error) {
@@ -105,7 +143,7 @@ func (c *serveCmd) open(svc *service.Service, shown metrics.Collector, latency p
 }
 
 // followWallClock keeps windows on the wall clock through its corrections.
-func followWallClock(ctx context.Context, l *leasing.Local, clock ratelimit.Clock) {
+func followWallClock(ctx context.Context, l limiter, clock ratelimit.Clock) {
 	every(ctx, time.Second, func() { l.SyncClock(clock(), time.Now()) })
 }
 

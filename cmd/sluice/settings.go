@@ -24,6 +24,7 @@ var groups = []kong.Group{
 	{Key: "ports", Title: "Ports and connections:"},
 	{Key: "answers", Title: "Answers:"},
 	{Key: "coordination", Title: "Coordination (what a rule has when its file says nothing):"},
+	{Key: "store", Title: "Store (shared by all nodes of a fleet):"},
 	{Key: "limits", Title: "Resources:"},
 	{Key: "log", Title: "Logs and metrics:"},
 }
@@ -62,6 +63,7 @@ type settings struct {
 	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"From which share of a limit on hits count as near it."`
 
 	Coordination coordinationFlags `embed:"" group:"coordination"`
+	Redis        redisFlags        `embed:"" group:"store"`
 
 	MaxKeys   int    `group:"limits" env:"MAX_KEYS" default:"1000000" help:"Most keys tracked at once, at most about 1.2 KB of memory each. Beyond it new keys share budgets: they may be refused early, and never get more than their limit."`
 	LogLevel  string `group:"log" env:"LOG_LEVEL" default:"info" enum:"trace,debug,info,warn,warning,error,fatal,panic,TRACE,DEBUG,INFO,WARN,WARNING,ERROR,FATAL,PANIC" help:"debug, info, warn or error."`
@@ -208,14 +210,13 @@ func (s *settings) logger(w io.Writer) *slog.Logger {
 // would break a promise, the server refuses to start instead.
 var (
 	refusedNames = []string{
-		"REDIS_URL", "REDIS_PERSECOND_URL", "GRPC_SERVER_USE_TLS",
+		"REDIS_PERSECOND", "REDIS_PERSECOND_URL", "GRPC_SERVER_USE_TLS",
 	}
 	withoutEffect = []string{
 		"USE_STATSD", "TRACING_ENABLED", "USE_CALENDAR_MONTH_RATE_LIMIT", "BACKEND_TYPE", "LOCAL_CACHE_SIZE_IN_BYTES",
-		"EXPIRATION_JITTER_MAX_SECONDS", "CACHE_KEY_PREFIX", "EXTRA_TAGS", "STATSD_HOST", "STATSD_PORT", "STATS_FLUSH_INTERVAL",
+		"EXPIRATION_JITTER_MAX_SECONDS", "EXTRA_TAGS", "STATSD_HOST", "STATSD_PORT", "STATS_FLUSH_INTERVAL",
 		"DISABLE_STATS", "GRPC_SERVER_TLS_CERT", "GRPC_SERVER_TLS_KEY", "GRPC_CLIENT_TLS_CACERT", "GRPC_CLIENT_TLS_SAN",
-		"REDIS_SOCKET_TYPE", "REDIS_TYPE", "REDIS_POOL_SIZE", "REDIS_AUTH", "REDIS_TLS", "REDIS_PIPELINE_WINDOW",
-		"REDIS_PIPELINE_LIMIT", "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "REDIS_PERSECOND", "MEMCACHE_HOST_PORT",
+		"REDIS_PIPELINE_WINDOW", "REDIS_PIPELINE_LIMIT", "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "MEMCACHE_HOST_PORT",
 		"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
 	}
 )

@@ -42,8 +42,11 @@ type sluice struct {
 	exited           chan error
 }
 
+// command never runs for longer than a test may take.
 func command(env []string, args ...string) *exec.Cmd {
-	cmd := exec.Command(os.Args[0], args...)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	context.AfterFunc(ctx, cancel)
+	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	cmd.Env = append(os.Environ(), "SLUICE_RUN_MAIN=1")
 	cmd.Env = append(cmd.Env, env...)
 	return cmd
@@ -318,14 +321,18 @@ func TestBadSettings(t *testing.T) {
 		"a bad mode":   {[]string{"COORDINATION_MODE=gossip"}, nil, `COORDINATION_MODE: mode: "gossip" is not one of leasing, routing, approx`},
 		"a bad ttl":    {[]string{"COORDINATION_LEASE_TTL=1ms"}, nil, "lease.ttl is 1ms, must be between 100ms and 1h0m0s"},
 		"a bad ratio":  {[]string{"NEAR_LIMIT_RATIO=7"}, nil, "NEAR_LIMIT_RATIO is 7, must be between 0 and 1"},
-		"redis":        {[]string{"REDIS_URL=localhost:6379"}, nil, "REDIS_URL is set, and this version cannot do what it asks"},
+		"persecond":    {[]string{"REDIS_PERSECOND=true"}, nil, "REDIS_PERSECOND is set, and this version cannot do what it asks"},
+		"redis type":   {[]string{"REDIS_URL=localhost:1", "REDIS_TYPE=RING"}, nil, `REDIS_TYPE is "RING", must be SINGLE, SENTINEL or CLUSTER`},
+		"redis url":    {[]string{"REDIS_URL=nowhere"}, nil, `REDIS_URL has the address "nowhere", must be host:port`},
+		"redis secret": {[]string{"REDIS_URL=redis://:hunter2@x:99999999"}, nil, "REDIS_URL"},
+		"redis cert":   {[]string{"REDIS_URL=localhost:1", "REDIS_TLS=true", "REDIS_TLS_CACERT=/no/such"}, nil, "REDIS_TLS_CACERT: open /no/such"},
 		"xds":          {[]string{"CONFIG_TYPE=GRPC_XDS_SOTW"}, nil, `CONFIG_TYPE is "GRPC_XDS_SOTW"`},
 		"max keys":     {nil, []string{"--max-keys=0"}, "MAX_KEYS is 0, must be between 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			args := append([]string{"serve", "--port=0", "--grpc-port=0", "--debug-port=0"}, c.args...)
 			out, err := command(c.env, args...).CombinedOutput()
-			if err == nil || !strings.Contains(string(out), c.want) {
+			if err == nil || !strings.Contains(string(out), c.want) || strings.Contains(string(out), "hunter2") {
 				t.Errorf("%v, want %q:\n%s", err, c.want, out)
 			}
 		})

@@ -59,12 +59,14 @@ var (
 	keysMax    = ours("keys_max", "Keys that may be tracked.")
 	evicted    = ours("leases_evicted_total", "Leases given back to make room for others.")
 	claims     = ours("ledger_claims_total", "Claims settled by the ledger.")
+	fallbacks  = ours("fallback_decisions_total", "Decisions without the ledger, by reason.", "reason")
+	breaker    = ours("store_breaker_open", "1 while the store does not answer and is not asked.")
 	ruleCount  = ours("rules", "Rules in force.")
 	domains    = ours("domains", "Domains in force.")
 	build      = ours("build_info", "1, with the version as a label.", "version")
 	everything = []*prometheus.Desc{
 		totalHits, withinLimit, nearLimit, overLimit, shadowMode, callErrors, calls, loadSuccess, loadError,
-		decisions, refunds, sources, answers, shadowed, unknown, badCalls, panics, keys, keysMax, evicted, claims,
+		decisions, refunds, sources, answers, shadowed, unknown, badCalls, panics, keys, keysMax, evicted, claims, fallbacks, breaker,
 		ruleCount, domains, build,
 	}
 )
@@ -136,6 +138,14 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(keysMax, c.MaxKeys)
 	count(evicted, local.Evicted)
 	count(claims, local.Claims)
+	for i, name := range ratelimit.FallbackReasons {
+		count(fallbacks, local.Fallbacks[i], name)
+	}
+	open := 0
+	if local.BreakerOpen {
+		open = 1
+	}
+	gauge(breaker, open)
 	gauge(ruleCount, len(rules.All()))
 	gauge(domains, rules.Domains())
 	gauge(build, 1, c.Version)

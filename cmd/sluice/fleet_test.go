@@ -1,0 +1,248 @@
+package main
+
+import (
+	"context"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
+)
+
+// fleet is a few real nodes on a real Redis, with clients that count what they
+// were admitted.
+type fleet struct {
+	*testing.T
+	redis    *redistest.Server
+	nodes    []*sluice
+	clients  []rls.RateLimitServiceClient
+	admitted atomic.Int64
+	refused  atomic.Int64
+	failed   atomic.Int64
+	slowest  atomic.Int64 // nanoseconds
+}
+
+const fleetRules = `domain: d
+descriptors:
+  - {key: five, rate_limit: {unit: year, requests_per_unit: 5}}
+  - {key: hundred, rate_limit: {unit: year, requests_per_unit: 100}}
+  - {key: many, rate_limit: {unit: year, requests_per_unit: 20000}}
+  - {key: closed, coordination: {on_store_failure: closed}, rate_limit: {unit: year, requests_per_unit: 20000}}
+  - {key: bucket, algorithm: token_bucket, rate_limit: {unit: year, requests_per_unit: 1000}}
+  - {key: sliding, algorithm: sliding_window, rate_limit: {unit: year, requests_per_unit: 1000}}
+  - {key: eager, coordination: {reclaim: eager, on_store_failure: closed, lease: {ttl: 300ms, size: 500}}, rate_limit: {unit: year, requests_per_unit: 20000}}
+  - {key: brief, coordination: {on_store_failure: closed, lease: {ttl: 300ms, size: 500}}, rate_limit: {unit: year, requests_per_unit: 20000}}
+`
+
+func newFleet(t *testing.T, nodes int) *fleet {
+	t.Helper()
+	f := &fleet{T: t, redis: redistest.Start(t)}
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	writeFile(t, rules, fleetRules)
+	for range nodes {
+		s := serve(t, []string{"REDIS_URL=" + f.redis.Addr, "DRAIN_TIME=0s"}, "--config", rules, "--log-level=warn")
+		f.nodes = append(f.nodes, s)
+		f.clients = append(f.clients, rls.NewRateLimitServiceClient(s.dial()))
+	}
+	return f
+}
+
+// ask asks one node for one hit.
+func (f *fleet) ask(node int, key string) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	start := time.Now()
+	r, err := f.clients[node].ShouldRateLimit(ctx, &rls.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{
+		{Entries: []*common.RateLimitDescriptor_Entry{{Key: key, Value: "x"}}},
+	}})
+	if took := int64(time.Since(start)); took > f.slowest.Load() {
+		f.slowest.Store(took)
+	}
+	switch {
+	case err != nil:
+		f.failed.Add(1)
+	case r.OverallCode == rls.RateLimitResponse_OK:
+		f.admitted.Add(1)
+	default:
+		f.refused.Add(1)
+	}
+}
+
+// load has callers ask all nodes in turn, until each has asked n times.
+func (f *fleet) load(key string, callers, n int, nodes ...int) *sync.WaitGroup {
+	var wg sync.WaitGroup
+	for i := range callers {
+		wg.Go(func() {
+			for j := range n {
+				f.ask(nodes[(i+j)%len(nodes)], key)
+			}
+		})
+	}
+	return &wg
+}
+
+// claims is how many scripts Redis has run.
+func (f *fleet) claims() int { return f.redis.Commands("evalsha") + f.redis.Commands("eval") }
+
+// Three nodes, one Redis, more demand than there is: exactly the limit.
+func TestFleetOnRedisAdmitsTheLimit(t *testing.T) {
+	f := newFleet(t, 3)
+	for key, limit := range map[string]int64{"five": 5, "hundred": 100, "many": 20_000, "bucket": 1000, "sliding": 1000} {
+		f.admitted.Store(0)
+		before := f.claims()
+		f.load(key, 24, int(limit)*2/24+50, 0, 1, 2).Wait()
+		// Tokens that a node held while another was refused come back when it is idle.
+		for end := time.Now().Add(20 * time.Second); f.admitted.Load() < limit && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+			f.load(key, 1, 3, 0, 1, 2).Wait()
+		}
+		got := f.admitted.Load()
+		if got > limit || got < limit-limit/200 {
+			t.Errorf("%s: admitted %d of %d", key, got, limit)
+		}
+		t.Logf("%s: admitted %d of %d, %d claims, slowest decision %v", key, got, limit, f.claims()-before, time.Duration(f.slowest.Load()))
+	}
+	if n := f.failed.Load(); n > 0 {
+		t.Errorf("%d calls failed", n)
+	}
+}
+
+// A node that is killed takes its lease along, and nothing else; a node that
+// is stopped past its lease and goes on spends nothing of it.
+func TestFleetNodeFaults(t *testing.T) {
+	for name, key := range map[string]string{"killed": "brief", "stopped": "brief", "stopped, eager": "eager"} {
+		t.Run(name, func(t *testing.T) {
+			f := newFleet(t, 3)
+			f.load(key, 6, 400, 0, 1, 2).Wait()
+			cmd := f.nodes[0].cmd.Process
+			if name == "killed" {
+				_ = cmd.Kill()
+			} else {
+				f.nodes[0].Signal(syscall.SIGSTOP)
+			}
+			during := f.load(key, 6, 1500, 1, 2)
+			time.Sleep(700 * time.Millisecond) // past the lease's 300 ms
+			if name != "killed" {
+				f.nodes[0].Signal(syscall.SIGCONT)
+				f.load(key, 6, 200, 0).Wait()
+			}
+			during.Wait()
+			nodes := []int{1, 2}
+			if name != "killed" {
+				nodes = []int{0, 1, 2}
+			}
+			f.load(key, 12, 2500, nodes...).Wait()
+			got := f.admitted.Load()
+			// Eager reclaim may credit what the silent node had spent and not
+			// reported: at most its one lease of 500.
+			most := int64(20_000)
+			if key == "eager" {
+				most += 500
+			}
+			if got > most || got < 20_000-500-100 {
+				t.Errorf("admitted %d of 20000", got)
+			}
+			t.Logf("admitted %d of 20000, %d calls failed", got, f.failed.Load())
+		})
+	}
+}
+
+func (s *sluice) Signal(sig syscall.Signal) {
+	s.Helper()
+	if err := s.cmd.Process.Signal(sig); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// The ledger loses everything in mid-window: nodes re-present their totals
+// with their next claims, and what went over is what it granted before.
+func TestFleetSurvivesFlush(t *testing.T) {
+	f := newFleet(t, 3)
+	for range 20 { // a steady 3 x 100 requests, each second or so
+		f.load("closed", 6, 100, 0, 1, 2).Wait()
+	}
+	f.redis.Do("FLUSHALL")
+	f.load("closed", 24, 1500, 0, 1, 2).Wait()
+	got := f.admitted.Load()
+	if got > 21_000 {
+		t.Errorf("admitted %d of 20000: more than 5%% over", got)
+	}
+	t.Logf("admitted %d of 20000 over a FLUSHALL", got)
+}
+
+// Redis is killed and comes back empty; it is stopped; it answers slowly. No
+// call fails, none waits long, and closed rules admit no more than was leased.
+func TestFleetRedisFaults(t *testing.T) {
+	f := newFleet(t, 2)
+	f.load("closed", 4, 200, 0, 1).Wait()
+	f.slowest.Store(0)
+	f.redis.Kill()
+	f.load("closed", 4, 3000, 0, 1).Wait()
+	f.redis.Run()
+	back := func() bool {
+		before := f.admitted.Load()
+		f.load("five", 1, 1, 0, 1).Wait()
+		return f.admitted.Load() > before
+	}
+	f.nodes[0].eventually("the ledger is used again", back)
+	f.redis.Signal(syscall.SIGSTOP)
+	f.load("closed", 4, 200, 0, 1).Wait()
+	f.redis.Signal(syscall.SIGCONT)
+	if n := f.failed.Load(); n > 0 {
+		t.Errorf("%d calls failed", n)
+	}
+	if got := f.admitted.Load(); got > 20_010 {
+		t.Errorf("admitted %d of 20000", got)
+	}
+	for _, want := range []string{"deadline", "breaker"} {
+		total := 0
+		for _, n := range f.nodes {
+			total += n.metric(`sluice_fallback_decisions_total{reason="` + want + `"}`)
+		}
+		if total == 0 {
+			t.Errorf("no decision was counted as %s", want)
+		}
+	}
+	// A decision waits 15 ms for the store; the rest is this machine.
+	if slow := time.Duration(f.slowest.Load()); slow > 500*time.Millisecond {
+		t.Errorf("a call took %v", slow)
+	}
+	t.Logf("slowest call %v", time.Duration(f.slowest.Load()))
+}
+
+func (s *sluice) metric(name string) int {
+	s.Helper()
+	_, text := s.get(s.debug + "/metrics")
+	for line := range strings.Lines(text) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			if err != nil {
+				s.Fatal(err)
+			}
+			return int(n)
+		}
+	}
+	s.Fatalf("no metric %s", name)
+	return 0
+}
+
+// What a node has leased and not spent is given back when it ends.
+func TestFleetGivesBackAtTheEnd(t *testing.T) {
+	f := newFleet(t, 2)
+	f.load("many", 4, 500, 0).Wait()
+	f.nodes[0].Signal(syscall.SIGTERM)
+	if err := <-f.nodes[0].exited; err != nil {
+		t.Fatal(err)
+	}
+	f.load("many", 8, 3000, 1).Wait()
+	if got := f.admitted.Load(); got != 20_000 {
+		t.Errorf("admitted %d of 20000", got)
+	}
+}

@@ -1,0 +1,171 @@
+package main
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// redisFlags say where the shared ledger is. Names and forms are
+// envoyproxy/ratelimit's.
+type redisFlags struct {
+	URL          string        `env:"REDIS_URL" name:"redis-url" placeholder:"URL" help:"host:port, a socket path or a redis:// URI; cluster: a comma list; sentinel: master,host:port,... Unset: budgets in this process's memory."`
+	Type         string        `env:"REDIS_TYPE" name:"redis-type" default:"SINGLE" help:"SINGLE, SENTINEL or CLUSTER."`
+	SocketType   string        `env:"REDIS_SOCKET_TYPE" name:"redis-socket-type" default:"tcp" help:"tcp, or unix for a socket path."`
+	Auth         string        `env:"REDIS_AUTH" name:"redis-auth" placeholder:"PASS" help:"pass or user:pass."`
+	SentinelAuth string        `env:"REDIS_SENTINEL_AUTH" name:"redis-sentinel-auth" placeholder:"PASS" help:"pass or user:pass, for the sentinels."`
+	PoolSize     int           `env:"REDIS_POOL_SIZE" name:"redis-pool-size" default:"10" help:"Connections, to each server."`
+	Timeout      time.Duration `env:"REDIS_TIMEOUT" name:"redis-timeout" default:"1s" help:"For dialling. Decisions wait at most 15ms, whatever this says."`
+	TLS          bool          `env:"REDIS_TLS" name:"redis-tls" help:"Use TLS."`
+	TLSCert      string        `env:"REDIS_TLS_CLIENT_CERT" name:"redis-tls-client-cert" placeholder:"FILE" help:"Client certificate."`
+	TLSKey       string        `env:"REDIS_TLS_CLIENT_KEY" name:"redis-tls-client-key" placeholder:"FILE" help:"Its key."`
+	TLSCACert    string        `env:"REDIS_TLS_CACERT" name:"redis-tls-cacert" placeholder:"FILE" help:"Certificates to trust instead of the system's."`
+	TLSSkip      bool          `env:"REDIS_TLS_SKIP_HOSTNAME_VERIFICATION" name:"redis-tls-skip-hostname-verification" help:"Do not check the server's name."`
+	KeyPrefix    string        `env:"CACHE_KEY_PREFIX" name:"cache-key-prefix" help:"Before the name of every account."`
+}
+
+// client makes a client for what the flags say; it does not connect yet.
+func (f *redisFlags) client() (redis.UniversalClient, error) {
+	o, err := f.options()
+	if err != nil {
+		return nil, err
+	}
+	return redis.NewUniversalClient(o), nil
+}
+
+func (f *redisFlags) options() (*redis.UniversalOptions, error) {
+	o := &redis.UniversalOptions{
+		MaxRetries: -1, ContextTimeoutEnabled: true, // the renewer claims again by itself
+		DialTimeout: f.Timeout, ReadTimeout: f.Timeout, WriteTimeout: f.Timeout, PoolSize: f.PoolSize,
+		DisableIdentity:          true,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	}
+	if f.PoolSize < 1 {
+		return nil, fmt.Errorf("REDIS_POOL_SIZE is %d, must be at least 1", f.PoolSize)
+	}
+	o.Username, o.Password = userAndPassword(f.Auth)
+	o.SentinelUsername, o.SentinelPassword = userAndPassword(f.SentinelAuth)
+	var err error
+	if f.TLS {
+		if o.TLSConfig, err = f.tls(); err != nil {
+			return nil, err
+		}
+	}
+	switch strings.ToUpper(f.Type) {
+	case "SINGLE":
+		err = f.single(o)
+	case "CLUSTER":
+		o.Addrs, o.IsClusterMode = strings.Split(f.URL, ","), true
+	case "SENTINEL":
+		parts := strings.Split(f.URL, ",")
+		if len(parts) < 2 {
+			return nil, fmt.Errorf("REDIS_URL is %q, and REDIS_TYPE SENTINEL wants master,host:port,...", f.URL)
+		}
+		o.MasterName, o.Addrs = parts[0], parts[1:]
+	default:
+		return nil, fmt.Errorf("REDIS_TYPE is %q, must be SINGLE, SENTINEL or CLUSTER", f.Type)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return o, checkAddresses(o.Addrs)
+}
+
+func (f *redisFlags) single(o *redis.UniversalOptions) error {
+	if !strings.Contains(f.URL, "://") {
+		if o.Addrs = []string{f.URL}; f.SocketType == "unix" && !strings.HasPrefix(f.URL, "/") {
+			return fmt.Errorf("REDIS_URL is %q, and REDIS_SOCKET_TYPE unix wants a path", f.URL)
+		}
+		return nil
+	}
+	parsed, err := redis.ParseURL(f.URL)
+	if err != nil {
+		return fmt.Errorf("REDIS_URL is not a valid URI: %w", withoutSecret(err))
+	}
+	o.Addrs, o.DB = []string{parsed.Addr}, parsed.DB
+	if parsed.Password != "" {
+		o.Username, o.Password = parsed.Username, parsed.Password
+	}
+	if o.TLSConfig == nil {
+		o.TLSConfig = parsed.TLSConfig
+	}
+	return nil
+}
+
+// withoutSecret leaves out the URL, which may hold a password.
+func withoutSecret(err error) error {
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		return u.Err
+	}
+	return err
+}
+
+func checkAddresses(addresses []string) error {
+	for _, a := range addresses {
+		if strings.HasPrefix(a, "/") {
+			continue
+		}
+		_, port, err := net.SplitHostPort(a)
+		if err == nil {
+			_, err = strconv.ParseUint(port, 10, 16)
+		}
+		if err != nil {
+			return fmt.Errorf("REDIS_URL has the address %q, must be host:port: %w", a, err)
+		}
+	}
+	return nil
+}
+
+func userAndPassword(auth string) (user, password string) {
+	user, password, both := strings.Cut(auth, ":")
+	if !both {
+		return "", auth
+	}
+	return user, password
+}
+
+func (f *redisFlags) tls() (*tls.Config, error) {
+	c := &tls.Config{MinVersion: tls.VersionTLS12}
+	if f.TLSCACert != "" {
+		pem, err := os.ReadFile(f.TLSCACert)
+		if err != nil {
+			return nil, fmt.Errorf("REDIS_TLS_CACERT: %w", err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("REDIS_TLS_CACERT: %s has no certificate", f.TLSCACert)
+		}
+	}
+	if f.TLSCert != "" || f.TLSKey != "" {
+		pair, err := tls.LoadX509KeyPair(f.TLSCert, f.TLSKey)
+		if err != nil {
+			return nil, fmt.Errorf("REDIS_TLS_CLIENT_CERT and REDIS_TLS_CLIENT_KEY: %w", err)
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	if f.TLSSkip {
+		c.InsecureSkipVerify = true
+		c.VerifyConnection = func(state tls.ConnectionState) error { return verifyChain(c.RootCAs, state) }
+	}
+	return c, nil
+}
+
+// verifyChain checks a certificate but not the name in it.
+func verifyChain(roots *x509.CertPool, state tls.ConnectionState) error {
+	o := x509.VerifyOptions{Roots: roots, Intermediates: x509.NewCertPool()}
+	for _, cert := range state.PeerCertificates[1:] {
+		o.Intermediates.AddCert(cert)
+	}
+	_, err := state.PeerCertificates[0].Verify(o)
+	return err
+}

@@ -1,0 +1,80 @@
+package leasing
+
+import (
+	"context"
+	"hash/maphash"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// fail decides without the ledger, as the rule's on_store_failure says, and
+// counts why.
+func (f *Fleet) fail(ctx context.Context, now instant, a *ask, reason ratelimit.FallbackReason) verdict {
+	f.stats.fallbacks[reason].Add(1)
+	policy := a.Rule.Coordination.OnStoreFailure
+	if reason == ratelimit.FallbackTableFull && policy != ratelimit.FailClosed {
+		policy = ratelimit.FailLocal // it is not the store that fails
+	}
+	var v verdict
+	switch {
+	case a.Kind != ratelimit.Spend:
+		v = verdict{} // nothing is known, nothing is taken
+	case policy == ratelimit.FailOpen:
+		v = verdict{Charged: a.Cost}
+	case policy == ratelimit.FailClosed:
+		v = verdict{OverLimit: true}
+	case policy == ratelimit.FailCached:
+		v = f.cached(now, a)
+	default:
+		v = f.local(ctx, now, a)
+	}
+	v.Source = ratelimit.FromFallback
+	if v.ResetAfter == 0 {
+		v.ResetAfter = a.Rule.Limit.Period()
+	}
+	return v
+}
+
+// local spends from a budget of this node alone: local_cap, or the limit's
+// share of one of max_nodes.
+func (f *Fleet) local(ctx context.Context, now instant, a *ask) verdict {
+	rule := *a.Rule
+	c := &rule.Coordination
+	share := func(n tokens) tokens {
+		if c.LocalCap > 0 {
+			return min(n, c.LocalCap)
+		}
+		return max(1, n/tokens(c.MaxNodes))
+	}
+	rule.Limit.Requests = share(rule.Limit.Requests)
+	if rule.Limit.Algorithm == ratelimit.TokenBucket {
+		rule.Limit.Burst = share(rule.Limit.Burst)
+	}
+	own := *a
+	own.Rule = &rule
+	var v [1]verdict
+	f.fallback.Decide(ctx, now, []ask{own}, v[:])
+	return v[0]
+}
+
+// cached goes on against what the ledger last said was left, for at most
+// max_staleness. What is so spent is reported as drift when the ledger is back.
+func (f *Fleet) cached(now instant, a *ask) verdict {
+	hash := maphash.Bytes(f.seed, a.Key)
+	s := f.shard(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.leases.get(hash, a.Key)
+	if c == nil {
+		return verdict{OverLimit: true}
+	}
+	h := &c.val
+	known := h.lease.current(now, a) && now.Sub(h.heard) <= a.Rule.Coordination.MaxStaleness
+	if !known || a.Cost > h.lease.available {
+		return verdict{OverLimit: true}
+	}
+	h.lease.available -= a.Cost
+	h.lease.spent += a.Cost
+	h.settled = false
+	return verdict{Charged: a.Cost, Remaining: h.lease.available, ResetAfter: h.lease.reset.Sub(now)}
+}

@@ -1,0 +1,386 @@
+package leasing
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// slowLedger is a memory ledger at the end of a wire, in virtual time.
+type slowLedger struct {
+	*Memory
+	mu    sync.Mutex
+	trip  time.Duration // guarded by mu
+	err   error         // guarded by mu: instead of an answer
+	hung  bool          // guarded by mu
+	calls int           // guarded by mu
+}
+
+func (l *slowLedger) Settle(ctx context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant) {
+	l.mu.Lock()
+	trip, err, hung := l.trip, l.err, l.hung
+	l.calls += len(claims)
+	l.mu.Unlock()
+	if hung {
+		<-ctx.Done()
+		err = ctx.Err()
+	}
+	time.Sleep(trip / 2)
+	if err != nil {
+		for i := range grants {
+			grants[i] = ratelimit.Grant{Err: err}
+		}
+	} else {
+		l.Memory.Settle(ctx, claims, grants)
+	}
+	time.Sleep(trip / 2)
+}
+
+func (l *slowLedger) set(change func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	change()
+}
+
+// fleetWorld is a few nodes and a ledger in a bubble of virtual time.
+type fleetWorld struct {
+	*testing.T
+	ledger *slowLedger
+	nodes  []*Fleet
+	stop   []func()
+	start  time.Time
+}
+
+func newFleetWorld(t *testing.T, nodes int, trip time.Duration) *fleetWorld {
+	start := time.Now() // a midnight, in a bubble
+	w := &fleetWorld{T: t, start: start}
+	clock := func() ledgerTime { return ledgerTime(time.Now().UnixMicro()) }
+	w.ledger = &slowLedger{Memory: NewMemory(100_000, clock), trip: trip}
+	for i := range nodes {
+		f := NewFleet(w.ledger, ratelimit.Holder(i+1), 10_000, w.now, start)
+		f.random = rand.New(rand.NewPCG(1, uint64(i))).Float64
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			f.Run(ctx)
+		}()
+		w.nodes = append(w.nodes, f)
+		w.stop = append(w.stop, func() { cancel(); <-done })
+	}
+	return w
+}
+
+func (w *fleetWorld) now() instant { return instant(time.Since(w.start)) + 1 }
+
+func (w *fleetWorld) end() {
+	for _, stop := range w.stop {
+		stop()
+	}
+}
+
+// ask spends cost on key at a node, and says how long that took.
+func (w *fleetWorld) ask(node int, rule *ratelimit.Rule, key uint64, cost tokens) (verdict, time.Duration) {
+	start := time.Now()
+	v := make([]verdict, 1)
+	w.nodes[node].Decide(context.Background(), w.now(), []ask{{Rule: rule, Key: keyOf(key), Cost: cost}}, v)
+	return v[0], time.Since(start)
+}
+
+// Three nodes, three windows, more demand than there is: each window admits
+// its limit and not a token more, almost all of it, for a few claims.
+func TestFleetSharesALimit(t *testing.T) {
+	for _, algorithm := range []ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow, ratelimit.TokenBucket} {
+		for _, limit := range []tokens{5, 100, 3000} {
+			t.Run(fmt.Sprintf("%s/%d", ratelimit.Algorithms[algorithm], limit), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := newFleetWorld(t, 3, time.Millisecond)
+					defer w.end()
+					rule := testRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Second, Multiplier: 10, Requests: limit, Burst: limit})
+					var mu sync.Mutex
+					admitted := map[int64]tokens{}
+					var wg sync.WaitGroup
+					for i := range 12 {
+						wg.Go(func() {
+							pause := 20*time.Millisecond + time.Duration(i)*100*time.Microsecond
+							for time.Since(w.start) < 30*time.Second {
+								v, took := w.ask(i%3, rule, 1, 1)
+								if took > ratelimit.StoreDeadline {
+									t.Errorf("a decision took %v", took)
+								}
+								if !v.OverLimit {
+									mu.Lock()
+									admitted[int64(time.Since(w.start)/(10*time.Second))]++
+									mu.Unlock()
+								}
+								time.Sleep(pause)
+							}
+						})
+					}
+					wg.Wait()
+					w.judge(algorithm, limit, admitted)
+				})
+			})
+		}
+	}
+}
+
+func (w *fleetWorld) judge(algorithm ratelimit.Algorithm, limit tokens, admitted map[int64]tokens) {
+	total := tokens(0)
+	for n := range int64(3) {
+		got := admitted[n]
+		total += got
+		if algorithm == ratelimit.FixedWindow && (got > limit || got < limit-max(1, limit/200)) {
+			w.Errorf("window %d admitted %d of %d", n, got, limit)
+		}
+	}
+	most := 3 * limit
+	if algorithm == ratelimit.TokenBucket {
+		most = 4 * limit // the bucket was full
+	}
+	if total > most {
+		w.Errorf("admitted %d in three periods, at most %d", total, most)
+	}
+	if least := most - limit/2 - 3*3; algorithm != ratelimit.SlidingWindow && total < least {
+		w.Errorf("admitted only %d in three periods, %d were there", total, most)
+	}
+	w.Logf("limit %d: admitted %v, %d claims", limit, admitted, w.ledger.calls)
+}
+
+// A hot key costs about a claim a second, not one a request; a flood of
+// refused requests costs none.
+func TestFleetAsksSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFleetWorld(t, 1, time.Millisecond)
+		defer w.end()
+		rule := testRule(ratelimit.Limit{Unit: ratelimit.Day, Requests: 1_000_000})
+		ask := func(n int, every time.Duration) {
+			for range n {
+				w.ask(0, rule, 1, 1)
+				time.Sleep(every)
+			}
+		}
+		ask(10_000, time.Millisecond) // 10 s: it learns the rate
+		before := w.ledger.calls
+		ask(20_000, time.Millisecond)
+		if claims := w.ledger.calls - before; claims > 25 {
+			t.Errorf("%d claims in 20 s", claims)
+		}
+		w.ask(0, rule, 1, 2_000_000) // drains it
+		before = w.ledger.calls
+		ask(20_000, time.Millisecond)
+		if claims := w.ledger.calls - before; claims > 1 { // the one that finds out
+			t.Errorf("%d claims for refused requests", claims)
+		}
+	})
+}
+
+// Renewal is early enough that no request on a warm key waits, even when the
+// ledger takes 50 ms.
+func TestFleetRenewsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFleetWorld(t, 1, 10*time.Millisecond)
+		defer w.end()
+		rule := testRule(ratelimit.Limit{Unit: ratelimit.Day, Requests: 100_000_000})
+		for i := range 20_000 {
+			if i == 10_000 {
+				w.ledger.set(func() { w.ledger.trip = 50 * time.Millisecond })
+			}
+			_, took := w.ask(0, rule, 1, 1)
+			if took > 0 && i > 1000 {
+				t.Fatalf("request %d waited %v", i, took)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+}
+
+// What an idle node, or one that ends, has not spent is there for others.
+func TestFleetReturnsWhatIsUnspent(t *testing.T) {
+	for _, how := range []string{"idle", "end"} {
+		t.Run(how, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newFleetWorld(t, 2, time.Millisecond)
+				rule := testRule(ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+				rule.Coordination.Lease.Fixed = 400
+				w.ask(0, rule, 1, 1)
+				if how == "idle" {
+					time.Sleep(4 * time.Second)
+				} else {
+					w.stop[0]()
+				}
+				if v, _ := w.ask(1, rule, 1, 999); v.OverLimit {
+					t.Errorf("999 of 1000 are not to be had: %+v", v)
+				}
+				if v, _ := w.ask(1, rule, 1, 1); !v.OverLimit {
+					t.Errorf("one too many: %+v", v)
+				}
+				if how == "idle" {
+					w.stop[0]()
+				}
+				w.stop[1]()
+			})
+		})
+	}
+}
+
+// Without the ledger each policy decides as declared, within the deadline, and
+// counts why; with it back, so is the ledger.
+func TestFleetWithoutLedger(t *testing.T) {
+	for _, fault := range []string{"error", "hung"} {
+		for policy, want := range map[ratelimit.FailurePolicy]int{
+			ratelimit.FailOpen: 100, ratelimit.FailClosed: 0, ratelimit.FailLocal: 10, ratelimit.FailCached: 0,
+		} {
+			t.Run(fault+"/"+policy.String(), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := newFleetWorld(t, 1, time.Millisecond)
+					defer w.end()
+					rule := testRule(ratelimit.Limit{Unit: ratelimit.Day, Requests: 100})
+					rule.Coordination.OnStoreFailure = policy
+					w.ledger.set(func() {
+						w.ledger.hung = fault == "hung"
+						w.ledger.err = fmt.Errorf("refused")
+					})
+					admitted := 0
+					for range 100 {
+						v, took := w.ask(0, rule, 1, 1)
+						if took > ratelimit.StoreDeadline {
+							t.Errorf("a decision took %v", took)
+						}
+						if v.Source != ratelimit.FromFallback || v.Err != nil {
+							t.Errorf("%+v", v)
+						}
+						if !v.OverLimit {
+							admitted++
+						}
+						time.Sleep(30 * time.Millisecond)
+					}
+					if admitted != want {
+						t.Errorf("admitted %d, declared %d", admitted, want)
+					}
+					s := w.nodes[0].Stats()
+					if s.Fallbacks[ratelimit.FallbackBreaker] == 0 || !s.BreakerOpen || w.ledger.calls > 30 {
+						t.Errorf("the breaker did not open: %+v after %d calls", s, w.ledger.calls)
+					}
+					w.ledger.set(func() { w.ledger.hung, w.ledger.err = false, nil })
+					time.Sleep(4 * time.Second)
+					w.ask(0, rule, 1, 1) // the probe
+					time.Sleep(time.Second)
+					if v, _ := w.ask(0, rule, 1, 1); v.Source == ratelimit.FromFallback {
+						t.Errorf("the ledger is back, and not asked: %+v %+v", v, w.nodes[0].Stats())
+					}
+				})
+			})
+		}
+	}
+}
+
+// Cached goes on against what was left, and no further.
+func TestFleetCached(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFleetWorld(t, 1, time.Millisecond)
+		defer w.end()
+		rule := testRule(ratelimit.Limit{Unit: ratelimit.Day, Requests: 100})
+		rule.Coordination.OnStoreFailure = ratelimit.FailCached
+		rule.Coordination.Lease.Fixed = 10
+		w.ask(0, rule, 1, 1)
+		w.ledger.set(func() { w.ledger.err = fmt.Errorf("refused") })
+		admitted := 1
+		for range 200 {
+			if v, _ := w.ask(0, rule, 1, 1); !v.OverLimit {
+				admitted++
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if admitted != 100 {
+			t.Errorf("admitted %d of 100", admitted)
+		}
+		w.ledger.set(func() { w.ledger.err = nil })
+		time.Sleep(4 * time.Second)
+		for range 3 { // the ledger learns what was spent
+			if v, _ := w.ask(0, rule, 1, 1); !v.OverLimit {
+				t.Errorf("%+v", v)
+			}
+			time.Sleep(time.Second)
+		}
+	})
+}
+
+// All descriptors of a request wait together.
+func TestFleetWaitsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFleetWorld(t, 1, 4*time.Millisecond)
+		defer w.end()
+		rule := testRule(ratelimit.Limit{Unit: ratelimit.Day, Requests: 100})
+		asks := make([]ask, 20)
+		for i := range asks {
+			asks[i] = ask{Rule: rule, Key: keyOf(uint64(i)), Cost: 1}
+		}
+		asks[19].Key = asks[0].Key // twice
+		verdicts := make([]verdict, len(asks))
+		start := time.Now()
+		w.nodes[0].Decide(context.Background(), w.now(), asks, verdicts)
+		if took := time.Since(start); took > 5*time.Millisecond {
+			t.Errorf("it took %v", took)
+		}
+		for i, v := range verdicts {
+			if want := tokens(99 - i/19); v.OverLimit || v.Remaining != want {
+				t.Errorf("%d: %+v, want %d remaining", i, v, want)
+			}
+		}
+	})
+}
+
+// Keys beyond the table are limited by this node alone.
+func TestFleetBeyondItsTable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFleetWorld(t, 1, 100*time.Microsecond)
+		defer w.end()
+		w.nodes[0] = NewFleet(w.ledger, 9, 10, w.now, w.start)
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() { defer close(done); w.nodes[0].Run(ctx) }()
+		defer func() { cancel(); <-done }()
+		rule := testRule(ratelimit.Limit{Unit: ratelimit.Day, Requests: 20})
+		for range 30 {
+			for key := range uint64(100) {
+				w.ask(0, rule, key, 1)
+			}
+		}
+		s := w.nodes[0].Stats()
+		if s.Leases > 10 || s.Fallbacks[ratelimit.FallbackTableFull] == 0 {
+			t.Errorf("%+v", s)
+		}
+		time.Sleep(5 * time.Second) // idle keys are settled, and can go
+		if v, _ := w.ask(0, rule, 1000, 1); v.Source == ratelimit.FromFallback {
+			t.Errorf("there is no room for a new key: %+v", v)
+		}
+		// A key that comes back is charged for what it had spent before.
+		if v, _ := w.ask(0, rule, 1, 1); !v.OverLimit && v.Remaining > 17 {
+			t.Errorf("%+v", v)
+		}
+	})
+}
+
+func TestFleetTakesWithoutAllocating(t *testing.T) {
+	m := NewMemory(10, func() ledgerTime { return 1_800_000_000_000_000 })
+	f := NewFleet(m, 1, 10, func() instant { return 1 }, testWall)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); f.Run(ctx) }()
+	rule := testRule(ratelimit.Limit{Unit: ratelimit.Day, Requests: 1 << 30})
+	rule.Coordination.Lease.Fixed = 1 << 29
+	asks := []ask{{Rule: rule, Key: keyOf(1), Cost: 1}}
+	verdicts := make([]verdict, 1)
+	if n := testing.AllocsPerRun(1000, func() { f.Decide(context.Background(), 1, asks, verdicts) }); n > 0.1 {
+		t.Errorf("%v allocations", n)
+	}
+	cancel()
+	<-done
+}

@@ -1,0 +1,235 @@
+package leasing
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Run sends claims until ctx is done, and then returns all that is unspent, for
+// at most claimTimeout. It blocks.
+func (f *Fleet) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	for range senders {
+		wg.Go(func() { f.send(ctx) })
+	}
+	wg.Go(func() { f.sweep(ctx) })
+	wg.Wait()
+	f.releaseAll()
+}
+
+// send takes flights off the queue, as many as are there, and settles them
+// together.
+func (f *Fleet) send(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case first := <-f.queue:
+			batch := append(make([]*flight, 0, 8), first)
+			for len(batch) < batchSize && len(f.queue) > 0 {
+				select {
+				case fl := <-f.queue:
+					batch = append(batch, fl)
+				default:
+				}
+			}
+			f.settle(batch)
+		}
+	}
+}
+
+// settle writes the claims of a batch, has them settled and takes in the
+// grants. No lock is held meanwhile.
+func (f *Fleet) settle(batch []*flight) {
+	now := f.clock()
+	claims := make([]ratelimit.Claim, len(batch))
+	for i, fl := range batch {
+		claims[i] = f.write(now, fl)
+	}
+	grants := make([]ratelimit.Grant, len(batch))
+	f.ask(now, claims, grants)
+	answered := f.clock()
+	for i, fl := range batch {
+		f.read(now, answered, fl, &grants[i])
+	}
+}
+
+// errBreaker answers the claims that were not sent.
+var errBreaker = errors.New("the ledger does not answer, and is not asked for a while")
+
+// ask has claims settled, unless the breaker is open.
+func (f *Fleet) ask(now instant, claims []ratelimit.Claim, grants []ratelimit.Grant) {
+	f.mu.Lock()
+	allowed := f.breaker.allow(now)
+	f.mu.Unlock()
+	if !allowed {
+		for i := range grants {
+			grants[i].Err = errBreaker
+		}
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), claimTimeout)
+	defer cancel()
+	f.ledger.Settle(ctx, claims, grants)
+	f.stats.claims.Add(uint64(len(claims)))
+	f.judge(grants)
+}
+
+// write makes the claim of a flight from what is known now.
+func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
+	s := f.shard(fl.hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := &s.leases.get(fl.hash, fl.key).val // it is not evicted while in flight
+	fl.sent, fl.at = true, now
+	s.seq++
+	if fl.giveUp {
+		fl.claim = h.lease.release(now, s.seq)
+	} else {
+		h.demand.measure(now, fl.waiting)
+		fl.claim = h.lease.claim(now, s.seq, h.rule, fl.waiting, h.demand.want(h.rule, fl.waiting), false)
+	}
+	fl.claim.Key, fl.claim.Holder = KeyName(fl.key), f.holder
+	return fl.claim
+}
+
+// judge tells the breaker how a batch went.
+func (f *Fleet) judge(grants []ratelimit.Grant) {
+	failed := 0
+	for i := range grants {
+		if err := grants[i].Err; err != nil && !errors.Is(err, ratelimit.ErrStaleClaim) {
+			failed++
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if failed == len(grants) {
+		f.breaker.failure(f.clock(), f.random())
+	} else {
+		f.breaker.success()
+	}
+}
+
+// read takes in an answer and wakes those who wait.
+func (f *Fleet) read(sent, now instant, fl *flight, g *ratelimit.Grant) {
+	s := f.shard(fl.hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := &s.leases.get(fl.hash, fl.key).val
+	h.flight = nil
+	fl.err = g.Err
+	defer close(fl.done)
+	if g.Err != nil {
+		return
+	}
+	h.lease.apply(sent, &fl.claim, g, margin(g.TTL))
+	h.heard = now
+	h.settled = h.lease.unspent() == 0 && h.lease.spent == fl.claim.Spent && g.Granted == fl.claim.Granted
+	h.plan(sent, now, fl, g, f.random())
+}
+
+// margin is what the clocks of node and ledger may differ by over a lease: the
+// node stops that much earlier.
+func margin(ttl time.Duration) time.Duration { return ttl / 20 }
+
+const never instant = 1<<63 - 1
+
+// plan decides when the lease is renewed, or for how long not to ask.
+func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter float64) {
+	h.renewBelow, h.renewAfter = 0, never
+	left := h.lease.unspent()
+	short := fl.claim.Waiting > g.Granted-fl.claim.Granted
+	if short && g.Outstanding > 0 && now >= h.lease.retry {
+		// Somebody may return some: ask again, but not for each request.
+		h.lease.retry = now.Add(backOff + time.Duration(jitter*float64(backOff)))
+		h.lease.retryCost = max(1, left+g.Available+1)
+	}
+	if left <= 0 || g.Available == 0 && g.Outstanding == 0 && h.lease.algorithm == ratelimit.FixedWindow {
+		return // nothing to renew, or nothing to be had
+	}
+	// Early enough that two round trips pass before the last token is spent.
+	trips := tokens(2 * now.Sub(sent).Seconds() * h.demand.perSec)
+	h.renewBelow = min(left, max(left/2, trips))
+	if g.Available == 0 {
+		h.renewBelow = 0
+	}
+	h.renewAfter = sent.Add(g.TTL / 2)
+}
+
+func reasonOf(err error) ratelimit.FallbackReason {
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return ratelimit.FallbackDeadline
+	case errors.Is(err, errBreaker):
+		return ratelimit.FallbackBreaker
+	}
+	return ratelimit.FallbackError
+}
+
+// sweep looks through a part of the shards at a time, and returns what idle
+// keys have not spent.
+func (f *Fleet) sweep(ctx context.Context) {
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for part := 0; ; part++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			now := f.clock()
+			for i := range f.shards {
+				if i%sweepParts == part%sweepParts || len(f.shards) < sweepParts && part%sweepParts == i {
+					f.sweepShard(now, &f.shards[i])
+				}
+			}
+		}
+	}
+}
+
+func (f *Fleet) sweepShard(now instant, s *fleetShard) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, tag := range s.leases.tags {
+		c := &s.leases.cells[i]
+		if tag == 0 || !c.val.idle(now) {
+			continue
+		}
+		if f.launch(&c.val, c.fullHash(), c.key[:c.len], 0) {
+			c.val.flight.giveUp = true
+		}
+	}
+}
+
+// idle keys have something to tell the ledger, and nobody asks for them.
+func (h *held) idle(now instant) bool {
+	return h.flight == nil && !h.settled && h.lease.window != 0 && now < h.lease.reset && now.Sub(h.demand.lastUse) > idleAfter
+}
+
+// releaseAll returns everything that is unspent before the process ends.
+func (f *Fleet) releaseAll() {
+	now := f.clock()
+	all := map[string]*flight{}
+	for i := range f.shards {
+		s := &f.shards[i]
+		s.mu.Lock()
+		for j, tag := range s.leases.tags {
+			c := &s.leases.cells[j]
+			if tag != 0 && !c.val.settled && c.val.lease.window != 0 && now < c.val.lease.reset {
+				key := append([]byte(nil), c.key[:c.len]...)
+				fl := &flight{hash: c.fullHash(), key: key, giveUp: true, done: make(chan struct{})}
+				c.val.flight = fl
+				all[string(key)] = fl
+			}
+		}
+		s.mu.Unlock()
+	}
+	for batch := range slices.Chunk(slices.Collect(maps.Values(all)), batchSize) {
+		f.settle(batch)
+	}
+}
