@@ -16,6 +16,11 @@ type (
 
 const micro = 1_000_000 // micro-tokens in a token
 
+const (
+	relearnTime  = 2 * time.Second // in which every busy holder claims
+	relearnShare = 20              // grants meanwhile: 1 of so many tokens of the limit
+)
+
 // record is the ledger's copy of one holder's truth, plus the grant in flight.
 type record struct {
 	holder  ratelimit.Holder
@@ -61,6 +66,11 @@ type account struct {
 	base tokens // charged in this window by holders that are no longer recorded
 	prev tokens // sliding_window: charged in the window before
 	over tokens // charged beyond the limit in this window, all holders
+
+	// Until relearn the ledger is being told what it had forgotten: until all
+	// holders have, it grants no more than a twentieth of the limit in all.
+	relearn   ledgerTime
+	relearned tokens // granted since
 
 	// token_bucket. Invariant: 0 <= level, and level plus the outstanding of
 	// live leases is at most burst: so burst + rate x t bounds what is spent
@@ -174,6 +184,17 @@ func (a *account) book(r *record, c *ratelimit.Claim) (short tokens) {
 	case c.Limit.Algorithm == ratelimit.SlidingWindow:
 		a.correctPrevious(r, c)
 	}
+	// A holder that knows of more than it was granted: the ledger has forgotten.
+	knew := tokens(0)
+	if known {
+		knew = r.granted + r.inflight
+	}
+	if here && !void && !c.Refilled && c.Granted > knew {
+		if a.now >= a.relearn {
+			a.relearned = 0
+		}
+		a.relearn = a.now.Add(relearnTime)
+	}
 	a.fence = max(a.fence+1, ratelimit.Fence(a.now))
 	*r = record{
 		holder: r.holder, seq: c.Seq, window: a.window, fence: a.fence,
@@ -265,10 +286,17 @@ func (a *account) grant(r *record, c *ratelimit.Claim, short tokens) {
 		short, a.over = over, over
 	}
 	room := a.available(c)
+	relearning := a.now < a.relearn
+	if relearning {
+		room = min(room, max(0, max(1, c.Limit.Capacity()/relearnShare)-a.relearned))
+	}
 	tapered := max(c.Waiting, room/(2*tokens(a.liveHolders())))
 	lease := min(room, max(c.Want, c.Waiting), tapered)
 	if c.Direct && room < c.Waiting {
 		lease = 0
+	}
+	if relearning {
+		a.relearned += lease
 	}
 	r.inflight = max(0, drift-short) + lease
 	if c.Limit.Algorithm == ratelimit.TokenBucket {
@@ -367,7 +395,7 @@ func (a *account) answer(r *record, c *ratelimit.Claim) ratelimit.Grant {
 	g := ratelimit.Grant{
 		Seq: c.Seq, Granted: r.granted + r.inflight, Fence: r.fence, Window: r.window,
 		Void: r.void, TTL: c.TTL, Holders: a.liveHolders(), OverAdmitted: r.over,
-		Available: a.available(c), ResetAfter: a.resetAfter(r.window, c),
+		Available: a.available(c), ResetAfter: a.resetAfter(r.window, c), Relearning: a.now < a.relearn,
 	}
 	a.each(func(other *record) {
 		if other != r && other.window == a.window {
@@ -389,6 +417,9 @@ func (a *account) resetAfter(w window, c *ratelimit.Claim) time.Duration {
 
 // retryAfter is when missing more tokens are there if nobody else spends.
 func (a *account) retryAfter(missing tokens, c *ratelimit.Claim) time.Duration {
+	if a.now < a.relearn {
+		return a.relearn.Sub(a.now)
+	}
 	end := a.resetAfter(a.window, c)
 	l := &c.Limit
 	switch l.Algorithm {

@@ -35,7 +35,8 @@ type Fleet struct {
 	mu      sync.Mutex
 	breaker breaker // guarded by mu
 
-	stats fleetStats
+	relearn atomic.Int64 // the last instant at which the ledger was found to have forgotten
+	stats   fleetStats
 }
 
 type fleetStats struct {

@@ -93,7 +93,8 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 		fl.claim = h.lease.release(now, s.seq)
 	} else {
 		h.demand.measure(now, fl.waiting)
-		fl.claim = h.lease.claim(now, s.seq, h.rule, fl.waiting, h.demand.want(h.rule, fl.waiting), false)
+		want := h.demand.want(h.rule, fl.waiting) - h.lease.left(now) // a renewal fills up
+		fl.claim = h.lease.claim(now, s.seq, h.rule, fl.waiting, max(want, fl.waiting), false)
 	}
 	fl.claim.Key, fl.claim.Holder = KeyName(fl.key), f.holder
 	return fl.claim
@@ -130,6 +131,9 @@ func (f *Fleet) read(sent, now instant, fl *flight, g *ratelimit.Grant) {
 	}
 	h.lease.apply(sent, &fl.claim, g, margin(g.TTL))
 	h.heard = now
+	if g.Relearning {
+		f.relearn.Store(int64(now))
+	}
 	h.settled = h.lease.unspent() == 0 && h.lease.spent == fl.claim.Spent && g.Granted == fl.claim.Granted
 	h.plan(sent, now, fl, g, f.random())
 }
@@ -172,8 +176,8 @@ func reasonOf(err error) ratelimit.FallbackReason {
 	return ratelimit.FallbackError
 }
 
-// sweep looks through a part of the shards at a time, and returns what idle
-// keys have not spent.
+// sweep looks through a part of the shards at a time: it returns what idle keys
+// have not spent, and when the ledger has forgotten one key, tells it of all.
 func (f *Fleet) sweep(ctx context.Context) {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
@@ -193,22 +197,20 @@ func (f *Fleet) sweep(ctx context.Context) {
 }
 
 func (f *Fleet) sweepShard(now instant, s *fleetShard) {
+	forgot := instant(f.relearn.Load())
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, tag := range s.leases.tags {
 		c := &s.leases.cells[i]
-		if tag == 0 || !c.val.idle(now) {
+		if tag == 0 || c.val.flight != nil || c.val.lease.window == 0 || now >= c.val.lease.reset {
 			continue
 		}
-		if f.launch(&c.val, c.fullHash(), c.key[:c.len], 0) {
-			c.val.flight.giveUp = true
+		idle := now.Sub(c.val.demand.lastUse) > idleAfter
+		tell := idle && !c.val.settled || c.val.heard < forgot.Add(-sweepEvery)
+		if tell && f.launch(&c.val, c.fullHash(), c.key[:c.len], 0) {
+			c.val.flight.giveUp = idle
 		}
 	}
-}
-
-// idle keys have something to tell the ledger, and nobody asks for them.
-func (h *held) idle(now instant) bool {
-	return h.flight == nil && !h.settled && h.lease.window != 0 && now < h.lease.reset && now.Sub(h.demand.lastUse) > idleAfter
 }
 
 // releaseAll returns everything that is unspent before the process ends.

@@ -8,6 +8,7 @@
 --       the time in us (0 but in tests: Redis' own)
 
 local MICRO = 1000000
+local RELEARN_TIME, RELEARN_SHARE = 2000000, 20
 local FIXED, SLIDING, BUCKET = 0, 1, 2
 local NEVER = 9007199254740991 -- 2^53-1
 
@@ -52,13 +53,16 @@ end
 -- The account. A record is {seq, window, expires, fence, granted, inflight,
 -- spent, returned, over, flags}; flags: 1 closed, 2 void, 4 direct.
 local SEQ, WINDOW, EXPIRES, FENCE, GRANTED, INFLIGHT, SPENT, RETURNED, OVER, FLAGS = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
-local a = { now = 0, fence = 0, window = 0, base = 0, prev = 0, over = 0, level = 0, carry = 0 }
+local a = { now = 0, fence = 0, window = 0, base = 0, prev = 0, over = 0, level = 0, carry = 0, relearn = 0, relearned = 0 }
 local records, dirty, gone_fields = {}, {}, {}
 local fields = redis.call('HGETALL', KEYS[1])
 for i = 1, #fields, 2 do
   if fields[i] == 'a' then
     local v = cmsgpack.unpack(fields[i + 1])
-    a = { now = v[1], fence = v[2], window = v[3], base = v[4], prev = v[5], over = v[6], level = v[7], carry = v[8] }
+    a = {
+      now = v[1], fence = v[2], window = v[3], base = v[4], prev = v[5], over = v[6], level = v[7], carry = v[8],
+      relearn = v[9], relearned = v[10],
+    }
   else
     local r = cmsgpack.unpack(fields[i + 1])
     if r[WINDOW] == 0 then r[WINDOW] = -1 end -- a bucket's only life, filled in below
@@ -163,6 +167,7 @@ local function advance()
 end
 
 local function retry_after(missing)
+  if a.now < a.relearn then return a.relearn - a.now end
   local to_end = max(0, window_end(a.window) - a.now)
   if bucket then return time_to_level(min(missing, burst) * MICRO) end
   if sliding then
@@ -193,7 +198,7 @@ local function answer(r)
   if r[INFLIGHT] < c.waiting then retry = retry_after(c.waiting - r[INFLIGHT]) end
   return {
     0, r[GRANTED] + r[INFLIGHT], r[FENCE], r[WINDOW], flag(r, 2) and 1 or 0, available(), elsewhere, reset, retry,
-    live_holders(), r[OVER],
+    live_holders(), r[OVER], a.now < a.relearn and 1 or 0,
   }
 end
 
@@ -241,6 +246,11 @@ local function book(r)
     if r[WINDOW] == c.window then a.prev = a.prev - charged(r) end
     a.prev = max(0, a.prev + c.spent)
   end
+  local knew = known and r[GRANTED] + r[INFLIGHT] or 0
+  if is_here and not void and not c.refilled and c.granted > knew then
+    if a.now >= a.relearn then a.relearned = 0 end
+    a.relearn = a.now + RELEARN_TIME
+  end
   a.fence = max(a.fence + 1, a.now)
   r[SEQ], r[WINDOW], r[EXPIRES], r[FENCE] = c.seq, a.window, a.now + c.ttl, a.fence
   r[GRANTED], r[INFLIGHT], r[SPENT], r[RETURNED], r[OVER] = 0, 0, 0, 0, 0
@@ -264,9 +274,12 @@ local function grant(r, short)
     short, a.over = over, over
   end
   local room = available()
+  local relearning = a.now < a.relearn
+  if relearning then room = min(room, max(0, max(1, div(capacity, RELEARN_SHARE)) - a.relearned)) end
   local tapered = max(c.waiting, div(room, 2 * live_holders()))
   local lease = min(room, max(c.want, c.waiting), tapered)
   if c.direct == 1 and room < c.waiting then lease = 0 end
+  if relearning then a.relearned = a.relearned + lease end
   r[INFLIGHT] = max(0, drift - short) + lease
   if bucket then a.level = a.level - lease * MICRO end
 end
@@ -293,7 +306,7 @@ local function obsolete(r)
 end
 
 local function packed()
-  return cmsgpack.pack({ a.now, a.fence, a.window, a.base, a.prev, a.over, a.level, a.carry })
+  return cmsgpack.pack({ a.now, a.fence, a.window, a.base, a.prev, a.over, a.level, a.carry, a.relearn, a.relearned })
 end
 
 advance()

@@ -69,6 +69,9 @@ type Grant struct {
 	// RetryAfter is when the claim's Waiting tokens would be there if nobody
 	// else spent; 0 when they were granted.
 	RetryAfter time.Duration
+	// Relearning says that the ledger had forgotten this account, and grants
+	// little until all holders have told it their totals.
+	Relearning bool
 	Holders    int // with a live lease, the claimant included
 	// OverAdmitted is how much of this claim's report went beyond the limit.
 	OverAdmitted Tokens

@@ -212,6 +212,22 @@ var cases = []struct {
 			s.Fatalf("fence went back from %d to %d", g.Fence, again.Fence)
 		}
 	}},
+	{"amnesia: until all have told, no more than a twentieth is granted", true, func(s *script) {
+		g := s.granted(ratelimit.Claim{Limit: perMinute(1000), Holder: 1, Seq: 1, Waiting: 400}, 400)
+		s.granted(ratelimit.Claim{Limit: perMinute(1000), Holder: 2, Seq: 1, Waiting: 400}, 400)
+		s.Forget()
+		c := ratelimit.Claim{Limit: perMinute(1000), Holder: 1, Seq: 2, Fence: g.Fence, Window: g.Window, Granted: 400, Spent: 400, Waiting: 30}
+		g = s.granted(c, 30)
+		s.equal("relearning", g.Relearning, true)
+		c.Seq, c.Granted, c.Spent = 3, 430, 430
+		g = s.granted(c, 20)
+		s.equal("the rest may come in", g.RetryAfter, 2*time.Second)
+		s.granted(ratelimit.Claim{Limit: perMinute(1000), Holder: 2, Seq: 2, Window: g.Window, Granted: 400, Spent: 400, Waiting: 30}, 0)
+		s.Advance(2 * time.Second)
+		c.Seq, c.Granted, c.Spent, c.Waiting = 4, 450, 450, 200
+		g = s.granted(c, 150)
+		s.equal("relearning", g.Relearning, false)
+	}},
 	{"a holder that forgot its totals is still charged what it confirmed", false, func(s *script) {
 		g := s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 10}, 10)
 		s.granted(ratelimit.Claim{
