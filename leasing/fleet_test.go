@@ -48,6 +48,12 @@ func (l *slowLedger) set(change func()) {
 	change()
 }
 
+func (l *slowLedger) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.calls
+}
+
 // fleetWorld is a few nodes and a ledger in a bubble of virtual time.
 type fleetWorld struct {
 	*testing.T
@@ -150,7 +156,7 @@ func (w *fleetWorld) judge(algorithm ratelimit.Algorithm, limit tokens, admitted
 	if least := most - limit/2 - 3*3; algorithm != ratelimit.SlidingWindow && total < least {
 		w.Errorf("admitted only %d in three periods, %d were there", total, most)
 	}
-	w.Logf("limit %d: admitted %v, %d claims", limit, admitted, w.ledger.calls)
+	w.Logf("limit %d: admitted %v, %d claims", limit, admitted, w.ledger.count())
 }
 
 // A hot key costs about a claim a second, not one a request; a flood of
@@ -167,15 +173,15 @@ func TestFleetAsksSeldom(t *testing.T) {
 			}
 		}
 		ask(10_000, time.Millisecond) // 10 s: it learns the rate
-		before := w.ledger.calls
+		before := w.ledger.count()
 		ask(20_000, time.Millisecond)
-		if claims := w.ledger.calls - before; claims > 25 {
+		if claims := w.ledger.count() - before; claims > 25 {
 			t.Errorf("%d claims in 20 s", claims)
 		}
 		w.ask(0, rule, 1, 2_000_000) // drains it
-		before = w.ledger.calls
+		before = w.ledger.count()
 		ask(20_000, time.Millisecond)
-		if claims := w.ledger.calls - before; claims > 1 { // the one that finds out
+		if claims := w.ledger.count() - before; claims > 1 { // the one that finds out
 			t.Errorf("%d claims for refused requests", claims)
 		}
 	})
@@ -265,8 +271,8 @@ func TestFleetWithoutLedger(t *testing.T) {
 						t.Errorf("admitted %d, declared %d", admitted, want)
 					}
 					s := w.nodes[0].Stats()
-					if s.Fallbacks[ratelimit.FallbackBreaker] == 0 || !s.BreakerOpen || w.ledger.calls > 30 {
-						t.Errorf("the breaker did not open: %+v after %d calls", s, w.ledger.calls)
+					if s.Fallbacks[ratelimit.FallbackBreaker] == 0 || !s.BreakerOpen || w.ledger.count() > 30 {
+						t.Errorf("the breaker did not open: %+v after %d calls", s, w.ledger.count())
 					}
 					w.ledger.set(func() { w.ledger.hung, w.ledger.err = false, nil })
 					time.Sleep(4 * time.Second)

@@ -69,7 +69,7 @@ func (f *redisFlags) options() (*redis.UniversalOptions, error) {
 	case "SENTINEL":
 		parts := strings.Split(f.URL, ",")
 		if len(parts) < 2 {
-			return nil, fmt.Errorf("REDIS_URL is %q, and REDIS_TYPE SENTINEL wants master,host:port,...", f.URL)
+			return nil, fmt.Errorf("REDIS_URL is %q, and REDIS_TYPE SENTINEL wants the name of the master before the addresses, by comma", f.URL)
 		}
 		o.MasterName, o.Addrs = parts[0], parts[1:]
 	default:
