@@ -28,15 +28,38 @@ type Fleet struct {
 	clock    ratelimit.Clock
 	seed     maphash.Seed
 	shards   []fleetShard
-	queue    chan *flight
+	lanes    []lane
 	fallback *Local // budgets of this node alone: for outages, and for keys beyond the table
 	random   func() float64
-
-	mu      sync.Mutex
-	breaker breaker // guarded by mu
+	// OnFailure, if set before Run, is told of each batch that failed as a
+	// whole. It must not block.
+	OnFailure func(error)
 
 	relearn atomic.Int64 // the last instant at which the ledger was found to have forgotten
 	stats   fleetStats
+}
+
+// Partitioned is a ledger whose parts fail each by itself, such as a Redis
+// Cluster. Claims of one part never wait for another.
+type Partitioned interface {
+	ratelimit.Ledger
+	Partitions() int
+	Partition(key string) int // below Partitions
+}
+
+// lane is the way to one part of the ledger: what waits to be sent there, and
+// whether it counts as dead.
+type lane struct {
+	queue   chan *flight
+	mu      sync.Mutex
+	breaker breaker // guarded by mu
+}
+
+// refused tells whether the breaker is open and no probe is due.
+func (l *lane) refused(now instant) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.breaker.refuses(now)
 }
 
 type fleetStats struct {
@@ -71,6 +94,7 @@ type held struct {
 type flight struct {
 	hash    uint64
 	key     []byte
+	name    string // of the key, in the ledger
 	waiting tokens // of the requests behind it; guarded by the shard's mu
 	giveUp  bool   // return what is unspent, and want nothing
 	sent    bool   // guarded by the shard's mu
@@ -82,7 +106,7 @@ type flight struct {
 
 // Sizes of what is under way.
 const (
-	senders      = 4    // batches under way at once
+	senders      = 4    // batches under way at once, to each part of the ledger
 	batchSize    = 256  // claims in one
 	queueSize    = 8192 // flights that wait for a sender
 	claimTimeout = time.Second
@@ -97,13 +121,29 @@ const (
 func NewFleet(ledger ratelimit.Ledger, holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time) *Fleet {
 	f := &Fleet{
 		ledger: ledger, holder: holder, clock: clock, seed: maphash.MakeSeed(),
-		shards: make([]fleetShard, shardCount(maxKeys)), queue: make(chan *flight, queueSize),
+		shards:   make([]fleetShard, shardCount(maxKeys)),
 		fallback: NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall), random: rand.Float64,
 	}
 	for i := range f.shards {
 		f.shards[i].leases = newSlab[held](shareOf(maxKeys, i, len(f.shards)))
 	}
+	parts := 1
+	if p, ok := ledger.(Partitioned); ok {
+		parts = p.Partitions()
+	}
+	f.lanes = make([]lane, parts)
+	for i := range f.lanes {
+		f.lanes[i].queue = make(chan *flight, queueSize/parts)
+	}
 	return f
+}
+
+// laneOf is the way to the part of the ledger that has the account.
+func (f *Fleet) laneOf(name string) *lane {
+	if p, ok := f.ledger.(Partitioned); ok {
+		return &f.lanes[p.Partition(name)]
+	}
+	return &f.lanes[0]
 }
 
 // SyncClock is for the budgets of this node alone; see Local.SyncClock.
@@ -164,14 +204,19 @@ func (f *Fleet) take(now instant, a *ask, after *flight) (verdict, bool) {
 // launch queues a claim; the caller holds the shard's lock. It reports false
 // when the queue is full.
 func (f *Fleet) launch(h *held, hash uint64, key []byte, waiting tokens) bool {
-	fl := &flight{hash: hash, key: append([]byte(nil), key...), waiting: waiting, done: make(chan struct{})}
+	fl := newFlight(hash, key)
+	fl.waiting = waiting
 	select {
-	case f.queue <- fl:
+	case f.laneOf(fl.name).queue <- fl:
 		h.flight = fl
 		return true
 	default:
 		return false
 	}
+}
+
+func newFlight(hash uint64, key []byte) *flight {
+	return &flight{hash: hash, key: append([]byte(nil), key...), name: KeyName(key), done: make(chan struct{})}
 }
 
 // wait has the ledger asked for what is undecided, again and again until all
@@ -273,20 +318,13 @@ func (f *Fleet) join(now instant, a *ask) (*flight, ratelimit.FallbackReason) {
 		}
 		return h.flight, 0
 	}
-	if f.refused(now) {
+	if f.laneOf(KeyName(a.Key)).refused(now) {
 		return nil, ratelimit.FallbackBreaker
 	}
 	if !f.launch(h, hash, a.Key, waiting) {
 		return nil, ratelimit.FallbackQueueFull
 	}
 	return h.flight, 0
-}
-
-// refused tells whether the breaker is open and no probe is due.
-func (f *Fleet) refused(now instant) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.breaker.refuses(now)
 }
 
 // admit makes room for a key; only one that the ledger knows all about may go.
@@ -335,8 +373,11 @@ func (f *Fleet) Stats() ratelimit.LimiterStats {
 		s.Fallbacks[i] = f.stats.fallbacks[i].Load()
 	}
 	s.Overflow = s.Fallbacks[ratelimit.FallbackTableFull]
-	f.mu.Lock()
-	s.BreakerOpen = f.breaker.open()
-	f.mu.Unlock()
+	for i := range f.lanes {
+		l := &f.lanes[i]
+		l.mu.Lock()
+		s.BreakerOpen = s.BreakerOpen || l.breaker.open()
+		l.mu.Unlock()
+	}
 	return s
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"sync"
 	"testing"
@@ -219,4 +220,79 @@ func TestFleetRedisFaults(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A cluster with one shard down: keys of the others are exact and do not wait,
+// keys of that one are decided by policy, and all is well when it is back.
+func TestFleetClusterShardDown(t *testing.T) {
+	servers := redistest.Cluster(t, 3)
+	r := newRedisFleet(t, 2, func() redis.UniversalClient {
+		return redis.NewClusterClient(&redis.ClusterOptions{
+			Addrs: []string{servers[0].Addr, servers[1].Addr}, MaxRetries: -1, MaxRedirects: 3, ContextTimeoutEnabled: true, DialTimeout: 200 * time.Millisecond,
+		})
+	})
+	rule := closedRule(100)
+	down := func(key uint64) bool { return int(slot(KeyName(keyOf(key)))) >= 2*16384/3 }
+	next := uint64(0)
+	var mu sync.Mutex
+	each := func() uint64 { mu.Lock(); defer mu.Unlock(); next++; return next % 30 }
+	total := map[uint64]int{}
+	add := func(n int) {
+		admitted, _ := r.spend(rule, n, 6, each, 0)
+		for k, v := range admitted {
+			total[k] += v
+		}
+	}
+	add(600)
+	servers[2].Kill()
+	add(6000)
+	for key, n := range total {
+		if n > 100 || !down(key) && n < 100 {
+			t.Errorf("key %d (its shard down: %v): admitted %d of 100", key, down(key), n)
+		}
+	}
+	for key := range uint64(30) {
+		if v, took := r.ask(0, rule, key); !down(key) && (v.Source == ratelimit.FromFallback || took > ratelimit.StoreDeadline) {
+			t.Errorf("key %d of a shard that is up: %+v after %v", key, v, took)
+		}
+	}
+	if s := r.nodes[0].Stats(); !s.BreakerOpen {
+		t.Errorf("no breaker is open: %+v", s)
+	}
+}
+
+// A sentinel promotes a replica that lags far behind: what nodes know heals it.
+func TestFleetSentinelFailover(t *testing.T) {
+	master := redistest.Start(t)
+	lag := redistest.NewProxy(t, master.Addr)
+	replica := redistest.Start(t)
+	host, port, _ := net.SplitHostPort(lag.Addr)
+	replica.Do("REPLICAOF", host, port)
+	replica.UntilInfo("replication", "master_link_status:up")
+	sentinel := redistest.Sentinel(t, "m", master)
+	sentinel.UntilInfo("sentinel", "slaves=1")
+	r := newRedisFleet(t, 3, func() redis.UniversalClient {
+		return redis.NewFailoverClient(&redis.FailoverOptions{
+			MasterName: "m", SentinelAddrs: []string{sentinel.Addr}, MaxRetries: -1, ContextTimeoutEnabled: true, DialTimeout: 200 * time.Millisecond,
+		})
+	})
+	const limit = 20_000
+	rule := closedRule(limit)
+	first, _ := r.spend(rule, 1000, 6, one, 0)
+	lag.Delay(time.Hour / 20) // from here on the replica hears nothing
+	second, _ := r.spend(rule, 9000, 6, one, 0)
+	master.Kill()
+	replica.UntilInfo("replication", "role:master")
+	total := first[1] + second[1]
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end) && total < limit; {
+		more, _ := r.spend(rule, 3000, 6, one, 0)
+		total += more[1]
+	}
+	more, _ := r.spend(rule, 3000, 6, one, 0)
+	total += more[1]
+	t.Logf("admitted %d of %d over a failover that lost most of the ledger", total, limit)
+	if total > limit+limit/20 || total < limit-limit/50 {
+		t.Errorf("admitted %d of %d", total, limit)
+	}
+	lag.Delay(0)
 }

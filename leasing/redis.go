@@ -39,6 +39,43 @@ func NewRedis(client redis.UniversalClient, prefix string) *Redis {
 	return &Redis{client: client, prefix: prefix, at: func() ledgerTime { return 0 }}
 }
 
+// slots is how many hash slots a Redis Cluster has; a shard owns ranges of them.
+const slots = 16384
+
+// Partitions implements [Partitioned]: a Cluster's slots in 16 ranges, each of
+// which fails by itself; one for all otherwise.
+func (l *Redis) Partitions() int {
+	if _, ok := l.client.(*redis.ClusterClient); ok {
+		return 16
+	}
+	return 1
+}
+
+// Partition implements [Partitioned].
+func (l *Redis) Partition(key string) int {
+	n := l.Partitions()
+	if n == 1 {
+		return 0
+	}
+	return int(slot(l.prefix+key)) * n / slots
+}
+
+// slot is the hash slot of a key without {} (KeyName escapes them): CRC-16 as
+// in XMODEM, from the Redis Cluster specification.
+func slot(key string) uint16 {
+	crc := uint16(0)
+	for i := range len(key) {
+		crc ^= uint16(key[i]) << 8
+		for range 8 {
+			carry := crc&0x8000 != 0
+			if crc <<= 1; carry {
+				crc ^= 0x1021
+			}
+		}
+	}
+	return crc % slots
+}
+
 // Settle implements [ratelimit.Ledger]. A script that Redis has forgotten (a
 // flush, a failover) is sent again.
 func (l *Redis) Settle(ctx context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant) {

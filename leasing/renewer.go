@@ -3,7 +3,6 @@ package leasing
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -15,8 +14,10 @@ import (
 // at most claimTimeout. It blocks.
 func (f *Fleet) Run(ctx context.Context) {
 	var wg sync.WaitGroup
-	for range senders {
-		wg.Go(func() { f.send(ctx) })
+	for i := range f.lanes {
+		for range senders {
+			wg.Go(func() { f.send(ctx, &f.lanes[i]) })
+		}
 	}
 	wg.Go(func() { f.sweep(ctx) })
 	wg.Wait()
@@ -25,35 +26,35 @@ func (f *Fleet) Run(ctx context.Context) {
 
 // send takes flights off the queue, as many as are there, and settles them
 // together.
-func (f *Fleet) send(ctx context.Context) {
+func (f *Fleet) send(ctx context.Context, l *lane) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case first := <-f.queue:
+		case first := <-l.queue:
 			batch := append(make([]*flight, 0, 8), first)
-			for len(batch) < batchSize && len(f.queue) > 0 {
+			for len(batch) < batchSize && len(l.queue) > 0 {
 				select {
-				case fl := <-f.queue:
+				case fl := <-l.queue:
 					batch = append(batch, fl)
 				default:
 				}
 			}
-			f.settle(batch)
+			f.settle(l, batch)
 		}
 	}
 }
 
 // settle writes the claims of a batch, has them settled and takes in the
 // grants. No lock is held meanwhile.
-func (f *Fleet) settle(batch []*flight) {
+func (f *Fleet) settle(l *lane, batch []*flight) {
 	now := f.clock()
 	claims := make([]ratelimit.Claim, len(batch))
 	for i, fl := range batch {
 		claims[i] = f.write(now, fl)
 	}
 	grants := make([]ratelimit.Grant, len(batch))
-	f.ask(now, claims, grants)
+	f.ask(l, now, claims, grants)
 	answered := f.clock()
 	for i, fl := range batch {
 		f.read(now, answered, fl, &grants[i])
@@ -64,10 +65,10 @@ func (f *Fleet) settle(batch []*flight) {
 var errBreaker = errors.New("the ledger does not answer, and is not asked for a while")
 
 // ask has claims settled, unless the breaker is open.
-func (f *Fleet) ask(now instant, claims []ratelimit.Claim, grants []ratelimit.Grant) {
-	f.mu.Lock()
-	allowed := f.breaker.allow(now)
-	f.mu.Unlock()
+func (f *Fleet) ask(l *lane, now instant, claims []ratelimit.Claim, grants []ratelimit.Grant) {
+	l.mu.Lock()
+	allowed := l.breaker.allow(now)
+	l.mu.Unlock()
 	if !allowed {
 		for i := range grants {
 			grants[i].Err = errBreaker
@@ -78,7 +79,7 @@ func (f *Fleet) ask(now instant, claims []ratelimit.Claim, grants []ratelimit.Gr
 	defer cancel()
 	f.ledger.Settle(ctx, claims, grants)
 	f.stats.claims.Add(uint64(len(claims)))
-	f.judge(grants)
+	f.judge(l, grants)
 }
 
 // write makes the claim of a flight from what is known now.
@@ -96,24 +97,29 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 		want := h.demand.want(h.rule, fl.waiting) - h.lease.left(now) // a renewal fills up
 		fl.claim = h.lease.claim(now, s.seq, h.rule, fl.waiting, max(want, fl.waiting), false)
 	}
-	fl.claim.Key, fl.claim.Holder = KeyName(fl.key), f.holder
+	fl.claim.Key, fl.claim.Holder = fl.name, f.holder
 	return fl.claim
 }
 
 // judge tells the breaker how a batch went.
-func (f *Fleet) judge(grants []ratelimit.Grant) {
+func (f *Fleet) judge(l *lane, grants []ratelimit.Grant) {
 	failed := 0
+	var last error
 	for i := range grants {
 		if err := grants[i].Err; err != nil && !errors.Is(err, ratelimit.ErrStaleClaim) {
 			failed++
+			last = err
 		}
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	if failed == len(grants) && f.OnFailure != nil {
+		f.OnFailure(last)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if failed == len(grants) {
-		f.breaker.failure(f.clock(), f.random())
+		l.breaker.failure(f.clock(), f.random())
 	} else {
-		f.breaker.success()
+		l.breaker.success()
 	}
 }
 
@@ -216,22 +222,29 @@ func (f *Fleet) sweepShard(now instant, s *fleetShard) {
 // releaseAll returns everything that is unspent before the process ends.
 func (f *Fleet) releaseAll() {
 	now := f.clock()
-	all := map[string]*flight{}
+	all := map[*lane][]*flight{}
 	for i := range f.shards {
 		s := &f.shards[i]
 		s.mu.Lock()
 		for j, tag := range s.leases.tags {
 			c := &s.leases.cells[j]
 			if tag != 0 && !c.val.settled && c.val.lease.window != 0 && now < c.val.lease.reset {
-				key := append([]byte(nil), c.key[:c.len]...)
-				fl := &flight{hash: c.fullHash(), key: key, giveUp: true, done: make(chan struct{})}
+				fl := newFlight(c.fullHash(), c.key[:c.len])
+				fl.giveUp = true
 				c.val.flight = fl
-				all[string(key)] = fl
+				l := f.laneOf(fl.name)
+				all[l] = append(all[l], fl)
 			}
 		}
 		s.mu.Unlock()
 	}
-	for batch := range slices.Chunk(slices.Collect(maps.Values(all)), batchSize) {
-		f.settle(batch)
+	var wg sync.WaitGroup
+	for l, flights := range all {
+		wg.Go(func() {
+			for batch := range slices.Chunk(flights, batchSize) {
+				f.settle(l, batch)
+			}
+		})
 	}
+	wg.Wait()
 }

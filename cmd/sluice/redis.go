@@ -46,7 +46,7 @@ func (f *redisFlags) client() (redis.UniversalClient, error) {
 func (f *redisFlags) options() (*redis.UniversalOptions, error) {
 	o := &redis.UniversalOptions{
 		MaxRetries: -1, ContextTimeoutEnabled: true, // the renewer claims again by itself
-		DialTimeout: f.Timeout, ReadTimeout: f.Timeout, WriteTimeout: f.Timeout, PoolSize: f.PoolSize,
+		DialTimeout: f.Timeout, DialerRetries: 1, MinIdleConns: min(f.PoolSize, 4), ReadTimeout: f.Timeout, WriteTimeout: f.Timeout, PoolSize: f.PoolSize,
 		DisableIdentity:          true,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	}

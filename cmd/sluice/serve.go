@@ -10,12 +10,14 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -70,7 +72,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 		return fmt.Errorf("the first rules are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set:\n%w", err)
 	}
 	clock := ratelimit.MonotonicClock()
-	limiter, run, err := c.limiter(clock)
+	limiter, run, err := c.limiter(clock, log)
 	if err != nil {
 		return err
 	}
@@ -112,7 +114,7 @@ type limiter interface {
 
 // limiter chooses by REDIS_URL: leases from a shared ledger, or budgets in this
 // process.
-func (c *serveCmd) limiter(clock ratelimit.Clock) (limiter, func(context.Context), error) {
+func (c *serveCmd) limiter(clock ratelimit.Clock, log *slog.Logger) (limiter, func(context.Context), error) {
 	if c.Redis.URL == "" {
 		return leasing.NewLocal(c.MaxKeys, clock(), time.Now()), func(context.Context) {}, nil
 	}
@@ -122,6 +124,8 @@ func (c *serveCmd) limiter(clock ratelimit.Clock) (limiter, func(context.Context
 	}
 	ledger := leasing.NewRedis(client, c.Redis.KeyPrefix)
 	f := leasing.NewFleet(ledger, leasing.NewHolder(), c.MaxKeys, clock, time.Now())
+	f.OnFailure = seldom(time.Second, func(err error) { log.Warn("the store does not answer", "error", err) })
+	redis.SetLogger(redisLog{log})
 	run := func(ctx context.Context) {
 		f.Run(ctx)
 		_ = client.Close()
@@ -140,6 +144,27 @@ func (c *serveCmd) open(svc *service.Service, shown metrics.Collector, latency p
 	public := http.NewServeMux()
 	public.HandleFunc("/json", svc.ServeJSON)
 	return server.New(svc, public, debug, only, c.serverOptions(), log)
+}
+
+// seldom calls f, but not again for a while.
+func seldom(d time.Duration, f func(error)) func(error) {
+	var next atomic.Int64
+	return func(err error) {
+		now := time.Now().UnixNano()
+		if due := next.Load(); now >= due && next.CompareAndSwap(due, now+int64(d)) {
+			f(err)
+		}
+	}
+}
+
+// redisLog takes the client library's own lines at debug level.
+type redisLog struct{ log *slog.Logger }
+
+// Printf implements the library's logger.
+func (l redisLog) Printf(ctx context.Context, format string, args ...any) {
+	if l.log.Enabled(ctx, slog.LevelDebug) {
+		l.log.DebugContext(ctx, fmt.Sprintf(format, args...))
+	}
 }
 
 // followWallClock keeps windows on the wall clock through its corrections.

@@ -13,6 +13,7 @@ type Proxy struct {
 	Addr     string
 	target   string
 	listener net.Listener
+	ended    chan struct{}
 
 	mu      sync.Mutex
 	delay   time.Duration // guarded by mu; of each reply
@@ -29,10 +30,11 @@ func NewProxy(tb testing.TB, target string) *Proxy {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	p := &Proxy{Addr: l.Addr().String(), target: target, listener: l, conns: map[net.Conn]bool{}}
+	p := &Proxy{Addr: l.Addr().String(), target: target, listener: l, ended: make(chan struct{}), conns: map[net.Conn]bool{}}
 	var wg sync.WaitGroup
 	wg.Go(func() { p.accept(&wg) })
 	tb.Cleanup(func() {
+		close(p.ended)
 		l.Close()
 		p.Cut()
 		wg.Wait()
@@ -116,7 +118,11 @@ func (p *Proxy) replies(client, server net.Conn) {
 				p.swallow--
 			}
 		})
-		time.Sleep(delay)
+		select {
+		case <-time.After(delay):
+		case <-p.ended:
+			return
+		}
 		switch {
 		case lose:
 			return

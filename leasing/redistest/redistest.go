@@ -25,6 +25,8 @@ type Server struct {
 	args []string
 	dir  string
 	cmd  *exec.Cmd
+	// config makes it a sentinel.
+	config string
 }
 
 // Start runs a redis-server with more arguments.
@@ -53,13 +55,16 @@ func (s *Server) Run() {
 		s.Fatal(err)
 	}
 	args := append([]string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", s.dir}, s.args...)
+	if s.config != "" {
+		args = []string{s.config, "--sentinel", "--port", port, "--bind", "127.0.0.1", "--dir", s.dir}
+	}
 	s.cmd = exec.Command(path, args...)
 	if err := s.cmd.Start(); err != nil {
 		s.Fatal(err)
 	}
 	client := s.Client()
 	defer client.Close()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) { // until it answers
 		if err = client.Ping(context.Background()).Err(); err == nil {
 			return
 		}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
+)
+
+// certificate writes a certificate for name, signed by itself, and its key.
+func certificate(t *testing.T, dir, name string) (cert, key string) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der2, err := x509.MarshalECPrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, key = filepath.Join(dir, name+".crt"), filepath.Join(dir, name+".key")
+	writeFile(t, cert, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})))
+	writeFile(t, key, string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der2})))
+	return cert, key
+}
+
+func freeAddress(t *testing.T) (host, port string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	host, port, _ = net.SplitHostPort(l.Addr().String())
+	return host, port
+}
+
+// Passwords, users, TLS and client certificates reach Redis as the settings
+// say; where one of them is wrong, decisions are fallbacks, and the log says
+// why without the secret.
+func TestRedisSettings(t *testing.T) {
+	dir := t.TempDir()
+	serverCert, serverKey := certificate(t, dir, "server")
+	clientCert, clientKey := certificate(t, dir, "client")
+	_, tlsPort := freeAddress(t)
+	socket := filepath.Join(dir, "redis.sock")
+	r := redistest.Start(t, "--tls-port", tlsPort, "--tls-cert-file", serverCert, "--tls-key-file", serverKey,
+		"--tls-ca-cert-file", clientCert, "--tls-auth-clients", "yes", "--unixsocket", socket)
+	r.Do("ACL", "SETUSER", "me", "on", ">hunter3", "~*", "&*", "+@all")
+	r.Do("ACL", "SETUSER", "default", "on", "resetpass", ">hunter2")
+	rules := filepath.Join(dir, "rules.yaml")
+	writeFile(t, rules, "domain: d\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000}}]\n")
+	tlsEnv := []string{
+		"REDIS_TLS=true", "REDIS_TLS_CACERT=" + serverCert, "REDIS_TLS_CLIENT_CERT=" + clientCert, "REDIS_TLS_CLIENT_KEY=" + clientKey,
+		"REDIS_AUTH=hunter2",
+	}
+	for name, c := range map[string]struct {
+		env  []string
+		sees string // in the log; "" means that the store works
+	}{
+		"password":     {[]string{"REDIS_URL=" + r.Addr, "REDIS_AUTH=hunter2"}, ""},
+		"user":         {[]string{"REDIS_URL=" + r.Addr, "REDIS_AUTH=me:hunter3"}, ""},
+		"uri":          {[]string{"REDIS_URL=redis://me:hunter3@" + r.Addr + "/0"}, ""},
+		"socket":       {[]string{"REDIS_URL=" + socket, "REDIS_SOCKET_TYPE=unix", "REDIS_AUTH=hunter2"}, ""},
+		"tls":          {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort, "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true"}, tlsEnv...), ""},
+		"bad password": {[]string{"REDIS_URL=" + r.Addr, "REDIS_AUTH=hunter9"}, "WRONGPASS"},
+		"bad name":     {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, tlsEnv...), "certificate"},
+		"nobody there": {[]string{"REDIS_URL=127.0.0.1:1"}, "connection refused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, c.env, "--config", rules)
+			if got := s.post("k", name); got != 200 {
+				t.Errorf("answered %d", got)
+			}
+			if c.sees != "" {
+				s.eventually("the log says why", func() bool { return strings.Contains(s.log(), c.sees) })
+			} else { // the first request may come before a TLS connection
+				s.eventually("the store is used", func() bool {
+					s.post("k", name)
+					return s.metric(`sluice_decision_sources_total{source="claim"}`) > 0
+				})
+			}
+			if strings.Contains(s.log(), "hunter") {
+				t.Errorf("a secret is in the log:\n%s", s.log())
+			}
+		})
+	}
+}

@@ -1,0 +1,94 @@
+package redistest
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Cluster starts a Redis Cluster of n masters without replicas, in which the
+// shards that are up go on when one is not.
+func Cluster(tb testing.TB, n int) []*Server {
+	tb.Helper()
+	servers := make([]*Server, n)
+	for i := range servers {
+		servers[i] = Start(tb, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-node-timeout", "2000")
+	}
+	for i, s := range servers {
+		first, last := i*16384/n, (i+1)*16384/n-1
+		args := []any{"CLUSTER", "ADDSLOTS"}
+		for slot := first; slot <= last; slot++ {
+			args = append(args, slot)
+		}
+		s.Do(args...)
+		if i > 0 {
+			host, port, _ := net.SplitHostPort(servers[0].Addr)
+			s.Do("CLUSTER", "MEET", host, port)
+		}
+	}
+	for _, s := range servers {
+		s.until("the cluster is whole", func() bool {
+			info, _ := s.Do("CLUSTER", "INFO").(string)
+			return strings.Contains(info, "cluster_state:ok") && strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d", n)) &&
+				strings.Contains(info, "cluster_slots_ok:16384")
+		})
+	}
+	return servers
+}
+
+// Sentinel starts one sentinel that watches master under a name, and is quick
+// to fail over.
+func Sentinel(tb testing.TB, name string, master *Server) *Server {
+	tb.Helper()
+	host, port, err := net.SplitHostPort(master.Addr)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	config := filepath.Join(tb.TempDir(), "sentinel.conf")
+	text := fmt.Sprintf("sentinel monitor %s %s %s 1\nsentinel down-after-milliseconds %s 300\nsentinel failover-timeout %s 3000\n", name, host, port, name, name)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	s := &Server{TB: tb, Addr: l.Addr().String(), dir: tb.TempDir(), config: config}
+	l.Close()
+	s.Run()
+	tb.Cleanup(s.Kill)
+	return s
+}
+
+// Until waits for what the server does in its own time.
+func (s *Server) until(what string, ok func() bool) {
+	s.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			s.Fatalf("%v: %s: not within 20s", s, what)
+		}
+	}
+}
+
+// Info returns a section of INFO.
+func (s *Server) Info(section string) string {
+	s.Helper()
+	c := s.Client()
+	defer c.Close()
+	text, err := c.Info(context.Background(), section).Result()
+	if err != nil {
+		return ""
+	}
+	return text
+}
+
+// UntilInfo waits until a section of INFO has a line.
+func (s *Server) UntilInfo(section, line string) {
+	s.Helper()
+	s.until(line, func() bool { return strings.Contains(s.Info(section), line) })
+}
