@@ -6,7 +6,7 @@ FUZZTIME ?= 5s
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: help run deps test check bench bench-core bench-cost bench-keys fuzz format
+.PHONY: help run deps test check bench bench-core bench-cost bench-fleet bench-keys fuzz format
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,10 @@ bench-core: ## match and take, by number of keys, beside one cold read of memory
 
 bench-cost: $(BIN) ## server CPU a call, against an empty gRPC server
 	$(BIN) bench cost
+
+bench-fleet: deps ## what a fleet on Redis admits and costs, through every fault
+	$(GO) test -count=1 -v -run '^TestFleet' ./cmd/sluice ./leasing | grep -E '^(---|    (---|[a-z_]+_test.go))|^(ok|FAIL)'
+	$(GO) test -count=1 -v -run '^TestRedisAccountIsSmall' ./leasing | grep bytes
 
 bench-keys: $(BIN) ## memory of one process under 5,000,000 distinct keys
 	$(BIN) bench keys

@@ -160,6 +160,15 @@ func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter fl
 		h.lease.retry = now.Add(backOff + time.Duration(jitter*float64(backOff)))
 		h.lease.retryCost = max(1, left+g.Available+1)
 	}
+	if short && g.Outstanding == 0 && h.lease.algorithm != ratelimit.FixedWindow {
+		// Tokens come back one by one: let some gather, but none overflow.
+		wait := backOff
+		if h.lease.algorithm == ratelimit.TokenBucket {
+			wait = min(wait, g.ResetAfter/2)
+		}
+		h.lease.retry = max(h.lease.retry, now.Add(wait))
+		h.lease.retryCost = left + 1
+	}
 	if left <= 0 || g.Available == 0 && g.Outstanding == 0 && h.lease.algorithm == ratelimit.FixedWindow {
 		return // nothing to renew, or nothing to be had
 	}

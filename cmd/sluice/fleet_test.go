@@ -35,6 +35,7 @@ descriptors:
   - {key: five, rate_limit: {unit: year, requests_per_unit: 5}}
   - {key: hundred, rate_limit: {unit: year, requests_per_unit: 100}}
   - {key: many, rate_limit: {unit: year, requests_per_unit: 20000}}
+  - {key: plenty, rate_limit: {unit: year, requests_per_unit: 100000000}}
   - {key: closed, coordination: {on_store_failure: closed}, rate_limit: {unit: year, requests_per_unit: 20000}}
   - {key: bucket, algorithm: token_bucket, rate_limit: {unit: year, requests_per_unit: 1000}}
   - {key: sliding, algorithm: sliding_window, rate_limit: {unit: year, requests_per_unit: 1000}}
@@ -111,6 +112,45 @@ func TestFleetOnRedisAdmitsTheLimit(t *testing.T) {
 	}
 	if n := f.failed.Load(); n > 0 {
 		t.Errorf("%d calls failed", n)
+	}
+}
+
+// A key with about a thousand decisions a second on each of three nodes costs
+// about a claim a second and node; a flood of refused requests costs nothing.
+func TestFleetStoreOperations(t *testing.T) {
+	f := newFleet(t, 3)
+	paced := func(key string, length time.Duration) (decisions int64) {
+		before := f.admitted.Load() + f.refused.Load()
+		var wg sync.WaitGroup
+		for node := range 3 {
+			for range 4 { // callers of 250 a second
+				wg.Go(func() {
+					tick := time.NewTicker(4 * time.Millisecond)
+					defer tick.Stop()
+					for end := time.Now().Add(length); time.Now().Before(end); <-tick.C {
+						f.ask(node, key)
+					}
+				})
+			}
+		}
+		wg.Wait()
+		return f.admitted.Load() + f.refused.Load() - before
+	}
+	paced("plenty", 2*time.Second)
+	before := f.claims()
+	decisions := paced("plenty", 5*time.Second)
+	claims := f.claims() - before
+	t.Logf("%d decisions, %d claims: %.2f for every 1000", decisions, claims, 1000*float64(claims)/float64(decisions))
+	if float64(claims) > 2*float64(decisions)/1000 {
+		t.Errorf("%d claims for %d decisions, at most 2 for every 1000", claims, decisions)
+	}
+	paced("five", 3*time.Second) // uses it up, and idle leases come back
+	before = f.claims()
+	decisions = paced("five", 3*time.Second)
+	claims = f.claims() - before
+	t.Logf("%d refused decisions, %d claims", decisions, claims)
+	if claims > 3 {
+		t.Errorf("%d claims for %d refused decisions", claims, decisions)
 	}
 }
 

@@ -71,6 +71,9 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	if err := store.Load(); err != nil && !c.ForceStart {
 		return fmt.Errorf("the first rules are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set:\n%w", err)
 	}
+	if c.Redis.URL != "" {
+		warnOfModes(store.Rules(), log)
+	}
 	clock := ratelimit.MonotonicClock()
 	limiter, run, err := c.limiter(clock, log)
 	if err != nil {
@@ -103,6 +106,16 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	release() // after the last call: what is unspent goes back
 	<-released
 	return err
+}
+
+// warnOfModes says which rules ask for a mode that is not there yet.
+func warnOfModes(rules *config.Rules, log *slog.Logger) {
+	for _, r := range rules.All() {
+		if r.Coordination.Mode != ratelimit.Leasing {
+			log.Warn("routing and approx run as leasing in this version", "first", r.Domain+"."+r.Path, "mode", r.Coordination.Mode.String())
+			return
+		}
+	}
 }
 
 // limiter is what decides, and what must run for it to.
