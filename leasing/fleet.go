@@ -195,17 +195,16 @@ func (f *Fleet) take(now instant, a *ask, after *flight) (verdict, bool) {
 	if after != nil {
 		v.Source = ratelimit.FromClaim
 	}
-	if h.flight == nil && (h.lease.unspent() < h.renewBelow || now >= h.renewAfter) {
-		f.launch(h, hash, a.Key, 0)
+	if h.flight == nil && now >= h.lease.retry && (h.lease.unspent() < h.renewBelow || now >= h.renewAfter) {
+		f.launch(h, hash, a.Key)
 	}
 	return v, true
 }
 
-// launch queues a claim; the caller holds the shard's lock. It reports false
-// when the queue is full.
-func (f *Fleet) launch(h *held, hash uint64, key []byte, waiting tokens) bool {
+// launch queues a claim for which nobody waits; the caller holds the shard's
+// lock. It reports false when the queue is full.
+func (f *Fleet) launch(h *held, hash uint64, key []byte) bool {
 	fl := newFlight(hash, key)
-	fl.waiting = waiting
 	select {
 	case f.laneOf(fl.name).queue <- fl:
 		h.flight = fl
@@ -225,17 +224,22 @@ func (f *Fleet) wait(ctx context.Context, start instant, asks []ratelimit.Ask, v
 	timer := time.NewTimer(ratelimit.StoreDeadline)
 	defer timer.Stop()
 	flights := make([]*flight, len(asks))
+	var fresh []*flight
 	for now, late := start, false; ; now = f.clock() {
 		open := 0
+		fresh = fresh[:0]
 		for i := range asks {
 			if !errors.Is(verdicts[i].Err, errUndecided) {
 				continue
 			}
 			reason := ratelimit.FallbackDeadline
-			if !late {
-				flights[i], reason = f.join(now, &asks[i])
-			} else {
+			if late {
 				flights[i] = nil
+			} else {
+				var launch bool
+				if flights[i], launch, reason = f.join(now, &asks[i]); launch {
+					fresh = append(fresh, flights[i])
+				}
 			}
 			if flights[i] == nil {
 				verdicts[i] = f.fail(ctx, now, &asks[i], reason)
@@ -245,6 +249,9 @@ func (f *Fleet) wait(ctx context.Context, start instant, asks []ratelimit.Ask, v
 		}
 		if open == 0 {
 			return
+		}
+		for _, fl := range fresh { // now that all asks are behind them
+			f.enqueue(fl)
 		}
 		for i := range asks {
 			if !errors.Is(verdicts[i].Err, errUndecided) {
@@ -291,9 +298,26 @@ func (f *Fleet) settled(ctx context.Context, a *ask, fl *flight, late bool) verd
 	return verdict{Err: errUndecided}
 }
 
-// join finds or launches the claim that an ask waits for; nil if there can be
-// none, and why.
-func (f *Fleet) join(now instant, a *ask) (*flight, ratelimit.FallbackReason) {
+// enqueue hands a flight to the senders; when there are too many, it has failed.
+func (f *Fleet) enqueue(fl *flight) {
+	select {
+	case f.laneOf(fl.name).queue <- fl:
+		return
+	default:
+	}
+	s := f.shard(fl.hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leases.get(fl.hash, fl.key).val.flight = nil
+	fl.err = errQueueFull
+	close(fl.done)
+}
+
+var errQueueFull = errors.New("too many claims wait to be sent")
+
+// join finds the claim that an ask waits for, or makes one, which the caller
+// must enqueue; nil if there can be none, and why.
+func (f *Fleet) join(now instant, a *ask) (fl *flight, launch bool, reason ratelimit.FallbackReason) {
 	hash := maphash.Bytes(f.seed, a.Key)
 	s := f.shard(hash)
 	s.mu.Lock()
@@ -301,7 +325,7 @@ func (f *Fleet) join(now instant, a *ask) (*flight, ratelimit.FallbackReason) {
 	c := s.leases.get(hash, a.Key)
 	if c == nil {
 		if c = f.admit(s, now, hash, a.Key); c == nil {
-			return nil, ratelimit.FallbackTableFull
+			return nil, false, ratelimit.FallbackTableFull
 		}
 	}
 	h := &c.val
@@ -316,15 +340,15 @@ func (f *Fleet) join(now instant, a *ask) (*flight, ratelimit.FallbackReason) {
 			h.flight.waiting += waiting
 			h.flight.giveUp = false
 		}
-		return h.flight, 0
+		return h.flight, false, 0
 	}
-	if f.laneOf(KeyName(a.Key)).refused(now) {
-		return nil, ratelimit.FallbackBreaker
+	fl = newFlight(hash, a.Key)
+	if f.laneOf(fl.name).refused(now) {
+		return nil, false, ratelimit.FallbackBreaker
 	}
-	if !f.launch(h, hash, a.Key, waiting) {
-		return nil, ratelimit.FallbackQueueFull
-	}
-	return h.flight, 0
+	fl.waiting = waiting
+	h.flight = fl
+	return fl, true, 0
 }
 
 // admit makes room for a key; only one that the ledger knows all about may go.

@@ -31,7 +31,8 @@ type lease struct {
 	unit            ratelimit.Unit
 	algorithm       ratelimit.Algorithm
 
-	// Until retry, a cost of retryCost or more is refused without asking.
+	// Until retry, a cost that is retryCost or more above what is left is
+	// refused without asking.
 	retry     instant
 	retryCost tokens
 	// debt is what denials charged beyond the limit: refunds pay it first.
@@ -90,7 +91,7 @@ func (l *lease) take(now instant, a *ask, continuous bool) (v verdict, ok bool) 
 			l.spent += a.Cost
 			return l.report(now, verdict{Charged: a.Cost}), true
 		}
-		if a.Cost >= l.retryCost && now < l.retry {
+		if a.Cost-l.left(now) >= l.retryCost && now < l.retry {
 			return l.deny(now, a), true
 		}
 		return verdict{}, false
@@ -258,7 +259,7 @@ func (l *lease) apply(sent instant, c *ratelimit.Claim, g *ratelimit.Grant, marg
 	if c.Waiting > 0 && g.RetryAfter > 0 && g.Outstanding == 0 {
 		l.retry, l.retryCost = sent.Add(g.RetryAfter), c.Waiting
 		if c.Limit.Algorithm == ratelimit.FixedWindow { // whatever is more than there is
-			l.retryCost = l.unspent() + l.available + 1
+			l.retryCost = l.available + 1
 		}
 	}
 }

@@ -95,7 +95,12 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 	} else {
 		h.demand.measure(now, fl.waiting)
 		want := h.demand.want(h.rule, fl.waiting) - h.lease.left(now) // a renewal fills up
-		fl.claim = h.lease.claim(now, s.seq, h.rule, fl.waiting, max(want, fl.waiting), false)
+		waiting := fl.waiting
+		if waiting > 0 && h.rule.Limit.Algorithm != ratelimit.FixedWindow {
+			// Those refused since the last claim waited too: see plan.
+			waiting = max(waiting, tokens(h.demand.perSec*backOff.Seconds()))
+		}
+		fl.claim = h.lease.claim(now, s.seq, h.rule, waiting, max(want, waiting), false)
 	}
 	fl.claim.Key, fl.claim.Holder = fl.name, f.holder
 	return fl.claim
@@ -158,16 +163,17 @@ func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter fl
 	if short && g.Outstanding > 0 && now >= h.lease.retry {
 		// Somebody may return some: ask again, but not for each request.
 		h.lease.retry = now.Add(backOff + time.Duration(jitter*float64(backOff)))
-		h.lease.retryCost = max(1, left+g.Available+1)
+		h.lease.retryCost = g.Available + 1
 	}
-	if short && g.Outstanding == 0 && h.lease.algorithm != ratelimit.FixedWindow {
+	got := g.Granted - fl.claim.Granted
+	if h.lease.algorithm != ratelimit.FixedWindow && float64(got) < h.demand.perSec*backOff.Seconds() {
 		// Tokens come back one by one: let some gather, but none overflow.
 		wait := backOff
 		if h.lease.algorithm == ratelimit.TokenBucket {
 			wait = min(wait, g.ResetAfter/2)
 		}
 		h.lease.retry = max(h.lease.retry, now.Add(wait))
-		h.lease.retryCost = left + 1
+		h.lease.retryCost = 1
 	}
 	if left <= 0 || g.Available == 0 && g.Outstanding == 0 && h.lease.algorithm == ratelimit.FixedWindow {
 		return // nothing to renew, or nothing to be had
@@ -187,6 +193,8 @@ func reasonOf(err error) ratelimit.FallbackReason {
 		return ratelimit.FallbackDeadline
 	case errors.Is(err, errBreaker):
 		return ratelimit.FallbackBreaker
+	case errors.Is(err, errQueueFull):
+		return ratelimit.FallbackQueueFull
 	}
 	return ratelimit.FallbackError
 }
@@ -222,7 +230,7 @@ func (f *Fleet) sweepShard(now instant, s *fleetShard) {
 		}
 		idle := now.Sub(c.val.demand.lastUse) > idleAfter
 		tell := idle && !c.val.settled || c.val.heard < forgot.Add(-sweepEvery)
-		if tell && f.launch(&c.val, c.fullHash(), c.key[:c.len], 0) {
+		if tell && f.launch(&c.val, c.fullHash(), c.key[:c.len]) {
 			c.val.flight.giveUp = idle
 		}
 	}
