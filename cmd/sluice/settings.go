@@ -66,8 +66,8 @@ type settings struct {
 	Redis        redisFlags        `embed:"" group:"store"`
 
 	MaxKeys   int    `group:"limits" env:"MAX_KEYS" default:"1000000" help:"Most keys tracked at once, at most about 1.2 KB of memory each. Beyond it new keys share budgets: they may be refused early, and never get more than their limit."`
-	LogLevel  string `group:"log" env:"LOG_LEVEL" default:"info" enum:"trace,debug,info,warn,warning,error,fatal,panic,TRACE,DEBUG,INFO,WARN,WARNING,ERROR,FATAL,PANIC" help:"debug, info, warn or error."`
-	LogFormat string `group:"log" env:"LOG_FORMAT" default:"text" enum:"text,json,TEXT,JSON" help:"text or json."`
+	LogLevel  string `group:"log" env:"LOG_LEVEL" default:"info" help:"debug, info, warn or error."`
+	LogFormat string `group:"log" env:"LOG_FORMAT" default:"text" help:"text or json."`
 
 	UsePrometheus  bool   `group:"log" env:"USE_PROMETHEUS" help:"Serve metrics on PROMETHEUS_ADDR too; they are always on the debug port."`
 	PrometheusAddr string `group:"log" env:"PROMETHEUS_ADDR" default:":9090" help:"For USE_PROMETHEUS."`
@@ -139,6 +139,12 @@ func (s *settings) validate() error {
 			errs = append(errs, fmt.Errorf("%s is %v, must not be negative", name, d))
 		}
 	}
+	if _, ok := logLevels[strings.ToLower(s.LogLevel)]; !ok {
+		errs = append(errs, fmt.Errorf("LOG_LEVEL is %q, must be debug, info, warn or error", s.LogLevel))
+	}
+	if f := strings.ToLower(s.LogFormat); f != "text" && f != "json" {
+		errs = append(errs, fmt.Errorf("LOG_FORMAT is %q, must be text or json", s.LogFormat))
+	}
 	if s.ConfigType != "FILE" {
 		errs = append(errs, fmt.Errorf("CONFIG_TYPE is %q, and this version reads rules from FILE only", s.ConfigType))
 	}
@@ -194,12 +200,14 @@ func (s *settings) source() config.Source {
 	return tree
 }
 
+// logLevels are the names LOG_LEVEL may have there, in any case.
+var logLevels = map[string]slog.Level{
+	"trace": slog.LevelDebug, "debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "warning": slog.LevelWarn,
+	"error": slog.LevelError, "fatal": slog.LevelError, "panic": slog.LevelError,
+}
+
 func (s *settings) logger(w io.Writer) *slog.Logger {
-	levels := map[string]slog.Level{
-		"trace": slog.LevelDebug, "debug": slog.LevelDebug, "warn": slog.LevelWarn, "warning": slog.LevelWarn,
-		"error": slog.LevelError, "fatal": slog.LevelError, "panic": slog.LevelError,
-	}
-	o := &slog.HandlerOptions{Level: levels[strings.ToLower(s.LogLevel)]}
+	o := &slog.HandlerOptions{Level: logLevels[strings.ToLower(s.LogLevel)]}
 	if strings.EqualFold(s.LogFormat, "json") {
 		return slog.New(slog.NewJSONHandler(w, o))
 	}

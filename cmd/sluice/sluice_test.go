@@ -327,6 +327,7 @@ func TestBadSettings(t *testing.T) {
 		"redis secret": {[]string{"REDIS_URL=redis://:hunter2@x:99999999"}, nil, "REDIS_URL"},
 		"redis cert":   {[]string{"REDIS_URL=localhost:1", "REDIS_TLS=true", "REDIS_TLS_CACERT=/no/such"}, nil, "REDIS_TLS_CACERT: open /no/such"},
 		"xds":          {[]string{"CONFIG_TYPE=GRPC_XDS_SOTW"}, nil, `CONFIG_TYPE is "GRPC_XDS_SOTW"`},
+		"log level":    {[]string{"LOG_LEVEL=loud"}, nil, `LOG_LEVEL is "loud", must be debug, info, warn or error`},
 		"max keys":     {nil, []string{"--max-keys=0"}, "MAX_KEYS is 0, must be between 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
