@@ -85,11 +85,18 @@ type account struct {
 // settle books one claim and answers it. It is the whole protocol: rules 1 to
 // 8 of the design. It allocates only when a second holder appears.
 func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
+	late := ratelimit.Grant{Seq: c.Seq, Err: ratelimit.ErrStaleClaim}
+	if c.Ahead && c.Limit.Algorithm != ratelimit.FixedWindow {
+		return late // there are no windows to come
+	}
 	a.advance(now, c)
+	if c.Ahead && c.Window != a.window && c.Window != a.target(c) {
+		return late // for a window that is over
+	}
 	r := a.find(c.Holder)
 	if r != nil && c.Seq <= r.seq {
 		if c.Seq < r.seq || r.closed { // or a repeat of what expiry has undone
-			return ratelimit.Grant{Seq: c.Seq, Err: ratelimit.ErrStaleClaim}
+			return late
 		}
 		return a.answer(r, c)
 	}
@@ -99,10 +106,19 @@ func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	if r == nil {
 		r = a.add(c.Holder, &c.Limit)
 	}
-	short := a.book(r, c)
-	a.grant(r, c, short)
+	at := a.target(c)
+	short := a.book(r, c, at)
+	a.grant(r, c, short, at)
 	a.dead = a.deadline(c)
 	return a.answer(r, c)
+}
+
+// target is the window that a claim is booked in: the current one, or the next.
+func (a *account) target(c *ratelimit.Claim) window {
+	if c.Ahead && c.Limit.Algorithm == ratelimit.FixedWindow && c.Window == a.window+1 {
+		return a.window + 1
+	}
+	return a.window
 }
 
 // advance moves the account to now: windows roll, buckets refill.
@@ -131,7 +147,7 @@ func (a *account) advance(now ledgerTime, c *ratelimit.Claim) {
 	}
 	a.prev = 0
 	if !fresh && w == a.window+1 {
-		a.prev = a.charged()
+		a.prev = a.charged(a.window)
 	}
 	a.window, a.base, a.over = w, 0, 0
 }
@@ -168,12 +184,12 @@ func (a *account) refill(elapsed ledgerTime, l *ratelimit.Limit) {
 
 // book makes the record a copy of the claim. It returns how many of the tokens
 // that the holder spent unasked a bucket did not have.
-func (a *account) book(r *record, c *ratelimit.Claim) (short tokens) {
+func (a *account) book(r *record, c *ratelimit.Claim, at window) (short tokens) {
 	bucket := c.Limit.Algorithm == ratelimit.TokenBucket
-	known := r.window == a.window
+	known := r.window == at
 	// A bucket's claim may be about a life of the account that the ledger has
 	// lost: then the holder's totals are all that is known of it.
-	here := c.Window == a.window || bucket && c.Window != 0
+	here := c.Window == at || bucket && c.Window != 0
 	void := known && here && r.closed && c.Fence == r.fence
 	before, gone := tokens(0), tokens(0)
 	switch {
@@ -197,7 +213,7 @@ func (a *account) book(r *record, c *ratelimit.Claim) (short tokens) {
 	}
 	a.fence = max(a.fence+1, ratelimit.Fence(a.now))
 	*r = record{
-		holder: r.holder, seq: c.Seq, window: a.window, fence: a.fence,
+		holder: r.holder, seq: c.Seq, window: at, fence: a.fence,
 		expires: a.now.Add(c.TTL), direct: c.Direct, void: void,
 	}
 	if here {
@@ -276,21 +292,21 @@ func (a *account) correctPrevious(r *record, c *ratelimit.Claim) {
 
 // grant decides how much of the claim's want the holder gets: what confirms
 // its drift, and what waits, and a tapering share of the rest.
-func (a *account) grant(r *record, c *ratelimit.Claim, short tokens) {
+func (a *account) grant(r *record, c *ratelimit.Claim, short tokens, at window) {
 	drift := max(0, r.spent-(r.granted-r.returned))
 	if c.Limit.Algorithm == ratelimit.TokenBucket {
 		r.over = min(short, drift)
-	} else {
-		over := max(0, -a.free(c))
+	} else if at == a.window {
+		over := max(0, -a.free(c, at))
 		r.over = min(max(0, over-a.over), drift)
 		short, a.over = over, over
 	}
-	room := a.available(c)
+	room := a.available(c, at)
 	relearning := a.now < a.relearn
 	if relearning {
 		room = min(room, max(0, max(1, c.Limit.Capacity()/relearnShare)-a.relearned))
 	}
-	tapered := max(c.Waiting, room/(2*tokens(a.liveHolders())))
+	tapered := max(c.Waiting, room/(2*tokens(a.liveHolders(at))))
 	lease := min(room, max(c.Want, c.Waiting), tapered)
 	if c.Direct && room < c.Waiting {
 		lease = 0
@@ -305,23 +321,26 @@ func (a *account) grant(r *record, c *ratelimit.Claim, short tokens) {
 }
 
 // free is the limit minus everything charged; negative when drift went beyond.
-func (a *account) free(c *ratelimit.Claim) tokens {
-	return c.Limit.Capacity() - a.weightedPrevious(&c.Limit) - a.charged()
+func (a *account) free(c *ratelimit.Claim, at window) tokens {
+	return c.Limit.Capacity() - a.weightedPrevious(&c.Limit) - a.charged(at)
 }
 
 // available is what could be granted now.
-func (a *account) available(c *ratelimit.Claim) tokens {
+func (a *account) available(c *ratelimit.Claim, at window) tokens {
 	if c.Limit.Algorithm == ratelimit.TokenBucket {
 		return tokens(a.level / micro)
 	}
-	return max(0, a.free(c))
+	return max(0, a.free(c, at))
 }
 
-// charged is the sum over all holders in this window.
-func (a *account) charged() tokens {
-	sum := a.base
+// charged is the sum over all holders in a window, this one or the next.
+func (a *account) charged(at window) tokens {
+	sum := tokens(0)
+	if at == a.window {
+		sum = a.base
+	}
 	a.each(func(r *record) {
-		if r.window == a.window {
+		if r.window == at {
 			sum += r.charged()
 		}
 	})
@@ -349,10 +368,10 @@ func (a *account) nextExpiry() ledgerTime {
 	return next
 }
 
-func (a *account) liveHolders() int {
+func (a *account) liveHolders(at window) int {
 	n := 0
 	a.each(func(r *record) {
-		if r.window == a.window && a.now < r.expires {
+		if r.window == at && a.now < r.expires {
 			n++
 		}
 	})
@@ -394,11 +413,11 @@ func (a *account) closeExpired() {
 func (a *account) answer(r *record, c *ratelimit.Claim) ratelimit.Grant {
 	g := ratelimit.Grant{
 		Seq: c.Seq, Granted: r.granted + r.inflight, Fence: r.fence, Window: r.window,
-		Void: r.void, TTL: c.TTL, Holders: a.liveHolders(), OverAdmitted: r.over,
-		Available: a.available(c), ResetAfter: a.resetAfter(r.window, c), Relearning: a.now < a.relearn,
+		Void: r.void, TTL: c.TTL, Holders: a.liveHolders(r.window), OverAdmitted: r.over,
+		Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c), Relearning: a.now < a.relearn,
 	}
 	a.each(func(other *record) {
-		if other != r && other.window == a.window {
+		if other != r && other.window == r.window {
 			g.Outstanding += other.outstanding()
 		}
 	})
@@ -420,7 +439,7 @@ func (a *account) retryAfter(missing tokens, c *ratelimit.Claim) time.Duration {
 	if a.now < a.relearn {
 		return a.relearn.Sub(a.now)
 	}
-	end := a.resetAfter(a.window, c)
+	end := a.resetAfter(a.target(c), c)
 	l := &c.Limit
 	switch l.Algorithm {
 	case ratelimit.TokenBucket:
@@ -429,7 +448,7 @@ func (a *account) retryAfter(missing tokens, c *ratelimit.Claim) time.Duration {
 	case ratelimit.SlidingWindow:
 		// In this window only the weight of the previous one shrinks.
 		weighted := a.weightedPrevious(l)
-		deficit := missing - max(0, a.free(c))
+		deficit := missing - max(0, a.free(c, a.window))
 		if a.prev == 0 || deficit > weighted {
 			return end
 		}
@@ -470,7 +489,10 @@ func (a *account) deadline(c *ratelimit.Claim) ledgerTime {
 	var at ledgerTime
 	switch l.Algorithm {
 	case ratelimit.FixedWindow, ratelimit.SlidingWindow:
-		if a.charged() == 0 && a.prev == 0 {
+		if next := a.charged(a.window + 1); next > 0 {
+			return windowEnd(a.window+1, l)
+		}
+		if a.charged(a.window) == 0 && a.prev == 0 {
 			return a.now
 		}
 		if l.Algorithm == ratelimit.FixedWindow {
@@ -529,7 +551,7 @@ func (a *account) add(h ratelimit.Holder, l *ratelimit.Limit) *record {
 func (a *account) obsolete(r *record, l *ratelimit.Limit) bool {
 	switch l.Algorithm {
 	case ratelimit.FixedWindow:
-		return r.window != a.window
+		return r.window < a.window
 	case ratelimit.SlidingWindow:
 		return r.window < a.window-1
 	default:

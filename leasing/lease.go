@@ -31,7 +31,7 @@ type lease struct {
 	unit            ratelimit.Unit
 	algorithm       ratelimit.Algorithm
 
-	// Until retry, a cost that is retryCost or more above what is left is
+	// Until retry, a cost that is retryCost or more above what is unspent is
 	// refused without asking.
 	retry     instant
 	retryCost tokens
@@ -91,7 +91,7 @@ func (l *lease) take(now instant, a *ask, continuous bool) (v verdict, ok bool) 
 			l.spent += a.Cost
 			return l.report(now, verdict{Charged: a.Cost}), true
 		}
-		if a.Cost-l.left(now) >= l.retryCost && now < l.retry {
+		if a.Cost-max(0, l.unspent()) >= l.retryCost && now < l.retry {
 			return l.deny(now, a), true
 		}
 		return verdict{}, false

@@ -133,7 +133,7 @@ func (l *Redis) arguments(c *ratelimit.Claim) []any {
 		HolderName(c.Holder), c.Seq, int64(c.Fence), int64(c.Window), flag(c.Reclaim == ratelimit.ReclaimEager),
 		int64(c.Granted), int64(c.Spent), int64(c.Returned), int64(c.Waiting), int64(c.Want), c.TTL.Microseconds(),
 		flag(c.Direct), flag(c.Refilled), uint8(c.Limit.Algorithm), int64(c.Limit.Requests), int64(c.Limit.Burst),
-		c.Limit.Period().Microseconds(), int64(l.at()),
+		c.Limit.Period().Microseconds(), flag(c.Ahead), int64(l.at()),
 	}
 }
 

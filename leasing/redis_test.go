@@ -120,6 +120,11 @@ func mutate(rnd *rand.Rand, c *ratelimit.Claim) {
 		*c = ratelimit.Claim{Seq: c.Seq}
 	case 3: // back from another life
 		c.Window--
+	case 4: // for the window to come, or one that was to come
+		*c = ratelimit.Claim{Seq: c.Seq, Window: c.Window + window(rnd.IntN(3)), Ahead: true}
+	}
+	if c.Ahead && rnd.IntN(3) == 0 {
+		c.Ahead = false
 	}
 	c.Seq += uint64(1 + rnd.IntN(2))
 	left := c.Granted - c.Spent - c.Returned

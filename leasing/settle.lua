@@ -5,7 +5,7 @@
 --
 -- ARGV: holder, seq, fence, window, eager, granted, spent, returned, waiting,
 --       want, ttl us, direct, refilled, algorithm, requests, burst, period us,
---       the time in us (0 but in tests: Redis' own)
+--       ahead, the time in us (0 but in tests: Redis' own)
 
 local MICRO = 1000000
 local RELEARN_TIME, RELEARN_SHARE = 2000000, 20
@@ -14,17 +14,17 @@ local NEVER = 9007199254740991 -- 2^53-1
 
 local holder = ARGV[1]
 local n = {}
-for i = 2, 18 do n[i] = tonumber(ARGV[i]) end
+for i = 2, 19 do n[i] = tonumber(ARGV[i]) end
 local c = {
   seq = n[2], fence = n[3], window = n[4], eager = n[5] == 1, granted = n[6], spent = n[7], returned = n[8],
-  waiting = n[9], want = n[10], ttl = n[11], direct = n[12], refilled = n[13] == 1,
+  waiting = n[9], want = n[10], ttl = n[11], direct = n[12], refilled = n[13] == 1, ahead = n[18] == 1,
 }
 local algorithm, requests, burst, period = n[14], n[15], n[16], n[17]
 local bucket, sliding = algorithm == BUCKET, algorithm == SLIDING
 local capacity = bucket and burst or requests
 local seconds = period / MICRO
 
-local now = n[18]
+local now = n[19]
 if now == 0 then
   local time = redis.call('TIME')
   now = time[1] * MICRO + time[2]
@@ -82,10 +82,16 @@ local function outstanding(r)
 end
 local function here(r) return r[WINDOW] == a.window end
 
-local function all_charged()
-  local sum = a.base
+-- target is the window that the claim is booked in: the current one, or the next.
+local function target()
+  if c.ahead and algorithm == FIXED and c.window == a.window + 1 then return a.window + 1 end
+  return a.window
+end
+
+local function all_charged(at)
+  local sum = at == a.window and a.base or 0
   for _, r in pairs(records) do
-    if here(r) then sum = sum + charged(r) end
+    if r[WINDOW] == at then sum = sum + charged(r) end
   end
   return sum
 end
@@ -108,10 +114,10 @@ local function weighted_previous()
   return div(min(a.prev, 4294967296) * left + total - 1, total)
 end
 
-local function free() return capacity - weighted_previous() - all_charged() end
-local function available()
+local function free(at) return capacity - weighted_previous() - all_charged(at) end
+local function available(at)
   if bucket then return div(a.level, MICRO) end
-  return max(0, free())
+  return max(0, free(at))
 end
 
 local function time_to_level(level)
@@ -162,17 +168,17 @@ local function advance()
   local w = div(now, period) + 1
   if w == a.window then return end
   local prev = 0
-  if not fresh and w == a.window + 1 then prev = all_charged() end
+  if not fresh and w == a.window + 1 then prev = all_charged(a.window) end
   a.prev, a.window, a.base, a.over = prev, w, 0, 0
 end
 
 local function retry_after(missing)
   if a.now < a.relearn then return a.relearn - a.now end
-  local to_end = max(0, window_end(a.window) - a.now)
+  local to_end = max(0, window_end(target()) - a.now)
   if bucket then return time_to_level(min(missing, burst) * MICRO) end
   if sliding then
     local weighted = weighted_previous()
-    local deficit = missing - max(0, free())
+    local deficit = missing - max(0, free(a.window))
     if a.prev == 0 or deficit > weighted then return to_end end
     local keep = muldiv(period, max(0, weighted - deficit), a.prev, 0)
     return max(1, to_end - keep)
@@ -180,10 +186,10 @@ local function retry_after(missing)
   return to_end
 end
 
-local function live_holders()
+local function live_holders(at)
   local live = 0
   for _, r in pairs(records) do
-    if here(r) and a.now < r[EXPIRES] then live = live + 1 end
+    if r[WINDOW] == at and a.now < r[EXPIRES] then live = live + 1 end
   end
   return max(1, live)
 end
@@ -192,13 +198,13 @@ local function answer(r)
   local reset = bucket and time_to_level(burst * MICRO) or max(0, window_end(r[WINDOW]) - a.now)
   local elsewhere = 0
   for name, other in pairs(records) do
-    if name ~= holder and here(other) then elsewhere = elsewhere + outstanding(other) end
+    if name ~= holder and other[WINDOW] == r[WINDOW] then elsewhere = elsewhere + outstanding(other) end
   end
   local retry = 0
   if r[INFLIGHT] < c.waiting then retry = retry_after(c.waiting - r[INFLIGHT]) end
   return {
-    0, r[GRANTED] + r[INFLIGHT], r[FENCE], r[WINDOW], flag(r, 2) and 1 or 0, available(), elsewhere, reset, retry,
-    live_holders(), r[OVER], a.now < a.relearn and 1 or 0,
+    0, r[GRANTED] + r[INFLIGHT], r[FENCE], r[WINDOW], flag(r, 2) and 1 or 0, available(r[WINDOW]), elsewhere, reset, retry,
+    live_holders(r[WINDOW]), r[OVER], a.now < a.relearn and 1 or 0,
   }
 end
 
@@ -228,9 +234,9 @@ local function pour(tokens)
   return short
 end
 
-local function book(r)
-  local known = here(r)
-  local is_here = c.window == a.window or (bucket and c.window ~= 0)
+local function book(r, at)
+  local known = r[WINDOW] == at
+  local is_here = c.window == at or (bucket and c.window ~= 0)
   local void = known and is_here and flag(r, 1) and c.fence == r[FENCE]
   local before, lost = 0, 0
   if known and is_here then
@@ -252,7 +258,7 @@ local function book(r)
     a.relearn = a.now + RELEARN_TIME
   end
   a.fence = max(a.fence + 1, a.now)
-  r[SEQ], r[WINDOW], r[EXPIRES], r[FENCE] = c.seq, a.window, a.now + c.ttl, a.fence
+  r[SEQ], r[WINDOW], r[EXPIRES], r[FENCE] = c.seq, at, a.now + c.ttl, a.fence
   r[GRANTED], r[INFLIGHT], r[SPENT], r[RETURNED], r[OVER] = 0, 0, 0, 0, 0
   r[FLAGS] = (void and 2 or 0) + (c.direct == 1 and 4 or 0)
   if is_here then r[GRANTED], r[SPENT], r[RETURNED] = c.granted, c.spent, c.returned end
@@ -264,19 +270,19 @@ local function book(r)
   return pour(back)
 end
 
-local function grant(r, short)
+local function grant(r, short, at)
   local drift = max(0, r[SPENT] - (r[GRANTED] - r[RETURNED]))
   if bucket then
     r[OVER] = min(short, drift)
-  else
-    local over = max(0, -free())
+  elseif at == a.window then
+    local over = max(0, -free(at))
     r[OVER] = min(max(0, over - a.over), drift)
     short, a.over = over, over
   end
-  local room = available()
+  local room = available(at)
   local relearning = a.now < a.relearn
   if relearning then room = min(room, max(0, max(1, div(capacity, RELEARN_SHARE)) - a.relearned)) end
-  local tapered = max(c.waiting, div(room, 2 * live_holders()))
+  local tapered = max(c.waiting, div(room, 2 * live_holders(at)))
   local lease = min(room, max(c.want, c.waiting), tapered)
   if c.direct == 1 and room < c.waiting then lease = 0 end
   if relearning then a.relearned = a.relearned + lease end
@@ -287,7 +293,8 @@ end
 -- dead is from when on the account means the same as a new one.
 local function dead()
   if not bucket then
-    if all_charged() == 0 and a.prev == 0 then return a.now end
+    if all_charged(a.window + 1) > 0 then return window_end(a.window + 1) end
+    if all_charged(a.window) == 0 and a.prev == 0 then return a.now end
     return window_end(sliding and a.window + 1 or a.window)
   end
   local wait = time_to_level(burst * MICRO)
@@ -300,7 +307,7 @@ local function dead()
 end
 
 local function obsolete(r)
-  if algorithm == FIXED then return not here(r) end
+  if algorithm == FIXED then return r[WINDOW] < a.window end
   if sliding then return r[WINDOW] < a.window - 1 end
   return a.now > r[EXPIRES] and div(a.now - r[EXPIRES], period) > 1 + div(burst, max(1, requests))
 end
@@ -309,7 +316,9 @@ local function packed()
   return cmsgpack.pack({ a.now, a.fence, a.window, a.base, a.prev, a.over, a.level, a.carry, a.relearn, a.relearned })
 end
 
+if c.ahead and algorithm ~= FIXED then return { 1 } end -- there are no windows to come
 advance()
+if c.ahead and c.window ~= a.window and c.window ~= target() then return { 1 } end -- for a window that is over
 local r = records[holder]
 if r and c.seq <= r[SEQ] then
   redis.call('HSET', KEYS[1], 'a', packed())
@@ -327,7 +336,8 @@ if not r then
   r = { 0, -2, 0, 0, 0, 0, 0, 0, 0, 0 }
   records[holder] = r
 end
-grant(r, book(r))
+local at = target()
+grant(r, book(r, at), at)
 dirty[holder] = true
 
 local update = { 'a', packed() }

@@ -43,6 +43,10 @@ type Claim struct {
 	// Direct asks for all that waits or nothing, and says that it is spent the
 	// moment that it is granted: a bucket need not hold back refills for it.
 	Direct bool
+	// Ahead, with a fixed_window, asks for the window after the current one,
+	// which Window names: tokens that may be spent once it has begun. A holder
+	// asks under another name than its current lease's.
+	Ahead bool
 	// Refilled says that the bucket, as the holder knew it, has filled up since
 	// the holder last spent: to a ledger that does not know this holder, what
 	// it spent no longer matters.

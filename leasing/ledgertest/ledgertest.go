@@ -176,6 +176,23 @@ var cases = []struct {
 		s.equal("granted in it", g.Granted, ratelimit.Tokens(7))
 		s.equal("available", g.Available, ratelimit.Tokens(13))
 	}},
+	{"a window can be claimed ahead, and is charged when it comes", false, func(s *script) {
+		l := perMinute(20)
+		now := s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 20}, 20)
+		next := ratelimit.Claim{Limit: l, Holder: 2, Seq: 2, Window: now.Window + 1, Ahead: true, Want: 8}
+		g := s.granted(next, 8)
+		s.equal("window", g.Window, now.Window+1)
+		s.equal("available in it", g.Available, ratelimit.Tokens(12))
+		s.equal("ends after", g.ResetAfter, 105*time.Second)
+		s.granted(ratelimit.Claim{Limit: l, Holder: 3, Seq: 1, Waiting: 1}, 0)
+		s.Advance(45 * time.Second)
+		g = s.granted(ratelimit.Claim{Limit: l, Holder: 3, Seq: 2, Waiting: 20}, 12)
+		s.equal("it has come", g.Window, now.Window+1)
+		s.granted(ratelimit.Claim{Limit: l, Holder: 2, Seq: 3, Window: g.Window, Granted: 8, Spent: 3, Returned: 5}, 0)
+		s.Advance(2 * time.Minute)
+		next.Seq = 4
+		s.equal("one that is over", s.settle(next).Err, ratelimit.ErrStaleClaim)
+	}},
 	{"safe: a silent holder's tokens stay charged, and are its to return", false, func(s *script) {
 		g := s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 20}, 20)
 		s.Advance(30 * time.Second)
