@@ -28,11 +28,37 @@ func (f *Fleet) fail(ctx context.Context, now instant, a *ask, reason ratelimit.
 	default:
 		v = f.local(ctx, now, a)
 	}
+	if v.Charged > 0 && policy != ratelimit.FailCached {
+		f.owe(now, a, v.Charged)
+	}
 	v.Source = ratelimit.FromFallback
 	if v.ResetAfter == 0 {
 		v.ResetAfter = a.Rule.Limit.Period()
 	}
 	return v
+}
+
+// owe books what was admitted without the ledger as spent, so that it is told:
+// what a short outage admitted is taken from what the limit still has.
+func (f *Fleet) owe(now instant, a *ask, n tokens) {
+	hash := maphash.Bytes(f.seed, a.Key)
+	s := f.shard(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.leases.get(hash, a.Key)
+	if c == nil {
+		return // a key beyond the table: nobody will claim for it
+	}
+	h := &c.val
+	h.settled = false
+	if h.lease.current(now, a) {
+		h.lease.spent += n
+		return
+	}
+	if h.owed == 0 {
+		h.owedAt = now
+	}
+	h.owed = ratelimit.AddTokens(h.owed, n)
 }
 
 // local spends from a budget of this node alone: local_cap, or the limit's

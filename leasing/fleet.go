@@ -85,6 +85,10 @@ type held struct {
 	renewBelow tokens
 	renewAfter instant
 	heard      instant // when the ledger was last heard
+	// owed was admitted without the ledger while no lease said of which window
+	// it was; the next grant books it, if its window had begun by owedAt.
+	owed   tokens
+	owedAt instant
 	// settled says that the ledger knows all that was spent, and that nothing
 	// is left to spend: the key can be forgotten.
 	settled bool

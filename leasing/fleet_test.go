@@ -390,3 +390,42 @@ func TestFleetTakesWithoutAllocating(t *testing.T) {
 	cancel()
 	<-done
 }
+
+// What an outage admitted is charged when the ledger is back: a short one
+// costs nothing beyond the limit.
+func TestFleetChargesWhatAnOutageAdmitted(t *testing.T) {
+	for _, warm := range []bool{false, true} {
+		t.Run(fmt.Sprint("warm ", warm), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newFleetWorld(t, 1, time.Millisecond)
+				defer w.end()
+				rule := testRule(ratelimit.Limit{Unit: ratelimit.Day, Requests: 100})
+				rule.Coordination.Lease.Fixed = 1
+				admitted := 0
+				ask := func(n int) {
+					for range n {
+						if v, _ := w.ask(0, rule, 1, 1); !v.OverLimit {
+							admitted++
+						}
+						time.Sleep(50 * time.Millisecond)
+					}
+				}
+				if warm {
+					ask(20)
+				}
+				w.ledger.set(func() { w.ledger.err = fmt.Errorf("refused") })
+				before := admitted
+				ask(30)
+				if during := admitted - before; during != 10 {
+					t.Errorf("the outage admitted %d, declared 10", during)
+				}
+				w.ledger.set(func() { w.ledger.err = nil })
+				time.Sleep(4 * time.Second)
+				ask(200)
+				if admitted != 100 {
+					t.Errorf("admitted %d of 100 in all", admitted)
+				}
+			})
+		})
+	}
+}

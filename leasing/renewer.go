@@ -141,6 +141,10 @@ func (f *Fleet) read(sent, now instant, fl *flight, g *ratelimit.Grant) {
 		return
 	}
 	h.lease.apply(sent, &fl.claim, g, margin(g.TTL))
+	if h.owedAt > h.lease.reset.Add(-h.rule.Limit.Period()) || h.rule.Limit.Algorithm == ratelimit.TokenBucket {
+		h.lease.spent += min(h.owed, h.rule.Limit.Capacity())
+	}
+	h.owed = 0
 	h.heard = now
 	if g.Relearning {
 		f.relearn.Store(int64(now))

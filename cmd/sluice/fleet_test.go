@@ -90,6 +90,14 @@ func (f *fleet) load(key string, callers, n int, nodes ...int) *sync.WaitGroup {
 	return &wg
 }
 
+// fallbacks is how many decisions the nodes made without the store so far.
+func (f *fleet) fallbacks() (total int64) {
+	for _, n := range f.nodes {
+		total += int64(n.metric(`sluice_decision_sources_total{source="fallback"}`))
+	}
+	return total
+}
+
 // claims is how many scripts Redis has run.
 func (f *fleet) claims() int { return f.redis.Commands("evalsha") + f.redis.Commands("eval") }
 
@@ -105,8 +113,11 @@ func TestFleetOnRedisAdmitsTheLimit(t *testing.T) {
 			f.load(key, 1, 3, 0, 1, 2).Wait()
 		}
 		got := f.admitted.Load()
-		if got > limit || got < limit-limit/200 {
-			t.Errorf("%s: admitted %d of %d", key, got, limit)
+		// Where this machine kept a decision from the store for 15 ms, the rule's
+		// policy admitted from the node's own budget: none on a quiet one.
+		late := f.fallbacks()
+		if got > limit+late || got < limit-limit/200 {
+			t.Errorf("%s: admitted %d of %d, and %d decisions were without the store", key, got, limit, late)
 		}
 		t.Logf("%s: admitted %d of %d, %d claims, slowest decision %v", key, got, limit, f.claims()-before, time.Duration(f.slowest.Load()))
 	}
