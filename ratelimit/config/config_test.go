@@ -403,15 +403,22 @@ func FuzzPattern(f *testing.F) {
 	})
 }
 
+// slowMatch fills in which ends of p match which ends of s.
 func slowMatch(p, s string) bool {
-	switch {
-	case p == "":
-		return s == ""
-	case p[0] == '*':
-		return slowMatch(p[1:], s) || s != "" && slowMatch(p, s[1:])
-	default:
-		return s != "" && p[0] == s[0] && slowMatch(p[1:], s[1:])
+	match := make([]bool, len(s)+1) // of the rest of p with s[i:]
+	match[len(s)] = true
+	for i := len(p) - 1; i >= 0; i-- {
+		next := make([]bool, len(s)+1)
+		for j := len(s); j >= 0; j-- {
+			if p[i] == '*' {
+				next[j] = match[j] || j < len(s) && next[j+1]
+			} else {
+				next[j] = j < len(s) && p[i] == s[j] && match[j+1]
+			}
+		}
+		match = next
 	}
+	return match[0]
 }
 
 func TestTree(t *testing.T) {
