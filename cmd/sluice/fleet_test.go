@@ -288,12 +288,12 @@ func (s *sluice) metric(name string) int {
 // What a node has leased and not spent is given back when it ends.
 func TestFleetGivesBackAtTheEnd(t *testing.T) {
 	f := newFleet(t, 2)
-	f.load("many", 4, 500, 0).Wait()
+	f.load("closed", 4, 500, 0).Wait()
 	f.nodes[0].Signal(syscall.SIGTERM)
 	if err := <-f.nodes[0].exited; err != nil {
 		t.Fatal(err)
 	}
-	f.load("many", 8, 3000, 1).Wait()
+	f.load("closed", 8, 3000, 1).Wait()
 	if got := f.admitted.Load(); got != 20_000 {
 		t.Errorf("admitted %d of 20000", got)
 	}
