@@ -184,7 +184,7 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (short tokens) 
 	if known {
 		knew = r.granted + r.inflight
 	}
-	if here && !void && !c.Refilled && c.Granted > knew {
+	if reclaimed := known && r.closed; here && !reclaimed && !c.Refilled && c.Granted > knew {
 		if a.now >= a.relearn {
 			a.relearned = 0
 		}

@@ -2,7 +2,6 @@ package leasing
 
 import (
 	"context"
-	"hash/maphash"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -41,11 +40,8 @@ func (f *Fleet) fail(ctx context.Context, now instant, a *ask, reason ratelimit.
 // owe books what was admitted without the ledger as spent, so that it is told:
 // what a short outage admitted is taken from what the limit still has.
 func (f *Fleet) owe(now instant, a *ask, n tokens) {
-	hash := maphash.Bytes(f.seed, a.Key)
-	s := f.shard(hash)
-	s.mu.Lock()
+	s, _, c := f.locked(a.Key)
 	defer s.mu.Unlock()
-	c := s.leases.get(hash, a.Key)
 	if c == nil {
 		return // a key beyond the table: nobody will claim for it
 	}
@@ -86,11 +82,8 @@ func (f *Fleet) local(ctx context.Context, now instant, a *ask) verdict {
 // cached goes on against what the ledger last said was left, for at most
 // max_staleness. What is so spent is reported as drift when the ledger is back.
 func (f *Fleet) cached(now instant, a *ask) verdict {
-	hash := maphash.Bytes(f.seed, a.Key)
-	s := f.shard(hash)
-	s.mu.Lock()
+	s, _, c := f.locked(a.Key)
 	defer s.mu.Unlock()
-	c := s.leases.get(hash, a.Key)
 	if c == nil {
 		return verdict{OverLimit: true}
 	}

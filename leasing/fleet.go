@@ -155,6 +155,15 @@ func (f *Fleet) SyncClock(now ratelimit.Instant, wall time.Time) { f.fallback.Sy
 
 func (f *Fleet) shard(hash uint64) *fleetShard { return &f.shards[hash>>32%uint64(len(f.shards))] }
 
+// locked finds a key: its shard, whose lock the caller now holds and must
+// release, the key's hash, and its cell, nil if the key is not held.
+func (f *Fleet) locked(key []byte) (*fleetShard, uint64, *cell[held]) {
+	hash := maphash.Bytes(f.seed, key)
+	s := f.shard(hash)
+	s.mu.Lock()
+	return s, hash, s.leases.get(hash, key)
+}
+
 // Decide implements [ratelimit.Limiter]. It blocks for at most
 // ratelimit.StoreDeadline. All asks that need the ledger wait together.
 func (f *Fleet) Decide(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
@@ -176,11 +185,8 @@ var errUndecided = errors.New("not decided yet")
 // take answers from the lease, and has it renewed in time. after is the flight
 // that the ask has waited for, if any.
 func (f *Fleet) take(now instant, a *ask, after *flight) (verdict, bool) {
-	hash := maphash.Bytes(f.seed, a.Key)
-	s := f.shard(hash)
-	s.mu.Lock()
+	s, hash, c := f.locked(a.Key)
 	defer s.mu.Unlock()
-	c := s.leases.get(hash, a.Key)
 	if c == nil {
 		return verdict{}, false
 	}
@@ -322,11 +328,8 @@ var errQueueFull = errors.New("too many claims wait to be sent")
 // join finds the claim that an ask waits for, or makes one, which the caller
 // must enqueue; nil if there can be none, and why.
 func (f *Fleet) join(now instant, a *ask) (fl *flight, launch bool, reason ratelimit.FallbackReason) {
-	hash := maphash.Bytes(f.seed, a.Key)
-	s := f.shard(hash)
-	s.mu.Lock()
+	s, hash, c := f.locked(a.Key)
 	defer s.mu.Unlock()
-	c := s.leases.get(hash, a.Key)
 	if c == nil {
 		if c = f.admit(s, now, hash, a.Key); c == nil {
 			return nil, false, ratelimit.FallbackTableFull
@@ -378,10 +381,8 @@ func (f *Fleet) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []rat
 		if verdicts[i].Source >= ratelimit.FromOverflow {
 			continue // not this node's lease
 		}
-		hash := maphash.Bytes(f.seed, a.Key)
-		s := f.shard(hash)
-		s.mu.Lock()
-		if c := s.leases.get(hash, a.Key); c != nil {
+		s, _, c := f.locked(a.Key)
+		if c != nil {
 			c.val.lease.undo(a, &verdicts[i], a.Rule.Limit.Algorithm == ratelimit.TokenBucket)
 			c.val.settled = false
 		}

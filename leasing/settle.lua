@@ -253,7 +253,8 @@ local function book(r, at)
     a.prev = max(0, a.prev + c.spent)
   end
   local knew = known and r[GRANTED] + r[INFLIGHT] or 0
-  if is_here and not void and not c.refilled and c.granted > knew then
+  local reclaimed = known and flag(r, 1)
+  if is_here and not reclaimed and not c.refilled and c.granted > knew then
     if a.now >= a.relearn then a.relearned = 0 end
     a.relearn = a.now + RELEARN_TIME
   end
