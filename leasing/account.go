@@ -104,7 +104,8 @@ func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 		a.closeExpired()
 	}
 	if r == nil {
-		r = a.add(c.Holder, &c.Limit)
+		a.drop(c)
+		r = a.add(c.Holder)
 	}
 	at := a.target(c)
 	short := a.book(r, c, at)
@@ -144,6 +145,9 @@ func (a *account) advance(now ledgerTime, c *ratelimit.Claim) {
 	w := windowAt(now, &c.Limit)
 	if w == a.window {
 		return
+	}
+	if !fresh {
+		defer a.drop(c)
 	}
 	a.prev = 0
 	if !fresh && w == a.window+1 {
@@ -340,7 +344,7 @@ func (a *account) answer(r *record, c *ratelimit.Claim) ratelimit.Grant {
 	g := ratelimit.Grant{
 		Seq: c.Seq, Granted: r.granted + r.inflight, Fence: r.fence, Window: r.window,
 		Void: r.void, TTL: c.TTL, Holders: a.liveHolders(r.window), OverAdmitted: r.over,
-		Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c), Relearning: a.now < a.relearn,
+		At: a.now, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c), Relearning: a.now < a.relearn,
 	}
 	a.each(func(other *record) {
 		if other != r && other.window == r.window {
@@ -439,10 +443,18 @@ func (a *account) find(h ratelimit.Holder) *record {
 	return nil
 }
 
-// add makes room for a holder; holders that no longer count go.
-func (a *account) add(h ratelimit.Holder, l *ratelimit.Limit) *record {
-	a.others = slices.DeleteFunc(a.others, func(r record) bool { return a.obsolete(&r, l) })
-	if a.first.seq == 0 || a.obsolete(&a.first, l) {
+// drop forgets holders that no longer count, but for the claimant.
+func (a *account) drop(c *ratelimit.Claim) {
+	gone := func(r record) bool { return r.holder != c.Holder && a.obsolete(&r, &c.Limit) }
+	a.others = slices.DeleteFunc(a.others, gone)
+	if a.first.seq > 0 && gone(a.first) {
+		a.first = record{}
+	}
+}
+
+// add makes room for a holder.
+func (a *account) add(h ratelimit.Holder) *record {
+	if a.first.seq == 0 {
 		a.first = record{holder: h}
 		return &a.first
 	}

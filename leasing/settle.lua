@@ -54,7 +54,7 @@ end
 -- spent, returned, over, flags}; flags: 1 closed, 2 void, 4 direct.
 local SEQ, WINDOW, EXPIRES, FENCE, GRANTED, INFLIGHT, SPENT, RETURNED, OVER, FLAGS = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 local a = { now = 0, fence = 0, window = 0, base = 0, prev = 0, over = 0, level = 0, carry = 0, relearn = 0, relearned = 0 }
-local records, dirty, gone_fields = {}, {}, {}
+local records, dirty = {}, {}
 local fields = redis.call('HGETALL', KEYS[1])
 for i = 1, #fields, 2 do
   if fields[i] == 'a' then
@@ -146,6 +146,22 @@ local function refill(elapsed)
   end
 end
 
+local function obsolete(r)
+  if algorithm == FIXED then return r[WINDOW] < a.window end
+  if sliding then return r[WINDOW] < a.window - 1 end
+  return a.now > r[EXPIRES] and div(a.now - r[EXPIRES], period) > 1 + div(burst, max(1, requests))
+end
+
+-- drop forgets holders that no longer count, but for the claimant.
+local function drop()
+  local names = {}
+  for name, r in pairs(records) do
+    if name ~= holder and obsolete(r) then names[#names + 1] = name end
+  end
+  for _, name in ipairs(names) do records[name] = nil end
+  if #names > 0 then redis.call('HDEL', KEYS[1], unpack(names)) end
+end
+
 local function advance()
   now = max(now, a.now)
   local fresh = a.window == 0
@@ -170,6 +186,7 @@ local function advance()
   local prev = 0
   if not fresh and w == a.window + 1 then prev = all_charged(a.window) end
   a.prev, a.window, a.base, a.over = prev, w, 0, 0
+  if not fresh then drop() end
 end
 
 local function retry_after(missing)
@@ -204,7 +221,7 @@ local function answer(r)
   if r[INFLIGHT] < c.waiting then retry = retry_after(c.waiting - r[INFLIGHT]) end
   return {
     0, r[GRANTED] + r[INFLIGHT], r[FENCE], r[WINDOW], flag(r, 2) and 1 or 0, available(r[WINDOW]), elsewhere, reset, retry,
-    live_holders(r[WINDOW]), r[OVER], a.now < a.relearn and 1 or 0,
+    live_holders(r[WINDOW]), r[OVER], a.now < a.relearn and 1 or 0, a.now,
   }
 end
 
@@ -307,12 +324,6 @@ local function dead()
   return at
 end
 
-local function obsolete(r)
-  if algorithm == FIXED then return r[WINDOW] < a.window end
-  if sliding then return r[WINDOW] < a.window - 1 end
-  return a.now > r[EXPIRES] and div(a.now - r[EXPIRES], period) > 1 + div(burst, max(1, requests))
-end
-
 local function packed()
   return cmsgpack.pack({ a.now, a.fence, a.window, a.base, a.prev, a.over, a.level, a.carry, a.relearn, a.relearned })
 end
@@ -328,12 +339,7 @@ if r and c.seq <= r[SEQ] then
 end
 if c.eager then close_expired() end
 if not r then
-  for name, old in pairs(records) do
-    if obsolete(old) then
-      gone_fields[#gone_fields + 1] = name
-    end
-  end
-  for _, name in ipairs(gone_fields) do records[name] = nil end
+  drop()
   r = { 0, -2, 0, 0, 0, 0, 0, 0, 0, 0 }
   records[holder] = r
 end
@@ -349,7 +355,6 @@ for name in pairs(dirty) do
   update[#update + 1] = name
   update[#update + 1] = cmsgpack.pack({ d[1], w, d[3], d[4], d[5], d[6], d[7], d[8], d[9], d[10] })
 end
-if #gone_fields > 0 then redis.call('HDEL', KEYS[1], unpack(gone_fields)) end
 redis.call('HSET', KEYS[1], unpack(update))
 -- A second more than needed: fences go on from the account while it is there.
 local ms = floor((dead() - a.now) / 1000) + 1000

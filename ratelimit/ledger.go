@@ -43,9 +43,9 @@ type Claim struct {
 	// Direct asks for all that waits or nothing, and says that it is spent the
 	// moment that it is granted: a bucket need not hold back refills for it.
 	Direct bool
-	// Ahead, with a fixed_window, asks for the window after the current one,
-	// which Window names: tokens that may be spent once it has begun. A holder
-	// asks under another name than its current lease's.
+	// Ahead, with a fixed_window, asks for the window that Window names or for
+	// nothing: the current one, or the next, whose tokens may be spent once it
+	// has begun. A node holds leases of two windows under two names.
 	Ahead bool
 	// Refilled says that the bucket, as the holder knew it, has filled up since
 	// the holder last spent: to a ledger that does not know this holder, what
@@ -73,6 +73,8 @@ type Grant struct {
 	// RetryAfter is when the claim's Waiting tokens would be there if nobody
 	// else spent; 0 when they were granted.
 	RetryAfter time.Duration
+	// At is the ledger's clock when it settled the claim.
+	At LedgerTime
 	// Relearning says that the ledger had forgotten this account, and grants
 	// little until all holders have told it their totals.
 	Relearning bool
@@ -85,9 +87,10 @@ type Grant struct {
 
 // Errors of single claims.
 var (
-	// ErrStaleClaim answers a claim whose Seq is lower than the last one seen,
-	// and a repeated one whose lease was reclaimed since.
-	ErrStaleClaim = errors.New("claim is older than the last one settled")
+	// ErrStaleClaim answers a claim whose Seq is lower than the last one seen, a
+	// repeated one whose lease was reclaimed since, and one for a window that is
+	// over (Ahead).
+	ErrStaleClaim = errors.New("claim is older than the last one settled, or for a window that is over")
 	// ErrLedgerFull answers a claim on a new key when the ledger holds as many
 	// live accounts as it may.
 	ErrLedgerFull = errors.New("ledger is full: every account it may hold is in use")
