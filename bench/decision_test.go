@@ -70,6 +70,35 @@ func BenchmarkDecision(b *testing.B) {
 	}
 }
 
+// BenchmarkLease is a decision from a lease, with the ledger in this process
+// and with one that other nodes share: the two must cost the same.
+func BenchmarkLease(b *testing.B) {
+	rule := &ratelimit.Rule{Domain: "d", Limit: ratelimit.Limit{Unit: ratelimit.Day, Requests: 1<<32 - 1}, Coordination: ratelimit.DefaultCoordination()}
+	rule.Coordination.Lease.Min = 1 << 30
+	clock := ratelimit.MonotonicClock()
+	fleet := leasing.NewFleet(leasing.NewMemory(1000, func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) }), 1, 1000, clock, time.Now())
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); fleet.Run(ctx) }()
+	defer func() { cancel(); <-done }()
+	for _, c := range []struct {
+		name    string
+		limiter ratelimit.Limiter
+	}{{"local", leasing.NewLocal(1000, clock(), time.Now())}, {"fleet", fleet}} {
+		b.Run(c.name, func(b *testing.B) {
+			asks := []ratelimit.Ask{{Rule: rule, Key: []byte("\x01\x00\x01\x01d\x01k"), Cost: 1}}
+			verdicts := make([]ratelimit.Verdict, 1)
+			b.ReportAllocs()
+			for b.Loop() {
+				c.limiter.Decide(ctx, clock(), asks, verdicts)
+			}
+			if verdicts[0].OverLimit {
+				b.Fatalf("%+v", verdicts[0])
+			}
+		})
+	}
+}
+
 func orderOf(n int, skew string) []string {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	next := func() uint64 { return rnd.Uint64N(uint64(n)) }

@@ -352,7 +352,11 @@ func (a *account) answer(r *record, c *ratelimit.Claim) ratelimit.Grant {
 		}
 	})
 	if r.inflight < c.Waiting {
-		g.RetryAfter = a.retryAfter(c.Waiting-r.inflight, c)
+		missing := tokens(1)
+		if c.Direct {
+			missing = c.Waiting - r.inflight
+		}
+		g.RetryAfter = a.retryAfter(missing, c)
 	}
 	return g
 }

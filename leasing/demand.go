@@ -11,6 +11,7 @@ import (
 // measured nothing.
 type demand struct {
 	used    tokens // admitted since the last claim
+	refused tokens // and not admitted
 	since   instant
 	perSec  float64
 	lastUse instant
@@ -32,7 +33,7 @@ func (d *demand) measure(now instant, waiting tokens) {
 		rate := float64(d.used+waiting) / seconds
 		d.perSec = max(rate, (d.perSec+rate)/2)
 	}
-	d.since, d.used = now, 0
+	d.since, d.used, d.refused = now, 0, 0
 }
 
 // want is what to ask for: what lasts for the horizon, within the rule's
@@ -48,4 +49,29 @@ func (d *demand) want(rule *ratelimit.Rule, waiting tokens) tokens {
 		want = min(want, size.Max)
 	}
 	return max(want, size.Min, waiting)
+}
+
+// renewal says when a lease is renewed in the background: below so many
+// tokens, or from an instant on.
+type renewal struct {
+	below tokens
+	after instant
+}
+
+func (r *renewal) due(now instant, unspent tokens) bool { return unspent < r.below || now >= r.after }
+
+// renewal is when to renew a lease that has left tokens: early enough that two
+// round trips pass before the last one is spent.
+func (d *demand) renewal(sent, now instant, left tokens, l *ratelimit.Limit, g *ratelimit.Grant) renewal {
+	r := renewal{after: sent.Add(g.TTL / 2)}
+	if rate := float64(l.Requests) / l.Period().Seconds(); l.Algorithm == ratelimit.TokenBucket && d.perSec*float64(g.Holders) > rate {
+		// The bucket takes no more than it knows to be spent: report before it is full.
+		full := g.ResetAfter.Seconds() - float64(left+g.Outstanding)/rate
+		r.after = min(r.after, sent.Add(max(backOff, time.Duration(full*float64(time.Second)))))
+	}
+	if g.Available > 0 {
+		trips := tokens(2 * now.Sub(sent).Seconds() * d.perSec)
+		r.below = min(left, max(left/2, trips))
+	}
+	return r
 }

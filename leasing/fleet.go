@@ -24,7 +24,7 @@ import (
 // Run must be running for claims to be sent.
 type Fleet struct {
 	ledger   ratelimit.Ledger
-	holder   ratelimit.Holder
+	name     ratelimit.Holder // twice the holder; the node's two names are this and the next
 	clock    ratelimit.Clock
 	seed     maphash.Seed
 	shards   []fleetShard
@@ -47,12 +47,13 @@ type Partitioned interface {
 	Partition(key string) int // below Partitions
 }
 
-// lane is the way to one part of the ledger: what waits to be sent there, and
-// whether it counts as dead.
+// lane is the way to one part of the ledger: what waits to be sent there,
+// whether it counts as dead, and what time it is there.
 type lane struct {
 	queue   chan *flight
 	mu      sync.Mutex
-	breaker breaker // guarded by mu
+	breaker breaker     // guarded by mu
+	clock   ledgerClock // guarded by mu
 }
 
 // refused tells whether the breaker is open and no probe is due.
@@ -80,11 +81,14 @@ type held struct {
 	demand demand
 	flight *flight         // the claim that is under way, or nil
 	rule   *ratelimit.Rule // as last asked for
-	// Below renewBelow tokens, or from renewAfter on, the lease is renewed in
-	// the background; both are set by a grant. 0 and never if nothing can come.
-	renewBelow tokens
-	renewAfter instant
-	heard      instant // when the ledger was last heard
+	next   *nextLease      // of the window to come, or nil
+	name   ratelimit.Holder
+	// From aheadAt on the next window is claimed; triedAhead is the one for
+	// which that was done.
+	aheadAt    instant
+	triedAhead window
+	renewal
+	heard instant // when the ledger was last heard
 	// owed was admitted without the ledger while no lease said of which window
 	// it was; the next grant books it, if its window had begun by owedAt.
 	owed   tokens
@@ -94,37 +98,23 @@ type held struct {
 	settled bool
 }
 
-// flight is a claim from when it is wanted until it is answered.
-type flight struct {
-	hash    uint64
-	key     []byte
-	name    string // of the key, in the ledger
-	waiting tokens // of the requests behind it; guarded by the shard's mu
-	giveUp  bool   // return what is unspent, and want nothing
-	sent    bool   // guarded by the shard's mu
-	claim   ratelimit.Claim
-	at      instant
-	done    chan struct{}
-	err     error // read after done
-}
-
 // Sizes of what is under way.
 const (
 	senders      = 4    // batches under way at once, to each part of the ledger
 	batchSize    = 256  // claims in one
 	queueSize    = 8192 // flights that wait for a sender
 	claimTimeout = time.Second
-	backOff      = 60 * time.Millisecond // between claims while tokens are out elsewhere
+	backOff      = 50 * time.Millisecond // between claims while tokens are out elsewhere
 	sweepEvery   = 100 * time.Millisecond
 	sweepParts   = 10 // a shard is looked at once in so many sweeps
 	idleAfter    = 2 * time.Second
 )
 
 // NewFleet makes a limiter that tracks at most maxKeys keys. holder must be
-// new with each process.
+// new with each process, and below 1<<63.
 func NewFleet(ledger ratelimit.Ledger, holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time) *Fleet {
 	f := &Fleet{
-		ledger: ledger, holder: holder, clock: clock, seed: maphash.MakeSeed(),
+		ledger: ledger, name: 2 * holder, clock: clock, seed: maphash.MakeSeed(),
 		shards:   make([]fleetShard, shardCount(maxKeys)),
 		fallback: NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall), random: rand.Float64,
 	}
@@ -195,183 +185,46 @@ func (f *Fleet) take(now instant, a *ask, after *flight) (verdict, bool) {
 		c.hot = true
 	}
 	v, ok := h.lease.take(now, a, false)
+	if !ok && h.turn(now) {
+		v, ok = h.lease.take(now, a, false)
+	}
 	if !ok {
 		return v, false
 	}
 	h.demand.lastUse = now
 	h.demand.used += v.Charged
+	if v.OverLimit {
+		h.demand.refused = ratelimit.AddTokens(h.demand.refused, a.Cost)
+	}
 	h.settled = h.settled && v.Charged == 0 && a.Kind != ratelimit.Refund
 	h.rule = a.Rule
 	if after != nil {
 		v.Source = ratelimit.FromClaim
 	}
-	if h.flight == nil && now >= h.lease.retry && (h.lease.unspent() < h.renewBelow || now >= h.renewAfter) {
-		f.launch(h, hash, a.Key)
+	if h.flight == nil && (now >= h.aheadAt || now >= h.lease.retry && h.due(now, h.lease.unspent())) {
+		f.renew(h, now, hash, a.Key)
 	}
 	return v, true
 }
 
-// launch queues a claim for which nobody waits; the caller holds the shard's
-// lock. It reports false when the queue is full.
-func (f *Fleet) launch(h *held, hash uint64, key []byte) bool {
-	fl := newFlight(hash, key)
-	select {
-	case f.laneOf(fl.name).queue <- fl:
-		h.flight = fl
-		return true
-	default:
-		return false
-	}
-}
-
-func newFlight(hash uint64, key []byte) *flight {
-	return &flight{hash: hash, key: append([]byte(nil), key...), name: KeyName(key), done: make(chan struct{})}
-}
-
-// wait has the ledger asked for what is undecided, again and again until all
-// is decided or the deadline has passed.
-func (f *Fleet) wait(ctx context.Context, start instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
-	timer := time.NewTimer(ratelimit.StoreDeadline)
-	defer timer.Stop()
-	flights := make([]*flight, len(asks))
-	var fresh []*flight
-	for now, late := start, false; ; now = f.clock() {
-		open := 0
-		fresh = fresh[:0]
-		for i := range asks {
-			if !errors.Is(verdicts[i].Err, errUndecided) {
-				continue
-			}
-			reason := ratelimit.FallbackDeadline
-			if late {
-				flights[i] = nil
-			} else {
-				var launch bool
-				if flights[i], launch, reason = f.join(now, &asks[i]); launch {
-					fresh = append(fresh, flights[i])
-				}
-			}
-			if flights[i] == nil {
-				verdicts[i] = f.fail(ctx, now, &asks[i], reason)
-				continue
-			}
-			open++
-		}
-		if open == 0 {
-			return
-		}
-		for _, fl := range fresh { // now that all asks are behind them
-			f.enqueue(fl)
-		}
-		for i := range asks {
-			if !errors.Is(verdicts[i].Err, errUndecided) {
-				continue
-			}
-			late = late || !await(ctx, flights[i], timer.C)
-			verdicts[i] = f.settled(ctx, &asks[i], flights[i], late)
-		}
-	}
-}
-
-// await reports whether the flight ended in time.
-func await(ctx context.Context, fl *flight, timer <-chan time.Time) bool {
-	select {
-	case <-fl.done: // even if it is late: it is here
-		return true
-	default:
-	}
-	select {
-	case <-fl.done:
-		return true
-	case <-timer:
-	case <-ctx.Done():
-	}
-	return false
-}
-
-// settled decides after a flight, if it can.
-func (f *Fleet) settled(ctx context.Context, a *ask, fl *flight, late bool) verdict {
-	now := f.clock()
-	if v, ok := f.take(now, a, fl); ok {
-		return v
-	}
-	select {
-	case <-fl.done:
-		if fl.err != nil {
-			return f.fail(ctx, now, a, reasonOf(fl.err))
-		}
-	default:
-	}
-	if late {
-		return f.fail(ctx, now, a, ratelimit.FallbackDeadline)
-	}
-	return verdict{Err: errUndecided}
-}
-
-// enqueue hands a flight to the senders; when there are too many, it has failed.
-func (f *Fleet) enqueue(fl *flight) {
-	select {
-	case f.laneOf(fl.name).queue <- fl:
-		return
-	default:
-	}
-	s := f.shard(fl.hash)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.leases.get(fl.hash, fl.key).val.flight = nil
-	fl.err = errQueueFull
-	close(fl.done)
-}
-
-var errQueueFull = errors.New("too many claims wait to be sent")
-
-// join finds the claim that an ask waits for, or makes one, which the caller
-// must enqueue; nil if there can be none, and why.
-func (f *Fleet) join(now instant, a *ask) (fl *flight, launch bool, reason ratelimit.FallbackReason) {
-	s, hash, c := f.locked(a.Key)
-	defer s.mu.Unlock()
-	if c == nil {
-		if c = f.admit(s, now, hash, a.Key); c == nil {
-			return nil, false, ratelimit.FallbackTableFull
-		}
-	}
-	h := &c.val
-	h.rule = a.Rule
-	h.demand.lastUse = now
-	waiting := tokens(0)
-	if a.Kind == ratelimit.Spend {
-		waiting = min(a.Cost, a.Rule.Limit.Capacity()+1) // more makes no difference
-	}
-	if h.flight != nil {
-		if !h.flight.sent {
-			h.flight.waiting += waiting
-			h.flight.giveUp = false
-		}
-		return h.flight, false, 0
-	}
-	fl = newFlight(hash, a.Key)
-	if f.laneOf(fl.name).refused(now) {
-		return nil, false, ratelimit.FallbackBreaker
-	}
-	fl.waiting = waiting
-	h.flight = fl
-	return fl, true, 0
-}
-
 // admit makes room for a key; only one that the ledger knows all about may go.
 func (f *Fleet) admit(s *fleetShard, now instant, hash uint64, key []byte) *cell[held] {
-	if c := s.leases.add(hash, key); c != nil {
-		return c
+	c := s.leases.add(hash, key)
+	if c == nil {
+		s.leases.evict(evictTries, func(c *cell[held]) bool {
+			h := &c.val
+			if h.flight != nil || h.next != nil || !h.settled && now < h.lease.reset.Add(claimTimeout) {
+				return false
+			}
+			f.stats.evicted.Add(1)
+			return true
+		})
+		c = s.leases.add(hash, key)
 	}
-	s.leases.evict(evictTries, func(c *cell[held]) bool {
-		h := &c.val
-		if h.flight != nil || !h.settled && now < h.lease.reset.Add(claimTimeout) {
-			return false
-		}
-		f.stats.evicted.Add(1)
-		return true
-	})
-	return s.leases.add(hash, key)
+	if c != nil {
+		c.val.name, c.val.aheadAt = f.name, never
+	}
+	return c
 }
 
 // Undo implements [ratelimit.Limiter].

@@ -186,7 +186,7 @@ func (h *history) receive(x *histHolder, m *message) {
 	if h.broken == "sent" { // counting from the answer instead
 		sent, margin = h.now, 0
 	}
-	x.lease.apply(sent, &x.claim, m.grant, margin)
+	x.lease.apply(sent, &x.claim, m.grant, margin, sent.Add(m.grant.ResetAfter))
 	x.busy = false
 }
 

@@ -131,6 +131,7 @@ func (l *lease) settled(now instant, a *ask, continuous bool) verdict {
 func (l *lease) report(now instant, v verdict) verdict {
 	v.Remaining = l.unspent() + l.available
 	v.ResetAfter = l.reset.Sub(now)
+	v.Window = l.window
 	return v
 }
 
@@ -186,8 +187,11 @@ func (l *lease) refunded(now instant, n tokens, continuous bool) verdict {
 	return l.report(now, verdict{})
 }
 
-// undo takes back what a verdict charged.
+// undo takes back what a verdict charged, unless its window is over.
 func (l *lease) undo(a *ask, v *verdict, continuous bool) {
+	if v.Window != l.window {
+		return
+	}
 	if v.OverLimit && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
 		l.owe(a, v.Charged-a.Cost)
 	}
@@ -237,8 +241,9 @@ func (l *lease) refilled(now instant) bool {
 
 // apply takes in the answer to the latest claim, which was sent at sent; any
 // other answer changes nothing. margin is what two clocks may differ by over
-// the lease's time: the holder stops that much before the ledger does.
-func (l *lease) apply(sent instant, c *ratelimit.Claim, g *ratelimit.Grant, margin time.Duration) {
+// the lease's time: the holder stops that much before the ledger does. Until
+// ends the grant's window certainly goes on.
+func (l *lease) apply(sent instant, c *ratelimit.Claim, g *ratelimit.Grant, margin time.Duration, ends instant) {
 	if g.Err != nil || g.Seq != l.seq {
 		return
 	}
@@ -253,13 +258,14 @@ func (l *lease) apply(sent instant, c *ratelimit.Claim, g *ratelimit.Grant, marg
 	l.reset = sent.Add(g.ResetAfter)
 	l.deadline = sent.Add(g.TTL - margin)
 	if c.Limit.Algorithm != ratelimit.TokenBucket {
-		l.deadline = min(l.deadline, l.reset)
+		l.reset = max(l.reset, ends)
+		l.deadline = min(l.deadline, ends)
 	}
 	l.retry = 0
 	if c.Waiting > 0 && g.RetryAfter > 0 && g.Outstanding == 0 {
-		l.retry, l.retryCost = sent.Add(g.RetryAfter), c.Waiting
-		if c.Limit.Algorithm == ratelimit.FixedWindow { // whatever is more than there is
-			l.retryCost = l.available + 1
+		l.retry, l.retryCost = sent.Add(g.RetryAfter), l.available+1 // whatever is more than there is
+		if c.Direct {
+			l.retryCost = c.Waiting
 		}
 	}
 }

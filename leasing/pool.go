@@ -119,7 +119,7 @@ func (p *pool) settle(s *leaseShard, at moment, hash uint64, key []byte, l *leas
 	m.Holder = localHolder
 	g := p.ledger.settleAt(at.ledger, hash, key, &m)
 	p.claims.Add(1)
-	l.apply(at.node, &m, &g, 0)
+	l.apply(at.node, &m, &g, 0, at.node.Add(g.ResetAfter))
 	return g.Err == nil
 }
 

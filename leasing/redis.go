@@ -140,11 +140,11 @@ func (l *Redis) arguments(c *ratelimit.Claim) []any {
 // HolderName is how Redis names a holder: short, for each account has it.
 func HolderName(h ratelimit.Holder) string { return "h" + strconv.FormatUint(uint64(h), 36) }
 
-// NewHolder returns a holder that no other process is, nor was.
+// NewHolder returns a holder that no other process is, nor was, for NewFleet.
 func NewHolder() ratelimit.Holder {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
-	return ratelimit.Holder(binary.LittleEndian.Uint64(b[:]))
+	return ratelimit.Holder(binary.LittleEndian.Uint64(b[:]) >> 1)
 }
 
 // ErrLedgerAnswer says that what answered is no ledger of this protocol.

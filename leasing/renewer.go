@@ -56,9 +56,23 @@ func (f *Fleet) settle(l *lane, batch []*flight) {
 	grants := make([]ratelimit.Grant, len(batch))
 	f.ask(l, now, claims, grants)
 	answered := f.clock()
+	there := l.heard(now, answered, grants)
 	for i, fl := range batch {
-		f.read(now, answered, fl, &grants[i])
+		f.read(now, answered, there, fl, &grants[i])
 	}
+}
+
+// heard takes in what time it is in that part of the ledger, and returns what
+// is known of it.
+func (l *lane) heard(sent, answered instant, grants []ratelimit.Grant) ledgerClock {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range grants {
+		if grants[i].Err == nil && grants[i].At > 0 {
+			l.clock.heard(sent, answered, grants[i].At)
+		}
+	}
+	return l.clock
 }
 
 // errBreaker answers the claims that were not sent.
@@ -90,19 +104,25 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 	h := &s.leases.get(fl.hash, fl.key).val // it is not evicted while in flight
 	fl.sent, fl.at = true, now
 	s.seq++
-	if fl.giveUp {
+	name := h.name
+	switch {
+	case fl.ahead:
+		fl.claim = h.claimAhead(now, s.seq, fl.giveUp)
+		name ^= 1
+	case fl.giveUp:
 		fl.claim = h.lease.release(now, s.seq)
-	} else {
-		h.demand.measure(now, fl.waiting)
-		want := h.demand.want(h.rule, fl.waiting) - h.lease.left(now) // a renewal fills up
+	default:
 		waiting := fl.waiting
 		if waiting > 0 && h.rule.Limit.Algorithm != ratelimit.FixedWindow {
 			// Those refused since the last claim waited too: see plan.
-			waiting = max(waiting, tokens(h.demand.perSec*backOff.Seconds()))
+			waiting = max(waiting, min(h.demand.refused, h.rule.Limit.Capacity()))
 		}
+		h.demand.measure(now, fl.waiting)
+		want := h.demand.want(h.rule, fl.waiting) - h.lease.left(now) // a renewal fills up
 		fl.claim = h.lease.claim(now, s.seq, h.rule, waiting, max(want, waiting), false)
+		fl.claim.Ahead = h.next != nil // in this window or not at all: the next has its lease
 	}
-	fl.claim.Key, fl.claim.Holder = fl.name, f.holder
+	fl.claim.Key, fl.claim.Holder = fl.name, name
 	return fl.claim
 }
 
@@ -129,7 +149,7 @@ func (f *Fleet) judge(l *lane, grants []ratelimit.Grant) {
 }
 
 // read takes in an answer and wakes those who wait.
-func (f *Fleet) read(sent, now instant, fl *flight, g *ratelimit.Grant) {
+func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *ratelimit.Grant) {
 	s := f.shard(fl.hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,17 +160,38 @@ func (f *Fleet) read(sent, now instant, fl *flight, g *ratelimit.Grant) {
 	if g.Err != nil {
 		return
 	}
-	h.lease.apply(sent, &fl.claim, g, margin(g.TTL))
+	if g.Relearning {
+		f.relearn.Store(int64(now))
+	}
+	if fl.ahead {
+		h.keepNext(sent, now, there, fl, g, f.random())
+		return
+	}
+	if g.Seq != h.lease.seq {
+		return // the next window's lease has taken its place
+	}
+	h.lease.apply(sent, &fl.claim, g, margin(g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
+	h.payOwed()
+	h.heard = now
+	h.settled = h.lease.unspent() == 0 && h.lease.spent == fl.claim.Spent && g.Granted == fl.claim.Granted
+	h.plan(sent, now, fl, g, f.random())
+}
+
+// lasts is until when the grant's window certainly goes on, on this node's clock.
+func lasts(sent, now instant, there ledgerClock, l *ratelimit.Limit, g *ratelimit.Grant) instant {
+	if l.Algorithm == ratelimit.TokenBucket || g.At == 0 {
+		return sent.Add(g.ResetAfter)
+	}
+	return there.notBefore(now, windowEnd(g.Window, l))
+}
+
+// payOwed books what was admitted without the ledger, if that was in the
+// lease's window.
+func (h *held) payOwed() {
 	if h.owedAt > h.lease.reset.Add(-h.rule.Limit.Period()) || h.rule.Limit.Algorithm == ratelimit.TokenBucket {
 		h.lease.spent += min(h.owed, h.rule.Limit.Capacity())
 	}
 	h.owed = 0
-	h.heard = now
-	if g.Relearning {
-		f.relearn.Store(int64(now))
-	}
-	h.settled = h.lease.unspent() == 0 && h.lease.spent == fl.claim.Spent && g.Granted == fl.claim.Granted
-	h.plan(sent, now, fl, g, f.random())
 }
 
 // margin is what the clocks of node and ledger may differ by over a lease: the
@@ -161,7 +202,8 @@ const never instant = 1<<63 - 1
 
 // plan decides when the lease is renewed, or for how long not to ask.
 func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter float64) {
-	h.renewBelow, h.renewAfter = 0, never
+	h.renewal = renewal{after: never}
+	h.planAhead(sent, now, jitter)
 	left := h.lease.unspent()
 	short := fl.claim.Waiting > g.Granted-fl.claim.Granted
 	if short && g.Outstanding > 0 && now >= h.lease.retry {
@@ -182,13 +224,7 @@ func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter fl
 	if left <= 0 || g.Available == 0 && g.Outstanding == 0 && h.lease.algorithm == ratelimit.FixedWindow {
 		return // nothing to renew, or nothing to be had
 	}
-	// Early enough that two round trips pass before the last token is spent.
-	trips := tokens(2 * now.Sub(sent).Seconds() * h.demand.perSec)
-	h.renewBelow = min(left, max(left/2, trips))
-	if g.Available == 0 {
-		h.renewBelow = 0
-	}
-	h.renewAfter = sent.Add(g.TTL / 2)
+	h.renewal = h.demand.renewal(sent, now, left, &fl.claim.Limit, g)
 }
 
 func reasonOf(err error) ratelimit.FallbackReason {
@@ -229,13 +265,19 @@ func (f *Fleet) sweepShard(now instant, s *fleetShard) {
 	defer s.mu.Unlock()
 	for i, tag := range s.leases.tags {
 		c := &s.leases.cells[i]
-		if tag == 0 || c.val.flight != nil || c.val.lease.window == 0 || now >= c.val.lease.reset {
+		if tag == 0 || c.val.flight != nil {
+			continue
+		}
+		c.val.turn(now)
+		if c.val.lease.window == 0 || now >= c.val.lease.reset {
 			continue
 		}
 		idle := now.Sub(c.val.demand.lastUse) > idleAfter
 		tell := idle && !c.val.settled || c.val.heard < forgot.Add(-sweepEvery)
-		if tell && f.launch(&c.val, c.fullHash(), c.key[:c.len]) {
-			c.val.flight.giveUp = idle
+		if tell {
+			fl := newFlight(c.fullHash(), c.key[:c.len])
+			fl.giveUp = idle
+			f.launch(&c.val, fl)
 		}
 	}
 }
@@ -249,12 +291,22 @@ func (f *Fleet) releaseAll() {
 		s.mu.Lock()
 		for j, tag := range s.leases.tags {
 			c := &s.leases.cells[j]
-			if tag != 0 && !c.val.settled && c.val.lease.window != 0 && now < c.val.lease.reset {
+			giveUp := func(ahead bool) {
 				fl := newFlight(c.fullHash(), c.key[:c.len])
-				fl.giveUp = true
+				fl.giveUp, fl.ahead = true, ahead
 				c.val.flight = fl
 				l := f.laneOf(fl.name)
 				all[l] = append(all[l], fl)
+			}
+			if tag == 0 {
+				continue
+			}
+			c.val.turn(now)
+			if !c.val.settled && c.val.lease.window != 0 && now < c.val.lease.reset {
+				giveUp(false)
+			}
+			if c.val.next != nil {
+				giveUp(true)
 			}
 		}
 		s.mu.Unlock()

@@ -218,7 +218,7 @@ local function answer(r)
     if name ~= holder and other[WINDOW] == r[WINDOW] then elsewhere = elsewhere + outstanding(other) end
   end
   local retry = 0
-  if r[INFLIGHT] < c.waiting then retry = retry_after(c.waiting - r[INFLIGHT]) end
+  if r[INFLIGHT] < c.waiting then retry = retry_after(c.direct == 1 and c.waiting - r[INFLIGHT] or 1) end
   return {
     0, r[GRANTED] + r[INFLIGHT], r[FENCE], r[WINDOW], flag(r, 2) and 1 or 0, available(r[WINDOW]), elsewhere, reset, retry,
     live_holders(r[WINDOW]), r[OVER], a.now < a.relearn and 1 or 0, a.now,

@@ -70,8 +70,8 @@ type Grant struct {
 	// ResetAfter is the time to the window's end (token_bucket: to a full
 	// bucket).
 	ResetAfter time.Duration
-	// RetryAfter is when the claim's Waiting tokens would be there if nobody
-	// else spent; 0 when they were granted.
+	// RetryAfter is when the next token would be there if nobody else spent, or
+	// for a Direct claim all that waits; 0 when what waits was granted.
 	RetryAfter time.Duration
 	// At is the ledger's clock when it settled the claim.
 	At LedgerTime

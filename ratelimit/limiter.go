@@ -56,6 +56,9 @@ type Verdict struct {
 	// sliding_window or a token_bucket refuses, it is the time until the same
 	// cost would pass.
 	ResetAfter time.Duration
+	// Window is the one that Charged was taken from, for Undo; 0 if it was from
+	// no lease.
+	Window Window
 	// Err is set when no decision could be made; then nothing else is meant.
 	Err error
 }

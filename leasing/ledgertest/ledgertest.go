@@ -192,6 +192,8 @@ var cases = []struct {
 		s.Advance(2 * time.Minute)
 		next.Seq = 4
 		s.equal("one that is over", s.settle(next).Err, ratelimit.ErrStaleClaim)
+		next.Window += 2
+		s.equal("the current one", s.granted(next, 8).ResetAfter, time.Minute)
 	}},
 	{"safe: a silent holder's tokens stay charged, and are its to return", false, func(s *script) {
 		g := s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 20}, 20)
@@ -285,7 +287,7 @@ var cases = []struct {
 		c := ratelimit.Claim{Limit: sliding20, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 20, Spent: 20, Waiting: 20}
 		g = s.settle(c)
 		s.equal("granted", g.Granted, ratelimit.Tokens(5))
-		s.equal("the rest must wait for", g.RetryAfter, 45*time.Second)
+		s.equal("the next comes after", g.RetryAfter, 3*time.Second)
 		s.Advance(time.Minute + 45*time.Second)
 		s.equal("available two windows on", s.settle(ratelimit.Claim{Limit: sliding20, Holder: 2, Seq: 1}).Available, ratelimit.Tokens(20))
 	}},
