@@ -33,7 +33,7 @@ type record struct {
 	inflight tokens // granted by the last answer; the holder may not have it
 	spent    tokens
 	returned tokens
-	over     tokens // reported by the last claim and beyond the limit
+	over     tokens // what the last claim's report added to the over-admission
 
 	direct bool // what is in flight is not kept
 	closed bool // reclaimed at expiry: its fence can neither renew nor return
@@ -43,8 +43,12 @@ type record struct {
 // charged is what the holder costs the budget.
 // Invariant: it is at least what the holder has spent.
 func (r *record) charged() tokens {
-	return max(r.granted+r.inflight-r.returned, r.spent)
+	return max(r.paid(), r.spent)
 }
+
+// paid is what the budget has given up for the holder; it has spent more only
+// by unconfirmed drift.
+func (r *record) paid() tokens { return r.granted + r.inflight - r.returned }
 
 // outstanding is what the holder may still spend.
 func (r *record) outstanding() tokens {
@@ -65,7 +69,10 @@ type account struct {
 
 	base tokens // charged in this window by holders that are no longer recorded
 	prev tokens // sliding_window: charged in the window before
-	over tokens // charged beyond the limit in this window, all holders
+	most tokens // the highest limit in this window
+	over tokens // reported as spent beyond it
+	left tokens // fixed_window: what was left of the limit in the window before,
+	late tokens // and what was over
 
 	// Until relearn the ledger is being told what it had forgotten: until all
 	// holders have, it grants no more than a twentieth of the limit in all.
@@ -86,8 +93,8 @@ type account struct {
 // 8 of the design. It allocates only when a second holder appears.
 func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	late := ratelimit.Grant{Seq: c.Seq, Err: ratelimit.ErrStaleClaim}
-	if c.Ahead && c.Limit.Algorithm != ratelimit.FixedWindow {
-		return late // there are no windows to come
+	if (c.Ahead || c.Final) && c.Limit.Algorithm != ratelimit.FixedWindow {
+		return late // there are no windows that begin anew
 	}
 	a.advance(now, c)
 	if c.Ahead && c.Window != a.window && c.Window != a.target(c) {
@@ -100,6 +107,9 @@ func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 		}
 		return a.answer(r, c)
 	}
+	if c.Final && (c.Window != a.window-1 || r != nil && r.window > c.Window) {
+		return late
+	}
 	if c.Reclaim == ratelimit.ReclaimEager {
 		a.closeExpired()
 	}
@@ -107,9 +117,14 @@ func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 		a.drop(c)
 		r = a.add(c.Holder)
 	}
+	if c.Final {
+		over := a.tally(r, c)
+		*r = record{holder: c.Holder, seq: c.Seq, window: c.Window, granted: c.Granted, spent: c.Spent, returned: c.Returned, over: over}
+		return a.answer(r, c)
+	}
 	at := a.target(c)
-	short := a.book(r, c, at)
-	a.grant(r, c, short, at)
+	owed := a.book(r, c, at)
+	a.grant(r, c, owed, at)
 	a.dead = a.deadline(c)
 	return a.answer(r, c)
 }
@@ -149,11 +164,12 @@ func (a *account) advance(now ledgerTime, c *ratelimit.Claim) {
 	if !fresh {
 		defer a.drop(c)
 	}
-	a.prev = 0
+	a.prev, a.left, a.late = 0, c.Limit.Capacity(), 0
 	if !fresh && w == a.window+1 {
 		a.prev = a.charged(a.window)
+		a.left, a.late = max(a.left, a.most)-a.spent(a.window), a.over
 	}
-	a.window, a.base, a.over = w, 0, 0
+	a.window, a.base, a.over, a.most = w, 0, 0, 0
 }
 
 // windowAt numbers windows from 1, so that 0 can mean none.
@@ -166,22 +182,24 @@ func windowEnd(w window, l *ratelimit.Limit) ledgerTime {
 }
 
 // book makes the record a copy of the claim. It returns how many of the tokens
-// that the holder spent unasked a bucket did not have.
-func (a *account) book(r *record, c *ratelimit.Claim, at window) (short tokens) {
+// that the holder has spent unasked were over-admitted before.
+func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 	bucket := c.Limit.Algorithm == ratelimit.TokenBucket
 	known := r.window == at
 	// A bucket's claim may be about a life of the account that the ledger has
 	// lost: then the holder's totals are all that is known of it.
 	here := c.Window == at || bucket && c.Window != 0
 	void := known && here && r.closed && c.Fence == r.fence
-	before, gone := tokens(0), tokens(0)
+	paid, gone, over := tokens(0), tokens(0), tokens(0)
 	switch {
 	case known && here:
-		before, gone = r.charged(), a.gone(r, c.Granted)
+		paid, gone, owed = r.paid(), a.gone(r, c.Granted), max(0, r.spent-r.paid())
 	case known:
 		a.forget(r, bucket)
 	case c.Limit.Algorithm == ratelimit.SlidingWindow:
 		a.correctPrevious(r, c)
+	case !bucket:
+		over = a.tally(r, c)
 	}
 	// A holder that knows of more than it was granted: the ledger has forgotten.
 	knew := tokens(0)
@@ -197,7 +215,7 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (short tokens) 
 	a.fence = max(a.fence+1, ratelimit.Fence(a.now))
 	*r = record{
 		holder: r.holder, seq: c.Seq, window: at, fence: a.fence,
-		expires: a.now.Add(c.TTL), direct: c.Direct, void: void,
+		expires: a.now.Add(c.TTL), direct: c.Direct, void: void, over: over,
 	}
 	if here {
 		r.granted, r.spent, r.returned = c.Granted, c.Spent, c.Returned
@@ -207,15 +225,15 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (short tokens) 
 	}
 	if bucket {
 		if !known && c.Refilled {
-			before = r.charged()
+			paid, owed = r.paid(), max(0, r.spent-r.paid())
 		}
-		back := before - r.charged()
+		back := paid - r.paid()
 		if back > 0 {
 			back = max(0, back-gone)
 		}
-		short = a.pour(back, &c.Limit)
+		a.pour(back, &c.Limit)
 	}
-	return short
+	return owed
 }
 
 // forget is for a holder that has forgotten this window, or has not yet heard
@@ -241,16 +259,34 @@ func (a *account) correctPrevious(r *record, c *ratelimit.Claim) {
 	a.prev = max(0, a.prev+c.Spent)
 }
 
+// tally counts what a holder's last word on the window before adds to its
+// over-admission.
+func (a *account) tally(r *record, c *ratelimit.Claim) tokens {
+	if c.Window == 0 || c.Window != a.window-1 || r.window > c.Window {
+		return 0
+	}
+	a.left -= c.Spent
+	if r.window == c.Window {
+		a.left += r.spent
+	}
+	before := a.late
+	a.late = max(a.late, -a.left)
+	return a.late - before
+}
+
 // grant decides how much of the claim's want the holder gets: what confirms
-// its drift, and what waits, and a tapering share of the rest.
-func (a *account) grant(r *record, c *ratelimit.Claim, short tokens, at window) {
+// its drift, and what waits, and a tapering share of the rest. owed of its
+// drift was over-admitted before.
+func (a *account) grant(r *record, c *ratelimit.Claim, owed tokens, at window) {
 	drift := max(0, r.spent-(r.granted-r.returned))
+	confirmed := drift
 	if c.Limit.Algorithm == ratelimit.TokenBucket {
-		r.over = min(short, drift)
+		confirmed = min(drift, tokens(a.level/micro))
+		a.level -= int64(confirmed) * micro
+		r.over = max(0, drift-confirmed-owed)
 	} else if at == a.window {
-		over := max(0, -a.free(c, at))
-		r.over = min(max(0, over-a.over), drift)
-		short, a.over = over, over
+		confirmed = max(0, drift-max(0, -a.free(c, at)))
+		r.over += a.overspent(c)
 	}
 	room := a.available(c, at)
 	relearning := a.now < a.relearn
@@ -265,10 +301,23 @@ func (a *account) grant(r *record, c *ratelimit.Claim, short tokens, at window) 
 	if relearning {
 		a.relearned += lease
 	}
-	r.inflight = max(0, drift-short) + lease
+	r.inflight = confirmed + lease
 	if c.Limit.Algorithm == ratelimit.TokenBucket {
 		a.level -= int64(lease) * micro
 	}
+}
+
+// overspent is by how much what holders report went further over the limit. A
+// fixed window's over-admission only grows; a sliding window's is over in time.
+func (a *account) overspent(c *ratelimit.Claim) tokens {
+	a.most = max(a.most, c.Limit.Capacity())
+	over := max(0, a.weightedPrevious(&c.Limit)+a.spent(a.window)-a.most)
+	before := a.over
+	if c.Limit.Algorithm == ratelimit.FixedWindow {
+		over = max(over, before)
+	}
+	a.over = over
+	return max(0, over-before)
 }
 
 // free is the limit minus everything charged; negative when drift went beyond.
@@ -293,6 +342,18 @@ func (a *account) charged(at window) tokens {
 	a.each(func(r *record) {
 		if r.window == at {
 			sum += r.charged()
+		}
+	})
+	return sum
+}
+
+// spent is what all holders have reported as spent in a window; those that are
+// no longer recorded have spent all that they were charged.
+func (a *account) spent(at window) tokens {
+	sum := a.base
+	a.each(func(r *record) {
+		if r.window == at {
+			sum += r.spent
 		}
 	})
 	return sum
@@ -383,6 +444,9 @@ func (a *account) retryAfter(missing tokens, c *ratelimit.Claim) time.Duration {
 		// In this window only the weight of the previous one shrinks.
 		weighted := a.weightedPrevious(l)
 		deficit := missing - max(0, a.free(c, a.window))
+		if deficit <= 0 {
+			return 0 // it has come since
+		}
 		if a.prev == 0 || deficit > weighted {
 			return end
 		}
@@ -449,7 +513,7 @@ func (a *account) find(h ratelimit.Holder) *record {
 
 // drop forgets holders that no longer count, but for the claimant.
 func (a *account) drop(c *ratelimit.Claim) {
-	gone := func(r record) bool { return r.holder != c.Holder && a.obsolete(&r, &c.Limit) }
+	gone := func(r record) bool { return r.holder != c.Holder && a.obsolete(&r, &c.Limit, c.Tally) }
 	a.others = slices.DeleteFunc(a.others, gone)
 	if a.first.seq > 0 && gone(a.first) {
 		a.first = record{}
@@ -468,10 +532,10 @@ func (a *account) add(h ratelimit.Holder) *record {
 
 // obsolete tells whether forgetting r admits nothing more: its window is over
 // and corrects nothing, or its bucket would have filled since it was heard.
-func (a *account) obsolete(r *record, l *ratelimit.Limit) bool {
+func (a *account) obsolete(r *record, l *ratelimit.Limit, tally bool) bool {
 	switch l.Algorithm {
 	case ratelimit.FixedWindow:
-		return r.window < a.window
+		return r.window < a.window && !(tally && r.window == a.window-1)
 	case ratelimit.SlidingWindow:
 		return r.window < a.window-1
 	default:

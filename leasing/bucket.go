@@ -46,16 +46,11 @@ func (a *account) gone(r *record, received tokens) tokens {
 	return n
 }
 
-// pour adds n tokens to a bucket, or takes them, and returns how many it had
-// too few.
-func (a *account) pour(n tokens, l *ratelimit.Limit) (short tokens) {
-	have := tokens(a.level / micro)
-	if n < -have {
-		short, n = -n-have, -have
-	}
+// pour adds n tokens to a bucket, or takes them, as far as it has them.
+func (a *account) pour(n tokens, l *ratelimit.Limit) {
+	n = max(n, -tokens(a.level/micro))
 	a.level += int64(min(n, l.Burst)) * micro
 	a.level = min(a.level, a.brim(l))
-	return short
 }
 
 // brim is the highest level that leaves room for what live leases may spend.

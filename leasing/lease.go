@@ -248,8 +248,11 @@ func (l *lease) apply(sent instant, c *ratelimit.Claim, g *ratelimit.Grant, marg
 		return
 	}
 	if g.Window != l.window {
-		l.window = g.Window
-		l.spent, l.returned, l.debt = 0, 0, 0
+		// A bucket has one life; the ledger has taken on the totals of another.
+		if c.Limit.Algorithm != ratelimit.TokenBucket || c.Window == 0 {
+			l.spent, l.returned = 0, 0
+		}
+		l.window, l.debt = g.Window, 0
 	}
 	l.granted = g.Granted
 	l.fence = g.Fence

@@ -123,17 +123,16 @@ func (l *Redis) pipeline(ctx context.Context, claims []ratelimit.Claim, eval eva
 }
 
 func (l *Redis) arguments(c *ratelimit.Claim) []any {
-	flag := func(b bool) int {
-		if b {
-			return 1
+	flags := 0
+	for i, set := range [...]bool{c.Reclaim == ratelimit.ReclaimEager, c.Direct, c.Refilled, c.Ahead, c.Tally, c.Final} {
+		if set {
+			flags |= 1 << i
 		}
-		return 0
 	}
 	return []any{
-		HolderName(c.Holder), c.Seq, int64(c.Fence), int64(c.Window), flag(c.Reclaim == ratelimit.ReclaimEager),
+		HolderName(c.Holder), c.Seq, int64(c.Fence), int64(c.Window), flags,
 		int64(c.Granted), int64(c.Spent), int64(c.Returned), int64(c.Waiting), int64(c.Want), c.TTL.Microseconds(),
-		flag(c.Direct), flag(c.Refilled), uint8(c.Limit.Algorithm), int64(c.Limit.Requests), int64(c.Limit.Burst),
-		c.Limit.Period().Microseconds(), flag(c.Ahead), int64(l.at()),
+		uint8(c.Limit.Algorithm), int64(c.Limit.Requests), int64(c.Limit.Burst), c.Limit.Period().Microseconds(), int64(l.at()),
 	}
 }
 

@@ -58,7 +58,7 @@ func compareLedgers(t *testing.T, m *movedRedis, seed uint64) {
 	limit := randomLimit(rnd)
 	limits := []ratelimit.Limit{limit, limit}
 	limits[1].Requests = max(1, limit.Requests/2)
-	reclaim := ratelimit.Reclaim(rnd.IntN(2))
+	reclaim, tally := ratelimit.Reclaim(rnd.IntN(2)), rnd.IntN(2) == 0
 	holders := make([]ratelimit.Claim, 4)
 	granted := make([]ratelimit.Grant, 2)
 	for step := range 150 {
@@ -69,7 +69,7 @@ func compareLedgers(t *testing.T, m *movedRedis, seed uint64) {
 		h := rnd.IntN(len(holders))
 		c := &holders[h]
 		mutate(rnd, c)
-		c.Key, c.Holder, c.Reclaim = fmt.Sprint("seed", seed), ratelimit.Holder(h+1), reclaim
+		c.Key, c.Holder, c.Reclaim, c.Tally = fmt.Sprint("seed", seed), ratelimit.Holder(h+1), reclaim, tally
 		c.Limit = limits[min(1, rnd.IntN(10)/9)]
 		c.TTL = time.Duration(1+rnd.Int64N(int64(limit.Period())/2)) / 1000 * 1000
 		memory.Settle(context.Background(), []ratelimit.Claim{*c}, granted[:1])
@@ -120,11 +120,13 @@ func mutate(rnd *rand.Rand, c *ratelimit.Claim) {
 		*c = ratelimit.Claim{Seq: c.Seq}
 	case 3: // back from another life
 		c.Window--
+	case 5: // the last word on a window
+		c.Final, c.Ahead = true, false
 	case 4: // for the window to come, or one that was to come
 		*c = ratelimit.Claim{Seq: c.Seq, Window: c.Window + window(rnd.IntN(3)), Ahead: true}
 	}
-	if c.Ahead && rnd.IntN(3) == 0 {
-		c.Ahead = false
+	if rnd.IntN(3) == 0 {
+		c.Ahead, c.Final = false, false
 	}
 	c.Seq += uint64(1 + rnd.IntN(2))
 	left := c.Granted - c.Spent - c.Returned

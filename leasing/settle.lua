@@ -3,9 +3,10 @@
 -- every other field a holder's record. All numbers are whole and below 2^53,
 -- so that Lua's doubles hold them exactly.
 --
--- ARGV: holder, seq, fence, window, eager, granted, spent, returned, waiting,
---       want, ttl us, direct, refilled, algorithm, requests, burst, period us,
---       ahead, the time in us (0 but in tests: Redis' own)
+-- ARGV: holder, seq, fence, window, flags, granted, spent, returned, waiting,
+--       want, ttl us, algorithm, requests, burst, period us, the time in us
+--       (0 but in tests: Redis' own); flags: 1 eager, 2 direct, 4 refilled,
+--       8 ahead, 16 tally, 32 final
 
 local MICRO = 1000000
 local RELEARN_TIME, RELEARN_SHARE = 2000000, 20
@@ -14,17 +15,19 @@ local NEVER = 9007199254740991 -- 2^53-1
 
 local holder = ARGV[1]
 local n = {}
-for i = 2, 19 do n[i] = tonumber(ARGV[i]) end
+for i = 2, 16 do n[i] = tonumber(ARGV[i]) end
+local function bit(flags, value) return math.floor(flags / value) % 2 == 1 end
 local c = {
-  seq = n[2], fence = n[3], window = n[4], eager = n[5] == 1, granted = n[6], spent = n[7], returned = n[8],
-  waiting = n[9], want = n[10], ttl = n[11], direct = n[12], refilled = n[13] == 1, ahead = n[18] == 1,
+  seq = n[2], fence = n[3], window = n[4], granted = n[6], spent = n[7], returned = n[8],
+  waiting = n[9], want = n[10], ttl = n[11], eager = bit(n[5], 1), direct = bit(n[5], 2), refilled = bit(n[5], 4),
+  ahead = bit(n[5], 8), tally = bit(n[5], 16), final = bit(n[5], 32),
 }
-local algorithm, requests, burst, period = n[14], n[15], n[16], n[17]
+local algorithm, requests, burst, period = n[12], n[13], n[14], n[15]
 local bucket, sliding = algorithm == BUCKET, algorithm == SLIDING
 local capacity = bucket and burst or requests
 local seconds = period / MICRO
 
-local now = n[19]
+local now = n[16]
 if now == 0 then
   local time = redis.call('TIME')
   now = time[1] * MICRO + time[2]
@@ -53,7 +56,10 @@ end
 -- The account. A record is {seq, window, expires, fence, granted, inflight,
 -- spent, returned, over, flags}; flags: 1 closed, 2 void, 4 direct.
 local SEQ, WINDOW, EXPIRES, FENCE, GRANTED, INFLIGHT, SPENT, RETURNED, OVER, FLAGS = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
-local a = { now = 0, fence = 0, window = 0, base = 0, prev = 0, over = 0, level = 0, carry = 0, relearn = 0, relearned = 0 }
+local a = {
+  now = 0, fence = 0, window = 0, base = 0, prev = 0, over = 0, level = 0, carry = 0, relearn = 0, relearned = 0,
+  most = 0, left = 0, late = 0,
+}
 local records, dirty = {}, {}
 local fields = redis.call('HGETALL', KEYS[1])
 for i = 1, #fields, 2 do
@@ -61,7 +67,7 @@ for i = 1, #fields, 2 do
     local v = cmsgpack.unpack(fields[i + 1])
     a = {
       now = v[1], fence = v[2], window = v[3], base = v[4], prev = v[5], over = v[6], level = v[7], carry = v[8],
-      relearn = v[9], relearned = v[10],
+      relearn = v[9], relearned = v[10], most = v[11], left = v[12], late = v[13],
     }
   else
     local r = cmsgpack.unpack(fields[i + 1])
@@ -73,8 +79,9 @@ for _, r in pairs(records) do
   if r[WINDOW] == -1 then r[WINDOW] = a.window end
 end
 
-local function flag(r, bit) return floor(r[FLAGS] / bit) % 2 == 1 end
-local function charged(r) return max(r[GRANTED] + r[INFLIGHT] - r[RETURNED], r[SPENT]) end
+local function flag(r, value) return bit(r[FLAGS], value) end
+local function paid(r) return r[GRANTED] + r[INFLIGHT] - r[RETURNED] end
+local function charged(r) return max(paid(r), r[SPENT]) end
 local function outstanding(r)
   local kept = r[GRANTED] - r[RETURNED] - r[SPENT]
   if not flag(r, 4) then kept = kept + r[INFLIGHT] end
@@ -92,6 +99,14 @@ local function all_charged(at)
   local sum = at == a.window and a.base or 0
   for _, r in pairs(records) do
     if r[WINDOW] == at then sum = sum + charged(r) end
+  end
+  return sum
+end
+
+local function all_spent(at)
+  local sum = a.base
+  for _, r in pairs(records) do
+    if r[WINDOW] == at then sum = sum + r[SPENT] end
   end
   return sum
 end
@@ -147,7 +162,7 @@ local function refill(elapsed)
 end
 
 local function obsolete(r)
-  if algorithm == FIXED then return r[WINDOW] < a.window end
+  if algorithm == FIXED then return r[WINDOW] < a.window and not (c.tally and r[WINDOW] == a.window - 1) end
   if sliding then return r[WINDOW] < a.window - 1 end
   return a.now > r[EXPIRES] and div(a.now - r[EXPIRES], period) > 1 + div(burst, max(1, requests))
 end
@@ -183,9 +198,12 @@ local function advance()
   a.now = now
   local w = div(now, period) + 1
   if w == a.window then return end
-  local prev = 0
-  if not fresh and w == a.window + 1 then prev = all_charged(a.window) end
-  a.prev, a.window, a.base, a.over = prev, w, 0, 0
+  local prev, left, late = 0, capacity, 0
+  if not fresh and w == a.window + 1 then
+    prev = all_charged(a.window)
+    left, late = max(left, a.most) - all_spent(a.window), a.over
+  end
+  a.prev, a.left, a.late, a.window, a.base, a.over, a.most = prev, left, late, w, 0, 0, 0
   if not fresh then drop() end
 end
 
@@ -196,6 +214,7 @@ local function retry_after(missing)
   if sliding then
     local weighted = weighted_previous()
     local deficit = missing - max(0, free(a.window))
+    if deficit <= 0 then return 0 end -- it has come since
     if a.prev == 0 or deficit > weighted then return to_end end
     local keep = muldiv(period, max(0, weighted - deficit), a.prev, 0)
     return max(1, to_end - keep)
@@ -218,7 +237,7 @@ local function answer(r)
     if name ~= holder and other[WINDOW] == r[WINDOW] then elsewhere = elsewhere + outstanding(other) end
   end
   local retry = 0
-  if r[INFLIGHT] < c.waiting then retry = retry_after(c.direct == 1 and c.waiting - r[INFLIGHT] or 1) end
+  if r[INFLIGHT] < c.waiting then retry = retry_after(c.direct and c.waiting - r[INFLIGHT] or 1) end
   return {
     0, r[GRANTED] + r[INFLIGHT], r[FENCE], r[WINDOW], flag(r, 2) and 1 or 0, available(r[WINDOW]), elsewhere, reset, retry,
     live_holders(r[WINDOW]), r[OVER], a.now < a.relearn and 1 or 0, a.now,
@@ -244,20 +263,37 @@ local function gone(r, received)
 end
 
 local function pour(tokens)
-  local have = div(a.level, MICRO)
-  local short = 0
-  if tokens < -have then short, tokens = -tokens - have, -have end
+  tokens = max(tokens, -div(a.level, MICRO))
   a.level = min(a.level + min(tokens, burst) * MICRO, brim())
-  return short
+end
+
+-- tally counts what a holder's last word on the window before adds to its
+-- over-admission.
+local function tally(r)
+  if c.window == 0 or c.window ~= a.window - 1 or r[WINDOW] > c.window then return 0 end
+  a.left = a.left - c.spent
+  if r[WINDOW] == c.window then a.left = a.left + r[SPENT] end
+  local before = a.late
+  a.late = max(a.late, -a.left)
+  return a.late - before
+end
+
+-- overspent is by how much what holders report went further over the limit.
+local function overspent()
+  a.most = max(a.most, capacity)
+  local over, before = max(0, weighted_previous() + all_spent(a.window) - a.most), a.over
+  if algorithm == FIXED then over = max(over, before) end
+  a.over = over
+  return max(0, over - before)
 end
 
 local function book(r, at)
   local known = r[WINDOW] == at
   local is_here = c.window == at or (bucket and c.window ~= 0)
   local void = known and is_here and flag(r, 1) and c.fence == r[FENCE]
-  local before, lost = 0, 0
+  local was, lost, over, owed = 0, 0, 0, 0
   if known and is_here then
-    before, lost = charged(r), gone(r, c.granted)
+    was, lost, owed = paid(r), gone(r, c.granted), max(0, r[SPENT] - paid(r))
   elseif known then
     local confirmed = max(r[GRANTED] - r[RETURNED], r[SPENT])
     if bucket then
@@ -265,9 +301,13 @@ local function book(r, at)
     else
       a.base = a.base + confirmed
     end
-  elseif sliding and c.window ~= 0 and c.window == a.window - 1 then
-    if r[WINDOW] == c.window then a.prev = a.prev - charged(r) end
-    a.prev = max(0, a.prev + c.spent)
+  elseif sliding then
+    if c.window ~= 0 and c.window == a.window - 1 then
+      if r[WINDOW] == c.window then a.prev = a.prev - charged(r) end
+      a.prev = max(0, a.prev + c.spent)
+    end
+  elseif not bucket then
+    over = tally(r)
   end
   local knew = known and r[GRANTED] + r[INFLIGHT] or 0
   local reclaimed = known and flag(r, 1)
@@ -277,34 +317,37 @@ local function book(r, at)
   end
   a.fence = max(a.fence + 1, a.now)
   r[SEQ], r[WINDOW], r[EXPIRES], r[FENCE] = c.seq, at, a.now + c.ttl, a.fence
-  r[GRANTED], r[INFLIGHT], r[SPENT], r[RETURNED], r[OVER] = 0, 0, 0, 0, 0
-  r[FLAGS] = (void and 2 or 0) + (c.direct == 1 and 4 or 0)
+  r[GRANTED], r[INFLIGHT], r[SPENT], r[RETURNED], r[OVER] = 0, 0, 0, 0, over
+  r[FLAGS] = (void and 2 or 0) + (c.direct and 4 or 0)
   if is_here then r[GRANTED], r[SPENT], r[RETURNED] = c.granted, c.spent, c.returned end
   if void then r[GRANTED] = c.spent + c.returned end
   if not bucket then return 0 end
-  if not known and c.refilled then before = charged(r) end
-  local back = before - charged(r)
+  if not known and c.refilled then was, owed = paid(r), max(0, r[SPENT] - paid(r)) end
+  local back = was - paid(r)
   if back > 0 then back = max(0, back - lost) end
-  return pour(back)
+  pour(back)
+  return owed
 end
 
-local function grant(r, short, at)
+local function grant(r, owed, at)
   local drift = max(0, r[SPENT] - (r[GRANTED] - r[RETURNED]))
+  local confirmed = drift
   if bucket then
-    r[OVER] = min(short, drift)
+    confirmed = min(drift, div(a.level, MICRO))
+    a.level = a.level - confirmed * MICRO
+    r[OVER] = max(0, drift - confirmed - owed)
   elseif at == a.window then
-    local over = max(0, -free(at))
-    r[OVER] = min(max(0, over - a.over), drift)
-    short, a.over = over, over
+    confirmed = max(0, drift - max(0, -free(at)))
+    r[OVER] = r[OVER] + overspent()
   end
   local room = available(at)
   local relearning = a.now < a.relearn
   if relearning then room = min(room, max(0, max(1, div(capacity, RELEARN_SHARE)) - a.relearned)) end
   local tapered = max(c.waiting, div(room, 2 * live_holders(at)))
   local lease = min(room, max(c.want, c.waiting), tapered)
-  if c.direct == 1 and room < c.waiting then lease = 0 end
+  if c.direct and room < c.waiting then lease = 0 end
   if relearning then a.relearned = a.relearned + lease end
-  r[INFLIGHT] = max(0, drift - short) + lease
+  r[INFLIGHT] = confirmed + lease
   if bucket then a.level = a.level - lease * MICRO end
 end
 
@@ -325,10 +368,10 @@ local function dead()
 end
 
 local function packed()
-  return cmsgpack.pack({ a.now, a.fence, a.window, a.base, a.prev, a.over, a.level, a.carry, a.relearn, a.relearned })
+  return cmsgpack.pack({ a.now, a.fence, a.window, a.base, a.prev, a.over, a.level, a.carry, a.relearn, a.relearned, a.most, a.left, a.late })
 end
 
-if c.ahead and algorithm ~= FIXED then return { 1 } end -- there are no windows to come
+if (c.ahead or c.final) and algorithm ~= FIXED then return { 1 } end -- there are no windows that begin anew
 advance()
 if c.ahead and c.window ~= a.window and c.window ~= target() then return { 1 } end -- for a window that is over
 local r = records[holder]
@@ -337,14 +380,21 @@ if r and c.seq <= r[SEQ] then
   if c.seq < r[SEQ] or flag(r, 1) then return { 1 } end -- late, or a repeat of what expiry has undone
   return answer(r)
 end
+if c.final and (c.window ~= a.window - 1 or r and r[WINDOW] > c.window) then return { 1 } end
 if c.eager then close_expired() end
 if not r then
   drop()
   r = { 0, -2, 0, 0, 0, 0, 0, 0, 0, 0 }
   records[holder] = r
 end
-local at = target()
-grant(r, book(r, at), at)
+if c.final then
+  local over = tally(r)
+  r[SEQ], r[WINDOW], r[EXPIRES], r[FENCE], r[GRANTED], r[INFLIGHT] = c.seq, c.window, 0, 0, c.granted, 0
+  r[SPENT], r[RETURNED], r[OVER], r[FLAGS] = c.spent, c.returned, over, 0
+else
+  local at = target()
+  grant(r, book(r, at), at)
+end
 dirty[holder] = true
 
 local update = { 'a', packed() }

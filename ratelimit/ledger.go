@@ -47,6 +47,11 @@ type Claim struct {
 	// nothing: the current one, or the next, whose tokens may be spent once it
 	// has begun. A node holds leases of two windows under two names.
 	Ahead bool
+	// Tally, of a rule that may drift, keeps a fixed window's records for one
+	// window more, so that what holders report late counts as over-admitted.
+	Tally bool
+	// Final only reports: Window was the one before, and these are its totals.
+	Final bool
 	// Refilled says that the bucket, as the holder knew it, has filled up since
 	// the holder last spent: to a ledger that does not know this holder, what
 	// it spent no longer matters.
@@ -79,7 +84,10 @@ type Grant struct {
 	// little until all holders have told it their totals.
 	Relearning bool
 	Holders    int // with a live lease, the claimant included
-	// OverAdmitted is how much of this claim's report went beyond the limit.
+	// OverAdmitted is how much the total of what holders have reported as spent
+	// went further beyond the limit with this claim: over all claims of a window,
+	// the window's over-admission (token_bucket: what was spent before the bucket
+	// had it).
 	OverAdmitted Tokens
 	// Err says that the claim was not settled; then nothing else is meant.
 	Err error

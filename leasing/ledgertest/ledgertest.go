@@ -267,18 +267,54 @@ var cases = []struct {
 		c.Seq, c.Limit = 3, perMinute(30)
 		s.equal("available", s.granted(c, 1).Available, ratelimit.Tokens(19))
 	}},
-	{"drift is confirmed with tokens the limit still has, and the rest is reported once", false, func(s *script) {
-		s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 17}, 17)
+	{"drift is confirmed with tokens the limit still has, and what goes over is counted once, when it is spent", false, func(s *script) {
+		g := s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 17}, 17)
+		other := ratelimit.Claim{Limit: perMinute(20), Holder: 1, Window: g.Window, Fence: g.Fence, Granted: 17, Spent: 17}
 		c := ratelimit.Claim{Limit: perMinute(20), Holder: 2, Seq: 1, Spent: 5}
-		g := s.settle(c)
-		c.Window = g.Window
+		c.Window = s.settle(c).Window
 		c.Seq = 2
 		g = s.settle(c)
 		s.equal("confirmed", g.Granted, ratelimit.Tokens(3))
-		s.equal("over-admitted", g.OverAdmitted, ratelimit.Tokens(2))
+		s.equal("over-admitted while the other has spent nothing", g.OverAdmitted, ratelimit.Tokens(0))
+		other.Seq = 2
+		s.equal("over-admitted when it has", s.settle(other).OverAdmitted, ratelimit.Tokens(2))
 		c.Seq, c.Granted = 3, 3
-		g = s.settle(c)
+		s.equal("over-admitted, again", s.settle(c).OverAdmitted, ratelimit.Tokens(0))
+		s.equal("confirmed, again", s.settle(c).Granted, ratelimit.Tokens(3))
+	}},
+	{"a window's last reports count when it is over", false, func(s *script) {
+		l := perMinute(20)
+		g := s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 20, Tally: true}, 20)
+		first := ratelimit.Claim{Limit: l, Holder: 1, Seq: 2, Window: g.Window, Granted: 20, Spent: 20, Tally: true, Final: true}
+		late := ratelimit.Claim{Limit: l, Holder: 2, Seq: 1, Window: g.Window, Spent: 3, Tally: true}
+		s.Advance(45 * time.Second)
+		s.granted(ratelimit.Claim{Limit: l, Holder: 3, Seq: 1, Waiting: 1, Tally: true}, 1) // the window is over
+		g = s.settle(late)
+		s.equal("as long as tokens were left", g.OverAdmitted, ratelimit.Tokens(0))
+		s.equal("in the new window", g.Granted, ratelimit.Tokens(0))
+		g = s.settle(first)
+		s.equal("the last word", g.OverAdmitted, ratelimit.Tokens(3))
+		s.equal("the same again", s.settle(first).OverAdmitted, ratelimit.Tokens(3))
+		first.Seq = 3
+		s.equal("once more", s.settle(first).OverAdmitted, ratelimit.Tokens(0))
+		s.equal("what is left now", s.granted(ratelimit.Claim{Limit: l, Holder: 3, Seq: 2, Waiting: 19, Tally: true}, 19).Available, ratelimit.Tokens(1))
+		s.Advance(time.Minute)
+		first.Seq = 4
+		s.equal("too late", s.settle(first).Err, ratelimit.ErrStaleClaim)
+	}},
+	{"bucket: drift that it did not have is paid back as it refills", false, func(s *script) {
+		l := onePerSecond(10)
+		g := s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 10, Direct: true}, 10)
+		c := ratelimit.Claim{Limit: l, Holder: 1, Seq: 2, Fence: g.Fence, Window: g.Window, Granted: 10, Spent: 14}
+		g = s.granted(c, 0)
+		s.equal("over-admitted", g.OverAdmitted, ratelimit.Tokens(4))
+		s.Advance(3 * time.Second)
+		c.Seq = 3
+		g = s.granted(c, 3)
 		s.equal("over-admitted, again", g.OverAdmitted, ratelimit.Tokens(0))
+		s.Advance(3 * time.Second)
+		c.Seq, c.Granted, c.Waiting = 4, 13, 2
+		s.granted(c, 3) // what is owed, and two
 	}},
 	{"sliding: the window before counts by the part still covered", false, func(s *script) {
 		s.Advance(15 * time.Second) // half of the minute is gone
