@@ -9,6 +9,9 @@ import (
 // fail decides without the ledger, as the rule's on_store_failure says, and
 // counts why.
 func (f *Fleet) fail(ctx context.Context, now instant, a *ask, reason ratelimit.FallbackReason) verdict {
+	if v, ok := f.drift(now, a, true); ok {
+		return v
+	}
 	f.stats.fallbacks[reason].Add(1)
 	policy := a.Rule.Coordination.OnStoreFailure
 	if reason == ratelimit.FallbackTableFull && policy != ratelimit.FailClosed {
@@ -49,6 +52,7 @@ func (f *Fleet) owe(now instant, a *ask, n tokens) {
 	h.settled = false
 	if h.lease.current(now, a) {
 		h.lease.spent += n
+		h.gauge()
 		return
 	}
 	if h.owed == 0 {

@@ -34,6 +34,12 @@ type Fleet struct {
 	// OnFailure, if set before Run, is told of each batch that failed as a
 	// whole. It must not block.
 	OnFailure func(error)
+	// Drift, if set before Run, lets rules of mode approx spend before the ledger
+	// has answered; without, they lease.
+	Drift Drift
+	// OnReconcile, if set before Run, is told what claims have settled of drift.
+	// It must not block.
+	OnReconcile func(Reconciliation)
 
 	relearn atomic.Int64 // the last instant at which the ledger was found to have forgotten
 	stats   fleetStats
@@ -63,6 +69,13 @@ func (l *lane) refused(now instant) bool {
 	return l.breaker.refuses(now)
 }
 
+// time is what is known of the ledger's clock.
+func (l *lane) time() ledgerClock {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.clock
+}
+
 type fleetStats struct {
 	claims, evicted atomic.Uint64
 	fallbacks       [len(ratelimit.FallbackReasons)]atomic.Uint64
@@ -88,7 +101,11 @@ type held struct {
 	aheadAt    instant
 	triedAhead window
 	renewal
-	heard instant // when the ledger was last heard
+	heard     instant // when the ledger was last heard
+	expires   instant // when the lease does, whatever its window
+	elsewhere tokens  // unspent at other nodes then, less what was refused here since
+	reported  tokens  // of what was spent in this window, what the ledger knows
+	drifting  tokens  // what the rule's gauge has of this key
 	// owed was admitted without the ledger while no lease said of which window
 	// it was; the next grant books it, if its window had begun by owedAt.
 	owed   tokens
@@ -161,6 +178,9 @@ func (f *Fleet) Decide(ctx context.Context, now ratelimit.Instant, asks []rateli
 	for i := range asks {
 		var ok bool
 		if verdicts[i], ok = f.take(now, &asks[i], nil); !ok {
+			verdicts[i], ok = f.drift(now, &asks[i], false)
+		}
+		if !ok {
 			verdicts[i].Err = errUndecided
 			missed = true
 		}
@@ -185,19 +205,24 @@ func (f *Fleet) take(now instant, a *ask, after *flight) (verdict, bool) {
 		c.hot = true
 	}
 	v, ok := h.lease.take(now, a, false)
-	if !ok && h.turn(now) {
+	if !ok && f.turn(h, now, hash, a.Key) {
 		v, ok = h.lease.take(now, a, false)
 	}
 	if !ok {
-		return v, false
+		if v, ok = h.inDoubt(now, a); !ok {
+			return v, false
+		}
 	}
+	h.rule = a.Rule
 	h.demand.lastUse = now
 	h.demand.used += v.Charged
 	if v.OverLimit {
 		h.demand.refused = ratelimit.AddTokens(h.demand.refused, a.Cost)
+		if h.elsewhere > 0 {
+			h.countUnder(min(a.Cost, h.elsewhere))
+		}
 	}
 	h.settled = h.settled && v.Charged == 0 && a.Kind != ratelimit.Refund
-	h.rule = a.Rule
 	if after != nil {
 		v.Source = ratelimit.FromClaim
 	}
@@ -205,6 +230,14 @@ func (f *Fleet) take(now instant, a *ask, after *flight) (verdict, bool) {
 		f.renew(h, now, hash, a.Key)
 	}
 	return v, true
+}
+
+// countUnder counts tokens that were refused here while others held them.
+func (h *held) countUnder(n tokens) {
+	h.elsewhere -= n
+	if h.rule.Counters != nil {
+		h.rule.Counters.UnderAdmitted.Add(uint64(n))
+	}
 }
 
 // admit makes room for a key; only one that the ledger knows all about may go.
@@ -238,6 +271,7 @@ func (f *Fleet) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []rat
 		if c != nil {
 			c.val.lease.undo(a, &verdicts[i], a.Rule.Limit.Algorithm == ratelimit.TokenBucket)
 			c.val.settled = false
+			c.val.gauge()
 		}
 		s.mu.Unlock()
 	}

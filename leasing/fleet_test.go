@@ -443,11 +443,16 @@ func TestFleetTurnsWithoutWaiting(t *testing.T) {
 	}{
 		{"plenty", 100_000, 50 * time.Millisecond, 100},
 		{"used up", 200, 50 * time.Millisecond, 350},
+		{"plenty, always slow", 100_001, 50 * time.Millisecond, 100},
 		{"used up, prompt", 200, time.Millisecond, 500},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
+				always := c.limit == 100_001
 				w := newFleetWorld(t, 2, time.Millisecond)
+				if always {
+					w.ledger.set(func() { w.ledger.trip = c.trip })
+				}
 				defer w.end()
 				rule := testRule(ratelimit.Limit{Unit: ratelimit.Second, Requests: c.limit})
 				rule.Coordination.OnStoreFailure = ratelimit.FailClosed

@@ -12,11 +12,13 @@ import (
 type flight struct {
 	hash    uint64
 	key     []byte
-	name    string // of the key, in the ledger
-	waiting tokens // of the requests behind it; guarded by the shard's mu
-	giveUp  bool   // return what is unspent, and want nothing
-	ahead   bool   // it is for the next window
-	sent    bool   // guarded by the shard's mu
+	name    string          // of the key, in the ledger
+	waiting tokens          // of the requests behind it; guarded by the shard's mu
+	giveUp  bool            // return what is unspent, and want nothing
+	ahead   bool            // it is for the next window
+	final   bool            // it only reports on a window that is over; nobody waits
+	rule    *ratelimit.Rule // of a final one
+	sent    bool            // guarded by the shard's mu
 	claim   ratelimit.Claim
 	at      instant
 	done    chan struct{}
@@ -40,9 +42,11 @@ func newFlight(hash uint64, key []byte) *flight {
 }
 
 // wait has the ledger asked for what is undecided, again and again until all
-// is decided or the deadline has passed.
+// is decided or the deadline has passed. Rules of mode approx wait for a while
+// only, and then drift as far as they may.
 func (f *Fleet) wait(ctx context.Context, start instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
-	timer := time.NewTimer(ratelimit.StoreDeadline)
+	check, waited := checkTime(asks, verdicts), false
+	timer := time.NewTimer(check)
 	defer timer.Stop()
 	flights := make([]*flight, len(asks))
 	var fresh []*flight
@@ -52,6 +56,12 @@ func (f *Fleet) wait(ctx context.Context, start instant, asks []ratelimit.Ask, v
 		for i := range asks {
 			if !errors.Is(verdicts[i].Err, errUndecided) {
 				continue
+			}
+			if waited {
+				if v, ok := f.drift(now, &asks[i], true); ok {
+					verdicts[i] = v
+					continue
+				}
 			}
 			reason := ratelimit.FallbackDeadline
 			if late {
@@ -78,10 +88,28 @@ func (f *Fleet) wait(ctx context.Context, start instant, asks []ratelimit.Ask, v
 			if !errors.Is(verdicts[i].Err, errUndecided) {
 				continue
 			}
-			late = late || !await(ctx, flights[i], timer.C)
+			if !late && !await(ctx, flights[i], timer.C) {
+				late = waited || check == ratelimit.StoreDeadline || ctx.Err() != nil
+				waited = true
+				timer.Reset(ratelimit.StoreDeadline - check)
+			}
 			verdicts[i] = f.settled(ctx, &asks[i], flights[i], late)
 		}
 	}
+}
+
+// checkTime is how long undecided asks wait before those that may drift do.
+func checkTime(asks []ratelimit.Ask, verdicts []ratelimit.Verdict) time.Duration {
+	longest := time.Duration(0)
+	for i := range asks {
+		if c := &asks[i].Rule.Coordination; c.Mode == ratelimit.Approx && errors.Is(verdicts[i].Err, errUndecided) {
+			longest = max(longest, c.CheckTimeout)
+		}
+	}
+	if longest == 0 {
+		return ratelimit.StoreDeadline
+	}
+	return min(longest, ratelimit.StoreDeadline)
 }
 
 // await reports whether the flight ended in time.
@@ -153,15 +181,15 @@ func (f *Fleet) join(now instant, a *ask) (fl *flight, launch bool, reason ratel
 	if a.Kind == ratelimit.Spend {
 		waiting = min(a.Cost, a.Rule.Limit.Capacity()+1) // more makes no difference
 	}
+	if n := h.next; n != nil && now >= n.over && now < n.start {
+		return n.untilTurn(now), false, 0
+	}
 	if h.flight != nil {
 		if !h.flight.sent && !h.flight.ahead {
 			h.flight.waiting += waiting
 			h.flight.giveUp = false
 		}
 		return h.flight, false, 0
-	}
-	if h.next != nil && now >= h.next.over && now < h.next.start {
-		return f.untilTurn(h, now, hash, a.Key), false, 0
 	}
 	fl = newFlight(hash, a.Key)
 	if f.laneOf(fl.name).refused(now) {

@@ -129,7 +129,7 @@ func (l *lease) settled(now instant, a *ask, continuous bool) verdict {
 }
 
 func (l *lease) report(now instant, v verdict) verdict {
-	v.Remaining = l.unspent() + l.available
+	v.Remaining = max(0, l.unspent()+l.available)
 	v.ResetAfter = l.reset.Sub(now)
 	v.Window = l.window
 	return v
@@ -169,13 +169,20 @@ func (l *lease) owe(a *ask, n tokens) {
 func (l *lease) refund(n tokens, continuous bool) {
 	paid := min(n, l.debt)
 	l.debt -= paid
-	n = min(n-paid, l.spent)
-	l.spent -= n
-	if n > 0 {
-		l.retry = 0
+	l.unspend(min(n-paid, l.spent), continuous)
+}
+
+// unspend takes n tokens as not spent: into the lease, or for a bucket, as far
+// as they had been granted, to the ledger.
+func (l *lease) unspend(n tokens, continuous bool) {
+	if n <= 0 {
+		return
 	}
+	granted := max(0, n-l.drifted())
+	l.spent -= n
+	l.retry = 0
 	if continuous {
-		l.returned += n
+		l.returned += granted
 	}
 }
 
@@ -195,14 +202,7 @@ func (l *lease) undo(a *ask, v *verdict, continuous bool) {
 	if v.OverLimit && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
 		l.owe(a, v.Charged-a.Cost)
 	}
-	if v.Charged > 0 {
-		n := min(v.Charged, l.spent)
-		l.spent -= n
-		l.retry = 0
-		if continuous {
-			l.returned += n
-		}
-	}
+	l.unspend(min(v.Charged, l.spent), continuous)
 }
 
 // giveBack returns all that is unspent; the next claim says so.
@@ -221,6 +221,7 @@ func (l *lease) claim(now instant, seq uint64, rule *ratelimit.Rule, waiting, wa
 		Limit: rule.Limit, Seq: seq, Fence: l.fence, Window: l.window, Reclaim: rule.Coordination.Reclaim,
 		Granted: l.granted, Spent: l.spent, Returned: l.returned,
 		Waiting: waiting, Want: want, TTL: rule.Coordination.Lease.TTL, Direct: direct, Refilled: l.refilled(now),
+		Tally: rule.Coordination.Mode == ratelimit.Approx,
 	}
 }
 
@@ -248,8 +249,8 @@ func (l *lease) apply(sent instant, c *ratelimit.Claim, g *ratelimit.Grant, marg
 		return
 	}
 	if g.Window != l.window {
-		// A bucket has one life; the ledger has taken on the totals of another.
-		if c.Limit.Algorithm != ratelimit.TokenBucket || c.Window == 0 {
+		// A bucket has one life: the ledger has taken on what was known of another.
+		if c.Limit.Algorithm != ratelimit.TokenBucket {
 			l.spent, l.returned = 0, 0
 		}
 		l.window, l.debt = g.Window, 0

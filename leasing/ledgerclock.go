@@ -54,3 +54,12 @@ func (c *ledgerClock) surelyBy(now instant, t ledgerTime) instant {
 	w := c.widened(now)
 	return instant(nanos(t) - w.lo).Add(max(0, nanos(t)-w.lo-time.Duration(now)) / maxDrift)
 }
+
+// between is what time it is there, at least and at most.
+func (c *ledgerClock) between(now instant) (early, late ledgerTime) {
+	w := c.widened(now)
+	us := func(offset time.Duration) ledgerTime {
+		return ledgerTime((time.Duration(now) + offset) / time.Microsecond)
+	}
+	return us(w.lo), us(w.hi)
+}

@@ -15,10 +15,12 @@ import (
 type nextLease struct {
 	lease lease
 	renewal
-	heard  instant
-	jitter float64
-	over   instant // from here on this window may be over
-	start  instant // from here on the next certainly has begun
+	heard   instant
+	expires instant
+	jitter  float64
+	over    instant // from here on this window may be over
+	start   instant // from here on the next certainly has begun
+	wait    *flight // that ends then, or nil
 }
 
 // The next window is claimed this long before it begins: early enough for a
@@ -71,41 +73,66 @@ func (h *held) keepNext(sent, now instant, there ledgerClock, fl *flight, g *rat
 	}
 	begins := windowEnd(g.Window-1, &fl.claim.Limit)
 	n := &nextLease{
-		heard: now, jitter: jitter, over: there.notBefore(now, begins), start: there.surelyBy(now, begins),
+		heard: now, expires: sent.Add(g.TTL - margin(g.TTL)), jitter: jitter, over: there.notBefore(now, begins), start: there.surelyBy(now, begins),
 		lease: lease{seq: g.Seq, window: g.Window},
 	}
 	n.lease.apply(sent, &fl.claim, g, margin(g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
 	n.renewal = h.demand.renewal(sent, now, n.lease.unspent(), &fl.claim.Limit, g)
 	h.next = n
+	h.agree()
+}
+
+// agree has the current lease last exactly until its window may be over.
+func (h *held) agree() {
+	if n := h.next; n != nil {
+		n.over = min(n.start, max(n.over, h.lease.deadline))
+		h.lease.deadline = min(h.expires, n.over)
+		h.lease.reset = max(h.lease.reset, n.over)
+	}
 }
 
 // turn makes the next window's lease the current one, once its time has come.
-func (h *held) turn(now instant) bool {
+func (f *Fleet) turn(h *held, now instant, hash uint64, key []byte) bool {
 	n := h.next
 	if n == nil || now < n.start {
 		return false
 	}
-	h.lease, h.renewal, h.heard, h.next = n.lease, n.renewal, n.heard, nil
+	f.finish(h, hash, key)
+	h.lease, h.renewal, h.heard, h.expires, h.next = n.lease, n.renewal, n.heard, n.expires, nil
 	h.name ^= 1
-	h.settled = false
+	h.settled, h.reported, h.elsewhere = false, 0, 0
 	h.payOwed()
+	h.gauge()
 	h.planAhead(now, now, n.jitter)
 	return true
 }
 
-// untilTurn is a flight that ends when the next window has begun: shorter than
-// a round trip, for that is how well the ledger's clock is known. The caller
-// holds the shard's lock.
-func (f *Fleet) untilTurn(h *held, now instant, hash uint64, key []byte) *flight {
-	fl := newFlight(hash, key)
-	fl.sent = true
-	h.flight = fl
-	time.AfterFunc(h.next.start.Sub(now), func() {
-		s := f.shard(hash)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.leases.get(hash, fl.key).val.flight = nil // it is not evicted while in flight
-		close(fl.done)
-	})
-	return fl
+// inDoubt decides while the window may be over or may not, when that lasts
+// longer than a request should wait: what both windows' leases have is taken
+// from both, and what they have not is refused.
+func (h *held) inDoubt(now instant, a *ask) (verdict, bool) {
+	n := h.next
+	if n == nil || now < n.over || n.start.Sub(now) <= doubtWait || a.Kind != ratelimit.Spend {
+		return verdict{}, false
+	}
+	if now >= h.expires || a.Cost > h.lease.unspent() || a.Cost > n.lease.left(now) {
+		return verdict{OverLimit: true, ResetAfter: n.start.Sub(now)}, true
+	}
+	h.lease.spent += a.Cost
+	n.lease.spent += a.Cost
+	return n.lease.report(now, verdict{Charged: a.Cost}), true
+}
+
+// doubtWait is how long a request waits for a window to have begun.
+const doubtWait = 2 * time.Millisecond
+
+// untilTurn is a flight that ends when the next window has begun, which is at
+// most doubtWait from now.
+func (n *nextLease) untilTurn(now instant) *flight {
+	if n.wait == nil {
+		fl := &flight{done: make(chan struct{})}
+		time.AfterFunc(n.start.Sub(now), func() { close(fl.done) })
+		n.wait = fl
+	}
+	return n.wait
 }

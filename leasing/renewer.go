@@ -58,7 +58,9 @@ func (f *Fleet) settle(l *lane, batch []*flight) {
 	answered := f.clock()
 	there := l.heard(now, answered, grants)
 	for i, fl := range batch {
-		f.read(now, answered, there, fl, &grants[i])
+		if r, ok := f.read(now, answered, there, fl, &grants[i]); ok && f.OnReconcile != nil {
+			f.OnReconcile(r)
+		}
 	}
 }
 
@@ -101,9 +103,13 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 	s := f.shard(fl.hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.seq++
+	if fl.final {
+		fl.claim.Seq = s.seq
+		return fl.claim
+	}
 	h := &s.leases.get(fl.hash, fl.key).val // it is not evicted while in flight
 	fl.sent, fl.at = true, now
-	s.seq++
 	name := h.name
 	switch {
 	case fl.ahead:
@@ -112,6 +118,12 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 	case fl.giveUp:
 		fl.claim = h.lease.release(now, s.seq)
 	default:
+		if now >= h.lease.reset && h.lease.window != 0 && h.rule.Coordination.Mode == ratelimit.Approx && h.lease.algorithm == ratelimit.FixedWindow {
+			f.finish(h, fl.hash, fl.key)
+			h.lease, h.reported = lease{}, 0
+			h.name ^= 1
+			name = h.name
+		}
 		waiting := fl.waiting
 		if waiting > 0 && h.rule.Limit.Algorithm != ratelimit.FixedWindow {
 			// Those refused since the last claim waited too: see plan.
@@ -120,7 +132,9 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 		h.demand.measure(now, fl.waiting)
 		want := h.demand.want(h.rule, fl.waiting) - h.lease.left(now) // a renewal fills up
 		fl.claim = h.lease.claim(now, s.seq, h.rule, waiting, max(want, waiting), false)
-		fl.claim.Ahead = h.next != nil // in this window or not at all: the next has its lease
+		// In this window or not at all: if the next has its lease, and if the last
+		// word on this one is to come.
+		fl.claim.Ahead = h.next != nil || fl.claim.Tally && fl.claim.Window != 0 && h.lease.algorithm == ratelimit.FixedWindow
 	}
 	fl.claim.Key, fl.claim.Holder = fl.name, name
 	return fl.claim
@@ -148,33 +162,62 @@ func (f *Fleet) judge(l *lane, grants []ratelimit.Grant) {
 	}
 }
 
-// read takes in an answer and wakes those who wait.
-func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *ratelimit.Grant) {
+// read takes in an answer, wakes those who wait, and tells what it settled of
+// drift.
+func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *ratelimit.Grant) (r Reconciliation, drifted bool) {
 	s := f.shard(fl.hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if fl.final {
+		return fl.reconciled(fl.rule, g)
+	}
 	h := &s.leases.get(fl.hash, fl.key).val
 	h.flight = nil
 	fl.err = g.Err
 	defer close(fl.done)
 	if g.Err != nil {
-		return
+		return r, false
 	}
+	r, drifted = fl.reconciled(h.rule, g)
 	if g.Relearning {
 		f.relearn.Store(int64(now))
 	}
 	if fl.ahead {
 		h.keepNext(sent, now, there, fl, g, f.random())
-		return
+		return r, drifted
 	}
 	if g.Seq != h.lease.seq {
-		return // the next window's lease has taken its place
+		return r, drifted // the next window's lease has taken its place
 	}
 	h.lease.apply(sent, &fl.claim, g, margin(g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
 	h.payOwed()
-	h.heard = now
+	h.lease.forgive(h.rule.Coordination.DriftBudget.Of(h.rule.Limit.Capacity()) / tokens(h.rule.Coordination.MaxNodes))
+	h.heard, h.elsewhere = now, g.Outstanding
+	h.expires = sent.Add(g.TTL - margin(g.TTL))
+	h.agree()
+	if h.reported = 0; g.Window == fl.claim.Window {
+		h.reported = fl.claim.Spent
+	}
+	h.gauge()
 	h.settled = h.lease.unspent() == 0 && h.lease.spent == fl.claim.Spent && g.Granted == fl.claim.Granted
 	h.plan(sent, now, fl, g, f.random())
+	return r, drifted
+}
+
+// reconciled is what an answer settled of drift, and counts what was over.
+func (fl *flight) reconciled(rule *ratelimit.Rule, g *ratelimit.Grant) (Reconciliation, bool) {
+	c := &fl.claim
+	if g.Err != nil {
+		return Reconciliation{}, false
+	}
+	if g.OverAdmitted > 0 && rule.Counters != nil {
+		rule.Counters.OverAdmitted.Add(uint64(g.OverAdmitted))
+	}
+	drift := max(0, c.Spent-(c.Granted-c.Returned))
+	return Reconciliation{
+		Rule: rule, Key: fl.name, Window: g.Window, Fence: g.Fence, Drift: drift,
+		Confirmed: min(drift, g.Granted-c.Granted), Over: g.OverAdmitted, Available: g.Available,
+	}, drift > 0 || g.OverAdmitted > 0
 }
 
 // lasts is until when the grant's window certainly goes on, on this node's clock.
@@ -225,6 +268,9 @@ func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter fl
 		return // nothing to renew, or nothing to be had
 	}
 	h.renewal = h.demand.renewal(sent, now, left, &fl.claim.Limit, g)
+	if c := &h.rule.Coordination; c.Mode == ratelimit.Approx {
+		h.after = min(h.after, sent.Add(c.SyncInterval))
+	}
 }
 
 func reasonOf(err error) ratelimit.FallbackReason {
@@ -268,12 +314,13 @@ func (f *Fleet) sweepShard(now instant, s *fleetShard) {
 		if tag == 0 || c.val.flight != nil {
 			continue
 		}
-		c.val.turn(now)
+		f.turn(&c.val, now, c.fullHash(), c.key[:c.len])
 		if c.val.lease.window == 0 || now >= c.val.lease.reset {
+			f.finish(&c.val, c.fullHash(), c.key[:c.len])
 			continue
 		}
 		idle := now.Sub(c.val.demand.lastUse) > idleAfter
-		tell := idle && !c.val.settled || c.val.heard < forgot.Add(-sweepEvery)
+		tell := idle && c.val.untold() || c.val.heard < forgot.Add(-sweepEvery)
 		if tell {
 			fl := newFlight(c.fullHash(), c.key[:c.len])
 			fl.giveUp = idle
@@ -301,7 +348,7 @@ func (f *Fleet) releaseAll() {
 			if tag == 0 {
 				continue
 			}
-			c.val.turn(now)
+			f.turn(&c.val, now, c.fullHash(), c.key[:c.len])
 			if !c.val.settled && c.val.lease.window != 0 && now < c.val.lease.reset {
 				giveUp(false)
 			}

@@ -14,7 +14,11 @@ type RuleCounters struct {
 	Refunded    atomic.Uint64 // is_negative_hits
 	Requests    atomic.Uint64 // decisions, whatever their cost
 	Denied      atomic.Uint64 // decisions that were OVER_LIMIT before shadow_mode
-	_           [64]byte
+	// What the ledger has told of a limit that was not kept to the token.
+	OverAdmitted  atomic.Uint64 // tokens spent beyond the limit, by all nodes, as told to this one
+	UnderAdmitted atomic.Uint64 // tokens refused here while others held unspent ones
+	Drifting      atomic.Int64  // tokens spent here and not confirmed, now
+	_             [64]byte
 }
 
 // Count books one verdict. nearLimit is the number of tokens from which on a

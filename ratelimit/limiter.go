@@ -35,6 +35,9 @@ const (
 	FromLease Source = iota
 	// FromClaim means that the ledger was asked.
 	FromClaim
+	// FromDrift means that it was spent before the ledger had answered, from
+	// this node's share of the rule's drift budget.
+	FromDrift
 	// FromOverflow means that the key could not be tracked, and shared a
 	// budget with other untracked keys of its rule.
 	FromOverflow
@@ -44,7 +47,7 @@ const (
 )
 
 // Sources are the names of the sources, by value.
-var Sources = [...]string{FromLease: "lease", FromClaim: "claim", FromOverflow: "overflow", FromFallback: "fallback"}
+var Sources = [...]string{FromLease: "lease", FromClaim: "claim", FromOverflow: "overflow", FromDrift: "drift", FromFallback: "fallback"}
 
 // Verdict answers an Ask. The zero Verdict admits.
 type Verdict struct {

@@ -1,0 +1,196 @@
+package leasing
+
+import (
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Drift says how much this node may spend of a key before the ledger has
+// answered, under rules of mode approx. Package approx implements it.
+type Drift interface {
+	// Share returns that many tokens, of each key under the rule; 0 if this node
+	// may not now. Spending from before begins, by the ledger's clock, is over
+	// and done with. It does not block.
+	Share(now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime) ratelimit.Tokens
+}
+
+// Reconciliation is what a claim has settled of a node's drift.
+type Reconciliation struct {
+	Rule      *ratelimit.Rule
+	Key       string // as the ledger names it
+	Window    ratelimit.Window
+	Fence     ratelimit.Fence
+	Drift     ratelimit.Tokens // unconfirmed, when the claim was written
+	Confirmed ratelimit.Tokens // of it, by this answer
+	Over      ratelimit.Tokens // by which the window's over-admission grew
+	Available ratelimit.Tokens // what the ledger has left
+}
+
+// drift spends from the node's share, if it may. waited says that the ledger
+// was asked for as long as the rule waits for it.
+func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
+	c := &a.Rule.Coordination
+	if c.Mode != ratelimit.Approx || f.Drift == nil || a.Kind != ratelimit.Spend {
+		return verdict{}, false
+	}
+	s, hash, cell := f.locked(a.Key)
+	defer s.mu.Unlock()
+	if cell == nil {
+		if cell = f.admit(s, now, hash, a.Key); cell == nil {
+			return verdict{}, false
+		}
+	}
+	h := &cell.val
+	there := f.laneOf(KeyName(a.Key)).time()
+	if there.at == 0 || !waited && c.CheckTimeout > 0 && !h.plenty(now, a) {
+		return verdict{}, false
+	}
+	begins, ok := f.begin(h, now, there, hash, a)
+	if !ok || !h.lease.overdraw(now, a.Cost, f.Drift.Share(now, a.Rule, begins)) {
+		return verdict{}, false
+	}
+	h.rule, h.settled = a.Rule, false
+	h.demand.lastUse = now
+	h.demand.used += a.Cost
+	h.gauge()
+	if h.flight == nil {
+		f.launch(h, newFlight(hash, a.Key)) // reports it
+	}
+	v := h.lease.report(now, verdict{Charged: a.Cost})
+	v.Remaining, v.Source = max(0, v.Remaining), ratelimit.FromDrift
+	return v, true
+}
+
+// plenty tells whether more than the watermark was left a short while ago.
+func (h *held) plenty(now instant, a *ask) bool {
+	c := &a.Rule.Coordination
+	left := h.lease.available + max(0, h.lease.unspent())
+	return h.lease.current(now, a) && now.Sub(h.heard) <= c.SyncInterval && left > c.LowWatermark.Of(a.Rule.Limit.Capacity())
+}
+
+// begin makes the lease one of the window that it is by the ledger's clock,
+// and tells from when on spending counts in it. It reports false when the
+// window is in doubt.
+func (f *Fleet) begin(h *held, now instant, there ledgerClock, hash uint64, a *ask) (ledgerTime, bool) {
+	limit := &a.Rule.Limit
+	period := ledgerTime(limit.Period() / time.Microsecond)
+	early, late := there.between(now)
+	if limit.Algorithm == ratelimit.TokenBucket {
+		full := time.Duration(float64(limit.Burst) / float64(max(1, limit.Requests)) * float64(limit.Period()))
+		if h.lease.window == 0 {
+			h.lease.window = 1 // it has one life
+		}
+		h.lease.setLimit(limit)
+		h.lease.reset = max(h.lease.reset, now.Add(full))
+		// By then rate has repaid a share.
+		share := a.Rule.Coordination.DriftBudget.Of(limit.Capacity())
+		repaid := float64(share) / float64(max(1, limit.Requests)) * float64(period)
+		return early - ledgerTime(repaid), true
+	}
+	w := windowAt(early, limit)
+	if w != windowAt(late, limit) {
+		return 0, false
+	}
+	switch {
+	case h.lease.window == 0:
+		h.lease.window = w // an answer to what is under way still counts
+	case h.lease.window != w && limit.Algorithm == ratelimit.SlidingWindow && h.lease.spent != h.reported:
+		return 0, false // what is not known of the window before counts in this one
+	case h.lease.window != w:
+		f.finish(h, hash, a.Key)
+		h.lease = lease{window: w}
+		h.reported, h.elsewhere = 0, 0
+		if limit.Algorithm == ratelimit.FixedWindow {
+			h.name ^= 1
+		}
+	}
+	if !h.lease.current(now, a) {
+		h.lease.giveBack()
+		h.lease.setLimit(limit)
+		h.lease.reset = there.notBefore(now, windowEnd(w, limit))
+	}
+	begins := windowEnd(w, limit) - period
+	if limit.Algorithm == ratelimit.SlidingWindow {
+		begins -= period // the window before still counts
+	}
+	return begins, true
+}
+
+// overdraw spends cost from what is left, and from a share beyond it.
+func (l *lease) overdraw(now instant, cost, share tokens) bool {
+	if now >= l.deadline {
+		l.giveBack() // it may no longer be spent
+	}
+	if share <= 0 || cost > l.unspent()+share {
+		return false
+	}
+	l.spent += cost
+	return true
+}
+
+// drifted is what was spent and is not confirmed.
+func (l *lease) drifted() tokens { return max(0, -l.unspent()) }
+
+// forgive forgets drift beyond keep: a bucket must not owe for ever what an
+// outage's policy admitted.
+func (l *lease) forgive(keep tokens) {
+	if l.algorithm == ratelimit.TokenBucket {
+		l.spent -= max(0, l.drifted()-keep)
+	}
+}
+
+// gauge keeps the rule's count of unconfirmed drift.
+func (h *held) gauge() {
+	if now := h.lease.drifted(); now != h.drifting && h.rule != nil && h.rule.Counters != nil {
+		h.rule.Counters.Drifting.Add(int64(now - h.drifting))
+		h.drifting = now
+	}
+}
+
+// untold tells whether there is something that the ledger should hear of.
+func (h *held) untold() bool {
+	return !h.settled && (h.lease.spent != h.reported || h.lease.unspent() > 0)
+}
+
+// finish has the last word on the lease's window told to the ledger, whose
+// count of what was over-admitted needs it. Nobody waits for it; when it is
+// lost, the count is too low. The caller holds the shard's lock.
+func (f *Fleet) finish(h *held, hash uint64, key []byte) {
+	l := &h.lease
+	if h.rule == nil || h.rule.Coordination.Mode != ratelimit.Approx || l.algorithm != ratelimit.FixedWindow || l.window == 0 || l.spent == h.reported {
+		return
+	}
+	if l.drifted() == 0 && l.available > 0 && h.rule.Limit.Period() < h.rule.Coordination.SyncInterval {
+		return // nothing was over, and a claim a window is too much
+	}
+	h.reported = l.spent
+	fl := newFlight(hash, key)
+	fl.final, fl.rule = true, h.rule
+	fl.claim = ratelimit.Claim{
+		Key: fl.name, Limit: l.limit(), Holder: h.name, Fence: l.fence, Window: l.window, TTL: time.Second,
+		Granted: l.granted, Spent: l.spent, Returned: l.returned, Tally: true, Final: true,
+	}
+	select {
+	case f.laneOf(fl.name).queue <- fl:
+	default:
+	}
+}
+
+// Drifting tells whether this node has spent what the ledger has not
+// confirmed, in windows that go on. It takes every lock once.
+func (f *Fleet) Drifting() bool {
+	now := f.clock()
+	for i := range f.shards {
+		s := &f.shards[i]
+		s.mu.Lock()
+		for j, tag := range s.leases.tags {
+			if l := &s.leases.cells[j].val.lease; tag != 0 && l.drifted() > 0 && now < l.reset {
+				s.mu.Unlock()
+				return true
+			}
+		}
+		s.mu.Unlock()
+	}
+	return false
+}
