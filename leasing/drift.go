@@ -9,10 +9,12 @@ import (
 // Drift says how much this node may spend of a key before the ledger has
 // answered, under rules of mode approx. Package approx implements it.
 type Drift interface {
-	// Share returns that many tokens, of each key under the rule; 0 if this node
-	// may not now. Spending from before begins, by the ledger's clock, is over
-	// and done with. It does not block.
-	Share(now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime) ratelimit.Tokens
+	// Share returns that many tokens, of each key under the rule, in a window
+	// that began at begins by the ledger's clock; 0 if this node may not now.
+	// A bucket does not begin anew: when heir is not 0, and new for the key, one
+	// share must first be taken as spent, for another may have spent it. It does
+	// not block.
+	Share(now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime) (share ratelimit.Tokens, heir ratelimit.Fence)
 }
 
 // Reconciliation is what a claim has settled of a node's drift.
@@ -42,15 +44,26 @@ func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
 		}
 	}
 	h := &cell.val
+	f.turn(h, now, hash, a.Key)
 	there := f.laneOf(KeyName(a.Key)).time()
 	if there.at == 0 || !waited && c.CheckTimeout > 0 && !h.plenty(now, a) {
 		return verdict{}, false
 	}
 	begins, ok := f.begin(h, now, there, hash, a)
-	if !ok || !h.lease.overdraw(now, a.Cost, f.Drift.Share(now, a.Rule, begins)) {
+	if !ok {
 		return verdict{}, false
 	}
-	h.rule, h.settled = a.Rule, false
+	share, heir := f.Drift.Share(now, a.Rule, begins)
+	share -= h.carried
+	h.rule = a.Rule
+	if share > 0 && heir != h.heir && a.Rule.Limit.Algorithm == ratelimit.TokenBucket {
+		h.lease.overdraw(now, share, share)
+		h.heir, h.settled = heir, false
+	}
+	if !h.lease.overdraw(now, a.Cost, share) {
+		return verdict{}, false
+	}
+	h.settled = false
 	h.demand.lastUse = now
 	h.demand.used += a.Cost
 	h.gauge()
@@ -60,6 +73,15 @@ func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
 	v := h.lease.report(now, verdict{Charged: a.Cost})
 	v.Remaining, v.Source = max(0, v.Remaining), ratelimit.FromDrift
 	return v, true
+}
+
+// carry keeps what was spent unconfirmed in the window before w: of a sliding
+// window it still counts, and grants were made without knowing of it.
+func (h *held) carry(w window) {
+	h.carried = 0
+	if h.lease.algorithm == ratelimit.SlidingWindow && h.lease.window == w-1 {
+		h.carried = h.lease.drifted()
+	}
 }
 
 // plenty tells whether more than the watermark was left a short while ago.
@@ -74,7 +96,6 @@ func (h *held) plenty(now instant, a *ask) bool {
 // window is in doubt.
 func (f *Fleet) begin(h *held, now instant, there ledgerClock, hash uint64, a *ask) (ledgerTime, bool) {
 	limit := &a.Rule.Limit
-	period := ledgerTime(limit.Period() / time.Microsecond)
 	early, late := there.between(now)
 	if limit.Algorithm == ratelimit.TokenBucket {
 		full := time.Duration(float64(limit.Burst) / float64(max(1, limit.Requests)) * float64(limit.Period()))
@@ -83,10 +104,7 @@ func (f *Fleet) begin(h *held, now instant, there ledgerClock, hash uint64, a *a
 		}
 		h.lease.setLimit(limit)
 		h.lease.reset = max(h.lease.reset, now.Add(full))
-		// By then rate has repaid a share.
-		share := a.Rule.Coordination.DriftBudget.Of(limit.Capacity())
-		repaid := float64(share) / float64(max(1, limit.Requests)) * float64(period)
-		return early - ledgerTime(repaid), true
+		return 1<<63 - 1, true
 	}
 	w := windowAt(early, limit)
 	if w != windowAt(late, limit) {
@@ -97,8 +115,11 @@ func (f *Fleet) begin(h *held, now instant, there ledgerClock, hash uint64, a *a
 		h.lease.window = w // an answer to what is under way still counts
 	case h.lease.window != w && limit.Algorithm == ratelimit.SlidingWindow && h.lease.spent != h.reported:
 		return 0, false // what is not known of the window before counts in this one
+	case h.lease.window != w && (h.next != nil || h.flight != nil && h.flight.ahead):
+		return 0, false // the other name is taken, a moment before the turn
 	case h.lease.window != w:
 		f.finish(h, hash, a.Key)
+		h.carry(w)
 		h.lease = lease{window: w}
 		h.reported, h.elsewhere = 0, 0
 		if limit.Algorithm == ratelimit.FixedWindow {
@@ -110,6 +131,7 @@ func (f *Fleet) begin(h *held, now instant, there ledgerClock, hash uint64, a *a
 		h.lease.setLimit(limit)
 		h.lease.reset = there.notBefore(now, windowEnd(w, limit))
 	}
+	period := ledgerTime(limit.Period() / time.Microsecond)
 	begins := windowEnd(w, limit) - period
 	if limit.Algorithm == ratelimit.SlidingWindow {
 		begins -= period // the window before still counts

@@ -30,7 +30,8 @@ type Fleet struct {
 	shards   []fleetShard
 	lanes    []lane
 	fallback *Local // budgets of this node alone: for outages, and for keys beyond the table
-	random   func() float64
+	// Random, if set before Run, replaces the randomness of pauses.
+	Random func() float64
 	// OnFailure, if set before Run, is told of each batch that failed as a
 	// whole. It must not block.
 	OnFailure func(error)
@@ -106,6 +107,8 @@ type held struct {
 	elsewhere tokens  // unspent at other nodes then, less what was refused here since
 	reported  tokens  // of what was spent in this window, what the ledger knows
 	drifting  tokens  // what the rule's gauge has of this key
+	carried   tokens  // unconfirmed in the window before, and counting in this one
+	heir      ratelimit.Fence
 	// owed was admitted without the ledger while no lease said of which window
 	// it was; the next grant books it, if its window had begun by owedAt.
 	owed   tokens
@@ -133,7 +136,7 @@ func NewFleet(ledger ratelimit.Ledger, holder ratelimit.Holder, maxKeys int, clo
 	f := &Fleet{
 		ledger: ledger, name: 2 * holder, clock: clock, seed: maphash.MakeSeed(),
 		shards:   make([]fleetShard, shardCount(maxKeys)),
-		fallback: NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall), random: rand.Float64,
+		fallback: NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall), Random: rand.Float64,
 	}
 	for i := range f.shards {
 		f.shards[i].leases = newSlab[held](shareOf(maxKeys, i, len(f.shards)))

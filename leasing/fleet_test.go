@@ -70,7 +70,7 @@ func newFleetWorld(t *testing.T, nodes int, trip time.Duration) *fleetWorld {
 	w.ledger = &slowLedger{Memory: NewMemory(100_000, clock), trip: trip}
 	for i := range nodes {
 		f := NewFleet(w.ledger, ratelimit.Holder(i+1), 10_000, w.now, start)
-		f.random = rand.New(rand.NewPCG(1, uint64(i))).Float64
+		f.Random = rand.New(rand.NewPCG(1, uint64(i))).Float64
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
 		go func() {

@@ -267,7 +267,7 @@ func (l *lease) apply(sent instant, c *ratelimit.Claim, g *ratelimit.Grant, marg
 	}
 	l.retry = 0
 	if c.Waiting > 0 && g.RetryAfter > 0 && g.Outstanding == 0 {
-		l.retry, l.retryCost = sent.Add(g.RetryAfter), l.available+1 // whatever is more than there is
+		l.retry, l.retryCost = sent.Add(g.RetryAfter), grantable(g)+1 // whatever is more than there is
 		if c.Direct {
 			l.retryCost = c.Waiting
 		}

@@ -118,12 +118,13 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 	case fl.giveUp:
 		fl.claim = h.lease.release(now, s.seq)
 	default:
-		if now >= h.lease.reset && h.lease.window != 0 && h.rule.Coordination.Mode == ratelimit.Approx && h.lease.algorithm == ratelimit.FixedWindow {
+		f.turn(h, now, fl.hash, fl.key)
+		if h.next == nil && now >= h.lease.reset && h.lease.window != 0 && h.rule.Coordination.Mode == ratelimit.Approx && h.lease.algorithm == ratelimit.FixedWindow {
 			f.finish(h, fl.hash, fl.key)
 			h.lease, h.reported = lease{}, 0
 			h.name ^= 1
-			name = h.name
 		}
+		name = h.name
 		waiting := fl.waiting
 		if waiting > 0 && h.rule.Limit.Algorithm != ratelimit.FixedWindow {
 			// Those refused since the last claim waited too: see plan.
@@ -156,7 +157,7 @@ func (f *Fleet) judge(l *lane, grants []ratelimit.Grant) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if failed == len(grants) {
-		l.breaker.failure(f.clock(), f.random())
+		l.breaker.failure(f.clock(), f.Random())
 	} else {
 		l.breaker.success()
 	}
@@ -183,15 +184,18 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 		f.relearn.Store(int64(now))
 	}
 	if fl.ahead {
-		h.keepNext(sent, now, there, fl, g, f.random())
+		h.keepNext(sent, now, there, fl, g, f.Random())
 		return r, drifted
 	}
 	if g.Seq != h.lease.seq {
 		return r, drifted // the next window's lease has taken its place
 	}
+	if g.Window != h.lease.window {
+		h.carry(g.Window)
+	}
 	h.lease.apply(sent, &fl.claim, g, margin(g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
 	h.payOwed()
-	h.lease.forgive(h.rule.Coordination.DriftBudget.Of(h.rule.Limit.Capacity()) / tokens(h.rule.Coordination.MaxNodes))
+	h.lease.forgive(h.rule.DriftShare())
 	h.heard, h.elsewhere = now, g.Outstanding
 	h.expires = sent.Add(g.TTL - margin(g.TTL))
 	h.agree()
@@ -200,7 +204,7 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	}
 	h.gauge()
 	h.settled = h.lease.unspent() == 0 && h.lease.spent == fl.claim.Spent && g.Granted == fl.claim.Granted
-	h.plan(sent, now, fl, g, f.random())
+	h.plan(sent, now, fl, g, f.Random())
 	return r, drifted
 }
 
@@ -252,7 +256,7 @@ func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter fl
 	if short && g.Outstanding > 0 && now >= h.lease.retry {
 		// Somebody may return some: ask again, but not for each request.
 		h.lease.retry = now.Add(backOff + time.Duration(jitter*float64(backOff)))
-		h.lease.retryCost = g.Available + 1
+		h.lease.retryCost = grantable(g) + 1
 	}
 	got := g.Granted - fl.claim.Granted
 	if h.lease.algorithm != ratelimit.FixedWindow && float64(got) < h.demand.perSec*backOff.Seconds() {
@@ -271,6 +275,14 @@ func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter fl
 	if c := &h.rule.Coordination; c.Mode == ratelimit.Approx {
 		h.after = min(h.after, sent.Add(c.SyncInterval))
 	}
+}
+
+// grantable is what the ledger had left for a claim.
+func grantable(g *ratelimit.Grant) tokens {
+	if g.Relearning {
+		return 0
+	}
+	return g.Available
 }
 
 func reasonOf(err error) ratelimit.FallbackReason {

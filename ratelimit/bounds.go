@@ -86,6 +86,13 @@ func (r *Rule) outage(nodes int, limit Tokens) string {
 	}
 }
 
+// DriftShare is what one node of max_nodes may spend of a key, under mode
+// approx, before the ledger has answered; 0 if that is less than a token.
+func (r *Rule) DriftShare() Tokens {
+	c := &r.Coordination
+	return c.DriftBudget.Of(r.Limit.Capacity()) / Tokens(c.MaxNodes)
+}
+
 // largestLease is the most that one holder can be granted at once: half of a
 // whole budget, or what the rule fixes.
 func (r *Rule) largestLease() Tokens {

@@ -34,6 +34,7 @@ var mayImport = map[string][]string{
 	"cmd":       {""},
 	"bench":     {""},
 	"leasing":   {"leasing", "ratelimit"},
+	"approx":    {"ratelimit"},
 	"ratelimit": {"ratelimit"},
 }
 

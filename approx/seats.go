@@ -1,0 +1,114 @@
+package approx
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Seats grants seats. Sit is atomic. It blocks at most until ctx is done.
+type Seats interface {
+	Sit(ctx context.Context, a Application) (Tenancy, error)
+}
+
+// Application asks for a seat, renews one, or gives it up.
+type Application struct {
+	Holder ratelimit.Holder
+	// Seats is how many there are: seats are numbered from 0.
+	Seats int
+	TTL   time.Duration
+	// Now is the tenancy that the holder has; its Fence is 0 for none.
+	Now Tenancy
+	// Leave gives the seat up. Clean says that nothing was spent from it that
+	// the ledger has not confirmed, in any window that goes on.
+	Leave, Clean bool
+}
+
+// Tenancy is a seat held for a time.
+type Tenancy struct {
+	Seat  int             // -1: all are taken
+	Fence ratelimit.Fence // issued when the seat was taken; each is greater than all before
+	// Taint is when an earlier tenancy ended that may have left unconfirmed
+	// spending behind: windows that began before it are not to be spent in.
+	Taint ratelimit.LedgerTime
+	TTL   time.Duration // counted by the holder from when it applied
+}
+
+// none is the answer where all seats are taken.
+var none = Tenancy{Seat: -1}
+
+// MaxSeats is how many seats there may be.
+const MaxSeats = ratelimit.MaxMaxNodes
+
+var errSeats = errors.New("an application must ask for 1 to 10000 seats, with a TTL")
+
+// seat is the record of one. The zero seat was never taken.
+type seat struct {
+	holder  ratelimit.Holder // 0: nobody
+	fence   ratelimit.Fence
+	expires ratelimit.LedgerTime
+	taint   ratelimit.LedgerTime
+}
+
+// free tells whether the seat may be taken, and with which taint.
+func (s *seat) free(now ratelimit.LedgerTime) (ratelimit.LedgerTime, bool) {
+	switch {
+	case s.holder == 0:
+		return s.taint, true
+	case now >= s.expires: // nobody knows what its tenant has spent
+		return s.expires, true
+	}
+	return 0, false
+}
+
+// sit is the protocol of seats: seats.lua is the same, in Lua.
+func sit(now ratelimit.LedgerTime, seats map[int]*seat, last *ratelimit.Fence, a *Application) Tenancy {
+	if own := a.Now.Seat; a.Now.Fence != 0 && own >= 0 {
+		s := seats[own]
+		switch {
+		case s == nil && !a.Leave && own < a.Seats: // the ledger has forgotten
+			s = &seat{holder: a.Holder, fence: a.Now.Fence, taint: a.Now.Taint}
+			seats[own] = s
+			*last = max(*last, s.fence)
+			fallthrough
+		case s != nil && s.holder == a.Holder && s.fence == a.Now.Fence && !a.Leave && own < a.Seats:
+			s.expires = now.Add(a.TTL)
+			return Tenancy{Seat: own, Fence: s.fence, Taint: s.taint, TTL: a.TTL}
+		case s != nil && s.holder == a.Holder && s.fence == a.Now.Fence && a.Leave:
+			if !a.Clean {
+				s.taint = now
+			}
+			s.holder, s.expires = 0, 0
+		}
+	}
+	if a.Leave {
+		return none
+	}
+	// A seat beyond those there are now is left to expire: whoever holds it may
+	// not hear of this.
+	best, taint := -1, ratelimit.LedgerTime(0)
+	for i := range a.Seats {
+		s := seats[i]
+		if s == nil {
+			s = &seat{}
+		}
+		if t, ok := s.free(now); ok && (best < 0 || t < taint) {
+			best, taint = i, t
+		}
+	}
+	if best < 0 {
+		return none
+	}
+	*last = max(*last+1, ratelimit.Fence(now))
+	seats[best] = &seat{holder: a.Holder, fence: *last, expires: now.Add(a.TTL), taint: taint}
+	return Tenancy{Seat: best, Fence: *last, Taint: taint, TTL: a.TTL}
+}
+
+func (a *Application) valid() error {
+	if a.Seats < 1 || a.Seats > MaxSeats || a.TTL <= 0 || a.Holder == 0 {
+		return errSeats
+	}
+	return nil
+}

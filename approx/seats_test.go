@@ -1,0 +1,171 @@
+package approx
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+const epoch ratelimit.LedgerTime = 1_800_000_000_000_000
+
+// Random applications, to the seats in memory and to those in Redis: the
+// answers are the same, no seat has two tenants, and a seat that may have been
+// spent from is tainted.
+func TestSeats(t *testing.T) {
+	server := redistest.Start(t)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr})
+	t.Cleanup(func() { client.Close() })
+	for seed := range uint64(100) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			rnd := rand.New(rand.NewPCG(seed, 3))
+			now := epoch
+			inRedis := NewRedis(client, fmt.Sprint(seed, ":"))
+			inRedis.at = func() ratelimit.LedgerTime { return now }
+			memory := NewMemory(func() ratelimit.LedgerTime { return now })
+			const ttl = 10 * time.Second
+			seats := 1 + rnd.IntN(4)
+			type tenant struct {
+				Tenancy
+				till ratelimit.LedgerTime
+			}
+			tenants := make([]tenant, 6)
+			for i := range tenants {
+				tenants[i].Tenancy = none
+			}
+			last := ratelimit.Fence(0)
+			dirtyTill := make([]ratelimit.LedgerTime, 10) // when an unclean tenancy of the seat ended
+			for step := range 200 {
+				now = now.Add(time.Duration(rnd.Int64N(int64(3 * time.Second))))
+				if rnd.IntN(30) == 0 {
+					seats = 1 + rnd.IntN(4)
+				}
+				i := rnd.IntN(len(tenants))
+				x := &tenants[i]
+				a := Application{Holder: ratelimit.Holder(i + 1), Seats: seats, TTL: ttl, Now: x.Tenancy, Leave: rnd.IntN(8) == 0, Clean: rnd.IntN(2) == 0}
+				got, err := inRedis.Sit(context.Background(), a)
+				want, err2 := memory.Sit(context.Background(), a)
+				if err != nil || err2 != nil || got != want {
+					t.Fatalf("step %d: %+v: redis %+v %v, memory %+v %v", step, a, got, err, want, err2)
+				}
+				lost := rnd.IntN(5) == 0
+				held := x.Seat >= 0 && now < x.till
+				if x.Seat >= 0 && got.Fence != x.Fence && (a.Leave && !a.Clean || !a.Leave && !lost) {
+					end := x.till
+					if held {
+						end = now
+					}
+					dirtyTill[x.Seat] = max(dirtyTill[x.Seat], end)
+				}
+				if lost && !a.Leave { // it goes on as it was
+					if got.Fence != x.Fence && got.Seat >= 0 { // and nobody sits there
+						last = max(last, got.Fence)
+					}
+					continue
+				}
+				if got.Seat >= 0 && got.Fence != x.Fence {
+					if got.Fence <= last {
+						t.Fatalf("step %d: fence %d after %d", step, got.Fence, last)
+					}
+					last = got.Fence
+					if got.Taint < dirtyTill[got.Seat] {
+						t.Fatalf("step %d: taint %d, and an earlier tenant spent until %d", step, got.Taint, dirtyTill[got.Seat])
+					}
+				}
+				x.Tenancy, x.till = got, now.Add(ttl)
+				for j := range tenants {
+					if o := &tenants[j]; j != i && got.Seat >= 0 && o.Seat == got.Seat && now < o.till {
+						t.Fatalf("step %d: seat %d has two tenants", step, got.Seat)
+					}
+				}
+			}
+		})
+	}
+}
+
+// A ledger of seats that forgot lets tenants go on.
+func TestSeatsForgotten(t *testing.T) {
+	now := epoch
+	m := NewMemory(func() ratelimit.LedgerTime { return now })
+	a := Application{Holder: 1, Seats: 3, TTL: time.Second, Now: none}
+	first, _ := m.Sit(context.Background(), a)
+	a.Now = first
+	m.Forget()
+	again, _ := m.Sit(context.Background(), a)
+	if again != first {
+		t.Errorf("%+v, was %+v", again, first)
+	}
+	other, _ := m.Sit(context.Background(), Application{Holder: 2, Seats: 3, TTL: time.Second, Now: none})
+	if other.Seat == first.Seat || other.Fence <= first.Fence {
+		t.Errorf("%+v beside %+v", other, first)
+	}
+}
+
+func TestApplicationsAreChecked(t *testing.T) {
+	m := NewMemory(func() ratelimit.LedgerTime { return epoch })
+	for _, a := range []Application{{}, {Holder: 1, Seats: MaxSeats + 1, TTL: time.Second}, {Holder: 1, Seats: 1}} {
+		if _, err := m.Sit(context.Background(), a); err == nil {
+			t.Errorf("%+v was granted", a)
+		}
+	}
+}
+
+// A keeper renews in time, and lets go: a node that did not run for longer
+// than its seat lasts may not spend from it when it wakes.
+func TestKeeper(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		clock := func() ratelimit.Instant { return ratelimit.Instant(time.Since(start)) + 1 }
+		seats := NewMemory(func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) })
+		rule := &ratelimit.Rule{Limit: ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10_000}, Coordination: ratelimit.DefaultCoordination()}
+		rule.Coordination.MaxNodes = 2
+		later := ratelimit.LedgerTime(start.Add(time.Hour).UnixMicro())
+		keepers := make([]*Keeper, 3)
+		stop := make([]context.CancelFunc, 3)
+		for i := range keepers {
+			keepers[i] = NewKeeper(seats, ratelimit.Holder(i+1), clock)
+			ctx, cancel := context.WithCancel(context.Background())
+			stop[i] = cancel
+			go keepers[i].Run(ctx, func() int { return 2 })
+			synctest.Wait()
+		}
+		shares := func() (s [3]ratelimit.Tokens) {
+			for i, k := range keepers {
+				s[i], _ = k.Share(clock(), rule, later)
+			}
+			return s
+		}
+		if got := shares(); got != [3]ratelimit.Tokens{50, 50, 0} {
+			t.Errorf("shares %v, of 1%% of 10000 for two", got)
+		}
+		time.Sleep(time.Minute)
+		if got := shares(); got != [3]ratelimit.Tokens{50, 50, 0} {
+			t.Errorf("a minute later: %v", got)
+		}
+		stop[0]() // it does not run any more
+		time.Sleep(SeatTTL)
+		if got := shares(); got != [3]ratelimit.Tokens{0, 50, 0} && got != [3]ratelimit.Tokens{0, 50, 50} {
+			t.Errorf("a TTL after the first has stopped: %v", got)
+		}
+		time.Sleep(SeatTTL)
+		if got := shares(); got != [3]ratelimit.Tokens{0, 50, 50} {
+			t.Errorf("and another: %v", got)
+		}
+		if n, _ := keepers[2].Share(clock(), rule, ratelimit.LedgerTime(start.Add(time.Minute).UnixMicro())); n != 0 {
+			t.Error("the new tenant spends in a window that began in the old tenancy")
+		}
+		stop[1]()
+		keepers[1].Leave(context.Background(), true)
+		if seat, wanted := keepers[1].Seat(); seat != -1 || wanted {
+			t.Error("it left, and has a seat")
+		}
+		stop[2]()
+	})
+}
