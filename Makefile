@@ -7,7 +7,7 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: help run deps test check bench bench-core bench-cost bench-fleet bench-keys fuzz format
+.PHONY: help run deps test check bench bench-approx bench-core bench-cost bench-fleet bench-keys fuzz format
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ bench-cost: $(BIN) ## server CPU a call, against an empty gRPC server
 bench-fleet: deps ## what a fleet on Redis admits and costs, through every fault
 	$(GO) test -count=1 -v -run '^TestFleet' ./cmd/sluice ./leasing | grep -E '^(---|    (---|[a-z_]+_test.go))|^(ok|FAIL)'
 	$(GO) test -count=1 -v -run '^TestRedisAccountIsSmall' ./leasing | grep bytes
+
+bench-approx: deps ## what mode approx admits beyond its limits, against what it declares
+	$(GO) test -count=1 -v -run '^TestApprox' ./cmd/sluice | grep -E '^(---|    [a-z_]+_test.go)|^(ok|FAIL)'
 
 bench-keys: $(BIN) ## memory of one process under 5,000,000 distinct keys
 	$(BIN) bench keys

@@ -535,7 +535,7 @@ func (a *account) add(h ratelimit.Holder) *record {
 func (a *account) obsolete(r *record, l *ratelimit.Limit, tally bool) bool {
 	switch l.Algorithm {
 	case ratelimit.FixedWindow:
-		return r.window < a.window && !(tally && r.window == a.window-1)
+		return r.window < a.window && (!tally || r.window < a.window-1)
 	case ratelimit.SlidingWindow:
 		return r.window < a.window-1
 	default:

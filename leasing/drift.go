@@ -88,7 +88,7 @@ func (h *held) carry(w window) {
 func (h *held) plenty(now instant, a *ask) bool {
 	c := &a.Rule.Coordination
 	left := h.lease.available + max(0, h.lease.unspent())
-	return h.lease.current(now, a) && now.Sub(h.heard) <= c.SyncInterval && left > c.LowWatermark.Of(a.Rule.Limit.Capacity())
+	return h.lease.current(now, a) && now.Sub(h.heard) <= a.Rule.SyncInterval() && left > c.LowWatermark.Of(a.Rule.Limit.Capacity())
 }
 
 // begin makes the lease one of the window that it is by the ledger's clock,

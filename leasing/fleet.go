@@ -42,6 +42,7 @@ type Fleet struct {
 	// It must not block.
 	OnReconcile func(Reconciliation)
 
+	heard   atomic.Int64 // when the ledger last answered
 	relearn atomic.Int64 // the last instant at which the ledger was found to have forgotten
 	stats   fleetStats
 }
@@ -290,6 +291,9 @@ func (f *Fleet) Stats() ratelimit.LimiterStats {
 	}
 	for i := range f.stats.fallbacks {
 		s.Fallbacks[i] = f.stats.fallbacks[i].Load()
+	}
+	if heard := f.heard.Load(); heard > 0 {
+		s.SyncAge = f.clock().Sub(instant(heard))
 	}
 	s.Overflow = s.Fallbacks[ratelimit.FallbackTableFull]
 	for i := range f.lanes {

@@ -154,12 +154,14 @@ func (f *Fleet) judge(l *lane, grants []ratelimit.Grant) {
 	if failed == len(grants) && f.OnFailure != nil {
 		f.OnFailure(last)
 	}
+	now := f.clock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if failed == len(grants) {
-		l.breaker.failure(f.clock(), f.Random())
+		l.breaker.failure(now, f.Random())
 	} else {
 		l.breaker.success()
+		f.heard.Store(int64(now))
 	}
 }
 
@@ -272,8 +274,8 @@ func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter fl
 		return // nothing to renew, or nothing to be had
 	}
 	h.renewal = h.demand.renewal(sent, now, left, &fl.claim.Limit, g)
-	if c := &h.rule.Coordination; c.Mode == ratelimit.Approx {
-		h.after = min(h.after, sent.Add(c.SyncInterval))
+	if h.rule.Coordination.Mode == ratelimit.Approx {
+		h.after = min(h.after, sent.Add(h.rule.SyncInterval()))
 	}
 }
 

@@ -59,7 +59,8 @@ func (r *Rule) Declare(nodes int, store bool) Bounds {
 	switch c.Mode {
 	case Approx:
 		b.Over += c.DriftBudget.Of(limit)
-		b.Wait = fmt.Sprintf("%v, and none above the watermark", c.CheckTimeout)
+		b.Wait = fmt.Sprintf("%v, and none above the watermark; without a share as leasing", c.CheckTimeout)
+		b.StoreOps += fmt.Sprintf(", and one each %v", r.SyncInterval())
 	case Routing:
 		b.Under = "0 (after an owner's crash: the block it drew)"
 		b.Wait = "one hop to the key's owner"
@@ -84,6 +85,36 @@ func (r *Rule) outage(nodes int, limit Tokens) string {
 		}
 		return fmt.Sprintf("%d (%d a node)", share*Tokens(nodes), share)
 	}
+}
+
+// Doubts says what is odd about the rule's coordination: settings that are
+// valid, and cannot do what they are for.
+func (r *Rule) Doubts() []string {
+	c, limit := &r.Coordination, r.Limit.Capacity()
+	if r.Unlimited || c.Mode != Approx {
+		return nil
+	}
+	var doubts []string
+	if r.DriftShare() < 1 {
+		doubts = append(doubts, fmt.Sprintf("drift_budget %v of %d is %d tokens, less than one for each of max_nodes %d: the rule waits like leasing; raise the budget to %d tokens, or lower max_nodes",
+			c.DriftBudget, limit, c.DriftBudget.Of(limit), c.MaxNodes, c.MaxNodes))
+	}
+	if period := r.Limit.Period(); c.SyncInterval > period && c.SyncInterval != DefaultCoordination().SyncInterval {
+		doubts = append(doubts, fmt.Sprintf("sync_interval %v is longer than the window, %v: %v is used", c.SyncInterval, period, r.SyncInterval()))
+	}
+	if c.LowWatermark.Of(limit) >= limit {
+		doubts = append(doubts, fmt.Sprintf("low_watermark %v is the whole limit of %d: every request without a lease waits up to %v; lower it below 100%%", c.LowWatermark, limit, c.CheckTimeout))
+	}
+	if c.CheckTimeout >= StoreDeadline {
+		doubts = append(doubts, fmt.Sprintf("check_timeout %v is not below the store deadline of %v: the rule waits like leasing", c.CheckTimeout, StoreDeadline))
+	}
+	return doubts
+}
+
+// SyncInterval is how late a node's report may be while its key is in use: half
+// a window at most.
+func (r *Rule) SyncInterval() time.Duration {
+	return min(r.Coordination.SyncInterval, r.Limit.Period()/2)
 }
 
 // DriftShare is what one node of max_nodes may spend of a key, under mode

@@ -84,6 +84,8 @@ type LimiterStats struct {
 	// Fallbacks are decisions without the ledger, by reason.
 	Fallbacks   [len(FallbackReasons)]uint64
 	BreakerOpen bool
+	// SyncAge is how long ago the ledger last answered; 0 if it was never asked.
+	SyncAge time.Duration
 }
 
 // FallbackReason says why the ledger was not asked, or not heard.

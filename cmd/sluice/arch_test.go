@@ -117,7 +117,7 @@ func TestREADME(t *testing.T) {
 	if !strings.Contains(makefile, "\ntest:") || !strings.Contains(read(t, ".ci/run"), "\nmake test\n") {
 		t.Error("make test is not what CI runs")
 	}
-	for i, block := range fenced(readme, "yaml") {
+	for i, block := range append(fenced(readme, "yaml"), fenced(read(t, "docs/approx.md"), "yaml")...) {
 		if !strings.HasPrefix(block, "domain:") {
 			continue
 		}

@@ -42,6 +42,11 @@ func (c *checkCmd) Run(s streams) error {
 		fmt.Fprintln(s.err, problems)
 		return errCheckFailed
 	}
+	for _, r := range rules.All() {
+		for _, doubt := range r.Doubts() {
+			fmt.Fprintf(s.err, "warning: %s.%s: %s\n", r.Domain, r.Path, doubt)
+		}
+	}
 	fmt.Fprintln(s.out, "all rate limit configs ok")
 	return c.declare(s.out, rules)
 }

@@ -22,6 +22,7 @@ import (
 type fleet struct {
 	*testing.T
 	redis    *redistest.Server
+	rules    string
 	nodes    []*sluice
 	clients  []rls.RateLimitServiceClient
 	admitted atomic.Int64
@@ -47,28 +48,43 @@ descriptors:
 
 func newFleet(t *testing.T, nodes int) *fleet {
 	t.Helper()
-	f := &fleet{T: t, redis: redistest.Start(t)}
-	rules := filepath.Join(t.TempDir(), "rules.yaml")
-	writeFile(t, rules, fleetRules)
+	f := newEmptyFleet(t, fleetRules)
 	for range nodes {
-		s := serve(t, []string{"REDIS_URL=" + f.redis.Addr, "DRAIN_TIME=0s"}, "--config", rules, "--log-level=warn")
-		f.nodes = append(f.nodes, s)
-		f.clients = append(f.clients, rls.NewRateLimitServiceClient(s.dial()))
+		f.join(f.redis.Addr)
 	}
 	return f
 }
 
-// ask asks one node for a request's hits.
-func (f *fleet) ask(node int, key string) {
+func newEmptyFleet(t *testing.T, rules string) *fleet {
+	t.Helper()
+	f := &fleet{T: t, redis: redistest.Start(t), rules: filepath.Join(t.TempDir(), "rules.yaml")}
+	writeFile(t, f.rules, rules)
+	return f
+}
+
+// join starts one more node, which finds Redis at an address.
+func (f *fleet) join(redis string) *sluice {
+	f.Helper()
+	s := serve(f.T, []string{"REDIS_URL=" + redis, "DRAIN_TIME=0s"}, "--config", f.rules, "--log-level=warn")
+	f.nodes = append(f.nodes, s)
+	f.clients = append(f.clients, rls.NewRateLimitServiceClient(s.dial()))
+	return s
+}
+
+// ask asks one node for a request's hits, and says how long it took.
+func (f *fleet) ask(node int, key string) time.Duration { return f.askFor(node, key, "x") }
+
+func (f *fleet) askFor(node int, key, value string) time.Duration {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	start := time.Now()
 	hits := max(1, f.hits)
 	r, err := f.clients[node].ShouldRateLimit(ctx, &rls.RateLimitRequest{Domain: "d", HitsAddend: uint32(hits), Descriptors: []*common.RateLimitDescriptor{
-		{Entries: []*common.RateLimitDescriptor_Entry{{Key: key, Value: "x"}}},
+		{Entries: []*common.RateLimitDescriptor_Entry{{Key: key, Value: value}}},
 	}})
-	if took := int64(time.Since(start)); took > f.slowest.Load() {
-		f.slowest.Store(took)
+	took := time.Since(start)
+	if int64(took) > f.slowest.Load() {
+		f.slowest.Store(int64(took))
 	}
 	switch {
 	case err != nil:
@@ -78,6 +94,7 @@ func (f *fleet) ask(node int, key string) {
 	default:
 		f.refused.Add(1)
 	}
+	return took
 }
 
 // load has callers ask all nodes in turn, until each has asked n times.
@@ -134,38 +151,40 @@ func TestFleetOnRedisAdmitsTheLimit(t *testing.T) {
 	}
 }
 
+// paced asks each of three nodes about a thousand times a second.
+func (f *fleet) paced(key string, length time.Duration) (decisions int64) {
+	before := f.admitted.Load() + f.refused.Load()
+	var wg sync.WaitGroup
+	for node := range 3 {
+		for range 4 { // callers of 250 a second
+			wg.Go(func() {
+				tick := time.NewTicker(4 * time.Millisecond)
+				defer tick.Stop()
+				for end := time.Now().Add(length); time.Now().Before(end); <-tick.C {
+					f.ask(node, key)
+				}
+			})
+		}
+	}
+	wg.Wait()
+	return f.admitted.Load() + f.refused.Load() - before
+}
+
 // A key with about a thousand decisions a second on each of three nodes costs
 // about a claim a second and node; a flood of refused requests costs nothing.
 func TestFleetStoreOperations(t *testing.T) {
 	f := newFleet(t, 3)
-	paced := func(key string, length time.Duration) (decisions int64) {
-		before := f.admitted.Load() + f.refused.Load()
-		var wg sync.WaitGroup
-		for node := range 3 {
-			for range 4 { // callers of 250 a second
-				wg.Go(func() {
-					tick := time.NewTicker(4 * time.Millisecond)
-					defer tick.Stop()
-					for end := time.Now().Add(length); time.Now().Before(end); <-tick.C {
-						f.ask(node, key)
-					}
-				})
-			}
-		}
-		wg.Wait()
-		return f.admitted.Load() + f.refused.Load() - before
-	}
-	paced("plenty", 2*time.Second)
+	f.paced("plenty", 2*time.Second)
 	before := f.claims()
-	decisions := paced("plenty", 5*time.Second)
+	decisions := f.paced("plenty", 5*time.Second)
 	claims := f.claims() - before
 	t.Logf("%d decisions, %d claims: %.2f for every 1000", decisions, claims, 1000*float64(claims)/float64(decisions))
 	if float64(claims) > 2*float64(decisions)/1000 {
 		t.Errorf("%d claims for %d decisions, at most 2 for every 1000", claims, decisions)
 	}
-	paced("five", 3*time.Second) // uses it up, and idle leases come back
+	f.paced("five", 3*time.Second) // uses it up, and idle leases come back
 	before = f.claims()
-	decisions = paced("five", 3*time.Second)
+	decisions = f.paced("five", 3*time.Second)
 	claims = f.claims() - before
 	t.Logf("%d refused decisions, %d claims", decisions, claims)
 	if claims > 3 {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -75,14 +77,14 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 		warnOfModes(store.Rules(), log)
 	}
 	clock := ratelimit.MonotonicClock()
-	limiter, run, err := c.limiter(clock, log)
+	limiter, seat, run, err := c.limiter(clock, store, log)
 	if err != nil {
 		return err
 	}
 	latency := metrics.NewLatency()
 	svc := service.New(store.Rules, limiter, clock, time.Now, latency, c.serviceOptions(), log)
 	shown := metrics.Collector{Source: metrics.Source{
-		Store: store, Stats: &svc.Stats, Limiter: limiter.Stats, MaxKeys: c.MaxKeys, Version: version(),
+		Store: store, Stats: &svc.Stats, Limiter: limiter.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: seat,
 	}}
 	v, err := c.open(svc, shown, latency, log)
 	if err != nil {
@@ -111,8 +113,8 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 // warnOfModes says which rules ask for a mode that is not there yet.
 func warnOfModes(rules *config.Rules, log *slog.Logger) {
 	for _, r := range rules.All() {
-		if r.Coordination.Mode != ratelimit.Leasing {
-			log.Warn("routing and approx run as leasing in this version", "first", r.Domain+"."+r.Path, "mode", r.Coordination.Mode.String())
+		if r.Coordination.Mode == ratelimit.Routing {
+			log.Warn("routing runs as leasing in this version", "first", r.Domain+"."+r.Path, "mode", r.Coordination.Mode.String())
 			return
 		}
 	}
@@ -125,25 +127,66 @@ type limiter interface {
 	SyncClock(ratelimit.Instant, time.Time)
 }
 
-// limiter chooses by REDIS_URL: leases from a shared ledger, or budgets in this
-// process.
-func (c *serveCmd) limiter(clock ratelimit.Clock, log *slog.Logger) (limiter, func(context.Context), error) {
+// limiter chooses by REDIS_URL: leases from a shared ledger and a drift seat, or
+// budgets in this process. run must run for it to decide; it returns when ctx
+// is done and all is given back.
+func (c *serveCmd) limiter(clock ratelimit.Clock, store *config.Store, log *slog.Logger) (l limiter, seat func() (int, bool), run func(context.Context), err error) {
 	if c.Redis.URL == "" {
-		return leasing.NewLocal(c.MaxKeys, clock(), time.Now()), func(context.Context) {}, nil
+		return leasing.NewLocal(c.MaxKeys, clock(), time.Now()), nil, func(context.Context) {}, nil
 	}
 	client, err := c.Redis.client()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	ledger := leasing.NewRedis(client, c.Redis.KeyPrefix)
-	f := leasing.NewFleet(ledger, leasing.NewHolder(), c.MaxKeys, clock, time.Now())
+	audit, err := c.audit(log)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	holder := leasing.NewHolder()
+	f := leasing.NewFleet(leasing.NewRedis(client, c.Redis.KeyPrefix), holder, c.MaxKeys, clock, time.Now())
 	f.OnFailure = seldom(time.Second, func(err error) { log.Warn("the store does not answer", "error", err) })
+	f.OnReconcile = audit
+	keeper := approx.NewKeeper(approx.NewRedis(client, c.Redis.KeyPrefix), holder, clock)
+	keeper.OnChange = logSeats(log)
+	f.Drift = keeper
 	redis.SetLogger(redisLog{log})
-	run := func(ctx context.Context) {
-		f.Run(ctx)
+	run = func(ctx context.Context) {
+		var wg sync.WaitGroup
+		wg.Go(func() { f.Run(ctx) })
+		wg.Go(func() { keeper.Run(ctx, func() int { return store.Rules().Seats() }) })
+		wg.Wait()
+		keeper.Leave(context.Background(), !f.Drifting())
 		_ = client.Close()
 	}
-	return f, run, nil
+	return f, keeper.Seat, run, nil
+}
+
+// logSeats says when this node gets or loses its drift seat.
+func logSeats(log *slog.Logger) func(approx.Tenancy, error) {
+	complain := seldom(10*time.Second, func(err error) { log.Warn("drift seats cannot be asked for", "error", err) })
+	return func(t approx.Tenancy, err error) {
+		switch {
+		case err != nil:
+			complain(err)
+		case t.Seat < 0:
+			log.Info("no drift seat: rules of mode approx run as leasing here")
+		default:
+			log.Info("drift seat taken", "seat", t.Seat, "fence", t.Fence, "windows_from", time.UnixMicro(int64(t.Taint)).UTC())
+		}
+	}
+}
+
+// seatNote is what /healthcheck says of a node that may not drift.
+func seatNote(seat func() (int, bool)) func() string {
+	return func() string {
+		if seat == nil {
+			return ""
+		}
+		if n, wanted := seat(); !wanted || n >= 0 {
+			return ""
+		}
+		return "no drift seat (all max_nodes are taken, or the store does not answer): rules of mode approx run as leasing here"
+	}
 }
 
 func (c *serveCmd) open(svc *service.Service, shown metrics.Collector, latency prometheus.Collector, log *slog.Logger) (*server.Server, error) {
@@ -156,7 +199,9 @@ func (c *serveCmd) open(svc *service.Service, shown metrics.Collector, latency p
 	only.Handle(c.PrometheusPath, scrape)
 	public := http.NewServeMux()
 	public.HandleFunc("/json", svc.ServeJSON)
-	return server.New(svc, public, debug, only, c.serverOptions(), log)
+	options := c.serverOptions()
+	options.Note = seatNote(shown.Seat)
+	return server.New(svc, public, debug, only, options, log)
 }
 
 // seldom calls f, but not again for a while.

@@ -65,9 +65,10 @@ type settings struct {
 	Coordination coordinationFlags `embed:"" group:"coordination"`
 	Redis        redisFlags        `embed:"" group:"store"`
 
-	MaxKeys   int    `group:"limits" env:"MAX_KEYS" default:"1000000" help:"Most keys tracked at once, at most about 1.2 KB of memory each. Beyond it new keys share budgets: they may be refused early, and never get more than their limit."`
-	LogLevel  string `group:"log" env:"LOG_LEVEL" default:"info" help:"debug, info, warn or error."`
-	LogFormat string `group:"log" env:"LOG_FORMAT" default:"text" help:"text or json."`
+	MaxKeys        int    `group:"limits" env:"MAX_KEYS" default:"1000000" help:"Most keys tracked at once, at most about 1.2 KB of memory each. Beyond it new keys share budgets: they may be refused early, and never get more than their limit."`
+	DriftAuditFile string `group:"log" env:"DRIFT_AUDIT_FILE" name:"drift-audit-file" placeholder:"FILE" help:"Append what claims settle of drift as JSON lines; at 64 MB it is moved to FILE.1."`
+	LogLevel       string `group:"log" env:"LOG_LEVEL" default:"info" help:"debug, info, warn or error."`
+	LogFormat      string `group:"log" env:"LOG_FORMAT" default:"text" help:"text or json."`
 
 	UsePrometheus  bool   `group:"log" env:"USE_PROMETHEUS" help:"Serve metrics on PROMETHEUS_ADDR too; they are always on the debug port."`
 	PrometheusAddr string `group:"log" env:"PROMETHEUS_ADDR" default:":9090" help:"For USE_PROMETHEUS."`

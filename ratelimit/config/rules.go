@@ -51,6 +51,18 @@ func (r *Rules) Domain(name string) *Domain {
 	return r.domains[name]
 }
 
+// Seats is how many drift seats the rules need: the highest max_nodes of those
+// of mode approx, 0 if there are none.
+func (r *Rules) Seats() int {
+	most := 0
+	for _, rule := range r.All() {
+		if rule.Coordination.Mode == ratelimit.Approx && !rule.Unlimited {
+			most = max(most, rule.Coordination.MaxNodes)
+		}
+	}
+	return most
+}
+
 // All returns every rule, by file and then as written. It is not to be changed.
 func (r *Rules) All() []*ratelimit.Rule {
 	if r == nil {

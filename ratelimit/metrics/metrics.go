@@ -27,6 +27,9 @@ type Source struct {
 	Limiter func() ratelimit.LimiterStats
 	MaxKeys int
 	Version string
+	// Seat, if set, is the drift seat of this node, -1 for none, and whether a
+	// rule needs one.
+	Seat func() (seat int, wanted bool)
 }
 
 // Collector is a prometheus.Collector over a Source.
@@ -36,6 +39,7 @@ const method = "ShouldRateLimit"
 
 var (
 	ruleLabels = []string{"domain", "key1", "key2"}
+	byRule     = []string{"domain", "rule"}
 
 	totalHits   = theirs("rate_limit_total_hits", "Hits asked of a rule.", ruleLabels...)
 	withinLimit = theirs("rate_limit_within_limit", "Hits that were within the limit.", ruleLabels...)
@@ -47,27 +51,34 @@ var (
 	loadSuccess = theirs("config_load_success", "Configs put in force.")
 	loadError   = theirs("config_load_error", "Configs refused.")
 
-	decisions  = ours("decisions_total", "Decisions of a rule, by code before shadow_mode.", "domain", "key1", "key2", "code")
-	refunds    = ours("refunded_tokens_total", "Tokens refunded by is_negative_hits.", ruleLabels...)
-	sources    = ours("decision_sources_total", "Decisions by where they were made.", "source")
-	answers    = ours("answers_total", "Answers by overall code.", "code")
-	shadowed   = ours("global_shadow_total", "Answers made OK by SHADOW_MODE.")
-	unknown    = ours("unknown_domain_total", "Requests for a domain without rules.")
-	badCalls   = ours("bad_requests_total", "Requests refused as malformed.")
-	panics     = ours("panics_total", "Requests that met a bug in sluice.")
-	keys       = ours("keys", "Keys held now.", "in")
-	keysMax    = ours("keys_max", "Keys that may be tracked.")
-	evicted    = ours("leases_evicted_total", "Leases given back to make room for others.")
-	claims     = ours("ledger_claims_total", "Claims settled by the ledger.")
-	fallbacks  = ours("fallback_decisions_total", "Decisions without the ledger, by reason.", "reason")
-	breaker    = ours("store_breaker_open", "1 while the store does not answer and is not asked.")
-	ruleCount  = ours("rules", "Rules in force.")
-	domains    = ours("domains", "Domains in force.")
-	build      = ours("build_info", "1, with the version as a label.", "version")
-	everything = []*prometheus.Desc{
+	decisions     = ours("decisions_total", "Decisions of a rule, by code before shadow_mode.", "domain", "key1", "key2", "code")
+	refunds       = ours("refunded_tokens_total", "Tokens refunded by is_negative_hits.", ruleLabels...)
+	sources       = ours("decision_sources_total", "Decisions by where they were made.", "source")
+	answers       = ours("answers_total", "Answers by overall code.", "code")
+	shadowed      = ours("global_shadow_total", "Answers made OK by SHADOW_MODE.")
+	unknown       = ours("unknown_domain_total", "Requests for a domain without rules.")
+	badCalls      = ours("bad_requests_total", "Requests refused as malformed.")
+	panics        = ours("panics_total", "Requests that met a bug in sluice.")
+	keys          = ours("keys", "Keys held now.", "in")
+	keysMax       = ours("keys_max", "Keys that may be tracked.")
+	evicted       = ours("leases_evicted_total", "Leases given back to make room for others.")
+	claims        = ours("ledger_claims_total", "Claims settled by the ledger.")
+	fallbacks     = ours("fallback_decisions_total", "Decisions without the ledger, by reason.", "reason")
+	breaker       = ours("store_breaker_open", "1 while the store does not answer and is not asked.")
+	overAdmitted  = ours("over_admitted_tokens_total", "Tokens admitted beyond the limit by all nodes, as told to this one: the sum over nodes is the over-admission.", byRule...)
+	underAdmitted = ours("under_admitted_tokens_total", "Tokens refused here while other nodes held unspent ones.", byRule...)
+	declared      = ours("declared_over_admission_tokens", "What the rule declares to over-admit at most, for each key and window.", byRule...)
+	unconfirmed   = ours("drift_unconfirmed_tokens", "Tokens spent here and not yet confirmed by the ledger.", byRule...)
+	share         = ours("drift_share_tokens", "Tokens of each key that a seat may spend unconfirmed.", byRule...)
+	seat          = ours("drift_seat", "This node's drift seat; -1: it has none, and its approx rules lease.")
+	syncAge       = ours("store_sync_age_seconds", "Time since the store last answered.")
+	ruleCount     = ours("rules", "Rules in force.")
+	domains       = ours("domains", "Domains in force.")
+	build         = ours("build_info", "1, with the version as a label.", "version")
+	everything    = []*prometheus.Desc{
 		totalHits, withinLimit, nearLimit, overLimit, shadowMode, callErrors, calls, loadSuccess, loadError,
 		decisions, refunds, sources, answers, shadowed, unknown, badCalls, panics, keys, keysMax, evicted, claims, fallbacks, breaker,
-		ruleCount, domains, build,
+		ruleCount, domains, build, overAdmitted, underAdmitted, declared, unconfirmed, share, seat, syncAge,
 	}
 )
 
@@ -146,9 +157,34 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 		open = 1
 	}
 	gauge(breaker, open)
+	ch <- prometheus.MustNewConstMetric(syncAge, prometheus.GaugeValue, local.SyncAge.Seconds())
+	c.collectDrift(count, gauge)
 	gauge(ruleCount, len(rules.All()))
 	gauge(domains, rules.Domains())
 	gauge(build, 1, c.Version)
+}
+
+// collectDrift shows how far limits were from being kept, and may be.
+func (c Collector) collectDrift(count func(*prometheus.Desc, uint64, ...string), gauge func(*prometheus.Desc, int, ...string)) {
+	if c.Seat != nil {
+		n, _ := c.Seat()
+		gauge(seat, n)
+	}
+	shown := make(map[[2]string]bool, MaxRules)
+	for _, r := range c.Store.Rules().All() {
+		l := [2]string{valid(r.Domain), valid(r.Path)}
+		if r.Unlimited || shown[l] || len(shown) >= MaxRules {
+			continue
+		}
+		shown[l] = true
+		count(overAdmitted, r.Counters.OverAdmitted.Load(), l[:]...)
+		count(underAdmitted, r.Counters.UnderAdmitted.Load(), l[:]...)
+		gauge(declared, int(r.Declare(r.Coordination.MaxNodes, true).Over), l[:]...)
+		if r.Coordination.Mode == ratelimit.Approx {
+			gauge(unconfirmed, int(r.Counters.Drifting.Load()), l[:]...)
+			gauge(share, int(r.DriftShare()), l[:]...)
+		}
+	}
 }
 
 type counts struct{ total, within, near, over, shadow, refunded, requests, denied uint64 }

@@ -30,6 +30,8 @@ import (
 
 // Options are where to listen and for how long to go on.
 type Options struct {
+	// Note, if set, is what /healthcheck says beside OK, or "".
+	Note              func() string
 	HTTP, GRPC, Debug string // host:port
 	GRPCSocket        string // a path: instead of GRPC
 	Metrics           string // host:port for metrics alone, "" for none
@@ -155,6 +157,11 @@ func (v *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
 		return
 	}
 	_, _ = w.Write([]byte("OK"))
+	if v.options.Note != nil {
+		if note := v.options.Note(); note != "" {
+			_, _ = w.Write([]byte("\n" + note + "\n"))
+		}
+	}
 }
 
 // Serve serves until ctx is done, and then drains; hurry ends the drain time

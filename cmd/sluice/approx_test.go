@@ -1,0 +1,187 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
+)
+
+const approxRules = `domain: d
+coordination: {mode: approx, on_store_failure: closed, max_nodes: 3}
+descriptors:
+  - {key: half, coordination: {drift_budget: 0.5%}, rate_limit: {unit: year, requests_per_unit: 1000}}
+  - {key: one, coordination: {drift_budget: 1%}, rate_limit: {unit: year, requests_per_unit: 10000}}
+  - {key: five, coordination: {drift_budget: 5%}, rate_limit: {unit: year, requests_per_unit: 10000}}
+  - {key: large, coordination: {drift_budget: 1%}, rate_limit: {unit: year, requests_per_unit: 100000}}
+  - {key: leasing, coordination: {mode: leasing}, rate_limit: {unit: year, requests_per_unit: 100000}}
+`
+
+// approxFleet is nodes with drift shares, behind a proxy that delays replies.
+func approxFleet(t *testing.T, nodes int, delay time.Duration) (*fleet, *redistest.Proxy) {
+	f := newEmptyFleet(t, approxRules)
+	proxy := redistest.NewProxy(t, f.redis.Addr)
+	for range nodes {
+		f.join(proxy.Addr)
+	}
+	for _, n := range f.nodes[:min(nodes, 3)] {
+		n.eventually("it has a drift seat", func() bool { return n.metric("sluice_drift_seat") >= 0 })
+	}
+	proxy.Delay(delay)
+	return f, proxy
+}
+
+func (f *fleet) drift(key, name string) (total int64) {
+	for _, n := range f.nodes {
+		if n.cmd.ProcessState == nil {
+			total += int64(n.metric(fmt.Sprintf("sluice_%s{domain=%q,rule=%q}", name, "d", key)))
+		}
+	}
+	return total
+}
+
+// However late Redis is, and however many nodes there are, each rule goes over
+// by its drift budget at most; what was over is what the nodes' metrics say.
+func TestApproxStaysWithinItsBudget(t *testing.T) {
+	for _, c := range []struct {
+		nodes int
+		delay time.Duration
+	}{{1, 0}, {3, 0}, {3, 50 * time.Millisecond}, {10, 50 * time.Millisecond}} {
+		t.Run(fmt.Sprintf("%d nodes, %v", c.nodes, c.delay), func(t *testing.T) {
+			f, _ := approxFleet(t, c.nodes, c.delay)
+			all := make([]int, c.nodes)
+			for i := range all {
+				all[i] = i
+			}
+			for _, r := range []struct {
+				key           string
+				limit, budget int64
+			}{{"half", 1000, 5}, {"one", 10_000, 100}, {"five", 10_000, 500}, {"large", 100_000, 1000}} {
+				key, limit, budget := r.key, r.limit, r.budget
+				f.admitted.Store(0)
+				f.hits = uint64(max(1, limit/10_000))
+				f.load(key, 20, int(limit)/int(f.hits)*3/2/20, all...).Wait() // all cold at once
+				// A denial of several hits drains what is left: tokens spent and not admitted.
+				drained := (int64(f.hits) - 1) * int64(c.nodes)
+				for end := time.Now().Add(15 * time.Second); f.admitted.Load() < limit-drained && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+					f.load(key, 1, c.nodes, all...).Wait()
+				}
+				got := f.admitted.Load()
+				t.Logf("%d nodes, %v: admitted %d of %d, %.2f%% over; declared: %.1f%%", c.nodes, c.delay, got, limit, 100*float64(max(0, got-limit))/float64(limit), 100*float64(budget)/float64(limit))
+				if got > limit+budget || got < limit-drained {
+					t.Errorf("%s: admitted %d of %d, with a budget of %d", key, got, limit, budget)
+				}
+				if c.delay == 0 && c.nodes == 1 && got > limit {
+					t.Errorf("%s: one node with a prompt store admitted %d of %d", key, got, limit)
+				}
+				over := max(0, got-limit)
+				f.nodes[0].eventually("metrics say what was over", func() bool {
+					counted := f.drift(key, "over_admitted_tokens_total")
+					return counted >= over && counted <= over+drained
+				})
+			}
+			seats := map[int]int{}
+			for _, n := range f.nodes {
+				seat := n.metric("sluice_drift_seat")
+				seats[seat]++
+				_, health := n.get(n.http + "/healthcheck")
+				if said := strings.Contains(health, "no drift seat"); said != (seat < 0) {
+					t.Errorf("seat %d, and the health check says %q", seat, health)
+				}
+			}
+			for seat, n := range seats {
+				if seat >= 0 && n > 1 {
+					t.Errorf("%d nodes have seat %d", n, seat)
+				}
+			}
+		})
+	}
+}
+
+// Approx costs the claims of leasing, and one each sync interval.
+func TestApproxStoreOperations(t *testing.T) {
+	f, _ := approxFleet(t, 3, 0)
+	const length = 6 * time.Second
+	claims := func(key string) int {
+		f.paced(key, 2*time.Second)
+		before := f.claims()
+		f.paced(key, length)
+		return f.claims() - before
+	}
+	leasing, approx := claims("leasing"), claims("large")
+	t.Logf("claims in %v: leasing %d, approx %d", length, leasing, approx)
+	if approx > leasing+3*int(length/(2*time.Second))+3 { // and a seat renewed by each
+		t.Errorf("%d claims, %d of leasing", approx, leasing)
+	}
+}
+
+// Cold keys and exhaustion with 50 ms on every reply: mode approx does not
+// wait for them, leasing does.
+func TestApproxDoesNotWait(t *testing.T) {
+	f, proxy := approxFleet(t, 3, 0)
+	cold := 0
+	p99 := func(key string) time.Duration {
+		var mu sync.Mutex
+		var took []time.Duration
+		var wg sync.WaitGroup
+		for i := range 6 {
+			wg.Go(func() {
+				for j := range 300 {
+					value := "warm"
+					if j%10 == 0 {
+						value = fmt.Sprint("cold", cold, "-", i, "-", j)
+					}
+					d := f.askFor(j%3, key, value)
+					mu.Lock()
+					took = append(took, d)
+					mu.Unlock()
+				}
+			})
+		}
+		wg.Wait()
+		cold++
+		slices.Sort(took)
+		return took[len(took)*99/100]
+	}
+	p99("large")
+	prompt := p99("large")
+	proxy.Delay(50 * time.Millisecond)
+	slow, leasing := p99("large"), p99("leasing")
+	t.Logf("p99 with a prompt store %v; with 50 ms on every reply: approx %v, leasing %v", prompt, slow, leasing)
+	if slow > leasing/2 && slow > prompt+3*time.Millisecond {
+		t.Errorf("approx waits: p99 %v, %v with a prompt store, %v under leasing", slow, prompt, leasing)
+	}
+}
+
+// Nodes that are killed, or stopped for longer than their seats last, spend no
+// share twice; those that a store has left for long spend none.
+func TestApproxNodeFaults(t *testing.T) {
+	f, proxy := approxFleet(t, 3, 50*time.Millisecond)
+	f.load("five", 6, 300, 0, 1, 2).Wait()
+	_ = f.nodes[2].cmd.Process.Kill()
+	<-f.nodes[2].exited
+	f.join(proxy.Addr)
+	f.load("five", 6, 300, 0, 1, 3).Wait()
+	f.nodes[0].Signal(syscall.SIGSTOP)
+	time.Sleep(11 * time.Second) // a seat lasts 10 s
+	proxy.Refuse(true)
+	proxy.Cut()
+	f.nodes[0].Signal(syscall.SIGCONT)
+	drifted := func() int { return f.nodes[0].metric(`sluice_decision_sources_total{source="drift"}`) }
+	before := drifted()
+	f.load("five", 6, 100, 0).Wait()
+	if after := drifted(); after != before {
+		t.Errorf("a node that was stopped for longer than its seat lasted spent %d more of its share", after-before)
+	}
+	proxy.Refuse(false)
+	f.load("five", 12, 1000, 0, 1, 3).Wait()
+	if got := f.admitted.Load(); got > 10_500 {
+		t.Errorf("admitted %d of 10000, with a budget of 500", got)
+	}
+	t.Logf("admitted %d of 10000 with a budget of 500", f.admitted.Load())
+}
