@@ -64,20 +64,8 @@ func (f *Fleet) owe(now instant, a *ask, n tokens) {
 // local spends from a budget of this node alone: local_cap, or the limit's
 // share of one of max_nodes.
 func (f *Fleet) local(ctx context.Context, now instant, a *ask) verdict {
-	rule := *a.Rule
-	c := &rule.Coordination
-	share := func(n tokens) tokens {
-		if c.LocalCap > 0 {
-			return min(n, c.LocalCap)
-		}
-		return max(1, n/tokens(c.MaxNodes))
-	}
-	rule.Limit.Requests = share(rule.Limit.Requests)
-	if rule.Limit.Algorithm == ratelimit.TokenBucket {
-		rule.Limit.Burst = share(rule.Limit.Burst)
-	}
 	own := *a
-	own.Rule = &rule
+	own.Rule = a.Rule.LocalShare()
 	var v [1]verdict
 	f.fallback.Decide(ctx, now, []ask{own}, v[:])
 	return v[0]

@@ -87,6 +87,24 @@ func (r *Rule) outage(nodes int, limit Tokens) string {
 	}
 }
 
+// LocalShare is the rule for a node that must decide alone, under
+// on_store_failure: local: local_cap, or the limit's share of one of max_nodes.
+func (r *Rule) LocalShare() *Rule {
+	alone := *r
+	c := &alone.Coordination
+	share := func(n Tokens) Tokens {
+		if c.LocalCap > 0 {
+			return min(n, c.LocalCap)
+		}
+		return max(1, n/Tokens(c.MaxNodes))
+	}
+	alone.Limit.Requests = share(alone.Limit.Requests)
+	if alone.Limit.Algorithm == TokenBucket {
+		alone.Limit.Burst = share(alone.Limit.Burst)
+	}
+	return &alone
+}
+
 // Doubts says what is odd about the rule's coordination: settings that are
 // valid, and cannot do what they are for.
 func (r *Rule) Doubts() []string {

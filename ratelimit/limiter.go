@@ -35,6 +35,8 @@ const (
 	FromLease Source = iota
 	// FromClaim means that the ledger was asked.
 	FromClaim
+	// FromOwner means that another node decided, the key's owner.
+	FromOwner
 	// FromDrift means that it was spent before the ledger had answered, from
 	// this node's share of the rule's drift budget.
 	FromDrift
@@ -47,7 +49,7 @@ const (
 )
 
 // Sources are the names of the sources, by value.
-var Sources = [...]string{FromLease: "lease", FromClaim: "claim", FromOverflow: "overflow", FromDrift: "drift", FromFallback: "fallback"}
+var Sources = [...]string{FromLease: "lease", FromClaim: "claim", FromOverflow: "overflow", FromOwner: "owner", FromDrift: "drift", FromFallback: "fallback"}
 
 // Verdict answers an Ask. The zero Verdict admits.
 type Verdict struct {
@@ -88,6 +90,20 @@ type LimiterStats struct {
 	SyncAge time.Duration
 }
 
+// RoutingStats counts what a node did as one of a ring.
+type RoutingStats struct {
+	Forwarded uint64 // asks sent to their owners
+	Received  uint64 // asks of other nodes decided here
+	NotOwner  uint64 // asks that came to a node that does not own their key
+	Refused   uint64 // peers that could not prove to be one
+	Malformed uint64 // messages that made no sense, and changed nothing
+	Handed    uint64 // accounts given to their new owners
+	Hot       uint64 // decisions on hot keys, made here instead of at their owners
+	Members   int    // in the ring, as this node sees it
+	Ring      uint64 // a fingerprint of it: nodes that agree show the same
+	HotKeys   []string
+}
+
 // FallbackReason says why the ledger was not asked, or not heard.
 type FallbackReason uint8
 
@@ -98,10 +114,11 @@ const (
 	FallbackBreaker
 	FallbackQueueFull
 	FallbackTableFull
+	FallbackPeer // the key's owner could not be reached, or did not answer
 )
 
 // FallbackReasons are the names of the reasons, by value.
 var FallbackReasons = [...]string{
 	FallbackDeadline: "deadline", FallbackError: "error", FallbackBreaker: "breaker",
-	FallbackQueueFull: "queue_full", FallbackTableFull: "table_full",
+	FallbackQueueFull: "queue_full", FallbackTableFull: "table_full", FallbackPeer: "peer",
 }

@@ -31,7 +31,7 @@ const manyKeys = 300_000
 // most 1.15 times its fair share, and keys move to it only.
 func TestRingSpreads(t *testing.T) {
 	for _, n := range []int{3, 10, 100} {
-		before, after := NewRing(members(n)), NewRing(members(n + 1))
+		before, after := NewRing(members(n)), NewRing(members(n+1))
 		newcomer := members(n + 1)[n].Addr
 		for name, key := range keySets {
 			counts := map[string]int{}

@@ -1,0 +1,48 @@
+package routing
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// version of the messages. A node talks to any that is at least leastVersion.
+const version, leastVersion = 1, 1
+
+var (
+	errSecret  = errors.New("the peer does not know PEER_SECRET, or has another one")
+	errHello   = errors.New("the peer did not introduce itself")
+	errVersion = errors.New("the peer speaks a version that this node does not")
+)
+
+func newNonce() []byte {
+	b := make([]byte, 16)
+	_, _ = rand.Read(b) // never fails
+	return b
+}
+
+// mac proves that who made it knows the secret, to one who chose a nonce, in
+// one role of one conversation.
+func mac(secret, role string, caller, called *wire.Hello) []byte {
+	h := hmac.New(sha256.New, []byte(secret))
+	for _, part := range [][]byte{[]byte(role), caller.GetNonce(), called.GetNonce(), []byte(caller.GetAddr()), []byte(called.GetAddr())} {
+		fmt.Fprintf(h, "%d:", len(part))
+		h.Write(part)
+	}
+	return h.Sum(nil)
+}
+
+// check says what is wrong with a peer's hello.
+func check(h *wire.Hello) error {
+	switch {
+	case h == nil || h.GetAddr() == "" || len(h.GetNonce()) < 16 || len(h.GetAddr()) > 256:
+		return errHello
+	case h.GetVersion() < leastVersion:
+		return fmt.Errorf("%w: %d", errVersion, h.GetVersion())
+	}
+	return nil
+}

@@ -1,0 +1,93 @@
+package routing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Discovery says which nodes there may be, this one perhaps included. It blocks
+// at most until ctx is done.
+type Discovery interface {
+	Find(ctx context.Context) ([]string, error)
+}
+
+// Static is a list that does not change.
+type Static []string
+
+// Find implements [Discovery].
+func (s Static) Find(context.Context) ([]string, error) { return s, nil }
+
+// DNS finds nodes by a name that resolves to all of them, such as a headless
+// service's: its SRV records where there are any, else its addresses.
+type DNS struct {
+	Name, Port string
+	Resolver   *net.Resolver
+}
+
+// Find implements [Discovery].
+func (d DNS) Find(ctx context.Context) ([]string, error) {
+	if strings.HasPrefix(d.Name, "_") {
+		_, records, err := d.Resolver.LookupSRV(ctx, "", "", d.Name)
+		if err != nil {
+			return nil, fmt.Errorf("PEERS: %w", err)
+		}
+		addrs := make([]string, len(records))
+		for i, r := range records {
+			addrs[i] = net.JoinHostPort(strings.TrimSuffix(r.Target, "."), strconv.Itoa(int(r.Port)))
+		}
+		return addrs, nil
+	}
+	hosts, err := d.Resolver.LookupHost(ctx, d.Name)
+	if err != nil {
+		return nil, fmt.Errorf("PEERS: %w", err)
+	}
+	for i, h := range hosts {
+		hosts[i] = net.JoinHostPort(h, d.Port)
+	}
+	return hosts, nil
+}
+
+// ParsePeers reads the setting PEERS: static:HOST:PORT,... or dns:NAME:PORT.
+func ParsePeers(s string) (Discovery, error) {
+	kind, rest, _ := strings.Cut(s, ":")
+	switch kind {
+	case "static":
+		addrs := strings.Split(rest, ",")
+		for _, a := range addrs {
+			if err := checkAddr(a); err != nil {
+				return nil, fmt.Errorf("PEERS has the address %q: %w", a, err)
+			}
+		}
+		slices.Sort(addrs)
+		return Static(slices.Compact(addrs)), nil
+	case "dns":
+		host, port, err := net.SplitHostPort(rest)
+		if err != nil || host == "" {
+			return nil, fmt.Errorf("PEERS is %q, and dns wants NAME:PORT", s)
+		}
+		return DNS{Name: host, Port: port, Resolver: net.DefaultResolver}, nil
+	}
+	return nil, fmt.Errorf("PEERS is %q, must be static:HOST:PORT,... or dns:NAME:PORT", s)
+}
+
+var errAddr = errors.New("must be host:port, with the port a number and the host not empty")
+
+func checkAddr(a string) error {
+	host, port, err := net.SplitHostPort(a)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil || host == "" {
+		return errAddr
+	}
+	return nil
+}
+
+// findEvery is how often nodes are looked for.
+const findEvery = time.Second

@@ -1,0 +1,112 @@
+package routing
+
+import (
+	"sync"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// hot finds the keys that are asked for much more often than others, in
+// bounded memory: the Space-Saving algorithm (Metwally, Agrawal and El Abbadi,
+// 2005) over a second at a time. It is safe for concurrent use.
+type hot struct {
+	mu      sync.Mutex
+	rate    float64           // guarded by mu: hits a second from which on a key is hot; 0: ten times the mean
+	since   ratelimit.Instant // guarded by mu: when this second began
+	total   uint64            // guarded by mu
+	keys    map[uint64]int    // guarded by mu: hash to slot
+	slots   []hotSlot         // guarded by mu
+	current map[uint64]string // guarded by mu: keys that were hot in the last second, by hash
+}
+
+type hotSlot struct {
+	hash  uint64
+	count uint64
+	name  string
+}
+
+const (
+	hotSlots  = 256
+	hotFactor = 10  // times the mean of all keys
+	hotLeast  = 200 // hits a second: below, a hop costs less than a lease
+	hotPeriod = time.Second
+)
+
+func newHot(rate float64) *hot {
+	return &hot{rate: rate, keys: map[uint64]int{}, current: map[uint64]string{}}
+}
+
+// hit counts one, and tells whether its key was hot in the last second.
+func (h *hot) hit(now ratelimit.Instant, key []byte) bool {
+	hash := xxhash.Sum64(key)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if now.Sub(h.since) >= hotPeriod {
+		h.turn(now)
+	}
+	h.total++
+	if i, ok := h.keys[hash]; ok {
+		h.slots[i].count++
+	} else {
+		h.take(hash, key)
+	}
+	_, ok := h.current[hash]
+	return ok
+}
+
+// take gives a key the slot of the rarest; its count goes on from there.
+func (h *hot) take(hash uint64, key []byte) {
+	if len(h.slots) < hotSlots {
+		h.keys[hash] = len(h.slots)
+		h.slots = append(h.slots, hotSlot{hash: hash, count: 1, name: string(key)})
+		return
+	}
+	// One of a few is rare enough: a search for the rarest would cost each new key 256 steps.
+	least := int(hash % hotSlots)
+	for i := uint64(1); i < 8; i++ {
+		if other := int((hash + i*37) % hotSlots); h.slots[other].count < h.slots[least].count {
+			least = other
+		}
+	}
+	s := &h.slots[least]
+	delete(h.keys, s.hash)
+	h.keys[hash] = least
+	*s = hotSlot{hash: hash, count: s.count + 1, name: string(key)}
+}
+
+// turn ends a second: who was hot is known now.
+func (h *hot) turn(now ratelimit.Instant) {
+	seconds := max(1, now.Sub(h.since).Seconds())
+	threshold := h.rate * seconds
+	if h.rate == 0 {
+		threshold = max(hotFactor*float64(h.total)/float64(max(1, len(h.slots))), hotLeast*seconds)
+		if len(h.slots) < hotFactor { // so few keys have no mean to speak of
+			threshold = hotLeast * seconds
+		}
+	}
+	clear(h.current)
+	for i := range h.slots {
+		if s := &h.slots[i]; float64(s.count) > threshold {
+			h.current[s.hash] = s.name
+		}
+	}
+	clear(h.keys)
+	h.slots, h.total, h.since = h.slots[:0], 0, now
+}
+
+// names are the keys that are hot now.
+func (h *hot) names(now ratelimit.Instant) []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if now.Sub(h.since) >= 2*hotPeriod {
+		return nil
+	}
+	var all []string
+	for _, name := range h.current {
+		all = append(all, name)
+	}
+	return all
+}

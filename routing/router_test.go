@@ -1,0 +1,418 @@
+package routing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// node is a router in this process, with a real gRPC server.
+type node struct {
+	*Router
+	addr string
+	end  func() // at once, as a crash would
+	errs chan error
+}
+
+type ringWorld struct {
+	*testing.T
+	clock ratelimit.Clock
+	wall  time.Time
+	addrs []string // of all that there will be
+	lis   []net.Listener
+}
+
+func newRingWorld(t *testing.T, n int) *ringWorld {
+	w := &ringWorld{T: t, clock: ratelimit.MonotonicClock(), wall: time.Now()}
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		w.lis, w.addrs = append(w.lis, l), append(w.addrs, l.Addr().String())
+	}
+	return w
+}
+
+// start starts the i-th node, which looks for all others.
+func (w *ringWorld) start(i int, secret string) *node {
+	w.Helper()
+	n := &node{addr: w.addrs[i], errs: make(chan error, 1000)}
+	n.Router = New(leasing.NewLocal(100_000, w.clock(), w.wall), Options{
+		Addr: n.addr, Discovery: Static(w.addrs), Secret: secret,
+		OnPeer: func(_ string, err error) {
+			select {
+			case n.errs <- err:
+			default:
+			}
+		},
+	}, w.clock, w.wall)
+	server := n.NewServer(nil)
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = server.Serve(w.lis[i]) })
+	running.Go(func() { n.Run(ctx) })
+	n.end = sync.OnceFunc(func() { cancel(); server.Stop(); running.Wait() })
+	w.Cleanup(n.end)
+	return n
+}
+
+func (w *ringWorld) eventually(what string, ok func() bool) {
+	w.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			w.Fatal("not within 10 s: ", what)
+		}
+	}
+}
+
+// ring starts nodes and waits until all know all.
+func (w *ringWorld) ring(n int) []*node {
+	nodes := make([]*node, n)
+	for i := range nodes {
+		nodes[i] = w.start(i, "s")
+	}
+	w.agree(nodes...)
+	return nodes
+}
+
+func (w *ringWorld) agree(nodes ...*node) {
+	w.Helper()
+	defer func() {
+		for _, n := range nodes {
+			if w.Failed() {
+				n.mu.Lock()
+				w.Logf("%s present %v stable %v, was %v, ring %v", n.addr, n.present, n.view.Load().stable.Load(), n.wasStable, n.view.Load().ring)
+				for a, m := range n.members {
+					w.Logf("    %s alive %v ready %v tried %v", a, m.alive, m.ready.Load(), m.tried.Load())
+				}
+				n.mu.Unlock()
+			}
+		}
+	}()
+	for _, n := range nodes {
+		w.eventually("all know all", func() bool { return n.Ready() && n.Stats().Members == len(nodes) && n.view.Load().stable.Load() })
+	}
+}
+
+func routed(limit ratelimit.Tokens) *ratelimit.Rule {
+	r := &ratelimit.Rule{Domain: "d", Limit: ratelimit.Limit{Unit: ratelimit.Year, Requests: limit}, Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{}}
+	r.Coordination.Mode, r.Coordination.OnStoreFailure = ratelimit.Routing, ratelimit.FailClosed
+	return r
+}
+
+func keyOf(i int) []byte {
+	b := ratelimit.AppendPrefix(nil, "d", ratelimit.Limit{Unit: ratelimit.Year})
+	return ratelimit.AppendEntry(b, "user", fmt.Sprint(i), false)
+}
+
+func (n *node) ask(rule *ratelimit.Rule, key int, cost ratelimit.Tokens) verdict {
+	v := make([]verdict, 1)
+	n.Decide(context.Background(), n.clock(), []ratelimit.Ask{{Rule: rule, Key: keyOf(key), Cost: cost}}, v)
+	return v[0]
+}
+
+// Exact from any node, for each of many keys and all algorithms.
+func TestRouterIsExact(t *testing.T) {
+	w := newRingWorld(t, 3)
+	nodes := w.ring(3)
+	for algorithm := range ratelimit.Algorithms {
+		rule := routed(10)
+		rule.Limit.Algorithm, rule.Limit.Burst = ratelimit.Algorithm(algorithm), 10
+		var admitted [20]atomic.Int64
+		var wg sync.WaitGroup
+		for i := range 6 {
+			wg.Go(func() {
+				for j := range 20 * 5 {
+					v := nodes[(i+j)%3].ask(rule, 1000*algorithm+j%20, 1)
+					if v.Source == ratelimit.FromFallback {
+						t.Errorf("without the owner: %+v", v)
+					}
+					if !v.OverLimit {
+						admitted[j%20].Add(1)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		for k := range admitted {
+			if got := admitted[k].Load(); got != 10 {
+				t.Errorf("%s: key %d admitted %d of 10", ratelimit.Algorithms[algorithm], k, got)
+			}
+		}
+	}
+	if s := nodes[0].Stats(); s.Forwarded == 0 || s.Received == 0 {
+		t.Errorf("%+v: was anything routed?", s)
+	}
+}
+
+// Nodes join and leave in good order, each in its turn until all have been
+// replaced, under load: every key admits exactly its limit.
+func TestRouterRollingReplacement(t *testing.T) {
+	w := newRingWorld(t, 6)
+	nodes := w.ring(3)
+	const keys = 300
+	rule := routed(10)
+	var admitted [keys]atomic.Int64
+	var live atomic.Pointer[[]*node]
+	live.Store(&nodes)
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	late := atomic.Int64{}
+	for i := range 4 {
+		wg.Go(func() {
+			for j := i; ctx.Err() == nil; j++ {
+				n := (*live.Load())[j%len(*live.Load())]
+				v := n.ask(rule, (j*7+i)%keys, 1)
+				if v.Source == ratelimit.FromFallback {
+					late.Add(1)
+				}
+				if !v.OverLimit {
+					admitted[(j*7+i)%keys].Add(1)
+				}
+				time.Sleep(200 * time.Microsecond)
+			}
+		})
+	}
+	current := slices.Clone(nodes)
+	for i := range 3 {
+		next := w.start(3+i, "s")
+		w.eventually("the new node is ready", next.Ready)
+		current = append(current, next)
+		with := slices.Clone(current)
+		live.Store(&with)
+		time.Sleep(100 * time.Millisecond)
+		old := current[0]
+		current = slices.Clone(current[1:])
+		without := slices.Clone(current)
+		live.Store(&without) // nobody asks it any more
+		old.Leave(context.Background())
+		time.Sleep(50 * time.Millisecond) // what was asked of it is answered
+		old.end()
+	}
+	cancel()
+	wg.Wait()
+	for k := range keys {
+		for range 12 { // use up what is left
+			if !current[k%len(current)].ask(rule, k, 1).OverLimit {
+				admitted[k].Add(1)
+			}
+		}
+	}
+	wrong := 0
+	for k := range admitted {
+		if got := admitted[k].Load(); got != 10 {
+			wrong++
+			t.Logf("key %d admitted %d of 10", k, got)
+		}
+	}
+	t.Logf("%d decisions without an owner", late.Load())
+	if wrong > 0 {
+		t.Errorf("%d of %d keys did not admit exactly their limit", wrong, keys)
+	}
+}
+
+// A crash: no decision fails or takes longer than the deadline, and within
+// TakeOver others own its keys.
+func TestRouterOwnerCrashes(t *testing.T) {
+	w := newRingWorld(t, 3)
+	nodes := w.ring(3)
+	rule := routed(1000)
+	key := 0
+	for nodes[0].view.Load().ring.Owner(HashOf(keyOf(key))) != nodes[2].addr {
+		key++
+	}
+	if v := nodes[0].ask(rule, key, 1); v.Source != ratelimit.FromOwner {
+		t.Fatalf("%+v", v)
+	}
+	nodes[2].end()
+	start := time.Now()
+	back := time.Duration(0)
+	for back == 0 && time.Since(start) < 10*time.Second {
+		asked := time.Now()
+		v := nodes[0].ask(rule, key, 1)
+		if took := time.Since(asked); took > 100*time.Millisecond {
+			t.Errorf("a decision took %v", took)
+		}
+		if v.Err != nil {
+			t.Fatal(v.Err)
+		}
+		if v.Source != ratelimit.FromFallback {
+			back = time.Since(start)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	t.Logf("others took over after %v", back)
+	if back == 0 || back > TakeOver+2*time.Second {
+		t.Errorf("taken over after %v, declared %v", back, TakeOver)
+	}
+}
+
+// Undone decisions are undone at the owner.
+func TestRouterUndo(t *testing.T) {
+	w := newRingWorld(t, 2)
+	nodes := w.ring(2)
+	rule := routed(5)
+	for k := range 20 {
+		a := []ratelimit.Ask{{Rule: rule, Key: keyOf(k), Cost: 3}}
+		v := make([]verdict, 1)
+		nodes[0].Decide(context.Background(), w.clock(), a, v)
+		nodes[0].Undo(w.clock(), a, v)
+		w.eventually("it is undone", func() bool {
+			a := []ratelimit.Ask{{Rule: rule, Key: keyOf(k), Kind: ratelimit.Peek}}
+			nodes[0].Decide(context.Background(), w.clock(), a, v)
+			return v[0].Remaining == 5
+		})
+	}
+}
+
+// Who does not know the secret is refused, on both sides, and says so.
+func TestRouterRefusesStrangers(t *testing.T) {
+	w := newRingWorld(t, 2)
+	a, b := w.start(0, "right"), w.start(1, "wrong")
+	for _, n := range []*node{a, b} {
+		w.eventually("it complains", func() bool {
+			select {
+			case err := <-n.errs:
+				return errors.Is(err, errSecret) || strings.Contains(err.Error(), errSecret.Error())
+			default:
+				return false
+			}
+		})
+		if n.Stats().Members > 1 {
+			t.Error("a stranger is in the ring")
+		}
+	}
+}
+
+// Garbage, old versions, keys of others, replays and nonsense change no budget,
+// and are counted.
+func TestRouterBadPeers(t *testing.T) {
+	w := newRingWorld(t, 2)
+	n := w.start(0, "s")
+	w.eventually("ready", n.Ready)
+	conn, err := grpc.NewClient(n.addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	open := func(h *wire.Hello, secret string) (grpc.BidiStreamingClient[wire.Frame, wire.Frame], error) {
+		s, err := wire.NewPeerClient(conn).Exchange(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = s.Send(&wire.Frame{Hello: h})
+		f, err := s.Recv()
+		if err != nil {
+			return nil, err
+		}
+		_ = s.Send(&wire.Frame{Proof: mac(secret, "caller", h, f.GetWelcome())})
+		_ = s.Send(&wire.Frame{Ping: 7})
+		f, err = s.Recv()
+		if err == nil && f.GetReplies()[0].GetId() != 7 {
+			t.Errorf("%v", f)
+		}
+		return s, err
+	}
+	good := &wire.Hello{Version: version, Addr: w.addrs[1], Nonce: newNonce()}
+	for what, h := range map[string]*wire.Hello{
+		"nothing": nil, "no name": {Version: version, Nonce: newNonce()}, "no nonce": {Version: version, Addr: "x:1"},
+		"old": {Version: 0, Addr: "x:1", Nonce: newNonce()},
+	} {
+		if _, err := open(h, "s"); err == nil {
+			t.Errorf("%s: let in", what)
+		}
+	}
+	if _, err := open(good, "no"); err == nil {
+		t.Error("a wrong secret was let in")
+	}
+	if got := n.Stats().Refused; got != 5 {
+		t.Errorf("%d refused, not 5", got)
+	}
+	s, err := open(good, "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rule := ruleMessage(routed(10))
+	bad := []*wire.Ask{
+		{}, {Key: keyOf(1), Cost: -1, Rule: rule}, {Key: keyOf(1), Cost: 1}, {Key: make([]byte, 1000), Cost: 1, Rule: rule},
+		{Key: keyOf(1), Cost: 1, Kind: 9, Rule: rule}, {Key: keyOf(1), Cost: 1, Rule: &wire.Rule{Unit: 200, Requests: 1}},
+		{Key: keyOf(1), Cost: 1, Rule: &wire.Rule{Unit: 2, Requests: -1}}, {Key: keyOf(1), Cost: 0, Rule: rule},
+		{Key: keyOf(1), Cost: 1, Kind: undo, Charged: -5, Rule: rule},
+	}
+	_ = s.Send(&wire.Frame{Asks: bad, Transfers: []*wire.Transfer{{Id: 3, Key: keyOf(1), Charged: -7}, {}}})
+	statuses := 0
+	for got := 0; got < 2; got++ {
+		f, err := s.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range f.GetReplies() {
+			if r.GetStatus() == malformed {
+				statuses++
+			}
+		}
+	}
+	if m := n.Stats().Malformed; statuses != len(bad) || m != uint64(len(bad)+2) {
+		t.Errorf("%d of %d asks were malformed, and %d messages in all", statuses, len(bad), m)
+	}
+	if v := n.ask(routed(10), 1, 10); v.OverLimit {
+		t.Errorf("a budget was touched: %+v", v)
+	}
+}
+
+func TestHotKeysAreFound(t *testing.T) {
+	h := newHot(0)
+	now := instant(1)
+	for second := range 3 {
+		for i := range 20_000 {
+			now = now.Add(50 * time.Microsecond)
+			key := keyOf(1_000_000)
+			if i%10 == 0 {
+				key = keyOf(second*2000 + i)
+			}
+			h.hit(now, key)
+		}
+	}
+	if names := h.names(now); len(names) != 1 || names[0] != string(keyOf(1_000_000)) {
+		t.Errorf("%q", names)
+	}
+	if len(h.slots) > hotSlots || len(h.keys) > hotSlots {
+		t.Error("it grows")
+	}
+	if names := h.names(now.Add(3 * time.Second)); len(names) != 0 {
+		t.Errorf("still hot: %q", names)
+	}
+}
+
+func TestParsePeers(t *testing.T) {
+	for text, want := range map[string]string{
+		"static:a:1,b:2,a:1": "[a:1 b:2]", "dns:sluice.svc:8082": "{sluice.svc 8082",
+	} {
+		if d, err := ParsePeers(text); err != nil || !strings.HasPrefix(fmt.Sprint(d), want) {
+			t.Errorf("%s: %v %v", text, d, err)
+		}
+	}
+	for _, text := range []string{"", "static:", "static:a", "static:a:x", "dns:a", "dns::1", "raft:a:1"} {
+		if _, err := ParsePeers(text); err == nil || !strings.Contains(err.Error(), "PEERS") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
