@@ -89,11 +89,11 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, a Account) bool {
 	here := &c.val
 	here.fence = max(here.fence, a.Fence)
 	here.dead = max(here.dead, a.Dead)
-	switch {
-	case here.window == a.Window:
+	switch here.window {
+	case a.Window:
 		here.base += a.Charged
 		here.prev += a.Previous
-	case here.window == a.Window+1: // it has rolled since
+	case a.Window + 1: // it has rolled since
 		here.prev += a.Charged
 	}
 	here.level = min(here.level, a.Level) // of a bucket: what either has left

@@ -261,7 +261,7 @@ func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter fl
 		h.lease.retryCost = grantable(g) + 1
 	}
 	got := g.Granted - fl.claim.Granted
-	if h.lease.algorithm != ratelimit.FixedWindow && float64(got) < h.demand.perSec*backOff.Seconds() {
+	if h.lease.algorithm != ratelimit.FixedWindow && g.Available < max(1, h.rule.Limit.Capacity()/100) && float64(got) < h.demand.perSec*backOff.Seconds() {
 		// Tokens come back one by one: let some gather, but none overflow.
 		wait := backOff
 		if h.lease.algorithm == ratelimit.TokenBucket {

@@ -42,6 +42,11 @@ func (r *Rule) Declare(nodes int, store bool) Bounds {
 		if nodes > 1 {
 			b.OverNote = "each node counts alone"
 		}
+		if r.Coordination.Mode == Routing {
+			b.Over, b.Wait = 0, "one hop to the key's owner, at most "+StoreDeadline.String()
+			b.OverNote = "with PEERS; after an owner's crash at most the limit once more, and halves that cannot see each other count apart"
+			b.OnOutage = r.outage(nodes, limit) // of the owner
+		}
 		return b
 	}
 	c := r.Coordination
@@ -62,8 +67,8 @@ func (r *Rule) Declare(nodes int, store bool) Bounds {
 		b.Wait = fmt.Sprintf("%v, and none above the watermark; without a share as leasing", c.CheckTimeout)
 		b.StoreOps += fmt.Sprintf(", and one each %v", r.SyncInterval())
 	case Routing:
-		b.Under = "0 (after an owner's crash: the block it drew)"
-		b.Wait = "one hop to the key's owner"
+		b.Under = "0 (after an owner's crash: the lease it held)"
+		b.Wait = "one hop to the key's owner, at most " + StoreDeadline.String()
 		b.StoreOps = "a block for each owner, not for each request"
 	}
 	return b

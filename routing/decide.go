@@ -382,7 +382,7 @@ func (r *Router) handedTo(ctx context.Context, to string) {
 		r.mu.Lock()
 		leaving := r.left
 		r.mu.Unlock()
-		if ring := r.view.Load().ring; ring.Has(to) && !(leaving && ring.Has(r.options.Addr)) {
+		if ring := r.view.Load().ring; ring.Has(to) && (!leaving || !ring.Has(r.options.Addr)) {
 			break
 		}
 		time.Sleep(time.Millisecond)

@@ -352,14 +352,19 @@ func TestRouterBadPeers(t *testing.T) {
 	}
 	rule := ruleMessage(routed(10))
 	bad := []*wire.Ask{
-		{}, {Key: keyOf(1), Cost: -1, Rule: rule}, {Key: keyOf(1), Cost: 1}, {Key: make([]byte, 1000), Cost: 1, Rule: rule},
-		{Key: keyOf(1), Cost: 1, Kind: 9, Rule: rule}, {Key: keyOf(1), Cost: 1, Rule: &wire.Rule{Unit: 200, Requests: 1}},
-		{Key: keyOf(1), Cost: 1, Rule: &wire.Rule{Unit: 2, Requests: -1}}, {Key: keyOf(1), Cost: 0, Rule: rule},
+		{},
+		{Key: keyOf(1), Cost: -1, Rule: rule},
+		{Key: keyOf(1), Cost: 1},
+		{Key: make([]byte, 1000), Cost: 1, Rule: rule},
+		{Key: keyOf(1), Cost: 1, Kind: 9, Rule: rule},
+		{Key: keyOf(1), Cost: 1, Rule: &wire.Rule{Unit: 200, Requests: 1}},
+		{Key: keyOf(1), Cost: 1, Rule: &wire.Rule{Unit: 2, Requests: -1}},
+		{Key: keyOf(1), Cost: 0, Rule: rule},
 		{Key: keyOf(1), Cost: 1, Kind: undo, Charged: -5, Rule: rule},
 	}
 	_ = s.Send(&wire.Frame{Asks: bad, Transfers: []*wire.Transfer{{Id: 3, Key: keyOf(1), Charged: -7}, {}}})
 	statuses := 0
-	for got := 0; got < 2; got++ {
+	for range 2 {
 		f, err := s.Recv()
 		if err != nil {
 			t.Fatal(err)

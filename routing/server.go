@@ -33,5 +33,5 @@ type exchange struct {
 
 // Exchange implements the peers' service.
 func (e exchange) Exchange(s grpc.BidiStreamingServer[wire.Frame, wire.Frame]) error {
-	return e.Router.exchange(s)
+	return e.exchange(s)
 }

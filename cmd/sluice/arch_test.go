@@ -35,6 +35,7 @@ var mayImport = map[string][]string{
 	"bench":     {""},
 	"leasing":   {"leasing", "ratelimit"},
 	"approx":    {"ratelimit"},
+	"routing":   {"ratelimit", "leasing", "routing"},
 	"ratelimit": {"ratelimit"},
 }
 

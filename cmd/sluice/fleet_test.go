@@ -79,9 +79,9 @@ func (f *fleet) askFor(node int, key, value string) time.Duration {
 	defer cancel()
 	start := time.Now()
 	hits := max(1, f.hits)
-	r, err := f.clients[node].ShouldRateLimit(ctx, &rls.RateLimitRequest{Domain: "d", HitsAddend: uint32(hits), Descriptors: []*common.RateLimitDescriptor{
-		{Entries: []*common.RateLimitDescriptor_Entry{{Key: key, Value: value}}},
-	}})
+	q := request(key, value)
+	q.HitsAddend = uint32(hits)
+	r, err := f.clients[node].ShouldRateLimit(ctx, q)
 	took := time.Since(start)
 	if int64(took) > f.slowest.Load() {
 		f.slowest.Store(int64(took))
@@ -95,6 +95,13 @@ func (f *fleet) askFor(node int, key, value string) time.Duration {
 		f.refused.Add(1)
 	}
 	return took
+}
+
+// request asks for one hit of one key.
+func request(key, value string) *rls.RateLimitRequest {
+	return &rls.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{
+		{Entries: []*common.RateLimitDescriptor_Entry{{Key: key, Value: value}}},
+	}}
 }
 
 // load has callers ask all nodes in turn, until each has asked n times.

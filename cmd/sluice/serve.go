@@ -27,6 +27,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 	"github.com/sluice-gate/sluice/ratelimit/server"
 	"github.com/sluice-gate/sluice/ratelimit/service"
+	"github.com/sluice-gate/sluice/routing"
 )
 
 type serveCmd struct {
@@ -73,7 +74,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	if err := store.Load(); err != nil && !c.ForceStart {
 		return fmt.Errorf("the first rules are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set:\n%w", err)
 	}
-	if c.Redis.URL != "" {
+	if c.Ring.Peers == "" {
 		warnOfModes(store.Rules(), log)
 	}
 	clock := ratelimit.MonotonicClock()
@@ -81,9 +82,22 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	if err != nil {
 		return err
 	}
+	var ring *routing.Router
+	if c.Ring.Peers != "" {
+		r, peered, err := c.Ring.route(limiter, run, clock, log)
+		if err != nil {
+			return err
+		}
+		limiter, run, ring = r, peered, r.Router
+	}
 	latency := metrics.NewLatency()
 	svc := service.New(store.Rules, limiter, clock, time.Now, latency, c.serviceOptions(), log)
+	var ringStats func() ratelimit.RoutingStats
+	if ring != nil {
+		ringStats = ring.Stats
+	}
 	shown := metrics.Collector{Source: metrics.Source{
+		Ring:  ringStats,
 		Store: store, Stats: &svc.Stats, Limiter: limiter.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: seat,
 	}}
 	v, err := c.open(svc, shown, latency, log)
@@ -102,19 +116,32 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 		defer close(released)
 		run(claiming)
 	}()
-	go keepHealthy(background, v, store, c.ForceStart && !c.HealthyWithOne)
+	go keepHealthy(background, v, store, ring, c.ForceStart && !c.HealthyWithOne)
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		<-drain.Done()
+		if ring != nil { // others own its keys while it drains
+			ctx, cancel := context.WithTimeout(hurry, leaveTime)
+			defer cancel()
+			ring.Leave(ctx)
+		}
+	}()
 	announce(s.out, v, source)
 	err = v.Serve(drain, hurry)
+	if drain.Err() != nil {
+		<-left
+	}
 	release() // after the last call: what is unspent goes back
 	<-released
 	return err
 }
 
-// warnOfModes says which rules ask for a mode that is not there yet.
+// warnOfModes says which rules ask for owners that nobody named.
 func warnOfModes(rules *config.Rules, log *slog.Logger) {
 	for _, r := range rules.All() {
 		if r.Coordination.Mode == ratelimit.Routing {
-			log.Warn("routing runs as leasing in this version", "first", r.Domain+"."+r.Path, "mode", r.Coordination.Mode.String())
+			log.Warn("PEERS is not set: mode routing runs as leasing", "first", r.Domain+"."+r.Path, "mode", r.Coordination.Mode.String())
 			return
 		}
 	}
@@ -237,8 +264,8 @@ func watch(ctx context.Context, store *config.Store, tree config.Tree, log *slog
 }
 
 // keepHealthy makes the server healthy once there are rules, or at once.
-func keepHealthy(ctx context.Context, v *server.Server, store *config.Store, always bool) {
-	healthy := func() bool { return always || store.Rules() != nil }
+func keepHealthy(ctx context.Context, v *server.Server, store *config.Store, ring *routing.Router, always bool) {
+	healthy := func() bool { return (always || store.Rules() != nil) && (ring == nil || ring.Ready()) }
 	v.SetHealthy(healthy())
 	every(ctx, 100*time.Millisecond, func() {
 		if healthy() {

@@ -25,6 +25,7 @@ var groups = []kong.Group{
 	{Key: "answers", Title: "Answers:"},
 	{Key: "coordination", Title: "Coordination (what a rule has when its file says nothing):"},
 	{Key: "store", Title: "Store (shared by all nodes of a fleet):"},
+	{Key: "peers", Title: "Peers (owners of keys, for mode routing):"},
 	{Key: "limits", Title: "Resources:"},
 	{Key: "log", Title: "Logs and metrics:"},
 }
@@ -64,6 +65,7 @@ type settings struct {
 
 	Coordination coordinationFlags `embed:"" group:"coordination"`
 	Redis        redisFlags        `embed:"" group:"store"`
+	Ring         peerFlags         `embed:"" group:"peers"`
 
 	MaxKeys        int    `group:"limits" env:"MAX_KEYS" default:"1000000" help:"Most keys tracked at once, at most about 1.2 KB of memory each. Beyond it new keys share budgets: they may be refused early, and never get more than their limit."`
 	DriftAuditFile string `group:"log" env:"DRIFT_AUDIT_FILE" name:"drift-audit-file" placeholder:"FILE" help:"Append what claims settle of drift as JSON lines; at 64 MB it is moved to FILE.1."`

@@ -30,6 +30,8 @@ type Source struct {
 	// Seat, if set, is the drift seat of this node, -1 for none, and whether a
 	// rule needs one.
 	Seat func() (seat int, wanted bool)
+	// Ring, if set, is what this node did as one of a ring.
+	Ring func() ratelimit.RoutingStats
 }
 
 // Collector is a prometheus.Collector over a Source.
@@ -71,6 +73,14 @@ var (
 	unconfirmed   = ours("drift_unconfirmed_tokens", "Tokens spent here and not yet confirmed by the ledger.", byRule...)
 	share         = ours("drift_share_tokens", "Tokens of each key that a seat may spend unconfirmed.", byRule...)
 	seat          = ours("drift_seat", "This node's drift seat; -1: it has none, and its approx rules lease.")
+	ringMembers   = ours("ring_members", "Nodes in the ring, as this one sees it.")
+	ringPrint     = ours("ring_fingerprint", "Of the ring: nodes that agree show the same.")
+	peerAsks      = ours("peer_asks_total", "Asks between nodes: forwarded to an owner, received and decided, or not this node's.", "what")
+	peerRefused   = ours("peers_refused_total", "Peers that could not prove to be one.")
+	peerMalformed = ours("peer_messages_malformed_total", "Messages of peers that made no sense, and changed nothing.")
+	handed        = ours("accounts_handed_over_total", "Accounts given to their new owners.")
+	hotDecisions  = ours("hot_key_decisions_total", "Decisions on hot keys of other owners, made here.")
+	hotKeys       = ours("hot_keys", "Keys of this owner that are hot now.")
 	syncAge       = ours("store_sync_age_seconds", "Time since the store last answered.")
 	ruleCount     = ours("rules", "Rules in force.")
 	domains       = ours("domains", "Domains in force.")
@@ -79,6 +89,7 @@ var (
 		totalHits, withinLimit, nearLimit, overLimit, shadowMode, callErrors, calls, loadSuccess, loadError,
 		decisions, refunds, sources, answers, shadowed, unknown, badCalls, panics, keys, keysMax, evicted, claims, fallbacks, breaker,
 		ruleCount, domains, build, overAdmitted, underAdmitted, declared, unconfirmed, share, seat, syncAge,
+		ringMembers, ringPrint, peerAsks, peerRefused, peerMalformed, handed, hotDecisions, hotKeys,
 	}
 )
 
@@ -169,6 +180,19 @@ func (c Collector) collectDrift(count func(*prometheus.Desc, uint64, ...string),
 	if c.Seat != nil {
 		n, _ := c.Seat()
 		gauge(seat, n)
+	}
+	if c.Ring != nil {
+		s := c.Ring()
+		gauge(ringMembers, s.Members)
+		gauge(ringPrint, int(s.Ring>>12)) // what a float holds
+		count(peerAsks, s.Forwarded, "forwarded")
+		count(peerAsks, s.Received, "received")
+		count(peerAsks, s.NotOwner, "not_owner")
+		count(peerRefused, s.Refused)
+		count(peerMalformed, s.Malformed)
+		count(handed, s.Handed)
+		count(hotDecisions, s.Hot)
+		gauge(hotKeys, len(s.HotKeys))
 	}
 	shown := make(map[[2]string]bool, MaxRules)
 	for _, r := range c.Store.Rules().All() {

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing"
+)
+
+// peerFlags say who owns keys together under mode routing.
+type peerFlags struct {
+	Peers   string  `env:"PEERS" name:"peers" placeholder:"WHERE" help:"static:HOST:PORT,... or dns:NAME:PORT (a headless service, or _SRV._tcp.NAME). Unset: mode routing runs as leasing."`
+	Addr    string  `env:"PEER_ADDR" name:"peer-addr" placeholder:"HOST:PORT" help:"This node's own address for its peers, as they find it."`
+	Secret  string  `env:"PEER_SECRET" name:"peer-secret" placeholder:"SECRET" help:"What all peers know. Needed, but with PEER_TLS_*."`
+	Weight  uint32  `env:"PEER_WEIGHT" name:"peer-weight" default:"1" help:"This node's share of the keys, beside others'; 1 to 100."`
+	TLSCert string  `env:"PEER_TLS_CERT" name:"peer-tls-cert" placeholder:"FILE" help:"This node's certificate; peers present theirs to each other."`
+	TLSKey  string  `env:"PEER_TLS_KEY" name:"peer-tls-key" placeholder:"FILE" help:"Its key."`
+	TLSCA   string  `env:"PEER_TLS_CACERT" name:"peer-tls-cacert" placeholder:"FILE" help:"Who signs peers' certificates."`
+	HotRate float64 `env:"HOT_KEY_RATE" name:"hot-key-rate" default:"0" help:"Requests a second to an owner from which on a key is leased instead of asked for; 0: ten times the mean, and 200."`
+}
+
+// options checks the settings and makes them a router's.
+func (f *peerFlags) options() (o routing.Options, serverTLS credentials.TransportCredentials, err error) {
+	if o.Discovery, err = routing.ParsePeers(f.Peers); err != nil {
+		return o, nil, err
+	}
+	if host, _, err := net.SplitHostPort(f.Addr); err != nil || host == "" {
+		return o, nil, fmt.Errorf("PEER_ADDR is %q, and with PEERS it must be this node's own HOST:PORT, as its peers find it", f.Addr)
+	}
+	if f.Weight < 1 || f.Weight > 100 {
+		return o, nil, fmt.Errorf("PEER_WEIGHT is %d, must be between 1 and 100", f.Weight)
+	}
+	if f.HotRate < 0 {
+		return o, nil, fmt.Errorf("HOT_KEY_RATE is %v, must not be negative", f.HotRate)
+	}
+	o.Addr, o.Secret, o.Weight, o.HotRate = f.Addr, f.Secret, f.Weight, f.HotRate
+	if f.TLSCert == "" && f.TLSKey == "" && f.TLSCA == "" {
+		if f.Secret == "" {
+			return o, nil, errors.New("PEERS is set, and neither PEER_SECRET nor PEER_TLS_CERT, PEER_TLS_KEY and PEER_TLS_CACERT are: anybody could change budgets")
+		}
+		return o, nil, nil
+	}
+	pair, err := tls.LoadX509KeyPair(f.TLSCert, f.TLSKey)
+	if err != nil {
+		return o, nil, fmt.Errorf("PEER_TLS_CERT and PEER_TLS_KEY: %w", err)
+	}
+	pem, err := os.ReadFile(f.TLSCA)
+	if err != nil {
+		return o, nil, fmt.Errorf("PEER_TLS_CACERT: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return o, nil, fmt.Errorf("PEER_TLS_CACERT: %s has no certificate", f.TLSCA)
+	}
+	o.TLS = credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, RootCAs: pool})
+	return o, credentials.NewTLS(&tls.Config{
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert,
+	}), nil
+}
+
+// routed is a node's limiter as one of a ring.
+type routed struct {
+	*routing.Router
+	base limiter
+}
+
+// Stats adds what the ring did.
+func (r routed) Stats() ratelimit.LimiterStats {
+	s := r.base.Stats()
+	s.Fallbacks[ratelimit.FallbackPeer] += r.Fallbacks()
+	return s
+}
+
+// SyncClock implements limiter.
+func (r routed) SyncClock(now ratelimit.Instant, wall time.Time) { r.base.SyncClock(now, wall) }
+
+// route puts a node into the ring that PEERS names. run replaces the base's.
+func (f *peerFlags) route(base limiter, baseRun func(context.Context), clock ratelimit.Clock, log *slog.Logger) (routed, func(context.Context), error) {
+	o, serverTLS, err := f.options()
+	if err != nil {
+		return routed{}, nil, err
+	}
+	complain := seldom(5*time.Second, func(err error) { log.Warn("a peer cannot be reached, or was refused", "error", err) })
+	o.OnPeer = func(addr string, err error) {
+		if !strings.Contains(err.Error(), context.Canceled.Error()) {
+			complain(fmt.Errorf("%s: %w", addr, err))
+		}
+	}
+	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", f.Addr)
+	if err != nil {
+		return routed{}, nil, fmt.Errorf("PEER_ADDR: %w", err)
+	}
+	r := routing.New(base, o, clock, time.Now())
+	server := r.NewServer(serverTLS)
+	run := func(ctx context.Context) {
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = server.Serve(l) })
+		wg.Go(func() { r.Run(ctx) })
+		baseRun(ctx)
+		<-ctx.Done()
+		server.Stop()
+		wg.Wait()
+	}
+	return routed{r, base}, run, nil
+}
+
+// leaveTime bounds how long a node hands its keys over when it ends.
+const leaveTime = 5 * time.Second

@@ -1,0 +1,268 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+)
+
+const routingRules = `domain: d
+coordination: {mode: routing, on_store_failure: closed}
+descriptors:
+  - {key: one, rate_limit: {unit: year, requests_per_unit: 1}}
+  - {key: ten, rate_limit: {unit: year, requests_per_unit: 10}}
+  - {key: thousand, rate_limit: {unit: year, requests_per_unit: 1000}}
+  - {key: million, rate_limit: {unit: year, requests_per_unit: 1000000}}
+  - {key: bucket, algorithm: token_bucket, rate_limit: {unit: year, requests_per_unit: 100}}
+  - {key: sliding, algorithm: sliding_window, rate_limit: {unit: year, requests_per_unit: 100}}
+`
+
+// ringFleet is nodes that own keys together, with or without a Redis behind.
+type ringFleet struct {
+	*fleet
+	addrs []string // of all nodes there will be
+	store bool
+}
+
+func newRing(t *testing.T, nodes, spare int, store bool) *ringFleet {
+	t.Helper()
+	r := &ringFleet{fleet: newEmptyFleet(t, routingRules), store: store}
+	for range nodes + spare {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.addrs = append(r.addrs, l.Addr().String())
+		l.Close()
+	}
+	for range nodes {
+		r.start()
+	}
+	for _, n := range r.nodes {
+		n.eventually("all nodes are in the ring", func() bool { return n.metric("sluice_ring_members") == nodes && n.healthy() })
+	}
+	return r
+}
+
+func (r *ringFleet) start() *sluice {
+	i := len(r.nodes)
+	env := []string{"PEERS=static:" + strings.Join(r.addrs, ","), "PEER_ADDR=" + r.addrs[i], "PEER_SECRET=s3cret", "DRAIN_TIME=0s", "HOT_KEY_RATE=300"}
+	if r.store {
+		env = append(env, "REDIS_URL="+r.redis.Addr)
+	}
+	s := serve(r.T, env, "--config", r.rules, "--log-level=warn")
+	r.nodes = append(r.nodes, s)
+	r.clients = append(r.clients, rls.NewRateLimitServiceClient(s.dial()))
+	return s
+}
+
+func (s *sluice) healthy() bool {
+	code, _ := s.get(s.http + "/healthcheck")
+	return code == 200
+}
+
+// Exact from any entry node, for limits from 1 to 1,000,000.
+func TestRoutingIsExact(t *testing.T) {
+	for name, store := range map[string]bool{"memory": false, "redis": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRing(t, 3, 0, store)
+			for _, c := range []struct {
+				key   string
+				limit int64
+			}{{"one", 1}, {"ten", 10}, {"thousand", 1000}, {"million", 1_000_000}, {"bucket", 100}, {"sliding", 100}} {
+				r.admitted.Store(0)
+				r.hits = uint64(max(1, c.limit/10_000))
+				r.load(c.key, 12, int(c.limit)/int(r.hits)*3/2/12+20, 0, 1, 2).Wait()
+				if got := r.admitted.Load(); got != c.limit {
+					t.Errorf("%s: admitted %d of %d", c.key, got, c.limit)
+				}
+				t.Logf("%s: admitted %d of %d", c.key, r.admitted.Load(), c.limit)
+			}
+			if n := r.failed.Load(); n > 0 {
+				t.Errorf("%d calls failed", n)
+			}
+		})
+	}
+}
+
+// Every node is replaced in its turn, under load: a limit of 10 admits 10.
+func TestRoutingRollingReplacement(t *testing.T) {
+	r := newRing(t, 3, 3, false)
+	const keys = 200
+	var admitted [keys]atomic.Int64
+	var live atomic.Pointer[[]int]
+	live.Store(&[]int{0, 1, 2})
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	var clients atomic.Pointer[[]rls.RateLimitServiceClient]
+	clients.Store(&r.clients)
+	var failed atomic.Int64
+	ask := func(node, k int) {
+		reply, err := (*clients.Load())[node].ShouldRateLimit(context.Background(), request("ten", fmt.Sprint("k", k)))
+		switch {
+		case err != nil:
+			failed.Add(1)
+		case reply.OverallCode == rls.RateLimitResponse_OK:
+			admitted[k].Add(1)
+		}
+	}
+	for i := range 3 {
+		wg.Go(func() {
+			for j := i; ctx.Err() == nil; j++ {
+				nodes := *live.Load()
+				ask(nodes[j%len(nodes)], (j*7+i)%keys)
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	for i := range 3 {
+		n := r.start()
+		all := append([]rls.RateLimitServiceClient(nil), r.clients...)
+		clients.Store(&all)
+		n.eventually("the new node is healthy", n.healthy)
+		next := []int{i + 1, i + 2, i + 3}
+		live.Store(&next)
+		time.Sleep(50 * time.Millisecond)
+		r.nodes[i].Signal(syscall.SIGTERM)
+		if err := <-r.nodes[i].exited; err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	wg.Wait()
+	for k := range keys {
+		for j := range 12 {
+			ask(3+j%3, k)
+		}
+	}
+	wrong := 0
+	for k := range admitted {
+		if got := admitted[k].Load(); got != 10 {
+			wrong++
+			t.Logf("key %d admitted %d of 10", k, got)
+		}
+	}
+	if wrong > 0 || failed.Load() > 0 {
+		t.Errorf("%d of %d keys did not admit exactly 10; %d calls failed", wrong, keys, failed.Load())
+	}
+	t.Logf("%d keys with a limit of 10, three nodes replaced: %d wrong, %d calls failed", keys, wrong, failed.Load())
+}
+
+// An owner is killed: no call fails, its keys are owned again within seconds,
+// and with Redis nothing is over.
+func TestRoutingOwnerIsKilled(t *testing.T) {
+	for name, store := range map[string]bool{"memory": false, "redis": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRing(t, 3, 0, store)
+			const keys = 30
+			var admitted [keys]int
+			ask := func(node, k int) {
+				reply, err := r.clients[node].ShouldRateLimit(context.Background(), request("ten", fmt.Sprint("k", k)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if reply.OverallCode == rls.RateLimitResponse_OK {
+					admitted[k]++
+				}
+			}
+			for k := range keys {
+				for j := range 4 {
+					ask(j%2, k)
+				}
+			}
+			_ = r.nodes[2].cmd.Process.Kill()
+			<-r.nodes[2].exited
+			start := time.Now()
+			r.nodes[0].eventually("the dead node is out of the ring", func() bool {
+				ask(0, rand.IntN(keys))
+				return r.nodes[0].metric("sluice_ring_members") == 2 && r.nodes[1].metric("sluice_ring_members") == 2
+			})
+			t.Logf("taken over after %v", time.Since(start))
+			for range 40 {
+				for k := range keys {
+					ask(k%2, k)
+				}
+			}
+			over := 0
+			for _, n := range admitted {
+				over = max(over, n-10)
+			}
+			t.Logf("at most %d over, of a limit of 10", over)
+			if declared := map[bool]int{true: 0, false: 10}[store]; over > declared {
+				t.Errorf("%d over, declared %d", over, declared)
+			}
+		})
+	}
+}
+
+// One key is most of the traffic: the nodes lease it instead of asking its
+// owner each time, and it still admits no more than its limit.
+func TestRoutingHotKey(t *testing.T) {
+	r := newRing(t, 4, 0, true)
+	received := func() (total int) {
+		for _, n := range r.nodes {
+			total += n.metric(`sluice_peer_asks_total{what="received"}`)
+		}
+		return total
+	}
+	hammer := func(length time.Duration) (asked int64) {
+		before := r.admitted.Load() + r.refused.Load()
+		var wg sync.WaitGroup
+		for node := range 4 {
+			for range 3 {
+				wg.Go(func() {
+					for end := time.Now().Add(length); time.Now().Before(end); {
+						r.ask(node, "million")
+					}
+				})
+			}
+		}
+		wg.Wait()
+		return r.admitted.Load() + r.refused.Load() - before
+	}
+	hammer(2500 * time.Millisecond) // it becomes hot
+	before := received()
+	asked := hammer(3 * time.Second)
+	atOwner := received() - before
+	t.Logf("hot: %d of %d decisions reached the owner from others", atOwner, asked)
+	if int64(atOwner)*50 > asked*3/4 { // three nodes of four do not own it
+		t.Errorf("%d of %d decisions still reach the owner: not 50 times fewer", atOwner, asked)
+	}
+	r.hits = 1000
+	r.load("million", 12, 300, 0, 1, 2, 3).Wait()
+	if got := r.admitted.Load(); got > 1_000_000 || got < 990_000 {
+		t.Errorf("admitted %d of 1000000", got)
+	}
+	if n := r.failed.Load(); n > 0 {
+		t.Errorf("%d calls failed", n)
+	}
+}
+
+// Settings that would leave a ring open, or name nobody, are refused.
+func TestPeerSettings(t *testing.T) {
+	for _, c := range []struct {
+		env  []string
+		want string
+	}{
+		{[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1"}, "neither PEER_SECRET nor PEER_TLS_CERT"},
+		{[]string{"PEERS=static:a:1", "PEER_SECRET=x"}, `PEER_ADDR is ""`},
+		{[]string{"PEERS=zookeeper:a:1", "PEER_SECRET=x"}, `PEERS is "zookeeper:a:1"`},
+		{[]string{"PEERS=static:a:1", "PEER_SECRET=x", "PEER_ADDR=127.0.0.1:1", "PEER_WEIGHT=0"}, "PEER_WEIGHT is 0"},
+		{[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_TLS_CERT=/nowhere"}, "PEER_TLS_CERT"},
+	} {
+		cmd := command(c.env, "serve", "--port=0", "--grpc-port=0", "--debug-port=0")
+		out, err := cmd.CombinedOutput()
+		if err == nil || !strings.Contains(string(out), c.want) || strings.Contains(string(out), "s3cret") {
+			t.Errorf("%v: %v\n%s", c.env, err, out)
+		}
+	}
+}
