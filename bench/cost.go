@@ -23,6 +23,7 @@ type CostOptions struct {
 	Callers     int
 	Connections int
 	Keys        int
+	Forwarded   bool      // measure decisions that another node makes, too
 	Progress    io.Writer // nil: none
 }
 
@@ -44,10 +45,15 @@ type CostReport struct {
 	Empty  ServerCost `json:"empty"`
 	Sluice ServerCost `json:"sluice"`
 	Ratio  float64    `json:"cpu_ratio"`
+	// Forwarded is of a node whose keys another one owns, the processor time of
+	// both together.
+	Forwarded      *ServerCost `json:"forwarded,omitempty"`
+	ForwardedRatio float64     `json:"forwarded_cpu_ratio,omitempty"`
 }
 
 // costRules limit nothing that Cost sends.
 const costRules = `domain: bench
+coordination: {mode: routing}
 descriptors:
   - key: generic_key
     value: api
@@ -68,13 +74,25 @@ func Cost(ctx context.Context, o CostOptions) (CostReport, error) {
 	if err := os.WriteFile(rules, []byte(costRules), 0o600); err != nil {
 		return CostReport{}, fmt.Errorf("bench: %w", err)
 	}
-	requests, err := costRequests(o.Keys)
+	servers := []*contender{{name: "empty gRPC server", start: startEmpty}, {name: "sluice", start: func(binary string) (*process, error) {
+		return startSluice(binary, rules, "--log-level", "error")
+	}}}
+	owned := func(string) bool { return true }
+	if o.Forwarded {
+		ring, err := newPair(o.Binary, rules)
+		if err != nil {
+			return CostReport{}, err
+		}
+		defer ring.owner.stop()
+		owned = ring.elsewhere
+		servers = append(servers, &contender{name: "sluice, forwarding", start: ring.start, also: ring.owner})
+	}
+	requests, err := costRequests(o.Keys, owned)
 	if err != nil {
 		return CostReport{}, err
 	}
-	servers := []*contender{{name: "empty gRPC server"}, {name: "sluice"}}
-	for i, c := range servers {
-		if err := c.start(o, requests, rules, i == 0); err != nil {
+	for _, c := range servers {
+		if err := c.open(o, requests); err != nil {
 			return CostReport{}, err
 		}
 		defer c.stop()
@@ -89,9 +107,8 @@ func Cost(ctx context.Context, o CostOptions) (CostReport, error) {
 		if o.Progress != nil {
 			fmt.Fprintf(o.Progress, "\rround %d of %d", i+1, o.Rounds)
 		}
-		first := i % 2 // neither is always the one after the other
-		for _, c := range []*contender{servers[first], servers[1-first]} {
-			if err := c.round(ctx, o); err != nil {
+		for n := range servers { // none is always the one after another
+			if err := servers[(i+n)%len(servers)].round(ctx, o); err != nil {
 				return CostReport{}, err
 			}
 		}
@@ -101,29 +118,40 @@ func Cost(ctx context.Context, o CostOptions) (CostReport, error) {
 	}
 	report := CostReport{Empty: servers[0].cost(), Sluice: servers[1].cost()}
 	report.Ratio = report.Sluice.CPUPerCall / report.Empty.CPUPerCall
+	if o.Forwarded {
+		f := servers[2].cost()
+		report.Forwarded, report.ForwardedRatio = &f, f.CPUPerCall/report.Empty.CPUPerCall
+	}
 	return report, nil
 }
 
-func costRequests(keys int) ([][]byte, error) {
-	requests := make([][]byte, keys)
-	for i := range requests {
-		var err error
-		requests[i], err = proto.Marshal(&rls.RateLimitRequest{Domain: "bench", Descriptors: []*common.RateLimitDescriptor{{
+// costRequests are of keys whose values owned accepts.
+func costRequests(keys int, owned func(string) bool) ([][]byte, error) {
+	var requests [][]byte
+	for i := 0; len(requests) < keys; i++ {
+		value := fmt.Sprintf("key-%08d", i)
+		if !owned(value) {
+			continue
+		}
+		request, err := proto.Marshal(&rls.RateLimitRequest{Domain: "bench", Descriptors: []*common.RateLimitDescriptor{{
 			Entries: []*common.RateLimitDescriptor_Entry{
-				{Key: "generic_key", Value: "api"}, {Key: "api_key", Value: fmt.Sprintf("key-%08d", i)},
+				{Key: "generic_key", Value: "api"}, {Key: "api_key", Value: value},
 			},
 		}}})
 		if err != nil {
 			return nil, fmt.Errorf("bench: %w", err)
 		}
+		requests = append(requests, request)
 	}
 	return requests, nil
 }
 
-// contender is one of the two servers, and what its rounds measured.
+// contender is one of the servers, and what its rounds measured.
 type contender struct {
 	name    string
+	start   func(binary string) (*process, error)
 	process *process
+	also    *process // whose processor time counts too, or nil
 	client  *client
 	rounds  []costRound
 }
@@ -133,14 +161,9 @@ type costRound struct {
 	cpu time.Duration
 }
 
-func (c *contender) start(o CostOptions, requests [][]byte, rules string, empty bool) error {
+func (c *contender) open(o CostOptions, requests [][]byte) error {
 	var err error
-	if empty {
-		c.process, err = startEmpty(o.Binary)
-	} else {
-		c.process, err = startSluice(o.Binary, rules)
-	}
-	if err != nil {
+	if c.process, err = c.start(o.Binary); err != nil {
 		return err
 	}
 	c.client, err = dial(c.process.address, o.Connections, requests)
@@ -153,12 +176,12 @@ func (c *contender) stop() {
 }
 
 func (c *contender) round(ctx context.Context, o CostOptions) error {
-	before, err := c.process.cpu()
+	before, err := c.cpu()
 	if err != nil {
 		return err
 	}
 	r := costRound{round: c.client.run(ctx, o.Callers, o.Round)}
-	after, err := c.process.cpu()
+	after, err := c.cpu()
 	if err != nil {
 		return err
 	}
@@ -168,6 +191,15 @@ func (c *contender) round(ctx context.Context, o CostOptions) error {
 	r.cpu = after - before
 	c.rounds = append(c.rounds, r)
 	return nil
+}
+
+func (c *contender) cpu() (time.Duration, error) {
+	own, err := c.process.cpu()
+	if err != nil || c.also == nil {
+		return own, err
+	}
+	other, err := c.also.cpu()
+	return own + other, err
 }
 
 func (c *contender) cost() ServerCost {
@@ -197,13 +229,21 @@ func (c *contender) cost() ServerCost {
 func (r CostReport) WriteTable(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "server\tcalls\tCPU a call\tover rounds\tcalls/s\tp50\tp99\t")
-	for _, s := range []ServerCost{r.Empty, r.Sluice} {
+	servers := []ServerCost{r.Empty, r.Sluice}
+	if r.Forwarded != nil {
+		servers = append(servers, *r.Forwarded)
+	}
+	for _, s := range servers {
 		fmt.Fprintf(w, "%s\t%d\t%.2f us\t%.2f-%.2f\t%.0f\t%.0f us\t%.0f us\t\n", s.Name, s.Calls, s.CPUPerCall, s.Least, s.Most, s.PerSecond, s.P50, s.P99)
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(out, "sluice uses %.2f times the server CPU of the empty server\n", r.Ratio)
+	if _, err := fmt.Fprintf(out, "sluice uses %.2f times the server CPU of the empty server\n", r.Ratio); err != nil || r.Forwarded == nil {
+		return err
+	}
+	_, err := fmt.Fprintf(out, "a forwarded decision, both nodes together: %.2f times that CPU, and %.1f times the p99 of a local one\n",
+		r.ForwardedRatio, r.Forwarded.P99/r.Sluice.P99)
 	return err
 }
 

@@ -53,11 +53,12 @@ func (d DNS) Find(ctx context.Context) ([]string, error) {
 	return hosts, nil
 }
 
-// ParsePeers reads the setting PEERS: static:HOST:PORT,... or dns:NAME:PORT.
-func ParsePeers(s string) (Discovery, error) {
+// ParsePeers reads the setting PEERS: static:HOST:PORT,... or dns:NAME:PORT, or
+// gossip:HOST:PORT,..., whose nodes gossip makes a Discovery of.
+func ParsePeers(s string, gossip func(seeds []string) (Discovery, error)) (Discovery, error) {
 	kind, rest, _ := strings.Cut(s, ":")
 	switch kind {
-	case "static":
+	case "static", "gossip":
 		addrs := strings.Split(rest, ",")
 		for _, a := range addrs {
 			if err := checkAddr(a); err != nil {
@@ -65,7 +66,10 @@ func ParsePeers(s string) (Discovery, error) {
 			}
 		}
 		slices.Sort(addrs)
-		return Static(slices.Compact(addrs)), nil
+		if addrs = slices.Compact(addrs); kind == "gossip" {
+			return gossip(addrs)
+		}
+		return Static(addrs), nil
 	case "dns":
 		host, port, err := net.SplitHostPort(rest)
 		if err != nil || host == "" {
@@ -73,7 +77,7 @@ func ParsePeers(s string) (Discovery, error) {
 		}
 		return DNS{Name: host, Port: port, Resolver: net.DefaultResolver}, nil
 	}
-	return nil, fmt.Errorf("PEERS is %q, must be static:HOST:PORT,... or dns:NAME:PORT", s)
+	return nil, fmt.Errorf("PEERS is %q, must be static:HOST:PORT,..., dns:NAME:PORT or gossip:HOST:PORT,...", s)
 }
 
 var errAddr = errors.New("must be host:port, with the port a number and the host not empty")

@@ -411,13 +411,50 @@ func TestParsePeers(t *testing.T) {
 	for text, want := range map[string]string{
 		"static:a:1,b:2,a:1": "[a:1 b:2]", "dns:sluice.svc:8082": "{sluice.svc 8082",
 	} {
-		if d, err := ParsePeers(text); err != nil || !strings.HasPrefix(fmt.Sprint(d), want) {
+		if d, err := ParsePeers(text, nil); err != nil || !strings.HasPrefix(fmt.Sprint(d), want) {
 			t.Errorf("%s: %v %v", text, d, err)
 		}
 	}
 	for _, text := range []string{"", "static:", "static:a", "static:a:x", "dns:a", "dns::1", "raft:a:1"} {
-		if _, err := ParsePeers(text); err == nil || !strings.Contains(err.Error(), "PEERS") {
+		if _, err := ParsePeers(text, nil); err == nil || !strings.Contains(err.Error(), "PEERS") {
 			t.Errorf("%q: %v", text, err)
 		}
+	}
+}
+
+// Nodes that know one of them find all.
+func TestGossip(t *testing.T) {
+	var nodes []*Gossip
+	var first string
+	for i := range 3 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr := l.Addr().String()
+		l.Close()
+		if i == 0 {
+			first = addr
+		}
+		g, err := NewGossip(addr, fmt.Sprintf("10.0.0.%d:8082", i), "s", []string{first})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = g.Close() })
+		nodes = append(nodes, g)
+	}
+	w := &ringWorld{T: t}
+	w.eventually("all know all", func() bool {
+		for _, g := range nodes {
+			found, err := g.Find(context.Background())
+			slices.Sort(found)
+			if err != nil || !slices.Equal(found, []string{"10.0.0.0:8082", "10.0.0.1:8082", "10.0.0.2:8082"}) {
+				return false
+			}
+		}
+		return true
+	})
+	if _, err := NewGossip("127.0.0.1:0", "a:1", "", nil); err == nil {
+		t.Error("it gossips in the clear")
 	}
 }

@@ -23,6 +23,8 @@ type benchCostCmd struct {
 	Connections int           `default:"4" help:"Connections they share."`
 	Keys        int           `default:"1000" help:"Distinct keys."`
 	MaxRatio    float64       `default:"1.15" help:"Fail if sluice uses more than this many times the empty server's CPU; 0: never."`
+	Forwarded   bool          `help:"Measure decisions that another node makes, too: mode routing."`
+	MaxForward  float64       `default:"2.5" name:"max-forwarded-ratio" help:"Fail if a forwarded decision costs more than this many times the empty server's CPU; 0: never."`
 	JSON        bool          `help:"Print JSON."`
 }
 
@@ -38,7 +40,7 @@ func (c *benchCostCmd) Run(s streams) error {
 		return fmt.Errorf("finding this binary: %w", err)
 	}
 	report, err := bench.Cost(ctx, bench.CostOptions{
-		Binary: self, Rounds: c.Rounds, Round: c.Round, Callers: c.Callers, Connections: c.Connections, Keys: c.Keys, Progress: s.progress(),
+		Binary: self, Rounds: c.Rounds, Round: c.Round, Callers: c.Callers, Connections: c.Connections, Keys: c.Keys, Forwarded: c.Forwarded, Progress: s.progress(),
 	})
 	if err != nil {
 		return err
@@ -52,6 +54,9 @@ func (c *benchCostCmd) Run(s streams) error {
 	}
 	if c.MaxRatio > 0 && report.Ratio > c.MaxRatio {
 		return fmt.Errorf("the ratio is %.3f, more than --max-ratio %.3f", report.Ratio, c.MaxRatio)
+	}
+	if c.MaxForward > 0 && report.ForwardedRatio > c.MaxForward {
+		return fmt.Errorf("the ratio of forwarded decisions is %.3f, more than --max-forwarded-ratio %.3f", report.ForwardedRatio, c.MaxForward)
 	}
 	return nil
 }

@@ -6,9 +6,11 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -21,23 +23,33 @@ import (
 
 // peerFlags say who owns keys together under mode routing.
 type peerFlags struct {
-	Peers   string  `env:"PEERS" name:"peers" placeholder:"WHERE" help:"static:HOST:PORT,... or dns:NAME:PORT (a headless service, or _SRV._tcp.NAME). Unset: mode routing runs as leasing."`
-	Addr    string  `env:"PEER_ADDR" name:"peer-addr" placeholder:"HOST:PORT" help:"This node's own address for its peers, as they find it."`
-	Secret  string  `env:"PEER_SECRET" name:"peer-secret" placeholder:"SECRET" help:"What all peers know. Needed, but with PEER_TLS_*."`
-	Weight  uint32  `env:"PEER_WEIGHT" name:"peer-weight" default:"1" help:"This node's share of the keys, beside others'; 1 to 100."`
-	TLSCert string  `env:"PEER_TLS_CERT" name:"peer-tls-cert" placeholder:"FILE" help:"This node's certificate; peers present theirs to each other."`
-	TLSKey  string  `env:"PEER_TLS_KEY" name:"peer-tls-key" placeholder:"FILE" help:"Its key."`
-	TLSCA   string  `env:"PEER_TLS_CACERT" name:"peer-tls-cacert" placeholder:"FILE" help:"Who signs peers' certificates."`
-	HotRate float64 `env:"HOT_KEY_RATE" name:"hot-key-rate" default:"0" help:"Requests a second to an owner from which on a key is leased instead of asked for; 0: ten times the mean, and 200."`
+	Peers      string  `env:"PEERS" name:"peers" placeholder:"WHERE" help:"static:HOST:PORT,..., dns:NAME:PORT (a headless service, or _SRV._tcp.NAME) or gossip:HOST:PORT,... (of any that gossip). Unset: mode routing runs as leasing."`
+	Addr       string  `env:"PEER_ADDR" name:"peer-addr" placeholder:"HOST:PORT" help:"This node's own address for its peers, as they find it."`
+	Secret     string  `env:"PEER_SECRET" name:"peer-secret" placeholder:"SECRET" help:"What all peers know. Needed, but with PEER_TLS_*."`
+	Weight     uint32  `env:"PEER_WEIGHT" name:"peer-weight" default:"1" help:"This node's share of the keys, beside others'; 1 to 100."`
+	GossipAddr string  `env:"PEER_GOSSIP_ADDR" name:"peer-gossip-addr" placeholder:"HOST:PORT" help:"Where this node gossips, TCP and UDP, with PEERS gossip. Unset: PEER_ADDR with the next port."`
+	TLSCert    string  `env:"PEER_TLS_CERT" name:"peer-tls-cert" placeholder:"FILE" help:"This node's certificate; peers present theirs to each other."`
+	TLSKey     string  `env:"PEER_TLS_KEY" name:"peer-tls-key" placeholder:"FILE" help:"Its key."`
+	TLSCA      string  `env:"PEER_TLS_CACERT" name:"peer-tls-cacert" placeholder:"FILE" help:"Who signs peers' certificates."`
+	HotRate    float64 `env:"HOT_KEY_RATE" name:"hot-key-rate" default:"0" help:"Requests a second to an owner from which on a key is leased instead of asked for; 0: ten times the mean, and 200."`
 }
 
 // options checks the settings and makes them a router's.
 func (f *peerFlags) options() (o routing.Options, serverTLS credentials.TransportCredentials, err error) {
-	if o.Discovery, err = routing.ParsePeers(f.Peers); err != nil {
-		return o, nil, err
-	}
-	if host, _, err := net.SplitHostPort(f.Addr); err != nil || host == "" {
+	host, port, err := net.SplitHostPort(f.Addr)
+	own, notNumber := strconv.Atoi(port)
+	if err != nil || host == "" || notNumber != nil {
 		return o, nil, fmt.Errorf("PEER_ADDR is %q, and with PEERS it must be this node's own HOST:PORT, as its peers find it", f.Addr)
+	}
+	o.Discovery, err = routing.ParsePeers(f.Peers, func(seeds []string) (routing.Discovery, error) {
+		bind := f.GossipAddr
+		if bind == "" {
+			bind = net.JoinHostPort(host, strconv.Itoa(own+1))
+		}
+		return routing.NewGossip(bind, f.Addr, f.Secret, seeds)
+	})
+	if err != nil {
+		return o, nil, err
 	}
 	if f.Weight < 1 || f.Weight > 100 {
 		return o, nil, fmt.Errorf("PEER_WEIGHT is %d, must be between 1 and 100", f.Weight)
@@ -112,6 +124,9 @@ func (f *peerFlags) route(base limiter, baseRun func(context.Context), clock rat
 		<-ctx.Done()
 		server.Stop()
 		wg.Wait()
+		if g, ok := o.Discovery.(io.Closer); ok {
+			_ = g.Close()
+		}
 	}
 	return routed{r, base}, run, nil
 }

@@ -1,0 +1,72 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/sluice-gate/sluice/routing"
+)
+
+// pair is two nodes that own keys together; one of them is driven.
+type pair struct {
+	rules string
+	addrs []string
+	ring  *routing.Ring
+	owner *process
+}
+
+func newPair(binary, rules string) (*pair, error) {
+	ports, err := freePorts(2)
+	if err != nil {
+		return nil, err
+	}
+	p := &pair{rules: rules}
+	var members []routing.Member
+	for _, port := range ports {
+		p.addrs = append(p.addrs, "127.0.0.1:"+port)
+		members = append(members, routing.Member{Addr: "127.0.0.1:" + port})
+	}
+	p.ring = routing.NewRing(members)
+	p.owner, err = p.node(binary, 1)
+	return p, err
+}
+
+// elsewhere tells whether the node that is not driven owns a value.
+func (p *pair) elsewhere(value string) bool {
+	return p.ring.Owner(xxhash.Sum64String(value)) == p.addrs[1]
+}
+
+func (p *pair) node(binary string, i int) (*process, error) {
+	return startSluice(binary, p.rules, "--peers", "static:"+strings.Join(p.addrs, ","), "--peer-addr", p.addrs[i], "--peer-secret", "bench", "--hot-key-rate", "1e9")
+}
+
+// start starts the node that is driven, and waits until it knows the other.
+func (p *pair) start(binary string) (*process, error) {
+	n, err := p.node(binary, 0)
+	if err != nil {
+		return nil, err
+	}
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if lines, err := scrape(n.debug); err == nil && strings.Contains(lines, "\nsluice_ring_members 2\n") {
+			return n, nil
+		}
+	}
+	n.stop()
+	return nil, fmt.Errorf("%v: no ring of two within 20 s", p.addrs)
+}
+
+// scrape reads a node's metrics.
+func scrape(debug string) (string, error) {
+	r, err := http.Get("http://" + debug + "/metrics")
+	if err != nil {
+		return "", err
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	return string(text), err
+}
