@@ -7,7 +7,7 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: help run deps test check bench bench-approx bench-core bench-cost bench-fleet bench-keys fuzz format
+.PHONY: help run deps test check bench bench-approx bench-core bench-cost bench-fleet bench-keys bench-routing fuzz proto format
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,12 @@ bench-fleet: deps ## what a fleet on Redis admits and costs, through every fault
 
 bench-approx: deps ## what mode approx admits beyond its limits, against what it declares
 	$(GO) test -count=1 -v -run '^TestApprox' ./cmd/sluice | grep -E '^(---|    [a-z_]+_test.go)|^(ok|FAIL)'
+
+bench-routing: deps ## what mode routing admits while nodes come, go and die
+	$(GO) test -count=1 -v -run '^TestRouting' ./cmd/sluice | grep -E '^(---|    [a-z_]+_test.go)|^(ok|FAIL)'
+
+proto: ## the peers' messages in Go (needs protoc, protoc-gen-go and protoc-gen-go-grpc)
+	protoc -I routing --go_out=. --go_opt=module=github.com/sluice-gate/sluice --go-grpc_out=. --go-grpc_opt=module=github.com/sluice-gate/sluice routing/wire.proto
 
 bench-keys: $(BIN) ## memory of one process under 5,000,000 distinct keys
 	$(BIN) bench keys

@@ -136,9 +136,15 @@ func TestBuiltInExample(t *testing.T) {
 	}
 }
 
-func TestEnvoyConfigIsValid(t *testing.T) {
+func TestEnvoyConfigsAreValid(t *testing.T) {
+	for _, name := range []string{"envoy.yaml", "ring-hash.yaml"} {
+		t.Run(name, func(t *testing.T) { validEnvoy(t, "deploy/envoy/"+name) })
+	}
+}
+
+func validEnvoy(t *testing.T, name string) {
 	var tree any
-	if err := yaml.Unmarshal([]byte(read(t, "deploy/envoy/envoy.yaml")), &tree); err != nil {
+	if err := yaml.Unmarshal([]byte(read(t, name)), &tree); err != nil {
 		t.Fatal(err)
 	}
 	text, err := json.Marshal(tree)
