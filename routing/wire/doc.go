@@ -1,0 +1,3 @@
+// Package wire is what peers say to each other, generated from ../wire.proto
+// (make proto).
+package wire
