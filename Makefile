@@ -7,7 +7,7 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: help run deps test check bench bench-approx bench-core bench-cost bench-fleet bench-keys bench-routing fuzz proto format
+.PHONY: help run deps test check bench bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-routing fuzz proto format
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ bench-core: ## match and take, by number of keys, beside one cold read of memory
 
 bench-cost: $(BIN) ## server CPU a call, against an empty gRPC server
 	$(BIN) bench cost
+
+bench-defaults: ## what each default costs and buys, beside what it might be instead
+	@$(GO) test -count=1 -v -run '^TestDefaults$$' ./approx | sed -n 's/^ *defaults_test.go:[0-9]*: //p'
 
 bench-fleet: deps ## what a fleet on Redis admits and costs, through every fault
 	$(GO) test -count=1 -v -run '^TestFleet' ./cmd/sluice ./leasing | grep -E '^(---|    (---|[a-z_]+_test.go))|^(ok|FAIL)'
