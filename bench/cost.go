@@ -49,6 +49,9 @@ type CostReport struct {
 	// both together.
 	Forwarded      *ServerCost `json:"forwarded,omitempty"`
 	ForwardedRatio float64     `json:"forwarded_cpu_ratio,omitempty"`
+	// Hot is of the same two with one key, which is hot.
+	Hot      *ServerCost `json:"hot,omitempty"`
+	HotRatio float64     `json:"hot_cpu_ratio_to_local,omitempty"`
 }
 
 // costRules limit nothing that Cost sends.
@@ -77,25 +80,29 @@ func Cost(ctx context.Context, o CostOptions) (CostReport, error) {
 	servers := []*contender{{name: "empty gRPC server", start: startEmpty}, {name: "sluice", start: func(binary string) (*process, error) {
 		return startSluice(binary, rules, "--log-level", "error")
 	}}}
-	owned := func(string) bool { return true }
 	if o.Forwarded {
-		ring, err := newPair(o.Binary, rules)
-		if err != nil {
-			return CostReport{}, err
+		for _, p := range []struct {
+			name, hotRate string
+			keys          int
+		}{{"sluice, forwarding", "1e9", o.Keys}, {"sluice, a hot key", "300", 1}} {
+			ring, err := newPair(o.Binary, rules, p.hotRate)
+			if err != nil {
+				return CostReport{}, err
+			}
+			defer ring.owner.stop()
+			servers = append(servers, &contender{name: p.name, start: ring.start, also: ring.owner, owned: ring.elsewhere, keys: p.keys})
 		}
-		defer ring.owner.stop()
-		owned = ring.elsewhere
-		servers = append(servers, &contender{name: "sluice, forwarding", start: ring.start, also: ring.owner})
-	}
-	requests, err := costRequests(o.Keys, owned)
-	if err != nil {
-		return CostReport{}, err
 	}
 	for _, c := range servers {
-		if err := c.open(o, requests); err != nil {
+		if err := c.open(o); err != nil {
 			return CostReport{}, err
 		}
 		defer c.stop()
+	}
+	if o.Forwarded { // until the key is hot
+		if err := servers[3].round(ctx, CostOptions{Callers: o.Callers, Round: 3 * time.Second}); err != nil {
+			return CostReport{}, err
+		}
 	}
 	for _, c := range servers { // connections, tables and heaps grow here
 		if err := c.round(ctx, o); err != nil {
@@ -119,8 +126,9 @@ func Cost(ctx context.Context, o CostOptions) (CostReport, error) {
 	report := CostReport{Empty: servers[0].cost(), Sluice: servers[1].cost()}
 	report.Ratio = report.Sluice.CPUPerCall / report.Empty.CPUPerCall
 	if o.Forwarded {
-		f := servers[2].cost()
+		f, h := servers[2].cost(), servers[3].cost()
 		report.Forwarded, report.ForwardedRatio = &f, f.CPUPerCall/report.Empty.CPUPerCall
+		report.Hot, report.HotRatio = &h, h.CPUPerCall/report.Sluice.CPUPerCall
 	}
 	return report, nil
 }
@@ -151,7 +159,9 @@ type contender struct {
 	name    string
 	start   func(binary string) (*process, error)
 	process *process
-	also    *process // whose processor time counts too, or nil
+	also    *process          // whose processor time counts too, or nil
+	owned   func(string) bool // accepts the keys that it is asked for; nil: all
+	keys    int               // how many; 0: as the options say
 	client  *client
 	rounds  []costRound
 }
@@ -161,8 +171,15 @@ type costRound struct {
 	cpu time.Duration
 }
 
-func (c *contender) open(o CostOptions, requests [][]byte) error {
-	var err error
+func (c *contender) open(o CostOptions) error {
+	owned, keys := c.owned, c.keys
+	if owned == nil {
+		owned, keys = func(string) bool { return true }, o.Keys
+	}
+	requests, err := costRequests(keys, owned)
+	if err != nil {
+		return err
+	}
 	if c.process, err = c.start(o.Binary); err != nil {
 		return err
 	}
@@ -231,7 +248,7 @@ func (r CostReport) WriteTable(out io.Writer) error {
 	fmt.Fprintln(w, "server\tcalls\tCPU a call\tover rounds\tcalls/s\tp50\tp99\t")
 	servers := []ServerCost{r.Empty, r.Sluice}
 	if r.Forwarded != nil {
-		servers = append(servers, *r.Forwarded)
+		servers = append(servers, *r.Forwarded, *r.Hot)
 	}
 	for _, s := range servers {
 		fmt.Fprintf(w, "%s\t%d\t%.2f us\t%.2f-%.2f\t%.0f\t%.0f us\t%.0f us\t\n", s.Name, s.Calls, s.CPUPerCall, s.Least, s.Most, s.PerSecond, s.P50, s.P99)
@@ -242,8 +259,8 @@ func (r CostReport) WriteTable(out io.Writer) error {
 	if _, err := fmt.Fprintf(out, "sluice uses %.2f times the server CPU of the empty server\n", r.Ratio); err != nil || r.Forwarded == nil {
 		return err
 	}
-	_, err := fmt.Fprintf(out, "a forwarded decision, both nodes together: %.2f times that CPU, and %.1f times the p99 of a local one\n",
-		r.ForwardedRatio, r.Forwarded.P99/r.Sluice.P99)
+	_, err := fmt.Fprintf(out, "a forwarded decision, both nodes together: %.2f times that CPU, and %.1f times the p99 of a local one\na decision on a hot key, both nodes together: %.2f times the CPU of a local one\n",
+		r.ForwardedRatio, r.Forwarded.P99/r.Sluice.P99, r.HotRatio)
 	return err
 }
 

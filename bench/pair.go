@@ -18,14 +18,15 @@ type pair struct {
 	addrs []string
 	ring  *routing.Ring
 	owner *process
+	hot   string // HOT_KEY_RATE
 }
 
-func newPair(binary, rules string) (*pair, error) {
+func newPair(binary, rules, hotRate string) (*pair, error) {
 	ports, err := freePorts(2)
 	if err != nil {
 		return nil, err
 	}
-	p := &pair{rules: rules}
+	p := &pair{rules: rules, hot: hotRate}
 	var members []routing.Member
 	for _, port := range ports {
 		p.addrs = append(p.addrs, "127.0.0.1:"+port)
@@ -42,7 +43,7 @@ func (p *pair) elsewhere(value string) bool {
 }
 
 func (p *pair) node(binary string, i int) (*process, error) {
-	return startSluice(binary, p.rules, "--peers", "static:"+strings.Join(p.addrs, ","), "--peer-addr", p.addrs[i], "--peer-secret", "bench", "--hot-key-rate", "1e9")
+	return startSluice(binary, p.rules, "--peers", "static:"+strings.Join(p.addrs, ","), "--peer-addr", p.addrs[i], "--peer-secret", "bench", "--hot-key-rate", p.hot, "--log-level", "error")
 }
 
 // start starts the node that is driven, and waits until it knows the other.

@@ -45,7 +45,7 @@ func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
 	}
 	h := &cell.val
 	f.turn(h, now, hash, a.Key)
-	there := f.laneOf(KeyName(a.Key)).time()
+	there := f.laneOf(f.keyName(a.Key)).time()
 	if there.at == 0 || !waited && c.CheckTimeout > 0 && !h.plenty(now, a) {
 		return verdict{}, false
 	}
@@ -68,7 +68,7 @@ func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
 	h.demand.used += a.Cost
 	h.gauge()
 	if h.flight == nil {
-		f.launch(h, newFlight(hash, a.Key)) // reports it
+		f.launch(h, f.newFlight(hash, a.Key)) // reports it
 	}
 	v := h.lease.report(now, verdict{Charged: a.Cost})
 	v.Remaining, v.Source = max(0, v.Remaining), ratelimit.FromDrift
@@ -187,7 +187,7 @@ func (f *Fleet) finish(h *held, hash uint64, key []byte) {
 		return // nothing was over, and a claim a window is too much
 	}
 	h.reported = l.spent
-	fl := newFlight(hash, key)
+	fl := f.newFlight(hash, key)
 	fl.final, fl.rule = true, h.rule
 	fl.claim = ratelimit.Claim{
 		Key: fl.name, Limit: l.limit(), Holder: h.name, Fence: l.fence, Window: l.window, TTL: time.Second,

@@ -35,6 +35,9 @@ type Fleet struct {
 	// OnFailure, if set before Run, is told of each batch that failed as a
 	// whole. It must not block.
 	OnFailure func(error)
+	// RawNames, if set before Run, names accounts by their keys as they are: for
+	// a ledger that is no operator's to look at.
+	RawNames bool
 	// Drift, if set before Run, lets rules of mode approx spend before the ledger
 	// has answered; without, they lease.
 	Drift Drift
@@ -151,6 +154,14 @@ func NewFleet(ledger ratelimit.Ledger, holder ratelimit.Holder, maxKeys int, clo
 		f.lanes[i].queue = make(chan *flight, queueSize/parts)
 	}
 	return f
+}
+
+// keyName is a key as the ledger names its account.
+func (f *Fleet) keyName(key []byte) string {
+	if f.RawNames {
+		return string(key)
+	}
+	return KeyName(key)
 }
 
 // laneOf is the way to the part of the ledger that has the account.

@@ -37,8 +37,8 @@ func (f *Fleet) launch(h *held, fl *flight) bool {
 	}
 }
 
-func newFlight(hash uint64, key []byte) *flight {
-	return &flight{hash: hash, key: append([]byte(nil), key...), name: KeyName(key), done: make(chan struct{})}
+func (f *Fleet) newFlight(hash uint64, key []byte) *flight {
+	return &flight{hash: hash, key: append([]byte(nil), key...), name: f.keyName(key), done: make(chan struct{})}
 }
 
 // wait has the ledger asked for what is undecided, again and again until all
@@ -191,7 +191,7 @@ func (f *Fleet) join(now instant, a *ask) (fl *flight, launch bool, reason ratel
 		}
 		return h.flight, false, 0
 	}
-	fl = newFlight(hash, a.Key)
+	fl = f.newFlight(hash, a.Key)
 	if f.laneOf(fl.name).refused(now) {
 		return nil, false, ratelimit.FallbackBreaker
 	}

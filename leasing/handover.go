@@ -100,6 +100,27 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, a Account) bool {
 	return true
 }
 
+// Settle settles claims of other holders, whose Key is the key as it is. What
+// this process has leased of such a key goes back first. Grants have an Err
+// where there is no room. It never blocks.
+func (l *Local) Settle(now ratelimit.Instant, claims []ratelimit.Claim, grants []ratelimit.Grant) {
+	at := moment{now, ledgerTime((int64(now) + l.epoch.Load()) / 1000)}
+	for i := range claims {
+		grants[i] = l.tracked.settleFor(at, []byte(claims[i].Key), &claims[i])
+	}
+}
+
+func (p *pool) settleFor(at moment, key []byte, c *ratelimit.Claim) ratelimit.Grant {
+	hash := maphash.Bytes(p.seed(), key)
+	s := p.shard(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if own := s.leases.get(hash, key); own != nil && own.val.window != 0 {
+		p.release(s, at, hash, key, &own.val)
+	}
+	return p.ledger.settleAt(at.ledger, hash, key, c)
+}
+
 // drop removes the cells that f accepts.
 func (s *slab[T]) drop(f func(*cell[T]) bool) {
 	for i := 0; i < len(s.tags); {

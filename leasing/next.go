@@ -33,7 +33,7 @@ const (
 // renew has a claim sent in the background, for the next window if it is time
 // for that. The caller holds the shard's lock.
 func (f *Fleet) renew(h *held, now instant, hash uint64, key []byte) {
-	fl := newFlight(hash, key)
+	fl := f.newFlight(hash, key)
 	fl.ahead = now >= h.aheadAt
 	if f.launch(h, fl) && fl.ahead {
 		h.aheadAt, h.triedAhead = never, h.lease.window+1

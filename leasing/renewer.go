@@ -336,7 +336,7 @@ func (f *Fleet) sweepShard(now instant, s *fleetShard) {
 		idle := now.Sub(c.val.demand.lastUse) > idleAfter
 		tell := idle && c.val.untold() || c.val.heard < forgot.Add(-sweepEvery)
 		if tell {
-			fl := newFlight(c.fullHash(), c.key[:c.len])
+			fl := f.newFlight(c.fullHash(), c.key[:c.len])
 			fl.giveUp = idle
 			f.launch(&c.val, fl)
 		}
@@ -353,7 +353,7 @@ func (f *Fleet) releaseAll() {
 		for j, tag := range s.leases.tags {
 			c := &s.leases.cells[j]
 			giveUp := func(ahead bool) {
-				fl := newFlight(c.fullHash(), c.key[:c.len])
+				fl := f.newFlight(c.fullHash(), c.key[:c.len])
 				fl.giveUp, fl.ahead = true, ahead
 				c.val.flight = fl
 				l := f.laneOf(fl.name)

@@ -45,7 +45,13 @@ func (r *Router) Decide(ctx context.Context, now ratelimit.Instant, asks []ratel
 	}
 	var away []forwarded
 	for i := range asks {
-		if owner := r.owner(now, &asks[i]); owner != "" {
+		if owner := r.owner(&asks[i]); owner != "" {
+			if r.hotHere.use(now, asks[i].Key) {
+				r.stats.hot.Add(1)
+				r.leases().Decide(ctx, now, asks[i:i+1], verdicts[i:i+1])
+				away = append(away, forwarded{nil, i, owner})
+				continue
+			}
 			away = append(away, forwarded{r.forward(&asks[i], owner), i, owner})
 		}
 	}
@@ -64,18 +70,22 @@ func (r *Router) Decide(ctx context.Context, now ratelimit.Instant, asks []ratel
 	}
 }
 
+// leases is what decides for hot keys of other owners.
+func (r *Router) leases() ratelimit.Limiter {
+	if r.hotFleet != nil {
+		return r.hotFleet
+	}
+	return r.base // the account in the store is the same
+}
+
 // owner is the other node that decides, "" if it is this one.
-func (r *Router) owner(now instant, a *ratelimit.Ask) string {
+func (r *Router) owner(a *ratelimit.Ask) string {
 	if a.Rule.Coordination.Mode != ratelimit.Routing {
 		return ""
 	}
 	owner := r.view.Load().ring.Owner(HashOf(a.Key))
-	if owner == r.options.Addr || owner == "" {
+	if owner == r.options.Addr {
 		return ""
-	}
-	if r.local == nil && r.hotHere.use(now, a.Key) {
-		r.stats.hot.Add(1)
-		return "" // leased from the store, like any node does
 	}
 	return owner
 }
@@ -206,6 +216,9 @@ func (r *Router) collect(ctx context.Context, now instant, asks []ratelimit.Ask,
 	defer timer.Stop()
 	late := false
 	for _, f := range away {
+		if f.call == nil {
+			continue // leased, and decided
+		}
 		a := &asks[f.i]
 		for {
 			if !late {
@@ -231,7 +244,7 @@ func (r *Router) collect(ctx context.Context, now instant, asks []ratelimit.Ask,
 					late = true
 				case <-time.After(time.Millisecond):
 				}
-				if owner := r.owner(now, a); owner != "" {
+				if owner := r.owner(a); owner != "" {
 					f.call = r.forward(a, owner)
 					continue
 				}
@@ -282,7 +295,7 @@ func (r *Router) read(now instant, a *ratelimit.Ask, c *call) (v verdict, ok, mo
 	if c.err != nil || reply == nil || reply.GetStatus() != answered {
 		return verdict{}, false, reply != nil && reply.GetStatus() == notOwner
 	}
-	if reply.GetHot() && r.local == nil {
+	if reply.GetHot() {
 		r.hotHere.start(now, a.Key)
 	}
 	return verdict{
@@ -321,6 +334,10 @@ func (r *Router) fail(ctx context.Context, now instant, a *ratelimit.Ask) verdic
 func (r *Router) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i := range asks {
 		v := &verdicts[i]
+		if owner := r.owner(&asks[i]); owner != "" && r.hotFleet != nil && v.Source != ratelimit.FromOwner && v.Source < ratelimit.FromOverflow {
+			r.hotFleet.Undo(now, asks[i:i+1], verdicts[i:i+1])
+			continue
+		}
 		if v.Source != ratelimit.FromOwner {
 			r.base.Undo(now, asks[i:i+1], verdicts[i:i+1])
 			continue
@@ -370,6 +387,9 @@ func (r *Router) serve(ctx context.Context, from string, f *wire.Frame, answer f
 			r.handedTo(ctx, from)
 			answer([]*wire.Reply{{Id: p.GetId()}})
 		})
+	}
+	if claims := f.GetClaims(); len(claims) > 0 {
+		spawn(func() { answer(r.settleFor(claims)) })
 	}
 	if asks := f.GetAsks(); len(asks) > 0 {
 		spawn(func() { answer(r.decideFor(ctx, asks)) })

@@ -42,6 +42,7 @@ type Router struct {
 	base     ratelimit.Limiter // decides what is this node's
 	local    *leasing.Local    // base, where budgets are in this process; else nil
 	fallback *leasing.Local    // when an owner does not answer
+	hotFleet *leasing.Fleet    // leases of hot keys of other owners, where there is no store; else nil
 	clock    ratelimit.Clock
 	random   func() float64
 
@@ -98,7 +99,9 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 		options: o, base: base, fallback: leasing.NewLocal(10_000, clock(), wall), clock: clock, random: rand.Float64,
 		members: map[string]*member{}, hot: newHot(o.HotRate),
 	}
-	r.local, _ = base.(*leasing.Local)
+	if r.local, _ = base.(*leasing.Local); r.local != nil {
+		r.hotFleet = r.newHotFleet(wall)
+	}
 	r.view.Store(r.build(nil))
 	return r
 }
@@ -121,6 +124,13 @@ func (r *Router) Run(ctx context.Context) {
 	r.mu.Lock()
 	r.ctx, r.running = ctx, &wg
 	r.mu.Unlock()
+	if r.hotFleet != nil {
+		leases, end := context.WithCancel(context.WithoutCancel(ctx))
+		defer end()
+		released := make(chan struct{})
+		go func() { defer close(released); r.hotFleet.Run(leases) }()
+		defer func() { end(); <-released }()
+	}
 	tick := time.NewTicker(pingEvery / 2)
 	defer tick.Stop()
 	var found instant

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/sluice-gate/sluice/leasing"
@@ -50,11 +51,13 @@ func newRingWorld(t *testing.T, n int) *ringWorld {
 }
 
 // start starts the i-th node, which looks for all others.
-func (w *ringWorld) start(i int, secret string) *node {
+func (w *ringWorld) start(i int, secret string) *node { return w.startTLS(i, secret, nil, nil) }
+
+func (w *ringWorld) startTLS(i int, secret string, client, server credentials.TransportCredentials) *node {
 	w.Helper()
 	n := &node{addr: w.addrs[i], errs: make(chan error, 1000)}
 	n.Router = New(leasing.NewLocal(100_000, w.clock(), w.wall), Options{
-		Addr: n.addr, Discovery: Static(w.addrs), Secret: secret,
+		Addr: n.addr, Discovery: Static(w.addrs), Secret: secret, TLS: client,
 		OnPeer: func(_ string, err error) {
 			select {
 			case n.errs <- err:
@@ -62,12 +65,12 @@ func (w *ringWorld) start(i int, secret string) *node {
 			}
 		},
 	}, w.clock, w.wall)
-	server := n.NewServer(nil)
+	listener := n.NewServer(server)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	running.Go(func() { _ = server.Serve(w.lis[i]) })
+	running.Go(func() { _ = listener.Serve(w.lis[i]) })
 	running.Go(func() { n.Run(ctx) })
-	n.end = sync.OnceFunc(func() { cancel(); server.Stop(); running.Wait() })
+	n.end = sync.OnceFunc(func() { cancel(); listener.Stop(); running.Wait() })
 	w.Cleanup(n.end)
 	return n
 }

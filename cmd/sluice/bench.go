@@ -25,6 +25,7 @@ type benchCostCmd struct {
 	MaxRatio    float64       `default:"1.15" help:"Fail if sluice uses more than this many times the empty server's CPU; 0: never."`
 	Forwarded   bool          `help:"Measure decisions that another node makes, too: mode routing."`
 	MaxForward  float64       `default:"2.5" name:"max-forwarded-ratio" help:"Fail if a forwarded decision costs more than this many times the empty server's CPU; 0: never."`
+	MaxHot      float64       `default:"1.2" name:"max-hot-ratio" help:"Fail if a decision on a hot key costs more than this many times the CPU of a local one; 0: never."`
 	JSON        bool          `help:"Print JSON."`
 }
 
@@ -57,6 +58,9 @@ func (c *benchCostCmd) Run(s streams) error {
 	}
 	if c.MaxForward > 0 && report.ForwardedRatio > c.MaxForward {
 		return fmt.Errorf("the ratio of forwarded decisions is %.3f, more than --max-forwarded-ratio %.3f", report.ForwardedRatio, c.MaxForward)
+	}
+	if c.MaxHot > 0 && report.HotRatio > c.MaxHot {
+		return fmt.Errorf("the ratio of decisions on a hot key is %.3f, more than --max-hot-ratio %.3f", report.HotRatio, c.MaxHot)
 	}
 	return nil
 }

@@ -204,10 +204,47 @@ func TestRoutingOwnerIsKilled(t *testing.T) {
 	}
 }
 
+// Two halves that do not see each other: with Redis they admit the limit
+// together, without each admits it, as declared.
+func TestRoutingHalves(t *testing.T) {
+	for name, store := range map[string]bool{"memory": false, "redis": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRing(t, 1, 0, store)
+			other := newRing(t, 1, 0, false)
+			if store {
+				other.nodes[0].Signal(syscall.SIGTERM)
+				<-other.nodes[0].exited
+				other.nodes, other.clients = nil, nil
+				other.redis, other.store = r.redis, true
+				n := other.start()
+				n.eventually("it is healthy", n.healthy)
+			}
+			var both sync.WaitGroup
+			for _, half := range []*ringFleet{r, other} {
+				both.Go(func() { half.load("thousand", 4, 500, 0).Wait() })
+			}
+			both.Wait()
+			got, most := r.admitted.Load()+other.admitted.Load(), int64(2000)
+			if store {
+				most = 1000
+			}
+			t.Logf("two halves admitted %d of 1000, declared %d", got, most)
+			if got > most || got < most*99/100 {
+				t.Errorf("admitted %d, declared %d", got, most)
+			}
+		})
+	}
+}
+
 // One key is most of the traffic: the nodes lease it instead of asking its
 // owner each time, and it still admits no more than its limit.
 func TestRoutingHotKey(t *testing.T) {
-	r := newRing(t, 4, 0, true)
+	for name, store := range map[string]bool{"memory": false, "redis": true} {
+		t.Run(name, func(t *testing.T) { testHotKey(t, newRing(t, 4, 0, store)) })
+	}
+}
+
+func testHotKey(t *testing.T, r *ringFleet) {
 	received := func() (total int) {
 		for _, n := range r.nodes {
 			total += n.metric(`sluice_peer_asks_total{what="received"}`)
@@ -239,6 +276,7 @@ func TestRoutingHotKey(t *testing.T) {
 	}
 	r.hits = 1000
 	r.load("million", 12, 300, 0, 1, 2, 3).Wait()
+	t.Logf("admitted %d of 1000000", r.admitted.Load())
 	if got := r.admitted.Load(); got > 1_000_000 || got < 990_000 {
 		t.Errorf("admitted %d of 1000000", got)
 	}

@@ -35,6 +35,7 @@ type Frame struct {
 	Pulls         []*Pull                `protobuf:"bytes,7,rep,name=pulls,proto3" json:"pulls,omitempty"`
 	Presences     []*Presence            `protobuf:"bytes,8,rep,name=presences,proto3" json:"presences,omitempty"`
 	Ping          uint64                 `protobuf:"varint,9,opt,name=ping,proto3" json:"ping,omitempty"` // an id
+	Claims        []*Claim               `protobuf:"bytes,10,rep,name=claims,proto3" json:"claims,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -130,6 +131,13 @@ func (x *Frame) GetPing() uint64 {
 		return x.Ping
 	}
 	return 0
+}
+
+func (x *Frame) GetClaims() []*Claim {
+	if x != nil {
+		return x.Claims
+	}
+	return nil
 }
 
 // Hello names a node. mac proves that it knows the secret: HMAC-SHA256 of both
@@ -460,6 +468,7 @@ type Reply struct {
 	ResetUs       int64                  `protobuf:"varint,6,opt,name=reset_us,json=resetUs,proto3" json:"reset_us,omitempty"`
 	Window        int64                  `protobuf:"varint,7,opt,name=window,proto3" json:"window,omitempty"`
 	Hot           bool                   `protobuf:"varint,8,opt,name=hot,proto3" json:"hot,omitempty"`
+	Grant         *Grant                 `protobuf:"bytes,9,opt,name=grant,proto3" json:"grant,omitempty"` // to a claim
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -548,6 +557,13 @@ func (x *Reply) GetHot() bool {
 		return x.Hot
 	}
 	return false
+}
+
+func (x *Reply) GetGrant() *Grant {
+	if x != nil {
+		return x.Grant
+	}
+	return nil
 }
 
 // Transfer is an account that the receiver now decides for.
@@ -767,12 +783,301 @@ func (x *Presence) GetHere() bool {
 	return false
 }
 
+// Claim asks for a lease on a hot key of a node without a store.
+type Claim struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Key           []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	Rule          *Rule                  `protobuf:"bytes,3,opt,name=rule,proto3" json:"rule,omitempty"`
+	Holder        uint64                 `protobuf:"fixed64,4,opt,name=holder,proto3" json:"holder,omitempty"`
+	Seq           uint64                 `protobuf:"varint,5,opt,name=seq,proto3" json:"seq,omitempty"`
+	Fence         int64                  `protobuf:"varint,6,opt,name=fence,proto3" json:"fence,omitempty"`
+	Window        int64                  `protobuf:"varint,7,opt,name=window,proto3" json:"window,omitempty"`
+	Granted       int64                  `protobuf:"varint,8,opt,name=granted,proto3" json:"granted,omitempty"`
+	Spent         int64                  `protobuf:"varint,9,opt,name=spent,proto3" json:"spent,omitempty"`
+	Returned      int64                  `protobuf:"varint,10,opt,name=returned,proto3" json:"returned,omitempty"`
+	Waiting       int64                  `protobuf:"varint,11,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	Want          int64                  `protobuf:"varint,12,opt,name=want,proto3" json:"want,omitempty"`
+	TtlUs         int64                  `protobuf:"varint,13,opt,name=ttl_us,json=ttlUs,proto3" json:"ttl_us,omitempty"`
+	Ahead         bool                   `protobuf:"varint,14,opt,name=ahead,proto3" json:"ahead,omitempty"`
+	Refilled      bool                   `protobuf:"varint,15,opt,name=refilled,proto3" json:"refilled,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Claim) Reset() {
+	*x = Claim{}
+	mi := &file_wire_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Claim) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Claim) ProtoMessage() {}
+
+func (x *Claim) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Claim.ProtoReflect.Descriptor instead.
+func (*Claim) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Claim) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Claim) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *Claim) GetRule() *Rule {
+	if x != nil {
+		return x.Rule
+	}
+	return nil
+}
+
+func (x *Claim) GetHolder() uint64 {
+	if x != nil {
+		return x.Holder
+	}
+	return 0
+}
+
+func (x *Claim) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *Claim) GetFence() int64 {
+	if x != nil {
+		return x.Fence
+	}
+	return 0
+}
+
+func (x *Claim) GetWindow() int64 {
+	if x != nil {
+		return x.Window
+	}
+	return 0
+}
+
+func (x *Claim) GetGranted() int64 {
+	if x != nil {
+		return x.Granted
+	}
+	return 0
+}
+
+func (x *Claim) GetSpent() int64 {
+	if x != nil {
+		return x.Spent
+	}
+	return 0
+}
+
+func (x *Claim) GetReturned() int64 {
+	if x != nil {
+		return x.Returned
+	}
+	return 0
+}
+
+func (x *Claim) GetWaiting() int64 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *Claim) GetWant() int64 {
+	if x != nil {
+		return x.Want
+	}
+	return 0
+}
+
+func (x *Claim) GetTtlUs() int64 {
+	if x != nil {
+		return x.TtlUs
+	}
+	return 0
+}
+
+func (x *Claim) GetAhead() bool {
+	if x != nil {
+		return x.Ahead
+	}
+	return false
+}
+
+func (x *Claim) GetRefilled() bool {
+	if x != nil {
+		return x.Refilled
+	}
+	return false
+}
+
+type Grant struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Granted       int64                  `protobuf:"varint,1,opt,name=granted,proto3" json:"granted,omitempty"`
+	Fence         int64                  `protobuf:"varint,2,opt,name=fence,proto3" json:"fence,omitempty"`
+	Window        int64                  `protobuf:"varint,3,opt,name=window,proto3" json:"window,omitempty"`
+	Void          bool                   `protobuf:"varint,4,opt,name=void,proto3" json:"void,omitempty"`
+	Available     int64                  `protobuf:"varint,5,opt,name=available,proto3" json:"available,omitempty"`
+	Outstanding   int64                  `protobuf:"varint,6,opt,name=outstanding,proto3" json:"outstanding,omitempty"`
+	ResetUs       int64                  `protobuf:"varint,7,opt,name=reset_us,json=resetUs,proto3" json:"reset_us,omitempty"`
+	RetryUs       int64                  `protobuf:"varint,8,opt,name=retry_us,json=retryUs,proto3" json:"retry_us,omitempty"`
+	At            int64                  `protobuf:"varint,9,opt,name=at,proto3" json:"at,omitempty"`
+	Holders       uint32                 `protobuf:"varint,10,opt,name=holders,proto3" json:"holders,omitempty"`
+	Relearning    bool                   `protobuf:"varint,11,opt,name=relearning,proto3" json:"relearning,omitempty"`
+	Stale         bool                   `protobuf:"varint,12,opt,name=stale,proto3" json:"stale,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Grant) Reset() {
+	*x = Grant{}
+	mi := &file_wire_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Grant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Grant) ProtoMessage() {}
+
+func (x *Grant) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Grant.ProtoReflect.Descriptor instead.
+func (*Grant) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Grant) GetGranted() int64 {
+	if x != nil {
+		return x.Granted
+	}
+	return 0
+}
+
+func (x *Grant) GetFence() int64 {
+	if x != nil {
+		return x.Fence
+	}
+	return 0
+}
+
+func (x *Grant) GetWindow() int64 {
+	if x != nil {
+		return x.Window
+	}
+	return 0
+}
+
+func (x *Grant) GetVoid() bool {
+	if x != nil {
+		return x.Void
+	}
+	return false
+}
+
+func (x *Grant) GetAvailable() int64 {
+	if x != nil {
+		return x.Available
+	}
+	return 0
+}
+
+func (x *Grant) GetOutstanding() int64 {
+	if x != nil {
+		return x.Outstanding
+	}
+	return 0
+}
+
+func (x *Grant) GetResetUs() int64 {
+	if x != nil {
+		return x.ResetUs
+	}
+	return 0
+}
+
+func (x *Grant) GetRetryUs() int64 {
+	if x != nil {
+		return x.RetryUs
+	}
+	return 0
+}
+
+func (x *Grant) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+func (x *Grant) GetHolders() uint32 {
+	if x != nil {
+		return x.Holders
+	}
+	return 0
+}
+
+func (x *Grant) GetRelearning() bool {
+	if x != nil {
+		return x.Relearning
+	}
+	return false
+}
+
+func (x *Grant) GetStale() bool {
+	if x != nil {
+		return x.Stale
+	}
+	return false
+}
+
 var File_wire_proto protoreflect.FileDescriptor
 
 const file_wire_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"wire.proto\x12\x11sluice.routing.v1\"\x9a\x03\n" +
+	"wire.proto\x12\x11sluice.routing.v1\"\xcc\x03\n" +
 	"\x05Frame\x12.\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.sluice.routing.v1.HelloR\x05hello\x122\n" +
 	"\awelcome\x18\x02 \x01(\v2\x18.sluice.routing.v1.HelloR\awelcome\x12\x14\n" +
@@ -782,7 +1087,9 @@ const file_wire_proto_rawDesc = "" +
 	"\ttransfers\x18\x06 \x03(\v2\x1b.sluice.routing.v1.TransferR\ttransfers\x12-\n" +
 	"\x05pulls\x18\a \x03(\v2\x17.sluice.routing.v1.PullR\x05pulls\x129\n" +
 	"\tpresences\x18\b \x03(\v2\x1b.sluice.routing.v1.PresenceR\tpresences\x12\x12\n" +
-	"\x04ping\x18\t \x01(\x04R\x04ping\"\x8d\x01\n" +
+	"\x04ping\x18\t \x01(\x04R\x04ping\x120\n" +
+	"\x06claims\x18\n" +
+	" \x03(\v2\x18.sluice.routing.v1.ClaimR\x06claims\"\x8d\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x16\n" +
@@ -817,7 +1124,7 @@ const file_wire_proto_rawDesc = "" +
 	"\tlease_max\x18\n" +
 	" \x01(\x03R\bleaseMax\x12 \n" +
 	"\flease_ttl_us\x18\v \x01(\x03R\n" +
-	"leaseTtlUs\"\xcb\x01\n" +
+	"leaseTtlUs\"\xfb\x01\n" +
 	"\x05Reply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\rR\x06status\x12\x1d\n" +
@@ -827,7 +1134,8 @@ const file_wire_proto_rawDesc = "" +
 	"\acharged\x18\x05 \x01(\x03R\acharged\x12\x19\n" +
 	"\breset_us\x18\x06 \x01(\x03R\aresetUs\x12\x16\n" +
 	"\x06window\x18\a \x01(\x03R\x06window\x12\x10\n" +
-	"\x03hot\x18\b \x01(\bR\x03hot\"\xe2\x01\n" +
+	"\x03hot\x18\b \x01(\bR\x03hot\x12.\n" +
+	"\x05grant\x18\t \x01(\v2\x18.sluice.routing.v1.GrantR\x05grant\"\xe2\x01\n" +
 	"\bTransfer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x10\n" +
@@ -844,7 +1152,40 @@ const file_wire_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\".\n" +
 	"\bPresence\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
-	"\x04here\x18\x02 \x01(\bR\x04here2J\n" +
+	"\x04here\x18\x02 \x01(\bR\x04here\"\xf1\x02\n" +
+	"\x05Claim\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\x12+\n" +
+	"\x04rule\x18\x03 \x01(\v2\x17.sluice.routing.v1.RuleR\x04rule\x12\x16\n" +
+	"\x06holder\x18\x04 \x01(\x06R\x06holder\x12\x10\n" +
+	"\x03seq\x18\x05 \x01(\x04R\x03seq\x12\x14\n" +
+	"\x05fence\x18\x06 \x01(\x03R\x05fence\x12\x16\n" +
+	"\x06window\x18\a \x01(\x03R\x06window\x12\x18\n" +
+	"\agranted\x18\b \x01(\x03R\agranted\x12\x14\n" +
+	"\x05spent\x18\t \x01(\x03R\x05spent\x12\x1a\n" +
+	"\breturned\x18\n" +
+	" \x01(\x03R\breturned\x12\x18\n" +
+	"\awaiting\x18\v \x01(\x03R\awaiting\x12\x12\n" +
+	"\x04want\x18\f \x01(\x03R\x04want\x12\x15\n" +
+	"\x06ttl_us\x18\r \x01(\x03R\x05ttlUs\x12\x14\n" +
+	"\x05ahead\x18\x0e \x01(\bR\x05ahead\x12\x1a\n" +
+	"\brefilled\x18\x0f \x01(\bR\brefilled\"\xb9\x02\n" +
+	"\x05Grant\x12\x18\n" +
+	"\agranted\x18\x01 \x01(\x03R\agranted\x12\x14\n" +
+	"\x05fence\x18\x02 \x01(\x03R\x05fence\x12\x16\n" +
+	"\x06window\x18\x03 \x01(\x03R\x06window\x12\x12\n" +
+	"\x04void\x18\x04 \x01(\bR\x04void\x12\x1c\n" +
+	"\tavailable\x18\x05 \x01(\x03R\tavailable\x12 \n" +
+	"\voutstanding\x18\x06 \x01(\x03R\voutstanding\x12\x19\n" +
+	"\breset_us\x18\a \x01(\x03R\aresetUs\x12\x19\n" +
+	"\bretry_us\x18\b \x01(\x03R\aretryUs\x12\x0e\n" +
+	"\x02at\x18\t \x01(\x03R\x02at\x12\x18\n" +
+	"\aholders\x18\n" +
+	" \x01(\rR\aholders\x12\x1e\n" +
+	"\n" +
+	"relearning\x18\v \x01(\bR\n" +
+	"relearning\x12\x14\n" +
+	"\x05stale\x18\f \x01(\bR\x05stale2J\n" +
 	"\x04Peer\x12B\n" +
 	"\bExchange\x12\x18.sluice.routing.v1.Frame\x1a\x18.sluice.routing.v1.Frame(\x010\x01B,Z*github.com/sluice-gate/sluice/routing/wireb\x06proto3"
 
@@ -860,7 +1201,7 @@ func file_wire_proto_rawDescGZIP() []byte {
 	return file_wire_proto_rawDescData
 }
 
-var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_wire_proto_goTypes = []any{
 	(*Frame)(nil),    // 0: sluice.routing.v1.Frame
 	(*Hello)(nil),    // 1: sluice.routing.v1.Hello
@@ -870,23 +1211,28 @@ var file_wire_proto_goTypes = []any{
 	(*Transfer)(nil), // 5: sluice.routing.v1.Transfer
 	(*Pull)(nil),     // 6: sluice.routing.v1.Pull
 	(*Presence)(nil), // 7: sluice.routing.v1.Presence
+	(*Claim)(nil),    // 8: sluice.routing.v1.Claim
+	(*Grant)(nil),    // 9: sluice.routing.v1.Grant
 }
 var file_wire_proto_depIdxs = []int32{
-	1, // 0: sluice.routing.v1.Frame.hello:type_name -> sluice.routing.v1.Hello
-	1, // 1: sluice.routing.v1.Frame.welcome:type_name -> sluice.routing.v1.Hello
-	2, // 2: sluice.routing.v1.Frame.asks:type_name -> sluice.routing.v1.Ask
-	4, // 3: sluice.routing.v1.Frame.replies:type_name -> sluice.routing.v1.Reply
-	5, // 4: sluice.routing.v1.Frame.transfers:type_name -> sluice.routing.v1.Transfer
-	6, // 5: sluice.routing.v1.Frame.pulls:type_name -> sluice.routing.v1.Pull
-	7, // 6: sluice.routing.v1.Frame.presences:type_name -> sluice.routing.v1.Presence
-	3, // 7: sluice.routing.v1.Ask.rule:type_name -> sluice.routing.v1.Rule
-	0, // 8: sluice.routing.v1.Peer.Exchange:input_type -> sluice.routing.v1.Frame
-	0, // 9: sluice.routing.v1.Peer.Exchange:output_type -> sluice.routing.v1.Frame
-	9, // [9:10] is the sub-list for method output_type
-	8, // [8:9] is the sub-list for method input_type
-	8, // [8:8] is the sub-list for extension type_name
-	8, // [8:8] is the sub-list for extension extendee
-	0, // [0:8] is the sub-list for field type_name
+	1,  // 0: sluice.routing.v1.Frame.hello:type_name -> sluice.routing.v1.Hello
+	1,  // 1: sluice.routing.v1.Frame.welcome:type_name -> sluice.routing.v1.Hello
+	2,  // 2: sluice.routing.v1.Frame.asks:type_name -> sluice.routing.v1.Ask
+	4,  // 3: sluice.routing.v1.Frame.replies:type_name -> sluice.routing.v1.Reply
+	5,  // 4: sluice.routing.v1.Frame.transfers:type_name -> sluice.routing.v1.Transfer
+	6,  // 5: sluice.routing.v1.Frame.pulls:type_name -> sluice.routing.v1.Pull
+	7,  // 6: sluice.routing.v1.Frame.presences:type_name -> sluice.routing.v1.Presence
+	8,  // 7: sluice.routing.v1.Frame.claims:type_name -> sluice.routing.v1.Claim
+	3,  // 8: sluice.routing.v1.Ask.rule:type_name -> sluice.routing.v1.Rule
+	9,  // 9: sluice.routing.v1.Reply.grant:type_name -> sluice.routing.v1.Grant
+	3,  // 10: sluice.routing.v1.Claim.rule:type_name -> sluice.routing.v1.Rule
+	0,  // 11: sluice.routing.v1.Peer.Exchange:input_type -> sluice.routing.v1.Frame
+	0,  // 12: sluice.routing.v1.Peer.Exchange:output_type -> sluice.routing.v1.Frame
+	12, // [12:13] is the sub-list for method output_type
+	11, // [11:12] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_wire_proto_init() }
@@ -900,7 +1246,7 @@ func file_wire_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_wire_proto_rawDesc), len(file_wire_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
