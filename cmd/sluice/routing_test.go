@@ -70,28 +70,32 @@ func (s *sluice) healthy() bool {
 	return code == 200
 }
 
+// withAndWithout runs a test in memory, and with a Redis behind.
+func withAndWithout(t *testing.T, test func(*testing.T, bool)) {
+	t.Run("memory", func(t *testing.T) { test(t, false) })
+	t.Run("redis", func(t *testing.T) { test(t, true) })
+}
+
 // Exact from any entry node, for limits from 1 to 1,000,000.
 func TestRoutingIsExact(t *testing.T) {
-	for name, store := range map[string]bool{"memory": false, "redis": true} {
-		t.Run(name, func(t *testing.T) {
-			r := newRing(t, 3, 0, store)
-			for _, c := range []struct {
-				key   string
-				limit int64
-			}{{"one", 1}, {"ten", 10}, {"thousand", 1000}, {"million", 1_000_000}, {"bucket", 100}, {"sliding", 100}} {
-				r.admitted.Store(0)
-				r.hits = uint64(max(1, c.limit/10_000))
-				r.load(c.key, 12, int(c.limit)/int(r.hits)*3/2/12+20, 0, 1, 2).Wait()
-				if got := r.admitted.Load(); got != c.limit {
-					t.Errorf("%s: admitted %d of %d", c.key, got, c.limit)
-				}
-				t.Logf("%s: admitted %d of %d", c.key, r.admitted.Load(), c.limit)
+	withAndWithout(t, func(t *testing.T, store bool) {
+		r := newRing(t, 3, 0, store)
+		for _, c := range []struct {
+			key   string
+			limit int64
+		}{{"one", 1}, {"ten", 10}, {"thousand", 1000}, {"million", 1_000_000}, {"bucket", 100}, {"sliding", 100}} {
+			r.admitted.Store(0)
+			r.hits = uint64(max(1, c.limit/10_000))
+			r.load(c.key, 12, int(c.limit)/int(r.hits)*3/2/12+20, 0, 1, 2).Wait()
+			if got := r.admitted.Load(); got != c.limit {
+				t.Errorf("%s: admitted %d of %d", c.key, got, c.limit)
 			}
-			if n := r.failed.Load(); n > 0 {
-				t.Errorf("%d calls failed", n)
-			}
-		})
-	}
+			t.Logf("%s: admitted %d of %d", c.key, r.admitted.Load(), c.limit)
+		}
+		if n := r.failed.Load(); n > 0 {
+			t.Errorf("%d calls failed", n)
+		}
+	})
 }
 
 // Every node is replaced in its turn, under load: a limit of 10 admits 10.
@@ -160,88 +164,82 @@ func TestRoutingRollingReplacement(t *testing.T) {
 // An owner is killed: no call fails, its keys are owned again within seconds,
 // and with Redis nothing is over.
 func TestRoutingOwnerIsKilled(t *testing.T) {
-	for name, store := range map[string]bool{"memory": false, "redis": true} {
-		t.Run(name, func(t *testing.T) {
-			r := newRing(t, 3, 0, store)
-			const keys = 30
-			var admitted [keys]int
-			ask := func(node, k int) {
-				reply, err := r.clients[node].ShouldRateLimit(context.Background(), request("ten", fmt.Sprint("k", k)))
-				if err != nil {
-					t.Fatal(err)
-				}
-				if reply.OverallCode == rls.RateLimitResponse_OK {
-					admitted[k]++
-				}
+	withAndWithout(t, func(t *testing.T, store bool) {
+		r := newRing(t, 3, 0, store)
+		const keys = 30
+		var admitted [keys]int
+		ask := func(node, k int) {
+			reply, err := r.clients[node].ShouldRateLimit(context.Background(), request("ten", fmt.Sprint("k", k)))
+			if err != nil {
+				t.Fatal(err)
 			}
-			for k := range keys {
-				for j := range 4 {
-					ask(j%2, k)
-				}
+			if reply.OverallCode == rls.RateLimitResponse_OK {
+				admitted[k]++
 			}
-			_ = r.nodes[2].cmd.Process.Kill()
-			<-r.nodes[2].exited
-			start := time.Now()
-			r.nodes[0].eventually("the dead node is out of the ring", func() bool {
-				ask(0, rand.IntN(keys))
-				return r.nodes[0].metric("sluice_ring_members") == 2 && r.nodes[1].metric("sluice_ring_members") == 2
-			})
-			t.Logf("taken over after %v", time.Since(start))
-			for range 40 {
-				for k := range keys {
-					ask(k%2, k)
-				}
+		}
+		for k := range keys {
+			for j := range 4 {
+				ask(j%2, k)
 			}
-			over := 0
-			for _, n := range admitted {
-				over = max(over, n-10)
-			}
-			t.Logf("at most %d over, of a limit of 10", over)
-			if declared := map[bool]int{true: 0, false: 10}[store]; over > declared {
-				t.Errorf("%d over, declared %d", over, declared)
-			}
+		}
+		_ = r.nodes[2].cmd.Process.Kill()
+		<-r.nodes[2].exited
+		start := time.Now()
+		r.nodes[0].eventually("the dead node is out of the ring", func() bool {
+			ask(0, rand.IntN(keys))
+			return r.nodes[0].metric("sluice_ring_members") == 2 && r.nodes[1].metric("sluice_ring_members") == 2
 		})
-	}
+		t.Logf("taken over after %v", time.Since(start))
+		for range 40 {
+			for k := range keys {
+				ask(k%2, k)
+			}
+		}
+		over := 0
+		for _, n := range admitted {
+			over = max(over, n-10)
+		}
+		t.Logf("at most %d over, of a limit of 10", over)
+		if declared := map[bool]int{true: 0, false: 10}[store]; over > declared {
+			t.Errorf("%d over, declared %d", over, declared)
+		}
+	})
 }
 
 // Two halves that do not see each other: with Redis they admit the limit
 // together, without each admits it, as declared.
 func TestRoutingHalves(t *testing.T) {
-	for name, store := range map[string]bool{"memory": false, "redis": true} {
-		t.Run(name, func(t *testing.T) {
-			r := newRing(t, 1, 0, store)
-			other := newRing(t, 1, 0, false)
-			if store {
-				other.nodes[0].Signal(syscall.SIGTERM)
-				<-other.nodes[0].exited
-				other.nodes, other.clients = nil, nil
-				other.redis, other.store = r.redis, true
-				n := other.start()
-				n.eventually("it is healthy", n.healthy)
-			}
-			var both sync.WaitGroup
-			for _, half := range []*ringFleet{r, other} {
-				both.Go(func() { half.load("thousand", 4, 500, 0).Wait() })
-			}
-			both.Wait()
-			got, most := r.admitted.Load()+other.admitted.Load(), int64(2000)
-			if store {
-				most = 1000
-			}
-			t.Logf("two halves admitted %d of 1000, declared %d", got, most)
-			if got > most || got < most*99/100 {
-				t.Errorf("admitted %d, declared %d", got, most)
-			}
-		})
-	}
+	withAndWithout(t, func(t *testing.T, store bool) {
+		r := newRing(t, 1, 0, store)
+		other := newRing(t, 1, 0, false)
+		if store {
+			other.nodes[0].Signal(syscall.SIGTERM)
+			<-other.nodes[0].exited
+			other.nodes, other.clients = nil, nil
+			other.redis, other.store = r.redis, true
+			n := other.start()
+			n.eventually("it is healthy", n.healthy)
+		}
+		var both sync.WaitGroup
+		for _, half := range []*ringFleet{r, other} {
+			both.Go(func() { half.load("thousand", 4, 500, 0).Wait() })
+		}
+		both.Wait()
+		got, most := r.admitted.Load()+other.admitted.Load(), int64(2000)
+		if store {
+			most = 1000
+		}
+		t.Logf("two halves admitted %d of 1000, declared %d", got, most)
+		if got > most || got < most*99/100 {
+			t.Errorf("admitted %d, declared %d", got, most)
+		}
+	})
 }
 
 // One key is most of the traffic: the nodes lease it instead of asking its
 // owner each time, and it still admits no more than its limit.
 func TestRoutingHotKey(t *testing.T) {
-	for name, store := range map[string]bool{"memory": false, "redis": true} {
-		t.Run(name, func(t *testing.T) { testHotKey(t, newRing(t, 4, 0, store)) })
-	}
+	withAndWithout(t, func(t *testing.T, store bool) { testHotKey(t, newRing(t, 4, 0, store)) })
 }
 
 func testHotKey(t *testing.T, r *ringFleet) {
