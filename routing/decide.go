@@ -620,6 +620,7 @@ type hotLeases struct {
 }
 
 type hotLease struct {
+	name  string
 	since instant
 	uses  int
 }
@@ -641,9 +642,20 @@ func (h *hotLeases) start(now instant, key []byte) {
 	}
 	hash := xxhash.Sum64(key)
 	if h.m[hash] == nil {
-		h.m[hash] = &hotLease{since: now}
+		h.m[hash] = &hotLease{name: string(key), since: now}
 		h.n.Store(int64(len(h.m)))
 	}
+}
+
+// names are the keys that are leased here.
+func (h *hotLeases) names() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var all []string
+	for _, l := range h.m {
+		all = append(all, l.name)
+	}
+	return all
 }
 
 // use tells whether a key is hot here, and counts that it was asked for.

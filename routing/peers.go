@@ -266,7 +266,7 @@ func (p *peer) fail(err error) {
 
 // exchange is the other end of a peer.
 func (r *Router) exchange(stream grpc.BidiStreamingServer[wire.Frame, wire.Frame]) error {
-	hello, err := r.welcome(stream)
+	hello, err := r.welcomeInTime(stream)
 	from := hello.GetAddr()
 	if err != nil {
 		r.stats.refused.Add(1)
@@ -295,6 +295,25 @@ func (r *Router) exchange(stream grpc.BidiStreamingServer[wire.Frame, wire.Frame
 			room <- struct{}{} // a peer that floods waits here
 			working.Go(func() { work(); <-room })
 		})
+	}
+}
+
+// welcomeInTime gives up on one who connects and does not introduce itself.
+func (r *Router) welcomeInTime(stream grpc.BidiStreamingServer[wire.Frame, wire.Frame]) (*wire.Hello, error) {
+	type outcome struct {
+		hello *wire.Hello
+		err   error
+	}
+	done := make(chan outcome, 1)
+	go func() { // it ends with the stream, at the latest
+		h, err := r.welcome(stream)
+		done <- outcome{h, err}
+	}()
+	select {
+	case o := <-done:
+		return o.hello, o.err
+	case <-time.After(2 * opening):
+		return nil, errHello
 	}
 }
 

@@ -507,10 +507,21 @@ func (r *Router) Ready() bool {
 // Stats returns the counts so far.
 func (r *Router) Stats() ratelimit.RoutingStats {
 	s, v := &r.stats, r.view.Load()
+	readable := func(keys []string) []string {
+		for i := range keys {
+			keys[i] = leasing.KeyName([]byte(keys[i]))
+		}
+		slices.Sort(keys)
+		return keys
+	}
+	addrs := make([]string, 0, len(v.ring.Members()))
+	for _, m := range v.ring.Members() {
+		addrs = append(addrs, m.Addr)
+	}
 	return ratelimit.RoutingStats{
 		Forwarded: s.forwarded.Load(), Received: s.received.Load(), NotOwner: s.notOwner.Load(), Refused: s.refused.Load(),
 		Malformed: s.malformed.Load(), Handed: s.handed.Load(), Hot: s.hot.Load(),
-		Members: len(v.ring.Members()), Ring: v.print, HotKeys: r.hot.names(r.clock()),
+		Members: addrs, Ring: v.print, HotKeys: readable(r.hot.names(r.clock())), HotHere: readable(r.hotHere.names()),
 	}
 }
 

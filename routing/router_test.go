@@ -109,7 +109,7 @@ func (w *ringWorld) agree(nodes ...*node) {
 		}
 	}()
 	for _, n := range nodes {
-		w.eventually("all know all", func() bool { return n.Ready() && n.Stats().Members == len(nodes) && n.view.Load().stable.Load() })
+		w.eventually("all know all", func() bool { return n.Ready() && len(n.Stats().Members) == len(nodes) && n.view.Load().stable.Load() })
 	}
 }
 
@@ -297,7 +297,7 @@ func TestRouterRefusesStrangers(t *testing.T) {
 				return false
 			}
 		})
-		if n.Stats().Members > 1 {
+		if len(n.Stats().Members) > 1 {
 			t.Error("a stranger is in the ring")
 		}
 	}

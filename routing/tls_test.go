@@ -75,7 +75,7 @@ func TestRouterTLS(t *testing.T) {
 	stranger := w.startTLS(2, "", client, server)
 	w.agree(nodes...)
 	w.eventually("the stranger complains", func() bool { return len(stranger.errs) > 0 })
-	if n := stranger.Stats().Members; n > 1 {
+	if n := len(stranger.Stats().Members); n > 1 {
 		t.Errorf("the stranger sees %d members", n)
 	}
 	if v := nodes[0].ask(routed(1), 1, 1); v.OverLimit || v.Err != nil {

@@ -272,6 +272,15 @@ func testHotKey(t *testing.T, r *ringFleet) {
 	if int64(atOwner)*50 > asked*3/4 { // three nodes of four do not own it
 		t.Errorf("%d of %d decisions still reach the owner: not 50 times fewer", atOwner, asked)
 	}
+	listed := 0
+	for _, n := range r.nodes {
+		if _, text := n.get(n.debug + "/ring"); strings.Contains(text, "leased from its owner: year|d|million=x\n") {
+			listed++
+		}
+	}
+	if listed == 0 {
+		t.Error("no node lists the hot key")
+	}
 	r.hits = 1000
 	r.load("million", 12, 300, 0, 1, 2, 3).Wait()
 	t.Logf("admitted %d of 1000000", r.admitted.Load())

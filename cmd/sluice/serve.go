@@ -221,7 +221,7 @@ func (c *serveCmd) open(svc *service.Service, shown metrics.Collector, latency p
 	registry.MustRegister(shown, latency, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	scrape := promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4})
-	debug := server.Debug(shown.WriteRules, shown.WriteStats, scrape)
+	debug := server.Debug(shown.WriteRules, shown.WriteStats, shown.WriteRing, scrape)
 	only := http.NewServeMux()
 	only.Handle(c.PrometheusPath, scrape)
 	public := http.NewServeMux()

@@ -183,7 +183,7 @@ func (c Collector) collectDrift(count func(*prometheus.Desc, uint64, ...string),
 	}
 	if c.Ring != nil {
 		s := c.Ring()
-		gauge(ringMembers, s.Members)
+		gauge(ringMembers, len(s.Members))
 		gauge(ringPrint, int(s.Ring>>12)) // what a float holds
 		count(peerAsks, s.Forwarded, "forwarded")
 		count(peerAsks, s.Received, "received")

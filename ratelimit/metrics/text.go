@@ -43,6 +43,25 @@ func (c Collector) WriteRules(w io.Writer) {
 	}
 }
 
+// WriteRing writes who is in the ring, and which of this owner's keys are hot.
+func (c Collector) WriteRing(w io.Writer) {
+	if c.Ring == nil {
+		fmt.Fprintln(w, "PEERS is not set: there is no ring")
+		return
+	}
+	s := c.Ring()
+	fmt.Fprintf(w, "fingerprint: %x\n", s.Ring)
+	for _, m := range s.Members {
+		fmt.Fprintf(w, "member: %s\n", m)
+	}
+	for _, k := range s.HotKeys {
+		fmt.Fprintf(w, "hot: %s\n", k)
+	}
+	for _, k := range s.HotHere {
+		fmt.Fprintf(w, "leased from its owner: %s\n", k)
+	}
+}
+
 func describe(r *ratelimit.Rule) string {
 	what := "unlimited"
 	if !r.Unlimited {

@@ -8,7 +8,7 @@ import (
 
 // Debug is the handler of the debug port. It is for people: nothing on it
 // changes anything.
-func Debug(rules, stats func(io.Writer), metrics http.Handler) http.Handler {
+func Debug(rules, stats, ring func(io.Writer), metrics http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	page := func(path string, write func(io.Writer)) {
 		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
@@ -18,10 +18,11 @@ func Debug(rules, stats func(io.Writer), metrics http.Handler) http.Handler {
 		})
 	}
 	page("/{$}", func(w io.Writer) {
-		_, _ = io.WriteString(w, "/rlconfig: the rules in force\n/stats: counters\n/metrics: counters for Prometheus\n/debug/pprof/: profiles\n")
+		_, _ = io.WriteString(w, "/rlconfig: the rules in force\n/stats: counters\n/ring: who owns keys together, and which are hot\n/metrics: counters for Prometheus\n/debug/pprof/: profiles\n")
 	})
 	page("/rlconfig", rules)
 	page("/stats", stats)
+	page("/ring", ring)
 	mux.Handle("/metrics", metrics)
 	mux.HandleFunc("/debug/pprof/", pprof.Index)
 	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
