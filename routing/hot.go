@@ -2,6 +2,7 @@ package routing
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -109,4 +110,74 @@ func (h *hot) names(now ratelimit.Instant) []string {
 		all = append(all, name)
 	}
 	return all
+}
+
+// hotLeases are the keys of other owners that this node leases for itself.
+type hotLeases struct {
+	n  atomic.Int64
+	mu sync.Mutex
+	m  map[uint64]*hotLease // guarded by mu
+}
+
+type hotLease struct {
+	name  string
+	since instant
+	uses  int
+}
+
+const (
+	hotFor  = 2 * time.Second
+	hotMost = 1024
+	hotCool = hotLeast / 4 // uses a second here, below which the key goes back to its owner
+)
+
+func (h *hotLeases) start(now instant, key []byte) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.m == nil {
+		h.m = map[uint64]*hotLease{}
+	}
+	if len(h.m) >= hotMost {
+		return
+	}
+	hash := xxhash.Sum64(key)
+	if h.m[hash] == nil {
+		h.m[hash] = &hotLease{name: string(key), since: now}
+		h.n.Store(int64(len(h.m)))
+	}
+}
+
+// names are the keys that are leased here.
+func (h *hotLeases) names() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var all []string
+	for _, l := range h.m {
+		all = append(all, l.name)
+	}
+	return all
+}
+
+// use tells whether a key is hot here, and counts that it was asked for.
+func (h *hotLeases) use(now instant, key []byte) bool {
+	if h.n.Load() == 0 {
+		return false
+	}
+	hash := xxhash.Sum64(key)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l := h.m[hash]
+	if l == nil {
+		return false
+	}
+	l.uses++
+	if age := now.Sub(l.since); age >= hotFor {
+		if float64(l.uses) < hotCool*age.Seconds() {
+			delete(h.m, hash)
+			h.n.Store(int64(len(h.m)))
+			return false
+		}
+		l.since, l.uses = now, 0
+	}
+	return true
 }
