@@ -114,7 +114,7 @@ func (w *world) join(trip time.Duration) *node {
 	n.keeper = approx.NewKeeper(n.wire, ratelimit.Holder(id), w.clock)
 	n.fleet = leasing.NewFleet(n.wire, ratelimit.Holder(id), 1000, w.clock, w.start)
 	n.fleet.Drift = n.keeper
-	n.fleet.Random = rand.New(rand.NewPCG(w.seed, 100+id)).Float64
+	n.fleet.Random = seeded(w.seed, 100+id)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { n.fleet.Run(ctx) })
@@ -353,5 +353,16 @@ func TestOneNodeIsExact(t *testing.T) {
 				t.Errorf("%d over, and at least %d of %d", w.judge.Worst(), least, limit)
 			}
 		})
+	}
+}
+
+// seeded is randomness that several goroutines may draw from.
+func seeded(seed, stream uint64) func() float64 {
+	var mu sync.Mutex
+	rnd := rand.New(rand.NewPCG(seed, stream))
+	return func() float64 {
+		mu.Lock()
+		defer mu.Unlock()
+		return rnd.Float64()
 	}
 }

@@ -75,11 +75,10 @@ func (k *Keeper) Seat() (seat int, wanted bool) {
 func (k *Keeper) Run(ctx context.Context, wanted func() int) {
 	tick := time.NewTicker(SeatTTL / 20)
 	defer tick.Stop()
-	for {
+	for ctx.Err() == nil {
 		k.keep(ctx, wanted())
 		select {
 		case <-ctx.Done():
-			return
 		case <-tick.C:
 		}
 	}
@@ -122,7 +121,8 @@ func (k *Keeper) tell(t Tenancy, err error) {
 
 // Leave gives the seat up. clean says that the ledger has confirmed all that
 // was spent, in windows that go on: then the next tenant may use the seat at
-// once. It blocks for at most a second, or until ctx is done.
+// once. Run must have ended. It blocks for at most a second, or until ctx is
+// done.
 func (k *Keeper) Leave(ctx context.Context, clean bool) {
 	t := k.now.Swap(&held{Tenancy: none})
 	if t.Fence == 0 || t.Seat < 0 {

@@ -162,6 +162,7 @@ func TestKeeper(t *testing.T) {
 			t.Error("the new tenant spends in a window that began in the old tenancy")
 		}
 		stop[1]()
+		synctest.Wait()
 		keepers[1].Leave(context.Background(), true)
 		if seat, wanted := keepers[1].Seat(); seat != -1 || wanted {
 			t.Error("it left, and has a seat")

@@ -30,7 +30,8 @@ type Fleet struct {
 	shards   []fleetShard
 	lanes    []lane
 	fallback *Local // budgets of this node alone: for outages, and for keys beyond the table
-	// Random, if set before Run, replaces the randomness of pauses.
+	// Random, if set before Run, replaces the randomness of pauses. It must be
+	// safe for concurrent use.
 	Random func() float64
 	// OnFailure, if set before Run, is told of each batch that failed as a
 	// whole. It must not block.

@@ -70,7 +70,7 @@ func newFleetWorld(t *testing.T, nodes int, trip time.Duration) *fleetWorld {
 	w.ledger = &slowLedger{Memory: NewMemory(100_000, clock), trip: trip}
 	for i := range nodes {
 		f := NewFleet(w.ledger, ratelimit.Holder(i+1), 10_000, w.now, start)
-		f.Random = rand.New(rand.NewPCG(1, uint64(i))).Float64
+		f.Random = seeded(1, uint64(i))
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
 		go func() {
@@ -502,5 +502,16 @@ func TestFleetTurnsWithoutWaiting(t *testing.T) {
 				t.Logf("waited %v at most, %d claims, %v", waited, w.ledger.count()-before, admitted)
 			})
 		})
+	}
+}
+
+// seeded is randomness that several goroutines may draw from.
+func seeded(seed, stream uint64) func() float64 {
+	var mu sync.Mutex
+	rnd := rand.New(rand.NewPCG(seed, stream))
+	return func() float64 {
+		mu.Lock()
+		defer mu.Unlock()
+		return rnd.Float64()
 	}
 }
