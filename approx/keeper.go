@@ -86,30 +86,47 @@ func (k *Keeper) Run(ctx context.Context, wanted func() int) {
 
 // keep applies if it is time to.
 func (k *Keeper) keep(ctx context.Context, seats int) {
-	t := k.now.Load()
-	now := k.clock()
 	if seats == 0 {
-		if t.wanted > 0 {
+		if k.now.Load().wanted > 0 {
 			k.Leave(ctx, false)
 		}
 		return
 	}
-	if t.Seat >= 0 && t.Seat < seats && now < t.until.Add(margin-SeatTTL/2) {
+	sent := k.clock()
+	a, due := k.Due(sent, seats)
+	if !due {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, sitTimeout)
 	defer cancel()
-	answer, err := k.seats.Sit(ctx, Application{Holder: k.holder, Seats: min(seats, MaxSeats), TTL: SeatTTL, Now: t.Tenancy})
+	answer, err := k.seats.Sit(ctx, a)
+	if first := k.now.Load().wanted == 0; err != nil && (ctx.Err() == nil || first) {
+		k.tell(none, err)
+	}
+	k.Answer(sent, a, answer, err)
+}
+
+// Due returns what this node has to apply for at now, where there are seats
+// seats, if it is time to. Run calls it, and Answer; so does who drives a node
+// in another time.
+func (k *Keeper) Due(now ratelimit.Instant, seats int) (Application, bool) {
+	t := k.now.Load()
+	if t.Seat >= 0 && t.Seat < seats && now < t.until.Add(margin-SeatTTL/2) {
+		return Application{}, false
+	}
+	return Application{Holder: k.holder, Seats: min(seats, MaxSeats), TTL: SeatTTL, Now: t.Tenancy}, true
+}
+
+// Answer takes in how an application went that was sent at an instant.
+func (k *Keeper) Answer(sent ratelimit.Instant, a Application, t Tenancy, err error) {
+	before := k.now.Load()
 	if err != nil {
-		if ctx.Err() == nil || t.wanted == 0 {
-			k.tell(none, err)
-		}
-		k.now.Store(&held{Tenancy: t.Tenancy, until: t.until, wanted: seats})
+		k.now.Store(&held{Tenancy: before.Tenancy, until: before.until, wanted: a.Seats})
 		return
 	}
-	k.now.Store(&held{Tenancy: answer, until: now.Add(SeatTTL - margin), wanted: seats})
-	if answer.Fence != t.Fence || t.wanted == 0 {
-		k.tell(answer, nil)
+	k.now.Store(&held{Tenancy: t, until: sent.Add(SeatTTL - margin), wanted: a.Seats})
+	if t.Fence != before.Fence || before.wanted == 0 {
+		k.tell(t, nil)
 	}
 }
 
@@ -124,12 +141,22 @@ func (k *Keeper) tell(t Tenancy, err error) {
 // once. Run must have ended. It blocks for at most a second, or until ctx is
 // done.
 func (k *Keeper) Leave(ctx context.Context, clean bool) {
-	t := k.now.Swap(&held{Tenancy: none})
-	if t.Fence == 0 || t.Seat < 0 {
+	a, ok := k.Leaving(clean)
+	if !ok {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, sitTimeout)
 	defer cancel()
-	_, err := k.seats.Sit(ctx, Application{Holder: k.holder, Seats: max(1, t.wanted), TTL: SeatTTL, Now: t.Tenancy, Leave: true, Clean: clean})
+	_, err := k.seats.Sit(ctx, a)
 	k.tell(none, err)
+}
+
+// Leaving gives up using the seat, if there is one, and returns the application
+// that says so to others.
+func (k *Keeper) Leaving(clean bool) (Application, bool) {
+	t := k.now.Swap(&held{Tenancy: none})
+	if t.Fence == 0 || t.Seat < 0 {
+		return Application{}, false
+	}
+	return Application{Holder: k.holder, Seats: max(1, t.wanted), TTL: SeatTTL, Now: t.Tenancy, Leave: true, Clean: clean}, true
 }

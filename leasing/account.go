@@ -221,7 +221,7 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 		r.granted, r.spent, r.returned = c.Granted, c.Spent, c.Returned
 	}
 	if void {
-		r.granted = c.Spent + c.Returned
+		r.granted = min(c.Granted, c.Spent+c.Returned)
 	}
 	if bucket {
 		if !known && c.Refilled {
@@ -248,7 +248,8 @@ func (a *account) forget(r *record, bucket bool) {
 }
 
 // correctPrevious replaces what a holder was charged in the window before by
-// what it says that it spent there.
+// what it says that it spent there. What it had not given back when it wrote the
+// claim it may have spent since.
 func (a *account) correctPrevious(r *record, c *ratelimit.Claim) {
 	if c.Window == 0 || c.Window != a.window-1 {
 		return
@@ -256,7 +257,7 @@ func (a *account) correctPrevious(r *record, c *ratelimit.Claim) {
 	if r.window == c.Window {
 		a.prev -= r.charged()
 	}
-	a.prev = max(0, a.prev+c.Spent)
+	a.prev = max(0, a.prev+max(c.Spent, c.Granted-c.Returned))
 }
 
 // tally counts what a holder's last word on the window before adds to its
@@ -396,7 +397,7 @@ func (a *account) closeExpired() {
 		}
 		r.closed = true
 		a.level += int64(r.outstanding()) * micro // ignored by windows
-		r.granted, r.inflight = r.spent+r.returned, 0
+		r.granted, r.inflight = min(r.granted+r.inflight, r.spent+r.returned), 0 // what was spent unasked stays unconfirmed
 	})
 }
 

@@ -3,7 +3,6 @@ package leasing
 import (
 	"context"
 	"errors"
-	"hash/maphash"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -26,10 +25,11 @@ type Fleet struct {
 	ledger   ratelimit.Ledger
 	name     ratelimit.Holder // twice the holder; the node's two names are this and the next
 	clock    ratelimit.Clock
-	seed     maphash.Seed
+	hash     hasher
 	shards   []fleetShard
 	lanes    []lane
-	fallback *Local // budgets of this node alone: for outages, and for keys beyond the table
+	after    func(time.Duration, func()) // calls the function then
+	fallback *Local                      // budgets of this node alone: for outages, and for keys beyond the table
 	// Random, if set before Run, replaces the randomness of pauses. It must be
 	// safe for concurrent use.
 	Random func() float64
@@ -139,9 +139,10 @@ const (
 // new with each process, and below 1<<63.
 func NewFleet(ledger ratelimit.Ledger, holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time) *Fleet {
 	f := &Fleet{
-		ledger: ledger, name: 2 * holder, clock: clock, seed: maphash.MakeSeed(),
+		ledger: ledger, name: 2 * holder, clock: clock, hash: newHasher(),
 		shards:   make([]fleetShard, shardCount(maxKeys)),
 		fallback: NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall), Random: rand.Float64,
+		after: func(d time.Duration, call func()) { time.AfterFunc(d, call) },
 	}
 	for i := range f.shards {
 		f.shards[i].leases = newSlab[held](shareOf(maxKeys, i, len(f.shards)))
@@ -181,7 +182,7 @@ func (f *Fleet) shard(hash uint64) *fleetShard { return &f.shards[hash>>32%uint6
 // locked finds a key: its shard, whose lock the caller now holds and must
 // release, the key's hash, and its cell, nil if the key is not held.
 func (f *Fleet) locked(key []byte) (*fleetShard, uint64, *cell[held]) {
-	hash := maphash.Bytes(f.seed, key)
+	hash := f.hash.of(key)
 	s := f.shard(hash)
 	s.mu.Lock()
 	return s, hash, s.leases.get(hash, key)
@@ -190,7 +191,14 @@ func (f *Fleet) locked(key []byte) (*fleetShard, uint64, *cell[held]) {
 // Decide implements [ratelimit.Limiter]. It blocks for at most
 // ratelimit.StoreDeadline. All asks that need the ledger wait together.
 func (f *Fleet) Decide(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
-	missed := false
+	if f.decide(now, asks, verdicts) {
+		f.wait(ctx, now, asks, verdicts)
+	}
+}
+
+// decide decides what can be decided without the ledger; it reports whether
+// that is not all.
+func (f *Fleet) decide(now instant, asks []ask, verdicts []verdict) (missed bool) {
 	for i := range asks {
 		var ok bool
 		if verdicts[i], ok = f.take(now, &asks[i], nil); !ok {
@@ -201,9 +209,7 @@ func (f *Fleet) Decide(ctx context.Context, now ratelimit.Instant, asks []rateli
 			missed = true
 		}
 	}
-	if missed {
-		f.wait(ctx, now, asks, verdicts)
-	}
+	return missed
 }
 
 var errUndecided = errors.New("not decided yet")
@@ -242,7 +248,7 @@ func (f *Fleet) take(now instant, a *ask, after *flight) (verdict, bool) {
 	if after != nil {
 		v.Source = ratelimit.FromClaim
 	}
-	if h.flight == nil && (now >= h.aheadAt || now >= h.lease.retry && h.due(now, h.lease.unspent())) {
+	if h.flight == nil && (now >= h.aheadAt || h.due(now, h.lease.unspent()) && (now >= h.lease.retry || h.mustReport())) {
 		f.renew(h, now, hash, a.Key)
 	}
 	return v, true

@@ -14,6 +14,7 @@ type flight struct {
 	key     []byte
 	name    string          // of the key, in the ledger
 	waiting tokens          // of the requests behind it; guarded by the shard's mu
+	largest tokens          // of one of them; guarded by the shard's mu
 	giveUp  bool            // return what is unspent, and want nothing
 	ahead   bool            // it is for the next window
 	final   bool            // it only reports on a window that is over; nobody waits
@@ -42,60 +43,112 @@ func (f *Fleet) newFlight(hash uint64, key []byte) *flight {
 }
 
 // wait has the ledger asked for what is undecided, again and again until all
-// is decided or the deadline has passed. Rules of mode approx wait for a while
-// only, and then drift as far as they may.
-func (f *Fleet) wait(ctx context.Context, start instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
-	check, waited := checkTime(asks, verdicts), false
-	timer := time.NewTimer(check)
+// is decided or the deadline has passed.
+func (f *Fleet) wait(ctx context.Context, now instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+	w := newWaiting(asks, verdicts)
+	timer := time.NewTimer(w.check)
 	defer timer.Stop()
-	flights := make([]*flight, len(asks))
-	var fresh []*flight
-	for now, late := start, false; ; now = f.clock() {
-		open := 0
-		fresh = fresh[:0]
-		for i := range asks {
-			if !errors.Is(verdicts[i].Err, errUndecided) {
-				continue
-			}
-			if waited {
-				if v, ok := f.drift(now, &asks[i], true); ok {
-					verdicts[i] = v
-					continue
-				}
-			}
-			reason := ratelimit.FallbackDeadline
-			if late {
-				flights[i] = nil
-			} else {
-				var launch bool
-				if flights[i], launch, reason = f.join(now, &asks[i]); launch {
-					fresh = append(fresh, flights[i])
-				}
-			}
-			if flights[i] == nil {
-				verdicts[i] = f.fail(ctx, now, &asks[i], reason)
-				continue
-			}
-			open++
+	for w.advance(ctx, f, now) {
+		if !await(ctx, w.next(), timer.C) && w.impatient(ctx.Err() != nil) {
+			timer.Reset(ratelimit.StoreDeadline - w.check)
 		}
-		if open == 0 {
-			return
-		}
-		for _, fl := range fresh { // now that all asks are behind them
-			f.enqueue(fl)
-		}
-		for i := range asks {
-			if !errors.Is(verdicts[i].Err, errUndecided) {
-				continue
-			}
-			if !late && !await(ctx, flights[i], timer.C) {
-				late = waited || check == ratelimit.StoreDeadline || ctx.Err() != nil
-				waited = true
-				timer.Reset(ratelimit.StoreDeadline - check)
-			}
-			verdicts[i] = f.settled(ctx, &asks[i], flights[i], late)
+		now = f.clock()
+	}
+}
+
+// waiting is a request that waits for the ledger. It is told what happens, and
+// so needs neither goroutine nor clock.
+//
+//	patient --check has passed--> drifting --the deadline has passed--> late
+//
+// Rules of mode approx are patient for their check_timeout only, and then drift
+// as far as they may; late, on_store_failure decides.
+type waiting struct {
+	asks     []ask
+	verdicts []verdict
+	flights  []*flight // what each undecided ask is behind
+	fresh    []*flight // of them, those to be sent
+	check    time.Duration
+	drifting bool
+	late     bool
+}
+
+func newWaiting(asks []ask, verdicts []verdict) *waiting {
+	return &waiting{asks: asks, verdicts: verdicts, flights: make([]*flight, len(asks)), check: checkTime(asks, verdicts)}
+}
+
+// advance decides what can be decided now, and has the ledger asked for the
+// rest, together. It reports whether anything is undecided.
+func (w *waiting) advance(ctx context.Context, f *Fleet, now instant) bool {
+	open := false
+	w.fresh = w.fresh[:0]
+	for i := range w.asks {
+		if errors.Is(w.verdicts[i].Err, errUndecided) && !w.decide(ctx, f, now, i) {
+			open = true
 		}
 	}
+	for _, fl := range w.fresh { // now that all asks are behind them
+		f.enqueue(fl)
+	}
+	return open
+}
+
+// decide decides one ask, or sees to it that it is behind a flight.
+func (w *waiting) decide(ctx context.Context, f *Fleet, now instant, i int) bool {
+	a, fl := &w.asks[i], w.flights[i]
+	if fl != nil {
+		if v, ok := f.take(now, a, fl); ok {
+			w.verdicts[i] = v
+			return true
+		}
+		if fl.ended() {
+			if fl.err != nil && !errors.Is(fl.err, ratelimit.ErrStaleClaim) { // the window rolled: ask again
+				w.verdicts[i] = f.fail(ctx, now, a, reasonOf(fl.err))
+				return true
+			}
+			w.flights[i] = nil
+		}
+	}
+	if w.drifting {
+		if v, ok := f.drift(now, a, true); ok {
+			w.verdicts[i] = v
+			return true
+		}
+	}
+	if w.late {
+		w.verdicts[i] = f.fail(ctx, now, a, ratelimit.FallbackDeadline)
+		return true
+	}
+	if w.flights[i] != nil {
+		return false
+	}
+	fl, launch, reason := f.join(now, a)
+	if fl == nil {
+		w.verdicts[i] = f.fail(ctx, now, a, reason)
+		return true
+	}
+	if w.flights[i] = fl; launch {
+		w.fresh = append(w.fresh, fl)
+	}
+	return false
+}
+
+// next is the flight that the first undecided ask is behind.
+func (w *waiting) next() *flight {
+	for i := range w.asks {
+		if errors.Is(w.verdicts[i].Err, errUndecided) {
+			return w.flights[i]
+		}
+	}
+	return nil
+}
+
+// impatient takes in that the time it had has passed, or that nobody waits any
+// more. It reports whether there is more time.
+func (w *waiting) impatient(gone bool) bool {
+	w.late = w.drifting || gone || w.check == ratelimit.StoreDeadline
+	w.drifting = true
+	return !w.late
 }
 
 // checkTime is how long undecided asks wait before those that may drift do.
@@ -128,23 +181,23 @@ func await(ctx context.Context, fl *flight, timer <-chan time.Time) bool {
 	return false
 }
 
-// settled decides after a flight, if it can.
-func (f *Fleet) settled(ctx context.Context, a *ask, fl *flight, late bool) verdict {
-	now := f.clock()
-	if v, ok := f.take(now, a, fl); ok {
-		return v
+// most is what may be asked for those who wait: no more than the largest lease
+// that the rule declares, where expiry makes unreported tokens another's.
+func (fl *flight) most(rule *ratelimit.Rule) tokens {
+	if !rule.Coordination.Eager() {
+		return fl.waiting
 	}
+	return min(fl.waiting, max(fl.largest, rule.LargestLease()))
+}
+
+// ended tells whether the flight was answered, or will not be.
+func (fl *flight) ended() bool {
 	select {
 	case <-fl.done:
-		if fl.err != nil && !errors.Is(fl.err, ratelimit.ErrStaleClaim) { // the window rolled: ask again
-			return f.fail(ctx, now, a, reasonOf(fl.err))
-		}
+		return true
 	default:
+		return false
 	}
-	if late {
-		return f.fail(ctx, now, a, ratelimit.FallbackDeadline)
-	}
-	return verdict{Err: errUndecided}
 }
 
 // enqueue hands a flight to the senders; when there are too many, it has failed.
@@ -182,11 +235,12 @@ func (f *Fleet) join(now instant, a *ask) (fl *flight, launch bool, reason ratel
 		waiting = min(a.Cost, a.Rule.Limit.Capacity()+1) // more makes no difference
 	}
 	if n := h.next; n != nil && now >= n.over && now < n.start {
-		return n.untilTurn(now), false, 0
+		return f.untilTurn(n, now), false, 0
 	}
 	if h.flight != nil {
 		if !h.flight.sent && !h.flight.ahead {
 			h.flight.waiting += waiting
+			h.flight.largest = max(h.flight.largest, waiting)
 			h.flight.giveUp = false
 		}
 		return h.flight, false, 0
@@ -195,7 +249,7 @@ func (f *Fleet) join(now instant, a *ask) (fl *flight, launch bool, reason ratel
 	if f.laneOf(fl.name).refused(now) {
 		return nil, false, ratelimit.FallbackBreaker
 	}
-	fl.waiting = waiting
+	fl.waiting, fl.largest = waiting, waiting
 	h.flight = fl
 	return fl, true, 0
 }

@@ -1,8 +1,6 @@
 package leasing
 
 import (
-	"hash/maphash"
-
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -71,7 +69,7 @@ func (p *pool) handOver(at moment, match func([]byte) bool, out func([]byte, Acc
 func (l *Local) Adopt(now ratelimit.Instant, key []byte, a Account) bool {
 	t := ledgerTime((int64(now) + l.epoch.Load()) / 1000)
 	m := l.tracked.ledger
-	hash := maphash.Bytes(m.seed, key)
+	hash := m.hash.of(key)
 	s := &m.shards[hash>>32%uint64(len(m.shards))]
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,7 +109,7 @@ func (l *Local) Settle(now ratelimit.Instant, claims []ratelimit.Claim, grants [
 }
 
 func (p *pool) settleFor(at moment, key []byte, c *ratelimit.Claim) ratelimit.Grant {
-	hash := maphash.Bytes(p.seed(), key)
+	hash := p.hash().of(key)
 	s := p.shard(hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()

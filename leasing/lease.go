@@ -217,8 +217,12 @@ func (l *lease) claim(now instant, seq uint64, rule *ratelimit.Rule, waiting, wa
 		l.giveBack()
 	}
 	l.seq = seq
+	reclaim := ratelimit.ReclaimSafe
+	if rule.Coordination.Eager() {
+		reclaim = ratelimit.ReclaimEager
+	}
 	return ratelimit.Claim{
-		Limit: rule.Limit, Seq: seq, Fence: l.fence, Window: l.window, Reclaim: rule.Coordination.Reclaim,
+		Limit: rule.Limit, Seq: seq, Fence: l.fence, Window: l.window, Reclaim: reclaim,
 		Granted: l.granted, Spent: l.spent, Returned: l.returned,
 		Waiting: waiting, Want: want, TTL: rule.Coordination.Lease.TTL, Direct: direct, Refilled: l.refilled(now),
 		Tally: rule.Coordination.Mode == ratelimit.Approx,
@@ -259,7 +263,9 @@ func (l *lease) apply(sent instant, c *ratelimit.Claim, g *ratelimit.Grant, marg
 	l.fence = g.Fence
 	l.setLimit(&c.Limit)
 	l.available = g.Available
-	l.reset = sent.Add(g.ResetAfter)
+	// A bucket that is full and grants nothing yet (Relearning) is as it is for
+	// that long.
+	l.reset = sent.Add(max(g.ResetAfter, g.RetryAfter))
 	l.deadline = sent.Add(g.TTL - margin)
 	if c.Limit.Algorithm != ratelimit.TokenBucket {
 		l.reset = max(l.reset, ends)

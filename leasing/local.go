@@ -2,7 +2,6 @@ package leasing
 
 import (
 	"context"
-	"hash/maphash"
 	"sync/atomic"
 	"time"
 
@@ -74,7 +73,7 @@ func (l *Local) overflowKey(b []byte, a *ask) []byte {
 	if a.Rule.Override {
 		path = ""
 	}
-	slot := maphash.Bytes(l.tracked.seed(), a.Key) % OverflowSlots
+	slot := l.tracked.hash().of(a.Key) % OverflowSlots
 	b = append(b, 0xfe, byte(slot), byte(a.Rule.Limit.Unit), byte(a.Rule.Limit.Algorithm)) // no Unit is 0xfe
 	return ratelimit.SealKey(ratelimit.AppendEntry(b, a.Rule.Domain, path, false), 0)
 }

@@ -2,7 +2,6 @@ package leasing
 
 import (
 	"context"
-	"hash/maphash"
 	"sync"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -16,7 +15,7 @@ import (
 // way. Accounts that mean the same as new ones are dropped without notice.
 type Memory struct {
 	clock  func() ratelimit.LedgerTime
-	seed   maphash.Seed
+	hash   hasher
 	shards []memoryShard
 }
 
@@ -30,7 +29,7 @@ type memoryShard struct {
 // NewMemory makes a ledger of at most maxAccounts that reads clock, which must
 // be the ledger's own (LedgerTime), when it is called through Settle.
 func NewMemory(maxAccounts int, clock func() ratelimit.LedgerTime) *Memory {
-	m := &Memory{clock: clock, seed: maphash.MakeSeed(), shards: make([]memoryShard, shardCount(maxAccounts))}
+	m := &Memory{clock: clock, hash: newHasher(), shards: make([]memoryShard, shardCount(maxAccounts))}
 	for i := range m.shards {
 		m.shards[i].accounts = newSlab[account](shareOf(maxAccounts, i, len(m.shards)))
 	}
@@ -54,7 +53,7 @@ func (m *Memory) Settle(_ context.Context, claims []ratelimit.Claim, grants []ra
 	now := m.clock()
 	for i := range claims {
 		key := []byte(claims[i].Key)
-		grants[i] = m.settleAt(now, maphash.Bytes(m.seed, key), key, &claims[i])
+		grants[i] = m.settleAt(now, m.hash.of(key), key, &claims[i])
 	}
 }
 

@@ -73,10 +73,10 @@ func (h *held) keepNext(sent, now instant, there ledgerClock, fl *flight, g *rat
 	}
 	begins := windowEnd(g.Window-1, &fl.claim.Limit)
 	n := &nextLease{
-		heard: now, expires: sent.Add(g.TTL - margin(g.TTL)), jitter: jitter, over: there.notBefore(now, begins), start: there.surelyBy(now, begins),
+		heard: now, expires: sent.Add(g.TTL - margin(h.rule, g.TTL)), jitter: jitter, over: there.notBefore(now, begins), start: there.surelyBy(now, begins),
 		lease: lease{seq: g.Seq, window: g.Window},
 	}
-	n.lease.apply(sent, &fl.claim, g, margin(g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
+	n.lease.apply(sent, &fl.claim, g, margin(h.rule, g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
 	n.renewal = h.demand.renewal(sent, now, n.lease.unspent(), &fl.claim.Limit, g)
 	h.next = n
 	h.agree()
@@ -104,6 +104,7 @@ func (f *Fleet) turn(h *held, now instant, hash uint64, key []byte) bool {
 	h.payOwed()
 	h.gauge()
 	h.planAhead(now, now, n.jitter)
+	f.reportInTime(h, now, key)
 	return true
 }
 
@@ -128,10 +129,10 @@ const doubtWait = 2 * time.Millisecond
 
 // untilTurn is a flight that ends when the next window has begun, which is at
 // most doubtWait from now.
-func (n *nextLease) untilTurn(now instant) *flight {
+func (f *Fleet) untilTurn(n *nextLease, now instant) *flight {
 	if n.wait == nil {
 		fl := &flight{done: make(chan struct{})}
-		time.AfterFunc(n.start.Sub(now), func() { close(fl.done) })
+		f.after(n.start.Sub(now), func() { close(fl.done) })
 		n.wait = fl
 	}
 	return n.wait

@@ -1,7 +1,6 @@
 package leasing
 
 import (
-	"hash/maphash"
 	"sync"
 	"sync/atomic"
 
@@ -41,7 +40,7 @@ func newPool(maxKeys int) *pool {
 	return p
 }
 
-func (p *pool) seed() maphash.Seed { return p.ledger.seed }
+func (p *pool) hash() hasher { return p.ledger.hash }
 
 func (p *pool) shard(hash uint64) *leaseShard {
 	return &p.shards[hash>>32%uint64(len(p.shards))]
@@ -54,7 +53,7 @@ func continuous(l *ratelimit.Limit) bool { return l.Algorithm != ratelimit.Fixed
 
 // decide answers, or reports that the ledger is full.
 func (p *pool) decide(at moment, key []byte, a *ask) (verdict, bool) {
-	hash := maphash.Bytes(p.seed(), key)
+	hash := p.hash().of(key)
 	s := p.shard(hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,7 +164,7 @@ func (p *pool) release(s *leaseShard, at moment, hash uint64, key []byte, l *lea
 
 // undo takes back what a verdict charged, if its lease is still here.
 func (p *pool) undo(key []byte, a *ask, v *verdict) {
-	hash := maphash.Bytes(p.seed(), key)
+	hash := p.hash().of(key)
 	s := p.shard(hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()

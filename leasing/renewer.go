@@ -32,35 +32,87 @@ func (f *Fleet) send(ctx context.Context, l *lane) {
 		case <-ctx.Done():
 			return
 		case first := <-l.queue:
-			batch := append(make([]*flight, 0, 8), first)
-			for len(batch) < batchSize && len(l.queue) > 0 {
-				select {
-				case fl := <-l.queue:
-					batch = append(batch, fl)
-				default:
-				}
-			}
-			f.settle(l, batch)
+			f.settle(l, l.take(first))
 		}
 	}
 }
 
+// take takes what waits, up to a batch, behind what was taken already.
+func (l *lane) take(flights ...*flight) []*flight {
+	for len(flights) < batchSize {
+		select {
+		case fl := <-l.queue:
+			flights = append(flights, fl)
+		default:
+			return flights
+		}
+	}
+	return flights
+}
+
 // settle writes the claims of a batch, has them settled and takes in the
 // grants. No lock is held meanwhile.
-func (f *Fleet) settle(l *lane, batch []*flight) {
-	now := f.clock()
-	claims := make([]ratelimit.Claim, len(batch))
-	for i, fl := range batch {
-		claims[i] = f.write(now, fl)
+func (f *Fleet) settle(l *lane, flights []*flight) {
+	b := f.pack(l, flights)
+	grants := make([]ratelimit.Grant, len(flights))
+	if !b.allowed() {
+		fillErrors(grants, errBreaker)
+		b.answered(grants)
+		return
 	}
-	grants := make([]ratelimit.Grant, len(batch))
-	f.ask(l, now, claims, grants)
-	answered := f.clock()
-	there := l.heard(now, answered, grants)
-	for i, fl := range batch {
-		if r, ok := f.read(now, answered, there, fl, &grants[i]); ok && f.OnReconcile != nil {
-			f.OnReconcile(r)
+	ctx, cancel := context.WithTimeout(context.Background(), claimTimeout)
+	defer cancel()
+	f.ledger.Settle(ctx, b.claims, grants)
+	b.settled(grants)
+	b.answered(grants)
+}
+
+// batch is flights that travel together.
+type batch struct {
+	*Fleet
+	lane    *lane
+	flights []*flight
+	claims  []ratelimit.Claim
+	sent    instant
+}
+
+// pack writes the claims of flights.
+func (f *Fleet) pack(l *lane, flights []*flight) *batch {
+	b := &batch{Fleet: f, lane: l, flights: flights, claims: make([]ratelimit.Claim, len(flights)), sent: f.clock()}
+	for i, fl := range flights {
+		b.claims[i] = f.write(b.sent, fl)
+	}
+	return b
+}
+
+// allowed asks the breaker whether the batch may be sent.
+func (b *batch) allowed() bool {
+	b.lane.mu.Lock()
+	defer b.lane.mu.Unlock()
+	return b.lane.breaker.allow(b.sent)
+}
+
+// settled counts that the batch was sent, and tells the breaker how it went.
+func (b *batch) settled(grants []ratelimit.Grant) {
+	b.stats.claims.Add(uint64(len(b.claims)))
+	b.judge(b.lane, grants)
+}
+
+// answered takes in the grants.
+func (b *batch) answered(grants []ratelimit.Grant) {
+	now := b.clock()
+	there := b.lane.heard(b.sent, now, grants)
+	for i, fl := range b.flights {
+		if r, ok := b.read(b.sent, now, there, fl, &grants[i]); ok && b.OnReconcile != nil {
+			b.OnReconcile(r)
 		}
+	}
+}
+
+// fillErrors has all grants say the same.
+func fillErrors(grants []ratelimit.Grant, err error) {
+	for i := range grants {
+		grants[i] = ratelimit.Grant{Err: err}
 	}
 }
 
@@ -79,24 +131,6 @@ func (l *lane) heard(sent, answered instant, grants []ratelimit.Grant) ledgerClo
 
 // errBreaker answers the claims that were not sent.
 var errBreaker = errors.New("the ledger does not answer, and is not asked for a while")
-
-// ask has claims settled, unless the breaker is open.
-func (f *Fleet) ask(l *lane, now instant, claims []ratelimit.Claim, grants []ratelimit.Grant) {
-	l.mu.Lock()
-	allowed := l.breaker.allow(now)
-	l.mu.Unlock()
-	if !allowed {
-		for i := range grants {
-			grants[i].Err = errBreaker
-		}
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), claimTimeout)
-	defer cancel()
-	f.ledger.Settle(ctx, claims, grants)
-	f.stats.claims.Add(uint64(len(claims)))
-	f.judge(l, grants)
-}
 
 // write makes the claim of a flight from what is known now.
 func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
@@ -125,7 +159,7 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 			h.name ^= 1
 		}
 		name = h.name
-		waiting := fl.waiting
+		waiting := fl.most(h.rule)
 		if waiting > 0 && h.rule.Limit.Algorithm != ratelimit.FixedWindow {
 			// Those refused since the last claim waited too: see plan.
 			waiting = max(waiting, min(h.demand.refused, h.rule.Limit.Capacity()))
@@ -195,11 +229,11 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	if g.Window != h.lease.window {
 		h.carry(g.Window)
 	}
-	h.lease.apply(sent, &fl.claim, g, margin(g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
+	h.lease.apply(sent, &fl.claim, g, margin(h.rule, g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
 	h.payOwed()
 	h.lease.forgive(h.rule.DriftShare())
 	h.heard, h.elsewhere = now, g.Outstanding
-	h.expires = sent.Add(g.TTL - margin(g.TTL))
+	h.expires = sent.Add(g.TTL - margin(h.rule, g.TTL))
 	h.agree()
 	if h.reported = 0; g.Window == fl.claim.Window {
 		h.reported = fl.claim.Spent
@@ -207,6 +241,7 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	h.gauge()
 	h.settled = h.lease.unspent() == 0 && h.lease.spent == fl.claim.Spent && g.Granted == fl.claim.Granted
 	h.plan(sent, now, fl, g, f.Random())
+	f.reportInTime(h, now, fl.key)
 	return r, drifted
 }
 
@@ -243,9 +278,36 @@ func (h *held) payOwed() {
 	h.owed = 0
 }
 
-// margin is what the clocks of node and ledger may differ by over a lease: the
-// node stops that much earlier.
-func margin(ttl time.Duration) time.Duration { return ttl / 20 }
+// margin is how much earlier than the ledger a node takes its lease for expired:
+// what two clocks may differ by meanwhile. Where expiry makes unreported tokens
+// another's, it is also the time that a report may take.
+func margin(rule *ratelimit.Rule, ttl time.Duration) time.Duration {
+	if rule.Coordination.Eager() {
+		return ttl / 4
+	}
+	return ttl / 20
+}
+
+// mustReport tells whether there is spending that expiry would undo.
+func (h *held) mustReport() bool {
+	return h.rule.Coordination.Eager() && h.lease.spent != h.reported
+}
+
+// reportInTime has what is spent by half the lease's time reported: reclaimed
+// eagerly, it would be spent twice. What is spent later reports itself; see take.
+func (f *Fleet) reportInTime(h *held, now instant, key []byte) {
+	if !h.rule.Coordination.Eager() || h.after == never {
+		return
+	}
+	seq, own := h.lease.seq, append([]byte(nil), key...)
+	f.after(max(0, h.after.Sub(now)), func() {
+		s, hash, c := f.locked(own)
+		defer s.mu.Unlock()
+		if c != nil && c.val.flight == nil && c.val.mustReport() && c.val.lease.seq == seq {
+			f.launch(&c.val, f.newFlight(hash, own))
+		}
+	})
+}
 
 const never instant = 1<<63 - 1
 
@@ -269,6 +331,9 @@ func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter fl
 		}
 		h.lease.retry = max(h.lease.retry, now.Add(wait))
 		h.lease.retryCost = 1
+	}
+	if h.rule.Coordination.Eager() && (left > 0 || h.mustReport()) {
+		h.after = sent.Add(g.TTL / 2)
 	}
 	if left <= 0 || g.Available == 0 && g.Outstanding == 0 && h.lease.algorithm == ratelimit.FixedWindow {
 		return // nothing to renew, or nothing to be had
@@ -309,13 +374,15 @@ func (f *Fleet) sweep(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			now := f.clock()
-			for i := range f.shards {
-				if i%sweepParts == part%sweepParts || len(f.shards) < sweepParts && part%sweepParts == i {
-					f.sweepShard(now, &f.shards[i])
-				}
-			}
+			f.sweepPart(f.clock(), part)
 		}
+	}
+}
+
+// sweepPart looks through one of sweepParts.
+func (f *Fleet) sweepPart(now instant, part int) {
+	for i := part % sweepParts; i < len(f.shards); i += sweepParts {
+		f.sweepShard(now, &f.shards[i])
 	}
 }
 
@@ -345,7 +412,19 @@ func (f *Fleet) sweepShard(now instant, s *fleetShard) {
 
 // releaseAll returns everything that is unspent before the process ends.
 func (f *Fleet) releaseAll() {
-	now := f.clock()
+	var wg sync.WaitGroup
+	for l, flights := range f.releases(f.clock()) {
+		wg.Go(func() {
+			for some := range slices.Chunk(flights, batchSize) {
+				f.settle(l, some)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// releases are the flights that return everything that is unspent.
+func (f *Fleet) releases(now instant) map[*lane][]*flight {
 	all := map[*lane][]*flight{}
 	for i := range f.shards {
 		s := &f.shards[i]
@@ -372,13 +451,5 @@ func (f *Fleet) releaseAll() {
 		}
 		s.mu.Unlock()
 	}
-	var wg sync.WaitGroup
-	for l, flights := range all {
-		wg.Go(func() {
-			for batch := range slices.Chunk(flights, batchSize) {
-				f.settle(l, batch)
-			}
-		})
-	}
-	wg.Wait()
+	return all
 }

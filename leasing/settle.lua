@@ -249,7 +249,7 @@ local function close_expired()
     if here(r) and not flag(r, 1) and a.now >= r[EXPIRES] then
       a.level = a.level + outstanding(r) * MICRO
       r[FLAGS] = r[FLAGS] + 1
-      r[GRANTED], r[INFLIGHT] = r[SPENT] + r[RETURNED], 0
+      r[GRANTED], r[INFLIGHT] = min(r[GRANTED] + r[INFLIGHT], r[SPENT] + r[RETURNED]), 0
       dirty[name] = true
     end
   end
@@ -304,7 +304,7 @@ local function book(r, at)
   elseif sliding then
     if c.window ~= 0 and c.window == a.window - 1 then
       if r[WINDOW] == c.window then a.prev = a.prev - charged(r) end
-      a.prev = max(0, a.prev + c.spent)
+      a.prev = max(0, a.prev + max(c.spent, c.granted - c.returned))
     end
   elseif not bucket then
     over = tally(r)
@@ -320,7 +320,7 @@ local function book(r, at)
   r[GRANTED], r[INFLIGHT], r[SPENT], r[RETURNED], r[OVER] = 0, 0, 0, 0, over
   r[FLAGS] = (void and 2 or 0) + (c.direct and 4 or 0)
   if is_here then r[GRANTED], r[SPENT], r[RETURNED] = c.granted, c.spent, c.returned end
-  if void then r[GRANTED] = c.spent + c.returned end
+  if void then r[GRANTED] = min(c.granted, c.spent + c.returned) end
   if not bucket then return 0 end
   if not known and c.refilled then was, owed = paid(r), max(0, r[SPENT] - paid(r)) end
   local back = was - paid(r)

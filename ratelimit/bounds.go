@@ -56,10 +56,10 @@ func (r *Rule) Declare(nodes int, store bool) Bounds {
 		StoreOps: fmt.Sprintf("at most 1/s a key a node, and %d a window", 10*max(1, bits.Len64(uint64(limit))-1)),
 		OnOutage: r.outage(nodes, limit),
 	}
-	if c.Reclaim == ReclaimEager && c.Mode != Routing {
+	if c.Eager() {
 		b.Under = "0"
-		b.Over = r.largestLease() * Tokens(nodes)
-		b.OverNote = fmt.Sprintf("%d for each node that goes silent", r.largestLease())
+		b.Over = r.LargestLease() * Tokens(nodes)
+		b.OverNote = fmt.Sprintf("%d, or one larger request, for each node that goes silent", r.LargestLease())
 	}
 	switch c.Mode {
 	case Approx:
@@ -147,9 +147,10 @@ func (r *Rule) DriftShare() Tokens {
 	return c.DriftBudget.Of(r.Limit.Capacity()) / Tokens(c.MaxNodes)
 }
 
-// largestLease is the most that one holder can be granted at once: half of a
-// whole budget, or what the rule fixes.
-func (r *Rule) largestLease() Tokens {
+// LargestLease is the most that one holder is granted at once under reclaim:
+// eager, but for a single request that costs more: half of a whole budget, or
+// what the rule fixes.
+func (r *Rule) LargestLease() Tokens {
 	size := r.Coordination.Lease
 	most := max(1, r.Limit.Capacity()/2)
 	if size.Fixed > 0 {

@@ -171,6 +171,10 @@ const (
 	MaxMaxNodes     = 10_000
 )
 
+// Eager tells whether a silent holder's tokens are credited at expiry. Under mode
+// routing they never are: a key's owner is its one holder, and the mode is exact.
+func (c *Coordination) Eager() bool { return c.Reclaim == ReclaimEager && c.Mode != Routing }
+
 // Validate returns every problem, each with the field's name, its value and
 // its bound. No problems: nil.
 func (c Coordination) Validate() []error {

@@ -1,5 +1,6 @@
 // Package judge counts what was admitted of a key against its limit's own
-// definition, which knows nothing of leases, nodes or ledgers.
+// definition, which knows nothing of leases, nodes or ledgers, and beside what
+// an exact limiter would have made of the same requests.
 //
 // Guarantee: Worst is what a client that counts every admission, and has the
 // ledger's clock, would find.
@@ -11,86 +12,169 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Judge watches one key. It is not safe for concurrent use.
+// Judge watches one key. It is told of each request once, in the order of the
+// ledger's clock. It is not safe for concurrent use.
 type Judge struct {
-	limit  ratelimit.Limit
-	window int64
+	limit    ratelimit.Limit
+	got      usage            // by what was admitted
+	ideal    usage            // by what an exact limiter would have admitted
+	worst    ratelimit.Tokens // beyond the limit, at any instant
+	over     ratelimit.Tokens // beyond it, of windows that have ended
+	under    ratelimit.Tokens // less than the exact limiter, of windows that have ended
+	early    ratelimit.Tokens // refused while the definition had room
+	admitted ratelimit.Tokens // in all
+	exact    ratelimit.Tokens // in all, by the exact limiter
+	least    ratelimit.Tokens // admitted in a whole window
+	whole    int              // windows that have ended, but for the first
+}
+
+// usage is what was used of a limit at an instant, by its definition.
+type usage struct {
+	window ratelimit.LedgerTime // when it began; 0: none has
+	end    ratelimit.LedgerTime
 	spent  ratelimit.Tokens // in this window
 	before ratelimit.Tokens // in the one before
 	level  float64          // of a bucket
 	at     ratelimit.LedgerTime
-	worst  ratelimit.Tokens
-	total  ratelimit.Tokens // over, of windows that have ended
-	least  ratelimit.Tokens // admitted in a whole window
-	whole  int              // windows that have ended, but for the first
 }
 
 // New makes a judge of one limit.
-func New(l ratelimit.Limit) *Judge { return &Judge{limit: l, level: float64(l.Burst)} }
+func New(l ratelimit.Limit) *Judge {
+	j := Judge{limit: l}
+	j.got.level, j.ideal.level = float64(l.Burst), float64(l.Burst)
+	return &j
+}
+
+// Limit is what it judges by.
+func (j *Judge) Limit() ratelimit.Limit { return j.limit }
 
 // Admit takes in that n tokens were admitted at an instant of the ledger's
-// clock, which must not go back.
-func (j *Judge) Admit(at ratelimit.LedgerTime, n ratelimit.Tokens) {
-	if j.limit.Algorithm == ratelimit.TokenBucket {
-		j.admitBucket(at, n)
-		return
-	}
-	j.roll(at)
-	j.spent += n
-	used := j.spent
-	if j.limit.Algorithm == ratelimit.SlidingWindow { // the window before counts by the part still covered, rounded down
-		period := j.limit.Period()
-		left := period - time.Duration(at)*time.Microsecond%period
-		used += ratelimit.Tokens(float64(j.before) * float64(left) / float64(period))
-	}
+// clock, which must not go back. It returns how far beyond the limit that was.
+func (j *Judge) Admit(at ratelimit.LedgerTime, n ratelimit.Tokens) ratelimit.Tokens {
+	j.offer(at, n)
+	j.advance(at)
+	j.admitted += n
+	over := max(0, n-j.got.room(at, &j.limit))
 	if n > 0 {
-		j.worst = max(j.worst, used-j.limit.Requests)
+		j.worst = max(j.worst, over)
+	}
+	j.got.spend(n)
+	return over
+}
+
+// Refuse takes in that n tokens were refused.
+func (j *Judge) Refuse(at ratelimit.LedgerTime, n ratelimit.Tokens) {
+	j.offer(at, n)
+	j.advance(at)
+	if j.got.room(at, &j.limit) >= n {
+		j.early += n
 	}
 }
 
-func (j *Judge) roll(at ratelimit.LedgerTime) {
-	now := int64(at) / int64(j.limit.Period()/time.Microsecond)
-	if now == j.window {
+// Retract takes back what was admitted at an instant, for nobody heard of it.
+func (j *Judge) Retract(admitted, now ratelimit.LedgerTime, n ratelimit.Tokens) {
+	j.advance(now)
+	j.admitted -= n
+	switch {
+	case j.limit.Algorithm == ratelimit.TokenBucket || admitted >= j.got.window:
+		j.got.spend(-n)
+	case admitted >= j.got.window-(j.got.end-j.got.window):
+		j.got.before = max(0, j.got.before-n)
+	}
+	j.got.level = min(j.got.level, float64(j.limit.Burst))
+}
+
+// offer has the exact limiter decide, too.
+func (j *Judge) offer(at ratelimit.LedgerTime, n ratelimit.Tokens) {
+	j.advance(at)
+	if j.ideal.room(at, &j.limit) >= n {
+		j.ideal.spend(n)
+		j.exact += n
+	}
+}
+
+// advance ends windows that are over at an instant.
+func (j *Judge) advance(at ratelimit.LedgerTime) {
+	if j.limit.Algorithm == ratelimit.TokenBucket || at < j.got.end {
 		return
 	}
-	if j.window > 0 {
-		j.total += max(0, j.spent-j.limit.Requests)
-		if j.whole++; j.whole == 2 || j.whole > 2 && j.spent < j.least {
-			j.least = j.spent
+	if j.got.window > 0 {
+		j.over += max(0, j.got.spent-j.limit.Requests)
+		j.under += max(0, j.ideal.spent-j.got.spent)
+		if j.whole++; j.whole == 2 || j.whole > 2 && j.got.spent < j.least {
+			j.least = j.got.spent
 		}
 	}
-	j.before = 0
-	if now == j.window+1 {
-		j.before = j.spent
-	}
-	j.window, j.spent = now, 0
+	period := ratelimit.LedgerTime(j.limit.Period() / time.Microsecond)
+	begins := at / period * period
+	j.got.roll(begins, period)
+	j.ideal.roll(begins, period)
 }
 
-func (j *Judge) admitBucket(at ratelimit.LedgerTime, n ratelimit.Tokens) {
-	if j.at > 0 {
-		rate := float64(j.limit.Requests) / float64(j.limit.Period()/time.Microsecond)
-		j.level = min(float64(j.limit.Burst), j.level+float64(at-j.at)*rate)
+func (u *usage) roll(begins, period ratelimit.LedgerTime) {
+	u.before = 0
+	if u.end == begins {
+		u.before = u.spent
 	}
-	j.at = at
-	j.level -= float64(n)
-	if over := -j.level; over > 0.001 {
-		j.worst = max(j.worst, ratelimit.Tokens(over+0.999))
+	u.window, u.end, u.spent = max(begins, 1), begins+period, 0
+}
+
+// room is what could be spent now; below 0 when too much was.
+func (u *usage) room(at ratelimit.LedgerTime, l *ratelimit.Limit) ratelimit.Tokens {
+	switch l.Algorithm {
+	case ratelimit.TokenBucket:
+		period := float64(l.Period() / time.Microsecond)
+		if u.at > 0 {
+			u.level = min(float64(l.Burst), u.level+float64(at-u.at)*float64(l.Requests)/period)
+		}
+		u.at = at
+		if u.level < 0 {
+			return -ratelimit.Tokens(-u.level + 0.999)
+		}
+		return ratelimit.Tokens(u.level + 0.001)
+	case ratelimit.SlidingWindow: // the window before counts by the part still covered, rounded down
+		part := float64(u.end-at) / float64(l.Period()/time.Microsecond)
+		return l.Requests - u.spent - ratelimit.Tokens(float64(u.before)*part)
+	default:
+		return l.Requests - u.spent
 	}
+}
+
+func (u *usage) spend(n ratelimit.Tokens) {
+	u.spent += n
+	u.level -= float64(n)
 }
 
 // Worst is the most that was admitted beyond the limit at any instant.
 func (j *Judge) Worst() ratelimit.Tokens { return j.worst }
 
+// Early is what was refused while the limit had room for it, whoever held that
+// room.
+func (j *Judge) Early() ratelimit.Tokens { return j.early }
+
+// Admitted is all that was.
+func (j *Judge) Admitted() ratelimit.Tokens { return j.admitted }
+
 // Over is what was admitted beyond the limit in fixed windows until at, all
 // windows together.
 func (j *Judge) Over(at ratelimit.LedgerTime) ratelimit.Tokens {
-	j.roll(at)
-	return j.total
+	j.advance(at)
+	return j.over
+}
+
+// Under is what was admitted less than an exact limiter would have, of the same
+// requests, until at: for fixed windows window by window.
+func (j *Judge) Under(at ratelimit.LedgerTime) ratelimit.Tokens {
+	j.advance(at)
+	if j.limit.Algorithm == ratelimit.FixedWindow {
+		return j.under + max(0, j.ideal.spent-j.got.spent)
+	}
+	return max(0, j.exact-j.admitted)
 }
 
 // Least is the least that was admitted in a window until at, not counting the
 // first and the one that goes on; ok says that there was one.
 func (j *Judge) Least(at ratelimit.LedgerTime) (n ratelimit.Tokens, ok bool) {
-	j.roll(at)
+	j.advance(at)
 	return j.least, j.whole >= 2
 }

@@ -327,11 +327,17 @@ var cases = []struct {
 		s.Advance(time.Minute + 45*time.Second)
 		s.equal("available two windows on", s.settle(ratelimit.Claim{Limit: sliding20, Holder: 2, Seq: 1}).Available, ratelimit.Tokens(20))
 	}},
-	{"sliding: what a holder did not spend in the window before is not held against it", false, func(s *script) {
+	{"sliding: what a holder gave back of the window before is not held against it", false, func(s *script) {
 		g := s.granted(ratelimit.Claim{Limit: sliding20, Holder: 1, Seq: 1, Waiting: 20}, 20)
 		s.Advance(45 * time.Second)
-		g = s.settle(ratelimit.Claim{Limit: sliding20, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 20, Spent: 4})
+		g = s.settle(ratelimit.Claim{Limit: sliding20, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 20, Spent: 4, Returned: 16})
 		s.equal("available", g.Available, ratelimit.Tokens(16))
+	}},
+	{"sliding: what a holder may have spent since it wrote the claim is", false, func(s *script) {
+		g := s.granted(ratelimit.Claim{Limit: sliding20, Holder: 1, Seq: 1, Waiting: 20}, 20)
+		s.Advance(45 * time.Second)
+		g = s.settle(ratelimit.Claim{Limit: sliding20, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 20, Spent: 4, Returned: 6})
+		s.equal("available", g.Available, ratelimit.Tokens(6))
 	}},
 	{"bucket: starts full, refills evenly, never above burst", false, func(s *script) {
 		l := onePerSecond(10)

@@ -1,0 +1,113 @@
+package sim
+
+import (
+	"cmp"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/sluice-gate/sluice/bench/load"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// History makes up a run from a seed: a rule, a fleet, demand, and what goes
+// wrong. All that the product lets people set varies, and each fault there is
+// happens in some of them.
+func History(seed uint64) Options {
+	h := &historian{rand.New(rand.NewPCG(seed, 0x415)), Options{Seed: seed, Check: true}}
+	h.rule()
+	h.demand()
+	h.net()
+	h.faults()
+	return h.o
+}
+
+type historian struct {
+	*rand.Rand
+	o Options
+}
+
+func pick[T any](h *historian, of ...T) T { return of[h.IntN(len(of))] }
+
+func (h *historian) chance(p float64) bool { return h.Float64() < p }
+
+func (h *historian) rule() {
+	r := &ratelimit.Rule{Domain: "history", Path: "key", Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{}}
+	requests := pick(h, ratelimit.Tokens(1), 5, 20, 100, 400, 2000, 5000)
+	r.Limit = ratelimit.Limit{
+		Algorithm: ratelimit.Algorithm(h.IntN(len(ratelimit.Algorithms))), Unit: ratelimit.Second, Multiplier: uint32(1 + h.IntN(10)), Requests: requests,
+	}
+	if r.Limit.Algorithm == ratelimit.TokenBucket {
+		r.Limit.Burst = max(1, requests/ratelimit.Tokens(1+h.IntN(3)))
+	}
+	c := &r.Coordination
+	c.Mode = pick(h, ratelimit.Leasing, ratelimit.Leasing, ratelimit.Approx, ratelimit.Approx, ratelimit.Routing)
+	c.OnStoreFailure = pick(h, ratelimit.FailClosed, ratelimit.FailClosed, ratelimit.FailClosed, ratelimit.FailLocal, ratelimit.FailCached, ratelimit.FailOpen)
+	c.OnDeny = ratelimit.OnDeny(h.IntN(len(ratelimit.OnDenies)))
+	if h.chance(0.25) {
+		c.Reclaim = ratelimit.ReclaimEager
+	}
+	c.Lease.TTL = pick(h, 100*time.Millisecond, 500*time.Millisecond, 2*time.Second, 10*time.Second)
+	switch h.IntN(4) {
+	case 0:
+		c.Lease.Fixed = pick(h, ratelimit.Tokens(1), 1, 10, 100)
+	case 1:
+		c.Lease.Max = pick(h, ratelimit.Tokens(1), 10, 100)
+	}
+	c.MaxNodes = 1 + h.IntN(8)
+	c.DriftBudget = pick(h, ratelimit.Share{PPM: 5000}, ratelimit.Share{PPM: 10_000}, ratelimit.Share{PPM: 50_000}, ratelimit.Share{Tokens: 20})
+	c.LowWatermark = pick(h, ratelimit.Share{}, ratelimit.Share{PPM: 200_000}, ratelimit.Share{PPM: 1_000_000})
+	c.CheckTimeout = pick(h, 0, 2*time.Millisecond, 10*time.Millisecond)
+	c.SyncInterval = pick(h, 100*time.Millisecond, 2*time.Second)
+	h.o.Rule = r
+	h.o.Start = time.Duration(h.Int64N(int64(r.Limit.Period())))
+}
+
+// mostRequests keeps one history short.
+const mostRequests = 12_000
+
+func (h *historian) demand() {
+	h.o.Nodes = 1 + h.IntN(6)
+	limit := h.o.Rule.Limit
+	keys := pick(h, 1, 1, 2, 5, 50)
+	length := 2*limit.Period() + time.Duration(h.Int64N(int64(15*time.Second)))
+	rate := float64(limit.Requests) / limit.Period().Seconds() * float64(keys) * (0.3 + 4*h.Float64())
+	rate = max(5, min(rate, mostRequests/length.Seconds()))
+	h.o.Load = load.Load{Rate: rate, Shape: load.Shape(h.IntN(len(load.Shapes))), Keys: keys, Skew: pick(h, 0, 1.1), Length: length, Cost: pick(h, 1, 1, 1, 3, 10)}
+}
+
+func (h *historian) net() {
+	n := &h.o.Net
+	n.Trip.Least = pick(h, 0, 200*time.Microsecond, time.Millisecond, 8*time.Millisecond, 50*time.Millisecond)
+	n.Trip.Tail = pick(h, 0, 0, time.Millisecond, 20*time.Millisecond)
+	n.Hop = pick(h, Delay{Least: 200 * time.Microsecond}, Delay{Least: time.Millisecond, Tail: time.Millisecond})
+	n.Loss = pick(h, 0, 0, 0.02, 0.2)
+	n.Dup = pick(h, 0, 0, 0.1)
+	n.Skew = pick(h, 0, 20e-6, 90e-6)
+	h.o.Refuses = h.chance(0.5)
+}
+
+func (h *historian) faults() {
+	if h.chance(0.2) {
+		return
+	}
+	length := int64(h.o.Load.Length)
+	slots := h.o.Nodes
+	forget := h.chance(0.2)
+	for range h.IntN(10) {
+		f := Fault{
+			At: time.Duration(h.Int64N(length)), Kind: FaultKind(h.IntN(len(FaultKinds))), Node: h.IntN(slots + 2),
+			For: time.Duration(h.Int64N(int64(pick(h, 100*time.Millisecond, time.Second, 12*time.Second)))),
+		}
+		switch f.Kind {
+		case Slow:
+			f.For = time.Duration(h.Int64N(int64(60 * time.Millisecond)))
+		case Amnesia:
+			if !forget {
+				continue
+			}
+		}
+		h.o.Faults = append(h.o.Faults, f)
+	}
+	slices.SortStableFunc(h.o.Faults, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })
+}

@@ -1,0 +1,202 @@
+package sim
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/sluice-gate/sluice/approx"
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing"
+)
+
+// node is one incarnation of a node: the real lease table and seat keeper, and
+// a shell that keeps virtual time.
+type node struct {
+	*world
+	slot    int
+	addr    string // the same for all that were in its slot
+	name    ratelimit.Holder
+	stepped *leasing.Stepped
+	keeper  *approx.Keeper
+	alone   *leasing.Local // budgets of this node, when an owner does not answer
+	born    int64
+	rate    float64 // of its clock, beside the ledger's
+
+	alive  bool
+	paused bool
+	later  []func() // what happened while it was paused
+	cut    int      // from the store, by so many faults
+	parted int      // from other nodes
+	waits  []*request
+	view   *routing.Ring
+}
+
+// tableSize is how many keys a node tracks.
+const tableSize = 1 << 20
+
+func (w *world) join() *node {
+	w.names++
+	n := &node{world: w, slot: len(w.nodes), alive: true}
+	w.nodes = append(w.nodes, n)
+	n.start()
+	return n
+}
+
+// restart replaces an ended node by one that knows nothing.
+func (w *world) restart(old *node) *node {
+	w.names++
+	n := &node{world: w, slot: old.slot, alive: true, cut: old.cut, parted: old.parted}
+	w.nodes[n.slot] = n
+	n.start()
+	return n
+}
+
+func (n *node) start() {
+	w := n.world
+	n.name, n.born, n.addr = w.names, w.now, fmt.Sprint("node-", n.slot)
+	w.slots[n.addr] = n.slot
+	n.rate = 1 + w.Net.Skew*(w.rnd.Float64()-0.5)
+	rnd := rand.New(rand.NewPCG(w.Seed, 0x1000+uint64(n.name)))
+	wall := time.UnixMicro(int64(w.ledgerTime()))
+	n.stepped = leasing.NewStepped(n.name, tableSize, n.clock, wall, n.after, rnd.Float64)
+	n.keeper = approx.NewKeeper(nil, n.name, n.clock)
+	n.stepped.SetDrift(n.keeper)
+	if w.Rule.Coordination.Mode == ratelimit.Routing {
+		n.alone = leasing.NewLocal(len(w.keys), n.clock(), wall)
+		n.view = w.members()
+	}
+	n.in(time.Duration(w.rnd.Int64N(int64(leasing.SweepEvery))), n.sweep)
+	if w.seats() > 0 {
+		n.sit()
+	}
+}
+
+// clock is the node's own.
+func (n *node) clock() ratelimit.Instant {
+	return ratelimit.Instant(float64(n.now-n.born)*n.rate) + ratelimit.Instant(time.Second)
+}
+
+// in has something happen after a while by the node's clock, as soon as it runs.
+func (n *node) in(d time.Duration, do func()) {
+	n.world.in(time.Duration(float64(d)/n.rate)+1, func() { n.run(do) })
+}
+
+// after is for the lease table: what happens then may decide who waits, and have
+// claims sent.
+func (n *node) after(d time.Duration, do func()) {
+	n.in(d, func() {
+		do()
+		n.answered()
+	})
+}
+
+// run does something at the node: later, if it is paused; never, if it ended.
+func (n *node) run(do func()) {
+	switch {
+	case !n.alive:
+	case n.paused:
+		n.later = append(n.later, do)
+	default:
+		do()
+	}
+}
+
+func (n *node) sweep() {
+	n.stepped.Sweep(n.clock())
+	n.in(leasing.SweepEvery, n.sweep)
+	n.send()
+}
+
+// impatient is when a request has waited as long as it may, or as long as its
+// rule waits before it drifts.
+func (n *node) impatient(q *request) {
+	if q.over {
+		return
+	}
+	more := q.wait.TimeOver()
+	n.advance(q)
+	if !q.over && more > 0 {
+		n.in(more, func() { n.impatient(q) })
+	}
+	n.send()
+}
+
+// advance decides a request, if it can be decided now.
+func (n *node) advance(q *request) {
+	if !q.over && !q.wait.Advance(n.clock()) {
+		n.decided(n, q)
+	}
+}
+
+// send sends what claims there are.
+func (n *node) send() {
+	for b := n.stepped.Batch(); b != nil; b = n.stepped.Batch() {
+		n.store.ask(n, b)
+	}
+}
+
+// answered has all go on that waited for an answer.
+func (n *node) answered() {
+	waits := n.waits[:0]
+	for i := range n.waits { // in the order in which they came
+		if q := n.waits[i]; !q.over {
+			n.advance(q)
+		}
+	}
+	for _, q := range n.waits {
+		if !q.over {
+			waits = append(waits, q)
+		}
+	}
+	clear(n.waits[len(waits):])
+	n.waits = waits
+	n.send()
+}
+
+// end stops a node for good.
+func (n *node) end() {
+	n.alive = false
+	n.forsake()
+	n.later = nil
+	n.gone(n)
+}
+
+// forsake has those who wait get no answer.
+func (n *node) forsake() {
+	for _, q := range n.waits {
+		if !q.over && q.from == nil {
+			n.unanswered(q.asks[0].Cost)
+		}
+		q.over = true
+	}
+	n.waits = nil
+}
+
+// leave gives back all that the node has, and ends it.
+func (n *node) leave() {
+	claims := n.stepped.Release(n.clock())
+	n.store.tell(n, claims)
+	if a, ok := n.keeper.Leaving(!n.stepped.Drifting()); ok {
+		n.store.leave(n, a)
+	}
+	n.end()
+}
+
+// sit keeps a seat, as approx.Keeper.Run does.
+func (n *node) sit() {
+	sent := n.clock()
+	if a, due := n.keeper.Due(sent, n.seats()); due {
+		n.store.sit(n, sent, a)
+		return
+	}
+	n.in(approx.SeatTTL/20, n.sit)
+}
+
+// sat takes in the answer.
+func (n *node) sat(sent ratelimit.Instant, a approx.Application, t approx.Tenancy, err error) {
+	n.keeper.Answer(sent, a, t, err)
+	n.trace("node %d: seat %d, fence %d, windows from %d (%v)", n.slot, t.Seat, t.Fence, t.Taint, err)
+	n.in(approx.SeatTTL/20, n.sit)
+}

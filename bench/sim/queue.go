@@ -1,0 +1,62 @@
+package sim
+
+// queue is what will happen, in the order of its time, and at the same time in
+// the order in which it was put in: a binary heap.
+type queue struct {
+	events []event
+	count  uint64
+}
+
+type event struct {
+	at   int64 // nanoseconds
+	turn uint64
+	do   func()
+}
+
+func (e *event) before(f *event) bool {
+	return e.at < f.at || e.at == f.at && e.turn < f.turn
+}
+
+// next is when the first event is due; never, if there is none.
+func (q *queue) next() int64 {
+	if len(q.events) == 0 {
+		return 1<<63 - 1
+	}
+	return q.events[0].at
+}
+
+func (q *queue) push(at int64, do func()) {
+	q.count++
+	q.events = append(q.events, event{at, q.count, do})
+	h := q.events
+	for i := len(h) - 1; i > 0; {
+		up := (i - 1) / 2
+		if !h[i].before(&h[up]) {
+			return
+		}
+		h[i], h[up] = h[up], h[i]
+		i = up
+	}
+}
+
+func (q *queue) pop() func() {
+	h := q.events
+	first := h[0].do
+	last := len(h) - 1
+	h[0], h[last] = h[last], event{}
+	q.events = h[:last]
+	for i := 0; ; {
+		down := 2*i + 1
+		if down >= last {
+			return first
+		}
+		if down+1 < last && h[down+1].before(&h[down]) {
+			down++
+		}
+		if !h[down].before(&h[i]) {
+			return first
+		}
+		h[i], h[down] = h[down], h[i]
+		i = down
+	}
+}

@@ -1,0 +1,214 @@
+package sim
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/sluice-gate/sluice/bench/judge"
+	"github.com/sluice-gate/sluice/bench/load"
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// epoch is the ledger's time at which runs begin, but for Options.Start.
+const epoch ratelimit.LedgerTime = 1_800_144_000_000_000 // a midnight in January 2027, and the start of an even window of any length in use
+
+// world is one run.
+type world struct {
+	*Options
+	now    int64 // virtual nanoseconds since the start
+	origin ratelimit.LedgerTime
+	queue  queue
+	rnd    *rand.Rand
+	nodes  []*node
+	slots  map[string]int // of nodes, by their addresses
+	names  ratelimit.Holder
+	store  store
+	keys   []key
+	free   []*request
+
+	result Result
+	waits  *hdrhistogram.Histogram // microseconds, of those that waited
+	print  uint64
+	point  Point
+	every  int64 // nanoseconds to a point
+	bound  bound
+}
+
+// key is one budget.
+type key struct {
+	name  []byte
+	judge *judge.Judge
+	fence ratelimit.Fence // the highest seen
+}
+
+// Run plays a run to its end, or to the first violation.
+func Run(o Options) (*Result, error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	w := newWorld(&o)
+	w.play()
+	return w.finish(), nil
+}
+
+func newWorld(o *Options) *world {
+	w := &world{
+		Options: o, rnd: rand.New(rand.NewPCG(o.Seed, 0x51)), slots: map[string]int{}, print: 14695981039346656037,
+		keys: make([]key, max(1, o.Load.Keys)), waits: hdrhistogram.New(1, int64(time.Minute/time.Microsecond), 3),
+	}
+	period := ratelimit.LedgerTime(o.Rule.Limit.Period() / time.Microsecond)
+	w.origin = (epoch+period-1)/period*period + ratelimit.LedgerTime(o.Start/time.Microsecond)
+	w.result.Sources = map[string]int64{}
+	w.store.open(w)
+	for range o.Nodes {
+		w.join()
+	}
+	for _, n := range w.nodes { // those who start together know each other
+		n.view = w.members()
+	}
+	for _, f := range o.Faults {
+		w.queue.push(int64(f.At), func() { w.strike(f) })
+	}
+	if o.Points > 0 {
+		w.every = max(1, int64(o.Load.Length)/int64(o.Points))
+		w.queue.push(w.every, w.mark)
+	}
+	w.bound.open(w)
+	return w
+}
+
+// ledgerTime is what the ledger's clock shows.
+func (w *world) ledgerTime() ratelimit.LedgerTime {
+	return w.origin + ratelimit.LedgerTime(w.now/1000)
+}
+
+// in has something happen after a while.
+func (w *world) in(d time.Duration, do func()) { w.queue.push(w.now+int64(d), do) }
+
+func (w *world) play() {
+	var source load.Source
+	if w.Source != nil {
+		source = w.Source()
+	} else {
+		source = w.Load.Stream(w.Seed)
+	}
+	progress := int64(w.Load.Length) / 100
+	next, more := source.Next()
+	for w.result.Violation == nil {
+		at := w.queue.next()
+		if more && int64(next.At) <= at {
+			w.now = int64(next.At)
+			w.arrive(next)
+			next, more = source.Next()
+			continue
+		}
+		if !more && at > int64(w.Load.Length)+int64(leasing.ClaimTimeout) {
+			return // what was under way at the end has ended
+		}
+		if w.Progress != nil && at >= progress {
+			w.Progress(float64(at) / float64(w.Load.Length))
+			progress += int64(w.Load.Length) / 100
+		}
+		w.now = at
+		w.queue.pop()()
+	}
+}
+
+// finish draws the sums.
+func (w *world) finish() *Result {
+	r := &w.result
+	at := w.ledgerTime()
+	for _, n := range w.nodes { // a node that is still paused
+		n.forsake()
+	}
+	for i := range w.keys {
+		j := w.keys[i].judge
+		if j == nil {
+			continue
+		}
+		r.Keys++
+		r.Over = max(r.Over, j.Worst())
+		r.Under += j.Under(at)
+		r.Early += j.Early()
+	}
+	r.Declared = w.bound.tokens()
+	decided := r.Requests
+	quantile := func(q float64) time.Duration { // of all decisions, most of which took no time
+		if r.Waited == 0 || q*float64(decided) <= float64(decided-r.Waited) {
+			return 0
+		}
+		of := 100 * (1 - (1-q)*float64(decided)/float64(r.Waited))
+		return time.Duration(w.waits.ValueAtQuantile(of)) * time.Microsecond
+	}
+	r.P50, r.P99, r.P999 = quantile(0.5), quantile(0.99), quantile(0.999)
+	if r.Waited > 0 {
+		r.Longest = time.Duration(w.waits.Max()) * time.Microsecond
+	}
+	r.Fingerprint = fmt.Sprintf("%016x", w.print)
+	return r
+}
+
+// mark ends a point of the timeline.
+func (w *world) mark() {
+	w.point.At = time.Duration(w.now)
+	if c := w.Rule.Counters; c != nil {
+		w.point.Drift = ratelimit.Tokens(c.Drifting.Load())
+	}
+	w.result.Timeline = append(w.result.Timeline, w.point)
+	w.point = Point{}
+	if w.now+w.every <= int64(w.Load.Length) {
+		w.queue.push(w.now+w.every, w.mark)
+	}
+}
+
+// key returns a key, which it makes when it is first asked for.
+func (w *world) key(i int) *key {
+	k := &w.keys[i]
+	if k.judge == nil {
+		k.judge = judge.New(w.Rule.Limit)
+		b := ratelimit.AppendPrefix(nil, w.Rule.Domain, w.Rule.Limit)
+		k.name = ratelimit.AppendEntry(b, "key", fmt.Sprint(i), false)
+		if w.Check || w.Trace != nil {
+			w.store.byName[string(k.name)] = i
+		}
+	}
+	return k
+}
+
+// violate ends the run.
+func (w *world) violate(node, key int, what string, args ...any) {
+	if w.result.Violation == nil {
+		w.result.Violation = &Violation{At: time.Duration(w.now), Node: node, Key: key, What: fmt.Sprintf(what, args...)}
+		w.trace("VIOLATION node %d, key %d: %s", node, key, w.result.Violation.What)
+	}
+}
+
+// trace writes what happens, if somebody wants to read it.
+func (w *world) trace(what string, args ...any) {
+	if w.Trace != nil {
+		fmt.Fprintf(w.Trace, "%12.6f "+what+"\n", append([]any{time.Duration(w.now).Seconds()}, args...)...)
+	}
+}
+
+// travel draws how long one way takes.
+func (w *world) travel(d Delay) time.Duration {
+	t := d.Least
+	if d.Tail > 0 {
+		t += time.Duration(w.rnd.ExpFloat64() * float64(d.Tail))
+	}
+	return t / 2
+}
+
+func (w *world) lost() bool { return w.Net.Loss > 0 && w.rnd.Float64() < w.Net.Loss }
+
+// seats are wanted by rules of mode approx.
+func (w *world) seats() int {
+	if w.Rule.Coordination.Mode != ratelimit.Approx {
+		return 0
+	}
+	return w.Rule.Coordination.MaxNodes
+}

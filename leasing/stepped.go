@@ -1,0 +1,150 @@
+package leasing
+
+import (
+	"context"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Stepped is a Fleet that somebody else drives, in whatever time they keep: it
+// has no goroutine, reads no clock but the one it is given, and does the same
+// in every run that asks it the same. The simulator's nodes are Stepped. It
+// decides as a Fleet does, by the same code; only who waits is different. It is
+// not safe for concurrent use.
+//
+// Its driver calls Ask for each request, Answer with what the ledger said or with
+// why it did not, Sweep every SweepEvery, and what after was given; after each of
+// these, Advance of all that waits, and Batch until there is none.
+type Stepped struct {
+	fleet *Fleet
+	part  int
+	busy  int // batches under way
+}
+
+// What a driver must keep to.
+const (
+	SweepEvery   = sweepEvery
+	ClaimTimeout = claimTimeout // after which a batch that was not answered has failed
+)
+
+// NewStepped makes a node. after must call its function when the node's clock
+// has gone on by that much; random is for pauses.
+func NewStepped(holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time, after func(time.Duration, func()), random func() float64) *Stepped {
+	f := NewFleet(nil, holder, maxKeys, clock, wall)
+	f.hash = hasher{}
+	f.fallback.predictable()
+	f.after, f.Random, f.RawNames = after, random, true
+	return &Stepped{fleet: f}
+}
+
+// SetDrift lets rules of mode approx spend before the ledger has answered.
+func (s *Stepped) SetDrift(d Drift) { s.fleet.Drift = d }
+
+// Stats returns the counts so far.
+func (s *Stepped) Stats() ratelimit.LimiterStats { return s.fleet.Stats() }
+
+// Ask decides what can be decided at once; if that is not all, the rest waits.
+// The slices are the Wait's until it has ended.
+func (s *Stepped) Ask(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) *Wait {
+	if !s.fleet.decide(now, asks, verdicts) {
+		return nil
+	}
+	w := &Wait{waiting: newWaiting(asks, verdicts), node: s}
+	if !w.Advance(now) {
+		return nil
+	}
+	return w
+}
+
+// Drifting tells whether it has spent what the ledger has not confirmed; see
+// Fleet.Drifting.
+func (s *Stepped) Drifting() bool { return s.fleet.Drifting() }
+
+// Undo takes back what verdicts charged.
+func (s *Stepped) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+	s.fleet.Undo(now, asks, verdicts)
+}
+
+// Wait is a request that waits for the ledger.
+type Wait struct {
+	*waiting
+	node *Stepped
+}
+
+// Patience is how long after the request its time is over, at first.
+func (w *Wait) Patience() time.Duration { return w.check }
+
+// Advance decides what can be decided now. It reports whether anything waits.
+func (w *Wait) Advance(now ratelimit.Instant) bool {
+	return w.advance(context.Background(), w.node.fleet, now)
+}
+
+// TimeOver takes in that the request's time is over, and returns how much more
+// there is; 0: none, the next Advance ends it.
+func (w *Wait) TimeOver() time.Duration {
+	if w.impatient(false) {
+		return ratelimit.StoreDeadline - w.check
+	}
+	return 0
+}
+
+// Batch is claims that travel together. It is answered once.
+type Batch struct {
+	*batch
+	node *Stepped
+}
+
+// Batch takes claims to be sent; nil when there are none, or as many batches
+// are under way as may be.
+func (s *Stepped) Batch() *Batch {
+	l := &s.fleet.lanes[0]
+	for s.busy < senders {
+		flights := l.take()
+		if len(flights) == 0 {
+			return nil
+		}
+		b := s.fleet.pack(l, flights)
+		if b.allowed() {
+			s.busy++
+			return &Batch{b, s}
+		}
+		grants := make([]ratelimit.Grant, len(flights))
+		fillErrors(grants, errBreaker)
+		b.answered(grants)
+	}
+	return nil
+}
+
+// Claims are the batch's.
+func (b *Batch) Claims() []ratelimit.Claim { return b.claims }
+
+// Answer takes in what the ledger said, a grant for each claim.
+func (b *Batch) Answer(grants []ratelimit.Grant) {
+	b.node.busy--
+	b.settled(grants)
+	b.answered(grants)
+}
+
+// Fail takes in that the batch was not answered, and why.
+func (b *Batch) Fail(err error) {
+	grants := make([]ratelimit.Grant, len(b.claims))
+	fillErrors(grants, err)
+	b.Answer(grants)
+}
+
+// Sweep looks after a part of the leases; see SweepEvery.
+func (s *Stepped) Sweep(now ratelimit.Instant) {
+	s.fleet.sweepPart(now, s.part)
+	s.part++
+}
+
+// Release writes the claims that give back all that is unspent: a node's last
+// words. They are not answered.
+func (s *Stepped) Release(now ratelimit.Instant) []ratelimit.Claim {
+	var claims []ratelimit.Claim
+	for l, flights := range s.fleet.releases(now) {
+		claims = append(claims, s.fleet.pack(l, flights).claims...)
+	}
+	return claims
+}
