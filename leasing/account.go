@@ -396,7 +396,7 @@ func (a *account) closeExpired() {
 			return
 		}
 		r.closed = true
-		a.level += int64(r.outstanding()) * micro // ignored by windows
+		a.level += int64(r.outstanding()) * micro                                // ignored by windows
 		r.granted, r.inflight = min(r.granted+r.inflight, r.spent+r.returned), 0 // what was spent unasked stays unconfirmed
 	})
 }

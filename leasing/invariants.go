@@ -6,10 +6,11 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Check looks at the account of a key after a claim under limit was settled, and
-// says which invariant of the ledger does not hold, if one does not. It is for
-// simulations and tests.
-func (m *Memory) Check(key []byte, limit *ratelimit.Limit) error {
+// Check looks at an account right after a claim was settled, with its answer,
+// and says which invariant of the ledger does not hold, if one does not. It is
+// for simulations and tests.
+func (m *Memory) Check(claim *ratelimit.Claim, answer *ratelimit.Grant) error {
+	key := []byte(claim.Key)
 	hash := m.hash.of(key)
 	s := &m.shards[hash>>32%uint64(len(m.shards))]
 	s.mu.Lock()
@@ -18,7 +19,43 @@ func (m *Memory) Check(key []byte, limit *ratelimit.Limit) error {
 	if c == nil {
 		return nil
 	}
-	return c.val.check(limit)
+	if err := c.val.checkCopy(claim, answer); err != nil {
+		return err
+	}
+	return c.val.check(&claim.Limit)
+}
+
+// Reclaimed tells whether a claim comes with the fence of a lease that was
+// reclaimed, or will be when it is settled: then it must be answered void.
+func (m *Memory) Reclaimed(claim *ratelimit.Claim) bool {
+	key := []byte(claim.Key)
+	hash := m.hash.of(key)
+	s := &m.shards[hash>>32%uint64(len(m.shards))]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.accounts.get(hash, key)
+	if c == nil {
+		return false
+	}
+	a, now := &c.val, m.clock()
+	r := a.find(claim.Holder)
+	return r != nil && claim.Reclaim == ratelimit.ReclaimEager && claim.Seq > r.seq && claim.Fence == r.fence && claim.Window == r.window &&
+		(claim.Limit.Algorithm == ratelimit.TokenBucket || windowAt(now, &claim.Limit) == r.window) && (r.closed || now >= r.expires)
+}
+
+// checkCopy is that the ledger's record of a holder is a copy of its claim, plus
+// the grant in flight.
+func (a *account) checkCopy(c *ratelimit.Claim, g *ratelimit.Grant) error {
+	r := a.find(c.Holder)
+	switch {
+	case g.Err != nil || r == nil || r.seq != c.Seq || r.window != c.Window && c.Limit.Algorithm != ratelimit.TokenBucket || c.Window == 0 || r.closed:
+		return nil
+	case r.spent != c.Spent || r.returned != c.Returned:
+		return fmt.Errorf("holder %d claims that it has spent %d and returned %d, and its record says %d and %d", c.Holder, c.Spent, c.Returned, r.spent, r.returned)
+	case r.granted+r.inflight != g.Granted:
+		return fmt.Errorf("holder %d was answered %d granted, and its record says %d", c.Holder, g.Granted, r.granted+r.inflight)
+	}
+	return nil
 }
 
 func (a *account) check(limit *ratelimit.Limit) error {

@@ -19,7 +19,22 @@ func History(seed uint64) Options {
 	h.demand()
 	h.net()
 	h.faults()
+	if h.chance(0.1) {
+		h.lengthen()
+	}
 	return h.o
+}
+
+// lengthen makes windows that outlast the seat of a node that has crashed, and
+// demand beyond the limit in them.
+func (h *historian) lengthen() {
+	l, limit := &h.o.Load, &h.o.Rule.Limit
+	limit.Multiplier = 40
+	l.Length = 60 * time.Second
+	l.Keys = 1
+	l.Rate = max(5, min(3*float64(limit.Requests)/40, mostRequests/l.Length.Seconds()))
+	h.o.Faults = append(h.o.Faults, Fault{At: 20 * time.Second, Kind: Join})
+	slices.SortStableFunc(h.o.Faults, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })
 }
 
 type historian struct {

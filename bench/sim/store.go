@@ -88,6 +88,12 @@ func (s *store) tell(n *node, claims []ratelimit.Claim) {
 // settle has the ledger settle claims now.
 func (s *store) settle(n *node, claims []ratelimit.Claim) []ratelimit.Grant {
 	grants := make([]ratelimit.Grant, len(claims))
+	reclaimed := make([]bool, len(claims))
+	if s.Check {
+		for i := range claims {
+			reclaimed[i] = s.ledger.Reclaimed(&claims[i])
+		}
+	}
 	s.ledger.Settle(s.ctx, claims, grants)
 	s.result.Trips++
 	s.result.Claims += int64(len(claims))
@@ -101,26 +107,30 @@ func (s *store) settle(n *node, claims []ratelimit.Claim) []ratelimit.Grant {
 				g.Granted, g.Window, g.Fence, g.Void, g.Available, g.Outstanding, g.Relearning, g.Err)
 		}
 		if s.Check {
-			s.check(&claims[i], &grants[i])
+			s.check(&claims[i], &grants[i], reclaimed[i])
 		}
 	}
 	return grants
 }
 
 // check looks at an account after a claim.
-func (s *store) check(c *ratelimit.Claim, g *ratelimit.Grant) {
+func (s *store) check(c *ratelimit.Claim, g *ratelimit.Grant, reclaimed bool) {
 	key := s.byName[c.Key]
-	if err := s.ledger.Check([]byte(c.Key), &c.Limit); err != nil && len(s.bound.forgets) == 0 { // what is re-presented may be more than there is
+	if err := s.ledger.Check(c, g); err != nil && len(s.bound.forgets) == 0 { // what is re-presented may be more than there is
 		s.violate(-1, key, "%v", err)
 	}
 	if g.Err != nil {
 		return
 	}
-	switch k := &s.keys[key]; {
+	k := &s.keys[key]
+	switch {
 	case g.Fence > k.fence:
 		k.fence = g.Fence
 	case c.Fence != 0 && g.Fence == c.Fence:
 		s.violate(-1, key, "claim %d of holder %d was answered with the fence that it had, %d", c.Seq, c.Holder, g.Fence)
+	}
+	if reclaimed && !g.Void {
+		s.violate(-1, key, "holder %d still has fence %d, whose lease was reclaimed", c.Holder, c.Fence)
 	}
 }
 

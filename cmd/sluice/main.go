@@ -1,7 +1,8 @@
 // Command sluice is a rate-limit service for fleets of Envoy gateways.
 //
 // It is one binary with a few commands: serve answers Envoy, check validates
-// rules and declares their worst case, bench measures. See --help of each.
+// rules and declares their worst case, bench measures, sim simulates. See --help
+// of each.
 package main
 
 import (
@@ -17,6 +18,7 @@ type cli struct {
 	Serve   serveCmd         `cmd:"" help:"Answer Envoy's rate limit requests."`
 	Check   checkCmd         `cmd:"" help:"Validate rules as the server would, and print the worst case each declares."`
 	Bench   benchCmd         `cmd:"" help:"Measure."`
+	Sim     simCmd           `cmd:"" help:"Simulate."`
 	Version kong.VersionFlag `help:"Print the version."`
 }
 

@@ -1,0 +1,118 @@
+package sim
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Summary is what many histories came to.
+type Summary struct {
+	Histories int64            `json:"histories"`
+	Decisions int64            `json:"decisions"`
+	Claims    int64            `json:"claims"`
+	Faults    int64            `json:"faults"`
+	WentOver  int64            `json:"went_over"` // within what they declare
+	Closest   float64          `json:"closest"`   // the highest share of a declared bound that was used
+	Modes     map[string]int64 `json:"modes"`
+	Failure   *Failure         `json:"failure,omitempty"`
+}
+
+// Failure is a history in which something did not hold.
+type Failure struct {
+	Seed      uint64     `json:"seed"`
+	Violation *Violation `json:"violation"`
+	What      string     `json:"what"` // was played
+	Trace     string     `json:"-"`    // its last events
+	Replay    string     `json:"replay"`
+}
+
+func (f *Failure) Error() string {
+	return fmt.Sprintf("seed %d: %v\n  of %s\n  replay: %s", f.Seed, f.Violation, f.What, f.Replay)
+}
+
+// Histories plays count histories from the seed first on, on so many cores,
+// until one fails or ctx is done. progress, if not nil, is told how many have
+// been played, from one goroutine at a time.
+func Histories(ctx context.Context, first uint64, count int64, cores int, progress func(int64)) (Summary, error) {
+	sum := Summary{Modes: map[string]int64{}}
+	var (
+		mu   sync.Mutex
+		next atomic.Int64
+		wg   sync.WaitGroup
+		err  error
+	)
+	for range max(1, cores) {
+		wg.Go(func() {
+			for i := next.Add(1) - 1; i < count && ctx.Err() == nil; i = next.Add(1) - 1 {
+				o := History(first + uint64(i))
+				r, bad := Run(o)
+				mu.Lock()
+				if bad != nil {
+					err = bad
+				} else {
+					sum.add(&o, r)
+				}
+				if r != nil && r.Violation != nil && (sum.Failure == nil || o.Seed < sum.Failure.Seed) {
+					sum.Failure = failure(o, r)
+				}
+				stop := err != nil || sum.Failure != nil
+				if progress != nil {
+					progress(sum.Histories)
+				}
+				mu.Unlock()
+				if stop {
+					next.Store(count)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err == nil {
+		err = ctx.Err()
+	}
+	return sum, err
+}
+
+func (s *Summary) add(o *Options, r *Result) {
+	s.Histories++
+	s.Decisions += r.Requests
+	s.Claims += r.Claims
+	s.Faults += int64(len(o.Faults))
+	s.Modes[o.Rule.Coordination.Mode.String()]++
+	if r.Over > 0 {
+		s.WentOver++
+		if r.Declared > 0 && r.Violation == nil && o.Rule.Coordination.Mode == ratelimit.Approx {
+			s.Closest = max(s.Closest, float64(r.Over)/float64(r.Declared))
+		}
+	}
+}
+
+// traceTail is how much of a failed history's trace is kept, in bytes.
+const traceTail = 8 << 10
+
+func failure(o Options, r *Result) *Failure {
+	var trace bytes.Buffer
+	o.Trace = &trace
+	_, _ = Run(o)
+	tail := trace.Bytes()
+	if len(tail) > traceTail {
+		tail = tail[len(tail)-traceTail:]
+		tail = tail[bytes.IndexByte(tail, '\n')+1:]
+	}
+	return &Failure{
+		Seed: o.Seed, Violation: r.Violation, Trace: string(tail), What: describe(&o),
+		Replay: fmt.Sprintf("sluice sim histories --seed %d --trace", o.Seed),
+	}
+}
+
+func describe(o *Options) string {
+	c := &o.Rule.Coordination
+	return fmt.Sprintf("%v, mode %v, %d nodes, %d keys, %.0f requests a second %v; trip %v+%v, loss %.2g, clocks %.2g apart; lease %+v, reclaim %v, drift %v of %d seats, on_store_failure %v; faults %v",
+		o.Rule.Limit, c.Mode, o.Nodes, o.Load.Keys, o.Load.Rate, o.Load.Shape, o.Net.Trip.Least, o.Net.Trip.Tail, o.Net.Loss, o.Net.Skew,
+		c.Lease, c.Reclaim, c.DriftBudget, c.MaxNodes, c.OnStoreFailure, o.Faults)
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"time"
+
+	"github.com/sluice-gate/sluice/bench/sim"
+)
+
+type simCmd struct {
+	Histories historiesCmd `cmd:"" help:"Play random fleets, settings and faults, and check every invariant at every step."`
+}
+
+// simGC lets the simulator's heap grow to five times what is alive: its garbage
+// is short-lived, and its memory small.
+const simGC = 400
+
+type historiesCmd struct {
+	Count int64  `default:"1000" help:"How many histories."`
+	Seed  uint64 `default:"1" help:"Of the first one."`
+	Cores int    `default:"0" help:"Played at once; 0: one on each core."`
+	Trace bool   `help:"Play the one history of --seed, and print all that happens in it."`
+	JSON  bool   `help:"Print JSON."`
+}
+
+// Run fails if a history does.
+func (c *historiesCmd) Run(s streams) error {
+	if c.Count < 1 || c.Cores < 0 {
+		return fmt.Errorf("--count is %d, must be at least 1; --cores is %d, must not be negative", c.Count, c.Cores)
+	}
+	if c.Trace {
+		return c.replay(s.out)
+	}
+	debug.SetGCPercent(simGC)
+	if c.Cores == 0 {
+		c.Cores = runtime.GOMAXPROCS(0)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	start := time.Now()
+	sum, err := sim.Histories(ctx, c.Seed, c.Count, c.Cores, progressLine(s.progress(), c.Count, "histories"))
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		if err := writeJSON(s.out, sum); err != nil {
+			return err
+		}
+	} else {
+		fmt.Fprintf(s.out, "%d histories from seed %d: %d decisions, %d claims, %d faults; %d went over their limits as far as they declare, mode approx by at most %.0f%% of that\n",
+			sum.Histories, c.Seed, sum.Decisions, sum.Claims, sum.Faults, sum.WentOver, 100*sum.Closest)
+	}
+	if f := sum.Failure; f != nil {
+		fmt.Fprint(s.err, "the last events:\n", f.Trace)
+		return f
+	}
+	if !c.JSON {
+		took := time.Since(start)
+		fmt.Fprintf(s.out, "no invariant was broken and no bound exceeded; %.1f million decisions a second on %d cores, every step checked\n",
+			float64(sum.Decisions)/took.Seconds()/1e6, c.Cores)
+	}
+	return nil
+}
+
+func (c *historiesCmd) replay(out io.Writer) error {
+	o := sim.History(c.Seed)
+	o.Trace, o.Decisions = out, true
+	r, err := sim.Run(o)
+	if err != nil {
+		return err
+	}
+	if r.Violation != nil {
+		return r.Violation
+	}
+	return writeJSON(out, r)
+}
+
+func writeJSON(out io.Writer, v any) error {
+	e := json.NewEncoder(out)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// progressLine returns what tells a person how far a long run is; nil, if
+// nobody looks.
+func progressLine(out io.Writer, of int64, what string) func(int64) {
+	if out == nil {
+		return nil
+	}
+	var last time.Time
+	return func(n int64) {
+		if now := time.Now(); n == of || now.Sub(last) > 200*time.Millisecond {
+			last = now
+			fmt.Fprintf(out, "\r%d of %d %s", n, of, what)
+			if n == of {
+				fmt.Fprintln(out)
+			}
+		}
+	}
+}
