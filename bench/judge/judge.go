@@ -24,6 +24,7 @@ type Judge struct {
 	early    ratelimit.Tokens // refused while the definition had room
 	admitted ratelimit.Tokens // in all
 	exact    ratelimit.Tokens // in all, by the exact limiter
+	doubt    ratelimit.Tokens // of a bucket: see Retract
 	least    ratelimit.Tokens // admitted in a whole window
 	whole    int              // windows that have ended, but for the first
 }
@@ -54,7 +55,7 @@ func (j *Judge) Admit(at ratelimit.LedgerTime, n ratelimit.Tokens) ratelimit.Tok
 	j.offer(at, n)
 	j.advance(at)
 	j.admitted += n
-	over := max(0, n-j.got.room(at, &j.limit))
+	over := max(0, n-j.got.room(at, &j.limit)-j.doubt)
 	if n > 0 {
 		j.worst = max(j.worst, over)
 	}
@@ -71,17 +72,20 @@ func (j *Judge) Refuse(at ratelimit.LedgerTime, n ratelimit.Tokens) {
 	}
 }
 
-// Retract takes back what was admitted at an instant, for nobody heard of it.
+// Retract takes back what was admitted at an instant, for nobody heard of it. Of
+// a bucket it cannot say how full it would have been meanwhile: from here on that
+// much more may pass unseen.
 func (j *Judge) Retract(admitted, now ratelimit.LedgerTime, n ratelimit.Tokens) {
 	j.advance(now)
 	j.admitted -= n
 	switch {
-	case j.limit.Algorithm == ratelimit.TokenBucket || admitted >= j.got.window:
+	case j.limit.Algorithm == ratelimit.TokenBucket:
+		j.doubt += n
+	case admitted >= j.got.window:
 		j.got.spend(-n)
 	case admitted >= j.got.window-(j.got.end-j.got.window):
 		j.got.before = max(0, j.got.before-n)
 	}
-	j.got.level = min(j.got.level, float64(j.limit.Burst))
 }
 
 // offer has the exact limiter decide, too.

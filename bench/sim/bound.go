@@ -16,6 +16,7 @@ type bound struct {
 	silences []int64          // when the ledger did not hear of a node that may hold leases
 	forgets  []int64          // when the ledger forgot
 	outages  bool
+	used     float64 // the highest share of the bound that a key has used
 }
 
 func (b *bound) open(w *world) {
@@ -75,6 +76,9 @@ func (b *bound) tokens() ratelimit.Tokens {
 	case ratelimit.FailLocal:
 		share = r.LocalShare().Limit.Capacity()
 	case ratelimit.FailCached:
+		if r.Limit.Algorithm == ratelimit.TokenBucket {
+			return -1 // declared for each outage, and each late answer is one
+		}
 		share = r.Limit.Capacity()
 	default:
 		return most
@@ -97,7 +101,11 @@ func (b *bound) slowed() bool {
 
 // check ends the run when a key went further.
 func (b *bound) check(key int, over ratelimit.Tokens) {
-	if most := b.tokens(); most >= 0 && over > most {
+	most := b.tokens()
+	if most > 0 {
+		b.used = max(b.used, float64(over)/float64(most))
+	}
+	if most >= 0 && over > most {
 		b.violate(-1, key, "%d tokens were admitted beyond the limit of %d, and at most %d may be", over, b.Rule.Limit.Capacity(), most)
 	}
 }

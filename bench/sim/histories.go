@@ -86,8 +86,8 @@ func (s *Summary) add(o *Options, r *Result) {
 	s.Modes[o.Rule.Coordination.Mode.String()]++
 	if r.Over > 0 {
 		s.WentOver++
-		if r.Declared > 0 && r.Violation == nil && o.Rule.Coordination.Mode == ratelimit.Approx {
-			s.Closest = max(s.Closest, float64(r.Over)/float64(r.Declared))
+		if o.Rule.Coordination.Mode == ratelimit.Approx {
+			s.Closest = max(s.Closest, r.Used)
 		}
 	}
 }

@@ -19,6 +19,7 @@ type Result struct {
 
 	Over     ratelimit.Tokens `json:"over"`     // the most that any key was beyond its limit
 	Declared ratelimit.Tokens `json:"declared"` // what it may be, by the rule and what went wrong; -1: no bound
+	Used     float64          `json:"used"`     // the highest share of that bound that a key used
 	Under    ratelimit.Tokens `json:"under"`    // less than an exact limiter had admitted of the same requests
 	Early    ratelimit.Tokens `json:"early"`    // refused while the limit had room
 

@@ -35,6 +35,7 @@ type world struct {
 	print  uint64
 	point  Point
 	every  int64 // nanoseconds to a point
+	idle   int   // events at this instant
 	bound  bound
 }
 
@@ -113,10 +114,18 @@ func (w *world) play() {
 			w.Progress(float64(at) / float64(w.Load.Length))
 			progress += int64(w.Load.Length) / 100
 		}
+		if w.idle++; at > w.now {
+			w.idle = 0
+		} else if w.idle > livelock {
+			w.violate(-1, -1, "%d events at one instant: something goes round and round", livelock)
+		}
 		w.now = at
 		w.queue.pop()()
 	}
 }
+
+// livelock is how many events may happen while time stands still.
+const livelock = 200_000
 
 // finish draws the sums.
 func (w *world) finish() *Result {
@@ -135,7 +144,7 @@ func (w *world) finish() *Result {
 		r.Under += j.Under(at)
 		r.Early += j.Early()
 	}
-	r.Declared = w.bound.tokens()
+	r.Declared, r.Used = w.bound.tokens(), w.bound.used
 	decided := r.Requests
 	quantile := func(q float64) time.Duration { // of all decisions, most of which took no time
 		if r.Waited == 0 || q*float64(decided) <= float64(decided-r.Waited) {
@@ -194,13 +203,13 @@ func (w *world) trace(what string, args ...any) {
 	}
 }
 
-// travel draws how long one way takes.
+// travel draws how long one way takes: some time, always.
 func (w *world) travel(d Delay) time.Duration {
 	t := d.Least
 	if d.Tail > 0 {
 		t += time.Duration(w.rnd.ExpFloat64() * float64(d.Tail))
 	}
-	return t / 2
+	return max(t/2, time.Microsecond)
 }
 
 func (w *world) lost() bool { return w.Net.Loss > 0 && w.rnd.Float64() < w.Net.Loss }

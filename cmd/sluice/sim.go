@@ -15,6 +15,7 @@ import (
 )
 
 type simCmd struct {
+	WhatIf    whatIfCmd    `cmd:"" name:"what-if" help:"What each mode would do with a limit under some demand, and which to choose."`
 	Histories historiesCmd `cmd:"" help:"Play random fleets, settings and faults, and check every invariant at every step."`
 }
 

@@ -1,0 +1,66 @@
+package judge
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+const second ratelimit.LedgerTime = 1_000_000
+
+func limit(a ratelimit.Algorithm, requests ratelimit.Tokens) ratelimit.Limit {
+	return ratelimit.Limit{Algorithm: a, Unit: ratelimit.Second, Multiplier: 10, Requests: requests, Burst: requests}
+}
+
+// An exact limiter is neither over nor under, by its own judge, and one that
+// admits or refuses a token too many is found out.
+func TestJudgeFindsOneToken(t *testing.T) {
+	for a := range ratelimit.Algorithms {
+		for _, wrong := range []int{0, 1, -1} {
+			rnd := rand.New(rand.NewPCG(1, 1))
+			j, exact := New(limit(ratelimit.Algorithm(a), 50)), New(limit(ratelimit.Algorithm(a), 50))
+			at, bent := 1000*10*second, false
+			for at < 1005*10*second {
+				at += ratelimit.LedgerTime(rnd.IntN(int(second / 20)))
+				exact.advance(at)
+				pass := exact.got.room(at, &exact.limit) >= 1
+				if pass {
+					exact.got.spend(1)
+				}
+				switch {
+				case wrong > 0 && !pass && !bent && at > 1002*10*second:
+					pass, bent = true, true
+				case wrong < 0 && pass && !bent && at > 1002*10*second:
+					pass, bent = false, true
+				}
+				if pass {
+					j.Admit(at, 1)
+				} else {
+					j.Refuse(at, 1)
+				}
+			}
+			over, under, early := j.Worst(), j.Under(at), j.Early()
+			switch {
+			case wrong == 0 && (over != 0 || under != 0 || early != 0),
+				wrong > 0 && over != 1,
+				wrong < 0 && (over != 0 || early != 1):
+				t.Errorf("%v, wrong by %d: over %d, under %d, early %d", ratelimit.Algorithms[a], wrong, over, under, early)
+			}
+		}
+	}
+}
+
+func TestRetractedIsAsIfItHadNotBeen(t *testing.T) {
+	for a := range ratelimit.Algorithms {
+		j := New(limit(ratelimit.Algorithm(a), 5))
+		at := 1000 * 10 * second
+		for range 5 {
+			j.Admit(at, 1)
+		}
+		j.Retract(at, at+second/2, 1)
+		if over := j.Admit(at+second/2, 1); over != 0 || j.Admitted() != 5 {
+			t.Errorf("%v: %d over, %d admitted", ratelimit.Algorithms[a], over, j.Admitted())
+		}
+	}
+}

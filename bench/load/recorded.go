@@ -1,0 +1,210 @@
+package load
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/csv"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// Recorded is demand that was seen, in the order of its arrival.
+type Recorded struct {
+	Requests []Request
+	Keys     []string // by Request.Key
+}
+
+// mostRecorded bounds memory: a recorded request takes 40 bytes.
+const mostRecorded = 20_000_000
+
+// ReadRecorded reads demand that was recorded: CSV with the columns time, key and
+// if there are more hits and node; or JSON lines with these fields. A time is
+// in seconds, or in RFC 3339. Requests need not be in order. Errors name the
+// line.
+func ReadRecorded(in io.Reader) (*Recorded, error) {
+	r := recorder{seen: map[string]int{}}
+	buffered := bufio.NewReader(in)
+	start, err := buffered.Peek(1)
+	for err == nil && bytes.ContainsAny(start, " \t\r\n") {
+		_, _ = buffered.ReadByte()
+		start, err = buffered.Peek(1)
+	}
+	switch {
+	case err != nil:
+		return nil, errors.New("the trace is empty")
+	case start[0] == '{':
+		err = r.jsonLines(buffered)
+	default:
+		err = r.csv(buffered)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return r.finish()
+}
+
+type recorder struct {
+	Recorded
+	seen map[string]int
+	at   []time.Duration // of each request, since the epoch
+}
+
+// line is one request as it is written.
+type line struct {
+	Time json.RawMessage `json:"time"`
+	Key  string          `json:"key"`
+	Hits *int64          `json:"hits"`
+	Node *int            `json:"node"`
+}
+
+func (r *recorder) jsonLines(in io.Reader) error {
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, 1<<20)
+	n := 0
+	for lines.Scan() {
+		n++
+		text := bytes.TrimSpace(lines.Bytes())
+		if len(text) == 0 {
+			continue
+		}
+		var l line
+		d := json.NewDecoder(bytes.NewReader(text))
+		d.DisallowUnknownFields()
+		if err := d.Decode(&l); err != nil {
+			return fmt.Errorf("trace line %d: %w (the fields are time, key, hits and node)", n, err)
+		}
+		hits, node := int64(1), -1
+		if l.Hits != nil {
+			hits = *l.Hits
+		}
+		if l.Node != nil {
+			node = *l.Node
+		}
+		when := string(l.Time)
+		if s, err := strconv.Unquote(when); err == nil {
+			when = s
+		}
+		if err := r.add(when, l.Key, hits, node); err != nil {
+			return fmt.Errorf("trace line %d: %w", n, err)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("trace line %d: %w", n+1, err)
+	}
+	return nil
+}
+
+func (r *recorder) csv(in io.Reader) error {
+	rows := csv.NewReader(in)
+	rows.FieldsPerRecord = -1
+	rows.ReuseRecord = true
+	for {
+		row, err := rows.Read()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("trace: %w", err)
+		}
+		n, _ := rows.FieldPos(0)
+		if len(r.at) == 0 && row[0] == "time" {
+			continue // the header
+		}
+		if len(row) < 2 || len(row) > 4 {
+			return fmt.Errorf("trace line %d has %d columns: they are time, key, hits and node, of which the last two may be left out", n, len(row))
+		}
+		hits, node := int64(1), -1
+		if len(row) > 2 {
+			if hits, err = strconv.ParseInt(row[2], 10, 64); err != nil {
+				return fmt.Errorf("trace line %d: hits is %q, must be a whole number", n, row[2])
+			}
+		}
+		if len(row) > 3 {
+			if node, err = strconv.Atoi(row[3]); err != nil {
+				return fmt.Errorf("trace line %d: node is %q, must be a whole number", n, row[3])
+			}
+		}
+		if err := r.add(row[0], row[1], hits, node); err != nil {
+			return fmt.Errorf("trace line %d: %w", n, err)
+		}
+	}
+}
+
+func (r *recorder) add(when, key string, hits int64, node int) error {
+	at, err := parseWhen(when)
+	if err != nil {
+		return err
+	}
+	if hits < 1 || hits > 1e9 {
+		return fmt.Errorf("hits is %d, must be 1 to 1e9", hits)
+	}
+	if node < -1 || node > 999 {
+		return fmt.Errorf("node is %d, must be 0 to 999", node)
+	}
+	if len(r.at) >= mostRecorded {
+		return fmt.Errorf("a trace may have %d requests", mostRecorded)
+	}
+	i, ok := r.seen[key]
+	if !ok {
+		if len(r.Keys) >= MaxKeys {
+			return fmt.Errorf("a trace may have %d keys", MaxKeys)
+		}
+		i = len(r.Keys)
+		r.seen[key] = i
+		r.Keys = append(r.Keys, key)
+	}
+	r.Requests = append(r.Requests, Request{Key: i, Cost: hits, Node: node})
+	r.at = append(r.at, at)
+	return nil
+}
+
+func parseWhen(when string) (time.Duration, error) {
+	if seconds, err := strconv.ParseFloat(when, 64); err == nil && seconds >= 0 && seconds < 9e9 {
+		return time.Duration(seconds * 1e9), nil
+	}
+	t, err := time.Parse(time.RFC3339Nano, when)
+	if err != nil || t.Unix() < 0 || t.Year() > 2250 {
+		return 0, fmt.Errorf("time is %q, must be seconds such as 12.345, or like 2026-11-21T10:00:00.5Z", when)
+	}
+	return time.Duration(t.UnixNano()), nil
+}
+
+// finish puts the requests in order, the first at 0.
+func (r *recorder) finish() (*Recorded, error) {
+	if len(r.at) == 0 {
+		return nil, errors.New("the trace has no requests")
+	}
+	first := slices.Min(r.at)
+	for i, at := range r.at {
+		r.Requests[i].At = at - first
+	}
+	slices.SortStableFunc(r.Requests, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
+	return &r.Recorded, nil
+}
+
+// Load describes the demand: as much as a Source's reader must know.
+func (r *Recorded) Load() Load {
+	length := r.Requests[len(r.Requests)-1].At + 1
+	return Load{Rate: float64(len(r.Requests)) / max(length.Seconds(), 0.001), Keys: len(r.Keys), Length: length}
+}
+
+// Source returns the requests from the first on.
+func (r *Recorded) Source() Source { return &playback{requests: r.Requests} }
+
+type playback struct{ requests []Request }
+
+// Next implements [Source].
+func (p *playback) Next() (Request, bool) {
+	if len(p.requests) == 0 {
+		return Request{}, false
+	}
+	r := p.requests[0]
+	p.requests = p.requests[1:]
+	return r, true
+}

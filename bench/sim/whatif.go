@@ -1,0 +1,207 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/sluice-gate/sluice/bench/load"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Question is what somebody wants to know before they choose a mode: which of
+// them keeps this limit under this demand, and what it costs.
+type Question struct {
+	Limit        ratelimit.Limit
+	Coordination ratelimit.Coordination // of which the ways to answer change some fields
+	Nodes        int
+	Load         load.Load
+	Recorded     *load.Recorded // instead of Load, if there is one
+	Net          Net
+	Seed         uint64
+	MaxOver      ratelimit.Share // what may be over, at most
+	MaxWait      time.Duration   // what 999 of 1,000 decisions may take
+}
+
+// Choice is one mode with its settings, and what it came to: on a plain day, and
+// on a bad one.
+type Choice struct {
+	Name     string           `json:"name"`
+	Declared ratelimit.Tokens `json:"declared_over"`
+	Plain    *Result          `json:"plain"`
+	Bad      *Result          `json:"bad_day"`
+	Fits     bool             `json:"fits"`
+	Why      string           `json:"why"` // it fits, or does not
+}
+
+// Answer is all the choices, the one to make first of all, and the reasons.
+type Answer struct {
+	Choices []Choice `json:"choices"`
+	Best    int      `json:"best"`
+	Reasons []string `json:"reasons"`
+}
+
+// variant is a way to answer.
+type variant struct {
+	name string
+	set  map[string]string // fields of the coordination
+}
+
+var variants = []variant{
+	{"strict, per request", map[string]string{"mode": "leasing", "lease.size": "1"}},
+	{"leasing", map[string]string{"mode": "leasing"}},
+	{"leasing, eager", map[string]string{"mode": "leasing", "reclaim": "eager", "lease.ttl": "2s"}},
+	{"routing", map[string]string{"mode": "routing"}},
+	{"approx, 0.5%", map[string]string{"mode": "approx", "drift_budget": "0.5%"}},
+	{"approx, 1%", map[string]string{"mode": "approx", "drift_budget": "1%"}},
+	{"approx, 5%", map[string]string{"mode": "approx", "drift_budget": "5%"}},
+}
+
+// WhatIf answers a question by playing it with each choice. progress, if not
+// nil, is told how many runs of how many are done.
+func WhatIf(ctx context.Context, q Question, progress func(int64)) (*Answer, error) {
+	a := &Answer{}
+	for i, v := range variants {
+		c := Choice{Name: v.name}
+		for day, result := range []**Result{&c.Plain, &c.Bad} {
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			o, err := q.options(v, day == 1)
+			if err != nil {
+				return nil, err
+			}
+			if *result, err = Run(o); err != nil {
+				return nil, err
+			}
+			c.Declared = o.Rule.Declare(0, true).Over
+			if progress != nil {
+				progress(int64(2*i + day + 1))
+			}
+		}
+		q.judge(&c)
+		a.Choices = append(a.Choices, c)
+	}
+	a.recommend(&q)
+	return a, nil
+}
+
+// Runs is how many runs WhatIf takes.
+func Runs() int64 { return int64(2 * len(variants)) }
+
+const whatIfPoints = 120
+
+func (q *Question) options(v variant, bad bool) (Options, error) {
+	r := &ratelimit.Rule{Domain: "what-if", Path: "key", Limit: q.Limit, Coordination: q.Coordination, Counters: &ratelimit.RuleCounters{}}
+	r.Coordination.MaxNodes = max(r.Coordination.MaxNodes, q.Nodes)
+	for _, field := range ratelimit.CoordinationFields { // in an order
+		if text, ok := v.set[field]; ok {
+			if err := r.Coordination.Set(field, text); err != nil {
+				return Options{}, fmt.Errorf("%s: %w", v.name, err)
+			}
+		}
+	}
+	o := Options{Seed: q.Seed, Nodes: q.Nodes, Rule: r, Load: q.Load, Net: q.Net, Points: whatIfPoints, Check: true}
+	if q.Recorded != nil {
+		o.Load, o.Source = q.Recorded.Load(), q.Recorded.Source
+	}
+	if bad {
+		o.Faults, o.Refuses = badDay(o.Load.Length, q.Nodes), true
+	}
+	return o, nil
+}
+
+// badDay is what goes wrong on one: a fifth of the time the store is slow, for a
+// twentieth it is away, a node crashes and comes back, and another stops for a
+// while.
+func badDay(length time.Duration, nodes int) []Fault {
+	part := func(of float64) time.Duration { return time.Duration(of * float64(length)) }
+	return []Fault{
+		{At: part(0.2), Kind: Slow, For: 50 * time.Millisecond},
+		{At: part(0.4), Kind: Slow},
+		{At: part(0.5), Kind: Crash, Node: 0},
+		{At: part(0.55), Kind: Restart, Node: 0},
+		{At: part(0.6), Kind: Pause, Node: nodes - 1, For: part(0.05)},
+		{At: part(0.75), Kind: Down, For: part(0.05)},
+	}
+}
+
+// judge says whether a choice does what was asked for.
+func (q *Question) judge(c *Choice) {
+	allowed := q.MaxOver.Of(q.Limit.Capacity())
+	switch {
+	case c.Plain.Violation != nil:
+		c.Why = "went beyond its bound: " + c.Plain.Violation.What
+	case c.Bad.Violation != nil:
+		c.Why = "went beyond its bound on the bad day: " + c.Bad.Violation.What
+	case c.Declared > allowed:
+		c.Why = fmt.Sprintf("may be %d over, and at most %d are allowed", c.Declared, allowed)
+	case c.Plain.P999 > q.MaxWait:
+		c.Why = fmt.Sprintf("has 1 of 1,000 decisions wait %v or more, and %v are allowed", c.Plain.P999, q.MaxWait)
+	default:
+		c.Fits = true
+		c.Why = "fits"
+	}
+}
+
+// hopWeight is what a message from node to node costs beside an operation of the
+// store, about: nodes can be added, and messages share frames.
+const hopWeight = 0.25
+
+// cost is what a choice is compared by: the store's work and the nodes', what is
+// refused for nothing, and waiting.
+func (c *Choice) cost() float64 {
+	lost := 0.0
+	if c.Plain.Offered > 0 {
+		lost = float64(c.Plain.Under) / float64(c.Plain.Offered)
+	}
+	hops := 1000 * float64(c.Plain.Hops) / float64(max(1, c.Plain.Requests))
+	return c.Plain.ClaimsPerThousand() + hopWeight*hops + 1000*lost + float64(c.Plain.P999)/float64(time.Millisecond)
+}
+
+// recommend chooses the cheapest that fits; where none does, the one that waits
+// least of those that are allowed to be as far over as they may be.
+func (a *Answer) recommend(q *Question) {
+	best := -1
+	for i := range a.Choices {
+		if c := &a.Choices[i]; c.Fits && (best < 0 || c.cost() < a.Choices[best].cost()) {
+			best = i
+		}
+	}
+	allowed := q.MaxOver.Of(q.Limit.Capacity())
+	if best < 0 {
+		for i := range a.Choices {
+			c := &a.Choices[i]
+			if c.Plain.Violation == nil && c.Declared <= allowed && (best < 0 || c.Plain.P999 < a.Choices[best].Plain.P999) {
+				best = i
+			}
+		}
+		a.Reasons = append(a.Reasons, fmt.Sprintf("Nothing keeps within %v for 999 of 1,000 decisions and at most %d over; %s comes closest.", q.MaxWait, allowed, a.Choices[max(best, 0)].Name))
+	}
+	a.Best = max(best, 0)
+	c := &a.Choices[a.Best]
+	strict := a.Choices[0].Plain.ClaimsPerThousand()
+	a.Reasons = append(
+		a.Reasons,
+		fmt.Sprintf("Use %s: %s.", c.Name, over(c)),
+		fmt.Sprintf("It asks the store %.3g times for 1,000 decisions, where asking for each takes %.4g; %s; 999 of 1,000 decisions take at most %v.",
+			c.Plain.ClaimsPerThousand(), strict, share(c.Plain.Waited, c.Plain.Requests, "of requests wait"), c.Plain.P999),
+		fmt.Sprintf("On a bad day (a slow store, a dead one, a crash and a pause) it was %d over and %d under, and 999 of 1,000 decisions took at most %v.", c.Bad.Over, c.Bad.Under, c.Bad.P999),
+	)
+	for i := range a.Choices {
+		if other := &a.Choices[i]; i != a.Best && !other.Fits {
+			a.Reasons = append(a.Reasons, fmt.Sprintf("Not %s: it %s.", other.Name, other.Why))
+		}
+	}
+}
+
+func over(c *Choice) string {
+	if c.Declared == 0 {
+		return "it is never over the limit, as long as the store keeps its data"
+	}
+	return fmt.Sprintf("it may be %d over, and was %d", c.Declared, c.Plain.Over)
+}
+
+func share(n, of int64, what string) string {
+	return fmt.Sprintf("%.2g%% %s", 100*float64(n)/float64(max(1, of)), what)
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-gate/sluice/bench/load"
+	"github.com/sluice-gate/sluice/bench/report"
+	"github.com/sluice-gate/sluice/bench/sim"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+type whatIfCmd struct {
+	Limit     string `arg:"" help:"What is allowed for each key, such as 6000/minute."`
+	Algorithm string `default:"fixed_window" enum:"fixed_window,sliding_window,token_bucket" help:"fixed_window, sliding_window or token_bucket."`
+	Burst     int64  `default:"0" help:"Of a token_bucket; 0: as many as the limit."`
+
+	Nodes  int           `default:"3" help:"Nodes of the fleet."`
+	Rate   float64       `default:"1000" help:"Requests a second, in all."`
+	Shape  string        `default:"steady" help:"How they come: steady, burst, flash or ramp."`
+	Keys   int           `default:"1000" help:"Distinct keys."`
+	Skew   float64       `default:"1.1" help:"Of a Zipf law over the keys; 0: uniform."`
+	Hot    float64       `default:"0" help:"The share of the requests that one key gets besides."`
+	Cost   int           `default:"1" help:"Hits of a request, at most."`
+	Length time.Duration `default:"3m" help:"How long."`
+	Trace  string        `type:"existingfile" help:"A file of recorded requests instead: CSV with the columns time, key, hits, node, or JSON lines with these fields."`
+
+	Trip time.Duration `default:"500us" help:"A round trip to the store, at least."`
+	Tail time.Duration `default:"500us" help:"What a round trip takes more, in the mean."`
+	Hop  time.Duration `default:"300us" help:"A round trip to another node."`
+	Loss float64       `default:"0" help:"The share of messages to the store that are lost."`
+
+	MaxOver string        `default:"0" help:"What may be over the limit: tokens, or a share such as 1%."`
+	MaxWait time.Duration `default:"5ms" help:"What 999 of 1,000 decisions may take."`
+
+	Seed         uint64            `default:"1" help:"The same seed gives the same answer."`
+	JSON         bool              `help:"Print JSON."`
+	HTML         string            `placeholder:"FILE" help:"Write a page with charts, too."`
+	Charts       string            `placeholder:"DIR" help:"Write the charts as SVG files, too."`
+	Coordination coordinationFlags `embed:"" group:"coordination"`
+}
+
+// Run prints what each mode would do, and which to choose.
+func (c *whatIfCmd) Run(s streams) error {
+	q, err := c.question()
+	if err != nil {
+		return err
+	}
+	debug.SetGCPercent(simGC)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	a, err := sim.WhatIf(ctx, q, progressLine(s.progress(), sim.Runs(), "runs"))
+	if err != nil {
+		return err
+	}
+	page := a.Page(&q)
+	page.Facts = []report.Fact{
+		{Name: "command", Value: strings.Join(os.Args, " ")},
+		{Name: "demand", Value: fmt.Sprintf("%d requests, %d tokens, of %d keys, in %v", a.Choices[0].Plain.Requests, a.Choices[0].Plain.Offered, a.Choices[0].Plain.Keys, q.Load.Length)},
+		{Name: "simulated", Value: "in virtual time, by the nodes' own code; processor time is not in it"},
+	}
+	if err := writeReport(page, c.HTML, c.Charts); err != nil {
+		return err
+	}
+	if c.JSON {
+		return writeJSON(s.out, a)
+	}
+	if err := page.Tables[0].WriteText(s.out); err != nil {
+		return err
+	}
+	return writeLead(s.out, page)
+}
+
+// writeLead writes what a report says.
+func writeLead(out io.Writer, p *report.Page) error {
+	_, err := fmt.Fprintf(out, "\n%s\n", strings.Join(p.Lead, "\n"))
+	return err
+}
+
+// writeReport writes what was asked for.
+func writeReport(p *report.Page, html, charts string) error {
+	if html != "" {
+		if err := p.WriteFile(html); err != nil {
+			return err
+		}
+	}
+	if charts != "" {
+		return p.WriteCharts(charts)
+	}
+	return nil
+}
+
+func (c *whatIfCmd) question() (sim.Question, error) {
+	q := sim.Question{
+		Nodes: c.Nodes, Seed: c.Seed, MaxWait: c.MaxWait,
+		Net:  sim.Net{Trip: sim.Delay{Least: c.Trip, Tail: c.Tail}, Hop: sim.Delay{Least: c.Hop}, Loss: c.Loss, Skew: 20e-6},
+		Load: load.Load{Rate: c.Rate, Keys: c.Keys, Skew: c.Skew, Hot: c.Hot, Cost: c.Cost, Length: c.Length},
+	}
+	var errs [5]error
+	q.Limit, errs[0] = parseLimit(c.Limit, c.Algorithm, c.Burst)
+	q.Load.Shape, errs[1] = load.ParseShape(c.Shape)
+	q.Coordination, errs[2] = c.Coordination.coordination()
+	q.MaxOver, errs[3] = ratelimit.ParseShare(c.MaxOver)
+	if errs[3] != nil {
+		errs[3] = fmt.Errorf("--max-over: %w", errs[3])
+	}
+	if c.Trace != "" {
+		q.Recorded, errs[4] = readTrace(c.Trace)
+		if q.Recorded != nil {
+			q.Load = q.Recorded.Load()
+		}
+	}
+	return q, errors.Join(errs[:]...)
+}
+
+func readTrace(name string) (*load.Recorded, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("--trace: %w", err)
+	}
+	defer f.Close()
+	r, err := load.ReadRecorded(f)
+	if err != nil {
+		return nil, fmt.Errorf("--trace %s: %w", name, err)
+	}
+	return r, nil
+}
+
+// parseLimit reads a limit as people write it: 6000/minute.
+func parseLimit(text, algorithm string, burst int64) (ratelimit.Limit, error) {
+	count, per, _ := strings.Cut(text, "/")
+	n, err := strconv.ParseUint(count, 10, 32)
+	unit, ok := ratelimit.ParseUnit(per)
+	if err != nil || !ok || n == 0 {
+		return ratelimit.Limit{}, fmt.Errorf("the limit is %q, must be like 6000/minute: a number from 1 to 4294967295, and second, minute, hour, day, week, month or year", text)
+	}
+	if burst < 0 || burst > 1<<32-1 {
+		return ratelimit.Limit{}, fmt.Errorf("--burst is %d, must be 0 to 4294967295", burst)
+	}
+	l := ratelimit.Limit{Unit: unit, Requests: ratelimit.Tokens(n)}
+	for a, name := range ratelimit.Algorithms {
+		if name == algorithm {
+			l.Algorithm = ratelimit.Algorithm(a)
+		}
+	}
+	if l.Algorithm == ratelimit.TokenBucket {
+		if l.Burst = ratelimit.Tokens(burst); burst == 0 {
+			l.Burst = l.Requests
+		}
+	}
+	return l, nil
+}
