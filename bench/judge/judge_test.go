@@ -44,7 +44,7 @@ func TestJudgeFindsOneToken(t *testing.T) {
 			switch {
 			case wrong == 0 && (over != 0 || under != 0 || early != 0),
 				wrong > 0 && over != 1,
-				wrong < 0 && (over != 0 || early != 1):
+				wrong < 0 && (over != 0 || under != 1 || early < 1):
 				t.Errorf("%v, wrong by %d: over %d, under %d, early %d", ratelimit.Algorithms[a], wrong, over, under, early)
 			}
 		}
