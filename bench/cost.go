@@ -1,6 +1,8 @@
 package bench
 
 import (
+	"github.com/sluice-gate/sluice/bench/process"
+
 	"context"
 	"encoding/json"
 	"fmt"
@@ -77,8 +79,8 @@ func Cost(ctx context.Context, o CostOptions) (CostReport, error) {
 	if err := os.WriteFile(rules, []byte(costRules), 0o600); err != nil {
 		return CostReport{}, fmt.Errorf("bench: %w", err)
 	}
-	servers := []*contender{{name: "empty gRPC server", start: startEmpty}, {name: "sluice", start: func(binary string) (*process, error) {
-		return startSluice(binary, rules, "--log-level", "error")
+	servers := []*contender{{name: "empty gRPC server", start: startEmpty}, {name: "sluice", start: func(binary string) (*process.Process, error) {
+		return process.Sluice(binary, rules, "--log-level", "error")
 	}}}
 	if o.Forwarded {
 		for _, p := range []struct {
@@ -89,7 +91,7 @@ func Cost(ctx context.Context, o CostOptions) (CostReport, error) {
 			if err != nil {
 				return CostReport{}, err
 			}
-			defer ring.owner.stop()
+			defer ring.owner.Stop()
 			servers = append(servers, &contender{name: p.name, start: ring.start, also: ring.owner, owned: ring.elsewhere, keys: p.keys})
 		}
 	}
@@ -157,9 +159,9 @@ func costRequests(keys int, owned func(string) bool) ([][]byte, error) {
 // contender is one of the servers, and what its rounds measured.
 type contender struct {
 	name    string
-	start   func(binary string) (*process, error)
-	process *process
-	also    *process          // whose processor time counts too, or nil
+	start   func(binary string) (*process.Process, error)
+	process *process.Process
+	also    *process.Process  // whose processor time counts too, or nil
 	owned   func(string) bool // accepts the keys that it is asked for; nil: all
 	keys    int               // how many; 0: as the options say
 	client  *client
@@ -183,13 +185,13 @@ func (c *contender) open(o CostOptions) error {
 	if c.process, err = c.start(o.Binary); err != nil {
 		return err
 	}
-	c.client, err = dial(c.process.address, o.Connections, requests)
+	c.client, err = dial(c.process.Address, o.Connections, requests)
 	return err
 }
 
 func (c *contender) stop() {
 	c.client.close()
-	c.process.stop()
+	c.process.Stop()
 }
 
 func (c *contender) round(ctx context.Context, o CostOptions) error {
@@ -211,11 +213,11 @@ func (c *contender) round(ctx context.Context, o CostOptions) error {
 }
 
 func (c *contender) cpu() (time.Duration, error) {
-	own, err := c.process.cpu()
+	own, err := c.process.CPU()
 	if err != nil || c.also == nil {
 		return own, err
 	}
-	other, err := c.also.cpu()
+	other, err := c.also.CPU()
 	return own + other, err
 }
 

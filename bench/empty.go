@@ -1,6 +1,8 @@
 package bench
 
 import (
+	"github.com/sluice-gate/sluice/bench/process"
+
 	"context"
 	"fmt"
 	"io"
@@ -36,4 +38,13 @@ func ServeEmpty(ctx context.Context, address string, out io.Writer) error {
 	defer stop()
 	fmt.Fprintf(out, "empty server on %s\n", l.Addr())
 	return s.Serve(l)
+}
+
+func startEmpty(binary string) (*process.Process, error) {
+	ports, err := process.FreePorts(1)
+	if err != nil {
+		return nil, err
+	}
+	address := "127.0.0.1:" + ports[0]
+	return process.Start(binary, address, "bench", "empty", "--address", address)
 }

@@ -1,6 +1,8 @@
 package bench
 
 import (
+	"github.com/sluice-gate/sluice/bench/process"
+
 	"context"
 	"fmt"
 	"io"
@@ -55,14 +57,14 @@ func Keys(ctx context.Context, o KeysOptions) ([]KeysPoint, error) {
 	if err := os.WriteFile(rules, []byte(keysRules), 0o600); err != nil {
 		return nil, fmt.Errorf("bench: %w", err)
 	}
-	p, err := startSluice(o.Binary, rules, "--max-keys", fmt.Sprint(o.MaxKeys))
+	p, err := process.Sluice(o.Binary, rules, "--max-keys", fmt.Sprint(o.MaxKeys))
 	if err != nil {
 		return nil, err
 	}
-	defer p.stop()
-	conn, err := grpc.NewClient("passthrough:///"+p.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	defer p.Stop()
+	conn, err := grpc.NewClient("passthrough:///"+p.Address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
-		return nil, fmt.Errorf("dialling %s: %w", p.address, err)
+		return nil, fmt.Errorf("dialling %s: %w", p.Address, err)
 	}
 	defer conn.Close()
 	f := keysFlood{process: p, client: rls.NewRateLimitServiceClient(conn)}
@@ -70,7 +72,7 @@ func Keys(ctx context.Context, o KeysOptions) ([]KeysPoint, error) {
 }
 
 type keysFlood struct {
-	process *process
+	process *process.Process
 	client  rls.RateLimitServiceClient
 	points  []KeysPoint
 }
@@ -118,7 +120,7 @@ func (f *keysFlood) ask(ctx context.Context, keys ...string) (*rls.RateLimitResp
 	defer cancel()
 	answer, err := f.client.ShouldRateLimit(ctx, r)
 	if err != nil {
-		return nil, fmt.Errorf("asking %s: %w", f.process.address, err)
+		return nil, fmt.Errorf("asking %s: %w", f.process.Address, err)
 	}
 	return answer, nil
 }
@@ -128,11 +130,11 @@ func (f *keysFlood) look(ctx context.Context, sent int) error {
 	if err != nil {
 		return err
 	}
-	peak, err := f.process.peakMemory()
+	peak, err := f.process.PeakMemory()
 	if err != nil {
 		return err
 	}
-	response, err := http.Get("http://" + f.process.debug + "/metrics")
+	response, err := http.Get("http://" + f.process.Debug + "/metrics")
 	if err != nil {
 		return fmt.Errorf("metrics: %w", err)
 	}

@@ -1,9 +1,9 @@
 package bench
 
 import (
+	"github.com/sluice-gate/sluice/bench/process"
+
 	"fmt"
-	"io"
-	"net/http"
 	"strings"
 	"time"
 
@@ -17,12 +17,12 @@ type pair struct {
 	rules string
 	addrs []string
 	ring  *routing.Ring
-	owner *process
+	owner *process.Process
 	hot   string // HOT_KEY_RATE
 }
 
 func newPair(binary, rules, hotRate string) (*pair, error) {
-	ports, err := freePorts(2)
+	ports, err := process.FreePorts(2)
 	if err != nil {
 		return nil, err
 	}
@@ -42,32 +42,21 @@ func (p *pair) elsewhere(value string) bool {
 	return p.ring.Owner(xxhash.Sum64String(value)) == p.addrs[1]
 }
 
-func (p *pair) node(binary string, i int) (*process, error) {
-	return startSluice(binary, p.rules, "--peers", "static:"+strings.Join(p.addrs, ","), "--peer-addr", p.addrs[i], "--peer-secret", "bench", "--hot-key-rate", p.hot, "--log-level", "error")
+func (p *pair) node(binary string, i int) (*process.Process, error) {
+	return process.Sluice(binary, p.rules, "--peers", "static:"+strings.Join(p.addrs, ","), "--peer-addr", p.addrs[i], "--peer-secret", "bench", "--hot-key-rate", p.hot, "--log-level", "error")
 }
 
 // start starts the node that is driven, and waits until it knows the other.
-func (p *pair) start(binary string) (*process, error) {
+func (p *pair) start(binary string) (*process.Process, error) {
 	n, err := p.node(binary, 0)
 	if err != nil {
 		return nil, err
 	}
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		if lines, err := scrape(n.debug); err == nil && strings.Contains(lines, "\nsluice_ring_members 2\n") {
+		if lines, err := n.Scrape(); err == nil && strings.Contains(lines, "\nsluice_ring_members 2\n") {
 			return n, nil
 		}
 	}
-	n.stop()
+	n.Stop()
 	return nil, fmt.Errorf("%v: no ring of two within 20 s", p.addrs)
-}
-
-// scrape reads a node's metrics.
-func scrape(debug string) (string, error) {
-	r, err := http.Get("http://" + debug + "/metrics")
-	if err != nil {
-		return "", err
-	}
-	defer r.Body.Close()
-	text, err := io.ReadAll(r.Body)
-	return string(text), err
 }

@@ -11,9 +11,10 @@ import (
 )
 
 type benchCmd struct {
-	Cost  benchCostCmd  `cmd:"" help:"Server CPU a call, against an empty gRPC server of the same protocol, in one run."`
-	Keys  benchKeysCmd  `cmd:"" help:"Memory and limits of one process under ever new keys."`
-	Empty benchEmptyCmd `cmd:"" hidden:"" help:"Serve the empty server."`
+	Accuracy benchAccuracyCmd `cmd:"" help:"What each mode admits against its limits, with real processes, and what it costs."`
+	Cost     benchCostCmd     `cmd:"" help:"Server CPU a call, against an empty gRPC server of the same protocol, in one run."`
+	Keys     benchKeysCmd     `cmd:"" help:"Memory and limits of one process under ever new keys."`
+	Empty    benchEmptyCmd    `cmd:"" hidden:"" help:"Serve the empty server."`
 }
 
 type benchCostCmd struct {

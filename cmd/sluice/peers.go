@@ -25,6 +25,7 @@ import (
 type peerFlags struct {
 	Peers      string  `env:"PEERS" name:"peers" placeholder:"WHERE" help:"static:HOST:PORT,..., dns:NAME:PORT (a headless service, or _SRV._tcp.NAME) or gossip:HOST:PORT,... (of any that gossip). Unset: mode routing runs as leasing."`
 	Addr       string  `env:"PEER_ADDR" name:"peer-addr" placeholder:"HOST:PORT" help:"This node's own address for its peers, as they find it."`
+	Bind       string  `env:"PEER_BIND" name:"peer-bind" placeholder:"HOST:PORT" help:"Where this node listens for its peers, where that is not PEER_ADDR: behind a NAT or a proxy."`
 	Secret     string  `env:"PEER_SECRET" name:"peer-secret" placeholder:"SECRET" help:"What all peers know. Needed, but with PEER_TLS_*."`
 	Weight     uint32  `env:"PEER_WEIGHT" name:"peer-weight" default:"1" help:"This node's share of the keys, beside others'; 1 to 100."`
 	GossipAddr string  `env:"PEER_GOSSIP_ADDR" name:"peer-gossip-addr" placeholder:"HOST:PORT" help:"Where this node gossips, TCP and UDP, with PEERS gossip. Unset: PEER_ADDR with the next port."`
@@ -110,9 +111,13 @@ func (f *peerFlags) route(base limiter, baseRun func(context.Context), clock rat
 			complain(fmt.Errorf("%s: %w", addr, err))
 		}
 	}
-	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", f.Addr)
+	setting, bind := "PEER_ADDR", f.Addr
+	if f.Bind != "" {
+		setting, bind = "PEER_BIND", f.Bind
+	}
+	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", bind)
 	if err != nil {
-		return routed{}, nil, fmt.Errorf("PEER_ADDR: %w", err)
+		return routed{}, nil, fmt.Errorf("%s: %w", setting, err)
 	}
 	r := routing.New(base, o, clock, time.Now())
 	server := r.NewServer(serverTLS)

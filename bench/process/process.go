@@ -1,10 +1,13 @@
-package bench
+// Package process runs servers as processes of their own, and asks the kernel what
+// they use.
+package process
 
 import (
 	"bufio"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"strconv"
@@ -14,15 +17,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process is a server in a process of its own.
-type process struct {
+// Process is a server in a process of its own. It is not safe for concurrent use.
+type Process struct {
 	cmd     *exec.Cmd
-	address string // of gRPC
-	debug   string // of the debug port, if it has one
+	Address string // of gRPC
+	Debug   string // of the debug port, if it has one
 }
 
-// start runs a binary and waits for its gRPC port to open.
-func start(binary, address string, args ...string) (*process, error) {
+// Start runs a binary and waits for its gRPC port to open.
+func Start(binary, address string, args ...string) (*Process, error) {
 	cmd := exec.Command(binary, args...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
@@ -32,7 +35,7 @@ func start(binary, address string, args ...string) (*process, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", binary, err)
 	}
-	p := &process{cmd: cmd, address: address}
+	p := &Process{cmd: cmd, Address: address}
 	ready := make(chan struct{})
 	go func() { // a server prints a line when its ports are open
 		_, _ = bufio.NewReader(out).ReadString('\n')
@@ -44,15 +47,20 @@ func start(binary, address string, args ...string) (*process, error) {
 	case <-time.After(20 * time.Second):
 	}
 	conn, err := net.DialTimeout("tcp", address, 5*time.Second)
+	for end := time.Now().Add(5 * time.Second); err != nil && time.Now().Before(end); { // some say a line before that
+		time.Sleep(10 * time.Millisecond)
+		conn, err = net.DialTimeout("tcp", address, 5*time.Second)
+	}
 	if err != nil {
-		p.stop()
+		p.Stop()
 		return nil, fmt.Errorf("%s %v did not open %s: %w", binary, args, address, err)
 	}
 	conn.Close()
 	return p, nil
 }
 
-func (p *process) stop() {
+// Stop interrupts it, and kills it if that takes long.
+func (p *Process) Stop() {
 	_ = p.cmd.Process.Signal(os.Interrupt)
 	done := make(chan struct{})
 	go func() {
@@ -67,9 +75,9 @@ func (p *process) stop() {
 	}
 }
 
-// cpu is the processor time the process has used since it started, by the
+// CPU is the processor time the process has used since it started, by the
 // kernel's clock of that process (clock_getcpuclockid).
-func (p *process) cpu() (time.Duration, error) {
+func (p *Process) CPU() (time.Duration, error) {
 	const schedClock = 2
 	var ts unix.Timespec
 	id := int32(^p.cmd.Process.Pid)<<3 | schedClock
@@ -79,9 +87,9 @@ func (p *process) cpu() (time.Duration, error) {
 	return time.Duration(ts.Nano()), nil
 }
 
-// startSluice runs a node with these rules on free ports.
-func startSluice(binary, rules string, more ...string) (*process, error) {
-	ports, err := freePorts(3)
+// Sluice runs a node with these rules on free ports.
+func Sluice(binary, rules string, more ...string) (*Process, error) {
+	ports, err := FreePorts(3)
 	if err != nil {
 		return nil, err
 	}
@@ -89,25 +97,53 @@ func startSluice(binary, rules string, more ...string) (*process, error) {
 		"serve", "--config", rules, "--log-level", "warn", "--grpc-host", "127.0.0.1", "--grpc-port", ports[0],
 		"--host", "127.0.0.1", "--port", ports[1], "--debug-host", "127.0.0.1", "--debug-port", ports[2],
 	}, more...)
-	p, err := start(binary, "127.0.0.1:"+ports[0], args...)
+	p, err := Start(binary, "127.0.0.1:"+ports[0], args...)
 	if err != nil {
 		return nil, err
 	}
-	p.debug = "127.0.0.1:" + ports[2]
+	p.Debug = "127.0.0.1:" + ports[2]
 	return p, nil
 }
 
-func startEmpty(binary string) (*process, error) {
-	ports, err := freePorts(1)
-	if err != nil {
-		return nil, err
+// Signal sends a signal to it.
+func (p *Process) Signal(s os.Signal) error {
+	if err := p.cmd.Process.Signal(s); err != nil {
+		return fmt.Errorf("signalling process %d: %w", p.cmd.Process.Pid, err)
 	}
-	address := "127.0.0.1:" + ports[0]
-	return start(binary, address, "bench", "empty", "--address", address)
+	return nil
 }
 
-// peakMemory is the most resident memory that the process has had, in bytes.
-func (p *process) peakMemory() (int64, error) {
+// Wait waits until it has ended, for at most a time.
+func (p *Process) Wait(d time.Duration) error {
+	done := make(chan struct{})
+	go func() {
+		_ = p.cmd.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-time.After(d):
+		return fmt.Errorf("process %d goes on after %v", p.cmd.Process.Pid, d)
+	}
+}
+
+// Scrape reads a node's metrics.
+func (p *Process) Scrape() (string, error) {
+	r, err := http.Get("http://" + p.Debug + "/metrics")
+	if err != nil {
+		return "", fmt.Errorf("metrics: %w", err)
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	if err != nil {
+		return "", fmt.Errorf("metrics: %w", err)
+	}
+	return string(text), nil
+}
+
+// PeakMemory is the most resident memory that the process has had, in bytes.
+func (p *Process) PeakMemory() (int64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
 	if err != nil {
 		return 0, fmt.Errorf("memory of process %d: %w", p.cmd.Process.Pid, err)
@@ -121,8 +157,8 @@ func (p *process) peakMemory() (int64, error) {
 	return 0, fmt.Errorf("memory of process %d: /proc says nothing of it", p.cmd.Process.Pid)
 }
 
-// freePorts finds ports that nobody listens on now.
-func freePorts(n int) ([]string, error) {
+// FreePorts finds ports that nobody listens on now.
+func FreePorts(n int) ([]string, error) {
 	ports := make([]string, n)
 	for i := range ports {
 		l, err := net.Listen("tcp", "127.0.0.1:0")

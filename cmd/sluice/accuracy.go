@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"time"
+
+	"github.com/sluice-gate/sluice/bench/accuracy"
+	"github.com/sluice-gate/sluice/bench/report"
+)
+
+type benchAccuracyCmd struct {
+	Redis    string        `placeholder:"HOST:PORT" help:"A Redis that runs, instead of one that is started; it is not killed or emptied."`
+	Target   string        `placeholder:"HOST:PORT" help:"Measure another server of the same protocol: domain and entry must have a rule of --limit a year or day."`
+	Domain   string        `default:"bench" help:"Of the target's rule."`
+	Entry    string        `default:"accuracy" help:"The key of its descriptor; values are invented."`
+	Nodes    int           `default:"3" help:"Nodes of the fleet."`
+	MaxKeys  int           `default:"20000" name:"max-keys" help:"Keys that a node tracks."`
+	Limit    int64         `default:"300" help:"Of each key."`
+	Rate     float64       `default:"2000" help:"Requests a second."`
+	Length   time.Duration `default:"3s" help:"Of each scenario under each mode."`
+	Scenario []string      `placeholder:"NAME" help:"Only these: closed, zipf, burst, flash, hot, uniform, ramp, many, kill, pause, join, roll, 'slow store', 'hung store', 'dead store', 'flushed store', partition, split."`
+	All      bool          `help:"All of them; by default about half."`
+	Seed     uint64        `default:"1" help:"Of the demand."`
+	JSON     bool          `help:"Print JSON."`
+	HTML     string        `placeholder:"FILE" help:"Write a page with charts, too."`
+	Charts   string        `placeholder:"DIR" help:"Write the charts as SVG files, too."`
+}
+
+// Run fails if a mode went further than it declares, or counts differ.
+func (c *benchAccuracyCmd) Run(s streams) error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding this binary: %w", err)
+	}
+	o := accuracy.Options{
+		Binary: self, Redis: c.Redis, Target: c.Target, Domain: c.Domain, Entry: c.Entry, Nodes: c.Nodes, MaxKeys: c.MaxKeys, Limit: c.Limit,
+		Rate: c.Rate, Length: c.Length, Scenarios: c.Scenario, All: c.All, Seed: c.Seed,
+	}
+	if out := s.progress(); out != nil {
+		count := o.Count()
+		o.Progress = func(done int64, what string) { fmt.Fprintf(out, "\r%d of %d: %-30s", done+1, count, what) }
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	r, err := accuracy.Run(ctx, o)
+	if out := s.progress(); out != nil {
+		fmt.Fprintln(out)
+	}
+	if err != nil {
+		return err
+	}
+	page := r.Page()
+	page.Facts = []report.Fact{
+		{Name: "command", Value: strings.Join(os.Args, " ")},
+		{Name: "when", Value: time.Now().UTC().Format(time.RFC3339)},
+		{Name: "took", Value: r.Took.Round(time.Second).String()},
+	}
+	if err := writeReport(page, c.HTML, c.Charts); err != nil {
+		return err
+	}
+	if err := c.print(s.out, r, page); err != nil {
+		return err
+	}
+	return r.Problems()
+}
+
+func (c *benchAccuracyCmd) print(out io.Writer, r *accuracy.Report, page *report.Page) error {
+	if c.JSON {
+		return writeJSON(out, r)
+	}
+	if _, err := fmt.Fprintln(out, strings.Join(page.Lead, "\n")); err != nil {
+		return err
+	}
+	for i := range page.Tables {
+		fmt.Fprintln(out)
+		if err := page.Tables[i].WriteText(out); err != nil {
+			return err
+		}
+	}
+	return nil
+}
