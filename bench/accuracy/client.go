@@ -40,13 +40,14 @@ func (c *client) add(address string) error {
 	return nil
 }
 
-// drop takes a node out, as a balancer does that knows it to be away.
+// drop takes a node out, as a balancer does that knows it to be away. Calls that
+// are under way there may end.
 func (c *client) drop(address string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i, conn := range c.nodes {
 		if conn.Target() == "passthrough:///"+address {
-			conn.Close()
+			time.AfterFunc(2*callTimeout, func() { conn.Close() })
 			c.nodes = append(c.nodes[:i:i], c.nodes[i+1:]...)
 			return
 		}

@@ -112,10 +112,14 @@ func (r *Report) lead() []string {
 	if strict == nil || leasing == nil || routing == nil || approx == nil || strict.offered == 0 {
 		return nil
 	}
+	faults := ""
+	if approx.faultP999 > 0 {
+		faults = fmt.Sprintf("; with faults it was at most %d over, and 999 of 1,000 calls took %s, leasing's %s", approx.faultOver, ms(approx.faultP999), ms(leasing.faultP999))
+	}
 	return []string{
-		fmt.Sprintf("Use leasing, unless you know better: it was %d over in %d decisions, for %.3g store operations in 1,000 where asking for each takes %.4g.", max(leasing.over, leasing.faultOver), leasing.offered, leasing.perThousand(), strict.perThousand()),
+		fmt.Sprintf("Use leasing, unless you know better: it was %d over in %d decisions, for %.3g store operations in 1,000 where asking for each takes %.4g.", leasing.over, leasing.offered, leasing.perThousand(), strict.perThousand()),
 		fmt.Sprintf("Use routing for few or hot keys with exact answers and no refusals while tokens are left (it had %d, leasing %d): a hop instead of a lease, %.3g store operations in 1,000.", routing.early, leasing.early, routing.perThousand()),
-		fmt.Sprintf("Use approx where no request may wait for the store: it was at most %d over of %d declared, and with faults 999 of 1,000 calls took %s, leasing's %s.", max(approx.over, approx.faultOver), approx.declared, ms(approx.faultP999), ms(leasing.faultP999)),
+		fmt.Sprintf("Use approx where no request may wait for the store while its share lasts: it was at most %d over, of %d declared, and 99 of 100 calls took %s, leasing's %s%s.", approx.over, approx.declared, ms(approx.p99), ms(leasing.p99), faults),
 		fmt.Sprintf("Processor time of the nodes for a decision: strict %.0f us, leasing %.0f, routing %.0f, approx %.0f.", micros(strict.cpu, strict.offered), micros(leasing.cpu, leasing.offered), micros(routing.cpu, routing.offered), micros(approx.cpu, approx.offered)),
 	}
 }
