@@ -7,7 +7,7 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: help run deps test check bench bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-routing fuzz proto format
+.PHONY: help run deps test check sim bench bench-accuracy bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-routing fuzz proto format
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,17 @@ fuzz: ## run each fuzz target FUZZTIME times (5000x; or a time, 30s)
 	$(GO) test -run '^$$' -fuzz '^FuzzAnswer$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./ratelimit/service
 
 bench: bench-core bench-cost ## what a decision costs, in the core and as a whole
+
+bench-accuracy: deps $(BIN) ## every load and fault under every mode, as a table and as .cache/accuracy.html
+	$(BIN) bench accuracy --all --html .cache/accuracy.html
+
+bench-sim: ## decisions the simulator plays a second, on one core
+	GOGC=400 $(GO) test -run '^$$' -cpu 1 -bench Decisions ./bench/sim
+
+# About 7 minutes on 2 cores; make sim HISTORIES=1000000 for longer.
+HISTORIES ?= 100000
+sim: $(BIN) ## play HISTORIES (100000) random fleets and faults, every invariant checked at every step
+	$(BIN) sim histories --count $(HISTORIES)
 
 bench-core: ## match and take, by number of keys, beside one cold read of memory
 	$(GO) test -run '^$$' -bench . -benchtime 2s ./bench

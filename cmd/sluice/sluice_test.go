@@ -372,7 +372,7 @@ func TestCheck(t *testing.T) {
 		"d.k 100 per year leasing 200 (200%): each node counts alone",
 		"d.k 100 per year leasing 0 ",
 		"30 (10 a node)",
-		"approx 306 (153%): 100 for each node that goes silent",
+		"approx 306 (153%): 100, or one larger request, for each node that goes silent",
 		"all demand",
 		"d.u unlimited",
 	} {
