@@ -1,12 +1,12 @@
 package bench
 
 import (
-	"github.com/sluice-gate/sluice/bench/process"
-
 	"context"
 	"fmt"
 	"io"
 	"net"
+
+	"github.com/sluice-gate/sluice/bench/process"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"

@@ -1,11 +1,11 @@
 package bench
 
 import (
-	"github.com/sluice-gate/sluice/bench/process"
-
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/sluice-gate/sluice/bench/process"
 
 	"github.com/cespare/xxhash/v2"
 

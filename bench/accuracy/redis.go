@@ -90,7 +90,7 @@ func (s *store) forget() error {
 
 func (s *store) close() {
 	if s.client != nil {
-		s.client.Close()
+		_ = s.client.Close()
 	}
 	if s.own != nil {
 		s.own.Stop()

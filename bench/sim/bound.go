@@ -69,7 +69,7 @@ func (b *bound) tokens() ratelimit.Tokens {
 	if r.Coordination.Mode != ratelimit.Routing && !b.outages && !b.slowed() {
 		return most
 	}
-	share := ratelimit.Tokens(0)
+	var share ratelimit.Tokens
 	switch r.Coordination.OnStoreFailure {
 	case ratelimit.FailOpen:
 		return -1

@@ -25,7 +25,7 @@ func (a *Answer) Page(q *Question) *report.Page {
 		a.bars("over", "Over-admission of a bad day, tokens", func(c *Choice) float64 { return float64(c.Bad.Over) }),
 		a.bars("under", "Under-admission of a bad day, tokens", func(c *Choice) float64 { return float64(c.Bad.Under) }),
 	)
-	if d := a.drift(q); d != nil {
+	if d := a.drift(); d != nil {
 		p.Charts = append(p.Charts, *d)
 	}
 	return p
@@ -82,7 +82,7 @@ var shortNames = []string{"strict", "leasing", "eager", "routing", "0.5%", "1%",
 
 // drift is the unconfirmed drift of mode approx over a bad day, against its
 // bound.
-func (a *Answer) drift(q *Question) *report.Chart {
+func (a *Answer) drift() *report.Chart {
 	for i := range a.Choices {
 		c := &a.Choices[i]
 		if c.Name != "approx, 1%" {

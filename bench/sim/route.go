@@ -20,7 +20,6 @@ import (
 type forward struct {
 	node    *node
 	request *request // as the node that was asked has it
-	decided ratelimit.LedgerTime
 }
 
 const (

@@ -59,7 +59,7 @@ func (c *historiesCmd) Run(s streams) error {
 			sum.Histories, c.Seed, sum.Decisions, sum.Claims, sum.Faults, sum.WentOver, 100*sum.Closest)
 	}
 	if f := sum.Failure; f != nil {
-		fmt.Fprint(s.err, "the last events:\n", f.Trace)
+		fmt.Fprintf(s.err, "the last events:\n%s", f.Trace)
 		return f
 	}
 	if !c.JSON {

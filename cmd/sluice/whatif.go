@@ -126,8 +126,8 @@ func readTrace(name string) (*load.Recorded, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--trace: %w", err)
 	}
-	defer f.Close()
 	r, err := load.ReadRecorded(f)
+	_ = f.Close() // it was only read
 	if err != nil {
 		return nil, fmt.Errorf("--trace %s: %w", name, err)
 	}
