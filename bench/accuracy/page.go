@@ -2,6 +2,7 @@ package accuracy
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/report"
@@ -82,7 +83,7 @@ func micros(d time.Duration, n int64) float64 {
 
 // timeline is what each mode admitted over a scenario.
 func (r *Report) timeline(scenario string) report.Chart {
-	c := report.Chart{File: "admitted-" + scenario, Title: "Admitted: " + scenario, X: "seconds", Y: "tokens, since the start"}
+	c := report.Chart{File: "admitted-" + strings.ReplaceAll(scenario, " ", "-"), Title: "Admitted: " + scenario, X: "seconds", Y: "tokens, since the start"}
 	for i := range r.Measured {
 		m := &r.Measured[i]
 		if m.Scenario != scenario || len(m.Tenths) == 0 {

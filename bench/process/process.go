@@ -6,12 +6,14 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -157,16 +159,31 @@ func (p *Process) PeakMemory() (int64, error) {
 	return 0, fmt.Errorf("memory of process %d: /proc says nothing of it", p.cmd.Process.Pid)
 }
 
-// FreePorts finds ports that nobody listens on now.
+// FreePorts finds ports that nobody listens on now. They are below those that the
+// system gives to outgoing connections, and not found again in this process until
+// all have been.
 func FreePorts(n int) ([]string, error) {
-	ports := make([]string, n)
-	for i := range ports {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+	ports := make([]string, 0, n)
+	for range portCount {
+		port := strconv.Itoa(firstPort + int(nextPort.Add(1)%portCount))
+		l, err := net.Listen("tcp", "127.0.0.1:"+port)
 		if err != nil {
-			return nil, fmt.Errorf("looking for a free port: %w", err)
+			continue
 		}
-		defer l.Close() // all are held until all are found
-		ports[i] = strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+		l.Close()
+		if ports = append(ports, port); len(ports) == n {
+			return ports, nil
+		}
 	}
-	return ports, nil
+	return nil, fmt.Errorf("looking for %d free ports from %d on: there are none", n, firstPort)
 }
+
+const firstPort, portCount = 12_000, 20_000
+
+// nextPort begins elsewhere in each process, so that two rarely look at once at
+// the same.
+var nextPort = func() *atomic.Uint64 {
+	n := &atomic.Uint64{}
+	n.Store(rand.Uint64N(portCount))
+	return n
+}()

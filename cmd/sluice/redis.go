@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -32,6 +31,48 @@ type redisFlags struct {
 	TLSCACert    string        `env:"REDIS_TLS_CACERT" name:"redis-tls-cacert" placeholder:"FILE" help:"Certificates to trust instead of the system's."`
 	TLSSkip      bool          `env:"REDIS_TLS_SKIP_HOSTNAME_VERIFICATION" name:"redis-tls-skip-hostname-verification" help:"Do not check the server's name."`
 	KeyPrefix    string        `env:"CACHE_KEY_PREFIX" name:"cache-key-prefix" help:"Before the name of every account."`
+
+	PerSecond perSecondFlags `embed:""`
+
+	names string // what its settings begin with: "" means REDIS_
+}
+
+// perSecondFlags say which other Redis has the limits for a second. What they
+// leave out (certificates) is the first one's.
+type perSecondFlags struct {
+	Use          bool          `env:"REDIS_PERSECOND" name:"redis-persecond" help:"Keep limits for a second in another Redis."`
+	URL          string        `env:"REDIS_PERSECOND_URL" name:"redis-persecond-url" placeholder:"URL" help:"As REDIS_URL."`
+	Type         string        `env:"REDIS_PERSECOND_TYPE" name:"redis-persecond-type" default:"SINGLE" help:"As REDIS_TYPE."`
+	SocketType   string        `env:"REDIS_PERSECOND_SOCKET_TYPE" name:"redis-persecond-socket-type" default:"tcp" help:"As REDIS_SOCKET_TYPE."`
+	Auth         string        `env:"REDIS_PERSECOND_AUTH" name:"redis-persecond-auth" placeholder:"PASS" help:"As REDIS_AUTH."`
+	SentinelAuth string        `env:"REDIS_PERSECOND_SENTINEL_AUTH" name:"redis-persecond-sentinel-auth" placeholder:"PASS" help:"As REDIS_SENTINEL_AUTH."`
+	PoolSize     int           `env:"REDIS_PERSECOND_POOL_SIZE" name:"redis-persecond-pool-size" default:"10" help:"As REDIS_POOL_SIZE."`
+	Timeout      time.Duration `env:"REDIS_PERSECOND_TIMEOUT" name:"redis-persecond-timeout" default:"1s" help:"As REDIS_TIMEOUT."`
+	TLS          bool          `env:"REDIS_PERSECOND_TLS" name:"redis-persecond-tls" help:"As REDIS_TLS."`
+}
+
+// perSecond are the flags of the other Redis; nil: there is none.
+func (f *redisFlags) perSecond() (*redisFlags, error) {
+	p := &f.PerSecond
+	if !p.Use {
+		return nil, nil
+	}
+	if p.URL == "" || f.URL == "" {
+		return nil, fmt.Errorf("REDIS_PERSECOND is set, and REDIS_PERSECOND_URL is %q and REDIS_URL is %q: both must name a Redis", p.URL, f.URL)
+	}
+	other := *f
+	other.names = "REDIS_PERSECOND_"
+	other.URL, other.Type, other.SocketType, other.Auth, other.SentinelAuth = p.URL, p.Type, p.SocketType, p.Auth, p.SentinelAuth
+	other.PoolSize, other.Timeout, other.TLS = p.PoolSize, p.Timeout, p.TLS
+	return &other, nil
+}
+
+// setting is a setting's name in the environment.
+func (f *redisFlags) setting(name string) string {
+	if f.names == "" {
+		return "REDIS_" + name
+	}
+	return f.names + name
 }
 
 // client makes a client for what the flags say; it does not connect yet.
@@ -51,7 +92,7 @@ func (f *redisFlags) options() (*redis.UniversalOptions, error) {
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	}
 	if f.PoolSize < 1 {
-		return nil, fmt.Errorf("REDIS_POOL_SIZE is %d, must be at least 1", f.PoolSize)
+		return nil, fmt.Errorf("%s is %d, must be at least 1", f.setting("POOL_SIZE"), f.PoolSize)
 	}
 	o.Username, o.Password = userAndPassword(f.Auth)
 	o.SentinelUsername, o.SentinelPassword = userAndPassword(f.SentinelAuth)
@@ -69,28 +110,28 @@ func (f *redisFlags) options() (*redis.UniversalOptions, error) {
 	case "SENTINEL":
 		parts := strings.Split(f.URL, ",")
 		if len(parts) < 2 {
-			return nil, fmt.Errorf("REDIS_URL is %q, and REDIS_TYPE SENTINEL wants the name of the master before the addresses, by comma", f.URL)
+			return nil, fmt.Errorf("%s is %q, and %s SENTINEL wants the name of the master before the addresses, by comma", f.setting("URL"), f.URL, f.setting("TYPE"))
 		}
 		o.MasterName, o.Addrs = parts[0], parts[1:]
 	default:
-		return nil, fmt.Errorf("REDIS_TYPE is %q, must be SINGLE, SENTINEL or CLUSTER", f.Type)
+		return nil, fmt.Errorf("%s is %q, must be SINGLE, SENTINEL or CLUSTER", f.setting("TYPE"), f.Type)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return o, checkAddresses(o.Addrs)
+	return o, f.checkAddresses(o.Addrs)
 }
 
 func (f *redisFlags) single(o *redis.UniversalOptions) error {
 	if !strings.Contains(f.URL, "://") {
 		if o.Addrs = []string{f.URL}; f.SocketType == "unix" && !strings.HasPrefix(f.URL, "/") {
-			return fmt.Errorf("REDIS_URL is %q, and REDIS_SOCKET_TYPE unix wants a path", f.URL)
+			return fmt.Errorf("%s is %q, and %s unix wants a path", f.setting("URL"), f.URL, f.setting("SOCKET_TYPE"))
 		}
 		return nil
 	}
 	parsed, err := redis.ParseURL(f.URL)
 	if err != nil {
-		return fmt.Errorf("REDIS_URL is not a valid URI: %w", withoutSecret(err))
+		return fmt.Errorf("%s is not a valid URI: %w", f.setting("URL"), withoutSecret(err))
 	}
 	o.Addrs, o.DB = []string{parsed.Addr}, parsed.DB
 	if parsed.Password != "" {
@@ -110,7 +151,7 @@ func withoutSecret(err error) error {
 	return err
 }
 
-func checkAddresses(addresses []string) error {
+func (f *redisFlags) checkAddresses(addresses []string) error {
 	for _, a := range addresses {
 		if strings.HasPrefix(a, "/") {
 			continue
@@ -120,7 +161,7 @@ func checkAddresses(addresses []string) error {
 			_, err = strconv.ParseUint(port, 10, 16)
 		}
 		if err != nil {
-			return fmt.Errorf("REDIS_URL has the address %q, must be host:port: %w", a, err)
+			return fmt.Errorf("%s has the address %q, must be host:port: %w", f.setting("URL"), a, err)
 		}
 	}
 	return nil
@@ -137,13 +178,9 @@ func userAndPassword(auth string) (user, password string) {
 func (f *redisFlags) tls() (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if f.TLSCACert != "" {
-		pem, err := os.ReadFile(f.TLSCACert)
-		if err != nil {
+		var err error
+		if c.RootCAs, err = readPool(f.TLSCACert); err != nil {
 			return nil, fmt.Errorf("REDIS_TLS_CACERT: %w", err)
-		}
-		c.RootCAs = x509.NewCertPool()
-		if !c.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("REDIS_TLS_CACERT: %s has no certificate", f.TLSCACert)
 		}
 	}
 	if f.TLSCert != "" || f.TLSKey != "" {

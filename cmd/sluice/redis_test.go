@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -13,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
 )
@@ -103,5 +106,80 @@ func TestRedisSettings(t *testing.T) {
 				t.Errorf("a secret is in the log:\n%s", s.log())
 			}
 		})
+	}
+}
+
+// Limits for a second are kept in the other Redis, all others in the first, and
+// a request for both asks both.
+func TestRedisPerSecond(t *testing.T) {
+	usual, brief := redistest.Start(t), redistest.Start(t)
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	writeFile(t, rules, `domain: d
+coordination: {on_store_failure: closed}
+descriptors:
+  - {key: often, rate_limit: {unit: second, requests_per_unit: 100000}}
+  - {key: five, rate_limit: {unit: year, requests_per_unit: 5}}
+`)
+	s := serve(t, []string{"REDIS_URL=" + usual.Addr, "REDIS_PERSECOND=true", "REDIS_PERSECOND_URL=" + brief.Addr, "DRAIN_TIME=0s"}, "--config", rules, "--log-level=warn")
+	client := rls.NewRateLimitServiceClient(s.dial())
+	ask := func(keys ...string) []*rls.RateLimitResponse_DescriptorStatus {
+		t.Helper()
+		q := &rls.RateLimitRequest{Domain: "d"}
+		for _, k := range keys {
+			q.Descriptors = append(q.Descriptors, request(k, "x").Descriptors...)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		r, err := client.ShouldRateLimit(ctx, q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Statuses
+	}
+	scripts := func(s *redistest.Server) int { return s.Commands("evalsha") + s.Commands("eval") }
+	ask("often")
+	if scripts(usual) != 0 || scripts(brief) == 0 {
+		t.Errorf("a limit for a second: %d scripts in the first Redis, %d in the other", scripts(usual), scripts(brief))
+	}
+	for i := range 7 {
+		statuses := ask("five", "often", "five")
+		first, often, last := statuses[0], statuses[1], statuses[2]
+		if got, want := [3]rls.RateLimitResponse_Code{first.Code, often.Code, last.Code}, [3]rls.RateLimitResponse_Code{over(2*i >= 5), over(false), over(2*i+1 >= 5)}; got != want {
+			t.Errorf("request %d: %v, want %v", i, got, want)
+		}
+	}
+	if scripts(usual) == 0 {
+		t.Error("the first Redis was not asked")
+	}
+}
+
+func over(yes bool) rls.RateLimitResponse_Code {
+	if yes {
+		return rls.RateLimitResponse_OVER_LIMIT
+	}
+	return rls.RateLimitResponse_OK
+}
+
+func TestBadPerSecond(t *testing.T) {
+	good := redisFlags{URL: "localhost:6379", Type: "SINGLE", PoolSize: 1, PerSecond: perSecondFlags{Use: true, URL: "localhost:6380", Type: "SINGLE", PoolSize: 1}}
+	for want, change := range map[string]func(*redisFlags){
+		"REDIS_PERSECOND_URL is \"\"":                  func(f *redisFlags) { f.PerSecond.URL = "" },
+		"REDIS_URL is \"\"":                            func(f *redisFlags) { f.URL = "" },
+		"REDIS_PERSECOND_TYPE is \"ODD\"":              func(f *redisFlags) { f.PerSecond.Type = "ODD" },
+		"REDIS_PERSECOND_URL has the address \"host\"": func(f *redisFlags) { f.PerSecond.URL = "host" },
+		"REDIS_PERSECOND_POOL_SIZE is 0":               func(f *redisFlags) { f.PerSecond.PoolSize = 0 },
+	} {
+		f := good
+		change(&f)
+		other, err := f.perSecond()
+		if err == nil {
+			_, err = other.options()
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if other, err := (&redisFlags{}).perSecond(); other != nil || err != nil {
+		t.Errorf("%v %v", other, err)
 	}
 }

@@ -58,9 +58,6 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	if err := c.validate(); err != nil {
 		return err
 	}
-	if refused := inEnvironment(lookup, refusedNames); len(refused) > 0 {
-		return fmt.Errorf("%s is set, and this version cannot do what it asks; it keeps budgets in its own memory and serves without TLS: unset it to start", strings.Join(refused, ", "))
-	}
 	coordination, err := c.Coordination.coordination()
 	if err != nil {
 		return err
@@ -158,34 +155,70 @@ type limiter interface {
 // budgets in this process. run must run for it to decide; it returns when ctx
 // is done and all is given back.
 func (c *serveCmd) limiter(clock ratelimit.Clock, store *config.Store, log *slog.Logger) (l limiter, seat func() (int, bool), run func(context.Context), err error) {
-	if c.Redis.URL == "" {
-		return leasing.NewLocal(c.MaxKeys, clock(), time.Now()), nil, func(context.Context) {}, nil
-	}
-	client, err := c.Redis.client()
+	other, err := c.Redis.perSecond()
 	if err != nil {
 		return nil, nil, nil, err
+	}
+	if c.Redis.URL == "" {
+		return leasing.NewLocal(c.MaxKeys, clock(), time.Now()), nil, func(context.Context) {}, nil
 	}
 	audit, err := c.audit(log)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	holder := leasing.NewHolder()
-	f := leasing.NewFleet(leasing.NewRedis(client, c.Redis.KeyPrefix), holder, c.MaxKeys, clock, time.Now())
-	f.OnFailure = seldom(time.Second, func(err error) { log.Warn("the store does not answer", "error", err) })
-	f.OnReconcile = audit
-	keeper := approx.NewKeeper(approx.NewRedis(client, c.Redis.KeyPrefix), holder, clock)
-	keeper.OnChange = logSeats(log)
-	f.Drift = keeper
 	redis.SetLogger(redisLog{log})
+	seats := func() int { return store.Rules().Seats() }
+	usual, err := c.shared(&c.Redis, seats, audit, clock, log)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if other == nil {
+		return usual.Fleet, usual.keeper.Seat, usual.run, nil
+	}
+	brief, err := c.shared(other, seats, audit, clock, log)
+	if err != nil {
+		return nil, nil, nil, err
+	}
 	run = func(ctx context.Context) {
 		var wg sync.WaitGroup
-		wg.Go(func() { f.Run(ctx) })
-		wg.Go(func() { keeper.Run(ctx, func() int { return store.Rules().Seats() }) })
+		wg.Go(func() { brief.run(ctx) })
+		usual.run(ctx)
 		wg.Wait()
-		keeper.Leave(context.Background(), !f.Drifting())
-		_ = client.Close()
 	}
-	return f, keeper.Seat, run, nil
+	return &byUnit{usual: usual.Fleet, brief: brief.Fleet}, usual.keeper.Seat, run, nil
+}
+
+// shared is a limiter over one Redis, with a drift seat there.
+type shared struct {
+	*leasing.Fleet
+	keeper *approx.Keeper
+	client redis.UniversalClient
+	seats  func() int // that are wanted
+}
+
+func (c *serveCmd) shared(flags *redisFlags, seats func() int, audit func(leasing.Reconciliation), clock ratelimit.Clock, log *slog.Logger) (*shared, error) {
+	client, err := flags.client()
+	if err != nil {
+		return nil, err
+	}
+	holder := leasing.NewHolder()
+	f := leasing.NewFleet(leasing.NewRedis(client, flags.KeyPrefix), holder, c.MaxKeys, clock, time.Now())
+	f.OnFailure = seldom(time.Second, func(err error) { log.Warn("the store does not answer", "of", flags.setting("URL"), "error", err) })
+	f.OnReconcile = audit
+	keeper := approx.NewKeeper(approx.NewRedis(client, flags.KeyPrefix), holder, clock)
+	keeper.OnChange = logSeats(log)
+	f.Drift = keeper
+	return &shared{f, keeper, client, seats}, nil
+}
+
+// run claims and keeps a seat until ctx is done, and then gives all back.
+func (s *shared) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	wg.Go(func() { s.Fleet.Run(ctx) })
+	wg.Go(func() { s.keeper.Run(ctx, s.seats) })
+	wg.Wait()
+	s.keeper.Leave(context.Background(), !s.Drifting())
+	_ = s.client.Close()
 }
 
 // logSeats says when this node gets or loses its drift seat.
@@ -228,6 +261,10 @@ func (c *serveCmd) open(svc *service.Service, shown metrics.Collector, latency p
 	public.HandleFunc("/json", svc.ServeJSON)
 	options := c.serverOptions()
 	options.Note = seatNote(shown.Seat)
+	var err error
+	if options.TLS, err = c.TLS.credentials(log); err != nil {
+		return nil, err
+	}
 	return server.New(svc, public, debug, only, options, log)
 }
 

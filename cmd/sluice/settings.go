@@ -63,6 +63,7 @@ type settings struct {
 	ResetHeader     string        `group:"answers" env:"LIMIT_RESET_HEADER" name:"limit-reset-header" default:"RateLimit-Reset" help:"Seconds until it is whole again."`
 	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"From which share of a limit on hits count as near it."`
 
+	TLS          tlsFlags          `embed:"" group:"ports"`
 	Coordination coordinationFlags `embed:"" group:"coordination"`
 	Redis        redisFlags        `embed:"" group:"store"`
 	Ring         peerFlags         `embed:"" group:"peers"`
@@ -220,13 +221,10 @@ func (s *settings) logger(w io.Writer) *slog.Logger {
 // Names of envoyproxy/ratelimit that are not flags here. Where doing nothing
 // would break a promise, the server refuses to start instead.
 var (
-	refusedNames = []string{
-		"REDIS_PERSECOND", "REDIS_PERSECOND_URL", "GRPC_SERVER_USE_TLS",
-	}
 	withoutEffect = []string{
 		"USE_STATSD", "TRACING_ENABLED", "USE_CALENDAR_MONTH_RATE_LIMIT", "BACKEND_TYPE", "LOCAL_CACHE_SIZE_IN_BYTES",
 		"EXPIRATION_JITTER_MAX_SECONDS", "EXTRA_TAGS", "STATSD_HOST", "STATSD_PORT", "STATS_FLUSH_INTERVAL",
-		"DISABLE_STATS", "GRPC_SERVER_TLS_CERT", "GRPC_SERVER_TLS_KEY", "GRPC_CLIENT_TLS_CACERT", "GRPC_CLIENT_TLS_SAN",
+		"DISABLE_STATS",
 		"REDIS_PIPELINE_WINDOW", "REDIS_PIPELINE_LIMIT", "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "MEMCACHE_HOST_PORT",
 		"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
 	}

@@ -321,7 +321,7 @@ func TestBadSettings(t *testing.T) {
 		"a bad mode":   {[]string{"COORDINATION_MODE=gossip"}, nil, `COORDINATION_MODE: mode: "gossip" is not one of leasing, routing, approx`},
 		"a bad ttl":    {[]string{"COORDINATION_LEASE_TTL=1ms"}, nil, "lease.ttl is 1ms, must be between 100ms and 1h0m0s"},
 		"a bad ratio":  {[]string{"NEAR_LIMIT_RATIO=7"}, nil, "NEAR_LIMIT_RATIO is 7, must be between 0 and 1"},
-		"persecond":    {[]string{"REDIS_PERSECOND=true"}, nil, "REDIS_PERSECOND is set, and this version cannot do what it asks"},
+		"persecond":    {[]string{"REDIS_PERSECOND=true"}, nil, "REDIS_PERSECOND is set, and REDIS_PERSECOND_URL"},
 		"redis type":   {[]string{"REDIS_URL=localhost:1", "REDIS_TYPE=RING"}, nil, `REDIS_TYPE is "RING", must be SINGLE, SENTINEL or CLUSTER`},
 		"redis url":    {[]string{"REDIS_URL=nowhere"}, nil, `REDIS_URL has the address "nowhere", must be host:port`},
 		"redis secret": {[]string{"REDIS_URL=redis://:hunter2@x:99999999"}, nil, "REDIS_URL"},

@@ -20,6 +20,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
@@ -32,9 +34,10 @@ import (
 type Options struct {
 	// Note, if set, is what /healthcheck says beside OK, or "".
 	Note              func() string
-	HTTP, GRPC, Debug string // host:port
-	GRPCSocket        string // a path: instead of GRPC
-	Metrics           string // host:port for metrics alone, "" for none
+	HTTP, GRPC, Debug string                           // host:port
+	GRPCSocket        string                           // a path: instead of GRPC
+	TLS               credentials.TransportCredentials // of gRPC; nil: none
+	Metrics           string                           // host:port for metrics alone, "" for none
 	MaxConnectionAge  time.Duration
 	MaxConnectionIdle time.Duration // 0: for ever
 	ConnectionGrace   time.Duration
@@ -78,7 +81,12 @@ func New(s *service.Service, public, debug, metrics http.Handler, o Options, log
 
 // Transport is how gRPC connections are kept, whatever is served on them.
 func Transport(o Options) []grpc.ServerOption {
+	security := o.TLS
+	if security == nil {
+		security = insecure.NewCredentials()
+	}
 	return []grpc.ServerOption{
+		grpc.Creds(security),
 		grpc.MaxRecvMsgSize(service.MaxRequestBytes),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
 			MaxConnectionAge: o.MaxConnectionAge, MaxConnectionAgeGrace: o.ConnectionGrace, MaxConnectionIdle: o.MaxConnectionIdle,

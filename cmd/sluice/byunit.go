@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// byUnit has limits for a second decided by one limiter, and all others by
+// another: REDIS_PERSECOND. It is safe for concurrent use.
+type byUnit struct{ usual, brief limiter }
+
+func (b *byUnit) of(a *ratelimit.Ask) limiter {
+	if a.Rule.Limit.Unit == ratelimit.Second {
+		return b.brief
+	}
+	return b.usual
+}
+
+// Decide implements [ratelimit.Limiter]. Where both decide, they wait at the
+// same time.
+func (b *byUnit) Decide(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+	mixed := false
+	for i := range asks {
+		mixed = mixed || b.of(&asks[i]) != b.of(&asks[0])
+	}
+	if !mixed {
+		if len(asks) > 0 {
+			b.of(&asks[0]).Decide(ctx, now, asks, verdicts)
+		}
+		return
+	}
+	var wg sync.WaitGroup
+	var panicked [2]any
+	for n, l := range []limiter{b.usual, b.brief} {
+		var some []ratelimit.Ask
+		var at []int
+		for i := range asks {
+			if b.of(&asks[i]) == l {
+				some, at = append(some, asks[i]), append(at, i)
+			}
+		}
+		wg.Go(func() {
+			defer func() { panicked[n] = recover() }()
+			got := make([]ratelimit.Verdict, len(some))
+			l.Decide(ctx, now, some, got)
+			for i, v := range got {
+				verdicts[at[i]] = v
+			}
+		})
+	}
+	wg.Wait()
+	for _, p := range panicked {
+		if p != nil {
+			panic(p) // where it fails one request, and no more
+		}
+	}
+}
+
+// Undo implements [ratelimit.Limiter].
+func (b *byUnit) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+	for i := range asks {
+		b.of(&asks[i]).Undo(now, asks[i:i+1], verdicts[i:i+1])
+	}
+}
+
+// Stats sums both.
+func (b *byUnit) Stats() ratelimit.LimiterStats {
+	s, t := b.usual.Stats(), b.brief.Stats()
+	s.Claims, s.Evicted, s.Overflow, s.Leases, s.Accounts = s.Claims+t.Claims, s.Evicted+t.Evicted, s.Overflow+t.Overflow, s.Leases+t.Leases, s.Accounts+t.Accounts
+	for i := range s.Fallbacks {
+		s.Fallbacks[i] += t.Fallbacks[i]
+	}
+	s.BreakerOpen = s.BreakerOpen || t.BreakerOpen
+	s.SyncAge = max(s.SyncAge, t.SyncAge)
+	return s
+}
+
+// SyncClock implements limiter.
+func (b *byUnit) SyncClock(now ratelimit.Instant, wall time.Time) {
+	b.usual.SyncClock(now, wall)
+	b.brief.SyncClock(now, wall)
+}

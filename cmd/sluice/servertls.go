@@ -1,0 +1,173 @@
+package main
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+)
+
+// tlsFlags say whether the gRPC port speaks TLS, and whom it answers. Names are
+// envoyproxy/ratelimit's.
+type tlsFlags struct {
+	Use       bool   `env:"GRPC_SERVER_USE_TLS" name:"grpc-server-use-tls" help:"Serve gRPC over TLS."`
+	Cert      string `env:"GRPC_SERVER_TLS_CERT" name:"grpc-server-tls-cert" placeholder:"FILE" help:"The server's certificate, and those above it. It is read again when it changes."`
+	Key       string `env:"GRPC_SERVER_TLS_KEY" name:"grpc-server-tls-key" placeholder:"FILE" help:"Its key."`
+	ClientCA  string `env:"GRPC_CLIENT_TLS_CACERT" name:"grpc-client-tls-cacert" placeholder:"FILE" help:"Who signs clients' certificates. Set: clients must present one."`
+	ClientSAN string `env:"GRPC_CLIENT_TLS_SAN" name:"grpc-client-tls-san" placeholder:"NAME" help:"A name, address or URI that a client's certificate must have."`
+}
+
+// credentials reads the files; nil where TLS is off. They are looked at again
+// at most once a second, when somebody connects: what is good then is used, and
+// what is not is logged, and the old kept. Connections that are open go on.
+func (f *tlsFlags) credentials(log *slog.Logger) (credentials.TransportCredentials, error) {
+	if !f.Use {
+		if f.ClientCA != "" || f.ClientSAN != "" {
+			return nil, errors.New("GRPC_CLIENT_TLS_CACERT or GRPC_CLIENT_TLS_SAN is set, and GRPC_SERVER_USE_TLS is not: clients would not be checked")
+		}
+		return nil, nil
+	}
+	if f.Cert == "" || f.Key == "" {
+		return nil, errors.New("GRPC_SERVER_USE_TLS is set, and GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY must name the certificate and its key")
+	}
+	if f.ClientSAN != "" && f.ClientCA == "" {
+		return nil, fmt.Errorf("GRPC_CLIENT_TLS_SAN is %q, and without GRPC_CLIENT_TLS_CACERT anybody could claim it", f.ClientSAN)
+	}
+	c := &serverCertificates{flags: f, clock: time.Now, complain: seldom(time.Second, func(err error) {
+		log.Error("the new TLS certificate is not used, the old one is", "error", err)
+	})}
+	if err := c.load(time.Now()); err != nil {
+		return nil, err
+	}
+	return credentials.NewTLS(&tls.Config{
+		MinVersion:         tls.VersionTLS12,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return c.config(), nil },
+	}), nil
+}
+
+// serverCertificates are what the files say, as of a moment ago.
+type serverCertificates struct {
+	flags    *tlsFlags
+	clock    func() time.Time
+	complain func(error)
+
+	mu     sync.Mutex
+	now    *tls.Config // guarded by mu
+	looked time.Time   // guarded by mu
+	seen   []fileState // guarded by mu
+}
+
+// fileState is what tells whether a file has changed.
+type fileState struct {
+	size int64
+	mod  time.Time
+}
+
+func (f *tlsFlags) states() []fileState {
+	var all []fileState
+	for _, name := range []string{f.Cert, f.Key, f.ClientCA} {
+		info, err := os.Stat(name)
+		if err != nil {
+			all = append(all, fileState{})
+			continue
+		}
+		all = append(all, fileState{info.Size(), info.ModTime()})
+	}
+	return all
+}
+
+// lookEvery is how long what was read counts as current.
+const lookEvery = time.Second
+
+func (c *serverCertificates) config() *tls.Config {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.clock()
+	if now.Sub(c.looked) < lookEvery {
+		return c.now
+	}
+	c.looked = now
+	if states := c.flags.states(); slices.Equal(states, c.seen) {
+		return c.now
+	}
+	if err := c.loadLocked(now); err != nil {
+		c.complain(err)
+	}
+	return c.now
+}
+
+func (c *serverCertificates) load(now time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.loadLocked(now)
+}
+
+func (c *serverCertificates) loadLocked(now time.Time) error {
+	states := c.flags.states()
+	fresh, err := c.flags.read(now)
+	if err != nil {
+		return err
+	}
+	c.now, c.seen, c.looked = fresh, states, now
+	return nil
+}
+
+// read makes a configuration from the files.
+func (f *tlsFlags) read(now time.Time) (*tls.Config, error) {
+	pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
+	if err != nil {
+		return nil, fmt.Errorf("GRPC_SERVER_TLS_CERT %s and GRPC_SERVER_TLS_KEY %s: %w", f.Cert, f.Key, err)
+	}
+	if leaf := pair.Leaf; now.After(leaf.NotAfter) || now.Before(leaf.NotBefore) {
+		return nil, fmt.Errorf("GRPC_SERVER_TLS_CERT %s is good from %s to %s, not now", f.Cert, leaf.NotBefore.UTC().Format(time.RFC3339), leaf.NotAfter.UTC().Format(time.RFC3339))
+	}
+	c := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"}}
+	if f.ClientCA == "" {
+		return c, nil
+	}
+	if c.ClientCAs, err = readPool(f.ClientCA); err != nil {
+		return nil, fmt.Errorf("GRPC_CLIENT_TLS_CACERT: %w", err)
+	}
+	c.ClientAuth = tls.RequireAndVerifyClientCert
+	if want := f.ClientSAN; want != "" {
+		c.VerifyConnection = func(s tls.ConnectionState) error {
+			if names := alternativeNames(s.PeerCertificates[0]); !slices.Contains(names, want) {
+				return fmt.Errorf("the client's certificate is for %s, and GRPC_CLIENT_TLS_SAN is %s", strings.Join(names, ", "), want)
+			}
+			return nil
+		}
+	}
+	return c, nil
+}
+
+func readPool(file string) (*x509.CertPool, error) {
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("%s has no certificate", file)
+	}
+	return pool, nil
+}
+
+// alternativeNames are all that a certificate is for.
+func alternativeNames(c *x509.Certificate) []string {
+	names := slices.Concat(c.DNSNames, c.EmailAddresses)
+	for _, ip := range c.IPAddresses {
+		names = append(names, ip.String())
+	}
+	for _, uri := range c.URIs {
+		names = append(names, uri.String())
+	}
+	return names
+}
