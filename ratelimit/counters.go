@@ -10,6 +10,7 @@ type RuleCounters struct {
 	WithinLimit atomic.Uint64
 	NearLimit   atomic.Uint64 // above NearLimitRatio of the limit, and within it
 	OverLimit   atomic.Uint64 // the part of hits above the limit
+	OverLocally atomic.Uint64 // of OverLimit: refused without asking the ledger
 	ShadowMode  atomic.Uint64 // over limit, but answered OK by shadow_mode
 	Refunded    atomic.Uint64 // is_negative_hits
 	Requests    atomic.Uint64 // decisions, whatever their cost
@@ -35,6 +36,9 @@ func (c *RuleCounters) Count(ask Ask, v Verdict, nearLimit Tokens) {
 	} else {
 		c.Denied.Add(1)
 		c.OverLimit.Add(uint64(ask.Cost - v.Charged))
+		if v.Source == FromLease {
+			c.OverLocally.Add(uint64(ask.Cost - v.Charged))
+		}
 	}
 	if used := ask.Rule.Limit.Capacity() - v.Remaining; used > nearLimit {
 		c.NearLimit.Add(uint64(min(v.Charged, used-nearLimit)))

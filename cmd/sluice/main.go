@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"reflect"
 	"runtime/debug"
 
 	"github.com/alecthomas/kong"
@@ -51,6 +52,7 @@ func run(args []string, s streams) int {
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
 		kong.Bind(s),
 		kong.ExplicitGroups(groups),
+		kong.KindMapper(reflect.Bool, boolMapper{}),
 	)
 	if err != nil {
 		fmt.Fprintln(s.err, "sluice:", err)

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -107,6 +108,8 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	if tree, ok := source.(config.Tree); ok {
 		go watch(background, store, tree, log)
 	}
+	counting, uncount := context.WithCancel(context.Background())
+	flushed := c.statsd(counting, shown, latency, log)
 	claiming, release := context.WithCancel(context.Background())
 	released := make(chan struct{})
 	go func() {
@@ -131,7 +134,30 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	}
 	release() // after the last call: what is unspent goes back
 	<-released
+	uncount()
+	<-flushed
 	return err
+}
+
+// statsd sends counters until ctx is done, if that is asked for; the channel is
+// closed when the last are sent.
+func (c *serveCmd) statsd(ctx context.Context, shown metrics.Collector, latency prometheus.Metric, log *slog.Logger) <-chan struct{} {
+	done := make(chan struct{})
+	if !c.UseStatsd || c.DisableStats {
+		close(done)
+		return done
+	}
+	tags, _ := parseTags(c.ExtraTags) // it was validated
+	s := &metrics.Statsd{
+		Addr: net.JoinHostPort(c.StatsdHost, strconv.Itoa(int(c.StatsdPort))), Interval: c.StatsInterval, Tags: tags,
+		Counters: shown.Counters, Latency: latency,
+		OnError: seldom(time.Minute, func(err error) { log.Warn("counters are not sent; they will be when it is back", "error", err) }),
+	}
+	go func() {
+		defer close(done)
+		s.Run(ctx)
+	}()
+	return done
 }
 
 // warnOfModes says which rules ask for owners that nobody named.

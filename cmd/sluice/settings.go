@@ -73,6 +73,13 @@ type settings struct {
 	LogLevel       string `group:"log" env:"LOG_LEVEL" default:"info" help:"debug, info, warn or error."`
 	LogFormat      string `group:"log" env:"LOG_FORMAT" default:"text" help:"text or json."`
 
+	UseStatsd     bool          `group:"log" env:"USE_STATSD" help:"Send counters to a statsd server, over TCP."`
+	StatsdHost    string        `group:"log" env:"STATSD_HOST" default:"localhost" help:"For USE_STATSD."`
+	StatsdPort    uint16        `group:"log" env:"STATSD_PORT" default:"8125" help:"For USE_STATSD."`
+	StatsInterval time.Duration `group:"log" env:"STATS_FLUSH_INTERVAL" name:"stats-flush-interval" default:"10s" help:"For USE_STATSD: between two times."`
+	ExtraTags     string        `group:"log" env:"EXTRA_TAGS" placeholder:"K:V,..." help:"For USE_STATSD: tags of every name."`
+	DisableStats  bool          `group:"log" env:"DISABLE_STATS" help:"Overrules USE_STATSD."`
+
 	UsePrometheus  bool   `group:"log" env:"USE_PROMETHEUS" help:"Serve metrics on PROMETHEUS_ADDR too; they are always on the debug port."`
 	PrometheusAddr string `group:"log" env:"PROMETHEUS_ADDR" default:":9090" help:"For USE_PROMETHEUS."`
 	PrometheusPath string `group:"log" env:"PROMETHEUS_PATH" default:"/metrics" help:"For USE_PROMETHEUS."`
@@ -149,10 +156,32 @@ func (s *settings) validate() error {
 	if f := strings.ToLower(s.LogFormat); f != "text" && f != "json" {
 		errs = append(errs, fmt.Errorf("LOG_FORMAT is %q, must be text or json", s.LogFormat))
 	}
+	if s.UseStatsd && s.StatsInterval < time.Millisecond {
+		errs = append(errs, fmt.Errorf("STATS_FLUSH_INTERVAL is %v, must be at least 1ms", s.StatsInterval))
+	}
+	if _, err := parseTags(s.ExtraTags); err != nil {
+		errs = append(errs, err)
+	}
 	if s.ConfigType != "FILE" {
 		errs = append(errs, fmt.Errorf("CONFIG_TYPE is %q, and this version reads rules from FILE only", s.ConfigType))
 	}
 	return errors.Join(errs...)
+}
+
+// parseTags reads "k:v,k2:v2".
+func parseTags(text string) (map[string]string, error) {
+	tags := map[string]string{}
+	if text == "" {
+		return tags, nil
+	}
+	for tag := range strings.SplitSeq(text, ",") {
+		name, value, ok := strings.Cut(tag, ":")
+		if !ok || name == "" {
+			return nil, fmt.Errorf("EXTRA_TAGS is %q, must be like env:prod,zone:eu: %q is not a name and a value", text, tag)
+		}
+		tags[name] = value
+	}
+	return tags, nil
 }
 
 func (s *settings) serviceOptions() service.Options {
@@ -222,9 +251,8 @@ func (s *settings) logger(w io.Writer) *slog.Logger {
 // would break a promise, the server refuses to start instead.
 var (
 	withoutEffect = []string{
-		"USE_STATSD", "TRACING_ENABLED", "USE_CALENDAR_MONTH_RATE_LIMIT", "BACKEND_TYPE", "LOCAL_CACHE_SIZE_IN_BYTES",
-		"EXPIRATION_JITTER_MAX_SECONDS", "EXTRA_TAGS", "STATSD_HOST", "STATSD_PORT", "STATS_FLUSH_INTERVAL",
-		"DISABLE_STATS",
+		"TRACING_ENABLED", "USE_CALENDAR_MONTH_RATE_LIMIT", "BACKEND_TYPE", "LOCAL_CACHE_SIZE_IN_BYTES",
+		"EXPIRATION_JITTER_MAX_SECONDS",
 		"REDIS_PIPELINE_WINDOW", "REDIS_PIPELINE_LIMIT", "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "MEMCACHE_HOST_PORT",
 		"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
 	}

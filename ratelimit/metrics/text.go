@@ -3,6 +3,7 @@ package metrics
 import (
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -11,30 +12,47 @@ import (
 // WriteStats writes the counters as lines of "name: value" under the names of
 // envoyproxy/ratelimit's statsd output.
 func (c Collector) WriteStats(w io.Writer) {
-	line := func(n uint64, name ...string) { fmt.Fprintf(w, "%s: %d\n", strings.Join(name, "."), n) }
+	c.Counters(func(name string, n uint64) { fmt.Fprintf(w, "%s: %d\n", name, n) })
+}
+
+// Counters gives each counter under envoyproxy/ratelimit's statsd name. There are
+// six for each rule; requests for unknown domains are one together, for clients
+// could invent as many as they like.
+func (c Collector) Counters(each func(name string, n uint64)) {
+	const limits = "ratelimit.service.rate_limit"
 	for _, r := range c.Store.Rules().All() {
-		parts := []string{"ratelimit.service.rate_limit", segment(r.Domain)}
+		parts := []string{limits, segment(r.Domain)}
 		for _, k := range r.Keys {
 			parts = append(parts, segment(k))
 		}
-		name, n := strings.Join(parts, "."), r.Counters
-		line(n.TotalHits.Load(), name, "total_hits")
-		line(n.WithinLimit.Load(), name, "within_limit")
-		line(n.NearLimit.Load(), name, "near_limit")
-		line(n.OverLimit.Load(), name, "over_limit")
-		line(n.ShadowMode.Load(), name, "shadow_mode")
+		name, n := strings.Join(parts, ".")+".", r.Counters
+		each(name+"total_hits", n.TotalHits.Load())
+		each(name+"within_limit", n.WithinLimit.Load())
+		each(name+"near_limit", n.NearLimit.Load())
+		each(name+"over_limit", n.OverLimit.Load())
+		each(name+"over_limit_with_local_cache", n.OverLocally.Load())
+		each(name+"shadow_mode", n.ShadowMode.Load())
 	}
 	loaded, failed := c.Store.Loads()
-	line(loaded, "ratelimit.service.config_load_success")
-	line(failed, "ratelimit.service.config_load_error")
-	line(c.Stats.GlobalShadow.Load(), "ratelimit.service.global_shadow_mode")
-	line(c.Stats.StoreErrors.Load(), "ratelimit.service.call.should_rate_limit.redis_error")
-	line(c.Stats.ServiceErrors.Load(), "ratelimit.service.call.should_rate_limit.service_error")
-	line(c.Stats.Requests.Load(), "ratelimit_server.ShouldRateLimit.total_requests")
+	each("ratelimit.service.config_load_success", loaded)
+	each("ratelimit.service.config_load_error", failed)
+	each("ratelimit.service.global_shadow_mode", c.Stats.GlobalShadow.Load())
+	each("ratelimit.service.call.should_rate_limit.redis_error", c.Stats.StoreErrors.Load())
+	each("ratelimit.service.call.should_rate_limit.service_error", c.Stats.ServiceErrors.Load())
+	each(limits+".unknown.domain_not_found", c.Stats.UnknownDomain.Load())
+	each("ratelimit_server."+method+".total_requests", c.Stats.Requests.Load())
 }
 
-// segment is one part of a statsd name.
-func segment(s string) string { return strings.NewReplacer(":", "_", "|", "_").Replace(s) }
+var (
+	unsafeInNames = strings.NewReplacer(":", "_", "|", "_", "\n", "_", "\r", "_")
+	ipv4          = regexp.MustCompile(`\d{1,3}(\.\d{1,3}){3}`)
+)
+
+// segment is one part of a statsd name: what would end it is replaced, and so
+// are the dots of an IPv4 address.
+func segment(s string) string {
+	return ipv4.ReplaceAllStringFunc(unsafeInNames.Replace(s), func(ip string) string { return strings.ReplaceAll(ip, ".", "_") })
+}
 
 // WriteRules writes the rules in force, one a line.
 func (c Collector) WriteRules(w io.Writer) {

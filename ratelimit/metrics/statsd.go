@@ -1,0 +1,142 @@
+package metrics
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+)
+
+// Statsd sends the counters of a Collector to a statsd server over TCP, as
+// increments since the last time: "name:increment|c" lines, under the names of
+// envoyproxy/ratelimit. It costs no decision anything.
+//
+// A server that is away gets what it missed when it is back, for nothing is
+// kept but the counters themselves. Where a connection breaks while lines are
+// under way, their increments may be lost or counted twice.
+type Statsd struct {
+	Addr     string            // host:port
+	Interval time.Duration     // between two times
+	Tags     map[string]string // EXTRA_TAGS
+	Counters func(each func(name string, n uint64))
+	Latency  prometheus.Metric // a histogram in seconds, sent as the mean in ms; nil: none
+	// OnError, if set, is told when the server cannot be reached. It must not
+	// block.
+	OnError func(error)
+
+	suffix string
+	sent   map[string]uint64
+	calls  uint64  // of Latency, when it was last sent
+	took   float64 // seconds
+	conn   net.Conn
+	gone   chan struct{} // closed when the server has closed conn
+}
+
+const statsdTimeout = 2 * time.Second
+
+// Run sends until ctx is done, and then once more. It blocks.
+func (s *Statsd) Run(ctx context.Context) {
+	s.sent, s.suffix = map[string]uint64{}, tagSuffix(s.Tags)
+	tick := time.NewTicker(s.Interval)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+		if err := s.flush(); err != nil && s.OnError != nil {
+			s.OnError(fmt.Errorf("statsd at %s: %w", s.Addr, err))
+		}
+	}
+	s.close()
+}
+
+// tagSuffix is what is appended to each name.
+func tagSuffix(tags map[string]string) string {
+	var b strings.Builder
+	for _, k := range slices.Sorted(maps.Keys(tags)) {
+		fmt.Fprintf(&b, ".__%s=%s", segment(k), segment(tags[k]))
+	}
+	return b.String()
+}
+
+// flush sends what has changed.
+func (s *Statsd) flush() error {
+	var lines bytes.Buffer
+	now := make(map[string]uint64, len(s.sent))
+	s.Counters(func(name string, n uint64) {
+		now[name] += n // two rules may have one name
+	})
+	for _, name := range slices.Sorted(maps.Keys(now)) {
+		if more := now[name] - s.sent[name]; more > 0 && now[name] > s.sent[name] {
+			fmt.Fprintf(&lines, "%s%s:%d|c\n", name, s.suffix, more)
+		}
+	}
+	calls, took := s.latency(&lines)
+	if lines.Len() > 0 {
+		if err := s.write(lines.Bytes()); err != nil {
+			return err
+		}
+	}
+	s.sent, s.calls, s.took = now, calls, took
+	return nil
+}
+
+func (s *Statsd) latency(lines io.Writer) (calls uint64, took float64) {
+	if s.Latency == nil {
+		return 0, 0
+	}
+	var m dto.Metric
+	if err := s.Latency.Write(&m); err != nil {
+		return s.calls, s.took
+	}
+	calls, took = m.GetHistogram().GetSampleCount(), m.GetHistogram().GetSampleSum()
+	if calls > s.calls {
+		fmt.Fprintf(lines, "ratelimit_server.%s.response_time%s:%.3f|ms\n", method, s.suffix, 1000*(took-s.took)/float64(calls-s.calls))
+	}
+	return calls, took
+}
+
+func (s *Statsd) write(lines []byte) error {
+	if s.conn != nil {
+		select {
+		case <-s.gone:
+			s.close()
+		default:
+		}
+	}
+	if s.conn == nil {
+		conn, err := net.DialTimeout("tcp", s.Addr, statsdTimeout)
+		if err != nil {
+			return err
+		}
+		s.conn, s.gone = conn, make(chan struct{})
+		gone := s.gone
+		go func() { // it says nothing, but when it goes that is read
+			defer close(gone)
+			_, _ = io.Copy(io.Discard, conn)
+		}()
+	}
+	_ = s.conn.SetWriteDeadline(time.Now().Add(statsdTimeout))
+	if _, err := s.conn.Write(lines); err != nil {
+		s.close()
+		return err
+	}
+	return nil
+}
+
+func (s *Statsd) close() {
+	if s.conn != nil {
+		_ = s.conn.Close()
+		<-s.gone
+		s.conn = nil
+	}
+}
