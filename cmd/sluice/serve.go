@@ -68,8 +68,13 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 		log.Warn("these settings have no effect in this version", "names", strings.Join(names, " "))
 	}
 	source := c.source()
+	if c.ConfigType == configXDS {
+		if source, err = c.XDS.client(log); err != nil {
+			return err
+		}
+	}
 	store := config.NewStore(source, config.Options{Coordination: coordination, MergeDomains: c.MergeDomains}, log)
-	if err := store.Load(); err != nil && !c.ForceStart {
+	if err := store.Load(); err != nil && !c.ForceStart && c.ConfigType != configXDS { // which may come late
 		return fmt.Errorf("the first rules are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set:\n%w", err)
 	}
 	if c.Ring.Peers == "" {
@@ -110,6 +115,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	}
 	counting, uncount := context.WithCancel(context.Background())
 	flushed := c.statsd(counting, shown, latency, log)
+	go pushed(background, source, store, log)
 	claiming, release := context.WithCancel(context.Background())
 	released := make(chan struct{})
 	go func() {
@@ -240,7 +246,7 @@ func (c *serveCmd) shared(flags *redisFlags, seats func() int, audit func(leasin
 // run claims and keeps a seat until ctx is done, and then gives all back.
 func (s *shared) run(ctx context.Context) {
 	var wg sync.WaitGroup
-	wg.Go(func() { s.Fleet.Run(ctx) })
+	wg.Go(func() { s.Run(ctx) })
 	wg.Go(func() { s.keeper.Run(ctx, s.seats) })
 	wg.Wait()
 	s.keeper.Leave(context.Background(), !s.Drifting())

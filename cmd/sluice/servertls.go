@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -139,10 +138,7 @@ func (f *tlsFlags) read(now time.Time) (*tls.Config, error) {
 	c.ClientAuth = tls.RequireAndVerifyClientCert
 	if want := f.ClientSAN; want != "" {
 		c.VerifyConnection = func(s tls.ConnectionState) error {
-			if names := alternativeNames(s.PeerCertificates[0]); !slices.Contains(names, want) {
-				return fmt.Errorf("the client's certificate is for %s, and GRPC_CLIENT_TLS_SAN is %s", strings.Join(names, ", "), want)
-			}
-			return nil
+			return hasName(s.PeerCertificates[0], want, "the client's", "GRPC_CLIENT_TLS_SAN")
 		}
 	}
 	return c, nil

@@ -42,7 +42,7 @@ type settings struct {
 	ForceStart      bool          `group:"rules" env:"FORCE_START_WITHOUT_INITIAL_CONFIG" name:"force-start-without-initial-config" help:"Start even if the first rules are bad."`
 	HealthyWithOne  bool          `group:"rules" env:"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED" name:"healthy-with-at-least-one-config-loaded" help:"After a forced start, be healthy only once rules are loaded."`
 	MergeDomains    bool          `group:"rules" env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Join the descriptors of files with the same domain."`
-	ConfigType      string        `group:"rules" env:"CONFIG_TYPE" default:"FILE" help:"Where rules come from: FILE."`
+	ConfigType      string        `group:"rules" env:"CONFIG_TYPE" default:"FILE" help:"Where rules come from: FILE or GRPC_XDS_SOTW."`
 	Host            string        `group:"ports" env:"HOST" default:"0.0.0.0" help:"Of the HTTP port: /json and /healthcheck."`
 	Port            uint16        `group:"ports" env:"PORT" default:"8080" help:"Of HTTP."`
 	GRPCHost        string        `group:"ports" env:"GRPC_HOST" name:"grpc-host" default:"0.0.0.0" help:"Of the gRPC port: RateLimitService v3, health, reflection."`
@@ -64,6 +64,7 @@ type settings struct {
 	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"From which share of a limit on hits count as near it."`
 
 	TLS          tlsFlags          `embed:"" group:"ports"`
+	XDS          xdsFlags          `embed:"" group:"rules"`
 	Coordination coordinationFlags `embed:"" group:"coordination"`
 	Redis        redisFlags        `embed:"" group:"store"`
 	Ring         peerFlags         `embed:"" group:"peers"`
@@ -162,8 +163,8 @@ func (s *settings) validate() error {
 	if _, err := parseTags(s.ExtraTags); err != nil {
 		errs = append(errs, err)
 	}
-	if s.ConfigType != "FILE" {
-		errs = append(errs, fmt.Errorf("CONFIG_TYPE is %q, and this version reads rules from FILE only", s.ConfigType))
+	if s.ConfigType != "FILE" && s.ConfigType != configXDS {
+		errs = append(errs, fmt.Errorf("CONFIG_TYPE is %q, must be FILE or %s", s.ConfigType, configXDS))
 	}
 	return errors.Join(errs...)
 }

@@ -326,7 +326,10 @@ func TestBadSettings(t *testing.T) {
 		"redis url":    {[]string{"REDIS_URL=nowhere"}, nil, `REDIS_URL has the address "nowhere", must be host:port`},
 		"redis secret": {[]string{"REDIS_URL=redis://:hunter2@x:99999999"}, nil, "REDIS_URL"},
 		"redis cert":   {[]string{"REDIS_URL=localhost:1", "REDIS_TLS=true", "REDIS_TLS_CACERT=/no/such"}, nil, "REDIS_TLS_CACERT: open /no/such"},
-		"xds":          {[]string{"CONFIG_TYPE=GRPC_XDS_SOTW"}, nil, `CONFIG_TYPE is "GRPC_XDS_SOTW"`},
+		"config type":  {[]string{"CONFIG_TYPE=ETCD"}, nil, `CONFIG_TYPE is "ETCD", must be FILE or GRPC_XDS_SOTW`},
+		"xds":          {[]string{"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_USE_TLS=true", "CONFIG_GRPC_XDS_SERVER_TLS_CACERT=/no/such"}, nil, "CONFIG_GRPC_XDS_SERVER_TLS_CACERT: open /no/such"},
+		"tls":          {[]string{"GRPC_SERVER_USE_TLS=true"}, nil, "GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY must name"},
+		"tags":         {[]string{"EXTRA_TAGS=prod"}, nil, `EXTRA_TAGS is "prod", must be like env:prod`},
 		"log level":    {[]string{"LOG_LEVEL=loud"}, nil, `LOG_LEVEL is "loud", must be debug, info, warn or error`},
 		"max keys":     {nil, []string{"--max-keys=0"}, "MAX_KEYS is 0, must be between 1"},
 	} {

@@ -26,9 +26,13 @@ type Store struct {
 	mu       sync.Mutex // one load at a time
 	read     bool       // guarded by mu
 	last     uint64     // guarded by mu; the fingerprint of what was read last
+	problem  error      // guarded by mu; what was wrong with it
 	swapped  string     // guarded by mu; what the tree's root pointed to then
 	counters map[[2]string]*ratelimit.RuleCounters
 }
+
+// ErrNothingYet is what a source says whose rules are still to come.
+var ErrNothingYet = errors.New("no rules have come yet")
 
 // NewStore makes a store without rules; Load gets them.
 func NewStore(source Source, o Options, log *slog.Logger) *Store {
@@ -68,6 +72,9 @@ func (s *Store) loadLocked() error {
 		s.swapped = tree.swapped()
 	}
 	files, err := s.source.Read()
+	if errors.Is(err, ErrNothingYet) {
+		return err
+	}
 	if err != nil {
 		if !s.read || s.last != 0 { // once, not at every look
 			s.read, s.last = true, 0
@@ -78,9 +85,9 @@ func (s *Store) loadLocked() error {
 	}
 	print := fingerprint(s.seed, files) | 1
 	if s.read && s.last == print {
-		return nil
+		return s.problem
 	}
-	s.read, s.last = true, print
+	s.read, s.last, s.problem = true, print, nil
 	used := map[[2]string]*ratelimit.RuleCounters{}
 	o := s.options
 	o.Counters = func(domain, path string) *ratelimit.RuleCounters { return s.countersOf(used, domain, path) }
@@ -93,6 +100,7 @@ func (s *Store) loadLocked() error {
 		for _, p := range problems {
 			s.log.Error(p.Message, "event", "config_load_error", "at", p.Place.String())
 		}
+		s.problem = problems
 		return problems
 	}
 	if len(files) == 0 {

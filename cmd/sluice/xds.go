@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/xds"
+)
+
+// configXDS is the CONFIG_TYPE of rules that a management server pushes.
+const configXDS = "GRPC_XDS_SOTW"
+
+// xdsFlags say where the management server is. Names and defaults are
+// envoyproxy/ratelimit's, but for CONFIG_GRPC_XDS_ADDITIONS.
+type xdsFlags struct {
+	NodeID     string        `env:"CONFIG_GRPC_XDS_NODE_ID" name:"config-grpc-xds-node-id" default:"default" help:"What this node calls itself: the server has a set of rules for it."`
+	Metadata   string        `env:"CONFIG_GRPC_XDS_NODE_METADATA" name:"config-grpc-xds-node-metadata" placeholder:"K:V,..." help:"More of that: k:v or k=v by commas, or a JSON object."`
+	Server     string        `env:"CONFIG_GRPC_XDS_SERVER_URL" name:"config-grpc-xds-server-url" default:"localhost:18000" help:"The management server."`
+	Retry      time.Duration `env:"CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL" name:"config-grpc-xds-server-connect-retry-interval" default:"3s" help:"Between attempts, until there was a stream."`
+	Headers    string        `env:"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS" name:"config-grpc-xds-client-additional-headers" placeholder:"K:V,..." help:"Sent with the stream."`
+	UseTLS     bool          `env:"CONFIG_GRPC_XDS_SERVER_USE_TLS" name:"config-grpc-xds-server-use-tls" help:"Use TLS."`
+	Cert       string        `env:"CONFIG_GRPC_XDS_CLIENT_TLS_CERT" name:"config-grpc-xds-client-tls-cert" placeholder:"FILE" help:"Client certificate; read for each connection."`
+	Key        string        `env:"CONFIG_GRPC_XDS_CLIENT_TLS_KEY" name:"config-grpc-xds-client-tls-key" placeholder:"FILE" help:"Its key."`
+	CA         string        `env:"CONFIG_GRPC_XDS_SERVER_TLS_CACERT" name:"config-grpc-xds-server-tls-cacert" placeholder:"FILE" help:"Certificates to trust instead of the system's."`
+	SAN        string        `env:"CONFIG_GRPC_XDS_SERVER_TLS_SAN" name:"config-grpc-xds-server-tls-san" placeholder:"NAME" help:"A name that the server's certificate must have, instead of its host."`
+	First      time.Duration `env:"XDS_CLIENT_BACKOFF_INITIAL_INTERVAL" name:"xds-client-backoff-initial-interval" default:"10s" help:"Until it is asked again after a stream has ended, at first."`
+	Longest    time.Duration `env:"XDS_CLIENT_BACKOFF_MAX_INTERVAL" name:"xds-client-backoff-max-interval" default:"60s" help:"At most."`
+	Random     float64       `env:"XDS_CLIENT_BACKOFF_RANDOM_FACTOR" name:"xds-client-backoff-random-factor" default:"0.5" help:"Share of it that varies."`
+	Jitter     bool          `env:"XDS_CLIENT_BACKOFF_JITTER" name:"xds-client-backoff-jitter" default:"true" negatable:"" help:"Whether it varies."`
+	MaxMessage int           `env:"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES" name:"xds-client-max-msg-size-in-bytes" default:"4194304" help:"Of a push."`
+	Additions  string        `env:"CONFIG_GRPC_XDS_ADDITIONS" name:"config-grpc-xds-additions" placeholder:"FILE" help:"Algorithm, burst and coordination for rules that are pushed, whose messages cannot say them."`
+}
+
+// client makes the source; it does not connect yet.
+func (f *xdsFlags) client(log *slog.Logger) (*xds.Client, error) {
+	o := xds.Options{Server: f.Server, NodeID: f.NodeID, MaxMessage: f.MaxMessage, Backoff: xds.Backoff{Connect: f.Retry, First: f.First, Longest: f.Longest}}
+	var errs [4]error
+	o.Metadata, errs[0] = f.metadata()
+	o.Headers, errs[1] = parsePairs("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", f.Headers)
+	o.Credentials, errs[2] = f.credentials()
+	if f.Additions != "" {
+		o.Additions, errs[3] = xds.ReadAdditions(f.Additions)
+	}
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, err
+	}
+	if f.Retry <= 0 || f.First <= 0 || f.Longest < f.First || f.Random < 0 || f.Random > 1 || f.MaxMessage < 1 {
+		return nil, fmt.Errorf("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL is %v, XDS_CLIENT_BACKOFF_INITIAL_INTERVAL %v, XDS_CLIENT_BACKOFF_MAX_INTERVAL %v, XDS_CLIENT_BACKOFF_RANDOM_FACTOR %v, XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES %d: they must be positive, the longest not below the first, and the factor 0 to 1",
+			f.Retry, f.First, f.Longest, f.Random, f.MaxMessage)
+	}
+	if f.Jitter {
+		o.Backoff.Spread = f.Random
+	}
+	warn := seldom(10*time.Second, func(err error) { log.Warn("rules are not pushed; those there are stay", "error", err) })
+	o.OnState = func(err error) {
+		if err != nil {
+			warn(err)
+			return
+		}
+		log.Info("rules are pushed", "from", f.Server)
+	}
+	return xds.NewClient(o), nil
+}
+
+func (f *xdsFlags) metadata() (map[string]any, error) {
+	if strings.HasPrefix(strings.TrimSpace(f.Metadata), "{") {
+		var m map[string]any
+		if err := json.Unmarshal([]byte(f.Metadata), &m); err != nil {
+			return nil, fmt.Errorf("CONFIG_GRPC_XDS_NODE_METADATA is %q, and that is no JSON object: %w", f.Metadata, err)
+		}
+		return m, nil
+	}
+	pairs, err := parsePairs("CONFIG_GRPC_XDS_NODE_METADATA", f.Metadata)
+	m := make(map[string]any, len(pairs))
+	for k, v := range pairs {
+		m[k] = v
+	}
+	return m, err
+}
+
+// parsePairs reads "k:v,k2=v2".
+func parsePairs(setting, text string) (map[string]string, error) {
+	pairs := map[string]string{}
+	if text == "" {
+		return pairs, nil
+	}
+	for pair := range strings.SplitSeq(text, ",") {
+		at := strings.IndexAny(pair, ":=")
+		if at < 1 {
+			return nil, fmt.Errorf("%s must be like name:value,name2:value2: part %d of it is not a name and a value", setting, len(pairs)+1) // a header may be a secret
+		}
+		pairs[strings.TrimSpace(pair[:at])] = strings.TrimSpace(pair[at+1:])
+	}
+	return pairs, nil
+}
+
+func (f *xdsFlags) credentials() (credentials.TransportCredentials, error) {
+	if !f.UseTLS {
+		return insecure.NewCredentials(), nil
+	}
+	c := &tls.Config{MinVersion: tls.VersionTLS12}
+	if f.CA != "" {
+		var err error
+		if c.RootCAs, err = readPool(f.CA); err != nil {
+			return nil, fmt.Errorf("CONFIG_GRPC_XDS_SERVER_TLS_CACERT: %w", err)
+		}
+	}
+	if f.Cert != "" || f.Key != "" {
+		load := func() (*tls.Certificate, error) {
+			pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
+			if err != nil {
+				return nil, fmt.Errorf("CONFIG_GRPC_XDS_CLIENT_TLS_CERT %s and CONFIG_GRPC_XDS_CLIENT_TLS_KEY %s: %w", f.Cert, f.Key, err)
+			}
+			return &pair, nil
+		}
+		if _, err := load(); err != nil {
+			return nil, err
+		}
+		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
+	}
+	if want := f.SAN; want != "" {
+		c.InsecureSkipVerify = true // the chain and the name are checked here
+		c.VerifyConnection = func(s tls.ConnectionState) error {
+			if err := verifyChain(c.RootCAs, s); err != nil {
+				return err
+			}
+			return hasName(s.PeerCertificates[0], want, "the management server's", "CONFIG_GRPC_XDS_SERVER_TLS_SAN")
+		}
+	}
+	return credentials.NewTLS(c), nil
+}
+
+// hasName tells whether a certificate is for a name.
+func hasName(c *x509.Certificate, want, whose, setting string) error {
+	if names := alternativeNames(c); !slices.Contains(names, want) {
+		return fmt.Errorf("%s certificate is for %s, and %s is %s", whose, strings.Join(names, ", "), setting, want)
+	}
+	return nil
+}
+
+// pushed runs an xDS source until ctx is done.
+func pushed(ctx context.Context, source config.Source, store *config.Store, log *slog.Logger) {
+	if c, ok := source.(*xds.Client); ok {
+		if err := c.Run(ctx, store.Load); err != nil {
+			log.Error("rules will not be pushed", "error", err)
+		}
+	}
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	rlsconf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+)
+
+// With rules from a management server over TLS the binary is unhealthy until
+// they come, and then keeps them.
+func TestRulesFromAServer(t *testing.T) {
+	i := newIssuer(t)
+	i.leaf("xds", time.Hour, "xds.example")
+	i.leaf("node", time.Hour, "node")
+	flags := tlsFlags{Use: true, Cert: i.file("xds.crt"), Key: i.file("xds.key"), ClientCA: i.file("ca.crt")}
+	security, err := flags.read(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	snapshots := cache.NewSnapshotCache(true, cache.IDHash{}, nil)
+	manager := grpc.NewServer(grpc.Creds(credentials.NewTLS(security)))
+	discovery.RegisterAggregatedDiscoveryServiceServer(manager, server.NewServer(context.Background(), snapshots, nil))
+	go func() { _ = manager.Serve(l) }()
+	defer manager.Stop()
+	s := serve(t, []string{
+		"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_NODE_ID=n1", "CONFIG_GRPC_XDS_SERVER_URL=" + l.Addr().String(), "CONFIG_GRPC_XDS_SERVER_USE_TLS=true",
+		"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + i.file("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + i.file("node.key"),
+		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + i.file("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN=xds.example", "DRAIN_TIME=0s",
+	})
+	health := func() int {
+		t.Helper()
+		r, err := http.Get("http://" + s.http + "/healthcheck")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Body.Close()
+		return r.StatusCode
+	}
+	if code := health(); code != http.StatusInternalServerError {
+		t.Errorf("healthy before there are rules: %d", code)
+	}
+	rules := &rlsconf.RateLimitConfig{Name: "d", Domain: "d", Descriptors: []*rlsconf.RateLimitDescriptor{
+		{Key: "five", RateLimit: &rlsconf.RateLimitPolicy{Unit: rlsconf.RateLimitUnit_DAY, RequestsPerUnit: 5}},
+	}}
+	snapshot, err := cache.NewSnapshot("1", map[resource.Type][]types.Resource{resource.RateLimitConfigType: {rules}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := snapshots.SetSnapshot(context.Background(), "n1", snapshot); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(10 * time.Second); health() != http.StatusOK; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the rules have not come")
+		}
+	}
+	client := rls.NewRateLimitServiceClient(s.dial())
+	admitted := 0
+	for range 8 {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		r, err := client.ShouldRateLimit(ctx, request("five", "x"))
+		cancel()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.OverallCode == rls.RateLimitResponse_OK {
+			admitted++
+		}
+	}
+	if admitted != 5 {
+		t.Errorf("%d of 5 were admitted", admitted)
+	}
+}
+
+func TestBadXDSSettings(t *testing.T) {
+	good := xdsFlags{Server: "localhost:1", Retry: time.Second, First: time.Second, Longest: time.Minute, Random: 0.5, MaxMessage: 1}
+	for want, change := range map[string]func(*xdsFlags){
+		"CONFIG_GRPC_XDS_NODE_METADATA":                       func(f *xdsFlags) { f.Metadata = "{" },
+		"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS":           func(f *xdsFlags) { f.Headers = "secret" },
+		"CONFIG_GRPC_XDS_CLIENT_TLS_CERT":                     func(f *xdsFlags) { f.UseTLS, f.Cert = true, filepath.Join(t.TempDir(), "none") },
+		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT":                   func(f *xdsFlags) { f.UseTLS, f.CA = true, filepath.Join(t.TempDir(), "none") },
+		"CONFIG_GRPC_XDS_ADDITIONS":                           func(f *xdsFlags) { f.Additions = filepath.Join(t.TempDir(), "none") },
+		"XDS_CLIENT_BACKOFF_RANDOM_FACTOR 2":                  func(f *xdsFlags) { f.Random = 2 },
+		"CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL is 0s": func(f *xdsFlags) { f.Retry = 0 },
+	} {
+		f := good
+		change(&f)
+		_, err := f.client(nil)
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	for text, want := range map[string]any{`{"a":1}`: 1.0, "a:b,c=d": "b", "a=b": "b"} {
+		m, err := (&xdsFlags{Metadata: text}).metadata()
+		if err != nil || m["a"] != want {
+			t.Errorf("%s: %v %v", text, m, err)
+		}
+	}
+}

@@ -1,0 +1,204 @@
+package xds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+// TypeURL is the resources' type.
+const TypeURL = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig"
+
+// Options are how the server is reached, and what this node calls itself.
+type Options struct {
+	Server      string // host:port
+	NodeID      string
+	Metadata    map[string]any
+	Headers     map[string]string // sent with the stream
+	Credentials credentials.TransportCredentials
+	MaxMessage  int // bytes of a push
+	Backoff     Backoff
+	Additions   *Additions
+	// OnState, if set, is told when a stream is open (nil) and why it ended. It
+	// must not block.
+	OnState func(error)
+}
+
+// Backoff is how long to wait before the server is asked again.
+type Backoff struct {
+	Connect        time.Duration // until there was a stream at all
+	First, Longest time.Duration // after one has ended; each wait is twice the one before
+	Spread         float64       // a wait is that share longer or shorter, 0 to 1
+}
+
+// wait is the n-th wait, from 0; random is from 0 to 1.
+func (b Backoff) wait(n int, connected bool, random float64) time.Duration {
+	d := b.Connect
+	if connected {
+		d = b.Longest
+		if n < 30 {
+			d = min(b.Longest, b.First<<n)
+		}
+	}
+	return time.Duration(float64(d) * (1 + b.Spread*(2*random-1)))
+}
+
+// Client is a config.Source of what the server has pushed last. It is safe for
+// concurrent use; Run must be running for pushes to come.
+type Client struct {
+	options Options
+	mu      sync.Mutex
+	files   []config.Text // guarded by mu
+	got     bool          // guarded by mu: a push
+}
+
+// NewClient makes a client; it does not connect yet.
+func NewClient(o Options) *Client { return &Client{options: o} }
+
+// Read implements [config.Source]. Before the first push there is nothing yet.
+func (c *Client) Read() ([]config.Text, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.got {
+		return nil, config.ErrNothingYet
+	}
+	return c.files, nil
+}
+
+// Run keeps a stream open until ctx is done, and has load put each push in
+// force; what load returns is what the server is told. It blocks.
+func (c *Client) Run(ctx context.Context, load func() error) error {
+	conn, err := grpc.NewClient(
+		"passthrough:///"+c.options.Server, grpc.WithTransportCredentials(c.options.Credentials),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.options.MaxMessage)),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second, PermitWithoutStream: true}),
+	)
+	if err != nil {
+		return fmt.Errorf("CONFIG_GRPC_XDS_SERVER_URL %s: %w", c.options.Server, err)
+	}
+	defer conn.Close()
+	connected := false
+	for failures := 0; ctx.Err() == nil; failures++ {
+		pushes, err := c.stream(ctx, conn, load)
+		if ctx.Err() != nil {
+			break
+		}
+		if pushes > 0 {
+			failures, connected = 0, true
+		}
+		c.tell(fmt.Errorf("the stream from %s ended: %w", c.options.Server, err))
+		select {
+		case <-ctx.Done():
+		case <-time.After(c.options.Backoff.wait(failures, connected, rand.Float64())):
+		}
+	}
+	return nil
+}
+
+func (c *Client) tell(err error) {
+	if c.options.OnState != nil {
+		c.options.OnState(err)
+	}
+}
+
+// stream asks for rules and answers pushes, until the stream ends.
+func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load func() error) (pushes int, err error) {
+	for name, value := range c.options.Headers {
+		ctx = metadata.AppendToOutgoingContext(ctx, name, value)
+	}
+	stream, err := discovery.NewAggregatedDiscoveryServiceClient(conn).StreamAggregatedResources(ctx)
+	if err != nil {
+		return 0, err
+	}
+	meta, err := structpb.NewStruct(c.options.Metadata)
+	if err != nil {
+		return 0, fmt.Errorf("CONFIG_GRPC_XDS_NODE_METADATA: %w", err)
+	}
+	request := &discovery.DiscoveryRequest{TypeUrl: TypeURL, Node: &core.Node{Id: c.options.NodeID, Metadata: meta}}
+	refused := ""
+	for {
+		if err := stream.Send(request); err != nil {
+			if _, why := stream.Recv(); why != nil {
+				err = why // Send says only that it has ended
+			}
+			return pushes, err
+		}
+		push, err := stream.Recv()
+		if err != nil {
+			return pushes, err
+		}
+		if pushes++; pushes == 1 {
+			c.tell(nil)
+		}
+		request = &discovery.DiscoveryRequest{TypeUrl: TypeURL, ResponseNonce: push.GetNonce(), VersionInfo: request.VersionInfo}
+		if err := c.take(push, load); err != nil {
+			if refused == push.GetVersionInfo() { // some servers push what was refused again at once
+				select {
+				case <-ctx.Done():
+				case <-time.After(c.options.Backoff.Connect):
+				}
+			}
+			refused = push.GetVersionInfo()
+			request.ErrorDetail = &status.Status{Code: int32(codes.InvalidArgument), Message: shorten(err.Error())}
+			continue
+		}
+		request.VersionInfo = push.GetVersionInfo()
+	}
+}
+
+// longestDetail is how much of an error the server is told: it may have to fit a
+// header.
+const longestDetail = 4 << 10
+
+func shorten(text string) string {
+	if len(text) > longestDetail {
+		return strings.ToValidUTF8(text[:longestDetail], "") + " ..."
+	}
+	return text
+}
+
+// take has a push put in force; if it is bad, what was before stays the source's.
+func (c *Client) take(push *discovery.DiscoveryResponse, load func() error) error {
+	files := make([]config.Text, 0, len(push.GetResources()))
+	var errs []error
+	for _, r := range push.GetResources() {
+		file, err := convert(r, c.options.Additions)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		files = append(files, file)
+	}
+	if len(errs) > 0 {
+		return errors.Join(errs...)
+	}
+	slices.SortStableFunc(files, func(a, b config.Text) int { return strings.Compare(a.Name, b.Name) })
+	c.mu.Lock()
+	before, got := c.files, c.got
+	c.files, c.got = files, true
+	c.mu.Unlock()
+	err := load()
+	if err != nil {
+		c.mu.Lock()
+		c.files, c.got = before, got
+		c.mu.Unlock()
+	}
+	return err
+}

@@ -1,0 +1,347 @@
+package xds
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	rlsconf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+// manager is a real go-control-plane server, and what clients told it.
+type manager struct {
+	*testing.T
+	addr     string
+	cache    cache.SnapshotCache
+	server   *grpc.Server
+	version  int
+	mu       sync.Mutex
+	requests []*discovery.DiscoveryRequest // guarded by mu
+	header   string                        // guarded by mu
+	news     chan struct{}
+}
+
+func newManager(t *testing.T, addr string) *manager {
+	t.Helper()
+	m := &manager{T: t, cache: cache.NewSnapshotCache(true, cache.IDHash{}, nil), news: make(chan struct{}, 1000)}
+	m.start(addr)
+	t.Cleanup(func() { m.server.Stop() })
+	return m
+}
+
+func (m *manager) start(addr string) {
+	m.Helper()
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		m.Fatal(err)
+	}
+	m.addr, m.server = l.Addr().String(), grpc.NewServer()
+	discovery.RegisterAggregatedDiscoveryServiceServer(m.server, server.NewServer(context.Background(), m.cache, server.CallbackFuncs{
+		StreamOpenFunc: func(ctx context.Context, _ int64, _ string) error {
+			md, _ := metadata.FromIncomingContext(ctx)
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.header = strings.Join(md.Get("x-tenant"), ",")
+			return nil
+		},
+		StreamRequestFunc: func(_ int64, r *discovery.DiscoveryRequest) error {
+			m.mu.Lock()
+			m.requests = append(m.requests, r)
+			m.mu.Unlock()
+			m.news <- struct{}{}
+			return nil
+		},
+	}))
+	go func() { _ = m.server.Serve(l) }()
+}
+
+// push gives node n1 these domains.
+func (m *manager) push(domains ...*rlsconf.RateLimitConfig) {
+	m.Helper()
+	m.version++
+	resources := make([]types.Resource, 0, len(domains))
+	for _, d := range domains {
+		resources = append(resources, d)
+	}
+	s, err := cache.NewSnapshot(fmt.Sprint("v", m.version), map[resource.Type][]types.Resource{resource.RateLimitConfigType: resources})
+	if err != nil {
+		m.Fatal(err)
+	}
+	if err := m.cache.SetSnapshot(context.Background(), "n1", s); err != nil {
+		m.Fatal(err)
+	}
+}
+
+// until waits for a request that ok accepts.
+func (m *manager) until(what string, ok func(*discovery.DiscoveryRequest) bool) *discovery.DiscoveryRequest {
+	m.Helper()
+	for end := time.After(10 * time.Second); ; {
+		m.mu.Lock()
+		for _, r := range m.requests {
+			if ok(r) {
+				m.requests = nil
+				m.mu.Unlock()
+				return r
+			}
+		}
+		m.mu.Unlock()
+		select {
+		case <-m.news:
+		case <-end:
+			m.Fatalf("no request: %s", what)
+		}
+	}
+}
+
+func (m *manager) acked(version string) {
+	m.Helper()
+	m.until("an ACK of "+version, func(r *discovery.DiscoveryRequest) bool {
+		return r.GetVersionInfo() == version && r.GetResponseNonce() != "" && r.GetErrorDetail() == nil
+	})
+}
+
+func (m *manager) refused(what string) {
+	m.Helper()
+	m.until("a NACK that says "+what, func(r *discovery.DiscoveryRequest) bool {
+		return strings.Contains(r.GetErrorDetail().GetMessage(), what)
+	})
+}
+
+func domain(name string, descriptors ...*rlsconf.RateLimitDescriptor) *rlsconf.RateLimitConfig {
+	return &rlsconf.RateLimitConfig{Name: name, Domain: name, Descriptors: descriptors}
+}
+
+func limit(key string, n uint32) *rlsconf.RateLimitDescriptor {
+	return &rlsconf.RateLimitDescriptor{Key: key, RateLimit: &rlsconf.RateLimitPolicy{Unit: rlsconf.RateLimitUnit_MINUTE, RequestsPerUnit: n}}
+}
+
+func run(t *testing.T, o Options) *config.Store {
+	t.Helper()
+	o.NodeID, o.Credentials, o.MaxMessage = "n1", insecure.NewCredentials(), 4<<20
+	o.Backoff = Backoff{Connect: 20 * time.Millisecond, First: 20 * time.Millisecond, Longest: 50 * time.Millisecond}
+	c := NewClient(o)
+	store := config.NewStore(c, config.Options{Coordination: ratelimit.DefaultCoordination()}, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := c.Run(ctx, store.Load); err != nil {
+			t.Error(err)
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	return store
+}
+
+func requests(store *config.Store, path string) ratelimit.Tokens {
+	for _, r := range store.Rules().All() {
+		if r.Domain+"."+r.Path == path {
+			return r.Limit.Requests
+		}
+	}
+	return -1
+}
+
+// Pushes are put in force and acknowledged; bad ones are refused with what is
+// wrong, and change nothing; the same bad one again is refused again; a server
+// that goes away and returns changes nothing either.
+func TestPushes(t *testing.T) {
+	m := newManager(t, "127.0.0.1:0")
+	store := run(t, Options{Server: m.addr, Headers: map[string]string{"x-tenant": "edge"}, Metadata: map[string]any{"zone": "eu"}})
+	first := m.until("the first request", func(r *discovery.DiscoveryRequest) bool { return r.GetNode().GetId() == "n1" })
+	if zone := first.GetNode().GetMetadata().GetFields()["zone"].GetStringValue(); zone != "eu" || first.GetTypeUrl() != TypeURL {
+		t.Errorf("the first request is %v", first)
+	}
+	if err := store.Load(); err == nil || store.Rules() != nil {
+		t.Errorf("rules before the first push: %v", err)
+	}
+	m.push(domain("a", limit("k", 5)), domain("b", limit("k", 7)))
+	m.acked("v1")
+	if requests(store, "a.k") != 5 || requests(store, "b.k") != 7 {
+		t.Errorf("after the first push: %d %d", requests(store, "a.k"), requests(store, "b.k"))
+	}
+	for range 2 {
+		m.push(domain("a", &rlsconf.RateLimitDescriptor{Value: "without a key"}))
+		m.refused("descriptor has empty key")
+	}
+	m.push(&rlsconf.RateLimitConfig{Name: "one", Domain: "a"}, &rlsconf.RateLimitConfig{Name: "two", Domain: "a"})
+	m.refused("duplicate domain 'a' in config file")
+	if requests(store, "a.k") != 5 || requests(store, "b.k") != 7 {
+		t.Errorf("after bad pushes: %d %d", requests(store, "a.k"), requests(store, "b.k"))
+	}
+	if loaded, failed := store.Loads(); loaded != 1 || failed != 2 { // the same again is not a new one
+		t.Errorf("%d loads, %d failed", loaded, failed)
+	}
+	m.push(domain("a", limit("k", 6)))
+	m.acked("v5")
+	m.server.Stop()
+	m.start(m.addr)
+	m.until("a new stream", func(r *discovery.DiscoveryRequest) bool { return r.GetNode().GetId() == "n1" })
+	m.acked("v5")
+	m.push(domain("a", limit("k", 9)))
+	m.acked("v6")
+	if requests(store, "a.k") != 9 || requests(store, "b.k") != -1 {
+		t.Errorf("after the server's return: %d %d", requests(store, "a.k"), requests(store, "b.k"))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.header != "edge" {
+		t.Errorf("the header x-tenant is %q", m.header)
+	}
+}
+
+// A server that comes late is found.
+func TestLateServer(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	l.Close()
+	failed := make(chan error, 100)
+	store := run(t, Options{Server: addr, OnState: func(err error) {
+		if err != nil {
+			failed <- err
+		}
+	}})
+	if err := <-failed; !strings.Contains(err.Error(), addr) {
+		t.Errorf("an error that does not say where: %v", err)
+	}
+	m := newManager(t, addr)
+	m.push(domain("a", limit("k", 5)))
+	m.acked("v1")
+	if requests(store, "a.k") != 5 {
+		t.Error("no rules")
+	}
+}
+
+// All that a message can say is taken over, the fields that the published types
+// lack too, and what it cannot say comes from a file.
+func TestConversion(t *testing.T) {
+	more := filepath.Join(t.TempDir(), "more.yaml")
+	writeFile(t, more, `rules:
+  - {domain: d, coordination: {max_nodes: 4}}
+  - {domain: d, descriptor: [tier_gold, api_key], algorithm: token_bucket, burst: 50, coordination: {mode: approx, drift_budget: 5%}}
+`)
+	additions, err := ReadAdditions(more)
+	if err != nil {
+		t.Fatal(err)
+	}
+	meta, err := proto.Marshal(&structpb.Struct{Fields: map[string]*structpb.Value{"plan": structpb.NewStringValue("gold")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	inner := limit("api_key", 100)
+	inner.ShadowMode, inner.RateLimit.Name = true, "gold"
+	unknown := protowire.AppendVarint(protowire.AppendTag(nil, quotaMode, protowire.VarintType), 1)
+	unknown = protowire.AppendBytes(protowire.AppendTag(unknown, metadataField, protowire.BytesType), meta)
+	unknown = protowire.AppendVarint(protowire.AppendTag(unknown, 99, protowire.VarintType), 1)
+	inner.ProtoReflect().SetUnknown(unknown)
+	other := &rlsconf.RateLimitDescriptor{Key: "free", RateLimit: &rlsconf.RateLimitPolicy{Unlimited: true, Replaces: []*rlsconf.RateLimitReplace{{Name: "gold"}}}}
+	yearly := &rlsconf.RateLimitDescriptor{Key: "yearly", RateLimit: &rlsconf.RateLimitPolicy{Unit: 6, RequestsPerUnit: 3}} // newer than the types
+	body, err := anypb.New(domain("d", &rlsconf.RateLimitDescriptor{Key: "tier", Value: "gold", Descriptors: []*rlsconf.RateLimitDescriptor{inner}}, other, yearly))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := convert(body, additions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules, _, problems := config.Parse([]config.Text{file}, config.Options{Coordination: ratelimit.DefaultCoordination()})
+	if len(problems) > 0 {
+		t.Fatalf("%v\n%s", problems, file.Data)
+	}
+	for _, r := range rules.All() {
+		switch r.Path {
+		case "tier_gold.api_key":
+			if !r.Shadow || !r.Quota || r.Name != "gold" || r.Metadata["plan"] != "gold" || r.Limit.Burst != 50 || r.Coordination.Mode != ratelimit.Approx || r.Coordination.MaxNodes != 4 || r.Limit.Unit != ratelimit.Minute {
+				t.Errorf("%+v", r)
+			}
+		case "free":
+			if !r.Unlimited || len(r.Replaces) != 1 {
+				t.Errorf("%+v", r)
+			}
+		case "yearly":
+			if r.Limit.Unit != ratelimit.Year {
+				t.Errorf("%+v", r)
+			}
+		default:
+			t.Errorf("a rule at %s", r.Path)
+		}
+	}
+	if len(rules.All()) != 3 {
+		t.Errorf("%d rules of\n%s", len(rules.All()), file.Data)
+	}
+}
+
+func TestBadInput(t *testing.T) {
+	bad := limit("k", 1)
+	bad.ProtoReflect().SetUnknown([]byte{0xff})
+	if _, err := descriptorsOf([]*rlsconf.RateLimitDescriptor{bad}, "d", nil, nil); err == nil {
+		t.Error("a broken field was read")
+	}
+	if _, err := convert(&anypb.Any{TypeUrl: "other"}, nil); err == nil {
+		t.Error("another type was read")
+	}
+	if _, err := convert(&anypb.Any{TypeUrl: TypeURL, Value: []byte{0xff}}, nil); err == nil {
+		t.Error("nonsense was read")
+	}
+	deep := limit("k", 1)
+	for range 200 {
+		deep = &rlsconf.RateLimitDescriptor{Key: "k", Descriptors: []*rlsconf.RateLimitDescriptor{deep}}
+	}
+	if _, err := descriptorsOf([]*rlsconf.RateLimitDescriptor{deep}, "d", nil, nil); err == nil {
+		t.Error("descriptors 200 deep were read")
+	}
+	file := filepath.Join(t.TempDir(), "more.yaml")
+	for _, text := range []string{"rules: [{descriptor: [a]}]", "rule: []", "["} {
+		writeFile(t, file, text)
+		if _, err := ReadAdditions(file); err == nil || !strings.Contains(err.Error(), "CONFIG_GRPC_XDS_ADDITIONS") {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+func TestBackoff(t *testing.T) {
+	b := Backoff{Connect: 3 * time.Second, First: 10 * time.Second, Longest: 60 * time.Second, Spread: 0.5}
+	for _, c := range []struct {
+		n         int
+		connected bool
+		random    float64
+		want      time.Duration
+	}{{0, false, 0.5, 3 * time.Second}, {9, false, 0.5, 3 * time.Second}, {0, true, 0.5, 10 * time.Second}, {2, true, 0.5, 40 * time.Second}, {99, true, 0.5, 60 * time.Second}, {0, true, 1, 15 * time.Second}, {0, true, 0, 5 * time.Second}} {
+		if got := b.wait(c.n, c.connected, c.random); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+
+}
+
+func writeFile(t *testing.T, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
