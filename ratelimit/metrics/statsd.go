@@ -114,7 +114,8 @@ func (s *Statsd) write(lines []byte) error {
 		}
 	}
 	if s.conn == nil {
-		conn, err := net.DialTimeout("tcp", s.Addr, statsdTimeout)
+		dialer := net.Dialer{Timeout: statsdTimeout}
+		conn, err := dialer.DialContext(context.Background(), "tcp", s.Addr) // also at the end, when there is no other
 		if err != nil {
 			return err
 		}

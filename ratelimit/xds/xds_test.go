@@ -336,7 +336,6 @@ func TestBackoff(t *testing.T) {
 			t.Errorf("%+v: %v", c, got)
 		}
 	}
-
 }
 
 func writeFile(t *testing.T, name, text string) {
