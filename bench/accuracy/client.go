@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-gate/sluice/bench/load"
 )
 
-// client is what stands where Envoy does: it asks nodes in turn, gives each call
-// 200 ms, and counts what it was answered.
+// client is what stands where Envoy does: it asks nodes in turn, gives each call a
+// second, and counts what it was answered.
 type client struct {
 	domain string
 	mu     sync.Mutex
@@ -27,7 +27,7 @@ type client struct {
 
 // callTimeout is more than any decision may take, so that what is counted is
 // what the service does.
-const callTimeout = 200 * time.Millisecond
+const callTimeout = time.Second
 
 func (c *client) add(address string) error {
 	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -47,7 +47,7 @@ func (c *client) drop(address string) {
 	defer c.mu.Unlock()
 	for i, conn := range c.nodes {
 		if conn.Target() == "passthrough:///"+address {
-			time.AfterFunc(2*callTimeout, func() { conn.Close() })
+			time.AfterFunc(callTimeout, func() { conn.Close() })
 			c.nodes = append(c.nodes[:i:i], c.nodes[i+1:]...)
 			return
 		}
@@ -160,7 +160,7 @@ func (c *client) ask(ctx context.Context, d *demand, t *tally, key int, intended
 }
 
 // inFlight bounds the calls of an open loop.
-const inFlight = 1024
+const inFlight = 4096
 
 // run drives the demand until its time is over. In an open loop, calls are made
 // when they are meant to be, whatever became of those before, and latency counts

@@ -32,7 +32,8 @@ type redisFlags struct {
 	TLSSkip      bool          `env:"REDIS_TLS_SKIP_HOSTNAME_VERIFICATION" name:"redis-tls-skip-hostname-verification" help:"Do not check the server's name."`
 	KeyPrefix    string        `env:"CACHE_KEY_PREFIX" name:"cache-key-prefix" help:"Before the name of every account."`
 
-	PerSecond perSecondFlags `embed:""`
+	HealthCheck bool           `env:"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION" name:"redis-health-check-active-connection" help:"Fail health while Redis does not answer. Decisions go on as rules say, so that a balancer need not know."`
+	PerSecond   perSecondFlags `embed:""`
 
 	names string // what its settings begin with: "" means REDIS_
 }

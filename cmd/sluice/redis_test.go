@@ -183,3 +183,20 @@ func TestBadPerSecond(t *testing.T) {
 		t.Errorf("%v %v", other, err)
 	}
 }
+
+// Health follows the store where that is asked for, and decisions go on.
+func TestHealthFollowsRedis(t *testing.T) {
+	store := redistest.Start(t)
+	s := serve(t, []string{"REDIS_URL=" + store.Addr, "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION=true", "DRAIN_TIME=0s"}, "--log-level=error")
+	health := func(want int) func() bool {
+		return func() bool { code, _ := s.get(s.http + "/healthcheck"); return code == want }
+	}
+	s.eventually("healthy", health(200))
+	store.Kill()
+	s.eventually("unhealthy", health(500))
+	if code := s.postBody(exampleRequest); code != 200 {
+		t.Errorf("a request while Redis is away: %d", code)
+	}
+	store.Run()
+	s.eventually("healthy again", health(200))
+}

@@ -9,9 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -19,10 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-gate/sluice/approx"
-	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
@@ -81,10 +76,11 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 		warnOfModes(store.Rules(), log)
 	}
 	clock := ratelimit.MonotonicClock()
-	limiter, seat, run, err := c.limiter(clock, store, log)
+	decider, err := c.decider(clock, store, log)
 	if err != nil {
 		return err
 	}
+	limiter, run := decider.limiter, decider.run
 	var ring *routing.Router
 	if c.Ring.Peers != "" {
 		r, peered, err := c.Ring.route(limiter, run, clock, log)
@@ -101,7 +97,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	}
 	shown := metrics.Collector{Source: metrics.Source{
 		Ring:  ringStats,
-		Store: store, Stats: &svc.Stats, Limiter: limiter.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: seat,
+		Store: store, Stats: &svc.Stats, Limiter: limiter.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: decider.seat,
 	}}
 	v, err := c.open(svc, shown, latency, log)
 	if err != nil {
@@ -122,7 +118,13 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 		defer close(released)
 		run(claiming)
 	}()
-	go keepHealthy(background, v, store, ring, c.ForceStart && !c.HealthyWithOne)
+	healthy := func() bool {
+		return (c.ForceStart && !c.HealthyWithOne || store.Rules() != nil) && (ring == nil || ring.Ready())
+	}
+	go keepHealthy(background, v, healthy)
+	if c.Redis.HealthCheck {
+		go watchStore(background, v, healthy, decider.ping, log)
+	}
 	left := make(chan struct{})
 	go func() {
 		defer close(left)
@@ -145,27 +147,6 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	return err
 }
 
-// statsd sends counters until ctx is done, if that is asked for; the channel is
-// closed when the last are sent.
-func (c *serveCmd) statsd(ctx context.Context, shown metrics.Collector, latency prometheus.Metric, log *slog.Logger) <-chan struct{} {
-	done := make(chan struct{})
-	if !c.UseStatsd || c.DisableStats {
-		close(done)
-		return done
-	}
-	tags, _ := parseTags(c.ExtraTags) // it was validated
-	s := &metrics.Statsd{
-		Addr: net.JoinHostPort(c.StatsdHost, strconv.Itoa(int(c.StatsdPort))), Interval: c.StatsInterval, Tags: tags,
-		Counters: shown.Counters, Latency: latency,
-		OnError: seldom(time.Minute, func(err error) { log.Warn("counters are not sent; they will be when it is back", "error", err) }),
-	}
-	go func() {
-		defer close(done)
-		s.Run(ctx)
-	}()
-	return done
-}
-
 // warnOfModes says which rules ask for owners that nobody named.
 func warnOfModes(rules *config.Rules, log *slog.Logger) {
 	for _, r := range rules.All() {
@@ -173,111 +154,6 @@ func warnOfModes(rules *config.Rules, log *slog.Logger) {
 			log.Warn("PEERS is not set: mode routing runs as leasing", "first", r.Domain+"."+r.Path, "mode", r.Coordination.Mode.String())
 			return
 		}
-	}
-}
-
-// limiter is what decides, and what must run for it to.
-type limiter interface {
-	ratelimit.Limiter
-	Stats() ratelimit.LimiterStats
-	SyncClock(ratelimit.Instant, time.Time)
-}
-
-// limiter chooses by REDIS_URL: leases from a shared ledger and a drift seat, or
-// budgets in this process. run must run for it to decide; it returns when ctx
-// is done and all is given back.
-func (c *serveCmd) limiter(clock ratelimit.Clock, store *config.Store, log *slog.Logger) (l limiter, seat func() (int, bool), run func(context.Context), err error) {
-	other, err := c.Redis.perSecond()
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	if c.Redis.URL == "" {
-		return leasing.NewLocal(c.MaxKeys, clock(), time.Now()), nil, func(context.Context) {}, nil
-	}
-	audit, err := c.audit(log)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	redis.SetLogger(redisLog{log})
-	seats := func() int { return store.Rules().Seats() }
-	usual, err := c.shared(&c.Redis, seats, audit, clock, log)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	if other == nil {
-		return usual.Fleet, usual.keeper.Seat, usual.run, nil
-	}
-	brief, err := c.shared(other, seats, audit, clock, log)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	run = func(ctx context.Context) {
-		var wg sync.WaitGroup
-		wg.Go(func() { brief.run(ctx) })
-		usual.run(ctx)
-		wg.Wait()
-	}
-	return &byUnit{usual: usual.Fleet, brief: brief.Fleet}, usual.keeper.Seat, run, nil
-}
-
-// shared is a limiter over one Redis, with a drift seat there.
-type shared struct {
-	*leasing.Fleet
-	keeper *approx.Keeper
-	client redis.UniversalClient
-	seats  func() int // that are wanted
-}
-
-func (c *serveCmd) shared(flags *redisFlags, seats func() int, audit func(leasing.Reconciliation), clock ratelimit.Clock, log *slog.Logger) (*shared, error) {
-	client, err := flags.client()
-	if err != nil {
-		return nil, err
-	}
-	holder := leasing.NewHolder()
-	f := leasing.NewFleet(leasing.NewRedis(client, flags.KeyPrefix), holder, c.MaxKeys, clock, time.Now())
-	f.OnFailure = seldom(time.Second, func(err error) { log.Warn("the store does not answer", "of", flags.setting("URL"), "error", err) })
-	f.OnReconcile = audit
-	keeper := approx.NewKeeper(approx.NewRedis(client, flags.KeyPrefix), holder, clock)
-	keeper.OnChange = logSeats(log)
-	f.Drift = keeper
-	return &shared{f, keeper, client, seats}, nil
-}
-
-// run claims and keeps a seat until ctx is done, and then gives all back.
-func (s *shared) run(ctx context.Context) {
-	var wg sync.WaitGroup
-	wg.Go(func() { s.Run(ctx) })
-	wg.Go(func() { s.keeper.Run(ctx, s.seats) })
-	wg.Wait()
-	s.keeper.Leave(context.Background(), !s.Drifting())
-	_ = s.client.Close()
-}
-
-// logSeats says when this node gets or loses its drift seat.
-func logSeats(log *slog.Logger) func(approx.Tenancy, error) {
-	complain := seldom(10*time.Second, func(err error) { log.Warn("drift seats cannot be asked for", "error", err) })
-	return func(t approx.Tenancy, err error) {
-		switch {
-		case err != nil:
-			complain(err)
-		case t.Seat < 0:
-			log.Info("no drift seat: rules of mode approx run as leasing here")
-		default:
-			log.Info("drift seat taken", "seat", t.Seat, "fence", t.Fence, "windows_from", time.UnixMicro(int64(t.Taint)).UTC())
-		}
-	}
-}
-
-// seatNote is what /healthcheck says of a node that may not drift.
-func seatNote(seat func() (int, bool)) func() string {
-	return func() string {
-		if seat == nil {
-			return ""
-		}
-		if n, wanted := seat(); !wanted || n >= 0 {
-			return ""
-		}
-		return "no drift seat (all max_nodes are taken, or the store does not answer): rules of mode approx run as leasing here"
 	}
 }
 
@@ -311,16 +187,6 @@ func seldom(d time.Duration, f func(error)) func(error) {
 	}
 }
 
-// redisLog takes the client library's own lines at debug level.
-type redisLog struct{ log *slog.Logger }
-
-// Printf implements the library's logger.
-func (l redisLog) Printf(ctx context.Context, format string, args ...any) {
-	if l.log.Enabled(ctx, slog.LevelDebug) {
-		l.log.DebugContext(ctx, fmt.Sprintf(format, args...))
-	}
-}
-
 // followWallClock keeps windows on the wall clock through its corrections.
 func followWallClock(ctx context.Context, l limiter, clock ratelimit.Clock) {
 	every(ctx, time.Second, func() { l.SyncClock(clock(), time.Now()) })
@@ -332,14 +198,31 @@ func watch(ctx context.Context, store *config.Store, tree config.Tree, log *slog
 	}
 }
 
-// keepHealthy makes the server healthy once there are rules, or at once.
-func keepHealthy(ctx context.Context, v *server.Server, store *config.Store, ring *routing.Router, always bool) {
-	healthy := func() bool { return (always || store.Rules() != nil) && (ring == nil || ring.Ready()) }
+// keepHealthy makes the server healthy once it is ready.
+func keepHealthy(ctx context.Context, v *server.Server, healthy func() bool) {
+	ctx, ready := context.WithCancel(ctx)
+	defer ready()
 	v.SetHealthy(healthy())
 	every(ctx, 100*time.Millisecond, func() {
 		if healthy() {
 			v.SetHealthy(true)
+			ready()
 		}
+	})
+}
+
+// watchStore has health follow the store: REDIS_HEALTH_CHECK_ACTIVE_CONNECTION.
+func watchStore(ctx context.Context, v *server.Server, healthy func() bool, ping func(context.Context) error, log *slog.Logger) {
+	up := true
+	every(ctx, 250*time.Millisecond, func() {
+		bounded, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		err := ping(bounded)
+		if now := err == nil; now != up && ctx.Err() == nil {
+			up = now
+			log.Warn("health follows the store (REDIS_HEALTH_CHECK_ACTIVE_CONNECTION)", "up", up, "error", err)
+		}
+		v.SetHealthy(up && healthy())
 	})
 }
 

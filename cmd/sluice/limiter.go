@@ -1,0 +1,148 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/approx"
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+// limiter is what decides, and what must run for it to.
+type limiter interface {
+	ratelimit.Limiter
+	Stats() ratelimit.LimiterStats
+	SyncClock(ratelimit.Instant, time.Time)
+}
+
+// decider is a limiter and what belongs to it.
+type decider struct {
+	limiter
+	seat func() (int, bool)    // the drift seat, and whether one is wanted; nil: there are none
+	run  func(context.Context) // must run for it to decide; returns when ctx is done and all is given back
+	ping func(context.Context) error
+}
+
+// decider chooses by REDIS_URL: leases from a shared ledger and a drift seat, or
+// budgets in this process.
+func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog.Logger) (*decider, error) {
+	other, err := c.Redis.perSecond()
+	if err != nil {
+		return nil, err
+	}
+	if c.Redis.URL == "" {
+		return &decider{
+			limiter: leasing.NewLocal(c.MaxKeys, clock(), time.Now()),
+			run:     func(context.Context) {}, ping: func(context.Context) error { return nil },
+		}, nil
+	}
+	audit, err := c.audit(log)
+	if err != nil {
+		return nil, err
+	}
+	redis.SetLogger(redisLog{log})
+	seats := func() int { return store.Rules().Seats() }
+	usual, err := c.shared(&c.Redis, seats, audit, clock, log)
+	if err != nil {
+		return nil, err
+	}
+	if other == nil {
+		return &decider{usual.Fleet, usual.keeper.Seat, usual.run, usual.ping}, nil
+	}
+	brief, err := c.shared(other, seats, audit, clock, log)
+	if err != nil {
+		return nil, err
+	}
+	return &decider{
+		limiter: &byUnit{usual: usual.Fleet, brief: brief.Fleet}, seat: usual.keeper.Seat,
+		run: func(ctx context.Context) {
+			var wg sync.WaitGroup
+			wg.Go(func() { brief.run(ctx) })
+			usual.run(ctx)
+			wg.Wait()
+		},
+		ping: func(ctx context.Context) error { return errors.Join(usual.ping(ctx), brief.ping(ctx)) },
+	}, nil
+}
+
+// shared is a limiter over one Redis, with a drift seat there.
+type shared struct {
+	*leasing.Fleet
+	keeper *approx.Keeper
+	client redis.UniversalClient
+	seats  func() int // that are wanted
+}
+
+func (c *serveCmd) shared(flags *redisFlags, seats func() int, audit func(leasing.Reconciliation), clock ratelimit.Clock, log *slog.Logger) (*shared, error) {
+	client, err := flags.client()
+	if err != nil {
+		return nil, err
+	}
+	holder := leasing.NewHolder()
+	f := leasing.NewFleet(leasing.NewRedis(client, flags.KeyPrefix), holder, c.MaxKeys, clock, time.Now())
+	f.OnFailure = seldom(time.Second, func(err error) { log.Warn("the store does not answer", "of", flags.setting("URL"), "error", err) })
+	f.OnReconcile = audit
+	keeper := approx.NewKeeper(approx.NewRedis(client, flags.KeyPrefix), holder, clock)
+	keeper.OnChange = logSeats(log)
+	f.Drift = keeper
+	return &shared{f, keeper, client, seats}, nil
+}
+
+// ping asks whether the Redis answers. It blocks until ctx is done, at most.
+func (s *shared) ping(ctx context.Context) error { return s.client.Ping(ctx).Err() }
+
+// run claims and keeps a seat until ctx is done, and then gives all back.
+func (s *shared) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	wg.Go(func() { s.Run(ctx) })
+	wg.Go(func() { s.keeper.Run(ctx, s.seats) })
+	wg.Wait()
+	s.keeper.Leave(context.Background(), !s.Drifting())
+	_ = s.client.Close()
+}
+
+// logSeats says when this node gets or loses its drift seat.
+func logSeats(log *slog.Logger) func(approx.Tenancy, error) {
+	complain := seldom(10*time.Second, func(err error) { log.Warn("drift seats cannot be asked for", "error", err) })
+	return func(t approx.Tenancy, err error) {
+		switch {
+		case err != nil:
+			complain(err)
+		case t.Seat < 0:
+			log.Info("no drift seat: rules of mode approx run as leasing here")
+		default:
+			log.Info("drift seat taken", "seat", t.Seat, "fence", t.Fence, "windows_from", time.UnixMicro(int64(t.Taint)).UTC())
+		}
+	}
+}
+
+// seatNote is what /healthcheck says of a node that may not drift.
+func seatNote(seat func() (int, bool)) func() string {
+	return func() string {
+		if seat == nil {
+			return ""
+		}
+		if n, wanted := seat(); !wanted || n >= 0 {
+			return ""
+		}
+		return "no drift seat (all max_nodes are taken, or the store does not answer): rules of mode approx run as leasing here"
+	}
+}
+
+// redisLog takes the client library's own lines at debug level.
+type redisLog struct{ log *slog.Logger }
+
+// Printf implements the library's logger.
+func (l redisLog) Printf(ctx context.Context, format string, args ...any) {
+	if l.log.Enabled(ctx, slog.LevelDebug) {
+		l.log.DebugContext(ctx, fmt.Sprintf(format, args...))
+	}
+}

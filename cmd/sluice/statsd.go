@@ -1,0 +1,34 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
+)
+
+// statsd sends counters until ctx is done, if that is asked for; the channel is
+// closed when the last are sent.
+func (c *serveCmd) statsd(ctx context.Context, shown metrics.Collector, latency prometheus.Metric, log *slog.Logger) <-chan struct{} {
+	done := make(chan struct{})
+	if !c.UseStatsd || c.DisableStats {
+		close(done)
+		return done
+	}
+	tags, _ := parseTags(c.ExtraTags) // it was validated
+	s := &metrics.Statsd{
+		Addr: net.JoinHostPort(c.StatsdHost, strconv.Itoa(int(c.StatsdPort))), Interval: c.StatsInterval, Tags: tags,
+		Counters: shown.Counters, Latency: latency,
+		OnError: seldom(time.Minute, func(err error) { log.Warn("counters are not sent; they will be when it is back", "error", err) }),
+	}
+	go func() {
+		defer close(done)
+		s.Run(ctx)
+	}()
+	return done
+}
