@@ -10,12 +10,8 @@ import (
 // and says which invariant of the ledger does not hold, if one does not. It is
 // for simulations and tests.
 func (m *Memory) Check(claim *ratelimit.Claim, answer *ratelimit.Grant) error {
-	key := []byte(claim.Key)
-	hash := m.hash.of(key)
-	s := &m.shards[hash>>32%uint64(len(m.shards))]
-	s.mu.Lock()
+	s, c := m.locked([]byte(claim.Key))
 	defer s.mu.Unlock()
-	c := s.accounts.get(hash, key)
 	if c == nil {
 		return nil
 	}
@@ -25,15 +21,20 @@ func (m *Memory) Check(claim *ratelimit.Claim, answer *ratelimit.Grant) error {
 	return c.val.check(&claim.Limit)
 }
 
-// Reclaimed tells whether a claim comes with the fence of a lease that was
-// reclaimed, or will be when it is settled: then it must be answered void.
-func (m *Memory) Reclaimed(claim *ratelimit.Claim) bool {
-	key := []byte(claim.Key)
+// locked finds an account, nil if there is none, and its shard, whose lock the
+// caller now holds and must release.
+func (m *Memory) locked(key []byte) (*memoryShard, *cell[account]) {
 	hash := m.hash.of(key)
 	s := &m.shards[hash>>32%uint64(len(m.shards))]
 	s.mu.Lock()
+	return s, s.accounts.get(hash, key)
+}
+
+// Reclaimed tells whether a claim comes with the fence of a lease that was
+// reclaimed, or will be when it is settled: then it must be answered void.
+func (m *Memory) Reclaimed(claim *ratelimit.Claim) bool {
+	s, c := m.locked([]byte(claim.Key))
 	defer s.mu.Unlock()
-	c := s.accounts.get(hash, key)
 	if c == nil {
 		return false
 	}

@@ -24,6 +24,7 @@ type Process struct {
 	cmd     *exec.Cmd
 	Address string // of gRPC
 	Debug   string // of the debug port, if it has one
+	ended   chan struct{}
 }
 
 // Start runs a binary and waits for its gRPC port to open.
@@ -37,12 +38,14 @@ func Start(binary, address string, args ...string) (*Process, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", binary, err)
 	}
-	p := &Process{cmd: cmd, Address: address}
+	p := &Process{cmd: cmd, Address: address, ended: make(chan struct{})}
 	ready := make(chan struct{})
 	go func() { // a server prints a line when its ports are open
 		_, _ = bufio.NewReader(out).ReadString('\n')
 		close(ready)
 		_, _ = io.Copy(io.Discard, out)
+		_ = cmd.Wait() // only now: it closes the pipe
+		close(p.ended)
 	}()
 	select {
 	case <-ready:
@@ -64,16 +67,9 @@ func Start(binary, address string, args ...string) (*Process, error) {
 // Stop interrupts it, and kills it if that takes long.
 func (p *Process) Stop() {
 	_ = p.cmd.Process.Signal(os.Interrupt)
-	done := make(chan struct{})
-	go func() {
-		_ = p.cmd.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-	case <-time.After(10 * time.Second):
+	if p.Wait(10*time.Second) != nil {
 		_ = p.cmd.Process.Kill()
-		<-done
+		_ = p.Wait(10 * time.Second)
 	}
 }
 
@@ -117,13 +113,8 @@ func (p *Process) Signal(s os.Signal) error {
 
 // Wait waits until it has ended, for at most a time.
 func (p *Process) Wait(d time.Duration) error {
-	done := make(chan struct{})
-	go func() {
-		_ = p.cmd.Wait()
-		close(done)
-	}()
 	select {
-	case <-done:
+	case <-p.ended:
 		return nil
 	case <-time.After(d):
 		return fmt.Errorf("process %d goes on after %v", p.cmd.Process.Pid, d)

@@ -62,18 +62,9 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	if names := inEnvironment(lookup, withoutEffect); len(names) > 0 {
 		log.Warn("these settings have no effect in this version", "names", strings.Join(names, " "))
 	}
-	source := c.source()
-	if c.ConfigType == configXDS {
-		if source, err = c.XDS.client(log); err != nil {
-			return err
-		}
-	}
-	store := config.NewStore(source, config.Options{Coordination: coordination, MergeDomains: c.MergeDomains}, log)
-	if err := store.Load(); err != nil && !c.ForceStart && c.ConfigType != configXDS { // which may come late
-		return fmt.Errorf("the first rules are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set:\n%w", err)
-	}
-	if c.Ring.Peers == "" {
-		warnOfModes(store.Rules(), log)
+	source, store, err := c.rules(coordination, log)
+	if err != nil {
+		return err
 	}
 	clock := ratelimit.MonotonicClock()
 	decider, err := c.decider(clock, store, log)
@@ -125,16 +116,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	if c.Redis.HealthCheck {
 		go watchStore(background, v, healthy, decider.ping, log)
 	}
-	left := make(chan struct{})
-	go func() {
-		defer close(left)
-		<-drain.Done()
-		if ring != nil { // others own its keys while it drains
-			ctx, cancel := context.WithTimeout(hurry, leaveTime)
-			defer cancel()
-			ring.Leave(ctx)
-		}
-	}()
+	left := leaveRing(drain, hurry, ring)
 	announce(s.out, v, source)
 	err = v.Serve(drain, hurry)
 	if drain.Err() != nil {
@@ -145,6 +127,40 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	uncount()
 	<-flushed
 	return err
+}
+
+// rules finds where rules come from, and reads the first.
+func (c *serveCmd) rules(coordination ratelimit.Coordination, log *slog.Logger) (source config.Source, store *config.Store, err error) {
+	source = c.source()
+	if c.ConfigType == configXDS {
+		if source, err = c.XDS.client(log); err != nil {
+			return nil, nil, err
+		}
+	}
+	store = config.NewStore(source, config.Options{Coordination: coordination, MergeDomains: c.MergeDomains}, log)
+	if err := store.Load(); err != nil && !c.ForceStart && c.ConfigType != configXDS { // which may come late
+		return nil, nil, fmt.Errorf("the first rules are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set:\n%w", err)
+	}
+	if c.Ring.Peers == "" {
+		warnOfModes(store.Rules(), log)
+	}
+	return source, store, nil
+}
+
+// leaveRing has others own this node's keys while it drains. The channel is
+// closed when they do.
+func leaveRing(drain, hurry context.Context, ring *routing.Router) <-chan struct{} {
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		<-drain.Done()
+		if ring != nil {
+			ctx, cancel := context.WithTimeout(hurry, leaveTime)
+			defer cancel()
+			ring.Leave(ctx)
+		}
+	}()
+	return left
 }
 
 // warnOfModes says which rules ask for owners that nobody named.
