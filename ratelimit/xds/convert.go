@@ -66,10 +66,11 @@ func descriptorsOf(from []*rlsconf.RateLimitDescriptor, domain string, path []st
 		if d.GetRateLimit() != nil {
 			add("rate_limit", limitOf(d.GetRateLimit()))
 		}
-		for key, on := range map[string]bool{"shadow_mode": d.GetShadowMode(), "detailed_metric": d.GetDetailedMetric()} {
-			if on {
-				add(key, true)
-			}
+		if d.GetShadowMode() {
+			add("shadow_mode", true)
+		}
+		if d.GetDetailedMetric() {
+			add("detailed_metric", true)
 		}
 		if err := addUnknown(d.ProtoReflect().GetUnknown(), add); err != nil {
 			return nil, fmt.Errorf("descriptor %s: %w", strings.Join(own, "."), err)
@@ -92,7 +93,7 @@ func limitOf(p *rlsconf.RateLimitPolicy) yaml.MapSlice {
 	if p.GetUnlimited() {
 		m = append(m, yaml.MapItem{Key: "unlimited", Value: true})
 	} else {
-		m = append(m, yaml.MapItem{Key: "unit", Value: ratelimit.Unit(p.GetUnit()).String()}, yaml.MapItem{Key: "requests_per_unit", Value: p.GetRequestsPerUnit()})
+		m = append(m, yaml.MapItem{Key: "unit", Value: unitOf(p.GetUnit())}, yaml.MapItem{Key: "requests_per_unit", Value: p.GetRequestsPerUnit()})
 	}
 	if p.GetName() != "" {
 		m = append(m, yaml.MapItem{Key: "name", Value: p.GetName()})
@@ -105,6 +106,15 @@ func limitOf(p *rlsconf.RateLimitPolicy) yaml.MapSlice {
 		m = append(m, yaml.MapItem{Key: "replaces", Value: replaces})
 	}
 	return m
+}
+
+// unitOf is a unit's name. The published types lack month, year and week, which
+// have the numbers of Envoy's answers.
+func unitOf(u rlsconf.RateLimitUnit) string {
+	if u < 1 || u > rlsconf.RateLimitUnit(ratelimit.Week) {
+		return fmt.Sprintf("unit %d", u) // no rule may have it
+	}
+	return ratelimit.Unit(u).String()
 }
 
 // addUnknown reads the fields that the types do not know, and leaves out those

@@ -254,7 +254,7 @@ func TestConversion(t *testing.T) {
 		t.Fatal(err)
 	}
 	inner := limit("api_key", 100)
-	inner.ShadowMode, inner.RateLimit.Name = true, "gold"
+	inner.ShadowMode, inner.DetailedMetric, inner.RateLimit.Name = true, true, "gold"
 	unknown := protowire.AppendVarint(protowire.AppendTag(nil, quotaMode, protowire.VarintType), 1)
 	unknown = protowire.AppendBytes(protowire.AppendTag(unknown, metadataField, protowire.BytesType), meta)
 	unknown = protowire.AppendVarint(protowire.AppendTag(unknown, 99, protowire.VarintType), 1)
@@ -268,6 +268,12 @@ func TestConversion(t *testing.T) {
 	file, err := convert(body, additions)
 	if err != nil {
 		t.Fatal(err)
+	}
+	for range 20 { // or a push that changes nothing would be a new one
+		again, err := convert(body, additions)
+		if err != nil || string(again.Data) != string(file.Data) {
+			t.Fatalf("converted twice: %v\n%s\n%s", err, file.Data, again.Data)
+		}
 	}
 	rules, _, problems := config.Parse([]config.Text{file}, config.Options{Coordination: ratelimit.DefaultCoordination()})
 	if len(problems) > 0 {
@@ -307,6 +313,17 @@ func TestBadInput(t *testing.T) {
 	}
 	if _, err := convert(&anypb.Any{TypeUrl: TypeURL, Value: []byte{0xff}}, nil); err == nil {
 		t.Error("nonsense was read")
+	}
+	odd, err := anypb.New(domain("d", &rlsconf.RateLimitDescriptor{Key: "k", RateLimit: &rlsconf.RateLimitPolicy{Unit: 257, RequestsPerUnit: 1}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := convert(odd, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, problems := config.Parse([]config.Text{text}, config.Options{Coordination: ratelimit.DefaultCoordination()}); !strings.Contains(problems.Error(), "invalid rate limit unit 'unit 257'") {
+		t.Errorf("unit 257: %v", problems)
 	}
 	deep := limit("k", 1)
 	for range 200 {
