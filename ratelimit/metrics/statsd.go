@@ -47,9 +47,10 @@ func (s *Statsd) Run(ctx context.Context) {
 	s.sent, s.suffix = map[string]uint64{}, tagSuffix(s.Tags)
 	tick := time.NewTicker(s.Interval)
 	defer tick.Stop()
-	for ctx.Err() == nil {
+	for last := false; !last; {
 		select {
 		case <-ctx.Done():
+			last = true
 		case <-tick.C:
 		}
 		if err := s.flush(); err != nil && s.OnError != nil {
