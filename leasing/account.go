@@ -157,7 +157,7 @@ func (a *account) advance(now ledgerTime, c *ratelimit.Claim) {
 		return
 	}
 	a.now = now
-	w := windowAt(now, &c.Limit)
+	w := c.Limit.WindowAt(now)
 	if w == a.window {
 		return
 	}
@@ -170,15 +170,6 @@ func (a *account) advance(now ledgerTime, c *ratelimit.Claim) {
 		a.left, a.late = max(a.left, a.most)-a.spent(a.window), a.over
 	}
 	a.window, a.base, a.over, a.most = w, 0, 0, 0
-}
-
-// windowAt numbers windows from 1, so that 0 can mean none.
-func windowAt(now ledgerTime, l *ratelimit.Limit) window {
-	return window(now/ledgerTime(l.Period()/time.Microsecond)) + 1
-}
-
-func windowEnd(w window, l *ratelimit.Limit) ledgerTime {
-	return ledgerTime(w) * ledgerTime(l.Period()/time.Microsecond)
 }
 
 // book makes the record a copy of the claim. It returns how many of the tokens
@@ -385,7 +376,7 @@ func (a *account) weightedPrevious(l *ratelimit.Limit) tokens {
 	}
 	tick := slidingTick(l)
 	total := tokens((ledgerTime(l.Period()/time.Microsecond) + tick - 1) / tick)
-	left := tokens((windowEnd(a.window, l) - a.now + tick - 1) / tick)
+	left := tokens((l.WindowEnd(a.window) - a.now + tick - 1) / tick)
 	return (min(a.prev, 1<<32)*left + total - 1) / total
 }
 
@@ -427,7 +418,7 @@ func (a *account) resetAfter(w window, c *ratelimit.Claim) time.Duration {
 	if c.Limit.Algorithm == ratelimit.TokenBucket {
 		return a.timeToLevel(int64(c.Limit.Burst)*micro, &c.Limit)
 	}
-	return max(0, windowEnd(w, &c.Limit).Sub(a.now))
+	return max(0, c.Limit.WindowEnd(w).Sub(a.now))
 }
 
 // retryAfter is when missing more tokens are there if nobody else spends.
@@ -467,15 +458,15 @@ func (a *account) deadline(c *ratelimit.Claim) ledgerTime {
 	switch l.Algorithm {
 	case ratelimit.FixedWindow, ratelimit.SlidingWindow:
 		if next := a.charged(a.window + 1); next > 0 {
-			return windowEnd(a.window+1, l)
+			return l.WindowEnd(a.window + 1)
 		}
 		if a.charged(a.window) == 0 && a.prev == 0 {
 			return a.now
 		}
 		if l.Algorithm == ratelimit.FixedWindow {
-			return windowEnd(a.window, l)
+			return l.WindowEnd(a.window)
 		}
-		return windowEnd(a.window+1, l)
+		return l.WindowEnd(a.window + 1)
 	case ratelimit.TokenBucket:
 		if wait := a.timeToLevel(int64(l.Burst)*micro, l); wait < 1<<62 {
 			at = a.now.Add(wait) + 1

@@ -106,8 +106,8 @@ func (f *Fleet) begin(h *held, now instant, there ledgerClock, hash uint64, a *a
 		h.lease.reset = max(h.lease.reset, now.Add(full))
 		return 1<<63 - 1, true
 	}
-	w := windowAt(early, limit)
-	if w != windowAt(late, limit) {
+	w := limit.WindowAt(early)
+	if w != limit.WindowAt(late) {
 		return 0, false
 	}
 	switch {
@@ -129,14 +129,12 @@ func (f *Fleet) begin(h *held, now instant, there ledgerClock, hash uint64, a *a
 	if !h.lease.current(now, a) {
 		h.lease.giveBack()
 		h.lease.setLimit(limit)
-		h.lease.reset = there.notBefore(now, windowEnd(w, limit))
+		h.lease.reset = there.notBefore(now, limit.WindowEnd(w))
 	}
-	period := ledgerTime(limit.Period() / time.Microsecond)
-	begins := windowEnd(w, limit) - period
 	if limit.Algorithm == ratelimit.SlidingWindow {
-		begins -= period // the window before still counts
+		return limit.WindowEnd(w - 2), true // the window before still counts
 	}
-	return begins, true
+	return limit.WindowEnd(w - 1), true
 }
 
 // overdraw spends cost from what is left, and from a share beyond it.

@@ -207,7 +207,7 @@ func (w *spendWatch) spend(h *history, n tokens) {
 		w.spendBucket(h, n)
 		return
 	}
-	now := windowAt(h.ledgerNow(), &w.limit)
+	now := w.limit.WindowAt(h.ledgerNow())
 	if now != w.window {
 		w.before = 0
 		if now == w.window+1 {
@@ -218,7 +218,7 @@ func (w *spendWatch) spend(h *history, n tokens) {
 	w.spent += n
 	used := w.spent
 	if w.limit.Algorithm == ratelimit.SlidingWindow {
-		left := windowEnd(now, &w.limit).Sub(h.ledgerNow())
+		left := w.limit.WindowEnd(now).Sub(h.ledgerNow())
 		used += tokens(float64(w.before) * float64(left) / float64(w.limit.Period())) // rounded down
 	}
 	if n > 0 {

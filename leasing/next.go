@@ -71,7 +71,7 @@ func (h *held) keepNext(sent, now instant, there ledgerClock, fl *flight, g *rat
 	if fl.giveUp || g.Window != fl.claim.Window || g.At == 0 {
 		return
 	}
-	begins := windowEnd(g.Window-1, &fl.claim.Limit)
+	begins := fl.claim.Limit.WindowEnd(g.Window - 1)
 	n := &nextLease{
 		heard: now, expires: sent.Add(g.TTL - margin(h.rule, g.TTL)), jitter: jitter, over: there.notBefore(now, begins), start: there.surelyBy(now, begins),
 		lease: lease{seq: g.Seq, window: g.Window},

@@ -129,10 +129,14 @@ func (l *Redis) arguments(c *ratelimit.Claim) []any {
 			flags |= 1 << i
 		}
 	}
+	period := c.Limit.Period().Microseconds()
+	if c.Limit.Unit == ratelimit.CalendarMonth {
+		period = 0
+	}
 	return []any{
 		HolderName(c.Holder), c.Seq, int64(c.Fence), int64(c.Window), flags,
 		int64(c.Granted), int64(c.Spent), int64(c.Returned), int64(c.Waiting), int64(c.Want), c.TTL.Microseconds(),
-		uint8(c.Limit.Algorithm), int64(c.Limit.Requests), int64(c.Limit.Burst), c.Limit.Period().Microseconds(), int64(l.at()),
+		uint8(c.Limit.Algorithm), int64(c.Limit.Requests), int64(c.Limit.Burst), period, int64(l.at()),
 	}
 }
 

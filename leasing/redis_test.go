@@ -46,7 +46,7 @@ func TestRedisConforms(t *testing.T) {
 func TestRedisAnswersAsMemoryDoes(t *testing.T) {
 	s := redistest.Start(t)
 	m := newMovedRedis(t, s)
-	for seed := range uint64(300) {
+	for seed := range uint64(600) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { compareLedgers(t, m, seed) })
 	}
 }
@@ -98,6 +98,9 @@ func randomLimit(rnd *rand.Rand) ratelimit.Limit {
 		Algorithm: ratelimit.Algorithm(rnd.IntN(3)), Unit: ratelimit.Unit(1 + rnd.IntN(7)),
 		Requests: []tokens{1, 7, 100, 12345, 1 << 20, 1<<32 - 1}[rnd.IntN(6)],
 	}
+	if rnd.IntN(2) == 0 {
+		l = l.Cut()
+	}
 	if l.Algorithm == ratelimit.TokenBucket {
 		l.Burst = []tokens{1, 5, l.Requests, 1<<32 - 1}[rnd.IntN(4)]
 	}
@@ -147,6 +150,26 @@ func mutate(rnd *rand.Rand, c *ratelimit.Claim) {
 	c.Want = c.Waiting + tokens(rnd.IntN(100))
 	c.Direct = rnd.IntN(5) == 0
 	c.Refilled = rnd.IntN(8) == 0
+}
+
+// Months of the calendar begin and end in Redis when they do here.
+func TestRedisCalendarMonths(t *testing.T) {
+	m := newMovedRedis(t, redistest.Start(t))
+	memory := NewMemory(10_000, func() ledgerTime { return m.now })
+	l := ratelimit.Limit{Unit: ratelimit.Month, Requests: 5}.Cut()
+	c := ratelimit.Claim{Limit: l, Holder: 1, Waiting: 1, Want: 1, TTL: time.Second}
+	for w := window(1); w < 12*250; w += 1 + w%3 {
+		for _, at := range []ledgerTime{l.WindowEnd(w) - 1, l.WindowEnd(w)} {
+			m.now = at
+			c.Key, c.Seq = fmt.Sprint("month", at), 1
+			got := make([]ratelimit.Grant, 2)
+			memory.Settle(context.Background(), []ratelimit.Claim{c}, got[:1])
+			m.Settle(context.Background(), []ratelimit.Claim{c}, got[1:])
+			if d := cmp.Diff(got[0], got[1]); d != "" || got[1].Window != l.WindowAt(at) {
+				t.Fatalf("at %v (-memory +redis):\n%s", time.UnixMicro(int64(at)).UTC(), d)
+			}
+		}
+	}
 }
 
 func TestRedisReloadsItsScript(t *testing.T) {

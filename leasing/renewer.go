@@ -266,7 +266,7 @@ func lasts(sent, now instant, there ledgerClock, l *ratelimit.Limit, g *ratelimi
 	if l.Algorithm == ratelimit.TokenBucket || g.At == 0 {
 		return sent.Add(g.ResetAfter)
 	}
-	return there.notBefore(now, windowEnd(g.Window, l))
+	return there.notBefore(now, l.WindowEnd(g.Window))
 }
 
 // payOwed books what was admitted without the ledger, if that was in the

@@ -4,8 +4,8 @@
 -- so that Lua's doubles hold them exactly.
 --
 -- ARGV: holder, seq, fence, window, flags, granted, spent, returned, waiting,
---       want, ttl us, algorithm, requests, burst, period us, the time in us
---       (0 but in tests: Redis' own); flags: 1 eager, 2 direct, 4 refilled,
+--       want, ttl us, algorithm, requests, burst, period us (0: months of
+--       the calendar), the time in us (0 but in tests: Redis' own); flags: 1 eager, 2 direct, 4 refilled,
 --       8 ahead, 16 tally, 32 final
 
 local MICRO = 1000000
@@ -119,7 +119,28 @@ local function brim()
   return max(0, burst - held) * MICRO
 end
 
-local function window_end(w) return w * period end
+-- month_begins is when a month of the calendar begins, by its number from
+-- January 1970. Days are counted from March of year 0, so that a leap day is a
+-- year's last (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
+local function month_begins(month)
+  local m = month + 23638
+  local year = div(m, 12)
+  local days = 365 * year + div(year, 4) - div(year, 100) + div(year, 400) + div(153 * fmod(m, 12) + 2, 5)
+  return (days - 719468) * 86400 * MICRO
+end
+
+local function window_end(w)
+  if period == 0 then return month_begins(w) end
+  return w * period
+end
+
+local function window_at(time)
+  if period > 0 then return div(time, period) + 1 end
+  local month = div(time, 30.436875 * 86400 * MICRO) -- a month in the mean; at most one off
+  while month_begins(month) > time do month = month - 1 end
+  while month_begins(month + 1) <= time do month = month + 1 end
+  return month + 1
+end
 
 local function weighted_previous()
   if not sliding or a.prev == 0 then return 0 end
@@ -173,7 +194,7 @@ local function drop()
   for name, r in pairs(records) do
     if name ~= holder and obsolete(r) then names[#names + 1] = name end
   end
-  for _, name in ipairs(names) do records[name] = nil end
+  for _, name in ipairs(names) do records[name], dirty[name] = nil, nil end
   if #names > 0 then redis.call('HDEL', KEYS[1], unpack(names)) end
 end
 
@@ -196,7 +217,7 @@ local function advance()
     return
   end
   a.now = now
-  local w = div(now, period) + 1
+  local w = window_at(now)
   if w == a.window then return end
   local prev, left, late = 0, capacity, 0
   if not fresh and w == a.window + 1 then
@@ -373,14 +394,18 @@ end
 
 if (c.ahead or c.final) and algorithm ~= FIXED then return { 1 } end -- there are no windows that begin anew
 advance()
-if c.ahead and c.window ~= a.window and c.window ~= target() then return { 1 } end -- for a window that is over
+-- kept is an answer that books nothing; but time has passed for the account.
+local function kept(reply)
+  if #fields > 0 then redis.call('HSET', KEYS[1], 'a', packed()) end
+  return reply
+end
+if c.ahead and c.window ~= a.window and c.window ~= target() then return kept({ 1 }) end -- for a window that is over
 local r = records[holder]
 if r and c.seq <= r[SEQ] then
-  redis.call('HSET', KEYS[1], 'a', packed())
-  if c.seq < r[SEQ] or flag(r, 1) then return { 1 } end -- late, or a repeat of what expiry has undone
-  return answer(r)
+  if c.seq < r[SEQ] or flag(r, 1) then return kept({ 1 }) end -- late, or a repeat of what expiry has undone
+  return kept(answer(r))
 end
-if c.final and (c.window ~= a.window - 1 or r and r[WINDOW] > c.window) then return { 1 } end
+if c.final and (c.window ~= a.window - 1 or r and r[WINDOW] > c.window) then return kept({ 1 }) end
 if c.eager then close_expired() end
 if not r then
   drop()

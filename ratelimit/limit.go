@@ -36,20 +36,24 @@ const (
 	Month       Unit = 5
 	Year        Unit = 6
 	Week        Unit = 7
+	// CalendarMonth is a month whose windows are those of the calendar, in UTC
+	// (USE_CALENDAR_MONTH_RATE_LIMIT); for fixed_window only. Envoy is told Month.
+	CalendarMonth Unit = 8
 )
 
 var units = [...]struct {
 	name   string
 	length time.Duration
 }{
-	UnitUnknown: {"unknown", 0},
-	Second:      {"second", time.Second},
-	Minute:      {"minute", time.Minute},
-	Hour:        {"hour", time.Hour},
-	Day:         {"day", 24 * time.Hour},
-	Month:       {"month", 30 * 24 * time.Hour},
-	Year:        {"year", 365 * 24 * time.Hour},
-	Week:        {"week", 7 * 24 * time.Hour},
+	UnitUnknown:   {"unknown", 0},
+	Second:        {"second", time.Second},
+	Minute:        {"minute", time.Minute},
+	Hour:          {"hour", time.Hour},
+	Day:           {"day", 24 * time.Hour},
+	Month:         {"month", 30 * 24 * time.Hour},
+	Year:          {"year", 365 * 24 * time.Hour},
+	Week:          {"week", 7 * 24 * time.Hour},
+	CalendarMonth: {"calendar month", 30 * 24 * time.Hour},
 }
 
 // ParseUnit returns the unit of that name, in any case.
@@ -62,12 +66,22 @@ func ParseUnit(name string) (Unit, bool) {
 	return UnitUnknown, false
 }
 
-// Length returns how long the unit is; a month is 30 days and a year 365.
+// Length returns how long the unit is; a month is 30 days and a year 365. For
+// a calendar month it is what to reckon with: where its windows end,
+// [Limit.WindowEnd] says.
 func (u Unit) Length() time.Duration {
 	if int(u) < len(units) {
 		return units[u].length
 	}
 	return 0
+}
+
+// Wire is the unit's number for Envoy.
+func (u Unit) Wire() uint8 {
+	if u == CalendarMonth {
+		return uint8(Month)
+	}
+	return uint8(u)
 }
 
 func (u Unit) String() string {
@@ -116,6 +130,35 @@ type Limit struct {
 func (l Limit) Period() time.Duration {
 	return l.Unit.Length() * time.Duration(max(1, l.Multiplier))
 }
+
+// Cut returns the limit with its months those of the calendar, if it has such
+// months: one month each, in a fixed window.
+func (l Limit) Cut() Limit {
+	if l.Unit == Month && l.Multiplier <= 1 && l.Algorithm == FixedWindow {
+		l.Unit = CalendarMonth
+	}
+	return l
+}
+
+// WindowAt is the window that a time is in. They are numbered from 1, so that
+// 0 can mean none.
+func (l Limit) WindowAt(t LedgerTime) Window {
+	if l.Unit == CalendarMonth {
+		at := time.UnixMicro(int64(t)).UTC()
+		return Window(at.Year()-1970)*12 + Window(at.Month())
+	}
+	return Window(t/l.period()) + 1
+}
+
+// WindowEnd is when a window ends and the next begins.
+func (l Limit) WindowEnd(w Window) LedgerTime {
+	if l.Unit == CalendarMonth {
+		return LedgerTime(time.Date(1970, 1+time.Month(w), 1, 0, 0, 0, 0, time.UTC).UnixMicro())
+	}
+	return LedgerTime(w) * l.period()
+}
+
+func (l Limit) period() LedgerTime { return LedgerTime(l.Period() / time.Microsecond) }
 
 // Capacity is the most that can be spent at one instant.
 func (l Limit) Capacity() Tokens {

@@ -28,7 +28,7 @@ func TestHistoriesFindBugs(t *testing.T) {
 		{16, "a closed lease's fence is accepted", "leasing/account.go", "r.closed && c.Fence == r.fence\n", "false\n"},
 		{535, "a holder does not look at its lease's expiry", "leasing/lease.go", "if now >= l.deadline {\n\t\treturn 0", "if now < 0 {\n\t\treturn 0"},
 		{27, "a holder spends what a lost reply may have granted", "leasing/renewer.go", "if g.Err != nil {\n\t\treturn r, false\n\t}\n\tr, drifted", "if g.Err != nil {\n\t\th.lease.granted += fl.claim.Want\n\t\treturn r, false\n\t}\n\tr, drifted"},
-		{12, "a grant is counted from its answer", "leasing/renewer.go", "return there.notBefore(now, windowEnd(g.Window, l))", "return now.Add(g.ResetAfter + 20*time.Millisecond)"},
+		{12, "a grant is counted from its answer", "leasing/renewer.go", "return there.notBefore(now, l.WindowEnd(g.Window))", "return now.Add(g.ResetAfter + 20*time.Millisecond)"},
 		{9, "a drift share is doubled", "approx/keeper.go", "return rule.DriftShare(), heir", "return 2 * rule.DriftShare(), heir"},
 		{2024, "a new tenant uses a crashed one's shares", "approx/seats.go", "return s.expires, true", "return 0, true"},
 		{237, "a seat is given twice", "approx/seats.go", "s.free(now); ok && ", "s.free(now); (ok || true) && "},

@@ -137,7 +137,7 @@ func (c *serveCmd) rules(coordination ratelimit.Coordination, log *slog.Logger) 
 			return nil, nil, err
 		}
 	}
-	store = config.NewStore(source, config.Options{Coordination: coordination, MergeDomains: c.MergeDomains}, log)
+	store = config.NewStore(source, config.Options{Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths}, log)
 	if err := store.Load(); err != nil && !c.ForceStart && c.ConfigType != configXDS { // which may come late
 		return nil, nil, fmt.Errorf("the first rules are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set:\n%w", err)
 	}

@@ -42,6 +42,7 @@ type settings struct {
 	ForceStart      bool          `group:"rules" env:"FORCE_START_WITHOUT_INITIAL_CONFIG" name:"force-start-without-initial-config" help:"Start even if the first rules are bad."`
 	HealthyWithOne  bool          `group:"rules" env:"HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED" name:"healthy-with-at-least-one-config-loaded" help:"After a forced start, be healthy only once rules are loaded."`
 	MergeDomains    bool          `group:"rules" env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Join the descriptors of files with the same domain."`
+	CalendarMonths  bool          `group:"rules" env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"Windows of a month are those of the calendar, in UTC, not 30 days; for fixed_window."`
 	ConfigType      string        `group:"rules" env:"CONFIG_TYPE" default:"FILE" help:"Where rules come from: FILE or GRPC_XDS_SOTW."`
 	Host            string        `group:"ports" env:"HOST" default:"0.0.0.0" help:"Of the HTTP port: /json and /healthcheck."`
 	Port            uint16        `group:"ports" env:"PORT" default:"8080" help:"Of HTTP."`
@@ -187,7 +188,7 @@ func parseTags(text string) (map[string]string, error) {
 
 func (s *settings) serviceOptions() service.Options {
 	o := service.Options{
-		ShadowMode: s.ShadowMode, QuotaMode: s.QuotaMode, DynamicMetadata: s.DynamicMetadata, NearLimitRatio: s.NearLimitRatio,
+		ShadowMode: s.ShadowMode, CalendarMonths: s.CalendarMonths, QuotaMode: s.QuotaMode, DynamicMetadata: s.DynamicMetadata, NearLimitRatio: s.NearLimitRatio,
 	}
 	if s.HeadersEnabled {
 		o.Headers = service.HeaderNames{Limit: s.LimitHeader, Remaining: s.RemainingHeader, Reset: s.ResetHeader}
@@ -252,7 +253,7 @@ func (s *settings) logger(w io.Writer) *slog.Logger {
 // would break a promise, the server refuses to start instead.
 var (
 	withoutEffect = []string{
-		"TRACING_ENABLED", "USE_CALENDAR_MONTH_RATE_LIMIT", "BACKEND_TYPE", "LOCAL_CACHE_SIZE_IN_BYTES",
+		"TRACING_ENABLED", "BACKEND_TYPE", "LOCAL_CACHE_SIZE_IN_BYTES",
 		"EXPIRATION_JITTER_MAX_SECONDS",
 		"REDIS_PIPELINE_WINDOW", "REDIS_PIPELINE_LIMIT", "MEMCACHE_HOST_PORT",
 		"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",

@@ -13,6 +13,8 @@ type Options struct {
 	Coordination ratelimit.Coordination
 	// MergeDomains joins the descriptors of files with the same domain.
 	MergeDomains bool
+	// CalendarMonths makes windows of a month those of the calendar.
+	CalendarMonths bool
 	// Counters returns the counters of a rule, the same for the same rule after
 	// a reload. keys are the rule's, joined by NUL. nil means new ones each time.
 	Counters func(domain, keys string) *ratelimit.RuleCounters
@@ -219,6 +221,9 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 		if s.burst == 0 {
 			r.Limit.Burst = r.Limit.Requests
 		}
+	}
+	if c.options.CalendarMonths {
+		r.Limit = r.Limit.Cut()
 	}
 	if c.domain.Name != "" {
 		r.Counters = c.options.Counters(r.Domain, strings.Join(r.Keys, "\x00"))

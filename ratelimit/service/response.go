@@ -67,7 +67,7 @@ func appendLimit(b []byte, r *ratelimit.Rule) []byte {
 	if r.Limit.Requests > 0 {
 		b = appendVarint(b, 1, uint64(r.Limit.Requests))
 	}
-	b = appendVarint(b, 2, uint64(r.Limit.Unit))
+	b = appendVarint(b, 2, uint64(r.Limit.Unit.Wire()))
 	if r.Name != "" {
 		b = protowire.AppendTag(b, 3, protowire.BytesType)
 		b = protowire.AppendString(b, r.Name)

@@ -22,7 +22,10 @@ type Options struct {
 	Headers HeaderNames
 	// DynamicMetadata puts the request and its rules' metadata into answers.
 	DynamicMetadata bool
-	NearLimitRatio  float64
+	// CalendarMonths makes windows of a month those of the calendar, also of
+	// limits that requests bring along.
+	CalendarMonths bool
+	NearLimitRatio float64
 }
 
 // HeaderNames are the response headers; "" leaves all of them out.
@@ -123,7 +126,7 @@ func (c *call) match(s *Service, d *config.Domain) {
 		}
 		m := &c.matches[i]
 		start := len(c.keys)
-		c.matchOne(d, &c.request.descriptors[i], m)
+		c.matchOne(s, d, &c.request.descriptors[i], m)
 		if m.rule == nil || m.rule.Unlimited || m.rule.Limit.Requests == 0 {
 			c.keys = c.keys[:start]
 		} else {
@@ -136,11 +139,14 @@ func (c *call) match(s *Service, d *config.Domain) {
 	}
 }
 
-func (c *call) matchOne(d *config.Domain, x *descriptor, m *match) {
+func (c *call) matchOne(s *Service, d *config.Domain, x *descriptor, m *match) {
 	entries := c.request.entriesOf(x)
 	if !x.hasOverride {
 		m.rule, c.keys = d.Match(entries, c.keys)
 		return
+	}
+	if s.options.CalendarMonths {
+		x.override = x.override.Cut()
 	}
 	m.rule = &ratelimit.Rule{Domain: d.Name, Limit: x.override, Override: true, Coordination: d.Defaults, Counters: d.Overrides}
 	c.keys = d.OverrideKey(x.override, entries, c.keys)
@@ -260,8 +266,8 @@ func (c *call) status(s *Service, m *match) status {
 		a, st.verdict = c.asks[m.ask], c.verdicts[m.ask]
 		s.Stats.Sources[st.verdict.Source].Add(1)
 	default: // requests_per_unit: 0
-		period := m.rule.Limit.Period()
-		st.verdict = ratelimit.Verdict{OverLimit: true, ResetAfter: period - time.Duration(s.wall().UnixNano()%int64(period))}
+		now := ratelimit.LedgerTime(s.wall().UnixMicro())
+		st.verdict = ratelimit.Verdict{OverLimit: true, ResetAfter: m.rule.Limit.WindowEnd(m.rule.Limit.WindowAt(now)).Sub(now)}
 	}
 	near := ratelimit.Tokens(math.Floor(float64(m.rule.Limit.Capacity()) * s.options.NearLimitRatio))
 	m.rule.Counters.Count(a, st.verdict, near)
