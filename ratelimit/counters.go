@@ -13,19 +13,34 @@ type RuleCounters struct {
 	OverLocally atomic.Uint64 // of OverLimit: refused without asking the ledger
 	ShadowMode  atomic.Uint64 // over limit, but answered OK by shadow_mode
 	Refunded    atomic.Uint64 // is_negative_hits
-	Requests    atomic.Uint64 // decisions, whatever their cost
 	Denied      atomic.Uint64 // decisions that were OVER_LIMIT before shadow_mode
+	// Sources are decisions, whatever their cost, by where they were made. What
+	// needs no budget (a ban, an unlimited rule) is FromLease.
+	Sources [len(Sources)]atomic.Uint64
 	// What the ledger has told of a limit that was not kept to the token.
 	OverAdmitted  atomic.Uint64 // tokens spent beyond the limit, by all nodes, as told to this one
 	UnderAdmitted atomic.Uint64 // tokens refused here while others held unspent ones
 	Drifting      atomic.Int64  // tokens spent here and not confirmed, now
-	_             [64]byte
+	// Budget bounds the names below all counters that share it; nil: there is
+	// only MaxNames.
+	Budget *NameBudget
+	names  atomic.Pointer[names]
+	_      [64]byte
+}
+
+// Requests is the number of decisions.
+func (c *RuleCounters) Requests() uint64 {
+	n := uint64(0)
+	for i := range c.Sources {
+		n += c.Sources[i].Load()
+	}
+	return n
 }
 
 // Count books one verdict. nearLimit is the number of tokens from which on a
 // hit counts as near the limit. It does not block and does not allocate.
 func (c *RuleCounters) Count(ask Ask, v Verdict, nearLimit Tokens) {
-	c.Requests.Add(1)
+	c.Sources[v.Source].Add(1)
 	if ask.Kind == Refund {
 		c.Refunded.Add(uint64(ask.Cost))
 		return
@@ -47,7 +62,7 @@ func (c *RuleCounters) Count(ask Ask, v Verdict, nearLimit Tokens) {
 
 // Unlimited books a request of a rule without a limit.
 func (c *RuleCounters) Unlimited() {
-	c.Requests.Add(1)
+	c.Sources[FromLease].Add(1)
 	c.TotalHits.Add(1)
 	c.WithinLimit.Add(1)
 }

@@ -53,7 +53,7 @@ var units = [...]struct {
 	Month:         {"month", 30 * 24 * time.Hour},
 	Year:          {"year", 365 * 24 * time.Hour},
 	Week:          {"week", 7 * 24 * time.Hour},
-	CalendarMonth: {"calendar month", 30 * 24 * time.Hour},
+	CalendarMonth: {"month", 30 * 24 * time.Hour},
 }
 
 // ParseUnit returns the unit of that name, in any case.

@@ -27,8 +27,30 @@ type Rule struct {
 	MetricNames MetricNaming
 }
 
-// MetricNaming is a rule's wish for the names of its statistics.
+// MetricNaming says which of the request's values a rule's statistics name.
 type MetricNaming struct {
-	Detailed bool   // detailed_metric: all of the request's values
-	Levels   []bool // value_to_metric at each level of the path
+	Detailed bool   // detailed_metric: all of them
+	Levels   []bool // value_to_metric at each level of the path; nil: at none
 }
+
+// FromRequest tells whether statistics name anything of the request.
+func (m *MetricNaming) FromRequest() bool { return m.Detailed || m.Levels != nil }
+
+// AppendLevel appends the name of one level, after NameSeparator if it is not
+// the first. key and value are the request's.
+func (r *Rule) AppendLevel(b []byte, level int, key, value string) []byte {
+	if level > 0 {
+		b = append(b, NameSeparator...)
+	}
+	if !r.MetricNames.Detailed && !r.MetricNames.Levels[level] {
+		return append(b, r.Keys[level]...)
+	}
+	b = append(b, key...)
+	if value != "" {
+		b = append(append(b, '_'), value...)
+	}
+	return b
+}
+
+// NameSeparator stands between the levels of a name.
+const NameSeparator = "\x00"

@@ -144,7 +144,7 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 	s.names += "." + d.final()
 	s.path = strings.TrimPrefix(s.path+"."+d.final(), ".")
 	s.keys = append(slices.Clip(s.keys), d.final())
-	s.metric = append(slices.Clip(s.metric), d.ValueToMetric)
+	s.metric = append(slices.Clip(s.metric), d.ValueToMetric && !d.ShareThreshold)
 	c.inherit(&s, &d.Inherited)
 
 	n := &node{share: d.ShareThreshold, below: level{}}
@@ -197,7 +197,10 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	r := &ratelimit.Rule{
 		Domain: c.domain.Name, Path: s.path, Keys: s.keys, Name: l.Name, Unlimited: l.Unlimited,
 		Shadow: d.Shadow, Quota: d.Quota, Metadata: d.Metadata, Coordination: s.coordination,
-		MetricNames: ratelimit.MetricNaming{Detailed: d.Detailed, Levels: s.metric},
+		MetricNames: ratelimit.MetricNaming{Detailed: d.Detailed},
+	}
+	if slices.Contains(s.metric, true) {
+		r.MetricNames.Levels = s.metric
 	}
 	unit, known := ratelimit.ParseUnit(l.Unit)
 	switch {

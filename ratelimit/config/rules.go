@@ -1,6 +1,8 @@
 package config
 
 import (
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -69,6 +71,31 @@ func (r *Rules) All() []*ratelimit.Rule {
 		return nil
 	}
 	return r.list
+}
+
+// EachCounters calls f with everything that is counted apart: each rule, each
+// name that a rule's requests brought along, and the limits that they brought,
+// domain by domain. keys are the parts of the name.
+func (r *Rules) EachCounters(f func(domain string, keys []string, c *ratelimit.RuleCounters)) {
+	for _, rule := range r.All() {
+		if !rule.MetricNames.FromRequest() {
+			f(rule.Domain, rule.Keys, rule.Counters)
+			continue
+		}
+		eachName(rule.Domain, rule.Counters, f)
+	}
+	if r == nil {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.domains)) {
+		eachName(name, r.domains[name].Overrides, f)
+	}
+}
+
+func eachName(domain string, c *ratelimit.RuleCounters, f func(domain string, keys []string, c *ratelimit.RuleCounters)) {
+	c.EachNamed(func(name string, c *ratelimit.RuleCounters) {
+		f(domain, strings.Split(name, ratelimit.NameSeparator), c)
+	})
 }
 
 // Domains returns how many domains there are.

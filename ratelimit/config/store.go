@@ -29,7 +29,11 @@ type Store struct {
 	problem  error      // guarded by mu; what was wrong with it
 	swapped  string     // guarded by mu; what the tree's root pointed to then
 	counters map[[2]string]*ratelimit.RuleCounters
+	names    *ratelimit.NameBudget
 }
+
+// maxNames is how many names all rules' statistics may take from requests.
+const maxNames = 10_000
 
 // ErrNothingYet is what a source says whose rules are still to come.
 var ErrNothingYet = errors.New("no rules have come yet")
@@ -38,7 +42,7 @@ var ErrNothingYet = errors.New("no rules have come yet")
 func NewStore(source Source, o Options, log *slog.Logger) *Store {
 	return &Store{
 		source: source, options: o, log: log, seed: maphash.MakeSeed(),
-		counters: map[[2]string]*ratelimit.RuleCounters{},
+		counters: map[[2]string]*ratelimit.RuleCounters{}, names: ratelimit.NewNameBudget(maxNames),
 	}
 }
 
@@ -106,6 +110,11 @@ func (s *Store) loadLocked() error {
 	if len(files) == 0 {
 		s.log.Warn("the config has no files: every request is OK")
 	}
+	for name, c := range s.counters {
+		if used[name] == nil {
+			s.names.Restore(c)
+		}
+	}
 	s.counters = used
 	s.current.Store(rules)
 	s.loaded.Add(1)
@@ -122,7 +131,7 @@ func (s *Store) countersOf(used map[[2]string]*ratelimit.RuleCounters, domain, p
 	}
 	c := s.counters[name]
 	if c == nil {
-		c = new(ratelimit.RuleCounters)
+		c = &ratelimit.RuleCounters{Budget: s.names}
 	}
 	used[name] = c
 	return c

@@ -127,7 +127,7 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(n), labels...)
 	}
 	rules := c.Store.Rules()
-	for labels, n := range sumRules(rules.All()) {
+	for labels, n := range sumCounters(rules) {
 		l := labels[:]
 		count(totalHits, n.total, l...)
 		count(withinLimit, n.within, l...)
@@ -151,7 +151,9 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	count(answers, s.OK.Load(), "OK")
 	count(answers, s.OverLimit.Load(), "OVER_LIMIT")
 	count(shadowed, s.GlobalShadow.Load())
-	count(unknown, s.UnknownDomain.Load())
+	unknownRequests := uint64(0)
+	s.UnknownDomains.EachNamed(func(_ string, n *ratelimit.RuleCounters) { unknownRequests += n.Requests() })
+	count(unknown, unknownRequests)
 	count(badCalls, s.BadRequests.Load())
 	count(panics, s.Panics.Load())
 	local := c.Limiter()
@@ -213,19 +215,18 @@ func (c Collector) collectDrift(count func(*prometheus.Desc, uint64, ...string),
 
 type counts struct{ total, within, near, over, shadow, refunded, requests, denied uint64 }
 
-// sumRules reads all counters by (domain, key1, key2). key2 holds all deeper
-// levels; rules that come out the same are summed, and so are those beyond
+// sumCounters reads all counters by (domain, key1, key2). key2 holds all deeper
+// levels; those that come out the same are summed, and so are those beyond
 // MaxRules.
-func sumRules(rules []*ratelimit.Rule) map[[3]string]counts {
-	sums := make(map[[3]string]counts, min(len(rules), MaxRules))
-	for _, r := range rules {
-		labels := [3]string{valid(r.Domain), valid(r.Keys[0]), valid(strings.Join(r.Keys[1:], "."))}
+func sumCounters(rules *config.Rules) map[[3]string]counts {
+	sums := make(map[[3]string]counts, min(len(rules.All()), MaxRules))
+	rules.EachCounters(func(domain string, keys []string, c *ratelimit.RuleCounters) {
+		labels := [3]string{valid(domain), valid(keys[0]), valid(strings.Join(keys[1:], "."))}
 		n, ok := sums[labels]
 		if !ok && len(sums) >= MaxRules {
 			labels = [3]string{"(other)", "(other)", ""}
 			n = sums[labels]
 		}
-		c := r.Counters
 		n.total += c.TotalHits.Load()
 		n.within += c.WithinLimit.Load()
 		n.near += c.NearLimit.Load()
@@ -234,9 +235,9 @@ func sumRules(rules []*ratelimit.Rule) map[[3]string]counts {
 		n.refunded += c.Refunded.Load()
 		// Denied first: a decision is counted as one before it is counted as denied.
 		n.denied += c.Denied.Load()
-		n.requests += c.Requests.Load()
+		n.requests += c.Requests()
 		sums[labels] = n
-	}
+	})
 	return sums
 }
 

@@ -15,31 +15,33 @@ func (c Collector) WriteStats(w io.Writer) {
 	c.Counters(func(name string, n uint64) { fmt.Fprintf(w, "%s: %d\n", name, n) })
 }
 
-// Counters gives each counter under envoyproxy/ratelimit's statsd name. There are
-// six for each rule; requests for unknown domains are one together, for clients
-// could invent as many as they like.
+// Counters gives each counter under envoyproxy/ratelimit's statsd name: six for
+// each rule, or for each name that its requests bring along; of these names, and
+// of those of unknown domains, there are at most so many ([ratelimit.MaxNames]).
 func (c Collector) Counters(each func(name string, n uint64)) {
 	const limits = "ratelimit.service.rate_limit"
-	for _, r := range c.Store.Rules().All() {
-		parts := []string{limits, segment(r.Domain)}
-		for _, k := range r.Keys {
+	c.Store.Rules().EachCounters(func(domain string, keys []string, n *ratelimit.RuleCounters) {
+		parts := []string{limits, segment(domain)}
+		for _, k := range keys {
 			parts = append(parts, segment(k))
 		}
-		name, n := strings.Join(parts, ".")+".", r.Counters
+		name := strings.Join(parts, ".") + "."
 		each(name+"total_hits", n.TotalHits.Load())
 		each(name+"within_limit", n.WithinLimit.Load())
 		each(name+"near_limit", n.NearLimit.Load())
 		each(name+"over_limit", n.OverLimit.Load())
 		each(name+"over_limit_with_local_cache", n.OverLocally.Load())
 		each(name+"shadow_mode", n.ShadowMode.Load())
-	}
+	})
 	loaded, failed := c.Store.Loads()
 	each("ratelimit.service.config_load_success", loaded)
 	each("ratelimit.service.config_load_error", failed)
 	each("ratelimit.service.global_shadow_mode", c.Stats.GlobalShadow.Load())
 	each("ratelimit.service.call.should_rate_limit.redis_error", c.Stats.StoreErrors.Load())
 	each("ratelimit.service.call.should_rate_limit.service_error", c.Stats.ServiceErrors.Load())
-	each(limits+".unknown.domain_not_found", c.Stats.UnknownDomain.Load())
+	c.Stats.UnknownDomains.EachNamed(func(domain string, n *ratelimit.RuleCounters) {
+		each(limits+"."+segment(domain)+".domain_not_found", n.Requests())
+	})
 	each("ratelimit_server."+method+".total_requests", c.Stats.Requests.Load())
 }
 
@@ -84,6 +86,9 @@ func describe(r *ratelimit.Rule) string {
 	what := "unlimited"
 	if !r.Unlimited {
 		what = fmt.Sprintf("unit=%s requests_per_unit=%d algorithm=%s", strings.ToUpper(r.Limit.Unit.String()), r.Limit.Requests, r.Limit.Algorithm)
+		if r.Limit.Unit == ratelimit.CalendarMonth {
+			what += " (of the calendar)"
+		}
 		if r.Limit.Algorithm == ratelimit.TokenBucket {
 			what += fmt.Sprintf(" burst=%d", r.Limit.Burst)
 		}

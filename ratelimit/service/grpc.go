@@ -92,7 +92,7 @@ func (c Codec) Marshal(v any) (mem.BufferSlice, error) {
 // release puts a call back. One that an absurd request has grown is dropped,
 // so that memory follows what is typical.
 func (s *Service) release(c *call) {
-	if cap(c.in) > 64<<10 || cap(c.keys) > 64<<10 || cap(c.matches) > 128 {
+	if cap(c.in) > 64<<10 || cap(c.keys) > 64<<10 || cap(c.name) > 64<<10 || cap(c.matches) > 128 {
 		return
 	}
 	s.calls.Put(c)

@@ -69,6 +69,7 @@ type call struct {
 	request  request
 	matches  []match
 	keys     []byte
+	name     []byte // of statistics
 	asks     []ratelimit.Ask
 	verdicts []ratelimit.Verdict
 	statuses []status
@@ -116,7 +117,7 @@ func (s *Service) answer(ctx context.Context, c *call) (err error) {
 func (c *call) match(s *Service, d *config.Domain) {
 	c.matches, c.asks, c.keys = c.matches[:0], c.asks[:0], c.keys[:0]
 	if d == nil {
-		s.Stats.UnknownDomain.Add(1)
+		s.Stats.UnknownDomains.Named([]byte(c.request.domain)).Unlimited()
 	}
 	replaces := false
 	for i := range c.request.descriptors {
@@ -148,7 +149,10 @@ func (c *call) matchOne(s *Service, d *config.Domain, x *descriptor, m *match) {
 	if s.options.CalendarMonths {
 		x.override = x.override.Cut()
 	}
-	m.rule = &ratelimit.Rule{Domain: d.Name, Limit: x.override, Override: true, Coordination: d.Defaults, Counters: d.Overrides}
+	m.rule = &ratelimit.Rule{
+		Domain: d.Name, Limit: x.override, Override: true, Coordination: d.Defaults, Counters: d.Overrides,
+		MetricNames: ratelimit.MetricNaming{Detailed: true},
+	}
 	c.keys = d.OverrideKey(x.override, entries, c.keys)
 }
 
@@ -224,7 +228,7 @@ func (c *call) conclude(s *Service, now ratelimit.Instant) {
 	quota, quotaOver := 0, 0
 	c.over = false
 	for i := range c.matches {
-		st := c.status(s, &c.matches[i])
+		st := c.status(s, i)
 		c.statuses = append(c.statuses, st)
 		switch {
 		case st.quota:
@@ -249,7 +253,8 @@ func (c *call) conclude(s *Service, now ratelimit.Instant) {
 	s.Stats.countCode(c.over)
 }
 
-func (c *call) status(s *Service, m *match) status {
+func (c *call) status(s *Service, i int) status {
+	m := &c.matches[i]
 	st := status{rule: m.rule, bare: m.rule == nil || m.replaced}
 	if st.bare {
 		st.quota = s.options.QuotaMode
@@ -257,10 +262,10 @@ func (c *call) status(s *Service, m *match) status {
 	}
 	st.unlimited = m.rule.Unlimited
 	st.quota = !st.unlimited && (m.rule.Quota || s.options.QuotaMode)
-	a := ratelimit.Ask{Rule: m.rule, Cost: 1}
+	a, counters := ratelimit.Ask{Rule: m.rule, Cost: 1}, c.counters(m.rule, i)
 	switch {
 	case st.unlimited:
-		m.rule.Counters.Unlimited()
+		counters.Unlimited()
 		return st
 	case m.ask >= 0:
 		a, st.verdict = c.asks[m.ask], c.verdicts[m.ask]
@@ -270,13 +275,26 @@ func (c *call) status(s *Service, m *match) status {
 		st.verdict = ratelimit.Verdict{OverLimit: true, ResetAfter: m.rule.Limit.WindowEnd(m.rule.Limit.WindowAt(now)).Sub(now)}
 	}
 	near := ratelimit.Tokens(math.Floor(float64(m.rule.Limit.Capacity()) * s.options.NearLimitRatio))
-	m.rule.Counters.Count(a, st.verdict, near)
+	counters.Count(a, st.verdict, near)
 	st.over = st.verdict.OverLimit
 	if st.over && m.rule.Shadow {
 		st.over = false
-		m.rule.Counters.ShadowMode.Add(uint64(a.Cost))
+		counters.ShadowMode.Add(uint64(a.Cost))
 	}
 	return st
+}
+
+// counters are what a descriptor's rule is counted in: the rule's own, or those
+// of a name that the request has a part in.
+func (c *call) counters(r *ratelimit.Rule, descriptor int) *ratelimit.RuleCounters {
+	if !r.MetricNames.FromRequest() {
+		return r.Counters
+	}
+	c.name = c.name[:0]
+	for level, e := range c.request.entriesOf(&c.request.descriptors[descriptor]) {
+		c.name = r.AppendLevel(c.name, level, e.Key, e.Value)
+	}
+	return r.Counters.Named(c.name)
 }
 
 // refund takes a refused request back from the rules that say so, and from all

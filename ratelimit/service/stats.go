@@ -10,16 +10,16 @@ import (
 // Stats count what the service did since it was made. All fields may be read
 // at any time.
 type Stats struct {
-	Requests      atomic.Uint64
-	OK            atomic.Uint64 // by overall_code
-	OverLimit     atomic.Uint64
-	GlobalShadow  atomic.Uint64 // over limit, but answered OK by SHADOW_MODE
-	UnknownDomain atomic.Uint64
-	BadRequests   atomic.Uint64
-	StoreErrors   atomic.Uint64
-	ServiceErrors atomic.Uint64 // bad requests, and no config
-	Panics        atomic.Uint64
-	Sources       [len(ratelimit.Sources)]atomic.Uint64 // decisions, by source
+	Requests       atomic.Uint64
+	OK             atomic.Uint64 // by overall_code
+	OverLimit      atomic.Uint64
+	GlobalShadow   atomic.Uint64          // over limit, but answered OK by SHADOW_MODE
+	UnknownDomains ratelimit.RuleCounters // requests, by the name of the domain
+	BadRequests    atomic.Uint64
+	StoreErrors    atomic.Uint64
+	ServiceErrors  atomic.Uint64 // bad requests, and no config
+	Panics         atomic.Uint64
+	Sources        [len(ratelimit.Sources)]atomic.Uint64 // decisions, by source
 }
 
 func (s *Stats) count(err error) {
