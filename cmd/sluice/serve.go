@@ -90,7 +90,12 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 		Ring:  ringStats,
 		Store: store, Stats: &svc.Stats, Limiter: limiter.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: decider.seat,
 	}}
-	v, err := c.open(svc, shown, latency, log)
+	spans, err := c.Tracing.start(log)
+	if err != nil {
+		return err
+	}
+	defer spans.stop()
+	v, err := c.open(svc, shown, latency, spans, log)
 	if err != nil {
 		return err
 	}
@@ -173,7 +178,7 @@ func warnOfModes(rules *config.Rules, log *slog.Logger) {
 	}
 }
 
-func (c *serveCmd) open(svc *service.Service, shown metrics.Collector, latency prometheus.Collector, log *slog.Logger) (*server.Server, error) {
+func (c *serveCmd) open(svc *service.Service, shown metrics.Collector, latency prometheus.Collector, spans *tracing, log *slog.Logger) (*server.Server, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(shown, latency, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -182,8 +187,9 @@ func (c *serveCmd) open(svc *service.Service, shown metrics.Collector, latency p
 	only := http.NewServeMux()
 	only.Handle(c.PrometheusPath, scrape)
 	public := http.NewServeMux()
-	public.HandleFunc("/json", svc.ServeJSON)
+	public.Handle("/json", spans.http("/json", http.HandlerFunc(svc.ServeJSON)))
 	options := c.serverOptions()
+	options.Extra = spans.grpc()
 	options.Note = seatNote(shown.Seat)
 	var err error
 	if options.TLS, err = c.TLS.credentials(log); err != nil {

@@ -66,6 +66,7 @@ type settings struct {
 
 	TLS          tlsFlags          `embed:"" group:"ports"`
 	XDS          xdsFlags          `embed:"" group:"rules"`
+	Tracing      tracingFlags      `embed:"" group:"log"`
 	Coordination coordinationFlags `embed:"" group:"coordination"`
 	Redis        redisFlags        `embed:"" group:"store"`
 	Ring         peerFlags         `embed:"" group:"peers"`
@@ -164,6 +165,9 @@ func (s *settings) validate() error {
 	if _, err := parseTags(s.ExtraTags); err != nil {
 		errs = append(errs, err)
 	}
+	if err := s.Tracing.validate(); err != nil {
+		errs = append(errs, err)
+	}
 	if s.ConfigType != "FILE" && s.ConfigType != configXDS {
 		errs = append(errs, fmt.Errorf("CONFIG_TYPE is %q, must be FILE or %s", s.ConfigType, configXDS))
 	}
@@ -188,7 +192,7 @@ func parseTags(text string) (map[string]string, error) {
 
 func (s *settings) serviceOptions() service.Options {
 	o := service.Options{
-		ShadowMode: s.ShadowMode, CalendarMonths: s.CalendarMonths, QuotaMode: s.QuotaMode, DynamicMetadata: s.DynamicMetadata, NearLimitRatio: s.NearLimitRatio,
+		ShadowMode: s.ShadowMode, CalendarMonths: s.CalendarMonths, Traced: s.Tracing.Enabled, QuotaMode: s.QuotaMode, DynamicMetadata: s.DynamicMetadata, NearLimitRatio: s.NearLimitRatio,
 	}
 	if s.HeadersEnabled {
 		o.Headers = service.HeaderNames{Limit: s.LimitHeader, Remaining: s.RemainingHeader, Reset: s.ResetHeader}
@@ -253,7 +257,7 @@ func (s *settings) logger(w io.Writer) *slog.Logger {
 // would break a promise, the server refuses to start instead.
 var (
 	withoutEffect = []string{
-		"TRACING_ENABLED", "BACKEND_TYPE", "LOCAL_CACHE_SIZE_IN_BYTES",
+		"BACKEND_TYPE", "LOCAL_CACHE_SIZE_IN_BYTES",
 		"EXPIRATION_JITTER_MAX_SECONDS",
 		"REDIS_PIPELINE_WINDOW", "REDIS_PIPELINE_LIMIT", "MEMCACHE_HOST_PORT",
 		"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",

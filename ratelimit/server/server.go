@@ -43,6 +43,7 @@ type Options struct {
 	ConnectionGrace   time.Duration
 	DrainTime         time.Duration // between health failing and ports closing
 	GraceTime         time.Duration // for calls under way when ports close
+	Extra             []grpc.ServerOption
 }
 
 // Server serves until it is drained.
@@ -63,7 +64,7 @@ var healthServices = []string{"", "ratelimit"}
 // metrics ports.
 func New(s *service.Service, public, debug, metrics http.Handler, o Options, log *slog.Logger) (*Server, error) {
 	v := &Server{options: o, log: log, health: health.NewServer()}
-	v.grpc = grpc.NewServer(append(Transport(o), service.ServerCodec())...)
+	v.grpc = grpc.NewServer(append(append(Transport(o), service.ServerCodec()), o.Extra...)...)
 	s.Register(v.grpc)
 	healthpb.RegisterHealthServer(v.grpc, v.health)
 	reflection.Register(v.grpc)

@@ -26,6 +26,8 @@ type Options struct {
 	// limits that requests bring along.
 	CalendarMonths bool
 	NearLimitRatio float64
+	// Traced says that calls come with a span, which is told what was decided.
+	Traced bool
 }
 
 // HeaderNames are the response headers; "" leaves all of them out.
@@ -94,6 +96,9 @@ func (s *Service) answer(ctx context.Context, c *call) (err error) {
 			err = errInternal
 		}
 		s.Stats.count(err)
+		if s.options.Traced {
+			c.trace(ctx, err)
+		}
 		s.latency.Observe(s.clock().Sub(start).Seconds())
 	}()
 	if err := c.request.decode(c.in); err != nil {

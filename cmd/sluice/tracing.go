@@ -1,0 +1,115 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc/filters"
+	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
+	"go.opentelemetry.io/contrib/propagators/b3"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"google.golang.org/grpc"
+)
+
+// tracingFlags are envoyproxy/ratelimit's. Where spans go, the exporter reads
+// from OTEL_EXPORTER_OTLP_* by itself.
+type tracingFlags struct {
+	Enabled      bool    `env:"TRACING_ENABLED" name:"tracing-enabled" help:"Send a span of each sampled call to an OpenTelemetry collector, at OTEL_EXPORTER_OTLP_ENDPOINT; W3C and B3 headers are understood."`
+	Protocol     string  `env:"TRACING_EXPORTER_PROTOCOL" name:"tracing-exporter-protocol" default:"http" help:"http or grpc."`
+	ServiceName  string  `env:"TRACING_SERVICE_NAME" name:"tracing-service-name" default:"RateLimit" help:"In spans."`
+	Namespace    string  `env:"TRACING_SERVICE_NAMESPACE" name:"tracing-service-namespace" help:"In spans."`
+	InstanceID   string  `env:"TRACING_SERVICE_INSTANCE_ID" name:"tracing-service-instance-id" help:"In spans."`
+	SamplingRate float64 `env:"TRACING_SAMPLING_RATE" name:"tracing-sampling-rate" default:"1" help:"Share of calls to trace whose caller has not decided, 0 to 1."`
+}
+
+func (f *tracingFlags) validate() error {
+	var errs []error
+	if f.Protocol != "http" && f.Protocol != "grpc" {
+		errs = append(errs, fmt.Errorf("TRACING_EXPORTER_PROTOCOL is %q, must be http or grpc", f.Protocol))
+	}
+	if f.SamplingRate < 0 || f.SamplingRate > 1 {
+		errs = append(errs, fmt.Errorf("TRACING_SAMPLING_RATE is %v, must be between 0 and 1", f.SamplingRate))
+	}
+	return errors.Join(errs...)
+}
+
+// tracing makes spans; a nil one makes none and costs nothing.
+type tracing struct {
+	provider *sdk.TracerProvider
+	headers  propagation.TextMapPropagator
+}
+
+// start connects to no one yet: spans are sent in batches, in the background,
+// and dropped when too many wait.
+func (f *tracingFlags) start(log *slog.Logger) (*tracing, error) {
+	if !f.Enabled {
+		return nil, nil
+	}
+	exporter, err := f.exporter()
+	if err != nil {
+		return nil, fmt.Errorf("tracing (TRACING_EXPORTER_PROTOCOL %s, OTEL_EXPORTER_OTLP_*): %w", f.Protocol, err)
+	}
+	about := []attribute.KeyValue{attribute.String("service.name", f.ServiceName), attribute.String("service.version", version())}
+	if f.Namespace != "" {
+		about = append(about, attribute.String("service.namespace", f.Namespace))
+	}
+	if f.InstanceID != "" {
+		about = append(about, attribute.String("service.instance.id", f.InstanceID))
+	}
+	failed := seldom(time.Minute, func(err error) { log.Warn("spans are not sent (OTEL_EXPORTER_OTLP_ENDPOINT)", "error", err) })
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(failed))
+	return &tracing{
+		provider: sdk.NewTracerProvider(
+			sdk.WithBatcher(exporter), sdk.WithResource(resource.NewSchemaless(about...)),
+			sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(f.SamplingRate))),
+		),
+		headers: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{}, b3.New()),
+	}, nil
+}
+
+func (f *tracingFlags) exporter() (sdk.SpanExporter, error) {
+	if f.Protocol == "grpc" {
+		return otlptracegrpc.New(context.Background())
+	}
+	return otlptracehttp.New(context.Background())
+}
+
+// grpc are the server options that make a span of each call but health checks.
+func (t *tracing) grpc() []grpc.ServerOption {
+	if t == nil {
+		return nil
+	}
+	return []grpc.ServerOption{grpc.StatsHandler(otelgrpc.NewServerHandler(
+		otelgrpc.WithTracerProvider(t.provider), otelgrpc.WithPropagators(t.headers), otelgrpc.WithFilter(filters.Not(filters.HealthCheck())),
+	))}
+}
+
+func (t *tracing) http(name string, h http.Handler) http.Handler {
+	if t == nil {
+		return h
+	}
+	return otelhttp.NewHandler(h, name, otelhttp.WithTracerProvider(t.provider), otelhttp.WithPropagators(t.headers))
+}
+
+// stop sends what waits. It blocks at most two seconds.
+func (t *tracing) stop() {
+	if t == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	if err := t.provider.Shutdown(ctx); err != nil {
+		otel.Handle(err)
+	}
+}
