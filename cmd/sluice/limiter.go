@@ -79,6 +79,7 @@ type shared struct {
 	keeper *approx.Keeper
 	client redis.UniversalClient
 	seats  func() int // that are wanted
+	failed func(error)
 }
 
 func (c *serveCmd) shared(flags *redisFlags, seats func() int, audit func(leasing.Reconciliation), clock ratelimit.Clock, log *slog.Logger) (*shared, error) {
@@ -88,12 +89,13 @@ func (c *serveCmd) shared(flags *redisFlags, seats func() int, audit func(leasin
 	}
 	holder := leasing.NewHolder()
 	f := leasing.NewFleet(leasing.NewRedis(client, flags.KeyPrefix), holder, c.MaxKeys, clock, time.Now())
-	f.OnFailure = seldom(time.Second, func(err error) { log.Warn("the store does not answer", "of", flags.setting("URL"), "error", err) })
+	failed := seldom(time.Second, func(err error) { log.Warn("the store does not answer: "+flags.advise(err), "error", err) })
+	f.OnFailure = failed
 	f.OnReconcile = audit
 	keeper := approx.NewKeeper(approx.NewRedis(client, flags.KeyPrefix), holder, clock)
 	keeper.OnChange = logSeats(log)
 	f.Drift = keeper
-	return &shared{f, keeper, client, seats}, nil
+	return &shared{f, keeper, client, seats, failed}, nil
 }
 
 // ping asks whether the Redis answers. It blocks until ctx is done, at most.
@@ -102,6 +104,13 @@ func (s *shared) ping(ctx context.Context) error { return s.client.Ping(ctx).Err
 // run claims and keeps a seat until ctx is done, and then gives all back.
 func (s *shared) run(ctx context.Context) {
 	var wg sync.WaitGroup
+	wg.Go(func() { // wrong settings are told of before the first request
+		bounded, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		if err := s.ping(bounded); err != nil && ctx.Err() == nil {
+			s.failed(err)
+		}
+	})
 	wg.Go(func() { s.Run(ctx) })
 	wg.Go(func() { s.keeper.Run(ctx, s.seats) })
 	wg.Wait()

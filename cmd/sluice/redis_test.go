@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -85,9 +86,13 @@ func TestRedisSettings(t *testing.T) {
 		"uri":          {[]string{"REDIS_URL=redis://me:hunter3@" + r.Addr + "/0"}, ""},
 		"socket":       {[]string{"REDIS_URL=" + socket, "REDIS_SOCKET_TYPE=unix", "REDIS_AUTH=hunter2"}, ""},
 		"tls":          {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort, "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true"}, tlsEnv...), ""},
-		"bad password": {[]string{"REDIS_URL=" + r.Addr, "REDIS_AUTH=hunter9"}, "WRONGPASS"},
-		"bad name":     {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, tlsEnv...), "certificate"},
-		"nobody there": {[]string{"REDIS_URL=127.0.0.1:1"}, "connection refused"},
+		"bad password": {[]string{"REDIS_URL=" + r.Addr, "REDIS_AUTH=hunter9"}, `check REDIS_AUTH: its user is \"\", and it has a password: true`},
+		"no password":  {[]string{"REDIS_URL=" + r.Addr}, `check REDIS_AUTH: its user is \"\", and it has a password: false`},
+		"bad name":     {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, tlsEnv...), "check REDIS_URL: the server's certificate is for another name"},
+		"stranger":     {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, append(tlsEnv, "REDIS_TLS_CACERT="+clientCert, "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true")...), "check REDIS_TLS_CACERT, which is \\\"" + clientCert},
+		"refused cert": {append([]string{"REDIS_URL=127.0.0.1:" + tlsPort}, append(tlsEnv, "REDIS_TLS_CLIENT_CERT="+serverCert, "REDIS_TLS_CLIENT_KEY="+serverKey, "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true")...), "check REDIS_TLS_CLIENT_CERT, which is \\\"" + serverCert},
+		"no TLS there": {append([]string{"REDIS_URL=" + r.Addr}, tlsEnv...), "check REDIS_URL, and REDIS_TLS, which is true"},
+		"nobody there": {[]string{"REDIS_URL=127.0.0.1:1"}, "check REDIS_URL"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, c.env, "--config", rules)
@@ -106,6 +111,43 @@ func TestRedisSettings(t *testing.T) {
 				t.Errorf("a secret is in the log:\n%s", s.log())
 			}
 		})
+	}
+}
+
+// A renewed client certificate is used for the next connection to Redis, and a
+// broken one never.
+func TestRedisClientCertificateIsRenewed(t *testing.T) {
+	i := newIssuer(t)
+	i.leaf("server", time.Hour, "localhost")
+	i.leaf("client", time.Hour)
+	own := &clientCertificate{cert: i.file("client.crt"), key: i.file("client.key"), certSetting: "CERT", keySetting: "KEY"}
+	var c tls.Config
+	if err := own.use(&c); err != nil {
+		t.Fatal(err)
+	}
+	serial := func() string {
+		got, err := c.GetClientCertificate(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got.Leaf.SerialNumber.String()
+	}
+	first := serial()
+	i.leaf("client", time.Hour)
+	second := serial()
+	if second == first {
+		t.Error("the renewed certificate is not used")
+	}
+	i.leaf("client", -time.Minute) // out of date
+	if serial() != second {
+		t.Error("a certificate that is out of date is used")
+	}
+	writeFile(t, i.file("client.key"), "half a fi")
+	if serial() != second {
+		t.Error("the last good certificate is not used")
+	}
+	if err := own.use(&c); err == nil || !strings.Contains(err.Error(), "CERT "+i.file("client.crt")+" and KEY") {
+		t.Errorf("at start: %v", err)
 	}
 }
 

@@ -125,8 +125,8 @@ func (f *tlsFlags) read(now time.Time) (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("GRPC_SERVER_TLS_CERT %s and GRPC_SERVER_TLS_KEY %s: %w", f.Cert, f.Key, err)
 	}
-	if leaf := pair.Leaf; now.After(leaf.NotAfter) || now.Before(leaf.NotBefore) {
-		return nil, fmt.Errorf("GRPC_SERVER_TLS_CERT %s is good from %s to %s, not now", f.Cert, leaf.NotBefore.UTC().Format(time.RFC3339), leaf.NotAfter.UTC().Format(time.RFC3339))
+	if err := inDate(pair.Leaf, "GRPC_SERVER_TLS_CERT", f.Cert, now); err != nil {
+		return nil, err
 	}
 	c := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"}}
 	if f.ClientCA == "" {

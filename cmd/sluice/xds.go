@@ -117,18 +117,9 @@ func (f *xdsFlags) credentials() (credentials.TransportCredentials, error) {
 			return nil, fmt.Errorf("CONFIG_GRPC_XDS_SERVER_TLS_CACERT: %w", err)
 		}
 	}
-	if f.Cert != "" || f.Key != "" {
-		load := func() (*tls.Certificate, error) {
-			pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
-			if err != nil {
-				return nil, fmt.Errorf("CONFIG_GRPC_XDS_CLIENT_TLS_CERT %s and CONFIG_GRPC_XDS_CLIENT_TLS_KEY %s: %w", f.Cert, f.Key, err)
-			}
-			return &pair, nil
-		}
-		if _, err := load(); err != nil {
-			return nil, err
-		}
-		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
+	own := clientCertificate{cert: f.Cert, key: f.Key, certSetting: "CONFIG_GRPC_XDS_CLIENT_TLS_CERT", keySetting: "CONFIG_GRPC_XDS_CLIENT_TLS_KEY"}
+	if err := own.use(c); err != nil {
+		return nil, err
 	}
 	if want := f.SAN; want != "" {
 		c.InsecureSkipVerify = true // the chain and the name are checked here
