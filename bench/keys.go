@@ -15,6 +15,7 @@ import (
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 )
@@ -39,13 +40,17 @@ const keysRules = `domain: bench
 descriptors:
   - key: api_key
     rate_limit: {unit: year, requests_per_unit: 5}
+  - key: named
+    detailed_metric: true
+    rate_limit: {unit: year, requests_per_unit: 5}
 `
 
 // keysBatch is how many descriptors a request carries.
 const keysBatch = 50
 
 // Keys sends ever new keys to one process, as an attacker would who invents
-// them, and looks now and then at its memory, at its metrics and at a key that
+// them: values, values that statistics name, limits of the request's own, and
+// domains. It looks now and then at its memory, at its metrics and at a key that
 // had used up its budget before.
 func Keys(ctx context.Context, o KeysOptions) ([]KeysPoint, error) {
 	dir, err := os.MkdirTemp("", "sluice-bench")
@@ -86,12 +91,8 @@ func (f *keysFlood) run(ctx context.Context, o KeysOptions) ([]KeysPoint, error)
 	if err := f.look(ctx, 0); err != nil {
 		return nil, err
 	}
-	names := make([]string, keysBatch)
 	for sent := 0; sent < o.Keys; sent += keysBatch {
-		for i := range names {
-			names[i] = fmt.Sprintf("invented-%09d", sent+i)
-		}
-		if _, err := f.ask(ctx, names...); err != nil {
+		if _, err := f.send(ctx, invented(sent)); err != nil {
 			return nil, err
 		}
 		if done := sent + keysBatch; done%(o.Keys/10/keysBatch*keysBatch) == 0 {
@@ -109,13 +110,34 @@ func (f *keysFlood) run(ctx context.Context, o KeysOptions) ([]KeysPoint, error)
 	return f.points, nil
 }
 
-func (f *keysFlood) ask(ctx context.Context, keys ...string) (*rls.RateLimitResponse, error) {
+// invented is a request of keysBatch descriptors that were never sent before.
+func invented(sent int) *rls.RateLimitRequest {
 	r := &rls.RateLimitRequest{Domain: "bench"}
-	for _, k := range keys {
-		r.Descriptors = append(r.Descriptors, &common.RateLimitDescriptor{
-			Entries: []*common.RateLimitDescriptor_Entry{{Key: "api_key", Value: k}},
-		})
+	for i := range keysBatch {
+		value := fmt.Sprintf("invented-%09d", sent+i)
+		d := &common.RateLimitDescriptor{Entries: []*common.RateLimitDescriptor_Entry{{Key: "api_key", Value: value}}}
+		switch i % 4 {
+		case 1:
+			d.Entries[0].Key = "named"
+		case 2: // a limit, and a name, that no other has
+			d.Entries[0].Key = "own-" + value
+			d.Limit = &common.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: uint32(1 + sent%1_000_000), Unit: typev3.RateLimitUnit(1 + i%6)}
+		}
+		r.Descriptors = append(r.Descriptors, d)
 	}
+	if sent/keysBatch%10 == 9 {
+		r.Domain = fmt.Sprintf("invented-%09d", sent)
+	}
+	return r
+}
+
+func (f *keysFlood) ask(ctx context.Context, key string) (*rls.RateLimitResponse, error) {
+	return f.send(ctx, &rls.RateLimitRequest{Domain: "bench", Descriptors: []*common.RateLimitDescriptor{
+		{Entries: []*common.RateLimitDescriptor_Entry{{Key: "api_key", Value: key}}},
+	}})
+}
+
+func (f *keysFlood) send(ctx context.Context, r *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	answer, err := f.client.ShouldRateLimit(ctx, r)

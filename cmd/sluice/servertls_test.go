@@ -87,9 +87,20 @@ func (i *issuer) call(address, client string) (serial *big.Int, err error) {
 	if err != nil {
 		i.Fatal(err)
 	}
+	conn := i.dial(address, client, pool, func(s tls.ConnectionState) { serial = s.PeerCertificates[0].SerialNumber })
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	_, err = rls.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, request("five", "x"))
+	return serial, err
+}
+
+// dial makes a connection that tells seen of each handshake.
+func (i *issuer) dial(address, client string, pool *x509.CertPool, seen func(tls.ConnectionState)) *grpc.ClientConn {
+	i.Helper()
 	c := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool}
 	c.VerifyConnection = func(s tls.ConnectionState) error {
-		serial = s.PeerCertificates[0].SerialNumber
+		seen(s)
 		return nil
 	}
 	if client != "" {
@@ -103,11 +114,7 @@ func (i *issuer) call(address, client string) (serial *big.Int, err error) {
 	if err != nil {
 		i.Fatal(err)
 	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	_, err = rls.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, request("five", "x"))
-	return serial, err
+	return conn
 }
 
 // Only clients with the right certificate are answered, and a new certificate
@@ -132,8 +139,25 @@ func TestServerTLS(t *testing.T) {
 			t.Errorf("client %q was answered", client)
 		}
 	}
+	pool, err := readPool(i.file("ca.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	handshakes := 0
+	open := i.dial(s.rpc, "envoy", pool, func(tls.ConnectionState) { handshakes++ })
+	defer open.Close()
+	ask := func() {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if _, err := rls.NewRateLimitServiceClient(open).ShouldRateLimit(ctx, request("five", "x")); err != nil || handshakes != 1 {
+			t.Errorf("a call over the open connection: %v, %d handshakes", err, handshakes)
+		}
+	}
+	ask()
 	i.leaf("server", time.Hour, "localhost")
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		ask()
 		after, err := i.call(s.rpc, "envoy")
 		if err != nil {
 			t.Fatal(err)
@@ -145,6 +169,7 @@ func TestServerTLS(t *testing.T) {
 			t.Fatal("the new certificate is not served")
 		}
 	}
+	ask()
 }
 
 // Bad files are refused at the start, and later the old ones are kept.

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -56,7 +57,12 @@ var announced = regexp.MustCompile(`HTTP on (\S+), gRPC on (\S+), debug on (\S+)
 
 func serve(t *testing.T, env []string, args ...string) *sluice {
 	t.Helper()
-	args = append([]string{"serve", "--host=127.0.0.1", "--port=0", "--grpc-host=127.0.0.1", "--grpc-port=0", "--debug-host=127.0.0.1", "--debug-port=0"}, args...)
+	return serveWith(t, env, append([]string{"serve", "--host=127.0.0.1", "--port=0", "--grpc-host=127.0.0.1", "--grpc-port=0", "--debug-host=127.0.0.1", "--debug-port=0"}, args...)...)
+}
+
+// serveWith runs a command line that announces its ports.
+func serveWith(t *testing.T, env []string, args ...string) *sluice {
+	t.Helper()
 	s := &sluice{T: t, cmd: command(env, args...), exited: make(chan error, 1)}
 	out, err := s.cmd.StdoutPipe()
 	if err != nil {
@@ -402,5 +408,30 @@ func TestHelpNamesEverySetting(t *testing.T) {
 		if !strings.Contains(out.String(), "$"+name) {
 			t.Errorf("no %s in the help", name)
 		}
+	}
+}
+
+// The table of docs/migrating.md says of each name what the binary does with it,
+// and of no name that the binary lacks.
+func TestMigratingNamesEverySetting(t *testing.T) {
+	var help bytes.Buffer
+	if code := run([]string{"serve", "--help"}, streams{&help, &help}); code != 0 {
+		t.Fatal(code)
+	}
+	ours := map[string]bool{}
+	for _, m := range regexp.MustCompile(`\$([A-Z0-9_]+)`).FindAllStringSubmatch(help.String(), -1) {
+		ours[m[1]] = true
+	}
+	names := 0
+	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Z0-9_ ]+)` \\| (same|different|ignored)").FindAllStringSubmatch(read(t, "docs/migrating.md"), -1) {
+		for name := range strings.FieldsSeq(row[1]) {
+			names++
+			if ignored := slices.Contains(withoutEffect, name); ours[name] == ignored || ignored != (row[2] == "ignored") {
+				t.Errorf("%s is said to be %s; a flag: %t, logged as without effect: %t", name, row[2], ours[name], ignored)
+			}
+		}
+	}
+	if names != 114 {
+		t.Errorf("the table has %d names, want 114", names)
 	}
 }

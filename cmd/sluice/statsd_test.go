@@ -6,7 +6,6 @@ import (
 	"net"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -14,37 +13,65 @@ import (
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 )
 
-// The binary sends what envoyproxy/ratelimit does, under its names, and the last
-// of it when it ends.
-func TestStatsd(t *testing.T) {
+// lineSink is a statsd server for one client.
+type lineSink struct {
+	port  string
+	ended chan map[string]int
+}
+
+func newLineSink(t *testing.T) *lineSink {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	var mu sync.Mutex
-	sums := map[string]int{}
-	ended := make(chan struct{})
+	t.Cleanup(func() { l.Close() })
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	k := &lineSink{port, make(chan map[string]int, 10)}
 	go func() {
-		defer close(ended)
-		conn, err := l.Accept()
-		if err != nil {
-			return
-		}
-		for lines := bufio.NewScanner(conn); lines.Scan(); {
-			name, rest, _ := strings.Cut(lines.Text(), ":")
-			value, kind, _ := strings.Cut(rest, "|")
-			n, _ := strconv.Atoi(value)
-			mu.Lock()
-			sums[name] += n
-			if kind == "ms" {
-				sums[name]++
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
 			}
-			mu.Unlock()
+			sums := map[string]int{}
+			for lines := bufio.NewScanner(conn); lines.Scan(); {
+				name, rest, _ := strings.Cut(lines.Text(), ":")
+				value, kind, _ := strings.Cut(rest, "|")
+				n, _ := strconv.Atoi(value)
+				if kind == "ms" {
+					n = 1
+				}
+				sums[name] += n
+			}
+			conn.Close()
+			k.ended <- sums
 		}
 	}()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	s := serve(t, []string{"USE_STATSD=t", "STATSD_HOST=127.0.0.1", "STATSD_PORT=" + port, "STATS_FLUSH_INTERVAL=1h", "EXTRA_TAGS=team:edge,az:a", "DRAIN_TIME=0s"})
+	return k
+}
+
+// env has a server send all at its end.
+func (k *lineSink) env() []string {
+	return []string{"USE_STATSD=t", "STATSD_HOST=127.0.0.1", "STATSD_PORT=" + k.port, "STATS_FLUSH_INTERVAL=1h", "EXTRA_TAGS=team:edge,az:a"}
+}
+
+// sums waits until a server has closed its connection, and returns the sum of
+// each name; of times, how many there were.
+func (k *lineSink) sums(t *testing.T) map[string]int {
+	select {
+	case sums := <-k.ended:
+		return sums
+	case <-time.After(20 * time.Second):
+		t.Fatal("nothing was sent, or the connection stays open")
+		return nil
+	}
+}
+
+// The binary sends what envoyproxy/ratelimit does, under its names, and the last
+// of it when it ends.
+func TestStatsd(t *testing.T) {
+	sink := newLineSink(t)
+	s := serve(t, append(sink.env(), "DRAIN_TIME=0s"))
 	client := rls.NewRateLimitServiceClient(s.dial())
 	for range 5 {
 		q := request("user", "bob")
@@ -58,13 +85,7 @@ func TestStatsd(t *testing.T) {
 	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	select {
-	case <-ended:
-	case <-time.After(20 * time.Second):
-		t.Fatal("nothing was sent, or the connection stays open")
-	}
-	mu.Lock()
-	defer mu.Unlock()
+	sums := sink.sums(t)
 	const tags = ".__az=a.__team=edge"
 	for name, want := range map[string]int{
 		"ratelimit.service.rate_limit.example.user.total_hits" + tags:                  5,

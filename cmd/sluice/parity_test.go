@@ -1,0 +1,531 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	rlsconf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+	"github.com/goccy/go-yaml"
+	"google.golang.org/grpc"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	grpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
+)
+
+// parseRequest reads "[domain=D] [hits=N] | descriptor; descriptor", where the
+// part before | may be missing (domain parity) and a descriptor is
+// "key=value,key=value [hits=N] [refund] [limit=N/UNIT]".
+func parseRequest(t *testing.T, text string) *rls.RateLimitRequest {
+	t.Helper()
+	number := func(s string) uint64 {
+		n, err := strconv.ParseUint(s, 10, 64)
+		if err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		return n
+	}
+	q := &rls.RateLimitRequest{Domain: "parity"}
+	head, rest, cut := strings.Cut(text, "|")
+	if !cut {
+		head, rest = "", text
+	}
+	for word := range strings.FieldsSeq(head) {
+		switch name, value, _ := strings.Cut(word, "="); name {
+		case "domain":
+			q.Domain = value
+		case "hits":
+			q.HitsAddend = uint32(number(value))
+		}
+	}
+	for one := range strings.SplitSeq(rest, ";") {
+		words := strings.Fields(one)
+		if len(words) == 0 {
+			continue
+		}
+		d := &common.RateLimitDescriptor{}
+		for entry := range strings.SplitSeq(words[0], ",") {
+			key, value, _ := strings.Cut(entry, "=")
+			d.Entries = append(d.Entries, &common.RateLimitDescriptor_Entry{Key: key, Value: value})
+		}
+		for _, word := range words[1:] {
+			switch name, value, _ := strings.Cut(word, "="); name {
+			case "hits":
+				d.HitsAddend = wrapperspb.UInt64(number(value))
+			case "refund":
+				d.IsNegativeHits = true
+			case "limit":
+				n, unit, _ := strings.Cut(value, "/")
+				d.Limit = &common.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: uint32(number(n)), Unit: typev3.RateLimitUnit(typev3.RateLimitUnit_value[unit])}
+			}
+		}
+		q.Descriptors = append(q.Descriptors, d)
+	}
+	return q
+}
+
+// windows are the lengths of the units, in seconds.
+var windows = map[rls.RateLimitResponse_RateLimit_Unit]int64{1: 1, 2: 60, 3: 3600, 4: 86400, 5: 2592000, 6: 31536000, 7: 604800}
+
+// describeAnswer writes an answer as exchanges do. Where the time until the reset
+// is that of no window, it says so.
+func describeAnswer(a *rls.RateLimitResponse, now time.Time) string {
+	var b strings.Builder
+	b.WriteString(a.OverallCode.String())
+	for _, s := range a.Statuses {
+		b.WriteString(" [" + s.Code.String())
+		if l := s.CurrentLimit; l != nil {
+			unit := l.Unit.String()
+			if got := s.DurationUntilReset.GetSeconds(); !about(got, windows[l.Unit]-now.Unix()%windows[l.Unit], windows[l.Unit]) {
+				next := time.Date(now.UTC().Year(), now.UTC().Month()+1, 1, 0, 0, 0, 0, time.UTC)
+				if unit = fmt.Sprintf("%s(reset in %d)", unit, got); about(got, int64(next.Sub(now)/time.Second), windows[l.Unit]) {
+					unit = "CALENDAR"
+				}
+			}
+			fmt.Fprintf(&b, " %d/%s", l.RequestsPerUnit, unit)
+			if l.Name != "" {
+				b.WriteString(" " + l.Name)
+			}
+		}
+		if s.CurrentLimit != nil || s.LimitRemaining > 0 {
+			fmt.Fprintf(&b, " left %d", s.LimitRemaining)
+		}
+		b.WriteString("]")
+	}
+	var headers []string
+	for _, h := range a.ResponseHeadersToAdd {
+		value := h.Value
+		if n, err := strconv.Atoi(value); strings.HasSuffix(h.Key, "Res") || strings.HasSuffix(h.Key, "Reset") {
+			if value = "+"; err != nil || n < 1 {
+				value = h.Value
+			}
+		}
+		headers = append(headers, h.Key+": "+value)
+	}
+	if headers != nil {
+		b.WriteString(" {" + strings.Join(headers, ", ") + "}")
+	}
+	if a.DynamicMetadata != nil {
+		text, _ := json.Marshal(a.DynamicMetadata.AsMap())
+		b.WriteString(" " + string(text))
+	}
+	return b.String()
+}
+
+// about tells whether a time until a window's end is what it should be, give or
+// take two seconds, also across the end.
+func about(got, want, window int64) bool {
+	d := (got - want%window + window) % window
+	return got >= 1 && got <= max(window, 31*86400) && (d <= 2 || d >= window-2)
+}
+
+// overGRPC and overJSON ask, and describe the answer.
+func (s *sluice) overGRPC() func(*rls.RateLimitRequest) string {
+	client := rls.NewRateLimitServiceClient(s.dial())
+	return func(q *rls.RateLimitRequest) string {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		a, err := client.ShouldRateLimit(ctx, q)
+		if err != nil {
+			return "error: " + grpcstatus.Convert(err).Message()
+		}
+		return describeAnswer(a, time.Now())
+	}
+}
+
+func (s *sluice) overJSON() func(*rls.RateLimitRequest) string {
+	return func(q *rls.RateLimitRequest) string {
+		text, err := protojson.Marshal(q)
+		if err != nil {
+			return err.Error()
+		}
+		r, err := http.Post("http://"+s.http+"/json", "application/json", bytes.NewReader(text))
+		if err != nil {
+			return err.Error()
+		}
+		defer r.Body.Close()
+		body, _ := io.ReadAll(r.Body)
+		if r.StatusCode == http.StatusBadRequest {
+			return "error: " + string(body)
+		}
+		var a rls.RateLimitResponse
+		if err := protojson.Unmarshal(body, &a); err != nil {
+			return fmt.Sprintf("status %d, %q: %v", r.StatusCode, body, err)
+		}
+		if over := a.OverallCode == rls.RateLimitResponse_OVER_LIMIT; over != (r.StatusCode == http.StatusTooManyRequests) || !over && r.StatusCode != http.StatusOK {
+			return fmt.Sprintf("status %d, %q", r.StatusCode, body)
+		}
+		return describeAnswer(&a, time.Now())
+	}
+}
+
+// parityRuns makes accounts new ones in each run.
+var parityRuns atomic.Int64
+
+// parityRun is one server that is started with environment only, as a container
+// is, and what it must answer.
+type parityRun struct {
+	env       []string
+	routing   bool
+	exchanges []exchange
+	json      bool
+	after     func(t *testing.T, s *sluice) // if the exchanges went well
+}
+
+// answer starts the server and holds the exchanges against it. Decisions that
+// the store answered too late are no part of parity (there they would be errors):
+// on a machine that is too busy, all is asked again, of a new server with new
+// accounts.
+func (p parityRun) answer(t *testing.T) {
+	t.Helper()
+	var wrong []string
+	for range 5 {
+		env := append([]string{
+			"HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0", "DRAIN_TIME=0s",
+			fmt.Sprintf("CACHE_KEY_PREFIX=run %d:", parityRuns.Add(1)),
+		}, p.env...)
+		if p.routing {
+			host, port := freeAddress(t)
+			own := net.JoinHostPort(host, port)
+			env = append(env, "PEERS=static:"+own, "PEER_ADDR="+own, "PEER_SECRET=s")
+		}
+		s := serveWith(t, env, "serve")
+		s.eventually("healthy", s.healthy)
+		ask := s.overGRPC()
+		if p.json {
+			ask = s.overJSON()
+		}
+		s.eventually("the store is used", func() bool {
+			before := s.late()
+			ask(parseRequest(t, "domain=warm | k=x"))
+			return s.late() == before
+		})
+		late := s.late()
+		wrong = nil
+		for _, x := range p.exchanges {
+			if got := ask(parseRequest(t, x.request)); got != x.want && (!strings.HasPrefix(x.want, "error: ") || !strings.Contains(got, x.want[len("error: "):])) {
+				wrong = append(wrong, fmt.Sprintf("%s\n got  %s\n want %s", x.request, got, x.want))
+			}
+		}
+		if s.late() == late {
+			if p.after != nil {
+				p.after(t, s)
+			}
+			break
+		}
+		_ = s.cmd.Process.Kill()
+		<-s.exited
+		wrong = append(wrong, "the store was too late in five runs")
+	}
+	for _, w := range wrong {
+		t.Error(w)
+	}
+}
+
+// late counts decisions without the store, and those that drifted.
+func (s *sluice) late() int {
+	return s.metric(`sluice_decision_sources_total{source="fallback"}`) + s.metric(`sluice_decision_sources_total{source="drift"}`)
+}
+
+// warmRules are for requests that are no part of the exchanges.
+const warmRules = "domain: warm\ndescriptors: [{key: k, algorithm: sliding_window, rate_limit: {unit: second, requests_per_unit: 1000}}]\n"
+
+// runtimeDirectory is a RUNTIME_ROOT as in their image, with files of any
+// extension, and other files beside it.
+func runtimeDirectory(t *testing.T) []string {
+	root := t.TempDir()
+	writeFile(t, filepath.Join(root, "ratelimit", "config", "parity.conf"), parityRules)
+	writeFile(t, filepath.Join(root, "ratelimit", "config", "more", "files.yaml"), fileRules)
+	writeFile(t, filepath.Join(root, "ratelimit", "config", "more", "warm"), warmRules)
+	writeFile(t, filepath.Join(root, "ratelimit", "config", ".hidden"), "no: rules")
+	writeFile(t, filepath.Join(root, "ratelimit", "other", "not-rules"), "{")
+	return []string{"RUNTIME_ROOT=" + root, "RUNTIME_SUBDIRECTORY=ratelimit", "RUNTIME_IGNOREDOTFILES=true"}
+}
+
+// parityStores are the Redis that the suite runs on, as environments.
+func parityStores(t *testing.T) map[string][]string {
+	single := redistest.Start(t)
+	master := redistest.Start(t)
+	sentinel := redistest.Sentinel(t, "main", master)
+	var cluster []string
+	for _, s := range redistest.Cluster(t, 3) {
+		cluster = append(cluster, s.Addr)
+	}
+	i := newIssuer(t)
+	i.leaf("redis", time.Hour, "localhost")
+	i.leaf("node", time.Hour)
+	_, port := freeAddress(t)
+	secure := redistest.Start(t, "--tls-port", port, "--tls-cert-file", i.file("redis.crt"), "--tls-key-file", i.file("redis.key"),
+		"--tls-ca-cert-file", i.file("ca.crt"), "--tls-auth-clients", "yes")
+	secure.Do("ACL", "SETUSER", "node", "on", ">secret", "~*", "&*", "+@all")
+	secure.Do("ACL", "SETUSER", "default", "off")
+	return map[string][]string{
+		"memory":   nil,
+		"single":   {"REDIS_URL=" + single.Addr},
+		"sentinel": {"REDIS_TYPE=SENTINEL", "REDIS_URL=main," + sentinel.Addr},
+		"cluster":  {"REDIS_TYPE=CLUSTER", "REDIS_URL=" + strings.Join(cluster, ",")},
+		"tls": {
+			"REDIS_URL=localhost:" + port, "REDIS_TLS=true", "REDIS_TLS_CACERT=" + i.file("ca.crt"), "REDIS_TLS_CLIENT_CERT=" + i.file("node.crt"),
+			"REDIS_TLS_CLIENT_KEY=" + i.file("node.key"), "REDIS_AUTH=node:secret",
+		},
+	}
+}
+
+// Every row, on every kind of store, in every mode, over gRPC and /json.
+func TestParity(t *testing.T) {
+	files := runtimeDirectory(t)
+	for store, env := range parityStores(t) {
+		for _, mode := range []string{"leasing", "routing", "approx"} {
+			t.Run(store+"/"+mode, func(t *testing.T) {
+				sink := newLineSink(t)
+				env := append(append([]string{"COORDINATION_MODE=" + mode}, files...), env...)
+				p := parityRun{env: append(sink.env(), env...), routing: mode == "routing", exchanges: append(parityExchanges[:len(parityExchanges):len(parityExchanges)], fileExchanges...)}
+				p.after = func(t *testing.T, s *sluice) { checkStatistics(t, s, sink) }
+				p.answer(t)
+				json := parityRun{env: env, routing: p.routing, exchanges: p.exchanges, json: true}
+				json.answer(t)
+				if store != "single" {
+					return
+				}
+				for _, g := range globalExchanges {
+					parityRun{env: append(g.env, env...), routing: p.routing, exchanges: g.exchanges}.answer(t)
+				}
+			})
+		}
+	}
+}
+
+// The same rules by xDS.
+func TestParityByXDS(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	snapshots := cache.NewSnapshotCache(true, cache.IDHash{}, nil)
+	manager := grpc.NewServer()
+	discovery.RegisterAggregatedDiscoveryServiceServer(manager, server.NewServer(context.Background(), snapshots, nil))
+	go func() { _ = manager.Serve(l) }()
+	t.Cleanup(manager.Stop)
+	snapshot, err := cache.NewSnapshot("1", map[resource.Type][]types.Resource{resource.RateLimitConfigType: {message(t, parityRules), message(t, warmRules)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := snapshots.SetSnapshot(context.Background(), "n1", snapshot); err != nil {
+		t.Fatal(err)
+	}
+	redis := redistest.Start(t)
+	for _, mode := range []string{"leasing", "routing", "approx"} {
+		t.Run(mode, func(t *testing.T) {
+			parityRun{env: []string{
+				"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_NODE_ID=n1", "CONFIG_GRPC_XDS_SERVER_URL=" + l.Addr().String(),
+				"REDIS_URL=" + redis.Addr, "COORDINATION_MODE=" + mode,
+			}, routing: mode == "routing", exchanges: parityExchanges}.answer(t)
+		})
+	}
+}
+
+// message is a rule file as xDS pushes it; quota_mode and metadata are fields
+// that the published types do not know.
+func message(t *testing.T, text string) *rlsconf.RateLimitConfig {
+	type descriptor struct {
+		Key, Value string
+		RateLimit  *struct {
+			Unit, Name string
+			Requests   uint32 `yaml:"requests_per_unit"`
+			Unlimited  bool
+			Replaces   []struct{ Name string }
+		} `yaml:"rate_limit"`
+		Shadow      bool `yaml:"shadow_mode"`
+		Quota       bool `yaml:"quota_mode"`
+		Metadata    map[string]any
+		Algorithm   string
+		Descriptors []descriptor
+	}
+	var file struct {
+		Domain      string
+		Descriptors []descriptor
+	}
+	if err := yaml.Unmarshal([]byte(text), &file); err != nil {
+		t.Fatal(err)
+	}
+	var convert func([]descriptor) []*rlsconf.RateLimitDescriptor
+	convert = func(from []descriptor) (all []*rlsconf.RateLimitDescriptor) {
+		for _, d := range from {
+			m := &rlsconf.RateLimitDescriptor{Key: d.Key, Value: d.Value, ShadowMode: d.Shadow, Descriptors: convert(d.Descriptors)}
+			if l := d.RateLimit; l != nil {
+				unit := rls.RateLimitResponse_RateLimit_Unit_value[strings.ToUpper(l.Unit)]
+				m.RateLimit = &rlsconf.RateLimitPolicy{Unit: rlsconf.RateLimitUnit(unit), RequestsPerUnit: l.Requests, Unlimited: l.Unlimited, Name: l.Name}
+				for _, r := range l.Replaces {
+					m.RateLimit.Replaces = append(m.RateLimit.Replaces, &rlsconf.RateLimitReplace{Name: r.Name})
+				}
+			}
+			var unknown []byte
+			if d.Quota {
+				unknown = protowire.AppendVarint(protowire.AppendTag(unknown, 7, protowire.VarintType), 1)
+			}
+			if d.Metadata != nil {
+				s, err := structpb.NewStruct(d.Metadata)
+				if err != nil {
+					t.Fatal(err)
+				}
+				body, err := proto.Marshal(s)
+				if err != nil {
+					t.Fatal(err)
+				}
+				unknown = protowire.AppendBytes(protowire.AppendTag(unknown, 8, protowire.BytesType), body)
+			}
+			m.ProtoReflect().SetUnknown(unknown)
+			all = append(all, m)
+		}
+		return all
+	}
+	return &rlsconf.RateLimitConfig{Name: file.Domain, Domain: file.Domain, Descriptors: convert(file.Descriptors)}
+}
+
+// checkStatistics ends the server and compares what it has counted.
+func checkStatistics(t *testing.T, s *sluice, sink *lineSink) {
+	t.Helper()
+	_, shown := s.get(s.debug + "/metrics")
+	for _, line := range parityPrometheus {
+		if !strings.Contains(shown, "\n"+line+"\n") {
+			t.Errorf("/metrics has no line %s", line)
+		}
+	}
+	_, stats := s.get(s.debug + "/stats")
+	if want := "ratelimit.service.rate_limit.parity.near.total_hits: 74\n"; !strings.Contains(stats, want) {
+		t.Errorf("/stats has no line %s", want)
+	}
+	_, rlconfig := s.get(s.debug + "/rlconfig")
+	if want := "parity.user_v*p: unit=DAY requests_per_unit=4"; !strings.Contains(rlconfig, want) {
+		t.Errorf("/rlconfig has no line %s:\n%s", want, rlconfig)
+	}
+	_ = s.cmd.Process.Signal(syscall.SIGTERM)
+	<-s.exited
+	sums := sink.sums(t)
+	for name, want := range parityStatistics {
+		got := sums[name+".__az=a.__team=edge"]
+		switch {
+		case strings.HasSuffix(name, "total_requests"): // with what warmed it up
+			if got <= want {
+				t.Errorf("statsd: %s is %d, want more than %d", name, got, want)
+			}
+		case want < 0 && got < -want || want >= 0 && got != want:
+			t.Errorf("statsd: %s is %d, want %d", name, got, want)
+		}
+	}
+}
+
+// Each bad config is refused at start with exit code 1, and later with the old
+// rules kept; the words are theirs.
+func TestParityErrors(t *testing.T) {
+	for _, c := range parityErrors {
+		dir := t.TempDir()
+		good := filepath.Join(dir, "config", "good.yaml")
+		writeFile(t, good, parityRules)
+		bad := filepath.Join(dir, "config", "bad.yaml")
+		writeFile(t, bad, c.config)
+		env := []string{"RUNTIME_ROOT=" + dir, "HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0", "RUNTIME_WATCH_ROOT=false", "DRAIN_TIME=0s"}
+		cmd := command(env, "serve")
+		out, err := cmd.CombinedOutput()
+		if err == nil || cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), c.want) || !strings.Contains(string(out), "bad.yaml") && !strings.Contains(string(out), "good.yaml") {
+			t.Errorf("%v, want exit code 1, the file and %s:\n%s", err, c.want, out)
+		}
+		if err := os.Remove(bad); err != nil {
+			t.Fatal(err)
+		}
+		s := serveWith(t, env, "serve")
+		writeFile(t, bad, c.config)
+		s.eventually("the log says "+c.want, func() bool { return strings.Contains(strings.ReplaceAll(s.log(), `\"`, `"`), c.want) })
+		if s.metric("ratelimit_service_config_load_error") == 0 {
+			t.Errorf("%s is not counted", c.want)
+		}
+		if got := s.overJSON()(parseRequest(t, "plain=x")); got != "OK [OK 3/DAY the-limit left 2]" {
+			t.Errorf("after a bad config: %s", got)
+		}
+		_ = s.cmd.Process.Kill()
+	}
+}
+
+// MERGE_DOMAIN_CONFIG joins files; LOG_FORMAT and LOG_LEVEL shape the log; the
+// endpoints are where theirs are.
+func TestParityEndpoints(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "config", "a"), "domain: parity\ndescriptors: [{key: plain, rate_limit: {unit: day, requests_per_unit: 3, name: the-limit}}]")
+	writeFile(t, filepath.Join(dir, "config", "b"), "domain: parity\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 6}}]")
+	host, port := freeAddress(t)
+	s := serveWith(t, []string{
+		"RUNTIME_ROOT=" + dir, "MERGE_DOMAIN_CONFIG=true", "LOG_FORMAT=json", "LOG_LEVEL=DEBUG", "DRAIN_TIME=0s", "USE_PROMETHEUS=true",
+		"PROMETHEUS_ADDR=" + net.JoinHostPort(host, port), "PROMETHEUS_PATH=/prom", "TRACING_ENABLED=false", "LOCAL_CACHE_SIZE_IN_BYTES=1000", "EXPIRATION_JITTER_MAX_SECONDS=300",
+		"HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0",
+	}, "serve")
+	s.eventually("healthy", s.healthy)
+	if got := s.overGRPC()(parseRequest(t, "plain=x; user=x")); got != "OK [OK 3/DAY the-limit left 2] [OK 6/DAY left 5]" {
+		t.Error(got)
+	}
+	for url, want := range map[string]string{
+		s.http + "/healthcheck":                "OK",
+		s.debug + "/rlconfig":                  "parity.plain",
+		s.debug + "/stats":                     "ratelimit.service.config_load_success: 1",
+		s.debug + "/debug/pprof/":              "goroutine",
+		net.JoinHostPort(host, port) + "/prom": "ratelimit_service_rate_limit_total_hits",
+		s.debug + "/metrics":                   "ratelimit_service_response_time_seconds",
+	} {
+		if code, body := s.get(url); code != http.StatusOK || !strings.Contains(body, want) {
+			t.Errorf("%s: %d, no %q in %.300s", url, code, want, body)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	conn := s.dial()
+	for _, name := range []string{"", "ratelimit"} {
+		if r, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{Service: name}); err != nil || r.Status != healthpb.HealthCheckResponse_SERVING {
+			t.Errorf("health of %q: %v %v", name, r, err)
+		}
+	}
+	stream, err := reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&reflectionpb.ServerReflectionRequest{MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{}}); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := stream.Recv(); err != nil || !strings.Contains(r.String(), "envoy.service.ratelimit.v3.RateLimitService") {
+		t.Errorf("reflection: %v %v", r, err)
+	}
+	for line := range strings.Lines(s.log()) {
+		var entry map[string]any
+		if err := json.Unmarshal([]byte(line), &entry); err != nil {
+			t.Errorf("a line of the log is no JSON: %s", line)
+		}
+	}
+	if n := strings.Count(s.log(), "LOCAL_CACHE_SIZE_IN_BYTES"); n != 1 {
+		t.Errorf("a setting without meaning is named %d times", n)
+	}
+}
