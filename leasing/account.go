@@ -402,6 +402,9 @@ func (a *account) answer(r *record, c *ratelimit.Claim) ratelimit.Grant {
 	a.each(func(other *record) {
 		if other != r && other.window == r.window {
 			g.Outstanding += other.outstanding()
+			if a.now >= other.expires {
+				g.Stranded += other.outstanding()
+			}
 		}
 	})
 	if r.inflight < c.Waiting {

@@ -160,12 +160,36 @@ func (l *lease) forgive(keep tokens) {
 	}
 }
 
-// gauge keeps the rule's count of unconfirmed drift.
-func (h *held) gauge() {
-	if now := h.lease.drifted(); now != h.drifting && h.rule != nil && h.rule.Counters != nil {
-		h.rule.Counters.Drifting.Add(int64(now - h.drifting))
-		h.drifting = now
+// gauges are what a rule's gauges have of one key.
+type gauges struct {
+	of                         *ratelimit.RuleCounters
+	leased, drifting, stranded tokens
+}
+
+// set replaces what they have; of nil, by nothing.
+func (g *gauges) set(of *ratelimit.RuleCounters, leased, drifting, stranded tokens) {
+	if old := g.of; old != nil {
+		old.Leased.Add(int64(-g.leased))
+		old.Drifting.Add(int64(-g.drifting))
+		old.Stranded.Add(int64(-g.stranded))
 	}
+	if *g = (gauges{of, leased, drifting, stranded}); of != nil {
+		of.Leased.Add(int64(leased))
+		of.Drifting.Add(int64(drifting))
+		of.Stranded.Add(int64(stranded))
+	}
+}
+
+// gauge keeps the rule's gauges of leased, drifting and stranded tokens.
+func (h *held) gauge() {
+	if h.rule == nil {
+		return
+	}
+	leased := max(0, h.lease.unspent())
+	if h.next != nil {
+		leased += max(0, h.next.lease.unspent())
+	}
+	h.gauges.set(h.rule.Counters, leased, h.lease.drifted(), h.stranded)
 }
 
 // untold tells whether there is something that the ledger should hear of.

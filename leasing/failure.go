@@ -33,7 +33,7 @@ func (f *Fleet) fail(ctx context.Context, now instant, a *ask, reason ratelimit.
 	if v.Charged > 0 && policy != ratelimit.FailCached {
 		f.owe(now, a, v.Charged)
 	}
-	v.Source = ratelimit.FromFallback
+	v.Source, v.Reason = ratelimit.FromFallback, reason
 	if v.ResetAfter == 0 {
 		v.ResetAfter = a.Rule.Limit.Period()
 	}

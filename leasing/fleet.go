@@ -83,8 +83,12 @@ func (l *lane) time() ledgerClock {
 }
 
 type fleetStats struct {
-	claims, evicted atomic.Uint64
-	fallbacks       [len(ratelimit.FallbackReasons)]atomic.Uint64
+	claims, evicted, stale, void, recoveries, roundTrips, failed atomic.Uint64
+
+	claimsBy   [len(ratelimit.ClaimReasons)]atomic.Uint64
+	fallbacks  [len(ratelimit.FallbackReasons)]atomic.Uint64
+	storeTime  ratelimit.Distribution
+	leaseSizes ratelimit.Distribution
 }
 
 type fleetShard struct {
@@ -111,8 +115,9 @@ type held struct {
 	expires   instant // when the lease does, whatever its window
 	elsewhere tokens  // unspent at other nodes then, less what was refused here since
 	reported  tokens  // of what was spent in this window, what the ledger knows
-	drifting  tokens  // what the rule's gauge has of this key
-	carried   tokens  // unconfirmed in the window before, and counting in this one
+	gauges    gauges
+	stranded  tokens // in expired leases of other nodes, when the ledger was last heard
+	carried   tokens // unconfirmed in the window before, and counting in this one
 	heir      ratelimit.Fence
 	// owed was admitted without the ledger while no lease said of which window
 	// it was; the next grant books it, if its window had begun by owedAt.
@@ -272,6 +277,7 @@ func (f *Fleet) admit(s *fleetShard, now instant, hash uint64, key []byte) *cell
 				return false
 			}
 			f.stats.evicted.Add(1)
+			h.gauges.set(nil, 0, 0, 0)
 			return true
 		})
 		c = s.leases.add(hash, key)
@@ -301,7 +307,14 @@ func (f *Fleet) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []rat
 
 // Stats returns the counts so far. It takes every lock once.
 func (f *Fleet) Stats() ratelimit.LimiterStats {
-	s := ratelimit.LimiterStats{Claims: f.stats.claims.Load(), Evicted: f.stats.evicted.Load()}
+	s := ratelimit.LimiterStats{
+		Claims: f.stats.claims.Load(), Evicted: f.stats.evicted.Load(), Stale: f.stats.stale.Load(), Void: f.stats.void.Load(),
+		Recoveries: f.stats.recoveries.Load(), RoundTrips: f.stats.roundTrips.Load(), Failed: f.stats.failed.Load(),
+		StoreTime: f.stats.storeTime.Counts(), LeaseSizes: f.stats.leaseSizes.Counts(),
+	}
+	for i := range f.stats.claimsBy {
+		s.ClaimsBy[i] = f.stats.claimsBy[i].Load()
+	}
 	for i := range f.shards {
 		f.shards[i].mu.Lock()
 		s.Leases += f.shards[i].leases.size
@@ -318,6 +331,7 @@ func (f *Fleet) Stats() ratelimit.LimiterStats {
 		l := &f.lanes[i]
 		l.mu.Lock()
 		s.BreakerOpen = s.BreakerOpen || l.breaker.open()
+		s.Queued, s.QueueSize = s.Queued+len(l.queue), s.QueueSize+cap(l.queue)
 		l.mu.Unlock()
 	}
 	return s

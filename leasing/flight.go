@@ -26,6 +26,21 @@ type flight struct {
 	err     error // read after done
 }
 
+// reason is what the claim was for.
+func (fl *flight) reason() ratelimit.ClaimReason {
+	switch {
+	case fl.final:
+		return ratelimit.ClaimFinal
+	case fl.giveUp:
+		return ratelimit.ClaimReturn
+	case fl.ahead:
+		return ratelimit.ClaimNext
+	case fl.claim.Waiting > 0:
+		return ratelimit.ClaimWaiting
+	}
+	return ratelimit.ClaimRenewal
+}
+
 // launch queues a claim for which nobody waits; the caller holds the shard's
 // lock. It reports false when the queue is full.
 func (f *Fleet) launch(h *held, fl *flight) bool {

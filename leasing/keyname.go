@@ -24,6 +24,9 @@ func readKey(b []byte) (string, bool) {
 		return "", false
 	}
 	var out strings.Builder
+	if ratelimit.Unit(b[0]) == ratelimit.CalendarMonth {
+		out.WriteString("calendar_")
+	}
 	out.WriteString(ratelimit.Unit(b[0]).String())
 	if b[1] != byte(ratelimit.FixedWindow) {
 		out.WriteByte('.')

@@ -63,6 +63,7 @@ func (f *Fleet) settle(l *lane, flights []*flight) {
 	ctx, cancel := context.WithTimeout(context.Background(), claimTimeout)
 	defer cancel()
 	f.ledger.Settle(ctx, b.claims, grants)
+	f.stats.storeTime.Observe(int64(f.clock().Sub(b.sent) / time.Microsecond))
 	b.settled(grants)
 	b.answered(grants)
 }
@@ -95,6 +96,19 @@ func (b *batch) allowed() bool {
 // settled counts that the batch was sent, and tells the breaker how it went.
 func (b *batch) settled(grants []ratelimit.Grant) {
 	b.stats.claims.Add(uint64(len(b.claims)))
+	b.stats.roundTrips.Add(1)
+	for i, fl := range b.flights {
+		b.stats.claimsBy[fl.reason()].Add(1)
+		g := &grants[i]
+		switch got := g.Granted - b.claims[i].Granted; {
+		case errors.Is(g.Err, ratelimit.ErrStaleClaim):
+			b.stats.stale.Add(1)
+		case g.Err == nil && g.Void:
+			b.stats.void.Add(1)
+		case g.Err == nil && got > 0:
+			b.stats.leaseSizes.Observe(int64(got))
+		}
+	}
 	b.judge(b.lane, grants)
 }
 
@@ -185,8 +199,11 @@ func (f *Fleet) judge(l *lane, grants []ratelimit.Grant) {
 			last = err
 		}
 	}
-	if failed == len(grants) && f.OnFailure != nil {
-		f.OnFailure(last)
+	if failed == len(grants) {
+		f.stats.failed.Add(1)
+		if f.OnFailure != nil {
+			f.OnFailure(last)
+		}
 	}
 	now := f.clock()
 	l.mu.Lock()
@@ -217,10 +234,13 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	}
 	r, drifted = fl.reconciled(h.rule, g)
 	if g.Relearning {
-		f.relearn.Store(int64(now))
+		if before := instant(f.relearn.Swap(int64(now))); before == 0 || now.Sub(before) > relearnTime {
+			f.stats.recoveries.Add(1)
+		}
 	}
 	if fl.ahead {
 		h.keepNext(sent, now, there, fl, g, f.Random())
+		h.gauge()
 		return r, drifted
 	}
 	if g.Seq != h.lease.seq {
@@ -232,7 +252,7 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	h.lease.apply(sent, &fl.claim, g, margin(h.rule, g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
 	h.payOwed()
 	h.lease.forgive(h.rule.DriftShare())
-	h.heard, h.elsewhere = now, g.Outstanding
+	h.heard, h.elsewhere, h.stranded = now, g.Outstanding, g.Stranded
 	h.expires = sent.Add(g.TTL - margin(h.rule, g.TTL))
 	h.agree()
 	if h.reported = 0; g.Window == fl.claim.Window {
@@ -397,6 +417,7 @@ func (f *Fleet) sweepShard(now instant, s *fleetShard) {
 		}
 		f.turn(&c.val, now, c.fullHash(), c.key[:c.len])
 		if c.val.lease.window == 0 || now >= c.val.lease.reset {
+			c.val.gauges.set(nil, 0, 0, 0)
 			f.finish(&c.val, c.fullHash(), c.key[:c.len])
 			continue
 		}

@@ -253,15 +253,18 @@ end
 
 local function answer(r)
   local reset = bucket and time_to_level(burst * MICRO) or max(0, window_end(r[WINDOW]) - a.now)
-  local elsewhere = 0
+  local elsewhere, stranded = 0, 0
   for name, other in pairs(records) do
-    if name ~= holder and other[WINDOW] == r[WINDOW] then elsewhere = elsewhere + outstanding(other) end
+    if name ~= holder and other[WINDOW] == r[WINDOW] then
+      elsewhere = elsewhere + outstanding(other)
+      if a.now >= other[EXPIRES] then stranded = stranded + outstanding(other) end
+    end
   end
   local retry = 0
   if r[INFLIGHT] < c.waiting then retry = retry_after(c.direct and c.waiting - r[INFLIGHT] or 1) end
   return {
     0, r[GRANTED] + r[INFLIGHT], r[FENCE], r[WINDOW], flag(r, 2) and 1 or 0, available(r[WINDOW]), elsewhere, reset, retry,
-    live_holders(r[WINDOW]), r[OVER], a.now < a.relearn and 1 or 0, a.now,
+    live_holders(r[WINDOW]), r[OVER], a.now < a.relearn and 1 or 0, a.now, stranded,
   }
 end
 

@@ -17,10 +17,14 @@ type RuleCounters struct {
 	// Sources are decisions, whatever their cost, by where they were made. What
 	// needs no budget (a ban, an unlimited rule) is FromLease.
 	Sources [len(Sources)]atomic.Uint64
+	// Fallbacks are those of them that were made without the ledger, by reason.
+	Fallbacks [len(FallbackReasons)]atomic.Uint64
 	// What the ledger has told of a limit that was not kept to the token.
 	OverAdmitted  atomic.Uint64 // tokens spent beyond the limit, by all nodes, as told to this one
 	UnderAdmitted atomic.Uint64 // tokens refused here while others held unspent ones
 	Drifting      atomic.Int64  // tokens spent here and not confirmed, now
+	Leased        atomic.Int64  // tokens leased to this node and unspent, as of the last claim of each key
+	Stranded      atomic.Int64  // tokens in expired leases of silent nodes, of keys held here
 	// Budget bounds the names below all counters that share it; nil: there is
 	// only MaxNames.
 	Budget *NameBudget
@@ -41,6 +45,9 @@ func (c *RuleCounters) Requests() uint64 {
 // hit counts as near the limit. It does not block and does not allocate.
 func (c *RuleCounters) Count(ask Ask, v Verdict, nearLimit Tokens) {
 	c.Sources[v.Source].Add(1)
+	if v.Source == FromFallback {
+		c.Fallbacks[v.Reason].Add(1)
+	}
 	if ask.Kind == Refund {
 		c.Refunded.Add(uint64(ask.Cost))
 		return

@@ -72,6 +72,8 @@ type Grant struct {
 	Available Tokens
 	// Outstanding is what other holders had not spent when last heard.
 	Outstanding Tokens
+	// Stranded is the part of it whose leases have expired: nobody will spend it.
+	Stranded Tokens
 	// ResetAfter is the time to the window's end (token_bucket: to a full
 	// bucket).
 	ResetAfter time.Duration

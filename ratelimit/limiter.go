@@ -64,6 +64,8 @@ type Verdict struct {
 	// Window is the one that Charged was taken from, for Undo; 0 if it was from
 	// no lease.
 	Window Window
+	// Reason is why the ledger did not decide, if Source is FromFallback.
+	Reason FallbackReason
 	// Err is set when no decision could be made; then nothing else is meant.
 	Err error
 }
@@ -88,7 +90,52 @@ type LimiterStats struct {
 	BreakerOpen bool
 	// SyncAge is how long ago the ledger last answered; 0 if it was never asked.
 	SyncAge time.Duration
+
+	ClaimsBy   [len(ClaimReasons)]uint64 // Claims, by what they were for
+	Stale      uint64                    // claims that the ledger refused as older than what it knows
+	Void       uint64                    // claims whose fence had been closed
+	Recoveries uint64                    // times that the ledger was found to have forgotten
+	RoundTrips uint64                    // batches of claims sent
+	Failed     uint64                    // of them, those that failed as a whole
+	StoreTime  DistributionCounts        // of round trips, in microseconds
+	LeaseSizes DistributionCounts        // tokens granted with a claim, where any were
+	Queued     int                       // claims that wait to be sent
+	QueueSize  int                       // that may wait
 }
+
+// Add adds what another limiter did.
+func (s *LimiterStats) Add(o LimiterStats) {
+	s.Claims, s.Evicted, s.Overflow = s.Claims+o.Claims, s.Evicted+o.Evicted, s.Overflow+o.Overflow
+	s.Leases, s.Accounts = s.Leases+o.Leases, s.Accounts+o.Accounts
+	for i := range s.Fallbacks {
+		s.Fallbacks[i] += o.Fallbacks[i]
+	}
+	for i := range s.ClaimsBy {
+		s.ClaimsBy[i] += o.ClaimsBy[i]
+	}
+	s.BreakerOpen = s.BreakerOpen || o.BreakerOpen
+	s.SyncAge = max(s.SyncAge, o.SyncAge)
+	s.Stale, s.Void, s.Recoveries = s.Stale+o.Stale, s.Void+o.Void, s.Recoveries+o.Recoveries
+	s.RoundTrips, s.Failed = s.RoundTrips+o.RoundTrips, s.Failed+o.Failed
+	s.Queued, s.QueueSize = s.Queued+o.Queued, s.QueueSize+o.QueueSize
+	s.StoreTime.Add(o.StoreTime)
+	s.LeaseSizes.Add(o.LeaseSizes)
+}
+
+// ClaimReason says what a claim is for.
+type ClaimReason uint8
+
+// The reasons for claims.
+const (
+	ClaimWaiting ClaimReason = iota // requests wait for it
+	ClaimRenewal                    // in the background, ahead of demand or to report
+	ClaimNext                       // for the window to come
+	ClaimReturn                     // to give back what is unspent
+	ClaimFinal                      // the last word on a window
+)
+
+// ClaimReasons are the names of the reasons, by value.
+var ClaimReasons = [...]string{ClaimWaiting: "waiting", ClaimRenewal: "renewal", ClaimNext: "next_window", ClaimReturn: "return", ClaimFinal: "final"}
 
 // RoutingStats counts what a node did as one of a ring.
 type RoutingStats struct {

@@ -318,7 +318,7 @@ func (r *Router) fail(ctx context.Context, now instant, a *ratelimit.Ask) verdic
 	default: // nothing is known of what is left
 		v.OverLimit = true
 	}
-	v.Source = ratelimit.FromFallback
+	v.Source, v.Reason = ratelimit.FromFallback, ratelimit.FallbackPeer
 	if v.ResetAfter == 0 {
 		v.ResetAfter = a.Rule.Limit.Period()
 	}

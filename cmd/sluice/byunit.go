@@ -68,13 +68,8 @@ func (b *byUnit) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ra
 
 // Stats sums both.
 func (b *byUnit) Stats() ratelimit.LimiterStats {
-	s, t := b.usual.Stats(), b.brief.Stats()
-	s.Claims, s.Evicted, s.Overflow, s.Leases, s.Accounts = s.Claims+t.Claims, s.Evicted+t.Evicted, s.Overflow+t.Overflow, s.Leases+t.Leases, s.Accounts+t.Accounts
-	for i := range s.Fallbacks {
-		s.Fallbacks[i] += t.Fallbacks[i]
-	}
-	s.BreakerOpen = s.BreakerOpen || t.BreakerOpen
-	s.SyncAge = max(s.SyncAge, t.SyncAge)
+	s := b.usual.Stats()
+	s.Add(b.brief.Stats())
 	return s
 }
 
