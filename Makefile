@@ -7,7 +7,7 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: help run deps test check sim bench bench-accuracy bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-routing fuzz proto format
+.PHONY: help run deps test check sim bench bench-accuracy bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-metrics bench-routing fuzz proto format
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,10 @@ bench-routing: deps ## what mode routing admits while nodes come, go and die
 
 proto: ## the peers' messages in Go (needs protoc, protoc-gen-go and protoc-gen-go-grpc)
 	protoc -I routing --go_out=. --go_opt=module=github.com/sluice-gate/sluice --go-grpc_out=. --go-grpc_opt=module=github.com/sluice-gate/sluice routing/wire.proto
+
+bench-metrics: ## what counting costs a decision, and a scrape of 10,000 rules
+	$(GO) test -run '^$$' -bench Metrics ./bench
+	$(GO) test -run '^$$' -bench Scrape ./ratelimit/metrics
 
 bench-keys: $(BIN) ## memory of one process under 5,000,000 distinct keys
 	$(BIN) bench keys

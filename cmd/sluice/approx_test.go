@@ -39,7 +39,7 @@ func approxFleet(t *testing.T, nodes int, delay time.Duration) (*fleet, *rediste
 func (f *fleet) drift(key, name string) (total int64) {
 	for _, n := range f.nodes {
 		if n.cmd.ProcessState == nil {
-			total += int64(n.metric(fmt.Sprintf("sluice_%s{domain=%q,rule=%q}", name, "d", key)))
+			total += int64(n.metric(fmt.Sprintf("sluice_%s{domain=%q,rule=%q,mode=\"approx\"}", name, "d", key)))
 		}
 	}
 	return total

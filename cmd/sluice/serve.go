@@ -16,7 +16,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -182,7 +181,7 @@ func (c *serveCmd) open(svc *service.Service, shown metrics.Collector, latency p
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(shown, latency, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	scrape := promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4})
+	scrape := shown.Handler(registry)
 	debug := server.Debug(shown.WriteRules, shown.WriteStats, shown.WriteRing, scrape)
 	only := http.NewServeMux()
 	only.Handle(c.PrometheusPath, scrape)

@@ -7,9 +7,10 @@
 package metrics
 
 import (
-	"strings"
+	"net/http"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/common/expfmt"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -34,27 +35,18 @@ type Source struct {
 	Ring func() ratelimit.RoutingStats
 }
 
-// Collector is a prometheus.Collector over a Source.
+// Collector is a prometheus.Collector over a Source, but for the metrics of
+// rules; see Handler.
 type Collector struct{ Source }
 
 const method = "ShouldRateLimit"
 
 var (
-	ruleLabels = []string{"domain", "key1", "key2"}
-	byRule     = []string{"domain", "rule"}
-
-	totalHits   = theirs("rate_limit_total_hits", "Hits asked of a rule.", ruleLabels...)
-	withinLimit = theirs("rate_limit_within_limit", "Hits that were within the limit.", ruleLabels...)
-	nearLimit   = theirs("rate_limit_near_limit", "Hits within the limit, and above NEAR_LIMIT_RATIO of it.", ruleLabels...)
-	overLimit   = theirs("rate_limit_over_limit", "Hits above the limit.", ruleLabels...)
-	shadowMode  = theirs("rate_limit_shadow_mode", "Hits over a limit in shadow_mode.", ruleLabels...)
 	callErrors  = theirs("should_rate_limit_error", "Calls answered with an error.", "err_type")
 	calls       = theirs("total_requests", "Calls.", "grpc_method")
 	loadSuccess = theirs("config_load_success", "Configs put in force.")
 	loadError   = theirs("config_load_error", "Configs refused.")
 
-	decisions     = ours("decisions_total", "Decisions of a rule, by code before shadow_mode.", "domain", "key1", "key2", "code")
-	refunds       = ours("refunded_tokens_total", "Tokens refunded by is_negative_hits.", ruleLabels...)
 	sources       = ours("decision_sources_total", "Decisions by where they were made.", "source")
 	answers       = ours("answers_total", "Answers by overall code.", "code")
 	shadowed      = ours("global_shadow_total", "Answers made OK by SHADOW_MODE.")
@@ -67,12 +59,8 @@ var (
 	claims        = ours("ledger_claims_total", "Claims settled by the ledger.")
 	fallbacks     = ours("fallback_decisions_total", "Decisions without the ledger, by reason.", "reason")
 	breaker       = ours("store_breaker_open", "1 while the store does not answer and is not asked.")
-	overAdmitted  = ours("over_admitted_tokens_total", "Tokens admitted beyond the limit by all nodes, as told to this one: the sum over nodes is the over-admission.", byRule...)
-	underAdmitted = ours("under_admitted_tokens_total", "Tokens refused here while other nodes held unspent ones.", byRule...)
-	declared      = ours("declared_over_admission_tokens", "What the rule declares to over-admit at most, for each key and window.", byRule...)
-	unconfirmed   = ours("drift_unconfirmed_tokens", "Tokens spent here and not yet confirmed by the ledger.", byRule...)
-	share         = ours("drift_share_tokens", "Tokens of each key that a seat may spend unconfirmed.", byRule...)
 	seat          = ours("drift_seat", "This node's drift seat; -1: it has none, and its approx rules lease.")
+	seatsWanted   = ours("drift_seat_wanted", "1 if a rule in force is of mode approx.")
 	ringMembers   = ours("ring_members", "Nodes in the ring, as this one sees it.")
 	ringPrint     = ours("ring_fingerprint", "Of the ring: nodes that agree show the same.")
 	peerAsks      = ours("peer_asks_total", "Asks between nodes: forwarded to an owner, received and decided, or not this node's.", "what")
@@ -85,10 +73,19 @@ var (
 	ruleCount     = ours("rules", "Rules in force.")
 	domains       = ours("domains", "Domains in force.")
 	build         = ours("build_info", "1, with the version as a label.", "version")
+	claimsBy      = ours("claims_total", "Claims sent to the ledger, by what they were for.", "for")
+	stale         = ours("claims_stale_total", "Claims that the ledger refused as older than what it knows, or for a window that is over.")
+	void          = ours("fences_refused_total", "Claims whose fence had been closed: their lease was another's, and nothing of it was spent.")
+	recoveries    = ours("ledger_recoveries_total", "Times that the ledger was found to have lost data, and was told again.")
+	roundTrips    = ours("store_operations_total", "Round trips to the store.", "result")
+	storeTime     = ours("store_seconds", "Time of round trips to the store.")
+	leaseSizes    = ours("lease_tokens", "Tokens granted with a claim, where any were.")
+	saved         = ours("store_operations_saved_total", "Decisions made without asking the store: what one operation a request would have cost more.")
+	queued        = ours("claims_queued", "Claims that wait to be sent.")
+	queueSize     = ours("claims_queue_size", "Claims that may wait to be sent.")
 	everything    = []*prometheus.Desc{
-		totalHits, withinLimit, nearLimit, overLimit, shadowMode, callErrors, calls, loadSuccess, loadError,
-		decisions, refunds, sources, answers, shadowed, unknown, badCalls, panics, keys, keysMax, evicted, claims, fallbacks, breaker,
-		ruleCount, domains, build, overAdmitted, underAdmitted, declared, unconfirmed, share, seat, syncAge,
+		callErrors, calls, loadSuccess, loadError, sources, answers, shadowed, unknown, badCalls, panics, keys, keysMax, evicted, claims, fallbacks, breaker,
+		ruleCount, domains, build, seat, seatsWanted, syncAge, claimsBy, stale, void, recoveries, roundTrips, storeTime, leaseSizes, saved, queued, queueSize,
 		ringMembers, ringPrint, peerAsks, peerRefused, peerMalformed, handed, hotDecisions, hotKeys,
 	}
 )
@@ -127,17 +124,6 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(n), labels...)
 	}
 	rules := c.Store.Rules()
-	for labels, n := range sumCounters(rules) {
-		l := labels[:]
-		count(totalHits, n.total, l...)
-		count(withinLimit, n.within, l...)
-		count(nearLimit, n.near, l...)
-		count(overLimit, n.over, l...)
-		count(shadowMode, n.shadow, l...)
-		count(refunds, n.refunded, l...)
-		count(decisions, n.requests-n.denied, append(l, "OK")...)
-		count(decisions, n.denied, append(l, "OVER_LIMIT")...)
-	}
 	s := c.Stats
 	count(calls, s.Requests.Load(), method)
 	count(callErrors, s.StoreErrors.Load(), "redis_error")
@@ -165,23 +151,37 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	for i, name := range ratelimit.FallbackReasons {
 		count(fallbacks, local.Fallbacks[i], name)
 	}
-	open := 0
-	if local.BreakerOpen {
-		open = 1
-	}
-	gauge(breaker, open)
+	gauge(breaker, flag(local.BreakerOpen))
 	ch <- prometheus.MustNewConstMetric(syncAge, prometheus.GaugeValue, local.SyncAge.Seconds())
-	c.collectDrift(count, gauge)
+	for i, name := range ratelimit.ClaimReasons {
+		count(claimsBy, local.ClaimsBy[i], name)
+	}
+	count(stale, local.Stale)
+	count(void, local.Void)
+	count(recoveries, local.Recoveries)
+	count(roundTrips, local.RoundTrips-min(local.Failed, local.RoundTrips), "answered")
+	count(roundTrips, local.Failed, "failed")
+	ch <- histogram(storeTime, local.StoreTime, 1e-6)
+	ch <- histogram(leaseSizes, local.LeaseSizes, 1)
+	decided := uint64(0)
+	for i := range s.Sources {
+		decided += s.Sources[i].Load()
+	}
+	count(saved, decided-min(local.Claims, decided))
+	gauge(queued, local.Queued)
+	gauge(queueSize, local.QueueSize)
+	c.collectFleet(count, gauge)
 	gauge(ruleCount, len(rules.All()))
 	gauge(domains, rules.Domains())
 	gauge(build, 1, c.Version)
 }
 
-// collectDrift shows how far limits were from being kept, and may be.
-func (c Collector) collectDrift(count func(*prometheus.Desc, uint64, ...string), gauge func(*prometheus.Desc, int, ...string)) {
+// collectFleet shows what this node is among others.
+func (c Collector) collectFleet(count func(*prometheus.Desc, uint64, ...string), gauge func(*prometheus.Desc, int, ...string)) {
 	if c.Seat != nil {
-		n, _ := c.Seat()
+		n, wanted := c.Seat()
 		gauge(seat, n)
+		gauge(seatsWanted, flag(wanted))
 	}
 	if c.Ring != nil {
 		s := c.Ring()
@@ -196,49 +196,50 @@ func (c Collector) collectDrift(count func(*prometheus.Desc, uint64, ...string),
 		count(hotDecisions, s.Hot)
 		gauge(hotKeys, len(s.HotKeys))
 	}
-	shown := make(map[[2]string]bool, MaxRules)
-	for _, r := range c.Store.Rules().All() {
-		l := [2]string{valid(r.Domain), valid(r.Path)}
-		if r.Unlimited || shown[l] || len(shown) >= MaxRules {
-			continue
-		}
-		shown[l] = true
-		count(overAdmitted, r.Counters.OverAdmitted.Load(), l[:]...)
-		count(underAdmitted, r.Counters.UnderAdmitted.Load(), l[:]...)
-		gauge(declared, int(r.Declare(r.Coordination.MaxNodes, true).Over), l[:]...)
-		if r.Coordination.Mode == ratelimit.Approx {
-			gauge(unconfirmed, int(r.Counters.Drifting.Load()), l[:]...)
-			gauge(share, int(r.DriftShare()), l[:]...)
-		}
+}
+
+func flag(yes bool) int {
+	if yes {
+		return 1
 	}
+	return 0
 }
 
-type counts struct{ total, within, near, over, shadow, refunded, requests, denied uint64 }
+// histogram shows a distribution, whose values are multiplied by scale.
+func histogram(d *prometheus.Desc, c ratelimit.DistributionCounts, scale float64) prometheus.Metric {
+	buckets, sum := map[float64]uint64{}, uint64(0)
+	for i, n := range c.Buckets[:len(c.Buckets)-1] {
+		sum += n
+		buckets[scale*float64(int64(1)<<(2*i))] = sum
+	}
+	return prometheus.MustNewConstHistogram(d, c.Count, scale*float64(c.Sum), buckets)
+}
 
-// sumCounters reads all counters by (domain, key1, key2). key2 holds all deeper
-// levels; those that come out the same are summed, and so are those beyond
-// MaxRules.
-func sumCounters(rules *config.Rules) map[[3]string]counts {
-	sums := make(map[[3]string]counts, min(len(rules.All()), MaxRules))
-	rules.EachCounters(func(domain string, keys []string, c *ratelimit.RuleCounters) {
-		labels := [3]string{valid(domain), valid(keys[0]), valid(strings.Join(keys[1:], "."))}
-		n, ok := sums[labels]
-		if !ok && len(sums) >= MaxRules {
-			labels = [3]string{"(other)", "(other)", ""}
-			n = sums[labels]
+// Handler serves the metrics of rules, and then those of the registry, which
+// should have c. At most four scrapes are answered at a time.
+func (c Collector) Handler(registry prometheus.Gatherer) http.Handler {
+	slots := make(chan struct{}, 4)
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		select {
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
+		default:
+			http.Error(w, "four scrapes are under way: ask again", http.StatusServiceUnavailable)
+			return
 		}
-		n.total += c.TotalHits.Load()
-		n.within += c.WithinLimit.Load()
-		n.near += c.NearLimit.Load()
-		n.over += c.OverLimit.Load()
-		n.shadow += c.ShadowMode.Load()
-		n.refunded += c.Refunded.Load()
-		// Denied first: a decision is counted as one before it is counted as denied.
-		n.denied += c.Denied.Load()
-		n.requests += c.Requests()
-		sums[labels] = n
+		families, err := registry.Gather()
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", string(expfmt.NewFormat(expfmt.TypeTextPlain)))
+		if err := c.WriteRuleMetrics(w); err != nil {
+			return // it has gone
+		}
+		for _, f := range families {
+			if _, err := expfmt.MetricFamilyToText(w, f); err != nil {
+				return
+			}
+		}
 	})
-	return sums
 }
-
-func valid(s string) string { return strings.ToValidUTF8(s, "?") }

@@ -3,18 +3,23 @@ package metrics
 import (
 	"fmt"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/service"
 )
 
-func collector(t *testing.T, rules string) Collector {
+func collector(t testing.TB, rules string) Collector {
 	t.Helper()
 	store := config.NewStore(config.Static{{Name: "test", Data: []byte(rules)}},
 		config.Options{Coordination: ratelimit.DefaultCoordination()}, slog.New(slog.DiscardHandler))
@@ -42,32 +47,113 @@ descriptors:
 	for i, r := range c.Store.Rules().All() {
 		r.Counters.TotalHits.Add(uint64(1 + i))
 	}
-	want := `
-# HELP ratelimit_service_rate_limit_total_hits Hits asked of a rule.
-# TYPE ratelimit_service_rate_limit_total_hits counter
-ratelimit_service_rate_limit_total_hits{domain="d",key1="a",key2="b.c"} 4
-ratelimit_service_rate_limit_total_hits{domain="d",key1="a",key2="b.c_\"<x>"} 2
-`
-	if err := testutil.CollectAndCompare(c, strings.NewReader(want), "ratelimit_service_rate_limit_total_hits"); err != nil {
-		t.Error(err)
-	}
-	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(c)
-	if _, err := registry.Gather(); err != nil {
-		t.Error(err)
+	text := scrape(t, c)
+	for _, want := range []string{
+		`ratelimit_service_rate_limit_total_hits{domain="d",key1="a",key2="b.c"} 4`,
+		`ratelimit_service_rate_limit_total_hits{domain="d",key1="a",key2="b.c_\"<x>"} 2`,
+		`sluice_limit_tokens{domain="d",rule="a.b.c_\"<x>",mode="leasing"} 1`,
+	} {
+		if !strings.Contains(text, "\n"+want+"\n") {
+			t.Errorf("no %s in\n%s", want, text)
+		}
 	}
 }
 
-func TestSeriesAreBounded(t *testing.T) {
+// scrape is what a scrape gets, which a parser must be able to read: each metric
+// once, and each series once.
+func scrape(t testing.TB, c Collector) string {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(c)
+	w := httptest.NewRecorder()
+	c.Handler(registry).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	text := w.Body.String()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
+	if err != nil || w.Code != http.StatusOK {
+		t.Fatalf("%d %v", w.Code, err)
+	}
+	heads := map[string]bool{}
+	for line := range strings.Lines(text) {
+		if rest, ok := strings.CutPrefix(line, "# TYPE "); ok {
+			if name, _, _ := strings.Cut(rest, " "); heads[name] || families[name] == nil && strings.Contains(text, "\n"+name+"{") {
+				t.Errorf("%s comes twice, or cannot be read", name)
+			} else {
+				heads[name] = true
+			}
+		}
+	}
+	series := map[string]bool{}
+	for line := range strings.Lines(text) {
+		if at := strings.LastIndexByte(line, ' '); !strings.HasPrefix(line, "#") {
+			if series[line[:at]] {
+				t.Errorf("series %s comes twice", line[:at])
+			}
+			series[line[:at]] = true
+		}
+	}
+	return text
+}
+
+func manyRules(n int) string {
 	var rules strings.Builder
 	rules.WriteString("domain: d\ndescriptors:\n")
-	for i := range MaxRules + 500 {
+	for i := range n {
 		fmt.Fprintf(&rules, "- {key: k%d, rate_limit: {unit: day, requests_per_unit: 1}}\n", i)
 	}
-	c := collector(t, rules.String())
-	if n := testutil.CollectAndCount(c, "ratelimit_service_rate_limit_total_hits"); n != MaxRules+1 {
-		t.Errorf("%d series for %d rules", n, MaxRules+500)
+	return rules.String()
+}
+
+func TestSeriesAreBounded(t *testing.T) {
+	text := scrape(t, collector(t, manyRules(MaxRules+500)))
+	for _, name := range []string{"ratelimit_service_rate_limit_total_hits{", "sluice_limit_tokens{", "sluice_decisions_total{"} {
+		if n := strings.Count(text, "\n"+name); n != MaxRules+1 {
+			t.Errorf("%d series of %s for %d rules", n, name, MaxRules+500)
+		}
 	}
+}
+
+// Every metric is in the handbook, with its type, and the handbook has no other.
+func TestHandbookNamesEveryMetric(t *testing.T) {
+	handbook, err := os.ReadFile("../../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := collector(t, "domain: d\ndescriptors: [{key: k, coordination: {mode: approx}, rate_limit: {unit: day, requests_per_unit: 100}}]\n")
+	c.Seat = func() (int, bool) { return 0, true }
+	c.Ring = func() ratelimit.RoutingStats { return ratelimit.RoutingStats{} }
+	c.Store.Rules().All()[0].Counters.Refunded.Add(1)
+	shown := map[string]bool{"ratelimit_service_response_time_seconds": true} // the server's own
+	for line := range strings.Lines(scrape(t, c)) {
+		if rest, ok := strings.CutPrefix(line, "# TYPE "); ok {
+			name, kind, _ := strings.Cut(strings.TrimSpace(rest), " ")
+			shown[name] = true
+			if !strings.Contains(string(handbook), "| `"+name+"` | "+kind+" |") {
+				t.Errorf("docs/metrics.md has no row for %s, a %s", name, kind)
+			}
+		}
+	}
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\|").FindAllStringSubmatch(string(handbook), -1) {
+		if !shown[m[1]] {
+			t.Errorf("docs/metrics.md has %s, which there is not", m[1])
+		}
+	}
+}
+
+// BenchmarkScrape is a scrape of 10,000 rules.
+func BenchmarkScrape(b *testing.B) {
+	c := collector(b, manyRules(MaxRules))
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(c)
+	h := c.Handler(registry)
+	var size int
+	for b.Loop() {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		size = w.Body.Len()
+	}
+	b.ReportMetric(float64(size)/1e6, "MB")
+	b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms/scrape")
 }
 
 func TestText(t *testing.T) {

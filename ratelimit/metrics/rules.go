@@ -1,0 +1,235 @@
+package metrics
+
+import (
+	"bytes"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Metrics of rules are written as text here, not by the Prometheus client: it
+// takes about two microseconds for each of a hundred thousand series.
+
+// row is one rule, or all that share its labels, at one moment.
+type row struct {
+	theirs string // labels: domain, key1, key2
+	counts
+}
+
+// counts are what a rule's counters said.
+type counts struct{ total, within, near, over, shadow, refunded uint64 }
+
+func (n *counts) add(c *ratelimit.RuleCounters) {
+	n.total += c.TotalHits.Load()
+	n.within += c.WithinLimit.Load()
+	n.near += c.NearLimit.Load()
+	n.over += c.OverLimit.Load()
+	n.shadow += c.ShadowMode.Load()
+	n.refunded += c.Refunded.Load()
+}
+
+// ruleRow is a rule for the metrics that are about limits, not about hits.
+type ruleRow struct {
+	labels                      string // domain, rule, mode
+	rule                        *ratelimit.Rule
+	denied, admitted            uint64
+	sources                     [len(ratelimit.Sources)]uint64
+	fallbacks                   [len(ratelimit.FallbackReasons)]uint64
+	over, under                 uint64
+	leased, stranded, drifting  int64
+	declared, share, driftLimit ratelimit.Tokens
+}
+
+// rows reads all counters. Rules that come out with the same labels are summed,
+// and so are those beyond MaxRules.
+func (c Collector) rows() (hits []row, rules []ruleRow) {
+	all := c.Store.Rules()
+	at := make(map[string]int, min(len(all.All()), MaxRules))
+	all.EachCounters(func(domain string, keys []string, n *ratelimit.RuleCounters) {
+		labels := labelText("domain", domain, "key1", keys[0], "key2", strings.Join(keys[1:], "."))
+		i, ok := at[labels]
+		if !ok && len(hits) >= MaxRules {
+			labels = labelText("domain", ratelimit.OtherName, "key1", ratelimit.OtherName, "key2", "")
+			i, ok = at[labels]
+		}
+		if !ok {
+			i = len(hits)
+			at[labels] = i
+			hits = append(hits, row{theirs: labels})
+		}
+		hits[i].add(n)
+	})
+	clear(at)
+	for _, r := range all.All() {
+		labels := labelText("domain", r.Domain, "rule", r.Path, "mode", r.Coordination.Mode.String())
+		i, ok := at[labels]
+		if !ok && len(rules) >= MaxRules {
+			labels = labelText("domain", ratelimit.OtherName, "rule", ratelimit.OtherName, "mode", "")
+			i, ok = at[labels]
+		}
+		if !ok {
+			i = len(rules)
+			at[labels] = i
+			rules = append(rules, ruleRow{labels: labels, rule: r})
+			rules[i].declare(r)
+		}
+		rules[i].add(r.Counters)
+	}
+	return hits, rules
+}
+
+func (w *ruleRow) declare(r *ratelimit.Rule) {
+	if r.Unlimited {
+		return
+	}
+	w.declared = r.Declare(r.Coordination.MaxNodes, true).Over
+	if r.Coordination.Mode == ratelimit.Approx {
+		w.share, w.driftLimit = r.DriftShare(), r.Coordination.DriftBudget.Of(r.Limit.Capacity())
+	}
+}
+
+func (w *ruleRow) add(c *ratelimit.RuleCounters) {
+	w.addDecisions(c)
+	c.EachNamed(func(_ string, c *ratelimit.RuleCounters) { w.addDecisions(c) })
+	w.over += c.OverAdmitted.Load()
+	w.under += c.UnderAdmitted.Load()
+	w.leased += c.Leased.Load()
+	w.stranded += c.Stranded.Load()
+	w.drifting += c.Drifting.Load()
+}
+
+func (w *ruleRow) addDecisions(c *ratelimit.RuleCounters) {
+	w.denied += c.Denied.Load()
+	w.admitted += c.WithinLimit.Load() + c.ShadowMode.Load()
+	for i := range c.Sources {
+		w.sources[i] += c.Sources[i].Load()
+	}
+	for i := range c.Fallbacks {
+		w.fallbacks[i] += c.Fallbacks[i].Load()
+	}
+}
+
+// limited and approx choose the rules that a metric is about.
+func limited(r *ruleRow) bool { return !r.rule.Unlimited }
+func approx(r *ruleRow) bool  { return r.driftLimit > 0 }
+func any1(*ruleRow) bool      { return true }
+
+// The metrics of rules.
+var (
+	hitMetrics = []struct {
+		name, help string
+		of         func(*counts) uint64
+	}{
+		{"ratelimit_service_rate_limit_total_hits", "Hits asked of a rule.", func(n *counts) uint64 { return n.total }},
+		{"ratelimit_service_rate_limit_within_limit", "Hits that were within the limit.", func(n *counts) uint64 { return n.within }},
+		{"ratelimit_service_rate_limit_near_limit", "Hits within the limit, and above NEAR_LIMIT_RATIO of it.", func(n *counts) uint64 { return n.near }},
+		{"ratelimit_service_rate_limit_over_limit", "Hits above the limit.", func(n *counts) uint64 { return n.over }},
+		{"ratelimit_service_rate_limit_shadow_mode", "Hits over a limit in shadow_mode.", func(n *counts) uint64 { return n.shadow }},
+	}
+	ruleMetrics = []struct {
+		name, kind, help string
+		has              func(*ruleRow) bool
+		of               func(*ruleRow) int64
+	}{
+		{"sluice_denied_total", "counter", "Decisions that were OVER_LIMIT, before shadow_mode.", any1, func(r *ruleRow) int64 { return int64(r.denied) }},
+		{"sluice_admitted_tokens_total", "counter", "Tokens admitted, shadow_mode included.", any1, func(r *ruleRow) int64 { return int64(r.admitted) }},
+		{"sluice_limit_tokens", "gauge", "The limit, in tokens for each key and unit (token_bucket: the burst).", limited, func(r *ruleRow) int64 { return int64(r.rule.Limit.Capacity()) }},
+		{"sluice_declared_over_admission_tokens", "gauge", "What the rule declares to over-admit at most, for each key and window, while the store works.", limited, func(r *ruleRow) int64 { return int64(r.declared) }},
+		{"sluice_over_admitted_tokens_total", "counter", "Tokens admitted beyond the limit by all nodes, as told to this one: the sum over nodes is the over-admission.", limited, func(r *ruleRow) int64 { return int64(r.over) }},
+		{"sluice_under_admitted_tokens_total", "counter", "Tokens refused here while other nodes held unspent ones.", limited, func(r *ruleRow) int64 { return int64(r.under) }},
+		{"sluice_leased_tokens", "gauge", "Tokens leased to this node and unspent, as of each key's last claim.", limited, func(r *ruleRow) int64 { return r.leased }},
+		{"sluice_stranded_tokens", "gauge", "Tokens in expired leases of silent nodes, of keys that this node holds: nobody will spend them in this window.", limited, func(r *ruleRow) int64 { return r.stranded }},
+		{"sluice_drift_unconfirmed_tokens", "gauge", "Tokens spent here and not yet confirmed by the ledger, of all keys.", limited, func(r *ruleRow) int64 { return r.drifting }},
+		{"sluice_drift_share_tokens", "gauge", "Tokens of each key that a seat may spend unconfirmed.", approx, func(r *ruleRow) int64 { return int64(r.share) }},
+		{"sluice_drift_budget_tokens", "gauge", "Tokens of each key that all seats together may spend unconfirmed.", approx, func(r *ruleRow) int64 { return int64(r.driftLimit) }},
+	}
+)
+
+// WriteRuleMetrics writes the metrics of rules in the text format 0.0.4 of
+// Prometheus.
+func (c Collector) WriteRuleMetrics(w io.Writer) error {
+	hits, rules := c.rows()
+	var b bytes.Buffer
+	head := func(name, kind, help string) {
+		b.WriteString("# HELP " + name + " " + help + "\n# TYPE " + name + " " + kind + "\n")
+	}
+	line := func(name, labels string, n int64) {
+		b.WriteString(name)
+		b.WriteByte('{')
+		b.WriteString(labels)
+		b.WriteString("} ")
+		b.Write(strconv.AppendInt(b.AvailableBuffer(), n, 10))
+		b.WriteByte('\n')
+	}
+	flush := func() error {
+		defer b.Reset()
+		_, err := w.Write(b.Bytes())
+		return err
+	}
+	for _, m := range hitMetrics {
+		head(m.name, "counter", m.help)
+		for i := range hits {
+			line(m.name, hits[i].theirs, int64(m.of(&hits[i].counts)))
+		}
+		if err := flush(); err != nil {
+			return err
+		}
+	}
+	for _, m := range ruleMetrics {
+		head(m.name, m.kind, m.help)
+		for i := range rules {
+			if m.has(&rules[i]) {
+				line(m.name, rules[i].labels, m.of(&rules[i]))
+			}
+		}
+		if err := flush(); err != nil {
+			return err
+		}
+	}
+	head("sluice_decisions_total", "counter", "Decisions by where they were made; reason says why the ledger did not make it.")
+	for i := range rules {
+		rules[i].decisions(func(labels string, n uint64) { line("sluice_decisions_total", labels, int64(n)) })
+	}
+	head("sluice_refunded_tokens_total", "counter", "Tokens refunded by is_negative_hits.")
+	for i := range hits {
+		if n := hits[i].refunded; n > 0 {
+			line("sluice_refunded_tokens_total", hits[i].theirs, int64(n))
+		}
+	}
+	return flush()
+}
+
+// decisions gives the series of sluice_decisions_total: that of leases, and
+// those of other sources that there were.
+func (w *ruleRow) decisions(each func(labels string, n uint64)) {
+	for i, n := range w.sources {
+		if source := ratelimit.Source(i); source != ratelimit.FromFallback && (n > 0 || source == ratelimit.FromLease) {
+			each(w.labels+`,source="`+ratelimit.Sources[i]+`",reason=""`, n)
+		}
+	}
+	for i, n := range w.fallbacks {
+		if n > 0 {
+			each(w.labels+`,source="`+ratelimit.Sources[ratelimit.FromFallback]+`",reason="`+ratelimit.FallbackReasons[i]+`"`, n)
+		}
+	}
+}
+
+var labelEscapes = strings.NewReplacer("\\", `\\`, "\n", `\n`, `"`, `\"`)
+
+// labelText writes names and values as labels.
+func labelText(pairs ...string) string {
+	var b strings.Builder
+	for i := 0; i < len(pairs); i += 2 {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(pairs[i] + `="`)
+		_, _ = labelEscapes.WriteString(&b, valid(pairs[i+1]))
+		b.WriteByte('"')
+	}
+	return b.String()
+}
+
+func valid(s string) string { return strings.ToValidUTF8(s, "?") }
