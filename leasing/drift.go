@@ -215,6 +215,7 @@ func (f *Fleet) finish(h *held, hash uint64, key []byte) {
 		Key: fl.name, Limit: l.limit(), Holder: h.name, Fence: l.fence, Window: l.window, TTL: time.Second,
 		Granted: l.granted, Spent: l.spent, Returned: l.returned, Tally: true, Final: true,
 	}
+	fl.audited(h.rule)
 	select {
 	case f.laneOf(fl.name).queue <- fl:
 	default:

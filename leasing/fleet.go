@@ -45,6 +45,9 @@ type Fleet struct {
 	// OnReconcile, if set before Run, is told what claims have settled of drift.
 	// It must not block.
 	OnReconcile func(Reconciliation)
+	// OnAudit, if set before Run, is told each answer to a claim of a rule that
+	// is audited, before anything of it is spent.
+	OnAudit func(*ratelimit.Claim, *ratelimit.Grant)
 
 	heard   atomic.Int64 // when the ledger last answered
 	relearn atomic.Int64 // the last instant at which the ledger was found to have forgotten

@@ -41,6 +41,13 @@ func (fl *flight) reason() ratelimit.ClaimReason {
 	return ratelimit.ClaimRenewal
 }
 
+// audited has the ledger keep a record, if the rule wants one.
+func (fl *flight) audited(r *ratelimit.Rule) {
+	if r.Coordination.Audit {
+		fl.claim.Audit, fl.claim.AuditBound = r.AuditName(), r.Declare(r.Coordination.MaxNodes, true).Over
+	}
+}
+
 // launch queues a claim for which nobody waits; the caller holds the shard's
 // lock. It reports false when the queue is full.
 func (f *Fleet) launch(h *held, fl *flight) bool {

@@ -110,7 +110,11 @@ func (l *Redis) pipeline(ctx context.Context, claims []ratelimit.Claim, eval eva
 	answers := make([]*redis.Cmd, len(claims))
 	pipe := l.client.Pipeline()
 	for i := range claims {
-		answers[i] = eval(ctx, pipe, []string{l.prefix + claims[i].Key}, l.arguments(&claims[i])...)
+		names := append(make([]string, 0, 2), l.prefix+claims[i].Key)
+		if claims[i].Audit != "" {
+			names = append(names, AuditStream(names[0]))
+		}
+		answers[i] = eval(ctx, pipe, names, l.arguments(&claims[i])...)
 	}
 	if _, err := pipe.Exec(ctx); err != nil { // also when a single command failed
 		for _, a := range answers {
@@ -133,11 +137,15 @@ func (l *Redis) arguments(c *ratelimit.Claim) []any {
 	if c.Limit.Unit == ratelimit.CalendarMonth {
 		period = 0
 	}
-	return []any{
+	arguments := []any{
 		HolderName(c.Holder), c.Seq, int64(c.Fence), int64(c.Window), flags,
 		int64(c.Granted), int64(c.Spent), int64(c.Returned), int64(c.Waiting), int64(c.Want), c.TTL.Microseconds(),
 		uint8(c.Limit.Algorithm), int64(c.Limit.Requests), int64(c.Limit.Burst), period, int64(l.at()),
 	}
+	if c.Audit != "" {
+		arguments = append(arguments, c.Audit, int64(c.AuditBound), AuditEvents, AuditKept.Milliseconds())
+	}
+	return arguments
 }
 
 // HolderName is how Redis names a holder: short, for each account has it.

@@ -71,6 +71,9 @@ func compareLedgers(t *testing.T, m *movedRedis, seed uint64) {
 		mutate(rnd, c)
 		c.Key, c.Holder, c.Reclaim, c.Tally = fmt.Sprint("seed", seed), ratelimit.Holder(h+1), reclaim, tally
 		c.Limit = limits[min(1, rnd.IntN(10)/9)]
+		if c.Audit = ""; seed%2 == 1 {
+			c.Audit = "d.r"
+		}
 		c.TTL = time.Duration(1+rnd.Int64N(int64(limit.Period())/2)) / 1000 * 1000
 		memory.Settle(context.Background(), []ratelimit.Claim{*c}, granted[:1])
 		m.Settle(context.Background(), []ratelimit.Claim{*c}, granted[1:])

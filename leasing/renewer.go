@@ -117,6 +117,9 @@ func (b *batch) answered(grants []ratelimit.Grant) {
 	now := b.clock()
 	there := b.lane.heard(b.sent, now, grants)
 	for i, fl := range b.flights {
+		if fl.claim.Audit != "" && b.OnAudit != nil {
+			b.OnAudit(&fl.claim, &grants[i])
+		}
 		if r, ok := b.read(b.sent, now, there, fl, &grants[i]); ok && b.OnReconcile != nil {
 			b.OnReconcile(r)
 		}
@@ -186,6 +189,7 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 		fl.claim.Ahead = h.next != nil || fl.claim.Tally && fl.claim.Window != 0 && h.lease.algorithm == ratelimit.FixedWindow
 	}
 	fl.claim.Key, fl.claim.Holder = fl.name, name
+	fl.audited(h.rule)
 	return fl.claim
 }
 

@@ -7,6 +7,8 @@
 --       want, ttl us, algorithm, requests, burst, period us (0: months of
 --       the calendar), the time in us (0 but in tests: Redis' own); flags: 1 eager, 2 direct, 4 refilled,
 --       8 ahead, 16 tally, 32 final
+-- With KEYS[2], the stream of the account's audit, ARGV goes on: the rule, what
+-- it declares to over-admit, the most events to keep, and for how long, in ms.
 
 local MICRO = 1000000
 local RELEARN_TIME, RELEARN_SHARE = 2000000, 20
@@ -60,7 +62,7 @@ local a = {
   now = 0, fence = 0, window = 0, base = 0, prev = 0, over = 0, level = 0, carry = 0, relearn = 0, relearned = 0,
   most = 0, left = 0, late = 0,
 }
-local records, dirty = {}, {}
+local records, dirty, expired = {}, {}, {}
 local fields = redis.call('HGETALL', KEYS[1])
 for i = 1, #fields, 2 do
   if fields[i] == 'a' then
@@ -275,6 +277,7 @@ local function close_expired()
       r[FLAGS] = r[FLAGS] + 1
       r[GRANTED], r[INFLIGHT] = min(r[GRANTED] + r[INFLIGHT], r[SPENT] + r[RETURNED]), 0
       dirty[name] = true
+      expired[#expired + 1] = name
     end
   end
 end
@@ -395,11 +398,34 @@ local function packed()
   return cmsgpack.pack({ a.now, a.fence, a.window, a.base, a.prev, a.over, a.level, a.carry, a.relearn, a.relearned, a.most, a.left, a.late })
 end
 
+-- audit appends what happened to the account's stream, in the same step: what
+-- was granted is on record.
+local function audit(kind, name, r)
+  if not KEYS[2] then return end
+  local at = r and r[WINDOW] or a.window
+  redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[19], '*', 'kind', kind, 'rule', ARGV[17], 'at', a.now, 'holder', name, 'window', at,
+    'ends', bucket and 0 or window_end(at), 'fence', r and r[FENCE] or c.fence, 'granted', r and r[GRANTED] + r[INFLIGHT] or c.granted,
+    'spent', r and r[SPENT] or c.spent, 'returned', r and r[RETURNED] or c.returned, 'waiting', name == holder and c.waiting or 0,
+    'limit', capacity, 'bound', ARGV[18], 'free', bucket and div(a.level, MICRO) or free(at), 'over', r and r[OVER] or 0)
+  redis.call('PEXPIRE', KEYS[2], ARGV[20])
+end
+
+-- settled is what a claim did, in one word.
+local function settled(r, before, relearning)
+  if a.relearn > relearning then return 'recovery' end
+  if flag(r, 2) then return 'fenced' end
+  if r[INFLIGHT] < c.waiting then return 'refused' end
+  if r[INFLIGHT] > 0 then return 'grant' end
+  if r[RETURNED] > before then return 'return' end
+  return 'report'
+end
+
 if (c.ahead or c.final) and algorithm ~= FIXED then return { 1 } end -- there are no windows that begin anew
 advance()
 -- kept is an answer that books nothing; but time has passed for the account.
 local function kept(reply)
   if #fields > 0 then redis.call('HSET', KEYS[1], 'a', packed()) end
+  if #reply == 1 then audit('stale', holder) end
   return reply
 end
 if c.ahead and c.window ~= a.window and c.window ~= target() then return kept({ 1 }) end -- for a window that is over
@@ -410,6 +436,7 @@ if r and c.seq <= r[SEQ] then
 end
 if c.final and (c.window ~= a.window - 1 or r and r[WINDOW] > c.window) then return kept({ 1 }) end
 if c.eager then close_expired() end
+for _, name in ipairs(expired) do audit('expiry', name, records[name]) end
 if not r then
   drop()
   r = { 0, -2, 0, 0, 0, 0, 0, 0, 0, 0 }
@@ -419,9 +446,12 @@ if c.final then
   local over = tally(r)
   r[SEQ], r[WINDOW], r[EXPIRES], r[FENCE], r[GRANTED], r[INFLIGHT] = c.seq, c.window, 0, 0, c.granted, 0
   r[SPENT], r[RETURNED], r[OVER], r[FLAGS] = c.spent, c.returned, over, 0
+  audit('final', holder, r)
 else
   local at = target()
+  local before, relearning = r[WINDOW] == at and r[RETURNED] or 0, a.relearn
   grant(r, book(r, at), at)
+  audit(settled(r, before, relearning), holder, r)
 end
 dirty[holder] = true
 

@@ -142,6 +142,7 @@ type Coordination struct {
 	LocalCap       Tokens // 0 means limit / MaxNodes
 	MaxStaleness   time.Duration
 	OnDeny         OnDeny
+	Audit          bool // keep a record of what the ledger settles
 }
 
 // DefaultCoordination is what a rule has when nobody said anything.
@@ -210,7 +211,7 @@ func (e *FieldError) Error() string {
 // CoordinationFields are the names that Set knows, in the order of the docs.
 var CoordinationFields = []string{
 	"mode", "lease.size", "lease.min", "lease.max", "lease.ttl", "reclaim", "drift_budget", "max_nodes", "low_watermark",
-	"check_timeout", "sync_interval", "on_store_failure", "local_cap", "max_staleness", "on_deny",
+	"check_timeout", "sync_interval", "on_store_failure", "local_cap", "max_staleness", "on_deny", "audit",
 }
 
 // Set changes the named field to what text says. It does not look at how
@@ -253,6 +254,10 @@ func (c *Coordination) Set(field, text string) error {
 		err = setDuration(&c.MaxStaleness, text)
 	case "on_deny":
 		err = setName(&c.OnDeny, OnDenies[:], text)
+	case "audit":
+		if c.Audit = text == "true"; !c.Audit && text != "false" {
+			err = fmt.Errorf("%q is not true or false", text)
+		}
 	default:
 		return fmt.Errorf("coordination has no field %q; it has %s", field, strings.Join(CoordinationFields, ", "))
 	}

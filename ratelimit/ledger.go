@@ -56,6 +56,10 @@ type Claim struct {
 	// the holder last spent: to a ledger that does not know this holder, what
 	// it spent no longer matters.
 	Refilled bool
+	// Audit is the rule's name, if the ledger is to keep a record of what it
+	// settles, and AuditBound what the rule declares to over-admit.
+	Audit      string
+	AuditBound Tokens
 }
 
 // Grant is the ledger's answer to one claim.

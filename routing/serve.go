@@ -3,6 +3,7 @@ package routing
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
@@ -186,6 +187,7 @@ func (r *Router) askOf(m *wire.Ask) (ratelimit.Ask, error) {
 func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 	c := &r.Coordination
 	return &wire.Rule{
+		Audit:     r.AuditName(),
 		Algorithm: uint32(r.Limit.Algorithm), Unit: uint32(r.Limit.Unit), Multiplier: r.Limit.Multiplier,
 		Requests: int64(r.Limit.Requests), Burst: int64(r.Limit.Burst),
 		RefundDenied: c.OnDeny == ratelimit.DenyRefunds, Eager: c.Reclaim == ratelimit.ReclaimEager,
@@ -204,14 +206,18 @@ type ruleKey struct {
 	requests, burst                  int64
 	refund, eager                    bool
 	fixed, leaseMin, leaseMax, ttlUs int64
+	audit                            string
 }
 
-const maxRules = 10_000
+const (
+	maxRules     = 10_000
+	maxAuditName = 1 << 10
+)
 
 func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 	k := ruleKey{
 		m.GetAlgorithm(), m.GetUnit(), m.GetMultiplier(), m.GetRequests(), m.GetBurst(), m.GetRefundDenied(), m.GetEager(),
-		m.GetLeaseFixed(), m.GetLeaseMin(), m.GetLeaseMax(), m.GetLeaseTtlUs(),
+		m.GetLeaseFixed(), m.GetLeaseMin(), m.GetLeaseMax(), m.GetLeaseTtlUs(), m.GetAudit(),
 	}
 	c.mu.RLock()
 	r := c.rules[k]
@@ -236,7 +242,7 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	const most = 1<<32 - 1
 	r := &ratelimit.Rule{Domain: "(peer)", Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{}}
 	if int(k.algorithm) >= len(ratelimit.Algorithms) || k.unit > 255 || k.requests < 0 || k.requests > most || k.burst < 0 || k.burst > most ||
-		k.fixed < 0 || k.fixed > most || k.leaseMin < 0 || k.leaseMin > most || k.leaseMax < 0 || k.leaseMax > most || k.multiplier > 1<<20 {
+		k.fixed < 0 || k.fixed > most || k.leaseMin < 0 || k.leaseMin > most || k.leaseMax < 0 || k.leaseMax > most || k.multiplier > 1<<20 || len(k.audit) > maxAuditName {
 		return nil, errMessage
 	}
 	r.Limit = ratelimit.Limit{
@@ -250,6 +256,9 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	c.OnStoreFailure = ratelimit.FailClosed // the asking node has the rule's own policy
 	if k.refund {
 		c.OnDeny = ratelimit.DenyRefunds
+	}
+	if c.Audit = k.audit != ""; c.Audit {
+		r.Domain, r.Path, _ = strings.Cut(k.audit, ".")
 	}
 	if k.eager {
 		c.Reclaim = ratelimit.ReclaimEager

@@ -2,12 +2,15 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // audit writes what claims settle of drift: to the log at debug level, and to
@@ -28,6 +31,28 @@ func (c *serveCmd) audit(log *slog.Logger) (func(leasing.Reconciliation), error)
 			}
 			s.Debug("drift reconciled", "domain", r.Rule.Domain, "rule", r.Rule.Path, "key", r.Key, "window", r.Window, "fence", r.Fence,
 				"drift", r.Drift, "confirmed", r.Confirmed, "over", r.Over, "available", r.Available)
+		}
+	}, nil
+}
+
+// record writes what the ledger settles of audited rules to AUDIT_FILE. A line
+// is written before anything is spent of what it grants; nil: there is no file.
+func (c *serveCmd) record(log *slog.Logger) (func(*ratelimit.Claim, *ratelimit.Grant), error) {
+	if c.AuditFile == "" {
+		return nil, nil
+	}
+	f, err := openCapped(c.AuditFile, auditBytes)
+	if err != nil {
+		return nil, fmt.Errorf("AUDIT_FILE is %q: %w", c.AuditFile, err)
+	}
+	failed := seldom(time.Minute, func(err error) { log.Error("the audit is incomplete (AUDIT_FILE)", "error", err) })
+	return func(claim *ratelimit.Claim, g *ratelimit.Grant) {
+		line, err := json.Marshal(leasing.NewAuditEvent(claim, g))
+		if err == nil {
+			_, err = f.Write(append(line, '\n'))
+		}
+		if err != nil {
+			failed(err)
 		}
 	}, nil
 }

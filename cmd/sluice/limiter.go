@@ -48,12 +48,17 @@ func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog
 	if err != nil {
 		return nil, err
 	}
+	record, err := c.record(log)
+	if err != nil {
+		return nil, err
+	}
 	redis.SetLogger(redisLog{log})
 	seats := func() int { return store.Rules().Seats() }
 	usual, err := c.shared(&c.Redis, seats, audit, clock, log)
 	if err != nil {
 		return nil, err
 	}
+	usual.OnAudit = record
 	if other == nil {
 		return &decider{usual.Fleet, usual.keeper.Seat, usual.run, usual.ping}, nil
 	}
@@ -61,6 +66,7 @@ func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog
 	if err != nil {
 		return nil, err
 	}
+	brief.OnAudit = record
 	return &decider{
 		limiter: &byUnit{usual: usual.Fleet, brief: brief.Fleet}, seat: usual.keeper.Seat,
 		run: func(ctx context.Context) {

@@ -18,6 +18,7 @@ import (
 type cli struct {
 	Serve   serveCmd         `cmd:"" help:"Answer Envoy's rate limit requests."`
 	Check   checkCmd         `cmd:"" help:"Validate rules as the server would, and print the worst case each declares."`
+	Audit   auditCmd         `cmd:"" help:"Replay the record of rules with audit: true: what each window admitted at most, and whether its limit held."`
 	Bench   benchCmd         `cmd:"" help:"Measure."`
 	Sim     simCmd           `cmd:"" help:"Simulate."`
 	Version kong.VersionFlag `help:"Print the version."`

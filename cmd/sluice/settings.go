@@ -73,6 +73,7 @@ type settings struct {
 
 	MaxKeys        int    `group:"limits" env:"MAX_KEYS" default:"1000000" help:"Most keys tracked at once, at most about 1.2 KB of memory each. Beyond it new keys share budgets: they may be refused early, and never get more than their limit."`
 	DriftAuditFile string `group:"log" env:"DRIFT_AUDIT_FILE" name:"drift-audit-file" placeholder:"FILE" help:"Append what claims settle of drift as JSON lines; at 64 MB it is moved to FILE.1."`
+	AuditFile      string `group:"log" env:"AUDIT_FILE" name:"audit-file" placeholder:"FILE" help:"Append what the ledger settles of rules with audit: true as JSON lines, before it is spent; at 64 MB it is moved to FILE.1. The ledger keeps a record of its own."`
 	LogLevel       string `group:"log" env:"LOG_LEVEL" default:"info" help:"debug, info, warn or error."`
 	LogFormat      string `group:"log" env:"LOG_FORMAT" default:"text" help:"text or json."`
 
@@ -106,6 +107,7 @@ type coordinationFlags struct {
 	LocalCap       string `env:"COORDINATION_LOCAL_CAP" name:"coordination-local-cap" placeholder:"0" help:"Tokens a node for local; 0: limit / max_nodes."`
 	MaxStaleness   string `env:"COORDINATION_MAX_STALENESS" name:"coordination-max-staleness" placeholder:"10s" help:"For cached."`
 	OnDeny         string `env:"COORDINATION_ON_DENY" name:"coordination-on-deny" placeholder:"charge" help:"charge or refund: what a denied request costs."`
+	Audit          string `env:"COORDINATION_AUDIT" name:"coordination-audit" placeholder:"false" help:"true: keep a record of every grant, return and refusal; see sluice audit."`
 }
 
 // coordination is the default of all rules.
@@ -113,7 +115,7 @@ func (f *coordinationFlags) coordination() (ratelimit.Coordination, error) {
 	c := ratelimit.DefaultCoordination()
 	texts := []string{
 		f.Mode, f.LeaseSize, f.LeaseMin, f.LeaseMax, f.LeaseTTL, f.Reclaim, f.DriftBudget, f.MaxNodes, f.LowWatermark,
-		f.CheckTimeout, f.SyncInterval, f.OnStoreFailure, f.LocalCap, f.MaxStaleness, f.OnDeny,
+		f.CheckTimeout, f.SyncInterval, f.OnStoreFailure, f.LocalCap, f.MaxStaleness, f.OnDeny, f.Audit,
 	}
 	var errs []error
 	for i, text := range texts {

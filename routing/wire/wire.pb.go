@@ -347,6 +347,7 @@ type Rule struct {
 	LeaseMin      int64                  `protobuf:"varint,9,opt,name=lease_min,json=leaseMin,proto3" json:"lease_min,omitempty"`
 	LeaseMax      int64                  `protobuf:"varint,10,opt,name=lease_max,json=leaseMax,proto3" json:"lease_max,omitempty"`
 	LeaseTtlUs    int64                  `protobuf:"varint,11,opt,name=lease_ttl_us,json=leaseTtlUs,proto3" json:"lease_ttl_us,omitempty"`
+	Audit         string                 `protobuf:"bytes,12,opt,name=audit,proto3" json:"audit,omitempty"` // the rule's name, if its claims are to be audited
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -456,6 +457,13 @@ func (x *Rule) GetLeaseTtlUs() int64 {
 		return x.LeaseTtlUs
 	}
 	return 0
+}
+
+func (x *Rule) GetAudit() string {
+	if x != nil {
+		return x.Audit
+	}
+	return ""
 }
 
 type Reply struct {
@@ -1107,7 +1115,7 @@ const file_wire_proto_rawDesc = "" +
 	"\x06window\x18\a \x01(\x03R\x06window\x12\x1d\n" +
 	"\n" +
 	"over_limit\x18\b \x01(\bR\toverLimit\x12\x18\n" +
-	"\acharged\x18\t \x01(\x03R\acharged\"\xc2\x02\n" +
+	"\acharged\x18\t \x01(\x03R\acharged\"\xd8\x02\n" +
 	"\x04Rule\x12\x1c\n" +
 	"\talgorithm\x18\x01 \x01(\rR\talgorithm\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\rR\x04unit\x12\x1e\n" +
@@ -1124,7 +1132,8 @@ const file_wire_proto_rawDesc = "" +
 	"\tlease_max\x18\n" +
 	" \x01(\x03R\bleaseMax\x12 \n" +
 	"\flease_ttl_us\x18\v \x01(\x03R\n" +
-	"leaseTtlUs\"\xfb\x01\n" +
+	"leaseTtlUs\x12\x14\n" +
+	"\x05audit\x18\f \x01(\tR\x05audit\"\xfb\x01\n" +
 	"\x05Reply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\rR\x06status\x12\x1d\n" +

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/redistest"
+)
+
+const auditRules = `domain: d
+coordination: {audit: true, on_store_failure: closed}
+descriptors:
+  - {key: hundred, rate_limit: {unit: year, requests_per_unit: 100}}
+  - {key: many, coordination: {lease: {size: 500}}, rate_limit: {unit: year, requests_per_unit: 20000}}
+  - {key: bucket, algorithm: token_bucket, rate_limit: {unit: year, requests_per_unit: 1000}}
+  - {key: sliding, algorithm: sliding_window, rate_limit: {unit: year, requests_per_unit: 1000}}
+  - {key: drift, coordination: {mode: approx, drift_budget: 10%}, rate_limit: {unit: year, requests_per_unit: 1000}}
+  - {key: quiet, coordination: {audit: false}, rate_limit: {unit: year, requests_per_unit: 100}}
+`
+
+// What clients were admitted is on record, also of a node that was killed; the
+// record of a limit that was not kept is recognised.
+func TestAudit(t *testing.T) {
+	f := newEmptyFleet(t, auditRules)
+	dir := t.TempDir()
+	var files []string
+	for _, name := range []string{"a", "b"} {
+		files = append(files, filepath.Join(dir, name))
+		s := serve(t, []string{"REDIS_URL=" + f.redis.Addr, "AUDIT_FILE=" + files[len(files)-1], "CACHE_KEY_PREFIX=p[x]*", "DRAIN_TIME=0s"}, "--config", f.rules, "--log-level=warn")
+		f.nodes, f.clients = append(f.nodes, s), append(f.clients, rls.NewRateLimitServiceClient(s.dial()))
+	}
+	admitted := map[string]int64{}
+	for key, n := range map[string]int{"hundred": 300, "many": 3000, "bucket": 1500, "sliding": 1500, "drift": 3000, "quiet": 200} {
+		before := f.admitted.Load()
+		f.load(key, 4, n, 0, 1).Wait()
+		admitted[key] = f.admitted.Load() - before
+	}
+	f.nodes[0].Signal(syscall.SIGKILL)
+	f.load("many", 4, 1000, 1).Wait()
+	f.nodes[1].Signal(syscall.SIGTERM)
+	<-f.nodes[1].exited
+
+	env := []string{"--redis-url=" + f.redis.Addr, "--cache-key-prefix=p[x]*"}
+	code, out, errs := runLine(append([]string{"audit", "--json"}, env...)...)
+	if code != 0 {
+		t.Fatalf("%d %s\n%s", code, errs, out)
+	}
+	seen := 0
+	for line := range strings.Lines(out) {
+		var w struct {
+			leasing.AuditedWindow
+			Held bool
+		}
+		if err := json.Unmarshal([]byte(line), &w); err != nil {
+			t.Fatal(err)
+		}
+		key := strings.TrimPrefix(w.Rule, "d.")
+		if seen++; !w.Held || w.Admitted < admitted[key] || w.Admitted > w.Limit+w.Bound {
+			t.Errorf("%s: %d were admitted, the record says at most %d of %d; held: %t", key, admitted[key], w.Admitted, w.Limit, w.Held)
+		}
+		if key == "hundred" && (w.Admitted != 100 || w.Refused == 0 || w.Holders < 2) {
+			t.Errorf("%s: %+v", key, w.AuditedWindow)
+		}
+	}
+	if seen != 5 {
+		t.Errorf("a record of %d windows, want 5:\n%s", seen, out)
+	}
+	if code, out, errs = runLine(append([]string{"audit"}, files...)...); code != 0 || !strings.Contains(out, "d.hundred") {
+		t.Errorf("from files: %d %s\n%s", code, errs, out)
+	}
+	if code, out, _ = runLine(append([]string{"audit", "--rule=hundred", "--key=hundred=x", "--events"}, env...)...); code != 0 || !strings.Contains(out, `"kind":"grant"`) || strings.Contains(out, "sliding") {
+		t.Errorf("events: %d\n%s", code, out)
+	}
+
+	client := f.redis.Client()
+	defer client.Close()
+	streams, err := client.Keys(context.Background(), "*hundred*:audit").Result()
+	if err != nil || len(streams) != 1 {
+		t.Fatal(streams, err)
+	}
+	last, err := client.XRevRangeN(context.Background(), streams[0], "+", "-", 1).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	last[0].Values["holder"], last[0].Values["spent"] = "hghost", "7"
+	args := []any{"XADD", streams[0], "*"}
+	for k, v := range last[0].Values {
+		args = append(args, k, v)
+	}
+	f.redis.Do(args...)
+	if code, out, errs = runLine(append([]string{"audit"}, env...)...); code != 1 || !strings.Contains(out, "BROKEN") || !strings.Contains(errs, "1 of 5 windows") {
+		t.Errorf("a limit that was not kept: %d %s\n%s", code, errs, out)
+	}
+}
+
+func TestAuditSaysWhatIsWrong(t *testing.T) {
+	bad := filepath.Join(t.TempDir(), "bad")
+	writeFile(t, bad, "{}\n")
+	empty := redistest.Start(t)
+	for want, args := range map[string][]string{
+		"REDIS_URL must name":  nil,
+		bad + ":1 is no event": {bad},
+		"there is no record":   {"--redis-url=" + empty.Addr},
+		"check REDIS_URL":      {"--redis-url=127.0.0.1:1"},
+	} {
+		if code, out, errs := runLine(append([]string{"audit"}, args...)...); code != 1 || !strings.Contains(errs, want) {
+			t.Errorf("%v: %d %s %s, want %q", args, code, out, errs, want)
+		}
+	}
+}

@@ -1,0 +1,208 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/leasing"
+)
+
+// auditCmd replays what was recorded of rules with audit: true.
+type auditCmd struct {
+	Files  []string   `arg:"" optional:"" type:"existingfile" help:"Records of nodes (AUDIT_FILE). Without: those that the Redis keeps."`
+	Redis  redisFlags `embed:""`
+	Rule   string     `help:"Only rules whose name contains this."`
+	Key    string     `help:"Only accounts whose name contains this."`
+	Events bool       `help:"Print every event, too, as JSON lines."`
+	JSON   bool       `name:"json" help:"Print the windows as JSON lines."`
+}
+
+// Run prints for each window what was admitted at most, and fails if that went
+// beyond what the rule declares.
+func (c *auditCmd) Run(s streams) error {
+	events, trimmed, err := c.read()
+	if err != nil {
+		return err
+	}
+	for _, t := range trimmed {
+		fmt.Fprintln(s.err, "sluice:", t)
+	}
+	kept := events[:0]
+	for _, e := range events {
+		if strings.Contains(e.Rule, c.Rule) && strings.Contains(e.Key, c.Key) {
+			kept = append(kept, e)
+		}
+	}
+	if c.Events {
+		for i := range kept {
+			if err := writeJSONLine(s, &kept[i]); err != nil {
+				return err
+			}
+		}
+	}
+	windows := leasing.ReplayAudit(kept)
+	if len(windows) == 0 {
+		return errors.New("there is no record: is audit: true set in a rule's coordination, and REDIS_URL (and CACHE_KEY_PREFIX) what the nodes have?")
+	}
+	if err := c.print(s, windows); err != nil {
+		return err
+	}
+	broken := 0
+	for _, w := range windows {
+		if !w.Held() {
+			broken++
+		}
+	}
+	if broken > 0 {
+		return fmt.Errorf("%d of %d windows went beyond their limit and what their rules declare", broken, len(windows))
+	}
+	return nil
+}
+
+func writeJSONLine(s streams, v any) error {
+	line, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(s.out, "%s\n", line)
+	return err
+}
+
+func (c *auditCmd) print(s streams, windows []*leasing.AuditedWindow) error {
+	if c.JSON {
+		for _, w := range windows {
+			if err := writeJSONLine(s, struct {
+				*leasing.AuditedWindow
+				Held bool
+			}{w, w.Held()}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "RULE\tACCOUNT\tWINDOW ENDS\tLIMIT\tMAY GO OVER BY\tADMITTED AT MOST\tHOLDERS\tCLAIMS\tREFUSED\tFENCED\tRECOVERIES\t")
+	for _, w := range windows {
+		ends, admitted, verdict := "(bucket)", fmt.Sprint(w.Admitted), "held"
+		if !w.Bucket {
+			ends = w.Ends.Format(time.RFC3339)
+		}
+		if w.Bucket {
+			admitted += " since " + w.Begins.Format(time.RFC3339)
+		}
+		if !w.Held() {
+			verdict = "BROKEN"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%s\n", w.Rule, w.Key, ends, w.Limit, w.Bound, admitted, w.Holders, w.Events, w.Refused, w.Fenced, w.Recoveries, verdict)
+	}
+	return t.Flush()
+}
+
+// read returns all events there are, and what is known to be missing.
+func (c *auditCmd) read() (events []leasing.AuditEvent, missing []string, err error) {
+	for _, name := range c.Files {
+		if events, err = readAuditFile(events, name); err != nil {
+			return nil, nil, err
+		}
+	}
+	if len(c.Files) > 0 {
+		return events, nil, nil
+	}
+	if c.Redis.URL == "" {
+		return nil, nil, errors.New("REDIS_URL must name the nodes' Redis, or give the files of AUDIT_FILE")
+	}
+	client, err := c.Redis.client()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer client.Close()
+	r := streamReader{client: client, prefix: c.Redis.KeyPrefix}
+	if err := r.all(context.Background()); err != nil {
+		return nil, nil, fmt.Errorf("reading the record: %s: %w", c.Redis.advise(err), err)
+	}
+	return r.events, r.missing, nil
+}
+
+func readAuditFile(events []leasing.AuditEvent, name string) ([]leasing.AuditEvent, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for n := 1; lines.Scan(); n++ {
+		var e leasing.AuditEvent
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil || e.Kind == "" {
+			return nil, fmt.Errorf("%s:%d is no event of AUDIT_FILE: %w", name, n, errors.Join(err))
+		}
+		events = append(events, e)
+	}
+	return events, lines.Err()
+}
+
+// streamReader reads the streams of all audited accounts.
+type streamReader struct {
+	client  redis.UniversalClient
+	prefix  string
+	mu      sync.Mutex
+	events  []leasing.AuditEvent // guarded by mu
+	missing []string             // guarded by mu
+}
+
+func (r *streamReader) all(ctx context.Context) error {
+	if cluster, ok := r.client.(*redis.ClusterClient); ok {
+		return cluster.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error { return r.scan(ctx, node) })
+	}
+	return r.scan(ctx, r.client)
+}
+
+// scan reads the streams of one server, whose names it finds a few at a time.
+func (r *streamReader) scan(ctx context.Context, node redis.UniversalClient) error {
+	names := node.Scan(ctx, 0, leasing.AuditStream(globLiteral(r.prefix)+"*"), 1000).Iterator()
+	for names.Next(ctx) {
+		if err := r.stream(ctx, node, names.Val()); err != nil {
+			return err
+		}
+	}
+	return names.Err()
+}
+
+// globLiteral is text for a pattern that matches nothing else.
+func globLiteral(text string) string {
+	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`).Replace(text)
+}
+
+func (r *streamReader) stream(ctx context.Context, node redis.UniversalClient, name string) error {
+	key := strings.TrimSuffix(strings.TrimPrefix(name, "{"+r.prefix), "}:audit")
+	info, err := node.XInfoStream(ctx, name).Result()
+	if err != nil {
+		return err
+	}
+	entries, err := node.XRange(ctx, name, "-", "+").Result()
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if gone := info.EntriesAdded - int64(len(entries)); gone > 0 {
+		r.missing = append(r.missing, fmt.Sprintf("of %s the first %d events are no longer kept: its oldest window may lack some", key, gone))
+	}
+	for _, entry := range entries {
+		e, err := leasing.ReadAuditEvent(key, entry.Values)
+		if err != nil {
+			return fmt.Errorf("%s, entry %s: %w", name, entry.ID, err)
+		}
+		r.events = append(r.events, e)
+	}
+	return nil
+}
