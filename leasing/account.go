@@ -124,6 +124,9 @@ func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	}
 	at := a.target(c)
 	owed := a.book(r, c, at)
+	if c.Reset {
+		a.reset(c)
+	}
 	a.grant(r, c, owed, at)
 	a.dead = a.deadline(c)
 	return a.answer(r, c)
@@ -225,6 +228,17 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 		a.pour(back, &c.Limit)
 	}
 	return owed
+}
+
+// reset credits the window with all that is charged to it. Holders' totals stay,
+// so that what they claim next means the same.
+func (a *account) reset(c *ratelimit.Claim) {
+	a.prev, a.relearn = 0, 0
+	if c.Limit.Algorithm == ratelimit.TokenBucket {
+		a.level, a.carry = a.brim(&c.Limit), 0
+		return
+	}
+	a.base -= a.charged(a.window)
 }
 
 // forget is for a holder that has forgotten this window, or has not yet heard
@@ -463,7 +477,7 @@ func (a *account) deadline(c *ratelimit.Claim) ledgerTime {
 		if next := a.charged(a.window + 1); next > 0 {
 			return l.WindowEnd(a.window + 1)
 		}
-		if a.charged(a.window) == 0 && a.prev == 0 {
+		if a.charged(a.window) == 0 && a.prev == 0 && a.base >= 0 { // a reset is not to be forgotten
 			return a.now
 		}
 		if l.Algorithm == ratelimit.FixedWindow {

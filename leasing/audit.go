@@ -28,8 +28,8 @@ type AuditEvent struct {
 	// Kind is grant, refused (requests waited for more than there was), return,
 	// report, final (the last word on a window), expiry (a silent holder's lease,
 	// reclaimed), fenced (a claim under a fence that expiry had closed), recovery
-	// (the ledger is told what it had forgotten) or stale (a claim that came late,
-	// and changed nothing).
+	// (the ledger is told what it had forgotten), reset (by an operator) or stale
+	// (a claim that came late, and changed nothing).
 	Kind     string `json:"kind"`
 	Rule     string `json:"rule"`
 	Key      string `json:"key"`
@@ -94,6 +94,8 @@ func NewAuditEvent(c *ratelimit.Claim, g *ratelimit.Grant) AuditEvent {
 		return e
 	case c.Final:
 		e.Kind = "final"
+	case c.Reset:
+		e.Kind = "reset"
 	case g.Relearning:
 		e.Kind = "recovery"
 	case g.Void:
@@ -121,6 +123,7 @@ type AuditedWindow struct {
 	Events       int
 	Refused      int   // claims for which there was not enough
 	Fenced       int   // claims under closed fences
+	Resets       int   // by an operator
 	Recoveries   int   // events in which the ledger was told what it had forgotten
 	Admitted     int64 // at most: what holders were granted and did not return, or spent
 	LeastFree    int64 // of what the ledger had left
@@ -191,6 +194,9 @@ func (w *AuditedWindow) add(e *AuditEvent) {
 		w.Fenced++
 	case "recovery":
 		w.Recoveries++
+	case "reset":
+		w.Resets++
+		w.Bound += w.Limit // an operator gave it once more
 	}
 	// A limit that was lowered meanwhile is not what was kept to before.
 	if e.Limit > w.Limit && !w.Bucket {

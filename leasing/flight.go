@@ -17,6 +17,7 @@ type flight struct {
 	largest tokens          // of one of them; guarded by the shard's mu
 	giveUp  bool            // return what is unspent, and want nothing
 	ahead   bool            // it is for the next window
+	reset   bool            // the ledger is to count from nothing again
 	final   bool            // it only reports on a window that is over; nobody waits
 	rule    *ratelimit.Rule // of a final one
 	sent    bool            // guarded by the shard's mu

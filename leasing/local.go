@@ -45,7 +45,7 @@ func (l *Local) SyncClock(now ratelimit.Instant, wall time.Time) {
 
 // Decide implements [ratelimit.Limiter]. It never blocks.
 func (l *Local) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
-	at := moment{now, ledgerTime((int64(now) + l.epoch.Load()) / int64(time.Microsecond))}
+	at := moment{now, l.ledgerNow(now)}
 	for i := range asks {
 		v, ok := l.tracked.decide(at, asks[i].Key, &asks[i])
 		if !ok {

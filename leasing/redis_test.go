@@ -131,6 +131,7 @@ func mutate(rnd *rand.Rand, c *ratelimit.Claim) {
 	case 4: // for the window to come, or one that was to come
 		*c = ratelimit.Claim{Seq: c.Seq, Window: c.Window + window(rnd.IntN(3)), Ahead: true}
 	}
+	c.Reset = rnd.IntN(50) == 0
 	if rnd.IntN(3) == 0 {
 		c.Ahead, c.Final = false, false
 	}

@@ -188,7 +188,7 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 		// word on this one is to come.
 		fl.claim.Ahead = h.next != nil || fl.claim.Tally && fl.claim.Window != 0 && h.lease.algorithm == ratelimit.FixedWindow
 	}
-	fl.claim.Key, fl.claim.Holder = fl.name, name
+	fl.claim.Key, fl.claim.Holder, fl.claim.Reset = fl.name, name, fl.reset
 	fl.audited(h.rule)
 	return fl.claim
 }

@@ -6,7 +6,7 @@
 -- ARGV: holder, seq, fence, window, flags, granted, spent, returned, waiting,
 --       want, ttl us, algorithm, requests, burst, period us (0: months of
 --       the calendar), the time in us (0 but in tests: Redis' own); flags: 1 eager, 2 direct, 4 refilled,
---       8 ahead, 16 tally, 32 final
+--       8 ahead, 16 tally, 32 final, 64 reset
 -- With KEYS[2], the stream of the account's audit, ARGV goes on: the rule, what
 -- it declares to over-admit, the most events to keep, and for how long, in ms.
 
@@ -22,7 +22,7 @@ local function bit(flags, value) return math.floor(flags / value) % 2 == 1 end
 local c = {
   seq = n[2], fence = n[3], window = n[4], granted = n[6], spent = n[7], returned = n[8],
   waiting = n[9], want = n[10], ttl = n[11], eager = bit(n[5], 1), direct = bit(n[5], 2), refilled = bit(n[5], 4),
-  ahead = bit(n[5], 8), tally = bit(n[5], 16), final = bit(n[5], 32),
+  ahead = bit(n[5], 8), tally = bit(n[5], 16), final = bit(n[5], 32), reset = bit(n[5], 64),
 }
 local algorithm, requests, burst, period = n[12], n[13], n[14], n[15]
 local bucket, sliding = algorithm == BUCKET, algorithm == SLIDING
@@ -356,6 +356,16 @@ local function book(r, at)
   return owed
 end
 
+-- reset credits the window with all that is charged to it.
+local function reset()
+  a.prev, a.relearn = 0, 0
+  if bucket then
+    a.level, a.carry = brim(), 0
+  else
+    a.base = a.base - all_charged(a.window)
+  end
+end
+
 local function grant(r, owed, at)
   local drift = max(0, r[SPENT] - (r[GRANTED] - r[RETURNED]))
   local confirmed = drift
@@ -382,7 +392,7 @@ end
 local function dead()
   if not bucket then
     if all_charged(a.window + 1) > 0 then return window_end(a.window + 1) end
-    if all_charged(a.window) == 0 and a.prev == 0 then return a.now end
+    if all_charged(a.window) == 0 and a.prev == 0 and a.base >= 0 then return a.now end
     return window_end(sliding and a.window + 1 or a.window)
   end
   local wait = time_to_level(burst * MICRO)
@@ -450,8 +460,10 @@ if c.final then
 else
   local at = target()
   local before, relearning = r[WINDOW] == at and r[RETURNED] or 0, a.relearn
-  grant(r, book(r, at), at)
-  audit(settled(r, before, relearning), holder, r)
+  local owed = book(r, at)
+  if c.reset then reset() end
+  grant(r, owed, at)
+  audit(c.reset and 'reset' or settled(r, before, relearning), holder, r)
 end
 dirty[holder] = true
 

@@ -56,6 +56,9 @@ type Claim struct {
 	// the holder last spent: to a ledger that does not know this holder, what
 	// it spent no longer matters.
 	Refilled bool
+	// Reset has what was charged in this window forgotten, by an operator's wish:
+	// a bucket is full, but for what is leased.
+	Reset bool
 	// Audit is the rule's name, if the ledger is to keep a record of what it
 	// settles, and AuditBound what the rule declares to over-admit.
 	Audit      string

@@ -86,6 +86,9 @@ func (r *Router) owner(a *ratelimit.Ask) string {
 	return owner
 }
 
+// Owner is the other node that decides under mode routing, "" if it is this one.
+func (r *Router) Owner(a *ratelimit.Ask) string { return r.owner(a) }
+
 // decideHere decides what is this node's. Where budgets are in this process, it
 // waits until whoever had them before has handed them over.
 func (r *Router) decideHere(ctx context.Context, now instant, asks []ratelimit.Ask, verdicts []verdict) {

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -71,6 +73,29 @@ func (b *byUnit) Stats() ratelimit.LimiterStats {
 	s := b.usual.Stats()
 	s.Add(b.brief.Stats())
 	return s
+}
+
+// Look implements [ratelimit.Inspector].
+func (b *byUnit) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
+	return b.of(a).Look(ctx, now, a)
+}
+
+// Hottest implements [ratelimit.Inspector].
+func (b *byUnit) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
+	all := append(b.usual.Hottest(now, n), b.brief.Hottest(now, n)...)
+	slices.SortStableFunc(all, func(a, b ratelimit.HotKey) int { return cmp.Compare(b.PerSecond, a.PerSecond) })
+	return all[:min(n, len(all))]
+}
+
+// Drop implements [ratelimit.Inspector]. A key is in one of them.
+func (b *byUnit) Drop(now ratelimit.Instant, key []byte) bool {
+	usual, brief := b.usual.Drop(now, key), b.brief.Drop(now, key)
+	return usual || brief
+}
+
+// Reset implements [ratelimit.Inspector].
+func (b *byUnit) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
+	return b.of(a).Reset(ctx, now, a)
 }
 
 // SyncClock implements limiter.

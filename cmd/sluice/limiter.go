@@ -19,6 +19,7 @@ import (
 // limiter is what decides, and what must run for it to.
 type limiter interface {
 	ratelimit.Limiter
+	ratelimit.Inspector
 	Stats() ratelimit.LimiterStats
 	SyncClock(ratelimit.Instant, time.Time)
 }

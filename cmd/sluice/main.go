@@ -18,6 +18,9 @@ import (
 type cli struct {
 	Serve   serveCmd         `cmd:"" help:"Answer Envoy's rate limit requests."`
 	Check   checkCmd         `cmd:"" help:"Validate rules as the server would, and print the worst case each declares."`
+	Explain explainCmd       `cmd:"" help:"What a descriptor would get from a running node, and why."`
+	Top     topCmd           `cmd:"" help:"What running nodes do: rules, limits, drift, the store."`
+	Admin   adminCmd         `cmd:"" help:"Corrections on running nodes, with their ADMIN_TOKEN."`
 	Audit   auditCmd         `cmd:"" help:"Replay the record of rules with audit: true: what each window admitted at most, and whether its limit held."`
 	Bench   benchCmd         `cmd:"" help:"Measure."`
 	Sim     simCmd           `cmd:"" help:"Simulate."`

@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/console"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 	"github.com/sluice-gate/sluice/ratelimit/server"
 	"github.com/sluice-gate/sluice/ratelimit/service"
@@ -94,7 +95,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 		return err
 	}
 	defer spans.stop()
-	v, err := c.open(svc, shown, latency, spans, log)
+	v, err := c.open(svc, shown, console.Source{Metrics: shown, Inspector: limiter, Clock: clock, Token: c.AdminToken, Log: log}, latency, spans, log)
 	if err != nil {
 		return err
 	}
@@ -177,12 +178,12 @@ func warnOfModes(rules *config.Rules, log *slog.Logger) {
 	}
 }
 
-func (c *serveCmd) open(svc *service.Service, shown metrics.Collector, latency prometheus.Collector, spans *tracing, log *slog.Logger) (*server.Server, error) {
+func (c *serveCmd) open(svc *service.Service, shown metrics.Collector, people console.Source, latency prometheus.Collector, spans *tracing, log *slog.Logger) (*server.Server, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(shown, latency, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	scrape := shown.Handler(registry)
-	debug := server.Debug(shown.WriteRules, shown.WriteStats, shown.WriteRing, scrape)
+	debug := server.Debug(shown.WriteRules, shown.WriteStats, shown.WriteRing, scrape, func(mux *http.ServeMux) { console.Register(mux, people) })
 	only := http.NewServeMux()
 	only.Handle(c.PrometheusPath, scrape)
 	public := http.NewServeMux()

@@ -1,0 +1,305 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit/console"
+)
+
+const peopleRules = `domain: d
+descriptors:
+  - {key: five, rate_limit: {unit: year, requests_per_unit: 5}}
+  - {key: bucket, algorithm: token_bucket, rate_limit: {unit: year, requests_per_unit: 5}}
+  - {key: sliding, algorithm: sliding_window, rate_limit: {unit: year, requests_per_unit: 5}}
+  - {key: tier, value: "g*", descriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 50}}]}
+  - {key: tier, descriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 10}}]}
+  - {key: drift, coordination: {mode: approx, drift_budget: 10%}, rate_limit: {unit: day, requests_per_unit: 1000}}
+  - {key: free, rate_limit: {unlimited: true}}
+  - {key: ban, rate_limit: {unit: day, requests_per_unit: 0}}
+`
+
+// nodes are servers with the rules above, on one Redis, or alone without.
+func peopleNodes(t *testing.T, n int, redis string, env ...string) (nodes []*sluice) {
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	writeFile(t, rules, peopleRules)
+	for range n {
+		if redis != "" {
+			env = append(env[:len(env):len(env)], "REDIS_URL="+redis)
+		}
+		nodes = append(nodes, serve(t, append(env[:len(env):len(env)], "ADMIN_TOKEN=hunter2", "DRAIN_TIME=0s"), "--config", rules))
+	}
+	for _, s := range nodes {
+		s.eventually("healthy", s.healthy)
+	}
+	return nodes
+}
+
+// explained asks with the command.
+func (s *sluice) explained(args ...string) string {
+	s.Helper()
+	code, out, errs := runLine(append([]string{"explain", "--debug", s.debug}, args...)...)
+	if code != 0 {
+		s.Fatalf("explain %v: %d %s", args, code, errs)
+	}
+	return out
+}
+
+// The explanation says what matched and what the next request gets, which it
+// then gets.
+func TestExplain(t *testing.T) {
+	for _, store := range []string{"", redistest.Start(t).Addr} {
+		s := peopleNodes(t, 1, store)[0]
+		for args, want := range map[string]string{
+			"d tier=gold user=ann":   "tier_g*: the first pattern that matches",
+			"d tier=none user=ann":   "tier: the default of this key",
+			"d tier=gold nobody=x":   "nobody=x by nothing: no rule has this key at this level",
+			"d tier=gold":            "it has no rate_limit",
+			"d free=x":               "OK: the rule is unlimited",
+			"d ban=x":                "OVER_LIMIT: requests_per_unit is 0",
+			"d drift=x":              "at most 100 beyond the limit, for each key and window",
+			"d five=never-asked-for": "has no account: nothing was spent",
+		} {
+			if got := s.explained(strings.Fields(args)...); !strings.Contains(got, want) {
+				t.Errorf("%s: no %q in\n%s", args, want, got)
+			}
+		}
+		for _, key := range []string{"five", "bucket", "sliding"} {
+			for i := range 7 {
+				said := s.explained("d", key+"=x")
+				got := s.post(key, "x")
+				if ok := strings.Contains(said, "next request    OK"); ok != (got == 200) {
+					t.Fatalf("%s, request %d was answered %d, and explained as\n%s", key, i, got, said)
+				}
+			}
+			if got := s.explained("d", key+"=x"); !strings.Contains(got, "0 of 5 left") || !strings.Contains(got, "(this node)") {
+				t.Errorf("%s, when all is spent:\n%s", key, got)
+			}
+		}
+	}
+	for want, args := range map[string][]string{
+		"does not answer":                      {"--debug=127.0.0.1:1", "d", "a=b"},
+		"no rules are in force for the domain": {"--debug=" + peopleNodes(t, 1, "")[0].debug, "nowhere", "a=b"},
+	} {
+		if code, _, errs := runLine(append([]string{"explain"}, args...)...); code != 1 || !strings.Contains(errs, want) {
+			t.Errorf("%v: %d %s", args, code, errs)
+		}
+	}
+}
+
+// A reset key may be spent once more, by all nodes together; only who has the
+// token may reset, and it is logged.
+func TestAdmin(t *testing.T) {
+	for name, nodes := range map[string][]*sluice{
+		"fleet": peopleNodes(t, 2, redistest.Start(t).Addr, "COORDINATION_ON_STORE_FAILURE=closed"), "alone": peopleNodes(t, 1, ""),
+	} {
+		t.Run(name, func(t *testing.T) {
+			addresses := nodes[0].debug
+			if len(nodes) > 1 {
+				addresses += "," + nodes[1].debug
+			}
+			for _, key := range []string{"five", "bucket", "sliding"} {
+				drain := func() (admitted int) {
+					for i := range 40 {
+						if nodes[i%len(nodes)].post(key, "x") == 200 {
+							admitted++
+						}
+					}
+					return admitted
+				}
+				if n := drain(); n != 5 {
+					t.Fatalf("%s: %d of 5 were admitted", key, n)
+				}
+				if code, _, errs := runLine("admin", "reset", "--debug", addresses, "--token=wrong", "d", key+"=x"); code != 1 || !strings.Contains(errs, "ADMIN_TOKEN") || strings.Contains(errs, "hunter2") {
+					t.Errorf("with a wrong token: %d %s", code, errs)
+				}
+				if n := drain(); n != 0 {
+					t.Errorf("%s: %d more were admitted before the reset", key, n)
+				}
+				if code, out, errs := runLine("admin", "reset", "--debug", addresses, "--token=hunter2", "d", key+"=x"); code != 0 {
+					t.Fatalf("reset: %d %s %s", code, out, errs)
+				}
+				got := 0
+				nodes[0].eventually("the limit once more", func() bool { got += drain(); return got >= 5 })
+				if got += drain(); got != 5 {
+					t.Errorf("%s: after the reset %d of 5 were admitted", key, got)
+				}
+			}
+			if log := nodes[0].log(); strings.Count(log, "a correction by an operator") != 3 || strings.Count(log, "a correction was refused") != 3 || strings.Contains(log, "hunter2") {
+				t.Errorf("the log:\n%s", log)
+			}
+			if code, out, errs := runLine("admin", "drop", "--debug", addresses, "--token=hunter2", "d", "five=x"); code != 0 || !strings.Contains(out, "goes back") {
+				t.Errorf("drop: %d %s %s", code, out, errs)
+			}
+		})
+	}
+}
+
+func TestTop(t *testing.T) {
+	nodes := peopleNodes(t, 2, redistest.Start(t).Addr)
+	for i := range 20 {
+		nodes[i%2].post("five", "x")
+	}
+	code, out, errs := runLine("top", nodes[0].debug, nodes[1].debug, "--every=100ms", "--times=1")
+	if code != 0 || !strings.Contains(out, "2 nodes") || !strings.Contains(out, "d.five") || !strings.Contains(out, "5 per year") {
+		t.Errorf("%d %s\n%s", code, errs, out)
+	}
+}
+
+// hostile are values that would be markup, script or worse if anything took
+// them for it.
+var hostile = []string{
+	`<script>document.title='owned'</script>`, `"><img src=x onerror="document.title='owned'">`, `';document.title='owned';//`,
+	`</td></table><svg onload=document.title='owned'>`, "{{constructor.constructor('x')()}}", "\u202e\x00evil",
+}
+
+// Nothing that a request brings along is markup on any page, nothing on the
+// debug port changes anything without the token, and none shows a secret.
+func TestDebugPortIsSafe(t *testing.T) {
+	redis := redistest.Start(t)
+	redis.Do("ACL", "SETUSER", "default", "on", "resetpass", ">hunter9")
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	writeFile(t, rules, peopleRules+"  - {key: v, detailed_metric: true, rate_limit: {unit: year, requests_per_unit: 5}}\n  - {key: '<b>k', value: '\"<i>*', rate_limit: {unit: year, requests_per_unit: 5}}\n")
+	s := serve(t, []string{"REDIS_URL=redis://:hunter9@" + redis.Addr, "ADMIN_TOKEN=hunter2", "PEER_SECRET=hunter3"}, "--config", rules)
+	client := s.overGRPC()
+	for _, v := range hostile {
+		q := &rls.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{
+			{Entries: []*common.RateLimitDescriptor_Entry{{Key: "v", Value: v}}}, {Entries: []*common.RateLimitDescriptor_Entry{{Key: "five", Value: v}}},
+			{Entries: []*common.RateLimitDescriptor_Entry{{Key: v, Value: v}}, Limit: &common.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 5, Unit: typev3.RateLimitUnit_DAY}},
+		}}
+		client(q)
+		q.Domain = v
+		client(q)
+	}
+	pages := []string{"/", "/console", "/console/console.js", "/console/console.css", "/console/state", "/rlconfig", "/stats", "/ring", "/metrics", "/debug/pprof/cmdline"}
+	for _, v := range hostile {
+		pages = append(pages, "/explain?domain=d&entry="+url.QueryEscape("five="+v), "/explain?domain="+url.QueryEscape(v)+"&entry="+url.QueryEscape(v))
+	}
+	for _, page := range pages {
+		r, err := http.Get("http://" + s.debug + page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, body := s.get(s.debug + page)
+		r.Body.Close()
+		kind := r.Header.Get("Content-Type")
+		if strings.HasPrefix(kind, "text/html") && page != "/console" {
+			t.Errorf("%s is HTML: %s", page, kind)
+		}
+		if page != "/metrics" && page != "/debug/pprof/cmdline" && r.Header.Get("X-Content-Type-Options") != "nosniff" {
+			t.Errorf("%s may be taken for another type than %s", page, kind)
+		}
+		if strings.HasPrefix(kind, "application/json") && strings.ContainsAny(body, "<>") {
+			t.Errorf("%s has markup in it", page)
+		}
+		if strings.Contains(body, "hunter") {
+			t.Errorf("%s shows a secret", page)
+		}
+	}
+	if _, body := s.get(s.debug + "/console"); strings.Contains(body, "owned") || strings.Contains(body, "http://") || strings.Contains(body, "https://") {
+		t.Error("the page is not only its own")
+	}
+	for _, path := range []string{"/admin/reset", "/admin/drop"} {
+		for _, method := range []string{http.MethodGet, http.MethodPost} {
+			r, err := http.NewRequest(method, "http://"+s.debug+path+"?domain=d&entry=five=x", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer, err := http.DefaultClient.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer.Body.Close()
+			if answer.StatusCode != http.StatusForbidden && answer.StatusCode != http.StatusMethodNotAllowed {
+				t.Errorf("%s %s without the token: %d", method, path, answer.StatusCode)
+			}
+		}
+	}
+}
+
+// The page, as a browser shows it: rules, keys, an explanation, and hostile
+// values as the text that they are.
+func TestConsoleInABrowser(t *testing.T) {
+	browser := ""
+	for _, name := range []string{"chromium", "chromium-browser", "google-chrome", "chrome"} {
+		if path, err := exec.LookPath(name); err == nil {
+			browser = path
+			break
+		}
+	}
+	if browser == "" {
+		t.Skip("REPORTED MISSING: there is no Chromium here, and the console was not tried in a browser (make deps installs it where the system has it)")
+	}
+	s := peopleNodes(t, 1, redistest.Start(t).Addr)[0]
+	for _, v := range hostile {
+		for range 3 {
+			s.post("five", v)
+		}
+	}
+	for range 50 {
+		s.post("drift", "busy")
+	}
+	address := "http://" + s.debug + "/console?domain=d&entry=" + url.QueryEscape("five="+hostile[0])
+	dom := ""
+	s.eventually("the page shows what the node does", func() bool {
+		cmd := exec.Command(browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--user-data-dir="+t.TempDir(),
+			"--window-size=390,844", "--virtual-time-budget=6000", "--dump-dom", address)
+		out, err := runFor(cmd, 60*time.Second)
+		if err != nil {
+			t.Fatalf("%v: %.2000s", err, out)
+		}
+		dom = string(out)
+		return strings.Contains(dom, "d.five")
+	})
+	for _, want := range []string{
+		"Limits hold", "d.drift", "5 per year", "drift=busy", "<polyline", "answers", "The next request would get: OK", "(this node)",
+		"&lt;script&gt;document.title='owned'&lt;/script&gt;", // as text
+	} {
+		if !strings.Contains(dom, want) {
+			t.Errorf("the page has no %q", want)
+		}
+	}
+	for _, bad := range []string{"<title>owned", "onerror=\"document", "<svg onload", "<script>document.title"} {
+		if strings.Contains(dom, bad) {
+			t.Errorf("the page has %q as markup", bad)
+		}
+	}
+	if t.Failed() {
+		t.Logf("%.6000s", dom)
+	}
+}
+
+// runFor runs a command for so long at most.
+func runFor(cmd *exec.Cmd, d time.Duration) ([]byte, error) {
+	timer := time.AfterFunc(d, func() { _ = cmd.Process.Kill() })
+	defer timer.Stop()
+	return cmd.Output()
+}
+
+// What the page asks for is what the command line reads.
+func TestConsoleState(t *testing.T) {
+	s := peopleNodes(t, 1, redistest.Start(t).Addr)[0]
+	for range 9 {
+		s.post("five", "x")
+	}
+	_, body := s.get(s.debug + "/console/state")
+	var v console.State
+	if err := json.Unmarshal([]byte(body), &v); err != nil {
+		t.Fatal(err)
+	}
+	if r := v.Rules[0]; r.Rule != "five" || r.Decisions != 9 || r.Admitted != 5 || r.Denied != 4 || v.Calls != 9 || len(v.Hottest) != 1 || v.Hottest[0].Account != "year|d|five=x" {
+		t.Errorf("%s", fmt.Sprint(body))
+	}
+}

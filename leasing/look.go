@@ -1,0 +1,328 @@
+package leasing
+
+import (
+	"cmp"
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// look is the account as of now, for people. own tells which holders are this
+// node's names.
+func (a *account) look(now ledgerTime, l *ratelimit.Limit, own func(ratelimit.Holder) bool) *ratelimit.AccountLook {
+	c := &ratelimit.Claim{Limit: *l}
+	copied := *a
+	copied.others = slices.Clone(a.others)
+	copied.advance(now, c)
+	v := &ratelimit.AccountLook{Window: copied.window, Limit: l.Capacity(), Relearning: copied.now < copied.relearn}
+	if v.Free = copied.free(c, copied.window); l.Algorithm == ratelimit.TokenBucket {
+		v.Free = copied.available(c, copied.window)
+	}
+	v.Charged = v.Limit - v.Free
+	copied.each(func(r *record) {
+		if r.window != copied.window {
+			return
+		}
+		v.Holders = append(v.Holders, ratelimit.HolderLook{
+			Holder: r.holder, Here: own(r.holder), Fence: r.fence, Granted: r.granted + r.inflight, Spent: r.spent, Returned: r.returned,
+			Outstanding: r.outstanding(), Expires: r.expires.Sub(copied.now), Closed: r.closed,
+		})
+	})
+	slices.SortFunc(v.Holders, func(a, b ratelimit.HolderLook) int { return cmp.Compare(a.Holder, b.Holder) })
+	return v
+}
+
+func (l *lease) look(now instant) *ratelimit.LeaseLook {
+	return &ratelimit.LeaseLook{
+		Window: l.window, Fence: l.fence, Granted: l.granted, Spent: l.spent, Returned: l.returned, Unspent: l.left(now), Drifted: l.drifted(),
+		Elsewhere: l.available, Expires: l.deadline.Sub(now), Resets: l.reset.Sub(now), Refuses: max(0, l.retry.Sub(now)),
+	}
+}
+
+// accounts is a ledger that can be looked into.
+type accounts interface {
+	account(ctx context.Context, name string) (*account, ledgerTime, error)
+}
+
+// Look implements [ratelimit.Inspector].
+func (f *Fleet) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
+	v := ratelimit.Look{Account: f.keyName(a.Key)}
+	s, _, c := f.locked(a.Key)
+	if c != nil && c.val.lease.window != 0 {
+		h := &c.val
+		v.Lease = h.lease.look(now)
+		v.Lease.Heard, v.Lease.PerSecond, v.Lease.Asking, v.Lease.Reported = now.Sub(h.heard), h.demand.perSec, h.flight != nil, h.reported
+	}
+	s.mu.Unlock()
+	if v.Lease != nil {
+		v.Lease.Failing = f.laneOf(v.Account).refused(now)
+	}
+	ledger, ok := f.ledger.(accounts)
+	if !ok {
+		return v
+	}
+	account, there, err := ledger.account(ctx, v.Account)
+	switch {
+	case err != nil:
+		v.LedgerError = err.Error()
+	case account != nil:
+		v.Ledger = account.look(there, &a.Rule.Limit, func(h ratelimit.Holder) bool { return h == f.name || h == f.name^1 })
+	}
+	return v
+}
+
+// Hottest implements [ratelimit.Inspector].
+func (f *Fleet) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
+	var all hottest
+	for i := range f.shards {
+		s := &f.shards[i]
+		s.mu.Lock()
+		for j, tag := range s.leases.tags {
+			c := &s.leases.cells[j]
+			if h := &c.val; tag != 0 && h.rule != nil && now.Sub(h.demand.lastUse) < idleAfter {
+				seconds := max(now.Sub(h.demand.since), shortest).Seconds()
+				rate := max(h.demand.perSec/2, float64(h.demand.used+h.demand.refused)/seconds)
+				all.add(n, rate, &h.lease, h.rule, c.key[:c.len], f.keyName)
+			}
+		}
+		s.mu.Unlock()
+	}
+	return all
+}
+
+// hottest are keys by falling rate.
+type hottest []ratelimit.HotKey
+
+func (all *hottest) add(n int, rate float64, l *lease, rule *ratelimit.Rule, key []byte, name func([]byte) string) {
+	keys := *all
+	if len(keys) == n && (n == 0 || keys[n-1].PerSecond >= rate) {
+		return
+	}
+	at, _ := slices.BinarySearchFunc(keys, rate, func(k ratelimit.HotKey, rate float64) int { return cmp.Compare(rate, k.PerSecond) })
+	k := ratelimit.HotKey{Account: name(key), PerSecond: math.Round(rate*10) / 10, Spent: l.spent, Unspent: l.unspent(), Limit: l.limit().Capacity()}
+	if rule != nil {
+		k.Rule = rule.Domain + "." + rule.Path
+	}
+	keys = slices.Insert(keys, at, k)
+	*all = keys[:min(n, len(keys))]
+}
+
+// Drop implements [ratelimit.Inspector].
+func (f *Fleet) Drop(_ ratelimit.Instant, key []byte) bool {
+	s, hash, c := f.locked(key)
+	defer s.mu.Unlock()
+	if c == nil {
+		return false
+	}
+	h := &c.val
+	h.lease.retry = 0
+	if h.flight == nil && h.rule != nil {
+		fl := f.newFlight(hash, key)
+		fl.giveUp = true
+		f.launch(h, fl)
+	}
+	return true
+}
+
+// ErrBusy says that the ledger could not be asked.
+var ErrBusy = errors.New("the ledger could not be asked: it does not answer, or too many claims wait")
+
+// Reset implements [ratelimit.Inspector].
+func (f *Fleet) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
+	for ctx.Err() == nil {
+		fl, launch, _ := f.join(now, &ratelimit.Ask{Rule: a.Rule, Key: a.Key, Kind: ratelimit.Peek})
+		if fl == nil {
+			return ErrBusy
+		}
+		if launch {
+			fl.reset = true
+			f.enqueue(fl)
+		}
+		select {
+		case <-fl.done:
+		case <-ctx.Done():
+			return ErrBusy
+		}
+		if !launch {
+			continue // it was another's claim
+		}
+		s, _, c := f.locked(a.Key)
+		if c != nil {
+			c.val.lease.retry, c.val.lease.debt = 0, 0
+		}
+		s.mu.Unlock()
+		return fl.err
+	}
+	return ErrBusy
+}
+
+// Look implements [ratelimit.Inspector].
+func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
+	v := ratelimit.Look{Account: KeyName(a.Key)}
+	p := l.tracked
+	hash := p.hash().of(a.Key)
+	s := p.shard(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.leases.get(hash, a.Key); c != nil {
+		v.Lease = c.val.look(now)
+	}
+	m := p.ledger
+	ms := &m.shards[hash>>32%uint64(len(m.shards))]
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	if c := ms.accounts.get(hash, a.Key); c != nil {
+		v.Ledger = c.val.look(l.ledgerNow(now), &a.Rule.Limit, func(ratelimit.Holder) bool { return true })
+	}
+	return v
+}
+
+func (l *Local) ledgerNow(now instant) ledgerTime {
+	return ledgerTime((int64(now) + l.epoch.Load()) / int64(time.Microsecond))
+}
+
+// Hottest implements [ratelimit.Inspector]. This node does not measure rates:
+// keys are those that spent most in their windows, and the rate is 0.
+func (l *Local) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
+	var all hottest
+	for i := range l.tracked.shards {
+		s := &l.tracked.shards[i]
+		s.mu.Lock()
+		for j, tag := range s.leases.tags {
+			if c := &s.leases.cells[j]; tag != 0 && now < c.val.reset {
+				all.add(n, float64(c.val.spent), &c.val, nil, c.key[:c.len], KeyName)
+			}
+		}
+		s.mu.Unlock()
+	}
+	for i := range all {
+		all[i].PerSecond = 0
+	}
+	return all
+}
+
+// Drop implements [ratelimit.Inspector].
+func (l *Local) Drop(now ratelimit.Instant, key []byte) bool {
+	p := l.tracked
+	hash := p.hash().of(key)
+	s := p.shard(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.leases.get(hash, key)
+	if c == nil {
+		return false
+	}
+	c.val.retry = 0
+	p.release(s, moment{now, l.ledgerNow(now)}, hash, key, &c.val)
+	return true
+}
+
+// Reset implements [ratelimit.Inspector].
+func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
+	p := l.tracked
+	hash := p.hash().of(a.Key)
+	s := p.shard(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := moment{now, l.ledgerNow(now)}
+	c := s.leases.get(hash, a.Key)
+	if c == nil {
+		if c = p.admit(s, at, hash, a.Key); c == nil {
+			return ratelimit.ErrLedgerFull
+		}
+	}
+	m := c.val.claim(now, s.seq+1, a.Rule, 0, 0, false)
+	m.Reset = true
+	if !p.settle(s, at, hash, a.Key, &c.val, m) {
+		return ratelimit.ErrLedgerFull
+	}
+	c.val.retry, c.val.debt = 0, 0
+	return nil
+}
+
+//go:embed look.lua
+var lookSource string
+
+var lookScript = redis.NewScript(lookSource)
+
+// account reads an account; nil if there is none.
+func (l *Redis) account(ctx context.Context, name string) (*account, ledgerTime, error) {
+	var there ledgerTime
+	if there = l.at(); there == 0 {
+		t, err := l.client.Time(ctx).Result()
+		if err != nil {
+			return nil, 0, fmt.Errorf("redis: %w", err)
+		}
+		there = ledgerTime(t.UnixMicro())
+	}
+	rows, err := lookScript.Run(ctx, l.client, []string{l.prefix + name}).Slice()
+	if err != nil || len(rows) == 0 {
+		if err != nil {
+			err = fmt.Errorf("redis: %w", err)
+		}
+		return nil, there, err
+	}
+	a := new(account)
+	for _, row := range rows {
+		if err := a.readRow(row); err != nil {
+			return nil, there, err
+		}
+	}
+	if a.first.seq == 0 && len(a.others) > 0 {
+		a.first, a.others = a.others[0], a.others[1:]
+	}
+	a.each(func(r *record) {
+		if r.window == 0 {
+			r.window = a.window
+		}
+	})
+	return a, there, nil
+}
+
+// readRow takes in one field of an account's hash, as look.lua writes it.
+func (a *account) readRow(row any) error {
+	cells, ok := row.([]any)
+	n := make([]int64, 0, 13)
+	name := ""
+	for i, cell := range cells {
+		text, isText := cell.(string)
+		if ok = ok && isText; i == 0 {
+			name = text
+			continue
+		}
+		v, err := strconv.ParseInt(text, 10, 64)
+		ok = ok && err == nil
+		n = append(n, v)
+	}
+	switch {
+	case ok && name == "a" && len(n) == 13:
+		others := a.others
+		*a = account{
+			now: ledgerTime(n[0]), fence: ratelimit.Fence(n[1]), window: window(n[2]), base: tokens(n[3]), prev: tokens(n[4]), over: tokens(n[5]),
+			level: n[6], carry: n[7], relearn: ledgerTime(n[8]), relearned: tokens(n[9]), most: tokens(n[10]), left: tokens(n[11]), late: tokens(n[12]),
+			others: others,
+		}
+		return nil
+	case ok && len(name) > 1 && len(n) == 10:
+		holder, err := strconv.ParseUint(name[1:], 36, 64)
+		if err != nil {
+			break
+		}
+		a.others = append(a.others, record{
+			holder: ratelimit.Holder(holder), seq: uint64(n[0]), window: window(n[1]), expires: ledgerTime(n[2]), fence: ratelimit.Fence(n[3]),
+			granted: tokens(n[4]), inflight: tokens(n[5]), spent: tokens(n[6]), returned: tokens(n[7]), over: tokens(n[8]),
+			closed: n[9]&1 != 0, void: n[9]&2 != 0, direct: n[9]&4 != 0,
+		})
+		return nil
+	}
+	return fmt.Errorf("%w: %s", ErrLedgerAnswer, shortened(row))
+}

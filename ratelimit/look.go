@@ -1,0 +1,87 @@
+package ratelimit
+
+import (
+	"context"
+	"time"
+)
+
+// Look is what a node and its ledger know of one key: for people, not for
+// decisions.
+type Look struct {
+	Account string `json:"account"`         // as the ledger names it
+	Owner   string `json:"owner,omitempty"` // the other node that answers for it, under mode routing
+	// Lease is this node's; nil: it has none.
+	Lease *LeaseLook `json:"lease,omitempty"`
+	// Ledger is the account; nil: there is none yet, or LedgerError says why it
+	// could not be read.
+	Ledger      *AccountLook `json:"ledger,omitempty"`
+	LedgerError string       `json:"ledger_error,omitempty"`
+}
+
+// LeaseLook is a node's side of a key. Totals are of the lease's window.
+type LeaseLook struct {
+	Window    Window        `json:"window"`
+	Fence     Fence         `json:"fence"`
+	Granted   Tokens        `json:"granted"`
+	Spent     Tokens        `json:"spent"`
+	Returned  Tokens        `json:"returned"`
+	Unspent   Tokens        `json:"unspent"`
+	Drifted   Tokens        `json:"drifted"`    // spent and not confirmed
+	Elsewhere Tokens        `json:"elsewhere"`  // what the ledger had besides, when last heard
+	Expires   time.Duration `json:"expires_ns"` // from now; negative: it has
+	Resets    time.Duration `json:"resets_ns"`
+	Heard     time.Duration `json:"heard_ns"`      // ago
+	Refuses   time.Duration `json:"refuses_ns"`    // for so long it refuses without asking
+	PerSecond float64       `json:"per_second"`    // demand, as measured
+	Asking    bool          `json:"asking"`        // a claim is under way
+	Reported  Tokens        `json:"reported"`      // of Spent, what the ledger knows
+	Failing   bool          `json:"store_failing"` // its part of the store counts as dead
+}
+
+// AccountLook is the ledger's side of a key.
+type AccountLook struct {
+	Window     Window       `json:"window"`
+	Limit      Tokens       `json:"limit"`
+	Free       Tokens       `json:"free"` // could be granted now; negative: so much was spent beyond
+	Charged    Tokens       `json:"charged"`
+	Relearning bool         `json:"relearning"` // it has forgotten, and is being told
+	Holders    []HolderLook `json:"holders"`
+}
+
+// HolderLook is the ledger's copy of one holder's truth.
+type HolderLook struct {
+	Holder      Holder        `json:"holder,string"`
+	Here        bool          `json:"here"` // this node
+	Fence       Fence         `json:"fence"`
+	Granted     Tokens        `json:"granted"`
+	Spent       Tokens        `json:"spent"`
+	Returned    Tokens        `json:"returned"`
+	Outstanding Tokens        `json:"outstanding"`
+	Expires     time.Duration `json:"expires_ns"` // from now; negative: it is silent
+	Closed      bool          `json:"closed"`     // reclaimed: its fence is refused
+}
+
+// HotKey is a key that is asked for a lot here.
+type HotKey struct {
+	Account   string  `json:"account"`
+	Rule      string  `json:"rule"`
+	PerSecond float64 `json:"per_second"`
+	Spent     Tokens  `json:"spent"` // in this window, here
+	Unspent   Tokens  `json:"unspent"`
+	Limit     Tokens  `json:"limit"`
+}
+
+// Inspector is a Limiter that people can look into, and correct. All may be
+// called at any time; Look and Reset ask the ledger, and block until ctx is
+// done at most. Hottest takes every lock once.
+type Inspector interface {
+	Look(ctx context.Context, now Instant, a *Ask) Look
+	Hottest(now Instant, n int) []HotKey
+	// Drop gives back what this node's lease has left, and has the next request
+	// ask the ledger. It reports whether there was a lease.
+	Drop(now Instant, key []byte) bool
+	// Reset has the ledger count from nothing again in this window (fill a
+	// bucket). What other nodes hold stays theirs, and those that refuse without
+	// asking go on until they Drop.
+	Reset(ctx context.Context, now Instant, a *Ask) error
+}

@@ -1,0 +1,131 @@
+package metrics
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// State is what the console shows: the same counters as the metrics, and the
+// busiest rules.
+type State struct {
+	Version    string            `json:"version"`
+	Calls      uint64            `json:"calls"`
+	OK         uint64            `json:"ok"`
+	OverLimit  uint64            `json:"over_limit"`
+	Errors     uint64            `json:"errors"`
+	Sources    map[string]uint64 `json:"sources"`
+	Fallbacks  map[string]uint64 `json:"fallbacks"`
+	Claims     map[string]uint64 `json:"claims"`
+	Store      StoreState        `json:"store"`
+	Leases     int               `json:"leases"`
+	MaxKeys    int               `json:"max_keys"`
+	Seat       *int              `json:"seat,omitempty"` // -1: it has none
+	SeatWanted bool              `json:"seat_wanted"`
+	Ring       *RingState        `json:"ring,omitempty"`
+	RuleCount  int               `json:"rule_count"`
+	Rules      []RuleState       `json:"rules"`
+	LoadErrors uint64            `json:"config_load_errors"`
+}
+
+// StoreState is how the store is, as this node sees it.
+type StoreState struct {
+	Used        bool    `json:"used"` // it was asked
+	BreakerOpen bool    `json:"breaker_open"`
+	SyncAge     float64 `json:"sync_age_seconds"`
+	RoundTrips  uint64  `json:"round_trips"`
+	Failed      uint64  `json:"failed"`
+	Mean        float64 `json:"mean_seconds"`
+	Claims      uint64  `json:"claims"`
+	Stale       uint64  `json:"stale"`
+	Fenced      uint64  `json:"fenced"`
+	Recoveries  uint64  `json:"recoveries"`
+	Queued      int     `json:"queued"`
+}
+
+// RingState is who owns keys together.
+type RingState struct {
+	Members     []string `json:"members"`
+	Fingerprint uint64   `json:"fingerprint,string"`
+	Forwarded   uint64   `json:"forwarded"`
+	Received    uint64   `json:"received"`
+	HotKeys     []string `json:"hot_keys"`
+	HotHere     []string `json:"hot_here"`
+}
+
+// RuleState is one rule.
+type RuleState struct {
+	Domain      string            `json:"domain"`
+	Rule        string            `json:"rule"`
+	Mode        string            `json:"mode"`
+	Limit       string            `json:"limit"`
+	Tokens      ratelimit.Tokens  `json:"limit_tokens"`
+	Decisions   uint64            `json:"decisions"`
+	Denied      uint64            `json:"denied"`
+	Admitted    uint64            `json:"admitted"`
+	Over        uint64            `json:"over"`
+	Under       uint64            `json:"under"`
+	Declared    ratelimit.Tokens  `json:"declared"`
+	DriftBudget ratelimit.Tokens  `json:"drift_budget"`
+	Drifting    int64             `json:"drifting"`
+	Leased      int64             `json:"leased"`
+	Stranded    int64             `json:"stranded"`
+	Sources     map[string]uint64 `json:"sources"`
+}
+
+// State reads all counters. Of the rules it gives the n with most decisions.
+func (c Collector) State(n int) State {
+	s, l := c.Stats, c.Limiter()
+	v := State{
+		Version: c.Version, Calls: s.Requests.Load(), OK: s.OK.Load(), OverLimit: s.OverLimit.Load(), Errors: s.StoreErrors.Load() + s.ServiceErrors.Load(),
+		Sources: map[string]uint64{}, Fallbacks: named(ratelimit.FallbackReasons[:], l.Fallbacks[:]), Claims: named(ratelimit.ClaimReasons[:], l.ClaimsBy[:]),
+		Leases: l.Leases, MaxKeys: c.MaxKeys, RuleCount: len(c.Store.Rules().All()),
+		Store: StoreState{
+			Used: l.RoundTrips > 0, BreakerOpen: l.BreakerOpen, SyncAge: l.SyncAge.Seconds(), RoundTrips: l.RoundTrips, Failed: l.Failed, Claims: l.Claims,
+			Mean: float64(l.StoreTime.Sum) / 1e6 / float64(max(1, l.StoreTime.Count)), Stale: l.Stale, Fenced: l.Void, Recoveries: l.Recoveries, Queued: l.Queued,
+		},
+	}
+	_, v.LoadErrors = c.Store.Loads()
+	for i, name := range ratelimit.Sources {
+		v.Sources[name] = s.Sources[i].Load()
+	}
+	if c.Seat != nil {
+		seat, wanted := c.Seat()
+		v.Seat, v.SeatWanted = &seat, wanted
+	}
+	if c.Ring != nil {
+		r := c.Ring()
+		v.Ring = &RingState{r.Members, r.Ring, r.Forwarded, r.Received, r.HotKeys, r.HotHere}
+	}
+	_, rules := c.rows()
+	for i := range rules {
+		v.Rules = append(v.Rules, rules[i].state())
+	}
+	slices.SortStableFunc(v.Rules, func(a, b RuleState) int { return cmp.Compare(b.Decisions, a.Decisions) })
+	v.Rules = v.Rules[:min(n, len(v.Rules))]
+	return v
+}
+
+func named(names []string, counts []uint64) map[string]uint64 {
+	m := make(map[string]uint64, len(names))
+	for i, name := range names {
+		m[name] = counts[i]
+	}
+	return m
+}
+
+func (w *ruleRow) state() RuleState {
+	v := RuleState{
+		Domain: w.rule.Domain, Rule: w.rule.Path, Mode: w.rule.Coordination.Mode.String(), Limit: "unlimited", Denied: w.denied, Admitted: w.admitted,
+		Over: w.over, Under: w.under, Declared: w.declared, DriftBudget: w.driftLimit, Drifting: w.drifting, Leased: w.leased, Stranded: w.stranded,
+		Sources: named(ratelimit.Sources[:], w.sources[:]),
+	}
+	if !w.rule.Unlimited {
+		v.Limit, v.Tokens = w.rule.Limit.String(), w.rule.Limit.Capacity()
+	}
+	for _, n := range w.sources {
+		v.Decisions += n
+	}
+	return v
+}
