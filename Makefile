@@ -7,7 +7,7 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: help run deps test check sim bench bench-accuracy bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-metrics bench-routing fuzz proto format
+.PHONY: help run deps dashboards test check sim bench bench-accuracy bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-metrics bench-routing fuzz proto format
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,15 +15,23 @@ help: ## list the targets
 run: ## serve the built-in example
 	$(GO) run ./cmd/sluice serve
 
-deps: ## install what tests need beside Go: redis-server
-	@command -v redis-server >/dev/null || { \
-	  echo "installing redis-server"; \
-	  if command -v apt-get >/dev/null; then $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq redis-server; \
-	  elif command -v dnf >/dev/null; then $(SUDO) dnf install -y redis; \
-	  elif command -v apk >/dev/null; then $(SUDO) apk add redis; \
-	  elif command -v brew >/dev/null; then brew install redis; \
-	  else echo "no package manager found: install redis-server (Redis 6.2 or later) and call make again"; exit 1; fi; } >&2
-	@command -v redis-server >/dev/null || { echo "redis-server is not on the PATH: install Redis 6.2 or later and call make again" >&2; exit 1; }
+deps: ## install what tests need beside Go: redis-server, prometheus, chromium
+	@$(call install,redis-server,redis-server,redis)
+	@$(call install,promtool,prometheus,prometheus)
+	@command -v chromium chromium-browser google-chrome >/dev/null || { $(call install,chromium,chromium,chromium); } || echo "no chromium here: the console is not tried in a browser" >&2
+
+# install gives a program by the system's package manager: $1 its name, $2 its
+# package in Debian's manner, $3 in others'.
+define install
+command -v $(1) >/dev/null || { \
+  echo "installing $(1)"; \
+  if command -v apt-get >/dev/null; then $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends $(2); \
+  elif command -v dnf >/dev/null; then $(SUDO) dnf install -y $(3); \
+  elif command -v apk >/dev/null; then $(SUDO) apk add $(3); \
+  elif command -v brew >/dev/null; then brew install $(3); \
+  else echo "no package manager found: install $(1) and call make again"; fi; } >&2; \
+command -v $(1) >/dev/null || { echo "$(1) is not on the PATH: install it and call make again" >&2; false; }
+endef
 
 test: deps ## all tests, and each fuzz target, FUZZTIME runs
 	$(GO) vet ./...
@@ -75,6 +83,9 @@ bench-approx: deps ## what mode approx admits beyond its limits, against what it
 
 bench-routing: deps ## what mode routing admits while nodes come, go and die
 	$(GO) test -count=1 -v -run '^TestRouting' ./cmd/sluice | grep -E '^(---|    [a-z_]+_test.go)|^(ok|FAIL)'
+
+dashboards: ## write the Grafana dashboards
+	$(GO) run ./deploy/grafana
 
 proto: ## the peers' messages in Go (needs protoc, protoc-gen-go and protoc-gen-go-grpc)
 	protoc -I routing --go_out=. --go_opt=module=github.com/sluice-gate/sluice --go-grpc_out=. --go-grpc_opt=module=github.com/sluice-gate/sluice routing/wire.proto

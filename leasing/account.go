@@ -410,7 +410,7 @@ func (a *account) closeExpired() {
 func (a *account) answer(r *record, c *ratelimit.Claim) ratelimit.Grant {
 	g := ratelimit.Grant{
 		Seq: c.Seq, Granted: r.granted + r.inflight, Fence: r.fence, Window: r.window,
-		Void: r.void, TTL: c.TTL, Holders: a.liveHolders(r.window), OverAdmitted: r.over,
+		Void: r.void, TTL: c.TTL, Holders: a.liveHolders(r.window), OverAdmitted: r.over, Over: a.over,
 		At: a.now, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c), Relearning: a.now < a.relearn,
 	}
 	a.each(func(other *record) {

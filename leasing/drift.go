@@ -61,6 +61,9 @@ func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
 		h.heir, h.settled = heir, false
 	}
 	if !h.lease.overdraw(now, a.Cost, share) {
+		if share > 0 && waited && a.Rule.Counters != nil {
+			a.Rule.Counters.ShareUsedUp.Add(1)
+		}
 		return verdict{}, false
 	}
 	h.settled = false
@@ -190,6 +193,22 @@ func (h *held) gauge() {
 		leased += max(0, h.next.lease.unspent())
 	}
 	h.gauges.set(h.rule.Counters, leased, h.lease.drifted(), h.stranded)
+}
+
+// countBound counts a key and window once when it comes near what its rule
+// declares to over-admit, and once when it goes beyond.
+func (h *held) countBound(over tokens) {
+	if over <= 0 || h.bound == 2 || h.rule.Counters == nil {
+		return
+	}
+	switch declared := h.rule.DeclaredOver(); {
+	case over > declared:
+		h.bound = 2
+		h.rule.Counters.BeyondBound.Add(1)
+	case over >= declared-declared/5 && h.bound == 0:
+		h.bound = 1
+		h.rule.Counters.NearBound.Add(1)
+	}
 }
 
 // untold tells whether there is something that the ledger should hear of.

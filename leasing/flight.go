@@ -45,7 +45,7 @@ func (fl *flight) reason() ratelimit.ClaimReason {
 // audited has the ledger keep a record, if the rule wants one.
 func (fl *flight) audited(r *ratelimit.Rule) {
 	if r.Coordination.Audit {
-		fl.claim.Audit, fl.claim.AuditBound = r.AuditName(), r.Declare(r.Coordination.MaxNodes, true).Over
+		fl.claim.Audit, fl.claim.AuditBound = r.AuditName(), r.DeclaredOver()
 	}
 }
 

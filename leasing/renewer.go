@@ -252,7 +252,9 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	}
 	if g.Window != h.lease.window {
 		h.carry(g.Window)
+		h.bound = 0
 	}
+	h.countBound(g.Over)
 	h.lease.apply(sent, &fl.claim, g, margin(h.rule, g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
 	h.payOwed()
 	h.lease.forgive(h.rule.DriftShare())

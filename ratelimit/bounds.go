@@ -30,6 +30,21 @@ func (b Bounds) OverPercent(limit Tokens) float64 {
 	return 100 * float64(b.Over) / float64(limit)
 }
 
+// DeclaredOver is what the rule declares to over-admit at most, for each key and
+// window, on max_nodes nodes that share a store. It does not allocate.
+func (r *Rule) DeclaredOver() Tokens { return r.over(r.Coordination.MaxNodes) }
+
+func (r *Rule) over(nodes int) Tokens {
+	over := Tokens(0)
+	if r.Coordination.Eager() {
+		over = r.LargestLease() * Tokens(nodes)
+	}
+	if r.Coordination.Mode == Approx {
+		over += r.Coordination.DriftBudget.Of(r.Limit.Capacity())
+	}
+	return over
+}
+
 // Declare states a rule's bounds on nodes nodes. store says whether they share
 // one; without, each counts in its own memory.
 func (r *Rule) Declare(nodes int, store bool) Bounds {
@@ -51,6 +66,7 @@ func (r *Rule) Declare(nodes int, store bool) Bounds {
 	}
 	c := r.Coordination
 	b := Bounds{
+		Over:     r.over(nodes),
 		Under:    "a crashed node's lease, until the window ends",
 		Wait:     "one store round trip, at most " + StoreDeadline.String(),
 		StoreOps: fmt.Sprintf("at most 1/s a key a node, and %d a window", 10*max(1, bits.Len64(uint64(limit))-1)),
@@ -58,12 +74,10 @@ func (r *Rule) Declare(nodes int, store bool) Bounds {
 	}
 	if c.Eager() {
 		b.Under = "0"
-		b.Over = r.LargestLease() * Tokens(nodes)
 		b.OverNote = fmt.Sprintf("%d, or one larger request, for each node that goes silent", r.LargestLease())
 	}
 	switch c.Mode {
 	case Approx:
-		b.Over += c.DriftBudget.Of(limit)
 		b.Wait = fmt.Sprintf("%v, and none above the watermark; without a share as leasing", c.CheckTimeout)
 		b.StoreOps += fmt.Sprintf(", and one each %v", r.SyncInterval())
 	case Routing:

@@ -24,6 +24,9 @@ type RuleCounters struct {
 	UnderAdmitted atomic.Uint64 // tokens refused here while others held unspent ones
 	Drifting      atomic.Int64  // tokens spent here and not confirmed, now
 	Leased        atomic.Int64  // tokens leased to this node and unspent, as of the last claim of each key
+	NearBound     atomic.Uint64 // keys and windows that went 4/5 of the way to what the rule declares to over-admit
+	BeyondBound   atomic.Uint64 // and beyond it
+	ShareUsedUp   atomic.Uint64 // decisions that could not drift: this node's share of the key was used up
 	Stranded      atomic.Int64  // tokens in expired leases of silent nodes, of keys held here
 	// Budget bounds the names below all counters that share it; nil: there is
 	// only MaxNames.

@@ -98,6 +98,8 @@ type Grant struct {
 	// the window's over-admission (token_bucket: what was spent before the bucket
 	// had it).
 	OverAdmitted Tokens
+	// Over is that total for the window so far; of a token_bucket it is 0.
+	Over Tokens
 	// Err says that the claim was not settled; then nothing else is meant.
 	Err error
 }

@@ -38,6 +38,7 @@ type ruleRow struct {
 	sources                     [len(ratelimit.Sources)]uint64
 	fallbacks                   [len(ratelimit.FallbackReasons)]uint64
 	over, under                 uint64
+	near, beyond, usedUp        uint64
 	leased, stranded, drifting  int64
 	declared, share, driftLimit ratelimit.Tokens
 }
@@ -84,7 +85,7 @@ func (w *ruleRow) declare(r *ratelimit.Rule) {
 	if r.Unlimited {
 		return
 	}
-	w.declared = r.Declare(r.Coordination.MaxNodes, true).Over
+	w.declared = r.DeclaredOver()
 	if r.Coordination.Mode == ratelimit.Approx {
 		w.share, w.driftLimit = r.DriftShare(), r.Coordination.DriftBudget.Of(r.Limit.Capacity())
 	}
@@ -95,6 +96,9 @@ func (w *ruleRow) add(c *ratelimit.RuleCounters) {
 	c.EachNamed(func(_ string, c *ratelimit.RuleCounters) { w.addDecisions(c) })
 	w.over += c.OverAdmitted.Load()
 	w.under += c.UnderAdmitted.Load()
+	w.near += c.NearBound.Load()
+	w.beyond += c.BeyondBound.Load()
+	w.usedUp += c.ShareUsedUp.Load()
 	w.leased += c.Leased.Load()
 	w.stranded += c.Stranded.Load()
 	w.drifting += c.Drifting.Load()
@@ -139,6 +143,9 @@ var (
 		{"sluice_declared_over_admission_tokens", "gauge", "What the rule declares to over-admit at most, for each key and window, while the store works.", limited, func(r *ruleRow) int64 { return int64(r.declared) }},
 		{"sluice_over_admitted_tokens_total", "counter", "Tokens admitted beyond the limit by all nodes, as told to this one: the sum over nodes is the over-admission.", limited, func(r *ruleRow) int64 { return int64(r.over) }},
 		{"sluice_under_admitted_tokens_total", "counter", "Tokens refused here while other nodes held unspent ones.", limited, func(r *ruleRow) int64 { return int64(r.under) }},
+		{"sluice_windows_near_bound_total", "counter", "Keys and windows whose over-admission came to 4/5 of what the rule declares, as the ledger told this node.", limited, func(r *ruleRow) int64 { return int64(r.near) }},
+		{"sluice_windows_beyond_bound_total", "counter", "Keys and windows whose over-admission went beyond what the rule declares, as the ledger told this node.", limited, func(r *ruleRow) int64 { return int64(r.beyond) }},
+		{"sluice_drift_share_used_up_total", "counter", "Decisions that could not drift, for this node's share of the key was used up.", approx, func(r *ruleRow) int64 { return int64(r.usedUp) }},
 		{"sluice_leased_tokens", "gauge", "Tokens leased to this node and unspent, as of each key's last claim.", limited, func(r *ruleRow) int64 { return r.leased }},
 		{"sluice_stranded_tokens", "gauge", "Tokens in expired leases of silent nodes, of keys that this node holds: nobody will spend them in this window.", limited, func(r *ruleRow) int64 { return r.stranded }},
 		{"sluice_drift_unconfirmed_tokens", "gauge", "Tokens spent here and not yet confirmed by the ledger, of all keys.", limited, func(r *ruleRow) int64 { return r.drifting }},

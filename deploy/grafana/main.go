@@ -1,0 +1,190 @@
+// Command grafana writes the dashboards beside it: `make dashboards`. They are
+// written here, in a few words each, so that all look and read alike; the JSON is
+// what Grafana is given.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// panel is one chart: what it shows, and what to read from it.
+type panel struct {
+	title, about, unit string
+	wide               bool
+	stat               bool // a number instead of a chart
+	queries            []query
+}
+
+type query struct{ expr, legend string }
+
+type dashboard struct {
+	uid, title string
+	panels     []panel
+}
+
+// by are the labels of a rule; on, the choice of rules at the top of a page.
+const (
+	by = "domain, rule, mode"
+	on = `domain=~"$domain",rule=~"$rule"`
+)
+
+var dashboards = []dashboard{
+	{"sluice-drift", "Sluice: drift", []panel{
+		{"Over-admission against what is declared", "Tokens admitted beyond limits, of all keys, in the last five minutes; and what each rule declares at most, for each key and window. The first may be above the second only with many keys or windows: the next chart judges each by itself.", "short", true, false, []query{
+			{`sum by (` + by + `) (increase(sluice_over_admitted_tokens_total{` + on + `}[5m]))`, "over {{domain}}.{{rule}}"},
+			{`max by (` + by + `) (sluice_declared_over_admission_tokens{` + on + `,mode="approx"})`, "declared {{domain}}.{{rule}}"},
+		}},
+		{"Keys and windows near, and beyond, their bound", "Each key and window counts by itself. Beyond must be 0, but for what on_store_failure admitted.", "short", false, false, []query{
+			{`sum by (` + by + `) (increase(sluice_windows_near_bound_total{` + on + `}[5m]))`, "near {{domain}}.{{rule}}"},
+			{`sum by (` + by + `) (increase(sluice_windows_beyond_bound_total{` + on + `}[5m]))`, "BEYOND {{domain}}.{{rule}}"},
+		}},
+		{"Unconfirmed drift", "Tokens spent and not yet confirmed by the ledger: how far the truth may be from what the ledger knows, now, over all keys.", "short", false, false, []query{
+			{`sum by (` + by + `) (sluice_drift_unconfirmed_tokens{` + on + `})`, "{{domain}}.{{rule}}"},
+			{`max by (` + by + `) (sluice_drift_budget_tokens{` + on + `})`, "budget of a key {{domain}}.{{rule}}"},
+		}},
+		{"Decisions by drift, and shares used up", "Decisions made before the ledger had answered; and those that could not be, for this node's share of the key was used up.", "ops", false, false, []query{
+			{`sum by (` + by + `) (rate(sluice_decisions_total{` + on + `,source="drift"}[$__rate_interval]))`, "drift {{domain}}.{{rule}}"},
+			{`sum by (` + by + `) (rate(sluice_drift_share_used_up_total{` + on + `}[$__rate_interval]))`, "used up {{domain}}.{{rule}}"},
+		}},
+		{"Under-admission", "Tokens refused by one node while others held unspent ones.", "short", false, false, []query{
+			{`sum by (` + by + `) (rate(sluice_under_admitted_tokens_total{` + on + `}[$__rate_interval]))`, "{{domain}}.{{rule}}"},
+		}},
+		{"Drift seats", "The seat of each node; -1: it has none, and leases.", "none", false, false, []query{{`sluice_drift_seat`, "{{instance}}"}}},
+	}},
+	{"sluice-modes", "Sluice: modes and leases", []panel{
+		{"Admitted and refused", "Tokens admitted, and decisions refused, a second.", "ops", true, false, []query{
+			{`sum by (` + by + `) (rate(sluice_admitted_tokens_total{` + on + `}[$__rate_interval]))`, "admitted {{domain}}.{{rule}}"},
+			{`sum by (` + by + `) (rate(sluice_denied_total{` + on + `}[$__rate_interval]))`, "refused {{domain}}.{{rule}}"},
+		}},
+		{"Decisions by mode and source", "Where decisions are made: from a lease, by asking the ledger or the key's owner, by drift, without the store.", "ops", false, false, []query{
+			{`sum by (mode, source) (rate(sluice_decisions_total{` + on + `}[$__rate_interval]))`, "{{mode}} {{source}}"},
+		}},
+		{"Tokens leased and unspent", "As of each key's last claim.", "short", false, false, []query{{`sum by (` + by + `) (sluice_leased_tokens{` + on + `})`, "{{domain}}.{{rule}}"}}},
+		{"Stranded tokens", "In expired leases of silent nodes: nobody will spend them in this window.", "short", false, false, []query{{`max by (` + by + `) (sluice_stranded_tokens{` + on + `})`, "{{domain}}.{{rule}}"}}},
+		{"Lease sizes", "Tokens granted with a claim.", "short", false, false, []query{
+			{`histogram_quantile(0.5, sum by (le) (rate(sluice_lease_tokens_bucket[$__rate_interval])))`, "median"},
+			{`histogram_quantile(0.99, sum by (le) (rate(sluice_lease_tokens_bucket[$__rate_interval])))`, "p99"},
+		}},
+		{"Claims, by what they are for", "", "ops", false, false, []query{{`sum by (for) (rate(sluice_claims_total[$__rate_interval]))`, "{{for}}"}}},
+		{"Time of a decision", "From a request's bytes to its answer's.", "s", false, false, []query{
+			{`histogram_quantile(0.5, sum by (le) (rate(ratelimit_service_response_time_seconds_bucket[$__rate_interval])))`, "median"},
+			{`histogram_quantile(0.99, sum by (le) (rate(ratelimit_service_response_time_seconds_bucket[$__rate_interval])))`, "p99"},
+			{`histogram_quantile(0.999, sum by (le) (rate(ratelimit_service_response_time_seconds_bucket[$__rate_interval])))`, "p99.9"},
+		}},
+		{"Keys held", "", "short", false, false, []query{{`sluice_keys{in="leases"}`, "{{instance}}"}, {`sluice_keys_max`, "most {{instance}}"}}},
+	}},
+	{"sluice-store", "Sluice: store", []panel{
+		{"Store operations", "Round trips of all nodes; and decisions that cost none.", "ops", true, false, []query{
+			{`sum by (result) (rate(sluice_store_operations_total[$__rate_interval]))`, "{{result}}"},
+			{`sum (rate(sluice_store_operations_saved_total[$__rate_interval]))`, "saved"},
+		}},
+		{"Time of a round trip", "", "s", false, false, []query{
+			{`histogram_quantile(0.5, sum by (le) (rate(sluice_store_seconds_bucket[$__rate_interval])))`, "median"},
+			{`histogram_quantile(0.99, sum by (le) (rate(sluice_store_seconds_bucket[$__rate_interval])))`, "p99"},
+		}},
+		{"Breaker", "1 while the store does not answer that node and is not asked.", "none", false, false, []query{{`sluice_store_breaker_open`, "{{instance}}"}}},
+		{"Time since the store answered", "", "s", false, false, []query{{`sluice_store_sync_age_seconds`, "{{instance}}"}}},
+		{"Claims that wait to be sent", "", "short", false, false, []query{{`sluice_claims_queued`, "{{instance}}"}}},
+		{"Fences, late claims and recoveries", "Claims under closed fences, claims that came late, and times that the ledger had lost data.", "short", false, false, []query{
+			{`sum (increase(sluice_fences_refused_total[5m]))`, "fences refused"},
+			{`sum (increase(sluice_claims_stale_total[5m]))`, "late claims"},
+			{`sum (increase(sluice_ledger_recoveries_total[5m]))`, "recoveries"},
+		}},
+	}},
+	{"sluice-routing", "Sluice: routing", []panel{
+		{"Nodes in the ring, as each sees it", "", "none", false, false, []query{{`sluice_ring_members`, "{{instance}}"}}},
+		{"Different rings", "1 when all nodes agree.", "none", false, true, []query{{`count(count_values("ring", sluice_ring_fingerprint))`, "rings"}}},
+		{"Asks between nodes", "", "ops", true, false, []query{{`sum by (instance, what) (rate(sluice_peer_asks_total[$__rate_interval]))`, "{{instance}} {{what}}"}}},
+		{"Hot keys", "Keys that owners had others lease; and decisions so made.", "short", false, false, []query{
+			{`sluice_hot_keys`, "keys {{instance}}"}, {`sum by (instance) (rate(sluice_hot_key_decisions_total[$__rate_interval]))`, "decisions/s {{instance}}"},
+		}},
+		{"Accounts handed over", "", "short", false, false, []query{{`sum by (instance) (increase(sluice_accounts_handed_over_total[5m]))`, "{{instance}}"}}},
+		{"Peers refused, messages that make no sense", "", "short", false, false, []query{
+			{`sum (increase(sluice_peers_refused_total[5m]))`, "refused"}, {`sum (increase(sluice_peer_messages_malformed_total[5m]))`, "malformed"},
+		}},
+	}},
+	{"sluice-failures", "Sluice: failures", []panel{
+		{"Decisions without the store", "By reason; what they admit, on_store_failure says.", "ops", true, false, []query{{`sum by (reason) (rate(sluice_fallback_decisions_total[$__rate_interval]))`, "{{reason}}"}}},
+		{"By rule", "", "ops", false, false, []query{{`sum by (` + by + `, reason) (rate(sluice_decisions_total{` + on + `,source="fallback"}[$__rate_interval]))`, "{{domain}}.{{rule}} {{reason}}"}}},
+		{"Errors", "Calls answered with an error, malformed ones, and bugs met.", "ops", false, false, []query{
+			{`sum by (err_type) (rate(ratelimit_service_should_rate_limit_error[$__rate_interval]))`, "{{err_type}}"},
+			{`sum (rate(sluice_bad_requests_total[$__rate_interval]))`, "malformed"}, {`sum (rate(sluice_panics_total[$__rate_interval]))`, "bugs"},
+		}},
+		{"Configs refused", "", "short", false, false, []query{{`sum by (instance) (increase(ratelimit_service_config_load_error[5m]))`, "{{instance}}"}}},
+		{"Requests for unknown domains", "", "ops", false, false, []query{{`sum (rate(sluice_unknown_domain_total[$__rate_interval]))`, "unknown"}}},
+		{"Keys beyond the table", "Decisions of keys that share budgets, for MAX_KEYS are tracked.", "ops", false, false, []query{{`sum by (instance) (rate(sluice_decision_sources_total{source="overflow"}[$__rate_interval]))`, "{{instance}}"}}},
+	}},
+}
+
+type object = map[string]any
+
+func (d *dashboard) json() ([]byte, error) {
+	source := object{"type": "prometheus", "uid": "${source}"}
+	var panels []object
+	x, y := 0, 0
+	for i, p := range d.panels {
+		width := 12
+		if p.wide {
+			width = 24
+		}
+		if x+width > 24 {
+			x, y = 0, y+8
+		}
+		var targets []object
+		for j, q := range p.queries {
+			targets = append(targets, object{"refId": string(rune('A' + j)), "expr": q.expr, "legendFormat": q.legend, "datasource": source})
+		}
+		kind := "timeseries"
+		if p.stat {
+			kind = "stat"
+		}
+		panels = append(panels, object{
+			"id": i + 1, "title": p.title, "description": p.about, "type": kind, "datasource": source, "targets": targets,
+			"gridPos":     object{"x": x, "y": y, "w": width, "h": 8},
+			"fieldConfig": object{"defaults": object{"unit": p.unit, "custom": object{"fillOpacity": 8, "showPoints": "never"}}, "overrides": []object{}},
+			"options":     object{"legend": object{"displayMode": "list", "placement": "bottom"}, "tooltip": object{"mode": "multi"}},
+		})
+		if x += width; x >= 24 {
+			x, y = 0, y+8
+		}
+	}
+	choose := func(name, query string) object {
+		return object{
+			"name": name, "label": name, "type": "query", "datasource": source, "query": object{"query": query, "refId": name}, "definition": query,
+			"includeAll": true, "multi": true, "allValue": ".*", "current": object{"text": "All", "value": "$__all"}, "refresh": 2, "sort": 1,
+		}
+	}
+	return json.MarshalIndent(object{
+		"uid": d.uid, "title": d.title, "tags": []string{"sluice"}, "schemaVersion": 39, "version": 1, "editable": true, "refresh": "10s",
+		"time": object{"from": "now-30m", "to": "now"}, "panels": panels,
+		"links": []object{{"type": "dashboards", "tags": []string{"sluice"}, "title": "Sluice", "asDropdown": true, "includeVars": true, "keepTime": true}},
+		"templating": object{"list": []object{
+			{"name": "source", "label": "source", "type": "datasource", "query": "prometheus", "current": object{}},
+			choose("domain", "label_values(sluice_limit_tokens, domain)"),
+			choose("rule", `label_values(sluice_limit_tokens{domain=~"$domain"}, rule)`),
+		}},
+	}, "", "  ")
+}
+
+func main() {
+	if err := write(filepath.Join("deploy", "grafana", "dashboards")); err != nil {
+		fmt.Fprintln(os.Stderr, "grafana:", err)
+		os.Exit(1)
+	}
+}
+
+func write(dir string) error {
+	for i := range dashboards {
+		text, err := dashboards[i].json()
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, dashboards[i].uid+".json"), append(text, '\n'), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
