@@ -1,0 +1,261 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/goccy/go-yaml"
+)
+
+// tool finds a program that make deps installs.
+func tool(t *testing.T, name string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		t.Fatalf("there is no %s here, and this test needs one: make deps", name)
+	}
+	return path
+}
+
+type alertFile struct {
+	Groups []struct {
+		Rules []struct {
+			Alert, Expr string
+			Labels      map[string]string
+			Annotations map[string]string
+		}
+	}
+}
+
+// Every alert is well-formed, has a test that makes it fire, and links to a page
+// that says what to do.
+func TestAlerts(t *testing.T) {
+	for _, args := range [][]string{{"check", "rules", "alerts.yaml"}, {"test", "rules", "alerts_test.yaml"}} {
+		cmd := exec.Command(tool(t, "promtool"), args...)
+		cmd.Dir = top + "deploy/prometheus"
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("promtool %v: %v\n%s", args, err, out)
+		}
+	}
+	var file alertFile
+	if err := yaml.Unmarshal([]byte(read(t, "deploy/prometheus/alerts.yaml")), &file); err != nil {
+		t.Fatal(err)
+	}
+	tests, index := read(t, "deploy/prometheus/alerts_test.yaml"), read(t, "docs/runbooks/README.md")
+	handbook := read(t, "docs/metrics.md")
+	alerts := file.Groups[0].Rules
+	if len(alerts) < 11 {
+		t.Errorf("%d alerts", len(alerts))
+	}
+	for _, a := range alerts {
+		page := strings.TrimPrefix(a.Annotations["runbook_url"], "https://github.com/sluice-gate/sluice/blob/main/")
+		text := read(t, page)
+		for _, part := range []string{"Alert `" + a.Alert + "`", "## What it means", "## What users see", "## How to find out", "## What to do", "## How to know that it is over"} {
+			if !strings.Contains(text, part) {
+				t.Errorf("%s has no %q", page, part)
+			}
+		}
+		if strings.Count(tests, "alertname: "+a.Alert) < 2 {
+			t.Errorf("%s has no test that it is silent, and that it fires", a.Alert)
+		}
+		if !strings.Contains(index, "("+filepath.Base(page)+")") {
+			t.Errorf("docs/runbooks/README.md does not list %s", page)
+		}
+		for _, m := range regexp.MustCompile(`(sluice|ratelimit)_[a-z_]+`).FindAllString(a.Expr, -1) {
+			if !strings.Contains(handbook, "`"+m+"`") {
+				t.Errorf("%s asks for %s, which docs/metrics.md does not have", a.Alert, m)
+			}
+		}
+	}
+}
+
+const scrapedRules = `domain: d
+descriptors:
+  - {key: lease, rate_limit: {unit: minute, requests_per_unit: 100000}}
+  - {key: tight, coordination: {lease: {ttl: 200ms}}, rate_limit: {unit: minute, requests_per_unit: 50}}
+  - {key: drift, coordination: {mode: approx, drift_budget: 10%, check_timeout: 0s}, rate_limit: {unit: second, requests_per_unit: 200}}
+  - {key: owned, coordination: {mode: routing}, rate_limit: {unit: minute, requests_per_unit: 100000}}
+`
+
+// Every query of every dashboard, and of every alert, is one that Prometheus
+// understands, and the dashboards' return data, from three nodes under load whose
+// store fails for a while.
+func TestDashboardsHaveData(t *testing.T) {
+	r := newScraped(t)
+	prometheus := r.prometheus()
+	stop := r.underLoad()
+	defer stop()
+	queries := dashboardQueries(t)
+	var missing []string
+	for end := time.Now().Add(40 * time.Second); ; time.Sleep(500 * time.Millisecond) {
+		missing = missing[:0]
+		for _, q := range queries {
+			if n := r.query(prometheus, q); n == 0 {
+				missing = append(missing, q)
+			}
+		}
+		if len(missing) == 0 || time.Now().After(end) {
+			break
+		}
+	}
+	for _, q := range missing {
+		t.Errorf("no data for %s", q)
+	}
+	var file alertFile
+	if err := yaml.Unmarshal([]byte(read(t, "deploy/prometheus/alerts.yaml")), &file); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range file.Groups[0].Rules {
+		r.query(prometheus, a.Expr) // understood; most have nothing to say
+	}
+	if len(queries) < 40 {
+		t.Errorf("%d queries on all dashboards", len(queries))
+	}
+	t.Logf("%d queries", len(queries))
+}
+
+// dashboardQueries are all queries, with what Grafana would put into them.
+func dashboardQueries(t *testing.T) (all []string) {
+	files, err := filepath.Glob(top + "deploy/grafana/dashboards/*.json")
+	if err != nil || len(files) != 5 {
+		t.Fatal(files, err)
+	}
+	for _, name := range files {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var d struct {
+			Panels []struct{ Targets []struct{ Expr string } }
+		}
+		if err := json.Unmarshal(text, &d); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range d.Panels {
+			for _, q := range p.Targets {
+				all = append(all, strings.NewReplacer("$__rate_interval", "10s", "$domain", ".*", "$rule", ".*").Replace(q.Expr))
+			}
+		}
+	}
+	return all
+}
+
+// scraped is a ring of three nodes on a Redis.
+type scraped struct{ *ringFleet }
+
+func newScraped(t *testing.T) *scraped {
+	r := &ringFleet{fleet: newEmptyFleet(t, scrapedRules), store: true, env: []string{"HOT_KEY_RATE=100"}}
+	for range 3 {
+		host, port := freeAddress(t)
+		r.addrs = append(r.addrs, host+":"+port)
+	}
+	for range 3 {
+		r.start()
+	}
+	for _, n := range r.nodes {
+		n.eventually("healthy", n.healthy)
+	}
+	return &scraped{r}
+}
+
+// prometheus scrapes the nodes twice a second.
+func (r *scraped) prometheus() (address string) {
+	dir := r.TempDir()
+	targets := make([]string, len(r.nodes))
+	for i, n := range r.nodes {
+		targets[i] = n.debug
+	}
+	config := filepath.Join(dir, "prometheus.yml")
+	writeFile(r.T, config, "global: {scrape_interval: 500ms, evaluation_interval: 1s}\nscrape_configs:\n- job_name: sluice\n  static_configs: [{targets: ["+strings.Join(targets, ",")+"]}]\n")
+	host, port := freeAddress(r.T)
+	address = host + ":" + port
+	cmd := exec.Command(tool(r.T, "prometheus"), "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+address)
+	cmd.Stderr = os.Stderr
+	if !testing.Verbose() {
+		cmd.Stderr = nil
+	}
+	if err := cmd.Start(); err != nil {
+		r.Fatal(err)
+	}
+	r.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	r.nodes[0].eventually("Prometheus is ready", func() bool { code, _ := r.nodes[0].get(address + "/-/ready"); return code == http.StatusOK })
+	return address
+}
+
+// query returns how many series with a value there are; a query that Prometheus refuses ends
+// the test.
+func (r *scraped) query(address, q string) int {
+	r.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/api/v1/query?query="+url.QueryEscape(q), nil)
+	if err != nil {
+		r.Fatal(err)
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer answer.Body.Close()
+	var body struct {
+		Status, Error string
+		Data          struct{ Result []struct{ Value [2]any } }
+	}
+	if err := json.NewDecoder(answer.Body).Decode(&body); err != nil || body.Status != "success" {
+		r.Fatalf("%s: %s %v", q, body.Error, err)
+	}
+	n := 0
+	for _, series := range body.Data.Result {
+		if series.Value[1] != "NaN" {
+			n++
+		}
+	}
+	return n
+}
+
+// underLoad has the nodes decide under every rule, until it is stopped; the store
+// hangs for a moment now and then.
+func (r *scraped) underLoad() (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for i := range r.nodes {
+		wg.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				for _, key := range []string{"lease", "tight", "drift", "owned"} {
+					r.askFor(i, key, fmt.Sprint("k", n%3))
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			select {
+			case <-ctx.Done():
+			case <-time.After(2 * time.Second):
+			}
+			r.redis.Signal(syscall.SIGSTOP)
+			time.Sleep(300 * time.Millisecond)
+			r.redis.Signal(syscall.SIGCONT)
+		}
+	})
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}
