@@ -7,7 +7,7 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: help run deps dashboards test check sim bench bench-accuracy bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-metrics bench-routing fuzz proto format
+.PHONY: help run deps dashboards manifests test check sim bench bench-accuracy bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-metrics bench-routing fuzz proto format
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,7 @@ endef
 test: deps ## all tests, and each fuzz target, FUZZTIME runs
 	$(GO) vet ./...
 	$(GO) test -timeout 10m ./...
+	cd deploy/check && $(GO) vet ./... && $(GO) test ./...
 	$(MAKE) fuzz
 
 check: ## formatting, vet and linters
@@ -86,6 +87,10 @@ bench-routing: deps ## what mode routing admits while nodes come, go and die
 
 dashboards: ## write the Grafana dashboards
 	$(GO) run ./deploy/grafana
+
+manifests: dashboards ## write what is deployed from the chart: its files, and deploy/kubernetes
+	mkdir -p deploy/helm/sluice/files && cp deploy/grafana/dashboards/*.json deploy/prometheus/alerts.yaml deploy/helm/sluice/files/
+	cd deploy/check && $(GO) test -run Manifests . -update
 
 proto: ## the peers' messages in Go (needs protoc, protoc-gen-go and protoc-gen-go-grpc)
 	protoc -I routing --go_out=. --go_opt=module=github.com/sluice-gate/sluice --go-grpc_out=. --go-grpc_opt=module=github.com/sluice-gate/sluice routing/wire.proto

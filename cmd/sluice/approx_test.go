@@ -36,10 +36,13 @@ func approxFleet(t *testing.T, nodes int, delay time.Duration) (*fleet, *rediste
 	return f, proxy
 }
 
-func (f *fleet) drift(key, name string) (total int64) {
+func (f *fleet) drift(key, name string) int64 { return f.ofRule(key, "approx", name) }
+
+// ofRule is the sum of a metric of a rule over the nodes that run.
+func (f *fleet) ofRule(key, mode, name string) (total int64) {
 	for _, n := range f.nodes {
 		if n.cmd.ProcessState == nil {
-			total += int64(n.metric(fmt.Sprintf("sluice_%s{domain=%q,rule=%q,mode=\"approx\"}", name, "d", key)))
+			total += int64(n.metric(fmt.Sprintf("sluice_%s{domain=%q,rule=%q,mode=%q}", name, "d", key, mode)))
 		}
 	}
 	return total

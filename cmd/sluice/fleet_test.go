@@ -153,7 +153,7 @@ func TestFleetOnRedisAdmitsTheLimit(t *testing.T) {
 		if got > limit+late || got < limit-limit/200 {
 			t.Errorf("%s: admitted %d of %d, and %d decisions were without the store", key, got, limit, late)
 		}
-		t.Logf("%s: admitted %d of %d, %d of them without a pause, %d refused while others held some, %d claims, slowest decision %v", key, got, limit, first, f.drift(key, "under_admitted_tokens_total"), f.claims()-before, time.Duration(f.slowest.Load()))
+		t.Logf("%s: admitted %d of %d, %d of them without a pause, %d refused while others held some, %d claims, slowest decision %v", key, got, limit, first, f.ofRule(key, "leasing", "under_admitted_tokens_total"), f.claims()-before, time.Duration(f.slowest.Load()))
 	}
 	if n := f.failed.Load(); n > 0 {
 		t.Errorf("%d calls failed", n)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"reflect"
 	"runtime/debug"
 
@@ -21,6 +22,7 @@ type cli struct {
 	Explain explainCmd       `cmd:"" help:"What a descriptor would get from a running node, and why."`
 	Top     topCmd           `cmd:"" help:"What running nodes do: rules, limits, drift, the store."`
 	Admin   adminCmd         `cmd:"" help:"Corrections on running nodes, with their ADMIN_TOKEN."`
+	Demo    demoCmd          `cmd:"" help:"A fleet under load on this machine, to look at."`
 	Audit   auditCmd         `cmd:"" help:"Replay the record of rules with audit: true: what each window admitted at most, and whether its limit held."`
 	Bench   benchCmd         `cmd:"" help:"Measure."`
 	Sim     simCmd           `cmd:"" help:"Simulate."`
@@ -42,7 +44,16 @@ func (s streams) progress() io.Writer {
 	return s.err
 }
 
-func main() { os.Exit(run(os.Args[1:], streams{os.Stdout, os.Stderr})) }
+func main() { os.Exit(run(arguments(os.Args), streams{os.Stdout, os.Stderr})) }
+
+// arguments are those of the command line. Called as ratelimit, as in the image
+// that ours may replace, it serves.
+func arguments(args []string) []string {
+	if len(args) == 1 && filepath.Base(args[0]) == "ratelimit" {
+		return []string{"serve"}
+	}
+	return args[1:]
+}
 
 // run runs one command line and returns its exit code.
 func run(args []string, s streams) int {

@@ -10,7 +10,6 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"math/big"
-	"net"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,6 +17,7 @@ import (
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
+	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 )
 
@@ -49,13 +49,11 @@ func certificate(t *testing.T, dir, name string) (cert, key string) {
 
 func freeAddress(t *testing.T) (host, port string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ports, err := process.FreePorts(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	host, port, _ = net.SplitHostPort(l.Addr().String())
-	return host, port
+	return "127.0.0.1", ports[0]
 }
 
 // Passwords, users, TLS and client certificates reach Redis as the settings

@@ -38,12 +38,8 @@ func newRing(t *testing.T, nodes, spare int, store bool, env ...string) *ringFle
 	t.Helper()
 	r := &ringFleet{fleet: newEmptyFleet(t, routingRules), store: store, env: env}
 	for range nodes + spare {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.addrs = append(r.addrs, l.Addr().String())
-		l.Close()
+		host, port := freeAddress(t)
+		r.addrs = append(r.addrs, net.JoinHostPort(host, port))
 	}
 	for range nodes {
 		r.start()

@@ -1,0 +1,226 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/sluice-gate/sluice/bench/process"
+)
+
+//go:embed demo.yaml
+var demoRules string
+
+// demoCmd shows a fleet at work.
+type demoCmd struct {
+	Nodes int           `default:"3" help:"Nodes, 1 to 10."`
+	Rate  float64       `default:"1500" help:"Requests a second, of all clients."`
+	For   time.Duration `help:"How long; 0: until interrupted."`
+	Redis string        `placeholder:"HOST:PORT" help:"A Redis to use; without, one is started (redis-server must be installed)."`
+	HTTP  string        `name:"http" placeholder:"URL" help:"Start nothing, and send the demand to an Envoy, as HTTP requests."`
+}
+
+// Run starts what there must be, prints where to look, and keeps the demand up.
+func (c *demoCmd) Run(s streams) error {
+	if c.Nodes < 1 || c.Nodes > 10 || !(c.Rate > 0) || c.Rate > 1e5 {
+		return fmt.Errorf("--nodes is %d and --rate %v: there may be 1 to 10 nodes, and up to 100000 requests a second", c.Nodes, c.Rate)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if c.For > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.For)
+		defer cancel()
+	}
+	if c.HTTP != "" {
+		fmt.Fprintf(s.out, "%v requests a second to %s\n", c.Rate, c.HTTP)
+		return c.demand(ctx, s, []asker{httpAsker(c.HTTP)})
+	}
+	dir, err := os.MkdirTemp("", "sluice-demo")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	store := c.Redis
+	if store == "" {
+		redis, err := demoRedis(dir)
+		if err != nil {
+			return err
+		}
+		defer redis.Stop()
+		store = redis.Address
+	}
+	nodes, err := c.start(dir, store)
+	defer func() {
+		var wg sync.WaitGroup
+		for _, n := range nodes {
+			wg.Go(n.Stop)
+		}
+		wg.Wait()
+	}()
+	if err != nil {
+		return err
+	}
+	return c.show(ctx, s, nodes, store)
+}
+
+func (c *demoCmd) show(ctx context.Context, s streams, nodes []*process.Process, store string) error {
+	var debug []string
+	var askers []asker
+	fmt.Fprintf(s.out, "%d nodes on the Redis at %s, and %v requests a second. Look at\n\n", len(nodes), store, c.Rate)
+	for i, n := range nodes {
+		fmt.Fprintf(s.out, "  node %d: http://%s/console\n", i+1, n.Debug)
+		debug = append(debug, n.Debug)
+		conn, err := grpc.NewClient("passthrough:///"+n.Address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		askers = append(askers, grpcAsker(rls.NewRateLimitServiceClient(conn)))
+	}
+	fmt.Fprintf(s.out, "\nor at all of them, in another terminal:\n\n  sluice top %s\n  sluice explain --debug %s edge api_key=key-0\n\n", strings.Join(debug, " "), debug[0])
+	return c.demand(ctx, s, askers)
+}
+
+// demoRedis runs a Redis that keeps nothing.
+func demoRedis(dir string) (*process.Process, error) {
+	path, err := exec.LookPath("redis-server")
+	if err != nil {
+		return nil, errors.New("there is no redis-server on the PATH: install it (apt-get install redis-server), or name one by --redis")
+	}
+	ports, err := process.FreePorts(1)
+	if err != nil {
+		return nil, err
+	}
+	return process.Start(path, "127.0.0.1:"+ports[0], "--port", ports[0], "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", dir)
+}
+
+// start runs the nodes, with their debug ports from 6070 on where these are free.
+func (c *demoCmd) start(dir, store string) (nodes []*process.Process, err error) {
+	rules := filepath.Join(dir, "rules.yaml")
+	if err := os.WriteFile(rules, []byte(demoRules), 0o600); err != nil {
+		return nil, err
+	}
+	binary, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	ports, err := process.FreePorts(c.Nodes)
+	if err != nil {
+		return nil, err
+	}
+	for i := range ports {
+		ports[i] = "127.0.0.1:" + ports[i]
+	}
+	for i, own := range ports {
+		args := []string{"--redis-url", store, "--peers", "static:" + strings.Join(ports, ","), "--peer-addr", own, "--peer-secret", "demo", "--drain-time", "0s"}
+		address := fmt.Sprintf("127.0.0.1:%d", 6070+i)
+		port := ""
+		if l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", address); err == nil {
+			l.Close()
+			_, port, _ = net.SplitHostPort(address)
+		}
+		if port != "" {
+			args = append(args, "--debug-port", port)
+		}
+		n, err := process.Sluice(binary, rules, args...)
+		if err != nil {
+			return nodes, err
+		}
+		if port != "" {
+			n.Debug = address
+		}
+		nodes = append(nodes, n)
+	}
+	return nodes, nil
+}
+
+// asker sends one request and tells whether it passed.
+type asker func(ctx context.Context, key, value string) (bool, error)
+
+func grpcAsker(client rls.RateLimitServiceClient) asker {
+	return func(ctx context.Context, key, value string) (bool, error) {
+		r, err := client.ShouldRateLimit(ctx, &rls.RateLimitRequest{Domain: "edge", Descriptors: []*common.RateLimitDescriptor{
+			{Entries: []*common.RateLimitDescriptor_Entry{{Key: key, Value: value}}},
+		}})
+		return r.GetOverallCode() == rls.RateLimitResponse_OK, err
+	}
+}
+
+func httpAsker(url string) asker {
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: demoCallers}}
+	return func(ctx context.Context, key, value string) (bool, error) {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			return false, err
+		}
+		r.Header.Set("x-"+strings.ReplaceAll(key, "_", "-"), value)
+		answer, err := client.Do(r)
+		if err != nil {
+			return false, err
+		}
+		answer.Body.Close()
+		return answer.StatusCode == http.StatusOK, nil
+	}
+}
+
+// demoCallers is how many requests are under way at most.
+const demoCallers = 32
+
+// demand sends requests until ctx is done, and says how many passed.
+func (c *demoCmd) demand(ctx context.Context, s streams, askers []asker) error {
+	var sent, passed, failed atomic.Int64
+	var lastErr atomic.Pointer[error]
+	var wg sync.WaitGroup
+	for worker := range demoCallers {
+		wg.Go(func() {
+			rnd := rand.New(rand.NewPCG(uint64(worker), 7))
+			zipf := rand.NewZipf(rnd, 1.2, 1, 19)
+			tick := time.NewTicker(time.Duration(float64(demoCallers) / c.Rate * float64(time.Second)))
+			defer tick.Stop()
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-tick.C:
+				}
+				key := [...]string{"api_key", "api_key", "tenant", "account", "remote_address"}[rnd.IntN(5)]
+				call, cancel := context.WithTimeout(ctx, time.Second)
+				ok, err := askers[rnd.IntN(len(askers))](call, key, fmt.Sprint("key-", zipf.Uint64()))
+				cancel()
+				sent.Add(1)
+				switch {
+				case err != nil && ctx.Err() == nil:
+					failed.Add(1)
+					lastErr.Store(&err)
+				case ok:
+					passed.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	fmt.Fprintf(s.out, "%d requests, %d passed, %d without an answer\n", sent.Load(), passed.Load(), failed.Load())
+	if err := lastErr.Load(); err != nil {
+		return fmt.Errorf("the last that had no answer: %w", *err)
+	}
+	return nil
+}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The demo shows a fleet under load, of which every console answers, and ends by
+// itself.
+func TestDemo(t *testing.T) {
+	cmd := command(nil, "demo", "--for=4s", "--rate=300")
+	out := make(chan string)
+	seen := make(chan string, 1)
+	pipe, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		var all strings.Builder
+		b := make([]byte, 4096)
+		for {
+			n, err := pipe.Read(b)
+			all.Write(b[:n])
+			if strings.Contains(all.String(), "sluice explain") {
+				select {
+				case seen <- all.String():
+				default:
+				}
+			}
+			if err != nil {
+				out <- all.String()
+				return
+			}
+		}
+	}()
+	s := &sluice{T: t}
+	select {
+	case text := <-seen:
+		for _, m := range regexp.MustCompile(`http://(\S+)/console`).FindAllStringSubmatch(text, -1) {
+			s.eventually("decisions on "+m[1], func() bool {
+				_, body := s.get(m[1] + "/metrics")
+				return regexp.MustCompile(`sluice_decisions_total\{domain="edge",rule="api_key",mode="approx",source="(lease|drift)",reason=""\} [1-9]`).MatchString(body)
+			})
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("nothing to look at")
+	}
+	text := <-out
+	if err := cmd.Wait(); err != nil || strings.Count(text, "/console") != 3 || !regexp.MustCompile(`[1-9]\d* requests, [1-9]\d* passed, 0 without an answer`).MatchString(text) {
+		t.Errorf("%v\n%s", err, text)
+	}
+}
+
+func TestCalledAsRatelimit(t *testing.T) {
+	if got := arguments([]string{"/bin/ratelimit"}); len(got) != 1 || got[0] != "serve" {
+		t.Error(got)
+	}
+	if got := arguments([]string{"/sluice", "check", "x"}); len(got) != 2 || got[0] != "check" {
+		t.Error(got)
+	}
+}
