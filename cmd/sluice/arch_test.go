@@ -137,8 +137,8 @@ func TestBuiltInExample(t *testing.T) {
 }
 
 func TestEnvoyConfigsAreValid(t *testing.T) {
-	for _, name := range []string{"envoy.yaml", "ring-hash.yaml"} {
-		t.Run(name, func(t *testing.T) { validEnvoy(t, "deploy/envoy/"+name) })
+	for _, name := range []string{"envoy/envoy.yaml", "envoy/approx.yaml", "envoy/ring-hash.yaml", "compose/envoy.yaml"} {
+		t.Run(name, func(t *testing.T) { validEnvoy(t, "deploy/"+name) })
 	}
 }
 

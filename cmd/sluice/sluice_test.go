@@ -63,7 +63,12 @@ func serve(t *testing.T, env []string, args ...string) *sluice {
 // serveWith runs a command line that announces its ports.
 func serveWith(t *testing.T, env []string, args ...string) *sluice {
 	t.Helper()
-	s := &sluice{T: t, cmd: command(env, args...), exited: make(chan error, 1)}
+	return start(t, command(env, args...))
+}
+
+func start(t *testing.T, cmd *exec.Cmd) *sluice {
+	t.Helper()
+	s := &sluice{T: t, cmd: cmd, exited: make(chan error, 1)}
 	out, err := s.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
