@@ -167,6 +167,9 @@ func NewFleet(ledger ratelimit.Ledger, holder ratelimit.Holder, maxKeys int, clo
 	return f
 }
 
+// Holders are the names under which the ledger knows this node.
+func (f *Fleet) Holders() []ratelimit.Holder { return []ratelimit.Holder{f.name, f.name ^ 1} }
+
 // keyName is a key as the ledger names its account.
 func (f *Fleet) keyName(key []byte) string {
 	if f.RawNames {

@@ -108,7 +108,7 @@ func (all *hottest) add(n int, rate float64, l *lease, rule *ratelimit.Rule, key
 		return
 	}
 	at, _ := slices.BinarySearchFunc(keys, rate, func(k ratelimit.HotKey, rate float64) int { return cmp.Compare(rate, k.PerSecond) })
-	k := ratelimit.HotKey{Account: name(key), PerSecond: math.Round(rate*10) / 10, Spent: l.spent, Unspent: l.unspent(), Limit: l.limit().Capacity()}
+	k := ratelimit.HotKey{Account: name(key), PerSecond: math.Round(rate*10) / 10, Spent: l.spent, Unspent: l.unspent(), Limit: l.limit().Capacity(), Fence: l.fence}
 	if rule != nil {
 		k.Rule = rule.Domain + "." + rule.Path
 	}

@@ -51,7 +51,8 @@ type AccountLook struct {
 // HolderLook is the ledger's copy of one holder's truth.
 type HolderLook struct {
 	Holder      Holder        `json:"holder,string"`
-	Here        bool          `json:"here"` // this node
+	Here        bool          `json:"here"`           // this node
+	Node        string        `json:"node,omitempty"` // where it is, if that is known
 	Fence       Fence         `json:"fence"`
 	Granted     Tokens        `json:"granted"`
 	Spent       Tokens        `json:"spent"`
@@ -69,6 +70,7 @@ type HotKey struct {
 	Spent     Tokens  `json:"spent"` // in this window, here
 	Unspent   Tokens  `json:"unspent"`
 	Limit     Tokens  `json:"limit"`
+	Fence     Fence   `json:"fence"` // of the lease here
 }
 
 // Inspector is a Limiter that people can look into, and correct. All may be

@@ -29,6 +29,7 @@ type decider struct {
 	limiter
 	seat func() (int, bool)    // the drift seat, and whether one is wanted; nil: there are none
 	run  func(context.Context) // must run for it to decide; returns when ctx is done and all is given back
+	who  *registry             // who shares the store; nil: there is none
 	ping func(context.Context) error
 }
 
@@ -61,7 +62,7 @@ func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog
 	}
 	usual.OnAudit = record
 	if other == nil {
-		return &decider{usual.Fleet, usual.keeper.Seat, usual.run, usual.ping}, nil
+		return &decider{usual.Fleet, usual.keeper.Seat, usual.run, newRegistry(usual.client, c.Redis.KeyPrefix, usual.Holders()...), usual.ping}, nil
 	}
 	brief, err := c.shared(other, seats, audit, clock, log)
 	if err != nil {
@@ -70,6 +71,7 @@ func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog
 	brief.OnAudit = record
 	return &decider{
 		limiter: &byUnit{usual: usual.Fleet, brief: brief.Fleet}, seat: usual.keeper.Seat,
+		who: newRegistry(usual.client, c.Redis.KeyPrefix, append(usual.Holders(), brief.Holders()...)...),
 		run: func(ctx context.Context) {
 			var wg sync.WaitGroup
 			wg.Go(func() { brief.run(ctx) })

@@ -126,11 +126,14 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 		default:
 			row("ledger", "%d of %d left in window %d", v.Ledger.Free, v.Ledger.Limit, v.Ledger.Window)
 			for _, h := range v.Ledger.Holders {
-				where := ""
-				if h.Here {
-					where = " (this node)"
+				where := fmt.Sprint(h.Holder)
+				if h.Node != "" {
+					where = h.Node
 				}
-				row("holder", "%d%s, fence %d: granted %d, spent %d, outstanding %d; expires in %v", h.Holder, where, h.Fence, h.Granted, h.Spent, h.Outstanding, h.Expires.Round(time.Millisecond))
+				if h.Here {
+					where += " (this node)"
+				}
+				row("holder", "%s, fence %d: granted %d, spent %d, outstanding %d; expires in %v", where, h.Fence, h.Granted, h.Spent, h.Outstanding, h.Expires.Round(time.Millisecond))
 			}
 		}
 	}
@@ -193,6 +196,7 @@ func (c *adminFlags) call(s streams, address, path string) error {
 // topCmd shows what nodes do, again and again.
 type topCmd struct {
 	Debug []string      `arg:"" optional:"" default:"localhost:6070" help:"Debug ports of nodes, HOST:PORT; their counts are summed."`
+	All   bool          `help:"Also all nodes that share the store of the first."`
 	Every time.Duration `default:"2s" help:"Between two looks."`
 	Times int           `help:"Looks, after the first; 0: until interrupted."`
 	Rules int           `default:"20" help:"Rules to show."`
@@ -206,6 +210,11 @@ func (c *topCmd) Run(s streams) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	if c.All {
+		if err := c.findAll(); err != nil {
+			return err
+		}
+	}
 	before, err := c.look()
 	if err != nil {
 		return err
@@ -221,7 +230,7 @@ func (c *topCmd) Run(s streams) error {
 			return err
 		}
 		if s.progress() != nil { // a terminal: the page begins anew
-			fmt.Fprint(s.out, "\x1b[H\x1b[2J")
+			fmt.Fprintf(s.out, "\x1b[H\x1b[2J")
 		}
 		if err := c.print(s.out, before, now); err != nil {
 			return err
@@ -230,6 +239,20 @@ func (c *topCmd) Run(s streams) error {
 			return nil
 		}
 	}
+}
+
+// findAll adds the nodes that the first one knows of.
+func (c *topCmd) findAll() error {
+	var s console.State
+	if err := debugGet(c.Debug[0], "/console/state", &s); err != nil {
+		return err
+	}
+	for _, n := range s.Nodes {
+		if !n.Here && !slices.Contains(c.Debug, n.Debug) {
+			c.Debug = append(c.Debug, n.Debug)
+		}
+	}
+	return nil
 }
 
 // looked is all nodes at one time.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -8,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -158,6 +160,31 @@ func TestTop(t *testing.T) {
 	}
 }
 
+// Nodes that share a Redis know of each other, and of whose lease is whose; one
+// that ends is gone.
+func TestFleetKnowsItself(t *testing.T) {
+	redis := redistest.Start(t)
+	nodes := peopleNodes(t, 1, redis.Addr, "PEERS=")
+	nodes = append(nodes, peopleNodes(t, 1, redis.Addr)...)
+	nodes[1].eventually("the second knows both", func() bool {
+		_, body := nodes[1].get(nodes[1].debug + "/console/state")
+		return strings.Count(body, `"seen_seconds"`) == 2
+	})
+	nodes[0].post("tier", "x")
+	nodes[0].post("five", "x")
+	_, port, _ := strings.Cut(nodes[0].debug, ":")
+	if got := nodes[1].explained("d", "five=x"); !strings.Contains(got, ":"+port+", fence") {
+		t.Errorf("the first node, at port %s, is not named as a holder:\n%s", port, got)
+	}
+	_ = nodes[1].cmd.Process.Signal(syscall.SIGTERM)
+	<-nodes[1].exited
+	client := redis.Client()
+	defer client.Close()
+	if n := client.HLen(context.Background(), "sluice:nodes").Val(); n != 1 {
+		t.Errorf("%d nodes are there after one has ended", n)
+	}
+}
+
 // hostile are values that would be markup, script or worse if anything took
 // them for it.
 var hostile = []string{
@@ -176,7 +203,8 @@ func TestDebugPortIsSafe(t *testing.T) {
 	client := s.overGRPC()
 	for _, v := range hostile {
 		q := &rls.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{
-			{Entries: []*common.RateLimitDescriptor_Entry{{Key: "v", Value: v}}}, {Entries: []*common.RateLimitDescriptor_Entry{{Key: "five", Value: v}}},
+			{Entries: []*common.RateLimitDescriptor_Entry{{Key: "v", Value: v}}},
+			{Entries: []*common.RateLimitDescriptor_Entry{{Key: "five", Value: v}}},
 			{Entries: []*common.RateLimitDescriptor_Entry{{Key: v, Value: v}}, Limit: &common.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 5, Unit: typev3.RateLimitUnit_DAY}},
 		}}
 		client(q)

@@ -125,7 +125,7 @@ func (c *auditCmd) read() (events []leasing.AuditEvent, missing []string, err er
 	if err != nil {
 		return nil, nil, err
 	}
-	defer client.Close()
+	defer func() { _ = client.Close() }()
 	r := streamReader{client: client, prefix: c.Redis.KeyPrefix}
 	if err := r.all(context.Background()); err != nil {
 		return nil, nil, fmt.Errorf("reading the record: %s: %w", c.Redis.advise(err), err)
@@ -138,7 +138,7 @@ func readAuditFile(events []leasing.AuditEvent, name string) ([]leasing.AuditEve
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	lines := bufio.NewScanner(f)
 	for n := 1; lines.Scan(); n++ {
 		var e leasing.AuditEvent

@@ -95,7 +95,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 		return err
 	}
 	defer spans.stop()
-	v, err := c.open(svc, shown, console.Source{Metrics: shown, Inspector: limiter, Clock: clock, Token: c.AdminToken, Log: log}, latency, spans, log)
+	v, err := c.open(svc, shown, console.Source{Metrics: shown, Inspector: limiter, Clock: clock, Token: c.AdminToken, Nodes: decider.who.all, Log: log}, latency, spans, log)
 	if err != nil {
 		return err
 	}
@@ -121,12 +121,21 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	if c.Redis.HealthCheck {
 		go watchStore(background, v, healthy, decider.ping, log)
 	}
+	registered := make(chan struct{})
+	go func() {
+		defer close(registered)
+		if decider.who != nil {
+			_, _, debug := v.Addresses()
+			decider.who.run(background, debug, c.Ring.Addr)
+		}
+	}()
 	left := leaveRing(drain, hurry, ring)
 	announce(s.out, v, source)
 	err = v.Serve(drain, hurry)
 	if drain.Err() != nil {
 		<-left
 	}
+	<-registered
 	release() // after the last call: what is unspent goes back
 	<-released
 	uncount()

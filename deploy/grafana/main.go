@@ -111,7 +111,8 @@ var dashboards = []dashboard{
 		{"By rule", "", "ops", false, false, []query{{`sum by (` + by + `, reason) (rate(sluice_decisions_total{` + on + `,source="fallback"}[$__rate_interval]))`, "{{domain}}.{{rule}} {{reason}}"}}},
 		{"Errors", "Calls answered with an error, malformed ones, and bugs met.", "ops", false, false, []query{
 			{`sum by (err_type) (rate(ratelimit_service_should_rate_limit_error[$__rate_interval]))`, "{{err_type}}"},
-			{`sum (rate(sluice_bad_requests_total[$__rate_interval]))`, "malformed"}, {`sum (rate(sluice_panics_total[$__rate_interval]))`, "bugs"},
+			{`sum (rate(sluice_bad_requests_total[$__rate_interval]))`, "malformed"},
+			{`sum (rate(sluice_panics_total[$__rate_interval]))`, "bugs"},
 		}},
 		{"Configs refused", "", "short", false, false, []query{{`sum by (instance) (increase(ratelimit_service_config_load_error[5m]))`, "{{instance}}"}}},
 		{"Requests for unknown domains", "", "ops", false, false, []query{{`sum (rate(sluice_unknown_domain_total[$__rate_interval]))`, "unknown"}}},

@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -33,7 +34,21 @@ type Source struct {
 	Clock     ratelimit.Clock
 	// Token must come with corrections; "" allows none.
 	Token string
+	// Nodes, if set, are those that share the store.
+	Nodes func() []Node
 	Log   *slog.Logger
+}
+
+// Node is one that shares the store, as it says of itself.
+type Node struct {
+	Name    string             `json:"name"`
+	Host    string             `json:"host"`
+	Debug   string             `json:"debug"` // its debug port, as it knows itself
+	Version string             `json:"version"`
+	Started time.Time          `json:"started"`
+	Seen    int64              `json:"seen_seconds"` // ago
+	Here    bool               `json:"here"`         // this node
+	Holders []ratelimit.Holder `json:"-"`
 }
 
 // Bounds of what one page costs.
@@ -104,12 +119,30 @@ func refuse(w http.ResponseWriter, code int, format string, args ...any) {
 type State struct {
 	metrics.State
 	Hottest []ratelimit.HotKey `json:"hottest"`
+	Nodes   []Node             `json:"nodes"` // that share the store; none: nobody knows
 	Admin   bool               `json:"admin"` // corrections are possible, with the token
 	Now     time.Time          `json:"now"`
 }
 
 func (c *console) state(w http.ResponseWriter, _ *http.Request) {
-	answer(w, State{State: c.Metrics.State(shownRules), Hottest: c.hottest(), Admin: c.Token != "", Now: time.Now().UTC()})
+	answer(w, State{State: c.Metrics.State(shownRules), Hottest: c.hottest(), Nodes: c.nodes(), Admin: c.Token != "", Now: time.Now().UTC()})
+}
+
+func (c *console) nodes() []Node {
+	if c.Nodes == nil {
+		return nil
+	}
+	return c.Nodes()
+}
+
+// hostOf is the node that a holder is, "" if that is not known.
+func (c *console) hostOf(h ratelimit.Holder) string {
+	for _, n := range c.nodes() {
+		if slices.Contains(n.Holders, h) {
+			return n.Debug
+		}
+	}
+	return ""
 }
 
 // hottest looks through all keys, but not for each page that is open.
@@ -197,6 +230,12 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	}
 	a := ratelimit.Ask{Rule: rule, Key: key, Kind: ratelimit.Peek}
 	look := c.Inspector.Look(ctx, c.Clock(), &a)
+	if look.Ledger != nil {
+		for i := range look.Ledger.Holders {
+			h := &look.Ledger.Holders[i]
+			h.Node = c.hostOf(h.Holder)
+		}
+	}
 	e.Look = &look
 	e.Next, e.WholeAgain = next(rule, &look)
 	return e

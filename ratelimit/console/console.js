@@ -45,6 +45,24 @@ function list(id, pairs) {
   $(id).replaceChildren(...pairs.flatMap(([k, v, className]) => [make('dt', k), make('dd', v, className)]));
 }
 
+// account is the name of a key in the ledger; a click explains it.
+function account(name) {
+  const parts = name.split('|');
+  if (parts.length < 3 || name.startsWith('#') || name.includes('~') || name.includes(',')) return name;
+  const text = (s) => decodeURIComponent(s);
+  const button = make('button', name, 'link');
+  button.type = 'button';
+  button.addEventListener('click', () => {
+    try {
+      $('domain').value = text(parts[1]);
+      $('entries').value = parts.slice(2).map((p) => p.split('=').map(text).join('=')).join(', ');
+    } catch { return; }
+    explain();
+    $('ask').scrollIntoView();
+  });
+  return button;
+}
+
 function rate(now, before, seconds) {
   return before === undefined || seconds <= 0 ? 0 : Math.max(0, now - before) / seconds;
 }
@@ -132,7 +150,8 @@ function show(s) {
     [number(r.stranded), r.stranded > 0 ? 'n warn' : 'n'],
     [Object.entries(r.sources).filter(([, n]) => n > 0).map(([k, n]) => k + ' ' + number(n)).join(', ')],
   ]);
-  rows('hottest', s.hottest || [], (k) => [[k.account], [k.rule], [k.per_second ? number(k.per_second) : '–', 'n'], [number(k.spent), 'n'], [number(k.unspent), 'n'], [number(k.limit), 'n']]);
+  rows('hottest', s.hottest || [], (k) => [[account(k.account)], [k.rule], [k.per_second ? number(k.per_second) : '–', 'n'], [number(k.spent), 'n'], [number(k.unspent), 'n'], [number(k.limit), 'n'], [k.fence ? String(k.fence) : '–', 'n']]);
+  rows('nodes', s.nodes || [], (n) => [[n.debug + (n.here ? ' (this node)' : '')], [n.version], [new Date(n.started).toLocaleString()], [n.seen_seconds + ' s ago']]);
   list('store', s.store.used ? [
     ['state', s.store.breaker_open ? 'does not answer' : 'answers', s.store.breaker_open ? 'bad' : 'good'],
     ['last answer', s.store.sync_age_seconds.toFixed(1) + ' s ago'],
@@ -147,7 +166,7 @@ function show(s) {
     ...s.ring.members.map((m, i) => ['node ' + (i + 1), m]), ['fingerprint', s.ring.fingerprint],
     ['forwarded', number(s.ring.forwarded)], ['received', number(s.ring.received)],
     ...(s.ring.hot_keys || []).map((k) => ['hot', k]), ...(s.ring.hot_here || []).map((k) => ['leased hot', k]),
-  ] : [['ring', 'PEERS is not set: nodes meet in the store; explain a descriptor to see who holds leases of it']]);
+  ] : [['ring', 'PEERS is not set: nodes meet in the store']]);
   last = s;
 }
 
@@ -197,7 +216,7 @@ async function explain() {
     if (r.ledger) {
       parts.push(make('p', 'The ledger has ' + r.ledger.free + ' of ' + r.ledger.limit + ' left' + (r.ledger.relearning ? ', and is being told what it had forgotten' : '')));
       parts.push(table(['Holder', 'Fence', 'Granted', 'Spent', 'Outstanding', 'Expires in', ''], (r.ledger.holders || []).map((h) =>
-        [h.holder + (h.here ? ' (this node)' : ''), h.fence, h.granted, h.spent, h.outstanding, duration(h.expires_ns), h.closed ? 'reclaimed' : h.expires_ns < 0 ? 'silent' : ''])));
+        [(h.node || h.holder) + (h.here ? ' (this node)' : ''), h.fence, h.granted, h.spent, h.outstanding, duration(h.expires_ns), h.closed ? 'reclaimed' : h.expires_ns < 0 ? 'silent' : ''])));
     }
     if (r.ledger_error) parts.push(make('p', r.ledger_error, 'bad'));
     out.replaceChildren(...parts);

@@ -1,0 +1,246 @@
+package leasing
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// settle writes the claims of a batch, has them settled and takes in the
+// grants. No lock is held meanwhile.
+func (f *Fleet) settle(l *lane, flights []*flight) {
+	b := f.pack(l, flights)
+	grants := make([]ratelimit.Grant, len(flights))
+	if !b.allowed() {
+		fillErrors(grants, errBreaker)
+		b.answered(grants)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), claimTimeout)
+	defer cancel()
+	f.ledger.Settle(ctx, b.claims, grants)
+	f.stats.storeTime.Observe(int64(f.clock().Sub(b.sent) / time.Microsecond))
+	b.settled(grants)
+	b.answered(grants)
+}
+
+// batch is flights that travel together.
+type batch struct {
+	*Fleet
+	lane    *lane
+	flights []*flight
+	claims  []ratelimit.Claim
+	sent    instant
+}
+
+// pack writes the claims of flights.
+func (f *Fleet) pack(l *lane, flights []*flight) *batch {
+	b := &batch{Fleet: f, lane: l, flights: flights, claims: make([]ratelimit.Claim, len(flights)), sent: f.clock()}
+	for i, fl := range flights {
+		b.claims[i] = f.write(b.sent, fl)
+	}
+	return b
+}
+
+// allowed asks the breaker whether the batch may be sent.
+func (b *batch) allowed() bool {
+	b.lane.mu.Lock()
+	defer b.lane.mu.Unlock()
+	return b.lane.breaker.allow(b.sent)
+}
+
+// settled counts that the batch was sent, and tells the breaker how it went.
+func (b *batch) settled(grants []ratelimit.Grant) {
+	b.stats.claims.Add(uint64(len(b.claims)))
+	b.stats.roundTrips.Add(1)
+	for i, fl := range b.flights {
+		b.stats.claimsBy[fl.reason()].Add(1)
+		g := &grants[i]
+		switch got := g.Granted - b.claims[i].Granted; {
+		case errors.Is(g.Err, ratelimit.ErrStaleClaim):
+			b.stats.stale.Add(1)
+		case g.Err == nil && g.Void:
+			b.stats.void.Add(1)
+		case g.Err == nil && got > 0:
+			b.stats.leaseSizes.Observe(int64(got))
+		}
+	}
+	b.judge(b.lane, grants)
+}
+
+// answered takes in the grants.
+func (b *batch) answered(grants []ratelimit.Grant) {
+	now := b.clock()
+	there := b.lane.heard(b.sent, now, grants)
+	for i, fl := range b.flights {
+		if fl.claim.Audit != "" && b.OnAudit != nil {
+			b.OnAudit(&fl.claim, &grants[i])
+		}
+		if r, ok := b.read(b.sent, now, there, fl, &grants[i]); ok && b.OnReconcile != nil {
+			b.OnReconcile(r)
+		}
+	}
+}
+
+// fillErrors has all grants say the same.
+func fillErrors(grants []ratelimit.Grant, err error) {
+	for i := range grants {
+		grants[i] = ratelimit.Grant{Err: err}
+	}
+}
+
+// heard takes in what time it is in that part of the ledger, and returns what
+// is known of it.
+func (l *lane) heard(sent, answered instant, grants []ratelimit.Grant) ledgerClock {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range grants {
+		if grants[i].Err == nil && grants[i].At > 0 {
+			l.clock.heard(sent, answered, grants[i].At)
+		}
+	}
+	return l.clock
+}
+
+// errBreaker answers the claims that were not sent.
+var errBreaker = errors.New("the ledger does not answer, and is not asked for a while")
+
+// write makes the claim of a flight from what is known now.
+func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
+	s := f.shard(fl.hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seq++
+	if fl.final {
+		fl.claim.Seq = s.seq
+		return fl.claim
+	}
+	h := &s.leases.get(fl.hash, fl.key).val // it is not evicted while in flight
+	fl.sent, fl.at = true, now
+	name := h.name
+	switch {
+	case fl.ahead:
+		fl.claim = h.claimAhead(now, s.seq, fl.giveUp)
+		name ^= 1
+	case fl.giveUp:
+		fl.claim = h.lease.release(now, s.seq)
+	default:
+		f.turn(h, now, fl.hash, fl.key)
+		if h.next == nil && now >= h.lease.reset && h.lease.window != 0 && h.rule.Coordination.Mode == ratelimit.Approx && h.lease.algorithm == ratelimit.FixedWindow {
+			f.finish(h, fl.hash, fl.key)
+			h.lease, h.reported = lease{}, 0
+			h.name ^= 1
+		}
+		name = h.name
+		waiting := fl.most(h.rule)
+		if waiting > 0 && h.rule.Limit.Algorithm != ratelimit.FixedWindow {
+			// Those refused since the last claim waited too: see plan.
+			waiting = max(waiting, min(h.demand.refused, h.rule.Limit.Capacity()))
+		}
+		h.demand.measure(now, fl.waiting)
+		want := h.demand.want(h.rule, fl.waiting) - h.lease.left(now) // a renewal fills up
+		fl.claim = h.lease.claim(now, s.seq, h.rule, waiting, max(want, waiting), false)
+		// In this window or not at all: if the next has its lease, and if the last
+		// word on this one is to come.
+		fl.claim.Ahead = h.next != nil || fl.claim.Tally && fl.claim.Window != 0 && h.lease.algorithm == ratelimit.FixedWindow
+	}
+	fl.claim.Key, fl.claim.Holder, fl.claim.Reset = fl.name, name, fl.reset
+	fl.audited(h.rule)
+	return fl.claim
+}
+
+// judge tells the breaker how a batch went.
+func (f *Fleet) judge(l *lane, grants []ratelimit.Grant) {
+	failed := 0
+	var last error
+	for i := range grants {
+		if err := grants[i].Err; err != nil && !errors.Is(err, ratelimit.ErrStaleClaim) {
+			failed++
+			last = err
+		}
+	}
+	if failed == len(grants) {
+		f.stats.failed.Add(1)
+		if f.OnFailure != nil {
+			f.OnFailure(last)
+		}
+	}
+	now := f.clock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if failed == len(grants) {
+		l.breaker.failure(now, f.Random())
+	} else {
+		l.breaker.success()
+		f.heard.Store(int64(now))
+	}
+}
+
+// read takes in an answer, wakes those who wait, and tells what it settled of
+// drift.
+func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *ratelimit.Grant) (r Reconciliation, drifted bool) {
+	s := f.shard(fl.hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if fl.final {
+		return fl.reconciled(fl.rule, g)
+	}
+	h := &s.leases.get(fl.hash, fl.key).val
+	h.flight = nil
+	fl.err = g.Err
+	defer close(fl.done)
+	if g.Err != nil {
+		return r, false
+	}
+	r, drifted = fl.reconciled(h.rule, g)
+	if g.Relearning {
+		if before := instant(f.relearn.Swap(int64(now))); before == 0 || now.Sub(before) > relearnTime {
+			f.stats.recoveries.Add(1)
+		}
+	}
+	if fl.ahead {
+		h.keepNext(sent, now, there, fl, g, f.Random())
+		h.gauge()
+		return r, drifted
+	}
+	if g.Seq != h.lease.seq {
+		return r, drifted // the next window's lease has taken its place
+	}
+	if g.Window != h.lease.window {
+		h.carry(g.Window)
+		h.bound = 0
+	}
+	h.countBound(g.Over)
+	h.lease.apply(sent, &fl.claim, g, margin(h.rule, g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
+	h.payOwed()
+	h.lease.forgive(h.rule.DriftShare())
+	h.heard, h.elsewhere, h.stranded = now, g.Outstanding, g.Stranded
+	h.expires = sent.Add(g.TTL - margin(h.rule, g.TTL))
+	h.agree()
+	if h.reported = 0; g.Window == fl.claim.Window {
+		h.reported = fl.claim.Spent
+	}
+	h.gauge()
+	h.settled = h.lease.unspent() == 0 && h.lease.spent == fl.claim.Spent && g.Granted == fl.claim.Granted
+	h.plan(sent, now, fl, g, f.Random())
+	f.reportInTime(h, now, fl.key)
+	return r, drifted
+}
+
+// reconciled is what an answer settled of drift, and counts what was over.
+func (fl *flight) reconciled(rule *ratelimit.Rule, g *ratelimit.Grant) (Reconciliation, bool) {
+	c := &fl.claim
+	if g.Err != nil {
+		return Reconciliation{}, false
+	}
+	if g.OverAdmitted > 0 && rule.Counters != nil {
+		rule.Counters.OverAdmitted.Add(uint64(g.OverAdmitted))
+	}
+	drift := max(0, c.Spent-(c.Granted-c.Returned))
+	return Reconciliation{
+		Rule: rule, Key: fl.name, Window: g.Window, Fence: g.Fence, Drift: drift,
+		Confirmed: min(drift, g.Granted-c.Granted), Over: g.OverAdmitted, Available: g.Available,
+	}, drift > 0 || g.OverAdmitted > 0
+}

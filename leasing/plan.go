@@ -1,0 +1,98 @@
+package leasing
+
+import (
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// lasts is until when the grant's window certainly goes on, on this node's clock.
+func lasts(sent, now instant, there ledgerClock, l *ratelimit.Limit, g *ratelimit.Grant) instant {
+	if l.Algorithm == ratelimit.TokenBucket || g.At == 0 {
+		return sent.Add(g.ResetAfter)
+	}
+	return there.notBefore(now, l.WindowEnd(g.Window))
+}
+
+// payOwed books what was admitted without the ledger, if that was in the
+// lease's window.
+func (h *held) payOwed() {
+	if h.owedAt > h.lease.reset.Add(-h.rule.Limit.Period()) || h.rule.Limit.Algorithm == ratelimit.TokenBucket {
+		h.lease.spent += min(h.owed, h.rule.Limit.Capacity())
+	}
+	h.owed = 0
+}
+
+// margin is how much earlier than the ledger a node takes its lease for expired:
+// what two clocks may differ by meanwhile. Where expiry makes unreported tokens
+// another's, it is also the time that a report may take.
+func margin(rule *ratelimit.Rule, ttl time.Duration) time.Duration {
+	if rule.Coordination.Eager() {
+		return ttl / 4
+	}
+	return ttl / 20
+}
+
+// mustReport tells whether there is spending that expiry would undo.
+func (h *held) mustReport() bool {
+	return h.rule.Coordination.Eager() && h.lease.spent != h.reported
+}
+
+// reportInTime has what is spent by half the lease's time reported: reclaimed
+// eagerly, it would be spent twice. What is spent later reports itself; see take.
+func (f *Fleet) reportInTime(h *held, now instant, key []byte) {
+	if !h.rule.Coordination.Eager() || h.after == never {
+		return
+	}
+	seq, own := h.lease.seq, append([]byte(nil), key...)
+	f.after(max(0, h.after.Sub(now)), func() {
+		s, hash, c := f.locked(own)
+		defer s.mu.Unlock()
+		if c != nil && c.val.flight == nil && c.val.mustReport() && c.val.lease.seq == seq {
+			f.launch(&c.val, f.newFlight(hash, own))
+		}
+	})
+}
+
+const never instant = 1<<63 - 1
+
+// plan decides when the lease is renewed, or for how long not to ask.
+func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter float64) {
+	h.renewal = renewal{after: never}
+	h.planAhead(sent, now, jitter)
+	left := h.lease.unspent()
+	short := fl.claim.Waiting > g.Granted-fl.claim.Granted
+	if short && g.Outstanding > 0 && now >= h.lease.retry {
+		// Somebody may return some: ask again, but not for each request.
+		h.lease.retry = now.Add(backOff + time.Duration(jitter*float64(backOff)))
+		h.lease.retryCost = grantable(g) + 1
+	}
+	got := g.Granted - fl.claim.Granted
+	if h.lease.algorithm != ratelimit.FixedWindow && g.Available < max(1, h.rule.Limit.Capacity()/100) && float64(got) < h.demand.perSec*backOff.Seconds() {
+		// Tokens come back one by one: let some gather, but none overflow.
+		wait := backOff
+		if h.lease.algorithm == ratelimit.TokenBucket {
+			wait = min(wait, g.ResetAfter/2)
+		}
+		h.lease.retry = max(h.lease.retry, now.Add(wait))
+		h.lease.retryCost = 1
+	}
+	if h.rule.Coordination.Eager() && (left > 0 || h.mustReport()) {
+		h.after = sent.Add(g.TTL / 2)
+	}
+	if left <= 0 || g.Available == 0 && g.Outstanding == 0 && h.lease.algorithm == ratelimit.FixedWindow {
+		return // nothing to renew, or nothing to be had
+	}
+	h.renewal = h.demand.renewal(sent, now, left, &fl.claim.Limit, g)
+	if h.rule.Coordination.Mode == ratelimit.Approx {
+		h.after = min(h.after, sent.Add(h.rule.SyncInterval()))
+	}
+}
+
+// grantable is what the ledger had left for a claim.
+func grantable(g *ratelimit.Grant) tokens {
+	if g.Relearning {
+		return 0
+	}
+	return g.Available
+}
