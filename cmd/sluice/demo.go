@@ -96,7 +96,11 @@ func (c *demoCmd) show(ctx context.Context, s streams, nodes []*process.Process,
 		defer conn.Close()
 		askers = append(askers, grpcAsker(rls.NewRateLimitServiceClient(conn)))
 	}
-	fmt.Fprintf(s.out, "\nor at all of them, in another terminal:\n\n  sluice top %s\n  sluice explain --debug %s edge api_key=key-0\n\n", strings.Join(debug, " "), debug[0])
+	name := "sluice"
+	if strings.Contains(os.Args[0], "go-build") {
+		name = "go run ./cmd/sluice"
+	}
+	fmt.Fprintf(s.out, "\nor at all of them, in another terminal:\n\n  %s top %s\n  %s explain --debug %s edge api_key=key-0\n\n", name, strings.Join(debug, " "), name, debug[0])
 	return c.demand(ctx, s, askers)
 }
 
@@ -131,7 +135,7 @@ func (c *demoCmd) start(dir, store string) (nodes []*process.Process, err error)
 		ports[i] = "127.0.0.1:" + ports[i]
 	}
 	for i, own := range ports {
-		args := []string{"--redis-url", store, "--peers", "static:" + strings.Join(ports, ","), "--peer-addr", own, "--peer-secret", "demo", "--drain-time", "0s"}
+		args := []string{"--redis-url", store, "--peers", "static:" + strings.Join(ports, ","), "--peer-addr", own, "--peer-secret", "demo", "--drain-time", "0s", "--log-level", "error"}
 		address := fmt.Sprintf("127.0.0.1:%d", 6070+i)
 		port := ""
 		if l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", address); err == nil {

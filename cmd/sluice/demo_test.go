@@ -26,7 +26,7 @@ func TestDemo(t *testing.T) {
 		for {
 			n, err := pipe.Read(b)
 			all.Write(b[:n])
-			if strings.Contains(all.String(), "sluice explain") {
+			if strings.Contains(all.String(), " explain --debug") {
 				select {
 				case seen <- all.String():
 				default:

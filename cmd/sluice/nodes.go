@@ -60,7 +60,13 @@ func (r *registry) run(ctx context.Context, debug net.Addr, peerAddr string) {
 	if err != nil {
 		return
 	}
-	r.say(ctx, string(text))
+	for _, soon := range []time.Duration{0, time.Second, 2 * time.Second} { // nodes that start together find each other
+		select {
+		case <-ctx.Done():
+		case <-time.After(soon):
+			r.say(ctx, string(text))
+		}
+	}
 	every(ctx, sayEvery, func() { r.say(ctx, string(text)) })
 	r.say(context.Background(), "")
 }

@@ -292,6 +292,7 @@ func (v *looked) add(r *metrics.RuleState) {
 		return
 	}
 	all.Decisions, all.Denied, all.Admitted = all.Decisions+r.Decisions, all.Denied+r.Denied, all.Admitted+r.Admitted
+	all.Near, all.Beyond = all.Near+r.Near, all.Beyond+r.Beyond
 	all.Over, all.Under, all.Drifting, all.Leased = all.Over+r.Over, all.Under+r.Under, all.Drifting+r.Drifting, all.Leased+r.Leased
 	all.Stranded = max(all.Stranded, r.Stranded)
 }
@@ -321,14 +322,14 @@ func (c *topCmd) print(out io.Writer, before, now *looked) error {
 		return strings.Compare(a, b)
 	})
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "RULE\tLIMIT\tMODE\tADMITTED/S\tDENIED/S\tOVER\tDECLARED\tDRIFT\tLEASED\tSTRANDED\t")
+	fmt.Fprintln(t, "RULE\tLIMIT\tMODE\tADMITTED/S\tDENIED/S\tMAY GO OVER BY\tNEAR\tBEYOND\tOVER IN ALL\tDRIFT\tLEASED\tSTRANDED\t")
 	for _, name := range names[:min(c.Rules, len(names))] {
 		r, old := now.rules[name], before.rules[name]
 		if old == nil {
 			old = r
 		}
-		fmt.Fprintf(t, "%s.%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t\n", r.Domain, r.Rule, r.Limit, r.Mode, rate(r.Admitted, old.Admitted), rate(r.Denied, old.Denied),
-			r.Over, r.Declared, r.Drifting, r.Leased, r.Stranded)
+		fmt.Fprintf(t, "%s.%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t\n", r.Domain, r.Rule, r.Limit, r.Mode, rate(r.Admitted, old.Admitted), rate(r.Denied, old.Denied),
+			r.Declared, r.Near, r.Beyond, r.Over, r.Drifting, r.Leased, r.Stranded)
 	}
 	return t.Flush()
 }

@@ -80,7 +80,7 @@ function chart(rule, h) {
   title.title = title.textContent;
   const p = make('p');
   p.append(make('span', number(h.admitted.at(-1)) + ' admitted/s', 'key1'), ' of ' + rule.limit + ', ',
-    make('span', number(h.drift.at(-1)) + ' drift', 'key2'), ', over ' + number(rule.over) + ' of ' + number(rule.declared) + ' declared');
+    make('span', number(h.drift.at(-1)) + ' drift', 'key2'), rule.declared > 0 ? '; at most ' + number(rule.declared) + ' over, a key and window' : '; never over');
   const svg = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
   svg.setAttribute('viewBox', '0 0 100 40');
   svg.setAttribute('preserveAspectRatio', 'none');
@@ -96,11 +96,15 @@ function chart(rule, h) {
 }
 
 function verdict(s) {
-  const broken = s.rules.filter((r) => r.drift_budget === 0 && r.over > 0 && r.declared === 0);
-  if (broken.length) return ['Over a limit that declares none: ' + broken.map((r) => r.domain + '.' + r.rule).join(', '), 'bad'];
+  const old = new Map((last ? last.rules : []).map((r) => [r.domain + '\n' + r.rule + '\n' + r.mode, r.windows_beyond_bound]));
+  const beyond = s.rules.filter((r) => r.windows_beyond_bound > 0);
+  const now = beyond.filter((r) => r.windows_beyond_bound > (old.get(r.domain + '\n' + r.rule + '\n' + r.mode) ?? 0));
+  const names = (list) => list.map((r) => r.domain + '.' + r.rule).join(', ');
+  if (now.length) return ['More is admitted than is declared: ' + names(now), 'bad'];
   if (s.store.breaker_open) return ['The store does not answer: rules decide by on_store_failure', 'bad'];
   if (s.seat_wanted && s.seat < 0) return ['No drift seat: rules of mode approx lease', 'warn'];
   if (last && Object.keys(s.fallbacks).some((k) => s.fallbacks[k] > last.fallbacks[k])) return ['Some decisions are made without the store', 'warn'];
+  if (beyond.length) return ['Limits hold now; since the start more was admitted than is declared: ' + names(beyond), 'warn'];
   return ['Limits hold', 'good'];
 }
 
@@ -145,7 +149,8 @@ function show(s) {
   $('charts').replaceChildren(...s.rules.slice(0, 6).map((r) => chart(r, history.get(r.domain + '\n' + r.rule + '\n' + r.mode))));
   rows('rules', s.rules, (r) => [
     [r.domain + '.' + r.rule], [r.limit], [r.mode], [number(r.admittedRate), 'n'], [number(r.deniedRate), 'n'],
-    [number(r.over), r.over > 0 ? (r.declared === 0 ? 'n bad' : 'n warn') : 'n'], [number(r.declared), 'n'],
+    [number(r.declared), 'n'], [number(r.windows_near_bound), r.windows_near_bound > 0 ? 'n warn' : 'n'],
+    [number(r.windows_beyond_bound), r.windows_beyond_bound > 0 ? 'n bad' : 'n'], [number(r.over), 'n'],
     [number(r.drifting) + (r.drift_budget ? ' of ' + number(r.drift_budget) : ''), 'n'], [number(r.leased), 'n'],
     [number(r.stranded), r.stranded > 0 ? 'n warn' : 'n'],
     [Object.entries(r.sources).filter(([, n]) => n > 0).map(([k, n]) => k + ' ' + number(n)).join(', ')],

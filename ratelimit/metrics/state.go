@@ -64,9 +64,11 @@ type RuleState struct {
 	Decisions   uint64            `json:"decisions"`
 	Denied      uint64            `json:"denied"`
 	Admitted    uint64            `json:"admitted"`
-	Over        uint64            `json:"over"`
+	Over        uint64            `json:"over"` // in all keys and windows since the start
+	Near        uint64            `json:"windows_near_bound"`
+	Beyond      uint64            `json:"windows_beyond_bound"`
 	Under       uint64            `json:"under"`
-	Declared    ratelimit.Tokens  `json:"declared"`
+	Declared    ratelimit.Tokens  `json:"declared"` // for each key and window
 	DriftBudget ratelimit.Tokens  `json:"drift_budget"`
 	Drifting    int64             `json:"drifting"`
 	Leased      int64             `json:"leased"`
@@ -118,7 +120,7 @@ func named(names []string, counts []uint64) map[string]uint64 {
 func (w *ruleRow) state() RuleState {
 	v := RuleState{
 		Domain: w.rule.Domain, Rule: w.rule.Path, Mode: w.rule.Coordination.Mode.String(), Limit: "unlimited", Denied: w.denied, Admitted: w.admitted,
-		Over: w.over, Under: w.under, Declared: w.declared, DriftBudget: w.driftLimit, Drifting: w.drifting, Leased: w.leased, Stranded: w.stranded,
+		Over: w.over, Near: w.near, Beyond: w.beyond, Under: w.under, Declared: w.declared, DriftBudget: w.driftLimit, Drifting: w.drifting, Leased: w.leased, Stranded: w.stranded,
 		Sources: named(ratelimit.Sources[:], w.sources[:]),
 	}
 	if !w.rule.Unlimited {
