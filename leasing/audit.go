@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -19,8 +20,25 @@ const (
 	AuditKept   = 90 * 24 * time.Hour
 )
 
-// AuditStream names the stream of an account, in the same slot of a cluster.
-func AuditStream(account string) string { return "{" + account + "}:audit" }
+// AuditStream names the stream of an account, in the same slot of a cluster:
+// Redis hashes what is between the first braces.
+func AuditStream(account string) string {
+	if open := strings.IndexByte(account, '{'); open >= 0 && strings.IndexByte(account[open+1:], '}') > 0 {
+		return account + auditSuffix // its prefix says what is hashed
+	}
+	return "{" + account + "}" + auditSuffix
+}
+
+// AuditedAccount is the account of a stream.
+func AuditedAccount(stream string) string {
+	account := strings.TrimSuffix(stream, auditSuffix)
+	if strings.HasPrefix(account, "{") && strings.HasSuffix(account, "}") {
+		account = account[1 : len(account)-1]
+	}
+	return account
+}
+
+const auditSuffix = ":audit"
 
 // AuditEvent is one thing that happened to an account. Totals are the holder's,
 // cumulative for the window.
@@ -36,6 +54,7 @@ type AuditEvent struct {
 	Holder   string `json:"holder"`
 	At       int64  `json:"at_us"`
 	Window   int64  `json:"window"`
+	Claimed  int64  `json:"claimed"` // the window that the claim was about
 	Ends     int64  `json:"ends_us"` // of the window; 0: a bucket's has no end
 	Fence    int64  `json:"fence"`
 	Granted  int64  `json:"granted"`
@@ -63,7 +82,7 @@ func ReadAuditEvent(key string, fields map[string]any) (AuditEvent, error) {
 	}
 	e.Kind, e.Rule, e.Holder = text("kind"), text("rule"), text("holder")
 	for name, into := range map[string]*int64{
-		"at": &e.At, "window": &e.Window, "ends": &e.Ends, "fence": &e.Fence, "granted": &e.Granted, "spent": &e.Spent, "returned": &e.Returned,
+		"at": &e.At, "window": &e.Window, "claimed": &e.Claimed, "ends": &e.Ends, "fence": &e.Fence, "granted": &e.Granted, "spent": &e.Spent, "returned": &e.Returned,
 		"waiting": &e.Waiting, "limit": &e.Limit, "bound": &e.Bound, "free": &e.Free, "over": &e.Over,
 	} {
 		n, err := strconv.ParseFloat(text(name), 64) // Lua writes large numbers so
@@ -78,7 +97,7 @@ func ReadAuditEvent(key string, fields map[string]any) (AuditEvent, error) {
 // NewAuditEvent is what a node knows of a claim and its answer.
 func NewAuditEvent(c *ratelimit.Claim, g *ratelimit.Grant) AuditEvent {
 	e := AuditEvent{
-		Kind: "report", Rule: c.Audit, Key: c.Key, Holder: HolderName(c.Holder), At: int64(g.At), Window: int64(g.Window), Fence: int64(g.Fence),
+		Kind: "report", Rule: c.Audit, Key: c.Key, Holder: HolderName(c.Holder), At: int64(g.At), Window: int64(g.Window), Claimed: int64(c.Window), Fence: int64(g.Fence),
 		Granted: int64(g.Granted), Spent: int64(c.Spent), Returned: int64(c.Returned), Waiting: int64(c.Waiting),
 		Limit: int64(c.Limit.Capacity()), Bound: int64(c.AuditBound), Free: int64(g.Available), Over: int64(g.OverAdmitted),
 	}
@@ -210,6 +229,9 @@ func (w *AuditedWindow) add(e *AuditEvent) {
 	w.LeastFree = min(w.LeastFree, free)
 	old, charged := w.totals[e.Holder], max(e.Granted-e.Returned, e.Spent)
 	w.totals[e.Holder] = charged
+	if e.Claimed != e.Window && !w.Bucket {
+		old = 0 // it had forgotten this window, and counts from nothing: what it had stays admitted
+	}
 	w.Admitted += charged - old
 	w.Holders = len(w.totals)
 }

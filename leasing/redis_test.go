@@ -45,9 +45,63 @@ func TestRedisConforms(t *testing.T) {
 // is the same, to the microsecond and the token.
 func TestRedisAnswersAsMemoryDoes(t *testing.T) {
 	s := redistest.Start(t)
-	m := newMovedRedis(t, s)
+	m, audited := newMovedRedis(t, s), audits{kinds: map[string]int{}}
 	for seed := range uint64(600) {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { compareLedgers(t, m, seed) })
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			compareLedgers(t, m, seed)
+			if seed%2 == 1 {
+				audited.compare(t, m, fmt.Sprint("seed", seed))
+			}
+		})
+	}
+	for _, kind := range []string{"grant", "refused", "return", "report", "expiry", "fenced", "recovery", "reset", "final", "stale"} {
+		if audited.kinds[kind] == 0 {
+			t.Errorf("no %s in all records: %v", kind, audited.kinds)
+		}
+	}
+	if audited.exact < 5 {
+		t.Errorf("%d records say to the token what the ledger has charged", audited.exact)
+	}
+}
+
+// audits compares records of accounts with the accounts.
+type audits struct {
+	kinds map[string]int
+	exact int
+}
+
+// compare holds that a record says of an account's last window no less than the
+// account has charged.
+func (v *audits) compare(t *testing.T, m *movedRedis, key string) {
+	entries, err := m.client.XRange(context.Background(), AuditStream("t:"+key), "-", "+").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var events []AuditEvent
+	resets := 0
+	for _, e := range entries {
+		event, err := ReadAuditEvent(key, e.Values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v.kinds[event.Kind]++
+		events = append(events, event)
+	}
+	account, _, err := m.account(context.Background(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range ReplayAudit(events) {
+		resets += w.Resets
+		if w.Bucket || account == nil || window(w.Window) != account.window || resets > 0 {
+			continue
+		}
+		switch charged := int64(account.charged(account.window)); {
+		case w.Admitted < charged:
+			t.Errorf("the record says that at most %d were admitted, and the account has charged %d", w.Admitted, charged)
+		case w.Admitted == charged && charged > 0:
+			v.exact++
+		}
 	}
 }
 

@@ -414,6 +414,7 @@ local function audit(kind, name, r)
   if not KEYS[2] then return end
   local at = r and r[WINDOW] or a.window
   redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[19], '*', 'kind', kind, 'rule', ARGV[17], 'at', a.now, 'holder', name, 'window', at,
+    'claimed', name == holder and c.window or at,
     'ends', bucket and 0 or window_end(at), 'fence', r and r[FENCE] or c.fence, 'granted', r and r[GRANTED] + r[INFLIGHT] or c.granted,
     'spent', r and r[SPENT] or c.spent, 'returned', r and r[RETURNED] or c.returned, 'waiting', name == holder and c.waiting or 0,
     'limit', capacity, 'bound', ARGV[18], 'free', bucket and div(a.level, MICRO) or free(at), 'over', r and r[OVER] or 0)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -97,6 +98,33 @@ func TestAudit(t *testing.T) {
 	f.redis.Do(args...)
 	if code, out, errs = runLine(append([]string{"audit"}, env...)...); code != 1 || !strings.Contains(out, "BROKEN") || !strings.Contains(errs, "1 of 5 windows") {
 		t.Errorf("a limit that was not kept: %d %s\n%s", code, errs, out)
+	}
+}
+
+// A cluster keeps each record beside its account, and an owner's claims are on
+// record under the name of the rule.
+func TestAuditOfClustersAndOwners(t *testing.T) {
+	cluster := redistest.Cluster(t, 3)
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	writeFile(t, rules, "domain: d\ncoordination: {audit: true, on_store_failure: closed}\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 10}}]\n")
+	s := serve(t, []string{"REDIS_TYPE=CLUSTER", "REDIS_URL=" + cluster[0].Addr, "CACHE_KEY_PREFIX=x:", "DRAIN_TIME=0s"}, "--config", rules)
+	for i := range 20 {
+		s.eventually("the ledger answers", func() bool { return s.post("k", fmt.Sprint(i)) == 200 })
+	}
+	_ = s.cmd.Process.Signal(syscall.SIGTERM)
+	<-s.exited
+	code, out, errs := runLine("audit", "--redis-type=CLUSTER", "--redis-url="+cluster[0].Addr, "--cache-key-prefix=x:", "--json")
+	if code != 0 || strings.Count(out, `"Held":true`) != 20 {
+		t.Errorf("of a cluster: %d %s\n%s", code, errs, out)
+	}
+
+	r := newRing(t, 2, 0, true, "COORDINATION_AUDIT=true")
+	for i := range 20 {
+		r.askFor(i%2, "ten", fmt.Sprint(i))
+	}
+	code, out, errs = runLine("audit", "--redis-url="+r.redis.Addr, "--json", "--rule=d.ten")
+	if code != 0 || strings.Count(out, `"Rule":"d.ten"`) != 20 {
+		t.Errorf("of owners: %d %s\n%s", code, errs, out)
 	}
 }
 

@@ -41,6 +41,12 @@ func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog
 		return nil, err
 	}
 	if c.Redis.URL == "" {
+		for _, r := range store.Rules().All() {
+			if r.Coordination.Audit {
+				log.Warn("a rule asks for an audit, and without REDIS_URL there is no record", "first", r.Domain+"."+r.Path)
+				break
+			}
+		}
 		return &decider{
 			limiter: leasing.NewLocal(c.MaxKeys, clock(), time.Now()),
 			run:     func(context.Context) {}, ping: func(context.Context) error { return nil },

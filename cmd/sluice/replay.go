@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"sync"
@@ -121,6 +122,7 @@ func (c *auditCmd) read() (events []leasing.AuditEvent, missing []string, err er
 	if c.Redis.URL == "" {
 		return nil, nil, errors.New("REDIS_URL must name the nodes' Redis, or give the files of AUDIT_FILE")
 	}
+	redis.SetLogger(redisLog{slog.New(slog.DiscardHandler)})
 	client, err := c.Redis.client()
 	if err != nil {
 		return nil, nil, err
@@ -183,7 +185,7 @@ func globLiteral(text string) string {
 }
 
 func (r *streamReader) stream(ctx context.Context, node redis.UniversalClient, name string) error {
-	key := strings.TrimSuffix(strings.TrimPrefix(name, "{"+r.prefix), "}:audit")
+	key := strings.TrimPrefix(leasing.AuditedAccount(name), r.prefix)
 	info, err := node.XInfoStream(ctx, name).Result()
 	if err != nil {
 		return err

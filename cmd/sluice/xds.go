@@ -63,7 +63,9 @@ func (f *xdsFlags) client(log *slog.Logger) (*xds.Client, error) {
 	if f.Jitter {
 		o.Backoff.Spread = f.Random
 	}
-	warn := seldom(10*time.Second, func(err error) { log.Warn("rules are not pushed; those there are stay", "error", err) })
+	warn := seldom(10*time.Second, func(err error) {
+		log.Warn("rules are not pushed; those there are stay", "CONFIG_GRPC_XDS_SERVER_URL", f.Server, "error", err, "check", f.advise(err))
+	})
 	o.OnState = func(err error) {
 		if err != nil {
 			warn(err)
@@ -72,6 +74,21 @@ func (f *xdsFlags) client(log *slog.Logger) (*xds.Client, error) {
 		log.Info("rules are pushed", "from", f.Server)
 	}
 	return xds.NewClient(o), nil
+}
+
+// advise names the settings that an error of the connection speaks of.
+func (f *xdsFlags) advise(err error) string {
+	switch text := err.Error(); {
+	case strings.Contains(text, "unknown authority"):
+		return fmt.Sprintf("CONFIG_GRPC_XDS_SERVER_TLS_CACERT, which is %q", f.CA)
+	case strings.Contains(text, "x509: certificate is valid for"):
+		return "CONFIG_GRPC_XDS_SERVER_URL and CONFIG_GRPC_XDS_SERVER_TLS_SAN: the server's certificate is for another name"
+	case strings.Contains(text, "certificate required"), strings.Contains(text, "bad certificate"), strings.Contains(text, "unknown certificate"):
+		return fmt.Sprintf("CONFIG_GRPC_XDS_CLIENT_TLS_CERT, which is %q: the server refuses it", f.Cert)
+	case strings.Contains(text, "first record does not look like a TLS handshake"), strings.Contains(text, "error reading server preface"):
+		return fmt.Sprintf("CONFIG_GRPC_XDS_SERVER_USE_TLS, which is %t", f.UseTLS)
+	}
+	return "CONFIG_GRPC_XDS_SERVER_URL"
 }
 
 func (f *xdsFlags) metadata() (map[string]any, error) {
