@@ -413,6 +413,9 @@ func (a *account) answer(r *record, c *ratelimit.Claim) ratelimit.Grant {
 		Void: r.void, TTL: c.TTL, Holders: a.liveHolders(r.window), OverAdmitted: r.over, Over: a.over,
 		At: a.now, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c), Relearning: a.now < a.relearn,
 	}
+	if r.window < a.window { // a last word on the window before
+		g.Over = a.late
+	}
 	a.each(func(other *record) {
 		if other != r && other.window == r.window {
 			g.Outstanding += other.outstanding()

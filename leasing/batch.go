@@ -210,9 +210,8 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	}
 	if g.Window != h.lease.window {
 		h.carry(g.Window)
-		h.bound = 0
+		h.begun()
 	}
-	h.countBound(g.Over)
 	h.lease.apply(sent, &fl.claim, g, margin(h.rule, g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
 	h.payOwed()
 	h.lease.forgive(h.rule.DriftShare())
@@ -238,6 +237,7 @@ func (fl *flight) reconciled(rule *ratelimit.Rule, g *ratelimit.Grant) (Reconcil
 	if g.OverAdmitted > 0 && rule.Counters != nil {
 		rule.Counters.OverAdmitted.Add(uint64(g.OverAdmitted))
 	}
+	countBound(rule, g)
 	drift := max(0, c.Spent-(c.Granted-c.Returned))
 	return Reconciliation{
 		Rule: rule, Key: fl.name, Window: g.Window, Fence: g.Fence, Drift: drift,

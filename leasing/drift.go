@@ -124,7 +124,7 @@ func (f *Fleet) begin(h *held, now instant, there ledgerClock, hash uint64, a *a
 		f.finish(h, hash, a.Key)
 		h.carry(w)
 		h.lease = lease{window: w}
-		h.reported, h.elsewhere = 0, 0
+		h.begun()
 		if limit.Algorithm == ratelimit.FixedWindow {
 			h.name ^= 1
 		}
@@ -195,19 +195,21 @@ func (h *held) gauge() {
 	h.gauges.set(h.rule.Counters, leased, h.lease.drifted(), h.stranded)
 }
 
-// countBound counts a key and window once when it comes near what its rule
-// declares to over-admit, and once when it goes beyond.
-func (h *held) countBound(over tokens) {
-	if over <= 0 || h.bound == 2 || h.rule.Counters == nil {
+// begun forgets what was heard of the window before.
+func (h *held) begun() { h.reported, h.elsewhere, h.stranded = 0, 0, 0 }
+
+// countBound counts a window when this claim has brought it near what its rule
+// declares to over-admit, or beyond.
+func countBound(rule *ratelimit.Rule, g *ratelimit.Grant) {
+	if g.OverAdmitted <= 0 || rule.Counters == nil {
 		return
 	}
-	switch declared := h.rule.DeclaredOver(); {
-	case over > declared:
-		h.bound = 2
-		h.rule.Counters.BeyondBound.Add(1)
-	case over >= declared-declared/5 && h.bound == 0:
-		h.bound = 1
-		h.rule.Counters.NearBound.Add(1)
+	declared, before := rule.DeclaredOver(), g.Over-g.OverAdmitted
+	if near := declared - declared/5; before < near && g.Over >= near {
+		rule.Counters.NearBound.Add(1)
+	}
+	if before <= declared && g.Over > declared {
+		rule.Counters.BeyondBound.Add(1)
 	}
 }
 

@@ -119,7 +119,6 @@ type held struct {
 	elsewhere tokens  // unspent at other nodes then, less what was refused here since
 	reported  tokens  // of what was spent in this window, what the ledger knows
 	gauges    gauges
-	bound     uint8  // how near the window came to what the rule declares, as counted: 1 near, 2 beyond
 	stranded  tokens // in expired leases of other nodes, when the ledger was last heard
 	carried   tokens // unconfirmed in the window before, and counting in this one
 	heir      ratelimit.Fence

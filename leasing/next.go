@@ -100,7 +100,8 @@ func (f *Fleet) turn(h *held, now instant, hash uint64, key []byte) bool {
 	f.finish(h, hash, key)
 	h.lease, h.renewal, h.heard, h.expires, h.next = n.lease, n.renewal, n.heard, n.expires, nil
 	h.name ^= 1
-	h.settled, h.reported, h.elsewhere = false, 0, 0
+	h.settled = false
+	h.begun()
 	h.payOwed()
 	h.gauge()
 	h.planAhead(now, now, n.jitter)

@@ -266,7 +266,8 @@ local function answer(r)
   if r[INFLIGHT] < c.waiting then retry = retry_after(c.direct and c.waiting - r[INFLIGHT] or 1) end
   return {
     0, r[GRANTED] + r[INFLIGHT], r[FENCE], r[WINDOW], flag(r, 2) and 1 or 0, available(r[WINDOW]), elsewhere, reset, retry,
-    live_holders(r[WINDOW]), r[OVER], a.now < a.relearn and 1 or 0, a.now, stranded, a.over,
+    live_holders(r[WINDOW]), r[OVER], a.now < a.relearn and 1 or 0, a.now, stranded,
+    r[WINDOW] < a.window and a.late or a.over,
   }
 end
 

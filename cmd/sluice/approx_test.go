@@ -48,6 +48,13 @@ func (f *fleet) ofRule(key, mode, name string) (total int64) {
 	return total
 }
 
+func flag(yes bool) int {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
 // However late Redis is, and however many nodes there are, each rule goes over
 // by its drift budget at most; what was over is what the nodes' metrics say.
 func TestApproxStaysWithinItsBudget(t *testing.T) {
@@ -89,6 +96,13 @@ func TestApproxStaysWithinItsBudget(t *testing.T) {
 					counted := f.drift(key, "over_admitted_tokens_total")
 					return counted >= over && counted <= over+drained
 				})
+				counted := f.drift(key, "over_admitted_tokens_total")
+				if near := f.drift(key, "windows_near_bound_total"); near != int64(flag(counted >= budget-budget/5)) {
+					t.Errorf("%s: %d over of %d, and %d windows near their bound", key, counted, budget, near)
+				}
+				if beyond := f.drift(key, "windows_beyond_bound_total"); beyond != int64(flag(counted > budget)) {
+					t.Errorf("%s: %d over of %d, and %d windows beyond their bound", key, counted, budget, beyond)
+				}
 			}
 			seats := map[int]int{}
 			for _, n := range f.nodes {
