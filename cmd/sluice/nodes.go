@@ -2,12 +2,11 @@ package main
 
 import (
 	"context"
-	_ "embed"
 	"encoding/json"
-	"fmt"
 	"net"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -19,11 +18,6 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/console"
 )
 
-//go:embed nodes.lua
-var nodesLua string
-
-var nodesScript = redis.NewScript(nodesLua)
-
 // registry is who else there is, for people: nodes that share a Redis say so
 // there, every ten seconds. No decision depends on it.
 type registry struct {
@@ -34,7 +28,11 @@ type registry struct {
 	nodes   atomic.Pointer[[]console.Node]
 }
 
-const sayEvery = 10 * time.Second
+const (
+	sayEvery  = 10 * time.Second
+	silentFor = time.Minute // then a node is gone
+	mostNodes = 1000        // that are shown
+)
 
 // said is what a node says of itself.
 type said struct {
@@ -72,36 +70,55 @@ func (r *registry) run(ctx context.Context, debug net.Addr, peerAddr string) {
 }
 
 // say blocks for a second at most. Where the store does not answer, who was there
-// last is kept.
+// last is kept. "" says that this node is gone.
 func (r *registry) say(ctx context.Context, text string) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	rows, err := nodesScript.Run(ctx, r.client, []string{r.key}, r.name, text).Slice()
+	now, err := r.client.Time(ctx).Result()
 	if err != nil {
 		return
 	}
+	pipe := r.client.Pipeline()
+	if text == "" {
+		pipe.HDel(ctx, r.key, r.name)
+	} else {
+		pipe.HSet(ctx, r.key, r.name, strconv.FormatInt(now.Unix(), 10)+" "+text)
+	}
+	pipe.Expire(ctx, r.key, 2*silentFor)
+	all := pipe.HGetAll(ctx, r.key)
+	if _, err := pipe.Exec(ctx); err != nil {
+		return
+	}
 	var nodes []console.Node
-	for _, row := range rows {
-		if n, ok := readNode(row); ok {
-			n.Here = n.Name == r.name
+	var silent []string
+	for name, value := range all.Val() {
+		n, ok := readNode(name, value, now)
+		switch {
+		case !ok || n.Seen > int64(silentFor/time.Second):
+			silent = append(silent, name)
+		case len(nodes) < mostNodes:
+			n.Here = name == r.name
 			nodes = append(nodes, n)
 		}
+	}
+	if len(silent) > 0 {
+		r.client.HDel(ctx, r.key, silent...)
 	}
 	slices.SortFunc(nodes, func(a, b console.Node) int { return strings.Compare(a.Debug+a.Name, b.Debug+b.Name) })
 	r.nodes.Store(&nodes)
 }
 
-func readNode(row any) (console.Node, bool) {
-	cells, ok := row.([]any)
-	if !ok || len(cells) != 3 {
-		return console.Node{}, false
-	}
-	seen, _ := cells[1].(int64)
+// readNode reads "Unix seconds, by Redis' clock" and what a node said then.
+func readNode(name, value string, now time.Time) (console.Node, bool) {
+	at, text, _ := strings.Cut(value, " ")
+	heard, err := strconv.ParseInt(at, 10, 64)
 	var s said
-	if err := json.Unmarshal([]byte(fmt.Sprint(cells[2])), &s); err != nil {
+	if err != nil || json.Unmarshal([]byte(text), &s) != nil {
 		return console.Node{}, false
 	}
-	return console.Node{Name: fmt.Sprint(cells[0]), Host: s.Host, Debug: s.Debug, Version: s.Version, Started: time.Unix(s.Started, 0).UTC(), Seen: seen, Holders: s.Holders}, true
+	return console.Node{
+		Name: name, Host: s.Host, Debug: s.Debug, Version: s.Version, Started: time.Unix(s.Started, 0).UTC(), Seen: max(0, now.Unix()-heard), Holders: s.Holders,
+	}, true
 }
 
 // all are the nodes that have been heard in the last minute.
