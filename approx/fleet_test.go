@@ -77,6 +77,7 @@ func (w *wire) set(f func()) {
 }
 
 type node struct {
+	id uint64 // from 1
 	*wire
 	fleet  *leasing.Fleet
 	keeper *approx.Keeper
@@ -110,7 +111,7 @@ func (w *world) clock() ratelimit.Instant { return ratelimit.Instant(time.Since(
 
 func (w *world) join(trip time.Duration) *node {
 	id := uint64(len(w.nodes) + 1)
-	n := &node{wire: &wire{ledger: w.ledger, seats: w.seats, trip: trip, rnd: rand.New(rand.NewPCG(w.seed, id))}}
+	n := &node{id: id, wire: &wire{ledger: w.ledger, seats: w.seats, trip: trip, rnd: rand.New(rand.NewPCG(w.seed, id))}}
 	n.keeper = approx.NewKeeper(n.wire, ratelimit.Holder(id), w.clock)
 	n.fleet = leasing.NewFleet(n.wire, ratelimit.Holder(id), 1000, w.clock, w.start)
 	n.fleet.Drift = n.keeper
@@ -147,7 +148,7 @@ func (w *world) ask(n *node, cost ratelimit.Tokens) ratelimit.Verdict {
 
 // load asks at a node, every so often on average, until the end.
 func (w *world) load(n *node, every time.Duration, until time.Time) {
-	rnd := rand.New(rand.NewPCG(w.seed, 1000+uint64(slices.Index(w.nodes, n))))
+	rnd := rand.New(rand.NewPCG(w.seed, 999+n.id))
 	for time.Now().Before(until) {
 		time.Sleep(time.Duration(rnd.Int64N(2*int64(every)) + 1))
 		w.ask(n, 1)
