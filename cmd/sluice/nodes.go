@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/console"
+	"github.com/sluice-gate/sluice/ratelimit/server"
 )
 
 // registry is who else there is, for people: nodes that share a Redis say so
@@ -48,11 +49,16 @@ func newRegistry(client redis.UniversalClient, prefix string, holders ...ratelim
 }
 
 // run says that this node is there until ctx is done, and then that it is gone.
-func (r *registry) run(ctx context.Context, debug net.Addr, peerAddr string) {
+// A nil registry says nothing.
+func (r *registry) run(ctx context.Context, v *server.Server, peerAddr string) {
+	if r == nil {
+		return
+	}
 	host, _ := os.Hostname()
 	if h, _, err := net.SplitHostPort(peerAddr); err == nil {
 		host = h
 	}
+	_, _, debug := v.Addresses()
 	_, port, _ := net.SplitHostPort(debug.String())
 	text, err := json.Marshal(said{Host: host, Debug: net.JoinHostPort(host, port), Version: version(), Started: time.Now().Unix(), Holders: r.holders})
 	if err != nil {

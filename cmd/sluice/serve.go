@@ -54,93 +54,112 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	if err := c.validate(); err != nil {
 		return err
 	}
-	coordination, err := c.Coordination.coordination()
-	if err != nil {
-		return err
-	}
 	log := c.logger(s.err)
 	if names := inEnvironment(lookup, withoutEffect); len(names) > 0 {
 		log.Warn("these settings have no effect in this version", "names", strings.Join(names, " "))
 	}
-	source, store, err := c.rules(coordination, log)
+	p, err := c.assemble(log)
 	if err != nil {
 		return err
 	}
-	clock := ratelimit.MonotonicClock()
-	decider, err := c.decider(clock, store, log)
+	defer p.spans.stop()
+	return c.live(p, drain, hurry, s)
+}
+
+// parts are what a node is made of.
+type parts struct {
+	*decider
+	ring    *routing.Router // nil: there is none
+	source  config.Source
+	store   *config.Store
+	clock   ratelimit.Clock
+	shown   metrics.Collector
+	latency prometheus.Histogram
+	spans   *tracing
+	server  *server.Server
+	log     *slog.Logger
+}
+
+// assemble makes the parts, and opens the ports last. Nothing runs yet.
+func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
+	coordination, err := c.Coordination.coordination()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	limiter, run := decider.limiter, decider.run
-	var ring *routing.Router
+	p := &parts{clock: ratelimit.MonotonicClock(), latency: metrics.NewLatency(), log: log}
+	if p.source, p.store, err = c.rules(coordination, log); err != nil {
+		return nil, err
+	}
+	if p.decider, err = c.decider(p.clock, p.store, log); err != nil {
+		return nil, err
+	}
+	var ring func() ratelimit.RoutingStats
 	if c.Ring.Peers != "" {
-		r, peered, err := c.Ring.route(limiter, run, clock, log)
+		r, peered, err := c.Ring.route(p.limiter, p.run, p.clock, log)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		limiter, run, ring = r, peered, r.Router
+		p.limiter, p.run, p.ring, ring = r, peered, r.Router, r.Router.Stats
 	}
-	latency := metrics.NewLatency()
-	svc := service.New(store.Rules, limiter, clock, time.Now, latency, c.serviceOptions(), log)
-	var ringStats func() ratelimit.RoutingStats
-	if ring != nil {
-		ringStats = ring.Stats
-	}
-	shown := metrics.Collector{Source: metrics.Source{
-		Ring:  ringStats,
-		Store: store, Stats: &svc.Stats, Limiter: limiter.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: decider.seat,
+	svc := service.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, c.serviceOptions(), log)
+	p.shown = metrics.Collector{Source: metrics.Source{
+		Store: p.store, Stats: &svc.Stats, Limiter: p.limiter.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring,
 	}}
-	spans, err := c.Tracing.start(log)
-	if err != nil {
-		return err
+	if p.spans, err = c.Tracing.start(log); err != nil {
+		return nil, err
 	}
-	defer spans.stop()
-	v, err := c.open(svc, shown, console.Source{Metrics: shown, Inspector: limiter, Clock: clock, Token: c.AdminToken, Nodes: decider.who.all, Log: log}, latency, spans, log)
-	if err != nil {
-		return err
-	}
+	people := console.Source{Metrics: p.shown, Inspector: p.limiter, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Log: log}
+	p.server, err = c.open(svc, p.shown, people, p.latency, p.spans, log)
+	return p, err
+}
+
+// healthy tells whether the node can answer.
+func (c *serveCmd) healthy(p *parts) bool {
+	return (c.ForceStart && !c.HealthyWithOne || p.store.Rules() != nil) && (p.ring == nil || p.ring.Ready())
+}
+
+// live runs the parts until drain is done, and ends them one after the other.
+func (c *serveCmd) live(p *parts, drain, hurry context.Context, s streams) error {
 	background, stop := context.WithCancel(drain)
 	defer stop()
-	go followWallClock(background, limiter, clock)
-	if tree, ok := source.(config.Tree); ok {
-		go watch(background, store, tree, log)
+	go followWallClock(background, p.limiter, p.clock)
+	if tree, ok := p.source.(config.Tree); ok {
+		go watch(background, p.store, tree, p.log)
+	}
+	go pushed(background, p.source, p.store, p.log)
+	healthy := func() bool { return c.healthy(p) }
+	go keepHealthy(background, p.server, healthy)
+	if c.Redis.HealthCheck {
+		go watchStore(background, p.server, healthy, p.ping, p.log)
 	}
 	counting, uncount := context.WithCancel(context.Background())
-	flushed := c.statsd(counting, shown, latency, log)
-	go pushed(background, source, store, log)
+	flushed := c.statsd(counting, p.shown, p.latency, p.log)
 	claiming, release := context.WithCancel(context.Background())
-	released := make(chan struct{})
-	go func() {
-		defer close(released)
-		run(claiming)
-	}()
-	healthy := func() bool {
-		return (c.ForceStart && !c.HealthyWithOne || store.Rules() != nil) && (ring == nil || ring.Ready())
-	}
-	go keepHealthy(background, v, healthy)
-	if c.Redis.HealthCheck {
-		go watchStore(background, v, healthy, decider.ping, log)
-	}
-	registered := make(chan struct{})
-	go func() {
-		defer close(registered)
-		if decider.who != nil {
-			_, _, debug := v.Addresses()
-			decider.who.run(background, debug, c.Ring.Addr)
-		}
-	}()
-	left := leaveRing(drain, hurry, ring)
-	announce(s.out, v, source)
-	err = v.Serve(drain, hurry)
+	released := async(func() { p.run(claiming) })
+	registered := async(func() { p.who.run(background, p.server, c.Ring.Addr) })
+	left := leaveRing(drain, hurry, p.ring)
+	announce(s.out, p.server, p.source)
+	err := p.server.Serve(drain, hurry)
 	if drain.Err() != nil {
 		<-left
 	}
+	stop()
 	<-registered
 	release() // after the last call: what is unspent goes back
 	<-released
 	uncount()
 	<-flushed
 	return err
+}
+
+// async runs f; the channel is closed when it has ended.
+func async(f func()) <-chan struct{} {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		f()
+	}()
+	return ended
 }
 
 // rules finds where rules come from, and reads the first.
@@ -164,17 +183,14 @@ func (c *serveCmd) rules(coordination ratelimit.Coordination, log *slog.Logger) 
 // leaveRing has others own this node's keys while it drains. The channel is
 // closed when they do.
 func leaveRing(drain, hurry context.Context, ring *routing.Router) <-chan struct{} {
-	left := make(chan struct{})
-	go func() {
-		defer close(left)
+	return async(func() {
 		<-drain.Done()
 		if ring != nil {
 			ctx, cancel := context.WithTimeout(hurry, leaveTime)
 			defer cancel()
 			ring.Leave(ctx)
 		}
-	}()
-	return left
+	})
 }
 
 // warnOfModes says which rules ask for owners that nobody named.
