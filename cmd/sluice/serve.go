@@ -63,7 +63,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 		return err
 	}
 	defer p.spans.stop()
-	return c.live(p, drain, hurry, s)
+	return c.live(drain, hurry, p, s)
 }
 
 // parts are what a node is made of.
@@ -103,7 +103,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	}
 	svc := service.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, c.serviceOptions(), log)
 	p.shown = metrics.Collector{Source: metrics.Source{
-		Store: p.store, Stats: &svc.Stats, Limiter: p.limiter.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring,
+		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring,
 	}}
 	if p.spans, err = c.Tracing.start(log); err != nil {
 		return nil, err
@@ -119,7 +119,7 @@ func (c *serveCmd) healthy(p *parts) bool {
 }
 
 // live runs the parts until drain is done, and ends them one after the other.
-func (c *serveCmd) live(p *parts, drain, hurry context.Context, s streams) error {
+func (c *serveCmd) live(drain, hurry context.Context, p *parts, s streams) error {
 	background, stop := context.WithCancel(drain)
 	defer stop()
 	go followWallClock(background, p.limiter, p.clock)
