@@ -47,38 +47,43 @@ type ruleRow struct {
 // and so are those beyond MaxRules.
 func (c Collector) rows() (hits []row, rules []ruleRow) {
 	all := c.Store.Rules()
-	at := make(map[string]int, min(len(all.All()), MaxRules))
+	seen := make(index, min(len(all.All()), MaxRules))
+	others := labelText("domain", ratelimit.OtherName, "key1", ratelimit.OtherName, "key2", "")
 	all.EachCounters(func(domain string, keys []string, n *ratelimit.RuleCounters) {
-		labels := labelText("domain", domain, "key1", keys[0], "key2", strings.Join(keys[1:], "."))
-		i, ok := at[labels]
-		if !ok && len(hits) >= MaxRules {
-			labels = labelText("domain", ratelimit.OtherName, "key1", ratelimit.OtherName, "key2", "")
-			i, ok = at[labels]
-		}
-		if !ok {
-			i = len(hits)
-			at[labels] = i
+		i, labels := seen.of(labelText("domain", domain, "key1", keys[0], "key2", strings.Join(keys[1:], ".")), others)
+		if i == len(hits) {
 			hits = append(hits, row{theirs: labels})
 		}
 		hits[i].add(n)
 	})
-	clear(at)
+	clear(seen)
+	others = labelText("domain", ratelimit.OtherName, "rule", ratelimit.OtherName, "mode", "")
 	for _, r := range all.All() {
-		labels := labelText("domain", r.Domain, "rule", r.Path, "mode", r.Coordination.Mode.String())
-		i, ok := at[labels]
-		if !ok && len(rules) >= MaxRules {
-			labels = labelText("domain", ratelimit.OtherName, "rule", ratelimit.OtherName, "mode", "")
-			i, ok = at[labels]
-		}
-		if !ok {
-			i = len(rules)
-			at[labels] = i
+		i, labels := seen.of(labelText("domain", r.Domain, "rule", r.Path, "mode", r.Coordination.Mode.String()), others)
+		if i == len(rules) {
 			rules = append(rules, ruleRow{labels: labels, rule: r})
 			rules[i].declare(r)
 		}
 		rules[i].add(r.Counters)
 	}
 	return hits, rules
+}
+
+// index is the place of each row, by its labels.
+type index map[string]int
+
+// of finds the row of labels, or makes one; when there are MaxRules, that of
+// others. It returns which labels the row has.
+func (x index) of(labels, others string) (int, string) {
+	if _, ok := x[labels]; !ok && len(x) >= MaxRules {
+		labels = others
+	}
+	i, ok := x[labels]
+	if !ok {
+		i = len(x)
+		x[labels] = i
+	}
+	return i, labels
 }
 
 func (w *ruleRow) declare(r *ratelimit.Rule) {
@@ -118,7 +123,7 @@ func (w *ruleRow) addDecisions(c *ratelimit.RuleCounters) {
 // limited and approx choose the rules that a metric is about.
 func limited(r *ruleRow) bool { return !r.rule.Unlimited }
 func approx(r *ruleRow) bool  { return r.driftLimit > 0 }
-func any1(*ruleRow) bool      { return true }
+func every(*ruleRow) bool     { return true }
 
 // The metrics of rules.
 var (
@@ -137,8 +142,8 @@ var (
 		has              func(*ruleRow) bool
 		of               func(*ruleRow) int64
 	}{
-		{"sluice_denied_total", "counter", "Decisions that were OVER_LIMIT, before shadow_mode.", any1, func(r *ruleRow) int64 { return int64(r.denied) }},
-		{"sluice_admitted_tokens_total", "counter", "Tokens admitted, shadow_mode included.", any1, func(r *ruleRow) int64 { return int64(r.admitted) }},
+		{"sluice_denied_total", "counter", "Decisions that were OVER_LIMIT, before shadow_mode.", every, func(r *ruleRow) int64 { return int64(r.denied) }},
+		{"sluice_admitted_tokens_total", "counter", "Tokens admitted, shadow_mode included.", every, func(r *ruleRow) int64 { return int64(r.admitted) }},
 		{"sluice_limit_tokens", "gauge", "The limit, in tokens for each key and unit (token_bucket: the burst).", limited, func(r *ruleRow) int64 { return int64(r.rule.Limit.Capacity()) }},
 		{"sluice_declared_over_admission_tokens", "gauge", "What the rule declares to over-admit at most, for each key and window, while the store works.", limited, func(r *ruleRow) int64 { return int64(r.declared) }},
 		{"sluice_over_admitted_tokens_total", "counter", "Tokens admitted beyond the limit by all nodes, as told to this one: the sum over nodes is the over-admission.", limited, func(r *ruleRow) int64 { return int64(r.over) }},
