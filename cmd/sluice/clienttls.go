@@ -71,6 +71,12 @@ func verifyChain(roots *x509.CertPool, state tls.ConnectionState) error {
 	return err
 }
 
+// cutOff tells whether the other side ended a connection without a word: with TLS
+// 1.3 a server that refuses a client's certificate may be heard so.
+func cutOff(text string) bool {
+	return slices.ContainsFunc([]string{"broken pipe", "connection reset", "EOF"}, func(part string) bool { return strings.Contains(text, part) })
+}
+
 // advise names the settings that an error of Redis speaks of, with what they
 // say; passwords are left out.
 func (f *redisFlags) advise(err error) string {
@@ -95,6 +101,8 @@ func (f *redisFlags) advise(err error) string {
 		return fmt.Sprintf("check %s, which is %q: the server refuses it", tlsSetting("CLIENT_CERT"), f.TLSCert)
 	case says("sentinels specified in configuration are unreachable"):
 		return fmt.Sprintf("check %s and %s", f.setting("URL"), f.setting("SENTINEL_AUTH"))
+	case f.TLS && cutOff(text):
+		return fmt.Sprintf("check %s, which is %q: the server may refuse it", tlsSetting("CLIENT_CERT"), f.TLSCert)
 	case f.TLS: // a server without TLS waits for the end of a line
 		return fmt.Sprintf("check %s, and %s, which is true", f.setting("URL"), f.setting("TLS"))
 	default:

@@ -98,7 +98,10 @@ func TestRedisSettings(t *testing.T) {
 				t.Errorf("answered %d", got)
 			}
 			if c.sees != "" {
-				s.eventually("the log says why", func() bool { return strings.Contains(s.log(), c.sees) })
+				s.eventually("the log says why", func() bool {
+					s.post("k", name)
+					return strings.Contains(s.log(), c.sees)
+				})
 			} else { // the first request may come before a TLS connection
 				s.eventually("the store is used", func() bool {
 					s.post("k", name)

@@ -87,6 +87,8 @@ func (f *xdsFlags) advise(err error) string {
 		return fmt.Sprintf("CONFIG_GRPC_XDS_CLIENT_TLS_CERT, which is %q: the server refuses it", f.Cert)
 	case strings.Contains(text, "first record does not look like a TLS handshake"), strings.Contains(text, "error reading server preface"):
 		return fmt.Sprintf("CONFIG_GRPC_XDS_SERVER_USE_TLS, which is %t", f.UseTLS)
+	case f.UseTLS && cutOff(text):
+		return fmt.Sprintf("CONFIG_GRPC_XDS_CLIENT_TLS_CERT, which is %q: the server may refuse it", f.Cert)
 	}
 	return "CONFIG_GRPC_XDS_SERVER_URL"
 }

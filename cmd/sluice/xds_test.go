@@ -115,3 +115,50 @@ func TestBadXDSSettings(t *testing.T) {
 		}
 	}
 }
+
+// A management server that cannot be trusted, or does not trust this node, is
+// named with the setting to check; no rules come from it.
+func TestBadXDSCertificates(t *testing.T) {
+	i, stranger := newIssuer(t), newIssuer(t)
+	i.leaf("xds", time.Hour, "xds.example")
+	i.leaf("node", time.Hour, "node")
+	stranger.leaf("node", time.Hour, "node")
+	flags := tlsFlags{Use: true, Cert: i.file("xds.crt"), Key: i.file("xds.key"), ClientCA: i.file("ca.crt")}
+	security, err := flags.read(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	manager := grpc.NewServer(grpc.Creds(credentials.NewTLS(security)))
+	discovery.RegisterAggregatedDiscoveryServiceServer(manager, server.NewServer(context.Background(), cache.NewSnapshotCache(true, cache.IDHash{}, nil), nil))
+	go func() { _ = manager.Serve(l) }()
+	defer manager.Stop()
+	good := []string{
+		"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=" + l.Addr().String(), "CONFIG_GRPC_XDS_SERVER_USE_TLS=true",
+		"CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL=100ms", "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL=100ms", "DRAIN_TIME=0s",
+		"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + i.file("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + i.file("node.key"),
+		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + i.file("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN=xds.example",
+	}
+	for name, c := range map[string]struct {
+		bad  []string
+		want string
+	}{
+		"unknown authority": {[]string{"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + stranger.file("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN="}, "CONFIG_GRPC_XDS_SERVER_TLS_CACERT, which is \"" + stranger.file("ca.crt")},
+		"another name":      {[]string{"CONFIG_GRPC_XDS_SERVER_TLS_SAN=other.example"}, "CONFIG_GRPC_XDS_SERVER_TLS_SAN is other.example"},
+		"a stranger":        {[]string{"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + stranger.file("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + stranger.file("node.key")}, "CONFIG_GRPC_XDS_CLIENT_TLS_CERT, which is \"" + stranger.file("node.crt")},
+		"no TLS":            {[]string{"CONFIG_GRPC_XDS_SERVER_USE_TLS=false"}, "CONFIG_GRPC_XDS_SERVER_USE_TLS, which is false"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, append(good[:len(good):len(good)], c.bad...))
+			s.eventually("the log names "+c.want, func() bool {
+				return strings.Contains(strings.ReplaceAll(s.log(), `\"`, `"`), c.want)
+			})
+			if s.healthy() {
+				t.Error("healthy without rules")
+			}
+		})
+	}
+}
