@@ -1,20 +1,12 @@
 package main
 
 import (
-	"context"
-	"net"
 	"strings"
 	"testing"
 
-	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
-	"github.com/envoyproxy/go-control-plane/pkg/cache/v3"
-	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
-	"github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	rlsconf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
 	"github.com/goccy/go-yaml"
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -24,27 +16,13 @@ import (
 
 // The same rules by xDS.
 func TestParityByXDS(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	snapshots := cache.NewSnapshotCache(true, cache.IDHash{}, nil)
-	manager := grpc.NewServer()
-	discovery.RegisterAggregatedDiscoveryServiceServer(manager, server.NewServer(context.Background(), snapshots, nil))
-	go func() { _ = manager.Serve(l) }()
-	t.Cleanup(manager.Stop)
-	snapshot, err := cache.NewSnapshot("1", map[resource.Type][]types.Resource{resource.RateLimitConfigType: {message(t, parityRules), message(t, warmRules)}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := snapshots.SetSnapshot(context.Background(), "n1", snapshot); err != nil {
-		t.Fatal(err)
-	}
+	address, snapshots := managementServer(t)
+	push(t, snapshots, "n1", message(t, parityRules), message(t, warmRules))
 	redis := redistest.Start(t)
 	for _, mode := range []string{"leasing", "routing", "approx"} {
 		t.Run(mode, func(t *testing.T) {
 			parityRun{env: []string{
-				"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_NODE_ID=n1", "CONFIG_GRPC_XDS_SERVER_URL=" + l.Addr().String(),
+				"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_NODE_ID=n1", "CONFIG_GRPC_XDS_SERVER_URL=" + address,
 				"REDIS_URL=" + redis.Addr, "COORDINATION_MODE=" + mode,
 			}, routing: mode == "routing", exchanges: parityExchanges}.answer(t)
 		})

@@ -20,28 +20,53 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
+// managementServer serves what snapshots say, over ADS.
+func managementServer(t *testing.T, options ...grpc.ServerOption) (address string, snapshots cache.SnapshotCache) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	snapshots = cache.NewSnapshotCache(true, cache.IDHash{}, nil)
+	manager := grpc.NewServer(options...)
+	discovery.RegisterAggregatedDiscoveryServiceServer(manager, server.NewServer(context.Background(), snapshots, nil))
+	go func() { _ = manager.Serve(l) }()
+	t.Cleanup(manager.Stop)
+	return l.Addr().String(), snapshots
+}
+
+// push has a node's rules be these.
+func push(t *testing.T, snapshots cache.SnapshotCache, node string, rules ...types.Resource) {
+	t.Helper()
+	snapshot, err := cache.NewSnapshot("1", map[resource.Type][]types.Resource{resource.RateLimitConfigType: rules})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := snapshots.SetSnapshot(context.Background(), node, snapshot); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// serverCredentials are those of xds.crt, for clients that the issuer has signed.
+func (i *issuer) serverCredentials() grpc.ServerOption {
+	i.Helper()
+	flags := tlsFlags{Use: true, Cert: i.file("xds.crt"), Key: i.file("xds.key"), ClientCA: i.file("ca.crt")}
+	security, err := flags.read(time.Now())
+	if err != nil {
+		i.Fatal(err)
+	}
+	return grpc.Creds(credentials.NewTLS(security))
+}
+
 // With rules from a management server over TLS the binary is unhealthy until
 // they come, and then keeps them.
 func TestRulesFromAServer(t *testing.T) {
 	i := newIssuer(t)
 	i.leaf("xds", time.Hour, "xds.example")
 	i.leaf("node", time.Hour, "node")
-	flags := tlsFlags{Use: true, Cert: i.file("xds.crt"), Key: i.file("xds.key"), ClientCA: i.file("ca.crt")}
-	security, err := flags.read(time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	snapshots := cache.NewSnapshotCache(true, cache.IDHash{}, nil)
-	manager := grpc.NewServer(grpc.Creds(credentials.NewTLS(security)))
-	discovery.RegisterAggregatedDiscoveryServiceServer(manager, server.NewServer(context.Background(), snapshots, nil))
-	go func() { _ = manager.Serve(l) }()
-	defer manager.Stop()
+	address, snapshots := managementServer(t, i.serverCredentials())
 	s := serve(t, []string{
-		"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_NODE_ID=n1", "CONFIG_GRPC_XDS_SERVER_URL=" + l.Addr().String(), "CONFIG_GRPC_XDS_SERVER_USE_TLS=true",
+		"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_NODE_ID=n1", "CONFIG_GRPC_XDS_SERVER_URL=" + address, "CONFIG_GRPC_XDS_SERVER_USE_TLS=true",
 		"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + i.file("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + i.file("node.key"),
 		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + i.file("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN=xds.example", "DRAIN_TIME=0s",
 	})
@@ -60,13 +85,7 @@ func TestRulesFromAServer(t *testing.T) {
 	rules := &rlsconf.RateLimitConfig{Name: "d", Domain: "d", Descriptors: []*rlsconf.RateLimitDescriptor{
 		{Key: "five", RateLimit: &rlsconf.RateLimitPolicy{Unit: rlsconf.RateLimitUnit_DAY, RequestsPerUnit: 5}},
 	}}
-	snapshot, err := cache.NewSnapshot("1", map[resource.Type][]types.Resource{resource.RateLimitConfigType: {rules}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := snapshots.SetSnapshot(context.Background(), "n1", snapshot); err != nil {
-		t.Fatal(err)
-	}
+	push(t, snapshots, "n1", rules)
 	for end := time.Now().Add(10 * time.Second); health() != http.StatusOK; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the rules have not come")
@@ -123,21 +142,9 @@ func TestBadXDSCertificates(t *testing.T) {
 	i.leaf("xds", time.Hour, "xds.example")
 	i.leaf("node", time.Hour, "node")
 	stranger.leaf("node", time.Hour, "node")
-	flags := tlsFlags{Use: true, Cert: i.file("xds.crt"), Key: i.file("xds.key"), ClientCA: i.file("ca.crt")}
-	security, err := flags.read(time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	manager := grpc.NewServer(grpc.Creds(credentials.NewTLS(security)))
-	discovery.RegisterAggregatedDiscoveryServiceServer(manager, server.NewServer(context.Background(), cache.NewSnapshotCache(true, cache.IDHash{}, nil), nil))
-	go func() { _ = manager.Serve(l) }()
-	defer manager.Stop()
+	address, _ := managementServer(t, i.serverCredentials())
 	good := []string{
-		"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=" + l.Addr().String(), "CONFIG_GRPC_XDS_SERVER_USE_TLS=true",
+		"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=" + address, "CONFIG_GRPC_XDS_SERVER_USE_TLS=true",
 		"CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL=100ms", "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL=100ms", "DRAIN_TIME=0s",
 		"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=" + i.file("node.crt"), "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=" + i.file("node.key"),
 		"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=" + i.file("ca.crt"), "CONFIG_GRPC_XDS_SERVER_TLS_SAN=xds.example",
