@@ -19,6 +19,19 @@ const micro = 1_000_000 // micro-tokens in a token
 const (
 	relearnTime  = 2 * time.Second // in which every busy holder claims
 	relearnShare = 20              // grants meanwhile: 1 of so many tokens of the limit
+
+	// A clock that goes back by less than a period leaves an account waiting; a
+	// bucket's, which is full again in less time than that, waits this long at most.
+	bucketWaits = time.Second
+)
+
+// How many records an account keeps of holders that may have ended. A claim
+// looks at all records of its account, so that their number must have a bound,
+// in windows of a month or a year too.
+const (
+	mostRecords = 1024             // beyond, records of expired leases are folded
+	keptRecords = mostRecords / 2  // down to this many, the oldest first
+	foldAfter   = 10 * time.Second // a last claim may still be overtaken by an earlier one
 )
 
 // record is the ledger's copy of one holder's truth, plus the grant in flight.
@@ -38,6 +51,8 @@ type record struct {
 	direct bool // what is in flight is not kept
 	closed bool // reclaimed at expiry: its fence can neither renew nor return
 	void   bool // the last answer said so
+	eager  bool // claimed under reclaim: eager, whose holders stop early enough for that
+	last   bool // its holder has ended: nothing more will be heard of it
 }
 
 // charged is what the holder costs the budget.
@@ -62,7 +77,8 @@ func (r *record) outstanding() tokens {
 // account is the ledger's record for a key, under any of the algorithms.
 // The zero account is new. It is not safe for concurrent use.
 type account struct {
-	now    ledgerTime      // the latest time seen: the account's clock never goes back
+	now    ledgerTime      // the account's clock: the latest time seen, less lag
+	lag    ledgerTime      // by which it runs behind the ledger's, until its window ends
 	fence  ratelimit.Fence // Invariant: strictly increasing for the key for ever
 	window window
 	dead   ledgerTime // from here on the account means the same as a new one
@@ -140,10 +156,60 @@ func (a *account) target(c *ratelimit.Claim) window {
 	return a.window
 }
 
+// clock is the account's time when the ledger's clock shows now.
+//
+// An account that came from a ledger whose clock is behind (see Adopt) keeps
+// that clock until its window ends: otherwise the rest of the window would be
+// granted twice, once there and once here.
+//
+// When the ledger's clock went back by less than a period, the account waits
+// until that time has passed again, so that no window is granted twice. When it
+// went back further, waiting would refuse the key for longer than a window, and
+// the account moves to the new time with all that is charged to it.
+func (a *account) clock(now ledgerTime, l *ratelimit.Limit) ledgerTime {
+	if a.lag > 0 {
+		if l.Algorithm != ratelimit.TokenBucket && l.WindowAt(now-a.lag) <= a.window {
+			now -= a.lag
+		} else {
+			a.shift(a.lag, l)
+			a.lag = 0
+		}
+	}
+	waits := ledgerTime(l.Period() / time.Microsecond)
+	if l.Algorithm == ratelimit.TokenBucket {
+		waits = min(waits, ledgerTime(bucketWaits/time.Microsecond))
+	}
+	if back := a.now - now; back >= waits && a.window != 0 {
+		a.shift(-back, l)
+	}
+	return max(now, a.now)
+}
+
+// shift moves the account by so much on its clock: what is charged stays, and
+// every lease lasts as long from here on as it would have.
+func (a *account) shift(by ledgerTime, l *ratelimit.Limit) {
+	a.now += by
+	if a.relearn > 0 {
+		a.relearn += by
+	}
+	windows := window(0)
+	if by < 0 {
+		a.dead += by
+		if l.Algorithm != ratelimit.TokenBucket {
+			windows = l.WindowAt(a.now) - a.window
+		}
+	}
+	a.window += windows
+	a.each(func(r *record) {
+		r.expires += by
+		r.window += windows
+	})
+}
+
 // advance moves the account to now: windows roll, buckets refill.
 func (a *account) advance(now ledgerTime, c *ratelimit.Claim) {
-	now = max(now, a.now)
 	fresh := a.window == 0
+	now = a.clock(now, &c.Limit)
 	if c.Limit.Algorithm == ratelimit.TokenBucket {
 		if fresh {
 			a.now = now
@@ -210,6 +276,7 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 	*r = record{
 		holder: r.holder, seq: c.Seq, window: at, fence: a.fence,
 		expires: a.now.Add(c.TTL), direct: c.Direct, void: void, over: over,
+		eager: c.Reclaim == ratelimit.ReclaimEager, last: c.Last,
 	}
 	if here {
 		r.granted, r.spent, r.returned = c.Granted, c.Spent, c.Returned
@@ -394,10 +461,12 @@ func (a *account) weightedPrevious(l *ratelimit.Limit) tokens {
 	return (min(a.prev, 1<<32)*left + total - 1) / total
 }
 
-// closeExpired credits what silent holders had not reported as spent.
+// closeExpired credits what silent holders had not reported as spent. Only of
+// leases that were claimed under reclaim: eager: a holder of any other reports
+// seldom and stops late, for nobody told it that its tokens become another's.
 func (a *account) closeExpired() {
 	a.each(func(r *record) {
-		if r.closed || a.now < r.expires || r.window != a.window {
+		if !r.eager || r.closed || a.now < r.expires || r.window != a.window {
 			return
 		}
 		r.closed = true
@@ -523,13 +592,53 @@ func (a *account) find(h ratelimit.Holder) *record {
 	return nil
 }
 
-// drop forgets holders that no longer count, but for the claimant.
+// drop forgets holders that no longer count, but for the claimant, and folds
+// those that have ended: what they are charged becomes part of the base.
 func (a *account) drop(c *ratelimit.Claim) {
-	gone := func(r record) bool { return r.holder != c.Holder && a.obsolete(&r, &c.Limit, c.Tally) }
+	oldest := a.foldBelow()
+	gone := func(r record) bool {
+		switch {
+		case r.holder == c.Holder:
+			return false
+		case a.obsolete(&r, &c.Limit, c.Tally):
+			return true
+		case !a.ended(&r, oldest):
+			return false
+		}
+		if c.Limit.Algorithm != ratelimit.TokenBucket { // a bucket's level knows
+			a.base += r.charged()
+		}
+		return true
+	}
 	a.others = slices.DeleteFunc(a.others, gone)
 	if a.first.seq > 0 && gone(a.first) {
 		a.first = record{}
 	}
+}
+
+// ended tells whether a record may be folded: its holder has said that it ends,
+// a while ago; or its lease has expired, and its fence is below oldest.
+//
+// A holder that comes back after it was folded is charged twice for what it had
+// spent, until the window ends: it may be refused early, and nothing is over.
+func (a *account) ended(r *record, oldest ratelimit.Fence) bool {
+	return r.window == a.window && (r.last && a.now >= r.expires.Add(foldAfter) || a.now >= r.expires && r.fence < oldest)
+}
+
+// foldBelow is the fence below which records of expired leases are folded; 0
+// while there is room for more. Fences are drawn in the order of claims, so
+// that the holders which have been silent for longest go first.
+func (a *account) foldBelow() ratelimit.Fence {
+	if len(a.others) < mostRecords {
+		return 0
+	}
+	fences := make([]ratelimit.Fence, 0, len(a.others)+1)
+	a.each(func(r *record) { fences = append(fences, r.fence) })
+	if len(fences) <= mostRecords {
+		return 0
+	}
+	slices.Sort(fences)
+	return fences[len(fences)-keptRecords]
 }
 
 // add makes room for a holder.

@@ -128,7 +128,7 @@ func (l *Redis) pipeline(ctx context.Context, claims []ratelimit.Claim, eval eva
 
 func (l *Redis) arguments(c *ratelimit.Claim) []any {
 	flags := 0
-	for i, set := range [...]bool{c.Reclaim == ratelimit.ReclaimEager, c.Direct, c.Refilled, c.Ahead, c.Tally, c.Final, c.Reset} {
+	for i, set := range [...]bool{c.Reclaim == ratelimit.ReclaimEager, c.Direct, c.Refilled, c.Ahead, c.Tally, c.Final, c.Reset, c.Last} {
 		if set {
 			flags |= 1 << i
 		}

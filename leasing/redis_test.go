@@ -54,7 +54,7 @@ func TestRedisAnswersAsMemoryDoes(t *testing.T) {
 			}
 		})
 	}
-	for _, kind := range []string{"grant", "refused", "return", "report", "expiry", "fenced", "recovery", "reset", "final", "stale"} {
+	for _, kind := range []string{"grant", "refused", "return", "report", "expiry", "fenced", "recovery", "reset", "final", "stale", "clock"} {
 		if audited.kinds[kind] == 0 {
 			t.Errorf("no %s in all records: %v", kind, audited.kinds)
 		}
@@ -112,7 +112,7 @@ func compareLedgers(t *testing.T, m *movedRedis, seed uint64) {
 	limit := randomLimit(rnd)
 	limits := []ratelimit.Limit{limit, limit}
 	limits[1].Requests = max(1, limit.Requests/2)
-	reclaim, tally := ratelimit.Reclaim(rnd.IntN(2)), rnd.IntN(2) == 0
+	tally := rnd.IntN(2) == 0
 	holders := make([]ratelimit.Claim, 4)
 	granted := make([]ratelimit.Grant, 2)
 	for step := range 150 {
@@ -120,10 +120,13 @@ func compareLedgers(t *testing.T, m *movedRedis, seed uint64) {
 		if rnd.IntN(40) == 0 {
 			m.now = m.now.Add(time.Duration(rnd.Int64N(3 * int64(limit.Period()))))
 		}
+		if rnd.IntN(50) == 0 { // the ledger's clock is set back, a little or by days
+			m.now = m.now.Add(-time.Duration(rnd.Int64N(int64(limit.Period()) * int64(1+rnd.IntN(2)*20))))
+		}
 		h := rnd.IntN(len(holders))
 		c := &holders[h]
 		mutate(rnd, c)
-		c.Key, c.Holder, c.Reclaim, c.Tally = fmt.Sprint("seed", seed), ratelimit.Holder(h+1), reclaim, tally
+		c.Key, c.Holder, c.Reclaim, c.Tally = fmt.Sprint("seed", seed), ratelimit.Holder(h+1), ratelimit.Reclaim(rnd.IntN(2)), tally
 		c.Limit = limits[min(1, rnd.IntN(10)/9)]
 		if c.Audit = ""; seed%2 == 1 {
 			c.Audit = "d.r"
@@ -185,7 +188,7 @@ func mutate(rnd *rand.Rand, c *ratelimit.Claim) {
 	case 4: // for the window to come, or one that was to come
 		*c = ratelimit.Claim{Seq: c.Seq, Window: c.Window + window(rnd.IntN(3)), Ahead: true}
 	}
-	c.Reset = rnd.IntN(50) == 0
+	c.Reset, c.Last = rnd.IntN(50) == 0, rnd.IntN(6) == 0
 	if rnd.IntN(3) == 0 {
 		c.Ahead, c.Final = false, false
 	}

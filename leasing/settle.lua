@@ -6,12 +6,14 @@
 -- ARGV: holder, seq, fence, window, flags, granted, spent, returned, waiting,
 --       want, ttl us, algorithm, requests, burst, period us (0: months of
 --       the calendar), the time in us (0 but in tests: Redis' own); flags: 1 eager, 2 direct, 4 refilled,
---       8 ahead, 16 tally, 32 final, 64 reset
+--       8 ahead, 16 tally, 32 final, 64 reset, 128 last
 -- With KEYS[2], the stream of the account's audit, ARGV goes on: the rule, what
 -- it declares to over-admit, the most events to keep, and for how long, in ms.
 
 local MICRO = 1000000
 local RELEARN_TIME, RELEARN_SHARE = 2000000, 20
+local BUCKET_WAITS = 1000000
+local MOST_RECORDS, KEPT_RECORDS, FOLD_AFTER = 1024, 512, 10000000
 local FIXED, SLIDING, BUCKET = 0, 1, 2
 local NEVER = 9007199254740991 -- 2^53-1
 
@@ -23,6 +25,7 @@ local c = {
   seq = n[2], fence = n[3], window = n[4], granted = n[6], spent = n[7], returned = n[8],
   waiting = n[9], want = n[10], ttl = n[11], eager = bit(n[5], 1), direct = bit(n[5], 2), refilled = bit(n[5], 4),
   ahead = bit(n[5], 8), tally = bit(n[5], 16), final = bit(n[5], 32), reset = bit(n[5], 64),
+  last = bit(n[5], 128),
 }
 local algorithm, requests, burst, period = n[12], n[13], n[14], n[15]
 local bucket, sliding = algorithm == BUCKET, algorithm == SLIDING
@@ -56,13 +59,13 @@ local function muldiv(x, y, z, add)
 end
 
 -- The account. A record is {seq, window, expires, fence, granted, inflight,
--- spent, returned, over, flags}; flags: 1 closed, 2 void, 4 direct.
+-- spent, returned, over, flags}; flags: 1 closed, 2 void, 4 direct, 8 eager, 16 last.
 local SEQ, WINDOW, EXPIRES, FENCE, GRANTED, INFLIGHT, SPENT, RETURNED, OVER, FLAGS = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 local a = {
   now = 0, fence = 0, window = 0, base = 0, prev = 0, over = 0, level = 0, carry = 0, relearn = 0, relearned = 0,
   most = 0, left = 0, late = 0,
 }
-local records, dirty, expired = {}, {}, {}
+local records, dirty, expired, shifted = {}, {}, {}, false
 local fields = redis.call('HGETALL', KEYS[1])
 for i = 1, #fields, 2 do
   if fields[i] == 'a' then
@@ -190,19 +193,71 @@ local function obsolete(r)
   return a.now > r[EXPIRES] and div(a.now - r[EXPIRES], period) > 1 + div(burst, max(1, requests))
 end
 
--- drop forgets holders that no longer count, but for the claimant.
+-- fold_below is the fence below which records of expired leases are folded; 0
+-- while there is room for more.
+local function fold_below()
+  local fences = {}
+  for _, r in pairs(records) do fences[#fences + 1] = r[FENCE] end
+  if #fences <= MOST_RECORDS then return 0 end
+  table.sort(fences)
+  return fences[#fences - KEPT_RECORDS + 1]
+end
+
+-- ended tells whether a record may be folded into the base.
+local function ended(r, oldest)
+  if not here(r) then return false end
+  return flag(r, 16) and a.now >= r[EXPIRES] + FOLD_AFTER or a.now >= r[EXPIRES] and r[FENCE] < oldest
+end
+
+-- A call of Lua takes some thousand arguments at most.
+local CHUNK = 1000
+
+-- drop forgets holders that no longer count, but for the claimant, and folds
+-- those that have ended: what they are charged becomes part of the base.
 local function drop()
-  local names = {}
+  local names, oldest = {}, fold_below()
   for name, r in pairs(records) do
-    if name ~= holder and obsolete(r) then names[#names + 1] = name end
+    if name ~= holder then
+      if obsolete(r) then
+        names[#names + 1] = name
+      elseif ended(r, oldest) then
+        if not bucket then a.base = a.base + charged(r) end
+        names[#names + 1] = name
+      end
+    end
   end
   for _, name in ipairs(names) do records[name], dirty[name] = nil, nil end
-  if #names > 0 then redis.call('HDEL', KEYS[1], unpack(names)) end
+  for i = 1, #names, CHUNK do redis.call('HDEL', KEYS[1], unpack(names, i, min(i + CHUNK - 1, #names))) end
+end
+
+-- shift moves the account by so much on its clock: what is charged stays, and
+-- every lease lasts as long from here on as it would have.
+local function shift(by)
+  shifted = true
+  a.now = a.now + by
+  if a.relearn > 0 then a.relearn = a.relearn + by end
+  local windows = 0
+  if not bucket then windows = window_at(a.now) - a.window end
+  a.window = a.window + windows
+  for name, r in pairs(records) do
+    r[EXPIRES], r[WINDOW] = r[EXPIRES] + by, r[WINDOW] + windows
+    dirty[name] = true
+  end
+end
+
+-- clock is the account's time when the ledger's clock shows now: it waits when
+-- that went back by less than a period, and moves back when it was more.
+local function clock()
+  local waits = period == 0 and 2592000000000 or period
+  if bucket then waits = min(waits, BUCKET_WAITS) end
+  local back = a.now - now
+  if back >= waits and a.window ~= 0 then shift(-back) end
+  return max(now, a.now)
 end
 
 local function advance()
-  now = max(now, a.now)
   local fresh = a.window == 0
+  now = clock()
   if bucket then
     if fresh then
       a.now, a.window, a.level = now, max(1, now), burst * MICRO
@@ -273,7 +328,7 @@ end
 
 local function close_expired()
   for name, r in pairs(records) do
-    if here(r) and not flag(r, 1) and a.now >= r[EXPIRES] then
+    if flag(r, 8) and here(r) and not flag(r, 1) and a.now >= r[EXPIRES] then
       a.level = a.level + outstanding(r) * MICRO
       r[FLAGS] = r[FLAGS] + 1
       r[GRANTED], r[INFLIGHT] = min(r[GRANTED] + r[INFLIGHT], r[SPENT] + r[RETURNED]), 0
@@ -346,7 +401,7 @@ local function book(r, at)
   a.fence = max(a.fence + 1, a.now)
   r[SEQ], r[WINDOW], r[EXPIRES], r[FENCE] = c.seq, at, a.now + c.ttl, a.fence
   r[GRANTED], r[INFLIGHT], r[SPENT], r[RETURNED], r[OVER] = 0, 0, 0, 0, over
-  r[FLAGS] = (void and 2 or 0) + (c.direct and 4 or 0)
+  r[FLAGS] = (void and 2 or 0) + (c.direct and 4 or 0) + (c.eager and 8 or 0) + (c.last and 16 or 0)
   if is_here then r[GRANTED], r[SPENT], r[RETURNED] = c.granted, c.spent, c.returned end
   if void then r[GRANTED] = min(c.granted, c.spent + c.returned) end
   if not bucket then return 0 end
@@ -434,9 +489,24 @@ end
 
 if (c.ahead or c.final) and algorithm ~= FIXED then return { 1 } end -- there are no windows that begin anew
 advance()
+if shifted then audit('clock', '-', { 0, a.window, 0, a.fence, bucket and 0 or all_charged(a.window), 0, 0, 0, 0, 0 }) end
+
+-- store writes the account, and the records that have changed.
+local function store()
+  local update = { 'a', packed() }
+  for name in pairs(dirty) do
+    local d = records[name]
+    local w = d[WINDOW]
+    if bucket then w = 0 end
+    update[#update + 1] = name
+    update[#update + 1] = cmsgpack.pack({ d[1], w, d[3], d[4], d[5], d[6], d[7], d[8], d[9], d[10] })
+  end
+  for i = 1, #update, CHUNK do redis.call('HSET', KEYS[1], unpack(update, i, min(i + CHUNK - 1, #update))) end
+end
+
 -- kept is an answer that books nothing; but time has passed for the account.
 local function kept(reply)
-  if #fields > 0 then redis.call('HSET', KEYS[1], 'a', packed()) end
+  if #fields > 0 then store() end
   if #reply == 1 then audit('stale', holder) end
   return reply
 end
@@ -468,16 +538,7 @@ else
   audit(c.reset and 'reset' or settled(r, before, relearning), holder, r)
 end
 dirty[holder] = true
-
-local update = { 'a', packed() }
-for name in pairs(dirty) do
-  local d = records[name]
-  local w = d[WINDOW]
-  if bucket then w = 0 end
-  update[#update + 1] = name
-  update[#update + 1] = cmsgpack.pack({ d[1], w, d[3], d[4], d[5], d[6], d[7], d[8], d[9], d[10] })
-end
-redis.call('HSET', KEYS[1], unpack(update))
+store()
 -- A second more than needed: fences go on from the account while it is there.
 local ms = floor((dead() - a.now) / 1000) + 1000
 redis.call('PEXPIRE', KEYS[1], min(ms, 31536000000 * 2))

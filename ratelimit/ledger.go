@@ -52,6 +52,9 @@ type Claim struct {
 	Tally bool
 	// Final only reports: Window was the one before, and these are its totals.
 	Final bool
+	// Last says that the holder ends: nothing more will be heard of it, so that
+	// its record need not be kept for it.
+	Last bool
 	// Refilled says that the bucket, as the holder knew it, has filled up since
 	// the holder last spent: to a ledger that does not know this holder, what
 	// it spent no longer matters.
