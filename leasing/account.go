@@ -29,7 +29,7 @@ const (
 // looks at all records of its account, so that their number must have a bound,
 // in windows of a month or a year too.
 const (
-	mostRecords = 1024             // beyond, records of expired leases are folded
+	mostRecords = 256              // beyond, records of expired leases are folded
 	keptRecords = mostRecords / 2  // down to this many, the oldest first
 	foldAfter   = 10 * time.Second // a last claim may still be overtaken by an earlier one
 )
@@ -80,6 +80,8 @@ type account struct {
 	now    ledgerTime      // the account's clock: the latest time seen, less lag
 	lag    ledgerTime      // by which it runs behind the ledger's, until its window ends
 	fence  ratelimit.Fence // Invariant: strictly increasing for the key for ever
+	born   ratelimit.Fence // the first of this life: a lower one is of data that was lost
+	folded ratelimit.Fence // the highest of a record that was folded into base
 	window window
 	dead   ledgerTime // from here on the account means the same as a new one
 
@@ -132,6 +134,7 @@ func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	if r == nil {
 		a.drop(c)
 		r = a.add(c.Holder)
+		a.unfold(r, c)
 	}
 	if c.Final {
 		over := a.tally(r, c)
@@ -210,6 +213,9 @@ func (a *account) shift(by ledgerTime, l *ratelimit.Limit) {
 func (a *account) advance(now ledgerTime, c *ratelimit.Claim) {
 	fresh := a.window == 0
 	now = a.clock(now, &c.Limit)
+	if fresh {
+		a.born = max(a.fence+1, ratelimit.Fence(now))
+	}
 	if c.Limit.Algorithm == ratelimit.TokenBucket {
 		if fresh {
 			a.now = now
@@ -608,6 +614,7 @@ func (a *account) drop(c *ratelimit.Claim) {
 		if c.Limit.Algorithm != ratelimit.TokenBucket { // a bucket's level knows
 			a.base += r.charged()
 		}
+		a.folded = max(a.folded, r.fence)
 		return true
 	}
 	a.others = slices.DeleteFunc(a.others, gone)
@@ -618,11 +625,22 @@ func (a *account) drop(c *ratelimit.Claim) {
 
 // ended tells whether a record may be folded: its holder has said that it ends,
 // a while ago; or its lease has expired, and its fence is below oldest.
-//
-// A holder that comes back after it was folded is charged twice for what it had
-// spent, until the window ends: it may be refused early, and nothing is over.
 func (a *account) ended(r *record, oldest ratelimit.Fence) bool {
 	return r.window == a.window && (r.last && a.now >= r.expires.Add(foldAfter) || a.now >= r.expires && r.fence < oldest)
+}
+
+// unfold makes a record again for a holder whose record was folded and who is
+// still there: it has a fence of this life of the account, and no record. Since
+// then it was granted nothing, and may have given something back; what it still
+// has of its grants was therefore folded, that much at least.
+func (a *account) unfold(r *record, c *ratelimit.Claim) {
+	if c.Window != a.window || c.Fence < a.born || c.Fence > a.folded {
+		return
+	}
+	*r = record{holder: r.holder, window: a.window, fence: c.Fence, granted: c.Granted, spent: c.Spent, returned: c.Returned}
+	if c.Limit.Algorithm != ratelimit.TokenBucket {
+		a.base -= max(0, c.Granted-c.Returned)
+	}
 }
 
 // foldBelow is the fence below which records of expired leases are folded; 0

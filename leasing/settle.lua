@@ -13,7 +13,7 @@
 local MICRO = 1000000
 local RELEARN_TIME, RELEARN_SHARE = 2000000, 20
 local BUCKET_WAITS = 1000000
-local MOST_RECORDS, KEPT_RECORDS, FOLD_AFTER = 1024, 512, 10000000
+local MOST_RECORDS, KEPT_RECORDS, FOLD_AFTER = 256, 128, 10000000
 local FIXED, SLIDING, BUCKET = 0, 1, 2
 local NEVER = 9007199254740991 -- 2^53-1
 
@@ -63,7 +63,7 @@ end
 local SEQ, WINDOW, EXPIRES, FENCE, GRANTED, INFLIGHT, SPENT, RETURNED, OVER, FLAGS = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 local a = {
   now = 0, fence = 0, window = 0, base = 0, prev = 0, over = 0, level = 0, carry = 0, relearn = 0, relearned = 0,
-  most = 0, left = 0, late = 0,
+  most = 0, left = 0, late = 0, born = 0, folded = 0,
 }
 local records, dirty, expired, shifted = {}, {}, {}, false
 local fields = redis.call('HGETALL', KEYS[1])
@@ -72,7 +72,7 @@ for i = 1, #fields, 2 do
     local v = cmsgpack.unpack(fields[i + 1])
     a = {
       now = v[1], fence = v[2], window = v[3], base = v[4], prev = v[5], over = v[6], level = v[7], carry = v[8],
-      relearn = v[9], relearned = v[10], most = v[11], left = v[12], late = v[13],
+      relearn = v[9], relearned = v[10], most = v[11], left = v[12], late = v[13], born = v[14] or 0, folded = v[15] or 0,
     }
   else
     local r = cmsgpack.unpack(fields[i + 1])
@@ -222,6 +222,7 @@ local function drop()
         names[#names + 1] = name
       elseif ended(r, oldest) then
         if not bucket then a.base = a.base + charged(r) end
+        a.folded = max(a.folded, r[FENCE])
         names[#names + 1] = name
       end
     end
@@ -258,6 +259,7 @@ end
 local function advance()
   local fresh = a.window == 0
   now = clock()
+  if fresh then a.born = max(a.fence + 1, now) end
   if bucket then
     if fresh then
       a.now, a.window, a.level = now, max(1, now), burst * MICRO
@@ -461,7 +463,7 @@ local function dead()
 end
 
 local function packed()
-  return cmsgpack.pack({ a.now, a.fence, a.window, a.base, a.prev, a.over, a.level, a.carry, a.relearn, a.relearned, a.most, a.left, a.late })
+  return cmsgpack.pack({ a.now, a.fence, a.window, a.base, a.prev, a.over, a.level, a.carry, a.relearn, a.relearned, a.most, a.left, a.late, a.born, a.folded })
 end
 
 -- audit appends what happened to the account's stream, in the same step: what
@@ -522,6 +524,10 @@ for _, name in ipairs(expired) do audit('expiry', name, records[name]) end
 if not r then
   drop()
   r = { 0, -2, 0, 0, 0, 0, 0, 0, 0, 0 }
+  if c.window == a.window and c.fence >= a.born and c.fence <= a.folded then -- it was folded, and is still there
+    r = { 0, a.window, 0, c.fence, c.granted, 0, c.spent, c.returned, 0, 0 }
+    if not bucket then a.base = a.base - max(0, c.granted - c.returned) end
+  end
   records[holder] = r
 end
 if c.final then
