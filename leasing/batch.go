@@ -146,7 +146,7 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 		// word on this one is to come.
 		fl.claim.Ahead = h.next != nil || fl.claim.Tally && fl.claim.Window != 0 && h.lease.algorithm == ratelimit.FixedWindow
 	}
-	fl.claim.Key, fl.claim.Holder, fl.claim.Reset = fl.name, name, fl.reset
+	fl.claim.Key, fl.claim.Holder, fl.claim.Reset, fl.claim.Last = fl.name, name, fl.reset, fl.last
 	fl.audited(h.rule)
 	return fl.claim
 }
@@ -212,11 +212,12 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 		h.carry(g.Window)
 		h.begun()
 	}
-	h.lease.apply(sent, &fl.claim, g, margin(h.rule, g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
+	h.lease.apply(sent, &fl.claim, g, margin(&fl.claim, g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
+	h.eager = fl.claim.Reclaim == ratelimit.ReclaimEager
 	h.payOwed()
 	h.lease.forgive(h.rule.DriftShare())
 	h.heard, h.elsewhere, h.stranded = now, g.Outstanding, g.Stranded
-	h.expires = sent.Add(g.TTL - margin(h.rule, g.TTL))
+	h.expires = sent.Add(g.TTL - margin(&fl.claim, g.TTL))
 	h.agree()
 	if h.reported = 0; g.Window == fl.claim.Window {
 		h.reported = fl.claim.Spent

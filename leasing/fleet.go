@@ -115,6 +115,7 @@ type held struct {
 	triedAhead window
 	renewal
 	heard     instant // when the ledger was last heard
+	eager     bool    // the lease was claimed under reclaim: eager
 	expires   instant // when the lease does, whatever its window
 	elsewhere tokens  // unspent at other nodes then, less what was refused here since
 	reported  tokens  // of what was spent in this window, what the ledger knows
@@ -248,7 +249,7 @@ func (f *Fleet) take(now instant, a *ask, after *flight) (verdict, bool) {
 	}
 	h.rule = a.Rule
 	h.demand.lastUse = now
-	h.demand.used += v.Charged
+	h.demand.used = ratelimit.AddTokens(h.demand.used, v.Charged)
 	if v.OverLimit {
 		h.demand.refused = ratelimit.AddTokens(h.demand.refused, a.Cost)
 		if h.elsewhere > 0 {
@@ -298,8 +299,13 @@ func (f *Fleet) admit(s *fleetShard, now instant, hash uint64, key []byte) *cell
 func (f *Fleet) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i := range asks {
 		a := &asks[i]
-		if verdicts[i].Source >= ratelimit.FromOverflow {
+		switch verdicts[i].Source {
+		case ratelimit.FromFallback:
+			f.undoFallback(now, a, &verdicts[i])
+			continue
+		case ratelimit.FromOverflow, ratelimit.FromOwner:
 			continue // not this node's lease
+		case ratelimit.FromLease, ratelimit.FromClaim, ratelimit.FromDrift:
 		}
 		s, _, c := f.locked(a.Key)
 		if c != nil {

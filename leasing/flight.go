@@ -18,6 +18,7 @@ type flight struct {
 	giveUp  bool            // return what is unspent, and want nothing
 	ahead   bool            // it is for the next window
 	reset   bool            // the ledger is to count from nothing again
+	last    bool            // nothing more will be claimed: the node ends
 	final   bool            // it only reports on a window that is over; nobody waits
 	rule    *ratelimit.Rule // of a final one
 	sent    bool            // guarded by the shard's mu

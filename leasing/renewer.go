@@ -132,7 +132,7 @@ func (f *Fleet) releases(now instant) map[*lane][]*flight {
 			c := &s.leases.cells[j]
 			giveUp := func(ahead bool) {
 				fl := f.newFlight(c.fullHash(), c.key[:c.len])
-				fl.giveUp, fl.ahead = true, ahead
+				fl.giveUp, fl.last, fl.ahead = true, true, ahead
 				c.val.flight = fl
 				l := f.laneOf(fl.name)
 				all[l] = append(all[l], fl)
