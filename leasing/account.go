@@ -82,6 +82,10 @@ type account struct {
 	fence  ratelimit.Fence // Invariant: strictly increasing for the key for ever
 	born   ratelimit.Fence // the first of this life: a lower one is of data that was lost
 	folded ratelimit.Fence // the highest of a record that was folded into base
+	// Holders whose fence is at most renamed call each window by a number that
+	// is higher by moved: the ledger's clock has gone back since; see shift.
+	renamed ratelimit.Fence
+	moved   window
 	window window
 	dead   ledgerTime // from here on the account means the same as a new one
 
@@ -115,6 +119,11 @@ func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 		return late // there are no windows that begin anew
 	}
 	a.advance(now, c)
+	if c.Fence > 0 && c.Fence <= a.renamed {
+		renumbered := *c
+		renumbered.Window -= a.moved
+		c = &renumbered
+	}
 	if c.Ahead && c.Window != a.window && c.Window != a.target(c) {
 		return late // for a window that is over
 	}
@@ -189,7 +198,9 @@ func (a *account) clock(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 }
 
 // shift moves the account by so much on its clock: what is charged stays, and
-// every lease lasts as long from here on as it would have.
+// every lease lasts as long from here on as it would have. When that brings it
+// into an earlier window, holders go on calling the window by its old number
+// until they are answered; their fences tell who does (renamed).
 func (a *account) shift(by ledgerTime, l *ratelimit.Limit) {
 	a.now += by
 	if a.relearn > 0 {
@@ -203,6 +214,9 @@ func (a *account) shift(by ledgerTime, l *ratelimit.Limit) {
 		}
 	}
 	a.window += windows
+	if windows != 0 {
+		a.renamed, a.moved = a.fence, -windows
+	}
 	a.each(func(r *record) {
 		r.expires += by
 		r.window += windows
@@ -485,7 +499,7 @@ func (a *account) closeExpired() {
 func (a *account) answer(r *record, c *ratelimit.Claim) ratelimit.Grant {
 	g := ratelimit.Grant{
 		Seq: c.Seq, Granted: r.granted + r.inflight, Fence: r.fence, Window: r.window,
-		Void: r.void, TTL: c.TTL, Holders: a.liveHolders(r.window), OverAdmitted: r.over, Over: a.over,
+		Carried: r.window == c.Window || c.Limit.Algorithm == ratelimit.TokenBucket && c.Window != 0, Void: r.void, TTL: c.TTL, Holders: a.liveHolders(r.window), OverAdmitted: r.over, Over: a.over,
 		At: a.now, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c), Relearning: a.now < a.relearn,
 	}
 	if r.window < a.window { // a last word on the window before

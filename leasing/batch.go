@@ -192,6 +192,7 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	fl.err = g.Err
 	defer close(fl.done)
 	if g.Err != nil {
+		h.windowOver(now, fl, g)
 		return r, false
 	}
 	r, drifted = fl.reconciled(h.rule, g)
@@ -208,7 +209,7 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	if g.Seq != h.lease.seq {
 		return r, drifted // the next window's lease has taken its place
 	}
-	if g.Window != h.lease.window {
+	if !h.lease.carries(&fl.claim, g) {
 		h.carry(g.Window)
 		h.begun()
 	}
@@ -219,7 +220,7 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	h.heard, h.elsewhere, h.stranded = now, g.Outstanding, g.Stranded
 	h.expires = sent.Add(g.TTL - margin(&fl.claim, g.TTL))
 	h.agree()
-	if h.reported = 0; g.Window == fl.claim.Window {
+	if h.reported = 0; g.Carried {
 		h.reported = fl.claim.Spent
 	}
 	h.gauge()
@@ -227,6 +228,19 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	h.plan(sent, now, fl, g, f.Random())
 	f.reportInTime(h, now, fl.key)
 	return r, drifted
+}
+
+// windowOver takes in that the ledger did not settle a claim which was about the
+// current window or none (claim.Ahead): that window is over there, whatever this
+// node thought that it knew of the ledger's clock, which may have been set.
+func (h *held) windowOver(now instant, fl *flight, g *ratelimit.Grant) {
+	if !errors.Is(g.Err, ratelimit.ErrStaleClaim) || fl.ahead || !fl.claim.Ahead || fl.claim.Window != h.lease.window {
+		return
+	}
+	h.lease.reset = min(h.lease.reset, now)
+	if n := h.next; n != nil {
+		n.over, n.start = min(n.over, now), min(n.start, now)
+	}
 }
 
 // reconciled is what an answer settled of drift, and counts what was over.

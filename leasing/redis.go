@@ -172,17 +172,17 @@ func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 	case err == nil && len(values) == 1 && values[0] == 1:
 		g.Err = ratelimit.ErrStaleClaim
 		return g
-	case err != nil || len(values) != 15:
+	case err != nil || len(values) != 16:
 		g.Err = fmt.Errorf("%w: %v", ErrLedgerAnswer, shortened(answer.Val()))
 		return g
 	}
 	g.Granted, g.Fence, g.Window = tokens(values[1]), ratelimit.Fence(values[2]), window(values[3])
-	g.Void = values[4] == 1
+	g.Void, g.Carried = values[4] == 1, values[15] == 1
 	g.Available, g.Outstanding = tokens(values[5]), tokens(values[6])
 	g.ResetAfter, g.RetryAfter = microseconds(values[7]), microseconds(values[8])
 	g.Holders, g.OverAdmitted, g.Relearning = int(values[9]), tokens(values[10]), values[11] == 1
 	g.At, g.Stranded, g.Over = ledgerTime(values[12]), tokens(values[13]), tokens(values[14])
-	if g.Granted < c.Granted && g.Window == c.Window && !g.Void || g.Available < 0 {
+	if g.Granted < c.Granted && g.Carried && !g.Void || g.Available < 0 {
 		g.Err = fmt.Errorf("%w: %v", ErrLedgerAnswer, values)
 	}
 	return g

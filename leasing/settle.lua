@@ -64,6 +64,7 @@ local SEQ, WINDOW, EXPIRES, FENCE, GRANTED, INFLIGHT, SPENT, RETURNED, OVER, FLA
 local a = {
   now = 0, fence = 0, window = 0, base = 0, prev = 0, over = 0, level = 0, carry = 0, relearn = 0, relearned = 0,
   most = 0, left = 0, late = 0, born = 0, folded = 0,
+  renamed = 0, moved = 0,
 }
 local records, dirty, expired, shifted = {}, {}, {}, false
 local fields = redis.call('HGETALL', KEYS[1])
@@ -72,7 +73,7 @@ for i = 1, #fields, 2 do
     local v = cmsgpack.unpack(fields[i + 1])
     a = {
       now = v[1], fence = v[2], window = v[3], base = v[4], prev = v[5], over = v[6], level = v[7], carry = v[8],
-      relearn = v[9], relearned = v[10], most = v[11], left = v[12], late = v[13], born = v[14] or 0, folded = v[15] or 0,
+      relearn = v[9], relearned = v[10], most = v[11], left = v[12], late = v[13], born = v[14] or 0, folded = v[15] or 0, renamed = v[16] or 0, moved = v[17] or 0,
     }
   else
     local r = cmsgpack.unpack(fields[i + 1])
@@ -240,6 +241,7 @@ local function shift(by)
   local windows = 0
   if not bucket then windows = window_at(a.now) - a.window end
   a.window = a.window + windows
+  if windows ~= 0 then a.renamed, a.moved = a.fence, -windows end
   for name, r in pairs(records) do
     r[EXPIRES], r[WINDOW] = r[EXPIRES] + by, r[WINDOW] + windows
     dirty[name] = true
@@ -324,7 +326,7 @@ local function answer(r)
   return {
     0, r[GRANTED] + r[INFLIGHT], r[FENCE], r[WINDOW], flag(r, 2) and 1 or 0, available(r[WINDOW]), elsewhere, reset, retry,
     live_holders(r[WINDOW]), r[OVER], a.now < a.relearn and 1 or 0, a.now, stranded,
-    r[WINDOW] < a.window and a.late or a.over,
+    r[WINDOW] < a.window and a.late or a.over, (r[WINDOW] == c.window or bucket and c.window ~= 0) and 1 or 0,
   }
 end
 
@@ -463,7 +465,7 @@ local function dead()
 end
 
 local function packed()
-  return cmsgpack.pack({ a.now, a.fence, a.window, a.base, a.prev, a.over, a.level, a.carry, a.relearn, a.relearned, a.most, a.left, a.late, a.born, a.folded })
+  return cmsgpack.pack({ a.now, a.fence, a.window, a.base, a.prev, a.over, a.level, a.carry, a.relearn, a.relearned, a.most, a.left, a.late, a.born, a.folded, a.renamed, a.moved })
 end
 
 -- audit appends what happened to the account's stream, in the same step: what
@@ -512,6 +514,8 @@ local function kept(reply)
   if #reply == 1 then audit('stale', holder) end
   return reply
 end
+-- A holder from before the ledger's clock went back has another number for each window.
+if c.fence > 0 and c.fence <= a.renamed then c.window = c.window - a.moved end
 if c.ahead and c.window ~= a.window and c.window ~= target() then return kept({ 1 }) end -- for a window that is over
 local r = records[holder]
 if r and c.seq <= r[SEQ] then

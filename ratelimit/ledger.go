@@ -74,6 +74,11 @@ type Grant struct {
 	Granted Tokens // cumulative; what is new is Granted minus the claim's
 	Fence   Fence
 	Window  Window
+	// Carried says that the claim's totals are about Window, and stay the
+	// holder's. Otherwise they were about another, and the holder has spent and
+	// returned nothing of this one yet. A window's number alone does not tell:
+	// when the ledger's clock goes back, an account's window gets another number.
+	Carried bool
 	// Void says that the claim's fence had been closed: its spent tokens were
 	// booked, its unspent ones are gone.
 	Void bool
