@@ -78,6 +78,7 @@ func (r *record) outstanding() tokens {
 // The zero account is new. It is not safe for concurrent use.
 type account struct {
 	now    ledgerTime      // the account's clock: the latest time seen, less lag
+	ledger ledgerTime      // the ledger's, when it was last heard
 	lag    ledgerTime      // by which it runs behind the ledger's, until its window ends
 	fence  ratelimit.Fence // Invariant: strictly increasing for the key for ever
 	born   ratelimit.Fence // the first of this life: a lower one is of data that was lost
@@ -86,8 +87,8 @@ type account struct {
 	// is higher by moved: the ledger's clock has gone back since; see shift.
 	renamed ratelimit.Fence
 	moved   window
-	window window
-	dead   ledgerTime // from here on the account means the same as a new one
+	window  window
+	dead    ledgerTime // from here on the account means the same as a new one
 
 	base tokens // charged in this window by holders that are no longer recorded
 	prev tokens // sliding_window: charged in the window before
@@ -209,6 +210,7 @@ func (a *account) target(c *ratelimit.Claim) window {
 // went back further, waiting would refuse the key for longer than a window, and
 // the account moves to the new time with all that is charged to it.
 func (a *account) clock(now ledgerTime, l *ratelimit.Limit) ledgerTime {
+	a.ledger = now
 	if a.lag > 0 {
 		if l.Algorithm != ratelimit.TokenBucket && l.WindowAt(now-a.lag) <= a.window {
 			now -= a.lag
@@ -530,7 +532,7 @@ func (a *account) answer(r *record, c *ratelimit.Claim) ratelimit.Grant {
 	g := ratelimit.Grant{
 		Seq: c.Seq, Granted: r.granted + r.inflight, Fence: r.fence, Window: r.window,
 		Carried: r.window == c.Window || c.Limit.Algorithm == ratelimit.TokenBucket && c.Window != 0, Void: r.void, TTL: c.TTL, Holders: a.liveHolders(r.window), OverAdmitted: r.over, Over: a.over,
-		At: a.now, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c), Relearning: a.relearning(r.window),
+		At: a.ledger, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c), Relearning: a.relearning(r.window),
 	}
 	if r.window < a.window { // a last word on the window before
 		g.Over = a.late

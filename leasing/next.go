@@ -16,6 +16,7 @@ type nextLease struct {
 	lease lease
 	renewal
 	heard   instant
+	told    instant
 	eager   bool // as held's
 	expires instant
 	jitter  float64
@@ -74,7 +75,7 @@ func (h *held) keepNext(sent, now instant, there ledgerClock, fl *flight, g *rat
 	}
 	begins := fl.claim.Limit.WindowEnd(g.Window - 1)
 	n := &nextLease{
-		heard: now, eager: fl.claim.Reclaim == ratelimit.ReclaimEager, expires: sent.Add(g.TTL - margin(&fl.claim, g.TTL)), jitter: jitter, over: there.notBefore(now, begins), start: there.surelyBy(now, begins),
+		heard: now, told: sent, eager: fl.claim.Reclaim == ratelimit.ReclaimEager, expires: sent.Add(g.TTL - margin(&fl.claim, g.TTL)), jitter: jitter, over: there.notBefore(now, begins), start: there.surelyBy(now, begins),
 		lease: lease{seq: g.Seq, window: g.Window},
 	}
 	n.lease.apply(sent, &fl.claim, g, margin(&fl.claim, g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
@@ -99,7 +100,7 @@ func (f *Fleet) turn(h *held, now instant, hash uint64, key []byte) bool {
 		return false
 	}
 	f.finish(h, hash, key)
-	h.lease, h.renewal, h.heard, h.eager, h.expires, h.next = n.lease, n.renewal, n.heard, n.eager, n.expires, nil
+	h.lease, h.renewal, h.heard, h.told, h.eager, h.expires, h.next = n.lease, n.renewal, n.heard, n.told, n.eager, n.expires, nil
 	h.name ^= 1
 	h.settled = false
 	h.begun()

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -30,6 +31,11 @@ type Redis struct {
 	prefix string
 	// at replaces Redis' clock, in tests.
 	at func() ledgerTime
+
+	naming sync.Once
+	epochs [][]string // by part, of a Cluster; see epochNames
+	mu     sync.Mutex
+	said   map[string]string // guarded by mu: what each of the names was last seen to say
 }
 
 // NewRedis makes a ledger whose accounts' names start with prefix. The client
@@ -79,10 +85,14 @@ func slot(key string) uint16 {
 // Settle implements [ratelimit.Ledger]. A script that Redis has forgotten (a
 // flush, a failover) is sent again.
 func (l *Redis) Settle(ctx context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant) {
-	if len(claims) == 0 {
-		return
+	if len(claims) > 0 {
+		l.settle(ctx, claims, grants, func(redis.Pipeliner) {})
 	}
-	answers := l.pipeline(ctx, claims, settleScript.EvalSha)
+}
+
+// settle sends claims, and behind them in the same pipeline what else there is.
+func (l *Redis) settle(ctx context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant, behind func(redis.Pipeliner)) {
+	answers := l.pipeline(ctx, claims, settleScript.EvalSha, behind)
 	var forgotten []int
 	for i := range answers {
 		if redis.HasErrorPrefix(answers[i].Err(), "NOSCRIPT") {
@@ -98,7 +108,7 @@ func (l *Redis) Settle(ctx context.Context, claims []ratelimit.Claim, grants []r
 	for j, i := range forgotten {
 		again[j] = claims[i]
 	}
-	answers = l.pipeline(ctx, again, settleScript.Eval)
+	answers = l.pipeline(ctx, again, settleScript.Eval, behind)
 	for j, i := range forgotten {
 		grants[i] = readGrant(&claims[i], answers[j])
 	}
@@ -106,7 +116,7 @@ func (l *Redis) Settle(ctx context.Context, claims []ratelimit.Claim, grants []r
 
 type evalFunc func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd
 
-func (l *Redis) pipeline(ctx context.Context, claims []ratelimit.Claim, eval evalFunc) []*redis.Cmd {
+func (l *Redis) pipeline(ctx context.Context, claims []ratelimit.Claim, eval evalFunc, behind func(redis.Pipeliner)) []*redis.Cmd {
 	answers := make([]*redis.Cmd, len(claims))
 	pipe := l.client.Pipeline()
 	for i := range claims {
@@ -116,6 +126,7 @@ func (l *Redis) pipeline(ctx context.Context, claims []ratelimit.Claim, eval eva
 		}
 		answers[i] = eval(ctx, pipe, names, l.arguments(&claims[i])...)
 	}
+	behind(pipe)
 	if _, err := pipe.Exec(ctx); err != nil { // also when a single command failed
 		for _, a := range answers {
 			if a.Err() == nil && a.Val() == nil {

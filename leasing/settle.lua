@@ -39,6 +39,7 @@ if now == 0 then
   now = time[1] * MICRO + time[2]
 end
 
+local ledger = now -- the ledger's own clock; the account's may be ahead of it
 local floor, fmod, max, min = math.floor, math.fmod, math.max, math.min
 
 -- div is the whole part of x / y, exactly.
@@ -347,7 +348,7 @@ local function answer(r)
   if r[INFLIGHT] < c.waiting then retry = retry_after(c.direct and c.waiting - r[INFLIGHT] or 1) end
   return {
     0, r[GRANTED] + r[INFLIGHT], r[FENCE], r[WINDOW], flag(r, 2) and 1 or 0, available(r[WINDOW]), elsewhere, reset, retry,
-    live_holders(r[WINDOW]), r[OVER], relearning(r[WINDOW]) and 1 or 0, a.now, stranded,
+    live_holders(r[WINDOW]), r[OVER], relearning(r[WINDOW]) and 1 or 0, ledger, stranded,
     r[WINDOW] < a.window and a.late or a.over, (r[WINDOW] == c.window or bucket and c.window ~= 0) and 1 or 0,
   }
 end

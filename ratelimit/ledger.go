@@ -146,8 +146,9 @@ type EpochQuery struct {
 type Epochal interface {
 	Ledger
 	// SettleEpoch is Settle of claims on one part, of which there may be none.
-	// It returns the epoch in which they were settled, or an older one, and a
-	// time of the ledger's clock since, or why neither is known.
+	// It returns the epoch right after, so that claims were settled in this epoch
+	// or in an older one, and the time by the ledger's clock; or why neither is
+	// known.
 	SettleEpoch(ctx context.Context, q EpochQuery, claims []Claim, grants []Grant) (Epoch, LedgerTime, error)
 }
 
