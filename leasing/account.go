@@ -17,8 +17,21 @@ type (
 const micro = 1_000_000 // micro-tokens in a token
 
 const (
-	relearnTime  = 2 * time.Second // in which every busy holder claims
+	relearnTime  = 2 * time.Second // in which every holder tells what it has spent
 	relearnShare = 20              // grants meanwhile: 1 of so many tokens of the limit
+
+	// A clock that goes back by less than a period leaves an account waiting; a
+	// bucket's, which is full again in less time than that, waits this long at most.
+	bucketWaits = time.Second
+)
+
+// How many records an account keeps of holders that may have ended. A claim
+// looks at all records of its account, so that their number must have a bound,
+// in windows of a month or a year too.
+const (
+	mostRecords = 256              // beyond, records of expired leases are folded
+	keptRecords = mostRecords / 2  // down to this many, the oldest first
+	foldAfter   = 10 * time.Second // a last claim may still be overtaken by an earlier one
 )
 
 // record is the ledger's copy of one holder's truth, plus the grant in flight.
@@ -38,6 +51,8 @@ type record struct {
 	direct bool // what is in flight is not kept
 	closed bool // reclaimed at expiry: its fence can neither renew nor return
 	void   bool // the last answer said so
+	eager  bool // claimed under reclaim: eager, whose holders stop early enough for that
+	last   bool // its holder has ended: nothing more will be heard of it
 }
 
 // charged is what the holder costs the budget.
@@ -62,10 +77,18 @@ func (r *record) outstanding() tokens {
 // account is the ledger's record for a key, under any of the algorithms.
 // The zero account is new. It is not safe for concurrent use.
 type account struct {
-	now    ledgerTime      // the latest time seen: the account's clock never goes back
+	now    ledgerTime      // the account's clock: the latest time seen, less lag
+	ledger ledgerTime      // the ledger's, when it was last heard
+	lag    ledgerTime      // by which it runs behind the ledger's, until its window ends
 	fence  ratelimit.Fence // Invariant: strictly increasing for the key for ever
-	window window
-	dead   ledgerTime // from here on the account means the same as a new one
+	born   ratelimit.Fence // the first of this life: a lower one is of data that was lost
+	folded ratelimit.Fence // the highest of a record that was folded into base
+	// Holders whose fence is at most renamed call each window by a number that
+	// is higher by moved: the ledger's clock has gone back since; see shift.
+	renamed ratelimit.Fence
+	moved   window
+	window  window
+	dead    ledgerTime // from here on the account means the same as a new one
 
 	base tokens // charged in this window by holders that are no longer recorded
 	prev tokens // sliding_window: charged in the window before
@@ -74,8 +97,8 @@ type account struct {
 	left tokens // fixed_window: what was left of the limit in the window before,
 	late tokens // and what was over
 
-	// Until relearn the ledger is being told what it had forgotten: until all
-	// holders have, it grants no more than a twentieth of the limit in all.
+	// Until relearn the ledger is being told what it had forgotten of this window:
+	// until all holders have, it grants no more than a twentieth of the limit in all.
 	relearn   ledgerTime
 	relearned tokens // granted since
 
@@ -97,6 +120,12 @@ func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 		return late // there are no windows that begin anew
 	}
 	a.advance(now, c)
+	if c.Fence > 0 && c.Fence <= a.renamed {
+		renumbered := *c
+		renumbered.Window -= a.moved
+		c = &renumbered
+	}
+	a.learn(c)
 	if c.Ahead && c.Window != a.window && c.Window != a.target(c) {
 		return late // for a window that is over
 	}
@@ -116,6 +145,7 @@ func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	if r == nil {
 		a.drop(c)
 		r = a.add(c.Holder)
+		a.unfold(r, c)
 	}
 	if c.Final {
 		over := a.tally(r, c)
@@ -132,6 +162,35 @@ func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	return a.answer(r, c)
 }
 
+// learn takes in that the ledger's data is young: what is not known of a window
+// that began before, in this account or because there was none, may have been lost.
+func (a *account) learn(c *ratelimit.Claim) {
+	l := &c.Limit
+	lost := true
+	switch l.Algorithm {
+	case ratelimit.FixedWindow:
+		lost = l.WindowEnd(a.window-1) < c.Lost
+	case ratelimit.SlidingWindow: // the window before counts too
+		lost = l.WindowEnd(a.window-2) < c.Lost
+	case ratelimit.TokenBucket:
+	}
+	if lost && c.Learning > max(a.now, a.relearn) {
+		a.relearnUntil(c.Learning)
+	}
+}
+
+// relearnUntil has little granted until then. Fences from before say nothing any
+// more of what is recorded.
+func (a *account) relearnUntil(t ledgerTime) {
+	if a.now >= a.relearn {
+		a.relearned, a.born = 0, a.fence+1
+	}
+	a.relearn = t
+}
+
+// relearning tells whether little is granted of a window.
+func (a *account) relearning(at window) bool { return at == a.window && a.now < a.relearn }
+
 // target is the window that a claim is booked in: the current one, or the next.
 func (a *account) target(c *ratelimit.Claim) window {
 	if c.Ahead && c.Limit.Algorithm == ratelimit.FixedWindow && c.Window == a.window+1 {
@@ -140,10 +199,69 @@ func (a *account) target(c *ratelimit.Claim) window {
 	return a.window
 }
 
+// clock is the account's time when the ledger's clock shows now.
+//
+// An account that came from a ledger whose clock is behind (see Adopt) keeps
+// that clock until its window ends: otherwise the rest of the window would be
+// granted twice, once there and once here.
+//
+// When the ledger's clock went back by less than a period, the account waits
+// until that time has passed again, so that no window is granted twice. When it
+// went back further, waiting would refuse the key for longer than a window, and
+// the account moves to the new time with all that is charged to it.
+func (a *account) clock(now ledgerTime, l *ratelimit.Limit) ledgerTime {
+	a.ledger = now
+	if a.lag > 0 {
+		if l.Algorithm != ratelimit.TokenBucket && l.WindowAt(now-a.lag) <= a.window {
+			now -= a.lag
+		} else {
+			a.shift(a.lag, l)
+			a.lag = 0
+		}
+	}
+	waits := ledgerTime(l.Period() / time.Microsecond)
+	if l.Algorithm == ratelimit.TokenBucket {
+		waits = min(waits, ledgerTime(bucketWaits/time.Microsecond))
+	}
+	if back := a.now - now; back >= waits && a.window != 0 {
+		a.shift(-back, l)
+	}
+	return max(now, a.now)
+}
+
+// shift moves the account by so much on its clock: what is charged stays, and
+// every lease lasts as long from here on as it would have. When that brings it
+// into an earlier window, holders go on calling the window by its old number
+// until they are answered; their fences tell who does (renamed).
+func (a *account) shift(by ledgerTime, l *ratelimit.Limit) {
+	a.now += by
+	if a.relearn > 0 {
+		a.relearn += by
+	}
+	windows := window(0)
+	if by < 0 {
+		a.dead += by
+		if l.Algorithm != ratelimit.TokenBucket {
+			windows = l.WindowAt(a.now) - a.window
+		}
+	}
+	a.window += windows
+	if windows != 0 {
+		a.renamed, a.moved = a.fence, -windows
+	}
+	a.each(func(r *record) {
+		r.expires += by
+		r.window += windows
+	})
+}
+
 // advance moves the account to now: windows roll, buckets refill.
 func (a *account) advance(now ledgerTime, c *ratelimit.Claim) {
-	now = max(now, a.now)
 	fresh := a.window == 0
+	now = a.clock(now, &c.Limit)
+	if fresh {
+		a.born = max(a.fence+1, ratelimit.Fence(now))
+	}
 	if c.Limit.Algorithm == ratelimit.TokenBucket {
 		if fresh {
 			a.now = now
@@ -173,6 +291,9 @@ func (a *account) advance(now ledgerTime, c *ratelimit.Claim) {
 		a.left, a.late = max(a.left, a.most)-a.spent(a.window), a.over
 	}
 	a.window, a.base, a.over, a.most = w, 0, 0, 0
+	if c.Limit.Algorithm == ratelimit.FixedWindow {
+		a.relearn = 0 // nothing was lost of a window that begins now
+	}
 }
 
 // book makes the record a copy of the claim. It returns how many of the tokens
@@ -201,15 +322,13 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 		knew = r.granted + r.inflight
 	}
 	if reclaimed := known && r.closed; here && !reclaimed && !c.Refilled && c.Granted > knew {
-		if a.now >= a.relearn {
-			a.relearned = 0
-		}
-		a.relearn = a.now.Add(relearnTime)
+		a.relearnUntil(a.now.Add(relearnTime))
 	}
 	a.fence = max(a.fence+1, ratelimit.Fence(a.now))
 	*r = record{
 		holder: r.holder, seq: c.Seq, window: at, fence: a.fence,
 		expires: a.now.Add(c.TTL), direct: c.Direct, void: void, over: over,
+		eager: c.Reclaim == ratelimit.ReclaimEager, last: c.Last,
 	}
 	if here {
 		r.granted, r.spent, r.returned = c.Granted, c.Spent, c.Returned
@@ -295,7 +414,7 @@ func (a *account) grant(r *record, c *ratelimit.Claim, owed tokens, at window) {
 		r.over += a.overspent(c)
 	}
 	room := a.available(c, at)
-	relearning := a.now < a.relearn
+	relearning := a.relearning(at)
 	if relearning {
 		room = min(room, max(0, max(1, c.Limit.Capacity()/relearnShare)-a.relearned))
 	}
@@ -394,10 +513,12 @@ func (a *account) weightedPrevious(l *ratelimit.Limit) tokens {
 	return (min(a.prev, 1<<32)*left + total - 1) / total
 }
 
-// closeExpired credits what silent holders had not reported as spent.
+// closeExpired credits what silent holders had not reported as spent. Only of
+// leases that were claimed under reclaim: eager: a holder of any other reports
+// seldom and stops late, for nobody told it that its tokens become another's.
 func (a *account) closeExpired() {
 	a.each(func(r *record) {
-		if r.closed || a.now < r.expires || r.window != a.window {
+		if !r.eager || r.closed || a.now < r.expires || r.window != a.window {
 			return
 		}
 		r.closed = true
@@ -410,8 +531,8 @@ func (a *account) closeExpired() {
 func (a *account) answer(r *record, c *ratelimit.Claim) ratelimit.Grant {
 	g := ratelimit.Grant{
 		Seq: c.Seq, Granted: r.granted + r.inflight, Fence: r.fence, Window: r.window,
-		Void: r.void, TTL: c.TTL, Holders: a.liveHolders(r.window), OverAdmitted: r.over, Over: a.over,
-		At: a.now, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c), Relearning: a.now < a.relearn,
+		Carried: r.window == c.Window || c.Limit.Algorithm == ratelimit.TokenBucket && c.Window != 0, Void: r.void, TTL: c.TTL, Holders: a.liveHolders(r.window), OverAdmitted: r.over, Over: a.over,
+		At: a.ledger, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c), Relearning: a.relearning(r.window),
 	}
 	if r.window < a.window { // a last word on the window before
 		g.Over = a.late
@@ -443,11 +564,14 @@ func (a *account) resetAfter(w window, c *ratelimit.Claim) time.Duration {
 
 // retryAfter is when missing more tokens are there if nobody else spends.
 func (a *account) retryAfter(missing tokens, c *ratelimit.Claim) time.Duration {
-	if a.now < a.relearn {
-		return a.relearn.Sub(a.now)
-	}
 	end := a.resetAfter(a.target(c), c)
 	l := &c.Limit
+	if a.relearning(a.target(c)) {
+		if l.Algorithm == ratelimit.FixedWindow {
+			return min(end, a.relearn.Sub(a.now))
+		}
+		return a.relearn.Sub(a.now)
+	}
 	switch l.Algorithm {
 	case ratelimit.TokenBucket:
 		need := int64(min(missing, l.Burst)) * micro
@@ -523,13 +647,65 @@ func (a *account) find(h ratelimit.Holder) *record {
 	return nil
 }
 
-// drop forgets holders that no longer count, but for the claimant.
+// drop forgets holders that no longer count, but for the claimant, and folds
+// those that have ended: what they are charged becomes part of the base.
 func (a *account) drop(c *ratelimit.Claim) {
-	gone := func(r record) bool { return r.holder != c.Holder && a.obsolete(&r, &c.Limit, c.Tally) }
+	oldest := a.foldBelow()
+	gone := func(r record) bool {
+		switch {
+		case r.holder == c.Holder:
+			return false
+		case a.obsolete(&r, &c.Limit, c.Tally):
+			return true
+		case !a.ended(&r, oldest):
+			return false
+		}
+		if c.Limit.Algorithm != ratelimit.TokenBucket { // a bucket's level knows
+			a.base += r.charged()
+		}
+		a.folded = max(a.folded, r.fence)
+		return true
+	}
 	a.others = slices.DeleteFunc(a.others, gone)
 	if a.first.seq > 0 && gone(a.first) {
 		a.first = record{}
 	}
+}
+
+// ended tells whether a record may be folded: its holder has said that it ends,
+// a while ago; or its lease has expired, and its fence is below oldest.
+func (a *account) ended(r *record, oldest ratelimit.Fence) bool {
+	return r.window == a.window && (r.last && a.now >= r.expires.Add(foldAfter) || a.now >= r.expires && r.fence < oldest)
+}
+
+// unfold makes a record again for a holder whose record was folded and who is
+// still there: it has a fence of this life of the account, and no record. Since
+// then it was granted nothing, and may have given something back; what it still
+// has of its grants was therefore folded, that much at least.
+func (a *account) unfold(r *record, c *ratelimit.Claim) {
+	if c.Window != a.window || c.Fence < a.born || c.Fence > a.folded {
+		return
+	}
+	*r = record{holder: r.holder, window: a.window, fence: c.Fence, granted: c.Granted, spent: c.Spent, returned: c.Returned}
+	if c.Limit.Algorithm != ratelimit.TokenBucket {
+		a.base -= max(0, c.Granted-c.Returned)
+	}
+}
+
+// foldBelow is the fence below which records of expired leases are folded; 0
+// while there is room for more. Fences are drawn in the order of claims, so
+// that the holders which have been silent for longest go first.
+func (a *account) foldBelow() ratelimit.Fence {
+	if len(a.others) < mostRecords {
+		return 0
+	}
+	fences := make([]ratelimit.Fence, 0, len(a.others)+1)
+	a.each(func(r *record) { fences = append(fences, r.fence) })
+	if len(fences) <= mostRecords {
+		return 0
+	}
+	slices.Sort(fences)
+	return fences[len(fences)-keptRecords]
 }
 
 // add makes room for a holder.

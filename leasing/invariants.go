@@ -41,7 +41,7 @@ func (m *Memory) Reclaimed(claim *ratelimit.Claim) bool {
 	a, now := &c.val, m.clock()
 	r := a.find(claim.Holder)
 	return r != nil && claim.Reclaim == ratelimit.ReclaimEager && claim.Seq > r.seq && claim.Fence == r.fence && claim.Window == r.window &&
-		(claim.Limit.Algorithm == ratelimit.TokenBucket || claim.Limit.WindowAt(now) == r.window) && (r.closed || now >= r.expires)
+		(claim.Limit.Algorithm == ratelimit.TokenBucket || claim.Limit.WindowAt(now) == r.window) && (r.closed || r.eager && now >= r.expires)
 }
 
 // checkCopy is that the ledger's record of a holder is a copy of its claim, plus

@@ -54,7 +54,7 @@ func TestRedisAnswersAsMemoryDoes(t *testing.T) {
 			}
 		})
 	}
-	for _, kind := range []string{"grant", "refused", "return", "report", "expiry", "fenced", "recovery", "reset", "final", "stale"} {
+	for _, kind := range []string{"grant", "refused", "return", "report", "expiry", "fenced", "recovery", "reset", "final", "stale", "clock"} {
 		if audited.kinds[kind] == 0 {
 			t.Errorf("no %s in all records: %v", kind, audited.kinds)
 		}
@@ -112,7 +112,7 @@ func compareLedgers(t *testing.T, m *movedRedis, seed uint64) {
 	limit := randomLimit(rnd)
 	limits := []ratelimit.Limit{limit, limit}
 	limits[1].Requests = max(1, limit.Requests/2)
-	reclaim, tally := ratelimit.Reclaim(rnd.IntN(2)), rnd.IntN(2) == 0
+	tally := rnd.IntN(2) == 0
 	holders := make([]ratelimit.Claim, 4)
 	granted := make([]ratelimit.Grant, 2)
 	for step := range 150 {
@@ -120,11 +120,19 @@ func compareLedgers(t *testing.T, m *movedRedis, seed uint64) {
 		if rnd.IntN(40) == 0 {
 			m.now = m.now.Add(time.Duration(rnd.Int64N(3 * int64(limit.Period()))))
 		}
+		if rnd.IntN(50) == 0 { // the ledger's clock is set back, a little or by days
+			back := time.Duration(rnd.Int64N(int64(limit.Period()) * int64(1+rnd.IntN(2)*20)))
+			m.now = max(ledgertest.Epoch/2, m.now.Add(-back))
+		}
 		h := rnd.IntN(len(holders))
 		c := &holders[h]
 		mutate(rnd, c)
-		c.Key, c.Holder, c.Reclaim, c.Tally = fmt.Sprint("seed", seed), ratelimit.Holder(h+1), reclaim, tally
+		c.Key, c.Holder, c.Reclaim, c.Tally = fmt.Sprint("seed", seed), ratelimit.Holder(h+1), ratelimit.Reclaim(rnd.IntN(2)), tally
 		c.Limit = limits[min(1, rnd.IntN(10)/9)]
+		if c.Lost, c.Learning = 0, 0; rnd.IntN(20) == 0 { // it hears that data was lost
+			c.Lost = m.now.Add(-time.Duration(rnd.Int64N(2 * int64(limit.Period()))))
+			c.Learning = c.Lost.Add(time.Duration(rnd.Int64N(3 * int64(limit.Period()))))
+		}
 		if c.Audit = ""; seed%2 == 1 {
 			c.Audit = "d.r"
 		}
@@ -142,7 +150,7 @@ func compareLedgers(t *testing.T, m *movedRedis, seed uint64) {
 			t.Fatalf("step %d: limit %v, claim %+v\nerrors %v, %v (-memory +redis):\n%s", step, c.Limit, *c, granted[0].Err, granted[1].Err, d)
 		}
 		if granted[0].Err == nil && rnd.IntN(4) > 0 { // the answer arrived
-			if want.Window != c.Window {
+			if !want.Carried {
 				c.Spent, c.Returned = 0, 0
 			}
 			c.Granted, c.Fence, c.Window = want.Granted, want.Fence, want.Window
@@ -185,7 +193,7 @@ func mutate(rnd *rand.Rand, c *ratelimit.Claim) {
 	case 4: // for the window to come, or one that was to come
 		*c = ratelimit.Claim{Seq: c.Seq, Window: c.Window + window(rnd.IntN(3)), Ahead: true}
 	}
-	c.Reset = rnd.IntN(50) == 0
+	c.Reset, c.Last = rnd.IntN(50) == 0, rnd.IntN(6) == 0
 	if rnd.IntN(3) == 0 {
 		c.Ahead, c.Final = false, false
 	}
