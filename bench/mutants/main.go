@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -31,6 +32,7 @@ type options struct {
 	list    bool
 	whole   bool // run also what the plan leaves out
 	verify  bool // run those that are listed as equivalent, too
+	again   bool // run only those that the last report does not say to be killed
 	json    string
 	known   string // the list of equivalents
 	cache   string
@@ -50,6 +52,7 @@ func main() {
 	flag.BoolVar(&o.list, "list", false, "list the mutants, and run nothing")
 	flag.BoolVar(&o.whole, "whole", false, "run all mutants, also of files of which the plan takes only a part")
 	flag.BoolVar(&o.verify, "verify", false, "run mutants that are listed as equivalent, too: none may be killed")
+	flag.BoolVar(&o.again, "again", false, "take those that the last report (-json) says were killed as killed: for when only tests were added since")
 	flag.StringVar(&o.json, "json", ".cache/mutants/report.json", "where the report goes")
 	flag.StringVar(&o.known, "equivalent", "bench/mutants/equivalent.txt", "the list of equivalent mutants")
 	flag.StringVar(&o.cache, "cache", ".cache/mutants", "where measurements are kept")
@@ -124,18 +127,45 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 	if err != nil {
 		return err
 	}
-	if r.Results, err = h.all(ctx, o, all, known, start); err != nil {
+	before, err := o.before()
+	if err != nil {
+		return err
+	}
+	r.Results, err = h.all(ctx, o, all, known, before, start)
+	if err != nil && ctx.Err() == nil {
 		return err
 	}
 	r.Took = time.Since(start)
-	r.write(o.out)
-	if err := r.save(o.json); err != nil {
+	r.write(o.out) // also when it was interrupted
+	if err := errors.Join(err, r.save(o.json)); err != nil {
 		return err
 	}
 	if wrong := r.verdict(); wrong != "" {
 		return errors.New(wrong)
 	}
 	return nil
+}
+
+// before is what the last report says was killed, by key, if that is to count.
+func (o *options) before() (map[string]result, error) {
+	killedBefore := map[string]result{}
+	if !o.again {
+		return killedBefore, nil
+	}
+	text, err := os.ReadFile(o.json)
+	if err != nil {
+		return nil, fmt.Errorf("-again needs the report of a run before: %w", err)
+	}
+	var last report
+	if err := json.Unmarshal(text, &last); err != nil {
+		return nil, fmt.Errorf("%s is no report: %w", o.json, err)
+	}
+	for _, r := range last.Results {
+		if r.Fate == killed {
+			killedBefore[r.Key] = r
+		}
+	}
+	return killedBefore, nil
 }
 
 // chosen are the plan's files that the option names.
@@ -232,13 +262,17 @@ func (p *plan) prepare(ctx context.Context, o *options, src *source, all []*muta
 }
 
 // all runs the mutants in an order that a seed says, while the budget lasts.
-func (h *hunt) all(ctx context.Context, o *options, all []*mutant, known equivalents, start time.Time) ([]result, error) {
+func (h *hunt) all(ctx context.Context, o *options, all []*mutant, known equivalents, before map[string]result, start time.Time) ([]result, error) {
 	results := make([]result, len(all))
 	var order []int
 	for i, m := range all {
 		results[i] = newResult(m)
 		if why := known.reason(m); why != "" && !o.verify {
 			results[i].Fate, results[i].Reason = equivalent, why
+			continue
+		}
+		if r, ok := before[m.key()]; ok {
+			results[i] = r
 			continue
 		}
 		results[i].Fate = notRun
