@@ -68,7 +68,7 @@ func (n *node) start() {
 		n.view = w.members()
 	}
 	n.in(time.Duration(w.rnd.Int64N(int64(leasing.SweepEvery))), n.sweep)
-	if w.seats() > 0 {
+	if w.plan().Seats() > 0 {
 		n.sit()
 	}
 }
@@ -187,7 +187,7 @@ func (n *node) leave() {
 // sit keeps a seat, as approx.Keeper.Run does.
 func (n *node) sit() {
 	sent := n.clock()
-	if a, due := n.keeper.Due(sent, n.seats()); due {
+	if a, due := n.keeper.Due(sent, n.plan()); due {
 		n.store.sit(n, sent, a)
 		return
 	}
@@ -196,7 +196,7 @@ func (n *node) sit() {
 
 // sat takes in the answer.
 func (n *node) sat(sent ratelimit.Instant, a approx.Application, t approx.Tenancy, err error) {
-	n.keeper.Answer(sent, a, t, err)
+	n.keeper.Answer(sent, a, n.plan(), t, err)
 	n.trace("node %d: seat %d, fence %d, windows from %d (%v)", n.slot, t.Seat, t.Fence, t.Taint, err)
 	n.in(approx.SeatTTL/20, n.sit)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
+	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/bench/judge"
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/leasing"
@@ -214,10 +215,5 @@ func (w *world) travel(d Delay) time.Duration {
 
 func (w *world) lost() bool { return w.Net.Loss > 0 && w.rnd.Float64() < w.Net.Loss }
 
-// seats are wanted by rules of mode approx.
-func (w *world) seats() int {
-	if w.Rule.Coordination.Mode != ratelimit.Approx {
-		return 0
-	}
-	return w.Rule.Coordination.MaxNodes
-}
+// plan is of the drift seats that are wanted.
+func (w *world) plan() approx.Plan { return approx.NewPlan([]*ratelimit.Rule{w.Rule}) }
