@@ -84,6 +84,3 @@ func (p *goPackage) constantAt(f *goFile, e edit) (m *mutant) {
 	})
 	return m
 }
-
-// allByHand are faults that would matter and are easy to miss.
-var allByHand = []byHand{}

@@ -43,7 +43,7 @@ type options struct {
 func main() {
 	var o options
 	flag.StringVar(&o.files, "files", "", "mutate only these `files`, with commas between; the default is all")
-	flag.StringVar(&o.only, "only", "", "run only mutants whose file, function, old or new line match this `pattern`")
+	flag.StringVar(&o.only, "only", "", "run only mutants whose kind, file, function, old or new line match this `pattern`")
 	flag.DurationVar(&o.budget, "budget", time.Hour, "begin no mutant after this time")
 	flag.DurationVar(&o.each, "each", time.Minute, "what the tests of one mutant may take in all")
 	flag.IntVar(&o.workers, "workers", 2, "how many test binaries run at a time")
@@ -110,7 +110,7 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 		if err != nil {
 			return fmt.Errorf("-only %q: %w", o.only, err)
 		}
-		all = slices.DeleteFunc(all, func(m *mutant) bool { return !pattern.MatchString(m.key()) })
+		all = slices.DeleteFunc(all, func(m *mutant) bool { return !pattern.MatchString(m.op + "\n" + m.key()) })
 	}
 	if o.list {
 		for _, m := range all {
