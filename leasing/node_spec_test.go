@@ -370,3 +370,27 @@ func TestNextWindowIsClaimedInTime(t *testing.T) {
 		r.says(false, ratelimit.FromClaim)
 	}
 }
+
+// A node stops spending a lease before the ledger takes it for expired: a
+// twentieth of its time before, and a quarter where the ledger then gives its
+// tokens to others; counted from when the claim was sent, however long the
+// answer took.
+func TestNodeStopsBeforeTheLedger(t *testing.T) {
+	for reclaim, last := range map[ratelimit.Reclaim]time.Duration{
+		ratelimit.ReclaimSafe: 9500 * time.Millisecond, ratelimit.ReclaimEager: 7500 * time.Millisecond,
+	} {
+		s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+		s.rule.Coordination.Reclaim, s.rule.Coordination.Lease.TTL = reclaim, 10*time.Second
+		s.rule.Coordination.Lease.Fixed = 20
+		r := s.asks(1)
+		b, _ := s.sends()
+		s.settled(b, 2*time.Second)
+		r.says(false, ratelimit.FromClaim)
+		s.passes(last - 2*time.Second - 1)
+		s.spends(1)
+		s.passes(1)
+		if r := s.asks(1); r.decided() {
+			t.Errorf("%v after the claim for 10 s was sent, reclaim: %v, the lease is spent: %+v", last, reclaim, r.v)
+		}
+	}
+}
