@@ -22,10 +22,10 @@ const (
 type schema struct {
 	*goPackage
 	texts  map[string]string
-	copies map[string][]span // by file: the copies, as places in texts
+	copies map[string][]span // by file: what was added, as places in texts
 }
 
-// span is the place of one mutant's copy of a function.
+// span is the place of one mutant's copy of a function, or of a constant.
 type span struct {
 	start, end int
 	m          *mutant
@@ -59,13 +59,7 @@ func (p *goPackage) instrument(mutants []*mutant) (s *schema, invalid map[*mutan
 // and their copies follow at the end, so that lines stay where they were.
 func (s *schema) write(f *goFile, mutants []*mutant) {
 	byFunction := map[*ast.FuncDecl][]*mutant{}
-	var consts []string
 	for _, m := range mutants {
-		for _, c := range m.consts {
-			if c.file == f.name {
-				consts = append(consts, withNumber(c.text, m.id))
-			}
-		}
 		for _, e := range m.edits {
 			if e.file != f.name {
 				continue
@@ -77,11 +71,12 @@ func (s *schema) write(f *goFile, mutants []*mutant) {
 	}
 	var edits []edit
 	var tail strings.Builder
-	type place struct {
-		start, end int
-		m          *mutant
+	var places []span // in the tail
+	write := func(m *mutant, text string) {
+		from := tail.Len()
+		tail.WriteString("\n" + text + "\n")
+		places = append(places, span{from, tail.Len(), m})
 	}
-	var places []place
 	for _, fn := range f.functions() {
 		all := byFunction[fn]
 		if len(all) == 0 {
@@ -90,20 +85,21 @@ func (s *schema) write(f *goFile, mutants []*mutant) {
 		own := f.dispatch(fn, all)
 		edits = append(edits, own...)
 		for _, m := range all {
-			from := tail.Len()
-			tail.WriteString("\n" + f.copied(fn, m) + "\n")
-			places = append(places, place{from, tail.Len(), m})
+			write(m, f.copied(fn, m))
+		}
+	}
+	for _, m := range mutants {
+		for _, c := range m.consts {
+			if c.file == f.name {
+				write(m, withNumber(c.text, m.id))
+			}
 		}
 	}
 	text := applied(f.text, edits) + "\n"
 	for _, pl := range places {
 		s.copies[f.name] = append(s.copies[f.name], span{len(text) + pl.start, len(text) + pl.end, pl.m})
 	}
-	text += tail.String()
-	for _, c := range consts {
-		text += "\n" + c + "\n"
-	}
-	s.texts[f.name] = text
+	s.texts[f.name] = text + tail.String()
 }
 
 // copied is a function with one mutant's edits, under another name.
