@@ -17,7 +17,7 @@ type (
 const micro = 1_000_000 // micro-tokens in a token
 
 const (
-	relearnTime  = 2 * time.Second // in which every busy holder claims
+	relearnTime  = 2 * time.Second // in which every holder tells what it has spent
 	relearnShare = 20              // grants meanwhile: 1 of so many tokens of the limit
 
 	// A clock that goes back by less than a period leaves an account waiting; a
@@ -29,7 +29,7 @@ const (
 // looks at all records of its account, so that their number must have a bound,
 // in windows of a month or a year too.
 const (
-	mostRecords = 1024             // beyond, records of expired leases are folded
+	mostRecords = 256              // beyond, records of expired leases are folded
 	keptRecords = mostRecords / 2  // down to this many, the oldest first
 	foldAfter   = 10 * time.Second // a last claim may still be overtaken by an earlier one
 )
@@ -78,10 +78,17 @@ func (r *record) outstanding() tokens {
 // The zero account is new. It is not safe for concurrent use.
 type account struct {
 	now    ledgerTime      // the account's clock: the latest time seen, less lag
+	ledger ledgerTime      // the ledger's, when it was last heard
 	lag    ledgerTime      // by which it runs behind the ledger's, until its window ends
 	fence  ratelimit.Fence // Invariant: strictly increasing for the key for ever
-	window window
-	dead   ledgerTime // from here on the account means the same as a new one
+	born   ratelimit.Fence // the first of this life: a lower one is of data that was lost
+	folded ratelimit.Fence // the highest of a record that was folded into base
+	// Holders whose fence is at most renamed call each window by a number that
+	// is higher by moved: the ledger's clock has gone back since; see shift.
+	renamed ratelimit.Fence
+	moved   window
+	window  window
+	dead    ledgerTime // from here on the account means the same as a new one
 
 	base tokens // charged in this window by holders that are no longer recorded
 	prev tokens // sliding_window: charged in the window before
@@ -90,8 +97,8 @@ type account struct {
 	left tokens // fixed_window: what was left of the limit in the window before,
 	late tokens // and what was over
 
-	// Until relearn the ledger is being told what it had forgotten: until all
-	// holders have, it grants no more than a twentieth of the limit in all.
+	// Until relearn the ledger is being told what it had forgotten of this window:
+	// until all holders have, it grants no more than a twentieth of the limit in all.
 	relearn   ledgerTime
 	relearned tokens // granted since
 
@@ -113,6 +120,12 @@ func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 		return late // there are no windows that begin anew
 	}
 	a.advance(now, c)
+	if c.Fence > 0 && c.Fence <= a.renamed {
+		renumbered := *c
+		renumbered.Window -= a.moved
+		c = &renumbered
+	}
+	a.learn(c)
 	if c.Ahead && c.Window != a.window && c.Window != a.target(c) {
 		return late // for a window that is over
 	}
@@ -132,6 +145,7 @@ func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	if r == nil {
 		a.drop(c)
 		r = a.add(c.Holder)
+		a.unfold(r, c)
 	}
 	if c.Final {
 		over := a.tally(r, c)
@@ -147,6 +161,35 @@ func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	a.dead = a.deadline(c)
 	return a.answer(r, c)
 }
+
+// learn takes in that the ledger's data is young: what is not known of a window
+// that began before, in this account or because there was none, may have been lost.
+func (a *account) learn(c *ratelimit.Claim) {
+	l := &c.Limit
+	lost := true
+	switch l.Algorithm {
+	case ratelimit.FixedWindow:
+		lost = l.WindowEnd(a.window-1) < c.Lost
+	case ratelimit.SlidingWindow: // the window before counts too
+		lost = l.WindowEnd(a.window-2) < c.Lost
+	case ratelimit.TokenBucket:
+	}
+	if lost && c.Learning > max(a.now, a.relearn) {
+		a.relearnUntil(c.Learning)
+	}
+}
+
+// relearnUntil has little granted until then. Fences from before say nothing any
+// more of what is recorded.
+func (a *account) relearnUntil(t ledgerTime) {
+	if a.now >= a.relearn {
+		a.relearned, a.born = 0, a.fence+1
+	}
+	a.relearn = t
+}
+
+// relearning tells whether little is granted of a window.
+func (a *account) relearning(at window) bool { return at == a.window && a.now < a.relearn }
 
 // target is the window that a claim is booked in: the current one, or the next.
 func (a *account) target(c *ratelimit.Claim) window {
@@ -167,6 +210,7 @@ func (a *account) target(c *ratelimit.Claim) window {
 // went back further, waiting would refuse the key for longer than a window, and
 // the account moves to the new time with all that is charged to it.
 func (a *account) clock(now ledgerTime, l *ratelimit.Limit) ledgerTime {
+	a.ledger = now
 	if a.lag > 0 {
 		if l.Algorithm != ratelimit.TokenBucket && l.WindowAt(now-a.lag) <= a.window {
 			now -= a.lag
@@ -186,7 +230,9 @@ func (a *account) clock(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 }
 
 // shift moves the account by so much on its clock: what is charged stays, and
-// every lease lasts as long from here on as it would have.
+// every lease lasts as long from here on as it would have. When that brings it
+// into an earlier window, holders go on calling the window by its old number
+// until they are answered; their fences tell who does (renamed).
 func (a *account) shift(by ledgerTime, l *ratelimit.Limit) {
 	a.now += by
 	if a.relearn > 0 {
@@ -200,6 +246,9 @@ func (a *account) shift(by ledgerTime, l *ratelimit.Limit) {
 		}
 	}
 	a.window += windows
+	if windows != 0 {
+		a.renamed, a.moved = a.fence, -windows
+	}
 	a.each(func(r *record) {
 		r.expires += by
 		r.window += windows
@@ -210,6 +259,9 @@ func (a *account) shift(by ledgerTime, l *ratelimit.Limit) {
 func (a *account) advance(now ledgerTime, c *ratelimit.Claim) {
 	fresh := a.window == 0
 	now = a.clock(now, &c.Limit)
+	if fresh {
+		a.born = max(a.fence+1, ratelimit.Fence(now))
+	}
 	if c.Limit.Algorithm == ratelimit.TokenBucket {
 		if fresh {
 			a.now = now
@@ -239,6 +291,9 @@ func (a *account) advance(now ledgerTime, c *ratelimit.Claim) {
 		a.left, a.late = max(a.left, a.most)-a.spent(a.window), a.over
 	}
 	a.window, a.base, a.over, a.most = w, 0, 0, 0
+	if c.Limit.Algorithm == ratelimit.FixedWindow {
+		a.relearn = 0 // nothing was lost of a window that begins now
+	}
 }
 
 // book makes the record a copy of the claim. It returns how many of the tokens
@@ -267,10 +322,7 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 		knew = r.granted + r.inflight
 	}
 	if reclaimed := known && r.closed; here && !reclaimed && !c.Refilled && c.Granted > knew {
-		if a.now >= a.relearn {
-			a.relearned = 0
-		}
-		a.relearn = a.now.Add(relearnTime)
+		a.relearnUntil(a.now.Add(relearnTime))
 	}
 	a.fence = max(a.fence+1, ratelimit.Fence(a.now))
 	*r = record{
@@ -362,7 +414,7 @@ func (a *account) grant(r *record, c *ratelimit.Claim, owed tokens, at window) {
 		r.over += a.overspent(c)
 	}
 	room := a.available(c, at)
-	relearning := a.now < a.relearn
+	relearning := a.relearning(at)
 	if relearning {
 		room = min(room, max(0, max(1, c.Limit.Capacity()/relearnShare)-a.relearned))
 	}
@@ -479,8 +531,8 @@ func (a *account) closeExpired() {
 func (a *account) answer(r *record, c *ratelimit.Claim) ratelimit.Grant {
 	g := ratelimit.Grant{
 		Seq: c.Seq, Granted: r.granted + r.inflight, Fence: r.fence, Window: r.window,
-		Void: r.void, TTL: c.TTL, Holders: a.liveHolders(r.window), OverAdmitted: r.over, Over: a.over,
-		At: a.now, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c), Relearning: a.now < a.relearn,
+		Carried: r.window == c.Window || c.Limit.Algorithm == ratelimit.TokenBucket && c.Window != 0, Void: r.void, TTL: c.TTL, Holders: a.liveHolders(r.window), OverAdmitted: r.over, Over: a.over,
+		At: a.ledger, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c), Relearning: a.relearning(r.window),
 	}
 	if r.window < a.window { // a last word on the window before
 		g.Over = a.late
@@ -512,11 +564,14 @@ func (a *account) resetAfter(w window, c *ratelimit.Claim) time.Duration {
 
 // retryAfter is when missing more tokens are there if nobody else spends.
 func (a *account) retryAfter(missing tokens, c *ratelimit.Claim) time.Duration {
-	if a.now < a.relearn {
-		return a.relearn.Sub(a.now)
-	}
 	end := a.resetAfter(a.target(c), c)
 	l := &c.Limit
+	if a.relearning(a.target(c)) {
+		if l.Algorithm == ratelimit.FixedWindow {
+			return min(end, a.relearn.Sub(a.now))
+		}
+		return a.relearn.Sub(a.now)
+	}
 	switch l.Algorithm {
 	case ratelimit.TokenBucket:
 		need := int64(min(missing, l.Burst)) * micro
@@ -608,6 +663,7 @@ func (a *account) drop(c *ratelimit.Claim) {
 		if c.Limit.Algorithm != ratelimit.TokenBucket { // a bucket's level knows
 			a.base += r.charged()
 		}
+		a.folded = max(a.folded, r.fence)
 		return true
 	}
 	a.others = slices.DeleteFunc(a.others, gone)
@@ -618,11 +674,22 @@ func (a *account) drop(c *ratelimit.Claim) {
 
 // ended tells whether a record may be folded: its holder has said that it ends,
 // a while ago; or its lease has expired, and its fence is below oldest.
-//
-// A holder that comes back after it was folded is charged twice for what it had
-// spent, until the window ends: it may be refused early, and nothing is over.
 func (a *account) ended(r *record, oldest ratelimit.Fence) bool {
 	return r.window == a.window && (r.last && a.now >= r.expires.Add(foldAfter) || a.now >= r.expires && r.fence < oldest)
+}
+
+// unfold makes a record again for a holder whose record was folded and who is
+// still there: it has a fence of this life of the account, and no record. Since
+// then it was granted nothing, and may have given something back; what it still
+// has of its grants was therefore folded, that much at least.
+func (a *account) unfold(r *record, c *ratelimit.Claim) {
+	if c.Window != a.window || c.Fence < a.born || c.Fence > a.folded {
+		return
+	}
+	*r = record{holder: r.holder, window: a.window, fence: c.Fence, granted: c.Granted, spent: c.Spent, returned: c.Returned}
+	if c.Limit.Algorithm != ratelimit.TokenBucket {
+		a.base -= max(0, c.Granted-c.Returned)
+	}
 }
 
 // foldBelow is the fence below which records of expired leases are folded; 0

@@ -109,7 +109,7 @@ func TestManyHoldersInOneWindow(t *testing.T) {
 	w := newTwins(t)
 	limit := ratelimit.Limit{Unit: ratelimit.Year, Requests: 1 << 30}
 	charged := tokens(0)
-	for h := range ratelimit.Holder(3000) {
+	for h := range ratelimit.Holder(1000) {
 		w.now = w.now.Add(time.Second)
 		g := w.claim(ratelimit.Claim{Limit: limit, Holder: 10 + h, Seq: 1, Waiting: 10, TTL: 10 * time.Second})
 		charged += 10
@@ -135,6 +135,34 @@ func TestManyHoldersInOneWindow(t *testing.T) {
 	}
 }
 
+// Nodes that live, and whose key was idle for so long that their records were
+// folded, are charged once and not again when the key is asked for.
+func TestFoldedHolderComesBack(t *testing.T) {
+	for algorithm := range ratelimit.Algorithms {
+		t.Run(ratelimit.Algorithms[algorithm], func(t *testing.T) {
+			w := newTwins(t)
+			limit := ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Year, Requests: 100_000, Burst: 100_000}
+			nodes := make([]ratelimit.Claim, 2*mostRecords)
+			for round := range 3 {
+				for i := range nodes {
+					w.now = w.now.Add(time.Second)
+					c := &nodes[i]
+					c.Limit, c.Holder, c.Seq, c.TTL, c.Waiting = limit, ratelimit.Holder(10+i), c.Seq+1, 10*time.Second, 10
+					g := w.claim(*c)
+					if g.Relearning || g.Granted != c.Granted+10 {
+						t.Fatalf("round %d, node %d: granted %d more, relearning %v; want 10, for the ledger has lost nothing", round, i, g.Granted-c.Granted, g.Relearning)
+					}
+					c.Window, c.Fence, c.Granted, c.Spent = g.Window, g.Fence, g.Granted, g.Granted
+				}
+			}
+			_, cell := w.memory.locked([]byte("k"))
+			if got, want := cell.val.charged(cell.val.window), tokens(3*10*len(nodes)); limit.Algorithm != ratelimit.TokenBucket && got != want {
+				t.Errorf("%d were charged, want %d: what was granted", got, want)
+			}
+		})
+	}
+}
+
 func (a *account) records() (n int) {
 	a.each(func(*record) { n++ })
 	return n
@@ -147,7 +175,7 @@ func TestManyRecordsAreDropped(t *testing.T) {
 	}
 	w := newTwins(t)
 	limit := ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Hour, Requests: 1 << 30}
-	for h := range ratelimit.Holder(1500) { // live ones, which no fold may touch
+	for h := range ratelimit.Holder(600) { // live ones, which no fold may touch
 		w.claim(ratelimit.Claim{Limit: limit, Holder: 10 + h, Seq: 1, Waiting: 1, TTL: time.Hour})
 	}
 	w.now = w.now.Add(3 * time.Hour)

@@ -51,14 +51,45 @@ func (f *Fleet) owe(now instant, a *ask, n tokens) {
 	h := &c.val
 	h.settled = false
 	if h.lease.current(now, a) {
-		h.lease.spent += n
+		h.lease.spent = ratelimit.Booked(h.lease.spent, n)
 		h.gauge()
 		return
 	}
 	if h.owed == 0 {
 		h.owedAt = now
 	}
-	h.owed = ratelimit.AddTokens(h.owed, n)
+	h.owed = ratelimit.Booked(h.owed, n)
+}
+
+// undoFallback takes back what fail charged: from what is booked for the ledger,
+// and from the budget of this node alone.
+func (f *Fleet) undoFallback(now instant, a *ask, v *verdict) {
+	policy := a.Rule.Coordination.OnStoreFailure
+	if v.Charged <= 0 {
+		return
+	}
+	if policy != ratelimit.FailOpen && policy != ratelimit.FailCached || v.Reason == ratelimit.FallbackTableFull {
+		own, at := *a, *v
+		own.Rule, at.Source = a.Rule.LocalShare(), ratelimit.FromLease
+		f.fallback.Undo(now, []ask{own}, []verdict{at})
+	}
+	s, _, c := f.locked(a.Key)
+	defer s.mu.Unlock()
+	if c == nil {
+		return
+	}
+	h := &c.val
+	switch {
+	case h.owed > 0:
+		h.owed = max(0, h.owed-v.Charged)
+	case h.lease.current(now, a):
+		h.lease.unspend(min(v.Charged, h.lease.spent), false)
+		if policy == ratelimit.FailCached {
+			h.lease.available += v.Charged
+		}
+	}
+	h.settled = false
+	h.gauge()
 }
 
 // local spends from a budget of this node alone: local_cap, or the limit's

@@ -94,6 +94,41 @@ func (s *memoryShard) admit(now ledgerTime, hash uint64, key []byte) *cell[accou
 // ten is free to go, cheap enough for a flood of new keys.
 const evictTries = 24
 
+// LosableMemory is a Memory that can lose its data as a Redis can, and tells of it
+// ([ratelimit.Epochal]): the simulator's ledger. Its methods are not to be called
+// at the same time.
+type LosableMemory struct {
+	*Memory
+	epoch ratelimit.Epoch
+}
+
+// NewLosable makes a ledger whose first epoch is not young.
+func NewLosable(m *Memory) *LosableMemory {
+	return &LosableMemory{m, ratelimit.Epoch{ID: 1}}
+}
+
+// SettleEpoch implements [ratelimit.Epochal].
+func (l *LosableMemory) SettleEpoch(ctx context.Context, q ratelimit.EpochQuery, claims []ratelimit.Claim, grants []ratelimit.Grant) (ratelimit.Epoch, ledgerTime, error) {
+	at := l.clock()
+	if q.Telling && l.epoch.Young(at) {
+		l.epoch.Learning = max(l.epoch.Learning, at.Add(relearnTime))
+	}
+	l.Settle(ctx, claims, grants)
+	return l.epoch, at, nil
+}
+
+// Forget loses all accounts, as FLUSHALL would.
+func (l *LosableMemory) Forget() {
+	l.Memory.Forget()
+	l.begin()
+}
+
+// begin starts another epoch.
+func (l *LosableMemory) begin() {
+	at := l.clock()
+	l.epoch = ratelimit.Epoch{ID: l.epoch.ID + 1, Began: at, Learning: at.Add(relearnTime)}
+}
+
 // Accounts returns how many accounts the ledger holds now, dead ones included.
 func (m *Memory) Accounts() int {
 	n := 0
