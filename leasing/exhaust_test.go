@@ -25,12 +25,13 @@ type scope struct {
 	ticks   int    // to a window; of a bucket, in which Requests come back
 	ttl     int    // ticks
 	travel  int    // ticks that a message may be under way without a fault
-	horizon int    // the last tick; 0: none, all that ever happens is searched
+	horizon int    // the tick at which it ends; 0: it does not, all that ever happens is searched
+	steps   int    // the most that happens; 0: any number
 	faults  [faults]bool
-	ahead   bool // nodes claim the next window before it begins
-	keeps   bool // and do not forget a key that they hold under their second name
-	direct  bool // nodes claim what a request costs, and keep nothing
-	costTwo bool // requests may cost 2
+	ahead   bool   // nodes claim the next window before it begins
+	keeps   bool   // and do not forget a key that they hold under their second name
+	direct  bool   // nodes claim what a request costs, and keep nothing
+	costTwo bool   // requests may cost 2
 	broken  string // the bug that is put in
 	// violated is what the product's code is known to break in this scope: the
 	// search must find it, so that whoever mends it learns that this line can go.
@@ -58,8 +59,10 @@ func newScope(name string, algorithm ratelimit.Algorithm, reclaim ratelimit.Recl
 	return s
 }
 
-func (s *scope) with(change func(*scope)) *scope {
-	change(s)
+func (s *scope) with(changes ...func(*scope)) *scope {
+	for _, change := range changes {
+		change(s)
+	}
 	return s
 }
 
@@ -113,7 +116,7 @@ func (s *search) run() (o outcome) {
 	s.add(writer.hash(first), 0, move{})
 	edge, ids := []*smallWorld{first}, []uint32{0}
 	var moves []move
-	for ; len(edge) > 0; o.depth++ {
+	for ; len(edge) > 0 && (s.scope.steps == 0 || o.depth < s.scope.steps); o.depth++ {
 		if s.progress != nil {
 			s.progress(o.depth, len(s.hashes), len(edge))
 		}

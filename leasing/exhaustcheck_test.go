@@ -28,7 +28,7 @@ func (w *smallWorld) settle(m *smallMessage) error {
 	if p.dead || m.late && c.Seq != p.seq {
 		return nil // nobody hears
 	}
-	w.net = append(w.net, smallMessage{claim: c, grant: &g, sent: m.sent, late: m.late || p.paused, ahead: m.ahead})
+	w.net = append(w.net, smallMessage{claim: c, grant: &g, sent: m.sent, late: m.late || p.paused, ahead: m.ahead, known: m.known, in: w.epoch})
 	return nil
 }
 
@@ -158,6 +158,7 @@ func (w *smallWorld) checkLive() error {
 			continue
 		}
 		p.paused, p.busy, p.waiting = false, false, 0
+		c.hear(p, c.epoch)
 		c.turn(p)
 		c.giveBack(p)
 	}

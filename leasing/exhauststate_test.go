@@ -69,11 +69,11 @@ type field struct {
 }
 
 var (
-	accountFields = fieldsOf(reflect.TypeFor[account]())
-	recordFields  = fieldsOf(reflect.TypeFor[record]())
-	leaseFields   = fieldsOf(reflect.TypeFor[lease]())
-	claimFields   = fieldsOf(reflect.TypeFor[ratelimit.Claim]())
-	grantFields   = fieldsOf(reflect.TypeFor[ratelimit.Grant]())
+	stateOfAccount = fieldsOf(reflect.TypeFor[account]())
+	stateOfRecord  = fieldsOf(reflect.TypeFor[record]())
+	stateOfLease   = fieldsOf(reflect.TypeFor[lease]())
+	stateOfClaim   = fieldsOf(reflect.TypeFor[ratelimit.Claim]())
+	stateOfGrant   = fieldsOf(reflect.TypeFor[ratelimit.Grant]())
 )
 
 // fieldsOf tells how a struct is written. It panics at a field whose type says
@@ -175,7 +175,15 @@ func (s *stateWriter) header() {
 	} else {
 		s.number(int64(w.tick % w.scope.ticks))
 	}
+	if w.ledger.folded != 0 || w.ledger.renamed != 0 {
+		panic("leasing: fences of several holders are compared here, and a state has only the ranks of each one's")
+	}
 	s.number(int64(w.sub))
+	if w.scope.faults[faultAmnesia] {
+		s.number(int64(w.epoch.ID))
+		s.ledgerTime(w.epoch.Began)
+		s.ledgerTime(w.epoch.Learning)
+	}
 	for _, used := range w.used {
 		s.number(int64(btoi(used)))
 	}
@@ -193,7 +201,7 @@ func (s *stateWriter) header() {
 		s.number(int64(w.ledger.relearned))
 		return
 	}
-	s.fields(unsafe.Pointer(&w.ledger), accountFields)
+	s.fields(unsafe.Pointer(&w.ledger), stateOfAccount)
 }
 
 // over tells whether what is said about a window matters no more: that of the
@@ -212,8 +220,8 @@ func (s *stateWriter) over(x window) bool {
 func (s *stateWriter) party(p *party) {
 	s.rank(p)
 	w := s.w
-	flags := btoi(p.busy) | btoi(p.settled)<<1 | btoi(p.dead)<<2 | btoi(p.paused)<<3 | btoi(p.hasNext)<<4
-	s.buf = append(s.buf, byte(flags))
+	flags := btoi(p.busy) | btoi(p.settled)<<1 | btoi(p.dead)<<2 | btoi(p.paused)<<3 | btoi(p.hasNext)<<4 | btoi(p.untold)<<5
+	s.buf = append(s.buf, byte(flags), byte(p.epoch.ID))
 	s.number(int64(s.seqRank(p.seq)))
 	s.number(int64(p.waiting))
 	if w.scope.rule.Coordination.Eager() {
@@ -248,7 +256,7 @@ func (s *stateWriter) lease(l *lease) {
 		return
 	}
 	s.buf = append(s.buf, 1)
-	s.fields(unsafe.Pointer(l), leaseFields)
+	s.fields(unsafe.Pointer(l), stateOfLease)
 }
 
 func (s *stateWriter) record(r *record) {
@@ -261,7 +269,7 @@ func (s *stateWriter) record(r *record) {
 		return
 	}
 	s.buf = append(s.buf, 1)
-	s.fields(unsafe.Pointer(r), recordFields)
+	s.fields(unsafe.Pointer(r), stateOfRecord)
 }
 
 func (s *stateWriter) messages(p *party) {
@@ -286,19 +294,19 @@ func (s *stateWriter) messages(p *party) {
 
 func (s *stateWriter) message(p *party, m *smallMessage) {
 	s.shift = s.shifts[m.claim.Holder&1]
-	s.buf = append(s.buf, byte(btoi(m.late)|btoi(m.ahead)<<1|btoi(m.grant != nil)<<2|int((m.claim.Holder^p.other)&1)<<3), byte(m.age))
+	s.buf = append(s.buf, byte(btoi(m.late)|btoi(m.ahead)<<1|btoi(m.grant != nil)<<2|int((m.claim.Holder^p.other)&1)<<3), byte(m.age), byte(m.known), byte(m.in.ID))
 	s.number(int64(s.w.tick - m.sent))
 	if c := m.claim; s.over(c.Window) && !c.Ahead {
 		s.buf = append(s.buf, byte(c.Waiting), byte(c.Want), byte(c.TTL/smallTick), byte(s.seqRank(c.Seq)))
 	} else {
-		s.fields(unsafe.Pointer(c), claimFields)
+		s.fields(unsafe.Pointer(c), stateOfClaim)
 	}
 	if m.grant != nil {
 		if s.over(m.grant.Window) {
 			s.buf = append(s.buf, 0)
 			return
 		}
-		s.fields(unsafe.Pointer(m.grant), grantFields)
+		s.fields(unsafe.Pointer(m.grant), stateOfGrant)
 	}
 }
 

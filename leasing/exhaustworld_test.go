@@ -23,6 +23,7 @@ type smallWorld struct {
 	parties []party
 	names   ratelimit.Holder
 	net     []smallMessage
+	epoch   ratelimit.Epoch // of the ledger's data
 	used    [faults]bool
 
 	spent, before tokens    // admitted in this window, and in the one before
@@ -45,8 +46,10 @@ type party struct {
 	busy     bool   // a claim is under way and was not given up
 	waiting  tokens // the cost of the request behind it, 0 if there is none
 	reported tokens
-	after    instant // reclaim: eager: when what is spent must be reported
-	settled  bool    // the ledger knows all
+	after    instant         // reclaim: eager: when what is spent must be reported
+	settled  bool            // the ledger knows all
+	epoch    ratelimit.Epoch // as last heard
+	untold   bool            // the ledger has forgotten what this one has of the window
 	dead     bool
 	paused   bool
 	since    int  // the tick at which it was paused
@@ -60,6 +63,8 @@ type smallMessage struct {
 	age   int              // ticks for which this message has been under way
 	late  bool             // nobody counts on it any more, and it may arrive at any time
 	ahead bool             // it is about the next window's lease
+	known uint64           // the epoch that the claim was written in
+	in    ratelimit.Epoch  // the one it was settled in
 }
 
 // The faults that a scope may have, each at most once in a history.
@@ -98,7 +103,7 @@ func (w *smallWorld) say(format string, args ...any) {
 }
 
 func newSmallWorld(s *scope) *smallWorld {
-	w := &smallWorld{scope: s, level: s.rule.Limit.Burst}
+	w := &smallWorld{scope: s, level: s.rule.Limit.Burst, epoch: ratelimit.Epoch{ID: 1}}
 	for range s.holders {
 		w.parties = append(w.parties, w.newParty())
 	}
@@ -107,7 +112,7 @@ func newSmallWorld(s *scope) *smallWorld {
 
 func (w *smallWorld) newParty() party {
 	w.names += 2
-	return party{name: w.names}
+	return party{name: w.names, epoch: w.epoch}
 }
 
 func (w *smallWorld) clone() *smallWorld {
@@ -143,6 +148,7 @@ const (
 	moveDuplicate
 	moveDelay
 	moveForgetAll
+	moveHear
 )
 
 // moves lists what may happen next.
@@ -165,9 +171,10 @@ func (w *smallWorld) moves(out []move) []move {
 func (w *smallWorld) may(fault int) bool { return w.scope.faults[fault] && !w.used[fault] }
 
 // mayTick tells whether time may go on: messages that nothing holds up arrive
-// in time, and under reclaim: eager what is spent is reported in time.
+// in time, under reclaim: eager what is spent is reported in time, and
+// each node that runs hears and tells a ledger that forgot within a tick.
 func (w *smallWorld) mayTick() bool {
-	if w.scope.horizon > 0 && w.tick >= w.scope.horizon {
+	if w.scope.horizon > 0 && w.tick+1 >= w.scope.horizon {
 		return false
 	}
 	for i := range w.net {
@@ -176,7 +183,11 @@ func (w *smallWorld) mayTick() bool {
 		}
 	}
 	for i := range w.parties {
-		if p := &w.parties[i]; w.mustReport(p) && w.now() >= p.after && w.scope.broken != "a node does not report in time" {
+		p := &w.parties[i]
+		if w.mustReport(p) && w.now() >= p.after && w.scope.broken != "a node does not report in time" {
+			return false
+		}
+		if w.awake(p) && (p.epoch.ID != w.epoch.ID || p.untold) {
 			return false
 		}
 	}
@@ -219,6 +230,9 @@ func (w *smallWorld) partyMoves(out []move, i uint8) []move {
 			out = append(out, move{moveEnd, i})
 		}
 	}
+	if p.epoch.ID != w.epoch.ID {
+		out = append(out, move{moveHear, i})
+	}
 	if w.may(faultCrash) {
 		out = append(out, move{moveCrash, i})
 	}
@@ -234,6 +248,9 @@ func (w *smallWorld) renews(p *party) bool {
 	l := &p.lease
 	if w.scope.direct || w.now() >= l.reset {
 		return false
+	}
+	if p.untold {
+		return true
 	}
 	half := l.deadline.Add(-w.scope.rule.Coordination.Lease.TTL / 2)
 	return w.mustReport(p) || l.unspent() > 0 && (l.left(w.now()) < w.scope.want || w.now() >= half)
@@ -301,6 +318,8 @@ func (w *smallWorld) play(m move) error {
 		w.spoil(m)
 	case moveForgetAll:
 		w.forgetAll()
+	case moveHear:
+		w.hear(&w.parties[m.which], w.epoch)
 	}
 	if err != nil {
 		return err
@@ -320,7 +339,9 @@ func (w *smallWorld) passes() {
 	}
 	if w.window() != old {
 		w.before, w.spent, w.taken = w.spent, 0, 0
-		w.excuse = [2]tokens{0, w.excuse[0]}
+		if l.Algorithm != ratelimit.TokenBucket { // which owes for longer
+			w.excuse = [2]tokens{0, w.excuse[0]}
+		}
 		w.say("window %d begins", w.tick/w.scope.ticks+1)
 	}
 	kept := w.net[:0]
@@ -438,7 +459,10 @@ func (w *smallWorld) send(p *party, c *ratelimit.Claim, cost tokens, ahead bool)
 		c.Holder ^= 1
 	}
 	p.busy, p.waiting = true, cost
-	w.net = append(w.net, smallMessage{claim: c, sent: w.tick, ahead: ahead})
+	if p.epoch.Young(w.ledgerNow()) {
+		c.Lost, c.Learning = p.epoch.Began, p.epoch.Learning
+	}
+	w.net = append(w.net, smallMessage{claim: c, sent: w.tick, ahead: ahead, known: p.epoch.ID})
 	w.say("node %d claims: %s", p.name/2, w.claimText(c))
 }
 
@@ -469,6 +493,7 @@ func (w *smallWorld) disturb(m move) {
 		w.used[faultCrash] = true
 		w.say("node %d crashes, and is node %d when it is back", p.name/2, w.names/2+1)
 		p.dead, p.silent, p.busy = true, true, false
+		w.excuseUntold(p)
 		fresh := w.newParty()
 		if w.scope.broken == "a restarted node keeps its name" {
 			fresh.name = p.name
@@ -479,6 +504,7 @@ func (w *smallWorld) disturb(m move) {
 		w.used[faultPause] = true
 		w.say("node %d stops for a while", p.name/2)
 		p.paused, p.silent, p.since = true, true, w.tick
+		w.excuseUntold(p)
 		for i := range w.net {
 			if w.net[i].claim.Holder&^1 == p.name && w.net[i].grant != nil {
 				w.net[i].late = true
@@ -527,11 +553,45 @@ func (w *smallWorld) drop(i int) { w.net = append(w.net[:i], w.net[i+1:]...) }
 func (w *smallWorld) forgetAll() {
 	w.used[faultAmnesia] = true
 	w.say("the ledger forgets everything")
-	w.excuse[0] += w.scope.rule.Limit.Capacity()
+	share := max(1, w.scope.rule.Limit.Capacity()/relearnShare)
+	w.excuse[0] += share
+	for i := range w.parties {
+		if p := &w.parties[i]; !w.awake(p) {
+			w.cannotTell(p)
+		}
+	}
 	w.ledger = account{}
 	if w.scope.broken != "the ledger's clock stands still while it forgets" {
 		w.sub += 1000
 	}
+	w.epoch = ratelimit.Epoch{ID: w.epoch.ID + 1, Began: w.ledgerNow(), Learning: w.ledgerNow().Add(relearnTime)}
+}
+
+// cannotTell excuses what p was charged when the ledger forgot, for p cannot say so.
+func (w *smallWorld) cannotTell(p *party) {
+	for _, name := range [2]ratelimit.Holder{p.name, p.name ^ 1} {
+		if r := w.ledger.find(name); r != nil && r.window == w.ledger.window {
+			w.excuse[0] += r.charged()
+		}
+	}
+}
+
+// excuseUntold excuses what p would have told.
+func (w *smallWorld) excuseUntold(p *party) {
+	if p.lease.window == w.window() && (p.untold || p.epoch.ID != w.epoch.ID) {
+		w.excuse[0] += p.lease.granted - p.lease.returned
+	}
+}
+
+// hear is what Fleet.learned does with the epoch of an answer.
+func (w *smallWorld) hear(p *party, in ratelimit.Epoch) {
+	if in.ID <= p.epoch.ID {
+		return
+	}
+	w.say("node %d hears that the ledger has forgotten", p.name/2)
+	p.epoch = in
+	p.untold = p.lease.window != 0 && w.now() < p.lease.reset
+	p.hasNext, p.next, p.tried = false, lease{}, 0
 }
 
 // deliver has a message arrive.
@@ -560,6 +620,15 @@ func (w *smallWorld) receive(m *smallMessage) error {
 	sent := instant(int64(m.sent) * int64(smallTick))
 	before := p.lease
 	w.say("node %d hears: seq %d, granted %d", p.name/2, g.Seq, g.Granted)
+	w.hear(p, m.in)
+	if m.in.Young(g.At) && m.known != m.in.ID {
+		w.say("node %d does not take it: the ledger has just lost its data", p.name/2)
+		p.waiting = 0
+		return nil
+	}
+	if p.untold && awaited && !m.ahead && m.known == p.epoch.ID {
+		p.untold = false
+	}
 	if m.ahead {
 		if awaited && g.Window == m.claim.Window {
 			p.next = lease{seq: g.Seq, window: g.Window}
@@ -603,7 +672,7 @@ func (w *smallWorld) takeIn(p *party, l *lease, sent instant, c *ratelimit.Claim
 	if c.Limit.Algorithm != ratelimit.TokenBucket {
 		ends = w.at(c.Limit.WindowEnd(g.Window))
 	}
-	by := margin(&w.scope.rule, g.TTL)
+	by := margin(c, g.TTL)
 	if w.scope.broken == "a lease is counted from its answer" {
 		sent, by = w.now(), 0
 	}
