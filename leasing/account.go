@@ -34,6 +34,10 @@ const (
 	foldAfter   = 10 * time.Second // a last claim may still be overtaken by an earlier one
 )
 
+// mostFence is the highest fence of a holder that is believed: a microsecond in
+// the year 2112. Redis' scripts hold whole numbers up to twice as many.
+const mostFence = 1 << 52
+
 // record is the ledger's copy of one holder's truth, plus the grant in flight.
 type record struct {
 	holder  ratelimit.Holder
@@ -324,7 +328,9 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 	if here && !known && c.Limit.Algorithm == ratelimit.SlidingWindow && (c.Fence > 0 || a.now < a.relearn) {
 		a.learnPrevious(r, c)
 	}
-	a.fence = max(a.fence+1, ratelimit.Fence(a.now))
+	// The holder's own counts too: a ledger that lost it, and whose clock went
+	// back, would issue it again.
+	a.fence = max(a.fence+1, ratelimit.Fence(a.now), min(c.Fence, mostFence)+1)
 	*r = record{
 		holder: r.holder, seq: c.Seq, window: at, fence: a.fence,
 		expires: a.now.Add(c.TTL), direct: c.Direct, void: void, over: over,
