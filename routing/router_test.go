@@ -100,9 +100,9 @@ func (w *ringWorld) agree(nodes ...*node) {
 		for _, n := range nodes {
 			if w.Failed() {
 				n.mu.Lock()
-				w.Logf("%s present %v stable %v, was %v, ring %v", n.addr, n.present, n.view.Load().stable.Load(), n.wasStable, n.view.Load().ring)
+				w.Logf("%s present %v stable %v, was %v, ring %v %x, mover left %d, underway %d", n.addr, n.present, n.view.Load().stable.Load(), n.wasStable, n.view.Load().ring, n.view.Load().print, n.mover.left, len(n.mover.underway))
 				for a, m := range n.members {
-					w.Logf("    %s alive %v ready %v tried %v", a, m.alive, m.ready.Load(), m.tried.Load())
+					w.Logf("    %s alive %v ready %v tried %v done %x holds %v", a, m.alive, m.ready.Load(), m.tried, m.done, m.holds)
 				}
 				n.mu.Unlock()
 			}
