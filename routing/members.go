@@ -122,9 +122,19 @@ func (c *core) greeted(now instant, h *wire.Hello) {
 		return
 	}
 	m.found = now
+	c.introduced(now, m, h)
 	if !m.ready.Load() {
 		m.tried = false // it is there
 		m.kick.ring()
+	}
+}
+
+// introduced takes in which process a node is. What was on its way to another
+// one is not there; the caller holds mu.
+func (c *core) introduced(now instant, m *member, h *wire.Hello) {
+	if m.incarnation != h.GetIncarnation() {
+		m.incarnation, m.done, m.holds = h.GetIncarnation(), 0, m.alive
+		c.reclaim(now, m)
 	}
 }
 
@@ -136,10 +146,7 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 		return
 	}
 	m.heard.Store(int64(now))
-	if m.incarnation != h.GetIncarnation() { // another process: what was on its way to the other is not there
-		m.incarnation, m.done, m.holds = h.GetIncarnation(), 0, false
-		c.reclaim(now, m)
-	}
+	c.introduced(now, m, h)
 	m.version, m.tried, m.failures, m.told, m.telling = h.GetVersion(), true, 0, unknown, false
 	m.mu.Lock()
 	m.out.version = m.version

@@ -14,9 +14,9 @@ import (
 // a message of its own for each account would cost a hand-over of a million
 // keys seconds of processor time.
 
-// parcelBytes is how much a parcel carries before it is sent. Asks that are sent
-// behind one wait for less than a millisecond.
-const parcelBytes = 64 << 10
+// parcelBytes is how much a parcel carries before it is sent: some 250 accounts.
+// Asks that are sent behind one wait for a fraction of a millisecond.
+const parcelBytes = 16 << 10
 
 // Bounds of what one account may say.
 const (
