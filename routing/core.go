@@ -46,6 +46,7 @@ type core struct {
 	// much time has passed since for it to be an owner.
 	ticked  atomic.Int64
 	expired atomic.Bool
+	looking atomic.Int64 // how many accounts are fetched
 
 	mu      sync.Mutex
 	members map[string]*member // guarded by mu
@@ -75,6 +76,7 @@ type core struct {
 type hands interface {
 	dial(m *member)   // keep a way open to a node
 	hangUp(m *member) // and no longer
+	redial(m *member) // on a new stream
 	wake()            // there is something to do for tick or step
 }
 

@@ -60,6 +60,7 @@ func (c *core) fetch(now instant, key []byte, b bell) *fetch {
 	}
 	f = &fetch{key: string(key), view: v, bells: []bell{b}}
 	c.fetches[f.key] = f
+	c.looking.Store(int64(len(c.fetches)))
 	var of []*member
 	c.each(func(m *member) {
 		if m.mayHave(v) {
@@ -125,6 +126,7 @@ func (c *core) fetched(f *fetch, how fetchState) {
 	f.state = how
 	if c.fetches[f.key] == f {
 		delete(c.fetches, f.key)
+		c.looking.Store(int64(len(c.fetches)))
 	}
 	for _, b := range f.bells {
 		b.ring()

@@ -1,6 +1,8 @@
 package routing
 
 import (
+	"sync"
+
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/sluice-gate/sluice/leasing"
@@ -315,8 +317,10 @@ func (c *core) putBack(now instant, p *parcel, which func(i int) bool) {
 
 // inbox is what was received of one incarnation of a node.
 type inbox struct {
-	heard   instant
-	last    uint64 // the number of the last parcel
+	heard instant // guarded by core.mu
+
+	mu      sync.Mutex // held while a parcel is taken in: streams of one node may overlap
+	last    uint64     // guarded by mu: the number of the last parcel
 	answers map[uint64]*wire.Receipt
 }
 
@@ -358,8 +362,10 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 		return nil
 	}
 	c.mu.Lock()
-	defer c.unlock()
 	in := c.inboxOf(now, from)
+	c.unlock()
+	in.mu.Lock()
+	defer in.mu.Unlock()
 	if p.GetNumber() <= in.last {
 		if r := in.answers[p.GetNumber()]; r != nil {
 			return r
@@ -393,17 +399,19 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 // take goes on with an account, if the key is this node's own.
 func (c *core) take(now instant, m moved, sent ratelimit.LedgerTime) bool {
 	c.gate.RLock()
-	defer c.gate.RUnlock()
-	if c.view.Load().ring.Owner(HashOf(m.key)) != c.options.Addr {
-		return false
-	}
-	if !c.local.Adopt(now, m.key, m.account, sent) {
+	mine := c.view.Load().ring.Owner(HashOf(m.key)) == c.options.Addr
+	if mine && !c.local.Adopt(now, m.key, m.account, sent) {
 		c.stats.lost.Add(1) // no room: it shares a budget with others, as any key beyond the most
 	}
-	if f := c.fetches[string(m.key)]; f != nil {
-		c.fetched(f, fetchAgain)
+	c.gate.RUnlock()
+	if mine && c.looking.Load() > 0 {
+		c.mu.Lock()
+		if f := c.fetches[string(m.key)]; f != nil {
+			c.fetched(f, fetchAgain)
+		}
+		c.unlock()
 	}
-	return true
+	return mine
 }
 
 // What version 1 says: accounts in messages of their own, without numbers, and
@@ -422,8 +430,6 @@ func (c *core) adoptLegacy(now instant, ts []*wire.Transfer) {
 		c.stats.malformed.Add(uint64(len(ts)))
 		return
 	}
-	c.mu.Lock()
-	defer c.unlock()
 	for _, t := range ts {
 		if len(t.GetKey()) == 0 || len(t.GetKey()) > ratelimit.MaxKeyLen || t.GetCharged() < 0 || t.GetPrevious() < 0 || t.GetWindow() < 0 ||
 			t.GetLevel() < 0 || t.GetCarry() < 0 || t.GetNow() < 0 || t.GetFence() < 0 {
@@ -433,7 +439,9 @@ func (c *core) adoptLegacy(now instant, ts []*wire.Transfer) {
 		m := moved{t.GetKey(), accountOf(t)}
 		if !c.take(now, m, c.local.LedgerNow(now)) {
 			c.local.Adopt(now, m.key, m.account, c.local.LedgerNow(now))
+			c.mu.Lock()
 			c.mover.mark(c.local.Part(m.key))
+			c.unlock()
 		}
 	}
 	c.hands.wake()

@@ -24,6 +24,7 @@ const (
 var (
 	errPeerGone = errors.New("the peer cannot be reached")
 	errName     = errors.New("the peer has another name")
+	errSilent   = errors.New("the peer has not answered for too long")
 	errPeerBusy = errors.New("too many asks wait for the peer")
 )
 

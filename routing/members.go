@@ -2,6 +2,7 @@ package routing
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -56,6 +57,7 @@ type member struct {
 
 	stop  context.CancelFunc // the Router's
 	kick  bell               // the Router's: dial at once
+	again bell               // the Router's: end this conversation
 	words bell               // the Router's: there is something to say
 }
 
@@ -230,7 +232,7 @@ func (c *core) tick(now instant) (due instant) {
 	c.mu.Lock()
 	defer c.unlock()
 	if ticked := instant(c.ticked.Load()); ticked != 0 && now.Sub(ticked) > TakeOver || c.expired.Load() && c.present {
-		c.lapse(now)
+		c.lapse(now, now.Sub(ticked))
 	}
 	c.ticked.Store(int64(now))
 	c.bury(now)
@@ -246,13 +248,14 @@ func (c *core) tick(now instant) (due instant) {
 // lapse is for a node that did not run for so long that others may own its keys:
 // it is an owner no more, hands its accounts to who is, and joins again. Others
 // may have been silent only because nobody listened.
-func (c *core) lapse(now instant) {
+func (c *core) lapse(now instant, slept time.Duration) {
 	for _, m := range c.members {
 		m.heard.Store(int64(now))
 	}
 	if c.local == nil || !c.present {
 		return
 	}
+	c.tell("", fmt.Errorf("this node did not run for %v: others may own its keys by now, so that it joins the ring again", slept.Round(time.Millisecond)))
 	c.expired.Store(true)
 	c.present = false
 	for _, m := range c.members {
@@ -270,6 +273,7 @@ func (c *core) bury(now instant) {
 			changed = changed || m.alive
 			m.alive, m.holds = false, false
 			c.reclaim(now, m)
+			c.hands.redial(m) // if it is there after all, it is met again
 			c.settle()
 		}
 		if !m.alive && now.Sub(max(m.found, heard)) > forgetAfter {

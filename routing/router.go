@@ -166,7 +166,7 @@ func (r *Router) find(ctx context.Context) {
 // dial implements hands.
 func (r *Router) dial(m *member) {
 	work := make(bell, 1)
-	m.wake, m.words = work.ring, work
+	m.wake, m.words, m.again = work.ring, work, make(bell, 1)
 	r.run.Lock()
 	defer r.run.Unlock()
 	if r.running == nil {
@@ -189,6 +189,9 @@ func (r *Router) hangUp(m *member) {
 		m.stop()
 	}
 }
+
+// redial implements hands.
+func (r *Router) redial(m *member) { m.again.ring() }
 
 // wake implements hands.
 func (r *Router) wake() { r.work.ring() }

@@ -67,6 +67,10 @@ func (r *Router) connect(ctx context.Context, m *member) error {
 	if welcome.GetAddr() != m.addr {
 		return fmt.Errorf("%w: it is known as %s, and calls itself %s (its PEER_ADDR)", errName, m.addr, welcome.GetAddr())
 	}
+	select { // of the last conversation
+	case <-m.again:
+	default:
+	}
 	r.opened(r.clock(), m, welcome)
 	ended := make(chan error, 1)
 	go func() { ended <- r.listen(stream, m); cancel() }()
@@ -103,6 +107,8 @@ func (r *Router) speak(ctx context.Context, stream caller, m *member) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-m.again:
+			return errSilent
 		case <-ping.C:
 			if err := stream.Send(m.ping()); err != nil {
 				return err
