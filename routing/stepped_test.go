@@ -28,6 +28,7 @@ type script struct {
 	lives    uint64
 	delay    time.Duration // of a frame, at least
 	tail     time.Duration // and at most so much more
+	hotRate  float64
 }
 
 type scriptEvent struct {
@@ -49,6 +50,7 @@ type scriptNode struct {
 	streams map[string]*int // by whom they go to; a counter that a break counts up
 	last    map[string]instant
 	frames  int
+	port    instant // from when on it is open
 }
 
 func newScript(t *testing.T, keys int, limit ratelimit.Tokens) *script {
@@ -110,7 +112,7 @@ func (s *script) start(addr string) *scriptNode {
 	n.Stepped = NewStepped(SteppedOptions{
 		Addr: addr, Incarnation: s.lives, Holder: ratelimit.Holder(100 + s.lives), Clock: clock, Wall: time.Unix(1_800_000_000, 0), After: func(d time.Duration, do func()) {
 			s.in(d, func() { n.do(do) })
-		}, Random: s.rnd.Float64, Local: n.local, Wires: n,
+		}, Random: s.rnd.Float64, Local: n.local, Wires: n, HotRate: max(s.hotRate, 0),
 	})
 	n.Found(s.addrs)
 	return n
@@ -133,7 +135,7 @@ func (n *scriptNode) Dial(to string, hello []byte) {
 	alive := *life
 	n.in(n.travel(), func() {
 		other := n.nodes[to]
-		if other == nil || !other.alive || other.cut || n.cut || *life != alive {
+		if other == nil || !other.alive || n.now < other.port || other.cut || n.cut || *life != alive {
 			wait := time.Duration(1)
 			if other != nil && other.cut || n.cut {
 				wait = 500 * time.Millisecond
@@ -310,12 +312,12 @@ func (s *script) noFailures() {
 func TestStepsStartedTogether(t *testing.T) {
 	s := newScript(t, 500, 10)
 	s.addrs = []string{"a:1", "b:1", "c:1", "d:1", "e:1"}
-	for i, a := range s.addrs { // their ports open one after the other
-		s.in(time.Duration(i)*120*time.Millisecond, func() { s.start(a) })
+	for i, a := range s.addrs { // their ports open after they have looked for each other
+		s.in(time.Duration(i)*20*time.Millisecond, func() { s.start(a).port = s.now.Add(200 * time.Millisecond) })
 	}
 	s.play(time.Millisecond)
 	for i, a := range s.addrs {
-		s.in(time.Duration(i)*120*time.Millisecond, func() { s.load(3*time.Second, time.Millisecond, a) })
+		s.in(time.Duration(i)*20*time.Millisecond, func() { s.load(3*time.Second, time.Millisecond, a) })
 	}
 	s.until("all are ready", func() bool {
 		for _, a := range s.addrs {
@@ -384,8 +386,11 @@ func TestStepsBrokenStreams(t *testing.T) {
 	s.addrs = append(s.addrs, "c:1")
 	c := s.start("c:1")
 	s.until("it joins", func() bool { return c.core.present })
-	for i := range 12 {
-		s.in(time.Duration(i)*time.Duration(s.rnd.Int64N(int64(20*time.Millisecond))), func() { s.breakAll("c:1", []string{"a:1", "b:1"}[i%2]) })
+	for i := range 6 {
+		from := []string{"a:1", "b:1"}[i%2]
+		s.until("accounts are on their way, or there", func() bool { return len(s.nodes[from].core.mover.underway) > 0 || c.Ready() })
+		s.play([]time.Duration{500 * time.Microsecond, 1450 * time.Microsecond, 2 * time.Millisecond}[i%3]) // parcels, or their receipts
+		s.breakAll("c:1", from)
 	}
 	s.until("it has its keys", func() bool { return c.Ready() && c.core.view.Load().stable.Load() })
 	gone := false
