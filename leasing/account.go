@@ -17,7 +17,7 @@ type (
 const micro = 1_000_000 // micro-tokens in a token
 
 const (
-	relearnTime  = 2 * time.Second // in which every busy holder claims
+	relearnTime  = 2 * time.Second // in which every holder tells what it has spent
 	relearnShare = 20              // grants meanwhile: 1 of so many tokens of the limit
 
 	// A clock that goes back by less than a period leaves an account waiting; a
@@ -78,12 +78,17 @@ func (r *record) outstanding() tokens {
 // The zero account is new. It is not safe for concurrent use.
 type account struct {
 	now    ledgerTime      // the account's clock: the latest time seen, less lag
+	ledger ledgerTime      // the ledger's, when it was last heard
 	lag    ledgerTime      // by which it runs behind the ledger's, until its window ends
 	fence  ratelimit.Fence // Invariant: strictly increasing for the key for ever
 	born   ratelimit.Fence // the first of this life: a lower one is of data that was lost
 	folded ratelimit.Fence // the highest of a record that was folded into base
-	window window
-	dead   ledgerTime // from here on the account means the same as a new one
+	// Holders whose fence is at most renamed call each window by a number that
+	// is higher by moved: the ledger's clock has gone back since; see shift.
+	renamed ratelimit.Fence
+	moved   window
+	window  window
+	dead    ledgerTime // from here on the account means the same as a new one
 
 	base tokens // charged in this window by holders that are no longer recorded
 	prev tokens // sliding_window: charged in the window before
@@ -92,8 +97,8 @@ type account struct {
 	left tokens // fixed_window: what was left of the limit in the window before,
 	late tokens // and what was over
 
-	// Until relearn the ledger is being told what it had forgotten: until all
-	// holders have, it grants no more than a twentieth of the limit in all.
+	// Until relearn the ledger is being told what it had forgotten of this window:
+	// until all holders have, it grants no more than a twentieth of the limit in all.
 	relearn   ledgerTime
 	relearned tokens // granted since
 
@@ -115,6 +120,12 @@ func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 		return late // there are no windows that begin anew
 	}
 	a.advance(now, c)
+	if c.Fence > 0 && c.Fence <= a.renamed {
+		renumbered := *c
+		renumbered.Window -= a.moved
+		c = &renumbered
+	}
+	a.learn(c)
 	if c.Ahead && c.Window != a.window && c.Window != a.target(c) {
 		return late // for a window that is over
 	}
@@ -151,6 +162,35 @@ func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	return a.answer(r, c)
 }
 
+// learn takes in that the ledger's data is young: what is not known of a window
+// that began before, in this account or because there was none, may have been lost.
+func (a *account) learn(c *ratelimit.Claim) {
+	l := &c.Limit
+	lost := true
+	switch l.Algorithm {
+	case ratelimit.FixedWindow:
+		lost = l.WindowEnd(a.window-1) < c.Lost
+	case ratelimit.SlidingWindow: // the window before counts too
+		lost = l.WindowEnd(a.window-2) < c.Lost
+	case ratelimit.TokenBucket:
+	}
+	if lost && c.Learning > max(a.now, a.relearn) {
+		a.relearnUntil(c.Learning)
+	}
+}
+
+// relearnUntil has little granted until then. Fences from before say nothing any
+// more of what is recorded.
+func (a *account) relearnUntil(t ledgerTime) {
+	if a.now >= a.relearn {
+		a.relearned, a.born = 0, a.fence+1
+	}
+	a.relearn = t
+}
+
+// relearning tells whether little is granted of a window.
+func (a *account) relearning(at window) bool { return at == a.window && a.now < a.relearn }
+
 // target is the window that a claim is booked in: the current one, or the next.
 func (a *account) target(c *ratelimit.Claim) window {
 	if c.Ahead && c.Limit.Algorithm == ratelimit.FixedWindow && c.Window == a.window+1 {
@@ -170,6 +210,7 @@ func (a *account) target(c *ratelimit.Claim) window {
 // went back further, waiting would refuse the key for longer than a window, and
 // the account moves to the new time with all that is charged to it.
 func (a *account) clock(now ledgerTime, l *ratelimit.Limit) ledgerTime {
+	a.ledger = now
 	if a.lag > 0 {
 		if l.Algorithm != ratelimit.TokenBucket && l.WindowAt(now-a.lag) <= a.window {
 			now -= a.lag
@@ -189,7 +230,9 @@ func (a *account) clock(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 }
 
 // shift moves the account by so much on its clock: what is charged stays, and
-// every lease lasts as long from here on as it would have.
+// every lease lasts as long from here on as it would have. When that brings it
+// into an earlier window, holders go on calling the window by its old number
+// until they are answered; their fences tell who does (renamed).
 func (a *account) shift(by ledgerTime, l *ratelimit.Limit) {
 	a.now += by
 	if a.relearn > 0 {
@@ -203,6 +246,9 @@ func (a *account) shift(by ledgerTime, l *ratelimit.Limit) {
 		}
 	}
 	a.window += windows
+	if windows != 0 {
+		a.renamed, a.moved = a.fence, -windows
+	}
 	a.each(func(r *record) {
 		r.expires += by
 		r.window += windows
@@ -245,6 +291,9 @@ func (a *account) advance(now ledgerTime, c *ratelimit.Claim) {
 		a.left, a.late = max(a.left, a.most)-a.spent(a.window), a.over
 	}
 	a.window, a.base, a.over, a.most = w, 0, 0, 0
+	if c.Limit.Algorithm == ratelimit.FixedWindow {
+		a.relearn = 0 // nothing was lost of a window that begins now
+	}
 }
 
 // book makes the record a copy of the claim. It returns how many of the tokens
@@ -273,10 +322,7 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 		knew = r.granted + r.inflight
 	}
 	if reclaimed := known && r.closed; here && !reclaimed && !c.Refilled && c.Granted > knew {
-		if a.now >= a.relearn {
-			a.relearned = 0
-		}
-		a.relearn = a.now.Add(relearnTime)
+		a.relearnUntil(a.now.Add(relearnTime))
 	}
 	a.fence = max(a.fence+1, ratelimit.Fence(a.now))
 	*r = record{
@@ -368,7 +414,7 @@ func (a *account) grant(r *record, c *ratelimit.Claim, owed tokens, at window) {
 		r.over += a.overspent(c)
 	}
 	room := a.available(c, at)
-	relearning := a.now < a.relearn
+	relearning := a.relearning(at)
 	if relearning {
 		room = min(room, max(0, max(1, c.Limit.Capacity()/relearnShare)-a.relearned))
 	}
@@ -485,8 +531,8 @@ func (a *account) closeExpired() {
 func (a *account) answer(r *record, c *ratelimit.Claim) ratelimit.Grant {
 	g := ratelimit.Grant{
 		Seq: c.Seq, Granted: r.granted + r.inflight, Fence: r.fence, Window: r.window,
-		Void: r.void, TTL: c.TTL, Holders: a.liveHolders(r.window), OverAdmitted: r.over, Over: a.over,
-		At: a.now, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c), Relearning: a.now < a.relearn,
+		Carried: r.window == c.Window || c.Limit.Algorithm == ratelimit.TokenBucket && c.Window != 0, Void: r.void, TTL: c.TTL, Holders: a.liveHolders(r.window), OverAdmitted: r.over, Over: a.over,
+		At: a.ledger, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c), Relearning: a.relearning(r.window),
 	}
 	if r.window < a.window { // a last word on the window before
 		g.Over = a.late
@@ -518,11 +564,14 @@ func (a *account) resetAfter(w window, c *ratelimit.Claim) time.Duration {
 
 // retryAfter is when missing more tokens are there if nobody else spends.
 func (a *account) retryAfter(missing tokens, c *ratelimit.Claim) time.Duration {
-	if a.now < a.relearn {
-		return a.relearn.Sub(a.now)
-	}
 	end := a.resetAfter(a.target(c), c)
 	l := &c.Limit
+	if a.relearning(a.target(c)) {
+		if l.Algorithm == ratelimit.FixedWindow {
+			return min(end, a.relearn.Sub(a.now))
+		}
+		return a.relearn.Sub(a.now)
+	}
 	switch l.Algorithm {
 	case ratelimit.TokenBucket:
 		need := int64(min(missing, l.Burst)) * micro

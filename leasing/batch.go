@@ -3,6 +3,7 @@ package leasing
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -12,36 +13,59 @@ import (
 // grants. No lock is held meanwhile.
 func (f *Fleet) settle(l *lane, flights []*flight) {
 	b := f.pack(l, flights)
-	grants := make([]ratelimit.Grant, len(flights))
+	grants := make([]ratelimit.Grant, len(b.flights))
 	if !b.allowed() {
-		fillErrors(grants, errBreaker)
-		b.answered(grants)
+		b.refused(grants)
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), claimTimeout)
 	defer cancel()
-	f.ledger.Settle(ctx, b.claims, grants)
+	var answer epochAnswer
+	if f.epochal != nil {
+		answer.epoch, answer.at, answer.err = f.epochal.SettleEpoch(ctx, b.query, b.claims, grants)
+	} else {
+		f.ledger.Settle(ctx, b.claims, grants)
+	}
 	f.stats.storeTime.Observe(int64(f.clock().Sub(b.sent) / time.Microsecond))
-	b.settled(grants)
-	b.answered(grants)
+	b.settled(grants, answer.err)
+	b.answered(grants, answer)
+}
+
+// epochAnswer is what a batch was told of the ledger's data.
+type epochAnswer struct {
+	epoch ratelimit.Epoch // 0: nothing
+	at    ledgerTime
+	err   error
 }
 
 // batch is flights that travel together.
 type batch struct {
 	*Fleet
 	lane    *lane
-	flights []*flight
+	flights []*flight // but for beats
 	claims  []ratelimit.Claim
 	sent    instant
+	query   ratelimit.EpochQuery
+	known   ratelimit.Epoch // as the claims say it
 }
 
 // pack writes the claims of flights.
 func (f *Fleet) pack(l *lane, flights []*flight) *batch {
+	flights = slices.DeleteFunc(flights, func(fl *flight) bool { return fl.beat })
 	b := &batch{Fleet: f, lane: l, flights: flights, claims: make([]ratelimit.Claim, len(flights)), sent: f.clock()}
+	b.query, b.known = l.query(b.sent), l.known(b.sent)
 	for i, fl := range flights {
-		b.claims[i] = f.write(b.sent, fl)
+		c := f.write(b.sent, fl)
+		c.Lost, c.Learning = b.known.Began, b.known.Learning
+		b.claims[i] = c
 	}
 	return b
+}
+
+// refused answers claims that the breaker does not let pass.
+func (b *batch) refused(grants []ratelimit.Grant) {
+	fillErrors(grants, errBreaker)
+	b.answered(grants, epochAnswer{err: errBreaker})
 }
 
 // allowed asks the breaker whether the batch may be sent.
@@ -52,7 +76,7 @@ func (b *batch) allowed() bool {
 }
 
 // settled counts that the batch was sent, and tells the breaker how it went.
-func (b *batch) settled(grants []ratelimit.Grant) {
+func (b *batch) settled(grants []ratelimit.Grant, err error) {
 	b.stats.claims.Add(uint64(len(b.claims)))
 	b.stats.roundTrips.Add(1)
 	for i, fl := range b.flights {
@@ -67,13 +91,26 @@ func (b *batch) settled(grants []ratelimit.Grant) {
 			b.stats.leaseSizes.Observe(int64(got))
 		}
 	}
-	b.judge(b.lane, grants)
+	b.judge(b.lane, grants, err)
 }
 
-// answered takes in the grants.
-func (b *batch) answered(grants []ratelimit.Grant) {
+// answered takes in the grants, and in which epoch they were made.
+func (b *batch) answered(grants []ratelimit.Grant, in epochAnswer) {
 	now := b.clock()
-	there := b.lane.heard(b.sent, now, grants)
+	there, step := b.lane.heard(b.sent, now, grants, in.at)
+	lost := b.lane.learned(b.sent, now, in.epoch)
+	if lost {
+		b.stats.recoveries.Add(1)
+	}
+	if step >= stepLeast {
+		b.lapsed.Store(int64(now))
+	}
+	if lost || step >= stepLeast || step <= -stepLeast {
+		b.doubtAll(now)
+	}
+	if !trusted(b.known, in.epoch, in.at) {
+		fillErrors(grants, errYoung)
+	}
 	for i, fl := range b.flights {
 		if fl.claim.Audit != "" && b.OnAudit != nil {
 			b.OnAudit(&fl.claim, &grants[i])
@@ -92,16 +129,19 @@ func fillErrors(grants []ratelimit.Grant, err error) {
 }
 
 // heard takes in what time it is in that part of the ledger, and returns what
-// is known of it.
-func (l *lane) heard(sent, answered instant, grants []ratelimit.Grant) ledgerClock {
+// is known of it, and by how much its clock was set.
+func (l *lane) heard(sent, answered instant, grants []ratelimit.Grant, at ledgerTime) (known ledgerClock, step time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range grants {
-		if grants[i].Err == nil && grants[i].At > 0 {
-			l.clock.heard(sent, answered, grants[i].At)
+		if g := &grants[i]; g.Err == nil && g.At > at {
+			at = g.At // an account's clock may be behind the ledger's
 		}
 	}
-	return l.clock
+	if at > 0 {
+		step = l.clock.heard(sent, answered, at)
+	}
+	return l.clock, step
 }
 
 // errBreaker answers the claims that were not sent.
@@ -146,22 +186,22 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 		// word on this one is to come.
 		fl.claim.Ahead = h.next != nil || fl.claim.Tally && fl.claim.Window != 0 && h.lease.algorithm == ratelimit.FixedWindow
 	}
-	fl.claim.Key, fl.claim.Holder, fl.claim.Reset = fl.name, name, fl.reset
+	fl.claim.Key, fl.claim.Holder, fl.claim.Reset, fl.claim.Last = fl.name, name, fl.reset, fl.last
 	fl.audited(h.rule)
 	return fl.claim
 }
 
 // judge tells the breaker how a batch went.
-func (f *Fleet) judge(l *lane, grants []ratelimit.Grant) {
+func (f *Fleet) judge(l *lane, grants []ratelimit.Grant, last error) {
 	failed := 0
-	var last error
+	all := last != nil && len(grants) == 0
 	for i := range grants {
 		if err := grants[i].Err; err != nil && !errors.Is(err, ratelimit.ErrStaleClaim) {
 			failed++
 			last = err
 		}
 	}
-	if failed == len(grants) {
+	if all = all || len(grants) > 0 && failed == len(grants); all {
 		f.stats.failed.Add(1)
 		if f.OnFailure != nil {
 			f.OnFailure(last)
@@ -170,8 +210,9 @@ func (f *Fleet) judge(l *lane, grants []ratelimit.Grant) {
 	now := f.clock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if failed == len(grants) {
+	if all {
 		l.breaker.failure(now, f.Random())
+		l.memory.failed = true
 	} else {
 		l.breaker.success()
 		f.heard.Store(int64(now))
@@ -192,12 +233,14 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	fl.err = g.Err
 	defer close(fl.done)
 	if g.Err != nil {
+		h.windowOver(now, fl, g)
 		return r, false
 	}
 	r, drifted = fl.reconciled(h.rule, g)
-	if g.Relearning {
-		if before := instant(f.relearn.Swap(int64(now))); before == 0 || now.Sub(before) > relearnTime {
+	if g.Relearning && !f.beats { // nothing else tells that data was lost
+		if now.Sub(instant(f.forgot.Swap(int64(now)))) > relearnTime {
 			f.stats.recoveries.Add(1)
+			f.doubtAll(sent)
 		}
 	}
 	if fl.ahead {
@@ -208,17 +251,18 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	if g.Seq != h.lease.seq {
 		return r, drifted // the next window's lease has taken its place
 	}
-	if g.Window != h.lease.window {
+	if !h.lease.carries(&fl.claim, g) {
 		h.carry(g.Window)
 		h.begun()
 	}
-	h.lease.apply(sent, &fl.claim, g, margin(h.rule, g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
+	h.lease.apply(sent, &fl.claim, g, margin(&fl.claim, g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
+	h.eager = fl.claim.Reclaim == ratelimit.ReclaimEager
 	h.payOwed()
 	h.lease.forgive(h.rule.DriftShare())
-	h.heard, h.elsewhere, h.stranded = now, g.Outstanding, g.Stranded
-	h.expires = sent.Add(g.TTL - margin(h.rule, g.TTL))
+	h.heard, h.told, h.elsewhere, h.stranded = now, sent, g.Outstanding, g.Stranded
+	h.expires = sent.Add(g.TTL - margin(&fl.claim, g.TTL))
 	h.agree()
-	if h.reported = 0; g.Window == fl.claim.Window {
+	if h.reported = 0; g.Carried {
 		h.reported = fl.claim.Spent
 	}
 	h.gauge()
@@ -226,6 +270,19 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	h.plan(sent, now, fl, g, f.Random())
 	f.reportInTime(h, now, fl.key)
 	return r, drifted
+}
+
+// windowOver takes in that the ledger did not settle a claim which was about the
+// current window or none (claim.Ahead): that window is over there, whatever this
+// node thought that it knew of the ledger's clock, which may have been set.
+func (h *held) windowOver(now instant, fl *flight, g *ratelimit.Grant) {
+	if !errors.Is(g.Err, ratelimit.ErrStaleClaim) || fl.ahead || !fl.claim.Ahead || fl.claim.Window != h.lease.window {
+		return
+	}
+	h.lease.reset = min(h.lease.reset, now)
+	if n := h.next; n != nil {
+		n.over, n.start = min(n.over, now), min(n.start, now)
+	}
 }
 
 // reconciled is what an answer settled of drift, and counts what was over.

@@ -68,7 +68,7 @@ func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
 	}
 	h.settled = false
 	h.demand.lastUse = now
-	h.demand.used += a.Cost
+	h.demand.used = ratelimit.AddTokens(h.demand.used, a.Cost)
 	h.gauge()
 	if h.flight == nil {
 		f.launch(h, f.newFlight(hash, a.Key)) // reports it

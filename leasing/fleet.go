@@ -23,7 +23,8 @@ import (
 // Run must be running for claims to be sent.
 type Fleet struct {
 	ledger   ratelimit.Ledger
-	name     ratelimit.Holder // twice the holder; the node's two names are this and the next
+	epochal  ratelimit.Epochal // the ledger, if it can tell that it lost its data
+	name     ratelimit.Holder  // twice the holder; the node's two names are this and the next
 	clock    ratelimit.Clock
 	hash     hasher
 	shards   []fleetShard
@@ -49,9 +50,14 @@ type Fleet struct {
 	// is audited, before anything of it is spent.
 	OnAudit func(*ratelimit.Claim, *ratelimit.Grant)
 
-	heard   atomic.Int64 // when the ledger last answered
-	relearn atomic.Int64 // the last instant at which the ledger was found to have forgotten
-	stats   fleetStats
+	heard      atomic.Int64  // when the ledger last answered
+	doubt      atomic.Int64  // what was heard before this instant, the ledger may not know any more
+	forgot     atomic.Int64  // when an account was found to be forgotten, where the ledger does not tell of its epochs
+	lapsed     atomic.Int64  // leases from before are over: the ledger's clock has gone ahead of this node's
+	beats      bool          // the ledger tells of its epochs
+	tellAtOnce chan struct{} // has the sweep look at that at once
+	teller     teller        // the sweep's
+	stats      fleetStats
 }
 
 // Partitioned is a ledger whose parts fail each by itself, such as a Redis
@@ -63,12 +69,14 @@ type Partitioned interface {
 }
 
 // lane is the way to one part of the ledger: what waits to be sent there,
-// whether it counts as dead, and what time it is there.
+// whether it counts as dead, what time it is there, and whose data it has.
 type lane struct {
+	part    int
 	queue   chan *flight
 	mu      sync.Mutex
 	breaker breaker     // guarded by mu
 	clock   ledgerClock // guarded by mu
+	memory  memory      // guarded by mu
 }
 
 // refused tells whether the breaker is open and no probe is due.
@@ -115,6 +123,8 @@ type held struct {
 	triedAhead window
 	renewal
 	heard     instant // when the ledger was last heard
+	told      instant // when the claim was sent that it settled then
+	eager     bool    // the lease was claimed under reclaim: eager
 	expires   instant // when the lease does, whatever its window
 	elsewhere tokens  // unspent at other nodes then, less what was refused here since
 	reported  tokens  // of what was spent in this window, what the ledger knows
@@ -161,8 +171,10 @@ func NewFleet(ledger ratelimit.Ledger, holder ratelimit.Holder, maxKeys int, clo
 	}
 	f.lanes = make([]lane, parts)
 	for i := range f.lanes {
-		f.lanes[i].queue = make(chan *flight, queueSize/parts)
+		f.lanes[i].part, f.lanes[i].queue = i, make(chan *flight, queueSize/parts)
 	}
+	f.epochal, f.beats = ledger.(ratelimit.Epochal)
+	f.tellAtOnce = make(chan struct{}, 1)
 	return f
 }
 
@@ -248,7 +260,7 @@ func (f *Fleet) take(now instant, a *ask, after *flight) (verdict, bool) {
 	}
 	h.rule = a.Rule
 	h.demand.lastUse = now
-	h.demand.used += v.Charged
+	h.demand.used = ratelimit.AddTokens(h.demand.used, v.Charged)
 	if v.OverLimit {
 		h.demand.refused = ratelimit.AddTokens(h.demand.refused, a.Cost)
 		if h.elsewhere > 0 {
@@ -298,8 +310,13 @@ func (f *Fleet) admit(s *fleetShard, now instant, hash uint64, key []byte) *cell
 func (f *Fleet) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i := range asks {
 		a := &asks[i]
-		if verdicts[i].Source >= ratelimit.FromOverflow {
+		switch verdicts[i].Source {
+		case ratelimit.FromFallback:
+			f.undoFallback(now, a, &verdicts[i])
+			continue
+		case ratelimit.FromOverflow, ratelimit.FromOwner:
 			continue // not this node's lease
+		case ratelimit.FromLease, ratelimit.FromClaim, ratelimit.FromDrift:
 		}
 		s, _, c := f.locked(a.Key)
 		if c != nil {

@@ -29,15 +29,27 @@ func newRedisFleet(t *testing.T, nodes int, connect func() redis.UniversalClient
 	t.Helper()
 	r := &redisFleet{T: t, clock: ratelimit.MonotonicClock(), wall: time.Now()}
 	for range nodes {
-		client := connect()
-		f := NewFleet(NewRedis(client, ""), NewHolder(), 10_000, r.clock, r.wall)
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan struct{})
-		go func() { defer close(done); f.Run(ctx) }()
-		t.Cleanup(func() { cancel(); <-done; client.Close() })
-		r.nodes = append(r.nodes, f)
+		r.join(connect)
+	}
+	for _, f := range r.nodes {
+		for end := time.Now().Add(10 * time.Second); !f.Ready(); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal("the ledger has not been heard of for 10 s, or still learns")
+			}
+		}
 	}
 	return r
+}
+
+// join starts one more node, which may not be ready yet.
+func (r *redisFleet) join(connect func() redis.UniversalClient) {
+	client := connect()
+	f := NewFleet(NewRedis(client, ""), NewHolder(), 10_000, r.clock, r.wall)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); f.Run(ctx) }()
+	r.Cleanup(func() { cancel(); <-done; client.Close() })
+	r.nodes = append(r.nodes, f)
 }
 
 func single(addr string) func() redis.UniversalClient {
@@ -260,6 +272,57 @@ func TestFleetClusterShardDown(t *testing.T) {
 	}
 	if s := r.nodes[0].Stats(); !s.BreakerOpen {
 		t.Errorf("no breaker is open: %+v", s)
+	}
+}
+
+// Redis loses all its data while every node is alive. One of them has spent
+// everything and refuses by itself, so that no claim of its tells the ledger; the
+// others are new to the keys, and one is new to the fleet. Still no key goes
+// further over than a twentieth, and afterwards the fleet goes on as before.
+func TestFleetRedisLosesItsData(t *testing.T) {
+	for _, algorithm := range []ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow, ratelimit.TokenBucket} {
+		for how, lose := range map[string]func(*redistest.Server){
+			"FLUSHALL": func(s *redistest.Server) { s.Do("FLUSHALL") },
+			"restart":  func(s *redistest.Server) { s.Kill(); s.Run() },
+		} {
+			t.Run(how+" "+ratelimit.Algorithms[algorithm], func(t *testing.T) {
+				t.Parallel()
+				s := redistest.Start(t)
+				r := newRedisFleet(t, 2, single(s.Addr))
+				const limit, keys = 1000, 20
+				rule := closedRule(limit)
+				rule.Limit.Algorithm, rule.Limit.Burst = algorithm, limit
+				admitted := map[uint64]int{}
+				spend := func(node, rounds int) {
+					for range rounds {
+						for key := range uint64(keys) {
+							if v, _ := r.ask(node, rule, key); !v.OverLimit {
+								admitted[key]++
+							}
+						}
+					}
+				}
+				spend(0, limit+50)
+				lose(s)
+				r.join(single(s.Addr))
+				for end := time.Now().Add(2 * relearnTime); time.Now().Before(end); {
+					spend(0, 1)
+					spend(1, 10)
+					spend(2, 10)
+				}
+				worst := 0
+				for key := range uint64(keys) {
+					worst = max(worst, admitted[key]-limit)
+				}
+				t.Logf("at most %d over, of a limit of %d", worst, limit)
+				if worst > limit/relearnShare {
+					t.Errorf("a key was admitted %d beyond its limit of %d; a loss of data may cost %d", worst, limit, limit/relearnShare)
+				}
+				if r.nodes[0].Stats().Recoveries != 1 {
+					t.Errorf("%d recoveries were counted, want 1", r.nodes[0].Stats().Recoveries)
+				}
+			})
+		}
 	}
 }
 

@@ -18,6 +18,8 @@ type flight struct {
 	giveUp  bool            // return what is unspent, and want nothing
 	ahead   bool            // it is for the next window
 	reset   bool            // the ledger is to count from nothing again
+	beat    bool            // it has no claim, and no key: the ledger is only to be heard
+	last    bool            // nothing more will be claimed: the node ends
 	final   bool            // it only reports on a window that is over; nobody waits
 	rule    *ratelimit.Rule // of a final one
 	sent    bool            // guarded by the shard's mu
@@ -125,7 +127,7 @@ func (w *waiting) decide(ctx context.Context, f *Fleet, now instant, i int) bool
 			return true
 		}
 		if fl.ended() {
-			if fl.err != nil && !errors.Is(fl.err, ratelimit.ErrStaleClaim) { // the window rolled: ask again
+			if fl.err != nil && !errors.Is(fl.err, ratelimit.ErrStaleClaim) && !errors.Is(fl.err, errYoung) { // the window rolled, or data was lost: ask again
 				w.verdicts[i] = f.fail(ctx, now, a, reasonOf(fl.err))
 				return true
 			}

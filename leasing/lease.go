@@ -244,6 +244,13 @@ func (l *lease) refilled(now instant) bool {
 	return l.algorithm == ratelimit.TokenBucket && now >= l.reset
 }
 
+// carries tells whether the lease's totals are about the grant's window: those
+// of the claim are (Carried), or the lease began that window while the claim was
+// under way.
+func (l *lease) carries(c *ratelimit.Claim, g *ratelimit.Grant) bool {
+	return g.Carried || c.Window != l.window && g.Window == l.window
+}
+
 // apply takes in the answer to the latest claim, which was sent at sent; any
 // other answer changes nothing. margin is what two clocks may differ by over
 // the lease's time: the holder stops that much before the ledger does. Until
@@ -252,13 +259,11 @@ func (l *lease) apply(sent instant, c *ratelimit.Claim, g *ratelimit.Grant, marg
 	if g.Err != nil || g.Seq != l.seq {
 		return
 	}
-	if g.Window != l.window {
-		// A bucket has one life: the ledger has taken on what was known of another.
-		if c.Limit.Algorithm != ratelimit.TokenBucket {
-			l.spent, l.returned = 0, 0
-		}
-		l.window, l.debt = g.Window, 0
+	// A bucket has one life: the ledger has taken on what was known of another.
+	if !l.carries(c, g) && c.Limit.Algorithm != ratelimit.TokenBucket {
+		l.spent, l.returned, l.debt = 0, 0, 0
 	}
+	l.window = g.Window
 	l.granted = g.Granted
 	l.fence = g.Fence
 	l.setLimit(&c.Limit)

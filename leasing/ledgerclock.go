@@ -23,17 +23,23 @@ func nanos(t ledgerTime) time.Duration { return time.Duration(t) * time.Microsec
 
 // heard takes in that the ledger's clock stood at t at some instant from sent
 // to answered. When that cannot be, the ledger's clock was set, or another
-// server answers: what was known is forgotten.
-func (c *ledgerClock) heard(sent, answered instant, t ledgerTime) {
+// server answers: what was known is forgotten. It returns by how much at least
+// the clock went on, or back, beside this node's.
+func (c *ledgerClock) heard(sent, answered instant, t ledgerTime) (step time.Duration) {
 	lo := nanos(t) - time.Duration(answered)
 	hi := nanos(t+1) - time.Duration(sent) // t is cut off to a microsecond
 	if c.at > 0 {
 		wider := c.widened(answered)
 		if l, h := max(lo, wider.lo), min(hi, wider.hi); l <= h {
 			lo, hi = l, h
+		} else if lo > wider.hi {
+			step = lo - wider.hi
+		} else {
+			step = hi - wider.lo
 		}
 	}
 	*c = ledgerClock{lo: lo, hi: hi, at: answered}
+	return step
 }
 
 func (c *ledgerClock) widened(now instant) ledgerClock {

@@ -78,15 +78,18 @@ func (l *Local) overflowKey(b []byte, a *ask) []byte {
 	return ratelimit.SealKey(ratelimit.AppendEntry(b, a.Rule.Domain, path, false), 0)
 }
 
-// Undo implements [ratelimit.Limiter].
+// Undo implements [ratelimit.Limiter]. A verdict of another limiter (an owner's,
+// or a fallback's) charged nothing here and is left alone.
 func (l *Local) Undo(_ ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i := range asks {
-		if verdicts[i].Source != ratelimit.FromOverflow {
+		switch verdicts[i].Source {
+		case ratelimit.FromLease, ratelimit.FromClaim:
 			l.tracked.undo(asks[i].Key, &asks[i], &verdicts[i])
-			continue
+		case ratelimit.FromOverflow:
+			var buf [2 * ratelimit.MaxKeyLen]byte
+			l.overflow.undo(l.overflowKey(buf[:0], &asks[i]), &asks[i], &verdicts[i])
+		case ratelimit.FromOwner, ratelimit.FromDrift, ratelimit.FromFallback:
 		}
-		var buf [2 * ratelimit.MaxKeyLen]byte
-		l.overflow.undo(l.overflowKey(buf[:0], &asks[i]), &asks[i], &verdicts[i])
 	}
 }
 

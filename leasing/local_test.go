@@ -205,17 +205,21 @@ func TestChangedLimitGoesOn(t *testing.T) {
 	}
 }
 
-// The wall clock may be corrected; the same window is never given twice.
+// The wall clock may be corrected: no window is given twice, and none lasts for
+// as long as the clock went back.
 func TestWallClockStepsBack(t *testing.T) {
 	l := NewLocal(10, 1, testWall)
 	rule := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 3})
 	a := ask{Rule: rule, Key: keyOf(1), Cost: 3}
 	decideOne(l, 1, a)
 	l.SyncClock(1, testWall.Add(-time.Hour))
-	for _, now := range []instant{1, instant(40 * time.Second), instant(50 * time.Second)} {
+	for _, now := range []instant{1, instant(40 * time.Second)} {
 		if v := decideOne(l, now, a); !v.OverLimit {
 			t.Fatalf("at %d the budget was given again: %+v", now, v)
 		}
+	}
+	if v := decideOne(l, instant(50*time.Second), a); v.OverLimit {
+		t.Fatalf("the clock shows the next minute, and it did not begin: %+v", v)
 	}
 	l.SyncClock(instant(50*time.Second), testWall.Add(50*time.Second))
 	if v := decideOne(l, instant(100*time.Second), a); v.OverLimit {

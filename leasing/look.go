@@ -288,10 +288,13 @@ func (l *Redis) account(ctx context.Context, name string) (*account, ledgerTime,
 	return a, there, nil
 }
 
+// accountFields is how many numbers settle.lua keeps of an account.
+const accountFields = 17
+
 // readRow takes in one field of an account's hash, as look.lua writes it.
 func (a *account) readRow(row any) error {
 	cells, ok := row.([]any)
-	n := make([]int64, 0, 15)
+	n := make([]int64, 0, accountFields)
 	name := ""
 	for i, cell := range cells {
 		text, isText := cell.(string)
@@ -304,13 +307,13 @@ func (a *account) readRow(row any) error {
 		n = append(n, v)
 	}
 	switch {
-	case ok && name == "a" && (len(n) == 13 || len(n) == 15): // 13: written by a release before folded records
+	case ok && name == "a" && (len(n) == 13 || len(n) == accountFields): // 13: written by the release before
 		others := a.others
-		n = append(n, 0, 0)
+		n = append(n, 0, 0, 0, 0)
 		*a = account{
 			now: ledgerTime(n[0]), fence: ratelimit.Fence(n[1]), window: window(n[2]), base: tokens(n[3]), prev: tokens(n[4]), over: tokens(n[5]),
 			level: n[6], carry: n[7], relearn: ledgerTime(n[8]), relearned: tokens(n[9]), most: tokens(n[10]), left: tokens(n[11]), late: tokens(n[12]),
-			born: ratelimit.Fence(n[13]), folded: ratelimit.Fence(n[14]),
+			born: ratelimit.Fence(n[13]), folded: ratelimit.Fence(n[14]), renamed: ratelimit.Fence(n[15]), moved: window(n[16]),
 			others: others,
 		}
 		return nil

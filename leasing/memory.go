@@ -2,6 +2,7 @@ package leasing
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -93,6 +94,81 @@ func (s *memoryShard) admit(now ledgerTime, hash uint64, key []byte) *cell[accou
 // evictTries bounds the search for room: enough to find it when one cell in
 // ten is free to go, cheap enough for a flood of new keys.
 const evictTries = 24
+
+// LosableMemory is a Memory that can lose its data as a Redis can, and tells of it
+// ([ratelimit.Epochal]): the simulator's ledger. Its methods are not to be called
+// at the same time.
+type LosableMemory struct {
+	*Memory
+	epoch ratelimit.Epoch
+}
+
+// NewLosable makes a ledger whose first epoch is not young.
+func NewLosable(m *Memory) *LosableMemory {
+	return &LosableMemory{m, ratelimit.Epoch{ID: 1}}
+}
+
+// SettleEpoch implements [ratelimit.Epochal].
+func (l *LosableMemory) SettleEpoch(ctx context.Context, q ratelimit.EpochQuery, claims []ratelimit.Claim, grants []ratelimit.Grant) (ratelimit.Epoch, ledgerTime, error) {
+	at := l.clock()
+	if q.Telling && l.epoch.Young(at) {
+		l.epoch.Learning = max(l.epoch.Learning, at.Add(relearnTime))
+	}
+	l.Settle(ctx, claims, grants)
+	return l.epoch, at, nil
+}
+
+// Forget loses all accounts, as FLUSHALL would.
+func (l *LosableMemory) Forget() {
+	l.Memory.Forget()
+	l.begin()
+}
+
+// Copy is the data as it is now: of a replica, or on a disk.
+func (l *LosableMemory) Copy() *Memory {
+	other := &Memory{clock: l.clock, hash: l.hash, shards: make([]memoryShard, len(l.shards))}
+	for i := range l.shards {
+		from, to := &l.shards[i], &other.shards[i]
+		from.mu.Lock()
+		to.floor, to.accounts = from.floor, newSlab[account](from.accounts.limit)
+		for j, tag := range from.accounts.tags {
+			if c := &from.accounts.cells[j]; tag != 0 {
+				into := to.accounts.add(c.fullHash(), c.key[:c.len])
+				into.val = c.val
+				into.val.others = slices.Clone(c.val.others)
+			}
+		}
+		from.mu.Unlock()
+	}
+	return other
+}
+
+// FailOver goes on with a copy, which may be older: another epoch begins.
+func (l *LosableMemory) FailOver(copied *Memory) {
+	l.shards = copied.shards
+	l.begin()
+}
+
+// Evict loses one account, as a Redis with maxmemory does, and tells nobody.
+func (l *LosableMemory) Evict(key string) {
+	s, c := l.locked([]byte(key))
+	defer s.mu.Unlock()
+	if c != nil {
+		s.floor = max(s.floor, c.val.fence)
+		gone := false
+		s.accounts.drop(func(other *cell[account]) bool { // another moves to its place
+			first := other == c && !gone
+			gone = gone || first
+			return first
+		})
+	}
+}
+
+// begin starts another epoch.
+func (l *LosableMemory) begin() {
+	at := l.clock()
+	l.epoch = ratelimit.Epoch{ID: l.epoch.ID + 1, Began: at, Learning: at.Add(relearnTime)}
+}
 
 // Accounts returns how many accounts the ledger holds now, dead ones included.
 func (m *Memory) Accounts() int {

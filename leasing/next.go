@@ -16,6 +16,8 @@ type nextLease struct {
 	lease lease
 	renewal
 	heard   instant
+	told    instant
+	eager   bool // as held's
 	expires instant
 	jitter  float64
 	over    instant // from here on this window may be over
@@ -73,10 +75,10 @@ func (h *held) keepNext(sent, now instant, there ledgerClock, fl *flight, g *rat
 	}
 	begins := fl.claim.Limit.WindowEnd(g.Window - 1)
 	n := &nextLease{
-		heard: now, expires: sent.Add(g.TTL - margin(h.rule, g.TTL)), jitter: jitter, over: there.notBefore(now, begins), start: there.surelyBy(now, begins),
+		heard: now, told: sent, eager: fl.claim.Reclaim == ratelimit.ReclaimEager, expires: sent.Add(g.TTL - margin(&fl.claim, g.TTL)), jitter: jitter, over: there.notBefore(now, begins), start: there.surelyBy(now, begins),
 		lease: lease{seq: g.Seq, window: g.Window},
 	}
-	n.lease.apply(sent, &fl.claim, g, margin(h.rule, g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
+	n.lease.apply(sent, &fl.claim, g, margin(&fl.claim, g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
 	n.renewal = h.demand.renewal(sent, now, n.lease.unspent(), &fl.claim.Limit, g)
 	h.next = n
 	h.agree()
@@ -98,7 +100,7 @@ func (f *Fleet) turn(h *held, now instant, hash uint64, key []byte) bool {
 		return false
 	}
 	f.finish(h, hash, key)
-	h.lease, h.renewal, h.heard, h.expires, h.next = n.lease, n.renewal, n.heard, n.expires, nil
+	h.lease, h.renewal, h.heard, h.told, h.eager, h.expires, h.next = n.lease, n.renewal, n.heard, n.told, n.eager, n.expires, nil
 	h.name ^= 1
 	h.settled = false
 	h.begun()
@@ -120,7 +122,7 @@ func (h *held) inDoubt(now instant, a *ask) (verdict, bool) {
 	if now >= h.expires || a.Cost > h.lease.unspent() || a.Cost > n.lease.left(now) {
 		return verdict{OverLimit: true, ResetAfter: n.start.Sub(now)}, true
 	}
-	h.lease.spent += a.Cost
+	h.lease.spent += a.Cost // at most what is unspent
 	n.lease.spent += a.Cost
 	return n.lease.report(now, verdict{Charged: a.Cost}), true
 }

@@ -18,16 +18,17 @@ func lasts(sent, now instant, there ledgerClock, l *ratelimit.Limit, g *ratelimi
 // lease's window.
 func (h *held) payOwed() {
 	if h.owedAt > h.lease.reset.Add(-h.rule.Limit.Period()) || h.rule.Limit.Algorithm == ratelimit.TokenBucket {
-		h.lease.spent += min(h.owed, h.rule.Limit.Capacity())
+		h.lease.spent = ratelimit.Booked(h.lease.spent, min(h.owed, h.rule.Limit.Capacity()))
 	}
 	h.owed = 0
 }
 
 // margin is how much earlier than the ledger a node takes its lease for expired:
 // what two clocks may differ by meanwhile. Where expiry makes unreported tokens
-// another's, it is also the time that a report may take.
-func margin(rule *ratelimit.Rule, ttl time.Duration) time.Duration {
-	if rule.Coordination.Eager() {
+// another's, it is also the time that a report may take. What counts is how the
+// lease was claimed, for so the ledger has it; the rule may have changed since.
+func margin(c *ratelimit.Claim, ttl time.Duration) time.Duration {
+	if c.Reclaim == ratelimit.ReclaimEager {
 		return ttl / 4
 	}
 	return ttl / 20
@@ -35,13 +36,13 @@ func margin(rule *ratelimit.Rule, ttl time.Duration) time.Duration {
 
 // mustReport tells whether there is spending that expiry would undo.
 func (h *held) mustReport() bool {
-	return h.rule.Coordination.Eager() && h.lease.spent != h.reported
+	return h.eager && h.lease.spent != h.reported
 }
 
 // reportInTime has what is spent by half the lease's time reported: reclaimed
 // eagerly, it would be spent twice. What is spent later reports itself; see take.
 func (f *Fleet) reportInTime(h *held, now instant, key []byte) {
-	if !h.rule.Coordination.Eager() || h.after == never {
+	if !h.eager || h.after == never {
 		return
 	}
 	seq, own := h.lease.seq, append([]byte(nil), key...)
@@ -77,7 +78,7 @@ func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter fl
 		h.lease.retry = max(h.lease.retry, now.Add(wait))
 		h.lease.retryCost = 1
 	}
-	if h.rule.Coordination.Eager() && (left > 0 || h.mustReport()) {
+	if h.eager && (left > 0 || h.mustReport()) {
 		h.after = sent.Add(g.TTL / 2)
 	}
 	if left <= 0 || g.Available == 0 && g.Outstanding == 0 && h.lease.algorithm == ratelimit.FixedWindow {

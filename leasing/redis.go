@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -30,6 +31,11 @@ type Redis struct {
 	prefix string
 	// at replaces Redis' clock, in tests.
 	at func() ledgerTime
+
+	naming sync.Once
+	epochs [][]string // by part, of a Cluster; see epochNames
+	mu     sync.Mutex
+	said   map[string]string // guarded by mu: what each of the names was last seen to say
 }
 
 // NewRedis makes a ledger whose accounts' names start with prefix. The client
@@ -79,10 +85,14 @@ func slot(key string) uint16 {
 // Settle implements [ratelimit.Ledger]. A script that Redis has forgotten (a
 // flush, a failover) is sent again.
 func (l *Redis) Settle(ctx context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant) {
-	if len(claims) == 0 {
-		return
+	if len(claims) > 0 {
+		l.settle(ctx, claims, grants, func(redis.Pipeliner) {})
 	}
-	answers := l.pipeline(ctx, claims, settleScript.EvalSha)
+}
+
+// settle sends claims, and behind them in the same pipeline what else there is.
+func (l *Redis) settle(ctx context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant, behind func(redis.Pipeliner)) {
+	answers := l.pipeline(ctx, claims, settleScript.EvalSha, behind)
 	var forgotten []int
 	for i := range answers {
 		if redis.HasErrorPrefix(answers[i].Err(), "NOSCRIPT") {
@@ -98,7 +108,7 @@ func (l *Redis) Settle(ctx context.Context, claims []ratelimit.Claim, grants []r
 	for j, i := range forgotten {
 		again[j] = claims[i]
 	}
-	answers = l.pipeline(ctx, again, settleScript.Eval)
+	answers = l.pipeline(ctx, again, settleScript.Eval, behind)
 	for j, i := range forgotten {
 		grants[i] = readGrant(&claims[i], answers[j])
 	}
@@ -106,7 +116,7 @@ func (l *Redis) Settle(ctx context.Context, claims []ratelimit.Claim, grants []r
 
 type evalFunc func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd
 
-func (l *Redis) pipeline(ctx context.Context, claims []ratelimit.Claim, eval evalFunc) []*redis.Cmd {
+func (l *Redis) pipeline(ctx context.Context, claims []ratelimit.Claim, eval evalFunc, behind func(redis.Pipeliner)) []*redis.Cmd {
 	answers := make([]*redis.Cmd, len(claims))
 	pipe := l.client.Pipeline()
 	for i := range claims {
@@ -116,6 +126,7 @@ func (l *Redis) pipeline(ctx context.Context, claims []ratelimit.Claim, eval eva
 		}
 		answers[i] = eval(ctx, pipe, names, l.arguments(&claims[i])...)
 	}
+	behind(pipe)
 	if _, err := pipe.Exec(ctx); err != nil { // also when a single command failed
 		for _, a := range answers {
 			if a.Err() == nil && a.Val() == nil {
@@ -141,6 +152,7 @@ func (l *Redis) arguments(c *ratelimit.Claim) []any {
 		HolderName(c.Holder), c.Seq, int64(c.Fence), int64(c.Window), flags,
 		int64(c.Granted), int64(c.Spent), int64(c.Returned), int64(c.Waiting), int64(c.Want), c.TTL.Microseconds(),
 		uint8(c.Limit.Algorithm), int64(c.Limit.Requests), int64(c.Limit.Burst), period, int64(l.at()),
+		int64(c.Lost), int64(c.Learning),
 	}
 	if c.Audit != "" {
 		arguments = append(arguments, c.Audit, int64(c.AuditBound), AuditEvents, AuditKept.Milliseconds())
@@ -172,17 +184,17 @@ func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 	case err == nil && len(values) == 1 && values[0] == 1:
 		g.Err = ratelimit.ErrStaleClaim
 		return g
-	case err != nil || len(values) != 15:
+	case err != nil || len(values) != 16:
 		g.Err = fmt.Errorf("%w: %v", ErrLedgerAnswer, shortened(answer.Val()))
 		return g
 	}
 	g.Granted, g.Fence, g.Window = tokens(values[1]), ratelimit.Fence(values[2]), window(values[3])
-	g.Void = values[4] == 1
+	g.Void, g.Carried = values[4] == 1, values[15] == 1
 	g.Available, g.Outstanding = tokens(values[5]), tokens(values[6])
 	g.ResetAfter, g.RetryAfter = microseconds(values[7]), microseconds(values[8])
 	g.Holders, g.OverAdmitted, g.Relearning = int(values[9]), tokens(values[10]), values[11] == 1
 	g.At, g.Stranded, g.Over = ledgerTime(values[12]), tokens(values[13]), tokens(values[14])
-	if g.Granted < c.Granted && g.Window == c.Window && !g.Void || g.Available < 0 {
+	if g.Granted < c.Granted && g.Carried && !g.Void || g.Available < 0 {
 		g.Err = fmt.Errorf("%w: %v", ErrLedgerAnswer, values)
 	}
 	return g

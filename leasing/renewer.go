@@ -63,7 +63,8 @@ func reasonOf(err error) ratelimit.FallbackReason {
 }
 
 // sweep looks through a part of the shards at a time: it returns what idle keys
-// have not spent, and when the ledger has forgotten one key, tells it of all.
+// have not spent. When the ledger has lost its data, or its clock was set, it
+// tells it of all keys.
 func (f *Fleet) sweep(ctx context.Context) {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
@@ -71,21 +72,24 @@ func (f *Fleet) sweep(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-f.tellAtOnce:
+			f.tell(f.clock())
 		case <-tick.C:
 			f.sweepPart(f.clock(), part)
 		}
 	}
 }
 
-// sweepPart looks through one of sweepParts.
+// sweepPart looks through one of sweepParts, and after the ledger.
 func (f *Fleet) sweepPart(now instant, part int) {
+	f.beat(now)
+	f.tell(now)
 	for i := part % sweepParts; i < len(f.shards); i += sweepParts {
 		f.sweepShard(now, &f.shards[i])
 	}
 }
 
 func (f *Fleet) sweepShard(now instant, s *fleetShard) {
-	forgot := instant(f.relearn.Load())
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, tag := range s.leases.tags {
@@ -99,11 +103,9 @@ func (f *Fleet) sweepShard(now instant, s *fleetShard) {
 			f.finish(&c.val, c.fullHash(), c.key[:c.len])
 			continue
 		}
-		idle := now.Sub(c.val.demand.lastUse) > idleAfter
-		tell := idle && c.val.untold() || c.val.heard < forgot.Add(-sweepEvery)
-		if tell {
+		if now.Sub(c.val.demand.lastUse) > idleAfter && c.val.untold() {
 			fl := f.newFlight(c.fullHash(), c.key[:c.len])
-			fl.giveUp = idle
+			fl.giveUp = true
 			f.launch(&c.val, fl)
 		}
 	}
@@ -132,7 +134,7 @@ func (f *Fleet) releases(now instant) map[*lane][]*flight {
 			c := &s.leases.cells[j]
 			giveUp := func(ahead bool) {
 				fl := f.newFlight(c.fullHash(), c.key[:c.len])
-				fl.giveUp, fl.ahead = true, ahead
+				fl.giveUp, fl.last, fl.ahead = true, true, ahead
 				c.val.flight = fl
 				l := f.laneOf(fl.name)
 				all[l] = append(all[l], fl)

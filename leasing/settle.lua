@@ -5,7 +5,8 @@
 --
 -- ARGV: holder, seq, fence, window, flags, granted, spent, returned, waiting,
 --       want, ttl us, algorithm, requests, burst, period us (0: months of
---       the calendar), the time in us (0 but in tests: Redis' own); flags: 1 eager, 2 direct, 4 refilled,
+--       the calendar), the time in us (0 but in tests: Redis' own), when the ledger's data was lost, until
+--       when it learns; flags: 1 eager, 2 direct, 4 refilled,
 --       8 ahead, 16 tally, 32 final, 64 reset, 128 last
 -- With KEYS[2], the stream of the account's audit, ARGV goes on: the rule, what
 -- it declares to over-admit, the most events to keep, and for how long, in ms.
@@ -19,7 +20,7 @@ local NEVER = 9007199254740991 -- 2^53-1
 
 local holder = ARGV[1]
 local n = {}
-for i = 2, 16 do n[i] = tonumber(ARGV[i]) end
+for i = 2, 18 do n[i] = tonumber(ARGV[i]) end
 local function bit(flags, value) return math.floor(flags / value) % 2 == 1 end
 local c = {
   seq = n[2], fence = n[3], window = n[4], granted = n[6], spent = n[7], returned = n[8],
@@ -38,6 +39,7 @@ if now == 0 then
   now = time[1] * MICRO + time[2]
 end
 
+local ledger = now -- the ledger's own clock; the account's may be ahead of it
 local floor, fmod, max, min = math.floor, math.fmod, math.max, math.min
 
 -- div is the whole part of x / y, exactly.
@@ -64,6 +66,7 @@ local SEQ, WINDOW, EXPIRES, FENCE, GRANTED, INFLIGHT, SPENT, RETURNED, OVER, FLA
 local a = {
   now = 0, fence = 0, window = 0, base = 0, prev = 0, over = 0, level = 0, carry = 0, relearn = 0, relearned = 0,
   most = 0, left = 0, late = 0, born = 0, folded = 0,
+  renamed = 0, moved = 0,
 }
 local records, dirty, expired, shifted = {}, {}, {}, false
 local fields = redis.call('HGETALL', KEYS[1])
@@ -72,7 +75,7 @@ for i = 1, #fields, 2 do
     local v = cmsgpack.unpack(fields[i + 1])
     a = {
       now = v[1], fence = v[2], window = v[3], base = v[4], prev = v[5], over = v[6], level = v[7], carry = v[8],
-      relearn = v[9], relearned = v[10], most = v[11], left = v[12], late = v[13], born = v[14] or 0, folded = v[15] or 0,
+      relearn = v[9], relearned = v[10], most = v[11], left = v[12], late = v[13], born = v[14] or 0, folded = v[15] or 0, renamed = v[16] or 0, moved = v[17] or 0,
     }
   else
     local r = cmsgpack.unpack(fields[i + 1])
@@ -240,6 +243,7 @@ local function shift(by)
   local windows = 0
   if not bucket then windows = window_at(a.now) - a.window end
   a.window = a.window + windows
+  if windows ~= 0 then a.renamed, a.moved = a.fence, -windows end
   for name, r in pairs(records) do
     r[EXPIRES], r[WINDOW] = r[EXPIRES] + by, r[WINDOW] + windows
     dirty[name] = true
@@ -284,12 +288,33 @@ local function advance()
     left, late = max(left, a.most) - all_spent(a.window), a.over
   end
   a.prev, a.left, a.late, a.window, a.base, a.over, a.most = prev, left, late, w, 0, 0, 0
+  if algorithm == FIXED then a.relearn = 0 end -- nothing was lost of a window that begins now
   if not fresh then drop() end
 end
 
+-- relearn_until has little granted until then. Fences from before say nothing any more of what is recorded.
+local function relearn_until(time)
+  if a.now >= a.relearn then a.relearned, a.born = 0, a.fence + 1 end
+  a.relearn = time
+end
+
+-- relearning tells whether little is granted of a window.
+local function relearning(at) return at == a.window and a.now < a.relearn end
+
+-- learn takes in that the ledger's data is young: what is not known of a window that began before may have been lost.
+local function learn()
+  local lost = true
+  if algorithm == FIXED then lost = window_end(a.window - 1) < n[17] end
+  if sliding then lost = window_end(a.window - 2) < n[17] end
+  if lost and n[18] > max(a.now, a.relearn) then relearn_until(n[18]) end
+end
+
 local function retry_after(missing)
-  if a.now < a.relearn then return a.relearn - a.now end
   local to_end = max(0, window_end(target()) - a.now)
+  if relearning(target()) then
+    if algorithm == FIXED then return min(to_end, a.relearn - a.now) end
+    return a.relearn - a.now
+  end
   if bucket then return time_to_level(min(missing, burst) * MICRO) end
   if sliding then
     local weighted = weighted_previous()
@@ -323,8 +348,8 @@ local function answer(r)
   if r[INFLIGHT] < c.waiting then retry = retry_after(c.direct and c.waiting - r[INFLIGHT] or 1) end
   return {
     0, r[GRANTED] + r[INFLIGHT], r[FENCE], r[WINDOW], flag(r, 2) and 1 or 0, available(r[WINDOW]), elsewhere, reset, retry,
-    live_holders(r[WINDOW]), r[OVER], a.now < a.relearn and 1 or 0, a.now, stranded,
-    r[WINDOW] < a.window and a.late or a.over,
+    live_holders(r[WINDOW]), r[OVER], relearning(r[WINDOW]) and 1 or 0, ledger, stranded,
+    r[WINDOW] < a.window and a.late or a.over, (r[WINDOW] == c.window or bucket and c.window ~= 0) and 1 or 0,
   }
 end
 
@@ -397,8 +422,7 @@ local function book(r, at)
   local knew = known and r[GRANTED] + r[INFLIGHT] or 0
   local reclaimed = known and flag(r, 1)
   if is_here and not reclaimed and not c.refilled and c.granted > knew then
-    if a.now >= a.relearn then a.relearned = 0 end
-    a.relearn = a.now + RELEARN_TIME
+    relearn_until(a.now + RELEARN_TIME)
   end
   a.fence = max(a.fence + 1, a.now)
   r[SEQ], r[WINDOW], r[EXPIRES], r[FENCE] = c.seq, at, a.now + c.ttl, a.fence
@@ -436,12 +460,12 @@ local function grant(r, owed, at)
     r[OVER] = r[OVER] + overspent()
   end
   local room = available(at)
-  local relearning = a.now < a.relearn
-  if relearning then room = min(room, max(0, max(1, div(capacity, RELEARN_SHARE)) - a.relearned)) end
+  local learning = relearning(at)
+  if learning then room = min(room, max(0, max(1, div(capacity, RELEARN_SHARE)) - a.relearned)) end
   local tapered = max(c.waiting, div(room, 2 * live_holders(at)))
   local lease = min(room, max(c.want, c.waiting), tapered)
   if c.direct and room < c.waiting then lease = 0 end
-  if relearning then a.relearned = a.relearned + lease end
+  if learning then a.relearned = a.relearned + lease end
   r[INFLIGHT] = confirmed + lease
   if bucket then a.level = a.level - lease * MICRO end
 end
@@ -463,7 +487,7 @@ local function dead()
 end
 
 local function packed()
-  return cmsgpack.pack({ a.now, a.fence, a.window, a.base, a.prev, a.over, a.level, a.carry, a.relearn, a.relearned, a.most, a.left, a.late, a.born, a.folded })
+  return cmsgpack.pack({ a.now, a.fence, a.window, a.base, a.prev, a.over, a.level, a.carry, a.relearn, a.relearned, a.most, a.left, a.late, a.born, a.folded, a.renamed, a.moved })
 end
 
 -- audit appends what happened to the account's stream, in the same step: what
@@ -471,17 +495,17 @@ end
 local function audit(kind, name, r)
   if not KEYS[2] then return end
   local at = r and r[WINDOW] or a.window
-  redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[19], '*', 'kind', kind, 'rule', ARGV[17], 'at', a.now, 'holder', name, 'window', at,
-    'claimed', name == holder and c.window or at,
+  redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[21], '*', 'kind', kind, 'rule', ARGV[19], 'at', a.now, 'holder', name, 'window', at,
+    'claimed', name == holder and c.window or (name == '-' and 0 or at),
     'ends', bucket and 0 or window_end(at), 'fence', r and r[FENCE] or c.fence, 'granted', r and r[GRANTED] + r[INFLIGHT] or c.granted,
     'spent', r and r[SPENT] or c.spent, 'returned', r and r[RETURNED] or c.returned, 'waiting', name == holder and c.waiting or 0,
-    'limit', capacity, 'bound', ARGV[18], 'free', bucket and div(a.level, MICRO) or free(at), 'over', r and r[OVER] or 0)
-  redis.call('PEXPIRE', KEYS[2], ARGV[20])
+    'limit', capacity, 'bound', ARGV[20], 'free', bucket and div(a.level, MICRO) or free(at), 'over', r and r[OVER] or 0)
+  redis.call('PEXPIRE', KEYS[2], ARGV[22])
 end
 
 -- settled is what a claim did, in one word.
-local function settled(r, before, relearning)
-  if a.relearn > relearning then return 'recovery' end
+local function settled(r, before, relearn)
+  if a.relearn > relearn then return 'recovery' end
   if flag(r, 2) then return 'fenced' end
   if r[INFLIGHT] < c.waiting then return 'refused' end
   if r[INFLIGHT] > 0 then return 'grant' end
@@ -512,6 +536,9 @@ local function kept(reply)
   if #reply == 1 then audit('stale', holder) end
   return reply
 end
+learn()
+-- A holder from before the ledger's clock went back has another number for each window.
+if c.fence > 0 and c.fence <= a.renamed then c.window = c.window - a.moved end
 if c.ahead and c.window ~= a.window and c.window ~= target() then return kept({ 1 }) end -- for a window that is over
 local r = records[holder]
 if r and c.seq <= r[SEQ] then
@@ -537,11 +564,11 @@ if c.final then
   audit('final', holder, r)
 else
   local at = target()
-  local before, relearning = r[WINDOW] == at and r[RETURNED] or 0, a.relearn
+  local before, relearn = r[WINDOW] == at and r[RETURNED] or 0, a.relearn
   local owed = book(r, at)
   if c.reset then reset() end
   grant(r, owed, at)
-  audit(c.reset and 'reset' or settled(r, before, relearning), holder, r)
+  audit(c.reset and 'reset' or settled(r, before, relearn), holder, r)
 end
 dirty[holder] = true
 store()

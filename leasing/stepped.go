@@ -2,6 +2,7 @@ package leasing
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -37,6 +38,13 @@ func NewStepped(holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wal
 	f.after, f.Random, f.RawNames = after, random, true
 	return &Stepped{fleet: f}
 }
+
+// Hears has the node listen for the epochs of a [ratelimit.Epochal] ledger, which
+// its driver then answers with (Batch.AnswerIn).
+func (s *Stepped) Hears() { s.fleet.beats = true }
+
+// Learning tells whether the ledger has just lost its data; see Fleet.Learning.
+func (s *Stepped) Learning() bool { return s.fleet.Learning() }
 
 // SetDrift lets rules of mode approx spend before the ledger has answered.
 func (s *Stepped) SetDrift(d Drift) { s.fleet.Drift = d }
@@ -80,6 +88,9 @@ func (w *Wait) Advance(now ratelimit.Instant) bool {
 	return w.advance(context.Background(), w.node.fleet, now)
 }
 
+// Decided tells whether one ask is decided: what it was charged, it was then.
+func (w *Wait) Decided(i int) bool { return !errors.Is(w.verdicts[i].Err, errUndecided) }
+
 // TimeOver takes in that the request's time is over, and returns how much more
 // there is; 0: none, the next Advance ends it.
 func (w *Wait) TimeOver() time.Duration {
@@ -109,28 +120,34 @@ func (s *Stepped) Batch() *Batch {
 			s.busy++
 			return &Batch{b, s}
 		}
-		grants := make([]ratelimit.Grant, len(flights))
-		fillErrors(grants, errBreaker)
-		b.answered(grants)
+		b.refused(make([]ratelimit.Grant, len(b.flights)))
 	}
 	return nil
 }
 
-// Claims are the batch's.
+// Claims are the batch's; there may be none, if the ledger is only to be heard.
 func (b *Batch) Claims() []ratelimit.Claim { return b.claims }
 
+// Query is what the batch asks about the ledger's data.
+func (b *Batch) Query() ratelimit.EpochQuery { return b.query }
+
 // Answer takes in what the ledger said, a grant for each claim.
-func (b *Batch) Answer(grants []ratelimit.Grant) {
+func (b *Batch) Answer(grants []ratelimit.Grant) { b.AnswerIn(ratelimit.Epoch{}, 0, grants) }
+
+// AnswerIn is Answer by a [ratelimit.Epochal] ledger.
+func (b *Batch) AnswerIn(epoch ratelimit.Epoch, at ratelimit.LedgerTime, grants []ratelimit.Grant) {
 	b.node.busy--
-	b.settled(grants)
-	b.answered(grants)
+	b.settled(grants, nil)
+	b.answered(grants, epochAnswer{epoch: epoch, at: at})
 }
 
 // Fail takes in that the batch was not answered, and why.
 func (b *Batch) Fail(err error) {
 	grants := make([]ratelimit.Grant, len(b.claims))
 	fillErrors(grants, err)
-	b.Answer(grants)
+	b.node.busy--
+	b.settled(grants, err)
+	b.answered(grants, epochAnswer{err: err})
 }
 
 // Sweep looks after a part of the leases; see SweepEvery.

@@ -55,6 +55,11 @@ type Claim struct {
 	// Last says that the holder ends: nothing more will be heard of it, so that
 	// its record need not be kept for it.
 	Last bool
+	// Lost and Learning are of the epoch of the ledger's data, as far as the
+	// holder knows it (Epoch.Began and Learning): an account that is not there,
+	// or one of a window that began before Lost, may have been lost, and until
+	// Learning the ledger grants no more than a twentieth of the limit in all.
+	Lost, Learning LedgerTime
 	// Refilled says that the bucket, as the holder knew it, has filled up since
 	// the holder last spent: to a ledger that does not know this holder, what
 	// it spent no longer matters.
@@ -74,6 +79,11 @@ type Grant struct {
 	Granted Tokens // cumulative; what is new is Granted minus the claim's
 	Fence   Fence
 	Window  Window
+	// Carried says that the claim's totals are about Window, and stay the
+	// holder's. Otherwise they were about another, and the holder has spent and
+	// returned nothing of this one yet. A window's number alone does not tell:
+	// when the ledger's clock goes back, an account's window gets another number.
+	Carried bool
 	// Void says that the claim's fence had been closed: its spent tokens were
 	// booked, its unspent ones are gone.
 	Void bool
@@ -105,6 +115,41 @@ type Grant struct {
 	Over Tokens
 	// Err says that the claim was not settled; then nothing else is meant.
 	Err error
+}
+
+// Epoch is one life of a ledger's data. A new one begins when the data was lost
+// (FLUSHALL, a restart without persistence), and when it may have been: after a
+// restart from a disk, or a failover to a replica that may have lagged behind.
+// The zero Epoch is not known.
+type Epoch struct {
+	ID uint64 // of this life; 0: not known
+	// Began is when it began. What is said of windows that began later is whole.
+	Began LedgerTime
+	// Learning is until when holders may still have to tell what was lost.
+	Learning LedgerTime
+}
+
+// Young tells whether at is in the time of learning.
+func (e Epoch) Young(at LedgerTime) bool { return e.ID != 0 && at < e.Learning }
+
+// EpochQuery is what a node wants of an epoch.
+type EpochQuery struct {
+	Part int // of the ledger
+	// Verify has it looked at whether the same server has the data still: after
+	// a failure, and at the first time.
+	Verify bool
+	// Telling has learning go on: this node still has something to tell.
+	Telling bool
+}
+
+// Epochal is a ledger that may lose its data as a whole, and can tell.
+type Epochal interface {
+	Ledger
+	// SettleEpoch is Settle of claims on one part, of which there may be none.
+	// It returns the epoch right after, so that claims were settled in this epoch
+	// or in an older one, and the time by the ledger's clock; or why neither is
+	// known.
+	SettleEpoch(ctx context.Context, q EpochQuery, claims []Claim, grants []Grant) (Epoch, LedgerTime, error)
 }
 
 // Errors of single claims.

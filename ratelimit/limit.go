@@ -22,6 +22,15 @@ func AddTokens(a, b Tokens) Tokens {
 	return a + b
 }
 
+// MaxBooked is the most that is booked as spent in one window of a key. Costs
+// may be larger (hits_addend is a uint64); more than the limit makes no
+// difference to what is refused, and sums over all holders of a key must fit
+// the whole numbers that Redis' scripts can hold, which are below 2^53.
+const MaxBooked Tokens = 1 << 40
+
+// Booked returns a + b, or MaxBooked.
+func Booked(a, b Tokens) Tokens { return min(AddTokens(a, b), MaxBooked) }
+
 // Unit is the period a limit is stated for. Its numbers are those of Envoy's
 // RateLimitResponse.RateLimit.Unit, so that it goes on the wire as it is.
 type Unit uint8

@@ -162,6 +162,7 @@ func grantOf(c *ratelimit.Claim, done *call) ratelimit.Grant {
 		return g
 	}
 	us := func(n int64) time.Duration { return time.Duration(min(n, 1<<52)) * time.Microsecond }
+	g.Carried = m.GetWindow() == int64(c.Window) || c.Limit.Algorithm == ratelimit.TokenBucket && c.Window != 0
 	g.Granted, g.Fence, g.Window, g.Void = ratelimit.Tokens(m.GetGranted()), ratelimit.Fence(m.GetFence()), ratelimit.Window(m.GetWindow()), m.GetVoid()
 	g.Available, g.Outstanding = ratelimit.Tokens(m.GetAvailable()), ratelimit.Tokens(m.GetOutstanding())
 	g.ResetAfter, g.RetryAfter, g.At = us(m.GetResetUs()), us(m.GetRetryUs()), ratelimit.LedgerTime(m.GetAt())

@@ -40,6 +40,11 @@ func Start(tb testing.TB, args ...string) *Server {
 	l.Close()
 	s.Run()
 	tb.Cleanup(s.Kill)
+	// A Redis that is empty, and not one that has lost its data a moment ago,
+	// which a fleet could not tell from it; a Cluster's names are others.
+	client := s.Client()
+	defer client.Close()
+	_ = client.Set(context.Background(), "sluice:epoch", "1 1 1 -", 0).Err()
 	return s
 }
 

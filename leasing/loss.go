@@ -1,0 +1,244 @@
+package leasing
+
+import (
+	"errors"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// The ledger may lose its data, and its clock may be set. Either way what this
+// node has heard may no longer be what the ledger knows, and the node tells it
+// again: every account that it has totals of, those that are used up first, for
+// their holders ask for nothing and would otherwise be silent until the window
+// ends, while a node that is new to the key was granted the limit once more.
+
+// memory is what a node knows of the epoch of one part's data.
+type memory struct {
+	epoch   ratelimit.Epoch
+	sent    instant // when the batch was sent that told of it
+	heard   instant // when it was last heard of; 0: never
+	failed  bool    // a batch failed since: another server may have the data now
+	telling bool    // this node still has something to tell
+	beating bool    // a batch without claims is under way, only to hear of it
+}
+
+// beatEvery is how long a node does without a word from a part of the ledger:
+// much less than the time for which a ledger that lost its data learns.
+const beatEvery = relearnTime / 4
+
+// errYoung answers claims that were granted by a ledger which has just lost its
+// data, by an account that looked new: what they were granted is not taken.
+var errYoung = errors.New("the ledger's data is young, and the claim did not say so")
+
+// query is what to ask about the epoch at now.
+func (l *lane) query(now instant) ratelimit.EpochQuery {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	m := &l.memory
+	return ratelimit.EpochQuery{
+		Part: l.part, Verify: m.epoch.ID == 0 || m.failed,
+		Telling: m.telling && l.notYet(now.Add(relearnTime/2), m.epoch.Learning) != l.notYet(now, m.epoch.Learning),
+	}
+}
+
+// notYet tells whether t may be still to come by the ledger's clock; the caller
+// holds mu.
+func (l *lane) notYet(now instant, t ledgerTime) bool {
+	if l.clock.at == 0 {
+		return true
+	}
+	early, _ := l.clock.between(now)
+	return early < t
+}
+
+// known is the epoch that claims are written in: with its learning, if that may
+// not be over.
+func (l *lane) known(now instant) ratelimit.Epoch {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.memory.epoch
+	if !l.notYet(now, e.Learning) {
+		e.Began, e.Learning = 0, 0
+	}
+	return e
+}
+
+// learned takes in in which epoch a batch was settled, and tells whether the data
+// that this node's claims had made was lost.
+func (l *lane) learned(sent, now instant, e ratelimit.Epoch) (lost bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	m := &l.memory
+	m.beating = false
+	if e.ID == 0 || e.ID != m.epoch.ID && sent < m.sent { // an answer from before that came late
+		return false
+	}
+	lost = m.epoch.ID != 0 && e.ID != m.epoch.ID
+	m.epoch, m.sent, m.heard, m.failed = e, max(m.sent, sent), now, false
+	m.telling = m.telling || lost
+	return lost
+}
+
+// trusted tells whether what a batch was granted may be taken, that was written
+// knowing of one epoch and settled in another: not from a ledger that is learning
+// if the claims did not say so.
+func trusted(known, in ratelimit.Epoch, at ledgerTime) bool {
+	return !in.Young(at) || known.ID == in.ID && known.Learning > at
+}
+
+// doubtAll has everything told again that was told before now.
+func (f *Fleet) doubtAll(now instant) {
+	f.doubt.Store(int64(now))
+	select {
+	case f.tellAtOnce <- struct{}{}:
+	default:
+	}
+}
+
+// Learning tells whether a part of the ledger has lost its data a moment ago, or
+// none was heard of yet: it grants little, and seats are not to be asked for.
+func (f *Fleet) Learning() bool {
+	heard, young := f.parts()
+	return f.beats && (heard == 0 || young > 0)
+}
+
+// Ready tells whether all parts of the ledger have been heard of, and know all:
+// from then on the first request for a key is answered as the ledger says.
+func (f *Fleet) Ready() bool {
+	heard, young := f.parts()
+	return !f.beats || heard == len(f.lanes) && young == 0
+}
+
+// parts counts the parts of the ledger that were heard of, and those of them that
+// may be learning.
+func (f *Fleet) parts() (heard, young int) {
+	now := f.clock()
+	for i := range f.lanes {
+		l := &f.lanes[i]
+		l.mu.Lock()
+		if l.memory.heard != 0 {
+			heard++
+			if l.memory.epoch.ID != 0 && l.notYet(now, l.memory.epoch.Learning) {
+				young++
+			}
+		}
+		l.mu.Unlock()
+	}
+	return heard, young
+}
+
+// teller goes through the leases in passes, a bounded number of them at a time.
+type teller struct {
+	doubt instant // what was told before is told again; 0: all is told
+	pass  int     // 0: what is used up; 1: all; then what is left, until nothing is
+	shard int
+	rest  int // that were still to be told in this pass
+}
+
+// tell tells again what is in doubt, as much as the queues take.
+func (f *Fleet) tell(now instant) {
+	t := &f.teller
+	if doubt := instant(f.doubt.Load()); doubt != 0 && doubt != t.doubt {
+		*t = teller{doubt: doubt}
+	}
+	most := 2 * len(f.shards)
+	if t.pass > 1 { // what is left waits for an answer, or for its part of the ledger
+		most = len(f.shards)/sweepParts + 1
+	}
+	for steps := 0; t.doubt != 0 && steps < most; steps++ {
+		rest, full := f.tellShard(now, &f.shards[t.shard], t)
+		if full {
+			return
+		}
+		t.rest += rest
+		if t.shard++; t.shard < len(f.shards) {
+			continue
+		}
+		if t.pass > 0 && t.rest == 0 {
+			f.allTold(t.doubt)
+			return
+		}
+		t.pass, t.shard, t.rest = t.pass+1, 0, 0
+	}
+}
+
+// allTold ends the telling, unless there is a new doubt.
+func (f *Fleet) allTold(doubt instant) {
+	f.teller = teller{}
+	if !f.doubt.CompareAndSwap(int64(doubt), 0) {
+		return
+	}
+	for i := range f.lanes {
+		f.lanes[i].mu.Lock()
+		f.lanes[i].memory.telling = false
+		f.lanes[i].mu.Unlock()
+	}
+}
+
+// tellShard tells what a shard has. It reports how much was still to be told, and
+// whether it stopped because a queue is half full: the other half is for requests.
+func (f *Fleet) tellShard(now instant, s *fleetShard, t *teller) (rest int, full bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, tag := range s.leases.tags {
+		c := &s.leases.cells[i]
+		h := &c.val
+		if tag == 0 {
+			continue
+		}
+		f.turn(h, now, c.fullHash(), c.key[:c.len])
+		if n := h.next; n != nil && n.told < t.doubt && now < n.over {
+			h.next, h.triedAhead, h.aheadAt = nil, 0, now // the ledger may not know it: claim it anew
+		}
+		if h.lease.window == 0 || now >= h.lease.reset || h.told >= t.doubt {
+			continue
+		}
+		if h.told < instant(f.lapsed.Load()) {
+			h.lease.deadline = min(h.lease.deadline, now)
+		}
+		rest++
+		usedUp := h.lease.unspent() <= 0 || now < h.lease.retry
+		if h.flight != nil || t.pass == 0 && !usedUp {
+			continue
+		}
+		fl := f.newFlight(c.fullHash(), c.key[:c.len])
+		l := f.laneOf(fl.name)
+		if l.refused(now) {
+			continue // the part is dead; others are not
+		}
+		if len(l.queue) >= cap(l.queue)/2 || !f.launch(h, fl) {
+			return rest, true
+		}
+	}
+	return rest, false
+}
+
+// beat hears of the parts of the ledger that nothing was heard of for a while.
+func (f *Fleet) beat(now instant) {
+	if !f.beats {
+		return
+	}
+	for i := range f.lanes {
+		l := &f.lanes[i]
+		l.mu.Lock()
+		m := &l.memory
+		due := !m.beating && (m.heard == 0 || now.Sub(m.heard) >= beatEvery) && !l.breaker.refuses(now)
+		m.beating = m.beating || due
+		l.mu.Unlock()
+		if !due {
+			continue
+		}
+		select {
+		case l.queue <- &flight{beat: true}:
+		default: // there are claims enough
+			l.mu.Lock()
+			m.beating = false
+			l.mu.Unlock()
+		}
+	}
+}
+
+// stepLeast is by how much the ledger's clock must contradict what was known of
+// it to have been set: less is a clock that is slewed, or a busy machine.
+const stepLeast = 100 * time.Millisecond
