@@ -157,3 +157,14 @@ func (s *slab[T]) removeKey(hash uint64, key []byte) {
 		}
 	}
 }
+
+// drop removes the cells that f accepts.
+func (s *slab[T]) drop(f func(*cell[T]) bool) {
+	for i := 0; i < len(s.tags); {
+		if s.tags[i] != 0 && f(&s.cells[i]) {
+			s.remove(i) // which moves another here, perhaps from further on
+			continue
+		}
+		i++
+	}
+}

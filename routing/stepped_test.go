@@ -388,8 +388,11 @@ func TestStepsBrokenStreams(t *testing.T) {
 	s.until("it joins", func() bool { return c.core.present })
 	for i := range 6 {
 		from := []string{"a:1", "b:1"}[i%2]
-		s.until("accounts are on their way, or there", func() bool { return len(s.nodes[from].core.mover.underway) > 0 || c.Ready() })
-		s.play([]time.Duration{500 * time.Microsecond, 1450 * time.Microsecond, 2 * time.Millisecond}[i%3]) // parcels, or their receipts
+		s.until("parcels were sent, or it has all", func() bool {
+			m := s.nodes[from].core.members["c:1"]
+			return m.ready.Load() && len(m.out.sealed) > 0 && m.out.unsent == len(m.out.sealed) || c.Ready()
+		})
+		s.play([]time.Duration{1200 * time.Microsecond, 300 * time.Microsecond, 800 * time.Microsecond}[i/2]) // after they arrive, and before
 		s.breakAll("c:1", from)
 	}
 	s.until("it has its keys", func() bool { return c.Ready() && c.core.view.Load().stable.Load() })
