@@ -2,6 +2,7 @@ package routing
 
 import (
 	"sync"
+	"time"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -322,6 +323,41 @@ type inbox struct {
 	mu      sync.Mutex // held while a parcel is taken in: streams of one node may overlap
 	last    uint64     // guarded by mu: the number of the last parcel
 	answers map[uint64]*wire.Receipt
+	// How much later it was here than there when a message came, at least: in the
+	// last stretch of time, and the one before. The least of many messages is what
+	// the clocks differ by, and the shortest way.
+	behind [2]time.Duration
+	since  instant
+}
+
+const (
+	compareFor = 10 * time.Second
+	// clockNoise is by how much clocks may seem to differ that do not: a message
+	// takes its time.
+	clockNoise = 5 * time.Millisecond
+)
+
+// compare takes in how much later it was here than there, and returns how far
+// the sender's clock is behind this node's.
+func (in *inbox) compare(now instant, later time.Duration) time.Duration {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.compareLocked(now, later)
+}
+
+func (in *inbox) compareLocked(now instant, later time.Duration) time.Duration {
+	switch {
+	case in.since == 0 || now.Sub(in.since) > 2*compareFor:
+		in.since, in.behind = now, [2]time.Duration{later, later}
+	case now.Sub(in.since) > compareFor:
+		in.since, in.behind = now, [2]time.Duration{later, in.behind[0]}
+	default:
+		in.behind[0] = min(in.behind[0], later)
+	}
+	if by := min(in.behind[0], in.behind[1]); by > clockNoise || by < 0 {
+		return by
+	}
+	return 0
 }
 
 // mostInboxes is how many there may be: of all peers, and of their last lives.
@@ -383,9 +419,12 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 	}
 	r := &wire.Receipt{Number: p.GetNumber()}
 	in.last, in.answers[r.Number] = r.Number, r
+	// What the sender's clock shows now, as far as that can be told.
+	here := c.local.LedgerNow(now)
+	sent := here.Add(-in.compareLocked(now, here.Sub(ratelimit.LedgerTime(p.GetSent()))))
 	i := uint32(0)
 	if err := readParcel(p.GetAccounts(), func(m moved) {
-		if !c.take(now, m, ratelimit.LedgerTime(p.GetSent())) {
+		if !c.take(now, m, sent) {
 			r.Refused = append(r.Refused, i)
 		}
 		i++

@@ -164,10 +164,10 @@ func (l *link) put(f *wire.Frame, c *call) {
 }
 
 // ping writes a frame that is answered, so that each hears of the other.
-func (l *link) ping() *wire.Frame {
+func (l *link) ping(stamp int64) *wire.Frame {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	f := &wire.Frame{}
+	f := &wire.Frame{Sent: stamp}
 	l.put(f, newCall(func(f *wire.Frame, id uint64) { f.Ping = id }))
 	return f
 }

@@ -18,6 +18,12 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 	if id := f.GetPing(); id != 0 {
 		reply(&wire.Reply{Id: id})
 	}
+	if f.GetSent() > 0 && c.local != nil && from.incarnation != 0 {
+		c.mu.Lock()
+		in := c.inboxOf(now, from)
+		c.unlock()
+		in.compare(now, c.local.LedgerNow(now).Sub(ratelimit.LedgerTime(f.GetSent())))
+	}
 	if len(f.GetAsks()) > 0 || len(f.GetClaims()) > 0 {
 		later(f.GetAsks(), f.GetClaims())
 	}

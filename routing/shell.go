@@ -110,7 +110,7 @@ func (r *Router) speak(ctx context.Context, stream caller, m *member) error {
 		case <-m.again:
 			return errSilent
 		case <-ping.C:
-			if err := stream.Send(m.ping()); err != nil {
+			if err := stream.Send(m.ping(r.stamp())); err != nil {
 				return err
 			}
 		case <-m.words:

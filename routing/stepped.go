@@ -140,7 +140,7 @@ func (s *Stepped) ping() {
 	})
 	s.core.unlock()
 	for _, m := range to {
-		s.send(m.addr, false, m.link.ping())
+		s.send(m.addr, false, m.link.ping(s.core.stamp()))
 	}
 }
 

@@ -101,6 +101,7 @@ type Frame struct {
 	// done is the fingerprint of the sender's ring, when under it the sender has
 	// nothing that is not its own, and nothing of its is on its way.
 	Done          uint64 `protobuf:"fixed64,14,opt,name=done,proto3" json:"done,omitempty"`
+	Sent          int64  `protobuf:"varint,15,opt,name=sent,proto3" json:"sent,omitempty"` // with a ping: the sender's ledger time, from which clocks are compared
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -229,6 +230,13 @@ func (x *Frame) GetReceipts() []*Receipt {
 func (x *Frame) GetDone() uint64 {
 	if x != nil {
 		return x.Done
+	}
+	return 0
+}
+
+func (x *Frame) GetSent() int64 {
+	if x != nil {
+		return x.Sent
 	}
 	return 0
 }
@@ -1399,7 +1407,7 @@ var File_wire_proto protoreflect.FileDescriptor
 const file_wire_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"wire.proto\x12\x11sluice.routing.v1\"\xff\x04\n" +
+	"wire.proto\x12\x11sluice.routing.v1\"\x93\x05\n" +
 	"\x05Frame\x12.\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.sluice.routing.v1.HelloR\x05hello\x122\n" +
 	"\awelcome\x18\x02 \x01(\v2\x18.sluice.routing.v1.HelloR\awelcome\x12\x14\n" +
@@ -1415,7 +1423,8 @@ const file_wire_proto_rawDesc = "" +
 	"\afetches\x18\v \x03(\v2\x18.sluice.routing.v1.FetchR\afetches\x121\n" +
 	"\x06parcel\x18\f \x01(\v2\x19.sluice.routing.v1.ParcelR\x06parcel\x126\n" +
 	"\breceipts\x18\r \x03(\v2\x1a.sluice.routing.v1.ReceiptR\breceipts\x12\x12\n" +
-	"\x04done\x18\x0e \x01(\x06R\x04done\"\xaf\x01\n" +
+	"\x04done\x18\x0e \x01(\x06R\x04done\x12\x12\n" +
+	"\x04sent\x18\x0f \x01(\x03R\x04sent\"\xaf\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x16\n" +
