@@ -48,6 +48,7 @@ type member struct {
 	done        uint64 // the ring under which it has nothing of others
 	pulled      bool   // of version 1: asked for what it has of this node's
 	found       instant
+	greeted     instant // when it last introduced itself
 	tried       bool // to reach it, perhaps in vain
 	failures    int  // dials in a row
 	told        presence
@@ -123,7 +124,7 @@ func (c *core) greeted(now instant, h *wire.Hello) {
 	if m == nil {
 		return
 	}
-	m.found = now
+	m.found, m.greeted = now, now
 	c.introduced(now, m, h)
 	if !m.ready.Load() {
 		m.tried = false // it is there
@@ -294,7 +295,11 @@ func (c *core) join(now instant) {
 		return
 	}
 	for _, m := range c.members {
-		if !m.ready.Load() && (!m.tried || now.Sub(c.began) < grace) {
+		switch {
+		case m.ready.Load():
+		case !m.tried, now.Sub(c.began) < grace:
+			return
+		case m.greeted != 0 && now.Sub(m.greeted) < TakeOver && now.Sub(c.began) < readyAfter: // it is there, and slow
 			return
 		}
 	}

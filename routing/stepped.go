@@ -466,3 +466,21 @@ func (s *Stepped) wakeUp(now instant) {
 		s.Pump()
 	})
 }
+
+// Describe says what is in a frame, for traces.
+func Describe(frame []byte) string {
+	var f wire.Frame
+	if err := proto.Unmarshal(frame, &f); err != nil {
+		return err.Error()
+	}
+	s := fmt.Sprintf("%d asks, %d fetches, %d claims, presences %v", len(f.GetAsks()), len(f.GetFetches()), len(f.GetClaims()), f.GetPresences())
+	if p := f.GetParcel(); p != nil {
+		n := 0
+		_ = readParcel(p.GetAccounts(), func(moved) { n++ })
+		s += fmt.Sprintf(", parcel %d with %d accounts", p.GetNumber(), n)
+	}
+	if f.GetDone() != 0 {
+		s += fmt.Sprintf(", done %x", f.GetDone())
+	}
+	return s
+}

@@ -136,9 +136,10 @@ func (r *ring) undoneFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
 	r.result.Admitted -= a.Cost
 }
 
-// hears tells whether a frame from node to node arrives.
+// hears tells whether a frame from node to node arrives. What is lost is sent
+// again, as TCP does; where that is lost, too, the stream breaks.
 func (w *world) hears(from, to *node) bool {
-	return from.parted == 0 && to.parted == 0 && !w.lost()
+	return from.parted == 0 && to.parted == 0 && (!w.lost() || !w.lost())
 }
 
 // Dial implements routing.Wires.
@@ -205,6 +206,9 @@ func (r *ring) Send(to string, answer bool, frame []byte) {
 		return
 	}
 	r.result.Hops++
+	if r.Trace != nil && answer == false {
+		r.trace("node %d to %d: %s", r.slot, slot, routing.Describe(frame))
+	}
 	switch {
 	case !r.hears(r.node, other):
 		s.stalled = true
@@ -265,6 +269,9 @@ func (n *node) leaveRing() {
 func (n *node) goAway(until int64) {
 	switch {
 	case n.ring.left:
+		if len(n.ring.Stats().Members) == 0 {
+			n.bound.apart(0) // nobody was there to hand over to
+		}
 		n.in(ratelimit.StoreDeadline, n.goodbye) // what it was asked is answered
 	case n.now >= until:
 		n.bound.apart(0) // what it has not handed over is lost

@@ -19,7 +19,7 @@ func (h *historian) ring() {
 		return
 	}
 	h.o.Storeless, h.o.Changes, h.o.Table = true, nil, 0
-	h.o.Net.Loss = pick(h, 0, 0, 0.0005) // a frame that is lost breaks a stream
+	h.o.Net.Loss = pick(h, 0, 0, 0.03)
 	h.o.Faults = slices.DeleteFunc(h.o.Faults, func(f Fault) bool { return !slices.Contains(ringFaults, f.Kind) })
 	for range h.IntN(6) {
 		h.o.Faults = append(h.o.Faults, Fault{
