@@ -275,7 +275,7 @@ func (c *core) lapsed(now instant) bool {
 		return true
 	}
 	ticked := instant(c.ticked.Load())
-	if ticked == 0 || now.Sub(ticked) <= TakeOver {
+	if ticked == 0 || now.Sub(ticked) <= lapseAfter {
 		return false
 	}
 	c.expired.Store(true)

@@ -13,9 +13,11 @@ import (
 
 // How long things take.
 const (
-	// TakeOver is how long a node may be out of reach before others own its
-	// keys, and how long one may not have run before it takes it that they do.
+	// TakeOver is how long a node may be out of reach before others own its keys.
 	TakeOver = 2 * time.Second
+	// lapseAfter is how long a node may not have run before it takes it that others
+	// own its keys: they may last have heard of it a ping earlier.
+	lapseAfter = TakeOver - pingEvery
 	// forgetAfter is how long a node that is gone is still looked for.
 	forgetAfter = time.Minute
 	// grace is how long after its start a node does not take another for absent
@@ -49,8 +51,8 @@ type member struct {
 	pulled      bool   // of version 1: asked for what it has of this node's
 	found       instant
 	greeted     instant // when it last introduced itself
-	tried       bool // to reach it, perhaps in vain
-	failures    int  // dials in a row
+	tried       bool    // to reach it, perhaps in vain
+	failures    int     // dials in a row
 	told        presence
 	telling     bool
 	soon        instant // not before, it is told again
@@ -232,7 +234,7 @@ func (c *core) saidDone(addr string, print uint64) {
 func (c *core) tick(now instant) (due instant) {
 	c.mu.Lock()
 	defer c.unlock()
-	if ticked := instant(c.ticked.Load()); ticked != 0 && now.Sub(ticked) > TakeOver || c.expired.Load() && c.present {
+	if ticked := instant(c.ticked.Load()); ticked != 0 && now.Sub(ticked) > lapseAfter || c.expired.Load() && c.present {
 		c.lapse(now, now.Sub(ticked))
 	}
 	c.ticked.Store(int64(now))

@@ -33,7 +33,7 @@ type stream struct {
 
 const (
 	opening   = 500 * time.Millisecond // for a stream to open
-	leaveTime = 5 * time.Second        // for accounts to be handed over by one who leaves
+	leaveTime = 15 * time.Second       // for accounts to be handed over by one who leaves
 	found     = time.Second            // until all look for one more
 )
 
