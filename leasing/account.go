@@ -170,7 +170,7 @@ func (a *account) settleAt(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 		a.reset(c)
 	}
 	a.grant(r, c, owed, at)
-	a.dead = a.deadline(c)
+	a.dead = a.deadline(c) + a.lag // by the ledger's clock
 	return a.answer(r, c)
 }
 

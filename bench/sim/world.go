@@ -81,8 +81,10 @@ func newWorld(o *Options) *world {
 	for range o.Nodes {
 		w.join()
 	}
-	for _, n := range w.nodes { // those who start together know each other
-		n.view = w.members()
+	for _, n := range w.nodes { // those who start together look for each other
+		if n.ring != nil {
+			n.lookOnce()
+		}
 	}
 	for _, f := range o.Faults {
 		w.queue.push(int64(f.At), func() { w.strike(f) })
