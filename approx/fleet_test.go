@@ -119,7 +119,7 @@ func (w *world) join(trip time.Duration) *node {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { n.fleet.Run(ctx) })
-	running.Go(func() { n.keeper.Run(ctx, func() int { return w.rule.Coordination.MaxNodes }) })
+	running.Go(func() { n.keeper.Run(ctx, func() approx.Plan { return approx.NewPlan([]*ratelimit.Rule{w.rule}) }) })
 	n.stop = once(func(clean bool) {
 		if !clean {
 			n.set(func() { n.cut = true })

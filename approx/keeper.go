@@ -27,13 +27,18 @@ type Keeper struct {
 	// OnChange, if set before Run, is told when the node gets or loses a seat
 	// (Seat -1), or when the seats cannot be asked. It must not block.
 	OnChange func(Tenancy, error)
+	// Learning, if set before Run, tells whether the ledger has just lost its data
+	// (leasing.Fleet.Learning). Meanwhile a seat that is held is claimed again, for
+	// the ledger may not know of it, and none is taken: it may be another's.
+	Learning func() bool
 }
 
 // held is a tenancy and until when it may be used.
 type held struct {
 	Tenancy
 	until  ratelimit.Instant
-	wanted int // how many seats there are; 0: no rule needs one
+	wanted Plan        // no seats: no rule needs one
+	agreed []agreement // Invariant: in the order of since
 }
 
 // NewKeeper makes a keeper for one process; holder must be new with each.
@@ -51,28 +56,31 @@ func NewKeeper(seats Seats, holder ratelimit.Holder, clock ratelimit.Clock) *Kee
 // nothing. It neither blocks nor allocates.
 func (k *Keeper) Share(now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime) (share ratelimit.Tokens, heir ratelimit.Fence) {
 	t := k.now.Load()
-	if t.Seat < 0 || now >= t.until || t.Seat >= rule.Coordination.MaxNodes || begins < t.Taint {
+	if t.Seat < 0 || now >= t.until || begins < t.Taint {
+		return 0, 0
+	}
+	share, seats := shareUnder(t.agreed, now, rule, begins)
+	if t.Seat >= seats {
 		return 0, 0
 	}
 	if t.Taint > 0 {
 		heir = t.Fence
 	}
-	return rule.DriftShare(), heir
+	return share, heir
 }
 
 // Seat is this node's: -1 if it has none now, and whether one is wanted.
 func (k *Keeper) Seat() (seat int, wanted bool) {
 	t := k.now.Load()
 	if k.clock() >= t.until {
-		return -1, t.wanted > 0
+		return -1, t.wanted.seats > 0
 	}
-	return t.Seat, t.wanted > 0
+	return t.Seat, t.wanted.seats > 0
 }
 
-// Run keeps a seat while wanted returns how many there are (the highest
-// max_nodes of all approx rules; 0: none is needed), until ctx is done. It
-// blocks.
-func (k *Keeper) Run(ctx context.Context, wanted func() int) {
+// Run keeps a seat while wanted, which returns the plan of the rules as they are
+// now, says that there are any, until ctx is done. It blocks.
+func (k *Keeper) Run(ctx context.Context, wanted func() Plan) {
 	tick := time.NewTicker(SeatTTL / 20)
 	defer tick.Stop()
 	for ctx.Err() == nil {
@@ -85,47 +93,63 @@ func (k *Keeper) Run(ctx context.Context, wanted func() int) {
 }
 
 // keep applies if it is time to.
-func (k *Keeper) keep(ctx context.Context, seats int) {
-	if seats == 0 {
-		if k.now.Load().wanted > 0 {
+func (k *Keeper) keep(ctx context.Context, wanted Plan) {
+	if wanted.seats == 0 {
+		if k.now.Load().wanted.seats > 0 {
 			k.Leave(ctx, false)
 		}
 		return
 	}
 	sent := k.clock()
-	a, due := k.Due(sent, seats)
+	a, due := k.Due(sent, wanted)
 	if !due {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, sitTimeout)
 	defer cancel()
 	answer, err := k.seats.Sit(ctx, a)
-	if first := k.now.Load().wanted == 0; err != nil && (ctx.Err() == nil || first) {
+	if first := k.now.Load().wanted.seats == 0; err != nil && (ctx.Err() == nil || first) {
 		k.tell(none, err)
 	}
-	k.Answer(sent, a, answer, err)
+	k.Answer(sent, a, wanted, answer, err)
 }
 
-// Due returns what this node has to apply for at now, where there are seats
-// seats, if it is time to. Run calls it, and Answer; so does who drives a node
-// in another time.
-func (k *Keeper) Due(now ratelimit.Instant, seats int) (Application, bool) {
+// Due returns what this node has to apply for at now, under a plan, if it is time
+// to. Run calls it, and Answer; so does who drives a node in another time.
+func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 	t := k.now.Load()
-	if t.Seat >= 0 && t.Seat < seats && now < t.until.Add(margin-SeatTTL/2) {
+	learning := k.Learning != nil && k.Learning()
+	held := t.Seat >= 0 && t.Seat < wanted.seats
+	if learning && !held && (t.Seat < 0 || now >= t.until) {
 		return Application{}, false
 	}
-	return Application{Holder: k.holder, Seats: min(seats, MaxSeats), TTL: SeatTTL, Now: t.Tenancy}, true
+	// While not all have the same plan, or the ledger learns, there is news to hear.
+	calm := held && !learning && t.Agreed && t.wanted.id == wanted.id
+	if calm && now < t.until.Add(margin-SeatTTL/2) {
+		return Application{}, false
+	}
+	return Application{Holder: k.holder, Seats: min(wanted.seats, MaxSeats), TTL: SeatTTL, Now: t.Tenancy, Plan: wanted.id}, true
 }
 
-// Answer takes in how an application went that was sent at an instant.
-func (k *Keeper) Answer(sent ratelimit.Instant, a Application, t Tenancy, err error) {
+// Answer takes in how an application went that was sent at an instant, under a
+// plan.
+func (k *Keeper) Answer(sent ratelimit.Instant, a Application, wanted Plan, t Tenancy, err error) {
 	before := k.now.Load()
 	if err != nil {
-		k.now.Store(&held{Tenancy: before.Tenancy, until: before.until, wanted: a.Seats})
+		k.now.Store(&held{Tenancy: before.Tenancy, until: before.until, wanted: wanted, agreed: before.agreed})
 		return
 	}
-	k.now.Store(&held{Tenancy: t, until: sent.Add(SeatTTL - margin), wanted: a.Seats})
-	if t.Fence != before.Fence || before.wanted == 0 {
+	after := &held{Tenancy: t, until: sent.Add(SeatTTL - margin), wanted: wanted, agreed: before.agreed}
+	now := k.clock()
+	if t.Seat < 0 || t.Fence != before.Fence || now >= before.until {
+		after.agreed = nil // meanwhile the others may have agreed on something else
+	}
+	// A ledger that learns may not know yet who else has a seat, and another plan.
+	if t.Seat >= 0 && t.Agreed && (k.Learning == nil || !k.Learning()) {
+		after.agreed = agreed(after.agreed, wanted, t.Since, now)
+	}
+	k.now.Store(after)
+	if t.Fence != before.Fence || before.wanted.seats == 0 {
 		k.tell(t, nil)
 	}
 }
@@ -158,5 +182,5 @@ func (k *Keeper) Leaving(clean bool) (Application, bool) {
 	if t.Fence == 0 || t.Seat < 0 {
 		return Application{}, false
 	}
-	return Application{Holder: k.holder, Seats: max(1, t.wanted), TTL: SeatTTL, Now: t.Tenancy, Leave: true, Clean: clean}, true
+	return Application{Holder: k.holder, Seats: max(1, t.wanted.seats), TTL: SeatTTL, Now: t.Tenancy, Plan: t.wanted.id, Leave: true, Clean: clean}, true
 }

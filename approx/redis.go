@@ -44,15 +44,18 @@ func (r *Redis) Sit(ctx context.Context, a Application) (Tenancy, error) {
 	}
 	values, err := seatsScript.Run(ctx, r.client, []string{r.name},
 		"h"+strconv.FormatUint(uint64(a.Holder), 36), a.Seats, a.TTL.Microseconds(), a.Now.Seat, int64(a.Now.Fence), int64(a.Now.Taint),
-		flag(a.Leave), flag(a.Clean), int64(r.at())).Int64Slice()
+		flag(a.Leave), flag(a.Clean), int64(r.at()), strconv.FormatUint(a.Plan, 36), int64(a.Now.Since)).Int64Slice()
 	if err != nil {
 		return none, fmt.Errorf("redis: %w", err)
 	}
-	if len(values) != 3 || values[0] < -1 || values[0] >= int64(a.Seats) {
+	if len(values) != 5 || values[0] < -1 || values[0] >= int64(a.Seats) {
 		return none, fmt.Errorf("redis: the answer about seats makes no sense: %v", values)
 	}
 	if values[0] < 0 {
 		return none, nil
 	}
-	return Tenancy{Seat: int(values[0]), Fence: ratelimit.Fence(values[1]), Taint: ratelimit.LedgerTime(values[2]), TTL: a.TTL}, nil
+	return Tenancy{
+		Seat: int(values[0]), Fence: ratelimit.Fence(values[1]), Taint: ratelimit.LedgerTime(values[2]), TTL: a.TTL,
+		Agreed: values[3] == 1, Since: ratelimit.LedgerTime(values[4]),
+	}, nil
 }

@@ -21,6 +21,8 @@ type Application struct {
 	TTL   time.Duration
 	// Now is the tenancy that the holder has; its Fence is 0 for none.
 	Now Tenancy
+	// Plan is of the rules that the holder has (Plan's id).
+	Plan uint64
 	// Leave gives the seat up. Clean says that nothing was spent from it that
 	// the ledger has not confirmed, in any window that goes on.
 	Leave, Clean bool
@@ -34,6 +36,10 @@ type Tenancy struct {
 	// spending behind: windows that began before it are not to be spent in.
 	Taint ratelimit.LedgerTime
 	TTL   time.Duration // counted by the holder from when it applied
+	// Agreed says that all who have seats have the same plan, and Since from when
+	// on nobody has spent under another.
+	Agreed bool
+	Since  ratelimit.LedgerTime
 }
 
 // none is the answer where all seats are taken.
@@ -50,6 +56,8 @@ type seat struct {
 	fence   ratelimit.Fence
 	expires ratelimit.LedgerTime
 	taint   ratelimit.LedgerTime
+	plan    uint64               // 0: of a release that does not tell
+	since   ratelimit.LedgerTime // until when somebody may have spent from it under another plan
 }
 
 // free tells whether the seat may be taken, and with which taint.
@@ -63,19 +71,39 @@ func (s *seat) free(now ratelimit.LedgerTime) (ratelimit.LedgerTime, bool) {
 	return 0, false
 }
 
+// ended is until when the seat's last tenant may have spent, if it has none now.
+func (s *seat) ended() ratelimit.LedgerTime {
+	if s.holder == 0 {
+		return s.taint
+	}
+	return s.expires
+}
+
+// clamp is for a ledger whose clock went back: nothing that has happened is to
+// come, and no tenancy lasts longer than it may.
+func (s *seat) clamp(now ratelimit.LedgerTime, ttl time.Duration) {
+	s.expires, s.taint, s.since = min(s.expires, now.Add(ttl)), min(s.taint, now), min(s.since, now)
+}
+
 // sit is the protocol of seats: seats.lua is the same, in Lua.
 func sit(now ratelimit.LedgerTime, seats map[int]*seat, last *ratelimit.Fence, a *Application) Tenancy {
+	for _, s := range seats {
+		s.clamp(now, a.TTL)
+	}
 	if own := a.Now.Seat; a.Now.Fence != 0 && own >= 0 {
 		s := seats[own]
 		switch {
 		case s == nil && !a.Leave && own < a.Seats: // the ledger has forgotten
-			s = &seat{holder: a.Holder, fence: a.Now.Fence, taint: a.Now.Taint}
+			s = &seat{holder: a.Holder, fence: a.Now.Fence, taint: min(a.Now.Taint, now), plan: a.Plan, since: min(a.Now.Since, now)}
 			seats[own] = s
 			*last = max(*last, s.fence)
 			fallthrough
 		case s != nil && s.holder == a.Holder && s.fence == a.Now.Fence && !a.Leave && own < a.Seats:
+			if s.plan != a.Plan {
+				s.plan, s.since = a.Plan, now
+			}
 			s.expires = now.Add(a.TTL)
-			return Tenancy{Seat: own, Fence: s.fence, Taint: s.taint, TTL: a.TTL}
+			return tenancy(now, seats, own, a)
 		case s != nil && s.holder == a.Holder && s.fence == a.Now.Fence && a.Leave:
 			if !a.Clean {
 				s.taint = now
@@ -101,9 +129,31 @@ func sit(now ratelimit.LedgerTime, seats map[int]*seat, last *ratelimit.Fence, a
 	if best < 0 {
 		return none
 	}
+	since := ratelimit.LedgerTime(0)
+	if s := seats[best]; s != nil {
+		if since = s.since; s.plan != a.Plan {
+			since = s.ended()
+		}
+	}
 	*last = max(*last+1, ratelimit.Fence(now))
-	seats[best] = &seat{holder: a.Holder, fence: *last, expires: now.Add(a.TTL), taint: taint}
-	return Tenancy{Seat: best, Fence: *last, Taint: taint, TTL: a.TTL}
+	seats[best] = &seat{holder: a.Holder, fence: *last, expires: now.Add(a.TTL), taint: taint, plan: a.Plan, since: since}
+	return tenancy(now, seats, best, a)
+}
+
+// tenancy is what the tenant of a seat is told.
+func tenancy(now ratelimit.LedgerTime, seats map[int]*seat, own int, a *Application) Tenancy {
+	t := Tenancy{Seat: own, Fence: seats[own].fence, Taint: seats[own].taint, TTL: a.TTL, Agreed: true}
+	for _, s := range seats {
+		switch lives := s.holder != 0 && now < s.expires; {
+		case s.plan == a.Plan:
+			t.Since = max(t.Since, s.since)
+		case lives:
+			t.Agreed = false
+		default:
+			t.Since = max(t.Since, s.ended())
+		}
+	}
+	return t
 }
 
 func (a *Application) valid() error {

@@ -41,6 +41,7 @@ func TestSeats(t *testing.T) {
 				tenants[i].Tenancy = none
 			}
 			last := ratelimit.Fence(0)
+			plan, plans := uint64(1), make([]uint64, len(tenants))
 			dirtyTill := make([]ratelimit.LedgerTime, 10) // when an unclean tenancy of the seat ended
 			for step := range 200 {
 				now = now.Add(time.Duration(rnd.Int64N(int64(3 * time.Second))))
@@ -49,7 +50,23 @@ func TestSeats(t *testing.T) {
 				}
 				i := rnd.IntN(len(tenants))
 				x := &tenants[i]
-				a := Application{Holder: ratelimit.Holder(i + 1), Seats: seats, TTL: ttl, Now: x.Tenancy, Leave: rnd.IntN(8) == 0, Clean: rnd.IntN(2) == 0}
+				if rnd.IntN(20) == 0 {
+					plan = uint64(1 + rnd.IntN(3))
+				}
+				if rnd.IntN(3) == 0 {
+					plans[i] = plan
+				}
+				if rnd.IntN(40) == 0 { // the ledger's clock is set back
+					now = now.Add(-time.Duration(rnd.Int64N(int64(2 * time.Hour))))
+					clear(dirtyTill)
+					for j := range tenants { // who holds what is not to be said by this clock
+						tenants[j].till = 0
+					}
+				}
+				a := Application{
+					Holder: ratelimit.Holder(i + 1), Seats: seats, TTL: ttl, Now: x.Tenancy, Plan: plans[i],
+					Leave: rnd.IntN(8) == 0, Clean: rnd.IntN(2) == 0,
+				}
 				got, err := inRedis.Sit(context.Background(), a)
 				want, err2 := memory.Sit(context.Background(), a)
 				if err != nil || err2 != nil || got != want {
@@ -125,7 +142,7 @@ func TestKeeper(t *testing.T) {
 		clock := func() ratelimit.Instant { return ratelimit.Instant(time.Since(start)) + 1 }
 		seats := NewMemory(func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) })
 		rule := &ratelimit.Rule{Limit: ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10_000}, Coordination: ratelimit.DefaultCoordination()}
-		rule.Coordination.MaxNodes = 2
+		rule.Coordination.Mode, rule.Coordination.MaxNodes = ratelimit.Approx, 2
 		later := ratelimit.LedgerTime(start.Add(time.Hour).UnixMicro())
 		keepers := make([]*Keeper, 3)
 		stop := make([]context.CancelFunc, 3)
@@ -133,7 +150,7 @@ func TestKeeper(t *testing.T) {
 			keepers[i] = NewKeeper(seats, ratelimit.Holder(i+1), clock)
 			ctx, cancel := context.WithCancel(context.Background())
 			stop[i] = cancel
-			go keepers[i].Run(ctx, func() int { return 2 })
+			go keepers[i].Run(ctx, func() Plan { return NewPlan([]*ratelimit.Rule{rule}) })
 			synctest.Wait()
 		}
 		shares := func() (s [3]ratelimit.Tokens) {

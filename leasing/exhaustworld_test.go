@@ -460,7 +460,7 @@ func (w *smallWorld) send(p *party, c *ratelimit.Claim, cost tokens, ahead bool)
 	}
 	p.busy, p.waiting = true, cost
 	if p.epoch.Young(w.ledgerNow()) {
-		c.Lost, c.Learning = p.epoch.Began, p.epoch.Learning
+		c.Learning = p.epoch.Learning
 	}
 	w.net = append(w.net, smallMessage{claim: c, sent: w.tick, ahead: ahead, known: p.epoch.ID})
 	w.say("node %d claims: %s", p.name/2, w.claimText(c))

@@ -31,10 +31,3 @@ func (t LedgerTime) Sub(u LedgerTime) time.Duration { return time.Duration(t-u) 
 
 // Clock returns the node's instant now. It is called once a request.
 type Clock func() Instant
-
-// MonotonicClock returns the process's clock: nanoseconds since this call,
-// plus one second, so that no reading is the zero Instant.
-func MonotonicClock() Clock {
-	start := time.Now()
-	return func() Instant { return Instant(time.Since(start) + time.Second) }
-}

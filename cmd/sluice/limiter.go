@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -61,7 +62,7 @@ func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog
 		return nil, err
 	}
 	redis.SetLogger(redisLog{log})
-	seats := func() int { return store.Rules().Seats() }
+	seats := plans(store)
 	usual, err := c.shared(&c.Redis, seats, audit, clock, log)
 	if err != nil {
 		return nil, err
@@ -88,16 +89,35 @@ func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog
 	}, nil
 }
 
+// plans returns the drift plan of the rules as they are now. It is made once for
+// each version of them.
+func plans(store *config.Store) func() approx.Plan {
+	type made struct {
+		of   *config.Rules
+		plan approx.Plan
+	}
+	var last atomic.Pointer[made]
+	return func() approx.Plan {
+		rules := store.Rules()
+		if m := last.Load(); m != nil && m.of == rules {
+			return m.plan
+		}
+		m := &made{rules, approx.NewPlan(rules.Coordinated())}
+		last.Store(m)
+		return m.plan
+	}
+}
+
 // shared is a limiter over one Redis, with a drift seat there.
 type shared struct {
 	*leasing.Fleet
 	keeper *approx.Keeper
 	client redis.UniversalClient
-	seats  func() int // that are wanted
+	seats  func() approx.Plan // that are wanted
 	failed func(error)
 }
 
-func (c *serveCmd) shared(flags *redisFlags, seats func() int, audit func(leasing.Reconciliation), clock ratelimit.Clock, log *slog.Logger) (*shared, error) {
+func (c *serveCmd) shared(flags *redisFlags, seats func() approx.Plan, audit func(leasing.Reconciliation), clock ratelimit.Clock, log *slog.Logger) (*shared, error) {
 	client, err := flags.client()
 	if err != nil {
 		return nil, err
@@ -108,7 +128,7 @@ func (c *serveCmd) shared(flags *redisFlags, seats func() int, audit func(leasin
 	f.OnFailure = failed
 	f.OnReconcile = audit
 	keeper := approx.NewKeeper(approx.NewRedis(client, flags.KeyPrefix), holder, clock)
-	keeper.OnChange = logSeats(log)
+	keeper.OnChange, keeper.Learning = logSeats(log), f.Learning
 	f.Drift = keeper
 	return &shared{f, keeper, client, seats, failed}, nil
 }

@@ -53,16 +53,17 @@ func (r *Rules) Domain(name string) *Domain {
 	return r.domains[name]
 }
 
-// Seats is how many drift seats the rules need: the highest max_nodes of those
-// of mode approx, 0 if there are none.
-func (r *Rules) Seats() int {
-	most := 0
-	for _, rule := range r.All() {
-		if rule.Coordination.Mode == ratelimit.Approx && !rule.Unlimited {
-			most = max(most, rule.Coordination.MaxNodes)
-		}
+// Coordinated returns every rule, and for each domain one with Override that has
+// the coordination of limits which requests bring along.
+func (r *Rules) Coordinated() []*ratelimit.Rule {
+	all := slices.Clone(r.All())
+	if r == nil {
+		return all
 	}
-	return most
+	for _, d := range r.domains {
+		all = append(all, &ratelimit.Rule{Domain: d.Name, Override: true, Coordination: d.Defaults})
+	}
+	return all
 }
 
 // All returns every rule, by file and then as written. It is not to be changed.

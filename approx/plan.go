@@ -1,0 +1,135 @@
+package approx
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// A share is the rule's drift budget divided by max_nodes. When either changes,
+// nodes read the new rules one after the other, and for a while some divide by
+// the old number and some by the new one: ten nodes that spend a tenth each, and
+// an eleventh that spends all. A node may therefore use a new share only in
+// windows that began when every tenant of a seat had the new rules, which the
+// ledger of seats knows; in others it uses the least of those that were in force.
+
+// Plan says how the rules of one configuration divide their drift budgets. It is
+// immutable. The zero Plan has no rules of mode approx.
+type Plan struct {
+	id     uint64 // the same for the same rules
+	seats  int
+	shares map[ruleID]division
+}
+
+type ruleID struct{ domain, path string }
+
+// division is how one rule's budget is divided.
+type division struct {
+	budget ratelimit.Share
+	nodes  int
+}
+
+// share is a node's part for a limit, and the seats below this number have one.
+func (d division) share(limit ratelimit.Tokens) (ratelimit.Tokens, int) {
+	return d.budget.Of(limit) / ratelimit.Tokens(d.nodes), d.nodes
+}
+
+// overridePath stands for limits that requests bring along.
+const overridePath = "(request override)"
+
+// NewPlan makes the plan of rules; those that are not of mode approx do not count.
+// Their domain defaults are given as rules with Override.
+func NewPlan(rules []*ratelimit.Rule) Plan {
+	p := Plan{shares: map[ruleID]division{}}
+	for _, r := range rules {
+		if r.Coordination.Mode == ratelimit.Approx && !r.Unlimited {
+			p.shares[idOf(r)] = divisionOf(r)
+			if !r.Override { // requests that bring limits along are no reason to have seats
+				p.seats = max(p.seats, r.Coordination.MaxNodes)
+			}
+		}
+	}
+	ids := make([]ruleID, 0, len(p.shares))
+	for id := range p.shares {
+		ids = append(ids, id)
+	}
+	slices.SortFunc(ids, func(a, b ruleID) int { return cmp.Or(cmp.Compare(a.domain, b.domain), cmp.Compare(a.path, b.path)) })
+	h := xxhash.New()
+	for _, id := range ids {
+		d := p.shares[id]
+		fmt.Fprintf(h, "%q %q %d %d %d\n", id.domain, id.path, d.budget.Tokens, d.budget.PPM, d.nodes)
+	}
+	p.id = h.Sum64() | 1 // 0 is a node that does not tell
+	return p
+}
+
+// Seats is how many seats there are: 0, if no rule needs one.
+func (p Plan) Seats() int { return p.seats }
+
+func idOf(r *ratelimit.Rule) ruleID {
+	if r.Override {
+		return ruleID{r.Domain, overridePath}
+	}
+	return ruleID{r.Domain, r.Path}
+}
+
+func divisionOf(r *ratelimit.Rule) division {
+	return division{r.Coordination.DriftBudget, max(1, r.Coordination.MaxNodes)}
+}
+
+// agreement is a plan that all tenants had, in all windows that began at since or
+// later, until the next agreement.
+type agreement struct {
+	plan  Plan
+	since ratelimit.LedgerTime
+	heard ratelimit.Instant
+}
+
+// mostAgreements is how many are remembered: in windows that began before the
+// first of them there is no share.
+const mostAgreements = 8
+
+// agreed adds an agreement to those before, if it is another.
+func agreed(before []agreement, p Plan, since ratelimit.LedgerTime, now ratelimit.Instant) []agreement {
+	if n := len(before); n > 0 && before[n-1].plan.id == p.id {
+		return before
+	}
+	after := append(slices.Clone(before), agreement{plan: p, since: since, heard: now})
+	return after[max(0, len(after)-mostAgreements):]
+}
+
+// shareUnder is the least share of a rule, and the fewest seats, of all divisions
+// that may have been in force in a window that began at begins, and of the rule's
+// own. A bucket does not begin anew: what was spent under an older division
+// counts until the rate has repaid it.
+func shareUnder(all []agreement, now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime) (ratelimit.Tokens, int) {
+	limit := rule.Limit.Capacity()
+	share, seats := divisionOf(rule).share(limit)
+	for i := len(all) - 1; i >= 0; i-- {
+		a := &all[i]
+		d, ok := a.plan.shares[idOf(rule)]
+		if !ok {
+			return 0, 0 // other nodes may not know the rule, or as another
+		}
+		s, n := d.share(limit)
+		share, seats = min(share, s), min(seats, n)
+		alone := a.since <= begins
+		if rule.Limit.Algorithm == ratelimit.TokenBucket {
+			alone = a.since == 0 || now.Sub(a.heard) >= fillTime(&rule.Limit)
+		}
+		if alone {
+			return share, seats
+		}
+	}
+	return 0, 0 // nobody knows what was in force when the window began
+}
+
+// fillTime is how long an empty bucket takes to fill.
+func fillTime(l *ratelimit.Limit) time.Duration {
+	return time.Duration(float64(l.Burst) / float64(max(1, l.Requests)) * float64(l.Period()))
+}

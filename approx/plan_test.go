@@ -1,0 +1,155 @@
+package approx
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// rollout is a fleet whose nodes read new rules one after the other. Each spends
+// its whole share in every window, as a node does that is cut off from the ledger
+// of accounts, and the sum is held against the larger of the two budgets.
+type rollout struct {
+	testing.TB
+	now     ratelimit.LedgerTime
+	seats   *Memory
+	keepers []*Keeper
+	rules   []*ratelimit.Rule // as each node has them
+	spent   map[ratelimit.LedgerTime]map[int]ratelimit.Tokens
+	length  time.Duration
+}
+
+func (r *rollout) clock() ratelimit.Instant {
+	return ratelimit.Instant(r.now-epoch)*1000 + ratelimit.Instant(time.Hour)
+}
+
+func newRollout(t testing.TB, nodes int, rule *ratelimit.Rule) *rollout {
+	r := &rollout{TB: t, now: epoch, spent: map[ratelimit.LedgerTime]map[int]ratelimit.Tokens{}, length: rule.Limit.Period()}
+	r.seats = NewMemory(func() ratelimit.LedgerTime { return r.now })
+	for i := range nodes {
+		r.keepers = append(r.keepers, NewKeeper(r.seats, ratelimit.Holder(i+1), r.clock))
+		r.rules = append(r.rules, rule)
+	}
+	return r
+}
+
+// step has every node look after its seat, if it hears the ledger of seats, and
+// spend what it may.
+func (r *rollout) step(d time.Duration, heard func(node int) bool) {
+	r.now = r.now.Add(d)
+	begins := r.now - r.now%ratelimit.LedgerTime(r.length/time.Microsecond)
+	if r.spent[begins] == nil {
+		r.spent[begins] = map[int]ratelimit.Tokens{}
+	}
+	for i, k := range r.keepers {
+		if heard(i) {
+			k.keep(context.Background(), NewPlan([]*ratelimit.Rule{r.rules[i]}))
+		}
+		share, _ := k.Share(r.clock(), r.rules[i], begins)
+		r.spent[begins][i] = max(r.spent[begins][i], share)
+	}
+}
+
+// worst is the most that all nodes together spent in a window.
+func (r *rollout) worst() (worst ratelimit.Tokens) {
+	for _, by := range r.spent {
+		sum := ratelimit.Tokens(0)
+		for _, n := range by {
+			sum += n
+		}
+		worst = max(worst, sum)
+	}
+	return worst
+}
+
+func approxRule(limit ratelimit.Tokens, nodes int, budget uint32) *ratelimit.Rule {
+	rule := &ratelimit.Rule{Domain: "d", Path: "key", Limit: ratelimit.Limit{Unit: ratelimit.Minute, Requests: limit}, Coordination: ratelimit.DefaultCoordination()}
+	rule.Coordination.Mode, rule.Coordination.MaxNodes, rule.Coordination.DriftBudget.PPM = ratelimit.Approx, nodes, budget
+	return rule
+}
+
+func always(int) bool { return true }
+
+// max_nodes becomes 1 while ten nodes have spent a tenth of the budget each:
+// whoever has the one seat that is left does not spend all of it once more.
+func TestMaxNodesChangesWithinAWindow(t *testing.T) {
+	ten, one := approxRule(10_000, 10, 50_000), approxRule(10_000, 1, 50_000)
+	r := newRollout(t, 10, ten)
+	for range 20 {
+		r.step(time.Second, always)
+	}
+	for i := range r.rules {
+		r.rules[i] = one
+		r.step(100*time.Millisecond, always)
+	}
+	if worst := r.worst(); worst != 500 {
+		t.Errorf("the nodes spent %d beyond the limit, of a budget of 500", worst)
+	}
+	for range 180 {
+		r.step(time.Second, always)
+	}
+	begins := r.now - r.now%ratelimit.LedgerTime(r.length/time.Microsecond)
+	if worst := r.worst(); worst != 500 || r.spent[begins][0] != 500 {
+		t.Errorf("three windows later %d were spent of a budget of 500 (%d at most in a window), all of which is one node's now", r.spent[begins][0], worst)
+	}
+}
+
+// However the rules change, and whoever hears of it late, crashes or is new, the
+// nodes spend no more in a window than the largest budget that was in force.
+func TestRolloutsStayWithinTheBudget(t *testing.T) {
+	for seed := range uint64(300) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			rnd := rand.New(rand.NewPCG(seed, 9))
+			any := func() *ratelimit.Rule { return approxRule(10_000, 1+rnd.IntN(8), 10_000*uint32(1+rnd.IntN(5))) }
+			rule := any()
+			r := newRollout(t, 1+rnd.IntN(8), rule)
+			most := rule.Coordination.DriftBudget.Of(10_000)
+			deaf := rnd.Float64() / 2
+			for range 600 {
+				if rnd.IntN(60) == 0 {
+					rule = any()
+					most = max(most, rule.Coordination.DriftBudget.Of(10_000))
+				}
+				i := rnd.IntN(len(r.keepers))
+				if rnd.IntN(3) == 0 {
+					r.rules[i] = rule
+				}
+				if rnd.IntN(40) == 0 { // it crashes, and another process is there
+					r.keepers[i] = NewKeeper(r.seats, ratelimit.Holder(rnd.Uint64()), r.clock)
+					r.rules[i] = rule
+				}
+				r.step(time.Duration(rnd.Int64N(int64(3*time.Second))), func(int) bool { return rnd.Float64() > deaf })
+			}
+			if worst := r.worst(); worst > most {
+				t.Errorf("the nodes spent %d beyond the limit, and no budget was larger than %d", worst, most)
+			}
+		})
+	}
+}
+
+// A key's plan tells rules apart by all that divides their budget, and nothing
+// else.
+func TestPlansAreTheSameForTheSameRules(t *testing.T) {
+	a, b := approxRule(100, 10, 10_000), approxRule(5, 10, 10_000)
+	b.Path = "other"
+	same := NewPlan([]*ratelimit.Rule{a, b})
+	if p := NewPlan([]*ratelimit.Rule{b, a, {Domain: "x"}}); p.id != same.id || p.Seats() != 10 {
+		t.Error("the order of rules, or one that does not drift, makes another plan")
+	}
+	for what, change := range map[string]func(*ratelimit.Rule){
+		"max_nodes":    func(r *ratelimit.Rule) { r.Coordination.MaxNodes++ },
+		"drift_budget": func(r *ratelimit.Rule) { r.Coordination.DriftBudget.PPM++ },
+		"mode":         func(r *ratelimit.Rule) { r.Coordination.Mode = ratelimit.Leasing },
+		"path":         func(r *ratelimit.Rule) { r.Path = "more" },
+	} {
+		changed := *b
+		change(&changed)
+		if NewPlan([]*ratelimit.Rule{a, &changed}).id == same.id {
+			t.Errorf("another %s makes the same plan", what)
+		}
+	}
+}

@@ -1,0 +1,64 @@
+package ratelimit
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// MonotonicClock returns the process's clock: nanoseconds since this call,
+// plus one second, so that no reading is the zero Instant. It goes on while the
+// machine is suspended, unlike the system's monotonic clock: what was to be used
+// for ten seconds is over when the machine wakes up after an hour. It does not
+// see a virtual machine stopped from outside that is kept from knowing it; the
+// ledger's clock tells of that with its next answer (package leasing).
+func MonotonicClock() Clock {
+	start := time.Now()
+	return NewClock(func() time.Duration { return time.Since(start) }, sinceBoot)
+}
+
+// checkEvery is how often a clock looks whether the machine was suspended. It
+// costs a system call, so not at each reading; and a suspension takes longer than
+// this by the clock that then stands still, for all processes are stopped before
+// that clock is, and go on after it. The first reading after a resume is therefore
+// one that looks.
+const checkEvery = time.Millisecond
+
+// NewClock returns a clock that counts with running, which is read each time and
+// may stand still while the machine is suspended, and adds what elapsed, which
+// counts on meanwhile, is ahead of it. Both count from instants of their own. The
+// clock never goes back, allocates nothing and is safe for concurrent use.
+func NewClock(running, elapsed func() time.Duration) Clock {
+	c := &clock{running: running, elapsed: elapsed}
+	before := running()
+	c.base = elapsed() - before // at least what it was ahead by
+	c.checked.Store(int64(before))
+	return c.now
+}
+
+type clock struct {
+	running, elapsed func() time.Duration
+	base             time.Duration
+	checked          atomic.Int64 // by running: when it last looked
+	slept            atomic.Int64 // nanoseconds for which running stood still
+}
+
+func (c *clock) now() Instant {
+	r := c.running()
+	if r-time.Duration(c.checked.Load()) >= checkEvery {
+		c.check(r)
+	}
+	return Instant(r + time.Duration(c.slept.Load()) + time.Second)
+}
+
+// check looks whether running stood still. Reading it last makes the difference
+// too small rather than too large when this goroutine is stopped in between.
+func (c *clock) check(r time.Duration) {
+	c.checked.Store(int64(r))
+	slept := int64(c.elapsed() - c.running() - c.base)
+	for {
+		known := c.slept.Load()
+		if slept-known < int64(leastSleep) || c.slept.CompareAndSwap(known, slept) {
+			return
+		}
+	}
+}
