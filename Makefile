@@ -7,7 +7,7 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: help run deps dashboards manifests test check sim bench bench-accuracy bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-metrics bench-routing fuzz proto format
+.PHONY: help run deps dashboards manifests test check sim bench bench-accuracy bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-metrics bench-routing linear fuzz proto format
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,11 @@ bench-sim: ## decisions the simulator plays a second, on one core
 HISTORIES ?= 100000
 sim: $(BIN) ## play HISTORIES (100000) random fleets and faults, every invariant checked at every step
 	$(BIN) sim histories --count $(HISTORIES)
+
+# Each kind of history takes a second or two; make linear SEEDS=100 for longer.
+SEEDS ?= 20
+linear: deps ## record SEEDS (20) histories of each kind of real fleet, and check that they are a counter's
+	$(GO) test -count=1 -v -timeout 60m -run '^TestLinear' ./cmd/sluice -linear-seeds $(SEEDS)
 
 bench-core: ## match and take, by number of keys, beside one cold read of memory
 	$(GO) test -run '^$$' -bench . -benchtime 2s ./bench
