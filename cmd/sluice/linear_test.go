@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	goflag "flag" // flag is a function here
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"path/filepath"
@@ -57,7 +58,7 @@ type recorder struct {
 	history counterHistory              // guarded by mu
 	live    [3]atomic.Pointer[liveNode] // where requests go
 	lost    atomic.Int64
-	early   int // refusals by the policy of nodes that are gone
+	early   int // answers by the policy of nodes that are gone
 }
 
 // liveNode is a node, to which each client has a connection of its own.
@@ -145,15 +146,17 @@ func linear(t *testing.T, kind linearKind) {
 		first = uint64(time.Now().Unix())
 	}
 	for seed := first; seed < first+uint64(*linearSeeds); seed++ {
-		r, early := record(t, kind, seed)
-		m := counterModel{limit: linearLimit, exact: kind.exact, early: early}
-		if kind.rules == leasedRules {
-			m.spare, m.held = !kind.ones, len(r.live)
-		}
-		t.Logf("seed %d: %d operations, %d without an answer, %d decided without the owner or the store", seed, len(r.history), r.lost.Load(), early)
-		if err := r.history.check(m); err != nil {
-			t.Fatalf("seed %d (-linear-seed %d): %v", seed, seed, err)
-		}
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { // its nodes end with it
+			r, early := record(t, kind, seed)
+			m := counterModel{limit: linearLimit, exact: kind.exact, early: early}
+			if kind.rules == leasedRules {
+				m.spare, m.held = !kind.ones, len(r.live)
+			}
+			t.Logf("%d operations, %d without an answer, %d decided without the owner or the store", len(r.history), r.lost.Load(), early)
+			if err := r.history.check(m); err != nil {
+				t.Errorf("-linear-seed %d: %v", seed, err)
+			}
+		})
 	}
 }
 

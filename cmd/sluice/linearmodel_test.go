@@ -40,7 +40,7 @@ type counterAnswer struct {
 type counterState struct {
 	spent  int // admitted, or drained by a denial
 	parked int
-	early  int // refusals that the rule's policy gave without the owner or the store
+	early  int // answers that the rule's policy gave without the owner or the store
 }
 
 // counterModel is a limit with on_deny: charge.
@@ -49,7 +49,7 @@ type counterModel struct {
 	exact bool // limit_remaining is what is left, but for what is parked
 	spare bool // a request that was admitted may leave tokens with its node: all but one of its cost
 	held  int  // tokens that nodes may hold at any time, whether or not somebody waits
-	early int  // how many refusals may be the policy's
+	early int  // how many answers may be the policy's
 }
 
 // step returns what the counter may be after an operation with that answer; nothing
@@ -64,7 +64,9 @@ func (m *counterModel) step(s counterState, op counterOp, a counterAnswer) []cou
 		return []counterState{s}
 	case op.cost == 0:
 		if m.exact && !m.leaves(s, a.remaining) {
-			return nil
+			if s.early++; s.early > m.early {
+				return nil
+			}
 		}
 		return []counterState{s}
 	case a.ok:
@@ -123,7 +125,7 @@ func (h counterHistory) check(m counterModel) error {
 	case porcupine.Illegal:
 		for _, ops := range h.byKey() {
 			if porcupine.CheckOperationsTimeout(model.ToModel(), ops, 20*time.Second) == porcupine.Illegal {
-				return fmt.Errorf("no order of these explains the answers of a limit of %d (%d refusals may be the policy's):\n%s", m.limit, m.early, counterHistory(ops))
+				return fmt.Errorf("no order of these explains the answers of a limit of %d (%d answers may be the policy's):\n%s", m.limit, m.early, counterHistory(ops))
 			}
 		}
 		return fmt.Errorf("no order explains the answers of a limit of %d", m.limit)
