@@ -7,7 +7,7 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: help run deps dashboards manifests test check sim bench bench-accuracy bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-metrics bench-routing linear fuzz proto format
+.PHONY: help run deps dashboards manifests test check sim bench bench-accuracy bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-metrics bench-routing exhaust linear mutants fuzz proto format
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,14 @@ sim: $(BIN) ## play HISTORIES (100000) random fleets and faults, every invariant
 SEEDS ?= 20
 linear: deps ## record SEEDS (20) histories of each kind of real fleet, and check that they are a counter's
 	$(GO) test -count=1 -v -timeout 60m -run '^TestLinear' ./cmd/sluice -linear-seeds $(SEEDS)
+
+exhaust: ## visit every state of small fleets, for about 15 minutes; docs/exhaustive.md
+	$(GO) test -count=1 -v -timeout 60m -run '^TestExhaust' ./leasing -exhaust
+
+# FILES='leasing/*.go' takes a part; docs/mutation.md says how to read it.
+BUDGET ?= 60m
+mutants: deps ## plant faults in the core, one at a time, and see which ones the tests notice
+	$(GO) run ./bench/mutants -files '$(FILES)' -budget $(BUDGET)
 
 bench-core: ## match and take, by number of keys, beside one cold read of memory
 	$(GO) test -run '^$$' -bench . -benchtime 2s ./bench

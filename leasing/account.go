@@ -97,8 +97,7 @@ type account struct {
 	left tokens // fixed_window: what was left of the limit in the window before,
 	late tokens // and what was over
 
-	// Until relearn the ledger is being told what it had forgotten of this window:
-	// until all holders have, it grants no more than a twentieth of the limit in all.
+	// Until relearn the ledger is being told what it had forgotten: until all holders have, it grants no more than a twentieth of the limit in all.
 	relearn   ledgerTime
 	relearned tokens // granted since
 
@@ -115,6 +114,15 @@ type account struct {
 // settle books one claim and answers it. It is the whole protocol: rules 1 to
 // 8 of the design. It allocates only when a second holder appears.
 func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
+	fresh := a.window == 0
+	g := a.settleAt(now, c)
+	if fresh && g.Err != nil { // nothing was booked: there is no account yet
+		*a = account{fence: a.fence}
+	}
+	return g
+}
+
+func (a *account) settleAt(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	late := ratelimit.Grant{Seq: c.Seq, Err: ratelimit.ErrStaleClaim}
 	if (c.Ahead || c.Final) && c.Limit.Algorithm != ratelimit.FixedWindow {
 		return late // there are no windows that begin anew
@@ -162,19 +170,11 @@ func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	return a.answer(r, c)
 }
 
-// learn takes in that the ledger's data is young: what is not known of a window
-// that began before, in this account or because there was none, may have been lost.
+// learn takes in that the ledger's data is young: what is not known of the
+// account may have been lost. Of a window that begins in that time, too, for
+// leases of it may have been granted before.
 func (a *account) learn(c *ratelimit.Claim) {
-	l := &c.Limit
-	lost := true
-	switch l.Algorithm {
-	case ratelimit.FixedWindow:
-		lost = l.WindowEnd(a.window-1) < c.Lost
-	case ratelimit.SlidingWindow: // the window before counts too
-		lost = l.WindowEnd(a.window-2) < c.Lost
-	case ratelimit.TokenBucket:
-	}
-	if lost && c.Learning > max(a.now, a.relearn) {
+	if c.Learning > max(a.now, a.relearn) {
 		a.relearnUntil(c.Learning)
 	}
 }
@@ -187,9 +187,6 @@ func (a *account) relearnUntil(t ledgerTime) {
 	}
 	a.relearn = t
 }
-
-// relearning tells whether little is granted of a window.
-func (a *account) relearning(at window) bool { return at == a.window && a.now < a.relearn }
 
 // target is the window that a claim is booked in: the current one, or the next.
 func (a *account) target(c *ratelimit.Claim) window {
@@ -291,9 +288,6 @@ func (a *account) advance(now ledgerTime, c *ratelimit.Claim) {
 		a.left, a.late = max(a.left, a.most)-a.spent(a.window), a.over
 	}
 	a.window, a.base, a.over, a.most = w, 0, 0, 0
-	if c.Limit.Algorithm == ratelimit.FixedWindow {
-		a.relearn = 0 // nothing was lost of a window that begins now
-	}
 }
 
 // book makes the record a copy of the claim. It returns how many of the tokens
@@ -305,9 +299,12 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 	// lost: then the holder's totals are all that is known of it.
 	here := c.Window == at || bucket && c.Window != 0
 	void := known && here && r.closed && c.Fence == r.fence
+	// A holder that claims for this window without a fence of it, and has been
+	// granted something in it before, has forgotten that: it had to make room.
+	forgot := c.Fence == 0 && c.Granted < r.granted
 	paid, gone, over := tokens(0), tokens(0), tokens(0)
 	switch {
-	case known && here:
+	case known && here && !forgot:
 		paid, gone, owed = r.paid(), a.gone(r, c.Granted), max(0, r.spent-r.paid())
 	case known:
 		a.forget(r, bucket)
@@ -323,6 +320,9 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 	}
 	if reclaimed := known && r.closed; here && !reclaimed && !c.Refilled && c.Granted > knew {
 		a.relearnUntil(a.now.Add(relearnTime))
+	}
+	if here && !known && c.Limit.Algorithm == ratelimit.SlidingWindow && (c.Fence > 0 || a.now < a.relearn) {
+		a.learnPrevious(r, c)
 	}
 	a.fence = max(a.fence+1, ratelimit.Fence(a.now))
 	*r = record{
@@ -384,6 +384,15 @@ func (a *account) correctPrevious(r *record, c *ratelimit.Claim) {
 	a.prev = max(0, a.prev+max(c.Spent, c.Granted-c.Returned))
 }
 
+// learnPrevious is for a holder that had been answered in this window by a ledger
+// which lost that, and with it what the holder was charged in the one before.
+func (a *account) learnPrevious(r *record, c *ratelimit.Claim) {
+	if r.window == a.window-1 {
+		a.prev -= r.charged()
+	}
+	a.prev = max(0, a.prev+c.Before)
+}
+
 // tally counts what a holder's last word on the window before adds to its
 // over-admission.
 func (a *account) tally(r *record, c *ratelimit.Claim) tokens {
@@ -414,7 +423,7 @@ func (a *account) grant(r *record, c *ratelimit.Claim, owed tokens, at window) {
 		r.over += a.overspent(c)
 	}
 	room := a.available(c, at)
-	relearning := a.relearning(at)
+	relearning := a.now < a.relearn
 	if relearning {
 		room = min(room, max(0, max(1, c.Limit.Capacity()/relearnShare)-a.relearned))
 	}
@@ -532,7 +541,7 @@ func (a *account) answer(r *record, c *ratelimit.Claim) ratelimit.Grant {
 	g := ratelimit.Grant{
 		Seq: c.Seq, Granted: r.granted + r.inflight, Fence: r.fence, Window: r.window,
 		Carried: r.window == c.Window || c.Limit.Algorithm == ratelimit.TokenBucket && c.Window != 0, Void: r.void, TTL: c.TTL, Holders: a.liveHolders(r.window), OverAdmitted: r.over, Over: a.over,
-		At: a.ledger, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c), Relearning: a.relearning(r.window),
+		At: a.ledger, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c), Relearning: a.now < a.relearn,
 	}
 	if r.window < a.window { // a last word on the window before
 		g.Over = a.late
@@ -566,10 +575,7 @@ func (a *account) resetAfter(w window, c *ratelimit.Claim) time.Duration {
 func (a *account) retryAfter(missing tokens, c *ratelimit.Claim) time.Duration {
 	end := a.resetAfter(a.target(c), c)
 	l := &c.Limit
-	if a.relearning(a.target(c)) {
-		if l.Algorithm == ratelimit.FixedWindow {
-			return min(end, a.relearn.Sub(a.now))
-		}
+	if a.now < a.relearn {
 		return a.relearn.Sub(a.now)
 	}
 	switch l.Algorithm {
@@ -595,7 +601,8 @@ func (a *account) retryAfter(missing tokens, c *ratelimit.Claim) time.Duration {
 	}
 }
 
-// deadline is from when on the account means the same as a new one.
+// deadline is from when on the account may be deleted: a new one would answer as
+// it does.
 func (a *account) deadline(c *ratelimit.Claim) ledgerTime {
 	l := &c.Limit
 	var at ledgerTime
@@ -605,7 +612,7 @@ func (a *account) deadline(c *ratelimit.Claim) ledgerTime {
 			return l.WindowEnd(a.window + 1)
 		}
 		if a.charged(a.window) == 0 && a.prev == 0 && a.base >= 0 { // a reset is not to be forgotten
-			return a.now
+			return max(a.now, a.relearn)
 		}
 		if l.Algorithm == ratelimit.FixedWindow {
 			return l.WindowEnd(a.window)

@@ -56,7 +56,7 @@ func (f *Fleet) pack(l *lane, flights []*flight) *batch {
 	b.query, b.known = l.query(b.sent), l.known(b.sent)
 	for i, fl := range flights {
 		c := f.write(b.sent, fl)
-		c.Lost, c.Learning = b.known.Began, b.known.Learning
+		c.Learning = b.known.Learning
 		b.claims[i] = c
 	}
 	return b
@@ -187,6 +187,9 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 		fl.claim.Ahead = h.next != nil || fl.claim.Tally && fl.claim.Window != 0 && h.lease.algorithm == ratelimit.FixedWindow
 	}
 	fl.claim.Key, fl.claim.Holder, fl.claim.Reset, fl.claim.Last = fl.name, name, fl.reset, fl.last
+	if h.lease.algorithm == ratelimit.SlidingWindow {
+		fl.claim.Before = h.before
+	}
 	fl.audited(h.rule)
 	return fl.claim
 }

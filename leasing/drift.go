@@ -78,12 +78,13 @@ func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
 	return v, true
 }
 
-// carry keeps what was spent unconfirmed in the window before w: of a sliding
-// window it still counts, and grants were made without knowing of it.
+// carry keeps what matters of the window before w, of a sliding window: what was
+// charged there, and of that what was spent unconfirmed, for grants were made
+// without knowing of it.
 func (h *held) carry(w window) {
-	h.carried = 0
-	if h.lease.algorithm == ratelimit.SlidingWindow && h.lease.window == w-1 {
-		h.carried = h.lease.drifted()
+	h.carried, h.before = 0, 0
+	if l := &h.lease; l.algorithm == ratelimit.SlidingWindow && l.window == w-1 {
+		h.carried, h.before = l.drifted(), max(l.spent, l.granted-l.returned)
 	}
 }
 

@@ -31,7 +31,7 @@ func (f *Fleet) fail(ctx context.Context, now instant, a *ask, reason ratelimit.
 		v = f.local(ctx, now, a)
 	}
 	if v.Charged > 0 && policy != ratelimit.FailCached {
-		f.owe(now, a, v.Charged)
+		v.Booked = f.owe(now, a, v.Charged)
 	}
 	v.Source, v.Reason = ratelimit.FromFallback, reason
 	if v.ResetAfter == 0 {
@@ -41,24 +41,26 @@ func (f *Fleet) fail(ctx context.Context, now instant, a *ask, reason ratelimit.
 }
 
 // owe books what was admitted without the ledger as spent, so that it is told:
-// what a short outage admitted is taken from what the limit still has.
-func (f *Fleet) owe(now instant, a *ask, n tokens) {
+// what a short outage admitted is taken from what the limit still has. It returns
+// the window, if that is known.
+func (f *Fleet) owe(now instant, a *ask, n tokens) window {
 	s, _, c := f.locked(a.Key)
 	defer s.mu.Unlock()
 	if c == nil {
-		return // a key beyond the table: nobody will claim for it
+		return 0 // a key beyond the table: nobody will claim for it
 	}
 	h := &c.val
 	h.settled = false
 	if h.lease.current(now, a) {
 		h.lease.spent = ratelimit.Booked(h.lease.spent, n)
 		h.gauge()
-		return
+		return h.lease.window
 	}
 	if h.owed == 0 {
 		h.owedAt = now
 	}
 	h.owed = ratelimit.Booked(h.owed, n)
+	return 0
 }
 
 // undoFallback takes back what fail charged: from what is booked for the ledger,
@@ -79,13 +81,17 @@ func (f *Fleet) undoFallback(now instant, a *ask, v *verdict) {
 		return
 	}
 	h := &c.val
+	l := &h.lease
 	switch {
-	case h.owed > 0:
+	case v.Booked == 0:
 		h.owed = max(0, h.owed-v.Charged)
-	case h.lease.current(now, a):
-		h.lease.unspend(min(v.Charged, h.lease.spent), false)
+	case v.Booked != l.window:
+	case l.algorithm == ratelimit.TokenBucket: // what is confirmed, or forgiven, is no longer told apart
+		l.unspend(min(v.Charged, l.drifted()), false)
+	default:
+		l.unspend(min(v.Charged, l.spent), false)
 		if policy == ratelimit.FailCached {
-			h.lease.available += v.Charged
+			l.available += v.Charged
 		}
 	}
 	h.settled = false
@@ -118,5 +124,5 @@ func (f *Fleet) cached(now instant, a *ask) verdict {
 	h.lease.available -= a.Cost
 	h.lease.spent += a.Cost
 	h.settled = false
-	return verdict{Charged: a.Cost, Remaining: h.lease.available, ResetAfter: h.lease.reset.Sub(now)}
+	return verdict{Charged: a.Cost, Remaining: h.lease.available, ResetAfter: h.lease.reset.Sub(now), Booked: h.lease.window}
 }

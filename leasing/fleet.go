@@ -131,6 +131,7 @@ type held struct {
 	gauges    gauges
 	stranded  tokens // in expired leases of other nodes, when the ledger was last heard
 	carried   tokens // unconfirmed in the window before, and counting in this one
+	before    tokens // charged in the window before, and counting in this one
 	heir      ratelimit.Fence
 	// owed was admitted without the ledger while no lease said of which window
 	// it was; the next grant books it, if its window had begun by owedAt.

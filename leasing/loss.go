@@ -59,7 +59,7 @@ func (l *lane) known(now instant) ratelimit.Epoch {
 	defer l.mu.Unlock()
 	e := l.memory.epoch
 	if !l.notYet(now, e.Learning) {
-		e.Began, e.Learning = 0, 0
+		e.Learning = 0
 	}
 	return e
 }
@@ -191,7 +191,7 @@ func (f *Fleet) tellShard(now instant, s *fleetShard, t *teller) (rest int, full
 		if n := h.next; n != nil && n.told < t.doubt && now < n.over {
 			h.next, h.triedAhead, h.aheadAt = nil, 0, now // the ledger may not know it: claim it anew
 		}
-		if h.lease.window == 0 || now >= h.lease.reset || h.told >= t.doubt {
+		if h.lease.window == 0 || now >= h.lease.counts() || h.told >= t.doubt {
 			continue
 		}
 		if h.told < instant(f.lapsed.Load()) {
@@ -212,6 +212,15 @@ func (f *Fleet) tellShard(now instant, s *fleetShard, t *teller) (rest int, full
 		}
 	}
 	return rest, false
+}
+
+// counts is until when what was spent of the lease's window counts.
+func (l *lease) counts() instant {
+	if l.algorithm == ratelimit.SlidingWindow {
+		limit := l.limit()
+		return l.reset.Add(limit.Period())
+	}
+	return l.reset
 }
 
 // beat hears of the parts of the ledger that nothing was heard of for a while.

@@ -2,6 +2,7 @@ package leasing
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -121,6 +122,46 @@ func (l *LosableMemory) SettleEpoch(ctx context.Context, q ratelimit.EpochQuery,
 func (l *LosableMemory) Forget() {
 	l.Memory.Forget()
 	l.begin()
+}
+
+// Copy is the data as it is now: of a replica, or on a disk.
+func (l *LosableMemory) Copy() *Memory {
+	other := &Memory{clock: l.clock, hash: l.hash, shards: make([]memoryShard, len(l.shards))}
+	for i := range l.shards {
+		from, to := &l.shards[i], &other.shards[i]
+		from.mu.Lock()
+		to.floor, to.accounts = from.floor, newSlab[account](from.accounts.limit)
+		for j, tag := range from.accounts.tags {
+			if c := &from.accounts.cells[j]; tag != 0 {
+				into := to.accounts.add(c.fullHash(), c.key[:c.len])
+				into.val = c.val
+				into.val.others = slices.Clone(c.val.others)
+			}
+		}
+		from.mu.Unlock()
+	}
+	return other
+}
+
+// FailOver goes on with a copy, which may be older: another epoch begins.
+func (l *LosableMemory) FailOver(copied *Memory) {
+	l.shards = copied.shards
+	l.begin()
+}
+
+// Evict loses one account, as a Redis with maxmemory does, and tells nobody.
+func (l *LosableMemory) Evict(key string) {
+	s, c := l.locked([]byte(key))
+	defer s.mu.Unlock()
+	if c != nil {
+		s.floor = max(s.floor, c.val.fence)
+		gone := false
+		s.accounts.drop(func(other *cell[account]) bool { // another moves to its place
+			first := other == c && !gone
+			gone = gone || first
+			return first
+		})
+	}
 }
 
 // begin starts another epoch.

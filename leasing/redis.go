@@ -152,7 +152,7 @@ func (l *Redis) arguments(c *ratelimit.Claim) []any {
 		HolderName(c.Holder), c.Seq, int64(c.Fence), int64(c.Window), flags,
 		int64(c.Granted), int64(c.Spent), int64(c.Returned), int64(c.Waiting), int64(c.Want), c.TTL.Microseconds(),
 		uint8(c.Limit.Algorithm), int64(c.Limit.Requests), int64(c.Limit.Burst), period, int64(l.at()),
-		int64(c.Lost), int64(c.Learning),
+		int64(c.Learning), int64(c.Before),
 	}
 	if c.Audit != "" {
 		arguments = append(arguments, c.Audit, int64(c.AuditBound), AuditEvents, AuditKept.Milliseconds())

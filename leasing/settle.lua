@@ -5,8 +5,8 @@
 --
 -- ARGV: holder, seq, fence, window, flags, granted, spent, returned, waiting,
 --       want, ttl us, algorithm, requests, burst, period us (0: months of
---       the calendar), the time in us (0 but in tests: Redis' own), when the ledger's data was lost, until
---       when it learns; flags: 1 eager, 2 direct, 4 refilled,
+--       the calendar), the time in us (0 but in tests: Redis' own), until when the ledger learns, what was
+--       charged in the window before; flags: 1 eager, 2 direct, 4 refilled,
 --       8 ahead, 16 tally, 32 final, 64 reset, 128 last
 -- With KEYS[2], the stream of the account's audit, ARGV goes on: the rule, what
 -- it declares to over-admit, the most events to keep, and for how long, in ms.
@@ -288,7 +288,6 @@ local function advance()
     left, late = max(left, a.most) - all_spent(a.window), a.over
   end
   a.prev, a.left, a.late, a.window, a.base, a.over, a.most = prev, left, late, w, 0, 0, 0
-  if algorithm == FIXED then a.relearn = 0 end -- nothing was lost of a window that begins now
   if not fresh then drop() end
 end
 
@@ -298,23 +297,15 @@ local function relearn_until(time)
   a.relearn = time
 end
 
--- relearning tells whether little is granted of a window.
-local function relearning(at) return at == a.window and a.now < a.relearn end
-
--- learn takes in that the ledger's data is young: what is not known of a window that began before may have been lost.
+-- learn takes in that the ledger's data is young: what is not known of the account may have been lost. Of a window
+-- that begins in that time, too, for leases of it may have been granted before.
 local function learn()
-  local lost = true
-  if algorithm == FIXED then lost = window_end(a.window - 1) < n[17] end
-  if sliding then lost = window_end(a.window - 2) < n[17] end
-  if lost and n[18] > max(a.now, a.relearn) then relearn_until(n[18]) end
+  if n[17] > max(a.now, a.relearn) then relearn_until(n[17]) end
 end
 
 local function retry_after(missing)
   local to_end = max(0, window_end(target()) - a.now)
-  if relearning(target()) then
-    if algorithm == FIXED then return min(to_end, a.relearn - a.now) end
-    return a.relearn - a.now
-  end
+  if a.now < a.relearn then return a.relearn - a.now end
   if bucket then return time_to_level(min(missing, burst) * MICRO) end
   if sliding then
     local weighted = weighted_previous()
@@ -348,7 +339,7 @@ local function answer(r)
   if r[INFLIGHT] < c.waiting then retry = retry_after(c.direct and c.waiting - r[INFLIGHT] or 1) end
   return {
     0, r[GRANTED] + r[INFLIGHT], r[FENCE], r[WINDOW], flag(r, 2) and 1 or 0, available(r[WINDOW]), elsewhere, reset, retry,
-    live_holders(r[WINDOW]), r[OVER], relearning(r[WINDOW]) and 1 or 0, ledger, stranded,
+    live_holders(r[WINDOW]), r[OVER], a.now < a.relearn and 1 or 0, ledger, stranded,
     r[WINDOW] < a.window and a.late or a.over, (r[WINDOW] == c.window or bucket and c.window ~= 0) and 1 or 0,
   }
 end
@@ -401,8 +392,11 @@ local function book(r, at)
   local known = r[WINDOW] == at
   local is_here = c.window == at or (bucket and c.window ~= 0)
   local void = known and is_here and flag(r, 1) and c.fence == r[FENCE]
+  -- A holder without a fence that was granted something in this window before has forgotten that: it had to make room.
+  local forgot = c.fence == 0 and c.granted < r[GRANTED]
+  c.forgot = forgot
   local was, lost, over, owed = 0, 0, 0, 0
-  if known and is_here then
+  if known and is_here and not forgot then
     was, lost, owed = paid(r), gone(r, c.granted), max(0, r[SPENT] - paid(r))
   elseif known then
     local confirmed = max(r[GRANTED] - r[RETURNED], r[SPENT])
@@ -423,6 +417,10 @@ local function book(r, at)
   local reclaimed = known and flag(r, 1)
   if is_here and not reclaimed and not c.refilled and c.granted > knew then
     relearn_until(a.now + RELEARN_TIME)
+  end
+  if is_here and not known and sliding and (c.fence > 0 or a.now < a.relearn) then
+    if r[WINDOW] == a.window - 1 then a.prev = a.prev - charged(r) end
+    a.prev = max(0, a.prev + n[18])
   end
   a.fence = max(a.fence + 1, a.now)
   r[SEQ], r[WINDOW], r[EXPIRES], r[FENCE] = c.seq, at, a.now + c.ttl, a.fence
@@ -460,7 +458,7 @@ local function grant(r, owed, at)
     r[OVER] = r[OVER] + overspent()
   end
   local room = available(at)
-  local learning = relearning(at)
+  local learning = a.now < a.relearn
   if learning then room = min(room, max(0, max(1, div(capacity, RELEARN_SHARE)) - a.relearned)) end
   local tapered = max(c.waiting, div(room, 2 * live_holders(at)))
   local lease = min(room, max(c.want, c.waiting), tapered)
@@ -470,11 +468,11 @@ local function grant(r, owed, at)
   if bucket then a.level = a.level - lease * MICRO end
 end
 
--- dead is from when on the account means the same as a new one.
+-- dead is from when on the account may be deleted: a new one would answer as it does.
 local function dead()
   if not bucket then
     if all_charged(a.window + 1) > 0 then return window_end(a.window + 1) end
-    if all_charged(a.window) == 0 and a.prev == 0 and a.base >= 0 then return a.now end
+    if all_charged(a.window) == 0 and a.prev == 0 and a.base >= 0 then return max(a.now, a.relearn) end
     return window_end(sliding and a.window + 1 or a.window)
   end
   local wait = time_to_level(burst * MICRO)
@@ -496,7 +494,7 @@ local function audit(kind, name, r)
   if not KEYS[2] then return end
   local at = r and r[WINDOW] or a.window
   redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[21], '*', 'kind', kind, 'rule', ARGV[19], 'at', a.now, 'holder', name, 'window', at,
-    'claimed', name == holder and c.window or (name == '-' and 0 or at),
+    'claimed', (name == '-' or c.forgot) and 0 or (name == holder and c.window or at),
     'ends', bucket and 0 or window_end(at), 'fence', r and r[FENCE] or c.fence, 'granted', r and r[GRANTED] + r[INFLIGHT] or c.granted,
     'spent', r and r[SPENT] or c.spent, 'returned', r and r[RETURNED] or c.returned, 'waiting', name == holder and c.waiting or 0,
     'limit', capacity, 'bound', ARGV[20], 'free', bucket and div(a.level, MICRO) or free(at), 'over', r and r[OVER] or 0)
@@ -515,7 +513,11 @@ end
 
 if (c.ahead or c.final) and algorithm ~= FIXED then return { 1 } end -- there are no windows that begin anew
 advance()
-if shifted then audit('clock', '-', { 0, a.window, 0, a.fence, bucket and 0 or all_charged(a.window), 0, 0, 0, 0, 0 }) end
+if shifted then -- what was charged is in other windows now
+  for at = a.window, a.window + (algorithm == FIXED and 1 or 0) do
+    audit('clock', '-', { 0, at, 0, a.fence, bucket and 0 or all_charged(at), 0, 0, 0, 0, 0 })
+  end
+end
 
 -- store writes the account, and the records that have changed.
 local function store()
@@ -574,5 +576,6 @@ dirty[holder] = true
 store()
 -- A second more than needed: fences go on from the account while it is there.
 local ms = floor((dead() - a.now) / 1000) + 1000
+if n[16] > 0 then ms = ms + 3600000 end -- a test's time stands still, and Redis' goes on
 redis.call('PEXPIRE', KEYS[1], min(ms, 31536000000 * 2))
 return answer(r)

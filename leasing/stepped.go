@@ -2,6 +2,7 @@ package leasing
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -86,6 +87,9 @@ func (w *Wait) Patience() time.Duration { return w.check }
 func (w *Wait) Advance(now ratelimit.Instant) bool {
 	return w.advance(context.Background(), w.node.fleet, now)
 }
+
+// Decided tells whether one ask is decided: what it was charged, it was then.
+func (w *Wait) Decided(i int) bool { return !errors.Is(w.verdicts[i].Err, errUndecided) }
 
 // TimeOver takes in that the request's time is over, and returns how much more
 // there is; 0: none, the next Advance ends it.

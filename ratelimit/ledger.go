@@ -55,11 +55,13 @@ type Claim struct {
 	// Last says that the holder ends: nothing more will be heard of it, so that
 	// its record need not be kept for it.
 	Last bool
-	// Lost and Learning are of the epoch of the ledger's data, as far as the
-	// holder knows it (Epoch.Began and Learning): an account that is not there,
-	// or one of a window that began before Lost, may have been lost, and until
-	// Learning the ledger grants no more than a twentieth of the limit in all.
-	Lost, Learning LedgerTime
+	// Learning is until when, as far as the holder knows (Epoch.Learning), the
+	// ledger may have lost what was known of the account, or that there was one:
+	// until then it grants no more than a twentieth of the limit in all.
+	Learning LedgerTime
+	// Before is what the holder was charged in the window before, under a
+	// sliding_window: a ledger that lost it is told.
+	Before Tokens
 	// Refilled says that the bucket, as the holder knew it, has filled up since
 	// the holder last spent: to a ledger that does not know this holder, what
 	// it spent no longer matters.
@@ -122,9 +124,8 @@ type Grant struct {
 // restart from a disk, or a failover to a replica that may have lagged behind.
 // The zero Epoch is not known.
 type Epoch struct {
-	ID uint64 // of this life; 0: not known
-	// Began is when it began. What is said of windows that began later is whole.
-	Began LedgerTime
+	ID    uint64     // of this life; 0: not known
+	Began LedgerTime // when it began
 	// Learning is until when holders may still have to tell what was lost.
 	Learning LedgerTime
 }

@@ -49,6 +49,36 @@ func New(l ratelimit.Limit) *Judge {
 // Limit is what it judges by.
 func (j *Judge) Limit() ratelimit.Limit { return j.limit }
 
+// Allow has it judge by another number of tokens from here on: while nodes have
+// different limits, the largest is what may be spent.
+func (j *Judge) Allow(l ratelimit.Limit) {
+	if grown := l.Burst - j.limit.Burst; j.limit.Algorithm == ratelimit.TokenBucket && grown > 0 {
+		j.got.level, j.ideal.level = j.got.level+float64(grown), j.ideal.level+float64(grown)
+	}
+	j.limit.Requests, j.limit.Burst = l.Requests, l.Burst
+}
+
+// Credit takes in that n tokens were given back, at most what was spent.
+func (j *Judge) Credit(at ratelimit.LedgerTime, n ratelimit.Tokens) {
+	j.advance(at)
+	for _, u := range []*usage{&j.got, &j.ideal} {
+		u.spent -= min(n, u.spent)
+		u.level = min(float64(j.limit.Burst), u.level+float64(n))
+	}
+}
+
+// StepBack takes in that the ledger's clock went back to an instant: what was spent
+// in the window that it showed counts in the one that it shows now.
+func (j *Judge) StepBack(at ratelimit.LedgerTime) {
+	begins, ends := j.windowAt(at)
+	for _, u := range []*usage{&j.got, &j.ideal} {
+		u.at = min(u.at, at)
+		if u.window > begins {
+			u.window, u.end = max(begins, 1), ends
+		}
+	}
+}
+
 // Admit takes in that n tokens were admitted at an instant of the ledger's
 // clock, which must not go back. It returns how far beyond the limit that was.
 func (j *Judge) Admit(at ratelimit.LedgerTime, n ratelimit.Tokens) ratelimit.Tokens {
@@ -109,18 +139,23 @@ func (j *Judge) advance(at ratelimit.LedgerTime) {
 			j.least = j.got.spent
 		}
 	}
-	period := ratelimit.LedgerTime(j.limit.Period() / time.Microsecond)
-	begins := at / period * period
-	j.got.roll(begins, period)
-	j.ideal.roll(begins, period)
+	begins, ends := j.windowAt(at)
+	j.got.roll(begins, ends)
+	j.ideal.roll(begins, ends)
 }
 
-func (u *usage) roll(begins, period ratelimit.LedgerTime) {
+// windowAt is when the window of an instant begins and ends.
+func (j *Judge) windowAt(at ratelimit.LedgerTime) (begins, ends ratelimit.LedgerTime) {
+	w := j.limit.WindowAt(at)
+	return j.limit.WindowEnd(w - 1), j.limit.WindowEnd(w)
+}
+
+func (u *usage) roll(begins, ends ratelimit.LedgerTime) {
 	u.before = 0
 	if u.end == begins {
 		u.before = u.spent
 	}
-	u.window, u.end, u.spent = max(begins, 1), begins+period, 0
+	u.window, u.end, u.spent = max(begins, 1), ends, 0
 }
 
 // room is what could be spent now; below 0 when too much was.

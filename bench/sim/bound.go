@@ -1,72 +1,203 @@
 package sim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// bound is how far a key may go over its limit: what the rule declares, and
-// what it declares for each thing that went wrong while that may matter.
+// bound is how far a key may go over its limit: what the rule declares, and what
+// it declares for each thing that went wrong, for as long as that may matter.
 type bound struct {
 	*world
-	declared ratelimit.Tokens // without any fault
-	lease    ratelimit.Tokens // more, for each silent node
-	lasts    int64            // nanoseconds for which something that went wrong matters
-	silences []int64          // when the ledger did not hear of a node that may hold leases
-	forgets  []int64          // when the ledger forgot
-	outages  bool
-	used     float64 // the highest share of the bound that a key has used
+	silences map[ratelimit.Holder][]int64 // when the ledger did not hear of a node that may hold leases
+	forgets  []loss                       // when the ledger forgot
+	outages  []span                       // when on_store_failure may decide
+	steps    []int64                      // when the ledger's clock was set
+	losable  bool                         // the ledger will lose something
+	evicts   bool                         // it has lost an account
+	slow     bool                         // answers may come too late, at any time
+	used     float64                      // the highest share of the bound that a key has used
 }
 
+// span is from one instant to another.
+type span struct{ from, to int64 }
+
+// loss is one of the ledger's data.
+type loss struct {
+	at     int64
+	absent map[ratelimit.Holder]bool // who could not tell what it knew
+}
+
+// spending is what one node spent of a key.
+type spending struct {
+	at int64 // the last time
+	n  ratelimit.Tokens
+}
+
+// extra is what happened to a key alone, and how far over it may go for it.
+type extra struct {
+	at int64
+	n  ratelimit.Tokens
+}
+
+// learns is how long after a loss a node may not tell what it knows, and still be
+// no exception: the time in which the ledger grants a twentieth.
+const learns = int64(2_000_000_000)
+
 func (b *bound) open(w *world) {
-	b.world = w
-	b.declared = w.Rule.Declare(0, true).Over
-	b.lease = w.Rule.Declare(1, true).Over - b.declared
-	if b.lease > 0 {
-		b.lease = max(b.lease, ratelimit.Tokens(w.Load.Cost))
+	b.world, b.silences = w, map[ratelimit.Holder][]int64{}
+	b.slow = w.Net.Loss > 0 || w.Net.Trip.Tail > 0 || w.Net.Trip.Least >= ratelimit.StoreDeadline/2
+}
+
+// lasts is for how many nanoseconds something that went wrong matters to a rule.
+func (b *bound) lasts(r *ratelimit.Rule) int64 {
+	if r.Limit.Algorithm == ratelimit.TokenBucket {
+		return 1 << 62 // what went over stays owed
 	}
-	b.lasts = int64(3*w.Rule.Limit.Period() + w.Rule.Coordination.Lease.TTL)
-	if w.Rule.Limit.Algorithm == ratelimit.TokenBucket {
-		if b.lease > 0 {
-			b.lease = max(b.lease, ratelimit.Tokens(w.Load.Cost))
-		}
-		b.lasts = 1 << 62 // what went over stays owed
-	}
+	return int64(3*r.Limit.Period() + r.Coordination.Lease.TTL)
 }
 
 // silent is when the ledger does not hear of a node that may hold leases, or
 // hears of it late.
-func (b *bound) silent() { b.silences = append(b.silences, b.now) }
+func (b *bound) silent(n *node) {
+	times := b.silences[n.name]
+	ttl := int64(n.rule.Coordination.Lease.TTL)
+	// One silence costs a lease, however many messages are lost in it; it is over
+	// when the node has been heard again, and has had time to be granted another.
+	if last := len(times) - 1; last < 0 || b.now-times[last] >= ttl/8 {
+		b.silences[n.name] = append(times, b.now)
+	}
+	b.miss(n)
+}
+
+// miss is when a node may not be able to tell what it knows.
+func (b *bound) miss(n *node) {
+	for i := range b.forgets {
+		if f := &b.forgets[i]; b.now-f.at <= learns {
+			f.absent[n.name] = true
+		}
+	}
+}
 
 // late tells the bound how long a message to the store took: one that takes
 // longer than a report may is as good as lost.
-func (b *bound) late(took time.Duration) {
-	if took >= b.Rule.Coordination.Lease.TTL/8 {
-		b.silent()
+func (b *bound) late(n *node, took time.Duration) {
+	if took >= n.rule.Coordination.Lease.TTL/8 {
+		b.silent(n)
+	}
+	if took >= ratelimit.StoreDeadline {
+		b.outage(took)
 	}
 }
 
-// outage is when on_store_failure may decide.
-func (b *bound) outage() { b.outages = true }
+// outage is when on_store_failure may decide: until then, and until the breaker's
+// next probe.
+func (b *bound) outage(d time.Duration) {
+	b.outages = append(b.outages, span{b.now, b.now + int64(d) + 3*learns/2})
+}
 
 // forgot is when the ledger forgets.
-func (b *bound) forgot() { b.forgets = append(b.forgets, b.now) }
-
-// recent is how many of the times still matter.
-func (b *bound) recent(times []int64) ratelimit.Tokens {
-	n := len(times)
-	for n > 0 && times[len(times)-n] < b.now-b.lasts {
-		n--
+func (b *bound) forgot() {
+	f := loss{at: b.now, absent: map[ratelimit.Holder]bool{}}
+	b.forgets = append(b.forgets, f)
+	alive := map[ratelimit.Holder]bool{}
+	for _, n := range b.nodes {
+		if n.alive && !n.paused && n.cut == 0 && n.deaf == 0 && b.store.down == 0 && b.store.hung == 0 {
+			alive[n.name] = true
+		}
 	}
-	return ratelimit.Tokens(n)
+	for name := ratelimit.Holder(1); name <= b.names; name++ {
+		if !alive[name] {
+			f.absent[name] = true
+		}
+	}
 }
 
-// tokens is the bound now; -1: there is none.
-func (b *bound) tokens() ratelimit.Tokens {
-	r := b.Rule
-	most := b.declared + b.recent(b.silences)*b.lease + b.recent(b.forgets)*r.Limit.Capacity()
-	if r.Coordination.Mode != ratelimit.Routing && !b.outages && !b.slowed() {
+// lossy tells whether the ledger may be told of more than there is.
+func (b *bound) lossy() bool {
+	return len(b.forgets) > 0 || len(b.steps) > 0 || len(b.Changes) > 0 || b.evicts
+}
+
+// admitted keeps who spent what, if the ledger may lose it.
+func (b *bound) admitted(n *node, k *key, cost ratelimit.Tokens) {
+	if !b.losable {
+		return
+	}
+	if k.spent == nil {
+		k.spent = map[ratelimit.Holder]spending{}
+	}
+	s := k.spent[n.name]
+	if b.now-s.at > b.lasts(k.rule) {
+		s.n = 0
+	}
+	k.spent[n.name] = spending{b.now, s.n + cost}
+}
+
+func (b *bound) recent(times []int64, r *ratelimit.Rule) ratelimit.Tokens {
+	n := ratelimit.Tokens(0)
+	for _, t := range times {
+		if t >= b.now-b.lasts(r) {
+			n++
+		}
+	}
+	return n
+}
+
+// tokens is a key's bound now; -1: there is none. It is the largest that a version
+// of the rule declares, for nodes have different ones for a while.
+func (b *bound) tokens(k *key) ratelimit.Tokens {
+	most := ratelimit.Tokens(0)
+	for _, r := range b.versions(k) {
+		t := b.of(k, r)
+		if t < 0 {
+			return -1
+		}
+		most = max(most, t)
+	}
+	for _, x := range k.extra {
+		if x.at >= b.now-b.lasts(k.rule) {
+			most += x.n
+		}
+	}
+	return most
+}
+
+// versions are those of the rule that made the key.
+func (b *bound) versions(k *key) []*ratelimit.Rule {
+	if b.Second != nil && k.rule.Path == b.Second.Path {
+		return []*ratelimit.Rule{b.Second}
+	}
+	return b.rules
+}
+
+// of is the bound by one version of the rule.
+func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
+	capacity := k.rule.Limit.Capacity()
+	own := *r
+	own.Limit = k.rule.Limit
+	declared := own.Declare(0, true).Over
+	lease := own.Declare(1, true).Over - declared
+	if lease > 0 {
+		lease = max(lease, ratelimit.Tokens(b.Load.Cost))
+		if b.Mix.Large > 0 {
+			lease = max(lease, capacity)
+		}
+	}
+	most := declared
+	if lease > 0 {
+		for _, times := range b.silences {
+			most += b.recent(times, &own) * lease
+		}
+	}
+	for i := range b.forgets {
+		if b.forgets[i].at >= b.now-b.lasts(&own) {
+			most += max(1, capacity/20) + b.untold(k, &b.forgets[i])
+		}
+	}
+	most += b.recent(b.steps, &own) * capacity
+	if !b.out(&own) {
 		return most
 	}
 	var share ratelimit.Tokens
@@ -74,55 +205,65 @@ func (b *bound) tokens() ratelimit.Tokens {
 	case ratelimit.FailOpen:
 		return -1
 	case ratelimit.FailLocal:
-		share = r.LocalShare().Limit.Capacity()
+		share = own.LocalShare().Limit.Capacity()
 	case ratelimit.FailCached:
-		if r.Limit.Algorithm == ratelimit.TokenBucket {
+		if own.Limit.Algorithm == ratelimit.TokenBucket {
 			return -1 // declared for each outage, and each late answer is one
 		}
-		share = r.Limit.Capacity()
+		share = capacity
 	default:
 		return most
 	}
-	switch r.Limit.Algorithm { // declared for each window, and each incarnation has its own
+	switch own.Limit.Algorithm { // declared for each window, and each incarnation has its own
 	case ratelimit.SlidingWindow:
 		share *= 2
 	case ratelimit.TokenBucket: // for each time to fill the bucket, and all of it stays owed
-		full := float64(r.Limit.Burst) / float64(r.Limit.Requests) * float64(r.Limit.Period())
+		full := float64(own.Limit.Burst) / float64(own.Limit.Requests) * float64(own.Limit.Period())
 		share *= 2 + ratelimit.Tokens(float64(b.now)/full)
 	}
 	return most + ratelimit.Tokens(b.names)*share
 }
 
-// slowed tells whether answers may come too late, which is an outage for the
-// one who waits.
-func (b *bound) slowed() bool {
-	return b.Net.Loss > 0 || b.Net.Trip.Tail > 0 || b.Net.Trip.Least >= ratelimit.StoreDeadline/2 || b.store.slow > 0
+// untold is what those had spent of a key who could not tell it after a loss.
+func (b *bound) untold(k *key, f *loss) ratelimit.Tokens {
+	n := ratelimit.Tokens(0)
+	for name := range f.absent {
+		n += k.spent[name].n
+	}
+	return min(n, k.rule.Limit.Capacity())
+}
+
+// out tells whether on_store_failure may have decided in a window that matters.
+func (b *bound) out(r *ratelimit.Rule) bool {
+	if r.Coordination.Mode == ratelimit.Routing || b.slow || b.store.slow > 0 || b.Table > 0 {
+		return true
+	}
+	return slices.ContainsFunc(b.outages, func(s span) bool { return s.to >= b.now-b.lasts(r) })
 }
 
 // check ends the run when a key went further.
-func (b *bound) check(key int, over ratelimit.Tokens) {
-	most := b.tokens()
+func (b *bound) check(k *key, over ratelimit.Tokens) {
+	most := b.tokens(k)
 	if most > 0 {
 		b.used = max(b.used, float64(over)/float64(most))
 	}
 	if most >= 0 && over > most {
-		b.violate(-1, key, "%d tokens were admitted beyond the limit of %d, and at most %d may be", over, b.Rule.Limit.Capacity(), most)
+		b.violate(-1, k.index, "%d tokens were admitted beyond the limit of %d, and at most %d may be", over, k.rule.Limit.Capacity(), most)
 	}
 }
 
 // check looks at a node's lease on a key.
-func (n *node) check(key int) {
-	r := n.Rule
+func (n *node) check(k *key, r *ratelimit.Rule) {
 	c := &r.Coordination
-	if c.OnStoreFailure != ratelimit.FailClosed || c.Eager() || len(n.bound.forgets) > 0 {
+	if c.OnStoreFailure != ratelimit.FailClosed || c.Eager() || n.bound.lossy() || n.Table > 0 {
 		return // then more may be spent than was granted, as declared
 	}
 	share := ratelimit.Tokens(0)
 	if c.Mode == ratelimit.Approx {
 		share = r.DriftShare()
 	}
-	if err := n.stepped.Check(n.keys[key].name, share); err != nil {
-		n.violate(n.slot, key, "%v", err)
+	if err := n.stepped.Check(k.name, share); err != nil {
+		n.violate(n.slot, k.index, "%v", err)
 	}
 }
 
@@ -132,6 +273,11 @@ func (n *node) checkClaims(claims []ratelimit.Claim) {
 		return
 	}
 	for i := range claims {
-		n.check(n.store.byName[claims[i].Key])
+		k := n.named[claims[i].Key]
+		rule := n.rule
+		if n.second != nil && k.rule.Path == n.second.Path {
+			rule = n.second
+		}
+		n.check(k, rule)
 	}
 }

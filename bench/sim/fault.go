@@ -1,6 +1,10 @@
 package sim
 
-import "time"
+import (
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
 
 // strike has a fault happen.
 func (w *world) strike(f Fault) {
@@ -24,39 +28,138 @@ func (w *world) strike(f Fault) {
 		w.store.slow = f.For
 		return
 	case Hang:
-		w.bound.outage()
+		w.bound.outage(f.For)
 		w.during(&w.store.hung, f.For)
 		return
 	case Down:
-		w.bound.outage()
+		w.bound.outage(f.For)
 		w.during(&w.store.down, f.For)
 		return
 	case Amnesia:
-		w.bound.forgot()
 		w.store.forget()
+		w.bound.forgot()
+		return
+	case FailOver:
+		w.store.failOver(w.now)
+		w.bound.forgot()
+		return
+	case Ahead, Back:
+		w.setClock(f)
+		return
+	case Evict, Reset:
+		if len(w.keys) > 0 {
+			w.lose(w.keys[f.Node%len(w.keys)], f.Kind)
+		}
 		return
 	}
-	if n == nil || !n.alive {
-		return
+	if n != nil && n.alive {
+		w.strikeNode(n, f)
 	}
+}
+
+// strikeNode has a fault happen at a node.
+func (w *world) strikeNode(n *node, f Fault) {
 	switch f.Kind {
 	case Crash:
-		w.bound.silent()
+		w.bound.silent(n)
 		n.end()
 	case Leave:
 		n.leave()
-	case Pause:
-		if !n.paused {
-			w.bound.silent()
-			n.paused = true
-			w.in(f.For, n.resume)
+	case Pause, Suspend:
+		if n.paused {
+			return
 		}
+		w.bound.silent(n)
+		n.paused = true
+		w.in(f.For, func() {
+			w.bound.silent(n)
+			if f.Kind == Suspend {
+				n.asleep += max(0, int64(f.For)-2*int64(stops))
+			}
+			n.resume()
+		})
 	case Cut:
-		w.bound.silent()
-		w.bound.outage()
+		w.bound.silent(n)
+		w.bound.outage(f.For)
 		w.during(&n.cut, f.For)
+	case Deaf:
+		w.bound.silent(n)
+		w.bound.outage(f.For)
+		w.during(&n.deaf, f.For)
+	case Late:
+		w.bound.outage(2 * f.For)
+		n.late += f.For
+		w.in(f.For, func() { n.late -= f.For })
 	case Part:
 		w.during(&n.parted, f.For)
+	}
+}
+
+// stops is how long before its clock stands still, and after it goes on, a node
+// that is suspended does not run.
+const stops = 2 * time.Millisecond
+
+// setClock sets the ledger's clock.
+func (w *world) setClock(f Fault) {
+	by := ratelimit.LedgerTime(f.For / time.Microsecond)
+	if f.Kind == Back {
+		by = -by
+	}
+	w.set += by
+	w.bound.steps = append(w.bound.steps, w.now)
+	if by > 0 {
+		for _, n := range w.nodes { // its leases expire at once
+			w.bound.silent(n)
+		}
+		return
+	}
+	for _, k := range w.keys {
+		k.judge.StepBack(w.ledgerTime())
+	}
+}
+
+// lose has a key's account lost, or reset by an operator: either may give what was
+// spent of it once more.
+func (w *world) lose(k *key, kind FaultKind) {
+	k.extra = append(k.extra, extra{w.now, k.rule.Limit.Capacity()})
+	if kind == Evict {
+		w.bound.evicts = true
+		w.store.ledger.Evict(string(k.name))
+		return
+	}
+	claim := ratelimit.Claim{
+		Key: string(k.name), Limit: k.rule.Limit, Holder: operator, Seq: uint64(w.now) + 1, Reset: true, TTL: time.Second,
+	}
+	w.store.ledger.Settle(w.store.ctx, []ratelimit.Claim{claim}, make([]ratelimit.Grant, 1))
+}
+
+// operator is the holder that resets keys.
+const operator ratelimit.Holder = 1 << 60
+
+// prepare has copies made of the ledger for failovers to come.
+func (w *world) prepare() {
+	for _, f := range w.Faults {
+		switch f.Kind {
+		case FailOver:
+			at := int64(f.At)
+			w.queue.push(max(0, at-int64(f.For)), func() { w.store.keep(at) })
+			w.bound.losable = true
+		case Amnesia, Evict:
+			w.bound.losable = true
+		}
+	}
+}
+
+// change has each node read a new version of the rule, in its time.
+func (w *world) change(c Change) {
+	w.rules = append(w.rules, c.Rule)
+	w.trace("the rules change (%s): %v", c.What, c.Rule.Limit)
+	for _, n := range w.nodes {
+		after := time.Duration(0)
+		if c.Spread > 0 {
+			after = time.Duration(w.rnd.Int64N(int64(c.Spread)))
+		}
+		n.world.in(after, func() { n.run(func() { n.rule = c.Rule }) })
 	}
 }
 

@@ -15,7 +15,9 @@ type Summary struct {
 	Histories int64            `json:"histories"`
 	Decisions int64            `json:"decisions"`
 	Claims    int64            `json:"claims"`
-	Faults    int64            `json:"faults"`
+	Faults    map[string]int64 `json:"faults"`    // by kind
+	Changes   map[string]int64 `json:"changes"`   // of rules that nodes read one after the other, by what changed
+	Played    map[string]int64 `json:"played"`    // histories, by what else was in them
 	WentOver  int64            `json:"went_over"` // within what they declare
 	Closest   float64          `json:"closest"`   // the highest share of a declared bound that was used
 	Modes     map[string]int64 `json:"modes"`
@@ -39,7 +41,7 @@ func (f *Failure) Error() string {
 // until one fails or ctx is done. progress, if not nil, is told how many have
 // been played, from one goroutine at a time.
 func Histories(ctx context.Context, first uint64, count int64, cores int, progress func(int64)) (Summary, error) {
-	sum := Summary{Modes: map[string]int64{}}
+	sum := newSummary()
 	var (
 		mu   sync.Mutex
 		next atomic.Int64
@@ -78,11 +80,40 @@ func Histories(ctx context.Context, first uint64, count int64, cores int, progre
 	return sum, err
 }
 
+// newSummary counts everything that may happen from 0, so that what never happens
+// is seen.
+func newSummary() Summary {
+	s := Summary{Modes: map[string]int64{}, Faults: map[string]int64{}, Changes: map[string]int64{}, Played: map[string]int64{}}
+	for _, m := range ratelimit.Modes {
+		s.Modes[m] = 0
+	}
+	for _, k := range FaultKinds {
+		s.Faults[k] = 0
+	}
+	for _, what := range changeable {
+		s.Changes[what] = 0
+	}
+	return s
+}
+
 func (s *Summary) add(o *Options, r *Result) {
 	s.Histories++
 	s.Decisions += r.Requests
 	s.Claims += r.Claims
-	s.Faults += int64(len(o.Faults))
+	for _, f := range o.Faults {
+		s.Faults[f.Kind.String()]++
+	}
+	for _, c := range o.Changes {
+		s.Changes[c.What]++
+	}
+	for what, is := range map[string]bool{
+		"two descriptors": o.Second != nil, "peeks, refunds, large costs": o.Mix != Mix{}, "full tables": o.Table > 0,
+		"long windows": o.Rule.Limit.Unit != ratelimit.Second, "lost messages": o.Net.Loss > 0, "a real Redis": o.Ledger != nil,
+	} {
+		if is {
+			s.Played[what]++
+		}
+	}
 	s.Modes[o.Rule.Coordination.Mode.String()]++
 	if r.Over > 0 {
 		s.WentOver++
@@ -112,7 +143,14 @@ func failure(o Options, r *Result) *Failure {
 
 func describe(o *Options) string {
 	c := &o.Rule.Coordination
-	return fmt.Sprintf("%v, mode %v, %d nodes, %d keys, %.0f requests a second %v; trip %v+%v, loss %.2g, clocks %.2g apart; lease %+v, reclaim %v, drift %v of %d seats, on_store_failure %v; faults %v",
+	return fmt.Sprintf("%v, mode %v, %d nodes, %d keys, %.0f requests a second %v; trip %v+%v, loss %.2g, clocks %.2g apart; lease %+v, reclaim %v, drift %v of %d seats, on_store_failure %v; faults %v; changes %v; mix %v, second %v, table %d",
 		o.Rule.Limit, c.Mode, o.Nodes, o.Load.Keys, o.Load.Rate, o.Load.Shape, o.Net.Trip.Least, o.Net.Trip.Tail, o.Net.Loss, o.Net.Skew,
-		c.Lease, c.Reclaim, c.DriftBudget, c.MaxNodes, c.OnStoreFailure, o.Faults)
+		c.Lease, c.Reclaim, c.DriftBudget, c.MaxNodes, c.OnStoreFailure, o.Faults, changesOf(o), o.Mix, o.Second != nil, o.Table)
+}
+
+func changesOf(o *Options) (all []string) {
+	for _, c := range o.Changes {
+		all = append(all, fmt.Sprintf("%v %s to %v %v within %v", c.At, c.What, c.Rule.Limit, c.Rule.Coordination.Mode, c.Spread))
+	}
+	return all
 }

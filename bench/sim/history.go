@@ -19,6 +19,8 @@ func History(seed uint64) Options {
 	h.demand()
 	h.net()
 	h.faults()
+	h.changes()
+	h.mix()
 	if h.chance(0.1) {
 		h.lengthen()
 	}
@@ -29,7 +31,8 @@ func History(seed uint64) Options {
 // demand beyond the limit in them.
 func (h *historian) lengthen() {
 	l, limit := &h.o.Load, &h.o.Rule.Limit
-	limit.Multiplier = 40
+	limit.Unit, limit.Multiplier = ratelimit.Second, 40
+	h.o.Start = 0
 	l.Length = 60 * time.Second
 	l.Keys = 1
 	l.Rate = max(5, min(3*float64(limit.Requests)/40, mostRequests/l.Length.Seconds()))
@@ -55,7 +58,22 @@ func (h *historian) rule() {
 	if r.Limit.Algorithm == ratelimit.TokenBucket {
 		r.Limit.Burst = max(1, requests/ratelimit.Tokens(1+h.IntN(3)))
 	}
-	c := &r.Coordination
+	h.coordination(&r.Coordination)
+	h.o.Rule = r
+	h.o.Start = time.Duration(h.Int64N(int64(r.Limit.Period())))
+	if h.chance(0.15) { // long windows, of which one ends and one begins in the run
+		r.Limit.Unit, r.Limit.Multiplier = pick(h, ratelimit.Minute, ratelimit.Hour, ratelimit.Day, ratelimit.Month, ratelimit.Year), 1
+		if r.Limit.Unit == ratelimit.Month && h.chance(0.5) {
+			r.Limit = r.Limit.Cut()
+		}
+		first := r.Limit.WindowAt(epoch - 1)
+		length := r.Limit.WindowEnd(first + 1).Sub(r.Limit.WindowEnd(first))
+		h.o.Start = length - time.Duration(h.Int64N(int64(20*time.Second)))
+	}
+}
+
+// coordination is all that may be set beside the limit.
+func (h *historian) coordination(c *ratelimit.Coordination) {
 	c.Mode = pick(h, ratelimit.Leasing, ratelimit.Leasing, ratelimit.Approx, ratelimit.Approx, ratelimit.Routing)
 	c.OnStoreFailure = pick(h, ratelimit.FailClosed, ratelimit.FailClosed, ratelimit.FailClosed, ratelimit.FailLocal, ratelimit.FailCached, ratelimit.FailOpen)
 	c.OnDeny = ratelimit.OnDeny(h.IntN(len(ratelimit.OnDenies)))
@@ -74,8 +92,91 @@ func (h *historian) rule() {
 	c.LowWatermark = pick(h, ratelimit.Share{}, ratelimit.Share{PPM: 200_000}, ratelimit.Share{PPM: 1_000_000})
 	c.CheckTimeout = pick(h, 0, 2*time.Millisecond, 10*time.Millisecond)
 	c.SyncInterval = pick(h, 100*time.Millisecond, 2*time.Second)
-	h.o.Rule = r
-	h.o.Start = time.Duration(h.Int64N(int64(r.Limit.Period())))
+	c.Audit = h.chance(0.1)
+}
+
+// changes has the rule change on some nodes first: one thing of it, or all.
+func (h *historian) changes() {
+	if !h.chance(0.3) {
+		return
+	}
+	rule := h.o.Rule
+	for at := time.Duration(0); len(h.o.Changes) < 3; {
+		at += time.Duration(h.Int64N(int64(h.o.Load.Length)))
+		if at >= h.o.Load.Length {
+			return
+		}
+		next := *rule
+		what := h.changed(&next)
+		rule = &next
+		h.o.Changes = append(h.o.Changes, Change{At: at, Rule: rule, What: what, Spread: time.Duration(h.Int64N(int64(pick(h, time.Millisecond, time.Second, 8*time.Second))))})
+	}
+}
+
+// changeable is what may change of a rule, as changed says it.
+var changeable = [...]string{"limit", "unit", "algorithm", "mode", "reclaim", "max_nodes", "audit", "others"}
+
+// changed changes something of a rule, and says what. What a key's owner must do
+// stays what it is: mode routing, or not.
+func (h *historian) changed(r *ratelimit.Rule) string {
+	c, l := &r.Coordination, &r.Limit
+	other := ratelimit.DefaultCoordination()
+	h.coordination(&other)
+	switch h.IntN(8) {
+	case 0:
+		l.Requests = max(1, pick(h, l.Requests/2, l.Requests*2, l.Requests+1))
+		if l.Algorithm == ratelimit.TokenBucket {
+			l.Burst = max(1, l.Requests/ratelimit.Tokens(1+h.IntN(3)))
+		}
+		return "limit"
+	case 1:
+		l.Unit, l.Multiplier = ratelimit.Second, uint32(1+h.IntN(10))
+		return "unit"
+	case 2:
+		l.Algorithm, l.Burst = ratelimit.Algorithm(h.IntN(len(ratelimit.Algorithms))), max(1, l.Requests/2)
+		if l.Unit == ratelimit.CalendarMonth {
+			l.Unit = ratelimit.Month
+		}
+		return "algorithm"
+	case 3:
+		if c.Mode != ratelimit.Routing {
+			c.Mode = ratelimit.Leasing + ratelimit.Approx - c.Mode
+		}
+		return "mode"
+	case 4:
+		c.Reclaim = ratelimit.ReclaimEager - c.Reclaim
+		return "reclaim"
+	case 5:
+		c.MaxNodes, c.DriftBudget = other.MaxNodes, other.DriftBudget
+		return "max_nodes"
+	case 6:
+		c.Audit = !c.Audit
+		return "audit"
+	default:
+		c.Lease, c.OnStoreFailure, c.OnDeny, c.LowWatermark, c.CheckTimeout, c.SyncInterval = other.Lease, other.OnStoreFailure, other.OnDeny, other.LowWatermark, other.CheckTimeout, other.SyncInterval
+		return "others"
+	}
+}
+
+// mix is what requests want, how many descriptors they have, and how much a node
+// can keep.
+func (h *historian) mix() {
+	if h.chance(0.3) {
+		h.o.Mix = Mix{Peeks: 0.1 * h.Float64(), Refunds: 0.1 * h.Float64(), Large: 0.05 * h.Float64()}
+	}
+	if h.o.Rule.Coordination.Mode != ratelimit.Routing && h.chance(0.2) {
+		second := *h.o.Rule
+		second.Path, second.Counters = "second", &ratelimit.RuleCounters{}
+		second.Limit.Requests *= ratelimit.Tokens(1 + h.IntN(4))
+		h.coordination(&second.Coordination)
+		if second.Coordination.Mode == ratelimit.Routing {
+			second.Coordination.Mode = ratelimit.Approx
+		}
+		h.o.Second = &second
+	}
+	if h.chance(0.05) {
+		h.o.Table = 1 + h.IntN(8)
+	}
 }
 
 // mostRequests keeps one history short.
@@ -85,8 +186,9 @@ func (h *historian) demand() {
 	h.o.Nodes = 1 + h.IntN(6)
 	limit := h.o.Rule.Limit
 	keys := pick(h, 1, 1, 2, 5, 50)
-	length := 2*limit.Period() + time.Duration(h.Int64N(int64(15*time.Second)))
-	rate := float64(limit.Requests) / limit.Period().Seconds() * float64(keys) * (0.3 + 4*h.Float64())
+	period := min(limit.Period(), 20*time.Second) // of a longer one, an end and a beginning are played
+	length := 2*period + time.Duration(h.Int64N(int64(15*time.Second)))
+	rate := float64(limit.Requests) / period.Seconds() * float64(keys) * (0.3 + 4*h.Float64())
 	rate = max(5, min(rate, mostRequests/length.Seconds()))
 	h.o.Load = load.Load{Rate: rate, Shape: load.Shape(h.IntN(len(load.Shapes))), Keys: keys, Skew: pick(h, 0, 1.1), Length: length, Cost: pick(h, 1, 1, 1, 3, 10)}
 }
@@ -108,7 +210,7 @@ func (h *historian) faults() {
 	}
 	length := int64(h.o.Load.Length)
 	slots := h.o.Nodes
-	forget := h.chance(0.2)
+	forget, steps := h.chance(0.2), h.chance(0.15)
 	for range h.IntN(10) {
 		f := Fault{
 			At: time.Duration(h.Int64N(length)), Kind: FaultKind(h.IntN(len(FaultKinds))), Node: h.IntN(slots + 2),
@@ -117,10 +219,24 @@ func (h *historian) faults() {
 		switch f.Kind {
 		case Slow:
 			f.For = time.Duration(h.Int64N(int64(60 * time.Millisecond)))
-		case Amnesia:
+		case Late:
+			f.For = time.Duration(h.Int64N(int64(3 * time.Second)))
+		case Suspend:
+			f.For += time.Duration(h.Int64N(int64(20 * time.Second)))
+		case FailOver:
+			f.For = time.Duration(h.Int64N(int64(pick(h, 100*time.Millisecond, 3*time.Second))))
+		case Amnesia, Evict:
 			if !forget {
 				continue
 			}
+		case Ahead, Back:
+			if !steps {
+				continue
+			}
+			f.For = time.Duration(h.Int64N(int64(pick(h, time.Second, time.Hour))))
+		}
+		if f.Kind == FailOver && !forget {
+			continue
 		}
 		h.o.Faults = append(h.o.Faults, f)
 	}

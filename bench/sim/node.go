@@ -27,8 +27,14 @@ type node struct {
 	alive  bool
 	paused bool
 	later  []func() // what happened while it was paused
-	cut    int      // from the store, by so many faults
-	parted int      // from other nodes
+	rule   *ratelimit.Rule
+	second *ratelimit.Rule
+	asleep int64 // nanoseconds for which it was suspended
+	clocks ratelimit.Clock
+	late   time.Duration // more, for its answers
+	deaf   int           // to the store, by so many faults
+	cut    int           // from the store, by so many faults
+	parted int           // from other nodes
 	waits  []*request
 	view   *routing.Ring
 }
@@ -58,25 +64,37 @@ func (n *node) start() {
 	n.name, n.born, n.addr = w.names, w.now, fmt.Sprint("node-", n.slot)
 	w.slots[n.addr] = n.slot
 	n.rate = 1 + w.Net.Skew*(w.rnd.Float64()-0.5)
+	n.rule, n.second = w.rules[len(w.rules)-1], w.Second
+	n.clocks = ratelimit.NewClock(n.running, n.elapsed)
 	rnd := rand.New(rand.NewPCG(w.Seed, 0x1000+uint64(n.name)))
 	wall := time.UnixMicro(int64(w.ledgerTime()))
-	n.stepped = leasing.NewStepped(n.name, tableSize, n.clock, wall, n.after, rnd.Float64)
+	table := tableSize
+	if w.Table > 0 {
+		table = w.Table
+	}
+	n.stepped = leasing.NewStepped(n.name, table, n.clock, wall, n.after, rnd.Float64)
 	n.keeper = approx.NewKeeper(nil, n.name, n.clock)
 	n.stepped.SetDrift(n.keeper)
+	n.stepped.Hears()
+	n.keeper.Learning = n.stepped.Learning
 	if w.Rule.Coordination.Mode == ratelimit.Routing {
-		n.alone = leasing.NewLocal(len(w.keys), n.clock(), wall)
+		n.alone = leasing.NewLocal(max(1, w.Load.Keys), n.clock(), wall)
 		n.view = w.members()
 	}
 	n.in(time.Duration(w.rnd.Int64N(int64(leasing.SweepEvery))), n.sweep)
-	if w.plan().Seats() > 0 {
-		n.sit()
-	}
+	n.in(0, n.sit)
 }
 
 // clock is the node's own.
-func (n *node) clock() ratelimit.Instant {
-	return ratelimit.Instant(float64(n.now-n.born)*n.rate) + ratelimit.Instant(time.Second)
+func (n *node) clock() ratelimit.Instant { return n.clocks() }
+
+// running is a clock that stands still while the node is suspended, elapsed one
+// that does not.
+func (n *node) running() time.Duration {
+	return time.Duration(float64(n.now-n.born-n.asleep) * n.rate)
 }
+
+func (n *node) elapsed() time.Duration { return time.Duration(float64(n.now-n.born) * n.rate) }
 
 // in has something happen after a while by the node's clock, as soon as it runs.
 func (n *node) in(d time.Duration, do func()) {
@@ -125,8 +143,12 @@ func (n *node) impatient(q *request) {
 
 // advance decides a request, if it can be decided now.
 func (n *node) advance(q *request) {
-	if !q.over && !q.wait.Advance(n.clock()) {
+	switch {
+	case q.over:
+	case !q.wait.Advance(n.clock()):
 		n.decided(n, q)
+	default:
+		n.counts(n, q)
 	}
 }
 
@@ -186,17 +208,19 @@ func (n *node) leave() {
 
 // sit keeps a seat, as approx.Keeper.Run does.
 func (n *node) sit() {
-	sent := n.clock()
-	if a, due := n.keeper.Due(sent, n.plan()); due {
-		n.store.sit(n, sent, a)
-		return
+	sent, plan := n.clock(), n.plan()
+	if plan.Seats() > 0 {
+		if a, due := n.keeper.Due(sent, plan); due {
+			n.store.sit(n, sent, a, plan)
+			return
+		}
 	}
 	n.in(approx.SeatTTL/20, n.sit)
 }
 
 // sat takes in the answer.
-func (n *node) sat(sent ratelimit.Instant, a approx.Application, t approx.Tenancy, err error) {
-	n.keeper.Answer(sent, a, n.plan(), t, err)
+func (n *node) sat(sent ratelimit.Instant, a approx.Application, plan approx.Plan, t approx.Tenancy, err error) {
+	n.keeper.Answer(sent, a, plan, t, err)
 	n.trace("node %d: seat %d, fence %d, windows from %d (%v)", n.slot, t.Seat, t.Fence, t.Taint, err)
 	n.in(approx.SeatTTL/20, n.sit)
 }

@@ -12,9 +12,18 @@ import (
 
 // Options are all that a run depends on.
 type Options struct {
-	Seed      uint64
-	Nodes     int
-	Rule      *ratelimit.Rule
+	Seed  uint64
+	Nodes int
+	Rule  *ratelimit.Rule
+	// Second is the rule of another descriptor that each request has as well; all
+	// requests share its one key. nil: there is none. Not with mode routing.
+	Second  *ratelimit.Rule
+	Changes []Change // of Rule, in the order of their times
+	Mix     Mix
+	Table   int // keys that a node may track; 0: as many as there are
+	// Ledger, if set, is used instead of a ledger in memory: a real one. It gets the
+	// ledger's clock.
+	Ledger    func(clock func() ratelimit.LedgerTime) (Ledger, error)
 	Load      load.Load
 	Source    func() load.Source // instead of Load's stream; Load still says Keys and Length
 	Start     time.Duration      // into a window, at the beginning
@@ -26,6 +35,27 @@ type Options struct {
 	Decisions bool      // of decisions, too
 	Points    int       // of the Result's Timeline; 0: none
 	Progress  func(share float64)
+}
+
+// Change is a new version of the rule, which each node reads at a time of its own.
+type Change struct {
+	At     time.Duration
+	Rule   *ratelimit.Rule
+	Spread time.Duration // from the first node to the last
+	What   string        // changed, for the summary
+}
+
+// Mix is what requests want, beside spending what they cost; each a share of all.
+type Mix struct {
+	Peeks, Refunds float64
+	Large          float64 // cost as much as a tenth of the limit to three times it
+}
+
+// Ledger is what a run may be played against.
+type Ledger interface {
+	ratelimit.Epochal
+	Forget()          // loses everything
+	Evict(key string) // loses one account, and tells nobody
 }
 
 // Net is what lies between a node and the store, and between two nodes.
@@ -46,23 +76,32 @@ type FaultKind uint8
 
 // What may go wrong.
 const (
-	Crash   FaultKind = iota // a node ends without a word
-	Restart                  // a node that ended is there again, and knows nothing
-	Pause                    // a node stops, with all it knows, for For
-	Cut                      // a node and the store do not hear each other, for For
-	Part                     // a node and the other nodes do not hear each other, for For
-	Leave                    // a node ends, and gives back what it holds
-	Slow                     // the store's answers take For more, until the next Slow
-	Hang                     // the store does nothing, for For
-	Down                     // the store is away, for For
-	Amnesia                  // the store forgets everything
-	Join                     // one more node
+	Crash    FaultKind = iota // a node ends without a word
+	Restart                   // a node that ended is there again, and knows nothing
+	Pause                     // a node stops, with all it knows, for For
+	Cut                       // a node and the store do not hear each other, for For
+	Part                      // a node and the other nodes do not hear each other, for For
+	Leave                     // a node ends, and gives back what it holds
+	Slow                      // the store's answers take For more, until the next Slow
+	Hang                      // the store does nothing, for For
+	Down                      // the store is away, for For
+	Amnesia                   // the store forgets everything
+	Join                      // one more node
+	Suspend                   // a node stops, and its clocks with it, for For
+	Deaf                      // a node's claims arrive and it hears no answers, for For
+	Late                      // a node's answers take For more, for as long
+	Ahead                     // the ledger's clock goes ahead by For
+	Back                      // the ledger's clock goes back by For
+	FailOver                  // the store goes on with a copy that is For old
+	Evict                     // the store loses one account
+	Reset                     // an operator resets a key
 )
 
 // FaultKinds are their names, by value.
 var FaultKinds = [...]string{
 	Crash: "crash", Restart: "restart", Pause: "pause", Cut: "cut", Part: "part", Leave: "leave",
 	Slow: "slow", Hang: "hang", Down: "down", Amnesia: "amnesia", Join: "join",
+	Suspend: "suspend", Deaf: "deaf", Late: "late", Ahead: "clock ahead", Back: "clock back", FailOver: "failover", Evict: "evict", Reset: "reset",
 }
 
 func (k FaultKind) String() string { return FaultKinds[k] }
@@ -109,6 +148,11 @@ func (o *Options) Validate() error {
 	}
 	if o.Points < 0 || o.Points > maxPoints {
 		errs = append(errs, fmt.Errorf("the timeline has %d points, must be 0 to %d", o.Points, maxPoints))
+	}
+	for i, c := range o.Changes {
+		if c.Rule == nil || c.Rule.Limit.Period() <= 0 || c.Spread < 0 || i > 0 && c.At < o.Changes[i-1].At {
+			errs = append(errs, fmt.Errorf("change %d (%s) has no rule with a limit, or is out of order", i, c.What))
+		}
 	}
 	for i, f := range o.Faults {
 		if int(f.Kind) >= len(FaultKinds) || f.Node < 0 || f.Node >= MaxNodes || f.For < 0 || i > 0 && f.At < o.Faults[i-1].At {

@@ -8,11 +8,14 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// request is one decision on its way. Those decided at once are used again.
+// request is one decision on its way: of a descriptor, or of two together. Those
+// decided at once are used again.
 type request struct {
-	asks     [1]ratelimit.Ask
-	verdicts [1]ratelimit.Verdict
-	key      int
+	asks     [2]ratelimit.Ask
+	verdicts [2]ratelimit.Verdict
+	keys     [2]*key
+	counted  [2]bool
+	n        int   // of them
 	at       int64 // when it came
 	wait     *leasing.Wait
 	over     bool // decided, or nobody waits any more
@@ -22,7 +25,6 @@ type request struct {
 // arrive asks a node.
 func (w *world) arrive(l load.Request) {
 	n := w.ask(l.Node)
-	k := w.key(l.Key)
 	cost := ratelimit.Tokens(l.Cost)
 	w.result.Requests++
 	w.result.Offered += cost
@@ -31,12 +33,36 @@ func (w *world) arrive(l load.Request) {
 		w.unanswered(cost)
 		return
 	}
-	q := w.take(l.Key, ratelimit.Ask{Rule: w.Rule, Key: k.name, Cost: cost})
-	if w.Rule.Coordination.Mode == ratelimit.Routing {
+	k := w.key(n.rule, l.Key)
+	q := w.take(k, w.wanted(n.rule, k, cost))
+	if n.rule.Coordination.Mode == ratelimit.Routing {
 		w.route(n, q)
 		return
 	}
+	if n.second != nil {
+		q.keys[1] = w.key(n.second, 0)
+		q.asks[1] = w.wanted(n.second, q.keys[1], cost)
+		q.n = 2
+	}
 	w.decide(n, q)
+}
+
+// wanted is what a request asks for: to spend, as a rule.
+func (w *world) wanted(rule *ratelimit.Rule, k *key, cost ratelimit.Tokens) ratelimit.Ask {
+	a := ratelimit.Ask{Rule: rule, Key: k.name, Cost: cost}
+	if w.Mix == (Mix{}) {
+		return a
+	}
+	switch chance := w.rnd.Float64(); {
+	case chance < w.Mix.Peeks:
+		a.Kind, a.Cost = ratelimit.Peek, 0
+	case chance < w.Mix.Peeks+w.Mix.Refunds:
+		a.Kind = ratelimit.Refund
+	case chance < w.Mix.Peeks+w.Mix.Refunds+w.Mix.Large:
+		limit := int64(rule.Limit.Capacity())
+		a.Cost = ratelimit.Tokens(1 + limit/10 + w.rnd.Int64N(3*limit))
+	}
+	return a
 }
 
 // ask chooses the node that is asked; nil if there is none.
@@ -54,27 +80,28 @@ func (w *world) ask(wanted int) *node {
 	return nil
 }
 
-func (w *world) take(key int, a ratelimit.Ask) *request {
+func (w *world) take(k *key, a ratelimit.Ask) *request {
 	var q *request
 	if last := len(w.free) - 1; last >= 0 {
 		q, w.free = w.free[last], w.free[:last]
 	} else {
 		q = &request{}
 	}
-	*q = request{key: key, at: w.now}
-	q.asks[0] = a
+	*q = request{n: 1, at: w.now}
+	q.keys[0], q.asks[0] = k, a
 	return q
 }
 
 // decide has a node decide, at once or when the ledger has answered.
 func (w *world) decide(n *node, q *request) {
-	q.wait = n.stepped.Ask(n.clock(), q.asks[:], q.verdicts[:])
+	q.wait = n.stepped.Ask(n.clock(), q.asks[:q.n], q.verdicts[:q.n])
 	if q.wait == nil {
 		w.decided(n, q)
 		w.free = append(w.free, q)
 		n.send()
 		return
 	}
+	w.counts(n, q)
 	n.waits = append(n.waits, q)
 	n.in(q.wait.Patience(), func() { n.impatient(q) })
 	n.send()
@@ -83,10 +110,8 @@ func (w *world) decide(n *node, q *request) {
 // decided counts a decision where it was made.
 func (w *world) decided(n *node, q *request) {
 	q.over = true
-	if w.Check {
-		n.check(q.key)
-	}
-	w.count(q)
+	w.counts(n, q)
+	w.refundDenied(n, q)
 	if q.from != nil {
 		w.reply(n, q)
 		return
@@ -94,26 +119,68 @@ func (w *world) decided(n *node, q *request) {
 	w.waited(q)
 }
 
+// counts has the judge count what is decided of a request: one descriptor's tokens
+// are spent then, also while another still waits.
+func (w *world) counts(n *node, q *request) {
+	for i := range q.n {
+		if q.counted[i] || q.wait != nil && !q.wait.Decided(i) {
+			continue
+		}
+		q.counted[i] = true
+		if w.Check {
+			n.check(q.keys[i], q.asks[i].Rule)
+		}
+		w.count(n, q, i)
+	}
+}
+
+// refundDenied gives back what descriptors were charged of a request that another
+// one refused, where their rule says so.
+func (w *world) refundDenied(n *node, q *request) {
+	if q.n < 2 || !q.verdicts[0].OverLimit && !q.verdicts[1].OverLimit {
+		return
+	}
+	for i := range q.n {
+		a, v := &q.asks[i], &q.verdicts[i]
+		if a.Rule.Coordination.OnDeny != ratelimit.DenyRefunds || v.OverLimit || a.Kind != ratelimit.Spend {
+			continue
+		}
+		n.stepped.Undo(n.clock(), q.asks[i:i+1], q.verdicts[i:i+1])
+		q.keys[i].judge.Retract(w.ledgerTime(), w.ledgerTime(), a.Cost)
+		w.result.Admitted -= a.Cost
+		if w.Decisions {
+			w.trace("key %d: %d are given back, for the other descriptor was refused", q.keys[i].index, a.Cost)
+		}
+	}
+}
+
 // count has the judge count a decision, at the instant at which it was made.
-func (w *world) count(q *request) {
-	v, cost := &q.verdicts[0], q.asks[0].Cost
-	j := w.keys[q.key].judge
-	code := uint64(q.key)<<8 | uint64(v.Source)<<1
-	if v.OverLimit {
-		j.Refuse(w.ledgerTime(), cost)
-		w.result.Refused += cost
-	} else {
+func (w *world) count(n *node, q *request, i int) {
+	v, a, k := &q.verdicts[i], &q.asks[i], q.keys[i]
+	code := uint64(k.index)<<8 | uint64(v.Source)<<1
+	switch {
+	case a.Kind == ratelimit.Peek:
+	case a.Kind == ratelimit.Refund:
+		k.judge.Credit(w.ledgerTime(), a.Cost)
+		if a.Rule.Limit.Algorithm == ratelimit.TokenBucket { // the ledger hears of it later, when it may be less full
+			k.extra = append(k.extra, extra{w.now, a.Cost})
+		}
+	case v.OverLimit:
+		k.judge.Refuse(w.ledgerTime(), a.Cost)
+		w.result.Refused += a.Cost
+	default:
 		code |= 1
-		over := j.Admit(w.ledgerTime(), cost)
-		w.result.Admitted += cost
-		w.point.Admitted += cost
+		over := k.judge.Admit(w.ledgerTime(), a.Cost)
+		w.result.Admitted += a.Cost
+		w.point.Admitted += a.Cost
+		w.bound.admitted(n, k, a.Cost)
 		if over > 0 {
-			w.bound.check(q.key, over)
+			w.bound.check(k, over)
 		}
 	}
 	w.print = (w.print ^ code ^ uint64(w.now)<<20) * 1099511628211
 	if w.Decisions {
-		w.trace("key %d cost %d: over limit %v by %s, %d left", q.key, cost, v.OverLimit, ratelimit.Sources[v.Source], v.Remaining)
+		w.trace("key %d kind %d cost %d: over limit %v by %s, %d left", k.index, a.Kind, a.Cost, v.OverLimit, ratelimit.Sources[v.Source], v.Remaining)
 	}
 }
 

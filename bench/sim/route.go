@@ -58,7 +58,7 @@ func (w *world) forward(n *node, q *request) {
 				w.back(owner, n, func() { n.moved(q) })
 				return
 			}
-			there := w.take(q.key, q.asks[0])
+			there := w.take(q.keys[0], q.asks[0])
 			there.from = f
 			w.decide(owner, there)
 		})
@@ -83,7 +83,7 @@ func (n *node) moved(q *request) {
 		case q.over:
 		case n.owner(q) == n.addr:
 			q.over = true
-			own := n.take(q.key, q.asks[0])
+			own := n.take(q.keys[0], q.asks[0])
 			own.at = q.at
 			n.decide(n, own)
 		default:
@@ -110,7 +110,7 @@ func (w *world) reply(owner *node, there *request) {
 		}
 		w.back(f.node, owner, func() {
 			owner.stepped.Undo(owner.clock(), []ratelimit.Ask{ask}, []ratelimit.Verdict{v})
-			w.keys[q.key].judge.Retract(decided, w.ledgerTime(), ask.Cost)
+			q.keys[0].judge.Retract(decided, w.ledgerTime(), ask.Cost)
 			w.result.Admitted -= ask.Cost
 		})
 	})
@@ -127,14 +127,14 @@ func (n *node) giveUp(q *request) {
 	case ratelimit.FailOpen:
 	case ratelimit.FailLocal:
 		a.Rule = a.Rule.LocalShare()
-		n.alone.Decide(context.Background(), n.clock(), []ratelimit.Ask{a}, q.verdicts[:])
+		n.alone.Decide(context.Background(), n.clock(), []ratelimit.Ask{a}, q.verdicts[:1])
 		v = q.verdicts[0]
 	default:
 		v.OverLimit = true
 	}
 	v.Source = ratelimit.FromFallback
 	q.verdicts[0] = v
-	n.count(q)
+	n.count(n, q, 0)
 	n.waited(q)
 }
 

@@ -13,22 +13,32 @@ import (
 // store is the ledger, and the wires to it.
 type store struct {
 	*world
-	ledger *leasing.Memory
+	ledger Ledger
+	memory *leasing.LosableMemory // ledger, if it is one in memory
 	seats  *approx.Memory
+	copies map[int64]*leasing.Memory // by the instant of the failover that goes on with it
 	slow   time.Duration
 	hung   int // by so many faults
 	down   int
 	ctx    context.Context
-	byName map[string]int // of keys, when they are checked
 }
 
 var errRefused = errors.New("connection refused")
 
 func (s *store) open(w *world) {
 	s.world, s.ctx = w, context.Background()
-	s.ledger = leasing.NewMemory(max(1<<16, 2*len(w.keys)), w.ledgerTime).Predictable()
+	s.copies = map[int64]*leasing.Memory{}
 	s.seats = approx.NewMemory(w.ledgerTime)
-	s.byName = map[string]int{}
+	if w.Ledger != nil {
+		l, err := w.Ledger(w.ledgerTime)
+		if err != nil {
+			w.violate(-1, -1, "the ledger cannot be used: %v", err)
+		}
+		s.ledger = l
+		return
+	}
+	s.memory = leasing.NewLosable(leasing.NewMemory(max(1<<16, 4*max(1, w.Load.Keys)), w.ledgerTime).Predictable())
+	s.ledger = s.memory
 }
 
 // reaches tells whether a message between a node and the store arrives.
@@ -46,55 +56,65 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 			}
 		}
 	}
-	there, back := s.travel(s.Net.Trip), s.travel(s.Net.Trip)+s.slow
-	s.bound.late(there + back)
+	there, back := s.travel(s.Net.Trip), s.travel(s.Net.Trip)+s.slow+n.late
+	s.bound.late(n, there+back)
 	if s.down > 0 && s.Refuses && n.cut == 0 {
-		s.bound.silent()
+		s.bound.silent(n)
 		s.in(there+back, func() { n.run(end(func() { b.Fail(errRefused) })) })
 		return
 	}
 	n.in(leasing.ClaimTimeout, end(func() { b.Fail(context.DeadlineExceeded) }))
 	if !s.reaches(n) {
-		s.bound.silent()
+		s.bound.silent(n)
 		s.trace("node %d: %d claims are lost", n.slot, len(b.Claims()))
 		return
 	}
 	s.in(there, func() {
-		grants := s.settle(n, b.Claims())
-		if !s.reaches(n) {
-			s.bound.silent()
+		grants, epoch, at, err := s.settle(n, b.Query(), b.Claims())
+		if !s.reaches(n) || n.deaf > 0 {
+			s.bound.silent(n)
 			s.trace("node %d: %d grants are lost", n.slot, len(grants))
 			return
 		}
 		s.in(back, func() {
 			n.run(end(func() {
-				b.Answer(grants)
+				if err != nil {
+					b.Fail(err)
+					return
+				}
+				b.AnswerIn(epoch, at, grants)
 				n.checkClaims(b.Claims())
 			}))
 		})
 	})
 	if s.Net.Dup > 0 && s.rnd.Float64() < s.Net.Dup {
-		s.in(there+time.Duration(s.rnd.Int64N(int64(2*leasing.ClaimTimeout))), func() { s.settle(n, b.Claims()) })
+		s.in(there+time.Duration(s.rnd.Int64N(int64(2*leasing.ClaimTimeout))), func() { s.settle(n, ratelimit.EpochQuery{}, b.Claims()) })
 	}
 }
 
 // tell sends claims whose answers nobody awaits.
 func (s *store) tell(n *node, claims []ratelimit.Claim) {
 	if s.reaches(n) {
-		s.in(s.travel(s.Net.Trip), func() { s.settle(n, claims) })
+		s.in(s.travel(s.Net.Trip), func() { s.settle(n, ratelimit.EpochQuery{}, claims) })
 	}
 }
 
 // settle has the ledger settle claims now.
-func (s *store) settle(n *node, claims []ratelimit.Claim) []ratelimit.Grant {
+func (s *store) settle(n *node, q ratelimit.EpochQuery, claims []ratelimit.Claim) ([]ratelimit.Grant, ratelimit.Epoch, ratelimit.LedgerTime, error) {
 	grants := make([]ratelimit.Grant, len(claims))
 	reclaimed := make([]bool, len(claims))
-	if s.Check {
+	if s.Check && s.memory != nil {
 		for i := range claims {
-			reclaimed[i] = s.ledger.Reclaimed(&claims[i])
+			reclaimed[i] = s.memory.Reclaimed(&claims[i])
 		}
 	}
-	s.ledger.Settle(s.ctx, claims, grants)
+	epoch, at, err := s.ledger.SettleEpoch(s.ctx, q, claims, grants)
+	if err != nil && s.Ledger != nil {
+		s.violate(n.slot, -1, "the ledger failed: %v", err)
+	}
+	if len(claims) == 0 {
+		return grants, epoch, at, err
+	}
 	s.result.Trips++
 	s.result.Claims += int64(len(claims))
 	s.point.Claims += int64(len(claims))
@@ -102,7 +122,7 @@ func (s *store) settle(n *node, claims []ratelimit.Claim) []ratelimit.Grant {
 		if s.Trace != nil {
 			c, g := &claims[i], &grants[i]
 			s.trace("node %d as %d claims %d on key %d: window %d, granted %d, spent %d, returned %d; waiting %d, wants %d, fence %d",
-				n.slot, c.Holder, c.Seq, s.byName[c.Key], c.Window, c.Granted, c.Spent, c.Returned, c.Waiting, c.Want, c.Fence)
+				n.slot, c.Holder, c.Seq, s.named[c.Key].index, c.Window, c.Granted, c.Spent, c.Returned, c.Waiting, c.Want, c.Fence)
 			s.trace("  the ledger grants %d in window %d, fence %d, void %v; left %d, outstanding %d, relearning %v, error %v",
 				g.Granted, g.Window, g.Fence, g.Void, g.Available, g.Outstanding, g.Relearning, g.Err)
 		}
@@ -110,19 +130,21 @@ func (s *store) settle(n *node, claims []ratelimit.Claim) []ratelimit.Grant {
 			s.check(&claims[i], &grants[i], reclaimed[i])
 		}
 	}
-	return grants
+	return grants, epoch, at, err
 }
 
 // check looks at an account after a claim.
 func (s *store) check(c *ratelimit.Claim, g *ratelimit.Grant, reclaimed bool) {
-	key := s.byName[c.Key]
-	if err := s.ledger.Check(c, g); err != nil && len(s.bound.forgets) == 0 { // what is re-presented may be more than there is
-		s.violate(-1, key, "%v", err)
+	k := s.named[c.Key]
+	key := k.index
+	if s.memory != nil && !s.bound.lossy() { // what is told again may be more than there is
+		if err := s.memory.Check(c, g); err != nil {
+			s.violate(-1, key, "%v", err)
+		}
 	}
 	if g.Err != nil {
 		return
 	}
-	k := &s.keys[key]
 	switch {
 	case g.Fence > k.fence:
 		k.fence = g.Fence
@@ -134,6 +156,20 @@ func (s *store) check(c *ratelimit.Claim, g *ratelimit.Grant, reclaimed bool) {
 	}
 }
 
+// keep copies the ledger for the failover at an instant.
+func (s *store) keep(failover int64) {
+	if s.memory != nil {
+		s.copies[failover] = s.memory.Copy()
+	}
+}
+
+// failOver goes on with the copy that was kept for it.
+func (s *store) failOver(at int64) {
+	if c := s.copies[at]; c != nil && s.memory != nil {
+		s.memory.FailOver(c)
+	}
+}
+
 // forget loses everything.
 func (s *store) forget() {
 	s.ledger.Forget()
@@ -141,13 +177,13 @@ func (s *store) forget() {
 }
 
 // sit carries an application for a seat.
-func (s *store) sit(n *node, sent ratelimit.Instant, a approx.Application) {
+func (s *store) sit(n *node, sent ratelimit.Instant, a approx.Application, plan approx.Plan) {
 	ended := false
 	end := func(t approx.Tenancy, err error) func() {
 		return func() {
 			if !ended {
 				ended = true
-				n.sat(sent, a, t, err)
+				n.sat(sent, a, plan, t, err)
 			}
 		}
 	}
@@ -158,10 +194,10 @@ func (s *store) sit(n *node, sent ratelimit.Instant, a approx.Application) {
 	}
 	s.in(s.travel(s.Net.Trip), func() {
 		t, err := s.seats.Sit(s.ctx, a)
-		if !s.reaches(n) {
+		if !s.reaches(n) || n.deaf > 0 {
 			return
 		}
-		s.in(s.travel(s.Net.Trip)+s.slow, func() { n.run(end(t, err)) })
+		s.in(s.travel(s.Net.Trip)+s.slow+n.late, func() { n.run(end(t, err)) })
 	})
 }
 

@@ -3,6 +3,8 @@ package sim
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strconv"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -20,16 +22,20 @@ const epoch ratelimit.LedgerTime = 1_800_144_000_000_000 // a midnight in Januar
 // world is one run.
 type world struct {
 	*Options
-	now    int64 // virtual nanoseconds since the start
-	origin ratelimit.LedgerTime
-	queue  queue
-	rnd    *rand.Rand
-	nodes  []*node
-	slots  map[string]int // of nodes, by their addresses
-	names  ratelimit.Holder
-	store  store
-	keys   []key
-	free   []*request
+	now     int64 // virtual nanoseconds since the start
+	origin  ratelimit.LedgerTime
+	queue   queue
+	rnd     *rand.Rand
+	nodes   []*node
+	slots   map[string]int // of nodes, by their addresses
+	names   ratelimit.Holder
+	store   store
+	keys    []*key
+	named   map[string]*key // by their names in the ledger
+	free    []*request
+	scratch []byte
+	rules   []*ratelimit.Rule    // all versions that some node may have
+	set     ratelimit.LedgerTime // by how much the ledger's clock was set, in all
 
 	result Result
 	waits  *hdrhistogram.Histogram // microseconds, of those that waited
@@ -42,9 +48,15 @@ type world struct {
 
 // key is one budget.
 type key struct {
+	index int
 	name  []byte
+	rule  *ratelimit.Rule // with the largest limit that some node has
 	judge *judge.Judge
 	fence ratelimit.Fence // the highest seen
+	// spent is by whom, in the window of the judge and the one before: what those
+	// had spent who cannot tell it, is not known to a ledger that lost its data.
+	spent map[ratelimit.Holder]spending
+	extra []extra // what happened to this key alone
 }
 
 // Run plays a run to its end, or to the first violation.
@@ -60,10 +72,10 @@ func Run(o Options) (*Result, error) {
 func newWorld(o *Options) *world {
 	w := &world{
 		Options: o, rnd: rand.New(rand.NewPCG(o.Seed, 0x51)), slots: map[string]int{}, print: 14695981039346656037,
-		keys: make([]key, max(1, o.Load.Keys)), waits: hdrhistogram.New(1, int64(time.Minute/time.Microsecond), 3),
+		named: map[string]*key{}, rules: []*ratelimit.Rule{o.Rule}, waits: hdrhistogram.New(1, int64(time.Minute/time.Microsecond), 3),
 	}
-	period := ratelimit.LedgerTime(o.Rule.Limit.Period() / time.Microsecond)
-	w.origin = (epoch+period-1)/period*period + ratelimit.LedgerTime(o.Start/time.Microsecond)
+	first := o.Rule.Limit.WindowAt(epoch - 1)
+	w.origin = o.Rule.Limit.WindowEnd(first).Add(o.Start)
 	w.result.Sources = map[string]int64{}
 	w.store.open(w)
 	for range o.Nodes {
@@ -75,6 +87,10 @@ func newWorld(o *Options) *world {
 	for _, f := range o.Faults {
 		w.queue.push(int64(f.At), func() { w.strike(f) })
 	}
+	w.prepare()
+	for _, c := range o.Changes {
+		w.queue.push(int64(c.At), func() { w.change(c) })
+	}
 	if o.Points > 0 {
 		w.every = max(1, int64(o.Load.Length)/int64(o.Points))
 		w.queue.push(w.every, w.mark)
@@ -85,7 +101,7 @@ func newWorld(o *Options) *world {
 
 // ledgerTime is what the ledger's clock shows.
 func (w *world) ledgerTime() ratelimit.LedgerTime {
-	return w.origin + ratelimit.LedgerTime(w.now/1000)
+	return w.origin + w.set + ratelimit.LedgerTime(w.now/1000)
 }
 
 // in has something happen after a while.
@@ -135,17 +151,21 @@ func (w *world) finish() *Result {
 	for _, n := range w.nodes { // a node that is still paused
 		n.forsake()
 	}
-	for i := range w.keys {
-		j := w.keys[i].judge
-		if j == nil {
-			continue
-		}
+	for _, k := range w.keys {
+		j := k.judge
 		r.Keys++
 		r.Over = max(r.Over, j.Worst())
 		r.Under += j.Under(at)
 		r.Early += j.Early()
 	}
-	r.Declared, r.Used = w.bound.tokens(), w.bound.used
+	r.Declared, r.Used = w.Rule.Declare(0, true).Over, w.bound.used
+	for _, k := range w.keys {
+		if t := w.bound.tokens(k); t < 0 || r.Declared < 0 {
+			r.Declared = -1
+		} else {
+			r.Declared = max(r.Declared, t)
+		}
+	}
 	decided := r.Requests
 	quantile := func(q float64) time.Duration { // of all decisions, most of which took no time
 		if r.Waited == 0 || q*float64(decided) <= float64(decided-r.Waited) {
@@ -175,16 +195,21 @@ func (w *world) mark() {
 	}
 }
 
-// key returns a key, which it makes when it is first asked for.
-func (w *world) key(i int) *key {
-	k := &w.keys[i]
-	if k.judge == nil {
-		k.judge = judge.New(w.Rule.Limit)
-		b := ratelimit.AppendPrefix(nil, w.Rule.Domain, w.Rule.Limit)
-		k.name = ratelimit.AppendEntry(b, "key", fmt.Sprint(i), false)
-		if w.Check || w.Trace != nil {
-			w.store.byName[string(k.name)] = i
-		}
+// key returns a key of a rule, which it makes when it is first asked for.
+func (w *world) key(rule *ratelimit.Rule, i int) *key {
+	w.scratch = ratelimit.AppendPrefix(w.scratch[:0], rule.Domain, rule.Limit)
+	w.scratch = ratelimit.AppendEntry(w.scratch, rule.Path, strconv.Itoa(i), false)
+	k := w.named[string(w.scratch)]
+	if k == nil {
+		k = &key{index: len(w.keys), name: slices.Clone(w.scratch), rule: rule, judge: judge.New(rule.Limit)}
+		w.keys = append(w.keys, k)
+		w.named[string(w.scratch)] = k
+	}
+	if l := &k.rule.Limit; rule != k.rule && (rule.Limit.Requests > l.Requests || rule.Limit.Burst > l.Burst) {
+		largest := *rule
+		largest.Limit.Requests, largest.Limit.Burst = max(rule.Limit.Requests, l.Requests), max(rule.Limit.Burst, l.Burst)
+		k.rule = &largest
+		k.judge.Allow(largest.Limit)
 	}
 	return k
 }
@@ -215,5 +240,10 @@ func (w *world) travel(d Delay) time.Duration {
 
 func (w *world) lost() bool { return w.Net.Loss > 0 && w.rnd.Float64() < w.Net.Loss }
 
-// plan is of the drift seats that are wanted.
-func (w *world) plan() approx.Plan { return approx.NewPlan([]*ratelimit.Rule{w.Rule}) }
+// plan is of the drift seats that a node's rules want.
+func (n *node) plan() approx.Plan {
+	if n.second == nil {
+		return approx.NewPlan([]*ratelimit.Rule{n.rule})
+	}
+	return approx.NewPlan([]*ratelimit.Rule{n.rule, n.second})
+}

@@ -5,10 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/sim"
@@ -55,8 +58,14 @@ func (c *historiesCmd) Run(s streams) error {
 			return err
 		}
 	} else {
-		fmt.Fprintf(s.out, "%d histories from seed %d: %d decisions, %d claims, %d faults; %d went over their limits as far as they declare, mode approx by at most %.0f%% of that\n",
-			sum.Histories, c.Seed, sum.Decisions, sum.Claims, sum.Faults, sum.WentOver, 100*sum.Closest)
+		fmt.Fprintf(s.out, "%d histories from seed %d: %d decisions, %d claims; %d went over their limits as far as they declare, mode approx by at most %.0f%% of that\n",
+			sum.Histories, c.Seed, sum.Decisions, sum.Claims, sum.WentOver, 100*sum.Closest)
+		for _, counts := range []struct {
+			what string
+			of   map[string]int64
+		}{{"modes", sum.Modes}, {"faults", sum.Faults}, {"changes", sum.Changes}, {"histories with", sum.Played}} {
+			fmt.Fprintf(s.out, "%s: %s\n", counts.what, countsLine(counts.of))
+		}
 	}
 	if f := sum.Failure; f != nil {
 		fmt.Fprintf(s.err, "the last events:\n%s", f.Trace)
@@ -68,6 +77,18 @@ func (c *historiesCmd) Run(s streams) error {
 			float64(sum.Decisions)/took.Seconds()/1e6, c.Cores)
 	}
 	return nil
+}
+
+// countsLine lists counts by name.
+func countsLine(counts map[string]int64) string {
+	var b strings.Builder
+	for i, name := range slices.Sorted(maps.Keys(counts)) {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(&b, "%s %d", name, counts[name])
+	}
+	return b.String()
 }
 
 func (c *historiesCmd) replay(out io.Writer) error {

@@ -1,0 +1,207 @@
+package approx
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// hall is seats in memory and in Redis, on one clock: both must say the same.
+type hall struct {
+	testing.TB
+	now    ratelimit.LedgerTime
+	seats  int
+	memory *Memory
+	redis  *Redis
+	client *redis.Client
+}
+
+func newHall(t testing.TB, seats int) *hall {
+	server := redistest.Start(t)
+	h := &hall{TB: t, now: epoch, seats: seats, client: redis.NewClient(&redis.Options{Addr: server.Addr})}
+	t.Cleanup(func() { h.client.Close() })
+	h.memory = NewMemory(func() ratelimit.LedgerTime { return h.now })
+	h.redis = NewRedis(h.client, "")
+	h.redis.at = func() ratelimit.LedgerTime { return h.now }
+	return h
+}
+
+const hallTTL = 10 * time.Second
+
+// sits applies for a holder that has the tenancy now.
+func (h *hall) sits(who ratelimit.Holder, now Tenancy, change func(*Application)) Tenancy {
+	h.Helper()
+	a := Application{Holder: who, Seats: h.seats, TTL: hallTTL, Now: now, Plan: 1}
+	if change != nil {
+		change(&a)
+	}
+	m, err := h.memory.Sit(context.Background(), a)
+	r, err2 := h.redis.Sit(context.Background(), a)
+	if err != nil || err2 != nil || m != r {
+		h.Fatalf("%+v: memory %+v %v, Redis %+v %v", a, m, err, r, err2)
+	}
+	return m
+}
+
+func (h *hall) leaves(who ratelimit.Holder, now Tenancy, clean bool) {
+	h.Helper()
+	h.sits(who, now, func(a *Application) { a.Leave, a.Clean = true, clean })
+}
+
+func (h *hall) passes(d time.Duration) { h.now = h.now.Add(d) }
+
+func (h *hall) forgets() {
+	h.memory.Forget()
+	h.client.FlushAll(context.Background())
+}
+
+func (h *hall) expect(what string, got Tenancy, seat int, taint ratelimit.LedgerTime) {
+	h.Helper()
+	if got.Seat != seat || got.Taint != taint {
+		h.Errorf("%s: seat %d with taint %d, and it should be seat %d with taint %d", what, got.Seat, got.Taint, seat, taint)
+	}
+}
+
+// A seat is its tenant's until its time is over, to the microsecond. From then
+// on it is another's, tainted by that instant: until then its tenant may have
+// spent. Who comes back with the old fence gets no seat that is taken.
+func TestSeatOfACrashedTenant(t *testing.T) {
+	h := newHall(t, 1)
+	first := h.sits(1, none, nil)
+	h.expect("nobody has sat here", first, 0, 0)
+	end := h.now.Add(hallTTL)
+	h.passes(hallTTL - time.Microsecond)
+	h.expect("its time is not over", h.sits(2, none, nil), -1, 0)
+	h.passes(time.Microsecond)
+	second := h.sits(2, none, nil)
+	h.expect("its time is over", second, 0, end)
+	if second.Fence <= first.Fence {
+		t.Errorf("fence %d after %d", second.Fence, first.Fence)
+	}
+	h.expect("it is another's", h.sits(1, first, nil), -1, 0)
+	h.leaves(1, first, false) // which it has no more
+	h.expect("it is the second's still", h.sits(2, second, nil), 0, end)
+	if again := h.sits(2, Tenancy{Seat: 0, Fence: second.Fence - 1}, nil); again.Seat != -1 {
+		t.Errorf("with a fence that is not its own, %+v", again)
+	}
+}
+
+// A tenant that renews late, but before anybody else has come, goes on.
+func TestSeatRenewedLate(t *testing.T) {
+	h := newHall(t, 1)
+	first := h.sits(1, none, nil)
+	h.passes(2 * hallTTL)
+	if again := h.sits(1, first, nil); again != first {
+		t.Errorf("%+v, was %+v", again, first)
+	}
+	h.passes(hallTTL - time.Microsecond)
+	h.expect("it is renewed", h.sits(2, none, nil), -1, 0)
+}
+
+// A seat that was given up with all its spending confirmed is as it was before;
+// otherwise it is tainted by now.
+func TestSeatGivenUp(t *testing.T) {
+	h := newHall(t, 1)
+	a := h.sits(1, none, nil)
+	h.passes(time.Second)
+	h.leaves(1, a, true)
+	b := h.sits(2, none, nil)
+	h.expect("given up cleanly", b, 0, 0)
+	h.passes(time.Second)
+	left := h.now
+	h.leaves(2, b, false)
+	h.passes(time.Second)
+	c := h.sits(3, none, nil)
+	h.expect("not cleanly", c, 0, left)
+	h.leaves(3, c, true)
+	h.expect("cleanly, of one that was tainted", h.sits(4, none, nil), 0, left)
+}
+
+// Whoever comes gets the seat that is tainted least, the first of those.
+func TestLeastTaintedSeatIsTaken(t *testing.T) {
+	h := newHall(t, 3)
+	a, b := h.sits(1, none, nil), h.sits(2, none, nil)
+	h.passes(time.Second)
+	h.leaves(2, b, false)
+	h.passes(time.Second)
+	h.leaves(1, a, false)
+	c := h.sits(3, none, nil)
+	h.expect("nobody has sat there", c, 2, 0)
+	h.expect("the second's, who left first", h.sits(4, none, nil), 1, epoch.Add(time.Second))
+}
+
+// A ledger of seats that has forgotten believes its tenants: each goes on in its
+// seat, with its fence, its taint, and what it has heard of the others' plans;
+// fences go on from there, whatever the clock says.
+func TestSeatsAreRemembered(t *testing.T) {
+	h := newHall(t, 2)
+	a := h.sits(1, none, nil)
+	h.leaves(1, a, false)
+	h.sits(9, none, nil)
+	a = h.sits(1, none, nil)
+	h.expect("tainted", a, 0, epoch)
+	h.forgets()
+	h.passes(time.Second)
+	if again := h.sits(1, a, nil); again != a {
+		t.Errorf("it comes back as %+v, and was %+v", again, a)
+	}
+	h.forgets()
+	ahead := a
+	ahead.Fence += 1_000_000_000_000
+	if again := h.sits(1, ahead, nil); again.Fence != ahead.Fence {
+		t.Errorf("%+v, was %+v", again, ahead)
+	}
+	if b := h.sits(2, none, nil); b.Fence != ahead.Fence+1 {
+		t.Errorf("fence %d after %d", b.Fence, ahead.Fence)
+	}
+}
+
+// When there are fewer seats, who sits beyond them has one no more; the seat is
+// left to expire, for its tenant may not hear of it. Who leaves one does.
+func TestFewerSeats(t *testing.T) {
+	h := newHall(t, 2)
+	h.sits(1, none, nil)
+	b := h.sits(2, none, nil)
+	h.seats = 1
+	h.expect("there is one seat, and it is taken", h.sits(2, b, nil), -1, 0)
+	h.seats = 2
+	h.expect("it has its seat still", h.sits(2, b, nil), 1, 0)
+	h.seats = 1
+	h.passes(time.Second)
+	h.leaves(2, b, false)
+	h.seats = 2
+	h.expect("it has left", h.sits(3, none, nil), 1, epoch.Add(time.Second))
+}
+
+// All are agreed when every tenant has the same plan: since when the last of the
+// others can have spent under another. A tenant whose time is over has no say,
+// but until then it had.
+func TestTenantsAgree(t *testing.T) {
+	h := newHall(t, 3)
+	plan := func(n uint64) func(*Application) { return func(a *Application) { a.Plan = n } }
+	expect := func(got Tenancy, agreed bool, since ratelimit.LedgerTime) {
+		t.Helper()
+		if got.Agreed != agreed || got.Since != since {
+			t.Errorf("agreed %v since %d, and it should be %v since %d", got.Agreed, got.Since, agreed, since)
+		}
+	}
+	a := h.sits(1, none, plan(1))
+	expect(a, true, 0)
+	b := h.sits(2, none, plan(1))
+	expect(b, true, 0)
+	h.passes(time.Second)
+	expect(h.sits(1, a, plan(2)), false, epoch.Add(time.Second))
+	h.passes(time.Second)
+	expect(h.sits(2, b, plan(2)), true, epoch.Add(2*time.Second))
+	h.passes(time.Second)
+	expect(h.sits(1, a, plan(2)), true, epoch.Add(2*time.Second)) // not since it renewed
+	h.sits(3, none, plan(1))
+	expect(h.sits(1, a, plan(2)), false, epoch.Add(2*time.Second))
+	h.passes(hallTTL) // at 13 s, the third is silent
+	expect(h.sits(1, a, plan(2)), true, epoch.Add(3*time.Second+hallTTL))
+}

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// reach says which units run which parts of the source.
+type reach struct {
+	blocks map[string][]block // by file
+	by     map[block][]bool   // by unit
+	units  []*unit
+}
+
+// block is a part of a file that runs as a whole, from and to a line and column.
+type block struct {
+	file                   string
+	line0, col0, line1, c1 int
+}
+
+func (b *block) contains(line, col int) bool {
+	return (b.line0 < line || b.line0 == line && b.col0 <= col) && (line < b.line1 || line == b.line1 && col <= b.c1)
+}
+
+func (b *block) size() int { return (b.line1-b.line0)*1000 + b.c1 - b.col0 }
+
+var profileLine = regexp.MustCompile(`^(.+):(\d+)\.(\d+),(\d+)\.(\d+) \d+ (\d+)$`)
+
+// measureTime bounds a run that measures.
+const measureTime = 5 * time.Minute
+
+// measureReach runs each unit once in binaries that count what is covered.
+func (p *plan) measureReach(ctx context.Context, temp string, kept cache, workers int, modulePath string) (*reach, error) {
+	into := filepath.Join(temp, "cover")
+	if err := os.MkdirAll(into, 0o755); err != nil {
+		return nil, err
+	}
+	var patterns []string
+	for _, d := range p.packages() {
+		patterns = append(patterns, "./"+d)
+	}
+	r := &reach{blocks: map[string][]block{}, by: map[block][]bool{}}
+	for i := range p.suites {
+		prog, err := p.build(ctx, &p.suites[i], into, "-cover", "-covermode=set", "-coverpkg="+strings.Join(patterns, ","))
+		if err != nil {
+			return nil, err
+		}
+		units, err := prog.units(ctx)
+		if err != nil {
+			return nil, err
+		}
+		r.units = append(r.units, units...)
+	}
+	profiles := make([]map[string]bool, len(r.units)) // of each unit, lines of its profile without the count
+	err := each(ctx, workers, len(r.units), func(i int) error {
+		u := r.units[i]
+		name := fmt.Sprintf("cover-%s-%x", u.checksum, u.String())
+		if kept.load(name, &profiles[i]) {
+			return nil
+		}
+		file := filepath.Join(into, fmt.Sprintf("%d.cover", i))
+		o, err := u.run(ctx, measureTime, temp, nil, []string{"-test.coverprofile", file})
+		if err != nil {
+			return err
+		}
+		if o.failed { // once more, alone: it may not stand the load
+			if o, err = u.run(ctx, measureTime, temp, nil, []string{"-test.coverprofile", file}); err != nil {
+				return err
+			}
+		}
+		if o.failed {
+			return fmt.Errorf("%s fails without any fault: mend it first, or leave it out (suite.skip)\n%s", u, o.output)
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		profiles[i] = map[string]bool{}
+		for line := range strings.Lines(string(text)) {
+			line = strings.TrimSpace(line)
+			at := strings.LastIndexByte(line, ' ')
+			if at > 0 && profileLine.MatchString(line) {
+				profiles[i][line[:at]] = line[at+1:] != "0"
+			}
+		}
+		return kept.store(name, profiles[i])
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i := range profiles {
+		r.add(i, profiles[i], modulePath)
+	}
+	for _, all := range r.blocks {
+		slices.SortFunc(all, func(a, b block) int { return cmp.Compare(a.size(), b.size()) })
+	}
+	return r, nil
+}
+
+// add takes in what one unit has covered.
+func (r *reach) add(i int, profile map[string]bool, modulePath string) {
+	for line, covered := range profile {
+		m := profileLine.FindStringSubmatch(line + " 0")
+		b := block{file: strings.TrimPrefix(m[1], modulePath+"/")}
+		for j, n := range []*int{&b.line0, &b.col0, &b.line1, &b.c1} {
+			*n, _ = strconv.Atoi(m[j+2])
+		}
+		if r.by[b] == nil {
+			r.by[b] = make([]bool, len(r.units))
+			r.blocks[b.file] = append(r.blocks[b.file], b)
+		}
+		r.by[b][i] = r.by[b][i] || covered
+	}
+}
+
+// at adds the units that run the smallest block at a place, to a set by unit;
+// where there is none, those that run anything between two lines.
+func (r *reach) at(set []bool, file string, line, col, from, to int) {
+	for _, b := range r.blocks[file] { // the smallest first
+		if b.contains(line, col) {
+			merge(set, r.by[b])
+			return
+		}
+	}
+	for _, b := range r.blocks[file] {
+		if from <= b.line0 && b.line1 <= to {
+			merge(set, r.by[b])
+		}
+	}
+}
+
+func merge(set, more []bool) {
+	for i := range more {
+		set[i] = set[i] || more[i]
+	}
+}
+
+// each calls f with 0 to n-1, so many at a time, until one fails.
+func each(ctx context.Context, workers, n int, f func(int) error) error {
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var failed error
+	next := 0
+	for range workers {
+		wg.Go(func() {
+			for {
+				mu.Lock()
+				i := next
+				next++
+				stop := failed != nil || i >= n || ctx.Err() != nil
+				mu.Unlock()
+				if stop {
+					return
+				}
+				if err := f(i); err != nil {
+					mu.Lock()
+					failed = errors.Join(failed, err)
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(failed, ctx.Err())
+}

@@ -1,0 +1,380 @@
+package main
+
+import (
+	"go/ast"
+	"go/constant"
+	"go/token"
+	"go/types"
+	"slices"
+	"strconv"
+)
+
+// faults are the mutants of one file: what somebody might have written instead.
+func (p *goPackage) faults(f *goFile) []*mutant {
+	w := &goWalker{goPackage: p, goFile: f}
+	for _, fn := range f.functions() {
+		w.fn = fn
+		w.walk(fn.Body)
+	}
+	w.constants()
+	return w.found
+}
+
+// goWalker visits a function's nodes, and notes what can go wrong with each.
+type goWalker struct {
+	*goPackage
+	*goFile
+	fn    *ast.FuncDecl
+	stack []ast.Node // the ancestors of the node that is visited
+	found []*mutant
+}
+
+func (w *goWalker) walk(root ast.Node) {
+	ast.Inspect(root, func(n ast.Node) bool {
+		if n == nil {
+			w.stack = w.stack[:len(w.stack)-1]
+			return true
+		}
+		w.visit(n)
+		w.stack = append(w.stack, n)
+		return true
+	})
+}
+
+// parent is the i-th ancestor, from 0; nil above the body.
+func (w *goWalker) parent(i int) ast.Node {
+	if i >= len(w.stack) {
+		return nil
+	}
+	return w.stack[len(w.stack)-1-i]
+}
+
+func (w *goWalker) replace(op string, from, to token.Pos, text string) {
+	e := edit{file: w.name, start: w.at.Offset(from), end: w.at.Offset(to), text: text}
+	m := &mutant{file: w.name, line: lineOf(w.text, e.start), fn: functionName(w.fn), op: op, edits: []edit{e}}
+	m.old, m.new = shown(w.text, e)
+	w.found = append(w.found, m)
+}
+
+func (w *goWalker) swap(op string, n ast.Node, text string) { w.replace(op, n.Pos(), n.End(), text) }
+
+func (w *goWalker) visit(n ast.Node) {
+	switch n := n.(type) {
+	case *ast.BinaryExpr:
+		w.binary(n)
+	case *ast.UnaryExpr:
+		if n.Op == token.NOT || n.Op == token.SUB && w.info.Types[n].Value == nil {
+			w.swap("sign", n, w.source(n.X))
+		}
+	case *ast.BasicLit:
+		w.literal(n)
+	case *ast.Ident:
+		if obj := w.info.Uses[n]; obj != nil && obj.Parent() == types.Universe && (n.Name == "true" || n.Name == "false") {
+			w.swap("bool", n, map[string]string{"true": "false", "false": "true"}[n.Name])
+		}
+	case *ast.CallExpr:
+		w.call(n)
+	case *ast.ExprStmt:
+		if call, ok := n.X.(*ast.CallExpr); ok && !isLocking(call) {
+			w.swap("drop", n, "")
+		}
+	case *ast.AssignStmt:
+		w.assign(n)
+	case *ast.IncDecStmt:
+		w.swap("drop", n, "")
+		w.replace("arithmetic", n.TokPos, n.End(), map[token.Token]string{token.INC: "--", token.DEC: "++"}[n.Tok])
+	case *ast.IfStmt:
+		w.condition(n.Cond)
+	case *ast.CaseClause:
+		w.cases(n)
+	case *ast.ReturnStmt:
+		w.returns(n)
+	case *ast.BranchStmt:
+		w.branch(n)
+	case *ast.CompositeLit:
+		w.fields(n)
+	}
+}
+
+var (
+	boundary   = map[token.Token]string{token.LSS: "<=", token.LEQ: "<", token.GTR: ">=", token.GEQ: ">"}
+	opposite   = map[token.Token]string{token.LSS: ">=", token.LEQ: ">", token.GTR: "<=", token.GEQ: "<", token.EQL: "!=", token.NEQ: "=="}
+	arithmetic = map[token.Token]string{
+		token.ADD: "-", token.SUB: "+", token.MUL: "/", token.QUO: "*", token.REM: "/", token.SHL: ">>", token.SHR: "<<",
+		token.AND: "|", token.OR: "&", token.XOR: "|", token.ADD_ASSIGN: "-=", token.SUB_ASSIGN: "+=", token.MUL_ASSIGN: "/=", token.XOR_ASSIGN: "|=",
+	}
+)
+
+func (w *goWalker) binary(n *ast.BinaryExpr) {
+	opEnd := n.OpPos + token.Pos(len(n.Op.String()))
+	switch n.Op {
+	case token.LSS, token.LEQ, token.GTR, token.GEQ:
+		if !isFloat(w.info.TypeOf(n.X)) {
+			w.replace("boundary", n.OpPos, opEnd, boundary[n.Op])
+		}
+		if !w.inCondition() {
+			w.replace("negate", n.OpPos, opEnd, opposite[n.Op])
+		}
+	case token.EQL, token.NEQ:
+		w.replace("negate", n.OpPos, opEnd, opposite[n.Op])
+	case token.LAND, token.LOR:
+		w.operand(n)
+	default:
+		if w.info.Types[n].Value == nil && !isString(w.info.TypeOf(n)) && arithmetic[n.Op] != "" {
+			w.replace("arithmetic", n.OpPos, opEnd, arithmetic[n.Op])
+		}
+	}
+}
+
+// inCondition tells whether the node decides an if, a loop or a case, or is
+// one of the operands: then other faults say what its opposite would.
+func (w *goWalker) inCondition() bool {
+	switch p := w.parent(0).(type) {
+	case *ast.IfStmt, *ast.ForStmt, *ast.CaseClause:
+		return true
+	case *ast.BinaryExpr:
+		return p.Op == token.LAND || p.Op == token.LOR
+	}
+	return false
+}
+
+// operand drops an operand of && or ||: of a chain, each once.
+func (w *goWalker) operand(n *ast.BinaryExpr) {
+	w.replace("operand", n.X.End(), n.Y.End(), "")
+	if inner, ok := n.X.(*ast.BinaryExpr); !ok || inner.Op != n.Op {
+		w.replace("operand", n.X.Pos(), n.Y.Pos(), "")
+	}
+}
+
+func (w *goWalker) literal(n *ast.BasicLit) {
+	if n.Kind != token.INT || w.isSize() {
+		return
+	}
+	v, ok := constant.Int64Val(constant.MakeFromLiteral(n.Value, n.Kind, 0))
+	if !ok {
+		return
+	}
+	w.swap("number", n, otherNumber(v))
+}
+
+// otherNumber is near a small number, and far from a large one.
+func otherNumber(v int64) string {
+	if v < 10 {
+		return strconv.FormatInt(v+1, 10)
+	}
+	return strconv.FormatInt(2*v, 10)
+}
+
+// isSize tells whether the node says how much room to make, which changes
+// nothing but the speed, or is part of a type.
+func (w *goWalker) isSize() bool {
+	for i := 0; ; i++ {
+		switch p := w.parent(i).(type) {
+		case *ast.CallExpr:
+			if id, ok := p.Fun.(*ast.Ident); ok && id.Name == "make" {
+				return true
+			}
+		case *ast.ArrayType:
+			return true
+		case *ast.BinaryExpr, *ast.ParenExpr:
+		default:
+			return false
+		}
+	}
+}
+
+func (w *goWalker) call(n *ast.CallExpr) {
+	if id, ok := n.Fun.(*ast.Ident); ok {
+		if _, builtin := w.info.Uses[id].(*types.Builtin); builtin {
+			if id.Name == "min" || id.Name == "max" {
+				w.dropArgument(n)
+			}
+			return
+		}
+	}
+	for i := range len(n.Args) - 1 {
+		a, b := n.Args[i], n.Args[i+1]
+		if n.Ellipsis.IsValid() && i == len(n.Args)-2 || w.info.Types[a].Value != nil && w.info.Types[b].Value != nil {
+			continue
+		}
+		ta, tb := w.info.TypeOf(a), w.info.TypeOf(b)
+		if ta != nil && tb != nil && types.Identical(ta, tb) && w.source(a) != w.source(b) && !isInterface(ta) {
+			w.replace("arguments", a.Pos(), b.End(), w.source(b)+", "+w.source(a))
+		}
+	}
+}
+
+// dropArgument leaves one argument of min or max out.
+func (w *goWalker) dropArgument(n *ast.CallExpr) {
+	for i := range n.Args {
+		rest := slices.Delete(slices.Clone(n.Args), i, i+1)
+		if len(rest) == 1 {
+			w.swap("min-max", n, "("+w.source(rest[0])+")")
+		} else if i == 0 {
+			w.replace("min-max", n.Args[0].Pos(), n.Args[1].Pos(), "")
+		} else {
+			w.replace("min-max", n.Args[i-1].End(), n.Args[i].End(), "")
+		}
+	}
+}
+
+func (w *goWalker) assign(n *ast.AssignStmt) {
+	if n.Tok == token.DEFINE {
+		return
+	}
+	if len(n.Lhs) > 1 {
+		for _, l := range n.Lhs {
+			if id, ok := l.(*ast.Ident); !ok || id.Name != "_" {
+				w.swap("drop", l, "_")
+			}
+		}
+		return
+	}
+	if other := arithmetic[n.Tok]; other != "" && !isString(w.info.TypeOf(n.Lhs[0])) {
+		w.replace("arithmetic", n.TokPos, n.TokPos+token.Pos(len(n.Tok.String())), other)
+	}
+	if id, ok := n.Lhs[0].(*ast.Ident); ok && id.Name == "_" {
+		return
+	}
+	w.swap("drop", n, "")
+}
+
+// condition is what an if or a case hangs on: it may never hold, or always.
+func (w *goWalker) condition(cond ast.Expr) {
+	if b, ok := cond.(*ast.BinaryExpr); ok {
+		if b.Op == token.EQL || b.Op == token.NEQ { // negated, it is wrong in both ways
+			return
+		}
+		if b.Op != token.LAND && b.Op != token.LOR { // there, an operand too few says as much
+			w.swap("always", cond, "true || ("+w.source(cond)+")")
+		}
+	}
+	w.swap("never", cond, "false && ("+w.source(cond)+")")
+	if _, ok := cond.(*ast.UnaryExpr); !ok {
+		if _, ok := cond.(*ast.BinaryExpr); !ok {
+			w.swap("negate", cond, "!("+w.source(cond)+")")
+		}
+	}
+}
+
+// cases leaves out a value of a case, or a condition.
+func (w *goWalker) cases(n *ast.CaseClause) {
+	sw, ok := w.parent(1).(*ast.SwitchStmt)
+	if !ok {
+		return
+	}
+	if sw.Tag == nil {
+		for _, e := range n.List {
+			w.swap("never", e, "false && ("+w.source(e)+")")
+		}
+		return
+	}
+	for i := range n.List {
+		switch {
+		case len(n.List) == 1:
+		case i == 0:
+			w.replace("case", n.List[0].Pos(), n.List[1].Pos(), "")
+		default:
+			w.replace("case", n.List[i-1].End(), n.List[i].End(), "")
+		}
+	}
+}
+
+func (w *goWalker) returns(n *ast.ReturnStmt) {
+	if len(n.Results) == 0 {
+		w.swap("drop", n, "")
+	}
+	for _, r := range n.Results {
+		t := w.info.TypeOf(r)
+		if t == nil || w.info.Types[r].Value != nil || w.info.Types[r].IsNil() {
+			continue
+		}
+		_, isBinary := r.(*ast.BinaryExpr)
+		_, isUnary := r.(*ast.UnaryExpr)
+		switch {
+		case isBoolean(t) && !isBinary && !isUnary:
+			w.swap("return", r, "!("+w.source(r)+")")
+		case isString(t):
+			w.swap("return", r, `""`)
+		case t.String() == "error":
+			w.swap("return", r, "nil")
+		}
+	}
+}
+
+func (w *goWalker) branch(n *ast.BranchStmt) {
+	if n.Tok == token.FALLTHROUGH {
+		w.swap("drop", n, "")
+		return
+	}
+	if n.Label != nil {
+		return
+	}
+	for i := 0; ; i++ {
+		switch w.parent(i).(type) {
+		case *ast.ForStmt, *ast.RangeStmt:
+			w.swap("branch", n, map[token.Token]string{token.CONTINUE: "break", token.BREAK: "continue"}[n.Tok])
+			return
+		case *ast.SwitchStmt, *ast.SelectStmt, *ast.TypeSwitchStmt, *ast.FuncLit, nil:
+			return
+		}
+	}
+}
+
+// fields leaves a field of a struct out, so that it is zero.
+func (w *goWalker) fields(n *ast.CompositeLit) {
+	t := w.info.TypeOf(n)
+	if t == nil {
+		return
+	}
+	if _, ok := t.Underlying().(*types.Struct); !ok {
+		return
+	}
+	for i, e := range n.Elts {
+		if _, ok := e.(*ast.KeyValueExpr); !ok {
+			return
+		}
+		switch {
+		case i+1 < len(n.Elts):
+			w.replace("field", e.Pos(), n.Elts[i+1].Pos(), "")
+		case i > 0:
+			w.replace("field", n.Elts[i-1].End(), e.End(), "")
+		default:
+			w.swap("field", e, "")
+		}
+	}
+}
+
+// isLocking tells whether a call takes or leaves a lock, or tidies up: without
+// it nothing is wrong but that something waits for ever, or for longer.
+func isLocking(n *ast.CallExpr) bool {
+	name := ""
+	switch f := n.Fun.(type) {
+	case *ast.SelectorExpr:
+		name = f.Sel.Name
+	case *ast.Ident:
+		name = f.Name
+	}
+	switch name {
+	case "Lock", "Unlock", "RLock", "RUnlock", "cancel", "Wait", "panic":
+		return true
+	}
+	return false
+}
+
+func isFloat(t types.Type) bool   { return isBasic(t, types.IsFloat) }
+func isString(t types.Type) bool  { return isBasic(t, types.IsString) }
+func isBoolean(t types.Type) bool { return isBasic(t, types.IsBoolean) }
+
+func isBasic(t types.Type, info types.BasicInfo) bool {
+	if t == nil {
+		return false
+	}
+	b, ok := t.Underlying().(*types.Basic)
+	return ok && b.Info()&info != 0
+}
+
+func isInterface(t types.Type) bool {
+	_, ok := t.Underlying().(*types.Interface)
+	return ok
+}

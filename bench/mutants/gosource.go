@@ -1,0 +1,154 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strings"
+)
+
+// goPackage is a package that is to be mutated, parsed and type-checked.
+type goPackage struct {
+	root, dir, path string
+	files           []*goFile
+	fset            *token.FileSet
+	info            *types.Info
+	importer        types.Importer
+}
+
+// goFile is one of its files.
+type goFile struct {
+	name string // relative to the root
+	text string
+	tree *ast.File
+	at   *token.File
+}
+
+// listed is what go list says of a package.
+type listed struct {
+	ImportPath, Dir, Export string
+	GoFiles                 []string
+	EmbedFiles              []string
+}
+
+// goList asks the go command about packages and, with deps, all they import.
+func goList(root string, deps bool, dirs ...string) ([]listed, error) {
+	args := []string{"list", "-json=ImportPath,Dir,Export,GoFiles,EmbedFiles"}
+	if deps {
+		args = append(args, "-export", "-deps")
+	}
+	for _, d := range dirs {
+		args = append(args, "./"+d)
+	}
+	cmd := exec.Command("go", args...)
+	cmd.Dir = root
+	var complaint strings.Builder
+	cmd.Stderr = &complaint
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list %s: %w: %s", strings.Join(dirs, " "), err, complaint.String())
+	}
+	var all []listed
+	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var l listed
+		if err := d.Decode(&l); errors.Is(err, io.EOF) {
+			return all, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("reading what go list says: %w", err)
+		}
+		all = append(all, l)
+	}
+}
+
+// load parses and checks a package.
+func load(root, dir string) (*goPackage, error) {
+	all, err := goList(root, true, dir)
+	if err != nil {
+		return nil, err
+	}
+	exports := map[string]string{}
+	for _, l := range all {
+		exports[l.ImportPath] = l.Export
+	}
+	own := all[len(all)-1] // -deps lists a package after what it imports
+	p := &goPackage{root: root, dir: dir, path: own.ImportPath, fset: token.NewFileSet()}
+	p.importer = importer.ForCompiler(p.fset, "gc", func(path string) (io.ReadCloser, error) {
+		if exports[path] == "" {
+			return nil, fmt.Errorf("no export data of %s", path)
+		}
+		return os.Open(exports[path])
+	})
+	var trees []*ast.File
+	for _, name := range own.GoFiles {
+		text, err := os.ReadFile(filepath.Join(root, dir, name))
+		if err != nil {
+			return nil, err
+		}
+		f := &goFile{name: path.Join(dir, name), text: string(text)}
+		if f.tree, err = parser.ParseFile(p.fset, f.name, text, parser.ParseComments); err != nil {
+			return nil, err
+		}
+		f.at = p.fset.File(f.tree.Pos())
+		p.files = append(p.files, f)
+		trees = append(trees, f.tree)
+	}
+	p.info = &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Uses: map[*ast.Ident]types.Object{}, Defs: map[*ast.Ident]types.Object{}}
+	conf := types.Config{Importer: p.importer}
+	if _, err := conf.Check(p.path, p.fset, trees, p.info); err != nil {
+		return nil, fmt.Errorf("%s does not compile: %w", dir, err)
+	}
+	return p, nil
+}
+
+func (p *goPackage) file(name string) *goFile {
+	for _, f := range p.files {
+		if f.name == name {
+			return f
+		}
+	}
+	return nil
+}
+
+// functions are a file's that have a body and can be copied: a generic one
+// could not be called without its types, and an init has no callers.
+func (f *goFile) functions() []*ast.FuncDecl {
+	var all []*ast.FuncDecl
+	for _, d := range f.tree.Decls {
+		if fn, ok := d.(*ast.FuncDecl); ok && fn.Body != nil && fn.Type.TypeParams == nil && fn.Name.Name != "init" && fn.Name.Name != "main" {
+			all = append(all, fn)
+		}
+	}
+	return all
+}
+
+// functionAt is the function that has the bytes from start to end, or nil.
+func (f *goFile) functionAt(start, end int) *ast.FuncDecl {
+	for _, fn := range f.functions() {
+		if f.at.Offset(fn.Pos()) <= start && end <= f.at.Offset(fn.End()) {
+			return fn
+		}
+	}
+	return nil
+}
+
+// source is the text of a node.
+func (f *goFile) source(n ast.Node) string {
+	return f.text[f.at.Offset(n.Pos()):f.at.Offset(n.End())]
+}
+
+func functionName(fn *ast.FuncDecl) string {
+	if fn.Recv == nil || len(fn.Recv.List) == 0 {
+		return fn.Name.Name
+	}
+	return "(" + types.ExprString(fn.Recv.List[0].Type) + ")." + fn.Name.Name
+}

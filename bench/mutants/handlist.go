@@ -1,0 +1,182 @@
+package main
+
+// The core's files, for the lists below.
+const (
+	account = "leasing/account.go"
+	bucket  = "leasing/bucket.go"
+	settle  = "leasing/settle.lua"
+	lease   = "leasing/lease.go"
+	batch   = "leasing/batch.go"
+	next    = "leasing/next.go"
+	drift   = "leasing/drift.go"
+	seats   = "approx/seats.go"
+	sit     = "approx/seats.lua"
+	keeper  = "approx/keeper.go"
+)
+
+// allByHand are faults that would matter and are easy to miss: ideas that
+// somebody could have, rather than slips. Where two ledgers say the same, both
+// are wrong.
+var allByHand = []byHand{
+	// Which claim counts.
+	{"a claim that arrives twice is settled twice", []replacement{
+		{account, "r != nil && c.Seq <= r.seq {", "r != nil && c.Seq < r.seq {"},
+		{settle, "r and c.seq <= r[SEQ] then", "r and c.seq < r[SEQ] then"},
+	}},
+	{"a claim that was overtaken is answered as if it were the latest", []replacement{
+		{account, "if c.Seq < r.seq || r.closed {", "if r.closed {"},
+		{settle, "if c.seq < r[SEQ] or flag(r, 1) then", "if flag(r, 1) then"},
+	}},
+	{"a repeated claim is answered after its lease was reclaimed", []replacement{
+		{account, "if c.Seq < r.seq || r.closed {", "if c.Seq < r.seq {"},
+		{settle, "if c.seq < r[SEQ] or flag(r, 1) then", "if c.seq < r[SEQ] then"},
+	}},
+	{"a holder takes any answer for the answer to its latest claim", []replacement{
+		{lease, "if g.Err != nil || g.Seq != l.seq {", "if g.Err != nil {"},
+		{batch, "if g.Seq != h.lease.seq {", "if false {"},
+	}},
+
+	// Fences.
+	{"a fence goes back when the ledger has lost its data", []replacement{
+		{account, "a.fence = max(a.fence+1, ratelimit.Fence(a.now))", "a.fence++"},
+		{settle, "a.fence = max(a.fence + 1, a.now)", "a.fence = a.fence + 1"},
+	}},
+	{"two claims in one microsecond get the same fence", []replacement{
+		{account, "a.fence = max(a.fence+1, ratelimit.Fence(a.now))", "a.fence = max(a.fence, ratelimit.Fence(a.now))"},
+		{settle, "a.fence = max(a.fence + 1, a.now)", "a.fence = max(a.fence, a.now)"},
+	}},
+	{"a reclaimed lease keeps what it has not spent", []replacement{
+		{account, "r.granted = min(c.Granted, c.Spent+c.Returned)", "r.granted = c.Granted"},
+		{settle, "if void then r[GRANTED] = min(c.granted, c.spent + c.returned) end", ""},
+	}},
+
+	// A ledger that has lost its data.
+	{"a ledger that has forgotten grants a quarter of the limit meanwhile", []replacement{
+		{account, "relearnShare = 20", "relearnShare = 4"},
+		{settle, "RELEARN_SHARE = 2000000, 20", "RELEARN_SHARE = 2000000, 4"},
+	}},
+	{"a ledger that has forgotten grants a twentieth to each, and not in all", []replacement{
+		{account, "\t\ta.relearned += lease\n", ""},
+		{settle, "if learning then a.relearned = a.relearned + lease end", ""},
+	}},
+	{"each holder that tells its totals starts the twentieth anew", []replacement{
+		{account, "\tif a.now >= a.relearn {\n\t\ta.relearned, a.born = 0, a.fence+1\n\t}\n\ta.relearn = t", "\ta.relearned, a.born = 0, a.fence+1\n\ta.relearn = t"},
+		{settle, "if a.now >= a.relearn then a.relearned, a.born = 0, a.fence + 1 end", "a.relearned, a.born = 0, a.fence + 1"},
+	}},
+	{"what a young ledger granted to a claim that did not know of the loss is taken", []replacement{
+		{"leasing/loss.go", "return !in.Young(at) || known.ID == in.ID && known.Learning > at", "return true"},
+	}},
+	{"only leases that still have tokens are told again", []replacement{
+		{"leasing/loss.go", "if h.flight != nil || t.pass == 0 && !usedUp {", "if h.flight != nil || usedUp {"},
+	}},
+
+	// Expiry, and whose clock.
+	{"a lease is counted from its answer, and not from its claim", []replacement{
+		{batch, "h.lease.apply(sent, &fl.claim, g, margin(", "h.lease.apply(now, &fl.claim, g, margin("},
+	}},
+	{"no margin for what two clocks may differ by", []replacement{
+		{"leasing/plan.go", "return ttl / 20", "return 0"},
+	}},
+	{"a lease that is reclaimed eagerly has the margin of others", []replacement{
+		{"leasing/plan.go", "return ttl / 4", "return ttl / 20"},
+	}},
+	{"the ledger reclaims a lease half a second before it has expired", []replacement{
+		{account, "r.closed || a.now < r.expires ||", "r.closed || a.now.Add(500*time.Millisecond) < r.expires ||"},
+		{settle, "and not flag(r, 1) and a.now >= r[EXPIRES] then\n", "and not flag(r, 1) and a.now + 500000 >= r[EXPIRES] then\n"},
+	}},
+	{"leases that were not claimed as eager are reclaimed, too", []replacement{
+		{account, "if !r.eager || r.closed ||", "if r.closed ||"},
+		{settle, "if flag(r, 8) and here(r) and not flag(r, 1) and a.now >=", "if here(r) and not flag(r, 1) and a.now >="},
+	}},
+	{"the ledger's clock is taken to have stood still while the answer travelled", []replacement{
+		{"leasing/ledgerclock.go", "lo := nanos(t) - time.Duration(answered)", "lo := nanos(t) - time.Duration(sent)"},
+	}},
+	{"what is known of the ledger's clock does not age", []replacement{
+		{"leasing/ledgerclock.go", "by := max(0, now.Sub(c.at)) / maxDrift", "by := max(0, now.Sub(c.at)) / maxDrift / 1000"},
+	}},
+
+	// The turn of a window.
+	{"the next window's lease is spent when its window may have begun", []replacement{
+		{next, "start: there.surelyBy(now, begins)", "start: there.notBefore(now, begins)"},
+	}},
+	{"this window's lease is spent until the next has certainly begun", []replacement{
+		{next, "over: there.notBefore(now, begins)", "over: there.surelyBy(now, begins)"},
+	}},
+	{"in doubt about the window, a request is charged to the next one only", []replacement{
+		{next, "\th.lease.spent += a.Cost // at most what is unspent\n", ""},
+	}},
+	{"a request that takes 20 ms to be sure of the window waits for that", []replacement{
+		{next, "doubtWait = 2 * time.Millisecond", "doubtWait = 20 * time.Millisecond"},
+	}},
+	{"a request is undone in a window that did not pay for it", []replacement{
+		{lease, "if v.Window != l.window {\n\t\treturn", "if v.Window > l.window {\n\t\treturn"},
+	}},
+	{"what an outage admitted in the last window is charged to this one", []replacement{
+		{"leasing/plan.go", "if h.owedAt > h.lease.reset.Add(-h.rule.Limit.Period()) ||", "if h.owedAt > 0 ||"},
+	}},
+	{"a sliding window forgets what a holder may have spent while its report travelled", []replacement{
+		{account, "a.prev+max(c.Spent, c.Granted-c.Returned))", "a.prev+c.Spent)"},
+		{settle, "a.prev + max(c.spent, c.granted - c.returned))", "a.prev + c.spent)"},
+	}},
+
+	// Refusing without asking.
+	{"a lease asks again for each request that is more than there is", []replacement{
+		{lease, "grantable(g)+1 // whatever", "c.Limit.Capacity()+1 // whatever"},
+	}},
+	{"a lease refuses although others hold tokens that they may return", []replacement{
+		{lease, "g.RetryAfter > 0 && g.Outstanding == 0 {", "g.RetryAfter > 0 {"},
+	}},
+	{"a refund does not end the time for which requests are refused", []replacement{
+		{lease, "\tl.spent -= n\n\tl.retry = 0\n", "\tl.spent -= n\n"},
+	}},
+	{"a store that is back is met by all callers at once", []replacement{
+		{"leasing/breaker.go", "(now < b.openTill || b.probing)", "now < b.openTill"},
+	}},
+
+	// Buckets.
+	{"a bucket takes back what was granted to be spent at once", []replacement{
+		{bucket, "\tif r.direct {\n\t\tn += max(0, r.granted+r.inflight-received)\n\t}\n", ""},
+		{settle, "  if flag(r, 4) then lost = lost + max(0, r[GRANTED] + r[INFLIGHT] - received) end\n", ""},
+	}},
+	{"a bucket refills for the time that an expired lease held it back", []replacement{
+		{bucket, "if a.now < r.expires && r.outstanding() > 0 {", "if false {"},
+		{settle, "if a.now < r[EXPIRES] and outstanding(r) > 0 then step =", "if false then step ="},
+	}},
+
+	// Drift, and who may.
+	{"a confirmed grant frees a share that the limit did not have", []replacement{
+		{account, "confirmed = max(0, drift-max(0, -a.free(c, at)))", "confirmed = drift"},
+		{settle, "confirmed = max(0, drift - max(0, -free(at)))", "confirmed = drift"},
+	}},
+	{"a new tenant uses the shares of one that crashed", []replacement{
+		{seats, "return s.expires, true", "return s.taint, true"},
+		{sit, "(now >= s[EXPIRES] and s[EXPIRES])", "(now >= s[EXPIRES] and s[TAINT])"},
+	}},
+	{"a seat that is given up with spending unconfirmed is as good as new", []replacement{
+		{seats, "\t\t\tif !a.Clean {\n\t\t\t\ts.taint = now\n\t\t\t}\n", ""},
+		{sit, "clean and s[TAINT] or now", "s[TAINT]"},
+	}},
+	{"a tenancy that the ledger had forgotten comes back without its taint", []replacement{
+		{seats, "taint: min(a.Now.Taint, now), plan:", "plan:"},
+		{sit, "{ holder, fence, 0, math.min(taint, now), plan,", "{ holder, fence, 0, 0, plan,"},
+	}},
+	{"a seat's fence does not count for who may renew it", []replacement{
+		{seats, "case s != nil && s.holder == a.Holder && s.fence == a.Now.Fence && !a.Leave", "case s != nil && s.holder == a.Holder && !a.Leave"},
+		{sit, "local mine = s and s[1] == holder and s[FENCE] == fence", "local mine = s and s[1] == holder"},
+	}},
+	{"a tenant stops only when the ledger does", []replacement{
+		{keeper, "until: sent.Add(SeatTTL - margin)", "until: sent.Add(SeatTTL)"},
+	}},
+	{"a tenancy is counted from its answer", []replacement{
+		{keeper, "after := &held{Tenancy: t, until: sent.Add(", "after := &held{Tenancy: t, until: k.clock().Add("},
+	}},
+	{"a share is spent in the window in which the tenant before crashed", []replacement{
+		{keeper, "begins < t.Taint", "begins < 0"},
+	}},
+	{"what a share spent of a bucket is not passed on to its heir", []replacement{
+		{drift, "if share > 0 && heir != h.heir && a.Rule", "if false && a.Rule"},
+	}},
+	{"a share of a sliding window does not count what was drifted in the one before", []replacement{
+		{drift, "\t\th.carried = h.lease.drifted()\n", ""},
+	}},
+}

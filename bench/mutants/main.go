@@ -1,0 +1,319 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// options are what a run may be told.
+type options struct {
+	files   string        // patterns of files, of the plan's; all if empty
+	only    string        // a pattern of keys
+	budget  time.Duration // after which no more mutants are begun
+	each    time.Duration
+	workers int
+	seed    uint64
+	sample  int
+	list    bool
+	whole   bool // run also what the plan leaves out
+	verify  bool // run those that are listed as equivalent, too
+	again   bool // run only those that the last report does not say to be killed
+	json    string
+	known   string // the list of equivalents
+	cache   string
+	out     io.Writer
+	say     func(string, ...any) // of progress
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.files, "files", "", "mutate only these `files`, with commas between; the default is all")
+	flag.StringVar(&o.only, "only", "", "run only mutants whose kind, file, function, old or new line match this `pattern`")
+	flag.DurationVar(&o.budget, "budget", time.Hour, "begin no mutant after this time")
+	flag.DurationVar(&o.each, "each", time.Minute, "what the tests of one mutant may take in all")
+	flag.IntVar(&o.workers, "workers", 2, "how many test binaries run at a time")
+	flag.Uint64Var(&o.seed, "seed", 1, "of the order in which mutants are run, and of the sample")
+	flag.IntVar(&o.sample, "sample", 0, "run only so many of the mutants; 0: all")
+	flag.BoolVar(&o.list, "list", false, "list the mutants, and run nothing")
+	flag.BoolVar(&o.whole, "whole", false, "run all mutants, also of files of which the plan takes only a part")
+	flag.BoolVar(&o.verify, "verify", false, "run mutants that are listed as equivalent, too: none may be killed")
+	flag.BoolVar(&o.again, "again", false, "take those that the last report (-json) says were killed as killed: for when only tests were added since")
+	flag.StringVar(&o.json, "json", ".cache/mutants/report.json", "where the report goes")
+	flag.StringVar(&o.known, "equivalent", "bench/mutants/equivalent.txt", "the list of equivalent mutants")
+	flag.StringVar(&o.cache, "cache", ".cache/mutants", "where measurements are kept")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	o.out = os.Stdout
+	o.say = func(format string, args ...any) { fmt.Fprintf(os.Stderr, format, args...) }
+	root, err := os.Getwd()
+	if err == nil {
+		thePlan.root = root
+		err = thePlan.run(ctx, &o, allByHand)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "mutants:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// run does what the options say, and returns an error when the report is not
+// good enough.
+func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
+	start := time.Now()
+	known, err := readEquivalents(o.known)
+	if err != nil {
+		return err
+	}
+	src, err := p.read()
+	if err != nil {
+		return err
+	}
+	files, err := p.chosen(o.files)
+	if err != nil {
+		return err
+	}
+	inFiles := map[string]bool{}
+	for _, f := range files {
+		inFiles[f] = true
+		inFiles[f+"+"+twinScripts[f]] = true
+	}
+	hands := slices.DeleteFunc(slices.Clone(byHands), func(b byHand) bool {
+		return !slices.ContainsFunc(b.edit, func(r replacement) bool { return inFiles[r.file] })
+	})
+	all, err := src.mutants(files, hands)
+	if err != nil {
+		return err
+	}
+	r := report{Seed: o.seed, Stale: known.stale(all, inFiles)}
+	if !o.whole {
+		all = thinned(all, p.percent)
+	}
+	if o.only != "" {
+		pattern, err := regexp.Compile(o.only)
+		if err != nil {
+			return fmt.Errorf("-only %q: %w", o.only, err)
+		}
+		all = slices.DeleteFunc(all, func(m *mutant) bool { return !pattern.MatchString(m.op + "\n" + m.key()) })
+	}
+	if o.list {
+		for _, m := range all {
+			fmt.Fprintf(o.out, "# line %d, %s\n%s\n\n", m.line, m.op, m.key())
+		}
+		return nil
+	}
+	temp, err := os.MkdirTemp("", "mutants")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(temp)
+	h, all, err := p.prepare(ctx, o, src, all, temp)
+	if err != nil {
+		return err
+	}
+	before, err := o.before()
+	if err != nil {
+		return err
+	}
+	r.Results, err = h.all(ctx, o, all, known, before, start)
+	if err != nil && ctx.Err() == nil {
+		return err
+	}
+	r.Took = time.Since(start)
+	r.write(o.out) // also when it was interrupted
+	if err := errors.Join(err, r.save(o.json)); err != nil {
+		return err
+	}
+	if wrong := r.verdict(); wrong != "" {
+		return errors.New(wrong)
+	}
+	return nil
+}
+
+// before is what the last report says was killed, by key, if that is to count.
+func (o *options) before() (map[string]result, error) {
+	killedBefore := map[string]result{}
+	if !o.again {
+		return killedBefore, nil
+	}
+	text, err := os.ReadFile(o.json)
+	if err != nil {
+		return nil, fmt.Errorf("-again needs the report of a run before: %w", err)
+	}
+	var last report
+	if err := json.Unmarshal(text, &last); err != nil {
+		return nil, fmt.Errorf("%s is no report: %w", o.json, err)
+	}
+	for _, r := range last.Results {
+		if r.Fate == killed {
+			killedBefore[r.Key] = r
+		}
+	}
+	return killedBefore, nil
+}
+
+// chosen are the plan's files that the option names.
+func (p *plan) chosen(names string) ([]string, error) {
+	if names == "" {
+		return p.files, nil
+	}
+	var files []string
+	for pattern := range strings.FieldsFuncSeq(names, func(r rune) bool { return r == ',' || r == ' ' }) {
+		before := len(files)
+		for _, f := range p.files {
+			if ok, _ := path.Match(pattern, f); ok && !slices.Contains(files, f) {
+				files = append(files, f)
+			}
+		}
+		if len(files) == before {
+			return nil, fmt.Errorf("no file to mutate is named %s: there are %s", pattern, strings.Join(p.files, " "))
+		}
+	}
+	return files, nil
+}
+
+// prepare builds all that is needed, and leaves out what does not compile.
+func (p *plan) prepare(ctx context.Context, o *options, src *source, all []*mutant, temp string) (*hunt, []*mutant, error) {
+	invalid := map[*mutant]bool{}
+	instrumented, lua := filepath.Join(temp, "instrumented"), filepath.Join(temp, "lua")
+	if err := errors.Join(os.MkdirAll(instrumented, 0o755), os.MkdirAll(lua, 0o755)); err != nil {
+		return nil, nil, err
+	}
+	// A mutant that is in two packages must compile in both.
+	var schemas []*schema
+	for round := 0; round < 2; round++ {
+		schemas = nil
+		valid := slices.DeleteFunc(slices.Clone(all), func(m *mutant) bool { return invalid[m] })
+		for _, dir := range p.packages() {
+			s, bad, err := src.packages[dir].instrument(valid)
+			if err != nil {
+				return nil, nil, err
+			}
+			for m, why := range bad {
+				if m.op == "by hand" {
+					return nil, nil, fmt.Errorf("%q does not compile: %s", m.why, why)
+				}
+				invalid[m] = true
+			}
+			schemas = append(schemas, s)
+		}
+	}
+	scripts, err := writeScripts(all, src.texts, lua)
+	if err != nil {
+		return nil, nil, err
+	}
+	bad, err := loadable(ctx, temp, scripts, src.texts)
+	if err != nil {
+		return nil, nil, err
+	}
+	for m, why := range bad {
+		if m.op == "by hand" {
+			return nil, nil, fmt.Errorf("%q is no Lua: %w", m.why, why)
+		}
+		invalid[m] = true
+	}
+	total := len(all)
+	all = slices.DeleteFunc(all, func(m *mutant) bool { return invalid[m] })
+	o.say("%d mutants, and %d that do not compile; building and measuring the tests\n", len(all), total-len(all))
+	kept := cache{filepath.Join(p.root, o.cache)}
+	if filepath.IsAbs(o.cache) {
+		kept.dir = o.cache
+	}
+	reach, err := p.measureReach(ctx, temp, kept, o.workers, src.module)
+	if err != nil {
+		return nil, nil, err
+	}
+	replace, err := overlay(p.root, instrumented, schemas)
+	if err != nil {
+		return nil, nil, err
+	}
+	h := &hunt{temp: temp, each: o.each, record: map[string]*tally{}, scripts: scripts, reached: src.reached(all, reach)}
+	for i := range p.suites {
+		prog, err := p.build(ctx, &p.suites[i], instrumented, "-overlay", replace)
+		if err != nil {
+			return nil, nil, err
+		}
+		units, err := prog.units(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		h.units = append(h.units, units...)
+	}
+	if len(h.units) != len(reach.units) {
+		return nil, nil, fmt.Errorf("the instrumented build has %d tests, and the other %d", len(h.units), len(reach.units))
+	}
+	return h, all, h.clean(ctx, kept, o.workers, o.say)
+}
+
+// all runs the mutants in an order that a seed says, while the budget lasts.
+func (h *hunt) all(ctx context.Context, o *options, all []*mutant, known equivalents, before map[string]result, start time.Time) ([]result, error) {
+	results := make([]result, len(all))
+	var order []int
+	for i, m := range all {
+		results[i] = newResult(m)
+		if why := known.reason(m); why != "" && !o.verify {
+			results[i].Fate, results[i].Reason = equivalent, why
+			continue
+		}
+		if r, ok := before[m.key()]; ok {
+			results[i] = r
+			continue
+		}
+		results[i].Fate = notRun
+		order = append(order, i)
+	}
+	rand.New(rand.NewPCG(o.seed, 0)).Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+	if o.sample > 0 {
+		order = order[:min(o.sample, len(order))]
+	}
+	o.say("%.0f s to prepare; %d mutants to run\n", time.Since(start).Seconds(), len(order))
+	var mu sync.Mutex
+	done, alive, said := 0, 0, time.Now()
+	err := each(ctx, o.workers, len(order), func(i int) error {
+		if time.Since(start) > o.budget {
+			return nil
+		}
+		m := all[order[i]]
+		r, err := h.one(ctx, m)
+		if err != nil {
+			return err
+		}
+		if why := known.reason(m); why != "" {
+			if r.Fate == killed {
+				o.say("%s is listed as equivalent, and %s kills it\n", r.Key, r.Test)
+			} else {
+				r.Fate, r.Reason = equivalent, why
+			}
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		results[order[i]] = r
+		done++
+		if r.Fate == survived || r.Fate == notReached {
+			alive++
+			o.say("%s after %.1f s: line %d, %s\n", r.Fate, r.Took.Seconds(), r.Line, strings.ReplaceAll(r.Key, "\n", "\n    "))
+		}
+		if time.Since(said) > 30*time.Second {
+			said = time.Now()
+			o.say("%d of %d, %d alive, %.0f minutes\n", done, len(order), alive, time.Since(start).Minutes())
+		}
+		return nil
+	})
+	return results, err
+}

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+)
+
+// edit replaces a part of a file by other text.
+type edit struct {
+	file       string // relative to the root, with slashes
+	start, end int    // bytes
+	text       string
+}
+
+// mutant is one fault: edits that are in force together.
+type mutant struct {
+	id     int // what the environment says to have it
+	file   string
+	line   int
+	fn     string // the function that it is in, as (*account).settle
+	op     string // what kind of fault it is
+	old    string // the lines that it changes, in one
+	new    string
+	nth    int // of those that read the same in this function, from 1
+	edits  []edit
+	consts []redeclared // that the edited functions use instead
+	parts  []*mutant    // a twin's: the same fault in Go and in Lua
+	why    string       // what a fault made by hand would do
+}
+
+// redeclared is a constant declared beside a package's own for one mutant.
+type redeclared struct {
+	file, text string
+}
+
+// key names a mutant by what it changes, and not by where: lines move.
+func (m *mutant) key() string {
+	name := m.file + " " + m.fn
+	if m.nth > 1 {
+		name += fmt.Sprintf(" #%d", m.nth)
+	}
+	return name + "\n- " + m.old + "\n+ " + m.new
+}
+
+func (m *mutant) isLua() bool { return strings.HasSuffix(m.file, ".lua") }
+
+// number gives mutants that read the same in one function an ordinal.
+func number(all []*mutant) {
+	seen := map[string]int{}
+	for _, m := range all {
+		m.nth = 0
+		k := m.key()
+		seen[k]++
+		m.nth = seen[k]
+	}
+}
+
+// applied is a text with edits made, which do not overlap and are in order.
+func applied(text string, edits []edit) string {
+	var b strings.Builder
+	at := 0
+	for _, e := range edits {
+		b.WriteString(text[at:e.start])
+		b.WriteString(e.text)
+		at = e.end
+	}
+	b.WriteString(text[at:])
+	return b.String()
+}
+
+// shown is the lines that an edit changes, before and after, each as one line.
+func shown(text string, e edit) (before, after string) {
+	from := strings.LastIndexByte(text[:e.start], '\n') + 1
+	to := len(text)
+	if i := strings.IndexByte(text[e.end:], '\n'); i >= 0 {
+		to = e.end + i
+	}
+	return oneLine(text[from:to]), oneLine(text[from:e.start] + e.text + text[e.end:to])
+}
+
+// longest is how much of a line is shown, and is part of a mutant's key.
+const longest = 220
+
+func oneLine(s string) string {
+	s = strings.Join(strings.Fields(s), " ")
+	if len(s) > longest {
+		s = s[:longest-23] + " ... " + s[len(s)-18:]
+	}
+	return s
+}
+
+func lineOf(text string, offset int) int { return 1 + strings.Count(text[:offset], "\n") }

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The whole tool, on a package of which it is known what its test notices.
+func TestHunt(t *testing.T) {
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const file = "bench/mutants/testdata/purse/purse.go"
+	p := plan{root: root, files: []string{file}, suites: []suite{{dir: "bench/mutants/testdata/purse"}}}
+	var out bytes.Buffer
+	o := options{
+		budget: 1 << 40, each: 1 << 40, workers: 2, known: "testdata/equivalent.txt", cache: t.TempDir(),
+		json: filepath.Join(t.TempDir(), "report.json"), out: &out, say: t.Logf,
+	}
+	err = p.run(t.Context(), &o, []byHand{{"a purse may be overdrawn", []replacement{{file, "n = min(n, p.coins)\n\tp.coins -= n", "p.coins -= n"}}}})
+	if err == nil || !strings.Contains(err.Error(), "must be") || !strings.Contains(err.Error(), "name none that there is") {
+		t.Errorf("a run with survivors and a stale entry ended with %v", err)
+	}
+	text, err := os.ReadFile(o.json)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r report
+	if err := json.Unmarshal(text, &r); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, x := range r.Results {
+		got = append(got, string(x.Fate)+": "+x.Kind+": "+x.New)
+	}
+	slices.Sort(got)
+	want := []string{
+		"equivalent: drop: func (p *Purse) Spill() { }",
+		"killed: always: if true || (p.coins < most) {",
+		"killed: arithmetic: p.coins += n",
+		"killed: arithmetic: p.coins--",
+		"killed: boundary: if p.coins <= most {",
+		"killed: by hand: p.coins -= n",
+		"killed: constant: const most = (3) + 1",
+		"killed: constant: const most = (3) - 1",
+		"killed: drop: ",
+		"killed: drop: ",
+		"killed: drop: ",
+		"killed: min-max: n = (n)",
+		"killed: never: if false && (p.coins < most) {",
+		"not reached: number: func (p *Purse) Spill() { p.coins = 1 }",
+		"survived: bool: return false",
+		"survived: bool: return true",
+		"survived: min-max: n = (p.coins)",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nand the test notices\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if t.Failed() {
+		t.Log(out.String())
+	}
+}
+
+// Each kind of fault, in the fewest lines of Lua that can have it.
+func TestFaultsInLua(t *testing.T) {
+	for text, want := range map[string][]string{
+		"if a < b then f(x) end": {
+			"if a <= b then f(x) end", "if false and (a < b) then f(x) end", "if true or (a < b) then f(x) end", "if a < b then end",
+		},
+		"local x = a and not b": {"local x = a", "local x = not b", "local x = a and b"},
+		"a.n = -max(0, b[N])":   {"", "a.n = max(0, b[N])", "a.n = -max(b[N])", "a.n = -max(0)", "a.n = -max(1, b[N])"},
+		"a, b = 0, f(c)\nd()":   {"b = f(c)", "a = 0", "a, b = 1, f(c)", ""},
+		"return x == y + z":     {"return x ~= y + z", "return x == y - z"},
+	} {
+		found, err := luaFaults("x.lua", text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, m := range found {
+			got = append(got, m.new)
+		}
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s\nhas faults\n%s\nand should have\n%s", text, strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+	}
+}
+
+// A list that says nothing of why, or says it twice, is refused.
+func TestReadEquivalents(t *testing.T) {
+	for text, want := range map[string]string{
+		"a.go f\n- x\n+ y\n": "the reason after =",
+		"a.go f\n- x\n+ y\n= So.\n\na.go f\n- x\n+ y\n= So.\n": "listed twice",
+	} {
+		file := filepath.Join(t.TempDir(), "list")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := readEquivalents(file); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, and not that %s", text, err, want)
+		}
+	}
+}

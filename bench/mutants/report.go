@@ -1,0 +1,137 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// report is what a run came to.
+type report struct {
+	Seed    uint64        `json:"seed"`
+	Took    time.Duration `json:"took_ns"`
+	Results []result      `json:"results"`
+	Stale   []string      `json:"stale_equivalents,omitempty"`
+}
+
+// count is a row of the table.
+type count struct {
+	all    int
+	by     map[fate]int
+	suites map[string]int
+}
+
+func (c *count) add(r *result) {
+	if c.by == nil {
+		c.by, c.suites = map[fate]int{}, map[string]int{}
+	}
+	c.all++
+	c.by[r.Fate]++
+	if r.Fate == killed {
+		c.suites[r.Suite]++
+	}
+}
+
+// share is how many of those that could have been killed were, in percent.
+func (c *count) share() float64 {
+	could := c.by[killed] + c.by[survived] + c.by[notReached]
+	if could == 0 {
+		return 100
+	}
+	return 100 * float64(c.by[killed]) / float64(could)
+}
+
+// enough is the share of killed mutants below which a run has failed.
+const enough = 95
+
+// verdict is what is wrong, "" if nothing is.
+func (r *report) verdict() string {
+	var total count
+	hand := 0
+	for i := range r.Results {
+		total.add(&r.Results[i])
+		if f := r.Results[i].Fate; r.Results[i].Kind == "by hand" && (f == survived || f == notReached) {
+			hand++
+		}
+	}
+	var wrong []string
+	if s := total.share(); s < enough {
+		wrong = append(wrong, fmt.Sprintf("%.1f %% of the mutants that are not equivalent were killed, and %d %% must be", s, enough))
+	}
+	if hand > 0 {
+		wrong = append(wrong, fmt.Sprintf("%d faults made by hand survived, and none may", hand))
+	}
+	if len(r.Stale) > 0 {
+		wrong = append(wrong, fmt.Sprintf("%d entries of the list of equivalent mutants name none that there is: take them out, or write what is there now", len(r.Stale)))
+	}
+	return strings.Join(wrong, "; ")
+}
+
+// write prints the report for people.
+func (r *report) write(out io.Writer) {
+	rows, labels := map[string]*count{}, map[string]bool{}
+	var total count
+	for i := range r.Results {
+		x := &r.Results[i]
+		name := x.File
+		if x.Kind == "by hand" {
+			name = "by hand"
+		}
+		if rows[name] == nil {
+			rows[name] = &count{}
+		}
+		rows[name].add(x)
+		total.add(x)
+		if x.Fate == killed {
+			labels[x.Suite] = true
+		}
+	}
+	for _, x := range r.Results {
+		if x.Fate == survived || x.Fate == notReached {
+			note := ""
+			if x.Left > 0 {
+				note = fmt.Sprintf("; %d units not run, for its time", x.Left)
+			}
+			fmt.Fprintf(out, "# %s, line %d, %s%s\n%s\n\n", x.Fate, x.Line, x.Kind, note, x.Key)
+		}
+	}
+	suites := slices.Sorted(maps.Keys(labels))
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(w, "mutants\tkilled\tsurvived\tnot reached\tequivalent\tnot run\tkilled of those that could be\t%s\t file\n", strings.Join(suites, "\t"))
+	print := func(name string, c *count) {
+		fmt.Fprintf(w, "%d\t%d\t%d\t%d\t%d\t%d\t%.1f %%\t", c.all, c.by[killed], c.by[survived], c.by[notReached], c.by[equivalent], c.by[notRun], c.share())
+		for _, s := range suites {
+			fmt.Fprintf(w, "%d\t", c.suites[s])
+		}
+		fmt.Fprintf(w, " %s\n", name)
+	}
+	for _, name := range slices.SortedFunc(maps.Keys(rows), func(a, b string) int { return cmp.Compare(a, b) }) {
+		print(name, rows[name])
+	}
+	print("all", &total)
+	w.Flush()
+	for _, key := range r.Stale {
+		fmt.Fprintf(out, "\nno such mutant:\n%s\n", key)
+	}
+	fmt.Fprintf(out, "\n%.0f minutes, seed %d\n", r.Took.Minutes(), r.Seed)
+}
+
+// save writes the report for programs.
+func (r *report) save(file string) error {
+	text, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(file, text, 0o644)
+}

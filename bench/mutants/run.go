@@ -1,0 +1,143 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// outcome is how a run of a test binary went.
+type outcome struct {
+	failed bool
+	hung   bool
+	test   string // the first that failed
+	output string
+	took   time.Duration
+}
+
+// mostMemory is what a run may use: a fault that makes a loop endless may also
+// make it hoard.
+const mostMemory = 3 << 30
+
+// run runs a unit's test, or several if the pattern says so. It and all it has
+// started end when it does, when the limit has passed, or when ctx is done.
+func (u *unit) run(ctx context.Context, limit time.Duration, temp string, environment, args []string) (outcome, error) {
+	dir, err := os.MkdirTemp(temp, "run")
+	if err != nil {
+		return outcome{}, err
+	}
+	defer os.RemoveAll(dir)
+	bounded, cancel := context.WithTimeout(ctx, limit+2*time.Second) // it ends itself first, and says where it hung
+	defer cancel()
+	flags := []string{"-test.run", "^(" + u.test + ")$", "-test.failfast", "-test.timeout", limit.String()}
+	if u.skip != "" {
+		flags = append(flags, "-test.skip", u.skip)
+	}
+	cmd := exec.CommandContext(bounded, u.binary, append(append(flags, args...), u.args...)...)
+	cmd.Dir = u.program.dir
+	cmd.Env = append(append(os.Environ(), "TMPDIR="+dir), environment...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second
+	var out limited
+	cmd.Stdout, cmd.Stderr = &out, &out
+	start := time.Now()
+	if err := cmd.Start(); err != nil {
+		return outcome{}, fmt.Errorf("running %s: %w", u, err)
+	}
+	stop := make(chan struct{})
+	go guard(cmd.Process.Pid, stop)
+	err = cmd.Wait()
+	close(stop)
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // servers that it left behind
+	if ctx.Err() != nil {
+		return outcome{}, ctx.Err()
+	}
+	o := outcome{failed: err != nil, took: time.Since(start), output: out.String()}
+	if o.failed {
+		o.hung = bounded.Err() != nil || strings.Contains(o.output, "panic: test timed out")
+		o.test = failedTest(o.output)
+	}
+	return o, nil
+}
+
+// guard kills a process group that uses too much memory.
+func guard(pid int, stop <-chan struct{}) {
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-tick.C:
+		}
+		text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/statm")
+		if err != nil {
+			continue // no such file system, or it has just ended
+		}
+		if fields := strings.Fields(string(text)); len(fields) > 1 {
+			if pages, err := strconv.Atoi(fields[1]); err == nil && pages*os.Getpagesize() > mostMemory {
+				_ = syscall.Kill(-pid, syscall.SIGKILL)
+				return
+			}
+		}
+	}
+}
+
+var (
+	failLine    = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)`)
+	runningLine = regexp.MustCompile(`(?m)^\s+(Test\S+) \(`)
+	stackLine   = regexp.MustCompile(`(?m)\.(Test[A-Z]\w+)[.(]`)
+)
+
+func failedTest(output string) string {
+	for _, r := range []*regexp.Regexp{failLine, runningLine, stackLine} {
+		if m := r.FindStringSubmatch(output); m != nil {
+			name, _, _ := strings.Cut(m[1], "/")
+			return name
+		}
+	}
+	return ""
+}
+
+// limited keeps the first and the last of what is written.
+type limited struct {
+	mu          sync.Mutex
+	first, last bytes.Buffer
+}
+
+const keptOutput = 32 << 10
+
+func (l *limited) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.first.Len() < keptOutput {
+		return l.first.Write(p)
+	}
+	if l.last.Len()+len(p) > 2*keptOutput {
+		kept := l.last.Bytes()
+		kept = bytes.Clone(kept[max(0, len(kept)-keptOutput):])
+		l.last.Reset()
+		l.last.Write(kept)
+	}
+	return l.last.Write(p)
+}
+
+func (l *limited) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.first.String() + l.last.String()
+}
+
+// limit is how long a unit may take with a fault before it counts as hung.
+func (u *unit) limit() time.Duration {
+	return min(10*u.cost, 3*u.cost+20*time.Second) + 4*time.Second
+}

@@ -1,0 +1,105 @@
+package leasing
+
+import (
+	"testing"
+	"time"
+)
+
+// breakerScript plays a breaker through instants of one store.
+type breakerScript struct {
+	testing.TB
+	breaker
+	now instant
+}
+
+// fails has so many calls fail at once.
+func (s *breakerScript) fails(n int, jitter float64) {
+	s.Helper()
+	for range n {
+		if !s.allow(s.now) {
+			s.Fatalf("at %v a call was refused that was to fail", time.Duration(s.now))
+		}
+		s.failure(s.now, jitter)
+	}
+}
+
+// refusesFor expects calls to be refused for exactly that long.
+func (s *breakerScript) refusesFor(d time.Duration) {
+	s.Helper()
+	for _, at := range []time.Duration{0, d / 2, d - 1} {
+		if !s.refuses(s.now.Add(at)) || s.allow(s.now.Add(at)) {
+			s.Errorf("%v after the failure a call was allowed: calls must be refused for %v", at, d)
+		}
+	}
+	s.now = s.now.Add(d)
+	if s.refuses(s.now) {
+		s.Errorf("%v after the failure a call is refused still", d)
+	}
+}
+
+// Three failures in a row open it, and not two: a success between them starts
+// the count again.
+func TestBreakerOpensAtTheThirdFailure(t *testing.T) {
+	s := &breakerScript{TB: t, now: 1}
+	s.fails(2, 0.5)
+	s.success()
+	s.fails(2, 0.5)
+	if s.open() || s.refuses(s.now) {
+		t.Fatal("it is open after two failures in a row")
+	}
+	s.fails(1, 0.5)
+	if !s.open() {
+		t.Fatal("it is closed after three failures in a row")
+	}
+	s.refusesFor(50 * time.Millisecond)
+}
+
+// After the pause one call goes out to see, and no other before it is answered:
+// a store that comes back is not met by all at once.
+func TestBreakerProbesWithOneCall(t *testing.T) {
+	s := &breakerScript{TB: t, now: 1}
+	s.fails(3, 0.5)
+	s.refusesFor(50 * time.Millisecond)
+	if !s.allow(s.now) {
+		t.Fatal("no call went out to see")
+	}
+	if later := s.now.Add(time.Hour); s.allow(later) || !s.refuses(later) {
+		t.Error("a second call went out while the first was not answered")
+	}
+	s.success()
+	for range 2 {
+		if s.open() || !s.allow(s.now) {
+			t.Error("the probe was answered, and calls are refused")
+		}
+	}
+}
+
+// The pause doubles with each failed probe, from 50 ms to a second, so that a
+// store that stays away costs little; a success starts from 50 ms again.
+func TestBreakerWaitsLongerEachTime(t *testing.T) {
+	s := &breakerScript{TB: t, now: 1}
+	for range 2 {
+		s.fails(3, 0.5)
+		for _, pause := range []time.Duration{50, 100, 200, 400, 800, 1000, 1000} {
+			s.refusesFor(pause * time.Millisecond)
+			s.fails(1, 0.5)
+		}
+		s.now = s.now.Add(2 * time.Second)
+		if !s.allow(s.now) {
+			t.Fatal("no call went out to see, two seconds later")
+		}
+		s.success()
+	}
+}
+
+// Nodes draw the pause from half to one and a half of its mean, so that a
+// fleet does not probe in step.
+func TestBreakerPausesDiffer(t *testing.T) {
+	for jitter, pause := range map[float64]time.Duration{
+		0: 25 * time.Millisecond, 0.25: 37_500 * time.Microsecond, 1: 75 * time.Millisecond,
+	} {
+		s := &breakerScript{TB: t, now: 1}
+		s.fails(3, jitter)
+		s.refusesFor(pause)
+	}
+}

@@ -1,0 +1,71 @@
+package leasing
+
+import "github.com/sluice-gate/sluice/ratelimit"
+
+const (
+	fixed, sliding, bucket = ratelimit.FixedWindow, ratelimit.SlidingWindow, ratelimit.TokenBucket
+	safe, eager            = ratelimit.ReclaimSafe, ratelimit.ReclaimEager
+)
+
+// scopes are what is searched: the small ones with each test, the large ones by
+// make exhaust. Windows of two seconds and leases of one are the least in which a
+// lease expires before its window does; eager reclaim needs three and two, for a
+// holder to report in time. A limit of 4 gives a node that is alone more than it
+// asked for; with one of 3 tokens go one by one.
+func scopes(large bool) []*scope {
+	if large {
+		return largeScopes()
+	}
+	return []*scope{
+		newScope("fixed", fixed, safe, 4, 2, 1),
+		newScope("fixed, loss", fixed, safe, 3, 2, 1, faultLoss),
+		newScope("fixed, amnesia", fixed, safe, 3, 2, 1, faultAmnesia).with(until(2)),
+		newScope("fixed, ahead", fixed, safe, 3, 2, 1).with(ahead, until(2)),
+		newScope("fixed, all", fixed, safe, 3, 2, 1, everyFault...).with(steps(9)),
+		newScope("sliding", sliding, safe, 3, 2, 1),
+		newScope("bucket, loss", bucket, safe, 3, 2, 1, faultLoss).with(until(1)),
+		newScope("bucket, direct", bucket, safe, 3, 2, 1, faultLoss).with(direct, until(1)),
+		newScope("eager, crash", fixed, eager, 2, 3, 2, faultCrash).with(until(2)),
+	}
+}
+
+var everyFault = []int{faultLoss, faultDuplicate, faultDelay, faultCrash, faultPause, faultAmnesia}
+
+func ahead(s *scope)  { s.ahead, s.keeps = true, true }
+func three(s *scope)  { s.holders = 3 }
+func direct(s *scope) { s.direct = true }
+func two(s *scope)    { s.costTwo = true }
+
+func until(tick int) func(*scope) { return func(s *scope) { s.horizon = tick + 1 } }
+
+func steps(n int) func(*scope) { return func(s *scope) { s.steps = n } }
+
+func largeScopes() []*scope {
+	var all []*scope
+	for _, fault := range everyFault {
+		all = append(all,
+			newScope("fixed, "+faultNames[fault], fixed, safe, 4, 2, 1, fault),
+			newScope("sliding, "+faultNames[fault], sliding, safe, 3, 2, 1, fault),
+			newScope("bucket, "+faultNames[fault], bucket, safe, 3, 2, 1, fault).with(until(1)),
+			newScope("bucket, direct, "+faultNames[fault], bucket, safe, 3, 2, 1, fault).with(direct, until(2)),
+			newScope("eager, "+faultNames[fault], fixed, eager, 3, 3, 2, fault).with(until(4)),
+		)
+	}
+	return append(all,
+		newScope("fixed, ahead, loss", fixed, safe, 3, 2, 1, faultLoss).with(ahead),
+		newScope("fixed, ahead, forgetting", fixed, safe, 3, 2, 1).with(ahead, func(s *scope) {
+			s.keeps, s.violated = false, "when all have given back what they hold, the ledger charges 1, and 2 were spent"
+		}),
+		newScope("fixed, end", fixed, safe, 4, 2, 1, faultEnd),
+		newScope("fixed, costs of 2", fixed, safe, 4, 2, 1).with(two),
+		newScope("fixed, three nodes", fixed, safe, 3, 2, 1).with(three),
+		newScope("fixed, loss and crash", fixed, safe, 3, 2, 1, faultLoss, faultCrash),
+		newScope("fixed, delay and amnesia", fixed, safe, 3, 2, 1, faultDelay, faultAmnesia).with(until(2)),
+		newScope("fixed, crash and amnesia", fixed, safe, 3, 2, 1, faultCrash, faultAmnesia).with(until(2)),
+		newScope("fixed, all", fixed, safe, 3, 2, 1, everyFault...).with(steps(12)),
+		newScope("sliding, all", sliding, safe, 3, 2, 1, everyFault...).with(steps(12)),
+		newScope("bucket, all", bucket, safe, 3, 2, 1, everyFault...).with(steps(12)),
+		newScope("eager sliding, crash", sliding, eager, 3, 3, 2, faultCrash).with(until(3)),
+		newScope("eager bucket, crash", bucket, eager, 3, 3, 2, faultCrash).with(until(2)),
+	)
+}
