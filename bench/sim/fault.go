@@ -62,6 +62,7 @@ func (w *world) strikeNode(n *node, f Fault) {
 	switch f.Kind {
 	case Crash:
 		w.bound.silent(n)
+		w.bound.apart(0)
 		n.end()
 	case Leave:
 		n.leave()
@@ -71,6 +72,9 @@ func (w *world) strikeNode(n *node, f Fault) {
 		}
 		w.bound.silent(n)
 		n.paused = true
+		if f.For > takenOver {
+			w.bound.apart(f.For)
+		}
 		w.in(f.For, func() {
 			w.bound.silent(n)
 			if f.Kind == Suspend {
@@ -91,6 +95,9 @@ func (w *world) strikeNode(n *node, f Fault) {
 		n.late += f.For
 		w.in(f.For, func() { n.late -= f.For })
 	case Part:
+		if f.For > takenOver {
+			w.bound.apart(f.For)
+		}
 		w.during(&n.parted, f.For)
 	}
 }

@@ -19,7 +19,6 @@ type request struct {
 	at       int64 // when it came
 	wait     *leasing.Wait
 	over     bool // decided, or nobody waits any more
-	from     *forward
 }
 
 // arrive asks a node.
@@ -72,7 +71,7 @@ func (w *world) ask(wanted int) *node {
 		i = w.rnd.IntN(len(w.nodes))
 	}
 	for range w.nodes { // a balancer knows who is away
-		if w.nodes[i].alive {
+		if w.nodes[i].ready() {
 			return w.nodes[i]
 		}
 		i = (i + 1) % len(w.nodes)
@@ -112,10 +111,6 @@ func (w *world) decided(n *node, q *request) {
 	q.over = true
 	w.counts(n, q)
 	w.refundDenied(n, q)
-	if q.from != nil {
-		w.reply(n, q)
-		return
-	}
 	w.waited(q)
 }
 
@@ -180,7 +175,7 @@ func (w *world) count(n *node, q *request, i int) {
 	}
 	w.print = (w.print ^ code ^ uint64(w.now)<<20) * 1099511628211
 	if w.Decisions {
-		w.trace("key %d kind %d cost %d: over limit %v by %s, %d left", k.index, a.Kind, a.Cost, v.OverLimit, ratelimit.Sources[v.Source], v.Remaining)
+		w.trace("node %d: key %d kind %d cost %d: over limit %v by %s, %d left", n.slot, k.index, a.Kind, a.Cost, v.OverLimit, ratelimit.Sources[v.Source], v.Remaining)
 	}
 }
 
