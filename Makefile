@@ -7,7 +7,7 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: help run deps dashboards manifests test check sim bench bench-accuracy bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover
+.PHONY: help run deps dashboards manifests test check sim bench bench-accuracy bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,11 @@ bench-sim: ## decisions the simulator plays a second, on one core
 HISTORIES ?= 100000
 sim: $(BIN) ## play HISTORIES (100000) random fleets and faults, every invariant checked at every step
 	$(BIN) sim histories --count $(HISTORIES)
+
+# Each kind of history takes a second or two; make linear SEEDS=100 for longer.
+SEEDS ?= 20
+linear: deps ## record SEEDS (20) histories of each kind of real fleet, and check that they are a counter's
+	$(GO) test -count=1 -v -timeout 60m -run '^TestLinear' ./cmd/sluice -linear-seeds $(SEEDS)
 
 exhaust: ## visit every state of small fleets, for about 15 minutes; docs/exhaustive.md
 	$(GO) test -count=1 -v -timeout 60m -run '^TestExhaust' ./leasing -exhaust

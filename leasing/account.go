@@ -312,6 +312,10 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 		paid, gone, owed = r.paid(), a.gone(r, c.Granted), max(0, r.spent-r.paid())
 	case known:
 		a.forget(r, bucket)
+	case at > a.window && r.window == a.window:
+		// The node holds this window under this name, and has forgotten that: what
+		// it spent would go with the record.
+		a.base += r.charged()
 	case c.Limit.Algorithm == ratelimit.SlidingWindow:
 		a.correctPrevious(r, c)
 	case !bucket:

@@ -406,6 +406,8 @@ local function book(r, at)
     else
       a.base = a.base + confirmed
     end
+  elseif at > a.window and here(r) then -- the node holds this window under this name, and has forgotten that
+    a.base = a.base + charged(r)
   elseif sliding then
     if c.window ~= 0 and c.window == a.window - 1 then
       if r[WINDOW] == c.window then a.prev = a.prev - charged(r) end

@@ -212,6 +212,9 @@ func (w *world) key(rule *ratelimit.Rule, i int) *key {
 		largest.Limit.Requests, largest.Limit.Burst = max(rule.Limit.Requests, l.Requests), max(rule.Limit.Burst, l.Burst)
 		k.rule = &largest
 		k.judge.Allow(largest.Limit)
+		if l.Algorithm == ratelimit.TokenBucket { // it refills at the new rate from when the ledger last looked at it
+			k.extra = append(k.extra, extra{w.now, largest.Limit.Burst})
+		}
 	}
 	return k
 }
