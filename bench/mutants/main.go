@@ -32,6 +32,7 @@ type options struct {
 	list    bool
 	whole   bool // run also what the plan leaves out
 	verify  bool // run those that are listed as equivalent, too
+	lenient bool // leave tests out that fail without any fault, instead of refusing to start
 	again   bool // run only those that the last report does not say to be killed
 	json    string
 	known   string // the list of equivalents
@@ -52,6 +53,7 @@ func main() {
 	flag.BoolVar(&o.list, "list", false, "list the mutants, and run nothing")
 	flag.BoolVar(&o.whole, "whole", false, "run all mutants, also of files of which the plan takes only a part")
 	flag.BoolVar(&o.verify, "verify", false, "run mutants that are listed as equivalent, too: none may be killed")
+	flag.BoolVar(&o.lenient, "lenient", false, "leave tests out that fail without any fault, instead of refusing to start")
 	flag.BoolVar(&o.again, "again", false, "take those that the last report (-json) says were killed as killed: for when only tests were added since")
 	flag.StringVar(&o.json, "json", ".cache/mutants/report.json", "where the report goes")
 	flag.StringVar(&o.known, "equivalent", "bench/mutants/equivalent.txt", "the list of equivalent mutants")
@@ -235,7 +237,7 @@ func (p *plan) prepare(ctx context.Context, o *options, src *source, all []*muta
 	if filepath.IsAbs(o.cache) {
 		kept.dir = o.cache
 	}
-	reach, err := p.measureReach(ctx, temp, kept, o.workers, src.module)
+	reach, err := p.measureReach(ctx, o, temp, kept, src.module)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -258,7 +260,7 @@ func (p *plan) prepare(ctx context.Context, o *options, src *source, all []*muta
 	if len(h.units) != len(reach.units) {
 		return nil, nil, fmt.Errorf("the instrumented build has %d tests, and the other %d", len(h.units), len(reach.units))
 	}
-	return h, all, h.clean(ctx, kept, o.workers, o.say)
+	return h, all, h.clean(ctx, o, kept)
 }
 
 // all runs the mutants in an order that a seed says, while the budget lasts.
