@@ -194,7 +194,7 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	}
 	for i := range b.forgets {
 		if b.forgets[i].at >= b.now-b.lasts(&own) {
-			most += max(1, capacity/20) + b.untold(k, &b.forgets[i])
+			most += own.LossShare() + b.untold(k, &b.forgets[i])
 		}
 	}
 	most += b.recent(b.steps, &own)*capacity + b.split(&own, capacity)

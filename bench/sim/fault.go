@@ -75,10 +75,14 @@ func (w *world) strikeNode(n *node, f Fault) {
 		if f.For > takenOver {
 			w.bound.apart(f.For)
 		}
+		if f.Kind == Suspend {
+			n.sleeps = w.now + int64(stops)
+		}
 		w.in(f.For, func() {
 			w.bound.silent(n)
-			if f.Kind == Suspend {
-				n.asleep += max(0, int64(f.For)-2*int64(stops))
+			if n.sleeps > 0 {
+				n.asleep += max(0, w.now-int64(stops)-n.sleeps)
+				n.sleeps = 0
 			}
 			n.resume()
 		})

@@ -28,6 +28,7 @@ type node struct {
 	rule   *ratelimit.Rule
 	second *ratelimit.Rule
 	asleep int64 // nanoseconds for which it was suspended
+	sleeps int64 // when its clock stopped, if it is suspended now
 	clocks ratelimit.Clock
 	late   time.Duration // more, for its answers
 	deaf   int           // to the store, by so many faults
@@ -89,7 +90,11 @@ func (n *node) clock() ratelimit.Instant { return n.clocks() }
 // running is a clock that stands still while the node is suspended, elapsed one
 // that does not.
 func (n *node) running() time.Duration {
-	return time.Duration(float64(n.now-n.born-n.asleep) * n.rate)
+	at := n.now
+	if n.sleeps > 0 {
+		at = min(at, n.sleeps)
+	}
+	return time.Duration(float64(at-n.born-n.asleep) * n.rate)
 }
 
 func (n *node) elapsed() time.Duration { return time.Duration(float64(n.now-n.born) * n.rate) }
