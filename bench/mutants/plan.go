@@ -7,7 +7,7 @@ var thePlan = plan{
 		"leasing/lease.go", "leasing/flight.go", "leasing/batch.go", "leasing/next.go", "leasing/drift.go", "leasing/plan.go",
 		"leasing/failure.go", "leasing/epoch.go", "leasing/loss.go", "leasing/epoch.lua", "leasing/ledgerclock.go", "leasing/breaker.go", "leasing/demand.go", "leasing/renewer.go",
 		"approx/keeper.go", "approx/plan.go", "approx/seats.go", "approx/seats.lua",
-		"routing/decide.go", "routing/members.go", "routing/handover.go",
+		"routing/decide.go", "routing/members.go", "routing/handover.go", "routing/fetch.go", "routing/outbox.go", "routing/parcel.go",
 	},
 	// What is written twice has most of its faults in both at once; in one
 	// alone, the test that compares the two finds what is wrong.
