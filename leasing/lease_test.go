@@ -471,3 +471,58 @@ func TestRefundWithinDrift(t *testing.T) {
 	s.refund(1, true)
 	s.holds(5, 4, 1)
 }
+
+// A denial drains what it costs, and no more: a lease that has expired may hold
+// more than that, and it may not be spent.
+func TestDenialDrainsNoMoreThanItsCost(t *testing.T) {
+	s := newLeaseScript(t, ratelimit.FixedWindow, 5)
+	s.now = s.now.Add(9 * time.Second)
+	v := s.settled(s.now, &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 3}, false)
+	if !v.OverLimit || v.Charged != 3 || s.debt != 0 {
+		t.Errorf("3 of 5 that may not be spent any more: %+v, %d owed", v, s.debt)
+	}
+}
+
+// What is owed does not fall below nothing: a refund has paid it before the
+// denial was undone.
+func TestDebtEndsAtNothing(t *testing.T) {
+	s := newLeaseScript(t, ratelimit.FixedWindow, 5)
+	a := &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 10}
+	v := s.settled(s.now, a, false) // drains 5, owes 5
+	s.refund(3, false)
+	s.undo(a, &v, false)
+	s.holds(5, 0, 0)
+	if s.debt != 0 {
+		t.Errorf("%d are owed", s.debt)
+	}
+}
+
+// Less than nothing is nothing, to who asks what is left.
+func TestNothingIsLeftOfDrift(t *testing.T) {
+	s := newLeaseScript(t, ratelimit.FixedWindow, 5)
+	s.spent, s.available = 9, 3
+	if v := s.peek(s.now); v.Remaining != 0 {
+		t.Errorf("%+v", v)
+	}
+}
+
+// A bucket that is full, and grants nothing while the ledger relearns, is not
+// asked again before that is over.
+func TestFullBucketThatRelearns(t *testing.T) {
+	s := newLeaseScript(t, ratelimit.TokenBucket, 0)
+	s.claims(1, 1)
+	g := ratelimit.Grant{Seq: s.claim.Seq, Window: 7, Carried: true, Available: 100, RetryAfter: time.Second, Relearning: true, TTL: 10 * time.Second}
+	s.apply(s.now, &s.claim, &g, time.Second, s.now)
+	s.denies(1)
+	s.now = s.now.Add(time.Second)
+	s.mustAsk(ratelimit.Spend, 1)
+}
+
+// Who asked for all or nothing knows of nothing that costs less.
+func TestDirectRefusal(t *testing.T) {
+	s := newLeaseScript(t, ratelimit.FixedWindow, 0)
+	s.claim = s.lease.claim(s.now, s.lease.seq+1, s.rule, 8, 8, true)
+	s.answered(ratelimit.Grant{Available: 2, RetryAfter: 20 * time.Second})
+	s.denies(8)
+	s.mustAsk(ratelimit.Spend, 7)
+}

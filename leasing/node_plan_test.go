@@ -104,6 +104,12 @@ func TestTokensAreLetGather(t *testing.T) {
 		if got := max(0, h.lease.retry.Sub(s.now)); got != c.pause {
 			t.Errorf("%s: it waits for %v, and should for %v", c.name, got, c.pause)
 		}
+		if h.lease.retry = s.now.Add(10 * time.Second); c.pause > 0 {
+			h.plan(s.now, s.now, fl, &ratelimit.Grant{Granted: c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
+		}
+		if got := h.lease.retry.Sub(s.now); got != 10*time.Second {
+			t.Errorf("%s: the ledger said that there is nothing for 10 s, and it waits for %v", c.name, got)
+		}
 		if c.pause > 0 && h.lease.retryCost != 1 {
 			t.Errorf("%s: what costs less than %d is asked for", c.name, h.lease.retryCost)
 		}
@@ -308,5 +314,49 @@ func TestUndoOfWhatAnOutageCharged(t *testing.T) {
 				t.Errorf("%v: one more than %d, after a refusal was undone: %+v", policy, budget, v[0])
 			}
 		}
+	}
+}
+
+// A lease of which nothing is left is renewed when somebody asks for more, and not
+// because its time passes.
+func TestEmptyLeaseIsNotRenewed(t *testing.T) {
+	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	s.rule.Coordination.Lease.TTL = 10 * time.Second
+	r := s.asks(5)
+	b, _ := s.sends()
+	g := make([]ratelimit.Grant, 1)
+	s.ledger.Settle(s.Context(), b.Claims(), g)
+	g[0].Granted = 0
+	b.Answer(g)
+	r.decided()
+	for b := s.Batch(); b != nil; b = s.Batch() {
+		b.Answer(g)
+	}
+	s.passes(6 * time.Second)
+	s.asks(0)
+	s.quiet("nothing is left of the lease")
+}
+
+// A key of which nothing was heard has nothing left to go on against.
+func TestCachedOfAnUnknownKey(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.OnStoreFailure = ratelimit.FailCached
+	a := ask{Rule: s.rule, Key: keyOf(2), Cost: 1}
+	if v := s.fleet.fail(context.Background(), s.now, &a, ratelimit.FallbackError); !v.OverLimit || v.Charged != 0 {
+		t.Errorf("%+v", v)
+	}
+}
+
+// One token is as much as any: it is undone, too.
+func TestUndoOfOne(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.OnStoreFailure, s.rule.Coordination.LocalCap = ratelimit.FailLocal, 1
+	for range 3 {
+		r := s.asks(1)
+		if b := s.Batch(); b != nil {
+			b.Fail(errors.New("gone"))
+		}
+		r.says(false, ratelimit.FromFallback)
+		s.Undo(s.now, []ask{{Rule: s.rule, Key: keyOf(1), Cost: 1}}, r.v)
 	}
 }

@@ -354,6 +354,16 @@ func TestNextWindowOfAShortPeriod(t *testing.T) {
 			t.Errorf("%v after the window began, of 1 s: claimed ahead %v, want %v", c.at, b != nil, c.ahead)
 		}
 	}
+
+	s = newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Second, Requests: 100})
+	s.rule.Coordination.Lease.TTL = time.Hour
+	s.leased(20)
+	s.passes(749 * time.Millisecond)
+	s.asks(0)
+	s.quiet("it is early: more than a quarter of the period is left")
+	s.passes(time.Millisecond)
+	s.asks(0)
+	s.exchange()
 }
 
 // Leases that last less than two seconds are claimed ahead by half of that: more

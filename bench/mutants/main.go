@@ -139,8 +139,11 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 	}
 	r.Took = time.Since(start)
 	r.write(o.out) // also when it was interrupted
-	if err := errors.Join(err, r.save(o.json)); err != nil {
+	if err := r.save(o.json); err != nil {
 		return err
+	}
+	if ctx.Err() != nil {
+		return errors.New("interrupted")
 	}
 	if wrong := r.verdict(); wrong != "" {
 		return errors.New(wrong)
@@ -148,11 +151,11 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 	return nil
 }
 
-// before is what the last report says was killed, by key, if that is to count.
+// before is what the last report says, by key, if that is to count.
 func (o *options) before() (map[string]result, error) {
-	killedBefore := map[string]result{}
+	before := map[string]result{}
 	if !o.again {
-		return killedBefore, nil
+		return before, nil
 	}
 	text, err := os.ReadFile(o.json)
 	if err != nil {
@@ -163,11 +166,9 @@ func (o *options) before() (map[string]result, error) {
 		return nil, fmt.Errorf("%s is no report: %w", o.json, err)
 	}
 	for _, r := range last.Results {
-		if r.Fate == killed {
-			killedBefore[r.Key] = r
-		}
+		before[r.Key] = r
 	}
-	return killedBefore, nil
+	return before, nil
 }
 
 // chosen are the plan's files that the option names.
@@ -273,7 +274,8 @@ func (h *hunt) all(ctx context.Context, o *options, all []*mutant, known equival
 			results[i].Fate, results[i].Reason = equivalent, why
 			continue
 		}
-		if r, ok := before[m.key()]; ok {
+		if r := before[m.key()]; r.Fate == killed {
+			r.m = m
 			results[i] = r
 			continue
 		}
@@ -281,6 +283,9 @@ func (h *hunt) all(ctx context.Context, o *options, all []*mutant, known equival
 		order = append(order, i)
 	}
 	rand.New(rand.NewPCG(o.seed, 0)).Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+	slices.SortStableFunc(order, func(i, j int) int { // first those that survived before
+		return urgency(before[all[i].key()].Fate) - urgency(before[all[j].key()].Fate)
+	})
 	if o.sample > 0 {
 		order = order[:min(o.sample, len(order))]
 	}
@@ -318,4 +323,12 @@ func (h *hunt) all(ctx context.Context, o *options, all []*mutant, known equival
 		return nil
 	})
 	return results, err
+}
+
+// urgency orders mutants by what became of them before.
+func urgency(f fate) int {
+	if f == survived || f == notReached {
+		return 0
+	}
+	return 1
 }
