@@ -116,7 +116,7 @@ func (l *Redis) SettleEpoch(ctx context.Context, q ratelimit.EpochQuery, claims 
 		for i, name := range names {
 			reads[i] = pipe.Get(ctx, name)
 		}
-		if len(claims) == 0 && l.Partitions() == 1 { // else the grants say it
+		if len(claims) == 0 && l.Partitions() == 1 && l.at() == 0 { // else the grants say it
 			clock = pipe.Time(ctx)
 		}
 	})
