@@ -7,7 +7,7 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: help run deps dashboards manifests test check sim bench bench-accuracy bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format
+.PHONY: help run deps dashboards manifests test check sim bench bench-accuracy bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,7 @@ fuzz: ## run each fuzz target FUZZTIME times (5000x; or a time, 30s)
 	$(GO) test -run '^$$' -fuzz '^FuzzParse$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./ratelimit/config
 	$(GO) test -run '^$$' -fuzz '^FuzzPattern$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./ratelimit/config
 	$(GO) test -run '^$$' -fuzz '^FuzzRecorded$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./bench/load
+	$(GO) test -run '^$$' -fuzz '^FuzzParcel$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./routing
 	$(GO) test -run '^$$' -fuzz '^FuzzAnswer$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./ratelimit/service
 
 bench: bench-core bench-cost ## what a decision costs, in the core and as a whole
@@ -65,6 +66,11 @@ bench-sim: ## decisions the simulator plays a second, on one core
 HISTORIES ?= 100000
 sim: $(BIN) ## play HISTORIES (100000) random fleets and faults, every invariant checked at every step
 	$(BIN) sim histories --count $(HISTORIES)
+
+# Each kind of history takes a second or two; make linear SEEDS=100 for longer.
+SEEDS ?= 20
+linear: deps ## record SEEDS (20) histories of each kind of real fleet, and check that they are a counter's
+	$(GO) test -count=1 -v -timeout 60m -run '^TestLinear' ./cmd/sluice -linear-seeds $(SEEDS)
 
 exhaust: ## visit every state of small fleets, for about 15 minutes; docs/exhaustive.md
 	$(GO) test -count=1 -v -timeout 60m -run '^TestExhaust' ./leasing -exhaust
@@ -92,6 +98,9 @@ bench-approx: deps ## what mode approx admits beyond its limits, against what it
 
 bench-routing: deps ## what mode routing admits while nodes come, go and die
 	$(GO) test -count=1 -v -run '^TestRouting' ./cmd/sluice | grep -E '^(---|    [a-z_]+_test.go)|^(ok|FAIL)'
+
+bench-handover: ## a million accounts handed over while 2,000 requests a second go on
+	HANDOVER_KEYS=1000000 $(GO) test -count=1 -v -run '^TestHandOverUnderLoad$$' ./routing | grep -E '^(---|    [a-z_]+_test.go)|^(ok|FAIL)'
 
 dashboards: ## write the Grafana dashboards
 	$(GO) run ./deploy/grafana

@@ -1,7 +1,10 @@
 package approx
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -52,7 +55,11 @@ func (s *keeperScript) waits(why string) {
 // share expects so many tokens of a window that began at begins.
 func (s *keeperScript) share(begins ratelimit.LedgerTime, want ratelimit.Tokens, why string) {
 	s.Helper()
-	if got, _ := s.Share(s.now, s.rule, begins); got != want {
+	got, heir := s.Share(s.now, s.rule, begins)
+	if got == 0 && heir != 0 {
+		s.Errorf("%s: nothing is shared, and heir is %d", why, heir)
+	}
+	if got != want {
 		s.Errorf("%s: the share is %d and not %d", why, got, want)
 	}
 }
@@ -178,5 +185,155 @@ func TestKeeperLeaves(t *testing.T) {
 	s.sits(none, 0)
 	if a, ok := s.Leaving(true); ok {
 		t.Errorf("all seats are taken, and it gives up %+v", a)
+	}
+}
+
+// An answer that takes the seat away, or gives another, ends what all had agreed
+// on: meanwhile the others may have agreed on something else. So does one that
+// came when the time was over.
+func TestAgreementEndsWithTheSeat(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		after time.Duration
+		t     Tenancy
+		want  ratelimit.Tokens
+	}{
+		{"renewed in time", SeatTTL - SeatTTL/20 - 1, Tenancy{Seat: 1, Fence: 5}, 50},
+		{"renewed too late", SeatTTL - SeatTTL/20, Tenancy{Seat: 1, Fence: 5}, 0},
+		{"another tenancy", time.Second, Tenancy{Seat: 1, Fence: 6}, 0},
+	} {
+		s := newKeeperScript(t)
+		s.sits(Tenancy{Seat: 1, Fence: 5}, 0)
+		s.passes(c.after)
+		c.t.TTL = SeatTTL // and some have another plan now
+		s.Answer(s.now, Application{}, s.plan, c.t, nil)
+		s.share(epoch, c.want, c.name)
+	}
+}
+
+// What a ledger that learns says of an agreement does not count: it may not know
+// yet who else has a seat.
+func TestAgreementWhileTheLedgerLearns(t *testing.T) {
+	learning := true
+	s := newKeeperScript(t)
+	s.Learning = func() bool { return learning }
+	answer := Tenancy{Seat: 1, Fence: 5, TTL: SeatTTL, Agreed: true}
+	s.Answer(s.now, Application{}, s.plan, answer, nil)
+	s.share(epoch, 0, "the ledger learns")
+	learning = false
+	s.Answer(s.now, Application{}, s.plan, answer, nil)
+	s.share(epoch, 50, "it knows all")
+}
+
+// There is news to hear while not all have the same plan, and to tell when this
+// node's is another; who is calm waits.
+func TestKeeperAsksForNews(t *testing.T) {
+	s := newKeeperScript(t)
+	s.sits(Tenancy{Seat: 1, Fence: 5}, 0)
+	s.waits("nothing has changed")
+	s.Answer(s.now, Application{}, s.plan, Tenancy{Seat: 1, Fence: 5, TTL: SeatTTL}, nil)
+	s.applies()
+	s.sits(Tenancy{Seat: 1, Fence: 5}, 0)
+	s.waits("all have agreed")
+	wider := *s.rule
+	wider.Coordination.MaxNodes = 3
+	s.plan = NewPlan([]*ratelimit.Rule{&wider})
+	if a := s.applies(); a.Seats != 3 {
+		t.Errorf("%+v", a)
+	}
+}
+
+// No seat is taken while the ledger learns, whether the node had none, was told
+// that there is none, or has one that does not count any more.
+func TestNoSeatIsTakenWhileTheLedgerLearns(t *testing.T) {
+	s := newKeeperScript(t)
+	learning := false
+	s.Learning = func() bool { return learning }
+	s.sits(none, 0)
+	learning = true
+	s.waits("all seats were taken")
+
+	s = newKeeperScript(t)
+	s.Learning = func() bool { return learning }
+	learning = false
+	wide := *s.rule
+	wide.Coordination.MaxNodes = 3
+	s.plan = NewPlan([]*ratelimit.Rule{&wide})
+	s.sits(Tenancy{Seat: 2, Fence: 5}, 0)
+	s.plan = NewPlan([]*ratelimit.Rule{s.rule})
+	learning = true
+	s.passes(SeatTTL - SeatTTL/20 - 1)
+	s.applies()
+	s.passes(1)
+	s.waits("its seat does not count any more")
+}
+
+// scriptedSeats answers applications as the test says.
+type scriptedSeats struct {
+	asked []Application
+	t     Tenancy
+	err   error
+}
+
+func (s *scriptedSeats) Sit(_ context.Context, a Application) (Tenancy, error) {
+	s.asked = append(s.asked, a)
+	return s.t, s.err
+}
+
+// While rules need seats, one is kept; when they need none any more, it is given
+// up, as one of which not all is confirmed, once. A keeper that never needed one
+// says nothing.
+func TestKeeperKeepsWhatRulesNeed(t *testing.T) {
+	ledger := &scriptedSeats{t: Tenancy{Seat: 1, Fence: 5, TTL: SeatTTL, Agreed: true}}
+	s := newKeeperScript(t)
+	s.seats = ledger
+	nothing := NewPlan(nil)
+	s.keep(context.Background(), nothing)
+	if len(ledger.asked) != 0 {
+		t.Fatalf("no rule needs a seat, and it asks %+v", ledger.asked)
+	}
+	if _, wanted := s.Seat(); wanted {
+		t.Error("no rule needs a seat, and one is wanted")
+	}
+	s.keep(context.Background(), s.plan)
+	s.keep(context.Background(), s.plan)
+	if len(ledger.asked) != 1 {
+		t.Fatalf("it has a seat since a moment ago, and has asked %+v", ledger.asked)
+	}
+	if seat, wanted := s.Seat(); seat != 1 || !wanted {
+		t.Errorf("seat %d, wanted %v", seat, wanted)
+	}
+	s.keep(context.Background(), nothing)
+	s.keep(context.Background(), nothing)
+	if len(ledger.asked) != 2 || !ledger.asked[1].Leave || ledger.asked[1].Clean {
+		t.Fatalf("no rule needs the seat any more, and it has asked %+v", ledger.asked)
+	}
+	if _, wanted := s.Seat(); wanted {
+		t.Error("no rule needs a seat any more, and one is wanted")
+	}
+}
+
+// An operator is told of each change: a seat, none, and seats that cannot be
+// asked.
+func TestKeeperTellsOfChanges(t *testing.T) {
+	ledger := &scriptedSeats{err: errors.New("gone")}
+	s := newKeeperScript(t)
+	s.seats = ledger
+	var told []string
+	s.OnChange = func(t Tenancy, err error) { told = append(told, fmt.Sprint(t.Seat, " ", err)) }
+	s.keep(context.Background(), s.plan)
+	ledger.t, ledger.err = none, nil
+	s.keep(context.Background(), s.plan)
+	s.passes(SeatTTL)
+	ledger.t = Tenancy{Seat: 0, Fence: 5, TTL: SeatTTL, Agreed: true}
+	s.keep(context.Background(), s.plan)
+	s.passes(SeatTTL / 2)
+	s.keep(context.Background(), s.plan) // renewed: no change
+	s.passes(SeatTTL / 2)
+	ledger.t.Fence = 6
+	s.keep(context.Background(), s.plan)
+	s.keep(context.Background(), NewPlan(nil))
+	if got, want := strings.Join(told, "; "), "-1 gone; 0 <nil>; 0 <nil>; -1 <nil>"; got != want {
+		t.Errorf("told of %s\nwant    %s", got, want)
 	}
 }

@@ -205,3 +205,50 @@ func TestTenantsAgree(t *testing.T) {
 	h.passes(hallTTL) // at 13 s, the third is silent
 	expect(h.sits(1, a, plan(2)), true, epoch.Add(3*time.Second+hallTTL))
 }
+
+// A seat is its holder's, and a fence alone is nobody's; nor is a seat without a
+// fence. After a loss, too, who comes back for a seat that there is no more gets
+// another.
+func TestSeatIsItsHolders(t *testing.T) {
+	h := newHall(t, 2)
+	a := h.sits(1, none, nil)
+	if b := h.sits(2, a, nil); b.Seat == a.Seat {
+		t.Errorf("another came with the fence of seat 0 and sits there: %+v", b)
+	}
+	h.forgets()
+	if z := h.sits(3, Tenancy{}, nil); z.Fence == 0 || z.Seat != 0 {
+		t.Errorf("%+v was given to who had none", z)
+	}
+	h.forgets()
+	h.seats = 1
+	if c := h.sits(4, Tenancy{Seat: 1, Fence: 9}, nil); c.Seat != 0 {
+		t.Errorf("there is only seat 0, and it sits on %d", c.Seat)
+	}
+}
+
+// A tenant that comes back after a loss does not take fences back: another may
+// have brought a higher one before.
+func TestLastFenceStays(t *testing.T) {
+	h := newHall(t, 3)
+	high := ratelimit.Fence(h.now) + 1_000_000_000_000
+	h.sits(1, Tenancy{Seat: 0, Fence: high}, nil)
+	h.sits(2, Tenancy{Seat: 1, Fence: high - 5}, nil)
+	if c := h.sits(3, none, nil); c.Fence != high+1 {
+		t.Errorf("fence %d after %d", c.Fence, high)
+	}
+}
+
+// Redis' own clock is what counts outside of tests.
+func TestSeatsOnRedisClock(t *testing.T) {
+	h := newHall(t, 1)
+	h.redis.at = func() ratelimit.LedgerTime { return 0 }
+	a := Application{Holder: 1, Seats: 1, TTL: hallTTL, Now: none, Plan: 1}
+	before := time.Now()
+	got, err := h.redis.Sit(context.Background(), a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if at := time.UnixMicro(int64(got.Fence)); at.Before(before.Add(-time.Second)) || at.After(time.Now().Add(time.Second)) {
+		t.Errorf("the fence is %v, and should be the time: %v", at, before)
+	}
+}

@@ -34,6 +34,10 @@ const (
 	foldAfter   = 10 * time.Second // a last claim may still be overtaken by an earlier one
 )
 
+// mostFence is the highest fence of a holder that is believed: a microsecond in
+// the year 2112. Redis' scripts hold whole numbers up to twice as many.
+const mostFence = 1 << 52
+
 // record is the ledger's copy of one holder's truth, plus the grant in flight.
 type record struct {
 	holder  ratelimit.Holder
@@ -166,7 +170,7 @@ func (a *account) settleAt(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 		a.reset(c)
 	}
 	a.grant(r, c, owed, at)
-	a.dead = a.deadline(c)
+	a.dead = a.deadline(c) + a.lag // by the ledger's clock
 	return a.answer(r, c)
 }
 
@@ -308,6 +312,10 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 		paid, gone, owed = r.paid(), a.gone(r, c.Granted), max(0, r.spent-r.paid())
 	case known:
 		a.forget(r, bucket)
+	case at > a.window && r.window == a.window:
+		// The node holds this window under this name, and has forgotten that: what
+		// it spent would go with the record.
+		a.base += r.charged()
 	case c.Limit.Algorithm == ratelimit.SlidingWindow:
 		a.correctPrevious(r, c)
 	case !bucket:
@@ -324,7 +332,9 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 	if here && !known && c.Limit.Algorithm == ratelimit.SlidingWindow && (c.Fence > 0 || a.now < a.relearn) {
 		a.learnPrevious(r, c)
 	}
-	a.fence = max(a.fence+1, ratelimit.Fence(a.now))
+	// The holder's own counts too: a ledger that lost it, and whose clock went
+	// back, would issue it again.
+	a.fence = max(a.fence+1, ratelimit.Fence(a.now), min(c.Fence, mostFence)+1)
 	*r = record{
 		holder: r.holder, seq: c.Seq, window: at, fence: a.fence,
 		expires: a.now.Add(c.TTL), direct: c.Direct, void: void, over: over,

@@ -68,6 +68,8 @@ func TestDemandWants(t *testing.T) {
 		{"a part is a whole token", 0.2, 0, ratelimit.LeaseSize{}, ratelimit.Minute, 1},
 		{"no more than the limit", 1e6, 0, ratelimit.LeaseSize{}, ratelimit.Minute, 1000},
 		{"no more than lease.max", 30, 0, ratelimit.LeaseSize{Max: 20}, ratelimit.Minute, 20},
+		{"what it needs, where lease.max is more", 5, 0, ratelimit.LeaseSize{Max: 20}, ratelimit.Minute, 10},
+		{"one by one, where lease.max is 1", 30, 0, ratelimit.LeaseSize{Max: 1}, ratelimit.Minute, 1},
 		{"no less than lease.min", 30, 0, ratelimit.LeaseSize{Min: 70}, ratelimit.Minute, 70},
 		{"no less than what waits, whatever lease.max is", 30, 90, ratelimit.LeaseSize{Max: 20}, ratelimit.Minute, 90},
 		{"nothing is known", 0, 3, ratelimit.LeaseSize{}, ratelimit.Minute, 3},

@@ -58,7 +58,7 @@ func TestDriftInsteadOfAClaim(t *testing.T) {
 	}
 	s.drifts(6)
 	s.waitsFor(s.asks(1), 2*time.Millisecond) // ten are unconfirmed
-	s.settled(b, 0) // 4 are confirmed, and one is granted besides
+	s.settled(b, 0)                           // 4 are confirmed, and one is granted besides
 	s.drifts(5)
 	s.waitsFor(s.asks(1), 2*time.Millisecond)
 }

@@ -101,7 +101,7 @@ func (l *Redis) SettleEpoch(ctx context.Context, q ratelimit.EpochQuery, claims 
 	if q.Telling {
 		flags |= 2
 	}
-	if len(claims) == 0 {
+	if len(claims) == 0 && flags > 0 {
 		at, failed := l.lookAfter(ctx, names, flags)
 		return l.inEpoch(all, at, failed)
 	}
@@ -111,12 +111,19 @@ func (l *Redis) SettleEpoch(ctx context.Context, q ratelimit.EpochQuery, claims 
 		_, _ = l.lookAfter(ctx, names, flags)
 	}
 	reads := make([]*redis.StringCmd, len(names))
+	var clock *redis.TimeCmd
 	l.settle(ctx, claims, grants, func(pipe redis.Pipeliner) {
 		for i, name := range names {
 			reads[i] = pipe.Get(ctx, name)
 		}
+		if len(claims) == 0 && l.Partitions() == 1 && l.at() == 0 { // else the grants say it
+			clock = pipe.Time(ctx)
+		}
 	})
 	at := l.at()
+	if clock != nil && clock.Err() == nil {
+		at = max(at, ledgerTime(clock.Val().UnixMicro()))
+	}
 	for i := range grants {
 		if grants[i].Err == nil {
 			at = max(at, grants[i].At)

@@ -2,13 +2,38 @@ package leasing
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
+
+// handOver moves the keys that match accepts.
+func handOver(t *testing.T, now instant, from, to *Local, match func(key []byte) bool) (handed int) {
+	t.Helper()
+	for part := range from.Parts() {
+		var keys [][]byte
+		for v := (Visit{Part: part}); ; {
+			if from.Visit(&v, func(key []byte) {
+				if match(key) {
+					keys = append(keys, append([]byte(nil), key...))
+				}
+			}) {
+				break
+			}
+		}
+		for _, key := range keys {
+			if a, ok := from.TakeOut(now, key); ok {
+				handed++
+				if !to.Adopt(now, key, a, from.LedgerNow(now)) {
+					t.Fatal("no room")
+				}
+			}
+		}
+	}
+	return handed
+}
 
 // Keys that wander between processes admit what one process would have
 // admitted, to the token.
@@ -34,14 +59,9 @@ func TestHandOver(t *testing.T) {
 				if rnd.IntN(20) == 0 { // all keys of a kind go elsewhere
 					kind, to := rnd.IntN(5), rnd.IntN(3)
 					for from := range several {
-						if from == to {
-							continue
+						if from != to {
+							handOver(t, now, several[from], several[to], func(key []byte) bool { return int(key[4])%5 == kind })
 						}
-						several[from].HandOver(now, func(key []byte) bool { return int(key[4])%5 == kind }, func(key []byte, a Account) {
-							if !several[to].Adopt(now, key, a) {
-								t.Fatal("no room")
-							}
-						})
 					}
 					for k := range owner {
 						if k%5 == kind {
@@ -62,10 +82,132 @@ func TestAdoptMerges(t *testing.T) {
 	for _, l := range []*Local{a, b} {
 		l.Decide(context.Background(), 2, []ask{{Rule: r, Key: keyOf(1), Cost: 4}}, make([]verdict, 1))
 	}
-	handed := 0
-	a.HandOver(3, func([]byte) bool { return true }, func(key []byte, x Account) { handed++; b.Adopt(3, key, x) })
+	handed := handOver(t, 3, a, b, func([]byte) bool { return true })
 	v := decideOne(b, 4, ask{Rule: r, Key: keyOf(1), Cost: 2})
 	if next := decideOne(b, 4, ask{Rule: r, Key: keyOf(1), Cost: 1}); handed != 1 || v.OverLimit || !next.OverLimit {
-		t.Error(fmt.Sprint(handed, v, next))
+		t.Error(handed, v, next)
+	}
+}
+
+// admit asks for so many single tokens, and tells how many there were.
+func admit(l *Local, now instant, r *ratelimit.Rule, n int) (admitted int) {
+	for range n {
+		if !decideOne(l, now, ask{Rule: r, Key: keyOf(1), Cost: 1}).OverLimit {
+			admitted++
+		}
+	}
+	return admitted
+}
+
+func everything([]byte) bool { return true }
+
+// An account of a newer window that arrives over one of an older counts in the
+// newer, and the older as the window before; the other way round, too.
+func TestAdoptOverAnotherWindow(t *testing.T) {
+	wall := time.Unix(1_800_000_000, 0)
+	minute := instant(1).Add(time.Minute)
+	for algorithm, want := range map[ratelimit.Algorithm]int{ratelimit.FixedWindow: 4, ratelimit.SlidingWindow: 1} {
+		for _, newerArrives := range []bool{true, false} {
+			r := testRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
+			older, newer := NewLocal(10, 1, wall), NewLocal(10, 1, wall)
+			admit(older, 1, r, 3)
+			admit(newer, minute, r, 6)
+			here, from := older, newer
+			if !newerArrives {
+				here, from = newer, older
+			}
+			handOver(t, minute, from, here, everything)
+			if got := admit(here, minute, r, 20); got != want {
+				t.Errorf("%s, the newer arrives %v: %d more were admitted, not %d", ratelimit.Algorithms[algorithm], newerArrives, got, want)
+			}
+		}
+	}
+}
+
+// A bucket and its holders: what they may still spend is charged once, before
+// and after.
+func TestHandOverOfHolders(t *testing.T) {
+	for algorithm := range ratelimit.Algorithms {
+		wall := time.Unix(1_800_000_000, 0)
+		a, b := NewLocal(10, 1, wall), NewLocal(10, 1, wall)
+		r := testRule(ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Hour, Requests: 1000, Burst: 1000})
+		claim := ratelimit.Claim{Key: string(keyOf(1)), Limit: r.Limit, Holder: 77, Seq: 1, Waiting: 500, Want: 500, TTL: time.Minute}
+		grants := make([]ratelimit.Grant, 1)
+		a.Settle(1, []ratelimit.Claim{claim}, grants)
+		if grants[0].Granted != 500 {
+			t.Fatalf("%+v", grants)
+		}
+		if got := admit(a, 1, r, 100); got != 100 {
+			t.Fatal(got)
+		}
+		handOver(t, 2, a, b, everything)
+		// The holder spends all, and wants more of whoever has the account now.
+		claim.Seq, claim.Fence, claim.Window, claim.Granted, claim.Spent = 2, grants[0].Fence, grants[0].Window, 500, 500
+		claim.Waiting, claim.Want = 100, 100
+		b.Settle(2, []ratelimit.Claim{claim}, grants)
+		if grants[0].Err != nil || grants[0].Granted != 600 || grants[0].Void {
+			t.Errorf("%s: %+v", ratelimit.Algorithms[algorithm], grants[0])
+		}
+		if got := admit(b, 2, r, 1000); got != 300 {
+			t.Errorf("%s: 500 and 100 leased and 100 spent of 1000, and %d more were admitted", ratelimit.Algorithms[algorithm], got)
+		}
+	}
+}
+
+// Owners' clocks differ: a window gets longer by the difference, at most once,
+// and is never granted twice.
+func TestHandOverBetweenClocks(t *testing.T) {
+	r := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10})
+	wall := time.Unix(1_800_000_000, 0)
+	start := instant(time.Second)
+	for _, skew := range []time.Duration{300 * time.Millisecond, -300 * time.Millisecond, 10 * time.Minute, -10 * time.Minute} {
+		a, b := NewLocal(10, start, wall), NewLocal(10, start, wall.Add(skew))
+		// There, and back again across the boundary of a's window.
+		now := start.Add(time.Minute - 200*time.Millisecond)
+		if got := admit(a, now, r, 20); got != 10 {
+			t.Fatal(got)
+		}
+		handOver(t, now, a, b, everything)
+		total := admit(b, now, r, 20)
+		now = now.Add(100 * time.Millisecond)
+		total += admit(b, now, r, 20)
+		handOver(t, now, b, a, everything)
+		total += admit(a, now, r, 20)
+		if total != 0 {
+			t.Errorf("skew %v: %d more were admitted in one window", skew, total)
+		}
+		// The window's end comes, late by the difference where that is less than a period.
+		now = start.Add(time.Minute + min(max(skew, -skew), time.Minute) + 200*time.Millisecond)
+		if got := admit(a, now, r, 20); got != 10 {
+			t.Errorf("skew %v: %d of 10 were admitted in the next window", skew, got)
+		}
+	}
+}
+
+// A visit shows every key that is there all the time, however many come and go.
+func TestVisitShowsAll(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 1))
+	l := NewLocal(4000, 1, time.Unix(1_800_000_000, 0))
+	r := testRule(ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10})
+	put := func(k uint64) { decideOne(l, 2, ask{Rule: r, Key: keyOf(k), Cost: 1}) }
+	for k := range uint64(1000) {
+		put(k)
+	}
+	seen := map[string]bool{}
+	for part := range l.Parts() {
+		for v := (Visit{Part: part}); !l.Visit(&v, func(key []byte) { seen[string(key)] = true }); {
+			for range 20 {
+				if k := 1000 + rnd.Uint64N(2000); rnd.IntN(2) == 0 {
+					put(k)
+				} else {
+					l.TakeOut(2, keyOf(k))
+				}
+			}
+		}
+	}
+	for k := range uint64(1000) {
+		if !seen[string(keyOf(k))] {
+			t.Fatalf("key %d was not shown", k)
+		}
 	}
 }

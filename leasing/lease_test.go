@@ -380,3 +380,149 @@ func TestContinuousLeaseKeepsNothing(t *testing.T) {
 		t.Errorf("one is given back, beside 13: %+v", v)
 	}
 }
+
+// From the instant that the ledger named on, a refusal tells of the window's end
+// and no more of that instant.
+func TestRefusalTellsWhenToComeBack(t *testing.T) {
+	s := newLeaseScript(t, ratelimit.FixedWindow, 0)
+	s.claims(8, 8)
+	s.answered(ratelimit.Grant{RetryAfter: 20 * time.Second})
+	a := &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 8}
+	s.now = s.now.Add(20*time.Second - 1)
+	if v := s.settled(s.now, a, false); v.ResetAfter != 1 {
+		t.Errorf("a nanosecond before: %v", v.ResetAfter)
+	}
+	s.now++
+	if v := s.settled(s.now, a, false); v.ResetAfter != 30*time.Second {
+		t.Errorf("30 s before the window ends: %v", v.ResetAfter)
+	}
+}
+
+// A bucket that has had the time to fill knows more than its lease does: it is
+// asked, and told so.
+func TestLeaseOfABucketThatIsFull(t *testing.T) {
+	s := newLeaseScript(t, ratelimit.TokenBucket, 5)
+	s.claims(0, 5)
+	s.answered(ratelimit.Grant{Granted: 5, ResetAfter: 4 * time.Second})
+	s.now = s.now.Add(4*time.Second - 1)
+	s.spends(1)
+	if s.claims(1, 1); s.claim.Refilled {
+		t.Error("it has not had the time to fill")
+	}
+	s.now++
+	for kind := range ratelimit.Kind(3) {
+		s.mustAsk(kind, 1)
+	}
+	if s.claims(1, 1); !s.claim.Refilled {
+		t.Error("it has had the time to fill, and the claim does not say so")
+	}
+}
+
+// What was drifted does not make a request dearer than it is: the ledger said
+// from which cost on there is no use in asking.
+func TestRefusalCountsWhatIsAsked(t *testing.T) {
+	s := newLeaseScript(t, ratelimit.FixedWindow, 0)
+	s.claims(8, 8)
+	s.answered(ratelimit.Grant{Available: 2, RetryAfter: 20 * time.Second})
+	s.spent = 3 // without the ledger
+	s.mustAsk(ratelimit.Spend, 2)
+	s.denies(3)
+}
+
+// Whose totals an answer is about does not hang on numbers alone. A lease that
+// began a window while its claim was under way keeps what it has spent of that;
+// when the ledger's clock has gone back, a window of the same number is another.
+func TestTotalsAreOfTheirWindow(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		began    window // meanwhile, 0: none
+		answered window
+		carried  bool
+		spent    tokens
+	}{
+		{"the claim's window goes on", 0, 7, true, 3},
+		{"another window of that number", 0, 7, false, 0},
+		{"the next window", 0, 8, false, 0},
+		{"the window that it began meanwhile", 8, 8, false, 3},
+		{"neither", 8, 9, false, 0},
+	} {
+		s := newLeaseScript(t, ratelimit.FixedWindow, 5)
+		s.claims(1, 1)
+		s.spent = 3
+		if c.began > 0 {
+			s.window = c.began
+		}
+		g := ratelimit.Grant{Seq: s.claim.Seq, Window: c.answered, Granted: 5, TTL: 10 * time.Second, ResetAfter: time.Minute, Carried: c.carried}
+		s.apply(s.now, &s.claim, &g, time.Second, s.now.Add(time.Minute))
+		if s.spent != c.spent || s.window != c.answered {
+			t.Errorf("%s: %d are spent of window %d, and it should be %d of %d", c.name, s.spent, s.window, c.spent, c.answered)
+		}
+	}
+}
+
+// All of what is refunded may have been drift: then nothing goes back.
+func TestRefundWithinDrift(t *testing.T) {
+	s := newLeaseScript(t, ratelimit.TokenBucket, 5)
+	s.overdraw(s.now, 8, 10)
+	s.refund(2, true)
+	s.holds(5, 6, 0)
+	s.refund(1, true)
+	s.holds(5, 5, 0)
+	s.refund(1, true)
+	s.holds(5, 4, 1)
+}
+
+// A denial drains what it costs, and no more: a lease that has expired may hold
+// more than that, and it may not be spent.
+func TestDenialDrainsNoMoreThanItsCost(t *testing.T) {
+	s := newLeaseScript(t, ratelimit.FixedWindow, 5)
+	s.now = s.now.Add(9 * time.Second)
+	v := s.settled(s.now, &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 3}, false)
+	if !v.OverLimit || v.Charged != 3 || s.debt != 0 {
+		t.Errorf("3 of 5 that may not be spent any more: %+v, %d owed", v, s.debt)
+	}
+}
+
+// What is owed does not fall below nothing: a refund has paid it before the
+// denial was undone.
+func TestDebtEndsAtNothing(t *testing.T) {
+	s := newLeaseScript(t, ratelimit.FixedWindow, 5)
+	a := &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 10}
+	v := s.settled(s.now, a, false) // drains 5, owes 5
+	s.refund(3, false)
+	s.undo(a, &v, false)
+	s.holds(5, 0, 0)
+	if s.debt != 0 {
+		t.Errorf("%d are owed", s.debt)
+	}
+}
+
+// Less than nothing is nothing, to who asks what is left.
+func TestNothingIsLeftOfDrift(t *testing.T) {
+	s := newLeaseScript(t, ratelimit.FixedWindow, 5)
+	s.spent, s.available = 9, 3
+	if v := s.peek(s.now); v.Remaining != 0 {
+		t.Errorf("%+v", v)
+	}
+}
+
+// A bucket that is full, and grants nothing while the ledger relearns, is not
+// asked again before that is over.
+func TestFullBucketThatRelearns(t *testing.T) {
+	s := newLeaseScript(t, ratelimit.TokenBucket, 0)
+	s.claims(1, 1)
+	g := ratelimit.Grant{Seq: s.claim.Seq, Window: 7, Carried: true, Available: 100, RetryAfter: time.Second, Relearning: true, TTL: 10 * time.Second}
+	s.apply(s.now, &s.claim, &g, time.Second, s.now)
+	s.denies(1)
+	s.now = s.now.Add(time.Second)
+	s.mustAsk(ratelimit.Spend, 1)
+}
+
+// Who asked for all or nothing knows of nothing that costs less.
+func TestDirectRefusal(t *testing.T) {
+	s := newLeaseScript(t, ratelimit.FixedWindow, 0)
+	s.claim = s.lease.claim(s.now, s.lease.seq+1, s.rule, 8, 8, true)
+	s.answered(ratelimit.Grant{Available: 2, RetryAfter: 20 * time.Second})
+	s.denies(8)
+	s.mustAsk(ratelimit.Spend, 7)
+}

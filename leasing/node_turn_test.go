@@ -1,6 +1,7 @@
 package leasing
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -170,5 +171,216 @@ func TestNodeReleasesAll(t *testing.T) {
 	}
 	if len(left) != 2 {
 		t.Errorf("one of this window and one of the next: %+v", claims)
+	}
+}
+
+// In doubt for longer than two milliseconds, it decides; for less, the request
+// waits.
+func TestDoubtIsShortOrDecided(t *testing.T) {
+	s, _ := turning(t, 40*time.Millisecond)
+	n := s.next()
+	s.passes(n.start.Add(-2*time.Millisecond - 1).Sub(s.now))
+	s.spends(1)
+	s.passes(1)
+	if r := s.asks(1); r.decided() {
+		t.Errorf("2 ms before the next window has certainly begun: %+v", r.v[0])
+	}
+	s.quiet("both windows have their leases")
+}
+
+// What the next window's lease has, to the last token, may be spent in doubt.
+func TestDoubtSpendsToTheLast(t *testing.T) {
+	s, _ := turning(t, 40*time.Millisecond)
+	n := s.next()
+	n.lease.granted = 5
+	s.passes(n.over.Sub(s.now))
+	s.asks(6).says(true, ratelimit.FromLease)
+	s.spends(5)
+	s.asks(1).says(true, ratelimit.FromLease)
+	n.lease.granted, s.now = 20, n.start.Add(-3*time.Millisecond)
+	s.asks(17).says(true, ratelimit.FromLease) // 19 - 5 are left of this window
+	s.spends(14)
+}
+
+// A lease lasts until its window may be over as the node knows it last: it has
+// heard the ledger's clock better since.
+func TestBetterNewsLengthensALease(t *testing.T) {
+	s, end := turning(t, 40*time.Millisecond)
+	b, _ := func() (*Batch, ratelimit.Claim) { s.spends(15); return s.sends() }()
+	s.settled(b, 0) // no trip: the clock is known to the microsecond
+	s.next().over = end.Add(-time.Millisecond)
+	s.passes(end.Add(-2 * time.Millisecond).Sub(s.now))
+	s.spends(1)
+}
+
+// Windows follow each other without a request that waits for the ledger: each
+// turn makes the next lease the current one, with its own time, and the one after
+// it is claimed by the name that is free.
+func TestWindowAfterWindow(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = 150*time.Second, 20
+	s.leased(20)
+	end := instant(time.Hour).Add(45 * time.Second)
+	name := s.fleet.name
+	for range 3 {
+		s.passes(end.Add(-500 * time.Millisecond).Sub(s.now))
+		s.asks(0)
+		b, c := s.sends()
+		if !c.Ahead || c.Holder != name^1 || c.Waiting != 0 {
+			t.Fatalf("half a second before the window ends it sends %+v, by the name of the window's own lease (%d)", c, name)
+		}
+		s.settled(b, 0)
+		s.spends(1)
+		s.passes(time.Second)
+		s.spends(2)
+		s.quiet("the window has its lease")
+		name ^= 1
+		end = end.Add(time.Minute)
+		s.passes(30 * time.Second)
+		s.spends(1)
+	}
+}
+
+// What is claimed for the next window is what lasts for two seconds at the
+// demand of this one.
+func TestNextWindowIsClaimedByDemand(t *testing.T) {
+	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Minute, Requests: 11})
+	s.rule.Coordination.Lease.TTL = time.Hour
+	s.leased(0)
+	s.passes(4 * time.Second)
+	r := s.asks(10)
+	s.exchange()
+	r.says(false, ratelimit.FromClaim)
+	s.passes(40 * time.Second)
+	s.asks(0)
+	if _, c := s.sends(); !c.Ahead || c.Want != 3 { // 11 in 4 s, and 10 in 40: 1.5 a second, between the two
+		t.Errorf("%+v", c)
+	}
+}
+
+// A ledger that does not tell what time it is has no leases claimed ahead: nobody
+// would know from when on they count. Nor is one kept that was given up.
+func TestNextWindowNeedsAClock(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = time.Hour, 20
+	s.leased(20)
+	s.passes(44500 * time.Millisecond)
+	s.asks(0)
+	b, _ := s.sends()
+	g := make([]ratelimit.Grant, 1)
+	s.ledger.Settle(s.Context(), b.Claims(), g)
+	g[0].At = 0
+	b.Answer(g)
+	if n := s.next(); n != nil {
+		t.Errorf("%+v", n)
+	}
+}
+
+// Until when a next window's lease is renewed, and expires, is counted from when
+// its claim was sent.
+func TestNextLeaseIsCountedFromItsClaim(t *testing.T) {
+	s, end := turning(t, 200*time.Millisecond)
+	sent := end.Add(-900 * time.Millisecond)
+	n := s.next()
+	if got := n.after.Sub(sent); got != 30*time.Minute {
+		t.Errorf("renewed %v after it was claimed, for an hour", got)
+	}
+	if got := n.expires.Sub(sent); got != 57*time.Minute {
+		t.Errorf("expires %v after it was claimed, for an hour", got)
+	}
+}
+
+// What the ledger said of a window is not old because the next began: heard is
+// when the next one's lease was answered.
+func TestTurnKeepsWhatWasHeard(t *testing.T) {
+	s, end := turning(t, 0)
+	s.rule.Coordination.OnStoreFailure, s.rule.Coordination.MaxStaleness = ratelimit.FailCached, 10*time.Second
+	s.passes(end.Add(time.Second).Sub(s.now))
+	s.spends(20)
+	for b := s.Batch(); b != nil; b = s.Batch() {
+		b.Fail(errors.New("gone"))
+	}
+	r := s.asks(30)
+	if b := s.Batch(); b != nil {
+		b.Fail(errors.New("gone"))
+	}
+	r.says(false, ratelimit.FromFallback)
+}
+
+// A lease that was claimed eagerly stays one when its window begins: what is spent
+// of it is reported by half of its time.
+func TestEagerLeaseOfTheNextWindow(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.Reclaim, s.rule.Coordination.Lease.TTL = ratelimit.ReclaimEager, 20*time.Second
+	s.rule.Coordination.Lease.Max, s.rule.Coordination.Lease.Fixed = 20, 20
+	s.passes(40 * time.Second)
+	s.leased(20)
+	s.passes(4500 * time.Millisecond)
+	s.asks(0)
+	b, c := s.sends()
+	if !c.Ahead || c.Reclaim != ratelimit.ReclaimEager {
+		t.Fatalf("%+v", c)
+	}
+	s.settled(b, 0)
+	s.passes(time.Second)
+	s.spends(1)
+	s.passes(8500 * time.Millisecond)
+	for b := s.Batch(); b != nil; b = s.Batch() { // of the window before
+		s.settled(b, 0)
+	}
+	s.passes(500*time.Millisecond - 1)
+	s.quiet("half of its time is left")
+	s.passes(1)
+	if _, c := s.sends(); c.Spent != 1 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// Where trips are long beside the period, the next window is claimed half a
+// period before it begins at the earliest.
+func TestNextWindowOfAShortPeriod(t *testing.T) {
+	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Second, Requests: 100})
+	s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = time.Hour, 20
+	s.asks(1)
+	b, _ := s.sends()
+	s.settled(b, 300*time.Millisecond)
+	for _, c := range []struct {
+		at    time.Duration // after the window began
+		ahead bool
+	}{{500*time.Millisecond - 1, false}, {500 * time.Millisecond, true}} {
+		s.passes(instant(time.Hour).Add(c.at).Sub(s.now))
+		s.asks(0)
+		if b := s.Batch(); (b != nil) != c.ahead {
+			t.Errorf("%v after the window began, of 1 s: claimed ahead %v, want %v", c.at, b != nil, c.ahead)
+		}
+	}
+
+	s = newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Second, Requests: 100})
+	s.rule.Coordination.Lease.TTL = time.Hour
+	s.leased(20)
+	s.passes(749 * time.Millisecond)
+	s.asks(0)
+	s.quiet("it is early: more than a quarter of the period is left")
+	s.passes(time.Millisecond)
+	s.asks(0)
+	s.exchange()
+}
+
+// Leases that last less than two seconds are claimed ahead by half of that: more
+// would be over before it could be spent.
+func TestNextWindowOfShortLeases(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = time.Second, 20
+	s.passes(44200 * time.Millisecond)
+	s.leased(20)
+	for _, c := range []struct {
+		at    time.Duration
+		ahead bool
+	}{{44500*time.Millisecond - 1, false}, {44500 * time.Millisecond, true}} {
+		s.passes(instant(time.Hour).Add(c.at).Sub(s.now))
+		s.asks(0)
+		if b := s.Batch(); (b != nil) != c.ahead {
+			t.Errorf("at %v of 45 s: claimed ahead %v, want %v", c.at, b != nil, c.ahead)
+		}
 	}
 }

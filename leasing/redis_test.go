@@ -97,7 +97,9 @@ func (v *audits) compare(t *testing.T, m *movedRedis, key string) {
 			continue
 		}
 		switch charged := int64(account.charged(account.window)); {
-		case w.Admitted < charged:
+		// A holder that claims ahead under the name by which it holds this window has
+		// forgotten the window; what it is charged is in base, and not on record again.
+		case w.Admitted < charged-int64(account.base):
 			t.Errorf("the record says that at most %d were admitted, and the account has charged %d", w.Admitted, charged)
 		case w.Admitted == charged && charged > 0:
 			v.exact++

@@ -68,6 +68,7 @@ func reasonOf(err error) ratelimit.FallbackReason {
 func (f *Fleet) sweep(ctx context.Context) {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
+	f.beat(f.clock()) // who waits until the ledger is heard of need not wait for a tick
 	for part := 0; ; part++ {
 		select {
 		case <-ctx.Done():

@@ -14,6 +14,7 @@
 local MICRO = 1000000
 local RELEARN_TIME, RELEARN_SHARE = 2000000, 20
 local BUCKET_WAITS = 1000000
+local MOST_FENCE = 4503599627370496 -- 2^52: believed of a holder
 local MOST_RECORDS, KEPT_RECORDS, FOLD_AFTER = 256, 128, 10000000
 local FIXED, SLIDING, BUCKET = 0, 1, 2
 local NEVER = 9007199254740991 -- 2^53-1
@@ -405,6 +406,8 @@ local function book(r, at)
     else
       a.base = a.base + confirmed
     end
+  elseif at > a.window and here(r) then -- the node holds this window under this name, and has forgotten that
+    a.base = a.base + charged(r)
   elseif sliding then
     if c.window ~= 0 and c.window == a.window - 1 then
       if r[WINDOW] == c.window then a.prev = a.prev - charged(r) end
@@ -422,7 +425,8 @@ local function book(r, at)
     if r[WINDOW] == a.window - 1 then a.prev = a.prev - charged(r) end
     a.prev = max(0, a.prev + n[18])
   end
-  a.fence = max(a.fence + 1, a.now)
+  -- The holder's own counts too: a ledger that lost it, and whose clock went back, would issue it again.
+  a.fence = max(a.fence + 1, a.now, min(c.fence, MOST_FENCE) + 1)
   r[SEQ], r[WINDOW], r[EXPIRES], r[FENCE] = c.seq, at, a.now + c.ttl, a.fence
   r[GRANTED], r[INFLIGHT], r[SPENT], r[RETURNED], r[OVER] = 0, 0, 0, 0, over
   r[FLAGS] = (void and 2 or 0) + (c.direct and 4 or 0) + (c.eager and 8 or 0) + (c.last and 16 or 0)

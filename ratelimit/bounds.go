@@ -19,6 +19,9 @@ type Bounds struct {
 	Wait      string // the longest wait for a decision
 	StoreOps  string // store operations
 	OnOutage  string // what is admitted in a window without a store
+	// OnLoss is what may be admitted beyond the limit each time that the store
+	// loses its data, beside what those nodes had spent that cannot tell it.
+	OnLoss Tokens
 	Unlimited bool
 }
 
@@ -71,6 +74,7 @@ func (r *Rule) Declare(nodes int, store bool) Bounds {
 		Wait:     "one store round trip, at most " + StoreDeadline.String(),
 		StoreOps: fmt.Sprintf("at most 1/s a key a node, and %d a window", 10*max(1, bits.Len64(uint64(limit))-1)),
 		OnOutage: r.outage(nodes, limit),
+		OnLoss:   r.LossShare(),
 	}
 	if c.Eager() {
 		b.Under = "0"
@@ -87,6 +91,11 @@ func (r *Rule) Declare(nodes int, store bool) Bounds {
 	}
 	return b
 }
+
+// LossShare is what a ledger that has lost its data grants of a key, in all, until
+// every holder has told it what it had spent: a twentieth of the limit, and at
+// least one token.
+func (r *Rule) LossShare() Tokens { return max(1, r.Limit.Capacity()/20) }
 
 func (r *Rule) outage(nodes int, limit Tokens) string {
 	c := r.Coordination

@@ -11,11 +11,17 @@ import (
 )
 
 // version of the messages. A node talks to any that is at least leastVersion.
-const version, leastVersion = 1, 1
+// Version 2 hands accounts over in numbered parcels, and fetches.
+const version, leastVersion = 2, 1
+
+// maxWeight bounds a node's share of the keys, and with it the points that it has
+// on each node's ring.
+const maxWeight = 1000
 
 var (
 	errSecret  = errors.New("the peer does not know PEER_SECRET, or has another one")
 	errHello   = errors.New("the peer did not introduce itself")
+	errWeight  = errors.New("the peer's weight is out of bounds")
 	errVersion = errors.New("the peer speaks a version that this node does not")
 )
 
@@ -43,6 +49,8 @@ func check(h *wire.Hello) error {
 		return errHello
 	case h.GetVersion() < leastVersion:
 		return fmt.Errorf("%w: %d", errVersion, h.GetVersion())
+	case h.GetWeight() > maxWeight:
+		return fmt.Errorf("%w: it is %d (its PEER_WEIGHT), and may be at most %d", errWeight, h.GetWeight(), maxWeight)
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package routing
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -20,282 +19,406 @@ const (
 // undo is the wire's fourth kind of ask.
 const undo = 3
 
-// forwarded is an ask that another node decides.
-type forwarded struct {
-	*call
-	i     int // of the ask
-	owner string
-}
+// askAgain is how long to wait before a node is asked again that is not the
+// owner in its own view: when the ring changes, not all see it at once.
+const askAgain = time.Millisecond
 
-// Decide implements [ratelimit.Limiter]. It blocks for at most
-// ratelimit.StoreDeadline beyond what this node's own limiter does. Asks of
-// other nodes travel while this one decides its own.
-func (r *Router) Decide(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
-	routed := false
-	for i := range asks {
-		routed = routed || asks[i].Rule.Coordination.Mode == ratelimit.Routing
+// decide decides what can be decided at once. What is returned, if anything,
+// waits. It does not allocate where all asks are this node's own.
+func (c *core) decide(ctx context.Context, now instant, asks []ask, verdicts []verdict, b func() bell) *waiting {
+	if c.local != nil {
+		return c.decideStoreless(ctx, now, asks, verdicts, b)
 	}
-	if !routed {
-		r.base.Decide(ctx, now, asks, verdicts)
-		return
-	}
-	var away []forwarded
 	for i := range asks {
-		if owner := r.owner(&asks[i]); owner != "" {
-			if r.hotHere.use(now, asks[i].Key) {
-				r.stats.hot.Add(1)
-				r.leases().Decide(ctx, now, asks[i:i+1], verdicts[i:i+1])
-				away = append(away, forwarded{nil, i, owner})
-				continue
-			}
-			away = append(away, forwarded{r.forward(&asks[i], owner), i, owner})
+		if c.elsewhere(&asks[i]) != "" {
+			return c.wait(ctx, now, asks, verdicts, 0, b())
 		}
 	}
-	if len(away) == 0 {
-		r.decideHere(ctx, now, asks, verdicts)
-	} else {
-		at := 0
-		for _, f := range away { // what lies between them is this node's
-			r.decideHere(ctx, now, asks[at:f.i], verdicts[at:f.i])
-			at = f.i + 1
+	if w := c.base.ask(ctx, now, asks, verdicts); w != nil {
+		return c.waitBelow(now, asks, verdicts, w, b())
+	}
+	return nil
+}
+
+// decideStoreless decides asks one by one: what is here does not wait.
+func (c *core) decideStoreless(ctx context.Context, now instant, asks []ask, verdicts []verdict, b func() bell) *waiting {
+	for i := range asks {
+		if asks[i].Rule.Coordination.Mode != ratelimit.Routing {
+			c.local.Decide(ctx, now, asks[i:i+1], verdicts[i:i+1])
+		} else if c.own(ctx, now, asks[i:i+1], verdicts[i:i+1], nil) != decided {
+			return c.wait(ctx, now, asks, verdicts, i, b())
 		}
-		r.decideHere(ctx, now, asks[at:], verdicts[at:])
 	}
-	if len(away) > 0 {
-		r.collect(ctx, now, asks, verdicts, away)
-	}
+	return nil
 }
 
-// leases is what decides for hot keys of other owners.
-func (r *Router) leases() ratelimit.Limiter {
-	if r.hotFleet != nil {
-		return r.hotFleet
-	}
-	return r.base // the account in the store is the same
-}
-
-// owner is the other node that decides, "" if it is this one.
-func (r *Router) owner(a *ratelimit.Ask) string {
+// elsewhere is the other node that decides, "" if it is this one.
+func (c *core) elsewhere(a *ask) string {
 	if a.Rule.Coordination.Mode != ratelimit.Routing {
 		return ""
 	}
-	owner := r.view.Load().ring.Owner(HashOf(a.Key))
-	if owner == r.options.Addr {
+	owner := c.view.Load().ring.Owner(HashOf(a.Key))
+	if owner == c.options.Addr {
 		return ""
 	}
 	return owner
 }
 
-// Owner is the other node that decides under mode routing, "" if it is this one.
-func (r *Router) Owner(a *ratelimit.Ask) string { return r.owner(a) }
+// owned is what came of an ask for a key that may be this node's own.
+type owned uint8
 
-// decideHere decides what is this node's. Where budgets are in this process, it
-// waits until whoever had them before has handed them over.
-func (r *Router) decideHere(ctx context.Context, now instant, asks []ratelimit.Ask, verdicts []verdict) {
-	if len(asks) == 0 {
-		return
-	}
-	if r.local == nil {
-		r.base.Decide(ctx, now, asks, verdicts)
-		return
-	}
-	for i := range asks {
-		if asks[i].Rule.Coordination.Mode != ratelimit.Routing {
-			r.base.Decide(ctx, now, asks[i:i+1], verdicts[i:i+1])
-			continue
-		}
-		var err error
-		switch verdicts[i], err = r.own(ctx, now, &asks[i], ""); {
-		case errors.Is(err, errMoved): // a moment ago
-			owner := r.view.Load().ring.Owner(HashOf(asks[i].Key))
-			r.collect(ctx, now, asks, verdicts, []forwarded{{r.forward(&asks[i], owner), i, owner}})
-		case err != nil:
-			verdicts[i] = r.fail(ctx, now, &asks[i])
-		}
-	}
-}
-
-var (
-	errMoved = errors.New("the key is another node's")
-	errLate  = errors.New("the key was not handed over in time")
+const (
+	decided   owned = iota
+	another         // node's, or nobody's
+	unsure          // whether others have the account
+	overslept       // this node may no longer be an owner
 )
 
-// own decides for a key that is this node's.
-func (r *Router) own(ctx context.Context, now instant, a *ratelimit.Ask, previous string) (v verdict, err error) {
-	hash, until := HashOf(a.Key), instant(0)
-	for {
-		r.gate.RLock()
-		w := r.view.Load()
-		if owner := w.ring.Owner(hash); owner != r.options.Addr && owner != "" {
-			r.gate.RUnlock()
-			return verdict{}, errMoved
-		}
-		from := w.heirOf(hash, previous, r.options.Addr)
-		if from == "" {
-			var one [1]verdict
-			r.base.Decide(ctx, now, []ratelimit.Ask{*a}, one[:])
-			r.gate.RUnlock()
-			return one[0], nil
-		}
-		r.gate.RUnlock()
-		if until == 0 {
-			until = r.clock().Add(ratelimit.StoreDeadline)
-		}
-		if r.clock() >= until {
-			return verdict{}, errLate
-		}
-		bounded, cancel := context.WithTimeout(ctx, until.Sub(r.clock()))
-		r.pull(bounded, w, from)
-		cancel()
+// own decides on one key of this node's, if it can: where it has the account,
+// where nobody else can have it, or where nobody was found to.
+func (c *core) own(ctx context.Context, now instant, asks []ask, verdicts []verdict, found *fetch) owned {
+	hash := HashOf(asks[0].Key)
+	c.gate.RLock()
+	defer c.gate.RUnlock()
+	v := c.view.Load()
+	switch {
+	case v.ring.Owner(hash) != c.options.Addr:
+		return another
+	case c.lapsed(now):
+		return overslept
+	case v.stable.Load() || c.local.Has(asks[0].Key) || v.kept(hash, c.options.Addr) || found != nil && found.view == v && found.state == fetchAbsent:
+		c.local.Decide(ctx, now, asks, verdicts)
+		return decided
+	}
+	return unsure
+}
+
+// waiting is a request of which not all was decided at once. It is told what
+// happens, and so needs neither goroutine nor clock.
+type waiting struct {
+	*core
+	ctx      context.Context
+	asks     []ask
+	verdicts []verdict
+	states   []askState
+	below    []below // runs of asks that the base decides
+	until    instant // when its time is over
+	bell     bell
+	late     bool
+	remote   bool // another node asks
+}
+
+// askState is how far one ask is.
+//
+//	routed --> away (another node was asked) --> decided
+//	      '--> fetched (where is the account?) --> away, or decided here
+//	      '--> again, after a while: the ring is changing
+type askState struct {
+	decided bool
+	status  uint32 // of a peer's ask: what to reply, if not a verdict
+	call    *call
+	to      string
+	fetch   *fetch
+	again   instant
+	held    bool // the one asked has called itself the owner
+	final   bool // of a peer's ask: this node has called itself the owner
+	below   bool
+}
+
+// below is a run of asks that waits for a store.
+type below struct {
+	waiter
+	from, to int
+	until    instant
+}
+
+// wait makes a request wait that is decided up to from.
+func (c *core) wait(ctx context.Context, now instant, asks []ask, verdicts []verdict, from int, b bell) *waiting {
+	w := c.newWaiting(ctx, now, asks, verdicts, b)
+	for i := range from {
+		w.states[i].decided = true
+	}
+	if !w.advance(now) {
+		return nil
+	}
+	return w
+}
+
+func (c *core) newWaiting(ctx context.Context, now instant, asks []ask, verdicts []verdict, b bell) *waiting {
+	return &waiting{
+		core: c, ctx: ctx, asks: asks, verdicts: verdicts, states: make([]askState, len(asks)), until: now.Add(ratelimit.StoreDeadline), bell: b,
 	}
 }
 
-// heirOf is who may have the key's account still, "" if nobody: whoever owned
-// it before, by this node's view or the asking one's, and has not handed over
-// all.
-func (v *view) heirOf(hash uint64, previous, self string) string {
-	if v.stable.Load() {
-		return ""
-	}
-	for _, from := range [2]string{v.before.owner(hash), previous} {
-		if from == "" || from == self || v.peers[from] == nil && v.joined {
-			continue
-		}
-		v.mu.Lock()
-		done := v.pulls[from]
-		v.mu.Unlock()
-		if done == nil {
-			return from
-		}
-		select {
-		case <-done:
-		default:
-			return from
-		}
-	}
-	return ""
+// waitBelow waits for the base only.
+func (c *core) waitBelow(now instant, asks []ask, verdicts []verdict, below waiter, b bell) *waiting {
+	w := c.newWaiting(context.Background(), now, asks, verdicts, b)
+	w.addBelow(now, below, 0, len(asks))
+	return w
 }
 
-func (r *Ring) owner(hash uint64) string {
-	if r == nil {
-		return ""
+func (w *waiting) addBelow(now instant, b waiter, from, to int) {
+	w.below = append(w.below, below{b, from, to, now.Add(b.Patience())})
+	for i := from; i < to; i++ {
+		w.states[i].below = true
 	}
-	return r.Owner(hash)
+}
+
+// due is when it wants to go on, whatever happens.
+func (w *waiting) due() instant {
+	due := w.until
+	for i := range w.states {
+		if s := &w.states[i]; !s.decided && s.call == nil && s.fetch == nil && !s.below {
+			due = min(due, s.again)
+		}
+	}
+	for i := range w.below {
+		due = min(due, w.below[i].until)
+	}
+	return due
+}
+
+// advance decides what can be decided now. It reports whether anything waits.
+func (w *waiting) advance(now instant) (open bool) {
+	w.late = w.late || now >= w.until
+	// What others decide travels while this node decides its own.
+	for i := range w.asks {
+		if s := &w.states[i]; !s.decided && !s.below {
+			s.decided = w.one(now, i)
+		}
+	}
+	w.baseAsks(now)
+	w.advanceBelow(now)
+	for i := range w.states {
+		open = open || !w.states[i].decided
+	}
+	return open
+}
+
+// one goes on with one ask. It reports whether it is decided.
+func (w *waiting) one(now instant, i int) bool {
+	s, a := &w.states[i], &w.asks[i]
+	if s.call != nil {
+		if s.call.ended() {
+			return w.answered(now, i)
+		}
+		return w.late && w.abandon(now, i)
+	}
+	if s.fetch != nil && !w.found(now, i) {
+		return w.late && w.failed(now, i)
+	}
+	switch {
+	case s.decided:
+		return true
+	case w.late:
+		return w.failed(now, i)
+	case now < s.again:
+		return false
+	case a.Rule.Coordination.Mode != ratelimit.Routing:
+		return false // baseAsks
+	case s.held:
+		w.forward(i, s.to)
+		return s.call.ended() && w.answered(now, i)
+	}
+	owner := w.elsewhere(a)
+	switch {
+	case owner == "":
+		return w.here(now, i)
+	case w.remote:
+		s.status = notOwner
+		return true
+	case w.hotHere.use(now, a.Key):
+		w.stats.hot.Add(1)
+		if b := w.leases.ask(w.ctx, now, w.asks[i:i+1], w.verdicts[i:i+1]); b != nil {
+			w.addBelow(now, b, i, i+1)
+			return false
+		}
+		return true
+	}
+	w.forward(i, owner)
+	return s.call.ended() && w.answered(now, i)
+}
+
+// here decides on a key of this node's own, or has its account looked for.
+func (w *waiting) here(now instant, i int) bool {
+	s := &w.states[i]
+	if w.local == nil {
+		return false // baseAsks
+	}
+	switch w.own(w.ctx, now, w.asks[i:i+1], w.verdicts[i:i+1], nil) {
+	case decided:
+		return true
+	case another, overslept: // or this node has not joined yet
+		if s.again = now.Add(askAgain); w.remote {
+			s.status = notOwner
+			return true
+		}
+		return false
+	}
+	if s.fetch = w.fetch(now, w.asks[i].Key, w.bell); s.fetch == nil {
+		s.again = now.Add(askAgain)
+		return false
+	}
+	return w.found(now, i) && w.one(now, i)
+}
+
+// found takes in what came of looking for an account. It reports whether the ask
+// may go on.
+func (w *waiting) found(now instant, i int) bool {
+	s := &w.states[i]
+	how, holder := w.outcome(s.fetch)
+	switch how {
+	case fetching:
+		return false
+	case fetchHeld:
+		if s.fetch = nil; s.final { // two nodes take themselves for the owner: neither sends it back
+			s.status, s.decided = notOwner, true
+			return true
+		}
+		s.held, s.to = true, holder
+	case fetchAgain:
+		s.fetch, s.again = nil, now.Add(askAgain)
+	case fetchAbsent:
+		f := s.fetch
+		if w.view.Load() != f.view {
+			s.fetch = nil
+			return true
+		}
+		if w.own(w.ctx, now, w.asks[i:i+1], w.verdicts[i:i+1], f) == decided {
+			s.fetch, s.decided = nil, true
+			return true
+		}
+		s.fetch = nil
+	}
+	return true
 }
 
 // forward has an ask sent to its owner.
-func (r *Router) forward(a *ratelimit.Ask, owner string) *call {
-	v := r.view.Load()
-	m := &wire.Ask{Key: a.Key, Cost: int64(a.Cost), Kind: uint32(a.Kind), Rule: ruleMessage(a.Rule)}
-	if !v.stable.Load() {
-		if before := v.before.owner(HashOf(a.Key)); before != owner {
-			m.Previous = before
+func (w *waiting) forward(i int, owner string) {
+	s, a := &w.states[i], &w.asks[i]
+	v := w.view.Load()
+	m := &wire.Ask{
+		Key:  append([]byte(nil), a.Key...), // it outlives the request, if that gives up
+		Cost: int64(a.Cost), Kind: uint32(a.Kind), Rule: ruleMessage(a.Rule), Held: s.held,
+	}
+	if !v.stable.Load() && len(v.since) > 0 {
+		if before := v.since[0].Owner(HashOf(a.Key)); before != owner {
+			m.Previous = before // for version 1
 		}
 	}
-	m.Key = append([]byte(nil), a.Key...) // it outlives the request, if that gives up
-	c := newCall(func(f *wire.Frame, id uint64) {
+	s.call = newCall(func(f *wire.Frame, id uint64) {
 		m.Id = id
 		f.Asks = append(f.Asks, m)
 	})
-	if p := v.peers[owner]; p == nil {
-		c.err = errPeerGone
-		close(c.done)
-	} else if !p.post(c) {
-		close(c.done)
-	}
-	r.stats.forwarded.Add(1)
-	return c
+	s.call.bell, s.to = w.bell, owner
+	v.peers[owner].post(s.call)
+	w.stats.forwarded.Add(1)
 }
 
-// collect waits for what was forwarded. What a node says is not its own is
-// asked again, of whom this node then thinks it is: when the ring changes, not
-// all see it at once.
-func (r *Router) collect(ctx context.Context, now instant, asks []ratelimit.Ask, verdicts []verdict, away []forwarded) {
-	timer := time.NewTimer(ratelimit.StoreDeadline)
-	defer timer.Stop()
-	late := false
-	for _, f := range away {
-		if f.call == nil {
-			continue // leased, and decided
+// answered takes in a reply to an ask. What a node says is not its own is asked
+// again, of whom this node then thinks it is.
+func (w *waiting) answered(now instant, i int) bool {
+	s, a := &w.states[i], &w.asks[i]
+	v, ok, moved := w.read(now, a, s.call)
+	s.call = nil
+	switch {
+	case ok:
+		w.verdicts[i] = v
+		return true
+	case moved || s.held:
+		s.held, s.again = false, now.Add(askAgain)
+		return w.late && w.failed(now, i)
+	}
+	return w.failed(now, i)
+}
+
+// abandon decides without the owner, whose answer did not come in time. If the
+// ask is refused here, what the owner charges for it is taken back.
+func (w *waiting) abandon(now instant, i int) bool {
+	s := &w.states[i]
+	w.failed(now, i)
+	if !w.verdicts[i].OverLimit || w.remote {
+		return true
+	}
+	late, say := w.asks[i], s.call
+	late.Key = append([]byte(nil), late.Key...)
+	c := w.core
+	say.regret(func() { // when the owner answers, or the conversation ends
+		if v, ok, _ := c.read(now, &late, say); ok && !v.OverLimit {
+			c.Undo(now, []ask{late}, []verdict{v})
 		}
-		a := &asks[f.i]
-		for {
-			if !late {
-				select {
-				case <-f.done:
-				default:
-					select {
-					case <-f.done:
-					case <-timer.C:
-						late = true
-					case <-ctx.Done():
-						late = true
-					}
-				}
-			}
-			var ok, moved bool
-			if verdicts[f.i], ok, moved = r.read(now, a, f.call); ok {
+	})
+	return true
+}
+
+// failed decides without the key's owner. A peer's ask is not decided: the
+// asking node has the rule's policy.
+func (w *waiting) failed(now instant, i int) bool {
+	if w.remote {
+		w.states[i].status = notInTime
+		return true
+	}
+	w.verdicts[i] = w.fail(w.ctx, now, &w.asks[i])
+	return true
+}
+
+// baseAsks has the base decide what is left for it, runs of asks together.
+func (w *waiting) baseAsks(now instant) {
+	for i := 0; i < len(w.asks); i++ {
+		from := i
+		for i < len(w.asks) && w.forBase(now, i) {
+			i++
+		}
+		if i == from {
+			continue
+		}
+		if b := w.base.ask(w.ctx, now, w.asks[from:i], w.verdicts[from:i]); b != nil {
+			w.addBelow(now, b, from, i)
+			continue
+		}
+		for j := from; j < i; j++ {
+			w.states[j].decided = true
+		}
+	}
+}
+
+func (w *waiting) forBase(now instant, i int) bool {
+	s, a := &w.states[i], &w.asks[i]
+	if s.decided || s.below || s.call != nil || s.fetch != nil || now < s.again {
+		return false
+	}
+	return a.Rule.Coordination.Mode != ratelimit.Routing || w.local == nil && w.elsewhere(a) == ""
+}
+
+// advanceBelow goes on with what waits for a store.
+func (w *waiting) advanceBelow(now instant) {
+	keep := w.below[:0]
+	for _, b := range w.below {
+		for now >= b.until {
+			more := b.TimeOver()
+			if b.until = b.until.Add(more); more == 0 {
 				break
 			}
-			if moved && !late {
-				select {
-				case <-timer.C:
-					late = true
-				case <-time.After(time.Millisecond):
-				}
-				if owner := r.owner(a); owner != "" {
-					f.call = r.forward(a, owner)
-					continue
-				}
-				var err error
-				if verdicts[f.i], err = r.ownHere(ctx, now, a); err == nil {
-					break
-				}
-			}
-			verdicts[f.i] = r.fail(ctx, now, a)
-			if late && verdicts[f.i].OverLimit {
-				r.giveBack(now, a, f.call)
-			}
-			break
+		}
+		if b.Advance(now) {
+			keep = append(keep, b)
+			continue
+		}
+		for i := b.from; i < b.to; i++ {
+			w.states[i].decided, w.states[i].below = true, false
 		}
 	}
-}
-
-// giveBack undoes what an owner charges for an ask that was refused here, for
-// it could not be waited for.
-func (r *Router) giveBack(now instant, a *ratelimit.Ask, c *call) {
-	late := *a
-	late.Key = append([]byte(nil), a.Key...)
-	go func() { // until the owner answers, or the conversation ends
-		<-c.done
-		if v, ok, _ := r.read(now, &late, c); ok && !v.OverLimit {
-			r.Undo(now, []ratelimit.Ask{late}, []verdict{v})
-		}
-	}()
-}
-
-func (r *Router) ownHere(ctx context.Context, now instant, a *ratelimit.Ask) (verdict, error) {
-	if r.local != nil {
-		return r.own(ctx, now, a, "")
-	}
-	var v [1]verdict
-	r.base.Decide(ctx, now, []ratelimit.Ask{*a}, v[:])
-	return v[0], nil
+	w.below = keep
 }
 
 // read takes a verdict from a reply, if there is one.
-func (r *Router) read(now instant, a *ratelimit.Ask, c *call) (v verdict, ok, moved bool) {
-	select {
-	case <-c.done:
-	default:
-		return verdict{}, false, false
-	}
-	reply := c.reply
-	if c.err != nil || reply == nil || reply.GetStatus() != answered {
+func (c *core) read(now instant, a *ask, say *call) (v verdict, ok, moved bool) {
+	reply := say.reply
+	if say.err != nil || reply == nil || reply.GetStatus() != answered {
 		return verdict{}, false, reply != nil && reply.GetStatus() == notOwner
 	}
 	if reply.GetHot() {
-		r.hotHere.start(now, a.Key)
+		c.hotHere.start(now, a.Key)
 	}
 	return verdict{
 		OverLimit: reply.GetOverLimit(), Source: ratelimit.FromOwner, Remaining: ratelimit.Tokens(max(0, reply.GetRemaining())),
@@ -305,8 +428,8 @@ func (r *Router) read(now instant, a *ratelimit.Ask, c *call) (v verdict, ok, mo
 }
 
 // fail decides without the key's owner, as the rule's on_store_failure says.
-func (r *Router) fail(ctx context.Context, now instant, a *ratelimit.Ask) verdict {
-	r.stats.fallbacks.Add(1)
+func (c *core) fail(ctx context.Context, now instant, a *ask) verdict {
+	c.stats.fallbacks.Add(1)
 	var v verdict
 	switch policy := a.Rule.Coordination.OnStoreFailure; {
 	case a.Kind != ratelimit.Spend:
@@ -316,7 +439,7 @@ func (r *Router) fail(ctx context.Context, now instant, a *ratelimit.Ask) verdic
 		own := *a
 		own.Rule = a.Rule.LocalShare()
 		var one [1]verdict
-		r.fallback.Decide(ctx, now, []ratelimit.Ask{own}, one[:])
+		c.fallback.Decide(ctx, now, []ask{own}, one[:])
 		v = one[0]
 	default: // nothing is known of what is left
 		v.OverLimit = true
@@ -330,29 +453,52 @@ func (r *Router) fail(ctx context.Context, now instant, a *ratelimit.Ask) verdic
 
 // Undo implements [ratelimit.Limiter]. What an owner charged it is told to take
 // back, and nobody waits for that.
-func (r *Router) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+func (c *core) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i := range asks {
-		v := &verdicts[i]
-		if owner := r.owner(&asks[i]); owner != "" && r.hotFleet != nil && v.Source != ratelimit.FromOwner && v.Source < ratelimit.FromOverflow {
-			r.hotFleet.Undo(now, asks[i:i+1], verdicts[i:i+1])
-			continue
-		}
-		if v.Source != ratelimit.FromOwner {
-			r.base.Undo(now, asks[i:i+1], verdicts[i:i+1])
-			continue
-		}
-		view := r.view.Load()
-		p := view.peers[view.ring.Owner(HashOf(asks[i].Key))]
-		if p == nil || asks[i].Kind != ratelimit.Spend {
-			continue
-		}
-		m := &wire.Ask{
-			Key: append([]byte(nil), asks[i].Key...), Cost: int64(asks[i].Cost), Kind: undo, Rule: ruleMessage(asks[i].Rule),
-			Window: int64(v.Window), OverLimit: v.OverLimit, Charged: int64(v.Charged),
-		}
-		p.post(newCall(func(f *wire.Frame, id uint64) {
-			m.Id = id
-			f.Asks = append(f.Asks, m)
-		}))
+		c.undo(now, asks[i:i+1], verdicts[i:i+1])
 	}
+}
+
+func (c *core) undo(now instant, asks []ask, verdicts []verdict) {
+	a, v := &asks[0], &verdicts[0]
+	owner := c.elsewhere(a)
+	switch {
+	case v.Source == ratelimit.FromFallback && v.Reason == ratelimit.FallbackPeer:
+		c.undoFallback(now, a, v)
+	case v.Source == ratelimit.FromOwner && owner != "":
+		c.undoAt(owner, a, v)
+	case owner != "" && c.local != nil && v.Source < ratelimit.FromOverflow: // leased as a hot key
+		c.leases.Undo(now, asks, verdicts)
+	case v.Source == ratelimit.FromOwner: // it is this node's own by now
+		own := *v
+		own.Source = ratelimit.FromLease
+		c.base.Undo(now, asks, []verdict{own})
+	default:
+		c.base.Undo(now, asks, verdicts)
+	}
+}
+
+// undoFallback gives back what was charged to this node's share, without an
+// owner; never to the account, which was not charged.
+func (c *core) undoFallback(now instant, a *ask, v *verdict) {
+	if a.Rule.Coordination.OnStoreFailure != ratelimit.FailLocal || a.Kind != ratelimit.Spend {
+		return
+	}
+	own, charged := *a, *v
+	own.Rule, charged.Source = a.Rule.LocalShare(), ratelimit.FromLease
+	c.fallback.Undo(now, []ask{own}, []verdict{charged})
+}
+
+func (c *core) undoAt(owner string, a *ask, v *verdict) {
+	if a.Kind != ratelimit.Spend {
+		return
+	}
+	m := &wire.Ask{
+		Key: append([]byte(nil), a.Key...), Cost: int64(a.Cost), Kind: undo, Rule: ruleMessage(a.Rule),
+		Window: int64(v.Window), OverLimit: v.OverLimit, Charged: int64(v.Charged),
+	}
+	c.view.Load().peers[owner].post(newCall(func(f *wire.Frame, id uint64) {
+		m.Id = id
+		f.Asks = append(f.Asks, m)
+	}))
 }

@@ -1,8 +1,7 @@
 package routing
 
 import (
-	"context"
-	"slices"
+	"sync"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -12,128 +11,479 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// build makes the view of those who are alive; the caller holds mu, if others
-// may look.
-func (r *Router) build(old *view) *view {
-	var nodes []Member
-	v := &view{peers: map[string]*peer{}, handed: map[string][]chan struct{}{}, pulls: map[string]chan struct{}{}}
-	if r.present {
-		nodes = append(nodes, Member{r.options.Addr, r.options.Weight})
+// How accounts move where there is no store. A view changes by one pointer; then
+// the mover walks through this node's tables, a few keys at a time, and takes
+// out what is another's now:
+//
+//	in the table --taken out--> in a parcel --receipt--> in the new owner's table
+//	     ^-------- refused, or the new owner is dead --------'
+//
+// Guarantee: an account is at one node at a time, or in one parcel. A parcel is
+// sent until there is a receipt for it, and counts once. Who refuses it, because
+// it is not the owner in its own view, does not have it; the sender has.
+//
+// A node says done when it has nothing that is not its own, and nothing of its
+// is on its way. When all have, under the ring that a node sees, a key without
+// an account has none anywhere.
+
+// mover is where the walk is.
+type mover struct {
+	parts    []partState
+	left     int // how many parts are not clean
+	visit    leasing.Visit
+	walking  bool
+	stuck    bool              // in this visit, something could not be put on its way
+	full     *member           // whose room the walk waits for
+	retry    instant           // when stuck parts are walked through again; 0: when a way opens
+	underway map[uint64]string // who accounts are on their way to, by their keys' hashes
+	keys     []byte            // of what is to be taken out next
+	ends     []int
+}
+
+// partState is what is known of a part of the tables.
+type partState uint8
+
+const (
+	clean partState = iota // nothing in it is another's
+	dirty                  // it is to be walked through
+	stuck                  // as dirty, but there is no way to where its accounts belong
+)
+
+func newMover(parts int) mover {
+	return mover{parts: make([]partState, parts), underway: map[uint64]string{}}
+}
+
+// all has every part walked through.
+func (m *mover) all() {
+	for i := range m.parts {
+		m.parts[i] = dirty
 	}
-	for addr, m := range r.members {
-		v.peers[addr] = m.peer
-		if m.alive {
-			nodes = append(nodes, Member{addr, m.weight})
+	m.left, m.walking, m.full, m.retry = len(m.parts), false, nil, 0
+}
+
+func (m *mover) mark(part int) {
+	if m.parts[part] == clean {
+		m.left++
+	}
+	m.parts[part] = dirty
+	if m.walking && m.visit.Part == part {
+		m.walking = false // perhaps behind the walk
+	}
+}
+
+// unstick has stuck parts walked through again.
+func (m *mover) unstick() {
+	for i := range m.parts {
+		if m.parts[i] == stuck {
+			m.parts[i] = dirty
 		}
 	}
-	v.joined = r.present
-	v.ring = NewRing(nodes)
-	if old != nil {
-		v.before = old.ring
-	}
-	for _, m := range v.ring.Members() {
-		v.print += xxhash.Sum64String(m.Addr) * uint64(max(1, m.Weight))
-	}
-	return v
+	m.retry = 0
 }
 
-// turn puts a new ring in force, and hands over what is no longer this node's.
-// The caller holds mu.
-func (r *Router) turn() {
-	old := r.view.Load()
-	next := r.build(old)
-	if r.local == nil {
-		r.view.Store(next) // the store knows of all that is leased
-		return
-	}
-	moving := map[string][]*wire.Transfer{}
-	r.gate.Lock()
-	r.local.HandOver(r.clock(), func(key []byte) bool {
-		owner := next.ring.Owner(HashOf(key))
-		return owner != "" && owner != r.options.Addr
-	}, func(key []byte, a leasing.Account) {
-		owner := next.ring.Owner(HashOf(key))
-		moving[owner] = append(moving[owner], &wire.Transfer{
-			Key: slices.Clone(key), Now: int64(a.Now), Fence: int64(a.Fence), Window: int64(a.Window), Charged: int64(a.Charged),
-			Previous: int64(a.Previous), Level: a.Level, Carry: a.Carry, Dead: int64(a.Dead),
-		})
-	})
-	old.mu.Lock()
-	for owner, doing := range old.handed { // what is still on its way
-		next.handed[owner] = slices.DeleteFunc(slices.Clone(doing), isClosed)
-	}
-	old.mu.Unlock()
-	for owner, accounts := range moving {
-		done := make(chan struct{})
-		next.handed[owner] = append(next.handed[owner], done)
-		r.hand(next.peers[owner], accounts, done)
-	}
-	r.view.Store(next)
-	r.gate.Unlock()
-	r.running.Go(func() { r.settle(next) })
-}
-
-func isClosed(c chan struct{}) bool {
-	select {
-	case <-c:
+// begin chooses the next dirty part; it reports whether there is one.
+func (m *mover) begin() bool {
+	if m.walking {
 		return true
-	default:
+	}
+	for i := range m.parts {
+		part := (m.visit.Part + 1 + i) % len(m.parts)
+		if m.parts[part] == dirty {
+			m.visit, m.walking, m.stuck = leasing.Visit{Part: part}, true, false
+			return true
+		}
+	}
+	return false
+}
+
+// end takes in that the walk through a part has ended.
+func (m *mover) end() {
+	m.walking = false
+	if m.parts[m.visit.Part] = stuck; !m.stuck {
+		m.parts[m.visit.Part] = clean
+		m.left--
+	}
+}
+
+// clean tells whether this node has nothing that is not its own; the caller
+// holds mu.
+func (c *core) clean() bool {
+	return c.local == nil || c.mover.left == 0 && len(c.mover.underway) == 0
+}
+
+// step moves a few accounts. It reports whether there is more to do at once.
+func (c *core) step(now instant) (more bool) {
+	c.mu.Lock()
+	defer c.unlock()
+	m := &c.mover
+	if c.local == nil || m.left == 0 {
 		return false
 	}
-}
-
-// settle asks all others to hand over what is this node's now, and then has no
-// more doubts.
-func (r *Router) settle(v *view) {
-	for addr, p := range v.peers {
-		if p.ready.Load() {
-			r.pull(r.ctx, v, addr)
-		}
+	if m.retry != 0 && now >= m.retry {
+		m.unstick()
 	}
-	v.stable.Store(true)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.wasStable = r.wasStable || r.present
-}
-
-// transferBatch is how many accounts travel in one message.
-const transferBatch = 256
-
-// hand queues accounts for a peer, before anything that is asked of it from
-// here on; what it does not acknowledge is taken back.
-func (r *Router) hand(p *peer, accounts []*wire.Transfer, done chan struct{}) {
-	var calls []*call
-	for batch := range slices.Chunk(accounts, transferBatch) {
-		c := newCall(func(f *wire.Frame, id uint64) {
-			batch[0].Id = id
-			f.Transfers = append(f.Transfers, batch...)
-		})
-		if p == nil || !p.post(c) {
-			close(c.done)
-			if c.err == nil {
-				c.err = errPeerGone
-			}
-		}
-		calls = append(calls, c)
+	if m.full != nil && m.full.state(now) == noRoom || !m.begin() {
+		return false
 	}
-	r.running.Go(func() {
-		defer close(done)
-		for i, c := range calls {
-			select {
-			case <-c.done:
-			case <-time.After(opening):
-				continue // it may have them: then its word counts
-			}
-			batch := accounts[i*transferBatch : min(len(accounts), (i+1)*transferBatch)]
-			if c.err == nil {
-				r.stats.handed.Add(uint64(len(batch)))
-				continue
-			}
-			for _, t := range batch {
-				r.local.Adopt(r.clock(), t.GetKey(), accountOf(t))
-			}
+	m.full = nil
+	before := m.visit
+	c.gate.RLock()
+	v := c.view.Load()
+	m.keys, m.ends = m.keys[:0], m.ends[:0]
+	done := c.local.Visit(&m.visit, func(key []byte) {
+		if owner := v.ring.Owner(HashOf(key)); owner != c.options.Addr && owner != "" {
+			m.keys = append(m.keys, key...)
+			m.ends = append(m.ends, len(m.keys))
 		}
 	})
+	c.takeOut(now, v)
+	c.gate.RUnlock()
+	switch {
+	case m.full != nil: // these are shown again
+		m.visit = before
+	case done:
+		m.end()
+	}
+	more = m.full == nil && m.begin()
+	if !more {
+		c.sealAll()
+	}
+	c.settled()
+	return more
+}
+
+// takeOut puts accounts on their way that a visit has found; the caller holds mu
+// and the gate.
+func (c *core) takeOut(now instant, v *view) {
+	m, from := &c.mover, 0
+	for _, end := range m.ends {
+		key := m.keys[from:end]
+		from = end
+		to := c.members[v.ring.Owner(HashOf(key))]
+		switch to.state(now) {
+		case takes:
+			c.send(now, to, key)
+		case noRoom:
+			m.full = to
+			return
+		case noWay:
+			m.stuck = true
+		case later:
+			m.stuck = true
+			if m.retry == 0 || to.paused < m.retry {
+				m.retry = to.paused
+			}
+		}
+	}
+}
+
+// way is whether a node may be sent accounts.
+type way uint8
+
+const (
+	takes  way = iota
+	noRoom     // until there are receipts
+	noWay      // until its link opens
+	later      // it has refused some, and will see the ring as it is in a moment
+)
+
+func (m *member) state(now instant) way {
+	switch {
+	case m == nil || !m.ready.Load():
+		return noWay
+	case now < m.paused:
+		return later
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.out.room() {
+		return noRoom
+	}
+	return takes
+}
+
+// send puts a key's account on its way.
+func (c *core) send(now instant, to *member, key []byte) {
+	a, ok := c.local.TakeOut(now, key)
+	if !ok {
+		return
+	}
+	hash := xxhash.Sum64(key)
+	c.mover.underway[hash] = to.addr
+	to.mu.Lock()
+	to.out.add(c.local.LedgerNow(now), hash, &moved{key, a})
+	full := to.out.next() != nil
+	to.mu.Unlock()
+	if full {
+		to.wake()
+	}
+}
+
+// sealAll has what there is sent.
+func (c *core) sealAll() {
+	for _, m := range c.members {
+		m.flush()
+	}
+}
+
+// flush has the open parcel sent, with what is added until then.
+func (m *member) flush() {
+	m.mu.Lock()
+	m.out.urgent = m.out.open != nil
+	urgent := m.out.urgent
+	m.mu.Unlock()
+	if urgent {
+		m.wake()
+	}
+}
+
+// settled says done, when the node has become clean; the caller holds mu.
+func (c *core) settled() {
+	if !c.clean() {
+		return
+	}
+	c.each(c.sayDone)
+	pulls := c.pulls
+	c.pulls = nil
+	for _, p := range pulls {
+		c.pull(p)
+	}
+}
+
+func (c *core) sayDone(m *member) {
+	if m.ready.Load() && m.version >= 2 {
+		m.sayDone(c.view.Load().print)
+	}
+}
+
+// received takes in a receipt. What was refused is this node's again, to keep or
+// to send to whoever owns it.
+func (c *core) received(from *member, r *wire.Receipt) {
+	c.mu.Lock()
+	defer c.unlock()
+	from.mu.Lock()
+	p := from.out.received(r.GetNumber())
+	from.mu.Unlock()
+	if p == nil {
+		return
+	}
+	refused := map[int]bool{}
+	for _, i := range r.GetRefused() {
+		refused[int(i)] = true
+	}
+	now := c.clock()
+	c.putBack(now, p, func(i int) bool { return refused[i] })
+	if len(refused) > 0 {
+		from.paused = now.Add(tickSoon) // it sees another ring yet
+	}
+	c.stats.handed.Add(uint64(len(p.hashes) - len(refused)))
+	c.settled()
+	c.hands.wake()
+}
+
+// reclaim takes back what is on its way to a node that is dead; the caller holds
+// mu. What that node has received is lost with it, or charged twice if it is
+// not dead: then its half of the nodes and this one's count apart.
+func (c *core) reclaim(now instant, m *member) {
+	if c.local == nil {
+		return
+	}
+	m.mu.Lock()
+	parcels := m.out.empties()
+	m.mu.Unlock()
+	for _, p := range parcels {
+		c.putBack(now, p, func(int) bool { return true })
+	}
+	c.settled()
+	c.hands.wake()
+}
+
+// putBack takes accounts of a parcel back into the table, and forgets that the
+// parcel was on its way; the caller holds mu.
+func (c *core) putBack(now instant, p *parcel, which func(i int) bool) {
+	i, at := 0, c.local.LedgerNow(now)
+	_ = readParcel(p.w.b, func(m moved) { // this node wrote it
+		if which(i) {
+			if !c.local.Adopt(now, m.key, m.account, at) {
+				c.stats.lost.Add(1)
+			}
+			c.mover.mark(c.local.Part(m.key))
+		}
+		i++
+	})
+	for _, hash := range p.hashes {
+		delete(c.mover.underway, hash)
+	}
+}
+
+// inbox is what was received of one incarnation of a node.
+type inbox struct {
+	heard instant // guarded by core.mu
+
+	mu      sync.Mutex // held while a parcel is taken in: streams of one node may overlap
+	last    uint64     // guarded by mu: the number of the last parcel
+	answers map[uint64]*wire.Receipt
+	// How much later it was here than there when a message came, at least: in the
+	// last stretch of time, and the one before. The least of many messages is what
+	// the clocks differ by, and the shortest way.
+	behind [2]time.Duration
+	since  instant
+}
+
+const (
+	compareFor = 10 * time.Second
+	// clockNoise is by how much clocks may seem to differ that do not: a message
+	// takes its time.
+	clockNoise = 5 * time.Millisecond
+)
+
+// compare takes in how much later it was here than there, and returns how far
+// the sender's clock is behind this node's.
+func (in *inbox) compare(now instant, later time.Duration) time.Duration {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.compareLocked(now, later)
+}
+
+func (in *inbox) compareLocked(now instant, later time.Duration) time.Duration {
+	switch {
+	case in.since == 0 || now.Sub(in.since) > 2*compareFor:
+		in.since, in.behind = now, [2]time.Duration{later, later}
+	case now.Sub(in.since) > compareFor:
+		in.since, in.behind = now, [2]time.Duration{later, in.behind[0]}
+	default:
+		in.behind[0] = min(in.behind[0], later)
+	}
+	if by := min(in.behind[0], in.behind[1]); by > clockNoise || by < 0 {
+		return by
+	}
+	return 0
+}
+
+// mostInboxes is how many there may be: of all peers, and of their last lives.
+const mostInboxes = 2 * maxPeers
+
+// inlet is the other end of a peer's link: its stream to this node.
+type inlet struct {
+	addr        string
+	incarnation uint64
+	version     uint32
+}
+
+// inboxOf finds or makes an inbox; the caller holds mu.
+func (c *core) inboxOf(now instant, from *inlet) *inbox {
+	in := c.inboxes[from.incarnation]
+	if in == nil {
+		if len(c.inboxes) >= mostInboxes {
+			oldest := from.incarnation
+			least := now
+			for id, other := range c.inboxes {
+				if other.heard < least || other.heard == least && id < oldest {
+					oldest, least = id, other.heard
+				}
+			}
+			delete(c.inboxes, oldest)
+		}
+		in = &inbox{answers: map[uint64]*wire.Receipt{}}
+		c.inboxes[from.incarnation] = in
+	}
+	in.heard = now
+	return in
+}
+
+// adopt takes in a parcel, once.
+func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
+	if c.local == nil || from.incarnation == 0 || p.GetNumber() == 0 || p.GetSent() < 0 {
+		c.stats.malformed.Add(1) // a store has the accounts
+		return nil
+	}
+	c.mu.Lock()
+	in := c.inboxOf(now, from)
+	c.unlock()
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if p.GetNumber() <= in.last {
+		if r := in.answers[p.GetNumber()]; r != nil {
+			return r
+		}
+		c.stats.malformed.Add(1)
+		return nil
+	}
+	for n := range in.answers {
+		if n < p.GetFirst() {
+			delete(in.answers, n)
+		}
+	}
+	if len(in.answers) > 4*parcelsAtOnce { // no node of ours has so many without a receipt
+		clear(in.answers)
+	}
+	r := &wire.Receipt{Number: p.GetNumber()}
+	in.last, in.answers[r.Number] = r.Number, r
+	// What the sender's clock shows now, as far as that can be told.
+	here := c.local.LedgerNow(now)
+	sent := here.Add(-in.compareLocked(now, here.Sub(ratelimit.LedgerTime(p.GetSent()))))
+	i := uint32(0)
+	if err := readParcel(p.GetAccounts(), func(m moved) {
+		if !c.take(now, m, sent) {
+			r.Refused = append(r.Refused, i)
+		}
+		i++
+	}); err != nil {
+		c.stats.malformed.Add(1)
+		c.tell(from.addr, err)
+	}
+	return r
+}
+
+// take goes on with an account, if the key is this node's own.
+func (c *core) take(now instant, m moved, sent ratelimit.LedgerTime) bool {
+	c.gate.RLock()
+	mine := c.view.Load().ring.Owner(HashOf(m.key)) == c.options.Addr
+	if mine && !c.local.Adopt(now, m.key, m.account, sent) {
+		c.stats.lost.Add(1) // no room: it shares a budget with others, as any key beyond the most
+	}
+	c.gate.RUnlock()
+	if mine && c.looking.Load() > 0 {
+		c.mu.Lock()
+		if f := c.fetches[string(m.key)]; f != nil {
+			c.fetched(f, fetchAgain)
+		}
+		c.unlock()
+	}
+	return mine
+}
+
+// What version 1 says: accounts in messages of their own, without numbers, and
+// pulls that are answered when all has been handed over.
+
+// pull is a wish of a node of version 1.
+type pull struct {
+	from   *inlet
+	answer func()
+}
+
+// adoptLegacy takes in accounts of a node of version 1. It does not take back
+// what is not its receiver's; such an account goes on from here.
+func (c *core) adoptLegacy(now instant, ts []*wire.Transfer) {
+	if c.local == nil {
+		c.stats.malformed.Add(uint64(len(ts)))
+		return
+	}
+	for _, t := range ts {
+		if len(t.GetKey()) == 0 || len(t.GetKey()) > ratelimit.MaxKeyLen || t.GetCharged() < 0 || t.GetPrevious() < 0 || t.GetWindow() < 0 ||
+			t.GetLevel() < 0 || t.GetCarry() < 0 || t.GetNow() < 0 || t.GetFence() < 0 {
+			c.stats.malformed.Add(1)
+			continue
+		}
+		m := moved{t.GetKey(), accountOf(t)}
+		if !c.take(now, m, c.local.LedgerNow(now)) {
+			c.local.Adopt(now, m.key, m.account, c.local.LedgerNow(now))
+			c.mu.Lock()
+			c.mover.mark(c.local.Part(m.key))
+			c.unlock()
+		}
+	}
+	c.hands.wake()
 }
 
 func accountOf(t *wire.Transfer) leasing.Account {
@@ -144,44 +494,21 @@ func accountOf(t *wire.Transfer) leasing.Account {
 	}
 }
 
-// pull waits until a node has handed over what is this one's, once a view.
-func (r *Router) pull(ctx context.Context, v *view, from string) {
-	p := v.peers[from]
-	if p == nil || !p.ready.Load() && !p.tried.Load() { // not met yet
-		select {
-		case <-time.After(time.Millisecond):
-		case <-ctx.Done():
-		}
+// pull answers a node of version 1 when nothing of its is here; the caller holds
+// mu.
+func (c *core) pull(p pull) {
+	v := c.view.Load()
+	if c.local == nil || c.clean() && v.ring.Has(p.from.addr) && (!c.left || !v.mine) {
+		p.answer()
 		return
 	}
-	v.mu.Lock()
-	done := v.pulls[from]
-	if done == nil {
-		done = make(chan struct{})
-		v.pulls[from] = done
-		c := newCall(func(f *wire.Frame, id uint64) { f.Pulls = append(f.Pulls, &wire.Pull{Id: id}) })
-		if !p.post(c) {
-			close(done)
-		} else {
-			go func() { <-c.done; close(done) }() // done when the peer answers, or breaks off
+	for i := range c.pulls {
+		if c.pulls[i].from.addr == p.from.addr { // it has asked again, under its next view
+			c.pulls[i] = p
+			return
 		}
 	}
-	v.mu.Unlock()
-	select {
-	case <-done:
-	case <-ctx.Done():
-	}
-}
-
-// awaitHanded waits until all that was to be handed to a node has been.
-func (v *view) awaitHanded(ctx context.Context, to string) {
-	v.mu.Lock()
-	doing := slices.Clone(v.handed[to])
-	v.mu.Unlock()
-	for _, done := range doing {
-		select {
-		case <-done:
-		case <-ctx.Done():
-		}
+	if len(c.pulls) < maxPeers {
+		c.pulls = append(c.pulls, p)
 	}
 }

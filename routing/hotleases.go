@@ -1,90 +1,84 @@
 package routing
 
 import (
-	"context"
+	"errors"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// ownersLedger is the ratelimit.Ledger of hot keys where there is no store:
-// each claim goes to its key's owner, whose memory is the ledger.
-type ownersLedger struct{ *Router }
-
-// hotParts is how many owners fail each by itself (leasing.Partitioned).
-const hotParts = 16
-
-// Partitions implements [leasing.Partitioned].
-func (ownersLedger) Partitions() int { return hotParts }
-
-// Partition implements [leasing.Partitioned]: claims of one owner go together.
-func (l ownersLedger) Partition(key string) int {
-	owner := l.view.Load().ring.Owner(HashOf([]byte(key)))
-	part := 0
-	for i := range len(owner) {
-		part = (31*part + int(owner[i])) % hotParts
+// claim sends a claim to the owner of its key. What is returned has ended
+// already where there is no way, or where the owner is this node: then grant is
+// its answer.
+func (c *core) claim(claim *ratelimit.Claim, b bell) *claiming {
+	x := &claiming{claim: claim, call: newCall(nil)}
+	x.call.bell = b
+	key := []byte(claim.Key)
+	v := c.view.Load()
+	owner := v.ring.Owner(HashOf(key))
+	if owner == c.options.Addr {
+		x.own = &ratelimit.Grant{}
+		if !c.settleOwn(claim, x.own) {
+			*x.own = ratelimit.Grant{Seq: claim.Seq, Err: errMoved}
+		}
+		x.call.finish(nil, nil)
+		return x
 	}
-	return part
+	m := claimMessage(claim)
+	x.call.put = func(f *wire.Frame, id uint64) {
+		m.Id = id
+		f.Claims = append(f.Claims, m)
+	}
+	v.peers[owner].post(x.call)
+	return x
 }
 
-// Settle implements [ratelimit.Ledger].
-func (l ownersLedger) Settle(ctx context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant) {
-	v := l.view.Load()
-	calls := make([]*call, len(claims))
-	for i := range claims {
-		c := &claims[i]
-		m := claimMessage(c)
-		calls[i] = newCall(func(f *wire.Frame, id uint64) {
-			m.Id = id
-			f.Claims = append(f.Claims, m)
-		})
-		owner := v.ring.Owner(HashOf(m.GetKey()))
-		if owner == l.options.Addr || owner == "" {
-			l.settleOwn(c, &grants[i])
-			calls[i] = nil
-		} else if p := v.peers[owner]; p == nil || !p.post(calls[i]) {
-			grants[i] = ratelimit.Grant{Seq: c.Seq, Err: errPeerGone}
-			calls[i] = nil
-		}
+// claiming is a claim on its way to an owner.
+type claiming struct {
+	claim *ratelimit.Claim
+	own   *ratelimit.Grant // of this node's own ledger
+	call  *call
+}
+
+// grant is the answer, once the call has ended.
+func (x *claiming) grant() ratelimit.Grant {
+	if x.own != nil {
+		return *x.own
 	}
-	for i, c := range calls {
-		if c == nil {
-			continue
-		}
-		select {
-		case <-c.done:
-			grants[i] = grantOf(&claims[i], c)
-		case <-ctx.Done():
-			grants[i] = ratelimit.Grant{Seq: claims[i].Seq, Err: ctx.Err()}
-		}
-	}
+	return grantOf(x.claim, x.call)
 }
 
 // settleOwn settles a claim on a key that is this node's; it reports false when
 // it is not.
-func (r *Router) settleOwn(c *ratelimit.Claim, g *ratelimit.Grant) bool {
-	hash := HashOf([]byte(c.Key))
-	r.gate.RLock()
-	defer r.gate.RUnlock()
-	v := r.view.Load()
-	if owner := v.ring.Owner(hash); owner != r.options.Addr && owner != "" {
-		return false
+func (c *core) settleOwn(claim *ratelimit.Claim, g *ratelimit.Grant) bool {
+	key := []byte(claim.Key)
+	hash, now := HashOf(key), c.clock()
+	c.gate.RLock()
+	v := c.view.Load()
+	mine := v.ring.Owner(hash) == c.options.Addr && !c.lapsed(now)
+	sure := mine && (v.stable.Load() || c.local.Has(key) || v.kept(hash, c.options.Addr))
+	if sure {
+		one := make([]ratelimit.Grant, 1)
+		c.local.Settle(now, []ratelimit.Claim{*claim}, one)
+		*g = one[0]
 	}
-	if v.heirOf(hash, "", r.options.Addr) != "" { // not handed over yet: ask again
-		*g = ratelimit.Grant{Seq: c.Seq, Err: errLate}
-		return true
+	c.gate.RUnlock()
+	if mine && !sure { // its account is looked for meanwhile: ask again
+		c.fetch(now, key, nil)
+		*g = ratelimit.Grant{Seq: claim.Seq, Err: errLate}
 	}
-	one := make([]ratelimit.Grant, 1)
-	r.local.Settle(r.clock(), []ratelimit.Claim{*c}, one)
-	*g = one[0]
-	return true
+	return mine
 }
+
+var (
+	errMoved = errors.New("the key is another node's")
+	errLate  = errors.New("the key was not handed over in time")
+)
 
 func claimMessage(c *ratelimit.Claim) *wire.Claim {
 	rule := ratelimit.Rule{Limit: c.Limit}
-	rule.Coordination.Reclaim, rule.Coordination.Lease.TTL = c.Reclaim, max(c.TTL, ratelimit.MinLeaseTTL)
+	rule.Coordination.Mode, rule.Coordination.Reclaim, rule.Coordination.Lease.TTL = ratelimit.Routing, c.Reclaim, max(c.TTL, ratelimit.MinLeaseTTL)
 	return &wire.Claim{
 		Key: []byte(c.Key), Rule: ruleMessage(&rule), Holder: uint64(c.Holder), Seq: c.Seq, Fence: int64(c.Fence), Window: int64(c.Window),
 		Granted: int64(c.Granted), Spent: int64(c.Spent), Returned: int64(c.Returned), Waiting: int64(c.Waiting), Want: int64(c.Want),
@@ -93,8 +87,8 @@ func claimMessage(c *ratelimit.Claim) *wire.Claim {
 }
 
 // claimOf reads a claim, which may hold anything.
-func (r *Router) claimOf(m *wire.Claim) (ratelimit.Claim, error) {
-	rule, err := r.rules.get(m.GetRule())
+func (c *core) claimOf(m *wire.Claim) (ratelimit.Claim, error) {
+	rule, err := c.rules.get(m.GetRule())
 	if err != nil {
 		return ratelimit.Claim{}, err
 	}
@@ -108,8 +102,12 @@ func (r *Router) claimOf(m *wire.Claim) (ratelimit.Claim, error) {
 		m.GetTtlUs() < 0 || m.GetTtlUs() > ratelimit.MaxLeaseTTL.Microseconds() {
 		return ratelimit.Claim{}, errMessage
 	}
+	reclaim := ratelimit.ReclaimSafe
+	if rule.Coordination.Eager() {
+		reclaim = ratelimit.ReclaimEager
+	}
 	return ratelimit.Claim{
-		Key: string(m.GetKey()), Limit: rule.Limit, Reclaim: rule.Coordination.Reclaim, Holder: ratelimit.Holder(m.GetHolder()), Seq: m.GetSeq(),
+		Key: string(m.GetKey()), Limit: rule.Limit, Reclaim: reclaim, Holder: ratelimit.Holder(m.GetHolder()), Seq: m.GetSeq(),
 		Fence: ratelimit.Fence(m.GetFence()), Window: ratelimit.Window(m.GetWindow()),
 		Granted: ratelimit.Tokens(m.GetGranted()), Spent: ratelimit.Tokens(m.GetSpent()), Returned: ratelimit.Tokens(m.GetReturned()),
 		Waiting: ratelimit.Tokens(m.GetWaiting()), Want: max(ratelimit.Tokens(m.GetWant()), ratelimit.Tokens(m.GetWaiting())),
@@ -118,25 +116,25 @@ func (r *Router) claimOf(m *wire.Claim) (ratelimit.Claim, error) {
 }
 
 // settleFor settles what a peer claims.
-func (r *Router) settleFor(msgs []*wire.Claim) []*wire.Reply {
+func (x *core) settleFor(msgs []*wire.Claim) []*wire.Reply {
 	replies := make([]*wire.Reply, len(msgs))
 	for i, m := range msgs {
 		replies[i] = &wire.Reply{Id: m.GetId()}
-		c, err := r.claimOf(m)
-		if err != nil || r.local == nil {
-			r.stats.malformed.Add(1)
+		c, err := x.claimOf(m)
+		if err != nil || x.local == nil {
+			x.stats.malformed.Add(1)
 			replies[i].Status = malformed
 			continue
 		}
 		var g ratelimit.Grant
-		switch ok := r.settleOwn(&c, &g); {
+		switch ok := x.settleOwn(&c, &g); {
 		case !ok:
-			r.stats.notOwner.Add(1)
+			x.stats.notOwner.Add(1)
 			replies[i].Status = notOwner
 		case g.Err != nil && g.Err != ratelimit.ErrStaleClaim: //nolint:errorlint // it is never wrapped
 			replies[i].Status = notInTime
 		default:
-			r.stats.received.Add(1)
+			x.stats.received.Add(1)
 			replies[i].Grant = &wire.Grant{
 				Granted: int64(g.Granted), Fence: int64(g.Fence), Window: int64(g.Window), Void: g.Void, Available: int64(g.Available),
 				Outstanding: int64(g.Outstanding), ResetUs: g.ResetAfter.Microseconds(), RetryUs: g.RetryAfter.Microseconds(), At: int64(g.At),
@@ -170,12 +168,4 @@ func grantOf(c *ratelimit.Claim, done *call) ratelimit.Grant {
 	g.ResetAfter, g.RetryAfter, g.At = us(m.GetResetUs()), us(m.GetRetryUs()), ratelimit.LedgerTime(m.GetAt())
 	g.Holders, g.Relearning = int(m.GetHolders()), m.GetRelearning()
 	return g
-}
-
-// newHotFleet is the limiter of hot keys of other owners: leases from a store
-// that there is anyway, or from the owners.
-func (r *Router) newHotFleet(wall time.Time) *leasing.Fleet {
-	f := leasing.NewFleet(ownersLedger{r}, leasing.NewHolder(), hotMost, r.clock, wall)
-	f.RawNames = true
-	return f
 }

@@ -2,226 +2,405 @@ package routing
 
 import (
 	"context"
-	"sync"
+	"fmt"
+	"slices"
+	"strings"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-func (r *Router) hello() *wire.Hello {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return &wire.Hello{Version: version, Addr: r.options.Addr, Weight: r.options.Weight, Nonce: newNonce(), Absent: !r.present}
+// How long things take.
+const (
+	// TakeOver is how long a node may be out of reach before others own its keys.
+	TakeOver = 2 * time.Second
+	// lapseAfter is how long a node may not have run before it takes it that others
+	// own its keys: they may last have heard of it a ping earlier.
+	lapseAfter = TakeOver - pingEvery
+	// forgetAfter is how long a node that is gone is still looked for.
+	forgetAfter = time.Minute
+	// grace is how long after its start a node does not take another for absent
+	// which cannot be reached: nodes that are started together open their ports
+	// one after the other.
+	grace = time.Second
+	// readyAfter is when a node takes traffic although others did not say that
+	// they have handed over: they see another ring, or cannot say it.
+	readyAfter = 5 * TakeOver
+
+	pingEvery  = 500 * time.Millisecond
+	tickEvery  = pingEvery / 2
+	tickSoon   = 5 * time.Millisecond // while something is to be said again
+	leaveTells = 500 * time.Millisecond
+
+	redialLeast, redialMost = 100 * time.Millisecond, time.Second
+)
+
+// member is another node, as this one knows it.
+//
+//	found --dialled--> met (ready) --here--> in the ring (alive) --left, or silent--> out of it
+//	                                                   |--------- done: has nothing of others
+type member struct {
+	*link
+	weight      uint32
+	version     uint32
+	incarnation uint64
+	alive       bool   // in the ring
+	holds       bool   // has been in the ring, and not said since that it has nothing
+	done        uint64 // the ring under which it has nothing of others
+	pulled      bool   // of version 1: asked for what it has of this node's
+	found       instant
+	greeted     instant // when it last introduced itself
+	tried       bool    // to reach it, perhaps in vain
+	failures    int     // dials in a row
+	told        presence
+	telling     bool
+	soon        instant // not before, it is told again
+	paused      instant // not before, it is sent parcels
+
+	stop  context.CancelFunc // the Router's
+	kick  bell               // the Router's: dial at once
+	again bell               // the Router's: end this conversation
+	words bell               // the Router's: there is something to say
 }
 
-// Run finds peers and talks to them until ctx is done. It blocks.
-func (r *Router) Run(ctx context.Context) {
-	var wg sync.WaitGroup
-	r.mu.Lock()
-	r.ctx, r.running = ctx, &wg
-	r.mu.Unlock()
-	if r.hotFleet != nil {
-		leases, end := context.WithCancel(context.WithoutCancel(ctx))
-		defer end()
-		released := make(chan struct{})
-		go func() { defer close(released); r.hotFleet.Run(leases) }()
-		defer func() { end(); <-released }()
+// presence is what a node was told of another.
+type presence uint8
+
+const (
+	unknown presence = iota
+	here
+	away
+)
+
+// each calls f with every member, always in the same order; the caller holds mu.
+func (c *core) each(f func(m *member)) {
+	all := make([]*member, 0, len(c.members))
+	for _, m := range c.members {
+		all = append(all, m)
 	}
-	tick := time.NewTicker(pingEvery / 2)
-	defer tick.Stop()
-	var found instant
-	for {
-		if now := r.clock(); found == 0 || now.Sub(found) >= findEvery {
-			found = now
-			r.find(ctx)
-		}
-		r.bury()
-		r.join(ctx)
-		select {
-		case <-ctx.Done():
-			wg.Wait()
-			return
-		case <-tick.C:
-		}
+	slices.SortFunc(all, func(a, b *member) int { return strings.Compare(a.addr, b.addr) })
+	for _, m := range all {
+		f(m)
 	}
 }
 
-// find adds the nodes that there may be.
-func (r *Router) find(ctx context.Context) {
-	bounded, cancel := context.WithTimeout(ctx, findEvery)
-	defer cancel()
-	addrs, err := r.options.Discovery.Find(bounded)
-	if err != nil {
-		r.tell("", err)
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.looked = true
+// hello introduces this node.
+func (c *core) hello(nonce []byte) *wire.Hello {
+	c.mu.Lock()
+	defer c.unlock()
+	return &wire.Hello{Version: version, Addr: c.options.Addr, Weight: c.options.Weight, Nonce: nonce, Absent: !c.present, Incarnation: c.incarnation}
+}
+
+// looks takes in which nodes there may be.
+func (c *core) looks(now instant, addrs []string) {
+	c.mu.Lock()
+	defer c.unlock()
+	c.looked = true
 	for _, a := range addrs {
-		if m := r.know(a); m != nil {
-			m.found = r.clock()
+		if m := c.know(a); m != nil {
+			m.found = now
 		}
 	}
+	c.hands.wake()
 }
 
 // know starts the way to a node that was not known; the caller holds mu.
-func (r *Router) know(addr string) *member {
-	m := r.members[addr]
-	if m == nil && addr != r.options.Addr && len(r.members) < maxPeers && r.running != nil {
-		m = &member{peer: &peer{addr: addr, creds: r.options.TLS, queue: make(chan *call, peerQueue), kick: make(chan struct{}, 1), pending: map[uint64]*call{}}}
-		r.members[addr] = m
-		ctx, cancel := context.WithCancel(r.ctx)
-		m.stop = cancel
-		r.running.Go(func() { m.run(ctx, r) })
+func (c *core) know(addr string) *member {
+	m := c.members[addr]
+	if m != nil || addr == c.options.Addr || len(c.members) >= maxPeers {
+		return m
 	}
+	m = &member{link: &link{addr: addr, pending: map[uint64]*call{}}, kick: make(bell, 1)}
+	m.receipt = func(r *wire.Receipt) { c.received(m, r) }
+	c.members[addr] = m
+	c.hands.dial(m)
 	return m
 }
 
 // greeted takes in that a node has introduced itself: this one dials back.
-func (r *Router) greeted(h *wire.Hello) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	m := r.know(h.GetAddr())
+func (c *core) greeted(now instant, h *wire.Hello) {
+	c.mu.Lock()
+	defer c.unlock()
+	m := c.know(h.GetAddr())
 	if m == nil {
 		return
 	}
-	m.found = r.clock()
+	m.found, m.greeted = now, now
+	c.introduced(now, m, h)
 	if !m.ready.Load() {
-		select {
-		case m.kick <- struct{}{}:
-		default:
-		}
+		m.tried = false // it is there
+		m.kick.ring()
 	}
 }
 
-// met takes in that the way to a node is open.
-func (r *Router) met(h *wire.Hello) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	m := r.members[h.GetAddr()]
-	if m == nil {
+// introduced takes in which process a node is. What was on its way to another
+// one is not there; the caller holds mu.
+func (c *core) introduced(now instant, m *member, h *wire.Hello) {
+	if m.incarnation != h.GetIncarnation() {
+		m.incarnation, m.done, m.holds = h.GetIncarnation(), 0, m.alive
+		c.reclaim(now, m)
+	}
+}
+
+// opened takes in that the way to a node is open.
+func (c *core) opened(now instant, m *member, h *wire.Hello) {
+	c.mu.Lock()
+	defer c.unlock()
+	if c.members[m.addr] != m {
 		return
 	}
-	if alive := !h.GetAbsent(); alive != m.alive || m.weight != h.GetWeight() {
-		m.alive, m.weight = alive, h.GetWeight()
-		r.turn()
+	m.heard.Store(int64(now))
+	c.introduced(now, m, h)
+	m.version, m.tried, m.failures, m.told, m.telling = h.GetVersion(), true, 0, unknown, false
+	m.mu.Lock()
+	m.out.version = m.version
+	m.out.again()
+	m.mu.Unlock()
+	m.ready.Store(true)
+	alive := !h.GetAbsent()
+	m.holds = m.holds || alive
+	changed := alive != m.alive || alive && m.weight != h.GetWeight()
+	m.alive, m.weight = alive, h.GetWeight()
+	if changed {
+		c.turn()
+	} else {
+		c.settle()
 	}
+	if c.clean() {
+		c.sayDone(m)
+	}
+	c.mover.unstick()
+	c.pullFrom(m)
+	m.wake()
+	c.hands.wake()
+}
+
+// closed takes in that the way to a node is not open, or no longer.
+func (c *core) closed(m *member) {
+	m.broke(errPeerGone)
+	c.mu.Lock()
+	defer c.unlock()
+	m.tried, m.pulled, m.telling = true, false, false
+	m.failures++
+	c.hands.wake()
+}
+
+// pause is how long to wait before the next dial.
+func (c *core) pause(now instant, m *member) time.Duration {
+	c.mu.Lock()
+	defer c.unlock()
+	pause := redialLeast
+	if now.Sub(c.began) > grace {
+		pause = min(redialMost, redialLeast<<min(8, max(0, m.failures-1)))
+	}
+	return pause/2 + time.Duration(c.random()*float64(pause))
 }
 
 // presence takes in that a node owns keys from now on, or none any more. It
 // reports false when the way to it is not open.
-func (r *Router) presence(addr string, here bool) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	m := r.members[addr]
-	if m == nil || here && !m.ready.Load() {
+func (c *core) presence(addr string, is bool) bool {
+	c.mu.Lock()
+	defer c.unlock()
+	m := c.members[addr]
+	if m == nil || is && !m.ready.Load() {
 		return false
 	}
-	if m.alive != here {
-		m.alive = here
-		r.turn()
+	m.holds = m.holds || is
+	if m.alive != is {
+		m.alive = is
+		c.turn()
 	}
 	return true
 }
 
-// announce tells all others whether this node owns keys.
-func (r *Router) announce(ctx context.Context) {
-	var wg sync.WaitGroup
-	for _, p := range r.view.Load().peers {
-		wg.Go(func() { r.announceTo(ctx, p) })
+// saidDone takes in that a node has nothing of others under a ring.
+func (c *core) saidDone(addr string, print uint64) {
+	c.mu.Lock()
+	defer c.unlock()
+	m := c.members[addr]
+	if m == nil {
+		return
 	}
-	wg.Wait()
+	m.done = print
+	if !m.alive && print == c.view.Load().print {
+		m.holds = false
+	}
+	c.settle()
 }
 
-func (r *Router) announceTo(ctx context.Context, p *peer) {
-	for {
-		reply, err := p.ask(ctx, func(f *wire.Frame, id uint64) {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			f.Presences = append(f.Presences, &wire.Presence{Id: id, Here: r.present})
-		})
-		if err != nil || reply.GetStatus() == answered {
-			return
+// tick looks after what only time tells. It returns when it wants to be called
+// again, at the latest.
+func (c *core) tick(now instant) (due instant) {
+	c.mu.Lock()
+	defer c.unlock()
+	if ticked := instant(c.ticked.Load()); ticked != 0 && now.Sub(ticked) > lapseAfter || c.expired.Load() && c.present {
+		c.lapse(now, now.Sub(ticked))
+	}
+	c.ticked.Store(int64(now))
+	c.bury(now)
+	c.join(now)
+	saying := c.announce(now)
+	leaving := c.depart(now)
+	if saying || leaving || !c.present && !c.left || c.mover.retry != 0 {
+		return now.Add(tickSoon)
+	}
+	return now.Add(tickEvery)
+}
+
+// lapse is for a node that did not run for so long that others may own its keys:
+// it is an owner no more, hands its accounts to who is, and joins again. Others
+// may have been silent only because nobody listened.
+func (c *core) lapse(now instant, slept time.Duration) {
+	for _, m := range c.members {
+		m.heard.Store(int64(now))
+	}
+	if c.local == nil || !c.present {
+		return
+	}
+	c.tell("", fmt.Errorf("this node did not run for %v: others may own its keys by now, so that it joins the ring again", slept.Round(time.Millisecond)))
+	c.expired.Store(true)
+	c.present = false
+	for _, m := range c.members {
+		m.told = unknown
+	}
+	c.turn()
+}
+
+// bury takes nodes out of the ring that were not heard of for too long.
+func (c *core) bury(now instant) {
+	changed := false
+	c.each(func(m *member) {
+		heard := instant(m.heard.Load())
+		if (m.alive || m.holds) && now.Sub(heard) > TakeOver {
+			changed = changed || m.alive
+			m.alive, m.holds = false, false
+			c.reclaim(now, m)
+			c.hands.redial(m) // if it is there after all, it is met again
+			c.settle()
 		}
-		select {
-		case <-time.After(5 * time.Millisecond): // it dials back
-		case <-ctx.Done():
-			return
+		if !m.alive && now.Sub(max(m.found, heard)) > forgetAfter {
+			c.hands.hangUp(m)
+			delete(c.members, m.addr)
 		}
+	})
+	if changed {
+		c.turn()
 	}
 }
 
 // join enters the ring once every node that was found has been met, or could
-// not be.
-func (r *Router) join(ctx context.Context) {
-	r.mu.Lock()
-	if r.present || r.left || !r.looked {
-		r.mu.Unlock()
+// not be for long enough. What a node had that was an owner before, it has
+// handed over by then.
+func (c *core) join(now instant) {
+	if c.present || c.left || !c.looked || c.local != nil && !c.clean() {
 		return
 	}
-	for _, m := range r.members {
-		if !m.ready.Load() && !m.tried.Load() {
-			r.mu.Unlock()
+	for _, m := range c.members {
+		switch {
+		case m.ready.Load():
+		case !m.tried, now.Sub(c.began) < grace:
+			return
+		case m.greeted != 0 && now.Sub(m.greeted) < TakeOver && now.Sub(c.began) < readyAfter: // it is there, and slow
 			return
 		}
 	}
-	r.present = true
-	r.turn()
-	r.mu.Unlock()
-	bounded, cancel := context.WithTimeout(ctx, TakeOver)
-	defer cancel()
-	r.announce(bounded)
+	c.present, c.joined = true, now
+	c.expired.Store(false)
+	c.turn()
 }
 
-// bury takes nodes out of the ring that were not heard of for too long.
-func (r *Router) bury() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	now, changed := r.clock(), false
-	for addr, m := range r.members {
-		if m.alive && now.Sub(instant(m.heard.Load())) > TakeOver {
-			m.alive, changed = false, true
+// announce tells all others whether this node owns keys. It reports whether
+// some have not heard.
+func (c *core) announce(now instant) (saying bool) {
+	want := away
+	if c.present {
+		want = here
+	}
+	c.each(func(m *member) {
+		if !m.ready.Load() || m.told == want {
+			return
 		}
-		if !m.alive && now.Sub(max(m.found, instant(m.heard.Load()))) > forgetAfter {
-			m.stop()
-			delete(r.members, addr)
+		saying = true
+		if m.telling || now < m.soon {
+			return
 		}
-	}
-	if changed {
-		r.turn()
+		m.telling = true
+		is := c.present
+		say := newCall(func(f *wire.Frame, id uint64) { f.Presences = append(f.Presences, &wire.Presence{Id: id, Here: is}) })
+		say.then = func(say *call) {
+			c.mu.Lock()
+			defer c.unlock()
+			m.telling = false
+			if say.err == nil && say.reply.GetStatus() == answered {
+				m.told = want
+			} else {
+				m.soon = c.clock().Add(tickSoon) // it dials back
+			}
+			c.hands.wake()
+		}
+		c.post(m.link, say)
+	})
+	return saying
+}
+
+// leave has this node own nothing any more. Until all others have heard, it
+// still decides.
+func (c *core) leave(now instant) {
+	c.mu.Lock()
+	defer c.unlock()
+	if !c.left {
+		c.present, c.left, c.leftAt = false, true, now
+		c.hands.wake()
 	}
 }
 
-// forgetAfter is how long a node that is gone is still looked for.
-const forgetAfter = time.Minute
-
-// Leave hands all keys over to the others. They are told first, and then wait
-// for it; until all have heard, this node still decides. It goes on to forward.
-// It blocks at most until ctx is done.
-func (r *Router) Leave(ctx context.Context) {
-	r.mu.Lock()
-	if r.left || r.running == nil {
-		r.mu.Unlock()
-		return
-	}
-	r.present, r.left = false, true
-	r.mu.Unlock()
-	r.announce(ctx)
-	r.mu.Lock()
-	r.turn()
-	v := r.view.Load()
-	r.mu.Unlock()
-	for addr := range v.peers {
-		v.awaitHanded(ctx, addr)
-	}
-}
-
-// Ready tells whether this node has joined the ring, and has its keys.
-func (r *Router) Ready() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !r.present && !r.left {
+// depart takes a leaving node out of its own ring, when all others have heard
+// that it leaves. It reports whether it still leaves.
+func (c *core) depart(now instant) bool {
+	if !c.left || !c.view.Load().mine {
 		return false
 	}
-	return r.wasStable || r.local == nil
+	if now.Sub(c.leftAt) < leaveTells {
+		for _, m := range c.members {
+			if m.alive && m.ready.Load() && m.told != away {
+				return true
+			}
+		}
+	}
+	c.turn()
+	return false
+}
+
+// gone tells whether a leaving node has handed over all, and how many accounts
+// it still has if not.
+func (c *core) gone(count bool) (bool, int) {
+	c.mu.Lock()
+	defer c.unlock()
+	v := c.view.Load()
+	if c.local == nil || v.mine {
+		return !v.mine, 0
+	}
+	if c.clean() {
+		return true, 0
+	}
+	n := len(c.mover.underway)
+	if !count {
+		return false, n
+	}
+	for part := range c.local.Parts() {
+		for visit := (leasing.Visit{Part: part}); !c.local.Visit(&visit, func([]byte) { n++ }); {
+		}
+	}
+	return false, n
+}
+
+// isReady tells whether this node has joined the ring, and has its keys.
+func (c *core) isReady(now instant) bool {
+	c.mu.Lock()
+	defer c.unlock()
+	if !c.present && !c.left {
+		return false
+	}
+	return c.local == nil || c.wasStable || now.Sub(c.joined) > readyAfter
 }

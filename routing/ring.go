@@ -41,7 +41,7 @@ type point struct {
 // allocates about 40 KB for each of them.
 func NewRing(members []Member) *Ring {
 	r := &Ring{members: slices.Clone(members)}
-	slices.SortFunc(r.members, func(a, b Member) int { return cmp.Compare(a.Addr, b.Addr) })
+	sortMembers(r.members)
 	r.members = slices.CompactFunc(r.members, func(a, b Member) bool { return a.Addr == b.Addr })
 	for i, m := range r.members {
 		for n := range pointsPerNode * int(max(1, m.Weight)) {
@@ -60,6 +60,10 @@ func NewRing(members []Member) *Ring {
 	}
 	r.start[len(r.start)-1] = int32(len(r.points))
 	return r
+}
+
+func sortMembers(m []Member) {
+	slices.SortFunc(m, func(a, b Member) int { return cmp.Compare(a.Addr, b.Addr) })
 }
 
 // Owner returns the address of the member that a hash belongs to, "" if there

@@ -2,10 +2,11 @@ package routing
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -13,11 +14,6 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
-)
-
-type (
-	instant = ratelimit.Instant
-	verdict = ratelimit.Verdict
 )
 
 // Options are a node's settings as one of a ring.
@@ -36,56 +32,14 @@ type Options struct {
 // are decided by their key's owner, all others by this node. It is safe for
 // concurrent use. Run must be running for peers to be met.
 type Router struct {
-	options  Options
-	base     ratelimit.Limiter // decides what is this node's
-	local    *leasing.Local    // base, where budgets are in this process; else nil
-	fallback *leasing.Local    // when an owner does not answer
-	hotFleet *leasing.Fleet    // leases of hot keys of other owners, where there is no store; else nil
-	clock    ratelimit.Clock
-	random   func() float64
+	*core
+	hotFleet *leasing.Fleet // leases of hot keys of other owners, where there is no store; else nil
+	work     bell
 
-	// gate is held for reading while a key is looked up and decided here, and
-	// for writing while keys change hands; without a store only.
-	gate sync.RWMutex
-	view atomic.Pointer[view]
-
-	mu      sync.Mutex
-	members map[string]*member // guarded by mu
-	present bool               // guarded by mu: in the ring
-	left    bool               // guarded by mu: for good
-	looked  bool               // guarded by mu: for others
-	// wasStable says that after joining all had handed over; guarded by mu.
-	wasStable bool
-	ctx       context.Context // guarded by mu: Run's
-	running   *sync.WaitGroup // guarded by mu
-
-	hot     *hot
-	hotHere hotLeases
-	rules   ruleCache
-	stats   struct{ forwarded, received, notOwner, refused, malformed, handed, hot, fallbacks atomic.Uint64 }
-}
-
-// member is another node, as this one knows it.
-type member struct {
-	*peer
-	weight uint32
-	alive  bool    // in the ring
-	found  instant // when it was last discovered, or introduced itself
-	stop   context.CancelFunc
-}
-
-// view is the ring at a time. Only its handed and pulls change.
-type view struct {
-	ring   *Ring
-	before *Ring            // until others had handed over what changed with ring
-	peers  map[string]*peer // in ring or before
-	print  uint64
-	joined bool        // this node has met all others
-	stable atomic.Bool // all have handed over
-
-	mu     sync.Mutex
-	handed map[string][]chan struct{} // guarded by mu: closed when all was handed over to that node
-	pulls  map[string]chan struct{}   // guarded by mu: closed when that node has handed over all, or cannot
+	run     sync.Mutex
+	ctx     context.Context // guarded by run: Run's
+	running *sync.WaitGroup // guarded by run
+	waiting []*member       // guarded by run: to be dialled when there is a Run
 }
 
 // New makes a router over the node's own limiter.
@@ -93,26 +47,194 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 	if o.TLS == nil {
 		o.TLS = insecure.NewCredentials()
 	}
-	r := &Router{
-		options: o, base: base, fallback: leasing.NewLocal(10_000, clock(), wall), clock: clock, random: rand.Float64,
-		members: map[string]*member{}, hot: newHot(o.HotRate),
+	r := &Router{core: newCore(o, clock, wall), work: make(bell, 1)}
+	r.hands, r.random, r.incarnation = r, rand.Float64, uint64(leasing.NewHolder())
+	r.base = blocking{base}
+	r.leases = r.base // the account in the store is the same
+	if local, ok := base.(*leasing.Local); ok {
+		r.storeless(local)
+		r.hotFleet = leasing.NewFleet(ownersLedger{r.core}, leasing.NewHolder(), hotMost, clock, wall)
+		r.hotFleet.RawNames = true
+		r.leases = blocking{r.hotFleet}
 	}
-	if r.local, _ = base.(*leasing.Local); r.local != nil {
-		r.hotFleet = r.newHotFleet(wall)
-	}
-	r.view.Store(r.build(nil))
 	return r
 }
 
-func (r *Router) tell(addr string, err error) {
-	if r.options.OnPeer != nil && err != nil {
-		r.options.OnPeer(addr, err)
+// Decide implements [ratelimit.Limiter]. It blocks for at most
+// ratelimit.StoreDeadline beyond what this node's own limiter does. Asks of
+// other nodes travel while this one decides its own.
+func (r *Router) Decide(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+	if w := r.decide(ctx, now, asks, verdicts, newBell); w != nil {
+		for open := true; open; open = w.advance(r.clock()) {
+			w.sleep(ctx)
+		}
 	}
 }
 
+func newBell() bell { return make(bell, 1) }
+
+// sleep blocks until something has happened to what waits, or its time is over.
+func (w *waiting) sleep(ctx context.Context) {
+	timer := time.NewTimer(max(0, w.due().Sub(w.clock())))
+	defer timer.Stop()
+	select {
+	case <-w.bell:
+	case <-timer.C:
+	case <-ctx.Done():
+		w.until = 0 // nobody waits any more
+	}
+}
+
+// Owner is the other node that decides under mode routing, "" if it is this one.
+func (r *Router) Owner(a *ratelimit.Ask) string { return r.elsewhere(a) }
+
+// Run finds peers and talks to them until ctx is done. It blocks.
+func (r *Router) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	r.run.Lock()
+	r.ctx, r.running = ctx, &wg
+	for _, m := range r.waiting {
+		r.start(m)
+	}
+	r.waiting = nil
+	r.run.Unlock()
+	if r.hotFleet != nil {
+		leases, end := context.WithCancel(context.WithoutCancel(ctx))
+		defer end()
+		released := make(chan struct{})
+		go func() { defer close(released); r.hotFleet.Run(leases) }()
+		defer func() { end(); <-released }()
+	}
+	wg.Go(func() { r.find(ctx) })
+	r.loop(ctx)
+	wg.Wait()
+}
+
+// What moving accounts may take of a node's processor time: requests go on
+// meanwhile, and each waits for what is before it.
+const (
+	workAtOnce  = 500 * time.Microsecond
+	restBetween = 4 * workAtOnce
+)
+
+// loop has the core look after itself, and accounts move.
+func (r *Router) loop(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for ctx.Err() == nil {
+		began := r.clock()
+		due, more := r.tick(began), true
+		for now := began; more && now.Sub(began) < workAtOnce; now = r.clock() {
+			more = r.step(now)
+			runtime.Gosched()
+		}
+		if more {
+			due = r.clock().Add(restBetween)
+		}
+		timer.Reset(max(0, due.Sub(r.clock())))
+		work := r.work
+		if more {
+			work = nil
+		}
+		select {
+		case <-ctx.Done():
+		case <-work:
+		case <-timer.C:
+		}
+	}
+}
+
+// find looks for the nodes that there may be. It may wait for a name server;
+// the loop may not.
+func (r *Router) find(ctx context.Context) {
+	tick := time.NewTicker(findEvery)
+	defer tick.Stop()
+	for {
+		bounded, cancel := context.WithTimeout(ctx, findEvery)
+		addrs, err := r.options.Discovery.Find(bounded)
+		cancel()
+		r.tell("", err)
+		r.looks(r.clock(), addrs)
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// dial implements hands.
+func (r *Router) dial(m *member) {
+	work := make(bell, 1)
+	m.wake, m.words, m.again = work.ring, work, make(bell, 1)
+	r.run.Lock()
+	defer r.run.Unlock()
+	if r.running == nil {
+		r.waiting = append(r.waiting, m)
+		return
+	}
+	r.start(m)
+}
+
+// start keeps a way open; the caller holds run.
+func (r *Router) start(m *member) {
+	ctx, cancel := context.WithCancel(r.ctx)
+	m.stop = cancel
+	r.running.Go(func() { r.converse(ctx, m) })
+}
+
+// hangUp implements hands.
+func (r *Router) hangUp(m *member) {
+	if m.stop != nil {
+		m.stop()
+	}
+}
+
+// redial implements hands.
+func (r *Router) redial(m *member) { m.again.ring() }
+
+// wake implements hands.
+func (r *Router) wake() { r.work.ring() }
+
+// Leave hands all keys over to the others. They are told first; until all have
+// heard, this node still decides. It goes on to forward. It blocks until all is
+// acknowledged, at most until ctx is done; then it tells OnPeer what is lost.
+func (r *Router) Leave(ctx context.Context) {
+	r.run.Lock()
+	never := r.running == nil
+	r.run.Unlock()
+	if never {
+		return
+	}
+	r.leave(r.clock())
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		if gone, _ := r.gone(false); gone {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			if gone, left := r.gone(true); !gone {
+				r.tell("", fmt.Errorf("this node left the ring, and %d accounts were not acknowledged by their new owners in time: what they were charged in this window may be admitted again", left))
+			}
+			return
+		}
+	}
+}
+
+// Ready tells whether this node has joined the ring, and has its keys.
+func (r *Router) Ready() bool { return r.isReady(r.clock()) }
+
 // Stats returns the counts so far.
-func (r *Router) Stats() ratelimit.RoutingStats {
-	s, v := &r.stats, r.view.Load()
+func (r *Router) Stats() ratelimit.RoutingStats { return r.routingStats() }
+
+// Fallbacks counts decisions made because an owner did not answer.
+func (r *Router) Fallbacks() uint64 { return r.stats.fallbacks.Load() }
+
+func (c *core) routingStats() ratelimit.RoutingStats {
+	s, v := &c.stats, c.view.Load()
 	readable := func(keys []string) []string {
 		for i := range keys {
 			keys[i] = leasing.KeyName([]byte(keys[i]))
@@ -127,9 +249,42 @@ func (r *Router) Stats() ratelimit.RoutingStats {
 	return ratelimit.RoutingStats{
 		Forwarded: s.forwarded.Load(), Received: s.received.Load(), NotOwner: s.notOwner.Load(), Refused: s.refused.Load(),
 		Malformed: s.malformed.Load(), Handed: s.handed.Load(), Hot: s.hot.Load(),
-		Members: addrs, Ring: v.print, HotKeys: readable(r.hot.names(r.clock())), HotHere: readable(r.hotHere.names()),
+		Members: addrs, Ring: v.print, HotKeys: readable(c.hot.names(c.clock())), HotHere: readable(c.hotHere.names()),
 	}
 }
 
-// Fallbacks counts decisions made because an owner did not answer.
-func (r *Router) Fallbacks() uint64 { return r.stats.fallbacks.Load() }
+// ownersLedger is the ratelimit.Ledger of hot keys where there is no store:
+// each claim goes to its key's owner, whose memory is the ledger.
+type ownersLedger struct{ *core }
+
+// hotParts is how many owners fail each by itself (leasing.Partitioned).
+const hotParts = 16
+
+// Partitions implements [leasing.Partitioned].
+func (ownersLedger) Partitions() int { return hotParts }
+
+// Partition implements [leasing.Partitioned]: claims of one owner go together.
+func (l ownersLedger) Partition(key string) int {
+	owner := l.view.Load().ring.Owner(HashOf([]byte(key)))
+	part := 0
+	for i := range len(owner) {
+		part = (31*part + int(owner[i])) % hotParts
+	}
+	return part
+}
+
+// Settle implements [ratelimit.Ledger].
+func (l ownersLedger) Settle(ctx context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant) {
+	all := make([]*claiming, len(claims))
+	for i := range claims {
+		all[i] = l.claim(&claims[i], nil)
+	}
+	for i, x := range all {
+		select {
+		case <-x.call.done:
+			grants[i] = x.grant()
+		case <-ctx.Done():
+			grants[i] = ratelimit.Grant{Seq: claims[i].Seq, Err: ctx.Err()}
+		}
+	}
+}

@@ -35,10 +35,12 @@ type ringWorld struct {
 	wall  time.Time
 	addrs []string // of all that there will be
 	lis   []net.Listener
+
+	tableSize int
 }
 
 func newRingWorld(t *testing.T, n int) *ringWorld {
-	w := &ringWorld{T: t, clock: ratelimit.MonotonicClock(), wall: time.Now()}
+	w := &ringWorld{T: t, clock: ratelimit.MonotonicClock(), wall: time.Now(), tableSize: 100_000}
 	for range n {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
@@ -55,8 +57,21 @@ func (w *ringWorld) start(i int, secret string) *node { return w.startTLS(i, sec
 
 func (w *ringWorld) startTLS(i int, secret string, client, server credentials.TransportCredentials) *node {
 	w.Helper()
+	n := w.make(i, secret, client)
+	listener := n.NewServer(server)
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = listener.Serve(w.lis[i]) })
+	running.Go(func() { n.Run(ctx) })
+	n.end = sync.OnceFunc(func() { cancel(); listener.Stop(); running.Wait() })
+	w.Cleanup(n.end)
+	return n
+}
+
+// make makes a node that does not run.
+func (w *ringWorld) make(i int, secret string, client credentials.TransportCredentials) *node {
 	n := &node{addr: w.addrs[i], errs: make(chan error, 1000)}
-	n.Router = New(leasing.NewLocal(100_000, w.clock(), w.wall), Options{
+	n.Router = New(leasing.NewLocal(w.tableSize, w.clock(), w.wall), Options{
 		Addr: n.addr, Discovery: Static(w.addrs), Secret: secret, TLS: client,
 		OnPeer: func(_ string, err error) {
 			select {
@@ -65,13 +80,6 @@ func (w *ringWorld) startTLS(i int, secret string, client, server credentials.Tr
 			}
 		},
 	}, w.clock, w.wall)
-	listener := n.NewServer(server)
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	running.Go(func() { _ = listener.Serve(w.lis[i]) })
-	running.Go(func() { n.Run(ctx) })
-	n.end = sync.OnceFunc(func() { cancel(); listener.Stop(); running.Wait() })
-	w.Cleanup(n.end)
 	return n
 }
 
@@ -96,20 +104,23 @@ func (w *ringWorld) ring(n int) []*node {
 
 func (w *ringWorld) agree(nodes ...*node) {
 	w.Helper()
-	defer func() {
-		for _, n := range nodes {
-			if w.Failed() {
-				n.mu.Lock()
-				w.Logf("%s present %v stable %v, was %v, ring %v", n.addr, n.present, n.view.Load().stable.Load(), n.wasStable, n.view.Load().ring)
-				for a, m := range n.members {
-					w.Logf("    %s alive %v ready %v tried %v", a, m.alive, m.ready.Load(), m.tried.Load())
-				}
-				n.mu.Unlock()
-			}
-		}
-	}()
+	defer w.show(nodes...)
 	for _, n := range nodes {
 		w.eventually("all know all", func() bool { return n.Ready() && len(n.Stats().Members) == len(nodes) && n.view.Load().stable.Load() })
+	}
+}
+
+// show says what nodes know, if the test has failed.
+func (w *ringWorld) show(nodes ...*node) {
+	for _, n := range nodes {
+		if w.Failed() {
+			n.mu.Lock()
+			w.Logf("%s present %v stable %v, was %v, ring %v %x, mover left %d full %v, underway %d", n.addr, n.present, n.view.Load().stable.Load(), n.wasStable, n.view.Load().ring, n.view.Load().print, n.mover.left, n.mover.full != nil, len(n.mover.underway))
+			for a, m := range n.members {
+				w.Logf("    %s alive %v ready %v tried %v done %x holds %v", a, m.alive, m.ready.Load(), m.tried, m.done, m.holds)
+			}
+			n.mu.Unlock()
+		}
 	}
 }
 

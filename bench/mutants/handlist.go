@@ -177,6 +177,6 @@ var allByHand = []byHand{
 		{drift, "if share > 0 && heir != h.heir && a.Rule", "if false && a.Rule"},
 	}},
 	{"a share of a sliding window does not count what was drifted in the one before", []replacement{
-		{drift, "\t\th.carried = h.lease.drifted()\n", ""},
+		{drift, "h.carried, h.before = l.drifted(),", "h.carried, h.before = 0,"},
 	}},
 }

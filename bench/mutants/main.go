@@ -32,6 +32,7 @@ type options struct {
 	list    bool
 	whole   bool // run also what the plan leaves out
 	verify  bool // run those that are listed as equivalent, too
+	lenient bool // leave tests out that fail without any fault, instead of refusing to start
 	again   bool // run only those that the last report does not say to be killed
 	json    string
 	known   string // the list of equivalents
@@ -52,6 +53,7 @@ func main() {
 	flag.BoolVar(&o.list, "list", false, "list the mutants, and run nothing")
 	flag.BoolVar(&o.whole, "whole", false, "run all mutants, also of files of which the plan takes only a part")
 	flag.BoolVar(&o.verify, "verify", false, "run mutants that are listed as equivalent, too: none may be killed")
+	flag.BoolVar(&o.lenient, "lenient", false, "leave tests out that fail without any fault, instead of refusing to start")
 	flag.BoolVar(&o.again, "again", false, "take those that the last report (-json) says were killed as killed: for when only tests were added since")
 	flag.StringVar(&o.json, "json", ".cache/mutants/report.json", "where the report goes")
 	flag.StringVar(&o.known, "equivalent", "bench/mutants/equivalent.txt", "the list of equivalent mutants")
@@ -137,8 +139,11 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 	}
 	r.Took = time.Since(start)
 	r.write(o.out) // also when it was interrupted
-	if err := errors.Join(err, r.save(o.json)); err != nil {
+	if err := r.save(o.json); err != nil {
 		return err
+	}
+	if ctx.Err() != nil {
+		return errors.New("interrupted")
 	}
 	if wrong := r.verdict(); wrong != "" {
 		return errors.New(wrong)
@@ -146,11 +151,11 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 	return nil
 }
 
-// before is what the last report says was killed, by key, if that is to count.
+// before is what the last report says, by key, if that is to count.
 func (o *options) before() (map[string]result, error) {
-	killedBefore := map[string]result{}
+	before := map[string]result{}
 	if !o.again {
-		return killedBefore, nil
+		return before, nil
 	}
 	text, err := os.ReadFile(o.json)
 	if err != nil {
@@ -161,11 +166,9 @@ func (o *options) before() (map[string]result, error) {
 		return nil, fmt.Errorf("%s is no report: %w", o.json, err)
 	}
 	for _, r := range last.Results {
-		if r.Fate == killed {
-			killedBefore[r.Key] = r
-		}
+		before[r.Key] = r
 	}
-	return killedBefore, nil
+	return before, nil
 }
 
 // chosen are the plan's files that the option names.
@@ -235,7 +238,7 @@ func (p *plan) prepare(ctx context.Context, o *options, src *source, all []*muta
 	if filepath.IsAbs(o.cache) {
 		kept.dir = o.cache
 	}
-	reach, err := p.measureReach(ctx, temp, kept, o.workers, src.module)
+	reach, err := p.measureReach(ctx, o, temp, kept, src.module)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -258,7 +261,7 @@ func (p *plan) prepare(ctx context.Context, o *options, src *source, all []*muta
 	if len(h.units) != len(reach.units) {
 		return nil, nil, fmt.Errorf("the instrumented build has %d tests, and the other %d", len(h.units), len(reach.units))
 	}
-	return h, all, h.clean(ctx, kept, o.workers, o.say)
+	return h, all, h.clean(ctx, o, kept)
 }
 
 // all runs the mutants in an order that a seed says, while the budget lasts.
@@ -271,7 +274,8 @@ func (h *hunt) all(ctx context.Context, o *options, all []*mutant, known equival
 			results[i].Fate, results[i].Reason = equivalent, why
 			continue
 		}
-		if r, ok := before[m.key()]; ok {
+		if r := before[m.key()]; r.Fate == killed {
+			r.m = m
 			results[i] = r
 			continue
 		}
@@ -279,6 +283,9 @@ func (h *hunt) all(ctx context.Context, o *options, all []*mutant, known equival
 		order = append(order, i)
 	}
 	rand.New(rand.NewPCG(o.seed, 0)).Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+	slices.SortStableFunc(order, func(i, j int) int { // first those that survived before
+		return urgency(before[all[i].key()].Fate) - urgency(before[all[j].key()].Fate)
+	})
 	if o.sample > 0 {
 		order = order[:min(o.sample, len(order))]
 	}
@@ -316,4 +323,12 @@ func (h *hunt) all(ctx context.Context, o *options, all []*mutant, known equival
 		return nil
 	})
 	return results, err
+}
+
+// urgency orders mutants by what became of them before.
+func urgency(f fate) int {
+	if f == survived || f == notReached {
+		return 0
+	}
+	return 1
 }

@@ -18,6 +18,7 @@ type bound struct {
 	losable  bool                         // the ledger will lose something
 	evicts   bool                         // it has lost an account
 	slow     bool                         // answers may come too late, at any time
+	splits   []span                       // when nodes of a ring without a store may count apart
 	used     float64                      // the highest share of the bound that a key has used
 }
 
@@ -193,10 +194,10 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	}
 	for i := range b.forgets {
 		if b.forgets[i].at >= b.now-b.lasts(&own) {
-			most += max(1, capacity/20) + b.untold(k, &b.forgets[i])
+			most += own.LossShare() + b.untold(k, &b.forgets[i])
 		}
 	}
-	most += b.recent(b.steps, &own) * capacity
+	most += b.recent(b.steps, &own)*capacity + b.split(&own, capacity)
 	if !b.out(&own) {
 		return most
 	}

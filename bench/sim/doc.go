@@ -1,7 +1,7 @@
 // Package sim plays fleets in virtual time: the nodes' own code, a ledger, the
 // wires between them, and what goes wrong with each. Nodes are
-// leasing.Stepped, seats are approx.Keeper's, the ring is routing.Ring; only
-// who waits, and how messages travel, is the simulator's.
+// leasing.Stepped, seats are approx.Keeper's, nodes of a ring are
+// routing.Stepped; only who waits, and how messages travel, is the simulator's.
 //
 // Guarantee: the same Options give the same Result, byte for byte, on any
 // machine. Every admission is judged by the limit's own definition and the
@@ -11,6 +11,6 @@
 // It does not promise how long anything takes on a real machine: processor
 // time is nothing here, and a node decides in no time.
 //
-// Mode routing is played with a store: an owner draws its accounts from the
-// ledger. Without one, nodes hand accounts to each other, which is not played.
+// Mode routing is played with a store and without: frames between nodes are
+// carried as they are encoded, in streams that keep their order and break.
 package sim

@@ -62,6 +62,7 @@ func (w *world) strikeNode(n *node, f Fault) {
 	switch f.Kind {
 	case Crash:
 		w.bound.silent(n)
+		w.bound.apart(0)
 		n.end()
 	case Leave:
 		n.leave()
@@ -71,10 +72,17 @@ func (w *world) strikeNode(n *node, f Fault) {
 		}
 		w.bound.silent(n)
 		n.paused = true
+		if f.For > takenOver {
+			w.bound.apart(f.For)
+		}
+		if f.Kind == Suspend {
+			n.sleeps = w.now + int64(stops)
+		}
 		w.in(f.For, func() {
 			w.bound.silent(n)
-			if f.Kind == Suspend {
-				n.asleep += max(0, int64(f.For)-2*int64(stops))
+			if n.sleeps > 0 {
+				n.asleep += max(0, w.now-int64(stops)-n.sleeps)
+				n.sleeps = 0
 			}
 			n.resume()
 		})
@@ -91,6 +99,9 @@ func (w *world) strikeNode(n *node, f Fault) {
 		n.late += f.For
 		w.in(f.For, func() { n.late -= f.For })
 	case Part:
+		if f.For > takenOver {
+			w.bound.apart(f.For)
+		}
 		w.during(&n.parted, f.For)
 	}
 }

@@ -24,6 +24,7 @@ func History(seed uint64) Options {
 	if h.chance(0.1) {
 		h.lengthen()
 	}
+	h.ring()
 	return h.o
 }
 

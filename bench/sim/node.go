@@ -8,7 +8,6 @@ import (
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
-	"github.com/sluice-gate/sluice/routing"
 )
 
 // node is one incarnation of a node: the real lease table and seat keeper, and
@@ -20,7 +19,6 @@ type node struct {
 	name    ratelimit.Holder
 	stepped *leasing.Stepped
 	keeper  *approx.Keeper
-	alone   *leasing.Local // budgets of this node, when an owner does not answer
 	born    int64
 	rate    float64 // of its clock, beside the ledger's
 
@@ -30,13 +28,14 @@ type node struct {
 	rule   *ratelimit.Rule
 	second *ratelimit.Rule
 	asleep int64 // nanoseconds for which it was suspended
+	sleeps int64 // when its clock stopped, if it is suspended now
 	clocks ratelimit.Clock
 	late   time.Duration // more, for its answers
 	deaf   int           // to the store, by so many faults
 	cut    int           // from the store, by so many faults
 	parted int           // from other nodes
 	waits  []*request
-	view   *routing.Ring
+	ring   *ring // nil: it is in none
 }
 
 // tableSize is how many keys a node tracks.
@@ -64,6 +63,9 @@ func (n *node) start() {
 	n.name, n.born, n.addr = w.names, w.now, fmt.Sprint("node-", n.slot)
 	w.slots[n.addr] = n.slot
 	n.rate = 1 + w.Net.Skew*(w.rnd.Float64()-0.5)
+	if w.Storeless { // windows are cut by nodes' own clocks, which here are right
+		n.rate = 1
+	}
 	n.rule, n.second = w.rules[len(w.rules)-1], w.Second
 	n.clocks = ratelimit.NewClock(n.running, n.elapsed)
 	rnd := rand.New(rand.NewPCG(w.Seed, 0x1000+uint64(n.name)))
@@ -77,10 +79,7 @@ func (n *node) start() {
 	n.stepped.SetDrift(n.keeper)
 	n.stepped.Hears()
 	n.keeper.Learning = n.stepped.Learning
-	if w.Rule.Coordination.Mode == ratelimit.Routing {
-		n.alone = leasing.NewLocal(max(1, w.Load.Keys), n.clock(), wall)
-		n.view = w.members()
-	}
+	n.joinRing()
 	n.in(time.Duration(w.rnd.Int64N(int64(leasing.SweepEvery))), n.sweep)
 	n.in(0, n.sit)
 }
@@ -91,7 +90,11 @@ func (n *node) clock() ratelimit.Instant { return n.clocks() }
 // running is a clock that stands still while the node is suspended, elapsed one
 // that does not.
 func (n *node) running() time.Duration {
-	return time.Duration(float64(n.now-n.born-n.asleep) * n.rate)
+	at := n.now
+	if n.sleeps > 0 {
+		at = min(at, n.sleeps)
+	}
+	return time.Duration(float64(at-n.born-n.asleep) * n.rate)
 }
 
 func (n *node) elapsed() time.Duration { return time.Duration(float64(n.now-n.born) * n.rate) }
@@ -163,7 +166,7 @@ func (n *node) send() {
 func (n *node) answered() {
 	waits := n.waits[:0]
 	for i := range n.waits { // in the order in which they came
-		if q := n.waits[i]; !q.over {
+		if q := n.waits[i]; !q.over && q.wait != nil {
 			n.advance(q)
 		}
 	}
@@ -175,6 +178,10 @@ func (n *node) answered() {
 	clear(n.waits[len(waits):])
 	n.waits = waits
 	n.send()
+	if n.ring != nil {
+		n.ring.Pump()
+		n.send()
+	}
 }
 
 // end stops a node for good.
@@ -188,8 +195,10 @@ func (n *node) end() {
 // forsake has those who wait get no answer.
 func (n *node) forsake() {
 	for _, q := range n.waits {
-		if !q.over && q.from == nil {
-			n.unanswered(q.asks[0].Cost)
+		for i := range q.n {
+			if a := &q.asks[i]; !q.over && !q.counted[i] && a.Kind == ratelimit.Spend {
+				n.unanswered(a.Cost)
+			}
 		}
 		q.over = true
 	}
@@ -198,6 +207,15 @@ func (n *node) forsake() {
 
 // leave gives back all that the node has, and ends it.
 func (n *node) leave() {
+	if n.ring != nil {
+		n.leaveRing()
+		return
+	}
+	n.goodbye()
+}
+
+// goodbye gives back what is leased.
+func (n *node) goodbye() {
 	claims := n.stepped.Release(n.clock())
 	n.store.tell(n, claims)
 	if a, ok := n.keeper.Leaving(!n.stepped.Drifting()); ok {

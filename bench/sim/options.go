@@ -29,6 +29,8 @@ type Options struct {
 	Start     time.Duration      // into a window, at the beginning
 	Net       Net
 	Faults    []Fault   // in the order of their times
+	Storeless bool      // mode routing with budgets in its owners' memory; the store is not used
+	HotRate   float64   // requests a second from which on a key of mode routing is hot; 0: ten times the mean
 	Refuses   bool      // a store that is down refuses connections, instead of not answering
 	Check     bool      // the ledger's and the leases' invariants, at every step
 	Trace     io.Writer // of events that are not decisions; nil: none

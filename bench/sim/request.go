@@ -19,7 +19,6 @@ type request struct {
 	at       int64 // when it came
 	wait     *leasing.Wait
 	over     bool // decided, or nobody waits any more
-	from     *forward
 }
 
 // arrive asks a node.
@@ -27,14 +26,14 @@ func (w *world) arrive(l load.Request) {
 	n := w.ask(l.Node)
 	cost := ratelimit.Tokens(l.Cost)
 	w.result.Requests++
-	w.result.Offered += cost
-	w.point.Offered += cost
 	if n == nil || n.paused {
+		w.offer(&ratelimit.Ask{Cost: cost})
 		w.unanswered(cost)
 		return
 	}
 	k := w.key(n.rule, l.Key)
 	q := w.take(k, w.wanted(n.rule, k, cost))
+	w.offer(&q.asks[0])
 	if n.rule.Coordination.Mode == ratelimit.Routing {
 		w.route(n, q)
 		return
@@ -42,9 +41,18 @@ func (w *world) arrive(l load.Request) {
 	if n.second != nil {
 		q.keys[1] = w.key(n.second, 0)
 		q.asks[1] = w.wanted(n.second, q.keys[1], cost)
+		w.offer(&q.asks[1])
 		q.n = 2
 	}
 	w.decide(n, q)
+}
+
+// offer counts what is to be spent.
+func (w *world) offer(a *ratelimit.Ask) {
+	if a.Kind == ratelimit.Spend {
+		w.result.Offered += a.Cost
+		w.point.Offered += a.Cost
+	}
 }
 
 // wanted is what a request asks for: to spend, as a rule.
@@ -72,7 +80,7 @@ func (w *world) ask(wanted int) *node {
 		i = w.rnd.IntN(len(w.nodes))
 	}
 	for range w.nodes { // a balancer knows who is away
-		if w.nodes[i].alive {
+		if w.nodes[i].ready() {
 			return w.nodes[i]
 		}
 		i = (i + 1) % len(w.nodes)
@@ -112,10 +120,6 @@ func (w *world) decided(n *node, q *request) {
 	q.over = true
 	w.counts(n, q)
 	w.refundDenied(n, q)
-	if q.from != nil {
-		w.reply(n, q)
-		return
-	}
 	w.waited(q)
 }
 
@@ -148,6 +152,7 @@ func (w *world) refundDenied(n *node, q *request) {
 		n.stepped.Undo(n.clock(), q.asks[i:i+1], q.verdicts[i:i+1])
 		q.keys[i].judge.Retract(w.ledgerTime(), w.ledgerTime(), a.Cost)
 		w.result.Admitted -= a.Cost
+		w.result.Refused += a.Cost
 		if w.Decisions {
 			w.trace("key %d: %d are given back, for the other descriptor was refused", q.keys[i].index, a.Cost)
 		}
@@ -180,7 +185,7 @@ func (w *world) count(n *node, q *request, i int) {
 	}
 	w.print = (w.print ^ code ^ uint64(w.now)<<20) * 1099511628211
 	if w.Decisions {
-		w.trace("key %d kind %d cost %d: over limit %v by %s, %d left", k.index, a.Kind, a.Cost, v.OverLimit, ratelimit.Sources[v.Source], v.Remaining)
+		w.trace("node %d: key %d kind %d cost %d: over limit %v by %s, %d left", n.slot, k.index, a.Kind, a.Cost, v.OverLimit, ratelimit.Sources[v.Source], v.Remaining)
 	}
 }
 

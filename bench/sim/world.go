@@ -81,8 +81,10 @@ func newWorld(o *Options) *world {
 	for range o.Nodes {
 		w.join()
 	}
-	for _, n := range w.nodes { // those who start together know each other
-		n.view = w.members()
+	for _, n := range w.nodes { // those who start together look for each other
+		if n.ring != nil {
+			n.lookOnce()
+		}
 	}
 	for _, f := range o.Faults {
 		w.queue.push(int64(f.At), func() { w.strike(f) })
@@ -210,6 +212,9 @@ func (w *world) key(rule *ratelimit.Rule, i int) *key {
 		largest.Limit.Requests, largest.Limit.Burst = max(rule.Limit.Requests, l.Requests), max(rule.Limit.Burst, l.Burst)
 		k.rule = &largest
 		k.judge.Allow(largest.Limit)
+		if l.Algorithm == ratelimit.TokenBucket { // it refills at the new rate from when the ledger last looked at it
+			k.extra = append(k.extra, extra{w.now, largest.Limit.Burst})
+		}
 	}
 	return k
 }

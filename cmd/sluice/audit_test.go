@@ -35,6 +35,7 @@ func TestAudit(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		files = append(files, filepath.Join(dir, name))
 		s := serve(t, []string{"REDIS_URL=" + f.redis.Addr, "AUDIT_FILE=" + files[len(files)-1], "CACHE_KEY_PREFIX=p[x]*", "DRAIN_TIME=0s"}, "--config", f.rules, "--log-level=warn")
+		s.untilHealthy()
 		f.nodes, f.clients = append(f.nodes, s), append(f.clients, rls.NewRateLimitServiceClient(s.dial()))
 	}
 	admitted := map[string]int64{}

@@ -68,12 +68,12 @@ func (c *checkCmd) declare(out io.Writer, rules *config.Rules) error {
 
 func (c *checkCmd) table(out io.Writer, rules *config.Rules, store bool) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "RULE\tLIMIT\tMODE\tOVER-ADMISSION\tUNDER-ADMISSION\tLONGEST WAIT\tSTORE OPERATIONS\tIN AN OUTAGE")
+	fmt.Fprintln(w, "RULE\tLIMIT\tMODE\tOVER-ADMISSION\tUNDER-ADMISSION\tLONGEST WAIT\tSTORE OPERATIONS\tIN AN OUTAGE\tWHEN DATA IS LOST")
 	for _, r := range rules.All() {
 		name := r.Domain + "." + r.Path
 		b := r.Declare(c.Nodes, store)
 		if b.Unlimited {
-			fmt.Fprintf(w, "%s\tunlimited\t-\t-\t-\t-\t-\t-\n", name)
+			fmt.Fprintf(w, "%s\tunlimited\t-\t-\t-\t-\t-\t-\t-\n", name)
 			continue
 		}
 		over := strconv.FormatInt(int64(b.Over), 10)
@@ -83,7 +83,11 @@ func (c *checkCmd) table(out io.Writer, rules *config.Rules, store bool) error {
 		if b.OverNote != "" {
 			over += ": " + b.OverNote
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", name, r.Limit, r.Coordination.Mode, over, b.Under, b.Wait, b.StoreOps, b.OnOutage)
+		lost := "no store"
+		if store {
+			lost = fmt.Sprintf("%d over, and what nodes that cannot tell it had spent", b.OnLoss)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", name, r.Limit, r.Coordination.Mode, over, b.Under, b.Wait, b.StoreOps, b.OnOutage, lost)
 	}
 	return w.Flush()
 }

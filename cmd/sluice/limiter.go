@@ -32,6 +32,9 @@ type decider struct {
 	run  func(context.Context) // must run for it to decide; returns when ctx is done and all is given back
 	who  *registry             // who shares the store; nil: there is none
 	ping func(context.Context) error
+	// ready tells whether the store has been heard of and is not learning what it
+	// lost: until then the first answers could be fallbacks, or a twentieth.
+	ready func() bool
 }
 
 // decider chooses by REDIS_URL: leases from a shared ledger and a drift seat, or
@@ -50,7 +53,7 @@ func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog
 		}
 		return &decider{
 			limiter: leasing.NewLocal(c.MaxKeys, clock(), time.Now()),
-			run:     func(context.Context) {}, ping: func(context.Context) error { return nil },
+			run:     func(context.Context) {}, ping: func(context.Context) error { return nil }, ready: func() bool { return true },
 		}, nil
 	}
 	audit, err := c.audit(log)
@@ -69,7 +72,10 @@ func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog
 	}
 	usual.OnAudit = record
 	if other == nil {
-		return &decider{usual.Fleet, usual.keeper.Seat, usual.run, newRegistry(usual.client, c.Redis.KeyPrefix, usual.Holders()...), usual.ping}, nil
+		return &decider{
+			limiter: usual.Fleet, seat: usual.keeper.Seat, run: usual.run, who: newRegistry(usual.client, c.Redis.KeyPrefix, usual.Holders()...),
+			ping: usual.ping, ready: usual.Ready,
+		}, nil
 	}
 	brief, err := c.shared(other, seats, audit, clock, log)
 	if err != nil {
@@ -85,7 +91,8 @@ func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog
 			usual.run(ctx)
 			wg.Wait()
 		},
-		ping: func(ctx context.Context) error { return errors.Join(usual.ping(ctx), brief.ping(ctx)) },
+		ping:  func(ctx context.Context) error { return errors.Join(usual.ping(ctx), brief.ping(ctx)) },
+		ready: func() bool { return usual.Ready() && brief.Ready() },
 	}, nil
 }
 

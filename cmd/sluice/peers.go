@@ -157,4 +157,4 @@ func (f *peerFlags) route(base limiter, baseRun func(context.Context), clock rat
 }
 
 // leaveTime bounds how long a node hands its keys over when it ends.
-const leaveTime = 5 * time.Second
+const leaveTime = 15 * time.Second

@@ -289,7 +289,7 @@ func TestConsoleInABrowser(t *testing.T) {
 			t.Fatalf("%v: %.2000s", err, out)
 		}
 		dom = string(out)
-		return strings.Contains(dom, "d.five")
+		return strings.Contains(dom, "d.five") && strings.Contains(dom, "drift=busy")
 	})
 	for _, want := range []string{
 		"Limits hold", "d.drift", "5 per year", "drift=busy", "<polyline", "answers", "The next request would get: OK", "(this node)",

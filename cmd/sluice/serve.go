@@ -73,6 +73,7 @@ type parts struct {
 	source  config.Source
 	store   *config.Store
 	clock   ratelimit.Clock
+	begun   ratelimit.Instant
 	shown   metrics.Collector
 	latency prometheus.Histogram
 	spans   *tracing
@@ -86,7 +87,8 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &parts{clock: ratelimit.MonotonicClock(), latency: metrics.NewLatency(), log: log}
+	clock := ratelimit.MonotonicClock()
+	p := &parts{clock: clock, begun: clock(), latency: metrics.NewLatency(), log: log}
 	if p.source, p.store, err = c.rules(coordination, log); err != nil {
 		return nil, err
 	}
@@ -113,8 +115,16 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	return p, err
 }
 
+// storeSettles is how long a node that starts waits for its store to be heard of,
+// and to know all again if it has just lost its data, before it is healthy. After
+// that rules decide by on_store_failure.
+const storeSettles = 5 * time.Second
+
 // healthy tells whether the node can answer.
 func (c *serveCmd) healthy(p *parts) bool {
+	if !p.ready() && p.clock().Sub(p.begun) < storeSettles {
+		return false
+	}
 	return (c.ForceStart && !c.HealthyWithOne || p.store.Rules() != nil) && (p.ring == nil || p.ring.Ready())
 }
 

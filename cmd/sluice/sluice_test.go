@@ -153,6 +153,12 @@ func (s *sluice) eventually(what string, ok func() bool) {
 	}
 }
 
+// untilHealthy waits until the node says that it can answer as its store would.
+func (s *sluice) untilHealthy() {
+	s.Helper()
+	s.eventually("the node is healthy", s.healthy)
+}
+
 func rules(limit int) string {
 	return fmt.Sprintf("domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: year, requests_per_unit: %d}\n", limit)
 }

@@ -24,18 +24,84 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Found is what the one asked has of a key.
+type Found int32
+
+const (
+	Found_NOT_SAID   Found = 0
+	Found_NONE       Found = 1 // and will have none as long as the ring is the same
+	Found_COMING     Found = 2 // it is on its way to whoever asked
+	Found_ELSEWHERE  Found = 3 // it is on its way to another node, or cannot be sent yet: ask again
+	Found_OWNER      Found = 4 // the one asked takes itself for the owner: it decides
+	Found_OTHER_RING Found = 5 // the one asked sees another ring: ask again
+)
+
+// Enum value maps for Found.
+var (
+	Found_name = map[int32]string{
+		0: "NOT_SAID",
+		1: "NONE",
+		2: "COMING",
+		3: "ELSEWHERE",
+		4: "OWNER",
+		5: "OTHER_RING",
+	}
+	Found_value = map[string]int32{
+		"NOT_SAID":   0,
+		"NONE":       1,
+		"COMING":     2,
+		"ELSEWHERE":  3,
+		"OWNER":      4,
+		"OTHER_RING": 5,
+	}
+)
+
+func (x Found) Enum() *Found {
+	p := new(Found)
+	*p = x
+	return p
+}
+
+func (x Found) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Found) Descriptor() protoreflect.EnumDescriptor {
+	return file_wire_proto_enumTypes[0].Descriptor()
+}
+
+func (Found) Type() protoreflect.EnumType {
+	return &file_wire_proto_enumTypes[0]
+}
+
+func (x Found) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Found.Descriptor instead.
+func (Found) EnumDescriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{0}
+}
+
 type Frame struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Hello         *Hello                 `protobuf:"bytes,1,opt,name=hello,proto3" json:"hello,omitempty"`
-	Welcome       *Hello                 `protobuf:"bytes,2,opt,name=welcome,proto3" json:"welcome,omitempty"`
-	Proof         []byte                 `protobuf:"bytes,3,opt,name=proof,proto3" json:"proof,omitempty"`
-	Asks          []*Ask                 `protobuf:"bytes,4,rep,name=asks,proto3" json:"asks,omitempty"`
-	Replies       []*Reply               `protobuf:"bytes,5,rep,name=replies,proto3" json:"replies,omitempty"`
-	Transfers     []*Transfer            `protobuf:"bytes,6,rep,name=transfers,proto3" json:"transfers,omitempty"` // one reply, to the first's id
-	Pulls         []*Pull                `protobuf:"bytes,7,rep,name=pulls,proto3" json:"pulls,omitempty"`
-	Presences     []*Presence            `protobuf:"bytes,8,rep,name=presences,proto3" json:"presences,omitempty"`
-	Ping          uint64                 `protobuf:"varint,9,opt,name=ping,proto3" json:"ping,omitempty"` // an id
-	Claims        []*Claim               `protobuf:"bytes,10,rep,name=claims,proto3" json:"claims,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Hello     *Hello                 `protobuf:"bytes,1,opt,name=hello,proto3" json:"hello,omitempty"`
+	Welcome   *Hello                 `protobuf:"bytes,2,opt,name=welcome,proto3" json:"welcome,omitempty"`
+	Proof     []byte                 `protobuf:"bytes,3,opt,name=proof,proto3" json:"proof,omitempty"`
+	Asks      []*Ask                 `protobuf:"bytes,4,rep,name=asks,proto3" json:"asks,omitempty"`
+	Replies   []*Reply               `protobuf:"bytes,5,rep,name=replies,proto3" json:"replies,omitempty"`
+	Transfers []*Transfer            `protobuf:"bytes,6,rep,name=transfers,proto3" json:"transfers,omitempty"` // of version 1: one reply, to the first's id
+	Pulls     []*Pull                `protobuf:"bytes,7,rep,name=pulls,proto3" json:"pulls,omitempty"`         // of version 1
+	Presences []*Presence            `protobuf:"bytes,8,rep,name=presences,proto3" json:"presences,omitempty"`
+	Ping      uint64                 `protobuf:"varint,9,opt,name=ping,proto3" json:"ping,omitempty"` // an id
+	Claims    []*Claim               `protobuf:"bytes,10,rep,name=claims,proto3" json:"claims,omitempty"`
+	Fetches   []*Fetch               `protobuf:"bytes,11,rep,name=fetches,proto3" json:"fetches,omitempty"`
+	Parcel    *Parcel                `protobuf:"bytes,12,opt,name=parcel,proto3" json:"parcel,omitempty"`
+	Receipts  []*Receipt             `protobuf:"bytes,13,rep,name=receipts,proto3" json:"receipts,omitempty"`
+	// done is the fingerprint of the sender's ring, when under it the sender has
+	// nothing that is not its own, and nothing of its is on its way.
+	Done          uint64 `protobuf:"fixed64,14,opt,name=done,proto3" json:"done,omitempty"`
+	Sent          int64  `protobuf:"varint,15,opt,name=sent,proto3" json:"sent,omitempty"` // with a ping: the sender's ledger time, from which clocks are compared
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -140,6 +206,41 @@ func (x *Frame) GetClaims() []*Claim {
 	return nil
 }
 
+func (x *Frame) GetFetches() []*Fetch {
+	if x != nil {
+		return x.Fetches
+	}
+	return nil
+}
+
+func (x *Frame) GetParcel() *Parcel {
+	if x != nil {
+		return x.Parcel
+	}
+	return nil
+}
+
+func (x *Frame) GetReceipts() []*Receipt {
+	if x != nil {
+		return x.Receipts
+	}
+	return nil
+}
+
+func (x *Frame) GetDone() uint64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *Frame) GetSent() int64 {
+	if x != nil {
+		return x.Sent
+	}
+	return 0
+}
+
 // Hello names a node. mac proves that it knows the secret: HMAC-SHA256 of both
 // nonces and both addresses; empty in the first message, which has no nonce to answer.
 type Hello struct {
@@ -149,7 +250,8 @@ type Hello struct {
 	Weight        uint32                 `protobuf:"varint,3,opt,name=weight,proto3" json:"weight,omitempty"`
 	Nonce         []byte                 `protobuf:"bytes,4,opt,name=nonce,proto3" json:"nonce,omitempty"`
 	Mac           []byte                 `protobuf:"bytes,5,opt,name=mac,proto3" json:"mac,omitempty"`
-	Absent        bool                   `protobuf:"varint,6,opt,name=absent,proto3" json:"absent,omitempty"` // it owns nothing: it is about to join, or has left
+	Absent        bool                   `protobuf:"varint,6,opt,name=absent,proto3" json:"absent,omitempty"`            // it owns nothing: it is about to join, or has left
+	Incarnation   uint64                 `protobuf:"fixed64,7,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of the process; 0 before version 2
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -226,17 +328,27 @@ func (x *Hello) GetAbsent() bool {
 	return false
 }
 
+func (x *Hello) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
 type Ask struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	Key           []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
-	Cost          int64                  `protobuf:"varint,3,opt,name=cost,proto3" json:"cost,omitempty"`
-	Kind          uint32                 `protobuf:"varint,4,opt,name=kind,proto3" json:"kind,omitempty"` // 0 spend, 1 peek, 2 refund, 3 undo
-	Rule          *Rule                  `protobuf:"bytes,5,opt,name=rule,proto3" json:"rule,omitempty"`
-	Previous      string                 `protobuf:"bytes,6,opt,name=previous,proto3" json:"previous,omitempty"`                     // who owned the key before the ring changed
-	Window        int64                  `protobuf:"varint,7,opt,name=window,proto3" json:"window,omitempty"`                        // of an undo: where it was charged
-	OverLimit     bool                   `protobuf:"varint,8,opt,name=over_limit,json=overLimit,proto3" json:"over_limit,omitempty"` // of an undo: that it had been refused
-	Charged       int64                  `protobuf:"varint,9,opt,name=charged,proto3" json:"charged,omitempty"`                      // of an undo
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Id        uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Key       []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	Cost      int64                  `protobuf:"varint,3,opt,name=cost,proto3" json:"cost,omitempty"`
+	Kind      uint32                 `protobuf:"varint,4,opt,name=kind,proto3" json:"kind,omitempty"` // 0 spend, 1 peek, 2 refund, 3 undo
+	Rule      *Rule                  `protobuf:"bytes,5,opt,name=rule,proto3" json:"rule,omitempty"`
+	Previous  string                 `protobuf:"bytes,6,opt,name=previous,proto3" json:"previous,omitempty"`                     // who owned the key before the ring changed
+	Window    int64                  `protobuf:"varint,7,opt,name=window,proto3" json:"window,omitempty"`                        // of an undo: where it was charged
+	OverLimit bool                   `protobuf:"varint,8,opt,name=over_limit,json=overLimit,proto3" json:"over_limit,omitempty"` // of an undo: that it had been refused
+	Charged   int64                  `protobuf:"varint,9,opt,name=charged,proto3" json:"charged,omitempty"`                      // of an undo
+	// held says that the receiver has called itself the key's owner when it was
+	// asked for the account: it decides, or says that it no longer is.
+	Held          bool `protobuf:"varint,10,opt,name=held,proto3" json:"held,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -334,6 +446,13 @@ func (x *Ask) GetCharged() int64 {
 	return 0
 }
 
+func (x *Ask) GetHeld() bool {
+	if x != nil {
+		return x.Held
+	}
+	return false
+}
+
 type Rule struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Algorithm     uint32                 `protobuf:"varint,1,opt,name=algorithm,proto3" json:"algorithm,omitempty"`
@@ -348,6 +467,7 @@ type Rule struct {
 	LeaseMax      int64                  `protobuf:"varint,10,opt,name=lease_max,json=leaseMax,proto3" json:"lease_max,omitempty"`
 	LeaseTtlUs    int64                  `protobuf:"varint,11,opt,name=lease_ttl_us,json=leaseTtlUs,proto3" json:"lease_ttl_us,omitempty"`
 	Audit         string                 `protobuf:"bytes,12,opt,name=audit,proto3" json:"audit,omitempty"` // the rule's name, if its claims are to be audited
+	Mode          uint32                 `protobuf:"varint,13,opt,name=mode,proto3" json:"mode,omitempty"`  // plus 1; 0, of version 1, is routing
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -466,6 +586,13 @@ func (x *Rule) GetAudit() string {
 	return ""
 }
 
+func (x *Rule) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
 type Reply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -476,7 +603,8 @@ type Reply struct {
 	ResetUs       int64                  `protobuf:"varint,6,opt,name=reset_us,json=resetUs,proto3" json:"reset_us,omitempty"`
 	Window        int64                  `protobuf:"varint,7,opt,name=window,proto3" json:"window,omitempty"`
 	Hot           bool                   `protobuf:"varint,8,opt,name=hot,proto3" json:"hot,omitempty"`
-	Grant         *Grant                 `protobuf:"bytes,9,opt,name=grant,proto3" json:"grant,omitempty"` // to a claim
+	Grant         *Grant                 `protobuf:"bytes,9,opt,name=grant,proto3" json:"grant,omitempty"`                                // to a claim
+	Found         Found                  `protobuf:"varint,10,opt,name=found,proto3,enum=sluice.routing.v1.Found" json:"found,omitempty"` // to a fetch
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -574,6 +702,200 @@ func (x *Reply) GetGrant() *Grant {
 	return nil
 }
 
+func (x *Reply) GetFound() Found {
+	if x != nil {
+		return x.Found
+	}
+	return Found_NOT_SAID
+}
+
+// Parcel carries accounts that the receiver now decides for. Parcels of one
+// incarnation of a node to one of another are numbered. The sender keeps each
+// until it has a receipt, and sends it again when a stream has broken; the
+// receiver answers one that it has seen as it did then.
+type Parcel struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`    // from 1
+	First         uint64                 `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`      // the least of which the sender has no receipt
+	Sent          int64                  `protobuf:"varint,3,opt,name=sent,proto3" json:"sent,omitempty"`        // the sender's ledger time when it was sent
+	Accounts      []byte                 `protobuf:"bytes,4,opt,name=accounts,proto3" json:"accounts,omitempty"` // see parcel.go
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Parcel) Reset() {
+	*x = Parcel{}
+	mi := &file_wire_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Parcel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Parcel) ProtoMessage() {}
+
+func (x *Parcel) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Parcel.ProtoReflect.Descriptor instead.
+func (*Parcel) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Parcel) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *Parcel) GetFirst() uint64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *Parcel) GetSent() int64 {
+	if x != nil {
+		return x.Sent
+	}
+	return 0
+}
+
+func (x *Parcel) GetAccounts() []byte {
+	if x != nil {
+		return x.Accounts
+	}
+	return nil
+}
+
+// Receipt says that a parcel has arrived. Those of its accounts whose places are
+// in refused are not the receiver's: the sender has them.
+type Receipt struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	Refused       []uint32               `protobuf:"varint,2,rep,packed,name=refused,proto3" json:"refused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Receipt) Reset() {
+	*x = Receipt{}
+	mi := &file_wire_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Receipt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Receipt) ProtoMessage() {}
+
+func (x *Receipt) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Receipt.ProtoReflect.Descriptor instead.
+func (*Receipt) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Receipt) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *Receipt) GetRefused() []uint32 {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
+}
+
+// Fetch asks for one key's account.
+type Fetch struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Key           []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	Ring          uint64                 `protobuf:"fixed64,3,opt,name=ring,proto3" json:"ring,omitempty"` // fingerprint of the ring under which the key is the sender's
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Fetch) Reset() {
+	*x = Fetch{}
+	mi := &file_wire_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Fetch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Fetch) ProtoMessage() {}
+
+func (x *Fetch) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Fetch.ProtoReflect.Descriptor instead.
+func (*Fetch) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Fetch) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Fetch) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *Fetch) GetRing() uint64 {
+	if x != nil {
+		return x.Ring
+	}
+	return 0
+}
+
 // Transfer is an account that the receiver now decides for.
 type Transfer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -593,7 +915,7 @@ type Transfer struct {
 
 func (x *Transfer) Reset() {
 	*x = Transfer{}
-	mi := &file_wire_proto_msgTypes[5]
+	mi := &file_wire_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -605,7 +927,7 @@ func (x *Transfer) String() string {
 func (*Transfer) ProtoMessage() {}
 
 func (x *Transfer) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[5]
+	mi := &file_wire_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -618,7 +940,7 @@ func (x *Transfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Transfer.ProtoReflect.Descriptor instead.
 func (*Transfer) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{5}
+	return file_wire_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Transfer) GetId() uint64 {
@@ -702,7 +1024,7 @@ type Pull struct {
 
 func (x *Pull) Reset() {
 	*x = Pull{}
-	mi := &file_wire_proto_msgTypes[6]
+	mi := &file_wire_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -714,7 +1036,7 @@ func (x *Pull) String() string {
 func (*Pull) ProtoMessage() {}
 
 func (x *Pull) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[6]
+	mi := &file_wire_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -727,7 +1049,7 @@ func (x *Pull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pull.ProtoReflect.Descriptor instead.
 func (*Pull) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{6}
+	return file_wire_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Pull) GetId() uint64 {
@@ -749,7 +1071,7 @@ type Presence struct {
 
 func (x *Presence) Reset() {
 	*x = Presence{}
-	mi := &file_wire_proto_msgTypes[7]
+	mi := &file_wire_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -761,7 +1083,7 @@ func (x *Presence) String() string {
 func (*Presence) ProtoMessage() {}
 
 func (x *Presence) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[7]
+	mi := &file_wire_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -774,7 +1096,7 @@ func (x *Presence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Presence.ProtoReflect.Descriptor instead.
 func (*Presence) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{7}
+	return file_wire_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Presence) GetId() uint64 {
@@ -815,7 +1137,7 @@ type Claim struct {
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_wire_proto_msgTypes[8]
+	mi := &file_wire_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -827,7 +1149,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[8]
+	mi := &file_wire_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -840,7 +1162,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{8}
+	return file_wire_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Claim) GetId() uint64 {
@@ -968,7 +1290,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_wire_proto_msgTypes[9]
+	mi := &file_wire_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -980,7 +1302,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_proto_msgTypes[9]
+	mi := &file_wire_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -993,7 +1315,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_wire_proto_rawDescGZIP(), []int{9}
+	return file_wire_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Grant) GetGranted() int64 {
@@ -1085,7 +1407,7 @@ var File_wire_proto protoreflect.FileDescriptor
 const file_wire_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"wire.proto\x12\x11sluice.routing.v1\"\xcc\x03\n" +
+	"wire.proto\x12\x11sluice.routing.v1\"\x93\x05\n" +
 	"\x05Frame\x12.\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.sluice.routing.v1.HelloR\x05hello\x122\n" +
 	"\awelcome\x18\x02 \x01(\v2\x18.sluice.routing.v1.HelloR\awelcome\x12\x14\n" +
@@ -1097,14 +1419,20 @@ const file_wire_proto_rawDesc = "" +
 	"\tpresences\x18\b \x03(\v2\x1b.sluice.routing.v1.PresenceR\tpresences\x12\x12\n" +
 	"\x04ping\x18\t \x01(\x04R\x04ping\x120\n" +
 	"\x06claims\x18\n" +
-	" \x03(\v2\x18.sluice.routing.v1.ClaimR\x06claims\"\x8d\x01\n" +
+	" \x03(\v2\x18.sluice.routing.v1.ClaimR\x06claims\x122\n" +
+	"\afetches\x18\v \x03(\v2\x18.sluice.routing.v1.FetchR\afetches\x121\n" +
+	"\x06parcel\x18\f \x01(\v2\x19.sluice.routing.v1.ParcelR\x06parcel\x126\n" +
+	"\breceipts\x18\r \x03(\v2\x1a.sluice.routing.v1.ReceiptR\breceipts\x12\x12\n" +
+	"\x04done\x18\x0e \x01(\x06R\x04done\x12\x12\n" +
+	"\x04sent\x18\x0f \x01(\x03R\x04sent\"\xaf\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x16\n" +
 	"\x06weight\x18\x03 \x01(\rR\x06weight\x12\x14\n" +
 	"\x05nonce\x18\x04 \x01(\fR\x05nonce\x12\x10\n" +
 	"\x03mac\x18\x05 \x01(\fR\x03mac\x12\x16\n" +
-	"\x06absent\x18\x06 \x01(\bR\x06absent\"\xe9\x01\n" +
+	"\x06absent\x18\x06 \x01(\bR\x06absent\x12 \n" +
+	"\vincarnation\x18\a \x01(\x06R\vincarnation\"\xfd\x01\n" +
 	"\x03Ask\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x12\n" +
@@ -1115,7 +1443,9 @@ const file_wire_proto_rawDesc = "" +
 	"\x06window\x18\a \x01(\x03R\x06window\x12\x1d\n" +
 	"\n" +
 	"over_limit\x18\b \x01(\bR\toverLimit\x12\x18\n" +
-	"\acharged\x18\t \x01(\x03R\acharged\"\xd8\x02\n" +
+	"\acharged\x18\t \x01(\x03R\acharged\x12\x12\n" +
+	"\x04held\x18\n" +
+	" \x01(\bR\x04held\"\xec\x02\n" +
 	"\x04Rule\x12\x1c\n" +
 	"\talgorithm\x18\x01 \x01(\rR\talgorithm\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\rR\x04unit\x12\x1e\n" +
@@ -1133,7 +1463,8 @@ const file_wire_proto_rawDesc = "" +
 	" \x01(\x03R\bleaseMax\x12 \n" +
 	"\flease_ttl_us\x18\v \x01(\x03R\n" +
 	"leaseTtlUs\x12\x14\n" +
-	"\x05audit\x18\f \x01(\tR\x05audit\"\xfb\x01\n" +
+	"\x05audit\x18\f \x01(\tR\x05audit\x12\x12\n" +
+	"\x04mode\x18\r \x01(\rR\x04mode\"\xab\x02\n" +
 	"\x05Reply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\rR\x06status\x12\x1d\n" +
@@ -1144,7 +1475,21 @@ const file_wire_proto_rawDesc = "" +
 	"\breset_us\x18\x06 \x01(\x03R\aresetUs\x12\x16\n" +
 	"\x06window\x18\a \x01(\x03R\x06window\x12\x10\n" +
 	"\x03hot\x18\b \x01(\bR\x03hot\x12.\n" +
-	"\x05grant\x18\t \x01(\v2\x18.sluice.routing.v1.GrantR\x05grant\"\xe2\x01\n" +
+	"\x05grant\x18\t \x01(\v2\x18.sluice.routing.v1.GrantR\x05grant\x12.\n" +
+	"\x05found\x18\n" +
+	" \x01(\x0e2\x18.sluice.routing.v1.FoundR\x05found\"f\n" +
+	"\x06Parcel\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x14\n" +
+	"\x05first\x18\x02 \x01(\x04R\x05first\x12\x12\n" +
+	"\x04sent\x18\x03 \x01(\x03R\x04sent\x12\x1a\n" +
+	"\baccounts\x18\x04 \x01(\fR\baccounts\";\n" +
+	"\aReceipt\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x18\n" +
+	"\arefused\x18\x02 \x03(\rR\arefused\"=\n" +
+	"\x05Fetch\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\x12\x12\n" +
+	"\x04ring\x18\x03 \x01(\x06R\x04ring\"\xe2\x01\n" +
 	"\bTransfer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x10\n" +
@@ -1194,7 +1539,16 @@ const file_wire_proto_rawDesc = "" +
 	"\n" +
 	"relearning\x18\v \x01(\bR\n" +
 	"relearning\x12\x14\n" +
-	"\x05stale\x18\f \x01(\bR\x05stale2J\n" +
+	"\x05stale\x18\f \x01(\bR\x05stale*U\n" +
+	"\x05Found\x12\f\n" +
+	"\bNOT_SAID\x10\x00\x12\b\n" +
+	"\x04NONE\x10\x01\x12\n" +
+	"\n" +
+	"\x06COMING\x10\x02\x12\r\n" +
+	"\tELSEWHERE\x10\x03\x12\t\n" +
+	"\x05OWNER\x10\x04\x12\x0e\n" +
+	"\n" +
+	"OTHER_RING\x10\x052J\n" +
 	"\x04Peer\x12B\n" +
 	"\bExchange\x12\x18.sluice.routing.v1.Frame\x1a\x18.sluice.routing.v1.Frame(\x010\x01B,Z*github.com/sluice-gate/sluice/routing/wireb\x06proto3"
 
@@ -1210,38 +1564,47 @@ func file_wire_proto_rawDescGZIP() []byte {
 	return file_wire_proto_rawDescData
 }
 
-var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_wire_proto_goTypes = []any{
-	(*Frame)(nil),    // 0: sluice.routing.v1.Frame
-	(*Hello)(nil),    // 1: sluice.routing.v1.Hello
-	(*Ask)(nil),      // 2: sluice.routing.v1.Ask
-	(*Rule)(nil),     // 3: sluice.routing.v1.Rule
-	(*Reply)(nil),    // 4: sluice.routing.v1.Reply
-	(*Transfer)(nil), // 5: sluice.routing.v1.Transfer
-	(*Pull)(nil),     // 6: sluice.routing.v1.Pull
-	(*Presence)(nil), // 7: sluice.routing.v1.Presence
-	(*Claim)(nil),    // 8: sluice.routing.v1.Claim
-	(*Grant)(nil),    // 9: sluice.routing.v1.Grant
+	(Found)(0),       // 0: sluice.routing.v1.Found
+	(*Frame)(nil),    // 1: sluice.routing.v1.Frame
+	(*Hello)(nil),    // 2: sluice.routing.v1.Hello
+	(*Ask)(nil),      // 3: sluice.routing.v1.Ask
+	(*Rule)(nil),     // 4: sluice.routing.v1.Rule
+	(*Reply)(nil),    // 5: sluice.routing.v1.Reply
+	(*Parcel)(nil),   // 6: sluice.routing.v1.Parcel
+	(*Receipt)(nil),  // 7: sluice.routing.v1.Receipt
+	(*Fetch)(nil),    // 8: sluice.routing.v1.Fetch
+	(*Transfer)(nil), // 9: sluice.routing.v1.Transfer
+	(*Pull)(nil),     // 10: sluice.routing.v1.Pull
+	(*Presence)(nil), // 11: sluice.routing.v1.Presence
+	(*Claim)(nil),    // 12: sluice.routing.v1.Claim
+	(*Grant)(nil),    // 13: sluice.routing.v1.Grant
 }
 var file_wire_proto_depIdxs = []int32{
-	1,  // 0: sluice.routing.v1.Frame.hello:type_name -> sluice.routing.v1.Hello
-	1,  // 1: sluice.routing.v1.Frame.welcome:type_name -> sluice.routing.v1.Hello
-	2,  // 2: sluice.routing.v1.Frame.asks:type_name -> sluice.routing.v1.Ask
-	4,  // 3: sluice.routing.v1.Frame.replies:type_name -> sluice.routing.v1.Reply
-	5,  // 4: sluice.routing.v1.Frame.transfers:type_name -> sluice.routing.v1.Transfer
-	6,  // 5: sluice.routing.v1.Frame.pulls:type_name -> sluice.routing.v1.Pull
-	7,  // 6: sluice.routing.v1.Frame.presences:type_name -> sluice.routing.v1.Presence
-	8,  // 7: sluice.routing.v1.Frame.claims:type_name -> sluice.routing.v1.Claim
-	3,  // 8: sluice.routing.v1.Ask.rule:type_name -> sluice.routing.v1.Rule
-	9,  // 9: sluice.routing.v1.Reply.grant:type_name -> sluice.routing.v1.Grant
-	3,  // 10: sluice.routing.v1.Claim.rule:type_name -> sluice.routing.v1.Rule
-	0,  // 11: sluice.routing.v1.Peer.Exchange:input_type -> sluice.routing.v1.Frame
-	0,  // 12: sluice.routing.v1.Peer.Exchange:output_type -> sluice.routing.v1.Frame
-	12, // [12:13] is the sub-list for method output_type
-	11, // [11:12] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	2,  // 0: sluice.routing.v1.Frame.hello:type_name -> sluice.routing.v1.Hello
+	2,  // 1: sluice.routing.v1.Frame.welcome:type_name -> sluice.routing.v1.Hello
+	3,  // 2: sluice.routing.v1.Frame.asks:type_name -> sluice.routing.v1.Ask
+	5,  // 3: sluice.routing.v1.Frame.replies:type_name -> sluice.routing.v1.Reply
+	9,  // 4: sluice.routing.v1.Frame.transfers:type_name -> sluice.routing.v1.Transfer
+	10, // 5: sluice.routing.v1.Frame.pulls:type_name -> sluice.routing.v1.Pull
+	11, // 6: sluice.routing.v1.Frame.presences:type_name -> sluice.routing.v1.Presence
+	12, // 7: sluice.routing.v1.Frame.claims:type_name -> sluice.routing.v1.Claim
+	8,  // 8: sluice.routing.v1.Frame.fetches:type_name -> sluice.routing.v1.Fetch
+	6,  // 9: sluice.routing.v1.Frame.parcel:type_name -> sluice.routing.v1.Parcel
+	7,  // 10: sluice.routing.v1.Frame.receipts:type_name -> sluice.routing.v1.Receipt
+	4,  // 11: sluice.routing.v1.Ask.rule:type_name -> sluice.routing.v1.Rule
+	13, // 12: sluice.routing.v1.Reply.grant:type_name -> sluice.routing.v1.Grant
+	0,  // 13: sluice.routing.v1.Reply.found:type_name -> sluice.routing.v1.Found
+	4,  // 14: sluice.routing.v1.Claim.rule:type_name -> sluice.routing.v1.Rule
+	1,  // 15: sluice.routing.v1.Peer.Exchange:input_type -> sluice.routing.v1.Frame
+	1,  // 16: sluice.routing.v1.Peer.Exchange:output_type -> sluice.routing.v1.Frame
+	16, // [16:17] is the sub-list for method output_type
+	15, // [15:16] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_wire_proto_init() }
@@ -1254,13 +1617,14 @@ func file_wire_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_wire_proto_rawDesc), len(file_wire_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   10,
+			NumEnums:      1,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_wire_proto_goTypes,
 		DependencyIndexes: file_wire_proto_depIdxs,
+		EnumInfos:         file_wire_proto_enumTypes,
 		MessageInfos:      file_wire_proto_msgTypes,
 	}.Build()
 	File_wire_proto = out.File

@@ -30,7 +30,7 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type PeerClient interface {
 	// Exchange is one node's way to another: hello, welcome, proof; then asks,
-	// transfers and pulls in one direction, replies in the other.
+	// parcels and fetches in one direction, replies and receipts in the other.
 	Exchange(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[Frame, Frame], error)
 }
 
@@ -60,7 +60,7 @@ type Peer_ExchangeClient = grpc.BidiStreamingClient[Frame, Frame]
 // for forward compatibility.
 type PeerServer interface {
 	// Exchange is one node's way to another: hello, welcome, proof; then asks,
-	// transfers and pulls in one direction, replies in the other.
+	// parcels and fetches in one direction, replies and receipts in the other.
 	Exchange(grpc.BidiStreamingServer[Frame, Frame]) error
 	mustEmbedUnimplementedPeerServer()
 }

@@ -1,0 +1,33 @@
+package sim
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// ring makes up what only mode routing has: hot keys, and rings without a store,
+// in which nodes come and go more often.
+func (h *historian) ring() {
+	if h.o.Rule.Coordination.Mode != ratelimit.Routing {
+		return
+	}
+	h.o.HotRate = pick(h, 0, 1e9, 5, 50)
+	if h.chance(0.4) {
+		return
+	}
+	h.o.Storeless, h.o.Changes, h.o.Table = true, nil, 0
+	h.o.Net.Loss = pick(h, 0, 0, 0.03)
+	h.o.Faults = slices.DeleteFunc(h.o.Faults, func(f Fault) bool { return !slices.Contains(ringFaults, f.Kind) })
+	for range h.IntN(6) {
+		h.o.Faults = append(h.o.Faults, Fault{
+			At: time.Duration(h.Int64N(int64(h.o.Load.Length))), Kind: pick(h, Join, Join, Leave, Leave, Restart), Node: h.IntN(h.o.Nodes + 2),
+		})
+	}
+	slices.SortStableFunc(h.o.Faults, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })
+}
+
+// ringFaults are those that matter without a store.
+var ringFaults = []FaultKind{Crash, Restart, Pause, Part, Leave, Join, Suspend}

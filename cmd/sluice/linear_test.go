@@ -1,0 +1,352 @@
+package main
+
+import (
+	"context"
+	goflag "flag" // flag is a function here
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+var (
+	linearSeeds = goflag.Int("linear-seeds", 1, "how many histories of each kind to record")
+	linearSeed  = goflag.Uint64("linear-seed", 0, "of the first; 0: of this second")
+)
+
+const linearLimit = 40
+
+// linearRules differ in what "exact" is.
+const (
+	routedRules = `domain: d
+coordination: {mode: routing, on_store_failure: closed}
+descriptors:
+  - {key: k, rate_limit: {unit: year, requests_per_unit: 40}}
+`
+	leasedRules = `domain: d
+coordination: {mode: leasing, lease: {size: 1}, on_store_failure: closed}
+descriptors:
+  - {key: k, rate_limit: {unit: year, requests_per_unit: 40}}
+`
+)
+
+const (
+	linearClients = 6
+	linearAsks    = 60                    // of each client, beside those at the pace
+	linearPace    = 12 * time.Millisecond // between a client's requests while a node ends
+)
+
+// recorder is a fleet of three nodes, and what its clients heard.
+type recorder struct {
+	*ringFleet
+	join    func() *sluice
+	most    int // that a request costs
+	keys    int
+	began   time.Time
+	mu      sync.Mutex
+	history counterHistory              // guarded by mu
+	live    [3]atomic.Pointer[liveNode] // where requests go
+	lost    atomic.Int64
+	early   int // answers by the policy of nodes that are gone
+}
+
+// liveNode is a node, to which each client has a connection of its own.
+type liveNode struct {
+	*sluice
+	clients [linearClients + 1]rls.RateLimitServiceClient
+}
+
+// linearKind is a mode, and what happens to its nodes meanwhile.
+type linearKind struct {
+	rules   string
+	store   bool
+	kill    bool
+	replace bool
+	ones    bool // requests cost 1, else 1 to 3
+	exact   bool // limit_remaining is what is left
+	// strands says that a node which ends may leave tokens that nobody can spend.
+	strands bool
+}
+
+// What mode routing without a store promises is a counter: there is one account of
+// a key, and one node that has it, also while nodes come and go in good order.
+// Every answer is exact, limit_remaining and peeks too. Only a request that its
+// client gives up is not one step: it may be charged, seen by others, and taken
+// back.
+func TestLinearRouting(t *testing.T) {
+	linear(t, linearKind{rules: routedRules, exact: true})
+}
+
+func TestLinearRoutingReplaced(t *testing.T) {
+	linear(t, linearKind{rules: routedRules, exact: true, replace: true})
+}
+
+// With a Redis behind, what is admitted is a counter's, through the death of a
+// node as well. What that node had leased is stranded: refused from then on,
+// although the counter has it; so for a while is what a node had leased that ended
+// in good order. limit_remaining is what was last heard of, and not checked.
+func TestLinearRoutingWithRedis(t *testing.T) {
+	linear(t, linearKind{rules: routedRules, store: true})
+}
+
+func TestLinearRoutingWithRedisKilled(t *testing.T) {
+	linear(t, linearKind{rules: routedRules, store: true, kill: true, strands: true})
+}
+
+func TestLinearRoutingWithRedisReplaced(t *testing.T) {
+	linear(t, linearKind{rules: routedRules, store: true, replace: true, strands: true})
+}
+
+// Mode leasing with leases of one token asks Redis for each request, but not for
+// each request alone. Requests of one hit that meet at a node share a claim, and a
+// lease that is short is renewed in the background, so that a node may keep one
+// token of a key between requests; and a token that comes for a request which nobody
+// waits for any more stays with its node for two seconds, and is then given back.
+// Meanwhile others are refused, and it may be admitted later: that is not
+// linearizable, and not promised. What is promised, and checked, is that nothing
+// is over, and that a request is refused only if what was admitted, what lost
+// requests may hold, and a token for each node leave too little for it.
+// limit_remaining is what the ledger had when it was last heard.
+func TestLinearLeasing(t *testing.T) {
+	linear(t, linearKind{rules: leasedRules, store: true, ones: true})
+}
+
+func TestLinearLeasingKilled(t *testing.T) {
+	linear(t, linearKind{rules: leasedRules, store: true, ones: true, kill: true})
+}
+
+func TestLinearLeasingReplaced(t *testing.T) {
+	linear(t, linearKind{rules: leasedRules, store: true, ones: true, replace: true})
+}
+
+// Requests of several hits that meet at a node take from each other's grants, and
+// the one that is then short claims all that it costs once more: what it had of
+// the first grant stays there. So others are refused, and the tokens admitted
+// later, although no answer was lost. Nothing is over.
+func TestLinearLeasingOfSeveralHits(t *testing.T) {
+	linear(t, linearKind{rules: leasedRules, store: true})
+}
+
+// linear records histories and checks them.
+func linear(t *testing.T, kind linearKind) {
+	t.Helper()
+	first := *linearSeed
+	if first == 0 {
+		first = uint64(time.Now().Unix())
+	}
+	for seed := first; seed < first+uint64(*linearSeeds); seed++ {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { // its nodes end with it
+			r, early := record(t, kind, seed)
+			m := counterModel{limit: linearLimit, exact: kind.exact, early: early}
+			if kind.rules == leasedRules {
+				m.spare, m.held = !kind.ones, len(r.live)
+			}
+			t.Logf("%d operations, %d without an answer, %d decided without the owner or the store", len(r.history), r.lost.Load(), early)
+			if err := r.history.check(m); err != nil {
+				t.Errorf("-linear-seed %d: %v", seed, err)
+			}
+		})
+	}
+}
+
+// record has clients ask a fleet for about twice what there is. When they have
+// asked for half of that, a node is killed or replaced; they go on meanwhile, at a
+// pace that leaves something for it, and then once more as fast as they can. A
+// history over a new year is recorded again: its windows would be two.
+func record(t *testing.T, kind linearKind, seed uint64) (*recorder, int) {
+	t.Helper()
+	for {
+		year := time.Now().UTC().Year()
+		r := newRecorder(t, kind)
+		var clients sync.WaitGroup
+		half, over := make(chan struct{}), make(chan struct{})
+		var halfway sync.Once
+		for c := range linearClients {
+			rnd := rand.New(rand.NewPCG(seed, uint64(c)))
+			clients.Go(func() {
+				r.asks(c, rnd, linearAsks/2)
+				halfway.Do(func() { close(half) })
+				pace := time.NewTicker(linearPace)
+				defer pace.Stop()
+				for going := true; going; {
+					select {
+					case <-over:
+						going = false
+					case <-pace.C:
+						r.ask(c, rnd)
+					}
+				}
+				r.asks(c, rnd, linearAsks/2)
+			})
+		}
+		<-half
+		switch {
+		case kind.kill:
+			r.kill(kind.strands)
+		case kind.replace:
+			r.replace(kind.strands)
+		}
+		close(over)
+		clients.Wait()
+		for i := range 3 * r.keys { // alone, to see where the counters stand
+			r.decide(linearClients, i%3, linearKey(i/3), 1, 0)
+		}
+		early := r.early
+		for n := range r.running() {
+			early += n.decidedAlone()
+		}
+		if time.Now().UTC().Year() == year {
+			return r, early
+		}
+	}
+}
+
+func linearKey(i int) string { return string(rune('a' + i)) }
+
+func newRecorder(t *testing.T, kind linearKind) *recorder {
+	t.Helper()
+	f := &fleet{T: t, rules: filepath.Join(t.TempDir(), "rules.yaml")}
+	if kind.store {
+		f = newEmptyFleet(t, kind.rules)
+	}
+	writeFile(t, f.rules, kind.rules)
+	r := &recorder{ringFleet: &ringFleet{fleet: f, store: kind.store}, began: time.Now()}
+	if r.most, r.keys = 3, 10; kind.ones {
+		r.most, r.keys = 1, 6
+	}
+	routed := strings.Contains(kind.rules, "routing")
+	r.join = func() *sluice { return f.join(f.redis.Addr) }
+	if routed {
+		for range 4 {
+			host, port := freeAddress(t)
+			r.addrs = append(r.addrs, net.JoinHostPort(host, port))
+		}
+		r.join = r.start
+	}
+	for i := range r.live {
+		r.live[i].Store(r.another())
+	}
+	for _, n := range r.nodes {
+		n.eventually("it has met the others", func() bool { return n.healthy() && (!routed || n.metric("sluice_ring_members") == 3) })
+	}
+	return r
+}
+
+// another is one more node.
+func (r *recorder) another() *liveNode {
+	n := &liveNode{sluice: r.join()}
+	for c := range n.clients {
+		n.clients[c] = rls.NewRateLimitServiceClient(n.dial())
+	}
+	return n
+}
+
+// running are the nodes that requests go to, each once.
+func (r *recorder) running() map[*liveNode]bool {
+	all := map[*liveNode]bool{}
+	for i := range r.live {
+		all[r.live[i].Load()] = true
+	}
+	return all
+}
+
+// kill ends the third node at once; its clients go to the first.
+func (r *recorder) kill(strands bool) {
+	n := r.live[2].Load()
+	r.early += n.decidedAlone()
+	r.ends(strands)
+	_ = n.cmd.Process.Kill()
+	r.live[2].Store(r.live[0].Load())
+	<-n.exited
+	if r.addrs == nil {
+		return
+	}
+	for i := range 2 {
+		s := r.live[i].Load()
+		s.eventually("the dead node is out of the ring", func() bool { return s.metric("sluice_ring_members") == 2 })
+	}
+}
+
+// replace has a new node take the third one's place, which then ends in good order.
+func (r *recorder) replace(strands bool) {
+	fresh := r.another()
+	fresh.eventually("the new node is healthy", fresh.healthy)
+	n := r.live[2].Swap(fresh)
+	r.early += n.decidedAlone()
+	r.ends(strands)
+	n.Signal(syscall.SIGTERM)
+	if err := <-n.exited; err != nil {
+		r.Error("a node that was told to end:", err)
+	}
+}
+
+// ends records that a node ends, if it may leave tokens behind.
+func (r *recorder) ends(strands bool) {
+	if strands {
+		r.keep(porcupine.Operation{ClientId: linearClients, Input: counterOp{gone: true}, Call: int64(time.Since(r.began)), Output: counterAnswer{}, Return: never})
+	}
+}
+
+// decidedAlone is how many requests this node has decided by their rules' policy.
+func (n *liveNode) decidedAlone() int {
+	return n.metric(`sluice_decision_sources_total{source="fallback"}`)
+}
+
+// ask sends a request of 1 to 3 hits, or a peek, of a key to one of the nodes; some
+// are given up after a moment.
+func (r *recorder) ask(client int, rnd *rand.Rand) {
+	cost := 1 + rnd.IntN(r.most)
+	if rnd.IntN(10) == 0 {
+		cost = 0
+	}
+	patience := time.Duration(0)
+	if rnd.IntN(25) == 0 {
+		patience = time.Duration(50+rnd.IntN(1000)) * time.Microsecond
+	}
+	r.decide(client, rnd.IntN(3), linearKey(rnd.IntN(r.keys)), cost, patience)
+}
+
+func (r *recorder) asks(client int, rnd *rand.Rand, n int) {
+	for range n {
+		r.ask(client, rnd)
+	}
+}
+
+// decide asks one node, and records what it said.
+func (r *recorder) decide(client, node int, key string, cost int, patience time.Duration) {
+	if patience == 0 {
+		patience = 10 * time.Second
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	q := &rls.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{{
+		Entries: []*common.RateLimitDescriptor_Entry{{Key: "k", Value: key}}, HitsAddend: wrapperspb.UInt64(uint64(cost)),
+	}}}
+	op := porcupine.Operation{ClientId: client, Input: counterOp{key: key, cost: cost}, Call: int64(time.Since(r.began)), Return: never}
+	reply, err := r.live[node].Load().clients[client].ShouldRateLimit(ctx, q)
+	if err != nil {
+		op.Output = counterAnswer{lost: true}
+		r.lost.Add(1)
+	} else {
+		op.Return = int64(time.Since(r.began))
+		op.Output = counterAnswer{ok: reply.OverallCode == rls.RateLimitResponse_OK, remaining: int(reply.Statuses[0].LimitRemaining)}
+	}
+	r.keep(op)
+}
+
+func (r *recorder) keep(op porcupine.Operation) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.history = append(r.history, op)
+}

@@ -1,0 +1,362 @@
+package leasing
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// next is the lease of the window to come, nil if there is none.
+func (s *nodeScript) next() *nextLease {
+	sh, _, c := s.fleet.locked(keyOf(1))
+	defer sh.mu.Unlock()
+	return c.val.next
+}
+
+// Where the ledger has nothing left, and nobody else holds any, a lease is spent
+// to its end without asking for more. Where others hold some, it is renewed.
+func TestNothingToBeHadIsNotAskedFor(t *testing.T) {
+	for _, c := range []struct {
+		elsewhere tokens
+		asks      bool
+	}{{0, false}, {20, true}} {
+		s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 100})
+		s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = 10*time.Second, 50
+		g := s.other(ratelimit.Claim{Seq: 1, Waiting: 50})
+		s.other(ratelimit.Claim{Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 50, Spent: 50 - c.elsewhere})
+		r, more := s.asks(49), s.asks(2)
+		s.exchange()
+		r.says(false, ratelimit.FromClaim)
+		more.says(true, ratelimit.FromClaim)
+		s.passes(5 * time.Second) // half of its time
+		s.asks(0)
+		if b := s.Batch(); (b != nil) != c.asks {
+			t.Errorf("1 of 50 is left, %d are elsewhere: it asks: %v, and should: %v", c.elsewhere, b != nil, c.asks)
+		}
+	}
+}
+
+// Who was granted exactly what waited was refused nothing: the next request asks
+// again at once.
+func TestEnoughIsNoShortage(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.Lease.Fixed = 1
+	s.other(ratelimit.Claim{Seq: 1, Waiting: 50})
+	r := s.asks(20)
+	s.exchange()
+	r.says(false, ratelimit.FromClaim)
+	if r := s.asks(20); r.decided() {
+		t.Errorf("20 wait, and 30 are left at the ledger: %+v", r.v[0])
+	}
+	s.exchange()
+}
+
+// While a node knows that there is no use in asking, it does not renew either.
+func TestShortageHoldsBackRenewal(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.Lease.TTL = 60 * time.Millisecond
+	s.other(ratelimit.Claim{Seq: 1, Waiting: 90})
+	r := s.asks(11)
+	s.exchange()
+	r.says(true, ratelimit.FromClaim) // 10 are here
+	s.passes(30 * time.Millisecond)   // half of its time
+	s.spends(1)
+	s.quiet("it was refused a moment ago")
+	s.passes(20 * time.Millisecond)
+	s.spends(1)
+	s.exchange()
+}
+
+// A limit whose tokens come back one by one is not asked for each of them: a node
+// whose demand would have used up what it got within 50 ms waits as long. A bucket
+// never waits for more than half of what it takes to fill, for then it would lose
+// some. A node that needs less asks at once, as does one that finds plenty.
+func TestTokensAreLetGather(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		limit  ratelimit.Limit
+		perSec float64
+		got    tokens
+		left   tokens
+		full   time.Duration
+		pause  time.Duration
+	}{
+		{"sliding", sliding100, 100, 4, 0, time.Minute, backOff},
+		{"sliding, needs less", sliding100, 80, 4, 0, time.Minute, 0},
+		{"sliding, more than a hundredth is left", sliding100, 100, 4, 1, time.Minute, 0},
+		{"sliding, of many", ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Minute, Requests: 1000}, 100, 4, 9, time.Minute, backOff},
+		{"sliding, of many, a hundredth is left", ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Minute, Requests: 1000}, 100, 4, 10, time.Minute, 0},
+		{"sliding, of few", ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Minute, Requests: 10}, 100, 4, 0, time.Minute, backOff},
+		{"bucket", bucket100, 100, 4, 0, time.Minute, backOff},
+		{"bucket, full soon", bucket100, 100, 4, 0, 60 * time.Millisecond, 30 * time.Millisecond},
+		{"sliding, whose window is over soon", sliding100, 100, 4, 0, 60 * time.Millisecond, backOff},
+		{"fixed", perMinute100, 100, 4, 0, time.Minute, 0},
+	} {
+		s := newNodeScript(t, c.limit)
+		h := &held{rule: s.rule, demand: demand{perSec: c.perSec}, lease: lease{algorithm: c.limit.Algorithm, window: 1, granted: c.got, reset: s.now.Add(time.Minute)}}
+		h.lease.setLimit(&c.limit)
+		fl := &flight{claim: ratelimit.Claim{Limit: c.limit, Waiting: c.got}}
+		h.lease.retry, h.lease.retryCost = 0, 77
+		h.plan(s.now, s.now, fl, &ratelimit.Grant{Granted: c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
+		if got := max(0, h.lease.retry.Sub(s.now)); got != c.pause {
+			t.Errorf("%s: it waits for %v, and should for %v", c.name, got, c.pause)
+		}
+		if h.lease.retry = s.now.Add(10 * time.Second); c.pause > 0 {
+			h.plan(s.now, s.now, fl, &ratelimit.Grant{Granted: c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
+		}
+		if got := h.lease.retry.Sub(s.now); got != 10*time.Second {
+			t.Errorf("%s: the ledger said that there is nothing for 10 s, and it waits for %v", c.name, got)
+		}
+		if c.pause > 0 && h.lease.retryCost != 1 {
+			t.Errorf("%s: what costs less than %d is asked for", c.name, h.lease.retryCost)
+		}
+	}
+}
+
+// What was spent while a claim travelled is reported in time, too, also when the
+// lease is used up by it.
+func TestEagerLeaseReportsWhatWasSpentMeanwhile(t *testing.T) {
+	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 20})
+	s.rule.Coordination.Reclaim, s.rule.Coordination.Lease.TTL = ratelimit.ReclaimEager, 10*time.Second
+	s.rule.Coordination.Lease.Max = 100
+	s.leased(20) // half of which it gets
+	s.spends(6)
+	b, c := s.sends()
+	if c.Spent != 7 {
+		t.Errorf("%+v", c)
+	}
+	g := make([]ratelimit.Grant, 1)
+	s.ledger.Settle(s.Context(), b.Claims(), g)
+	s.spends(3)
+	for left := g[0].Granted - 10; left > 0; left-- {
+		g[0].Granted-- // as if there were no more
+	}
+	b.Answer(g)
+	s.passes(5 * time.Second)
+	if _, c = s.sends(); c.Spent != 10 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// A node that knows the ledger's clock well takes a window to go on until it ends
+// there, however long the latest answer took.
+func TestWindowLastsAsTheLedgersClockSays(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.Lease.TTL = time.Hour
+	s.leased(10)
+	s.spends(8)
+	b, _ := s.sends()
+	s.passes(2 * time.Second)
+	s.settled(b, 2*time.Second)
+	s.passes(45*time.Second - 4*time.Second - 100*time.Millisecond)
+	s.spends(5)
+}
+
+// Under mode approx a lease is reported at least every sync_interval, if it is
+// used.
+func TestApproxReportsInTime(t *testing.T) {
+	s, _ := newDriftScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	s.rule.Coordination.Lease.Fixed = 100
+	s.drifts(1)
+	s.exchange()
+	s.spends(1)
+	s.passes(10*time.Second - 1)
+	s.spends(1)
+	s.quiet("it was told less than sync_interval ago")
+	s.passes(1)
+	s.spends(1)
+	if c, _ := s.exchange(); c.Spent != 5 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// A rule of mode approx whose ledger fails draws on the node's share first, also
+// when little is left: that is what the share is for.
+func TestOutageDrawsOnTheShareFirst(t *testing.T) {
+	s, _ := newDriftScript(t, perMinute100)
+	s.rule.Coordination.OnStoreFailure = ratelimit.FailClosed
+	s.other(ratelimit.Claim{Seq: 1, Waiting: 95})
+	s.drifts(1)
+	s.exchange()
+	for _, c := range []struct {
+		cost   tokens
+		over   bool
+		source ratelimit.Source
+	}{{11, true, ratelimit.FromFallback}, {10, false, ratelimit.FromDrift}, {2, true, ratelimit.FromFallback}} {
+		r := s.asks(c.cost)
+		if b := s.Batch(); b != nil {
+			b.Fail(errors.New("gone"))
+		}
+		r.says(c.over, c.source)
+	}
+}
+
+// What an outage admitted is told when it is over, though nobody asks again: also
+// when the ledger knew all before.
+func TestIdleNodeTellsOfAnOutage(t *testing.T) {
+	for _, policy := range []ratelimit.FailurePolicy{ratelimit.FailOpen, ratelimit.FailCached} {
+		s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 100})
+		s.rule.Coordination.OnStoreFailure, s.rule.Coordination.MaxStaleness = policy, time.Minute
+		s.rule.Coordination.Lease.TTL = time.Hour
+		s.leased(5)
+		s.passes(3 * time.Second)
+		s.sweeps()
+		s.exchange() // it gives back 4, and all is known
+		r := s.asks(7)
+		b, _ := s.sends()
+		b.Fail(errors.New("gone"))
+		r.says(false, ratelimit.FromFallback)
+		s.passes(3 * time.Second)
+		s.sweeps()
+		if c, _ := s.exchange(); c.Spent != 8 {
+			t.Errorf("%v: 8 were spent: %+v", policy, c)
+		}
+	}
+}
+
+// A bucket has no windows: whatever an outage admitted is charged to it.
+func TestAnOutageIsChargedToABucket(t *testing.T) {
+	s := newNodeScript(t, ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Day, Requests: 1, Burst: 100})
+	s.rule.Coordination.OnStoreFailure, s.rule.Coordination.Lease.Fixed = ratelimit.FailOpen, 10
+	r := s.asks(5)
+	b, _ := s.sends()
+	b.Fail(errors.New("gone"))
+	r.says(false, ratelimit.FromFallback)
+	s.passes(time.Minute)
+	for r = s.asks(1); !r.decided(); {
+		s.exchange()
+	}
+	if v := r.says(false, ratelimit.FromClaim); v.Remaining != 94 {
+		t.Errorf("6 of 100 were spent, and %d are left", v.Remaining)
+	}
+}
+
+// What was left in a window says nothing of the next one.
+func TestCachedEndsWithItsWindow(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.OnStoreFailure, s.rule.Coordination.MaxStaleness = ratelimit.FailCached, time.Hour
+	s.leased(1)
+	s.passes(46 * time.Second)
+	r := s.asks(5)
+	b, _ := s.sends()
+	b.Fail(errors.New("gone"))
+	r.says(true, ratelimit.FromFallback)
+}
+
+// A key for which there is no room is limited on this node alone, whatever
+// on_store_failure says: it is not the store that failed. But closed stays closed.
+func TestNoRoomIsNoOutage(t *testing.T) {
+	for policy, admitted := range map[ratelimit.FailurePolicy]int{ratelimit.FailOpen: 3, ratelimit.FailCached: 3, ratelimit.FailLocal: 3, ratelimit.FailClosed: 0} {
+		s := newNodeScript(t, perMinute100)
+		s.rule.Coordination.OnStoreFailure, s.rule.Coordination.LocalCap = policy, 3
+		got := 0
+		for range 10 {
+			a := ask{Rule: s.rule, Key: keyOf(1), Cost: 1}
+			if v := s.fleet.fail(context.Background(), s.now, &a, ratelimit.FallbackTableFull); !v.OverLimit {
+				got++
+			}
+		}
+		if got != admitted {
+			t.Errorf("%v: %d of 10 were admitted on this node alone, and local_cap is 3", policy, got)
+		}
+	}
+}
+
+// Undo takes back what an outage charged, once and no more: from what is booked
+// for the ledger, from the budget of this node, and from what was left when last
+// heard. It leaves alone what others paid, or another window.
+func TestUndoOfWhatAnOutageCharged(t *testing.T) {
+	for policy, budget := range map[ratelimit.FailurePolicy]tokens{ratelimit.FailOpen: 1 << 40, ratelimit.FailLocal: 5, ratelimit.FailCached: 94} {
+		s := newNodeScript(t, perMinute100)
+		c := &s.rule.Coordination
+		c.OnStoreFailure, c.MaxStaleness, c.LocalCap, c.Lease.Fixed = policy, time.Hour, 5, 1
+		r := s.asks(6)
+		s.exchange()
+		r.says(false, ratelimit.FromClaim)
+		fails := func(cost tokens) ([]ask, []verdict) {
+			r := s.asks(cost)
+			if b := s.Batch(); b != nil {
+				b.Fail(errors.New("gone"))
+			}
+			if !r.decided() {
+				t.Fatal("it waits")
+			}
+			return []ask{{Rule: s.rule, Key: keyOf(1), Cost: cost}}, r.v
+		}
+		spent := func() tokens {
+			sh, _, c := s.fleet.locked(keyOf(1))
+			defer sh.mu.Unlock()
+			return c.val.lease.spent
+		}
+		for range 10 {
+			asks, v := fails(4)
+			if v[0].OverLimit || spent() != 10 {
+				t.Fatalf("%v: %+v, and %d are spent", policy, v[0], spent())
+			}
+			s.Undo(s.now, asks, v)
+			if spent() != 6 {
+				t.Fatalf("%v: %d are spent, of which 4 were undone", policy, spent()+4)
+			}
+		}
+		if budget < 1<<40 { // none of the 4 is missing
+			if _, v := fails(budget); v[0].OverLimit {
+				t.Errorf("%v: %d are to be had, of which none is spent: %+v", policy, budget, v[0])
+			}
+			asks, v := fails(1)
+			if !v[0].OverLimit {
+				t.Errorf("%v: one more than %d: %+v", policy, budget, v[0])
+			}
+			s.Undo(s.now, asks, v) // a refusal that took nothing
+			if _, v = fails(1); !v[0].OverLimit {
+				t.Errorf("%v: one more than %d, after a refusal was undone: %+v", policy, budget, v[0])
+			}
+		}
+	}
+}
+
+// A lease of which nothing is left is renewed when somebody asks for more, and not
+// because its time passes.
+func TestEmptyLeaseIsNotRenewed(t *testing.T) {
+	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	s.rule.Coordination.Lease.TTL = 10 * time.Second
+	r := s.asks(5)
+	b, _ := s.sends()
+	g := make([]ratelimit.Grant, 1)
+	s.ledger.Settle(s.Context(), b.Claims(), g)
+	g[0].Granted = 0
+	b.Answer(g)
+	r.decided()
+	for b := s.Batch(); b != nil; b = s.Batch() {
+		b.Answer(g)
+	}
+	s.passes(6 * time.Second)
+	s.asks(0)
+	s.quiet("nothing is left of the lease")
+}
+
+// A key of which nothing was heard has nothing left to go on against.
+func TestCachedOfAnUnknownKey(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.OnStoreFailure = ratelimit.FailCached
+	a := ask{Rule: s.rule, Key: keyOf(2), Cost: 1}
+	if v := s.fleet.fail(context.Background(), s.now, &a, ratelimit.FallbackError); !v.OverLimit || v.Charged != 0 {
+		t.Errorf("%+v", v)
+	}
+}
+
+// One token is as much as any: it is undone, too.
+func TestUndoOfOne(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.OnStoreFailure, s.rule.Coordination.LocalCap = ratelimit.FailLocal, 1
+	for range 3 {
+		r := s.asks(1)
+		if b := s.Batch(); b != nil {
+			b.Fail(errors.New("gone"))
+		}
+		r.says(false, ratelimit.FromFallback)
+		s.Undo(s.now, []ask{{Rule: s.rule, Key: keyOf(1), Cost: 1}}, r.v)
+	}
+}

@@ -1,0 +1,329 @@
+package routing
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+type (
+	instant = ratelimit.Instant
+	verdict = ratelimit.Verdict
+	ask     = ratelimit.Ask
+)
+
+// core is a node in a ring without goroutines, sockets, timers or clocks of its
+// own: it is told of instants and of what others say, and what it says waits in
+// its links. [Router] and [Stepped] drive it. It is safe for concurrent use.
+//
+// Locks are taken in this order, and none is held while something waits:
+//
+//	inbox.mu, mu, gate, link.mu; fetches' and tables' own locks last
+type core struct {
+	options     Options
+	incarnation uint64
+	base        limiter // decides what is this node's own
+	leases      limiter // decides on hot keys of other owners
+	local       *leasing.Local
+	fallback    *leasing.Local // when an owner does not answer
+	clock       ratelimit.Clock
+	random      func() float64
+	hands       hands
+	began       instant
+	observe     observer // nil: nobody looks
+
+	// gate is held for reading while a key is looked up and decided here, or
+	// taken away, and for writing while the view changes; without a store only.
+	gate sync.RWMutex
+	view atomic.Pointer[view]
+	// ticked is when the node last looked after itself; expired says that too
+	// much time has passed since for it to be an owner.
+	ticked  atomic.Int64
+	expired atomic.Bool
+	looking atomic.Int64 // how many accounts are fetched
+
+	mu      sync.Mutex
+	members map[string]*member // guarded by mu
+	present bool               // guarded by mu: in the ring
+	joined  instant            // guarded by mu: when it entered
+	left    bool               // guarded by mu: for good
+	leftAt  instant            // guarded by mu
+	looked  bool               // guarded by mu: for others
+	// wasStable says that after joining all had handed over; guarded by mu.
+	wasStable bool
+	mover     mover             // guarded by mu
+	fetches   map[string]*fetch // guarded by mu, by key
+	inboxes   map[uint64]*inbox // guarded by mu, by the sender's incarnation
+	pulls     []pull            // guarded by mu: of version 1, not answered
+	posts     []post            // guarded by mu: to be queued when it is free
+
+	hot     *hot
+	hotHere hotLeases
+	rules   ruleCache
+	stats   struct {
+		forwarded, received, notOwner, refused, malformed, handed, hot, fallbacks, lost atomic.Uint64
+	}
+}
+
+// hands is what a core has done for it by whoever drives it. No method may
+// block, or call the core.
+type hands interface {
+	dial(m *member)   // keep a way open to a node
+	hangUp(m *member) // and no longer
+	redial(m *member) // on a new stream
+	wake()            // there is something to do for tick or step
+}
+
+// observer sees what an owner decides for its peers, for simulations.
+type observer interface {
+	decided(a *ask, v *verdict)
+	undone(a *ask, v *verdict)
+}
+
+// limiter decides on this node. What it cannot decide at once waits.
+type limiter interface {
+	ask(ctx context.Context, now instant, asks []ask, verdicts []verdict) waiter
+	Undo(now instant, asks []ask, verdicts []verdict)
+}
+
+// waiter is asks that wait for a store; see leasing.Wait.
+type waiter interface {
+	Patience() time.Duration
+	Advance(now instant) bool
+	TimeOver() time.Duration
+}
+
+// blocking has a limiter's caller wait.
+type blocking struct{ ratelimit.Limiter }
+
+func (b blocking) ask(ctx context.Context, now instant, asks []ask, verdicts []verdict) waiter {
+	b.Decide(ctx, now, asks, verdicts)
+	return nil
+}
+
+// stepping lets somebody else drive the limiter.
+type stepping struct{ *leasing.Stepped }
+
+func (s stepping) ask(_ context.Context, now instant, asks []ask, verdicts []verdict) waiter {
+	if w := s.Ask(now, asks, verdicts); w != nil {
+		return w
+	}
+	return nil
+}
+
+// view is the ring at a time. Only stable changes.
+type view struct {
+	ring   *Ring
+	print  uint64
+	since  []*Ring          // that were in force since all had handed over, the last first; nil: nobody knows
+	peers  map[string]*link // of all members, in the ring or not
+	mine   bool             // this node is in the ring
+	began  instant
+	stable atomic.Bool // nobody else has anything of this node's
+}
+
+// mostSince bounds how many rings a view remembers.
+const mostSince = 8
+
+// kept tells whether a key was this node's own ever since all had handed over:
+// then nobody else has its account.
+func (v *view) kept(hash uint64, self string) bool {
+	if len(v.since) == 0 {
+		return false
+	}
+	for _, r := range v.since {
+		if r.Owner(hash) != self {
+			return false
+		}
+	}
+	return true
+}
+
+func newCore(o Options, clock ratelimit.Clock, wall time.Time) *core {
+	c := &core{
+		options: o, clock: clock, began: clock(), fallback: leasing.NewLocal(10_000, clock(), wall), members: map[string]*member{},
+		hot: newHot(o.HotRate), fetches: map[string]*fetch{}, inboxes: map[uint64]*inbox{},
+	}
+	v := c.build(nil)
+	c.view.Store(v)
+	return c
+}
+
+// storeless has budgets in this process, which move with their keys.
+func (c *core) storeless(l *leasing.Local) {
+	c.local = l
+	c.mover = newMover(l.Parts())
+}
+
+type post struct {
+	to   *link
+	call *call
+}
+
+// post queues a call when mu is free: one that cannot be sent has ended at once,
+// and what goes on then needs mu. The caller holds mu.
+func (c *core) post(to *link, say *call) { c.posts = append(c.posts, post{to, say}) }
+
+// unlock releases mu.
+func (c *core) unlock() {
+	posts := c.posts
+	c.posts = nil
+	c.mu.Unlock()
+	for _, p := range posts {
+		p.to.post(p.call)
+	}
+}
+
+// build makes the view of those who are alive; the caller holds mu, if others
+// may look.
+func (c *core) build(old *view) *view {
+	var nodes []Member
+	v := &view{peers: make(map[string]*link, len(c.members)), mine: c.present, began: c.clock()}
+	if c.present {
+		nodes = append(nodes, Member{c.options.Addr, c.options.Weight})
+	}
+	for addr, m := range c.members {
+		v.peers[addr] = m.link
+		if m.alive {
+			nodes = append(nodes, Member{addr, m.weight})
+		}
+	}
+	v.ring = ringOf(nodes)
+	for _, m := range v.ring.Members() {
+		v.print += xxhash.Sum64String(m.Addr) * uint64(max(1, m.Weight))
+	}
+	switch {
+	case old == nil || !old.mine:
+	case old.stable.Load():
+		v.since = []*Ring{old.ring}
+	case len(old.since) > 0 && len(old.since) < mostSince:
+		v.since = append([]*Ring{old.ring}, old.since...)
+	}
+	return v
+}
+
+// turn puts a new ring in force. What is no longer this node's moves from here
+// on, and is decided elsewhere. The caller holds mu.
+func (c *core) turn() {
+	old := c.view.Load()
+	next := c.build(old)
+	if c.local == nil {
+		next.stable.Store(true)
+		c.view.Store(next) // the store knows of all that is leased
+		return
+	}
+	if !lessOnly(old, next, c.options.Addr) {
+		c.mover.all()
+	}
+	c.gate.Lock()
+	c.view.Store(next)
+	c.gate.Unlock()
+	c.settle()
+	c.each(func(m *member) {
+		m.pulled = false
+		c.pullFrom(m)
+	})
+	c.settled() // done, under the new ring, where nothing moves
+	c.hands.wake()
+}
+
+// lessOnly tells whether other nodes have gone, and nothing else: then what was
+// this node's own still is.
+func lessOnly(old, next *view, self string) bool {
+	had := map[Member]bool{}
+	for _, m := range old.ring.Members() {
+		had[m] = true
+	}
+	for _, m := range next.ring.Members() {
+		if !had[m] {
+			return false
+		}
+	}
+	return old.mine == next.mine || !old.ring.Has(self)
+}
+
+// settle takes in that others have handed over, or are gone; the caller holds
+// mu.
+func (c *core) settle() {
+	v := c.view.Load()
+	if c.local == nil || v.stable.Load() {
+		return
+	}
+	for _, m := range c.members {
+		if m.mayHave(v) {
+			return
+		}
+	}
+	v.stable.Store(true)
+	c.wasStable = c.wasStable || v.mine
+}
+
+// mayHave tells whether the member may have accounts that are this node's own
+// under a view.
+func (m *member) mayHave(v *view) bool { return (m.alive || m.holds) && m.done != v.print }
+
+// lapsed tells whether the node did not run for so long that others may own its
+// keys. The first decision after that notices.
+func (c *core) lapsed(now instant) bool {
+	if c.expired.Load() {
+		return true
+	}
+	ticked := instant(c.ticked.Load())
+	if ticked == 0 || now.Sub(ticked) <= lapseAfter {
+		return false
+	}
+	c.expired.Store(true)
+	c.hands.wake()
+	return true
+}
+
+// tell reports what went wrong with a peer.
+func (c *core) tell(addr string, err error) {
+	if c.options.OnPeer != nil && err != nil {
+		c.options.OnPeer(addr, err)
+	}
+}
+
+// Rings are built once for each set of members: nodes of one process, and
+// nodes that come and go, see the same again and again.
+var rings struct {
+	mu sync.Mutex
+	of map[string]*Ring // guarded by mu
+}
+
+// mostRings are kept; then all are built anew.
+const mostRings = 64
+
+func ringOf(nodes []Member) *Ring {
+	sortMembers(nodes)
+	name := make([]byte, 0, 64)
+	for _, m := range nodes {
+		name = append(name, m.Addr...)
+		name = append(name, 0, byte(m.Weight), byte(m.Weight>>8))
+	}
+	rings.mu.Lock()
+	defer rings.mu.Unlock()
+	r := rings.of[string(name)]
+	if r == nil {
+		if rings.of == nil || len(rings.of) >= mostRings {
+			rings.of = map[string]*Ring{}
+		}
+		r = NewRing(nodes)
+		rings.of[string(name)] = r
+	}
+	return r
+}
+
+// stamp is the ledger's time here, for what is sent.
+func (c *core) stamp() int64 {
+	if c.local == nil {
+		return 0
+	}
+	return int64(c.local.LedgerNow(c.clock()))
+}

@@ -1,0 +1,199 @@
+package routing
+
+import (
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// fetch finds out where a key's account is, that is not here although the key is
+// this node's own, while others may still have it. It asks each of them:
+//
+//	asking --all say none, under this ring--> absent: it is a new key
+//	   |-----one is its owner, as it sees it--> held: that one decides
+//	   '-----it is on its way, or the ring is another's--> again, in a moment
+//
+// One who says none will have none as long as it sees the same ring: it takes in
+// only what is its own.
+type fetch struct {
+	key    string
+	view   *view
+	open   int // answers that are missing
+	state  fetchState
+	soon   bool   // some have said to ask again
+	holder string // who decides, if it is held
+	bells  []bell
+}
+
+type fetchState uint8
+
+const (
+	fetching fetchState = iota
+	fetchAbsent
+	fetchHeld
+	fetchAgain
+)
+
+// disagree is how long nodes may see different rings before each decides by its
+// own: without a bound, one that others cannot reach would keep new keys waiting.
+const disagree = 2 * TakeOver
+
+// maxFetches bounds the keys that are looked for at once.
+const maxFetches = 16 << 10
+
+// fetch asks for a key's account, or joins who does. It returns nil where too
+// many are asked for already.
+func (c *core) fetch(now instant, key []byte, b bell) *fetch {
+	c.mu.Lock()
+	defer c.unlock()
+	v := c.view.Load()
+	f := c.fetches[string(key)]
+	if f != nil && f.view == v {
+		f.bells = append(f.bells, b)
+		return f
+	}
+	if f != nil {
+		c.fetched(f, fetchAgain)
+	}
+	if len(c.fetches) >= maxFetches {
+		return nil
+	}
+	f = &fetch{key: string(key), view: v, bells: []bell{b}}
+	c.fetches[f.key] = f
+	c.looking.Store(int64(len(c.fetches)))
+	var of []*member
+	c.each(func(m *member) {
+		if m.mayHave(v) {
+			of = append(of, m)
+		}
+	})
+	f.open = len(of)
+	for _, m := range of {
+		c.ask(f, m)
+	}
+	c.answeredFetch(f)
+	return f
+}
+
+// ask asks one node for a key's account; the caller holds mu.
+func (c *core) ask(f *fetch, m *member) {
+	if m.version == 1 || !m.ready.Load() { // its answer to a pull is awaited, or its way
+		f.open--
+		f.soon = true
+		return
+	}
+	say := newCall(func(fr *wire.Frame, id uint64) {
+		fr.Fetches = append(fr.Fetches, &wire.Fetch{Id: id, Key: []byte(f.key), Ring: f.view.print})
+	})
+	say.then = func(say *call) {
+		c.mu.Lock()
+		defer c.unlock()
+		f.open--
+		found := wire.Found_ELSEWHERE
+		if say.err == nil && say.reply.GetStatus() == answered {
+			found = say.reply.GetFound()
+		}
+		switch found {
+		case wire.Found_NONE:
+		case wire.Found_OWNER:
+			f.holder = m.addr
+		case wire.Found_OTHER_RING: // who goes on to see another counts apart
+			f.soon = f.soon || c.clock().Sub(f.view.began) < disagree
+		default:
+			f.soon = true
+		}
+		c.answeredFetch(f)
+	}
+	c.post(m.link, say)
+}
+
+// answeredFetch ends a fetch that has its answers; the caller holds mu.
+func (c *core) answeredFetch(f *fetch) {
+	switch {
+	case f.state != fetching:
+	case f.holder != "":
+		c.fetched(f, fetchHeld)
+	case f.open > 0:
+	case f.soon:
+		c.fetched(f, fetchAgain)
+	default:
+		c.fetched(f, fetchAbsent)
+	}
+}
+
+// fetched ends a fetch; the caller holds mu.
+func (c *core) fetched(f *fetch, how fetchState) {
+	f.state = how
+	if c.fetches[f.key] == f {
+		delete(c.fetches, f.key)
+		c.looking.Store(int64(len(c.fetches)))
+	}
+	for _, b := range f.bells {
+		b.ring()
+	}
+}
+
+// outcome is what is known of a fetch.
+func (c *core) outcome(f *fetch) (fetchState, string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return f.state, f.holder
+}
+
+// asked answers a fetch of a peer. An account that is found is sent in a parcel,
+// which is not lost when a stream breaks; the answer only says so.
+func (c *core) asked(now instant, from string, m *wire.Fetch) wire.Found {
+	c.mu.Lock()
+	defer c.unlock()
+	key := m.GetKey()
+	c.gate.RLock()
+	defer c.gate.RUnlock()
+	v := c.view.Load()
+	to := c.members[from]
+	owner := v.ring.Owner(HashOf(key))
+	if going := c.mover.underway[xxhash.Sum64(key)]; going == from {
+		to.flush()
+		return wire.Found_COMING
+	} else if going != "" {
+		return wire.Found_ELSEWHERE
+	}
+	switch has := c.local.Has(key); {
+	case owner == c.options.Addr && !c.lapsed(now):
+		return wire.Found_OWNER
+	case !has && (v.print == m.GetRing() || !v.mine):
+		return wire.Found_NONE
+	case v.print != m.GetRing():
+		return wire.Found_OTHER_RING
+	case to == nil || !to.ready.Load() || !to.roomForOne():
+		return wire.Found_ELSEWHERE
+	}
+	c.send(now, to, key)
+	to.flush()
+	return wire.Found_COMING
+}
+
+func (m *member) roomForOne() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.out.roomForOne()
+}
+
+// pullFrom asks a node of version 1 to say when it has handed over all; the
+// caller holds mu.
+func (c *core) pullFrom(m *member) {
+	v := c.view.Load()
+	if c.local == nil || m.version != 1 || m.pulled || !m.ready.Load() || !m.mayHave(v) || !v.mine {
+		return
+	}
+	m.pulled = true
+	say := newCall(func(f *wire.Frame, id uint64) { f.Pulls = append(f.Pulls, &wire.Pull{Id: id}) })
+	say.then = func(say *call) {
+		c.mu.Lock()
+		defer c.unlock()
+		if say.err == nil && c.view.Load() == v {
+			m.done = v.print
+			c.settle()
+		}
+	}
+	c.post(m.link, say)
+}

@@ -1,0 +1,216 @@
+package routing
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// Bounds of what is under way.
+const (
+	peerQueue     = 4096 // calls that wait to be sent to one peer
+	peerPending   = 4 * peerQueue
+	frameCalls    = 256 // in one message
+	maxPeers      = 1000
+	framesAtOnce  = 64 // of one peer, being answered
+	maxFrame      = 4 << 20
+	parcelsAtOnce = 8 // without a receipt, to one peer
+)
+
+var (
+	errPeerGone = errors.New("the peer cannot be reached")
+	errName     = errors.New("the peer has another name")
+	errSilent   = errors.New("the peer has not answered for too long")
+	errPeerBusy = errors.New("too many asks wait for the peer")
+)
+
+// bell wakes whoever waits for something; it may ring for nothing. A nil bell
+// is for those who are driven from outside.
+type bell chan struct{}
+
+func (b bell) ring() {
+	select {
+	case b <- struct{}{}:
+	default:
+	}
+}
+
+// link is this node's way to another: what waits to be said there, and what was
+// said and not answered. It has no socket; whoever has takes frames from it. It
+// is safe for concurrent use.
+type link struct {
+	addr    string
+	wake    func()              // has frames taken; it must not block
+	receipt func(*wire.Receipt) // is told of parcels that have arrived
+	ready   atomic.Bool         // introduced
+	heard   atomic.Int64        // the instant of its last word
+
+	mu      sync.Mutex
+	queue   []*call          // guarded by mu
+	pending map[uint64]*call // guarded by mu: sent, not answered
+	next    uint64           // guarded by mu
+	say     bool             // guarded by mu: done is to be said
+	done    uint64           // guarded by mu
+	out     outbox           // guarded by mu
+}
+
+// call is one message that is answered by one reply.
+type call struct {
+	put   func(f *wire.Frame, id uint64) // puts it into a frame
+	then  func(c *call)                  // if set, goes on with the reply; no lock is held
+	bell  bell
+	reply *wire.Reply // read after done
+	err   error       // read after done
+	done  chan struct{}
+
+	mu   sync.Mutex
+	over bool   // guarded by mu
+	late func() // guarded by mu: goes on when it has ended, for those who did not wait
+}
+
+func newCall(put func(*wire.Frame, uint64)) *call { return &call{put: put, done: make(chan struct{})} }
+
+func (c *call) finish(reply *wire.Reply, err error) {
+	c.reply, c.err = reply, err
+	close(c.done)
+	c.bell.ring()
+	if c.then != nil {
+		c.then(c)
+	}
+	c.mu.Lock()
+	late := c.late
+	c.over = true
+	c.mu.Unlock()
+	if late != nil {
+		late()
+	}
+}
+
+// regret has something done when the call has ended.
+func (c *call) regret(do func()) {
+	c.mu.Lock()
+	over := c.over
+	if !over {
+		c.late = do
+	}
+	c.mu.Unlock()
+	if over {
+		do()
+	}
+}
+
+// ended tells whether it was answered, or will not be.
+func (c *call) ended() bool {
+	select {
+	case <-c.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// post queues a call; it has failed at once where it cannot be sent.
+func (l *link) post(c *call) {
+	if l == nil || !l.ready.Load() {
+		c.finish(nil, errPeerGone)
+		return
+	}
+	l.mu.Lock()
+	full := len(l.queue) >= peerQueue || len(l.pending) >= peerPending
+	if !full {
+		l.queue = append(l.queue, c)
+	}
+	l.mu.Unlock()
+	if full {
+		c.finish(nil, errPeerBusy)
+		return
+	}
+	l.wake()
+}
+
+// take writes the next frame: calls first, for somebody waits for them, and at
+// most one parcel; nil if there is nothing to say. stamp is the ledger's time.
+func (l *link) take(stamp int64) *wire.Frame {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := min(len(l.queue), frameCalls)
+	p := l.out.next()
+	if n == 0 && p == nil && !l.say {
+		return nil
+	}
+	f := &wire.Frame{}
+	for _, c := range l.queue[:n] {
+		l.put(f, c)
+	}
+	l.queue = slices.Delete(l.queue, 0, n)
+	if p != nil {
+		l.parcel(f, p, stamp)
+	}
+	if l.say && l.out.next() == nil {
+		f.Done, l.say = l.done, false
+	}
+	return f
+}
+
+// put writes a call; the caller holds mu.
+func (l *link) put(f *wire.Frame, c *call) {
+	l.next++
+	l.pending[l.next] = c
+	c.put(f, l.next)
+}
+
+// ping writes a frame that is answered, so that each hears of the other.
+func (l *link) ping(stamp int64) *wire.Frame {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f := &wire.Frame{Sent: stamp}
+	l.put(f, newCall(func(f *wire.Frame, id uint64) { f.Ping = id }))
+	return f
+}
+
+// replied takes in replies.
+func (l *link) replied(replies []*wire.Reply) {
+	for _, reply := range replies {
+		l.mu.Lock()
+		c := l.pending[reply.GetId()]
+		delete(l.pending, reply.GetId())
+		l.mu.Unlock()
+		if c != nil {
+			c.finish(reply, nil)
+		}
+	}
+}
+
+// broke ends all that was sent or waits to be; parcels are kept.
+func (l *link) broke(err error) {
+	l.ready.Store(false)
+	l.mu.Lock()
+	calls := make([]*call, 0, len(l.pending)+len(l.queue))
+	ids := make([]uint64, 0, len(l.pending))
+	for id := range l.pending {
+		ids = append(ids, id)
+	}
+	slices.SortFunc(ids, cmp.Compare[uint64])
+	for _, id := range ids {
+		calls = append(calls, l.pending[id])
+	}
+	calls = append(calls, l.queue...)
+	clear(l.pending)
+	l.queue, l.say = nil, false
+	l.mu.Unlock()
+	for _, c := range calls {
+		c.finish(nil, err)
+	}
+}
+
+// sayDone has the peer told under which ring this node has nothing of others.
+func (l *link) sayDone(print uint64) {
+	l.mu.Lock()
+	l.say, l.done = true, print
+	l.mu.Unlock()
+	l.wake()
+}

@@ -1,0 +1,138 @@
+package routing
+
+import (
+	"slices"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// outbox is what is on its way to one incarnation of a peer: parcels, each kept
+// until there is a receipt for it, in order.
+//
+//	open --parcelBytes, or nothing more to add--> sealed --sent--> sent --receipt--> gone
+//	                                                 ^--the stream broke--'
+//
+// Invariant: an account that was taken out of the tables is in exactly one
+// parcel, until the peer has said that it has it, or that it has not.
+type outbox struct {
+	number  uint64 // of the last parcel
+	open    *parcel
+	sealed  []*parcel // not received for
+	unsent  int       // where in sealed those begin that were not sent on this stream
+	urgent  bool      // what is open is to be sent
+	version uint32    // of the peer
+}
+
+type parcel struct {
+	number uint64
+	w      *writer
+	hashes []uint64 // of the keys, whole
+}
+
+// room tells whether another account may be added.
+func (o *outbox) room() bool { return len(o.sealed) < parcelsAtOnce }
+
+// roomForOne tells whether an account may be added that somebody waits for.
+func (o *outbox) roomForOne() bool { return o.room() || o.open != nil && len(o.open.w.b) < parcelBytes }
+
+// empty tells whether nothing is on its way.
+func (o *outbox) empty() bool { return o.open == nil && len(o.sealed) == 0 }
+
+// add puts an account on its way.
+func (o *outbox) add(now ratelimit.LedgerTime, hash uint64, m *moved) {
+	if o.open == nil {
+		o.open = &parcel{w: newWriter(now)}
+	}
+	p := o.open
+	p.hashes = append(p.hashes, hash)
+	p.w.account(m.key, &m.account)
+	if len(p.w.b) >= parcelBytes {
+		o.seal()
+	}
+}
+
+func (o *outbox) seal() {
+	if o.open == nil {
+		return
+	}
+	o.number++
+	o.open.number = o.number
+	o.sealed, o.open, o.urgent = append(o.sealed, o.open), nil, false
+}
+
+// next is the parcel to be sent, if there is one.
+func (o *outbox) next() *parcel {
+	if o.urgent && o.room() && o.unsent == len(o.sealed) {
+		o.seal()
+	}
+	if o.unsent < len(o.sealed) {
+		return o.sealed[o.unsent]
+	}
+	return nil
+}
+
+// again has all sent again, on a new stream.
+func (o *outbox) again() { o.unsent = 0 }
+
+// received takes out the parcel that a receipt is for; nil if there is none.
+func (o *outbox) received(number uint64) *parcel {
+	for i, p := range o.sealed {
+		if p.number == number {
+			o.sealed = slices.Delete(o.sealed, i, i+1)
+			if o.unsent > i {
+				o.unsent--
+			}
+			return p
+		}
+	}
+	return nil
+}
+
+// empties takes out all that is on its way.
+func (o *outbox) empties() []*parcel {
+	o.seal()
+	all := o.sealed
+	o.sealed, o.unsent, o.urgent = nil, 0, false
+	return all
+}
+
+// parcel writes a parcel into a frame; the caller holds mu.
+func (l *link) parcel(f *wire.Frame, p *parcel, stamp int64) {
+	l.out.unsent++
+	if l.out.version >= 2 {
+		f.Parcel = &wire.Parcel{Number: p.number, First: l.out.sealed[0].number, Sent: stamp, Accounts: p.w.b}
+		return
+	}
+	c := newCall(func(f *wire.Frame, id uint64) {
+		if f.Transfers = p.transfers(); len(f.Transfers) > 0 {
+			f.Transfers[0].Id = id
+		}
+	})
+	c.then = func(c *call) {
+		if c.err == nil {
+			l.receipt(&wire.Receipt{Number: p.number})
+		}
+	}
+	l.put(f, c)
+}
+
+// transfers are the parcel's accounts as version 1 has them, which knows of no
+// holders: what those may spend is charged.
+func (p *parcel) transfers() []*wire.Transfer {
+	var ts []*wire.Transfer
+	_ = readParcel(p.w.b, func(m moved) {
+		a := &m.account
+		charged := a.Charged
+		for i := range a.Holders {
+			if h := &a.Holders[i]; h.Window == a.Window {
+				charged += max(h.Granted+h.InFlight-h.Returned, h.Spent)
+			}
+		}
+		ts = append(ts, &wire.Transfer{
+			Key: m.key, Now: int64(a.Now), Fence: int64(a.Fence), Window: int64(a.Window), Charged: max(0, int64(charged)),
+			Previous: int64(a.Previous), Level: a.Level, Carry: a.Carry, Dead: int64(a.Dead),
+		})
+	})
+	return ts
+}

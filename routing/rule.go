@@ -1,0 +1,106 @@
+package routing
+
+import (
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// ruleMessage is what an owner must know of a rule.
+func ruleMessage(r *ratelimit.Rule) *wire.Rule {
+	c := &r.Coordination
+	return &wire.Rule{
+		Audit:     r.AuditName(),
+		Algorithm: uint32(r.Limit.Algorithm), Unit: uint32(r.Limit.Unit), Multiplier: r.Limit.Multiplier,
+		Requests: int64(r.Limit.Requests), Burst: int64(r.Limit.Burst),
+		RefundDenied: c.OnDeny == ratelimit.DenyRefunds, Eager: c.Reclaim == ratelimit.ReclaimEager,
+		Mode: uint32(c.Mode) + 1, LeaseFixed: int64(c.Lease.Fixed), LeaseMin: int64(c.Lease.Min), LeaseMax: int64(c.Lease.Max), LeaseTtlUs: c.Lease.TTL.Microseconds(),
+	}
+}
+
+// ruleCache keeps the rules that peers ask under, by what they say.
+type ruleCache struct {
+	mu    sync.RWMutex
+	rules map[ruleKey]*ratelimit.Rule // guarded by mu
+}
+
+type ruleKey struct {
+	algorithm, unit, multiplier      uint32
+	requests, burst                  int64
+	refund, eager                    bool
+	fixed, leaseMin, leaseMax, ttlUs int64
+	audit                            string
+	mode                             uint32
+}
+
+const (
+	maxRules     = 10_000
+	maxAuditName = 1 << 10
+)
+
+func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
+	k := ruleKey{
+		m.GetAlgorithm(), m.GetUnit(), m.GetMultiplier(), m.GetRequests(), m.GetBurst(), m.GetRefundDenied(), m.GetEager(),
+		m.GetLeaseFixed(), m.GetLeaseMin(), m.GetLeaseMax(), m.GetLeaseTtlUs(), m.GetAudit(), m.GetMode(),
+	}
+	c.mu.RLock()
+	r := c.rules[k]
+	c.mu.RUnlock()
+	if r != nil {
+		return r, nil
+	}
+	r, err := k.rule()
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.rules == nil || len(c.rules) >= maxRules {
+		c.rules = map[ruleKey]*ratelimit.Rule{}
+	}
+	c.rules[k] = r
+	return r, nil
+}
+
+func (k *ruleKey) rule() (*ratelimit.Rule, error) {
+	const most = 1<<32 - 1
+	r := &ratelimit.Rule{Domain: "(peer)", Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{}}
+	if int(k.algorithm) >= len(ratelimit.Algorithms) || k.unit > 255 || k.requests < 0 || k.requests > most || k.burst < 0 || k.burst > most ||
+		k.fixed < 0 || k.fixed > most || k.leaseMin < 0 || k.leaseMin > most || k.leaseMax < 0 || k.leaseMax > most || k.multiplier > 1<<20 || len(k.audit) > maxAuditName || int(k.mode) > len(ratelimit.Modes) {
+		return nil, errMessage
+	}
+	r.Limit = ratelimit.Limit{
+		Algorithm: ratelimit.Algorithm(k.algorithm), Unit: ratelimit.Unit(k.unit), Multiplier: k.multiplier,
+		Requests: ratelimit.Tokens(k.requests), Burst: ratelimit.Tokens(k.burst),
+	}
+	if r.Limit.Period() <= 0 || r.Limit.Algorithm == ratelimit.TokenBucket && k.burst == 0 {
+		return nil, errMessage
+	}
+	c := &r.Coordination
+	c.OnStoreFailure = ratelimit.FailClosed // the asking node has the rule's own policy
+	if k.refund {
+		c.OnDeny = ratelimit.DenyRefunds
+	}
+	if c.Audit = k.audit != ""; c.Audit {
+		r.Domain, r.Path, _ = strings.Cut(k.audit, ".")
+	}
+	// Version 1 does not say the mode, and forwards what is routed only. With the
+	// mode that a rule has here, an owner's lease is never credited at expiry.
+	if c.Mode = ratelimit.Routing; k.mode > 0 {
+		c.Mode = ratelimit.Mode(k.mode - 1)
+	}
+	if k.eager {
+		c.Reclaim = ratelimit.ReclaimEager
+	}
+	c.Lease = ratelimit.LeaseSize{
+		Fixed: ratelimit.Tokens(k.fixed), Min: ratelimit.Tokens(k.leaseMin), Max: ratelimit.Tokens(k.leaseMax),
+		TTL: time.Duration(min(max(k.ttlUs, 1), int64(ratelimit.MaxLeaseTTL/time.Microsecond))) * time.Microsecond,
+	}
+	if errs := c.Validate(); len(errs) > 0 {
+		return nil, errMessage
+	}
+	return r, nil
+}

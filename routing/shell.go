@@ -1,0 +1,270 @@
+package routing
+
+import (
+	"context"
+	"crypto/hmac"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// opening bounds hello, welcome and proof.
+const opening = 500 * time.Millisecond
+
+type (
+	caller = grpc.BidiStreamingClient[wire.Frame, wire.Frame]
+	called = grpc.BidiStreamingServer[wire.Frame, wire.Frame]
+)
+
+// converse keeps the way to a node open until ctx is done: it dials, introduces
+// this node, says what there is to say, and dials again.
+func (r *Router) converse(ctx context.Context, m *member) {
+	for ctx.Err() == nil {
+		err := r.connect(ctx, m)
+		r.closed(m)
+		if ctx.Err() != nil {
+			return
+		}
+		r.tell(m.addr, err)
+		select {
+		case <-ctx.Done():
+		case <-m.kick: // it is there
+		case <-time.After(r.pause(r.clock(), m)):
+		}
+	}
+}
+
+// connect holds one conversation, until it breaks.
+func (r *Router) connect(ctx context.Context, m *member) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	conn, err := grpc.NewClient(m.addr, grpc.WithTransportCredentials(r.options.TLS), grpc.WithNoProxy(),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxFrame), grpc.MaxCallSendMsgSize(maxFrame)))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	late := time.AfterFunc(opening, cancel)
+	stream, err := wire.NewPeerClient(conn).Exchange(ctx)
+	if err != nil {
+		return err
+	}
+	welcome, err := r.introduce(stream)
+	if err != nil {
+		return err
+	}
+	late.Stop()
+	if welcome.GetAddr() != m.addr {
+		return fmt.Errorf("%w: it is known as %s, and calls itself %s (its PEER_ADDR)", errName, m.addr, welcome.GetAddr())
+	}
+	select { // of the last conversation
+	case <-m.again:
+	default:
+	}
+	r.opened(r.clock(), m, welcome)
+	ended := make(chan error, 1)
+	go func() { ended <- r.listen(stream, m); cancel() }()
+	err = r.speak(ctx, stream, m)
+	cancel()
+	return errors.Join(<-ended, err)
+}
+
+// introduce says hello, and proves to know the secret to one who does.
+func (r *Router) introduce(stream caller) (*wire.Hello, error) {
+	hello := r.hello(newNonce())
+	if err := stream.Send(&wire.Frame{Hello: hello}); err != nil {
+		return nil, err
+	}
+	answer, err := stream.Recv()
+	if err != nil {
+		return nil, fmt.Errorf("it refused the introduction: %w", err)
+	}
+	welcome := answer.GetWelcome()
+	if err := check(welcome); err != nil {
+		return nil, err
+	}
+	if !hmac.Equal(welcome.GetMac(), mac(r.options.Secret, "called", hello, welcome)) {
+		return nil, errSecret
+	}
+	return welcome, stream.Send(&wire.Frame{Proof: mac(r.options.Secret, "caller", hello, welcome)})
+}
+
+// speak sends what there is to say, as much as is there in one message.
+func (r *Router) speak(ctx context.Context, stream caller, m *member) error {
+	ping := time.NewTicker(pingEvery)
+	defer ping.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-m.again:
+			return errSilent
+		case <-ping.C:
+			if err := stream.Send(m.ping(r.stamp())); err != nil {
+				return err
+			}
+		case <-m.words:
+		}
+		for f := m.take(r.stamp()); f != nil; f = m.take(r.stamp()) {
+			if err := stream.Send(f); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// listen takes in replies.
+func (r *Router) listen(stream caller, m *member) error {
+	for {
+		f, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		r.replied(r.clock(), m, f)
+	}
+}
+
+// NewServer makes the gRPC server on which peers reach a router. creds may be
+// nil: then the secret is all that guards it, and what is said can be read on
+// the way.
+func (r *Router) NewServer(creds credentials.TransportCredentials) *grpc.Server {
+	options := []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(maxFrame), grpc.MaxSendMsgSize(maxFrame), grpc.MaxConcurrentStreams(16), grpc.ConnectionTimeout(5 * time.Second),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
+	}
+	if creds != nil {
+		options = append(options, grpc.Creds(creds))
+	}
+	s := grpc.NewServer(options...)
+	wire.RegisterPeerServer(s, exchange{Router: r})
+	return s
+}
+
+type exchange struct {
+	wire.UnimplementedPeerServer
+	*Router
+}
+
+// Exchange implements the peers' service.
+func (e exchange) Exchange(s called) error { return e.exchange(s) }
+
+// exchange is the other end of a peer's conversation.
+func (r *Router) exchange(stream called) error {
+	hello, err := r.welcomeInTime(stream)
+	if err != nil {
+		r.stats.refused.Add(1)
+		r.tell(hello.GetAddr(), err)
+		return status.Error(codes.PermissionDenied, err.Error())
+	}
+	from := &inlet{hello.GetAddr(), hello.GetIncarnation(), hello.GetVersion()}
+	r.greeted(r.clock(), hello)
+	var sending sync.Mutex
+	answer := func(f *wire.Frame) {
+		sending.Lock()
+		defer sending.Unlock()
+		_ = stream.Send(f) // a broken stream ends Recv too
+	}
+	room := make(chan struct{}, framesAtOnce)
+	var working sync.WaitGroup
+	defer working.Wait()
+	ctx := stream.Context()
+	later := func(asks []*wire.Ask, claims []*wire.Claim) {
+		room <- struct{}{} // a peer that floods waits here
+		working.Go(func() {
+			r.answerTo(ctx, asks, claims, answer)
+			<-room
+		})
+	}
+	for {
+		f, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		r.serve(r.clock(), from, f, answer, later)
+	}
+}
+
+// answerTo decides and settles what a peer asks, and answers as it goes.
+func (r *Router) answerTo(ctx context.Context, asks []*wire.Ask, claims []*wire.Claim, answer func(*wire.Frame)) {
+	say := func(replies []*wire.Reply) {
+		if len(replies) > 0 {
+			answer(&wire.Frame{Replies: replies})
+		}
+	}
+	if len(claims) > 0 {
+		say(r.settleFor(claims))
+	}
+	if len(asks) == 0 {
+		return
+	}
+	now := r.clock()
+	s, replies := r.decideFor(ctx, now, asks, newBell())
+	if s == nil {
+		say(replies)
+		return
+	}
+	for s.advance(now) {
+		say(append(replies, s.replies(now)...))
+		replies = nil
+		s.sleep(ctx)
+		now = r.clock()
+	}
+	say(append(replies, s.replies(now)...))
+}
+
+// welcomeInTime gives up on one who connects and does not introduce itself.
+func (r *Router) welcomeInTime(stream called) (*wire.Hello, error) {
+	type outcome struct {
+		hello *wire.Hello
+		err   error
+	}
+	done := make(chan outcome, 1)
+	go func() { // it ends with the stream, at the latest
+		h, err := r.welcome(stream)
+		done <- outcome{h, err}
+	}()
+	select {
+	case o := <-done:
+		return o.hello, o.err
+	case <-time.After(2 * opening):
+		return nil, errHello
+	}
+}
+
+// welcome takes in a peer's introduction, and proves to it first.
+func (r *Router) welcome(stream called) (*wire.Hello, error) {
+	f, err := stream.Recv()
+	if err != nil {
+		return nil, err
+	}
+	hello := f.GetHello()
+	if err := check(hello); err != nil {
+		return hello, err
+	}
+	own := r.hello(newNonce())
+	own.Mac = mac(r.options.Secret, "called", hello, own)
+	if err := stream.Send(&wire.Frame{Welcome: own}); err != nil {
+		return hello, err
+	}
+	f, err = stream.Recv()
+	if err != nil {
+		return hello, err
+	}
+	if !hmac.Equal(f.GetProof(), mac(r.options.Secret, "caller", hello, own)) {
+		return hello, errSecret
+	}
+	return hello, nil
+}

@@ -1,0 +1,486 @@
+package routing
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// Stepped is a node in a ring that somebody else drives, in whatever time they
+// keep: it has no goroutine, socket or timer, reads no clock but the one it is
+// given, and does the same in every run that asks it the same. It decides,
+// joins, leaves and hands over as a [Router] does, by the same code; only who
+// waits, and how frames travel, is different. It is not safe for concurrent use.
+//
+// Its driver carries frames between nodes (Wires), in order as a stream does,
+// and tells of streams that open and break. After a Store has been answered,
+// it calls Pump.
+type Stepped struct {
+	core  *core
+	o     SteppedOptions
+	hot   *leasing.Stepped // leases of hot keys, where there is no store
+	inlet map[string]*inlet
+	waits []*steppedWait
+	asks  []*steppedAsks
+	hots  []*steppedBatch
+	dials []*member
+	ends  []*member
+	open  map[string]bool // streams that are open, or being opened
+	left  func()
+	due   instant // of the tick
+	alarm instant // the earliest that after was asked for; 0: none
+	woken bool
+	ended bool
+}
+
+// SteppedOptions are all that a Stepped node depends on.
+type SteppedOptions struct {
+	Addr        string
+	Weight      uint32
+	HotRate     float64
+	Incarnation uint64           // not 0, and another one for each that ever had the address
+	Holder      ratelimit.Holder // of leases of hot keys; another one for each, too
+	Clock       ratelimit.Clock
+	Wall        time.Time
+	After       func(time.Duration, func()) // calls when the node's clock has gone on by that much
+	Random      func() float64
+	Local       *leasing.Local   // budgets of this process, where there is no store
+	Store       *leasing.Stepped // or what leases from one
+	Wires       Wires
+	OnPeer      func(addr string, err error)
+	// Decided, if set, is told what this node decides for its peers, and Undone
+	// what it takes back, when it does.
+	Decided, Undone func(a *ratelimit.Ask, v *ratelimit.Verdict)
+}
+
+// Wires carry frames. They must not call the node before they have returned.
+type Wires interface {
+	// Dial opens a stream to a node, whose Accept is to be given hello. Opened or
+	// Closed answers.
+	Dial(to string, hello []byte)
+	// HangUp ends the stream that this node has opened.
+	HangUp(to string)
+	// Send sends a frame on the stream that this node has opened, or an answer on
+	// the one that the other has.
+	Send(to string, answer bool, frame []byte)
+}
+
+type steppedWait struct {
+	*waiting
+	decided func()
+}
+
+type steppedAsks struct {
+	*serving
+	from *inlet
+}
+
+type steppedBatch struct {
+	*leasing.Batch
+	claims []*claiming
+	until  instant
+}
+
+// NewStepped makes a node. It knows nobody yet: see Found.
+func NewStepped(o SteppedOptions) *Stepped {
+	c := newCore(Options{Addr: o.Addr, Weight: o.Weight, HotRate: o.HotRate, OnPeer: o.OnPeer}, o.Clock, o.Wall)
+	s := &Stepped{core: c, o: o, inlet: map[string]*inlet{}, open: map[string]bool{}}
+	c.hands, c.random, c.incarnation = s, o.Random, o.Incarnation
+	c.fallback.Predictable()
+	if o.Decided != nil {
+		c.observe = observed{o}
+	}
+	if o.Store != nil {
+		c.base = stepping{o.Store}
+		c.leases = c.base
+	} else {
+		c.base = blocking{o.Local}
+		c.storeless(o.Local)
+		s.hot = leasing.NewStepped(o.Holder, hotMost, o.Clock, o.Wall, func(d time.Duration, do func()) {
+			o.After(d, func() { do(); s.Pump() })
+		}, o.Random)
+		c.leases = stepping{s.hot}
+		s.every(leasing.SweepEvery, func() { s.hot.Sweep(o.Clock()) })
+	}
+	s.every(pingEvery, s.ping)
+	s.woken = true
+	return s
+}
+
+type observed struct{ SteppedOptions }
+
+func (o observed) decided(a *ask, v *verdict) { o.Decided(a, v) }
+func (o observed) undone(a *ask, v *verdict)  { o.Undone(a, v) }
+
+// every has something done again and again.
+func (s *Stepped) every(d time.Duration, do func()) {
+	s.o.After(d, func() {
+		if s.ended {
+			return
+		}
+		do()
+		s.Pump()
+		s.every(d, do)
+	})
+}
+
+func (s *Stepped) ping() {
+	s.core.mu.Lock()
+	var to []*member
+	s.core.each(func(m *member) {
+		if m.ready.Load() {
+			to = append(to, m)
+		}
+	})
+	s.core.unlock()
+	for _, m := range to {
+		s.send(m.addr, false, m.link.ping(s.core.stamp()))
+	}
+}
+
+func (s *Stepped) send(to string, answer bool, f *wire.Frame) {
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(f)
+	if err != nil {
+		panic(fmt.Sprintf("routing: a frame of this node cannot be encoded: %v", err))
+	}
+	s.o.Wires.Send(to, answer, b)
+}
+
+// dial implements hands.
+func (s *Stepped) dial(m *member) {
+	m.link.wake = func() { s.woken = true }
+	s.dials = append(s.dials, m)
+}
+
+// hangUp implements hands.
+func (s *Stepped) hangUp(m *member) { s.ends = append(s.ends, m) }
+
+// redial implements hands.
+func (s *Stepped) redial(m *member) { s.ends = append(s.ends, m) }
+
+// wake implements hands.
+func (s *Stepped) wake() { s.woken = true }
+
+// Found takes in which nodes there may be.
+func (s *Stepped) Found(addrs []string) {
+	s.core.looks(s.o.Clock(), addrs)
+	s.Pump()
+}
+
+// Accept answers a node that opens a stream. It is an error where that is none.
+func (s *Stepped) Accept(hello []byte) (welcome []byte, err error) {
+	var h wire.Hello
+	if err := proto.Unmarshal(hello, &h); err != nil {
+		return nil, err
+	}
+	if err := check(&h); err != nil {
+		return nil, err
+	}
+	s.inlet[h.GetAddr()] = &inlet{h.GetAddr(), h.GetIncarnation(), h.GetVersion()}
+	s.core.greeted(s.o.Clock(), &h)
+	welcome, err = proto.Marshal(s.core.hello(nonce))
+	s.Pump()
+	return welcome, err
+}
+
+// nonce is nobody's secret: who may speak is not played.
+var nonce = make([]byte, 16)
+
+// Opened takes in that a stream to a node is open, and how it introduced itself.
+func (s *Stepped) Opened(to string, welcome []byte) {
+	var h wire.Hello
+	if err := proto.Unmarshal(welcome, &h); err != nil || check(&h) != nil {
+		s.Closed(to)
+		return
+	}
+	if m := s.member(to); m != nil {
+		s.core.opened(s.o.Clock(), m, &h)
+	}
+	s.Pump()
+}
+
+// Closed takes in that a stream to a node could not be opened, or broke.
+func (s *Stepped) Closed(to string) {
+	if m := s.member(to); m != nil && s.open[to] {
+		s.again(m)
+	}
+	s.Pump()
+}
+
+// again dials once more, after a while.
+func (s *Stepped) again(m *member) {
+	delete(s.open, m.addr)
+	s.core.closed(m)
+	s.o.After(s.core.pause(s.o.Clock(), m), func() {
+		if !s.ended && s.member(m.addr) == m && !s.open[m.addr] {
+			s.dials = append(s.dials, m)
+			s.Pump()
+		}
+	})
+}
+
+// Dropped takes in that the stream that a node had opened has broken.
+func (s *Stepped) Dropped(from string) { delete(s.inlet, from) }
+
+func (s *Stepped) member(addr string) *member {
+	s.core.mu.Lock()
+	defer s.core.unlock()
+	return s.core.members[addr]
+}
+
+// Receive takes in a frame, or an answer on the stream that this node opened.
+func (s *Stepped) Receive(from string, answer bool, frame []byte) {
+	var f wire.Frame
+	if err := proto.Unmarshal(frame, &f); err != nil {
+		return
+	}
+	now := s.o.Clock()
+	if m, in := s.member(from), s.inlet[from]; answer && m != nil && m.ready.Load() {
+		s.core.replied(now, m, &f)
+	} else if !answer && in != nil {
+		s.core.serve(now, in, &f, func(a *wire.Frame) { s.send(from, true, a) }, func(asks []*wire.Ask, claims []*wire.Claim) {
+			s.serve(now, in, asks, claims)
+		})
+	}
+	s.Pump()
+}
+
+func (s *Stepped) serve(now instant, from *inlet, asks []*wire.Ask, claims []*wire.Claim) {
+	var replies []*wire.Reply
+	if len(claims) > 0 {
+		replies = s.core.settleFor(claims)
+	}
+	if len(asks) > 0 {
+		serving, bad := s.core.decideFor(context.Background(), now, asks, nil)
+		replies = append(replies, bad...)
+		if serving != nil {
+			if serving.advance(now) {
+				s.asks = append(s.asks, &steppedAsks{serving, from})
+			}
+			replies = append(replies, serving.replies(now)...)
+		}
+	}
+	if len(replies) > 0 {
+		s.send(from.addr, true, &wire.Frame{Replies: replies})
+	}
+}
+
+// Ask decides; decided is called when all is, perhaps at once. The slices are
+// the node's until then.
+func (s *Stepped) Ask(asks []ratelimit.Ask, verdicts []ratelimit.Verdict, decided func()) {
+	w := s.core.decide(context.Background(), s.o.Clock(), asks, verdicts, func() bell { return nil })
+	if w == nil {
+		decided()
+	} else {
+		s.waits = append(s.waits, &steppedWait{w, decided})
+	}
+	s.Pump()
+}
+
+// Undo takes back what verdicts charged.
+func (s *Stepped) Undo(asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+	s.core.Undo(s.o.Clock(), asks, verdicts)
+	s.Pump()
+}
+
+// Leave has this node hand all over; left is called when it has.
+func (s *Stepped) Leave(left func()) {
+	s.left = left
+	s.core.leave(s.o.Clock())
+	s.woken = true
+	s.Pump()
+}
+
+// End has the node do nothing any more.
+func (s *Stepped) End() { s.ended = true }
+
+// Ready tells whether this node has joined the ring, and has its keys.
+func (s *Stepped) Ready() bool { return s.core.isReady(s.o.Clock()) }
+
+// Stats returns the counts so far.
+func (s *Stepped) Stats() ratelimit.RoutingStats { return s.core.routingStats() }
+
+// Fallbacks counts decisions made because an owner did not answer.
+func (s *Stepped) Fallbacks() uint64 { return s.core.stats.fallbacks.Load() }
+
+// Pump does all that can be done now.
+func (s *Stepped) Pump() {
+	if s.ended {
+		return
+	}
+	now := s.o.Clock()
+	for again := true; again; {
+		again = s.woken
+		if s.woken || now >= s.due {
+			s.woken = false
+			s.due = s.core.tick(now)
+		}
+		for s.core.step(now) {
+		}
+		again = s.advance(now) || again
+		s.talk()
+		again = again && s.woken
+	}
+	if gone, _ := s.core.gone(false); s.left != nil && gone {
+		left := s.left
+		s.left = nil
+		left()
+	}
+	s.wakeUp(now)
+}
+
+// advance goes on with all that waits. It reports whether something ended.
+func (s *Stepped) advance(now instant) (ended bool) {
+	s.settleHot(now)
+	waits := s.waits
+	s.waits = nil
+	for _, w := range waits {
+		if w.advance(now) {
+			s.waits = append(s.waits, w)
+			continue
+		}
+		ended = true
+		w.decided()
+	}
+	asks := s.asks[:0]
+	for _, a := range s.asks {
+		open := a.advance(now)
+		if replies := a.replies(now); len(replies) > 0 {
+			s.send(a.from.addr, true, &wire.Frame{Replies: replies})
+		}
+		if open {
+			asks = append(asks, a)
+		}
+	}
+	clear(s.asks[len(asks):])
+	s.asks = asks
+	return ended
+}
+
+// settleHot sends claims on hot keys to their owners, and takes in the answers.
+func (s *Stepped) settleHot(now instant) {
+	if s.hot == nil {
+		return
+	}
+	for b := s.hot.Batch(); b != nil; b = s.hot.Batch() {
+		x := &steppedBatch{Batch: b, until: now.Add(leasing.ClaimTimeout)}
+		claims := b.Claims()
+		for i := range claims {
+			x.claims = append(x.claims, s.core.claim(&claims[i], nil))
+		}
+		s.hots = append(s.hots, x)
+	}
+	hots := s.hots[:0]
+	for _, x := range s.hots {
+		if !x.answered(now) {
+			hots = append(hots, x)
+		}
+	}
+	clear(s.hots[len(hots):])
+	s.hots = hots
+}
+
+// answered takes in a batch's grants when all are there, or its time is over.
+func (x *steppedBatch) answered(now instant) bool {
+	grants := make([]ratelimit.Grant, len(x.claims))
+	for i, c := range x.claims {
+		switch {
+		case c.call.ended():
+			grants[i] = c.grant()
+		case now < x.until:
+			return false
+		default:
+			grants[i] = ratelimit.Grant{Seq: c.claim.Seq, Err: context.DeadlineExceeded}
+		}
+	}
+	x.Answer(grants)
+	return true
+}
+
+// talk hands over to the wires what there is to say.
+func (s *Stepped) talk() {
+	ends, dials := s.ends, s.dials
+	s.ends, s.dials = nil, nil
+	for _, m := range ends {
+		if s.open[m.addr] {
+			s.o.Wires.HangUp(m.addr)
+			s.again(m)
+		}
+	}
+	var to []*member
+	s.core.mu.Lock()
+	s.core.each(func(m *member) { to = append(to, m) })
+	s.core.unlock()
+	for _, m := range to {
+		select {
+		case <-m.kick: // it is there
+			dials = append(dials, m)
+		default:
+		}
+	}
+	for _, m := range dials {
+		if !s.open[m.addr] {
+			s.open[m.addr] = true
+			b, _ := proto.Marshal(s.core.hello(nonce))
+			s.o.Wires.Dial(m.addr, b)
+		}
+	}
+	for _, m := range to {
+		for m.ready.Load() {
+			f := m.take(s.core.stamp())
+			if f == nil {
+				break
+			}
+			s.send(m.addr, false, f)
+		}
+	}
+}
+
+// wakeUp has the node pumped when the next of its times has come.
+func (s *Stepped) wakeUp(now instant) {
+	due := s.due
+	for _, w := range s.waits {
+		due = min(due, w.due())
+	}
+	for _, a := range s.asks {
+		due = min(due, a.due())
+	}
+	for _, x := range s.hots {
+		due = min(due, x.until)
+	}
+	due = max(due, now.Add(time.Microsecond))
+	if s.alarm != 0 && s.alarm <= due {
+		return
+	}
+	s.alarm = due
+	s.o.After(due.Sub(now), func() {
+		if s.alarm == due {
+			s.alarm = 0
+		}
+		s.Pump()
+	})
+}
+
+// Describe says what is in a frame, for traces.
+func Describe(frame []byte) string {
+	var f wire.Frame
+	if err := proto.Unmarshal(frame, &f); err != nil {
+		return err.Error()
+	}
+	s := fmt.Sprintf("%d asks, %d fetches, %d claims, presences %v", len(f.GetAsks()), len(f.GetFetches()), len(f.GetClaims()), f.GetPresences())
+	if p := f.GetParcel(); p != nil {
+		n := 0
+		_ = readParcel(p.GetAccounts(), func(moved) { n++ })
+		s += fmt.Sprintf(", parcel %d with %d accounts", p.GetNumber(), n)
+	}
+	if f.GetDone() != 0 {
+		s += fmt.Sprintf(", done %x", f.GetDone())
+	}
+	return s
+}
