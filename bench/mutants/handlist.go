@@ -12,6 +12,10 @@ const (
 	seats   = "approx/seats.go"
 	sit     = "approx/seats.lua"
 	keeper  = "approx/keeper.go"
+	mover   = "routing/handover.go"
+	fetches = "routing/fetch.go"
+	members = "routing/members.go"
+	decides = "routing/decide.go"
 )
 
 // allByHand are faults that would matter and are easy to miss: ideas that
@@ -38,12 +42,16 @@ var allByHand = []byHand{
 
 	// Fences.
 	{"a fence goes back when the ledger has lost its data", []replacement{
-		{account, "a.fence = max(a.fence+1, ratelimit.Fence(a.now))", "a.fence++"},
-		{settle, "a.fence = max(a.fence + 1, a.now)", "a.fence = a.fence + 1"},
+		{account, "a.fence = max(a.fence+1, ratelimit.Fence(a.now), min(c.Fence, mostFence)+1)", "a.fence++"},
+		{settle, "a.fence = max(a.fence + 1, a.now, min(c.fence, MOST_FENCE) + 1)", "a.fence = a.fence + 1"},
+	}},
+	{"a holder's fence does not count for the next, where the ledger's clock is behind it", []replacement{
+		{account, "a.fence = max(a.fence+1, ratelimit.Fence(a.now), min(c.Fence, mostFence)+1)", "a.fence = max(a.fence+1, ratelimit.Fence(a.now))"},
+		{settle, "a.fence = max(a.fence + 1, a.now, min(c.fence, MOST_FENCE) + 1)", "a.fence = max(a.fence + 1, a.now)"},
 	}},
 	{"two claims in one microsecond get the same fence", []replacement{
-		{account, "a.fence = max(a.fence+1, ratelimit.Fence(a.now))", "a.fence = max(a.fence, ratelimit.Fence(a.now))"},
-		{settle, "a.fence = max(a.fence + 1, a.now)", "a.fence = max(a.fence, a.now)"},
+		{account, "a.fence = max(a.fence+1, ratelimit.Fence(a.now), min(c.Fence, mostFence)+1)", "a.fence = max(a.fence, ratelimit.Fence(a.now), min(c.Fence, mostFence))"},
+		{settle, "a.fence = max(a.fence + 1, a.now, min(c.fence, MOST_FENCE) + 1)", "a.fence = max(a.fence, a.now, min(c.fence, MOST_FENCE))"},
 	}},
 	{"a reclaimed lease keeps what it has not spent", []replacement{
 		{account, "r.granted = min(c.Granted, c.Spent+c.Returned)", "r.granted = c.Granted"},
@@ -178,5 +186,70 @@ var allByHand = []byHand{
 	}},
 	{"a share of a sliding window does not count what was drifted in the one before", []replacement{
 		{drift, "h.carried, h.before = l.drifted(),", "h.carried, h.before = 0,"},
+	}},
+
+	// Accounts that move, in order and once.
+	{"a parcel that arrives twice is taken in twice", []replacement{
+		{mover, "if p.GetNumber() <= in.last {", "if p.GetNumber() < in.last {"},
+	}},
+	{"a parcel's receipt is forgotten before its sender has it", []replacement{
+		{mover, "if n < p.GetFirst() {", "if n <= p.GetNumber() {"},
+	}},
+	{"what a receipt refuses is not taken back", []replacement{
+		{mover, "c.putBack(now, p, func(i int) bool { return refused[i] })", "c.putBack(now, p, func(int) bool { return false })"},
+	}},
+	{"what a receipt accepts is taken back, too", []replacement{
+		{mover, "c.putBack(now, p, func(i int) bool { return refused[i] })", "c.putBack(now, p, func(int) bool { return true })"},
+	}},
+	{"a node takes in accounts that are not its own", []replacement{
+		{mover, "mine := c.view.Load().ring.Owner(HashOf(m.key)) == c.options.Addr\n", "mine := true\n"},
+	}},
+	{"a node says done while accounts are on their way", []replacement{
+		{mover, "c.mover.left == 0 && len(c.mover.underway) == 0", "c.mover.left == 0"},
+	}},
+	{"a node says done while it has accounts that are not its own", []replacement{
+		{mover, "c.mover.left == 0 && len(c.mover.underway) == 0", "len(c.mover.underway) == 0"},
+	}},
+	{"what was on its way to a node that died is lost", []replacement{
+		{mover, "c.putBack(now, p, func(int) bool { return true })", "c.putBack(now, p, func(int) bool { return false })"},
+	}},
+	{"an account that comes back is not looked for by the walk", []replacement{
+		{mover, "\t\t\tc.mover.mark(c.local.Part(m.key))\n\t\t}\n\t\ti++", "\t\t}\n\t\ti++"},
+	}},
+	{"a key is new although its account is on its way", []replacement{
+		{fetches, "going == from {\n\t\tto.flush()\n\t\treturn wire.Found_COMING\n\t} else if going != \"\" {\n\t\treturn wire.Found_ELSEWHERE\n\t}", "going == from {\n\t\tto.flush()\n\t\treturn wire.Found_COMING\n\t}"},
+	}},
+	{"a key is new when the first of several says that it has no account", []replacement{
+		{fetches, "\tcase f.open > 0:\n", ""},
+	}},
+	{"a key is new under a ring that others do not see yet", []replacement{
+		{fetches, "f.soon = f.soon || c.clock().Sub(f.view.began) < disagree", "f.soon = f.soon || false"},
+	}},
+	{"a node that sees another ring says that it has no account", []replacement{
+		{fetches, "case !has && (v.print == m.GetRing() || !v.mine):", "case !has:"},
+	}},
+	{"an owner that slept goes on to decide", []replacement{
+		{decides, "case c.lapsed(now):\n\t\treturn overslept\n\tcase", "case"},
+	}},
+	{"an owner that slept does not give its keys up", []replacement{
+		{members, "\tc.expired.Store(true)\n\tc.present = false\n", "\tc.expired.Store(true)\n"},
+	}},
+	{"a node joins the ring before it has handed over what it had", []replacement{
+		{members, "!c.looked || c.local != nil && !c.clean() {", "!c.looked {"},
+	}},
+	{"a leaving node leaves its ring before the others have heard", []replacement{
+		{members, "if now.Sub(c.leftAt) < leaveTells {", "if false {"},
+	}},
+	{"a node is buried at the first silence", []replacement{
+		{members, "(m.alive || m.holds) && now.Sub(heard) > TakeOver {", "(m.alive || m.holds) && now.Sub(heard) > TakeOver/10 {"},
+	}},
+	{"a node that an owner has not answered in time is charged there for a refusal", []replacement{
+		{decides, "\tif !w.verdicts[i].OverLimit || w.remote {\n\t\treturn true\n\t}\n\tlate, say", "\tif true {\n\t\treturn true\n\t}\n\tlate, say"},
+	}},
+	{"a fallback is undone at the owner, who was not charged", []replacement{
+		{decides, "case v.Source == ratelimit.FromFallback && v.Reason == ratelimit.FallbackPeer:\n\t\tc.undoFallback(now, a, v)\n", ""},
+	}},
+	{"an ask that was forwarded is forwarded again", []replacement{
+		{decides, "\tcase w.remote:\n\t\ts.status = notOwner\n\t\treturn true\n\tcase w.hotHere", "\tcase w.hotHere"},
 	}},
 }
