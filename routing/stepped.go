@@ -97,7 +97,7 @@ func NewStepped(o SteppedOptions) *Stepped {
 		c.observe = observed{o}
 	}
 	if o.Store != nil {
-		c.base = stepping{o.Store}
+		c.base, c.fallback = stepping{o.Store}, o.Store.Alone()
 		c.leases = c.base
 	} else {
 		c.base = blocking{o.Local}
