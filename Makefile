@@ -62,7 +62,7 @@ bench-accuracy: deps $(BIN) ## every load and fault under every mode, as a table
 bench-sim: ## decisions the simulator plays a second, on one core
 	GOGC=400 $(GO) test -run '^$$' -cpu 1 -bench Decisions ./bench/sim
 
-# About 7 minutes on 2 cores; make sim HISTORIES=1000000 for longer.
+# About 20 minutes on 2 cores.
 HISTORIES ?= 100000
 sim: $(BIN) ## play HISTORIES (100000) random fleets and faults, every invariant checked at every step
 	$(BIN) sim histories --count $(HISTORIES)

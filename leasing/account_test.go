@@ -113,12 +113,13 @@ func TestManyHoldersInOneWindow(t *testing.T) {
 		w.now = w.now.Add(time.Second)
 		g := w.claim(ratelimit.Claim{Limit: limit, Holder: 10 + h, Seq: 1, Waiting: 10, TTL: 10 * time.Second})
 		charged += 10
-		if h%3 == 0 { // it says goodbye, the others crash with what they were granted
+		switch h % 3 {
+		case 0: // it says goodbye, the others crash with what they were granted
 			w.claim(ratelimit.Claim{
 				Limit: limit, Holder: 10 + h, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: g.Granted, Spent: 4, Returned: g.Granted - 4, Last: true,
 			})
 			charged -= 6
-		} else if h%3 == 1 { // tells what it has spent before it crashes
+		case 1: // tells what it has spent before it crashes
 			w.claim(ratelimit.Claim{Limit: limit, Holder: 10 + h, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: g.Granted, Spent: g.Granted})
 		}
 	}

@@ -80,8 +80,8 @@ func TestBreakerWaitsLongerEachTime(t *testing.T) {
 	s := &breakerScript{TB: t, now: 1}
 	for range 2 {
 		s.fails(3, 0.5)
-		for _, pause := range []time.Duration{50, 100, 200, 400, 800, 1000, 1000} {
-			s.refusesFor(pause * time.Millisecond)
+		for _, pause := range []int{50, 100, 200, 400, 800, 1000, 1000} {
+			s.refusesFor(time.Duration(pause) * time.Millisecond)
 			s.fails(1, 0.5)
 		}
 		s.now = s.now.Add(2 * time.Second)

@@ -11,7 +11,7 @@ func (w *smallWorld) settle(m *smallMessage) error {
 	c, p := m.claim, w.party(m.claim.Holder)
 	before := w.ledger
 	before.others = append([]record(nil), w.ledger.others...)
-	w.break_(c)
+	w.breakLedger(c)
 	g := w.ledger.settle(w.ledgerNow(), c)
 	if w.lines != nil {
 		w.say("the ledger settles seq %d of node %d: %s", c.Seq, p.name/2, w.grantText(&g))
@@ -46,8 +46,8 @@ func (w *smallWorld) grantText(g *ratelimit.Grant) string {
 	return text
 }
 
-// break_ puts a bug into the ledger's side, if one is wanted there.
-func (w *smallWorld) break_(c *ratelimit.Claim) {
+// breakLedger puts a bug into the ledger's side, if one is wanted there.
+func (w *smallWorld) breakLedger(c *ratelimit.Claim) {
 	r := w.ledger.find(c.Holder)
 	if r == nil {
 		return
@@ -184,7 +184,7 @@ func (w *smallWorld) checkLive() error {
 
 // exchange is a claim that is settled and answered at once.
 func (w *smallWorld) exchange(p *party, l *lease, c *ratelimit.Claim) {
-	w.break_(c)
+	w.breakLedger(c)
 	g := w.ledger.settle(w.ledgerNow(), c)
 	w.takeIn(p, l, w.now(), c, &g)
 }

@@ -73,12 +73,12 @@ func largeScopes() []*scope {
 		newScope("fixed, costs of 2", fixed, safe, 4, 2, 1).with(two),
 		newScope("fixed, three nodes", fixed, safe, 3, 2, 1).with(three, until(2)),
 		newScope("fixed, loss and crash", fixed, safe, 3, 2, 1, faultLoss, faultCrash),
-		newScope("fixed, delay and amnesia", fixed, safe, 3, 2, 1, faultDelay, faultAmnesia).with(until(2)),
-		newScope("fixed, crash and amnesia", fixed, safe, 3, 2, 1, faultCrash, faultAmnesia).with(until(2)),
+		newScope("fixed, delay and amnesia", fixed, safe, 3, 2, 1, faultDelay, faultAmnesia).with(steps(17)),
+		newScope("fixed, crash and amnesia", fixed, safe, 3, 2, 1, faultCrash, faultAmnesia).with(steps(17)),
 		newScope("fixed, all", fixed, safe, 3, 2, 1, everyFault...).with(steps(11)),
 		newScope("sliding, all", sliding, safe, 3, 2, 1, everyFault...).with(steps(11)),
 		newScope("bucket, all", bucket, safe, 3, 2, 1, everyFault...).with(steps(11)),
-		newScope("eager sliding, crash", sliding, eager, 3, 3, 2, faultCrash).with(until(2)),
-		newScope("eager bucket, crash", bucket, eager, 3, 3, 2, faultCrash).with(until(2)),
+		newScope("eager sliding, crash", sliding, eager, 2, 3, 2, faultCrash).with(until(5)),
+		newScope("eager bucket, crash", bucket, eager, 2, 3, 2, faultCrash).with(until(2)),
 	}
 }

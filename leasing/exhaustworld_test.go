@@ -196,7 +196,8 @@ func (w *smallWorld) mayTick() bool {
 
 // mustReport tells whether p has yet to report what expiry would undo.
 func (w *smallWorld) mustReport(p *party) bool {
-	return w.scope.rule.Coordination.Eager() && w.awake(p) && !p.busy && p.lease.spent != p.reported && w.now() < p.lease.reset
+	l, bucket := &p.lease, w.scope.rule.Limit.Algorithm == ratelimit.TokenBucket
+	return w.scope.rule.Coordination.Eager() && w.awake(p) && !p.busy && l.spent != p.reported && (bucket || w.now() < l.reset)
 }
 
 func (w *smallWorld) awake(p *party) bool { return p.name != 0 && !p.dead && !p.paused }
@@ -246,7 +247,7 @@ func (w *smallWorld) partyMoves(out []move, i uint8) []move {
 // is left, or half its time has passed, or it has something to report.
 func (w *smallWorld) renews(p *party) bool {
 	l := &p.lease
-	if w.scope.direct || w.now() >= l.reset {
+	if w.scope.direct || w.now() >= l.reset && !w.mustReport(p) {
 		return false
 	}
 	if p.untold {

@@ -98,6 +98,11 @@ func (f *Fleet) undoFallback(now instant, a *ask, v *verdict) {
 	h.gauge()
 }
 
+// Alone is this node's own budgets for outages. A node has one of a key, whatever
+// it cannot ask: who decides for it where another node is out of reach
+// (package routing) spends from the same.
+func (f *Fleet) Alone() *Local { return f.fallback }
+
 // local spends from a budget of this node alone: local_cap, or the limit's
 // share of one of max_nodes.
 func (f *Fleet) local(ctx context.Context, now instant, a *ask) verdict {

@@ -31,7 +31,7 @@ func newLeaseScript(t testing.TB, algorithm ratelimit.Algorithm, granted tokens)
 }
 
 func (s *leaseScript) claims(waiting, want tokens) {
-	s.claim = s.lease.claim(s.now, s.lease.seq+1, s.rule, waiting, want, false)
+	s.claim = s.lease.claim(s.now, s.lease.seq+1, s.rule, waiting, want, false) //nolint:staticcheck // the field claim hides the method
 }
 
 // answered has the claim answered at once. What the test does not say is as in
@@ -521,7 +521,7 @@ func TestFullBucketThatRelearns(t *testing.T) {
 // Who asked for all or nothing knows of nothing that costs less.
 func TestDirectRefusal(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.FixedWindow, 0)
-	s.claim = s.lease.claim(s.now, s.lease.seq+1, s.rule, 8, 8, true)
+	s.claim = s.lease.claim(s.now, s.lease.seq+1, s.rule, 8, 8, true) //nolint:staticcheck // the field claim hides the method
 	s.answered(ratelimit.Grant{Available: 2, RetryAfter: 20 * time.Second})
 	s.denies(8)
 	s.mustAsk(ratelimit.Spend, 7)

@@ -149,9 +149,8 @@ func TestLedgerTapersAndTakesBack(t *testing.T) {
 	b.gets(1, 100, 12) // a quarter of 50, of two
 	b.gets(20, 100, 20)
 	g := b.says(func(c *ratelimit.Claim) { c.Waiting, c.Want = 10, 10 })
-	again := g
 	for range 2 {
-		again = b.claim(ratelimit.Claim{Limit: perMinute100, Holder: 2, Seq: b.c.Seq, Waiting: 10, Want: 10})
+		again := b.claim(ratelimit.Claim{Limit: perMinute100, Holder: 2, Seq: b.c.Seq, Waiting: 10, Want: 10})
 		w.expect(fmt.Sprint(g.Granted, g.Fence, g.Available), again.Granted, again.Fence, again.Available)
 	}
 	w.stale(ratelimit.Claim{Limit: perMinute100, Holder: 2, Seq: b.c.Seq - 1})
@@ -367,8 +366,8 @@ func TestLedgerThatHasNotForgotten(t *testing.T) {
 		t.Errorf("it knows of what it was granted: %+v", g)
 	}
 	w.forget()
-	g := b.gets(40, 40, 40)
-	g = a.says(func(c *ratelimit.Claim) { c.Refilled, c.Spent, c.Waiting, c.Want = true, 25, 9, 9 })
+	b.gets(40, 40, 40)
+	g := a.says(func(c *ratelimit.Claim) { c.Refilled, c.Spent, c.Waiting, c.Want = true, 25, 9, 9 })
 	w.expect("34 false 51", g.Granted, g.Relearning, g.Available)
 
 	w = newTwins(t)
@@ -414,7 +413,7 @@ func TestOverAdmissionIsSummed(t *testing.T) {
 		g = b.gets(0, 0, 0)
 		w.expect("0 10", g.OverAdmitted, g.Over)
 		b.c.Spent = 10 // a refund
-		g = b.gets(0, 0, 0)
+		b.gets(0, 0, 0)
 		b.c.Spent = 17
 		g = b.gets(0, 0, 0)
 		w.expect(c.after, g.OverAdmitted, g.Over)

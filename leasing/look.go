@@ -255,7 +255,7 @@ var lookSource string
 var lookScript = redis.NewScript(lookSource)
 
 // account reads an account; nil if there is none.
-func (l *Redis) account(ctx context.Context, name string) (*account, ledgerTime, error) {
+func (l *Redis) account(ctx context.Context, name string) (*account, ledgerTime, error) { //nolint:unparam // Inspect uses the time, through an interface
 	var there ledgerTime
 	if there = l.at(); there == 0 {
 		t, err := l.client.Time(ctx).Result()

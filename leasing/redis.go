@@ -29,7 +29,7 @@ var settleScript = redis.NewScript(settleLua)
 type Redis struct {
 	client redis.UniversalClient
 	prefix string
-	// at replaces Redis' clock, in tests.
+	// at replaces Redis' clock, in simulations and tests.
 	at func() ledgerTime
 
 	naming sync.Once
@@ -44,6 +44,9 @@ type Redis struct {
 func NewRedis(client redis.UniversalClient, prefix string) *Redis {
 	return &Redis{client: client, prefix: prefix, at: func() ledgerTime { return 0 }}
 }
+
+// GoBy has the ledger go by another clock than Redis' own: a simulation's.
+func (l *Redis) GoBy(clock func() ratelimit.LedgerTime) { l.at = clock }
 
 // slots is how many hash slots a Redis Cluster has; a shard owns ranges of them.
 const slots = 16384

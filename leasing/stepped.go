@@ -46,6 +46,9 @@ func (s *Stepped) Hears() { s.fleet.beats = true }
 // Learning tells whether the ledger has just lost its data; see Fleet.Learning.
 func (s *Stepped) Learning() bool { return s.fleet.Learning() }
 
+// Alone is the node's own budgets for outages; see Fleet.Alone.
+func (s *Stepped) Alone() *Local { return s.fleet.Alone() }
+
 // SetDrift lets rules of mode approx spend before the ledger has answered.
 func (s *Stepped) SetDrift(d Drift) { s.fleet.Drift = d }
 

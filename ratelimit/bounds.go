@@ -13,15 +13,15 @@ const StoreDeadline = 15 * time.Millisecond
 // Bounds are the worst case that a rule declares before it runs, for each key
 // and window (token_bucket: for each time to fill the bucket).
 type Bounds struct {
-	Over      Tokens // admitted beyond the limit, over the whole fleet
-	OverNote  string // what else there is to say about it, or ""
-	Under     string // what may be refused while tokens were left
-	Wait      string // the longest wait for a decision
-	StoreOps  string // store operations
-	OnOutage  string // what is admitted in a window without a store
+	Over     Tokens // admitted beyond the limit, over the whole fleet
+	OverNote string // what else there is to say about it, or ""
+	Under    string // what may be refused while tokens were left
+	Wait     string // the longest wait for a decision
+	StoreOps string // store operations
+	OnOutage string // what is admitted in a window without a store
 	// OnLoss is what may be admitted beyond the limit each time that the store
 	// loses its data, beside what those nodes had spent that cannot tell it.
-	OnLoss Tokens
+	OnLoss    Tokens
 	Unlimited bool
 }
 

@@ -202,7 +202,10 @@ func (w *waiting) one(now instant, i int) bool {
 		if s.call.ended() {
 			return w.answered(now, i)
 		}
-		return w.late && w.abandon(now, i)
+		if w.late {
+			w.abandon(now, i)
+		}
+		return w.late
 	}
 	if s.fetch != nil && !w.found(now, i) {
 		return w.late && w.failed(now, i)
@@ -255,7 +258,7 @@ func (w *waiting) here(now instant, i int) bool {
 		}
 		return false
 	}
-	if s.fetch = w.fetch(now, w.asks[i].Key, w.bell); s.fetch == nil {
+	if s.fetch = w.fetch(w.asks[i].Key, w.bell); s.fetch == nil {
 		s.again = now.Add(askAgain)
 		return false
 	}
@@ -334,11 +337,11 @@ func (w *waiting) answered(now instant, i int) bool {
 
 // abandon decides without the owner, whose answer did not come in time. If the
 // ask is refused here, what the owner charges for it is taken back.
-func (w *waiting) abandon(now instant, i int) bool {
+func (w *waiting) abandon(now instant, i int) {
 	s := &w.states[i]
 	w.failed(now, i)
 	if !w.verdicts[i].OverLimit || w.remote {
-		return true
+		return
 	}
 	late, say := w.asks[i], s.call
 	late.Key = append([]byte(nil), late.Key...)
@@ -348,7 +351,6 @@ func (w *waiting) abandon(now instant, i int) bool {
 			c.Undo(now, []ask{late}, []verdict{v})
 		}
 	})
-	return true
 }
 
 // failed decides without the key's owner. A peer's ask is not decided: the

@@ -43,7 +43,7 @@ const maxFetches = 16 << 10
 
 // fetch asks for a key's account, or joins who does. It returns nil where too
 // many are asked for already.
-func (c *core) fetch(now instant, key []byte, b bell) *fetch {
+func (c *core) fetch(key []byte, b bell) *fetch {
 	c.mu.Lock()
 	defer c.unlock()
 	v := c.view.Load()

@@ -65,7 +65,7 @@ func (c *core) settleOwn(claim *ratelimit.Claim, g *ratelimit.Grant) bool {
 	}
 	c.gate.RUnlock()
 	if mine && !sure { // its account is looked for meanwhile: ask again
-		c.fetch(now, key, nil)
+		c.fetch(key, nil)
 		*g = ratelimit.Grant{Seq: claim.Seq, Err: errLate}
 	}
 	return mine
@@ -116,25 +116,25 @@ func (c *core) claimOf(m *wire.Claim) (ratelimit.Claim, error) {
 }
 
 // settleFor settles what a peer claims.
-func (x *core) settleFor(msgs []*wire.Claim) []*wire.Reply {
+func (c *core) settleFor(msgs []*wire.Claim) []*wire.Reply {
 	replies := make([]*wire.Reply, len(msgs))
 	for i, m := range msgs {
 		replies[i] = &wire.Reply{Id: m.GetId()}
-		c, err := x.claimOf(m)
-		if err != nil || x.local == nil {
-			x.stats.malformed.Add(1)
+		claim, err := c.claimOf(m)
+		if err != nil || c.local == nil {
+			c.stats.malformed.Add(1)
 			replies[i].Status = malformed
 			continue
 		}
 		var g ratelimit.Grant
-		switch ok := x.settleOwn(&c, &g); {
+		switch ok := c.settleOwn(&claim, &g); {
 		case !ok:
-			x.stats.notOwner.Add(1)
+			c.stats.notOwner.Add(1)
 			replies[i].Status = notOwner
 		case g.Err != nil && g.Err != ratelimit.ErrStaleClaim: //nolint:errorlint // it is never wrapped
 			replies[i].Status = notInTime
 		default:
-			x.stats.received.Add(1)
+			c.stats.received.Add(1)
 			replies[i].Grant = &wire.Grant{
 				Granted: int64(g.Granted), Fence: int64(g.Fence), Window: int64(g.Window), Void: g.Void, Available: int64(g.Available),
 				Outstanding: int64(g.Outstanding), ResetUs: g.ResetAfter.Microseconds(), RetryUs: g.RetryAfter.Microseconds(), At: int64(g.At),

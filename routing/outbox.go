@@ -36,9 +36,6 @@ func (o *outbox) room() bool { return len(o.sealed) < parcelsAtOnce }
 // roomForOne tells whether an account may be added that somebody waits for.
 func (o *outbox) roomForOne() bool { return o.room() || o.open != nil && len(o.open.w.b) < parcelBytes }
 
-// empty tells whether nothing is on its way.
-func (o *outbox) empty() bool { return o.open == nil && len(o.sealed) == 0 }
-
 // add puts an account on its way.
 func (o *outbox) add(now ratelimit.LedgerTime, hash uint64, m *moved) {
 	if o.open == nil {

@@ -51,6 +51,9 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 	r.hands, r.random, r.incarnation = r, rand.Float64, uint64(leasing.NewHolder())
 	r.base = blocking{base}
 	r.leases = r.base // the account in the store is the same
+	if f, ok := base.(interface{ Alone() *leasing.Local }); ok {
+		r.fallback = f.Alone()
+	}
 	if local, ok := base.(*leasing.Local); ok {
 		r.storeless(local)
 		r.hotFleet = leasing.NewFleet(ownersLedger{r.core}, leasing.NewHolder(), hotMost, clock, wall)

@@ -71,7 +71,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 // replied takes in a frame of a peer, on the stream that this node opened.
 func (c *core) replied(now instant, m *member, f *wire.Frame) {
 	m.heard.Store(int64(now))
-	m.link.replied(f.GetReplies())
+	m.replied(f.GetReplies())
 	for _, r := range f.GetReceipts() {
 		c.received(m, r)
 	}

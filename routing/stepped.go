@@ -97,7 +97,7 @@ func NewStepped(o SteppedOptions) *Stepped {
 		c.observe = observed{o}
 	}
 	if o.Store != nil {
-		c.base = stepping{o.Store}
+		c.base, c.fallback = stepping{o.Store}, o.Store.Alone()
 		c.leases = c.base
 	} else {
 		c.base = blocking{o.Local}
@@ -140,7 +140,7 @@ func (s *Stepped) ping() {
 	})
 	s.core.unlock()
 	for _, m := range to {
-		s.send(m.addr, false, m.link.ping(s.core.stamp()))
+		s.send(m.addr, false, m.ping(s.core.stamp()))
 	}
 }
 
@@ -154,7 +154,7 @@ func (s *Stepped) send(to string, answer bool, f *wire.Frame) {
 
 // dial implements hands.
 func (s *Stepped) dial(m *member) {
-	m.link.wake = func() { s.woken = true }
+	m.wake = func() { s.woken = true }
 	s.dials = append(s.dials, m)
 }
 

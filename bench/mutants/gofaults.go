@@ -208,11 +208,12 @@ func (w *goWalker) call(n *ast.CallExpr) {
 func (w *goWalker) dropArgument(n *ast.CallExpr) {
 	for i := range n.Args {
 		rest := slices.Delete(slices.Clone(n.Args), i, i+1)
-		if len(rest) == 1 {
+		switch {
+		case len(rest) == 1:
 			w.swap("min-max", n, "("+w.source(rest[0])+")")
-		} else if i == 0 {
+		case i == 0:
 			w.replace("min-max", n.Args[0].Pos(), n.Args[1].Pos(), "")
-		} else {
+		default:
 			w.replace("min-max", n.Args[i-1].End(), n.Args[i].End(), "")
 		}
 	}

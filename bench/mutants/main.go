@@ -71,7 +71,7 @@ func main() {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
 		stop()
-		os.Exit(1)
+		os.Exit(1) //nolint:gocritic // stop was called
 	}
 }
 
@@ -200,7 +200,7 @@ func (p *plan) prepare(ctx context.Context, o *options, src *source, all []*muta
 	}
 	// A mutant that is in two packages must compile in both.
 	var schemas []*schema
-	for round := 0; round < 2; round++ {
+	for range 2 {
 		schemas = nil
 		valid := slices.DeleteFunc(slices.Clone(all), func(m *mutant) bool { return invalid[m] })
 		for _, dir := range p.packages() {

@@ -30,7 +30,7 @@ func loadable(ctx context.Context, temp string, scripts map[*mutant]string, text
 		_ = cmd.Wait()
 	}()
 	client := redis.NewClient(&redis.Options{Network: "unix", Addr: socket, MaxRetries: -1})
-	defer client.Close()
+	defer func() { _ = client.Close() }()
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		if err = client.Ping(ctx).Err(); err == nil {
 			break

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -113,11 +112,11 @@ func (r *report) write(out io.Writer) {
 		}
 		fmt.Fprintf(w, " %s\n", name)
 	}
-	for _, name := range slices.SortedFunc(maps.Keys(rows), func(a, b string) int { return cmp.Compare(a, b) }) {
+	for _, name := range slices.Sorted(maps.Keys(rows)) {
 		print(name, rows[name])
 	}
 	print("all", &total)
-	w.Flush()
+	_ = w.Flush()
 	for _, key := range r.Stale {
 		fmt.Fprintf(out, "\nno such mutant:\n%s\n", key)
 	}

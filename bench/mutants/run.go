@@ -42,7 +42,7 @@ func (u *unit) run(ctx context.Context, limit time.Duration, temp string, enviro
 		flags = append(flags, "-test.skip", u.skip)
 	}
 	cmd := exec.CommandContext(bounded, u.binary, append(append(flags, args...), u.args...)...)
-	cmd.Dir = u.program.dir
+	cmd.Dir = u.dir
 	cmd.Env = append(append(os.Environ(), "TMPDIR="+dir), environment...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }

@@ -49,7 +49,7 @@ func (p *goPackage) instrument(mutants []*mutant) (s *schema, invalid map[*mutan
 			return nil, nil, err
 		}
 		if len(invalid) == before {
-			s.texts[p.dir+"/"+extra], err = p.extra()
+			s.texts[p.dir+"/"+extra] = p.extra()
 			return s, invalid, err
 		}
 	}
@@ -214,7 +214,7 @@ func (s *schema) check(invalid map[*mutant]string) error {
 }
 
 // extra is the file that reads the environment.
-func (p *goPackage) extra() (string, error) {
+func (p *goPackage) extra() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "package %s\n\nimport (\n\t\"os\"\n\t\"strconv\"\n", p.files[0].tree.Name.Name)
 	scripts := p.scripts()
@@ -223,7 +223,7 @@ func (p *goPackage) extra() (string, error) {
 	}
 	fmt.Fprintf(&b, ")\n\nvar mutant__active = func() int { n, _ := strconv.Atoi(os.Getenv(%q)); return n }()\n", numberVariable)
 	if len(scripts) == 0 {
-		return b.String(), nil
+		return b.String()
 	}
 	fmt.Fprintf(&b, "\nfunc init() {\n\tname, file, ok := strings.Cut(os.Getenv(%q), \"=\")\n\tif !ok {\n\t\treturn\n\t}\n\ttext, err := os.ReadFile(file)\n\tif err != nil {\n\t\tpanic(err)\n\t}\n\tswitch name {\n", scriptVariable)
 	for _, s := range scripts {
@@ -233,7 +233,7 @@ func (p *goPackage) extra() (string, error) {
 		}
 	}
 	fmt.Fprint(&b, "\t}\n}\n")
-	return b.String(), nil
+	return b.String()
 }
 
 // embedded is a Lua file that the package embeds: as the text variable, and

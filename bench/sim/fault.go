@@ -130,9 +130,9 @@ func (w *world) setClock(f Fault) {
 }
 
 // lose has a key's account lost, or reset by an operator: either may give what was
-// spent of it once more.
+// spent of it once more, and what was drifted.
 func (w *world) lose(k *key, kind FaultKind) {
-	k.extra = append(k.extra, extra{w.now, k.rule.Limit.Capacity()})
+	k.extra = append(k.extra, extra{w.now, k.rule.Limit.Capacity() + k.rule.Declare(0, true).Over})
 	if kind == Evict {
 		w.bound.evicts = true
 		w.store.ledger.Evict(string(k.name))

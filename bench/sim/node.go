@@ -195,8 +195,10 @@ func (n *node) end() {
 // forsake has those who wait get no answer.
 func (n *node) forsake() {
 	for _, q := range n.waits {
-		if !q.over {
-			n.unanswered(q.asks[0].Cost)
+		for i := range q.n {
+			if a := &q.asks[i]; !q.over && !q.counted[i] && a.Kind == ratelimit.Spend {
+				n.unanswered(a.Cost)
+			}
 		}
 		q.over = true
 	}

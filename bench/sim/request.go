@@ -26,14 +26,14 @@ func (w *world) arrive(l load.Request) {
 	n := w.ask(l.Node)
 	cost := ratelimit.Tokens(l.Cost)
 	w.result.Requests++
-	w.result.Offered += cost
-	w.point.Offered += cost
 	if n == nil || n.paused {
+		w.offer(&ratelimit.Ask{Cost: cost})
 		w.unanswered(cost)
 		return
 	}
 	k := w.key(n.rule, l.Key)
 	q := w.take(k, w.wanted(n.rule, k, cost))
+	w.offer(&q.asks[0])
 	if n.rule.Coordination.Mode == ratelimit.Routing {
 		w.route(n, q)
 		return
@@ -41,9 +41,18 @@ func (w *world) arrive(l load.Request) {
 	if n.second != nil {
 		q.keys[1] = w.key(n.second, 0)
 		q.asks[1] = w.wanted(n.second, q.keys[1], cost)
+		w.offer(&q.asks[1])
 		q.n = 2
 	}
 	w.decide(n, q)
+}
+
+// offer counts what is to be spent.
+func (w *world) offer(a *ratelimit.Ask) {
+	if a.Kind == ratelimit.Spend {
+		w.result.Offered += a.Cost
+		w.point.Offered += a.Cost
+	}
 }
 
 // wanted is what a request asks for: to spend, as a rule.
@@ -143,6 +152,7 @@ func (w *world) refundDenied(n *node, q *request) {
 		n.stepped.Undo(n.clock(), q.asks[i:i+1], q.verdicts[i:i+1])
 		q.keys[i].judge.Retract(w.ledgerTime(), w.ledgerTime(), a.Cost)
 		w.result.Admitted -= a.Cost
+		w.result.Refused += a.Cost
 		if w.Decisions {
 			w.trace("key %d: %d are given back, for the other descriptor was refused", q.keys[i].index, a.Cost)
 		}

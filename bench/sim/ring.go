@@ -139,7 +139,11 @@ func (r *ring) undoneFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
 // hears tells whether a frame from node to node arrives. What is lost is sent
 // again, as TCP does; where that is lost, too, the stream breaks.
 func (w *world) hears(from, to *node) bool {
-	return from.parted == 0 && to.parted == 0 && (!w.lost() || !w.lost())
+	if from.parted > 0 || to.parted > 0 {
+		return false
+	}
+	first, again := w.lost(), w.lost()
+	return !first || !again
 }
 
 // Dial implements routing.Wires.
@@ -206,7 +210,7 @@ func (r *ring) Send(to string, answer bool, frame []byte) {
 		return
 	}
 	r.result.Hops++
-	if r.Trace != nil && answer == false {
+	if r.Trace != nil && !answer {
 		r.trace("node %d to %d: %s", r.slot, slot, routing.Describe(frame))
 	}
 	switch {

@@ -88,14 +88,14 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 		})
 	})
 	if s.Net.Dup > 0 && s.rnd.Float64() < s.Net.Dup {
-		s.in(there+time.Duration(s.rnd.Int64N(int64(2*leasing.ClaimTimeout))), func() { s.settle(n, ratelimit.EpochQuery{}, b.Claims()) })
+		s.in(there+time.Duration(s.rnd.Int64N(int64(2*leasing.ClaimTimeout))), func() { _, _, _, _ = s.settle(n, ratelimit.EpochQuery{}, b.Claims()) })
 	}
 }
 
 // tell sends claims whose answers nobody awaits.
 func (s *store) tell(n *node, claims []ratelimit.Claim) {
 	if s.reaches(n) {
-		s.in(s.travel(s.Net.Trip), func() { s.settle(n, ratelimit.EpochQuery{}, claims) })
+		s.in(s.travel(s.Net.Trip), func() { _, _, _, _ = s.settle(n, ratelimit.EpochQuery{}, claims) })
 	}
 }
 
