@@ -313,9 +313,10 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 	case known:
 		a.forget(r, bucket)
 	case at > a.window && r.window == a.window:
-		// The node holds this window under this name, and has forgotten that: what
-		// it spent would go with the record.
-		a.base += r.charged()
+		// The record is of this window, which the node holds under its other name,
+		// or has forgotten: what it spent would go with the record, and what it
+		// never received is not granted.
+		a.forget(r, bucket)
 	case c.Limit.Algorithm == ratelimit.SlidingWindow:
 		a.correctPrevious(r, c)
 	case !bucket:

@@ -406,8 +406,8 @@ local function book(r, at)
     else
       a.base = a.base + confirmed
     end
-  elseif at > a.window and here(r) then -- the node holds this window under this name, and has forgotten that
-    a.base = a.base + charged(r)
+  elseif at > a.window and here(r) then -- of this window, which the node holds under its other name or has forgotten
+    a.base = a.base + max(r[GRANTED] - r[RETURNED], r[SPENT])
   elseif sliding then
     if c.window ~= 0 and c.window == a.window - 1 then
       if r[WINDOW] == c.window then a.prev = a.prev - charged(r) end
