@@ -296,9 +296,15 @@ func TestSlidingWindowWeighs(t *testing.T) {
 	b.gets(95, 95, 95)
 	g = b.gets(6, 6, 0)
 	w.expect("0 166.666ms", g.Available, g.RetryAfter) // all that the other window counts is too little
-	w.passes(100 * time.Millisecond)
+	g = b.gets(3, 3, 0)
+	w.expect("100ms", g.RetryAfter) // until 2 of 30 are counted
+	w.passes(g.RetryAfter)
+	again := b.c
+	again.Waiting, again.Want = 3, 3
+	g = b.claim(again) // the same claim once more: it was refused, and now would not be
+	w.expect("3 0s", g.Available, g.RetryAfter)
 	g = b.gets(1, 1, 1)
-	w.expect("2 0s", g.Available, g.RetryAfter) // 2 of 30 are counted
+	w.expect("2 0s", g.Available, g.RetryAfter)
 	w.passes(time.Second)
 	g = b.gets(0, 0, 0)
 	w.expect("93", g.Available) // a fifteenth of 96
@@ -346,7 +352,7 @@ func TestLedgerThatForgot(t *testing.T) {
 		w.forget()
 		a.c.Spent = 15
 		g := a.gets(9, 9, 5)
-		w.expect("true 2s 20 25", g.Relearning, g.RetryAfter, g.Granted-a.c.Returned-5, g.Granted)
+		w.expect("true 2s 25 true", g.Relearning, g.RetryAfter, g.Granted, g.Carried)
 		w.passes(time.Second)
 		g = b.gets(1, 1, 0)
 		w.expect("true 1s", g.Relearning, g.RetryAfter)
@@ -598,4 +604,33 @@ func TestReclaimedLeaseIsVoid(t *testing.T) {
 			t.Errorf("a lease with a new fence is void: %+v", g)
 		}
 	}
+}
+
+// A bucket to which tokens were given back is full when it has all of them,
+// whatever part of the next one has come besides.
+func TestBucketFilledByReturns(t *testing.T) {
+	w := newTwins(t)
+	a := w.tenant(1, ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 7, Burst: 100})
+	a.c.Direct = true
+	a.gets(10, 10, 10)
+	w.passes(time.Microsecond)
+	a.c.Returned = 10
+	g := a.gets(0, 0, 0)
+	w.expect("100 0s", g.Available, g.ResetAfter)
+}
+
+// When the ledger's clock has gone back, those who were granted something before
+// call a window by its old number. Who was granted nothing yet, and has drifted,
+// calls it by the number that it has now.
+func TestDriftAfterTheClockWentBack(t *testing.T) {
+	w := newTwins(t)
+	l := ratelimit.Limit{Unit: ratelimit.Second, Requests: 10}
+	a, b := w.tenant(1, l), w.tenant(2, l)
+	a.gets(5, 5, 5)
+	w.passes(-time.Hour)
+	g := b.says(func(c *ratelimit.Claim) { c.Window, c.Spent = l.WindowAt(w.now), 3 })
+	w.expect("true 3 2", g.Carried, g.Granted, g.Available)
+	a.c.Spent = 5
+	g = a.gets(0, 0, 0)
+	w.expect("true 2", g.Carried, g.Available)
 }

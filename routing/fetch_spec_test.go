@@ -1,0 +1,211 @@
+package routing
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// ownedBy is a key whose owner is a node, as another sees it.
+func (n *scriptNode) ownedBy(addr string) []byte {
+	for k := 0; ; k++ {
+		if key := keyOf(k); n.core.view.Load().ring.Owner(HashOf(key)) == addr {
+			return key
+		}
+	}
+}
+
+// has gives a node an account, wherever it belongs.
+func (n *scriptNode) has(key []byte) {
+	n.local.Decide(context.Background(), n.now, []ask{{Rule: n.rule, Key: key, Cost: 1}}, make([]verdict, 1))
+}
+
+// What a node says of an account that another looks for. A key counts as new
+// when all have said none: so that is said only of what certainly is not here,
+// and not on its way.
+func TestWhereAnAccountIs(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1", "c:1")
+	a := s.nodes["a:1"]
+	c := a.core
+	own, other := a.ownedBy("a:1"), a.ownedBy("b:1")
+	print := c.view.Load().print
+	expect := func(why string, from string, key []byte, ring uint64, want wire.Found) {
+		t.Helper()
+		if got := c.asked(s.now, from, &wire.Fetch{Key: key, Ring: ring}); got != want {
+			t.Errorf("%s: it says %v and should say %v", why, got, want)
+		}
+	}
+	expect("it is the owner", "b:1", own, print, wire.Found_OWNER)
+	expect("it is the owner, and the other sees another ring", "b:1", own, print+1, wire.Found_OWNER)
+	expect("it has none", "b:1", other, print, wire.Found_NONE)
+	expect("it has none now, but may take some in under the ring that it sees", "b:1", other, print+1, wire.Found_OTHER_RING)
+	hash := xxhash.Sum64(other)
+	c.mover.underway[hash] = "c:1"
+	expect("it is on its way to another", "b:1", other, print, wire.Found_ELSEWHERE)
+	c.mover.underway[hash] = "b:1"
+	expect("it is on its way to who asks", "b:1", other, print, wire.Found_COMING)
+	delete(c.mover.underway, hash)
+	a.has(other)
+	expect("it has it, and the other sees another ring", "b:1", other, print+1, wire.Found_OTHER_RING)
+	expect("it has it, and knows no way to who asks", "x:1", other, print, wire.Found_ELSEWHERE)
+	expect("it has it", "b:1", other, print, wire.Found_COMING)
+	if c.local.Has(other) || c.mover.underway[hash] != "b:1" {
+		t.Error("it was said to be on its way, and is not")
+	}
+	s.play(10 * time.Millisecond)
+	expect("it is there", "b:1", other, print, wire.Found_NONE)
+	s.now = s.now.Add(TakeOver) // nothing ran meanwhile
+	if got := c.asked(s.now, "b:1", &wire.Fetch{Key: own, Ring: print}); got == wire.Found_OWNER {
+		t.Error("a node that slept calls itself the owner")
+	}
+}
+
+// A node that has left the ring takes nothing in any more: what it has not, it
+// never will, whatever ring the other sees.
+func TestWhereAnAccountIsAfterLeaving(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1", "c:1")
+	a := s.nodes["a:1"]
+	a.Leave(func() {})
+	s.until("it has left", func() bool { return !a.core.view.Load().mine })
+	v := a.core.view.Load()
+	for _, ring := range []uint64{v.print, v.print + 1} {
+		if got := a.core.asked(s.now, "b:1", &wire.Fetch{Key: a.ownedBy("b:1"), Ring: ring}); got != wire.Found_NONE {
+			t.Errorf("it says %v", got)
+		}
+	}
+}
+
+// What is made of the answers: a key is new when all have said that they have
+// none, and not before; one owner decides; everything else is asked again. Who
+// sees another ring for longer than others need to see it counts no more.
+func TestAnswersToAFetch(t *testing.T) {
+	for _, c := range []struct {
+		why    string
+		b, c   wire.Found // NOT_SAID: nothing yet
+		age    time.Duration
+		state  fetchState
+		holder string
+	}{
+		{"one has not answered", wire.Found_NONE, wire.Found_NOT_SAID, 0, fetching, ""},
+		{"nobody has any", wire.Found_NONE, wire.Found_NONE, 0, fetchAbsent, ""},
+		{"one comes", wire.Found_NONE, wire.Found_COMING, 0, fetchAgain, ""},
+		{"one is on its way to somebody else", wire.Found_ELSEWHERE, wire.Found_NONE, 0, fetchAgain, ""},
+		{"one is the owner, whatever others say", wire.Found_NOT_SAID, wire.Found_OWNER, 0, fetchHeld, "c:1"},
+		{"one sees another ring", wire.Found_OTHER_RING, wire.Found_NONE, disagree - time.Millisecond, fetchAgain, ""},
+		{"and goes on to", wire.Found_OTHER_RING, wire.Found_NONE, disagree, fetchAbsent, ""},
+		{"and another has some", wire.Found_OTHER_RING, wire.Found_COMING, disagree, fetchAgain, ""},
+	} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1", "c:1")
+		core := s.nodes["a:1"].core
+		v := core.view.Load()
+		v.began = s.now
+		s.now = s.now.Add(c.age)
+		f := &fetch{key: string(s.nodes["a:1"].ownedBy("a:1")), view: v, open: 2}
+		core.mu.Lock()
+		for _, addr := range []string{"b:1", "c:1"} {
+			core.ask(f, core.members[addr])
+		}
+		core.unlock()
+		for addr, found := range map[string]wire.Found{"b:1": c.b, "c:1": c.c} {
+			m := core.members[addr]
+			frame := m.take(0)
+			if frame == nil || len(frame.GetFetches()) != 1 || frame.GetFetches()[0].GetRing() != v.print || string(frame.GetFetches()[0].GetKey()) != f.key {
+				t.Fatalf("%s was asked %v", addr, frame)
+			}
+			if found != wire.Found_NOT_SAID {
+				core.replied(s.now, m, &wire.Frame{Replies: []*wire.Reply{{Id: frame.GetFetches()[0].GetId(), Found: found}}})
+			}
+		}
+		if f.state != c.state || f.holder != c.holder {
+			t.Errorf("%s: the fetch is %v of %q, and should be %v of %q", c.why, f.state, f.holder, c.state, c.holder)
+		}
+	}
+}
+
+// A broken way is no answer.
+func TestAFetchWhoseWayBreaks(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	core := s.nodes["a:1"].core
+	f := &fetch{key: string(keyOf(1)), view: core.view.Load(), open: 1}
+	m := core.members["b:1"]
+	core.mu.Lock()
+	core.ask(f, m)
+	core.unlock()
+	m.take(0)
+	core.closed(m)
+	if f.state != fetchAgain {
+		t.Errorf("the fetch is %v: nobody has said that there is none", f.state)
+	}
+	f = &fetch{key: string(keyOf(1)), view: core.view.Load(), open: 1}
+	core.mu.Lock()
+	core.ask(f, m) // there is no way yet
+	core.answeredFetch(f)
+	core.unlock()
+	if f.state != fetchAgain {
+		t.Errorf("the fetch is %v: nobody was asked", f.state)
+	}
+}
+
+// A leaving node goes on to decide until all others have heard, so that no ask
+// finds nobody; but it does not wait for ever for one that is silent.
+func TestLeavingNodeTellsFirst(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1", "c:1")
+	a := s.nodes["a:1"]
+	mine := func() bool { return a.core.view.Load().mine }
+	s.nodes["b:1"].paused = true
+	a.Leave(func() {})
+	s.play(leaveTells - 20*time.Millisecond)
+	if !mine() {
+		t.Error("one node has not heard that this one leaves, and it owns nothing any more")
+	}
+	s.play(40 * time.Millisecond)
+	if mine() {
+		t.Error("it still waits for a node that is silent")
+	}
+
+	s = newScript(t, 1, 10)
+	s.ring("a:1", "b:1", "c:1")
+	a = s.nodes["a:1"]
+	a.Leave(func() {})
+	if !mine() {
+		t.Error("nobody has heard that it leaves")
+	}
+	s.play(20 * time.Millisecond)
+	if mine() {
+		t.Error("all have heard")
+	}
+}
+
+// What another node asks is decided here or not at all: two nodes that take each
+// other for the owner must not send an ask to and fro.
+func TestForwardedAskIsNotForwarded(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1", "c:1")
+	a := s.nodes["a:1"]
+	for _, c := range []struct {
+		owner  string
+		status uint32
+	}{{"a:1", answered}, {"b:1", notOwner}} {
+		serving, bad := a.core.decideFor(context.Background(), s.now, []*wire.Ask{{Id: 7, Key: a.ownedBy(c.owner), Cost: 1, Rule: ruleMessage(s.rule)}}, nil)
+		if len(bad) > 0 {
+			t.Fatal(bad)
+		}
+		open := serving.advance(s.now)
+		replies := serving.replies(s.now)
+		if open || len(replies) != 1 || replies[0].GetId() != 7 || replies[0].GetStatus() != c.status || replies[0].GetOverLimit() {
+			t.Errorf("an ask for a key of %s, asked of a:1: open %v, %v", c.owner, open, replies)
+		}
+	}
+	if n := a.core.stats.forwarded.Load(); n != 0 {
+		t.Errorf("%d asks were forwarded", n)
+	}
+}
