@@ -46,6 +46,10 @@ type core struct {
 	// much time has passed since for it to be an owner.
 	ticked  atomic.Int64
 	expired atomic.Bool
+	// unheard says that not all whom this node has met know yet that it owns keys.
+	// Two nodes that join at once would otherwise both decide for a key, each in a
+	// ring without the other.
+	unheard atomic.Bool
 	looking atomic.Int64 // how many accounts are fetched
 
 	mu      sync.Mutex

@@ -71,7 +71,7 @@ const (
 	decided   owned = iota
 	another         // node's, or nobody's
 	unsure          // whether others have the account
-	overslept       // this node may no longer be an owner
+	overslept       // this node may not be an owner: not yet, or not any more
 )
 
 // own decides on one key of this node's, if it can: where it has the account,
@@ -84,7 +84,7 @@ func (c *core) own(ctx context.Context, now instant, asks []ask, verdicts []verd
 	switch {
 	case v.ring.Owner(hash) != c.options.Addr:
 		return another
-	case c.lapsed(now):
+	case c.lapsed(now), c.unheard.Load():
 		return overslept
 	case v.stable.Load() || c.local.Has(asks[0].Key) || v.kept(hash, c.options.Addr) || found != nil && found.view == v && found.state == fetchAbsent:
 		c.local.Decide(ctx, now, asks, verdicts)

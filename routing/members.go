@@ -241,6 +241,9 @@ func (c *core) tick(now instant) (due instant) {
 	c.bury(now)
 	c.join(now)
 	saying := c.announce(now)
+	if !saying || now.Sub(c.joined) > readyAfter {
+		c.unheard.Store(false)
+	}
 	leaving := c.depart(now)
 	if saying || leaving || !c.present && !c.left || c.mover.retry != 0 {
 		return now.Add(tickSoon)
@@ -307,6 +310,7 @@ func (c *core) join(now instant) {
 	}
 	c.present, c.joined = true, now
 	c.expired.Store(false)
+	c.unheard.Store(c.local != nil)
 	c.turn()
 }
 
@@ -399,7 +403,7 @@ func (c *core) gone(count bool) (bool, int) {
 func (c *core) isReady(now instant) bool {
 	c.mu.Lock()
 	defer c.unlock()
-	if !c.present && !c.left {
+	if !c.present && !c.left || c.unheard.Load() {
 		return false
 	}
 	return c.local == nil || c.wasStable || now.Sub(c.joined) > readyAfter
