@@ -75,7 +75,8 @@ type linearKind struct {
 	replace bool
 	ones    bool // requests cost 1, else 1 to 3
 	exact   bool // limit_remaining is what is left
-	// strands says that a node which ends may leave tokens that nobody can spend.
+	// strands says that a node which ends, or which has lost keys to a new owner,
+	// may keep tokens for a while that nobody else can spend.
 	strands bool
 }
 
@@ -95,7 +96,8 @@ func TestLinearRoutingReplaced(t *testing.T) {
 // With a Redis behind, what is admitted is a counter's, through the death of a
 // node as well. What that node had leased is stranded: refused from then on,
 // although the counter has it; so for a while is what a node had leased that ended
-// in good order. limit_remaining is what was last heard of, and not checked.
+// in good order, and what an owner had leased whose keys a new node now owns.
+// limit_remaining is what was last heard of, and not checked.
 func TestLinearRoutingWithRedis(t *testing.T) {
 	linear(t, linearKind{rules: routedRules, store: true})
 }
@@ -265,7 +267,7 @@ func (r *recorder) running() map[*liveNode]bool {
 func (r *recorder) kill(strands bool) {
 	n := r.live[2].Load()
 	r.early += n.decidedAlone()
-	r.ends(strands)
+	r.changes(strands)
 	_ = n.cmd.Process.Kill()
 	r.live[2].Store(r.live[0].Load())
 	<-n.exited
@@ -280,21 +282,22 @@ func (r *recorder) kill(strands bool) {
 
 // replace has a new node take the third one's place, which then ends in good order.
 func (r *recorder) replace(strands bool) {
+	r.changes(strands)
 	fresh := r.another()
 	fresh.eventually("the new node is healthy", fresh.healthy)
 	n := r.live[2].Swap(fresh)
 	r.early += n.decidedAlone()
-	r.ends(strands)
 	n.Signal(syscall.SIGTERM)
 	if err := <-n.exited; err != nil {
 		r.Error("a node that was told to end:", err)
 	}
 }
 
-// ends records that a node ends, if it may leave tokens behind.
-func (r *recorder) ends(strands bool) {
+// changes records that the nodes change from now on, if that may leave tokens where
+// nobody can spend them.
+func (r *recorder) changes(strands bool) {
 	if strands {
-		r.keep(porcupine.Operation{ClientId: linearClients, Input: counterOp{gone: true}, Call: int64(time.Since(r.began)), Output: counterAnswer{}, Return: never})
+		r.keep(porcupine.Operation{ClientId: linearClients, Input: counterOp{change: true}, Call: int64(time.Since(r.began)), Output: counterAnswer{}, Return: never})
 	}
 }
 

@@ -18,9 +18,9 @@ import (
 
 // counterOp is what a client asked of one key.
 type counterOp struct {
-	key  string
-	cost int // 0: a peek
-	gone bool
+	key    string
+	cost   int  // 0: a peek
+	change bool // of the nodes: whatever they had leased may be out of others' reach
 }
 
 // counterAnswer is what it heard.
@@ -56,7 +56,7 @@ type counterModel struct {
 // if it cannot answer so.
 func (m *counterModel) step(s counterState, op counterOp, a counterAnswer) []counterState {
 	switch {
-	case op.gone: // the tokens that a node held which ended
+	case op.change:
 		s.parked = m.limit
 		return []counterState{s}
 	case a.lost:
@@ -136,7 +136,7 @@ func (h counterHistory) check(m counterModel) error {
 	return nil
 }
 
-// byKey parts the history; the end of a node concerns each key.
+// byKey parts the history; a change of the nodes concerns each key.
 func (h counterHistory) byKey() [][]porcupine.Operation {
 	var keys []string
 	parts := map[string][]porcupine.Operation{}
@@ -151,7 +151,7 @@ func (h counterHistory) byKey() [][]porcupine.Operation {
 	var all [][]porcupine.Operation
 	for _, key := range keys {
 		for _, op := range h {
-			if op.Input.(counterOp).gone {
+			if op.Input.(counterOp).change {
 				parts[key] = append(parts[key], op)
 			}
 		}
@@ -171,8 +171,8 @@ func (h counterHistory) String() string {
 			what = "peeks at " + in.key
 		}
 		switch {
-		case in.gone:
-			what, heard = "a node ends", ""
+		case in.change:
+			what, heard = "the nodes change", ""
 		case out.lost:
 			heard = "no answer"
 		case out.ok:
