@@ -14,14 +14,14 @@ import (
 // the one of envoyproxy/ratelimit's image, with nothing but an environment.
 func TestImage(t *testing.T) {
 	dockerfile := read(t, "deploy/docker/Dockerfile")
-	for _, line := range []string{"FROM scratch", "USER 65532:65532", "CGO_ENABLED=0 go build", "ln -s sluice /out/bin/ratelimit", `ENTRYPOINT ["/bin/sluice"]`} {
+	for _, line := range []string{"FROM scratch", "USER 65532:65532", "CGO_ENABLED=0 go build -tags server", "ln -s sluice /out/bin/ratelimit", `ENTRYPOINT ["/bin/sluice"]`} {
 		if !strings.Contains(dockerfile, line) {
 			t.Errorf("deploy/docker/Dockerfile has no %s", line)
 		}
 	}
 	dir := t.TempDir()
 	binary, called := filepath.Join(dir, "sluice"), filepath.Join(dir, "ratelimit")
-	build := exec.Command("go", "build", "-o", binary, ".")
+	build := exec.Command("go", "build", "-tags", "server", "-trimpath", "-ldflags", "-s -w", "-o", binary, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -35,6 +35,13 @@ func TestImage(t *testing.T) {
 		if p.Type == elf.PT_INTERP || p.Type == elf.PT_DYNAMIC {
 			t.Error("the binary is not static")
 		}
+	}
+	const most = 40 << 20
+	if info, err := os.Stat(binary); err != nil || info.Size() > most {
+		t.Errorf("the server's binary has %d bytes, more than %d: what does it have that only measuring needs? (%v)", info.Size(), most, err)
+	}
+	if out, err := exec.Command(binary, "bench", "cost").CombinedOutput(); err == nil {
+		t.Errorf("the server's binary measures: %s", out)
 	}
 	if err := os.Symlink("sluice", called); err != nil {
 		t.Fatal(err)

@@ -3,6 +3,9 @@
 // It is one binary with a few commands: serve answers Envoy, check validates
 // rules and declares their worst case, bench measures, sim simulates. See --help
 // of each.
+//
+// The build tag server leaves out what measures and simulates, with the load
+// generators, plotting and fonts that only those need: so the image is built.
 package main
 
 import (
@@ -17,16 +20,14 @@ import (
 )
 
 type cli struct {
-	Serve   serveCmd         `cmd:"" help:"Answer Envoy's rate limit requests."`
-	Check   checkCmd         `cmd:"" help:"Validate rules as the server would, and print the worst case each declares."`
-	Explain explainCmd       `cmd:"" help:"What a descriptor would get from a running node, and why."`
-	Top     topCmd           `cmd:"" help:"What running nodes do: rules, limits, drift, the store."`
-	Admin   adminCmd         `cmd:"" help:"Corrections on running nodes, with their ADMIN_TOKEN."`
-	Demo    demoCmd          `cmd:"" help:"A fleet under load on this machine, to look at."`
-	Audit   auditCmd         `cmd:"" help:"Replay the record of rules with audit: true: what each window admitted at most, and whether its limit held."`
-	Bench   benchCmd         `cmd:"" help:"Measure."`
-	Sim     simCmd           `cmd:"" help:"Simulate."`
-	Version kong.VersionFlag `help:"Print the version."`
+	Serve      serveCmd   `cmd:"" help:"Answer Envoy's rate limit requests."`
+	Check      checkCmd   `cmd:"" help:"Validate rules as the server would, and print the worst case each declares."`
+	Explain    explainCmd `cmd:"" help:"What a descriptor would get from a running node, and why."`
+	Top        topCmd     `cmd:"" help:"What running nodes do: rules, limits, drift, the store."`
+	Admin      adminCmd   `cmd:"" help:"Corrections on running nodes, with their ADMIN_TOKEN."`
+	Audit      auditCmd   `cmd:"" help:"Replay the record of rules with audit: true: what each window admitted at most, and whether its limit held."`
+	laboratory `embed:""`
+	Version    kong.VersionFlag `help:"Print the version."`
 }
 
 // streams are where a command writes; tests read them.
