@@ -244,6 +244,15 @@ func (l *lease) refilled(now instant) bool {
 	return l.algorithm == ratelimit.TokenBucket && now >= l.reset
 }
 
+// regretted is what a bucket has confirmed as spent unasked, and what was taken as
+// not spent while the claim was under way. It is the ledger's, and not this lease's
+// to spend: for a spent token the bucket has held back no refill.
+func (l *lease) regretted(c *ratelimit.Claim, g *ratelimit.Grant) tokens {
+	drift := c.Spent - (c.Granted - c.Returned)
+	undone := (c.Spent - l.spent) - (l.returned - c.Returned)
+	return max(0, min(drift, g.Granted-c.Granted, undone))
+}
+
 // carries tells whether the lease's totals are about the grant's window: those
 // of the claim are (Carried), or the lease began that window while the claim was
 // under way.
@@ -262,6 +271,9 @@ func (l *lease) apply(sent instant, c *ratelimit.Claim, g *ratelimit.Grant, marg
 	// A bucket has one life: the ledger has taken on what was known of another.
 	if !l.carries(c, g) && c.Limit.Algorithm != ratelimit.TokenBucket {
 		l.spent, l.returned, l.debt = 0, 0, 0
+	}
+	if c.Limit.Algorithm == ratelimit.TokenBucket {
+		l.returned += l.regretted(c, g)
 	}
 	l.window = g.Window
 	l.granted = g.Granted

@@ -474,6 +474,26 @@ func TestRefundWithinDrift(t *testing.T) {
 
 // A denial drains what it costs, and no more: a lease that has expired may hold
 // more than that, and it may not be spent.
+// What a bucket confirms as spent, it no longer holds refills back for. When that
+// spending was taken back meanwhile, the token is the bucket's again, not the
+// lease's, which would have it beside a bucket that is full.
+func TestUndoneDriftGoesBackToTheBucket(t *testing.T) {
+	s := newLeaseScript(t, ratelimit.TokenBucket, 5)
+	s.lease.spent = 7 // two of them unasked
+	s.claims(0, 0)
+	s.unspend(1, true)
+	s.answered(ratelimit.Grant{Granted: 7, Fence: 2, Window: 7})
+	if s.unspent() != 0 || s.returned != 1 || s.lease.spent != 6 {
+		t.Errorf("of 7 granted, %d spent and %d given back: %d can be spent", s.lease.spent, s.returned, s.unspent())
+	}
+	s.claims(0, 0)
+	s.unspend(2, true) // not unasked: given back at once, and not once more
+	s.answered(ratelimit.Grant{Granted: 7, Fence: 3, Window: 7})
+	if s.unspent() != 0 || s.returned != 3 {
+		t.Errorf("%d were given back instead of 3, %d can be spent", s.returned, s.unspent())
+	}
+}
+
 func TestDenialDrainsNoMoreThanItsCost(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.FixedWindow, 5)
 	s.now = s.now.Add(9 * time.Second)
