@@ -53,10 +53,14 @@ type record struct {
 	over     tokens // what the last claim's report added to the over-admission
 
 	direct bool // what is in flight is not kept
-	closed bool // reclaimed at expiry: its fence can neither renew nor return
-	void   bool // the last answer said so
-	eager  bool // claimed under reclaim: eager, whose holders stop early enough for that
-	last   bool // its holder has ended: nothing more will be heard of it
+	plenty bool // it is larger and longer than was asked for
+	// recalled says that its holder was asked to give back, and that it was granted
+	// nothing since: what it has, it needs.
+	recalled bool
+	closed   bool // reclaimed at expiry: its fence can neither renew nor return
+	void     bool // the last answer said so
+	eager    bool // claimed under reclaim: eager, whose holders stop early enough for that
+	last     bool // its holder has ended: nothing more will be heard of it
 }
 
 // charged is what the holder costs the budget.
@@ -94,8 +98,10 @@ type account struct {
 	window  window
 	dead    ledgerTime // from here on the account means the same as a new one
 
-	base tokens // charged in this window by holders that are no longer recorded
-	prev tokens // sliding_window: charged in the window before
+	base     tokens     // charged in this window by holders that are no longer recorded
+	prev     tokens     // sliding_window: charged in the window before
+	recalled ledgerTime // when holders were last asked to give back
+
 	most tokens // the highest limit in this window
 	over tokens // reported as spent beyond it
 	left tokens // fixed_window: what was left of the limit in the window before,
@@ -125,6 +131,25 @@ func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	}
 	return g
 }
+
+// How large a lease is made while there is plenty, and how long it lasts. What a
+// node holds and does not need is missing elsewhere only when the rest is used up,
+// and is recalled then; the share bounds what is stranded when the node has died. A
+// bucket's leases stay small and short: it refills no further than to its size less
+// what is leased.
+const (
+	plentyAbove = 2                       // more than one half of the limit is left
+	idleShare   = 5                       // all holders together: a fifth of the limit
+	leastShares = 4                       // and one at most a quarter of that: a twentieth
+	longest     = ledgerTime(300_000_000) // until the window ends, or so many µs
+)
+
+// A lease is recalled once, and again after a while: the message may have been
+// lost. Who was refused meanwhile may ask again for so long.
+const (
+	recallAgain = ledgerTime(1_000_000)
+	recallTakes = ledgerTime(10_000)
+)
 
 func (a *account) settleAt(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	late := ratelimit.Grant{Seq: c.Seq, Err: ratelimit.ErrStaleClaim}
@@ -170,8 +195,11 @@ func (a *account) settleAt(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 		a.reset(c)
 	}
 	a.grant(r, c, owed, at)
+	asked, recalling := a.recall(r, c)
 	a.dead = a.deadline(c) + a.lag // by the ledger's clock
-	return a.answer(r, c)
+	g := a.answer(r, c)
+	g.Recalled, g.Recalling = asked, recalling
+	return g
 }
 
 // learn takes in that the ledger's data is young: what is not known of the
@@ -239,6 +267,7 @@ func (a *account) shift(by ledgerTime, l *ratelimit.Limit) {
 	if a.relearn > 0 {
 		a.relearn += by
 	}
+	a.recalled += by
 	windows := window(0)
 	if by < 0 {
 		a.dead += by
@@ -339,7 +368,7 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 	*r = record{
 		holder: r.holder, seq: c.Seq, window: at, fence: a.fence,
 		expires: a.now.Add(c.TTL), direct: c.Direct, void: void, over: over,
-		eager: c.Reclaim == ratelimit.ReclaimEager, last: c.Last,
+		eager: c.Reclaim == ratelimit.ReclaimEager, last: c.Last, recalled: r.recalled && known,
 	}
 	if here {
 		r.granted, r.spent, r.returned = c.Granted, c.Spent, c.Returned
@@ -443,12 +472,71 @@ func (a *account) grant(r *record, c *ratelimit.Claim, owed tokens, at window) {
 	if c.Direct && room < c.Waiting {
 		lease = 0
 	}
+	if c.Stretch && c.Limit.Algorithm != ratelimit.TokenBucket && !relearning && room > c.Limit.Capacity()/plentyAbove {
+		r.plenty = true
+		share := c.Limit.Capacity() / (idleShare * max(leastShares, tokens(a.liveHolders(at))))
+		lease = max(lease, min(room, share-max(0, r.granted-r.returned-r.spent)))
+		r.expires = max(r.expires, a.now+min(longest, c.Limit.WindowEnd(at)-a.now))
+	}
 	if relearning {
 		a.relearned += lease
 	}
 	r.inflight = confirmed + lease
+	r.recalled = r.recalled && lease == 0
 	if c.Limit.Algorithm == ratelimit.TokenBucket {
 		a.level -= int64(lease) * micro
+	}
+}
+
+// recall decides whether holders are to give back what they have, because what a
+// claim waits for is not there. It returns how many are asked now, and whether any
+// was, now or a moment ago.
+func (a *account) recall(r *record, c *ratelimit.Claim) (asked int, recalling bool) {
+	if !c.Recall || r.inflight >= c.Waiting || a.now < a.relearn {
+		return 0, false
+	}
+	some, again := false, a.now >= a.recalled+recallAgain
+	a.each(func(other *record) {
+		if other == r || !a.recallable(other, c) {
+			return
+		}
+		some = true
+		if !other.recalled || again {
+			other.recalled = true
+			asked++
+		}
+	})
+	if asked > 0 {
+		a.recalled = a.now
+	}
+	return asked, some && a.now < a.recalled+recallTakes
+}
+
+// recalledHolders are those that were asked to give back, for a claim or before it;
+// to be asked twice does no harm.
+func (a *account) recalledHolders(c *ratelimit.Claim) (holders []ratelimit.Holder) {
+	a.each(func(r *record) {
+		if r.recalled && r.holder != c.Holder && a.recallable(r, c) {
+			holders = append(holders, r.holder)
+		}
+	})
+	return holders
+}
+
+// recallable tells whether a record's holder has something that would help if it
+// were given back: of the same window, or under a sliding window of the one before,
+// which still counts. A bucket has refilled what is in expired leases.
+func (a *account) recallable(r *record, c *ratelimit.Claim) bool {
+	if r.closed || r.last || r.outstanding() == 0 {
+		return false
+	}
+	switch c.Limit.Algorithm {
+	case ratelimit.TokenBucket:
+		return a.now < r.expires
+	case ratelimit.SlidingWindow:
+		return r.window >= a.window-1
+	default:
+		return r.window == a.target(c)
 	}
 }
 
@@ -551,7 +639,7 @@ func (a *account) closeExpired() {
 func (a *account) answer(r *record, c *ratelimit.Claim) ratelimit.Grant {
 	g := ratelimit.Grant{
 		Seq: c.Seq, Granted: r.granted + r.inflight, Fence: r.fence, Window: r.window,
-		Carried: r.window == c.Window || c.Limit.Algorithm == ratelimit.TokenBucket && c.Window != 0, Void: r.void, TTL: c.TTL, Holders: a.liveHolders(r.window), OverAdmitted: r.over, Over: a.over,
+		Carried: r.window == c.Window || c.Limit.Algorithm == ratelimit.TokenBucket && c.Window != 0, Void: r.void, TTL: max(0, r.expires.Sub(a.now)), Plenty: r.plenty, Holders: a.liveHolders(r.window), OverAdmitted: r.over, Over: a.over,
 		At: a.ledger, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c), Relearning: a.now < a.relearn,
 	}
 	if r.window < a.window { // a last word on the window before

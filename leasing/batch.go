@@ -163,6 +163,7 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 	switch {
 	case fl.ahead:
 		fl.claim = h.claimAhead(now, s.seq, fl.giveUp)
+		fl.claim.Stretch = f.recalls && !fl.giveUp && h.rule.Stretched()
 		name ^= 1
 	case fl.giveUp:
 		fl.claim = h.lease.release(now, s.seq)
@@ -179,11 +180,20 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 			// Those refused since the last claim waited too: see plan.
 			waiting = max(waiting, min(h.demand.refused, h.rule.Limit.Capacity()))
 		}
-		h.demand.measure(now, fl.waiting)
-		want := h.demand.want(h.rule, fl.waiting) - h.lease.left(now) // a renewal fills up
+		want := waiting
+		if !h.recalling { // it was measured a moment ago
+			h.demand.measure(now, fl.waiting)
+		}
+		switch {
+		case fl.recall:
+			h.giveBack()
+		case !h.recalling:
+			want = h.demand.want(h.rule, fl.waiting) - h.lease.left(now) // a renewal fills up
+		}
 		fl.claim = h.lease.claim(now, s.seq, h.rule, waiting, max(want, waiting), false)
 		// In this window or not at all: if the next has its lease, and if the last
 		// word on this one is to come.
+		fl.claim.Stretch, fl.claim.Recall = f.recalls && !fl.recall && h.rule.Stretched(), f.recalls
 		fl.claim.Ahead = h.next != nil || fl.claim.Tally && fl.claim.Window != 0 && h.lease.algorithm == ratelimit.FixedWindow
 	}
 	fl.claim.Key, fl.claim.Holder, fl.claim.Reset, fl.claim.Last = fl.name, name, fl.reset, fl.last
@@ -271,6 +281,9 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	h.gauge()
 	h.settled = h.lease.unspent() == 0 && h.lease.spent == fl.claim.Spent && g.Granted == fl.claim.Granted
 	h.plan(sent, now, fl, g, f.Random())
+	if h.stretched = g.Plenty; h.asked {
+		f.giveBackSome(h, fl.hash, fl.key)
+	}
 	f.reportInTime(h, now, fl.key)
 	return r, drifted
 }

@@ -21,6 +21,9 @@ const (
 	// horizon is how long a lease should last: it is renewed at half, so that
 	// a busy key costs a claim a second.
 	horizon = 2 * time.Second
+	// soon is how long before it is used up, at the present rate, a lease is renewed
+	// while there is plenty.
+	soon = 250 * time.Millisecond
 	// shortest is the least time a rate is measured over: a burst's first
 	// requests say little.
 	shortest = 10 * time.Millisecond
@@ -72,6 +75,9 @@ func (d *demand) renewal(sent, now instant, left tokens, l *ratelimit.Limit, g *
 	if g.Available > 0 {
 		trips := tokens(2 * now.Sub(sent).Seconds() * d.perSec)
 		r.below = min(left, max(left/2, trips))
+		if g.Plenty { // a claim fetches much: soon enough is enough
+			r.below = min(r.below, max(trips, tokens(soon.Seconds()*d.perSec)))
+		}
 	}
 	return r
 }

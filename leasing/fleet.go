@@ -24,6 +24,7 @@ import (
 type Fleet struct {
 	ledger   ratelimit.Ledger
 	epochal  ratelimit.Epochal // the ledger, if it can tell that it lost its data
+	recalls  bool              // the ledger can ask holders to give back what they have
 	name     ratelimit.Holder  // twice the holder; the node's two names are this and the next
 	clock    ratelimit.Clock
 	hash     hasher
@@ -133,6 +134,7 @@ type held struct {
 	carried   tokens // unconfirmed in the window before, and counting in this one
 	before    tokens // charged in the window before, and counting in this one
 	heir      ratelimit.Fence
+	recall
 	// owed was admitted without the ledger while no lease said of which window
 	// it was; the next grant books it, if its window had begun by owedAt.
 	owed   tokens
@@ -175,6 +177,7 @@ func NewFleet(ledger ratelimit.Ledger, holder ratelimit.Holder, maxKeys int, clo
 		f.lanes[i].part, f.lanes[i].queue = i, make(chan *flight, queueSize/parts)
 	}
 	f.epochal, f.beats = ledger.(ratelimit.Epochal)
+	_, f.recalls = ledger.(ratelimit.Recaller)
 	f.tellAtOnce = make(chan struct{}, 1)
 	return f
 }

@@ -16,6 +16,7 @@ type flight struct {
 	waiting tokens          // of the requests behind it; guarded by the shard's mu
 	largest tokens          // of one of them; guarded by the shard's mu
 	giveUp  bool            // return what is unspent, and want nothing
+	recall  bool            // return what the next moment does not need: others wait for it
 	ahead   bool            // it is for the next window
 	reset   bool            // the ledger is to count from nothing again
 	beat    bool            // it has no claim, and no key: the ledger is only to be heard
@@ -34,7 +35,7 @@ func (fl *flight) reason() ratelimit.ClaimReason {
 	switch {
 	case fl.final:
 		return ratelimit.ClaimFinal
-	case fl.giveUp:
+	case fl.giveUp, fl.recall && fl.claim.Waiting == 0:
 		return ratelimit.ClaimReturn
 	case fl.ahead:
 		return ratelimit.ClaimNext
@@ -141,6 +142,10 @@ func (w *waiting) decide(ctx context.Context, f *Fleet, now instant, i int) bool
 		}
 	}
 	if w.late {
+		if v, ok := f.refusedWhileRecalling(now, a); ok {
+			w.verdicts[i] = v
+			return true
+		}
 		w.verdicts[i] = f.fail(ctx, now, a, ratelimit.FallbackDeadline)
 		return true
 	}
@@ -261,6 +266,9 @@ func (f *Fleet) join(now instant, a *ask) (fl *flight, launch bool, reason ratel
 	}
 	if n := h.next; n != nil && now >= n.over && now < n.start {
 		return f.untilTurn(n, now), false, 0
+	}
+	if now < h.again {
+		return f.untilAgain(h, now), false, 0
 	}
 	if h.flight != nil {
 		if !h.flight.sent && !h.flight.ahead {

@@ -1,6 +1,7 @@
 package leasing
 
 import (
+	"encoding/binary"
 	"encoding/hex"
 	"strconv"
 	"strings"
@@ -79,4 +80,82 @@ func escape(out *strings.Builder, text []byte) {
 		}
 		out.WriteByte(c)
 	}
+}
+
+// keyOfName is the key whose account has that name: KeyName, backwards. ok is
+// false for what is no key's name.
+func keyOfName(name string) (key []byte, ok bool) {
+	if digest, found := strings.CutPrefix(name, "#"); found {
+		key, err := hex.DecodeString(digest)
+		return key, err == nil
+	}
+	end := strings.IndexByte(name, '|')
+	if end < 0 || len(name) > 4*ratelimit.MaxKeyLen {
+		return nil, false
+	}
+	if key, ok = prefixOf(name[:end]); !ok {
+		return nil, false
+	}
+	for rest := name[end:]; rest != ""; {
+		separator := rest[0]
+		next := strings.IndexAny(rest[1:], "|=~") + 1
+		if next == 0 {
+			next = len(rest)
+		}
+		text, ok := unescape(rest[1:next])
+		if !ok || len(text) >= 0xfd {
+			return nil, false
+		}
+		if separator == '~' {
+			key = append(key, 0xff, 0xff)
+		}
+		key = append(append(key, byte(len(text))), text...)
+		rest = rest[next:]
+	}
+	return key, true
+}
+
+// prefixOf is the start of a key: how its windows are cut.
+func prefixOf(header string) ([]byte, bool) {
+	header, times, found := strings.Cut(header, "*")
+	multiplier := uint64(1)
+	if found {
+		var err error
+		if multiplier, err = strconv.ParseUint(times, 10, 32); err != nil {
+			return nil, false
+		}
+	}
+	unit, algorithm, _ := strings.Cut(header, ".")
+	unit, calendar := strings.CutPrefix(unit, "calendar_")
+	for u := ratelimit.Second; u <= ratelimit.CalendarMonth; u++ {
+		if u.String() != unit || calendar != (u == ratelimit.CalendarMonth) {
+			continue
+		}
+		for a := range ratelimit.Algorithms {
+			if alg := ratelimit.Algorithm(a); alg.String() == algorithm || algorithm == "" && alg == ratelimit.FixedWindow {
+				return binary.AppendUvarint([]byte{byte(u), byte(a)}, multiplier), true
+			}
+		}
+	}
+	return nil, false
+}
+
+// unescape is escape, backwards.
+func unescape(text string) ([]byte, bool) {
+	out := make([]byte, 0, len(text))
+	for i := 0; i < len(text); i++ {
+		c := text[i]
+		if c == '%' {
+			if i+2 >= len(text) {
+				return nil, false
+			}
+			v, err := strconv.ParseUint(text[i+1:i+3], 16, 8)
+			if err != nil {
+				return nil, false
+			}
+			c, i = byte(v), i+2
+		}
+		out = append(out, c)
+	}
+	return out, true
 }

@@ -289,7 +289,7 @@ func (l *Redis) account(ctx context.Context, name string) (*account, ledgerTime,
 }
 
 // accountFields is how many numbers settle.lua keeps of an account.
-const accountFields = 17
+const accountFields = 18
 
 // readRow takes in one field of an account's hash, as look.lua writes it.
 func (a *account) readRow(row any) error {
@@ -307,14 +307,15 @@ func (a *account) readRow(row any) error {
 		n = append(n, v)
 	}
 	switch {
-	case ok && name == "a" && (len(n) == 13 || len(n) == accountFields): // 13: written by the release before
+	case ok && name == "a" && (len(n) == 13 || len(n) == 17 || len(n) == accountFields): // written by releases before
 		others := a.others
-		n = append(n, 0, 0, 0, 0)
+		n = append(n, 0, 0, 0, 0, 0)
 		*a = account{
 			now: ledgerTime(n[0]), fence: ratelimit.Fence(n[1]), window: window(n[2]), base: tokens(n[3]), prev: tokens(n[4]), over: tokens(n[5]),
 			level: n[6], carry: n[7], relearn: ledgerTime(n[8]), relearned: tokens(n[9]), most: tokens(n[10]), left: tokens(n[11]), late: tokens(n[12]),
 			born: ratelimit.Fence(n[13]), folded: ratelimit.Fence(n[14]), renamed: ratelimit.Fence(n[15]), moved: window(n[16]),
-			others: others,
+			recalled: ledgerTime(n[17]),
+			others:   others,
 		}
 		return nil
 	case ok && len(name) > 1 && len(n) == 10:
@@ -325,7 +326,7 @@ func (a *account) readRow(row any) error {
 		a.others = append(a.others, record{
 			holder: ratelimit.Holder(holder), seq: uint64(n[0]), window: window(n[1]), expires: ledgerTime(n[2]), fence: ratelimit.Fence(n[3]),
 			granted: tokens(n[4]), inflight: tokens(n[5]), spent: tokens(n[6]), returned: tokens(n[7]), over: tokens(n[8]),
-			closed: n[9]&1 != 0, void: n[9]&2 != 0, direct: n[9]&4 != 0, eager: n[9]&8 != 0, last: n[9]&16 != 0,
+			closed: n[9]&1 != 0, void: n[9]&2 != 0, direct: n[9]&4 != 0, eager: n[9]&8 != 0, last: n[9]&16 != 0, plenty: n[9]&32 != 0, recalled: n[9]&64 != 0,
 		})
 		return nil
 	}

@@ -18,6 +18,10 @@ type Memory struct {
 	clock  func() ratelimit.LedgerTime
 	hash   hasher
 	shards []memoryShard
+	// OnRecall, if set before the first claim, is told whom a claim has asked to
+	// give back what they have of a key. It is called under a lock: it must not
+	// block, nor use the ledger.
+	OnRecall func(key string, holders []ratelimit.Holder)
 }
 
 type memoryShard struct {
@@ -69,7 +73,12 @@ func (m *Memory) settleAt(now ledgerTime, hash uint64, key []byte, c *ratelimit.
 		}
 		cell.val.fence = s.floor
 	}
-	return cell.val.settle(now, c)
+	a := &cell.val
+	g := a.settle(now, c)
+	if g.Recalled > 0 && m.OnRecall != nil {
+		m.OnRecall(c.Key, a.recalledHolders(c))
+	}
+	return g
 }
 
 // admit makes room for a new account. It looks at a bounded number of others,
@@ -126,7 +135,7 @@ func (l *LosableMemory) Forget() {
 
 // Copy is the data as it is now: of a replica, or on a disk.
 func (l *LosableMemory) Copy() *Memory {
-	other := &Memory{clock: l.clock, hash: l.hash, shards: make([]memoryShard, len(l.shards))}
+	other := &Memory{clock: l.clock, hash: l.hash, OnRecall: l.OnRecall, shards: make([]memoryShard, len(l.shards))}
 	for i := range l.shards {
 		from, to := &l.shards[i], &other.shards[i]
 		from.mu.Lock()

@@ -63,13 +63,16 @@ func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter fl
 	h.planAhead(sent, now, jitter)
 	left := h.lease.unspent()
 	short := fl.claim.Waiting > g.Granted-fl.claim.Granted
-	if short && g.Outstanding > 0 && now >= h.lease.retry {
+	h.recalling = short && g.Recalling
+	if h.recalling {
+		h.again = now.Add(recallPause)
+	} else if short && g.Outstanding > 0 && now >= h.lease.retry {
 		// Somebody may return some: ask again, but not for each request.
 		h.lease.retry = now.Add(backOff + time.Duration(jitter*float64(backOff)))
 		h.lease.retryCost = grantable(g) + 1
 	}
 	got := g.Granted - fl.claim.Granted
-	if h.lease.algorithm != ratelimit.FixedWindow && g.Available < max(1, h.rule.Limit.Capacity()/100) && float64(got) < h.demand.perSec*backOff.Seconds() {
+	if h.lease.algorithm != ratelimit.FixedWindow && !h.recalling && g.Available < max(1, h.rule.Limit.Capacity()/100) && float64(got) < h.demand.perSec*backOff.Seconds() {
 		// Tokens come back one by one: let some gather, but none overflow.
 		wait := backOff
 		if h.lease.algorithm == ratelimit.TokenBucket {
@@ -85,7 +88,7 @@ func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter fl
 		return // nothing to renew, or nothing to be had
 	}
 	h.renewal = h.demand.renewal(sent, now, left, &fl.claim.Limit, g)
-	if h.rule.Coordination.Mode == ratelimit.Approx {
+	if h.rule.Coordination.Mode == ratelimit.Approx && !g.Plenty {
 		h.after = min(h.after, sent.Add(h.rule.SyncInterval()))
 	}
 }

@@ -142,7 +142,7 @@ func (l *Redis) pipeline(ctx context.Context, claims []ratelimit.Claim, eval eva
 
 func (l *Redis) arguments(c *ratelimit.Claim) []any {
 	flags := 0
-	for i, set := range [...]bool{c.Reclaim == ratelimit.ReclaimEager, c.Direct, c.Refilled, c.Ahead, c.Tally, c.Final, c.Reset, c.Last} {
+	for i, set := range [...]bool{c.Reclaim == ratelimit.ReclaimEager, c.Direct, c.Refilled, c.Ahead, c.Tally, c.Final, c.Reset, c.Last, c.Stretch, c.Recall} {
 		if set {
 			flags |= 1 << i
 		}
@@ -187,7 +187,7 @@ func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 	case err == nil && len(values) == 1 && values[0] == 1:
 		g.Err = ratelimit.ErrStaleClaim
 		return g
-	case err != nil || len(values) != 16:
+	case err != nil || len(values) != 20:
 		g.Err = fmt.Errorf("%w: %v", ErrLedgerAnswer, shortened(answer.Val()))
 		return g
 	}
@@ -197,6 +197,8 @@ func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 	g.ResetAfter, g.RetryAfter = microseconds(values[7]), microseconds(values[8])
 	g.Holders, g.OverAdmitted, g.Relearning = int(values[9]), tokens(values[10]), values[11] == 1
 	g.At, g.Stranded, g.Over = ledgerTime(values[12]), tokens(values[13]), tokens(values[14])
+	g.TTL, g.Plenty = microseconds(values[16]), values[17] == 1
+	g.Recalling, g.Recalled = values[18] == 1, int(values[19])
 	if g.Granted < c.Granted && g.Carried && !g.Void || g.Available < 0 {
 		g.Err = fmt.Errorf("%w: %v", ErrLedgerAnswer, values)
 	}

@@ -46,9 +46,10 @@ func TestRedisConforms(t *testing.T) {
 func TestRedisAnswersAsMemoryDoes(t *testing.T) {
 	s := redistest.Start(t)
 	m, audited := newMovedRedis(t, s), audits{kinds: map[string]int{}}
+	recalled := 0
 	for seed := range uint64(600) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			compareLedgers(t, m, seed)
+			recalled += compareLedgers(t, m, seed)
 			if seed%2 == 1 {
 				audited.compare(t, m, fmt.Sprint("seed", seed))
 			}
@@ -58,6 +59,9 @@ func TestRedisAnswersAsMemoryDoes(t *testing.T) {
 		if audited.kinds[kind] == 0 {
 			t.Errorf("no %s in all records: %v", kind, audited.kinds)
 		}
+	}
+	if recalled < 100 {
+		t.Errorf("%d claims recalled something", recalled)
 	}
 	if audited.exact < 5 {
 		t.Errorf("%d records say to the token what the ledger has charged", audited.exact)
@@ -107,7 +111,7 @@ func (v *audits) compare(t *testing.T, m *movedRedis, key string) {
 	}
 }
 
-func compareLedgers(t *testing.T, m *movedRedis, seed uint64) {
+func compareLedgers(t *testing.T, m *movedRedis, seed uint64) (recalled int) {
 	rnd := rand.New(rand.NewPCG(seed, 7))
 	m.now = ledgertest.Epoch
 	memory := NewMemory(10, func() ledgerTime { return m.now })
@@ -157,7 +161,11 @@ func compareLedgers(t *testing.T, m *movedRedis, seed uint64) {
 			}
 			c.Granted, c.Fence, c.Window = want.Granted, want.Fence, want.Window
 		}
+		if want.Recalled > 0 {
+			recalled++
+		}
 	}
+	return recalled
 }
 
 func randomLimit(rnd *rand.Rand) ratelimit.Limit {
@@ -218,6 +226,7 @@ func mutate(rnd *rand.Rand, c *ratelimit.Claim) {
 	c.Want = c.Waiting + tokens(rnd.IntN(100))
 	c.Direct = rnd.IntN(5) == 0
 	c.Refilled = rnd.IntN(8) == 0
+	c.Stretch, c.Recall = rnd.IntN(2) == 0, rnd.IntN(2) == 0
 }
 
 // Months of the calendar begin and end in Redis when they do here.

@@ -20,6 +20,9 @@ func (f *Fleet) Run(ctx context.Context) {
 		}
 	}
 	wg.Go(func() { f.sweep(ctx) })
+	if r, ok := f.ledger.(ratelimit.Recaller); ok {
+		wg.Go(func() { r.Recalls(ctx, f.Holders(), f.Recalled) })
+	}
 	wg.Wait()
 	f.releaseAll()
 }
@@ -103,6 +106,9 @@ func (f *Fleet) sweepShard(now instant, s *fleetShard) {
 			c.val.gauges.set(nil, 0, 0, 0)
 			f.finish(&c.val, c.fullHash(), c.key[:c.len])
 			continue
+		}
+		if c.val.stretched && s.leases.roomy() {
+			continue // nobody misses what it has, or will ask for it
 		}
 		if now.Sub(c.val.demand.lastUse) > idleAfter && c.val.untold() {
 			fl := f.newFlight(c.fullHash(), c.key[:c.len])

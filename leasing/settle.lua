@@ -7,7 +7,7 @@
 --       want, ttl us, algorithm, requests, burst, period us (0: months of
 --       the calendar), the time in us (0 but in tests: Redis' own), until when the ledger learns, what was
 --       charged in the window before; flags: 1 eager, 2 direct, 4 refilled,
---       8 ahead, 16 tally, 32 final, 64 reset, 128 last
+--       8 ahead, 16 tally, 32 final, 64 reset, 128 last, 256 stretch, 512 recall
 -- With KEYS[2], the stream of the account's audit, ARGV goes on: the rule, what
 -- it declares to over-admit, the most events to keep, and for how long, in ms.
 
@@ -16,6 +16,8 @@ local RELEARN_TIME, RELEARN_SHARE = 2000000, 20
 local BUCKET_WAITS = 1000000
 local MOST_FENCE = 4503599627370496 -- 2^52: believed of a holder
 local MOST_RECORDS, KEPT_RECORDS, FOLD_AFTER = 256, 128, 10000000
+local PLENTY_ABOVE, IDLE_SHARE, LEAST_SHARES, LONGEST = 2, 5, 4, 300000000
+local RECALL_AGAIN, RECALL_TAKES = 1000000, 10000
 local FIXED, SLIDING, BUCKET = 0, 1, 2
 local NEVER = 9007199254740991 -- 2^53-1
 
@@ -27,7 +29,7 @@ local c = {
   seq = n[2], fence = n[3], window = n[4], granted = n[6], spent = n[7], returned = n[8],
   waiting = n[9], want = n[10], ttl = n[11], eager = bit(n[5], 1), direct = bit(n[5], 2), refilled = bit(n[5], 4),
   ahead = bit(n[5], 8), tally = bit(n[5], 16), final = bit(n[5], 32), reset = bit(n[5], 64),
-  last = bit(n[5], 128),
+  last = bit(n[5], 128), stretch = bit(n[5], 256), recall = bit(n[5], 512),
 }
 local algorithm, requests, burst, period = n[12], n[13], n[14], n[15]
 local bucket, sliding = algorithm == BUCKET, algorithm == SLIDING
@@ -62,12 +64,12 @@ local function muldiv(x, y, z, add)
 end
 
 -- The account. A record is {seq, window, expires, fence, granted, inflight,
--- spent, returned, over, flags}; flags: 1 closed, 2 void, 4 direct, 8 eager, 16 last.
+-- spent, returned, over, flags}; flags: 1 closed, 2 void, 4 direct, 8 eager, 16 last, 32 plenty, 64 recalled.
 local SEQ, WINDOW, EXPIRES, FENCE, GRANTED, INFLIGHT, SPENT, RETURNED, OVER, FLAGS = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 local a = {
   now = 0, fence = 0, window = 0, base = 0, prev = 0, over = 0, level = 0, carry = 0, relearn = 0, relearned = 0,
   most = 0, left = 0, late = 0, born = 0, folded = 0,
-  renamed = 0, moved = 0,
+  renamed = 0, moved = 0, recalled = 0,
 }
 local records, dirty, expired, shifted = {}, {}, {}, false
 local fields = redis.call('HGETALL', KEYS[1])
@@ -77,6 +79,7 @@ for i = 1, #fields, 2 do
     a = {
       now = v[1], fence = v[2], window = v[3], base = v[4], prev = v[5], over = v[6], level = v[7], carry = v[8],
       relearn = v[9], relearned = v[10], most = v[11], left = v[12], late = v[13], born = v[14] or 0, folded = v[15] or 0, renamed = v[16] or 0, moved = v[17] or 0,
+      recalled = v[18] or 0,
     }
   else
     local r = cmsgpack.unpack(fields[i + 1])
@@ -241,6 +244,7 @@ local function shift(by)
   shifted = true
   a.now = a.now + by
   if a.relearn > 0 then a.relearn = a.relearn + by end
+  a.recalled = a.recalled + by
   local windows = 0
   if not bucket then windows = window_at(a.now) - a.window end
   a.window = a.window + windows
@@ -327,6 +331,8 @@ local function live_holders(at)
   return max(1, live)
 end
 
+local recalled, recalling = 0, false -- by this claim
+
 local function answer(r)
   local reset = bucket and time_to_level(burst * MICRO) or max(0, window_end(r[WINDOW]) - a.now)
   local elsewhere, stranded = 0, 0
@@ -342,6 +348,7 @@ local function answer(r)
     0, r[GRANTED] + r[INFLIGHT], r[FENCE], r[WINDOW], flag(r, 2) and 1 or 0, available(r[WINDOW]), elsewhere, reset, retry,
     live_holders(r[WINDOW]), r[OVER], a.now < a.relearn and 1 or 0, ledger, stranded,
     r[WINDOW] < a.window and a.late or a.over, (r[WINDOW] == c.window or bucket and c.window ~= 0) and 1 or 0,
+    max(0, r[EXPIRES] - a.now), flag(r, 32) and 1 or 0, recalling and 1 or 0, recalled,
   }
 end
 
@@ -429,7 +436,7 @@ local function book(r, at)
   a.fence = max(a.fence + 1, a.now, min(c.fence, MOST_FENCE) + 1)
   r[SEQ], r[WINDOW], r[EXPIRES], r[FENCE] = c.seq, at, a.now + c.ttl, a.fence
   r[GRANTED], r[INFLIGHT], r[SPENT], r[RETURNED], r[OVER] = 0, 0, 0, 0, over
-  r[FLAGS] = (void and 2 or 0) + (c.direct and 4 or 0) + (c.eager and 8 or 0) + (c.last and 16 or 0)
+  r[FLAGS] = (known and flag(r, 64) and 64 or 0) + (void and 2 or 0) + (c.direct and 4 or 0) + (c.eager and 8 or 0) + (c.last and 16 or 0)
   if is_here then r[GRANTED], r[SPENT], r[RETURNED] = c.granted, c.spent, c.returned end
   if void then r[GRANTED] = min(c.granted, c.spent + c.returned) end
   if not bucket then return 0 end
@@ -467,9 +474,46 @@ local function grant(r, owed, at)
   local tapered = max(c.waiting, div(room, 2 * live_holders(at)))
   local lease = min(room, max(c.want, c.waiting), tapered)
   if c.direct and room < c.waiting then lease = 0 end
+  if c.stretch and not bucket and not learning and room > div(capacity, PLENTY_ABOVE) then
+    r[FLAGS] = r[FLAGS] + 32
+    local share = div(capacity, IDLE_SHARE * max(LEAST_SHARES, live_holders(at)))
+    lease = max(lease, min(room, share - max(0, r[GRANTED] - r[RETURNED] - r[SPENT])))
+    r[EXPIRES] = max(r[EXPIRES], a.now + min(LONGEST, window_end(at) - a.now))
+  end
   if learning then a.relearned = a.relearned + lease end
   r[INFLIGHT] = confirmed + lease
+  if flag(r, 64) and lease > 0 then r[FLAGS] = r[FLAGS] - 64 end
   if bucket then a.level = a.level - lease * MICRO end
+end
+
+-- recallable tells whether a record's holder has something that would help if it were given back.
+local function recallable(r)
+  if flag(r, 1) or flag(r, 16) or outstanding(r) == 0 then return false end
+  if bucket then return a.now < r[EXPIRES] end
+  if sliding then return r[WINDOW] >= a.window - 1 end
+  return r[WINDOW] == target()
+end
+
+-- recall asks holders to give back what they have, because what the claim waits for is not there.
+local function recall(r)
+  if not c.recall or r[INFLIGHT] >= c.waiting or a.now < a.relearn then return end
+  local some, again = false, a.now >= a.recalled + RECALL_AGAIN
+  for name, other in pairs(records) do
+    if name ~= holder and recallable(other) then
+      some = true
+      if again or not flag(other, 64) then
+        if not flag(other, 64) then
+          other[FLAGS] = other[FLAGS] + 64
+          dirty[name] = true
+        end
+        recalled = recalled + 1
+        -- A hint: where this user may not publish, or nobody listens, nothing is lost.
+        redis.pcall('PUBLISH', 'sluice:recall:' .. name, KEYS[1])
+      end
+    end
+  end
+  if recalled > 0 then a.recalled = a.now end
+  recalling = some and a.now < a.recalled + RECALL_TAKES
 end
 
 -- dead is from when on the account may be deleted: a new one would answer as it does.
@@ -489,7 +533,7 @@ local function dead()
 end
 
 local function packed()
-  return cmsgpack.pack({ a.now, a.fence, a.window, a.base, a.prev, a.over, a.level, a.carry, a.relearn, a.relearned, a.most, a.left, a.late, a.born, a.folded, a.renamed, a.moved })
+  return cmsgpack.pack({ a.now, a.fence, a.window, a.base, a.prev, a.over, a.level, a.carry, a.relearn, a.relearned, a.most, a.left, a.late, a.born, a.folded, a.renamed, a.moved, a.recalled })
 end
 
 -- audit appends what happened to the account's stream, in the same step: what
@@ -574,6 +618,7 @@ else
   local owed = book(r, at)
   if c.reset then reset() end
   grant(r, owed, at)
+  recall(r)
   audit(c.reset and 'reset' or settled(r, before, relearn), holder, r)
 end
 dirty[holder] = true

@@ -43,6 +43,13 @@ func NewStepped(holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wal
 // its driver then answers with (Batch.AnswerIn).
 func (s *Stepped) Hears() { s.fleet.beats = true }
 
+// Recalls has the node be one of a ledger that can recall leases; its driver calls
+// Recalled then.
+func (s *Stepped) Recalls() { s.fleet.recalls = true }
+
+// Recalled takes in that the ledger asks for what is leased of an account.
+func (s *Stepped) Recalled(account string) { s.fleet.Recalled(account) }
+
 // Learning tells whether the ledger has just lost its data; see Fleet.Learning.
 func (s *Stepped) Learning() bool { return s.fleet.Learning() }
 

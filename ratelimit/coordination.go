@@ -124,6 +124,17 @@ type LeaseSize struct {
 	Min   Tokens // at least this much; 0 means what waits
 	Max   Tokens // at most this much; 0 means no bound but the ledger's taper
 	TTL   time.Duration
+	// Auto lets leases be larger than measured demand, and last longer than TTL,
+	// while there is plenty of the limit left. It is off when a TTL or a size was
+	// chosen.
+	Auto bool
+}
+
+// Stretched tells whether leases of a rule may be larger and longer while there
+// is plenty.
+func (r *Rule) Stretched() bool {
+	c := &r.Coordination
+	return c.Lease.Auto && c.Lease.Fixed == 0 && c.Lease.Max == 0 && !c.Eager() && r.Limit.Algorithm != TokenBucket
 }
 
 // Coordination is how a rule's budget is shared by the fleet, and what happens
@@ -149,7 +160,7 @@ type Coordination struct {
 func DefaultCoordination() Coordination {
 	return Coordination{
 		Mode:           Leasing,
-		Lease:          LeaseSize{TTL: 10 * time.Second},
+		Lease:          LeaseSize{TTL: 10 * time.Second, Auto: true},
 		DriftBudget:    Share{PPM: 10_000},
 		MaxNodes:       10,
 		LowWatermark:   Share{PPM: 200_000},
@@ -231,6 +242,7 @@ func (c *Coordination) Set(field, text string) error {
 		err = setTokens(&c.Lease.Max, text, 0)
 	case "lease.ttl":
 		err = setDuration(&c.Lease.TTL, text)
+		c.Lease.Auto = false
 	case "reclaim":
 		err = setName(&c.Reclaim, Reclaims[:], text)
 	case "drift_budget":

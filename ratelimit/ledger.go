@@ -62,6 +62,13 @@ type Claim struct {
 	// Before is what the holder was charged in the window before, under a
 	// sliding_window: a ledger that lost it is told.
 	Before Tokens
+	// Stretch lets the ledger grant more than is wanted, and for longer than TTL,
+	// while there is plenty of the limit left. A token_bucket's lease is not
+	// stretched.
+	Stretch bool
+	// Recall says that the ledger can reach other holders (Recaller): it may ask
+	// them to give back what they do not need, where Waiting cannot be granted.
+	Recall bool
 	// Refilled says that the bucket, as the holder knew it, has filled up since
 	// the holder last spent: to a ledger that does not know this holder, what
 	// it spent no longer matters.
@@ -89,7 +96,9 @@ type Grant struct {
 	// Void says that the claim's fence had been closed: its spent tokens were
 	// booked, its unspent ones are gone.
 	Void bool
-	TTL  time.Duration // counted by the holder from when it sent the claim
+	// TTL is how long the lease lasts, counted by the holder from when it sent the
+	// claim: the claim's, or more (Plenty).
+	TTL time.Duration
 	// Available is what the ledger could still grant to others.
 	Available Tokens
 	// Outstanding is what other holders had not spent when last heard.
@@ -104,6 +113,15 @@ type Grant struct {
 	RetryAfter time.Duration
 	// At is the ledger's clock when it settled the claim.
 	At LedgerTime
+	// Plenty says that the lease was made larger and longer than was asked for
+	// (Claim.Stretch): it need not be given back when its key is idle, for the
+	// ledger asks for it when it is needed.
+	Plenty bool
+	// Recalling says that what waits was not granted, and that other holders have
+	// just been asked to give back what they have: to ask once more in a few
+	// milliseconds may help.
+	Recalling bool
+	Recalled  int // how many were asked by this claim
 	// Relearning says that the ledger had forgotten this account, and grants
 	// little until all holders have told it their totals.
 	Relearning bool
@@ -151,6 +169,16 @@ type Epochal interface {
 	// or in an older one, and the time by the ledger's clock; or why neither is
 	// known.
 	SettleEpoch(ctx context.Context, q EpochQuery, claims []Claim, grants []Grant) (Epoch, LedgerTime, error)
+}
+
+// Recaller is a ledger that can ask holders to give back what they do not need,
+// because others wait for it. Such a recall is a hint, and may be lost: that costs
+// refusals, and never a token too many.
+type Recaller interface {
+	Ledger
+	// Recalls calls recalled with the name of an account whenever one of holders is
+	// asked to give back what it has leased of it, until ctx is done. It blocks.
+	Recalls(ctx context.Context, holders []Holder, recalled func(account string))
 }
 
 // Errors of single claims.

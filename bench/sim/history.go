@@ -82,6 +82,7 @@ func (h *historian) coordination(c *ratelimit.Coordination) {
 		c.Reclaim = ratelimit.ReclaimEager
 	}
 	c.Lease.TTL = pick(h, 100*time.Millisecond, 500*time.Millisecond, 2*time.Second, 10*time.Second)
+	c.Lease.Auto = h.chance(0.7)
 	switch h.IntN(4) {
 	case 0:
 		c.Lease.Fixed = pick(h, ratelimit.Tokens(1), 1, 10, 100)

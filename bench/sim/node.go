@@ -78,6 +78,9 @@ func (n *node) start() {
 	n.keeper = approx.NewKeeper(nil, n.name, n.clock)
 	n.stepped.SetDrift(n.keeper)
 	n.stepped.Hears()
+	if w.Ledger == nil {
+		n.stepped.Recalls()
+	}
 	n.keeper.Learning = n.stepped.Learning
 	n.joinRing()
 	n.in(time.Duration(w.rnd.Int64N(int64(leasing.SweepEvery))), n.sweep)

@@ -38,7 +38,30 @@ func (s *store) open(w *world) {
 		return
 	}
 	s.memory = leasing.NewLosable(leasing.NewMemory(max(1<<16, 4*max(1, w.Load.Keys)), w.ledgerTime).Predictable())
+	s.memory.OnRecall = s.recall
 	s.ledger = s.memory
+}
+
+// recall carries the ledger's wish that holders give back what they have.
+func (s *store) recall(account string, holders []ratelimit.Holder) {
+	for _, h := range holders {
+		for _, n := range s.nodes {
+			if n.name != h>>1 || !n.alive {
+				continue
+			}
+			s.result.Recalls++
+			if !s.reaches(n) || n.deaf > 0 {
+				continue
+			}
+			s.trace("the ledger recalls key %d from node %d", s.named[account].index, n.slot)
+			s.in(s.travel(s.Net.Trip)+s.slow+n.late, func() {
+				n.run(func() {
+					n.stepped.Recalled(account)
+					n.send()
+				})
+			})
+		}
+	}
 }
 
 // reaches tells whether a message between a node and the store arrives.

@@ -1,0 +1,40 @@
+package leasing
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// The name of an account tells its key, whatever is in it.
+func TestKeysOfNames(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	text := func() string {
+		b := make([]byte, rnd.IntN(30))
+		for i := range b {
+			b[i] = byte(rnd.IntN(256))
+			if rnd.IntN(4) == 0 {
+				b[i] = "|=~#%{}.*"[rnd.IntN(9)]
+			}
+		}
+		return string(b)
+	}
+	for range 10_000 {
+		l := ratelimit.Limit{Unit: ratelimit.Unit(1 + rnd.IntN(int(ratelimit.CalendarMonth))), Algorithm: ratelimit.Algorithm(rnd.IntN(len(ratelimit.Algorithms))), Multiplier: uint32(rnd.IntN(3) * rnd.IntN(1000))}
+		key := ratelimit.AppendPrefix(nil, text(), l)
+		for range rnd.IntN(4) {
+			key = ratelimit.AppendEntry(key, text(), text(), rnd.IntN(4) == 0)
+		}
+		key = ratelimit.SealKey(key, 0)
+		if got, ok := keyOfName(KeyName(key)); !ok || !bytes.Equal(got, key) {
+			t.Fatalf("%q is the name of %q, and read as that of %q", KeyName(key), key, got)
+		}
+	}
+	for _, name := range []string{"", "#0", "x|y", "minute", "minute.none|d", "minute*x|d", "minute|%", "minute|%G0", "sluice:epoch"} {
+		if key, ok := keyOfName(name); ok {
+			t.Errorf("%q is the name of %q", name, key)
+		}
+	}
+}

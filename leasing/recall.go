@@ -1,0 +1,136 @@
+package leasing
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// A recall is a message of the ledger to a holder: others wait for tokens of this
+// account, and there are none left but those that are leased. The holder gives back
+// at once what it does not need in the next moment. It is a hint: when it is lost,
+// others are refused, and nothing else is wrong.
+//
+//	claim: 1 waits --> nothing left, 40 leased elsewhere --recall--> other holder
+//	                                                                   |
+//	asked again after recallPause <-- 38 left <-- claim: 38 returned --'
+
+const (
+	// recallPause is how long a node waits before it asks again for what was
+	// recalled: about two round trips and some work.
+	recallPause = 2 * time.Millisecond
+	// recallKeeps is for how long a holder keeps enough for its own demand.
+	recallKeeps = 20 * time.Millisecond
+)
+
+// recall is what a node knows of recalls of one key.
+type recall struct {
+	asked     bool    // this node was asked to give back, while a claim was under way
+	stretched bool    // the lease was made larger and longer: it is not given back when idle
+	recalling bool    // others have been asked to give back, for this node's claim
+	again     instant // until then, what waits does not claim again
+	pause     *flight // that ends then
+}
+
+// Recalled takes in that others wait for tokens of an account, by its name in the
+// ledger. It does not block.
+func (f *Fleet) Recalled(account string) {
+	key := []byte(account)
+	if !f.RawNames {
+		var ok bool
+		if key, ok = keyOfName(account); !ok {
+			return // nothing of this version's
+		}
+	}
+	s, hash, c := f.locked(key)
+	defer s.mu.Unlock()
+	if c == nil {
+		return
+	}
+	if c.val.flight != nil {
+		c.val.asked = true
+		return
+	}
+	f.giveBackSome(&c.val, hash, key)
+}
+
+// giveBackSome has a claim sent that returns what is not needed. The caller holds
+// the shard's lock.
+func (f *Fleet) giveBackSome(h *held, hash uint64, key []byte) {
+	h.asked = false
+	if h.rule == nil || h.lease.unspent() <= 0 {
+		return
+	}
+	fl := f.newFlight(hash, key)
+	fl.recall = true
+	f.launch(h, fl)
+}
+
+// giveBack returns what the next moment does not need.
+func (h *held) giveBack() {
+	keep := tokens(recallKeeps.Seconds() * h.demand.perSec)
+	h.lease.returned += max(0, h.lease.unspent()-keep)
+	h.stretched = false
+}
+
+// refusedWhileRecalling refuses what has waited for its whole time for tokens that
+// others were asked to give back: the ledger was heard, and had none.
+func (f *Fleet) refusedWhileRecalling(now instant, a *ask) (verdict, bool) {
+	s, _, c := f.locked(a.Key)
+	defer s.mu.Unlock()
+	if c == nil || !c.val.recalling || a.Kind != ratelimit.Spend || now.Sub(c.val.heard) > ratelimit.StoreDeadline {
+		return verdict{}, false
+	}
+	v := c.val.lease.deny(now, a)
+	v.Source = ratelimit.FromClaim
+	return v, true
+}
+
+// untilAgain is a flight that ends when what was recalled may be there.
+func (f *Fleet) untilAgain(h *held, now instant) *flight {
+	if h.pause == nil || h.pause.ended() {
+		fl := &flight{done: make(chan struct{})}
+		f.after(h.again.Sub(now), func() { close(fl.done) })
+		h.pause = fl
+	}
+	return h.pause
+}
+
+// recallChannel is where settle.lua publishes what a holder is asked for: the name
+// of the account's key in Redis.
+func recallChannel(h ratelimit.Holder) string { return "sluice:recall:" + HolderName(h) }
+
+// recallsAtOnce is how many recalls may wait to be taken in; more are dropped, as a
+// hint may be.
+const recallsAtOnce = 1000
+
+// Recalls implements [ratelimit.Recaller] by a subscription, which the client
+// opens again whenever it breaks.
+func (l *Redis) Recalls(ctx context.Context, holders []ratelimit.Holder, recalled func(account string)) {
+	channels := make([]string, len(holders))
+	for i, h := range holders {
+		channels[i] = recallChannel(h)
+	}
+	heard := l.client.Subscribe(ctx, channels...)
+	defer heard.Close()
+	messages := heard.Channel(redis.WithChannelSize(recallsAtOnce))
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case m, ok := <-messages:
+			if !ok {
+				return
+			}
+			if account, ours := strings.CutPrefix(m.Payload, l.prefix); ours {
+				recalled(account)
+			}
+		}
+	}
+}
+
+var _ ratelimit.Recaller = (*Redis)(nil)
