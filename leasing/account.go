@@ -52,11 +52,9 @@ type record struct {
 	returned tokens
 	over     tokens // what the last claim's report added to the over-admission
 
-	direct bool // what is in flight is not kept
-	plenty bool // it is larger and longer than was asked for
-	// recalled says that its holder was asked to give back, and that it was granted
-	// nothing since: what it has, it needs.
-	recalled bool
+	direct   bool // what is in flight is not kept
+	plenty   bool // it is larger and longer than was asked for
+	recalled recalled
 	closed   bool // reclaimed at expiry: its fence can neither renew nor return
 	void     bool // the last answer said so
 	eager    bool // claimed under reclaim: eager, whose holders stop early enough for that
@@ -80,6 +78,26 @@ func (r *record) outstanding() tokens {
 		kept += r.inflight
 	}
 	return max(0, kept)
+}
+
+// recalled is whether a holder was asked to give back what it has.
+type recalled uint8
+
+const (
+	notRecalled recalled = iota
+	isRecalled           // and has not been heard since
+	hasAnswered          // and was granted nothing since: what it has, it needs
+)
+
+// next is what it is after another claim of the holder.
+func (x recalled) next(known bool) recalled {
+	switch {
+	case !known:
+		return notRecalled
+	case x == isRecalled:
+		return hasAnswered
+	}
+	return x
 }
 
 // account is the ledger's record for a key, under any of the algorithms.
@@ -368,7 +386,7 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 	*r = record{
 		holder: r.holder, seq: c.Seq, window: at, fence: a.fence,
 		expires: a.now.Add(c.TTL), direct: c.Direct, void: void, over: over,
-		eager: c.Reclaim == ratelimit.ReclaimEager, last: c.Last, recalled: r.recalled && known,
+		eager: c.Reclaim == ratelimit.ReclaimEager, last: c.Last, recalled: r.recalled.next(known),
 	}
 	if here {
 		r.granted, r.spent, r.returned = c.Granted, c.Spent, c.Returned
@@ -482,7 +500,9 @@ func (a *account) grant(r *record, c *ratelimit.Claim, owed tokens, at window) {
 		a.relearned += lease
 	}
 	r.inflight = confirmed + lease
-	r.recalled = r.recalled && lease == 0
+	if lease > 0 {
+		r.recalled = notRecalled
+	}
 	if c.Limit.Algorithm == ratelimit.TokenBucket {
 		a.level -= int64(lease) * micro
 	}
@@ -500,11 +520,11 @@ func (a *account) recall(r *record, c *ratelimit.Claim) (asked int, recalling bo
 		if other == r || !a.recallable(other, c) {
 			return
 		}
-		some = true
-		if !other.recalled || again {
-			other.recalled = true
+		if other.recalled == notRecalled || again {
+			other.recalled = isRecalled
 			asked++
 		}
+		some = some || other.recalled == isRecalled
 	})
 	if asked > 0 {
 		a.recalled = a.now
@@ -516,7 +536,7 @@ func (a *account) recall(r *record, c *ratelimit.Claim) (asked int, recalling bo
 // to be asked twice does no harm.
 func (a *account) recalledHolders(c *ratelimit.Claim) (holders []ratelimit.Holder) {
 	a.each(func(r *record) {
-		if r.recalled && r.holder != c.Holder && a.recallable(r, c) {
+		if r.recalled == isRecalled && r.holder != c.Holder && a.recallable(r, c) {
 			holders = append(holders, r.holder)
 		}
 	})

@@ -227,7 +227,7 @@ func (f *Fleet) finish(h *held, hash uint64, key []byte) {
 	if h.rule == nil || h.rule.Coordination.Mode != ratelimit.Approx || l.algorithm != ratelimit.FixedWindow || l.window == 0 || l.spent == h.reported {
 		return
 	}
-	if l.drifted() == 0 && l.available > 0 && h.rule.Limit.Period() < h.rule.Coordination.SyncInterval {
+	if l.drifted() == 0 && l.available > 0 && (h.stretched || h.rule.Limit.Period() < h.rule.Coordination.SyncInterval) {
 		return // nothing was over, and a claim a window is too much
 	}
 	h.reported = l.spent

@@ -62,8 +62,8 @@ func (f *Fleet) Recalled(account string) {
 // the shard's lock.
 func (f *Fleet) giveBackSome(h *held, hash uint64, key []byte) {
 	h.asked = false
-	if h.rule == nil || h.lease.unspent() <= 0 {
-		return
+	if h.rule == nil || h.lease.unspent() <= 0 && h.lease.spent == h.reported {
+		return // the ledger knows it by now
 	}
 	fl := f.newFlight(hash, key)
 	fl.recall = true

@@ -64,7 +64,8 @@ local function muldiv(x, y, z, add)
 end
 
 -- The account. A record is {seq, window, expires, fence, granted, inflight,
--- spent, returned, over, flags}; flags: 1 closed, 2 void, 4 direct, 8 eager, 16 last, 32 plenty, 64 recalled.
+-- spent, returned, over, flags}; flags: 1 closed, 2 void, 4 direct, 8 eager, 16 last, 32 plenty, 64 recalled,
+-- 128 recalled and heard since.
 local SEQ, WINDOW, EXPIRES, FENCE, GRANTED, INFLIGHT, SPENT, RETURNED, OVER, FLAGS = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 local a = {
   now = 0, fence = 0, window = 0, base = 0, prev = 0, over = 0, level = 0, carry = 0, relearn = 0, relearned = 0,
@@ -92,6 +93,7 @@ for _, r in pairs(records) do
 end
 
 local function flag(r, value) return bit(r[FLAGS], value) end
+local function answered(r) return flag(r, 64) and 64 or flag(r, 128) and 128 or 0 end -- a recall, or not yet
 local function paid(r) return r[GRANTED] + r[INFLIGHT] - r[RETURNED] end
 local function charged(r) return max(paid(r), r[SPENT]) end
 local function outstanding(r)
@@ -436,7 +438,7 @@ local function book(r, at)
   a.fence = max(a.fence + 1, a.now, min(c.fence, MOST_FENCE) + 1)
   r[SEQ], r[WINDOW], r[EXPIRES], r[FENCE] = c.seq, at, a.now + c.ttl, a.fence
   r[GRANTED], r[INFLIGHT], r[SPENT], r[RETURNED], r[OVER] = 0, 0, 0, 0, over
-  r[FLAGS] = (known and flag(r, 64) and 64 or 0) + (void and 2 or 0) + (c.direct and 4 or 0) + (c.eager and 8 or 0) + (c.last and 16 or 0)
+  r[FLAGS] = (known and answered(r) > 0 and 128 or 0) + (void and 2 or 0) + (c.direct and 4 or 0) + (c.eager and 8 or 0) + (c.last and 16 or 0)
   if is_here then r[GRANTED], r[SPENT], r[RETURNED] = c.granted, c.spent, c.returned end
   if void then r[GRANTED] = min(c.granted, c.spent + c.returned) end
   if not bucket then return 0 end
@@ -482,7 +484,7 @@ local function grant(r, owed, at)
   end
   if learning then a.relearned = a.relearned + lease end
   r[INFLIGHT] = confirmed + lease
-  if flag(r, 64) and lease > 0 then r[FLAGS] = r[FLAGS] - 64 end
+  if lease > 0 then r[FLAGS] = r[FLAGS] - answered(r) end
   if bucket then a.level = a.level - lease * MICRO end
 end
 
@@ -500,16 +502,14 @@ local function recall(r)
   local some, again = false, a.now >= a.recalled + RECALL_AGAIN
   for name, other in pairs(records) do
     if name ~= holder and recallable(other) then
-      some = true
-      if again or not flag(other, 64) then
-        if not flag(other, 64) then
-          other[FLAGS] = other[FLAGS] + 64
-          dirty[name] = true
-        end
+      if again or answered(other) == 0 then
+        other[FLAGS] = other[FLAGS] - answered(other) + 64
+        dirty[name] = true
         recalled = recalled + 1
         -- A hint: where this user may not publish, or nobody listens, nothing is lost.
         redis.pcall('PUBLISH', 'sluice:recall:' .. name, KEYS[1])
       end
+      some = some or flag(other, 64)
     end
   end
   if recalled > 0 then a.recalled = a.now end

@@ -160,7 +160,7 @@ type Coordination struct {
 func DefaultCoordination() Coordination {
 	return Coordination{
 		Mode:           Leasing,
-		Lease:          LeaseSize{TTL: 10 * time.Second, Auto: true},
+		Lease:          LeaseSize{TTL: DefaultLeaseTTL, Auto: true},
 		DriftBudget:    Share{PPM: 10_000},
 		MaxNodes:       10,
 		LowWatermark:   Share{PPM: 200_000},
@@ -171,6 +171,9 @@ func DefaultCoordination() Coordination {
 		OnDeny:         DenyCharges,
 	}
 }
+
+// DefaultLeaseTTL is how long a lease lasts that is sized by demand.
+const DefaultLeaseTTL = 10 * time.Second
 
 // The bounds of the durations a coordination may hold.
 const (
@@ -241,8 +244,10 @@ func (c *Coordination) Set(field, text string) error {
 	case "lease.max":
 		err = setTokens(&c.Lease.Max, text, 0)
 	case "lease.ttl":
-		err = setDuration(&c.Lease.TTL, text)
-		c.Lease.Auto = false
+		c.Lease.TTL, c.Lease.Auto = DefaultLeaseTTL, text == "auto"
+		if !c.Lease.Auto {
+			err = setDuration(&c.Lease.TTL, text)
+		}
 	case "reclaim":
 		err = setName(&c.Reclaim, Reclaims[:], text)
 	case "drift_budget":

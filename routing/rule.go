@@ -17,7 +17,7 @@ func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 		Algorithm: uint32(r.Limit.Algorithm), Unit: uint32(r.Limit.Unit), Multiplier: r.Limit.Multiplier,
 		Requests: int64(r.Limit.Requests), Burst: int64(r.Limit.Burst),
 		RefundDenied: c.OnDeny == ratelimit.DenyRefunds, Eager: c.Reclaim == ratelimit.ReclaimEager,
-		Mode: uint32(c.Mode) + 1, LeaseFixed: int64(c.Lease.Fixed), LeaseMin: int64(c.Lease.Min), LeaseMax: int64(c.Lease.Max), LeaseTtlUs: c.Lease.TTL.Microseconds(),
+		Mode: uint32(c.Mode) + 1, LeaseFixed: int64(c.Lease.Fixed), LeaseMin: int64(c.Lease.Min), LeaseMax: int64(c.Lease.Max), LeaseTtlUs: c.Lease.TTL.Microseconds(), LeaseAuto: c.Lease.Auto,
 	}
 }
 
@@ -34,6 +34,7 @@ type ruleKey struct {
 	fixed, leaseMin, leaseMax, ttlUs int64
 	audit                            string
 	mode                             uint32
+	auto                             bool
 }
 
 const (
@@ -44,7 +45,7 @@ const (
 func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 	k := ruleKey{
 		m.GetAlgorithm(), m.GetUnit(), m.GetMultiplier(), m.GetRequests(), m.GetBurst(), m.GetRefundDenied(), m.GetEager(),
-		m.GetLeaseFixed(), m.GetLeaseMin(), m.GetLeaseMax(), m.GetLeaseTtlUs(), m.GetAudit(), m.GetMode(),
+		m.GetLeaseFixed(), m.GetLeaseMin(), m.GetLeaseMax(), m.GetLeaseTtlUs(), m.GetAudit(), m.GetMode(), m.GetLeaseAuto(),
 	}
 	c.mu.RLock()
 	r := c.rules[k]
@@ -97,7 +98,8 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	}
 	c.Lease = ratelimit.LeaseSize{
 		Fixed: ratelimit.Tokens(k.fixed), Min: ratelimit.Tokens(k.leaseMin), Max: ratelimit.Tokens(k.leaseMax),
-		TTL: time.Duration(min(max(k.ttlUs, 1), int64(ratelimit.MaxLeaseTTL/time.Microsecond))) * time.Microsecond,
+		TTL:  time.Duration(min(max(k.ttlUs, 1), int64(ratelimit.MaxLeaseTTL/time.Microsecond))) * time.Microsecond,
+		Auto: k.auto,
 	}
 	if errs := c.Validate(); len(errs) > 0 {
 		return nil, errMessage

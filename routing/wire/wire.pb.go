@@ -466,8 +466,9 @@ type Rule struct {
 	LeaseMin      int64                  `protobuf:"varint,9,opt,name=lease_min,json=leaseMin,proto3" json:"lease_min,omitempty"`
 	LeaseMax      int64                  `protobuf:"varint,10,opt,name=lease_max,json=leaseMax,proto3" json:"lease_max,omitempty"`
 	LeaseTtlUs    int64                  `protobuf:"varint,11,opt,name=lease_ttl_us,json=leaseTtlUs,proto3" json:"lease_ttl_us,omitempty"`
-	Audit         string                 `protobuf:"bytes,12,opt,name=audit,proto3" json:"audit,omitempty"` // the rule's name, if its claims are to be audited
-	Mode          uint32                 `protobuf:"varint,13,opt,name=mode,proto3" json:"mode,omitempty"`  // plus 1; 0, of version 1, is routing
+	Audit         string                 `protobuf:"bytes,12,opt,name=audit,proto3" json:"audit,omitempty"`                           // the rule's name, if its claims are to be audited
+	Mode          uint32                 `protobuf:"varint,13,opt,name=mode,proto3" json:"mode,omitempty"`                            // plus 1; 0, of version 1, is routing
+	LeaseAuto     bool                   `protobuf:"varint,14,opt,name=lease_auto,json=leaseAuto,proto3" json:"lease_auto,omitempty"` // leases may be larger and longer while there is plenty
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -591,6 +592,13 @@ func (x *Rule) GetMode() uint32 {
 		return x.Mode
 	}
 	return 0
+}
+
+func (x *Rule) GetLeaseAuto() bool {
+	if x != nil {
+		return x.LeaseAuto
+	}
+	return false
 }
 
 type Reply struct {
@@ -1445,7 +1453,7 @@ const file_wire_proto_rawDesc = "" +
 	"over_limit\x18\b \x01(\bR\toverLimit\x12\x18\n" +
 	"\acharged\x18\t \x01(\x03R\acharged\x12\x12\n" +
 	"\x04held\x18\n" +
-	" \x01(\bR\x04held\"\xec\x02\n" +
+	" \x01(\bR\x04held\"\x8b\x03\n" +
 	"\x04Rule\x12\x1c\n" +
 	"\talgorithm\x18\x01 \x01(\rR\talgorithm\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\rR\x04unit\x12\x1e\n" +
@@ -1464,7 +1472,9 @@ const file_wire_proto_rawDesc = "" +
 	"\flease_ttl_us\x18\v \x01(\x03R\n" +
 	"leaseTtlUs\x12\x14\n" +
 	"\x05audit\x18\f \x01(\tR\x05audit\x12\x12\n" +
-	"\x04mode\x18\r \x01(\rR\x04mode\"\xab\x02\n" +
+	"\x04mode\x18\r \x01(\rR\x04mode\x12\x1d\n" +
+	"\n" +
+	"lease_auto\x18\x0e \x01(\bR\tleaseAuto\"\xab\x02\n" +
 	"\x05Reply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\rR\x06status\x12\x1d\n" +
