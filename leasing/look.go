@@ -289,7 +289,7 @@ func (l *Redis) account(ctx context.Context, name string) (*account, ledgerTime,
 }
 
 // accountFields is how many numbers settle.lua keeps of an account.
-const accountFields = 18
+const accountFields = 25
 
 // readRow takes in one field of an account's hash, as look.lua writes it.
 func (a *account) readRow(row any) error {
@@ -309,7 +309,7 @@ func (a *account) readRow(row any) error {
 	switch {
 	case ok && name == "a" && (len(n) == 13 || len(n) == 17 || len(n) == accountFields): // written by releases before
 		others := a.others
-		n = append(n, 0, 0, 0, 0, 0)
+		n = append(n, make([]int64, accountFields-len(n))...)
 		*a = account{
 			now: ledgerTime(n[0]), fence: ratelimit.Fence(n[1]), window: window(n[2]), base: tokens(n[3]), prev: tokens(n[4]), over: tokens(n[5]),
 			level: n[6], carry: n[7], relearn: ledgerTime(n[8]), relearned: tokens(n[9]), most: tokens(n[10]), left: tokens(n[11]), late: tokens(n[12]),
