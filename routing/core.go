@@ -72,6 +72,8 @@ type core struct {
 	rules   ruleCache
 	stats   struct {
 		forwarded, received, notOwner, refused, malformed, handed, hot, fallbacks, lost atomic.Uint64
+
+		rejected [rejections]atomic.Uint64
 	}
 }
 
@@ -299,9 +301,11 @@ func (c *core) tell(addr string, err error) {
 var rings struct {
 	mu sync.Mutex
 	of map[string]*Ring // guarded by mu
+
+	points int // guarded by mu: of all
 }
 
-// mostRings are kept; then all are built anew.
+// mostRings are kept, with at most mostPoints in all; then all are built anew.
 const mostRings = 64
 
 func ringOf(nodes []Member) *Ring {
@@ -315,10 +319,10 @@ func ringOf(nodes []Member) *Ring {
 	defer rings.mu.Unlock()
 	r := rings.of[string(name)]
 	if r == nil {
-		if rings.of == nil || len(rings.of) >= mostRings {
-			rings.of = map[string]*Ring{}
-		}
 		r = NewRing(nodes)
+		if rings.points += len(r.points); rings.of == nil || len(rings.of) >= mostRings || rings.points > mostPoints {
+			rings.of, rings.points = map[string]*Ring{}, len(r.points)
+		}
 		rings.of[string(name)] = r
 	}
 	return r
