@@ -152,8 +152,13 @@ func (v *view) kept(hash uint64, self string) bool {
 }
 
 func newCore(o Options, clock ratelimit.Clock, wall time.Time) *core {
+	return coreWith(o, clock, leasing.NewLocal(10_000, clock(), wall))
+}
+
+// coreWith makes a core that decides by fallback when an owner does not answer.
+func coreWith(o Options, clock ratelimit.Clock, fallback *leasing.Local) *core {
 	c := &core{
-		options: o, clock: clock, began: clock(), fallback: leasing.NewLocal(10_000, clock(), wall), members: map[string]*member{},
+		options: o, clock: clock, began: clock(), fallback: fallback, members: map[string]*member{},
 		hot: newHot(o.HotRate), fetches: map[string]*fetch{}, inboxes: map[uint64]*inbox{},
 	}
 	v := c.build(nil)

@@ -391,8 +391,8 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 		return nil
 	}
 	here := c.local.LedgerNow(now)
-	if !possible(here, p.GetSent()) {
-		c.malformed(rejectedTime)
+	if !current(here, p.GetSent()) {
+		c.malformed(rejectedSent)
 		return nil
 	}
 	c.mu.Lock()
@@ -421,7 +421,7 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 	sent := here.Add(-in.compareLocked(now, here.Sub(ratelimit.LedgerTime(p.GetSent()))))
 	i := uint32(0)
 	if err := readParcel(p.GetAccounts(), func(m moved) {
-		if !m.plausible(here) {
+		if !m.plausible(here, sent) {
 			c.malformed(rejectedAccount) // no node has it: the sender does not get it back either
 		} else if !c.take(now, m, sent) {
 			r.Refused = append(r.Refused, i)
@@ -475,7 +475,7 @@ func (c *core) adoptLegacy(now instant, ts []*wire.Transfer) {
 	here := c.local.LedgerNow(now)
 	for _, t := range ts {
 		m := moved{t.GetKey(), accountOf(t)}
-		if len(m.key) == 0 || len(m.key) > ratelimit.MaxKeyLen || m.account.Charged < 0 || !m.plausible(here) {
+		if len(m.key) == 0 || len(m.key) > ratelimit.MaxKeyLen || m.account.Charged < 0 || !m.plausible(here, here) {
 			c.malformed(rejectedAccount)
 			continue
 		}

@@ -162,7 +162,7 @@ func TestRelayIsRefused(t *testing.T) {
 			go func() { _ = s.Serve(w.lis[1]) }()
 			t.Cleanup(s.Stop)
 			run()
-			w.eventually("the victim refuses", func() bool { return victim.Stats().Rejected["secret"] >= 2 })
+			w.eventually("the victim refuses", func() bool { return victim.Stats().RejectedBy["secret"] >= 2 })
 			if m := len(a.Stats().Members) + len(victim.Stats().Members); m > 2 {
 				t.Errorf("they are in one ring: %v, %v", a.Stats().Members, victim.Stats().Members)
 			}
@@ -231,7 +231,7 @@ func TestProofsAreNotPlayedAgain(t *testing.T) {
 	if err := <-mirror.done; err == nil {
 		t.Error("a node took its own proof for somebody's")
 	}
-	w.eventually("it has refused the reflected proof", func() bool { return n.Stats().Rejected["secret"] >= 5 })
+	w.eventually("it has refused the reflected proof", func() bool { return n.Stats().RejectedBy["secret"] >= 5 })
 	if got := n.Stats().Members; len(got) > 1 {
 		t.Errorf("in the ring: %v", got)
 	}
@@ -325,7 +325,7 @@ func TestPlainConnectionsAreTurnedAway(t *testing.T) {
 		if _, err := io.WriteString(conn, hello); err != nil {
 			t.Fatal(err)
 		}
-		w.eventually(what+" is counted", func() bool { return n.Stats().Rejected[what] == 1 })
+		w.eventually(what+" is counted", func() bool { return n.Stats().RejectedBy[what] == 1 })
 		told := <-n.errs
 		if !strings.Contains(told.Error(), "TLS") {
 			t.Errorf("%s: %v", what, told)
@@ -410,7 +410,7 @@ func TestUpgradeFromVersion2(t *testing.T) {
 			}
 			defer conn.Close()
 			_, _ = io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-			w.eventually("an old node is turned away", func() bool { return n.Stats().Rejected["plaintext"] == 1 })
+			w.eventually("an old node is turned away", func() bool { return n.Stats().RejectedBy["plaintext"] == 1 })
 			if o.met.Load() > 0 {
 				t.Error("a new node met an old one that it must not")
 			}
@@ -431,7 +431,7 @@ func TestUpgradeSecondStep(t *testing.T) {
 	w.run(first, w.lis[0], nil)
 	w.run(second, w.lis[1], nil)
 	w.agree(first, second)
-	if n := first.Stats().Rejected["plaintext"] + second.Stats().Rejected["plaintext"]; n > 0 {
+	if n := first.Stats().RejectedBy["plaintext"] + second.Stats().RejectedBy["plaintext"]; n > 0 {
 		t.Errorf("%d connections without TLS", n)
 	}
 }
@@ -522,7 +522,7 @@ func TestFoundAddressesAreBounded(t *testing.T) {
 	if got := n.usable(found); len(got) != maxPeers || got[0] != "10.0.0.0:1" {
 		t.Errorf("%d are used, from %q on", len(got), got[0])
 	}
-	if got := n.Stats().Rejected["address"]; got != 14 {
+	if got := n.Stats().RejectedBy["address"]; got != 14 {
 		t.Errorf("%d are counted, not 14", got)
 	}
 	if err := <-n.errs; !strings.Contains(err.Error(), "of 1014 addresses found, 1000 are used") {
@@ -564,18 +564,18 @@ func TestWrongGossipIsCounted(t *testing.T) {
 	if _, err := bad.Find(context.Background()); !errors.Is(err, ErrSecret) {
 		t.Errorf("the one who has it wrong is not told: %v", err)
 	}
-	w.eventually("a wrong secret is counted", func() bool { return n.Stats().Rejected["gossip"] > 0 })
+	w.eventually("a wrong secret is counted", func() bool { return n.Stats().RejectedBy["gossip"] > 0 })
 	if got := <-told; !strings.HasPrefix(got, "gossip of 127.0.0.1:") || !strings.HasSuffix(got, "true") {
 		t.Error(got)
 	}
-	before := n.Stats().Rejected["gossip"]
+	before := n.Stats().RejectedBy["gossip"]
 	udp, err := net.Dial("udp", at)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer udp.Close()
 	_, _ = udp.Write([]byte("something else that is long enough to be looked at, and is no gossip"))
-	w.eventually("garbage is counted", func() bool { return n.Stats().Rejected["gossip"] > before })
+	w.eventually("garbage is counted", func() bool { return n.Stats().RejectedBy["gossip"] > before })
 	if addrs, _ := good.Find(context.Background()); len(addrs) != 1 {
 		t.Errorf("found %v", addrs)
 	}

@@ -33,15 +33,15 @@ type moved struct {
 	account leasing.Account
 }
 
-// plausible tells whether a node whose clock is at most mostAhead ahead of this
-// one's can have such an account. What is refused here would make an account wait
-// for ever, or its fences and levels overflow.
-func (m *moved) plausible(here ratelimit.LedgerTime) bool {
+// plausible tells whether a node can have such an account whose clock showed sent
+// just now, when this one's shows here. What is refused here would make an account
+// wait for ever, or its fences and levels overflow.
+func (m *moved) plausible(here, sent ratelimit.LedgerTime) bool {
 	a := &m.account
 	if !possible(here, int64(a.Now)) || !possible(here, int64(a.Relearn)) || !possibleFence(a.Fence) || !possibleFence(a.Born) || !possibleFence(a.Folded) {
 		return false
 	}
-	if a.Dead < 0 || a.Dead > 2*never || a.Lag < 0 || a.Lag > mostTime || a.Level < 0 || a.Level > mostTokens || a.Carry < 0 || a.Carry > mostTokens ||
+	if a.Dead < 0 || a.Dead > 2*never || a.Lag < 0 || here.Sub(sent-a.Lag) > mostApart || a.Level < 0 || a.Level > mostTokens || a.Carry < 0 || a.Carry > mostTokens ||
 		!possibleWindow(here, a.Window) || a.Charged > mostTokens || a.Previous < 0 || a.Previous > mostTokens {
 		return false
 	}

@@ -20,7 +20,7 @@ const (
 	rejectedGossip                        // what could not be decrypted, or makes no sense
 	rejectedAddress                       // found, and not an address, or one too many
 	rejectedFrame                         // more in one than any node sends
-	rejectedTime                          // of a ledger whose clock cannot be right
+	rejectedSent                          // of a ledger whose clock cannot be right
 	rejectedAsk
 	rejectedReply
 	rejectedClaim
@@ -35,7 +35,7 @@ const (
 // rejectionNames are the kinds as metrics have them.
 var rejectionNames = [rejections]string{
 	rejectedPlain: "plaintext", rejectedTLS: "tls", rejectedIntroduction: "introduction", rejectedVersion: "version", rejectedWeight: "weight",
-	rejectedName: "name", rejectedSecret: "secret", rejectedGossip: "gossip", rejectedAddress: "address", rejectedFrame: "frame", rejectedTime: "time",
+	rejectedName: "name", rejectedSecret: "secret", rejectedGossip: "gossip", rejectedAddress: "address", rejectedFrame: "frame", rejectedSent: "sent",
 	rejectedAsk: "ask", rejectedReply: "reply", rejectedClaim: "claim", rejectedFetch: "fetch", rejectedPresence: "presence", rejectedParcel: "parcel",
 	rejectedAccount: "account", rejectedReceipt: "receipt",
 }

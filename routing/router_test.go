@@ -336,8 +336,8 @@ func TestRouterBadPeers(t *testing.T) {
 	if _, err := n.meet(t, good, "another-secret-of-16"); err == nil {
 		t.Error("a wrong secret was let in")
 	}
-	if got := n.Stats(); got.Refused != 8 || got.Rejected["introduction"] != 3 || got.Rejected["version"] != 2 || got.Rejected["weight"] != 1 || got.Rejected["name"] != 1 || got.Rejected["secret"] != 1 {
-		t.Errorf("refused %d of 8, by kind %v", got.Refused, got.Rejected)
+	if got := n.Stats(); got.Refused != 8 || got.RejectedBy["introduction"] != 3 || got.RejectedBy["version"] != 2 || got.RejectedBy["weight"] != 1 || got.RejectedBy["name"] != 1 || got.RejectedBy["secret"] != 1 {
+		t.Errorf("refused %d of 8, by kind %v", got.Refused, got.RejectedBy)
 	}
 	s, err := n.meet(t, good, known)
 	if err != nil {

@@ -17,9 +17,10 @@ const (
 	mostCalls     = 4 * frameCalls
 	mostTransfers = 16 << 10 // of version 1: a parcel's accounts
 	mostParcel    = 16 * parcelBytes
-	// mostAhead is how far a peer's clock may be ahead of this node's: what is
-	// later was made up, and would make accounts wait until then.
-	mostAhead = 366 * 24 * time.Hour
+	// mostApart is how far a peer's clock may be from this node's: what is further
+	// away was made up. A time that is far ahead makes an account wait until then,
+	// and one that is far behind has it reckon with times before 1970.
+	mostApart = 366 * 24 * time.Hour
 )
 
 // bounded tells whether a node of the inlet's version sends such a frame.
@@ -83,8 +84,8 @@ func (c *core) compareClocks(now instant, from *inlet, sent int64) {
 		return
 	}
 	here := c.local.LedgerNow(now)
-	if !possible(here, sent) {
-		c.malformed(rejectedTime)
+	if !current(here, sent) {
+		c.malformed(rejectedSent)
 		return
 	}
 	c.mu.Lock()
@@ -93,9 +94,14 @@ func (c *core) compareClocks(now instant, from *inlet, sent int64) {
 	in.compare(now, here.Sub(ratelimit.LedgerTime(sent)))
 }
 
-// possible tells whether a node's clock may show a time.
+// possible tells whether a node's clock may have shown a time.
 func possible(here ratelimit.LedgerTime, t int64) bool {
-	return t >= 0 && t <= int64(here.Add(mostAhead))
+	return t >= 0 && t <= int64(here.Add(mostApart))
+}
+
+// current tells whether a node's clock may show a time now.
+func current(here ratelimit.LedgerTime, t int64) bool {
+	return possible(here, t) && t >= int64(here.Add(-mostApart))
 }
 
 // presences takes in the last that a peer says of itself: a node says one at a

@@ -193,7 +193,7 @@ func (c Collector) collectFleet(count func(*prometheus.Desc, uint64, ...string),
 		count(peerAsks, s.NotOwner, "not_owner")
 		count(peerRefused, s.Refused)
 		count(peerMalformed, s.Malformed)
-		for kind, n := range s.Rejected {
+		for kind, n := range s.RejectedBy {
 			count(rejected, n, "peer", kind)
 		}
 		count(handed, s.Handed)
