@@ -214,7 +214,8 @@ func frames(x *target) map[string]*wire.Frame {
 		"transfers": {Transfers: []*wire.Transfer{{Id: 1, Key: own, Now: here, Window: int64(window), Charged: 3, Dead: math.MaxInt64}}, Pulls: []*wire.Pull{{Id: 2}}},
 		"replies": {Replies: []*wire.Reply{
 			{Id: 1, Charged: 3, Remaining: 7, ResetUs: 1e6, Window: int64(window), Hot: true},
-			{Id: 2, Grant: &wire.Grant{Granted: 5, Fence: 8, Window: int64(window), Available: 5, ResetUs: math.MaxInt64, At: here}}, {Id: 3, Found: wire.Found_OTHER_RING},
+			{Id: 2, Grant: &wire.Grant{Granted: 5, Fence: 8, Window: int64(window), Available: 5, ResetUs: math.MaxInt64, At: here}},
+			{Id: 3, Found: wire.Found_OTHER_RING},
 		}},
 		"lies":     {Replies: []*wire.Reply{{Id: 1, Charged: 1 << 40, ResetUs: math.MaxInt64}, {Id: 2, Grant: &wire.Grant{Granted: 1 << 40}}, {Id: 3, Found: 99, Status: 99}}},
 		"receipts": {Receipts: []*wire.Receipt{{Number: 1, Refused: []uint32{0, 1, math.MaxUint32}}, {Number: 1}}},

@@ -305,6 +305,9 @@ func TestPeerSettings(t *testing.T) {
 		{[]string{"PEERS=zookeeper:a:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_ADDR=127.0.0.1:1"}, `PEERS is "zookeeper:a:1"`},
 		{[]string{"PEERS=static:a:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_ADDR=127.0.0.1:1", "PEER_WEIGHT=0"}, "PEER_WEIGHT is 0"},
 		{[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_TLS_CERT=/nowhere"}, "PEER_TLS_CERT"},
+		{[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_SECRET=s3cret"}, "PEER_SECRET has 6 bytes, must have at least 16"},
+		{[]string{"PEERS=gossip:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_SECRET=s3cret"}, "openssl rand -base64 32"},
+		{[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_WEIGHT=101"}, "PEER_WEIGHT is 101"},
 	} {
 		cmd := command(c.env, "serve", "--port=0", "--grpc-port=0", "--debug-port=0")
 		out, err := cmd.CombinedOutput()
