@@ -327,7 +327,7 @@ func TestPlainConnectionsAreTurnedAway(t *testing.T) {
 		}
 		w.eventually(what+" is counted", func() bool { return n.Stats().RejectedBy[what] == 1 })
 		told := <-n.errs
-		if !strings.Contains(told.Error(), "TLS") {
+		if !strings.Contains(told.Error(), "TLS") || !strings.HasPrefix(told.Error(), conn.LocalAddr().String()+": ") {
 			t.Errorf("%s: %v", what, told)
 		}
 	}

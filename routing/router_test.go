@@ -76,9 +76,9 @@ func (w *ringWorld) make(i int, secret string, client credentials.TransportCrede
 	n := &node{addr: w.addrs[i], errs: make(chan error, 1000)}
 	n.Router = New(leasing.NewLocal(w.tableSize, w.clock(), w.wall), Options{
 		Addr: n.addr, Discovery: Static(w.addrs), Secret: secret, TLS: client,
-		OnPeer: func(_ string, err error) {
+		OnPeer: func(addr string, err error) {
 			select {
-			case n.errs <- err:
+			case n.errs <- fmt.Errorf("%s: %w", addr, err):
 			default:
 			}
 		},
@@ -306,13 +306,13 @@ func TestRouterRefusesStrangers(t *testing.T) {
 		w.eventually("it complains", func() bool {
 			select {
 			case err := <-n.errs:
-				return errors.Is(err, ErrSecret) || strings.Contains(err.Error(), ErrSecret.Error())
+				return errors.Is(err, ErrSecret) && strings.HasPrefix(err.Error(), "127.0.0.1:") && strings.Contains(err.Error(), "which calls itself")
 			default:
 				return false
 			}
 		})
-		if len(n.Stats().Members) > 1 {
-			t.Error("a stranger is in the ring")
+		if s := n.Stats(); len(s.Members) > 1 || s.RejectedBy["secret"] == 0 {
+			t.Errorf("in the ring: %v; rejected: %v", s.Members, s.RejectedBy)
 		}
 	}
 }
