@@ -64,6 +64,7 @@ type core struct {
 	mover     mover             // guarded by mu
 	fetches   map[string]*fetch // guarded by mu, by key
 	inboxes   map[uint64]*inbox // guarded by mu, by the sender's incarnation
+	numbered  uint64            // guarded by mu: the last parcel to any node that was forgotten
 	pulls     []pull            // guarded by mu: of version 1, not answered
 	posts     []post            // guarded by mu: to be queued when it is free
 

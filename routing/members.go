@@ -114,6 +114,7 @@ func (c *core) know(addr string) *member {
 		return m
 	}
 	m = &member{link: &link{addr: addr, pending: map[uint64]*call{}}, kick: make(bell, 1)}
+	m.out.number = c.numbered // it may be one that was forgotten, and remembers this node's parcels
 	m.receipt = func(r *wire.Receipt) { c.received(m, r) }
 	c.members[addr] = m
 	c.hands.dial(m)
@@ -292,6 +293,9 @@ func (c *core) bury(now instant) {
 		if !m.alive && now.Sub(max(m.found, heard)) > forgetAfter {
 			c.hands.hangUp(m)
 			delete(c.members, m.addr)
+			m.mu.Lock()
+			c.numbered = max(c.numbered, m.out.number)
+			m.mu.Unlock()
 		}
 	})
 	if changed {
