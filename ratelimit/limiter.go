@@ -142,17 +142,18 @@ var ClaimReasons = [...]string{ClaimWaiting: "waiting", ClaimRenewal: "renewal",
 
 // RoutingStats counts what a node did as one of a ring.
 type RoutingStats struct {
-	Forwarded uint64   // asks sent to their owners
-	Received  uint64   // asks of other nodes decided here
-	NotOwner  uint64   // asks that came to a node that does not own their key
-	Refused   uint64   // peers that could not prove to be one
-	Malformed uint64   // messages that made no sense, and changed nothing
-	Handed    uint64   // accounts given to their new owners
-	Hot       uint64   // decisions on hot keys, made here instead of at their owners
-	Members   []string // in the ring, as this node sees it
-	Ring      uint64   // a fingerprint of it: nodes that agree show the same
-	HotKeys   []string // of this owner, that are asked for a lot, as the ledger names accounts
-	HotHere   []string // of other owners, that this node leases
+	Forwarded  uint64            // asks sent to their owners
+	Received   uint64            // asks of other nodes decided here
+	NotOwner   uint64            // asks that came to a node that does not own their key
+	Refused    uint64            // peers that could not prove to be one
+	Malformed  uint64            // messages that made no sense, and changed nothing
+	RejectedBy map[string]uint64 // what peers sent and was not taken in, by kind
+	Handed     uint64            // accounts given to their new owners
+	Hot        uint64            // decisions on hot keys, made here instead of at their owners
+	Members    []string          // in the ring, as this node sees it
+	Ring       uint64            // a fingerprint of it: nodes that agree show the same
+	HotKeys    []string          // of this owner, that are asked for a lot, as the ledger names accounts
+	HotHere    []string          // of other owners, that this node leases
 }
 
 // FallbackReason says why the ledger was not asked, or not heard.

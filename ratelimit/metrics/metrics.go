@@ -66,6 +66,7 @@ var (
 	peerAsks      = ours("peer_asks_total", "Asks between nodes: forwarded to an owner, received and decided, or not this node's.", "what")
 	peerRefused   = ours("peers_refused_total", "Peers that could not prove to be one.")
 	peerMalformed = ours("peer_messages_malformed_total", "Messages of peers that made no sense, and changed nothing.")
+	rejected      = ours("rejected_total", "What was said to this node, could not be meant, and was not taken in: by whom (peer, store), and its kind.", "from", "kind")
 	handed        = ours("accounts_handed_over_total", "Accounts given to their new owners.")
 	hotDecisions  = ours("hot_key_decisions_total", "Decisions on hot keys of other owners, made here.")
 	hotKeys       = ours("hot_keys", "Keys of this owner that are hot now.")
@@ -86,7 +87,7 @@ var (
 	everything    = []*prometheus.Desc{
 		callErrors, calls, loadSuccess, loadError, sources, answers, shadowed, unknown, badCalls, panics, keys, keysMax, evicted, claims, fallbacks, breaker,
 		ruleCount, domains, build, seat, seatsWanted, syncAge, claimsBy, stale, void, recoveries, roundTrips, storeTime, leaseSizes, saved, queued, queueSize,
-		ringMembers, ringPrint, peerAsks, peerRefused, peerMalformed, handed, hotDecisions, hotKeys,
+		ringMembers, ringPrint, peerAsks, peerRefused, peerMalformed, rejected, handed, hotDecisions, hotKeys,
 	}
 )
 
@@ -192,6 +193,9 @@ func (c Collector) collectFleet(count func(*prometheus.Desc, uint64, ...string),
 		count(peerAsks, s.NotOwner, "not_owner")
 		count(peerRefused, s.Refused)
 		count(peerMalformed, s.Malformed)
+		for kind, n := range s.RejectedBy {
+			count(rejected, n, "peer", kind)
+		}
 		count(handed, s.Handed)
 		count(hotDecisions, s.Hot)
 		gauge(hotKeys, len(s.HotKeys))
