@@ -57,7 +57,8 @@ func addAll(w *fsnotify.Watcher, watched map[string]bool, tree Tree) {
 		paths = append(paths, filepath.Dir(tree.Root))
 	}
 	if info, err := os.Stat(tree.Path); err == nil && info.IsDir() {
-		walk := walk{tree: tree, seen: map[string]bool{}, dirsOnly: true}
+		walk := tree.walk()
+		walk.dirsOnly = true
 		_ = walk.dir(tree.Path)
 		paths = append(paths, walk.dirs...)
 	}
