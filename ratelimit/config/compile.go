@@ -24,8 +24,8 @@ type Options struct {
 
 // Text is a file's name, for messages, and what it holds.
 type Text struct {
-	Name string
-	Data []byte
+	Name string `json:"name"`
+	Data []byte `json:"data"`
 }
 
 // Parse reads and compiles files. It returns nil rules if there is any
