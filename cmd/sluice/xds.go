@@ -163,7 +163,7 @@ func hasName(c *x509.Certificate, want, whose, setting string) error {
 // pushed runs an xDS source until ctx is done.
 func pushed(ctx context.Context, source config.Source, store *config.Store, log *slog.Logger) {
 	if c, ok := source.(*xds.Client); ok {
-		if err := c.Run(ctx, store.Load); err != nil {
+		if err := c.Run(ctx, store); err != nil {
 			log.Error("rules will not be pushed", "error", err)
 		}
 	}

@@ -27,8 +27,8 @@ func DefaultBounds() Bounds {
 	return Bounds{FileBytes: 8 << 20, TotalBytes: 16 << 20, Files: 1000, Tokens: 250_000, Rules: 50_000}
 }
 
-// orDefault replaces what is not set.
-func (b Bounds) orDefault() Bounds {
+// OrDefault replaces what is not set.
+func (b Bounds) OrDefault() Bounds {
 	d := DefaultBounds()
 	for _, f := range []struct{ set, fallback *int }{
 		{&b.FileBytes, &d.FileBytes},

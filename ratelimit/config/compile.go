@@ -31,7 +31,7 @@ type Text struct {
 // Parse reads and compiles files. It returns nil rules if there is any
 // problem; warnings never stop it.
 func Parse(files []Text, o Options) (rules *Rules, warnings, problems Problems) {
-	bounds := o.Bounds.orDefault()
+	bounds := o.Bounds.OrDefault()
 	d := decoder{most: bounds.Rules}
 	if err := bounds.all(files); err != nil {
 		d.problems.add(Place{File: "config"}, "%v", err)

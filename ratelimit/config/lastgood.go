@@ -105,7 +105,7 @@ func readCopy(path string, b Bounds) ([]Text, error) {
 	if info.Mode().Perm()&0o022 != 0 {
 		return nil, fmt.Errorf("%s has the permissions %v: others may write it; chmod 600 it if you trust what it holds", path, info.Mode().Perm())
 	}
-	b = b.orDefault()
+	b = b.OrDefault()
 	most := 2*int64(b.TotalBytes) + 1<<20 // base64 and names
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil {

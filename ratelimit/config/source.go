@@ -77,7 +77,7 @@ func resolve(path string) string {
 }
 
 func (t Tree) walk() walk {
-	t.Bounds = t.Bounds.orDefault()
+	t.Bounds = t.Bounds.OrDefault()
 	return walk{tree: t, seen: map[string]bool{}}
 }
 
