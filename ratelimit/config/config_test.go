@@ -371,25 +371,6 @@ func TestMatchAllocatesNothing(t *testing.T) {
 	}
 }
 
-func FuzzParse(f *testing.F) {
-	f.Add([]byte(matchFile))
-	f.Add([]byte("domain: a\ndescriptors:\n- <<: [*x, {key: y}]\n  ? {a: b}\n"))
-	f.Fuzz(func(t *testing.T, text []byte) {
-		if len(text) > 4096 {
-			return
-		}
-		rules, _, problems := Parse([]Text{{"f", text}}, options())
-		if (rules == nil) == (problems == nil) {
-			t.Fatalf("rules %v and problems %v", rules, problems)
-		}
-		for _, p := range problems {
-			if p.Place.File == "" || p.Message == "" {
-				t.Fatalf("a problem that says nothing: %+v", p)
-			}
-		}
-	})
-}
-
 func FuzzPattern(f *testing.F) {
 	f.Add("a*b*c", "aXbYc")
 	f.Add("*aa*a*", "aaa")
