@@ -127,6 +127,7 @@ func (d *decoder) file(v *value) File {
 		d.problems.add(v.place, "error loading config file: it must be a map with domain and descriptors, not %s", v.kind)
 		return f
 	}
+	f.Defaults.Place = v.place
 	decode(d, &f, v, fileFields)
 	if at := v.get("domain"); at != nil {
 		f.Place = at.value.place
