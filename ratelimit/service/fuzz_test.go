@@ -39,10 +39,7 @@ func FuzzAnswer(f *testing.F) {
 	lean := newFixture(f, Options{Headers: HeaderNames{"L", "Rem", "Res"}}, testRules)
 	full := newFixture(f, Options{DynamicMetadata: true, Headers: HeaderNames{"L", "Rem", "Res"}}, testRules)
 	c, theirs, answer := &call{}, &rls.RateLimitRequest{}, &rls.RateLimitResponse{}
-	f.Fuzz(func(t *testing.T, in []byte) {
-		if len(in) > 4<<10 {
-			return // more of the same
-		}
+	run := func(t *testing.T, in []byte) {
 		fix := lean
 		if len(in)%8 == 0 { // metadata cost more than all else, and their maps have no order
 			fix = full
@@ -65,8 +62,30 @@ func FuzzAnswer(f *testing.F) {
 			t.Fatal(err)
 		}
 		checkAnswer(t, answer, theirs)
+	}
+	f.Fuzz(func(t *testing.T, in []byte) {
+		if len(in) > 4<<10 {
+			return // more of the same
+		}
+		eachNeighbour(in, func(in []byte) { run(t, in) })
 	})
 }
+
+// eachNeighbour calls f with in, and with in as it is with one bit changed at
+// each of some places. The fuzzer itself needs longer for an input than a request
+// does, for it looks through the counters of all packages linked in: this has
+// each of its inputs stand for several.
+func eachNeighbour(in []byte, f func([]byte)) {
+	f(in)
+	b := make([]byte, len(in))
+	for i := range min(neighbours, len(in)) {
+		copy(b, in)
+		b[i*len(in)/neighbours%len(in)] ^= 1 << (i % 8)
+		f(b)
+	}
+}
+
+const neighbours = 8
 
 // checkRefusal: what protobuf reads is refused only for a reason that the request
 // shows.

@@ -33,10 +33,7 @@ func FuzzResource(f *testing.F) {
 	f.Add(nest(3, nest(metadataField, nest(1, append(nest(1, []byte("k\u2028")), nest(2, nest(3, []byte("\x00\x7f\ufeff")))...)))))
 	bounds := config.DefaultBounds()
 	o := config.Options{Coordination: ratelimit.DefaultCoordination()}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if len(b) > 2<<10 {
-			return
-		}
+	run := func(t *testing.T, b []byte) {
 		left := bounds.Tokens
 		text, err := convert(&anypb.Any{TypeUrl: TypeURL, Value: b}, nil, bounds, &left)
 		var c rlsconf.RateLimitConfig
@@ -75,8 +72,30 @@ func FuzzResource(f *testing.F) {
 				t.Fatalf("%+v, want %+v:\n%s", x, y, text.Data)
 			}
 		}
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) > 2<<10 {
+			return
+		}
+		eachNeighbour(b, func(b []byte) { run(t, b) })
 	})
 }
+
+// eachNeighbour calls f with in, and with in as it is with one bit changed at
+// each of some places. The fuzzer itself needs longer for an input than a resource
+// does, for it looks through the counters of all packages linked in: this has
+// each of its inputs stand for several.
+func eachNeighbour(in []byte, f func([]byte)) {
+	f(in)
+	b := make([]byte, len(in))
+	for i := range min(neighbours, len(in)) {
+		copy(b, in)
+		b[i*len(in)/neighbours%len(in)] ^= 1 << (i % 8)
+		f(b)
+	}
+}
+
+const neighbours = 8
 
 // direct is what descriptors say, but for the fields that the types do not know.
 func direct(all []*rlsconf.RateLimitDescriptor) []config.Descriptor {
