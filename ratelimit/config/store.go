@@ -4,6 +4,7 @@ import (
 	"errors"
 	"hash/maphash"
 	"log/slog"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -142,6 +143,17 @@ func (s *Store) loadLocked() error {
 	return nil
 }
 
+// collectAbove are the bytes of files whose garbage is collected at once. Smaller
+// ones leave less than a busy node does in a second.
+const collectAbove = 128 << 10
+
+func size(files []Text) (sum int) {
+	for _, f := range files {
+		sum += len(f.Data)
+	}
+	return sum
+}
+
 // compiled is what files have become.
 type compiled struct {
 	rules              *Rules
@@ -150,6 +162,12 @@ type compiled struct {
 }
 
 func (s *Store) compileLocked(files []Text) compiled {
+	// What a large load leaves behind would add up with that of the next.
+	defer func() {
+		if size(files) > collectAbove {
+			runtime.GC()
+		}
+	}()
 	c := compiled{counters: map[[2]string]*ratelimit.RuleCounters{}}
 	o := s.options
 	o.Counters = func(domain, path string) *ratelimit.RuleCounters { return s.countersOf(c.counters, domain, path) }
