@@ -159,7 +159,7 @@ func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load Loader)
 	request := &discovery.DiscoveryRequest{TypeUrl: TypeURL, Node: &core.Node{Id: c.options.NodeID, Metadata: meta}}
 	refused := ""
 	in := inbox{latest: make(chan *discovery.DiscoveryResponse, 1), ended: make(chan struct{})}
-	go in.receive(ctx, stream, c.options.Interval/10, load)
+	go in.receive(ctx, stream, min(c.options.Interval/10, longestPause), load)
 	defer func() { end(); <-in.ended }()
 	for {
 		if err := stream.Send(request); err != nil {
@@ -188,6 +188,9 @@ func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load Loader)
 		request.VersionInfo = push.GetVersionInfo()
 	}
 }
+
+// longestPause is between two pushes that are received: none is late by more.
+const longestPause = 100 * time.Millisecond
 
 // inbox holds the last push that is not answered yet.
 type inbox struct {
