@@ -134,7 +134,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *parts, s streams) error
 	defer stop()
 	go followWallClock(background, p.limiter, p.clock)
 	if tree, ok := p.source.(config.Tree); ok {
-		go watch(background, p.store, tree, p.log)
+		go watch(background, p.store, tree, c.Bounds.Interval, p.log)
 	}
 	go pushed(background, p.source, p.store, p.log)
 	healthy := func() bool { return c.healthy(p) }
@@ -176,12 +176,23 @@ func async(f func()) <-chan struct{} {
 func (c *serveCmd) rules(coordination ratelimit.Coordination, log *slog.Logger) (source config.Source, store *config.Store, err error) {
 	source = c.source()
 	if c.ConfigType == configXDS {
-		if source, err = c.XDS.client(log); err != nil {
+		if source, err = c.XDS.client(&c.Bounds, log); err != nil {
 			return nil, nil, err
 		}
 	}
-	store = config.NewStore(source, config.Options{Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths}, log)
-	if err := store.Load(); err != nil && !c.ForceStart && c.ConfigType != configXDS { // which may come late
+	store = config.NewStore(source, config.Options{Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Bounds: c.Bounds.bounds()}, log)
+	if c.Bounds.LastGood != "" {
+		if err := store.KeepLastGood(c.Bounds.LastGood); err != nil {
+			return nil, nil, fmt.Errorf("CONFIG_LAST_GOOD_FILE: %w", err)
+		}
+	}
+	err = store.Load()
+	if err != nil && c.Bounds.LastGood != "" {
+		if err = store.LoadLastGood(err); err != nil {
+			log.Warn("there are no last good rules to start with (CONFIG_LAST_GOOD_FILE)", "error", err)
+		}
+	}
+	if err != nil && !c.ForceStart && c.ConfigType != configXDS { // which may come late
 		return nil, nil, fmt.Errorf("the first rules are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set:\n%w", err)
 	}
 	if c.Ring.Peers == "" {
@@ -249,8 +260,8 @@ func followWallClock(ctx context.Context, l limiter, clock ratelimit.Clock) {
 	every(ctx, time.Second, func() { l.SyncClock(clock(), time.Now()) })
 }
 
-func watch(ctx context.Context, store *config.Store, tree config.Tree, log *slog.Logger) {
-	if err := store.Watch(ctx, tree); err != nil {
+func watch(ctx context.Context, store *config.Store, tree config.Tree, interval time.Duration, log *slog.Logger) {
+	if err := store.Watch(ctx, tree, interval); err != nil {
 		log.Error("rules are no longer reloaded", "error", err)
 	}
 }

@@ -67,6 +67,7 @@ type settings struct {
 
 	TLS          tlsFlags          `embed:"" group:"ports"`
 	XDS          xdsFlags          `embed:"" group:"rules"`
+	Bounds       boundsFlags       `embed:"" group:"rules"`
 	Tracing      tracingFlags      `embed:"" group:"log"`
 	Coordination coordinationFlags `embed:"" group:"coordination"`
 	Redis        redisFlags        `embed:"" group:"store"`
@@ -168,6 +169,9 @@ func (s *settings) validate() error {
 	if _, err := parseTags(s.ExtraTags); err != nil {
 		errs = append(errs, err)
 	}
+	if err := s.Bounds.validate(); err != nil {
+		errs = append(errs, err)
+	}
 	if err := s.Tracing.validate(); err != nil {
 		errs = append(errs, err)
 	}
@@ -221,7 +225,7 @@ const defaultRuntimeRoot = "/srv/runtime_data/current"
 
 // source is where rules come from.
 func (s *settings) source() config.Source {
-	tree := config.Tree{IgnoreDotFiles: s.IgnoreDotFiles}
+	tree := config.Tree{IgnoreDotFiles: s.IgnoreDotFiles, Bounds: s.Bounds.bounds()}
 	runtimeRoot := s.RuntimeRoot
 	if runtimeRoot == "" {
 		if _, err := os.Stat(defaultRuntimeRoot); err == nil {

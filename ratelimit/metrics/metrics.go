@@ -47,6 +47,9 @@ var (
 	loadSuccess = theirs("config_load_success", "Configs put in force.")
 	loadError   = theirs("config_load_error", "Configs refused.")
 
+	coalesced     = ours("config_changes_coalesced_total", "Changes of files and pushes that shared the load of a later one.")
+	copyErrors    = ours("config_copy_errors_total", "Times that the last good rules could not be written to disk.")
+	fromCopy      = ours("config_from_copy", "1 while the rules in force are the last good ones from disk.")
 	sources       = ours("decision_sources_total", "Decisions by where they were made.", "source")
 	answers       = ours("answers_total", "Answers by overall code.", "code")
 	shadowed      = ours("global_shadow_total", "Answers made OK by SHADOW_MODE.")
@@ -85,7 +88,7 @@ var (
 	queued        = ours("claims_queued", "Claims that wait to be sent.")
 	queueSize     = ours("claims_queue_size", "Claims that may wait to be sent.")
 	everything    = []*prometheus.Desc{
-		callErrors, calls, loadSuccess, loadError, sources, answers, shadowed, unknown, badCalls, panics, keys, keysMax, evicted, claims, fallbacks, breaker,
+		callErrors, calls, loadSuccess, loadError, coalesced, copyErrors, fromCopy, sources, answers, shadowed, unknown, badCalls, panics, keys, keysMax, evicted, claims, fallbacks, breaker,
 		ruleCount, domains, build, seat, seatsWanted, syncAge, claimsBy, stale, void, recoveries, roundTrips, storeTime, leaseSizes, saved, queued, queueSize,
 		ringMembers, ringPrint, peerAsks, peerRefused, peerMalformed, rejected, handed, hotDecisions, hotKeys,
 	}
@@ -132,6 +135,10 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	loaded, failed := c.Store.Loads()
 	count(loadSuccess, loaded)
 	count(loadError, failed)
+	reloads := c.Store.Reloads()
+	count(coalesced, reloads.Coalesced)
+	count(copyErrors, reloads.CopyErrors)
+	gauge(fromCopy, flag(reloads.FromCopy))
 	for i, name := range ratelimit.Sources {
 		count(sources, s.Sources[i].Load(), name)
 	}
