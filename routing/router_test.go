@@ -58,7 +58,7 @@ func (w *ringWorld) start(i int, secret string) *node { return w.startTLS(i, sec
 func (w *ringWorld) startTLS(i int, secret string, client, server credentials.TransportCredentials) *node {
 	w.Helper()
 	n := w.make(i, secret, client)
-	listener := n.NewServer(server)
+	listener := n.NewServer(server, nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { _ = listener.Serve(w.lis[i]) })

@@ -12,9 +12,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
+	"github.com/sluice-gate/sluice/ratelimit/transport"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -134,18 +134,22 @@ func (r *Router) listen(stream caller, m *member) error {
 	}
 }
 
+// Bounds are what strangers at the peers' port are held to, before they have
+// proved to be none, and peers after that: a peer has one conversation, of
+// messages that are taken in as they come.
+func Bounds() transport.Bounds {
+	return transport.Bounds{
+		Connections: 2 * maxPeers, Streams: 4, HeaderBytes: 4 << 10, MessageBytes: maxFrame, RequestTimeout: 10 * time.Second, Idle: time.Minute,
+		Conversations: true,
+	}
+}
+
 // NewServer makes the gRPC server on which peers reach a router. creds may be
 // nil: then the secret is all that guards it, and what is said can be read on
-// the way.
-func (r *Router) NewServer(creds credentials.TransportCredentials) *grpc.Server {
-	options := []grpc.ServerOption{
-		grpc.MaxRecvMsgSize(maxFrame), grpc.MaxSendMsgSize(maxFrame), grpc.MaxConcurrentStreams(16), grpc.ConnectionTimeout(5 * time.Second),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
-	}
-	if creds != nil {
-		options = append(options, grpc.Creds(creds))
-	}
-	s := grpc.NewServer(options...)
+// the way. Its listener should be a transport.Listener of the same budget, which
+// bounds what peers and strangers together have begun to say.
+func (r *Router) NewServer(creds credentials.TransportCredentials, budget *transport.Budget) *grpc.Server {
+	s := grpc.NewServer(append(transport.Options(Bounds(), budget, creds), grpc.MaxSendMsgSize(maxFrame))...)
 	wire.RegisterPeerServer(s, exchange{Router: r})
 	return s
 }

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/transport"
 	"github.com/sluice-gate/sluice/routing"
 )
 
@@ -140,10 +141,11 @@ func (f *peerFlags) route(base limiter, baseRun func(context.Context), clock rat
 		return routed{}, nil, fmt.Errorf("%s: %w", setting, err)
 	}
 	r := routing.New(base, o, clock, time.Now())
-	server := r.NewServer(serverTLS)
+	budget := transport.NewBudget(transport.DefaultBytesInFlight) // of its own: callers of the other ports cannot end a conversation
+	server := r.NewServer(serverTLS, budget)
 	run := func(ctx context.Context) {
 		var wg sync.WaitGroup
-		wg.Go(func() { _ = server.Serve(l) })
+		wg.Go(func() { _ = server.Serve(transport.Listen(l, routing.Bounds().Connections, budget)) })
 		wg.Go(func() { r.Run(ctx) })
 		baseRun(ctx)
 		<-ctx.Done()

@@ -103,15 +103,16 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 		}
 		p.limiter, p.run, p.ring, ring = r, peered, r.Router, r.Router.Stats
 	}
-	svc := service.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, c.serviceOptions(), log)
+	budgets := c.Bounds.budgets()
+	svc := service.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, c.serviceOptions(budgets.http), log)
 	p.shown = metrics.Collector{Source: metrics.Source{
-		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring,
+		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.all(),
 	}}
 	if p.spans, err = c.Tracing.start(log); err != nil {
 		return nil, err
 	}
-	people := console.Source{Metrics: p.shown, Inspector: p.limiter, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Log: log}
-	p.server, err = c.open(svc, p.shown, people, p.latency, p.spans, log)
+	people := console.Source{Metrics: p.shown, Inspector: p.limiter, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Questions: c.Bounds.ExplainRate, Log: log}
+	p.server, err = c.open(svc, budgets, p.shown, people, p.latency, p.spans, log)
 	return p, err
 }
 
@@ -213,17 +214,17 @@ func warnOfModes(rules *config.Rules, log *slog.Logger) {
 	}
 }
 
-func (c *serveCmd) open(svc *service.Service, shown metrics.Collector, people console.Source, latency prometheus.Collector, spans *tracing, log *slog.Logger) (*server.Server, error) {
+func (c *serveCmd) open(svc *service.Service, budgets budgets, shown metrics.Collector, people console.Source, latency prometheus.Collector, spans *tracing, log *slog.Logger) (*server.Server, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(shown, latency, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	scrape := shown.Handler(registry)
-	debug := server.Debug(shown.WriteRules, shown.WriteStats, shown.WriteRing, scrape, func(mux *http.ServeMux) { console.Register(mux, people) })
+	debug := server.Debug(shown.WriteRules, shown.WriteStats, shown.WriteRing, scrape, c.debugOptions(), func(mux *http.ServeMux) { console.Register(mux, people) })
 	only := http.NewServeMux()
 	only.Handle(c.PrometheusPath, scrape)
 	public := http.NewServeMux()
 	public.Handle("/json", spans.http("/json", http.HandlerFunc(svc.ServeJSON)))
-	options := c.serverOptions()
+	options := c.serverOptions(budgets)
 	options.Extra = spans.grpc()
 	options.Note = seatNote(shown.Seat)
 	var err error
