@@ -18,15 +18,17 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/transport"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
 // node is a router in this process, with a real gRPC server.
 type node struct {
 	*Router
-	addr string
-	end  func() // at once, as a crash would
-	errs chan error
+	addr   string
+	end    func() // at once, as a crash would
+	errs   chan error
+	budget *transport.Budget
 }
 
 type ringWorld struct {
@@ -58,10 +60,11 @@ func (w *ringWorld) start(i int, secret string) *node { return w.startTLS(i, sec
 func (w *ringWorld) startTLS(i int, secret string, client, server credentials.TransportCredentials) *node {
 	w.Helper()
 	n := w.make(i, secret, client)
-	listener := n.NewServer(server, nil)
+	n.budget = transport.NewBudget(transport.DefaultBytesInFlight)
+	listener := n.NewServer(server, n.budget)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	running.Go(func() { _ = listener.Serve(w.lis[i]) })
+	running.Go(func() { _ = listener.Serve(transport.Listen(w.lis[i], Bounds().Connections, n.budget)) })
 	running.Go(func() { n.Run(ctx) })
 	n.end = sync.OnceFunc(func() { cancel(); listener.Stop(); running.Wait() })
 	w.Cleanup(n.end)

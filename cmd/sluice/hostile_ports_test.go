@@ -105,7 +105,7 @@ func TestHostilePorts(t *testing.T) {
 		{"headers that unpack to 16 MB", func(s *sluice) error { _, err := hostile.PackedHeaders(s.rpc, 370); return err }},
 		{"unfinished messages of 4 MB", func(s *sluice) error { return hostile.Unfinished(s.rpc, 700, 4<<20, 16<<10, time.Second) }},
 		{"unfinished messages of 256 KB", func(s *sluice) error { return hostile.Unfinished(s.rpc, 1000, 256<<10, 16<<10, time.Second) }},
-		{"unfinished messages in frames of a byte", func(s *sluice) error { return hostile.Unfinished(s.rpc, 30, 60<<10, 1, time.Second) }},
+		{"unfinished messages in frames of a byte", func(s *sluice) error { return hostile.Unfinished(s.rpc, 150, 60<<10, 1, time.Second) }},
 		{"replies nobody reads", func(s *sluice) error { _, err := hostile.Unread(s.rpc, many, false, 2*time.Second); return err }},
 		{"replies without a window", func(s *sluice) error { _, err := hostile.Unread(s.rpc, many, true, 2*time.Second); return err }},
 		{"gzip bombs", func(s *sluice) error { return hostile.Bombs(s.rpc, 128, time.Second) }},

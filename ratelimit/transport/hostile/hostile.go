@@ -9,6 +9,7 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -30,6 +31,8 @@ type Caller struct {
 	block  bytes.Buffer
 	pack   *hpack.Encoder
 	stream uint32
+	method string
+	acks   bool // pings are answered
 
 	mu      sync.Mutex
 	windows map[uint32]int // guarded by mu: what the server has granted beyond the first 64 KB
@@ -44,7 +47,7 @@ func Dial(address string, reads bool, settings ...http2.Setting) (*Caller, error
 	if err != nil {
 		return nil, err
 	}
-	c := &Caller{Conn: conn, out: bufio.NewWriterSize(conn, 64<<10), windows: map[uint32]int{}, turned: make(chan struct{}, 1), ended: make(chan struct{})}
+	c := &Caller{Conn: conn, method: Method, out: bufio.NewWriterSize(conn, 64<<10), windows: map[uint32]int{}, turned: make(chan struct{}, 1), ended: make(chan struct{})}
 	c.framer = http2.NewFramer(c.out, conn)
 	c.pack = hpack.NewEncoder(&c.block)
 	_ = conn.SetWriteDeadline(time.Now().Add(20 * time.Second))
@@ -67,9 +70,15 @@ func (c *Caller) read() {
 		if err != nil {
 			return
 		}
-		if u, ok := f.(*http2.WindowUpdateFrame); ok {
+		switch f := f.(type) {
+		case *http2.PingFrame:
+			if c.acks && !f.IsAck() {
+				_ = c.framer.WritePing(true, f.Data)
+				_ = c.Flush()
+			}
+		case *http2.WindowUpdateFrame:
 			c.mu.Lock()
-			c.windows[u.StreamID] += int(u.Increment)
+			c.windows[f.StreamID] += int(f.Increment)
 			c.mu.Unlock()
 			select {
 			case c.turned <- struct{}{}:
@@ -82,14 +91,17 @@ func (c *Caller) read() {
 // Ended is closed when the server has ended the connection of a Caller that reads.
 func (c *Caller) Ended() <-chan struct{} { return c.ended }
 
-// Method is what is called.
-const Method = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
+// What is called: that of Envoy, or that of peers.
+const (
+	Method     = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
+	PeerMethod = "/sluice.routing.v1.Peer/Exchange"
+)
 
 // Call begins a call with more headers.
 func (c *Caller) Call(more ...hpack.HeaderField) (stream uint32, err error) {
 	c.block.Reset()
 	fields := append([]hpack.HeaderField{
-		{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "http"}, {Name: ":path", Value: Method}, {Name: ":authority", Value: "x"},
+		{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "http"}, {Name: ":path", Value: c.method}, {Name: ":authority", Value: "x"},
 		{Name: "content-type", Value: "application/grpc"}, {Name: "te", Value: "trailers"},
 	}, more...)
 	for _, f := range fields {
@@ -155,11 +167,17 @@ func (c *Caller) hold(d time.Duration) {
 // Unfinished sends calls on one connection whose request lacks its last byte, in
 // data frames of so many bytes. It holds them for a while.
 func Unfinished(address string, calls, size, frame int, hold time.Duration) error {
+	return UnfinishedOf(Method, address, calls, size, frame, hold)
+}
+
+// UnfinishedOf does so with calls of a method.
+func UnfinishedOf(method, address string, calls, size, frame int, hold time.Duration) error {
 	c, err := Dial(address, true)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
+	c.method = method
 	whole := Message(0, make([]byte, size))
 	whole = whole[:len(whole)-1]
 	sent := make(map[uint32]int, calls)
@@ -240,35 +258,52 @@ func Unread(address string, request []byte, windowless bool, d time.Duration) (c
 	return calls, nil
 }
 
-// Bombs sends calls for a while, so many at once, whose 4 KB become 4 MB.
+// Bombs sends calls for a while, so many at once on each of four connections,
+// whose 4 KB become 4 MB.
 func Bombs(address string, atOnce int, d time.Duration) error {
 	var packed bytes.Buffer
 	z := gzip.NewWriter(&packed)
 	_, _ = z.Write(make([]byte, 4<<20-100))
 	_ = z.Close()
 	whole := Message(1, packed.Bytes())
-	for end := time.Now().Add(d); time.Now().Before(end); {
-		c, err := Dial(address, true)
+	end := time.Now().Add(d)
+	var all sync.WaitGroup
+	errs := make([]error, 4)
+	for i := range errs {
+		all.Go(func() {
+			for time.Now().Before(end) && errs[i] == nil {
+				errs[i] = bombs(address, atOnce, whole)
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+func bombs(address string, atOnce int, whole []byte) error {
+	c, err := Dial(address, true)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for range atOnce {
+		stream, err := c.Call(hpack.HeaderField{Name: "grpc-encoding", Value: "gzip"})
 		if err != nil {
 			return err
 		}
-		for range atOnce {
-			stream, err := c.Call(hpack.HeaderField{Name: "grpc-encoding", Value: "gzip"})
-			if err != nil {
-				break
-			}
-			if err := c.Data(stream, whole, true); err != nil {
-				break
-			}
+		if err := c.Data(stream, whole, true); err != nil {
+			return err
 		}
-		_ = c.Flush()
-		c.hold(50 * time.Millisecond)
-		c.Close()
 	}
+	if err := c.Flush(); err != nil {
+		return err
+	}
+	c.hold(200 * time.Millisecond)
 	return nil
 }
 
-// Silent opens connections that say nothing after the preface. The function that
+// Silent opens connections that say nothing after the preface, but answer pings:
+// they look alive. The function that
 // it returns closes them.
 func Silent(address string, n int) (callers []*Caller, closeAll func(), err error) {
 	closeAll = func() {
@@ -277,10 +312,12 @@ func Silent(address string, n int) (callers []*Caller, closeAll func(), err erro
 		}
 	}
 	for range n {
-		c, err := Dial(address, true)
+		c, err := Dial(address, false)
 		if err != nil {
 			return callers, closeAll, err
 		}
+		c.acks = true
+		go c.read()
 		callers = append(callers, c)
 	}
 	return callers, closeAll, nil
