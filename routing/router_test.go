@@ -64,7 +64,7 @@ func (w *ringWorld) startTLS(i int, secret string, client, server credentials.Tr
 	listener := n.NewServer(server, n.budget)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	running.Go(func() { _ = listener.Serve(transport.Listen(w.lis[i], Bounds().Connections, n.budget)) })
+	running.Go(func() { _ = listener.Serve(transport.Listen(w.lis[i], 2*maxPeers, n.budget)) })
 	running.Go(func() { n.Run(ctx) })
 	n.end = sync.OnceFunc(func() { cancel(); listener.Stop(); running.Wait() })
 	w.Cleanup(n.end)

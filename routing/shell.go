@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
+	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
@@ -139,7 +140,7 @@ func (r *Router) listen(stream caller, m *member) error {
 // messages that are taken in as they come.
 func Bounds() transport.Bounds {
 	return transport.Bounds{
-		Connections: 2 * maxPeers, Streams: 4, HeaderBytes: 4 << 10, MessageBytes: maxFrame, RequestTimeout: 10 * time.Second, Idle: time.Minute,
+		Streams: 4, HeaderBytes: 4 << 10, MessageBytes: maxFrame, RequestTimeout: 10 * time.Second, Idle: time.Minute,
 		Conversations: true,
 	}
 }
@@ -167,7 +168,7 @@ func (r *Router) exchange(stream called) error {
 	hello, err := r.welcomeInTime(stream)
 	if err != nil {
 		r.stats.refused.Add(1)
-		r.tell(hello.GetAddr(), err)
+		r.tell(ratelimit.OneLine(hello.GetAddr()), err) // which a stranger may have made long
 		return status.Error(codes.PermissionDenied, err.Error())
 	}
 	from := &inlet{hello.GetAddr(), hello.GetIncarnation(), hello.GetVersion()}

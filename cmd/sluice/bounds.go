@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -24,6 +25,8 @@ type boundFlags struct {
 	Gzip             bool          `env:"GRPC_ACCEPT_GZIP" name:"grpc-accept-gzip" help:"Take compressed requests, that become at most 16 times as large, and MAX_REQUEST_BYTES."`
 	HTTPConnections  int           `env:"HTTP_MAX_CONNECTIONS" name:"http-max-connections" default:"1024" help:"At once, of /json and /healthcheck: each has one request."`
 	DebugConnections int           `env:"DEBUG_MAX_CONNECTIONS" name:"debug-max-connections" default:"64" help:"At once, of the debug port."`
+	PeerBytes        int64         `env:"PEER_MAX_BYTES_IN_FLIGHT" name:"peer-max-bytes-in-flight" default:"67108864" help:"Of messages at the peers' port that are not complete, together, of peers and of strangers who have not proved to be peers."`
+	PeerConnections  int           `env:"PEER_MAX_CONNECTIONS" name:"peer-max-connections" default:"2000" help:"At once, at the peers' port; a peer has one."`
 	DebugHosts       string        `env:"DEBUG_ALLOWED_HOSTS" name:"debug-allowed-hosts" placeholder:"NAME,..." help:"Names under which browsers may ask the debug port, beside addresses, names without a dot and those of a cluster (.svc, .cluster.local, .local, .internal); *: all. Others are refused, so that a strange page cannot read it."`
 	Pprof            string        `env:"DEBUG_PPROF" name:"debug-pprof" default:"local" help:"Who may take profiles, of 60s at most: local (this machine, and who forwards the port), on or off."`
 	ExplainRate      int           `env:"DEBUG_EXPLAIN_RATE" name:"debug-explain-rate" default:"20" help:"Explanations a second: each may ask the store twice, over connections of its own."`
@@ -45,6 +48,12 @@ func (f *boundFlags) budgets() budgets {
 	return budgets{grpc: transport.NewBudget(f.BytesInFlight - bodies), http: transport.NewBudget(bodies)}
 }
 
+// peers has the listener of the peers' port, and its budget, in bounds.
+func (f *boundFlags) peers(l net.Listener) (net.Listener, *transport.Budget) {
+	budget := transport.NewBudget(f.PeerBytes)
+	return transport.Listen(l, f.PeerConnections, budget), budget
+}
+
 func (b budgets) all() map[string]*transport.Budget {
 	return map[string]*transport.Budget{"grpc": b.grpc, "http": b.http}
 }
@@ -55,7 +64,10 @@ func (f *boundFlags) validate() error {
 	if least := int64(16 * f.RequestBytes); f.BytesInFlight < least {
 		errs = append(errs, fmt.Errorf("MAX_BYTES_IN_FLIGHT is %d, must be at least %d: sixteen times MAX_REQUEST_BYTES", f.BytesInFlight, least))
 	}
-	for name, n := range map[string]int{"HTTP_MAX_CONNECTIONS": f.HTTPConnections, "DEBUG_MAX_CONNECTIONS": f.DebugConnections, "DEBUG_EXPLAIN_RATE": f.ExplainRate} {
+	if least := int64(32 << 20); f.PeerBytes < least {
+		errs = append(errs, fmt.Errorf("PEER_MAX_BYTES_IN_FLIGHT is %d, must be at least %d: eight of the largest messages", f.PeerBytes, least))
+	}
+	for name, n := range map[string]int{"HTTP_MAX_CONNECTIONS": f.HTTPConnections, "PEER_MAX_CONNECTIONS": f.PeerConnections, "DEBUG_MAX_CONNECTIONS": f.DebugConnections, "DEBUG_EXPLAIN_RATE": f.ExplainRate} {
 		if n < 1 || n > 1<<20 {
 			errs = append(errs, fmt.Errorf("%s is %d, must be between 1 and %d", name, n, 1<<20))
 		}

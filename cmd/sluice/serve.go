@@ -97,7 +97,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	}
 	var ring func() ratelimit.RoutingStats
 	if c.Ring.Peers != "" {
-		r, peered, err := c.Ring.route(p.limiter, p.run, p.clock, log)
+		r, peered, err := c.Ring.route(&c.Bounds, p.limiter, p.run, p.clock, log)
 		if err != nil {
 			return nil, err
 		}
