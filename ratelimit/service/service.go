@@ -60,9 +60,8 @@ type Service struct {
 // each descriptor has a key, a verdict and a status. So few are at a time; others
 // wait, as the bytes that they are.
 const (
-	largeBytes   = 4 << 10
-	largeAtOnce  = 16
-	errLargeCall = "too many large requests are being decided"
+	largeBytes  = 4 << 10
+	largeAtOnce = 16
 )
 
 // New makes a service that takes its rules from rules and its decisions from
@@ -81,6 +80,7 @@ func New(rules func() *config.Rules, limiter ratelimit.Limiter, clock ratelimit.
 var (
 	errNoConfig = errors.New("no rate limit configuration loaded")
 	errInternal = errors.New("internal error, see the log")
+	errLarge    = errors.New("too many large requests are being decided")
 )
 
 // call is one request from bytes to bytes. It is pooled: nothing of it outlives
@@ -126,7 +126,7 @@ func (s *Service) answer(ctx context.Context, c *call) (err error) {
 		case s.large <- struct{}{}:
 			defer func() { <-s.large }()
 		case <-ctx.Done():
-			return fmt.Errorf("%s: %w", errLargeCall, ctx.Err())
+			return fmt.Errorf("%w: %w", errLarge, ctx.Err())
 		}
 	}
 	if err := c.request.decode(c.in); err != nil {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -55,12 +56,14 @@ type guard struct {
 	timed  bool      // a read has a deadline
 	wrote  time.Time // when writes last got a deadline
 
-	mu         sync.Mutex
-	open       []call // guarded by mu, by rising stream
-	latest     uint32 // guarded by mu: the highest stream
-	unfinished int    // guarded by mu: calls whose request is not complete
-	held       int64  // guarded by mu. Invariant: the sum of the costs of open
-	ended      bool   // guarded by mu: nothing is charged any more
+	mu     sync.Mutex
+	open   []call // guarded by mu, by rising stream
+	latest uint32 // guarded by mu: the highest stream
+	// unfinished are calls whose request is not complete; it is changed under mu.
+	unfinished atomic.Int32
+	held       int64 // guarded by mu. Invariant: the sum of the costs of open
+	ended      bool  // guarded by mu: nothing is charged any more
+	now        int64 // guarded by mu: when what is being reckoned came
 }
 
 // call is one that is open.
@@ -134,7 +137,8 @@ func (g *guard) end() {
 func (g *guard) let() {
 	g.mu.Lock()
 	held := g.held
-	g.open, g.held, g.unfinished, g.ended = nil, 0, 0, true
+	g.open, g.held, g.ended = nil, 0, true
+	g.unfinished.Store(0)
 	g.mu.Unlock()
 	g.budget.charge(-held)
 }
@@ -168,21 +172,24 @@ func (g *guard) await() {
 	if g.bounds.Conversations || g.bounds.RequestTimeout == 0 {
 		return
 	}
+	if g.unfinished.Load() == 0 {
+		if g.timed {
+			g.timed = false
+			_ = g.SetReadDeadline(time.Time{})
+		}
+		return
+	}
 	g.mu.Lock()
+	i := slices.IndexFunc(g.open, func(c call) bool { return !c.complete })
 	var since int64
-	waits := g.unfinished > 0
-	if waits {
-		i := slices.IndexFunc(g.open, func(c call) bool { return !c.complete })
+	if i >= 0 {
 		since = g.open[i].since
 	}
 	g.mu.Unlock()
-	switch {
-	case waits:
+	if i >= 0 {
+		g.timed = true
 		_ = g.SetReadDeadline(started.Add(time.Duration(since) + g.bounds.RequestTimeout))
-	case g.timed:
-		_ = g.SetReadDeadline(time.Time{})
 	}
-	g.timed = waits
 }
 
 // hurry gives writes a time after which nobody reads them. It is set anew once a
@@ -203,6 +210,11 @@ func (g *guard) arrived(b []byte) (change int64, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	before := g.held
+	if g.raw != nil {
+		g.now = g.raw.last.Load()
+	} else {
+		g.now = nanotime()
+	}
 	for len(b) > 0 && !g.ended {
 		var begun bool
 		var piece []byte
@@ -251,8 +263,8 @@ func (g *guard) headersLocked(f *frame) {
 		g.ended = true
 		return
 	}
-	g.open = append(g.open, call{stream: f.stream, since: nanotime()})
-	g.unfinished++
+	g.open = append(g.open, call{stream: f.stream, since: g.now})
+	g.unfinished.Add(1)
 	c := &g.open[len(g.open)-1]
 	g.addLocked(c, g.callCost())
 	g.completeLocked(c, f.flags)
@@ -266,7 +278,7 @@ func (g *guard) addLocked(c *call, cost int64) {
 func (g *guard) completeLocked(c *call, flags byte) {
 	if flags&flagEndStream != 0 && !c.complete {
 		c.complete = true
-		g.unfinished--
+		g.unfinished.Add(-1)
 	}
 }
 
@@ -279,7 +291,7 @@ func (g *guard) messageLocked(stream uint32, piece []byte) {
 	tail, completed := c.message.through(piece)
 	if completed { // what came before is taken in
 		g.addLocked(c, g.callCost()-c.cost)
-		c.since = nanotime()
+		c.since = g.now
 	}
 	if tail > 0 {
 		g.addLocked(c, pieceCost(tail))
