@@ -109,8 +109,8 @@ func TestHostilePorts(t *testing.T) {
 		{"replies nobody reads", func(s *sluice) error { _, err := hostile.Unread(s.rpc, many, false, 2*time.Second); return err }},
 		{"replies without a window", func(s *sluice) error { _, err := hostile.Unread(s.rpc, many, true, 2*time.Second); return err }},
 		{"gzip bombs", func(s *sluice) error { return hostile.Bombs(s.rpc, 128, time.Second) }},
-		{"9000 silent connections", func(s *sluice) error {
-			callers, done, err := hostile.Silent(s.rpc, 9000)
+		{"6000 silent connections", func(s *sluice) error {
+			callers, done, err := hostile.Silent(s.rpc, 6000)
 			defer done()
 			if open := s.count(callers); open > 4096 {
 				s.Errorf("%d connections are open, and 4096 may be", open)

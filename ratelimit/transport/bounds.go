@@ -96,7 +96,7 @@ func Options(b Bounds, budget *Budget, security credentials.TransportCredentials
 	options := []grpc.ServerOption{
 		grpc.Creds(&guarding{security, b, budget}),
 		grpc.ConnectionTimeout(handshake),
-		grpc.ReadBufferSize(readBuffer), grpc.WriteBufferSize(writeBuffer), grpc.SharedWriteBuffer(true),
+		grpc.ReadBufferSize(readBuffer), grpc.WriteBufferSize(writeBuffer),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
 			MaxConnectionAge: b.Age, MaxConnectionAgeGrace: b.AgeGrace, MaxConnectionIdle: b.Idle, Time: time.Minute, Timeout: 20 * time.Second,
 		}),

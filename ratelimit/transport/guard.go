@@ -127,10 +127,10 @@ func (g *guard) Close() error {
 func (g *guard) end() {
 	g.let()
 	if g.raw != nil { // under TLS, an orderly end would wait for the other side
-		g.raw.Close()
+		_ = g.raw.Close()
 		return
 	}
-	g.Conn.Close()
+	_ = g.Conn.Close()
 }
 
 // let takes all that is held off the budget.

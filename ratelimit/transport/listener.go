@@ -54,7 +54,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 		if l.budget != nil {
 			l.budget.Crowded.Add(1)
 		}
-		silent.Close()
+		_ = silent.Close()
 	}
 	return c, nil
 }

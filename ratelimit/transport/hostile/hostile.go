@@ -43,7 +43,7 @@ type Caller struct {
 // Dial opens a connection and says the preface. If it reads, it takes in what
 // the server says; otherwise nothing that is sent is ever read.
 func Dial(address string, reads bool, settings ...http2.Setting) (*Caller, error) {
-	conn, err := net.DialTimeout("tcp", address, 5*time.Second)
+	conn, err := dial(address)
 	if err != nil {
 		return nil, err
 	}
@@ -61,6 +61,11 @@ func Dial(address string, reads bool, settings ...http2.Setting) (*Caller, error
 		go c.read()
 	}
 	return c, nil
+}
+
+func dial(address string) (net.Conn, error) {
+	d := net.Dialer{Timeout: 5 * time.Second}
+	return d.DialContext(context.Background(), "tcp", address)
 }
 
 func (c *Caller) read() {
@@ -358,7 +363,7 @@ func HalfBodies(address string, n, size int) (stop func(), err error) {
 		}
 	}
 	for range n {
-		c, err := net.DialTimeout("tcp", address, 5*time.Second)
+		c, err := dial(address)
 		if err != nil {
 			return stop, err
 		}
