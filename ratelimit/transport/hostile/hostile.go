@@ -267,7 +267,7 @@ func Unread(address string, request []byte, windowless bool, d time.Duration) (c
 	return calls, nil
 }
 
-// Bombs sends calls for a while, so many at once on each of four connections,
+// Bombs sends calls for a while, so many at once on each of eight connections,
 // whose 4 KB become 4 MB.
 func Bombs(address string, atOnce int, d time.Duration) error {
 	var packed bytes.Buffer
@@ -277,7 +277,7 @@ func Bombs(address string, atOnce int, d time.Duration) error {
 	whole := Message(1, packed.Bytes())
 	end := time.Now().Add(d)
 	var all sync.WaitGroup
-	errs := make([]error, 4)
+	errs := make([]error, 8)
 	for i := range errs {
 		all.Go(func() {
 			for time.Now().Before(end) && errs[i] == nil {
