@@ -29,6 +29,7 @@ type throttle struct {
 	now       func() time.Time
 
 	mu      sync.Mutex
+	forgot  time.Time                // guarded by mu: when the table was last looked through
 	guesses map[string]*rate.Limiter // guarded by mu, by address. Invariant: at most guessers, and one for all others
 }
 
@@ -87,8 +88,13 @@ func (t *throttle) guess(address string, right func() bool) (looked, ok bool) {
 	return true, false
 }
 
-// forgetLocked drops who has not guessed for a while.
+// forgetLocked drops who has not guessed for a while. It looks once a second at
+// most, for it looks through all.
 func (t *throttle) forgetLocked(now time.Time) {
+	if now.Sub(t.forgot) < time.Second {
+		return
+	}
+	t.forgot = now
 	for from, l := range t.guesses {
 		if l.TokensAt(now) >= guessBurst {
 			delete(t.guesses, from)
