@@ -258,13 +258,13 @@ var lookScript = redis.NewScript(lookSource)
 func (l *Redis) account(ctx context.Context, name string) (*account, ledgerTime, error) { //nolint:unparam // Inspect uses the time, through an interface
 	var there ledgerTime
 	if there = l.at(); there == 0 {
-		t, err := l.client.Time(ctx).Result()
+		t, err := l.looks.Time(ctx).Result()
 		if err != nil {
 			return nil, 0, fmt.Errorf("redis: %w", err)
 		}
 		there = ledgerTime(t.UnixMicro())
 	}
-	rows, err := lookScript.Run(ctx, l.client, []string{l.prefix + name}).Slice()
+	rows, err := lookScript.Run(ctx, l.looks, []string{l.prefix + name}).Slice()
 	if err != nil || len(rows) == 0 {
 		if err != nil {
 			err = fmt.Errorf("redis: %w", err)

@@ -29,6 +29,7 @@ var settleScript = redis.NewScript(settleLua)
 type Redis struct {
 	client redis.UniversalClient
 	prefix string
+	looks  redis.UniversalClient // what people ask goes here; client, unless LookThrough was called
 	// at replaces Redis' clock, in simulations and tests.
 	at func() ledgerTime
 
@@ -42,8 +43,13 @@ type Redis struct {
 // stays the caller's; it should not retry by itself, and must heed contexts
 // (redis.UniversalOptions.ContextTimeoutEnabled).
 func NewRedis(client redis.UniversalClient, prefix string) *Redis {
-	return &Redis{client: client, prefix: prefix, at: func() ledgerTime { return 0 }}
+	return &Redis{client: client, looks: client, prefix: prefix, at: func() ledgerTime { return 0 }}
 }
+
+// LookThrough has what people ask ([Fleet.Look]) go through a client of its own,
+// so that it never takes a connection that a claim waits for. It must be called
+// before the ledger is used.
+func (l *Redis) LookThrough(client redis.UniversalClient) { l.looks = client }
 
 // GoBy has the ledger go by another clock than Redis' own: a simulation's.
 func (l *Redis) GoBy(clock func() ratelimit.LedgerTime) { l.at = clock }

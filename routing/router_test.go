@@ -16,15 +16,17 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/transport"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
 // node is a router in this process, with a real gRPC server.
 type node struct {
 	*Router
-	addr string
-	end  func() // at once, as a crash would
-	errs chan error
+	addr   string
+	end    func() // at once, as a crash would
+	errs   chan error
+	budget *transport.Budget
 }
 
 type ringWorld struct {
@@ -62,10 +64,11 @@ func (w *ringWorld) startTLS(i int, secret string, client, server credentials.Tr
 
 // run runs a node until the test ends.
 func (w *ringWorld) run(n *node, l net.Listener, server credentials.TransportCredentials) {
-	listener := n.NewServer(server)
+	n.budget = transport.NewBudget(transport.DefaultBytesInFlight)
+	listener := n.NewServer(server, n.budget)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	running.Go(func() { _ = listener.Serve(l) })
+	running.Go(func() { _ = listener.Serve(transport.Listen(l, 2*maxPeers, n.budget)) })
 	running.Go(func() { n.Run(ctx) })
 	n.end = sync.OnceFunc(func() { cancel(); listener.Stop(); running.Wait() })
 	w.Cleanup(n.end)

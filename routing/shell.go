@@ -11,10 +11,10 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/sluice-gate/sluice/ratelimit/transport"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -113,19 +113,27 @@ func (r *Router) listen(stream caller, m *member) error {
 	}
 }
 
+// Bounds are what strangers at the peers' port are held to, before they have
+// proved to be none, and peers after that: a peer has one conversation, of
+// messages that are taken in as they come.
+func Bounds() transport.Bounds {
+	return transport.Bounds{
+		Streams: 4, HeaderBytes: 4 << 10, MessageBytes: maxFrame, RequestTimeout: 10 * time.Second, Idle: time.Minute,
+		Conversations: true,
+	}
+}
+
 // NewServer makes the gRPC server on which peers reach a router. creds may be
 // nil: then the connection is the node's own, and the secret is what guards it.
-func (r *Router) NewServer(creds credentials.TransportCredentials) *grpc.Server {
+// Its listener should be a transport.Listener of the same budget, which bounds
+// what peers and strangers together have begun to say.
+func (r *Router) NewServer(creds credentials.TransportCredentials, budget *transport.Budget) *grpc.Server {
 	plain := creds == nil && r.options.AllowOld
 	if creds == nil {
 		creds = r.served
 	}
-	options := []grpc.ServerOption{
-		grpc.MaxRecvMsgSize(maxFrame), grpc.MaxSendMsgSize(maxFrame), grpc.MaxConcurrentStreams(16), grpc.ConnectionTimeout(5 * time.Second),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
-	}
-	options = append(options, grpc.Creds(&door{creds, plain, r.turnedAway}))
-	s := grpc.NewServer(options...)
+	options := transport.Options(Bounds(), budget, &door{creds, plain, r.turnedAway})
+	s := grpc.NewServer(append(options, grpc.MaxSendMsgSize(maxFrame))...)
 	wire.RegisterPeerServer(s, exchange{Router: r})
 	return s
 }

@@ -17,7 +17,7 @@ type checkCmd struct {
 	IgnoreDotFiles bool              `env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"As for serve."`
 	MergeDomains   bool              `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"As for serve."`
 	Coordination   coordinationFlags `embed:"" group:"coordination"`
-	Bounds         boundsFlags       `embed:""`
+	Bounds         ruleBoundFlags    `embed:""`
 }
 
 var errCheckFailed = errors.New("the rules have problems")

@@ -120,7 +120,8 @@ type shared struct {
 	*leasing.Fleet
 	keeper *approx.Keeper
 	client redis.UniversalClient
-	seats  func() approx.Plan // that are wanted
+	people redis.UniversalClient // for what people ask: never of the connections that claims need
+	seats  func() approx.Plan    // that are wanted
 	failed func(error)
 }
 
@@ -129,15 +130,21 @@ func (c *serveCmd) shared(flags *redisFlags, seats func() approx.Plan, audit fun
 	if err != nil {
 		return nil, err
 	}
+	people, err := flags.peoplesClient()
+	if err != nil {
+		return nil, err
+	}
 	holder := leasing.NewHolder()
-	f := leasing.NewFleet(leasing.NewRedis(client, flags.KeyPrefix), holder, c.MaxKeys, clock, time.Now())
+	ledger := leasing.NewRedis(client, flags.KeyPrefix)
+	ledger.LookThrough(people)
+	f := leasing.NewFleet(ledger, holder, c.MaxKeys, clock, time.Now())
 	failed := seldom(time.Second, func(err error) { log.Warn("the store does not answer: "+flags.advise(err), "error", err) })
 	f.OnFailure = failed
 	f.OnReconcile = audit
 	keeper := approx.NewKeeper(approx.NewRedis(client, flags.KeyPrefix), holder, clock)
 	keeper.OnChange, keeper.Learning = logSeats(log), f.Learning
 	f.Drift = keeper
-	return &shared{f, keeper, client, seats, failed}, nil
+	return &shared{f, keeper, client, people, seats, failed}, nil
 }
 
 // ping asks whether the Redis answers. It blocks until ctx is done, at most.
@@ -158,6 +165,7 @@ func (s *shared) run(ctx context.Context) {
 	wg.Wait()
 	s.keeper.Leave(context.Background(), !s.Drifting())
 	_ = s.client.Close()
+	_ = s.people.Close()
 }
 
 // logSeats says when this node gets or loses its drift seat.

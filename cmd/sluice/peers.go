@@ -121,7 +121,7 @@ func (r routed) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.A
 func (r routed) SyncClock(now ratelimit.Instant, wall time.Time) { r.base.SyncClock(now, wall) }
 
 // route puts a node into the ring that PEERS names. run replaces the base's.
-func (f *peerFlags) route(base limiter, baseRun func(context.Context), clock ratelimit.Clock, log *slog.Logger) (routed, func(context.Context), error) {
+func (f *peerFlags) route(bounds *boundFlags, base limiter, baseRun func(context.Context), clock ratelimit.Clock, log *slog.Logger) (routed, func(context.Context), error) {
 	o, serverTLS, err := f.options()
 	if err != nil {
 		return routed{}, nil, err
@@ -139,7 +139,8 @@ func (f *peerFlags) route(base limiter, baseRun func(context.Context), clock rat
 		return routed{}, nil, fmt.Errorf("%s: %w", setting, err)
 	}
 	r := routing.New(base, o, clock, time.Now())
-	server := r.NewServer(serverTLS)
+	l, budget := bounds.peers(l)
+	server := r.NewServer(serverTLS, budget)
 	run := func(ctx context.Context) {
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = server.Serve(l) })

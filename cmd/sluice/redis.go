@@ -84,6 +84,17 @@ func (f *redisFlags) client() (redis.UniversalClient, error) {
 	return redis.NewUniversalClient(o), nil
 }
 
+// peoplesClient is one of its own for what people ask, with two connections at
+// most, which it opens when they are needed.
+func (f *redisFlags) peoplesClient() (redis.UniversalClient, error) {
+	o, err := f.options()
+	if err != nil {
+		return nil, err
+	}
+	o.PoolSize, o.MinIdleConns = 2, 0
+	return redis.NewUniversalClient(o), nil
+}
+
 func (f *redisFlags) options() (*redis.UniversalOptions, error) {
 	o := &redis.UniversalOptions{
 		MaxRetries: -1, ContextTimeoutEnabled: true, // the renewer claims again by itself

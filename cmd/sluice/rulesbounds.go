@@ -8,9 +8,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
-// boundsFlags are the most that rules may be, and how often they may change. The
+// ruleBoundFlags are the most that rules may be, and how often they may change. The
 // defaults are config.DefaultBounds.
-type boundsFlags struct {
+type ruleBoundFlags struct {
 	FileBytes int           `env:"CONFIG_MAX_FILE_BYTES" name:"config-max-file-bytes" default:"8388608" help:"Most bytes of one file of rules."`
 	Bytes     int           `env:"CONFIG_MAX_BYTES" name:"config-max-bytes" default:"16777216" help:"Most bytes of all files."`
 	Files     int           `env:"CONFIG_MAX_FILES" name:"config-max-files" default:"1000" help:"Most files, and as many directories; resources of a push."`
@@ -20,14 +20,14 @@ type boundsFlags struct {
 	LastGood  string        `env:"CONFIG_LAST_GOOD_FILE" name:"config-last-good-file" placeholder:"FILE" help:"Keep a copy of the last good rules in FILE, and start with it when the rules are bad or not there. One for each node, not below the rules."`
 }
 
-func (f *boundsFlags) bounds() config.Bounds {
+func (f *ruleBoundFlags) bounds() config.Bounds {
 	return config.Bounds{FileBytes: f.FileBytes, TotalBytes: f.Bytes, Files: f.Files, Tokens: f.Tokens, Rules: f.Rules}
 }
 
 // maxBound keeps sums of bounds far from overflow.
 const maxBound = 1 << 30
 
-func (f *boundsFlags) validate() error {
+func (f *ruleBoundFlags) validate() error {
 	var errs []error
 	for _, s := range []struct {
 		name string

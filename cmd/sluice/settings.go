@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/server"
 	"github.com/sluice-gate/sluice/ratelimit/service"
+	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
 var groups = []kong.Group{
@@ -66,8 +67,9 @@ type settings struct {
 	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"From which share of a limit on hits count as near it."`
 
 	TLS          tlsFlags          `embed:"" group:"ports"`
+	Bounds       boundFlags        `embed:"" group:"ports"`
 	XDS          xdsFlags          `embed:"" group:"rules"`
-	Bounds       boundsFlags       `embed:"" group:"rules"`
+	RuleBounds   ruleBoundFlags    `embed:"" group:"rules"`
 	Tracing      tracingFlags      `embed:"" group:"log"`
 	Coordination coordinationFlags `embed:"" group:"coordination"`
 	Redis        redisFlags        `embed:"" group:"store"`
@@ -169,7 +171,7 @@ func (s *settings) validate() error {
 	if _, err := parseTags(s.ExtraTags); err != nil {
 		errs = append(errs, err)
 	}
-	if err := s.Bounds.validate(); err != nil {
+	if err := errors.Join(s.Bounds.validate(), s.RuleBounds.validate()); err != nil {
 		errs = append(errs, err)
 	}
 	if err := s.Tracing.validate(); err != nil {
@@ -197,8 +199,9 @@ func parseTags(text string) (map[string]string, error) {
 	return tags, nil
 }
 
-func (s *settings) serviceOptions() service.Options {
+func (s *settings) serviceOptions(budget *transport.Budget) service.Options {
 	o := service.Options{
+		MaxRequestBytes: s.Bounds.RequestBytes, Budget: budget,
 		ShadowMode: s.ShadowMode, CalendarMonths: s.CalendarMonths, Traced: s.Tracing.Enabled, QuotaMode: s.QuotaMode, DynamicMetadata: s.DynamicMetadata, NearLimitRatio: s.NearLimitRatio,
 	}
 	if s.HeadersEnabled {
@@ -207,13 +210,15 @@ func (s *settings) serviceOptions() service.Options {
 	return o
 }
 
-func (s *settings) serverOptions() server.Options {
+func (s *settings) serverOptions(b budgets) server.Options {
 	address := func(host string, port uint16) string { return fmt.Sprintf("%s:%d", host, port) }
 	o := server.Options{
 		HTTP: address(s.Host, s.Port), GRPC: address(s.GRPCHost, s.GRPCPort), GRPCSocket: s.GRPCUDS,
-		Debug: address(s.DebugHost, s.DebugPort), MaxConnectionAge: s.MaxConnAge, ConnectionGrace: s.MaxConnAgeGrace,
+		Debug: address(s.DebugHost, s.DebugPort), Bounds: s.Bounds.transport(), Budget: b.grpc, HTTPBudget: b.http,
+		HTTPConnections: s.Bounds.HTTPConnections, DebugConnections: s.Bounds.DebugConnections,
 		DrainTime: s.DrainTime, GraceTime: s.GraceTime,
 	}
+	o.Bounds.Age, o.Bounds.AgeGrace = s.MaxConnAge, s.MaxConnAgeGrace
 	if s.UsePrometheus {
 		o.Metrics = s.PrometheusAddr
 	}
@@ -225,7 +230,7 @@ const defaultRuntimeRoot = "/srv/runtime_data/current"
 
 // source is where rules come from.
 func (s *settings) source() config.Source {
-	tree := config.Tree{IgnoreDotFiles: s.IgnoreDotFiles, Bounds: s.Bounds.bounds()}
+	tree := config.Tree{IgnoreDotFiles: s.IgnoreDotFiles, Bounds: s.RuleBounds.bounds()}
 	runtimeRoot := s.RuntimeRoot
 	if runtimeRoot == "" {
 		if _, err := os.Stat(defaultRuntimeRoot); err == nil {

@@ -44,7 +44,7 @@ type xdsFlags struct {
 }
 
 // client makes the source; it does not connect yet.
-func (f *xdsFlags) client(b *boundsFlags, log *slog.Logger) (*xds.Client, error) {
+func (f *xdsFlags) client(b *ruleBoundFlags, log *slog.Logger) (*xds.Client, error) {
 	o := xds.Options{Interval: b.Interval, Bounds: b.bounds(), Server: f.Server, NodeID: f.NodeID, MaxMessage: f.MaxMessage, Backoff: xds.Backoff{Connect: f.Retry, First: f.First, Longest: f.Longest}}
 	var errs [4]error
 	o.Metadata, errs[0] = f.metadata()

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/service"
+	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
 // MaxRules is how many rules have series of their own; all others share those
@@ -33,6 +34,8 @@ type Source struct {
 	Seat func() (seat int, wanted bool)
 	// Ring, if set, is what this node did as one of a ring.
 	Ring func() ratelimit.RoutingStats
+	// Budgets are what callers have begun and not ended, by port.
+	Budgets map[string]*transport.Budget
 }
 
 // Collector is a prometheus.Collector over a Source, but for the metrics of
@@ -86,11 +89,13 @@ var (
 	leaseSizes    = ours("lease_tokens", "Tokens granted with a claim, where any were.")
 	saved         = ours("store_operations_saved_total", "Decisions made without asking the store: what one operation a request would have cost more.")
 	queued        = ours("claims_queued", "Claims that wait to be sent.")
+	inFlight      = ours("bytes_in_flight", "Of calls and bodies that callers have begun and not ended, as they are kept.", "port")
+	callersEnded  = ours("callers_ended_total", "Connections and bodies ended by a bound: crowded (more connections than there may be), heaviest (too many bytes in flight), stalled (it did not go on), excess (far more calls than one connection may have).", "port", "why")
 	queueSize     = ours("claims_queue_size", "Claims that may wait to be sent.")
 	everything    = []*prometheus.Desc{
 		callErrors, calls, loadSuccess, loadError, coalesced, copyErrors, fromCopy, sources, answers, shadowed, unknown, badCalls, panics, keys, keysMax, evicted, claims, fallbacks, breaker,
 		ruleCount, domains, build, seat, seatsWanted, syncAge, claimsBy, stale, void, recoveries, roundTrips, storeTime, leaseSizes, saved, queued, queueSize,
-		ringMembers, ringPrint, peerAsks, peerRefused, peerMalformed, rejected, handed, hotDecisions, hotKeys,
+		ringMembers, ringPrint, peerAsks, peerRefused, peerMalformed, rejected, handed, hotDecisions, hotKeys, inFlight, callersEnded,
 	}
 )
 
@@ -179,6 +184,13 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(queued, local.Queued)
 	gauge(queueSize, local.QueueSize)
 	c.collectFleet(count, gauge)
+	for port, b := range c.Budgets {
+		gauge(inFlight, int(b.Held()), port)
+		count(callersEnded, b.Crowded.Load(), port, "crowded")
+		count(callersEnded, b.Heaviest.Load(), port, "heaviest")
+		count(callersEnded, b.Stalled.Load(), port, "stalled")
+		count(callersEnded, b.Excess.Load(), port, "excess")
+	}
 	gauge(ruleCount, len(rules.All()))
 	gauge(domains, rules.Domains())
 	gauge(build, 1, c.Version)

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/service"
+	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
 func collector(t testing.TB, rules string) Collector {
@@ -124,6 +125,7 @@ func TestHandbookNamesEveryMetric(t *testing.T) {
 	c.Ring = func() ratelimit.RoutingStats {
 		return ratelimit.RoutingStats{RejectedBy: map[string]uint64{"secret": 1}}
 	}
+	c.Budgets = map[string]*transport.Budget{"grpc": transport.NewBudget(1)}
 	c.Store.Rules().All()[0].Counters.Refunded.Add(1)
 	shown := map[string]bool{"ratelimit_service_response_time_seconds": true} // the server's own
 	for line := range strings.Lines(scrape(t, c)) {

@@ -14,9 +14,10 @@ import (
 
 // Bounds of one request. What Envoy sends is far below them.
 const (
-	MaxRequestBytes = 4 << 20
+	MaxRequestBytes = 256 << 10 // where Options do not say otherwise
 	MaxDescriptors  = 1000
-	MaxEntries      = 100 // in one descriptor
+	MaxEntries      = 100    // in one descriptor
+	MaxAllEntries   = 10_000 // in all descriptors together
 	MaxTextBytes    = 64 << 10
 	maxHits         = math.MaxInt64
 )
@@ -65,7 +66,11 @@ type badRequest struct{ message string }
 
 func (e *badRequest) Error() string { return e.message }
 
-func bad(format string, args ...any) error { return &badRequest{fmt.Sprintf(format, args...)} }
+// bad says what is wrong with a request, in a line: it may quote what came, which
+// may be long.
+func bad(format string, args ...any) error {
+	return &badRequest{ratelimit.OneLine(fmt.Sprintf(format, args...))}
+}
 
 func (r *request) reset() {
 	r.domain, r.hits = "", 0
@@ -111,6 +116,9 @@ func (r *request) decodeDescriptor(b []byte, i int) error {
 		case num == 1 && typ == protowire.BytesType:
 			if d.count == MaxEntries {
 				return bad("descriptor %d has more than %d entries", i, MaxEntries)
+			}
+			if len(r.entries) == MaxAllEntries {
+				return bad("request has more than %d entries", MaxAllEntries)
 			}
 			r.entries = append(r.entries, config.Entry{})
 			d.count++

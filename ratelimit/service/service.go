@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math"
 	"runtime/debug"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
 // Options are what the server says about all answers. The zero value is the
@@ -28,6 +30,10 @@ type Options struct {
 	NearLimitRatio float64
 	// Traced says that calls come with a span, which is told what was decided.
 	Traced bool
+	// MaxRequestBytes bounds the body of POST /json; 0 means MaxRequestBytes.
+	MaxRequestBytes int
+	// Budget is what bodies that are being read count in; nil: there is none.
+	Budget *transport.Budget
 }
 
 // HeaderNames are the response headers; "" leaves all of them out.
@@ -47,13 +53,26 @@ type Service struct {
 	options Options
 	log     *slog.Logger
 	calls   sync.Pool
+	large   chan struct{} // slots of large calls that are worked on
 }
+
+// A request of largeBytes or more may grow a hundred times while it is decided:
+// each descriptor has a key, a verdict and a status. So few are at a time; others
+// wait, as the bytes that they are.
+const (
+	largeBytes  = 4 << 10
+	largeAtOnce = 16
+)
 
 // New makes a service that takes its rules from rules and its decisions from
 // limiter. wall is asked only for bans, whose windows need no account.
 func New(rules func() *config.Rules, limiter ratelimit.Limiter, clock ratelimit.Clock, wall func() time.Time, latency Observer, o Options, log *slog.Logger) *Service {
+	if o.MaxRequestBytes == 0 {
+		o.MaxRequestBytes = MaxRequestBytes
+	}
 	s := &Service{rules: rules, limiter: limiter, clock: clock, wall: wall, latency: latency, options: o, log: log}
 	s.calls.New = func() any { return new(call) }
+	s.large = make(chan struct{}, largeAtOnce)
 	return s
 }
 
@@ -61,6 +80,7 @@ func New(rules func() *config.Rules, limiter ratelimit.Limiter, clock ratelimit.
 var (
 	errNoConfig = errors.New("no rate limit configuration loaded")
 	errInternal = errors.New("internal error, see the log")
+	errLarge    = errors.New("too many large requests are being decided")
 )
 
 // call is one request from bytes to bytes. It is pooled: nothing of it outlives
@@ -101,6 +121,14 @@ func (s *Service) answer(ctx context.Context, c *call) (err error) {
 		}
 		s.latency.Observe(s.clock().Sub(start).Seconds())
 	}()
+	if len(c.in) >= largeBytes {
+		select {
+		case s.large <- struct{}{}:
+			defer func() { <-s.large }()
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", errLarge, ctx.Err())
+		}
+	}
 	if err := c.request.decode(c.in); err != nil {
 		return err
 	}
