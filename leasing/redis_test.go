@@ -148,7 +148,7 @@ func compareLedgers(t *testing.T, m *movedRedis, seed uint64) {
 		}
 		learns = max(learns, c.Learning)
 		told := *c
-		told.Learning = learns // of whichever claim
+		told.Learning = learns                                                       // of whichever claim
 		if err := CheckGrant(&told, &granted[1], 0); err != nil && c.Seq > seqs[h] { // a node asks with a number once
 			t.Fatalf("step %d: limit %v, claim %+v\nan honest answer is rejected: %v", step, c.Limit, *c, err)
 		}
