@@ -58,6 +58,7 @@ func (f *Fleet) pack(l *lane, flights []*flight) *batch {
 	for i, fl := range flights {
 		c := f.write(b.sent, fl)
 		c.Learning = b.known.Learning
+		fl.claim.Learning = c.Learning
 		b.claims[i] = c
 	}
 	return b

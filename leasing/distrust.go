@@ -85,7 +85,11 @@ func (h *held) fruitless(now instant, fl *flight, g *ratelimit.Grant) bool {
 	if g.Err != nil {
 		return errors.Is(g.Err, ratelimit.ErrStaleClaim) || errors.Is(g.Err, errYoung)
 	}
-	short := g.Granted-fl.claim.Granted < fl.claim.Waiting
+	got := g.Granted
+	if g.Carried {
+		got -= fl.claim.Granted
+	}
+	short := got < fl.claim.Waiting
 	return fl.claim.Waiting > 0 && (now >= h.lease.reset || short && g.RetryAfter == 0 && now >= h.lease.retry)
 }
 
