@@ -122,6 +122,7 @@ func TestHandbookNamesEveryMetric(t *testing.T) {
 	c := collector(t, "domain: d\ndescriptors: [{key: k, coordination: {mode: approx}, rate_limit: {unit: day, requests_per_unit: 100}}]\n")
 	c.Seat = func() (int, bool) { return 0, true }
 	c.Ring = func() ratelimit.RoutingStats { return ratelimit.RoutingStats{} }
+	c.Safety, c.RepliesRefused = func() StoreSafety { return StoreSafety{Known: true} }, func() uint64 { return 0 }
 	c.Store.Rules().All()[0].Counters.Refunded.Add(1)
 	shown := map[string]bool{"ratelimit_service_response_time_seconds": true} // the server's own
 	for line := range strings.Lines(scrape(t, c)) {
