@@ -108,8 +108,7 @@ func (b *batch) answered(grants []ratelimit.Grant, in epochAnswer) {
 	there, step := b.lane.heard(b.sent, now, grants, at)
 	lost := b.lane.learned(b.sent, now, in.epoch)
 	if lost {
-		b.stats.recoveries.Add(1)
-		b.doubtAll(now)
+		b.lost(b.lane, now)
 	}
 	if step >= stepLeast || step <= -stepLeast {
 		b.stepped(b.lane, now, step)
@@ -247,7 +246,7 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 			h.lease.fence = 0 // it may have been wrong before: none is compared with it any more
 		}
 		if h.fruitless(now, fl, g) {
-			h.pauses(now, true, f.Random())
+			h.pauses(now, true, f.Random)
 		}
 		return r, false
 	}
@@ -287,9 +286,7 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	h.settled = h.lease.unspent() == 0 && h.lease.spent == fl.claim.Spent && g.Granted == fl.claim.Granted
 	h.plan(sent, now, fl, g, f.Random())
 	h.again = now.Add(refusalHold)
-	if fl.claim.Waiting > 0 {
-		h.pauses(now, h.fruitless(now, fl, g), 0)
-	}
+	h.pauses(now, h.fruitless(now, fl, g), f.Random)
 	f.reportInTime(h, now, fl.key)
 	return r, drifted
 }

@@ -27,8 +27,8 @@ const (
 	// is right again. It costs a claim in that time, of keys that are asked for.
 	refusalHold = 5 * time.Second
 
-	// A ledger's clock that was set so many times in stepsRest is not believed to
-	// have been set once more until that has passed.
+	// A ledger's clock that was set so many times in stepsRest is not acted upon once
+	// more until that has passed; nor is a loss of its data.
 	mostSteps = 4
 	stepsRest = 10 * time.Second
 
@@ -94,7 +94,7 @@ func (h *held) fruitless(now instant, fl *flight, g *ratelimit.Grant) bool {
 }
 
 // pauses has the key rest when one answer after the other was fruitless.
-func (h *held) pauses(now instant, fruitless bool, jitter float64) {
+func (h *held) pauses(now instant, fruitless bool, jitter func() float64) {
 	if !fruitless {
 		h.fruits, h.pause = 0, 0
 		return
@@ -104,7 +104,7 @@ func (h *held) pauses(now instant, fruitless bool, jitter float64) {
 	}
 	h.fruits = min(h.fruits, mostFruitless+8)
 	wait := min(firstPause<<(h.fruits-mostFruitless), longestPause)
-	h.pause = now.Add(wait/2 + time.Duration(jitter*float64(wait/2)))
+	h.pause = now.Add(wait/2 + time.Duration(jitter()*float64(wait/2)))
 }
 
 // askAgain has a refusal that is held for long asked for again, in the background, as
@@ -117,7 +117,7 @@ func (f *Fleet) askAgain(h *held, now instant, hash uint64, a *ask) {
 	f.launch(h, fl)
 }
 
-// clockSteps are how often a ledger's clock was set of late.
+// clockSteps are how often a ledger's clock was set of late, or its data lost.
 type clockSteps struct {
 	n     int
 	since instant
@@ -165,6 +165,17 @@ func (f *Fleet) stepped(l *lane, now instant, step time.Duration) {
 	}
 }
 
+// lost takes in that a part of the ledger has lost its data.
+func (f *Fleet) lost(l *lane, now instant) {
+	f.stats.recoveries.Add(1)
+	l.mu.Lock()
+	may := l.losses.may(now, false)
+	l.mu.Unlock()
+	if may {
+		f.doubtAll(now)
+	}
+}
+
 // lapse has leases claimed anew after the ledger's clock was set. When it went ahead
 // of this node's, they are over there.
 func (f *Fleet) lapse(now instant, ahead bool) {
@@ -180,8 +191,9 @@ func (f *Fleet) lapseLate(now instant) {
 		l := &f.lanes[i]
 		l.mu.Lock()
 		due, ahead := l.steps.rested(now)
+		lost, _ := l.losses.rested(now)
 		l.mu.Unlock()
-		if due {
+		if due || lost {
 			f.lapse(now, ahead)
 		}
 	}

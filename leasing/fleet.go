@@ -84,6 +84,7 @@ type lane struct {
 	clock   ledgerClock // guarded by mu
 	memory  memory      // guarded by mu
 	steps   clockSteps  // guarded by mu
+	losses  clockSteps  // guarded by mu
 }
 
 // refused tells whether the breaker is open and no probe is due.

@@ -277,6 +277,29 @@ func TestHostileClockIsNoticed(t *testing.T) {
 	})
 }
 
+// A ledger that says of each batch that its data was lost has everything told again
+// four times in ten seconds, and no more.
+func TestHostileEpochsWithoutEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, end := newLied(t, ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10_000})
+		defer end()
+		w.ask(100, 10*time.Millisecond)
+		before := w.ledger.count()
+		w.ledger.mu.Lock()
+		w.ledger.epoch = func(e *ratelimit.Epoch, at *ledgerTime) {
+			*e = ratelimit.Epoch{ID: e.ID + uint64(*at), Began: *at, Learning: at.Add(relearnTime)}
+		}
+		w.ledger.mu.Unlock()
+		w.ask(2000, 10*time.Millisecond)
+		if claims := w.ledger.count() - before; claims > 150 {
+			t.Errorf("%d claims in 20 s", claims)
+		}
+		if w.node.Stats().Recoveries == 0 {
+			t.Error("no loss was counted")
+		}
+	})
+}
+
 // An epoch that says it learns for a hundred years is believed for ten seconds.
 func TestHostileEpoch(t *testing.T) {
 	at := ledgerTime(1_800_000_000_000_000)

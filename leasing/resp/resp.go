@@ -32,7 +32,7 @@ const (
 	// MaxDepth is how deep answers may be nested; COMMAND's are the deepest, with 7.
 	MaxDepth = 16
 	// MaxLine is the longest line: of errors and statuses.
-	MaxLine = 16 << 10
+	MaxLine = 4 << 10
 	// ElementBytes is how many bytes of the bound an announced element is worth: a
 	// client keeps some 40 bytes for each, however short it is.
 	ElementBytes = 16
