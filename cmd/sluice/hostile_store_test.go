@@ -199,7 +199,7 @@ func TestHostileRepliesOfEveryType(t *testing.T) {
 // A real Redis whose policy evicts is warned about; when it has evicted, it is told
 // all accounts again, and those that it had lost are counted.
 func TestHostileEviction(t *testing.T) {
-	store := redistest.Start(t, "--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru", "--maxmemory-samples", "10")
+	store := redistest.Start(t, "--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru", "--maxmemory-samples", "64")
 	f, ledger := hostileFleet(t, &redisFlags{URL: store.Addr, Type: "SINGLE", PoolSize: 4, Timeout: time.Second})
 	var log lines
 	watch := &storeWatch{name: "REDIS_URL", ledger: ledger, fleet: f, clock: ratelimit.MonotonicClock(), log: slog.New(slog.NewTextHandler(&log, nil))}
@@ -232,11 +232,15 @@ func TestHostileEviction(t *testing.T) {
 	}
 }
 
-// evictQuiet writes other keys until the quiet one has gone, and keeps the epoch: it
-// is read all the time, and is not what was used least recently.
+// evictQuiet writes other keys until the quiet one has gone: it is made the one that
+// was used least recently, and the others are so few that Redis looks at all.
 func evictQuiet(t *testing.T, client *redis.Client, quiet string) {
 	t.Helper()
-	junk := strings.Repeat("x", 20_000)
+	dump, ttl := client.Dump(t.Context(), quiet).Val(), client.PTTL(t.Context(), quiet).Val()
+	if err := client.Do(t.Context(), "RESTORE", quiet, ttl.Milliseconds(), dump, "REPLACE", "IDLETIME", 1000).Err(); err != nil {
+		t.Fatal(err)
+	}
+	junk := strings.Repeat("x", 100_000)
 	for i := range 3000 {
 		pipe := client.Pipeline()
 		pipe.Get(t.Context(), "sluice:epoch")
@@ -244,6 +248,7 @@ func evictQuiet(t *testing.T, client *redis.Client, quiet string) {
 		gone := pipe.Exists(t.Context(), quiet)
 		_, _ = pipe.Exec(t.Context())
 		if gone.Err() == nil && gone.Val() == 0 {
+			client.ConfigSet(t.Context(), "maxmemory", "0") // no more is evicted, not even for the account made anew
 			if n := client.Exists(t.Context(), "sluice:epoch").Val(); n == 0 {
 				t.Fatal("Redis evicted the epoch, which is read all the time")
 			}
