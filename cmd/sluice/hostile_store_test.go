@@ -249,7 +249,7 @@ func evictQuiet(t *testing.T, client *redis.Client, quiet string) {
 		gone := pipe.Exists(t.Context(), quiet)
 		_, _ = pipe.Exec(t.Context())
 		if gone.Err() == nil && gone.Val() == 0 {
-			client.ConfigSet(t.Context(), "maxmemory", "0") // no more is evicted, not even for the account made anew
+			client.ConfigSet(t.Context(), "maxmemory", "0")                                 // no more is evicted, not even for the account made anew
 			if err := client.Set(t.Context(), "sluice:epoch", epoch, 0).Err(); err != nil { // if it went, too
 				t.Fatal(err)
 			}
