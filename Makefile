@@ -53,6 +53,8 @@ fuzz: ## run each fuzz target FUZZTIME times (5000x; or a time, 30s)
 	$(GO) test -run '^$$' -fuzz '^FuzzRecorded$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./bench/load
 	$(GO) test -run '^$$' -fuzz '^FuzzParcel$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./routing
 	$(GO) test -run '^$$' -fuzz '^FuzzFrame$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./routing
+	$(GO) test -run '^$$' -fuzz '^FuzzReplies$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./leasing/resp
+	$(GO) test -run '^$$' -fuzz '^FuzzGrant$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./leasing
 	$(GO) test -run '^$$' -fuzz '^FuzzAnswer$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./ratelimit/service
 	$(GO) test -run '^$$' -fuzz '^FuzzResource$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./ratelimit/xds
 

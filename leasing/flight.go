@@ -270,6 +270,9 @@ func (f *Fleet) join(now instant, a *ask) (fl *flight, launch bool, reason ratel
 		}
 		return h.flight, false, 0
 	}
+	if now < h.pause {
+		return nil, false, ratelimit.FallbackError
+	}
 	fl = f.newFlight(hash, a.Key)
 	if f.laneOf(fl.name).refused(now) {
 		return nil, false, ratelimit.FallbackBreaker

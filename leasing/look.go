@@ -325,7 +325,7 @@ func (a *account) readRow(row any) error {
 		a.others = append(a.others, record{
 			holder: ratelimit.Holder(holder), seq: uint64(n[0]), window: window(n[1]), expires: ledgerTime(n[2]), fence: ratelimit.Fence(n[3]),
 			granted: tokens(n[4]), inflight: tokens(n[5]), spent: tokens(n[6]), returned: tokens(n[7]), over: tokens(n[8]),
-			closed: n[9]&1 != 0, void: n[9]&2 != 0, direct: n[9]&4 != 0, eager: n[9]&8 != 0, last: n[9]&16 != 0,
+			closed: n[9]&1 != 0, void: n[9]&2 != 0, direct: n[9]&4 != 0, eager: n[9]&8 != 0, last: n[9]&16 != 0, missing: n[9]&32 != 0,
 		})
 		return nil
 	}

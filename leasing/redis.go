@@ -182,7 +182,8 @@ func NewHolder() ratelimit.Holder {
 // ErrLedgerAnswer says that what answered is no ledger of this protocol.
 var ErrLedgerAnswer = errors.New("the ledger's answer makes no sense")
 
-// readGrant reads what the script returned.
+// readGrant reads what the script returned. What it says is not checked here, but by
+// who takes it (CheckGrant).
 func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 	g := ratelimit.Grant{Seq: c.Seq, TTL: c.TTL}
 	values, err := answer.Int64Slice()
@@ -190,11 +191,16 @@ func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 	case err != nil && answer.Err() != nil:
 		g.Err = fmt.Errorf("redis: %w", err)
 		return g
-	case err == nil && len(values) == 1 && values[0] == 1:
-		g.Err = ratelimit.ErrStaleClaim
+	case err != nil || len(values) != answerFields && (len(values) != 2 || values[0] != 1):
+		g.Err = fmt.Errorf("%w: %w", &GrantError{Kind: ratelimit.RejectedForm, What: "number of fields", Said: int64(len(values)), Least: 2, Most: answerFields}, saying(answer))
 		return g
-	case err != nil || len(values) != 16:
-		g.Err = fmt.Errorf("%w: %v", ErrLedgerAnswer, shortened(answer.Val()))
+	}
+	if g.Seq = uint64(values[len(values)-1]); g.Seq != c.Seq { // replies that are mixed up
+		g.Err = &GrantError{ratelimit.RejectedSequence, "sequence number", int64(g.Seq), int64(c.Seq), int64(c.Seq)}
+		return g
+	}
+	if len(values) == 2 {
+		g.Err = ratelimit.ErrStaleClaim
 		return g
 	}
 	g.Granted, g.Fence, g.Window = tokens(values[1]), ratelimit.Fence(values[2]), window(values[3])
@@ -202,22 +208,34 @@ func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 	g.Available, g.Outstanding = tokens(values[5]), tokens(values[6])
 	g.ResetAfter, g.RetryAfter = microseconds(values[7]), microseconds(values[8])
 	g.Holders, g.OverAdmitted, g.Relearning = int(values[9]), tokens(values[10]), values[11] == 1
-	g.At, g.Stranded, g.Over = ledgerTime(values[12]), tokens(values[13]), tokens(values[14])
-	if g.Granted < c.Granted && g.Carried && !g.Void || g.Available < 0 {
-		g.Err = fmt.Errorf("%w: %v", ErrLedgerAnswer, values)
-	}
+	g.At, g.Stranded, g.Over, g.Missing = ledgerTime(values[12]), tokens(values[13]), tokens(values[14]), values[16] == 1
 	return g
 }
 
+// answerFields is how many numbers the script answers a claim with.
+const answerFields = 18
+
+// saying is what an answer says, in a few words.
+func saying(answer *redis.Cmd) error { return errors.New(shortened(answer.Val())) } //nolint:err113 // its text is the store's
+
 func microseconds(us int64) time.Duration {
-	if us > int64(1<<63-1)/1000 {
+	const most = int64(1<<63-1) / 1000
+	if us > most {
 		return 1<<63 - 1
+	}
+	if us < -most {
+		return -1 << 63
 	}
 	return time.Duration(us) * time.Microsecond
 }
 
+// shortened is the beginning of what an answer says. A long one is not written out
+// for that.
 func shortened(v any) string {
-	s := fmt.Sprint(v)
+	if all, ok := v.([]any); ok && len(all) > 20 {
+		v = all[:20]
+	}
+	s := fmt.Sprintf("%.80v", v)
 	if len(s) > 80 {
 		s = s[:80] + "..."
 	}

@@ -62,7 +62,8 @@ local function muldiv(x, y, z, add)
 end
 
 -- The account. A record is {seq, window, expires, fence, granted, inflight,
--- spent, returned, over, flags}; flags: 1 closed, 2 void, 4 direct, 8 eager, 16 last.
+-- spent, returned, over, flags}; flags: 1 closed, 2 void, 4 direct, 8 eager, 16 last,
+-- 32 missing.
 local SEQ, WINDOW, EXPIRES, FENCE, GRANTED, INFLIGHT, SPENT, RETURNED, OVER, FLAGS = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 local a = {
   now = 0, fence = 0, window = 0, base = 0, prev = 0, over = 0, level = 0, carry = 0, relearn = 0, relearned = 0,
@@ -161,8 +162,8 @@ end
 
 local function free(at) return capacity - weighted_previous() - all_charged(at) end
 local function available(at)
-  if bucket then return div(a.level, MICRO) end
-  return max(0, free(at))
+  if bucket then return min(burst, div(a.level, MICRO)) end
+  return min(requests, max(0, free(at)))
 end
 
 local function time_to_level(level)
@@ -342,6 +343,7 @@ local function answer(r)
     0, r[GRANTED] + r[INFLIGHT], r[FENCE], r[WINDOW], flag(r, 2) and 1 or 0, available(r[WINDOW]), elsewhere, reset, retry,
     live_holders(r[WINDOW]), r[OVER], a.now < a.relearn and 1 or 0, ledger, stranded,
     r[WINDOW] < a.window and a.late or a.over, (r[WINDOW] == c.window or bucket and c.window ~= 0) and 1 or 0,
+    flag(r, 32) and 1 or 0, c.seq,
   }
 end
 
@@ -418,9 +420,8 @@ local function book(r, at)
   end
   local knew = known and r[GRANTED] + r[INFLIGHT] or 0
   local reclaimed = known and flag(r, 1)
-  if is_here and not reclaimed and not c.refilled and c.granted > knew then
-    relearn_until(a.now + RELEARN_TIME)
-  end
+  local missing = is_here and not reclaimed and not c.refilled and c.granted > knew
+  if missing then relearn_until(a.now + RELEARN_TIME) end
   if is_here and not known and sliding and (c.fence > 0 or a.now < a.relearn) then
     if r[WINDOW] == a.window - 1 then a.prev = a.prev - charged(r) end
     a.prev = max(0, a.prev + n[18])
@@ -429,7 +430,7 @@ local function book(r, at)
   a.fence = max(a.fence + 1, a.now, min(c.fence, MOST_FENCE) + 1)
   r[SEQ], r[WINDOW], r[EXPIRES], r[FENCE] = c.seq, at, a.now + c.ttl, a.fence
   r[GRANTED], r[INFLIGHT], r[SPENT], r[RETURNED], r[OVER] = 0, 0, 0, 0, over
-  r[FLAGS] = (void and 2 or 0) + (c.direct and 4 or 0) + (c.eager and 8 or 0) + (c.last and 16 or 0)
+  r[FLAGS] = (void and 2 or 0) + (c.direct and 4 or 0) + (c.eager and 8 or 0) + (c.last and 16 or 0) + (missing and 32 or 0)
   if is_here then r[GRANTED], r[SPENT], r[RETURNED] = c.granted, c.spent, c.returned end
   if void then r[GRANTED] = min(c.granted, c.spent + c.returned) end
   if not bucket then return 0 end
@@ -515,7 +516,7 @@ local function settled(r, before, relearn)
   return 'report'
 end
 
-if (c.ahead or c.final) and algorithm ~= FIXED then return { 1 } end -- there are no windows that begin anew
+if (c.ahead or c.final) and algorithm ~= FIXED then return { 1, c.seq } end -- there are no windows that begin anew
 advance()
 if shifted then -- what was charged is in other windows now
   for at = a.window, a.window + (algorithm == FIXED and 1 or 0) do
@@ -539,19 +540,19 @@ end
 -- kept is an answer that books nothing; but time has passed for the account.
 local function kept(reply)
   if #fields > 0 then store() end
-  if #reply == 1 then audit('stale', holder) end
+  if #reply == 2 then audit('stale', holder) end
   return reply
 end
 learn()
 -- A holder from before the ledger's clock went back has another number for each window.
 if c.fence > 0 and c.fence <= a.renamed then c.window = c.window - a.moved end
-if c.ahead and c.window ~= a.window and c.window ~= target() then return kept({ 1 }) end -- for a window that is over
+if c.ahead and c.window ~= a.window and c.window ~= target() then return kept({ 1, c.seq }) end -- for a window that is over
 local r = records[holder]
 if r and c.seq <= r[SEQ] then
-  if c.seq < r[SEQ] or flag(r, 1) then return kept({ 1 }) end -- late, or a repeat of what expiry has undone
+  if c.seq < r[SEQ] or flag(r, 1) then return kept({ 1, c.seq }) end -- late, or a repeat of what expiry has undone
   return kept(answer(r))
 end
-if c.final and (c.window ~= a.window - 1 or r and r[WINDOW] > c.window) then return kept({ 1 }) end
+if c.final and (c.window ~= a.window - 1 or r and r[WINDOW] > c.window) then return kept({ 1, c.seq }) end
 if c.eager then close_expired() end
 for _, name in ipairs(expired) do audit('expiry', name, records[name]) end
 if not r then

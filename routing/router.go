@@ -279,7 +279,13 @@ func (r *Router) Leave(ctx context.Context) {
 func (r *Router) Ready() bool { return r.isReady(r.clock()) }
 
 // Stats returns the counts so far.
-func (r *Router) Stats() ratelimit.RoutingStats { return r.routingStats() }
+func (r *Router) Stats() ratelimit.RoutingStats {
+	s := r.routingStats()
+	if r.hotFleet != nil {
+		s.Rejected = r.hotFleet.Stats().Rejected
+	}
+	return s
+}
 
 // Fallbacks counts decisions made because an owner did not answer.
 func (r *Router) Fallbacks() uint64 { return r.stats.fallbacks.Load() }

@@ -107,6 +107,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	svc := service.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, c.serviceOptions(budgets.http), log)
 	p.shown = metrics.Collector{Source: metrics.Source{
 		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.all(),
+		Safety: p.safety, RepliesRefused: p.refused.Load,
 	}}
 	if p.spans, err = c.Tracing.start(log); err != nil {
 		return nil, err

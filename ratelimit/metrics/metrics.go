@@ -32,10 +32,21 @@ type Source struct {
 	// Seat, if set, is the drift seat of this node, -1 for none, and whether a
 	// rule needs one.
 	Seat func() (seat int, wanted bool)
+	// Safety, if set, is how the store keeps its data, and RepliesRefused how many of
+	// its connections were ended because of what they announced.
+	Safety         func() StoreSafety
+	RepliesRefused func() uint64
 	// Ring, if set, is what this node did as one of a ring.
 	Ring func() ratelimit.RoutingStats
 	// Budgets are what callers have begun and not ended, by port.
 	Budgets map[string]*transport.Budget
+}
+
+// StoreSafety is how the store keeps its data: 1 yes, 0 no, -1 not known.
+type StoreSafety struct {
+	Known              bool // it was asked, and has answered
+	MayEvict, RDB, AOF int
+	Evicted            uint64 // keys, since it started
 }
 
 // Collector is a prometheus.Collector over a Source, but for the metrics of
@@ -92,7 +103,14 @@ var (
 	inFlight      = ours("bytes_in_flight", "Of calls and bodies that callers have begun and not ended, as they are kept.", "port")
 	callersEnded  = ours("callers_ended_total", "Connections and bodies ended by a bound: crowded (more connections than there may be), heaviest (too many bytes in flight), stalled (it did not go on), excess (far more calls than one connection may have).", "port", "why")
 	queueSize     = ours("claims_queue_size", "Claims that may wait to be sent.")
+	clockSteps    = ours("store_clock_steps_total", "Times that the store's clock was set, by at least 100 ms.", "direction")
+	missing       = ours("store_accounts_lost_total", "Accounts in use that the store was found to have lost singly, as by eviction.")
+	missingTokens = ours("store_accounts_lost_tokens_total", "What they had granted to this node: the most that may have been granted again for it.")
+	mayEvict      = ours("store_may_evict", "1 if the store's maxmemory-policy may evict accounts in use; -1: it does not say.")
+	evictedKeys   = ours("store_evicted_keys", "Keys that the store has evicted since it started.")
+	persistent    = ours("store_persistent", "1 if the store keeps its data so; -1: it does not say.", "by")
 	everything    = []*prometheus.Desc{
+		clockSteps, missing, missingTokens, mayEvict, evictedKeys, persistent,
 		callErrors, calls, loadSuccess, loadError, coalesced, copyErrors, fromCopy, sources, answers, shadowed, unknown, badCalls, panics, keys, keysMax, evicted, claims, fallbacks, breaker,
 		ruleCount, domains, build, seat, seatsWanted, syncAge, claimsBy, stale, void, recoveries, roundTrips, storeTime, leaseSizes, saved, queued, queueSize,
 		ringMembers, ringPrint, peerAsks, peerRefused, peerMalformed, rejected, handed, hotDecisions, hotKeys, inFlight, callersEnded,
@@ -183,6 +201,7 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	count(saved, decided-min(local.Claims, decided))
 	gauge(queued, local.Queued)
 	gauge(queueSize, local.QueueSize)
+	c.collectStore(local, count, gauge)
 	c.collectFleet(count, gauge)
 	for port, b := range c.Budgets {
 		gauge(inFlight, int(b.Held()), port)
@@ -196,6 +215,29 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(build, 1, c.Version)
 }
 
+// collectStore shows what is wrong with the store's answers, and how it keeps data.
+func (c Collector) collectStore(s ratelimit.LimiterStats, count func(*prometheus.Desc, uint64, ...string), gauge func(*prometheus.Desc, int, ...string)) {
+	for i, kind := range ratelimit.Rejections {
+		count(rejected, s.Rejected[i], "store", kind)
+	}
+	count(clockSteps, s.ClockSteps[0], "ahead")
+	count(clockSteps, s.ClockSteps[1], "back")
+	count(missing, s.Missing)
+	count(missingTokens, s.MissingTokens)
+	if c.RepliesRefused != nil {
+		count(rejected, c.RepliesRefused(), "store", "reply")
+	}
+	if c.Safety == nil {
+		return
+	}
+	if v := c.Safety(); v.Known {
+		gauge(mayEvict, v.MayEvict)
+		gauge(evictedKeys, int(v.Evicted))
+		gauge(persistent, v.RDB, "rdb")
+		gauge(persistent, v.AOF, "aof")
+	}
+}
+
 // collectFleet shows what this node is among others.
 func (c Collector) collectFleet(count func(*prometheus.Desc, uint64, ...string), gauge func(*prometheus.Desc, int, ...string)) {
 	if c.Seat != nil {
@@ -205,6 +247,9 @@ func (c Collector) collectFleet(count func(*prometheus.Desc, uint64, ...string),
 	}
 	if c.Ring != nil {
 		s := c.Ring()
+		for i, kind := range ratelimit.Rejections {
+			count(rejected, s.Rejected[i], "peer", kind)
+		}
 		gauge(ringMembers, len(s.Members))
 		gauge(ringPrint, int(s.Ring>>12)) // what a float holds
 		count(peerAsks, s.Forwarded, "forwarded")

@@ -126,6 +126,7 @@ func TestHandbookNamesEveryMetric(t *testing.T) {
 		return ratelimit.RoutingStats{RejectedBy: map[string]uint64{"secret": 1}}
 	}
 	c.Budgets = map[string]*transport.Budget{"grpc": transport.NewBudget(1)}
+	c.Safety, c.RepliesRefused = func() StoreSafety { return StoreSafety{Known: true} }, func() uint64 { return 0 }
 	c.Store.Rules().All()[0].Counters.Refunded.Add(1)
 	shown := map[string]bool{"ratelimit_service_response_time_seconds": true} // the server's own
 	for line := range strings.Lines(scrape(t, c)) {
