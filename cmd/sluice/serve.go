@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 	"github.com/sluice-gate/sluice/ratelimit/server"
 	"github.com/sluice-gate/sluice/ratelimit/service"
+	"github.com/sluice-gate/sluice/ratelimit/shed"
 	"github.com/sluice-gate/sluice/routing"
 )
 
@@ -103,15 +104,18 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 		}
 		p.limiter, p.run, p.ring, ring = r, peered, r.Router, r.Router.Stats
 	}
-	svc := service.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, c.serviceOptions(), log)
+	gate := c.gate()
+	options := c.serviceOptions()
+	options.Gate = gate
+	svc := service.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
 	p.shown = metrics.Collector{Source: metrics.Source{
-		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring,
+		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Gate: gate,
 	}}
 	if p.spans, err = c.Tracing.start(log); err != nil {
 		return nil, err
 	}
 	people := console.Source{Metrics: p.shown, Inspector: p.limiter, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Log: log}
-	p.server, err = c.open(svc, p.shown, people, p.latency, p.spans, log)
+	p.server, err = c.open(svc, p.shown, people, p.latency, p.spans, gate, log)
 	return p, err
 }
 
@@ -213,7 +217,7 @@ func warnOfModes(rules *config.Rules, log *slog.Logger) {
 	}
 }
 
-func (c *serveCmd) open(svc *service.Service, shown metrics.Collector, people console.Source, latency prometheus.Collector, spans *tracing, log *slog.Logger) (*server.Server, error) {
+func (c *serveCmd) open(svc *service.Service, shown metrics.Collector, people console.Source, latency prometheus.Collector, spans *tracing, gate *shed.Gate, log *slog.Logger) (*server.Server, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(shown, latency, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -225,6 +229,7 @@ func (c *serveCmd) open(svc *service.Service, shown metrics.Collector, people co
 	public.Handle("/json", spans.http("/json", http.HandlerFunc(svc.ServeJSON)))
 	options := c.serverOptions()
 	options.Extra = spans.grpc()
+	guard(&options, gate, people.Clock)
 	options.Note = seatNote(shown.Seat)
 	var err error
 	if options.TLS, err = c.TLS.credentials(log); err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/service"
+	"github.com/sluice-gate/sluice/ratelimit/shed"
 )
 
 // MaxRules is how many rules have series of their own; all others share those
@@ -33,6 +34,8 @@ type Source struct {
 	Seat func() (seat int, wanted bool)
 	// Ring, if set, is what this node did as one of a ring.
 	Ring func() ratelimit.RoutingStats
+	// Gate, if set, decides which calls are begun.
+	Gate *shed.Gate
 }
 
 // Collector is a prometheus.Collector over a Source, but for the metrics of
@@ -83,10 +86,15 @@ var (
 	saved         = ours("store_operations_saved_total", "Decisions made without asking the store: what one operation a request would have cost more.")
 	queued        = ours("claims_queued", "Claims that wait to be sent.")
 	queueSize     = ours("claims_queue_size", "Claims that may wait to be sent.")
+	shedCalls     = ours("shed_total", "Calls answered UNAVAILABLE before anything was charged, by reason.", "reason")
+	givenUp       = ours("calls_given_up_total", "Calls whose caller gave up while they were decided: what they were charged was given back.")
+	inFlight      = ours("calls_in_flight", "Calls that are decided now.")
+	waitingCalls  = ours("calls_waiting", "Calls that wait for their turn now.")
 	everything    = []*prometheus.Desc{
 		callErrors, calls, loadSuccess, loadError, sources, answers, shadowed, unknown, badCalls, panics, keys, keysMax, evicted, claims, fallbacks, breaker,
 		ruleCount, domains, build, seat, seatsWanted, syncAge, claimsBy, stale, void, recoveries, roundTrips, storeTime, leaseSizes, saved, queued, queueSize,
 		ringMembers, ringPrint, peerAsks, peerRefused, peerMalformed, handed, hotDecisions, hotKeys,
+		shedCalls, givenUp, inFlight, waitingCalls,
 	}
 )
 
@@ -170,10 +178,27 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	count(saved, decided-min(local.Claims, decided))
 	gauge(queued, local.Queued)
 	gauge(queueSize, local.QueueSize)
+	c.collectGate(count, gauge)
 	c.collectFleet(count, gauge)
 	gauge(ruleCount, len(rules.All()))
 	gauge(domains, rules.Domains())
 	gauge(build, 1, c.Version)
+}
+
+// collectGate shows which calls were not begun.
+func (c Collector) collectGate(count func(*prometheus.Desc, uint64, ...string), gauge func(*prometheus.Desc, int, ...string)) {
+	if c.Gate == nil {
+		return
+	}
+	s := c.Gate.Stats()
+	for reason, name := range shed.Reasons {
+		if name != "" {
+			count(shedCalls, s.Shed[reason], name)
+		}
+	}
+	count(givenUp, s.GivenUp)
+	gauge(inFlight, s.InFlight)
+	gauge(waitingCalls, s.Waiting)
 }
 
 // collectFleet shows what this node is among others.

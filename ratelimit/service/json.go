@@ -13,12 +13,20 @@ import (
 
 // ServeJSON answers POST /json: the request as protojson in the body, the
 // answer as protojson with 200 (OK) or 429 (OVER_LIMIT). A bad request is 400
-// (413 if it is too large), and 503 says that there is no decision.
+// (413 if it is too large), and 503 says that there is no decision, or that the
+// node is overloaded and did not begin.
 func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
 		http.Error(w, "use POST with a RateLimitRequest as JSON", http.StatusMethodNotAllowed)
 		return
+	}
+	if gate := s.options.Gate; gate != nil {
+		if gate.EnterNow(s.clock()) != nil {
+			http.Error(w, "overloaded: not begun, nothing was charged", http.StatusServiceUnavailable)
+			return
+		}
+		defer gate.End()
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxRequestBytes))
 	if err != nil {

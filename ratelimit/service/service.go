@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/shed"
 )
 
 // Options are what the server says about all answers. The zero value is the
@@ -28,6 +29,9 @@ type Options struct {
 	NearLimitRatio float64
 	// Traced says that calls come with a span, which is told what was decided.
 	Traced bool
+	// Gate, if set, decides which calls are begun, and has what was charged given
+	// back if the caller does not wait for the answer.
+	Gate *shed.Gate
 }
 
 // HeaderNames are the response headers; "" leaves all of them out.
@@ -61,6 +65,7 @@ func New(rules func() *config.Rules, limiter ratelimit.Limiter, clock ratelimit.
 var (
 	errNoConfig = errors.New("no rate limit configuration loaded")
 	errInternal = errors.New("internal error, see the log")
+	errGone     = errors.New("the caller gave up before it was answered; nothing was charged")
 )
 
 // call is one request from bytes to bytes. It is pooled: nothing of it outlives
@@ -111,6 +116,11 @@ func (s *Service) answer(ctx context.Context, c *call) (err error) {
 	c.match(s, rules.Domain(c.request.domain))
 	if err := c.decide(ctx, s, start); err != nil {
 		return err
+	}
+	if s.options.Gate != nil && ctx.Err() != nil {
+		s.options.Gate.Gone()
+		c.undo(s, start, true)
+		return errGone
 	}
 	c.conclude(s, start)
 	c.encode(s)
@@ -310,6 +320,12 @@ func (c *call) refund(s *Service, now ratelimit.Instant) {
 		st := &c.statuses[i]
 		all = all || st.over && st.rule.Coordination.OnDeny == ratelimit.DenyRefunds
 	}
+	c.undo(s, now, all)
+}
+
+// undo takes back what was spent of all rules, or of those that say so of a refused
+// request.
+func (c *call) undo(s *Service, now ratelimit.Instant, all bool) {
 	n := 0
 	for i := range c.asks {
 		a := &c.asks[i]
