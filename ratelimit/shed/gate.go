@@ -82,10 +82,17 @@ func NewGate(maxWait time.Duration) *Gate { return &Gate{maxWait: maxWait} }
 // Arrive decides on a call whose caller waits for patience from now on. If it says
 // Begun, Begin must follow.
 func (g *Gate) Arrive(now ratelimit.Instant, patience time.Duration) Reason {
+	reason, _ := g.arrive(now, patience, false)
+	return reason
+}
+
+// arrive decides as Arrive does. With follow, the call's mark, if it is not 0, must
+// be given to Followed before Begin.
+func (g *Gate) arrive(now ratelimit.Instant, patience time.Duration, follow bool) (why Reason, mark uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if patience <= 0 {
-		return g.refuseLocked(Deadline)
+		return g.refuseLocked(Deadline), 0
 	}
 	shorter := patience < g.maxWait/2 // a caller in a hurry, and not the queue, is why
 	patience = min(patience, g.maxWait)
@@ -95,14 +102,18 @@ func (g *Gate) Arrive(now ratelimit.Instant, patience time.Duration) Reason {
 	wait := time.Duration(float64(g.waiting) * g.each)
 	if g.waiting >= fewest && wait > g.allowedLocked(now, wait, patience) {
 		if shorter && wait > patience/burstShare {
-			return g.refuseLocked(Deadline)
+			return g.refuseLocked(Deadline), 0
 		}
-		return g.refuseLocked(Overload)
+		return g.refuseLocked(Overload), 0
 	}
 	g.forgetLocked(now)
 	g.waiting++
 	g.admitted++
-	return Begun
+	if follow && g.admitted >= g.mark+followed {
+		g.mark = g.admitted
+		return Begun, g.mark
+	}
+	return Begun, 0
 }
 
 // allowedLocked is how long a call may wait.
@@ -166,20 +177,8 @@ func (g *Gate) measureLocked(now ratelimit.Instant) {
 // deadline passed in that very moment. Such calls must not count as waiting for ever,
 // or a client could have others refused. Calls begin in about the order in which they
 // arrived, so that when one begins, those that wait are at most those that arrived
-// after it: one at a time is followed (Follow, Followed). And when none has begun for
+// after it: one of them now and then is followed (arrive, Followed). And when none has begun for
 // a while, none waits (forgetLocked).
-
-// Follow makes the call that was let in last the one that is followed, unless one is
-// or it is too early; it returns its mark, or 0.
-func (g *Gate) Follow() uint64 {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.admitted < g.mark+followed {
-		return 0
-	}
-	g.mark = g.admitted
-	return g.mark
-}
 
 // Followed says that the call with a mark begins.
 func (g *Gate) Followed(mark uint64) {

@@ -145,15 +145,12 @@ func TestLostCallsAreFound(t *testing.T) {
 		c.serve(100, 20*time.Microsecond)
 		for i := range 5000 {
 			for range 20 {
-				c.Arrive(c.now, patience)
-				if i%2 == 0 {
-					c.Follow() // and it never begins
-				}
+				_, _ = c.Gate.arrive(c.now, patience, i%2 == 0) // it is followed, and never begins
 			}
-			if reason := c.Arrive(c.now, patience); reason != Begun {
+			reason, mark := c.Gate.arrive(c.now, patience, true)
+			if reason != Begun {
 				t.Fatalf("%s: call %d is refused, %d wait, it says", name, i, c.Stats().Waiting)
 			}
-			mark := c.Follow()
 			c.pass(each)
 			if mark != 0 {
 				c.Followed(mark)

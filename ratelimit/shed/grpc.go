@@ -26,11 +26,11 @@ func (g *Gate) Tap(method string, clock ratelimit.Clock) tap.ServerInHandle {
 		if deadline, ok := ctx.Deadline(); ok {
 			patience = time.Until(deadline)
 		}
+		reason, mark := g.arrive(clock(), patience, true)
 		switch {
-		case g.Arrive(clock(), patience) == Begun:
-			if mark := g.Follow(); mark != 0 {
-				return context.WithValue(ctx, fate{}, mark), nil
-			}
+		case reason == Begun && mark != 0:
+			return context.WithValue(ctx, fate{}, mark), nil
+		case reason == Begun:
 			return ctx, nil
 		case patience > longest:
 			return context.WithValue(ctx, fate{}, refused), nil

@@ -171,12 +171,12 @@ func (n *node) readBatch(l *link) {
 		n.work(costRead)
 		f.call.seen = n.now
 		if n.gate != nil {
-			if n.gate.Arrive(n.instant(), n.patience) != Begun {
+			reason, mark := n.gate.arrive(n.instant(), n.patience, true)
+			if f.call.mark = mark; reason != Begun {
 				n.work(costRefused)
 				n.answer(f.call, false)
 				continue
 			}
-			f.call.mark = n.gate.Follow()
 		}
 		n.begin(f.call)
 	}
