@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 	"github.com/sluice-gate/sluice/ratelimit/server"
 	"github.com/sluice-gate/sluice/ratelimit/service"
+	"github.com/sluice-gate/sluice/ratelimit/shed"
 	"github.com/sluice-gate/sluice/routing"
 )
 
@@ -104,16 +105,19 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 		p.limiter, p.run, p.ring, ring = r, peered, r.Router, r.Router.Stats
 	}
 	budgets := c.Bounds.budgets()
-	svc := service.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, c.serviceOptions(budgets.http), log)
+	gate := c.gate()
+	options := c.serviceOptions(budgets.http)
+	options.Gate = gate
+	svc := service.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
 	p.shown = metrics.Collector{Source: metrics.Source{
 		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.all(),
-		Safety: p.safety, RepliesRefused: p.refused.Load,
+		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate,
 	}}
 	if p.spans, err = c.Tracing.start(log); err != nil {
 		return nil, err
 	}
 	people := console.Source{Metrics: p.shown, Inspector: p.limiter, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Questions: c.Bounds.ExplainRate, Log: log}
-	p.server, err = c.open(svc, budgets, p.shown, people, p.latency, p.spans, log)
+	p.server, err = c.open(svc, budgets, p.shown, people, p.latency, p.spans, gate, log)
 	return p, err
 }
 
@@ -226,7 +230,7 @@ func warnOfModes(rules *config.Rules, log *slog.Logger) {
 	}
 }
 
-func (c *serveCmd) open(svc *service.Service, budgets budgets, shown metrics.Collector, people console.Source, latency prometheus.Collector, spans *tracing, log *slog.Logger) (*server.Server, error) {
+func (c *serveCmd) open(svc *service.Service, budgets budgets, shown metrics.Collector, people console.Source, latency prometheus.Collector, spans *tracing, gate *shed.Gate, log *slog.Logger) (*server.Server, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(shown, latency, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -238,6 +242,7 @@ func (c *serveCmd) open(svc *service.Service, budgets budgets, shown metrics.Col
 	public.Handle("/json", spans.http("/json", http.HandlerFunc(svc.ServeJSON)))
 	options := c.serverOptions(budgets)
 	options.Extra = spans.grpc()
+	guard(&options, gate, people.Clock)
 	options.Note = seatNote(shown.Seat)
 	var err error
 	if options.TLS, err = c.TLS.credentials(log); err != nil {

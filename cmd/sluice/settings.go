@@ -81,6 +81,8 @@ type settings struct {
 	LogLevel       string `group:"log" env:"LOG_LEVEL" default:"info" help:"debug, info, warn or error."`
 	LogFormat      string `group:"log" env:"LOG_FORMAT" default:"text" help:"text or json."`
 
+	MaxWait time.Duration `group:"limits" env:"MAX_WAIT" default:"20ms" help:"Under overload: how long a call may wait, from its arrival to its answer, if its own deadline is not sooner; calls that would wait too long are answered UNAVAILABLE at once, and nothing is charged. 20ms is Envoy's own patience (the filter's timeout). 0: all calls are begun, however late."`
+
 	UseStatsd     bool          `group:"log" env:"USE_STATSD" help:"Send counters to a statsd server, over TCP."`
 	StatsdHost    string        `group:"log" env:"STATSD_HOST" default:"localhost" help:"For USE_STATSD."`
 	StatsdPort    uint16        `group:"log" env:"STATSD_PORT" default:"8125" help:"For USE_STATSD."`
@@ -147,6 +149,9 @@ func (s *settings) validate() error {
 	var errs []error
 	if s.MaxKeys < 1 || s.MaxKeys > 1<<30 {
 		errs = append(errs, fmt.Errorf("MAX_KEYS is %d, must be between 1 and %d", s.MaxKeys, 1<<30))
+	}
+	if s.MaxWait != 0 && (s.MaxWait < time.Millisecond || s.MaxWait > time.Minute) {
+		errs = append(errs, fmt.Errorf("MAX_WAIT is %v, must be 0 (never shed) or between 1ms and 1m", s.MaxWait))
 	}
 	if s.NearLimitRatio < 0 || s.NearLimitRatio > 1 {
 		errs = append(errs, fmt.Errorf("NEAR_LIMIT_RATIO is %v, must be between 0 and 1", s.NearLimitRatio))

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/service"
+	"github.com/sluice-gate/sluice/ratelimit/shed"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
@@ -38,6 +39,8 @@ type Source struct {
 	RepliesRefused func() uint64
 	// Ring, if set, is what this node did as one of a ring.
 	Ring func() ratelimit.RoutingStats
+	// Gate, if set, decides which calls are begun.
+	Gate *shed.Gate
 	// Budgets are what callers have begun and not ended, by port.
 	Budgets map[string]*transport.Budget
 }
@@ -109,11 +112,16 @@ var (
 	mayEvict      = ours("store_may_evict", "1 if the store's maxmemory-policy may evict accounts in use; -1: it does not say.")
 	evictedKeys   = ours("store_evicted_keys", "Keys that the store has evicted since it started.")
 	persistent    = ours("store_persistent", "1 if the store keeps its data so; -1: it does not say.", "by")
+	shedCalls     = ours("shed_total", "Calls answered UNAVAILABLE before anything was charged, by reason.", "reason")
+	givenUp       = ours("calls_given_up_total", "Calls whose caller gave up while they were decided: what they were charged was given back.")
+	callsInFlight = ours("calls_in_flight", "Calls that are decided now.")
+	waitingCalls  = ours("calls_waiting", "Calls that wait for their turn now.")
 	everything    = []*prometheus.Desc{
 		clockSteps, missing, missingTokens, mayEvict, evictedKeys, persistent,
 		callErrors, calls, loadSuccess, loadError, coalesced, copyErrors, fromCopy, sources, answers, shadowed, unknown, badCalls, panics, keys, keysMax, evicted, claims, fallbacks, breaker,
 		ruleCount, domains, build, seat, seatsWanted, syncAge, claimsBy, stale, void, recoveries, roundTrips, storeTime, leaseSizes, saved, queued, queueSize,
 		ringMembers, ringPrint, peerAsks, peerRefused, peerMalformed, rejected, handed, hotDecisions, hotKeys, inFlight, callersEnded,
+		shedCalls, givenUp, callsInFlight, waitingCalls,
 	}
 )
 
@@ -202,6 +210,7 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(queued, local.Queued)
 	gauge(queueSize, local.QueueSize)
 	c.collectStore(local, count, gauge)
+	c.collectGate(count, gauge)
 	c.collectFleet(count, gauge)
 	for port, b := range c.Budgets {
 		gauge(inFlight, int(b.Held()), port)
@@ -236,6 +245,22 @@ func (c Collector) collectStore(s ratelimit.LimiterStats, count func(*prometheus
 		gauge(persistent, v.RDB, "rdb")
 		gauge(persistent, v.AOF, "aof")
 	}
+}
+
+// collectGate shows which calls were not begun.
+func (c Collector) collectGate(count func(*prometheus.Desc, uint64, ...string), gauge func(*prometheus.Desc, int, ...string)) {
+	if c.Gate == nil {
+		return
+	}
+	s := c.Gate.Stats()
+	for reason, name := range shed.Reasons {
+		if name != "" {
+			count(shedCalls, s.Shed[reason], name)
+		}
+	}
+	count(givenUp, s.GivenUp)
+	gauge(callsInFlight, s.InFlight)
+	gauge(waitingCalls, s.Waiting)
 }
 
 // collectFleet shows what this node is among others.

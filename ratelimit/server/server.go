@@ -48,6 +48,8 @@ type Options struct {
 	DrainTime         time.Duration                    // between health failing and ports closing
 	GraceTime         time.Duration                    // for calls under way when ports close
 	Extra             []grpc.ServerOption
+	// Wrap, if set, is put around gRPC's listener.
+	Wrap func(net.Listener) net.Listener
 }
 
 // Server serves until it is drained.
@@ -219,7 +221,11 @@ func (v *Server) Serve(ctx, hurry context.Context) error {
 	for i, h := range v.https {
 		run(h.Serve, v.listeners[i])
 	}
-	run(v.grpc.Serve, v.listeners[len(v.listeners)-1])
+	rpc := v.listeners[len(v.listeners)-1]
+	if v.options.Wrap != nil {
+		rpc = v.options.Wrap(rpc)
+	}
+	run(v.grpc.Serve, rpc)
 	<-failed.Done()
 	v.drain(hurry)
 	return g.Wait()

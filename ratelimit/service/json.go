@@ -12,7 +12,8 @@ import (
 
 // ServeJSON answers POST /json: the request as protojson in the body, the
 // answer as protojson with 200 (OK) or 429 (OVER_LIMIT). A bad request is 400
-// (413 if it is too large), and 503, with Retry-After, that there is no decision.
+// (413 if it is too large), and 503, with Retry-After, that there is no decision,
+// or that the node is overloaded and did not begin.
 func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
@@ -24,6 +25,13 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		s.refuseJSON(w, err)
 		return
+	}
+	if gate := s.options.Gate; gate != nil { // not before: a body that comes slowly would hold a place
+		if gate.EnterNow(s.clock()) != nil {
+			http.Error(w, "overloaded: not begun, nothing was charged", http.StatusServiceUnavailable)
+			return
+		}
+		defer gate.End()
 	}
 	var request rls.RateLimitRequest
 	if err := protojson.Unmarshal(body, &request); err != nil {

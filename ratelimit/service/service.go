@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/shed"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
@@ -34,6 +35,9 @@ type Options struct {
 	MaxRequestBytes int
 	// Budget is what bodies that are being read count in; nil: there is none.
 	Budget *transport.Budget
+	// Gate, if set, decides which calls are begun, and has what was charged given
+	// back if the caller does not wait for the answer.
+	Gate *shed.Gate
 }
 
 // HeaderNames are the response headers; "" leaves all of them out.
@@ -81,6 +85,7 @@ var (
 	errNoConfig = errors.New("no rate limit configuration loaded")
 	errInternal = errors.New("internal error, see the log")
 	errLarge    = errors.New("too many large requests are being decided")
+	errGone     = errors.New("the caller gave up before it was answered; nothing was charged")
 )
 
 // call is one request from bytes to bytes. It is pooled: nothing of it outlives
@@ -139,6 +144,11 @@ func (s *Service) answer(ctx context.Context, c *call) (err error) {
 	c.match(s, rules.Domain(c.request.domain))
 	if err := c.decide(ctx, s, start); err != nil {
 		return err
+	}
+	if s.options.Gate != nil && ctx.Err() != nil {
+		s.options.Gate.Gone()
+		c.undo(s, start, true)
+		return errGone
 	}
 	c.conclude(s, start)
 	c.encode(s)
@@ -338,6 +348,12 @@ func (c *call) refund(s *Service, now ratelimit.Instant) {
 		st := &c.statuses[i]
 		all = all || st.over && st.rule.Coordination.OnDeny == ratelimit.DenyRefunds
 	}
+	c.undo(s, now, all)
+}
+
+// undo takes back what was spent of all rules, or of those that say so of a refused
+// request.
+func (c *call) undo(s *Service, now ratelimit.Instant, all bool) {
 	n := 0
 	for i := range c.asks {
 		a := &c.asks[i]

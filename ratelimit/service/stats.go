@@ -24,7 +24,7 @@ type Stats struct {
 
 func (s *Stats) count(err error) {
 	s.Requests.Add(1)
-	if err == nil {
+	if err == nil || errors.Is(err, errGone) { // which the gate counts
 		return
 	}
 	_, malformed := errors.AsType[*badRequest](err)
