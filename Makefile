@@ -52,7 +52,11 @@ fuzz: ## run each fuzz target FUZZTIME times (5000x; or a time, 30s)
 	$(GO) test -run '^$$' -fuzz '^FuzzPattern$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./ratelimit/config
 	$(GO) test -run '^$$' -fuzz '^FuzzRecorded$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./bench/load
 	$(GO) test -run '^$$' -fuzz '^FuzzParcel$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./routing
+	$(GO) test -run '^$$' -fuzz '^FuzzFrame$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./routing
+	$(GO) test -run '^$$' -fuzz '^FuzzReplies$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./leasing/resp
+	$(GO) test -run '^$$' -fuzz '^FuzzGrant$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./leasing
 	$(GO) test -run '^$$' -fuzz '^FuzzAnswer$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./ratelimit/service
+	$(GO) test -run '^$$' -fuzz '^FuzzResource$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./ratelimit/xds
 
 bench: bench-core bench-cost ## what a decision costs, in the core and as a whole
 
@@ -123,3 +127,15 @@ bench-keys: $(BIN) ## memory of one process under 5,000,000 distinct keys
 $(BIN):
 	@mkdir -p .cache
 	$(GO) build -o $@ ./cmd/sluice
+
+# Every fuzz target of every package, each for LONG runs (or a time, 10m). It ends
+# with those that failed; what made them fail is in their testdata/fuzz.
+LONG ?= 1000000x
+.PHONY: fuzz-long
+fuzz-long: ## run every fuzz target LONG times (1000000x; or a time, 10m)
+	@failed=; for package in $$(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u); do \
+	  for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
+	    echo "== $$package $$target"; \
+	    $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(LONG) -fuzzminimizetime 10x $$package || failed="$$failed $$package:$$target"; \
+	  done; \
+	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }

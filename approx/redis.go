@@ -49,7 +49,7 @@ func (r *Redis) Sit(ctx context.Context, a Application) (Tenancy, error) {
 		return none, fmt.Errorf("redis: %w", err)
 	}
 	if len(values) != 5 || values[0] < -1 || values[0] >= int64(a.Seats) {
-		return none, fmt.Errorf("redis: the answer about seats makes no sense: %v", values)
+		return none, fmt.Errorf("redis: the answer about seats makes no sense: %d numbers that begin with %v", len(values), values[:min(5, len(values))])
 	}
 	if values[0] < 0 {
 		return none, nil

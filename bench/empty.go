@@ -11,7 +11,7 @@ import (
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 
-	"github.com/sluice-gate/sluice/ratelimit/server"
+	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
 // empty answers every request with OK and nothing else, as a gRPC server does
@@ -32,7 +32,7 @@ func ServeEmpty(ctx context.Context, address string, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("empty server: %w", err)
 	}
-	s := grpc.NewServer(server.Transport(server.Options{})...)
+	s := grpc.NewServer(transport.Options(transport.Default(), nil, nil)...)
 	rls.RegisterRateLimitServiceServer(s, empty{})
 	stop := context.AfterFunc(ctx, s.Stop)
 	defer stop()

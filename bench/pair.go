@@ -43,7 +43,7 @@ func (p *pair) elsewhere(value string) bool {
 }
 
 func (p *pair) node(binary string, i int) (*process.Process, error) {
-	return process.Sluice(binary, p.rules, "--peers", "static:"+strings.Join(p.addrs, ","), "--peer-addr", p.addrs[i], "--peer-secret", "bench", "--hot-key-rate", p.hot, "--log-level", "error")
+	return process.Sluice(binary, p.rules, "--peers", "static:"+strings.Join(p.addrs, ","), "--peer-addr", p.addrs[i], "--peer-secret", "only-for-benchmarks", "--hot-key-rate", p.hot, "--log-level", "error")
 }
 
 // start starts the node that is driven, and waits until it knows the other.

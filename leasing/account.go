@@ -59,6 +59,8 @@ type record struct {
 	void     bool // the last answer said so
 	eager    bool // claimed under reclaim: eager, whose holders stop early enough for that
 	last     bool // its holder has ended: nothing more will be heard of it
+	// missing says that the last claim knew of tokens which no record did.
+	missing bool
 }
 
 // charged is what the holder costs the budget.
@@ -374,7 +376,9 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 	if known {
 		knew = r.granted + r.inflight
 	}
-	if reclaimed := known && r.closed; here && !reclaimed && !c.Refilled && c.Granted > knew {
+	reclaimed := known && r.closed
+	missing := here && !reclaimed && !c.Refilled && c.Granted > knew
+	if missing {
 		a.relearnUntil(a.now.Add(relearnTime))
 	}
 	if here && !known && c.Limit.Algorithm == ratelimit.SlidingWindow && (c.Fence > 0 || a.now < a.relearn) {
@@ -386,7 +390,7 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 	*r = record{
 		holder: r.holder, seq: c.Seq, window: at, fence: a.fence,
 		expires: a.now.Add(c.TTL), direct: c.Direct, void: void, over: over,
-		eager: c.Reclaim == ratelimit.ReclaimEager, last: c.Last, recalled: r.recalled.next(known),
+		eager: c.Reclaim == ratelimit.ReclaimEager, last: c.Last, recalled: r.recalled.next(known), missing: missing,
 	}
 	if here {
 		r.granted, r.spent, r.returned = c.Granted, c.Spent, c.Returned
@@ -578,12 +582,13 @@ func (a *account) free(c *ratelimit.Claim, at window) tokens {
 	return c.Limit.Capacity() - a.weightedPrevious(&c.Limit) - a.charged(at)
 }
 
-// available is what could be granted now.
+// available is what could be granted now: never more than the limit, also where
+// what a reset credited was given back besides, or the limit was lowered.
 func (a *account) available(c *ratelimit.Claim, at window) tokens {
 	if c.Limit.Algorithm == ratelimit.TokenBucket {
-		return tokens(a.level / micro)
+		return min(c.Limit.Burst, tokens(a.level/micro))
 	}
-	return max(0, a.free(c, at))
+	return min(c.Limit.Requests, max(0, a.free(c, at)))
 }
 
 // charged is the sum over all holders in a window, this one or the next.
@@ -660,7 +665,7 @@ func (a *account) answer(r *record, c *ratelimit.Claim) ratelimit.Grant {
 	g := ratelimit.Grant{
 		Seq: c.Seq, Granted: r.granted + r.inflight, Fence: r.fence, Window: r.window,
 		Carried: r.window == c.Window || c.Limit.Algorithm == ratelimit.TokenBucket && c.Window != 0, Void: r.void, TTL: max(0, r.expires.Sub(a.now)), Plenty: r.plenty, Holders: a.liveHolders(r.window), OverAdmitted: r.over, Over: a.over,
-		At: a.ledger, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c), Relearning: a.now < a.relearn,
+		At: a.ledger, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c), Relearning: a.now < a.relearn, Missing: r.missing,
 	}
 	if r.window < a.window { // a last word on the window before
 		g.Over = a.late

@@ -47,6 +47,7 @@ type batch struct {
 	sent    instant
 	query   ratelimit.EpochQuery
 	known   ratelimit.Epoch // as the claims say it
+	timely  bool            // what it was answered says of the time may be believed
 }
 
 // pack writes the claims of flights.
@@ -57,6 +58,7 @@ func (f *Fleet) pack(l *lane, flights []*flight) *batch {
 	for i, fl := range flights {
 		c := f.write(b.sent, fl)
 		c.Learning = b.known.Learning
+		fl.claim.Learning = c.Learning
 		b.claims[i] = c
 	}
 	return b
@@ -77,6 +79,7 @@ func (b *batch) allowed() bool {
 
 // settled counts that the batch was sent, and tells the breaker how it went.
 func (b *batch) settled(grants []ratelimit.Grant, err error) {
+	b.timely = b.reject(grants)
 	b.stats.claims.Add(uint64(len(b.claims)))
 	b.stats.roundTrips.Add(1)
 	for i, fl := range b.flights {
@@ -97,16 +100,18 @@ func (b *batch) settled(grants []ratelimit.Grant, err error) {
 // answered takes in the grants, and in which epoch they were made.
 func (b *batch) answered(grants []ratelimit.Grant, in epochAnswer) {
 	now := b.clock()
-	there, step := b.lane.heard(b.sent, now, grants, in.at)
+	in.epoch = plausible(in.epoch, in.at)
+	at := in.at
+	if !b.timely || at < 0 || at > mostFence {
+		at = 0
+	}
+	there, step := b.lane.heard(b.sent, now, grants, at)
 	lost := b.lane.learned(b.sent, now, in.epoch)
 	if lost {
-		b.stats.recoveries.Add(1)
+		b.lost(b.lane, now)
 	}
-	if step >= stepLeast {
-		b.lapsed.Store(int64(now))
-	}
-	if lost || step >= stepLeast || step <= -stepLeast {
-		b.doubtAll(now)
+	if step >= stepLeast || step <= -stepLeast {
+		b.stepped(b.lane, now, step)
 	}
 	if !trusted(b.known, in.epoch, in.at) {
 		fillErrors(grants, errYoung)
@@ -247,9 +252,18 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	defer close(fl.done)
 	if g.Err != nil {
 		h.windowOver(now, fl, g)
+		if kind, ok := rejection(g.Err); ok && kind == ratelimit.RejectedFence {
+			h.lease.fence = 0 // it may have been wrong before: none is compared with it any more
+		}
+		if h.fruitless(now, fl, g) {
+			h.pauses(now, true, f.Random)
+		}
 		return r, false
 	}
 	r, drifted = fl.reconciled(h.rule, g)
+	if g.Missing && f.beats && fl.claim.Learning <= g.At {
+		f.missed(sent, now, &fl.claim)
+	}
 	if g.Relearning && !f.beats { // nothing else tells that data was lost
 		if now.Sub(instant(f.forgot.Swap(int64(now)))) > relearnTime {
 			f.stats.recoveries.Add(1)
@@ -284,6 +298,8 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	if h.stretched = g.Plenty; h.asked {
 		f.giveBackSome(h, fl.hash, fl.key)
 	}
+	h.again = now.Add(refusalHold)
+	h.pauses(now, h.fruitless(now, fl, g), f.Random)
 	f.reportInTime(h, now, fl.key)
 	return r, drifted
 }

@@ -32,5 +32,5 @@
 //	                       stale --claim: unspent returned--> live
 //	                         |  nothing available, nothing outstanding
 //	                         v
-//	                       exhausted: denies until reset, asks nobody
+//	                       exhausted: denies until reset, asks seldom
 package leasing

@@ -70,7 +70,7 @@ func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
 	h.demand.lastUse = now
 	h.demand.used = ratelimit.AddTokens(h.demand.used, a.Cost)
 	h.gauge()
-	if h.flight == nil {
+	if h.flight == nil && now >= h.pause {
 		f.launch(h, f.newFlight(hash, a.Key)) // reports it
 	}
 	v := h.lease.report(now, verdict{Charged: a.Cost})

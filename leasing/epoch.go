@@ -173,7 +173,7 @@ func (l *Redis) lookAfter(ctx context.Context, names []string, flags int) (at le
 		answer, err := epochScript.Run(ctx, l.client, []string{name},
 			strconv.FormatUint(binary.LittleEndian.Uint64(id[:])|1, 16), relearnTime.Microseconds(), int64(l.at()), flags).StringSlice()
 		if err == nil && len(answer) != 2 {
-			err = fmt.Errorf("%w: %v", ErrLedgerAnswer, answer)
+			err = fmt.Errorf("%w: %d parts about the epoch, want 2", ErrLedgerAnswer, len(answer))
 		}
 		if err != nil {
 			failed = errors.Join(failed, err)

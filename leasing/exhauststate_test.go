@@ -35,6 +35,8 @@ var notState = map[string]string{
 	"account.others":     "written with their holders",
 	"record.holder":      "is the holder's place",
 	"record.over":        "counts what was over, and decides nothing",
+	"record.missing":     "is counted",
+	"Grant.Missing":      "is counted",
 	"lease.available":    "is said to clients",
 	"lease.debt":         "is said to clients",
 	"Claim.Key":          "there is one",

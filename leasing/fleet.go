@@ -51,10 +51,16 @@ type Fleet struct {
 	// is audited, before anything of it is spent.
 	OnAudit func(*ratelimit.Claim, *ratelimit.Grant)
 
+	// OnWarning, if set before Run, is told of what the ledger says that cannot be
+	// (GrantError), of its clock being set (ErrClockSet), and of accounts that it has
+	// lost (ErrEvicted). It must not block.
+	OnWarning func(error)
+
 	heard      atomic.Int64  // when the ledger last answered
 	doubt      atomic.Int64  // what was heard before this instant, the ledger may not know any more
 	forgot     atomic.Int64  // when an account was found to be forgotten, where the ledger does not tell of its epochs
 	lapsed     atomic.Int64  // leases from before are over: the ledger's clock has gone ahead of this node's
+	evicted    atomic.Int64  // when all was last told again because single accounts were lost
 	beats      bool          // the ledger tells of its epochs
 	tellAtOnce chan struct{} // has the sweep look at that at once
 	teller     teller        // the sweep's
@@ -78,6 +84,8 @@ type lane struct {
 	breaker breaker     // guarded by mu
 	clock   ledgerClock // guarded by mu
 	memory  memory      // guarded by mu
+	steps   clockSteps  // guarded by mu
+	losses  clockSteps  // guarded by mu
 }
 
 // refused tells whether the breaker is open and no probe is due.
@@ -96,6 +104,10 @@ func (l *lane) time() ledgerClock {
 
 type fleetStats struct {
 	claims, evicted, stale, void, recoveries, roundTrips, failed atomic.Uint64
+
+	rejected               [len(ratelimit.Rejections)]atomic.Uint64
+	clockSteps             [2]atomic.Uint64 // ahead, back
+	missing, missingTokens atomic.Uint64
 
 	claimsBy   [len(ratelimit.ClaimReasons)]atomic.Uint64
 	fallbacks  [len(ratelimit.FallbackReasons)]atomic.Uint64
@@ -142,6 +154,10 @@ type held struct {
 	// settled says that the ledger knows all that was spent, and that nothing
 	// is left to spend: the key can be forgotten.
 	settled bool
+	// Until pause the key is not claimed: fruits answers in a row were fruitless.
+	fruits uint8
+	pause  instant
+	again  instant // from here on a refusal is asked for again
 }
 
 // Sizes of what is under way.
@@ -275,8 +291,12 @@ func (f *Fleet) take(now instant, a *ask, after *flight) (verdict, bool) {
 	if after != nil {
 		v.Source = ratelimit.FromClaim
 	}
-	if h.flight == nil && (now >= h.aheadAt || h.due(now, h.lease.unspent()) && (now >= h.lease.retry || h.mustReport())) {
+	switch {
+	case h.flight != nil || now < h.pause:
+	case now >= h.aheadAt || h.due(now, h.lease.unspent()) && (now >= h.lease.retry || h.mustReport()):
 		f.renew(h, now, hash, a.Key)
+	case v.OverLimit && now >= h.again && now < h.lease.retry:
+		f.askAgain(h, now, hash, a)
 	}
 	return v, true
 }
@@ -339,6 +359,13 @@ func (f *Fleet) Stats() ratelimit.LimiterStats {
 		Recoveries: f.stats.recoveries.Load(), RoundTrips: f.stats.roundTrips.Load(), Failed: f.stats.failed.Load(),
 		StoreTime: f.stats.storeTime.Counts(), LeaseSizes: f.stats.leaseSizes.Counts(),
 	}
+	for i := range f.stats.rejected {
+		s.Rejected[i] = f.stats.rejected[i].Load()
+	}
+	for i := range f.stats.clockSteps {
+		s.ClockSteps[i] = f.stats.clockSteps[i].Load()
+	}
+	s.Missing, s.MissingTokens = f.stats.missing.Load(), f.stats.missingTokens.Load()
 	for i := range f.stats.claimsBy {
 		s.ClaimsBy[i] = f.stats.claimsBy[i].Load()
 	}

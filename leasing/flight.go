@@ -267,7 +267,7 @@ func (f *Fleet) join(now instant, a *ask) (fl *flight, launch bool, reason ratel
 	if n := h.next; n != nil && now >= n.over && now < n.start {
 		return f.untilTurn(n, now), false, 0
 	}
-	if now < h.again {
+	if now < h.resume {
 		return f.untilAgain(h, now), false, 0
 	}
 	if h.flight != nil {
@@ -277,6 +277,9 @@ func (f *Fleet) join(now instant, a *ask) (fl *flight, launch bool, reason ratel
 			h.flight.giveUp = false
 		}
 		return h.flight, false, 0
+	}
+	if now < h.pause {
+		return nil, false, ratelimit.FallbackError
 	}
 	fl = f.newFlight(hash, a.Key)
 	if f.laneOf(fl.name).refused(now) {

@@ -258,13 +258,13 @@ var lookScript = redis.NewScript(lookSource)
 func (l *Redis) account(ctx context.Context, name string) (*account, ledgerTime, error) { //nolint:unparam // Inspect uses the time, through an interface
 	var there ledgerTime
 	if there = l.at(); there == 0 {
-		t, err := l.client.Time(ctx).Result()
+		t, err := l.looks.Time(ctx).Result()
 		if err != nil {
 			return nil, 0, fmt.Errorf("redis: %w", err)
 		}
 		there = ledgerTime(t.UnixMicro())
 	}
-	rows, err := lookScript.Run(ctx, l.client, []string{l.prefix + name}).Slice()
+	rows, err := lookScript.Run(ctx, l.looks, []string{l.prefix + name}).Slice()
 	if err != nil || len(rows) == 0 {
 		if err != nil {
 			err = fmt.Errorf("redis: %w", err)
@@ -326,7 +326,7 @@ func (a *account) readRow(row any) error {
 		a.others = append(a.others, record{
 			holder: ratelimit.Holder(holder), seq: uint64(n[0]), window: window(n[1]), expires: ledgerTime(n[2]), fence: ratelimit.Fence(n[3]),
 			granted: tokens(n[4]), inflight: tokens(n[5]), spent: tokens(n[6]), returned: tokens(n[7]), over: tokens(n[8]),
-			closed: n[9]&1 != 0, void: n[9]&2 != 0, direct: n[9]&4 != 0, eager: n[9]&8 != 0, last: n[9]&16 != 0, plenty: n[9]&32 != 0, recalled: recalled(n[9] / 64 % 4),
+			closed: n[9]&1 != 0, void: n[9]&2 != 0, direct: n[9]&4 != 0, eager: n[9]&8 != 0, last: n[9]&16 != 0, missing: n[9]&32 != 0, recalled: recalled(n[9] / 64 % 4), plenty: n[9]&256 != 0,
 		})
 		return nil
 	}

@@ -199,7 +199,7 @@ func (f *Fleet) tellShard(now instant, s *fleetShard, t *teller) (rest int, full
 		}
 		rest++
 		usedUp := h.lease.unspent() <= 0 || now < h.lease.retry
-		if h.flight != nil || t.pass == 0 && !usedUp {
+		if h.flight != nil || now < h.pause || t.pass == 0 && !usedUp {
 			continue
 		}
 		fl := f.newFlight(c.fullHash(), c.key[:c.len])

@@ -65,7 +65,7 @@ func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter fl
 	short := fl.claim.Waiting > g.Granted-fl.claim.Granted
 	h.recalling = short && g.Recalling
 	if h.recalling {
-		h.again = now.Add(recallPause)
+		h.resume = now.Add(recallPause)
 	} else if short && g.Outstanding > 0 && now >= h.lease.retry {
 		// Somebody may return some: ask again, but not for each request.
 		h.lease.retry = now.Add(backOff + time.Duration(jitter*float64(backOff)))

@@ -32,8 +32,8 @@ type recall struct {
 	asked     bool    // this node was asked to give back, while a claim was under way
 	stretched bool    // the lease was made larger and longer: it is not given back when idle
 	recalling bool    // others have been asked to give back, for this node's claim
-	again     instant // until then, what waits does not claim again
-	pause     *flight // that ends then
+	resume    instant // until then, what waits does not claim again
+	resting   *flight // that ends then
 }
 
 // Recalled takes in that others wait for tokens of an account, by its name in the
@@ -92,12 +92,12 @@ func (f *Fleet) refusedWhileRecalling(now instant, a *ask) (verdict, bool) {
 
 // untilAgain is a flight that ends when what was recalled may be there.
 func (f *Fleet) untilAgain(h *held, now instant) *flight {
-	if h.pause == nil || h.pause.ended() {
+	if h.resting == nil || h.resting.ended() {
 		fl := &flight{done: make(chan struct{})}
-		f.after(h.again.Sub(now), func() { close(fl.done) })
-		h.pause = fl
+		f.after(h.resume.Sub(now), func() { close(fl.done) })
+		h.resting = fl
 	}
-	return h.pause
+	return h.resting
 }
 
 // recallChannel is where settle.lua publishes what a holder is asked for: the name

@@ -29,6 +29,7 @@ var settleScript = redis.NewScript(settleLua)
 type Redis struct {
 	client redis.UniversalClient
 	prefix string
+	looks  redis.UniversalClient // what people ask goes here; client, unless LookThrough was called
 	// at replaces Redis' clock, in simulations and tests.
 	at func() ledgerTime
 
@@ -42,8 +43,13 @@ type Redis struct {
 // stays the caller's; it should not retry by itself, and must heed contexts
 // (redis.UniversalOptions.ContextTimeoutEnabled).
 func NewRedis(client redis.UniversalClient, prefix string) *Redis {
-	return &Redis{client: client, prefix: prefix, at: func() ledgerTime { return 0 }}
+	return &Redis{client: client, looks: client, prefix: prefix, at: func() ledgerTime { return 0 }}
 }
+
+// LookThrough has what people ask ([Fleet.Look]) go through a client of its own,
+// so that it never takes a connection that a claim waits for. It must be called
+// before the ledger is used.
+func (l *Redis) LookThrough(client redis.UniversalClient) { l.looks = client }
 
 // GoBy has the ledger go by another clock than Redis' own: a simulation's.
 func (l *Redis) GoBy(clock func() ratelimit.LedgerTime) { l.at = clock }
@@ -176,7 +182,8 @@ func NewHolder() ratelimit.Holder {
 // ErrLedgerAnswer says that what answered is no ledger of this protocol.
 var ErrLedgerAnswer = errors.New("the ledger's answer makes no sense")
 
-// readGrant reads what the script returned.
+// readGrant reads what the script returned. What it says is not checked here, but by
+// who takes it (CheckGrant).
 func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 	g := ratelimit.Grant{Seq: c.Seq, TTL: c.TTL}
 	values, err := answer.Int64Slice()
@@ -184,11 +191,16 @@ func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 	case err != nil && answer.Err() != nil:
 		g.Err = fmt.Errorf("redis: %w", err)
 		return g
-	case err == nil && len(values) == 1 && values[0] == 1:
-		g.Err = ratelimit.ErrStaleClaim
+	case err != nil || len(values) != answerFields && (len(values) != 2 || values[0] != 1):
+		g.Err = fmt.Errorf("%w: %w", &GrantError{Kind: ratelimit.RejectedForm, What: "number of fields", Said: int64(len(values)), Least: 2, Most: answerFields}, saying(answer))
 		return g
-	case err != nil || len(values) != 20:
-		g.Err = fmt.Errorf("%w: %v", ErrLedgerAnswer, shortened(answer.Val()))
+	}
+	if g.Seq = uint64(values[len(values)-1]); g.Seq != c.Seq { // replies that are mixed up
+		g.Err = &GrantError{ratelimit.RejectedSequence, "sequence number", int64(g.Seq), int64(c.Seq), int64(c.Seq)}
+		return g
+	}
+	if len(values) == 2 {
+		g.Err = ratelimit.ErrStaleClaim
 		return g
 	}
 	g.Granted, g.Fence, g.Window = tokens(values[1]), ratelimit.Fence(values[2]), window(values[3])
@@ -196,24 +208,36 @@ func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 	g.Available, g.Outstanding = tokens(values[5]), tokens(values[6])
 	g.ResetAfter, g.RetryAfter = microseconds(values[7]), microseconds(values[8])
 	g.Holders, g.OverAdmitted, g.Relearning = int(values[9]), tokens(values[10]), values[11] == 1
-	g.At, g.Stranded, g.Over = ledgerTime(values[12]), tokens(values[13]), tokens(values[14])
-	g.TTL, g.Plenty = microseconds(values[16]), values[17] == 1
-	g.Recalling, g.Recalled = values[18] == 1, int(values[19])
-	if g.Granted < c.Granted && g.Carried && !g.Void || g.Available < 0 {
-		g.Err = fmt.Errorf("%w: %v", ErrLedgerAnswer, values)
-	}
+	g.At, g.Stranded, g.Over, g.Missing = ledgerTime(values[12]), tokens(values[13]), tokens(values[14]), values[16] == 1
+	g.TTL, g.Plenty = microseconds(values[17]), values[18] == 1
+	g.Recalling, g.Recalled = values[19] == 1, int(values[20])
 	return g
 }
 
+// answerFields is how many numbers the script answers a claim with.
+const answerFields = 22
+
+// saying is what an answer says, in a few words.
+func saying(answer *redis.Cmd) error { return errors.New(shortened(answer.Val())) } //nolint:err113 // its text is the store's
+
 func microseconds(us int64) time.Duration {
-	if us > int64(1<<63-1)/1000 {
+	const most = int64(1<<63-1) / 1000
+	if us > most {
 		return 1<<63 - 1
+	}
+	if us < -most {
+		return -1 << 63
 	}
 	return time.Duration(us) * time.Microsecond
 }
 
+// shortened is the beginning of what an answer says. A long one is not written out
+// for that.
 func shortened(v any) string {
-	s := fmt.Sprint(v)
+	if all, ok := v.([]any); ok && len(all) > 20 {
+		v = all[:20]
+	}
+	s := fmt.Sprintf("%.80v", v)
 	if len(s) > 80 {
 		s = s[:80] + "..."
 	}

@@ -121,6 +121,7 @@ func compareLedgers(t *testing.T, m *movedRedis, seed uint64) (recalled int) {
 	tally := rnd.IntN(2) == 0
 	holders := make([]ratelimit.Claim, 4)
 	granted := make([]ratelimit.Grant, 2)
+	seqs, learns := make([]uint64, len(holders)), ledgerTime(0)
 	for step := range 150 {
 		m.now = m.now.Add(time.Duration(rnd.Int64N(int64(limit.Period()) / 20)))
 		if rnd.IntN(40) == 0 {
@@ -149,6 +150,13 @@ func compareLedgers(t *testing.T, m *movedRedis, seed uint64) (recalled int) {
 			granted[i].ResetAfter = min(granted[i].ResetAfter, 1<<52)
 			granted[i].RetryAfter = min(granted[i].RetryAfter, 1<<52)
 		}
+		learns = max(learns, c.Learning)
+		told := *c
+		told.Learning = learns                                                       // of whichever claim
+		if err := CheckGrant(&told, &granted[1], 0); err != nil && c.Seq > seqs[h] { // a node asks with a number once
+			t.Fatalf("step %d: limit %v, claim %+v\nan honest answer is rejected: %v", step, c.Limit, *c, err)
+		}
+		seqs[h] = max(seqs[h], c.Seq)
 		same := fmt.Sprint(granted[0].Err) == fmt.Sprint(granted[1].Err)
 		want, got := granted[0], granted[1]
 		want.Err, got.Err = nil, nil

@@ -87,6 +87,7 @@ func (f *Fleet) sweep(ctx context.Context) {
 // sweepPart looks through one of sweepParts, and after the ledger.
 func (f *Fleet) sweepPart(now instant, part int) {
 	f.beat(now)
+	f.lapseLate(now)
 	f.tell(now)
 	for i := part % sweepParts; i < len(f.shards); i += sweepParts {
 		f.sweepShard(now, &f.shards[i])

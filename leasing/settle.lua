@@ -66,7 +66,7 @@ local function quick()
     was_charged, was_spent = max(r[5] + r[6] - r[8], r[7]), r[7]
     was_out = max(0, r[5] + r[6] - r[8] - r[7])
     if now < r[3] then was_live = 1 else was_stranded = was_out end
-    answered = f >= 64 and 128 or 0
+    answered = f % 256 >= 64 and 128 or 0
   else
     if now >= a[25] or at == w or sliding and at == w - 1 then return nil end
     if at == w - 1 and at ~= 0 then -- the last word on the window before
@@ -92,13 +92,13 @@ local function quick()
   local beyond = max(0, weighted + a[4] + a[20] - was_spent + spent - most)
   if not sliding then beyond = max(beyond, a[6]) end
   over = over + max(0, beyond - a[6])
-  local room = max(0, free)
+  local room = min(capacity, max(0, free))
   local lease = min(room, max(tonumber(ARGV[10]), waiting), max(waiting, (room - fmod(room, 2 * live)) / (2 * live)))
   local expires, f = now + tonumber(ARGV[11]), answered
   if flags % 512 >= 256 and room > (capacity - fmod(capacity, PLENTY_ABOVE)) / PLENTY_ABOVE then
     local parts = IDLE_SHARE * max(LEAST_SHARES, live)
     lease = max(lease, min(room, (capacity - fmod(capacity, parts)) / parts - max(0, granted - returned - spent)))
-    expires, f = max(expires, now + min(LONGEST, w * period - now)), f + 32
+    expires, f = max(expires, now + min(LONGEST, w * period - now)), f + 256
   end
   if lease > 0 then f = f - answered end
   local inflight = confirmed + lease
@@ -127,8 +127,8 @@ local function quick()
     redis.call('PEXPIRE', KEYS[1], min(ms, 31536000000 * 2))
   end
   return {
-    0, granted + inflight, next_fence, w, 0, max(0, capacity - weighted - a[4] - others - charged), elsewhere, w * period - now, retry,
-    live, over, 0, now, stranded, beyond, at == w and 1 or 0, expires - now, f % 64 >= 32 and 1 or 0, 0, 0,
+    0, granted + inflight, next_fence, w, 0, min(capacity, max(0, capacity - weighted - a[4] - others - charged)), elsewhere, w * period - now, retry,
+    live, over, 0, now, stranded, beyond, at == w and 1 or 0, 0, expires - now, f >= 256 and 1 or 0, 0, 0, tonumber(ARGV[2]),
   }
 end
 
@@ -178,8 +178,8 @@ local function muldiv(x, y, z, add)
 end
 
 -- The account. A record is {seq, window, expires, fence, granted, inflight,
--- spent, returned, over, flags}; flags: 1 closed, 2 void, 4 direct, 8 eager, 16 last, 32 plenty, 64 recalled,
--- 128 recalled and heard since.
+-- spent, returned, over, flags}; flags: 1 closed, 2 void, 4 direct, 8 eager, 16 last, 32 missing, 64 recalled,
+-- 128 recalled and heard since, 256 plenty.
 local SEQ, WINDOW, EXPIRES, FENCE, GRANTED, INFLIGHT, SPENT, RETURNED, OVER, FLAGS = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 local a = {
   now = 0, fence = 0, window = 0, base = 0, prev = 0, over = 0, level = 0, carry = 0, relearn = 0, relearned = 0,
@@ -280,8 +280,8 @@ end
 
 local function free(at) return capacity - weighted_previous() - all_charged(at) end
 local function available(at)
-  if bucket then return div(a.level, MICRO) end
-  return max(0, free(at))
+  if bucket then return min(burst, div(a.level, MICRO)) end
+  return min(requests, max(0, free(at)))
 end
 
 local function time_to_level(level)
@@ -464,7 +464,7 @@ local function answer(r)
     0, r[GRANTED] + r[INFLIGHT], r[FENCE], r[WINDOW], flag(r, 2) and 1 or 0, available(r[WINDOW]), elsewhere, reset, retry,
     live_holders(r[WINDOW]), r[OVER], a.now < a.relearn and 1 or 0, ledger, stranded,
     r[WINDOW] < a.window and a.late or a.over, (r[WINDOW] == c.window or bucket and c.window ~= 0) and 1 or 0,
-    max(0, r[EXPIRES] - a.now), flag(r, 32) and 1 or 0, recalling and 1 or 0, recalled,
+    flag(r, 32) and 1 or 0, max(0, r[EXPIRES] - a.now), flag(r, 256) and 1 or 0, recalling and 1 or 0, recalled, c.seq,
   }
 end
 
@@ -541,9 +541,8 @@ local function book(r, at)
   end
   local knew = known and r[GRANTED] + r[INFLIGHT] or 0
   local reclaimed = known and flag(r, 1)
-  if is_here and not reclaimed and not c.refilled and c.granted > knew then
-    relearn_until(a.now + RELEARN_TIME)
-  end
+  local missing = is_here and not reclaimed and not c.refilled and c.granted > knew
+  if missing then relearn_until(a.now + RELEARN_TIME) end
   if is_here and not known and sliding and (c.fence > 0 or a.now < a.relearn) then
     if r[WINDOW] == a.window - 1 then a.prev = a.prev - charged(r) end
     a.prev = max(0, a.prev + n[18])
@@ -553,6 +552,7 @@ local function book(r, at)
   r[SEQ], r[WINDOW], r[EXPIRES], r[FENCE] = c.seq, at, a.now + c.ttl, a.fence
   r[GRANTED], r[INFLIGHT], r[SPENT], r[RETURNED], r[OVER] = 0, 0, 0, 0, over
   r[FLAGS] = (known and answered(r) > 0 and 128 or 0) + (void and 2 or 0) + (c.direct and 4 or 0) + (c.eager and 8 or 0) + (c.last and 16 or 0)
+    + (missing and 32 or 0)
   if is_here then r[GRANTED], r[SPENT], r[RETURNED] = c.granted, c.spent, c.returned end
   if void then r[GRANTED] = min(c.granted, c.spent + c.returned) end
   if not bucket then return 0 end
@@ -591,7 +591,7 @@ local function grant(r, owed, at)
   local lease = min(room, max(c.want, c.waiting), tapered)
   if c.direct and room < c.waiting then lease = 0 end
   if c.stretch and not bucket and not learning and room > div(capacity, PLENTY_ABOVE) then
-    r[FLAGS] = r[FLAGS] + 32
+    r[FLAGS] = r[FLAGS] + 256
     local share = div(capacity, IDLE_SHARE * max(LEAST_SHARES, live_holders(at)))
     lease = max(lease, min(room, share - max(0, r[GRANTED] - r[RETURNED] - r[SPENT])))
     r[EXPIRES] = max(r[EXPIRES], a.now + min(LONGEST, window_end(at) - a.now))
@@ -697,7 +697,7 @@ local function settled(r, before, relearn)
   return 'report'
 end
 
-if (c.ahead or c.final) and algorithm ~= FIXED then return { 1 } end -- there are no windows that begin anew
+if (c.ahead or c.final) and algorithm ~= FIXED then return { 1, c.seq } end -- there are no windows that begin anew
 advance()
 if shifted then -- what was charged is in other windows now
   for at = a.window, a.window + (algorithm == FIXED and 1 or 0) do
@@ -721,19 +721,19 @@ end
 -- kept is an answer that books nothing; but time has passed for the account.
 local function kept(reply)
   if #fields > 0 then store() end
-  if #reply == 1 then audit('stale', holder) end
+  if #reply == 2 then audit('stale', holder) end
   return reply
 end
 learn()
 -- A holder from before the ledger's clock went back has another number for each window.
 if c.fence > 0 and c.fence <= a.renamed then c.window = c.window - a.moved end
-if c.ahead and c.window ~= a.window and c.window ~= target() then return kept({ 1 }) end -- for a window that is over
+if c.ahead and c.window ~= a.window and c.window ~= target() then return kept({ 1, c.seq }) end -- for a window that is over
 local r = records[holder]
 if r and c.seq <= r[SEQ] then
-  if c.seq < r[SEQ] or flag(r, 1) then return kept({ 1 }) end -- late, or a repeat of what expiry has undone
+  if c.seq < r[SEQ] or flag(r, 1) then return kept({ 1, c.seq }) end -- late, or a repeat of what expiry has undone
   return kept(answer(r))
 end
-if c.final and (c.window ~= a.window - 1 or r and r[WINDOW] > c.window) then return kept({ 1 }) end
+if c.final and (c.window ~= a.window - 1 or r and r[WINDOW] > c.window) then return kept({ 1, c.seq }) end
 if c.eager then close_expired() end
 for _, name in ipairs(expired) do audit('expiry', name, records[name]) end
 if not r then

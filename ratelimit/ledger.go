@@ -125,7 +125,10 @@ type Grant struct {
 	// Relearning says that the ledger had forgotten this account, and grants
 	// little until all holders have told it their totals.
 	Relearning bool
-	Holders    int // with a live lease, the claimant included
+	// Missing says that the claim knew of tokens of this window which the account
+	// knew nothing of: it was lost, and made anew.
+	Missing bool
+	Holders int // with a live lease, the claimant included
 	// OverAdmitted is how much the total of what holders have reported as spent
 	// went further beyond the limit with this claim: over all claims of a window,
 	// the window's over-admission (token_bucket: what was spent before the bucket

@@ -102,8 +102,13 @@ type LimiterStats struct {
 	Failed     uint64                    // of them, those that failed as a whole
 	StoreTime  DistributionCounts        // of round trips, in microseconds
 	LeaseSizes DistributionCounts        // tokens granted with a claim, where any were
-	Queued     int                       // claims that wait to be sent
-	QueueSize  int                       // that may wait
+	Rejected   [len(Rejections)]uint64   // grants that said what cannot be, and were not taken
+	ClockSteps [2]uint64                 // times that the ledger's clock was set: ahead, and back
+	// Missing are accounts that were found to have been lost singly, as by eviction,
+	// and MissingTokens what they had granted: the most that may have been granted again.
+	Missing, MissingTokens uint64
+	Queued                 int // claims that wait to be sent
+	QueueSize              int // that may wait
 }
 
 // Add adds what another limiter did.
@@ -120,9 +125,37 @@ func (s *LimiterStats) Add(o LimiterStats) {
 	s.SyncAge = max(s.SyncAge, o.SyncAge)
 	s.Stale, s.Void, s.Recoveries = s.Stale+o.Stale, s.Void+o.Void, s.Recoveries+o.Recoveries
 	s.RoundTrips, s.Failed = s.RoundTrips+o.RoundTrips, s.Failed+o.Failed
+	for i := range s.Rejected {
+		s.Rejected[i] += o.Rejected[i]
+	}
+	for i := range s.ClockSteps {
+		s.ClockSteps[i] += o.ClockSteps[i]
+	}
+	s.Missing, s.MissingTokens = s.Missing+o.Missing, s.MissingTokens+o.MissingTokens
 	s.Queued, s.QueueSize = s.Queued+o.Queued, s.QueueSize+o.QueueSize
 	s.StoreTime.Add(o.StoreTime)
 	s.LeaseSizes.Add(o.LeaseSizes)
+}
+
+// Rejection says what of a ledger's answer could not be.
+type Rejection uint8
+
+// The kinds of rejections.
+const (
+	RejectedForm     Rejection = iota // it is no answer to a claim
+	RejectedSequence                  // it answers another claim
+	RejectedGrant                     // more than was asked for, or than the limit; or less than nothing
+	RejectedFence                     // it goes back, or is out of all bounds
+	RejectedWindow                    // it is not one of the ledger's clock
+	RejectedTime                      // longer than the rule's windows
+	RejectedClock                     // out of all bounds
+	RejectedCount                     // of what is left, or of what others hold
+)
+
+// Rejections are the names of the kinds, by value.
+var Rejections = [...]string{
+	RejectedForm: "form", RejectedSequence: "sequence", RejectedGrant: "grant", RejectedFence: "fence",
+	RejectedWindow: "window", RejectedTime: "time", RejectedClock: "clock", RejectedCount: "count",
 }
 
 // ClaimReason says what a claim is for.
@@ -142,17 +175,20 @@ var ClaimReasons = [...]string{ClaimWaiting: "waiting", ClaimRenewal: "renewal",
 
 // RoutingStats counts what a node did as one of a ring.
 type RoutingStats struct {
-	Forwarded uint64   // asks sent to their owners
-	Received  uint64   // asks of other nodes decided here
-	NotOwner  uint64   // asks that came to a node that does not own their key
-	Refused   uint64   // peers that could not prove to be one
-	Malformed uint64   // messages that made no sense, and changed nothing
-	Handed    uint64   // accounts given to their new owners
-	Hot       uint64   // decisions on hot keys, made here instead of at their owners
-	Members   []string // in the ring, as this node sees it
-	Ring      uint64   // a fingerprint of it: nodes that agree show the same
-	HotKeys   []string // of this owner, that are asked for a lot, as the ledger names accounts
-	HotHere   []string // of other owners, that this node leases
+	Forwarded  uint64            // asks sent to their owners
+	Received   uint64            // asks of other nodes decided here
+	NotOwner   uint64            // asks that came to a node that does not own their key
+	Refused    uint64            // peers that could not prove to be one
+	Malformed  uint64            // messages that made no sense, and changed nothing
+	RejectedBy map[string]uint64 // what peers sent and was not taken in, by kind
+	Handed     uint64            // accounts given to their new owners
+	Hot        uint64            // decisions on hot keys, made here instead of at their owners
+	Members    []string          // in the ring, as this node sees it
+	Ring       uint64            // a fingerprint of it: nodes that agree show the same
+	HotKeys    []string          // of this owner, that are asked for a lot, as the ledger names accounts
+	HotHere    []string          // of other owners, that this node leases
+	// Rejected are grants of owners that said what cannot be, by kind.
+	Rejected [len(Rejections)]uint64
 }
 
 // FallbackReason says why the ledger was not asked, or not heard.

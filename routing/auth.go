@@ -1,39 +1,129 @@
 package routing
 
 import (
+	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
+	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
 
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// version of the messages. A node talks to any that is at least leastVersion.
-// Version 2 hands accounts over in numbered parcels, and fetches.
-const version, leastVersion = 2, 1
+// How two nodes find out that both know PEER_SECRET, or have certificates of the
+// same authority. The stream runs in a TLS connection that is theirs alone
+// (channel.go), and begins with an introduction:
+//
+//	caller                                   called
+//	  hello: who it is, a nonce        -->
+//	                                   <--   welcome: who it is, a nonce
+//	  proof: HMAC, role "caller"       -->
+//	                                   <--   proof: HMAC, role "called"
+//
+// Guarantee: who is taken for a node has itself, in this very connection, made a
+// proof with the secret, over all that both have said of themselves. A proof
+// covers the connection by its channel binding (RFC 9266, tls-exporter), which
+// nobody can make equal in two connections: somebody between two nodes has one
+// with each, and what is proved in one is worth nothing in the other. It covers
+// the role, so that it cannot be reflected, and both nonces, so that it cannot be
+// played again. The called node proves last: who does not know the secret is
+// given nothing to guess it by.
+//
+// What it does not give: a node that is called by name trusts its name server to
+// find somebody to prove to. Who answers there with TLS of their own gets the
+// caller's proof, and can try secrets on it at home: hence leastSecret.
 
-// maxWeight bounds a node's share of the keys, and with it the points that it has
-// on each node's ring.
-const maxWeight = 1000
+// version of the messages. Version 2 hands accounts over in numbered parcels, and
+// fetches; version 3 binds the introduction to the connection.
+const version, boundVersion, leastVersion = 3, 3, 1
+
+// Bounds of what a node says of itself.
+const (
+	// maxWeight bounds a node's share of the keys, and with it the points that it
+	// has on each node's ring.
+	maxWeight = 100
+	maxAddr   = 256
+	nonceSize = 16 // at least
+	mostNonce = 64
+	// leastSecret is the shortest secret. Sixteen random letters and digits are 95
+	// bits: more than can be tried on a proof that somebody has.
+	leastSecret = 16
+)
+
+// ErrSecret says that somebody who calls itself a peer does not know the secret,
+// or is between this node and one that does.
+var ErrSecret = errors.New("the peer does not know PEER_SECRET, or has another one, or somebody is in between")
 
 var (
-	errSecret  = errors.New("the peer does not know PEER_SECRET, or has another one")
 	errHello   = errors.New("the peer did not introduce itself")
 	errWeight  = errors.New("the peer's weight is out of bounds")
 	errVersion = errors.New("the peer speaks a version that this node does not")
+	errOld     = errors.New("the peer is of an older version, whose proofs can be relayed: while a fleet is upgraded, PEER_ALLOW_OLD lets it in")
+	errPlain   = errors.New("the peer does not speak TLS 1.3: it is of an older version (while a fleet is upgraded, PEER_ALLOW_OLD lets it in), or no peer")
+	errSelf    = errors.New("the peer calls itself as this node does (its PEER_ADDR)")
 )
 
+// CheckSecret tells what is wrong with a secret.
+func CheckSecret(secret string) error {
+	if len(secret) < leastSecret {
+		return fmt.Errorf("PEER_SECRET has %d bytes, must have at least %d, and at random, for it could be guessed: make one with `openssl rand -base64 32`", len(secret), leastSecret)
+	}
+	return nil
+}
+
 func newNonce() []byte {
-	b := make([]byte, 16)
+	b := make([]byte, nonceSize)
 	_, _ = rand.Read(b) // never fails
 	return b
 }
 
-// mac proves that who made it knows the secret, to one who chose a nonce, in
-// one role of one conversation.
-func mac(secret, role string, caller, called *wire.Hello) []byte {
+// prove makes the proof of one role in one introduction. binding is the
+// connection's.
+func prove(secret, role string, binding []byte, caller, called *wire.Hello) []byte {
+	h := hmac.New(sha256.New, []byte(secret))
+	part(h, []byte("sluice introduction 3, "+role))
+	part(h, binding)
+	for _, said := range []*wire.Hello{caller, called} {
+		part(h, []byte(said.GetAddr()))
+		part(h, said.GetNonce())
+		part(h, said.GetMac())
+		absent := uint64(flag(said.GetAbsent(), 0))
+		for _, n := range [...]uint64{uint64(said.GetVersion()), uint64(said.GetWeight()), absent, said.GetIncarnation()} {
+			part(h, binary.BigEndian.AppendUint64(nil, n))
+		}
+	}
+	return h.Sum(nil)
+}
+
+// part writes bytes so that they cannot be taken for parts of their neighbours.
+func part(h hash.Hash, b []byte) {
+	h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(b))))
+	h.Write(b)
+}
+
+// binding is what only the two ends of a stream's connection can know, and is
+// different for any two connections.
+func binding(stream context.Context) ([]byte, error) {
+	p, ok := peer.FromContext(stream)
+	if !ok {
+		return nil, errPlain
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	if !ok || info.State.Version < tls.VersionTLS13 {
+		return nil, errPlain
+	}
+	return info.State.ExportKeyingMaterial("EXPORTER-Channel-Binding", nil, sha256.Size)
+}
+
+// oldMac is a proof of versions 1 and 2, which says nothing of the connection.
+func oldMac(secret, role string, caller, called *wire.Hello) []byte {
 	h := hmac.New(sha256.New, []byte(secret))
 	for _, part := range [][]byte{[]byte(role), caller.GetNonce(), called.GetNonce(), []byte(caller.GetAddr()), []byte(called.GetAddr())} {
 		fmt.Fprintf(h, "%d:", len(part))
@@ -45,12 +135,114 @@ func mac(secret, role string, caller, called *wire.Hello) []byte {
 // check says what is wrong with a peer's hello.
 func check(h *wire.Hello) error {
 	switch {
-	case h == nil || h.GetAddr() == "" || len(h.GetNonce()) < 16 || len(h.GetAddr()) > 256:
+	case h == nil || h.GetAddr() == "" || len(h.GetAddr()) > maxAddr || len(h.GetNonce()) < nonceSize || len(h.GetNonce()) > mostNonce || len(h.GetMac()) > sha256.Size:
 		return errHello
 	case h.GetVersion() < leastVersion:
 		return fmt.Errorf("%w: %d", errVersion, h.GetVersion())
 	case h.GetWeight() > maxWeight:
 		return fmt.Errorf("%w: it is %d (its PEER_WEIGHT), and may be at most %d", errWeight, h.GetWeight(), maxWeight)
+	}
+	return nil
+}
+
+// introduce says who this node is, and proves it to the node that is known as
+// addr, which then proves it too.
+func (r *Router) introduce(stream caller, addr string) (*wire.Hello, error) {
+	hello := r.hello(newNonce())
+	if err := stream.Send(&wire.Frame{Hello: hello}); err != nil {
+		return nil, err
+	}
+	answer, err := stream.Recv()
+	if err != nil {
+		return nil, fmt.Errorf("it refused the introduction: %w", err)
+	}
+	welcome := answer.GetWelcome()
+	if err := check(welcome); err != nil {
+		return nil, err
+	}
+	if welcome.GetAddr() != addr {
+		return nil, fmt.Errorf("%w: it is known as %s, and calls itself %q (its PEER_ADDR)", errName, addr, welcome.GetAddr())
+	}
+	bound, err := binding(stream.Context())
+	switch {
+	case welcome.GetVersion() < boundVersion:
+		return r.introduceToOld(stream, hello, welcome)
+	case err != nil:
+		return nil, err
+	}
+	if err := stream.Send(&wire.Frame{Proof: prove(r.options.Secret, "caller", bound, hello, welcome)}); err != nil {
+		return nil, err
+	}
+	if answer, err = stream.Recv(); err != nil {
+		return nil, fmt.Errorf("it refused the introduction: %w", err)
+	}
+	if !hmac.Equal(answer.GetProof(), prove(r.options.Secret, "called", bound, hello, welcome)) {
+		return nil, ErrSecret
+	}
+	return welcome, nil
+}
+
+// introduceToOld is for a node of version 1 or 2, which has proved first.
+func (r *Router) introduceToOld(stream caller, hello, welcome *wire.Hello) (*wire.Hello, error) {
+	if !r.options.AllowOld {
+		return nil, fmt.Errorf("%w: version %d", errOld, welcome.GetVersion())
+	}
+	if !hmac.Equal(welcome.GetMac(), oldMac(r.options.Secret, "called", hello, welcome)) {
+		return nil, ErrSecret
+	}
+	return welcome, stream.Send(&wire.Frame{Proof: oldMac(r.options.Secret, "caller", hello, welcome)})
+}
+
+// welcome takes in a peer's introduction.
+func (r *Router) welcome(stream called) (*wire.Hello, error) {
+	f, err := stream.Recv()
+	if err != nil {
+		return nil, err
+	}
+	hello := f.GetHello()
+	if err := check(hello); err != nil {
+		return hello, err
+	}
+	if hello.GetAddr() == r.options.Addr {
+		return hello, errSelf
+	}
+	bound, err := binding(stream.Context())
+	switch {
+	case hello.GetVersion() < boundVersion:
+		return hello, r.welcomeOld(stream, hello)
+	case err != nil:
+		return hello, err
+	}
+	own := r.hello(newNonce())
+	if err := stream.Send(&wire.Frame{Welcome: own}); err != nil {
+		return hello, err
+	}
+	if f, err = stream.Recv(); err != nil {
+		return hello, err
+	}
+	if !hmac.Equal(f.GetProof(), prove(r.options.Secret, "caller", bound, hello, own)) {
+		return hello, ErrSecret
+	}
+	return hello, stream.Send(&wire.Frame{Proof: prove(r.options.Secret, "called", bound, hello, own)})
+}
+
+// welcomeOld is for a node of version 1 or 2, which expects the called one to
+// prove first.
+func (r *Router) welcomeOld(stream called, hello *wire.Hello) error {
+	if !r.options.AllowOld {
+		return fmt.Errorf("%w: version %d", errOld, hello.GetVersion())
+	}
+	own := r.hello(newNonce())
+	own.Mac = oldMac(r.options.Secret, "called", hello, own)
+	if err := stream.Send(&wire.Frame{Welcome: own}); err != nil {
+		return err
+	}
+	f, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	if !hmac.Equal(f.GetProof(), oldMac(r.options.Secret, "caller", hello, own)) {
+		return ErrSecret
 	}
 	return nil
 }

@@ -64,6 +64,7 @@ type core struct {
 	mover     mover             // guarded by mu
 	fetches   map[string]*fetch // guarded by mu, by key
 	inboxes   map[uint64]*inbox // guarded by mu, by the sender's incarnation
+	numbered  uint64            // guarded by mu: the last parcel to any node that was forgotten
 	pulls     []pull            // guarded by mu: of version 1, not answered
 	posts     []post            // guarded by mu: to be queued when it is free
 
@@ -72,6 +73,8 @@ type core struct {
 	rules   ruleCache
 	stats   struct {
 		forwarded, received, notOwner, refused, malformed, handed, hot, fallbacks, lost atomic.Uint64
+
+		rejected [rejections]atomic.Uint64
 	}
 }
 
@@ -150,8 +153,13 @@ func (v *view) kept(hash uint64, self string) bool {
 }
 
 func newCore(o Options, clock ratelimit.Clock, wall time.Time) *core {
+	return coreWith(o, clock, leasing.NewLocal(10_000, clock(), wall))
+}
+
+// coreWith makes a core that decides by fallback when an owner does not answer.
+func coreWith(o Options, clock ratelimit.Clock, fallback *leasing.Local) *core {
 	c := &core{
-		options: o, clock: clock, began: clock(), fallback: leasing.NewLocal(10_000, clock(), wall), members: map[string]*member{},
+		options: o, clock: clock, began: clock(), fallback: fallback, members: map[string]*member{},
 		hot: newHot(o.HotRate), fetches: map[string]*fetch{}, inboxes: map[uint64]*inbox{},
 	}
 	v := c.build(nil)
@@ -299,9 +307,11 @@ func (c *core) tell(addr string, err error) {
 var rings struct {
 	mu sync.Mutex
 	of map[string]*Ring // guarded by mu
+
+	points int // guarded by mu: of all
 }
 
-// mostRings are kept; then all are built anew.
+// mostRings are kept, with at most mostPoints in all; then all are built anew.
 const mostRings = 64
 
 func ringOf(nodes []Member) *Ring {
@@ -315,10 +325,10 @@ func ringOf(nodes []Member) *Ring {
 	defer rings.mu.Unlock()
 	r := rings.of[string(name)]
 	if r == nil {
-		if rings.of == nil || len(rings.of) >= mostRings {
-			rings.of = map[string]*Ring{}
-		}
 		r = NewRing(nodes)
+		if rings.points += len(r.points); rings.of == nil || len(rings.of) >= mostRings || rings.points > mostPoints {
+			rings.of, rings.points = map[string]*Ring{}, len(r.points)
+		}
 		rings.of[string(name)] = r
 	}
 	return r

@@ -51,7 +51,7 @@ func TestWeightIsBounded(t *testing.T) {
 // to the account, which was not charged.
 func TestUndoOfAFallback(t *testing.T) {
 	w := newRingWorld(t, 1)
-	n := w.start(0, "s")
+	n := w.start(0, known)
 	w.eventually("ready", n.Ready)
 	rule := routed(10)
 	rule.Coordination.OnStoreFailure = ratelimit.FailLocal
@@ -75,7 +75,7 @@ func TestUndoOfAFallback(t *testing.T) {
 // A node's own keys cost no allocation.
 func TestOwnKeysDoNotAllocate(t *testing.T) {
 	w := newRingWorld(t, 1)
-	n := w.start(0, "s")
+	n := w.start(0, known)
 	w.eventually("ready", n.Ready)
 	a, v := []ask{{Rule: routed(1 << 30), Key: keyOf(1), Cost: 1}}, make([]verdict, 1)
 	ctx := context.Background()

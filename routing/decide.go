@@ -2,6 +2,7 @@ package routing
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -419,14 +420,35 @@ func (c *core) read(now instant, a *ask, say *call) (v verdict, ok, moved bool) 
 	if say.err != nil || reply == nil || reply.GetStatus() != answered {
 		return verdict{}, false, reply != nil && reply.GetStatus() == notOwner
 	}
+	if reply.GetCharged() > int64(a.Cost) || reply.GetRemaining() > mostTokens || reply.GetWindow() < 0 {
+		c.malformed(rejectedReply)
+		return verdict{}, false, false
+	}
 	if reply.GetHot() {
 		c.hotHere.start(now, a.Key)
 	}
 	return verdict{
 		OverLimit: reply.GetOverLimit(), Source: ratelimit.FromOwner, Remaining: ratelimit.Tokens(max(0, reply.GetRemaining())),
-		Charged: ratelimit.Tokens(max(0, reply.GetCharged())), ResetAfter: time.Duration(max(0, reply.GetResetUs())) * time.Microsecond,
+		Charged: ratelimit.Tokens(max(0, reply.GetCharged())), ResetAfter: resetOf(&a.Rule.Limit, reply.GetResetUs()),
 		Window: ratelimit.Window(reply.GetWindow()),
 	}, true, false
+}
+
+// resetOf is how long an owner says that a limit takes to be whole again, at most
+// as long as that can take.
+func resetOf(l *ratelimit.Limit, us int64) time.Duration {
+	us = min(max(0, us), math.MaxInt64/int64(time.Microsecond))
+	return min(time.Duration(us)*time.Microsecond, longest(l))
+}
+
+// longest is the longest that a limit can take to be whole again: the rest of a
+// window, once more where the owner's clock was ahead; or a bucket's refill.
+func longest(l *ratelimit.Limit) time.Duration {
+	periods := 2.0
+	if l.Algorithm == ratelimit.TokenBucket {
+		periods += float64(l.Burst) / float64(max(1, l.Requests))
+	}
+	return time.Duration(min(periods*float64(l.Period()), math.MaxInt64/2))
 }
 
 // fail decides without the key's owner, as the rule's on_store_failure says.

@@ -5,29 +5,46 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
+	"log"
 	"net"
 	"slices"
 	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/memberlist"
 )
 
 // Gossip finds nodes by telling each other (memberlist, which follows Das,
-// Gupta and Motivala, "SWIM", 2002). What is said is encrypted with a key made
-// of the secret. A node need know only one other that is there.
+// Gupta and Motivala, "SWIM", 2002). What is said is encrypted and authenticated
+// with a key made of the secret. A node need know only one other that is there.
+//
+// What strangers send costs at most mostGossipStreams connections of
+// mostGossipBytes at a time, and is counted and told of. Who knows the secret can
+// name up to maxPeers addresses.
 type Gossip struct {
 	list  *memberlist.Memberlist
 	seeds []string
+	known names
+	told  atomic.Pointer[func(from string, err error)] // of what is refused
 }
+
+const (
+	mostGossipStreams = 64
+	mostGossipBytes   = 1 << 20 // of one: a thousand nodes are told of in some 150 KB
+)
 
 // NewGossip starts to listen on bind, for nodes that find this one's peer
 // address with it. seeds are others' gossip addresses; none of them need be
-// there yet. secret must not be empty.
+// there yet. The secret is as CheckSecret wants it.
 func NewGossip(bind, peerAddr, secret string, seeds []string) (*Gossip, error) {
 	if secret == "" {
 		return nil, errors.New("PEERS is gossip, and PEER_SECRET is not set: it is what gossip is encrypted with")
+	}
+	if err := CheckSecret(secret); err != nil {
+		return nil, err
 	}
 	host, port, err := net.SplitHostPort(bind)
 	if err != nil {
@@ -37,34 +54,190 @@ func NewGossip(bind, peerAddr, secret string, seeds []string) (*Gossip, error) {
 	if err != nil {
 		return nil, fmt.Errorf("PEER_GOSSIP_ADDR is %q: %w", bind, errAddr)
 	}
+	g := &Gossip{seeds: slices.DeleteFunc(slices.Clone(seeds), func(s string) bool { return s == bind })}
+	g.known.refuse = g.refuse
+	logger := log.New(gossipLog{g}, "", 0)
+	wires, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{BindAddrs: []string{host}, BindPort: int(n), Logger: logger})
+	if err != nil {
+		return nil, fmt.Errorf("PEER_GOSSIP_ADDR is %q: %w", bind, err)
+	}
 	key := sha256.Sum256([]byte("sluice gossip " + secret))
 	c := memberlist.DefaultLANConfig()
 	c.Name = peerAddr
 	c.BindAddr, c.BindPort, c.AdvertisePort = host, int(n), int(n)
 	c.SecretKey = key[:]
-	c.LogOutput = io.Discard
-	list, err := memberlist.Create(c)
-	if err != nil {
+	c.Logger, c.Alive, c.Events = logger, &g.known, &g.known
+	c.Transport = boundStreams(wires, g.refuse)
+	if g.list, err = memberlist.Create(c); err != nil {
+		_ = c.Transport.Shutdown()
 		return nil, fmt.Errorf("PEER_GOSSIP_ADDR is %q: %w", bind, err)
 	}
-	seeds = slices.DeleteFunc(slices.Clone(seeds), func(s string) bool { return s == bind })
-	return &Gossip{list, seeds}, nil
+	return g, nil
 }
 
 // Find implements [Discovery]. As long as this node is alone, it looks for the
 // seeds.
 func (g *Gossip) Find(context.Context) ([]string, error) {
+	var wrong error
 	if g.list.NumMembers() < 2 && len(g.seeds) > 0 {
-		_, _ = g.list.Join(g.seeds) // perhaps none is there yet
+		// Perhaps none is there yet; but what cannot be decrypted will not be later.
+		if _, err := g.list.Join(g.seeds); err != nil && strings.Contains(err.Error(), "decrypt") {
+			wrong = fmt.Errorf("gossip with %s: %w", strings.Join(g.seeds, ", "), errGossip)
+		}
 	}
 	var addrs []string
 	for _, m := range g.list.Members() {
 		addrs = append(addrs, m.Name)
 	}
-	return addrs, nil
+	return addrs, wrong
 }
 
 // Close says good-bye and stops listening. It blocks for at most a second.
 func (g *Gossip) Close() error {
 	return errors.Join(g.list.Leave(time.Second), g.list.Shutdown())
+}
+
+// errGossip is a wrong secret, as far as that can be told.
+var errGossip = fmt.Errorf("what it gossips cannot be decrypted: %w", ErrSecret)
+
+func (g *Gossip) refuse(from string, err error) {
+	if f := g.told.Load(); f != nil {
+		(*f)(from, err)
+	}
+}
+
+// gossipLog takes in memberlist's log, which is the only place where it tells of
+// what it refuses: lines that say whom something came from.
+type gossipLog struct{ *Gossip }
+
+// mostLine is how much of a line of memberlist's is passed on: it may quote what a
+// stranger sent.
+const mostLine = 200
+
+// Write implements [io.Writer]. A line is one call.
+func (l gossipLog) Write(line []byte) (int, error) {
+	text := strings.TrimSpace(string(line))
+	what, from, ok := strings.Cut(text, " from=")
+	what, isError := strings.CutPrefix(what, "[ERR] memberlist: ")
+	if !ok || !isError {
+		return len(line), nil
+	}
+	err := errGossip
+	if !strings.Contains(what, "decrypt") && !strings.Contains(what, "Decrypt") && !strings.Contains(what, "not encrypted") {
+		err = fmt.Errorf("what it gossips makes no sense: %s", strconv.QuoteToASCII(what[:min(len(what), mostLine)]))
+	}
+	l.refuse("gossip of "+from[:min(len(from), mostLine)], err)
+	return len(line), nil
+}
+
+// names are the nodes that are there by gossip. Its methods are called under
+// memberlist's lock.
+type names struct {
+	refuse func(from string, err error)
+
+	mu  sync.Mutex
+	all map[string]bool // guarded by mu
+}
+
+// NotifyAlive implements [memberlist.AliveDelegate].
+func (n *names) NotifyAlive(node *memberlist.Node) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(node.Name) > maxAddr || checkAddr(node.Name) != nil || !n.all[node.Name] && len(n.all) >= maxPeers {
+		err := fmt.Errorf("a node is called %q, or is one too many of %d: %w", node.Name[:min(len(node.Name), maxAddr)], maxPeers, errAddr)
+		n.refuse("gossip of "+node.Address(), err)
+		return err
+	}
+	return nil
+}
+
+// NotifyJoin implements [memberlist.EventDelegate].
+func (n *names) NotifyJoin(node *memberlist.Node) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.all == nil {
+		n.all = map[string]bool{}
+	}
+	n.all[node.Name] = true
+}
+
+// NotifyLeave implements [memberlist.EventDelegate].
+func (n *names) NotifyLeave(node *memberlist.Node) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.all, node.Name)
+}
+
+// NotifyUpdate implements [memberlist.EventDelegate].
+func (n *names) NotifyUpdate(*memberlist.Node) {}
+
+// boundedStreams are memberlist's wires with a bound on what strangers can have it
+// read: it takes in a whole message, of up to 20 MB, before it decrypts it.
+type boundedStreams struct {
+	*memberlist.NetTransport
+	streams chan net.Conn
+	ended   chan struct{}
+	end     func()
+}
+
+func boundStreams(t *memberlist.NetTransport, refuse func(from string, err error)) *boundedStreams {
+	b := &boundedStreams{NetTransport: t, streams: make(chan net.Conn), ended: make(chan struct{})}
+	b.end = sync.OnceFunc(func() { close(b.ended) })
+	go b.pass(refuse)
+	return b
+}
+
+// pass hands streams on, not more than mostGossipStreams at a time.
+func (b *boundedStreams) pass(refuse func(from string, err error)) {
+	room := make(chan struct{}, mostGossipStreams)
+	for {
+		select {
+		case <-b.ended:
+			return
+		case conn := <-b.NetTransport.StreamCh():
+			select {
+			case room <- struct{}{}:
+			default:
+				refuse("gossip of "+conn.RemoteAddr().String(), fmt.Errorf("there are %d streams already", mostGossipStreams))
+				_ = conn.Close()
+				continue
+			}
+			bounded := &boundedStream{Conn: conn, left: mostGossipBytes, free: sync.OnceFunc(func() { <-room })}
+			select {
+			case b.streams <- bounded:
+			case <-b.ended:
+				_ = bounded.Close()
+			}
+		}
+	}
+}
+
+// StreamCh implements [memberlist.Transport].
+func (b *boundedStreams) StreamCh() <-chan net.Conn { return b.streams }
+
+// Shutdown implements [memberlist.Transport].
+func (b *boundedStreams) Shutdown() error {
+	b.end()
+	return b.NetTransport.Shutdown()
+}
+
+// boundedStream is a connection that ends after so many bytes.
+type boundedStream struct {
+	net.Conn
+	left int // bytes; one goroutine reads
+	free func()
+}
+
+func (s *boundedStream) Read(b []byte) (int, error) {
+	if s.left <= 0 {
+		return 0, fmt.Errorf("more than %d bytes", mostGossipBytes)
+	}
+	n, err := s.Conn.Read(b[:min(len(b), s.left)])
+	s.left -= n
+	return n, err
+}
+
+func (s *boundedStream) Close() error {
+	s.free()
+	return s.Conn.Close()
 }

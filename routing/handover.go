@@ -243,11 +243,7 @@ func (c *core) settled() {
 		return
 	}
 	c.each(c.sayDone)
-	pulls := c.pulls
-	c.pulls = nil
-	for _, p := range pulls {
-		c.pull(p)
-	}
+	c.answerPulls()
 }
 
 func (c *core) sayDone(m *member) {
@@ -269,6 +265,10 @@ func (c *core) received(from *member, r *wire.Receipt) {
 	}
 	refused := map[int]bool{}
 	for _, i := range r.GetRefused() {
+		if int(i) >= len(p.hashes) { // it has no such account
+			c.malformed(rejectedReceipt)
+			break
+		}
 		refused[int(i)] = true
 	}
 	now := c.clock()
@@ -363,13 +363,6 @@ func (in *inbox) compareLocked(now instant, later time.Duration) time.Duration {
 // mostInboxes is how many there may be: of all peers, and of their last lives.
 const mostInboxes = 2 * maxPeers
 
-// inlet is the other end of a peer's link: its stream to this node.
-type inlet struct {
-	addr        string
-	incarnation uint64
-	version     uint32
-}
-
 // inboxOf finds or makes an inbox; the caller holds mu.
 func (c *core) inboxOf(now instant, from *inlet) *inbox {
 	in := c.inboxes[from.incarnation]
@@ -393,8 +386,13 @@ func (c *core) inboxOf(now instant, from *inlet) *inbox {
 
 // adopt takes in a parcel, once.
 func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
-	if c.local == nil || from.incarnation == 0 || p.GetNumber() == 0 || p.GetSent() < 0 {
-		c.stats.malformed.Add(1) // a store has the accounts
+	if c.local == nil || from.incarnation == 0 || p.GetNumber() == 0 || len(p.GetAccounts()) > mostParcel {
+		c.malformed(rejectedParcel) // a store has the accounts
+		return nil
+	}
+	here := c.local.LedgerNow(now)
+	if !current(here, p.GetSent()) {
+		c.malformed(rejectedSent)
 		return nil
 	}
 	c.mu.Lock()
@@ -406,7 +404,7 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 		if r := in.answers[p.GetNumber()]; r != nil {
 			return r
 		}
-		c.stats.malformed.Add(1)
+		c.malformed(rejectedParcel)
 		return nil
 	}
 	for n := range in.answers {
@@ -420,16 +418,17 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 	r := &wire.Receipt{Number: p.GetNumber()}
 	in.last, in.answers[r.Number] = r.Number, r
 	// What the sender's clock shows now, as far as that can be told.
-	here := c.local.LedgerNow(now)
 	sent := here.Add(-in.compareLocked(now, here.Sub(ratelimit.LedgerTime(p.GetSent()))))
 	i := uint32(0)
 	if err := readParcel(p.GetAccounts(), func(m moved) {
-		if !c.take(now, m, sent) {
+		if !m.plausible(here, sent) {
+			c.malformed(rejectedAccount) // no node has it: the sender does not get it back either
+		} else if !c.take(now, m, sent) {
 			r.Refused = append(r.Refused, i)
 		}
 		i++
 	}); err != nil {
-		c.stats.malformed.Add(1)
+		c.malformed(rejectedParcel)
 		c.tell(from.addr, err)
 	}
 	return r
@@ -458,24 +457,28 @@ func (c *core) take(now instant, m moved, sent ratelimit.LedgerTime) bool {
 
 // pull is a wish of a node of version 1.
 type pull struct {
-	from   *inlet
-	answer func()
+	from *inlet
+	id   uint64
 }
+
+func (p pull) answer() *wire.Frame { return &wire.Frame{Replies: []*wire.Reply{{Id: p.id}}} }
 
 // adoptLegacy takes in accounts of a node of version 1. It does not take back
 // what is not its receiver's; such an account goes on from here.
 func (c *core) adoptLegacy(now instant, ts []*wire.Transfer) {
 	if c.local == nil {
-		c.stats.malformed.Add(uint64(len(ts)))
+		for range ts {
+			c.malformed(rejectedAccount)
+		}
 		return
 	}
+	here := c.local.LedgerNow(now)
 	for _, t := range ts {
-		if len(t.GetKey()) == 0 || len(t.GetKey()) > ratelimit.MaxKeyLen || t.GetCharged() < 0 || t.GetPrevious() < 0 || t.GetWindow() < 0 ||
-			t.GetLevel() < 0 || t.GetCarry() < 0 || t.GetNow() < 0 || t.GetFence() < 0 {
-			c.stats.malformed.Add(1)
+		m := moved{t.GetKey(), accountOf(t)}
+		if len(m.key) == 0 || len(m.key) > ratelimit.MaxKeyLen || m.account.Charged < 0 || !m.plausible(here, here) {
+			c.malformed(rejectedAccount)
 			continue
 		}
-		m := moved{t.GetKey(), accountOf(t)}
 		if !c.take(now, m, c.local.LedgerNow(now)) {
 			c.local.Adopt(now, m.key, m.account, c.local.LedgerNow(now))
 			c.mu.Lock()
@@ -494,14 +497,45 @@ func accountOf(t *wire.Transfer) leasing.Account {
 	}
 }
 
-// pull answers a node of version 1 when nothing of its is here; the caller holds
-// mu.
-func (c *core) pull(p pull) {
-	v := c.view.Load()
-	if c.local == nil || c.clean() && v.ring.Has(p.from.addr) && (!c.left || !v.mine) {
-		p.answer()
-		return
+// pulled takes in wishes of a node of version 1: to be answered when nothing of
+// its is here.
+func (c *core) pulled(from *inlet, pulls []*wire.Pull, answer func(*wire.Frame)) {
+	for _, w := range pulls {
+		p := pull{from, w.GetId()}
+		c.mu.Lock()
+		at := c.handedOver(p)
+		if !at {
+			c.keep(p)
+		}
+		c.unlock()
+		if at {
+			answer(p.answer()) // blocks while the peer does not read, and so without a lock
+		}
 	}
+}
+
+// answerPulls answers what can be answered by now. The caller holds mu, so that
+// nothing waits for a peer to read.
+func (c *core) answerPulls() {
+	pulls := c.pulls
+	c.pulls = nil
+	for _, p := range pulls {
+		if c.handedOver(p) {
+			p.from.say(p.answer())
+		} else {
+			c.keep(p)
+		}
+	}
+}
+
+// handedOver tells whether nothing of a node's is here; the caller holds mu.
+func (c *core) handedOver(p pull) bool {
+	v := c.view.Load()
+	return c.local == nil || c.clean() && v.ring.Has(p.from.addr) && (!c.left || !v.mine)
+}
+
+// keep has a pull answered later; the caller holds mu.
+func (c *core) keep(p pull) {
 	for i := range c.pulls {
 		if c.pulls[i].from.addr == p.from.addr { // it has asked again, under its next view
 			c.pulls[i] = p

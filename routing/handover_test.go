@@ -133,7 +133,7 @@ func TestHandOverUnderLoad(t *testing.T) {
 	stall := stalls()
 
 	start := time.Now()
-	third := w.start(2, "s")
+	third := w.start(2, known)
 	w.eventually("the third node has its keys", func() bool { return third.Ready() && third.isStable() })
 	joined := time.Since(start)
 	three := append(slices.Clone(nodes), third)
@@ -205,7 +205,7 @@ func TestStartedTogetherAndAskedAtOnce(t *testing.T) {
 	var admitted [keys]atomic.Int64
 	var wg sync.WaitGroup
 	for i := range size {
-		n := w.start(i, "s")
+		n := w.start(i, known)
 		wg.Go(func() {
 			for round := range 15 {
 				for k := range keys {
@@ -239,7 +239,7 @@ func TestStartedTogetherAndAskedAtOnce(t *testing.T) {
 // A node that has not joined does not decide as if it were alone.
 func TestNotInTheRingDecidesNothing(t *testing.T) {
 	w := newRingWorld(t, 1)
-	n := w.make(0, "s", nil)
+	n := w.make(0, known, nil)
 	start := time.Now()
 	v := n.ask(routed(10), 1, 1)
 	if took := time.Since(start); !v.OverLimit || v.Source != ratelimit.FromFallback || took < ratelimit.StoreDeadline {
@@ -254,7 +254,7 @@ func TestSuspendedNodeIsNoOwner(t *testing.T) {
 	var ahead atomic.Int64
 	clock := w.clock
 	w.clock = func() instant { return clock().Add(time.Duration(ahead.Load())) }
-	n := w.start(0, "s")
+	n := w.start(0, known)
 	w.eventually("ready", n.Ready)
 	rule := routed(10)
 	if v := n.ask(rule, 1, 4); v.OverLimit {

@@ -98,7 +98,7 @@ func (c *core) claimOf(m *wire.Claim) (ratelimit.Claim, error) {
 			return ratelimit.Claim{}, errMessage
 		}
 	}
-	if len(m.GetKey()) == 0 || len(m.GetKey()) > ratelimit.MaxKeyLen || m.GetHolder() < 2 || m.GetSeq() == 0 || m.GetWindow() < 0 || m.GetFence() < 0 ||
+	if len(m.GetKey()) == 0 || len(m.GetKey()) > ratelimit.MaxKeyLen || m.GetHolder() < 2 || m.GetSeq() == 0 || m.GetWindow() < 0 || m.GetWindow() > mostTime || !possibleFence(ratelimit.Fence(m.GetFence())) ||
 		m.GetTtlUs() < 0 || m.GetTtlUs() > ratelimit.MaxLeaseTTL.Microseconds() {
 		return ratelimit.Claim{}, errMessage
 	}
@@ -122,7 +122,7 @@ func (c *core) settleFor(msgs []*wire.Claim) []*wire.Reply {
 		replies[i] = &wire.Reply{Id: m.GetId()}
 		claim, err := c.claimOf(m)
 		if err != nil || c.local == nil {
-			c.stats.malformed.Add(1)
+			c.malformed(rejectedClaim)
 			replies[i].Status = malformed
 			continue
 		}
@@ -145,6 +145,25 @@ func (c *core) settleFor(msgs []*wire.Claim) []*wire.Reply {
 	return replies
 }
 
+// meant tells whether a grant can be the answer to a claim. What is granted is a
+// sum since the window began: at most all that was asked for is new in it.
+func meant(c *ratelimit.Claim, m *wire.Grant) bool {
+	least, most := int64(0), int64(c.Granted)+int64(max(c.Want, c.Waiting))
+	if m.GetWindow() == int64(c.Window) && !m.GetVoid() {
+		least = int64(c.Granted)
+	}
+	for _, n := range [...]int64{m.GetAvailable(), m.GetOutstanding(), m.GetResetUs(), m.GetRetryUs(), m.GetAt(), m.GetWindow(), m.GetFence()} {
+		if n < 0 {
+			return false
+		}
+	}
+	return m.GetGranted() >= least && m.GetGranted() <= most && m.GetAvailable() <= mostTokens && m.GetOutstanding() <= mostTokens &&
+		m.GetFence() <= mostTime && m.GetAt() <= mostTime && m.GetWindow() <= mostTime && m.GetHolders() <= mostGrantHolders
+}
+
+// mostGrantHolders is how many holders an account can be said to have.
+const mostGrantHolders = 1 << 20
+
 func grantOf(c *ratelimit.Claim, done *call) ratelimit.Grant {
 	g := ratelimit.Grant{Seq: c.Seq, TTL: c.TTL}
 	m := done.reply.GetGrant()
@@ -155,13 +174,14 @@ func grantOf(c *ratelimit.Claim, done *call) ratelimit.Grant {
 		g.Err = errMoved
 	case m.GetStale():
 		g.Err = ratelimit.ErrStaleClaim
-	case m.GetGranted() < int64(c.Granted) && m.GetWindow() == int64(c.Window) && !m.GetVoid() || m.GetAvailable() < 0 || m.GetResetUs() < 0 || m.GetRetryUs() < 0:
+	case !meant(c, m):
 		g.Err = errMessage
 	}
 	if g.Err != nil {
 		return g
 	}
-	us := func(n int64) time.Duration { return time.Duration(min(n, 1<<52)) * time.Microsecond }
+	most := longest(&c.Limit)
+	us := func(n int64) time.Duration { return min(time.Duration(min(n, 1<<52))*time.Microsecond, most) }
 	g.Carried = m.GetWindow() == int64(c.Window) || c.Limit.Algorithm == ratelimit.TokenBucket && c.Window != 0
 	g.Granted, g.Fence, g.Window, g.Void = ratelimit.Tokens(m.GetGranted()), ratelimit.Fence(m.GetFence()), ratelimit.Window(m.GetWindow()), m.GetVoid()
 	g.Available, g.Outstanding = ratelimit.Tokens(m.GetAvailable()), ratelimit.Tokens(m.GetOutstanding())

@@ -100,6 +100,8 @@ func (c *core) looks(now instant, addrs []string) {
 	for _, a := range addrs {
 		if m := c.know(a); m != nil {
 			m.found = now
+		} else if a != c.options.Addr {
+			c.reject(rejectedAddress) // beyond maxPeers
 		}
 	}
 	c.hands.wake()
@@ -112,6 +114,7 @@ func (c *core) know(addr string) *member {
 		return m
 	}
 	m = &member{link: &link{addr: addr, pending: map[uint64]*call{}}, kick: make(bell, 1)}
+	m.out.number = c.numbered // it may be one that was forgotten, and remembers this node's parcels
 	m.receipt = func(r *wire.Receipt) { c.received(m, r) }
 	c.members[addr] = m
 	c.hands.dial(m)
@@ -198,19 +201,24 @@ func (c *core) pause(now instant, m *member) time.Duration {
 }
 
 // presence takes in that a node owns keys from now on, or none any more. It
-// reports false when the way to it is not open.
-func (c *core) presence(addr string, is bool) bool {
+// reports false when the node is to say it again: the way to it is not open, or it
+// has come and gone too often.
+func (c *core) presence(now instant, from *inlet, is bool) bool {
 	c.mu.Lock()
 	defer c.unlock()
-	m := c.members[addr]
+	m := c.members[from.addr]
 	if m == nil || is && !m.ready.Load() {
-		return false
+		return !is
 	}
-	m.holds = m.holds || is
 	if m.alive != is {
+		if !from.mayTurn(now) {
+			c.malformed(rejectedPresence)
+			return false
+		}
 		m.alive = is
 		c.turn()
 	}
+	m.holds = m.holds || is
 	return true
 }
 
@@ -285,6 +293,9 @@ func (c *core) bury(now instant) {
 		if !m.alive && now.Sub(max(m.found, heard)) > forgetAfter {
 			c.hands.hangUp(m)
 			delete(c.members, m.addr)
+			m.mu.Lock()
+			c.numbered = max(c.numbered, m.out.number)
+			m.mu.Unlock()
 		}
 	})
 	if changed {

@@ -22,6 +22,7 @@ const parcelBytes = 16 << 10
 const (
 	mostHolders = 1 << 10 // leasing keeps at most 256 and those whose leases go on
 	mostTokens  = 1 << 53 // in any field
+	mostTime    = 1 << 53 // microseconds since 1970: the year 2255
 	never       = 1 << 60 // microseconds: a bucket that does not refill is never full
 )
 
@@ -30,6 +31,41 @@ var errAccount = errors.New("an account in a parcel makes no sense")
 type moved struct {
 	key     []byte
 	account leasing.Account
+}
+
+// plausible tells whether a node can have such an account whose clock showed sent
+// just now, when this one's shows here. What is refused here would make an account
+// wait for ever, or its fences and levels overflow.
+func (m *moved) plausible(here, sent ratelimit.LedgerTime) bool {
+	a := &m.account
+	if !possible(here, int64(a.Now)) || !possible(here, int64(a.Relearn)) || !possibleFence(a.Fence) || !possibleFence(a.Born) || !possibleFence(a.Folded) {
+		return false
+	}
+	if a.Dead < 0 || a.Dead > 2*never || a.Lag < 0 || here.Sub(sent-a.Lag) > mostApart || a.Level < 0 || a.Level > mostTokens || a.Carry < 0 || a.Carry > mostTokens ||
+		!possibleWindow(here, a.Window) || a.Charged > mostTokens || a.Previous < 0 || a.Previous > mostTokens {
+		return false
+	}
+	for i := range a.Holders {
+		h := &a.Holders[i]
+		if !possible(here, int64(h.Expires)) || !possibleFence(h.Fence) || !possibleWindow(here, h.Window) {
+			return false
+		}
+	}
+	return true
+}
+
+// possibleFence tells whether an account can have a fence. They grow by the clock
+// and by claims, and leasing believes a holder's up to the year 2112.
+func possibleFence(f ratelimit.Fence) bool { return f >= 0 && f <= mostTime }
+
+// possibleWindow tells whether a window can have begun: a bucket's is the time at
+// which it did, and a window of at least a second has a lower number than seconds
+// have passed.
+func possibleWindow(here ratelimit.LedgerTime, w ratelimit.Window) bool {
+	if w > 1<<40 {
+		return possible(here, int64(w))
+	}
+	return w >= 0 && possible(here, max(0, int64(w)-1)*1_000_000)
 }
 
 // writer appends accounts to a parcel.

@@ -21,6 +21,11 @@ type Member struct {
 // that with 100 nodes the busiest has less than 1.10 times the mean.
 const pointsPerNode = 2048
 
+// mostPoints bounds a ring, to some 100 MB. With members of more weight in all than
+// that allows, 2048, each has half as many points for its weight, or a quarter,
+// and so on: the same on every node, for it depends on the members alone.
+const mostPoints = 1 << 22
+
 // Ring says which member owns a hash. It is immutable; the zero Ring has no
 // members. A point is XXH64 of "address_i", and a hash belongs to the first
 // point at or after it: what Envoy's RING_HASH does with XX_HASH (Karger et
@@ -38,13 +43,14 @@ type point struct {
 }
 
 // NewRing builds a ring. Members with the same address count once. It
-// allocates about 40 KB for each of them.
+// allocates about 40 KB for each unit of their weights, and at most mostPoints.
 func NewRing(members []Member) *Ring {
 	r := &Ring{members: slices.Clone(members)}
 	sortMembers(r.members)
 	r.members = slices.CompactFunc(r.members, func(a, b Member) bool { return a.Addr == b.Addr })
+	each := pointsEach(r.members)
 	for i, m := range r.members {
-		for n := range pointsPerNode * int(max(1, m.Weight)) {
+		for n := range each * int(max(1, m.Weight)) {
 			r.points = append(r.points, point{xxhash.Sum64String(m.Addr + "_" + strconv.Itoa(n)), int32(i)})
 		}
 	}
@@ -60,6 +66,19 @@ func NewRing(members []Member) *Ring {
 	}
 	r.start[len(r.start)-1] = int32(len(r.points))
 	return r
+}
+
+// pointsEach is how many points members have for each unit of weight.
+func pointsEach(members []Member) int {
+	weight := 0
+	for _, m := range members {
+		weight += int(max(1, m.Weight))
+	}
+	each := pointsPerNode
+	for each > 1 && each*weight > mostPoints {
+		each /= 2
+	}
+	return each
 }
 
 func sortMembers(m []Member) {

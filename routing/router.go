@@ -2,6 +2,7 @@ package routing
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -10,7 +11,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -21,11 +21,31 @@ type Options struct {
 	Addr      string // this node's, for peers
 	Weight    uint32 // 0 means 1
 	Discovery Discovery
-	Secret    string                           // what all peers know
-	TLS       credentials.TransportCredentials // for dialling; nil: none
+	Secret    string                           // what all peers know; see CheckSecret
+	TLS       credentials.TransportCredentials // for dialling, TLS 1.3; nil: with certificates that say nothing, so that the secret is needed
 	HotRate   float64                          // hits a second from which on a key is hot; 0: ten times the mean
 	// OnPeer, if set, is told what went wrong with a peer. It must not block.
 	OnPeer func(addr string, err error)
+	// AllowOld lets nodes of versions 1 and 2 in, for the time in which a fleet is
+	// upgraded: their proofs can be relayed, and without certificates what is said
+	// to them can be read and changed on the way. Somebody in between can have two
+	// new nodes take each other for old ones.
+	AllowOld bool
+}
+
+// Validate tells all that is wrong with who may be a peer.
+func (o *Options) Validate() error {
+	var errs []error
+	if o.Weight > maxWeight {
+		errs = append(errs, fmt.Errorf("PEER_WEIGHT is %d, must be between 1 and %d", o.Weight, maxWeight))
+	}
+	if o.TLS == nil || o.Secret != "" {
+		errs = append(errs, CheckSecret(o.Secret))
+	}
+	if err := checkAddr(o.Addr); err != nil || len(o.Addr) > maxAddr {
+		errs = append(errs, fmt.Errorf("PEER_ADDR is %q: %w", o.Addr, errAddr))
+	}
+	return errors.Join(errs...)
 }
 
 // Router is the ratelimit.Limiter of a node in a ring: rules of mode routing
@@ -36,6 +56,9 @@ type Router struct {
 	hotFleet *leasing.Fleet // leases of hot keys of other owners, where there is no store; else nil
 	work     bell
 
+	served    credentials.TransportCredentials // for serving without certificates
+	anonymous bool                             // dialled so too
+
 	run     sync.Mutex
 	ctx     context.Context // guarded by run: Run's
 	running *sync.WaitGroup // guarded by run
@@ -44,10 +67,16 @@ type Router struct {
 
 // New makes a router over the node's own limiter.
 func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Time) *Router {
-	if o.TLS == nil {
-		o.TLS = insecure.NewCredentials()
+	dialled, served := anonymous()
+	r := &Router{work: make(bell, 1), served: served, anonymous: o.TLS == nil}
+	if r.anonymous {
+		o.TLS = dialled
 	}
-	r := &Router{core: newCore(o, clock, wall), work: make(bell, 1)}
+	r.core = newCore(o, clock, wall)
+	if g, ok := o.Discovery.(*Gossip); ok {
+		refused := func(from string, err error) { r.turnedAway(from, rejectedGossip, err) }
+		g.told.Store(&refused)
+	}
 	r.hands, r.random, r.incarnation = r, rand.Float64, uint64(leasing.NewHolder())
 	r.base = blocking{base}
 	r.leases = r.base // the account in the store is the same
@@ -157,13 +186,32 @@ func (r *Router) find(ctx context.Context) {
 		addrs, err := r.options.Discovery.Find(bounded)
 		cancel()
 		r.tell("", err)
-		r.looks(r.clock(), addrs)
+		r.looks(r.clock(), r.usable(addrs))
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
 	}
+}
+
+// usable are the addresses that a node can be dialled at, of those found, and not
+// more than there may be nodes: whoever answers for a name could say anything.
+func (r *Router) usable(found []string) []string {
+	addrs := make([]string, 0, min(len(found), maxPeers))
+	wrong := ""
+	for _, a := range found {
+		if len(a) > maxAddr || checkAddr(a) != nil || len(addrs) >= maxPeers {
+			r.reject(rejectedAddress)
+			wrong = a[:min(len(a), maxAddr)]
+			continue
+		}
+		addrs = append(addrs, a)
+	}
+	if wrong != "" {
+		r.tell("", fmt.Errorf("PEERS: of %d addresses found, %d are used; of those that are not, the last is %q: at most %d, each host:port", len(found), len(addrs), wrong, maxPeers))
+	}
+	return addrs
 }
 
 // dial implements hands.
@@ -231,7 +279,13 @@ func (r *Router) Leave(ctx context.Context) {
 func (r *Router) Ready() bool { return r.isReady(r.clock()) }
 
 // Stats returns the counts so far.
-func (r *Router) Stats() ratelimit.RoutingStats { return r.routingStats() }
+func (r *Router) Stats() ratelimit.RoutingStats {
+	s := r.routingStats()
+	if r.hotFleet != nil {
+		s.Rejected = r.hotFleet.Stats().Rejected
+	}
+	return s
+}
 
 // Fallbacks counts decisions made because an owner did not answer.
 func (r *Router) Fallbacks() uint64 { return r.stats.fallbacks.Load() }
@@ -251,7 +305,7 @@ func (c *core) routingStats() ratelimit.RoutingStats {
 	}
 	return ratelimit.RoutingStats{
 		Forwarded: s.forwarded.Load(), Received: s.received.Load(), NotOwner: s.notOwner.Load(), Refused: s.refused.Load(),
-		Malformed: s.malformed.Load(), Handed: s.handed.Load(), Hot: s.hot.Load(),
+		Malformed: s.malformed.Load(), RejectedBy: c.rejected(), Handed: s.handed.Load(), Hot: s.hot.Load(),
 		Members: addrs, Ring: v.print, HotKeys: readable(c.hot.names(c.clock())), HotHere: readable(c.hotHere.names()),
 	}
 }

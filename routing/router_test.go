@@ -12,21 +12,21 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/transport"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
 // node is a router in this process, with a real gRPC server.
 type node struct {
 	*Router
-	addr string
-	end  func() // at once, as a crash would
-	errs chan error
+	addr   string
+	end    func() // at once, as a crash would
+	errs   chan error
+	budget *transport.Budget
 }
 
 type ringWorld struct {
@@ -58,14 +58,20 @@ func (w *ringWorld) start(i int, secret string) *node { return w.startTLS(i, sec
 func (w *ringWorld) startTLS(i int, secret string, client, server credentials.TransportCredentials) *node {
 	w.Helper()
 	n := w.make(i, secret, client)
-	listener := n.NewServer(server)
+	w.run(n, w.lis[i], server)
+	return n
+}
+
+// run runs a node until the test ends.
+func (w *ringWorld) run(n *node, l net.Listener, server credentials.TransportCredentials) {
+	n.budget = transport.NewBudget(transport.DefaultBytesInFlight)
+	listener := n.NewServer(server, n.budget)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	running.Go(func() { _ = listener.Serve(w.lis[i]) })
+	running.Go(func() { _ = listener.Serve(transport.Listen(l, 2*maxPeers, n.budget)) })
 	running.Go(func() { n.Run(ctx) })
 	n.end = sync.OnceFunc(func() { cancel(); listener.Stop(); running.Wait() })
 	w.Cleanup(n.end)
-	return n
 }
 
 // make makes a node that does not run.
@@ -73,9 +79,9 @@ func (w *ringWorld) make(i int, secret string, client credentials.TransportCrede
 	n := &node{addr: w.addrs[i], errs: make(chan error, 1000)}
 	n.Router = New(leasing.NewLocal(w.tableSize, w.clock(), w.wall), Options{
 		Addr: n.addr, Discovery: Static(w.addrs), Secret: secret, TLS: client,
-		OnPeer: func(_ string, err error) {
+		OnPeer: func(addr string, err error) {
 			select {
-			case n.errs <- err:
+			case n.errs <- fmt.Errorf("%s: %w", addr, err):
 			default:
 			}
 		},
@@ -96,7 +102,7 @@ func (w *ringWorld) eventually(what string, ok func() bool) {
 func (w *ringWorld) ring(n int) []*node {
 	nodes := make([]*node, n)
 	for i := range nodes {
-		nodes[i] = w.start(i, "s")
+		nodes[i] = w.start(i, known)
 	}
 	w.agree(nodes...)
 	return nodes
@@ -205,7 +211,7 @@ func TestRouterRollingReplacement(t *testing.T) {
 	}
 	current := slices.Clone(nodes)
 	for i := range 3 {
-		next := w.start(3+i, "s")
+		next := w.start(3+i, known)
 		w.eventually("the new node is ready", next.Ready)
 		current = append(current, next)
 		with := slices.Clone(current)
@@ -298,18 +304,18 @@ func TestRouterUndo(t *testing.T) {
 // Who does not know the secret is refused, on both sides, and says so.
 func TestRouterRefusesStrangers(t *testing.T) {
 	w := newRingWorld(t, 2)
-	a, b := w.start(0, "right"), w.start(1, "wrong")
+	a, b := w.start(0, known), w.start(1, "another-secret-of-16")
 	for _, n := range []*node{a, b} {
 		w.eventually("it complains", func() bool {
 			select {
 			case err := <-n.errs:
-				return errors.Is(err, errSecret) || strings.Contains(err.Error(), errSecret.Error())
+				return errors.Is(err, ErrSecret) && strings.HasPrefix(err.Error(), "127.0.0.1:") && strings.Contains(err.Error(), "which calls itself")
 			default:
 				return false
 			}
 		})
-		if len(n.Stats().Members) > 1 {
-			t.Error("a stranger is in the ring")
+		if s := n.Stats(); len(s.Members) > 1 || s.RejectedBy["secret"] == 0 {
+			t.Errorf("in the ring: %v; rejected: %v", s.Members, s.RejectedBy)
 		}
 	}
 }
@@ -318,49 +324,25 @@ func TestRouterRefusesStrangers(t *testing.T) {
 // and are counted.
 func TestRouterBadPeers(t *testing.T) {
 	w := newRingWorld(t, 2)
-	n := w.start(0, "s")
+	n := w.start(0, known)
 	w.eventually("ready", n.Ready)
-	conn, err := grpc.NewClient(n.addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	open := func(h *wire.Hello, secret string) (grpc.BidiStreamingClient[wire.Frame, wire.Frame], error) {
-		s, err := wire.NewPeerClient(conn).Exchange(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = s.Send(&wire.Frame{Hello: h})
-		f, err := s.Recv()
-		if err != nil {
-			return nil, err
-		}
-		_ = s.Send(&wire.Frame{Proof: mac(secret, "caller", h, f.GetWelcome())})
-		_ = s.Send(&wire.Frame{Ping: 7})
-		f, err = s.Recv()
-		if err == nil && f.GetReplies()[0].GetId() != 7 {
-			t.Errorf("%v", f)
-		}
-		return s, err
-	}
-	good := &wire.Hello{Version: version, Addr: w.addrs[1], Nonce: newNonce()}
+	good := &wire.Hello{Version: version, Addr: w.addrs[1], Nonce: newNonce(), Incarnation: 7}
 	for what, h := range map[string]*wire.Hello{
 		"nothing": nil, "no name": {Version: version, Nonce: newNonce()}, "no nonce": {Version: version, Addr: "x:1"},
-		"old": {Version: 0, Addr: "x:1", Nonce: newNonce()},
+		"old": {Version: 0, Addr: "x:1", Nonce: newNonce()}, "unbound": {Version: 2, Addr: "x:1", Nonce: newNonce()},
+		"a giant": {Version: version, Addr: "x:1", Nonce: newNonce(), Weight: 4_294_967_295}, "the node itself": {Version: version, Addr: n.addr, Nonce: newNonce()},
 	} {
-		if _, err := open(h, "s"); err == nil {
+		if _, err := n.meet(t, h, known); err == nil {
 			t.Errorf("%s: let in", what)
 		}
 	}
-	if _, err := open(good, "no"); err == nil {
+	if _, err := n.meet(t, good, "another-secret-of-16"); err == nil {
 		t.Error("a wrong secret was let in")
 	}
-	if got := n.Stats().Refused; got != 5 {
-		t.Errorf("%d refused, not 5", got)
+	if got := n.Stats(); got.Refused != 8 || got.RejectedBy["introduction"] != 3 || got.RejectedBy["version"] != 2 || got.RejectedBy["weight"] != 1 || got.RejectedBy["name"] != 1 || got.RejectedBy["secret"] != 1 {
+		t.Errorf("refused %d of 8, by kind %v", got.Refused, got.RejectedBy)
 	}
-	s, err := open(good, "s")
+	s, err := n.meet(t, good, known)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -375,10 +357,16 @@ func TestRouterBadPeers(t *testing.T) {
 		{Key: keyOf(1), Cost: 1, Rule: &wire.Rule{Unit: 2, Requests: -1}},
 		{Key: keyOf(1), Cost: 0, Rule: rule},
 		{Key: keyOf(1), Cost: 1, Kind: undo, Charged: -5, Rule: rule},
+		{Key: keyOf(1), Cost: 1, Kind: undo, Charged: 2, Rule: rule},
+		{Key: keyOf(1), Cost: 1, Kind: undo, Charged: 1, Window: -1, Rule: rule},
+		{Key: keyOf(1), Cost: 1, Rule: &wire.Rule{Unit: 200, Requests: 1}},
+		{Key: keyOf(1), Cost: 1, Rule: &wire.Rule{Unit: uint32(ratelimit.Year), Multiplier: 1 << 20, Requests: 1}},
 	}
-	_ = s.Send(&wire.Frame{Asks: bad, Transfers: []*wire.Transfer{{Id: 3, Key: keyOf(1), Charged: -7}, {}}})
-	statuses := 0
-	for range 2 {
+	_ = s.Send(&wire.Frame{Asks: bad})
+	_ = s.Send(&wire.Frame{Transfers: []*wire.Transfer{{Id: 3, Key: keyOf(1), Charged: -7}, {}}})
+	_ = s.Send(&wire.Frame{Ping: 8})
+	statuses, last := 0, false
+	for !last || statuses < len(bad) {
 		f, err := s.Recv()
 		if err != nil {
 			t.Fatal(err)
@@ -387,9 +375,10 @@ func TestRouterBadPeers(t *testing.T) {
 			if r.GetStatus() == malformed {
 				statuses++
 			}
+			last = last || r.GetId() == 8
 		}
 	}
-	if m := n.Stats().Malformed; statuses != len(bad) || m != uint64(len(bad)+2) {
+	if m := n.Stats().Malformed; statuses != len(bad) || m != uint64(len(bad)+1) {
 		t.Errorf("%d of %d asks were malformed, and %d messages in all", statuses, len(bad), m)
 	}
 	if v := n.ask(routed(10), 1, 10); v.OverLimit {
@@ -450,7 +439,7 @@ func TestGossip(t *testing.T) {
 		if i == 0 {
 			first = addr
 		}
-		g, err := NewGossip(addr, fmt.Sprintf("10.0.0.%d:8082", i), "s", []string{first})
+		g, err := NewGossip(addr, fmt.Sprintf("10.0.0.%d:8082", i), known, []string{first})
 		if err != nil {
 			t.Fatal(err)
 		}

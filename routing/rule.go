@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -76,6 +77,9 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	r.Limit = ratelimit.Limit{
 		Algorithm: ratelimit.Algorithm(k.algorithm), Unit: ratelimit.Unit(k.unit), Multiplier: k.multiplier,
 		Requests: ratelimit.Tokens(k.requests), Burst: ratelimit.Tokens(k.burst),
+	}
+	if unit := r.Limit.Unit.Length(); unit <= 0 || int64(max(1, k.multiplier)) > math.MaxInt64/int64(unit) {
+		return nil, errMessage // a period that overflows may come out as none
 	}
 	if r.Limit.Period() <= 0 || r.Limit.Algorithm == ratelimit.TokenBucket && k.burst == 0 {
 		return nil, errMessage

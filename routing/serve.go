@@ -3,6 +3,7 @@ package routing
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -10,33 +11,46 @@ import (
 
 var errMessage = errors.New("a message makes no sense")
 
-// serve takes in a frame of a peer, on the stream that the peer opened. It
-// returns what is answered at once. later is called with what may wait.
+// Bounds of one frame. A node puts at most frameCalls calls into one, and one
+// parcel, which is sealed by the account that fills it.
+const (
+	mostCalls     = 4 * frameCalls
+	mostTransfers = 16 << 10 // of version 1: a parcel's accounts
+	mostParcel    = 16 * parcelBytes
+	// mostApart is how far a peer's clock may be from this node's: what is further
+	// away was made up. A time that is far ahead makes an account wait until then,
+	// and one that is far behind has it reckon with times before 1970.
+	mostApart = 366 * 24 * time.Hour
+)
+
+// bounded tells whether a node of the inlet's version sends such a frame.
+func bounded(from *inlet, f *wire.Frame) bool {
+	calls := len(f.GetAsks()) + len(f.GetClaims()) + len(f.GetFetches()) + len(f.GetPresences()) + len(f.GetPulls())
+	old := len(f.GetPulls()) + len(f.GetTransfers())
+	return calls <= mostCalls && len(f.GetTransfers()) <= mostTransfers && (old == 0 || from.version == 1)
+}
+
+// serve takes in a frame of a peer, on the stream that the peer opened. What is
+// answered at once is given to answer, which may block. later is called with what
+// may wait.
 func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.Frame), later func(asks []*wire.Ask, claims []*wire.Claim)) {
+	if !bounded(from, f) {
+		c.malformed(rejectedFrame)
+		return
+	}
 	var a wire.Frame
 	reply := func(r *wire.Reply) { a.Replies = append(a.Replies, r) }
 	if id := f.GetPing(); id != 0 {
 		reply(&wire.Reply{Id: id})
 	}
-	if f.GetSent() > 0 && c.local != nil && from.incarnation != 0 {
-		c.mu.Lock()
-		in := c.inboxOf(now, from)
-		c.unlock()
-		in.compare(now, c.local.LedgerNow(now).Sub(ratelimit.LedgerTime(f.GetSent())))
+	c.compareClocks(now, from, f.GetSent())
+	if claims := from.ownClaims(c, f.GetClaims()); len(f.GetAsks()) > 0 || len(claims) > 0 {
+		later(f.GetAsks(), claims)
 	}
-	if len(f.GetAsks()) > 0 || len(f.GetClaims()) > 0 {
-		later(f.GetAsks(), f.GetClaims())
-	}
-	for _, p := range f.GetPresences() {
-		r := &wire.Reply{Id: p.GetId()}
-		if !c.presence(from.addr, p.GetHere()) && p.GetHere() {
-			r.Status = notOwner
-		}
-		reply(r)
-	}
+	c.presences(now, from, f.GetPresences(), reply)
 	for _, m := range f.GetFetches() {
 		if len(m.GetKey()) == 0 || len(m.GetKey()) > ratelimit.MaxKeyLen || c.local == nil {
-			c.stats.malformed.Add(1)
+			c.malformed(rejectedFetch)
 			reply(&wire.Reply{Id: m.GetId(), Status: malformed})
 			continue
 		}
@@ -61,16 +75,58 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 	if len(a.Replies) > 0 || len(a.Receipts) > 0 {
 		answer(&a)
 	}
-	for _, p := range f.GetPulls() {
-		c.mu.Lock()
-		c.pull(pull{from, func() { answer(&wire.Frame{Replies: []*wire.Reply{{Id: p.GetId()}}}) }})
-		c.unlock()
+	c.pulled(from, f.GetPulls(), answer)
+}
+
+// compareClocks takes in what a peer's ledger clock shows.
+func (c *core) compareClocks(now instant, from *inlet, sent int64) {
+	if sent == 0 || c.local == nil || from.incarnation == 0 {
+		return
+	}
+	here := c.local.LedgerNow(now)
+	if !current(here, sent) {
+		c.malformed(rejectedSent)
+		return
+	}
+	c.mu.Lock()
+	in := c.inboxOf(now, from)
+	c.unlock()
+	in.compare(now, here.Sub(ratelimit.LedgerTime(sent)))
+}
+
+// possible tells whether a node's clock may have shown a time.
+func possible(here ratelimit.LedgerTime, t int64) bool {
+	return t >= 0 && t <= int64(here.Add(mostApart))
+}
+
+// current tells whether a node's clock may show a time now.
+func current(here ratelimit.LedgerTime, t int64) bool {
+	return possible(here, t) && t >= int64(here.Add(-mostApart))
+}
+
+// presences takes in the last that a peer says of itself: a node says one at a
+// time, and each may change the ring.
+func (c *core) presences(now instant, from *inlet, all []*wire.Presence, reply func(*wire.Reply)) {
+	for i, p := range all {
+		r := &wire.Reply{Id: p.GetId()}
+		switch {
+		case i < len(all)-1:
+			c.malformed(rejectedPresence)
+			r.Status = malformed
+		case !c.presence(now, from, p.GetHere()):
+			r.Status = notOwner // it says it again
+		}
+		reply(r)
 	}
 }
 
 // replied takes in a frame of a peer, on the stream that this node opened.
 func (c *core) replied(now instant, m *member, f *wire.Frame) {
 	m.heard.Store(int64(now))
+	if len(f.GetReplies()) > peerPending || len(f.GetReceipts()) > 4*parcelsAtOnce {
+		c.malformed(rejectedFrame)
+		return
+	}
 	m.replied(f.GetReplies())
 	for _, r := range f.GetReceipts() {
 		c.received(m, r)
@@ -95,7 +151,7 @@ func (c *core) decideFor(ctx context.Context, now instant, msgs []*wire.Ask, b b
 		a, err := c.askOf(m)
 		switch {
 		case err != nil:
-			c.stats.malformed.Add(1)
+			c.malformed(rejectedAsk)
 			replies = append(replies, &wire.Reply{Id: m.GetId(), Status: malformed})
 		case m.GetKind() == undo:
 			c.undoFor(now, &a, m)
@@ -157,7 +213,10 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 
 // askOf reads an ask, which may hold anything.
 func (c *core) askOf(m *wire.Ask) (ratelimit.Ask, error) {
-	if len(m.GetKey()) == 0 || len(m.GetKey()) > ratelimit.MaxKeyLen || m.GetCost() < 0 || m.GetKind() > undo || m.GetCharged() < 0 {
+	switch {
+	case len(m.GetKey()) == 0, len(m.GetKey()) > ratelimit.MaxKeyLen, m.GetCost() < 0, m.GetKind() > undo, m.GetWindow() < 0:
+		return ratelimit.Ask{}, errMessage
+	case m.GetCharged() < 0, m.GetCharged() > m.GetCost(): // nobody was charged more than it asked for
 		return ratelimit.Ask{}, errMessage
 	}
 	rule, err := c.rules.get(m.GetRule())

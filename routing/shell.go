@@ -2,7 +2,6 @@ package routing
 
 import (
 	"context"
-	"crypto/hmac"
 	"errors"
 	"fmt"
 	"io"
@@ -12,9 +11,10 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/sluice-gate/sluice/ratelimit/transport"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -44,29 +44,28 @@ func (r *Router) converse(ctx context.Context, m *member) {
 	}
 }
 
-// connect holds one conversation, until it breaks.
-func (r *Router) connect(ctx context.Context, m *member) error {
+// connectBy holds one conversation over a connection of one kind, until it
+// breaks. It reports whether it came to one.
+func (r *Router) connectBy(ctx context.Context, m *member, way credentials.TransportCredentials) (met bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	conn, err := grpc.NewClient(m.addr, grpc.WithTransportCredentials(r.options.TLS), grpc.WithNoProxy(),
+	conn, err := grpc.NewClient(m.addr, grpc.WithTransportCredentials(way), grpc.WithNoProxy(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxFrame), grpc.MaxCallSendMsgSize(maxFrame)))
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer conn.Close()
 	late := time.AfterFunc(opening, cancel)
 	stream, err := wire.NewPeerClient(conn).Exchange(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
-	welcome, err := r.introduce(stream)
+	welcome, err := r.introduce(stream, m.addr)
 	if err != nil {
-		return err
+		r.refuse("", err)
+		return status.Code(err) != codes.Unavailable, err
 	}
 	late.Stop()
-	if welcome.GetAddr() != m.addr {
-		return fmt.Errorf("%w: it is known as %s, and calls itself %s (its PEER_ADDR)", errName, m.addr, welcome.GetAddr())
-	}
 	select { // of the last conversation
 	case <-m.again:
 	default:
@@ -76,27 +75,7 @@ func (r *Router) connect(ctx context.Context, m *member) error {
 	go func() { ended <- r.listen(stream, m); cancel() }()
 	err = r.speak(ctx, stream, m)
 	cancel()
-	return errors.Join(<-ended, err)
-}
-
-// introduce says hello, and proves to know the secret to one who does.
-func (r *Router) introduce(stream caller) (*wire.Hello, error) {
-	hello := r.hello(newNonce())
-	if err := stream.Send(&wire.Frame{Hello: hello}); err != nil {
-		return nil, err
-	}
-	answer, err := stream.Recv()
-	if err != nil {
-		return nil, fmt.Errorf("it refused the introduction: %w", err)
-	}
-	welcome := answer.GetWelcome()
-	if err := check(welcome); err != nil {
-		return nil, err
-	}
-	if !hmac.Equal(welcome.GetMac(), mac(r.options.Secret, "called", hello, welcome)) {
-		return nil, errSecret
-	}
-	return welcome, stream.Send(&wire.Frame{Proof: mac(r.options.Secret, "caller", hello, welcome)})
+	return true, errors.Join(<-ended, err)
 }
 
 // speak sends what there is to say, as much as is there in one message.
@@ -134,18 +113,27 @@ func (r *Router) listen(stream caller, m *member) error {
 	}
 }
 
+// Bounds are what strangers at the peers' port are held to, before they have
+// proved to be none, and peers after that: a peer has one conversation, of
+// messages that are taken in as they come.
+func Bounds() transport.Bounds {
+	return transport.Bounds{
+		Streams: 4, HeaderBytes: 4 << 10, MessageBytes: maxFrame, RequestTimeout: 10 * time.Second, Idle: time.Minute,
+		Conversations: true,
+	}
+}
+
 // NewServer makes the gRPC server on which peers reach a router. creds may be
-// nil: then the secret is all that guards it, and what is said can be read on
-// the way.
-func (r *Router) NewServer(creds credentials.TransportCredentials) *grpc.Server {
-	options := []grpc.ServerOption{
-		grpc.MaxRecvMsgSize(maxFrame), grpc.MaxSendMsgSize(maxFrame), grpc.MaxConcurrentStreams(16), grpc.ConnectionTimeout(5 * time.Second),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
+// nil: then the connection is the node's own, and the secret is what guards it.
+// Its listener should be a transport.Listener of the same budget, which bounds
+// what peers and strangers together have begun to say.
+func (r *Router) NewServer(creds credentials.TransportCredentials, budget *transport.Budget) *grpc.Server {
+	plain := creds == nil && r.options.AllowOld
+	if creds == nil {
+		creds = r.served
 	}
-	if creds != nil {
-		options = append(options, grpc.Creds(creds))
-	}
-	s := grpc.NewServer(options...)
+	options := transport.Options(Bounds(), budget, &door{creds, plain, r.turnedAway})
+	s := grpc.NewServer(append(options, grpc.MaxSendMsgSize(maxFrame))...)
 	wire.RegisterPeerServer(s, exchange{Router: r})
 	return s
 }
@@ -158,15 +146,56 @@ type exchange struct {
 // Exchange implements the peers' service.
 func (e exchange) Exchange(s called) error { return e.exchange(s) }
 
+// turnedAway takes in that somebody connected who is no peer.
+func (r *Router) turnedAway(from string, kind rejection, err error) {
+	r.stats.refused.Add(1)
+	r.reject(kind)
+	r.tell(from, err)
+}
+
+// refuse counts an introduction that failed, by what was wrong with it, and tells
+// of it if it has a name.
+func (r *Router) refuse(from string, err error) {
+	for kind, what := range map[rejection]error{
+		rejectedIntroduction: errHello, rejectedVersion: errVersion, rejectedWeight: errWeight, rejectedSecret: ErrSecret, rejectedPlain: errPlain,
+	} {
+		if errors.Is(err, what) {
+			r.reject(kind)
+		}
+	}
+	if errors.Is(err, errOld) {
+		r.reject(rejectedVersion)
+	}
+	if errors.Is(err, errSelf) || errors.Is(err, errName) {
+		r.reject(rejectedName)
+	}
+	if from != "" {
+		r.stats.refused.Add(1)
+		r.tell(from, err)
+	}
+}
+
+// remote says who is at the other end of a stream, by its address there and by
+// the one that it says it has.
+func remote(stream called, hello *wire.Hello) string {
+	from := "somebody"
+	if p, ok := peer.FromContext(stream.Context()); ok {
+		from = p.Addr.String()
+	}
+	if said := hello.GetAddr(); said != "" {
+		from += fmt.Sprintf(" (which calls itself %q)", said[:min(len(said), maxAddr)])
+	}
+	return from
+}
+
 // exchange is the other end of a peer's conversation.
 func (r *Router) exchange(stream called) error {
 	hello, err := r.welcomeInTime(stream)
 	if err != nil {
-		r.stats.refused.Add(1)
-		r.tell(hello.GetAddr(), err)
+		r.refuse(remote(stream, hello), err)
 		return status.Error(codes.PermissionDenied, err.Error())
 	}
-	from := &inlet{hello.GetAddr(), hello.GetIncarnation(), hello.GetVersion()}
+	from := &inlet{addr: hello.GetAddr(), incarnation: hello.GetIncarnation(), version: hello.GetVersion()}
 	r.greeted(r.clock(), hello)
 	var sending sync.Mutex
 	answer := func(f *wire.Frame) {
@@ -174,6 +203,7 @@ func (r *Router) exchange(stream called) error {
 		defer sending.Unlock()
 		_ = stream.Send(f) // a broken stream ends Recv too
 	}
+	defer from.answerPulls(answer)()
 	room := make(chan struct{}, framesAtOnce)
 	var working sync.WaitGroup
 	defer working.Wait()
@@ -242,29 +272,4 @@ func (r *Router) welcomeInTime(stream called) (*wire.Hello, error) {
 	case <-time.After(2 * opening):
 		return nil, errHello
 	}
-}
-
-// welcome takes in a peer's introduction, and proves to it first.
-func (r *Router) welcome(stream called) (*wire.Hello, error) {
-	f, err := stream.Recv()
-	if err != nil {
-		return nil, err
-	}
-	hello := f.GetHello()
-	if err := check(hello); err != nil {
-		return hello, err
-	}
-	own := r.hello(newNonce())
-	own.Mac = mac(r.options.Secret, "called", hello, own)
-	if err := stream.Send(&wire.Frame{Welcome: own}); err != nil {
-		return hello, err
-	}
-	f, err = stream.Recv()
-	if err != nil {
-		return hello, err
-	}
-	if !hmac.Equal(f.GetProof(), mac(r.options.Secret, "caller", hello, own)) {
-		return hello, errSecret
-	}
-	return hello, nil
 }

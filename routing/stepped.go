@@ -182,7 +182,10 @@ func (s *Stepped) Accept(hello []byte) (welcome []byte, err error) {
 	if err := check(&h); err != nil {
 		return nil, err
 	}
-	s.inlet[h.GetAddr()] = &inlet{h.GetAddr(), h.GetIncarnation(), h.GetVersion()}
+	addr := h.GetAddr()
+	s.inlet[addr] = &inlet{
+		addr: addr, incarnation: h.GetIncarnation(), version: h.GetVersion(), say: func(f *wire.Frame) { s.send(addr, true, f) },
+	}
 	s.core.greeted(s.o.Clock(), &h)
 	welcome, err = proto.Marshal(s.core.hello(nonce))
 	s.Pump()

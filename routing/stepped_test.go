@@ -592,3 +592,43 @@ func TestStepsAtRandom(t *testing.T) {
 		})
 	}
 }
+
+// A node that was cut off for so long that the others have forgotten it comes
+// back: it still knows their parcels by number, and what they send it now counts.
+func TestStepsForgottenNodeComesBack(t *testing.T) {
+	s := newScript(t, 300, 10)
+	s.ring("a:1", "b:1")
+	s.fill(3, "a:1")
+	s.addrs = append(s.addrs, "c:1")
+	c := s.start("c:1")
+	look := func() {
+		for _, a := range s.addrs {
+			s.nodes[a].Found(s.addrs)
+		}
+	}
+	look()
+	a := s.nodes["a:1"]
+	together := func() bool {
+		return len(a.Stats().Members) == 3 && len(c.Stats().Members) == 3 && a.core.view.Load().stable.Load() && c.core.view.Load().stable.Load()
+	}
+	s.until("the third has its keys", together) // in parcels that are numbered from 1
+	c.cut = true
+	s.play(TakeOver + forgetAfter + time.Second)
+	if n := len(a.core.members) + len(c.core.members); n != 1 {
+		t.Fatalf("%d members are known, not one alone", n)
+	}
+	s.fill(4, "a:1", "b:1")
+	s.fill(4, "c:1")
+	c.cut = false
+	look()
+	s.until("they see each other", together)
+	s.play(time.Second)
+	s.failed = 0
+	s.exact(3, "a:1", "b:1", "c:1")
+	s.noFailures()
+	for _, n := range s.nodes {
+		if got := n.Stats().Malformed; got > 0 {
+			t.Errorf("%s took %d messages for malformed", n.addr, got)
+		}
+	}
+}

@@ -98,7 +98,7 @@ func (c *cluster) start(i int) error {
 		"serve", "--config", c.rules, "--log-level", "error", "--grpc-host", "127.0.0.1", "--grpc-port", m.ports[0],
 		"--host", "127.0.0.1", "--port", m.ports[1], "--debug-host", "127.0.0.1", "--debug-port", m.ports[2],
 		"--redis-url", m.redis.addr(), "--cache-key-prefix", c.prefix, "--max-keys", strconv.Itoa(c.maxKeys),
-		"--peers", c.peers, "--peer-addr", m.peer.addr(), "--peer-bind", "127.0.0.1:"+m.ports[3], "--peer-secret", "bench", "--drain-time", "500ms",
+		"--peers", c.peers, "--peer-addr", m.peer.addr(), "--peer-bind", "127.0.0.1:"+m.ports[3], "--peer-secret", "only-for-benchmarks", "--drain-time", "500ms",
 	)
 	if err != nil {
 		return err

@@ -16,6 +16,7 @@ type benchCmd struct {
 	Accuracy benchAccuracyCmd `cmd:"" help:"What each mode admits against its limits, with real processes, and what it costs."`
 	Cost     benchCostCmd     `cmd:"" help:"Server CPU a call, against an empty gRPC server of the same protocol, in one run."`
 	Keys     benchKeysCmd     `cmd:"" help:"Memory and limits of one process under ever new keys."`
+	Overload benchOverloadCmd `cmd:"" help:"What a real server answers in time when it is asked for up to ten times what it can answer."`
 	Empty    benchEmptyCmd    `cmd:"" hidden:"" help:"Serve the empty server."`
 }
 

@@ -17,6 +17,7 @@ type checkCmd struct {
 	IgnoreDotFiles bool              `env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"As for serve."`
 	MergeDomains   bool              `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"As for serve."`
 	Coordination   coordinationFlags `embed:"" group:"coordination"`
+	Bounds         ruleBoundFlags    `embed:""`
 }
 
 var errCheckFailed = errors.New("the rules have problems")
@@ -27,14 +28,14 @@ func (c *checkCmd) Run(s streams) error {
 		return fmt.Errorf("--nodes is %d, must be between 1 and %d", c.Nodes, ratelimit.MaxMaxNodes)
 	}
 	coordination, err := c.Coordination.coordination()
+	if err := errors.Join(err, c.Bounds.validate()); err != nil {
+		return err
+	}
+	files, err := config.Tree{Path: c.Path, IgnoreDotFiles: c.IgnoreDotFiles, Bounds: c.Bounds.bounds()}.Read()
 	if err != nil {
 		return err
 	}
-	files, err := config.Tree{Path: c.Path, IgnoreDotFiles: c.IgnoreDotFiles}.Read()
-	if err != nil {
-		return err
-	}
-	rules, warnings, problems := config.Parse(files, config.Options{Coordination: coordination, MergeDomains: c.MergeDomains})
+	rules, warnings, problems := config.Parse(files, config.Options{Coordination: coordination, MergeDomains: c.MergeDomains, Bounds: c.Bounds.bounds()})
 	for _, w := range warnings {
 		fmt.Fprintln(s.err, "warning:", w)
 	}

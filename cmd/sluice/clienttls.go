@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/sluice-gate/sluice/leasing/resp"
 )
 
 // clientCertificate presents the certificate in two files to a server. They are
@@ -89,6 +91,8 @@ func (f *redisFlags) advise(err error) string {
 	case says("WRONGPASS", "NOAUTH", "unauthenticated", "invalid username-password", "without any password configured"):
 		user, password := userAndPassword(f.Auth)
 		return fmt.Sprintf("check %s: its user is %q, and it has a password: %t", f.setting("AUTH"), user, password != "")
+	case errors.Is(err, resp.ErrReply):
+		return fmt.Sprintf("check %s: what it names answers as no Redis does, or more than REDIS_MAX_REPLY, which is %d", f.setting("URL"), f.maxReply())
 	case says("NOPERM"):
 		return fmt.Sprintf("check what the user of %s may do", f.setting("AUTH"))
 	case unknown.Cert != nil || says("unknown authority"):

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	secrets "crypto/rand"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -136,8 +137,9 @@ func (c *demoCmd) start(dir, store string) (nodes []*process.Process, err error)
 	for i := range ports {
 		ports[i] = "127.0.0.1:" + ports[i]
 	}
+	secret := secrets.Text()
 	for i, own := range ports {
-		args := []string{"--redis-url", store, "--peers", "static:" + strings.Join(ports, ","), "--peer-addr", own, "--peer-secret", "demo", "--drain-time", "0s", "--log-level", "error"}
+		args := []string{"--redis-url", store, "--peers", "static:" + strings.Join(ports, ","), "--peer-addr", own, "--peer-secret", secret, "--drain-time", "0s", "--log-level", "error"}
 		address := fmt.Sprintf("127.0.0.1:%d", 6070+i)
 		port := ""
 		if l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", address); err == nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
 // limiter is what decides, and what must run for it to.
@@ -35,6 +36,10 @@ type decider struct {
 	// ready tells whether the store has been heard of and is not learning what it
 	// lost: until then the first answers could be fallbacks, or a twentieth.
 	ready func() bool
+	// safety is how the store keeps its data; nil: there is none. refused counts its
+	// connections that were closed.
+	safety  func() metrics.StoreSafety
+	refused atomic.Uint64
 }
 
 // decider chooses by REDIS_URL: leases from a shared ledger and a drift seat, or
@@ -65,35 +70,38 @@ func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog
 		return nil, err
 	}
 	redis.SetLogger(redisLog{log})
+	d := &decider{}
+	c.Redis.refused = &d.refused
 	seats := plans(store)
 	usual, err := c.shared(&c.Redis, seats, audit, clock, log)
 	if err != nil {
 		return nil, err
 	}
 	usual.OnAudit = record
+	d.seat, d.safety = usual.keeper.Seat, usual.watch.safety
 	if other == nil {
-		return &decider{
-			limiter: usual.Fleet, seat: usual.keeper.Seat, run: usual.run, who: newRegistry(usual.client, c.Redis.KeyPrefix, usual.Holders()...),
-			ping: usual.ping, ready: usual.Ready,
-		}, nil
+		d.limiter, d.run, d.who = usual.Fleet, usual.run, newRegistry(usual.client, c.Redis.KeyPrefix, usual.Holders()...)
+		d.ping, d.ready = usual.ping, usual.Ready
+		return d, nil
 	}
+	other.refused = &d.refused
 	brief, err := c.shared(other, seats, audit, clock, log)
 	if err != nil {
 		return nil, err
 	}
 	brief.OnAudit = record
-	return &decider{
-		limiter: &byUnit{usual: usual.Fleet, brief: brief.Fleet}, seat: usual.keeper.Seat,
-		who: newRegistry(usual.client, c.Redis.KeyPrefix, append(usual.Holders(), brief.Holders()...)...),
-		run: func(ctx context.Context) {
-			var wg sync.WaitGroup
-			wg.Go(func() { brief.run(ctx) })
-			usual.run(ctx)
-			wg.Wait()
-		},
-		ping:  func(ctx context.Context) error { return errors.Join(usual.ping(ctx), brief.ping(ctx)) },
-		ready: func() bool { return usual.Ready() && brief.Ready() },
-	}, nil
+	d.limiter = &byUnit{usual: usual.Fleet, brief: brief.Fleet}
+	d.who = newRegistry(usual.client, c.Redis.KeyPrefix, append(usual.Holders(), brief.Holders()...)...)
+	d.run = func(ctx context.Context) {
+		var wg sync.WaitGroup
+		wg.Go(func() { brief.run(ctx) })
+		usual.run(ctx)
+		wg.Wait()
+	}
+	d.ping = func(ctx context.Context) error { return errors.Join(usual.ping(ctx), brief.ping(ctx)) }
+	d.ready = func() bool { return usual.Ready() && brief.Ready() }
+	d.safety = func() metrics.StoreSafety { return worse(usual.watch.safety(), brief.watch.safety()) }
+	return d, nil
 }
 
 // plans returns the drift plan of the rules as they are now. It is made once for
@@ -120,8 +128,10 @@ type shared struct {
 	*leasing.Fleet
 	keeper *approx.Keeper
 	client redis.UniversalClient
-	seats  func() approx.Plan // that are wanted
+	people redis.UniversalClient // for what people ask: never of the connections that claims need
+	seats  func() approx.Plan    // that are wanted
 	failed func(error)
+	watch  *storeWatch
 }
 
 func (c *serveCmd) shared(flags *redisFlags, seats func() approx.Plan, audit func(leasing.Reconciliation), clock ratelimit.Clock, log *slog.Logger) (*shared, error) {
@@ -129,15 +139,44 @@ func (c *serveCmd) shared(flags *redisFlags, seats func() approx.Plan, audit fun
 	if err != nil {
 		return nil, err
 	}
+	people, err := flags.peoplesClient()
+	if err != nil {
+		return nil, err
+	}
 	holder := leasing.NewHolder()
-	f := leasing.NewFleet(leasing.NewRedis(client, flags.KeyPrefix), holder, c.MaxKeys, clock, time.Now())
+	ledger := leasing.NewRedis(client, flags.KeyPrefix)
+	ledger.LookThrough(people)
+	f := leasing.NewFleet(ledger, holder, c.MaxKeys, clock, time.Now())
 	failed := seldom(time.Second, func(err error) { log.Warn("the store does not answer: "+flags.advise(err), "error", err) })
 	f.OnFailure = failed
+	f.OnWarning = warnings(log)
 	f.OnReconcile = audit
 	keeper := approx.NewKeeper(approx.NewRedis(client, flags.KeyPrefix), holder, clock)
 	keeper.OnChange, keeper.Learning = logSeats(log), f.Learning
 	f.Drift = keeper
-	return &shared{f, keeper, client, seats, failed}, nil
+	watch := &storeWatch{name: flags.setting("URL"), ledger: ledger, fleet: f, clock: clock, log: log}
+	return &shared{f, keeper, client, people, seats, failed, watch}, nil
+}
+
+// warnings logs what is wrong with what the store says, each kind seldom: metrics
+// count them.
+func warnings(log *slog.Logger) func(error) {
+	rest := time.Minute
+	clock := seldom(rest, func(err error) { log.Warn(err.Error()) })
+	lost := seldom(rest, func(err error) { log.Warn(err.Error()) })
+	wrong := seldom(rest, func(err error) {
+		log.Warn("the store answered what cannot be: it is not taken, and on_store_failure decides", "error", err)
+	})
+	return func(err error) {
+		switch {
+		case errors.Is(err, leasing.ErrClockSet):
+			clock(err)
+		case errors.Is(err, leasing.ErrEvicted):
+			lost(err)
+		default:
+			wrong(err)
+		}
+	}
 }
 
 // ping asks whether the Redis answers. It blocks until ctx is done, at most.
@@ -153,11 +192,13 @@ func (s *shared) run(ctx context.Context) {
 			s.failed(err)
 		}
 	})
+	wg.Go(func() { s.watch.run(ctx) })
 	wg.Go(func() { s.Run(ctx) })
 	wg.Go(func() { s.keeper.Run(ctx, s.seats) })
 	wg.Wait()
 	s.keeper.Leave(context.Background(), !s.Drifting())
 	_ = s.client.Close()
+	_ = s.people.Close()
 }
 
 // logSeats says when this node gets or loses its drift seat.

@@ -203,7 +203,7 @@ func (p parityRun) answer(t *testing.T) {
 		if p.routing {
 			host, port := freeAddress(t)
 			own := net.JoinHostPort(host, port)
-			env = append(env, "PEERS=static:"+own, "PEER_ADDR="+own, "PEER_SECRET=s")
+			env = append(env, "PEERS=static:"+own, "PEER_ADDR="+own, "PEER_SECRET=sixteen-bytes-or-more")
 		}
 		s := serveWith(t, env, "serve")
 		s.eventually("healthy", s.healthy)

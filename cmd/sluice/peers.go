@@ -26,7 +26,8 @@ type peerFlags struct {
 	Peers      string  `env:"PEERS" name:"peers" placeholder:"WHERE" help:"static:HOST:PORT,..., dns:NAME:PORT (a headless service, or _SRV._tcp.NAME) or gossip:HOST:PORT,... (of any that gossip). Unset: mode routing runs as leasing."`
 	Addr       string  `env:"PEER_ADDR" name:"peer-addr" placeholder:"HOST:PORT" help:"This node's own address for its peers, as they find it."`
 	Bind       string  `env:"PEER_BIND" name:"peer-bind" placeholder:"HOST:PORT" help:"Where this node listens for its peers, where that is not PEER_ADDR: behind a NAT or a proxy."`
-	Secret     string  `env:"PEER_SECRET" name:"peer-secret" placeholder:"SECRET" help:"What all peers know. Needed, but with PEER_TLS_*."`
+	Secret     string  `env:"PEER_SECRET" name:"peer-secret" placeholder:"SECRET" help:"What all peers know, at least 16 bytes, made at random (openssl rand -base64 32). Needed, but with PEER_TLS_*."`
+	AllowOld   bool    `env:"PEER_ALLOW_OLD" name:"peer-allow-old" help:"While a fleet is upgraded from a version before 3 of the peers' messages, at most for that day: let old nodes in, whose proofs can be relayed, and speak to them without TLS."`
 	Weight     uint32  `env:"PEER_WEIGHT" name:"peer-weight" default:"1" help:"This node's share of the keys, beside others'; 1 to 100."`
 	GossipAddr string  `env:"PEER_GOSSIP_ADDR" name:"peer-gossip-addr" placeholder:"HOST:PORT" help:"Where this node gossips, TCP and UDP, with PEERS gossip. Unset: PEER_ADDR with the next port."`
 	TLSCert    string  `env:"PEER_TLS_CERT" name:"peer-tls-cert" placeholder:"FILE" help:"This node's certificate; peers present theirs to each other."`
@@ -58,12 +59,12 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 	if f.HotRate < 0 {
 		return o, nil, fmt.Errorf("HOT_KEY_RATE is %v, must not be negative", f.HotRate)
 	}
-	o.Addr, o.Secret, o.Weight, o.HotRate = f.Addr, f.Secret, f.Weight, f.HotRate
+	o.Addr, o.Secret, o.Weight, o.HotRate, o.AllowOld = f.Addr, f.Secret, f.Weight, f.HotRate, f.AllowOld
 	if f.TLSCert == "" && f.TLSKey == "" && f.TLSCA == "" {
 		if f.Secret == "" {
 			return o, nil, errors.New("PEERS is set, and neither PEER_SECRET nor PEER_TLS_CERT, PEER_TLS_KEY and PEER_TLS_CACERT are: anybody could change budgets")
 		}
-		return o, nil, nil
+		return o, nil, o.Validate()
 	}
 	pair, err := tls.LoadX509KeyPair(f.TLSCert, f.TLSKey)
 	if err != nil {
@@ -80,7 +81,7 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 	o.TLS = credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, RootCAs: pool})
 	return o, credentials.NewTLS(&tls.Config{
 		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert,
-	}), nil
+	}), o.Validate()
 }
 
 // routed is a node's limiter as one of a ring.
@@ -120,17 +121,15 @@ func (r routed) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.A
 func (r routed) SyncClock(now ratelimit.Instant, wall time.Time) { r.base.SyncClock(now, wall) }
 
 // route puts a node into the ring that PEERS names. run replaces the base's.
-func (f *peerFlags) route(base limiter, baseRun func(context.Context), clock ratelimit.Clock, log *slog.Logger) (routed, func(context.Context), error) {
+func (f *peerFlags) route(bounds *boundFlags, base limiter, baseRun func(context.Context), clock ratelimit.Clock, log *slog.Logger) (routed, func(context.Context), error) {
 	o, serverTLS, err := f.options()
 	if err != nil {
 		return routed{}, nil, err
 	}
-	complain := seldom(5*time.Second, func(err error) { log.Warn("a peer cannot be reached, or was refused", "error", err) })
-	o.OnPeer = func(addr string, err error) {
-		if !strings.Contains(err.Error(), context.Canceled.Error()) {
-			complain(fmt.Errorf("%s: %w", addr, err))
-		}
+	if f.AllowOld {
+		log.Warn("PEER_ALLOW_OLD is set: somebody between two nodes can read and change what they say to each other. It is for the time of an upgrade only; unset it when all nodes are new")
 	}
+	o.OnPeer = peerLog(log)
 	setting, bind := "PEER_ADDR", f.Addr
 	if f.Bind != "" {
 		setting, bind = "PEER_BIND", f.Bind
@@ -140,7 +139,8 @@ func (f *peerFlags) route(base limiter, baseRun func(context.Context), clock rat
 		return routed{}, nil, fmt.Errorf("%s: %w", setting, err)
 	}
 	r := routing.New(base, o, clock, time.Now())
-	server := r.NewServer(serverTLS)
+	l, budget := bounds.peers(l)
+	server := r.NewServer(serverTLS, budget)
 	run := func(ctx context.Context) {
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = server.Serve(l) })
@@ -154,6 +154,25 @@ func (f *peerFlags) route(base limiter, baseRun func(context.Context), clock rat
 		}
 	}
 	return routed{r, base}, run, nil
+}
+
+// peerLog tells of what goes wrong with peers, of wrong secrets and of all else
+// each at most once in five seconds: what is counted is all.
+func peerLog(log *slog.Logger) func(addr string, err error) {
+	complain := seldom(5*time.Second, func(err error) { log.Warn("a peer cannot be reached, or was refused", "error", err) })
+	stranger := seldom(5*time.Second, func(err error) {
+		log.Warn("somebody who calls itself a peer has another PEER_SECRET, or is in between; all are counted in sluice_rejected_total", "error", err)
+	})
+	return func(addr string, err error) {
+		told := fmt.Errorf("%s: %w", addr, err)
+		switch {
+		case strings.Contains(err.Error(), context.Canceled.Error()):
+		case errors.Is(err, routing.ErrSecret):
+			stranger(told)
+		default:
+			complain(told)
+		}
+	}
 }
 
 // leaveTime bounds how long a node hands its keys over when it ends.

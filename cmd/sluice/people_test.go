@@ -185,9 +185,9 @@ func TestFleetKnowsItself(t *testing.T) {
 	}
 }
 
-// hostile are values that would be markup, script or worse if anything took
+// hostileValues are values that would be markup, script or worse if anything took
 // them for it.
-var hostile = []string{
+var hostileValues = []string{
 	`<script>document.title='owned'</script>`, `"><img src=x onerror="document.title='owned'">`, `';document.title='owned';//`,
 	`</td></table><svg onload=document.title='owned'>`, "{{constructor.constructor('x')()}}", "\u202e\x00evil",
 }
@@ -201,7 +201,7 @@ func TestDebugPortIsSafe(t *testing.T) {
 	writeFile(t, rules, peopleRules+"  - {key: v, detailed_metric: true, rate_limit: {unit: year, requests_per_unit: 5}}\n  - {key: '<b>k', value: '\"<i>*', rate_limit: {unit: year, requests_per_unit: 5}}\n")
 	s := serve(t, []string{"REDIS_URL=redis://:hunter9@" + redis.Addr, "ADMIN_TOKEN=hunter2", "PEER_SECRET=hunter3"}, "--config", rules)
 	client := s.overGRPC()
-	for _, v := range hostile {
+	for _, v := range hostileValues {
 		q := &rls.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{
 			{Entries: []*common.RateLimitDescriptor_Entry{{Key: "v", Value: v}}},
 			{Entries: []*common.RateLimitDescriptor_Entry{{Key: "five", Value: v}}},
@@ -212,7 +212,7 @@ func TestDebugPortIsSafe(t *testing.T) {
 		client(q)
 	}
 	pages := []string{"/", "/console", "/console/console.js", "/console/console.css", "/console/state", "/rlconfig", "/stats", "/ring", "/metrics", "/debug/pprof/cmdline"}
-	for _, v := range hostile {
+	for _, v := range hostileValues {
 		pages = append(pages, "/explain?domain=d&entry="+url.QueryEscape("five="+v), "/explain?domain="+url.QueryEscape(v)+"&entry="+url.QueryEscape(v))
 	}
 	for _, page := range pages {
@@ -271,7 +271,7 @@ func TestConsoleInABrowser(t *testing.T) {
 		t.Skip("REPORTED MISSING: there is no Chromium here, and the console was not tried in a browser (make deps installs it where the system has it)")
 	}
 	s := peopleNodes(t, 1, redistest.Start(t).Addr)[0]
-	for _, v := range hostile {
+	for _, v := range hostileValues {
 		for range 3 {
 			s.post("five", v)
 		}
@@ -279,7 +279,7 @@ func TestConsoleInABrowser(t *testing.T) {
 	for range 50 {
 		s.post("drift", "busy")
 	}
-	address := "http://" + s.debug + "/console?domain=d&entry=" + url.QueryEscape("five="+hostile[0])
+	address := "http://" + s.debug + "/console?domain=d&entry=" + url.QueryEscape("five="+hostileValues[0])
 	dom := ""
 	s.eventually("the page shows what the node does", func() bool {
 		cmd := exec.Command(browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--user-data-dir="+t.TempDir(),

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -8,10 +9,13 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/sluice-gate/sluice/leasing/resp"
 )
 
 // redisFlags say where the shared ledger is. Names and forms are
@@ -29,10 +33,13 @@ type redisFlags struct {
 	TLSKey       string        `env:"REDIS_TLS_CLIENT_KEY" name:"redis-tls-client-key" placeholder:"FILE" help:"Its key."`
 	TLSCACert    string        `env:"REDIS_TLS_CACERT" name:"redis-tls-cacert" placeholder:"FILE" help:"Certificates to trust instead of the system's."`
 	TLSSkip      bool          `env:"REDIS_TLS_SKIP_HOSTNAME_VERIFICATION" name:"redis-tls-skip-hostname-verification" help:"Do not check the server's name."`
+	MaxReply     int64         `env:"REDIS_MAX_REPLY" name:"redis-max-reply" default:"4194304" help:"Bytes that a Redis may answer to one pipeline, at least 131072; a connection that announces more is closed before anything is allocated for it."`
 	KeyPrefix    string        `env:"CACHE_KEY_PREFIX" name:"cache-key-prefix" help:"Before the name of every account."`
 
 	HealthCheck bool           `env:"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION" name:"redis-health-check-active-connection" help:"Fail health while Redis does not answer. Decisions go on as rules say, so that a balancer need not know."`
 	PerSecond   perSecondFlags `embed:""`
+
+	refused *atomic.Uint64 // connections that were closed because of REDIS_MAX_REPLY; nil: not counted
 
 	names string // what its settings begin with: "" means REDIS_
 }
@@ -84,6 +91,17 @@ func (f *redisFlags) client() (redis.UniversalClient, error) {
 	return redis.NewUniversalClient(o), nil
 }
 
+// peoplesClient is one of its own for what people ask, with two connections at
+// most, which it opens when they are needed.
+func (f *redisFlags) peoplesClient() (redis.UniversalClient, error) {
+	o, err := f.options()
+	if err != nil {
+		return nil, err
+	}
+	o.PoolSize, o.MinIdleConns = 2, 0
+	return redis.NewUniversalClient(o), nil
+}
+
 func (f *redisFlags) options() (*redis.UniversalOptions, error) {
 	o := &redis.UniversalOptions{
 		MaxRetries: -1, ContextTimeoutEnabled: true, // the renewer claims again by itself
@@ -102,6 +120,9 @@ func (f *redisFlags) options() (*redis.UniversalOptions, error) {
 			return nil, err
 		}
 	}
+	if f.maxReply() < resp.LeastReply {
+		return nil, fmt.Errorf("REDIS_MAX_REPLY is %d, must be at least %d: a batch of claims must fit", f.MaxReply, resp.LeastReply)
+	}
 	switch strings.ToUpper(f.Type) {
 	case "SINGLE":
 		err = f.single(o)
@@ -119,7 +140,21 @@ func (f *redisFlags) options() (*redis.UniversalOptions, error) {
 	if err != nil {
 		return nil, err
 	}
+	o.Dialer = f.dialer(o)
 	return o, f.checkAddresses(o.Addrs)
+}
+
+func (f *redisFlags) maxReply() int64 { return cmp.Or(f.MaxReply, resp.DefaultReply) }
+
+// dialer makes the client's connections, of whatever type, and bounds what they
+// answer. With a dialer of its own the client leaves TLS to it.
+func (f *redisFlags) dialer(o *redis.UniversalOptions) resp.Dial {
+	dial := redis.NewDialer(&redis.Options{DialTimeout: o.DialTimeout, TLSConfig: o.TLSConfig})
+	return resp.Dialer(dial, f.maxReply(), func(*resp.Error) {
+		if f.refused != nil {
+			f.refused.Add(1)
+		}
+	})
 }
 
 func (f *redisFlags) single(o *redis.UniversalOptions) error {

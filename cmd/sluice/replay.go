@@ -184,13 +184,25 @@ func globLiteral(text string) string {
 	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`).Replace(text)
 }
 
+// entriesOf reads a stream in pages: all of it may be more than one answer may be
+// (REDIS_MAX_REPLY).
+func entriesOf(ctx context.Context, node redis.UniversalClient, name string) (all []redis.XMessage, err error) {
+	const page = 1000
+	for from := "-"; ; from = "(" + all[len(all)-1].ID {
+		some, err := node.XRangeN(ctx, name, from, "+", page).Result()
+		if all = append(all, some...); err != nil || len(some) < page {
+			return all, err
+		}
+	}
+}
+
 func (r *streamReader) stream(ctx context.Context, node redis.UniversalClient, name string) error {
 	key := strings.TrimPrefix(leasing.AuditedAccount(name), r.prefix)
 	info, err := node.XInfoStream(ctx, name).Result()
 	if err != nil {
 		return err
 	}
-	entries, err := node.XRange(ctx, name, "-", "+").Result()
+	entries, err := entriesOf(ctx, node, name)
 	if err != nil {
 		return err
 	}

@@ -52,7 +52,7 @@ func newRing(t *testing.T, nodes, spare int, store bool, env ...string) *ringFle
 
 func (r *ringFleet) start() *sluice {
 	i := len(r.nodes)
-	env := []string{"PEERS=static:" + strings.Join(r.addrs, ","), "PEER_ADDR=" + r.addrs[i], "PEER_SECRET=s3cret", "DRAIN_TIME=0s", "HOT_KEY_RATE=1e9"}
+	env := []string{"PEERS=static:" + strings.Join(r.addrs, ","), "PEER_ADDR=" + r.addrs[i], "PEER_SECRET=s3cret-of-the-tests", "DRAIN_TIME=0s", "HOT_KEY_RATE=1e9"}
 	env = append(env, r.env...)
 	if r.store {
 		env = append(env, "REDIS_URL="+r.redis.Addr)
@@ -301,10 +301,13 @@ func TestPeerSettings(t *testing.T) {
 		want string
 	}{
 		{[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1"}, "neither PEER_SECRET nor PEER_TLS_CERT"},
-		{[]string{"PEERS=static:a:1", "PEER_SECRET=x"}, `PEER_ADDR is ""`},
-		{[]string{"PEERS=zookeeper:a:1", "PEER_SECRET=x", "PEER_ADDR=127.0.0.1:1"}, `PEERS is "zookeeper:a:1"`},
-		{[]string{"PEERS=static:a:1", "PEER_SECRET=x", "PEER_ADDR=127.0.0.1:1", "PEER_WEIGHT=0"}, "PEER_WEIGHT is 0"},
+		{[]string{"PEERS=static:a:1", "PEER_SECRET=sixteen-bytes-or-more"}, `PEER_ADDR is ""`},
+		{[]string{"PEERS=zookeeper:a:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_ADDR=127.0.0.1:1"}, `PEERS is "zookeeper:a:1"`},
+		{[]string{"PEERS=static:a:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_ADDR=127.0.0.1:1", "PEER_WEIGHT=0"}, "PEER_WEIGHT is 0"},
 		{[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_TLS_CERT=/nowhere"}, "PEER_TLS_CERT"},
+		{[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_SECRET=s3cret"}, "PEER_SECRET has 6 bytes, must have at least 16"},
+		{[]string{"PEERS=gossip:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_SECRET=s3cret"}, "openssl rand -base64 32"},
+		{[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_WEIGHT=101"}, "PEER_WEIGHT is 101"},
 	} {
 		cmd := command(c.env, "serve", "--port=0", "--grpc-port=0", "--debug-port=0")
 		out, err := cmd.CombinedOutput()

@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 	"github.com/sluice-gate/sluice/ratelimit/server"
 	"github.com/sluice-gate/sluice/ratelimit/service"
+	"github.com/sluice-gate/sluice/ratelimit/shed"
 	"github.com/sluice-gate/sluice/routing"
 )
 
@@ -97,21 +98,26 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	}
 	var ring func() ratelimit.RoutingStats
 	if c.Ring.Peers != "" {
-		r, peered, err := c.Ring.route(p.limiter, p.run, p.clock, log)
+		r, peered, err := c.Ring.route(&c.Bounds, p.limiter, p.run, p.clock, log)
 		if err != nil {
 			return nil, err
 		}
 		p.limiter, p.run, p.ring, ring = r, peered, r.Router, r.Router.Stats
 	}
-	svc := service.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, c.serviceOptions(), log)
+	budgets := c.Bounds.budgets()
+	gate := c.gate()
+	options := c.serviceOptions(budgets.http)
+	options.Gate = gate
+	svc := service.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
 	p.shown = metrics.Collector{Source: metrics.Source{
-		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring,
+		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.all(),
+		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate,
 	}}
 	if p.spans, err = c.Tracing.start(log); err != nil {
 		return nil, err
 	}
-	people := console.Source{Metrics: p.shown, Inspector: p.limiter, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Log: log}
-	p.server, err = c.open(svc, p.shown, people, p.latency, p.spans, log)
+	people := console.Source{Metrics: p.shown, Inspector: p.limiter, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Questions: c.Bounds.ExplainRate, Log: log}
+	p.server, err = c.open(svc, budgets, p.shown, people, p.latency, p.spans, gate, log)
 	return p, err
 }
 
@@ -134,7 +140,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *parts, s streams) error
 	defer stop()
 	go followWallClock(background, p.limiter, p.clock)
 	if tree, ok := p.source.(config.Tree); ok {
-		go watch(background, p.store, tree, p.log)
+		go watch(background, p.store, tree, c.RuleBounds.Interval, p.log)
 	}
 	go pushed(background, p.source, p.store, p.log)
 	healthy := func() bool { return c.healthy(p) }
@@ -176,12 +182,23 @@ func async(f func()) <-chan struct{} {
 func (c *serveCmd) rules(coordination ratelimit.Coordination, log *slog.Logger) (source config.Source, store *config.Store, err error) {
 	source = c.source()
 	if c.ConfigType == configXDS {
-		if source, err = c.XDS.client(log); err != nil {
+		if source, err = c.XDS.client(&c.RuleBounds, log); err != nil {
 			return nil, nil, err
 		}
 	}
-	store = config.NewStore(source, config.Options{Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths}, log)
-	if err := store.Load(); err != nil && !c.ForceStart && c.ConfigType != configXDS { // which may come late
+	store = config.NewStore(source, config.Options{Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Bounds: c.RuleBounds.bounds()}, log)
+	if c.RuleBounds.LastGood != "" {
+		if err := store.KeepLastGood(c.RuleBounds.LastGood); err != nil {
+			return nil, nil, fmt.Errorf("CONFIG_LAST_GOOD_FILE: %w", err)
+		}
+	}
+	err = store.Load()
+	if err != nil && c.RuleBounds.LastGood != "" {
+		if err = store.LoadLastGood(err); err != nil {
+			log.Warn("there are no last good rules to start with (CONFIG_LAST_GOOD_FILE)", "error", err)
+		}
+	}
+	if err != nil && !c.ForceStart && c.ConfigType != configXDS { // which may come late
 		return nil, nil, fmt.Errorf("the first rules are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set:\n%w", err)
 	}
 	if c.Ring.Peers == "" {
@@ -213,18 +230,19 @@ func warnOfModes(rules *config.Rules, log *slog.Logger) {
 	}
 }
 
-func (c *serveCmd) open(svc *service.Service, shown metrics.Collector, people console.Source, latency prometheus.Collector, spans *tracing, log *slog.Logger) (*server.Server, error) {
+func (c *serveCmd) open(svc *service.Service, budgets budgets, shown metrics.Collector, people console.Source, latency prometheus.Collector, spans *tracing, gate *shed.Gate, log *slog.Logger) (*server.Server, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(shown, latency, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	scrape := shown.Handler(registry)
-	debug := server.Debug(shown.WriteRules, shown.WriteStats, shown.WriteRing, scrape, func(mux *http.ServeMux) { console.Register(mux, people) })
+	debug := server.Debug(shown.WriteRules, shown.WriteStats, shown.WriteRing, scrape, c.debugOptions(), func(mux *http.ServeMux) { console.Register(mux, people) })
 	only := http.NewServeMux()
 	only.Handle(c.PrometheusPath, scrape)
 	public := http.NewServeMux()
 	public.Handle("/json", spans.http("/json", http.HandlerFunc(svc.ServeJSON)))
-	options := c.serverOptions()
+	options := c.serverOptions(budgets)
 	options.Extra = spans.grpc()
+	guard(&options, gate, people.Clock)
 	options.Note = seatNote(shown.Seat)
 	var err error
 	if options.TLS, err = c.TLS.credentials(log); err != nil {
@@ -249,8 +267,8 @@ func followWallClock(ctx context.Context, l limiter, clock ratelimit.Clock) {
 	every(ctx, time.Second, func() { l.SyncClock(clock(), time.Now()) })
 }
 
-func watch(ctx context.Context, store *config.Store, tree config.Tree, log *slog.Logger) {
-	if err := store.Watch(ctx, tree); err != nil {
+func watch(ctx context.Context, store *config.Store, tree config.Tree, interval time.Duration, log *slog.Logger) {
+	if err := store.Watch(ctx, tree, interval); err != nil {
 		log.Error("rules are no longer reloaded", "error", err)
 	}
 }

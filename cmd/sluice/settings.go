@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/server"
 	"github.com/sluice-gate/sluice/ratelimit/service"
+	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
 var groups = []kong.Group{
@@ -66,7 +67,9 @@ type settings struct {
 	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"From which share of a limit on hits count as near it."`
 
 	TLS          tlsFlags          `embed:"" group:"ports"`
+	Bounds       boundFlags        `embed:"" group:"ports"`
 	XDS          xdsFlags          `embed:"" group:"rules"`
+	RuleBounds   ruleBoundFlags    `embed:"" group:"rules"`
 	Tracing      tracingFlags      `embed:"" group:"log"`
 	Coordination coordinationFlags `embed:"" group:"coordination"`
 	Redis        redisFlags        `embed:"" group:"store"`
@@ -77,6 +80,8 @@ type settings struct {
 	AuditFile      string `group:"log" env:"AUDIT_FILE" name:"audit-file" placeholder:"FILE" help:"Append what the ledger settles of rules with audit: true as JSON lines, before it is spent; at 64 MB it is moved to FILE.1. The ledger keeps a record of its own."`
 	LogLevel       string `group:"log" env:"LOG_LEVEL" default:"info" help:"debug, info, warn or error."`
 	LogFormat      string `group:"log" env:"LOG_FORMAT" default:"text" help:"text or json."`
+
+	MaxWait time.Duration `group:"limits" env:"MAX_WAIT" default:"20ms" help:"Under overload: how long a call may wait, from its arrival to its answer, if its own deadline is not sooner; calls that would wait too long are answered UNAVAILABLE at once, and nothing is charged. 20ms is Envoy's own patience (the filter's timeout). 0: all calls are begun, however late."`
 
 	UseStatsd     bool          `group:"log" env:"USE_STATSD" help:"Send counters to a statsd server, over TCP."`
 	StatsdHost    string        `group:"log" env:"STATSD_HOST" default:"localhost" help:"For USE_STATSD."`
@@ -145,6 +150,9 @@ func (s *settings) validate() error {
 	if s.MaxKeys < 1 || s.MaxKeys > 1<<30 {
 		errs = append(errs, fmt.Errorf("MAX_KEYS is %d, must be between 1 and %d", s.MaxKeys, 1<<30))
 	}
+	if s.MaxWait != 0 && (s.MaxWait < time.Millisecond || s.MaxWait > time.Minute) {
+		errs = append(errs, fmt.Errorf("MAX_WAIT is %v, must be 0 (never shed) or between 1ms and 1m", s.MaxWait))
+	}
 	if s.NearLimitRatio < 0 || s.NearLimitRatio > 1 {
 		errs = append(errs, fmt.Errorf("NEAR_LIMIT_RATIO is %v, must be between 0 and 1", s.NearLimitRatio))
 	}
@@ -166,6 +174,9 @@ func (s *settings) validate() error {
 		errs = append(errs, fmt.Errorf("STATS_FLUSH_INTERVAL is %v, must be at least 1ms", s.StatsInterval))
 	}
 	if _, err := parseTags(s.ExtraTags); err != nil {
+		errs = append(errs, err)
+	}
+	if err := errors.Join(s.Bounds.validate(), s.RuleBounds.validate()); err != nil {
 		errs = append(errs, err)
 	}
 	if err := s.Tracing.validate(); err != nil {
@@ -193,8 +204,9 @@ func parseTags(text string) (map[string]string, error) {
 	return tags, nil
 }
 
-func (s *settings) serviceOptions() service.Options {
+func (s *settings) serviceOptions(budget *transport.Budget) service.Options {
 	o := service.Options{
+		MaxRequestBytes: s.Bounds.RequestBytes, Budget: budget,
 		ShadowMode: s.ShadowMode, CalendarMonths: s.CalendarMonths, Traced: s.Tracing.Enabled, QuotaMode: s.QuotaMode, DynamicMetadata: s.DynamicMetadata, NearLimitRatio: s.NearLimitRatio,
 	}
 	if s.HeadersEnabled {
@@ -203,13 +215,15 @@ func (s *settings) serviceOptions() service.Options {
 	return o
 }
 
-func (s *settings) serverOptions() server.Options {
+func (s *settings) serverOptions(b budgets) server.Options {
 	address := func(host string, port uint16) string { return fmt.Sprintf("%s:%d", host, port) }
 	o := server.Options{
 		HTTP: address(s.Host, s.Port), GRPC: address(s.GRPCHost, s.GRPCPort), GRPCSocket: s.GRPCUDS,
-		Debug: address(s.DebugHost, s.DebugPort), MaxConnectionAge: s.MaxConnAge, ConnectionGrace: s.MaxConnAgeGrace,
+		Debug: address(s.DebugHost, s.DebugPort), Bounds: s.Bounds.transport(), Budget: b.grpc, HTTPBudget: b.http,
+		HTTPConnections: s.Bounds.HTTPConnections, DebugConnections: s.Bounds.DebugConnections,
 		DrainTime: s.DrainTime, GraceTime: s.GraceTime,
 	}
+	o.Bounds.Age, o.Bounds.AgeGrace = s.MaxConnAge, s.MaxConnAgeGrace
 	if s.UsePrometheus {
 		o.Metrics = s.PrometheusAddr
 	}
@@ -221,7 +235,7 @@ const defaultRuntimeRoot = "/srv/runtime_data/current"
 
 // source is where rules come from.
 func (s *settings) source() config.Source {
-	tree := config.Tree{IgnoreDotFiles: s.IgnoreDotFiles}
+	tree := config.Tree{IgnoreDotFiles: s.IgnoreDotFiles, Bounds: s.RuleBounds.bounds()}
 	runtimeRoot := s.RuntimeRoot
 	if runtimeRoot == "" {
 		if _, err := os.Stat(defaultRuntimeRoot); err == nil {

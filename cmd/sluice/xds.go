@@ -44,8 +44,8 @@ type xdsFlags struct {
 }
 
 // client makes the source; it does not connect yet.
-func (f *xdsFlags) client(log *slog.Logger) (*xds.Client, error) {
-	o := xds.Options{Server: f.Server, NodeID: f.NodeID, MaxMessage: f.MaxMessage, Backoff: xds.Backoff{Connect: f.Retry, First: f.First, Longest: f.Longest}}
+func (f *xdsFlags) client(b *ruleBoundFlags, log *slog.Logger) (*xds.Client, error) {
+	o := xds.Options{Interval: b.Interval, Bounds: b.bounds(), Server: f.Server, NodeID: f.NodeID, MaxMessage: f.MaxMessage, Backoff: xds.Backoff{Connect: f.Retry, First: f.First, Longest: f.Longest}}
 	var errs [4]error
 	o.Metadata, errs[0] = f.metadata()
 	o.Headers, errs[1] = parsePairs("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", f.Headers)
@@ -163,7 +163,7 @@ func hasName(c *x509.Certificate, want, whose, setting string) error {
 // pushed runs an xDS source until ctx is done.
 func pushed(ctx context.Context, source config.Source, store *config.Store, log *slog.Logger) {
 	if c, ok := source.(*xds.Client); ok {
-		if err := c.Run(ctx, store.Load); err != nil {
+		if err := c.Run(ctx, store); err != nil {
 			log.Error("rules will not be pushed", "error", err)
 		}
 	}

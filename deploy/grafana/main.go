@@ -114,6 +114,10 @@ var dashboards = []dashboard{
 			{`sum (rate(sluice_bad_requests_total[$__rate_interval]))`, "malformed"},
 			{`sum (rate(sluice_panics_total[$__rate_interval]))`, "bugs"},
 		}},
+		{"Calls shed", "Answered UNAVAILABLE before anything was charged, for the node could not answer in time; and calls whose callers gave up, which were given back.", "ops", false, false, []query{
+			{`sum by (instance, reason) (rate(sluice_shed_total[$__rate_interval]))`, "{{instance}} {{reason}}"},
+			{`sum by (instance) (rate(sluice_calls_given_up_total[$__rate_interval]))`, "{{instance}} given up"},
+		}},
 		{"Configs refused", "", "short", false, false, []query{{`sum by (instance) (increase(ratelimit_service_config_load_error[5m]))`, "{{instance}}"}}},
 		{"Requests for unknown domains", "", "ops", false, false, []query{{`sum (rate(sluice_unknown_domain_total[$__rate_interval]))`, "unknown"}}},
 		{"Keys beyond the table", "Decisions of keys that share budgets, for MAX_KEYS are tracked.", "ops", false, false, []query{{`sum by (instance) (rate(sluice_decision_sources_total{source="overflow"}[$__rate_interval]))`, "{{instance}}"}}},

@@ -15,6 +15,8 @@ type Options struct {
 	MergeDomains bool
 	// CalendarMonths makes windows of a month those of the calendar.
 	CalendarMonths bool
+	// Bounds are the most that files may be; zero: the default.
+	Bounds Bounds
 	// Counters returns the counters of a rule, the same for the same rule after
 	// a reload. keys are the rule's, joined by NUL. nil means new ones each time.
 	Counters func(domain, keys string) *ratelimit.RuleCounters
@@ -22,17 +24,26 @@ type Options struct {
 
 // Text is a file's name, for messages, and what it holds.
 type Text struct {
-	Name string
-	Data []byte
+	Name string `json:"name"`
+	Data []byte `json:"data"`
 }
 
 // Parse reads and compiles files. It returns nil rules if there is any
 // problem; warnings never stop it.
 func Parse(files []Text, o Options) (rules *Rules, warnings, problems Problems) {
-	var d decoder
+	bounds := o.Bounds.OrDefault()
+	d := decoder{most: bounds.Rules}
+	if err := bounds.all(files); err != nil {
+		d.problems.add(Place{File: "config"}, "%v", err)
+		return nil, nil, d.problems
+	}
+	left := bounds.Tokens
 	decoded := make([]File, 0, len(files))
 	for _, f := range files {
-		tree, syntax := parse(f.Name, f.Data)
+		if len(d.problems) > maxProblems {
+			break
+		}
+		tree, syntax := parse(f.Name, f.Data, bounds, &left)
 		if len(syntax) > 0 {
 			d.problems = append(d.problems, syntax...)
 			if tree.kind == null {
@@ -44,7 +55,7 @@ func Parse(files []Text, o Options) (rules *Rules, warnings, problems Problems) 
 	rules, problems = Compile(decoded, o)
 	problems = append(d.problems, problems...)
 	if len(problems) > 0 {
-		return nil, d.warnings.sorted(), problems.sorted()
+		return nil, d.warnings.sorted(), problems.sorted().most()
 	}
 	return rules, d.warnings.sorted(), nil
 }
@@ -69,6 +80,8 @@ type compiler struct {
 	rules    *Rules
 	domain   *Domain
 	problems Problems
+	full     bool
+	paths    int // bytes of the names of all descriptors, with those above them
 }
 
 // scope is what a node has from those above it.
@@ -140,6 +153,15 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 	if d.Key == "" {
 		c.problems.add(d.Place, "descriptor has empty key")
 	}
+	// A name holds those above it: a long key with many descriptors below, or
+	// long keys in one another, are quadratic.
+	if c.paths += len(above.names) + len(d.Key) + len(d.Value); c.paths > maxPathBytes {
+		if !c.full {
+			c.full = true
+			c.problems.add(d.Place, "config error, the names of all descriptors, each with those above it, are more than %d bytes: have shorter keys and values, or fewer below long ones", maxPathBytes)
+		}
+		return
+	}
 	s := *above
 	s.names += "." + d.final()
 	s.path = strings.TrimPrefix(s.path+"."+d.final(), ".")
@@ -179,9 +201,13 @@ func (l level) place(n *node, d *Descriptor, wildcard bool) bool {
 		s.bare = n
 	case wildcard:
 		n.pattern = newPattern(d.Value)
-		if slices.ContainsFunc(s.wildcards, func(o *node) bool { return o.pattern.text == d.Value }) {
+		if s.patterns[d.Value] {
 			return false
 		}
+		if s.patterns == nil {
+			s.patterns = map[string]bool{}
+		}
+		s.patterns[d.Value] = true
 		s.wildcards = append(s.wildcards, n)
 	default:
 		if s.exact[d.Value] != nil {

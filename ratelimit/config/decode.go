@@ -73,6 +73,8 @@ var elsewhere = map[string]string{
 type decoder struct {
 	problems Problems
 	warnings Problems
+	rules    int // descriptors so far, of all files
+	most     int // that there may be
 }
 
 func (d *decoder) wrong(f *field, what string) {
@@ -83,12 +85,7 @@ func (d *decoder) wrong(f *field, what string) {
 	d.problems.add(f.value.place, "error loading config file: %s must be %s, not %s", f.key, what, got)
 }
 
-func shorten(s string) string {
-	if len(s) > 60 {
-		return s[:57] + "..."
-	}
-	return s
-}
+func shorten(s string) string { return cut(s, 60) }
 
 // decode fills t from the fields of v.
 func decode[T any](d *decoder, t *T, v *value, known fields[T]) {
@@ -130,6 +127,7 @@ func (d *decoder) file(v *value) File {
 		d.problems.add(v.place, "error loading config file: it must be a map with domain and descriptors, not %s", v.kind)
 		return f
 	}
+	f.Defaults.Place = v.place
 	decode(d, &f, v, fileFields)
 	if at := v.get("domain"); at != nil {
 		f.Place = at.value.place
@@ -140,6 +138,12 @@ func (d *decoder) file(v *value) File {
 func (d *decoder) descriptors(f *field) []Descriptor {
 	var all []Descriptor
 	for _, item := range d.maps(f) {
+		if d.rules++; d.rules > d.most {
+			if d.rules == d.most+1 {
+				d.problems.add(item.place, "config error, all files together have more than %d descriptors, and this is the first too many: have fewer, with patterns or values of requests, or raise CONFIG_MAX_RULES", d.most)
+			}
+			break
+		}
 		x := Descriptor{Place: item.place}
 		decode(d, &x, item, descriptorFields)
 		x.Inherited.Place = item.place

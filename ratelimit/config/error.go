@@ -3,6 +3,7 @@ package config
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 )
@@ -15,8 +16,11 @@ type Place struct {
 }
 
 func (p Place) String() string {
-	if p.Line == 0 {
+	if p.Line == 0 || p.Line == lastLine {
 		return p.File
+	}
+	if p.Column == 0 { // the parser knows the line only
+		return fmt.Sprintf("%s:%d", p.File, p.Line)
 	}
 	return fmt.Sprintf("%s:%d:%d", p.File, p.Line, p.Column)
 }
@@ -48,6 +52,30 @@ func (ps Problems) sorted() Problems {
 	return ps
 }
 
+// add reports a problem, unless there are maxProblems: who mends those sees the
+// others then. No message is longer than maxMessage: what a file holds is not
+// copied into logs and answers.
 func (ps *Problems) add(at Place, format string, args ...any) {
-	*ps = append(*ps, &Problem{at, fmt.Sprintf(format, args...)})
+	switch {
+	case len(*ps) > maxProblems:
+		return
+	case len(*ps) == maxProblems:
+		at.Line, at.Column = lastLine, 0
+		format, args = "there are more problems: mend these first", nil
+	}
+	at.File = cut(at.File, maxName)
+	*ps = append(*ps, &Problem{at, cut(fmt.Sprintf(format, args...), maxMessage)})
 }
+
+// lastLine sorts behind every line.
+const lastLine = math.MaxInt32
+
+func cut(s string, most int) string {
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most-3], "") + "..."
+}
+
+// most leaves out what is beyond maxProblems, where several lists were joined.
+func (ps Problems) most() Problems { return ps[:min(len(ps), maxProblems+1)] }

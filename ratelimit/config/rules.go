@@ -34,6 +34,7 @@ type level map[string]*siblings
 type siblings struct {
 	exact     map[string]*node
 	wildcards []*node
+	patterns  map[string]bool // of wildcards
 	bare      *node
 }
 

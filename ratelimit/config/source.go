@@ -1,13 +1,14 @@
 package config
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -34,6 +35,8 @@ type Tree struct {
 	Root string
 	// IgnoreDotFiles leaves out names that start with ".".
 	IgnoreDotFiles bool
+	// Bounds are the most that is read; zero: the default.
+	Bounds Bounds
 }
 
 // Read implements Source. A directory without files is not an error.
@@ -43,13 +46,14 @@ func (t Tree) Read() ([]Text, error) {
 		return nil, fmt.Errorf("config path: %w", err)
 	}
 	if !info.IsDir() {
-		data, err := readFile(t.Path)
+		w := t.walk()
+		data, err := w.read(t.Path)
 		if err != nil {
 			return nil, err
 		}
 		return []Text{{filepath.Base(t.Path), data}}, nil
 	}
-	w := walk{tree: t, seen: map[string]bool{}}
+	w := t.walk()
 	if err := w.dir(t.Path); err != nil {
 		return nil, err
 	}
@@ -72,9 +76,17 @@ func resolve(path string) string {
 	return real
 }
 
+func (t Tree) walk() walk {
+	t.Bounds = t.Bounds.OrDefault()
+	return walk{tree: t, seen: map[string]bool{}}
+}
+
+// walk reads a tree. It stops at the first thing beyond the bounds.
 type walk struct {
 	tree  Tree
 	seen  map[string]bool // real paths of directories
+	count int             // names looked at, of directories and files
+	bytes int             // of files
 	files []Text
 	dirs  []string
 	// dirsOnly leaves files unread.
@@ -91,12 +103,11 @@ func (w *walk) dir(path string) error {
 	}
 	w.seen[real] = true
 	w.dirs = append(w.dirs, path)
-	entries, err := os.ReadDir(path)
+	names, err := w.names(path)
 	if err != nil {
-		return fmt.Errorf("config directory: %w", err)
+		return err
 	}
-	for _, e := range entries {
-		name := e.Name()
+	for _, name := range names {
 		if strings.HasPrefix(name, "..") || w.tree.IgnoreDotFiles && strings.HasPrefix(name, ".") {
 			continue
 		}
@@ -119,7 +130,7 @@ func (w *walk) entry(path string) error {
 	case !info.Mode().IsRegular(), w.dirsOnly:
 		return nil
 	}
-	data, err := readFile(path)
+	data, err := w.read(path)
 	if err != nil {
 		return err
 	}
@@ -131,27 +142,58 @@ func (w *walk) entry(path string) error {
 	return nil
 }
 
-func readFile(path string) ([]byte, error) {
-	info, err := os.Stat(path)
+// names are those in a directory, in order. Directories count like files, so
+// that neither many names nor many directories in one another are too much.
+func (w *walk) names(path string) ([]string, error) {
+	dir, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("config directory: %w", err)
+	}
+	defer dir.Close()
+	most := 2 * w.tree.Bounds.Files // as many directories as files
+	names, err := dir.Readdirnames(most - w.count + 1)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("config directory: %w", err)
+	}
+	if w.count += len(names); w.count > most {
+		return nil, fmt.Errorf("config directory %s: with it there are more than %d names of files and directories: remove what are no rules, or raise CONFIG_MAX_FILES, which is %d", cut(path, maxName), most, w.tree.Bounds.Files)
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// read reads a file, and never more of it than the bounds allow, also where it
+// grows meanwhile.
+func (w *walk) read(path string) ([]byte, error) {
+	b := w.tree.Bounds
+	if len(w.files) == b.Files {
+		return nil, fmt.Errorf("config file %s: it is one more than the %d that there may be: join some, or raise CONFIG_MAX_FILES", cut(path, maxName), b.Files)
+	}
+	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("config file: %w", err)
 	}
-	if info.Size() > maxFileSize {
-		return nil, fmt.Errorf("config file %s is %d bytes, the most is %d", path, info.Size(), maxFileSize)
-	}
-	data, err := os.ReadFile(path)
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, int64(b.FileBytes)+1))
 	if err != nil {
 		return nil, fmt.Errorf("config file: %w", err)
+	}
+	if len(data) > b.FileBytes {
+		return nil, fmt.Errorf("config file %s: it is more than %d bytes: split it into several files, or raise CONFIG_MAX_FILE_BYTES", cut(path, maxName), b.FileBytes)
+	}
+	if w.bytes += len(data); w.bytes > b.TotalBytes {
+		return nil, fmt.Errorf("config file %s: with it all files are %d bytes, the most is %d: have fewer rules, or raise CONFIG_MAX_BYTES", cut(path, maxName), w.bytes, b.TotalBytes)
 	}
 	return data, nil
 }
 
 // fingerprint changes when a file's name or text does.
 func fingerprint(seed maphash.Seed, files []Text) uint64 {
-	var b bytes.Buffer
+	var h maphash.Hash
+	h.SetSeed(seed)
 	for _, f := range files {
-		fmt.Fprintf(&b, "%d %d %s", len(f.Name), len(f.Data), f.Name)
-		b.Write(f.Data)
+		fmt.Fprintf(&h, "%d %d %s", len(f.Name), len(f.Data), f.Name)
+		_, _ = h.Write(f.Data)
 	}
-	return maphash.Bytes(seed, b.Bytes())
+	return h.Sum64()
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"hash/maphash"
 	"log/slog"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -22,12 +23,17 @@ type Store struct {
 	current atomic.Pointer[Rules]
 	loaded  atomic.Uint64
 	failed  atomic.Uint64
+	// Of [Reloads].
+	coalesced  atomic.Uint64
+	copyErrors atomic.Uint64
+	fromCopy   atomic.Bool
 
 	mu       sync.Mutex // one load at a time
 	read     bool       // guarded by mu
 	last     uint64     // guarded by mu; the fingerprint of what was read last
 	problem  error      // guarded by mu; what was wrong with it
 	swapped  string     // guarded by mu; what the tree's root pointed to then
+	copyPath string     // guarded by mu; where the last good files are kept, "": nowhere
 	counters map[[2]string]*ratelimit.RuleCounters
 	names    *ratelimit.NameBudget
 }
@@ -51,6 +57,28 @@ func (s *Store) Rules() *Rules { return s.current.Load() }
 
 // Loads returns how many loads brought new rules, and how many failed.
 func (s *Store) Loads() (loaded, failed uint64) { return s.loaded.Load(), s.failed.Load() }
+
+// Reloads are what became of changes that did not get a load of their own, and of
+// the copy on disk.
+type Reloads struct {
+	Coalesced  uint64 // events and pushes that shared the load of a later one
+	CopyErrors uint64 // times that the copy could not be written
+	FromCopy   bool   // the rules in force are the copy's
+}
+
+// Reloads returns them as they are now.
+func (s *Store) Reloads() Reloads {
+	return Reloads{s.coalesced.Load(), s.copyErrors.Load(), s.fromCopy.Load()}
+}
+
+// Coalesced counts a change that shares the load of a later one.
+func (s *Store) Coalesced() { s.coalesced.Add(1) }
+
+// Refuse logs and counts rules that were too bad to become a load.
+func (s *Store) Refuse(err error) {
+	s.failed.Add(1)
+	s.log.Error(cut(err.Error(), maxMessage), "event", "config_load_error")
+}
 
 // Load reads the source, and puts its rules in force if they are new and good.
 // The error says everything that is wrong; the rules before stay in force. It
@@ -92,34 +120,69 @@ func (s *Store) loadLocked() error {
 		return s.problem
 	}
 	s.read, s.last, s.problem = true, print, nil
-	used := map[[2]string]*ratelimit.RuleCounters{}
-	o := s.options
-	o.Counters = func(domain, path string) *ratelimit.RuleCounters { return s.countersOf(used, domain, path) }
-	rules, warnings, problems := Parse(files, o)
-	for _, w := range warnings {
+	compiled := s.compileLocked(files)
+	for _, w := range compiled.warnings {
 		s.log.Warn(w.Message, "at", w.Place.String())
 	}
-	if len(problems) > 0 {
+	if len(compiled.problems) > 0 {
 		s.failed.Add(1)
-		for _, p := range problems {
+		for _, p := range compiled.problems {
 			s.log.Error(p.Message, "event", "config_load_error", "at", p.Place.String())
 		}
-		s.problem = problems
-		return problems
+		s.problem = compiled.problems
+		return compiled.problems
 	}
 	if len(files) == 0 {
 		s.log.Warn("the config has no files: every request is OK")
 	}
-	for name, c := range s.counters {
-		if used[name] == nil {
-			s.names.Restore(c)
+	s.useLocked(compiled)
+	s.fromCopy.Store(false)
+	s.loaded.Add(1)
+	s.log.Info("config loaded", "event", "config_load_success", "files", len(files), "domains", compiled.rules.Domains(), "rules", len(compiled.rules.All()))
+	s.keepLocked(files)
+	return nil
+}
+
+// collectAbove are the bytes of files whose garbage is collected at once. Smaller
+// ones leave less than a busy node does in a second.
+const collectAbove = 128 << 10
+
+func size(files []Text) (sum int) {
+	for _, f := range files {
+		sum += len(f.Data)
+	}
+	return sum
+}
+
+// compiled is what files have become.
+type compiled struct {
+	rules              *Rules
+	warnings, problems Problems
+	counters           map[[2]string]*ratelimit.RuleCounters
+}
+
+func (s *Store) compileLocked(files []Text) compiled {
+	// What a large load leaves behind would add up with that of the next.
+	defer func() {
+		if size(files) > collectAbove {
+			runtime.GC()
+		}
+	}()
+	c := compiled{counters: map[[2]string]*ratelimit.RuleCounters{}}
+	o := s.options
+	o.Counters = func(domain, path string) *ratelimit.RuleCounters { return s.countersOf(c.counters, domain, path) }
+	c.rules, c.warnings, c.problems = Parse(files, o)
+	return c
+}
+
+func (s *Store) useLocked(c compiled) {
+	for name, old := range s.counters {
+		if c.counters[name] == nil {
+			s.names.Restore(old)
 		}
 	}
-	s.counters = used
-	s.current.Store(rules)
-	s.loaded.Add(1)
-	s.log.Info("config loaded", "event", "config_load_success", "files", len(files), "domains", rules.Domains(), "rules", len(rules.All()))
-	return nil
+	s.counters = c.counters
+	s.current.Store(c.rules)
 }
 
 // countersOf keeps a rule's counters over reloads, and forgets those of rules

@@ -12,8 +12,9 @@ import (
 
 // Watch loads the store again whenever the files of its source, which is tree,
 // may have changed, until ctx is done. Events say when to look; a look now and
-// then makes up for those that a file system does not send.
-func (s *Store) Watch(ctx context.Context, tree Tree) error {
+// then makes up for those that a file system does not send. Loads keep a [Pace]
+// with at least interval between them: changes that come faster share one.
+func (s *Store) Watch(ctx context.Context, tree Tree, interval time.Duration) error {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
 		return fmt.Errorf("watching %s: %w", tree.Path, err)
@@ -24,8 +25,9 @@ func (s *Store) Watch(ctx context.Context, tree Tree) error {
 	settle := time.NewTimer(0)
 	defer settle.Stop()
 	watched := map[string]bool{}
+	pace := Pace{Interval: interval}
+	var events burst
 	for {
-		addAll(w, watched, tree)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -33,21 +35,30 @@ func (s *Store) Watch(ctx context.Context, tree Tree) error {
 			if !ok {
 				return nil
 			}
-			settle.Reset(settleTime)
+			wait, another := events.event(time.Now())
+			if another {
+				s.Coalesced()
+			}
+			settle.Reset(wait)
 			continue
 		case err := <-w.Errors: // an overflow, mostly: look now
 			s.log.Debug("watching the config", "error", err)
 		case <-look.C:
 		case <-settle.C:
 		}
-		_ = s.reload(tree) // logged and counted there
+		begun := time.Now()
+		if wait := pace.Wait(begun); wait > 0 {
+			settle.Reset(wait)
+			continue
+		}
+		events = burst{}
+		addAll(w, watched, tree) // before files are read: what is new is read, or an event
+		_ = s.reload(tree)       // logged and counted there
+		pace.Done(begun, time.Now())
 	}
 }
 
-const (
-	pollInterval = 5 * time.Second
-	settleTime   = 50 * time.Millisecond // events of one change come in a burst
-)
+const pollInterval = 5 * time.Second
 
 // addAll watches every directory of the tree, and those that hold the links to
 // it. A directory that cannot be watched is still looked at now and then.
@@ -57,7 +68,8 @@ func addAll(w *fsnotify.Watcher, watched map[string]bool, tree Tree) {
 		paths = append(paths, filepath.Dir(tree.Root))
 	}
 	if info, err := os.Stat(tree.Path); err == nil && info.IsDir() {
-		walk := walk{tree: tree, seen: map[string]bool{}, dirsOnly: true}
+		walk := tree.walk()
+		walk.dirsOnly = true
 		_ = walk.dir(tree.Path)
 		paths = append(paths, walk.dirs...)
 	}

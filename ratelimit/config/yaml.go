@@ -1,21 +1,15 @@
 package config
 
 import (
+	"bytes"
 	"errors"
+	"io"
+	"regexp"
+	"strconv"
 	"strings"
+	"unicode/utf8"
 
-	"github.com/goccy/go-yaml"
-	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/parser"
-	"github.com/goccy/go-yaml/token"
-)
-
-// Bounds of one file. Aliases make small files large: maxNodes counts what
-// they expand to.
-const (
-	maxFileSize = 32 << 20
-	maxNodes    = 1_000_000
-	maxDepth    = 200
+	"go.yaml.in/yaml/v3"
 )
 
 // value is a YAML node with aliases and merges resolved.
@@ -49,166 +43,183 @@ type field struct {
 	value value
 }
 
-// parse reads one document. Its problems are in the file's syntax. A reload
-// must not end the process: should the YAML library panic, that is a problem
-// of the file too.
-func parse(file string, text []byte) (v value, problems Problems) {
+// parse reads one document. Its problems are in the file's syntax, or it is
+// beyond the bounds. A reload must not end the process: should the YAML library
+// panic, that is a problem of the file too. A stack that overflows cannot be
+// recovered from: the library refuses what is nested 10,000 deep, and resolve
+// what is nested deeper than maxDepth.
+//
+// left are the tokens that there may still be; what the file uses is taken off.
+func parse(file string, text []byte, bounds Bounds, left *int) (v value, problems Problems) {
 	defer func() {
 		if r := recover(); r != nil {
 			v, problems = value{}, nil
 			problems.add(Place{File: file}, "error loading config file: the YAML library failed on it: %v", r)
 		}
 	}()
-	if len(text) > maxFileSize {
-		problems.add(Place{File: file}, "error loading config file: it is %d bytes, the most is %d", len(text), maxFileSize)
+	n, beyond := bounds.check(text, *left)
+	if beyond != "" {
+		problems.add(Place{File: file}, "error loading config file: %s", beyond)
 		return value{}, problems
 	}
-	tree, err := parser.ParseBytes(text, 0)
-	if err != nil {
-		problems = append(problems, syntaxProblem(file, err))
-		return value{}, problems
-	}
-	r := resolver{file: file, anchors: map[string]ast.Node{}}
-	var docs []value
-	for _, doc := range tree.Docs {
-		if doc.Body == nil || doc.Body.Type() == ast.CommentType || doc.Body.Type() == ast.DirectiveType {
+	documents := yaml.NewDecoder(bytes.NewReader(text))
+	r := resolver{file: file, most: *left}
+	defer func() { *left = max(0, *left-max(n, r.nodes/2)) }()
+	v.place.File = file
+	found := false
+	for range maxDocuments {
+		var doc yaml.Node
+		err := documents.Decode(&doc)
+		switch {
+		case errors.Is(err, io.EOF):
+			return v, r.problems
+		case err != nil:
+			r.problems = append(r.problems, syntaxProblem(file, text, err))
+			return value{}, r.problems
+		case len(doc.Content) == 0 || doc.Content[0].ShortTag() == "!!null":
 			continue
+		case found:
+			r.problems.add(r.place(doc.Content[0]), "error loading config file: one file holds one domain, and here starts a second document")
+			return v, r.problems
 		}
-		docs = append(docs, r.resolve(doc.Body, 0))
+		v, found = r.resolve(doc.Content[0], 0), true
 	}
-	switch {
-	case len(docs) > 1:
-		r.problems.add(docs[1].place, "error loading config file: one file holds one domain, and here starts a second document")
-	case len(docs) == 1:
-		return docs[0], r.problems
-	}
-	return value{place: Place{File: file}}, r.problems
+	r.problems.add(Place{File: file}, "error loading config file: it has more than %d documents, and one file holds one domain", maxDocuments)
+	return v, r.problems
 }
 
-func syntaxProblem(file string, err error) *Problem {
+// The library's errors are texts.
+var (
+	atLine        = regexp.MustCompile(`^line (\d+): `)
+	unknownAnchor = regexp.MustCompile(`^unknown anchor '(.*)' referenced$`)
+)
+
+func syntaxProblem(file string, text []byte, err error) *Problem {
 	at := Place{File: file}
-	message := err.Error()
-	if syntax, ok := errors.AsType[*yaml.SyntaxError](err); ok {
-		at.Line, at.Column = syntax.Token.Position.Line, syntax.Token.Position.Column
-		message = syntax.Message
+	message := strings.TrimPrefix(err.Error(), "yaml: ")
+	if m := atLine.FindStringSubmatch(message); m != nil {
+		at.Line, _ = strconv.Atoi(m[1])
+		message = message[len(m[0]):]
 	}
-	return &Problem{at, "error loading config file: " + message}
+	if m := unknownAnchor.FindStringSubmatch(message); m != nil {
+		at = placeOf(file, text, "*"+m[1])
+	}
+	var one Problems
+	one.add(at, "error loading config file: %s", message)
+	return one[0]
+}
+
+// placeOf is where a word stands first.
+func placeOf(file string, text []byte, word string) Place {
+	i := bytes.Index(text, []byte(word))
+	if i < 0 {
+		return Place{File: file}
+	}
+	before := text[:i]
+	line := before[bytes.LastIndexByte(before, '\n')+1:]
+	return Place{file, bytes.Count(before, []byte("\n")) + 1, utf8.RuneCount(line) + 1}
 }
 
 type resolver struct {
 	file     string
-	anchors  map[string]ast.Node
 	nodes    int
+	most     int
 	full     bool
 	problems Problems
 }
 
-func (r *resolver) place(t *token.Token) Place {
-	if t == nil || t.Position == nil {
-		return Place{File: r.file}
+func (r *resolver) place(n *yaml.Node) Place {
+	if n.Kind == yaml.MappingNode && len(n.Content) > 0 {
+		n = n.Content[0]
 	}
-	return Place{r.file, t.Position.Line, t.Position.Column}
+	return Place{r.file, n.Line, n.Column}
 }
 
-func (r *resolver) resolve(n ast.Node, depth int) value {
-	if n == nil {
-		return value{place: Place{File: r.file}}
-	}
-	v := value{place: r.place(n.GetToken())}
-	if r.nodes++; r.nodes > maxNodes || depth > maxDepth {
+// resolve copies a node, and what aliases in it stand for. Aliases make small
+// files large, and may lead back to themselves: nodes are counted as they are
+// copied, and the depth is bounded.
+func (r *resolver) resolve(n *yaml.Node, depth int) value {
+	v := value{place: r.place(n)}
+	// The parser makes up to two nodes of a token, and one document.
+	if r.nodes++; r.nodes > 2*r.most+1 || depth > maxDepth {
 		if !r.full {
-			r.problems.add(v.place, "error loading config file: it expands to more than %d nodes, or is nested deeper than %d", maxNodes, maxDepth)
+			r.problems.add(v.place, "error loading config file: with its aliases it has more tokens than the %d that are left (CONFIG_MAX_TOKENS), or it is nested deeper than %d: write less of it, or flatter", r.most, maxDepth)
 		}
 		r.full = true
 		return v
 	}
-	switch n := n.(type) {
-	case *ast.AnchorNode:
-		r.anchors[n.Name.GetToken().Value] = n.Value
-		return r.resolve(n.Value, depth+1)
-	case *ast.AliasNode:
-		return r.alias(n, depth)
-	case *ast.TagNode:
-		return r.resolve(n.Value, depth+1)
-	case *ast.MappingNode:
+	switch n.Kind {
+	case yaml.AliasNode:
+		return r.resolve(n.Alias, depth+1)
+	case yaml.MappingNode:
 		v.kind = mapping
-		if len(n.Values) > 0 {
-			v.place = r.place(n.Values[0].Key.GetToken())
-		}
-		r.entries(&v, n.Values, depth)
-	case *ast.MappingValueNode:
-		v.kind, v.place = mapping, r.place(n.Key.GetToken())
-		r.entries(&v, []*ast.MappingValueNode{n}, depth)
-	case *ast.SequenceNode:
+		r.entries(&v, n.Content, depth)
+	case yaml.SequenceNode:
 		v.kind = sequence
-		for _, item := range n.Values {
+		v.items = make([]value, 0, min(len(n.Content), 2*r.most+1-r.nodes))
+		for _, item := range n.Content {
+			if r.full {
+				break
+			}
 			v.items = append(v.items, r.resolve(item, depth+1))
 		}
 	default:
-		r.scalar(&v, n)
+		scalar(&v, n)
 	}
 	return v
 }
 
-func (r *resolver) alias(n *ast.AliasNode, depth int) value {
-	name := n.Value.GetToken().Value
-	target, ok := r.anchors[name]
-	if !ok {
-		at := r.place(n.GetToken())
-		r.problems.add(at, "error loading config file: unknown anchor '%s' referenced", name)
-		return value{place: at}
-	}
-	return r.resolve(target, depth+1)
-}
-
-func (r *resolver) entries(v *value, entries []*ast.MappingValueNode, depth int) {
+// entries fills v from keys and values that take turns. What is merged (<<) is
+// there unless v says otherwise; of two merged, the first counts.
+func (r *resolver) entries(v *value, content []*yaml.Node, depth int) {
 	var merged []field
-	for _, e := range entries {
-		if r.full {
-			return
-		}
-		if e.Key.Type() == ast.MergeKeyType {
-			m := r.resolve(e.Value, depth+1)
-			if m.kind == sequence {
-				for _, item := range m.items {
-					merged = append(merged, item.fields...)
-				}
-			}
-			merged = append(merged, m.fields...)
+	known := make(map[string]Place, len(content)/2)
+	for i := 0; i+1 < len(content) && !r.full; i += 2 {
+		if content[i].ShortTag() == "!!merge" {
+			merged = append(merged, r.merge(content[i+1], depth)...)
 			continue
 		}
-		at := r.place(e.Key.GetToken())
-		key := r.resolve(e.Key, depth+1)
+		at := r.place(content[i])
+		key := r.resolve(content[i], depth+1)
 		if key.kind != str {
-			r.problems.add(at, "config error, key is not of type string: %s", key.text)
+			r.problems.add(at, "config error, key is not of type string: %s", shorten(key.text))
 		}
-		v.fields = append(v.fields, field{key.text, at, r.resolve(e.Value, depth+1)})
+		if first, twice := known[key.text]; twice {
+			r.problems.add(at, "error loading config file: mapping key %q already defined at [%d:%d]", shorten(key.text), first.Line, first.Column)
+			continue
+		}
+		known[key.text] = at
+		v.fields = append(v.fields, field{key.text, at, r.resolve(content[i+1], depth+1)})
 	}
 	for _, f := range merged {
-		if v.get(f.key) == nil {
+		if _, ok := known[f.key]; !ok {
+			known[f.key] = f.place
 			v.fields = append(v.fields, f)
 		}
 	}
 }
 
-func (r *resolver) scalar(v *value, n ast.Node) {
-	switch n := n.(type) {
-	case *ast.NullNode:
-		v.kind = null
-	case *ast.StringNode:
-		v.kind, v.text = str, n.Value
-	case *ast.LiteralNode:
-		v.kind, v.text = str, n.Value.Value
-	case *ast.MappingKeyNode:
-		v.kind, v.text = str, strings.TrimSpace(n.Value.String())
-	case *ast.IntegerNode:
-		v.kind, v.text = integer, n.GetToken().Value
-	case *ast.BoolNode:
-		v.kind, v.text = boolean, n.GetToken().Value
-	case *ast.FloatNode, *ast.InfinityNode, *ast.NanNode:
-		v.kind, v.text = number, n.GetToken().Value
-	default:
-		r.problems.add(v.place, "error loading config file: %s is not allowed here", n.Type())
+// merge returns the fields of a map, or of a list of maps.
+func (r *resolver) merge(n *yaml.Node, depth int) []field {
+	m := r.resolve(n, depth+1)
+	merged := m.fields
+	for _, item := range m.items {
+		merged = append(merged, item.fields...)
+	}
+	return merged
+}
+
+func scalar(v *value, n *yaml.Node) {
+	v.kind, v.text = str, n.Value
+	switch n.ShortTag() {
+	case "!!null":
+		v.kind, v.text = null, ""
+	case "!!int":
+		v.kind = integer
+	case "!!float":
+		v.kind = number
+	case "!!bool":
+		v.kind = boolean
 	}
 }
 

@@ -36,7 +36,9 @@ type Source struct {
 	Token string
 	// Nodes, if set, are those that share the store.
 	Nodes func() []Node
-	Log   *slog.Logger
+	// Questions is how many explanations a second are given; 0: DefaultQuestions.
+	Questions int
+	Log       *slog.Logger
 }
 
 // Node is one that shares the store, as it says of itself.
@@ -65,14 +67,15 @@ var assets embed.FS
 // console serves a Source.
 type console struct {
 	Source
-	mu      sync.Mutex
-	hot     []ratelimit.HotKey // guarded by mu
-	hotTill ratelimit.Instant  // guarded by mu
+	throttle *throttle
+	mu       sync.Mutex
+	hot      []ratelimit.HotKey // guarded by mu
+	hotTill  ratelimit.Instant  // guarded by mu
 }
 
 // Register adds the console's pages to a mux.
 func Register(mux *http.ServeMux, s Source) {
-	c := &console{Source: s}
+	c := &console{Source: s, throttle: newThrottle(s.Questions, time.Now)}
 	file := func(path, name, kind string) {
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
 			secure(w, kind)
@@ -112,7 +115,7 @@ func answer(w http.ResponseWriter, v any) {
 func refuse(w http.ResponseWriter, code int, format string, args ...any) {
 	secure(w, "application/json")
 	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(map[string]string{"error": fmt.Sprintf(format, args...)})
+	_ = json.NewEncoder(w).Encode(map[string]string{"error": ratelimit.OneLine(fmt.Sprintf(format, args...))})
 }
 
 // State is what the page asks for every two seconds.
@@ -198,6 +201,12 @@ func (c *console) asked(r *http.Request) (*config.Domain, []config.Entry, error)
 }
 
 func (c *console) explain(w http.ResponseWriter, r *http.Request) {
+	done, ok := c.throttle.question()
+	if !ok {
+		tooMany(w, "too many explanations are asked for (DEBUG_EXPLAIN_RATE)")
+		return
+	}
+	defer done()
 	d, entries, err := c.asked(r)
 	if err != nil {
 		refuse(w, http.StatusBadRequest, "%v", err)
@@ -273,9 +282,16 @@ func next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string, resets time.
 // correct is a change that needs the token.
 func (c *console) correct(what string, change func(context.Context, *ratelimit.Ask) (string, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		given, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-		have, want := sha256.Sum256([]byte(given)), sha256.Sum256([]byte(c.Token))
-		if c.Token == "" || subtle.ConstantTimeCompare(have[:], want[:]) != 1 {
+		looked, right := c.throttle.guess(r.RemoteAddr, func() bool {
+			given, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+			have, want := sha256.Sum256([]byte(given)), sha256.Sum256([]byte(c.Token))
+			return c.Token != "" && subtle.ConstantTimeCompare(have[:], want[:]) == 1
+		})
+		if !looked {
+			tooMany(w, "too many wrong tokens came from this address")
+			return
+		}
+		if !right {
 			c.Log.Warn("a correction was refused", "what", what, "from", r.RemoteAddr)
 			refuse(w, http.StatusForbidden, "corrections need the header Authorization: Bearer with the ADMIN_TOKEN of this node; one is set: %t", c.Token != "")
 			return

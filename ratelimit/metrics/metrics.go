@@ -15,6 +15,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/service"
+	"github.com/sluice-gate/sluice/ratelimit/shed"
+	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
 // MaxRules is how many rules have series of their own; all others share those
@@ -31,8 +33,23 @@ type Source struct {
 	// Seat, if set, is the drift seat of this node, -1 for none, and whether a
 	// rule needs one.
 	Seat func() (seat int, wanted bool)
+	// Safety, if set, is how the store keeps its data, and RepliesRefused how many of
+	// its connections were ended because of what they announced.
+	Safety         func() StoreSafety
+	RepliesRefused func() uint64
 	// Ring, if set, is what this node did as one of a ring.
 	Ring func() ratelimit.RoutingStats
+	// Gate, if set, decides which calls are begun.
+	Gate *shed.Gate
+	// Budgets are what callers have begun and not ended, by port.
+	Budgets map[string]*transport.Budget
+}
+
+// StoreSafety is how the store keeps its data: 1 yes, 0 no, -1 not known.
+type StoreSafety struct {
+	Known              bool // it was asked, and has answered
+	MayEvict, RDB, AOF int
+	Evicted            uint64 // keys, since it started
 }
 
 // Collector is a prometheus.Collector over a Source, but for the metrics of
@@ -47,6 +64,9 @@ var (
 	loadSuccess = theirs("config_load_success", "Configs put in force.")
 	loadError   = theirs("config_load_error", "Configs refused.")
 
+	coalesced     = ours("config_changes_coalesced_total", "Changes of files and pushes that shared the load of a later one.")
+	copyErrors    = ours("config_copy_errors_total", "Times that the last good rules could not be written to disk.")
+	fromCopy      = ours("config_from_copy", "1 while the rules in force are the last good ones from disk.")
 	sources       = ours("decision_sources_total", "Decisions by where they were made.", "source")
 	answers       = ours("answers_total", "Answers by overall code.", "code")
 	shadowed      = ours("global_shadow_total", "Answers made OK by SHADOW_MODE.")
@@ -66,6 +86,7 @@ var (
 	peerAsks      = ours("peer_asks_total", "Asks between nodes: forwarded to an owner, received and decided, or not this node's.", "what")
 	peerRefused   = ours("peers_refused_total", "Peers that could not prove to be one.")
 	peerMalformed = ours("peer_messages_malformed_total", "Messages of peers that made no sense, and changed nothing.")
+	rejected      = ours("rejected_total", "What was said to this node, could not be meant, and was not taken in: by whom (peer, store), and its kind.", "from", "kind")
 	handed        = ours("accounts_handed_over_total", "Accounts given to their new owners.")
 	hotDecisions  = ours("hot_key_decisions_total", "Decisions on hot keys of other owners, made here.")
 	hotKeys       = ours("hot_keys", "Keys of this owner that are hot now.")
@@ -82,11 +103,25 @@ var (
 	leaseSizes    = ours("lease_tokens", "Tokens granted with a claim, where any were.")
 	saved         = ours("store_operations_saved_total", "Decisions made without asking the store: what one operation a request would have cost more.")
 	queued        = ours("claims_queued", "Claims that wait to be sent.")
+	inFlight      = ours("bytes_in_flight", "Of calls and bodies that callers have begun and not ended, as they are kept.", "port")
+	callersEnded  = ours("callers_ended_total", "Connections and bodies ended by a bound: crowded (more connections than there may be), heaviest (too many bytes in flight), stalled (it did not go on), excess (far more calls than one connection may have).", "port", "why")
 	queueSize     = ours("claims_queue_size", "Claims that may wait to be sent.")
+	clockSteps    = ours("store_clock_steps_total", "Times that the store's clock was set, by at least 100 ms.", "direction")
+	missing       = ours("store_accounts_lost_total", "Accounts in use that the store was found to have lost singly, as by eviction.")
+	missingTokens = ours("store_accounts_lost_tokens_total", "What they had granted to this node: the most that may have been granted again for it.")
+	mayEvict      = ours("store_may_evict", "1 if the store's maxmemory-policy may evict accounts in use; -1: it does not say.")
+	evictedKeys   = ours("store_evicted_keys", "Keys that the store has evicted since it started.")
+	persistent    = ours("store_persistent", "1 if the store keeps its data so; -1: it does not say.", "by")
+	shedCalls     = ours("shed_total", "Calls answered UNAVAILABLE before anything was charged, by reason.", "reason")
+	givenUp       = ours("calls_given_up_total", "Calls whose caller gave up while they were decided: what they were charged was given back.")
+	callsInFlight = ours("calls_in_flight", "Calls that are decided now.")
+	waitingCalls  = ours("calls_waiting", "Calls that wait for their turn now.")
 	everything    = []*prometheus.Desc{
-		callErrors, calls, loadSuccess, loadError, sources, answers, shadowed, unknown, badCalls, panics, keys, keysMax, evicted, claims, fallbacks, breaker,
+		clockSteps, missing, missingTokens, mayEvict, evictedKeys, persistent,
+		callErrors, calls, loadSuccess, loadError, coalesced, copyErrors, fromCopy, sources, answers, shadowed, unknown, badCalls, panics, keys, keysMax, evicted, claims, fallbacks, breaker,
 		ruleCount, domains, build, seat, seatsWanted, syncAge, claimsBy, stale, void, recoveries, roundTrips, storeTime, leaseSizes, saved, queued, queueSize,
-		ringMembers, ringPrint, peerAsks, peerRefused, peerMalformed, handed, hotDecisions, hotKeys,
+		ringMembers, ringPrint, peerAsks, peerRefused, peerMalformed, rejected, handed, hotDecisions, hotKeys, inFlight, callersEnded,
+		shedCalls, givenUp, callsInFlight, waitingCalls,
 	}
 )
 
@@ -131,6 +166,10 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	loaded, failed := c.Store.Loads()
 	count(loadSuccess, loaded)
 	count(loadError, failed)
+	reloads := c.Store.Reloads()
+	count(coalesced, reloads.Coalesced)
+	count(copyErrors, reloads.CopyErrors)
+	gauge(fromCopy, flag(reloads.FromCopy))
 	for i, name := range ratelimit.Sources {
 		count(sources, s.Sources[i].Load(), name)
 	}
@@ -170,10 +209,58 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	count(saved, decided-min(local.Claims, decided))
 	gauge(queued, local.Queued)
 	gauge(queueSize, local.QueueSize)
+	c.collectStore(local, count, gauge)
+	c.collectGate(count, gauge)
 	c.collectFleet(count, gauge)
+	for port, b := range c.Budgets {
+		gauge(inFlight, int(b.Held()), port)
+		count(callersEnded, b.Crowded.Load(), port, "crowded")
+		count(callersEnded, b.Heaviest.Load(), port, "heaviest")
+		count(callersEnded, b.Stalled.Load(), port, "stalled")
+		count(callersEnded, b.Excess.Load(), port, "excess")
+	}
 	gauge(ruleCount, len(rules.All()))
 	gauge(domains, rules.Domains())
 	gauge(build, 1, c.Version)
+}
+
+// collectStore shows what is wrong with the store's answers, and how it keeps data.
+func (c Collector) collectStore(s ratelimit.LimiterStats, count func(*prometheus.Desc, uint64, ...string), gauge func(*prometheus.Desc, int, ...string)) {
+	for i, kind := range ratelimit.Rejections {
+		count(rejected, s.Rejected[i], "store", kind)
+	}
+	count(clockSteps, s.ClockSteps[0], "ahead")
+	count(clockSteps, s.ClockSteps[1], "back")
+	count(missing, s.Missing)
+	count(missingTokens, s.MissingTokens)
+	if c.RepliesRefused != nil {
+		count(rejected, c.RepliesRefused(), "store", "reply")
+	}
+	if c.Safety == nil {
+		return
+	}
+	if v := c.Safety(); v.Known {
+		gauge(mayEvict, v.MayEvict)
+		gauge(evictedKeys, int(v.Evicted))
+		gauge(persistent, v.RDB, "rdb")
+		gauge(persistent, v.AOF, "aof")
+	}
+}
+
+// collectGate shows which calls were not begun.
+func (c Collector) collectGate(count func(*prometheus.Desc, uint64, ...string), gauge func(*prometheus.Desc, int, ...string)) {
+	if c.Gate == nil {
+		return
+	}
+	s := c.Gate.Stats()
+	for reason, name := range shed.Reasons {
+		if name != "" {
+			count(shedCalls, s.Shed[reason], name)
+		}
+	}
+	count(givenUp, s.GivenUp)
+	gauge(callsInFlight, s.InFlight)
+	gauge(waitingCalls, s.Waiting)
 }
 
 // collectFleet shows what this node is among others.
@@ -185,6 +272,9 @@ func (c Collector) collectFleet(count func(*prometheus.Desc, uint64, ...string),
 	}
 	if c.Ring != nil {
 		s := c.Ring()
+		for i, kind := range ratelimit.Rejections {
+			count(rejected, s.Rejected[i], "peer", kind)
+		}
 		gauge(ringMembers, len(s.Members))
 		gauge(ringPrint, int(s.Ring>>12)) // what a float holds
 		count(peerAsks, s.Forwarded, "forwarded")
@@ -192,6 +282,9 @@ func (c Collector) collectFleet(count func(*prometheus.Desc, uint64, ...string),
 		count(peerAsks, s.NotOwner, "not_owner")
 		count(peerRefused, s.Refused)
 		count(peerMalformed, s.Malformed)
+		for kind, n := range s.RejectedBy {
+			count(rejected, n, "peer", kind)
+		}
 		count(handed, s.Handed)
 		count(hotDecisions, s.Hot)
 		gauge(hotKeys, len(s.HotKeys))

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
@@ -17,6 +18,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/service"
+	"github.com/sluice-gate/sluice/ratelimit/shed"
+	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
 func collector(t testing.TB, rules string) Collector {
@@ -121,10 +124,22 @@ func TestHandbookNamesEveryMetric(t *testing.T) {
 	}
 	c := collector(t, "domain: d\ndescriptors: [{key: k, coordination: {mode: approx}, rate_limit: {unit: day, requests_per_unit: 100}}]\n")
 	c.Seat = func() (int, bool) { return 0, true }
-	c.Ring = func() ratelimit.RoutingStats { return ratelimit.RoutingStats{} }
+	c.Ring = func() ratelimit.RoutingStats {
+		return ratelimit.RoutingStats{RejectedBy: map[string]uint64{"secret": 1}}
+	}
+	c.Budgets = map[string]*transport.Budget{"grpc": transport.NewBudget(1)}
+	c.Safety, c.RepliesRefused = func() StoreSafety { return StoreSafety{Known: true} }, func() uint64 { return 0 }
+	c.Gate = shed.NewGate(time.Second)
+	c.Gate.Arrive(1, 0)
+	c.Gate.Gone()
 	c.Store.Rules().All()[0].Counters.Refunded.Add(1)
+	gate := 0
 	shown := map[string]bool{"ratelimit_service_response_time_seconds": true} // the server's own
 	for line := range strings.Lines(scrape(t, c)) {
+		switch line {
+		case "sluice_shed_total{reason=\"deadline\"} 1\n", "sluice_shed_total{reason=\"overload\"} 0\n", "sluice_calls_given_up_total 1\n":
+			gate++
+		}
 		if rest, ok := strings.CutPrefix(line, "# TYPE "); ok {
 			name, kind, _ := strings.Cut(strings.TrimSpace(rest), " ")
 			shown[name] = true
@@ -132,6 +147,9 @@ func TestHandbookNamesEveryMetric(t *testing.T) {
 				t.Errorf("docs/metrics.md has no row for %s, a %s", name, kind)
 			}
 		}
+	}
+	if gate != 3 {
+		t.Error("what the gate counted is not shown")
 	}
 	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\|").FindAllStringSubmatch(string(handbook), -1) {
 		if !shown[m[1]] {

@@ -2,12 +2,46 @@ package server
 
 import (
 	"io"
+	"net"
 	"net/http"
 	"net/http/pprof"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
+// Who may take profiles. A profile costs the processor for as long as it takes,
+// and shows what is in memory.
+const (
+	ProfilesFromHere = "local" // callers on this machine: also kubectl port-forward
+	ProfilesFromAll  = "on"
+	ProfilesOff      = "off"
+)
+
+// DebugOptions are who may ask the debug port, and for what.
+type DebugOptions struct {
+	// Hosts are names under which the port may be asked for, beside those that
+	// nobody can point at it from outside; "*" allows all. See hostAllowed.
+	Hosts []string
+	// Profiles is ProfilesFromHere (the default), ProfilesFromAll or ProfilesOff.
+	Profiles string
+	// Unnamed are paths that may be asked for under any name.
+	Unnamed []string
+}
+
+// longestProfile bounds what /debug/pprof/profile and /trace may be asked for.
+const longestProfile = 60 * time.Second
+
 // Debug is the handler of the debug port. It is for people; more adds pages.
-func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, more func(*http.ServeMux)) http.Handler {
+//
+// Nothing but numbers is shown to a page of another site that has its own name
+// point here (DNS rebinding): a browser says that name as the Host, and it is
+// refused.
+func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, o DebugOptions, more func(*http.ServeMux)) http.Handler {
 	mux := http.NewServeMux()
 	more(mux)
 	page := func(path string, write func(io.Writer)) {
@@ -24,10 +58,82 @@ func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, more func(*
 	page("/stats", stats)
 	page("/ring", ring)
 	mux.Handle("/metrics", metrics)
-	mux.HandleFunc("/debug/pprof/", pprof.Index)
-	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-	return mux
+	profile := profiler(o.Profiles)
+	mux.HandleFunc("/debug/pprof/", profile(pprof.Index))
+	mux.HandleFunc("/debug/pprof/cmdline", profile(pprof.Cmdline))
+	mux.HandleFunc("/debug/pprof/profile", profile(pprof.Profile))
+	mux.HandleFunc("/debug/pprof/symbol", profile(pprof.Symbol))
+	mux.HandleFunc("/debug/pprof/trace", profile(pprof.Trace))
+	own, _ := os.Hostname()
+	hosts := append(slices.Clone(o.Hosts), own)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !slices.Contains(o.Unnamed, r.URL.Path) && !hostAllowed(r.Host, hosts) {
+			refuseDebug(w, http.StatusMisdirectedRequest, "the debug port is not asked for as "+strconv.Quote(ratelimit.OneLine(r.Host))+": use its address, or name it in DEBUG_ALLOWED_HOSTS")
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+func refuseDebug(w http.ResponseWriter, code int, why string) {
+	http.Error(w, why, code) // text/plain, nosniff
+}
+
+// privateNames end names that only a local resolver knows.
+var privateNames = []string{".localhost", ".local", ".internal", ".svc", ".cluster.local"}
+
+// hostAllowed tells whether a Host can only come from who means this port: an
+// address, a name without a dot or one that no public registry has, or one that
+// was allowed.
+func hostAllowed(host string, allowed []string) bool {
+	name := host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		name = h
+	}
+	name = strings.ToLower(strings.TrimSuffix(strings.Trim(name, "[]"), "."))
+	if name == "" || net.ParseIP(name) != nil || !strings.Contains(name, ".") {
+		return true
+	}
+	for _, end := range privateNames {
+		if strings.HasSuffix(name, end) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(allowed, func(a string) bool { return a == "*" || strings.EqualFold(a, name) })
+}
+
+// profiler bounds profiles: who takes them, for how long, and one at a time.
+func profiler(who string) func(http.HandlerFunc) http.HandlerFunc {
+	one := make(chan struct{}, 1)
+	return func(take http.HandlerFunc) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			if who == ProfilesOff || who != ProfilesFromAll && !onThisMachine(r.RemoteAddr) {
+				refuseDebug(w, http.StatusForbidden, "profiles are not taken from "+r.RemoteAddr+": DEBUG_PPROF is "+who+" (local: only from this machine, or through a port-forward; on; off)")
+				return
+			}
+			if text := r.FormValue("seconds"); text != "" {
+				seconds, err := strconv.ParseFloat(text, 64)
+				if err != nil || !(seconds >= 0 && seconds <= longestProfile.Seconds()) {
+					refuseDebug(w, http.StatusBadRequest, "seconds is "+strconv.Quote(ratelimit.OneLine(text))+", must be between 0 and "+strconv.Itoa(int(longestProfile.Seconds())))
+					return
+				}
+			}
+			select {
+			case one <- struct{}{}:
+				defer func() { <-one }()
+			default:
+				w.Header().Set("Retry-After", "10")
+				refuseDebug(w, http.StatusTooManyRequests, "a profile is being taken: ask again")
+				return
+			}
+			take(w, r)
+		}
+	}
+}
+
+// onThisMachine tells whether an address is on this machine.
+func onThisMachine(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	ip := net.ParseIP(host)
+	return err == nil && ip != nil && ip.IsLoopback()
 }

@@ -15,19 +15,21 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/status"
 
 	"github.com/sluice-gate/sluice/ratelimit/service"
+	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
 // Options are where to listen and for how long to go on.
@@ -38,12 +40,16 @@ type Options struct {
 	GRPCSocket        string                           // a path: instead of GRPC
 	TLS               credentials.TransportCredentials // of gRPC; nil: none
 	Metrics           string                           // host:port for metrics alone, "" for none
-	MaxConnectionAge  time.Duration
-	MaxConnectionIdle time.Duration // 0: for ever
-	ConnectionGrace   time.Duration
-	DrainTime         time.Duration // between health failing and ports closing
-	GraceTime         time.Duration // for calls under way when ports close
+	Bounds            transport.Bounds                 // of gRPC; its RequestTimeout also of HTTP
+	Budget            *transport.Budget                // of what callers have begun on gRPC
+	HTTPBudget        *transport.Budget                // counts connections of HTTP, debug and metrics that were closed
+	HTTPConnections   int                              // at once; 0: any number
+	DebugConnections  int                              // at once, of the debug and the metrics port, each; 0: any number
+	DrainTime         time.Duration                    // between health failing and ports closing
+	GraceTime         time.Duration                    // for calls under way when ports close
 	Extra             []grpc.ServerOption
+	// Wrap, if set, is put around gRPC's listener.
+	Wrap func(net.Listener) net.Listener
 }
 
 // Server serves until it is drained.
@@ -64,7 +70,8 @@ var healthServices = []string{"", "ratelimit"}
 // metrics ports.
 func New(s *service.Service, public, debug, metrics http.Handler, o Options, log *slog.Logger) (*Server, error) {
 	v := &Server{options: o, log: log, health: health.NewServer()}
-	v.grpc = grpc.NewServer(append(append(Transport(o), service.ServerCodec()), o.Extra...)...)
+	options := append(transport.Options(o.Bounds, o.Budget, o.TLS), service.ServerCodec(), grpc.ChainStreamInterceptor(fewReflections()))
+	v.grpc = grpc.NewServer(append(options, o.Extra...)...)
 	s.Register(v.grpc)
 	healthpb.RegisterHealthServer(v.grpc, v.health)
 	reflection.Register(v.grpc)
@@ -80,19 +87,34 @@ func New(s *service.Service, public, debug, metrics http.Handler, o Options, log
 	return v, nil
 }
 
-// Transport is how gRPC connections are kept, whatever is served on them.
-func Transport(o Options) []grpc.ServerOption {
-	security := o.TLS
-	if security == nil {
-		security = insecure.NewCredentials()
-	}
-	return []grpc.ServerOption{
-		grpc.Creds(security),
-		grpc.MaxRecvMsgSize(service.MaxRequestBytes),
-		grpc.KeepaliveParams(keepalive.ServerParameters{
-			MaxConnectionAge: o.MaxConnectionAge, MaxConnectionAgeGrace: o.ConnectionGrace, MaxConnectionIdle: o.MaxConnectionIdle,
-		}),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+// Reflection is for people, and each of its streams may have 64 KB of replies
+// that wait to be read. So few at a time, and for so long, are enough.
+const (
+	reflections    = 8
+	reflectionTime = 10 * time.Second
+)
+
+// fewReflections bounds streams of reflection.
+func fewReflections() grpc.StreamServerInterceptor {
+	slots := make(chan struct{}, reflections)
+	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+		if !strings.HasPrefix(info.FullMethod, "/grpc.reflection.") {
+			return handle(srv, stream)
+		}
+		select {
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
+		default:
+			return status.Errorf(codes.ResourceExhausted, "%d streams of reflection are under way: ask again", reflections)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- handle(srv, stream) }() // it ends with the stream, which ends when this returns
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(reflectionTime):
+			return status.Errorf(codes.DeadlineExceeded, "a stream of reflection may take %v", reflectionTime)
+		}
 	}
 }
 
@@ -100,11 +122,14 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 	ports := []struct {
 		what, network, address string
 		handler                http.Handler
+		connections            int
+		answer                 time.Duration // how long one may take, reading and deciding included
+		budget                 *transport.Budget
 	}{
-		{"HTTP (HOST, PORT)", "tcp", v.options.HTTP, public},
-		{"debug (DEBUG_HOST, DEBUG_PORT)", "tcp", v.options.Debug, debug},
-		{"metrics (PROMETHEUS_ADDR)", "tcp", v.options.Metrics, metrics},
-		{"gRPC (GRPC_HOST, GRPC_PORT)", "tcp", v.options.GRPC, nil},
+		{"HTTP (HOST, PORT)", "tcp", v.options.HTTP, public, v.options.HTTPConnections, 3 * v.options.Bounds.RequestTimeout, v.options.HTTPBudget},
+		{"debug (DEBUG_HOST, DEBUG_PORT)", "tcp", v.options.Debug, debug, v.options.DebugConnections, longestProfile + 30*time.Second, v.options.HTTPBudget},
+		{"metrics (PROMETHEUS_ADDR)", "tcp", v.options.Metrics, metrics, v.options.DebugConnections, time.Minute, v.options.HTTPBudget},
+		{"gRPC (GRPC_HOST, GRPC_PORT)", "tcp", v.options.GRPC, nil, v.options.Bounds.Connections, 0, v.options.Budget},
 	}
 	if path := v.options.GRPCSocket; path != "" {
 		grpc := &ports[len(ports)-1]
@@ -119,16 +144,20 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 		if err != nil {
 			return fmt.Errorf("cannot open the %s port: %w", p.what, err)
 		}
-		v.listeners = append(v.listeners, l)
+		v.listeners = append(v.listeners, transport.Listen(l, p.connections, p.budget))
 		if p.handler != nil {
 			v.https = append(v.https, &http.Server{
-				Handler: p.handler, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, IdleTimeout: 5 * time.Minute,
-				MaxHeaderBytes: 64 << 10, ErrorLog: slog.NewLogLogger(v.log.Handler(), slog.LevelDebug),
+				Handler: p.handler, ReadTimeout: v.options.Bounds.RequestTimeout, WriteTimeout: p.answer, IdleTimeout: time.Minute,
+				MaxHeaderBytes: maxHTTPHeader, ErrorLog: slog.NewLogLogger(v.log.Handler(), slog.LevelDebug),
 			})
 		}
 	}
 	return nil
 }
+
+// maxHTTPHeader bounds the headers of an HTTP request, and with them the
+// question that /explain is asked.
+const maxHTTPHeader = 16 << 10
 
 // removeStaleSocket removes a socket that a process which is gone left behind.
 func removeStaleSocket(path string) {
@@ -192,7 +221,11 @@ func (v *Server) Serve(ctx, hurry context.Context) error {
 	for i, h := range v.https {
 		run(h.Serve, v.listeners[i])
 	}
-	run(v.grpc.Serve, v.listeners[len(v.listeners)-1])
+	rpc := v.listeners[len(v.listeners)-1]
+	if v.options.Wrap != nil {
+		rpc = v.options.Wrap(rpc)
+	}
+	run(v.grpc.Serve, rpc)
 	<-failed.Done()
 	v.drain(hurry)
 	return g.Wait()

@@ -25,6 +25,12 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 
 func shouldRateLimit(srv any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
 	s := srv.(*Service)
+	if gate := s.options.Gate; gate != nil {
+		if err := gate.Enter(ctx, s.clock()); err != nil {
+			return nil, err
+		}
+		defer gate.End()
+	}
 	c := s.calls.Get().(*call)
 	if err := decode(c); err != nil {
 		s.calls.Put(c)
@@ -35,6 +41,7 @@ func shouldRateLimit(srv any, ctx context.Context, decode func(any) error, _ grp
 		return nil, grpcstatus.Error(grpcCode(err), err.Error())
 	}
 	c.service = s
+	c.trim()
 	return c, nil
 }
 
@@ -89,10 +96,18 @@ func (c Codec) Marshal(v any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.SliceBuffer(out)}, nil
 }
 
+// trim lets go of what a large request needed while it was decided: only its
+// answer waits to be sent.
+func (c *call) trim() {
+	if len(c.in) >= largeBytes {
+		*c = call{service: c.service, out: c.out}
+	}
+}
+
 // release puts a call back. One that an absurd request has grown is dropped,
 // so that memory follows what is typical.
 func (s *Service) release(c *call) {
-	if cap(c.in) > 64<<10 || cap(c.keys) > 64<<10 || cap(c.name) > 64<<10 || cap(c.matches) > 128 {
+	if cap(c.in) > 64<<10 || cap(c.keys) > 64<<10 || cap(c.name) > 64<<10 || cap(c.matches) > 128 || cap(c.request.entries) > 1024 || cap(c.out) > 64<<10 {
 		return
 	}
 	s.calls.Put(c)

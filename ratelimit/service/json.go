@@ -3,7 +3,6 @@ package service
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -13,17 +12,26 @@ import (
 
 // ServeJSON answers POST /json: the request as protojson in the body, the
 // answer as protojson with 200 (OK) or 429 (OVER_LIMIT). A bad request is 400
-// (413 if it is too large), and 503 says that there is no decision.
+// (413 if it is too large), and 503, with Retry-After, that there is no decision,
+// or that the node is overloaded and did not begin.
 func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
 		http.Error(w, "use POST with a RateLimitRequest as JSON", http.StatusMethodNotAllowed)
 		return
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxRequestBytes))
+	body, forget, err := s.readBody(w, r)
+	defer forget()
 	if err != nil {
-		s.refuseJSON(w, jsonReadError(err))
+		s.refuseJSON(w, err)
 		return
+	}
+	if gate := s.options.Gate; gate != nil { // not before: a body that comes slowly would hold a place
+		if gate.EnterNow(s.clock()) != nil {
+			http.Error(w, "overloaded: not begun, nothing was charged", http.StatusServiceUnavailable)
+			return
+		}
+		defer gate.End()
 	}
 	var request rls.RateLimitRequest
 	if err := protojson.Unmarshal(body, &request); err != nil {
@@ -66,16 +74,6 @@ func (s *Service) answerMessage(r *http.Request, request *rls.RateLimitRequest) 
 	return answer, nil
 }
 
-// errTooLarge is a bad request with a status of its own.
-var errTooLarge = &badRequest{fmt.Sprintf("request is larger than %d bytes", MaxRequestBytes)}
-
-func jsonReadError(err error) error {
-	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-		return errTooLarge
-	}
-	return bad("request could not be read: %v", err)
-}
-
 // refuseJSON counts and answers a request that never became one.
 func (s *Service) refuseJSON(w http.ResponseWriter, err error) {
 	s.Stats.count(err)
@@ -87,8 +85,11 @@ func writeJSONError(w http.ResponseWriter, err error) {
 	if _, ok := errors.AsType[*badRequest](err); ok {
 		code = http.StatusBadRequest
 	}
-	if errors.Is(err, errTooLarge) {
+	if _, ok := errors.AsType[*tooLargeError](err); ok {
 		code = http.StatusRequestEntityTooLarge
+	}
+	if code == http.StatusServiceUnavailable {
+		w.Header().Set("Retry-After", "1")
 	}
 	http.Error(w, err.Error(), code)
 }

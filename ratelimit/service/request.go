@@ -14,9 +14,10 @@ import (
 
 // Bounds of one request. What Envoy sends is far below them.
 const (
-	MaxRequestBytes = 4 << 20
+	MaxRequestBytes = 256 << 10 // where Options do not say otherwise
 	MaxDescriptors  = 1000
-	MaxEntries      = 100 // in one descriptor
+	MaxEntries      = 100    // in one descriptor
+	MaxAllEntries   = 10_000 // in all descriptors together
 	MaxTextBytes    = 64 << 10
 	maxHits         = math.MaxInt64
 )
@@ -33,6 +34,7 @@ type request struct {
 type descriptor struct {
 	first, count int // its entries
 	override     ratelimit.Limit
+	unit         int32 // of override, as it was sent
 	hasOverride  bool
 	hasHits      bool
 	negative     bool
@@ -64,7 +66,11 @@ type badRequest struct{ message string }
 
 func (e *badRequest) Error() string { return e.message }
 
-func bad(format string, args ...any) error { return &badRequest{fmt.Sprintf(format, args...)} }
+// bad says what is wrong with a request, in a line: it may quote what came, which
+// may be long.
+func bad(format string, args ...any) error {
+	return &badRequest{ratelimit.OneLine(fmt.Sprintf(format, args...))}
+}
 
 func (r *request) reset() {
 	r.domain, r.hits = "", 0
@@ -101,22 +107,27 @@ func (r *request) decode(b []byte) error {
 	return nil
 }
 
+// decodeDescriptor reads a descriptor. As in every message, of a number that is
+// there twice the last counts, and a message that is there twice is joined.
 func (r *request) decodeDescriptor(b []byte, i int) error {
 	d := &r.descriptors[i]
-	return eachField(b, "descriptor", func(num protowire.Number, typ protowire.Type, body []byte, n uint64) error {
+	err := eachField(b, "descriptor", func(num protowire.Number, typ protowire.Type, body []byte, n uint64) error {
 		switch {
 		case num == 1 && typ == protowire.BytesType:
 			if d.count == MaxEntries {
 				return bad("descriptor %d has more than %d entries", i, MaxEntries)
+			}
+			if len(r.entries) == MaxAllEntries {
+				return bad("request has more than %d entries", MaxAllEntries)
 			}
 			r.entries = append(r.entries, config.Entry{})
 			d.count++
 			return decodeEntry(body, &r.entries[len(r.entries)-1], i, d.count-1)
 		case num == 2 && typ == protowire.BytesType:
 			d.hasOverride = true
-			return decodeOverride(body, &d.override, i)
+			return decodeOverride(body, d)
 		case num == 3 && typ == protowire.BytesType:
-			d.hasHits, d.hits = true, 0
+			d.hasHits = true
 			if err := decodeWrapper(body, &d.hits); err != nil {
 				return err
 			}
@@ -128,6 +139,10 @@ func (r *request) decodeDescriptor(b []byte, i int) error {
 		}
 		return nil
 	})
+	if err != nil || !d.hasOverride {
+		return err
+	}
+	return d.checkOverride(i)
 }
 
 func decodeEntry(b []byte, e *config.Entry, descriptor, entry int) error {
@@ -142,33 +157,32 @@ func decodeEntry(b []byte, e *config.Entry, descriptor, entry int) error {
 	})
 }
 
-func decodeOverride(b []byte, l *ratelimit.Limit, descriptor int) error {
-	*l = ratelimit.Limit{}
-	unit := uint64(0)
-	err := eachField(b, "limit override", func(num protowire.Number, typ protowire.Type, body []byte, n uint64) error {
+func decodeOverride(b []byte, d *descriptor) error {
+	return eachField(b, "limit override", func(num protowire.Number, typ protowire.Type, body []byte, n uint64) error {
 		switch {
 		case num == 1 && typ == protowire.VarintType:
-			l.Requests = ratelimit.Tokens(uint32(n))
+			d.override.Requests = ratelimit.Tokens(uint32(n))
 		case num == 2 && typ == protowire.VarintType:
-			unit = n
+			d.unit = int32(n) // an enum has 32 bits
 		case num == 3 && typ == protowire.BytesType:
-			var multiplier uint64
+			multiplier := uint64(d.override.Multiplier)
 			if err := decodeWrapper(body, &multiplier); err != nil {
 				return err
 			}
-			l.Multiplier = uint32(multiplier)
+			d.override.Multiplier = uint32(multiplier)
 		}
 		return nil
 	})
-	if err != nil {
-		return err
+}
+
+func (d *descriptor) checkOverride(i int) error {
+	l := &d.override
+	if d.unit <= int32(ratelimit.UnitUnknown) || d.unit > int32(ratelimit.Year) {
+		return bad("descriptor %d: its limit override has no valid unit (%d); use 1 SECOND, 2 MINUTE, 3 HOUR, 4 DAY, 5 MONTH or 6 YEAR", i, d.unit)
 	}
-	if unit == uint64(ratelimit.UnitUnknown) || unit > uint64(ratelimit.Year) {
-		return bad("descriptor %d: its limit override has no valid unit (%d); use 1 SECOND, 2 MINUTE, 3 HOUR, 4 DAY, 5 MONTH or 6 YEAR", descriptor, unit)
-	}
-	l.Unit = ratelimit.Unit(unit)
+	l.Unit = ratelimit.Unit(d.unit)
 	if most := maxPeriod / l.Unit.Length(); uint64(l.Multiplier) > uint64(most) {
-		return bad("descriptor %d: its limit override has a unit_multiplier of %d, the most for a %s is %d", descriptor, l.Multiplier, l.Unit, most)
+		return bad("descriptor %d: its limit override has a unit_multiplier of %d, the most for a %s is %d", i, l.Multiplier, l.Unit, most)
 	}
 	return nil
 }
@@ -192,6 +206,9 @@ func eachField(b []byte, what string, f func(protowire.Number, protowire.Type, [
 		num, typ, n := protowire.ConsumeTag(b)
 		if n < 0 {
 			return bad("malformed %s: %v", what, protowire.ParseError(n))
+		}
+		if num > protowire.MaxValidNumber { // which ConsumeTag lets pass, and no message may have
+			return bad("malformed %s: the field number %d is more than %d", what, num, protowire.MaxValidNumber)
 		}
 		b = b[n:]
 		var body []byte

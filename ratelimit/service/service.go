@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math"
 	"runtime/debug"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/shed"
+	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
 // Options are what the server says about all answers. The zero value is the
@@ -28,6 +31,13 @@ type Options struct {
 	NearLimitRatio float64
 	// Traced says that calls come with a span, which is told what was decided.
 	Traced bool
+	// MaxRequestBytes bounds the body of POST /json; 0 means MaxRequestBytes.
+	MaxRequestBytes int
+	// Budget is what bodies that are being read count in; nil: there is none.
+	Budget *transport.Budget
+	// Gate, if set, decides which calls are begun, and has what was charged given
+	// back if the caller does not wait for the answer.
+	Gate *shed.Gate
 }
 
 // HeaderNames are the response headers; "" leaves all of them out.
@@ -47,13 +57,26 @@ type Service struct {
 	options Options
 	log     *slog.Logger
 	calls   sync.Pool
+	large   chan struct{} // slots of large calls that are worked on
 }
+
+// A request of largeBytes or more may grow a hundred times while it is decided:
+// each descriptor has a key, a verdict and a status. So few are at a time; others
+// wait, as the bytes that they are.
+const (
+	largeBytes  = 4 << 10
+	largeAtOnce = 16
+)
 
 // New makes a service that takes its rules from rules and its decisions from
 // limiter. wall is asked only for bans, whose windows need no account.
 func New(rules func() *config.Rules, limiter ratelimit.Limiter, clock ratelimit.Clock, wall func() time.Time, latency Observer, o Options, log *slog.Logger) *Service {
+	if o.MaxRequestBytes == 0 {
+		o.MaxRequestBytes = MaxRequestBytes
+	}
 	s := &Service{rules: rules, limiter: limiter, clock: clock, wall: wall, latency: latency, options: o, log: log}
 	s.calls.New = func() any { return new(call) }
+	s.large = make(chan struct{}, largeAtOnce)
 	return s
 }
 
@@ -61,6 +84,8 @@ func New(rules func() *config.Rules, limiter ratelimit.Limiter, clock ratelimit.
 var (
 	errNoConfig = errors.New("no rate limit configuration loaded")
 	errInternal = errors.New("internal error, see the log")
+	errLarge    = errors.New("too many large requests are being decided")
+	errGone     = errors.New("the caller gave up before it was answered; nothing was charged")
 )
 
 // call is one request from bytes to bytes. It is pooled: nothing of it outlives
@@ -101,6 +126,14 @@ func (s *Service) answer(ctx context.Context, c *call) (err error) {
 		}
 		s.latency.Observe(s.clock().Sub(start).Seconds())
 	}()
+	if len(c.in) >= largeBytes {
+		select {
+		case s.large <- struct{}{}:
+			defer func() { <-s.large }()
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", errLarge, ctx.Err())
+		}
+	}
 	if err := c.request.decode(c.in); err != nil {
 		return err
 	}
@@ -111,6 +144,11 @@ func (s *Service) answer(ctx context.Context, c *call) (err error) {
 	c.match(s, rules.Domain(c.request.domain))
 	if err := c.decide(ctx, s, start); err != nil {
 		return err
+	}
+	if s.options.Gate != nil && ctx.Err() != nil {
+		s.options.Gate.Gone()
+		c.undo(s, start, true)
+		return errGone
 	}
 	c.conclude(s, start)
 	c.encode(s)
@@ -310,6 +348,12 @@ func (c *call) refund(s *Service, now ratelimit.Instant) {
 		st := &c.statuses[i]
 		all = all || st.over && st.rule.Coordination.OnDeny == ratelimit.DenyRefunds
 	}
+	c.undo(s, now, all)
+}
+
+// undo takes back what was spent of all rules, or of those that say so of a refused
+// request.
+func (c *call) undo(s *Service, now ratelimit.Instant, all bool) {
 	n := 0
 	for i := range c.asks {
 		a := &c.asks[i]

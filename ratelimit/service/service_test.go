@@ -26,6 +26,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/shed"
 )
 
 const testRules = `
@@ -472,7 +473,7 @@ func TestJSON(t *testing.T) {
 		{strings.NewReader(`{"domain":`), 400, "malformed request"},
 		{strings.NewReader(`{"domain":"","descriptors":[]}`), 400, "rate limit domain must not be empty"},
 		{strings.NewReader(`{"domain":"d","descriptors":[{"entries":[{"key":"a","value":"\ud800"}]}]}`), 400, ""},
-		{io.LimitReader(endless{}, 100<<20), 413, "request is larger than 4194304 bytes"},
+		{io.LimitReader(endless{}, 100<<20), 413, "request is larger than 262144 bytes (MAX_REQUEST_BYTES)"},
 	} {
 		code, body := post(c.body)
 		body = strings.ReplaceAll(body, `": "`, `":"`)
@@ -497,42 +498,81 @@ type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return copy(p, bytes.Repeat([]byte(" "), len(p))), nil }
 
-// Whatever the bytes, an answer or an error comes back, both decoders agree on
-// what a request is, and the budgets stay sound.
-func FuzzAnswer(f *testing.F) {
-	for _, r := range []*rls.RateLimitRequest{
-		rlsRequest(desc("five=x"), hits(desc("twenty=y"), 3), negative(hits(desc("twenty=y"), 9))),
-		rlsRequest(override(desc("a=b"), 3, typev3.RateLimitUnit_DAY)),
-	} {
-		in, _ := proto.Marshal(r)
-		f.Add(in)
+// leaver is a limiter whose caller gives up while it decides.
+type leaver struct {
+	ratelimit.Limiter
+	leave func()
+}
+
+func (l *leaver) Decide(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+	l.Limiter.Decide(ctx, now, asks, verdicts)
+	l.leave()
+}
+
+// What a call was charged is given back if its caller gave up meanwhile, of all its
+// rules; it is then not answered, and not counted as admitted.
+func TestCallersThatGiveUpAreNotCharged(t *testing.T) {
+	gate := shed.NewGate(20 * time.Millisecond)
+	f := newFixture(t, Options{Gate: gate}, testRules)
+	ctx, cancel := context.WithCancel(context.Background())
+	inner := f.limiter
+	f.limiter = &leaver{inner, cancel}
+	c := &call{}
+	var err error
+	if c.in, err = proto.Marshal(rlsRequest(desc("twenty=a"), desc("five=a"))); err != nil {
+		t.Fatal(err)
 	}
-	f.Add([]byte{0x0a, 0x80})
-	fix := newFixture(f, Options{DynamicMetadata: true, Headers: HeaderNames{"L", "Rem", "Res"}}, testRules)
-	f.Fuzz(func(t *testing.T, in []byte) {
-		c := &call{in: in}
-		err := fix.answer(context.Background(), c)
-		theirs := &rls.RateLimitRequest{}
-		if parseErr := proto.Unmarshal(in, theirs); parseErr != nil && err == nil {
-			t.Fatalf("answered what protobuf refuses: %v", parseErr)
+	for range 100 {
+		if err := f.answer(ctx, c); !errors.Is(err, errGone) {
+			t.Fatalf("answered, with %v", err)
 		}
-		if err != nil {
-			return
-		}
-		answer := &rls.RateLimitResponse{}
-		if err := proto.Unmarshal(c.out, answer); err != nil {
-			t.Fatal(err)
-		}
-		if len(answer.Statuses) != len(theirs.Descriptors) {
-			t.Fatalf("%d statuses for %d descriptors", len(answer.Statuses), len(theirs.Descriptors))
-		}
-		for _, s := range answer.Statuses {
-			if s.CurrentLimit != nil && s.LimitRemaining > max(s.CurrentLimit.RequestsPerUnit, 3) {
-				t.Fatalf("remaining beyond the limit: %v", s)
-			}
-		}
-		if fix.Stats.Panics.Load() > 0 {
-			t.Fatal("it panicked")
-		}
-	})
+	}
+	f.limiter = inner
+	got := f.must(rlsRequest(desc("twenty=a"), desc("five=a")))
+	if got.Statuses[0].LimitRemaining != 19 || got.Statuses[1].LimitRemaining != 4 {
+		t.Errorf("%d of 20 and %d of 5 are left after 100 calls that were given up, and one", got.Statuses[0].LimitRemaining, got.Statuses[1].LimitRemaining)
+	}
+	if n := gate.Stats().GivenUp; n != 100 || f.Stats.OK.Load() != 1 || f.Stats.StoreErrors.Load() != 0 {
+		t.Errorf("%d counted as given up, %d as OK, %d as errors of the store", n, f.Stats.OK.Load(), f.Stats.StoreErrors.Load())
+	}
+}
+
+// An answer that is made before its caller gives up stands: a refusal that costs
+// nothing is given back once, not twice.
+func TestRefundsAreNotRepeated(t *testing.T) {
+	f := newFixture(t, Options{Gate: shed.NewGate(20 * time.Millisecond)}, testRules)
+	for range 30 {
+		f.must(rlsRequest(desc("refund=a")))
+	}
+	if got := f.must(rlsRequest(desc("refund=a"))); got.OverallCode != rls.RateLimitResponse_OVER_LIMIT {
+		t.Errorf("after 30 of 10: %v", got)
+	}
+}
+
+// An overloaded node refuses /json as it does gRPC, and charges nothing.
+func TestJSONIsShed(t *testing.T) {
+	gate := shed.NewGate(20 * time.Millisecond)
+	f := newFixture(t, Options{Gate: gate}, testRules)
+	post := func() int {
+		w := httptest.NewRecorder()
+		f.ServeJSON(w, httptest.NewRequest(http.MethodPost, "/json", strings.NewReader(`{"domain":"d","descriptors":[{"entries":[{"key":"five","value":"b"}]}]}`)))
+		return w.Code
+	}
+	if code := post(); code != http.StatusOK {
+		t.Errorf("a quiet node: %d", code)
+	}
+	for range 40 { // of which some begin, 50 us one after the other
+		gate.Arrive(f.now, time.Second)
+	}
+	for range 20 {
+		f.now = f.now.Add(50 * time.Microsecond)
+		gate.Begin(f.now)
+		gate.End()
+	}
+	for range 2000 {
+		gate.Arrive(f.now, time.Second)
+	}
+	if code := post(); code != http.StatusServiceUnavailable {
+		t.Errorf("while 2,000 calls wait: %d", code)
+	}
 }

@@ -17,22 +17,24 @@ type Stats struct {
 	UnknownDomains ratelimit.RuleCounters // requests, by the name of the domain
 	BadRequests    atomic.Uint64
 	StoreErrors    atomic.Uint64
-	ServiceErrors  atomic.Uint64 // bad requests, and no config
+	ServiceErrors  atomic.Uint64 // bad requests, no config, and requests given up for others
 	Panics         atomic.Uint64
 	Sources        [len(ratelimit.Sources)]atomic.Uint64 // decisions, by source
 }
 
 func (s *Stats) count(err error) {
 	s.Requests.Add(1)
-	if err == nil {
+	if err == nil || errors.Is(err, errGone) { // which the gate counts
 		return
 	}
-	if _, ok := errors.AsType[*badRequest](err); ok {
+	_, malformed := errors.AsType[*badRequest](err)
+	_, tooLarge := errors.AsType[*tooLargeError](err)
+	if malformed || tooLarge {
 		s.BadRequests.Add(1)
 		s.ServiceErrors.Add(1)
 		return
 	}
-	if errors.Is(err, errNoConfig) || errors.Is(err, errInternal) {
+	if errors.Is(err, errNoConfig) || errors.Is(err, errInternal) || errors.Is(err, errCrowded) || errors.Is(err, errLarge) {
 		s.ServiceErrors.Add(1)
 		return
 	}

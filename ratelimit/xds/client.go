@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -36,6 +37,8 @@ type Options struct {
 	MaxMessage  int // bytes of a push
 	Backoff     Backoff
 	Additions   *Additions
+	Interval    time.Duration // least between two loads; pushes that come faster share one
+	Bounds      config.Bounds // of all that is pushed at once; zero: the default
 	// OnState, if set, is told when a stream is open (nil) and why it ended. It
 	// must not block.
 	OnState func(error)
@@ -64,13 +67,17 @@ func (b Backoff) wait(n int, connected bool, random float64) time.Duration {
 // concurrent use; Run must be running for pushes to come.
 type Client struct {
 	options Options
+	pace    config.Pace // of Run alone
 	mu      sync.Mutex
 	files   []config.Text // guarded by mu
 	got     bool          // guarded by mu: a push
 }
 
 // NewClient makes a client; it does not connect yet.
-func NewClient(o Options) *Client { return &Client{options: o} }
+func NewClient(o Options) *Client {
+	o.Bounds = o.Bounds.OrDefault()
+	return &Client{options: o, pace: config.Pace{Interval: o.Interval}}
+}
 
 // Read implements [config.Source]. Before the first push there is nothing yet.
 func (c *Client) Read() ([]config.Text, error) {
@@ -82,12 +89,23 @@ func (c *Client) Read() ([]config.Text, error) {
 	return c.files, nil
 }
 
-// Run keeps a stream open until ctx is done, and has load put each push in
-// force; what load returns is what the server is told. It blocks.
-func (c *Client) Run(ctx context.Context, load func() error) error {
+// Loader is what pushes are given to: a [config.Store].
+type Loader interface {
+	// Load puts in force what Read returns; its error is what the server is told.
+	Load() error
+	// Refuse counts a push that is too bad to be read.
+	Refuse(error)
+	// Coalesced counts a push that a later one replaced before it was loaded.
+	Coalesced()
+}
+
+// Run keeps a stream open until ctx is done, and has load put pushes in force. It
+// blocks.
+func (c *Client) Run(ctx context.Context, load Loader) error {
 	conn, err := grpc.NewClient(
 		"passthrough:///"+c.options.Server, grpc.WithTransportCredentials(c.options.Credentials),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.options.MaxMessage)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.options.MaxMessage), grpc.ForceCodecV2(newCodec(c.options.Bounds, load.Refuse))),
+		grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second, PermitWithoutStream: true}),
 	)
 	if err != nil {
@@ -112,14 +130,21 @@ func (c *Client) Run(ctx context.Context, load func() error) error {
 	return nil
 }
 
+// maxHeaders are bytes of headers that a server may send.
+const maxHeaders = 64 << 10
+
 func (c *Client) tell(err error) {
 	if c.options.OnState != nil {
 		c.options.OnState(err)
 	}
 }
 
-// stream asks for rules and answers pushes, until the stream ends.
-func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load func() error) (pushes int, err error) {
+// stream asks for rules and answers pushes, until the stream ends. Where pushes
+// come faster than they may be loaded, the last one is loaded and answered: a
+// nonce that is not answered was overtaken by the next.
+func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load Loader) (pushes int, err error) {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
 	for name, value := range c.options.Headers {
 		ctx = metadata.AppendToOutgoingContext(ctx, name, value)
 	}
@@ -133,14 +158,15 @@ func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load func() 
 	}
 	request := &discovery.DiscoveryRequest{TypeUrl: TypeURL, Node: &core.Node{Id: c.options.NodeID, Metadata: meta}}
 	refused := ""
+	in := inbox{latest: make(chan *discovery.DiscoveryResponse, 1), ended: make(chan struct{})}
+	go in.receive(ctx, stream, min(c.options.Interval/10, longestPause), load)
+	defer func() { end(); <-in.ended }()
 	for {
 		if err := stream.Send(request); err != nil {
-			if _, why := stream.Recv(); why != nil {
-				err = why // Send says only that it has ended
-			}
-			return pushes, err
+			<-in.ended // Send says only that it has ended
+			return pushes, in.why
 		}
-		push, err := stream.Recv()
+		push, err := c.next(ctx, &in)
 		if err != nil {
 			return pushes, err
 		}
@@ -163,38 +189,87 @@ func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load func() 
 	}
 }
 
+// longestPause is between two pushes that are received: none is late by more.
+const longestPause = 100 * time.Millisecond
+
+// inbox holds the last push that is not answered yet.
+type inbox struct {
+	latest chan *discovery.DiscoveryResponse // of one
+	ended  chan struct{}                     // closed when nothing will come any more
+	why    error                             // good once ended is closed
+}
+
+// receive fills the inbox until the stream ends. The pause bounds what a server
+// that pushes without one costs; meanwhile the stream's window holds it back.
+func (in *inbox) receive(ctx context.Context, stream discovery.AggregatedDiscoveryService_StreamAggregatedResourcesClient, pause time.Duration, load Loader) {
+	defer close(in.ended)
+	for {
+		push, err := stream.Recv()
+		if err != nil {
+			in.why = err
+			return
+		}
+		select {
+		case <-in.latest:
+			load.Coalesced()
+		default:
+		}
+		in.latest <- push // nobody else fills it
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+// next waits until a load may begin, and takes the last push then.
+func (c *Client) next(ctx context.Context, in *inbox) (*discovery.DiscoveryResponse, error) {
+	if wait := c.pace.Wait(time.Now()); wait > 0 {
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+	}
+	select {
+	case push := <-in.latest:
+		return push, nil
+	case <-in.ended:
+	}
+	select {
+	case push := <-in.latest: // it came before the end
+		return push, nil
+	default:
+		return nil, in.why
+	}
+}
+
 // longestDetail is how much of an error the server is told: it may have to fit a
 // header.
 const longestDetail = 4 << 10
 
-func shorten(text string) string {
-	if len(text) > longestDetail {
-		return strings.ToValidUTF8(text[:longestDetail], "") + " ..."
+func shorten(text string) string { return shortenTo(text, longestDetail) }
+
+func shortenTo(text string, most int) string {
+	if len(text) > most {
+		return strings.ToValidUTF8(text[:most], "") + " ..."
 	}
 	return text
 }
 
 // take has a push put in force; if it is bad, what was before stays the source's.
-func (c *Client) take(push *discovery.DiscoveryResponse, load func() error) error {
-	files := make([]config.Text, 0, len(push.GetResources()))
-	var errs []error
-	for _, r := range push.GetResources() {
-		file, err := convert(r, c.options.Additions)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		files = append(files, file)
+func (c *Client) take(push *discovery.DiscoveryResponse, load Loader) error {
+	begun := time.Now()
+	defer func() { c.pace.Done(begun, time.Now()) }()
+	files, err := filesOf(push.GetResources(), c.options.Additions, c.options.Bounds)
+	if err != nil {
+		load.Refuse(err)
+		return err
 	}
-	if len(errs) > 0 {
-		return errors.Join(errs...)
-	}
-	slices.SortStableFunc(files, func(a, b config.Text) int { return strings.Compare(a.Name, b.Name) })
 	c.mu.Lock()
 	before, got := c.files, c.got
 	c.files, c.got = files, true
 	c.mu.Unlock()
-	err := load()
+	err = load.Load()
 	if err != nil {
 		c.mu.Lock()
 		c.files, c.got = before, got
@@ -202,3 +277,32 @@ func (c *Client) take(push *discovery.DiscoveryResponse, load func() error) erro
 	}
 	return err
 }
+
+// filesOf converts resources, and says of the first few that are bad why.
+func filesOf(resources []*anypb.Any, more *Additions, bounds config.Bounds) ([]config.Text, error) {
+	files := make([]config.Text, 0, len(resources))
+	var errs []error
+	left, bytes := bounds.Tokens, 0
+	for _, r := range resources {
+		file, err := convert(r, more, bounds, &left)
+		if err != nil {
+			if errs = append(errs, err); len(errs) == maxErrors {
+				break
+			}
+			continue
+		}
+		if bytes += len(file.Data); bytes > bounds.TotalBytes {
+			errs = append(errs, fmt.Errorf("%s: with it all resources are more than %d bytes as files: have fewer rules, or raise CONFIG_MAX_BYTES", file.Name, bounds.TotalBytes))
+			break
+		}
+		files = append(files, file)
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	slices.SortStableFunc(files, func(a, b config.Text) int { return strings.Compare(a.Name, b.Name) })
+	return files, nil
+}
+
+// maxErrors are those that one push is refused with.
+const maxErrors = 20

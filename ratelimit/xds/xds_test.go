@@ -147,7 +147,7 @@ func run(t *testing.T, o Options) *config.Store {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := c.Run(ctx, store.Load); err != nil {
+		if err := c.Run(ctx, store); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -265,12 +265,12 @@ func TestConversion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file, err := convert(body, additions)
+	file, err := convertOne(body, additions)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 20 { // or a push that changes nothing would be a new one
-		again, err := convert(body, additions)
+		again, err := convertOne(body, additions)
 		if err != nil || string(again.Data) != string(file.Data) {
 			t.Fatalf("converted twice: %v\n%s\n%s", err, file.Data, again.Data)
 		}
@@ -302,23 +302,28 @@ func TestConversion(t *testing.T) {
 	}
 }
 
+func convertOne(resource *anypb.Any, more *Additions) (config.Text, error) {
+	b := config.DefaultBounds()
+	return convert(resource, more, b, &b.Tokens)
+}
+
 func TestBadInput(t *testing.T) {
 	bad := limit("k", 1)
 	bad.ProtoReflect().SetUnknown([]byte{0xff})
-	if _, err := descriptorsOf([]*rlsconf.RateLimitDescriptor{bad}, "d", nil, nil); err == nil {
+	if err := (&writer{most: 1 << 20}).descriptors([]*rlsconf.RateLimitDescriptor{bad}); err == nil {
 		t.Error("a broken field was read")
 	}
-	if _, err := convert(&anypb.Any{TypeUrl: "other"}, nil); err == nil {
+	if _, err := convertOne(&anypb.Any{TypeUrl: "other"}, nil); err == nil {
 		t.Error("another type was read")
 	}
-	if _, err := convert(&anypb.Any{TypeUrl: TypeURL, Value: []byte{0xff}}, nil); err == nil {
+	if _, err := convertOne(&anypb.Any{TypeUrl: TypeURL, Value: []byte{0xff}}, nil); err == nil {
 		t.Error("nonsense was read")
 	}
 	odd, err := anypb.New(domain("d", &rlsconf.RateLimitDescriptor{Key: "k", RateLimit: &rlsconf.RateLimitPolicy{Unit: 257, RequestsPerUnit: 1}}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := convert(odd, nil)
+	text, err := convertOne(odd, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -329,7 +334,7 @@ func TestBadInput(t *testing.T) {
 	for range 200 {
 		deep = &rlsconf.RateLimitDescriptor{Key: "k", Descriptors: []*rlsconf.RateLimitDescriptor{deep}}
 	}
-	if _, err := descriptorsOf([]*rlsconf.RateLimitDescriptor{deep}, "d", nil, nil); err == nil {
+	if err := (&writer{most: 1 << 20}).descriptors([]*rlsconf.RateLimitDescriptor{deep}); err == nil {
 		t.Error("descriptors 200 deep were read")
 	}
 	file := filepath.Join(t.TempDir(), "more.yaml")

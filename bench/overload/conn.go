@@ -1,0 +1,330 @@
+package overload
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// state is what has become of a call.
+type state uint8
+
+const (
+	free     state = iota
+	waiting        // sent, and neither answered nor given up
+	answered       // in time; its stream has not ended yet
+)
+
+// call is a stream that the caller has not forgotten.
+type call struct {
+	id       uint32
+	state    state
+	intended time.Time
+}
+
+// callSlots is more than the calls that a connection can have begun within a
+// caller's patience.
+const callSlots = 1 << 16
+
+// conn is one HTTP/2 connection with RLS calls on it. It writes and reads frames
+// itself: a gRPC client would need more processor time for a call than the server
+// that is to be overloaded.
+type conn struct {
+	tcp      net.Conn
+	patience time.Duration
+	head     []byte                 // the header block of all calls but the first
+	again    atomic.Pointer[func()] // called when a call has ended, without mu
+
+	mu          sync.Mutex
+	err         error  // guarded by mu: why it reads no more
+	next        uint32 // guarded by mu: the id of the next stream
+	oldest      uint32 // guarded by mu: no older stream waits
+	calls       []call // guarded by mu: by id
+	outstanding int    // guarded by mu
+	most        int    // guarded by mu: outstanding calls, by our own bound and the server's
+	window      int64  // guarded by mu: bytes that may be sent
+	out         []byte // guarded by mu: frames to be written
+	tally       *tally // guarded by mu
+
+	writing sync.Mutex // held while frames are written
+	ended   chan struct{}
+}
+
+// endStream and endHeaders are the flags of frames that are written here.
+const (
+	endStream  = 0x1
+	ack        = 0x1
+	endHeaders = 0x4
+)
+
+// open connects, and waits for the server's settings. Calls on the connection wait
+// as long as patience; at most most are outstanding.
+func open(address string, most int, patience time.Duration) (*conn, error) {
+	tcp, err := net.DialTimeout("tcp", address, 5*time.Second)
+	if err != nil {
+		return nil, fmt.Errorf("dialling %s: %w", address, err)
+	}
+	c := &conn{
+		tcp: tcp, patience: patience, next: 1, oldest: 1, calls: make([]call, callSlots), most: most, window: 65535,
+		tally: newTally(), ended: make(chan struct{}),
+	}
+	blocks := c.headers(address)
+	var hello bytes.Buffer
+	hello.WriteString(http2.ClientPreface)
+	f := http2.NewFramer(&hello, nil)
+	_ = f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 30}, http2.Setting{ID: http2.SettingEnablePush, Val: 0}) // a buffer takes all
+	_ = f.WriteWindowUpdate(0, 1<<30)
+	if _, err := tcp.Write(hello.Bytes()); err != nil {
+		tcp.Close()
+		return nil, fmt.Errorf("greeting %s: %w", address, err)
+	}
+	settled := make(chan struct{})
+	go c.read(settled)
+	select {
+	case <-settled:
+	case <-c.ended:
+	case <-time.After(5 * time.Second):
+		c.fail(errors.New("no settings within 5 s"))
+	}
+	if err := c.failed(); err != nil {
+		c.close()
+		return nil, fmt.Errorf("greeting %s: %w", address, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.addCall(blocks[0], warmUp, time.Now())
+	c.head = blocks[1]
+	c.tally = newTally()
+	return c, c.flushLocked()
+}
+
+// headers are the header blocks of the first call of a connection, which names all
+// fields, and of every later one, which refers to them, as all clients do.
+func (c *conn) headers(address string) [][]byte {
+	var b bytes.Buffer
+	e := hpack.NewEncoder(&b)
+	var blocks [][]byte
+	for range 2 {
+		b.Reset()
+		for _, f := range [][2]string{
+			{":method", "POST"},
+			{":scheme", "http"},
+			{":path", method},
+			{":authority", address},
+			{"te", "trailers"},
+			{"content-type", "application/grpc"},
+			{"grpc-timeout", fmt.Sprintf("%dm", c.patience.Milliseconds())},
+			{"user-agent", "sluice-bench"},
+		} {
+			_ = e.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}) // a buffer takes all
+		}
+		blocks = append(blocks, bytes.Clone(b.Bytes()))
+	}
+	return blocks
+}
+
+func (c *conn) close() {
+	c.tcp.Close()
+	<-c.ended
+}
+
+// setAgain has f called whenever a call has ended; nil: no longer.
+func (c *conn) setAgain(f func()) {
+	if f == nil {
+		c.again.Store(nil)
+		return
+	}
+	c.again.Store(&f)
+}
+
+func (c *conn) failed() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+func (c *conn) fail(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err == nil {
+		c.err = err
+	}
+}
+
+func appendFrame(b []byte, t http2.FrameType, flags byte, id uint32, body ...byte) []byte {
+	b = append(b, byte(len(body)>>16), byte(len(body)>>8), byte(len(body)), byte(t), flags)
+	return append(binary.BigEndian.AppendUint32(b, id), body...)
+}
+
+// begin adds a call to what is to be written, if it may be sent now.
+func (c *conn) beginLocked(message []byte, intended time.Time) bool {
+	if c.outstanding >= c.most || c.window < int64(len(message)) {
+		return false
+	}
+	c.addCall(c.head, message, intended)
+	return true
+}
+
+func (c *conn) addCall(head, message []byte, intended time.Time) {
+	id := c.next
+	c.next += 2
+	c.out = appendFrame(c.out, http2.FrameHeaders, endHeaders, id, head...)
+	c.out = appendFrame(c.out, http2.FrameData, endStream, id, message...)
+	c.window -= int64(len(message))
+	c.calls[id/2%callSlots] = call{id: id, state: waiting, intended: intended}
+	c.outstanding++
+	c.tally.Sent++
+}
+
+// giveUpLocked cancels the calls whose callers wait no longer.
+func (c *conn) giveUpLocked(now time.Time) {
+	for ; c.oldest < c.next; c.oldest += 2 {
+		w := &c.calls[c.oldest/2%callSlots]
+		if w.id == c.oldest && w.state == waiting {
+			if now.Sub(w.intended) <= c.patience {
+				return
+			}
+			w.state = free
+			c.outstanding--
+			c.tally.GivenUp++
+			c.out = appendFrame(c.out, http2.FrameRSTStream, 0, w.id, 0, 0, 0, byte(http2.ErrCodeCancel))
+		}
+	}
+}
+
+// flushLocked writes what is to be written; meanwhile mu is not held.
+func (c *conn) flushLocked() error {
+	out := c.out
+	c.out = nil
+	c.mu.Unlock()
+	defer c.mu.Lock()
+	if len(out) == 0 {
+		return nil
+	}
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	_, err := c.tcp.Write(out)
+	return err
+}
+
+// read handles what the server says until the connection ends.
+func (c *conn) read(settled chan struct{}) {
+	defer close(c.ended)
+	in := bufio.NewReaderSize(c.tcp, 256<<10)
+	var body []byte
+	for {
+		var head [9]byte
+		if _, err := io.ReadFull(in, head[:]); err != nil {
+			c.fail(err)
+			return
+		}
+		n := int(head[0])<<16 | int(head[1])<<8 | int(head[2])
+		body = append(body[:0], make([]byte, n)...)
+		if _, err := io.ReadFull(in, body); err != nil {
+			c.fail(err)
+			return
+		}
+		kind, flags, id := http2.FrameType(head[3]), head[4], binary.BigEndian.Uint32(head[5:])&(1<<31-1)
+		ended, reply := c.handle(kind, flags, id, body)
+		if kind == http2.FrameSettings && settled != nil {
+			close(settled)
+			settled = nil
+		}
+		if again := c.again.Load(); ended && again != nil {
+			(*again)()
+		}
+		if reply && in.Buffered() == 0 {
+			c.mu.Lock()
+			err := c.flushLocked()
+			c.mu.Unlock()
+			if err != nil {
+				c.fail(err)
+				return
+			}
+		}
+	}
+}
+
+// handle takes one frame. ended says that a call has; reply, that there is
+// something to write.
+func (c *conn) handle(kind http2.FrameType, flags byte, id uint32, body []byte) (ended, reply bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch kind {
+	case http2.FrameData:
+		c.answeredLocked(id, time.Now())
+	case http2.FrameHeaders:
+		return flags&endStream != 0 && c.endedLocked(id), false
+	case http2.FrameRSTStream:
+		return c.endedLocked(id), false
+	case http2.FrameWindowUpdate:
+		if id == 0 && len(body) == 4 {
+			c.window += int64(binary.BigEndian.Uint32(body))
+		}
+	case http2.FramePing:
+		if flags&ack == 0 {
+			c.out = appendFrame(c.out, http2.FramePing, ack, 0, body...)
+			return false, true
+		}
+	case http2.FrameSettings:
+		if flags&ack == 0 {
+			c.settingsLocked(body)
+			c.out = appendFrame(c.out, http2.FrameSettings, ack, 0)
+			return false, true
+		}
+	case http2.FrameGoAway:
+		c.most = 0 // no more calls
+		if c.err == nil {
+			c.err = fmt.Errorf("the server ended the connection: %q", body)
+		}
+	}
+	return false, false
+}
+
+func (c *conn) settingsLocked(body []byte) {
+	for ; len(body) >= 6; body = body[6:] {
+		if http2.SettingID(binary.BigEndian.Uint16(body)) == http2.SettingMaxConcurrentStreams {
+			c.most = min(c.most, int(binary.BigEndian.Uint32(body[2:])))
+		}
+	}
+}
+
+// answeredLocked takes the message of an answer: the call is decided.
+func (c *conn) answeredLocked(id uint32, now time.Time) {
+	w := &c.calls[id/2%callSlots]
+	if w.id != id || w.state != waiting {
+		return
+	}
+	w.state = answered
+	took := now.Sub(w.intended)
+	if took > c.patience {
+		c.tally.GivenUp++ // the caller had, and has only not said so yet
+		return
+	}
+	c.tally.Answered++
+	_ = c.tally.latency.RecordValue(max(1, took.Microseconds()))
+}
+
+// endedLocked ends a stream. Without a message before, the call was refused.
+func (c *conn) endedLocked(id uint32) bool {
+	w := &c.calls[id/2%callSlots]
+	if w.id != id || w.state == free {
+		return false
+	}
+	if w.state == waiting {
+		c.tally.Refused++
+	}
+	w.state = free
+	c.outstanding--
+	return true
+}

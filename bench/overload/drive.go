@@ -1,0 +1,184 @@
+package overload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/protobuf/proto"
+)
+
+const method = rls.RateLimitService_ShouldRateLimit_FullMethodName
+
+// tally is what became of calls.
+type tally struct {
+	Offered  int64
+	Sent     int64 // the others were held back on the caller's side
+	Answered int64 // before the caller gave up
+	Refused  int64
+	GivenUp  int64
+	latency  *hdrhistogram.Histogram // microseconds, of those answered
+}
+
+func newTally() *tally { return &tally{latency: hdrhistogram.New(1, 60_000_000, 3)} }
+
+func (t *tally) add(o *tally) {
+	t.Offered, t.Sent, t.Answered = t.Offered+o.Offered, t.Sent+o.Sent, t.Answered+o.Answered
+	t.Refused, t.GivenUp = t.Refused+o.Refused, t.GivenUp+o.GivenUp
+	t.latency.Merge(o.latency)
+}
+
+// warmUp is the request of a connection's first call.
+var warmUp = message("bench", "warm-up")
+
+// message is a request as gRPC frames it.
+func message(domain, value string) []byte {
+	body, err := proto.Marshal(&rls.RateLimitRequest{Domain: domain, Descriptors: []*common.RateLimitDescriptor{
+		{Entries: []*common.RateLimitDescriptor_Entry{{Key: "api_key", Value: value}}},
+	}})
+	if err != nil {
+		panic(fmt.Sprintf("overload: a request of two strings: %v", err))
+	}
+	return append([]byte{0, byte(len(body) >> 24), byte(len(body) >> 16), byte(len(body) >> 8), byte(len(body))}, body...)
+}
+
+// messages are requests of keys keys.
+func messages(keys int) [][]byte {
+	all := make([][]byte, keys)
+	for i := range all {
+		all[i] = message("bench", fmt.Sprintf("key-%06d", i))
+	}
+	return all
+}
+
+// client is all connections.
+type client struct {
+	conns    []*conn
+	messages [][]byte
+}
+
+func dial(address string, connections, most int, patience time.Duration) (*client, error) {
+	c := &client{messages: messages(1000)}
+	for range connections {
+		one, err := open(address, max(1, most/connections), patience)
+		if err != nil {
+			c.close()
+			return nil, err
+		}
+		c.conns = append(c.conns, one)
+	}
+	return c, nil
+}
+
+func (c *client) close() {
+	for _, one := range c.conns {
+		one.close()
+	}
+}
+
+// each runs f for every connection at once, and sums what became of its calls.
+func (c *client) each(f func(i int, one *conn) error) (*tally, error) {
+	var wg sync.WaitGroup
+	errs := make([]error, len(c.conns))
+	for i, one := range c.conns {
+		wg.Go(func() { errs[i] = f(i, one) })
+	}
+	wg.Wait()
+	total := newTally()
+	for _, one := range c.conns {
+		one.mu.Lock()
+		total.add(one.tally)
+		one.tally = newTally()
+		one.mu.Unlock()
+	}
+	return total, errors.Join(errs...)
+}
+
+// open makes calls at a rate, whatever becomes of them.
+func (c *client) open(ctx context.Context, rate float64, length time.Duration) (*tally, error) {
+	start := time.Now()
+	every := time.Duration(float64(time.Second) / rate * float64(len(c.conns)))
+	return c.each(func(i int, one *conn) error {
+		return c.openOne(ctx, one, start.Add(every*time.Duration(i)/time.Duration(len(c.conns))), every, start.Add(length))
+	})
+}
+
+// openOne makes the calls of one connection when they are due, a few at a time, and
+// gives up those that nobody waits for any more, until all have come to an end.
+func (c *client) openOne(ctx context.Context, one *conn, intended time.Time, every time.Duration, end time.Time) error {
+	for n := 0; ; {
+		now := time.Now()
+		one.mu.Lock()
+		one.giveUpLocked(now)
+		for ; !intended.After(now) && intended.Before(end); intended = intended.Add(every) {
+			one.tally.Offered++
+			if now.Sub(intended) <= one.patience {
+				n++
+				one.beginLocked(c.messages[n*7919%len(c.messages)], intended)
+			}
+		}
+		err := one.flushLocked()
+		done := one.outstanding == 0 && !intended.Before(end)
+		if err == nil {
+			err = one.err
+		}
+		one.mu.Unlock()
+		if done || err != nil || ctx.Err() != nil {
+			return errors.Join(err, ctx.Err())
+		}
+		time.Sleep(tick)
+	}
+}
+
+// tick is how often calls that are due are made.
+const tick = 500 * time.Microsecond
+
+// closed keeps callers calls under way, for a time.
+func (c *client) closed(ctx context.Context, callers int, length time.Duration) (*tally, error) {
+	end := time.Now().Add(length)
+	total, err := c.each(func(_ int, one *conn) error { return c.closedOne(ctx, one, max(1, callers/len(c.conns)), end) })
+	return total, err
+}
+
+func (c *client) closedOne(ctx context.Context, one *conn, callers int, end time.Time) error {
+	more := make(chan struct{}, 1)
+	one.setAgain(func() {
+		select {
+		case more <- struct{}{}:
+		default:
+		}
+	})
+	defer one.setAgain(nil)
+	ticks := time.NewTicker(time.Millisecond)
+	defer ticks.Stop()
+	for n := 0; ; {
+		now := time.Now()
+		one.mu.Lock()
+		one.giveUpLocked(now)
+		for now.Before(end) && one.outstanding < callers {
+			n++
+			one.tally.Offered++
+			if !one.beginLocked(c.messages[n*7919%len(c.messages)], now) {
+				break
+			}
+		}
+		err := one.flushLocked()
+		done := one.outstanding == 0 && !now.Before(end)
+		if err == nil {
+			err = one.err
+		}
+		one.mu.Unlock()
+		if done || err != nil || ctx.Err() != nil {
+			return errors.Join(err, ctx.Err())
+		}
+		select {
+		case <-more:
+		case <-ticks.C:
+		}
+	}
+}

@@ -1,0 +1,87 @@
+package process
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Share is how the machine's processors are divided between a server and this
+// process, which drives it.
+type Share struct {
+	Server, Own int  // processors
+	Apart       bool // each has its own
+	server, own unix.CPUSet
+}
+
+// Divide gives half of the processors that this process may use to a server, and has
+// this process use only the others until rejoin is called. On one processor nothing
+// is divided.
+func Divide() (s *Share, rejoin func(), err error) {
+	var all unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return nil, nil, fmt.Errorf("processors of this process: %w", err)
+	}
+	s = &Share{Server: all.Count(), Own: all.Count(), server: all, own: all}
+	if all.Count() < 2 {
+		return s, func() {}, nil
+	}
+	s.server.Zero()
+	s.own.Zero()
+	for cpu, n := 0, 0; n < all.Count(); cpu++ {
+		if !all.IsSet(cpu) {
+			continue
+		}
+		if n < all.Count()/2 {
+			s.server.Set(cpu)
+		} else {
+			s.own.Set(cpu)
+		}
+		n++
+	}
+	s.Server, s.Own, s.Apart = s.server.Count(), s.own.Count(), true
+	procs := runtime.GOMAXPROCS(s.Own)
+	rejoin = func() {
+		runtime.GOMAXPROCS(procs)
+		_ = bind(&all) // as it was
+	}
+	if err := bind(&s.own); err != nil {
+		rejoin()
+		return nil, nil, err
+	}
+	return s, rejoin, nil
+}
+
+// bind has all threads of this process run on these processors, and those that they
+// start.
+func bind(set *unix.CPUSet) error {
+	threads, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return fmt.Errorf("threads of this process: %w", err)
+	}
+	for _, t := range threads {
+		id, err := strconv.Atoi(t.Name())
+		if err != nil {
+			continue
+		}
+		if err := unix.SchedSetaffinity(id, set); err != nil && err != unix.ESRCH {
+			return fmt.Errorf("binding thread %d to its processors: %w", id, err)
+		}
+	}
+	return nil
+}
+
+// Start starts a server, which begins with the processors of the thread that starts
+// it.
+func (s *Share) Start(start func() (*Process, error)) (*Process, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := unix.SchedSetaffinity(0, &s.server); err != nil {
+		return nil, fmt.Errorf("binding the server to its processors: %w", err)
+	}
+	defer func() { _ = unix.SchedSetaffinity(0, &s.own) }() // as it was
+	return start()
+}

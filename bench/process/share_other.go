@@ -1,0 +1,20 @@
+//go:build !linux
+
+package process
+
+import "runtime"
+
+// Share is how the machine's processors are divided between a server and this
+// process, which drives it. Here they are not.
+type Share struct {
+	Server, Own int  // processors
+	Apart       bool // each has its own
+}
+
+// Divide divides nothing: this system does not bind processes to processors.
+func Divide() (s *Share, rejoin func(), err error) {
+	return &Share{Server: runtime.NumCPU(), Own: runtime.NumCPU()}, func() {}, nil
+}
+
+// Start starts a server.
+func (s *Share) Start(start func() (*Process, error)) (*Process, error) { return start() }

@@ -1,0 +1,287 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/leasing/resp"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// scripted is a server that answers each command with the same bytes, whatever was
+// asked, but for what a client says first.
+type scripted struct {
+	Addr  string
+	reply atomic.Pointer[string]
+}
+
+func newScripted(t *testing.T, reply string) *scripted {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &scripted{Addr: l.Addr().String()}
+	s.reply.Store(&reply)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() { s.serve(c) })
+		}
+	})
+	t.Cleanup(func() { l.Close(); wg.Wait() })
+	return s
+}
+
+func (s *scripted) serve(c net.Conn) {
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	r := bufio.NewReader(c)
+	for {
+		command, err := readCommand(r)
+		if err != nil {
+			return
+		}
+		reply := *s.reply.Load()
+		if command == "hello" || command == "client" {
+			reply = "-ERR unknown command\r\n"
+		}
+		if _, err := io.WriteString(c, reply); err != nil {
+			return
+		}
+	}
+}
+
+// readCommand reads an array of strings, and returns the first.
+func readCommand(r *bufio.Reader) (first string, err error) {
+	number := func() int {
+		line, readErr := r.ReadString('\n')
+		if err = readErr; err != nil {
+			return 0
+		}
+		n, _ := strconv.Atoi(strings.TrimSpace(line[1:]))
+		return n
+	}
+	for i := range number() {
+		text := make([]byte, number()+2)
+		if _, err = io.ReadFull(r, text); err != nil {
+			return "", err
+		}
+		if i == 0 {
+			first = strings.ToLower(string(text[:len(text)-2]))
+		}
+	}
+	return first, err
+}
+
+// hostileFleet is a node on the Redis at addr, with the client that serve has.
+func hostileFleet(t *testing.T, flags *redisFlags) (*leasing.Fleet, *leasing.Redis) {
+	t.Helper()
+	client, err := flags.client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	clock := ratelimit.MonotonicClock()
+	ledger := leasing.NewRedis(client, "")
+	f := leasing.NewFleet(ledger, leasing.NewHolder(), 1000, clock, time.Now())
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); f.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done; client.Close() })
+	return f, ledger
+}
+
+func hostileRule(limit ratelimit.Tokens) *ratelimit.Rule {
+	r := &ratelimit.Rule{Domain: "d", Path: "p", Limit: ratelimit.Limit{Unit: ratelimit.Year, Requests: limit}, Coordination: ratelimit.DefaultCoordination()}
+	r.Coordination.OnStoreFailure = ratelimit.FailClosed
+	return r
+}
+
+func spend(f *leasing.Fleet, rule *ratelimit.Rule, key string, n int) (admitted int) {
+	clock := ratelimit.MonotonicClock()
+	for range n {
+		v := make([]ratelimit.Verdict, 1)
+		f.Decide(context.Background(), clock(), []ratelimit.Ask{{Rule: rule, Key: []byte(key), Cost: 1}}, v)
+		if !v[0].OverLimit {
+			admitted++
+		}
+	}
+	return admitted
+}
+
+// A store that announces gigabytes has its connections closed; nothing is allocated
+// for what it announces, nothing is admitted by it, and decisions go on.
+func TestHostileReplies(t *testing.T) {
+	for name, reply := range map[string]string{
+		"a string of 100 GB":       "$99999999999\r\n",
+		"an array of 2 billion":    "*2000000000\r\n",
+		"a map of 500 million":     "%500000000\r\n",
+		"a set of 500 million":     "~500000000\r\n",
+		"a push of 500 million":    ">500000000\r\n",
+		"a verbatim string":        "=99999999999\r\n",
+		"arrays of arrays":         strings.Repeat("*100000\r\n", 50),
+		"attributes without end":   strings.Repeat("|0\r\n", 100_000),
+		"a line of a megabyte":     "+" + strings.Repeat("x", 1<<20) + "\r\n",
+		"more than one may answer": "*1\r\n$5000000\r\n" + strings.Repeat("x", 5_000_000) + "\r\n",
+		"HTTP":                     "HTTP/1.1 400 Bad Request\r\n\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScripted(t, reply)
+			var refused atomic.Uint64
+			f, _ := hostileFleet(t, &redisFlags{URL: s.Addr, Type: "SINGLE", PoolSize: 4, Timeout: time.Second, refused: &refused})
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			if admitted := spend(f, hostileRule(10), "k", 20); admitted > 0 {
+				t.Errorf("%d were admitted", admitted)
+			}
+			runtime.ReadMemStats(&after)
+			if mb := (after.TotalAlloc - before.TotalAlloc) >> 20; mb > 256 {
+				t.Errorf("%d MB were allocated", mb)
+			}
+			if refused.Load() == 0 {
+				t.Error("no connection was counted as refused")
+			}
+		})
+	}
+}
+
+// The bound is that of every connection, of whatever type of Redis; what it names is
+// said where it is reached.
+func TestHostileRepliesOfEveryType(t *testing.T) {
+	s := newScripted(t, "$99999999999\r\n")
+	for name, flags := range map[string]*redisFlags{
+		"single":   {URL: s.Addr, Type: "SINGLE"},
+		"cluster":  {URL: s.Addr + "," + s.Addr, Type: "CLUSTER"},
+		"sentinel": {URL: "m," + s.Addr, Type: "SENTINEL"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var refused atomic.Uint64
+			flags.PoolSize, flags.Timeout, flags.refused = 2, time.Second, &refused
+			client, err := flags.client()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+			defer cancel()
+			if err := client.Ping(ctx).Err(); err == nil || refused.Load() == 0 {
+				t.Errorf("%v, %d connections refused", err, refused.Load())
+			} else if name == "single" && !strings.Contains(flags.advise(err), "REDIS_MAX_REPLY") {
+				t.Errorf("advice for %v: %s", err, flags.advise(err))
+			}
+		})
+	}
+	bad := redisFlags{URL: s.Addr, Type: "SINGLE", PoolSize: 1, MaxReply: resp.LeastReply - 1}
+	if _, err := bad.options(); err == nil || !strings.Contains(err.Error(), "REDIS_MAX_REPLY is 131071") {
+		t.Error(err)
+	}
+}
+
+// A real Redis whose policy evicts is warned about; when it has evicted, it is told
+// all accounts again, and those that it had lost are counted.
+func TestHostileEviction(t *testing.T) {
+	store := redistest.Start(t, "--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru", "--maxmemory-samples", "64")
+	f, ledger := hostileFleet(t, &redisFlags{URL: store.Addr, Type: "SINGLE", PoolSize: 4, Timeout: time.Second})
+	var log lines
+	watch := &storeWatch{name: "REDIS_URL", ledger: ledger, fleet: f, clock: ratelimit.MonotonicClock(), log: slog.New(slog.NewTextHandler(&log, nil))}
+	watch.look(t.Context())
+	if s := watch.safety(); !s.Known || s.MayEvict != 1 || s.RDB != 0 || s.AOF != 0 || !strings.Contains(log.String(), "maxmemory_policy=allkeys-lru") {
+		t.Errorf("%+v\n%s", s, &log)
+	}
+	rule := hostileRule(1000)
+	if admitted := spend(f, rule, "quiet", 1010); admitted != 1000 {
+		t.Fatalf("%d of 1000 were admitted", admitted)
+	}
+	client := store.Client()
+	defer client.Close()
+	account := leasing.KeyName([]byte("quiet"))
+	if n := client.Exists(t.Context(), account).Val(); n != 1 {
+		t.Fatalf("there is no account %q", account)
+	}
+	evictQuiet(t, client, account)
+	watch.look(t.Context())
+	if s := watch.safety(); s.Evicted == 0 || !strings.Contains(log.String(), "has evicted keys") {
+		t.Errorf("%+v\n%s", s, &log)
+	}
+	eventuallyTrue(t, "the lost account is counted", func() bool {
+		s := f.Stats()
+		return s.Missing == 1 && s.MissingTokens == 1000
+	})
+	other, _ := hostileFleet(t, &redisFlags{URL: store.Addr, Type: "SINGLE", PoolSize: 4, Timeout: time.Second})
+	if admitted := spend(other, rule, "quiet", 50); admitted > 0 {
+		t.Errorf("%d more were admitted after the account was told again", admitted)
+	}
+}
+
+// evictQuiet writes other keys until the quiet one has gone: it is made the one that
+// was used least recently, and the others are so few that Redis looks at all.
+func evictQuiet(t *testing.T, client *redis.Client, quiet string) {
+	t.Helper()
+	dump, ttl := client.Dump(t.Context(), quiet).Val(), client.PTTL(t.Context(), quiet).Val()
+	if err := client.Do(t.Context(), "RESTORE", quiet, ttl.Milliseconds(), dump, "REPLACE", "IDLETIME", 1000).Err(); err != nil {
+		t.Fatal(err)
+	}
+	epoch := client.Get(t.Context(), "sluice:epoch").Val()
+	junk := strings.Repeat("x", 100_000)
+	for i := range 3000 {
+		pipe := client.Pipeline()
+		pipe.Get(t.Context(), "sluice:epoch")
+		pipe.Set(t.Context(), fmt.Sprint("junk", i), junk, 0)
+		gone := pipe.Exists(t.Context(), quiet)
+		_, _ = pipe.Exec(t.Context())
+		if gone.Err() == nil && gone.Val() == 0 {
+			client.ConfigSet(t.Context(), "maxmemory", "0")                                 // no more is evicted, not even for the account made anew
+			if err := client.Set(t.Context(), "sluice:epoch", epoch, 0).Err(); err != nil { // if it went, too
+				t.Fatal(err)
+			}
+			return
+		}
+	}
+	t.Fatal("the account was not evicted")
+}
+
+func eventuallyTrue(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(5 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within 5 s", what)
+		}
+	}
+}
+
+// lines collects a log.
+type lines struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}

@@ -1,0 +1,76 @@
+//go:build !server
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"time"
+
+	"github.com/sluice-gate/sluice/bench/overload"
+	"github.com/sluice-gate/sluice/bench/report"
+)
+
+type benchOverloadCmd struct {
+	Step        time.Duration `default:"2s" help:"Length of each measurement."`
+	Rounds      int           `default:"3" help:"How often each is made; the round in the middle is shown."`
+	Times       []float64     `default:"0.5,1,2,5,10" help:"Multiples of the capacity that are offered."`
+	Patience    time.Duration `default:"20ms" help:"After which callers give up: Envoy's default."`
+	Connections int           `default:"4" help:"From the callers."`
+	Callers     int           `default:"128" help:"Calls under way while the capacity is measured."`
+	Outstanding int           `default:"1024" help:"Most calls under way; a call beyond that fails at the caller: Envoy's circuit breaker."`
+	MaxWait     time.Duration `default:"20ms" help:"MAX_WAIT of the server; 0: it sheds nothing."`
+	Least       float64       `default:"0" help:"Fail if goodput beyond the capacity is less than this share of it, such as 0.8."`
+	JSON        bool          `help:"Print JSON."`
+	HTML        string        `placeholder:"FILE" help:"Write a page with a chart, too."`
+	Charts      string        `placeholder:"DIR" help:"Write the chart as an SVG file, too."`
+}
+
+// Run fails if goodput is below Least.
+func (c *benchOverloadCmd) Run(s streams) error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding this binary: %w", err)
+	}
+	o := overload.Options{
+		Binary: self, Step: c.Step, Rounds: c.Rounds, Times: c.Times, Patience: c.Patience, Connections: c.Connections, Callers: c.Callers,
+		Outstanding: c.Outstanding, MaxWait: c.MaxWait,
+	}
+	if out := s.progress(); out != nil {
+		count := o.Count()
+		o.Progress = func(done int, what string) { fmt.Fprintf(out, "\r%d of %d: %-30s", done+1, count, what) }
+		defer fmt.Fprintln(out)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	r, err := overload.Run(ctx, o)
+	if err != nil {
+		return err
+	}
+	page := r.Page()
+	page.Facts = []report.Fact{
+		{Name: "command", Value: strings.Join(os.Args, " ")},
+		{Name: "when", Value: time.Now().UTC().Format(time.RFC3339)},
+		{Name: "took", Value: r.Took.Round(time.Second).String()},
+	}
+	if err := writeReport(page, c.HTML, c.Charts); err != nil {
+		return err
+	}
+	if c.JSON {
+		err = writeJSON(s.out, r)
+	} else {
+		fmt.Fprintln(s.out, strings.Join(page.Lead, "\n"))
+		fmt.Fprintln(s.out)
+		err = page.Tables[0].WriteText(s.out)
+	}
+	if err != nil {
+		return err
+	}
+	if bad := r.Beyond(c.Least); len(bad) > 0 {
+		return fmt.Errorf("at %g times the capacity goodput is %.0f%% of it, less than --least %.0f%%", bad[0].Times, 100*bad[0].Share, 100*c.Least)
+	}
+	return nil
+}

@@ -1,0 +1,229 @@
+package leasing
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// A ledger may be wrong in more ways than one answer shows. What is here bounds what
+// that costs: no key is claimed again and again without a pause, no refusal is held
+// for long without being asked for again, and a clock that is set to and fro does not
+// have everything told each time.
+
+const (
+	// A claim for requests that wait may leave them where they were: it was refused
+	// as too late, its window is over, it was rejected. After so many in a row, which
+	// an honest ledger needs only around the end of a window, the key is not claimed
+	// for a while, and on_store_failure decides.
+	mostFruitless = 5
+	firstPause    = backOff
+	longestPause  = time.Second
+
+	// refusalHold is how long a refusal is believed without a word from the ledger,
+	// whatever time it had named: one that was wrong ends so long after the ledger
+	// is right again. It costs a claim in that time, of keys that are asked for.
+	refusalHold = 5 * time.Second
+
+	// A ledger's clock that was set so many times in stepsRest is not acted upon once
+	// more until that has passed; nor is a loss of its data.
+	mostSteps = 4
+	stepsRest = 10 * time.Second
+
+	// evictionRest is how long nothing is told again because of lost accounts: a
+	// ledger that has no room would lose others for those.
+	evictionRest = time.Minute
+)
+
+// ErrClockSet says that the ledger's clock was set.
+var ErrClockSet = errors.New("the store's clock was set: leases are claimed anew")
+
+// ErrEvicted says that an account was lost alone.
+var ErrEvicted = errors.New("the store has lost an account that was in use: its maxmemory-policy may evict, or somebody deleted it; what it had granted may be granted again")
+
+// reject checks the grants of a batch; those that cannot be become errors. It returns
+// false when one speaks of a time that cannot be.
+func (b *batch) reject(grants []ratelimit.Grant) (timely bool) {
+	timely = true
+	lag := peersLag
+	if b.beats {
+		lag = 0
+	}
+	for i := range grants {
+		g, c := &grants[i], &b.claims[i]
+		if err := CheckGrant(c, g, lag); err != nil {
+			*g = ratelimit.Grant{Seq: c.Seq, Err: err}
+		}
+		kind, ok := rejection(g.Err)
+		if !ok {
+			continue
+		}
+		timely = timely && kind != ratelimit.RejectedClock && kind != ratelimit.RejectedWindow
+		b.stats.rejected[kind].Add(1)
+		b.warn(g.Err)
+	}
+	return timely
+}
+
+// peersLag is by how much the clock of an account that came from another node may be
+// behind that of the node that has it now.
+const peersLag = time.Minute
+
+func (f *Fleet) warn(err error) {
+	if f.OnWarning != nil {
+		f.OnWarning(err)
+	}
+}
+
+// fruitless tells whether an answer leaves those who waited for it where they were.
+func (h *held) fruitless(now instant, fl *flight, g *ratelimit.Grant) bool {
+	if _, rejected := rejection(g.Err); rejected {
+		return true
+	}
+	if g.Err != nil {
+		return errors.Is(g.Err, ratelimit.ErrStaleClaim) || errors.Is(g.Err, errYoung)
+	}
+	got := g.Granted
+	if g.Carried {
+		got -= fl.claim.Granted
+	}
+	short := got < fl.claim.Waiting
+	return fl.claim.Waiting > 0 && (now >= h.lease.reset || short && !g.Recalling && g.RetryAfter == 0 && now >= h.lease.retry)
+}
+
+// pauses has the key rest when one answer after the other was fruitless.
+func (h *held) pauses(now instant, fruitless bool, jitter func() float64) {
+	if !fruitless {
+		h.fruits, h.pause = 0, 0
+		return
+	}
+	if h.fruits++; h.fruits < mostFruitless {
+		return
+	}
+	h.fruits = min(h.fruits, mostFruitless+8)
+	wait := min(firstPause<<(h.fruits-mostFruitless), longestPause)
+	h.pause = now.Add(wait/2 + time.Duration(jitter()*float64(wait/2)))
+}
+
+// askAgain has a refusal that is held for long asked for again, in the background, as
+// if a request waited. The caller holds the shard's lock.
+func (f *Fleet) askAgain(h *held, now instant, hash uint64, a *ask) {
+	h.again = now.Add(refusalHold)
+	fl := f.newFlight(hash, a.Key)
+	fl.waiting = min(a.Cost, a.Rule.Limit.Capacity()+1)
+	fl.largest = fl.waiting
+	f.launch(h, fl)
+}
+
+// clockSteps are how often a ledger's clock was set of late, or its data lost.
+type clockSteps struct {
+	n     int
+	since instant
+	late  bool // one is to be acted upon when they rest
+	ahead bool // it went ahead
+}
+
+// may tells whether one more may be acted upon now.
+func (s *clockSteps) may(now instant, ahead bool) bool {
+	if now.Sub(s.since) >= stepsRest {
+		s.n, s.since = 0, now
+	}
+	s.n++
+	if s.n <= mostSteps {
+		return true
+	}
+	s.late, s.ahead = true, s.ahead || ahead
+	return false
+}
+
+// rested tells whether one that came too soon is due.
+func (s *clockSteps) rested(now instant) (due, ahead bool) {
+	if !s.late || now.Sub(s.since) < stepsRest {
+		return false, false
+	}
+	due, ahead = true, s.ahead
+	*s = clockSteps{n: 1, since: now}
+	return due, ahead
+}
+
+// stepped takes in that a part of the ledger has had its clock set.
+func (f *Fleet) stepped(l *lane, now instant, step time.Duration) {
+	ahead := step > 0
+	if ahead {
+		f.stats.clockSteps[0].Add(1)
+	} else {
+		f.stats.clockSteps[1].Add(1)
+	}
+	f.warn(fmt.Errorf("%w (by at least %v)", ErrClockSet, step.Round(time.Millisecond)))
+	l.mu.Lock()
+	may := l.steps.may(now, ahead)
+	l.mu.Unlock()
+	if may {
+		f.lapse(now, ahead)
+	}
+}
+
+// lost takes in that a part of the ledger has lost its data.
+func (f *Fleet) lost(l *lane, now instant) {
+	f.stats.recoveries.Add(1)
+	l.mu.Lock()
+	may := l.losses.may(now, false)
+	l.mu.Unlock()
+	if may {
+		f.doubtAll(now)
+	}
+}
+
+// lapse has leases claimed anew after the ledger's clock was set. When it went ahead
+// of this node's, they are over there.
+func (f *Fleet) lapse(now instant, ahead bool) {
+	if ahead {
+		f.lapsed.Store(int64(now))
+	}
+	f.doubtAll(now)
+}
+
+// lapseLate acts on what lanes put off.
+func (f *Fleet) lapseLate(now instant) {
+	for i := range f.lanes {
+		l := &f.lanes[i]
+		l.mu.Lock()
+		due, ahead := l.steps.rested(now)
+		lost, _ := l.losses.rested(now)
+		l.mu.Unlock()
+		if due || lost {
+			f.lapse(now, ahead)
+		}
+	}
+}
+
+// missed takes in that the account of a claim had been lost, which had granted this
+// node what the claim says, and others who knows how much: they are asked to tell, and
+// this node to tell of its other accounts.
+func (f *Fleet) missed(sent, now instant, c *ratelimit.Claim) {
+	f.stats.missing.Add(1)
+	f.stats.missingTokens.Add(uint64(max(0, min(c.Granted-c.Returned, c.Limit.Capacity()))))
+	f.warn(ErrEvicted)
+	f.DoubtEvicted(sent, now)
+}
+
+// DoubtEvicted has all accounts told again that were told before sent, for the ledger
+// may have lost some of them: it is known to evict. Not more often than each minute.
+func (f *Fleet) DoubtEvicted(sent, now ratelimit.Instant) {
+	last := f.evicted.Load()
+	if last != 0 && now.Sub(instant(last)) < evictionRest || !f.evicted.CompareAndSwap(last, int64(now)) {
+		return
+	}
+	f.doubtAll(sent)
+}
+
+// plausible bounds for how long an epoch may say that it learns: one whose clock went
+// back since would learn for as long.
+func plausible(e ratelimit.Epoch, at ledgerTime) ratelimit.Epoch {
+	if latest := at.Add(longestLearning); at > 0 && e.Learning > latest {
+		e.Learning = latest
+	}
+	return e
+}

@@ -1,0 +1,112 @@
+package config
+
+import (
+	"fmt"
+	"unicode/utf8"
+)
+
+// Bounds are the most that rules may be. What is beyond them is refused whole,
+// by an error that names the bound, its setting and the value; the rules before
+// stay in force. The zero Bounds are [DefaultBounds].
+//
+// Guarantee: reading files takes time and memory in proportion to what the
+// bounds allow, whatever the files hold. Bytes are counted before a file is
+// read, and tokens before it is parsed, so nothing unbounded is ever built.
+type Bounds struct {
+	FileBytes  int // of one file (CONFIG_MAX_FILE_BYTES)
+	TotalBytes int // of all files (CONFIG_MAX_BYTES)
+	Files      int // and of directories as many (CONFIG_MAX_FILES)
+	Tokens     int // of YAML in all files, aliases expanded (CONFIG_MAX_TOKENS)
+	Rules      int // descriptors of all files, with a limit or without (CONFIG_MAX_RULES)
+}
+
+// DefaultBounds leave room for ten thousands of rules: a descriptor with a value
+// and a limit is about 100 bytes and six tokens. A load within them has at most 256 MB
+// on top of what is there before it (TestMemoryOfHostileFiles).
+func DefaultBounds() Bounds {
+	return Bounds{FileBytes: 8 << 20, TotalBytes: 16 << 20, Files: 1000, Tokens: 250_000, Rules: 50_000}
+}
+
+// OrDefault replaces what is not set.
+func (b Bounds) OrDefault() Bounds {
+	d := DefaultBounds()
+	for _, f := range []struct{ set, fallback *int }{
+		{&b.FileBytes, &d.FileBytes},
+		{&b.TotalBytes, &d.TotalBytes},
+		{&b.Files, &d.Files},
+		{&b.Tokens, &d.Tokens},
+		{&b.Rules, &d.Rules},
+	} {
+		if *f.set <= 0 {
+			*f.set = *f.fallback
+		}
+	}
+	return b
+}
+
+// Bounds that are no settings: no rules that a person wrote come near them.
+const (
+	maxDepth      = 200 // maps and lists in one another; a descriptor is two of them
+	maxDirectives = 8   // lines that start with %: the parser looks through all tags for each new one
+	maxDocuments  = 100 // empty ones, before the one that counts
+	maxPathBytes  = 64 << 20
+	maxProblems   = 100 // that are reported at once
+	maxMessage    = 500 // bytes of a problem, so that no error echoes a file
+	maxName       = 200 // bytes of a file's name in messages
+)
+
+// tokens counts what in a text can begin a node, and its directives. It counts
+// too many (a colon inside a quoted text, too), never too few: the parser makes
+// at most two nodes of each.
+func tokens(text []byte) (n, directives int) {
+	for i, c := range text {
+		switch c {
+		case '[', '{', ',', ':', '?':
+			n++
+		case '-':
+			// A list's item only before white space, of which there is some in
+			// Unicode, too.
+			if i+1 == len(text) || text[i+1] <= ' ' || text[i+1] >= utf8.RuneSelf {
+				n++
+			}
+		case '%':
+			// At the start of a line, also in UTF-16 and after Unicode's breaks.
+			if i == 0 || text[i-1] == '\n' || text[i-1] == '\r' || text[i-1] == 0 || text[i-1] >= utf8.RuneSelf {
+				directives++
+			}
+		}
+	}
+	return n, directives
+}
+
+// check says what of a text is beyond the bounds, "" for nothing; left are the
+// tokens that the files before have left. It reads the text once, and allocates
+// nothing.
+func (b Bounds) check(text []byte, left int) (n int, beyond string) {
+	if len(text) > b.FileBytes {
+		return 0, fmt.Sprintf("it is %d bytes, the most is %d: split it into several files, or raise CONFIG_MAX_FILE_BYTES", len(text), b.FileBytes)
+	}
+	n, directives := tokens(text)
+	switch {
+	case n > left:
+		return n, fmt.Sprintf("it has %d tokens, the most for all files is %d, of which %d are left: have fewer rules, or raise CONFIG_MAX_TOKENS", n, b.Tokens, left)
+	case directives > maxDirectives:
+		return n, fmt.Sprintf("it has %d lines that start with %%, the most is %d: rules need none, remove them", directives, maxDirectives)
+	}
+	return n, ""
+}
+
+// all checks files together. Sources check them while they read; this is for
+// those that come some other way.
+func (b Bounds) all(files []Text) error {
+	if len(files) > b.Files {
+		return fmt.Errorf("there are %d files, the most is %d: join some, or raise CONFIG_MAX_FILES", len(files), b.Files)
+	}
+	sum := 0
+	for _, f := range files {
+		if sum += len(f.Data); sum > b.TotalBytes {
+			return fmt.Errorf("all files up to %s are %d bytes, the most is %d: have fewer rules, or raise CONFIG_MAX_BYTES", cut(f.Name, maxName), sum, b.TotalBytes)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,236 @@
+package config
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+const goodFile = "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: day, requests_per_unit: 7}\n"
+
+// changing is a source whose files tests replace.
+type changing struct {
+	files []Text
+	err   error
+}
+
+func (c *changing) Read() ([]Text, error) { return c.files, c.err }
+
+func (c *changing) set(texts ...string) {
+	c.files = nil
+	for i, text := range texts {
+		c.files = append(c.files, Text{fmt.Sprintf("f%d", i), []byte(text)})
+	}
+}
+
+func newStore(source Source) *Store {
+	return NewStore(source, options(), slog.New(slog.DiscardHandler))
+}
+
+// A poisoned file costs its own reload, and that of the files beside it: rules
+// are replaced as a whole or not at all. Once it is mended, all changes count.
+func TestPoisonedFileCostsItsReload(t *testing.T) {
+	source := &changing{}
+	source.set(goodFile)
+	s := newStore(source)
+	if err := s.Load(); err != nil {
+		t.Fatal(err)
+	}
+	before := s.Rules()
+	for i, poison := range []string{strings.Repeat("[", 45<<10), strings.Repeat("? ", 500<<10), strings.Repeat("-\n", 1<<20), "domain: \xff"} {
+		source.set(strings.Replace(goodFile, "7", "8", 1), poison)
+		if err := s.Load(); err == nil {
+			t.Fatalf("poison %d was loaded", i)
+		}
+		if _, failed := s.Loads(); s.Rules() != before || failed != uint64(i+1) {
+			t.Errorf("poison %d: rules replaced: %t, %d failed loads", i, s.Rules() != before, failed)
+		}
+	}
+	source.set(strings.Replace(goodFile, "7", "8", 1))
+	if err := s.Load(); err != nil || s.Rules().All()[0].Limit.Requests != 8 {
+		t.Errorf("after it was mended: %v", err)
+	}
+}
+
+// The copy on disk is what was good last, private, and good enough to start with.
+func TestLastGood(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "last-good")
+	source := &changing{}
+	source.set(goodFile)
+	s := newStore(source)
+	if err := errors.Join(s.KeepLastGood(path), s.Load()); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Fatalf("%v %v", info, err)
+	}
+	source.set("[")
+	if err := s.Load(); err == nil {
+		t.Fatal("nonsense was loaded")
+	}
+	if _, err := os.Stat(path + ".new"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a file is left over: %v", err)
+	}
+
+	for name, broken := range map[string]error{"bad": nil, "absent": os.ErrNotExist} {
+		source.err = broken
+		again := newStore(source)
+		if err := again.KeepLastGood(path); err != nil {
+			t.Fatal(err)
+		}
+		why := again.Load()
+		if why == nil {
+			t.Fatalf("%s: loaded", name)
+		}
+		if err := again.LoadLastGood(why); err != nil || len(again.Rules().All()) != 1 || again.Rules().All()[0].Limit.Requests != 7 || !again.Reloads().FromCopy {
+			t.Fatalf("%s: %v, %+v", name, err, again.Reloads())
+		}
+		if loaded, _ := again.Loads(); loaded != 0 {
+			t.Errorf("%s: the copy counts as a load", name)
+		}
+		source.err = nil
+		source.set(strings.Replace(goodFile, "7", "9", 1))
+		if err := again.Load(); err != nil || again.Rules().All()[0].Limit.Requests != 9 || again.Reloads().FromCopy {
+			t.Errorf("%s: the source's return: %v", name, err)
+		}
+		if err := again.LoadLastGood(errTest); !errors.Is(err, errTest) || again.Rules().All()[0].Limit.Requests != 9 {
+			t.Errorf("%s: the copy replaced rules: %v", name, err)
+		}
+		source.set(goodFile) // as it was
+		if err := again.Load(); err != nil {
+			t.Fatal(err)
+		}
+		source.set("[")
+	}
+}
+
+var errTest = errors.New("a reason")
+
+// A copy that is damaged, too large, of another version, writable by others, or
+// of bad rules is refused with both reasons, and starts nothing.
+func TestBadCopies(t *testing.T) {
+	for name, c := range map[string]struct {
+		text string
+		mode os.FileMode
+		want string
+	}{
+		"cut off":   {`{"sluice_last_good":1,"files":[{"na`, 0o600, "is not a copy of rules"},
+		"other":     {`{"sluice_last_good":2}`, 0o600, "has sluice_last_good 2, and this version reads 1: remove it"},
+		"writable":  {`{"sluice_last_good":1}`, 0o622, "others may write it"},
+		"bad rules": {`{"sluice_last_good":1,"files":[{"name":"f","data":"Ww=="}]}`, 0o600, "are bad, too"},
+		"too large": {strings.Repeat(" ", 2<<20), 0o600, "it is not a copy of rules within CONFIG_MAX_BYTES"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "copy")
+			if err := errors.Join(os.WriteFile(path, []byte(c.text), 0o600), os.Chmod(path, c.mode)); err != nil {
+				t.Fatal(err)
+			}
+			o := options()
+			o.Bounds.TotalBytes = 1000
+			s := NewStore(Static{{"f", []byte("[")}}, o, slog.New(slog.DiscardHandler))
+			if err := s.KeepLastGood(path); err != nil {
+				t.Fatal(err)
+			}
+			err := s.LoadLastGood(errTest)
+			if !errors.Is(err, errTest) || !strings.Contains(err.Error(), c.want) || s.Rules() != nil {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+	dir := t.TempDir()
+	if err := newStore(Tree{Path: dir}).KeepLastGood(filepath.Join(dir, "copy")); err == nil {
+		t.Error("a copy among the rules")
+	}
+	s := newStore(Static{{"f", []byte(goodFile)}})
+	if err := errors.Join(s.KeepLastGood(filepath.Join(dir, "no", "such", "copy")), s.Load()); err != nil || s.Reloads().CopyErrors != 1 {
+		t.Errorf("a copy that cannot be written: %v, %+v", err, s.Reloads())
+	}
+}
+
+// Changes without a pause do not put a load off for ever, and cost at most a
+// tenth of the time.
+func TestPace(t *testing.T) {
+	start := time.Unix(1_800_000_000, 0)
+	var b burst
+	loads, now := 0, start
+	pace := Pace{Interval: 200 * time.Millisecond}
+	due := time.Time{}
+	const took = 100 * time.Millisecond
+	for ; now.Before(start.Add(time.Minute)); now = now.Add(time.Millisecond) {
+		wait, _ := b.event(now) // one each millisecond
+		if due = now.Add(wait); due.After(now) {
+			continue
+		}
+		if pace.Wait(now) > 0 {
+			continue
+		}
+		b = burst{}
+		loads++
+		pace.Done(now, now.Add(took))
+		now = now.Add(took)
+	}
+	if loads < 40 || loads > 60 { // of a second each: 100 ms, and at least 900 ms of rest
+		t.Errorf("%d loads a minute", loads)
+	}
+	if p := (Pace{}); p.Wait(start) != 0 {
+		t.Error("the first has to wait")
+	}
+	p := Pace{Interval: time.Second}
+	p.Done(start, start.Add(time.Hour))
+	if got := p.Wait(start.Add(time.Hour)); got != maxPause {
+		t.Errorf("after an hour of loading: %v", got)
+	}
+	p.Done(start, start)
+	if got := p.Wait(start); got != time.Second {
+		t.Errorf("after nothing: %v", got)
+	}
+}
+
+// A storm of changes in the directory is answered by a few loads, and the last
+// change is among them.
+func TestWatchCoalesces(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "a.yaml")
+	write := func(limit int) {
+		t.Helper()
+		text := strings.Replace(goodFile, "7", fmt.Sprint(limit), 1)
+		if err := errors.Join(os.WriteFile(file+"..new", []byte(text), 0o600), os.Rename(file+"..new", file)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(1)
+	tree := Tree{Path: dir}
+	s := newStore(tree)
+	if err := s.Load(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Watch(ctx, tree, 100*time.Millisecond) }()
+	const last = 2000
+	begun := time.Now()
+	for n := 2; n <= last; n++ {
+		write(n)
+	}
+	for s.Rules().All()[0].Limit.Requests != last {
+		if time.Since(begun) > 30*time.Second {
+			t.Fatalf("the last change is not in force: %v", s.Rules().All()[0].Limit)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	loaded, _ := s.Loads()
+	if most := uint64(time.Since(begun)/(100*time.Millisecond)) + 2; loaded > most || s.Reloads().Coalesced == 0 {
+		t.Errorf("%d loads in %v, %+v", loaded, time.Since(begun), s.Reloads())
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,297 @@
+package config
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+)
+
+// hostileShapes repeat one construct of YAML for n bytes. Each was found to cost
+// some parser more than its length, or is what else there is in the language.
+var hostileShapes = map[string]func(n int) string{
+	"flow lists":         func(n int) string { return strings.Repeat("[", n) },
+	"closed flow lists":  func(n int) string { return strings.Repeat("[", n/2) + strings.Repeat("]", n/2) },
+	"flow maps":          func(n int) string { return strings.Repeat("{a: ", n/4) },
+	"JSON maps":          func(n int) string { return strings.Repeat(`{"a":`, n/5) },
+	"JSON lists of maps": func(n int) string { return strings.Repeat(`[{"a":`, n/6) },
+	"complex keys":       func(n int) string { return strings.Repeat("? ", n/2) },
+	"lines of them":      func(n int) string { return strings.Repeat("?\n", n/2) },
+	"block lists":        func(n int) string { return strings.Repeat("- ", n/2) },
+	"items":              func(n int) string { return strings.Repeat("-\n", n/2) },
+	"commented items":    func(n int) string { return strings.Repeat("-\n #\n\n", n/6) },
+	"flow items":         func(n int) string { return "[" + strings.Repeat("a,", n/2) + "]" },
+	"commented in flow":  func(n int) string { return "[" + strings.Repeat("a, #\n", n/5) + "]" },
+	"commas":             func(n int) string { return "[" + strings.Repeat(",", n) + "]" },
+	"empty maps":         func(n int) string { return "[" + strings.Repeat("{},", n/3) + "]" },
+	"values":             func(n int) string { return strings.Repeat(": ", n/2) },
+	"keys":               func(n int) string { return numbered(n, "k%d: 1\n") },
+	"the same key":       func(n int) string { return strings.Repeat("k: 1\n", n/5) },
+	"commented keys":     func(n int) string { return numbered(n, "k%d: 1 # c\n# d\n") },
+	"anchors":            func(n int) string { return strings.Repeat("&a ", n/3) },
+	"anchored items":     func(n int) string { return numbered(n, "- &a%d x\n") },
+	"aliases":            func(n int) string { return "- &a x\n" + strings.Repeat("- *a\n", n/5) },
+	"an alias of itself": func(n int) string { return "&a [" + strings.Repeat("*a,", n/3) + "]" },
+	"merges":             func(n int) string { return "a: &a {x: 1}\nb:\n" + strings.Repeat("  <<: *a\n", n/9) },
+	"merges of many": func(n int) string {
+		return "a: &a {" + numbered(n/2, "k%d: 1, ") + "}\nb:\n  <<: [" + strings.Repeat("*a,", n/6) + "]"
+	},
+	"a long scalar":       func(n int) string { return "a: " + strings.Repeat("x", n) },
+	"words":               func(n int) string { return "a: " + strings.Repeat("x ", n/2) },
+	"lines":               func(n int) string { return "a: " + strings.Repeat("x\n  ", n/4) },
+	"an open quote":       func(n int) string { return `a: "` + strings.Repeat("x", n) },
+	"escapes":             func(n int) string { return `a: "` + strings.Repeat(`\n`, n/2) + `"` },
+	"single quotes":       func(n int) string { return "a: '" + strings.Repeat("''", n/2) + "'" },
+	"a literal":           func(n int) string { return "a: |\n" + strings.Repeat("  x\n", n/4) },
+	"blanks in a literal": func(n int) string { return "a: |\n" + strings.Repeat("\n", n) },
+	"folded blanks":       func(n int) string { return "a: >\n" + strings.Repeat("\n  x\n", n/5) },
+	"literals":            func(n int) string { return strings.Repeat("- |\n", n/4) },
+	"deep blocks":         deep,
+	"comments":            func(n int) string { return strings.Repeat("#\n\n", n/3) },
+	"tags":                func(n int) string { return strings.Repeat("!a ", n/3) },
+	"tagged items":        func(n int) string { return strings.Repeat("- !!str a\n", n/10) },
+	"directives":          func(n int) string { return strings.Repeat("%YAML 1.2\n", n/10) },
+	"tag directives":      func(n int) string { return numbered(n, "%%TAG !a%d! x\n") + "---\na" },
+	"documents":           func(n int) string { return strings.Repeat("---\n", n/4) },
+	"documents of text":   func(n int) string { return strings.Repeat("---\na\n", n/6) },
+	"documents' ends":     func(n int) string { return strings.Repeat("...\n", n/4) },
+	"newlines":            func(n int) string { return strings.Repeat("\n", n) },
+	"tabs":                func(n int) string { return strings.Repeat("\t", n) },
+	"NUL":                 func(n int) string { return strings.Repeat("\x00", n) },
+	"a long key":          func(n int) string { return "? " + strings.Repeat("x", n/2) + "\n:\n" + strings.Repeat("  - a\n", n/12) },
+	"UTF-16":              func(n int) string { return "\xff\xfe" + strings.Repeat("-\x00\n\x00", n/4) },
+	"Unicode's breaks":    func(n int) string { return strings.Repeat("-\u0085", n/3) },
+	"long keys in others": func(n int) string {
+		return "domain: d\n" + nested(50, strings.Repeat("x", n/50))
+	},
+	"patterns": func(n int) string { return "domain: d\ndescriptors:\n" + numbered(n, "- key: k\n  value: a%d*\n") },
+}
+
+func numbered(n int, format string) string {
+	var b strings.Builder
+	for i := 0; b.Len() < n; i++ {
+		fmt.Fprintf(&b, format, i)
+	}
+	return b.String()
+}
+
+func deep(n int) string {
+	var b strings.Builder
+	for i := 0; b.Len() < n; i++ {
+		b.WriteString(strings.Repeat(" ", i) + "a:\n")
+	}
+	return b.String()
+}
+
+// nested is descriptors in one another.
+func nested(depth int, key string) string {
+	var b strings.Builder
+	for i := range depth {
+		in := strings.Repeat("  ", i)
+		b.WriteString(in + "descriptors:\n" + in + "- key: " + key + "\n")
+	}
+	return b.String()
+}
+
+// allocated is what Parse allocates in all, which says more than the time that
+// it takes on a machine with other work.
+func allocated(text string) (n uint64, took time.Duration) {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	begun := time.Now()
+	_, _, _ = Parse([]Text{{"f", []byte(text)}}, options())
+	took = time.Since(begun)
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc, took
+}
+
+// Whatever construct a file repeats, it costs memory in proportion to its
+// length, and its problems fit on a screen. (Names of descriptors are quadratic up
+// to a bound: TestNamesAreBounded.)
+func TestHostileFilesAreLinear(t *testing.T) {
+	const n = 20_000
+	for name, shape := range hostileShapes {
+		t.Run(name, func(t *testing.T) {
+			small, _ := allocated(shape(n))
+			large, took := allocated(shape(4 * n))
+			if large > 6*small+3<<20 || took > 10*time.Second {
+				t.Errorf("%d bytes allocate %d, and %d allocate %d in %v", n, small, 4*n, large, took)
+			}
+			_, warnings, problems := Parse([]Text{{"f", []byte(shape(n))}}, options())
+			if got := len(problems.Error()); got > 64<<10 || len(warnings) > maxProblems+1 {
+				t.Errorf("problems of %d bytes, %d warnings", got, len(warnings))
+			}
+		})
+	}
+}
+
+// Within the default bounds, the worst of these shapes needs at most 256 MB more
+// than there is without it.
+func TestMemoryOfHostileFiles(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it takes seconds")
+	}
+	most := DefaultBounds()
+	for name, shape := range map[string]string{
+		"commented items":   strings.Repeat("-\n #\n\n", most.Tokens),
+		"commented in flow": "[" + strings.Repeat("a, #\n", most.Tokens-2) + "]",
+		"rules":             "domain: d\ndescriptors:\n" + numbered(most.Tokens*12, "- key: k\n  value: v%d\n  rate_limit:\n    unit: day\n    requests_per_unit: 1\n"),
+	} {
+		peak := make(chan uint64)
+		stop := make(chan struct{})
+		runtime.GC()
+		quiet := heap()
+		go func() {
+			top := uint64(0)
+			for tick := time.NewTicker(2 * time.Millisecond); ; {
+				select {
+				case <-stop:
+					tick.Stop()
+					peak <- top
+					return
+				case <-tick.C:
+					top = max(top, heap())
+				}
+			}
+		}()
+		_, _, problems := Parse([]Text{{"f", []byte(shape)}}, options())
+		close(stop)
+		if got := <-peak - quiet; got > 256<<20 {
+			t.Errorf("%s: %d MB", name, got>>20)
+		} else {
+			t.Logf("%s: %d bytes, %d MB, %d problems", name, len(shape), got>>20, len(problems))
+		}
+	}
+}
+
+func heap() uint64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// Each bound holds to the one, and its error names the setting and the value.
+func TestBounds(t *testing.T) {
+	file := func(rules int) string { return "domain: d\ndescriptors:\n" + numberedRules(rules) }
+	for name, c := range map[string]struct {
+		bounds Bounds
+		files  []string
+		want   string // "": they are good
+	}{
+		"tokens, as many":      {Bounds{Tokens: 5}, []string{"domain: d\ndescriptors:\n- key: a\n- {key: b}"[:31]}, ""},
+		"tokens":               {Bounds{Tokens: 5}, []string{"domain: d\ndescriptors: [{key: b}, {key: c}]"}, "f1.yaml: error loading config file: it has 8 tokens, the most for all files is 5, of which 5 are left: have fewer rules, or raise CONFIG_MAX_TOKENS"},
+		"tokens of two":        {Bounds{Tokens: 5}, []string{"domain: a\ndescriptors:\n- key: b", "domain: b\ndescriptors: []"}, "f2.yaml: error loading config file: it has 3 tokens, the most for all files is 5, of which 1 are left"},
+		"tokens by aliases":    {Bounds{Tokens: 40}, []string{"domain: d\ndescriptors: [{key: b, metadata: {a: &a [1,2,3,4,5,6,7], b: [*a,*a,*a,*a,*a,*a,*a,*a,*a]}}]"}, "with its aliases it has more tokens than the 40 that are left (CONFIG_MAX_TOKENS)"},
+		"rules, as many":       {Bounds{Rules: 3}, []string{file(3)}, ""},
+		"rules":                {Bounds{Rules: 3}, []string{file(5)}, "f1.yaml:6:3: config error, all files together have more than 3 descriptors, and this is the first too many: have fewer, with patterns or values of requests, or raise CONFIG_MAX_RULES"},
+		"rules of two":         {Bounds{Rules: 3}, []string{file(2), strings.Replace(file(2), "domain: d", "domain: e", 1)}, "f2.yaml:4:3: config error, all files together have more than 3 descriptors"},
+		"bytes, as many":       {Bounds{FileBytes: 9}, []string{"domain: d"}, ""},
+		"bytes":                {Bounds{FileBytes: 9}, []string{"domain: de"}, "it is 10 bytes, the most is 9: split it into several files, or raise CONFIG_MAX_FILE_BYTES"},
+		"bytes of all":         {Bounds{TotalBytes: 17}, []string{"domain: a", "domain: b"}, "all files up to f2.yaml are 18 bytes, the most is 17: have fewer rules, or raise CONFIG_MAX_BYTES"},
+		"files":                {Bounds{Files: 1}, []string{"domain: a", "domain: b"}, "there are 2 files, the most is 1: join some, or raise CONFIG_MAX_FILES"},
+		"depth":                {Bounds{}, []string{"domain: d\ndescriptors: [{key: a, metadata: " + strings.Repeat("{a: ", 210) + strings.Repeat("}", 210) + "}]"}, "nested deeper than 200"},
+		"deeper than a parser": {Bounds{}, []string{strings.Repeat("[", 45<<10)}, "exceeded max depth"},
+		"directives":           {Bounds{}, []string{strings.Repeat("%A b\n", 9)}, "it has 9 lines that start with %, the most is 8"},
+		"documents":            {Bounds{}, []string{strings.Repeat("---\n", 200)}, "it has more than 100 documents"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var files []Text
+			for i, text := range c.files {
+				files = append(files, Text{fmt.Sprintf("f%d.yaml", i+1), []byte(text)})
+			}
+			o := options()
+			o.Bounds = c.bounds
+			rules, _, problems := Parse(files, o)
+			if c.want == "" {
+				if problems != nil || rules == nil {
+					t.Error(problems)
+				}
+				return
+			}
+			if rules != nil || !strings.Contains(problems.Error(), c.want) {
+				t.Errorf("got  %s\nwant %s", problems.Error(), c.want)
+			}
+		})
+	}
+}
+
+func numberedRules(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "- key: k%d\n", i)
+	}
+	return b.String()
+}
+
+// Ten thousands of rules, and as many values of one key, are within the default
+// bounds.
+func TestHonestFilesAreWithinBounds(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("# A comment: it, and what is in it, is free of charge in sum.\ndomain: d\ndescriptors:\n")
+	for i := range 40_000 {
+		fmt.Fprintf(&b, "  - key: path\n    value: /api/v1/customers/%d\n    rate_limit:\n      unit: minute\n      requests_per_unit: %d\n", i, i)
+	}
+	rules, problems := parseText(b.String())
+	if problems != nil || len(rules.All()) != 40_000 {
+		t.Fatalf("%d rules, %v", len(rules.All()), problems)
+	}
+}
+
+// The names of descriptors hold those above them: a quadratic size that no
+// number of descriptors bounds.
+func TestNamesAreBounded(t *testing.T) {
+	long := strings.Repeat("x", 1<<20)
+	for name, text := range map[string]string{
+		"below a long key": "domain: d\ndescriptors:\n- key: " + long + "\n  descriptors:\n" + numbered(1000, "  - key: k%d\n"),
+		"in one another":   "domain: d\n" + nested(50, long[:100<<10]),
+	} {
+		rules, problems := parseText(text)
+		if rules != nil || !strings.Contains(problems.Error(), fmt.Sprintf("are more than %d bytes: have shorter keys", maxPathBytes)) || len(problems.Error()) > 4<<10 {
+			t.Errorf("%s: %.300s", name, problems.Error())
+		}
+	}
+}
+
+// A tree is not read further than the bounds allow.
+func TestTreeIsBounded(t *testing.T) {
+	for name, c := range map[string]struct {
+		bounds Bounds
+		files  map[string]string
+		want   string
+	}{
+		"a large file":  {Bounds{FileBytes: 4}, map[string]string{"a": "12345"}, "it is more than 4 bytes: split it into several files, or raise CONFIG_MAX_FILE_BYTES"},
+		"large files":   {Bounds{TotalBytes: 5}, map[string]string{"a": "123", "b/c": "456"}, "with it all files are 6 bytes, the most is 5: have fewer rules, or raise CONFIG_MAX_BYTES"},
+		"many files":    {Bounds{Files: 2}, map[string]string{"a": "", "b": "", "c": ""}, "it is one more than the 2 that there may be: join some, or raise CONFIG_MAX_FILES"},
+		"many names":    {Bounds{Files: 2}, map[string]string{"..a": "", "..b": "", "..c": "", "..d": "", "..e": ""}, "more than 4 names of files and directories"},
+		"deep":          {Bounds{Files: 2}, map[string]string{"a/b/c/d/e": ""}, "more than 4 names of files and directories"},
+		"all of it":     {Bounds{Files: 2, FileBytes: 3, TotalBytes: 6}, map[string]string{"a": "123", "b": "456"}, ""},
+		"one, too many": {Bounds{FileBytes: 4}, map[string]string{"only": "12345"}, "raise CONFIG_MAX_FILE_BYTES"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			for file, text := range c.files {
+				path := filepath.Join(dir, file)
+				if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			tree := Tree{Path: dir, Bounds: c.bounds}
+			if c.files["only"] != "" {
+				tree.Path = filepath.Join(dir, "only")
+			}
+			files, err := tree.Read()
+			switch {
+			case c.want == "" && (err != nil || len(files) != len(c.files)):
+				t.Errorf("%v, %v", files, err)
+			case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
+				t.Errorf("%v, want %q", err, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,88 @@
+package console
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// Explanations are so many a second, and few at once; each slot is used again.
+func TestQuestionsAreThrottled(t *testing.T) {
+	now := time.Unix(1000, 0)
+	th := newThrottle(10, func() time.Time { return now })
+	asked := 0
+	for range 100 {
+		if done, ok := th.question(); ok {
+			asked++
+			done()
+		}
+	}
+	if asked != 20 {
+		t.Errorf("%d at once, want 20", asked)
+	}
+	now = now.Add(time.Second)
+	var open []func()
+	for range 10 {
+		if done, ok := th.question(); ok {
+			open = append(open, done)
+		}
+	}
+	if len(open) != questionsAtOnce {
+		t.Errorf("%d are under way, want %d", len(open), questionsAtOnce)
+	}
+	open[0]()
+	if _, ok := th.question(); !ok {
+		t.Error("a slot that is free again is not used")
+	}
+}
+
+// Wrong tokens are looked at five times at once and once a second, by address;
+// the right one is not held against anybody, and no number of addresses makes
+// the table larger than it may be.
+func TestGuessesAreThrottled(t *testing.T) {
+	now := time.Unix(1000, 0)
+	th := newThrottle(0, func() time.Time { return now })
+	wrong, right := func() bool { return false }, func() bool { return true }
+	looks := func(from string, n int) (looked int) {
+		for range n {
+			if l, ok := th.guess(from, wrong); ok {
+				t.Fatal("a wrong token was right")
+			} else if l {
+				looked++
+			}
+		}
+		return looked
+	}
+	for range 100 {
+		if l, ok := th.guess("10.0.0.1:1", right); !l || !ok {
+			t.Fatal("the right token was refused")
+		}
+	}
+	if n := looks("10.0.0.1:1", 100); n != guessBurst {
+		t.Errorf("%d were looked at, want %d", n, guessBurst)
+	}
+	if l, ok := th.guess("10.0.0.1:2", right); l || ok {
+		t.Error("after those, the token was looked at, from another port of the address")
+	}
+	if l, _ := th.guess("10.0.0.2:1", right); !l {
+		t.Error("another address was held to it")
+	}
+	if n := looks("[2001:db8::1]:1", 3) + looks("[2001:db8::2]:1", 7); n != guessBurst {
+		t.Errorf("of one network %d were looked at", n)
+	}
+	now = now.Add(2 * time.Second)
+	if n := looks("10.0.0.1:3", 10); n != 2 {
+		t.Errorf("two seconds later %d were looked at", n)
+	}
+	total := 0
+	for i := range 5000 {
+		total += looks(fmt.Sprintf("10.1.%d.%d:1", i/250, i%250), 1)
+	}
+	if len(th.guesses) > guessers+1 || total > guessers+guessBurst {
+		t.Errorf("%d addresses are known; %d of 5000 guesses were looked at", len(th.guesses), total)
+	}
+	now = now.Add(time.Minute)
+	if n := looks("10.9.9.9:1", 1); n != 1 || len(th.guesses) > 10 {
+		t.Errorf("a minute later: %d, and %d addresses are known", n, len(th.guesses))
+	}
+}

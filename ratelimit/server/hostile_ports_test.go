@@ -1,0 +1,241 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding/gzip"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-gate/sluice/ratelimit/transport"
+	"github.com/sluice-gate/sluice/ratelimit/transport/hostile"
+)
+
+// bounded is a server with the bounds that it has by default, but for what a test
+// changes.
+func bounded(t *testing.T, change func(*Options)) *Server {
+	t.Helper()
+	o := local()
+	o.Bounds, o.Budget, o.HTTPBudget = transport.Default(), transport.NewBudget(8<<20), transport.NewBudget(1<<20)
+	o.HTTPConnections, o.DebugConnections = 16, 4
+	if change != nil {
+		change(&o)
+	}
+	v, err := newServer(t, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(run(t, v))
+	return v
+}
+
+func client(t *testing.T, v *Server) *grpc.ClientConn {
+	t.Helper()
+	_, rpc, _ := v.Addresses()
+	conn, err := grpc.NewClient("passthrough:///"+rpc.String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// eventually waits for what the server does in its own time.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("not within 10s: ", what)
+		}
+	}
+}
+
+var good = &rls.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{{}}}
+
+// A connection that says nothing after the preface but what it must is closed; one
+// that calls goes on.
+func TestSilentConnectionsAreClosed(t *testing.T) {
+	v := bounded(t, func(o *Options) { o.Bounds.Idle = 300 * time.Millisecond })
+	_, rpc, _ := v.Addresses()
+	callers, done, err := hostile.Silent(rpc.String(), 20)
+	defer done()
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := rls.NewRateLimitServiceClient(client(t, v))
+	for _, c := range callers {
+		for open := true; open; {
+			select {
+			case <-c.Ended():
+				open = false
+			case <-time.After(50 * time.Millisecond):
+				if _, err := calls.ShouldRateLimit(context.Background(), good); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+}
+
+// More connections than there may be cost the silent ones theirs.
+func TestConnectionsAreBounded(t *testing.T) {
+	v := bounded(t, func(o *Options) { o.Bounds.Connections = 40 })
+	_, rpc, _ := v.Addresses()
+	calls := rls.NewRateLimitServiceClient(client(t, v))
+	var closing []func()
+	for range 30 {
+		if _, err := calls.ShouldRateLimit(context.Background(), good); err != nil {
+			t.Fatal(err)
+		}
+		_, done, err := hostile.Silent(rpc.String(), 3)
+		closing = append(closing, done)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "50 connections are closed for others", func() bool { return v.options.Budget.Crowded.Load() >= 50 })
+	for _, done := range closing {
+		done()
+	}
+}
+
+// What the bounds refuse is an error of the call, and the connection goes on.
+func TestCallsBeyondTheBounds(t *testing.T) {
+	v := bounded(t, nil)
+	calls := rls.NewRateLimitServiceClient(client(t, v))
+	large := &rls.RateLimitRequest{Domain: strings.Repeat("x", 300<<10), Descriptors: good.Descriptors}
+	many := &rls.RateLimitRequest{Domain: "d"}
+	for range 101 {
+		entries := make([]*common.RateLimitDescriptor_Entry, 100)
+		for i := range entries {
+			entries[i] = &common.RateLimitDescriptor_Entry{}
+		}
+		many.Descriptors = append(many.Descriptors, &common.RateLimitDescriptor{Entries: entries})
+	}
+	heavy := metadata.AppendToOutgoingContext(context.Background(), "x-large", strings.Repeat("x", 9<<10))
+	for name, c := range map[string]struct {
+		ctx     context.Context
+		q       *rls.RateLimitRequest
+		options []grpc.CallOption
+		want    codes.Code
+	}{
+		"good":          {context.Background(), good, nil, codes.OK},
+		"large":         {context.Background(), large, nil, codes.ResourceExhausted},
+		"entries":       {context.Background(), many, nil, codes.InvalidArgument},
+		"headers":       {heavy, good, nil, codes.Internal},
+		"packed":        {context.Background(), good, []grpc.CallOption{grpc.UseCompressor(gzip.Name)}, codes.Internal},
+		"good as after": {context.Background(), good, nil, codes.OK},
+	} {
+		_, err := calls.ShouldRateLimit(c.ctx, c.q, c.options...)
+		if status.Code(err) != c.want {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+		if name == "packed" && !strings.Contains(err.Error(), "GRPC_ACCEPT_GZIP") {
+			t.Errorf("it does not say why: %v", err)
+		}
+	}
+	eventually(t, "when all calls have ended, nothing is held", func() bool { return v.options.Budget.Held() == 0 })
+	packs := bounded(t, func(o *Options) { o.Bounds.Gzip = true })
+	if _, err := rls.NewRateLimitServiceClient(client(t, packs)).ShouldRateLimit(context.Background(), good, grpc.UseCompressor(gzip.Name)); err != nil {
+		t.Errorf("with GRPC_ACCEPT_GZIP: %v", err)
+	}
+}
+
+// When the budget is used up by those who do not go on, they are closed, and who
+// goes on is not.
+func TestBudgetKeepsTheHonest(t *testing.T) {
+	v := bounded(t, nil)
+	_, rpc, _ := v.Addresses()
+	calls := rls.NewRateLimitServiceClient(client(t, v))
+	if _, err := calls.ShouldRateLimit(context.Background(), good); err != nil {
+		t.Fatal(err)
+	}
+	var attack sync.WaitGroup
+	for range 4 {
+		attack.Go(func() { _ = hostile.Unfinished(rpc.String(), 100, 250<<10, 16<<10, time.Second) })
+	}
+	ended := make(chan struct{})
+	go func() { attack.Wait(); close(ended) }()
+	for open := true; open; {
+		if _, err := calls.ShouldRateLimit(context.Background(), good); err != nil {
+			t.Fatal(err)
+		}
+		if held := v.options.Budget.Held(); held > 9<<20 { // one reading of each connection may be under way
+			t.Fatalf("%d bytes are held of 8 MB", held)
+		}
+		select {
+		case <-ended:
+			open = false
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	if v.options.Budget.Heaviest.Load() == 0 {
+		t.Error("nobody was closed")
+	}
+}
+
+// Streams of reflection are few at a time.
+func TestReflectionIsBounded(t *testing.T) {
+	v := bounded(t, nil)
+	refused := 0
+	for range reflections + 3 {
+		stream, err := grpc_reflection_v1.NewServerReflectionClient(client(t, v)).ServerReflectionInfo(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		list := &grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{}}
+		if err := stream.Send(list); err != nil && !errors.Is(err, io.EOF) {
+			t.Fatal(err)
+		}
+		if _, err := stream.Recv(); status.Code(err) == codes.ResourceExhausted {
+			refused++
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if refused != 3 {
+		t.Errorf("%d streams were refused, want 3", refused)
+	}
+}
+
+// An HTTP connection that says nothing, or half a header, is closed for one that
+// has something to ask.
+func TestHTTPConnectionsAreBounded(t *testing.T) {
+	v := bounded(t, func(o *Options) { o.Bounds.RequestTimeout = 400 * time.Millisecond })
+	web, _, debug := v.Addresses()
+	for _, address := range []string{web.String(), debug.String()} {
+		var open []net.Conn
+		for range 40 {
+			c, err := net.Dial("tcp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n")
+			open = append(open, c)
+		}
+		r, err := http.Get("http://" + address + "/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Body.Close()
+		for _, c := range open { // those that were not closed for others stall
+			_, _ = io.ReadAll(c)
+			c.Close()
+		}
+	}
+	http.DefaultClient.CloseIdleConnections()
+}

@@ -1,0 +1,291 @@
+package shed
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// node is a model of a gRPC server on one processor, and of its callers: readers,
+// handlers and writers that take turns in the order in which they became ready, as
+// Go's scheduler has them; sockets that hold what was not read; callers that send
+// what is due every tick, give up after a while, and have a bounded number of calls
+// outstanding. The costs are about those of grpc-go, as profiles show them.
+type node struct {
+	gate  *Gate // nil: all calls are begun
+	now   time.Duration
+	ready []func() // tasks that wait for the processor
+	conns []*link
+	turn  int
+	after []wake
+
+	rate             float64 // of calls, by second
+	length, patience time.Duration
+	due              float64
+	ticked           time.Duration
+
+	offered, sent, refused, inTime, charged int
+}
+
+// The costs of a call.
+const (
+	costRead, costRefused, costBegin, costHandle, costDead, costWrite, costCancel = 2800, 500, 1500, 8000, 2500, 2700, 1500 // ns
+	costFlush                                                                     = 5000
+	batch                                                                         = 350 // calls that one read takes
+	slice                                                                         = 10 * time.Millisecond
+)
+
+type wake struct {
+	at time.Duration
+	do func()
+}
+
+type rpc struct {
+	link     *link
+	intended time.Duration
+	seen     time.Duration // by the reader
+	over     bool          // answered, refused or given up, for the caller
+	canceled bool          // as the server knows
+	mark     uint64
+}
+
+type frame struct {
+	call   *rpc
+	cancel bool
+}
+
+type link struct {
+	most, outstanding int
+	waiting           []*rpc
+	socket            []frame
+	more              bool // the last read left something behind
+	reading           bool // the reader is ready, runs or sleeps
+	out               []frame
+	writing           bool
+}
+
+func newNode(gate *Gate, conns, outstanding int) *node {
+	n := &node{gate: gate, patience: 20 * time.Millisecond}
+	for range conns {
+		n.conns = append(n.conns, &link{most: outstanding / conns})
+	}
+	return n
+}
+
+func (n *node) instant() ratelimit.Instant { return ratelimit.Instant(n.now + time.Hour) }
+
+// work uses the processor; meanwhile callers go on.
+func (n *node) work(ns int) {
+	n.now += time.Duration(ns)
+	for n.ticked+tickEvery <= n.now {
+		n.ticked += tickEvery
+		n.tick(n.ticked)
+	}
+	for len(n.after) > 0 && n.after[0].at <= n.now {
+		w := n.after[0]
+		n.after = n.after[1:]
+		w.do()
+	}
+}
+
+const tickEvery = 500 * time.Microsecond
+
+// tick has callers give up and send.
+func (n *node) tick(now time.Duration) {
+	for _, l := range n.conns {
+		for len(l.waiting) > 0 && (l.waiting[0].over || now-l.waiting[0].intended > n.patience) {
+			if c := l.waiting[0]; !c.over {
+				c.over = true
+				l.outstanding--
+				l.socket = append(l.socket, frame{c, true})
+			}
+			l.waiting = l.waiting[1:]
+		}
+	}
+	if now <= n.length {
+		for n.due += n.rate * tickEvery.Seconds(); n.due >= 1; n.due-- {
+			n.offered++
+			l := n.conns[n.turn%len(n.conns)]
+			n.turn++
+			if l.outstanding >= l.most {
+				continue
+			}
+			n.sent++
+			l.outstanding++
+			c := &rpc{link: l, intended: now}
+			l.waiting = append(l.waiting, c)
+			l.socket = append(l.socket, frame{c, false})
+		}
+	}
+	for _, l := range n.conns {
+		if !l.reading && len(l.socket) > 0 {
+			l.reading = true
+			n.ready = append(n.ready, func() { n.read(l) })
+		}
+	}
+}
+
+// read is a reader's turn: it reads until its socket is empty, it must pause, or its
+// time slice is over.
+func (n *node) read(l *link) {
+	for began := n.now; ; {
+		if n.gate != nil && !l.more {
+			if d := n.gate.Pause(n.instant()); d > 0 {
+				n.sleep(d, func() { n.ready = append(n.ready, func() { n.readBatch(l); n.read(l) }) })
+				return
+			}
+		}
+		if len(l.socket) == 0 {
+			l.reading, l.more = false, false
+			return
+		}
+		if n.now-began > slice {
+			n.ready = append(n.ready, func() { n.read(l) })
+			return
+		}
+		n.readBatch(l)
+	}
+}
+
+func (n *node) sleep(d time.Duration, do func()) {
+	i := len(n.after)
+	for i > 0 && n.after[i-1].at > n.now+d {
+		i--
+	}
+	n.after = append(n.after, wake{})
+	copy(n.after[i+1:], n.after[i:])
+	n.after[i] = wake{n.now + d, do}
+}
+
+func (n *node) readBatch(l *link) {
+	frames := l.socket[:min(batch, len(l.socket))]
+	l.socket = l.socket[len(frames):]
+	l.more = len(frames) == batch
+	for _, f := range frames {
+		if f.cancel {
+			n.work(costCancel)
+			f.call.canceled = true
+			continue
+		}
+		n.work(costRead)
+		f.call.seen = n.now
+		if n.gate != nil {
+			reason, mark := n.gate.arrive(n.instant(), n.patience, true)
+			if f.call.mark = mark; reason != Begun {
+				n.work(costRefused)
+				n.answer(f.call, false)
+				continue
+			}
+		}
+		n.begin(f.call)
+	}
+}
+
+func (n *node) begin(c *rpc) {
+	n.work(costBegin)
+	n.ready = append(n.ready, func() { n.handle(c) })
+}
+
+func (n *node) handle(c *rpc) {
+	if n.gate != nil {
+		if c.mark != 0 {
+			n.gate.Followed(c.mark)
+		}
+		n.gate.Begin(n.instant())
+		defer n.gate.End()
+	}
+	if n.gate != nil && (c.canceled || n.now-c.seen > n.patience) {
+		n.work(costDead)
+		return
+	}
+	n.charged++
+	n.work(costHandle)
+	n.answer(c, true)
+}
+
+// answer gives an answer, or a refusal, to the writer.
+func (n *node) answer(c *rpc, ok bool) {
+	l := c.link
+	l.out = append(l.out, frame{c, !ok})
+	if !l.writing {
+		l.writing = true
+		n.ready = append(n.ready, func() { n.write(l) })
+	}
+}
+
+func (n *node) write(l *link) {
+	out := l.out
+	l.out, l.writing = nil, false
+	n.work(costFlush)
+	for _, f := range out {
+		if f.cancel {
+			n.work(1500)
+		} else {
+			n.work(costWrite)
+		}
+		switch c := f.call; {
+		case c.over:
+			continue
+		case f.cancel:
+			n.refused++
+		case n.now-c.intended <= n.patience:
+			n.inTime++
+		}
+		f.call.over = true
+		l.outstanding--
+	}
+}
+
+// run runs for a time, and until all calls have come to an end.
+func (n *node) run(rate float64, length time.Duration) {
+	n.rate, n.length = rate, n.now+length
+	for n.now < n.length+2*n.patience || len(n.ready) > 0 {
+		if len(n.ready) == 0 {
+			n.work(10_000)
+			continue
+		}
+		do := n.ready[0]
+		n.ready = n.ready[1:]
+		do()
+	}
+}
+
+// capacity is about what the model answers by second when calls never end.
+const capacity = 1e9 / (costRead + costBegin + costHandle + costWrite)
+
+// In the model, callers that are an Envoy with its default circuit breaker (1,024
+// calls outstanding), over one connection or many: at ten times the capacity at
+// least 80 % of it is answered in time, and at most a twentieth of what is charged is not.
+// Below the capacity next to nothing is shed.
+func TestModelOfOverload(t *testing.T) {
+	for _, conns := range []int{1, 4, 16, 64} {
+		for _, times := range []float64{0.5, 0.9, 2, 5, 10} {
+			n := newNode(NewGate(patience), conns, 1024)
+			n.run(times*capacity, 2*time.Second)
+			goodput := float64(n.inTime) / 2 / capacity
+			t.Logf("%d connections, %g times the capacity: goodput %.2f, refused %.2f, charged and not answered %d", conns, times, goodput, float64(n.refused)/2/capacity, n.charged-n.inTime)
+			if times > 1 && goodput < 0.8 || times < 1 && float64(n.inTime) < 0.98*float64(n.offered) {
+				t.Errorf("%d connections, %g times the capacity: goodput is %.2f of it", conns, times, goodput)
+			}
+			if unanswered := n.charged - n.inTime; unanswered > n.charged/20 {
+				t.Errorf("%d connections, %g times the capacity: %d of %d charged calls were not answered in time", conns, times, unanswered, n.charged)
+			}
+			if s := n.gate.Stats(); s.Waiting != 0 || s.InFlight != 0 {
+				t.Errorf("%d connections, %g times the capacity: afterwards %+v", conns, times, s)
+			}
+		}
+	}
+}
+
+// The model without a gate does what the real server did: beyond its capacity it
+// charges calls whose callers have gone. With it, at least twice as many of
+// the same callers (two Envoys) are served in time.
+func TestModelWithoutAGate(t *testing.T) {
+	without, with := newNode(nil, 16, 2048), newNode(NewGate(patience), 16, 2048)
+	without.run(2*capacity, 2*time.Second)
+	with.run(2*capacity, 2*time.Second)
+	if without.inTime*5 > without.charged || without.inTime*2 > with.inTime {
+		t.Errorf("in time without a gate %d (charged %d), with it %d (charged %d)", without.inTime, without.charged, with.inTime, with.charged)
+	}
+}

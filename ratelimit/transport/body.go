@@ -1,0 +1,79 @@
+package transport
+
+import "sync"
+
+// Body is one HTTP request's that is being read, as a Budget sees it.
+type Body struct {
+	budget *Budget
+	since  int64
+	stop   func()
+
+	mu    sync.Mutex
+	bytes int64 // guarded by mu
+	over  bool  // guarded by mu: it has ended, or was
+}
+
+// bodyCost is what a request costs before its body.
+const bodyCost = 8 << 10
+
+// Body begins one. stop is called, from elsewhere and at most once, if it has to
+// end: it must have whoever reads it return, and must not block.
+func (b *Budget) Body(stop func()) *Body {
+	if b == nil {
+		return &Body{stop: stop}
+	}
+	v := &Body{budget: b, since: nanotime(), stop: stop, bytes: bodyCost}
+	b.join(v)
+	b.charge(bodyCost)
+	return v
+}
+
+// Grow notes that more bytes are held. It tells whether the body may go on.
+func (v *Body) Grow(bytes int64) bool {
+	v.mu.Lock()
+	if v.over {
+		v.mu.Unlock()
+		return false
+	}
+	v.bytes += bytes
+	v.mu.Unlock()
+	v.budget.charge(bytes)
+	return !v.Ended()
+}
+
+// Ended tells whether it had to end.
+func (v *Body) Ended() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.over
+}
+
+// Close lets go of it.
+func (v *Body) Close() {
+	v.budget.leave(v)
+	v.let()
+}
+
+func (v *Body) let() {
+	v.mu.Lock()
+	bytes := v.bytes
+	v.bytes, v.over = 0, true
+	v.mu.Unlock()
+	v.budget.charge(-bytes)
+}
+
+// holds implements holder.
+func (v *Body) holds(since int64) (now, long int64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.since <= since {
+		long = v.bytes
+	}
+	return v.bytes, long
+}
+
+// end implements holder.
+func (v *Body) end() {
+	v.let()
+	v.stop()
+}

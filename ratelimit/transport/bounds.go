@@ -1,0 +1,116 @@
+// Package transport bounds what callers can make a server hold, whatever is
+// served: connections, streams, headers, messages that never end and replies
+// that nobody reads.
+//
+// Guarantee: what callers have begun and not ended, on all connections of a
+// Budget together, costs at most its bytes, as this package reckons them: each
+// open call, each frame of its request with what the transport needs to keep it,
+// until the call's reply has left. When there is more, the connection that has
+// held most for longer than a moment is closed, so that callers who end what
+// they begin go on. A Listener never has more connections than it may; beyond
+// them, the one that has been silent longest is closed for the new one.
+//
+// It does not bound what the service does with a complete request, nor tell
+// callers apart by address: they may all come through one proxy.
+package transport
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+)
+
+// Bounds are those of one port. The zero value bounds nothing that it names 0.
+type Bounds struct {
+	Connections    int           // at once; 0: any number
+	Streams        uint32        // calls at once on one connection
+	HeaderBytes    uint32        // of a call, unpacked, as HTTP/2 counts them
+	MessageBytes   int           // of a request
+	RequestTimeout time.Duration // for a request to be complete, and for a reply to be taken
+	Idle           time.Duration // without a call: then a connection is asked to end
+	Age, AgeGrace  time.Duration // then it is too; calls under way may take AgeGrace
+	Gzip           bool          // requests may be compressed
+	// Conversations says that calls are long, and go on in messages each of which
+	// is taken in at once: then a call costs what its message under way costs, and
+	// need never be complete.
+	Conversations bool
+}
+
+// Default are the bounds of the gRPC port. What Envoy sends is far below them.
+func Default() Bounds {
+	return Bounds{
+		Connections: 4096, Streams: 1000, HeaderBytes: 8 << 10, MessageBytes: 256 << 10, RequestTimeout: 10 * time.Second, Idle: 5 * time.Minute,
+		Age: 24 * time.Hour, AgeGrace: time.Hour,
+	}
+}
+
+// DefaultBytesInFlight is what a Budget has where nobody says otherwise.
+const DefaultBytesInFlight = 64 << 20
+
+// Validate reports every bound that makes no sense, under the name of its setting.
+func (b *Bounds) Validate() error {
+	var errs []error
+	within := func(name string, value, least, most int64) {
+		if value < least || value > most {
+			errs = append(errs, fmt.Errorf("%s is %d, must be between %d and %d", name, value, least, most))
+		}
+	}
+	within("GRPC_MAX_CONNECTIONS", int64(b.Connections), 1, 1<<20)
+	within("GRPC_MAX_CONCURRENT_STREAMS", int64(b.Streams), 1, 1<<20)
+	within("GRPC_MAX_HEADER_BYTES", int64(b.HeaderBytes), 1<<10, 1<<20)
+	within("MAX_REQUEST_BYTES", int64(b.MessageBytes), 1<<10, 16<<20)
+	if b.RequestTimeout < 100*time.Millisecond {
+		errs = append(errs, fmt.Errorf("REQUEST_TIMEOUT is %v, must be at least 100ms", b.RequestTimeout))
+	}
+	if b.Idle < time.Second {
+		errs = append(errs, fmt.Errorf("GRPC_MAX_CONNECTION_IDLE is %v, must be at least 1s", b.Idle))
+	}
+	return errors.Join(errs...)
+}
+
+// Buffers of a connection. A silent one keeps the first; the second is shared by
+// those that write.
+const (
+	readBuffer  = 8 << 10
+	writeBuffer = 32 << 10
+)
+
+// handshake bounds TLS and the preface.
+const handshake = 10 * time.Second
+
+// Options are the server options that hold a gRPC server to the bounds. security
+// may be nil: none. Connections must come from a Listener of the same budget.
+func Options(b Bounds, budget *Budget, security credentials.TransportCredentials) []grpc.ServerOption {
+	if security == nil {
+		security = insecure.NewCredentials()
+	}
+	pings := 5 * time.Second
+	if b.Conversations {
+		pings = time.Second
+	}
+	options := []grpc.ServerOption{
+		grpc.Creds(&guarding{security, b, budget}),
+		grpc.ConnectionTimeout(handshake),
+		grpc.ReadBufferSize(readBuffer), grpc.WriteBufferSize(writeBuffer),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			MaxConnectionAge: b.Age, MaxConnectionAgeGrace: b.AgeGrace, MaxConnectionIdle: b.Idle, Time: time.Minute, Timeout: 20 * time.Second,
+		}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pings, PermitWithoutStream: true}),
+		grpc.RPCDecompressor(&gunzip{accept: b.Gzip, most: b.MessageBytes}), //nolint:staticcheck // the newer kind is registered for clients and servers alike, and by the tracing library
+	}
+	if b.MessageBytes > 0 {
+		options = append(options, grpc.MaxRecvMsgSize(b.MessageBytes))
+	}
+	if b.HeaderBytes > 0 {
+		options = append(options, grpc.MaxHeaderListSize(b.HeaderBytes))
+	}
+	if b.Streams > 0 {
+		options = append(options, grpc.MaxConcurrentStreams(b.Streams))
+	}
+	return options
+}

@@ -1,0 +1,117 @@
+package transport
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Budget is the memory that callers may have a process keep for what they have
+// begun and not ended. It is safe for concurrent use; a nil Budget bounds
+// nothing.
+type Budget struct {
+	Counts
+	most int64
+	// Invariant: held is the sum of what the holders hold, but for changes that are
+	// being told. It is at most most once a charge has returned.
+	held atomic.Int64
+
+	mu      sync.Mutex
+	holders map[holder]struct{} // guarded by mu
+}
+
+// Counts are what the bounds did. They may be read at any time.
+type Counts struct {
+	Crowded  atomic.Uint64 // connections closed for newer ones, or at once
+	Heaviest atomic.Uint64 // connections and bodies ended because too many bytes were held
+	Stalled  atomic.Uint64 // connections closed because they did not go on
+	Excess   atomic.Uint64 // connections closed for opening far more calls than they may
+}
+
+// holder is a connection, or the body of an HTTP request. None of its methods
+// may charge the budget while it is asked.
+type holder interface {
+	// holds returns how many bytes it holds, and has held since then.
+	holds(since int64) (now, long int64)
+	// end has it let go of all of it, at once.
+	end()
+}
+
+// moment is how long a caller may take between the beginning of a call and its
+// end before it is one of those that are looked at first.
+const moment = 250 * time.Millisecond
+
+// NewBudget makes a budget of so many bytes.
+func NewBudget(most int64) *Budget {
+	return &Budget{most: most, holders: map[holder]struct{}{}}
+}
+
+// Held is how many bytes are held now.
+func (b *Budget) Held() int64 { return b.held.Load() }
+
+func (b *Budget) join(h holder) {
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	b.holders[h] = struct{}{}
+	b.mu.Unlock()
+}
+
+func (b *Budget) leave(h holder) {
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	delete(b.holders, h)
+	b.mu.Unlock()
+}
+
+// charge notes that a holder holds more, or less. No lock of a holder may be
+// held: it may end any of them, also the one that is charged.
+func (b *Budget) charge(bytes int64) {
+	if b == nil || bytes == 0 {
+		return
+	}
+	if b.held.Add(bytes) > b.most && bytes > 0 {
+		b.makeRoom()
+	}
+}
+
+// makeRoom ends holders until an eighth is free, so that it need not be done for
+// each byte of an attack.
+func (b *Budget) makeRoom() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.held.Load() <= b.most {
+		return // another did
+	}
+	for b.held.Load() > b.most-b.most/8 {
+		h := b.heaviestLocked()
+		if h == nil {
+			return
+		}
+		delete(b.holders, h)
+		b.Heaviest.Add(1)
+		h.end()
+	}
+}
+
+// heaviestLocked is who has held most for longer than a moment, or, if nobody
+// has held anything for so long, who holds most.
+func (b *Budget) heaviestLocked() (worst holder) {
+	since := nanotime() - int64(moment)
+	var most, mostLong int64
+	for h := range b.holders {
+		now, long := h.holds(since)
+		if long > mostLong || long == mostLong && now > most {
+			worst, most, mostLong = h, now, long
+		}
+	}
+	return worst
+}
+
+var started = time.Now()
+
+// nanotime is the time on the monotonic clock.
+func nanotime() int64 { return int64(time.Since(started)) }

@@ -1,0 +1,114 @@
+package transport
+
+import "encoding/binary"
+
+// Of HTTP/2, what is needed to know when calls begin and end.
+const (
+	prefaceLen  = 24
+	frameHeader = 9
+
+	frameData    = 0
+	frameHeaders = 1
+	frameReset   = 3
+
+	flagEndStream = 1
+	flagPadded    = 8
+)
+
+// walker follows frames through a stream of bytes, in whatever pieces these
+// come. It keeps nothing of them but a frame's header. It does not judge them:
+// what is no HTTP/2 is the transport's to refuse, and what looks like a frame
+// until then is charged, and let go with the connection.
+type walker struct {
+	skip   int // bytes before the first frame
+	header [frameHeader]byte
+	have   int // bytes of header
+	left   int // bytes of the payload that are to come
+	frame
+}
+
+type frame struct {
+	kind, flags byte
+	length      int
+	stream      uint32
+}
+
+// next consumes bytes until a frame begins, or a piece of a payload is there; rest is
+// what follows. begun says that w.frame has begun, piece is of its payload.
+func (w *walker) next(b []byte) (begun bool, piece, rest []byte) {
+	if n := min(w.skip, len(b)); n > 0 {
+		w.skip -= n
+		return false, nil, b[n:]
+	}
+	if n := min(w.left, len(b)); n > 0 {
+		w.left -= n
+		return false, b[:n], b[n:]
+	}
+	n := copy(w.header[w.have:], b)
+	w.have += n
+	if w.have < frameHeader {
+		return false, nil, b[n:]
+	}
+	w.have = 0
+	h := &w.header
+	w.length = int(h[0])<<16 | int(h[1])<<8 | int(h[2])
+	w.kind, w.flags, w.stream = h[3], h[4], binary.BigEndian.Uint32(h[5:])&^(1<<31)
+	w.left = w.length
+	return true, nil, b[n:]
+}
+
+// frameCost is what the transport keeps for the payload of a data frame: a
+// buffer of the next larger kind, and its place in a queue.
+func frameCost(length int) int64 {
+	const queued = 128
+	switch {
+	case length <= 1<<10:
+		return int64(length) + queued
+	case length <= 4<<10:
+		return 4<<10 + queued
+	case length <= 16<<10:
+		return 16<<10 + queued
+	default:
+		return int64(length) + 16<<10 + queued
+	}
+}
+
+// pieceCost is what it keeps for a piece of a conversation's message, which may
+// have come in frames of any size.
+func pieceCost(length int) int64 { return 2*int64(length) + 128 }
+
+// message follows the messages of a conversation through the payloads of its
+// data frames: each has a byte of flags and four of its length before it.
+type message struct {
+	prefix [5]byte
+	have   int
+	left   uint32
+}
+
+// through takes in a piece, and returns how many bytes at its end belong to a
+// message that is not complete, and whether one was completed.
+func (m *message) through(b []byte) (tail int, completed bool) {
+	for len(b) > 0 {
+		if m.have < len(m.prefix) {
+			n := copy(m.prefix[m.have:], b)
+			m.have += n
+			tail += n
+			if b = b[n:]; m.have < len(m.prefix) {
+				return tail, completed
+			}
+			m.left = binary.BigEndian.Uint32(m.prefix[1:])
+		}
+		n := min(int(m.left), len(b))
+		m.left -= uint32(n)
+		tail += n
+		if b = b[n:]; m.left == 0 {
+			m.have, tail, completed = 0, 0, true
+		}
+	}
+	return tail, completed
+}
+
+// ends tells whether a frame is the last of a reply.
+func (f *frame) ends() bool {
+	return f.kind == frameReset || f.flags&flagEndStream != 0 && (f.kind == frameHeaders || f.kind == frameData)
+}

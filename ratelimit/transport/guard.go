@@ -1,0 +1,336 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+)
+
+// guarding are credentials that put a guard on each connection, above TLS.
+type guarding struct {
+	credentials.TransportCredentials
+	bounds Bounds
+	budget *Budget
+}
+
+// ServerHandshake implements [credentials.TransportCredentials].
+func (g *guarding) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	c, info, err := g.TransportCredentials.ServerHandshake(raw)
+	if err != nil {
+		return c, info, err
+	}
+	return newGuard(c, raw, &g.bounds, g.budget), info, nil
+}
+
+// ClientHandshake implements [credentials.TransportCredentials].
+func (g *guarding) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return g.TransportCredentials.ClientHandshake(ctx, authority, raw)
+}
+
+// Clone implements [credentials.TransportCredentials].
+func (g *guarding) Clone() credentials.TransportCredentials {
+	return &guarding{g.TransportCredentials.Clone(), g.bounds, g.budget}
+}
+
+var errEnded = errors.New("the connection was ended: it held more than its share of what callers may have kept (MAX_BYTES_IN_FLIGHT)")
+
+// guard is a connection whose calls are reckoned as their frames pass. It is
+// safe for one reader and one writer at a time.
+//
+// A call costs from its first frame until the last of its reply has been
+// written, or either side has reset it.
+type guard struct {
+	net.Conn
+	bounds *Bounds
+	budget *Budget
+	raw    *conn // what it came as; nil: not from a Listener
+	in     walker
+	out    walker
+	timed  bool      // a read has a deadline
+	wrote  time.Time // when writes last got a deadline
+
+	mu     sync.Mutex
+	open   []call // guarded by mu, by rising stream
+	latest uint32 // guarded by mu: the highest stream
+	// unfinished are calls whose request is not complete; it is changed under mu.
+	unfinished atomic.Int32
+	held       int64 // guarded by mu. Invariant: the sum of the costs of open
+	ended      bool  // guarded by mu: nothing is charged any more
+	now        int64 // guarded by mu: when what is being reckoned came
+}
+
+// call is one that is open.
+type call struct {
+	stream   uint32
+	complete bool // its request
+	blind    bool // its messages cannot be followed
+	since    int64
+	cost     int64
+	message  message
+}
+
+func newGuard(c, raw net.Conn, bounds *Bounds, budget *Budget) *guard {
+	g := &guard{Conn: c, bounds: bounds, budget: budget}
+	g.raw, _ = raw.(*conn)
+	g.in.skip = prefaceLen
+	budget.join(g)
+	return g
+}
+
+// callCost is what an open call costs before any data: its headers as they are
+// kept, and what works on it.
+func (g *guard) callCost() int64 { return int64(g.bounds.HeaderBytes) + 8<<10 }
+
+// Read implements net.Conn.
+func (g *guard) Read(p []byte) (int, error) {
+	g.await()
+	n, err := g.Conn.Read(p)
+	if n > 0 {
+		change, ok := g.arrived(p[:n])
+		g.budget.charge(change)
+		if !ok {
+			return 0, errEnded
+		}
+	}
+	g.stalled(err)
+	return n, err
+}
+
+// Write implements net.Conn.
+func (g *guard) Write(p []byte) (int, error) {
+	g.hurry()
+	n, err := g.Conn.Write(p)
+	if n > 0 {
+		g.budget.charge(g.left(p[:n]))
+	}
+	if g.stalled(err) {
+		g.Conn.Close() // the reader may wait for more of the same
+	}
+	return n, err
+}
+
+// Close implements net.Conn.
+func (g *guard) Close() error {
+	g.budget.leave(g)
+	g.let()
+	return g.Conn.Close()
+}
+
+// end implements holder.
+func (g *guard) end() {
+	g.let()
+	if g.raw != nil { // under TLS, an orderly end would wait for the other side
+		_ = g.raw.Close()
+		return
+	}
+	_ = g.Conn.Close()
+}
+
+// let takes all that is held off the budget.
+func (g *guard) let() {
+	g.mu.Lock()
+	held := g.held
+	g.open, g.held, g.ended = nil, 0, true
+	g.unfinished.Store(0)
+	g.mu.Unlock()
+	g.budget.charge(-held)
+}
+
+// holds implements holder.
+func (g *guard) holds(since int64) (now, long int64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for i := range g.open {
+		if g.open[i].since > since {
+			break
+		}
+		long += g.open[i].cost
+	}
+	return g.held, long
+}
+
+// stalled counts a deadline that has passed.
+func (g *guard) stalled(err error) bool {
+	if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
+		return false
+	}
+	if g.budget != nil {
+		g.budget.Stalled.Add(1)
+	}
+	return true
+}
+
+// await gives the next read the time that the oldest incomplete request has left.
+func (g *guard) await() {
+	if g.bounds.Conversations || g.bounds.RequestTimeout == 0 {
+		return
+	}
+	if g.unfinished.Load() == 0 {
+		if g.timed {
+			g.timed = false
+			_ = g.SetReadDeadline(time.Time{})
+		}
+		return
+	}
+	g.mu.Lock()
+	i := slices.IndexFunc(g.open, func(c call) bool { return !c.complete })
+	var since int64
+	if i >= 0 {
+		since = g.open[i].since
+	}
+	g.mu.Unlock()
+	if i >= 0 {
+		g.timed = true
+		_ = g.SetReadDeadline(started.Add(time.Duration(since) + g.bounds.RequestTimeout))
+	}
+}
+
+// hurry gives writes a time after which nobody reads them. It is set anew once a
+// second at most.
+func (g *guard) hurry() {
+	if g.bounds.RequestTimeout == 0 {
+		return
+	}
+	now := time.Now()
+	if g.raw != nil && g.raw.untimed.Swap(false) || now.Sub(g.wrote) > min(time.Second, g.bounds.RequestTimeout/4) {
+		g.wrote = now
+		_ = g.SetWriteDeadline(now.Add(g.bounds.RequestTimeout))
+	}
+}
+
+// arrived reckons what has been read. It is not ok if the connection has ended.
+func (g *guard) arrived(b []byte) (change int64, ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	before := g.held
+	if g.raw != nil {
+		g.now = g.raw.last.Load()
+	} else {
+		g.now = nanotime()
+	}
+	for len(b) > 0 && !g.ended {
+		var begun bool
+		var piece []byte
+		begun, piece, b = g.in.next(b)
+		switch {
+		case begun:
+			g.beganLocked(&g.in.frame)
+		case piece != nil && g.bounds.Conversations && g.in.kind == frameData:
+			g.messageLocked(g.in.stream, piece)
+		}
+	}
+	return g.held - before, !g.ended
+}
+
+// beganLocked takes in the header of a frame of the caller's.
+func (g *guard) beganLocked(f *frame) {
+	switch f.kind {
+	case frameHeaders:
+		g.headersLocked(f)
+	case frameData:
+		if c := g.callLocked(f.stream); c != nil {
+			if !g.bounds.Conversations || f.flags&flagPadded != 0 {
+				c.blind = true
+				g.addLocked(c, frameCost(f.length))
+			}
+			g.completeLocked(c, f.flags)
+		}
+	case frameReset:
+		g.closeLocked(f.stream)
+	}
+}
+
+func (g *guard) headersLocked(f *frame) {
+	if c := g.callLocked(f.stream); c != nil { // trailers
+		g.completeLocked(c, f.flags)
+		return
+	}
+	if f.stream <= g.latest {
+		return // the transport will not have it
+	}
+	g.latest = f.stream
+	if uint32(len(g.open)) >= 2*g.bounds.Streams+1000 && g.bounds.Streams > 0 {
+		if g.budget != nil {
+			g.budget.Excess.Add(1)
+		}
+		g.ended = true
+		return
+	}
+	g.open = append(g.open, call{stream: f.stream, since: g.now})
+	g.unfinished.Add(1)
+	c := &g.open[len(g.open)-1]
+	g.addLocked(c, g.callCost())
+	g.completeLocked(c, f.flags)
+}
+
+func (g *guard) addLocked(c *call, cost int64) {
+	c.cost += cost
+	g.held += cost
+}
+
+func (g *guard) completeLocked(c *call, flags byte) {
+	if flags&flagEndStream != 0 && !c.complete {
+		c.complete = true
+		g.unfinished.Add(-1)
+	}
+}
+
+// messageLocked reckons a piece of a conversation.
+func (g *guard) messageLocked(stream uint32, piece []byte) {
+	c := g.callLocked(stream)
+	if c == nil || c.blind {
+		return
+	}
+	tail, completed := c.message.through(piece)
+	if completed { // what came before is taken in
+		g.addLocked(c, g.callCost()-c.cost)
+		c.since = g.now
+	}
+	if tail > 0 {
+		g.addLocked(c, pieceCost(tail))
+	}
+}
+
+func (g *guard) indexLocked(stream uint32) (int, bool) {
+	return slices.BinarySearchFunc(g.open, stream, func(c call, stream uint32) int { return int(int64(c.stream) - int64(stream)) })
+}
+
+func (g *guard) callLocked(stream uint32) *call {
+	if i, ok := g.indexLocked(stream); ok {
+		return &g.open[i]
+	}
+	return nil
+}
+
+func (g *guard) closeLocked(stream uint32) {
+	i, ok := g.indexLocked(stream)
+	if !ok {
+		return
+	}
+	c := &g.open[i]
+	g.completeLocked(c, flagEndStream)
+	g.held -= c.cost
+	g.open = slices.Delete(g.open, i, i+1)
+}
+
+// left reckons what has been written.
+func (g *guard) left(b []byte) (change int64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	before := g.held
+	for len(b) > 0 && !g.ended {
+		var begun bool
+		begun, _, b = g.out.next(b)
+		if begun && g.out.ends() {
+			g.closeLocked(g.out.stream)
+		}
+	}
+	return g.held - before
+}

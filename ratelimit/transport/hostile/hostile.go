@@ -1,0 +1,382 @@
+// Package hostile has callers that misbehave, for tests: each does over a real
+// connection what a server must survive. They keep within what HTTP/2 lets them
+// send, and stop when the server ends their connection.
+package hostile
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// Caller is one connection, whose frames its user writes. It is not safe for
+// concurrent use.
+type Caller struct {
+	net.Conn
+	out    *bufio.Writer
+	framer *http2.Framer
+	block  bytes.Buffer
+	pack   *hpack.Encoder
+	stream uint32
+	method string
+	acks   bool // pings are answered
+
+	mu      sync.Mutex
+	windows map[uint32]int // guarded by mu: what the server has granted beyond the first 64 KB
+	turned  chan struct{}  // something was granted
+	ended   chan struct{}  // the server has ended the connection
+}
+
+// Dial opens a connection and says the preface. If it reads, it takes in what
+// the server says; otherwise nothing that is sent is ever read.
+func Dial(address string, reads bool, settings ...http2.Setting) (*Caller, error) {
+	conn, err := dial(address)
+	if err != nil {
+		return nil, err
+	}
+	c := &Caller{Conn: conn, method: Method, out: bufio.NewWriterSize(conn, 64<<10), windows: map[uint32]int{}, turned: make(chan struct{}, 1), ended: make(chan struct{})}
+	c.framer = http2.NewFramer(c.out, conn)
+	c.pack = hpack.NewEncoder(&c.block)
+	_ = conn.SetWriteDeadline(time.Now().Add(20 * time.Second))
+	_, _ = io.WriteString(c.out, http2.ClientPreface)
+	_ = c.framer.WriteSettings(settings...)
+	if err := c.out.Flush(); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	if reads {
+		go c.read()
+	}
+	return c, nil
+}
+
+func dial(address string) (net.Conn, error) {
+	d := net.Dialer{Timeout: 5 * time.Second}
+	return d.DialContext(context.Background(), "tcp", address)
+}
+
+func (c *Caller) read() {
+	defer close(c.ended)
+	for {
+		f, err := c.framer.ReadFrame()
+		if err != nil {
+			return
+		}
+		switch f := f.(type) {
+		case *http2.PingFrame:
+			if c.acks && !f.IsAck() {
+				_ = c.framer.WritePing(true, f.Data)
+				_ = c.Flush()
+			}
+		case *http2.WindowUpdateFrame:
+			c.mu.Lock()
+			c.windows[f.StreamID] += int(f.Increment)
+			c.mu.Unlock()
+			select {
+			case c.turned <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+// Ended is closed when the server has ended the connection of a Caller that reads.
+func (c *Caller) Ended() <-chan struct{} { return c.ended }
+
+// What is called: that of Envoy, or that of peers.
+const (
+	Method     = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
+	PeerMethod = "/sluice.routing.v1.Peer/Exchange"
+)
+
+// Call begins a call with more headers.
+func (c *Caller) Call(more ...hpack.HeaderField) (stream uint32, err error) {
+	c.block.Reset()
+	fields := append([]hpack.HeaderField{
+		{Name: ":method", Value: "POST"},
+		{Name: ":scheme", Value: "http"},
+		{Name: ":path", Value: c.method},
+		{Name: ":authority", Value: "x"},
+		{Name: "content-type", Value: "application/grpc"},
+		{Name: "te", Value: "trailers"},
+	}, more...)
+	for _, f := range fields {
+		_ = c.pack.WriteField(f)
+	}
+	if c.stream == 0 {
+		c.stream = 1
+	} else {
+		c.stream += 2
+	}
+	err = c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: c.stream, BlockFragment: c.block.Bytes(), EndHeaders: true})
+	return c.stream, err
+}
+
+// Message is a request as it travels.
+func Message(packed byte, body []byte) []byte {
+	b := binary.BigEndian.AppendUint32([]byte{packed}, uint32(len(body)))
+	return append(b, body...)
+}
+
+// Data sends a piece of a call's request.
+func (c *Caller) Data(stream uint32, b []byte, end bool) error {
+	return c.framer.WriteData(stream, end, b)
+}
+
+// Flush sends what was written.
+func (c *Caller) Flush() error { return c.out.Flush() }
+
+// PackedHeaders sends calls whose headers are a byte each and unpack to 4 KB: 16
+// MB a call. It returns how many bytes it sent.
+func PackedHeaders(address string, calls int) (sent int, err error) {
+	c, err := Dial(address, true)
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	large := hpack.HeaderField{Name: "x-bin", Value: strings.Repeat("QUJD", 1000)}
+	fields := make([]hpack.HeaderField, 4000)
+	for i := range fields {
+		fields[i] = large
+	}
+	for range calls {
+		if _, err := c.Call(fields...); err != nil {
+			return sent, err
+		}
+		if err := c.Flush(); err != nil {
+			return sent, err
+		}
+		sent += c.block.Len()
+	}
+	c.hold(time.Second)
+	return sent, nil
+}
+
+// hold keeps the connection open for a while, or until the server ends it.
+func (c *Caller) hold(d time.Duration) {
+	select {
+	case <-c.ended:
+	case <-time.After(d):
+	}
+}
+
+// Unfinished sends calls on one connection whose request lacks its last byte, in
+// data frames of so many bytes. It holds them for a while.
+func Unfinished(address string, calls, size, frame int, hold time.Duration) error {
+	return UnfinishedOf(Method, address, calls, size, frame, hold)
+}
+
+// UnfinishedOf does so with calls of a method.
+func UnfinishedOf(method, address string, calls, size, frame int, hold time.Duration) error {
+	c, err := Dial(address, true)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	c.method = method
+	whole := Message(0, make([]byte, size))
+	whole = whole[:len(whole)-1]
+	sent := make(map[uint32]int, calls)
+	const first = 60 << 10 // of the 64 KB that each call may send unasked
+	for range calls {
+		stream, err := c.Call()
+		if err != nil {
+			return err
+		}
+		if err := c.pieces(stream, whole[:min(first, len(whole))], frame); err != nil {
+			return err
+		}
+		sent[stream] = min(first, len(whole))
+	}
+	for end := time.Now().Add(hold); time.Now().Before(end); {
+		for stream, n := range sent {
+			c.mu.Lock()
+			granted := 60<<10 + c.windows[stream]
+			c.mu.Unlock()
+			if upTo := min(granted, len(whole)); upTo > n {
+				if err := c.pieces(stream, whole[n:upTo], frame); err != nil {
+					return err
+				}
+				sent[stream] = upTo
+			}
+		}
+		select {
+		case <-c.ended:
+			return nil
+		case <-c.turned:
+		case <-time.After(time.Until(end)):
+		}
+	}
+	return nil
+}
+
+func (c *Caller) pieces(stream uint32, b []byte, frame int) error {
+	for len(b) > 0 {
+		n := min(frame, len(b))
+		if err := c.Data(stream, b[:n], false); err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return c.Flush()
+}
+
+// Unread sends whole calls for a while, and reads none of the replies. With
+// windowless, it reads the connection, and lets no reply have any data.
+func Unread(address string, request []byte, windowless bool, d time.Duration) (calls int, err error) {
+	var settings []http2.Setting
+	if windowless {
+		settings = []http2.Setting{{ID: http2.SettingInitialWindowSize, Val: 0}}
+	}
+	c, err := Dial(address, windowless, settings...)
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	whole := Message(0, request)
+	for end := time.Now().Add(d); time.Now().Before(end); calls++ {
+		_ = c.SetWriteDeadline(end)
+		stream, err := c.Call()
+		if err != nil {
+			return calls, err
+		}
+		for b := whole; len(b) > 0; {
+			n := min(16<<10, len(b))
+			if err := c.Data(stream, b[:n], n == len(b)); err != nil {
+				return calls, err
+			}
+			b = b[n:]
+		}
+		if err := c.Flush(); err != nil {
+			return calls, err
+		}
+	}
+	return calls, nil
+}
+
+// Bombs sends calls for a while, so many at once on each of eight connections,
+// whose 4 KB become 4 MB.
+func Bombs(address string, atOnce int, d time.Duration) error {
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	_, _ = z.Write(make([]byte, 4<<20-100))
+	_ = z.Close()
+	whole := Message(1, packed.Bytes())
+	end := time.Now().Add(d)
+	var all sync.WaitGroup
+	errs := make([]error, 8)
+	for i := range errs {
+		all.Go(func() {
+			for time.Now().Before(end) && errs[i] == nil {
+				errs[i] = bombs(address, atOnce, whole)
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+func bombs(address string, atOnce int, whole []byte) error {
+	c, err := Dial(address, true)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for range atOnce {
+		stream, err := c.Call(hpack.HeaderField{Name: "grpc-encoding", Value: "gzip"})
+		if err != nil {
+			return err
+		}
+		if err := c.Data(stream, whole, true); err != nil {
+			return err
+		}
+	}
+	if err := c.Flush(); err != nil {
+		return err
+	}
+	c.hold(200 * time.Millisecond)
+	return nil
+}
+
+// Silent opens connections that say nothing after the preface, but answer pings:
+// they look alive. The function that
+// it returns closes them.
+func Silent(address string, n int) (callers []*Caller, closeAll func(), err error) {
+	closeAll = func() {
+		for _, c := range callers {
+			c.Close()
+		}
+	}
+	for range n {
+		c, err := Dial(address, false)
+		if err != nil {
+			return callers, closeAll, err
+		}
+		c.acks = true
+		go c.read()
+		callers = append(callers, c)
+	}
+	return callers, closeAll, nil
+}
+
+// Post sends a body to /json and returns the status and the answer.
+func Post(ctx context.Context, address, body string) (status int, answer string, header http.Header, err error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+address+"/json", strings.NewReader(body))
+	if err != nil {
+		return 0, "", nil, err
+	}
+	a, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return 0, "", nil, err
+	}
+	defer a.Body.Close()
+	text, err := io.ReadAll(a.Body)
+	return a.StatusCode, string(text), a.Header, err
+}
+
+// Empties is a request of so many bytes that is nothing but empty descriptors.
+func Empties(size int) string {
+	const head, tail = `{"domain":"d","descriptors":[{}`, `]}`
+	return head + strings.Repeat(",{}", (size-len(head)-len(tail))/3) + tail
+}
+
+// HalfBodies opens requests to /json that send all of their body but its last
+// byte. The function that it returns ends them.
+func HalfBodies(address string, n, size int) (stop func(), err error) {
+	var open []net.Conn
+	stop = func() {
+		for _, c := range open {
+			c.Close()
+		}
+	}
+	for range n {
+		c, err := dial(address)
+		if err != nil {
+			return stop, err
+		}
+		open = append(open, c)
+	}
+	body := `{"domain":"` + strings.Repeat("x", size)
+	var sending sync.WaitGroup
+	for _, c := range open {
+		_ = c.SetWriteDeadline(time.Now().Add(2 * time.Second))
+		sending.Go(func() { // a server that has refused it may not read the rest
+			_, _ = fmt.Fprintf(c, "POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body)+1, body)
+		})
+	}
+	sending.Wait()
+	return stop, nil
+}

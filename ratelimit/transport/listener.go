@@ -1,0 +1,101 @@
+package transport
+
+import (
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Listener has at most so many connections at once. One more closes that from
+// which nothing has come for longest. It is safe for concurrent use.
+type Listener struct {
+	net.Listener
+	most   int
+	budget *Budget
+
+	mu    sync.Mutex
+	conns map[*conn]struct{} // guarded by mu. Invariant: at most most
+}
+
+// Listen bounds the connections of a listener; most 0 means any number.
+func Listen(l net.Listener, most int, budget *Budget) *Listener {
+	return &Listener{Listener: l, most: most, budget: budget, conns: map[*conn]struct{}{}}
+}
+
+// conn is a connection that tells when something came last.
+type conn struct {
+	net.Conn
+	of   *Listener
+	last atomic.Int64
+	once sync.Once
+	// untimed is set where others have set the deadlines, so that they are set
+	// again by those who need them.
+	untimed atomic.Bool
+}
+
+// Accept implements net.Listener.
+func (l *Listener) Accept() (net.Conn, error) {
+	raw, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{Conn: raw, of: l}
+	c.last.Store(nanotime())
+	l.mu.Lock()
+	var silent *conn
+	if l.most > 0 && len(l.conns) >= l.most {
+		silent = l.silentLocked()
+		delete(l.conns, silent)
+	}
+	l.conns[c] = struct{}{}
+	l.mu.Unlock()
+	if silent != nil {
+		if l.budget != nil {
+			l.budget.Crowded.Add(1)
+		}
+		_ = silent.Close()
+	}
+	return c, nil
+}
+
+func (l *Listener) silentLocked() (longest *conn) {
+	for c := range l.conns {
+		if longest == nil || c.last.Load() < longest.last.Load() {
+			longest = c
+		}
+	}
+	return longest
+}
+
+// Open is how many connections there are.
+func (l *Listener) Open() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.conns)
+}
+
+// Read implements net.Conn.
+func (c *conn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n > 0 {
+		c.last.Store(nanotime())
+	}
+	return n, err
+}
+
+// SetDeadline implements net.Conn.
+func (c *conn) SetDeadline(t time.Time) error {
+	c.untimed.Store(true)
+	return c.Conn.SetDeadline(t)
+}
+
+// Close implements net.Conn.
+func (c *conn) Close() error {
+	c.once.Do(func() {
+		c.of.mu.Lock()
+		delete(c.of.conns, c)
+		c.of.mu.Unlock()
+	})
+	return c.Conn.Close()
+}

@@ -1,0 +1,102 @@
+package xds
+
+import (
+	"fmt"
+
+	"google.golang.org/grpc/encoding"
+	grpcproto "google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+// shape says which fields of a message are messages. Two bytes of a push can be
+// an empty message, and become a hundred times as much memory: they are counted
+// in the bytes, before any is built.
+type shape map[protowire.Number]shape
+
+var (
+	// responseShape is that of a DiscoveryResponse, whose resources stay bytes.
+	responseShape = shape{2: {}, 6: {}, 7: {2: {3: {}}}}
+	configShape   = shape{3: nil} // of a RateLimitConfig
+)
+
+func init() { // descriptors hold descriptors, and values values
+	value, list, object := shape{}, shape{}, shape{}
+	object[1] = shape{2: value}
+	list[1] = value
+	value[5], value[6] = object, list
+	descriptor := shape{3: {5: {}}, metadataField: object}
+	descriptor[4] = descriptor
+	configShape[3] = descriptor
+}
+
+// count takes a message and those in it off left. It reads the bytes once for
+// each level, and allocates nothing.
+func (s shape) count(b []byte, left *int, depth int) error {
+	if *left--; *left < 0 {
+		return errMany
+	}
+	if depth > maxMessageDepth {
+		return fmt.Errorf("messages are in one another more than %d deep", maxMessageDepth)
+	}
+	for len(b) > 0 {
+		number, kind, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return protowire.ParseError(n)
+		}
+		b = b[n:]
+		below, known := s[number]
+		if !known || kind != protowire.BytesType {
+			if n = protowire.ConsumeFieldValue(number, kind, b); n < 0 {
+				return protowire.ParseError(n)
+			}
+			b = b[n:]
+			continue
+		}
+		body, n := protowire.ConsumeBytes(b)
+		if n < 0 {
+			return protowire.ParseError(n)
+		}
+		if err := below.count(body, left, depth+1); err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+// maxMessageDepth is beyond maxDepth descriptors, with metadata in the last: a
+// level of JSON is three messages.
+const maxMessageDepth = 2*maxDepth + 8
+
+var errMany = fmt.Errorf("it holds too many messages")
+
+// codec reads pushes, but none with more resources than there may be files.
+type codec struct {
+	encoding.CodecV2
+	most   int
+	refuse func(error)
+}
+
+func newCodec(b config.Bounds, refuse func(error)) codec {
+	return codec{encoding.GetCodecV2(grpcproto.Name), b.Files + 100, refuse}
+}
+
+// Unmarshal implements encoding.CodecV2.
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	bytes := data.Materialize()
+	left := c.most
+	if err := responseShape.count(bytes, &left, 0); err != nil {
+		err = fmt.Errorf("a push of %d bytes: %w: the most resources are %d (CONFIG_MAX_FILES)", len(bytes), err, c.most-100)
+		c.refuse(err)
+		return err
+	}
+	message, ok := v.(proto.Message)
+	if !ok {
+		return fmt.Errorf("%T is no message", v)
+	}
+	return proto.Unmarshal(bytes, message)
+}

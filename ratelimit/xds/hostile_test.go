@@ -1,0 +1,227 @@
+package xds
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rlsconf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+// nest puts a message into another, as one of its fields.
+func nest(number protowire.Number, inner []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), inner)
+}
+
+func repeat(field []byte, n int) []byte { return []byte(strings.Repeat(string(field), n)) }
+
+// deepDescriptor is descriptors in one another.
+func deepDescriptor(depth int, innermost []byte) []byte {
+	b := innermost
+	for range depth {
+		b = nest(4, b)
+	}
+	return nest(3, b)
+}
+
+// Resources of 2 MB that would become hundreds are refused before they are
+// built, by an error that fits a line.
+func TestHostileResources(t *testing.T) {
+	const size = 2 << 20
+	value := nest(6, nil)
+	for range 300 {
+		value = nest(6, nest(1, value))
+	}
+	for name, c := range map[string]struct {
+		resource []byte
+		want     string
+	}{
+		"empty descriptors":     {repeat(nest(3, nil), size/2), "the push holds more than 250000 descriptors, limits and values of metadata"},
+		"empty below one":       {nest(3, repeat(nest(4, nil), size/2)), "raise CONFIG_MAX_TOKENS"},
+		"limits":                {nest(3, repeat(nest(3, nil), size/2)), "raise CONFIG_MAX_TOKENS"},
+		"replacements":          {nest(3, nest(3, repeat(nest(5, nil), size/2))), "raise CONFIG_MAX_TOKENS"},
+		"metadata":              {nest(3, nest(metadataField, repeat(nest(1, nil), size/2))), "raise CONFIG_MAX_TOKENS"},
+		"lists in metadata":     {nest(3, nest(metadataField, nest(1, nest(2, nest(6, repeat(nest(1, nil), size/2)))))), "raise CONFIG_MAX_TOKENS"},
+		"deep descriptors":      {deepDescriptor(10_000, nil), "in one another more than 208 deep"},
+		"deep metadata":         {nest(3, nest(metadataField, nest(1, nest(2, value)))), "in one another more than 208 deep"},
+		"descriptors, 101 deep": {deepDescriptor(101, nil), "descriptors are more than 100 deep"},
+		"wide below deep":       {deepDescriptor(95, repeat(nest(4, nil), 80_000)), "as a file it is more than 8388608 bytes: have fewer rules, or raise CONFIG_MAX_FILE_BYTES"},
+		"a name":                {append(nest(1, repeat([]byte("x"), size)), nest(3, protowire.AppendVarint(protowire.AppendTag(nil, quotaMode, protowire.VarintType), 1))...), ""},
+		"cut off":               {[]byte{0x1a, 0xff}, "that is no RateLimitConfig"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			files, err := filesOf([]*anypb.Any{{TypeUrl: TypeURL, Value: c.resource}}, nil, config.DefaultBounds())
+			runtime.ReadMemStats(&after)
+			switch {
+			case c.want == "" && (err != nil || len(files[0].Name) > 300):
+				t.Errorf("%v, a name of %d bytes", err, len(files[0].Name))
+			case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 400):
+				t.Errorf("%.500v, want %s", err, c.want)
+			}
+			if got := after.TotalAlloc - before.TotalAlloc; got > 64<<20 {
+				t.Errorf("%d bytes of resources took %d MB", len(c.resource), got>>20)
+			}
+		})
+	}
+	all, err := filesOf(make([]*anypb.Any, 1000), nil, config.DefaultBounds())
+	if err == nil || all != nil || len(err.Error()) > 4<<10 {
+		t.Errorf("many bad resources: an error of %d bytes", len(err.Error()))
+	}
+	small := config.DefaultBounds()
+	small.TotalBytes = 20
+	if _, err := filesOf([]*anypb.Any{{TypeUrl: TypeURL, Value: nest(1, []byte("n"))}, {TypeUrl: TypeURL, Value: nest(2, []byte("0123456789"))}}, nil, small); err == nil || !strings.Contains(err.Error(), "raise CONFIG_MAX_BYTES") {
+		t.Error(err)
+	}
+}
+
+// A response of empty resources is not even built.
+func TestHostileResponse(t *testing.T) {
+	var refused []error
+	c := newCodec(config.DefaultBounds(), func(err error) { refused = append(refused, err) })
+	for name, b := range map[string][]byte{
+		"resources":     repeat(nest(2, nil), 1<<20),
+		"their errors":  repeat(nest(7, nil), 1<<20),
+		"their details": nest(7, nest(2, repeat(nest(3, nil), 1<<20))),
+	} {
+		refused = nil
+		err := c.Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, &discovery.DiscoveryResponse{})
+		if err == nil || len(refused) != 1 || !strings.Contains(err.Error(), "the most resources are 1000 (CONFIG_MAX_FILES)") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	in := &discovery.DiscoveryResponse{VersionInfo: "v", Resources: []*anypb.Any{{TypeUrl: TypeURL, Value: []byte("anything")}}}
+	b, err := proto.Marshal(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := &discovery.DiscoveryResponse{}
+	if err := c.Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, out); err != nil || !proto.Equal(in, out) {
+		t.Errorf("%v: %v", err, out)
+	}
+}
+
+// hasty pushes without waiting for answers.
+type hasty struct {
+	discovery.UnimplementedAggregatedDiscoveryServiceServer
+	pushes []*discovery.DiscoveryResponse
+	acked  chan string
+}
+
+func (h *hasty) StreamAggregatedResources(s discovery.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	if _, err := s.Recv(); err != nil {
+		return err
+	}
+	for _, p := range h.pushes {
+		if err := s.Send(p); err != nil {
+			return err
+		}
+	}
+	for {
+		r, err := s.Recv()
+		if err != nil {
+			return err
+		}
+		if r.GetErrorDetail() == nil {
+			h.acked <- r.GetVersionInfo()
+		}
+	}
+}
+
+// A server that pushes without a pause has a few of its pushes loaded, the last
+// among them.
+func TestPushesAreCoalesced(t *testing.T) {
+	const last, interval = 60, 100 * time.Millisecond
+	h := &hasty{acked: make(chan string, last)}
+	for n := 1; n <= last; n++ {
+		body, err := anypb.New(domain("a", limit("k", uint32(n))))
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.pushes = append(h.pushes, &discovery.DiscoveryResponse{VersionInfo: fmt.Sprint(n), Nonce: fmt.Sprint(n), TypeUrl: TypeURL, Resources: []*anypb.Any{body}})
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	discovery.RegisterAggregatedDiscoveryServiceServer(server, h)
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(server.Stop)
+	begun := time.Now()
+	store := run(t, Options{Server: l.Addr().String(), Interval: interval})
+	for version := ""; version != fmt.Sprint(last); {
+		select {
+		case version = <-h.acked:
+		case <-time.After(20 * time.Second):
+			t.Fatalf("the last push is not answered; the last that was is %q", version)
+		}
+	}
+	loaded, failed := store.Loads()
+	if most := uint64(time.Since(begun)/interval) + 2; loaded > most || failed != 0 || store.Reloads().Coalesced != last-loaded {
+		t.Errorf("%d loads and %d failed in %v, %+v", loaded, failed, time.Since(begun), store.Reloads())
+	}
+	if requests(store, "a.k") != last {
+		t.Errorf("%d is in force", requests(store, "a.k"))
+	}
+}
+
+// A push that cannot be read costs itself, and is counted.
+func TestPoisonedPush(t *testing.T) {
+	m := newManager(t, "127.0.0.1:0")
+	store := run(t, Options{Server: m.addr, Bounds: config.Bounds{Tokens: 10}})
+	m.push(domain("a", limit("k", 5)))
+	m.acked("v1")
+	many := make([]*rlsconf.RateLimitDescriptor, 20)
+	for i := range many {
+		many[i] = &rlsconf.RateLimitDescriptor{Key: fmt.Sprint(i)}
+	}
+	m.push(domain("a", many...))
+	m.refused("the push holds more than 10 descriptors")
+	if _, failed := store.Loads(); failed != 1 || requests(store, "a.k") != 5 {
+		t.Errorf("%d failed, %d in force", failed, requests(store, "a.k"))
+	}
+	m.push(domain("a", limit("k", 6)))
+	m.acked("v3")
+	if requests(store, "a.k") != 6 {
+		t.Error("the good push after it is not in force")
+	}
+}
+
+// A client that ends while pushes come leaves nothing behind.
+func TestRunEnds(t *testing.T) {
+	m := newManager(t, "127.0.0.1:0")
+	m.push(domain("a", limit("k", 5)))
+	c := NewClient(Options{Server: m.addr, NodeID: "n1", Credentials: insecure.NewCredentials(), MaxMessage: 4 << 20, Interval: time.Hour, Backoff: Backoff{Connect: time.Hour}})
+	store := config.NewStore(c, config.Options{Coordination: ratelimit.DefaultCoordination()}, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx, store) }()
+	m.acked("v1")
+	m.push(domain("a", limit("k", 6))) // has to wait for an hour
+	cancel()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it has not ended")
+	}
+}

@@ -1,0 +1,280 @@
+package routing
+
+import (
+	"context"
+	"math"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// target is a live core in a ring of two, to which the other node says whatever
+// it likes. Some of its own calls wait for replies: 1 an ask, 2 a claim, 3 a
+// fetch, 4 a parcel.
+type target struct {
+	*core
+	t      *testing.T
+	now    instant
+	peer   *member
+	from   *inlet
+	asked  ask
+	call   *call
+	claims []ratelimit.Claim
+	lease  *claiming
+}
+
+// quiet hands do nothing.
+type quiet struct{}
+
+func (quiet) dial(m *member)   { m.wake = func() {} }
+func (quiet) hangUp(*member)   {}
+func (quiet) redial(m *member) {}
+func (quiet) wake()            {}
+
+// base is where the fuzzed core's clock is.
+var base = time.Unix(1_800_000_000, 0)
+
+func newTarget(t *testing.T) *target {
+	x := &target{t: t, now: instant(time.Hour), from: &inlet{addr: "peer:1", incarnation: 7, version: version}}
+	local := leasing.NewLocal(64, x.now, base)
+	x.core = coreWith(Options{Addr: "own:1", Weight: 1}, func() instant { return x.now }, local) // small: each input has its own
+	x.hands, x.random, x.incarnation = quiet{}, func() float64 { return 0.5 }, 1
+	x.base, x.leases = blocking{local}, blocking{local}
+	x.storeless(local)
+	x.looks(x.now, []string{"peer:1"})
+	x.peer = x.members["peer:1"]
+	x.began, x.present = 1, true
+	x.opened(x.now, x.peer, &wire.Hello{Version: version, Addr: "peer:1", Weight: 1, Incarnation: 7, Nonce: nonce})
+	x.saidDone("peer:1", x.view.Load().print)
+	for x.step(x.now) {
+	}
+	x.peer.told = here
+	x.waits()
+	return x
+}
+
+// waits has calls wait for replies.
+func (x *target) waits() {
+	x.asked = ask{Rule: routed(10), Key: x.key("peer:1"), Cost: 3}
+	x.call = newCall(func(f *wire.Frame, id uint64) { f.Asks = append(f.Asks, &wire.Ask{Id: id}) })
+	x.peer.post(x.call)
+	x.claims = []ratelimit.Claim{{Key: string(x.asked.Key), Limit: x.asked.Rule.Limit, Holder: 9, Seq: 1, Want: 5, TTL: time.Second}}
+	x.lease = x.claim(&x.claims[0], nil)
+	x.mu.Lock()
+	x.ask(&fetch{key: string(x.asked.Key), view: x.view.Load(), open: 1}, x.peer)
+	x.unlock()
+	x.peer.mu.Lock()
+	x.peer.out.add(x.local.LedgerNow(x.now), 1, &moved{x.asked.Key, leasing.Account{Window: 1}})
+	x.peer.out.seal()
+	x.peer.mu.Unlock()
+	for x.peer.take(x.stamp()) != nil {
+	}
+}
+
+// key is one that a node owns.
+func (x *target) key(owner string) []byte {
+	ring := x.view.Load().ring
+	for i := 0; ; i++ {
+		if k := keyOf(i); ring.Owner(HashOf(k)) == owner {
+			return k
+		}
+	}
+}
+
+// takes has a frame taken in, and all that came with it.
+func (x *target) takes(f *wire.Frame, answer bool) {
+	if answer {
+		x.replied(x.now, x.peer, f)
+		return
+	}
+	x.serve(x.now, x.from, f, x.says, func(asks []*wire.Ask, claims []*wire.Claim) {
+		x.says(&wire.Frame{Replies: x.settleFor(claims)})
+		s, replies := x.decideFor(context.Background(), x.now, asks, nil)
+		x.says(&wire.Frame{Replies: replies})
+		if s != nil {
+			s.advance(x.now)
+			s.advance(s.until)
+			x.says(&wire.Frame{Replies: s.replies(x.now)})
+		}
+	})
+}
+
+// says looks at what the node answers.
+func (x *target) says(f *wire.Frame) {
+	for _, r := range f.GetReplies() {
+		g := r.GetGrant()
+		if r.GetStatus() > notInTime || r.GetRemaining() < 0 || r.GetResetUs() < 0 || g.GetGranted() < 0 || g.GetAvailable() < 0 || g.GetResetUs() < 0 || g.GetRetryUs() < 0 {
+			x.t.Errorf("it answers %v", r)
+		}
+	}
+}
+
+// holds looks at what is left of the node.
+func (x *target) holds(f *wire.Frame) {
+	x.tick(x.now)
+	for x.step(x.now) {
+	}
+	if v, ok, _ := x.read(x.now, &x.asked, x.call); x.call.ended() && ok && (v.Charged > x.asked.Cost || v.ResetAfter < 0 || v.ResetAfter > longest(&x.asked.Rule.Limit) || v.Remaining < 0) {
+		x.t.Errorf("an owner's verdict: %+v", v)
+	}
+	if x.lease.call.ended() {
+		if g := x.lease.grant(); g.Err == nil && (g.Granted < 0 || g.Granted > 5 || g.ResetAfter < 0 || g.RetryAfter < 0 || g.ResetAfter > longest(&x.claims[0].Limit)) {
+			x.t.Errorf("an owner's grant: %+v", g)
+		}
+	}
+	if len(x.members) > 2 || len(x.view.Load().ring.points) > 2*pointsPerNode || x.stats.handed.Load() > 1 {
+		x.t.Errorf("%d members, %d points, %d handed over", len(x.members), len(x.view.Load().ring.points), x.stats.handed.Load())
+	}
+	x.decidesStill()
+	_ = readParcel(f.GetParcel().GetAccounts(), func(m moved) { x.handsOn(m.key) })
+	for _, t := range f.GetTransfers() {
+		x.handsOn(t.GetKey())
+	}
+	for _, c := range f.GetClaims() {
+		x.handsOn(c.GetKey())
+	}
+}
+
+// decidesStill asks for a key that nobody has spoken of, under every algorithm.
+func (x *target) decidesStill() {
+	own := x.view.Load().ring.Has("own:1")
+	for algorithm := range ratelimit.Algorithms {
+		rule := routed(10)
+		rule.Limit.Algorithm, rule.Limit.Burst = ratelimit.Algorithm(algorithm), 10
+		a, v := []ask{{Rule: rule, Key: append([]byte("nobody's"), byte(algorithm)), Cost: 7}}, make([]verdict, 1)
+		for i := range 2 {
+			x.local.Decide(context.Background(), x.now, a, v)
+			if v[0].OverLimit != (i > 0) && own && v[0].Source != ratelimit.FromOverflow {
+				x.t.Errorf("%s: the ask %d of 7 of 10 has %+v", ratelimit.Algorithms[algorithm], i, v[0])
+			}
+		}
+	}
+}
+
+// handsOn decides on a key that was spoken of, and hands its account over: what
+// was taken in, the next node takes in too.
+func (x *target) handsOn(key []byte) {
+	if len(key) == 0 || len(key) > ratelimit.MaxKeyLen || !x.local.Has(key) {
+		return
+	}
+	for algorithm := range ratelimit.Algorithms {
+		rule := routed(10)
+		rule.Limit.Algorithm, rule.Limit.Burst = ratelimit.Algorithm(algorithm), 10
+		v := make([]verdict, 1)
+		x.local.Decide(context.Background(), x.now, []ask{{Rule: rule, Key: key, Cost: 1}}, v)
+		if v[0].Remaining < 0 || v[0].ResetAfter < 0 {
+			x.t.Errorf("%s: %+v", ratelimit.Algorithms[algorithm], v[0])
+		}
+	}
+	a, ok := x.local.TakeOut(x.now, key)
+	if !ok {
+		return
+	}
+	here := x.local.LedgerNow(x.now)
+	w := newWriter(here)
+	w.account(key, &a)
+	n := 0
+	err := readParcel(w.b, func(m moved) {
+		n++
+		if !m.plausible(here, here) {
+			x.t.Errorf("it was taken in, and cannot be handed on: %+v", m.account)
+		}
+	})
+	if err != nil || n != 1 {
+		x.t.Errorf("%d accounts, %v: %+v", n, err, a)
+	}
+}
+
+// frames are what nodes say, and some of what they never do.
+func frames(x *target) map[string]*wire.Frame {
+	own, rule := x.key("own:1"), ruleMessage(routed(10))
+	here := int64(x.local.LedgerNow(x.now))
+	parcel := func(a leasing.Account) []byte {
+		w := newWriter(ratelimit.LedgerTime(here))
+		w.account(own, &a)
+		return w.b
+	}
+	window := routed(10).Limit.WindowAt(ratelimit.LedgerTime(here))
+	holders := []leasing.Holding{{Holder: 9, Seq: 1, Window: window, Expires: ratelimit.LedgerTime(here + 1e6), Granted: 4, Spent: 1}}
+	return map[string]*wire.Frame{
+		"asks":      {Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 1, Rule: rule}, {Id: 2, Key: own, Cost: 1, Kind: 2, Rule: rule}, {Id: 3, Key: own, Kind: 1, Rule: rule}}},
+		"undo":      {Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 5, Charged: 5, Kind: undo, Rule: rule, Window: int64(window)}}},
+		"claims":    {Claims: []*wire.Claim{{Id: 1, Key: own, Rule: rule, Holder: 9, Seq: 1, Want: 5, TtlUs: 1e6}, {Id: 2, Key: own, Rule: rule, Holder: 9, Seq: 2, Fence: math.MaxInt64}}},
+		"fetches":   {Fetches: []*wire.Fetch{{Id: 1, Key: own, Ring: x.view.Load().print}, {Id: 2}}},
+		"presences": {Presences: []*wire.Presence{{Id: 1, Here: true}, {Id: 2}}},
+		"leaves":    {Presences: []*wire.Presence{{Id: 1}}, Done: x.view.Load().print, Ping: 5, Sent: here},
+		"parcel":    {Parcel: &wire.Parcel{Number: 1, First: 1, Sent: here, Accounts: parcel(leasing.Account{Now: ratelimit.LedgerTime(here), Window: window, Charged: 3, Dead: 1 << 60, Holders: holders})}},
+		"bucket":    {Parcel: &wire.Parcel{Number: 9, First: 1, Sent: here, Accounts: parcel(leasing.Account{Now: ratelimit.LedgerTime(here), Window: ratelimit.Window(here), Level: 1 << 50, Carry: 1 << 50, Dead: 1 << 60})}},
+		"future":    {Parcel: &wire.Parcel{Number: 1, Sent: here, Accounts: parcel(leasing.Account{Now: 1 << 61, Fence: 1 << 61, Window: 1 << 61, Dead: 1 << 61})}, Sent: math.MaxInt64},
+		"transfers": {Transfers: []*wire.Transfer{{Id: 1, Key: own, Now: here, Window: int64(window), Charged: 3, Dead: math.MaxInt64}}, Pulls: []*wire.Pull{{Id: 2}}},
+		"replies": {Replies: []*wire.Reply{
+			{Id: 1, Charged: 3, Remaining: 7, ResetUs: 1e6, Window: int64(window), Hot: true},
+			{Id: 2, Grant: &wire.Grant{Granted: 5, Fence: 8, Window: int64(window), Available: 5, ResetUs: math.MaxInt64, At: here}},
+			{Id: 3, Found: wire.Found_OTHER_RING},
+		}},
+		"lies":     {Replies: []*wire.Reply{{Id: 1, Charged: 1 << 40, ResetUs: math.MaxInt64}, {Id: 2, Grant: &wire.Grant{Granted: 1 << 40}}, {Id: 3, Found: 99, Status: 99}}},
+		"receipts": {Receipts: []*wire.Receipt{{Number: 1, Refused: []uint32{0, 1, math.MaxUint32}}, {Number: 1}}},
+	}
+}
+
+// Whatever a node that has proved to be one says, the core answers what makes
+// sense, goes on to decide, and can hand on what it has taken in.
+func FuzzFrame(f *testing.F) {
+	x := newTarget(nil)
+	for name, frame := range frames(x) {
+		b, err := proto.Marshal(frame)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b, name == "replies" || name == "lies" || name == "receipts", uint8(version))
+	}
+	f.Fuzz(func(t *testing.T, b []byte, answer bool, speaks uint8) {
+		var frame wire.Frame
+		if proto.Unmarshal(b, &frame) != nil {
+			return
+		}
+		x := newTarget(t)
+		x.from.version = max(leastVersion, min(version, uint32(speaks)))
+		x.from.say = x.says
+		x.takes(&frame, answer)
+		x.holds(&frame)
+	})
+}
+
+// What no node says is counted as what it is.
+func TestFramesAreCountedByKind(t *testing.T) {
+	for _, c := range []struct {
+		frame string
+		kinds []string
+	}{
+		{"asks", nil},
+		{"undo", nil},
+		{"claims", []string{"claim"}},
+		{"fetches", []string{"fetch"}},
+		{"presences", []string{"presence"}},
+		{"parcel", nil},
+		{"future", []string{"account", "sent"}},
+		{"transfers", []string{"frame"}},
+		{"lies", []string{"reply"}},
+		{"receipts", []string{"receipt"}},
+	} {
+		x := newTarget(t)
+		f := frames(x)[c.frame]
+		x.takes(f, len(f.GetReplies())+len(f.GetReceipts()) > 0)
+		x.holds(f)
+		for kind, n := range x.routingStats().RejectedBy {
+			want := false
+			for _, k := range c.kinds {
+				want = want || k == kind
+			}
+			if want != (n > 0) {
+				t.Errorf("%s: %d of kind %s are counted", c.frame, n, kind)
+			}
+		}
+	}
+}

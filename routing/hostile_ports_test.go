@@ -1,0 +1,49 @@
+package routing
+
+import (
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit/transport"
+	"github.com/sluice-gate/sluice/ratelimit/transport/hostile"
+)
+
+// Strangers at the peers' port, who never say who they are and send all that they
+// may of a first message, cost a bounded amount of memory, and peers go on.
+func TestStrangersArePutOffInBounds(t *testing.T) {
+	w := newRingWorld(t, 2)
+	nodes := w.ring(2)
+	var before, now runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	var attack sync.WaitGroup
+	for range 12 {
+		attack.Go(func() {
+			_ = hostile.UnfinishedOf(hostile.PeerMethod, nodes[0].addr, 16, 4<<20, 16<<10, 500*time.Millisecond)
+		})
+	}
+	most := uint64(0)
+	ended := make(chan struct{})
+	go func() { attack.Wait(); close(ended) }()
+	for open := true; open; {
+		runtime.ReadMemStats(&now)
+		most = max(most, now.HeapAlloc)
+		if held := nodes[0].budget.Held(); held > transport.DefaultBytesInFlight+4<<20 {
+			t.Fatalf("strangers hold %d bytes", held)
+		}
+		select {
+		case <-ended:
+			open = false
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	if grew := int64(most) - int64(before.HeapAlloc); grew > 256<<20 {
+		t.Errorf("it grew by %d MB", grew>>20)
+	}
+	if nodes[0].budget.Heaviest.Load() == 0 {
+		t.Error("nobody was closed: the attack was too small to show anything")
+	}
+	w.agree(nodes...)
+}

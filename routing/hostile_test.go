@@ -1,0 +1,597 @@
+package routing
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// known is the secret of the tests' nodes.
+const known = "sixteen bytes or more"
+
+// dialTo opens a stream to an address; it ends with the test.
+func dialTo(t *testing.T, addr string, creds credentials.TransportCredentials) caller {
+	t.Helper()
+	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(creds))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	t.Cleanup(func() { cancel(); conn.Close() })
+	s, err := wire.NewPeerClient(conn).Exchange(ctx, grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// meet introduces somebody to a node, and goes on until a ping is answered.
+func (n *node) meet(t *testing.T, h *wire.Hello, secret string) (caller, error) {
+	t.Helper()
+	client, _ := anonymous()
+	s := dialTo(t, n.addr, client)
+	welcome, err := say(s, &wire.Frame{Hello: h})
+	if err != nil {
+		return nil, err
+	}
+	if len(welcome.GetWelcome().GetMac()) > 0 {
+		t.Error("the called node has proved first")
+	}
+	bound, err := binding(s.Context())
+	if err != nil {
+		return nil, err
+	}
+	f, err := say(s, &wire.Frame{Proof: prove(secret, "caller", bound, h, welcome.GetWelcome())})
+	if err != nil {
+		return nil, err
+	}
+	if want := prove(secret, "called", bound, h, welcome.GetWelcome()); string(f.GetProof()) != string(want) {
+		t.Error("the called node has not proved at all")
+	}
+	f, err = say(s, &wire.Frame{Ping: 7})
+	if err == nil && (len(f.GetReplies()) != 1 || f.GetReplies()[0].GetId() != 7) {
+		t.Errorf("a ping is answered by %v", f)
+	}
+	return s, err
+}
+
+func say(s caller, f *wire.Frame) (*wire.Frame, error) {
+	if err := s.Send(f); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	return s.Recv()
+}
+
+// between is somebody who is between two nodes: takes in connections for one as
+// if it were the other, and passes on what is said.
+type between struct {
+	wire.UnimplementedPeerServer
+	*testing.T
+	to     string
+	client credentials.TransportCredentials
+	also   *wire.Frame // said when the introduction is over
+	heard  atomic.Int64
+}
+
+// Exchange passes frames on, in both directions.
+func (b *between) Exchange(from called) error {
+	to := dialTo(b.T, b.to, b.client)
+	go func() {
+		for i := 0; ; i++ {
+			f, err := from.Recv()
+			if err != nil {
+				return
+			}
+			_ = to.Send(f)
+			if i == 1 {
+				_ = to.Send(b.also)
+			}
+		}
+	}()
+	for {
+		f, err := to.Recv()
+		if err != nil {
+			return err
+		}
+		if f.GetWelcome() == nil {
+			b.heard.Add(1)
+		}
+		if err := from.Send(f); err != nil {
+			return err
+		}
+	}
+}
+
+// relayed makes two nodes of which the second is found where somebody else is.
+// They do not run yet.
+func relayed(t *testing.T, secret string, client, server credentials.TransportCredentials) (w *ringWorld, a *node, victim *node, run func()) {
+	w = newRingWorld(t, 3)
+	w.addrs = w.addrs[:2] // the third listener is where the second node really is
+	nodes, listeners := []*node{}, []net.Listener{w.lis[0], w.lis[2]}
+	for i := range 2 {
+		nodes = append(nodes, w.make(i, secret, client))
+	}
+	return w, nodes[0], nodes[1], func() {
+		for i, n := range nodes {
+			w.run(n, listeners[i], server)
+		}
+	}
+}
+
+// Somebody between two nodes, who passes on what they say, is taken for neither,
+// with certificates and without; only who passes on bytes that they cannot read
+// is not in the way.
+func TestRelayIsRefused(t *testing.T) {
+	authority := newAuthority(t)
+	certified, certifiedServer := authority.peer()
+	insider, insiderServer := authority.peer() // has a certificate, not the secret
+	plain, plainServer := anonymous()
+	for _, c := range []struct {
+		name                             string
+		client, server, relay, relayedAs credentials.TransportCredentials
+	}{
+		{"without certificates", nil, nil, plain, plainServer},
+		{"with certificates", certified, certifiedServer, insider, insiderServer},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w, a, victim, run := relayed(t, known, c.client, c.server)
+			refund := &wire.Ask{Id: 9, Key: keyOf(1), Cost: 10, Kind: uint32(ratelimit.Refund), Rule: ruleMessage(routed(10))}
+			b := &between{T: t, to: w.lis[2].Addr().String(), client: c.relay, also: &wire.Frame{Asks: []*wire.Ask{refund}}}
+			s := grpc.NewServer(grpc.Creds(c.relayedAs))
+			wire.RegisterPeerServer(s, b)
+			go func() { _ = s.Serve(w.lis[1]) }()
+			t.Cleanup(s.Stop)
+			run()
+			w.eventually("the victim refuses", func() bool { return victim.Stats().RejectedBy["secret"] >= 2 })
+			if m := len(a.Stats().Members) + len(victim.Stats().Members); m > 2 {
+				t.Errorf("they are in one ring: %v, %v", a.Stats().Members, victim.Stats().Members)
+			}
+			if b.heard.Load() > 0 || victim.Stats().Received > 0 {
+				t.Error("the one in between was answered")
+			}
+		})
+	}
+	t.Run("bytes", func(t *testing.T) {
+		w, a, victim, run := relayed(t, known, nil, nil)
+		go func() {
+			for {
+				from, err := w.lis[1].Accept()
+				if err != nil {
+					return
+				}
+				to, err := net.Dial("tcp", w.lis[2].Addr().String())
+				if err != nil {
+					return
+				}
+				go func() { _, _ = io.Copy(to, from); to.Close() }()
+				go func() { _, _ = io.Copy(from, to); from.Close() }()
+			}
+		}()
+		run()
+		w.agree(a, victim)
+	})
+}
+
+// What was proved in one connection is worth nothing in another, and what a node
+// proves as caller nothing when it is said back to it.
+func TestProofsAreNotPlayedAgain(t *testing.T) {
+	w := newRingWorld(t, 3)
+	n := w.start(0, known)
+	client, server := anonymous()
+	// Of a good introduction, what was said.
+	hello := &wire.Hello{Version: version, Addr: w.addrs[2], Nonce: newNonce()}
+	first := dialTo(t, n.addr, client)
+	f, err := say(first, &wire.Frame{Hello: hello})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bound, err := binding(first.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	proof := prove(known, "caller", bound, hello, f.GetWelcome())
+	if f, err = say(first, &wire.Frame{Proof: proof}); err != nil {
+		t.Fatal(err)
+	}
+	for what, p := range map[string][]byte{"the caller's": proof, "the called one's": f.GetProof(), "none": nil} {
+		again := dialTo(t, n.addr, client)
+		if _, err := say(again, &wire.Frame{Hello: hello}); err != nil {
+			t.Fatal(err)
+		}
+		if f, err := say(again, &wire.Frame{Proof: p}); err == nil {
+			t.Errorf("%s proof was taken again: %v", what, f)
+		}
+	}
+	// The node dials somebody, who says its proof back to it.
+	mirror := &reflector{t: t, to: n.addr, own: w.addrs[1], client: client, done: make(chan error, 100)}
+	s := grpc.NewServer(grpc.Creds(server))
+	wire.RegisterPeerServer(s, mirror)
+	go func() { _ = s.Serve(w.lis[1]) }()
+	t.Cleanup(s.Stop)
+	if err := <-mirror.done; err == nil {
+		t.Error("a node took its own proof for somebody's")
+	}
+	w.eventually("it has refused the reflected proof", func() bool { return n.Stats().RejectedBy["secret"] >= 5 })
+	if got := n.Stats().Members; len(got) > 1 {
+		t.Errorf("in the ring: %v", got)
+	}
+}
+
+// reflector has a node's own proof said back to it, as the called one's proof and
+// as a caller's.
+type reflector struct {
+	wire.UnimplementedPeerServer
+	t       *testing.T
+	to, own string
+	client  credentials.TransportCredentials
+	done    chan error
+}
+
+// Exchange reflects.
+func (r *reflector) Exchange(from called) error {
+	if _, err := from.Recv(); err != nil {
+		return err
+	}
+	back := dialTo(r.t, r.to, r.client)
+	f, err := say(back, &wire.Frame{Hello: &wire.Hello{Version: version, Addr: r.own, Nonce: newNonce()}})
+	if err != nil {
+		return err
+	}
+	w := f.GetWelcome()
+	w.Addr = r.own
+	_ = from.Send(&wire.Frame{Welcome: w})
+	f, err = from.Recv()
+	if err != nil {
+		return err
+	}
+	_, err = say(back, &wire.Frame{Proof: f.GetProof()})
+	r.done <- err
+	_ = from.Send(&wire.Frame{Proof: f.GetProof()})
+	<-from.Context().Done()
+	return nil
+}
+
+// Everything in an introduction is in its proof, whatever is added to it.
+func TestProofCoversAll(t *testing.T) {
+	say := func() *wire.Hello {
+		return &wire.Hello{Version: 3, Addr: "a:1", Weight: 1, Nonce: make([]byte, 16), Mac: []byte{1}, Incarnation: 5}
+	}
+	was := string(prove(known, "caller", []byte("connection"), say(), say()))
+	differs := func(what string, secret, role, binding string, caller, called *wire.Hello) {
+		if was == string(prove(secret, role, []byte(binding), caller, called)) {
+			t.Errorf("%s is not in the proof", what)
+		}
+	}
+	differs("the secret", known+"x", "caller", "connection", say(), say())
+	differs("the role", known, "called", "connection", say(), say())
+	differs("the connection", known, "caller", "connectioN", say(), say())
+	fields := say().ProtoReflect().Descriptor().Fields()
+	for i := range fields.Len() {
+		for side := range 2 {
+			both := [2]*wire.Hello{say(), say()}
+			change(both[side].ProtoReflect(), fields.Get(i))
+			differs(fmt.Sprintf("%s of side %d", fields.Get(i).Name(), side), known, "caller", "connection", both[0], both[1])
+		}
+	}
+}
+
+func change(m protoreflect.Message, f protoreflect.FieldDescriptor) {
+	switch v := m.Get(f); f.Kind() {
+	case protoreflect.Uint32Kind:
+		m.Set(f, protoreflect.ValueOfUint32(uint32(v.Uint())+1))
+	case protoreflect.Fixed64Kind:
+		m.Set(f, protoreflect.ValueOfUint64(v.Uint()+1))
+	case protoreflect.StringKind:
+		m.Set(f, protoreflect.ValueOfString(v.String()+"x"))
+	case protoreflect.BytesKind:
+		m.Set(f, protoreflect.ValueOfBytes(append(v.Bytes(), 1)))
+	case protoreflect.BoolKind:
+		m.Set(f, protoreflect.ValueOfBool(!v.Bool()))
+	default:
+		panic("a kind of field that this test does not know")
+	}
+}
+
+// A connection without TLS, or with what is no TLS, is turned away and counted.
+func TestPlainConnectionsAreTurnedAway(t *testing.T) {
+	w := newRingWorld(t, 1)
+	n := w.start(0, known)
+	for what, hello := range map[string]string{"plaintext": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "tls": "\x16\x03\x01\x00\x05hello"} {
+		conn, err := net.Dial("tcp", n.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := io.WriteString(conn, hello); err != nil {
+			t.Fatal(err)
+		}
+		w.eventually(what+" is counted", func() bool { return n.Stats().RejectedBy[what] == 1 })
+		told := <-n.errs
+		if !strings.Contains(told.Error(), "TLS") || !strings.HasPrefix(told.Error(), conn.LocalAddr().String()+": ") {
+			t.Errorf("%s: %v", what, told)
+		}
+	}
+	old := &tls.Config{MaxVersion: tls.VersionTLS12, InsecureSkipVerify: true} //nolint:gosec // it is what is refused
+	if conn, err := tls.Dial("tcp", n.addr, old); err == nil {
+		conn.Close()
+		t.Error("TLS 1.2 was taken, whose exporter binds nothing")
+	}
+}
+
+// oldNode speaks as nodes of version 2 do: without TLS, and the called one proves
+// first.
+type oldNode struct {
+	wire.UnimplementedPeerServer
+	addr string
+	met  atomic.Int64
+}
+
+func (o *oldNode) hello() *wire.Hello {
+	return &wire.Hello{Version: 2, Addr: o.addr, Weight: 1, Nonce: newNonce(), Incarnation: 77}
+}
+
+// Exchange is called by the new node.
+func (o *oldNode) Exchange(s called) error {
+	f, err := s.Recv()
+	if err != nil {
+		return err
+	}
+	hello, own := f.GetHello(), o.hello()
+	own.Mac = oldMac(known, "called", hello, own)
+	if err := s.Send(&wire.Frame{Welcome: own}); err != nil {
+		return err
+	}
+	if f, err = s.Recv(); err != nil {
+		return err
+	}
+	if string(f.GetProof()) != string(oldMac(known, "caller", hello, own)) {
+		return status.Error(codes.PermissionDenied, "a wrong proof")
+	}
+	o.met.Add(1)
+	<-s.Context().Done()
+	return nil
+}
+
+// calls has the old node introduce itself to a new one.
+func (o *oldNode) calls(t *testing.T, addr string) error {
+	s, hello := dialTo(t, addr, insecure.NewCredentials()), o.hello()
+	f, err := say(s, &wire.Frame{Hello: hello})
+	if err != nil {
+		return err
+	}
+	if string(f.GetWelcome().GetMac()) != string(oldMac(known, "called", hello, f.GetWelcome())) {
+		return ErrSecret
+	}
+	if err := s.Send(&wire.Frame{Proof: oldMac(known, "caller", hello, f.GetWelcome())}); err != nil {
+		return err
+	}
+	_, err = say(s, &wire.Frame{Ping: 1})
+	return err
+}
+
+// Nodes of the version before and new ones meet in both directions while
+// AllowOld is set, and not otherwise.
+func TestUpgradeFromVersion2(t *testing.T) {
+	for _, allowed := range []bool{true, false} {
+		w := newRingWorld(t, 2)
+		n := w.make(0, known, nil)
+		n.options.AllowOld = allowed
+		o := &oldNode{addr: w.addrs[1]}
+		s := grpc.NewServer()
+		wire.RegisterPeerServer(s, o)
+		go func() { _ = s.Serve(w.lis[1]) }()
+		t.Cleanup(s.Stop)
+		w.run(n, w.lis[0], nil)
+		if !allowed {
+			w.eventually("it complains", func() bool { return len(n.errs) > 0 })
+			conn, err := net.Dial("tcp", n.addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			_, _ = io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+			w.eventually("an old node is turned away", func() bool { return n.Stats().RejectedBy["plaintext"] == 1 })
+			if o.met.Load() > 0 {
+				t.Error("a new node met an old one that it must not")
+			}
+			continue
+		}
+		w.eventually("the new node has met the old one", func() bool { return o.met.Load() > 0 && len(n.Stats().Members) == 2 })
+		if err := o.calls(t, n.addr); err != nil {
+			t.Errorf("the old node is refused: %v", err)
+		}
+	}
+}
+
+// Of a fleet that is upgraded in two steps, nodes of both steps meet, by TLS.
+func TestUpgradeSecondStep(t *testing.T) {
+	w := newRingWorld(t, 2)
+	first, second := w.make(0, known, nil), w.make(1, known, nil)
+	first.options.AllowOld = true
+	w.run(first, w.lis[0], nil)
+	w.run(second, w.lis[1], nil)
+	w.agree(first, second)
+	if n := first.Stats().RejectedBy["plaintext"] + second.Stats().RejectedBy["plaintext"]; n > 0 {
+		t.Errorf("%d connections without TLS", n)
+	}
+}
+
+// A node of version 1 that pulls, and reads nothing, stops nobody but itself.
+func TestPeerThatDoesNotReadHoldsNoLock(t *testing.T) {
+	w := newRingWorld(t, 1)
+	n := w.make(0, known, nil)
+	var wg sync.WaitGroup
+	from := &inlet{addr: "old:1", version: 1}
+	stuck, release := make(chan struct{}), make(chan struct{})
+	block := func(*wire.Frame) { stuck <- struct{}{}; <-release }
+	stop := from.answerPulls(block)
+	defer stop()
+	for id := range 100 { // more than what is kept for it
+		from.say(&wire.Frame{Ping: uint64(id)})
+	}
+	<-stuck
+	// An answer that is given at once blocks the stream's own reader alone.
+	n.mu.Lock()
+	n.members["old:1"] = &member{link: &link{addr: "old:1", wake: func() {}, pending: map[uint64]*call{}}, alive: true}
+	n.turn()
+	n.unlock()
+	for n.step(n.clock()) { // nothing of the old node's is here
+	}
+	wg.Go(func() {
+		n.serve(n.clock(), from, &wire.Frame{Pulls: []*wire.Pull{{Id: 1}}}, block, nil)
+	})
+	<-stuck
+	free := make(chan struct{})
+	go func() { n.Stats(); n.tick(n.clock()); close(free) }()
+	select {
+	case <-free:
+	case <-time.After(5 * time.Second):
+		t.Error("the node waits for a peer to read")
+	}
+	close(release)
+	wg.Wait()
+}
+
+// A secret has a least length, and the error says how to make one.
+func TestSecretHasALeastLength(t *testing.T) {
+	for _, c := range []struct {
+		o    Options
+		want string
+	}{
+		{Options{Addr: "a:1", Secret: "fifteen bytes.."}, "openssl rand"},
+		{Options{Addr: "a:1"}, "PEER_SECRET has 0 bytes"},
+		{Options{Addr: "a:1", Secret: "short", TLS: insecure.NewCredentials()}, "PEER_SECRET has 5 bytes"},
+		{Options{Addr: "a:1", Secret: known, Weight: 101}, "PEER_WEIGHT is 101"},
+		{Options{Addr: "a", Secret: known}, `PEER_ADDR is "a"`},
+		{Options{Addr: "a:1", Secret: known, Weight: 100}, ""},
+		{Options{Addr: "a:1", TLS: insecure.NewCredentials()}, ""},
+	} {
+		switch err := c.o.Validate(); {
+		case c.want == "" && err != nil:
+			t.Errorf("%+v: %v", c.o, err)
+		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
+			t.Errorf("%+v: %v", c.o, err)
+		}
+	}
+}
+
+// However much weight there is, a ring has at most mostPoints, and all nodes
+// have the same.
+func TestRingIsBounded(t *testing.T) {
+	for _, c := range []struct{ nodes, weight, each int }{
+		{1, 1, pointsPerNode}, {1000, 1, pointsPerNode}, {20, maxWeight, pointsPerNode}, {21, maxWeight, pointsPerNode / 2}, {maxPeers + 1, maxWeight, 32},
+	} {
+		m := members(c.nodes)
+		for i := range m {
+			m[i].Weight = uint32(c.weight)
+		}
+		if each := pointsEach(m); each != c.each || each*c.nodes*c.weight > mostPoints {
+			t.Errorf("%d nodes of weight %d have %d points each, not %d", c.nodes, c.weight, each, c.each)
+		}
+	}
+}
+
+// What is found is bounded, and is what can be dialled.
+func TestFoundAddressesAreBounded(t *testing.T) {
+	w := newRingWorld(t, 1)
+	n := w.make(0, known, nil)
+	found := []string{"", "a", "a:b", strings.Repeat("x", 300) + ":1"}
+	for i := range maxPeers + 10 {
+		found = append(found, fmt.Sprintf("10.0.%d.%d:1", i/250, i%250))
+	}
+	if got := n.usable(found); len(got) != maxPeers || got[0] != "10.0.0.0:1" {
+		t.Errorf("%d are used, from %q on", len(got), got[0])
+	}
+	if got := n.Stats().RejectedBy["address"]; got != 14 {
+		t.Errorf("%d are counted, not 14", got)
+	}
+	if err := <-n.errs; !strings.Contains(err.Error(), "of 1014 addresses found, 1000 are used") {
+		t.Error(err)
+	}
+}
+
+// A wrong secret in gossip is counted, and told of with the address it came from;
+// so is what is no gossip at all.
+func TestWrongGossipIsCounted(t *testing.T) {
+	w := newRingWorld(t, 1)
+	free := func() string {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		return l.Addr().String()
+	}
+	at := free()
+	good, err := NewGossip(at, "10.0.0.1:1", known, []string{at})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = good.Close() })
+	told := make(chan string, 100)
+	o := Options{Addr: w.addrs[0], Discovery: good, Secret: known, OnPeer: func(addr string, err error) {
+		select {
+		case told <- fmt.Sprint(addr, ": ", err, errors.Is(err, ErrSecret)):
+		default:
+		}
+	}}
+	n := New(leasing.NewLocal(10, w.clock(), w.wall), o, w.clock, w.wall)
+	bad, err := NewGossip(free(), "10.0.0.2:1", "another-secret-of-16", []string{at})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = bad.Close() })
+	if _, err := bad.Find(context.Background()); !errors.Is(err, ErrSecret) {
+		t.Errorf("the one who has it wrong is not told: %v", err)
+	}
+	w.eventually("a wrong secret is counted", func() bool { return n.Stats().RejectedBy["gossip"] > 0 })
+	if got := <-told; !strings.HasPrefix(got, "gossip of 127.0.0.1:") || !strings.HasSuffix(got, "true") {
+		t.Error(got)
+	}
+	before := n.Stats().RejectedBy["gossip"]
+	udp, err := net.Dial("udp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer udp.Close()
+	_, _ = udp.Write([]byte("something else that is long enough to be looked at, and is no gossip"))
+	w.eventually("garbage is counted", func() bool { return n.Stats().RejectedBy["gossip"] > before })
+	if addrs, _ := good.Find(context.Background()); len(addrs) != 1 {
+		t.Errorf("found %v", addrs)
+	}
+}
+
+// The certificate that a node makes for itself says nothing of it.
+func TestAnonymousCertificateSaysNothing(t *testing.T) {
+	_, server := anonymous()
+	client, there := net.Pipe()
+	go func() { _, _, _ = server.ServerHandshake(there) }()
+	c := tls.Client(client, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}}) //nolint:gosec // it is what is looked at
+	if err := c.Handshake(); err != nil {
+		t.Fatal(err)
+	}
+	var cert *x509.Certificate = c.ConnectionState().PeerCertificates[0]
+	if cert.Subject.String() != "" || len(cert.DNSNames)+len(cert.IPAddresses) > 0 {
+		t.Errorf("it says %v", cert.Subject)
+	}
+}

@@ -1,0 +1,59 @@
+package routing
+
+// What peers say is read as if anybody had written it: a proof says who speaks,
+// not that it runs our code, or that its clock and its memory are right.
+//
+// Guarantee: a message that cannot be meant is refused or left out, changes no
+// account, ends no process, and is counted by its kind.
+
+// rejection is a kind of what was rejected.
+type rejection uint8
+
+const (
+	rejectedPlain        rejection = iota // a connection without TLS
+	rejectedTLS                           // a TLS handshake that failed
+	rejectedIntroduction                  // a hello or welcome that makes no sense
+	rejectedVersion                       // of a version that is not spoken
+	rejectedWeight                        // beyond maxWeight
+	rejectedName                          // a node that has another's address
+	rejectedSecret                        // a wrong proof
+	rejectedGossip                        // what could not be decrypted, or makes no sense
+	rejectedAddress                       // found, and not an address, or one too many
+	rejectedFrame                         // more in one than any node sends
+	rejectedSent                          // of a ledger whose clock cannot be right
+	rejectedAsk
+	rejectedReply
+	rejectedClaim
+	rejectedFetch
+	rejectedPresence
+	rejectedParcel
+	rejectedAccount // in a parcel
+	rejectedReceipt
+	rejections
+)
+
+// rejectionNames are the kinds as metrics have them.
+var rejectionNames = [rejections]string{
+	rejectedPlain: "plaintext", rejectedTLS: "tls", rejectedIntroduction: "introduction", rejectedVersion: "version", rejectedWeight: "weight",
+	rejectedName: "name", rejectedSecret: "secret", rejectedGossip: "gossip", rejectedAddress: "address", rejectedFrame: "frame", rejectedSent: "sent",
+	rejectedAsk: "ask", rejectedReply: "reply", rejectedClaim: "claim", rejectedFetch: "fetch", rejectedPresence: "presence", rejectedParcel: "parcel",
+	rejectedAccount: "account", rejectedReceipt: "receipt",
+}
+
+// reject counts what was rejected.
+func (c *core) reject(kind rejection) { c.stats.rejected[kind].Add(1) }
+
+// malformed counts a message of a peer that makes no sense.
+func (c *core) malformed(kind rejection) {
+	c.reject(kind)
+	c.stats.malformed.Add(1)
+}
+
+// rejected is how much was rejected, by kind.
+func (c *core) rejected() map[string]uint64 {
+	all := make(map[string]uint64, rejections)
+	for kind, name := range rejectionNames {
+		all[name] = c.stats.rejected[kind].Load()
+	}
+	return all
+}
