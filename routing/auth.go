@@ -95,7 +95,7 @@ func prove(secret, role string, binding []byte, caller, called *wire.Hello) []by
 		part(h, said.GetNonce())
 		part(h, said.GetMac())
 		absent := uint64(flag(said.GetAbsent(), 0))
-		for _, n := range [...]uint64{uint64(said.GetVersion()), uint64(said.GetWeight()), absent, said.GetIncarnation()} {
+		for _, n := range [...]uint64{uint64(said.GetVersion()), uint64(said.GetWeight()), absent, said.GetIncarnation(), said.GetChanges()} {
 			part(h, binary.BigEndian.AppendUint64(nil, n))
 		}
 	}

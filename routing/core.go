@@ -55,6 +55,7 @@ type core struct {
 	mu      sync.Mutex
 	members map[string]*member // guarded by mu
 	present bool               // guarded by mu: in the ring
+	changes uint64             // guarded by mu: how often that has changed, and one
 	joined  instant            // guarded by mu: when it entered
 	left    bool               // guarded by mu: for good
 	leftAt  instant            // guarded by mu
@@ -278,7 +279,9 @@ func (c *core) settle() {
 
 // mayHave tells whether the member may have accounts that are this node's own
 // under a view.
-func (m *member) mayHave(v *view) bool { return (m.alive || m.holds) && m.done != v.print }
+func (m *member) mayHave(v *view) bool {
+	return (m.alive || m.holds) && (m.done != v.print || m.doneBy < m.changes)
+}
 
 // lapsed tells whether the node did not run for so long that others may own its
 // keys. The first decision after that notices.

@@ -83,3 +83,38 @@ func TestOwnKeysDoNotAllocate(t *testing.T) {
 		t.Errorf("%v allocations", got)
 	}
 }
+
+// What a node says of itself travels on two streams, so that it may be heard in
+// another order than it was said. What it said before it joined or left last counts
+// no more: otherwise accounts that are on their way to it were begun anew here.
+func TestOldWordsOfANodeCountNoMore(t *testing.T) {
+	s := newScript(t, 10, 10)
+	s.addrs = []string{"a", "b"}
+	for _, addr := range s.addrs {
+		s.start(addr)
+	}
+	a := s.nodes["a"].core
+	s.until("both are in the ring", func() bool { return a.isReady(s.now) && len(a.view.Load().ring.Members()) == 2 })
+	b := a.members["b"]
+	from, joined := &inlet{addr: "b", incarnation: b.incarnation}, b.changes
+	if joined < 2 {
+		t.Fatalf("b has joined, and says that it has changed %d times", joined)
+	}
+	if !a.presence(s.now, from, false, joined-1) || !b.alive {
+		t.Error("b is out of the ring for what it said before it joined")
+	}
+	alone := ringOf([]Member{{"a", 1}})
+	if a.saidDone("b", 42, joined-1); b.done == 42 {
+		t.Error("b is done, by what it said before it joined")
+	}
+	if a.saidDone("b", 42, joined); b.done != 42 {
+		t.Error("b is not done, and says so")
+	}
+	if !a.presence(s.now, from, false, joined+1) || b.alive || len(a.view.Load().ring.Members()) != len(alone.Members()) {
+		t.Error("b is in the ring, and says that it has left")
+	}
+	b.done, b.doneBy = a.view.Load().print, joined
+	if !b.mayHave(a.view.Load()) {
+		t.Error("b has left, and may have accounts still: it was done before that")
+	}
+}

@@ -191,7 +191,7 @@ func (c *core) pullFrom(m *member) {
 		c.mu.Lock()
 		defer c.unlock()
 		if say.err == nil && c.view.Load() == v {
-			m.done = v.print
+			m.done, m.doneBy = v.print, m.changes
 			c.settle()
 		}
 	}

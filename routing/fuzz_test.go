@@ -50,7 +50,7 @@ func newTarget(t *testing.T) *target {
 	x.peer = x.members["peer:1"]
 	x.began, x.present = 1, true
 	x.opened(x.now, x.peer, &wire.Hello{Version: version, Addr: "peer:1", Weight: 1, Incarnation: 7, Nonce: nonce})
-	x.saidDone("peer:1", x.view.Load().print)
+	x.saidDone("peer:1", x.view.Load().print, 0)
 	for x.step(x.now) {
 	}
 	x.peer.told = here

@@ -248,7 +248,7 @@ func (c *core) settled() {
 
 func (c *core) sayDone(m *member) {
 	if m.ready.Load() && m.version >= 2 {
-		m.sayDone(c.view.Load().print)
+		m.sayDone(c.view.Load().print, c.changes+1)
 	}
 }
 

@@ -299,7 +299,7 @@ func change(m protoreflect.Message, f protoreflect.FieldDescriptor) {
 	switch v := m.Get(f); f.Kind() {
 	case protoreflect.Uint32Kind:
 		m.Set(f, protoreflect.ValueOfUint32(uint32(v.Uint())+1))
-	case protoreflect.Fixed64Kind:
+	case protoreflect.Fixed64Kind, protoreflect.Uint64Kind:
 		m.Set(f, protoreflect.ValueOfUint64(v.Uint()+1))
 	case protoreflect.StringKind:
 		m.Set(f, protoreflect.ValueOfString(v.String()+"x"))

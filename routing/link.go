@@ -55,6 +55,7 @@ type link struct {
 	next    uint64           // guarded by mu
 	say     bool             // guarded by mu: done is to be said
 	done    uint64           // guarded by mu
+	doneBy  uint64           // guarded by mu: this node's changes then
 	out     outbox           // guarded by mu
 }
 
@@ -151,7 +152,7 @@ func (l *link) take(stamp int64) *wire.Frame {
 		l.parcel(f, p, stamp)
 	}
 	if l.say && l.out.next() == nil {
-		f.Done, l.say = l.done, false
+		f.Done, f.DoneChanges, l.say = l.done, l.doneBy, false
 	}
 	return f
 }
@@ -208,9 +209,9 @@ func (l *link) broke(err error) {
 }
 
 // sayDone has the peer told under which ring this node has nothing of others.
-func (l *link) sayDone(print uint64) {
+func (l *link) sayDone(print, changes uint64) {
 	l.mu.Lock()
-	l.say, l.done = true, print
+	l.say, l.done, l.doneBy = true, print, changes
 	l.mu.Unlock()
 	l.wake()
 }

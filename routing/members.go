@@ -48,6 +48,8 @@ type member struct {
 	alive       bool   // in the ring
 	holds       bool   // has been in the ring, and not said since that it has nothing
 	done        uint64 // the ring under which it has nothing of others
+	doneBy      uint64 // its changes, when it said so
+	changes     uint64 // how often it has joined or left, as last heard
 	pulled      bool   // of version 1: asked for what it has of this node's
 	found       instant
 	greeted     instant // when it last introduced itself
@@ -89,7 +91,7 @@ func (c *core) each(f func(m *member)) {
 func (c *core) hello(nonce []byte) *wire.Hello {
 	c.mu.Lock()
 	defer c.unlock()
-	return &wire.Hello{Version: version, Addr: c.options.Addr, Weight: c.options.Weight, Nonce: nonce, Absent: !c.present, Incarnation: c.incarnation}
+	return &wire.Hello{Version: version, Addr: c.options.Addr, Weight: c.options.Weight, Nonce: nonce, Absent: !c.present, Incarnation: c.incarnation, Changes: c.changes + 1}
 }
 
 // looks takes in which nodes there may be.
@@ -141,7 +143,7 @@ func (c *core) greeted(now instant, h *wire.Hello) {
 // one is not there; the caller holds mu.
 func (c *core) introduced(now instant, m *member, h *wire.Hello) {
 	if m.incarnation != h.GetIncarnation() {
-		m.incarnation, m.done, m.holds = h.GetIncarnation(), 0, m.alive
+		m.incarnation, m.done, m.doneBy, m.changes, m.holds = h.GetIncarnation(), 0, 0, 0, m.alive
 		c.reclaim(now, m)
 	}
 }
@@ -162,6 +164,9 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	m.mu.Unlock()
 	m.ready.Store(true)
 	alive := !h.GetAbsent()
+	if !m.hears(h.GetChanges()) {
+		alive = m.alive // it has changed since it welcomed this node
+	}
 	m.holds = m.holds || alive
 	changed := alive != m.alive || alive && m.weight != h.GetWeight()
 	m.alive, m.weight = alive, h.GetWeight()
@@ -203,12 +208,15 @@ func (c *core) pause(now instant, m *member) time.Duration {
 // presence takes in that a node owns keys from now on, or none any more. It
 // reports false when the node is to say it again: the way to it is not open, or it
 // has come and gone too often.
-func (c *core) presence(now instant, from *inlet, is bool) bool {
+func (c *core) presence(now instant, from *inlet, is bool, changes uint64) bool {
 	c.mu.Lock()
 	defer c.unlock()
 	m := c.members[from.addr]
 	if m == nil || is && !m.ready.Load() {
 		return !is
+	}
+	if !m.hears(changes) {
+		return true // it says something else by now
 	}
 	if m.alive != is {
 		if !from.mayTurn(now) {
@@ -223,14 +231,20 @@ func (c *core) presence(now instant, from *inlet, is bool) bool {
 }
 
 // saidDone takes in that a node has nothing of others under a ring.
-func (c *core) saidDone(addr string, print uint64) {
+func (c *core) saidDone(addr string, print, changes uint64) {
 	c.mu.Lock()
 	defer c.unlock()
 	m := c.members[addr]
 	if m == nil {
 		return
 	}
-	m.done = print
+	if changes != 0 && changes < max(m.changes, m.doneBy) {
+		return // it has joined or left since
+	}
+	m.done, m.doneBy = print, max(changes, m.doneBy)
+	if changes == 0 { // it does not count
+		m.doneBy = m.changes
+	}
 	if !m.alive && print == c.view.Load().print {
 		m.holds = false
 	}
@@ -271,7 +285,7 @@ func (c *core) lapse(now instant, slept time.Duration) {
 	}
 	c.tell("", fmt.Errorf("this node did not run for %v: others may own its keys by now, so that it joins the ring again", slept.Round(time.Millisecond)))
 	c.expired.Store(true)
-	c.present = false
+	c.become(false)
 	for _, m := range c.members {
 		m.told = unknown
 	}
@@ -303,6 +317,24 @@ func (c *core) bury(now instant) {
 	}
 }
 
+// become has this node be in the ring, or not any more; the caller holds mu.
+func (c *core) become(present bool) {
+	if c.present != present {
+		c.present = present
+		c.changes++
+	}
+}
+
+// hears takes in how often a node says that it has joined or left. It reports false
+// when more was heard: then what it says with that is over. The caller holds mu.
+func (m *member) hears(changes uint64) bool {
+	if changes != 0 && changes < m.changes {
+		return false
+	}
+	m.changes = max(m.changes, changes)
+	return true
+}
+
 // join enters the ring once every node that was found has been met, or could
 // not be for long enough. What a node had that was an owner before, it has
 // handed over by then.
@@ -319,7 +351,8 @@ func (c *core) join(now instant) {
 			return
 		}
 	}
-	c.present, c.joined = true, now
+	c.become(true)
+	c.joined = now
 	c.expired.Store(false)
 	c.unheard.Store(c.local != nil)
 	c.turn()
@@ -341,8 +374,10 @@ func (c *core) announce(now instant) (saying bool) {
 			return
 		}
 		m.telling = true
-		is := c.present
-		say := newCall(func(f *wire.Frame, id uint64) { f.Presences = append(f.Presences, &wire.Presence{Id: id, Here: is}) })
+		is, changes := c.present, c.changes+1
+		say := newCall(func(f *wire.Frame, id uint64) {
+			f.Presences = append(f.Presences, &wire.Presence{Id: id, Here: is, Changes: changes})
+		})
 		say.then = func(say *call) {
 			c.mu.Lock()
 			defer c.unlock()
@@ -365,7 +400,8 @@ func (c *core) leave(now instant) {
 	c.mu.Lock()
 	defer c.unlock()
 	if !c.left {
-		c.present, c.left, c.leftAt = false, true, now
+		c.become(false)
+		c.left, c.leftAt = true, now
 		c.hands.wake()
 	}
 }

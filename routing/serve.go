@@ -70,7 +70,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 		}
 	}
 	if f.GetDone() != 0 {
-		c.saidDone(from.addr, f.GetDone())
+		c.saidDone(from.addr, f.GetDone(), f.GetDoneChanges())
 	}
 	if len(a.Replies) > 0 || len(a.Receipts) > 0 {
 		answer(&a)
@@ -113,7 +113,7 @@ func (c *core) presences(now instant, from *inlet, all []*wire.Presence, reply f
 		case i < len(all)-1:
 			c.malformed(rejectedPresence)
 			r.Status = malformed
-		case !c.presence(now, from, p.GetHere()):
+		case !c.presence(now, from, p.GetHere(), p.GetChanges()):
 			r.Status = notOwner // it says it again
 		}
 		reply(r)

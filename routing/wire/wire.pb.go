@@ -101,7 +101,8 @@ type Frame struct {
 	// done is the fingerprint of the sender's ring, when under it the sender has
 	// nothing that is not its own, and nothing of its is on its way.
 	Done          uint64 `protobuf:"fixed64,14,opt,name=done,proto3" json:"done,omitempty"`
-	Sent          int64  `protobuf:"varint,15,opt,name=sent,proto3" json:"sent,omitempty"` // with a ping: the sender's ledger time, from which clocks are compared
+	DoneChanges   uint64 `protobuf:"varint,16,opt,name=done_changes,json=doneChanges,proto3" json:"done_changes,omitempty"` // the sender's changes, when it said so
+	Sent          int64  `protobuf:"varint,15,opt,name=sent,proto3" json:"sent,omitempty"`                                  // with a ping: the sender's ledger time, from which clocks are compared
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -234,6 +235,13 @@ func (x *Frame) GetDone() uint64 {
 	return 0
 }
 
+func (x *Frame) GetDoneChanges() uint64 {
+	if x != nil {
+		return x.DoneChanges
+	}
+	return 0
+}
+
 func (x *Frame) GetSent() int64 {
 	if x != nil {
 		return x.Sent
@@ -244,14 +252,17 @@ func (x *Frame) GetSent() int64 {
 // Hello names a node. mac proves that it knows the secret: HMAC-SHA256 of both
 // nonces and both addresses; empty in the first message, which has no nonce to answer.
 type Hello struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Version       uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
-	Addr          string                 `protobuf:"bytes,2,opt,name=addr,proto3" json:"addr,omitempty"`
-	Weight        uint32                 `protobuf:"varint,3,opt,name=weight,proto3" json:"weight,omitempty"`
-	Nonce         []byte                 `protobuf:"bytes,4,opt,name=nonce,proto3" json:"nonce,omitempty"`
-	Mac           []byte                 `protobuf:"bytes,5,opt,name=mac,proto3" json:"mac,omitempty"`
-	Absent        bool                   `protobuf:"varint,6,opt,name=absent,proto3" json:"absent,omitempty"`            // it owns nothing: it is about to join, or has left
-	Incarnation   uint64                 `protobuf:"fixed64,7,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of the process; 0 before version 2
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Version     uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	Addr        string                 `protobuf:"bytes,2,opt,name=addr,proto3" json:"addr,omitempty"`
+	Weight      uint32                 `protobuf:"varint,3,opt,name=weight,proto3" json:"weight,omitempty"`
+	Nonce       []byte                 `protobuf:"bytes,4,opt,name=nonce,proto3" json:"nonce,omitempty"`
+	Mac         []byte                 `protobuf:"bytes,5,opt,name=mac,proto3" json:"mac,omitempty"`
+	Absent      bool                   `protobuf:"varint,6,opt,name=absent,proto3" json:"absent,omitempty"`            // it owns nothing: it is about to join, or has left
+	Incarnation uint64                 `protobuf:"fixed64,7,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of the process; 0 before version 2
+	// changes is how often the node has joined or left the ring. What it says travels
+	// on two streams: what is older than what was heard counts no more. 0: not said.
+	Changes       uint64 `protobuf:"varint,8,opt,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -331,6 +342,13 @@ func (x *Hello) GetAbsent() bool {
 func (x *Hello) GetIncarnation() uint64 {
 	if x != nil {
 		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *Hello) GetChanges() uint64 {
+	if x != nil {
+		return x.Changes
 	}
 	return 0
 }
@@ -1073,6 +1091,7 @@ type Presence struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	Here          bool                   `protobuf:"varint,2,opt,name=here,proto3" json:"here,omitempty"`
+	Changes       uint64                 `protobuf:"varint,3,opt,name=changes,proto3" json:"changes,omitempty"` // as in Hello
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1119,6 +1138,13 @@ func (x *Presence) GetHere() bool {
 		return x.Here
 	}
 	return false
+}
+
+func (x *Presence) GetChanges() uint64 {
+	if x != nil {
+		return x.Changes
+	}
+	return 0
 }
 
 // Claim asks for a lease on a hot key of a node without a store.
@@ -1415,7 +1441,7 @@ var File_wire_proto protoreflect.FileDescriptor
 const file_wire_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"wire.proto\x12\x11sluice.routing.v1\"\x93\x05\n" +
+	"wire.proto\x12\x11sluice.routing.v1\"\xb6\x05\n" +
 	"\x05Frame\x12.\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.sluice.routing.v1.HelloR\x05hello\x122\n" +
 	"\awelcome\x18\x02 \x01(\v2\x18.sluice.routing.v1.HelloR\awelcome\x12\x14\n" +
@@ -1431,8 +1457,9 @@ const file_wire_proto_rawDesc = "" +
 	"\afetches\x18\v \x03(\v2\x18.sluice.routing.v1.FetchR\afetches\x121\n" +
 	"\x06parcel\x18\f \x01(\v2\x19.sluice.routing.v1.ParcelR\x06parcel\x126\n" +
 	"\breceipts\x18\r \x03(\v2\x1a.sluice.routing.v1.ReceiptR\breceipts\x12\x12\n" +
-	"\x04done\x18\x0e \x01(\x06R\x04done\x12\x12\n" +
-	"\x04sent\x18\x0f \x01(\x03R\x04sent\"\xaf\x01\n" +
+	"\x04done\x18\x0e \x01(\x06R\x04done\x12!\n" +
+	"\fdone_changes\x18\x10 \x01(\x04R\vdoneChanges\x12\x12\n" +
+	"\x04sent\x18\x0f \x01(\x03R\x04sent\"\xc9\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x12\n" +
 	"\x04addr\x18\x02 \x01(\tR\x04addr\x12\x16\n" +
@@ -1440,7 +1467,8 @@ const file_wire_proto_rawDesc = "" +
 	"\x05nonce\x18\x04 \x01(\fR\x05nonce\x12\x10\n" +
 	"\x03mac\x18\x05 \x01(\fR\x03mac\x12\x16\n" +
 	"\x06absent\x18\x06 \x01(\bR\x06absent\x12 \n" +
-	"\vincarnation\x18\a \x01(\x06R\vincarnation\"\xfd\x01\n" +
+	"\vincarnation\x18\a \x01(\x06R\vincarnation\x12\x18\n" +
+	"\achanges\x18\b \x01(\x04R\achanges\"\xfd\x01\n" +
 	"\x03Ask\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x12\n" +
@@ -1513,10 +1541,11 @@ const file_wire_proto_rawDesc = "" +
 	"\x04dead\x18\n" +
 	" \x01(\x03R\x04dead\"\x16\n" +
 	"\x04Pull\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\x04R\x02id\".\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\"H\n" +
 	"\bPresence\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
-	"\x04here\x18\x02 \x01(\bR\x04here\"\xf1\x02\n" +
+	"\x04here\x18\x02 \x01(\bR\x04here\x12\x18\n" +
+	"\achanges\x18\x03 \x01(\x04R\achanges\"\xf1\x02\n" +
 	"\x05Claim\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12+\n" +
