@@ -191,7 +191,7 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 		}
 		switch {
 		case fl.recall:
-			h.giveBack()
+			h.giveBack(fl.keep)
 		case !h.recalling:
 			want = h.demand.want(h.rule, fl.waiting) - h.lease.left(now) // a renewal fills up
 		}
@@ -296,7 +296,7 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	h.settled = h.lease.unspent() == 0 && h.lease.spent == fl.claim.Spent && g.Granted == fl.claim.Granted
 	h.plan(sent, now, fl, g, f.Random())
 	if h.stretched = g.Plenty; h.asked {
-		f.giveBackSome(h, fl.hash, fl.key)
+		f.giveBackSome(h, fl.hash, fl.key, fl.claim.Waiting)
 	}
 	h.again = now.Add(refusalHold)
 	h.pauses(now, h.fruitless(now, fl, g), f.Random)

@@ -17,6 +17,7 @@ type flight struct {
 	largest tokens          // of one of them; guarded by the shard's mu
 	giveUp  bool            // return what is unspent, and want nothing
 	recall  bool            // return what the next moment does not need: others wait for it
+	keep    tokens          // of that, what requests have waited for and are about to spend
 	ahead   bool            // it is for the next window
 	reset   bool            // the ledger is to count from nothing again
 	beat    bool            // it has no claim, and no key: the ledger is only to be heard

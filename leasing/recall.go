@@ -55,24 +55,24 @@ func (f *Fleet) Recalled(account string) {
 		c.val.asked = true
 		return
 	}
-	f.giveBackSome(&c.val, hash, key)
+	f.giveBackSome(&c.val, hash, key, 0)
 }
 
-// giveBackSome has a claim sent that returns what is not needed. The caller holds
-// the shard's lock.
-func (f *Fleet) giveBackSome(h *held, hash uint64, key []byte) {
+// giveBackSome has a claim sent that returns what is not needed, but for keep. The
+// caller holds the shard's lock.
+func (f *Fleet) giveBackSome(h *held, hash uint64, key []byte, keep tokens) {
 	h.asked = false
 	if h.rule == nil || h.lease.unspent() <= 0 && h.lease.spent == h.reported {
 		return // the ledger knows it by now
 	}
 	fl := f.newFlight(hash, key)
-	fl.recall = true
+	fl.recall, fl.keep = true, keep
 	f.launch(h, fl)
 }
 
-// giveBack returns what the next moment does not need.
-func (h *held) giveBack() {
-	keep := tokens(recallKeeps.Seconds() * h.demand.perSec)
+// giveBack returns what the next moment does not need, but for keep at least.
+func (h *held) giveBack(keep tokens) {
+	keep = max(keep, tokens(recallKeeps.Seconds()*h.demand.perSec))
 	h.lease.returned += max(0, h.lease.unspent()-keep)
 	h.stretched = false
 }

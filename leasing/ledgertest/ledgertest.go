@@ -388,6 +388,87 @@ var cases = []struct {
 		g = s.settle(ratelimit.Claim{Limit: l, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 6, Spent: 2})
 		s.equal("available", g.Available, ratelimit.Tokens(4))
 	}},
+	{"plenty: a lease is a share of the limit, until the window ends", false, func(s *script) {
+		l := perMinute(1000)
+		g := s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 1, Stretch: true}, 50)
+		s.equal("plenty", g.Plenty, true)
+		s.equal("ttl", g.TTL, 45*time.Second)
+		// What the holder has still counts in its share.
+		g = s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 50, Spent: 30, Waiting: 1, Stretch: true}, 30)
+		// Who wants more gets it, tapered as ever.
+		s.granted(ratelimit.Claim{Limit: l, Holder: 2, Seq: 1, Want: 200, Stretch: true}, 200)
+		for h := ratelimit.Holder(3); h <= 4; h++ {
+			s.granted(ratelimit.Claim{Limit: l, Holder: h, Seq: 1, Waiting: 1, Stretch: true}, 50)
+		}
+		s.granted(ratelimit.Claim{Limit: l, Holder: 5, Seq: 1, Waiting: 1, Stretch: true}, 40) // a fifth of the limit for five
+		g = s.granted(ratelimit.Claim{Limit: l, Holder: 6, Seq: 1, Waiting: 90}, 90)
+		s.equal("ttl of who did not ask for more", g.TTL, 10*time.Second)
+		g = s.granted(ratelimit.Claim{Limit: l, Holder: 7, Seq: 1, Waiting: 1, Stretch: true}, 1) // less than half is left
+		s.equal("plenty", g.Plenty, false)
+		s.equal("ttl", g.TTL, 10*time.Second)
+	}},
+	{"plenty: small limits, long windows and buckets", false, func(s *script) {
+		g := s.granted(ratelimit.Claim{Key: "small", Limit: perMinute(10), Holder: 1, Seq: 1, Waiting: 1, Stretch: true}, 1)
+		s.equal("ttl", g.TTL, 45*time.Second)
+		g = s.granted(ratelimit.Claim{Key: "long", Limit: ratelimit.Limit{Unit: ratelimit.Day, Requests: 20}, Holder: 1, Seq: 1, Waiting: 1, Stretch: true}, 1)
+		s.equal("ttl", g.TTL, 5*time.Minute)
+		g = s.granted(ratelimit.Claim{Key: "bucket", Limit: onePerSecond(1000), Holder: 1, Seq: 1, Waiting: 1, Stretch: true}, 1)
+		s.equal("plenty", g.Plenty, false)
+		s.equal("ttl", g.TTL, 10*time.Second)
+	}},
+	{"recall: each holder once a shortage, until it is heard", false, func(s *script) {
+		l := perMinute(10)
+		one := ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 6, Recall: true}
+		g := s.granted(one, 6)
+		s.equal("recalled", g.Recalled, 0)
+		two := ratelimit.Claim{Limit: l, Holder: 2, Seq: 1, Waiting: 5, Recall: true}
+		short := s.granted(two, 4)
+		s.equal("recalled", short.Recalled, 1)
+		s.equal("recalling", short.Recalling, true)
+		claims := func(waiting ratelimit.Tokens) ratelimit.Grant {
+			two.Seq++
+			two.Window, two.Fence, two.Granted, two.Spent = short.Window, short.Fence, short.Granted, short.Granted
+			two.Waiting = waiting
+			short = s.settle(two)
+			return short
+		}
+		again := claims(1)
+		s.equal("recalled again", again.Recalled, 0)
+		s.equal("recalling still", again.Recalling, true)
+		s.Advance(10 * time.Millisecond)
+		s.equal("recalling after a while", claims(1).Recalling, false)
+		// It gives back all but one, which it needs.
+		one.Seq, one.Waiting, one.Window, one.Fence, one.Granted, one.Spent, one.Returned = 2, 0, g.Window, g.Fence, 6, 2, 3
+		g = s.granted(one, 0)
+		s.equal("what is there now", claims(3).Granted, ratelimit.Tokens(7))
+		again = claims(1)
+		s.equal("recalled who has answered", again.Recalled, 0)
+		s.equal("recalling", again.Recalling, false)
+		s.Advance(time.Second) // the message may have been lost
+		s.equal("recalled after a second", claims(1).Recalled, 1)
+		// Nothing is recalled for a claim that does not say that it can be.
+		two.Recall = false
+		s.Advance(time.Second)
+		s.equal("recalled", claims(1).Recalled, 0)
+	}},
+	{"recall: a lease granted since is recalled at once", false, func(s *script) {
+		l := perMinute(10)
+		g := s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 10, Recall: true}, 10)
+		s.equal("recalled", s.granted(ratelimit.Claim{Limit: l, Holder: 2, Seq: 1, Waiting: 1, Recall: true}, 0).Recalled, 1)
+		back := ratelimit.Claim{Limit: l, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 10, Spent: 2, Returned: 8}
+		g = s.granted(back, 0)
+		back.Seq, back.Fence, back.Waiting = 3, g.Fence, 8
+		s.granted(back, 8)
+		s.equal("recalled", s.granted(ratelimit.Claim{Limit: l, Holder: 3, Seq: 1, Waiting: 1, Recall: true}, 0).Recalled, 1)
+	}},
+	{"recall: not of the dead, nor of who ended", false, func(s *script) {
+		eager := ratelimit.Claim{Limit: onePerSecond(10), Holder: 1, Seq: 1, Waiting: 10}
+		s.granted(eager, 10)
+		s.Advance(9 * time.Second)
+		s.equal("a bucket's lease", s.settle(ratelimit.Claim{Limit: onePerSecond(10), Holder: 2, Seq: 1, Waiting: 1, Recall: true}).Recalled, 1)
+		s.Advance(time.Second)
+		s.equal("one that has expired", s.settle(ratelimit.Claim{Limit: onePerSecond(10), Holder: 2, Seq: 2, Waiting: 10, Recall: true}).Recalled, 0)
+	}},
 	{"keys are apart, and a batch answers in order", false, func(s *script) {
 		claims := make([]ratelimit.Claim, 40)
 		for i := range claims {
