@@ -53,6 +53,12 @@ type hunt struct {
 	scripts map[*mutant]string // the file of a fault in Lua, with its name: see scriptVariable
 	temp    string
 	each    time.Duration // what one mutant may cost at most
+	say     func(string, ...any)
+	lenient bool
+	kept    cache
+
+	cleaning sync.Mutex
+	passes   map[string]bool // units in the instrumented build, by name
 
 	mu     sync.Mutex
 	record map[string]*tally // of units, and of units with a function
@@ -86,14 +92,11 @@ func (h *hunt) one(ctx context.Context, m *mutant) (result, error) {
 		if err != nil {
 			return r, err
 		}
-		if o.failed && u.waits { // it may be the load: once more
-			again, err := u.run(ctx, u.limit(), h.temp, h.environment(m), nil)
-			if err != nil {
+		if o.failed {
+			if o.failed, err = h.proof(ctx, m, u, o); err != nil {
 				return r, err
-			}
-			if !again.failed {
+			} else if !o.failed {
 				r.Doubted++
-				o.failed = false
 			}
 		}
 		h.learn(m, u, o.failed)
@@ -201,39 +204,51 @@ func (h *hunt) learn(m *mutant, u *unit, killed bool) {
 	}
 }
 
-// clean runs every unit with no fault, which says what it costs, and that the
-// instrumented build is as good as the product.
-func (h *hunt) clean(ctx context.Context, o *options, kept cache) error {
-	type measured struct {
-		Cost  time.Duration
-		Flaky bool
+// clean tells whether the unit passes in the instrumented build with no fault
+// active. That is asked of a unit when it has found a fault, for before that it
+// does not matter; and once.
+func (h *hunt) clean(ctx context.Context, u *unit) (bool, error) {
+	h.cleaning.Lock()
+	defer h.cleaning.Unlock()
+	name := fmt.Sprintf("passes-%s-%x", u.checksum, u.String())
+	passes, known := h.passes[name]
+	if known || h.kept.load(name, &passes) {
+		h.passes[name] = passes
+		return passes, nil
 	}
-	return each(ctx, o.workers, len(h.units), func(i int) error {
-		u := h.units[i]
-		name := fmt.Sprintf("clean-%s-%x", u.checksum, u.String())
-		var m measured
-		if kept.load(name, &m) {
-			u.cost, u.flaky = m.Cost, m.Flaky
-			return nil
-		}
+	for range 2 { // it may not stand the load
 		run, err := u.run(ctx, measureTime, h.temp, []string{numberVariable + "=0"}, nil)
 		if err != nil {
-			return err
+			return false, err
 		}
-		if run.failed {
-			again, err := u.run(ctx, measureTime, h.temp, []string{numberVariable + "=0"}, nil)
-			if err != nil {
-				return err
-			}
-			if again.failed && !o.lenient {
-				return fmt.Errorf("%s fails in the instrumented build with no fault active: leave it out (suite.skip) if that is for its speed or its allocations, or mend it\n%s", u, again.output)
-			}
-			o.say("%s failed without any fault: it is left out of this run\n", u)
-			u.flaky = true
+		if passes = !run.failed; passes {
+			break
 		}
-		u.cost = run.took
-		return kept.store(name, measured{u.cost, u.flaky})
-	})
+		if h.say("%s fails in the instrumented build with no fault active\n", u); !h.lenient {
+			return false, fmt.Errorf("%s fails in the instrumented build with no fault active: leave it out (suite.skip) if that is for its speed or its allocations, or mend it\n%s", u, run.output)
+		}
+	}
+	h.passes[name] = passes
+	return passes, h.kept.store(name, passes)
+}
+
+// proof tells whether a failure says that the fault was found: the test passes
+// without it, and, if it keeps real time, fails with it once more.
+func (h *hunt) proof(ctx context.Context, m *mutant, u *unit, o outcome) (bool, error) {
+	if u.group {
+		i := slices.IndexFunc(h.units, func(of *unit) bool { return of.program == u.program && of.test == o.test })
+		if i < 0 {
+			return true, nil // the program itself ended: no test is named
+		}
+		u = h.units[i]
+	}
+	if u.waits || o.hung { // it may be the load: once more
+		again, err := u.run(ctx, u.limit(), h.temp, h.environment(m), nil)
+		if err != nil || !again.failed {
+			return false, err
+		}
+	}
+	return h.clean(ctx, u)
 }
 
 // writeScripts writes the text of each fault in Lua, and returns what the

@@ -46,7 +46,7 @@ func main() {
 	flag.StringVar(&o.files, "files", "", "mutate only these `files`, with commas between; the default is all")
 	flag.StringVar(&o.only, "only", "", "run only mutants whose kind, file, function, old or new line match this `pattern`")
 	flag.DurationVar(&o.budget, "budget", time.Hour, "begin no mutant after this time")
-	flag.DurationVar(&o.each, "each", time.Minute, "what the tests of one mutant may take in all")
+	flag.DurationVar(&o.each, "each", 40*time.Second, "what the tests of one mutant may take in all")
 	flag.IntVar(&o.workers, "workers", 2, "how many test binaries run at a time")
 	flag.Uint64Var(&o.seed, "seed", 1, "of the order in which mutants are run, and of the sample")
 	flag.IntVar(&o.sample, "sample", 0, "run only so many of the mutants; 0: all")
@@ -87,35 +87,23 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 	if err != nil {
 		return err
 	}
-	files, err := p.chosen(o.files)
+	all, misfits, err := src.mutants(p.files, byHands)
 	if err != nil {
 		return err
 	}
-	inFiles := map[string]bool{}
-	for _, f := range files {
-		inFiles[f] = true
-		inFiles[f+"+"+twinScripts[f]] = true
-	}
-	hands := slices.DeleteFunc(slices.Clone(byHands), func(b byHand) bool {
-		return !slices.ContainsFunc(b.edit, func(r replacement) bool { return inFiles[r.file] })
-	})
-	all, err := src.mutants(files, hands)
-	if err != nil {
-		return err
-	}
-	r := report{Seed: o.seed, Stale: known.stale(all, inFiles)}
+	r := report{Seed: o.seed, Stale: append(known.stale(all), misfits...)}
 	if !o.whole {
 		all = thinned(all, p.percent)
 	}
-	if o.only != "" {
-		pattern, err := regexp.Compile(o.only)
-		if err != nil {
-			return fmt.Errorf("-only %q: %w", o.only, err)
-		}
-		all = slices.DeleteFunc(all, func(m *mutant) bool { return !pattern.MatchString(m.op + "\n" + m.key()) })
+	wanted, err := p.wanted(o)
+	if err != nil {
+		return err
 	}
 	if o.list {
 		for _, m := range all {
+			if !wanted(m) {
+				continue
+			}
 			fmt.Fprintf(o.out, "# line %d, %s\n%s\n\n", m.line, m.op, m.key())
 		}
 		return nil
@@ -129,6 +117,7 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 	if err != nil {
 		return err
 	}
+	all = slices.DeleteFunc(all, func(m *mutant) bool { return !wanted(m) })
 	before, err := o.before()
 	if err != nil {
 		return err
@@ -149,6 +138,23 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 		return errors.New(wrong)
 	}
 	return nil
+}
+
+// wanted tells which mutants the options ask for. All are built whatever is
+// asked for, so that what was measured with the build stays valid.
+func (p *plan) wanted(o *options) (func(*mutant) bool, error) {
+	files, err := p.chosen(o.files)
+	if err != nil {
+		return nil, err
+	}
+	pattern, err := regexp.Compile(o.only)
+	if err != nil {
+		return nil, fmt.Errorf("-only %q: %w", o.only, err)
+	}
+	return func(m *mutant) bool {
+		in := slices.Contains(files, m.file) || slices.ContainsFunc(m.edits, func(e edit) bool { return slices.Contains(files, e.file) })
+		return in && pattern.MatchString(m.op+"\n"+m.key())
+	}, nil
 }
 
 // before is what the last report says, by key, if that is to count.
@@ -246,7 +252,7 @@ func (p *plan) prepare(ctx context.Context, o *options, src *source, all []*muta
 	if err != nil {
 		return nil, nil, err
 	}
-	h := &hunt{temp: temp, each: o.each, record: map[string]*tally{}, scripts: scripts, reached: src.reached(all, reach)}
+	h := &hunt{temp: temp, each: o.each, say: o.say, lenient: o.lenient, kept: kept, passes: map[string]bool{}, record: map[string]*tally{}, scripts: scripts, reached: src.reached(all, reach)}
 	for i := range p.suites {
 		prog, err := p.build(ctx, &p.suites[i], instrumented, "-overlay", replace)
 		if err != nil {
@@ -261,7 +267,10 @@ func (p *plan) prepare(ctx context.Context, o *options, src *source, all []*muta
 	if len(h.units) != len(reach.units) {
 		return nil, nil, fmt.Errorf("the instrumented build has %d tests, and the other %d", len(h.units), len(reach.units))
 	}
-	return h, all, h.clean(ctx, o, kept)
+	for i, u := range reach.units {
+		h.units[i].cost, h.units[i].flaky = u.cost, u.flaky
+	}
+	return h, all, nil
 }
 
 // all runs the mutants in an order that a seed says, while the budget lasts.
