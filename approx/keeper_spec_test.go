@@ -174,10 +174,10 @@ func TestKeeperLeaves(t *testing.T) {
 	if a, ok := s.Leaving(true); ok {
 		t.Errorf("it has no seat, and gives up %+v", a)
 	}
-	for _, clean := range []bool{true, false} {
-		s.sits(Tenancy{Seat: 1, Fence: 5}, 0)
+	for seat, clean := range []bool{true, false} {
+		s.sits(Tenancy{Seat: seat, Fence: 5}, 0)
 		a, ok := s.Leaving(clean)
-		if !ok || !a.Leave || a.Clean != clean || a.Now.Seat != 1 || a.Now.Fence != 5 || a.Holder != 7 || a.valid() != nil {
+		if !ok || !a.Leave || a.Clean != clean || a.Now.Seat != seat || a.Now.Fence != 5 || a.Holder != 7 || a.valid() != nil {
 			t.Errorf("%+v %v", a, ok)
 		}
 		s.share(epoch, 0, "it has left")
@@ -294,6 +294,9 @@ func TestKeeperKeepsWhatRulesNeed(t *testing.T) {
 	}
 	if _, wanted := s.Seat(); wanted {
 		t.Error("no rule needs a seat, and one is wanted")
+	}
+	if s.Leave(context.Background(), true); len(ledger.asked) != 0 || len(s.told) != 0 {
+		t.Fatalf("it has no seat, and gives up %+v, and tells of %+v", ledger.asked, s.told)
 	}
 	s.keep(context.Background(), s.plan)
 	s.keep(context.Background(), s.plan)

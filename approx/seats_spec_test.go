@@ -252,3 +252,23 @@ func TestSeatsOnRedisClock(t *testing.T) {
 		t.Errorf("the fence is %v, and should be the time: %v", at, before)
 	}
 }
+
+// A tenant that the ledger has forgotten comes back with its taint, but with none
+// that is to come by the ledger's clock, which may have been set back as well.
+func TestSeatComesBackByAnotherClock(t *testing.T) {
+	h := newHall(t, 1)
+	h.sits(1, none, nil)
+	h.passes(time.Hour)
+	second := h.sits(2, none, nil)
+	second.Since = h.now
+	h.forgets()
+	h.passes(-10 * time.Minute)
+	h.expect("its taint is half an hour old", h.sits(2, second, nil), 0, second.Taint)
+	h.forgets()
+	h.passes(-2 * time.Hour)
+	back := h.sits(2, second, nil)
+	h.expect("its taint is to come", back, 0, h.now)
+	if back.Since != h.now {
+		t.Errorf("since %d, and it is %d", back.Since, h.now)
+	}
+}
