@@ -68,7 +68,7 @@ func TestEnoughIsNoShortage(t *testing.T) {
 // Who was refused asks again at once for what there is, though not for more.
 func TestShortageLeavesWhatThereIs(t *testing.T) {
 	s := newNodeScript(t, perMinute100)
-	r := s.asks(20)
+	r := s.asks(25)
 	b, claim := s.sends()
 	b.Answer([]ratelimit.Grant{{ // of a ledger that grants no more than a tenth at a time
 		Seq: claim.Seq, Window: claim.Limit.WindowAt(ledgertest.Epoch), Fence: 1, Granted: 10, Available: 10, Outstanding: 50,
