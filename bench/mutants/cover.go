@@ -57,11 +57,14 @@ func (p *plan) measureReach(ctx context.Context, o *options, temp string, kept c
 	}
 	r := &reach{blocks: map[string][]block{}, by: map[block][]bool{}}
 	for i := range p.suites {
+		if !o.runs(&p.suites[i]) {
+			continue
+		}
 		prog, err := p.build(ctx, &p.suites[i], into, "-cover", "-covermode=set", "-coverpkg="+strings.Join(patterns, ","))
 		if err != nil {
 			return nil, err
 		}
-		units, err := prog.units(ctx)
+		units, err := prog.units(ctx, o.tests)
 		if err != nil {
 			return nil, err
 		}

@@ -43,8 +43,12 @@ type result struct {
 	m       *mutant
 }
 
-// quick is the cost up to which tests are run together.
-const quick = 300 * time.Millisecond
+// Tests that cost no more than this besides the start of their program are run
+// together: those that take next to nothing first, for most faults they find.
+const (
+	instantly = 30 * time.Millisecond
+	quick     = 300 * time.Millisecond
+)
 
 // hunt runs mutants against the units that reach them.
 type hunt struct {
@@ -57,6 +61,7 @@ type hunt struct {
 	lenient bool
 	kept    cache
 
+	killers  map[string]string // the units that killed in the runs before, by mutant: they are run first
 	cleaning sync.Mutex
 	passes   map[string]bool // units in the instrumented build, by name
 
@@ -76,6 +81,9 @@ func (h *hunt) one(ctx context.Context, m *mutant) (result, error) {
 	if len(todo) == 0 {
 		r.Fate = notReached
 		return r, nil
+	}
+	if u := h.killer(m); u != nil {
+		todo = append(todo, u)
 	}
 	r.Fate = survived
 	spent := time.Duration(0)
@@ -103,6 +111,7 @@ func (h *hunt) one(ctx context.Context, m *mutant) (result, error) {
 		if o.failed {
 			r.Fate, r.Test, r.How = killed, cmp.Or(o.test, u.test), "failed"
 			r.Suite = u.label(r.Test)
+			h.remember(m, u, r.Test)
 			if o.hung {
 				r.How = "hung"
 			} else if strings.Contains(o.output, "panic: ") {
@@ -134,37 +143,67 @@ func (h *hunt) toRun(m *mutant) []*unit {
 	type kind struct {
 		*program
 		waits bool
+		tier  time.Duration
 	}
 	groups := map[kind]*unit{}
 	for i, u := range h.units {
 		if !h.reached[m][i] || u.flaky {
 			continue
 		}
-		if u.cost > quick || len(u.args) > 0 {
+		own := u.cost - u.start
+		if own > quick || len(u.args) > 0 {
 			all = append(all, u)
 			continue
 		}
-		k := kind{u.program, u.waits}
+		k := kind{u.program, u.waits, quick}
+		if own <= instantly {
+			k.tier = instantly
+		}
 		g := groups[k]
 		if g == nil {
-			g = &unit{program: u.program, group: true, waits: u.waits}
+			g = &unit{program: u.program, group: k.tier, waits: u.waits, cost: u.start}
 			groups[k] = g
 			all = append(all, g)
 		} else {
 			g.test += "|"
 		}
 		g.test += u.test
-		g.cost += u.cost
+		g.cost += own
 	}
 	return all
 }
 
 func (h *hunt) names(m *mutant, u *unit) (of, here string) {
 	of = u.String()
-	if u.group {
-		of = fmt.Sprint(u.suite.dir, u.waits)
+	if u.group > 0 {
+		of = fmt.Sprint(u.suite.dir, u.waits, u.group)
 	}
 	return of, of + " " + m.file + " " + m.fn
+}
+
+// killer is what has killed this mutant in a run before, if it is there still.
+func (h *hunt) killer(m *mutant) *unit {
+	h.mu.Lock()
+	name := h.killers[m.key()]
+	h.mu.Unlock()
+	for i, u := range h.units {
+		if h.reached[m][i] && !u.flaky && u.String() == name {
+			first := *u
+			first.known = true
+			return &first
+		}
+	}
+	return nil
+}
+
+func (h *hunt) remember(m *mutant, u *unit, test string) {
+	name := u.String()
+	if u.group > 0 {
+		name = u.suite.dir + " " + test
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.killers[m.key()] = name
 }
 
 // next is the unit that is most likely to kill for its cost, by what was learnt.
@@ -173,6 +212,9 @@ func (h *hunt) next(m *mutant, todo []*unit) int {
 	defer h.mu.Unlock()
 	best, worth := 0, -1.0
 	for i, u := range todo {
+		if u.known {
+			return i
+		}
 		of, here := h.names(m, u)
 		chance := 0.2
 		for _, name := range []string{of, here} {
@@ -235,7 +277,7 @@ func (h *hunt) clean(ctx context.Context, u *unit) (bool, error) {
 // proof tells whether a failure says that the fault was found: the test passes
 // without it, and, if it keeps real time, fails with it once more.
 func (h *hunt) proof(ctx context.Context, m *mutant, u *unit, o outcome) (bool, error) {
-	if u.group {
+	if u.group > 0 {
 		i := slices.IndexFunc(h.units, func(of *unit) bool { return of.program == u.program && of.test == o.test })
 		if i < 0 {
 			return true, nil // the program itself ended: no test is named

@@ -24,6 +24,8 @@ import (
 type options struct {
 	files   string        // patterns of files, of the plan's; all if empty
 	only    string        // a pattern of keys
+	tests   string        // a pattern of what is run, as a folder and a test
+	suites  string        // folders of what is run, with commas between; all if empty
 	budget  time.Duration // after which no more mutants are begun
 	each    time.Duration
 	workers int
@@ -45,6 +47,8 @@ func main() {
 	var o options
 	flag.StringVar(&o.files, "files", "", "mutate only these `files`, with commas between; the default is all")
 	flag.StringVar(&o.only, "only", "", "run only mutants whose kind, file, function, old or new line match this `pattern`")
+	flag.StringVar(&o.suites, "suites", "", "run only the tests of these `folders`, with commas between: for a first look, as others may kill what survives")
+	flag.StringVar(&o.tests, "tests", "", "run only tests that match this `pattern` of a folder and a name, as 'leasing TestNode': for a first look")
 	flag.DurationVar(&o.budget, "budget", time.Hour, "begin no mutant after this time")
 	flag.DurationVar(&o.each, "each", 40*time.Second, "what the tests of one mutant may take in all")
 	flag.IntVar(&o.workers, "workers", 2, "how many test binaries run at a time")
@@ -127,6 +131,9 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 		return err
 	}
 	r.Took = time.Since(start)
+	if err := h.kept.store("killers", h.killers); err != nil {
+		return err
+	}
 	r.write(o.out) // also when it was interrupted
 	if err := r.save(o.json); err != nil {
 		return err
@@ -138,6 +145,11 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 		return errors.New(wrong)
 	}
 	return nil
+}
+
+// runs tells whether the options ask for a suite.
+func (o *options) runs(s *suite) bool {
+	return o.suites == "" || slices.Contains(strings.Split(o.suites, ","), s.dir)
 }
 
 // wanted tells which mutants the options ask for. All are built whatever is
@@ -252,13 +264,16 @@ func (p *plan) prepare(ctx context.Context, o *options, src *source, all []*muta
 	if err != nil {
 		return nil, nil, err
 	}
-	h := &hunt{temp: temp, each: o.each, say: o.say, lenient: o.lenient, kept: kept, passes: map[string]bool{}, record: map[string]*tally{}, scripts: scripts, reached: src.reached(all, reach)}
+	h := &hunt{temp: temp, each: o.each, say: o.say, lenient: o.lenient, kept: kept, passes: map[string]bool{}, killers: map[string]string{}, record: map[string]*tally{}, scripts: scripts, reached: src.reached(all, reach)}
 	for i := range p.suites {
+		if !o.runs(&p.suites[i]) {
+			continue
+		}
 		prog, err := p.build(ctx, &p.suites[i], instrumented, "-overlay", replace)
 		if err != nil {
 			return nil, nil, err
 		}
-		units, err := prog.units(ctx)
+		units, err := prog.units(ctx, o.tests)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -269,7 +284,11 @@ func (p *plan) prepare(ctx context.Context, o *options, src *source, all []*muta
 	}
 	for i, u := range reach.units {
 		h.units[i].cost, h.units[i].flaky = u.cost, u.flaky
+		if p := h.units[i].program; p.start == 0 || u.cost < p.start {
+			p.start = u.cost
+		}
 	}
+	kept.load("killers", &h.killers)
 	return h, all, nil
 }
 
