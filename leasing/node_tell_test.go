@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -250,5 +251,223 @@ func TestLastWords(t *testing.T) {
 	s.passes(2 * time.Minute)
 	if claims := s.Release(s.now); len(claims) != 0 {
 		t.Errorf("the window is over, and the ledger is told %+v", claims)
+	}
+}
+
+// fills has so many claims wait that no more may, and returns what lets them go.
+func (s *nodeScript) fills() (empties func()) {
+	l := &s.fleet.lanes[0]
+	for len(l.queue) < cap(l.queue) {
+		l.queue <- &flight{beat: true}
+	}
+	return func() {
+		for len(l.queue) > 0 {
+			<-l.queue
+		}
+	}
+}
+
+// Where too many claims wait, a request is decided without the ledger, at once,
+// and a lease is not renewed; when they have gone, the next claim is sent.
+func TestTooManyClaimsWait(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.OnStoreFailure, s.rule.Coordination.Lease.TTL = ratelimit.FailClosed, time.Hour
+	empties := s.fills()
+	if v := s.asks(1).says(true, ratelimit.FromFallback); v.Reason != ratelimit.FallbackQueueFull {
+		t.Errorf("%+v", v)
+	}
+	empties()
+	s.leased(20)
+	empties = s.fills()
+	s.spends(15)
+	empties()
+	s.quiet("there was no room for a renewal")
+	s.spends(1)
+	if c, _ := s.exchange(); c.Spent != 17 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// A request of which a part is decided is not charged for that again while the
+// rest waits; nor does who looks twice wait twice.
+func TestEachAskIsChargedOnce(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.Lease.TTL = time.Hour
+	s.leased(20)
+	r := &nodeRequest{nodeScript: s, v: make([]verdict, 2)}
+	r.wait = s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(1), Cost: 3}, {Rule: s.rule, Key: keyOf(2), Cost: 7}}, r.v)
+	for range 3 {
+		if r.decided() {
+			t.Fatalf("%+v", r.v)
+		}
+	}
+	if s.spent() != 4 {
+		t.Errorf("1 and 3 were spent: %d", s.spent())
+	}
+	if c, _ := s.exchange(); c.Waiting != 7 {
+		t.Errorf("7 wait: %+v", c)
+	}
+	r.says(false, ratelimit.FromLease)
+}
+
+// Who has waited for check_timeout drifts, and who cannot waits as for any ledger;
+// then on_store_failure decides.
+func TestDriftThenLate(t *testing.T) {
+	s, _ := newDriftScript(t, perMinute100)
+	s.rule.Coordination.OnStoreFailure = ratelimit.FailClosed
+	s.drifts(10)
+	r := s.asks(1)
+	s.waitsFor(r, 2*time.Millisecond)
+	s.passes(2 * time.Millisecond)
+	if more := r.wait.TimeOver(); more != ratelimit.StoreDeadline-2*time.Millisecond || r.decided() {
+		t.Errorf("it waits for %v more: %+v", more, r.v[0])
+	}
+	s.passes(ratelimit.StoreDeadline)
+	if more := r.wait.TimeOver(); more != 0 {
+		t.Errorf("its time is over, and it waits for %v more", more)
+	}
+	r.says(true, ratelimit.FromFallback)
+}
+
+// A ledger that does not tell of its epochs tells with an account that it has
+// forgotten: that counts as one loss, however many keys say so, and all is told
+// again. One that tells of epochs has said so already.
+func TestForgottenAccountsAreOneLoss(t *testing.T) {
+	for _, hears := range []bool{false, true} {
+		s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 100})
+		if hears {
+			s.Hears()
+		}
+		s.rule.Coordination.Lease.TTL = time.Hour
+		answer := func() {
+			b, c := s.sends()
+			at := ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour)))
+			b.Answer([]ratelimit.Grant{{
+				Seq: c.Seq, Window: c.Limit.WindowAt(at), Fence: 1, Granted: c.Granted + 1, Relearning: true, TTL: time.Hour, ResetAfter: time.Hour, At: at, Carried: true,
+			}})
+		}
+		for i, want := range []uint64{1, 1, 2} {
+			r := s.asks(1)
+			answer()
+			r.says(false, ratelimit.FromClaim)
+			if hears {
+				want = 0
+			}
+			if got := s.Stats().Recoveries; got != want {
+				t.Errorf("hears of epochs %v, answer %d: %d losses, want %d", hears, i+1, got, want)
+			}
+			if i == 1 {
+				s.passes(relearnTime + time.Second)
+			}
+		}
+	}
+}
+
+// What a claim settled of drift is told: of a claim that had none nothing, nor of
+// one that was not answered.
+func TestReconciliations(t *testing.T) {
+	s, _ := newDriftScript(t, perMinute100)
+	var told []Reconciliation
+	s.fleet.OnReconcile = func(r Reconciliation) { told = append(told, r) }
+	s.drifts(6)
+	b, c := s.sends()
+	b.Fail(errors.New("gone"))
+	if len(told) != 0 {
+		t.Errorf("nobody has answered, and it was told %+v", told)
+	}
+	s.drifts(1)
+	s.other(ratelimit.Claim{Seq: 1, Waiting: 90})
+	s.other(ratelimit.Claim{Seq: 2, Window: s.ledger.window(), Granted: 90, Spent: 90})
+	_, g := s.exchange() // 1, 7 and 90 are spent
+	if len(told) != 1 {
+		t.Fatalf("told %+v", told)
+	}
+	if r := told[0]; r.Rule != s.rule || r.Key != c.Key || r.Window != g.Window || r.Fence != g.Fence || r.Drift != 7 || r.Confirmed != 7 || r.Over != 0 || r.Available != g.Available {
+		t.Errorf("%+v", r)
+	}
+	s.rule.Coordination.CheckTimeout = time.Second
+	for r := s.asks(1); !r.decided(); {
+		s.exchange()
+	}
+	if len(told) != 1 {
+		t.Errorf("nothing drifted, and it was told %+v", told[1:])
+	}
+}
+
+// The last word on a window says of which it is, whose, and what was spent in it,
+// as the ledger knows the lease.
+func TestLastWordIsWhole(t *testing.T) {
+	s, _ := newDriftScript(t, perMinute100)
+	s.drifts(4)
+	before, g := s.exchange()
+	s.drifts(3)
+	s.sends() // and nothing is heard of it
+	s.passes(46 * time.Second)
+	r := s.asks(1)
+	s.passes(2 * time.Millisecond)
+	r.wait.TimeOver()
+	r.says(false, ratelimit.FromDrift)
+	b := s.Batch()
+	if b == nil || !b.Claims()[0].Final {
+		t.Fatalf("the window is over: %+v", b)
+	}
+	c := b.Claims()[0]
+	want := ratelimit.Claim{
+		Key: before.Key, Limit: s.rule.Limit, Holder: before.Holder, Seq: c.Seq, Fence: g.Fence, Window: g.Window, Granted: g.Granted, Spent: 8,
+		TTL: time.Second, Tally: true, Final: true,
+	}
+	if c != want {
+		t.Errorf("got  %+v\nwant %+v", c, want)
+	}
+}
+
+// A renewal does not stand for the claim for the next window.
+func TestRenewedLeaseHasItsNextWindowClaimed(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.Lease.TTL = time.Hour
+	s.leased(20)
+	s.spends(15)
+	s.exchange()
+	s.passes(44500 * time.Millisecond)
+	s.asks(0)
+	if c, _ := s.exchange(); !c.Ahead {
+		t.Errorf("%+v", c)
+	}
+}
+
+// A claim that waited to be sent while its window ended is about the next one, by
+// the name that its lease has.
+func TestClaimThatWaitedIsAboutTheNextWindow(t *testing.T) {
+	s, end := turning(t, 0)
+	name := s.fleet.name
+	s.spends(15) // has a claim wait
+	s.passes(end.Add(time.Second).Sub(s.now))
+	if _, c := s.sends(); c.Holder != name^1 || c.Window != perMinute100.WindowAt(ledgertest.Epoch)+1 || c.Spent != 0 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// The smallest lease is one, too; what is void is none.
+func TestSmallLeasesAndVoidOnes(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.leased(1)
+	if x := s.Stats(); x.LeaseSizes.Count != 1 || x.Void != 0 {
+		t.Errorf("%+v", x)
+	}
+	s.asks(1)
+	b, c := s.sends()
+	b.Answer([]ratelimit.Grant{{Seq: c.Seq, Window: c.Window, Fence: c.Fence + 1, Granted: c.Spent, Void: true, TTL: time.Minute, ResetAfter: time.Minute, At: ledgertest.Epoch}})
+	if x := s.Stats(); x.LeaseSizes.Count != 1 || x.Void != 1 {
+		t.Errorf("%+v", x)
+	}
+}
+
+// Who looks at the ledger's clock from an instant before it was last heard knows no
+// less of it, and no more.
+func TestLedgerClockOfAMomentAgo(t *testing.T) {
+	var c ledgerClock
+	c.heard(instant(time.Hour), instant(time.Hour).Add(time.Second), 100e6)
+	if w := c.widened(c.at.Add(-time.Minute)); w.lo != c.lo || w.hi != c.hi {
+		t.Errorf("%+v, was %+v", w, c)
 	}
 }
