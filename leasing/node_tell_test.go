@@ -140,8 +140,11 @@ func TestRequestsPatience(t *testing.T) {
 		asks []ask
 		want time.Duration
 	}{
-		{[]ask{a, b}, 3 * time.Millisecond}, {[]ask{b, a}, 3 * time.Millisecond}, {[]ask{b, other}, time.Millisecond},
-		{[]ask{b, long}, ratelimit.StoreDeadline}, {[]ask{other}, ratelimit.StoreDeadline},
+		{[]ask{a, b}, 3 * time.Millisecond},
+		{[]ask{b, a}, 3 * time.Millisecond},
+		{[]ask{b, other}, time.Millisecond},
+		{[]ask{b, long}, ratelimit.StoreDeadline},
+		{[]ask{other}, ratelimit.StoreDeadline},
 	} {
 		v := make([]verdict, len(c.asks))
 		for i := range v {
@@ -193,7 +196,10 @@ func TestLedgerClockTellsItsSteps(t *testing.T) {
 		{110e6, 0},
 		// It was known to be 98 s ahead at least, and 99.000001 at most, give or take
 		// 900 us since.
-		{110_000_901, 0}, {110_000_902, time.Microsecond}, {107_999_099, 0}, {107_999_098, -time.Microsecond},
+		{110_000_901, 0},
+		{110_000_902, time.Microsecond},
+		{107_999_099, 0},
+		{107_999_098, -time.Microsecond},
 		{120e6, 10*time.Second - 901*time.Microsecond},
 		{90e6, -18*time.Second + 901*time.Microsecond},
 	} {

@@ -1,0 +1,310 @@
+package routing
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// How far another's clock is behind is the least of what messages of the last ten
+// to twenty seconds say; less than what a message may take counts as nothing, but
+// a clock that is ahead always counts. After a long silence it begins anew.
+func TestClocksAreCompared(t *testing.T) {
+	const ms = time.Millisecond
+	var in inbox
+	at := instant(time.Hour)
+	for i, c := range []struct {
+		after       time.Duration
+		later, want time.Duration
+	}{
+		{0, 30 * ms, 30 * ms},
+		{0, 20 * ms, 20 * ms},
+		{time.Second, 40 * ms, 20 * ms},
+		{compareFor - time.Second, 25 * ms, 20 * ms}, // the first stretch goes on to here
+		{1, 50 * ms, 20 * ms},                        // in the next one the last still counts
+		{compareFor, 60 * ms, 20 * ms},
+		{1, 70 * ms, 50 * ms}, // and now not
+		{0, 6 * ms, 6 * ms},
+		{0, 5 * ms, 0}, // as a message takes
+		{0, 1, 0},
+		{0, 0, 0},
+		{0, -1, -1},
+		{2 * compareFor, 40 * ms, -1},
+		{2*compareFor + 1, 40 * ms, 40 * ms}, // it was silent for so long
+	} {
+		at = at.Add(c.after)
+		if got := in.compare(at, c.later); got != c.want {
+			t.Errorf("message %d, %v later than sent: %v, want %v", i, c.later, got, c.want)
+		}
+	}
+}
+
+// A node waits between dials: shortly while all start, and then twice as long each
+// time, up to a second; half of that by chance.
+func TestDialsPause(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	m := c.members["b:1"]
+	for _, x := range []struct {
+		age      time.Duration
+		failures int
+		least    time.Duration
+	}{
+		{grace, 9, 50 * time.Millisecond},
+		{grace + 1, 0, 50 * time.Millisecond},
+		{grace + 1, 1, 50 * time.Millisecond},
+		{grace + 1, 2, 100 * time.Millisecond},
+		{grace + 1, 4, 400 * time.Millisecond},
+		{grace + 1, 5, 500 * time.Millisecond},
+		{grace + 1, 1 << 40, 500 * time.Millisecond},
+	} {
+		m.failures = x.failures
+		for chance, want := range map[float64]time.Duration{0: x.least, 0.5: 2 * x.least, 1: 3 * x.least} {
+			c.random = func() float64 { return chance }
+			if got := c.pause(c.began.Add(x.age), m); got != want {
+				t.Errorf("%d dials in a row have failed, %v after the start, by chance %v: it waits %v, want %v", x.failures, x.age, chance, got, want)
+			}
+		}
+	}
+}
+
+// What was received of a node is remembered for so many nodes; then who was silent
+// for longest is forgotten, and of those the least number.
+func TestMostInboxes(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1")
+	c := s.nodes["a:1"].core
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := s.now
+	for id := range uint64(mostInboxes) {
+		c.inboxOf(at.Add(time.Duration(id/3)), &inlet{incarnation: id + 10})
+	}
+	c.inboxOf(at.Add(time.Hour), &inlet{incarnation: 10}) // it is heard again
+	for _, gone := range []uint64{11, 12, 13} {
+		c.inboxOf(at.Add(time.Hour), &inlet{incarnation: 1_000_000 + gone})
+		if c.inboxes[gone] != nil || len(c.inboxes) != mostInboxes {
+			t.Errorf("%d was to be forgotten, and there are %d", gone, len(c.inboxes))
+		}
+	}
+	if c.inboxes[10] == nil {
+		t.Error("who was heard a moment ago is forgotten")
+	}
+}
+
+// accounts are a parcel of so many keys' accounts.
+func (s *script) accounts(keys ...[]byte) []byte {
+	w := newWriter(ratelimit.LedgerTime(1_800_000_000_000_000))
+	for _, k := range keys {
+		w.account(k, &leasing.Account{Now: 1_800_000_000_000_000, Window: s.rule.Limit.WindowAt(1_800_000_000_000_000), Charged: 4})
+	}
+	return w.b
+}
+
+// A parcel that makes no sense is counted once, and not answered; one that comes
+// again is answered as before, as long as its sender may ask.
+func TestParcelsThatMakeNoSense(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1")
+	n := s.nodes["a:1"]
+	c := n.core
+	from := &inlet{addr: "b:1", incarnation: 7, version: 2}
+	bad := uint64(0)
+	for _, p := range []struct {
+		from *inlet
+		p    *wire.Parcel
+	}{{&inlet{addr: "b:1"}, &wire.Parcel{Number: 1}}, {from, &wire.Parcel{}}, {from, &wire.Parcel{Number: 1, Sent: -1}}} {
+		bad++
+		if r := c.adopt(s.now, p.from, p.p); r != nil || c.stats.malformed.Load() != bad {
+			t.Errorf("%+v: answered %v, and %d of %d counted", p.p, r, c.stats.malformed.Load(), bad)
+		}
+	}
+	for number := range uint64(4*parcelsAtOnce + 1) {
+		if r := c.adopt(s.now, from, &wire.Parcel{Number: number + 1, First: 1, Accounts: s.accounts(keyOf(int(number)))}); r == nil || len(r.GetRefused()) > 0 {
+			t.Fatalf("parcel %d: %v", number+1, r)
+		}
+	}
+	if r := c.adopt(s.now, from, &wire.Parcel{Number: 1, First: 1}); r == nil {
+		t.Error("a parcel that came again was not answered")
+	}
+	last := uint64(4*parcelsAtOnce + 2)
+	c.adopt(s.now, from, &wire.Parcel{Number: last, First: 1, Accounts: s.accounts(keyOf(1))})
+	if r := c.adopt(s.now, from, &wire.Parcel{Number: 1, First: 1}); r != nil || c.stats.malformed.Load() != bad+1 {
+		t.Errorf("so many without a receipt are no node's of ours: %v, %d", r, c.stats.malformed.Load()-bad)
+	}
+	if r := c.adopt(s.now, from, &wire.Parcel{Number: last, First: 1}); r == nil {
+		t.Error("the last parcel came again, and was not answered")
+	}
+}
+
+// An account of a node of version 1 is taken in as it was sent, whatever window or
+// fence; what cannot be is counted, and left.
+func TestTransfersOfVersion1(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1")
+	c := s.nodes["a:1"].core
+	for i, bad := range []*wire.Transfer{
+		{},
+		{Key: make([]byte, ratelimit.MaxKeyLen+1)},
+		{Key: keyOf(1), Charged: -1},
+		{Key: keyOf(1), Previous: -1},
+		{Key: keyOf(1), Window: -1},
+		{Key: keyOf(1), Level: -1},
+		{Key: keyOf(1), Carry: -1},
+		{Key: keyOf(1), Now: -1},
+		{Key: keyOf(1), Fence: -1},
+	} {
+		if c.adoptLegacy(s.now, []*wire.Transfer{bad}); c.stats.malformed.Load() != uint64(i+1) || c.local.Has(keyOf(1)) {
+			t.Errorf("%v: %d of %d counted", bad, c.stats.malformed.Load(), i+1)
+		}
+	}
+	whole := &wire.Transfer{Key: keyOf(1), Now: 2, Fence: 3, Window: 4, Charged: 5, Previous: 6, Level: 7, Carry: 8, Dead: 9}
+	if got, want := accountOf(whole), (leasing.Account{Now: 2, Fence: 3, Window: 4, Charged: 5, Previous: 6, Level: 7, Carry: 8, Dead: 9}); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("%+v", got)
+	}
+	c.adoptLegacy(s.now, []*wire.Transfer{{Key: keyOf(1)}})
+	if !c.local.Has(keyOf(1)) || c.stats.malformed.Load() != 9 {
+		t.Error("an account of nothing is one")
+	}
+	w := newWriter(2)
+	w.account(keyOf(1), &leasing.Account{Now: 2, Fence: 3, Window: 4, Previous: 6, Level: 7, Carry: 8, Dead: 9})
+	p := &parcel{w: w}
+	if got := p.transfers(); len(got) != 1 || got[0].GetCharged() != 0 || got[0].GetLevel() != 7 || got[0].GetPrevious() != 6 || got[0].GetCarry() != 8 || got[0].GetDead() != 9 {
+		t.Errorf("%v", got)
+	}
+}
+
+// A parcel goes when it is full, or when somebody is in a hurry and nothing else is
+// to be sent before; it is sent again on a new stream, until there is a receipt.
+func TestOutbox(t *testing.T) {
+	var o outbox
+	add := func(k int) { o.add(1, uint64(k), &moved{key: keyOf(k)}) }
+	add(1)
+	if o.next() != nil {
+		t.Error("nobody is in a hurry")
+	}
+	o.urgent = true
+	first := o.next()
+	if first == nil || first.number != 1 || o.urgent {
+		t.Fatalf("%+v", o)
+	}
+	add(2)
+	o.urgent = true
+	if o.next() != first {
+		t.Error("the first is not sent yet")
+	}
+	o.unsent++
+	second := o.next()
+	if second == nil || second.number != 2 {
+		t.Fatalf("%+v", second)
+	}
+	o.unsent++
+	if o.next() != nil {
+		t.Error("all is sent")
+	}
+	if o.received(3) != nil || o.received(2) != second || o.received(2) != nil || o.unsent != 1 {
+		t.Errorf("%+v", o)
+	}
+	o.again()
+	if o.next() != first {
+		t.Error("there is a new stream, and no receipt")
+	}
+	add(3)
+	if got := o.empties(); len(got) != 2 || got[0] != first || got[1].number != 3 || o.unsent != 0 || o.urgent || o.next() != nil {
+		t.Errorf("%+v", o)
+	}
+	for range parcelsAtOnce {
+		add(4)
+		o.seal()
+	}
+	if o.room() || o.roomForOne() {
+		t.Error("it has no room")
+	}
+	add(5)
+	if o.room() || !o.roomForOne() {
+		t.Error("one that somebody waits for may be put to what is open")
+	}
+	if o.urgent = true; o.unsent != 0 {
+		t.Fatal(o.unsent)
+	}
+	o.unsent = len(o.sealed)
+	if o.next() != nil {
+		t.Error("as many are on their way as may be")
+	}
+}
+
+// An ask for another's key is counted as forwarded, once; a peek that is undone is
+// nothing to undo there.
+func TestForwardedAsksAreCounted(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	key := a.ownedBy("b:1")
+	for i := range uint64(3) {
+		asks, v := []ask{{Rule: s.rule, Key: key, Cost: 1}}, make([]verdict, 1)
+		a.Ask(asks, v, func() {})
+		s.play(10 * time.Millisecond)
+		if v[0].Source != ratelimit.FromOwner || a.core.stats.forwarded.Load() != i+1 {
+			t.Errorf("%+v, and %d forwarded", v[0], a.core.stats.forwarded.Load())
+		}
+	}
+	link := a.core.view.Load().peers["b:1"]
+	a.core.Undo(s.now, []ask{{Rule: s.rule, Key: key, Kind: ratelimit.Peek}}, []verdict{{Source: ratelimit.FromOwner}})
+	link.mu.Lock()
+	if n := len(link.pending) + len(link.queue); n != 0 {
+		t.Errorf("%d calls wait to undo what was not charged", n)
+	}
+	link.mu.Unlock()
+	if undo != 3 {
+		t.Error("an undo is the wire's fourth kind of ask, of all releases")
+	}
+}
+
+// Two who ask for one key at the same time have its account looked for once.
+func TestFetchIsJoined(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	v := c.view.Load()
+	m := c.members["b:1"]
+	m.done = 0 // it may have some
+	v.stable.Store(false)
+	f := c.fetch(keyOf(1), make(bell, 1))
+	if f == nil || f.state != fetching || f.open != 1 {
+		t.Fatalf("%+v", f)
+	}
+	if c.fetch(keyOf(1), make(bell, 1)) != f || len(f.bells) != 2 {
+		t.Error("it is looked for twice")
+	}
+}
+
+// A leaving node that still has accounts says how many.
+func TestLeavingNodeCountsWhatItHas(t *testing.T) {
+	s := newScript(t, 40, 10)
+	s.ring("a:1", "b:1")
+	s.fill(1, "a:1")
+	a := s.nodes["a:1"]
+	had := 0
+	for k := range s.admitted {
+		if a.local.Has(keyOf(k)) {
+			had++
+		}
+	}
+	b := s.nodes["b:1"]
+	b.cut = true // nothing can be handed over
+	s.breakAll("a:1", "b:1")
+	s.play(10 * time.Millisecond)
+	a.Leave(func() {})
+	s.play(leaveTells + 50*time.Millisecond)
+	if done, n := a.core.gone(true); done || n != had {
+		t.Errorf("gone: %v, and %d accounts are left of %d", done, n, had)
+	}
+	if done, n := a.core.gone(false); done || n != 0 {
+		t.Errorf("gone: %v, and %d are on their way", done, n)
+	}
+}
