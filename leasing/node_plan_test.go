@@ -22,10 +22,11 @@ func (s *nodeScript) next() *nextLease {
 func TestNothingToBeHadIsNotAskedFor(t *testing.T) {
 	for _, c := range []struct {
 		elsewhere tokens
+		reclaim   ratelimit.Reclaim
 		asks      bool
-	}{{0, false}, {20, true}} {
+	}{{0, ratelimit.ReclaimSafe, false}, {20, ratelimit.ReclaimSafe, true}, {0, ratelimit.ReclaimEager, true}} { // which would be another's
 		s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 100})
-		s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = 10*time.Second, 50
+		s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed, s.rule.Coordination.Reclaim = 10*time.Second, 50, c.reclaim
 		r := s.asks(49)
 		b, claim := s.sends()
 		answer := []ratelimit.Grant{{
@@ -71,7 +72,7 @@ func TestShortageLeavesWhatThereIs(t *testing.T) {
 	r := s.asks(25)
 	b, claim := s.sends()
 	b.Answer([]ratelimit.Grant{{ // of a ledger that grants no more than a tenth at a time
-		Seq: claim.Seq, Window: claim.Limit.WindowAt(ledgertest.Epoch), Fence: 1, Granted: 10, Available: 10, Outstanding: 50,
+		Seq: claim.Seq, Window: claim.Limit.WindowAt(ledgertest.Epoch), Fence: 1, Granted: 10, Available: 10, Outstanding: 1,
 		TTL: time.Minute, ResetAfter: time.Minute, At: ledgertest.Epoch, Carried: true, Holders: 2,
 	}})
 	r.says(true, ratelimit.FromClaim)
@@ -161,16 +162,16 @@ func TestTokensAreLetGather(t *testing.T) {
 		{"fixed", perMinute100, 100, 4, 0, time.Minute, 0},
 	} {
 		s := newNodeScript(t, c.limit)
-		h := &held{rule: s.rule, demand: demand{perSec: c.perSec}, lease: lease{algorithm: c.limit.Algorithm, window: 1, granted: c.got, reset: s.now.Add(time.Minute)}}
+		h := &held{rule: s.rule, demand: demand{perSec: c.perSec}, lease: lease{algorithm: c.limit.Algorithm, window: 1, granted: 50 + c.got, spent: 50, reset: s.now.Add(time.Minute)}}
 		h.lease.setLimit(&c.limit)
-		fl := &flight{claim: ratelimit.Claim{Limit: c.limit, Waiting: c.got}}
+		fl := &flight{claim: ratelimit.Claim{Limit: c.limit, Waiting: c.got, Granted: 50, Spent: 50}}
 		h.lease.retry, h.lease.retryCost = 0, 77
-		h.plan(s.now, s.now, fl, &ratelimit.Grant{Granted: c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
+		h.plan(s.now, s.now, fl, &ratelimit.Grant{Granted: 50 + c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
 		if got := max(0, h.lease.retry.Sub(s.now)); got != c.pause {
 			t.Errorf("%s: it waits for %v, and should for %v", c.name, got, c.pause)
 		}
 		if h.lease.retry = s.now.Add(10 * time.Second); c.pause > 0 {
-			h.plan(s.now, s.now, fl, &ratelimit.Grant{Granted: c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
+			h.plan(s.now, s.now, fl, &ratelimit.Grant{Granted: 50 + c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
 		}
 		if got := h.lease.retry.Sub(s.now); got != 10*time.Second {
 			t.Errorf("%s: the ledger said that there is nothing for 10 s, and it waits for %v", c.name, got)

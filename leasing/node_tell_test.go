@@ -382,9 +382,8 @@ func TestReconciliations(t *testing.T) {
 		t.Errorf("nobody has answered, and it was told %+v", told)
 	}
 	s.drifts(1)
-	s.other(ratelimit.Claim{Seq: 1, Waiting: 90})
-	s.other(ratelimit.Claim{Seq: 2, Window: s.ledger.window(), Granted: 90, Spent: 90})
-	_, g := s.exchange() // 1, 7 and 90 are spent
+	s.rule.Coordination.Lease.Fixed = 20
+	_, g := s.exchange() // 7 are confirmed, and more is granted besides
 	if len(told) != 1 {
 		t.Fatalf("told %+v", told)
 	}
@@ -412,7 +411,9 @@ func TestLastWordIsWhole(t *testing.T) {
 	r := s.asks(1)
 	s.passes(2 * time.Millisecond)
 	r.wait.TimeOver()
-	r.says(false, ratelimit.FromDrift)
+	if v := r.says(false, ratelimit.FromDrift); v.Window != g.Window+1 {
+		t.Errorf("of window %d, and the last was %d", v.Window, g.Window)
+	}
 	b := s.Batch()
 	if b == nil || !b.Claims()[0].Final {
 		t.Fatalf("the window is over: %+v", b)
@@ -475,5 +476,185 @@ func TestLedgerClockOfAMomentAgo(t *testing.T) {
 	c.heard(instant(time.Hour), instant(time.Hour).Add(time.Second), 100e6)
 	if w := c.widened(c.at.Add(-time.Minute)); w.lo != c.lo || w.hi != c.hi {
 		t.Errorf("%+v, was %+v", w, c)
+	}
+}
+
+// A key of which nothing is known drifts at once where nothing is to be waited for,
+// but only what is spent; and only if it is known what time it is at the ledger.
+func TestNewKeyDriftsAtOnce(t *testing.T) {
+	s, d := newDriftScript(t, perMinute100)
+	s.rule.Coordination.CheckTimeout, d.heir = 0, 5 // of a window nobody inherits
+	asks := func(k uint64, kind ratelimit.Kind) *nodeRequest {
+		r := &nodeRequest{nodeScript: s, v: make([]verdict, 1)}
+		r.wait = s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(k), Cost: 10, Kind: kind}}, r.v)
+		return r
+	}
+	asks(2, ratelimit.Spend).says(false, ratelimit.FromDrift)
+	if r := asks(3, ratelimit.Refund); r.decided() {
+		t.Errorf("what is given back is decided by nobody: %+v", r.v[0])
+	}
+	fresh := newNodeScript(t, perMinute100)
+	fresh.rule = s.rule
+	fresh.SetDrift(d)
+	if r := fresh.asks(1); r.decided() {
+		t.Errorf("nobody knows which window it is: %+v", r.v[0])
+	}
+}
+
+// What was booked for the ledger is told, and then nothing is left to undo of it.
+func TestUndoOfWhatWasTold(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.OnStoreFailure, s.rule.Coordination.Lease.Fixed = ratelimit.FailOpen, 1
+	asks, v := s.outage(5)
+	for range 2 {
+		for r := s.asks(1); !r.decided(); {
+			s.exchange()
+		}
+		s.Undo(s.now, asks, v)
+	}
+	if s.spent() != 7 {
+		t.Errorf("5 and twice 1 were spent: %d", s.spent())
+	}
+}
+
+// All keys' leases are given back with the last words.
+func TestLastWordsOfAllKeys(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = time.Hour, 5
+	const keys = 1500
+	s.ledger = NewMemory(keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+	for k := range uint64(keys) {
+		s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(k), Cost: 0}}, make([]verdict, 1))
+		for b := s.Batch(); b != nil; b = s.Batch() {
+			s.settled(b, 0)
+		}
+	}
+	if got := len(s.Release(s.now)); got != keys {
+		t.Errorf("%d of %d keys are given back", got, keys)
+	}
+}
+
+// A next window's lease is given back by who stops, also when of the window before
+// all was told.
+func TestLastWordsAfterATurn(t *testing.T) {
+	s, end := turning(t, 0)
+	s.spends(19)
+	for b := s.Batch(); b != nil; b = s.Batch() { // it is renewed
+		s.settled(b, 0)
+	}
+	h := func() *held {
+		sh, _, c := s.fleet.locked(keyOf(1))
+		defer sh.mu.Unlock()
+		return &c.val
+	}()
+	h.settled = true // as if nothing were left
+	s.passes(end.Add(time.Second).Sub(s.now))
+	claims := s.Release(s.now)
+	if len(claims) != 1 || claims[0].Returned != 20 {
+		t.Errorf("%+v", claims)
+	}
+}
+
+// What an idle key gives back is counted as that, though a request came while it
+// was told.
+func TestReturnIsCountedAsOne(t *testing.T) {
+	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	s.rule.Coordination.Lease.TTL = time.Hour
+	s.leased(20)
+	s.passes(3 * time.Second)
+	s.sweeps()
+	b, c := s.sends()
+	if c.Returned != 19 {
+		t.Fatalf("%+v", c)
+	}
+	r := s.asks(3)
+	s.settled(b, 0)
+	if r.decided() {
+		t.Fatalf("%+v", r.v[0])
+	}
+	s.exchange()
+	r.says(false, ratelimit.FromClaim)
+	if by := s.Stats().ClaimsBy; by[ratelimit.ClaimReturn] != 1 || by[ratelimit.ClaimWaiting] != 2 {
+		t.Errorf("%v", by)
+	}
+}
+
+// Of a sliding window's last one counts on what was spent there and not confirmed:
+// the share is less by that, and the ledger is told what was charged before.
+func TestSlidingDriftCarriesOn(t *testing.T) {
+	s, _ := newDriftScript(t, sliding100)
+	s.drifts(4)
+	b, c := s.sends()
+	g := []ratelimit.Grant{{ // the ledger has nothing left, and confirms none
+		Seq: c.Seq, Window: s.ledger.window(), Fence: c.Fence, Granted: c.Granted, TTL: time.Hour, ResetAfter: time.Minute, At: ledgertest.Epoch, Carried: true, Holders: 2,
+	}}
+	b.Answer(g)
+	s.passes(46 * time.Second)
+	late := func(cost tokens) *nodeRequest {
+		r := s.asks(cost)
+		s.passes(2 * time.Millisecond)
+		if !r.decided() {
+			r.wait.TimeOver()
+		}
+		return r
+	}
+	if r := late(7); r.decided() {
+		t.Errorf("4 of the share of 10 are spent in the window before: %+v", r.v[0])
+	}
+	late(6).says(false, ratelimit.FromDrift)
+	if _, c := s.sends(); c.Before != 5 {
+		t.Errorf("5 were charged in the window before: %+v", c)
+	}
+}
+
+// A bucket has one window, and is full again when all that fits has come back.
+func TestNewBucketDrifts(t *testing.T) {
+	s, _ := newDriftScript(t, bucket100)
+	s.rule.Coordination.CheckTimeout = 0
+	r := &nodeRequest{nodeScript: s, v: make([]verdict, 1)}
+	r.wait = s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(2), Cost: 10}}, r.v)
+	l := s.rule.Limit
+	full := time.Duration(float64(l.Burst) / float64(l.Requests) * float64(l.Period()))
+	if v := r.says(false, ratelimit.FromDrift); v.Window != 1 || v.ResetAfter != full {
+		t.Errorf("%+v", v)
+	}
+}
+
+// What is left of a lease that has expired is not spent beside the share.
+func TestExpiredLeaseIsNoShare(t *testing.T) {
+	for cost, ok := range map[tokens]bool{10: true, 11: false} {
+		s, _ := newDriftScript(t, perMinute100)
+		s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = time.Second, 20
+		s.drifts(2)
+		s.exchange()
+		s.passes(950 * time.Millisecond)
+		if r := s.asks(cost); r.decided() != ok {
+			t.Errorf("%d tokens beside an expired lease, and the share is 10: %+v", cost, r.v[0])
+		}
+	}
+}
+
+// A refund of what was never spent does not end a refusal.
+func TestEmptyRefundEndsNoRefusal(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	g := s.other(ratelimit.Claim{Seq: 1, Waiting: 100})
+	s.other(ratelimit.Claim{Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 100, Spent: 100})
+	s.rule.Coordination.Lease.TTL = time.Hour
+	r := s.asks(1)
+	s.exchange()
+	r.says(true, ratelimit.FromClaim)
+	s.asks(1).says(true, ratelimit.FromLease)
+	s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(1), Cost: 5, Kind: ratelimit.Refund}}, make([]verdict, 1))
+	s.asks(1).says(true, ratelimit.FromLease)
+}
+
+// A bucket that takes long to fill is told of at half of the lease's time all the
+// same.
+func TestLargeBucketIsToldInTime(t *testing.T) {
+	d := demand{perSec: 1000}
+	l := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Hour, Requests: 100, Burst: 100_000}
+	r := d.renewal(instant(time.Hour), instant(time.Hour), 10, &l, &ratelimit.Grant{TTL: 10 * time.Second, ResetAfter: 10 * time.Hour, Holders: 1})
+	if got := r.after.Sub(instant(time.Hour)); got != 5*time.Second {
+		t.Errorf("told after %v", got)
 	}
 }
