@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -306,5 +307,205 @@ func TestLeavingNodeCountsWhatItHas(t *testing.T) {
 	}
 	if done, n := a.core.gone(false); done || n != 0 {
 		t.Errorf("gone: %v, and %d are on their way", done, n)
+	}
+}
+
+// Without an owner the rule's policy decides, and nothing is charged for a
+// question; what is undone was charged to this node's share, if to anything.
+func TestDecidingWithoutAnOwner(t *testing.T) {
+	for policy, want := range map[ratelimit.FailurePolicy]struct {
+		admitted int // of five asks for one, undone from the fourth on
+		charged  ratelimit.Tokens
+	}{ratelimit.FailOpen: {5, 1}, ratelimit.FailClosed: {0, 0}, ratelimit.FailCached: {0, 0}, ratelimit.FailLocal: {4, 1}} {
+		s := newScript(t, 1, 10)
+		s.rule.Coordination.OnStoreFailure, s.rule.Coordination.LocalCap = policy, 3
+		c := s.start("a:1").core
+		admitted := 0
+		for i := range 5 {
+			a := ask{Rule: s.rule, Key: keyOf(1), Cost: 1}
+			v := c.fail(context.Background(), s.now, &a)
+			if v.Source != ratelimit.FromFallback || v.Reason != ratelimit.FallbackPeer || v.ResetAfter <= 0 || v.OverLimit == (v.Charged > 0) {
+				t.Errorf("%v: %+v", policy, v)
+			}
+			if !v.OverLimit {
+				admitted++
+				if v.Charged != want.charged {
+					t.Errorf("%v: %+v", policy, v)
+				}
+			}
+			if i == 2 {
+				c.undo(s.now, []ask{a}, []verdict{v})
+			}
+		}
+		if admitted != want.admitted {
+			t.Errorf("%v: %d were admitted, want %d", policy, admitted, want.admitted)
+		}
+		peek := ask{Rule: s.rule, Key: keyOf(1), Cost: 1, Kind: ratelimit.Peek}
+		if v := c.fail(context.Background(), s.now, &peek); v.OverLimit || v.Charged != 0 {
+			t.Errorf("%v: a peek: %+v", policy, v)
+		}
+	}
+}
+
+// What a peer says is taken as far as it can be: nothing is negative.
+func TestVerdictOfAPeer(t *testing.T) {
+	s := newScript(t, 1, 10)
+	c := s.start("a:1").core
+	a := ask{Rule: s.rule, Key: keyOf(1)}
+	for _, x := range []struct {
+		reply *wire.Reply
+		want  verdict
+		ok    bool
+		moved bool
+	}{
+		{&wire.Reply{}, verdict{Source: ratelimit.FromOwner}, true, false},
+		{&wire.Reply{OverLimit: true, Remaining: 1, Charged: 2, ResetUs: 3, Window: 4}, verdict{OverLimit: true, Source: ratelimit.FromOwner, Remaining: 1, Charged: 2, ResetAfter: 3 * time.Microsecond, Window: 4}, true, false},
+		{&wire.Reply{Remaining: -1, Charged: -2, ResetUs: -3}, verdict{Source: ratelimit.FromOwner}, true, false},
+		{&wire.Reply{Status: notOwner}, verdict{}, false, true},
+		{&wire.Reply{Status: malformed}, verdict{}, false, false},
+		{&wire.Reply{Status: notInTime}, verdict{}, false, false},
+		{nil, verdict{}, false, false},
+	} {
+		v, ok, moved := c.read(s.now, &a, &call{reply: x.reply})
+		if v != x.want || ok != x.ok || moved != x.moved {
+			t.Errorf("%v: %+v %v %v", x.reply, v, ok, moved)
+		}
+	}
+	if _, ok, moved := c.read(s.now, &a, &call{err: errPeerGone}); ok || moved {
+		t.Error("nobody has answered")
+	}
+}
+
+// A node is ready when it has joined, all have heard, and it has its keys; or when
+// that has taken too long. One that leaves stays ready, for it still decides.
+func TestWhenANodeIsReady(t *testing.T) {
+	for i, x := range []struct {
+		present, left, unheard, stable bool
+		since                          time.Duration
+		want                           bool
+	}{
+		{true, false, false, true, 0, true},
+		{false, false, false, true, 0, false},
+		{false, true, false, true, 0, true},
+		{true, true, false, true, 0, true},
+		{true, false, true, true, time.Hour, false},
+		{true, false, false, false, readyAfter, false},
+		{true, false, false, false, readyAfter + 1, true},
+	} {
+		s := newScript(t, 1, 10)
+		c := s.start("a:1").core
+		c.present, c.left, c.wasStable, c.joined = x.present, x.left, x.stable, s.now
+		c.unheard.Store(x.unheard)
+		if got := c.isReady(s.now.Add(x.since)); got != x.want {
+			t.Errorf("case %d, %+v: ready %v", i, x, got)
+		}
+	}
+	s := newScript(t, 1, 10)
+	c := s.start("a:1").core
+	if c.local, c.present = nil, true; !c.isReady(s.now) {
+		t.Error("with a store there is nothing to wait for")
+	}
+}
+
+// Whom a node has met, it forgets a minute after it was last found or heard; whom
+// it has not heard for longer than TakeOver owns nothing, and has nothing.
+func TestWhoIsGone(t *testing.T) {
+	const ever = 24 * time.Hour
+	for i, x := range []struct {
+		alive, holds  bool
+		found, heard  time.Duration // ago
+		known, holds2 bool
+	}{
+		{true, true, ever, TakeOver, true, true},
+		{true, true, 0, TakeOver + 1, true, false},
+		{false, true, 0, TakeOver, true, true},
+		{false, true, 0, TakeOver + 1, true, false},
+		{false, false, forgetAfter, ever, true, false},
+		{false, false, forgetAfter + 1, ever, false, false},
+		{false, false, ever, forgetAfter, true, false},
+		{false, false, ever, forgetAfter + 1, false, false},
+	} {
+		s := newScript(t, 1, 10)
+		s.now = s.now.Add(2 * ever)
+		s.ring("a:1", "b:1")
+		c := s.nodes["a:1"].core
+		m := c.members["b:1"]
+		m.alive, m.holds, m.found = x.alive, x.holds, s.now.Add(-x.found)
+		m.heard.Store(int64(s.now.Add(-x.heard)))
+		c.mu.Lock()
+		c.bury(s.now)
+		known := c.members["b:1"] == m
+		c.unlock()
+		if known != x.known || m.holds != x.holds2 || m.alive != (x.alive && x.holds2) {
+			t.Errorf("case %d, %+v: known %v, holds %v, alive %v", i, x, known, m.holds, m.alive)
+		}
+	}
+}
+
+// A node joins when it has met everybody whom it found, or could not for long
+// enough: at once are only those whom nobody has introduced.
+func TestWhenANodeJoins(t *testing.T) {
+	for i, x := range []struct {
+		ready, tried, looked bool
+		age                  time.Duration
+		greeted              time.Duration // ago; 0: never
+		joins                bool
+	}{
+		{true, true, true, 0, 0, true},
+		{true, true, false, 0, 0, false},
+		{false, true, true, grace - 1, 0, false},
+		{false, true, true, grace, 0, true},
+		{false, false, true, readyAfter, 0, false},
+		{false, true, true, readyAfter - 1, TakeOver - 1, false},
+		{false, true, true, readyAfter - 1, TakeOver, true},
+		{false, true, true, readyAfter, 1, true},
+	} {
+		s := newScript(t, 1, 10)
+		n := s.start("a:1")
+		c := n.core
+		c.looks(s.now, []string{"b:1"})
+		m := c.members["b:1"]
+		now := c.began.Add(x.age)
+		m.ready.Store(x.ready)
+		m.tried, c.looked, c.present = x.tried, x.looked, false
+		if x.greeted != 0 {
+			m.greeted = now.Add(-x.greeted)
+		}
+		c.mu.Lock()
+		c.join(now)
+		joined := c.present
+		c.posts = nil
+		c.mu.Unlock()
+		if joined != x.joins {
+			t.Errorf("case %d, %+v: joined %v", i, x, joined)
+		}
+	}
+}
+
+// A way that breaks was tried, and has failed once more; one that opens begins
+// anew.
+func TestWaysBreakAndOpen(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	m := c.members["b:1"]
+	for i := range 3 {
+		m.tried, m.pulled, m.telling = false, true, true
+		if c.closed(m); m.failures != i+1 || !m.tried || m.pulled || m.telling {
+			t.Errorf("closed %d times: %+v", i+1, m)
+		}
+	}
+	m.telling = true
+	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 3})
+	if m.failures != 0 || m.telling || m.told != unknown || !m.alive || m.weight != 3 || !m.holds {
+		t.Errorf("%+v", m)
+	}
+	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 3, Absent: true})
+	if m.alive || !m.holds {
+		t.Errorf("it is not in the ring any more, and may have accounts still: %+v", m)
+	}
+	gone := &member{link: &link{addr: "x:1", pending: map[uint64]*call{}}}
+	if c.opened(s.now, gone, &wire.Hello{Version: 2, Addr: "x:1"}); gone.ready.Load() {
+		t.Error("a way opened to a node that was forgotten")
 	}
 }
