@@ -252,9 +252,17 @@ func TestLastWords(t *testing.T) {
 	if claims := s.Release(s.now); len(claims) != 0 {
 		t.Errorf("the ledger knows all, and is told %+v", claims)
 	}
+	s = newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Minute, Multiplier: 2, Requests: 100})
+	s.leased(5)
+	if claims := s.Release(s.now); len(claims) != 1 || claims[0].Limit != s.rule.Limit {
+		t.Errorf("the limit is %+v, and the last words are %+v", s.rule.Limit, claims)
+	}
 	s = newNodeScript(t, perMinute100)
 	s.leased(5)
-	s.passes(2 * time.Minute)
+	sh, _, c := s.fleet.locked(keyOf(1))
+	end := c.val.lease.reset
+	sh.mu.Unlock()
+	s.passes(end.Sub(s.now))
 	if claims := s.Release(s.now); len(claims) != 0 {
 		t.Errorf("the window is over, and the ledger is told %+v", claims)
 	}
@@ -425,6 +433,28 @@ func TestLastWordIsWhole(t *testing.T) {
 	}
 	if c != want {
 		t.Errorf("got  %+v\nwant %+v", c, want)
+	}
+	b.Fail(errors.New("gone"))
+	if by := s.Stats().ClaimsBy; by[ratelimit.ClaimFinal] != 1 {
+		t.Errorf("%v", by)
+	}
+}
+
+// A rule of mode approx whose window is over without a lease of the next begins
+// anew by its other name, so that the last word on the one before can be told.
+func TestApproxBeginsAnewByItsOtherName(t *testing.T) {
+	s, _ := newDriftScript(t, perMinute100)
+	s.drifts(4)
+	before, _ := s.exchange()
+	s.SetDrift(nil)
+	s.passes(46 * time.Second)
+	r := s.asks(1)
+	c, _ := s.exchange()
+	if c.Holder != before.Holder^1 || c.Window != 0 || c.Granted != 0 || c.Spent != 0 || c.Ahead {
+		t.Errorf("%+v, and before %+v", c, before)
+	}
+	if v := r.says(false, ratelimit.FromClaim); v.Remaining != 99 {
+		t.Errorf("%+v", v)
 	}
 }
 
@@ -609,14 +639,15 @@ func TestSlidingDriftCarriesOn(t *testing.T) {
 
 // A bucket has one window, and is full again when all that fits has come back.
 func TestNewBucketDrifts(t *testing.T) {
-	s, _ := newDriftScript(t, bucket100)
-	s.rule.Coordination.CheckTimeout = 0
-	r := &nodeRequest{nodeScript: s, v: make([]verdict, 1)}
-	r.wait = s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(2), Cost: 10}}, r.v)
-	l := s.rule.Limit
-	full := time.Duration(float64(l.Burst) / float64(l.Requests) * float64(l.Period()))
-	if v := r.says(false, ratelimit.FromDrift); v.Window != 1 || v.ResetAfter != full {
-		t.Errorf("%+v", v)
+	for _, l := range []ratelimit.Limit{bucket100, {Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Hour, Requests: 1, Burst: 100}} {
+		s, _ := newDriftScript(t, l)
+		s.rule.Coordination.CheckTimeout = 0
+		r := &nodeRequest{nodeScript: s, v: make([]verdict, 1)}
+		r.wait = s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(2), Cost: 10}}, r.v)
+		full := time.Duration(float64(l.Burst) / float64(l.Requests) * float64(l.Period()))
+		if v := r.says(false, ratelimit.FromDrift); v.Window != 1 || v.ResetAfter != full {
+			t.Errorf("%+v", v)
+		}
 	}
 }
 

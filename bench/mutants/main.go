@@ -256,15 +256,14 @@ func (p *plan) prepare(ctx context.Context, o *options, src *source, all []*muta
 	if filepath.IsAbs(o.cache) {
 		kept.dir = o.cache
 	}
-	reach, err := p.measureReach(ctx, o, temp, kept, src.module)
-	if err != nil {
-		return nil, nil, err
-	}
 	replace, err := overlay(p.root, instrumented, schemas)
 	if err != nil {
 		return nil, nil, err
 	}
-	h := &hunt{temp: temp, each: o.each, say: o.say, lenient: o.lenient, kept: kept, passes: map[string]bool{}, killers: map[string]string{}, record: map[string]*tally{}, scripts: scripts, reached: src.reached(all, reach)}
+	h := &hunt{
+		temp: temp, each: o.each, say: o.say, lenient: o.lenient, kept: kept, passes: map[string]bool{}, killers: map[string]string{},
+		record: map[string]*tally{}, scripts: scripts,
+	}
 	for i := range p.suites {
 		if !o.runs(&p.suites[i]) {
 			continue
@@ -279,6 +278,10 @@ func (p *plan) prepare(ctx context.Context, o *options, src *source, all []*muta
 		}
 		h.units = append(h.units, units...)
 	}
+	reach, err := p.measureReach(ctx, o, temp, kept, src.module)
+	if err != nil {
+		return nil, nil, err
+	}
 	if len(h.units) != len(reach.units) {
 		return nil, nil, fmt.Errorf("the instrumented build has %d tests, and the other %d", len(h.units), len(reach.units))
 	}
@@ -288,6 +291,7 @@ func (p *plan) prepare(ctx context.Context, o *options, src *source, all []*muta
 			p.start = u.cost
 		}
 	}
+	h.reached = src.reached(all, reach)
 	kept.load("killers", &h.killers)
 	return h, all, nil
 }
