@@ -509,3 +509,173 @@ func TestWaysBreakAndOpen(t *testing.T) {
 		t.Error("a way opened to a node that was forgotten")
 	}
 }
+
+// The walk goes through what is dirty, part by part and round again. What could not
+// be put on its way is stuck until a way opens; what is marked behind the walk is
+// walked through again.
+func TestMover(t *testing.T) {
+	m := newMover(3)
+	if m.begin() {
+		t.Error("all is clean")
+	}
+	m.retry = 1
+	if m.all(); m.left != 3 || m.retry != 0 {
+		t.Errorf("%+v", m)
+	}
+	for i, part := range []int{1, 2, 0} {
+		if !m.begin() || !m.begin() || m.visit.Part != part || !m.walking {
+			t.Fatalf("%+v", m)
+		}
+		if m.end(); m.left != 2-i || m.walking {
+			t.Errorf("%+v", m)
+		}
+	}
+	m.mark(1)
+	m.mark(1)
+	if m.left != 1 || !m.begin() || m.visit.Part != 1 {
+		t.Fatalf("%+v", m)
+	}
+	if m.mark(2); !m.walking || m.left != 2 {
+		t.Error("another part is marked, and the walk goes on")
+	}
+	if m.mark(1); m.walking || m.left != 2 {
+		t.Error("perhaps it is behind the walk")
+	}
+	m.begin()
+	m.stuck = true
+	m.end()
+	part := m.visit.Part
+	if m.left != 2 || m.parts[part] != stuck || !m.begin() || m.visit.Part == part {
+		t.Fatalf("%+v", m)
+	}
+	if m.end(); m.left != 1 || m.begin() {
+		t.Errorf("what is left is stuck: %+v", m)
+	}
+	m.mark(part)
+	if m.left != 1 || m.parts[part] != dirty {
+		t.Errorf("%+v", m)
+	}
+	m.parts[part], m.retry = stuck, 7
+	if m.unstick(); m.retry != 0 || !m.begin() || m.visit.Part != part {
+		t.Errorf("a way has opened: %+v", m)
+	}
+}
+
+// Accounts whose owner has refused some wait until the first of such owners may
+// have seen the ring as it is; without a way they wait for one; without room, no
+// more are taken out.
+func TestAccountsThatCannotGo(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1", "c:1")
+	a := s.nodes["a:1"]
+	c, v := a.core, a.core.view.Load()
+	toB, toC := a.ownedBy("b:1"), a.ownedBy("c:1")
+	b, other := c.members["b:1"], c.members["c:1"]
+	takesOut := func(keys ...[]byte) *mover {
+		for _, k := range keys {
+			a.has(k)
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		m := &c.mover
+		m.keys, m.ends, m.stuck, m.retry, m.full = nil, nil, false, 0, nil
+		for _, k := range keys {
+			m.keys = append(m.keys, k...)
+			m.ends = append(m.ends, len(m.keys))
+		}
+		c.takeOut(s.now, v)
+		return m
+	}
+	b.paused, other.paused = s.now.Add(5*time.Millisecond), s.now.Add(3*time.Millisecond)
+	for _, keys := range [][][]byte{{toB, toC}, {toC, toB}} {
+		if m := takesOut(keys...); !m.stuck || m.retry != other.paused || !c.local.Has(toB) || !c.local.Has(toC) {
+			t.Errorf("both have refused some a moment ago: %+v", m.retry.Sub(s.now))
+		}
+	}
+	b.paused = s.now // it is over
+	other.ready.Store(false)
+	if m := takesOut(toB, toC); !m.stuck || m.retry != 0 || c.local.Has(toB) || !c.local.Has(toC) {
+		t.Errorf("there is no way to one: %+v", m)
+	}
+	other.ready.Store(true)
+	other.paused = 0
+	for range parcelsAtOnce {
+		b.out.sealed = append(b.out.sealed, &parcel{w: newWriter(1)})
+	}
+	if m := takesOut(toB, toC); m.full != b || m.stuck || !c.local.Has(toB) || !c.local.Has(toC) {
+		t.Errorf("there is no room at one: %+v", m)
+	}
+}
+
+// A parcel that is full goes as it is.
+func TestFullParcelGoes(t *testing.T) {
+	var o outbox
+	key := make([]byte, ratelimit.MaxKeyLen)
+	n := 0
+	for ; len(o.sealed) == 0 && n < parcelBytes; n++ {
+		o.add(1, uint64(n), &moved{key: key})
+	}
+	if len(o.sealed) != 1 || o.open != nil || len(o.sealed[0].w.b) < parcelBytes || len(o.sealed[0].hashes) != n {
+		t.Errorf("%d accounts, %d sealed", n, len(o.sealed))
+	}
+}
+
+// A node looks after itself soon again while something is to be said, or to be
+// joined, or to be tried; otherwise now and then.
+func TestTicks(t *testing.T) {
+	for name, x := range map[string]struct {
+		change func(c *core)
+		want   time.Duration
+	}{
+		"nothing is to be done":    {func(*core) {}, tickEvery},
+		"somebody has not heard":   {func(c *core) { c.members["b:1"].told, c.members["b:1"].telling = unknown, true }, tickSoon},
+		"it has not joined":        {func(c *core) { c.present, c.looked = false, false }, tickSoon},
+		"accounts are tried again": {func(c *core) { c.mover.retry = c.clock().Add(time.Second) }, tickSoon},
+		"it leaves": {func(c *core) {
+			c.present, c.left, c.leftAt = false, true, c.clock()
+			c.members["b:1"].telling = true
+		}, tickSoon},
+	} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		c := s.nodes["a:1"].core
+		x.change(c)
+		if got := c.tick(s.now).Sub(s.now); got != x.want {
+			t.Errorf("%s: looked after again in %v, want %v", name, got, x.want)
+		}
+	}
+	if tickEvery*2 != pingEvery || lapseAfter+pingEvery != TakeOver {
+		t.Error("a node that looks after itself less often than it is heard takes itself for one that slept")
+	}
+}
+
+// Who has been an owner may have accounts, also when it is none any more.
+func TestPresenceIsRemembered(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	m := c.members["b:1"]
+	m.alive, m.holds = false, false
+	if !c.presence("b:1", true) || !m.alive || !m.holds {
+		t.Errorf("%+v", m)
+	}
+	if !c.presence("b:1", false) || m.alive || !m.holds {
+		t.Errorf("%+v", m)
+	}
+	m.ready.Store(false)
+	if c.presence("b:1", true) || c.presence("x:1", false) || m.alive {
+		t.Error("without a way to it, it is no owner yet")
+	}
+	c.saidDone("b:1", c.view.Load().print)
+	if m.holds {
+		t.Error("it has said that it has nothing")
+	}
+	var names []string
+	for _, a := range []string{"z:1", "c:1", "y:1", "d:1"} {
+		c.know(a)
+	}
+	c.each(func(m *member) { names = append(names, m.addr) })
+	if fmt.Sprint(names) != "[b:1 c:1 d:1 y:1 z:1]" {
+		t.Errorf("always in the same order: %v", names)
+	}
+}
