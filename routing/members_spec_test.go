@@ -679,3 +679,52 @@ func TestPresenceIsRemembered(t *testing.T) {
 		t.Errorf("always in the same order: %v", names)
 	}
 }
+
+// A node says in its greeting whether it owns keys.
+func TestGreetingSaysWhoOwnsKeys(t *testing.T) {
+	s := newScript(t, 1, 10)
+	c := s.start("a:1").core
+	for _, present := range []bool{true, false} {
+		c.present = present
+		if h := c.hello(nonce); h.GetAbsent() == present || h.GetAddr() != "a:1" || h.GetIncarnation() != c.incarnation || h.GetVersion() != version {
+			t.Errorf("present %v: %v", present, h)
+		}
+	}
+}
+
+// An account counts as handed over when there is a receipt that does not refuse it;
+// one that is refused is here again, is looked for by the walk, and is not sent
+// again at once.
+func TestReceipts(t *testing.T) {
+	for _, refused := range []bool{false, true} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		a := s.nodes["a:1"]
+		c, m := a.core, a.core.members["b:1"]
+		key := a.ownedBy("b:1")
+		a.has(key)
+		c.mu.Lock()
+		c.send(s.now, m, key)
+		c.send(s.now, m, key) // which has gone
+		c.unlock()
+		m.mu.Lock()
+		m.out.seal()
+		n := len(m.out.sealed[0].hashes)
+		m.mu.Unlock()
+		if n != 1 || len(c.mover.underway) != 1 || c.clean() {
+			t.Fatalf("%d accounts in the parcel, %d on their way", n, len(c.mover.underway))
+		}
+		before, r := c.stats.handed.Load(), &wire.Receipt{Number: m.out.sealed[0].number}
+		want := before + 1
+		if refused {
+			r.Refused, want = []uint32{0}, before
+		}
+		c.received(m, r)
+		if got := c.stats.handed.Load(); got != want || c.local.Has(key) != refused || len(c.mover.underway) != 0 || c.clean() == refused || (m.paused > s.now) != refused {
+			t.Errorf("refused %v: %d handed over of %d, here %v, clean %v, paused %v", refused, got-before, want-before, c.local.Has(key), c.clean(), m.paused)
+		}
+		if c.received(m, r); c.stats.handed.Load() != want {
+			t.Error("a receipt that came twice counts twice")
+		}
+	}
+}
