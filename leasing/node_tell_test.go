@@ -300,6 +300,14 @@ func TestTooManyClaimsWait(t *testing.T) {
 	if c, _ := s.exchange(); c.Spent != 17 {
 		t.Errorf("%+v", c)
 	}
+	s.passes(44500 * time.Millisecond)
+	empties = s.fills()
+	s.asks(0)
+	empties()
+	s.asks(0)
+	if c, _ := s.exchange(); !c.Ahead {
+		t.Errorf("there was no room for the next window's claim, and now there is: %+v", c)
+	}
 }
 
 // A request of which a part is decided is not charged for that again while the
@@ -411,6 +419,7 @@ func TestReconciliations(t *testing.T) {
 // as the ledger knows the lease.
 func TestLastWordIsWhole(t *testing.T) {
 	s, _ := newDriftScript(t, perMinute100)
+	s.rule.Coordination.Audit = true
 	s.drifts(4)
 	before, g := s.exchange()
 	s.drifts(3)
@@ -429,7 +438,7 @@ func TestLastWordIsWhole(t *testing.T) {
 	c := b.Claims()[0]
 	want := ratelimit.Claim{
 		Key: before.Key, Limit: s.rule.Limit, Holder: before.Holder, Seq: c.Seq, Fence: g.Fence, Window: g.Window, Granted: g.Granted, Spent: 8,
-		TTL: time.Second, Tally: true, Final: true,
+		TTL: time.Second, Tally: true, Final: true, Audit: s.rule.AuditName(), AuditBound: s.rule.DeclaredOver(),
 	}
 	if c != want {
 		t.Errorf("got  %+v\nwant %+v", c, want)
@@ -437,6 +446,60 @@ func TestLastWordIsWhole(t *testing.T) {
 	b.Fail(errors.New("gone"))
 	if by := s.Stats().ClaimsBy; by[ratelimit.ClaimFinal] != 1 {
 		t.Errorf("%v", by)
+	}
+	s.asks(1)
+	s.quiet("the claim before the last word is under way still")
+}
+
+// A lease that is over is claimed anew by the same name, with what was spent in its
+// window; only a bucket fills up.
+func TestLeaseIsClaimedAnew(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.leased(5)
+	s.passes(46 * time.Second)
+	s.asks(1)
+	if _, c := s.sends(); c.Holder != s.fleet.name || c.Window != perMinute100.WindowAt(ledgertest.Epoch) || c.Spent != 1 || c.Returned != 4 || c.Refilled {
+		t.Errorf("%+v", c)
+	}
+	s = newNodeScript(t, bucket100)
+	s.leased(5)
+	s.passes(2 * time.Minute)
+	s.asks(1)
+	if _, c := s.sends(); !c.Refilled {
+		t.Errorf("%+v", c)
+	}
+}
+
+// A bucket does not owe for ever what an outage admitted: what is beyond the node's
+// share is forgiven. A window's end does the same for others.
+func TestBucketIsForgiven(t *testing.T) {
+	for algorithm, want := range map[ratelimit.Algorithm]tokens{ratelimit.TokenBucket: 15, ratelimit.FixedWindow: 40, ratelimit.SlidingWindow: 40} {
+		l := lease{algorithm: algorithm, granted: 10, spent: 40}
+		for range 2 {
+			if l.forgive(5); l.spent != want {
+				t.Errorf("algorithm %v: %d are spent, want %d", algorithm, l.spent, want)
+			}
+		}
+		l.spent = 12
+		if l.forgive(5); l.spent != 12 {
+			t.Errorf("algorithm %v: 2 are within the share, and %d are spent", algorithm, l.spent)
+		}
+	}
+}
+
+// What was admitted without the ledger at the beginning of a window, before its
+// lease was the current one, is charged to that lease.
+func TestAnOutageAtTheTurnIsCharged(t *testing.T) {
+	s, end := turning(t, 0)
+	s.passes(end.Add(time.Second).Sub(s.now))
+	s.rule.Coordination.OnStoreFailure = ratelimit.FailOpen
+	a := ask{Rule: s.rule, Key: keyOf(1), Cost: 5}
+	if v := s.fleet.fail(context.Background(), s.now, &a, ratelimit.FallbackError); v.Charged != 5 {
+		t.Fatalf("%+v", v)
+	}
+	s.spends(15)
+	if r := s.asks(1); r.decided() {
+		t.Errorf("20 were granted, of which 5 and 15 are spent: %+v", r.v[0])
 	}
 }
 
