@@ -252,6 +252,11 @@ func TestLastWords(t *testing.T) {
 	if claims := s.Release(s.now); len(claims) != 0 {
 		t.Errorf("the ledger knows all, and is told %+v", claims)
 	}
+	s = newNodeScript(t, bucket100)
+	s.leased(5)
+	if claims := s.Release(s.now); len(claims) != 1 || claims[0].Returned != 4 {
+		t.Errorf("of a bucket: %+v", claims)
+	}
 	s = newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Minute, Multiplier: 2, Requests: 100})
 	s.leased(5)
 	if claims := s.Release(s.now); len(claims) != 1 || claims[0].Limit != s.rule.Limit {

@@ -464,7 +464,8 @@ func TestDoubtChargesOnlyWhatIsSpent(t *testing.T) {
 func TestNextWindowIsClaimedForWhoOnlyLooked(t *testing.T) {
 	s := newNodeScript(t, perMinute100)
 	s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Min = time.Hour, 0
-	s.leased(0)
+	s.asks(0)
+	s.exchange()
 	s.passes(44500 * time.Millisecond)
 	s.asks(0)
 	if _, c := s.sends(); !c.Ahead || c.Want < 1 {
