@@ -95,9 +95,7 @@ func (k *Keeper) Run(ctx context.Context, wanted func() Plan) {
 // keep applies if it is time to.
 func (k *Keeper) keep(ctx context.Context, wanted Plan) {
 	if wanted.seats == 0 {
-		if k.now.Load().wanted.seats > 0 {
-			k.Leave(ctx, false)
-		}
+		k.Leave(ctx, false)
 		return
 	}
 	sent := k.clock()
@@ -179,7 +177,7 @@ func (k *Keeper) Leave(ctx context.Context, clean bool) {
 // that says so to others.
 func (k *Keeper) Leaving(clean bool) (Application, bool) {
 	t := k.now.Swap(&held{Tenancy: none})
-	if t.Fence == 0 || t.Seat < 0 {
+	if t.Seat < 0 {
 		return Application{}, false
 	}
 	return Application{Holder: k.holder, Seats: max(1, t.wanted.seats), TTL: SeatTTL, Now: t.Tenancy, Plan: t.wanted.id, Leave: true, Clean: clean}, true

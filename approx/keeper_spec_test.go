@@ -105,7 +105,9 @@ func TestSeatIsRenewedAtHalf(t *testing.T) {
 		t.Errorf("it applies for %+v", a)
 	}
 	s.Answer(s.now, a, s.plan, Tenancy{}, errors.New("gone"))
-	s.applies()
+	if a := s.applies(); a.Now.Fence != 5 {
+		t.Errorf("nobody has answered, and it applies for %+v", a)
+	}
 	s.passes(SeatTTL/2 - SeatTTL/20 - 1)
 	s.share(epoch, 50, "its time is not over")
 	s.passes(1)
@@ -146,8 +148,12 @@ func TestSeatBeyondTheRule(t *testing.T) {
 		t.Errorf("a fifth of 100 is %d", got)
 	}
 	s.plan = NewPlan([]*ratelimit.Rule{s.rule})
-	if a := s.applies(); a.Seats != 2 {
-		t.Errorf("there are two seats now: %+v", a)
+	for range 2 { // the first is not answered
+		a := s.applies()
+		if a.Seats != 2 {
+			t.Errorf("there are two seats now: %+v", a)
+		}
+		s.Answer(s.now, a, s.plan, Tenancy{}, errors.New("gone"))
 	}
 }
 
@@ -174,10 +180,10 @@ func TestKeeperLeaves(t *testing.T) {
 	if a, ok := s.Leaving(true); ok {
 		t.Errorf("it has no seat, and gives up %+v", a)
 	}
-	for _, clean := range []bool{true, false} {
-		s.sits(Tenancy{Seat: 1, Fence: 5}, 0)
+	for seat, clean := range []bool{true, false} {
+		s.sits(Tenancy{Seat: seat, Fence: 5}, 0)
 		a, ok := s.Leaving(clean)
-		if !ok || !a.Leave || a.Clean != clean || a.Now.Seat != 1 || a.Now.Fence != 5 || a.Holder != 7 || a.valid() != nil {
+		if !ok || !a.Leave || a.Clean != clean || a.Now.Seat != seat || a.Now.Fence != 5 || a.Holder != 7 || a.valid() != nil {
 			t.Errorf("%+v %v", a, ok)
 		}
 		s.share(epoch, 0, "it has left")
@@ -260,6 +266,11 @@ func TestNoSeatIsTakenWhileTheLedgerLearns(t *testing.T) {
 	wide.Coordination.MaxNodes = 3
 	s.plan = NewPlan([]*ratelimit.Rule{&wide})
 	s.sits(Tenancy{Seat: 2, Fence: 5}, 0)
+	learning = true
+	s.passes(SeatTTL)
+	s.applies() // it may be the one that the ledger has forgotten
+	learning = false
+	s.sits(Tenancy{Seat: 2, Fence: 5}, 0)
 	s.plan = NewPlan([]*ratelimit.Rule{s.rule})
 	learning = true
 	s.passes(SeatTTL - SeatTTL/20 - 1)
@@ -270,12 +281,16 @@ func TestNoSeatIsTakenWhileTheLedgerLearns(t *testing.T) {
 
 // scriptedSeats answers applications as the test says.
 type scriptedSeats struct {
-	asked []Application
-	t     Tenancy
-	err   error
+	asked  []Application
+	t      Tenancy
+	err    error
+	longer bool // somebody would have waited for more than a second
 }
 
-func (s *scriptedSeats) Sit(_ context.Context, a Application) (Tenancy, error) {
+func (s *scriptedSeats) Sit(ctx context.Context, a Application) (Tenancy, error) {
+	if end, bounded := ctx.Deadline(); !bounded || time.Until(end) > time.Second {
+		s.longer = true
+	}
 	s.asked = append(s.asked, a)
 	return s.t, s.err
 }
@@ -295,6 +310,9 @@ func TestKeeperKeepsWhatRulesNeed(t *testing.T) {
 	if _, wanted := s.Seat(); wanted {
 		t.Error("no rule needs a seat, and one is wanted")
 	}
+	if s.Leave(context.Background(), true); len(ledger.asked) != 0 || len(s.told) != 0 {
+		t.Fatalf("it has no seat, and gives up %+v, and tells of %+v", ledger.asked, s.told)
+	}
 	s.keep(context.Background(), s.plan)
 	s.keep(context.Background(), s.plan)
 	if len(ledger.asked) != 1 {
@@ -310,6 +328,9 @@ func TestKeeperKeepsWhatRulesNeed(t *testing.T) {
 	}
 	if _, wanted := s.Seat(); wanted {
 		t.Error("no rule needs a seat any more, and one is wanted")
+	}
+	if ledger.longer {
+		t.Error("it would wait for more than a second")
 	}
 }
 
@@ -330,10 +351,12 @@ func TestKeeperTellsOfChanges(t *testing.T) {
 	s.passes(SeatTTL / 2)
 	s.keep(context.Background(), s.plan) // renewed: no change
 	s.passes(SeatTTL / 2)
-	ledger.t.Fence = 6
+	ledger.err = errors.New("gone again")
+	s.keep(context.Background(), s.plan)
+	ledger.t.Fence, ledger.err = 6, nil
 	s.keep(context.Background(), s.plan)
 	s.keep(context.Background(), NewPlan(nil))
-	if got, want := strings.Join(told, "; "), "-1 gone; 0 <nil>; 0 <nil>; -1 <nil>"; got != want {
+	if got, want := strings.Join(told, "; "), "-1 gone; 0 <nil>; -1 gone again; 0 <nil>; -1 <nil>"; got != want {
 		t.Errorf("told of %s\nwant    %s", got, want)
 	}
 }

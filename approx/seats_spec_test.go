@@ -215,6 +215,8 @@ func TestSeatIsItsHolders(t *testing.T) {
 	if b := h.sits(2, a, nil); b.Seat == a.Seat {
 		t.Errorf("another came with the fence of seat 0 and sits there: %+v", b)
 	}
+	h.leaves(2, a, false)
+	h.expect("another cannot give it up", h.sits(1, a, nil), 0, 0)
 	h.forgets()
 	if z := h.sits(3, Tenancy{}, nil); z.Fence == 0 || z.Seat != 0 {
 		t.Errorf("%+v was given to who had none", z)
@@ -250,5 +252,40 @@ func TestSeatsOnRedisClock(t *testing.T) {
 	}
 	if at := time.UnixMicro(int64(got.Fence)); at.Before(before.Add(-time.Second)) || at.After(time.Now().Add(time.Second)) {
 		t.Errorf("the fence is %v, and should be the time: %v", at, before)
+	}
+}
+
+// A tenant that the ledger has forgotten comes back with its taint, but with none
+// that is to come by the ledger's clock, which may have been set back as well.
+func TestSeatComesBackByAnotherClock(t *testing.T) {
+	h := newHall(t, 1)
+	h.sits(1, none, nil)
+	h.passes(time.Hour)
+	second := h.sits(2, none, nil)
+	second.Since = h.now
+	h.forgets()
+	h.passes(-10 * time.Minute)
+	h.expect("its taint is half an hour old", h.sits(2, second, nil), 0, second.Taint)
+	h.forgets()
+	h.passes(-2 * time.Hour)
+	back := h.sits(2, second, nil)
+	h.expect("its taint is to come", back, 0, h.now)
+	if back.Since != h.now {
+		t.Errorf("since %d, and it is %d", back.Since, h.now)
+	}
+}
+
+// A seat that was taken by a release which knew of no plans is its tenant's, who
+// has agreed to nothing.
+func TestSeatOfAnOlderRelease(t *testing.T) {
+	h := newHall(t, 2)
+	expires := h.now.Add(hallTTL)
+	const old = "redis.call('HSET', KEYS[1], 0, cmsgpack.pack({'99', 7, tonumber(ARGV[1]), 0}), 'f', '7')"
+	if err := h.client.Eval(context.Background(), old, []string{"sluice:seats"}, int64(expires)).Err(); err != redis.Nil { //nolint:errorlint // as go-redis returns it
+		t.Fatal(err)
+	}
+	got, err := h.redis.Sit(context.Background(), Application{Holder: 1, Seats: 2, TTL: hallTTL, Now: none, Plan: 1})
+	if err != nil || got.Seat != 1 || got.Agreed {
+		t.Errorf("%+v %v", got, err)
 	}
 }

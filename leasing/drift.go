@@ -74,7 +74,7 @@ func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
 		f.launch(h, f.newFlight(hash, a.Key)) // reports it
 	}
 	v := h.lease.report(now, verdict{Charged: a.Cost})
-	v.Remaining, v.Source = max(0, v.Remaining), ratelimit.FromDrift
+	v.Source = ratelimit.FromDrift
 	return v, true
 }
 

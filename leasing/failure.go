@@ -19,8 +19,7 @@ func (f *Fleet) fail(ctx context.Context, now instant, a *ask, reason ratelimit.
 	}
 	var v verdict
 	switch {
-	case a.Kind != ratelimit.Spend:
-		v = verdict{} // nothing is known, nothing is taken
+	case a.Kind != ratelimit.Spend: // nothing is known, nothing is taken
 	case policy == ratelimit.FailOpen:
 		v = verdict{Charged: a.Cost}
 	case policy == ratelimit.FailClosed:

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -21,20 +22,31 @@ func (s *nodeScript) next() *nextLease {
 func TestNothingToBeHadIsNotAskedFor(t *testing.T) {
 	for _, c := range []struct {
 		elsewhere tokens
+		reclaim   ratelimit.Reclaim
 		asks      bool
-	}{{0, false}, {20, true}} {
+	}{{0, ratelimit.ReclaimSafe, false}, {20, ratelimit.ReclaimSafe, true}, {0, ratelimit.ReclaimEager, true}} { // which would be another's
 		s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 100})
-		s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = 10*time.Second, 50
-		g := s.other(ratelimit.Claim{Seq: 1, Waiting: 50})
-		s.other(ratelimit.Claim{Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 50, Spent: 50 - c.elsewhere})
-		r, more := s.asks(49), s.asks(2)
-		s.exchange()
+		s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed, s.rule.Coordination.Reclaim = 10*time.Second, 50, c.reclaim
+		r := s.asks(49)
+		b, claim := s.sends()
+		answer := []ratelimit.Grant{{
+			Seq: claim.Seq, Window: claim.Limit.WindowAt(ledgertest.Epoch), Fence: 1, Granted: 50, Outstanding: c.elsewhere,
+			TTL: 10 * time.Second, ResetAfter: time.Hour, At: ledgertest.Epoch, Carried: true, Holders: 2,
+		}}
+		b.Answer(answer)
 		r.says(false, ratelimit.FromClaim)
-		more.says(true, ratelimit.FromClaim)
-		s.passes(5 * time.Second) // half of its time
-		s.asks(0)
-		if b := s.Batch(); (b != nil) != c.asks {
-			t.Errorf("1 of 50 is left, %d are elsewhere: it asks: %v, and should: %v", c.elsewhere, b != nil, c.asks)
+		for range 2 {
+			s.passes(5 * time.Second) // half of its time
+			s.asks(0)
+			b := s.Batch()
+			if (b != nil) != c.asks {
+				t.Errorf("1 of 50 is left, %d are elsewhere: it asks: %v, and should: %v", c.elsewhere, b != nil, c.asks)
+			}
+			if b == nil {
+				break
+			}
+			answer[0].Seq, answer[0].At = b.Claims()[0].Seq, answer[0].At.Add(5*time.Second)
+			b.Answer(answer)
 		}
 	}
 }
@@ -48,10 +60,64 @@ func TestEnoughIsNoShortage(t *testing.T) {
 	r := s.asks(20)
 	s.exchange()
 	r.says(false, ratelimit.FromClaim)
-	if r := s.asks(20); r.decided() {
-		t.Errorf("20 wait, and 30 are left at the ledger: %+v", r.v[0])
+	if r := s.asks(40); r.decided() { // 30 are left at the ledger, and 50 are elsewhere
+		t.Errorf("nobody was refused, and this was: %+v", r.v[0])
 	}
 	s.exchange()
+}
+
+// Who was refused asks again at once for what there is, though not for more.
+func TestShortageLeavesWhatThereIs(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	r := s.asks(25)
+	b, claim := s.sends()
+	b.Answer([]ratelimit.Grant{{ // of a ledger that grants no more than a tenth at a time
+		Seq: claim.Seq, Window: claim.Limit.WindowAt(ledgertest.Epoch), Fence: 1, Granted: 10, Available: 10, Outstanding: 1,
+		TTL: time.Minute, ResetAfter: time.Minute, At: ledgertest.Epoch, Carried: true, Holders: 2,
+	}})
+	r.says(true, ratelimit.FromClaim)
+	s.asks(21).says(true, ratelimit.FromLease)
+	if r := s.asks(20); r.decided() {
+		t.Errorf("10 are here, and 10 at the ledger: %+v", r.v[0])
+	}
+}
+
+// What an outage charged and was then undone is told, though the ledger knew all
+// before it was undone.
+func TestUndoIsTold(t *testing.T) {
+	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 100})
+	s.rule.Coordination.OnStoreFailure, s.rule.Coordination.Lease.TTL = ratelimit.FailOpen, time.Hour
+	s.leased(5)
+	asks, v := s.outage(7)
+	s.passes(3 * time.Second)
+	s.sweeps()
+	s.exchange()
+	s.Undo(s.now, asks, v)
+	s.sweeps()
+	if c, _ := s.exchange(); c.Spent != 1 {
+		t.Errorf("1 was spent, and 7 were undone: %+v", c)
+	}
+}
+
+// A ledger that does not tell what time it is: the window lasts as long as it says
+// from when the claim was sent.
+func TestWindowOfALedgerWithoutAClock(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = time.Hour, 20
+	r := s.asks(1)
+	b, _ := s.sends()
+	g := make([]ratelimit.Grant, 1)
+	s.ledger.Settle(s.Context(), b.Claims(), g)
+	s.passes(2 * time.Second)
+	g[0].At, g[0].ResetAfter = 0, 10*time.Second
+	b.Answer(g)
+	r.says(false, ratelimit.FromClaim)
+	s.passes(8*time.Second - 1)
+	s.spends(1)
+	s.passes(1)
+	if r := s.asks(1); r.decided() {
+		t.Errorf("its window is over: %+v", r.v[0])
+	}
 }
 
 // While a node knows that there is no use in asking, it does not renew either.
@@ -96,16 +162,16 @@ func TestTokensAreLetGather(t *testing.T) {
 		{"fixed", perMinute100, 100, 4, 0, time.Minute, 0},
 	} {
 		s := newNodeScript(t, c.limit)
-		h := &held{rule: s.rule, demand: demand{perSec: c.perSec}, lease: lease{algorithm: c.limit.Algorithm, window: 1, granted: c.got, reset: s.now.Add(time.Minute)}}
+		h := &held{rule: s.rule, demand: demand{perSec: c.perSec}, lease: lease{algorithm: c.limit.Algorithm, window: 1, granted: 50 + c.got, spent: 50, reset: s.now.Add(time.Minute)}}
 		h.lease.setLimit(&c.limit)
-		fl := &flight{claim: ratelimit.Claim{Limit: c.limit, Waiting: c.got}}
+		fl := &flight{claim: ratelimit.Claim{Limit: c.limit, Waiting: c.got, Granted: 50, Spent: 50}}
 		h.lease.retry, h.lease.retryCost = 0, 77
-		h.plan(s.now, s.now, fl, &ratelimit.Grant{Granted: c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
+		h.plan(s.now, s.now, fl, &ratelimit.Grant{Granted: 50 + c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
 		if got := max(0, h.lease.retry.Sub(s.now)); got != c.pause {
 			t.Errorf("%s: it waits for %v, and should for %v", c.name, got, c.pause)
 		}
 		if h.lease.retry = s.now.Add(10 * time.Second); c.pause > 0 {
-			h.plan(s.now, s.now, fl, &ratelimit.Grant{Granted: c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
+			h.plan(s.now, s.now, fl, &ratelimit.Grant{Granted: 50 + c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
 		}
 		if got := h.lease.retry.Sub(s.now); got != 10*time.Second {
 			t.Errorf("%s: the ledger said that there is nothing for 10 s, and it waits for %v", c.name, got)
@@ -135,7 +201,9 @@ func TestEagerLeaseReportsWhatWasSpentMeanwhile(t *testing.T) {
 		g[0].Granted-- // as if there were no more
 	}
 	b.Answer(g)
-	s.passes(5 * time.Second)
+	s.passes(5*time.Second - 1)
+	s.quiet("half of its time is left")
+	s.passes(1)
 	if _, c = s.sends(); c.Spent != 10 {
 		t.Errorf("%+v", c)
 	}
@@ -262,6 +330,14 @@ func TestNoRoomIsNoOutage(t *testing.T) {
 		if got != admitted {
 			t.Errorf("%v: %d of 10 were admitted on this node alone, and local_cap is 3", policy, got)
 		}
+		a := ask{Rule: s.rule, Key: keyOf(2), Cost: 1}
+		for range 10 { // of another key, and each is undone
+			v := s.fleet.fail(context.Background(), s.now, &a, ratelimit.FallbackTableFull)
+			if v.OverLimit != (admitted == 0) {
+				t.Errorf("%v: %+v, and what was admitted before was undone", policy, v)
+			}
+			s.fleet.undoFallback(s.now, &a, &v)
+		}
 	}
 }
 
@@ -358,5 +434,109 @@ func TestUndoOfOne(t *testing.T) {
 		}
 		r.says(false, ratelimit.FromFallback)
 		s.Undo(s.now, []ask{{Rule: s.rule, Key: keyOf(1), Cost: 1}}, r.v)
+	}
+}
+
+// What an outage admitted of a key of which no window was known yet, and was then
+// undone, is not told to the ledger when it is back.
+func TestUndoWithoutALease(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.OnStoreFailure = ratelimit.FailOpen
+	for _, undone := range []bool{true, false} {
+		r := s.asks(5)
+		b, _ := s.sends()
+		b.Fail(errors.New("gone"))
+		r.says(false, ratelimit.FromFallback)
+		if undone {
+			s.Undo(s.now, []ask{{Rule: s.rule, Key: keyOf(1), Cost: 5}}, r.v)
+		}
+	}
+	r := s.asks(1)
+	for !r.decided() {
+		s.exchange()
+	}
+	if v := r.says(false, ratelimit.FromClaim); v.Remaining != 94 {
+		t.Errorf("5 and 1 were spent, 5 were undone, and %d of 100 are left", v.Remaining)
+	}
+}
+
+// spent is what the node's lease of the key has spent.
+func (s *nodeScript) spent() tokens {
+	sh, _, c := s.fleet.locked(keyOf(1))
+	defer sh.mu.Unlock()
+	return c.val.lease.spent
+}
+
+// outage has the node decide on so much while its ledger fails.
+func (s *nodeScript) outage(cost tokens) ([]ask, []verdict) {
+	s.Helper()
+	r := s.asks(cost)
+	if b := s.Batch(); b != nil {
+		b.Fail(errors.New("gone"))
+	}
+	r.says(false, ratelimit.FromFallback)
+	return []ask{{Rule: s.rule, Key: keyOf(1), Cost: cost}}, r.v
+}
+
+// Of a bucket only that is undone which the ledger has not confirmed: the rest it
+// has counted by now, and fills up again.
+func TestUndoOfWhatABucketLentInAnOutage(t *testing.T) {
+	s := newNodeScript(t, ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Day, Requests: 1, Burst: 100})
+	s.rule.Coordination.OnStoreFailure, s.rule.Coordination.Lease.TTL = ratelimit.FailOpen, time.Hour
+	s.leased(10) // one of which is spent
+	asks, v := s.outage(12)
+	if s.spent() != 13 {
+		t.Fatalf("13 were spent: %d", s.spent())
+	}
+	s.Undo(s.now, asks, v)
+	if s.spent() != 10 {
+		t.Errorf("of 12 that an outage admitted 3 were beyond the lease, and %d are spent after they were undone, of 13", s.spent())
+	}
+}
+
+// What is undone was charged in its own window, and no more than that was spent
+// there still.
+func TestUndoIsOfItsWindow(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.OnStoreFailure, s.rule.Coordination.Lease.TTL = ratelimit.FailOpen, time.Hour
+	s.leased(10)
+	asks, v := s.outage(20)
+	refund := []ask{{Rule: s.rule, Key: keyOf(1), Cost: 15, Kind: ratelimit.Refund}}
+	if w := s.Ask(s.now, refund, make([]verdict, 1)); w != nil {
+		t.Fatal("a refund waits")
+	}
+	if s.spent() != 6 {
+		t.Fatalf("1 and 20 were spent, and 15 given back: %d", s.spent())
+	}
+	s.Undo(s.now, asks, v)
+	if s.spent() != 0 {
+		t.Errorf("6 were spent still, 20 are undone: %d", s.spent())
+	}
+	s.spends(10) // they are here again
+	asks, v = s.outage(20)
+	s.passes(time.Minute + time.Second)
+	r := s.asks(5)
+	for !r.decided() {
+		s.exchange()
+	}
+	s.Undo(s.now, asks, v)
+	if s.spent() != 5 {
+		t.Errorf("5 were spent in this window, and %d are when what the last one admitted is undone", s.spent())
+	}
+}
+
+// In an outage nothing is charged for a question, nor for what is given back, by
+// whatever policy: nobody knows of what.
+func TestOutageChargesOnlyWhatIsSpent(t *testing.T) {
+	for _, policy := range []ratelimit.FailurePolicy{ratelimit.FailOpen, ratelimit.FailClosed, ratelimit.FailLocal, ratelimit.FailCached} {
+		for _, kind := range []ratelimit.Kind{ratelimit.Peek, ratelimit.Refund} {
+			s := newNodeScript(t, perMinute100)
+			s.rule.Coordination.OnStoreFailure = policy
+			a := ask{Rule: s.rule, Key: keyOf(1), Cost: 1000, Kind: kind}
+			v := s.fleet.fail(context.Background(), s.now, &a, ratelimit.FallbackError)
+			if v.OverLimit || v.Charged != 0 || v.Source != ratelimit.FromFallback || v.ResetAfter != time.Minute {
+				t.Errorf("policy %v, kind %v: %+v", policy, kind, v)
+			}
+		}
 	}
 }

@@ -276,6 +276,26 @@ func TestNextWindowNeedsAClock(t *testing.T) {
 	}
 }
 
+// A lease of another window than the one that was claimed is none of the next:
+// from when on it counts nobody has said.
+func TestNextWindowIsTheOneThatWasClaimed(t *testing.T) {
+	for _, by := range []window{0, 1} {
+		s := newNodeScript(t, perMinute100)
+		s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = time.Hour, 20
+		s.leased(20)
+		s.passes(44500 * time.Millisecond)
+		s.asks(0)
+		b, _ := s.sends()
+		g := make([]ratelimit.Grant, 1)
+		s.ledger.Settle(s.Context(), b.Claims(), g)
+		g[0].Window += by
+		b.Answer(g)
+		if kept := s.next() != nil; kept != (by == 0) {
+			t.Errorf("answered of %d windows later than claimed: kept %v", by, kept)
+		}
+	}
+}
+
 // Until when a next window's lease is renewed, and expires, is counted from when
 // its claim was sent.
 func TestNextLeaseIsCountedFromItsClaim(t *testing.T) {
@@ -284,6 +304,9 @@ func TestNextLeaseIsCountedFromItsClaim(t *testing.T) {
 	n := s.next()
 	if got := n.after.Sub(sent); got != 30*time.Minute {
 		t.Errorf("renewed %v after it was claimed, for an hour", got)
+	}
+	if n.told != sent {
+		t.Errorf("told %v after it was claimed", n.told.Sub(sent))
 	}
 	if got := n.expires.Sub(sent); got != 57*time.Minute {
 		t.Errorf("expires %v after it was claimed, for an hour", got)
@@ -382,5 +405,70 @@ func TestNextWindowOfShortLeases(t *testing.T) {
 		if b := s.Batch(); (b != nil) != c.ahead {
 			t.Errorf("at %v of 45 s: claimed ahead %v, want %v", c.at, b != nil, c.ahead)
 		}
+	}
+}
+
+// A lease that expires before its window ends does so although the next window's
+// is there already.
+func TestShortLeaseExpiresBeforeItsWindow(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = time.Second, 20
+	s.passes(44 * time.Second)
+	s.leased(20)
+	s.passes(500 * time.Millisecond)
+	s.asks(0)
+	if c, _ := s.exchange(); !c.Ahead {
+		t.Fatalf("%+v", c)
+	}
+	s.passes(450*time.Millisecond - 1)
+	s.spends(1)
+	s.passes(1)
+	if r := s.asks(1); r.decided() {
+		t.Errorf("950 ms after a lease of a second was claimed, 50 ms before its window ends: %+v", r.v[0])
+	}
+}
+
+// A node that has heard the ledger's clock better since, in the answer about the
+// next window, spends this one's lease until it may be over as it knows now.
+func TestNextLeaseTellsWhenThisOneEnds(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = time.Hour, 20
+	end := s.now.Add(45 * time.Second)
+	s.asks(1)
+	b, _ := s.sends()
+	s.passes(20 * time.Millisecond)
+	s.settled(b, 20*time.Millisecond)
+	s.passes(end.Add(-900 * time.Millisecond).Sub(s.now))
+	s.asks(0)
+	s.exchange()
+	s.passes(end.Add(-5 * time.Millisecond).Sub(s.now))
+	s.spends(1)
+}
+
+// In doubt of which window it is, nothing but spending is decided: what is given
+// back waits until that is known, and is not charged.
+func TestDoubtChargesOnlyWhatIsSpent(t *testing.T) {
+	s, _ := turning(t, 40*time.Millisecond)
+	n := s.next()
+	s.passes(n.over.Sub(s.now))
+	r := &nodeRequest{nodeScript: s, v: make([]verdict, 1)}
+	r.wait = s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(1), Cost: 5, Kind: ratelimit.Refund}}, r.v)
+	if r.decided() {
+		t.Errorf("a refund in doubt: %+v", r.v[0])
+	}
+	s.passes(n.start.Sub(s.now))
+	s.spends(20)
+}
+
+// A key that was only looked at has a token claimed for its next window, too.
+func TestNextWindowIsClaimedForWhoOnlyLooked(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Min = time.Hour, 0
+	s.asks(0)
+	s.exchange()
+	s.passes(44500 * time.Millisecond)
+	s.asks(0)
+	if _, c := s.sends(); !c.Ahead || c.Want < 1 {
+		t.Errorf("%+v", c)
 	}
 }

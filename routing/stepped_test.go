@@ -529,6 +529,32 @@ func TestStepsPause(t *testing.T) {
 	s.noFailures()
 }
 
+// A node that has slept owns keys again when what it had before is with those who
+// own it now, and not earlier: it would decide on keys whose accounts others have
+// begun meanwhile.
+func TestStepsSleeperHandsOverBeforeItJoins(t *testing.T) {
+	s := newScript(t, 3000, 10)
+	s.delay = 2 * time.Millisecond // so that nobody has heard of it when it has just joined
+	s.ring("a:1", "b:1", "c:1")
+	s.fill(3, "a:1")
+	c := s.nodes["c:1"]
+	c.paused = true
+	s.play(TakeOver + time.Second)
+	c.paused = false
+	for _, do := range c.later {
+		do()
+	}
+	s.until("it joins", func() bool { return c.core.view.Load().mine && !c.core.expired.Load() })
+	n := 0
+	for part := range c.local.Parts() {
+		for v := (leasing.Visit{Part: part}); !c.local.Visit(&v, func([]byte) { n++ }); {
+		}
+	}
+	if way := len(c.core.mover.underway); n > 0 || way > 0 {
+		t.Errorf("it joins with %d accounts of before its sleep, and %d that are on their way", n, way)
+	}
+}
+
 // Nodes come and go in good order, streams break, at random: nothing is lost,
 // nothing counts twice.
 func TestStepsAtRandom(t *testing.T) {

@@ -36,6 +36,12 @@ func (b *block) size() int { return (b.line1-b.line0)*1000 + b.c1 - b.col0 }
 
 var profileLine = regexp.MustCompile(`^(.+):(\d+)\.(\d+),(\d+)\.(\d+) \d+ (\d+)$`)
 
+// measure is what a unit's run with no fault said of it.
+type measure struct {
+	Cost    time.Duration
+	Covered map[string]bool // by the lines of its profile, without the count
+}
+
 // measureTime bounds a run that measures.
 const measureTime = 5 * time.Minute
 
@@ -51,21 +57,24 @@ func (p *plan) measureReach(ctx context.Context, o *options, temp string, kept c
 	}
 	r := &reach{blocks: map[string][]block{}, by: map[block][]bool{}}
 	for i := range p.suites {
+		if !o.runs(&p.suites[i]) {
+			continue
+		}
 		prog, err := p.build(ctx, &p.suites[i], into, "-cover", "-covermode=set", "-coverpkg="+strings.Join(patterns, ","))
 		if err != nil {
 			return nil, err
 		}
-		units, err := prog.units(ctx)
+		units, err := prog.units(ctx, o.tests)
 		if err != nil {
 			return nil, err
 		}
 		r.units = append(r.units, units...)
 	}
-	profiles := make([]map[string]bool, len(r.units)) // of each unit, lines of its profile without the count
+	measures := make([]measure, len(r.units))
 	err := each(ctx, o.workers, len(r.units), func(i int) error {
 		u := r.units[i]
-		name := fmt.Sprintf("cover-%s-%x", u.checksum, u.String())
-		if kept.load(name, &profiles[i]) {
+		name := fmt.Sprintf("reach-%s-%x", u.checksum, u.String())
+		if kept.load(name, &measures[i]) {
 			return nil
 		}
 		file := filepath.Join(into, fmt.Sprintf("%d.cover", i))
@@ -80,6 +89,7 @@ func (p *plan) measureReach(ctx context.Context, o *options, temp string, kept c
 		}
 		if run.failed && o.lenient {
 			o.say("%s fails without any fault: it is left out\n", u)
+			u.flaky = true
 			return nil
 		}
 		if run.failed {
@@ -89,21 +99,22 @@ func (p *plan) measureReach(ctx context.Context, o *options, temp string, kept c
 		if err != nil {
 			return err
 		}
-		profiles[i] = map[string]bool{}
+		measures[i] = measure{run.took, map[string]bool{}}
 		for line := range strings.Lines(string(text)) {
 			line = strings.TrimSpace(line)
 			at := strings.LastIndexByte(line, ' ')
 			if at > 0 && profileLine.MatchString(line) {
-				profiles[i][line[:at]] = line[at+1:] != "0"
+				measures[i].Covered[line[:at]] = line[at+1:] != "0"
 			}
 		}
-		return kept.store(name, profiles[i])
+		return kept.store(name, measures[i])
 	})
 	if err != nil {
 		return nil, err
 	}
-	for i := range profiles {
-		r.add(i, profiles[i], modulePath)
+	for i, m := range measures {
+		r.units[i].cost = m.Cost
+		r.add(i, m.Covered, modulePath)
 	}
 	for _, all := range r.blocks {
 		slices.SortFunc(all, func(a, b block) int { return cmp.Compare(a.size(), b.size()) })

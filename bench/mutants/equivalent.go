@@ -71,16 +71,15 @@ func (e equivalents) reason(m *mutant) string {
 	return e[strings.TrimSpace(m.parts[0].key())]
 }
 
-// stale are the entries about those files that no mutant has.
-func (e equivalents) stale(all []*mutant, files map[string]bool) []string {
+// stale are the entries that no mutant has.
+func (e equivalents) stale(all []*mutant) []string {
 	known := map[string]bool{}
 	for _, m := range all {
 		known[strings.TrimSpace(m.key())] = true
 	}
 	var names []string
 	for key := range e {
-		file, _, _ := strings.Cut(key, " ")
-		if !known[key] && files[file] {
+		if !known[key] {
 			names = append(names, key)
 		}
 	}

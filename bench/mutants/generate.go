@@ -39,15 +39,15 @@ func (p *plan) read() (*source, error) {
 	return s, nil
 }
 
-// mutants are all faults of the plan's files, and those made by hand that are
-// in them, each with its number.
-func (s *source) mutants(files []string, byHands []byHand) ([]*mutant, error) {
-	var all []*mutant
+// mutants are all faults of the plan's files, and those made by hand, each with
+// its number. What is wrong with a fault made by hand that the source has moved
+// away from is in misfits: the others are run all the same.
+func (s *source) mutants(files []string, byHands []byHand) (all []*mutant, misfits []string, err error) {
 	for _, name := range files {
 		if strings.HasSuffix(name, ".lua") {
 			found, err := luaFaults(name, s.texts[name])
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 			all = append(all, found...)
 			continue
@@ -55,7 +55,7 @@ func (s *source) mutants(files []string, byHands []byHand) ([]*mutant, error) {
 		pkg := s.packages[path.Dir(name)]
 		f := pkg.file(name)
 		if f == nil {
-			return nil, fmt.Errorf("%s is no file of its package on this system", name)
+			return nil, nil, fmt.Errorf("%s is no file of its package on this system", name)
 		}
 		all = append(all, pkg.faults(f)...)
 	}
@@ -67,14 +67,15 @@ func (s *source) mutants(files []string, byHands []byHand) ([]*mutant, error) {
 	for i := range byHands {
 		m, err := byHands[i].mutant(s.packages, s.texts)
 		if err != nil {
-			return nil, err
+			misfits = append(misfits, err.Error())
+			continue
 		}
 		all = append(all, m)
 	}
 	for i, m := range all {
 		m.id = i + 1
 	}
-	return all, nil
+	return all, misfits, nil
 }
 
 // distinct leaves out what changes nothing, and what another changes alike.

@@ -229,7 +229,7 @@ var allByHand = []byHand{
 		{fetches, "case !has && (v.print == m.GetRing() || !v.mine):", "case !has:"},
 	}},
 	{"an owner that slept goes on to decide", []replacement{
-		{decides, "case c.lapsed(now):\n\t\treturn overslept\n\tcase", "case"},
+		{decides, "case c.lapsed(now), c.unheard.Load():", "case c.unheard.Load():"},
 	}},
 	{"an owner that slept does not give its keys up", []replacement{
 		{members, "\tc.expired.Store(true)\n\tc.present = false\n", "\tc.expired.Store(true)\n"},

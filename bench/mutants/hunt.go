@@ -43,8 +43,12 @@ type result struct {
 	m       *mutant
 }
 
-// quick is the cost up to which tests are run together.
-const quick = 300 * time.Millisecond
+// Tests that cost no more than this besides the start of their program are run
+// together: those that take next to nothing first, for most faults they find.
+const (
+	instantly = 30 * time.Millisecond
+	quick     = 300 * time.Millisecond
+)
 
 // hunt runs mutants against the units that reach them.
 type hunt struct {
@@ -53,6 +57,13 @@ type hunt struct {
 	scripts map[*mutant]string // the file of a fault in Lua, with its name: see scriptVariable
 	temp    string
 	each    time.Duration // what one mutant may cost at most
+	say     func(string, ...any)
+	lenient bool
+	kept    cache
+
+	killers  map[string]string // the units that killed in the runs before, by mutant: they are run first
+	cleaning sync.Mutex
+	passes   map[string]bool // units in the instrumented build, by name
 
 	mu     sync.Mutex
 	record map[string]*tally // of units, and of units with a function
@@ -71,6 +82,9 @@ func (h *hunt) one(ctx context.Context, m *mutant) (result, error) {
 		r.Fate = notReached
 		return r, nil
 	}
+	if u := h.killer(m); u != nil {
+		todo = append(todo, u)
+	}
 	r.Fate = survived
 	spent := time.Duration(0)
 	for len(todo) > 0 {
@@ -86,20 +100,18 @@ func (h *hunt) one(ctx context.Context, m *mutant) (result, error) {
 		if err != nil {
 			return r, err
 		}
-		if o.failed && u.waits { // it may be the load: once more
-			again, err := u.run(ctx, u.limit(), h.temp, h.environment(m), nil)
-			if err != nil {
+		if o.failed {
+			if o.failed, err = h.proof(ctx, m, u, o); err != nil {
 				return r, err
-			}
-			if !again.failed {
+			} else if !o.failed {
 				r.Doubted++
-				o.failed = false
 			}
 		}
 		h.learn(m, u, o.failed)
 		if o.failed {
 			r.Fate, r.Test, r.How = killed, cmp.Or(o.test, u.test), "failed"
 			r.Suite = u.label(r.Test)
+			h.remember(m, u, r.Test)
 			if o.hung {
 				r.How = "hung"
 			} else if strings.Contains(o.output, "panic: ") {
@@ -131,37 +143,67 @@ func (h *hunt) toRun(m *mutant) []*unit {
 	type kind struct {
 		*program
 		waits bool
+		tier  time.Duration
 	}
 	groups := map[kind]*unit{}
 	for i, u := range h.units {
 		if !h.reached[m][i] || u.flaky {
 			continue
 		}
-		if u.cost > quick || len(u.args) > 0 {
+		own := u.cost - u.start
+		if own > quick || len(u.args) > 0 {
 			all = append(all, u)
 			continue
 		}
-		k := kind{u.program, u.waits}
+		k := kind{u.program, u.waits, quick}
+		if own <= instantly {
+			k.tier = instantly
+		}
 		g := groups[k]
 		if g == nil {
-			g = &unit{program: u.program, group: true, waits: u.waits}
+			g = &unit{program: u.program, group: k.tier, waits: u.waits, cost: u.start}
 			groups[k] = g
 			all = append(all, g)
 		} else {
 			g.test += "|"
 		}
 		g.test += u.test
-		g.cost += u.cost
+		g.cost += own
 	}
 	return all
 }
 
 func (h *hunt) names(m *mutant, u *unit) (of, here string) {
 	of = u.String()
-	if u.group {
-		of = fmt.Sprint(u.suite.dir, u.waits)
+	if u.group > 0 {
+		of = fmt.Sprint(u.suite.dir, u.waits, u.group)
 	}
 	return of, of + " " + m.file + " " + m.fn
+}
+
+// killer is what has killed this mutant in a run before, if it is there still.
+func (h *hunt) killer(m *mutant) *unit {
+	h.mu.Lock()
+	name := h.killers[m.key()]
+	h.mu.Unlock()
+	for i, u := range h.units {
+		if h.reached[m][i] && !u.flaky && u.String() == name {
+			first := *u
+			first.known = true
+			return &first
+		}
+	}
+	return nil
+}
+
+func (h *hunt) remember(m *mutant, u *unit, test string) {
+	name := u.String()
+	if u.group > 0 {
+		name = u.suite.dir + " " + test
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.killers[m.key()] = name
 }
 
 // next is the unit that is most likely to kill for its cost, by what was learnt.
@@ -170,6 +212,9 @@ func (h *hunt) next(m *mutant, todo []*unit) int {
 	defer h.mu.Unlock()
 	best, worth := 0, -1.0
 	for i, u := range todo {
+		if u.known {
+			return i
+		}
 		of, here := h.names(m, u)
 		chance := 0.2
 		for _, name := range []string{of, here} {
@@ -201,39 +246,51 @@ func (h *hunt) learn(m *mutant, u *unit, killed bool) {
 	}
 }
 
-// clean runs every unit with no fault, which says what it costs, and that the
-// instrumented build is as good as the product.
-func (h *hunt) clean(ctx context.Context, o *options, kept cache) error {
-	type measured struct {
-		Cost  time.Duration
-		Flaky bool
+// clean tells whether the unit passes in the instrumented build with no fault
+// active. That is asked of a unit when it has found a fault, for before that it
+// does not matter; and once.
+func (h *hunt) clean(ctx context.Context, u *unit) (bool, error) {
+	h.cleaning.Lock()
+	defer h.cleaning.Unlock()
+	name := fmt.Sprintf("passes-%s-%x", u.checksum, u.String())
+	passes, known := h.passes[name]
+	if known || h.kept.load(name, &passes) {
+		h.passes[name] = passes
+		return passes, nil
 	}
-	return each(ctx, o.workers, len(h.units), func(i int) error {
-		u := h.units[i]
-		name := fmt.Sprintf("clean-%s-%x", u.checksum, u.String())
-		var m measured
-		if kept.load(name, &m) {
-			u.cost, u.flaky = m.Cost, m.Flaky
-			return nil
-		}
+	for range 2 { // it may not stand the load
 		run, err := u.run(ctx, measureTime, h.temp, []string{numberVariable + "=0"}, nil)
 		if err != nil {
-			return err
+			return false, err
 		}
-		if run.failed {
-			again, err := u.run(ctx, measureTime, h.temp, []string{numberVariable + "=0"}, nil)
-			if err != nil {
-				return err
-			}
-			if again.failed && !o.lenient {
-				return fmt.Errorf("%s fails in the instrumented build with no fault active: leave it out (suite.skip) if that is for its speed or its allocations, or mend it\n%s", u, again.output)
-			}
-			o.say("%s failed without any fault: it is left out of this run\n", u)
-			u.flaky = true
+		if passes = !run.failed; passes {
+			break
 		}
-		u.cost = run.took
-		return kept.store(name, measured{u.cost, u.flaky})
-	})
+		if h.say("%s fails in the instrumented build with no fault active\n", u); !h.lenient {
+			return false, fmt.Errorf("%s fails in the instrumented build with no fault active: leave it out (suite.skip) if that is for its speed or its allocations, or mend it\n%s", u, run.output)
+		}
+	}
+	h.passes[name] = passes
+	return passes, h.kept.store(name, passes)
+}
+
+// proof tells whether a failure says that the fault was found: the test passes
+// without it, and, if it keeps real time, fails with it once more.
+func (h *hunt) proof(ctx context.Context, m *mutant, u *unit, o outcome) (bool, error) {
+	if u.group > 0 {
+		i := slices.IndexFunc(h.units, func(of *unit) bool { return of.program == u.program && of.test == o.test })
+		if i < 0 {
+			return true, nil // the program itself ended: no test is named
+		}
+		u = h.units[i]
+	}
+	if u.waits || o.hung { // it may be the load: once more
+		again, err := u.run(ctx, u.limit(), h.temp, h.environment(m), nil)
+		if err != nil || !again.failed {
+			return false, err
+		}
+	}
+	return h.clean(ctx, u)
 }
 
 // writeScripts writes the text of each fault in Lua, and returns what the

@@ -24,6 +24,8 @@ import (
 type options struct {
 	files   string        // patterns of files, of the plan's; all if empty
 	only    string        // a pattern of keys
+	tests   string        // a pattern of what is run, as a folder and a test
+	suites  string        // folders of what is run, with commas between; all if empty
 	budget  time.Duration // after which no more mutants are begun
 	each    time.Duration
 	workers int
@@ -45,8 +47,10 @@ func main() {
 	var o options
 	flag.StringVar(&o.files, "files", "", "mutate only these `files`, with commas between; the default is all")
 	flag.StringVar(&o.only, "only", "", "run only mutants whose kind, file, function, old or new line match this `pattern`")
+	flag.StringVar(&o.suites, "suites", "", "run only the tests of these `folders`, with commas between: for a first look, as others may kill what survives")
+	flag.StringVar(&o.tests, "tests", "", "run only tests that match this `pattern` of a folder and a name, as 'leasing TestNode': for a first look")
 	flag.DurationVar(&o.budget, "budget", time.Hour, "begin no mutant after this time")
-	flag.DurationVar(&o.each, "each", time.Minute, "what the tests of one mutant may take in all")
+	flag.DurationVar(&o.each, "each", 40*time.Second, "what the tests of one mutant may take in all")
 	flag.IntVar(&o.workers, "workers", 2, "how many test binaries run at a time")
 	flag.Uint64Var(&o.seed, "seed", 1, "of the order in which mutants are run, and of the sample")
 	flag.IntVar(&o.sample, "sample", 0, "run only so many of the mutants; 0: all")
@@ -87,35 +91,23 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 	if err != nil {
 		return err
 	}
-	files, err := p.chosen(o.files)
+	all, misfits, err := src.mutants(p.files, byHands)
 	if err != nil {
 		return err
 	}
-	inFiles := map[string]bool{}
-	for _, f := range files {
-		inFiles[f] = true
-		inFiles[f+"+"+twinScripts[f]] = true
-	}
-	hands := slices.DeleteFunc(slices.Clone(byHands), func(b byHand) bool {
-		return !slices.ContainsFunc(b.edit, func(r replacement) bool { return inFiles[r.file] })
-	})
-	all, err := src.mutants(files, hands)
-	if err != nil {
-		return err
-	}
-	r := report{Seed: o.seed, Stale: known.stale(all, inFiles)}
+	r := report{Seed: o.seed, Stale: append(known.stale(all), misfits...)}
 	if !o.whole {
 		all = thinned(all, p.percent)
 	}
-	if o.only != "" {
-		pattern, err := regexp.Compile(o.only)
-		if err != nil {
-			return fmt.Errorf("-only %q: %w", o.only, err)
-		}
-		all = slices.DeleteFunc(all, func(m *mutant) bool { return !pattern.MatchString(m.op + "\n" + m.key()) })
+	wanted, err := p.wanted(o)
+	if err != nil {
+		return err
 	}
 	if o.list {
 		for _, m := range all {
+			if !wanted(m) {
+				continue
+			}
 			fmt.Fprintf(o.out, "# line %d, %s\n%s\n\n", m.line, m.op, m.key())
 		}
 		return nil
@@ -129,6 +121,7 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 	if err != nil {
 		return err
 	}
+	all = slices.DeleteFunc(all, func(m *mutant) bool { return !wanted(m) })
 	before, err := o.before()
 	if err != nil {
 		return err
@@ -138,6 +131,9 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 		return err
 	}
 	r.Took = time.Since(start)
+	if err := h.kept.store("killers", h.killers); err != nil {
+		return err
+	}
 	r.write(o.out) // also when it was interrupted
 	if err := r.save(o.json); err != nil {
 		return err
@@ -149,6 +145,28 @@ func (p *plan) run(ctx context.Context, o *options, byHands []byHand) error {
 		return errors.New(wrong)
 	}
 	return nil
+}
+
+// runs tells whether the options ask for a suite.
+func (o *options) runs(s *suite) bool {
+	return o.suites == "" || slices.Contains(strings.Split(o.suites, ","), s.dir)
+}
+
+// wanted tells which mutants the options ask for. All are built whatever is
+// asked for, so that what was measured with the build stays valid.
+func (p *plan) wanted(o *options) (func(*mutant) bool, error) {
+	files, err := p.chosen(o.files)
+	if err != nil {
+		return nil, err
+	}
+	pattern, err := regexp.Compile(o.only)
+	if err != nil {
+		return nil, fmt.Errorf("-only %q: %w", o.only, err)
+	}
+	return func(m *mutant) bool {
+		in := slices.Contains(files, m.file) || slices.ContainsFunc(m.edits, func(e edit) bool { return slices.Contains(files, e.file) })
+		return in && pattern.MatchString(m.op+"\n"+m.key())
+	}, nil
 }
 
 // before is what the last report says, by key, if that is to count.
@@ -238,30 +256,44 @@ func (p *plan) prepare(ctx context.Context, o *options, src *source, all []*muta
 	if filepath.IsAbs(o.cache) {
 		kept.dir = o.cache
 	}
-	reach, err := p.measureReach(ctx, o, temp, kept, src.module)
-	if err != nil {
-		return nil, nil, err
-	}
 	replace, err := overlay(p.root, instrumented, schemas)
 	if err != nil {
 		return nil, nil, err
 	}
-	h := &hunt{temp: temp, each: o.each, record: map[string]*tally{}, scripts: scripts, reached: src.reached(all, reach)}
+	h := &hunt{
+		temp: temp, each: o.each, say: o.say, lenient: o.lenient, kept: kept, passes: map[string]bool{}, killers: map[string]string{},
+		record: map[string]*tally{}, scripts: scripts,
+	}
 	for i := range p.suites {
+		if !o.runs(&p.suites[i]) {
+			continue
+		}
 		prog, err := p.build(ctx, &p.suites[i], instrumented, "-overlay", replace)
 		if err != nil {
 			return nil, nil, err
 		}
-		units, err := prog.units(ctx)
+		units, err := prog.units(ctx, o.tests)
 		if err != nil {
 			return nil, nil, err
 		}
 		h.units = append(h.units, units...)
 	}
+	reach, err := p.measureReach(ctx, o, temp, kept, src.module)
+	if err != nil {
+		return nil, nil, err
+	}
 	if len(h.units) != len(reach.units) {
 		return nil, nil, fmt.Errorf("the instrumented build has %d tests, and the other %d", len(h.units), len(reach.units))
 	}
-	return h, all, h.clean(ctx, o, kept)
+	for i, u := range reach.units {
+		h.units[i].cost, h.units[i].flaky = u.cost, u.flaky
+		if p := h.units[i].program; p.start == 0 || u.cost < p.start {
+			p.start = u.cost
+		}
+	}
+	h.reached = src.reached(all, reach)
+	kept.load("killers", &h.killers)
+	return h, all, nil
 }
 
 // all runs the mutants in an order that a seed says, while the budget lasts.

@@ -31,7 +31,6 @@ var thePlan = plan{
 			slices: []slice{
 				{"TestHistories", []string{"-histories", "99"}},
 				{"TestHistories", []string{"-seed", "100", "-histories", "301"}},
-				{"TestHistories", []string{"-seed", "401", "-histories", "1600"}},
 			},
 			labels: []string{"Histor|PlainFleets|RingComes=histories"},
 		},

@@ -18,7 +18,7 @@ type report struct {
 	Seed    uint64        `json:"seed"`
 	Took    time.Duration `json:"took_ns"`
 	Results []result      `json:"results"`
-	Stale   []string      `json:"stale_equivalents,omitempty"`
+	Stale   []string      `json:"stale,omitempty"` // entries, and faults made by hand, that fit no source
 }
 
 // count is a row of the table.
@@ -69,7 +69,7 @@ func (r *report) verdict() string {
 		wrong = append(wrong, fmt.Sprintf("%d faults made by hand survived, and none may", hand))
 	}
 	if len(r.Stale) > 0 {
-		wrong = append(wrong, fmt.Sprintf("%d entries of the list of equivalent mutants name none that there is: take them out, or write what is there now", len(r.Stale)))
+		wrong = append(wrong, fmt.Sprintf("%d entries of the list of equivalent mutants, or faults made by hand, name none that there is: take them out, or write what is there now", len(r.Stale)))
 	}
 	return strings.Join(wrong, "; ")
 }

@@ -139,5 +139,5 @@ func (l *limited) String() string {
 
 // limit is how long a unit may take with a fault before it counts as hung.
 func (u *unit) limit() time.Duration {
-	return min(10*u.cost, 3*u.cost+20*time.Second) + 4*time.Second
+	return min(10*u.cost, 3*u.cost+8*time.Second) + 4*time.Second
 }

@@ -45,6 +45,7 @@ type program struct {
 	dir      string // where it runs
 	binary   string
 	checksum string
+	start    time.Duration // what it costs before any test runs
 }
 
 // unit is what is run at a time: a test, or a slice of one.
@@ -54,7 +55,8 @@ type unit struct {
 	args  []string
 	cost  time.Duration // of a run with no fault
 	waits bool          // it keeps real time, so that a failure is not proof
-	group bool          // it is several tests
+	group time.Duration // it is several tests, each of which costs no more than this; 0: it is one
+	known bool          // it is what killed before
 	flaky bool
 }
 
@@ -94,8 +96,13 @@ func (p *plan) build(ctx context.Context, s *suite, into string, args ...string)
 	return &program{suite: s, dir: filepath.Join(p.root, s.dir), binary: binary, checksum: hex.EncodeToString(sum[:12])}, nil
 }
 
-// units are the tests of a program, each a unit or several slices.
-func (p *program) units(ctx context.Context) ([]*unit, error) {
+// units are the tests of a program that match a pattern, each a unit or several
+// slices.
+func (p *program) units(ctx context.Context, tests string) ([]*unit, error) {
+	wanted, err := regexp.Compile(tests)
+	if err != nil {
+		return nil, fmt.Errorf("-tests %q: %w", tests, err)
+	}
 	cmd := exec.CommandContext(ctx, p.binary, "-test.list", ".")
 	cmd.Dir = p.dir
 	out, err := cmd.Output()
@@ -105,6 +112,9 @@ func (p *program) units(ctx context.Context) ([]*unit, error) {
 	var all []*unit
 	for name := range strings.FieldsSeq(string(out)) {
 		if !strings.HasPrefix(name, "Test") || p.skip != "" && regexp.MustCompile(p.skip).MatchString(name) {
+			continue
+		}
+		if !wanted.MatchString(p.suite.dir + " " + name) {
 			continue
 		}
 		waits := p.waits != "" && regexp.MustCompile(p.waits).MatchString(name)
