@@ -115,30 +115,30 @@ func TestParcelsThatMakeNoSense(t *testing.T) {
 	n := s.nodes["a:1"]
 	c := n.core
 	from := &inlet{addr: "b:1", incarnation: 7, version: 2}
-	bad := uint64(0)
+	bad, sent := uint64(0), int64(c.local.LedgerNow(s.now))
 	for _, p := range []struct {
 		from *inlet
 		p    *wire.Parcel
-	}{{&inlet{addr: "b:1"}, &wire.Parcel{Number: 1}}, {from, &wire.Parcel{}}, {from, &wire.Parcel{Number: 1, Sent: -1}}} {
+	}{{&inlet{addr: "b:1"}, &wire.Parcel{Number: 1, Sent: sent}}, {from, &wire.Parcel{Sent: sent}}, {from, &wire.Parcel{Number: 1, Sent: -1}}} {
 		bad++
 		if r := c.adopt(s.now, p.from, p.p); r != nil || c.stats.malformed.Load() != bad {
 			t.Errorf("%+v: answered %v, and %d of %d counted", p.p, r, c.stats.malformed.Load(), bad)
 		}
 	}
 	for number := range uint64(4*parcelsAtOnce + 1) {
-		if r := c.adopt(s.now, from, &wire.Parcel{Number: number + 1, First: 1, Accounts: s.accounts(keyOf(int(number)))}); r == nil || len(r.GetRefused()) > 0 {
+		if r := c.adopt(s.now, from, &wire.Parcel{Number: number + 1, First: 1, Sent: sent, Accounts: s.accounts(keyOf(int(number)))}); r == nil || len(r.GetRefused()) > 0 {
 			t.Fatalf("parcel %d: %v", number+1, r)
 		}
 	}
-	if r := c.adopt(s.now, from, &wire.Parcel{Number: 1, First: 1}); r == nil {
+	if r := c.adopt(s.now, from, &wire.Parcel{Number: 1, First: 1, Sent: sent}); r == nil {
 		t.Error("a parcel that came again was not answered")
 	}
 	last := uint64(4*parcelsAtOnce + 2)
-	c.adopt(s.now, from, &wire.Parcel{Number: last, First: 1, Accounts: s.accounts(keyOf(1))})
-	if r := c.adopt(s.now, from, &wire.Parcel{Number: 1, First: 1}); r != nil || c.stats.malformed.Load() != bad+1 {
+	c.adopt(s.now, from, &wire.Parcel{Number: last, First: 1, Sent: sent, Accounts: s.accounts(keyOf(1))})
+	if r := c.adopt(s.now, from, &wire.Parcel{Number: 1, First: 1, Sent: sent}); r != nil || c.stats.malformed.Load() != bad+1 {
 		t.Errorf("so many without a receipt are no node's of ours: %v, %d", r, c.stats.malformed.Load()-bad)
 	}
-	if r := c.adopt(s.now, from, &wire.Parcel{Number: last, First: 1}); r == nil {
+	if r := c.adopt(s.now, from, &wire.Parcel{Number: last, First: 1, Sent: sent}); r == nil {
 		t.Error("the last parcel came again, and was not answered")
 	}
 }
@@ -347,11 +347,11 @@ func TestDecidingWithoutAnOwner(t *testing.T) {
 	}
 }
 
-// What a peer says is taken as far as it can be: nothing is negative.
+// What a peer says is taken where it can be meant.
 func TestVerdictOfAPeer(t *testing.T) {
 	s := newScript(t, 1, 10)
 	c := s.start("a:1").core
-	a := ask{Rule: s.rule, Key: keyOf(1)}
+	a := ask{Rule: s.rule, Key: keyOf(1), Cost: 2}
 	for _, x := range []struct {
 		reply *wire.Reply
 		want  verdict
@@ -360,7 +360,7 @@ func TestVerdictOfAPeer(t *testing.T) {
 	}{
 		{&wire.Reply{}, verdict{Source: ratelimit.FromOwner}, true, false},
 		{&wire.Reply{OverLimit: true, Remaining: 1, Charged: 2, ResetUs: 3, Window: 4}, verdict{OverLimit: true, Source: ratelimit.FromOwner, Remaining: 1, Charged: 2, ResetAfter: 3 * time.Microsecond, Window: 4}, true, false},
-		{&wire.Reply{Remaining: -1, Charged: -2, ResetUs: -3}, verdict{Source: ratelimit.FromOwner}, true, false},
+		{&wire.Reply{Remaining: -1, Charged: -2, ResetUs: -3}, verdict{Source: ratelimit.FromOwner}, true, false}, // nothing is negative
 		{&wire.Reply{Status: notOwner}, verdict{}, false, true},
 		{&wire.Reply{Status: malformed}, verdict{}, false, false},
 		{&wire.Reply{Status: notInTime}, verdict{}, false, false},
@@ -656,17 +656,18 @@ func TestPresenceIsRemembered(t *testing.T) {
 	c := s.nodes["a:1"].core
 	m := c.members["b:1"]
 	m.alive, m.holds = false, false
-	if !c.presence("b:1", true) || !m.alive || !m.holds {
+	says := func(addr string, is bool) bool { return c.presence(s.now, &inlet{addr: addr}, is, 0) }
+	if !says("b:1", true) || !m.alive || !m.holds {
 		t.Errorf("%+v", m)
 	}
-	if !c.presence("b:1", false) || m.alive || !m.holds {
+	if !says("b:1", false) || m.alive || !m.holds {
 		t.Errorf("%+v", m)
 	}
 	m.ready.Store(false)
-	if c.presence("b:1", true) || c.presence("x:1", false) || m.alive {
+	if says("b:1", true) || says("x:1", true) || m.alive {
 		t.Error("without a way to it, it is no owner yet")
 	}
-	c.saidDone("b:1", c.view.Load().print)
+	c.saidDone("b:1", c.view.Load().print, 0)
 	if m.holds {
 		t.Error("it has said that it has nothing")
 	}
