@@ -102,7 +102,7 @@ type coordinationFlags struct {
 	LeaseSize      string `env:"COORDINATION_LEASE_SIZE" name:"coordination-lease-size" placeholder:"auto" help:"Tokens, or auto: by measured demand."`
 	LeaseMin       string `env:"COORDINATION_LEASE_MIN" name:"coordination-lease-min" placeholder:"0" help:"Tokens."`
 	LeaseMax       string `env:"COORDINATION_LEASE_MAX" name:"coordination-lease-max" placeholder:"0" help:"Tokens; 0: no bound."`
-	LeaseTTL       string `env:"COORDINATION_LEASE_TTL" name:"coordination-lease-ttl" placeholder:"10s" help:"How long a lease may be spent from."`
+	LeaseTTL       string `env:"COORDINATION_LEASE_TTL" name:"coordination-lease-ttl" placeholder:"auto" help:"How long a lease may be spent from. auto: 10s, and longer while there is plenty."`
 	Reclaim        string `env:"COORDINATION_RECLAIM" name:"coordination-reclaim" placeholder:"safe" help:"safe or eager: a silent node's tokens."`
 	DriftBudget    string `env:"COORDINATION_DRIFT_BUDGET" name:"coordination-drift-budget" placeholder:"1%" help:"Over-admission that approx allows, of the limit or in tokens."`
 	MaxNodes       string `env:"COORDINATION_MAX_NODES" name:"coordination-max-nodes" placeholder:"10" help:"Nodes that share the drift budget."`
