@@ -136,6 +136,12 @@ func (w *waiting) decide(ctx context.Context, f *Fleet, now instant, i int) bool
 			w.flights[i] = nil
 		}
 	}
+	if w.drifting || w.late {
+		if v, ok := f.refusedLate(now, a); ok {
+			w.verdicts[i] = v
+			return true
+		}
+	}
 	if w.drifting {
 		if v, ok := f.drift(now, a, true); ok {
 			w.verdicts[i] = v
@@ -143,10 +149,6 @@ func (w *waiting) decide(ctx context.Context, f *Fleet, now instant, i int) bool
 		}
 	}
 	if w.late {
-		if v, ok := f.refusedWhileRecalling(now, a); ok {
-			w.verdicts[i] = v
-			return true
-		}
 		w.verdicts[i] = f.fail(ctx, now, a, ratelimit.FallbackDeadline)
 		return true
 	}

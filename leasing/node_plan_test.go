@@ -73,7 +73,7 @@ func TestShortageLeavesWhatThereIs(t *testing.T) {
 	b, claim := s.sends()
 	b.Answer([]ratelimit.Grant{{ // of a ledger that grants no more than a tenth at a time
 		Seq: claim.Seq, Window: claim.Limit.WindowAt(ledgertest.Epoch), Fence: 1, Granted: 10, Available: 10, Outstanding: 1,
-		TTL: time.Minute, ResetAfter: time.Minute, At: ledgertest.Epoch, Carried: true, Holders: 2,
+		TTL: claim.TTL, ResetAfter: time.Minute, At: ledgertest.Epoch, Carried: true, Holders: 2,
 	}})
 	r.says(true, ratelimit.FromClaim)
 	s.asks(21).says(true, ratelimit.FromLease)

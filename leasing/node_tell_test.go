@@ -370,7 +370,7 @@ func TestForgottenAccountsAreOneLoss(t *testing.T) {
 			b, c := s.sends()
 			at := ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour)))
 			b.Answer([]ratelimit.Grant{{
-				Seq: c.Seq, Window: c.Limit.WindowAt(at), Fence: 1, Granted: c.Granted + 1, Relearning: true, TTL: time.Hour, ResetAfter: time.Hour, At: at, Carried: true,
+				Seq: c.Seq, Window: c.Limit.WindowAt(at), Fence: c.Fence + 1, Granted: c.Granted + 1, Relearning: true, TTL: c.TTL, ResetAfter: time.Hour, At: at, Carried: true,
 			}})
 		}
 		for i, want := range []uint64{1, 1, 2} {
@@ -561,7 +561,7 @@ func TestSmallLeasesAndVoidOnes(t *testing.T) {
 	}
 	s.asks(1)
 	b, c := s.sends()
-	b.Answer([]ratelimit.Grant{{Seq: c.Seq, Window: c.Window, Fence: c.Fence + 1, Granted: c.Spent, Void: true, TTL: time.Minute, ResetAfter: time.Minute, At: ledgertest.Epoch}})
+	b.Answer([]ratelimit.Grant{{Seq: c.Seq, Window: c.Window, Fence: c.Fence + 1, Granted: c.Spent, Void: true, Carried: true, TTL: c.TTL, ResetAfter: time.Minute, At: ledgertest.Epoch}})
 	if x := s.Stats(); x.LeaseSizes.Count != 1 || x.Void != 1 {
 		t.Errorf("%+v", x)
 	}
@@ -684,7 +684,7 @@ func TestSlidingDriftCarriesOn(t *testing.T) {
 	s.drifts(4)
 	b, c := s.sends()
 	g := []ratelimit.Grant{{ // the ledger has nothing left, and confirms none
-		Seq: c.Seq, Window: s.ledger.window(), Fence: c.Fence, Granted: c.Granted, TTL: time.Hour, ResetAfter: time.Minute, At: ledgertest.Epoch, Carried: true, Holders: 2,
+		Seq: c.Seq, Window: s.ledger.window(), Fence: c.Fence + 1, Granted: c.Granted, TTL: c.TTL, ResetAfter: time.Minute, At: ledgertest.Epoch, Carried: true, Holders: 2,
 	}}
 	b.Answer(g)
 	s.passes(46 * time.Second)

@@ -77,15 +77,20 @@ func (h *held) giveBack(keep tokens) {
 	h.stretched = false
 }
 
-// refusedWhileRecalling refuses what has waited for its whole time for tokens that
-// others were asked to give back: the ledger was heard, and had none.
-func (f *Fleet) refusedWhileRecalling(now instant, a *ask) (verdict, bool) {
+// refusedLate refuses what has waited for its whole time, where the ledger was heard
+// meanwhile and had too little: it is not the store that fails, and on_store_failure
+// has no say.
+func (f *Fleet) refusedLate(now instant, a *ask) (verdict, bool) {
 	s, _, c := f.locked(a.Key)
 	defer s.mu.Unlock()
-	if c == nil || !c.val.recalling || a.Kind != ratelimit.Spend || now.Sub(c.val.heard) > ratelimit.StoreDeadline {
+	if c == nil || a.Kind != ratelimit.Spend || now.Sub(c.val.heard) > ratelimit.StoreDeadline {
 		return verdict{}, false
 	}
-	v := c.val.lease.deny(now, a)
+	l := &c.val.lease
+	if !l.current(now, a) || a.Cost <= max(0, l.unspent())+l.available {
+		return verdict{}, false
+	}
+	v := l.deny(now, a)
 	v.Source = ratelimit.FromClaim
 	return v, true
 }

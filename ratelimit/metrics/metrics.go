@@ -249,10 +249,10 @@ func (c Collector) collectStore(s ratelimit.LimiterStats, count func(*prometheus
 
 // collectGate shows which calls were not begun.
 func (c Collector) collectGate(count func(*prometheus.Desc, uint64, ...string), gauge func(*prometheus.Desc, int, ...string)) {
-	if c.Gate == nil {
-		return
+	var s shed.Stats
+	if c.Gate != nil {
+		s = c.Gate.Stats()
 	}
-	s := c.Gate.Stats()
 	for reason, name := range shed.Reasons {
 		if name != "" {
 			count(shedCalls, s.Shed[reason], name)
