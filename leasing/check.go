@@ -48,7 +48,7 @@ const (
 // most times.
 const (
 	longestLearning = 5 * relearnTime // a ledger that learns says so for a while
-	someSeconds     = time.Second     // of rounding, and of calendars
+	rounding        = time.Second     // of times, and of calendars
 	daysOfMonths    = 4 * 24 * time.Hour
 )
 
@@ -124,7 +124,7 @@ func (k *checking) times(c *ratelimit.Claim, g *ratelimit.Grant) {
 	whole := longestReset(&c.Limit)
 	learns := longestLearning
 	if c.Learning > g.At {
-		learns = max(learns, c.Learning.Sub(g.At)+someSeconds)
+		learns = max(learns, c.Learning.Sub(g.At)+rounding)
 	}
 	k.within(ratelimit.RejectedTime, "reset_after", int64(g.ResetAfter), 0, int64(whole))
 	k.within(ratelimit.RejectedTime, "retry_after", int64(g.RetryAfter), 0, int64(max(whole, learns)))
@@ -139,7 +139,7 @@ func (k *checking) times(c *ratelimit.Claim, g *ratelimit.Grant) {
 // of the next window, or until an empty bucket is full.
 func longestReset(l *ratelimit.Limit) time.Duration {
 	if l.Algorithm != ratelimit.TokenBucket {
-		most := 2*l.Period() + someSeconds
+		most := 2*l.Period() + rounding
 		if l.Unit == ratelimit.CalendarMonth {
 			most += daysOfMonths
 		}
@@ -148,7 +148,7 @@ func longestReset(l *ratelimit.Limit) time.Duration {
 	if l.Requests == 0 {
 		return 1<<63 - 1
 	}
-	full := 1.001*float64(l.Burst)/float64(l.Requests)*float64(l.Period()) + float64(someSeconds)
+	full := 1.001*float64(l.Burst)/float64(l.Requests)*float64(l.Period()) + float64(rounding)
 	if full >= 1<<62 {
 		return 1<<63 - 1 // which rounding up may say
 	}

@@ -479,12 +479,12 @@ func TestRefundWithinDrift(t *testing.T) {
 // lease's, which would have it beside a bucket that is full.
 func TestUndoneDriftGoesBackToTheBucket(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.TokenBucket, 5)
-	s.lease.spent = 7 // two of them unasked
+	s.spent = 7 // two of them unasked
 	s.claims(0, 0)
 	s.unspend(1, true)
 	s.answered(ratelimit.Grant{Granted: 7, Fence: 2, Window: 7})
-	if s.unspent() != 0 || s.returned != 1 || s.lease.spent != 6 {
-		t.Errorf("of 7 granted, %d spent and %d given back: %d can be spent", s.lease.spent, s.returned, s.unspent())
+	if s.unspent() != 0 || s.returned != 1 || s.spent != 6 {
+		t.Errorf("of 7 granted, %d spent and %d given back: %d can be spent", s.spent, s.returned, s.unspent())
 	}
 	s.claims(0, 0)
 	s.unspend(2, true) // not unasked: given back at once, and not once more

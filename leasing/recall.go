@@ -121,7 +121,7 @@ func (l *Redis) Recalls(ctx context.Context, holders []ratelimit.Holder, recalle
 		channels[i] = recallChannel(h)
 	}
 	heard := l.client.Subscribe(ctx, channels...)
-	defer heard.Close()
+	defer func() { _ = heard.Close() }() // it only ends
 	messages := heard.Channel(redis.WithChannelSize(recallsAtOnce))
 	for {
 		select {

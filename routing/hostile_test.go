@@ -3,7 +3,6 @@ package routing
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -590,7 +589,7 @@ func TestAnonymousCertificateSaysNothing(t *testing.T) {
 	if err := c.Handshake(); err != nil {
 		t.Fatal(err)
 	}
-	var cert *x509.Certificate = c.ConnectionState().PeerCertificates[0]
+	cert := c.ConnectionState().PeerCertificates[0]
 	if cert.Subject.String() != "" || len(cert.DNSNames)+len(cert.IPAddresses) > 0 {
 		t.Errorf("it says %v", cert.Subject)
 	}

@@ -523,7 +523,8 @@ func TestMover(t *testing.T) {
 		t.Errorf("%+v", m)
 	}
 	for i, part := range []int{1, 2, 0} {
-		if !m.begin() || !m.begin() || m.visit.Part != part || !m.walking {
+		first, again := m.begin(), m.begin()
+		if !first || !again || m.visit.Part != part || !m.walking {
 			t.Fatalf("%+v", m)
 		}
 		if m.end(); m.left != 2-i || m.walking {

@@ -62,7 +62,7 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	what := ""
+	var what string
 	switch e.Kind {
 	case TooLong:
 		what = fmt.Sprintf("announces a string of %d bytes, and may answer %d more", e.Found, e.Bound)

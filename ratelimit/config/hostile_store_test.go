@@ -161,7 +161,7 @@ func TestPace(t *testing.T) {
 	var b burst
 	loads, now := 0, start
 	pace := Pace{Interval: 200 * time.Millisecond}
-	due := time.Time{}
+	var due time.Time
 	const took = 100 * time.Millisecond
 	for ; now.Before(start.Add(time.Minute)); now = now.Add(time.Millisecond) {
 		wait, _ := b.event(now) // one each millisecond

@@ -149,8 +149,8 @@ func (w *walk) names(path string) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("config directory: %w", err)
 	}
-	defer dir.Close()
-	most := 2 * w.tree.Bounds.Files // as many directories as files
+	defer func() { _ = dir.Close() }() // it was only read
+	most := 2 * w.tree.Bounds.Files    // as many directories as files
 	names, err := dir.Readdirnames(most - w.count + 1)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("config directory: %w", err)
@@ -173,7 +173,7 @@ func (w *walk) read(path string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("config file: %w", err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // it was only read
 	data, err := io.ReadAll(io.LimitReader(f, int64(b.FileBytes)+1))
 	if err != nil {
 		return nil, fmt.Errorf("config file: %w", err)

@@ -36,7 +36,7 @@ func ReadAdditions(name string) (*Additions, error) {
 	if err != nil {
 		return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS: %w", err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // it was only read
 	data, err := io.ReadAll(io.LimitReader(f, maxAdditions+1))
 	if err != nil {
 		return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS: %w", err)
