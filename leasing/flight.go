@@ -137,7 +137,7 @@ func (w *waiting) decide(ctx context.Context, f *Fleet, now instant, i int) bool
 		}
 	}
 	if w.drifting || w.late {
-		if v, ok := f.refusedLate(now, a); ok {
+		if v, ok := f.refusedLate(now, a, w.late); ok {
 			w.verdicts[i] = v
 			return true
 		}
