@@ -2,6 +2,7 @@ package leasing
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -39,6 +40,10 @@ func (m *Memory) Reclaimed(claim *ratelimit.Claim) bool {
 		return false
 	}
 	a, now := &c.val, m.clock()
+	if a.now-now >= ledgerTime(claim.Limit.Period()/time.Microsecond) {
+		return false // the account moves back, and its leases with it
+	}
+	now = max(now, a.now) // it waits for a clock that went back
 	r := a.find(claim.Holder)
 	return r != nil && claim.Reclaim == ratelimit.ReclaimEager && claim.Seq > r.seq && claim.Fence == r.fence && claim.Window == r.window &&
 		(claim.Limit.Algorithm == ratelimit.TokenBucket || claim.Limit.WindowAt(now) == r.window) && (r.closed || r.eager && now >= r.expires)
