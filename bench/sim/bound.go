@@ -215,9 +215,10 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	default:
 		return most
 	}
-	// A clock of the ledger that is set moves the edges of its windows: what a node
-	// that does not hear of it spends in two of its own may be in one of the ledger's.
-	share *= 1 + b.recent(b.steps, &own)
+	// A clock of the ledger that is set moves the edges of its windows, for good: a
+	// node's own budget goes by its own, and what it spends in two of its windows may be
+	// in one of the ledger's; more of them, while the clock is being set.
+	share *= 1 + max(ratelimit.Tokens(min(1, len(b.steps))), b.recent(b.steps, &own))
 	switch own.Limit.Algorithm { // declared for each window, and each incarnation has its own
 	case ratelimit.SlidingWindow:
 		share *= 2
