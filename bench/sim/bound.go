@@ -229,9 +229,16 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	return most + ratelimit.Tokens(b.names)*share
 }
 
-// untold is what those had spent of a key who could not tell it after a loss.
+// untold is what those had spent of a key who could not tell it after a loss. A node
+// whose table is full has forgotten keys of which the ledger knew all.
 func (b *bound) untold(k *key, f *loss) ratelimit.Tokens {
 	n := ratelimit.Tokens(0)
+	if b.Table > 0 {
+		for _, s := range k.spent {
+			n += s.n
+		}
+		return min(n, k.rule.Limit.Capacity())
+	}
 	for name := range f.absent {
 		n += k.spent[name].n
 	}
