@@ -101,9 +101,17 @@ type RedisUse struct {
 	CPU     time.Duration // processor time; 0 of one that is not of this run
 	Scripts int64         // EVAL and EVALSHA: each settles the claims of one key
 	In, Out int64         // bytes that it has received and sent
+	// Commands are how often it has run each, and for how long in all.
+	Commands map[string]RedisCommand
 }
 
-var uses = regexp.MustCompile(`cmdstat_evalsha?:calls=(\d+)|total_net_(in|out)put_bytes:(\d+)`)
+// RedisCommand is one kind of command.
+type RedisCommand struct {
+	Calls int64         `json:"calls"`
+	Time  time.Duration `json:"time"` // in the command itself, without reading, parsing and answering
+}
+
+var uses = regexp.MustCompile(`cmdstat_([a-z|]+):calls=(\d+),usec=(\d+)|total_net_(in|out)put_bytes:(\d+)`)
 
 // Used asks it what it has done. Of one that does not answer within a second,
 // only the processor time is known.
@@ -117,15 +125,20 @@ func (s *Redis) Used() (u RedisUse) {
 	if err != nil {
 		return u
 	}
+	u.Commands = map[string]RedisCommand{}
 	for _, m := range uses.FindAllStringSubmatch(text, -1) {
-		n, _ := strconv.ParseInt(cmp.Or(m[1], m[3]), 10, 64)
-		switch m[2] {
+		n, _ := strconv.ParseInt(cmp.Or(m[2], m[5]), 10, 64)
+		us, _ := strconv.ParseInt(m[3], 10, 64)
+		switch m[4] {
 		case "in":
 			u.In += n
 		case "out":
 			u.Out += n
 		default:
-			u.Scripts += n
+			u.Commands[m[1]] = RedisCommand{n, time.Duration(us) * time.Microsecond}
+			if m[1] == "eval" || m[1] == "evalsha" {
+				u.Scripts += n
+			}
 		}
 	}
 	return u
@@ -133,5 +146,16 @@ func (s *Redis) Used() (u RedisUse) {
 
 // Since is what it has done since it had done before.
 func (u RedisUse) Since(before RedisUse) RedisUse {
-	return RedisUse{CPU: u.CPU - before.CPU, Scripts: max(0, u.Scripts-before.Scripts), In: u.In - before.In, Out: u.Out - before.Out}
+	d := RedisUse{
+		CPU: u.CPU - before.CPU, Scripts: max(0, u.Scripts-before.Scripts), In: u.In - before.In, Out: u.Out - before.Out,
+		Commands: map[string]RedisCommand{},
+	}
+	for name, c := range u.Commands {
+		was := before.Commands[name]
+		if c.Calls -= was.Calls; c.Calls > 0 {
+			c.Time -= was.Time
+			d.Commands[name] = c
+		}
+	}
+	return d
 }

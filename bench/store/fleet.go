@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -85,7 +86,11 @@ func (f *fleet) add(node *process.Process) error {
 	return f.pool.Add(node.Address)
 }
 
-// met waits until all nodes know each other.
+// young is how long a Redis that begins empty counts as one that may have lost its
+// data, and grants little.
+const young = 2500 * time.Millisecond
+
+// met waits until all nodes know each other, and the ledger's data is not young.
 func (f *fleet) met() error {
 	want := fmt.Sprintf("\nsluice_ring_members %d\n", len(f.nodes))
 	ready := 0
@@ -97,6 +102,7 @@ func (f *fleet) met() error {
 			}
 		}
 		if ready == len(f.nodes) {
+			time.Sleep(young)
 			return nil
 		}
 	}
@@ -111,6 +117,31 @@ func (f *fleet) cpu() (sum time.Duration) {
 		}
 	}
 	return sum
+}
+
+var (
+	fallbacks = regexp.MustCompile(`(?m)^sluice_fallback_decisions_total\{reason="([a-z_]+)"\} (\d+)`)
+	claims    = regexp.MustCompile(`(?m)^sluice_claims_total\{for="([a-z_]+)"\} (\d+)`)
+)
+
+// byReason is a counter of all nodes together, by reason.
+func (f *fleet) byReason(counter *regexp.Regexp) map[string]int64 {
+	all := map[string]int64{}
+	for _, node := range f.nodes {
+		if node.Debug == "" { // the baseline has no metrics
+			continue
+		}
+		text, err := node.Scrape()
+		if err != nil {
+			continue
+		}
+		for _, m := range counter.FindAllStringSubmatch(text, -1) {
+			if n, _ := strconv.ParseInt(m[2], 10, 64); n > 0 {
+				all[m[1]] += n
+			}
+		}
+	}
+	return all
 }
 
 func (f *fleet) close() {

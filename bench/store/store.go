@@ -123,6 +123,11 @@ type Measured struct {
 	Allowed  int64         `json:"allowed"`        // what an exact limiter had admitted
 	Most     float64       `json:"most,omitempty"` // that Ratio should be
 	Problem  string        `json:"problem,omitempty"`
+	// Commands are those that Redis ran; Reasons what the nodes claimed for, and
+	// Fallbacks why they decided without the ledger.
+	Commands  map[string]process.RedisCommand `json:"commands"`
+	Reasons   map[string]int64                `json:"claim_reasons,omitempty"`
+	Fallbacks map[string]int64                `json:"fallbacks,omitempty"`
 }
 
 // Report is all that was measured.
@@ -227,6 +232,7 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 		Bytes:   float64(used.In+used.Out) / float64(asked),
 		NodeCPU: micros(f.cpu()-cpu, asked),
 		P50:     t.quantile(50), P99: t.quantile(99), Early: t.early, Half: t.half,
+		Commands: used.Commands, Reasons: f.byReason(claims), Fallbacks: f.byReason(fallbacks),
 	}
 	got.Over, got.Under, got.Allowed = t.sums()
 	if m.fields != nil {
