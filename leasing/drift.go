@@ -7,7 +7,8 @@ import (
 )
 
 // Drift says how much this node may spend of a key before the ledger has
-// answered, under rules of mode approx. Package approx implements it.
+// answered, under rules of mode approx (docs/protocol.md, section 4.12). Package
+// approx implements it.
 type Drift interface {
 	// Share returns that many tokens, of each key under the rule, in a window
 	// that began at begins by the ledger's clock; 0 if this node may not now.

@@ -1,7 +1,8 @@
 -- settle books one claim on one account and answers it: account.go, in Lua,
 -- atomically in Redis. KEYS[1] is the account, a hash: field "a" the account,
 -- every other field a holder's record. All numbers are whole and below 2^53,
--- so that Lua's doubles hold them exactly.
+-- so that Lua's doubles hold them exactly. docs/protocol.md, section 6 has every
+-- argument, number and field.
 --
 -- ARGV[1] is the holder. ARGV[2] is the claim: 17 doubles, little-endian, in the
 -- order of the names below. Numbers travel packed because reading them one by one
