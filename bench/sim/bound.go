@@ -64,7 +64,7 @@ func (b *bound) lasts(r *ratelimit.Rule) int64 {
 // hears of it late.
 func (b *bound) silent(n *node) {
 	times := b.silences[n.name]
-	ttl := int64(n.rule.Coordination.Lease.TTL)
+	ttl := int64(b.shortest(n))
 	// One silence costs a lease, however many messages are lost in it; it is over
 	// when the node has been heard again, and has had time to be granted another.
 	if last := len(times) - 1; last < 0 || b.now-times[last] >= ttl/8 {
@@ -82,10 +82,19 @@ func (b *bound) miss(n *node) {
 	}
 }
 
+// shortest is the shortest lease of the rules that a node goes by.
+func (b *bound) shortest(n *node) time.Duration {
+	ttl := n.rule.Coordination.Lease.TTL
+	if b.Second != nil {
+		ttl = min(ttl, b.Second.Coordination.Lease.TTL)
+	}
+	return ttl
+}
+
 // late tells the bound how long a message to the store took: one that takes
 // longer than a report may is as good as lost.
 func (b *bound) late(n *node, took time.Duration) {
-	if took >= n.rule.Coordination.Lease.TTL/8 {
+	if took >= b.shortest(n)/8 {
 		b.silent(n)
 	}
 	if took >= ratelimit.StoreDeadline {
