@@ -43,13 +43,17 @@ type extra struct {
 	n  ratelimit.Tokens
 }
 
+// patience is how long a request waits for the store at least: half of its time
+// where it has waited for a key's owner before.
+const patience = ratelimit.StoreDeadline / 2
+
 // learns is how long after a loss a node may not tell what it knows, and still be
 // no exception: the time in which the ledger grants a twentieth.
 const learns = int64(2_000_000_000)
 
 func (b *bound) open(w *world) {
 	b.world, b.silences = w, map[ratelimit.Holder][]int64{}
-	b.slow = w.Net.Loss > 0 || w.Net.Trip.Tail > 0 || w.Net.Trip.Least >= ratelimit.StoreDeadline/2
+	b.slow = w.Net.Loss > 0 || w.Net.Trip.Tail > 0 || w.Net.Trip.Least >= patience/2
 }
 
 // lasts is for how many nanoseconds something that went wrong matters to a rule.
@@ -97,7 +101,7 @@ func (b *bound) late(n *node, took time.Duration) {
 	if took >= b.shortest(n)/8 {
 		b.silent(n)
 	}
-	if took >= ratelimit.StoreDeadline {
+	if took >= patience {
 		b.outage(took)
 	}
 }
@@ -256,7 +260,7 @@ func (b *bound) untold(k *key, f *loss) ratelimit.Tokens {
 
 // out tells whether on_store_failure may have decided in a window that matters.
 func (b *bound) out(r *ratelimit.Rule) bool {
-	if r.Coordination.Mode == ratelimit.Routing || b.slow || b.store.slow > 0 || b.Table > 0 {
+	if r.Coordination.Mode == ratelimit.Routing && b.Storeless || b.slow || b.store.slow > 0 || b.Table > 0 {
 		return true
 	}
 	return slices.ContainsFunc(b.outages, func(s span) bool { return s.to >= b.now-b.lasts(r) })
