@@ -233,6 +233,7 @@ func (f *Fleet) judge(l *lane, grants []ratelimit.Grant, last error) {
 		l.memory.failed = true
 	} else {
 		l.breaker.success()
+		l.answered = now
 		f.heard.Store(int64(now))
 	}
 }

@@ -78,14 +78,15 @@ type Partitioned interface {
 // lane is the way to one part of the ledger: what waits to be sent there,
 // whether it counts as dead, what time it is there, and whose data it has.
 type lane struct {
-	part    int
-	queue   chan *flight
-	mu      sync.Mutex
-	breaker breaker     // guarded by mu
-	clock   ledgerClock // guarded by mu
-	memory  memory      // guarded by mu
-	steps   clockSteps  // guarded by mu
-	losses  clockSteps  // guarded by mu
+	part     int
+	queue    chan *flight
+	mu       sync.Mutex
+	breaker  breaker     // guarded by mu
+	answered instant     // guarded by mu: when it last answered
+	clock    ledgerClock // guarded by mu
+	memory   memory      // guarded by mu
+	steps    clockSteps  // guarded by mu
+	losses   clockSteps  // guarded by mu
 }
 
 // refused tells whether the breaker is open and no probe is due.

@@ -77,25 +77,6 @@ func (h *held) giveBack(keep tokens) {
 	h.stretched = false
 }
 
-// refusedLate refuses what has waited for its whole time, where the ledger was heard
-// meanwhile and had too little: it is not the store that fails, and on_store_failure
-// has no say. What is not late yet, and would drift now (mode approx), is refused
-// only if others were asked to give back: then there is nothing left to be exact about.
-func (f *Fleet) refusedLate(now instant, a *ask, late bool) (verdict, bool) {
-	s, _, c := f.locked(a.Key)
-	defer s.mu.Unlock()
-	if c == nil || a.Kind != ratelimit.Spend || now.Sub(c.val.heard) > ratelimit.StoreDeadline {
-		return verdict{}, false
-	}
-	l := &c.val.lease
-	if !late && !c.val.recalling || !l.current(now, a) || a.Cost <= max(0, l.unspent())+l.available {
-		return verdict{}, false
-	}
-	v := l.deny(now, a)
-	v.Source = ratelimit.FromClaim
-	return v, true
-}
-
 // untilAgain is a flight that ends when what was recalled may be there.
 func (f *Fleet) untilAgain(h *held, now instant) *flight {
 	if h.resting == nil || h.resting.ended() {

@@ -32,6 +32,8 @@ const (
 	// silentFor is how long an owner that let a request wait so is not asked, unless
 	// it is heard; then one request tries it again.
 	silentFor = 100 * time.Millisecond
+	// aliveFor is how long after its last word an owner is late, and not gone.
+	aliveFor = 250 * time.Millisecond
 )
 
 // decide decides what can be decided at once. What is returned, if anything,
@@ -430,7 +432,15 @@ func (w *waiting) failed(now instant, i int) bool {
 		w.states[i].status = notInTime
 		return true
 	}
-	w.verdicts[i] = w.fail(w.ctx, now, &w.asks[i])
+	a := &w.asks[i]
+	if w.canLease(i) && a.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen && w.view.Load().peers[w.elsewhere(a)].alive(now) {
+		// The owner is late, and not gone: it may have spent what is left, and each
+		// node would admit some.
+		w.stats.fallbacks.Add(1)
+		w.verdicts[i] = verdict{OverLimit: true, Source: ratelimit.FromFallback, Reason: ratelimit.FallbackPeer, ResetAfter: a.Rule.Limit.Period()}
+		return true
+	}
+	w.verdicts[i] = w.fail(w.ctx, now, a)
 	return true
 }
 
@@ -453,9 +463,23 @@ func (w *waiting) baseAsks(now instant) {
 			continue
 		}
 		for j := from; j < i; j++ {
-			w.states[j].decided = true
+			w.decidedBelow(now, j)
 		}
 	}
+}
+
+// decidedBelow takes in that the base has decided. What it admitted without an answer
+// of the store, of a key whose owner is another, is refused after all: the owner may
+// have spent what is left, and each node would admit some. Unless the rule would
+// rather admit (open), or the store is known to be gone.
+func (w *waiting) decidedBelow(now instant, i int) {
+	s, a, v := &w.states[i], &w.asks[i], &w.verdicts[i]
+	s.decided, s.below = true, false
+	if !s.mine || v.OverLimit || v.Source != ratelimit.FromFallback || v.Reason != ratelimit.FallbackDeadline || a.Rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
+		return
+	}
+	w.base.Undo(now, w.asks[i:i+1], w.verdicts[i:i+1])
+	v.OverLimit, v.Charged, v.Booked, v.Remaining = true, 0, 0, 0
 }
 
 func (w *waiting) forBase(now instant, i int) bool {
@@ -481,7 +505,7 @@ func (w *waiting) advanceBelow(now instant) {
 			continue
 		}
 		for i := b.from; i < b.to; i++ {
-			w.states[i].decided, w.states[i].below = true, false
+			w.decidedBelow(now, i)
 		}
 	}
 	w.below = keep

@@ -70,6 +70,11 @@ func (l *link) silent(now instant) bool {
 	return missed != 0 && int64(missed) >= l.heard.Load() && now < missed.Add(silentFor)
 }
 
+// alive tells whether the other was heard a short while ago.
+func (l *link) alive(now instant) bool {
+	return l != nil && now.Sub(instant(l.heard.Load())) < aliveFor
+}
+
 // call is one message that is answered by one reply.
 type call struct {
 	put   func(f *wire.Frame, id uint64) // puts it into a frame
