@@ -7,7 +7,7 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: help run deps dashboards manifests test check sim bench bench-accuracy bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: help run deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,10 @@ bench: bench-core bench-cost ## what a decision costs, in the core and as a whol
 
 bench-accuracy: deps $(BIN) ## every load and fault under every mode, as a table and as .cache/accuracy.html
 	$(BIN) bench accuracy --all --html .cache/accuracy.html
+
+# About 55 minutes: eight rows, five modes, a minute each, and fleets in virtual time.
+bench-store: deps $(BIN) ## what Redis does for a decision, beside asking it for each, as a table and as .cache/store.html
+	$(BIN) bench store --nodes 3 --length 60s --html .cache/store.html
 
 bench-sim: ## decisions the simulator plays a second, on one core
 	GOGC=400 $(GO) test -run '^$$' -cpu 1 -bench Decisions ./bench/sim

@@ -1,0 +1,98 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A request that may have been counted in either of two windows is evidence of
+// nothing; any other counts where it was asked.
+func TestTally(t *testing.T) {
+	tally := newTally(2, time.Second)
+	at := func(ms int64) time.Time { return time.UnixMilli(1_800_000_000_000 + ms) }
+	ask := func(from, to int64, ok bool) { tally.answered(1, at(from), at(from), at(to), ok, nil) }
+	ask(100, 110, false) // none had been admitted yet
+	ask(200, 210, true)
+	ask(300, 310, false) // one had, half of the limit
+	ask(400, 410, true)
+	ask(500, 510, true) // one more than the limit
+	ask(990, 1010, true)
+	ask(996, 997, true)
+	ask(1003, 1004, false)
+	ask(1100, 1110, true)
+	over, under, allowed := tally.sums()
+	if over != 1 || under != 0 || allowed != 3 || tally.early != 2 || tally.half != 1 {
+		t.Errorf("%d over, %d under of %d, %d early, %d of them below half; want 1, 0, 3, 2, 1", over, under, allowed, tally.early, tally.half)
+	}
+	ask(1200, 1210, false)
+	if _, under, _ = tally.sums(); under != 0 {
+		t.Errorf("%d under: what was admitted at the turn may have been this window's", under)
+	}
+}
+
+// Real fleets, a Redis each: every mode answers all that is asked, within what it
+// declares, and what Redis did is there to compare.
+func TestStore(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	binary := filepath.Join(t.TempDir(), "sluice")
+	if out, err := exec.Command("go", "build", "-o", binary, "../../cmd/sluice").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	o := Options{Binary: binary, Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []int{6}, Seed: 1}
+	told := 0
+	o.Progress = func(done int, _ string) { told = done + 1 }
+	r, err := Run(context.Background(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Problems(); err != nil {
+		t.Error(err)
+	}
+	if len(r.Measured) != len(modes) || told != o.Count() {
+		t.Fatalf("%d measurements, %d told; want %d of each", len(r.Measured), told, len(modes))
+	}
+	for i, m := range r.Measured {
+		if m.Asked < 300 || m.CPU <= 0 || m.Bytes <= 0 || m.P99 <= 0 {
+			t.Errorf("nothing was measured: %+v", m)
+		}
+		if asks := m.Commands["incrby"].Calls; (i == 0) != (asks == m.Asked) {
+			t.Errorf("%s: %d INCRBY for %d decisions", m.Mode, asks, m.Asked)
+		}
+		if i > 0 && (m.Claims <= 0 || m.Reasons["waiting"] == 0) {
+			t.Errorf("%s: nothing was claimed: %+v", m.Mode, m)
+		}
+	}
+	var text bytes.Buffer
+	if err := r.Page().WriteHTML(&text); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(text.String(), rows[5].Name) {
+		t.Error("the page does not show the row")
+	}
+}
+
+func TestOptions(t *testing.T) {
+	for _, c := range []struct {
+		o    Options
+		want string
+	}{
+		{Options{Nodes: []int{0}, Rate: 1, Length: time.Second}, "--nodes is 0, must be 1 to 20"},
+		{Options{Virtual: []int{2000}, Rate: 1, Length: time.Second}, "--virtual is 2000, must be 1 to 1000"},
+		{Options{Rate: 0, Length: time.Second}, "the rate is 0"},
+		{Options{Rate: 1e6, Length: time.Second}, "--rate is 1e+06, must be at most 100000"},
+		{Options{Rate: 1, Length: time.Millisecond}, "--length is 1ms, must be 1s to 10m"},
+		{Options{Rate: 1, Length: time.Second, Rows: []int{9}}, "--rows is 9, must be 1 to 8"},
+		{Options{Rate: 1, Length: time.Second, Modes: []string{"baseline"}}, "--modes is baseline, must be strict, leasing, routing or approx"},
+	} {
+		if err := c.o.Validate(); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v; want %q", c.o, err, c.want)
+		}
+	}
+}
