@@ -199,8 +199,7 @@ func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 	}
 	var packed [answerFields]int64
 	values, whole := unpacked(packed[:0], text)
-	switch {
-	case err != nil || !whole || len(values) != answerFields && (len(values) != 2 || values[0] != 1):
+	if err != nil || !whole || len(values) != answerFields && (len(values) != 2 || values[0] != 1) {
 		g.Err = fmt.Errorf("%w: %w", &GrantError{Kind: ratelimit.RejectedForm, What: "number of fields", Said: int64(len(values)), Least: 2, Most: answerFields}, saying(answer))
 		return g
 	}

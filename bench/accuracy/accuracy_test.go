@@ -4,12 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"github.com/sluice-gate/sluice/bench/process"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-gate/sluice/bench/process"
 )
 
 // sluice builds the binary that is measured.

@@ -65,7 +65,7 @@ func (b Baseline) Serve(ctx context.Context, out io.Writer) error {
 		return fmt.Errorf("baseline: %w", err)
 	}
 	client := redis.NewClient(&redis.Options{Addr: b.Redis, PoolSize: 10})
-	defer client.Close()
+	defer func() { _ = client.Close() }()
 	s := grpc.NewServer(transport.Options(transport.Default(), nil, nil)...)
 	rls.RegisterRateLimitServiceServer(s, &baseline{Baseline: b, client: client})
 	stop := context.AfterFunc(ctx, s.Stop)

@@ -23,8 +23,15 @@ type ClaimCost struct {
 // and by the length of pipelines, with three holders.
 func claimCosts(ctx context.Context) (costs []ClaimCost, err error) {
 	for _, c := range []ClaimCost{
-		{Holders: 1, Pipeline: 100}, {Holders: 3, Pipeline: 100}, {Holders: 10, Pipeline: 100}, {Holders: 100, Pipeline: 100}, {Holders: 1000, Pipeline: 100},
-		{Holders: 3, Pipeline: 20}, {Holders: 3, Pipeline: 5}, {Holders: 3, Pipeline: 2}, {Holders: 3, Pipeline: 1},
+		{Holders: 1, Pipeline: 100},
+		{Holders: 3, Pipeline: 100},
+		{Holders: 10, Pipeline: 100},
+		{Holders: 100, Pipeline: 100},
+		{Holders: 1000, Pipeline: 100},
+		{Holders: 3, Pipeline: 20},
+		{Holders: 3, Pipeline: 5},
+		{Holders: 3, Pipeline: 2},
+		{Holders: 3, Pipeline: 1},
 	} {
 		if c.CPU, err = claimCost(ctx, c.Holders, c.Pipeline); err != nil {
 			return nil, err
@@ -44,7 +51,7 @@ func claimCost(ctx context.Context, holders, pipeline int) (float64, error) {
 	}
 	defer r.Close()
 	client := redis.NewClient(&redis.Options{Addr: r.Addr})
-	defer client.Close()
+	defer func() { _ = client.Close() }()
 	ledger := leasing.NewRedis(client, "")
 	claims, grants := make([]ratelimit.Claim, claimKeys), make([]ratelimit.Grant, claimKeys)
 	settle := func(pipeline int) error {
