@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/server"
-	"github.com/sluice-gate/sluice/ratelimit/service"
 	"github.com/sluice-gate/sluice/ratelimit/shed"
 	"github.com/sluice-gate/sluice/routing"
 )
@@ -108,7 +108,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	gate := c.gate()
 	options := c.serviceOptions(budgets.http)
 	options.Gate = gate
-	svc := service.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
+	svc := rls.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
 	p.shown = metrics.Collector{Source: metrics.Source{
 		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.all(),
 		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate,
@@ -230,7 +230,7 @@ func warnOfModes(rules *config.Rules, log *slog.Logger) {
 	}
 }
 
-func (c *serveCmd) open(svc *service.Service, budgets budgets, shown metrics.Collector, people console.Source, latency prometheus.Collector, spans *tracing, gate *shed.Gate, log *slog.Logger) (*server.Server, error) {
+func (c *serveCmd) open(svc *rls.Service, budgets budgets, shown metrics.Collector, people console.Source, latency prometheus.Collector, spans *tracing, gate *shed.Gate, log *slog.Logger) (*server.Server, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(shown, latency, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))

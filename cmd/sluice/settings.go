@@ -15,8 +15,8 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/server"
-	"github.com/sluice-gate/sluice/ratelimit/service"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
@@ -204,13 +204,13 @@ func parseTags(text string) (map[string]string, error) {
 	return tags, nil
 }
 
-func (s *settings) serviceOptions(budget *transport.Budget) service.Options {
-	o := service.Options{
+func (s *settings) serviceOptions(budget *transport.Budget) rls.Options {
+	o := rls.Options{
 		MaxRequestBytes: s.Bounds.RequestBytes, Budget: budget,
 		ShadowMode: s.ShadowMode, CalendarMonths: s.CalendarMonths, Traced: s.Tracing.Enabled, QuotaMode: s.QuotaMode, DynamicMetadata: s.DynamicMetadata, NearLimitRatio: s.NearLimitRatio,
 	}
 	if s.HeadersEnabled {
-		o.Headers = service.HeaderNames{Limit: s.LimitHeader, Remaining: s.RemainingHeader, Reset: s.ResetHeader}
+		o.Headers = rls.HeaderNames{Limit: s.LimitHeader, Remaining: s.RemainingHeader, Reset: s.ResetHeader}
 	}
 	return o
 }

@@ -14,7 +14,7 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
-	"github.com/sluice-gate/sluice/ratelimit/service"
+	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/shed"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
@@ -26,7 +26,7 @@ const MaxRules = 10_000
 // Source is what is shown.
 type Source struct {
 	Store   *config.Store
-	Stats   *service.Stats
+	Stats   *rls.Stats
 	Limiter func() ratelimit.LimiterStats
 	MaxKeys int
 	Version string

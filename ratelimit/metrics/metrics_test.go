@@ -17,7 +17,7 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
-	"github.com/sluice-gate/sluice/ratelimit/service"
+	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/shed"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
@@ -30,7 +30,7 @@ func collector(t testing.TB, rules string) Collector {
 		t.Fatal(err)
 	}
 	return Collector{Source{
-		Store: store, Stats: new(service.Stats), Limiter: func() ratelimit.LimiterStats { return ratelimit.LimiterStats{} },
+		Store: store, Stats: new(rls.Stats), Limiter: func() ratelimit.LimiterStats { return ratelimit.LimiterStats{} },
 		Version: "test",
 	}}
 }

@@ -28,7 +28,7 @@ import (
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
 
-	"github.com/sluice-gate/sluice/ratelimit/service"
+	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
@@ -68,9 +68,9 @@ var healthServices = []string{"", "ratelimit"}
 
 // New makes a server and opens its ports. Handlers are for the HTTP, debug and
 // metrics ports.
-func New(s *service.Service, public, debug, metrics http.Handler, o Options, log *slog.Logger) (*Server, error) {
+func New(s *rls.Service, public, debug, metrics http.Handler, o Options, log *slog.Logger) (*Server, error) {
 	v := &Server{options: o, log: log, health: health.NewServer()}
-	options := append(transport.Options(o.Bounds, o.Budget, o.TLS), service.ServerCodec(), grpc.ChainStreamInterceptor(fewReflections()))
+	options := append(transport.Options(o.Bounds, o.Budget, o.TLS), rls.ServerCodec(), grpc.ChainStreamInterceptor(fewReflections()))
 	v.grpc = grpc.NewServer(append(options, o.Extra...)...)
 	s.Register(v.grpc)
 	healthpb.RegisterHealthServer(v.grpc, v.health)

@@ -1,4 +1,4 @@
-// Package service is what Envoy meets: RateLimitService v3 over gRPC, the same
+// Package rls is what Envoy meets: RateLimitService v3 over gRPC, the same
 // over POST /json, health, and the answers of envoyproxy/ratelimit.
 //
 // Guarantee: every request gets an answer or an error that names what is wrong
@@ -9,4 +9,4 @@
 // The way of a request: bytes - decodeRequest - match (rules and keys) - decide
 // (Limiter) - conclude (codes, headers, metadata) - bytes. It lives in one
 // pooled call from end to end, so that the way allocates nothing.
-package service
+package rls

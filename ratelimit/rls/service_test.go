@@ -1,4 +1,4 @@
-package service
+package rls
 
 import (
 	"bytes"
@@ -15,7 +15,7 @@ import (
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
@@ -111,11 +111,11 @@ func desc(entries string) *common.RateLimitDescriptor {
 	return d
 }
 
-func rlsRequest(descriptors ...*common.RateLimitDescriptor) *rls.RateLimitRequest {
-	return &rls.RateLimitRequest{Domain: "d", Descriptors: descriptors}
+func rlsRequest(descriptors ...*common.RateLimitDescriptor) *rlsv3.RateLimitRequest {
+	return &rlsv3.RateLimitRequest{Domain: "d", Descriptors: descriptors}
 }
 
-func (f *fixture) call(r *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
+func (f *fixture) call(r *rlsv3.RateLimitRequest) (*rlsv3.RateLimitResponse, error) {
 	f.Helper()
 	c := &call{}
 	var err error
@@ -125,14 +125,14 @@ func (f *fixture) call(r *rls.RateLimitRequest) (*rls.RateLimitResponse, error) 
 	if err := f.answer(context.Background(), c); err != nil {
 		return nil, err
 	}
-	answer := &rls.RateLimitResponse{}
+	answer := &rlsv3.RateLimitResponse{}
 	if err := proto.Unmarshal(c.out, answer); err != nil {
 		f.Fatalf("the answer is no RateLimitResponse: %v", err)
 	}
 	return answer, nil
 }
 
-func (f *fixture) must(r *rls.RateLimitRequest) *rls.RateLimitResponse {
+func (f *fixture) must(r *rlsv3.RateLimitRequest) *rlsv3.RateLimitResponse {
 	f.Helper()
 	answer, err := f.call(r)
 	if err != nil {
@@ -142,7 +142,7 @@ func (f *fixture) must(r *rls.RateLimitRequest) *rls.RateLimitResponse {
 }
 
 // short writes an answer as "OVERALL: CODE remaining/limit reset, ...".
-func short(a *rls.RateLimitResponse) string {
+func short(a *rlsv3.RateLimitResponse) string {
 	var parts []string
 	for _, s := range a.Statuses {
 		p := s.Code.String()
@@ -156,7 +156,7 @@ func short(a *rls.RateLimitResponse) string {
 	return a.OverallCode.String() + ": " + strings.Join(parts, ", ")
 }
 
-func (f *fixture) expect(want string, r *rls.RateLimitRequest) {
+func (f *fixture) expect(want string, r *rlsv3.RateLimitRequest) {
 	f.Helper()
 	if got := short(f.must(r)); got != want {
 		f.Errorf("got  %s\nwant %s", got, want)
@@ -182,7 +182,7 @@ func override(d *common.RateLimitDescriptor, n uint32, unit typev3.RateLimitUnit
 func TestAnswers(t *testing.T) {
 	for name, run := range map[string]func(*fixture){
 		"unknown domain, no rule, wrong depth, no rate_limit": func(f *fixture) {
-			f.expect("OK: OK", &rls.RateLimitRequest{Domain: "other", Descriptors: []*common.RateLimitDescriptor{desc("twenty=")}})
+			f.expect("OK: OK", &rlsv3.RateLimitRequest{Domain: "other", Descriptors: []*common.RateLimitDescriptor{desc("twenty=")}})
 			f.expect("OK: OK, OK, OK, OK", rlsRequest(desc("none=1"), desc("twenty=,twenty="), desc("node=1"), &common.RateLimitDescriptor{}))
 		},
 		"unlimited": func(f *fixture) { f.expect("OK: OK 4294967295", rlsRequest(desc("free=x"))) },
@@ -299,12 +299,12 @@ func TestWholeAnswer(t *testing.T) {
 	got := f.must(r)
 	metadata := got.DynamicMetadata.AsMap()
 	got.DynamicMetadata = nil
-	want := &rls.RateLimitResponse{
-		OverallCode: rls.RateLimitResponse_OK,
-		Statuses: []*rls.RateLimitResponse_DescriptorStatus{
-			{Code: 1, CurrentLimit: &rls.RateLimitResponse_RateLimit{Name: "the-name", RequestsPerUnit: 20, Unit: 2}, LimitRemaining: 16, DurationUntilReset: durationpb.New(45 * time.Second)},
-			{Code: 1, CurrentLimit: &rls.RateLimitResponse_RateLimit{RequestsPerUnit: 3, Unit: 3}, LimitRemaining: 1, DurationUntilReset: durationpb.New(3585 * time.Second)},
-			{Code: 1, CurrentLimit: &rls.RateLimitResponse_RateLimit{RequestsPerUnit: 5, Unit: 3}, LimitRemaining: 1, DurationUntilReset: durationpb.New(3585 * time.Second)},
+	want := &rlsv3.RateLimitResponse{
+		OverallCode: rlsv3.RateLimitResponse_OK,
+		Statuses: []*rlsv3.RateLimitResponse_DescriptorStatus{
+			{Code: 1, CurrentLimit: &rlsv3.RateLimitResponse_RateLimit{Name: "the-name", RequestsPerUnit: 20, Unit: 2}, LimitRemaining: 16, DurationUntilReset: durationpb.New(45 * time.Second)},
+			{Code: 1, CurrentLimit: &rlsv3.RateLimitResponse_RateLimit{RequestsPerUnit: 3, Unit: 3}, LimitRemaining: 1, DurationUntilReset: durationpb.New(3585 * time.Second)},
+			{Code: 1, CurrentLimit: &rlsv3.RateLimitResponse_RateLimit{RequestsPerUnit: 5, Unit: 3}, LimitRemaining: 1, DurationUntilReset: durationpb.New(3585 * time.Second)},
 		},
 		ResponseHeadersToAdd: []*core.HeaderValue{{Key: "L", Value: "3"}, {Key: "Rem", Value: "1"}, {Key: "Res", Value: "3585"}},
 	}
@@ -357,11 +357,11 @@ func TestBadRequests(t *testing.T) {
 	}
 	deep := rlsRequest(desc(strings.Repeat("a=b,", 200)))
 	for name, c := range map[string]struct {
-		request *rls.RateLimitRequest
+		request *rlsv3.RateLimitRequest
 		want    string
 	}{
-		"no domain":      {&rls.RateLimitRequest{Descriptors: []*common.RateLimitDescriptor{desc("a=")}}, "rate limit domain must not be empty"},
-		"no descriptors": {&rls.RateLimitRequest{Domain: "d"}, "rate limit descriptor list must not be empty"},
+		"no domain":      {&rlsv3.RateLimitRequest{Descriptors: []*common.RateLimitDescriptor{desc("a=")}}, "rate limit domain must not be empty"},
+		"no descriptors": {&rlsv3.RateLimitRequest{Domain: "d"}, "rate limit descriptor list must not be empty"},
 		"10,000 of them": {many, "request has more than 1000 descriptors"},
 		"200 entries":    {deep, "descriptor 0 has more than 100 entries"},
 		"a 1 MB value":   {rlsRequest(desc("twenty=x"), desc("a=b,c="+big)), "descriptor 1, entry 1: value is 1048576 bytes, the most is 65536"},
@@ -544,7 +544,7 @@ func TestRefundsAreNotRepeated(t *testing.T) {
 	for range 30 {
 		f.must(rlsRequest(desc("refund=a")))
 	}
-	if got := f.must(rlsRequest(desc("refund=a"))); got.OverallCode != rls.RateLimitResponse_OVER_LIMIT {
+	if got := f.must(rlsRequest(desc("refund=a"))); got.OverallCode != rlsv3.RateLimitResponse_OVER_LIMIT {
 		t.Errorf("after 30 of 10: %v", got)
 	}
 }

@@ -1,10 +1,10 @@
-package service
+package rls
 
 import (
 	"context"
 	"errors"
 
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
@@ -16,10 +16,10 @@ import (
 // Register adds the service to a server that was made with ServerCodec.
 func (s *Service) Register(r grpc.ServiceRegistrar) {
 	r.RegisterService(&grpc.ServiceDesc{
-		ServiceName: rls.RateLimitService_ServiceDesc.ServiceName,
+		ServiceName: rlsv3.RateLimitService_ServiceDesc.ServiceName,
 		HandlerType: (*any)(nil),
 		Methods:     []grpc.MethodDesc{{MethodName: "ShouldRateLimit", Handler: shouldRateLimit}},
-		Metadata:    rls.RateLimitService_ServiceDesc.Metadata,
+		Metadata:    rlsv3.RateLimitService_ServiceDesc.Metadata,
 	}, s)
 }
 

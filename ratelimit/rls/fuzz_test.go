@@ -1,4 +1,4 @@
-package service
+package rls
 
 import (
 	"context"
@@ -7,7 +7,7 @@ import (
 	"time"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -22,7 +22,7 @@ import (
 // The service is made once. The budgets are new in every run: what a run does
 // must not depend on those before it, or the fuzzer takes each for a discovery.
 func FuzzAnswer(f *testing.F) {
-	for _, r := range []*rls.RateLimitRequest{
+	for _, r := range []*rlsv3.RateLimitRequest{
 		rlsRequest(desc("five=x"), hits(desc("twenty=y"), 3), negative(hits(desc("twenty=y"), 9))),
 		rlsRequest(override(desc("a=b"), 3, typev3.RateLimitUnit_DAY)),
 		rlsRequest(desc("replacer=x"), desc("twenty=y"), desc("quota=q"), desc("bucket=b"), desc("node=a,leaf=b"), desc("shared=ab")),
@@ -38,7 +38,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Add(protowire.AppendVarint(protowire.AppendVarint(valid, (1<<29)<<3), 1)) // a field number that no message may have
 	lean := newFixture(f, Options{Headers: HeaderNames{"L", "Rem", "Res"}}, testRules)
 	full := newFixture(f, Options{DynamicMetadata: true, Headers: HeaderNames{"L", "Rem", "Res"}}, testRules)
-	c, theirs, answer := &call{}, &rls.RateLimitRequest{}, &rls.RateLimitResponse{}
+	c, theirs, answer := &call{}, &rlsv3.RateLimitRequest{}, &rlsv3.RateLimitResponse{}
 	run := func(t *testing.T, in []byte) {
 		fix := lean
 		if len(in)%8 == 0 { // metadata cost more than all else, and their maps have no order
@@ -89,7 +89,7 @@ const neighbours = 8
 
 // checkRefusal: what protobuf reads is refused only for a reason that the request
 // shows.
-func checkRefusal(t *testing.T, err, parseErr error, r *rls.RateLimitRequest) {
+func checkRefusal(t *testing.T, err, parseErr error, r *rlsv3.RateLimitRequest) {
 	if _, ok := errors.AsType[*badRequest](err); !ok || len(err.Error()) > 300 {
 		t.Fatalf("an error of %d bytes that is not the client's: %.300v", len(err.Error()), err)
 	}
@@ -105,7 +105,7 @@ func checkRefusal(t *testing.T, err, parseErr error, r *rls.RateLimitRequest) {
 }
 
 // checkRequest compares the two readings.
-func checkRequest(t *testing.T, got *request, want *rls.RateLimitRequest) {
+func checkRequest(t *testing.T, got *request, want *rlsv3.RateLimitRequest) {
 	if got.domain != want.Domain || got.hits != want.HitsAddend || len(got.descriptors) != len(want.Descriptors) {
 		t.Fatalf("read %q, %d hits, %d descriptors of %v", got.domain, got.hits, len(got.descriptors), want)
 	}
@@ -128,15 +128,15 @@ func checkRequest(t *testing.T, got *request, want *rls.RateLimitRequest) {
 
 // checkAnswer: budgets are whole, and in one request a key's descriptors are
 // admitted at most its limit and what is given back.
-func checkAnswer(t *testing.T, answer *rls.RateLimitResponse, r *rls.RateLimitRequest) {
+func checkAnswer(t *testing.T, answer *rlsv3.RateLimitResponse, r *rlsv3.RateLimitRequest) {
 	if len(answer.Statuses) != len(r.Descriptors) {
 		t.Fatalf("%d statuses for %d descriptors", len(answer.Statuses), len(r.Descriptors))
 	}
 	over := false
 	for i, s := range answer.Statuses {
-		over = over || s.Code == rls.RateLimitResponse_OVER_LIMIT
+		over = over || s.Code == rlsv3.RateLimitResponse_OVER_LIMIT
 		switch {
-		case s.Code != rls.RateLimitResponse_OK && s.Code != rls.RateLimitResponse_OVER_LIMIT:
+		case s.Code != rlsv3.RateLimitResponse_OK && s.Code != rlsv3.RateLimitResponse_OVER_LIMIT:
 			t.Fatalf("status %d is %v", i, s)
 		case s.CurrentLimit != nil && s.LimitRemaining > max(s.CurrentLimit.RequestsPerUnit, 3): // a bucket's burst
 			t.Fatalf("remaining beyond the limit: %v", s)
@@ -144,15 +144,15 @@ func checkAnswer(t *testing.T, answer *rls.RateLimitResponse, r *rls.RateLimitRe
 			t.Fatalf("%v was admitted: %v", r.Descriptors[i], s)
 		}
 	}
-	if !over && answer.OverallCode == rls.RateLimitResponse_OVER_LIMIT {
+	if !over && answer.OverallCode == rlsv3.RateLimitResponse_OVER_LIMIT {
 		t.Fatalf("over limit, and no status is: %v", answer)
 	}
 }
 
 // admittedBeyond tells whether one descriptor alone took more than its budget.
 // What shadow_mode and quota_mode answer OK is not a budget's word.
-func admittedBeyond(s *rls.RateLimitResponse_DescriptorStatus, d *common.RateLimitDescriptor, all uint32) bool {
-	if s.Code != rls.RateLimitResponse_OK || s.CurrentLimit == nil || d.IsNegativeHits || d.Limit == nil && d.Entries[0].Key != "five" && d.Entries[0].Key != "node" {
+func admittedBeyond(s *rlsv3.RateLimitResponse_DescriptorStatus, d *common.RateLimitDescriptor, all uint32) bool {
+	if s.Code != rlsv3.RateLimitResponse_OK || s.CurrentLimit == nil || d.IsNegativeHits || d.Limit == nil && d.Entries[0].Key != "five" && d.Entries[0].Key != "node" {
 		return false
 	}
 	cost := uint64(max(1, all))
@@ -175,7 +175,7 @@ func TestFuzzOracle(t *testing.T) {
 	if err := r.decode(in); err == nil {
 		t.Error("a limit without a unit was read")
 	}
-	two := &rls.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{{Limit: &common.RateLimitDescriptor_RateLimitOverride{Unit: typev3.RateLimitUnit_DAY}, HitsAddend: wrapperspb.UInt64(0)}}}
+	two := &rlsv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{{Limit: &common.RateLimitDescriptor_RateLimitOverride{Unit: typev3.RateLimitUnit_DAY}, HitsAddend: wrapperspb.UInt64(0)}}}
 	second, err := proto.Marshal(two.Descriptors[0])
 	if err != nil {
 		t.Fatal(err)
@@ -186,7 +186,7 @@ func TestFuzzOracle(t *testing.T) {
 	}
 	in = protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), "d")
 	in = protowire.AppendBytes(protowire.AppendTag(in, 2, protowire.BytesType), append(first, second...))
-	theirs := &rls.RateLimitRequest{}
+	theirs := &rlsv3.RateLimitRequest{}
 	if err := errors.Join(proto.Unmarshal(in, theirs), r.decode(in)); err != nil {
 		t.Fatal(err)
 	}

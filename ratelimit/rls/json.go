@@ -1,11 +1,11 @@
-package service
+package rls
 
 import (
 	"errors"
 	"fmt"
 	"net/http"
 
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 )
@@ -33,7 +33,7 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 		}
 		defer gate.End()
 	}
-	var request rls.RateLimitRequest
+	var request rlsv3.RateLimitRequest
 	if err := protojson.Unmarshal(body, &request); err != nil {
 		s.refuseJSON(w, bad("malformed request: %v", err))
 		return
@@ -49,14 +49,14 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	if answer.OverallCode == rls.RateLimitResponse_OVER_LIMIT {
+	if answer.OverallCode == rlsv3.RateLimitResponse_OVER_LIMIT {
 		w.WriteHeader(http.StatusTooManyRequests)
 	}
 	_, _ = w.Write(append(text, '\n'))
 }
 
 // answerMessage goes the same way as gRPC does: over the bytes.
-func (s *Service) answerMessage(r *http.Request, request *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
+func (s *Service) answerMessage(r *http.Request, request *rlsv3.RateLimitRequest) (*rlsv3.RateLimitResponse, error) {
 	c := s.calls.Get().(*call)
 	defer s.release(c)
 	in, err := proto.MarshalOptions{}.MarshalAppend(c.in[:0], request)
@@ -67,7 +67,7 @@ func (s *Service) answerMessage(r *http.Request, request *rls.RateLimitRequest) 
 	if err := s.answer(r.Context(), c); err != nil {
 		return nil, err
 	}
-	answer := new(rls.RateLimitResponse)
+	answer := new(rlsv3.RateLimitResponse)
 	if err := proto.Unmarshal(c.out, answer); err != nil {
 		return nil, fmt.Errorf("%w: %w", errInternal, err)
 	}

@@ -1,4 +1,4 @@
-package service
+package rls
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
@@ -68,7 +68,7 @@ func TestLargestShapeIsBounded(t *testing.T) {
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	var q rls.RateLimitRequest
+	var q rlsv3.RateLimitRequest
 	if err := protojson.Unmarshal([]byte(body), &q); err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func TestLargeRequestsWait(t *testing.T) {
 	f.limiter = limiter
 	ask := func(ctx context.Context, size int) error {
 		q := fmt.Sprintf(`{"domain":"d","descriptors":[{"entries":[{"key":"twenty"}]},{"entries":[{"key":"no","value":%q}]}]}`, strings.Repeat("x", size))
-		var m rls.RateLimitRequest
+		var m rlsv3.RateLimitRequest
 		if err := protojson.Unmarshal([]byte(q), &m); err != nil {
 			return err
 		}
