@@ -31,11 +31,14 @@ func (c *checkCmd) Run(s streams) error {
 	if err := errors.Join(err, c.Bounds.validate()); err != nil {
 		return err
 	}
-	files, err := config.Tree{Path: c.Path, IgnoreDotFiles: c.IgnoreDotFiles, Bounds: c.Bounds.bounds()}.Read()
+	tree := config.Tree{Path: c.Path, IgnoreDotFiles: c.IgnoreDotFiles, Bounds: c.Bounds.bounds()}
+	draft, err := tree.Read()
 	if err != nil {
 		return err
 	}
-	rules, warnings, problems := config.Parse(files, config.Options{Coordination: coordination, MergeDomains: c.MergeDomains, Bounds: c.Bounds.bounds()})
+	rules, warnings, problems := config.Build(draft, config.Options{
+		Coordination: coordination, MergeDomains: c.MergeDomains, Bounds: c.Bounds.bounds(),
+	})
 	for _, w := range warnings {
 		fmt.Fprintln(s.err, "warning:", w)
 	}

@@ -139,10 +139,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *parts, s streams) error
 	background, stop := context.WithCancel(drain)
 	defer stop()
 	go followWallClock(background, p.limiter, p.clock)
-	if tree, ok := p.source.(config.Tree); ok {
-		go watch(background, p.store, tree, c.RuleBounds.Interval, p.log)
-	}
-	go pushed(background, p.source, p.store, p.log)
+	go watchRules(background, p.store, p.log)
 	healthy := func() bool { return c.healthy(p) }
 	go keepHealthy(background, p.server, healthy)
 	if c.Redis.HealthCheck {
@@ -178,35 +175,6 @@ func async(f func()) <-chan struct{} {
 	return ended
 }
 
-// rules finds where rules come from, and reads the first.
-func (c *serveCmd) rules(coordination ratelimit.Coordination, log *slog.Logger) (source config.Source, store *config.Store, err error) {
-	source = c.source()
-	if c.ConfigType == configXDS {
-		if source, err = c.XDS.client(&c.RuleBounds, log); err != nil {
-			return nil, nil, err
-		}
-	}
-	store = config.NewStore(source, config.Options{Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Bounds: c.RuleBounds.bounds()}, log)
-	if c.RuleBounds.LastGood != "" {
-		if err := store.KeepLastGood(c.RuleBounds.LastGood); err != nil {
-			return nil, nil, fmt.Errorf("CONFIG_LAST_GOOD_FILE: %w", err)
-		}
-	}
-	err = store.Load()
-	if err != nil && c.RuleBounds.LastGood != "" {
-		if err = store.LoadLastGood(err); err != nil {
-			log.Warn("there are no last good rules to start with (CONFIG_LAST_GOOD_FILE)", "error", err)
-		}
-	}
-	if err != nil && !c.ForceStart && c.ConfigType != configXDS { // which may come late
-		return nil, nil, fmt.Errorf("the first rules are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set:\n%w", err)
-	}
-	if c.Ring.Peers == "" {
-		warnOfModes(store.Rules(), log)
-	}
-	return source, store, nil
-}
-
 // leaveRing has others own this node's keys while it drains. The channel is
 // closed when they do.
 func leaveRing(drain, hurry context.Context, ring *routing.Router) <-chan struct{} {
@@ -218,16 +186,6 @@ func leaveRing(drain, hurry context.Context, ring *routing.Router) <-chan struct
 			ring.Leave(ctx)
 		}
 	})
-}
-
-// warnOfModes says which rules ask for owners that nobody named.
-func warnOfModes(rules *config.Rules, log *slog.Logger) {
-	for _, r := range rules.All() {
-		if r.Coordination.Mode == ratelimit.Routing {
-			log.Warn("PEERS is not set: mode routing runs as leasing", "first", r.Domain+"."+r.Path, "mode", r.Coordination.Mode.String())
-			return
-		}
-	}
 }
 
 func (c *serveCmd) open(svc *rls.Service, budgets budgets, shown metrics.Collector, people console.Source, latency prometheus.Collector, spans *tracing, gate *shed.Gate, log *slog.Logger) (*server.Server, error) {
@@ -265,12 +223,6 @@ func seldom(d time.Duration, f func(error)) func(error) {
 // followWallClock keeps windows on the wall clock through its corrections.
 func followWallClock(ctx context.Context, l limiter, clock ratelimit.Clock) {
 	every(ctx, time.Second, func() { l.SyncClock(clock(), time.Now()) })
-}
-
-func watch(ctx context.Context, store *config.Store, tree config.Tree, interval time.Duration, log *slog.Logger) {
-	if err := store.Watch(ctx, tree, interval); err != nil {
-		log.Error("rules are no longer reloaded", "error", err)
-	}
 }
 
 // keepHealthy makes the server healthy once it is ready.

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -14,7 +12,6 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/sluice-gate/sluice/ratelimit"
-	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/server"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
@@ -228,32 +225,6 @@ func (s *settings) serverOptions(b budgets) server.Options {
 		o.Metrics = s.PrometheusAddr
 	}
 	return o
-}
-
-// defaultRuntimeRoot is where envoyproxy/ratelimit's image has its rules.
-const defaultRuntimeRoot = "/srv/runtime_data/current"
-
-// source is where rules come from.
-func (s *settings) source() config.Source {
-	tree := config.Tree{IgnoreDotFiles: s.IgnoreDotFiles, Bounds: s.RuleBounds.bounds()}
-	runtimeRoot := s.RuntimeRoot
-	if runtimeRoot == "" {
-		if _, err := os.Stat(defaultRuntimeRoot); err == nil {
-			runtimeRoot = defaultRuntimeRoot
-		}
-	}
-	switch {
-	case s.Config != "":
-		tree.Path = s.Config
-	case runtimeRoot != "":
-		tree.Path = filepath.Join(runtimeRoot, s.RuntimeSubdir, s.RuntimeAppdir)
-		if s.WatchRoot {
-			tree.Root = runtimeRoot
-		}
-	default:
-		return config.Static{{Name: "(built-in example)", Data: []byte(exampleConfig)}}
-	}
-	return tree
 }
 
 // logLevels are the names LOG_LEVEL may have there, in any case.

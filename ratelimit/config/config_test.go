@@ -425,27 +425,67 @@ func TestTree(t *testing.T) {
 	}
 	write("sub/deep/b", "b")
 	write(".hidden", "h")
-	names := func(tree Tree) (names []string) {
-		files, err := tree.Read()
+	names := func(tree *Tree) (names []string) {
+		draft, err := tree.Read()
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, f := range files {
+		for _, f := range draft.Texts {
 			names = append(names, f.Name)
 		}
 		slices.Sort(names)
 		return names
 	}
-	if d := cmp.Diff([]string{".hidden", "a.yaml", "sub/deep/b"}, names(Tree{Path: dir})); d != "" {
+	if d := cmp.Diff([]string{".hidden", "a.yaml", "sub/deep/b"}, names(&Tree{Path: dir})); d != "" {
 		t.Error(d)
 	}
-	if d := cmp.Diff([]string{"a.yaml", "sub/deep/b"}, names(Tree{Path: dir, IgnoreDotFiles: true})); d != "" {
+	if d := cmp.Diff([]string{"a.yaml", "sub/deep/b"}, names(&Tree{Path: dir, IgnoreDotFiles: true})); d != "" {
 		t.Error(d)
 	}
-	if d := cmp.Diff([]string{".hidden"}, names(Tree{Path: filepath.Join(dir, ".hidden")})); d != "" {
+	if d := cmp.Diff([]string{".hidden"}, names(&Tree{Path: filepath.Join(dir, ".hidden")})); d != "" {
 		t.Error(d)
 	}
-	if _, err := (Tree{Path: filepath.Join(dir, "no")}).Read(); err == nil {
+	if _, err := (&Tree{Path: filepath.Join(dir, "no")}).Read(); err == nil {
 		t.Error("no error for a path that is not there")
+	}
+}
+
+// Where the root is a link, files that are written one by one are no change: only
+// the swap of the link is.
+func TestTreeBehindALink(t *testing.T) {
+	dir := t.TempDir()
+	root := filepath.Join(dir, "current")
+	for _, version := range []string{"v1", "v2"} {
+		if err := os.MkdirAll(filepath.Join(dir, version, "config"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link := func(to string) {
+		t.Helper()
+		_ = os.Remove(root)
+		if err := os.Symlink(filepath.Join(dir, to), root); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link("v1")
+	tree := &Tree{Path: filepath.Join(root, "config"), Root: root}
+	if !tree.changed() {
+		t.Error("a tree that was never read has not changed")
+	}
+	if _, err := tree.Read(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "config", "a.yaml"), []byte("domain: d"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if tree.changed() {
+		t.Error("a file that was written is a change")
+	}
+	link("v2")
+	if !tree.changed() {
+		t.Error("the swap is no change")
+	}
+	if plain := (&Tree{Path: filepath.Join(dir, "v1")}); !plain.changed() {
+		t.Error("without a link, some look is no change")
 	}
 }

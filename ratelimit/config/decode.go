@@ -25,6 +25,7 @@ var (
 	descriptorFields fields[Descriptor]
 	limitFields      fields[RateLimit]
 	replacesFields   fields[Replacement]
+	inheritedFields  fields[Inherited]
 )
 
 func init() { // descriptors hold descriptors
@@ -51,6 +52,7 @@ func init() { // descriptors hold descriptors
 		"name":              func(d *decoder, t *RateLimit, f *field) { t.Name = d.text(f) },
 		"replaces":          func(d *decoder, t *RateLimit, f *field) { d.replaces(t, f) },
 	}
+	inheritedFields = inherited(func(in *Inherited) *Inherited { return in }, fields[Inherited]{})
 	replacesFields = fields[Replacement]{
 		"name": func(d *decoder, t *Replacement, f *field) { t.Name = d.text(f) },
 	}
@@ -87,8 +89,29 @@ func (d *decoder) wrong(f *field, what string) {
 
 func shorten(s string) string { return cut(s, 60) }
 
-// decode fills t from the fields of v.
-func decode[T any](d *decoder, t *T, v *value, known fields[T]) {
+// decode reads texts, and collects their problems. The result is of use only if
+// there are none, but to find more of them.
+func (d *decoder) decode(texts []Text, bounds Bounds) []File {
+	left := bounds.Tokens
+	decoded := make([]File, 0, len(texts))
+	for _, text := range texts {
+		if len(d.problems) > maxProblems {
+			break
+		}
+		tree, syntax := parse(text.Name, text.Data, bounds, &left)
+		if len(syntax) > 0 {
+			d.problems = append(d.problems, syntax...)
+			if tree.kind == null {
+				continue
+			}
+		}
+		decoded = append(decoded, d.file(&tree))
+	}
+	return decoded
+}
+
+// fill fills t from the fields of v.
+func fill[T any](d *decoder, t *T, v *value, known fields[T]) {
 	for i := range v.fields {
 		f := &v.fields[i]
 		if set, ok := known[f.key]; ok {
@@ -128,7 +151,7 @@ func (d *decoder) file(v *value) File {
 		return f
 	}
 	f.Defaults.Place = v.place
-	decode(d, &f, v, fileFields)
+	fill(d, &f, v, fileFields)
 	if at := v.get("domain"); at != nil {
 		f.Place = at.value.place
 	}
@@ -138,18 +161,24 @@ func (d *decoder) file(v *value) File {
 func (d *decoder) descriptors(f *field) []Descriptor {
 	var all []Descriptor
 	for _, item := range d.maps(f) {
-		if d.rules++; d.rules > d.most {
-			if d.rules == d.most+1 {
-				d.problems.add(item.place, "config error, all files together have more than %d descriptors, and this is the first too many: have fewer, with patterns or values of requests, or raise CONFIG_MAX_RULES", d.most)
-			}
+		if !d.another(item.place) {
 			break
 		}
 		x := Descriptor{Place: item.place}
-		decode(d, &x, item, descriptorFields)
+		fill(d, &x, item, descriptorFields)
 		x.Inherited.Place = item.place
 		all = append(all, x)
 	}
 	return all
+}
+
+// another counts a descriptor, and tells whether there may be one more.
+func (d *decoder) another(at Place) bool {
+	if d.rules++; d.rules == d.most+1 {
+		d.problems.add(at, "config error, all files together have more than %d descriptors, "+
+			"and this is the first too many: have fewer, with patterns or values of requests, or raise CONFIG_MAX_RULES", d.most)
+	}
+	return d.rules <= d.most
 }
 
 // maps are the items of a list that may hold nothing but maps.
@@ -182,7 +211,7 @@ func (d *decoder) limit(f *field) *RateLimit {
 		return nil
 	}
 	l := &RateLimit{Place: f.place}
-	decode(d, l, &f.value, limitFields)
+	fill(d, l, &f.value, limitFields)
 	if at := f.value.get("unit"); at != nil {
 		l.Place = at.value.place
 	}
@@ -192,7 +221,7 @@ func (d *decoder) limit(f *field) *RateLimit {
 func (d *decoder) replaces(l *RateLimit, f *field) {
 	for _, item := range d.maps(f) {
 		other := Replacement{Place: item.place}
-		decode(d, &other, item, replacesFields)
+		fill(d, &other, item, replacesFields)
 		l.Replaces = append(l.Replaces, other)
 	}
 }

@@ -285,10 +285,10 @@ func TestTreeIsBounded(t *testing.T) {
 			if c.files["only"] != "" {
 				tree.Path = filepath.Join(dir, "only")
 			}
-			files, err := tree.Read()
+			draft, err := tree.Read()
 			switch {
-			case c.want == "" && (err != nil || len(files) != len(c.files)):
-				t.Errorf("%v, %v", files, err)
+			case c.want == "" && (err != nil || len(draft.Texts) != len(c.files)):
+				t.Errorf("%v, %v", draft, err)
 			case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
 				t.Errorf("%v, want %q", err, c.want)
 			}

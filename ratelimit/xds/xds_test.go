@@ -147,7 +147,7 @@ func run(t *testing.T, o Options) *config.Store {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := c.Run(ctx, store); err != nil {
+		if err := store.Watch(ctx); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -269,15 +269,16 @@ func TestConversion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	text := written(t, file)
 	for range 20 { // or a push that changes nothing would be a new one
 		again, err := convertOne(body, additions)
-		if err != nil || string(again.Data) != string(file.Data) {
-			t.Fatalf("converted twice: %v\n%s\n%s", err, file.Data, again.Data)
+		if err != nil || written(t, again) != text {
+			t.Fatalf("converted twice: %v\n%s\n%s", err, text, written(t, again))
 		}
 	}
-	rules, _, problems := config.Parse([]config.Text{file}, config.Options{Coordination: ratelimit.DefaultCoordination()})
+	rules, _, problems := config.Build(config.Draft{Files: []config.File{file}}, options())
 	if len(problems) > 0 {
-		t.Fatalf("%v\n%s", problems, file.Data)
+		t.Fatalf("%v\n%s", problems, text)
 	}
 	for _, r := range rules.All() {
 		switch r.Path {
@@ -298,19 +299,29 @@ func TestConversion(t *testing.T) {
 		}
 	}
 	if len(rules.All()) != 3 {
-		t.Errorf("%d rules of\n%s", len(rules.All()), file.Data)
+		t.Errorf("%d rules of\n%s", len(rules.All()), text)
 	}
 }
 
-func convertOne(resource *anypb.Any, more *Additions) (config.Text, error) {
-	b := config.DefaultBounds()
-	return convert(resource, more, b, &b.Tokens)
+func options() config.Options { return config.Options{Coordination: ratelimit.DefaultCoordination()} }
+
+func convertOne(resource *anypb.Any, more *Additions) (config.File, error) {
+	return newConverter(more, config.DefaultBounds()).file(resource)
+}
+
+func written(t *testing.T, f config.File) string {
+	t.Helper()
+	text, err := config.WriteFile(&f, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 func TestBadInput(t *testing.T) {
 	bad := limit("k", 1)
 	bad.ProtoReflect().SetUnknown([]byte{0xff})
-	if err := (&writer{most: 1 << 20}).descriptors([]*rlsconf.RateLimitDescriptor{bad}); err == nil {
+	if _, err := newConverter(nil, config.DefaultBounds()).descriptors([]*rlsconf.RateLimitDescriptor{bad}); err == nil {
 		t.Error("a broken field was read")
 	}
 	if _, err := convertOne(&anypb.Any{TypeUrl: "other"}, nil); err == nil {
@@ -319,29 +330,47 @@ func TestBadInput(t *testing.T) {
 	if _, err := convertOne(&anypb.Any{TypeUrl: TypeURL, Value: []byte{0xff}}, nil); err == nil {
 		t.Error("nonsense was read")
 	}
-	odd, err := anypb.New(domain("d", &rlsconf.RateLimitDescriptor{Key: "k", RateLimit: &rlsconf.RateLimitPolicy{Unit: 257, RequestsPerUnit: 1}}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := convertOne(odd, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, _, problems := config.Parse([]config.Text{text}, config.Options{Coordination: ratelimit.DefaultCoordination()}); !strings.Contains(problems.Error(), "invalid rate limit unit 'unit 257'") {
-		t.Errorf("unit 257: %v", problems)
-	}
-	deep := limit("k", 1)
-	for range 200 {
-		deep = &rlsconf.RateLimitDescriptor{Key: "k", Descriptors: []*rlsconf.RateLimitDescriptor{deep}}
-	}
-	if err := (&writer{most: 1 << 20}).descriptors([]*rlsconf.RateLimitDescriptor{deep}); err == nil {
-		t.Error("descriptors 200 deep were read")
-	}
 	file := filepath.Join(t.TempDir(), "more.yaml")
 	for _, text := range []string{"rules: [{descriptor: [a]}]", "rule: []", "["} {
 		writeFile(t, file, text)
 		if _, err := ReadAdditions(file); err == nil || !strings.Contains(err.Error(), "CONFIG_GRPC_XDS_ADDITIONS") {
 			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+// What a file adds wrongly costs no start, and the pushes whose rules use it: the
+// error says where it is written.
+func TestBadAdditions(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "more.yaml")
+	writeFile(t, file, `rules:
+  - {domain: other, burst: 0}
+  - {domain: d, descriptor: [k], coordination: {mode: gossip, lease: {siz: 3}}}
+  - {domain: e, descriptor: [k], coordination: {mode: approx, drift_budget: 5%}, burst: 5}
+`)
+	more, err := ReadAdditions(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"d": "xds:d: descriptor k: CONFIG_GRPC_XDS_ADDITIONS " + file + `, rule 2: config error, unknown key 'siz'; known here: size, min, max, ttl
+CONFIG_GRPC_XDS_ADDITIONS ` + file + `, rule 2: config error, coordination: mode: "gossip" is not one of leasing, routing, approx`,
+		"e":     "CONFIG_GRPC_XDS_ADDITIONS " + file + ", rule 3: e.k: config error, burst is for algorithm: token_bucket, and this is fixed_window",
+		"other": "xds:other: CONFIG_GRPC_XDS_ADDITIONS " + file + `, rule 1: error loading config file: burst must be a whole number from 1 to 4294967295, not "0"`,
+		"fine":  "",
+	} {
+		body, err := anypb.New(domain(name, limit("k", 1)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		if files, err := filesOf([]*anypb.Any{body}, more, config.DefaultBounds()); err != nil {
+			got = err.Error()
+		} else if _, _, problems := config.Build(config.Draft{Files: files}, options()); problems != nil {
+			got = problems.Error()
+		}
+		if got != want {
+			t.Errorf("%s:\n%s\nwant\n%s", name, got, want)
 		}
 	}
 }

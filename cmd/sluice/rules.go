@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+// defaultRuntimeRoot is where envoyproxy/ratelimit's image has its rules.
+const defaultRuntimeRoot = "/srv/runtime_data/current"
+
+// source is where rules come from. It does not connect to anything yet.
+func (s *settings) source(log *slog.Logger) (config.Source, error) {
+	if s.ConfigType == configXDS {
+		return s.XDS.client(&s.RuleBounds, log)
+	}
+	tree := &config.Tree{IgnoreDotFiles: s.IgnoreDotFiles, Bounds: s.RuleBounds.bounds(), Interval: s.RuleBounds.Interval}
+	runtimeRoot := s.RuntimeRoot
+	if runtimeRoot == "" {
+		if _, err := os.Stat(defaultRuntimeRoot); err == nil {
+			runtimeRoot = defaultRuntimeRoot
+		}
+	}
+	switch {
+	case s.Config != "":
+		tree.Path = s.Config
+	case runtimeRoot != "":
+		tree.Path = filepath.Join(runtimeRoot, s.RuntimeSubdir, s.RuntimeAppdir)
+		if s.WatchRoot {
+			tree.Root = runtimeRoot
+		}
+	default:
+		return config.Static{{Name: "(built-in example)", Data: []byte(exampleConfig)}}, nil
+	}
+	return tree, nil
+}
+
+// rules finds where rules come from, and reads the first.
+func (c *serveCmd) rules(coordination ratelimit.Coordination, log *slog.Logger) (source config.Source, store *config.Store, err error) {
+	if source, err = c.source(log); err != nil {
+		return nil, nil, err
+	}
+	store = config.NewStore(source, config.Options{
+		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Bounds: c.RuleBounds.bounds(),
+	}, log)
+	if c.RuleBounds.LastGood != "" {
+		if err := store.KeepLastGood(c.RuleBounds.LastGood); err != nil {
+			return nil, nil, fmt.Errorf("CONFIG_LAST_GOOD_FILE: %w", err)
+		}
+	}
+	err = store.Load()
+	if err != nil && c.RuleBounds.LastGood != "" {
+		if err = store.LoadLastGood(err); err != nil {
+			log.Warn("there are no last good rules to start with (CONFIG_LAST_GOOD_FILE)", "error", err)
+		}
+	}
+	if err != nil && !c.ForceStart && c.ConfigType != configXDS { // which may come late
+		return nil, nil, fmt.Errorf("the first rules are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set:\n%w", err)
+	}
+	if c.Ring.Peers == "" {
+		warnOfModes(store.Rules(), log)
+	}
+	return source, store, nil
+}
+
+// warnOfModes says which rules ask for owners that nobody named.
+func warnOfModes(rules *config.Rules, log *slog.Logger) {
+	for _, r := range rules.All() {
+		if r.Coordination.Mode == ratelimit.Routing {
+			log.Warn("PEERS is not set: mode routing runs as leasing", "first", r.Domain+"."+r.Path, "mode", r.Coordination.Mode.String())
+			return
+		}
+	}
+}
+
+// watchRules has rules loaded again whenever they change, until ctx is done.
+func watchRules(ctx context.Context, store *config.Store, log *slog.Logger) {
+	if err := store.Watch(ctx); err != nil {
+		log.Error("rules are no longer reloaded", "error", err)
+	}
+}
