@@ -10,104 +10,11 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"text/tabwriter"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-gate/sluice/leasing"
 )
-
-// auditCmd replays what was recorded of rules with audit: true.
-type auditCmd struct {
-	Files  []string   `arg:"" optional:"" type:"existingfile" help:"Records of nodes (AUDIT_FILE). Without: those that the Redis keeps."`
-	Redis  redisFlags `embed:""`
-	Rule   string     `help:"Only rules whose name contains this."`
-	Key    string     `help:"Only accounts whose name contains this."`
-	Events bool       `help:"Print every event, too, as JSON lines."`
-	JSON   bool       `name:"json" help:"Print the windows as JSON lines."`
-}
-
-// Run prints for each window what was admitted at most, and fails if that went
-// beyond what the rule declares.
-func (c *auditCmd) Run(s streams) error {
-	events, trimmed, err := c.read()
-	if err != nil {
-		return err
-	}
-	for _, t := range trimmed {
-		fmt.Fprintln(s.err, "sluice:", t)
-	}
-	kept := events[:0]
-	for _, e := range events {
-		if strings.Contains(e.Rule, c.Rule) && strings.Contains(e.Key, c.Key) {
-			kept = append(kept, e)
-		}
-	}
-	if c.Events {
-		for i := range kept {
-			if err := writeJSONLine(s, &kept[i]); err != nil {
-				return err
-			}
-		}
-	}
-	windows := leasing.ReplayAudit(kept)
-	if len(windows) == 0 {
-		return errors.New("there is no record: is audit: true set in a rule's coordination, and REDIS_URL (and CACHE_KEY_PREFIX) what the nodes have?")
-	}
-	if err := c.print(s, windows); err != nil {
-		return err
-	}
-	broken := 0
-	for _, w := range windows {
-		if !w.Held() {
-			broken++
-		}
-	}
-	if broken > 0 {
-		return fmt.Errorf("%d of %d windows went beyond their limit and what their rules declare", broken, len(windows))
-	}
-	return nil
-}
-
-func writeJSONLine(s streams, v any) error {
-	line, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(s.out, "%s\n", line)
-	return err
-}
-
-func (c *auditCmd) print(s streams, windows []*leasing.AuditedWindow) error {
-	if c.JSON {
-		for _, w := range windows {
-			if err := writeJSONLine(s, struct {
-				*leasing.AuditedWindow
-				Held bool
-			}{w, w.Held()}); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "RULE\tACCOUNT\tWINDOW ENDS\tLIMIT\tMAY GO OVER BY\tADMITTED AT MOST\tHOLDERS\tCLAIMS\tREFUSED\tFENCED\tRECOVERIES\t")
-	for _, w := range windows {
-		ends, admitted, verdict := "(bucket)", fmt.Sprint(w.Admitted), "held"
-		if !w.Bucket {
-			ends = w.Ends.Format(time.RFC3339)
-		}
-		if w.Bucket {
-			admitted += " since " + w.Begins.Format(time.RFC3339)
-		}
-		if !w.Held() {
-			verdict = "BROKEN"
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%s\n", w.Rule, w.Key, ends, w.Limit, w.Bound, admitted, w.Holders, w.Events, w.Refused, w.Fenced, w.Recoveries, verdict)
-	}
-	return t.Flush()
-}
 
 // read returns all events there are, and what is known to be missing.
 func (c *auditCmd) read() (events []leasing.AuditEvent, missing []string, err error) {
