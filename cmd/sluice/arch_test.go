@@ -1,32 +1,19 @@
 package main
 
 import (
-	"encoding/json"
 	"go/parser"
 	"go/token"
 	"io/fs"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	bootstrap "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
-	"github.com/goccy/go-yaml"
-	"google.golang.org/protobuf/encoding/protojson"
-
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
-const (
-	module = "github.com/sluice-gate/sluice/"
-	top    = "../../"
-)
+const module = "github.com/sluice-gate/sluice/"
 
 // mayImport says which of our packages those below a folder may use. What is
 // not here may use nothing of ours.
@@ -134,44 +121,6 @@ func TestBuiltInExample(t *testing.T) {
 	if problems != nil || warnings != nil {
 		t.Errorf("%v %v", problems, warnings)
 	}
-}
-
-func TestEnvoyConfigsAreValid(t *testing.T) {
-	for _, name := range []string{"envoy/envoy.yaml", "envoy/approx.yaml", "envoy/ring-hash.yaml", "compose/envoy.yaml"} {
-		t.Run(name, func(t *testing.T) { validEnvoy(t, "deploy/"+name) })
-	}
-}
-
-func validEnvoy(t *testing.T, name string) {
-	var tree any
-	if err := yaml.Unmarshal([]byte(read(t, name)), &tree); err != nil {
-		t.Fatal(err)
-	}
-	text, err := json.Marshal(tree)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var b bootstrap.Bootstrap
-	if err := protojson.Unmarshal(text, &b); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.ValidateAll(); err != nil {
-		t.Error(err)
-	}
-	for _, f := range b.StaticResources.Listeners[0].FilterChains[0].Filters {
-		if _, err := f.GetTypedConfig().UnmarshalNew(); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-func read(t *testing.T, name string) string {
-	t.Helper()
-	text, err := os.ReadFile(top + name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
 }
 
 // fenced returns the code blocks of a language.
