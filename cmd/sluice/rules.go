@@ -21,7 +21,7 @@ func (s *settings) source(log *slog.Logger) (config.Source, error) {
 	if s.ConfigType == configXDS {
 		return s.XDS.client(&s.RuleBounds, log)
 	}
-	tree := &config.Tree{IgnoreDotFiles: s.IgnoreDotFiles, Bounds: s.RuleBounds.bounds(), Interval: s.RuleBounds.Interval}
+	tree := &config.Tree{IgnoreDotFiles: s.IgnoreDotFiles, Bounds: s.RuleBounds.bounds(), Interval: s.RuleBounds.Interval, Log: log}
 	runtimeRoot := s.RuntimeRoot
 	if runtimeRoot == "" {
 		if _, err := os.Stat(defaultRuntimeRoot); err == nil {

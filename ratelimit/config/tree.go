@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -29,6 +30,8 @@ type Tree struct {
 	Bounds Bounds
 	// Interval is the least time between two loads that Watch asks for.
 	Interval time.Duration
+	// Log is told, at level debug, of events that were lost; nil: nobody is.
+	Log *slog.Logger
 
 	mu   sync.Mutex
 	last string // guarded by mu; what Root pointed to when the tree was read last
@@ -55,6 +58,13 @@ func (t *Tree) Read() (Draft, error) {
 		return Draft{}, err
 	}
 	return Draft{Texts: w.files}, nil
+}
+
+func (t *Tree) log() *slog.Logger {
+	if t.Log == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return t.Log
 }
 
 // swapped returns what Root points to, "" if it is not a link.

@@ -40,7 +40,8 @@ func (t *Tree) Watch(ctx context.Context, to Loader) error {
 			}
 			settle.Reset(wait)
 			continue
-		case <-w.Errors: // mostly events that were too many: a look makes up for them
+		case err := <-w.Errors: // mostly events that were too many: a look makes up for them
+			t.log().Debug("watching the config", "error", err)
 		case <-look.C:
 		case <-settle.C:
 		}
