@@ -48,14 +48,23 @@ func (r *Rule) over(nodes int) Tokens {
 	return over
 }
 
-// Declare states a rule's bounds on nodes nodes. store says whether they share
-// one; without, each counts in its own memory.
-func (r *Rule) Declare(nodes int, store bool) Bounds {
+// Storage says where the nodes of a fleet count.
+type Storage bool
+
+const (
+	// OwnMemory has each node count in its own memory.
+	OwnMemory Storage = false
+	// SharedStore is one store for all nodes.
+	SharedStore Storage = true
+)
+
+// Declare states a rule's bounds on so many nodes, which count where storage says.
+func (r *Rule) Declare(nodes int, storage Storage) Bounds {
 	if r.Unlimited {
 		return Bounds{Unlimited: true}
 	}
 	limit := r.Limit.Capacity()
-	if !store {
+	if storage == OwnMemory {
 		b := Bounds{Over: limit * Tokens(nodes-1), Under: "0", Wait: "none", StoreOps: "0", OnOutage: "no store"}
 		if nodes > 1 {
 			b.OverNote = "each node counts alone"

@@ -128,11 +128,11 @@ func (d *Domain) Match(entries []Entry, buf []byte) (*ratelimit.Rule, []byte) {
 	start := len(buf)
 	buf = append(buf, last.prefix...)
 	for i, n := range nodes {
-		value := entries[i].Value
+		value, whose := entries[i].Value, ratelimit.OfRequest
 		if n.share {
-			value = n.pattern.text
+			value, whose = n.pattern.text, ratelimit.OfRule
 		}
-		buf = ratelimit.AppendEntry(buf, entries[i].Key, value, n.share)
+		buf = ratelimit.AppendEntry(buf, entries[i].Key, value, whose)
 	}
 	return last.rule, ratelimit.SealKey(buf, start)
 }
@@ -161,7 +161,7 @@ func (d *Domain) OverrideKey(l ratelimit.Limit, entries []Entry, buf []byte) []b
 	start := len(buf)
 	buf = ratelimit.AppendPrefix(buf, d.Name, l)
 	for i := range entries {
-		buf = ratelimit.AppendEntry(buf, entries[i].Key, entries[i].Value, false)
+		buf = ratelimit.AppendEntry(buf, entries[i].Key, entries[i].Value, ratelimit.OfRequest)
 	}
 	return ratelimit.SealKey(buf, start)
 }

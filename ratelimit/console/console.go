@@ -231,7 +231,7 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	e.Rule, e.Limit, e.Mode = rule.Path, rule.Limit.String(), rule.Coordination.Mode.String()
 	e.Reclaim, e.OnFailure = ratelimit.Reclaims[rule.Coordination.Reclaim], ratelimit.FailurePolicies[rule.Coordination.OnStoreFailure]
 	e.Shadow, e.Quota = rule.Shadow, rule.Quota
-	b := rule.Declare(rule.Coordination.MaxNodes, true)
+	b := rule.Declare(rule.Coordination.MaxNodes, ratelimit.SharedStore)
 	e.Declared = strings.TrimSuffix(fmt.Sprintf("at most %d beyond the limit, for each key and window; %s", b.Over, b.OverNote), "; ")
 	if rule.Limit.Requests == 0 {
 		e.Next = "OVER_LIMIT: requests_per_unit is 0"

@@ -147,7 +147,7 @@ func (s *Service) answer(ctx context.Context, c *call) (err error) {
 	}
 	if s.options.Gate != nil && ctx.Err() != nil {
 		s.options.Gate.Gone()
-		c.undo(s, start, true)
+		c.undo(s, start, everyRule)
 		return errGone
 	}
 	c.conclude(s, start)
@@ -343,21 +343,26 @@ func (c *call) counters(r *ratelimit.Rule, descriptor int) *ratelimit.RuleCounte
 // refund takes a refused request back from the rules that say so, and from all
 // rules if one that refused it does.
 func (c *call) refund(s *Service, now ratelimit.Instant) {
-	all := false
+	which := denyRefunds
 	for i := range c.statuses {
-		st := &c.statuses[i]
-		all = all || st.over && st.rule.Coordination.OnDeny == ratelimit.DenyRefunds
+		if st := &c.statuses[i]; st.over && denyRefunds(st.rule) {
+			which = everyRule
+		}
 	}
-	c.undo(s, now, all)
+	c.undo(s, now, which)
 }
 
-// undo takes back what was spent of all rules, or of those that say so of a refused
-// request.
-func (c *call) undo(s *Service, now ratelimit.Instant, all bool) {
+// everyRule and denyRefunds are which rules undo is for: all of them, or those that
+// want nothing of a refused request.
+func everyRule(*ratelimit.Rule) bool     { return true }
+func denyRefunds(r *ratelimit.Rule) bool { return r.Coordination.OnDeny == ratelimit.DenyRefunds }
+
+// undo takes back what was spent of some rules.
+func (c *call) undo(s *Service, now ratelimit.Instant, of func(*ratelimit.Rule) bool) {
 	n := 0
 	for i := range c.asks {
 		a := &c.asks[i]
-		if a.Kind == ratelimit.Spend && (all || a.Rule.Coordination.OnDeny == ratelimit.DenyRefunds) {
+		if a.Kind == ratelimit.Spend && of(a.Rule) {
 			c.asks[n], c.verdicts[n] = c.asks[i], c.verdicts[i]
 			n++
 		}

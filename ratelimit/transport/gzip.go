@@ -63,6 +63,7 @@ type counted struct {
 	n int
 }
 
+// Read implements [io.Reader].
 func (c *counted) Read(p []byte) (int, error) {
 	n, err := c.r.Read(p)
 	c.n += n
