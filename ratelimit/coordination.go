@@ -91,7 +91,8 @@ func ParseShare(s string) (Share, error) {
 	if !isPercent {
 		n, err := strconv.ParseUint(s, 10, 32)
 		if err != nil {
-			return Share{}, fmt.Errorf("%q is neither a whole number of tokens (0 to 4294967295) nor a percentage like 1%%", s)
+			return Share{}, fmt.Errorf("%q is neither a whole number of tokens (0 to 4294967295) nor a percentage "+
+				"like 1%%", s)
 		}
 		return Share{Tokens: Tokens(n)}, nil
 	}
@@ -230,7 +231,8 @@ func (e *FieldError) Error() string {
 
 // CoordinationFields are the names that Set knows, in the order of the docs.
 var CoordinationFields = []string{
-	"mode", "lease.size", "lease.min", "lease.max", "lease.ttl", "reclaim", "drift_budget", "max_nodes", "low_watermark",
+	"mode", "lease.size", "lease.min", "lease.max", "lease.ttl", "reclaim", "drift_budget", "max_nodes",
+	"low_watermark",
 	"check_timeout", "sync_interval", "on_store_failure", "local_cap", "max_staleness", "on_deny", "audit",
 }
 

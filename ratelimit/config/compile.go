@@ -141,7 +141,8 @@ func (c *compiler) inherit(s *scope, in *Inherited) {
 	if in.Burst != nil {
 		s.burst = *in.Burst
 		if s.algorithm != ratelimit.TokenBucket {
-			c.wrong(in.Place, s.names, "config error, burst is for algorithm: token_bucket, and this is %s", s.algorithm)
+			c.wrong(in.Place, s.names, "config error, burst is for algorithm: token_bucket, and this is %s",
+				s.algorithm)
 		}
 	}
 	inherited := s.coordination.Validate()
@@ -172,7 +173,8 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 	if c.paths += len(above.names) + len(d.Key) + len(d.Value); c.paths > maxPathBytes {
 		if !c.full {
 			c.full = true
-			c.wrong(d.Place, above.names, "config error, the names of all descriptors, each with those above it, are more than %d bytes: have shorter keys and values, or fewer below long ones", maxPathBytes)
+			c.wrong(d.Place, above.names, "config error, the names of all descriptors, each with those above it, are "+
+				"more than %d bytes: have shorter keys and values, or fewer below long ones", maxPathBytes)
 		}
 		return
 	}
@@ -186,7 +188,8 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 	n := &node{share: d.ShareThreshold, below: level{}}
 	wildcard := strings.Contains(d.Value, "*")
 	if d.ShareThreshold && !wildcard {
-		c.wrong(d.Place, s.names, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'", d.Segment())
+		c.wrong(d.Place, s.names, "share_threshold can only be used with wildcard values (containing '*'), but found "+
+			"key '%s'", d.Segment())
 	}
 	if !at.place(n, d, wildcard) {
 		c.wrong(d.Place, s.names, "duplicate descriptor composite key '%s'", s.names)

@@ -147,7 +147,8 @@ func (d *decoder) unknown(f *field, known []string) {
 func (d *decoder) file(v *value) File {
 	f := File{Place: v.place}
 	if v.kind != mapping && v.kind != null {
-		d.problems.add(v.place, "error loading config file: it must be a map with domain and descriptors, not %s", v.kind)
+		d.problems.add(v.place, "error loading config file: it must be a map with domain and descriptors, not %s",
+			v.kind)
 		return f
 	}
 	f.Defaults.Place = v.place
@@ -175,8 +176,8 @@ func (d *decoder) descriptors(f *field) []Descriptor {
 // another counts a descriptor, and tells whether there may be one more.
 func (d *decoder) another(at Place) bool {
 	if d.rules++; d.rules == d.most+1 {
-		d.problems.add(at, "config error, all files together have more than %d descriptors, "+
-			"and this is the first too many: have fewer, with patterns or values of requests, or raise CONFIG_MAX_RULES", d.most)
+		d.problems.add(at, "config error, all files together have more than %d descriptors, and this is the first "+
+			"too many: have fewer, with patterns or values of requests, or raise CONFIG_MAX_RULES", d.most)
 	}
 	return d.rules <= d.most
 }
@@ -194,7 +195,8 @@ func (d *decoder) maps(f *field) []*value {
 	for i := range f.value.items {
 		item := &f.value.items[i]
 		if item.kind != mapping {
-			d.problems.add(item.place, "config error, yaml file contains list of type other than map: %s", shorten(item.text))
+			d.problems.add(item.place, "config error, yaml file contains list of type other than map: %s",
+				shorten(item.text))
 			continue
 		}
 		maps = append(maps, item)
@@ -308,7 +310,8 @@ func (d *decoder) setting(t *Inherited, prefix string, f *field) {
 				known = append(known, sub)
 			}
 		}
-		d.problems.add(f.place, "config error, unknown key '%s'; known here: %s", shorten(f.key), strings.Join(known, ", "))
+		d.problems.add(f.place, "config error, unknown key '%s'; known here: %s", shorten(f.key),
+			strings.Join(known, ", "))
 		return
 	}
 	if f.value.kind >= mapping || f.value.kind == null {

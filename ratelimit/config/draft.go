@@ -20,8 +20,8 @@ func (d Draft) written(bounds Bounds) ([]Text, Problems) {
 		f := &d.Files[i]
 		text, err := WriteFile(f, bounds.FileBytes)
 		if sum += len(text); err == nil && sum > bounds.TotalBytes {
-			err = fmt.Errorf("with it all files are %d bytes, the most is %d: have fewer rules, or raise CONFIG_MAX_BYTES",
-				sum, bounds.TotalBytes)
+			err = fmt.Errorf("with it all files are %d bytes, the most is %d: have fewer rules, or raise "+
+				"CONFIG_MAX_BYTES", sum, bounds.TotalBytes)
 		}
 		texts = append(texts, Text{f.Place.File, text})
 		if err != nil {
@@ -45,7 +45,8 @@ func (d *decoder) check(files []File, texts []Text, bounds Bounds) {
 		}
 		left -= n
 		if files[i].Defaults.depth(0) > maxDepth || !d.shallow(files[i].Descriptors, 1) {
-			d.problems.add(files[i].Place, "error loading config file: it is nested deeper than %d: write it flatter", maxDepth)
+			d.problems.add(files[i].Place, "error loading config file: it is nested deeper than %d: write it flatter",
+				maxDepth)
 			return
 		}
 		if d.rules > d.most {

@@ -51,7 +51,8 @@ func (ps Problems) Error() string {
 // sorted orders them as a reader of the files would find them.
 func (ps Problems) sorted() Problems {
 	slices.SortStableFunc(ps, func(a, b *Problem) int {
-		return cmp.Or(cmp.Compare(a.Place.File, b.Place.File), cmp.Compare(a.Place.Line, b.Place.Line), cmp.Compare(a.Place.Column, b.Place.Column))
+		return cmp.Or(cmp.Compare(a.Place.File, b.Place.File), cmp.Compare(a.Place.Line, b.Place.Line),
+			cmp.Compare(a.Place.Column, b.Place.Column))
 	})
 	return ps
 }

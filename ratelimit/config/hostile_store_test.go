@@ -43,7 +43,10 @@ func TestPoisonedFileCostsItsReload(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := s.Rules()
-	for i, poison := range []string{strings.Repeat("[", 45<<10), strings.Repeat("? ", 500<<10), strings.Repeat("-\n", 1<<20), "domain: \xff"} {
+	for i, poison := range []string{
+		strings.Repeat("[", 45<<10), strings.Repeat("? ", 500<<10),
+		strings.Repeat("-\n", 1<<20), "domain: \xff",
+	} {
 		source.set(strings.Replace(goodFile, "7", "8", 1), poison)
 		if err := s.Load(); err == nil {
 			t.Fatalf("poison %d was loaded", i)
@@ -89,7 +92,8 @@ func TestLastGood(t *testing.T) {
 		if why == nil {
 			t.Fatalf("%s: loaded", name)
 		}
-		if err := again.LoadLastGood(why); err != nil || len(again.Rules().All()) != 1 || again.Rules().All()[0].Limit.Requests != 7 || !again.Reloads().FromCopy {
+		if err := again.LoadLastGood(why); err != nil || len(again.Rules().All()) != 1 ||
+			again.Rules().All()[0].Limit.Requests != 7 || !again.Reloads().FromCopy {
 			t.Fatalf("%s: %v, %+v", name, err, again.Reloads())
 		}
 		if loaded, _ := again.Loads(); loaded != 0 {
@@ -149,7 +153,8 @@ func TestBadCopies(t *testing.T) {
 		t.Error("a copy among the rules")
 	}
 	s := newStore(Static{{"f", []byte(goodFile)}})
-	if err := errors.Join(s.KeepLastGood(filepath.Join(dir, "no", "such", "copy")), s.Load()); err != nil || s.Reloads().CopyErrors != 1 {
+	if err := errors.Join(s.KeepLastGood(filepath.Join(dir, "no", "such", "copy")), s.Load()); err != nil ||
+		s.Reloads().CopyErrors != 1 {
 		t.Errorf("a copy that cannot be written: %v, %+v", err, s.Reloads())
 	}
 }
@@ -201,7 +206,8 @@ func TestWatchCoalesces(t *testing.T) {
 	write := func(limit int) {
 		t.Helper()
 		text := strings.Replace(goodFile, "7", fmt.Sprint(limit), 1)
-		if err := errors.Join(os.WriteFile(file+"..new", []byte(text), 0o600), os.Rename(file+"..new", file)); err != nil {
+		if err := errors.Join(os.WriteFile(file+"..new", []byte(text), 0o600),
+			os.Rename(file+"..new", file)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -219,7 +225,8 @@ func TestWatchCoalesces(t *testing.T) {
 		write(n)
 	}
 	for s.Rules().All()[0].Limit.Requests != last {
-		if time.Since(begun) > 2*time.Minute { // a busy machine may make a load slow, and a slow load is followed by a pause
+		// a busy machine may make a load slow, and a slow load is followed by a pause
+		if time.Since(begun) > 2*time.Minute {
 			t.Fatalf("the last change is not in force: %v", s.Rules().All()[0].Limit)
 		}
 		time.Sleep(time.Millisecond)

@@ -39,8 +39,8 @@ func (c *Copy) Read() (Draft, error) {
 		return Draft{}, err
 	}
 	if info.Mode().Perm()&0o022 != 0 {
-		return Draft{}, fmt.Errorf("%s has the permissions %v: others may write it; chmod 600 it if you trust what it holds",
-			c.Path, info.Mode().Perm())
+		return Draft{}, fmt.Errorf("%s has the permissions %v: others may write it; chmod 600 it if you trust what "+
+			"it holds", c.Path, info.Mode().Perm())
 	}
 	most := 2*int64(c.Bounds.OrDefault().TotalBytes) + 1<<20 // base64 and names
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
@@ -48,14 +48,16 @@ func (c *Copy) Read() (Draft, error) {
 		return Draft{}, err
 	}
 	if int64(len(data)) > most {
-		return Draft{}, fmt.Errorf("%s is more than %d bytes: it is not a copy of rules within CONFIG_MAX_BYTES", c.Path, most)
+		return Draft{}, fmt.Errorf("%s is more than %d bytes: it is not a copy of rules within CONFIG_MAX_BYTES",
+			c.Path, most)
 	}
 	var on copied
 	if err := json.Unmarshal(data, &on); err != nil {
 		return Draft{}, fmt.Errorf("%s is not a copy of rules: %w", c.Path, err)
 	}
 	if on.Format != copyFormat {
-		return Draft{}, fmt.Errorf("%s has sluice_last_good %d, and this version reads %d: remove it", c.Path, on.Format, copyFormat)
+		return Draft{}, fmt.Errorf("%s has sluice_last_good %d, and this version reads %d: remove it", c.Path,
+			on.Format, copyFormat)
 	}
 	return Draft{Texts: on.Files}, nil
 }
@@ -137,12 +139,14 @@ func (s *Store) LoadLastGood(why error) error {
 	}
 	compiled := s.compileLocked(draft, draft.Texts)
 	if len(compiled.problems) > 0 {
-		return fmt.Errorf("%w\nand the last good rules in %s are bad, too:\n%w", why, s.lastGood.Path, compiled.problems)
+		return fmt.Errorf("%w\nand the last good rules in %s are bad, too:\n%w", why, s.lastGood.Path,
+			compiled.problems)
 	}
 	s.useLocked(compiled)
 	s.fromCopy.Store(true)
 	s.log.Error("STARTED WITH THE LAST GOOD RULES, from the copy on disk: the config is bad or not there",
 		"event", "config_last_good",
-		"copy", s.lastGood.Path, "files", len(draft.Texts), "rules", len(compiled.rules.All()), "error", cut(why.Error(), maxMessage))
+		"copy", s.lastGood.Path, "files", len(draft.Texts), "rules", len(compiled.rules.All()), "error",
+		cut(why.Error(), maxMessage))
 	return nil
 }

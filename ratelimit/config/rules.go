@@ -94,7 +94,9 @@ func (r *Rules) EachCounters(f func(domain string, keys []string, c *ratelimit.R
 	}
 }
 
-func eachName(domain string, c *ratelimit.RuleCounters, f func(domain string, keys []string, c *ratelimit.RuleCounters)) {
+func eachName(
+	domain string, c *ratelimit.RuleCounters, f func(domain string, keys []string, c *ratelimit.RuleCounters),
+) {
 	c.EachNamed(func(name string, c *ratelimit.RuleCounters) {
 		f(domain, strings.Split(name, ratelimit.NameSeparator), c)
 	})

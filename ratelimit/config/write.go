@@ -116,7 +116,8 @@ func (w *writer) descriptor(d *Descriptor) error {
 	if d.Limit != nil {
 		w.limit(d.Limit)
 	}
-	w.flags(namedFlag{"shadow_mode", d.Shadow}, namedFlag{"quota_mode", d.Quota}, namedFlag{"detailed_metric", d.Detailed},
+	w.flags(namedFlag{"shadow_mode", d.Shadow}, namedFlag{"quota_mode", d.Quota},
+		namedFlag{"detailed_metric", d.Detailed},
 		namedFlag{"value_to_metric", d.ValueToMetric}, namedFlag{"share_threshold", d.ShareThreshold})
 	if d.Metadata != nil {
 		text, err := flow(d.Metadata)

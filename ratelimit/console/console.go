@@ -104,7 +104,8 @@ func secure(w http.ResponseWriter, kind string) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Referrer-Policy", "no-referrer")
 	h.Set("Cache-Control", "no-store")
-	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "+
+		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 }
 
 func answer(w http.ResponseWriter, v any) {
@@ -128,7 +129,10 @@ type State struct {
 }
 
 func (c *console) state(w http.ResponseWriter, _ *http.Request) {
-	answer(w, State{State: c.Metrics.State(shownRules), Hottest: c.hottest(), Nodes: c.nodes(), Admin: c.Token != "", Now: time.Now().UTC()})
+	answer(w, State{
+		State: c.Metrics.State(shownRules), Hottest: c.hottest(), Nodes: c.nodes(), Admin: c.Token != "",
+		Now: time.Now().UTC(),
+	})
 }
 
 func (c *console) nodes() []Node {
@@ -229,10 +233,12 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 		return e
 	}
 	e.Rule, e.Limit, e.Mode = rule.Path, rule.Limit.String(), rule.Coordination.Mode.String()
-	e.Reclaim, e.OnFailure = ratelimit.Reclaims[rule.Coordination.Reclaim], ratelimit.FailurePolicies[rule.Coordination.OnStoreFailure]
+	e.Reclaim, e.OnFailure = ratelimit.Reclaims[rule.Coordination.Reclaim],
+		ratelimit.FailurePolicies[rule.Coordination.OnStoreFailure]
 	e.Shadow, e.Quota = rule.Shadow, rule.Quota
 	b := rule.Declare(rule.Coordination.MaxNodes, ratelimit.SharedStore)
-	e.Declared = strings.TrimSuffix(fmt.Sprintf("at most %d beyond the limit, for each key and window; %s", b.Over, b.OverNote), "; ")
+	e.Declared = strings.TrimSuffix(fmt.Sprintf("at most %d beyond the limit, for each key and window; %s", b.Over,
+		b.OverNote), "; ")
 	if rule.Limit.Requests == 0 {
 		e.Next = "OVER_LIMIT: requests_per_unit is 0"
 		return e
@@ -265,9 +271,11 @@ func next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string, resets time.
 	case v.Owner != "":
 		return "what its owner says: ask " + v.Owner, 0
 	case l != nil && l.Unspent > 0 && l.Expires > 0:
-		return fmt.Sprintf("OK, from the lease of this node: %d unspent here, %d left besides", l.Unspent, left), l.Resets
+		return fmt.Sprintf("OK, from the lease of this node: %d unspent here, %d left besides", l.Unspent, left),
+			l.Resets
 	case l != nil && l.Refuses > 0:
-		return over + ", without asking the ledger: there was nothing to be had, and there will not be before", l.Refuses
+		return over + ", without asking the ledger: there was nothing to be had, and there will not be before",
+			l.Refuses
 	case v.LedgerError != "" || l != nil && l.Failing:
 		return "what on_store_failure says: the ledger does not answer", 0
 	case left > 0:
@@ -293,7 +301,8 @@ func (c *console) correct(what string, change func(context.Context, *ratelimit.A
 		}
 		if !right {
 			c.Log.Warn("a correction was refused", "what", what, "from", r.RemoteAddr)
-			refuse(w, http.StatusForbidden, "corrections need the header Authorization: Bearer with the ADMIN_TOKEN of this node; one is set: %t", c.Token != "")
+			refuse(w, http.StatusForbidden, "corrections need the header Authorization: Bearer with the ADMIN_TOKEN "+
+				"of this node; one is set: %t", c.Token != "")
 			return
 		}
 		d, entries, err := c.asked(r)
@@ -309,7 +318,8 @@ func (c *console) correct(what string, change func(context.Context, *ratelimit.A
 		ctx, cancel := context.WithTimeout(r.Context(), askTimeout)
 		defer cancel()
 		done, err := change(ctx, &ratelimit.Ask{Rule: rule, Key: key, Kind: ratelimit.Peek})
-		c.Log.Warn("a correction by an operator", "what", what, "from", r.RemoteAddr, "rule", rule.Domain+"."+rule.Path, "descriptor", r.URL.Query()["entry"], "done", done, "error", err)
+		c.Log.Warn("a correction by an operator", "what", what, "from", r.RemoteAddr, "rule",
+			rule.Domain+"."+rule.Path, "descriptor", r.URL.Query()["entry"], "done", done, "error", err)
 		if err != nil {
 			refuse(w, http.StatusServiceUnavailable, "%v", err)
 			return
@@ -322,7 +332,8 @@ func (c *console) reset(ctx context.Context, a *ratelimit.Ask) (string, error) {
 	if owner := c.Inspector.Look(ctx, c.Clock(), a).Owner; owner != "" {
 		return "", fmt.Errorf("another node owns this key: ask %s", owner)
 	}
-	return "the ledger counts from nothing again; nodes that refuse without asking go on until they drop their leases", c.Inspector.Reset(ctx, c.Clock(), a)
+	return "the ledger counts from nothing again; nodes that refuse without asking go on until they drop their leases",
+		c.Inspector.Reset(ctx, c.Clock(), a)
 }
 
 func (c *console) drop(_ context.Context, a *ratelimit.Ask) (string, error) {

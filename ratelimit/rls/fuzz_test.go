@@ -25,7 +25,8 @@ func FuzzAnswer(f *testing.F) {
 	for _, r := range []*rlsv3.RateLimitRequest{
 		rlsRequest(desc("five=x"), hits(desc("twenty=y"), 3), negative(hits(desc("twenty=y"), 9))),
 		rlsRequest(override(desc("a=b"), 3, typev3.RateLimitUnit_DAY)),
-		rlsRequest(desc("replacer=x"), desc("twenty=y"), desc("quota=q"), desc("bucket=b"), desc("node=a,leaf=b"), desc("shared=ab")),
+		rlsRequest(desc("replacer=x"), desc("twenty=y"), desc("quota=q"), desc("bucket=b"), desc("node=a,leaf=b"),
+			desc("shared=ab")),
 	} {
 		in, err := proto.Marshal(r)
 		if err != nil {
@@ -35,7 +36,8 @@ func FuzzAnswer(f *testing.F) {
 	}
 	f.Add([]byte{0x0a, 0x80})
 	valid, _ := proto.Marshal(rlsRequest(desc("five=x")))
-	f.Add(protowire.AppendVarint(protowire.AppendVarint(valid, (1<<29)<<3), 1)) // a field number that no message may have
+	// a field number that no message may have
+	f.Add(protowire.AppendVarint(protowire.AppendVarint(valid, (1<<29)<<3), 1))
 	lean := newFixture(f, Options{Headers: HeaderNames{"L", "Rem", "Res"}}, testRules)
 	full := newFixture(f, Options{DynamicMetadata: true, Headers: HeaderNames{"L", "Rem", "Res"}}, testRules)
 	c, theirs, answer := &call{}, &rlsv3.RateLimitRequest{}, &rlsv3.RateLimitResponse{}
@@ -97,7 +99,8 @@ func checkRefusal(t *testing.T, err, parseErr error, r *rlsv3.RateLimitRequest) 
 		return
 	}
 	for _, d := range r.Descriptors {
-		if len(d.Entries) > MaxEntries || d.HitsAddend.GetValue() > maxHits || d.Limit != nil && (d.Limit.Unit < 1 || d.Limit.Unit > 6 || d.Limit.UnitMultiplier.GetValue() > 1) {
+		if len(d.Entries) > MaxEntries || d.HitsAddend.GetValue() > maxHits ||
+			d.Limit != nil && (d.Limit.Unit < 1 || d.Limit.Unit > 6 || d.Limit.UnitMultiplier.GetValue() > 1) {
 			return
 		}
 	}
@@ -112,7 +115,8 @@ func checkRequest(t *testing.T, got *request, want *rlsv3.RateLimitRequest) {
 	for i, d := range want.Descriptors {
 		x := &got.descriptors[i]
 		entries := got.entriesOf(x)
-		if len(entries) != len(d.Entries) || x.negative != d.IsNegativeHits || x.hasHits != (d.HitsAddend != nil) || x.hits != d.HitsAddend.GetValue() || x.hasOverride != (d.Limit != nil) {
+		if len(entries) != len(d.Entries) || x.negative != d.IsNegativeHits || x.hasHits != (d.HitsAddend != nil) ||
+			x.hits != d.HitsAddend.GetValue() || x.hasOverride != (d.Limit != nil) {
 			t.Fatalf("read %+v of %v", x, d)
 		}
 		for j, e := range d.Entries {
@@ -120,7 +124,9 @@ func checkRequest(t *testing.T, got *request, want *rlsv3.RateLimitRequest) {
 				t.Fatalf("read %+v of %v", entries[j], e)
 			}
 		}
-		if x.hasOverride && (int64(x.override.Requests) != int64(d.Limit.RequestsPerUnit) || int32(x.override.Unit) != int32(d.Limit.Unit) || x.override.Multiplier != d.Limit.UnitMultiplier.GetValue()) {
+		if x.hasOverride && (int64(x.override.Requests) != int64(d.Limit.RequestsPerUnit) ||
+			int32(x.override.Unit) != int32(d.Limit.Unit) ||
+			x.override.Multiplier != d.Limit.UnitMultiplier.GetValue()) {
 			t.Fatalf("read %+v of %v", x.override, d.Limit)
 		}
 	}
@@ -152,7 +158,8 @@ func checkAnswer(t *testing.T, answer *rlsv3.RateLimitResponse, r *rlsv3.RateLim
 // admittedBeyond tells whether one descriptor alone took more than its budget.
 // What shadow_mode and quota_mode answer OK is not a budget's word.
 func admittedBeyond(s *rlsv3.RateLimitResponse_DescriptorStatus, d *common.RateLimitDescriptor, all uint32) bool {
-	if s.Code != rlsv3.RateLimitResponse_OK || s.CurrentLimit == nil || d.IsNegativeHits || d.Limit == nil && d.Entries[0].Key != "five" && d.Entries[0].Key != "node" {
+	if s.Code != rlsv3.RateLimitResponse_OK || s.CurrentLimit == nil || d.IsNegativeHits ||
+		d.Limit == nil && d.Entries[0].Key != "five" && d.Entries[0].Key != "node" {
 		return false
 	}
 	cost := uint64(max(1, all))
@@ -175,7 +182,13 @@ func TestFuzzOracle(t *testing.T) {
 	if err := r.decode(in); err == nil {
 		t.Error("a limit without a unit was read")
 	}
-	two := &rlsv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{{Limit: &common.RateLimitDescriptor_RateLimitOverride{Unit: typev3.RateLimitUnit_DAY}, HitsAddend: wrapperspb.UInt64(0)}}}
+	two := &rlsv3.RateLimitRequest{
+		Domain: "d",
+		Descriptors: []*common.RateLimitDescriptor{{
+			Limit:      &common.RateLimitDescriptor_RateLimitOverride{Unit: typev3.RateLimitUnit_DAY},
+			HitsAddend: wrapperspb.UInt64(0),
+		}},
+	}
 	second, err := proto.Marshal(two.Descriptors[0])
 	if err != nil {
 		t.Fatal(err)

@@ -107,7 +107,8 @@ func (c *call) trim() {
 // release puts a call back. One that an absurd request has grown is dropped,
 // so that memory follows what is typical.
 func (s *Service) release(c *call) {
-	if cap(c.in) > 64<<10 || cap(c.keys) > 64<<10 || cap(c.name) > 64<<10 || cap(c.matches) > 128 || cap(c.request.entries) > 1024 || cap(c.out) > 64<<10 {
+	if cap(c.in) > 64<<10 || cap(c.keys) > 64<<10 || cap(c.name) > 64<<10 || cap(c.matches) > 128 ||
+		cap(c.request.entries) > 1024 || cap(c.out) > 64<<10 {
 		return
 	}
 	s.calls.Put(c)

@@ -61,7 +61,9 @@ func TestShapeOfARequest(t *testing.T) {
 // What the shape lets through, in the largest request there may be, becomes a few
 // megabytes.
 func TestLargestShapeIsBounded(t *testing.T) {
-	body := `{"domain":"d","descriptors":[` + strings.TrimSuffix(strings.Repeat(`{"entries":[`+strings.TrimSuffix(strings.Repeat("{},", 100), ",")+`]},`, 100), ",") + `]}`
+	body := `{"domain":"d","descriptors":[` +
+		strings.TrimSuffix(strings.Repeat(`{"entries":[`+strings.TrimSuffix(strings.Repeat("{},", 100), ",")+`]},`,
+			100), ",") + `]}`
 	var s shape
 	if err := s.add([]byte(body)); err != nil || len(body) > MaxRequestBytes {
 		t.Fatal(err, len(body))
@@ -95,7 +97,8 @@ func TestHeldBodiesAreGivenUp(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		if _, err := fmt.Fprintf(c, "POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(half)+1, half); err != nil {
+		if _, err := fmt.Fprintf(c, "POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(half)+1,
+			half); err != nil {
 			t.Fatal(err)
 		}
 		answers.Go(func() {
@@ -114,7 +117,8 @@ func TestHeldBodiesAreGivenUp(t *testing.T) {
 	if held := budget.Held(); held > 1<<20 {
 		t.Errorf("%d bytes are held of 1 MB", held)
 	}
-	r, err := http.Post(server.URL, "application/json", strings.NewReader(`{"domain":"d","descriptors":[{"entries":[{"key":"twenty"}]}]}`))
+	r, err := http.Post(server.URL, "application/json",
+		strings.NewReader(`{"domain":"d","descriptors":[{"entries":[{"key":"twenty"}]}]}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +148,8 @@ func TestLargeRequestsWait(t *testing.T) {
 	limiter := slow{f.limiter, make(chan struct{}, 100), make(chan struct{})}
 	f.limiter = limiter
 	ask := func(ctx context.Context, size int) error {
-		q := fmt.Sprintf(`{"domain":"d","descriptors":[{"entries":[{"key":"twenty"}]},{"entries":[{"key":"no","value":%q}]}]}`, strings.Repeat("x", size))
+		q := fmt.Sprintf(`{"domain":"d","descriptors":[{"entries":[{"key":"twenty"}]},`+
+			`{"entries":[{"key":"no","value":%q}]}]}`, strings.Repeat("x", size))
 		var m rlsv3.RateLimitRequest
 		if err := protojson.Unmarshal([]byte(q), &m); err != nil {
 			return err
@@ -185,7 +190,9 @@ func TestLargeRequestsWait(t *testing.T) {
 func TestErrorsQuoteALine(t *testing.T) {
 	for text, want := range map[string]string{
 		"short": "short", "two\nlines": "two...", strings.Repeat("x", 201): strings.Repeat("x", 200) + "...",
-		strings.Repeat("é", 101): strings.Repeat("é", 100) + "...", strings.Repeat("é", 100): strings.Repeat("é", 100), "bad\xff": "bad\xff",
+		strings.Repeat("é", 101): strings.Repeat("é", 100) + "...",
+		strings.Repeat("é", 100): strings.Repeat("é", 100),
+		"bad\xff":                "bad\xff",
 	} {
 		if got := bad("%s", text).Error(); got != want {
 			t.Errorf("%q became %q, want %q", text, got, want)

@@ -46,7 +46,8 @@ func (c *call) describe(d *descriptor) map[string]any {
 	}
 	about := map[string]any{"entries": entries}
 	if d.hasOverride {
-		about["limit"] = fmt.Sprintf("requests_per_unit:%d unit:%s", d.override.Requests, strings.ToUpper(d.override.Unit.String()))
+		about["limit"] = fmt.Sprintf("requests_per_unit:%d unit:%s", d.override.Requests,
+			strings.ToUpper(d.override.Unit.String()))
 	}
 	if d.hasHits {
 		about["hitsAddend"] = float64(d.hits)

@@ -23,7 +23,11 @@ descriptors:
   - {key: wild, value: "a*", rate_limit: {unit: day, requests_per_unit: 9}}
   - {key: named, value_to_metric: true, rate_limit: {unit: day, requests_per_unit: 9}}
   - {key: named, value: "w*", value_to_metric: true, rate_limit: {unit: day, requests_per_unit: 9}}
-  - {key: named, value: "s*", value_to_metric: true, share_threshold: true, rate_limit: {unit: day, requests_per_unit: 9}}
+  - key: named
+    value: "s*"
+    value_to_metric: true
+    share_threshold: true
+    rate_limit: {unit: day, requests_per_unit: 9}
   - key: top
     value_to_metric: true
     descriptors:
@@ -80,7 +84,8 @@ func TestNamesAreBounded(t *testing.T) {
 	for w := range workers {
 		wg.Go(func() {
 			for i := range each {
-				f.must(rlsRequest(desc(fmt.Sprintf("named=%d", i)), override(desc(fmt.Sprintf("o=%d", i*workers+w)), 1, typev3.RateLimitUnit_DAY)))
+				f.must(rlsRequest(desc(fmt.Sprintf("named=%d", i)),
+					override(desc(fmt.Sprintf("o=%d", i*workers+w)), 1, typev3.RateLimitUnit_DAY)))
 				unknown := rlsRequest(desc("a=b"))
 				unknown.Domain = fmt.Sprintf("unknown %d", i)
 				f.must(unknown)

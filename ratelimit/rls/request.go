@@ -178,11 +178,13 @@ func decodeOverride(b []byte, d *descriptor) error {
 func (d *descriptor) checkOverride(i int) error {
 	l := &d.override
 	if d.unit <= int32(ratelimit.UnitUnknown) || d.unit > int32(ratelimit.Year) {
-		return bad("descriptor %d: its limit override has no valid unit (%d); use 1 SECOND, 2 MINUTE, 3 HOUR, 4 DAY, 5 MONTH or 6 YEAR", i, d.unit)
+		return bad("descriptor %d: its limit override has no valid unit (%d); use 1 SECOND, 2 MINUTE, 3 HOUR, 4 DAY, "+
+			"5 MONTH or 6 YEAR", i, d.unit)
 	}
 	l.Unit = ratelimit.Unit(d.unit)
 	if most := maxPeriod / l.Unit.Length(); uint64(l.Multiplier) > uint64(most) {
-		return bad("descriptor %d: its limit override has a unit_multiplier of %d, the most for a %s is %d", i, l.Multiplier, l.Unit, most)
+		return bad("descriptor %d: its limit override has a unit_multiplier of %d, the most for a %s is %d", i,
+			l.Multiplier, l.Unit, most)
 	}
 	return nil
 }

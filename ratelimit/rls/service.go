@@ -70,7 +70,9 @@ const (
 
 // New makes a service that takes its rules from rules and its decisions from
 // limiter. wall is asked only for bans, whose windows need no account.
-func New(rules func() *config.Rules, limiter ratelimit.Limiter, clock ratelimit.Clock, wall func() time.Time, latency Observer, o Options, log *slog.Logger) *Service {
+func New(rules func() *config.Rules, limiter ratelimit.Limiter, clock ratelimit.Clock, wall func() time.Time,
+	latency Observer, o Options, log *slog.Logger,
+) *Service {
 	if o.MaxRequestBytes == 0 {
 		o.MaxRequestBytes = MaxRequestBytes
 	}
@@ -117,7 +119,8 @@ func (s *Service) answer(ctx context.Context, c *call) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			s.Stats.Panics.Add(1)
-			s.log.Error("a request failed: this is a bug in sluice, please report it", "panic", r, "stack", string(debug.Stack()))
+			s.log.Error("a request failed: this is a bug in sluice, please report it", "panic", r, "stack",
+				string(debug.Stack()))
 			err = errInternal
 		}
 		s.Stats.count(err)
@@ -315,7 +318,10 @@ func (c *call) status(s *Service, i int) status {
 		s.Stats.Sources[st.verdict.Source].Add(1)
 	default: // requests_per_unit: 0
 		now := ratelimit.LedgerTime(s.wall().UnixMicro())
-		st.verdict = ratelimit.Verdict{OverLimit: true, ResetAfter: m.rule.Limit.WindowEnd(m.rule.Limit.WindowAt(now)).Sub(now)}
+		st.verdict = ratelimit.Verdict{
+			OverLimit:  true,
+			ResetAfter: m.rule.Limit.WindowEnd(m.rule.Limit.WindowAt(now)).Sub(now),
+		}
 	}
 	near := ratelimit.Tokens(math.Floor(float64(m.rule.Limit.Capacity()) * s.options.NearLimitRatio))
 	counters.Count(a, st.verdict, near)

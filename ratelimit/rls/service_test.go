@@ -89,7 +89,8 @@ func newFixture(t testing.TB, o Options, text string) *fixture {
 	var rules *config.Rules
 	if text != "" {
 		var problems config.Problems
-		rules, _, problems = config.Parse([]config.Text{{Name: "test", Data: []byte(text)}}, config.Options{Coordination: ratelimit.DefaultCoordination()})
+		rules, _, problems = config.Parse([]config.Text{{Name: "test", Data: []byte(text)}},
+			config.Options{Coordination: ratelimit.DefaultCoordination()})
 		if problems != nil {
 			t.Fatal(problems)
 		}
@@ -97,7 +98,8 @@ func newFixture(t testing.TB, o Options, text string) *fixture {
 	limiter := leasing.NewLocal(1000, f.now, start)
 	clock := func() ratelimit.Instant { return f.now }
 	wall := func() time.Time { return start.Add(f.now.Sub(1)) }
-	f.Service = New(func() *config.Rules { return rules }, limiter, clock, wall, discard{}, o, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	f.Service = New(func() *config.Rules { return rules }, limiter, clock, wall, discard{}, o,
+		slog.New(slog.NewTextHandler(io.Discard, nil)))
 	return f
 }
 
@@ -147,7 +149,8 @@ func short(a *rlsv3.RateLimitResponse) string {
 	for _, s := range a.Statuses {
 		p := s.Code.String()
 		if s.CurrentLimit != nil {
-			p += fmt.Sprintf(" %d/%d %ds", s.LimitRemaining, s.CurrentLimit.RequestsPerUnit, s.DurationUntilReset.GetSeconds())
+			p += fmt.Sprintf(" %d/%d %ds", s.LimitRemaining, s.CurrentLimit.RequestsPerUnit,
+				s.DurationUntilReset.GetSeconds())
 		} else if s.LimitRemaining > 0 {
 			p += fmt.Sprintf(" %d", s.LimitRemaining)
 		}
@@ -182,8 +185,12 @@ func override(d *common.RateLimitDescriptor, n uint32, unit typev3.RateLimitUnit
 func TestAnswers(t *testing.T) {
 	for name, run := range map[string]func(*fixture){
 		"unknown domain, no rule, wrong depth, no rate_limit": func(f *fixture) {
-			f.expect("OK: OK", &rlsv3.RateLimitRequest{Domain: "other", Descriptors: []*common.RateLimitDescriptor{desc("twenty=")}})
-			f.expect("OK: OK, OK, OK, OK", rlsRequest(desc("none=1"), desc("twenty=,twenty="), desc("node=1"), &common.RateLimitDescriptor{}))
+			f.expect("OK: OK", &rlsv3.RateLimitRequest{
+				Domain:      "other",
+				Descriptors: []*common.RateLimitDescriptor{desc("twenty=")},
+			})
+			f.expect("OK: OK, OK, OK, OK", rlsRequest(desc("none=1"), desc("twenty=,twenty="), desc("node=1"),
+				&common.RateLimitDescriptor{}))
 		},
 		"unlimited": func(f *fixture) { f.expect("OK: OK 4294967295", rlsRequest(desc("free=x"))) },
 		"countdown, then over": func(f *fixture) {
@@ -203,7 +210,8 @@ func TestAnswers(t *testing.T) {
 			f.expect("OVER_LIMIT: OVER_LIMIT 0/0 57585s", rlsRequest(negative(desc("ban=x"))))
 		},
 		"statuses in order": func(f *fixture) {
-			f.expect("OVER_LIMIT: OK 19/20 45s, OVER_LIMIT 0/0 57585s, OK, OK 4294967295", rlsRequest(desc("twenty=x"), desc("ban="), desc("none="), desc("free=")))
+			f.expect("OVER_LIMIT: OK 19/20 45s, OVER_LIMIT 0/0 57585s, OK, OK 4294967295",
+				rlsRequest(desc("twenty=x"), desc("ban="), desc("none="), desc("free=")))
 		},
 		"shadow_mode": func(f *fixture) {
 			f.expect("OK: OK 0/1 45s", rlsRequest(desc("shadow=x")))
@@ -235,7 +243,8 @@ func TestAnswers(t *testing.T) {
 			f.expect("OK: OK 1/2 45s", rlsRequest(override(desc("twenty=x"), 2, typev3.RateLimitUnit_MINUTE)))
 			f.expect("OK: OK 18/20 45s", rlsRequest(desc("twenty=x"))) // the same counter, as there
 			f.expect("OK: OK 6/7 45s", rlsRequest(override(desc("none=x"), 7, typev3.RateLimitUnit_MINUTE)))
-			f.expect("OVER_LIMIT: OVER_LIMIT 0/0 45s", rlsRequest(override(desc("none=x"), 0, typev3.RateLimitUnit_MINUTE)))
+			f.expect("OVER_LIMIT: OVER_LIMIT 0/0 45s", rlsRequest(override(desc("none=x"), 0,
+				typev3.RateLimitUnit_MINUTE)))
 			r := rlsRequest(override(desc("twenty=x"), 2, typev3.RateLimitUnit_MINUTE))
 			r.Domain = "unknown"
 			f.expect("OK: OK", r)
@@ -244,7 +253,8 @@ func TestAnswers(t *testing.T) {
 			d := override(desc("none=x"), 7, typev3.RateLimitUnit_SECOND)
 			d.Limit.UnitMultiplier = wrapperspb.UInt32(10)
 			a := f.must(rlsRequest(d))
-			if got := a.Statuses[0]; got.LimitRemaining != 6 || got.DurationUntilReset.Seconds != 5 || got.CurrentLimit.UnitMultiplier.GetValue() != 10 {
+			if got := a.Statuses[0]; got.LimitRemaining != 6 || got.DurationUntilReset.Seconds != 5 ||
+				got.CurrentLimit.UnitMultiplier.GetValue() != 10 {
 				f.Errorf("%v", got)
 			}
 		},
@@ -267,10 +277,12 @@ func TestAnswers(t *testing.T) {
 		},
 		"on_deny: refund takes nothing, from none": func(f *fixture) {
 			f.expect("OK: OK 4/10 45s", rlsRequest(hits(desc("refund=x"), 6)))
-			f.expect("OVER_LIMIT: OVER_LIMIT 4/10 45s, OK 15/20 45s", rlsRequest(hits(desc("refund=x"), 5), hits(desc("twenty=x"), 5)))
+			f.expect("OVER_LIMIT: OVER_LIMIT 4/10 45s, OK 15/20 45s",
+				rlsRequest(hits(desc("refund=x"), 5), hits(desc("twenty=x"), 5)))
 			f.expect("OK: OK 0/10 45s, OK 19/20 45s", rlsRequest(hits(desc("refund=x"), 4), desc("twenty=x")))
 			// A rule that refunds is not charged for another's refusal.
-			f.expect("OVER_LIMIT: OK 3/10 45s, OVER_LIMIT 0/0 57585s", rlsRequest(hits(desc("refund=y"), 7), desc("ban=")))
+			f.expect("OVER_LIMIT: OK 3/10 45s, OVER_LIMIT 0/0 57585s",
+				rlsRequest(hits(desc("refund=y"), 7), desc("ban=")))
 			f.expect("OK: OK 9/10 45s", rlsRequest(desc("refund=y")))
 		},
 		"token_bucket says when to come back": func(f *fixture) {
@@ -288,7 +300,8 @@ func TestGlobalModes(t *testing.T) {
 	f := newFixture(t, Options{ShadowMode: true}, testRules)
 	f.expect("OK: OVER_LIMIT 0/0 57585s", rlsRequest(desc("ban=")))
 	f = newFixture(t, Options{QuotaMode: true}, testRules)
-	f.expect("OK: OVER_LIMIT 0/0 57585s, OK 19/20 45s, OK 4294967295", rlsRequest(desc("ban="), desc("twenty="), desc("free=")))
+	f.expect("OK: OVER_LIMIT 0/0 57585s, OK 19/20 45s, OK 4294967295",
+		rlsRequest(desc("ban="), desc("twenty="), desc("free=")))
 	f.expect("OVER_LIMIT: OVER_LIMIT 0/0 57585s, OK 4294967295", rlsRequest(desc("ban="), desc("free=")))
 }
 
@@ -302,11 +315,29 @@ func TestWholeAnswer(t *testing.T) {
 	want := &rlsv3.RateLimitResponse{
 		OverallCode: rlsv3.RateLimitResponse_OK,
 		Statuses: []*rlsv3.RateLimitResponse_DescriptorStatus{
-			{Code: 1, CurrentLimit: &rlsv3.RateLimitResponse_RateLimit{Name: "the-name", RequestsPerUnit: 20, Unit: 2}, LimitRemaining: 16, DurationUntilReset: durationpb.New(45 * time.Second)},
-			{Code: 1, CurrentLimit: &rlsv3.RateLimitResponse_RateLimit{RequestsPerUnit: 3, Unit: 3}, LimitRemaining: 1, DurationUntilReset: durationpb.New(3585 * time.Second)},
-			{Code: 1, CurrentLimit: &rlsv3.RateLimitResponse_RateLimit{RequestsPerUnit: 5, Unit: 3}, LimitRemaining: 1, DurationUntilReset: durationpb.New(3585 * time.Second)},
+			{
+				Code: 1, CurrentLimit: &rlsv3.RateLimitResponse_RateLimit{
+					Name: "the-name", RequestsPerUnit: 20,
+					Unit: 2,
+				},
+				LimitRemaining: 16, DurationUntilReset: durationpb.New(45 * time.Second),
+			},
+			{
+				Code: 1, CurrentLimit: &rlsv3.RateLimitResponse_RateLimit{RequestsPerUnit: 3, Unit: 3},
+				LimitRemaining:     1,
+				DurationUntilReset: durationpb.New(3585 * time.Second),
+			},
+			{
+				Code: 1, CurrentLimit: &rlsv3.RateLimitResponse_RateLimit{RequestsPerUnit: 5, Unit: 3},
+				LimitRemaining:     1,
+				DurationUntilReset: durationpb.New(3585 * time.Second),
+			},
 		},
-		ResponseHeadersToAdd: []*core.HeaderValue{{Key: "L", Value: "3"}, {Key: "Rem", Value: "1"}, {Key: "Res", Value: "3585"}},
+		ResponseHeadersToAdd: []*core.HeaderValue{
+			{Key: "L", Value: "3"},
+			{Key: "Rem", Value: "1"},
+			{Key: "Res", Value: "3585"},
+		},
 	}
 	if d := cmp.Diff(want, got, protocmp.Transform()); d != "" {
 		t.Error(d)
@@ -341,7 +372,10 @@ func TestCountersCountAsTheirs(t *testing.T) {
 	got := map[string]counts{}
 	for _, r := range f.rules().All() {
 		c := r.Counters
-		got[r.Path] = counts{c.TotalHits.Load(), c.WithinLimit.Load(), c.NearLimit.Load(), c.OverLimit.Load(), c.ShadowMode.Load()}
+		got[r.Path] = counts{
+			c.TotalHits.Load(), c.WithinLimit.Load(), c.NearLimit.Load(), c.OverLimit.Load(),
+			c.ShadowMode.Load(),
+		}
 	}
 	// Near begins above floor(20 x 0.8) = 16: two of the third's, two of the fourth's.
 	if got["twenty"] != (counts{22, 18, 4, 2, 0}) || got["shadow"] != (counts{2, 1, 1, 1, 1}) {
@@ -360,15 +394,30 @@ func TestBadRequests(t *testing.T) {
 		request *rlsv3.RateLimitRequest
 		want    string
 	}{
-		"no domain":      {&rlsv3.RateLimitRequest{Descriptors: []*common.RateLimitDescriptor{desc("a=")}}, "rate limit domain must not be empty"},
+		"no domain": {
+			&rlsv3.RateLimitRequest{Descriptors: []*common.RateLimitDescriptor{desc("a=")}},
+			"rate limit domain must not be empty",
+		},
 		"no descriptors": {&rlsv3.RateLimitRequest{Domain: "d"}, "rate limit descriptor list must not be empty"},
 		"10,000 of them": {many, "request has more than 1000 descriptors"},
 		"200 entries":    {deep, "descriptor 0 has more than 100 entries"},
-		"a 1 MB value":   {rlsRequest(desc("twenty=x"), desc("a=b,c="+big)), "descriptor 1, entry 1: value is 1048576 bytes, the most is 65536"},
-		"no unit":        {rlsRequest(desc("twenty=x"), override(desc("a=b"), 5, 0)), "descriptor 1: its limit override has no valid unit (0)"},
+		"a 1 MB value": {
+			rlsRequest(desc("twenty=x"), desc("a=b,c="+big)),
+			"descriptor 1, entry 1: value is 1048576 bytes, the most is 65536",
+		},
+		"no unit": {
+			rlsRequest(desc("twenty=x"), override(desc("a=b"), 5, 0)),
+			"descriptor 1: its limit override has no valid unit (0)",
+		},
 		"a strange unit": {rlsRequest(override(desc("a=b"), 5, 77)), "no valid unit (77)"},
-		"2^63":           {rlsRequest(desc("twenty=x"), hits(desc("twenty=x"), 1<<63)), "descriptor 1: hits_addend is 9223372036854775808, the most is 9223372036854775807"},
-		"2^64-1":         {rlsRequest(negative(hits(desc("twenty=x"), 1<<64-1))), "hits_addend is 18446744073709551615"},
+		"2^63": {
+			rlsRequest(desc("twenty=x"), hits(desc("twenty=x"), 1<<63)),
+			"descriptor 1: hits_addend is 9223372036854775808, the most is 9223372036854775807",
+		},
+		"2^64-1": {
+			rlsRequest(negative(hits(desc("twenty=x"), 1<<64-1))),
+			"hits_addend is 18446744073709551615",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, Options{}, testRules)
@@ -504,7 +553,9 @@ type leaver struct {
 	leave func()
 }
 
-func (l *leaver) Decide(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+func (l *leaver) Decide(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask,
+	verdicts []ratelimit.Verdict,
+) {
 	l.Limiter.Decide(ctx, now, asks, verdicts)
 	l.leave()
 }
@@ -530,10 +581,12 @@ func TestCallersThatGiveUpAreNotCharged(t *testing.T) {
 	f.limiter = inner
 	got := f.must(rlsRequest(desc("twenty=a"), desc("five=a")))
 	if got.Statuses[0].LimitRemaining != 19 || got.Statuses[1].LimitRemaining != 4 {
-		t.Errorf("%d of 20 and %d of 5 are left after 100 calls that were given up, and one", got.Statuses[0].LimitRemaining, got.Statuses[1].LimitRemaining)
+		t.Errorf("%d of 20 and %d of 5 are left after 100 calls that were given up, and one",
+			got.Statuses[0].LimitRemaining, got.Statuses[1].LimitRemaining)
 	}
 	if n := gate.Stats().GivenUp; n != 100 || f.Stats.OK.Load() != 1 || f.Stats.StoreErrors.Load() != 0 {
-		t.Errorf("%d counted as given up, %d as OK, %d as errors of the store", n, f.Stats.OK.Load(), f.Stats.StoreErrors.Load())
+		t.Errorf("%d counted as given up, %d as OK, %d as errors of the store", n, f.Stats.OK.Load(),
+			f.Stats.StoreErrors.Load())
 	}
 }
 
@@ -555,7 +608,8 @@ func TestJSONIsShed(t *testing.T) {
 	f := newFixture(t, Options{Gate: gate}, testRules)
 	post := func() int {
 		w := httptest.NewRecorder()
-		f.ServeJSON(w, httptest.NewRequest(http.MethodPost, "/json", strings.NewReader(`{"domain":"d","descriptors":[{"entries":[{"key":"five","value":"b"}]}]}`)))
+		f.ServeJSON(w, httptest.NewRequest(http.MethodPost, "/json",
+			strings.NewReader(`{"domain":"d","descriptors":[{"entries":[{"key":"five","value":"b"}]}]}`)))
 		return w.Code
 	}
 	if code := post(); code != http.StatusOK {

@@ -34,7 +34,8 @@ func (s *Stats) count(err error) {
 		s.ServiceErrors.Add(1)
 		return
 	}
-	if errors.Is(err, errNoConfig) || errors.Is(err, errInternal) || errors.Is(err, errCrowded) || errors.Is(err, errLarge) {
+	if errors.Is(err, errNoConfig) || errors.Is(err, errInternal) || errors.Is(err, errCrowded) ||
+		errors.Is(err, errLarge) {
 		s.ServiceErrors.Add(1)
 		return
 	}

@@ -46,7 +46,8 @@ func bounded(t *testing.T, change func(*Options)) *Server {
 func client(t *testing.T, v *Server) *grpc.ClientConn {
 	t.Helper()
 	_, rpc, _ := v.Addresses()
-	conn, err := grpc.NewClient("passthrough:///"+rpc.String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("passthrough:///"+rpc.String(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +151,8 @@ func TestCallsBeyondTheBounds(t *testing.T) {
 	}
 	eventually(t, "when all calls have ended, nothing is held", func() bool { return v.options.Budget.Held() == 0 })
 	packs := bounded(t, func(o *Options) { o.Bounds.Gzip = true })
-	if _, err := rlsv3.NewRateLimitServiceClient(client(t, packs)).ShouldRateLimit(context.Background(), good, grpc.UseCompressor(gzip.Name)); err != nil {
+	if _, err := rlsv3.NewRateLimitServiceClient(client(t, packs)).ShouldRateLimit(context.Background(), good,
+		grpc.UseCompressor(gzip.Name)); err != nil {
 		t.Errorf("with GRPC_ACCEPT_GZIP: %v", err)
 	}
 }
@@ -193,11 +195,14 @@ func TestReflectionIsBounded(t *testing.T) {
 	v := bounded(t, nil)
 	refused := 0
 	for range reflections + 3 {
-		stream, err := grpc_reflection_v1.NewServerReflectionClient(client(t, v)).ServerReflectionInfo(context.Background())
+		stream, err := grpc_reflection_v1.NewServerReflectionClient(client(t,
+			v)).ServerReflectionInfo(context.Background())
 		if err != nil {
 			t.Fatal(err)
 		}
-		list := &grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{}}
+		list := &grpc_reflection_v1.ServerReflectionRequest{
+			MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{},
+		}
 		if err := stream.Send(list); err != nil && !errors.Is(err, io.EOF) {
 			t.Fatal(err)
 		}

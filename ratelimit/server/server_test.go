@@ -32,12 +32,14 @@ func (nobody) Observe(float64) {}
 
 func newServer(t *testing.T, o Options) (*Server, error) {
 	t.Helper()
-	rules, _, problems := config.Parse([]config.Text{{Name: "t", Data: []byte("domain: d\n")}}, config.Options{Coordination: ratelimit.DefaultCoordination()})
+	rules, _, problems := config.Parse([]config.Text{{Name: "t", Data: []byte("domain: d\n")}},
+		config.Options{Coordination: ratelimit.DefaultCoordination()})
 	if problems != nil {
 		t.Fatal(problems)
 	}
 	log := slog.New(slog.DiscardHandler)
-	s := rls.New(func() *config.Rules { return rules }, nil, ratelimit.MonotonicClock(), time.Now, nobody{}, rls.Options{}, log)
+	s := rls.New(func() *config.Rules { return rules }, nil, ratelimit.MonotonicClock(), time.Now, nobody{},
+		rls.Options{}, log)
 	return New(s, http.NotFoundHandler(), http.NotFoundHandler(), http.NotFoundHandler(), o, log)
 }
 
@@ -67,7 +69,8 @@ func TestBadCallsOverGRPC(t *testing.T) {
 	}
 	defer run(t, v)()
 	_, rpc, _ := v.Addresses()
-	conn, err := grpc.NewClient("passthrough:///"+rpc.String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("passthrough:///"+rpc.String(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +104,8 @@ func TestAllPortsOrNone(t *testing.T) {
 	}
 	o.HTTP = free.Addr().String()
 	free.Close()
-	if _, err := newServer(t, o); err == nil || !strings.Contains(err.Error(), "cannot open the gRPC (GRPC_HOST, GRPC_PORT) port") {
+	if _, err := newServer(t, o); err == nil || !strings.Contains(err.Error(),
+		"cannot open the gRPC (GRPC_HOST, GRPC_PORT) port") {
 		t.Errorf("%v", err)
 	}
 	if again, err := net.Listen("tcp", o.HTTP); err != nil {

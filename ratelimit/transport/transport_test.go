@@ -138,7 +138,10 @@ const (
 func (w *wire) headers(stream uint32, end ends) {
 	var b bytes.Buffer
 	_ = hpack.NewEncoder(&b).WriteField(hpack.HeaderField{Name: "a", Value: "b"})
-	_ = w.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: b.Bytes(), EndHeaders: true, EndStream: bool(end)})
+	_ = w.WriteHeaders(http2.HeadersFrameParam{
+		StreamID: stream, BlockFragment: b.Bytes(), EndHeaders: true,
+		EndStream: bool(end),
+	})
 }
 
 // What is held is what open calls cost: it grows with their frames, and is
@@ -419,7 +422,10 @@ func TestGunzip(t *testing.T) {
 			t.Errorf("%q %v", out, err)
 		}
 	}
-	for name, text := range map[string]string{"too large": strings.Repeat("x", 100_001), "a bomb": strings.Repeat("x", 90_000)} {
+	for name, text := range map[string]string{
+		"too large": strings.Repeat("x", 100_001),
+		"a bomb":    strings.Repeat("x", 90_000),
+	} {
 		if _, err := g.Do(pack(text)); err == nil || !strings.Contains(err.Error(), "MAX_REQUEST_BYTES") {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -464,7 +470,10 @@ func TestBoundsValidate(t *testing.T) {
 	}
 	b = Bounds{HeaderBytes: 1, MessageBytes: 1 << 30}
 	err := b.Validate()
-	for _, name := range []string{"GRPC_MAX_CONNECTIONS is 0", "GRPC_MAX_CONCURRENT_STREAMS", "GRPC_MAX_HEADER_BYTES is 1,", "MAX_REQUEST_BYTES", "REQUEST_TIMEOUT", "GRPC_MAX_CONNECTION_IDLE"} {
+	for _, name := range []string{
+		"GRPC_MAX_CONNECTIONS is 0", "GRPC_MAX_CONCURRENT_STREAMS",
+		"GRPC_MAX_HEADER_BYTES is 1,", "MAX_REQUEST_BYTES", "REQUEST_TIMEOUT", "GRPC_MAX_CONNECTION_IDLE",
+	} {
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("no %s in %v", name, err)
 		}

@@ -90,7 +90,8 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	bytes := data.Materialize()
 	left := c.most
 	if err := responseShape.count(bytes, &left, 0); err != nil {
-		err = fmt.Errorf("a push of %d bytes: %w: the most resources are %d (CONFIG_MAX_FILES)", len(bytes), err, c.most-100)
+		err = fmt.Errorf("a push of %d bytes: %w: the most resources are %d (CONFIG_MAX_FILES)", len(bytes), err,
+			c.most-100)
 		c.refuse(err)
 		return err
 	}

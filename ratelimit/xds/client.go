@@ -91,9 +91,13 @@ func (c *Client) Read() (config.Draft, error) {
 func (c *Client) Watch(ctx context.Context, load config.Loader) error {
 	conn, err := grpc.NewClient(
 		"passthrough:///"+c.options.Server, grpc.WithTransportCredentials(c.options.Credentials),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.options.MaxMessage), grpc.ForceCodecV2(newCodec(c.options.Bounds, load.Refuse))),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.options.MaxMessage),
+			grpc.ForceCodecV2(newCodec(c.options.Bounds, load.Refuse))),
 		grpc.WithMaxHeaderListSize(maxHeaders),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second, PermitWithoutStream: true}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{
+			Time: 30 * time.Second, Timeout: 10 * time.Second,
+			PermitWithoutStream: true,
+		}),
 	)
 	if err != nil {
 		return fmt.Errorf("CONFIG_GRPC_XDS_SERVER_URL %s: %w", c.options.Server, err)
@@ -160,7 +164,10 @@ func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load config.
 		if pushes++; pushes == 1 {
 			c.tell(nil)
 		}
-		request = &discovery.DiscoveryRequest{TypeUrl: TypeURL, ResponseNonce: push.GetNonce(), VersionInfo: request.VersionInfo}
+		request = &discovery.DiscoveryRequest{
+			TypeUrl: TypeURL, ResponseNonce: push.GetNonce(),
+			VersionInfo: request.VersionInfo,
+		}
 		if err := c.take(push, load); err != nil {
 			if refused == push.GetVersionInfo() { // some servers push what was refused again at once
 				select {
@@ -188,7 +195,10 @@ type inbox struct {
 
 // receive fills the inbox until the stream ends. The pause bounds what a server
 // that pushes without one costs; meanwhile the stream's window holds it back.
-func (in *inbox) receive(ctx context.Context, stream discovery.AggregatedDiscoveryService_StreamAggregatedResourcesClient, pause time.Duration, load config.Loader) {
+func (in *inbox) receive(ctx context.Context,
+	stream discovery.AggregatedDiscoveryService_StreamAggregatedResourcesClient, pause time.Duration,
+	load config.Loader,
+) {
 	defer close(in.ended)
 	for {
 		push, err := stream.Recv()

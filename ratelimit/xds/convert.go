@@ -48,8 +48,8 @@ func (c *converter) file(resource *anypb.Any) (config.File, error) {
 	}
 	body := resource.GetValue()
 	if err := configShape.count(body, &c.messages, 0); errors.Is(err, errMany) {
-		return config.File{}, fmt.Errorf("a resource of %d bytes: with it the push holds more than %d descriptors, limits and "+
-			"values of metadata: have fewer rules, or raise CONFIG_MAX_TOKENS", len(body), c.bounds.Tokens)
+		return config.File{}, fmt.Errorf("a resource of %d bytes: with it the push holds more than %d descriptors, "+
+			"limits and values of metadata: have fewer rules, or raise CONFIG_MAX_TOKENS", len(body), c.bounds.Tokens)
 	} else if err != nil {
 		return config.File{}, fmt.Errorf("a resource of %d bytes that is no RateLimitConfig: %w", len(body), err)
 	}

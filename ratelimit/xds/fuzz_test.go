@@ -21,10 +21,17 @@ func FuzzResource(f *testing.F) {
 	inner := limit("api_key", 100)
 	inner.ShadowMode, inner.DetailedMetric, inner.RateLimit.Name = true, true, "gold"
 	inner.RateLimit.Replaces = []*rlsconf.RateLimitReplace{{Name: "other"}}
-	inner.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, quotaMode, protowire.VarintType), 1))
+	inner.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, quotaMode, protowire.VarintType),
+		1))
 	for _, c := range []*rlsconf.RateLimitConfig{
-		domain("d", limit("k", 5), &rlsconf.RateLimitDescriptor{Key: "tier", Value: "go*ld", Descriptors: []*rlsconf.RateLimitDescriptor{inner}}),
-		domain("d: [\u0085\x7f\"", &rlsconf.RateLimitDescriptor{Key: "yes", Value: "0x10", RateLimit: &rlsconf.RateLimitPolicy{Unlimited: true}}),
+		domain("d", limit("k", 5), &rlsconf.RateLimitDescriptor{
+			Key: "tier", Value: "go*ld",
+			Descriptors: []*rlsconf.RateLimitDescriptor{inner},
+		}),
+		domain("d: [\u0085\x7f\"", &rlsconf.RateLimitDescriptor{
+			Key: "yes", Value: "0x10",
+			RateLimit: &rlsconf.RateLimitPolicy{Unlimited: true},
+		}),
 	} {
 		b, err := proto.Marshal(c)
 		if err != nil {
@@ -32,7 +39,8 @@ func FuzzResource(f *testing.F) {
 		}
 		f.Add(b)
 	}
-	f.Add(nest(3, nest(metadataField, nest(1, append(nest(1, []byte("k\u2028")), nest(2, nest(3, []byte("\x00\x7f\ufeff")))...)))))
+	f.Add(nest(3, nest(metadataField, nest(1, append(nest(1, []byte("k\u2028")),
+		nest(2, nest(3, []byte("\x00\x7f\ufeff")))...)))))
 	o := options()
 	counters := new(ratelimit.RuleCounters)
 	o.Counters = func(string, string) *ratelimit.RuleCounters { return counters }
@@ -60,7 +68,8 @@ func FuzzResource(f *testing.F) {
 		asText, _, textProblems := config.Parse([]config.Text{{Name: file.Place.File, Data: []byte(text)}}, o)
 		same(t, text, got, asText, problems, textProblems)
 		want, wrong := config.Compile([]config.File{{Domain: c.Domain, Descriptors: direct(c.Descriptors)}}, o)
-		if len(problems) == 0 && len(wrong) > 0 || len(problems) > 0 && len(wrong) == 0 && !strings.Contains(problems.Error(), "nested deeper") {
+		if len(problems) == 0 && len(wrong) > 0 || len(problems) > 0 && len(wrong) == 0 &&
+			!strings.Contains(problems.Error(), "nested deeper") {
 			t.Fatalf("converted: %v\ndirectly: %v\n%s", problems, wrong, text)
 		}
 		if len(problems) > 0 {
@@ -134,7 +143,8 @@ func direct(all []*rlsconf.RateLimitDescriptor) []config.Descriptor {
 	var out []config.Descriptor
 	for _, d := range all {
 		x := config.Descriptor{
-			Key: d.Key, Value: d.Value, Shadow: d.ShadowMode, Detailed: d.DetailedMetric, Descriptors: direct(d.Descriptors),
+			Key: d.Key, Value: d.Value, Shadow: d.ShadowMode, Detailed: d.DetailedMetric,
+			Descriptors: direct(d.Descriptors),
 		}
 		if p := d.RateLimit; p != nil {
 			x.Limit = &config.RateLimit{Unlimited: p.Unlimited, Name: p.Name}

@@ -113,7 +113,8 @@ func wideSaid(domains int) said {
 	for i := range domains {
 		name := fmt.Sprint("d", i)
 		s.texts = append(s.texts, "domain: "+name+"\ndescriptors: [{key: a}, {key: b}, {key: c}]\n")
-		s.pushed = append(s.pushed, domain(name, &rlsconf.RateLimitDescriptor{Key: "a"}, &rlsconf.RateLimitDescriptor{Key: "b"}, &rlsconf.RateLimitDescriptor{Key: "c"}))
+		s.pushed = append(s.pushed, domain(name, &rlsconf.RateLimitDescriptor{Key: "a"},
+			&rlsconf.RateLimitDescriptor{Key: "b"}, &rlsconf.RateLimitDescriptor{Key: "c"}))
 	}
 	return s
 }
@@ -143,8 +144,10 @@ func TestSourcesAgree(t *testing.T) {
 		"rules": {
 			said: said{
 				[]string{
-					"domain: d\ndescriptors:\n- {key: a, value: 'x: [', rate_limit: {unit: minute, requests_per_unit: 5}, descriptors: [" +
-						"{key: b, shadow_mode: true, detailed_metric: true, rate_limit: {unit: minute, requests_per_unit: 7, name: n, replaces: [{name: other}]}}]}\n",
+					"domain: d\ndescriptors:\n- {key: a, value: 'x: [', rate_limit: {unit: minute, " +
+						"requests_per_unit: 5}, descriptors: [" +
+						"{key: b, shadow_mode: true, detailed_metric: true, rate_limit: {unit: minute, " +
+						"requests_per_unit: 7, name: n, replaces: [{name: other}]}}]}\n",
 					"domain: e\ndescriptors: [{key: free, rate_limit: {unlimited: true}}]\n",
 				},
 				[]*rlsconf.RateLimitConfig{
@@ -152,32 +155,70 @@ func TestSourcesAgree(t *testing.T) {
 						Key: "a", Value: "x: [", Descriptors: []*rlsconf.RateLimitDescriptor{named},
 						RateLimit: &rlsconf.RateLimitPolicy{Unit: rlsconf.RateLimitUnit_MINUTE, RequestsPerUnit: 5},
 					}),
-					domain("e", &rlsconf.RateLimitDescriptor{Key: "free", RateLimit: &rlsconf.RateLimitPolicy{Unlimited: true}}),
+					domain("e", &rlsconf.RateLimitDescriptor{
+						Key:       "free",
+						RateLimit: &rlsconf.RateLimitPolicy{Unlimited: true},
+					}),
 				},
 			},
 			rules: "d.a_x: [: 5 per minute\nd.a_x: [.b: 7 per minute n[other] true true\ne.free: unlimited",
 		},
-		"no domain":        {said: said{[]string{"descriptors: []"}, []*rlsconf.RateLimitConfig{{Name: "d"}}}, wrong: []string{"config file cannot have empty domain"}},
-		"a domain twice":   {said: said{[]string{"domain: d", "domain: d"}, []*rlsconf.RateLimitConfig{{Name: "1", Domain: "d"}, {Name: "2", Domain: "d"}}}, wrong: []string{"duplicate domain 'd' in config file"}},
-		"no key":           {said: one("value: v", &rlsconf.RateLimitDescriptor{Value: "v"}), wrong: []string{"descriptor has empty key"}},
-		"a bad unit":       {said: one("{key: k, rate_limit: {unit: unit 257, requests_per_unit: 1}}", odd), wrong: []string{"invalid rate limit unit 'unit 257'"}},
-		"replacing itself": {said: one("{key: k, rate_limit: {unit: minute, requests_per_unit: 1, name: n, replaces: [{name: n}, {name: ''}]}}", itself), wrong: []string{"replaces should not contain name of same descriptor", "should not have an empty replaces entry"}},
+		"no domain": {
+			said:  said{[]string{"descriptors: []"}, []*rlsconf.RateLimitConfig{{Name: "d"}}},
+			wrong: []string{"config file cannot have empty domain"},
+		},
+		"a domain twice": {
+			said: said{
+				[]string{"domain: d", "domain: d"},
+				[]*rlsconf.RateLimitConfig{{Name: "1", Domain: "d"}, {Name: "2", Domain: "d"}},
+			},
+			wrong: []string{"duplicate domain 'd' in config file"},
+		},
+		"no key": {
+			said:  one("value: v", &rlsconf.RateLimitDescriptor{Value: "v"}),
+			wrong: []string{"descriptor has empty key"},
+		},
+		"a bad unit": {
+			said:  one("{key: k, rate_limit: {unit: unit 257, requests_per_unit: 1}}", odd),
+			wrong: []string{"invalid rate limit unit 'unit 257'"},
+		},
+		"replacing itself": {said: one("{key: k, rate_limit: {unit: minute, requests_per_unit: 1, name: n, replaces: "+
+			"[{name: n}, {name: ''}]}}", itself), wrong: []string{"replaces should not contain name of same " +
+			"descriptor", "should not have an empty replaces entry"}},
 		"a key twice": {
 			said: said{
 				[]string{"domain: d\ndescriptors: [{key: a, value: b}, {key: a, value: b}]"},
-				[]*rlsconf.RateLimitConfig{domain("d", &rlsconf.RateLimitDescriptor{Key: "a", Value: "b"}, &rlsconf.RateLimitDescriptor{Key: "a", Value: "b"})},
+				[]*rlsconf.RateLimitConfig{domain("d", &rlsconf.RateLimitDescriptor{Key: "a", Value: "b"},
+					&rlsconf.RateLimitDescriptor{Key: "a", Value: "b"})},
 			},
 			wrong: []string{"duplicate descriptor composite key 'd.a_b'"},
 		},
 		"99 deep":       {said: deepSaid(99), rules: "d." + strings.Repeat("k.", 98) + "k: 1 per minute"},
 		"100 deep":      {said: deepSaid(100), wrong: []string{"nested deeper than 200"}},
 		"as many rules": {said: wideSaid(2), bounds: config.Bounds{Rules: 6}},
-		"many rules":    {said: wideSaid(2), bounds: config.Bounds{Rules: 5}, wrong: []string{"config error, all files together have more than 5 descriptors, and this is the first too many: have fewer, with patterns or values of requests, or raise CONFIG_MAX_RULES"}},
+		"many rules": {
+			said: wideSaid(2), bounds: config.Bounds{Rules: 5},
+			wrong: []string{"config error, all files together have more than 5 descriptors, and this is the first " +
+				"too many: have fewer, with patterns or values of requests, or raise CONFIG_MAX_RULES"},
+		},
 		"as many files": {said: wideSaid(3), bounds: config.Bounds{Files: 3}},
-		"many files":    {said: wideSaid(3), bounds: config.Bounds{Files: 2}, wrong: []string{"raise CONFIG_MAX_FILES"}},
-		"tokens":        {said: wideSaid(3), bounds: config.Bounds{Tokens: 10}, wrong: []string{"raise CONFIG_MAX_TOKENS"}},
-		"a large file":  {said: one("key: "+strings.Repeat("k", 1000), &rlsconf.RateLimitDescriptor{Key: strings.Repeat("k", 1000)}), bounds: config.Bounds{FileBytes: 1000}, wrong: []string{"raise CONFIG_MAX_FILE_BYTES"}},
-		"large files":   {said: wideSaid(20), bounds: config.Bounds{TotalBytes: 900}, wrong: []string{"with it all files are", "the most is 900: have fewer rules, or raise CONFIG_MAX_BYTES"}},
+		"many files": {
+			said: wideSaid(3), bounds: config.Bounds{Files: 2},
+			wrong: []string{"raise CONFIG_MAX_FILES"},
+		},
+		"tokens": {
+			said: wideSaid(3), bounds: config.Bounds{Tokens: 10},
+			wrong: []string{"raise CONFIG_MAX_TOKENS"},
+		},
+		"a large file": {
+			said: one("key: "+strings.Repeat("k", 1000),
+				&rlsconf.RateLimitDescriptor{Key: strings.Repeat("k", 1000)}), bounds: config.Bounds{FileBytes: 1000},
+			wrong: []string{"raise CONFIG_MAX_FILE_BYTES"},
+		},
+		"large files": {
+			said: wideSaid(20), bounds: config.Bounds{TotalBytes: 900},
+			wrong: []string{"with it all files are", "the most is 900: have fewer rules, or raise CONFIG_MAX_BYTES"},
+		},
 	} {
 		for kind, load := range sources {
 			t.Run(name+"/"+kind, func(t *testing.T) {
@@ -211,19 +252,24 @@ func TestSourcesAgree(t *testing.T) {
 // the same rules again, also those that messages do not say.
 func TestCopyOfAPush(t *testing.T) {
 	more := filepath.Join(t.TempDir(), "more.yaml")
-	writeFile(t, more, "rules:\n  - {domain: d, descriptor: [k], algorithm: token_bucket, burst: 50, coordination: {mode: approx, lease: {ttl: 3s}}}\n")
+	writeFile(t, more, "rules:\n  - {domain: d, descriptor: [k], algorithm: token_bucket, burst: 50, coordination: "+
+		"{mode: approx, lease: {ttl: 3s}}}\n")
 	additions, err := ReadAdditions(more)
 	if err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "copy")
-	body, err := anypb.New(domain("d", limit("k", 5), &rlsconf.RateLimitDescriptor{Key: "deep\u0085", Descriptors: []*rlsconf.RateLimitDescriptor{limit("\x00", 2)}}))
+	body, err := anypb.New(domain("d", limit("k", 5), &rlsconf.RateLimitDescriptor{
+		Key:         "deep\u0085",
+		Descriptors: []*rlsconf.RateLimitDescriptor{limit("\x00", 2)},
+	}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := NewClient(Options{Additions: additions})
 	first := newStore(c, options())
-	if err := errors.Join(first.KeepLastGood(path), c.take(&discovery.DiscoveryResponse{Resources: []*anypb.Any{body}}, first)); err != nil {
+	if err := errors.Join(first.KeepLastGood(path), c.take(&discovery.DiscoveryResponse{Resources: []*anypb.Any{body}},
+		first)); err != nil {
 		t.Fatal(err)
 	}
 	second := newStore(NewClient(Options{}), options())
@@ -260,7 +306,10 @@ func TestSourcesWatch(t *testing.T) {
 		"directory": &config.Tree{Path: dir},
 		"static":    config.Static{},
 		"copy":      &config.Copy{Path: filepath.Join(dir, "none")},
-		"server":    NewClient(Options{Server: "127.0.0.1:1", Credentials: insecure.NewCredentials(), Backoff: Backoff{Connect: time.Hour}}),
+		"server": NewClient(Options{
+			Server: "127.0.0.1:1", Credentials: insecure.NewCredentials(),
+			Backoff: Backoff{Connect: time.Hour},
+		}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(context.Background())

@@ -58,22 +58,23 @@ func (m *manager) start(addr string) {
 		m.Fatal(err)
 	}
 	m.addr, m.server = l.Addr().String(), grpc.NewServer()
-	discovery.RegisterAggregatedDiscoveryServiceServer(m.server, server.NewServer(context.Background(), m.cache, server.CallbackFuncs{
-		StreamOpenFunc: func(ctx context.Context, _ int64, _ string) error {
-			md, _ := metadata.FromIncomingContext(ctx)
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			m.header = strings.Join(md.Get("x-tenant"), ",")
-			return nil
-		},
-		StreamRequestFunc: func(_ int64, r *discovery.DiscoveryRequest) error {
-			m.mu.Lock()
-			m.requests = append(m.requests, r)
-			m.mu.Unlock()
-			m.news <- struct{}{}
-			return nil
-		},
-	}))
+	discovery.RegisterAggregatedDiscoveryServiceServer(m.server,
+		server.NewServer(context.Background(), m.cache, server.CallbackFuncs{
+			StreamOpenFunc: func(ctx context.Context, _ int64, _ string) error {
+				md, _ := metadata.FromIncomingContext(ctx)
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				m.header = strings.Join(md.Get("x-tenant"), ",")
+				return nil
+			},
+			StreamRequestFunc: func(_ int64, r *discovery.DiscoveryRequest) error {
+				m.mu.Lock()
+				m.requests = append(m.requests, r)
+				m.mu.Unlock()
+				m.news <- struct{}{}
+				return nil
+			},
+		}))
 	go func() { _ = m.server.Serve(l) }()
 }
 
@@ -85,7 +86,8 @@ func (m *manager) push(domains ...*rlsconf.RateLimitConfig) {
 	for _, d := range domains {
 		resources = append(resources, d)
 	}
-	s, err := cache.NewSnapshot(fmt.Sprint("v", m.version), map[resource.Type][]types.Resource{resource.RateLimitConfigType: resources})
+	s, err := cache.NewSnapshot(fmt.Sprint("v", m.version),
+		map[resource.Type][]types.Resource{resource.RateLimitConfigType: resources})
 	if err != nil {
 		m.Fatal(err)
 	}
@@ -134,7 +136,10 @@ func domain(name string, descriptors ...*rlsconf.RateLimitDescriptor) *rlsconf.R
 }
 
 func limit(key string, n uint32) *rlsconf.RateLimitDescriptor {
-	return &rlsconf.RateLimitDescriptor{Key: key, RateLimit: &rlsconf.RateLimitPolicy{Unit: rlsconf.RateLimitUnit_MINUTE, RequestsPerUnit: n}}
+	return &rlsconf.RateLimitDescriptor{
+		Key:       key,
+		RateLimit: &rlsconf.RateLimitPolicy{Unit: rlsconf.RateLimitUnit_MINUTE, RequestsPerUnit: n},
+	}
 }
 
 func run(t *testing.T, o Options) *config.Store {
@@ -142,7 +147,8 @@ func run(t *testing.T, o Options) *config.Store {
 	o.NodeID, o.Credentials, o.MaxMessage = "n1", insecure.NewCredentials(), 4<<20
 	o.Backoff = Backoff{Connect: 20 * time.Millisecond, First: 20 * time.Millisecond, Longest: 50 * time.Millisecond}
 	c := NewClient(o)
-	store := config.NewStore(c, config.Options{Coordination: ratelimit.DefaultCoordination()}, slog.New(slog.DiscardHandler))
+	store := config.NewStore(c, config.Options{Coordination: ratelimit.DefaultCoordination()},
+		slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -169,9 +175,14 @@ func requests(store *config.Store, path string) ratelimit.Tokens {
 // that goes away and returns changes nothing either.
 func TestPushes(t *testing.T) {
 	m := newManager(t, "127.0.0.1:0")
-	store := run(t, Options{Server: m.addr, Headers: map[string]string{"x-tenant": "edge"}, Metadata: map[string]any{"zone": "eu"}})
-	first := m.until("the first request", func(r *discovery.DiscoveryRequest) bool { return r.GetNode().GetId() == "n1" })
-	if zone := first.GetNode().GetMetadata().GetFields()["zone"].GetStringValue(); zone != "eu" || first.GetTypeUrl() != TypeURL {
+	store := run(t, Options{
+		Server: m.addr, Headers: map[string]string{"x-tenant": "edge"},
+		Metadata: map[string]any{"zone": "eu"},
+	})
+	first := m.until("the first request",
+		func(r *discovery.DiscoveryRequest) bool { return r.GetNode().GetId() == "n1" })
+	if zone := first.GetNode().GetMetadata().GetFields()["zone"].GetStringValue(); zone != "eu" ||
+		first.GetTypeUrl() != TypeURL {
 		t.Errorf("the first request is %v", first)
 	}
 	if err := store.Load(); err == nil || store.Rules() != nil {
@@ -243,13 +254,19 @@ func TestConversion(t *testing.T) {
 	more := filepath.Join(t.TempDir(), "more.yaml")
 	writeFile(t, more, `rules:
   - {domain: d, coordination: {max_nodes: 4}}
-  - {domain: d, descriptor: [tier_gold, api_key], algorithm: token_bucket, burst: 50, coordination: {mode: approx, drift_budget: 5%}}
+  - domain: d
+    descriptor: [tier_gold, api_key]
+    algorithm: token_bucket
+    burst: 50
+    coordination: {mode: approx, drift_budget: 5%}
 `)
 	additions, err := ReadAdditions(more)
 	if err != nil {
 		t.Fatal(err)
 	}
-	meta, err := proto.Marshal(&structpb.Struct{Fields: map[string]*structpb.Value{"plan": structpb.NewStringValue("gold")}})
+	meta, err := proto.Marshal(&structpb.Struct{
+		Fields: map[string]*structpb.Value{"plan": structpb.NewStringValue("gold")},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,9 +276,19 @@ func TestConversion(t *testing.T) {
 	unknown = protowire.AppendBytes(protowire.AppendTag(unknown, metadataField, protowire.BytesType), meta)
 	unknown = protowire.AppendVarint(protowire.AppendTag(unknown, 99, protowire.VarintType), 1)
 	inner.ProtoReflect().SetUnknown(unknown)
-	other := &rlsconf.RateLimitDescriptor{Key: "free", RateLimit: &rlsconf.RateLimitPolicy{Unlimited: true, Replaces: []*rlsconf.RateLimitReplace{{Name: "gold"}}}}
-	yearly := &rlsconf.RateLimitDescriptor{Key: "yearly", RateLimit: &rlsconf.RateLimitPolicy{Unit: 6, RequestsPerUnit: 3}} // newer than the types
-	body, err := anypb.New(domain("d", &rlsconf.RateLimitDescriptor{Key: "tier", Value: "gold", Descriptors: []*rlsconf.RateLimitDescriptor{inner}}, other, yearly))
+	other := &rlsconf.RateLimitDescriptor{Key: "free", RateLimit: &rlsconf.RateLimitPolicy{
+		Unlimited: true,
+		Replaces:  []*rlsconf.RateLimitReplace{{Name: "gold"}},
+	}}
+	// newer than the types
+	yearly := &rlsconf.RateLimitDescriptor{Key: "yearly", RateLimit: &rlsconf.RateLimitPolicy{
+		Unit:            6,
+		RequestsPerUnit: 3,
+	}}
+	body, err := anypb.New(domain("d", &rlsconf.RateLimitDescriptor{
+		Key: "tier", Value: "gold",
+		Descriptors: []*rlsconf.RateLimitDescriptor{inner},
+	}, other, yearly))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -283,7 +310,9 @@ func TestConversion(t *testing.T) {
 	for _, r := range rules.All() {
 		switch r.Path {
 		case "tier_gold.api_key":
-			if !r.Shadow || !r.Quota || r.Name != "gold" || r.Metadata["plan"] != "gold" || r.Limit.Burst != 50 || r.Coordination.Mode != ratelimit.Approx || r.Coordination.MaxNodes != 4 || r.Limit.Unit != ratelimit.Minute {
+			if !r.Shadow || !r.Quota || r.Name != "gold" || r.Metadata["plan"] != "gold" || r.Limit.Burst != 50 ||
+				r.Coordination.Mode != ratelimit.Approx || r.Coordination.MaxNodes != 4 ||
+				r.Limit.Unit != ratelimit.Minute {
 				t.Errorf("%+v", r)
 			}
 		case "free":
@@ -321,7 +350,8 @@ func written(t *testing.T, f config.File) string {
 func TestBadInput(t *testing.T) {
 	bad := limit("k", 1)
 	bad.ProtoReflect().SetUnknown([]byte{0xff})
-	if _, err := newConverter(nil, config.DefaultBounds()).descriptors([]*rlsconf.RateLimitDescriptor{bad}); err == nil {
+	if _, err := newConverter(nil,
+		config.DefaultBounds()).descriptors([]*rlsconf.RateLimitDescriptor{bad}); err == nil {
 		t.Error("a broken field was read")
 	}
 	if _, err := convertOne(&anypb.Any{TypeUrl: "other"}, nil); err == nil {
@@ -353,11 +383,15 @@ func TestBadAdditions(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{
-		"d": "xds:d: descriptor k: CONFIG_GRPC_XDS_ADDITIONS " + file + `, rule 2: config error, unknown key 'siz'; known here: size, min, max, ttl
-CONFIG_GRPC_XDS_ADDITIONS ` + file + `, rule 2: config error, coordination: mode: "gossip" is not one of leasing, routing, approx`,
-		"e":     "CONFIG_GRPC_XDS_ADDITIONS " + file + ", rule 3: e.k: config error, burst is for algorithm: token_bucket, and this is fixed_window",
-		"other": "xds:other: CONFIG_GRPC_XDS_ADDITIONS " + file + `, rule 1: error loading config file: burst must be a whole number from 1 to 4294967295, not "0"`,
-		"fine":  "",
+		"d": "xds:d: descriptor k: CONFIG_GRPC_XDS_ADDITIONS " + file + ", rule 2: " +
+			"config error, unknown key 'siz'; known here: size, min, max, ttl\n" +
+			"CONFIG_GRPC_XDS_ADDITIONS " + file + ", rule 2: " +
+			`config error, coordination: mode: "gossip" is not one of leasing, routing, approx`,
+		"e": "CONFIG_GRPC_XDS_ADDITIONS " + file + ", rule 3: e.k: config error, burst is for algorithm: " +
+			"token_bucket, and this is fixed_window",
+		"other": "xds:other: CONFIG_GRPC_XDS_ADDITIONS " + file +
+			`, rule 1: error loading config file: burst must be a whole number from 1 to 4294967295, not "0"`,
+		"fine": "",
 	} {
 		body, err := anypb.New(domain(name, limit("k", 1)))
 		if err != nil {
@@ -382,7 +416,15 @@ func TestBackoff(t *testing.T) {
 		connected bool
 		random    float64
 		want      time.Duration
-	}{{0, false, 0.5, 3 * time.Second}, {9, false, 0.5, 3 * time.Second}, {0, true, 0.5, 10 * time.Second}, {2, true, 0.5, 40 * time.Second}, {99, true, 0.5, 60 * time.Second}, {0, true, 1, 15 * time.Second}, {0, true, 0, 5 * time.Second}} {
+	}{
+		{0, false, 0.5, 3 * time.Second},
+		{9, false, 0.5, 3 * time.Second},
+		{0, true, 0.5, 10 * time.Second},
+		{2, true, 0.5, 40 * time.Second},
+		{99, true, 0.5, 60 * time.Second},
+		{0, true, 1, 15 * time.Second},
+		{0, true, 0, 5 * time.Second},
+	} {
 		if got := b.wait(c.n, c.connected, c.random); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}

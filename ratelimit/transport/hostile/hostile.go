@@ -57,7 +57,10 @@ func DialDeaf(address string, settings ...http2.Setting) (*Caller, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Caller{Conn: conn, method: Method, out: bufio.NewWriterSize(conn, 64<<10), windows: map[uint32]int{}, turned: make(chan struct{}, 1), ended: make(chan struct{})}
+	c := &Caller{
+		Conn: conn, method: Method, out: bufio.NewWriterSize(conn, 64<<10), windows: map[uint32]int{},
+		turned: make(chan struct{}, 1), ended: make(chan struct{}),
+	}
 	c.framer = http2.NewFramer(c.out, conn)
 	c.pack = hpack.NewEncoder(&c.block)
 	_ = conn.SetWriteDeadline(time.Now().Add(20 * time.Second))
@@ -79,7 +82,10 @@ const tlsScheme = "tls:"
 func dial(address string) (net.Conn, error) {
 	d := net.Dialer{Timeout: 5 * time.Second}
 	if plain, is := strings.CutPrefix(address, tlsScheme); is {
-		over := tls.Dialer{NetDialer: &d, Config: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}} //nolint:gosec // it attacks
+		over := tls.Dialer{
+			NetDialer: &d,
+			Config:    &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}, //nolint:gosec // it attacks
+		}
 		return over.DialContext(context.Background(), "tcp", plain)
 	}
 	return d.DialContext(context.Background(), "tcp", address)
@@ -138,7 +144,10 @@ func (c *Caller) Call(more ...hpack.HeaderField) (stream uint32, err error) {
 	} else {
 		c.stream += 2
 	}
-	err = c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: c.stream, BlockFragment: c.block.Bytes(), EndHeaders: true})
+	err = c.framer.WriteHeaders(http2.HeadersFrameParam{
+		StreamID: c.stream, BlockFragment: c.block.Bytes(),
+		EndHeaders: true,
+	})
 	return c.stream, err
 }
 
