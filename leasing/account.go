@@ -38,7 +38,8 @@ const (
 // the year 2112. Redis' scripts hold whole numbers up to twice as many.
 const mostFence = 1 << 52
 
-// record is the ledger's copy of one holder's truth, plus the grant in flight.
+// record is the ledger's copy of one holder's truth, plus the grant in flight
+// (docs/protocol.md, sections 4.3 and 6.3).
 type record struct {
 	holder  ratelimit.Holder
 	seq     uint64
@@ -141,8 +142,9 @@ type account struct {
 	others []record
 }
 
-// settle books one claim and answers it. It is the whole protocol: rules 1 to
-// 8 of the design. It allocates only when a second holder appears.
+// settle books one claim and answers it: the ledger's side of the protocol
+// (docs/protocol.md, sections 4.1 to 4.12). It allocates only when a second holder
+// appears.
 func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	fresh := a.window == 0
 	g := a.settleAt(now, c)

@@ -284,6 +284,9 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	}
 	h.lease.apply(sent, &fl.claim, g, margin(&fl.claim, g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
 	h.eager = fl.claim.Reclaim == ratelimit.ReclaimEager
+	if g.Relearning && r.Confirmed > 0 {
+		h.keepUsed(now, r.Confirmed)
+	}
 	h.payOwed()
 	h.lease.forgive(h.rule.DriftShare())
 	h.heard, h.told, h.elsewhere, h.stranded = now, sent, g.Outstanding, g.Stranded

@@ -8,7 +8,7 @@ import (
 )
 
 // The arithmetic of a token_bucket's account: whole micro-tokens, nothing lost
-// to rounding. docs/adr/0001 says why it is this strict.
+// to rounding. Why it is this strict: docs/protocol.md, section 4.1, and docs/adr/0001.
 
 // refill adds what elapsed brings, without rounding: what does not make a
 // whole micro-token is carried over.

@@ -12,7 +12,8 @@ import (
 // somebody else writes to, a proxy that mixes up replies, another version, a peer.
 // CheckGrant is the one place at which each of its numbers is held against what was
 // claimed and what the rule can mean; every grant that a Fleet is given passes it,
-// whether from Redis or from a key's owner (mode routing).
+// whether from Redis or from a key's owner (mode routing); see docs/protocol.md,
+// section 4.16.
 //
 // Guarantee: of one claim no more is credited than was asked for, nor than the limit,
 // beside the drift that the claim itself told of; no fence goes back; no window is

@@ -7,6 +7,9 @@
 // promise that every token gets used: those of a silent holder are stranded
 // until the window ends.
 //
+// docs/protocol.md specifies the protocol: its rules and why each is needed, its
+// messages and records, and worked examples.
+//
 // The pieces, from the inside out, each pure (time and messages are arguments;
 // no goroutine, no clock, no I/O):
 //

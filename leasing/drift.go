@@ -7,7 +7,8 @@ import (
 )
 
 // Drift says how much this node may spend of a key before the ledger has
-// answered, under rules of mode approx. Package approx implements it.
+// answered, under rules of mode approx (docs/protocol.md, section 4.12). Package
+// approx implements it.
 type Drift interface {
 	// Share returns that many tokens, of each key under the rule, in a window
 	// that began at begins by the ledger's clock; 0 if this node may not now.
@@ -55,6 +56,9 @@ func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
 	}
 	share, heir := f.Drift.Share(now, a.Rule, begins)
 	share -= h.carried
+	if now < h.usedTill {
+		share -= h.used
+	}
 	h.rule = a.Rule
 	if share > 0 && heir != h.heir && a.Rule.Limit.Algorithm == ratelimit.TokenBucket {
 		h.lease.overdraw(now, share, share)
@@ -85,6 +89,21 @@ func (h *held) carry(w window) {
 	h.carried, h.before = 0, 0
 	if l := &h.lease; l.algorithm == ratelimit.SlidingWindow && l.window == w-1 {
 		h.carried, h.before = l.drifted(), max(l.spent, l.granted-l.returned)
+	}
+}
+
+// keepUsed takes in that a ledger which is being told what it had lost has
+// confirmed that much drift. It has confirmed it with tokens that a holder may have
+// spent which it has not heard yet, so that in this window they free no share: the
+// node would drift a second time with tokens that were never there.
+func (h *held) keepUsed(now instant, confirmed tokens) {
+	if now >= h.usedTill {
+		h.used = 0
+	}
+	h.used = ratelimit.AddTokens(h.used, confirmed)
+	h.usedTill = h.lease.reset
+	if h.lease.algorithm == ratelimit.SlidingWindow {
+		h.usedTill = h.usedTill.Add(h.rule.Limit.Period()) // the window counts in the next one, too
 	}
 }
 

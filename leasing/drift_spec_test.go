@@ -158,3 +158,31 @@ func TestDriftNeedsAShare(t *testing.T) {
 	s.rule.Coordination.Mode = ratelimit.Leasing
 	s.waitsFor(s.asks(1), ratelimit.StoreDeadline)
 }
+
+// The ledger has lost its data, and confirms drift while it is told again what
+// others had spent: with tokens that may be gone. The share stays used up until the
+// window ends.
+func TestDriftConfirmedByALedgerThatRelearns(t *testing.T) {
+	s, _ := newDriftScript(t, perMinute100)
+	s.drifts(10)
+	s.ledger.Forget()
+	_, g := s.exchange()
+	if !g.Relearning || g.Granted < 11 {
+		t.Fatalf("the ledger should notice the loss, and confirm 11: %+v", g)
+	}
+	if more := g.Granted - 11; more > 0 {
+		s.spends(more)
+	}
+	r := s.asks(1)
+	s.waitsFor(r, 2*time.Millisecond)
+	s.passes(2 * time.Millisecond)
+	r.wait.TimeOver()
+	if r.decided() {
+		t.Errorf("a second share was spent: %+v", r.v)
+	}
+	s.passes(46 * time.Second)
+	r = s.asks(10)
+	s.passes(2 * time.Millisecond)
+	r.wait.TimeOver()
+	r.says(false, ratelimit.FromDrift)
+}

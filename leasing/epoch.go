@@ -19,7 +19,8 @@ import (
 // would be granted the whole limit, whatever others had spent before. The keys
 // named here are kept with the accounts and are lost with them. Each pipeline of
 // claims reads the one of its part last: when it is still the one that the node
-// knew, nothing was lost before any of these claims.
+// knew, nothing was lost before any of these claims (docs/protocol.md, sections 4.9
+// and 6.4).
 
 //go:embed epoch.lua
 var epochLua string

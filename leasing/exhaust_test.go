@@ -196,8 +196,8 @@ func (s *search) trace(id uint32, last move) []string {
 	return lines
 }
 
-// Every state that a small world can get into keeps the invariants of the
-// design: nothing is spent beyond the limit but what the faults so far explain,
+// Every state that a small world can get into keeps the invariants of the protocol
+// (docs/protocol.md, sections 4.1 to 4.9): nothing is spent beyond the limit but what the faults so far explain,
 // every fence is above all before it, each holder is charged what it has spent,
 // what came late or twice changes nothing, and no token vanishes.
 func TestExhaustively(t *testing.T) {

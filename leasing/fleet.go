@@ -145,6 +145,8 @@ type held struct {
 	stranded  tokens // in expired leases of other nodes, when the ledger was last heard
 	carried   tokens // unconfirmed in the window before, and counting in this one
 	before    tokens // charged in the window before, and counting in this one
+	used      tokens // of the drift share until usedTill, though it was confirmed; see keepUsed
+	usedTill  instant
 	heir      ratelimit.Fence
 	recall
 	// owed was admitted without the ledger while no lease said of which window

@@ -5,7 +5,7 @@ import (
 )
 
 // Account is what a ledger in this process knows of a key: enough to go on in
-// another process, to the token.
+// another process, to the token (docs/protocol.md, sections 4.15 and 6.5).
 type Account struct {
 	Now      ratelimit.LedgerTime // the account's clock
 	Fence    ratelimit.Fence

@@ -8,8 +8,8 @@ import (
 )
 
 // Check looks at an account right after a claim was settled, with its answer,
-// and says which invariant of the ledger does not hold, if one does not. It is
-// for simulations and tests.
+// and says which invariant of the ledger does not hold, if one does not
+// (docs/protocol.md, sections 4.1 and 4.3). It is for simulations and tests.
 func (m *Memory) Check(claim *ratelimit.Claim, answer *ratelimit.Grant) error {
 	s, c := m.locked([]byte(claim.Key))
 	defer s.mu.Unlock()

@@ -12,8 +12,8 @@ type (
 	ask     = ratelimit.Ask
 )
 
-// lease is a holder's side of one key. The zero lease knows nothing and must
-// claim. It is not safe for concurrent use.
+// lease is a holder's side of one key (docs/protocol.md, section 3). The zero lease
+// knows nothing and must claim. It is not safe for concurrent use.
 type lease struct {
 	// Cumulative totals for this window: granted is written by the ledger's
 	// grants, spent and returned only here.

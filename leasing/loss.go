@@ -11,7 +11,8 @@ import (
 // node has heard may no longer be what the ledger knows, and the node tells it
 // again: every account that it has totals of, those that are used up first, for
 // their holders ask for nothing and would otherwise be silent until the window
-// ends, while a node that is new to the key was granted the limit once more.
+// ends, while a node that is new to the key was granted the limit once more
+// (docs/protocol.md, section 4.9).
 
 // memory is what a node knows of the epoch of one part's data.
 type memory struct {

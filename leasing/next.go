@@ -9,7 +9,7 @@ import (
 // A key that is busy shortly before its window rolls has the next one's lease
 // claimed by then, so that no request waits for it. Of a fixed window only: the
 // others do not begin anew. The two leases are held under the node's two names,
-// in turn, so that the ledger has a record of each.
+// in turn, so that the ledger has a record of each (docs/protocol.md, section 4.10).
 
 // nextLease is a lease of the window to come.
 type nextLease struct {

@@ -13,7 +13,7 @@ import (
 // A recall is a message of the ledger to a holder: others wait for tokens of this
 // account, and there are none left but those that are leased. The holder gives back
 // at once what it does not need in the next moment. It is a hint: when it is lost,
-// others are refused, and nothing else is wrong.
+// others are refused, and nothing else is wrong (docs/protocol.md, section 4.11).
 //
 //	claim: 1 waits --> nothing left, 40 leased elsewhere --recall--> other holder
 //	                                                                   |

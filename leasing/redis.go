@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"sync"
@@ -157,12 +158,17 @@ func (l *Redis) arguments(c *ratelimit.Claim) []any {
 	if c.Limit.Unit == ratelimit.CalendarMonth {
 		period = 0
 	}
-	arguments := []any{
-		HolderName(c.Holder), c.Seq, int64(c.Fence), int64(c.Window), flags,
+	claim := [...]int64{
+		int64(c.Seq), int64(c.Fence), int64(c.Window), int64(flags),
 		int64(c.Granted), int64(c.Spent), int64(c.Returned), int64(c.Waiting), int64(c.Want), c.TTL.Microseconds(),
-		uint8(c.Limit.Algorithm), int64(c.Limit.Requests), int64(c.Limit.Burst), period, int64(l.at()),
+		int64(c.Limit.Algorithm), int64(c.Limit.Requests), int64(c.Limit.Burst), period, int64(l.at()),
 		int64(c.Learning), int64(c.Before),
 	}
+	packed := make([]byte, 0, 8*len(claim))
+	for _, n := range claim {
+		packed = binary.LittleEndian.AppendUint64(packed, math.Float64bits(float64(n)))
+	}
+	arguments := []any{HolderName(c.Holder), packed}
 	if c.Audit != "" {
 		arguments = append(arguments, c.Audit, int64(c.AuditBound), AuditEvents, AuditKept.Milliseconds())
 	}
@@ -186,12 +192,15 @@ var ErrLedgerAnswer = errors.New("the ledger's answer makes no sense")
 // who takes it (CheckGrant).
 func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 	g := ratelimit.Grant{Seq: c.Seq, TTL: c.TTL}
-	values, err := answer.Int64Slice()
-	switch {
-	case err != nil && answer.Err() != nil:
+	text, err := answer.Text()
+	if err != nil && answer.Err() != nil {
 		g.Err = fmt.Errorf("redis: %w", err)
 		return g
-	case err != nil || len(values) != answerFields && (len(values) != 2 || values[0] != 1):
+	}
+	var packed [answerFields]int64
+	values, whole := unpacked(packed[:0], text)
+	switch {
+	case err != nil || !whole || len(values) != answerFields && (len(values) != 2 || values[0] != 1):
 		g.Err = fmt.Errorf("%w: %w", &GrantError{Kind: ratelimit.RejectedForm, What: "number of fields", Said: int64(len(values)), Least: 2, Most: answerFields}, saying(answer))
 		return g
 	}
@@ -212,6 +221,23 @@ func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 	g.TTL, g.Plenty = microseconds(values[17]), values[18] == 1
 	g.Recalling, g.Recalled = values[19] == 1, int(values[20])
 	return g
+}
+
+// unpacked reads numbers that were packed as doubles, little-endian. It reports
+// whether they all were whole numbers that a double holds exactly, and no more than
+// values has room for.
+func unpacked(values []int64, packed string) ([]int64, bool) {
+	if len(packed)%8 != 0 || len(packed)/8 > cap(values) {
+		return values, false
+	}
+	for i := 0; i < len(packed); i += 8 {
+		n := math.Float64frombits(binary.LittleEndian.Uint64([]byte(packed[i : i+8])))
+		if n != math.Trunc(n) || math.Abs(n) > 1<<53 { // a NaN is not itself
+			return values, false
+		}
+		values = append(values, int64(n))
+	}
+	return values, true
 }
 
 // answerFields is how many numbers the script answers a claim with.

@@ -1,15 +1,31 @@
 -- settle books one claim on one account and answers it: account.go, in Lua,
 -- atomically in Redis. KEYS[1] is the account, a hash: field "a" the account,
 -- every other field a holder's record. All numbers are whole and below 2^53,
--- so that Lua's doubles hold them exactly.
+-- so that Lua's doubles hold them exactly. docs/protocol.md, section 6 has every
+-- argument, number and field.
 --
--- ARGV: holder, seq, fence, window, flags, granted, spent, returned, waiting,
---       want, ttl us, algorithm, requests, burst, period us (0: months of
---       the calendar), the time in us (0 but in tests: Redis' own), until when the ledger learns, what was
---       charged in the window before; flags: 1 eager, 2 direct, 4 refilled,
---       8 ahead, 16 tally, 32 final, 64 reset, 128 last, 256 stretch, 512 recall
+-- ARGV[1] is the holder. ARGV[2] is the claim: 17 doubles, little-endian, in the
+-- order of the names below. Numbers travel packed because reading them one by one
+-- as text, and answering so, took Redis as long as the rest of this script.
 -- With KEYS[2], the stream of the account's audit, ARGV goes on: the rule, what
 -- it declares to over-admit, the most events to keep, and for how long, in ms.
+--
+-- The answer is 22 doubles, packed alike, in the order of reply; or two, when the
+-- claim was too late: 1 and its sequence number.
+
+-- Times are in microseconds. Period is 0 for months of the calendar, Time 0 but in
+-- tests (it is Redis' own), Learning the time until when the ledger learns, Before
+-- what was charged in the window before. Flags: 1 eager, 2 direct, 4 refilled, 8
+-- ahead, 16 tally, 32 final, 64 reset, 128 last, 256 stretch, 512 recall.
+local Seq, Fence, Window, Flags, Granted, Spent, Returned, Waiting, Want, TTL, Algorithm, Requests, Burst, Period, Time, Learning, Before =
+  struct.unpack('<ddddddddddddddddd', ARGV[2])
+local pack, unpack_record = cmsgpack.pack, cmsgpack.unpack
+
+-- reply packs an answer: 0, granted, fence, window, void, available, outstanding,
+-- reset after, retry after, holders, over-admitted, relearning, the ledger's time,
+-- stranded, over, carried, missing, ttl, plenty, recalling, recalled, seq.
+local function reply(...) return struct.pack('<dddddddddddddddddddddd', ...) end
+local function too_late() return struct.pack('<dd', 1, Seq) end
 
 local MICRO = 1000000
 local RELEARN_TIME, RELEARN_SHARE = 2000000, 20
@@ -27,24 +43,24 @@ local NEVER = 9007199254740991 -- 2^53-1
 -- 25 of field "a"; see sums). It does what the whole script does, to the letter, or
 -- returns nothing and has changed nothing.
 local function quick()
-  local flags, period = tonumber(ARGV[5]), tonumber(ARGV[15])
+  local flags, period = Flags, Period
   local low = flags % 256
-  if KEYS[2] or ARGV[12] == '2' or period == 0 or (low ~= 0 and low ~= 16 and low ~= 8 and low ~= 24) then return nil end
-  local now, at = tonumber(ARGV[16]), tonumber(ARGV[4])
+  if KEYS[2] or Algorithm == BUCKET or period == 0 or (low ~= 0 and low ~= 16 and low ~= 8 and low ~= 24) then return nil end
+  local now, at = Time, Window
   if now == 0 then
     local time = redis.call('TIME')
     now = time[1] * 1000000 + time[2]
   end
   local fmod, max, min = math.fmod, math.max, math.min
   local w = (now - fmod(now, period)) / period + 1
-  local sliding = ARGV[12] == '1'
-  if low % 16 == 8 and (at ~= w or sliding) or tonumber(ARGV[17]) > now then return nil end
-  local holder, capacity, fence = ARGV[1], tonumber(ARGV[13]), tonumber(ARGV[3])
-  local granted, spent, returned, waiting = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+  local sliding = Algorithm == SLIDING
+  if low % 16 == 8 and (at ~= w or sliding) or Learning > now then return nil end
+  local holder, capacity, fence = ARGV[1], Requests, Fence
+  local granted, spent, returned, waiting = Granted, Spent, Returned, Waiting
   local found = redis.call('HMGET', KEYS[1], 'a', holder)
   local a, r
   if found[1] then
-    a = cmsgpack.unpack(found[1])
+    a = unpack_record(found[1])
     -- Not of another window, nor while the ledger learns or its clock has gone back;
     -- and only while no lease has expired since the sums were made.
     if a[3] ~= w or now < a[1] or now < a[9] or not a[25] or now >= a[24] or fence > 0 and fence <= a[16] then return nil end
@@ -55,11 +71,11 @@ local function quick()
   local was_charged, was_spent, was_out, was_live, was_stranded, answered = 0, 0, 0, 0, 0, 0
   if found[2] then
     if not found[1] then return nil end
-    r = cmsgpack.unpack(found[2])
+    r = unpack_record(found[2])
     local f = r[10]
     -- Not a late or repeated claim, nor one about another window, of a lease that was
     -- closed, granted directly, or which the holder or the ledger has forgotten.
-    if tonumber(ARGV[2]) <= r[1] or r[2] ~= w or at ~= w or f % 2 == 1 or f % 8 >= 4 or f % 32 >= 16
+    if Seq <= r[1] or r[2] ~= w or at ~= w or f % 2 == 1 or f % 8 >= 4 or f % 32 >= 16
       or fence == 0 and granted < r[5] or granted > r[5] + r[6] then
       return nil
     end
@@ -93,8 +109,8 @@ local function quick()
   if not sliding then beyond = max(beyond, a[6]) end
   over = over + max(0, beyond - a[6])
   local room = min(capacity, max(0, free))
-  local lease = min(room, max(tonumber(ARGV[10]), waiting), max(waiting, (room - fmod(room, 2 * live)) / (2 * live)))
-  local expires, f = now + tonumber(ARGV[11]), answered
+  local lease = min(room, max(Want, waiting), max(waiting, (room - fmod(room, 2 * live)) / (2 * live)))
+  local expires, f = now + TTL, answered
   if flags % 512 >= 256 and room > (capacity - fmod(capacity, PLENTY_ABOVE)) / PLENTY_ABOVE then
     local parts = IDLE_SHARE * max(LEAST_SHARES, live)
     lease = max(lease, min(room, (capacity - fmod(capacity, parts)) / parts - max(0, granted - returned - spent)))
@@ -114,43 +130,41 @@ local function quick()
   local stranded = a[22] - was_stranded
   -- An account that nothing was charged to could be deleted at any time.
   local kept = found[1] and (a[19] > 0 or a[5] > 0 or a[4] ~= 0)
-  redis.call('HSET', KEYS[1], 'a', cmsgpack.pack({
+  redis.call('HSET', KEYS[1], 'a', pack({
     now, next_fence, w, a[4], a[5], beyond, a[7], a[8], a[9], a[10], most, left, late, a[14], a[15], a[16], a[17], a[18],
     others + charged, a[20] - was_spent + spent, elsewhere + out, stranded, live, min(a[24], expires), a[25],
-  }), holder, cmsgpack.pack({ tonumber(ARGV[2]), w, expires, next_fence, granted, inflight, spent, returned, over, f }))
+  }), holder, pack({ Seq, w, expires, next_fence, granted, inflight, spent, returned, over, f }))
   if not kept then
     local dead = w * period
     if sliding then dead = dead + period end
     if others + charged == 0 and a[5] == 0 and a[4] >= 0 then dead = max(now, a[9]) end
     local ms = math.floor((dead - now) / 1000) + 1000
-    if ARGV[16] ~= '0' then ms = ms + 3600000 end
+    if Time > 0 then ms = ms + 3600000 end
     redis.call('PEXPIRE', KEYS[1], min(ms, 31536000000 * 2))
   end
-  return {
+  return reply(
     0, granted + inflight, next_fence, w, 0, min(capacity, max(0, capacity - weighted - a[4] - others - charged)), elsewhere, w * period - now, retry,
-    live, over, 0, now, stranded, beyond, at == w and 1 or 0, 0, expires - now, f >= 256 and 1 or 0, 0, 0, tonumber(ARGV[2]),
-  }
+    live, over, 0, now, stranded, beyond, at == w and 1 or 0, 0, expires - now, f >= 256 and 1 or 0, 0, 0, Seq
+  )
 end
 
-local reply = quick()
-if reply then return reply end
+local done = quick()
+if done then return done end
 
 local holder = ARGV[1]
-local n = {}
-for i = 2, 18 do n[i] = tonumber(ARGV[i]) end
 local function bit(flags, value) return math.floor(flags / value) % 2 == 1 end
 local c = {
-  seq = n[2], fence = n[3], window = n[4], granted = n[6], spent = n[7], returned = n[8],
-  waiting = n[9], want = n[10], ttl = n[11], eager = bit(n[5], 1), direct = bit(n[5], 2), refilled = bit(n[5], 4),
-  ahead = bit(n[5], 8), tally = bit(n[5], 16), final = bit(n[5], 32), reset = bit(n[5], 64),
-  last = bit(n[5], 128), stretch = bit(n[5], 256), recall = bit(n[5], 512),
+  seq = Seq, fence = Fence, window = Window, granted = Granted, spent = Spent, returned = Returned,
+  waiting = Waiting, want = Want, ttl = TTL, eager = bit(Flags, 1), direct = bit(Flags, 2), refilled = bit(Flags, 4),
+  ahead = bit(Flags, 8), tally = bit(Flags, 16), final = bit(Flags, 32), reset = bit(Flags, 64),
+  last = bit(Flags, 128), stretch = bit(Flags, 256), recall = bit(Flags, 512),
 }
-local algorithm, requests, burst, period = n[12], n[13], n[14], n[15]
+local algorithm, requests, burst, period = Algorithm, Requests, Burst, Period
 local bucket, sliding = algorithm == BUCKET, algorithm == SLIDING
 local capacity = bucket and burst or requests
 local seconds = period / MICRO
 
-local now = n[16]
+local now = Time
 if now == 0 then
   local time = redis.call('TIME')
   now = time[1] * MICRO + time[2]
@@ -190,14 +204,14 @@ local records, dirty, expired, shifted = {}, {}, {}, false
 local fields = redis.call('HGETALL', KEYS[1])
 for i = 1, #fields, 2 do
   if fields[i] == 'a' then
-    local v = cmsgpack.unpack(fields[i + 1])
+    local v = unpack_record(fields[i + 1])
     a = {
       now = v[1], fence = v[2], window = v[3], base = v[4], prev = v[5], over = v[6], level = v[7], carry = v[8],
       relearn = v[9], relearned = v[10], most = v[11], left = v[12], late = v[13], born = v[14] or 0, folded = v[15] or 0, renamed = v[16] or 0, moved = v[17] or 0,
       recalled = v[18] or 0,
     }
   else
-    local r = cmsgpack.unpack(fields[i + 1])
+    local r = unpack_record(fields[i + 1])
     if r[WINDOW] == 0 then r[WINDOW] = -1 end -- a bucket's only life, filled in below
     records[fields[i]] = r
   end
@@ -421,7 +435,7 @@ end
 -- learn takes in that the ledger's data is young: what is not known of the account may have been lost. Of a window
 -- that begins in that time, too, for leases of it may have been granted before.
 local function learn()
-  if n[17] > max(a.now, a.relearn) then relearn_until(n[17]) end
+  if Learning > max(a.now, a.relearn) then relearn_until(Learning) end
 end
 
 local function retry_after(missing)
@@ -460,12 +474,12 @@ local function answer(r)
   end
   local retry = 0
   if r[INFLIGHT] < c.waiting then retry = retry_after(c.direct and c.waiting - r[INFLIGHT] or 1) end
-  return {
+  return reply(
     0, r[GRANTED] + r[INFLIGHT], r[FENCE], r[WINDOW], flag(r, 2) and 1 or 0, available(r[WINDOW]), elsewhere, reset, retry,
     live_holders(r[WINDOW]), r[OVER], a.now < a.relearn and 1 or 0, ledger, stranded,
     r[WINDOW] < a.window and a.late or a.over, (r[WINDOW] == c.window or bucket and c.window ~= 0) and 1 or 0,
-    flag(r, 32) and 1 or 0, max(0, r[EXPIRES] - a.now), flag(r, 256) and 1 or 0, recalling and 1 or 0, recalled, c.seq,
-  }
+    flag(r, 32) and 1 or 0, max(0, r[EXPIRES] - a.now), flag(r, 256) and 1 or 0, recalling and 1 or 0, recalled, c.seq
+  )
 end
 
 local function close_expired()
@@ -545,7 +559,7 @@ local function book(r, at)
   if missing then relearn_until(a.now + RELEARN_TIME) end
   if is_here and not known and sliding and (c.fence > 0 or a.now < a.relearn) then
     if r[WINDOW] == a.window - 1 then a.prev = a.prev - charged(r) end
-    a.prev = max(0, a.prev + n[18])
+    a.prev = max(0, a.prev + Before)
   end
   -- The holder's own counts too: a ledger that lost it, and whose clock went back, would issue it again.
   a.fence = max(a.fence + 1, a.now, min(c.fence, MOST_FENCE) + 1)
@@ -671,7 +685,7 @@ local function sums()
 end
 
 local function packed()
-  return cmsgpack.pack({ a.now, a.fence, a.window, a.base, a.prev, a.over, a.level, a.carry, a.relearn, a.relearned, a.most, a.left, a.late, a.born, a.folded, a.renamed, a.moved, a.recalled, sums() })
+  return pack({ a.now, a.fence, a.window, a.base, a.prev, a.over, a.level, a.carry, a.relearn, a.relearned, a.most, a.left, a.late, a.born, a.folded, a.renamed, a.moved, a.recalled, sums() })
 end
 
 -- audit appends what happened to the account's stream, in the same step: what
@@ -679,12 +693,12 @@ end
 local function audit(kind, name, r)
   if not KEYS[2] then return end
   local at = r and r[WINDOW] or a.window
-  redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[21], '*', 'kind', kind, 'rule', ARGV[19], 'at', a.now, 'holder', name, 'window', at,
+  redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[5], '*', 'kind', kind, 'rule', ARGV[3], 'at', a.now, 'holder', name, 'window', at,
     'claimed', (name == '-' or c.forgot) and 0 or (name == holder and c.window or at),
     'ends', bucket and 0 or window_end(at), 'fence', r and r[FENCE] or c.fence, 'granted', r and r[GRANTED] + r[INFLIGHT] or c.granted,
     'spent', r and r[SPENT] or c.spent, 'returned', r and r[RETURNED] or c.returned, 'waiting', name == holder and c.waiting or 0,
-    'limit', capacity, 'bound', ARGV[20], 'free', bucket and div(a.level, MICRO) or free(at), 'over', r and r[OVER] or 0)
-  redis.call('PEXPIRE', KEYS[2], ARGV[22])
+    'limit', capacity, 'bound', ARGV[4], 'free', bucket and div(a.level, MICRO) or free(at), 'over', r and r[OVER] or 0)
+  redis.call('PEXPIRE', KEYS[2], ARGV[6])
 end
 
 -- settled is what a claim did, in one word.
@@ -697,7 +711,7 @@ local function settled(r, before, relearn)
   return 'report'
 end
 
-if (c.ahead or c.final) and algorithm ~= FIXED then return { 1, c.seq } end -- there are no windows that begin anew
+if (c.ahead or c.final) and algorithm ~= FIXED then return too_late() end -- there are no windows that begin anew
 advance()
 if shifted then -- what was charged is in other windows now
   for at = a.window, a.window + (algorithm == FIXED and 1 or 0) do
@@ -713,27 +727,27 @@ local function store()
     local w = d[WINDOW]
     if bucket then w = 0 end
     update[#update + 1] = name
-    update[#update + 1] = cmsgpack.pack({ d[1], w, d[3], d[4], d[5], d[6], d[7], d[8], d[9], d[10] })
+    update[#update + 1] = pack({ d[1], w, d[3], d[4], d[5], d[6], d[7], d[8], d[9], d[10] })
   end
   for i = 1, #update, CHUNK do redis.call('HSET', KEYS[1], unpack(update, i, min(i + CHUNK - 1, #update))) end
 end
 
 -- kept is an answer that books nothing; but time has passed for the account.
-local function kept(reply)
+local function kept(said, late)
   if #fields > 0 then store() end
-  if #reply == 2 then audit('stale', holder) end
-  return reply
+  if late then audit('stale', holder) end
+  return said
 end
 learn()
 -- A holder from before the ledger's clock went back has another number for each window.
 if c.fence > 0 and c.fence <= a.renamed then c.window = c.window - a.moved end
-if c.ahead and c.window ~= a.window and c.window ~= target() then return kept({ 1, c.seq }) end -- for a window that is over
+if c.ahead and c.window ~= a.window and c.window ~= target() then return kept(too_late(), true) end -- for a window that is over
 local r = records[holder]
 if r and c.seq <= r[SEQ] then
-  if c.seq < r[SEQ] or flag(r, 1) then return kept({ 1, c.seq }) end -- late, or a repeat of what expiry has undone
-  return kept(answer(r))
+  if c.seq < r[SEQ] or flag(r, 1) then return kept(too_late(), true) end -- late, or a repeat of what expiry has undone
+  return kept(answer(r), false)
 end
-if c.final and (c.window ~= a.window - 1 or r and r[WINDOW] > c.window) then return kept({ 1, c.seq }) end
+if c.final and (c.window ~= a.window - 1 or r and r[WINDOW] > c.window) then return kept(too_late(), true) end
 if c.eager then close_expired() end
 for _, name in ipairs(expired) do audit('expiry', name, records[name]) end
 if not r then
@@ -763,6 +777,6 @@ dirty[holder] = true
 store()
 -- A second more than needed: fences go on from the account while it is there.
 local ms = floor((dead() - a.now) / 1000) + 1000
-if n[16] > 0 then ms = ms + 3600000 end -- a test's time stands still, and Redis' goes on
+if Time > 0 then ms = ms + 3600000 end -- a test's time stands still, and Redis' goes on
 redis.call('PEXPIRE', KEYS[1], min(ms, 31536000000 * 2))
 return answer(r)

@@ -21,7 +21,7 @@ type Window int64
 // Claim is a holder's message to the ledger about one key. Granted, Spent and
 // Returned are the holder's cumulative totals for this account and Window,
 // never deltas: the claim states the holder's truth, and the ledger's record
-// becomes a copy of it.
+// becomes a copy of it (docs/protocol.md, sections 1 and 6.1).
 type Claim struct {
 	Key    string
 	Limit  Limit

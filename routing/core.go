@@ -22,7 +22,8 @@ type (
 // own: it is told of instants and of what others say, and what it says waits in
 // its links. [Router] and [Stepped] drive it. It is safe for concurrent use.
 //
-// Locks are taken in this order, and none is held while something waits:
+// Locks are taken in this order, and none is held while something waits
+// (docs/protocol.md, section 7 has those of other packages too):
 //
 //	inbox.mu, mu, gate, link.mu; fetches' and tables' own locks last
 type core struct {

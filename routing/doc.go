@@ -18,6 +18,8 @@
 // than ratelimit.StoreDeadline, and then the rule's on_store_failure decides.
 // Nodes that go on to see different rings count apart after some seconds.
 //
+// docs/protocol.md, section 4.15 has the rules, and section 6.5 the messages.
+//
 //   - [Ring] is the ring: immutable, pure.
 //   - [hot] finds keys that are asked for much more than others: pure.
 //   - [core] is a node without goroutines, sockets, timers or clocks: who is in

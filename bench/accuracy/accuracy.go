@@ -152,8 +152,8 @@ func (b *bench) tell(what string) {
 // target measures a server that is there.
 func (b *bench) target(ctx context.Context, chosen []scenario) error {
 	c := &client{domain: b.Domain}
-	defer c.close()
-	if err := c.add(b.Target); err != nil {
+	defer c.Close()
+	if err := c.Add(b.Target); err != nil {
 		return err
 	}
 	for i := range chosen {
@@ -221,7 +221,7 @@ func (b *bench) measure(ctx context.Context, c *cluster, s *scenario, m *mode) (
 	if err != nil {
 		return Measured{}, err
 	}
-	cpu, operations := c.cpu(), c.store.operations()
+	cpu, used := c.cpu(), c.store.Used()
 	t := newTally(max(1, d.load.Keys), b.Limit)
 	struck := make(chan error, 1)
 	go func() { struck <- s.play(ctx, c, b.Options) }()
@@ -230,7 +230,7 @@ func (b *bench) measure(ctx context.Context, c *cluster, s *scenario, m *mode) (
 		return Measured{}, err
 	}
 	got := b.measured(m.name, s, t)
-	got.CPU, got.StoreOps = c.cpu()-cpu, max(0, c.store.operations()-operations)
+	got.CPU, got.StoreOps = c.cpu()-cpu, c.store.Used().Since(used).Scripts
 	got.Declared = m.declared(b.Limit, b.Nodes)
 	if s.amnesia {
 		got.Declared += b.Limit / 20

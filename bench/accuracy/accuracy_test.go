@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"github.com/sluice-gate/sluice/bench/process"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -107,10 +108,10 @@ func TestBadOptions(t *testing.T) {
 		}
 	}
 	t.Setenv("PATH", t.TempDir())
-	if _, err := openStore(""); !errors.Is(err, errNoRedis) {
+	if _, err := process.OpenRedis(""); !errors.Is(err, process.ErrNoRedis) {
 		t.Errorf("without redis-server: %v", err)
 	}
-	if _, err := openStore("127.0.0.1:1"); err == nil {
+	if _, err := process.OpenRedis("127.0.0.1:1"); err == nil {
 		t.Error("a Redis was found where there is none")
 	}
 }

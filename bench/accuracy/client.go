@@ -4,71 +4,20 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/sluice-gate/sluice/bench/caller"
 	"github.com/sluice-gate/sluice/bench/load"
 )
 
-// client is what stands where Envoy does: it asks nodes in turn, gives each call a
-// second, and counts what it was answered.
+// client is what stands where Envoy does, and counts what it was answered.
 type client struct {
 	domain string
-	mu     sync.Mutex
-	nodes  []*grpc.ClientConn // guarded by mu
-	turn   atomic.Uint64
-}
-
-// callTimeout is more than any decision may take, so that what is counted is
-// what the service does.
-const callTimeout = time.Second
-
-func (c *client) add(address string) error {
-	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return fmt.Errorf("dialling %s: %w", address, err)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.nodes = append(c.nodes, conn)
-	return nil
-}
-
-// drop takes a node out, as a balancer does that knows it to be away. Calls that
-// are under way there may end.
-func (c *client) drop(address string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for i, conn := range c.nodes {
-		if conn.Target() == "passthrough:///"+address {
-			time.AfterFunc(callTimeout, func() { conn.Close() })
-			c.nodes = append(c.nodes[:i:i], c.nodes[i+1:]...)
-			return
-		}
-	}
-}
-
-func (c *client) close() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, conn := range c.nodes {
-		conn.Close()
-	}
-}
-
-func (c *client) next() *grpc.ClientConn {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.nodes) == 0 {
-		return nil
-	}
-	return c.nodes[c.turn.Add(1)%uint64(len(c.nodes))]
+	caller.Pool
 }
 
 // tally is what clients counted. It is safe for concurrent use.
@@ -148,19 +97,16 @@ func (d *demand) request(domain string, key int) *rls.RateLimitRequest {
 // with another host.
 func (c *client) ask(ctx context.Context, d *demand, t *tally, key int, intended time.Time) {
 	q := d.request(c.domain, key)
-	conn := c.next()
+	conn := c.Next()
 	if conn == nil {
 		t.count(key, intended, false, context.Canceled)
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, caller.Timeout)
 	defer cancel()
 	answer, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, q)
 	t.count(key, intended, answer.GetOverallCode() == rls.RateLimitResponse_OK, err)
 }
-
-// inFlight bounds the calls of an open loop.
-const inFlight = 4096
 
 // run drives the demand until its time is over. In an open loop, calls are made
 // when they are meant to be, whatever became of those before, and latency counts
@@ -168,38 +114,10 @@ const inFlight = 4096
 func (c *client) run(ctx context.Context, d *demand, t *tally, seed uint64) {
 	ctx, cancel := context.WithTimeout(ctx, d.load.Length+5*time.Second)
 	defer cancel()
-	var wg sync.WaitGroup
+	call := func(r load.Request, intended time.Time) { c.ask(ctx, d, t, r.Key, intended) }
 	if d.closed > 0 {
-		for i := range d.closed {
-			wg.Go(func() { c.loop(ctx, d, t, seed+uint64(i)) })
-		}
-		wg.Wait()
+		caller.Closed(ctx, d.closed, d.load, seed, t.start, call)
 		return
 	}
-	slots := make(chan struct{}, inFlight)
-	stream := d.load.Stream(seed)
-	for r, ok := stream.Next(); ok && ctx.Err() == nil; r, ok = stream.Next() {
-		intended := t.start.Add(r.At)
-		if wait := time.Until(intended); wait > 0 {
-			time.Sleep(wait)
-		}
-		slots <- struct{}{}
-		wg.Go(func() {
-			c.ask(ctx, d, t, r.Key, intended)
-			<-slots
-		})
-	}
-	wg.Wait()
-}
-
-// loop is one caller of a closed loop: the next call is made when the last has
-// been answered.
-func (c *client) loop(ctx context.Context, d *demand, t *tally, seed uint64) {
-	l := d.load
-	l.Length = time.Hour
-	stream := l.Stream(seed)
-	for time.Since(t.start) < d.load.Length && ctx.Err() == nil {
-		r, _ := stream.Next()
-		c.ask(ctx, d, t, r.Key, time.Now())
-	}
+	caller.Open(ctx, d.load, seed, t.start, call)
 }

@@ -20,7 +20,7 @@ type cluster struct {
 	rules   string // the file
 	prefix  string // of accounts
 	maxKeys int
-	store   *store
+	store   *process.Redis
 	client  *client
 	members []*member
 	peers   string
@@ -57,7 +57,7 @@ func openCluster(o *Options, dir string) (*cluster, error) {
 		return nil, fmt.Errorf("bench: %w", err)
 	}
 	var err error
-	if c.store, err = openStore(o.Redis); err != nil {
+	if c.store, err = process.OpenRedis(o.Redis); err != nil {
 		return nil, err
 	}
 	var addrs []string
@@ -65,7 +65,7 @@ func openCluster(o *Options, dir string) (*cluster, error) {
 		m := &member{}
 		c.members = append(c.members, m)
 		if m.ports, err = process.FreePorts(4); err == nil {
-			if m.redis, err = newProxy("127.0.0.1:0", c.store.addr); err == nil {
+			if m.redis, err = newProxy("127.0.0.1:0", c.store.Addr); err == nil {
 				m.peer, err = newProxy("127.0.0.1:0", "127.0.0.1:"+m.ports[3])
 			}
 		}
@@ -104,7 +104,7 @@ func (c *cluster) start(i int) error {
 		return err
 	}
 	m.node.Debug = "127.0.0.1:" + m.ports[2]
-	return c.client.add(m.node.Address)
+	return c.client.Add(m.node.Address)
 }
 
 // gone takes a node out that has ended, or is about to.
@@ -113,7 +113,7 @@ func (c *cluster) gone(i int) {
 	if used, err := m.node.CPU(); err == nil {
 		m.spent += used
 	}
-	c.client.drop(m.node.Address)
+	c.client.Drop(m.node.Address)
 }
 
 func (c *cluster) kill(i int) error {
@@ -223,7 +223,7 @@ func (c *cluster) counts(entry string) (hits, within int64, err error) {
 }
 
 func (c *cluster) close() {
-	c.client.close()
+	c.client.Close()
 	for _, m := range c.members {
 		if m.node != nil {
 			_ = m.node.Signal(syscall.SIGCONT)
@@ -238,6 +238,6 @@ func (c *cluster) close() {
 		}
 	}
 	if c.store != nil {
-		c.store.close()
+		c.store.Close()
 	}
 }

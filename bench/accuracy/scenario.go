@@ -112,15 +112,15 @@ var scenarios = []scenario{
 	},
 	{
 		name: "hung store", what: "Redis is stopped, and goes on", fault: true, store: true, load: uniform,
-		strike: func(c *cluster, _ *Options) error { return c.store.hang(true) }, mend: func(c *cluster, _ *Options) error { return c.store.hang(false) },
+		strike: func(c *cluster, _ *Options) error { return c.store.Hang(true) }, mend: func(c *cluster, _ *Options) error { return c.store.Hang(false) },
 	},
 	{
 		name: "dead store", what: "Redis is killed, and started again empty", fault: true, store: true, amnesia: true, load: uniform, extra: true,
-		strike: func(c *cluster, _ *Options) error { return c.store.kill() }, mend: func(c *cluster, _ *Options) error { return c.store.start() },
+		strike: func(c *cluster, _ *Options) error { return c.store.Kill() }, mend: func(c *cluster, _ *Options) error { return c.store.Start() },
 	},
 	{
 		name: "flushed store", what: "FLUSHALL", fault: true, store: true, amnesia: true, load: uniform,
-		strike: func(c *cluster, _ *Options) error { return c.store.forget() },
+		strike: func(c *cluster, _ *Options) error { return c.store.Forget() },
 	},
 	{
 		name: "partition", what: "a node is cut off from Redis, and found again", fault: true, load: uniform,

@@ -7,5 +7,7 @@ type benchCmd struct {
 	Cost     benchCostCmd     `cmd:"" help:"Server CPU a call, against an empty gRPC server of the same protocol, in one run."`
 	Keys     benchKeysCmd     `cmd:"" help:"Memory and limits of one process under ever new keys."`
 	Overload benchOverloadCmd `cmd:"" help:"What a real server answers in time when it is asked for up to ten times what it can answer."`
+	Store    benchStoreCmd    `cmd:"" help:"What Redis does for a decision in each mode, beside a service that asks it for each request."`
 	Empty    benchEmptyCmd    `cmd:"" hidden:"" help:"Serve the empty server."`
+	Baseline benchBaselineCmd `cmd:"" hidden:"" help:"Serve the server that asks Redis for each request."`
 }

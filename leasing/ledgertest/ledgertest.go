@@ -1,9 +1,9 @@
 // Package ledgertest is the conformance suite of [ratelimit.Ledger]: what
 // every ledger must do, wherever it keeps its accounts.
 //
-// Guarantee: a ledger that passes Run follows rules 1 to 8 of the design on
-// the cases written here. It does not prove them: random histories do that
-// (package leasing's tests).
+// Guarantee: a ledger that passes Run follows the protocol (docs/protocol.md,
+// sections 4.1 to 4.12) on the cases written here. It does not prove that it does on
+// others: random histories look for those (package leasing's tests).
 package ledgertest
 
 import (

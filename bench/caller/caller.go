@@ -1,0 +1,114 @@
+// Package caller stands where Envoy does: it asks the nodes of a fleet in turn, at
+// the instants that a load says.
+package caller
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/sluice-gate/sluice/bench/load"
+)
+
+// Pool is connections to nodes, which are asked in turn. Its zero value has none.
+// It is safe for concurrent use.
+type Pool struct {
+	mu    sync.Mutex
+	nodes []*grpc.ClientConn // guarded by mu
+	turn  atomic.Uint64
+}
+
+// Timeout is how long a call may take: more than any decision may, so that what is
+// counted is what the service does.
+const Timeout = time.Second
+
+// Add has a node asked, too.
+func (p *Pool) Add(address string) error {
+	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return fmt.Errorf("dialling %s: %w", address, err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.nodes = append(p.nodes, conn)
+	return nil
+}
+
+// Drop takes a node out, as a balancer does that knows it to be away. Calls that
+// are under way there may end.
+func (p *Pool) Drop(address string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i, conn := range p.nodes {
+		if conn.Target() == "passthrough:///"+address {
+			time.AfterFunc(Timeout, func() { conn.Close() })
+			p.nodes = append(p.nodes[:i:i], p.nodes[i+1:]...)
+			return
+		}
+	}
+}
+
+// Close ends all connections.
+func (p *Pool) Close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, conn := range p.nodes {
+		conn.Close()
+	}
+}
+
+// Next is the node whose turn it is; nil if there is none.
+func (p *Pool) Next() *grpc.ClientConn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.nodes) == 0 {
+		return nil
+	}
+	return p.nodes[p.turn.Add(1)%uint64(len(p.nodes))]
+}
+
+// inFlight bounds the calls of an open loop.
+const inFlight = 4096
+
+// Open makes the calls of a load when they are meant to be made, whatever became
+// of those before, each in a goroutine of its own, and waits for all.
+func Open(ctx context.Context, l load.Load, seed uint64, start time.Time, call func(r load.Request, intended time.Time)) {
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, inFlight)
+	stream := l.Stream(seed)
+	for r, ok := stream.Next(); ok && ctx.Err() == nil; r, ok = stream.Next() {
+		intended := start.Add(r.At)
+		if wait := time.Until(intended); wait > 0 {
+			time.Sleep(wait)
+		}
+		slots <- struct{}{}
+		wg.Go(func() {
+			call(r, intended)
+			<-slots
+		})
+	}
+	wg.Wait()
+}
+
+// Closed has so many callers make calls one after the other for the length of the
+// load, each its own sequence of keys.
+func Closed(ctx context.Context, callers int, l load.Load, seed uint64, start time.Time, call func(r load.Request, intended time.Time)) {
+	end := start.Add(l.Length)
+	l.Length = time.Hour
+	var wg sync.WaitGroup
+	for i := range callers {
+		wg.Go(func() {
+			stream := l.Stream(seed + uint64(i))
+			for time.Now().Before(end) && ctx.Err() == nil {
+				r, _ := stream.Next()
+				call(r, time.Now())
+			}
+		})
+	}
+	wg.Wait()
+}

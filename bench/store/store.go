@@ -1,0 +1,295 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+
+	"github.com/sluice-gate/sluice/bench/caller"
+	"github.com/sluice-gate/sluice/bench/load"
+	"github.com/sluice-gate/sluice/bench/process"
+)
+
+// Options are how Run measures.
+type Options struct {
+	Binary   string // sluice itself
+	Nodes    []int  // of fleets of processes
+	Virtual  []int  // of fleets in virtual time
+	Rate     float64
+	Length   time.Duration // of each mode of each row
+	Rows     []int         // from 1; none: all
+	Modes    []string      // besides the baseline; none: all
+	Seed     uint64
+	Progress func(done int, what string)
+}
+
+// Validate reports every problem, each with its value and its bound.
+func (o *Options) Validate() error {
+	errs := load.Load{Rate: o.Rate, Keys: 1, Length: o.Length}.Validate()
+	bad := func(what string, value any, bound string) {
+		errs = append(errs, fmt.Errorf("%s is %v, must be %s", what, value, bound))
+	}
+	for _, n := range o.Nodes {
+		if n < 1 || n > 20 {
+			bad("--nodes", n, "1 to 20")
+		}
+	}
+	for _, n := range o.Virtual {
+		if n < 1 || n > 1000 {
+			bad("--virtual", n, "1 to 1000")
+		}
+	}
+	if o.Rate > 100_000 {
+		bad("--rate", o.Rate, "at most 100000")
+	}
+	if o.Length < time.Second || o.Length > 10*time.Minute {
+		bad("--length", o.Length, "1s to 10m")
+	}
+	for _, n := range o.Rows {
+		if n < 1 || n > len(rows) {
+			bad("--rows", n, fmt.Sprintf("1 to %d", len(rows)))
+		}
+	}
+	for _, name := range o.Modes {
+		if !slices.ContainsFunc(modes[1:], func(m mode) bool { return m.name == name }) {
+			bad("--modes", name, "strict, leasing, routing or approx")
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (o *Options) rows() (chosen []Row) {
+	for i, r := range rows {
+		if len(o.Rows) == 0 || slices.Contains(o.Rows, i+1) {
+			chosen = append(chosen, r)
+		}
+	}
+	return chosen
+}
+
+func (o *Options) modes() (chosen []mode) {
+	for i, m := range modes {
+		if i == 0 || len(o.Modes) == 0 || slices.Contains(o.Modes, m.name) {
+			chosen = append(chosen, m)
+		}
+	}
+	return chosen
+}
+
+// fleets are the sizes of fleets that a row is measured with.
+func (o *Options) fleets(r *Row) []int {
+	if r.Nodes > 0 {
+		return []int{r.Nodes}
+	}
+	return o.Nodes
+}
+
+// Count is how many measurements Run makes with processes.
+func (o *Options) Count() (n int) {
+	for _, r := range o.rows() {
+		n += len(o.fleets(&r)) * len(o.modes())
+	}
+	return n
+}
+
+// Measured is one mode under one row.
+type Measured struct {
+	Row      string        `json:"row"`
+	Mode     string        `json:"mode"`
+	Nodes    int           `json:"nodes"`
+	Asked    int64         `json:"decisions"`
+	Failed   int64         `json:"failed"`         // calls without an answer
+	CPU      float64       `json:"redis_us"`       // processor time of Redis for a decision, in microseconds
+	Warm     float64       `json:"redis_us_warm"`  // the same in the last third of the time
+	Ratio    float64       `json:"ratio"`          // of CPU to the baseline's
+	WarmRate float64       `json:"ratio_warm"`     // of Warm to the baseline's
+	Idle     float64       `json:"redis_idle"`     // of a processor, with nobody connected; not in CPU
+	Claims   float64       `json:"claims"`         // scripts that Redis ran, for 1,000 decisions
+	Bytes    float64       `json:"bytes"`          // to and from Redis, for a decision
+	P50      time.Duration `json:"latency_p50"`    // of a call
+	P99      time.Duration `json:"latency_p99"`    //
+	NodeCPU  float64       `json:"node_us"`        // processor time of all nodes for a decision, in microseconds
+	Early    int64         `json:"refused_early"`  // while fewer than the limit had been admitted
+	Half     int64         `json:"refused_half"`   // while fewer than half of the limit had
+	Over     int64         `json:"over"`           // of the key and window that went furthest
+	Declared int64         `json:"declared"`       // that it may be
+	Under    int64         `json:"under"`          // less than an exact limiter had admitted, of all keys
+	Allowed  int64         `json:"allowed"`        // what an exact limiter had admitted
+	Most     float64       `json:"most,omitempty"` // that Ratio should be
+	Problem  string        `json:"problem,omitempty"`
+	// Commands are those that Redis ran; Reasons what the nodes claimed for, and
+	// Fallbacks why they decided without the ledger.
+	Commands  map[string]process.RedisCommand `json:"commands"`
+	Reasons   map[string]int64                `json:"claim_reasons,omitempty"`
+	Fallbacks map[string]int64                `json:"fallbacks,omitempty"`
+}
+
+// Report is all that was measured.
+type Report struct {
+	Measured []Measured    `json:"measured"`
+	Costs    []ClaimCost   `json:"claim_costs,omitempty"`
+	Virtual  []Virtual     `json:"virtual,omitempty"`
+	Rate     float64       `json:"rate"`
+	Length   time.Duration `json:"length"`
+	Took     time.Duration `json:"took"`
+}
+
+// Run measures each row with each mode, one after the other, and then what larger
+// fleets do in virtual time.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	start := time.Now()
+	r := &Report{Rate: o.Rate, Length: o.Length}
+	done := 0
+	tell := func(what string) {
+		if o.Progress != nil {
+			o.Progress(done, what)
+		}
+		done++
+	}
+	for _, row := range o.rows() {
+		for _, nodes := range o.fleets(&row) {
+			base := Measured{}
+			for i, m := range o.modes() {
+				tell(fmt.Sprintf("%s, %s, %d nodes", m.name, row.Name, nodes))
+				got, err := o.measure(ctx, &row, &m, nodes)
+				if err != nil {
+					return nil, fmt.Errorf("%s, %s, %d nodes: %w", m.name, row.Name, nodes, err)
+				}
+				if i == 0 {
+					base = got
+				}
+				got.Ratio, got.WarmRate = got.CPU/base.CPU, got.Warm/base.Warm
+				r.Measured = append(r.Measured, got)
+			}
+		}
+	}
+	if len(o.Virtual) > 0 {
+		tell("what claims cost Redis")
+		var err error
+		if r.Costs, err = claimCosts(ctx); err != nil {
+			return nil, err
+		}
+		if r.Virtual, err = o.virtual(ctx, r, tell); err != nil {
+			return nil, err
+		}
+	}
+	r.Took = time.Since(start)
+	return r, nil
+}
+
+// idleTime is how long Redis is watched while nobody asks it for anything.
+const idleTime = time.Second
+
+// measure plays one row with one mode.
+func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Measured, error) {
+	dir, err := os.MkdirTemp("", "sluice-bench")
+	if err != nil {
+		return Measured{}, fmt.Errorf("bench: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	idle, err := idleRedis(ctx)
+	if err != nil {
+		return Measured{}, err
+	}
+	f, err := openFleet(o.Binary, dir, row, m, nodes)
+	if err != nil {
+		return Measured{}, err
+	}
+	defer f.close()
+
+	t := newTally(row.Limit, row.window())
+	l := row.load(o.Rate, o.Length)
+	ask := func(r load.Request, intended time.Time) { f.ask(ctx, t, r.Key, intended) }
+	var warmUse process.RedisUse
+	var warmAsked int64
+	before, cpu, start := f.redis.Used(), f.cpu(), time.Now()
+	timer := time.AfterFunc(o.Length*2/3, func() { warmUse, warmAsked = f.redis.Used(), t.decisions() })
+	defer timer.Stop()
+	if row.Callers > 0 {
+		caller.Closed(ctx, row.Callers, l, o.Seed, start, ask)
+	} else {
+		caller.Open(ctx, l, o.Seed, start, ask)
+	}
+	if err := ctx.Err(); err != nil {
+		return Measured{}, err
+	}
+	after, took := f.redis.Used(), time.Since(start)
+	used, asked := after.Since(before), max(1, t.decisions())
+	got := Measured{
+		Row: row.Name, Mode: m.name, Nodes: nodes, Asked: asked, Failed: t.failed, Idle: idle,
+		CPU:     micros(used.CPU-scale(took, idle), asked),
+		Warm:    micros(after.Since(warmUse).CPU-scale(took-o.Length*2/3, idle), asked-warmAsked),
+		Claims:  1000 * float64(used.Scripts) / float64(asked),
+		Bytes:   float64(used.In+used.Out) / float64(asked),
+		NodeCPU: micros(f.cpu()-cpu, asked),
+		P50:     t.quantile(50), P99: t.quantile(99), Early: t.early, Half: t.half,
+		Commands: used.Commands, Reasons: f.byReason(claims), Fallbacks: f.byReason(fallbacks),
+	}
+	got.Over, got.Under, got.Allowed = t.sums()
+	if m.fields != nil {
+		got.Declared = int64(row.rule(m).Declare(nodes, true).Over)
+		if got.Over > got.Declared {
+			got.Problem = fmt.Sprintf("%d over the limit of %d, and %d are declared", got.Over, row.Limit, got.Declared)
+		}
+		if i := slices.Index([]string{"leasing", "routing", "approx"}, m.name); i >= 0 && row.Most != nil {
+			got.Most = row.Most[i]
+		}
+	}
+	if t.failed > 0 && got.Problem == "" {
+		got.Problem = fmt.Sprintf("%d of %d calls had no answer, such as: %v", t.failed, asked, t.lastErr)
+	}
+	return got, nil
+}
+
+func scale(d time.Duration, by float64) time.Duration { return time.Duration(float64(d) * by) }
+
+func micros(d time.Duration, n int64) float64 {
+	return float64(d.Nanoseconds()) / 1e3 / float64(max(1, n))
+}
+
+// idleRedis is how much of a processor a Redis uses that nobody is connected to.
+func idleRedis(ctx context.Context) (float64, error) {
+	r, err := process.OpenRedis("")
+	if err != nil {
+		return 0, err
+	}
+	defer r.Close()
+	before := r.Used().CPU
+	select {
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	case <-time.After(idleTime):
+	}
+	return float64(r.Used().CPU-before) / float64(idleTime), nil
+}
+
+// ask makes one call, and counts the answer.
+func (f *fleet) ask(ctx context.Context, t *tally, key int, intended time.Time) {
+	ctx, cancel := context.WithTimeout(ctx, caller.Timeout)
+	defer cancel()
+	sent := time.Now()
+	answer, err := rls.NewRateLimitServiceClient(f.pool.Next()).ShouldRateLimit(ctx, &rls.RateLimitRequest{
+		Domain: domain, Descriptors: []*common.RateLimitDescriptor{{Entries: []*common.RateLimitDescriptor_Entry{{Key: entry, Value: fmt.Sprintf("client-%d", key)}}}},
+	})
+	t.answered(key, intended, sent, time.Now(), answer.GetOverallCode() == rls.RateLimitResponse_OK, err)
+}
+
+// Problems are what must not be.
+func (r *Report) Problems() error {
+	var errs []error
+	for i := range r.Measured {
+		if m := &r.Measured[i]; m.Problem != "" {
+			errs = append(errs, fmt.Errorf("%s, %s, %d nodes: %s", m.Mode, m.Row, m.Nodes, m.Problem))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,77 @@
+//go:build !server
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"time"
+
+	"github.com/sluice-gate/sluice/bench/report"
+	"github.com/sluice-gate/sluice/bench/store"
+)
+
+type benchStoreCmd struct {
+	Nodes   []int         `default:"3,10" help:"Sizes of fleets of processes."`
+	Virtual []int         `default:"3,30,100,300,1000" help:"Sizes of fleets in virtual time; 0: none."`
+	Rate    float64       `default:"3000" help:"Requests a second."`
+	Length  time.Duration `default:"15s" help:"Of each mode in each row."`
+	Rows    []int         `placeholder:"N" help:"Only these rows of the table, from 1 to 8."`
+	Modes   []string      `placeholder:"MODE" help:"Only these, beside the baseline: strict, leasing, routing, approx."`
+	Seed    uint64        `default:"1" help:"Of the demand."`
+	JSON    bool          `help:"Print JSON."`
+	HTML    string        `placeholder:"FILE" help:"Write a page with charts, too."`
+	Charts  string        `placeholder:"DIR" help:"Write the charts as SVG files, too."`
+}
+
+// Run fails if a mode went further over a limit than it declares.
+func (c *benchStoreCmd) Run(s streams) error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding this binary: %w", err)
+	}
+	if len(c.Virtual) == 1 && c.Virtual[0] == 0 {
+		c.Virtual = nil
+	}
+	o := store.Options{
+		Binary: self, Nodes: c.Nodes, Virtual: c.Virtual, Rate: c.Rate, Length: c.Length, Rows: c.Rows, Modes: c.Modes, Seed: c.Seed,
+	}
+	if out := s.progress(); out != nil {
+		count := o.Count()
+		o.Progress = func(done int, what string) { fmt.Fprintf(out, "\r%d of %d: %-70s", done+1, count, what) }
+		defer fmt.Fprintln(out)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	r, err := store.Run(ctx, o)
+	if err != nil {
+		return err
+	}
+	page := r.Page()
+	page.Facts = []report.Fact{
+		{Name: "command", Value: strings.Join(os.Args, " ")},
+		{Name: "when", Value: time.Now().UTC().Format(time.RFC3339)},
+		{Name: "took", Value: r.Took.Round(time.Second).String()},
+	}
+	if err := writeReport(page, c.HTML, c.Charts); err != nil {
+		return err
+	}
+	if c.JSON {
+		err = writeJSON(s.out, r)
+	} else {
+		fmt.Fprintln(s.out, strings.Join(page.Lead, "\n"))
+		for i := range page.Tables {
+			fmt.Fprintln(s.out)
+			if err = page.Tables[i].WriteText(s.out); err != nil {
+				return err
+			}
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return r.Problems()
+}
