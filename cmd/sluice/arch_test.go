@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -72,6 +73,23 @@ func TestRatelimitIsPure(t *testing.T) {
 			t.Errorf("package ratelimit imports %s", name)
 		}
 	}
+}
+
+// Who reviews code sees two files side by side. A tab counts as four columns.
+// Package shed has a few longer lines.
+func TestLinesAreNarrow(t *testing.T) {
+	const most = 120
+	eachGoFile(t, func(path string, _ bool) {
+		name := strings.TrimPrefix(path, top)
+		if !strings.HasPrefix(name, "ratelimit/") || strings.HasPrefix(name, "ratelimit/shed/") {
+			return
+		}
+		for i, line := range strings.Split(read(t, name), "\n") {
+			if n := utf8.RuneCountInString(strings.ReplaceAll(line, "\t", "    ")); n > most {
+				t.Errorf("%s:%d has %d columns, the most is %d", name, i+1, n, most)
+			}
+		}
+	})
 }
 
 func eachGoFile(t *testing.T, f func(path string, test bool)) {

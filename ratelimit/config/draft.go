@@ -5,10 +5,10 @@ import (
 	"slices"
 )
 
-// written returns a draft as texts: its own, or files as the YAML that means the
-// same. Their bytes tell one draft from another, are measured against the bounds,
-// and are what the copy on disk holds; rules are never read from them but from the
-// copy. It stops at a file that is beyond the bounds.
+// written returns a draft as texts: its own, or the YAML that means the same as its
+// files. The bytes of the texts tell one draft from another, they are measured
+// against the bounds, and the copy on disk holds them. Files are compiled as they
+// are, and not from their texts. It stops at a file that is beyond the bounds.
 func (d Draft) written(bounds Bounds) ([]Text, Problems) {
 	if len(d.Files) == 0 {
 		return d.Texts, nil
@@ -55,8 +55,9 @@ func (d *decoder) check(files []File, texts []Text, bounds Bounds) {
 	}
 }
 
-// shallow tells whether descriptors would be within maxDepth in a text, where
-// their list is so deep. It stops where there are more than there may be.
+// shallow tells whether descriptors would be within maxDepth in a text, given the
+// depth at which their list stands. It stops where there are more descriptors than
+// there may be.
 func (d *decoder) shallow(all []Descriptor, list int) bool {
 	for i := range all {
 		x := &all[i]
@@ -70,8 +71,9 @@ func (d *decoder) shallow(all []Descriptor, list int) bool {
 	return true
 }
 
-// depth is that of the deepest node of a descriptor's own fields, where its map is
-// so deep. A map's keys and values are one deeper than it, and a list's items.
+// depth is the depth of the deepest node of a descriptor's own fields, given the
+// depth of its map. The keys and values of a map are one deeper than the map, and
+// so are the items of a list.
 func (d *Descriptor) depth(at int) int {
 	deepest := max(at+1, d.Inherited.depth(at))
 	if d.Limit != nil {

@@ -8,8 +8,9 @@ import (
 )
 
 // ReadInherited reads algorithm, burst and coordination from what a YAML or JSON
-// library has made of them, with the same errors as in a rules file. They are said
-// to be at one place. The error is about values that neither language knows.
+// library has made of them, with the same errors as in a rules file. All errors
+// have the same place. The last result is an error about values that neither
+// language knows.
 func ReadInherited(at Place, said map[string]any) (Inherited, Problems, error) {
 	tree, err := treeOf(at, said)
 	if err != nil {
@@ -21,8 +22,8 @@ func ReadInherited(at Place, said map[string]any) (Inherited, Problems, error) {
 	return in, d.problems, nil
 }
 
-// treeOf is the tree that parse would have made of a value. Fields are in the
-// order of their names: a map has none.
+// treeOf is the tree that parse would have made of a value. Fields are in the order
+// of their names, for a Go map has no order.
 func treeOf(at Place, v any) (value, error) {
 	out := value{place: at}
 	switch v := v.(type) {

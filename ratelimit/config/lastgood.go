@@ -62,8 +62,8 @@ func (c *Copy) Read() (Draft, error) {
 	return Draft{Texts: on.Files}, nil
 }
 
-// Watch implements [Source]: whoever keeps the copy is who reads it, and needs not
-// be told.
+// Watch implements [Source]. There is nothing to tell: only the node that writes the
+// copy reads it.
 func (c *Copy) Watch(ctx context.Context, _ Loader) error {
 	<-ctx.Done()
 	return nil

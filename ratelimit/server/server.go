@@ -44,11 +44,10 @@ type Options struct {
 	Budget            *transport.Budget                // of what callers have begun on gRPC
 	HTTPBudget        *transport.Budget                // counts connections of HTTP, debug and metrics that were closed
 	HTTPConnections   int                              // at once; 0: any number
-	// at once, of the debug and the metrics port, each; 0: any number
-	DebugConnections int
-	DrainTime        time.Duration // between health failing and ports closing
-	GraceTime        time.Duration // for calls under way when ports close
-	Extra            []grpc.ServerOption
+	DebugConnections  int                              // the same, of the debug and the metrics port each
+	DrainTime         time.Duration                    // between health failing and ports closing
+	GraceTime         time.Duration                    // for calls under way when ports close
+	Extra             []grpc.ServerOption
 	// Wrap, if set, is put around gRPC's listener.
 	Wrap func(net.Listener) net.Listener
 }

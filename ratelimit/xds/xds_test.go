@@ -369,6 +369,44 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
+// An addition is for the descriptor of just that path; the last one counts.
+func TestAdditionsByPath(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "more.yaml")
+	writeFile(t, file, `rules:
+  - {domain: d, descriptor: [a_b_], algorithm: token_bucket, burst: 7, coordination: {max_nodes: 3}}
+  - {domain: d, descriptor: [a_b_], burst: 8, coordination: {mode: routing}}
+  - {domain: d, descriptor: [a_b_, c], algorithm: sliding_window}
+  - {domain: other, descriptor: [a_b], algorithm: token_bucket}
+`)
+	more, err := ReadAdditions(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ends, plain := limit("a", 5), limit("a", 5)
+	ends.Value, plain.Value = "b_", "b"
+	body, err := anypb.New(domain("d", ends, plain))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filesOf([]*anypb.Any{body}, more, config.DefaultBounds())
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules, _, problems := config.Build(config.Draft{Files: files}, options())
+	if problems != nil || len(rules.All()) != 2 {
+		t.Fatal(problems)
+	}
+	first, second := rules.All()[0], rules.All()[1]
+	if nodes := ratelimit.DefaultCoordination().MaxNodes; first.Limit.Burst != 8 ||
+		first.Limit.Algorithm != ratelimit.TokenBucket ||
+		first.Coordination.Mode != ratelimit.Routing || first.Coordination.MaxNodes != nodes {
+		t.Errorf("%+v", first)
+	}
+	if second.Limit.Algorithm != ratelimit.FixedWindow || second.Coordination.Mode != ratelimit.Leasing {
+		t.Errorf("what is added for another path is added here: %+v", second)
+	}
+}
+
 // What a file adds wrongly costs no start, and the pushes whose rules use it: the
 // error says where it is written.
 func TestBadAdditions(t *testing.T) {
