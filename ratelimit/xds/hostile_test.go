@@ -87,6 +87,9 @@ func TestHostileResources(t *testing.T) {
 			runtime.ReadMemStats(&before)
 			files, err := filesOf([]*anypb.Any{{TypeUrl: TypeURL, Value: c.resource}}, nil, config.DefaultBounds())
 			runtime.ReadMemStats(&after)
+			if err == nil && len(files[0].Descriptors) > config.DefaultBounds().Rules+1 {
+				t.Errorf("%d descriptors were converted", len(files[0].Descriptors))
+			}
 			if err == nil && c.want != "" {
 				_, _, problems := config.Build(config.Draft{Files: files}, options())
 				err = problems

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -354,6 +355,19 @@ func TestBadInput(t *testing.T) {
 		config.DefaultBounds()).descriptors([]*rlsconf.RateLimitDescriptor{bad}); err == nil {
 		t.Error("a broken field was read")
 	}
+	meta, err := proto.Marshal(&structpb.Struct{
+		Fields: map[string]*structpb.Value{"rate": structpb.NewNumberValue(math.NaN())},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	read, err := convertOne(&anypb.Any{
+		TypeUrl: TypeURL, Value: nest(3, append(nest(1, []byte("k")), nest(metadataField, meta)...)),
+	}, nil)
+	if err != nil || read.Descriptors[0].Metadata["rate"] != "NaN" ||
+		!strings.Contains(written(t, read), `{"rate":"NaN"}`) {
+		t.Errorf("metadata that JSON cannot say: %v %v", read, err)
+	}
 	if _, err := convertOne(&anypb.Any{TypeUrl: "other"}, nil); err == nil {
 		t.Error("another type was read")
 	}
@@ -374,7 +388,7 @@ func TestAdditionsByPath(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "more.yaml")
 	writeFile(t, file, `rules:
   - {domain: d, descriptor: [a_b_], algorithm: token_bucket, burst: 7, coordination: {max_nodes: 3}}
-  - {domain: d, descriptor: [a_b_], burst: 8, coordination: {mode: routing}}
+  - {domain: d, descriptor: [a_b_], coordination: {mode: routing}}
   - {domain: d, descriptor: [a_b_, c], algorithm: sliding_window}
   - {domain: other, descriptor: [a_b], algorithm: token_bucket}
 `)
@@ -397,7 +411,7 @@ func TestAdditionsByPath(t *testing.T) {
 		t.Fatal(problems)
 	}
 	first, second := rules.All()[0], rules.All()[1]
-	if nodes := ratelimit.DefaultCoordination().MaxNodes; first.Limit.Burst != 8 ||
+	if nodes := ratelimit.DefaultCoordination().MaxNodes; first.Limit.Burst != 7 ||
 		first.Limit.Algorithm != ratelimit.TokenBucket ||
 		first.Coordination.Mode != ratelimit.Routing || first.Coordination.MaxNodes != nodes {
 		t.Errorf("%+v", first)
