@@ -164,9 +164,11 @@ type held struct {
 
 // Sizes of what is under way.
 const (
-	senders      = 4    // batches under way at once, to each part of the ledger
-	batchSize    = 256  // claims in one
-	queueSize    = 8192 // flights that wait for a sender
+	senders      = 4                    // batches under way at once, to each part of the ledger
+	batchEvery   = time.Millisecond     // from when one leaves to the next, while they are prompt
+	lateBatch    = 2 * time.Millisecond // after which others leave while one is under way
+	batchSize    = 256                  // claims in one
+	queueSize    = 8192                 // flights that wait for a sender
 	claimTimeout = time.Second
 	backOff      = 50 * time.Millisecond // between claims while tokens are out elsewhere
 	sweepEvery   = 100 * time.Millisecond

@@ -76,7 +76,7 @@ func (f *Fleet) wait(ctx context.Context, now instant, asks []ratelimit.Ask, ver
 	timer := time.NewTimer(w.check)
 	defer timer.Stop()
 	for w.advance(ctx, f, now) {
-		if !await(ctx, w.next(), timer.C) && w.impatient(ctx.Err() != nil) {
+		if !await(ctx, w.next().done, timer.C) && w.impatient(ctx.Err() != nil) {
 			timer.Reset(ratelimit.StoreDeadline - w.check)
 		}
 		now = f.clock()
@@ -198,15 +198,15 @@ func checkTime(asks []ratelimit.Ask, verdicts []ratelimit.Verdict) time.Duration
 	return min(longest, ratelimit.StoreDeadline)
 }
 
-// await reports whether the flight ended in time.
-func await(ctx context.Context, fl *flight, timer <-chan time.Time) bool {
+// await reports whether done was closed in time.
+func await(ctx context.Context, done <-chan struct{}, timer <-chan time.Time) bool {
 	select {
-	case <-fl.done: // even if it is late: it is here
+	case <-done: // even if it is late: it is here
 		return true
 	default:
 	}
 	select {
-	case <-fl.done:
+	case <-done:
 		return true
 	case <-timer:
 	case <-ctx.Done():

@@ -10,7 +10,7 @@
 -- With KEYS[2], the stream of the account's audit, ARGV goes on: the rule, what
 -- it declares to over-admit, the most events to keep, and for how long, in ms.
 --
--- The answer is 22 doubles, packed alike, in the order of reply; or two, when the
+-- The answer is 22 doubles, packed alike, in the order of REPLY; or two, when the
 -- claim was too late: 1 and its sequence number.
 
 -- Times are in microseconds. Period is 0 for months of the calendar, Time 0 but in
@@ -21,10 +21,10 @@ local Seq, Fence, Window, Flags, Granted, Spent, Returned, Waiting, Want, TTL, A
   struct.unpack('<ddddddddddddddddd', ARGV[2])
 local pack, unpack_record = cmsgpack.pack, cmsgpack.unpack
 
--- reply packs an answer: 0, granted, fence, window, void, available, outstanding,
+-- REPLY is the format of an answer: 0, granted, fence, window, void, available, outstanding,
 -- reset after, retry after, holders, over-admitted, relearning, the ledger's time,
 -- stranded, over, carried, missing, ttl, plenty, recalling, recalled, seq.
-local function reply(...) return struct.pack('<dddddddddddddddddddddd', ...) end
+local REPLY = '<dddddddddddddddddddddd'
 local function too_late() return struct.pack('<dd', 1, Seq) end
 
 local MICRO = 1000000
@@ -37,15 +37,16 @@ local RECALL_AGAIN, RECALL_TAKES = 1000000, 10000
 local FIXED, SLIDING, BUCKET = 0, 1, 2
 local NEVER = 9007199254740991 -- 2^53-1
 
--- quick settles what nearly every claim is, without reading other holders' records
+-- The quick way settles what nearly every claim is, without reading other holders' records
 -- and without what else is defined below: one for the window that is current, by a
 -- holder that is known, or new. What other records come to is kept in sums (19 to
 -- 25 of field "a"; see sums). It does what the whole script does, to the letter, or
--- returns nothing and has changed nothing.
-local function quick()
+-- ends the block and has changed nothing. It is a block, and no function, for a
+-- function would be made for each claim.
+repeat
   local flags, period = Flags, Period
   local low = flags % 256
-  if KEYS[2] or Algorithm == BUCKET or period == 0 or (low ~= 0 and low ~= 16 and low ~= 8 and low ~= 24) then return nil end
+  if KEYS[2] or Algorithm == BUCKET or period == 0 or (low ~= 0 and low ~= 16 and low ~= 8 and low ~= 24) then break end
   local now, at = Time, Window
   if now == 0 then
     local time = redis.call('TIME')
@@ -54,7 +55,7 @@ local function quick()
   local fmod, max, min = math.fmod, math.max, math.min
   local w = (now - fmod(now, period)) / period + 1
   local sliding = Algorithm == SLIDING
-  if low % 16 == 8 and (at ~= w or sliding) or Learning > now then return nil end
+  if low % 16 == 8 and (at ~= w or sliding) or Learning > now or TTL <= 0 then break end
   local holder, capacity, fence = ARGV[1], Requests, Fence
   local granted, spent, returned, waiting = Granted, Spent, Returned, Waiting
   local found = redis.call('HMGET', KEYS[1], 'a', holder)
@@ -63,28 +64,28 @@ local function quick()
     a = unpack_record(found[1])
     -- Not of another window, nor while the ledger learns or its clock has gone back;
     -- and only while no lease has expired since the sums were made.
-    if a[3] ~= w or now < a[1] or now < a[9] or not a[25] or now >= a[24] or fence > 0 and fence <= a[16] then return nil end
+    if a[3] ~= w or now < a[1] or now < a[9] or not a[25] or now >= a[24] or fence > 0 and fence <= a[16] then break end
   else
     a = { now, 0, w, 0, 0, 0, 0, 0, 0, 0, 0, capacity, 0, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9007199254740991, 9007199254740991 }
   end
   local left, late, over = a[12], a[13], 0
   local was_charged, was_spent, was_out, was_live, was_stranded, answered = 0, 0, 0, 0, 0, 0
   if found[2] then
-    if not found[1] then return nil end
+    if not found[1] then break end
     r = unpack_record(found[2])
     local f = r[10]
     -- Not a late or repeated claim, nor one about another window, of a lease that was
     -- closed, granted directly, or which the holder or the ledger has forgotten.
     if Seq <= r[1] or r[2] ~= w or at ~= w or f % 2 == 1 or f % 8 >= 4 or f % 32 >= 16
       or fence == 0 and granted < r[5] or granted > r[5] + r[6] then
-      return nil
+      break
     end
     was_charged, was_spent = max(r[5] + r[6] - r[8], r[7]), r[7]
     was_out = max(0, r[5] + r[6] - r[8] - r[7])
     if now < r[3] then was_live = 1 else was_stranded = was_out end
     answered = f % 256 >= 64 and 128 or 0
   else
-    if now >= a[25] or at == w or sliding and at == w - 1 then return nil end
+    if now >= a[25] or at == w or sliding and at == w - 1 then break end
     if at == w - 1 and at ~= 0 then -- the last word on the window before
       left = left - spent
       over = max(late, -left) - late
@@ -121,7 +122,7 @@ local function quick()
   local elsewhere = a[21] - was_out
   local retry = 0
   if inflight < waiting then
-    if sliding or flags >= 512 and elsewhere > 0 then return nil end -- others are to give back
+    if sliding or flags >= 512 and elsewhere > 0 then break end -- others are to give back
     retry = w * period - now
   end
   local charged = max(granted + inflight - returned, spent)
@@ -142,14 +143,11 @@ local function quick()
     if Time > 0 then ms = ms + 3600000 end
     redis.call('PEXPIRE', KEYS[1], min(ms, 31536000000 * 2))
   end
-  return reply(
+  return struct.pack(REPLY,
     0, granted + inflight, next_fence, w, 0, min(capacity, max(0, capacity - weighted - a[4] - others - charged)), elsewhere, w * period - now, retry,
     live, over, 0, now, stranded, beyond, at == w and 1 or 0, 0, expires - now, f >= 256 and 1 or 0, 0, 0, Seq
   )
-end
-
-local done = quick()
-if done then return done end
+until true
 
 local holder = ARGV[1]
 local function bit(flags, value) return math.floor(flags / value) % 2 == 1 end
@@ -474,7 +472,7 @@ local function answer(r)
   end
   local retry = 0
   if r[INFLIGHT] < c.waiting then retry = retry_after(c.direct and c.waiting - r[INFLIGHT] or 1) end
-  return reply(
+  return struct.pack(REPLY,
     0, r[GRANTED] + r[INFLIGHT], r[FENCE], r[WINDOW], flag(r, 2) and 1 or 0, available(r[WINDOW]), elsewhere, reset, retry,
     live_holders(r[WINDOW]), r[OVER], a.now < a.relearn and 1 or 0, ledger, stranded,
     r[WINDOW] < a.window and a.late or a.over, (r[WINDOW] == c.window or bucket and c.window ~= 0) and 1 or 0,

@@ -189,6 +189,7 @@ type RoutingStats struct {
 	RejectedBy map[string]uint64 // what peers sent and was not taken in, by kind
 	Handed     uint64            // accounts given to their new owners
 	Hot        uint64            // decisions on hot keys, made here instead of at their owners
+	Instead    uint64            // decisions by a lease of this node's, because the key's owner did not answer
 	Members    []string          // in the ring, as this node sees it
 	Ring       uint64            // a fingerprint of it: nodes that agree show the same
 	HotKeys    []string          // of this owner, that are asked for a lot, as the ledger names accounts

@@ -74,7 +74,7 @@ type core struct {
 	hotHere hotLeases
 	rules   ruleCache
 	stats   struct {
-		forwarded, received, notOwner, refused, malformed, handed, hot, fallbacks, lost atomic.Uint64
+		forwarded, received, notOwner, refused, malformed, handed, hot, instead, fallbacks, lost atomic.Uint64
 
 		rejected [rejections]atomic.Uint64
 	}
@@ -97,7 +97,7 @@ type observer interface {
 
 // limiter decides on this node. What it cannot decide at once waits.
 type limiter interface {
-	ask(ctx context.Context, now instant, asks []ask, verdicts []verdict) waiter
+	ask(ctx context.Context, now instant, within time.Duration, asks []ask, verdicts []verdict) waiter
 	Undo(now instant, asks []ask, verdicts []verdict)
 }
 
@@ -111,7 +111,12 @@ type waiter interface {
 // blocking has a limiter's caller wait.
 type blocking struct{ ratelimit.Limiter }
 
-func (b blocking) ask(ctx context.Context, now instant, asks []ask, verdicts []verdict) waiter {
+func (b blocking) ask(ctx context.Context, now instant, within time.Duration, asks []ask, verdicts []verdict) waiter {
+	if within > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, within)
+		defer cancel()
+	}
 	b.Decide(ctx, now, asks, verdicts)
 	return nil
 }
@@ -119,7 +124,7 @@ func (b blocking) ask(ctx context.Context, now instant, asks []ask, verdicts []v
 // stepping lets somebody else drive the limiter.
 type stepping struct{ *leasing.Stepped }
 
-func (s stepping) ask(_ context.Context, now instant, asks []ask, verdicts []verdict) waiter {
+func (s stepping) ask(_ context.Context, now instant, _ time.Duration, asks []ask, verdicts []verdict) waiter {
 	if w := s.Ask(now, asks, verdicts); w != nil {
 		return w
 	}

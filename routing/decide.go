@@ -3,6 +3,7 @@ package routing
 import (
 	"context"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -24,6 +25,15 @@ const undo = 3
 // owner in its own view: when the ring changes, not all see it at once.
 const askAgain = time.Millisecond
 
+const (
+	// ownerPatience is how long a request waits for its key's owner before this node
+	// leases from the store itself: half of its time, so that the store has the other.
+	ownerPatience = ratelimit.StoreDeadline / 2
+	// silentFor is how long an owner that let a request wait so is not asked, unless
+	// it is heard; then one request tries it again.
+	silentFor = 100 * time.Millisecond
+)
+
 // decide decides what can be decided at once. What is returned, if anything,
 // waits. It does not allocate where all asks are this node's own.
 func (c *core) decide(ctx context.Context, now instant, asks []ask, verdicts []verdict, b func() bell) *waiting {
@@ -35,7 +45,7 @@ func (c *core) decide(ctx context.Context, now instant, asks []ask, verdicts []v
 			return c.wait(ctx, now, asks, verdicts, 0, b())
 		}
 	}
-	if w := c.base.ask(ctx, now, asks, verdicts); w != nil {
+	if w := c.base.ask(ctx, now, 0, asks, verdicts); w != nil {
 		return c.waitBelow(now, asks, verdicts, w, b())
 	}
 	return nil
@@ -124,6 +134,7 @@ type askState struct {
 	held    bool // the one asked has called itself the owner
 	final   bool // of a peer's ask: this node has called itself the owner
 	below   bool
+	mine    bool // this node leases it, though it has an owner
 }
 
 // below is a run of asks that waits for a store.
@@ -154,12 +165,17 @@ func (c *core) newWaiting(ctx context.Context, now instant, asks []ask, verdicts
 // waitBelow waits for the base only.
 func (c *core) waitBelow(now instant, asks []ask, verdicts []verdict, below waiter, b bell) *waiting {
 	w := c.newWaiting(context.Background(), now, asks, verdicts, b)
-	w.addBelow(now, below, 0, len(asks))
+	w.addBelow(now, below, 0, 0, len(asks))
 	return w
 }
 
-func (w *waiting) addBelow(now instant, b waiter, from, to int) {
-	w.below = append(w.below, below{b, from, to, now.Add(b.Patience())})
+// addBelow waits for the base, for its own time or within what is left.
+func (w *waiting) addBelow(now instant, b waiter, within time.Duration, from, to int) {
+	patience := b.Patience()
+	if within > 0 {
+		patience = min(patience, within)
+	}
+	w.below = append(w.below, below{b, from, to, now.Add(patience)})
 	for i := from; i < to; i++ {
 		w.states[i].below = true
 	}
@@ -169,8 +185,12 @@ func (w *waiting) addBelow(now instant, b waiter, from, to int) {
 func (w *waiting) due() instant {
 	due := w.until
 	for i := range w.states {
-		if s := &w.states[i]; !s.decided && s.call == nil && s.fetch == nil && !s.below {
+		switch s := &w.states[i]; {
+		case s.decided || s.below || s.fetch != nil:
+		case s.call == nil:
 			due = min(due, s.again)
+		default:
+			due = min(due, w.leaseAt(i))
 		}
 	}
 	for i := range w.below {
@@ -205,8 +225,9 @@ func (w *waiting) one(now instant, i int) bool {
 		}
 		if w.late {
 			w.abandon(now, i)
+			return true
 		}
-		return w.late
+		return now >= w.leaseAt(i) && w.instead(now, i)
 	}
 	if s.fetch != nil && !w.found(now, i) {
 		return w.late && w.failed(now, i)
@@ -216,10 +237,12 @@ func (w *waiting) one(now instant, i int) bool {
 		return true
 	case w.late:
 		return w.failed(now, i)
+	case s.mine || a.Rule.Coordination.Mode != ratelimit.Routing:
+		return false // baseAsks
+	case now >= w.leaseAt(i): // the ring is changing, and nobody has answered
+		return w.lease(i)
 	case now < s.again:
 		return false
-	case a.Rule.Coordination.Mode != ratelimit.Routing:
-		return false // baseAsks
 	case s.held:
 		w.forward(i, s.to)
 		return s.call.ended() && w.answered(now, i)
@@ -233,14 +256,53 @@ func (w *waiting) one(now instant, i int) bool {
 		return true
 	case w.hotHere.use(now, a.Key):
 		w.stats.hot.Add(1)
-		if b := w.leases.ask(w.ctx, now, w.asks[i:i+1], w.verdicts[i:i+1]); b != nil {
-			w.addBelow(now, b, i, i+1)
+		if b := w.leases.ask(w.ctx, now, 0, w.asks[i:i+1], w.verdicts[i:i+1]); b != nil {
+			w.addBelow(now, b, 0, i, i+1)
 			return false
 		}
 		return true
 	}
+	if w.canLease(i) && w.view.Load().peers[owner].silent(now) {
+		return w.lease(i)
+	}
 	w.forward(i, owner)
 	return s.call.ended() && w.answered(now, i)
+}
+
+// canLease tells whether this node may lease another's key: the account is in a
+// store, whose fences keep the limit whoever claims. Owners are only a saving there.
+func (w *waiting) canLease(i int) bool {
+	a := &w.asks[i]
+	return w.local == nil && !w.remote && a.Kind == ratelimit.Spend && a.Rule.Coordination.Mode == ratelimit.Routing
+}
+
+// leaseAt is from when on this node leases a key whose owner has not answered; never,
+// if it may not.
+func (w *waiting) leaseAt(i int) instant {
+	if !w.canLease(i) || w.states[i].mine {
+		return math.MaxInt64
+	}
+	return w.until.Add(ownerPatience - ratelimit.StoreDeadline)
+}
+
+// lease has the base decide, by a lease of this node's own, because the key's owner
+// does not. It returns false, for baseAsks does so, together with what else is there.
+func (w *waiting) lease(i int) bool {
+	w.stats.instead.Add(1)
+	w.states[i].mine = true
+	return false
+}
+
+// instead gives up an owner's answer, and leases. What the owner charges after all
+// is taken back.
+func (w *waiting) instead(now instant, i int) bool {
+	s := &w.states[i]
+	if l := w.view.Load().peers[s.to]; l != nil {
+		l.missed.Store(int64(now))
+	}
+	w.regret(now, i)
+	s.call = nil
+	return w.lease(i)
 }
 
 // here decides on a key of this node's own, or has its account looked for.
@@ -339,12 +401,15 @@ func (w *waiting) answered(now instant, i int) bool {
 // abandon decides without the owner, whose answer did not come in time. If the
 // ask is refused here, what the owner charges for it is taken back.
 func (w *waiting) abandon(now instant, i int) {
-	s := &w.states[i]
 	w.failed(now, i)
-	if !w.verdicts[i].OverLimit || w.remote {
-		return
+	if w.verdicts[i].OverLimit && !w.remote {
+		w.regret(now, i)
 	}
-	late, say := w.asks[i], s.call
+}
+
+// regret takes back what an owner charges whose answer nobody waits for any more.
+func (w *waiting) regret(now instant, i int) {
+	late, say := w.asks[i], w.states[i].call
 	late.Key = append([]byte(nil), late.Key...)
 	c := w.core
 	say.regret(func() { // when the owner answers, or the conversation ends
@@ -354,9 +419,13 @@ func (w *waiting) abandon(now instant, i int) {
 	})
 }
 
-// failed decides without the key's owner. A peer's ask is not decided: the
-// asking node has the rule's policy.
+// failed decides without the key's owner: by a lease, where there is a store and
+// time, else as the rule says. A peer's ask is not decided: the asking node has the
+// rule's policy.
 func (w *waiting) failed(now instant, i int) bool {
+	if !w.late && w.canLease(i) {
+		return w.lease(i)
+	}
 	if w.remote {
 		w.states[i].status = notInTime
 		return true
@@ -375,8 +444,12 @@ func (w *waiting) baseAsks(now instant) {
 		if i == from {
 			continue
 		}
-		if b := w.base.ask(w.ctx, now, w.asks[from:i], w.verdicts[from:i]); b != nil {
-			w.addBelow(now, b, from, i)
+		within := time.Duration(0) // the base's own time
+		if slices.ContainsFunc(w.states[from:i], func(s askState) bool { return s.mine }) {
+			within = w.until.Sub(now) // some of it is gone
+		}
+		if b := w.base.ask(w.ctx, now, within, w.asks[from:i], w.verdicts[from:i]); b != nil {
+			w.addBelow(now, b, within, from, i)
 			continue
 		}
 		for j := from; j < i; j++ {
@@ -387,10 +460,10 @@ func (w *waiting) baseAsks(now instant) {
 
 func (w *waiting) forBase(now instant, i int) bool {
 	s, a := &w.states[i], &w.asks[i]
-	if s.decided || s.below || s.call != nil || s.fetch != nil || now < s.again {
+	if s.decided || s.below || s.call != nil || s.fetch != nil || now < s.again && !s.mine {
 		return false
 	}
-	return a.Rule.Coordination.Mode != ratelimit.Routing || w.local == nil && w.elsewhere(a) == ""
+	return a.Rule.Coordination.Mode != ratelimit.Routing || w.local == nil && (s.mine || w.elsewhere(a) == "")
 }
 
 // advanceBelow goes on with what waits for a store.

@@ -48,6 +48,7 @@ type link struct {
 	receipt func(*wire.Receipt) // is told of parcels that have arrived
 	ready   atomic.Bool         // introduced
 	heard   atomic.Int64        // the instant of its last word
+	missed  atomic.Int64        // the instant at which an answer was last given up; 0: never
 
 	mu      sync.Mutex
 	queue   []*call          // guarded by mu
@@ -57,6 +58,16 @@ type link struct {
 	done    uint64           // guarded by mu
 	doneBy  uint64           // guarded by mu: this node's changes then
 	out     outbox           // guarded by mu
+}
+
+// silent tells whether the other is not worth waiting for: an answer of it was
+// given up a short while ago, and it has not been heard since.
+func (l *link) silent(now instant) bool {
+	if l == nil {
+		return false // whoever posts to it finds out
+	}
+	missed := instant(l.missed.Load())
+	return missed != 0 && int64(missed) >= l.heard.Load() && now < missed.Add(silentFor)
 }
 
 // call is one message that is answered by one reply.

@@ -305,7 +305,7 @@ func (c *core) routingStats() ratelimit.RoutingStats {
 	}
 	return ratelimit.RoutingStats{
 		Forwarded: s.forwarded.Load(), Received: s.received.Load(), NotOwner: s.notOwner.Load(), Refused: s.refused.Load(),
-		Malformed: s.malformed.Load(), RejectedBy: c.rejected(), Handed: s.handed.Load(), Hot: s.hot.Load(),
+		Malformed: s.malformed.Load(), RejectedBy: c.rejected(), Handed: s.handed.Load(), Hot: s.hot.Load(), Instead: s.instead.Load(),
 		Members: addrs, Ring: v.print, HotKeys: readable(c.hot.names(c.clock())), HotHere: readable(c.hotHere.names()),
 	}
 }

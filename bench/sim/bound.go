@@ -43,13 +43,17 @@ type extra struct {
 	n  ratelimit.Tokens
 }
 
+// patience is how long a request waits for the store at least: half of its time
+// where it has waited for a key's owner before.
+const patience = ratelimit.StoreDeadline / 2
+
 // learns is how long after a loss a node may not tell what it knows, and still be
 // no exception: the time in which the ledger grants a twentieth.
 const learns = int64(2_000_000_000)
 
 func (b *bound) open(w *world) {
 	b.world, b.silences = w, map[ratelimit.Holder][]int64{}
-	b.slow = w.Net.Loss > 0 || w.Net.Trip.Tail > 0 || w.Net.Trip.Least >= ratelimit.StoreDeadline/2
+	b.slow = w.Net.Loss > 0 || w.Net.Trip.Tail > 0 || w.Net.Trip.Least >= patience/2
 }
 
 // lasts is for how many nanoseconds something that went wrong matters to a rule.
@@ -64,7 +68,7 @@ func (b *bound) lasts(r *ratelimit.Rule) int64 {
 // hears of it late.
 func (b *bound) silent(n *node) {
 	times := b.silences[n.name]
-	ttl := int64(n.rule.Coordination.Lease.TTL)
+	ttl := int64(b.shortest(n))
 	// One silence costs a lease, however many messages are lost in it; it is over
 	// when the node has been heard again, and has had time to be granted another.
 	if last := len(times) - 1; last < 0 || b.now-times[last] >= ttl/8 {
@@ -82,13 +86,22 @@ func (b *bound) miss(n *node) {
 	}
 }
 
+// shortest is the shortest lease of the rules that a node goes by.
+func (b *bound) shortest(n *node) time.Duration {
+	ttl := n.rule.Coordination.Lease.TTL
+	if b.Second != nil {
+		ttl = min(ttl, b.Second.Coordination.Lease.TTL)
+	}
+	return ttl
+}
+
 // late tells the bound how long a message to the store took: one that takes
 // longer than a report may is as good as lost.
 func (b *bound) late(n *node, took time.Duration) {
-	if took >= n.rule.Coordination.Lease.TTL/8 {
+	if took >= b.shortest(n)/8 {
 		b.silent(n)
 	}
-	if took >= ratelimit.StoreDeadline {
+	if took >= patience {
 		b.outage(took)
 	}
 }
@@ -247,7 +260,7 @@ func (b *bound) untold(k *key, f *loss) ratelimit.Tokens {
 
 // out tells whether on_store_failure may have decided in a window that matters.
 func (b *bound) out(r *ratelimit.Rule) bool {
-	if r.Coordination.Mode == ratelimit.Routing || b.slow || b.store.slow > 0 || b.Table > 0 {
+	if r.Coordination.Mode == ratelimit.Routing && b.Storeless || b.slow || b.store.slow > 0 || b.Table > 0 {
 		return true
 	}
 	return slices.ContainsFunc(b.outages, func(s span) bool { return s.to >= b.now-b.lasts(r) })

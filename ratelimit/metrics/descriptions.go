@@ -32,8 +32,8 @@ var (
 	seatsWanted = ours("drift_seat_wanted", "1 if a rule in force is of mode approx.")
 	ringMembers = ours("ring_members", "Nodes in the ring, as this one sees it.")
 	ringPrint   = ours("ring_fingerprint", "Of the ring: nodes that agree show the same.")
-	peerAsks    = ours("peer_asks_total", "Asks between nodes: forwarded to an owner, received and decided, or not "+
-		"this node's.", "what")
+	peerAsks    = ours("peer_asks_total", "Asks between nodes: forwarded to an owner, received and decided, not this "+
+		"node's, or leased instead of by an owner that does not answer.", "what")
 	peerRefused   = ours("peers_refused_total", "Peers that could not prove to be one.")
 	peerMalformed = ours("peer_messages_malformed_total", "Messages of peers that made no sense, and changed nothing.")
 	rejected      = ours("rejected_total", "What was said to this node, could not be meant, and was not taken in: by "+

@@ -199,6 +199,7 @@ func (c Collector) collectFleet(count func(*prometheus.Desc, uint64, ...string),
 		count(peerAsks, s.Forwarded, "forwarded")
 		count(peerAsks, s.Received, "received")
 		count(peerAsks, s.NotOwner, "not_owner")
+		count(peerAsks, s.Instead, "leased_instead")
 		count(peerRefused, s.Refused)
 		count(peerMalformed, s.Malformed)
 		for kind, n := range s.RejectedBy {
