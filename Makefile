@@ -55,7 +55,7 @@ fuzz: ## run each fuzz target FUZZTIME times (5000x; or a time, 30s)
 	$(GO) test -run '^$$' -fuzz '^FuzzFrame$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./routing
 	$(GO) test -run '^$$' -fuzz '^FuzzReplies$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./leasing/resp
 	$(GO) test -run '^$$' -fuzz '^FuzzGrant$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./leasing
-	$(GO) test -run '^$$' -fuzz '^FuzzAnswer$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./ratelimit/service
+	$(GO) test -run '^$$' -fuzz '^FuzzAnswer$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./ratelimit/rls
 	$(GO) test -run '^$$' -fuzz '^FuzzResource$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./ratelimit/xds
 
 bench: bench-core bench-cost ## what a decision costs, in the core and as a whole

@@ -48,21 +48,31 @@ func (r *Rule) over(nodes int) Tokens {
 	return over
 }
 
-// Declare states a rule's bounds on nodes nodes. store says whether they share
-// one; without, each counts in its own memory.
-func (r *Rule) Declare(nodes int, store bool) Bounds {
+// Storage says where the nodes of a fleet count.
+type Storage bool
+
+const (
+	// OwnMemory has each node count in its own memory.
+	OwnMemory Storage = false
+	// SharedStore is one store for all nodes.
+	SharedStore Storage = true
+)
+
+// Declare states a rule's bounds on so many nodes, which count where storage says.
+func (r *Rule) Declare(nodes int, storage Storage) Bounds {
 	if r.Unlimited {
 		return Bounds{Unlimited: true}
 	}
 	limit := r.Limit.Capacity()
-	if !store {
+	if storage == OwnMemory {
 		b := Bounds{Over: limit * Tokens(nodes-1), Under: "0", Wait: "none", StoreOps: "0", OnOutage: "no store"}
 		if nodes > 1 {
 			b.OverNote = "each node counts alone"
 		}
 		if r.Coordination.Mode == Routing {
 			b.Over, b.Wait = 0, "one hop to the key's owner, at most "+StoreDeadline.String()
-			b.OverNote = "with PEERS; after an owner's crash at most the limit once more, and halves that cannot see each other count apart"
+			b.OverNote = "with PEERS; after an owner's crash at most the limit once more, and halves that cannot see " +
+				"each other count apart"
 			b.OnOutage = r.outage(nodes, limit) // of the owner
 		}
 		return b
@@ -142,17 +152,21 @@ func (r *Rule) Doubts() []string {
 	}
 	var doubts []string
 	if r.DriftShare() < 1 {
-		doubts = append(doubts, fmt.Sprintf("drift_budget %v of %d is %d tokens, less than one for each of max_nodes %d: the rule waits like leasing; raise the budget to %d tokens, or lower max_nodes",
+		doubts = append(doubts, fmt.Sprintf("drift_budget %v of %d is %d tokens, less than one for each of max_nodes "+
+			"%d: the rule waits like leasing; raise the budget to %d tokens, or lower max_nodes",
 			c.DriftBudget, limit, c.DriftBudget.Of(limit), c.MaxNodes, c.MaxNodes))
 	}
 	if period := r.Limit.Period(); c.SyncInterval > period && c.SyncInterval != DefaultCoordination().SyncInterval {
-		doubts = append(doubts, fmt.Sprintf("sync_interval %v is longer than the window, %v: %v is used", c.SyncInterval, period, r.SyncInterval()))
+		doubts = append(doubts, fmt.Sprintf("sync_interval %v is longer than the window, %v: %v is used",
+			c.SyncInterval, period, r.SyncInterval()))
 	}
 	if c.LowWatermark.Of(limit) >= limit {
-		doubts = append(doubts, fmt.Sprintf("low_watermark %v is the whole limit of %d: every request without a lease waits up to %v; lower it below 100%%", c.LowWatermark, limit, c.CheckTimeout))
+		doubts = append(doubts, fmt.Sprintf("low_watermark %v is the whole limit of %d: every request without a "+
+			"lease waits up to %v; lower it below 100%%", c.LowWatermark, limit, c.CheckTimeout))
 	}
 	if c.CheckTimeout >= StoreDeadline {
-		doubts = append(doubts, fmt.Sprintf("check_timeout %v is not below the store deadline of %v: the rule waits like leasing", c.CheckTimeout, StoreDeadline))
+		doubts = append(doubts, fmt.Sprintf("check_timeout %v is not below the store deadline of %v: the rule waits "+
+			"like leasing", c.CheckTimeout, StoreDeadline))
 	}
 	return doubts
 }

@@ -23,6 +23,7 @@ const (
 // Modes are the names a config may use, by value.
 var Modes = [...]string{Leasing: "leasing", Routing: "routing", Approx: "approx"}
 
+// String is the name that a config may use.
 func (m Mode) String() string { return Modes[m] }
 
 // Reclaim says what becomes of a silent holder's tokens.
@@ -38,6 +39,7 @@ const (
 // Reclaims are the names a config may use, by value.
 var Reclaims = [...]string{ReclaimSafe: "safe", ReclaimEager: "eager"}
 
+// String is the name that a config may use.
 func (r Reclaim) String() string { return Reclaims[r] }
 
 // FailurePolicy decides when the store cannot be asked in time.
@@ -57,6 +59,7 @@ const (
 // FailurePolicies are the names a config may use, by value.
 var FailurePolicies = [...]string{FailLocal: "local", FailOpen: "open", FailClosed: "closed", FailCached: "cached"}
 
+// String is the name that a config may use.
 func (p FailurePolicy) String() string { return FailurePolicies[p] }
 
 // OnDeny says what a denied request costs.
@@ -72,6 +75,7 @@ const (
 // OnDenies are the names a config may use, by value.
 var OnDenies = [...]string{DenyCharges: "charge", DenyRefunds: "refund"}
 
+// String is the name that a config may use.
 func (d OnDeny) String() string { return OnDenies[d] }
 
 // Share is a part of a limit: a number of tokens, or parts per million of the
@@ -87,7 +91,8 @@ func ParseShare(s string) (Share, error) {
 	if !isPercent {
 		n, err := strconv.ParseUint(s, 10, 32)
 		if err != nil {
-			return Share{}, fmt.Errorf("%q is neither a whole number of tokens (0 to 4294967295) nor a percentage like 1%%", s)
+			return Share{}, fmt.Errorf("%q is neither a whole number of tokens (0 to 4294967295) nor a percentage "+
+				"like 1%%", s)
 		}
 		return Share{Tokens: Tokens(n)}, nil
 	}
@@ -111,6 +116,7 @@ func (s Share) Of(limit Tokens) Tokens {
 	return Tokens(quo)
 }
 
+// String is what ParseShare reads: tokens, or a percentage.
 func (s Share) String() string {
 	if s.Tokens > 0 || s.PPM == 0 {
 		return strconv.FormatInt(int64(s.Tokens), 10)
@@ -218,13 +224,15 @@ func (c Coordination) Validate() []error {
 // FieldError is a setting outside its bound.
 type FieldError struct{ Field, Value, Bound string }
 
+// Error names the field and says what is wrong with its value.
 func (e *FieldError) Error() string {
 	return fmt.Sprintf("%s is %s, must be %s", e.Field, e.Value, e.Bound)
 }
 
 // CoordinationFields are the names that Set knows, in the order of the docs.
 var CoordinationFields = []string{
-	"mode", "lease.size", "lease.min", "lease.max", "lease.ttl", "reclaim", "drift_budget", "max_nodes", "low_watermark",
+	"mode", "lease.size", "lease.min", "lease.max", "lease.ttl", "reclaim", "drift_budget", "max_nodes",
+	"low_watermark",
 	"check_timeout", "sync_interval", "on_store_failure", "local_cap", "max_staleness", "on_deny", "audit",
 }
 

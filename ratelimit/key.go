@@ -19,12 +19,22 @@ func AppendPrefix(b []byte, domain string, l Limit) []byte {
 	return appendField(b, domain)
 }
 
-// AppendEntry adds a descriptor entry to a key. shared says that value is the
-// rule's pattern instead of the request's value (share_threshold). The
-// encoding is prefix-free: different descriptors never share a key.
-func AppendEntry(b []byte, key, value string, shared bool) []byte {
+// ValueOf says whose value an entry of a key has.
+type ValueOf bool
+
+const (
+	// OfRequest is the value that the request brought.
+	OfRequest ValueOf = false
+	// OfRule is the rule's pattern, whose values share a budget (share_threshold).
+	OfRule ValueOf = true
+)
+
+// AppendEntry adds a descriptor entry to a key. The encoding is prefix-free:
+// different descriptors never share a key, nor do a pattern and a value that is
+// written like it.
+func AppendEntry(b []byte, key, value string, whose ValueOf) []byte {
 	b = appendField(b, key)
-	if shared {
+	if whose == OfRule {
 		b = append(b, 0xff, 0xff) // no length starts like this
 	}
 	return appendField(b, value)

@@ -93,6 +93,7 @@ func (u Unit) Wire() uint8 {
 	return uint8(u)
 }
 
+// String is the name that a config may use.
 func (u Unit) String() string {
 	if int(u) < len(units) {
 		return units[u].name
@@ -118,6 +119,7 @@ const (
 // Algorithms are the names a config may use, by value.
 var Algorithms = [...]string{FixedWindow: "fixed_window", SlidingWindow: "sliding_window", TokenBucket: "token_bucket"}
 
+// String is the name that a config may use.
 func (a Algorithm) String() string {
 	if int(a) < len(Algorithms) {
 		return Algorithms[a]

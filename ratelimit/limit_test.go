@@ -14,7 +14,8 @@ func TestCalendarMonths(t *testing.T) {
 		ends := begins.AddDate(0, 1, 0)
 		first, last := LedgerTime(begins.UnixMicro()), LedgerTime(ends.UnixMicro())-1
 		if l.WindowAt(first) != w || l.WindowAt(last) != w || l.WindowEnd(w) != last+1 || l.WindowEnd(w-1) != first {
-			t.Fatalf("%v: windows %d and %d, want %d, which ends at %d", begins, l.WindowAt(first), l.WindowAt(last), w, l.WindowEnd(w))
+			t.Fatalf("%v: windows %d and %d, want %d, which ends at %d", begins, l.WindowAt(first), l.WindowAt(last),
+				w, l.WindowEnd(w))
 		}
 		begins = ends
 	}

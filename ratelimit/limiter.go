@@ -49,7 +49,10 @@ const (
 )
 
 // Sources are the names of the sources, by value.
-var Sources = [...]string{FromLease: "lease", FromClaim: "claim", FromOverflow: "overflow", FromOwner: "owner", FromDrift: "drift", FromFallback: "fallback"}
+var Sources = [...]string{
+	FromLease: "lease", FromClaim: "claim", FromOverflow: "overflow", FromOwner: "owner",
+	FromDrift: "drift", FromFallback: "fallback",
+}
 
 // Verdict answers an Ask. The zero Verdict admits.
 type Verdict struct {
@@ -171,7 +174,10 @@ const (
 )
 
 // ClaimReasons are the names of the reasons, by value.
-var ClaimReasons = [...]string{ClaimWaiting: "waiting", ClaimRenewal: "renewal", ClaimNext: "next_window", ClaimReturn: "return", ClaimFinal: "final"}
+var ClaimReasons = [...]string{
+	ClaimWaiting: "waiting", ClaimRenewal: "renewal", ClaimNext: "next_window",
+	ClaimReturn: "return", ClaimFinal: "final",
+}
 
 // RoutingStats counts what a node did as one of a ring.
 type RoutingStats struct {

@@ -1,104 +1,103 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"log/slog"
-	"os"
-	"sync"
+	"strings"
+	"text/tabwriter"
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing"
-	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// audit writes what claims settle of drift: to the log at debug level, and to
-// DRIFT_AUDIT_FILE as JSON lines.
-func (c *serveCmd) audit(log *slog.Logger) (func(leasing.Reconciliation), error) {
-	sinks := []*slog.Logger{log}
-	if c.DriftAuditFile != "" {
-		f, err := openCapped(c.DriftAuditFile, auditBytes)
-		if err != nil {
-			return nil, fmt.Errorf("DRIFT_AUDIT_FILE is %q: %w", c.DriftAuditFile, err)
-		}
-		sinks = append(sinks, slog.New(slog.NewJSONHandler(f, &slog.HandlerOptions{Level: slog.LevelDebug})))
+// auditCmd replays what was recorded of rules with audit: true.
+type auditCmd struct {
+	Files  []string   `arg:"" optional:"" type:"existingfile" help:"Records of nodes (AUDIT_FILE). Without: those that the Redis keeps."`
+	Redis  redisFlags `embed:""`
+	Rule   string     `help:"Only rules whose name contains this."`
+	Key    string     `help:"Only accounts whose name contains this."`
+	Events bool       `help:"Print every event, too, as JSON lines."`
+	JSON   bool       `name:"json" help:"Print the windows as JSON lines."`
+}
+
+// Run prints for each window what was admitted at most, and fails if that went
+// beyond what the rule declares.
+func (c *auditCmd) Run(s streams) error {
+	events, trimmed, err := c.read()
+	if err != nil {
+		return err
 	}
-	return func(r leasing.Reconciliation) {
-		for _, s := range sinks {
-			if !s.Enabled(context.Background(), slog.LevelDebug) {
-				continue
+	for _, t := range trimmed {
+		fmt.Fprintln(s.err, "sluice:", t)
+	}
+	kept := events[:0]
+	for _, e := range events {
+		if strings.Contains(e.Rule, c.Rule) && strings.Contains(e.Key, c.Key) {
+			kept = append(kept, e)
+		}
+	}
+	if c.Events {
+		for i := range kept {
+			if err := writeJSONLine(s, &kept[i]); err != nil {
+				return err
 			}
-			s.Debug("drift reconciled", "domain", r.Rule.Domain, "rule", r.Rule.Path, "key", r.Key, "window", r.Window, "fence", r.Fence,
-				"drift", r.Drift, "confirmed", r.Confirmed, "over", r.Over, "available", r.Available)
 		}
-	}, nil
+	}
+	windows := leasing.ReplayAudit(kept)
+	if len(windows) == 0 {
+		return errors.New("there is no record: is audit: true set in a rule's coordination, and REDIS_URL (and CACHE_KEY_PREFIX) what the nodes have?")
+	}
+	if err := c.print(s, windows); err != nil {
+		return err
+	}
+	broken := 0
+	for _, w := range windows {
+		if !w.Held() {
+			broken++
+		}
+	}
+	if broken > 0 {
+		return fmt.Errorf("%d of %d windows went beyond their limit and what their rules declare", broken, len(windows))
+	}
+	return nil
 }
 
-// record writes what the ledger settles of audited rules to AUDIT_FILE. A line
-// is written before anything is spent of what it grants; nil: there is no file.
-func (c *serveCmd) record(log *slog.Logger) (func(*ratelimit.Claim, *ratelimit.Grant), error) {
-	if c.AuditFile == "" {
-		return nil, nil
-	}
-	f, err := openCapped(c.AuditFile, auditBytes)
+func writeJSONLine(s streams, v any) error {
+	line, err := json.Marshal(v)
 	if err != nil {
-		return nil, fmt.Errorf("AUDIT_FILE is %q: %w", c.AuditFile, err)
+		return err
 	}
-	failed := seldom(time.Minute, func(err error) { log.Error("the audit is incomplete (AUDIT_FILE)", "error", err) })
-	return func(claim *ratelimit.Claim, g *ratelimit.Grant) {
-		line, err := json.Marshal(leasing.NewAuditEvent(claim, g))
-		if err == nil {
-			_, err = f.Write(append(line, '\n'))
-		}
-		if err != nil {
-			failed(err)
-		}
-	}, nil
+	_, err = fmt.Fprintf(s.out, "%s\n", line)
+	return err
 }
 
-// auditBytes is how large an audit file gets before it is moved to NAME.1,
-// whose content goes.
-const auditBytes = 64 << 20
-
-// capped is a file that starts anew when it is full. It is safe for concurrent
-// use.
-type capped struct {
-	name string
-	most int64
-	mu   sync.Mutex
-	file *os.File // guarded by mu
-	size int64    // guarded by mu
-}
-
-func openCapped(name string, most int64) (*capped, error) {
-	f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	return &capped{name: name, most: most, file: f, size: info.Size()}, nil
-}
-
-// Write appends one line.
-func (c *capped) Write(line []byte) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.size > 0 && c.size+int64(len(line)) > c.most {
-		if err := os.Rename(c.name, c.name+".1"); err != nil {
-			return 0, err
+func (c *auditCmd) print(s streams, windows []*leasing.AuditedWindow) error {
+	if c.JSON {
+		for _, w := range windows {
+			if err := writeJSONLine(s, struct {
+				*leasing.AuditedWindow
+				Held bool
+			}{w, w.Held()}); err != nil {
+				return err
+			}
 		}
-		f, err := os.OpenFile(c.name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-		if err != nil {
-			return 0, err
-		}
-		_ = c.file.Close()
-		c.file, c.size = f, 0
+		return nil
 	}
-	n, err := c.file.Write(line)
-	c.size += int64(n)
-	return n, err
+	t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "RULE\tACCOUNT\tWINDOW ENDS\tLIMIT\tMAY GO OVER BY\tADMITTED AT MOST\tHOLDERS\tCLAIMS\tREFUSED\tFENCED\tRECOVERIES\t")
+	for _, w := range windows {
+		ends, admitted, verdict := "(bucket)", fmt.Sprint(w.Admitted), "held"
+		if !w.Bucket {
+			ends = w.Ends.Format(time.RFC3339)
+		}
+		if w.Bucket {
+			admitted += " since " + w.Begins.Format(time.RFC3339)
+		}
+		if !w.Held() {
+			verdict = "BROKEN"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%s\n", w.Rule, w.Key, ends, w.Limit, w.Bound, admitted, w.Holders, w.Events, w.Refused, w.Fenced, w.Recoveries, verdict)
+	}
+	return t.Flush()
 }

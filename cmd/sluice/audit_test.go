@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 const auditRules = `domain: d
@@ -124,7 +125,7 @@ func TestAuditOfClustersAndOwners(t *testing.T) {
 		t.Errorf("of a cluster: %d %s\n%s", code, errs, out)
 	}
 
-	r := newRing(t, 2, 0, true, "COORDINATION_AUDIT=true")
+	r := newRing(t, 2, 0, ratelimit.SharedStore, "COORDINATION_AUDIT=true")
 	for i := range 20 {
 		r.askFor(i%2, "ten", fmt.Sprint(i))
 	}

@@ -31,11 +31,14 @@ func (c *checkCmd) Run(s streams) error {
 	if err := errors.Join(err, c.Bounds.validate()); err != nil {
 		return err
 	}
-	files, err := config.Tree{Path: c.Path, IgnoreDotFiles: c.IgnoreDotFiles, Bounds: c.Bounds.bounds()}.Read()
+	tree := config.Tree{Path: c.Path, IgnoreDotFiles: c.IgnoreDotFiles, Bounds: c.Bounds.bounds()}
+	draft, err := tree.Read()
 	if err != nil {
 		return err
 	}
-	rules, warnings, problems := config.Parse(files, config.Options{Coordination: coordination, MergeDomains: c.MergeDomains, Bounds: c.Bounds.bounds()})
+	rules, warnings, problems := config.Build(draft, config.Options{
+		Coordination: coordination, MergeDomains: c.MergeDomains, Bounds: c.Bounds.bounds(),
+	})
 	for _, w := range warnings {
 		fmt.Fprintln(s.err, "warning:", w)
 	}
@@ -57,22 +60,22 @@ func (c *checkCmd) declare(out io.Writer, rules *config.Rules) error {
 		return nil
 	}
 	fmt.Fprintf(out, "\nWorst case for each key and window, on %d node(s):\n\n", c.Nodes)
-	if err := c.table(out, rules, false); err != nil {
+	if err := c.table(out, rules, ratelimit.OwnMemory); err != nil {
 		return err
 	}
 	if c.Nodes == 1 {
 		return nil
 	}
 	fmt.Fprintf(out, "\nThe same with one store for all nodes:\n\n")
-	return c.table(out, rules, true)
+	return c.table(out, rules, ratelimit.SharedStore)
 }
 
-func (c *checkCmd) table(out io.Writer, rules *config.Rules, store bool) error {
+func (c *checkCmd) table(out io.Writer, rules *config.Rules, storage ratelimit.Storage) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "RULE\tLIMIT\tMODE\tOVER-ADMISSION\tUNDER-ADMISSION\tLONGEST WAIT\tSTORE OPERATIONS\tIN AN OUTAGE\tWHEN DATA IS LOST")
 	for _, r := range rules.All() {
 		name := r.Domain + "." + r.Path
-		b := r.Declare(c.Nodes, store)
+		b := r.Declare(c.Nodes, storage)
 		if b.Unlimited {
 			fmt.Fprintf(w, "%s\tunlimited\t-\t-\t-\t-\t-\t-\t-\n", name)
 			continue
@@ -85,7 +88,7 @@ func (c *checkCmd) table(out io.Writer, rules *config.Rules, store bool) error {
 			over += ": " + b.OverNote
 		}
 		lost := "no store"
-		if store {
+		if storage == ratelimit.SharedStore {
 			lost = fmt.Sprintf("%d over, and what nodes that cannot tell it had spent", b.OnLoss)
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", name, r.Limit, r.Coordination.Mode, over, b.Under, b.Wait, b.StoreOps, b.OnOutage, lost)

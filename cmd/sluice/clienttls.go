@@ -3,14 +3,11 @@ package main
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/sluice-gate/sluice/leasing/resp"
 )
 
 // clientCertificate presents the certificate in two files to a server. They are
@@ -77,39 +74,4 @@ func verifyChain(roots *x509.CertPool, state tls.ConnectionState) error {
 // 1.3 a server that refuses a client's certificate may be heard so.
 func cutOff(text string) bool {
 	return slices.ContainsFunc([]string{"broken pipe", "connection reset", "EOF"}, func(part string) bool { return strings.Contains(text, part) })
-}
-
-// advise names the settings that an error of Redis speaks of, with what they
-// say; passwords are left out.
-func (f *redisFlags) advise(err error) string {
-	text := err.Error()
-	says := func(parts ...string) bool {
-		return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(text, part) })
-	}
-	tlsSetting := func(name string) string { return "REDIS_TLS_" + name } // the other Redis has no certificates of its own
-	switch unknown, _ := errors.AsType[x509.UnknownAuthorityError](err); {
-	case says("WRONGPASS", "NOAUTH", "unauthenticated", "invalid username-password", "without any password configured"):
-		user, password := userAndPassword(f.Auth)
-		return fmt.Sprintf("check %s: its user is %q, and it has a password: %t", f.setting("AUTH"), user, password != "")
-	case errors.Is(err, resp.ErrReply):
-		return fmt.Sprintf("check %s: what it names answers as no Redis does, or more than REDIS_MAX_REPLY, which is %d", f.setting("URL"), f.maxReply())
-	case says("NOPERM"):
-		return fmt.Sprintf("check what the user of %s may do", f.setting("AUTH"))
-	case unknown.Cert != nil || says("unknown authority"):
-		return fmt.Sprintf("check %s, which is %q: it must have who signed the server's certificate", tlsSetting("CACERT"), f.TLSCACert)
-	case says("x509: certificate has expired"):
-		return "the certificate of the server that " + f.setting("URL") + " names must be renewed"
-	case says("x509: certificate is valid for", "doesn't contain any IP SANs", "x509: certificate is not valid for any names"):
-		return fmt.Sprintf("check %s: the server's certificate is for another name (%s leaves the name unchecked)", f.setting("URL"), tlsSetting("SKIP_HOSTNAME_VERIFICATION"))
-	case says("tls: bad certificate", "certificate required", "tls: expired certificate", "tls: unknown certificate", "handshake failure"):
-		return fmt.Sprintf("check %s, which is %q: the server refuses it", tlsSetting("CLIENT_CERT"), f.TLSCert)
-	case says("sentinels specified in configuration are unreachable"):
-		return fmt.Sprintf("check %s and %s", f.setting("URL"), f.setting("SENTINEL_AUTH"))
-	case f.TLS && cutOff(text):
-		return fmt.Sprintf("check %s, which is %q: the server may refuse it", tlsSetting("CLIENT_CERT"), f.TLSCert)
-	case f.TLS: // a server without TLS waits for the end of a line
-		return fmt.Sprintf("check %s, and %s, which is true", f.setting("URL"), f.setting("TLS"))
-	default:
-		return fmt.Sprintf("check %s, and %s, which is false", f.setting("URL"), f.setting("TLS"))
-	}
 }

@@ -106,8 +106,8 @@ func TestHostilePorts(t *testing.T) {
 		{"unfinished messages of 4 MB", func(s *sluice) error { return hostile.Unfinished(s.rpc, 700, 4<<20, 16<<10, time.Second) }},
 		{"unfinished messages of 256 KB", func(s *sluice) error { return hostile.Unfinished(s.rpc, 1000, 256<<10, 16<<10, time.Second) }},
 		{"unfinished messages in frames of a byte", func(s *sluice) error { return hostile.Unfinished(s.rpc, 150, 60<<10, 1, time.Second) }},
-		{"replies nobody reads", func(s *sluice) error { _, err := hostile.Unread(s.rpc, many, false, 2*time.Second); return err }},
-		{"replies without a window", func(s *sluice) error { _, err := hostile.Unread(s.rpc, many, true, 2*time.Second); return err }},
+		{"replies nobody reads", func(s *sluice) error { _, err := hostile.Unread(s.rpc, many, 2*time.Second); return err }},
+		{"replies without a window", func(s *sluice) error { _, err := hostile.Windowless(s.rpc, many, 2*time.Second); return err }},
 		{"gzip bombs", func(s *sluice) error { return hostile.Bombs(s.rpc, 128, time.Second) }},
 		{"6000 silent connections", func(s *sluice) error {
 			callers, done, err := hostile.Silent(s.rpc, 6000)

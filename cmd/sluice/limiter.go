@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -123,99 +122,6 @@ func plans(store *config.Store) func() approx.Plan {
 	}
 }
 
-// shared is a limiter over one Redis, with a drift seat there.
-type shared struct {
-	*leasing.Fleet
-	keeper *approx.Keeper
-	client redis.UniversalClient
-	people redis.UniversalClient // for what people ask: never of the connections that claims need
-	seats  func() approx.Plan    // that are wanted
-	failed func(error)
-	watch  *storeWatch
-}
-
-func (c *serveCmd) shared(flags *redisFlags, seats func() approx.Plan, audit func(leasing.Reconciliation), clock ratelimit.Clock, log *slog.Logger) (*shared, error) {
-	client, err := flags.client()
-	if err != nil {
-		return nil, err
-	}
-	people, err := flags.peoplesClient()
-	if err != nil {
-		return nil, err
-	}
-	holder := leasing.NewHolder()
-	ledger := leasing.NewRedis(client, flags.KeyPrefix)
-	ledger.LookThrough(people)
-	f := leasing.NewFleet(ledger, holder, c.MaxKeys, clock, time.Now())
-	failed := seldom(time.Second, func(err error) { log.Warn("the store does not answer: "+flags.advise(err), "error", err) })
-	f.OnFailure = failed
-	f.OnWarning = warnings(log)
-	f.OnReconcile = audit
-	keeper := approx.NewKeeper(approx.NewRedis(client, flags.KeyPrefix), holder, clock)
-	keeper.OnChange, keeper.Learning = logSeats(log), f.Learning
-	f.Drift = keeper
-	watch := &storeWatch{name: flags.setting("URL"), ledger: ledger, fleet: f, clock: clock, log: log}
-	return &shared{f, keeper, client, people, seats, failed, watch}, nil
-}
-
-// warnings logs what is wrong with what the store says, each kind seldom: metrics
-// count them.
-func warnings(log *slog.Logger) func(error) {
-	rest := time.Minute
-	clock := seldom(rest, func(err error) { log.Warn(err.Error()) })
-	lost := seldom(rest, func(err error) { log.Warn(err.Error()) })
-	wrong := seldom(rest, func(err error) {
-		log.Warn("the store answered what cannot be: it is not taken, and on_store_failure decides", "error", err)
-	})
-	return func(err error) {
-		switch {
-		case errors.Is(err, leasing.ErrClockSet):
-			clock(err)
-		case errors.Is(err, leasing.ErrEvicted):
-			lost(err)
-		default:
-			wrong(err)
-		}
-	}
-}
-
-// ping asks whether the Redis answers. It blocks until ctx is done, at most.
-func (s *shared) ping(ctx context.Context) error { return s.client.Ping(ctx).Err() }
-
-// run claims and keeps a seat until ctx is done, and then gives all back.
-func (s *shared) run(ctx context.Context) {
-	var wg sync.WaitGroup
-	wg.Go(func() { // wrong settings are told of before the first request
-		bounded, cancel := context.WithTimeout(ctx, 5*time.Second)
-		defer cancel()
-		if err := s.ping(bounded); err != nil && ctx.Err() == nil {
-			s.failed(err)
-		}
-	})
-	wg.Go(func() { s.watch.run(ctx) })
-	wg.Go(func() { s.Run(ctx) })
-	wg.Go(func() { s.keeper.Run(ctx, s.seats) })
-	wg.Wait()
-	s.keeper.Leave(context.Background(), !s.Drifting())
-	_ = s.client.Close()
-	_ = s.people.Close()
-}
-
-// logSeats says when this node gets or loses its drift seat.
-func logSeats(log *slog.Logger) func(approx.Tenancy, error) {
-	complain := seldom(10*time.Second, func(err error) { log.Warn("drift seats cannot be asked for", "error", err) })
-	return func(t approx.Tenancy, err error) {
-		switch {
-		case err != nil:
-			complain(err)
-		case t.Seat < 0:
-			log.Info("no drift seat: rules of mode approx run as leasing here")
-		default:
-			log.Info("drift seat taken", "seat", t.Seat, "fence", t.Fence, "windows_from", time.UnixMicro(int64(t.Taint)).UTC())
-		}
-	}
-}
-
 // seatNote is what /healthcheck says of a node that may not drift.
 func seatNote(seat func() (int, bool)) func() string {
 	return func() string {
@@ -226,15 +132,5 @@ func seatNote(seat func() (int, bool)) func() string {
 			return ""
 		}
 		return "no drift seat (all max_nodes are taken, or the store does not answer): rules of mode approx run as leasing here"
-	}
-}
-
-// redisLog takes the client library's own lines at debug level.
-type redisLog struct{ log *slog.Logger }
-
-// Printf implements the library's logger.
-func (l redisLog) Printf(ctx context.Context, format string, args ...any) {
-	if l.log.Enabled(ctx, slog.LevelDebug) {
-		l.log.DebugContext(ctx, fmt.Sprintf(format, args...))
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/anishathalye/porcupine"
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/sluice-gate/sluice/ratelimit"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
@@ -70,7 +71,7 @@ type liveNode struct {
 // linearKind is a mode, and what happens to its nodes meanwhile.
 type linearKind struct {
 	rules   string
-	store   bool
+	store   ratelimit.Storage
 	kill    bool
 	replace bool
 	ones    bool // requests cost 1, else 1 to 3

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 const routingRules = `domain: d
@@ -30,11 +31,11 @@ descriptors:
 type ringFleet struct {
 	*fleet
 	addrs []string // of all nodes there will be
-	store bool
+	store ratelimit.Storage
 	env   []string
 }
 
-func newRing(t *testing.T, nodes, spare int, store bool, env ...string) *ringFleet {
+func newRing(t *testing.T, nodes, spare int, store ratelimit.Storage, env ...string) *ringFleet {
 	t.Helper()
 	r := &ringFleet{fleet: newEmptyFleet(t, routingRules), store: store, env: env}
 	for range nodes + spare {
@@ -69,14 +70,14 @@ func (s *sluice) healthy() bool {
 }
 
 // withAndWithout runs a test in memory, and with a Redis behind.
-func withAndWithout(t *testing.T, test func(*testing.T, bool)) {
-	t.Run("memory", func(t *testing.T) { test(t, false) })
-	t.Run("redis", func(t *testing.T) { test(t, true) })
+func withAndWithout(t *testing.T, test func(*testing.T, ratelimit.Storage)) {
+	t.Run("memory", func(t *testing.T) { test(t, ratelimit.OwnMemory) })
+	t.Run("redis", func(t *testing.T) { test(t, ratelimit.SharedStore) })
 }
 
 // Exact from any entry node, for limits from 1 to 1,000,000.
 func TestRoutingIsExact(t *testing.T) {
-	withAndWithout(t, func(t *testing.T, store bool) {
+	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
 		r := newRing(t, 3, 0, store)
 		for _, c := range []struct {
 			key   string
@@ -102,7 +103,7 @@ func TestRoutingIsExact(t *testing.T) {
 
 // Every node is replaced in its turn, under load: a limit of 10 admits 10.
 func TestRoutingRollingReplacement(t *testing.T) {
-	r := newRing(t, 3, 3, false)
+	r := newRing(t, 3, 3, ratelimit.OwnMemory)
 	const keys = 200
 	var admitted [keys]atomic.Int64
 	var live atomic.Pointer[[]int]
@@ -166,7 +167,7 @@ func TestRoutingRollingReplacement(t *testing.T) {
 // An owner is killed: no call fails, its keys are owned again within seconds,
 // and with Redis nothing is over.
 func TestRoutingOwnerIsKilled(t *testing.T) {
-	withAndWithout(t, func(t *testing.T, store bool) {
+	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
 		r := newRing(t, 3, 0, store)
 		const keys = 30
 		var admitted [keys]int
@@ -202,7 +203,7 @@ func TestRoutingOwnerIsKilled(t *testing.T) {
 			over = max(over, n-10)
 		}
 		t.Logf("at most %d over, of a limit of 10", over)
-		if declared := map[bool]int{true: 0, false: 10}[store]; over > declared {
+		if declared := map[ratelimit.Storage]int{ratelimit.SharedStore: 0, ratelimit.OwnMemory: 10}[store]; over > declared {
 			t.Errorf("%d over, declared %d", over, declared)
 		}
 	})
@@ -211,9 +212,9 @@ func TestRoutingOwnerIsKilled(t *testing.T) {
 // Two halves that do not see each other: with Redis they admit the limit
 // together, without each admits it, as declared.
 func TestRoutingHalves(t *testing.T) {
-	withAndWithout(t, func(t *testing.T, store bool) {
+	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
 		r := newRing(t, 1, 0, store)
-		other := newRing(t, 1, 0, false)
+		other := newRing(t, 1, 0, ratelimit.OwnMemory)
 		if store {
 			other.nodes[0].Signal(syscall.SIGTERM)
 			<-other.nodes[0].exited
@@ -241,7 +242,9 @@ func TestRoutingHalves(t *testing.T) {
 // One key is most of the traffic: the nodes lease it instead of asking its
 // owner each time, and it still admits no more than its limit.
 func TestRoutingHotKey(t *testing.T) {
-	withAndWithout(t, func(t *testing.T, store bool) { testHotKey(t, newRing(t, 4, 0, store, "HOT_KEY_RATE=300")) })
+	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
+		testHotKey(t, newRing(t, 4, 0, store, "HOT_KEY_RATE=300"))
+	})
 }
 
 func testHotKey(t *testing.T, r *ringFleet) {

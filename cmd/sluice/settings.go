@@ -5,18 +5,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/alecthomas/kong"
 
-	"github.com/sluice-gate/sluice/ratelimit"
-	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/server"
-	"github.com/sluice-gate/sluice/ratelimit/service"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
@@ -95,55 +90,6 @@ type settings struct {
 	PrometheusPath string `group:"log" env:"PROMETHEUS_PATH" default:"/metrics" help:"For USE_PROMETHEUS."`
 }
 
-// coordinationFlags are the fields of a coordination block as flags. Empty
-// means the default, which the help states.
-type coordinationFlags struct {
-	Mode           string `env:"COORDINATION_MODE" name:"coordination-mode" placeholder:"leasing" help:"leasing, routing or approx."`
-	LeaseSize      string `env:"COORDINATION_LEASE_SIZE" name:"coordination-lease-size" placeholder:"auto" help:"Tokens, or auto: by measured demand."`
-	LeaseMin       string `env:"COORDINATION_LEASE_MIN" name:"coordination-lease-min" placeholder:"0" help:"Tokens."`
-	LeaseMax       string `env:"COORDINATION_LEASE_MAX" name:"coordination-lease-max" placeholder:"0" help:"Tokens; 0: no bound."`
-	LeaseTTL       string `env:"COORDINATION_LEASE_TTL" name:"coordination-lease-ttl" placeholder:"auto" help:"How long a lease may be spent from. auto: 10s, and longer while there is plenty."`
-	Reclaim        string `env:"COORDINATION_RECLAIM" name:"coordination-reclaim" placeholder:"safe" help:"safe or eager: a silent node's tokens."`
-	DriftBudget    string `env:"COORDINATION_DRIFT_BUDGET" name:"coordination-drift-budget" placeholder:"1%" help:"Over-admission that approx allows, of the limit or in tokens."`
-	MaxNodes       string `env:"COORDINATION_MAX_NODES" name:"coordination-max-nodes" placeholder:"10" help:"Nodes that share the drift budget."`
-	LowWatermark   string `env:"COORDINATION_LOW_WATERMARK" name:"coordination-low-watermark" placeholder:"20%" help:"Under which approx waits for answers."`
-	CheckTimeout   string `env:"COORDINATION_CHECK_TIMEOUT" name:"coordination-check-timeout" placeholder:"2ms" help:"For how long."`
-	SyncInterval   string `env:"COORDINATION_SYNC_INTERVAL" name:"coordination-sync-interval" placeholder:"2s" help:"How late a report may be."`
-	OnStoreFailure string `env:"COORDINATION_ON_STORE_FAILURE" name:"coordination-on-store-failure" placeholder:"local" help:"local, open, closed or cached."`
-	LocalCap       string `env:"COORDINATION_LOCAL_CAP" name:"coordination-local-cap" placeholder:"0" help:"Tokens a node for local; 0: limit / max_nodes."`
-	MaxStaleness   string `env:"COORDINATION_MAX_STALENESS" name:"coordination-max-staleness" placeholder:"10s" help:"For cached."`
-	OnDeny         string `env:"COORDINATION_ON_DENY" name:"coordination-on-deny" placeholder:"charge" help:"charge or refund: what a denied request costs."`
-	Audit          string `env:"COORDINATION_AUDIT" name:"coordination-audit" placeholder:"false" help:"true: keep a record of every grant, return and refusal; see sluice audit."`
-}
-
-// coordination is the default of all rules.
-func (f *coordinationFlags) coordination() (ratelimit.Coordination, error) {
-	c := ratelimit.DefaultCoordination()
-	texts := []string{
-		f.Mode, f.LeaseSize, f.LeaseMin, f.LeaseMax, f.LeaseTTL, f.Reclaim, f.DriftBudget, f.MaxNodes, f.LowWatermark,
-		f.CheckTimeout, f.SyncInterval, f.OnStoreFailure, f.LocalCap, f.MaxStaleness, f.OnDeny, f.Audit,
-	}
-	var errs []error
-	for i, text := range texts {
-		if text == "" {
-			continue
-		}
-		if err := c.Set(ratelimit.CoordinationFields[i], text); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", coordinationEnv(ratelimit.CoordinationFields[i]), err))
-		}
-	}
-	for _, err := range c.Validate() {
-		errs = append(errs, fmt.Errorf("coordination: %w", err))
-	}
-	return c, errors.Join(errs...)
-}
-
-func coordinationEnv(field string) string {
-	return "COORDINATION_" + strings.ToUpper(strings.ReplaceAll(field, ".", "_"))
-}
-
-func coordinationHelp() string { return strings.Join(ratelimit.CoordinationFields, ", ") }
-
 // validate reports settings outside their bounds, with name and value.
 func (s *settings) validate() error {
 	var errs []error
@@ -188,29 +134,13 @@ func (s *settings) validate() error {
 	return errors.Join(errs...)
 }
 
-// parseTags reads "k:v,k2:v2".
-func parseTags(text string) (map[string]string, error) {
-	tags := map[string]string{}
-	if text == "" {
-		return tags, nil
-	}
-	for tag := range strings.SplitSeq(text, ",") {
-		name, value, ok := strings.Cut(tag, ":")
-		if !ok || name == "" {
-			return nil, fmt.Errorf("EXTRA_TAGS is %q, must be like env:prod,zone:eu: %q is not a name and a value", text, tag)
-		}
-		tags[name] = value
-	}
-	return tags, nil
-}
-
-func (s *settings) serviceOptions(budget *transport.Budget) service.Options {
-	o := service.Options{
+func (s *settings) serviceOptions(budget *transport.Budget) rls.Options {
+	o := rls.Options{
 		MaxRequestBytes: s.Bounds.RequestBytes, Budget: budget,
 		ShadowMode: s.ShadowMode, CalendarMonths: s.CalendarMonths, Traced: s.Tracing.Enabled, QuotaMode: s.QuotaMode, DynamicMetadata: s.DynamicMetadata, NearLimitRatio: s.NearLimitRatio,
 	}
 	if s.HeadersEnabled {
-		o.Headers = service.HeaderNames{Limit: s.LimitHeader, Remaining: s.RemainingHeader, Reset: s.ResetHeader}
+		o.Headers = rls.HeaderNames{Limit: s.LimitHeader, Remaining: s.RemainingHeader, Reset: s.ResetHeader}
 	}
 	return o
 }
@@ -230,32 +160,6 @@ func (s *settings) serverOptions(b budgets) server.Options {
 	return o
 }
 
-// defaultRuntimeRoot is where envoyproxy/ratelimit's image has its rules.
-const defaultRuntimeRoot = "/srv/runtime_data/current"
-
-// source is where rules come from.
-func (s *settings) source() config.Source {
-	tree := config.Tree{IgnoreDotFiles: s.IgnoreDotFiles, Bounds: s.RuleBounds.bounds()}
-	runtimeRoot := s.RuntimeRoot
-	if runtimeRoot == "" {
-		if _, err := os.Stat(defaultRuntimeRoot); err == nil {
-			runtimeRoot = defaultRuntimeRoot
-		}
-	}
-	switch {
-	case s.Config != "":
-		tree.Path = s.Config
-	case runtimeRoot != "":
-		tree.Path = filepath.Join(runtimeRoot, s.RuntimeSubdir, s.RuntimeAppdir)
-		if s.WatchRoot {
-			tree.Root = runtimeRoot
-		}
-	default:
-		return config.Static{{Name: "(built-in example)", Data: []byte(exampleConfig)}}
-	}
-	return tree
-}
-
 // logLevels are the names LOG_LEVEL may have there, in any case.
 var logLevels = map[string]slog.Level{
 	"trace": slog.LevelDebug, "debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "warning": slog.LevelWarn,
@@ -268,29 +172,4 @@ func (s *settings) logger(w io.Writer) *slog.Logger {
 		return slog.New(slog.NewJSONHandler(w, o))
 	}
 	return slog.New(slog.NewTextHandler(w, o))
-}
-
-// withoutEffect are names of envoyproxy/ratelimit that mean nothing here. Where
-// doing nothing would break a promise, the server refuses to start instead.
-var withoutEffect = []string{
-	"BACKEND_TYPE", "LOCAL_CACHE_SIZE_IN_BYTES", "EXPIRATION_JITTER_MAX_SECONDS", "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
-	"REDIS_PIPELINE_WINDOW", "REDIS_PIPELINE_LIMIT", "REDIS_PERSECOND_PIPELINE_WINDOW", "REDIS_PERSECOND_PIPELINE_LIMIT",
-	"REDIS_USE_EXPLICIT_PIPELINE", "REDIS_PERSECOND_USE_EXPLICIT_PIPELINE",
-	"REDIS_POOL_ON_EMPTY_BEHAVIOR", "REDIS_POOL_ON_EMPTY_WAIT_DURATION",
-	"REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", "REDIS_PERSECOND_POOL_ON_EMPTY_WAIT_DURATION",
-	"MEMCACHE_HOST_PORT", "MEMCACHE_MAX_IDLE_CONNS", "MEMCACHE_SRV", "MEMCACHE_SRV_REFRESH", "MEMCACHE_TLS", "MEMCACHE_TLS_CLIENT_CERT",
-	"MEMCACHE_TLS_CLIENT_KEY", "MEMCACHE_TLS_CACERT", "MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION",
-	"PROTO", "USE_DOG_STATSD", "USE_DOG_STATSD_MOGRIFIERS", "PROMETHEUS_MAPPER_YAML",
-}
-
-// inEnvironment looks for names that this version does nothing with. off are
-// values that say what is true anyway.
-func inEnvironment(lookup func(string) (string, bool), names []string) (found []string) {
-	off := []string{"", "false", "0", "tcp", "redis", "0s"}
-	for _, name := range names {
-		if value, ok := lookup(name); ok && !slices.Contains(off, strings.ToLower(value)) {
-			found = append(found, name)
-		}
-	}
-	return found
 }

@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -31,4 +33,20 @@ func (c *serveCmd) statsd(ctx context.Context, shown metrics.Collector, latency 
 		s.Run(ctx)
 	}()
 	return done
+}
+
+// parseTags reads "k:v,k2:v2".
+func parseTags(text string) (map[string]string, error) {
+	tags := map[string]string{}
+	if text == "" {
+		return tags, nil
+	}
+	for tag := range strings.SplitSeq(text, ",") {
+		name, value, ok := strings.Cut(tag, ":")
+		if !ok || name == "" {
+			return nil, fmt.Errorf("EXTRA_TAGS is %q, must be like env:prod,zone:eu: %q is not a name and a value", text, tag)
+		}
+		tags[name] = value
+	}
+	return tags, nil
 }

@@ -75,17 +75,3 @@ func (c *benchStoreCmd) Run(s streams) error {
 	}
 	return r.Problems()
 }
-
-type benchBaselineCmd struct {
-	Address string        `required:"" help:"host:port"`
-	Redis   string        `required:"" help:"host:port"`
-	Limit   int64         `required:"" help:"Of each descriptor."`
-	Window  time.Duration `required:"" help:"Of the limit."`
-}
-
-// Run serves until interrupted.
-func (c *benchBaselineCmd) Run(s streams) error {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	return store.Baseline{Address: c.Address, Redis: c.Redis, Limit: c.Limit, Window: c.Window}.Serve(ctx, s.out)
-}

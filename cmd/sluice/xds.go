@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -15,7 +14,6 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/xds"
 )
 
@@ -158,13 +156,4 @@ func hasName(c *x509.Certificate, want, whose, setting string) error {
 		return fmt.Errorf("%s certificate is for %s, and %s is %s", whose, strings.Join(names, ", "), setting, want)
 	}
 	return nil
-}
-
-// pushed runs an xDS source until ctx is done.
-func pushed(ctx context.Context, source config.Source, store *config.Store, log *slog.Logger) {
-	if c, ok := source.(*xds.Client); ok {
-		if err := c.Run(ctx, store); err != nil {
-			log.Error("rules will not be pushed", "error", err)
-		}
-	}
 }

@@ -84,14 +84,17 @@ func tokens(text []byte) (n, directives int) {
 // nothing.
 func (b Bounds) check(text []byte, left int) (n int, beyond string) {
 	if len(text) > b.FileBytes {
-		return 0, fmt.Sprintf("it is %d bytes, the most is %d: split it into several files, or raise CONFIG_MAX_FILE_BYTES", len(text), b.FileBytes)
+		return 0, fmt.Sprintf("it is %d bytes, the most is %d: split it into several files, or raise "+
+			"CONFIG_MAX_FILE_BYTES", len(text), b.FileBytes)
 	}
 	n, directives := tokens(text)
 	switch {
 	case n > left:
-		return n, fmt.Sprintf("it has %d tokens, the most for all files is %d, of which %d are left: have fewer rules, or raise CONFIG_MAX_TOKENS", n, b.Tokens, left)
+		return n, fmt.Sprintf("it has %d tokens, the most for all files is %d, of which %d are left: have fewer "+
+			"rules, or raise CONFIG_MAX_TOKENS", n, b.Tokens, left)
 	case directives > maxDirectives:
-		return n, fmt.Sprintf("it has %d lines that start with %%, the most is %d: rules need none, remove them", directives, maxDirectives)
+		return n, fmt.Sprintf("it has %d lines that start with %%, the most is %d: rules need none, remove them",
+			directives, maxDirectives)
 	}
 	return n, ""
 }
@@ -100,12 +103,14 @@ func (b Bounds) check(text []byte, left int) (n int, beyond string) {
 // those that come some other way.
 func (b Bounds) all(files []Text) error {
 	if len(files) > b.Files {
-		return fmt.Errorf("there are %d files, the most is %d: join some, or raise CONFIG_MAX_FILES", len(files), b.Files)
+		return fmt.Errorf("there are %d files, the most is %d: join some, or raise CONFIG_MAX_FILES", len(files),
+			b.Files)
 	}
 	sum := 0
 	for _, f := range files {
 		if sum += len(f.Data); sum > b.TotalBytes {
-			return fmt.Errorf("all files up to %s are %d bytes, the most is %d: have fewer rules, or raise CONFIG_MAX_BYTES", cut(f.Name, maxName), sum, b.TotalBytes)
+			return fmt.Errorf("all files up to %s are %d bytes, the most is %d: have fewer rules, or raise "+
+				"CONFIG_MAX_BYTES", cut(f.Name, maxName), sum, b.TotalBytes)
 		}
 	}
 	return nil

@@ -22,37 +22,42 @@ type Options struct {
 	Counters func(domain, keys string) *ratelimit.RuleCounters
 }
 
-// Text is a file's name, for messages, and what it holds.
-type Text struct {
-	Name string `json:"name"`
-	Data []byte `json:"data"`
+// Parse reads and compiles texts. It returns nil rules if there is any problem;
+// warnings never stop it.
+func Parse(texts []Text, o Options) (rules *Rules, warnings, problems Problems) {
+	return Build(Draft{Texts: texts}, o)
 }
 
-// Parse reads and compiles files. It returns nil rules if there is any
-// problem; warnings never stop it.
-func Parse(files []Text, o Options) (rules *Rules, warnings, problems Problems) {
+// Build compiles a draft, under the bounds of the options. It returns nil rules if
+// there is any problem; warnings never stop it. A draft of files is built if and
+// only if the same rules as texts are.
+func Build(draft Draft, o Options) (rules *Rules, warnings, problems Problems) {
+	bounds := o.Bounds.OrDefault()
+	texts, problems := draft.written(bounds)
+	if len(problems) > 0 {
+		return nil, nil, problems
+	}
+	return build(draft, texts, o)
+}
+
+// build is Build where the draft has been written already.
+func build(draft Draft, texts []Text, o Options) (rules *Rules, warnings, problems Problems) {
 	bounds := o.Bounds.OrDefault()
 	d := decoder{most: bounds.Rules}
-	if err := bounds.all(files); err != nil {
+	if err := bounds.all(texts); err != nil {
 		d.problems.add(Place{File: "config"}, "%v", err)
 		return nil, nil, d.problems
 	}
-	left := bounds.Tokens
-	decoded := make([]File, 0, len(files))
-	for _, f := range files {
-		if len(d.problems) > maxProblems {
-			break
+	files := draft.Files
+	if len(files) > 0 {
+		d.check(files, texts, bounds)
+		if len(d.problems) > 0 {
+			return nil, nil, d.problems
 		}
-		tree, syntax := parse(f.Name, f.Data, bounds, &left)
-		if len(syntax) > 0 {
-			d.problems = append(d.problems, syntax...)
-			if tree.kind == null {
-				continue
-			}
-		}
-		decoded = append(decoded, d.file(&tree))
+	} else {
+		files = d.decode(texts, bounds)
 	}
-	rules, problems = Compile(decoded, o)
+	rules, problems = Compile(files, o)
 	problems = append(d.problems, problems...)
 	if len(problems) > 0 {
 		return nil, d.warnings.sorted(), problems.sorted().most()
@@ -95,6 +100,15 @@ type scope struct {
 	coordination ratelimit.Coordination
 }
 
+// wrong reports what is wrong with a descriptor, or with a domain. Rules that were
+// not read from a text have no lines: their problems say whose they are by name.
+func (c *compiler) wrong(at Place, names, format string, args ...any) {
+	if at.Line == 0 && names != "" {
+		format = strings.ReplaceAll(cut(names, maxName), "%", "%%") + ": " + format
+	}
+	c.problems.add(at, format, args...)
+}
+
 func (c *compiler) file(f *File) {
 	if f.Domain == "" {
 		c.problems.add(f.Place, "config file cannot have empty domain")
@@ -127,18 +141,19 @@ func (c *compiler) inherit(s *scope, in *Inherited) {
 	if in.Burst != nil {
 		s.burst = *in.Burst
 		if s.algorithm != ratelimit.TokenBucket {
-			c.problems.add(in.Place, "config error, burst is for algorithm: token_bucket, and this is %s", s.algorithm)
+			c.wrong(in.Place, s.names, "config error, burst is for algorithm: token_bucket, and this is %s",
+				s.algorithm)
 		}
 	}
 	inherited := s.coordination.Validate()
 	for _, setting := range in.Coordination {
 		if err := s.coordination.Set(setting.Field, setting.Text); err != nil {
-			c.problems.add(setting.Place, "config error, coordination: %v", err)
+			c.wrong(setting.Place, s.names, "config error, coordination: %v", err)
 		}
 	}
 	for _, err := range s.coordination.Validate() {
 		if !slices.ContainsFunc(inherited, func(old error) bool { return old.Error() == err.Error() }) {
-			c.problems.add(in.Coordination[0].Place, "config error, coordination: %v", err)
+			c.wrong(in.Coordination[0].Place, s.names, "config error, coordination: %v", err)
 		}
 	}
 }
@@ -151,31 +166,33 @@ func (c *compiler) level(at level, descriptors []Descriptor, above *scope) {
 
 func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 	if d.Key == "" {
-		c.problems.add(d.Place, "descriptor has empty key")
+		c.wrong(d.Place, above.names, "descriptor has empty key")
 	}
 	// A name holds those above it: a long key with many descriptors below, or
 	// long keys in one another, are quadratic.
 	if c.paths += len(above.names) + len(d.Key) + len(d.Value); c.paths > maxPathBytes {
 		if !c.full {
 			c.full = true
-			c.problems.add(d.Place, "config error, the names of all descriptors, each with those above it, are more than %d bytes: have shorter keys and values, or fewer below long ones", maxPathBytes)
+			c.wrong(d.Place, above.names, "config error, the names of all descriptors, each with those above it, are "+
+				"more than %d bytes: have shorter keys and values, or fewer below long ones", maxPathBytes)
 		}
 		return
 	}
 	s := *above
-	s.names += "." + d.final()
-	s.path = strings.TrimPrefix(s.path+"."+d.final(), ".")
-	s.keys = append(slices.Clip(s.keys), d.final())
+	s.names += "." + d.Segment()
+	s.path = strings.TrimPrefix(s.path+"."+d.Segment(), ".")
+	s.keys = append(slices.Clip(s.keys), d.Segment())
 	s.metric = append(slices.Clip(s.metric), d.ValueToMetric && !d.ShareThreshold)
 	c.inherit(&s, &d.Inherited)
 
 	n := &node{share: d.ShareThreshold, below: level{}}
 	wildcard := strings.Contains(d.Value, "*")
 	if d.ShareThreshold && !wildcard {
-		c.problems.add(d.Place, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'", d.final())
+		c.wrong(d.Place, s.names, "share_threshold can only be used with wildcard values (containing '*'), but found "+
+			"key '%s'", d.Segment())
 	}
 	if !at.place(n, d, wildcard) {
-		c.problems.add(d.Place, "duplicate descriptor composite key '%s'", s.names)
+		c.wrong(d.Place, s.names, "duplicate descriptor composite key '%s'", s.names)
 	}
 	if d.Limit != nil {
 		if n.rule = c.rule(d, &s); n.rule != nil {
@@ -231,16 +248,16 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	unit, known := ratelimit.ParseUnit(l.Unit)
 	switch {
 	case l.Unlimited && l.Unit != "":
-		c.problems.add(l.Place, "should not specify rate limit unit when unlimited")
+		c.wrong(l.Place, s.names, "should not specify rate limit unit when unlimited")
 	case !l.Unlimited && !known:
-		c.problems.add(l.Place, "invalid rate limit unit '%s'", shorten(l.Unit))
+		c.wrong(l.Place, s.names, "invalid rate limit unit '%s'", shorten(l.Unit))
 	}
 	for _, other := range l.Replaces {
 		switch other.Name {
 		case "":
-			c.problems.add(other.Place, "should not have an empty replaces entry")
+			c.wrong(other.Place, s.names, "should not have an empty replaces entry")
 		case l.Name:
-			c.problems.add(other.Place, "replaces should not contain name of same descriptor")
+			c.wrong(other.Place, s.names, "replaces should not contain name of same descriptor")
 		}
 		r.Replaces = append(r.Replaces, other.Name)
 	}

@@ -50,7 +50,8 @@ func TestProblems(t *testing.T) {
 		},
 		"two documents": {
 			[]string{"domain: a\n---\ndomain: b\n"},
-			[]string{"f1.yaml:3:1: error loading config file: one file holds one domain, and here starts a second document"},
+			[]string{"f1.yaml:3:1: error loading config file: one file holds one domain, and here starts a second " +
+				"document"},
 		},
 		"all of a file at once": {
 			[]string{`domain: d
@@ -83,10 +84,12 @@ descriptors:
 		},
 		"share_threshold": {
 			[]string{"domain: d\ndescriptors:\n- key: a\n  value: b\n  share_threshold: true\n"},
-			[]string{"f1.yaml:3:3: share_threshold can only be used with wildcard values (containing '*'), but found key 'a_b'"},
+			[]string{"f1.yaml:3:3: share_threshold can only be used with wildcard values (containing '*'), but found " +
+				"key 'a_b'"},
 		},
 		"replaces": {
-			[]string{"domain: d\ndescriptors:\n- key: a\n  rate_limit: {unit: day, requests_per_unit: 1, name: n, replaces: [{name: n}, {}, {name: ''}]}\n"},
+			[]string{"domain: d\ndescriptors:\n- key: a\n  rate_limit: {unit: day, requests_per_unit: 1, name: n, " +
+				"replaces: [{name: n}, {}, {name: ''}]}\n"},
 			[]string{
 				"f1.yaml:4:70: replaces should not contain name of same descriptor",
 				"f1.yaml:4:80: should not have an empty replaces entry",
@@ -94,10 +97,12 @@ descriptors:
 			},
 		},
 		"types": {
-			[]string{"domain: d\ndescriptors:\n- key: a\n  shadow_mode: maybe\n  rate_limit: {unit: day, requests_per_unit: 1.5}\n- nonsense\n- 1: 2\n"},
+			[]string{"domain: d\ndescriptors:\n- key: a\n  shadow_mode: maybe\n  rate_limit: {unit: day, " +
+				"requests_per_unit: 1.5}\n- nonsense\n- 1: 2\n"},
 			[]string{
 				`f1.yaml:4:16: error loading config file: shadow_mode must be true or false, not "maybe"`,
-				`f1.yaml:5:46: error loading config file: requests_per_unit must be a whole number from 0 to 4294967295, not "1.5"`,
+				`f1.yaml:5:46: error loading config file: requests_per_unit must be a whole number ` +
+					`from 0 to 4294967295, not "1.5"`,
 				"f1.yaml:6:3: config error, yaml file contains list of type other than map: nonsense",
 				"f1.yaml:7:3: config error, key is not of type string: 1",
 				"f1.yaml:7:3: config error, unknown key '1'",
@@ -109,10 +114,13 @@ descriptors:
 			[]string{"f1.yaml:1: error loading config file: did not find expected node content"},
 		},
 		"limits": {
-			[]string{"domain: d\ndescriptors:\n- key: a\n  rate_limit: {unit: day, requests_per_unit: 4294967296}\n- key: b\n  rate_limit: {unit: day, requests_per_unit: -1}\n"},
+			[]string{"domain: d\ndescriptors:\n- key: a\n  rate_limit: {unit: day, requests_per_unit: 4294967296}\n- " +
+				"key: b\n  rate_limit: {unit: day, requests_per_unit: -1}\n"},
 			[]string{
-				`f1.yaml:4:46: error loading config file: requests_per_unit must be a whole number from 0 to 4294967295, not "4294967296"`,
-				`f1.yaml:6:46: error loading config file: requests_per_unit must be a whole number from 0 to 4294967295, not "-1"`,
+				`f1.yaml:4:46: error loading config file: requests_per_unit must be a whole number ` +
+					`from 0 to 4294967295, not "4294967296"`,
+				`f1.yaml:6:46: error loading config file: requests_per_unit must be a whole number ` +
+					`from 0 to 4294967295, not "-1"`,
 			},
 		},
 		"ours": {
@@ -131,7 +139,8 @@ descriptors:
   coordination: {drift_budget: 200%, lease: {min: 5, max: 2}, low_watermark: 1.00001%}
 `},
 			[]string{
-				`f1.yaml:2:12: error loading config file: algorithm must be one of fixed_window, sliding_window, token_bucket, not "leaky"`,
+				`f1.yaml:2:12: error loading config file: algorithm must be one of ` +
+					`fixed_window, sliding_window, token_bucket, not "leaky"`,
 				`f1.yaml:4:9: config error, coordination: mode: "gossip" is not one of leasing, routing, approx`,
 				`f1.yaml:5:16: config error, coordination: lease.ttl: "1" is not a duration like 250ms or 10s`,
 				"f1.yaml:5:19: config error, unknown key 'siz'; known here: size, min, max, ttl",
@@ -139,7 +148,8 @@ descriptors:
 				"f1.yaml:7:18: config error, coordination: check_timeout is 3s, must be between 0s and 1s",
 				"f1.yaml:9:3: config error, burst is for algorithm: token_bucket, and this is fixed_window",
 				"f1.yaml:11:49: config error, unknown key 'algorithm'; it belongs in the descriptor, beside rate_limit",
-				`f1.yaml:13:32: config error, coordination: drift_budget: "200%" is not a percentage from 0% to 100%, with at most four decimals`,
+				`f1.yaml:13:32: config error, coordination: drift_budget: "200%" is not a percentage ` +
+					`from 0% to 100%, with at most four decimals`,
 				"f1.yaml:13:51: config error, coordination: lease.min is 5, must be at most lease.max (2)",
 				`f1.yaml:13:78: config error, coordination: low_watermark: "1.00001%" is not a percentage`,
 			},
@@ -150,7 +160,8 @@ descriptors:
 		},
 		"a bomb": {
 			[]string{bomb()},
-			[]string{"error loading config file: with its aliases it has more tokens than the 250000 that are left (CONFIG_MAX_TOKENS)"},
+			[]string{"error loading config file: with its aliases it has more tokens than the 250000 that are left " +
+				"(CONFIG_MAX_TOKENS)"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -172,7 +183,8 @@ func bomb() string {
 	var b strings.Builder
 	b.WriteString("domain: d\nmetadata:\n  a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n")
 	for i := 1; i < 12; i++ {
-		fmt.Fprintf(&b, "  a%d: &a%d [%s]\n", i, i, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*a%d,", i-1), 10), ","))
+		fmt.Fprintf(&b, "  a%d: &a%d [%s]\n", i, i, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*a%d,", i-1), 10),
+			","))
 	}
 	return b.String()
 }
@@ -246,7 +258,10 @@ func TestMatch(t *testing.T) {
 func TestKeysNeverCollideUnlessShared(t *testing.T) {
 	d := mustParse(t, matchFile, `
 domain: e
-descriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}, descriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 1}}]}]
+descriptors:
+- key: a
+  rate_limit: {unit: day, requests_per_unit: 1}
+  descriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 1}}]
 `)
 	long := strings.Repeat("x", 500)
 	distinct := []struct {
@@ -304,7 +319,8 @@ descriptors:
 	var got []string
 	for _, r := range rules {
 		c := r.Coordination
-		got = append(got, fmt.Sprintf("%s: %s, %s %s ttl %s size %d %s", r.Path, r.Limit, c.Mode, c.DriftBudget, c.Lease.TTL, c.Lease.Fixed, c.OnDeny))
+		got = append(got, fmt.Sprintf("%s: %s, %s %s ttl %s size %d %s", r.Path, r.Limit, c.Mode, c.DriftBudget,
+			c.Lease.TTL, c.Lease.Fixed, c.OnDeny))
 	}
 	want := []string{
 		"a: 1 per second, bucket of 9, routing 5% ttl 3s size 0 charge",
@@ -329,7 +345,8 @@ descriptors:
   - <<: *base
     value: on
 `).All()
-	if len(rules) != 2 || !rules[1].Shadow || rules[1].Limit.Requests != 16 || rules[0].Path != "a_17" || rules[1].Path != "a_on" {
+	if len(rules) != 2 || !rules[1].Shadow || rules[1].Limit.Requests != 16 || rules[0].Path != "a_17" ||
+		rules[1].Path != "a_on" {
 		t.Fatalf("%+v", rules)
 	}
 	want := map[string]any{"nested": map[string]any{"list": []any{1.0, "two", true, nil}}}
@@ -340,12 +357,14 @@ descriptors:
 
 // There, a known key in the wrong place is ignored: here too, with a warning.
 func TestMisplacedKeysAreWarnedAbout(t *testing.T) {
-	text := "domain: d\ndescriptors:\n- key: a\n  unit: second\n  rate_limit: {unit: second, requests_per_unit: 1, shadow_mode: true}\n"
+	text := "domain: d\ndescriptors:\n- key: a\n  unit: second\n  rate_limit: {unit: second, requests_per_unit: 1, " +
+		"shadow_mode: true}\n"
 	_, warnings, problems := Parse([]Text{{"f.yaml", []byte(text)}}, options())
 	if problems != nil || len(warnings) != 2 {
 		t.Fatalf("%v, %v", warnings, problems)
 	}
-	if !strings.Contains(warnings[1].Error(), "f.yaml:4:3: 'unit' has no effect here") && !strings.Contains(warnings[0].Error(), "f.yaml:4:3: 'unit' has no effect here") {
+	if !strings.Contains(warnings[1].Error(), "f.yaml:4:3: 'unit' has no effect here") &&
+		!strings.Contains(warnings[0].Error(), "f.yaml:4:3: 'unit' has no effect here") {
 		t.Error(warnings)
 	}
 }
@@ -415,7 +434,10 @@ func TestTree(t *testing.T) {
 	}
 	// What a Kubernetes ConfigMap looks like.
 	write("..2026_11_20/a.yaml", "a")
-	for link, to := range map[string]string{"..data": "..2026_11_20", "a.yaml": "..data/a.yaml", "sub/loop": "..", "gone": "nowhere"} {
+	for link, to := range map[string]string{
+		"..data": "..2026_11_20", "a.yaml": "..data/a.yaml", "sub/loop": "..",
+		"gone": "nowhere",
+	} {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, link)), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -425,27 +447,67 @@ func TestTree(t *testing.T) {
 	}
 	write("sub/deep/b", "b")
 	write(".hidden", "h")
-	names := func(tree Tree) (names []string) {
-		files, err := tree.Read()
+	names := func(tree *Tree) (names []string) {
+		draft, err := tree.Read()
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, f := range files {
+		for _, f := range draft.Texts {
 			names = append(names, f.Name)
 		}
 		slices.Sort(names)
 		return names
 	}
-	if d := cmp.Diff([]string{".hidden", "a.yaml", "sub/deep/b"}, names(Tree{Path: dir})); d != "" {
+	if d := cmp.Diff([]string{".hidden", "a.yaml", "sub/deep/b"}, names(&Tree{Path: dir})); d != "" {
 		t.Error(d)
 	}
-	if d := cmp.Diff([]string{"a.yaml", "sub/deep/b"}, names(Tree{Path: dir, IgnoreDotFiles: true})); d != "" {
+	if d := cmp.Diff([]string{"a.yaml", "sub/deep/b"}, names(&Tree{Path: dir, IgnoreDotFiles: true})); d != "" {
 		t.Error(d)
 	}
-	if d := cmp.Diff([]string{".hidden"}, names(Tree{Path: filepath.Join(dir, ".hidden")})); d != "" {
+	if d := cmp.Diff([]string{".hidden"}, names(&Tree{Path: filepath.Join(dir, ".hidden")})); d != "" {
 		t.Error(d)
 	}
-	if _, err := (Tree{Path: filepath.Join(dir, "no")}).Read(); err == nil {
+	if _, err := (&Tree{Path: filepath.Join(dir, "no")}).Read(); err == nil {
 		t.Error("no error for a path that is not there")
+	}
+}
+
+// Where the root is a link, files that are written one by one are no change: only
+// the swap of the link is.
+func TestTreeBehindALink(t *testing.T) {
+	dir := t.TempDir()
+	root := filepath.Join(dir, "current")
+	for _, version := range []string{"v1", "v2"} {
+		if err := os.MkdirAll(filepath.Join(dir, version, "config"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link := func(to string) {
+		t.Helper()
+		_ = os.Remove(root)
+		if err := os.Symlink(filepath.Join(dir, to), root); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link("v1")
+	tree := &Tree{Path: filepath.Join(root, "config"), Root: root}
+	if !tree.changed() {
+		t.Error("a tree that was never read has not changed")
+	}
+	if _, err := tree.Read(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "config", "a.yaml"), []byte("domain: d"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if tree.changed() {
+		t.Error("a file that was written is a change")
+	}
+	link("v2")
+	if !tree.changed() {
+		t.Error("the swap is no change")
+	}
+	if plain := (&Tree{Path: filepath.Join(dir, "v1")}); !plain.changed() {
+		t.Error("without a link, some look is no change")
 	}
 }

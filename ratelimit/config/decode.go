@@ -1,72 +1,9 @@
 package config
 
 import (
-	"math"
-	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/sluice-gate/sluice/ratelimit"
 )
-
-// The fields of each kind of map, and what fills them in.
-type fields[T any] map[string]func(*decoder, *T, *field)
-
-// inherited fields may stand at the root and in any descriptor.
-func inherited[T any](of func(*T) *Inherited, more fields[T]) fields[T] {
-	more["algorithm"] = func(d *decoder, t *T, f *field) { d.algorithm(of(t), f) }
-	more["burst"] = func(d *decoder, t *T, f *field) { d.burst(of(t), f) }
-	more["coordination"] = func(d *decoder, t *T, f *field) { d.coordination(of(t), f) }
-	return more
-}
-
-var (
-	fileFields       fields[File]
-	descriptorFields fields[Descriptor]
-	limitFields      fields[RateLimit]
-	replacesFields   fields[Replacement]
-)
-
-func init() { // descriptors hold descriptors
-	fileFields = inherited(func(f *File) *Inherited { return &f.Defaults }, fields[File]{
-		"domain":      func(d *decoder, t *File, f *field) { t.Domain = d.text(f) },
-		"descriptors": func(d *decoder, t *File, f *field) { t.Descriptors = d.descriptors(f) },
-	})
-	descriptorFields = inherited(func(x *Descriptor) *Inherited { return &x.Inherited }, fields[Descriptor]{
-		"key":             func(d *decoder, t *Descriptor, f *field) { t.Key = d.text(f) },
-		"value":           func(d *decoder, t *Descriptor, f *field) { t.Value = d.text(f) },
-		"rate_limit":      func(d *decoder, t *Descriptor, f *field) { t.Limit = d.limit(f) },
-		"descriptors":     func(d *decoder, t *Descriptor, f *field) { t.Descriptors = d.descriptors(f) },
-		"shadow_mode":     func(d *decoder, t *Descriptor, f *field) { t.Shadow = d.flag(f) },
-		"quota_mode":      func(d *decoder, t *Descriptor, f *field) { t.Quota = d.flag(f) },
-		"detailed_metric": func(d *decoder, t *Descriptor, f *field) { t.Detailed = d.flag(f) },
-		"value_to_metric": func(d *decoder, t *Descriptor, f *field) { t.ValueToMetric = d.flag(f) },
-		"share_threshold": func(d *decoder, t *Descriptor, f *field) { t.ShareThreshold = d.flag(f) },
-		"metadata":        func(d *decoder, t *Descriptor, f *field) { t.Metadata = d.metadata(f) },
-	})
-	limitFields = fields[RateLimit]{
-		"requests_per_unit": func(d *decoder, t *RateLimit, f *field) { t.Requests = d.count(f) },
-		"unit":              func(d *decoder, t *RateLimit, f *field) { t.Unit = d.text(f) },
-		"unlimited":         func(d *decoder, t *RateLimit, f *field) { t.Unlimited = d.flag(f) },
-		"name":              func(d *decoder, t *RateLimit, f *field) { t.Name = d.text(f) },
-		"replaces":          func(d *decoder, t *RateLimit, f *field) { d.replaces(t, f) },
-	}
-	replacesFields = fields[Replacement]{
-		"name": func(d *decoder, t *Replacement, f *field) { t.Name = d.text(f) },
-	}
-}
-
-// elsewhere tells where a key that stands in the wrong map belongs. Theirs
-// ignores it there; so do we, and say so.
-var elsewhere = map[string]string{
-	"domain": "at the root of the file", "descriptors": "at the root or in a descriptor",
-	"key": "in a descriptor", "value": "in a descriptor", "rate_limit": "in a descriptor",
-	"shadow_mode": "in a descriptor, beside rate_limit", "quota_mode": "in a descriptor, beside rate_limit",
-	"detailed_metric": "in a descriptor, beside rate_limit", "value_to_metric": "in a descriptor, beside rate_limit",
-	"share_threshold": "in a descriptor, beside rate_limit", "metadata": "in a descriptor, beside rate_limit",
-	"requests_per_unit": "in rate_limit", "unit": "in rate_limit", "unlimited": "in rate_limit",
-	"name": "in rate_limit", "replaces": "in rate_limit",
-}
 
 // decoder turns trees into Files. It collects what is wrong, and what is only
 // odd, and goes on.
@@ -87,8 +24,29 @@ func (d *decoder) wrong(f *field, what string) {
 
 func shorten(s string) string { return cut(s, 60) }
 
-// decode fills t from the fields of v.
-func decode[T any](d *decoder, t *T, v *value, known fields[T]) {
+// decode reads texts, and collects their problems. The result is of use only if
+// there are none, but to find more of them.
+func (d *decoder) decode(texts []Text, bounds Bounds) []File {
+	left := bounds.Tokens
+	decoded := make([]File, 0, len(texts))
+	for _, text := range texts {
+		if len(d.problems) > maxProblems {
+			break
+		}
+		tree, syntax := parse(text.Name, text.Data, bounds, &left)
+		if len(syntax) > 0 {
+			d.problems = append(d.problems, syntax...)
+			if tree.kind == null {
+				continue
+			}
+		}
+		decoded = append(decoded, d.file(&tree))
+	}
+	return decoded
+}
+
+// fill fills t from the fields of v.
+func fill[T any](d *decoder, t *T, v *value, known fields[T]) {
 	for i := range v.fields {
 		f := &v.fields[i]
 		if set, ok := known[f.key]; ok {
@@ -103,15 +61,6 @@ func decode[T any](d *decoder, t *T, v *value, known fields[T]) {
 	}
 }
 
-func (known fields[T]) names() []string {
-	names := make([]string, 0, len(known))
-	for name := range known {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
-
 func (d *decoder) unknown(f *field, known []string) {
 	hint := "; known here: " + strings.Join(known, ", ")
 	switch f.key {
@@ -124,11 +73,12 @@ func (d *decoder) unknown(f *field, known []string) {
 func (d *decoder) file(v *value) File {
 	f := File{Place: v.place}
 	if v.kind != mapping && v.kind != null {
-		d.problems.add(v.place, "error loading config file: it must be a map with domain and descriptors, not %s", v.kind)
+		d.problems.add(v.place, "error loading config file: it must be a map with domain and descriptors, not %s",
+			v.kind)
 		return f
 	}
 	f.Defaults.Place = v.place
-	decode(d, &f, v, fileFields)
+	fill(d, &f, v, fileFields)
 	if at := v.get("domain"); at != nil {
 		f.Place = at.value.place
 	}
@@ -138,18 +88,24 @@ func (d *decoder) file(v *value) File {
 func (d *decoder) descriptors(f *field) []Descriptor {
 	var all []Descriptor
 	for _, item := range d.maps(f) {
-		if d.rules++; d.rules > d.most {
-			if d.rules == d.most+1 {
-				d.problems.add(item.place, "config error, all files together have more than %d descriptors, and this is the first too many: have fewer, with patterns or values of requests, or raise CONFIG_MAX_RULES", d.most)
-			}
+		if !d.another(item.place) {
 			break
 		}
 		x := Descriptor{Place: item.place}
-		decode(d, &x, item, descriptorFields)
+		fill(d, &x, item, descriptorFields)
 		x.Inherited.Place = item.place
 		all = append(all, x)
 	}
 	return all
+}
+
+// another counts a descriptor, and tells whether there may be one more.
+func (d *decoder) another(at Place) bool {
+	if d.rules++; d.rules == d.most+1 {
+		d.problems.add(at, "config error, all files together have more than %d descriptors, and this is the first "+
+			"too many: have fewer, with patterns or values of requests, or raise CONFIG_MAX_RULES", d.most)
+	}
+	return d.rules <= d.most
 }
 
 // maps are the items of a list that may hold nothing but maps.
@@ -165,7 +121,8 @@ func (d *decoder) maps(f *field) []*value {
 	for i := range f.value.items {
 		item := &f.value.items[i]
 		if item.kind != mapping {
-			d.problems.add(item.place, "config error, yaml file contains list of type other than map: %s", shorten(item.text))
+			d.problems.add(item.place, "config error, yaml file contains list of type other than map: %s",
+				shorten(item.text))
 			continue
 		}
 		maps = append(maps, item)
@@ -182,7 +139,7 @@ func (d *decoder) limit(f *field) *RateLimit {
 		return nil
 	}
 	l := &RateLimit{Place: f.place}
-	decode(d, l, &f.value, limitFields)
+	fill(d, l, &f.value, limitFields)
 	if at := f.value.get("unit"); at != nil {
 		l.Place = at.value.place
 	}
@@ -192,7 +149,7 @@ func (d *decoder) limit(f *field) *RateLimit {
 func (d *decoder) replaces(l *RateLimit, f *field) {
 	for _, item := range d.maps(f) {
 		other := Replacement{Place: item.place}
-		decode(d, &other, item, replacesFields)
+		fill(d, &other, item, replacesFields)
 		l.Replaces = append(l.Replaces, other)
 	}
 }
@@ -227,71 +184,6 @@ func (d *decoder) count(f *field) uint32 {
 		d.wrong(f, "a whole number from 0 to 4294967295")
 	}
 	return uint32(n)
-}
-
-func (d *decoder) algorithm(t *Inherited, f *field) {
-	for i, name := range ratelimit.Algorithms {
-		if f.value.text == name {
-			a := ratelimit.Algorithm(i)
-			t.Algorithm = &a
-			return
-		}
-	}
-	d.wrong(f, "one of "+strings.Join(ratelimit.Algorithms[:], ", "))
-}
-
-func (d *decoder) burst(t *Inherited, f *field) {
-	n := ratelimit.Tokens(d.count(f))
-	if n == 0 {
-		d.wrong(f, "a whole number from 1 to "+strconv.Itoa(math.MaxUint32))
-		return
-	}
-	t.Burst = &n
-}
-
-// coordination flattens the block into settings, and tries each of them.
-func (d *decoder) coordination(t *Inherited, f *field) {
-	if f.value.kind == null {
-		return
-	}
-	if f.value.kind != mapping {
-		d.wrong(f, "a map")
-		return
-	}
-	for i := range f.value.fields {
-		sub := &f.value.fields[i]
-		if sub.key == "lease" && sub.value.kind == mapping {
-			for j := range sub.value.fields {
-				d.setting(t, "lease.", &sub.value.fields[j])
-			}
-			continue
-		}
-		d.setting(t, "", sub)
-	}
-}
-
-func (d *decoder) setting(t *Inherited, prefix string, f *field) {
-	name := prefix + f.key
-	if !slices.Contains(ratelimit.CoordinationFields, name) {
-		var known []string
-		for _, k := range ratelimit.CoordinationFields {
-			if sub, ok := strings.CutPrefix(k, prefix); ok {
-				known = append(known, sub)
-			}
-		}
-		d.problems.add(f.place, "config error, unknown key '%s'; known here: %s", shorten(f.key), strings.Join(known, ", "))
-		return
-	}
-	if f.value.kind >= mapping || f.value.kind == null {
-		d.wrong(f, "a single value")
-		return
-	}
-	var probe ratelimit.Coordination
-	if err := probe.Set(name, f.value.text); err != nil {
-		d.problems.add(f.value.place, "config error, coordination: %v", err)
-		return
-	}
-	t.Coordination = append(t.Coordination, Setting{f.value.place, name, f.value.text})
 }
 
 func (d *decoder) metadata(f *field) map[string]any {

@@ -2,7 +2,9 @@ package config
 
 import "github.com/sluice-gate/sluice/ratelimit"
 
-// File is the rules of one domain, as they were written.
+// File is the rules of one domain, as they were written: what the decoder makes of
+// a YAML text, and what a source fills in whose rules are no YAML. The places of
+// the latter name the file and have no line.
 type File struct {
 	Place       Place
 	Domain      string
@@ -56,9 +58,9 @@ type Setting struct {
 	Field, Text string
 }
 
-// final is the key of a node among its siblings, as statistics and messages
-// write it.
-func (d *Descriptor) final() string {
+// Segment is a descriptor's part of a rule's path, as statistics and messages write
+// it: key, or key_value.
+func (d *Descriptor) Segment() string {
 	if d.Value == "" {
 		return d.Key
 	}

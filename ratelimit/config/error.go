@@ -15,6 +15,8 @@ type Place struct {
 	Line, Column int
 }
 
+// String is file:line:column, as editors and compilers write it; without a line
+// it is the file.
 func (p Place) String() string {
 	if p.Line == 0 || p.Line == lastLine {
 		return p.File
@@ -31,11 +33,13 @@ type Problem struct {
 	Message string
 }
 
+// Error is the place and the message.
 func (p *Problem) Error() string { return p.Place.String() + ": " + p.Message }
 
 // Problems are all that is wrong; as an error, one a line.
 type Problems []*Problem
 
+// Error is all problems, one a line.
 func (ps Problems) Error() string {
 	lines := make([]string, len(ps))
 	for i, p := range ps {
@@ -47,7 +51,8 @@ func (ps Problems) Error() string {
 // sorted orders them as a reader of the files would find them.
 func (ps Problems) sorted() Problems {
 	slices.SortStableFunc(ps, func(a, b *Problem) int {
-		return cmp.Or(cmp.Compare(a.Place.File, b.Place.File), cmp.Compare(a.Place.Line, b.Place.Line), cmp.Compare(a.Place.Column, b.Place.Column))
+		return cmp.Or(cmp.Compare(a.Place.File, b.Place.File), cmp.Compare(a.Place.Line, b.Place.Line),
+			cmp.Compare(a.Place.Column, b.Place.Column))
 	})
 	return ps
 }

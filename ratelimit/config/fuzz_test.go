@@ -45,10 +45,12 @@ func limits(all []typedDescriptor) (out []*typedLimit) {
 // can be read; and what is accepted means what the YAML library reads of it.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("domain: a\ndescriptors:\n- <<: [*x, {key: y}]\n  ? {a: b}\n"))
-	f.Add([]byte("domain: d\ndescriptors: [&b {key: a, value: 17, rate_limit: {unit: Hour, requests_per_unit: 0x10}}, {<<: *b, value: on}]\n"))
+	f.Add([]byte("domain: d\ndescriptors: [&b {key: a, value: 17, rate_limit: {unit: Hour, requests_per_unit: " +
+		"0x10}}, {<<: *b, value: on}]\n"))
 	f.Add([]byte("%YAML 1.1\n---\n\"domain\": !!str \"d\\n\"\n...\n# end\n"))
 	f.Add([]byte("domain: d\ncoordination: {mode: approx, lease: {ttl: 3s}}\nalgorithm: token_bucket\nburst: 9\n"))
-	f.Add([]byte("domain: d\ndescriptors:\n- key: a\n  value: x*\n  share_threshold: yes\n  metadata: {a: [1, 2.5, ~]}\n  rate_limit:\n    unit: day\n    requests_per_unit: 1\n    replaces: [{name: b}]\n"))
+	f.Add([]byte("domain: d\ndescriptors:\n- key: a\n  value: x*\n  share_threshold: yes\n  metadata: {a: [1, 2.5, " +
+		"~]}\n  rate_limit:\n    unit: day\n    requests_per_unit: 1\n    replaces: [{name: b}]\n"))
 	f.Add([]byte("- |\n  a\n- >-\n b\n? 'c'\n"))
 	o := options()
 	counters := new(ratelimit.RuleCounters)
@@ -109,7 +111,8 @@ func compare(t *testing.T, rules *Rules, doc *yaml.Node) {
 		t.Fatalf("%d rules, want %d", len(got), len(want))
 	}
 	for i, r := range got {
-		if !r.Unlimited && (r.Limit.Requests != ratelimit.Tokens(want[i].Requests) || !strings.EqualFold(r.Limit.Unit.String(), want[i].Unit)) {
+		if !r.Unlimited && (r.Limit.Requests != ratelimit.Tokens(want[i].Requests) ||
+			!strings.EqualFold(r.Limit.Unit.String(), want[i].Unit)) {
 			t.Fatalf("rule %d is %v, want %+v", i, r.Limit, want[i])
 		}
 	}

@@ -61,9 +61,12 @@ var hostileShapes = map[string]func(n int) string{
 	"newlines":            func(n int) string { return strings.Repeat("\n", n) },
 	"tabs":                func(n int) string { return strings.Repeat("\t", n) },
 	"NUL":                 func(n int) string { return strings.Repeat("\x00", n) },
-	"a long key":          func(n int) string { return "? " + strings.Repeat("x", n/2) + "\n:\n" + strings.Repeat("  - a\n", n/12) },
-	"UTF-16":              func(n int) string { return "\xff\xfe" + strings.Repeat("-\x00\n\x00", n/4) },
-	"Unicode's breaks":    func(n int) string { return strings.Repeat("-\u0085", n/3) },
+	"a long key": func(n int) string {
+		return "? " + strings.Repeat("x", n/2) + "\n:\n" +
+			strings.Repeat("  - a\n", n/12)
+	},
+	"UTF-16":           func(n int) string { return "\xff\xfe" + strings.Repeat("-\x00\n\x00", n/4) },
+	"Unicode's breaks": func(n int) string { return strings.Repeat("-\u0085", n/3) },
 	"long keys in others": func(n int) string {
 		return "domain: d\n" + nested(50, strings.Repeat("x", n/50))
 	},
@@ -138,7 +141,8 @@ func TestMemoryOfHostileFiles(t *testing.T) {
 	for name, shape := range map[string]string{
 		"commented items":   strings.Repeat("-\n #\n\n", most.Tokens),
 		"commented in flow": "[" + strings.Repeat("a, #\n", most.Tokens-2) + "]",
-		"rules":             "domain: d\ndescriptors:\n" + numbered(most.Tokens*12, "- key: k\n  value: v%d\n  rate_limit:\n    unit: day\n    requests_per_unit: 1\n"),
+		"rules": "domain: d\ndescriptors:\n" + numbered(most.Tokens*12,
+			"- key: k\n  value: v%d\n  rate_limit:\n    unit: day\n    requests_per_unit: 1\n"),
 	} {
 		peak := make(chan uint64)
 		stop := make(chan struct{})
@@ -181,21 +185,64 @@ func TestBounds(t *testing.T) {
 		files  []string
 		want   string // "": they are good
 	}{
-		"tokens, as many":      {Bounds{Tokens: 5}, []string{"domain: d\ndescriptors:\n- key: a\n- {key: b}"[:31]}, ""},
-		"tokens":               {Bounds{Tokens: 5}, []string{"domain: d\ndescriptors: [{key: b}, {key: c}]"}, "f1.yaml: error loading config file: it has 8 tokens, the most for all files is 5, of which 5 are left: have fewer rules, or raise CONFIG_MAX_TOKENS"},
-		"tokens of two":        {Bounds{Tokens: 5}, []string{"domain: a\ndescriptors:\n- key: b", "domain: b\ndescriptors: []"}, "f2.yaml: error loading config file: it has 3 tokens, the most for all files is 5, of which 1 are left"},
-		"tokens by aliases":    {Bounds{Tokens: 40}, []string{"domain: d\ndescriptors: [{key: b, metadata: {a: &a [1,2,3,4,5,6,7], b: [*a,*a,*a,*a,*a,*a,*a,*a,*a]}}]"}, "with its aliases it has more tokens than the 40 that are left (CONFIG_MAX_TOKENS)"},
-		"rules, as many":       {Bounds{Rules: 3}, []string{file(3)}, ""},
-		"rules":                {Bounds{Rules: 3}, []string{file(5)}, "f1.yaml:6:3: config error, all files together have more than 3 descriptors, and this is the first too many: have fewer, with patterns or values of requests, or raise CONFIG_MAX_RULES"},
-		"rules of two":         {Bounds{Rules: 3}, []string{file(2), strings.Replace(file(2), "domain: d", "domain: e", 1)}, "f2.yaml:4:3: config error, all files together have more than 3 descriptors"},
-		"bytes, as many":       {Bounds{FileBytes: 9}, []string{"domain: d"}, ""},
-		"bytes":                {Bounds{FileBytes: 9}, []string{"domain: de"}, "it is 10 bytes, the most is 9: split it into several files, or raise CONFIG_MAX_FILE_BYTES"},
-		"bytes of all":         {Bounds{TotalBytes: 17}, []string{"domain: a", "domain: b"}, "all files up to f2.yaml are 18 bytes, the most is 17: have fewer rules, or raise CONFIG_MAX_BYTES"},
-		"files":                {Bounds{Files: 1}, []string{"domain: a", "domain: b"}, "there are 2 files, the most is 1: join some, or raise CONFIG_MAX_FILES"},
-		"depth":                {Bounds{}, []string{"domain: d\ndescriptors: [{key: a, metadata: " + strings.Repeat("{a: ", 210) + strings.Repeat("}", 210) + "}]"}, "nested deeper than 200"},
+		"tokens, as many": {Bounds{Tokens: 5}, []string{"domain: d\ndescriptors:\n- key: a\n- {key: b}"[:31]}, ""},
+		"tokens": {
+			Bounds{Tokens: 5},
+			[]string{"domain: d\ndescriptors: [{key: b}, {key: c}]"},
+			"f1.yaml: error loading config file: it has 8 tokens, the most for all files is 5, of which 5 are left: " +
+				"have fewer rules, or raise CONFIG_MAX_TOKENS",
+		},
+		"tokens of two": {Bounds{Tokens: 5}, []string{
+			"domain: a\ndescriptors:\n- key: b",
+			"domain: b\ndescriptors: []",
+		}, "f2.yaml: error loading config file: it has 3 tokens, the most for all " +
+			"files is 5, of which 1 are left"},
+		"tokens by aliases": {
+			Bounds{Tokens: 40},
+			[]string{"domain: d\ndescriptors: [{key: b, metadata: {a: &a " +
+				"[1,2,3,4,5,6,7], b: [*a,*a,*a,*a,*a,*a,*a,*a,*a]}}]"},
+			"with its aliases it has more tokens than the 40 that are left (CONFIG_MAX_TOKENS)",
+		},
+		"rules, as many": {Bounds{Rules: 3}, []string{file(3)}, ""},
+		"rules": {
+			Bounds{Rules: 3},
+			[]string{file(5)},
+			"f1.yaml:6:3: config error, all files together have more than 3 descriptors, and this is the first too " +
+				"many: have fewer, with patterns or values of requests, or raise CONFIG_MAX_RULES",
+		},
+		"rules of two": {
+			Bounds{Rules: 3},
+			[]string{
+				file(2),
+				strings.Replace(file(2), "domain: d", "domain: e", 1),
+			},
+			"f2.yaml:4:3: config error, all files together have more than 3 descriptors",
+		},
+		"bytes, as many": {Bounds{FileBytes: 9}, []string{"domain: d"}, ""},
+		"bytes": {
+			Bounds{FileBytes: 9},
+			[]string{"domain: de"},
+			"it is 10 bytes, the most is 9: split it into several files, or raise CONFIG_MAX_FILE_BYTES",
+		},
+		"bytes of all": {
+			Bounds{TotalBytes: 17},
+			[]string{"domain: a", "domain: b"},
+			"all files up to f2.yaml are 18 bytes, the most is 17: have fewer rules, or raise CONFIG_MAX_BYTES",
+		},
+		"files": {
+			Bounds{Files: 1},
+			[]string{"domain: a", "domain: b"},
+			"there are 2 files, the most is 1: join some, or raise CONFIG_MAX_FILES",
+		},
+		"depth": {Bounds{}, []string{"domain: d\ndescriptors: [{key: a, metadata: " +
+			strings.Repeat("{a: ", 210) + strings.Repeat("}", 210) + "}]"}, "nested deeper than 200"},
 		"deeper than a parser": {Bounds{}, []string{strings.Repeat("[", 45<<10)}, "exceeded max depth"},
-		"directives":           {Bounds{}, []string{strings.Repeat("%A b\n", 9)}, "it has 9 lines that start with %, the most is 8"},
-		"documents":            {Bounds{}, []string{strings.Repeat("---\n", 200)}, "it has more than 100 documents"},
+		"directives": {
+			Bounds{},
+			[]string{strings.Repeat("%A b\n", 9)},
+			"it has 9 lines that start with %, the most is 8",
+		},
+		"documents": {Bounds{}, []string{strings.Repeat("---\n", 200)}, "it has more than 100 documents"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var files []Text
@@ -232,7 +279,8 @@ func TestHonestFilesAreWithinBounds(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("# A comment: it, and what is in it, is free of charge in sum.\ndomain: d\ndescriptors:\n")
 	for i := range 40_000 {
-		fmt.Fprintf(&b, "  - key: path\n    value: /api/v1/customers/%d\n    rate_limit:\n      unit: minute\n      requests_per_unit: %d\n", i, i)
+		fmt.Fprintf(&b, "  - key: path\n    value: /api/v1/customers/%d\n    rate_limit:\n      unit: minute\n      "+
+			"requests_per_unit: %d\n", i, i)
 	}
 	rules, problems := parseText(b.String())
 	if problems != nil || len(rules.All()) != 40_000 {
@@ -245,11 +293,13 @@ func TestHonestFilesAreWithinBounds(t *testing.T) {
 func TestNamesAreBounded(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
 	for name, text := range map[string]string{
-		"below a long key": "domain: d\ndescriptors:\n- key: " + long + "\n  descriptors:\n" + numbered(1000, "  - key: k%d\n"),
-		"in one another":   "domain: d\n" + nested(50, long[:100<<10]),
+		"below a long key": "domain: d\ndescriptors:\n- key: " + long + "\n  descriptors:\n" +
+			numbered(1000, "  - key: k%d\n"),
+		"in one another": "domain: d\n" + nested(50, long[:100<<10]),
 	} {
 		rules, problems := parseText(text)
-		if rules != nil || !strings.Contains(problems.Error(), fmt.Sprintf("are more than %d bytes: have shorter keys", maxPathBytes)) || len(problems.Error()) > 4<<10 {
+		if rules != nil || !strings.Contains(problems.Error(),
+			fmt.Sprintf("are more than %d bytes: have shorter keys", maxPathBytes)) || len(problems.Error()) > 4<<10 {
 			t.Errorf("%s: %.300s", name, problems.Error())
 		}
 	}
@@ -262,11 +312,31 @@ func TestTreeIsBounded(t *testing.T) {
 		files  map[string]string
 		want   string
 	}{
-		"a large file":  {Bounds{FileBytes: 4}, map[string]string{"a": "12345"}, "it is more than 4 bytes: split it into several files, or raise CONFIG_MAX_FILE_BYTES"},
-		"large files":   {Bounds{TotalBytes: 5}, map[string]string{"a": "123", "b/c": "456"}, "with it all files are 6 bytes, the most is 5: have fewer rules, or raise CONFIG_MAX_BYTES"},
-		"many files":    {Bounds{Files: 2}, map[string]string{"a": "", "b": "", "c": ""}, "it is one more than the 2 that there may be: join some, or raise CONFIG_MAX_FILES"},
-		"many names":    {Bounds{Files: 2}, map[string]string{"..a": "", "..b": "", "..c": "", "..d": "", "..e": ""}, "more than 4 names of files and directories"},
-		"deep":          {Bounds{Files: 2}, map[string]string{"a/b/c/d/e": ""}, "more than 4 names of files and directories"},
+		"a large file": {
+			Bounds{FileBytes: 4},
+			map[string]string{"a": "12345"},
+			"it is more than 4 bytes: split it into several files, or raise CONFIG_MAX_FILE_BYTES",
+		},
+		"large files": {
+			Bounds{TotalBytes: 5},
+			map[string]string{"a": "123", "b/c": "456"},
+			"with it all files are 6 bytes, the most is 5: have fewer rules, or raise CONFIG_MAX_BYTES",
+		},
+		"many files": {
+			Bounds{Files: 2},
+			map[string]string{"a": "", "b": "", "c": ""},
+			"it is one more than the 2 that there may be: join some, or raise CONFIG_MAX_FILES",
+		},
+		"many names": {
+			Bounds{Files: 2},
+			map[string]string{"..a": "", "..b": "", "..c": "", "..d": "", "..e": ""},
+			"more than 4 names of files and directories",
+		},
+		"deep": {
+			Bounds{Files: 2},
+			map[string]string{"a/b/c/d/e": ""},
+			"more than 4 names of files and directories",
+		},
 		"all of it":     {Bounds{Files: 2, FileBytes: 3, TotalBytes: 6}, map[string]string{"a": "123", "b": "456"}, ""},
 		"one, too many": {Bounds{FileBytes: 4}, map[string]string{"only": "12345"}, "raise CONFIG_MAX_FILE_BYTES"},
 	} {
@@ -285,10 +355,10 @@ func TestTreeIsBounded(t *testing.T) {
 			if c.files["only"] != "" {
 				tree.Path = filepath.Join(dir, "only")
 			}
-			files, err := tree.Read()
+			draft, err := tree.Read()
 			switch {
-			case c.want == "" && (err != nil || len(files) != len(c.files)):
-				t.Errorf("%v, %v", files, err)
+			case c.want == "" && (err != nil || len(draft.Texts) != len(c.files)):
+				t.Errorf("%v, %v", draft, err)
 			case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
 				t.Errorf("%v, want %q", err, c.want)
 			}

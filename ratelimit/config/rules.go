@@ -94,7 +94,9 @@ func (r *Rules) EachCounters(f func(domain string, keys []string, c *ratelimit.R
 	}
 }
 
-func eachName(domain string, c *ratelimit.RuleCounters, f func(domain string, keys []string, c *ratelimit.RuleCounters)) {
+func eachName(
+	domain string, c *ratelimit.RuleCounters, f func(domain string, keys []string, c *ratelimit.RuleCounters),
+) {
 	c.EachNamed(func(name string, c *ratelimit.RuleCounters) {
 		f(domain, strings.Split(name, ratelimit.NameSeparator), c)
 	})
@@ -128,11 +130,11 @@ func (d *Domain) Match(entries []Entry, buf []byte) (*ratelimit.Rule, []byte) {
 	start := len(buf)
 	buf = append(buf, last.prefix...)
 	for i, n := range nodes {
-		value := entries[i].Value
+		value, whose := entries[i].Value, ratelimit.OfRequest
 		if n.share {
-			value = n.pattern.text
+			value, whose = n.pattern.text, ratelimit.OfRule
 		}
-		buf = ratelimit.AppendEntry(buf, entries[i].Key, value, n.share)
+		buf = ratelimit.AppendEntry(buf, entries[i].Key, value, whose)
 	}
 	return last.rule, ratelimit.SealKey(buf, start)
 }
@@ -161,7 +163,7 @@ func (d *Domain) OverrideKey(l ratelimit.Limit, entries []Entry, buf []byte) []b
 	start := len(buf)
 	buf = ratelimit.AppendPrefix(buf, d.Name, l)
 	for i := range entries {
-		buf = ratelimit.AppendEntry(buf, entries[i].Key, entries[i].Value, false)
+		buf = ratelimit.AppendEntry(buf, entries[i].Key, entries[i].Value, ratelimit.OfRequest)
 	}
 	return ratelimit.SealKey(buf, start)
 }

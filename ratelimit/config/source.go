@@ -1,199 +1,60 @@
 package config
 
 import (
+	"context"
 	"errors"
-	"fmt"
-	"hash/maphash"
-	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"slices"
-	"strings"
 )
 
-// Source is where files come from. Read returns all of them, in an order that
-// does not change.
+// Source is where rules come from: a file or a directory that is alive ([Tree]), a
+// copy on disk ([Copy]), texts that never change ([Static]), or a server that
+// pushes rules (package xds). A source is safe for concurrent use.
 type Source interface {
-	Read() ([]Text, error)
+	// Read returns all rules as they are now, in an order that does not depend on
+	// chance. It returns [ErrNothingYet] while the first rules are still to come.
+	Read() (Draft, error)
+	// Watch calls the loader each time that Read may return other rules than
+	// before. It blocks until ctx is done, and then returns nil. An error says that
+	// changes can no longer be noticed; Read still works.
+	Watch(ctx context.Context, to Loader) error
 }
 
-// Static is a Source of files that are always the same.
+// Loader is what a source tells of changes. [Store] implements it. It is safe for
+// concurrent use.
+type Loader interface {
+	// Load puts in force what Read returns now. The error says everything that is
+	// wrong with it, and that the rules before stay in force.
+	Load() error
+	// Refuse logs and counts a change that is too bad for Read to return it.
+	Refuse(err error)
+	// Coalesced counts a change that shares the load of a later one.
+	Coalesced()
+}
+
+// ErrNothingYet is what a source says whose rules are still to come.
+var ErrNothingYet = errors.New("no rules have come yet")
+
+// Draft is all rules of a source as they were written, before they are compiled.
+// Either they are texts, which the store decodes, or the source has decoded them
+// itself: one of the two fields is empty.
+type Draft struct {
+	Texts []Text
+	Files []File
+}
+
+// Text is a YAML file: its name, for messages, and what it holds.
+type Text struct {
+	Name string `json:"name"`
+	Data []byte `json:"data"`
+}
+
+// Static is a source of texts that are always the same.
 type Static []Text
 
-// Read implements Source.
-func (s Static) Read() ([]Text, error) { return s, nil }
+// Read implements [Source].
+func (s Static) Read() (Draft, error) { return Draft{Texts: s}, nil }
 
-// Tree is a Source of one file, or of every file under a directory, whatever
-// its extension. Links are followed, once each; names that start with ".." are
-// Kubernetes' own and left out.
-type Tree struct {
-	Path string
-	// Root, if it is a link, is all that counts as a change: its swap to another
-	// directory, so that a set of files is never read halfway. "" or no link:
-	// every change counts.
-	Root string
-	// IgnoreDotFiles leaves out names that start with ".".
-	IgnoreDotFiles bool
-	// Bounds are the most that is read; zero: the default.
-	Bounds Bounds
-}
-
-// Read implements Source. A directory without files is not an error.
-func (t Tree) Read() ([]Text, error) {
-	info, err := os.Stat(t.Path)
-	if err != nil {
-		return nil, fmt.Errorf("config path: %w", err)
-	}
-	if !info.IsDir() {
-		w := t.walk()
-		data, err := w.read(t.Path)
-		if err != nil {
-			return nil, err
-		}
-		return []Text{{filepath.Base(t.Path), data}}, nil
-	}
-	w := t.walk()
-	if err := w.dir(t.Path); err != nil {
-		return nil, err
-	}
-	return w.files, nil
-}
-
-// swapped returns what Root points to, "" if it is not a link.
-func (t Tree) swapped() string {
-	if info, err := os.Lstat(t.Root); t.Root == "" || err != nil || info.Mode()&os.ModeSymlink == 0 {
-		return ""
-	}
-	return resolve(t.Root)
-}
-
-func resolve(path string) string {
-	real, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		return ""
-	}
-	return real
-}
-
-func (t Tree) walk() walk {
-	t.Bounds = t.Bounds.OrDefault()
-	return walk{tree: t, seen: map[string]bool{}}
-}
-
-// walk reads a tree. It stops at the first thing beyond the bounds.
-type walk struct {
-	tree  Tree
-	seen  map[string]bool // real paths of directories
-	count int             // names looked at, of directories and files
-	bytes int             // of files
-	files []Text
-	dirs  []string
-	// dirsOnly leaves files unread.
-	dirsOnly bool
-}
-
-func (w *walk) dir(path string) error {
-	real, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		return fmt.Errorf("config directory: %w", err)
-	}
-	if w.seen[real] {
-		return nil
-	}
-	w.seen[real] = true
-	w.dirs = append(w.dirs, path)
-	names, err := w.names(path)
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		if strings.HasPrefix(name, "..") || w.tree.IgnoreDotFiles && strings.HasPrefix(name, ".") {
-			continue
-		}
-		if err := w.entry(filepath.Join(path, name)); err != nil {
-			return err
-		}
-	}
+// Watch implements [Source]: there is nothing to tell.
+func (s Static) Watch(ctx context.Context, _ Loader) error {
+	<-ctx.Done()
 	return nil
-}
-
-func (w *walk) entry(path string) error {
-	info, err := os.Stat(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil // a file that went away, or a link to nowhere
-	case err != nil:
-		return fmt.Errorf("config file: %w", err)
-	case info.IsDir():
-		return w.dir(path)
-	case !info.Mode().IsRegular(), w.dirsOnly:
-		return nil
-	}
-	data, err := w.read(path)
-	if err != nil {
-		return err
-	}
-	name, err := filepath.Rel(w.tree.Path, path)
-	if err != nil {
-		name = path
-	}
-	w.files = append(w.files, Text{name, data})
-	return nil
-}
-
-// names are those in a directory, in order. Directories count like files, so
-// that neither many names nor many directories in one another are too much.
-func (w *walk) names(path string) ([]string, error) {
-	dir, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("config directory: %w", err)
-	}
-	defer func() { _ = dir.Close() }() // it was only read
-	most := 2 * w.tree.Bounds.Files    // as many directories as files
-	names, err := dir.Readdirnames(most - w.count + 1)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("config directory: %w", err)
-	}
-	if w.count += len(names); w.count > most {
-		return nil, fmt.Errorf("config directory %s: with it there are more than %d names of files and directories: remove what are no rules, or raise CONFIG_MAX_FILES, which is %d", cut(path, maxName), most, w.tree.Bounds.Files)
-	}
-	slices.Sort(names)
-	return names, nil
-}
-
-// read reads a file, and never more of it than the bounds allow, also where it
-// grows meanwhile.
-func (w *walk) read(path string) ([]byte, error) {
-	b := w.tree.Bounds
-	if len(w.files) == b.Files {
-		return nil, fmt.Errorf("config file %s: it is one more than the %d that there may be: join some, or raise CONFIG_MAX_FILES", cut(path, maxName), b.Files)
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("config file: %w", err)
-	}
-	defer func() { _ = f.Close() }() // it was only read
-	data, err := io.ReadAll(io.LimitReader(f, int64(b.FileBytes)+1))
-	if err != nil {
-		return nil, fmt.Errorf("config file: %w", err)
-	}
-	if len(data) > b.FileBytes {
-		return nil, fmt.Errorf("config file %s: it is more than %d bytes: split it into several files, or raise CONFIG_MAX_FILE_BYTES", cut(path, maxName), b.FileBytes)
-	}
-	if w.bytes += len(data); w.bytes > b.TotalBytes {
-		return nil, fmt.Errorf("config file %s: with it all files are %d bytes, the most is %d: have fewer rules, or raise CONFIG_MAX_BYTES", cut(path, maxName), w.bytes, b.TotalBytes)
-	}
-	return data, nil
-}
-
-// fingerprint changes when a file's name or text does.
-func fingerprint(seed maphash.Seed, files []Text) uint64 {
-	var h maphash.Hash
-	h.SetSeed(seed)
-	for _, f := range files {
-		fmt.Fprintf(&h, "%d %d %s", len(f.Name), len(f.Data), f.Name)
-		_, _ = h.Write(f.Data)
-	}
-	return h.Sum64()
 }

@@ -1,7 +1,9 @@
 package config
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"hash/maphash"
 	"log/slog"
 	"runtime"
@@ -32,17 +34,13 @@ type Store struct {
 	read     bool       // guarded by mu
 	last     uint64     // guarded by mu; the fingerprint of what was read last
 	problem  error      // guarded by mu; what was wrong with it
-	swapped  string     // guarded by mu; what the tree's root pointed to then
-	copyPath string     // guarded by mu; where the last good files are kept, "": nowhere
+	lastGood *Copy      // guarded by mu; where what was good last is kept; nil: nowhere
 	counters map[[2]string]*ratelimit.RuleCounters
 	names    *ratelimit.NameBudget
 }
 
 // maxNames is how many names all rules' statistics may take from requests.
 const maxNames = 10_000
-
-// ErrNothingYet is what a source says whose rules are still to come.
-var ErrNothingYet = errors.New("no rules have come yet")
 
 // NewStore makes a store without rules; Load gets them.
 func NewStore(source Source, o Options, log *slog.Logger) *Store {
@@ -89,21 +87,12 @@ func (s *Store) Load() error {
 	return s.loadLocked()
 }
 
-// reload is Load, unless the tree's root is a link that was not swapped.
-func (s *Store) reload(tree Tree) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if to := tree.swapped(); to != "" && to == s.swapped {
-		return nil
-	}
-	return s.loadLocked()
-}
+// Watch has the source load the store again whenever its rules may have changed. It
+// blocks until ctx is done; an error says that changes are no longer noticed.
+func (s *Store) Watch(ctx context.Context) error { return s.source.Watch(ctx, s) }
 
 func (s *Store) loadLocked() error {
-	if tree, ok := s.source.(Tree); ok {
-		s.swapped = tree.swapped()
-	}
-	files, err := s.source.Read()
+	draft, err := s.source.Read()
 	if errors.Is(err, ErrNothingYet) {
 		return err
 	}
@@ -115,12 +104,16 @@ func (s *Store) loadLocked() error {
 		}
 		return err
 	}
-	print := fingerprint(s.seed, files) | 1
+	texts, beyond := draft.written(s.options.Bounds.OrDefault())
+	print := fingerprint(s.seed, texts) | 1
 	if s.read && s.last == print {
 		return s.problem
 	}
 	s.read, s.last, s.problem = true, print, nil
-	compiled := s.compileLocked(files)
+	compiled := compiled{problems: beyond}
+	if len(beyond) == 0 {
+		compiled = s.compileLocked(draft, texts)
+	}
 	for _, w := range compiled.warnings {
 		s.log.Warn(w.Message, "at", w.Place.String())
 	}
@@ -132,14 +125,15 @@ func (s *Store) loadLocked() error {
 		s.problem = compiled.problems
 		return compiled.problems
 	}
-	if len(files) == 0 {
+	if len(texts) == 0 {
 		s.log.Warn("the config has no files: every request is OK")
 	}
 	s.useLocked(compiled)
 	s.fromCopy.Store(false)
 	s.loaded.Add(1)
-	s.log.Info("config loaded", "event", "config_load_success", "files", len(files), "domains", compiled.rules.Domains(), "rules", len(compiled.rules.All()))
-	s.keepLocked(files)
+	s.log.Info("config loaded", "event", "config_load_success",
+		"files", len(texts), "domains", compiled.rules.Domains(), "rules", len(compiled.rules.All()))
+	s.keepLocked(texts)
 	return nil
 }
 
@@ -147,31 +141,44 @@ func (s *Store) loadLocked() error {
 // ones leave less than a busy node does in a second.
 const collectAbove = 128 << 10
 
-func size(files []Text) (sum int) {
-	for _, f := range files {
-		sum += len(f.Data)
+func size(texts []Text) (sum int) {
+	for _, t := range texts {
+		sum += len(t.Data)
 	}
 	return sum
 }
 
-// compiled is what files have become.
+// fingerprint changes when a text's name or bytes do.
+func fingerprint(seed maphash.Seed, texts []Text) uint64 {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	for _, t := range texts {
+		fmt.Fprintf(&h, "%d %d %s", len(t.Name), len(t.Data), t.Name)
+		_, _ = h.Write(t.Data)
+	}
+	return h.Sum64()
+}
+
+// compiled is what a draft has become.
 type compiled struct {
 	rules              *Rules
 	warnings, problems Problems
 	counters           map[[2]string]*ratelimit.RuleCounters
 }
 
-func (s *Store) compileLocked(files []Text) compiled {
+func (s *Store) compileLocked(draft Draft, texts []Text) compiled {
 	// What a large load leaves behind would add up with that of the next.
 	defer func() {
-		if size(files) > collectAbove {
+		if size(texts) > collectAbove {
 			runtime.GC()
 		}
 	}()
 	c := compiled{counters: map[[2]string]*ratelimit.RuleCounters{}}
 	o := s.options
-	o.Counters = func(domain, path string) *ratelimit.RuleCounters { return s.countersOf(c.counters, domain, path) }
-	c.rules, c.warnings, c.problems = Parse(files, o)
+	o.Counters = func(domain, path string) *ratelimit.RuleCounters {
+		return s.countersOf(c.counters, domain, path)
+	}
+	c.rules, c.warnings, c.problems = build(draft, texts, o)
 	return c
 }
 

@@ -10,14 +10,13 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// Watch loads the store again whenever the files of its source, which is tree,
-// may have changed, until ctx is done. Events say when to look; a look now and
-// then makes up for those that a file system does not send. Loads keep a [Pace]
-// with at least interval between them: changes that come faster share one.
-func (s *Store) Watch(ctx context.Context, tree Tree, interval time.Duration) error {
+// Watch implements [Source]. Events of the file system say when to look; a look
+// now and then makes up for those that a file system does not send. Loads keep a
+// [Pace] with at least Interval between them: changes that come faster share one.
+func (t *Tree) Watch(ctx context.Context, to Loader) error {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
-		return fmt.Errorf("watching %s: %w", tree.Path, err)
+		return fmt.Errorf("watching %s: %w", t.Path, err)
 	}
 	defer w.Close()
 	look := time.NewTicker(pollInterval)
@@ -25,7 +24,7 @@ func (s *Store) Watch(ctx context.Context, tree Tree, interval time.Duration) er
 	settle := time.NewTimer(0)
 	defer settle.Stop()
 	watched := map[string]bool{}
-	pace := Pace{Interval: interval}
+	pace := Pace{Interval: t.Interval}
 	var events burst
 	for {
 		select {
@@ -37,12 +36,12 @@ func (s *Store) Watch(ctx context.Context, tree Tree, interval time.Duration) er
 			}
 			wait, another := events.event(time.Now())
 			if another {
-				s.Coalesced()
+				to.Coalesced()
 			}
 			settle.Reset(wait)
 			continue
-		case err := <-w.Errors: // an overflow, mostly: look now
-			s.log.Debug("watching the config", "error", err)
+		case err := <-w.Errors: // mostly events that were too many: a look makes up for them
+			t.log().Debug("watching the config", "error", err)
 		case <-look.C:
 		case <-settle.C:
 		}
@@ -52,8 +51,10 @@ func (s *Store) Watch(ctx context.Context, tree Tree, interval time.Duration) er
 			continue
 		}
 		events = burst{}
-		addAll(w, watched, tree) // before files are read: what is new is read, or an event
-		_ = s.reload(tree)       // logged and counted there
+		t.addAll(w, watched) // before files are read: what is new is read, or an event
+		if t.changed() {
+			_ = to.Load() // the loader logs and counts its error
+		}
 		pace.Done(begun, time.Now())
 	}
 }
@@ -62,15 +63,15 @@ const pollInterval = 5 * time.Second
 
 // addAll watches every directory of the tree, and those that hold the links to
 // it. A directory that cannot be watched is still looked at now and then.
-func addAll(w *fsnotify.Watcher, watched map[string]bool, tree Tree) {
-	paths := []string{filepath.Dir(tree.Path)}
-	if tree.Root != "" {
-		paths = append(paths, filepath.Dir(tree.Root))
+func (t *Tree) addAll(w *fsnotify.Watcher, watched map[string]bool) {
+	paths := []string{filepath.Dir(t.Path)}
+	if t.Root != "" {
+		paths = append(paths, filepath.Dir(t.Root))
 	}
-	if info, err := os.Stat(tree.Path); err == nil && info.IsDir() {
-		walk := tree.walk()
+	if info, err := os.Stat(t.Path); err == nil && info.IsDir() {
+		walk := t.walk()
 		walk.dirsOnly = true
-		_ = walk.dir(tree.Path)
+		_ = walk.dir(t.Path)
 		paths = append(paths, walk.dirs...)
 	}
 	for _, p := range paths {

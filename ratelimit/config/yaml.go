@@ -79,12 +79,14 @@ func parse(file string, text []byte, bounds Bounds, left *int) (v value, problem
 		case len(doc.Content) == 0 || doc.Content[0].ShortTag() == "!!null":
 			continue
 		case found:
-			r.problems.add(r.place(doc.Content[0]), "error loading config file: one file holds one domain, and here starts a second document")
+			r.problems.add(r.place(doc.Content[0]), "error loading config file: one file holds one domain, and here "+
+				"starts a second document")
 			return v, r.problems
 		}
 		v, found = r.resolve(doc.Content[0], 0), true
 	}
-	r.problems.add(Place{File: file}, "error loading config file: it has more than %d documents, and one file holds one domain", maxDocuments)
+	r.problems.add(Place{File: file}, "error loading config file: it has more than %d documents, and one file holds "+
+		"one domain", maxDocuments)
 	return v, r.problems
 }
 
@@ -143,7 +145,9 @@ func (r *resolver) resolve(n *yaml.Node, depth int) value {
 	// The parser makes up to two nodes of a token, and one document.
 	if r.nodes++; r.nodes > 2*r.most+1 || depth > maxDepth {
 		if !r.full {
-			r.problems.add(v.place, "error loading config file: with its aliases it has more tokens than the %d that are left (CONFIG_MAX_TOKENS), or it is nested deeper than %d: write less of it, or flatter", r.most, maxDepth)
+			r.problems.add(v.place, "error loading config file: with its aliases it has more tokens than the %d that "+
+				"are left (CONFIG_MAX_TOKENS), or it is nested deeper than %d: write less of it, or flatter", r.most,
+				maxDepth)
 		}
 		r.full = true
 		return v
@@ -185,7 +189,8 @@ func (r *resolver) entries(v *value, content []*yaml.Node, depth int) {
 			r.problems.add(at, "config error, key is not of type string: %s", shorten(key.text))
 		}
 		if first, twice := known[key.text]; twice {
-			r.problems.add(at, "error loading config file: mapping key %q already defined at [%d:%d]", shorten(key.text), first.Line, first.Column)
+			r.problems.add(at, "error loading config file: mapping key %q already defined at [%d:%d]",
+				shorten(key.text), first.Line, first.Column)
 			continue
 		}
 		known[key.text] = at

@@ -38,7 +38,8 @@ func newThrottle(questions int, now func() time.Time) *throttle {
 		questions = DefaultQuestions
 	}
 	return &throttle{
-		questions: rate.NewLimiter(rate.Limit(questions), 2*questions), slots: make(chan struct{}, questionsAtOnce), now: now,
+		questions: rate.NewLimiter(rate.Limit(questions), 2*questions), slots: make(chan struct{}, questionsAtOnce),
+		now:     now,
 		guesses: map[string]*rate.Limiter{},
 	}
 }

@@ -17,7 +17,7 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
-	"github.com/sluice-gate/sluice/ratelimit/service"
+	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/shed"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
@@ -30,7 +30,7 @@ func collector(t testing.TB, rules string) Collector {
 		t.Fatal(err)
 	}
 	return Collector{Source{
-		Store: store, Stats: new(service.Stats), Limiter: func() ratelimit.LimiterStats { return ratelimit.LimiterStats{} },
+		Store: store, Stats: new(rls.Stats), Limiter: func() ratelimit.LimiterStats { return ratelimit.LimiterStats{} },
 		Version: "test",
 	}}
 }
@@ -45,7 +45,9 @@ descriptors:
     descriptors:
       - {key: b.c, rate_limit: {unit: day, requests_per_unit: 1}}
       - key: b
-        descriptors: [{key: c, value: '"<x>', rate_limit: {unit: day, requests_per_unit: 1}}, {key: c, rate_limit: {unit: day, requests_per_unit: 1}}]
+        descriptors:
+          - {key: c, value: '"<x>', rate_limit: {unit: day, requests_per_unit: 1}}
+          - {key: c, rate_limit: {unit: day, requests_per_unit: 1}}
 `)
 	for i, r := range c.Store.Rules().All() {
 		r.Counters.TotalHits.Add(uint64(1 + i))
@@ -79,7 +81,8 @@ func scrape(t testing.TB, c Collector) string {
 	heads := map[string]bool{}
 	for line := range strings.Lines(text) {
 		if rest, ok := strings.CutPrefix(line, "# TYPE "); ok {
-			if name, _, _ := strings.Cut(rest, " "); heads[name] || families[name] == nil && strings.Contains(text, "\n"+name+"{") {
+			if name, _, _ := strings.Cut(rest, " "); heads[name] ||
+				families[name] == nil && strings.Contains(text, "\n"+name+"{") {
 				t.Errorf("%s comes twice, or cannot be read", name)
 			} else {
 				heads[name] = true
@@ -109,7 +112,10 @@ func manyRules(n int) string {
 
 func TestSeriesAreBounded(t *testing.T) {
 	text := scrape(t, collector(t, manyRules(MaxRules+500)))
-	for _, name := range []string{"ratelimit_service_rate_limit_total_hits{", "sluice_limit_tokens{", "sluice_decisions_total{"} {
+	for _, name := range []string{
+		"ratelimit_service_rate_limit_total_hits{", "sluice_limit_tokens{",
+		"sluice_decisions_total{",
+	} {
 		if n := strings.Count(text, "\n"+name); n != MaxRules+1 {
 			t.Errorf("%d series of %s for %d rules", n, name, MaxRules+500)
 		}
@@ -122,7 +128,8 @@ func TestHandbookNamesEveryMetric(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := collector(t, "domain: d\ndescriptors: [{key: k, coordination: {mode: approx}, rate_limit: {unit: day, requests_per_unit: 100}}]\n")
+	c := collector(t, "domain: d\ndescriptors: [{key: k, coordination: {mode: approx}, rate_limit: {unit: day, "+
+		"requests_per_unit: 100}}]\n")
 	c.Seat = func() (int, bool) { return 0, true }
 	c.Ring = func() ratelimit.RoutingStats {
 		return ratelimit.RoutingStats{RejectedBy: map[string]uint64{"secret": 1}}
@@ -137,7 +144,8 @@ func TestHandbookNamesEveryMetric(t *testing.T) {
 	shown := map[string]bool{"ratelimit_service_response_time_seconds": true} // the server's own
 	for line := range strings.Lines(scrape(t, c)) {
 		switch line {
-		case "sluice_shed_total{reason=\"deadline\"} 1\n", "sluice_shed_total{reason=\"overload\"} 0\n", "sluice_calls_given_up_total 1\n":
+		case "sluice_shed_total{reason=\"deadline\"} 1\n", "sluice_shed_total{reason=\"overload\"} 0\n",
+			"sluice_calls_given_up_total 1\n":
 			gate++
 		}
 		if rest, ok := strings.CutPrefix(line, "# TYPE "); ok {
@@ -175,11 +183,15 @@ func BenchmarkScrape(b *testing.B) {
 }
 
 func TestText(t *testing.T) {
-	c := collector(t, "domain: d:1\ndescriptors: [{key: k, value: 'a|b', rate_limit: {unit: day, requests_per_unit: 3}}]\n")
+	c := collector(t, "domain: d:1\ndescriptors: [{key: k, value: 'a|b', rate_limit: {unit: day, requests_per_unit: "+
+		"3}}]\n")
 	var out strings.Builder
 	c.WriteStats(&out)
 	c.WriteRules(&out)
-	for _, want := range []string{"ratelimit.service.rate_limit.d_1.k_a_b.total_hits: 0\n", "d:1.k_a|b: unit=DAY requests_per_unit=3 "} {
+	for _, want := range []string{
+		"ratelimit.service.rate_limit.d_1.k_a_b.total_hits: 0\n",
+		"d:1.k_a|b: unit=DAY requests_per_unit=3 ",
+	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}

@@ -59,7 +59,8 @@ func (c Collector) rows() (hits []row, rules []ruleRow) {
 	clear(seen)
 	others = labelText("domain", ratelimit.OtherName, "rule", ratelimit.OtherName, "mode", "")
 	for _, r := range all.All() {
-		i, labels := seen.of(labelText("domain", r.Domain, "rule", r.Path, "mode", r.Coordination.Mode.String()), others)
+		i, labels := seen.of(labelText("domain", r.Domain, "rule", r.Path, "mode", r.Coordination.Mode.String()),
+			others)
 		if i == len(rules) {
 			rules = append(rules, ruleRow{labels: labels, rule: r})
 			rules[i].declare(r)
@@ -132,30 +133,74 @@ var (
 		of         func(*counts) uint64
 	}{
 		{"ratelimit_service_rate_limit_total_hits", "Hits asked of a rule.", func(n *counts) uint64 { return n.total }},
-		{"ratelimit_service_rate_limit_within_limit", "Hits that were within the limit.", func(n *counts) uint64 { return n.within }},
-		{"ratelimit_service_rate_limit_near_limit", "Hits within the limit, and above NEAR_LIMIT_RATIO of it.", func(n *counts) uint64 { return n.near }},
+		{
+			"ratelimit_service_rate_limit_within_limit", "Hits that were within the limit.",
+			func(n *counts) uint64 { return n.within },
+		},
+		{
+			"ratelimit_service_rate_limit_near_limit", "Hits within the limit, and above NEAR_LIMIT_RATIO of it.",
+			func(n *counts) uint64 { return n.near },
+		},
 		{"ratelimit_service_rate_limit_over_limit", "Hits above the limit.", func(n *counts) uint64 { return n.over }},
-		{"ratelimit_service_rate_limit_shadow_mode", "Hits over a limit in shadow_mode.", func(n *counts) uint64 { return n.shadow }},
+		{
+			"ratelimit_service_rate_limit_shadow_mode", "Hits over a limit in shadow_mode.",
+			func(n *counts) uint64 { return n.shadow },
+		},
 	}
 	ruleMetrics = []struct {
 		name, kind, help string
 		has              func(*ruleRow) bool
 		of               func(*ruleRow) int64
 	}{
-		{"sluice_denied_total", "counter", "Decisions that were OVER_LIMIT, before shadow_mode.", every, func(r *ruleRow) int64 { return int64(r.denied) }},
-		{"sluice_admitted_tokens_total", "counter", "Tokens admitted, shadow_mode included.", every, func(r *ruleRow) int64 { return int64(r.admitted) }},
-		{"sluice_limit_tokens", "gauge", "The limit, in tokens for each key and unit (token_bucket: the burst).", limited, func(r *ruleRow) int64 { return int64(r.rule.Limit.Capacity()) }},
-		{"sluice_declared_over_admission_tokens", "gauge", "What the rule declares to over-admit at most, for each key and window, while the store works.", limited, func(r *ruleRow) int64 { return int64(r.declared) }},
-		{"sluice_over_admitted_tokens_total", "counter", "Tokens admitted beyond the limit by all nodes, as told to this one: the sum over nodes is the over-admission.", limited, func(r *ruleRow) int64 { return int64(r.over) }},
-		{"sluice_under_admitted_tokens_total", "counter", "Tokens refused here while other nodes held unspent ones.", limited, func(r *ruleRow) int64 { return int64(r.under) }},
-		{"sluice_windows_near_bound_total", "counter", "Keys and windows whose over-admission came to 4/5 of what the rule declares, as the ledger told this node.", limited, func(r *ruleRow) int64 { return int64(r.near) }},
-		{"sluice_windows_beyond_bound_total", "counter", "Keys and windows whose over-admission went beyond what the rule declares, as the ledger told this node.", limited, func(r *ruleRow) int64 { return int64(r.beyond) }},
-		{"sluice_drift_share_used_up_total", "counter", "Decisions that could not drift, for this node's share of the key was used up.", approx, func(r *ruleRow) int64 { return int64(r.usedUp) }},
-		{"sluice_leased_tokens", "gauge", "Tokens leased to this node and unspent, as of each key's last claim.", limited, func(r *ruleRow) int64 { return r.leased }},
-		{"sluice_stranded_tokens", "gauge", "Tokens in expired leases of silent nodes, of keys that this node holds: nobody will spend them in this window.", limited, func(r *ruleRow) int64 { return r.stranded }},
-		{"sluice_drift_unconfirmed_tokens", "gauge", "Tokens spent here and not yet confirmed by the ledger, of all keys.", limited, func(r *ruleRow) int64 { return r.drifting }},
-		{"sluice_drift_share_tokens", "gauge", "Tokens of each key that a seat may spend unconfirmed.", approx, func(r *ruleRow) int64 { return int64(r.share) }},
-		{"sluice_drift_budget_tokens", "gauge", "Tokens of each key that all seats together may spend unconfirmed.", approx, func(r *ruleRow) int64 { return int64(r.driftLimit) }},
+		{
+			"sluice_denied_total", "counter", "Decisions that were OVER_LIMIT, before shadow_mode.", every,
+			func(r *ruleRow) int64 { return int64(r.denied) },
+		},
+		{
+			"sluice_admitted_tokens_total", "counter", "Tokens admitted, shadow_mode included.", every,
+			func(r *ruleRow) int64 { return int64(r.admitted) },
+		},
+		{
+			"sluice_limit_tokens", "gauge", "The limit, in tokens for each key and unit (token_bucket: the burst).",
+			limited, func(r *ruleRow) int64 { return int64(r.rule.Limit.Capacity()) },
+		},
+		{"sluice_declared_over_admission_tokens", "gauge", "What the rule declares to over-admit at most, for each " +
+			"key and window, while the store works.", limited, func(r *ruleRow) int64 { return int64(r.declared) }},
+		{
+			"sluice_over_admitted_tokens_total", "counter",
+			"Tokens admitted beyond the limit by all nodes, as told to " +
+				"this one: the sum over nodes is the over-admission.", limited,
+			func(r *ruleRow) int64 { return int64(r.over) },
+		},
+		{
+			"sluice_under_admitted_tokens_total", "counter", "Tokens refused here while other nodes held unspent ones.",
+			limited, func(r *ruleRow) int64 { return int64(r.under) },
+		},
+		{
+			"sluice_windows_near_bound_total", "counter", "Keys and windows whose over-admission came to 4/5 of what " +
+				"the rule declares, as the ledger told this node.", limited,
+			func(r *ruleRow) int64 { return int64(r.near) },
+		},
+		{"sluice_windows_beyond_bound_total", "counter", "Keys and windows whose over-admission went beyond what the " +
+			"rule declares, as the ledger told this node.", limited, func(r *ruleRow) int64 { return int64(r.beyond) }},
+		{"sluice_drift_share_used_up_total", "counter", "Decisions that could not drift, for this node's share of " +
+			"the key was used up.", approx, func(r *ruleRow) int64 { return int64(r.usedUp) }},
+		{
+			"sluice_leased_tokens", "gauge", "Tokens leased to this node and unspent, as of each key's last claim.",
+			limited, func(r *ruleRow) int64 { return r.leased },
+		},
+		{"sluice_stranded_tokens", "gauge", "Tokens in expired leases of silent nodes, of keys that this node holds: " +
+			"nobody will spend them in this window.", limited, func(r *ruleRow) int64 { return r.stranded }},
+		{"sluice_drift_unconfirmed_tokens", "gauge", "Tokens spent here and not yet confirmed by the ledger, of all " +
+			"keys.", limited, func(r *ruleRow) int64 { return r.drifting }},
+		{
+			"sluice_drift_share_tokens", "gauge", "Tokens of each key that a seat may spend unconfirmed.", approx,
+			func(r *ruleRow) int64 { return int64(r.share) },
+		},
+		{
+			"sluice_drift_budget_tokens", "gauge", "Tokens of each key that all seats together may spend unconfirmed.",
+			approx, func(r *ruleRow) int64 { return int64(r.driftLimit) },
+		},
 	}
 )
 
@@ -200,7 +245,8 @@ func (c Collector) WriteRuleMetrics(w io.Writer) error {
 			return err
 		}
 	}
-	head("sluice_decisions_total", "counter", "Decisions by where they were made; reason says why the ledger did not make it.")
+	head("sluice_decisions_total", "counter", "Decisions by where they were made; reason says why the ledger did not "+
+		"make it.")
 	for i := range rules {
 		rules[i].decisions(func(labels string, n uint64) { line("sluice_decisions_total", labels, int64(n)) })
 	}
@@ -223,7 +269,8 @@ func (w *ruleRow) decisions(each func(labels string, n uint64)) {
 	}
 	for i, n := range w.fallbacks {
 		if n > 0 {
-			each(w.labels+`,source="`+ratelimit.Sources[ratelimit.FromFallback]+`",reason="`+ratelimit.FallbackReasons[i]+`"`, n)
+			source, reason := ratelimit.Sources[ratelimit.FromFallback], ratelimit.FallbackReasons[i]
+			each(w.labels+`,source="`+source+`",reason="`+reason+`"`, n)
 		}
 	}
 }

@@ -80,12 +80,16 @@ type RuleState struct {
 func (c Collector) State(n int) State {
 	s, l := c.Stats, c.Limiter()
 	v := State{
-		Version: c.Version, Calls: s.Requests.Load(), OK: s.OK.Load(), OverLimit: s.OverLimit.Load(), Errors: s.StoreErrors.Load() + s.ServiceErrors.Load(),
-		Sources: map[string]uint64{}, Fallbacks: named(ratelimit.FallbackReasons[:], l.Fallbacks[:]), Claims: named(ratelimit.ClaimReasons[:], l.ClaimsBy[:]),
+		Version: c.Version, Calls: s.Requests.Load(), OK: s.OK.Load(), OverLimit: s.OverLimit.Load(),
+		Errors:  s.StoreErrors.Load() + s.ServiceErrors.Load(),
+		Sources: map[string]uint64{}, Fallbacks: named(ratelimit.FallbackReasons[:], l.Fallbacks[:]),
+		Claims: named(ratelimit.ClaimReasons[:], l.ClaimsBy[:]),
 		Leases: l.Leases, MaxKeys: c.MaxKeys, RuleCount: len(c.Store.Rules().All()),
 		Store: StoreState{
-			Used: l.RoundTrips > 0, BreakerOpen: l.BreakerOpen, SyncAge: l.SyncAge.Seconds(), RoundTrips: l.RoundTrips, Failed: l.Failed, Claims: l.Claims,
-			Mean: float64(l.StoreTime.Sum) / 1e6 / float64(max(1, l.StoreTime.Count)), Stale: l.Stale, Fenced: l.Void, Recoveries: l.Recoveries, Queued: l.Queued,
+			Used: l.RoundTrips > 0, BreakerOpen: l.BreakerOpen, SyncAge: l.SyncAge.Seconds(), RoundTrips: l.RoundTrips,
+			Failed: l.Failed, Claims: l.Claims,
+			Mean: float64(l.StoreTime.Sum) / 1e6 / float64(max(1, l.StoreTime.Count)), Stale: l.Stale, Fenced: l.Void,
+			Recoveries: l.Recoveries, Queued: l.Queued,
 		},
 	}
 	_, v.LoadErrors = c.Store.Loads()
@@ -119,8 +123,10 @@ func named(names []string, counts []uint64) map[string]uint64 {
 
 func (w *ruleRow) state() RuleState {
 	v := RuleState{
-		Domain: w.rule.Domain, Rule: w.rule.Path, Mode: w.rule.Coordination.Mode.String(), Limit: "unlimited", Denied: w.denied, Admitted: w.admitted,
-		Over: w.over, Near: w.near, Beyond: w.beyond, Under: w.under, Declared: w.declared, DriftBudget: w.driftLimit, Drifting: w.drifting, Leased: w.leased, Stranded: w.stranded,
+		Domain: w.rule.Domain, Rule: w.rule.Path, Mode: w.rule.Coordination.Mode.String(), Limit: "unlimited",
+		Denied: w.denied, Admitted: w.admitted,
+		Over: w.over, Near: w.near, Beyond: w.beyond, Under: w.under, Declared: w.declared, DriftBudget: w.driftLimit,
+		Drifting: w.drifting, Leased: w.leased, Stranded: w.stranded,
 		Sources: named(ratelimit.Sources[:], w.sources[:]),
 	}
 	if !w.rule.Unlimited {

@@ -101,7 +101,8 @@ func (s *Statsd) latency(lines io.Writer) (calls uint64, took float64) {
 	}
 	calls, took = m.GetHistogram().GetSampleCount(), m.GetHistogram().GetSampleSum()
 	if calls > s.calls {
-		fmt.Fprintf(lines, "ratelimit_server.%s.response_time%s:%.3f|ms\n", method, s.suffix, 1000*(took-s.took)/float64(calls-s.calls))
+		fmt.Fprintf(lines, "ratelimit_server.%s.response_time%s:%.3f|ms\n", method, s.suffix,
+			1000*(took-s.took)/float64(calls-s.calls))
 	}
 	return calls, took
 }

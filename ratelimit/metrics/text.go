@@ -53,7 +53,8 @@ var (
 // segment is one part of a statsd name: what would end it is replaced, and so
 // are the dots of an IPv4 address.
 func segment(s string) string {
-	return ipv4.ReplaceAllStringFunc(unsafeInNames.Replace(s), func(ip string) string { return strings.ReplaceAll(ip, ".", "_") })
+	return ipv4.ReplaceAllStringFunc(unsafeInNames.Replace(s),
+		func(ip string) string { return strings.ReplaceAll(ip, ".", "_") })
 }
 
 // WriteRules writes the rules in force, one a line.
@@ -85,7 +86,8 @@ func (c Collector) WriteRing(w io.Writer) {
 func describe(r *ratelimit.Rule) string {
 	what := "unlimited"
 	if !r.Unlimited {
-		what = fmt.Sprintf("unit=%s requests_per_unit=%d algorithm=%s", strings.ToUpper(r.Limit.Unit.String()), r.Limit.Requests, r.Limit.Algorithm)
+		what = fmt.Sprintf("unit=%s requests_per_unit=%d algorithm=%s", strings.ToUpper(r.Limit.Unit.String()),
+			r.Limit.Requests, r.Limit.Algorithm)
 		if r.Limit.Unit == ratelimit.CalendarMonth {
 			what += " (of the calendar)"
 		}

@@ -41,7 +41,9 @@ const longestProfile = 60 * time.Second
 // Nothing but numbers is shown to a page of another site that has its own name
 // point here (DNS rebinding): a browser says that name as the Host, and it is
 // refused.
-func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, o DebugOptions, more func(*http.ServeMux)) http.Handler {
+func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, o DebugOptions,
+	more func(*http.ServeMux),
+) http.Handler {
 	mux := http.NewServeMux()
 	more(mux)
 	page := func(path string, write func(io.Writer)) {
@@ -52,7 +54,9 @@ func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, o DebugOpti
 		})
 	}
 	page("/{$}", func(w io.Writer) {
-		_, _ = io.WriteString(w, "/console: what this node does, live\n/explain?domain=D&entry=K=V: what a descriptor would get, and why\n/rlconfig: the rules in force\n/stats: counters\n/ring: who owns keys together, and which are hot\n/metrics: counters for Prometheus\n/debug/pprof/: profiles\n")
+		_, _ = io.WriteString(w, "/console: what this node does, live\n/explain?domain=D&entry=K=V: what a "+
+			"descriptor would get, and why\n/rlconfig: the rules in force\n/stats: counters\n/ring: who owns keys "+
+			"together, and which are hot\n/metrics: counters for Prometheus\n/debug/pprof/: profiles\n")
 	})
 	page("/rlconfig", rules)
 	page("/stats", stats)
@@ -68,7 +72,8 @@ func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, o DebugOpti
 	hosts := append(slices.Clone(o.Hosts), own)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !slices.Contains(o.Unnamed, r.URL.Path) && !hostAllowed(r.Host, hosts) {
-			refuseDebug(w, http.StatusMisdirectedRequest, "the debug port is not asked for as "+strconv.Quote(ratelimit.OneLine(r.Host))+": use its address, or name it in DEBUG_ALLOWED_HOSTS")
+			refuseDebug(w, http.StatusMisdirectedRequest, "the debug port is not asked for as "+
+				strconv.Quote(ratelimit.OneLine(r.Host))+": use its address, or name it in DEBUG_ALLOWED_HOSTS")
 			return
 		}
 		mux.ServeHTTP(w, r)
@@ -108,13 +113,15 @@ func profiler(who string) func(http.HandlerFunc) http.HandlerFunc {
 	return func(take http.HandlerFunc) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			if who == ProfilesOff || who != ProfilesFromAll && !onThisMachine(r.RemoteAddr) {
-				refuseDebug(w, http.StatusForbidden, "profiles are not taken from "+r.RemoteAddr+": DEBUG_PPROF is "+who+" (local: only from this machine, or through a port-forward; on; off)")
+				refuseDebug(w, http.StatusForbidden, "profiles are not taken from "+r.RemoteAddr+": DEBUG_PPROF is "+
+					who+" (local: only from this machine, or through a port-forward; on; off)")
 				return
 			}
 			if text := r.FormValue("seconds"); text != "" {
 				seconds, err := strconv.ParseFloat(text, 64)
 				if err != nil || !(seconds >= 0 && seconds <= longestProfile.Seconds()) {
-					refuseDebug(w, http.StatusBadRequest, "seconds is "+strconv.Quote(ratelimit.OneLine(text))+", must be between 0 and "+strconv.Itoa(int(longestProfile.Seconds())))
+					refuseDebug(w, http.StatusBadRequest, "seconds is "+strconv.Quote(ratelimit.OneLine(text))+", "+
+						"must be between 0 and "+strconv.Itoa(int(longestProfile.Seconds())))
 					return
 				}
 			}

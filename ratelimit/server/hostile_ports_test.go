@@ -12,7 +12,7 @@ import (
 	"time"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -46,7 +46,8 @@ func bounded(t *testing.T, change func(*Options)) *Server {
 func client(t *testing.T, v *Server) *grpc.ClientConn {
 	t.Helper()
 	_, rpc, _ := v.Addresses()
-	conn, err := grpc.NewClient("passthrough:///"+rpc.String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("passthrough:///"+rpc.String(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +65,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-var good = &rls.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{{}}}
+var good = &rlsv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{{}}}
 
 // A connection that says nothing after the preface but what it must is closed; one
 // that calls goes on.
@@ -76,7 +77,7 @@ func TestSilentConnectionsAreClosed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	calls := rls.NewRateLimitServiceClient(client(t, v))
+	calls := rlsv3.NewRateLimitServiceClient(client(t, v))
 	for _, c := range callers {
 		for open := true; open; {
 			select {
@@ -95,7 +96,7 @@ func TestSilentConnectionsAreClosed(t *testing.T) {
 func TestConnectionsAreBounded(t *testing.T) {
 	v := bounded(t, func(o *Options) { o.Bounds.Connections = 40 })
 	_, rpc, _ := v.Addresses()
-	calls := rls.NewRateLimitServiceClient(client(t, v))
+	calls := rlsv3.NewRateLimitServiceClient(client(t, v))
 	var closing []func()
 	for range 30 {
 		if _, err := calls.ShouldRateLimit(context.Background(), good); err != nil {
@@ -116,9 +117,9 @@ func TestConnectionsAreBounded(t *testing.T) {
 // What the bounds refuse is an error of the call, and the connection goes on.
 func TestCallsBeyondTheBounds(t *testing.T) {
 	v := bounded(t, nil)
-	calls := rls.NewRateLimitServiceClient(client(t, v))
-	large := &rls.RateLimitRequest{Domain: strings.Repeat("x", 300<<10), Descriptors: good.Descriptors}
-	many := &rls.RateLimitRequest{Domain: "d"}
+	calls := rlsv3.NewRateLimitServiceClient(client(t, v))
+	large := &rlsv3.RateLimitRequest{Domain: strings.Repeat("x", 300<<10), Descriptors: good.Descriptors}
+	many := &rlsv3.RateLimitRequest{Domain: "d"}
 	for range 101 {
 		entries := make([]*common.RateLimitDescriptor_Entry, 100)
 		for i := range entries {
@@ -129,7 +130,7 @@ func TestCallsBeyondTheBounds(t *testing.T) {
 	heavy := metadata.AppendToOutgoingContext(context.Background(), "x-large", strings.Repeat("x", 9<<10))
 	for name, c := range map[string]struct {
 		ctx     context.Context
-		q       *rls.RateLimitRequest
+		q       *rlsv3.RateLimitRequest
 		options []grpc.CallOption
 		want    codes.Code
 	}{
@@ -150,7 +151,8 @@ func TestCallsBeyondTheBounds(t *testing.T) {
 	}
 	eventually(t, "when all calls have ended, nothing is held", func() bool { return v.options.Budget.Held() == 0 })
 	packs := bounded(t, func(o *Options) { o.Bounds.Gzip = true })
-	if _, err := rls.NewRateLimitServiceClient(client(t, packs)).ShouldRateLimit(context.Background(), good, grpc.UseCompressor(gzip.Name)); err != nil {
+	if _, err := rlsv3.NewRateLimitServiceClient(client(t, packs)).ShouldRateLimit(context.Background(), good,
+		grpc.UseCompressor(gzip.Name)); err != nil {
 		t.Errorf("with GRPC_ACCEPT_GZIP: %v", err)
 	}
 }
@@ -160,7 +162,7 @@ func TestCallsBeyondTheBounds(t *testing.T) {
 func TestBudgetKeepsTheHonest(t *testing.T) {
 	v := bounded(t, nil)
 	_, rpc, _ := v.Addresses()
-	calls := rls.NewRateLimitServiceClient(client(t, v))
+	calls := rlsv3.NewRateLimitServiceClient(client(t, v))
 	if _, err := calls.ShouldRateLimit(context.Background(), good); err != nil {
 		t.Fatal(err)
 	}
@@ -193,11 +195,14 @@ func TestReflectionIsBounded(t *testing.T) {
 	v := bounded(t, nil)
 	refused := 0
 	for range reflections + 3 {
-		stream, err := grpc_reflection_v1.NewServerReflectionClient(client(t, v)).ServerReflectionInfo(context.Background())
+		stream, err := grpc_reflection_v1.NewServerReflectionClient(client(t,
+			v)).ServerReflectionInfo(context.Background())
 		if err != nil {
 			t.Fatal(err)
 		}
-		list := &grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{}}
+		list := &grpc_reflection_v1.ServerReflectionRequest{
+			MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{},
+		}
 		if err := stream.Send(list); err != nil && !errors.Is(err, io.EOF) {
 			t.Fatal(err)
 		}

@@ -28,7 +28,7 @@ import (
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
 
-	"github.com/sluice-gate/sluice/ratelimit/service"
+	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
@@ -44,7 +44,7 @@ type Options struct {
 	Budget            *transport.Budget                // of what callers have begun on gRPC
 	HTTPBudget        *transport.Budget                // counts connections of HTTP, debug and metrics that were closed
 	HTTPConnections   int                              // at once; 0: any number
-	DebugConnections  int                              // at once, of the debug and the metrics port, each; 0: any number
+	DebugConnections  int                              // the same, of the debug and the metrics port each
 	DrainTime         time.Duration                    // between health failing and ports closing
 	GraceTime         time.Duration                    // for calls under way when ports close
 	Extra             []grpc.ServerOption
@@ -68,9 +68,10 @@ var healthServices = []string{"", "ratelimit"}
 
 // New makes a server and opens its ports. Handlers are for the HTTP, debug and
 // metrics ports.
-func New(s *service.Service, public, debug, metrics http.Handler, o Options, log *slog.Logger) (*Server, error) {
+func New(s *rls.Service, public, debug, metrics http.Handler, o Options, log *slog.Logger) (*Server, error) {
 	v := &Server{options: o, log: log, health: health.NewServer()}
-	options := append(transport.Options(o.Bounds, o.Budget, o.TLS), service.ServerCodec(), grpc.ChainStreamInterceptor(fewReflections()))
+	options := append(transport.Options(o.Bounds, o.Budget, o.TLS), rls.ServerCodec(),
+		grpc.ChainStreamInterceptor(fewReflections()))
 	v.grpc = grpc.NewServer(append(options, o.Extra...)...)
 	s.Register(v.grpc)
 	healthpb.RegisterHealthServer(v.grpc, v.health)
@@ -105,7 +106,8 @@ func fewReflections() grpc.StreamServerInterceptor {
 		case slots <- struct{}{}:
 			defer func() { <-slots }()
 		default:
-			return status.Errorf(codes.ResourceExhausted, "%d streams of reflection are under way: ask again", reflections)
+			return status.Errorf(codes.ResourceExhausted, "%d streams of reflection are under way: ask again",
+				reflections)
 		}
 		ended := make(chan error, 1)
 		go func() { ended <- handle(srv, stream) }() // it ends with the stream, which ends when this returns
@@ -126,9 +128,18 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 		answer                 time.Duration // how long one may take, reading and deciding included
 		budget                 *transport.Budget
 	}{
-		{"HTTP (HOST, PORT)", "tcp", v.options.HTTP, public, v.options.HTTPConnections, 3 * v.options.Bounds.RequestTimeout, v.options.HTTPBudget},
-		{"debug (DEBUG_HOST, DEBUG_PORT)", "tcp", v.options.Debug, debug, v.options.DebugConnections, longestProfile + 30*time.Second, v.options.HTTPBudget},
-		{"metrics (PROMETHEUS_ADDR)", "tcp", v.options.Metrics, metrics, v.options.DebugConnections, time.Minute, v.options.HTTPBudget},
+		{
+			"HTTP (HOST, PORT)", "tcp", v.options.HTTP, public, v.options.HTTPConnections,
+			3 * v.options.Bounds.RequestTimeout, v.options.HTTPBudget,
+		},
+		{
+			"debug (DEBUG_HOST, DEBUG_PORT)", "tcp", v.options.Debug, debug, v.options.DebugConnections,
+			longestProfile + 30*time.Second, v.options.HTTPBudget,
+		},
+		{
+			"metrics (PROMETHEUS_ADDR)", "tcp", v.options.Metrics, metrics, v.options.DebugConnections, time.Minute,
+			v.options.HTTPBudget,
+		},
 		{"gRPC (GRPC_HOST, GRPC_PORT)", "tcp", v.options.GRPC, nil, v.options.Bounds.Connections, 0, v.options.Budget},
 	}
 	if path := v.options.GRPCSocket; path != "" {
@@ -147,7 +158,8 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 		v.listeners = append(v.listeners, transport.Listen(l, p.connections, p.budget))
 		if p.handler != nil {
 			v.https = append(v.https, &http.Server{
-				Handler: p.handler, ReadTimeout: v.options.Bounds.RequestTimeout, WriteTimeout: p.answer, IdleTimeout: time.Minute,
+				Handler: p.handler, ReadTimeout: v.options.Bounds.RequestTimeout, WriteTimeout: p.answer,
+				IdleTimeout:    time.Minute,
 				MaxHeaderBytes: maxHTTPHeader, ErrorLog: slog.NewLogLogger(v.log.Handler(), slog.LevelDebug),
 			})
 		}

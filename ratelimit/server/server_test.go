@@ -12,7 +12,7 @@ import (
 	"time"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -21,7 +21,7 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
-	"github.com/sluice-gate/sluice/ratelimit/service"
+	"github.com/sluice-gate/sluice/ratelimit/rls"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -32,12 +32,14 @@ func (nobody) Observe(float64) {}
 
 func newServer(t *testing.T, o Options) (*Server, error) {
 	t.Helper()
-	rules, _, problems := config.Parse([]config.Text{{Name: "t", Data: []byte("domain: d\n")}}, config.Options{Coordination: ratelimit.DefaultCoordination()})
+	rules, _, problems := config.Parse([]config.Text{{Name: "t", Data: []byte("domain: d\n")}},
+		config.Options{Coordination: ratelimit.DefaultCoordination()})
 	if problems != nil {
 		t.Fatal(problems)
 	}
 	log := slog.New(slog.DiscardHandler)
-	s := service.New(func() *config.Rules { return rules }, nil, ratelimit.MonotonicClock(), time.Now, nobody{}, service.Options{}, log)
+	s := rls.New(func() *config.Rules { return rules }, nil, ratelimit.MonotonicClock(), time.Now, nobody{},
+		rls.Options{}, log)
 	return New(s, http.NotFoundHandler(), http.NotFoundHandler(), http.NotFoundHandler(), o, log)
 }
 
@@ -67,15 +69,16 @@ func TestBadCallsOverGRPC(t *testing.T) {
 	}
 	defer run(t, v)()
 	_, rpc, _ := v.Addresses()
-	conn, err := grpc.NewClient("passthrough:///"+rpc.String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("passthrough:///"+rpc.String(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	client := rls.NewRateLimitServiceClient(conn)
-	good := &rls.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{{}}}
-	huge := &rls.RateLimitRequest{Domain: strings.Repeat("x", 5<<20), Descriptors: good.Descriptors}
-	for want, r := range map[codes.Code]*rls.RateLimitRequest{
+	client := rlsv3.NewRateLimitServiceClient(conn)
+	good := &rlsv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{{}}}
+	huge := &rlsv3.RateLimitRequest{Domain: strings.Repeat("x", 5<<20), Descriptors: good.Descriptors}
+	for want, r := range map[codes.Code]*rlsv3.RateLimitRequest{
 		codes.OK: good, codes.InvalidArgument: {Domain: "d"}, codes.ResourceExhausted: huge,
 	} {
 		if _, err := client.ShouldRateLimit(context.Background(), r); status.Code(err) != want {
@@ -101,7 +104,8 @@ func TestAllPortsOrNone(t *testing.T) {
 	}
 	o.HTTP = free.Addr().String()
 	free.Close()
-	if _, err := newServer(t, o); err == nil || !strings.Contains(err.Error(), "cannot open the gRPC (GRPC_HOST, GRPC_PORT) port") {
+	if _, err := newServer(t, o); err == nil || !strings.Contains(err.Error(),
+		"cannot open the gRPC (GRPC_HOST, GRPC_PORT) port") {
 		t.Errorf("%v", err)
 	}
 	if again, err := net.Listen("tcp", o.HTTP); err != nil {

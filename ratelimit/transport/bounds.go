@@ -44,7 +44,8 @@ type Bounds struct {
 // Default are the bounds of the gRPC port. What Envoy sends is far below them.
 func Default() Bounds {
 	return Bounds{
-		Connections: 4096, Streams: 1000, HeaderBytes: 8 << 10, MessageBytes: 256 << 10, RequestTimeout: 10 * time.Second, Idle: 5 * time.Minute,
+		Connections: 4096, Streams: 1000, HeaderBytes: 8 << 10, MessageBytes: 256 << 10,
+		RequestTimeout: 10 * time.Second, Idle: 5 * time.Minute,
 		Age: 24 * time.Hour, AgeGrace: time.Hour,
 	}
 }
@@ -98,10 +99,12 @@ func Options(b Bounds, budget *Budget, security credentials.TransportCredentials
 		grpc.ConnectionTimeout(handshake),
 		grpc.ReadBufferSize(readBuffer), grpc.WriteBufferSize(writeBuffer),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
-			MaxConnectionAge: b.Age, MaxConnectionAgeGrace: b.AgeGrace, MaxConnectionIdle: b.Idle, Time: time.Minute, Timeout: 20 * time.Second,
+			MaxConnectionAge: b.Age, MaxConnectionAgeGrace: b.AgeGrace, MaxConnectionIdle: b.Idle, Time: time.Minute,
+			Timeout: 20 * time.Second,
 		}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pings, PermitWithoutStream: true}),
-		grpc.RPCDecompressor(&gunzip{accept: b.Gzip, most: b.MessageBytes}), //nolint:staticcheck // the newer kind is registered for clients and servers alike, and by the tracing library
+		// The newer kind is registered for clients and servers alike, and by the tracing library.
+		grpc.RPCDecompressor(&gunzip{accept: b.Gzip, most: b.MessageBytes}), //nolint:staticcheck // see above
 	}
 	if b.MessageBytes > 0 {
 		options = append(options, grpc.MaxRecvMsgSize(b.MessageBytes))

@@ -30,7 +30,9 @@ func (g *guarding) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo
 }
 
 // ClientHandshake implements [credentials.TransportCredentials].
-func (g *guarding) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (g *guarding) ClientHandshake(
+	ctx context.Context, authority string, raw net.Conn,
+) (net.Conn, credentials.AuthInfo, error) {
 	return g.TransportCredentials.ClientHandshake(ctx, authority, raw)
 }
 
@@ -39,7 +41,8 @@ func (g *guarding) Clone() credentials.TransportCredentials {
 	return &guarding{g.TransportCredentials.Clone(), g.bounds, g.budget}
 }
 
-var errEnded = errors.New("the connection was ended: it held more than its share of what callers may have kept (MAX_BYTES_IN_FLIGHT)")
+var errEnded = errors.New("the connection was ended: it held more than its share of what callers may have kept " +
+	"(MAX_BYTES_IN_FLIGHT)")
 
 // guard is a connection whose calls are reckoned as their frames pass. It is
 // safe for one reader and one writer at a time.
@@ -299,7 +302,9 @@ func (g *guard) messageLocked(stream uint32, piece []byte) {
 }
 
 func (g *guard) indexLocked(stream uint32) (int, bool) {
-	return slices.BinarySearchFunc(g.open, stream, func(c call, stream uint32) int { return int(int64(c.stream) - int64(stream)) })
+	return slices.BinarySearchFunc(g.open, stream, func(c call, stream uint32) int {
+		return int(int64(c.stream) - int64(stream))
+	})
 }
 
 func (g *guard) callLocked(stream uint32) *call {

@@ -46,7 +46,8 @@ func (g *gunzip) Do(r io.Reader) ([]byte, error) {
 		n, err := z.Read(piece)
 		out = append(out, piece[:n]...)
 		if len(out) > most || len(out) > unpackRatio*packed.n+len(piece) {
-			return nil, fmt.Errorf("the request unpacks to more than %d bytes (MAX_REQUEST_BYTES), or %d times its size", most, unpackRatio)
+			return nil, fmt.Errorf("the request unpacks to more than %d bytes (MAX_REQUEST_BYTES), or %d times its "+
+				"size", most, unpackRatio)
 		}
 		if errors.Is(err, io.EOF) {
 			return out, nil
@@ -63,6 +64,7 @@ type counted struct {
 	n int
 }
 
+// Read implements [io.Reader].
 func (c *counted) Read(p []byte) (int, error) {
 	n, err := c.r.Read(p)
 	c.n += n

@@ -114,19 +114,34 @@ type wire struct {
 	*http2.Framer
 }
 
-func newWire(preface bool) *wire {
+// clientWire begins with what a client says first, and serverWire does not.
+func clientWire() *wire {
+	w := serverWire()
+	w.WriteString(http2.ClientPreface)
+	return w
+}
+
+func serverWire() *wire {
 	w := &wire{}
-	if preface {
-		w.WriteString(http2.ClientPreface)
-	}
 	w.Framer = http2.NewFramer(&w.Buffer, nil)
 	return w
 }
 
-func (w *wire) headers(stream uint32, end bool) {
+// ends is whether a frame is its stream's last.
+type ends bool
+
+const (
+	goesOn ends = false
+	isLast ends = true
+)
+
+func (w *wire) headers(stream uint32, end ends) {
 	var b bytes.Buffer
 	_ = hpack.NewEncoder(&b).WriteField(hpack.HeaderField{Name: "a", Value: "b"})
-	_ = w.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: b.Bytes(), EndHeaders: true, EndStream: end})
+	_ = w.WriteHeaders(http2.HeadersFrameParam{
+		StreamID: stream, BlockFragment: b.Bytes(), EndHeaders: true,
+		EndStream: bool(end),
+	})
 }
 
 // What is held is what open calls cost: it grows with their frames, and is
@@ -136,14 +151,14 @@ func TestGuardReckonsOpenCalls(t *testing.T) {
 		budget := NewBudget(1 << 40)
 		g, there := testGuard(budget, Bounds{HeaderBytes: 1000, Streams: 100})
 		defer there.Close()
-		in, out := newWire(true), newWire(false)
+		in, out := clientWire(), serverWire()
 		var open []uint32
 		cost := map[uint32]int64{}
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			switch {
 			case len(open) == 0 || rapid.Bool().Draw(t, "new"):
 				stream := uint32(2*len(cost) + 1)
-				in.headers(stream, false)
+				in.headers(stream, goesOn)
 				open = append(open, stream)
 				cost[stream] = g.callCost()
 			case rapid.Bool().Draw(t, "data"):
@@ -162,7 +177,7 @@ func TestGuardReckonsOpenCalls(t *testing.T) {
 				case 1:
 					_ = out.WriteRSTStream(stream, http2.ErrCodeCancel)
 				default:
-					out.headers(stream, true)
+					out.headers(stream, isLast)
 				}
 			}
 			change, ok := g.arrived(in.Next(in.Len()))
@@ -188,8 +203,8 @@ func TestConversationCostsWhatIsUnderWay(t *testing.T) {
 	budget := NewBudget(1 << 20)
 	g, there := testGuard(budget, Bounds{HeaderBytes: 1000, Conversations: true})
 	defer there.Close()
-	in := newWire(true)
-	in.headers(1, false)
+	in := clientWire()
+	in.headers(1, goesOn)
 	message := append(binary.BigEndian.AppendUint32([]byte{0}, 100_000), make([]byte, 100_000)...)
 	for range 100 {
 		for b := message; len(b) > 0; {
@@ -331,8 +346,8 @@ func TestGuardEndsWhatDoesNotGoOn(t *testing.T) {
 	}
 	buffer := make([]byte, 1<<10)
 	g, there, budget := accept()
-	in := newWire(true)
-	in.headers(1, false)
+	in := clientWire()
+	in.headers(1, goesOn)
 	_, _ = there.Write(in.Bytes())
 	for err := error(nil); err == nil; {
 		_, err = g.Read(buffer)
@@ -354,8 +369,8 @@ func TestGuardEndsWhatDoesNotGoOn(t *testing.T) {
 	there.Close()
 
 	g, there, budget = accept()
-	in = newWire(true)
-	in.headers(1, true)
+	in = clientWire()
+	in.headers(1, isLast)
 	_, _ = there.Write(in.Bytes())
 	if _, err := g.Read(buffer); err != nil {
 		t.Fatal(err)
@@ -374,9 +389,9 @@ func TestTooManyCallsEndAConnection(t *testing.T) {
 	budget := NewBudget(1 << 40)
 	g, there := testGuard(budget, Bounds{Streams: 10})
 	defer there.Close()
-	in := newWire(true)
+	in := clientWire()
 	for i := range uint32(1021) {
-		in.headers(2*i+1, false)
+		in.headers(2*i+1, goesOn)
 	}
 	change, ok := g.arrived(in.Bytes())
 	budget.charge(change)
@@ -407,7 +422,10 @@ func TestGunzip(t *testing.T) {
 			t.Errorf("%q %v", out, err)
 		}
 	}
-	for name, text := range map[string]string{"too large": strings.Repeat("x", 100_001), "a bomb": strings.Repeat("x", 90_000)} {
+	for name, text := range map[string]string{
+		"too large": strings.Repeat("x", 100_001),
+		"a bomb":    strings.Repeat("x", 90_000),
+	} {
 		if _, err := g.Do(pack(text)); err == nil || !strings.Contains(err.Error(), "MAX_REQUEST_BYTES") {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -452,7 +470,10 @@ func TestBoundsValidate(t *testing.T) {
 	}
 	b = Bounds{HeaderBytes: 1, MessageBytes: 1 << 30}
 	err := b.Validate()
-	for _, name := range []string{"GRPC_MAX_CONNECTIONS is 0", "GRPC_MAX_CONCURRENT_STREAMS", "GRPC_MAX_HEADER_BYTES is 1,", "MAX_REQUEST_BYTES", "REQUEST_TIMEOUT", "GRPC_MAX_CONNECTION_IDLE"} {
+	for _, name := range []string{
+		"GRPC_MAX_CONNECTIONS is 0", "GRPC_MAX_CONCURRENT_STREAMS",
+		"GRPC_MAX_HEADER_BYTES is 1,", "MAX_REQUEST_BYTES", "REQUEST_TIMEOUT", "GRPC_MAX_CONNECTION_IDLE",
+	} {
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("no %s in %v", name, err)
 		}

@@ -7,9 +7,10 @@ import (
 	"io"
 	"os"
 	"slices"
-	"strconv"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
 // Additions are what messages cannot carry, and a file says instead: algorithm,
@@ -25,12 +26,16 @@ type Addition struct {
 	Algorithm    string         `yaml:"algorithm"`
 	Burst        *uint32        `yaml:"burst"`
 	Coordination map[string]any `yaml:"coordination"`
+
+	inherited config.Inherited // what the fields above mean
+	problems  config.Problems  // what is wrong with them: told when a rule uses them
 }
 
 // maxAdditions are the most bytes of the file, which is read at start only.
 const maxAdditions = 1 << 20
 
-// ReadAdditions reads a file. Its settings are checked when rules use them.
+// ReadAdditions reads a file. Settings that are wrong cost no start: a push whose
+// rules use them is refused.
 func ReadAdditions(name string) (*Additions, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -42,7 +47,8 @@ func ReadAdditions(name string) (*Additions, error) {
 		return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS: %w", err)
 	}
 	if len(data) > maxAdditions {
-		return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS %s is more than %d bytes: leave out what the domain's settings say already", name, maxAdditions)
+		return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS %s is more than %d bytes: leave out what the domain's "+
+			"settings say already", name, maxAdditions)
 	}
 	var a Additions
 	d := yaml.NewDecoder(bytes.NewReader(data))
@@ -50,45 +56,60 @@ func ReadAdditions(name string) (*Additions, error) {
 	if err := d.Decode(&a); err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS %s: %w", name, err)
 	}
-	for i, r := range a.Rules {
+	for i := range a.Rules {
+		r := &a.Rules[i]
 		if r.Domain == "" {
 			return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS %s: rule %d has no domain", name, i+1)
 		}
-		if _, err := flow(r.Coordination); err != nil {
+		at := config.Place{File: fmt.Sprintf("CONFIG_GRPC_XDS_ADDITIONS %s, rule %d", name, i+1)}
+		if r.inherited, r.problems, err = config.ReadInherited(at, r.said()); err != nil {
 			return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS %s: the coordination of rule %d: %w", name, i+1, err)
 		}
 	}
 	return &a, nil
 }
 
-// addition is a field as YAML.
-type addition struct{ key, value string }
+// said are the fields that are set, as a rules file has them.
+func (r *Addition) said() map[string]any {
+	said := map[string]any{}
+	if r.Algorithm != "" {
+		said["algorithm"] = r.Algorithm
+	}
+	if r.Burst != nil {
+		said["burst"] = *r.Burst
+	}
+	if len(r.Coordination) > 0 {
+		said["coordination"] = r.Coordination
+	}
+	return said
+}
 
 // of is what is added to a descriptor, or with no path to its domain. Where more
-// than one says the same field, the last counts.
-func (a *Additions) of(domain string, path []string) []addition {
+// than one addition says the same field, the last counts. The error says what is
+// wrong with those that are used.
+func (a *Additions) of(domain string, path []string) (config.Inherited, error) {
+	var all config.Inherited
 	if a == nil {
-		return nil
+		return all, nil
 	}
-	var all []addition
-	add := func(key, value string) {
-		all = slices.DeleteFunc(all, func(o addition) bool { return o.key == key })
-		all = append(all, addition{key, value})
-	}
-	for _, r := range a.Rules {
+	for i := range a.Rules {
+		r := &a.Rules[i]
 		if r.Domain != domain || !slices.Equal(r.Descriptor, path) {
 			continue
 		}
-		if r.Algorithm != "" {
-			add("algorithm", strconv.Quote(r.Algorithm))
+		if len(r.problems) > 0 {
+			return all, r.problems
 		}
-		if r.Burst != nil {
-			add("burst", strconv.FormatUint(uint64(*r.Burst), 10))
+		all.Place = r.inherited.Place
+		if r.inherited.Algorithm != nil {
+			all.Algorithm = r.inherited.Algorithm
 		}
-		if len(r.Coordination) > 0 {
-			text, _ := flow(r.Coordination) // tried when it was read
-			add("coordination", text)
+		if r.inherited.Burst != nil {
+			all.Burst = r.inherited.Burst
+		}
+		if len(r.inherited.Coordination) > 0 {
+			all.Coordination = r.inherited.Coordination
 		}
 	}
-	return all
+	return all, nil
 }

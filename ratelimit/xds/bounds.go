@@ -68,9 +68,9 @@ func (s shape) count(b []byte, left *int, depth int) error {
 	return nil
 }
 
-// maxMessageDepth is beyond maxDepth descriptors, with metadata in the last: a
-// level of JSON is three messages.
-const maxMessageDepth = 2*maxDepth + 8
+// maxMessageDepth is beyond the 99 descriptors in one another that rules may have
+// (package config), with metadata in the last: a level of JSON is three messages.
+const maxMessageDepth = 208
 
 var errMany = fmt.Errorf("it holds too many messages")
 
@@ -90,7 +90,8 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	bytes := data.Materialize()
 	left := c.most
 	if err := responseShape.count(bytes, &left, 0); err != nil {
-		err = fmt.Errorf("a push of %d bytes: %w: the most resources are %d (CONFIG_MAX_FILES)", len(bytes), err, c.most-100)
+		err = fmt.Errorf("a push of %d bytes: %w: the most resources are %d (CONFIG_MAX_FILES)", len(bytes), err,
+			c.most-100)
 		c.refuse(err)
 		return err
 	}

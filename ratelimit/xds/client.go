@@ -2,10 +2,8 @@ package xds
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -18,7 +16,6 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -64,12 +61,12 @@ func (b Backoff) wait(n int, connected bool, random float64) time.Duration {
 }
 
 // Client is a config.Source of what the server has pushed last. It is safe for
-// concurrent use; Run must be running for pushes to come.
+// concurrent use; Watch must be running for pushes to come.
 type Client struct {
 	options Options
-	pace    config.Pace // of Run alone
+	pace    config.Pace // of Watch alone
 	mu      sync.Mutex
-	files   []config.Text // guarded by mu
+	files   []config.File // guarded by mu
 	got     bool          // guarded by mu: a push
 }
 
@@ -80,33 +77,27 @@ func NewClient(o Options) *Client {
 }
 
 // Read implements [config.Source]. Before the first push there is nothing yet.
-func (c *Client) Read() ([]config.Text, error) {
+func (c *Client) Read() (config.Draft, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.got {
-		return nil, config.ErrNothingYet
+		return config.Draft{}, config.ErrNothingYet
 	}
-	return c.files, nil
+	return config.Draft{Files: c.files}, nil
 }
 
-// Loader is what pushes are given to: a [config.Store].
-type Loader interface {
-	// Load puts in force what Read returns; its error is what the server is told.
-	Load() error
-	// Refuse counts a push that is too bad to be read.
-	Refuse(error)
-	// Coalesced counts a push that a later one replaced before it was loaded.
-	Coalesced()
-}
-
-// Run keeps a stream open until ctx is done, and has load put pushes in force. It
-// blocks.
-func (c *Client) Run(ctx context.Context, load Loader) error {
+// Watch implements [config.Source]: it keeps a stream open until ctx is done, and
+// has load put pushes in force. It blocks.
+func (c *Client) Watch(ctx context.Context, load config.Loader) error {
 	conn, err := grpc.NewClient(
 		"passthrough:///"+c.options.Server, grpc.WithTransportCredentials(c.options.Credentials),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.options.MaxMessage), grpc.ForceCodecV2(newCodec(c.options.Bounds, load.Refuse))),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.options.MaxMessage),
+			grpc.ForceCodecV2(newCodec(c.options.Bounds, load.Refuse))),
 		grpc.WithMaxHeaderListSize(maxHeaders),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second, PermitWithoutStream: true}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{
+			Time: 30 * time.Second, Timeout: 10 * time.Second,
+			PermitWithoutStream: true,
+		}),
 	)
 	if err != nil {
 		return fmt.Errorf("CONFIG_GRPC_XDS_SERVER_URL %s: %w", c.options.Server, err)
@@ -142,7 +133,7 @@ func (c *Client) tell(err error) {
 // stream asks for rules and answers pushes, until the stream ends. Where pushes
 // come faster than they may be loaded, the last one is loaded and answered: a
 // nonce that is not answered was overtaken by the next.
-func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load Loader) (pushes int, err error) {
+func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load config.Loader) (pushes int, err error) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	for name, value := range c.options.Headers {
@@ -173,7 +164,10 @@ func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load Loader)
 		if pushes++; pushes == 1 {
 			c.tell(nil)
 		}
-		request = &discovery.DiscoveryRequest{TypeUrl: TypeURL, ResponseNonce: push.GetNonce(), VersionInfo: request.VersionInfo}
+		request = &discovery.DiscoveryRequest{
+			TypeUrl: TypeURL, ResponseNonce: push.GetNonce(),
+			VersionInfo: request.VersionInfo,
+		}
 		if err := c.take(push, load); err != nil {
 			if refused == push.GetVersionInfo() { // some servers push what was refused again at once
 				select {
@@ -186,60 +180,6 @@ func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load Loader)
 			continue
 		}
 		request.VersionInfo = push.GetVersionInfo()
-	}
-}
-
-// longestPause is between two pushes that are received: none is late by more.
-const longestPause = 100 * time.Millisecond
-
-// inbox holds the last push that is not answered yet.
-type inbox struct {
-	latest chan *discovery.DiscoveryResponse // of one
-	ended  chan struct{}                     // closed when nothing will come any more
-	why    error                             // good once ended is closed
-}
-
-// receive fills the inbox until the stream ends. The pause bounds what a server
-// that pushes without one costs; meanwhile the stream's window holds it back.
-func (in *inbox) receive(ctx context.Context, stream discovery.AggregatedDiscoveryService_StreamAggregatedResourcesClient, pause time.Duration, load Loader) {
-	defer close(in.ended)
-	for {
-		push, err := stream.Recv()
-		if err != nil {
-			in.why = err
-			return
-		}
-		select {
-		case <-in.latest:
-			load.Coalesced()
-		default:
-		}
-		in.latest <- push // nobody else fills it
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
-	}
-}
-
-// next waits until a load may begin, and takes the last push then.
-func (c *Client) next(ctx context.Context, in *inbox) (*discovery.DiscoveryResponse, error) {
-	if wait := c.pace.Wait(time.Now()); wait > 0 {
-		select {
-		case <-ctx.Done():
-		case <-time.After(wait):
-		}
-	}
-	select {
-	case push := <-in.latest:
-		return push, nil
-	case <-in.ended:
-	}
-	select {
-	case push := <-in.latest: // it came before the end
-		return push, nil
-	default:
-		return nil, in.why
 	}
 }
 
@@ -257,7 +197,7 @@ func shortenTo(text string, most int) string {
 }
 
 // take has a push put in force; if it is bad, what was before stays the source's.
-func (c *Client) take(push *discovery.DiscoveryResponse, load Loader) error {
+func (c *Client) take(push *discovery.DiscoveryResponse, load config.Loader) error {
 	begun := time.Now()
 	defer func() { c.pace.Done(begun, time.Now()) }()
 	files, err := filesOf(push.GetResources(), c.options.Additions, c.options.Bounds)
@@ -277,32 +217,3 @@ func (c *Client) take(push *discovery.DiscoveryResponse, load Loader) error {
 	}
 	return err
 }
-
-// filesOf converts resources, and says of the first few that are bad why.
-func filesOf(resources []*anypb.Any, more *Additions, bounds config.Bounds) ([]config.Text, error) {
-	files := make([]config.Text, 0, len(resources))
-	var errs []error
-	left, bytes := bounds.Tokens, 0
-	for _, r := range resources {
-		file, err := convert(r, more, bounds, &left)
-		if err != nil {
-			if errs = append(errs, err); len(errs) == maxErrors {
-				break
-			}
-			continue
-		}
-		if bytes += len(file.Data); bytes > bounds.TotalBytes {
-			errs = append(errs, fmt.Errorf("%s: with it all resources are more than %d bytes as files: have fewer rules, or raise CONFIG_MAX_BYTES", file.Name, bounds.TotalBytes))
-			break
-		}
-		files = append(files, file)
-	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
-	}
-	slices.SortStableFunc(files, func(a, b config.Text) int { return strings.Compare(a.Name, b.Name) })
-	return files, nil
-}
-
-// maxErrors are those that one push is refused with.
-const maxErrors = 20

@@ -1,10 +1,9 @@
 package xds
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
+	"slices"
 	"strings"
 
 	rlsconf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
@@ -23,151 +22,115 @@ const (
 	metadataField = 8 // google.protobuf.Struct
 )
 
-// maxDepth bounds descriptors in descriptors, as deep as messages may be.
-const maxDepth = 100
+// converter turns the resources of one push into the descriptors that rules files
+// are decoded to, so that they are checked and compiled as files are.
+type converter struct {
+	more     *Additions
+	bounds   config.Bounds
+	messages int // that the push may still hold
+	rules    int // descriptors so far
 
-// convert writes a resource as the rules file that it means, so that it is
-// checked and compiled as files are. left are the messages that the push may
-// still hold.
-func convert(resource *anypb.Any, more *Additions, bounds config.Bounds, left *int) (config.Text, error) {
+	domain string       // that is converted
+	at     config.Place // of everything in it
+	path   []string     // of the descriptor that is converted
+}
+
+func newConverter(more *Additions, bounds config.Bounds) *converter {
+	return &converter{more: more, bounds: bounds, messages: bounds.Tokens}
+}
+
+// file converts a resource.
+func (c *converter) file(resource *anypb.Any) (config.File, error) {
 	if resource.GetTypeUrl() != TypeURL {
-		return config.Text{}, fmt.Errorf("a resource of type %q, and %s was asked for", shortenTo(resource.GetTypeUrl(), 200), TypeURL)
+		return config.File{}, fmt.Errorf("a resource of type %q, and %s was asked for",
+			shortenTo(resource.GetTypeUrl(), 200), TypeURL)
 	}
-	if err := configShape.count(resource.GetValue(), left, 0); errors.Is(err, errMany) {
-		return config.Text{}, fmt.Errorf("a resource of %d bytes: with it the push holds more than %d descriptors, limits and values of metadata: have fewer rules, or raise CONFIG_MAX_TOKENS", len(resource.GetValue()), bounds.Tokens)
+	body := resource.GetValue()
+	if err := configShape.count(body, &c.messages, 0); errors.Is(err, errMany) {
+		return config.File{}, fmt.Errorf("a resource of %d bytes: with it the push holds more than %d descriptors, "+
+			"limits and values of metadata: have fewer rules, or raise CONFIG_MAX_TOKENS", len(body), c.bounds.Tokens)
 	} else if err != nil {
-		return config.Text{}, fmt.Errorf("a resource of %d bytes that is no RateLimitConfig: %w", len(resource.GetValue()), err)
+		return config.File{}, fmt.Errorf("a resource of %d bytes that is no RateLimitConfig: %w", len(body), err)
 	}
-	var c rlsconf.RateLimitConfig
-	if err := proto.Unmarshal(resource.GetValue(), &c); err != nil {
-		return config.Text{}, fmt.Errorf("a resource that is no RateLimitConfig: %w", err)
+	var m rlsconf.RateLimitConfig
+	if err := proto.Unmarshal(body, &m); err != nil {
+		return config.File{}, fmt.Errorf("a resource that is no RateLimitConfig: %w", err)
 	}
-	name := "xds:" + shortenTo(c.GetName(), 200)
-	w := writer{more: more, domain: c.GetDomain(), most: bounds.FileBytes}
-	w.text("domain", c.GetDomain())
-	w.raw(more.of(c.GetDomain(), nil))
-	if err := w.descriptors(c.GetDescriptors()); err != nil {
-		return config.Text{}, fmt.Errorf("%s: %w", name, err)
+	c.domain, c.at, c.path = m.GetDomain(), config.Place{File: "xds:" + shortenTo(m.GetName(), 200)}, nil
+	f := config.File{Place: c.at, Domain: m.GetDomain()}
+	var err error
+	if f.Defaults, err = c.inherited(); err == nil {
+		f.Descriptors, err = c.descriptors(m.GetDescriptors())
 	}
-	return config.Text{Name: name, Data: w.out}, nil
-}
-
-// writer writes YAML: a line a field, every text in quotes.
-type writer struct {
-	out    []byte
-	more   *Additions
-	domain string
-	most   int      // bytes of out
-	path   []string // of the descriptor that is written
-	indent int
-	item   bool // the next line is the first of a list's item
-}
-
-func (w *writer) line(key string) {
-	for range w.indent - 1 {
-		w.out = append(w.out, "  "...)
+	if err != nil {
+		return config.File{}, fmt.Errorf("%s: %w", c.at.File, err)
 	}
-	if w.indent > 0 {
-		lead := "  "
-		if w.item {
-			lead = "- "
-		}
-		w.out = append(w.out, lead...)
-	}
-	w.item = false
-	w.out = append(append(w.out, key...), ':')
+	return f, nil
 }
 
-func (w *writer) field(key, value string) {
-	w.line(key)
-	w.out = append(append(append(w.out, ' '), value...), '\n')
-}
-
-// text writes a string as Go quotes it, which YAML reads alike: messages hold
-// nothing but UTF-8.
-func (w *writer) text(key, value string) {
-	w.line(key)
-	w.out = append(strconv.AppendQuote(append(w.out, ' '), value), '\n')
-}
-
-func (w *writer) flag(key string, value bool) {
-	if value {
-		w.field(key, "true")
-	}
-}
-
-func (w *writer) raw(fields []addition) {
-	for _, f := range fields {
-		w.field(f.key, f.value)
-	}
-}
-
-// open begins a map or a list below a key; what it returns ends it.
-func (w *writer) open(key string) (end func()) {
-	w.line(key)
-	w.out = append(w.out, '\n')
-	w.indent++
-	return func() { w.indent-- }
-}
-
-func (w *writer) descriptors(all []*rlsconf.RateLimitDescriptor) error {
+// descriptors converts them and all below them. It stops where there is one more
+// than there may be: the store refuses all of them then, as it does those of files.
+func (c *converter) descriptors(all []*rlsconf.RateLimitDescriptor) ([]config.Descriptor, error) {
 	if len(all) == 0 {
+		return nil, nil
+	}
+	out := make([]config.Descriptor, 0, min(len(all), c.bounds.Rules+1-c.rules))
+	for _, m := range all {
+		if c.rules > c.bounds.Rules {
+			break
+		}
+		c.rules++
+		d, err := c.descriptor(m)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, d)
+	}
+	return out, nil
+}
+
+func (c *converter) descriptor(m *rlsconf.RateLimitDescriptor) (config.Descriptor, error) {
+	d := config.Descriptor{
+		Place: c.at, Key: m.GetKey(), Value: m.GetValue(), Limit: c.limit(m.GetRateLimit()),
+		Shadow: m.GetShadowMode(), Detailed: m.GetDetailedMetric(),
+	}
+	c.path = append(c.path, d.Segment())
+	err := unknown(&d, m.ProtoReflect().GetUnknown())
+	if err == nil {
+		d.Inherited, err = c.inherited()
+	}
+	if err != nil {
+		return d, fmt.Errorf("descriptor %s: %w", shortenTo(strings.Join(c.path, "."), 200), err)
+	}
+	if d.Descriptors, err = c.descriptors(m.GetDescriptors()); err != nil {
+		return d, err
+	}
+	c.path = c.path[:len(c.path)-1]
+	return d, nil
+}
+
+func (c *converter) limit(m *rlsconf.RateLimitPolicy) *config.RateLimit {
+	if m == nil {
 		return nil
 	}
-	if len(w.path) > maxDepth {
-		return fmt.Errorf("descriptors are more than %d deep", maxDepth)
+	l := &config.RateLimit{Place: c.at, Unlimited: m.GetUnlimited(), Name: m.GetName()}
+	if !l.Unlimited {
+		l.Unit, l.Requests = unitOf(m.GetUnit()), m.GetRequestsPerUnit()
 	}
-	defer w.open("descriptors")()
-	for _, d := range all {
-		if len(w.out) > w.most {
-			return fmt.Errorf("as a file it is more than %d bytes: have fewer rules, or raise CONFIG_MAX_FILE_BYTES", w.most)
-		}
-		w.path = append(w.path, strings.TrimSuffix(d.GetKey()+"_"+d.GetValue(), "_"))
-		if err := w.descriptor(d); err != nil {
-			return err
-		}
-		w.path = w.path[:len(w.path)-1]
+	for _, r := range m.GetReplaces() {
+		l.Replaces = append(l.Replaces, config.Replacement{Place: c.at, Name: r.GetName()})
 	}
-	return nil
+	return l
 }
 
-func (w *writer) descriptor(d *rlsconf.RateLimitDescriptor) error {
-	w.item = true
-	w.text("key", d.GetKey())
-	if d.GetValue() != "" {
-		w.text("value", d.GetValue())
+// inherited is what a file adds to the descriptor that is converted, or to its
+// domain.
+func (c *converter) inherited() (config.Inherited, error) {
+	in, err := c.more.of(c.domain, c.path)
+	if in.Place == (config.Place{}) {
+		in.Place = c.at
 	}
-	if d.GetRateLimit() != nil {
-		w.limit(d.GetRateLimit())
-	}
-	w.flag("shadow_mode", d.GetShadowMode())
-	w.flag("detailed_metric", d.GetDetailedMetric())
-	if err := w.unknown(d.ProtoReflect().GetUnknown()); err != nil {
-		return fmt.Errorf("descriptor %s: %w", shortenTo(strings.Join(w.path, "."), 200), err)
-	}
-	w.raw(w.more.of(w.domain, w.path))
-	return w.descriptors(d.GetDescriptors())
-}
-
-func (w *writer) limit(p *rlsconf.RateLimitPolicy) {
-	defer w.open("rate_limit")()
-	if p.GetUnlimited() {
-		w.field("unlimited", "true")
-	} else {
-		w.text("unit", unitOf(p.GetUnit()))
-		w.field("requests_per_unit", strconv.FormatUint(uint64(p.GetRequestsPerUnit()), 10))
-	}
-	if p.GetName() != "" {
-		w.text("name", p.GetName())
-	}
-	if len(p.GetReplaces()) == 0 {
-		return
-	}
-	defer w.open("replaces")()
-	for _, r := range p.GetReplaces() {
-		w.item = true
-		w.text("name", r.GetName())
-	}
+	return in, err
 }
 
 // unitOf is a unit's name. The published types lack month, year and week, which
@@ -182,8 +145,8 @@ func unitOf(u rlsconf.RateLimitUnit) string {
 // unknown reads the fields that the types do not know, and leaves out those that
 // we do not know either. Of a field that is there twice, the last counts, as in
 // every message.
-func (w *writer) unknown(b []byte) error {
-	quota, meta, given := false, []byte(nil), false
+func unknown(d *config.Descriptor, b []byte) error {
+	meta, given := []byte(nil), false
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)
 		if n < 0 {
@@ -194,7 +157,7 @@ func (w *writer) unknown(b []byte) error {
 		case number == quotaMode && kind == protowire.VarintType:
 			var v uint64
 			v, n = protowire.ConsumeVarint(b)
-			quota = v != 0
+			d.Quota = v != 0
 		case number == metadataField && kind == protowire.BytesType:
 			meta, n = protowire.ConsumeBytes(b)
 			given = true
@@ -206,7 +169,6 @@ func (w *writer) unknown(b []byte) error {
 		}
 		b = b[n:]
 	}
-	w.flag("quota_mode", quota)
 	if !given {
 		return nil
 	}
@@ -214,29 +176,32 @@ func (w *writer) unknown(b []byte) error {
 	if err := proto.Unmarshal(meta, &s); err != nil {
 		return fmt.Errorf("metadata: %w", err)
 	}
-	text, err := flow(s.AsMap())
-	if err != nil {
-		return fmt.Errorf("metadata: %w", err)
-	}
-	w.field("metadata", text)
+	d.Metadata = s.AsMap() // what JSON knows: a NaN is a string in it
 	return nil
 }
 
-// flow writes a value as JSON, which is YAML once the characters that YAML does
-// not allow, or takes for an end of line, are escaped.
-func flow(v any) (string, error) {
-	text, err := json.Marshal(v)
-	if err != nil {
-		return "", err
-	}
-	var b strings.Builder
-	for _, r := range string(text) {
-		switch {
-		case r >= 0x7f && r <= 0x9f, r == 0xfeff, r == 0xfffe, r == 0xffff:
-			fmt.Fprintf(&b, `\u%04x`, r)
-		default:
-			b.WriteRune(r)
+// filesOf converts the resources of a push, and says of the first few that are bad
+// why. Files are in the order of their names: a server may send them in any.
+func filesOf(resources []*anypb.Any, more *Additions, bounds config.Bounds) ([]config.File, error) {
+	c := newConverter(more, bounds)
+	files := make([]config.File, 0, len(resources))
+	var errs []error
+	for _, r := range resources {
+		file, err := c.file(r)
+		if err != nil {
+			if errs = append(errs, err); len(errs) == maxErrors {
+				break
+			}
+			continue
 		}
+		files = append(files, file)
 	}
-	return b.String(), nil
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	slices.SortStableFunc(files, func(a, b config.File) int { return strings.Compare(a.Place.File, b.Place.File) })
+	return files, nil
 }
+
+// maxErrors are those that one push is refused with.
+const maxErrors = 20

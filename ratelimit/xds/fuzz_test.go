@@ -1,7 +1,8 @@
 package xds
 
 import (
-	"slices"
+	"reflect"
+	"strings"
 	"testing"
 
 	rlsconf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
@@ -14,15 +15,23 @@ import (
 )
 
 // Whatever a resource holds, it is refused or means the rules that its message
-// says, read here without going through text.
+// says, read here in another way; and the rules that the same descriptors are as a
+// file, with the same problems.
 func FuzzResource(f *testing.F) {
 	inner := limit("api_key", 100)
 	inner.ShadowMode, inner.DetailedMetric, inner.RateLimit.Name = true, true, "gold"
 	inner.RateLimit.Replaces = []*rlsconf.RateLimitReplace{{Name: "other"}}
-	inner.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, quotaMode, protowire.VarintType), 1))
+	inner.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, quotaMode, protowire.VarintType),
+		1))
 	for _, c := range []*rlsconf.RateLimitConfig{
-		domain("d", limit("k", 5), &rlsconf.RateLimitDescriptor{Key: "tier", Value: "go*ld", Descriptors: []*rlsconf.RateLimitDescriptor{inner}}),
-		domain("d: [\u0085\x7f\"", &rlsconf.RateLimitDescriptor{Key: "yes", Value: "0x10", RateLimit: &rlsconf.RateLimitPolicy{Unlimited: true}}),
+		domain("d", limit("k", 5), &rlsconf.RateLimitDescriptor{
+			Key: "tier", Value: "go*ld",
+			Descriptors: []*rlsconf.RateLimitDescriptor{inner},
+		}),
+		domain("d: [\u0085\x7f\"", &rlsconf.RateLimitDescriptor{
+			Key: "yes", Value: "0x10",
+			RateLimit: &rlsconf.RateLimitPolicy{Unlimited: true},
+		}),
 	} {
 		b, err := proto.Marshal(c)
 		if err != nil {
@@ -30,12 +39,13 @@ func FuzzResource(f *testing.F) {
 		}
 		f.Add(b)
 	}
-	f.Add(nest(3, nest(metadataField, nest(1, append(nest(1, []byte("k\u2028")), nest(2, nest(3, []byte("\x00\x7f\ufeff")))...)))))
-	bounds := config.DefaultBounds()
-	o := config.Options{Coordination: ratelimit.DefaultCoordination()}
+	f.Add(nest(3, nest(metadataField, nest(1, append(nest(1, []byte("k\u2028")),
+		nest(2, nest(3, []byte("\x00\x7f\ufeff")))...)))))
+	o := options()
+	counters := new(ratelimit.RuleCounters)
+	o.Counters = func(string, string) *ratelimit.RuleCounters { return counters }
 	run := func(t *testing.T, b []byte) {
-		left := bounds.Tokens
-		text, err := convert(&anypb.Any{TypeUrl: TypeURL, Value: b}, nil, bounds, &left)
+		file, err := convertOne(&anypb.Any{TypeUrl: TypeURL, Value: b}, nil)
 		var c rlsconf.RateLimitConfig
 		parseErr := proto.Unmarshal(b, &c)
 		if parseErr != nil {
@@ -50,28 +60,26 @@ func FuzzResource(f *testing.F) {
 			}
 			return
 		}
-		if len(text.Data) > 200*len(b)+100 {
-			t.Fatalf("%d bytes became %d", len(b), len(text.Data))
+		text := written(t, file)
+		if len(text) > 200*len(b)+100 {
+			t.Fatalf("%d bytes became %d", len(b), len(text))
 		}
-		got, _, problems := config.Parse([]config.Text{text}, o)
+		got, _, problems := config.Build(config.Draft{Files: []config.File{file}}, o)
+		asText, _, textProblems := config.Parse([]config.Text{{Name: file.Place.File, Data: []byte(text)}}, o)
+		same(t, text, got, asText, problems, textProblems)
 		want, wrong := config.Compile([]config.File{{Domain: c.Domain, Descriptors: direct(c.Descriptors)}}, o)
-		switch {
-		case (len(problems) == 0) != (len(wrong) == 0):
-			t.Fatalf("as text: %v\ndirectly: %v\n%s", problems, wrong, text.Data)
-		case len(problems) > 0:
+		if len(problems) == 0 && len(wrong) > 0 || len(problems) > 0 && len(wrong) == 0 &&
+			!strings.Contains(problems.Error(), "nested deeper") {
+			t.Fatalf("converted: %v\ndirectly: %v\n%s", problems, wrong, text)
+		}
+		if len(problems) > 0 {
 			return
 		}
-		a, b2 := got.All(), want.All()
-		if len(a) != len(b2) {
-			t.Fatalf("%d rules, want %d:\n%s", len(a), len(b2), text.Data)
+		x, y := got.All(), want.All()
+		for i := range min(len(x), len(y)) { // what the types do not know
+			y[i].Quota, y[i].Metadata = x[i].Quota, x[i].Metadata
 		}
-		for i := range a {
-			x, y := a[i], b2[i]
-			if x.Domain != y.Domain || x.Path != y.Path || x.Limit != y.Limit || x.Unlimited != y.Unlimited || x.Name != y.Name ||
-				x.Shadow != y.Shadow || x.MetricNames.Detailed != y.MetricNames.Detailed || !slices.Equal(x.Replaces, y.Replaces) {
-				t.Fatalf("%+v, want %+v:\n%s", x, y, text.Data)
-			}
-		}
+		equal(t, text, x, y)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) > 2<<10 {
@@ -79,6 +87,39 @@ func FuzzResource(f *testing.F) {
 		}
 		eachNeighbour(b, func(b []byte) { run(t, b) })
 	})
+}
+
+// same compares what descriptors became with what they became as a text.
+func same(t *testing.T, text string, got, want *config.Rules, problems, wrong config.Problems) {
+	t.Helper()
+	equal(t, text, got.All(), want.All())
+	if len(problems) != len(wrong) && !nestedTooDeep(problems, wrong) {
+		t.Fatalf("problems: %v\nas text: %v\n%s", problems, wrong, text)
+	}
+	for i := range problems {
+		if !strings.HasSuffix(problems[i].Message, wrong[i].Message) && !nestedTooDeep(problems, wrong) {
+			t.Fatalf("problem %v\nas text: %v\n%s", problems[i], wrong[i], text)
+		}
+	}
+}
+
+func equal(t *testing.T, text string, got, want []*ratelimit.Rule) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%d rules, want %d:\n%s", len(got), len(want), text)
+	}
+	for i := range got {
+		if !reflect.DeepEqual(got[i], want[i]) {
+			t.Fatalf("%+v, want %+v:\n%s", got[i], want[i], text)
+		}
+	}
+}
+
+// nestedTooDeep tells whether both are refused for their depth. A text that is too
+// deep is compiled as far as it goes, to tell of more problems; descriptors are not.
+func nestedTooDeep(problems, wrong config.Problems) bool {
+	return len(problems) == 1 && strings.Contains(problems.Error(), "nested deeper than 200") &&
+		strings.Contains(wrong.Error(), "nested deeper than 200")
 }
 
 // eachNeighbour calls f with in, and with in as it is with one bit changed at
@@ -101,7 +142,10 @@ const neighbours = 8
 func direct(all []*rlsconf.RateLimitDescriptor) []config.Descriptor {
 	var out []config.Descriptor
 	for _, d := range all {
-		x := config.Descriptor{Key: d.Key, Value: d.Value, Shadow: d.ShadowMode, Detailed: d.DetailedMetric, Descriptors: direct(d.Descriptors)}
+		x := config.Descriptor{
+			Key: d.Key, Value: d.Value, Shadow: d.ShadowMode, Detailed: d.DetailedMetric,
+			Descriptors: direct(d.Descriptors),
+		}
 		if p := d.RateLimit; p != nil {
 			x.Limit = &config.RateLimit{Unlimited: p.Unlimited, Name: p.Name}
 			if !p.Unlimited {

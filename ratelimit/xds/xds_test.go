@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -58,22 +59,23 @@ func (m *manager) start(addr string) {
 		m.Fatal(err)
 	}
 	m.addr, m.server = l.Addr().String(), grpc.NewServer()
-	discovery.RegisterAggregatedDiscoveryServiceServer(m.server, server.NewServer(context.Background(), m.cache, server.CallbackFuncs{
-		StreamOpenFunc: func(ctx context.Context, _ int64, _ string) error {
-			md, _ := metadata.FromIncomingContext(ctx)
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			m.header = strings.Join(md.Get("x-tenant"), ",")
-			return nil
-		},
-		StreamRequestFunc: func(_ int64, r *discovery.DiscoveryRequest) error {
-			m.mu.Lock()
-			m.requests = append(m.requests, r)
-			m.mu.Unlock()
-			m.news <- struct{}{}
-			return nil
-		},
-	}))
+	discovery.RegisterAggregatedDiscoveryServiceServer(m.server,
+		server.NewServer(context.Background(), m.cache, server.CallbackFuncs{
+			StreamOpenFunc: func(ctx context.Context, _ int64, _ string) error {
+				md, _ := metadata.FromIncomingContext(ctx)
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				m.header = strings.Join(md.Get("x-tenant"), ",")
+				return nil
+			},
+			StreamRequestFunc: func(_ int64, r *discovery.DiscoveryRequest) error {
+				m.mu.Lock()
+				m.requests = append(m.requests, r)
+				m.mu.Unlock()
+				m.news <- struct{}{}
+				return nil
+			},
+		}))
 	go func() { _ = m.server.Serve(l) }()
 }
 
@@ -85,7 +87,8 @@ func (m *manager) push(domains ...*rlsconf.RateLimitConfig) {
 	for _, d := range domains {
 		resources = append(resources, d)
 	}
-	s, err := cache.NewSnapshot(fmt.Sprint("v", m.version), map[resource.Type][]types.Resource{resource.RateLimitConfigType: resources})
+	s, err := cache.NewSnapshot(fmt.Sprint("v", m.version),
+		map[resource.Type][]types.Resource{resource.RateLimitConfigType: resources})
 	if err != nil {
 		m.Fatal(err)
 	}
@@ -134,7 +137,10 @@ func domain(name string, descriptors ...*rlsconf.RateLimitDescriptor) *rlsconf.R
 }
 
 func limit(key string, n uint32) *rlsconf.RateLimitDescriptor {
-	return &rlsconf.RateLimitDescriptor{Key: key, RateLimit: &rlsconf.RateLimitPolicy{Unit: rlsconf.RateLimitUnit_MINUTE, RequestsPerUnit: n}}
+	return &rlsconf.RateLimitDescriptor{
+		Key:       key,
+		RateLimit: &rlsconf.RateLimitPolicy{Unit: rlsconf.RateLimitUnit_MINUTE, RequestsPerUnit: n},
+	}
 }
 
 func run(t *testing.T, o Options) *config.Store {
@@ -142,12 +148,13 @@ func run(t *testing.T, o Options) *config.Store {
 	o.NodeID, o.Credentials, o.MaxMessage = "n1", insecure.NewCredentials(), 4<<20
 	o.Backoff = Backoff{Connect: 20 * time.Millisecond, First: 20 * time.Millisecond, Longest: 50 * time.Millisecond}
 	c := NewClient(o)
-	store := config.NewStore(c, config.Options{Coordination: ratelimit.DefaultCoordination()}, slog.New(slog.DiscardHandler))
+	store := config.NewStore(c, config.Options{Coordination: ratelimit.DefaultCoordination()},
+		slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := c.Run(ctx, store); err != nil {
+		if err := store.Watch(ctx); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -169,9 +176,14 @@ func requests(store *config.Store, path string) ratelimit.Tokens {
 // that goes away and returns changes nothing either.
 func TestPushes(t *testing.T) {
 	m := newManager(t, "127.0.0.1:0")
-	store := run(t, Options{Server: m.addr, Headers: map[string]string{"x-tenant": "edge"}, Metadata: map[string]any{"zone": "eu"}})
-	first := m.until("the first request", func(r *discovery.DiscoveryRequest) bool { return r.GetNode().GetId() == "n1" })
-	if zone := first.GetNode().GetMetadata().GetFields()["zone"].GetStringValue(); zone != "eu" || first.GetTypeUrl() != TypeURL {
+	store := run(t, Options{
+		Server: m.addr, Headers: map[string]string{"x-tenant": "edge"},
+		Metadata: map[string]any{"zone": "eu"},
+	})
+	first := m.until("the first request",
+		func(r *discovery.DiscoveryRequest) bool { return r.GetNode().GetId() == "n1" })
+	if zone := first.GetNode().GetMetadata().GetFields()["zone"].GetStringValue(); zone != "eu" ||
+		first.GetTypeUrl() != TypeURL {
 		t.Errorf("the first request is %v", first)
 	}
 	if err := store.Load(); err == nil || store.Rules() != nil {
@@ -243,13 +255,19 @@ func TestConversion(t *testing.T) {
 	more := filepath.Join(t.TempDir(), "more.yaml")
 	writeFile(t, more, `rules:
   - {domain: d, coordination: {max_nodes: 4}}
-  - {domain: d, descriptor: [tier_gold, api_key], algorithm: token_bucket, burst: 50, coordination: {mode: approx, drift_budget: 5%}}
+  - domain: d
+    descriptor: [tier_gold, api_key]
+    algorithm: token_bucket
+    burst: 50
+    coordination: {mode: approx, drift_budget: 5%}
 `)
 	additions, err := ReadAdditions(more)
 	if err != nil {
 		t.Fatal(err)
 	}
-	meta, err := proto.Marshal(&structpb.Struct{Fields: map[string]*structpb.Value{"plan": structpb.NewStringValue("gold")}})
+	meta, err := proto.Marshal(&structpb.Struct{
+		Fields: map[string]*structpb.Value{"plan": structpb.NewStringValue("gold")},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,9 +277,19 @@ func TestConversion(t *testing.T) {
 	unknown = protowire.AppendBytes(protowire.AppendTag(unknown, metadataField, protowire.BytesType), meta)
 	unknown = protowire.AppendVarint(protowire.AppendTag(unknown, 99, protowire.VarintType), 1)
 	inner.ProtoReflect().SetUnknown(unknown)
-	other := &rlsconf.RateLimitDescriptor{Key: "free", RateLimit: &rlsconf.RateLimitPolicy{Unlimited: true, Replaces: []*rlsconf.RateLimitReplace{{Name: "gold"}}}}
-	yearly := &rlsconf.RateLimitDescriptor{Key: "yearly", RateLimit: &rlsconf.RateLimitPolicy{Unit: 6, RequestsPerUnit: 3}} // newer than the types
-	body, err := anypb.New(domain("d", &rlsconf.RateLimitDescriptor{Key: "tier", Value: "gold", Descriptors: []*rlsconf.RateLimitDescriptor{inner}}, other, yearly))
+	other := &rlsconf.RateLimitDescriptor{Key: "free", RateLimit: &rlsconf.RateLimitPolicy{
+		Unlimited: true,
+		Replaces:  []*rlsconf.RateLimitReplace{{Name: "gold"}},
+	}}
+	// newer than the types
+	yearly := &rlsconf.RateLimitDescriptor{Key: "yearly", RateLimit: &rlsconf.RateLimitPolicy{
+		Unit:            6,
+		RequestsPerUnit: 3,
+	}}
+	body, err := anypb.New(domain("d", &rlsconf.RateLimitDescriptor{
+		Key: "tier", Value: "gold",
+		Descriptors: []*rlsconf.RateLimitDescriptor{inner},
+	}, other, yearly))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -269,20 +297,23 @@ func TestConversion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	text := written(t, file)
 	for range 20 { // or a push that changes nothing would be a new one
 		again, err := convertOne(body, additions)
-		if err != nil || string(again.Data) != string(file.Data) {
-			t.Fatalf("converted twice: %v\n%s\n%s", err, file.Data, again.Data)
+		if err != nil || written(t, again) != text {
+			t.Fatalf("converted twice: %v\n%s\n%s", err, text, written(t, again))
 		}
 	}
-	rules, _, problems := config.Parse([]config.Text{file}, config.Options{Coordination: ratelimit.DefaultCoordination()})
+	rules, _, problems := config.Build(config.Draft{Files: []config.File{file}}, options())
 	if len(problems) > 0 {
-		t.Fatalf("%v\n%s", problems, file.Data)
+		t.Fatalf("%v\n%s", problems, text)
 	}
 	for _, r := range rules.All() {
 		switch r.Path {
 		case "tier_gold.api_key":
-			if !r.Shadow || !r.Quota || r.Name != "gold" || r.Metadata["plan"] != "gold" || r.Limit.Burst != 50 || r.Coordination.Mode != ratelimit.Approx || r.Coordination.MaxNodes != 4 || r.Limit.Unit != ratelimit.Minute {
+			if !r.Shadow || !r.Quota || r.Name != "gold" || r.Metadata["plan"] != "gold" || r.Limit.Burst != 50 ||
+				r.Coordination.Mode != ratelimit.Approx || r.Coordination.MaxNodes != 4 ||
+				r.Limit.Unit != ratelimit.Minute {
 				t.Errorf("%+v", r)
 			}
 		case "free":
@@ -298,20 +329,44 @@ func TestConversion(t *testing.T) {
 		}
 	}
 	if len(rules.All()) != 3 {
-		t.Errorf("%d rules of\n%s", len(rules.All()), file.Data)
+		t.Errorf("%d rules of\n%s", len(rules.All()), text)
 	}
 }
 
-func convertOne(resource *anypb.Any, more *Additions) (config.Text, error) {
-	b := config.DefaultBounds()
-	return convert(resource, more, b, &b.Tokens)
+func options() config.Options { return config.Options{Coordination: ratelimit.DefaultCoordination()} }
+
+func convertOne(resource *anypb.Any, more *Additions) (config.File, error) {
+	return newConverter(more, config.DefaultBounds()).file(resource)
+}
+
+func written(t *testing.T, f config.File) string {
+	t.Helper()
+	text, err := config.WriteFile(&f, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 func TestBadInput(t *testing.T) {
 	bad := limit("k", 1)
 	bad.ProtoReflect().SetUnknown([]byte{0xff})
-	if err := (&writer{most: 1 << 20}).descriptors([]*rlsconf.RateLimitDescriptor{bad}); err == nil {
+	if _, err := newConverter(nil,
+		config.DefaultBounds()).descriptors([]*rlsconf.RateLimitDescriptor{bad}); err == nil {
 		t.Error("a broken field was read")
+	}
+	meta, err := proto.Marshal(&structpb.Struct{
+		Fields: map[string]*structpb.Value{"rate": structpb.NewNumberValue(math.NaN())},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	read, err := convertOne(&anypb.Any{
+		TypeUrl: TypeURL, Value: nest(3, append(nest(1, []byte("k")), nest(metadataField, meta)...)),
+	}, nil)
+	if err != nil || read.Descriptors[0].Metadata["rate"] != "NaN" ||
+		!strings.Contains(written(t, read), `{"rate":"NaN"}`) {
+		t.Errorf("metadata that JSON cannot say: %v %v", read, err)
 	}
 	if _, err := convertOne(&anypb.Any{TypeUrl: "other"}, nil); err == nil {
 		t.Error("another type was read")
@@ -319,29 +374,89 @@ func TestBadInput(t *testing.T) {
 	if _, err := convertOne(&anypb.Any{TypeUrl: TypeURL, Value: []byte{0xff}}, nil); err == nil {
 		t.Error("nonsense was read")
 	}
-	odd, err := anypb.New(domain("d", &rlsconf.RateLimitDescriptor{Key: "k", RateLimit: &rlsconf.RateLimitPolicy{Unit: 257, RequestsPerUnit: 1}}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := convertOne(odd, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, _, problems := config.Parse([]config.Text{text}, config.Options{Coordination: ratelimit.DefaultCoordination()}); !strings.Contains(problems.Error(), "invalid rate limit unit 'unit 257'") {
-		t.Errorf("unit 257: %v", problems)
-	}
-	deep := limit("k", 1)
-	for range 200 {
-		deep = &rlsconf.RateLimitDescriptor{Key: "k", Descriptors: []*rlsconf.RateLimitDescriptor{deep}}
-	}
-	if err := (&writer{most: 1 << 20}).descriptors([]*rlsconf.RateLimitDescriptor{deep}); err == nil {
-		t.Error("descriptors 200 deep were read")
-	}
 	file := filepath.Join(t.TempDir(), "more.yaml")
 	for _, text := range []string{"rules: [{descriptor: [a]}]", "rule: []", "["} {
 		writeFile(t, file, text)
 		if _, err := ReadAdditions(file); err == nil || !strings.Contains(err.Error(), "CONFIG_GRPC_XDS_ADDITIONS") {
 			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+// An addition is for the descriptor of just that path; the last one counts.
+func TestAdditionsByPath(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "more.yaml")
+	writeFile(t, file, `rules:
+  - {domain: d, descriptor: [a_b_], algorithm: token_bucket, burst: 7, coordination: {max_nodes: 3}}
+  - {domain: d, descriptor: [a_b_], coordination: {mode: routing}}
+  - {domain: d, descriptor: [a_b_, c], algorithm: sliding_window}
+  - {domain: other, descriptor: [a_b], algorithm: token_bucket}
+`)
+	more, err := ReadAdditions(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ends, plain := limit("a", 5), limit("a", 5)
+	ends.Value, plain.Value = "b_", "b"
+	body, err := anypb.New(domain("d", ends, plain))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filesOf([]*anypb.Any{body}, more, config.DefaultBounds())
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules, _, problems := config.Build(config.Draft{Files: files}, options())
+	if problems != nil || len(rules.All()) != 2 {
+		t.Fatal(problems)
+	}
+	first, second := rules.All()[0], rules.All()[1]
+	if nodes := ratelimit.DefaultCoordination().MaxNodes; first.Limit.Burst != 7 ||
+		first.Limit.Algorithm != ratelimit.TokenBucket ||
+		first.Coordination.Mode != ratelimit.Routing || first.Coordination.MaxNodes != nodes {
+		t.Errorf("%+v", first)
+	}
+	if second.Limit.Algorithm != ratelimit.FixedWindow || second.Coordination.Mode != ratelimit.Leasing {
+		t.Errorf("what is added for another path is added here: %+v", second)
+	}
+}
+
+// What a file adds wrongly costs no start, and the pushes whose rules use it: the
+// error says where it is written.
+func TestBadAdditions(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "more.yaml")
+	writeFile(t, file, `rules:
+  - {domain: other, burst: 0}
+  - {domain: d, descriptor: [k], coordination: {mode: gossip, lease: {siz: 3}}}
+  - {domain: e, descriptor: [k], coordination: {mode: approx, drift_budget: 5%}, burst: 5}
+`)
+	more, err := ReadAdditions(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"d": "xds:d: descriptor k: CONFIG_GRPC_XDS_ADDITIONS " + file + ", rule 2: " +
+			"config error, unknown key 'siz'; known here: size, min, max, ttl\n" +
+			"CONFIG_GRPC_XDS_ADDITIONS " + file + ", rule 2: " +
+			`config error, coordination: mode: "gossip" is not one of leasing, routing, approx`,
+		"e": "CONFIG_GRPC_XDS_ADDITIONS " + file + ", rule 3: e.k: config error, burst is for algorithm: " +
+			"token_bucket, and this is fixed_window",
+		"other": "xds:other: CONFIG_GRPC_XDS_ADDITIONS " + file +
+			`, rule 1: error loading config file: burst must be a whole number from 1 to 4294967295, not "0"`,
+		"fine": "",
+	} {
+		body, err := anypb.New(domain(name, limit("k", 1)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		if files, err := filesOf([]*anypb.Any{body}, more, config.DefaultBounds()); err != nil {
+			got = err.Error()
+		} else if _, _, problems := config.Build(config.Draft{Files: files}, options()); problems != nil {
+			got = problems.Error()
+		}
+		if got != want {
+			t.Errorf("%s:\n%s\nwant\n%s", name, got, want)
 		}
 	}
 }
@@ -353,7 +468,15 @@ func TestBackoff(t *testing.T) {
 		connected bool
 		random    float64
 		want      time.Duration
-	}{{0, false, 0.5, 3 * time.Second}, {9, false, 0.5, 3 * time.Second}, {0, true, 0.5, 10 * time.Second}, {2, true, 0.5, 40 * time.Second}, {99, true, 0.5, 60 * time.Second}, {0, true, 1, 15 * time.Second}, {0, true, 0, 5 * time.Second}} {
+	}{
+		{0, false, 0.5, 3 * time.Second},
+		{9, false, 0.5, 3 * time.Second},
+		{0, true, 0.5, 10 * time.Second},
+		{2, true, 0.5, 40 * time.Second},
+		{99, true, 0.5, 60 * time.Second},
+		{0, true, 1, 15 * time.Second},
+		{0, true, 0, 5 * time.Second},
+	} {
 		if got := b.wait(c.n, c.connected, c.random); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}

@@ -41,14 +41,26 @@ type Caller struct {
 	ended   chan struct{}  // the server has ended the connection
 }
 
-// Dial opens a connection and says the preface. If it reads, it takes in what
-// the server says; otherwise nothing that is sent is ever read.
-func Dial(address string, reads bool, settings ...http2.Setting) (*Caller, error) {
+// Dial opens a connection, says the preface, and takes in what the server says.
+func Dial(address string, settings ...http2.Setting) (*Caller, error) {
+	c, err := DialDeaf(address, settings...)
+	if err == nil {
+		go c.read()
+	}
+	return c, err
+}
+
+// DialDeaf opens a connection and says the preface. Nothing that the server sends is
+// ever read.
+func DialDeaf(address string, settings ...http2.Setting) (*Caller, error) {
 	conn, err := dial(address)
 	if err != nil {
 		return nil, err
 	}
-	c := &Caller{Conn: conn, method: Method, out: bufio.NewWriterSize(conn, 64<<10), windows: map[uint32]int{}, turned: make(chan struct{}, 1), ended: make(chan struct{})}
+	c := &Caller{
+		Conn: conn, method: Method, out: bufio.NewWriterSize(conn, 64<<10), windows: map[uint32]int{},
+		turned: make(chan struct{}, 1), ended: make(chan struct{}),
+	}
 	c.framer = http2.NewFramer(c.out, conn)
 	c.pack = hpack.NewEncoder(&c.block)
 	_ = conn.SetWriteDeadline(time.Now().Add(20 * time.Second))
@@ -57,9 +69,6 @@ func Dial(address string, reads bool, settings ...http2.Setting) (*Caller, error
 	if err := c.out.Flush(); err != nil {
 		conn.Close()
 		return nil, err
-	}
-	if reads {
-		go c.read()
 	}
 	return c, nil
 }
@@ -73,7 +82,10 @@ const tlsScheme = "tls:"
 func dial(address string) (net.Conn, error) {
 	d := net.Dialer{Timeout: 5 * time.Second}
 	if plain, is := strings.CutPrefix(address, tlsScheme); is {
-		over := tls.Dialer{NetDialer: &d, Config: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}} //nolint:gosec // it attacks
+		over := tls.Dialer{
+			NetDialer: &d,
+			Config:    &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}, //nolint:gosec // it attacks
+		}
 		return over.DialContext(context.Background(), "tcp", plain)
 	}
 	return d.DialContext(context.Background(), "tcp", address)
@@ -132,7 +144,10 @@ func (c *Caller) Call(more ...hpack.HeaderField) (stream uint32, err error) {
 	} else {
 		c.stream += 2
 	}
-	err = c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: c.stream, BlockFragment: c.block.Bytes(), EndHeaders: true})
+	err = c.framer.WriteHeaders(http2.HeadersFrameParam{
+		StreamID: c.stream, BlockFragment: c.block.Bytes(),
+		EndHeaders: true,
+	})
 	return c.stream, err
 }
 
@@ -142,10 +157,11 @@ func Message(packed byte, body []byte) []byte {
 	return append(b, body...)
 }
 
-// Data sends a piece of a call's request.
-func (c *Caller) Data(stream uint32, b []byte, end bool) error {
-	return c.framer.WriteData(stream, end, b)
-}
+// Data sends a piece of a call's request, after which there is more.
+func (c *Caller) Data(stream uint32, b []byte) error { return c.framer.WriteData(stream, false, b) }
+
+// LastData sends the last piece of a call's request.
+func (c *Caller) LastData(stream uint32, b []byte) error { return c.framer.WriteData(stream, true, b) }
 
 // Flush sends what was written.
 func (c *Caller) Flush() error { return c.out.Flush() }
@@ -153,7 +169,7 @@ func (c *Caller) Flush() error { return c.out.Flush() }
 // PackedHeaders sends calls whose headers are a byte each and unpack to 4 KB: 16
 // MB a call. It returns how many bytes it sent.
 func PackedHeaders(address string, calls int) (sent int, err error) {
-	c, err := Dial(address, true)
+	c, err := Dial(address)
 	if err != nil {
 		return 0, err
 	}
@@ -192,7 +208,7 @@ func Unfinished(address string, calls, size, frame int, hold time.Duration) erro
 
 // UnfinishedOf does so with calls of a method.
 func UnfinishedOf(method, address string, calls, size, frame int, hold time.Duration) error {
-	c, err := Dial(address, true)
+	c, err := Dial(address)
 	if err != nil {
 		return err
 	}
@@ -237,7 +253,7 @@ func UnfinishedOf(method, address string, calls, size, frame int, hold time.Dura
 func (c *Caller) pieces(stream uint32, b []byte, frame int) error {
 	for len(b) > 0 {
 		n := min(frame, len(b))
-		if err := c.Data(stream, b[:n], false); err != nil {
+		if err := c.Data(stream, b[:n]); err != nil {
 			return err
 		}
 		b = b[n:]
@@ -245,18 +261,29 @@ func (c *Caller) pieces(stream uint32, b []byte, frame int) error {
 	return c.Flush()
 }
 
-// Unread sends whole calls for a while, and reads none of the replies. With
-// windowless, it reads the connection, and lets no reply have any data.
-func Unread(address string, request []byte, windowless bool, d time.Duration) (calls int, err error) {
-	var settings []http2.Setting
-	if windowless {
-		settings = []http2.Setting{{ID: http2.SettingInitialWindowSize, Val: 0}}
-	}
-	c, err := Dial(address, windowless, settings...)
+// Unread sends whole calls for a while, and reads nothing of what is answered.
+func Unread(address string, request []byte, d time.Duration) (calls int, err error) {
+	c, err := DialDeaf(address)
 	if err != nil {
 		return 0, err
 	}
 	defer c.Close()
+	return c.flood(request, d)
+}
+
+// Windowless sends whole calls for a while. It reads the connection, and lets no
+// reply have any data.
+func Windowless(address string, request []byte, d time.Duration) (calls int, err error) {
+	c, err := Dial(address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	return c.flood(request, d)
+}
+
+// flood sends whole calls until d is over, or the server takes no more.
+func (c *Caller) flood(request []byte, d time.Duration) (calls int, err error) {
 	whole := Message(0, request)
 	for end := time.Now().Add(d); time.Now().Before(end); calls++ {
 		_ = c.SetWriteDeadline(end)
@@ -264,12 +291,14 @@ func Unread(address string, request []byte, windowless bool, d time.Duration) (c
 		if err != nil {
 			return calls, err
 		}
-		for b := whole; len(b) > 0; {
-			n := min(16<<10, len(b))
-			if err := c.Data(stream, b[:n], n == len(b)); err != nil {
+		b := whole
+		for ; len(b) > dataFrame; b = b[dataFrame:] {
+			if err := c.Data(stream, b[:dataFrame]); err != nil {
 				return calls, err
 			}
-			b = b[n:]
+		}
+		if err := c.LastData(stream, b); err != nil {
+			return calls, err
 		}
 		if err := c.Flush(); err != nil {
 			return calls, err
@@ -277,6 +306,9 @@ func Unread(address string, request []byte, windowless bool, d time.Duration) (c
 	}
 	return calls, nil
 }
+
+// dataFrame is the most that a server takes in one frame unless it says otherwise.
+const dataFrame = 16 << 10
 
 // Bombs sends calls for a while, so many at once on each of eight connections,
 // whose 4 KB become 4 MB.
@@ -301,7 +333,7 @@ func Bombs(address string, atOnce int, d time.Duration) error {
 }
 
 func bombs(address string, atOnce int, whole []byte) error {
-	c, err := Dial(address, true)
+	c, err := Dial(address)
 	if err != nil {
 		return err
 	}
@@ -311,7 +343,7 @@ func bombs(address string, atOnce int, whole []byte) error {
 		if err != nil {
 			return err
 		}
-		if err := c.Data(stream, whole, true); err != nil {
+		if err := c.LastData(stream, whole); err != nil {
 			return err
 		}
 	}
@@ -332,7 +364,7 @@ func Silent(address string, n int) (callers []*Caller, closeAll func(), err erro
 		}
 	}
 	for range n {
-		c, err := Dial(address, false)
+		c, err := DialDeaf(address)
 		if err != nil {
 			return callers, closeAll, err
 		}

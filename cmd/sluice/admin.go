@@ -1,0 +1,61 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+)
+
+// adminCmd are corrections on running nodes.
+type adminCmd struct {
+	Reset adminResetCmd `cmd:"" help:"Have the ledger count a descriptor from nothing again in this window."`
+	Drop  adminDropCmd  `cmd:"" help:"Have nodes give back what their leases of a descriptor have left, and ask the ledger next time."`
+}
+
+type adminFlags struct {
+	descriptorArgs
+	Debug []string `default:"localhost:6070" sep:"," placeholder:"HOST:PORT,..." help:"Debug ports of all nodes."`
+	Token string   `env:"ADMIN_TOKEN" required:"" help:"The nodes' ADMIN_TOKEN."`
+}
+
+type adminResetCmd struct{ adminFlags }
+
+// Run resets by one node that can, and has all others drop their leases.
+func (c *adminResetCmd) Run(s streams) error {
+	var errs []error
+	for i, address := range c.Debug {
+		if err := c.call(s, address, "/admin/reset?"); err != nil {
+			errs = append(errs, err) // perhaps another node owns it
+			continue
+		}
+		for _, other := range slices.Delete(slices.Clone(c.Debug), i, i+1) {
+			if err := c.call(s, other, "/admin/drop?"); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return errors.Join(errs...)
+}
+
+type adminDropCmd struct{ adminFlags }
+
+// Run drops the lease on every node named.
+func (c *adminDropCmd) Run(s streams) error {
+	for _, address := range c.Debug {
+		if err := c.call(s, address, "/admin/drop?"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *adminFlags) call(s streams, address, path string) error {
+	var answer struct{ Done string }
+	if err := debugCall(http.MethodPost, address, path+c.query(), c.Token, &answer); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(s.out, "%s: %s\n", address, answer.Done)
+	return err
+}

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// audit writes what claims settle of drift: to the log at debug level, and to
+// DRIFT_AUDIT_FILE as JSON lines.
+func (c *serveCmd) audit(log *slog.Logger) (func(leasing.Reconciliation), error) {
+	sinks := []*slog.Logger{log}
+	if c.DriftAuditFile != "" {
+		f, err := openCapped(c.DriftAuditFile, auditBytes)
+		if err != nil {
+			return nil, fmt.Errorf("DRIFT_AUDIT_FILE is %q: %w", c.DriftAuditFile, err)
+		}
+		sinks = append(sinks, slog.New(slog.NewJSONHandler(f, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	}
+	return func(r leasing.Reconciliation) {
+		for _, s := range sinks {
+			if !s.Enabled(context.Background(), slog.LevelDebug) {
+				continue
+			}
+			s.Debug("drift reconciled", "domain", r.Rule.Domain, "rule", r.Rule.Path, "key", r.Key, "window", r.Window, "fence", r.Fence,
+				"drift", r.Drift, "confirmed", r.Confirmed, "over", r.Over, "available", r.Available)
+		}
+	}, nil
+}
+
+// record writes what the ledger settles of audited rules to AUDIT_FILE. A line
+// is written before anything is spent of what it grants; nil: there is no file.
+func (c *serveCmd) record(log *slog.Logger) (func(*ratelimit.Claim, *ratelimit.Grant), error) {
+	if c.AuditFile == "" {
+		return nil, nil
+	}
+	f, err := openCapped(c.AuditFile, auditBytes)
+	if err != nil {
+		return nil, fmt.Errorf("AUDIT_FILE is %q: %w", c.AuditFile, err)
+	}
+	failed := seldom(time.Minute, func(err error) { log.Error("the audit is incomplete (AUDIT_FILE)", "error", err) })
+	return func(claim *ratelimit.Claim, g *ratelimit.Grant) {
+		line, err := json.Marshal(leasing.NewAuditEvent(claim, g))
+		if err == nil {
+			_, err = f.Write(append(line, '\n'))
+		}
+		if err != nil {
+			failed(err)
+		}
+	}, nil
+}
+
+// auditBytes is how large an audit file gets before it is moved to NAME.1,
+// whose content goes.
+const auditBytes = 64 << 20
+
+// capped is a file that starts anew when it is full. It is safe for concurrent
+// use.
+type capped struct {
+	name string
+	most int64
+	mu   sync.Mutex
+	file *os.File // guarded by mu
+	size int64    // guarded by mu
+}
+
+func openCapped(name string, most int64) (*capped, error) {
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	return &capped{name: name, most: most, file: f, size: info.Size()}, nil
+}
+
+// Write appends one line.
+func (c *capped) Write(line []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.size > 0 && c.size+int64(len(line)) > c.most {
+		if err := os.Rename(c.name, c.name+".1"); err != nil {
+			return 0, err
+		}
+		f, err := os.OpenFile(c.name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		if err != nil {
+			return 0, err
+		}
+		_ = c.file.Close()
+		c.file, c.size = f, 0
+	}
+	n, err := c.file.Write(line)
+	c.size += int64(n)
+	return n, err
+}

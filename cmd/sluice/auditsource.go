@@ -1,0 +1,129 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/leasing"
+)
+
+// read returns all events there are, and what is known to be missing.
+func (c *auditCmd) read() (events []leasing.AuditEvent, missing []string, err error) {
+	for _, name := range c.Files {
+		if events, err = readAuditFile(events, name); err != nil {
+			return nil, nil, err
+		}
+	}
+	if len(c.Files) > 0 {
+		return events, nil, nil
+	}
+	if c.Redis.URL == "" {
+		return nil, nil, errors.New("REDIS_URL must name the nodes' Redis, or give the files of AUDIT_FILE")
+	}
+	redis.SetLogger(redisLog{slog.New(slog.DiscardHandler)})
+	client, err := c.Redis.client()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { _ = client.Close() }()
+	r := streamReader{client: client, prefix: c.Redis.KeyPrefix}
+	if err := r.all(context.Background()); err != nil {
+		return nil, nil, fmt.Errorf("reading the record: %s: %w", c.Redis.advise(err), err)
+	}
+	return r.events, r.missing, nil
+}
+
+func readAuditFile(events []leasing.AuditEvent, name string) ([]leasing.AuditEvent, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	lines := bufio.NewScanner(f)
+	for n := 1; lines.Scan(); n++ {
+		var e leasing.AuditEvent
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil || e.Kind == "" {
+			return nil, fmt.Errorf("%s:%d is no event of AUDIT_FILE: %w", name, n, errors.Join(err))
+		}
+		events = append(events, e)
+	}
+	return events, lines.Err()
+}
+
+// streamReader reads the streams of all audited accounts.
+type streamReader struct {
+	client  redis.UniversalClient
+	prefix  string
+	mu      sync.Mutex
+	events  []leasing.AuditEvent // guarded by mu
+	missing []string             // guarded by mu
+}
+
+func (r *streamReader) all(ctx context.Context) error {
+	if cluster, ok := r.client.(*redis.ClusterClient); ok {
+		return cluster.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error { return r.scan(ctx, node) })
+	}
+	return r.scan(ctx, r.client)
+}
+
+// scan reads the streams of one server, whose names it finds a few at a time.
+func (r *streamReader) scan(ctx context.Context, node redis.UniversalClient) error {
+	names := node.Scan(ctx, 0, leasing.AuditStream(globLiteral(r.prefix)+"*"), 1000).Iterator()
+	for names.Next(ctx) {
+		if err := r.stream(ctx, node, names.Val()); err != nil {
+			return err
+		}
+	}
+	return names.Err()
+}
+
+// globLiteral is text for a pattern that matches nothing else.
+func globLiteral(text string) string {
+	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`).Replace(text)
+}
+
+// entriesOf reads a stream in pages: all of it may be more than one answer may be
+// (REDIS_MAX_REPLY).
+func entriesOf(ctx context.Context, node redis.UniversalClient, name string) (all []redis.XMessage, err error) {
+	const page = 1000
+	for from := "-"; ; from = "(" + all[len(all)-1].ID {
+		some, err := node.XRangeN(ctx, name, from, "+", page).Result()
+		if all = append(all, some...); err != nil || len(some) < page {
+			return all, err
+		}
+	}
+}
+
+func (r *streamReader) stream(ctx context.Context, node redis.UniversalClient, name string) error {
+	key := strings.TrimPrefix(leasing.AuditedAccount(name), r.prefix)
+	info, err := node.XInfoStream(ctx, name).Result()
+	if err != nil {
+		return err
+	}
+	entries, err := entriesOf(ctx, node, name)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if gone := info.EntriesAdded - int64(len(entries)); gone > 0 {
+		r.missing = append(r.missing, fmt.Sprintf("of %s the first %d events are no longer kept: its oldest window may lack some", key, gone))
+	}
+	for _, entry := range entries {
+		e, err := leasing.ReadAuditEvent(key, entry.Values)
+		if err != nil {
+			return fmt.Errorf("%s, entry %s: %w", name, entry.ID, err)
+		}
+		r.events = append(r.events, e)
+	}
+	return nil
+}

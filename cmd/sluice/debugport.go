@@ -1,0 +1,58 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// descriptorArgs name one descriptor on a command line.
+type descriptorArgs struct {
+	Domain  string   `arg:"" help:"Domain."`
+	Entries []string `arg:"" help:"The descriptor's entries, key=value, in their order."`
+}
+
+func (d *descriptorArgs) query() string {
+	return url.Values{"domain": {d.Domain}, "entry": d.Entries}.Encode()
+}
+
+// debugGet reads JSON from a node's debug port.
+func debugGet(address, path string, into any) error {
+	return debugCall(http.MethodGet, address, path, "", into)
+}
+
+func debugCall(method, address, path, token string, into any) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, method, "http://"+address+path, nil)
+	if err != nil {
+		return fmt.Errorf("--debug %s: %w", address, err)
+	}
+	if token != "" {
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return fmt.Errorf("the debug port (--debug, DEBUG_PORT of the node) does not answer: %w", err)
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(answer.Body, 64<<20))
+	if err != nil {
+		return fmt.Errorf("%s: %w", address, err)
+	}
+	if answer.StatusCode != http.StatusOK {
+		var refusal struct{ Error string }
+		if err := json.Unmarshal(body, &refusal); err != nil || refusal.Error == "" {
+			refusal.Error = answer.Status
+		}
+		return fmt.Errorf("%s: %s", address, refusal.Error)
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		return fmt.Errorf("%s is no debug port of sluice: %w", address, err)
+	}
+	return nil
+}

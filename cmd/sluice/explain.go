@@ -1,0 +1,85 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit/console"
+)
+
+// explainCmd asks a node what a descriptor would get, and why.
+type explainCmd struct {
+	descriptorArgs
+	Debug string `default:"localhost:6070" placeholder:"HOST:PORT" help:"A node's debug port."`
+	JSON  bool   `name:"json" help:"As JSON."`
+}
+
+// Run prints the explanation.
+func (c *explainCmd) Run(s streams) error {
+	if c.JSON {
+		var raw json.RawMessage
+		if err := debugGet(c.Debug, "/explain?"+c.query(), &raw); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintf(s.out, "%s\n", raw)
+		return err
+	}
+	var e console.Explanation
+	if err := debugGet(c.Debug, "/explain?"+c.query(), &e); err != nil {
+		return err
+	}
+	return printExplanation(s.out, &e)
+}
+
+func printExplanation(out io.Writer, e *console.Explanation) error {
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	row := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
+	row("next request", "%s", e.Next)
+	for _, step := range e.Steps {
+		matched := step.Matched
+		if matched == "" {
+			matched = "nothing"
+		}
+		row("matched", "%s by %s: %s", step.Entry, matched, step.Why)
+	}
+	if e.Rule != "" {
+		row("rule", "%s.%s", e.Domain, e.Rule)
+	}
+	if e.Limit != "" {
+		row("limit", "%s, mode %s, on_store_failure %s", e.Limit, e.Mode, e.OnFailure)
+		row("over-admission", "%s", e.Declared)
+	}
+	if v := e.Look; v != nil {
+		row("account", "%s", v.Account)
+		if v.Owner != "" {
+			row("owner", "%s", v.Owner)
+		}
+		if l := v.Lease; l != nil {
+			row("lease here", "window %d, fence %d: granted %d, spent %d, unspent %d; expires in %v, heard %v ago", l.Window, l.Fence, l.Granted, l.Spent, l.Unspent, l.Expires.Round(time.Millisecond), l.Heard.Round(time.Millisecond))
+		} else {
+			row("lease here", "none")
+		}
+		switch {
+		case v.LedgerError != "":
+			row("ledger", "%s", v.LedgerError)
+		case v.Ledger == nil:
+			row("ledger", "has no account: nothing was spent")
+		default:
+			row("ledger", "%d of %d left in window %d", v.Ledger.Free, v.Ledger.Limit, v.Ledger.Window)
+			for _, h := range v.Ledger.Holders {
+				where := fmt.Sprint(h.Holder)
+				if h.Node != "" {
+					where = h.Node
+				}
+				if h.Here {
+					where += " (this node)"
+				}
+				row("holder", "%s, fence %d: granted %d, spent %d, outstanding %d; expires in %v", where, h.Fence, h.Granted, h.Spent, h.Outstanding, h.Expires.Round(time.Millisecond))
+			}
+		}
+	}
+	return t.Flush()
+}

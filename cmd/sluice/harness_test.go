@@ -1,0 +1,181 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// The tests run the real binary: this one, called as sluice.
+func TestMain(m *testing.M) {
+	if os.Getenv("SLUICE_RUN_MAIN") != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// sluice is a running process. Its ports are free ones.
+type sluice struct {
+	*testing.T
+	cmd              *exec.Cmd
+	http, rpc, debug string
+	mu               sync.Mutex
+	output           bytes.Buffer // guarded by mu
+	exited           chan error
+}
+
+// command never runs for longer than a test may take.
+func command(env []string, args ...string) *exec.Cmd {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	context.AfterFunc(ctx, cancel)
+	cmd := exec.CommandContext(ctx, os.Args[0], args...)
+	cmd.Env = append(os.Environ(), "SLUICE_RUN_MAIN=1")
+	cmd.Env = append(cmd.Env, env...)
+	return cmd
+}
+
+var announced = regexp.MustCompile(`HTTP on (\S+), gRPC on (\S+), debug on (\S+)`)
+
+func serve(t *testing.T, env []string, args ...string) *sluice {
+	t.Helper()
+	return serveWith(t, env, append([]string{"serve", "--host=127.0.0.1", "--port=0", "--grpc-host=127.0.0.1", "--grpc-port=0", "--debug-host=127.0.0.1", "--debug-port=0"}, args...)...)
+}
+
+// serveWith runs a command line that announces its ports.
+func serveWith(t *testing.T, env []string, args ...string) *sluice {
+	t.Helper()
+	return start(t, command(env, args...))
+}
+
+func start(t *testing.T, cmd *exec.Cmd) *sluice {
+	t.Helper()
+	s := &sluice{T: t, cmd: cmd, exited: make(chan error, 1)}
+	out, err := s.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.cmd.Stderr = s
+	if err := s.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.cmd.Process.Kill() })
+	lines := bufio.NewReader(out)
+	line, err := lines.ReadString('\n')
+	go func() {
+		_, _ = io.Copy(s, lines)
+		s.exited <- s.cmd.Wait()
+	}()
+	m := announced.FindStringSubmatch(line)
+	if m == nil {
+		t.Fatalf("it announced %q (%v) and logged:\n%s", line, err, s.log())
+	}
+	s.http, s.rpc, s.debug = m[1], m[2], m[3]
+	return s
+}
+
+func (s *sluice) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.output.Write(p)
+}
+
+func (s *sluice) log() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.output.String()
+}
+
+func (s *sluice) get(url string) (int, string) {
+	s.Helper()
+	r, err := http.Get("http://" + url)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer r.Body.Close()
+	body, _ := io.ReadAll(r.Body)
+	return r.StatusCode, string(body)
+}
+
+// post asks for one hit on key=value, over /json.
+func (s *sluice) post(key, value string) int {
+	s.Helper()
+	body := fmt.Sprintf(`{"domain":"d","descriptors":[{"entries":[{"key":%q,"value":%q}]}]}`, key, value)
+	return s.postBody(body)
+}
+
+func (s *sluice) postBody(body string) int {
+	s.Helper()
+	r, err := http.Post("http://"+s.http+"/json", "application/json", strings.NewReader(body))
+	if err != nil {
+		s.Fatal(err)
+	}
+	r.Body.Close()
+	return r.StatusCode
+}
+
+func (s *sluice) dial() *grpc.ClientConn {
+	s.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+s.rpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// eventually waits for what the process does in its own time; it fails after
+// far longer than that takes.
+func (s *sluice) eventually(what string, ok func() bool) {
+	s.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			s.Fatalf("%s: not within 20s; the log:\n%s", what, s.log())
+		}
+	}
+}
+
+// untilHealthy waits until the node says that it can answer as its store would.
+func (s *sluice) untilHealthy() {
+	s.Helper()
+	s.eventually("the node is healthy", s.healthy)
+}
+
+func rules(limit int) string {
+	return fmt.Sprintf("domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: year, requests_per_unit: %d}\n", limit)
+}
+
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// top is the repository.
+const top = "../../"
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(top + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}

@@ -1,0 +1,97 @@
+//go:build !server
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-gate/sluice/bench/sim"
+)
+
+type historiesCmd struct {
+	Count int64  `default:"1000" help:"How many histories."`
+	Seed  uint64 `default:"1" help:"Of the first one."`
+	Cores int    `default:"0" help:"Played at once; 0: one on each core."`
+	Trace bool   `help:"Play the one history of --seed, and print all that happens in it."`
+	JSON  bool   `help:"Print JSON."`
+}
+
+// Run fails if a history does.
+func (c *historiesCmd) Run(s streams) error {
+	if c.Count < 1 || c.Cores < 0 {
+		return fmt.Errorf("--count is %d, must be at least 1; --cores is %d, must not be negative", c.Count, c.Cores)
+	}
+	if c.Trace {
+		return c.replay(s.out)
+	}
+	debug.SetGCPercent(simGC)
+	if c.Cores == 0 {
+		c.Cores = runtime.GOMAXPROCS(0)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	start := time.Now()
+	sum, err := sim.Histories(ctx, c.Seed, c.Count, c.Cores, progressLine(s.progress(), c.Count, "histories"))
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		if err := writeJSON(s.out, sum); err != nil {
+			return err
+		}
+	} else {
+		fmt.Fprintf(s.out, "%d histories from seed %d: %d decisions, %d claims; %d went over their limits as far as they declare, mode approx by at most %.0f%% of that\n",
+			sum.Histories, c.Seed, sum.Decisions, sum.Claims, sum.WentOver, 100*sum.Closest)
+		for _, counts := range []struct {
+			what string
+			of   map[string]int64
+		}{{"modes", sum.Modes}, {"faults", sum.Faults}, {"changes", sum.Changes}, {"histories with", sum.Played}} {
+			fmt.Fprintf(s.out, "%s: %s\n", counts.what, countsLine(counts.of))
+		}
+	}
+	if f := sum.Failure; f != nil {
+		fmt.Fprintf(s.err, "the last events:\n%s", f.Trace)
+		return f
+	}
+	if !c.JSON {
+		took := time.Since(start)
+		fmt.Fprintf(s.out, "no invariant was broken and no bound exceeded; %.1f million decisions a second on %d cores, every step checked\n",
+			float64(sum.Decisions)/took.Seconds()/1e6, c.Cores)
+	}
+	return nil
+}
+
+// countsLine lists counts by name.
+func countsLine(counts map[string]int64) string {
+	var b strings.Builder
+	for i, name := range slices.Sorted(maps.Keys(counts)) {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(&b, "%s %d", name, counts[name])
+	}
+	return b.String()
+}
+
+func (c *historiesCmd) replay(out io.Writer) error {
+	o := sim.History(c.Seed)
+	o.Trace, o.Decisions = out, true
+	r, err := sim.Run(o)
+	if err != nil {
+		return err
+	}
+	if r.Violation != nil {
+		return r.Violation
+	}
+	return writeJSON(out, r)
+}

@@ -1,0 +1,31 @@
+package main
+
+import (
+	"slices"
+	"strings"
+)
+
+// withoutEffect are names of envoyproxy/ratelimit that mean nothing here. Where
+// doing nothing would break a promise, the server refuses to start instead.
+var withoutEffect = []string{
+	"BACKEND_TYPE", "LOCAL_CACHE_SIZE_IN_BYTES", "EXPIRATION_JITTER_MAX_SECONDS", "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
+	"REDIS_PIPELINE_WINDOW", "REDIS_PIPELINE_LIMIT", "REDIS_PERSECOND_PIPELINE_WINDOW", "REDIS_PERSECOND_PIPELINE_LIMIT",
+	"REDIS_USE_EXPLICIT_PIPELINE", "REDIS_PERSECOND_USE_EXPLICIT_PIPELINE",
+	"REDIS_POOL_ON_EMPTY_BEHAVIOR", "REDIS_POOL_ON_EMPTY_WAIT_DURATION",
+	"REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", "REDIS_PERSECOND_POOL_ON_EMPTY_WAIT_DURATION",
+	"MEMCACHE_HOST_PORT", "MEMCACHE_MAX_IDLE_CONNS", "MEMCACHE_SRV", "MEMCACHE_SRV_REFRESH", "MEMCACHE_TLS", "MEMCACHE_TLS_CLIENT_CERT",
+	"MEMCACHE_TLS_CLIENT_KEY", "MEMCACHE_TLS_CACERT", "MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION",
+	"PROTO", "USE_DOG_STATSD", "USE_DOG_STATSD_MOGRIFIERS", "PROMETHEUS_MAPPER_YAML",
+}
+
+// inEnvironment looks for names that this version does nothing with. off are
+// values that say what is true anyway.
+func inEnvironment(lookup func(string) (string, bool), names []string) (found []string) {
+	off := []string{"", "false", "0", "tcp", "redis", "0s"}
+	for _, name := range names {
+		if value, ok := lookup(name); ok && !slices.Contains(off, strings.ToLower(value)) {
+			found = append(found, name)
+		}
+	}
+	return found
+}

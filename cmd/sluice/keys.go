@@ -1,0 +1,50 @@
+//go:build !server
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+
+	"github.com/sluice-gate/sluice/bench"
+)
+
+type benchKeysCmd struct {
+	Keys      int `default:"5000000" help:"Distinct keys to send."`
+	MaxKeys   int `default:"1000000" help:"Keys that the server may track."`
+	MaxMemory int `default:"1536" help:"Fail if it ever has more resident memory than this, in MiB."`
+}
+
+// Run fails if memory went above MaxMemory, a limited key was admitted, or
+// metrics grew.
+func (c *benchKeysCmd) Run(s streams) error {
+	if c.Keys < 1000 || c.MaxKeys < 1 {
+		return fmt.Errorf("--keys is %d, must be at least 1000; --max-keys is %d, must be at least 1", c.Keys, c.MaxKeys)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding this binary: %w", err)
+	}
+	points, err := bench.Keys(ctx, bench.KeysOptions{Binary: self, Keys: c.Keys, MaxKeys: c.MaxKeys, Progress: s.progress()})
+	if err != nil {
+		return err
+	}
+	if err := bench.WriteKeysTable(s.out, points); err != nil {
+		return err
+	}
+	for i, p := range points {
+		switch {
+		case !p.Limited:
+			return fmt.Errorf("after %d keys the known key was admitted beyond its limit", p.Keys)
+		case p.PeakMemory>>20 > int64(c.MaxMemory):
+			return fmt.Errorf("after %d keys it had used %d MiB, more than --max-memory %d", p.Keys, p.PeakMemory>>20, c.MaxMemory)
+		case i > 1 && p.Series != points[1].Series: // at the first look the names were not all taken yet
+			return fmt.Errorf("after %d keys there were %d lines of metrics, %d after %d", p.Keys, p.Series, points[1].Series, points[1].Keys)
+		}
+	}
+	return nil
+}

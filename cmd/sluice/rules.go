@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+// defaultRuntimeRoot is where envoyproxy/ratelimit's image has its rules.
+const defaultRuntimeRoot = "/srv/runtime_data/current"
+
+// source is where rules come from. It does not connect to anything yet.
+func (s *settings) source(log *slog.Logger) (config.Source, error) {
+	if s.ConfigType == configXDS {
+		return s.XDS.client(&s.RuleBounds, log)
+	}
+	tree := &config.Tree{IgnoreDotFiles: s.IgnoreDotFiles, Bounds: s.RuleBounds.bounds(), Interval: s.RuleBounds.Interval, Log: log}
+	runtimeRoot := s.RuntimeRoot
+	if runtimeRoot == "" {
+		if _, err := os.Stat(defaultRuntimeRoot); err == nil {
+			runtimeRoot = defaultRuntimeRoot
+		}
+	}
+	switch {
+	case s.Config != "":
+		tree.Path = s.Config
+	case runtimeRoot != "":
+		tree.Path = filepath.Join(runtimeRoot, s.RuntimeSubdir, s.RuntimeAppdir)
+		if s.WatchRoot {
+			tree.Root = runtimeRoot
+		}
+	default:
+		return config.Static{{Name: "(built-in example)", Data: []byte(exampleConfig)}}, nil
+	}
+	return tree, nil
+}
+
+// rules finds where rules come from, and reads the first.
+func (c *serveCmd) rules(coordination ratelimit.Coordination, log *slog.Logger) (source config.Source, store *config.Store, err error) {
+	if source, err = c.source(log); err != nil {
+		return nil, nil, err
+	}
+	store = config.NewStore(source, config.Options{
+		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Bounds: c.RuleBounds.bounds(),
+	}, log)
+	if c.RuleBounds.LastGood != "" {
+		if err := store.KeepLastGood(c.RuleBounds.LastGood); err != nil {
+			return nil, nil, fmt.Errorf("CONFIG_LAST_GOOD_FILE: %w", err)
+		}
+	}
+	err = store.Load()
+	if err != nil && c.RuleBounds.LastGood != "" {
+		if err = store.LoadLastGood(err); err != nil {
+			log.Warn("there are no last good rules to start with (CONFIG_LAST_GOOD_FILE)", "error", err)
+		}
+	}
+	if err != nil && !c.ForceStart && c.ConfigType != configXDS { // which may come late
+		return nil, nil, fmt.Errorf("the first rules are bad, and FORCE_START_WITHOUT_INITIAL_CONFIG is not set:\n%w", err)
+	}
+	if c.Ring.Peers == "" {
+		warnOfModes(store.Rules(), log)
+	}
+	return source, store, nil
+}
+
+// warnOfModes says which rules ask for owners that nobody named.
+func warnOfModes(rules *config.Rules, log *slog.Logger) {
+	for _, r := range rules.All() {
+		if r.Coordination.Mode == ratelimit.Routing {
+			log.Warn("PEERS is not set: mode routing runs as leasing", "first", r.Domain+"."+r.Path, "mode", r.Coordination.Mode.String())
+			return
+		}
+	}
+}
+
+// watchRules has rules loaded again whenever they change, until ctx is done.
+func watchRules(ctx context.Context, store *config.Store, log *slog.Logger) {
+	if err := store.Watch(ctx); err != nil {
+		log.Error("rules are no longer reloaded", "error", err)
+	}
+}
+
+// ruleBoundFlags are the most that rules may be, and how often they may change. The
+// defaults are config.DefaultBounds.
+type ruleBoundFlags struct {
+	FileBytes int           `env:"CONFIG_MAX_FILE_BYTES" name:"config-max-file-bytes" default:"8388608" help:"Most bytes of one file of rules."`
+	Bytes     int           `env:"CONFIG_MAX_BYTES" name:"config-max-bytes" default:"16777216" help:"Most bytes of all files."`
+	Files     int           `env:"CONFIG_MAX_FILES" name:"config-max-files" default:"1000" help:"Most files, and as many directories; resources of a push."`
+	Tokens    int           `env:"CONFIG_MAX_TOKENS" name:"config-max-tokens" default:"250000" help:"Most tokens of YAML in all files, about six a rule: a load takes up to 1 KB of memory for each."`
+	Rules     int           `env:"CONFIG_MAX_RULES" name:"config-max-rules" default:"50000" help:"Most descriptors in all files."`
+	Interval  time.Duration `env:"CONFIG_RELOAD_INTERVAL" name:"config-reload-interval" default:"200ms" help:"Least time between two loads of rules; changes and pushes that come faster share one, the last counts."`
+	LastGood  string        `env:"CONFIG_LAST_GOOD_FILE" name:"config-last-good-file" placeholder:"FILE" help:"Keep a copy of the last good rules in FILE, and start with it when the rules are bad or not there. One for each node, not below the rules."`
+}
+
+func (f *ruleBoundFlags) bounds() config.Bounds {
+	return config.Bounds{FileBytes: f.FileBytes, TotalBytes: f.Bytes, Files: f.Files, Tokens: f.Tokens, Rules: f.Rules}
+}
+
+// maxBound keeps sums of bounds far from overflow.
+const maxBound = 1 << 30
+
+func (f *ruleBoundFlags) validate() error {
+	var errs []error
+	for _, s := range []struct {
+		name string
+		n    int
+	}{
+		{"CONFIG_MAX_FILE_BYTES", f.FileBytes},
+		{"CONFIG_MAX_BYTES", f.Bytes},
+		{"CONFIG_MAX_FILES", f.Files},
+		{"CONFIG_MAX_TOKENS", f.Tokens},
+		{"CONFIG_MAX_RULES", f.Rules},
+	} {
+		if s.n < 1 || s.n > maxBound {
+			errs = append(errs, fmt.Errorf("%s is %d, must be between 1 and %d", s.name, s.n, maxBound))
+		}
+	}
+	if f.Interval < time.Millisecond || f.Interval > time.Hour {
+		errs = append(errs, fmt.Errorf("CONFIG_RELOAD_INTERVAL is %v, must be between 1ms and 1h", f.Interval))
+	}
+	return errors.Join(errs...)
+}

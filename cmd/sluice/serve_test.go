@@ -1,0 +1,182 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+)
+
+// What the README shows: 200, 200, 200, 429, with nothing configured.
+func TestServeOutOfTheBox(t *testing.T) {
+	s := serve(t, nil)
+	var got []int
+	for range 4 {
+		got = append(got, s.postBody(exampleRequest))
+	}
+	// The hour may end between two of them; then it is four times 200.
+	if fmt.Sprint(got) != "[200 200 200 429]" && time.Now().Minute() != 0 {
+		t.Errorf("got %v", got)
+	}
+	s.eventually("healthy", func() bool { code, body := s.get(s.http + "/healthcheck"); return code == 200 && body == "OK" })
+	conn := s.dial()
+	for _, name := range []string{"", "ratelimit"} {
+		r, err := healthpb.NewHealthClient(conn).Check(context.Background(), &healthpb.HealthCheckRequest{Service: name})
+		if err != nil || r.Status != healthpb.HealthCheckResponse_SERVING {
+			t.Errorf("health of %q: %v %v", name, r, err)
+		}
+	}
+	answer, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(context.Background(), &rls.RateLimitRequest{
+		Domain: "example", Descriptors: []*common.RateLimitDescriptor{{Entries: []*common.RateLimitDescriptor_Entry{{Key: "user", Value: "alice"}}}},
+	})
+	if err != nil || answer.Statuses[0].LimitRemaining != 4 {
+		t.Errorf("%v %v", answer, err)
+	}
+	for path, want := range map[string]string{
+		"/":                    "/rlconfig",
+		"/rlconfig":            "example.user_alice: unit=HOUR requests_per_unit=5",
+		"/stats":               "ratelimit.service.rate_limit.example.user.over_limit: 1",
+		"/metrics":             `ratelimit_service_rate_limit_over_limit{domain="example",key1="user",key2=""} 1`,
+		"/debug/pprof/cmdline": "serve",
+	} {
+		if code, body := s.get(s.debug + path); code != 200 || !strings.Contains(body, want) {
+			t.Errorf("%s: %d without %q:\n%s", path, code, want, body)
+		}
+	}
+}
+
+func TestReload(t *testing.T) {
+	root := t.TempDir()
+	file := filepath.Join(root, "sub", "config", "a.yaml")
+	writeFile(t, file, rules(1))
+	s := serve(t, []string{"RUNTIME_ROOT=" + root, "RUNTIME_SUBDIRECTORY=sub", "RUNTIME_WATCH_ROOT=false"})
+	if got := s.post("k", "x"); got != 200 {
+		t.Fatal(got)
+	}
+	if got := s.post("k", "x"); got != 429 {
+		t.Fatal(got)
+	}
+	writeFile(t, file, rules(1)+"  oops: 1\n")
+	s.eventually("the bad rules are refused", func() bool { return strings.Contains(s.log(), "unknown key 'oops'") })
+	if !strings.Contains(s.log(), "a.yaml:5:3") {
+		t.Error("the log does not say where")
+	}
+	if got := s.post("k", "y"); got != 200 {
+		t.Errorf("the old rules are gone: %d", got)
+	}
+	writeFile(t, file, rules(2))
+	s.eventually("the new rules are in force", func() bool {
+		_, body := s.get(s.debug + "/rlconfig")
+		return strings.Contains(body, "requests_per_unit=2")
+	})
+	if got := s.post("k", "x"); got != 429 && got != 200 {
+		t.Error(got)
+	}
+	_, stats := s.get(s.debug + "/stats")
+	for _, want := range []string{"config_load_success: 2", "config_load_error: 1", "k.total_hits: 4"} {
+		if !strings.Contains(stats, want) {
+			t.Errorf("no %q in\n%s", want, stats)
+		}
+	}
+}
+
+// With RUNTIME_WATCH_ROOT, a set of files changes when the link is swapped,
+// and not before.
+func TestReloadBySwap(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "v1/config/a.yaml"), rules(1))
+	writeFile(t, filepath.Join(dir, "v2/config/a.yaml"), rules(2))
+	current := filepath.Join(dir, "current")
+	if err := os.Symlink("v1", current); err != nil {
+		t.Fatal(err)
+	}
+	s := serve(t, []string{"RUNTIME_ROOT=" + current})
+	writeFile(t, filepath.Join(dir, "v1/config/a.yaml"), rules(7))
+	if err := os.Symlink("v2", current+".new"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(current+".new", current); err != nil {
+		t.Fatal(err)
+	}
+	s.eventually("the swap is seen", func() bool {
+		_, body := s.get(s.debug + "/rlconfig")
+		return strings.Contains(body, "requests_per_unit=2")
+	})
+	if _, body := s.get(s.debug + "/stats"); !strings.Contains(body, "config_load_success: 2\n") {
+		t.Errorf("the change before the swap was loaded too:\n%s", body)
+	}
+}
+
+func TestDrain(t *testing.T) {
+	s := serve(t, []string{"DRAIN_TIME=1h"})
+	s.eventually("healthy", func() bool { code, _ := s.get(s.http + "/healthcheck"); return code == 200 })
+	conn := s.dial()
+	watch, err := healthpb.NewHealthClient(conn).Watch(context.Background(), &healthpb.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for r := new(healthpb.HealthCheckResponse); r.Status != healthpb.HealthCheckResponse_SERVING; {
+		if r, err = watch.Recv(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = s.cmd.Process.Signal(syscall.SIGTERM)
+	if r, err := watch.Recv(); err != nil || r.Status != healthpb.HealthCheckResponse_NOT_SERVING {
+		t.Fatalf("after SIGTERM: %v %v", r, err)
+	}
+	if code, _ := s.get(s.http + "/healthcheck"); code != 500 {
+		t.Errorf("/healthcheck: %d", code)
+	}
+	if got := s.postBody(exampleRequest); got != 200 {
+		t.Errorf("a call while draining: %d", got)
+	}
+	conn.Close()                              // the watch is a call under way
+	_ = s.cmd.Process.Signal(syscall.SIGTERM) // a second one ends the wait
+	if err := <-s.exited; err != nil {
+		t.Errorf("exit: %v", err)
+	}
+}
+
+// A first config that is bad: no start, unless told so; then unhealthy until
+// there are rules.
+func TestBadFirstConfig(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "a.yaml")
+	writeFile(t, file, "domain: d\ndescriptors: [{key: k, rate_limit: {unit: eon, requests_per_unit: 1}}]\n")
+	out, err := command(nil, "serve", "--config", dir, "--port=0", "--grpc-port=0", "--debug-port=0").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "a.yaml:2:43: invalid rate limit unit 'eon'") {
+		t.Errorf("%v:\n%s", err, out)
+	}
+	s := serve(t, []string{"FORCE_START_WITHOUT_INITIAL_CONFIG=true", "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED=true"}, "--config", dir)
+	if code, _ := s.get(s.http + "/healthcheck"); code != 500 {
+		t.Errorf("healthy without rules: %d", code)
+	}
+	if got := s.post("k", "x"); got != 503 {
+		t.Errorf("a request without rules: %d", got)
+	}
+	writeFile(t, file, rules(1))
+	s.eventually("healthy", func() bool { code, _ := s.get(s.http + "/healthcheck"); return code == 200 })
+}
+
+func TestUnixSocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "rls.sock")
+	s := serve(t, []string{"GRPC_UDS=" + path})
+	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := healthpb.NewHealthClient(conn).Check(context.Background(), &healthpb.HealthCheckRequest{}); err != nil {
+		t.Fatalf("%v\n%s", err, s.log())
+	}
+}

@@ -1,0 +1,73 @@
+package config
+
+import "slices"
+
+// fields are those that one kind of map may have, and what fills each of them in.
+type fields[T any] map[string]func(*decoder, *T, *field)
+
+// inherited fields may stand at the root and in any descriptor.
+func inherited[T any](of func(*T) *Inherited, more fields[T]) fields[T] {
+	more["algorithm"] = func(d *decoder, t *T, f *field) { d.algorithm(of(t), f) }
+	more["burst"] = func(d *decoder, t *T, f *field) { d.burst(of(t), f) }
+	more["coordination"] = func(d *decoder, t *T, f *field) { d.coordination(of(t), f) }
+	return more
+}
+
+var (
+	fileFields       fields[File]
+	descriptorFields fields[Descriptor]
+	limitFields      fields[RateLimit]
+	replacesFields   fields[Replacement]
+	inheritedFields  fields[Inherited]
+)
+
+func init() { // descriptors hold descriptors
+	fileFields = inherited(func(f *File) *Inherited { return &f.Defaults }, fields[File]{
+		"domain":      func(d *decoder, t *File, f *field) { t.Domain = d.text(f) },
+		"descriptors": func(d *decoder, t *File, f *field) { t.Descriptors = d.descriptors(f) },
+	})
+	descriptorFields = inherited(func(x *Descriptor) *Inherited { return &x.Inherited }, fields[Descriptor]{
+		"key":             func(d *decoder, t *Descriptor, f *field) { t.Key = d.text(f) },
+		"value":           func(d *decoder, t *Descriptor, f *field) { t.Value = d.text(f) },
+		"rate_limit":      func(d *decoder, t *Descriptor, f *field) { t.Limit = d.limit(f) },
+		"descriptors":     func(d *decoder, t *Descriptor, f *field) { t.Descriptors = d.descriptors(f) },
+		"shadow_mode":     func(d *decoder, t *Descriptor, f *field) { t.Shadow = d.flag(f) },
+		"quota_mode":      func(d *decoder, t *Descriptor, f *field) { t.Quota = d.flag(f) },
+		"detailed_metric": func(d *decoder, t *Descriptor, f *field) { t.Detailed = d.flag(f) },
+		"value_to_metric": func(d *decoder, t *Descriptor, f *field) { t.ValueToMetric = d.flag(f) },
+		"share_threshold": func(d *decoder, t *Descriptor, f *field) { t.ShareThreshold = d.flag(f) },
+		"metadata":        func(d *decoder, t *Descriptor, f *field) { t.Metadata = d.metadata(f) },
+	})
+	limitFields = fields[RateLimit]{
+		"requests_per_unit": func(d *decoder, t *RateLimit, f *field) { t.Requests = d.count(f) },
+		"unit":              func(d *decoder, t *RateLimit, f *field) { t.Unit = d.text(f) },
+		"unlimited":         func(d *decoder, t *RateLimit, f *field) { t.Unlimited = d.flag(f) },
+		"name":              func(d *decoder, t *RateLimit, f *field) { t.Name = d.text(f) },
+		"replaces":          func(d *decoder, t *RateLimit, f *field) { d.replaces(t, f) },
+	}
+	inheritedFields = inherited(func(in *Inherited) *Inherited { return in }, fields[Inherited]{})
+	replacesFields = fields[Replacement]{
+		"name": func(d *decoder, t *Replacement, f *field) { t.Name = d.text(f) },
+	}
+}
+
+// elsewhere tells where a key that stands in the wrong map belongs. Theirs
+// ignores it there; so do we, and say so.
+var elsewhere = map[string]string{
+	"domain": "at the root of the file", "descriptors": "at the root or in a descriptor",
+	"key": "in a descriptor", "value": "in a descriptor", "rate_limit": "in a descriptor",
+	"shadow_mode": "in a descriptor, beside rate_limit", "quota_mode": "in a descriptor, beside rate_limit",
+	"detailed_metric": "in a descriptor, beside rate_limit", "value_to_metric": "in a descriptor, beside rate_limit",
+	"share_threshold": "in a descriptor, beside rate_limit", "metadata": "in a descriptor, beside rate_limit",
+	"requests_per_unit": "in rate_limit", "unit": "in rate_limit", "unlimited": "in rate_limit",
+	"name": "in rate_limit", "replaces": "in rate_limit",
+}
+
+func (known fields[T]) names() []string {
+	names := make([]string, 0, len(known))
+	for name := range known {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}

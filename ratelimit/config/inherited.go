@@ -1,0 +1,133 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// ReadInherited reads algorithm, burst and coordination from what a YAML or JSON
+// library has made of them, with the same errors as in a rules file. All errors
+// have the same place. The last result is an error about values that neither
+// language knows.
+func ReadInherited(at Place, said map[string]any) (Inherited, Problems, error) {
+	tree, err := treeOf(at, said)
+	if err != nil {
+		return Inherited{}, nil, err
+	}
+	in := Inherited{Place: at}
+	var d decoder
+	fill(&d, &in, &tree, inheritedFields)
+	return in, d.problems, nil
+}
+
+// treeOf is the tree that parse would have made of a value. Fields are in the order
+// of their names, for a Go map has no order.
+func treeOf(at Place, v any) (value, error) {
+	out := value{place: at}
+	switch v := v.(type) {
+	case nil:
+	case string:
+		out.kind, out.text = str, v
+	case bool:
+		out.kind, out.text = boolean, strconv.FormatBool(v)
+	case int, int64, uint32, uint64:
+		out.kind, out.text = integer, fmt.Sprint(v)
+	case float64:
+		out.kind, out.text = number, strconv.FormatFloat(v, 'f', -1, 64)
+	case fmt.Stringer: // a date
+		out.kind, out.text = str, v.String()
+	case []any:
+		out.kind = sequence
+		for _, item := range v {
+			below, err := treeOf(at, item)
+			if err != nil {
+				return value{}, err
+			}
+			out.items = append(out.items, below)
+		}
+	case map[string]any:
+		out.kind = mapping
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			below, err := treeOf(at, v[key])
+			if err != nil {
+				return value{}, err
+			}
+			out.fields = append(out.fields, field{key, at, below})
+		}
+	default:
+		return value{}, fmt.Errorf("a %T is no value of a setting", v)
+	}
+	return out, nil
+}
+
+func (d *decoder) algorithm(t *Inherited, f *field) {
+	for i, name := range ratelimit.Algorithms {
+		if f.value.text == name {
+			a := ratelimit.Algorithm(i)
+			t.Algorithm = &a
+			return
+		}
+	}
+	d.wrong(f, "one of "+strings.Join(ratelimit.Algorithms[:], ", "))
+}
+
+func (d *decoder) burst(t *Inherited, f *field) {
+	n := ratelimit.Tokens(d.count(f))
+	if n == 0 {
+		d.wrong(f, "a whole number from 1 to "+strconv.Itoa(math.MaxUint32))
+		return
+	}
+	t.Burst = &n
+}
+
+// coordination flattens the block into settings, and tries each of them.
+func (d *decoder) coordination(t *Inherited, f *field) {
+	if f.value.kind == null {
+		return
+	}
+	if f.value.kind != mapping {
+		d.wrong(f, "a map")
+		return
+	}
+	for i := range f.value.fields {
+		sub := &f.value.fields[i]
+		if sub.key == "lease" && sub.value.kind == mapping {
+			for j := range sub.value.fields {
+				d.setting(t, "lease.", &sub.value.fields[j])
+			}
+			continue
+		}
+		d.setting(t, "", sub)
+	}
+}
+
+func (d *decoder) setting(t *Inherited, prefix string, f *field) {
+	name := prefix + f.key
+	if !slices.Contains(ratelimit.CoordinationFields, name) {
+		var known []string
+		for _, k := range ratelimit.CoordinationFields {
+			if sub, ok := strings.CutPrefix(k, prefix); ok {
+				known = append(known, sub)
+			}
+		}
+		d.problems.add(f.place, "config error, unknown key '%s'; known here: %s", shorten(f.key),
+			strings.Join(known, ", "))
+		return
+	}
+	if f.value.kind >= mapping || f.value.kind == null {
+		d.wrong(f, "a single value")
+		return
+	}
+	var probe ratelimit.Coordination
+	if err := probe.Set(name, f.value.text); err != nil {
+		d.problems.add(f.value.place, "config error, coordination: %v", err)
+		return
+	}
+	t.Coordination = append(t.Coordination, Setting{f.value.place, name, f.value.text})
+}

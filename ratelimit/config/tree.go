@@ -1,0 +1,226 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Tree is a source of one file, or of every file under a directory, whatever its
+// extension. Links are followed, once each. Names that start with ".." are
+// Kubernetes' own and left out. A Tree is used by its address, and its fields are
+// not changed once it is in use.
+type Tree struct {
+	Path string
+	// Root, if it is a link, is all that counts as a change: its swap to another
+	// directory, so that a set of files is never read halfway. "" or no link:
+	// every change counts.
+	Root string
+	// IgnoreDotFiles leaves out names that start with ".".
+	IgnoreDotFiles bool
+	// Bounds are the most that is read; zero: the default.
+	Bounds Bounds
+	// Interval is the least time between two loads that Watch asks for.
+	Interval time.Duration
+	// Log is told, at level debug, of events that were lost; nil: nobody is.
+	Log *slog.Logger
+
+	mu   sync.Mutex
+	last string // guarded by mu; what Root pointed to when the tree was read last
+}
+
+// Read implements [Source]. A directory without files is not an error.
+func (t *Tree) Read() (Draft, error) {
+	t.mu.Lock()
+	t.last = t.swapped() // before files are read: a swap meanwhile is a change
+	t.mu.Unlock()
+	info, err := os.Stat(t.Path)
+	if err != nil {
+		return Draft{}, fmt.Errorf("config path: %w", err)
+	}
+	w := t.walk()
+	if !info.IsDir() {
+		data, err := w.read(t.Path)
+		if err != nil {
+			return Draft{}, err
+		}
+		return Draft{Texts: []Text{{filepath.Base(t.Path), data}}}, nil
+	}
+	if err := w.dir(t.Path); err != nil {
+		return Draft{}, err
+	}
+	return Draft{Texts: w.files}, nil
+}
+
+func (t *Tree) log() *slog.Logger {
+	if t.Log == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return t.Log
+}
+
+// swapped returns what Root points to, "" if it is not a link.
+func (t *Tree) swapped() string {
+	if info, err := os.Lstat(t.Root); t.Root == "" || err != nil || info.Mode()&os.ModeSymlink == 0 {
+		return ""
+	}
+	return resolve(t.Root)
+}
+
+// changed tells whether the tree may hold other rules than when it was read last.
+// Where Root is a link, only its swap says so.
+func (t *Tree) changed() bool {
+	to := t.swapped()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return to == "" || to != t.last
+}
+
+// holds tells whether a file is, or would be, one of those that are read.
+func (t *Tree) holds(path string) bool {
+	at, rules := absolute(filepath.Dir(path)), absolute(t.Path)
+	return at == rules || strings.HasPrefix(at, rules+string(filepath.Separator))
+}
+
+// absolute resolves links where it can.
+func absolute(path string) string {
+	if real := resolve(path); real != "" {
+		path = real
+	}
+	if whole, err := filepath.Abs(path); err == nil {
+		return whole
+	}
+	return path
+}
+
+func resolve(path string) string {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return ""
+	}
+	return real
+}
+
+func (t *Tree) walk() walk {
+	return walk{tree: t, bounds: t.Bounds.OrDefault(), seen: map[string]bool{}}
+}
+
+// walk reads a tree. It stops at the first thing beyond the bounds.
+type walk struct {
+	tree   *Tree
+	bounds Bounds
+	seen   map[string]bool // real paths of directories
+	count  int             // names looked at, of directories and files
+	bytes  int             // of files
+	files  []Text
+	dirs   []string
+	// dirsOnly leaves files unread.
+	dirsOnly bool
+}
+
+func (w *walk) dir(path string) error {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return fmt.Errorf("config directory: %w", err)
+	}
+	if w.seen[real] {
+		return nil
+	}
+	w.seen[real] = true
+	w.dirs = append(w.dirs, path)
+	names, err := w.names(path)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if strings.HasPrefix(name, "..") || w.tree.IgnoreDotFiles && strings.HasPrefix(name, ".") {
+			continue
+		}
+		if err := w.entry(filepath.Join(path, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *walk) entry(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil // a file that went away, or a link to nowhere
+	case err != nil:
+		return fmt.Errorf("config file: %w", err)
+	case info.IsDir():
+		return w.dir(path)
+	case !info.Mode().IsRegular(), w.dirsOnly:
+		return nil
+	}
+	data, err := w.read(path)
+	if err != nil {
+		return err
+	}
+	name, err := filepath.Rel(w.tree.Path, path)
+	if err != nil {
+		name = path
+	}
+	w.files = append(w.files, Text{name, data})
+	return nil
+}
+
+// names are those in a directory, in order. Directories count like files, so
+// that neither many names nor many directories in one another are too much.
+func (w *walk) names(path string) ([]string, error) {
+	dir, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("config directory: %w", err)
+	}
+	defer func() { _ = dir.Close() }() // it was only read
+	most := 2 * w.bounds.Files         // as many directories as files
+	names, err := dir.Readdirnames(most - w.count + 1)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("config directory: %w", err)
+	}
+	if w.count += len(names); w.count > most {
+		return nil, fmt.Errorf("config directory %s: with it there are more than %d names of files and directories: "+
+			"remove what are no rules, or raise CONFIG_MAX_FILES, which is %d", cut(path, maxName), most,
+			w.bounds.Files)
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// read reads a file, and never more of it than the bounds allow, also where it
+// grows meanwhile.
+func (w *walk) read(path string) ([]byte, error) {
+	b := w.bounds
+	if len(w.files) == b.Files {
+		return nil, fmt.Errorf("config file %s: it is one more than the %d that there may be: join some, or raise "+
+			"CONFIG_MAX_FILES", cut(path, maxName), b.Files)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("config file: %w", err)
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	data, err := io.ReadAll(io.LimitReader(f, int64(b.FileBytes)+1))
+	if err != nil {
+		return nil, fmt.Errorf("config file: %w", err)
+	}
+	if len(data) > b.FileBytes {
+		return nil, fmt.Errorf("config file %s: it is more than %d bytes: split it into several files, or raise "+
+			"CONFIG_MAX_FILE_BYTES", cut(path, maxName), b.FileBytes)
+	}
+	if w.bytes += len(data); w.bytes > b.TotalBytes {
+		return nil, fmt.Errorf("config file %s: with it all files are %d bytes, the most is %d: have fewer rules, or "+
+			"raise CONFIG_MAX_BYTES", cut(path, maxName), w.bytes, b.TotalBytes)
+	}
+	return data, nil
+}

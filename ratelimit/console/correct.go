@@ -1,0 +1,68 @@
+package console
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// correct is a change that needs the token.
+func (c *console) correct(what string, change func(context.Context, *ratelimit.Ask) (string, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		looked, right := c.throttle.guess(r.RemoteAddr, func() bool {
+			given, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+			have, want := sha256.Sum256([]byte(given)), sha256.Sum256([]byte(c.Token))
+			return c.Token != "" && subtle.ConstantTimeCompare(have[:], want[:]) == 1
+		})
+		if !looked {
+			tooMany(w, "too many wrong tokens came from this address")
+			return
+		}
+		if !right {
+			c.Log.Warn("a correction was refused", "what", what, "from", r.RemoteAddr)
+			refuse(w, http.StatusForbidden, "corrections need the header Authorization: Bearer with the ADMIN_TOKEN "+
+				"of this node; one is set: %t", c.Token != "")
+			return
+		}
+		d, entries, err := c.asked(r)
+		if err != nil {
+			refuse(w, http.StatusBadRequest, "%v", err)
+			return
+		}
+		rule, key := d.Match(entries, nil)
+		if rule == nil || rule.Unlimited || rule.Limit.Requests == 0 {
+			refuse(w, http.StatusBadRequest, "no rule with a budget matches this descriptor")
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), askTimeout)
+		defer cancel()
+		done, err := change(ctx, &ratelimit.Ask{Rule: rule, Key: key, Kind: ratelimit.Peek})
+		c.Log.Warn("a correction by an operator", "what", what, "from", r.RemoteAddr, "rule",
+			rule.Domain+"."+rule.Path, "descriptor", r.URL.Query()["entry"], "done", done, "error", err)
+		if err != nil {
+			refuse(w, http.StatusServiceUnavailable, "%v", err)
+			return
+		}
+		answer(w, map[string]string{"done": done})
+	}
+}
+
+func (c *console) reset(ctx context.Context, a *ratelimit.Ask) (string, error) {
+	if owner := c.Inspector.Look(ctx, c.Clock(), a).Owner; owner != "" {
+		return "", fmt.Errorf("another node owns this key: ask %s", owner)
+	}
+	return "the ledger counts from nothing again; nodes that refuse without asking go on until they drop their leases",
+		c.Inspector.Reset(ctx, c.Clock(), a)
+}
+
+func (c *console) drop(_ context.Context, a *ratelimit.Ask) (string, error) {
+	if !c.Inspector.Drop(c.Clock(), a.Key) {
+		return "this node had no lease", nil
+	}
+	return "what was unspent goes back; the next request asks the ledger", nil
+}

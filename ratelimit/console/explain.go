@@ -1,0 +1,138 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+// Explanation is what would happen to one descriptor, and why.
+type Explanation struct {
+	Domain     string        `json:"domain"`
+	Steps      []config.Step `json:"steps"`
+	Rule       string        `json:"rule,omitempty"`
+	Limit      string        `json:"limit,omitempty"`
+	Mode       string        `json:"mode,omitempty"`
+	Reclaim    string        `json:"reclaim,omitempty"`
+	OnFailure  string        `json:"on_store_failure,omitempty"`
+	Shadow     bool          `json:"shadow_mode,omitempty"`
+	Quota      bool          `json:"quota_mode,omitempty"`
+	Declared   string        `json:"declared,omitempty"` // over-admission
+	Next       string        `json:"next"`               // what the next request would get
+	WholeAgain time.Duration `json:"reset_ns,omitempty"`
+	*ratelimit.Look
+}
+
+// errAsk is a question that makes no sense.
+var errAsk = errors.New("ask like /explain?domain=edge&entry=tier=gold&entry=user=bob")
+
+// asked is the descriptor of a request: domain, and entries in their order.
+func (c *console) asked(r *http.Request) (*config.Domain, []config.Entry, error) {
+	q := r.URL.Query()
+	name := q.Get("domain")
+	if name == "" || len(q["entry"]) == 0 {
+		return nil, nil, errAsk
+	}
+	var entries []config.Entry
+	for _, text := range q["entry"] {
+		key, value, _ := strings.Cut(text, "=")
+		if key == "" {
+			return nil, nil, fmt.Errorf("%w: %q is not key=value", errAsk, text)
+		}
+		entries = append(entries, config.Entry{Key: key, Value: value})
+	}
+	d := c.Metrics.Store.Rules().Domain(name)
+	if d == nil {
+		return nil, entries, fmt.Errorf("no rules are in force for the domain %q: its requests are OK", name)
+	}
+	return d, entries, nil
+}
+
+func (c *console) explain(w http.ResponseWriter, r *http.Request) {
+	done, ok := c.throttle.question()
+	if !ok {
+		tooMany(w, "too many explanations are asked for (DEBUG_EXPLAIN_RATE)")
+		return
+	}
+	defer done()
+	d, entries, err := c.asked(r)
+	if err != nil {
+		refuse(w, http.StatusBadRequest, "%v", err)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), askTimeout)
+	defer cancel()
+	answer(w, c.explained(ctx, d, entries))
+}
+
+func (c *console) explained(ctx context.Context, d *config.Domain, entries []config.Entry) Explanation {
+	e := Explanation{Domain: d.Name, Steps: d.Explain(entries)}
+	rule, key := d.Match(entries, nil)
+	switch {
+	case rule == nil:
+		e.Next = "OK: no rule matches at the full depth of the descriptor"
+		return e
+	case rule.Unlimited:
+		e.Rule, e.Next = rule.Path, "OK: the rule is unlimited"
+		return e
+	}
+	e.Rule, e.Limit, e.Mode = rule.Path, rule.Limit.String(), rule.Coordination.Mode.String()
+	e.Reclaim, e.OnFailure = ratelimit.Reclaims[rule.Coordination.Reclaim],
+		ratelimit.FailurePolicies[rule.Coordination.OnStoreFailure]
+	e.Shadow, e.Quota = rule.Shadow, rule.Quota
+	b := rule.Declare(rule.Coordination.MaxNodes, ratelimit.SharedStore)
+	e.Declared = strings.TrimSuffix(fmt.Sprintf("at most %d beyond the limit, for each key and window; %s", b.Over,
+		b.OverNote), "; ")
+	if rule.Limit.Requests == 0 {
+		e.Next = "OVER_LIMIT: requests_per_unit is 0"
+		return e
+	}
+	a := ratelimit.Ask{Rule: rule, Key: key, Kind: ratelimit.Peek}
+	look := c.Inspector.Look(ctx, c.Clock(), &a)
+	if look.Ledger != nil {
+		for i := range look.Ledger.Holders {
+			h := &look.Ledger.Holders[i]
+			h.Node = c.hostOf(h.Holder)
+		}
+	}
+	e.Look = &look
+	e.Next, e.WholeAgain = next(rule, &look)
+	return e
+}
+
+// next says what a request for one token would get, from what was seen.
+func next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string, resets time.Duration) {
+	over := "OVER_LIMIT"
+	if rule.Shadow {
+		over = "OK, for the rule is in shadow_mode (OVER_LIMIT otherwise)"
+	}
+	left := rule.Limit.Capacity()
+	if v.Ledger != nil {
+		left = max(0, v.Ledger.Free)
+	}
+	l := v.Lease
+	switch {
+	case v.Owner != "":
+		return "what its owner says: ask " + v.Owner, 0
+	case l != nil && l.Unspent > 0 && l.Expires > 0:
+		return fmt.Sprintf("OK, from the lease of this node: %d unspent here, %d left besides", l.Unspent, left),
+			l.Resets
+	case l != nil && l.Refuses > 0:
+		return over + ", without asking the ledger: there was nothing to be had, and there will not be before",
+			l.Refuses
+	case v.LedgerError != "" || l != nil && l.Failing:
+		return "what on_store_failure says: the ledger does not answer", 0
+	case left > 0:
+		return fmt.Sprintf("OK, after asking the ledger: %d left there", left), 0
+	case rule.Coordination.Mode == ratelimit.Approx:
+		return "by its drift share OK, or " + over + ": the ledger has nothing left", 0
+	default:
+		return over + ": the ledger has nothing left", 0
+	}
+}

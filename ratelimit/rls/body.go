@@ -1,0 +1,124 @@
+package rls
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+)
+
+// errCrowded says that a body was given up for others.
+var errCrowded = errors.New("too many requests are being read: ask again")
+
+// firstRead is what a body is read into at first: nearly all fit.
+const firstRead = 2 << 10
+
+// readBody reads a request's body, and looks at it as it comes: what is too
+// large, too deep or has too many parts is refused before it is all there. What
+// is read counts in the budget until forget is called, which must be done.
+func (s *Service) readBody(w http.ResponseWriter, r *http.Request) (body []byte, forget func(), err error) {
+	most := s.options.MaxRequestBytes
+	if r.ContentLength > int64(most) {
+		return nil, func() {}, s.tooLarge()
+	}
+	reading := http.NewResponseController(w)
+	held := s.options.Budget.Body(func() { _ = reading.SetReadDeadline(time.Now()) })
+	var seen shape
+	body = make([]byte, 0, firstRead)
+	from := http.MaxBytesReader(w, r.Body, int64(most))
+	for {
+		if len(body) == cap(body) {
+			larger := make([]byte, len(body), 2*cap(body))
+			if !held.Grow(int64(cap(larger))) {
+				return nil, held.Close, errCrowded
+			}
+			copy(larger, body)
+			body = larger
+		}
+		n, err := from.Read(body[len(body):cap(body)])
+		if bad := seen.add(body[len(body) : len(body)+n]); bad != nil {
+			return nil, held.Close, bad
+		}
+		body = body[:len(body)+n]
+		switch {
+		case errors.Is(err, io.EOF):
+			return body, held.Close, nil
+		case err != nil && held.Ended():
+			return nil, held.Close, errCrowded
+		case err != nil:
+			return nil, held.Close, s.jsonReadError(err)
+		}
+	}
+}
+
+// tooLargeError is a bad request with a status of its own.
+type tooLargeError struct{ most int }
+
+func (e *tooLargeError) Error() string {
+	return fmt.Sprintf("request is larger than %d bytes (MAX_REQUEST_BYTES)", e.most)
+}
+
+func (s *Service) tooLarge() error { return &tooLargeError{s.options.MaxRequestBytes} }
+
+func (s *Service) jsonReadError(err error) error {
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return s.tooLarge()
+	}
+	return bad("request could not be read: %v", err)
+}
+
+// maxDepth is how deep a request may be nested; one that means anything has 5.
+const maxDepth = 10
+
+// shape counts the parts of a request in JSON as its bytes go by: what they
+// would become costs far more than they do. It does not judge what is no JSON.
+type shape struct {
+	depth, descriptors, entries, all int
+	quoted, escaped                  bool
+}
+
+func (s *shape) add(b []byte) error {
+	for _, c := range b {
+		switch {
+		case s.escaped:
+			s.escaped = false
+		case s.quoted:
+			s.escaped, s.quoted = c == '\\', c != '"'
+		case c == '"':
+			s.quoted = true
+		case c == '}' || c == ']':
+			s.depth--
+		case c == '{' || c == '[':
+			if err := s.opened(c == '{'); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// opened takes in the beginning of an object or a list: {[{[{ is an entry, and
+// {[{ a descriptor.
+func (s *shape) opened(object bool) error {
+	s.depth++
+	switch {
+	case s.depth > maxDepth:
+		return bad("malformed request: it is nested more than %d deep", maxDepth)
+	case object && s.depth == 3:
+		s.descriptors++
+		s.entries = 0
+	case object && s.depth == 5:
+		s.entries++
+		s.all++
+	}
+	switch {
+	case s.descriptors > MaxDescriptors:
+		return bad("request has more than %d descriptors", MaxDescriptors)
+	case s.entries > MaxEntries:
+		return bad("descriptor %d has more than %d entries", s.descriptors-1, MaxEntries)
+	case s.all > MaxAllEntries:
+		return bad("request has more than %d entries", MaxAllEntries)
+	}
+	return nil
+}

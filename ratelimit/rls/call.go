@@ -1,0 +1,177 @@
+package rls
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+// call is one request from bytes to bytes. It is pooled: nothing of it outlives
+// the call but copies.
+type call struct {
+	service  *Service // that answered it
+	in       []byte
+	request  request
+	matches  []match
+	keys     []byte
+	name     []byte // of statistics
+	asks     []ratelimit.Ask
+	verdicts []ratelimit.Verdict
+	statuses []status
+	over     bool // overall_code
+	out      []byte
+}
+
+// match is what the rules say of one descriptor.
+type match struct {
+	rule     *ratelimit.Rule // nil: nothing limits it
+	ask      int             // its place among the asks, or -1
+	replaced bool
+}
+
+// answer decides the request in c.in and leaves the answer in c.out.
+func (s *Service) answer(ctx context.Context, c *call) (err error) {
+	start := s.clock()
+	defer func() {
+		if r := recover(); r != nil {
+			s.Stats.Panics.Add(1)
+			s.log.Error("a request failed: this is a bug in sluice, please report it", "panic", r, "stack",
+				string(debug.Stack()))
+			err = errInternal
+		}
+		s.Stats.count(err)
+		if s.options.Traced {
+			c.trace(ctx, err)
+		}
+		s.latency.Observe(s.clock().Sub(start).Seconds())
+	}()
+	if len(c.in) >= largeBytes {
+		select {
+		case s.large <- struct{}{}:
+			defer func() { <-s.large }()
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", errLarge, ctx.Err())
+		}
+	}
+	if err := c.request.decode(c.in); err != nil {
+		return err
+	}
+	rules := s.rules()
+	if rules == nil {
+		return errNoConfig
+	}
+	c.match(s, rules.Domain(c.request.domain))
+	if err := c.decide(ctx, s, start); err != nil {
+		return err
+	}
+	if s.options.Gate != nil && ctx.Err() != nil {
+		s.options.Gate.Gone()
+		c.undo(s, start, everyRule)
+		return errGone
+	}
+	c.conclude(s, start)
+	c.encode(s)
+	return nil
+}
+
+// match finds each descriptor's rule, drops those that another replaces, and
+// collects what is to be asked.
+func (c *call) match(s *Service, d *config.Domain) {
+	c.matches, c.asks, c.keys = c.matches[:0], c.asks[:0], c.keys[:0]
+	if d == nil {
+		s.Stats.UnknownDomains.Named([]byte(c.request.domain)).Unlimited()
+	}
+	replaces := false
+	for i := range c.request.descriptors {
+		c.matches = append(c.matches, match{ask: -1})
+		if d == nil {
+			continue
+		}
+		m := &c.matches[i]
+		start := len(c.keys)
+		c.matchOne(s, d, &c.request.descriptors[i], m)
+		if m.rule == nil || m.rule.Unlimited || m.rule.Limit.Requests == 0 {
+			c.keys = c.keys[:start]
+		} else {
+			c.addAsk(m, &c.request.descriptors[i], start)
+		}
+		replaces = replaces || m.rule != nil && len(m.rule.Replaces) > 0
+	}
+	if replaces {
+		c.dropReplaced()
+	}
+}
+
+func (c *call) matchOne(s *Service, d *config.Domain, x *descriptor, m *match) {
+	entries := c.request.entriesOf(x)
+	if !x.hasOverride {
+		m.rule, c.keys = d.Match(entries, c.keys)
+		return
+	}
+	if s.options.CalendarMonths {
+		x.override = x.override.Cut()
+	}
+	m.rule = &ratelimit.Rule{
+		Domain: d.Name, Limit: x.override, Override: true, Coordination: d.Defaults, Counters: d.Overrides,
+		MetricNames: ratelimit.MetricNaming{Detailed: true},
+	}
+	c.keys = d.OverrideKey(x.override, entries, c.keys)
+}
+
+func (c *call) addAsk(m *match, x *descriptor, start int) {
+	kind, cost := c.request.ask(x)
+	m.ask = len(c.asks)
+	c.asks = append(c.asks, ratelimit.Ask{Rule: m.rule, Key: c.keys[start:], Cost: cost, Kind: kind})
+}
+
+// dropReplaced takes out the rules whose name another matched rule replaces.
+func (c *call) dropReplaced() {
+	kept := c.asks[:0]
+	for i := range c.matches {
+		m := &c.matches[i]
+		m.replaced = m.rule != nil && !m.rule.Unlimited && c.isReplaced(m.rule.Name)
+		if m.ask < 0 {
+			continue
+		}
+		if m.replaced {
+			m.ask = -1
+			continue
+		}
+		kept = append(kept, c.asks[m.ask])
+		m.ask = len(kept) - 1
+	}
+	c.asks = kept
+}
+
+func (c *call) isReplaced(name string) bool {
+	for i := range c.matches {
+		if r := c.matches[i].rule; r != nil && name != "" {
+			for _, other := range r.Replaces {
+				if other == name {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+func (c *call) decide(ctx context.Context, s *Service, now ratelimit.Instant) error {
+	for len(c.verdicts) < len(c.asks) {
+		c.verdicts = append(c.verdicts, ratelimit.Verdict{})
+	}
+	c.verdicts = c.verdicts[:len(c.asks)]
+	if len(c.asks) == 0 {
+		return nil
+	}
+	s.limiter.Decide(ctx, now, c.asks, c.verdicts)
+	for i := range c.verdicts {
+		if c.verdicts[i].Err != nil {
+			return c.verdicts[i].Err
+		}
+	}
+	return nil
+}

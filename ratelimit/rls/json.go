@@ -1,0 +1,95 @@
+package rls
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+)
+
+// ServeJSON answers POST /json: the request as protojson in the body, the
+// answer as protojson with 200 (OK) or 429 (OVER_LIMIT). A bad request is 400
+// (413 if it is too large), and 503, with Retry-After, that there is no decision,
+// or that the node is overloaded and did not begin.
+func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		http.Error(w, "use POST with a RateLimitRequest as JSON", http.StatusMethodNotAllowed)
+		return
+	}
+	body, forget, err := s.readBody(w, r)
+	defer forget()
+	if err != nil {
+		s.refuseJSON(w, err)
+		return
+	}
+	if gate := s.options.Gate; gate != nil { // not before: a body that comes slowly would hold a place
+		if gate.EnterNow(s.clock()) != nil {
+			http.Error(w, "overloaded: not begun, nothing was charged", http.StatusServiceUnavailable)
+			return
+		}
+		defer gate.End()
+	}
+	var request rlsv3.RateLimitRequest
+	if err := protojson.Unmarshal(body, &request); err != nil {
+		s.refuseJSON(w, bad("malformed request: %v", err))
+		return
+	}
+	answer, err := s.answerMessage(r, &request)
+	if err != nil {
+		writeJSONError(w, err)
+		return
+	}
+	text, err := protojson.Marshal(answer)
+	if err != nil {
+		writeJSONError(w, errInternal)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if answer.OverallCode == rlsv3.RateLimitResponse_OVER_LIMIT {
+		w.WriteHeader(http.StatusTooManyRequests)
+	}
+	_, _ = w.Write(append(text, '\n'))
+}
+
+// answerMessage goes the same way as gRPC does: over the bytes.
+func (s *Service) answerMessage(r *http.Request, request *rlsv3.RateLimitRequest) (*rlsv3.RateLimitResponse, error) {
+	c := s.calls.Get().(*call)
+	defer s.release(c)
+	in, err := proto.MarshalOptions{}.MarshalAppend(c.in[:0], request)
+	if err != nil {
+		return nil, bad("malformed request: %v", err)
+	}
+	c.in = in
+	if err := s.answer(r.Context(), c); err != nil {
+		return nil, err
+	}
+	answer := new(rlsv3.RateLimitResponse)
+	if err := proto.Unmarshal(c.out, answer); err != nil {
+		return nil, fmt.Errorf("%w: %w", errInternal, err)
+	}
+	return answer, nil
+}
+
+// refuseJSON counts and answers a request that never became one.
+func (s *Service) refuseJSON(w http.ResponseWriter, err error) {
+	s.Stats.count(err)
+	writeJSONError(w, err)
+}
+
+func writeJSONError(w http.ResponseWriter, err error) {
+	code := http.StatusServiceUnavailable
+	if _, ok := errors.AsType[*badRequest](err); ok {
+		code = http.StatusBadRequest
+	}
+	if _, ok := errors.AsType[*tooLargeError](err); ok {
+		code = http.StatusRequestEntityTooLarge
+	}
+	if code == http.StatusServiceUnavailable {
+		w.Header().Set("Retry-After", "1")
+	}
+	http.Error(w, err.Error(), code)
+}

@@ -1,0 +1,83 @@
+package rls
+
+import (
+	"fmt"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+)
+
+// appendMetadata writes dynamic_metadata: what was asked, and the metadata of
+// the rules whose descriptors passed. It allocates; it is off by default.
+func (c *call) appendMetadata() {
+	fields := map[string]any{"domain": strings.Clone(c.request.domain)}
+	descriptors := make([]any, len(c.request.descriptors))
+	merged := map[string]any{}
+	for i := range c.request.descriptors {
+		descriptors[i] = c.describe(&c.request.descriptors[i])
+		if st := &c.statuses[i]; st.rule != nil && !st.over {
+			mergeMetadata(merged, st.rule.Metadata)
+		}
+	}
+	fields["descriptors"] = descriptors
+	if c.request.hits != 0 {
+		fields["hitsAddend"] = float64(c.request.hits)
+	}
+	if len(merged) > 0 {
+		fields["metadata"] = merged
+	}
+	s, err := structpb.NewStruct(fields)
+	if err != nil {
+		return // every value above is one that a Struct can hold
+	}
+	body, err := proto.Marshal(s)
+	if err != nil {
+		return
+	}
+	c.out = protowire.AppendBytes(protowire.AppendTag(c.out, 6, protowire.BytesType), body)
+}
+
+func (c *call) describe(d *descriptor) map[string]any {
+	entries := make([]any, 0, d.count)
+	for _, e := range c.request.entriesOf(d) {
+		entries = append(entries, e.Key+"="+e.Value)
+	}
+	about := map[string]any{"entries": entries}
+	if d.hasOverride {
+		about["limit"] = fmt.Sprintf("requests_per_unit:%d unit:%s", d.override.Requests,
+			strings.ToUpper(d.override.Unit.String()))
+	}
+	if d.hasHits {
+		about["hitsAddend"] = float64(d.hits)
+	}
+	return about
+}
+
+// mergeMetadata adds what into lacks; where both have maps, it goes deeper.
+func mergeMetadata(into, from map[string]any) {
+	for key, value := range from {
+		have, ok := into[key]
+		if !ok {
+			into[key] = cloneMetadata(value)
+			continue
+		}
+		a, aIsMap := have.(map[string]any)
+		b, bIsMap := value.(map[string]any)
+		if aIsMap && bIsMap {
+			mergeMetadata(a, b)
+		}
+	}
+}
+
+// cloneMetadata copies maps, which merging changes.
+func cloneMetadata(value any) any {
+	m, ok := value.(map[string]any)
+	if !ok {
+		return value
+	}
+	copied := make(map[string]any, len(m))
+	mergeMetadata(copied, m)
+	return copied
+}

@@ -1,0 +1,250 @@
+package rls
+
+import (
+	"fmt"
+	"math"
+	"unicode/utf8"
+	"unsafe"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+// Bounds of one request. What Envoy sends is far below them.
+const (
+	MaxRequestBytes = 256 << 10 // where Options do not say otherwise
+	MaxDescriptors  = 1000
+	MaxEntries      = 100    // in one descriptor
+	MaxAllEntries   = 10_000 // in all descriptors together
+	MaxTextBytes    = 64 << 10
+	maxHits         = math.MaxInt64
+)
+
+// request is a decoded RateLimitRequest. Its strings lie in the bytes that it
+// was decoded from, and are good only as long as these.
+type request struct {
+	domain      string
+	hits        uint32 // hits_addend; 0 means 1
+	descriptors []descriptor
+	entries     []config.Entry // of all descriptors, one after the other
+}
+
+type descriptor struct {
+	first, count int // its entries
+	override     ratelimit.Limit
+	unit         int32 // of override, as it was sent
+	hasOverride  bool
+	hasHits      bool
+	negative     bool
+	hits         uint64
+}
+
+func (r *request) entriesOf(d *descriptor) []config.Entry {
+	return r.entries[d.first : d.first+d.count]
+}
+
+// ask returns what a descriptor wants of its budget.
+func (r *request) ask(d *descriptor) (ratelimit.Kind, ratelimit.Tokens) {
+	hits := uint64(max(1, r.hits))
+	if d.hasHits {
+		hits = d.hits
+	}
+	switch {
+	case hits == 0:
+		return ratelimit.Peek, 0
+	case d.negative:
+		return ratelimit.Refund, ratelimit.Tokens(hits)
+	default:
+		return ratelimit.Spend, ratelimit.Tokens(hits)
+	}
+}
+
+// badRequest is the client's mistake: InvalidArgument, or 400.
+type badRequest struct{ message string }
+
+func (e *badRequest) Error() string { return e.message }
+
+// bad says what is wrong with a request, in a line: it may quote what came, which
+// may be long.
+func bad(format string, args ...any) error {
+	return &badRequest{ratelimit.OneLine(fmt.Sprintf(format, args...))}
+}
+
+func (r *request) reset() {
+	r.domain, r.hits = "", 0
+	r.descriptors, r.entries = r.descriptors[:0], r.entries[:0]
+}
+
+// decode reads an envoy.service.ratelimit.v3.RateLimitRequest. Unknown fields
+// are skipped. It does not allocate once r's slices have grown.
+func (r *request) decode(b []byte) error {
+	r.reset()
+	err := eachField(b, "request", func(num protowire.Number, typ protowire.Type, body []byte, n uint64) (err error) {
+		switch {
+		case num == 1 && typ == protowire.BytesType:
+			r.domain, err = text(body, "domain", -1, -1)
+		case num == 2 && typ == protowire.BytesType:
+			if len(r.descriptors) == MaxDescriptors {
+				return bad("request has more than %d descriptors", MaxDescriptors)
+			}
+			r.descriptors = append(r.descriptors, descriptor{first: len(r.entries)})
+			err = r.decodeDescriptor(body, len(r.descriptors)-1)
+		case num == 3 && typ == protowire.VarintType:
+			r.hits = uint32(n)
+		}
+		return err
+	})
+	switch {
+	case err != nil:
+		return err
+	case r.domain == "":
+		return bad("rate limit domain must not be empty")
+	case len(r.descriptors) == 0:
+		return bad("rate limit descriptor list must not be empty")
+	}
+	return nil
+}
+
+// decodeDescriptor reads a descriptor. As in every message, of a number that is
+// there twice the last counts, and a message that is there twice is joined.
+func (r *request) decodeDescriptor(b []byte, i int) error {
+	d := &r.descriptors[i]
+	err := eachField(b, "descriptor", func(num protowire.Number, typ protowire.Type, body []byte, n uint64) error {
+		switch {
+		case num == 1 && typ == protowire.BytesType:
+			if d.count == MaxEntries {
+				return bad("descriptor %d has more than %d entries", i, MaxEntries)
+			}
+			if len(r.entries) == MaxAllEntries {
+				return bad("request has more than %d entries", MaxAllEntries)
+			}
+			r.entries = append(r.entries, config.Entry{})
+			d.count++
+			return decodeEntry(body, &r.entries[len(r.entries)-1], i, d.count-1)
+		case num == 2 && typ == protowire.BytesType:
+			d.hasOverride = true
+			return decodeOverride(body, d)
+		case num == 3 && typ == protowire.BytesType:
+			d.hasHits = true
+			if err := decodeWrapper(body, &d.hits); err != nil {
+				return err
+			}
+			if d.hits > maxHits {
+				return bad("descriptor %d: hits_addend is %d, the most is %d", i, d.hits, int64(maxHits))
+			}
+		case num == 4 && typ == protowire.VarintType:
+			d.negative = n != 0
+		}
+		return nil
+	})
+	if err != nil || !d.hasOverride {
+		return err
+	}
+	return d.checkOverride(i)
+}
+
+func decodeEntry(b []byte, e *config.Entry, descriptor, entry int) error {
+	return eachField(b, "entry", func(num protowire.Number, typ protowire.Type, body []byte, _ uint64) (err error) {
+		switch {
+		case num == 1 && typ == protowire.BytesType:
+			e.Key, err = text(body, "key", descriptor, entry)
+		case num == 2 && typ == protowire.BytesType:
+			e.Value, err = text(body, "value", descriptor, entry)
+		}
+		return err
+	})
+}
+
+func decodeOverride(b []byte, d *descriptor) error {
+	return eachField(b, "limit override", func(num protowire.Number, typ protowire.Type, body []byte, n uint64) error {
+		switch {
+		case num == 1 && typ == protowire.VarintType:
+			d.override.Requests = ratelimit.Tokens(uint32(n))
+		case num == 2 && typ == protowire.VarintType:
+			d.unit = int32(n) // an enum has 32 bits
+		case num == 3 && typ == protowire.BytesType:
+			multiplier := uint64(d.override.Multiplier)
+			if err := decodeWrapper(body, &multiplier); err != nil {
+				return err
+			}
+			d.override.Multiplier = uint32(multiplier)
+		}
+		return nil
+	})
+}
+
+func (d *descriptor) checkOverride(i int) error {
+	l := &d.override
+	if d.unit <= int32(ratelimit.UnitUnknown) || d.unit > int32(ratelimit.Year) {
+		return bad("descriptor %d: its limit override has no valid unit (%d); use 1 SECOND, 2 MINUTE, 3 HOUR, 4 DAY, "+
+			"5 MONTH or 6 YEAR", i, d.unit)
+	}
+	l.Unit = ratelimit.Unit(d.unit)
+	if most := maxPeriod / l.Unit.Length(); uint64(l.Multiplier) > uint64(most) {
+		return bad("descriptor %d: its limit override has a unit_multiplier of %d, the most for a %s is %d", i,
+			l.Multiplier, l.Unit, most)
+	}
+	return nil
+}
+
+// maxPeriod is the longest window there is.
+const maxPeriod = 365 * 24 * 3600e9
+
+// decodeWrapper reads a google.protobuf.UInt32Value or UInt64Value.
+func decodeWrapper(b []byte, value *uint64) error {
+	return eachField(b, "number", func(num protowire.Number, typ protowire.Type, _ []byte, n uint64) error {
+		if num == 1 && typ == protowire.VarintType {
+			*value = n
+		}
+		return nil
+	})
+}
+
+// eachField calls f with each field of a message: its bytes, or its number.
+func eachField(b []byte, what string, f func(protowire.Number, protowire.Type, []byte, uint64) error) error {
+	for len(b) > 0 {
+		num, typ, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return bad("malformed %s: %v", what, protowire.ParseError(n))
+		}
+		if num > protowire.MaxValidNumber { // which ConsumeTag lets pass, and no message may have
+			return bad("malformed %s: the field number %d is more than %d", what, num, protowire.MaxValidNumber)
+		}
+		b = b[n:]
+		var body []byte
+		var number uint64
+		switch typ {
+		case protowire.BytesType:
+			body, n = protowire.ConsumeBytes(b)
+		case protowire.VarintType:
+			number, n = protowire.ConsumeVarint(b)
+		default:
+			n = protowire.ConsumeFieldValue(num, typ, b)
+		}
+		if n < 0 {
+			return bad("malformed %s: %v", what, protowire.ParseError(n))
+		}
+		b = b[n:]
+		if err := f(num, typ, body, number); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// text is b as a string, without a copy.
+func text(b []byte, what string, descriptor, entry int) (string, error) {
+	if len(b) <= MaxTextBytes && utf8.Valid(b) {
+		return unsafe.String(unsafe.SliceData(b), len(b)), nil
+	}
+	where := ""
+	if descriptor >= 0 {
+		where = fmt.Sprintf("descriptor %d, entry %d: ", descriptor, entry)
+	}
+	if len(b) > MaxTextBytes {
+		return "", bad("%s%s is %d bytes, the most is %d", where, what, len(b), MaxTextBytes)
+	}
+	return "", bad("%s%s is not valid UTF-8", where, what)
+}

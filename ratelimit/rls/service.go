@@ -1,0 +1,87 @@
+package rls
+
+import (
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/shed"
+	"github.com/sluice-gate/sluice/ratelimit/transport"
+)
+
+// Options are what the server says about all answers. The zero value is the
+// default but for NearLimitRatio.
+type Options struct {
+	ShadowMode bool // overall_code is always OK
+	QuotaMode  bool // every descriptor but unlimited ones is a quota descriptor
+	// Headers are added to responses if Limit is not "".
+	Headers HeaderNames
+	// DynamicMetadata puts the request and its rules' metadata into answers.
+	DynamicMetadata bool
+	// CalendarMonths makes windows of a month those of the calendar, also of
+	// limits that requests bring along.
+	CalendarMonths bool
+	NearLimitRatio float64
+	// Traced says that calls come with a span, which is told what was decided.
+	Traced bool
+	// MaxRequestBytes bounds the body of POST /json; 0 means MaxRequestBytes.
+	MaxRequestBytes int
+	// Budget is what bodies that are being read count in; nil: there is none.
+	Budget *transport.Budget
+	// Gate, if set, decides which calls are begun, and has what was charged given
+	// back if the caller does not wait for the answer.
+	Gate *shed.Gate
+}
+
+// HeaderNames are the response headers; "" leaves all of them out.
+type HeaderNames struct{ Limit, Remaining, Reset string }
+
+// Observer is told how long each call took.
+type Observer interface{ Observe(seconds float64) }
+
+// Service answers rate limit requests. It is safe for concurrent use.
+type Service struct {
+	Stats   Stats
+	rules   func() *config.Rules
+	limiter ratelimit.Limiter
+	clock   ratelimit.Clock
+	wall    func() time.Time
+	latency Observer
+	options Options
+	log     *slog.Logger
+	calls   sync.Pool
+	large   chan struct{} // slots of large calls that are worked on
+}
+
+// A request of largeBytes or more may grow a hundred times while it is decided:
+// each descriptor has a key, a verdict and a status. So few are at a time; others
+// wait, as the bytes that they are.
+const (
+	largeBytes  = 4 << 10
+	largeAtOnce = 16
+)
+
+// New makes a service that takes its rules from rules and its decisions from
+// limiter. wall is asked only for bans, whose windows need no account.
+func New(rules func() *config.Rules, limiter ratelimit.Limiter, clock ratelimit.Clock, wall func() time.Time,
+	latency Observer, o Options, log *slog.Logger,
+) *Service {
+	if o.MaxRequestBytes == 0 {
+		o.MaxRequestBytes = MaxRequestBytes
+	}
+	s := &Service{rules: rules, limiter: limiter, clock: clock, wall: wall, latency: latency, options: o, log: log}
+	s.calls.New = func() any { return new(call) }
+	s.large = make(chan struct{}, largeAtOnce)
+	return s
+}
+
+// Errors of a call that are not the client's.
+var (
+	errNoConfig = errors.New("no rate limit configuration loaded")
+	errInternal = errors.New("internal error, see the log")
+	errLarge    = errors.New("too many large requests are being decided")
+	errGone     = errors.New("the caller gave up before it was answered; nothing was charged")
+)

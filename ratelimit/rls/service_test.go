@@ -1,0 +1,632 @@
+package rls
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/shed"
+)
+
+const testRules = `
+domain: d
+descriptors:
+  - key: twenty
+    rate_limit: {unit: minute, requests_per_unit: 20, name: the-name}
+    metadata: {tier: {name: twenty, a: 1}}
+  - key: five
+    rate_limit: {unit: hour, requests_per_unit: 5}
+    metadata: {tier: {name: five, b: 2}}
+  - key: ban
+    rate_limit: {unit: day, requests_per_unit: 0}
+  - key: free
+    rate_limit: {unlimited: true}
+  - key: node
+    descriptors: [{key: leaf, rate_limit: {unit: second, requests_per_unit: 1}}]
+  - key: shadow
+    shadow_mode: true
+    rate_limit: {unit: minute, requests_per_unit: 1}
+  - key: quota
+    quota_mode: true
+    rate_limit: {unit: minute, requests_per_unit: 1}
+  - key: quota2
+    quota_mode: true
+    rate_limit: {unit: minute, requests_per_unit: 2}
+  - key: replacer
+    rate_limit: {unit: minute, requests_per_unit: 1, replaces: [{name: the-name}]}
+  - key: shared
+    value: a*
+    share_threshold: true
+    rate_limit: {unit: minute, requests_per_unit: 2}
+  - key: refund
+    coordination: {on_deny: refund}
+    rate_limit: {unit: minute, requests_per_unit: 10}
+  - key: bucket
+    algorithm: token_bucket
+    burst: 3
+    rate_limit: {unit: minute, requests_per_unit: 60}
+`
+
+// fixture is a service at a standstill: 15 s into a minute and an hour.
+type fixture struct {
+	testing.TB
+	*Service
+	now ratelimit.Instant
+}
+
+type discard struct{}
+
+func (discard) Observe(float64) {}
+
+func newFixture(t testing.TB, o Options, text string) *fixture {
+	t.Helper()
+	if o.NearLimitRatio == 0 {
+		o.NearLimitRatio = 0.8
+	}
+	f := &fixture{TB: t, now: 1}
+	start := time.Unix(1_800_000_015, 0)
+	var rules *config.Rules
+	if text != "" {
+		var problems config.Problems
+		rules, _, problems = config.Parse([]config.Text{{Name: "test", Data: []byte(text)}},
+			config.Options{Coordination: ratelimit.DefaultCoordination()})
+		if problems != nil {
+			t.Fatal(problems)
+		}
+	}
+	limiter := leasing.NewLocal(1000, f.now, start)
+	clock := func() ratelimit.Instant { return f.now }
+	wall := func() time.Time { return start.Add(f.now.Sub(1)) }
+	f.Service = New(func() *config.Rules { return rules }, limiter, clock, wall, discard{}, o,
+		slog.New(slog.NewTextHandler(io.Discard, nil)))
+	return f
+}
+
+// desc writes "key=value,key=value" as a descriptor.
+func desc(entries string) *common.RateLimitDescriptor {
+	d := &common.RateLimitDescriptor{}
+	for entry := range strings.SplitSeq(entries, ",") {
+		key, value, _ := strings.Cut(entry, "=")
+		d.Entries = append(d.Entries, &common.RateLimitDescriptor_Entry{Key: key, Value: value})
+	}
+	return d
+}
+
+func rlsRequest(descriptors ...*common.RateLimitDescriptor) *rlsv3.RateLimitRequest {
+	return &rlsv3.RateLimitRequest{Domain: "d", Descriptors: descriptors}
+}
+
+func (f *fixture) call(r *rlsv3.RateLimitRequest) (*rlsv3.RateLimitResponse, error) {
+	f.Helper()
+	c := &call{}
+	var err error
+	if c.in, err = proto.Marshal(r); err != nil {
+		f.Fatal(err)
+	}
+	if err := f.answer(context.Background(), c); err != nil {
+		return nil, err
+	}
+	answer := &rlsv3.RateLimitResponse{}
+	if err := proto.Unmarshal(c.out, answer); err != nil {
+		f.Fatalf("the answer is no RateLimitResponse: %v", err)
+	}
+	return answer, nil
+}
+
+func (f *fixture) must(r *rlsv3.RateLimitRequest) *rlsv3.RateLimitResponse {
+	f.Helper()
+	answer, err := f.call(r)
+	if err != nil {
+		f.Fatal(err)
+	}
+	return answer
+}
+
+// short writes an answer as "OVERALL: CODE remaining/limit reset, ...".
+func short(a *rlsv3.RateLimitResponse) string {
+	var parts []string
+	for _, s := range a.Statuses {
+		p := s.Code.String()
+		if s.CurrentLimit != nil {
+			p += fmt.Sprintf(" %d/%d %ds", s.LimitRemaining, s.CurrentLimit.RequestsPerUnit,
+				s.DurationUntilReset.GetSeconds())
+		} else if s.LimitRemaining > 0 {
+			p += fmt.Sprintf(" %d", s.LimitRemaining)
+		}
+		parts = append(parts, p)
+	}
+	return a.OverallCode.String() + ": " + strings.Join(parts, ", ")
+}
+
+func (f *fixture) expect(want string, r *rlsv3.RateLimitRequest) {
+	f.Helper()
+	if got := short(f.must(r)); got != want {
+		f.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+func hits(d *common.RateLimitDescriptor, n uint64) *common.RateLimitDescriptor {
+	d.HitsAddend = wrapperspb.UInt64(n)
+	return d
+}
+
+func negative(d *common.RateLimitDescriptor) *common.RateLimitDescriptor {
+	d.IsNegativeHits = true
+	return d
+}
+
+func override(d *common.RateLimitDescriptor, n uint32, unit typev3.RateLimitUnit) *common.RateLimitDescriptor {
+	d.Limit = &common.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: n, Unit: unit}
+	return d
+}
+
+// One test a row of parity.md's "Answers".
+func TestAnswers(t *testing.T) {
+	for name, run := range map[string]func(*fixture){
+		"unknown domain, no rule, wrong depth, no rate_limit": func(f *fixture) {
+			f.expect("OK: OK", &rlsv3.RateLimitRequest{
+				Domain:      "other",
+				Descriptors: []*common.RateLimitDescriptor{desc("twenty=")},
+			})
+			f.expect("OK: OK, OK, OK, OK", rlsRequest(desc("none=1"), desc("twenty=,twenty="), desc("node=1"),
+				&common.RateLimitDescriptor{}))
+		},
+		"unlimited": func(f *fixture) { f.expect("OK: OK 4294967295", rlsRequest(desc("free=x"))) },
+		"countdown, then over": func(f *fixture) {
+			for left := 19; left >= 0; left-- {
+				f.expect(fmt.Sprintf("OK: OK %d/20 45s", left), rlsRequest(desc("twenty=x")))
+			}
+			f.expect("OVER_LIMIT: OVER_LIMIT 0/20 45s", rlsRequest(desc("twenty=x")))
+			f.expect("OK: OK 19/20 45s", rlsRequest(desc("twenty=y")))
+			f.now = f.now.Add(44500 * time.Millisecond)
+			f.expect("OVER_LIMIT: OVER_LIMIT 0/20 1s", rlsRequest(desc("twenty=x")))
+			f.now = f.now.Add(500 * time.Millisecond)
+			f.expect("OK: OK 19/20 60s", rlsRequest(desc("twenty=x")))
+		},
+		"ban": func(f *fixture) {
+			f.expect("OVER_LIMIT: OVER_LIMIT 0/0 57585s", rlsRequest(desc("ban=x")))
+			f.expect("OVER_LIMIT: OVER_LIMIT 0/0 57585s", rlsRequest(hits(desc("ban=x"), 0)))
+			f.expect("OVER_LIMIT: OVER_LIMIT 0/0 57585s", rlsRequest(negative(desc("ban=x"))))
+		},
+		"statuses in order": func(f *fixture) {
+			f.expect("OVER_LIMIT: OK 19/20 45s, OVER_LIMIT 0/0 57585s, OK, OK 4294967295",
+				rlsRequest(desc("twenty=x"), desc("ban="), desc("none="), desc("free=")))
+		},
+		"shadow_mode": func(f *fixture) {
+			f.expect("OK: OK 0/1 45s", rlsRequest(desc("shadow=x")))
+			f.expect("OK: OK 0/1 45s", rlsRequest(desc("shadow=x")))
+		},
+		"quota_mode": func(f *fixture) {
+			f.expect("OK: OK 0/1 45s, OK 1/2 45s", rlsRequest(desc("quota="), desc("quota2=")))
+			f.expect("OK: OVER_LIMIT 0/1 45s, OK 0/2 45s", rlsRequest(desc("quota="), desc("quota2=")))
+			f.expect("OVER_LIMIT: OVER_LIMIT 0/1 45s, OVER_LIMIT 0/2 45s", rlsRequest(desc("quota="), desc("quota2=")))
+			f.expect("OVER_LIMIT: OVER_LIMIT 0/1 45s, OK 19/20 45s", rlsRequest(desc("quota="), desc("twenty=")))
+		},
+		"hits_addend": func(f *fixture) {
+			r := rlsRequest(desc("twenty=x"), hits(desc("twenty=y"), 2), hits(desc("twenty=z"), 0))
+			r.HitsAddend = 5
+			f.expect("OK: OK 15/20 45s, OK 18/20 45s, OK 20/20 45s", r)
+			// What goes over is not rolled back: it drains what is left.
+			f.expect("OVER_LIMIT: OVER_LIMIT 0/20 45s", rlsRequest(hits(desc("twenty=x"), 16)))
+			f.expect("OVER_LIMIT: OVER_LIMIT 0/20 45s", rlsRequest(desc("twenty=x")))
+			f.expect("OVER_LIMIT: OVER_LIMIT 0/20 45s", rlsRequest(hits(desc("twenty=x"), 0))) // 22 of 20
+		},
+		"a peek at exactly the limit is within it": func(f *fixture) {
+			f.expect("OK: OK 0/20 45s", rlsRequest(hits(desc("twenty=x"), 20)))
+			f.expect("OK: OK 0/20 45s", rlsRequest(hits(desc("twenty=x"), 0)))
+		},
+		"the same descriptor twice": func(f *fixture) {
+			f.expect("OK: OK 19/20 45s, OK 18/20 45s", rlsRequest(desc("twenty=x"), desc("twenty=x")))
+		},
+		"override": func(f *fixture) {
+			f.expect("OK: OK 1/2 45s", rlsRequest(override(desc("twenty=x"), 2, typev3.RateLimitUnit_MINUTE)))
+			f.expect("OK: OK 18/20 45s", rlsRequest(desc("twenty=x"))) // the same counter, as there
+			f.expect("OK: OK 6/7 45s", rlsRequest(override(desc("none=x"), 7, typev3.RateLimitUnit_MINUTE)))
+			f.expect("OVER_LIMIT: OVER_LIMIT 0/0 45s", rlsRequest(override(desc("none=x"), 0,
+				typev3.RateLimitUnit_MINUTE)))
+			r := rlsRequest(override(desc("twenty=x"), 2, typev3.RateLimitUnit_MINUTE))
+			r.Domain = "unknown"
+			f.expect("OK: OK", r)
+		},
+		"override of several units": func(f *fixture) {
+			d := override(desc("none=x"), 7, typev3.RateLimitUnit_SECOND)
+			d.Limit.UnitMultiplier = wrapperspb.UInt32(10)
+			a := f.must(rlsRequest(d))
+			if got := a.Statuses[0]; got.LimitRemaining != 6 || got.DurationUntilReset.Seconds != 5 ||
+				got.CurrentLimit.UnitMultiplier.GetValue() != 10 {
+				f.Errorf("%v", got)
+			}
+		},
+		"negative hits": func(f *fixture) {
+			f.expect("OK: OK 10/20 45s", rlsRequest(hits(desc("twenty=x"), 10)))
+			f.expect("OK: OK 14/20 45s", rlsRequest(negative(hits(desc("twenty=x"), 4))))
+			f.expect("OK: OK 20/20 45s", rlsRequest(negative(hits(desc("twenty=x"), 1000)))) // not beyond what was used
+			f.expect("OVER_LIMIT: OVER_LIMIT 0/20 45s", rlsRequest(hits(desc("twenty=x"), 30)))
+			f.expect("OK: OK 0/20 45s", rlsRequest(negative(hits(desc("twenty=x"), 10)))) // 20 of 20
+			f.expect("OK: OK 1/20 45s", rlsRequest(negative(hits(desc("twenty=x"), 1))))
+		},
+		"replaces": func(f *fixture) {
+			f.expect("OK: OK, OK 0/1 45s", rlsRequest(desc("twenty=x"), desc("replacer=x")))
+			f.expect("OK: OK 19/20 45s", rlsRequest(desc("twenty=x"))) // it was not counted
+		},
+		"share_threshold": func(f *fixture) {
+			f.expect("OK: OK 1/2 45s", rlsRequest(desc("shared=a1")))
+			f.expect("OK: OK 0/2 45s", rlsRequest(desc("shared=a2")))
+			f.expect("OVER_LIMIT: OVER_LIMIT 0/2 45s", rlsRequest(desc("shared=a3")))
+		},
+		"on_deny: refund takes nothing, from none": func(f *fixture) {
+			f.expect("OK: OK 4/10 45s", rlsRequest(hits(desc("refund=x"), 6)))
+			f.expect("OVER_LIMIT: OVER_LIMIT 4/10 45s, OK 15/20 45s",
+				rlsRequest(hits(desc("refund=x"), 5), hits(desc("twenty=x"), 5)))
+			f.expect("OK: OK 0/10 45s, OK 19/20 45s", rlsRequest(hits(desc("refund=x"), 4), desc("twenty=x")))
+			// A rule that refunds is not charged for another's refusal.
+			f.expect("OVER_LIMIT: OK 3/10 45s, OVER_LIMIT 0/0 57585s",
+				rlsRequest(hits(desc("refund=y"), 7), desc("ban=")))
+			f.expect("OK: OK 9/10 45s", rlsRequest(desc("refund=y")))
+		},
+		"token_bucket says when to come back": func(f *fixture) {
+			f.expect("OK: OK 0/60 3s", rlsRequest(hits(desc("bucket=x"), 3)))
+			f.expect("OVER_LIMIT: OVER_LIMIT 0/60 2s", rlsRequest(hits(desc("bucket=x"), 2)))
+			f.now = f.now.Add(time.Second)
+			f.expect("OK: OK 0/60 3s", rlsRequest(desc("bucket=x")))
+		},
+	} {
+		t.Run(name, func(t *testing.T) { run(newFixture(t, Options{}, testRules)) })
+	}
+}
+
+func TestGlobalModes(t *testing.T) {
+	f := newFixture(t, Options{ShadowMode: true}, testRules)
+	f.expect("OK: OVER_LIMIT 0/0 57585s", rlsRequest(desc("ban=")))
+	f = newFixture(t, Options{QuotaMode: true}, testRules)
+	f.expect("OK: OVER_LIMIT 0/0 57585s, OK 19/20 45s, OK 4294967295",
+		rlsRequest(desc("ban="), desc("twenty="), desc("free=")))
+	f.expect("OVER_LIMIT: OVER_LIMIT 0/0 57585s, OK 4294967295", rlsRequest(desc("ban="), desc("free=")))
+}
+
+func TestWholeAnswer(t *testing.T) {
+	f := newFixture(t, Options{DynamicMetadata: true, Headers: HeaderNames{"L", "Rem", "Res"}}, testRules)
+	r := rlsRequest(desc("twenty=x"), hits(override(desc("none=y"), 3, typev3.RateLimitUnit_HOUR), 2), desc("five=z"))
+	r.HitsAddend = 4
+	got := f.must(r)
+	metadata := got.DynamicMetadata.AsMap()
+	got.DynamicMetadata = nil
+	want := &rlsv3.RateLimitResponse{
+		OverallCode: rlsv3.RateLimitResponse_OK,
+		Statuses: []*rlsv3.RateLimitResponse_DescriptorStatus{
+			{
+				Code: 1, CurrentLimit: &rlsv3.RateLimitResponse_RateLimit{
+					Name: "the-name", RequestsPerUnit: 20,
+					Unit: 2,
+				},
+				LimitRemaining: 16, DurationUntilReset: durationpb.New(45 * time.Second),
+			},
+			{
+				Code: 1, CurrentLimit: &rlsv3.RateLimitResponse_RateLimit{RequestsPerUnit: 3, Unit: 3},
+				LimitRemaining:     1,
+				DurationUntilReset: durationpb.New(3585 * time.Second),
+			},
+			{
+				Code: 1, CurrentLimit: &rlsv3.RateLimitResponse_RateLimit{RequestsPerUnit: 5, Unit: 3},
+				LimitRemaining:     1,
+				DurationUntilReset: durationpb.New(3585 * time.Second),
+			},
+		},
+		ResponseHeadersToAdd: []*core.HeaderValue{
+			{Key: "L", Value: "3"},
+			{Key: "Rem", Value: "1"},
+			{Key: "Res", Value: "3585"},
+		},
+	}
+	if d := cmp.Diff(want, got, protocmp.Transform()); d != "" {
+		t.Error(d)
+	}
+	wantMetadata := map[string]any{
+		"domain": "d", "hitsAddend": 4.0,
+		"descriptors": []any{
+			map[string]any{"entries": []any{"twenty=x"}},
+			map[string]any{"entries": []any{"none=y"}, "hitsAddend": 2.0, "limit": "requests_per_unit:3 unit:HOUR"},
+			map[string]any{"entries": []any{"five=z"}},
+		},
+		"metadata": map[string]any{"tier": map[string]any{"name": "twenty", "a": 1.0, "b": 2.0}},
+	}
+	if d := cmp.Diff(wantMetadata, metadata); d != "" {
+		t.Error(d)
+	}
+	// Of those over, the last non-quota one.
+	got = f.must(rlsRequest(desc("ban="), desc("five=z"), desc("five=z"), desc("quota="), desc("quota=")))
+	if h := got.ResponseHeadersToAdd; h[0].Value != "5" || h[1].Value != "0" {
+		t.Errorf("%v", h)
+	}
+}
+
+func TestCountersCountAsTheirs(t *testing.T) {
+	f := newFixture(t, Options{}, testRules)
+	for _, n := range []uint64{10, 5, 3, 4} { // 10, 15, 18 of 20, and 22
+		f.must(rlsRequest(hits(desc("twenty=x"), n)))
+	}
+	f.must(rlsRequest(desc("shadow=")))
+	f.must(rlsRequest(desc("shadow=")))
+	type counts struct{ total, within, near, over, shadow uint64 }
+	got := map[string]counts{}
+	for _, r := range f.rules().All() {
+		c := r.Counters
+		got[r.Path] = counts{
+			c.TotalHits.Load(), c.WithinLimit.Load(), c.NearLimit.Load(), c.OverLimit.Load(),
+			c.ShadowMode.Load(),
+		}
+	}
+	// Near begins above floor(20 x 0.8) = 16: two of the third's, two of the fourth's.
+	if got["twenty"] != (counts{22, 18, 4, 2, 0}) || got["shadow"] != (counts{2, 1, 1, 1, 1}) {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestBadRequests(t *testing.T) {
+	big := strings.Repeat("x", 1<<20)
+	many := rlsRequest()
+	for range 10_000 {
+		many.Descriptors = append(many.Descriptors, desc("twenty=x"))
+	}
+	deep := rlsRequest(desc(strings.Repeat("a=b,", 200)))
+	for name, c := range map[string]struct {
+		request *rlsv3.RateLimitRequest
+		want    string
+	}{
+		"no domain": {
+			&rlsv3.RateLimitRequest{Descriptors: []*common.RateLimitDescriptor{desc("a=")}},
+			"rate limit domain must not be empty",
+		},
+		"no descriptors": {&rlsv3.RateLimitRequest{Domain: "d"}, "rate limit descriptor list must not be empty"},
+		"10,000 of them": {many, "request has more than 1000 descriptors"},
+		"200 entries":    {deep, "descriptor 0 has more than 100 entries"},
+		"a 1 MB value": {
+			rlsRequest(desc("twenty=x"), desc("a=b,c="+big)),
+			"descriptor 1, entry 1: value is 1048576 bytes, the most is 65536",
+		},
+		"no unit": {
+			rlsRequest(desc("twenty=x"), override(desc("a=b"), 5, 0)),
+			"descriptor 1: its limit override has no valid unit (0)",
+		},
+		"a strange unit": {rlsRequest(override(desc("a=b"), 5, 77)), "no valid unit (77)"},
+		"2^63": {
+			rlsRequest(desc("twenty=x"), hits(desc("twenty=x"), 1<<63)),
+			"descriptor 1: hits_addend is 9223372036854775808, the most is 9223372036854775807",
+		},
+		"2^64-1": {
+			rlsRequest(negative(hits(desc("twenty=x"), 1<<64-1))),
+			"hits_addend is 18446744073709551615",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, Options{}, testRules)
+			_, err := f.call(c.request)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %s", err, c.want)
+			}
+			f.expect("OK: OK 19/20 45s", rlsRequest(desc("twenty=x"))) // nothing was changed
+			if n := f.Stats.BadRequests.Load(); n != 1 {
+				t.Errorf("%d bad requests counted", n)
+			}
+		})
+	}
+}
+
+// The largest numbers that are allowed change a budget as they should.
+func TestLargeHits(t *testing.T) {
+	f := newFixture(t, Options{}, testRules)
+	for range 3 { // the sum of what was refused must not overflow
+		f.expect("OVER_LIMIT: OVER_LIMIT 0/20 45s", rlsRequest(hits(desc("twenty=x"), 1<<63-1)))
+	}
+	f.expect("OK: OK 0/20 45s", rlsRequest(negative(hits(desc("twenty=x"), 1<<63-1)))) // pays what went over
+	f.expect("OK: OK 20/20 45s", rlsRequest(negative(hits(desc("twenty=x"), 1<<63-1))))
+	f.expect("OK: OK 19/20 45s", rlsRequest(desc("twenty=x")))
+	for _, key := range []string{"bucket", "refund"} {
+		f.must(rlsRequest(hits(desc(key+"=x"), 1<<63-1)))
+		f.must(rlsRequest(negative(hits(desc(key+"=x"), 1<<63-1))))
+		if a := f.must(rlsRequest(desc(key + "=x"))); a.Statuses[0].LimitRemaining > 10 {
+			t.Errorf("%s: %v", key, a)
+		}
+	}
+}
+
+func TestInvalidUTF8(t *testing.T) {
+	f := newFixture(t, Options{}, testRules)
+	for what, in := range map[string][]byte{
+		"domain":                     {0x0a, 2, 0xff, 0xfe},
+		"descriptor 0, entry 0: key": {0x0a, 1, 'd', 0x12, 6, 0x0a, 4, 0x0a, 2, 0xc3, 0x28},
+	} {
+		err := f.answer(context.Background(), &call{in: in})
+		if err == nil || err.Error() != what+" is not valid UTF-8" {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+func TestNoConfig(t *testing.T) {
+	f := newFixture(t, Options{}, "")
+	if _, err := f.call(rlsRequest(desc("a=b"))); err == nil || err.Error() != "no rate limit configuration loaded" {
+		t.Error(err)
+	}
+}
+
+// A bug in a limiter is one failed request and a line in the log.
+func TestPanicIsOneFailedRequest(t *testing.T) {
+	f := newFixture(t, Options{}, testRules)
+	sound := f.limiter
+	f.limiter = broken{}
+	if _, err := f.call(rlsRequest(desc("twenty=x"))); !errors.Is(err, errInternal) {
+		t.Error(err)
+	}
+	f.limiter = sound
+	f.expect("OK: OK 19/20 45s", rlsRequest(desc("twenty=x")))
+	if f.Stats.Panics.Load() != 1 {
+		t.Error("the panic was not counted")
+	}
+}
+
+type broken struct{ ratelimit.Limiter }
+
+func TestAnswerAllocatesNothing(t *testing.T) {
+	f := newFixture(t, Options{Headers: HeaderNames{"L", "Rem", "Res"}}, testRules)
+	in, err := proto.Marshal(rlsRequest(desc("five=0123456789"), desc("twenty=x"), desc("node=x,leaf=y")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &call{in: in}
+	if n := testing.AllocsPerRun(1000, func() {
+		if err := f.answer(context.Background(), c); err != nil {
+			t.Fatal(err)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestJSON(t *testing.T) {
+	f := newFixture(t, Options{}, testRules)
+	post := func(body io.Reader) (int, string) {
+		w := httptest.NewRecorder()
+		f.ServeJSON(w, httptest.NewRequest(http.MethodPost, "/json", body))
+		return w.Code, w.Body.String()
+	}
+	one := `{"domain":"d","descriptors":[{"entries":[{"key":"node","value":"a"},{"key":"leaf","value":"b"}]}]}`
+	for _, c := range []struct {
+		body io.Reader
+		code int
+		want string
+	}{
+		{strings.NewReader(one), 200, `"overallCode":"OK"`},
+		{strings.NewReader(one), 429, `"overallCode":"OVER_LIMIT"`},
+		{strings.NewReader(`{"domain":`), 400, "malformed request"},
+		{strings.NewReader(`{"domain":"","descriptors":[]}`), 400, "rate limit domain must not be empty"},
+		{strings.NewReader(`{"domain":"d","descriptors":[{"entries":[{"key":"a","value":"\ud800"}]}]}`), 400, ""},
+		{io.LimitReader(endless{}, 100<<20), 413, "request is larger than 262144 bytes (MAX_REQUEST_BYTES)"},
+	} {
+		code, body := post(c.body)
+		body = strings.ReplaceAll(body, `": "`, `":"`)
+		if code != c.code || !strings.Contains(body, c.want) {
+			t.Errorf("got %d %s, want %d %s", code, body, c.code, c.want)
+		}
+	}
+	w := httptest.NewRecorder()
+	f.ServeJSON(w, httptest.NewRequest(http.MethodGet, "/json", nil))
+	if w.Code != http.StatusMethodNotAllowed {
+		t.Error(w.Code)
+	}
+	none := newFixture(t, Options{}, "")
+	w = httptest.NewRecorder()
+	none.ServeJSON(w, httptest.NewRequest(http.MethodPost, "/json", strings.NewReader(one)))
+	if w.Code != http.StatusServiceUnavailable {
+		t.Error(w.Code)
+	}
+}
+
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) { return copy(p, bytes.Repeat([]byte(" "), len(p))), nil }
+
+// leaver is a limiter whose caller gives up while it decides.
+type leaver struct {
+	ratelimit.Limiter
+	leave func()
+}
+
+func (l *leaver) Decide(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask,
+	verdicts []ratelimit.Verdict,
+) {
+	l.Limiter.Decide(ctx, now, asks, verdicts)
+	l.leave()
+}
+
+// What a call was charged is given back if its caller gave up meanwhile, of all its
+// rules; it is then not answered, and not counted as admitted.
+func TestCallersThatGiveUpAreNotCharged(t *testing.T) {
+	gate := shed.NewGate(20 * time.Millisecond)
+	f := newFixture(t, Options{Gate: gate}, testRules)
+	ctx, cancel := context.WithCancel(context.Background())
+	inner := f.limiter
+	f.limiter = &leaver{inner, cancel}
+	c := &call{}
+	var err error
+	if c.in, err = proto.Marshal(rlsRequest(desc("twenty=a"), desc("five=a"))); err != nil {
+		t.Fatal(err)
+	}
+	for range 100 {
+		if err := f.answer(ctx, c); !errors.Is(err, errGone) {
+			t.Fatalf("answered, with %v", err)
+		}
+	}
+	f.limiter = inner
+	got := f.must(rlsRequest(desc("twenty=a"), desc("five=a")))
+	if got.Statuses[0].LimitRemaining != 19 || got.Statuses[1].LimitRemaining != 4 {
+		t.Errorf("%d of 20 and %d of 5 are left after 100 calls that were given up, and one",
+			got.Statuses[0].LimitRemaining, got.Statuses[1].LimitRemaining)
+	}
+	if n := gate.Stats().GivenUp; n != 100 || f.Stats.OK.Load() != 1 || f.Stats.StoreErrors.Load() != 0 {
+		t.Errorf("%d counted as given up, %d as OK, %d as errors of the store", n, f.Stats.OK.Load(),
+			f.Stats.StoreErrors.Load())
+	}
+}
+
+// An answer that is made before its caller gives up stands: a refusal that costs
+// nothing is given back once, not twice.
+func TestRefundsAreNotRepeated(t *testing.T) {
+	f := newFixture(t, Options{Gate: shed.NewGate(20 * time.Millisecond)}, testRules)
+	for range 30 {
+		f.must(rlsRequest(desc("refund=a")))
+	}
+	if got := f.must(rlsRequest(desc("refund=a"))); got.OverallCode != rlsv3.RateLimitResponse_OVER_LIMIT {
+		t.Errorf("after 30 of 10: %v", got)
+	}
+}
+
+// An overloaded node refuses /json as it does gRPC, and charges nothing.
+func TestJSONIsShed(t *testing.T) {
+	gate := shed.NewGate(20 * time.Millisecond)
+	f := newFixture(t, Options{Gate: gate}, testRules)
+	post := func() int {
+		w := httptest.NewRecorder()
+		f.ServeJSON(w, httptest.NewRequest(http.MethodPost, "/json",
+			strings.NewReader(`{"domain":"d","descriptors":[{"entries":[{"key":"five","value":"b"}]}]}`)))
+		return w.Code
+	}
+	if code := post(); code != http.StatusOK {
+		t.Errorf("a quiet node: %d", code)
+	}
+	for range 40 { // of which some begin, 50 us one after the other
+		gate.Arrive(f.now, time.Second)
+	}
+	for range 20 {
+		f.now = f.now.Add(50 * time.Microsecond)
+		gate.Begin(f.now)
+		gate.End()
+	}
+	for range 2000 {
+		gate.Arrive(f.now, time.Second)
+	}
+	if code := post(); code != http.StatusServiceUnavailable {
+		t.Errorf("while 2,000 calls wait: %d", code)
+	}
+}

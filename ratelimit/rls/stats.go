@@ -1,0 +1,51 @@
+package rls
+
+import (
+	"errors"
+	"sync/atomic"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Stats count what the service did since it was made. All fields may be read
+// at any time.
+type Stats struct {
+	Requests       atomic.Uint64
+	OK             atomic.Uint64 // by overall_code
+	OverLimit      atomic.Uint64
+	GlobalShadow   atomic.Uint64          // over limit, but answered OK by SHADOW_MODE
+	UnknownDomains ratelimit.RuleCounters // requests, by the name of the domain
+	BadRequests    atomic.Uint64
+	StoreErrors    atomic.Uint64
+	ServiceErrors  atomic.Uint64 // bad requests, no config, and requests given up for others
+	Panics         atomic.Uint64
+	Sources        [len(ratelimit.Sources)]atomic.Uint64 // decisions, by source
+}
+
+func (s *Stats) count(err error) {
+	s.Requests.Add(1)
+	if err == nil || errors.Is(err, errGone) { // which the gate counts
+		return
+	}
+	_, malformed := errors.AsType[*badRequest](err)
+	_, tooLarge := errors.AsType[*tooLargeError](err)
+	if malformed || tooLarge {
+		s.BadRequests.Add(1)
+		s.ServiceErrors.Add(1)
+		return
+	}
+	if errors.Is(err, errNoConfig) || errors.Is(err, errInternal) || errors.Is(err, errCrowded) ||
+		errors.Is(err, errLarge) {
+		s.ServiceErrors.Add(1)
+		return
+	}
+	s.StoreErrors.Add(1)
+}
+
+func (s *Stats) countCode(over bool) {
+	if over {
+		s.OverLimit.Add(1)
+	} else {
+		s.OK.Add(1)
+	}
+}

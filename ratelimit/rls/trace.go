@@ -1,0 +1,40 @@
+package rls
+
+import (
+	"context"
+	"strings"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// trace tells the call's span, if it is recorded, what was decided and how.
+// Descriptors' values stay out of it.
+func (c *call) trace(ctx context.Context, err error) {
+	span := trace.SpanFromContext(ctx)
+	if !span.IsRecording() {
+		return
+	}
+	if err != nil {
+		span.RecordError(err)
+		return
+	}
+	rules, sources := make([]string, 0, len(c.statuses)), make([]string, 0, len(c.statuses))
+	for i := range c.statuses {
+		rule, source := "", ""
+		if st := &c.statuses[i]; !st.bare {
+			rule, source = strings.Clone(st.rule.Path), ratelimit.Sources[st.verdict.Source]
+		}
+		rules, sources = append(rules, rule), append(sources, source)
+	}
+	code := "OK"
+	if c.over {
+		code = "OVER_LIMIT"
+	}
+	span.SetAttributes(
+		attribute.String("ratelimit.domain", strings.Clone(c.request.domain)), attribute.String("ratelimit.code", code),
+		attribute.StringSlice("ratelimit.rules", rules), attribute.StringSlice("ratelimit.sources", sources),
+	)
+}

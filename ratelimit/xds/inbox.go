@@ -1,0 +1,67 @@
+package xds
+
+import (
+	"context"
+	"time"
+
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+// longestPause is between two pushes that are received: none is late by more.
+const longestPause = 100 * time.Millisecond
+
+// inbox holds the last push that is not answered yet.
+type inbox struct {
+	latest chan *discovery.DiscoveryResponse // of one
+	ended  chan struct{}                     // closed when nothing will come any more
+	why    error                             // good once ended is closed
+}
+
+// receive fills the inbox until the stream ends. The pause bounds what a server
+// that pushes without one costs; meanwhile the stream's window holds it back.
+func (in *inbox) receive(ctx context.Context,
+	stream discovery.AggregatedDiscoveryService_StreamAggregatedResourcesClient, pause time.Duration,
+	load config.Loader,
+) {
+	defer close(in.ended)
+	for {
+		push, err := stream.Recv()
+		if err != nil {
+			in.why = err
+			return
+		}
+		select {
+		case <-in.latest:
+			load.Coalesced()
+		default:
+		}
+		in.latest <- push // nobody else fills it
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+// next waits until a load may begin, and takes the last push then.
+func (c *Client) next(ctx context.Context, in *inbox) (*discovery.DiscoveryResponse, error) {
+	if wait := c.pace.Wait(time.Now()); wait > 0 {
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+	}
+	select {
+	case push := <-in.latest:
+		return push, nil
+	case <-in.ended:
+	}
+	select {
+	case push := <-in.latest: // it came before the end
+		return push, nil
+	default:
+		return nil, in.why
+	}
+}
