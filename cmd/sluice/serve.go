@@ -242,7 +242,7 @@ func (c *serveCmd) open(svc *service.Service, budgets budgets, shown metrics.Col
 	public.Handle("/json", spans.http("/json", http.HandlerFunc(svc.ServeJSON)))
 	options := c.serverOptions(budgets)
 	options.Extra = spans.grpc()
-	guard(&options, gate, people.Clock)
+	options.Gated = gated(gate, people.Clock)
 	options.Note = seatNote(shown.Seat)
 	var err error
 	if options.TLS, err = c.TLS.credentials(log); err != nil {

@@ -26,7 +26,7 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 func shouldRateLimit(srv any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
 	s := srv.(*Service)
 	if gate := s.options.Gate; gate != nil {
-		if err := gate.Enter(ctx, s.clock()); err != nil {
+		if err := gate.Enter(ctx); err != nil {
 			return nil, err
 		}
 		defer gate.End()

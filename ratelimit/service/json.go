@@ -31,7 +31,7 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 			http.Error(w, "overloaded: not begun, nothing was charged", http.StatusServiceUnavailable)
 			return
 		}
-		defer gate.End()
+		defer func() { gate.EndNow(s.clock()) }()
 	}
 	var request rls.RateLimitRequest
 	if err := protojson.Unmarshal(body, &request); err != nil {

@@ -84,8 +84,9 @@ const (
 const handshake = 10 * time.Second
 
 // Options are the server options that hold a gRPC server to the bounds. security
-// may be nil: none. Connections must come from a Listener of the same budget.
-func Options(b Bounds, budget *Budget, security credentials.TransportCredentials) []grpc.ServerOption {
+// may be nil: none. gated may be nil: all calls are begun. Connections must come from
+// a Listener of the same budget.
+func Options(b Bounds, budget *Budget, security credentials.TransportCredentials, gated *Gated) []grpc.ServerOption {
 	if security == nil {
 		security = insecure.NewCredentials()
 	}
@@ -94,7 +95,7 @@ func Options(b Bounds, budget *Budget, security credentials.TransportCredentials
 		pings = time.Second
 	}
 	options := []grpc.ServerOption{
-		grpc.Creds(&guarding{security, b, budget}),
+		grpc.Creds(&guarding{security, b, budget, gated}),
 		grpc.ConnectionTimeout(handshake),
 		grpc.ReadBufferSize(readBuffer), grpc.WriteBufferSize(writeBuffer),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
