@@ -22,7 +22,7 @@ type benchOverloadCmd struct {
 	Connections int           `default:"4" help:"From the callers."`
 	Callers     int           `default:"128" help:"Calls under way while the capacity is measured."`
 	Outstanding int           `default:"1024" help:"Most calls under way; a call beyond that fails at the caller: Envoy's circuit breaker."`
-	MaxWait     time.Duration `default:"20ms" help:"MAX_WAIT of the server; 0: it sheds nothing."`
+	MaxWait     time.Duration `default:"100ms" help:"MAX_WAIT of the server; 0: it sheds nothing."`
 	Least       float64       `default:"0" help:"Fail if goodput beyond the capacity is less than this share of it, such as 0.8."`
 	JSON        bool          `help:"Print JSON."`
 	HTML        string        `placeholder:"FILE" help:"Write a page with a chart, too."`

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -408,5 +409,272 @@ func BenchmarkRefused(b *testing.B) {
 				n++
 			}
 		})
+	}
+}
+
+// talk is a connection that is fed by hand.
+type talk struct {
+	*guard
+	testing.TB
+	line  *line
+	gate  *door
+	admit bool
+	said  *dialogue
+}
+
+func newTalk(t testing.TB, bounds *Bounds) *talk {
+	v := &talk{TB: t, line: &line{}, admit: true, said: &dialogue{}}
+	v.gate = &door{decide: func() bool { return v.admit }}
+	v.guard = newGuard(v.line, v.line, bounds, nil)
+	v.guard.screen = newScreen(gatedBy(v.gate), bounds.HeaderBytes)
+	v.in.skip = 0
+	v.said.framer, v.said.encoder = http2.NewFramer(v.said, nil), hpack.NewEncoder(&v.said.block)
+	return v
+}
+
+// headers adds those of a call, with the same fields each time.
+func (v *talk) headers(id uint32) {
+	v.said.block.Reset()
+	for _, f := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", gatedMethod}, {"grpc-timeout", "20m"}} {
+		_ = v.said.encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
+	}
+	_ = v.said.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: v.said.block.Bytes(), EndHeaders: true})
+}
+
+// read has what was added read at once, and returns the kinds of frames that gRPC gets, and
+// of those that are written.
+func (v *talk) read() (passed, written string) {
+	if v.said.Len() == 0 {
+		return "", ""
+	}
+	v.line.pieces = append(v.line.pieces, bytes.Clone(v.said.Bytes()))
+	v.said.Reset()
+	v.line.written.Reset()
+	p := make([]byte, readBuffer)
+	n, err := v.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		v.Fatal(err)
+	}
+	return kinds(p[:n]), kinds(v.line.written.Bytes())
+}
+
+func kinds(b []byte) (s string) {
+	f := http2.NewFramer(nil, bytes.NewReader(b))
+	for {
+		h, err := f.ReadFrameHeader()
+		if err != nil {
+			return s
+		}
+		if _, err := f.ReadFrameForHeader(h); err != nil {
+			return s + "?"
+		}
+		s += fmt.Sprintf("%v(%d) ", h.Type, h.StreamID)
+	}
+}
+
+func (v *talk) expect(passed, written string) {
+	v.Helper()
+	if gotPassed, gotWritten := v.read(); gotPassed != passed || gotWritten != written {
+		v.Fatalf("gRPC gets %q, want %q; written %q, want %q", gotPassed, passed, gotWritten, written)
+	}
+}
+
+// A refused call whose request has not come to its end is reset, once, and what still
+// comes of it is not passed on; one that has ended is only answered.
+func TestRefusedRequestsThatGoOn(t *testing.T) {
+	v := newTalk(t, &Bounds{HeaderBytes: 8 << 10})
+	f := v.said.framer
+	v.headers(1)
+	_ = f.WriteData(1, true, make([]byte, 10))
+	v.expect("HEADERS(1) DATA(1) ", "")
+	v.admit = false
+	v.headers(3) // the first block that changes nothing
+	_ = f.WriteData(3, true, make([]byte, 10))
+	v.expect("", "HEADERS(3) WINDOW_UPDATE(0) ")
+	v.headers(5)
+	_ = f.WriteData(5, false, make([]byte, 10))
+	v.headers(7)
+	_ = f.WriteData(7, true, make([]byte, 10))
+	v.headers(9)
+	v.expect("", "HEADERS(5) HEADERS(7) HEADERS(9) RST_STREAM(5) RST_STREAM(9) WINDOW_UPDATE(0) ")
+	_ = f.WriteData(5, true, make([]byte, 10))
+	_ = f.WriteWindowUpdate(5, 7)
+	_ = f.WriteRSTStream(9, http2.ErrCodeCancel)
+	_ = f.WriteRSTStream(1, http2.ErrCodeCancel) // which was let in
+	v.expect("RST_STREAM(1) ", "")
+	if v.gate.in != 0 {
+		t.Errorf("%d calls are inside, says the gate", v.gate.in)
+	}
+	if v.gate.lastPatience != 20*time.Millisecond {
+		t.Errorf("the callers wait 20 ms, %v the gate is told", v.gate.lastPatience)
+	}
+}
+
+// The same bytes mean another method once the table has changed.
+func TestKnownBlocksAreForgotten(t *testing.T) {
+	v := newTalk(t, &Bounds{HeaderBytes: 8 << 10})
+	call := func(id uint32, block ...byte) {
+		_ = v.said.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: append([]byte{0x83, 0x86}, block...), EndHeaders: true, EndStream: true})
+	}
+	path := func(s string) []byte { return append([]byte{0x44, byte(len(s))}, s...) }
+	call(1, path(gatedMethod)...)
+	call(3, 0xbe) // the last field of the table
+	v.expect("HEADERS(1) HEADERS(3) ", "")
+	v.admit = false
+	call(5, 0xbe)
+	v.expect("", "HEADERS(5) ")
+	call(7, path(otherMethod)...)
+	call(9, 0xbe)
+	v.expect("HEADERS(7) HEADERS(9) ", "")
+	call(11, 0xbf) // the last but one
+	v.expect("", "HEADERS(11) ")
+}
+
+// A caller that never hears of its window being given back cannot send more: a little
+// waits for an answer, much does not.
+func TestWindowIsGivenBack(t *testing.T) {
+	v := newTalk(t, &Bounds{HeaderBytes: 8 << 10})
+	v.headers(1)
+	_ = v.said.framer.WriteData(1, true, nil)
+	v.read()
+	v.admit = false
+	v.headers(3)
+	v.expect("", "HEADERS(3) RST_STREAM(3) ")
+	_ = v.said.framer.WriteData(3, false, make([]byte, 1000))
+	v.expect("", "")
+	for range 2 {
+		_ = v.said.framer.WriteData(3, false, make([]byte, 3800))
+		_ = v.said.framer.WriteData(3, false, make([]byte, 3800))
+		v.read()
+	}
+	_ = v.said.framer.WriteData(3, true, make([]byte, 1000))
+	v.expect("", "WINDOW_UPDATE(0) ")
+	if v.screen.credit != 0 {
+		t.Errorf("%d bytes are not given back", v.screen.credit)
+	}
+}
+
+// What cannot be understood, or would make gRPC take a refused call for a new one, ends the
+// connection; and then nothing is left inside.
+func TestNonsenseEndsTheConnection(t *testing.T) {
+	for name, say := range map[string]func(v *talk, f *http2.Framer){
+		"a block that refers to nothing": func(_ *talk, f *http2.Framer) {
+			_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 3, BlockFragment: []byte{0xfe}, EndHeaders: true})
+		},
+		"a frame between headers": func(_ *talk, f *http2.Framer) {
+			_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 3, BlockFragment: []byte{0x83}})
+			_ = f.WritePing(false, [8]byte{})
+		},
+		"headers without an end": func(_ *talk, f *http2.Framer) {
+			_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 3, BlockFragment: make([]byte, 8<<10)})
+			for range 10 {
+				_ = f.WriteContinuation(3, false, make([]byte, 8<<10))
+			}
+		},
+		"headers of a refused call again": func(v *talk, _ *http2.Framer) {
+			v.admit = false
+			v.headers(3)
+			v.headers(3)
+		},
+		"more calls than any caller opens": func(v *talk, _ *http2.Framer) {
+			for id := uint32(3); id < 3000; id += 2 {
+				v.headers(id)
+			}
+		},
+	} {
+		v := newTalk(t, &Bounds{HeaderBytes: 8 << 10, Streams: 1})
+		v.headers(1)
+		v.read()
+		say(v, v.said.framer)
+		v.line.pieces = append(v.line.pieces, v.said.Bytes())
+		var err error
+		p := make([]byte, readBuffer)
+		for err == nil {
+			_, err = v.Read(p)
+		}
+		if !errors.Is(err, errEnded) {
+			t.Errorf("%s: %v", name, err)
+		}
+		_ = v.Close()
+		if v.gate.in != 0 {
+			t.Errorf("%s: %d calls are inside, says the gate", name, v.gate.in)
+		}
+	}
+}
+
+// A caller that does not go on within a frame of headers has as much time for it as for a
+// request.
+func TestHalfAFrameOfHeadersIsTimed(t *testing.T) {
+	here, there := net.Pipe()
+	defer there.Close()
+	bounds := Bounds{HeaderBytes: 8 << 10, RequestTimeout: 20 * time.Millisecond}
+	g := newGuard(here, here, &bounds, nil)
+	g.screen = newScreen(gatedBy(&door{decide: func() bool { return true }}), 8<<10)
+	g.in.skip = 0
+	go func() { _, _ = there.Write([]byte{0, 0, 50, frameHeaders, flagEndHeaders, 0, 0, 0, 1, 0x83}) }()
+	if _, err := g.Read(make([]byte, readBuffer)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("it ends with %v", err)
+	}
+	g.Close()
+}
+
+// What a block does to the table, its changes alone do; and a block that changes
+// nothing means the same when it comes again.
+func FuzzTableChanges(f *testing.F) {
+	var b bytes.Buffer
+	e := hpack.NewEncoder(&b)
+	for range 2 {
+		for _, x := range [][2]string{{":path", gatedMethod}, {"traceparent", "00-1-2-01"}, {"te", "trailers"}} {
+			_ = e.WriteField(hpack.HeaderField{Name: x[0], Value: x[1]})
+		}
+		f.Add(bytes.Clone(b.Bytes()))
+	}
+	f.Add([]byte{0x7f, 0xff, 0xff, 0xff, 0xff, 0x01})
+	f.Add([]byte{0x20, 0x82})
+	// probe refers to all that a table can have, so that it shows its state.
+	probe := func(d *hpack.Decoder) (all []hpack.HeaderField) {
+		d.SetEmitFunc(func(x hpack.HeaderField) { all = append(all, x) })
+		for i := 62; i < 62+128; i++ {
+			block := []byte{0x80 | byte(i)}
+			if i >= 127 {
+				block = []byte{0xff, byte(i - 127)}
+			}
+			if _, err := d.Write(block); err != nil {
+				break
+			}
+			_ = d.Close()
+		}
+		return all
+	}
+	f.Fuzz(func(t *testing.T, block []byte) {
+		whole, parts := hpack.NewDecoder(tableSize, func(hpack.HeaderField) {}), hpack.NewDecoder(tableSize, func(hpack.HeaderField) {})
+		before := hpack.HeaderField{Name: "a", Value: "b"}
+		for _, d := range []*hpack.Decoder{whole, parts} {
+			var b bytes.Buffer
+			_ = hpack.NewEncoder(&b).WriteField(before)
+			_, _ = d.Write(b.Bytes())
+			_ = d.Close()
+		}
+		changes, ok := tableChanges(block)
+		if _, err := whole.Write(block); err != nil || whole.Close() != nil || !ok {
+			return
+		}
+		if _, err := parts.Write(changes); err != nil || parts.Close() != nil {
+			t.Fatalf("the changes %x of %x cannot be read: %v", changes, block, err)
+		}
+		if a, b := probe(whole), probe(parts); !slices.Equal(a, b) {
+			t.Fatalf("after %x the table is %v, after its changes %x %v", block, a, changes, b)
+		}
+	})
+}
+
+func TestTimeouts(t *testing.T) {
+	for s, want := range map[string]time.Duration{
+		"20m": 20 * time.Millisecond, "0m": 0, "5S": 5 * time.Second, "1H": time.Hour, "3M": 3 * time.Minute, "99999999u": 99999999 * time.Microsecond, "7n": 7,
+		"": forever, "m": forever, "20": forever, "-1m": forever, "2x0m": forever, "123456789m": forever, "99999999H": forever, "5s": forever,
+	} {
+		if got := timeout(s); got != want {
+			t.Errorf("%q is %v, want %v", s, got, want)
+		}
 	}
 }
