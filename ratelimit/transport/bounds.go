@@ -10,6 +10,9 @@
 // they begin go on. A Listener never has more connections than it may; beyond
 // them, the one that has been silent longest is closed for the new one.
 //
+// With a Gated method, calls of it are begun only if its gate lets them in: the others
+// are answered without gRPC.
+//
 // It does not bound what the service does with a complete request, nor tell
 // callers apart by address: they may all come through one proxy.
 package transport

@@ -219,7 +219,6 @@ type inner struct {
 	guard    *guard
 	read     bytes.Buffer
 	framer   *http2.Framer
-	decoder  *hpack.Decoder
 	calls    map[uint32]*meant
 	resets   map[uint32]bool // what it found malformed
 	answered map[uint32]bool
@@ -426,7 +425,7 @@ func newTalk(t testing.TB, bounds *Bounds) *talk {
 	v := &talk{TB: t, line: &line{}, admit: true, said: &dialogue{}}
 	v.gate = &door{decide: func() bool { return v.admit }}
 	v.guard = newGuard(v.line, v.line, bounds, nil)
-	v.guard.screen = newScreen(gatedBy(v.gate), bounds.HeaderBytes)
+	v.screen = newScreen(gatedBy(v.gate), bounds.HeaderBytes)
 	v.in.skip = 0
 	v.said.framer, v.said.encoder = http2.NewFramer(v.said, nil), hpack.NewEncoder(&v.said.block)
 	return v
