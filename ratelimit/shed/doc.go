@@ -11,7 +11,8 @@
 // each connection; it asks the gate before gRPC knows of a call, so that a refused call
 // costs next to nothing, and all that waits in the process is counted: calls that have
 // had no turn yet, and answers in gRPC's buffers. Calls that are being decided are not:
-// they may wait for a store.
+// they may wait for a store. Nor are those that have been inside for longer than any
+// caller waits: their own callers do not read the answers.
 //
 // What waits in sockets nobody can count. But in Go's scheduler, which is fair, the
 // reader of a connection waits for its turn behind the calls that are inside, and no

@@ -51,15 +51,19 @@ const (
 // than callers on several processors see.
 //
 // A call arrives, begins, ends and leaves. Between Begin and End it is being decided,
-// and may wait for a store: there it takes nobody's time.
+// and may wait for a store: there it takes nobody's time. Nor does it where it waits for
+// its caller to read the answer: what has been inside for longer than any caller waits
+// is not counted.
 type Gate struct {
 	maxWait  time.Duration
 	shed     [len(Reasons)]atomic.Uint64
 	gone     atomic.Uint64
-	deciding atomic.Int64 // calls that began and have not ended
+	inFlight atomic.Int64 // calls that began and have not ended
 
 	mu       sync.Mutex
-	inside   int               // guarded by mu: calls that arrived and have not left
+	inside   recent            // guarded by mu: calls that arrived and have not left
+	deciding recent            // guarded by mu: of these, those that began and have not ended
+	seen     ratelimit.Instant // guarded by mu: when a call arrived or left last
 	each     float64           // guarded by mu: nanoseconds from one call's leaving to the next's, while others wait; 0: not known
 	measured ratelimit.Instant // guarded by mu: when
 	began    ratelimit.Instant // guarded by mu: calls have been inside for long since then
@@ -70,19 +74,23 @@ type Gate struct {
 }
 
 // NewGate makes a gate for callers that wait as long as they say, at most maxWait.
-func NewGate(maxWait time.Duration) *Gate { return &Gate{maxWait: maxWait} }
+func NewGate(maxWait time.Duration) *Gate {
+	period := max(1, maxWait/periods)
+	return &Gate{maxWait: maxWait, inside: recent{period: period}, deciding: recent{period: period}}
+}
 
 // Arrive decides on a call whose caller waits for patience from now on. If it says
 // yes, Leave must follow.
 func (g *Gate) Arrive(now ratelimit.Instant, patience time.Duration) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	waiting := g.waitingLocked()
+	g.seen = now
+	waiting := g.waitingLocked(now)
 	if why := g.decideLocked(now, waiting, patience); why != Begun {
 		g.shed[why].Add(1)
 		return false
 	}
-	g.inside++
+	g.inside.add(now)
 	if !g.busy && waiting+1 >= fewest {
 		g.busy, g.since, g.left = true, now, 0
 	}
@@ -123,18 +131,23 @@ func (g *Gate) allowedLocked(now ratelimit.Instant, wait, patience time.Duration
 
 // waitingLocked is how many calls wait for the processor, or to be written. A call that was
 // reset has left, even if it is still being decided: so there may be fewer than none.
-func (g *Gate) waitingLocked() int { return max(0, g.inside-int(g.deciding.Load())) }
+func (g *Gate) waitingLocked(now ratelimit.Instant) int {
+	return max(0, g.inside.count(now)-g.deciding.count(now))
+}
 
-// Leave says that so many calls have been answered, or reset.
-func (g *Gate) Leave(now ratelimit.Instant, calls int) {
+// Leave says that calls have been answered, or reset, which arrived then.
+func (g *Gate) Leave(now ratelimit.Instant, arrived ...ratelimit.Instant) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.inside -= calls
+	g.seen = now
+	for _, at := range arrived {
+		g.inside.remove(at)
+	}
 	if !g.busy {
 		return
 	}
-	g.left += calls
-	over := g.waitingLocked() < fewest
+	g.left += len(arrived)
+	over := g.waitingLocked(now) < fewest
 	if !over && (now.Sub(g.since) < window || g.left < fewest) {
 		return
 	}
@@ -159,10 +172,20 @@ func (g *Gate) measureLocked(now ratelimit.Instant) {
 }
 
 // Begin says that a call is being decided. End must follow.
-func (g *Gate) Begin() { g.deciding.Add(1) }
+func (g *Gate) Begin(now ratelimit.Instant) {
+	g.inFlight.Add(1)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.deciding.add(now)
+}
 
-// End says that a call was decided.
-func (g *Gate) End() { g.deciding.Add(-1) }
+// End says that a call was decided that began then.
+func (g *Gate) End(began ratelimit.Instant) {
+	g.inFlight.Add(-1)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.deciding.remove(began)
+}
 
 // Late counts a call that arrived in time and whose caller had given up when it
 // was its turn: it is not begun.
@@ -177,17 +200,17 @@ type Stats struct {
 	Shed     [len(Reasons)]uint64 // calls, by reason
 	GivenUp  uint64               // calls whose caller gave up while they were decided
 	InFlight int                  // calls that are decided now
-	Waiting  int                  // calls that wait for their turn, or to be written, now
+	Waiting  int                  // calls that waited for their turn, or to be written, when one arrived or left last
 }
 
 // Stats returns the counts so far.
 func (g *Gate) Stats() Stats {
-	s := Stats{GivenUp: g.gone.Load(), InFlight: int(g.deciding.Load())}
+	s := Stats{GivenUp: g.gone.Load(), InFlight: int(g.inFlight.Load())}
 	for i := range s.Shed {
 		s.Shed[i] = g.shed[i].Load()
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	s.Waiting = g.waitingLocked()
+	s.Waiting = g.waitingLocked(g.seen)
 	return s
 }

@@ -16,10 +16,11 @@ const (
 type clocked struct {
 	*Gate
 	testing.TB
-	now ratelimit.Instant
+	now    ratelimit.Instant
+	inside []ratelimit.Instant // when they arrived
 }
 
-func newClocked(t testing.TB) *clocked { return &clocked{NewGate(patience), t, start} }
+func newClocked(t testing.TB) *clocked { return &clocked{Gate: NewGate(patience), TB: t, now: start} }
 
 func (c *clocked) pass(d time.Duration) { c.now = c.now.Add(d) }
 
@@ -28,18 +29,26 @@ func (c *clocked) arrive(n int) (begun int) {
 	for range n {
 		if c.Arrive(c.now, patience) {
 			begun++
+			c.inside = append(c.inside, c.now)
 		}
 	}
 	return begun
 }
 
+// leave has the n calls leave that have been inside longest.
+func (c *clocked) leave(n int) {
+	c.Leave(c.now, c.inside[:n]...)
+	c.inside = c.inside[n:]
+}
+
 // serve has n calls that are inside answered, one each d.
 func (c *clocked) serve(n int, d time.Duration) {
 	for range n {
-		c.Begin()
+		began := c.now
+		c.Begin(began)
 		c.pass(d)
-		c.End()
-		c.Leave(c.now, 1)
+		c.End(began)
+		c.leave(1)
 	}
 }
 
@@ -94,7 +103,7 @@ func TestResetCallsLeave(t *testing.T) {
 	c.measure(10 * time.Microsecond)
 	c.arrive(5000)
 	waiting := c.Stats().Waiting
-	c.Leave(c.now, waiting)
+	c.leave(waiting)
 	if got := c.arrive(waiting); got != waiting {
 		t.Errorf("when all %d have been reset, %d are let in", waiting, got)
 	}
@@ -124,13 +133,13 @@ func TestDecidingIsNotWaiting(t *testing.T) {
 			t.Fatalf("with %d calls that wait for a store, %d of 100 are let in", c.Stats().InFlight, got)
 		}
 		for range 100 {
-			c.Begin()
+			c.Begin(c.now)
 		}
 	}
 	for range 10_000 {
-		c.End()
+		c.End(c.now)
 	}
-	c.Leave(c.now, 10_000)
+	c.leave(10_000)
 	if s := c.Stats(); s.InFlight != 0 || s.Waiting != 0 {
 		t.Errorf("afterwards %+v", s)
 	}
@@ -141,9 +150,9 @@ func TestResetCallsThatAreDecided(t *testing.T) {
 	c := newClocked(t)
 	c.arrive(10)
 	for range 10 {
-		c.Begin()
+		c.Begin(c.now)
 	}
-	c.Leave(c.now, 10)
+	c.leave(10)
 	if s := c.Stats(); s.Waiting != 0 || s.InFlight != 10 {
 		t.Errorf("%+v", s)
 	}
@@ -202,12 +211,12 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// A stopped machine is no slow one: after a second of standstill with calls that
-// wait, a burst is let in as before.
+// A machine that stood still is no slow one: after it did with calls inside, a burst is let
+// in as before.
 func TestStandstillIsForgotten(t *testing.T) {
 	c := newClocked(t)
 	c.arrive(3 * fewest)
-	c.serve(3*fewest, 50*time.Millisecond)
+	c.serve(3*fewest, 500*time.Microsecond)
 	if c.each == 0 {
 		t.Fatal("the standstill was not measured")
 	}
@@ -227,22 +236,49 @@ func TestStandstillIsForgotten(t *testing.T) {
 // A measurement is forgotten when it is old.
 func TestOldMeasurementsAreForgotten(t *testing.T) {
 	c := newClocked(t)
-	c.measure(time.Millisecond)
-	if got := c.arrive(1000); got > 2*fewest {
-		t.Fatalf("at a millisecond each, %d are let in", got)
+	c.measure(100 * time.Microsecond)
+	if got := c.arrive(1000); got > 110 {
+		t.Fatalf("at 0.1 ms each, %d are let in", got)
 	}
-	c.Leave(c.now, c.Stats().Waiting)
+	c.leave(c.Stats().Waiting)
 	c.pass(2 * stale)
 	if got := c.arrive(1000); got != 1000 {
 		t.Errorf("after a pause, %d of 1,000 are let in", got)
 	}
 }
 
+// Answers that nobody reads stay inside, and are no reason to refuse others when they
+// have been for longer than any caller waits. When they leave at last, or never, the count is right.
+func TestUnreadAnswersAreForgotten(t *testing.T) {
+	c := newClocked(t)
+	c.measure(10 * time.Microsecond)
+	stuck := c.arrive(5000)
+	if c.arrive(100) == 100 {
+		t.Fatal("they were no reason at first either")
+	}
+	unread := c.inside
+	c.inside = nil
+	c.pass(patience + patience/periods)
+	if got := c.arrive(200); got != 200 {
+		t.Errorf("with %d answers that nobody reads, %d of 200 are let in", stuck, got)
+	}
+	c.Leave(c.now, unread...)
+	if n := c.Stats().Waiting; n != 200 {
+		t.Errorf("%d wait, says the gate; 200 do", n)
+	}
+	c.serve(200, 10*time.Microsecond)
+	if n := c.Stats().Waiting; n != 0 {
+		t.Errorf("%d wait, says the gate; none does", n)
+	}
+}
+
 func TestGateDoesNotAllocate(t *testing.T) {
 	c := newClocked(t)
 	if n := testing.AllocsPerRun(1000, func() {
-		c.arrive(1)
-		c.serve(1, time.Microsecond)
+		c.Arrive(c.now, patience)
+		c.Begin(c.now)
+		c.End(c.now)
+		c.Leave(c.now, c.now)
 	}); n != 0 {
 		t.Errorf("%v allocations a call", n)
 	}
@@ -252,8 +288,8 @@ func BenchmarkGate(b *testing.B) {
 	c := newClocked(b)
 	for b.Loop() {
 		c.Arrive(c.now, patience)
-		c.Begin()
-		c.End()
-		c.Leave(c.now, 1)
+		c.Begin(c.now)
+		c.End(c.now)
+		c.Leave(c.now, c.now)
 	}
 }

@@ -25,12 +25,12 @@ func (g *Gate) Before(method string, clock ratelimit.Clock) *transport.Gated {
 
 // Enter begins a call that was let in, or says that it is not to be begun: Err, if its
 // caller has given up. Without an error, End must follow.
-func (g *Gate) Enter(ctx context.Context) error {
+func (g *Gate) Enter(ctx context.Context, now ratelimit.Instant) error {
 	if ctx.Err() != nil {
 		g.Late()
 		return Err
 	}
-	g.Begin()
+	g.Begin(now)
 	return nil
 }
 
@@ -40,12 +40,12 @@ func (g *Gate) EnterNow(now ratelimit.Instant) error {
 	if !g.Arrive(now, g.maxWait) {
 		return Err
 	}
-	g.Begin()
+	g.Begin(now)
 	return nil
 }
 
-// EndNow says that such a call has ended, and left.
-func (g *Gate) EndNow(now ratelimit.Instant) {
-	g.End()
-	g.Leave(now, 1)
+// EndNow says that a call that was entered then has ended, and left.
+func (g *Gate) EndNow(now, entered ratelimit.Instant) {
+	g.End(entered)
+	g.Leave(now, entered)
 }

@@ -25,13 +25,17 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func overloaded(g *Gate, now ratelimit.Instant) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.inside, g.each, g.measured = g.inside+10_000, 1e6, now
+	_, place := g.inside.at(now)
+	g.inside.add(now)
+	g.inside.counts[place] += 10_000 - 1
+	g.each, g.measured = 1e6, now
 }
 
+// relieved empties it.
 func relieved(g *Gate) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.inside -= 10_000
+	g.inside.counts = [periods]int{}
 }
 
 // Over a real connection: an overloaded server answers UNAVAILABLE, whether its
@@ -46,10 +50,11 @@ func TestOverAConnection(t *testing.T) {
 		if info.FullMethod != gated {
 			return handle(ctx, q)
 		}
-		if err := gate.Enter(ctx); err != nil {
+		now := clock()
+		if err := gate.Enter(ctx, now); err != nil {
 			return nil, err
 		}
-		defer gate.End()
+		defer gate.End(now)
 		ran++
 		return handle(ctx, q)
 	}
@@ -113,7 +118,7 @@ func TestEnterOfALateCall(t *testing.T) {
 	g := NewGate(patience)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := g.Enter(ctx); !errors.Is(err, Err) {
+	if err := g.Enter(ctx, start); !errors.Is(err, Err) {
 		t.Errorf("Enter says %v", err)
 	}
 	if s := g.Stats(); s.Shed[Deadline] != 1 || s.InFlight != 0 {
@@ -127,7 +132,7 @@ func TestEnterNow(t *testing.T) {
 	if err := g.EnterNow(start); err != nil {
 		t.Fatal(err)
 	}
-	g.EndNow(start)
+	g.EndNow(start, start)
 	if s := g.Stats(); s.InFlight != 0 || s.Waiting != 0 {
 		t.Errorf("%+v", s)
 	}

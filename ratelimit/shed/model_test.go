@@ -48,10 +48,10 @@ type wake struct {
 type rpc struct {
 	link     *link
 	intended time.Duration
-	seen     time.Duration // by the reader
-	over     bool          // answered, refused or given up, for the caller
-	canceled bool          // as the server knows
-	inside   bool          // for the gate
+	seen     time.Duration     // by the reader
+	over     bool              // answered, refused or given up, for the caller
+	canceled bool              // as the server knows
+	inside   ratelimit.Instant // since when, for the gate; 0: it is not
 }
 
 type frame struct {
@@ -159,11 +159,11 @@ func (n *node) readBatch(l *link) {
 	refused := false
 	for _, f := range frames {
 		switch {
-		case n.gate == nil || f.cancel && f.call.inside:
+		case n.gate == nil || f.cancel && f.call.inside != 0:
 			in = append(in, f)
 		case f.cancel: // of a refused call: nobody hears of it
 		case n.gate.Arrive(now, n.patience):
-			f.call.inside = true
+			f.call.inside = now
 			in = append(in, f)
 		default:
 			n.work(costRefused)
@@ -188,9 +188,9 @@ func (n *node) readBatch(l *link) {
 }
 
 func (n *node) leave(c *rpc) {
-	if c.inside && n.gate != nil {
-		c.inside = false
-		n.gate.Leave(n.instant(), 1)
+	if c.inside != 0 && n.gate != nil {
+		n.gate.Leave(n.instant(), c.inside)
+		c.inside = 0
 	}
 }
 
@@ -202,8 +202,9 @@ func (n *node) begin(c *rpc) {
 func (n *node) handle(c *rpc) {
 	end := func() {}
 	if n.gate != nil {
-		n.gate.Begin()
-		end = n.gate.End
+		began := n.instant()
+		n.gate.Begin(began)
+		end = func() { n.gate.End(began) }
 	}
 	if n.gate != nil && (c.canceled || n.now-c.seen > n.patience) {
 		end()

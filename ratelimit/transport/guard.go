@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/credentials"
+
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // guarding are credentials that put a guard on each connection, above TLS.
@@ -75,9 +77,9 @@ type guard struct {
 // call is one that is open.
 type call struct {
 	stream   uint32
-	complete bool // its request
-	blind    bool // its messages cannot be followed
-	counted  bool // by the gate
+	complete bool              // its request
+	blind    bool              // its messages cannot be followed
+	arrived  ratelimit.Instant // as the gate counts it; 0: it does not
 	since    int64
 	cost     int64
 	message  message
@@ -356,8 +358,8 @@ func (g *guard) closeLocked(stream uint32) {
 
 // forgetLocked has the gate told that a call has ended.
 func (g *guard) forgetLocked(c *call) {
-	if c.counted {
-		g.screen.leaving++
+	if c.arrived != 0 {
+		g.screen.leaving = append(g.screen.leaving, c.arrived)
 	}
 }
 
@@ -373,7 +375,7 @@ func (g *guard) left(b []byte) (change int64) {
 			g.closeLocked(g.out.stream)
 		}
 	}
-	if s := g.screen; s != nil && s.leaving > 0 {
+	if s := g.screen; s != nil && len(s.leaving) > 0 {
 		g.leaveLocked(s.Clock())
 	}
 	return g.held - before

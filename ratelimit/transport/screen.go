@@ -19,8 +19,8 @@ type Gate interface {
 	// Arrive decides on a call whose caller waits for patience. If it says yes, Leave
 	// must follow.
 	Arrive(now ratelimit.Instant, patience time.Duration) bool
-	// Leave says that so many calls have been answered or reset.
-	Leave(now ratelimit.Instant, calls int)
+	// Leave says that calls have been answered or reset, which arrived then.
+	Leave(now ratelimit.Instant, arrived ...ratelimit.Instant)
 }
 
 // Gated is a method whose calls a gate decides on: where frames are read, before gRPC
@@ -65,8 +65,8 @@ type screen struct {
 	cut     []uint32          // calls that were refused now, and whose request goes on
 	credit  int               // bytes of data that were taken out, and not given back
 
-	said    *[]byte // guarded by guard.mu: frames that are to be written between gRPC's; nil: none
-	leaving int     // guarded by guard.mu: calls that the gate is to be told of
+	said    *[]byte             // guarded by guard.mu: frames that are to be written between gRPC's; nil: none
+	leaving []ratelimit.Instant // guarded by guard.mu: when calls arrived that the gate is to be told of
 
 	writing sync.Mutex // held while frames are written
 }
@@ -259,9 +259,9 @@ func (g *guard) letInLocked(f *frame, counted bool) {
 		return
 	}
 	if c := g.callLocked(f.stream); c != nil {
-		c.counted = true
+		c.arrived = s.now
 	} else {
-		s.leaving++ // the connection is ended
+		s.leaving = append(s.leaving, s.now) // the connection is ended
 	}
 }
 
@@ -382,8 +382,8 @@ func (g *guard) writeScreened(p []byte) (int, error) {
 
 // leaveLocked tells the gate of calls that ended.
 func (g *guard) leaveLocked(now ratelimit.Instant) {
-	if s := g.screen; s.leaving > 0 {
-		s.Gate.Leave(now, s.leaving)
-		s.leaving = 0
+	if s := g.screen; len(s.leaving) > 0 {
+		s.Gate.Leave(now, s.leaving...)
+		s.leaving = s.leaving[:0]
 	}
 }

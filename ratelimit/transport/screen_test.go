@@ -40,7 +40,14 @@ func (d *door) Arrive(_ ratelimit.Instant, patience time.Duration) bool {
 	return false
 }
 
-func (d *door) Leave(_ ratelimit.Instant, calls int) { d.in -= calls }
+func (d *door) Leave(_ ratelimit.Instant, arrived ...ratelimit.Instant) {
+	d.in -= len(arrived)
+	for _, at := range arrived {
+		if at != 1 {
+			d.in = -1 << 30
+		}
+	}
+}
 
 func gatedBy(gate Gate) *Gated {
 	return &Gated{Gate: gate, Method: gatedMethod, Clock: func() ratelimit.Instant { return 1 }, Code: codes.Unavailable, Message: "not now"}
