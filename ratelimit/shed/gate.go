@@ -42,7 +42,7 @@ const (
 	// likely is what the first measurement is believed at most, and a later one at
 	// most twice what was measured before: the machine may have stood still.
 	likely = 50 * time.Microsecond
-	// stale is how long a measurement is good for.
+	// stale is how long more than likely is believed without being measured again.
 	stale = time.Second
 )
 
@@ -102,7 +102,7 @@ func (g *Gate) decideLocked(now ratelimit.Instant, waiting int, patience time.Du
 		return Deadline
 	}
 	if now.Sub(g.measured) > stale {
-		g.each = 0
+		g.each = min(g.each, float64(likely))
 	}
 	wait := time.Duration(float64(waiting) * g.each)
 	switch {

@@ -233,17 +233,17 @@ func TestStandstillIsForgotten(t *testing.T) {
 	}
 }
 
-// A measurement is forgotten when it is old.
-func TestOldMeasurementsAreForgotten(t *testing.T) {
-	c := newClocked(t)
-	c.measure(100 * time.Microsecond)
-	if got := c.arrive(1000); got > 110 {
-		t.Fatalf("at 0.1 ms each, %d are let in", got)
-	}
-	c.leave(c.Stats().Waiting)
-	c.pass(2 * stale)
-	if got := c.arrive(1000); got != 1000 {
-		t.Errorf("after a pause, %d of 1,000 are let in", got)
+// That calls take long is forgotten when it is old, and that they are fast is not: a
+// flood after a pause is refused at once.
+func TestOldMeasurements(t *testing.T) {
+	for _, x := range []struct{ each, then time.Duration }{{100 * time.Microsecond, likely}, {20 * time.Microsecond, 20 * time.Microsecond}} {
+		c := newClocked(t)
+		c.measure(x.each)
+		c.pass(2 * stale)
+		room := int(patience / burstShare / x.then)
+		if got := c.arrive(5000); got < room*9/10 || got > room*11/10 {
+			t.Errorf("after calls of %v and a pause, %d are let in, want %d", x.each, got, room)
+		}
 	}
 }
 
