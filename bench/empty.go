@@ -32,7 +32,7 @@ func ServeEmpty(ctx context.Context, address string, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("empty server: %w", err)
 	}
-	s := grpc.NewServer(transport.Options(transport.Default(), nil, nil)...)
+	s := grpc.NewServer(transport.Options(transport.Default(), nil, nil, nil)...)
 	rls.RegisterRateLimitServiceServer(s, empty{})
 	stop := context.AfterFunc(ctx, s.Stop)
 	defer stop()

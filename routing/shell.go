@@ -132,7 +132,7 @@ func (r *Router) NewServer(creds credentials.TransportCredentials, budget *trans
 	if creds == nil {
 		creds = r.served
 	}
-	options := transport.Options(Bounds(), budget, &door{creds, plain, r.turnedAway})
+	options := transport.Options(Bounds(), budget, &door{creds, plain, r.turnedAway}, nil)
 	s := grpc.NewServer(append(options, grpc.MaxSendMsgSize(maxFrame))...)
 	wire.RegisterPeerServer(s, exchange{Router: r})
 	return s

@@ -42,19 +42,23 @@ const callSlots = 1 << 16
 type conn struct {
 	tcp      net.Conn
 	patience time.Duration
-	head     []byte                 // the header block of all calls but the first
+	fields   [][2]string            // of each call's headers
+	traced   bool                   // and a traceparent of its own
+	head     []byte                 // the header block of all calls but the first, if they are not traced
 	again    atomic.Pointer[func()] // called when a call has ended, without mu
 
 	mu          sync.Mutex
-	err         error  // guarded by mu: why it reads no more
-	next        uint32 // guarded by mu: the id of the next stream
-	oldest      uint32 // guarded by mu: no older stream waits
-	calls       []call // guarded by mu: by id
-	outstanding int    // guarded by mu
-	most        int    // guarded by mu: outstanding calls, by our own bound and the server's
-	window      int64  // guarded by mu: bytes that may be sent
-	out         []byte // guarded by mu: frames to be written
-	tally       *tally // guarded by mu
+	err         error          // guarded by mu: why it reads no more
+	next        uint32         // guarded by mu: the id of the next stream
+	oldest      uint32         // guarded by mu: no older stream waits
+	calls       []call         // guarded by mu: by id
+	outstanding int            // guarded by mu
+	most        int            // guarded by mu: outstanding calls, by our own bound and the server's
+	window      int64          // guarded by mu: bytes that may be sent
+	out         []byte         // guarded by mu: frames to be written
+	block       bytes.Buffer   // guarded by mu: the header block that was encoded last
+	encoder     *hpack.Encoder // guarded by mu: into block
+	tally       *tally         // guarded by mu
 
 	writing sync.Mutex // held while frames are written
 	ended   chan struct{}
@@ -68,17 +72,28 @@ const (
 )
 
 // open connects, and waits for the server's settings. Calls on the connection wait
-// as long as patience; at most most are outstanding.
-func open(address string, most int, patience time.Duration) (*conn, error) {
+// as long as patience; at most most are outstanding; if they are traced, no two have
+// the same headers.
+func open(address string, most int, patience time.Duration, traced bool) (*conn, error) {
 	tcp, err := net.DialTimeout("tcp", address, 5*time.Second)
 	if err != nil {
 		return nil, fmt.Errorf("dialling %s: %w", address, err)
 	}
 	c := &conn{
 		tcp: tcp, patience: patience, next: 1, oldest: 1, calls: make([]call, callSlots), most: most, window: 65535,
-		tally: newTally(), ended: make(chan struct{}),
+		tally: newTally(), ended: make(chan struct{}), traced: traced,
 	}
-	blocks := c.headers(address)
+	c.encoder = hpack.NewEncoder(&c.block)
+	c.fields = [][2]string{
+		{":method", "POST"},
+		{":scheme", "http"},
+		{":path", method},
+		{":authority", address},
+		{"te", "trailers"},
+		{"content-type", "application/grpc"},
+		{"grpc-timeout", fmt.Sprintf("%dm", patience.Milliseconds())},
+		{"user-agent", "sluice-bench"},
+	}
 	var hello bytes.Buffer
 	hello.WriteString(http2.ClientPreface)
 	f := http2.NewFramer(&hello, nil)
@@ -102,35 +117,25 @@ func open(address string, most int, patience time.Duration) (*conn, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.addCall(blocks[0], warmUp, time.Now())
-	c.head = blocks[1]
+	c.addCallLocked(warmUp, time.Now())
+	if !traced {
+		c.head = bytes.Clone(c.headersLocked())
+	}
 	c.tally = newTally()
 	return c, c.flushLocked()
 }
 
-// headers are the header blocks of the first call of a connection, which names all
-// fields, and of every later one, which refers to them, as all clients do.
-func (c *conn) headers(address string) [][]byte {
-	var b bytes.Buffer
-	e := hpack.NewEncoder(&b)
-	var blocks [][]byte
-	for range 2 {
-		b.Reset()
-		for _, f := range [][2]string{
-			{":method", "POST"},
-			{":scheme", "http"},
-			{":path", method},
-			{":authority", address},
-			{"te", "trailers"},
-			{"content-type", "application/grpc"},
-			{"grpc-timeout", fmt.Sprintf("%dm", c.patience.Milliseconds())},
-			{"user-agent", "sluice-bench"},
-		} {
-			_ = e.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}) // a buffer takes all
-		}
-		blocks = append(blocks, bytes.Clone(b.Bytes()))
+// headersLocked is the header block of a call. The first of a connection names all fields,
+// and every later one refers to them, as all clients' do.
+func (c *conn) headersLocked() []byte {
+	c.block.Reset()
+	for _, f := range c.fields {
+		_ = c.encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}) // a buffer takes all
 	}
-	return blocks
+	if c.traced {
+		_ = c.encoder.WriteField(hpack.HeaderField{Name: "traceparent", Value: fmt.Sprintf("00-%032x-%016x-01", c.next, c.next)})
+	}
+	return c.block.Bytes()
 }
 
 func (c *conn) close() {
@@ -171,11 +176,15 @@ func (c *conn) beginLocked(message []byte, intended time.Time) bool {
 	if c.outstanding >= c.most || c.window < int64(len(message)) {
 		return false
 	}
-	c.addCall(c.head, message, intended)
+	c.addCallLocked(message, intended)
 	return true
 }
 
-func (c *conn) addCall(head, message []byte, intended time.Time) {
+func (c *conn) addCallLocked(message []byte, intended time.Time) {
+	head := c.head
+	if head == nil {
+		head = c.headersLocked()
+	}
 	id := c.next
 	c.next += 2
 	c.out = appendFrame(c.out, http2.FrameHeaders, endHeaders, id, head...)

@@ -62,10 +62,10 @@ type client struct {
 	messages [][]byte
 }
 
-func dial(address string, connections, most int, patience time.Duration) (*client, error) {
+func dial(address string, connections, most int, patience time.Duration, traced bool) (*client, error) {
 	c := &client{messages: messages(1000)}
 	for range connections {
-		one, err := open(address, max(1, most/connections), patience)
+		one, err := open(address, max(1, most/connections), patience, traced)
 		if err != nil {
 			c.close()
 			return nil, err

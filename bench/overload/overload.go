@@ -24,6 +24,7 @@ type Options struct {
 	Outstanding int // calls, at most, of all connections: a caller's circuit breaker
 	Rounds      int // each multiple is measured so often; the median is shown
 	MaxWait     time.Duration
+	Traced      bool // each call has headers of its own
 	Progress    func(done int, what string)
 }
 
@@ -129,7 +130,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	defer m.server.Stop()
-	if m.client, err = dial(m.server.Address, o.Connections, o.Outstanding, o.Patience); err != nil {
+	if m.client, err = dial(m.server.Address, o.Connections, o.Outstanding, o.Patience, o.Traced); err != nil {
 		return nil, err
 	}
 	defer m.client.close()

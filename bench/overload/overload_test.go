@@ -26,8 +26,15 @@ func TestOverload(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a process")
 	}
+	binary := sluice(t)
+	t.Run("the same headers", func(t *testing.T) { overload(t, binary, false) })
+	t.Run("headers of their own", func(t *testing.T) { overload(t, binary, true) })
+}
+
+func overload(t *testing.T, binary string, traced bool) {
 	o := Options{
-		Binary: sluice(t), Step: 300 * time.Millisecond, Patience: 20 * time.Millisecond, MaxWait: 20 * time.Millisecond, Times: []float64{0.5, 4},
+		Traced: traced,
+		Binary: binary, Step: 300 * time.Millisecond, Patience: 20 * time.Millisecond, MaxWait: 20 * time.Millisecond, Times: []float64{0.5, 4},
 		Connections: 2, Callers: 32, Outstanding: 512, Rounds: 1,
 	}
 	told := 0

@@ -66,7 +66,7 @@ func (b Baseline) Serve(ctx context.Context, out io.Writer) error {
 	}
 	client := redis.NewClient(&redis.Options{Addr: b.Redis, PoolSize: 10})
 	defer func() { _ = client.Close() }()
-	s := grpc.NewServer(transport.Options(transport.Default(), nil, nil)...)
+	s := grpc.NewServer(transport.Options(transport.Default(), nil, nil, nil)...)
 	rls.RegisterRateLimitServiceServer(s, &baseline{Baseline: b, client: client})
 	stop := context.AfterFunc(ctx, s.Stop)
 	defer stop()

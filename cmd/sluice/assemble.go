@@ -84,7 +84,7 @@ func (c *serveCmd) open(svc *rls.Service, budgets budgets, shown metrics.Collect
 	public.Handle("/json", spans.http("/json", http.HandlerFunc(svc.ServeJSON)))
 	options := c.serverOptions(budgets)
 	options.Extra = spans.grpc()
-	guard(&options, gate, people.Clock)
+	options.Gated = gated(gate, people.Clock)
 	options.Note = seatNote(shown.Seat)
 	var err error
 	if options.TLS, err = c.TLS.credentials(log); err != nil {

@@ -22,7 +22,8 @@ type benchOverloadCmd struct {
 	Connections int           `default:"4" help:"From the callers."`
 	Callers     int           `default:"128" help:"Calls under way while the capacity is measured."`
 	Outstanding int           `default:"1024" help:"Most calls under way; a call beyond that fails at the caller: Envoy's circuit breaker."`
-	MaxWait     time.Duration `default:"20ms" help:"MAX_WAIT of the server; 0: it sheds nothing."`
+	MaxWait     time.Duration `default:"100ms" help:"MAX_WAIT of the server; 0: it sheds nothing."`
+	Traced      bool          `help:"Each call has a traceparent of its own, as those of an Envoy that traces all calls: it costs more to refuse."`
 	Least       float64       `default:"0" help:"Fail if goodput beyond the capacity is less than this share of it, such as 0.8."`
 	JSON        bool          `help:"Print JSON."`
 	HTML        string        `placeholder:"FILE" help:"Write a page with a chart, too."`
@@ -37,7 +38,7 @@ func (c *benchOverloadCmd) Run(s streams) error {
 	}
 	o := overload.Options{
 		Binary: self, Step: c.Step, Rounds: c.Rounds, Times: c.Times, Patience: c.Patience, Connections: c.Connections, Callers: c.Callers,
-		Outstanding: c.Outstanding, MaxWait: c.MaxWait,
+		Outstanding: c.Outstanding, MaxWait: c.MaxWait, Traced: c.Traced,
 	}
 	if out := s.progress(); out != nil {
 		count := o.Count()

@@ -76,7 +76,7 @@ type settings struct {
 	LogLevel       string `group:"log" env:"LOG_LEVEL" default:"info" help:"debug, info, warn or error."`
 	LogFormat      string `group:"log" env:"LOG_FORMAT" default:"text" help:"text or json."`
 
-	MaxWait time.Duration `group:"limits" env:"MAX_WAIT" default:"0s" help:"Under overload: how long a call may wait, from its arrival to its answer, if its own deadline is not sooner; calls that would wait too long are answered UNAVAILABLE at once, and nothing is charged. 20ms is Envoy's own patience (the filter's timeout). 0: all calls are begun, however late. Off by default: see docs/overload.md for what it reaches and does not yet."`
+	MaxWait time.Duration `group:"limits" env:"MAX_WAIT" default:"100ms" help:"Under overload: how long the callers wait for an answer that do not say so (grpc-timeout; Envoy does), and how much is believed of those that do. A call that would be answered too late for its caller is answered UNAVAILABLE at once, and nothing is charged. 0: all calls are begun, however late."`
 
 	UseStatsd     bool          `group:"log" env:"USE_STATSD" help:"Send counters to a statsd server, over TCP."`
 	StatsdHost    string        `group:"log" env:"STATSD_HOST" default:"localhost" help:"For USE_STATSD."`

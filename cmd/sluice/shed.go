@@ -1,14 +1,11 @@
 package main
 
 import (
-	"net"
-
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"google.golang.org/grpc"
 
 	"github.com/sluice-gate/sluice/ratelimit"
-	"github.com/sluice-gate/sluice/ratelimit/server"
 	"github.com/sluice-gate/sluice/ratelimit/shed"
+	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
 // gate decides which calls are begun; nil: all are (MAX_WAIT 0).
@@ -19,11 +16,10 @@ func (s *settings) gate() *shed.Gate {
 	return shed.NewGate(s.MaxWait)
 }
 
-// guard puts the gate before gRPC's calls.
-func guard(o *server.Options, gate *shed.Gate, clock ratelimit.Clock) {
+// gated puts the gate before gRPC's calls.
+func gated(gate *shed.Gate, clock ratelimit.Clock) *transport.Gated {
 	if gate == nil {
-		return
+		return nil
 	}
-	o.Extra = append(o.Extra, grpc.InTapHandle(gate.Tap(rls.RateLimitService_ShouldRateLimit_FullMethodName, clock)))
-	o.Wrap = func(l net.Listener) net.Listener { return gate.Listener(l, clock) }
+	return gate.Before(rls.RateLimitService_ShouldRateLimit_FullMethodName, clock)
 }

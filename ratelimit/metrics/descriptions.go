@@ -78,7 +78,7 @@ var (
 	givenUp     = ours("calls_given_up_total", "Calls whose caller gave up while they were decided: what they were "+
 		"charged was given back.")
 	callsInFlight = ours("calls_in_flight", "Calls that are decided now.")
-	waitingCalls  = ours("calls_waiting", "Calls that wait for their turn now.")
+	waitingCalls  = ours("calls_waiting", "Calls that wait for their turn, or for their answer to be written, now.")
 	everything    = []*prometheus.Desc{
 		clockSteps, missing, missingTokens, mayEvict, evictedKeys, persistent,
 		callErrors, calls, loadSuccess, loadError, coalesced, copyErrors, fromCopy, sources, answers, shadowed,

@@ -26,10 +26,11 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 func shouldRateLimit(srv any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
 	s := srv.(*Service)
 	if gate := s.options.Gate; gate != nil {
-		if err := gate.Enter(ctx, s.clock()); err != nil {
+		now := s.clock()
+		if err := gate.Enter(ctx, now); err != nil {
 			return nil, err
 		}
-		defer gate.End()
+		defer gate.End(now)
 	}
 	c := s.calls.Get().(*call)
 	if err := decode(c); err != nil {

@@ -27,11 +27,12 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if gate := s.options.Gate; gate != nil { // not before: a body that comes slowly would hold a place
-		if gate.EnterNow(s.clock()) != nil {
+		now := s.clock()
+		if gate.EnterNow(now) != nil {
 			http.Error(w, "overloaded: not begun, nothing was charged", http.StatusServiceUnavailable)
 			return
 		}
-		defer gate.End()
+		defer func() { gate.EndNow(s.clock(), now) }()
 	}
 	var request rlsv3.RateLimitRequest
 	if err := protojson.Unmarshal(body, &request); err != nil {

@@ -615,13 +615,13 @@ func TestJSONIsShed(t *testing.T) {
 	if code := post(); code != http.StatusOK {
 		t.Errorf("a quiet node: %d", code)
 	}
-	for range 40 { // of which some begin, 50 us one after the other
+	arrived := f.now
+	for range 60 { // of which some are answered, 50 us one after the other
 		gate.Arrive(f.now, time.Second)
 	}
-	for range 20 {
+	for range 40 {
 		f.now = f.now.Add(50 * time.Microsecond)
-		gate.Begin(f.now)
-		gate.End()
+		gate.Leave(f.now, arrived)
 	}
 	for range 2000 {
 		gate.Arrive(f.now, time.Second)

@@ -48,8 +48,7 @@ type Options struct {
 	DrainTime         time.Duration                    // between health failing and ports closing
 	GraceTime         time.Duration                    // for calls under way when ports close
 	Extra             []grpc.ServerOption
-	// Wrap, if set, is put around gRPC's listener.
-	Wrap func(net.Listener) net.Listener
+	Gated             *transport.Gated // which of gRPC's calls are begun; nil: all
 }
 
 // Server serves until it is drained.
@@ -70,7 +69,7 @@ var healthServices = []string{"", "ratelimit"}
 // metrics ports.
 func New(s *rls.Service, public, debug, metrics http.Handler, o Options, log *slog.Logger) (*Server, error) {
 	v := &Server{options: o, log: log, health: health.NewServer()}
-	options := append(transport.Options(o.Bounds, o.Budget, o.TLS), rls.ServerCodec(),
+	options := append(transport.Options(o.Bounds, o.Budget, o.TLS, o.Gated), rls.ServerCodec(),
 		grpc.ChainStreamInterceptor(fewReflections()))
 	v.grpc = grpc.NewServer(append(options, o.Extra...)...)
 	s.Register(v.grpc)
@@ -233,11 +232,7 @@ func (v *Server) Serve(ctx, hurry context.Context) error {
 	for i, h := range v.https {
 		run(h.Serve, v.listeners[i])
 	}
-	rpc := v.listeners[len(v.listeners)-1]
-	if v.options.Wrap != nil {
-		rpc = v.options.Wrap(rpc)
-	}
-	run(v.grpc.Serve, rpc)
+	run(v.grpc.Serve, v.listeners[len(v.listeners)-1])
 	<-failed.Done()
 	v.drain(hurry)
 	return g.Wait()

@@ -1,6 +1,7 @@
 package shed
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -25,14 +26,17 @@ type node struct {
 	due              float64
 	ticked           time.Duration
 
+	store   time.Duration // that each call waits for, if it is not 0
+	storing int
+
 	offered, sent, refused, inTime, charged int
 }
 
-// The costs of a call.
+// The costs of a call, and of a system call that reads or writes many.
 const (
-	costRead, costRefused, costBegin, costHandle, costDead, costWrite, costCancel = 2800, 500, 1500, 8000, 2500, 2700, 1500 // ns
-	costFlush                                                                     = 5000
-	batch                                                                         = 350 // calls that one read takes
+	costRead, costRefused, costBegin, costHandle, costDead, costWrite, costCancel = 2800, 100, 1500, 8000, 2500, 2700, 1500 // ns
+	costReading, costFlush                                                        = 2000, 5000
+	batch                                                                         = 100 // calls that one read takes
 	slice                                                                         = 10 * time.Millisecond
 )
 
@@ -44,10 +48,10 @@ type wake struct {
 type rpc struct {
 	link     *link
 	intended time.Duration
-	seen     time.Duration // by the reader
-	over     bool          // answered, refused or given up, for the caller
-	canceled bool          // as the server knows
-	mark     uint64
+	seen     time.Duration     // by the reader
+	over     bool              // answered, refused or given up, for the caller
+	canceled bool              // as the server knows
+	inside   ratelimit.Instant // since when, for the gate; 0: it is not
 }
 
 type frame struct {
@@ -59,9 +63,8 @@ type link struct {
 	most, outstanding int
 	waiting           []*rpc
 	socket            []frame
-	more              bool // the last read left something behind
 	reading           bool // the reader is ready, runs or sleeps
-	out               []frame
+	out               []*rpc
 	writing           bool
 }
 
@@ -126,26 +129,17 @@ func (n *node) tick(now time.Duration) {
 	}
 }
 
-// read is a reader's turn: it reads until its socket is empty, it must pause, or its
-// time slice is over.
+// read is a reader's turn: it reads until its socket is empty or its time slice is
+// over.
 func (n *node) read(l *link) {
-	for began := n.now; ; {
-		if n.gate != nil && !l.more {
-			if d := n.gate.Pause(n.instant()); d > 0 {
-				n.sleep(d, func() { n.ready = append(n.ready, func() { n.readBatch(l); n.read(l) }) })
-				return
-			}
-		}
-		if len(l.socket) == 0 {
-			l.reading, l.more = false, false
-			return
-		}
+	for began := n.now; len(l.socket) > 0; {
 		if n.now-began > slice {
 			n.ready = append(n.ready, func() { n.read(l) })
 			return
 		}
 		n.readBatch(l)
 	}
+	l.reading = false
 }
 
 func (n *node) sleep(d time.Duration, do func()) {
@@ -153,32 +147,50 @@ func (n *node) sleep(d time.Duration, do func()) {
 	for i > 0 && n.after[i-1].at > n.now+d {
 		i--
 	}
-	n.after = append(n.after, wake{})
-	copy(n.after[i+1:], n.after[i:])
-	n.after[i] = wake{n.now + d, do}
+	n.after = slices.Insert(n.after, i, wake{n.now + d, do})
 }
 
 func (n *node) readBatch(l *link) {
 	frames := l.socket[:min(batch, len(l.socket))]
 	l.socket = l.socket[len(frames):]
-	l.more = len(frames) == batch
+	now := n.instant()
+	n.work(costReading)
+	var in []frame
+	refused := false
 	for _, f := range frames {
+		switch {
+		case n.gate == nil || f.cancel && f.call.inside != 0:
+			in = append(in, f)
+		case f.cancel: // of a refused call: nobody hears of it
+		case n.gate.Arrive(now, n.patience):
+			f.call.inside = now
+			in = append(in, f)
+		default:
+			n.work(costRefused)
+			n.answered(f.call, true)
+			refused = true
+		}
+	}
+	if refused {
+		n.work(costFlush)
+	}
+	for _, f := range in {
 		if f.cancel {
+			n.leave(f.call)
 			n.work(costCancel)
 			f.call.canceled = true
 			continue
 		}
 		n.work(costRead)
 		f.call.seen = n.now
-		if n.gate != nil {
-			reason, mark := n.gate.arrive(n.instant(), n.patience, true)
-			if f.call.mark = mark; reason != Begun {
-				n.work(costRefused)
-				n.answer(f.call, false)
-				continue
-			}
-		}
 		n.begin(f.call)
+	}
+}
+
+func (n *node) leave(c *rpc) {
+	if c.inside != 0 && n.gate != nil {
+		n.gate.Leave(n.instant(), c.inside)
+		c.inside = 0
 	}
 }
 
@@ -188,26 +200,36 @@ func (n *node) begin(c *rpc) {
 }
 
 func (n *node) handle(c *rpc) {
+	end := func() {}
 	if n.gate != nil {
-		if c.mark != 0 {
-			n.gate.Followed(c.mark)
-		}
-		n.gate.Begin(n.instant())
-		defer n.gate.End()
+		began := n.instant()
+		n.gate.Begin(began)
+		end = func() { n.gate.End(began) }
 	}
 	if n.gate != nil && (c.canceled || n.now-c.seen > n.patience) {
+		end()
 		n.work(costDead)
 		return
 	}
 	n.charged++
 	n.work(costHandle)
-	n.answer(c, true)
+	if n.store == 0 {
+		end()
+		n.reply(c)
+		return
+	}
+	n.storing++
+	n.sleep(n.store, func() {
+		n.storing--
+		end()
+		n.reply(c)
+	})
 }
 
-// answer gives an answer, or a refusal, to the writer.
-func (n *node) answer(c *rpc, ok bool) {
+// reply gives an answer to the writer.
+func (n *node) reply(c *rpc) {
 	l := c.link
-	l.out = append(l.out, frame{c, !ok})
+	l.out = append(l.out, c)
 	if !l.writing {
 		l.writing = true
 		n.ready = append(n.ready, func() { n.write(l) })
@@ -218,29 +240,31 @@ func (n *node) write(l *link) {
 	out := l.out
 	l.out, l.writing = nil, false
 	n.work(costFlush)
-	for _, f := range out {
-		if f.cancel {
-			n.work(1500)
-		} else {
-			n.work(costWrite)
-		}
-		switch c := f.call; {
-		case c.over:
-			continue
-		case f.cancel:
-			n.refused++
-		case n.now-c.intended <= n.patience:
-			n.inTime++
-		}
-		f.call.over = true
-		l.outstanding--
+	for _, c := range out {
+		n.work(costWrite)
+		n.leave(c)
+		n.answered(c, false)
 	}
+}
+
+// answered has the caller hear of a call's end.
+func (n *node) answered(c *rpc, refused bool) {
+	switch {
+	case c.over:
+		return
+	case refused:
+		n.refused++
+	case n.now-c.intended <= n.patience:
+		n.inTime++
+	}
+	c.over = true
+	c.link.outstanding--
 }
 
 // run runs for a time, and until all calls have come to an end.
 func (n *node) run(rate float64, length time.Duration) {
 	n.rate, n.length = rate, n.now+length
-	for n.now < n.length+2*n.patience || len(n.ready) > 0 {
+	for n.now < n.length+2*n.patience || len(n.ready) > 0 || n.storing > 0 {
 		if len(n.ready) == 0 {
 			n.work(10_000)
 			continue
@@ -251,8 +275,14 @@ func (n *node) run(rate float64, length time.Duration) {
 	}
 }
 
-// capacity is about what the model answers by second when calls never end.
-const capacity = 1e9 / (costRead + costBegin + costHandle + costWrite)
+// capacity is what a model without a gate answers by second when it always has calls
+// to answer, 128 at a time as bench/overload does.
+func capacity(conns int) float64 {
+	n := newNode(nil, conns, max(128, conns))
+	n.patience = time.Second
+	n.run(1e6, time.Second)
+	return float64(n.charged) / n.length.Seconds()
+}
 
 // In the model, callers that are an Envoy with its default circuit breaker (1,024
 // calls outstanding), over one connection or many: at ten times the capacity at
@@ -260,11 +290,12 @@ const capacity = 1e9 / (costRead + costBegin + costHandle + costWrite)
 // Below the capacity next to nothing is shed.
 func TestModelOfOverload(t *testing.T) {
 	for _, conns := range []int{1, 4, 16, 64} {
+		capacity := capacity(conns)
 		for _, times := range []float64{0.5, 0.9, 2, 5, 10} {
 			n := newNode(NewGate(patience), conns, 1024)
-			n.run(times*capacity, 2*time.Second)
-			goodput := float64(n.inTime) / 2 / capacity
-			t.Logf("%d connections, %g times the capacity: goodput %.2f, refused %.2f, charged and not answered %d", conns, times, goodput, float64(n.refused)/2/capacity, n.charged-n.inTime)
+			n.run(times*capacity, time.Second)
+			goodput := float64(n.inTime) / capacity
+			t.Logf("%d connections, %g times the capacity of %.0f: goodput %.2f, refused %.2f, charged and not answered %d", conns, times, capacity, goodput, float64(n.refused)/capacity, n.charged-n.inTime)
 			if times > 1 && goodput < 0.8 || times < 1 && float64(n.inTime) < 0.98*float64(n.offered) {
 				t.Errorf("%d connections, %g times the capacity: goodput is %.2f of it", conns, times, goodput)
 			}
@@ -283,9 +314,23 @@ func TestModelOfOverload(t *testing.T) {
 // the same callers (two Envoys) are served in time.
 func TestModelWithoutAGate(t *testing.T) {
 	without, with := newNode(nil, 16, 2048), newNode(NewGate(patience), 16, 2048)
-	without.run(2*capacity, 2*time.Second)
-	with.run(2*capacity, 2*time.Second)
+	without.run(2*capacity(16), 2*time.Second)
+	with.run(2*capacity(16), 2*time.Second)
 	if without.inTime*5 > without.charged || without.inTime*2 > with.inTime {
 		t.Errorf("in time without a gate %d (charged %d), with it %d (charged %d)", without.inTime, without.charged, with.inTime, with.charged)
+	}
+}
+
+// Calls that wait for a store take no processor's time: at half of the capacity, with a
+// store that takes half of the callers' patience, none is shed.
+func TestModelOfASlowStore(t *testing.T) {
+	n := newNode(NewGate(patience), 16, 4096)
+	n.store = patience / 2
+	n.run(capacity(16)/2, 2*time.Second)
+	if n.refused > 0 || float64(n.inTime) < 0.98*float64(n.offered) {
+		t.Errorf("of %d calls %d are refused, and %d answered in time", n.offered, n.refused, n.inTime)
+	}
+	if s := n.gate.Stats(); s.Waiting != 0 || s.InFlight != 0 {
+		t.Errorf("afterwards %+v", s)
 	}
 }

@@ -10,6 +10,9 @@
 // they begin go on. A Listener never has more connections than it may; beyond
 // them, the one that has been silent longest is closed for the new one.
 //
+// With a Gated method, calls of it are begun only if its gate lets them in: the others
+// are answered without gRPC.
+//
 // It does not bound what the service does with a complete request, nor tell
 // callers apart by address: they may all come through one proxy.
 package transport
@@ -85,8 +88,9 @@ const (
 const handshake = 10 * time.Second
 
 // Options are the server options that hold a gRPC server to the bounds. security
-// may be nil: none. Connections must come from a Listener of the same budget.
-func Options(b Bounds, budget *Budget, security credentials.TransportCredentials) []grpc.ServerOption {
+// may be nil: none. gated may be nil: all calls are begun. Connections must come from
+// a Listener of the same budget.
+func Options(b Bounds, budget *Budget, security credentials.TransportCredentials, gated *Gated) []grpc.ServerOption {
 	if security == nil {
 		security = insecure.NewCredentials()
 	}
@@ -95,7 +99,7 @@ func Options(b Bounds, budget *Budget, security credentials.TransportCredentials
 		pings = time.Second
 	}
 	options := []grpc.ServerOption{
-		grpc.Creds(&guarding{security, b, budget}),
+		grpc.Creds(&guarding{security, b, budget, gated}),
 		grpc.ConnectionTimeout(handshake),
 		grpc.ReadBufferSize(readBuffer), grpc.WriteBufferSize(writeBuffer),
 		grpc.KeepaliveParams(keepalive.ServerParameters{

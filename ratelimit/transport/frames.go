@@ -7,12 +7,16 @@ const (
 	prefaceLen  = 24
 	frameHeader = 9
 
-	frameData    = 0
-	frameHeaders = 1
-	frameReset   = 3
+	frameData         = 0
+	frameHeaders      = 1
+	frameReset        = 3
+	frameWindow       = 8
+	frameContinuation = 9
 
-	flagEndStream = 1
-	flagPadded    = 8
+	flagEndStream  = 1
+	flagEndHeaders = 4
+	flagPadded     = 8
+	flagPriority   = 32
 )
 
 // walker follows frames through a stream of bytes, in whatever pieces these
@@ -111,4 +115,29 @@ func (m *message) through(b []byte) (tail int, completed bool) {
 // ends tells whether a frame is the last of a reply.
 func (f *frame) ends() bool {
 	return f.kind == frameReset || f.flags&flagEndStream != 0 && (f.kind == frameHeaders || f.kind == frameData)
+}
+
+// bare is the header block in the payload of a frame of headers.
+func bare(payload []byte, flags byte) []byte {
+	padding := 0
+	if flags&flagPadded != 0 && len(payload) > 0 {
+		padding, payload = int(payload[0]), payload[1:]
+	}
+	if flags&flagPriority != 0 {
+		payload = payload[min(5, len(payload)):]
+	}
+	return payload[:max(0, len(payload)-padding)]
+}
+
+func appendFrame(b []byte, kind, flags byte, stream uint32, payload ...[]byte) []byte {
+	length := 0
+	for _, p := range payload {
+		length += len(p)
+	}
+	b = append(b, byte(length>>16), byte(length>>8), byte(length), kind, flags)
+	b = binary.BigEndian.AppendUint32(b, stream)
+	for _, p := range payload {
+		b = append(b, p...)
+	}
+	return b
 }

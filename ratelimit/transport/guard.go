@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/credentials"
+
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // guarding are credentials that put a guard on each connection, above TLS.
@@ -18,6 +20,7 @@ type guarding struct {
 	credentials.TransportCredentials
 	bounds Bounds
 	budget *Budget
+	gated  *Gated // nil: all calls are begun
 }
 
 // ServerHandshake implements [credentials.TransportCredentials].
@@ -26,7 +29,11 @@ func (g *guarding) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo
 	if err != nil {
 		return c, info, err
 	}
-	return newGuard(c, raw, &g.bounds, g.budget), info, nil
+	guard := newGuard(c, raw, &g.bounds, g.budget)
+	if g.gated != nil {
+		guard.screen = newScreen(g.gated, g.bounds.HeaderBytes)
+	}
+	return guard, info, nil
 }
 
 // ClientHandshake implements [credentials.TransportCredentials].
@@ -38,7 +45,7 @@ func (g *guarding) ClientHandshake(
 
 // Clone implements [credentials.TransportCredentials].
 func (g *guarding) Clone() credentials.TransportCredentials {
-	return &guarding{g.TransportCredentials.Clone(), g.bounds, g.budget}
+	return &guarding{g.TransportCredentials.Clone(), g.bounds, g.budget, g.gated}
 }
 
 var errEnded = errors.New("the connection was ended: it held more than its share of what callers may have kept " +
@@ -53,7 +60,8 @@ type guard struct {
 	net.Conn
 	bounds *Bounds
 	budget *Budget
-	raw    *conn // what it came as; nil: not from a Listener
+	raw    *conn   // what it came as; nil: not from a Listener
+	screen *screen // nil: all calls are begun
 	in     walker
 	out    walker
 	timed  bool      // a read has a deadline
@@ -72,8 +80,9 @@ type guard struct {
 // call is one that is open.
 type call struct {
 	stream   uint32
-	complete bool // its request
-	blind    bool // its messages cannot be followed
+	complete bool              // its request
+	blind    bool              // its messages cannot be followed
+	arrived  ratelimit.Instant // as the gate counts it; 0: it does not
 	since    int64
 	cost     int64
 	message  message
@@ -93,6 +102,9 @@ func (g *guard) callCost() int64 { return int64(g.bounds.HeaderBytes) + 8<<10 }
 
 // Read implements net.Conn.
 func (g *guard) Read(p []byte) (int, error) {
+	if g.screen != nil {
+		return g.readScreened(p)
+	}
 	g.await()
 	n, err := g.Conn.Read(p)
 	if n > 0 {
@@ -108,6 +120,13 @@ func (g *guard) Read(p []byte) (int, error) {
 
 // Write implements net.Conn.
 func (g *guard) Write(p []byte) (int, error) {
+	if g.screen != nil {
+		return g.writeScreened(p)
+	}
+	return g.writeOwn(p)
+}
+
+func (g *guard) writeOwn(p []byte) (int, error) {
 	g.hurry()
 	n, err := g.Conn.Write(p)
 	if n > 0 {
@@ -140,8 +159,14 @@ func (g *guard) end() {
 func (g *guard) let() {
 	g.mu.Lock()
 	held := g.held
+	for i := range g.open {
+		g.forgetLocked(&g.open[i])
+	}
 	g.open, g.held, g.ended = nil, 0, true
 	g.unfinished.Store(0)
+	if s := g.screen; s != nil {
+		g.leaveLocked(s.Clock())
+	}
 	g.mu.Unlock()
 	g.budget.charge(-held)
 }
@@ -173,6 +198,11 @@ func (g *guard) stalled(err error) bool {
 // await gives the next read the time that the oldest incomplete request has left.
 func (g *guard) await() {
 	if g.bounds.Conversations || g.bounds.RequestTimeout == 0 {
+		return
+	}
+	if s := g.screen; s != nil && len(s.kept) > 0 {
+		g.timed = true
+		_ = g.SetReadDeadline(started.Add(time.Duration(s.since) + g.bounds.RequestTimeout))
 		return
 	}
 	if g.unfinished.Load() == 0 {
@@ -213,11 +243,7 @@ func (g *guard) arrived(b []byte) (change int64, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	before := g.held
-	if g.raw != nil {
-		g.now = g.raw.last.Load()
-	} else {
-		g.now = nanotime()
-	}
+	g.lookLocked()
 	for len(b) > 0 && !g.ended {
 		var begun bool
 		var piece []byte
@@ -230,6 +256,15 @@ func (g *guard) arrived(b []byte) (change int64, ok bool) {
 		}
 	}
 	return g.held - before, !g.ended
+}
+
+// lookLocked takes the time at which what is reckoned came.
+func (g *guard) lookLocked() {
+	if g.raw != nil {
+		g.now = g.raw.last.Load()
+	} else {
+		g.now = nanotime()
+	}
 }
 
 // beganLocked takes in the header of a frame of the caller's.
@@ -322,7 +357,15 @@ func (g *guard) closeLocked(stream uint32) {
 	c := &g.open[i]
 	g.completeLocked(c, flagEndStream)
 	g.held -= c.cost
+	g.forgetLocked(c)
 	g.open = slices.Delete(g.open, i, i+1)
+}
+
+// forgetLocked has the gate told that a call has ended.
+func (g *guard) forgetLocked(c *call) {
+	if c.arrived != 0 {
+		g.screen.leaving = append(g.screen.leaving, c.arrived)
+	}
 }
 
 // left reckons what has been written.
@@ -336,6 +379,9 @@ func (g *guard) left(b []byte) (change int64) {
 		if begun && g.out.ends() {
 			g.closeLocked(g.out.stream)
 		}
+	}
+	if s := g.screen; s != nil && len(s.leaving) > 0 {
+		g.leaveLocked(s.Clock())
 	}
 	return g.held - before
 }

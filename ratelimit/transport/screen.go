@@ -1,0 +1,389 @@
+package transport
+
+import (
+	"bytes"
+	"encoding/binary"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc/codes"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Gate decides which calls are begun. It is safe for concurrent use.
+type Gate interface {
+	// Arrive decides on a call whose caller waits for patience. If it says yes, Leave
+	// must follow.
+	Arrive(now ratelimit.Instant, patience time.Duration) bool
+	// Leave says that calls have been answered or reset, which arrived then.
+	Leave(now ratelimit.Instant, arrived ...ratelimit.Instant)
+}
+
+// Gated is a method whose calls a gate decides on: where frames are read, before gRPC
+// knows of them. It must not be changed once it is used.
+type Gated struct {
+	Gate    Gate
+	Method  string // as in :path
+	Clock   ratelimit.Clock
+	Code    codes.Code // of the answer to a refused call
+	Message string
+}
+
+// screen keeps refused calls of a connection from gRPC, and answers them.
+//
+// A call costs gRPC much of its price as soon as its headers are read, refused or not.
+// So the frames of a refused call are taken out of what gRPC reads, and its answer is
+// put between the frames that gRPC writes. What gRPC has to know of it all the same:
+//
+//   - The fields that its header block puts into the connection's table, which later
+//     blocks refer to. They are passed on in headers that gRPC finds malformed at
+//     their second field: it resets their stream, which the caller has forgotten.
+//   - Nothing else. The window for data that was taken out is given back here.
+//
+// A call whose headers come in several frames, or in one of more than mostKept bytes,
+// is let in without asking the gate: no known caller sends such.
+type screen struct {
+	*Gated
+	refusal []byte // the header block of an answer to a refused call
+	fields  *fields
+
+	// Of the reader alone:
+	now     ratelimit.Instant // of the bytes that are being reckoned
+	kept    []byte            // the beginning of a frame that is decided on when it is whole
+	since   int64             // when it came
+	known   known             // what was understood last of a caller who repeats itself
+	pieces  []byte            // of a header block that cannot be refused
+	piecing bool              // it goes on
+	passed  uint32            // the last call that gRPC knows of
+	drop    bool              // the frame under way
+	changes []byte            // of the table, that gRPC is to be told of
+	changer uint32            // the last call that made one
+	cut     []uint32          // calls that were refused now, and whose request goes on
+	credit  int               // bytes of data that were taken out, and not given back
+
+	said    *[]byte             // guarded by guard.mu: frames that are to be written between gRPC's; nil: none
+	leaving []ratelimit.Instant // guarded by guard.mu: when calls arrived that the gate is to be told of
+
+	writing sync.Mutex // held while frames are written
+}
+
+// known is a header block that changes nothing of the table, and has not been read
+// since the table was changed: the same bytes mean the same again.
+type known struct {
+	block    []byte // empty: none
+	patience time.Duration
+}
+
+// Frames of headers up to mostKept are decided on when they are whole. It is less than
+// what gRPC reads at once (readBuffer), so that there is always room for more.
+const mostKept = 4 << 10
+
+// enoughCredit is when a caller is given back its window though nothing else is said.
+const enoughCredit = 16 << 10
+
+func newScreen(g *Gated, headerBytes uint32) *screen {
+	if headerBytes == 0 {
+		headerBytes = 1 << 20
+	}
+	return &screen{Gated: g, refusal: refusal(g.Code, g.Message), fields: newFields(int(headerBytes))}
+}
+
+// refusal is a header block that changes nothing of the table, so that it can stand
+// between any two of gRPC's.
+func refusal(code codes.Code, message string) []byte {
+	var b bytes.Buffer
+	e := hpack.NewEncoder(&b)
+	for _, f := range [][2]string{{":status", "200"}, {"content-type", "application/grpc"}, {"grpc-status", strconv.Itoa(int(code))}, {"grpc-message", message}} {
+		_ = e.WriteField(hpack.HeaderField{Name: f[0], Value: f[1], Sensitive: f[0] != ":status"}) // a buffer takes all; what is sensitive stays out of tables
+	}
+	return b.Bytes()
+}
+
+// readScreened reads until there is something that gRPC is to know of.
+func (g *guard) readScreened(p []byte) (int, error) {
+	for {
+		g.await()
+		n := copy(p, g.screen.kept)
+		m, err := g.Conn.Read(p[n:])
+		g.stalled(err)
+		if m == 0 {
+			return 0, err
+		}
+		n, change, ok := g.screenArrived(p[:n+m])
+		g.budget.charge(change)
+		if !ok {
+			return 0, errEnded
+		}
+		if failed := g.answerRefused(); failed != nil {
+			return n, failed
+		}
+		if n > 0 || err != nil {
+			return n, err
+		}
+	}
+}
+
+// screenArrived reckons what has been read, as arrived does, and moves what gRPC is
+// to know of to its front.
+func (g *guard) screenArrived(b []byte) (passed int, change int64, ok bool) {
+	s := g.screen
+	s.now = s.Clock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	before := g.held
+	g.lookLocked()
+	older := len(s.kept) > 0
+	s.kept = s.kept[:0]
+	for rest := b; len(rest) > 0 && !g.ended; {
+		if g.in.between() && !whole(rest) {
+			if s.kept = append(s.kept, rest...); !older || len(rest) < len(b) {
+				s.since = g.now
+			}
+			break
+		}
+		begun, piece, after := g.in.next(rest)
+		if begun {
+			s.drop = !g.screenFrameLocked(&g.in.frame, after)
+		}
+		if s.piecing {
+			g.pieceLocked(piece)
+		}
+		if !s.drop {
+			passed += s.tell(b[passed:])
+			passed += copy(b[passed:], rest[:len(rest)-len(after)])
+		}
+		rest = after
+	}
+	passed += s.tell(b[passed:])
+	s.settleLocked()
+	g.leaveLocked(s.now)
+	return passed, g.held - before, !g.ended
+}
+
+// between tells whether what comes next is a frame.
+func (w *walker) between() bool { return w.skip == 0 && w.left == 0 && w.have == 0 }
+
+// whole tells whether b begins with a frame that can be decided on.
+func whole(b []byte) bool {
+	if len(b) < frameHeader {
+		return false
+	}
+	n := frameHeader + (int(b[0])<<16 | int(b[1])<<8 | int(b[2]))
+	return b[3] != frameHeaders || len(b) >= n || n > mostKept
+}
+
+// screenFrameLocked takes in the header of a frame of the caller's, and tells whether
+// gRPC is to have it. after is what follows.
+func (g *guard) screenFrameLocked(f *frame, after []byte) bool {
+	s := g.screen
+	switch {
+	case s.piecing && f.kind != frameContinuation:
+		g.ended = true // gRPC would say the same
+		return true
+	case f.kind == frameHeaders:
+		return g.screenHeadersLocked(f, after)
+	case f.stream == 0 || f.stream > g.latest || g.callLocked(f.stream) != nil:
+		g.beganLocked(f)
+		return true
+	// The call was refused, or is over: of what still comes, gRPC would count the bytes.
+	case f.kind == frameData:
+		s.credit += f.length
+		if i := slices.Index(s.cut, f.stream); i >= 0 && f.flags&flagEndStream != 0 {
+			s.cut = slices.Delete(s.cut, i, i+1)
+		}
+		return false
+	default:
+		return f.kind != frameReset && f.kind != frameWindow
+	}
+}
+
+// screenHeadersLocked decides on a call.
+func (g *guard) screenHeadersLocked(f *frame, after []byte) bool {
+	s := g.screen
+	fresh := f.stream > g.latest
+	if !fresh && f.stream > s.passed { // of a refused call, which gRPC would take for a new one
+		g.ended = true
+		return true
+	}
+	if f.flags&flagEndHeaders == 0 || len(after) < f.length {
+		s.piecing, s.pieces = true, s.pieces[:0]
+		g.letInLocked(f, false)
+		return true
+	}
+	block := bare(after[:f.length], f.flags)
+	patience, changes, asks, ok := s.understand(block)
+	switch {
+	case !ok:
+		g.ended = true // gRPC would say the same
+	case !fresh || !asks:
+		g.letInLocked(f, false)
+	case s.Gate.Arrive(s.now, patience):
+		g.letInLocked(f, true)
+	default:
+		s.changes = append(s.changes, changes...)
+		g.refuseLocked(f)
+		return false
+	}
+	return true
+}
+
+// understand reads a header block. asks says that the gate is to be asked for its
+// call. It is not ok if nothing on the connection can be understood any more.
+func (s *screen) understand(block []byte) (patience time.Duration, changes []byte, asks, ok bool) {
+	if len(s.known.block) > 0 && bytes.Equal(block, s.known.block) {
+		return s.known.patience, nil, true, true
+	}
+	if err := s.fields.read(block); err != nil {
+		return 0, nil, false, false
+	}
+	changes, ok = tableChanges(block)
+	asks = ok && s.fields.method == s.Method && len(block)-len(changes) >= len(malformed)
+	if !ok || len(changes) > 0 {
+		s.known.block = s.known.block[:0]
+	} else if asks {
+		s.known = known{append(s.known.block[:0], block...), s.fields.patience}
+	}
+	return s.fields.patience, changes, asks, true
+}
+
+// letInLocked has gRPC know of a call, or of what ends one.
+func (g *guard) letInLocked(f *frame, counted bool) {
+	s := g.screen
+	s.passed = max(s.passed, f.stream)
+	g.headersLocked(f)
+	if !counted {
+		return
+	}
+	if c := g.callLocked(f.stream); c != nil {
+		c.arrived = s.now
+	} else {
+		s.leaving = append(s.leaving, s.now) // the connection is ended
+	}
+}
+
+// refuseLocked answers a call that gRPC never hears of.
+func (g *guard) refuseLocked(f *frame) {
+	s := g.screen
+	g.latest, s.changer = f.stream, f.stream
+	s.sayLocked(frameHeaders, flagEndHeaders|flagEndStream, f.stream, s.refusal)
+	if f.flags&flagEndStream == 0 {
+		s.cut = append(s.cut, f.stream)
+	}
+}
+
+// malformed begins a header block that gRPC takes for malformed at once, and reads to
+// its end for the table's sake: a field like any, and :status after it, both of the
+// static table.
+var malformed = []byte{0x80 | 16, 0x80 | 8}
+
+// tell puts before what is passed on next how the table has changed. There is room
+// for it: the blocks that changed it were taken out, and each of them was longer than what
+// is told of it (understand).
+func (s *screen) tell(b []byte) int {
+	if len(s.changes) == 0 {
+		return 0
+	}
+	told := appendFrame(b[:0], frameHeaders, flagEndHeaders|flagEndStream, s.changer, malformed, s.changes)
+	s.changes = s.changes[:0]
+	return len(told)
+}
+
+// pieceLocked takes in a piece of a header block that is passed on whatever it says.
+func (g *guard) pieceLocked(piece []byte) {
+	s := g.screen
+	s.pieces = append(s.pieces, piece...)
+	if g.in.left > 0 {
+		return
+	}
+	if g.in.kind == frameHeaders {
+		s.pieces = bare(s.pieces, g.in.flags)
+	}
+	if len(s.pieces) > 4*s.fields.most {
+		g.ended = true // gRPC would say the same
+		return
+	}
+	if g.in.flags&flagEndHeaders != 0 {
+		s.piecing = false
+		_, _, _, ok := s.understand(s.pieces)
+		g.ended = g.ended || !ok
+		s.pieces = nil
+	}
+}
+
+// settleLocked ends what has been read: calls whose request goes on are told that it
+// need not, and the window for what was taken out is given back.
+func (s *screen) settleLocked() {
+	for _, stream := range s.cut {
+		s.sayLocked(frameReset, 0, stream, []byte{0, 0, 0, 0}) // NO_ERROR
+	}
+	s.cut = s.cut[:0]
+	if s.credit >= enoughCredit || s.credit > 0 && s.said != nil {
+		s.sayLocked(frameWindow, 0, 0, binary.BigEndian.AppendUint32(nil, uint32(s.credit)))
+		s.credit = 0
+	}
+}
+
+// spoken are buffers of frames.
+var spoken = sync.Pool{New: func() any { return new([]byte) }}
+
+// sayLocked adds a frame to those that are to be written.
+func (s *screen) sayLocked(kind, flags byte, stream uint32, payload []byte) {
+	if s.said == nil {
+		s.said = spoken.Get().(*[]byte)
+		*s.said = (*s.said)[:0]
+	}
+	*s.said = appendFrame(*s.said, kind, flags, stream, payload)
+}
+
+// answerRefused writes what refused calls are told. Within a frame of gRPC's it does
+// not: the writer does, when that has ended.
+func (g *guard) answerRefused() error {
+	g.mu.Lock()
+	nothing := g.screen.said == nil
+	g.mu.Unlock()
+	if nothing {
+		return nil
+	}
+	g.screen.writing.Lock()
+	defer g.screen.writing.Unlock()
+	return g.writeSaid()
+}
+
+func (g *guard) writeSaid() error {
+	s := g.screen
+	g.mu.Lock()
+	b := s.said
+	if b == nil || !g.out.between() {
+		g.mu.Unlock()
+		return nil
+	}
+	s.said = nil
+	g.mu.Unlock()
+	defer spoken.Put(b)
+	g.hurry()
+	_, err := g.Conn.Write(*b)
+	return err
+}
+
+// writeScreened writes gRPC's frames, and what refused calls are told after them.
+func (g *guard) writeScreened(p []byte) (int, error) {
+	g.screen.writing.Lock()
+	defer g.screen.writing.Unlock()
+	n, err := g.writeOwn(p)
+	if err != nil {
+		return n, err
+	}
+	return n, g.writeSaid()
+}
+
+// leaveLocked tells the gate of calls that ended.
+func (g *guard) leaveLocked(now ratelimit.Instant) {
+	if s := g.screen; len(s.leaving) > 0 {
+		s.Gate.Leave(now, s.leaving...)
+		s.leaving = s.leaving[:0]
+	}
+}
