@@ -51,6 +51,9 @@ func (f *Fleet) refusedLate(now instant, a *ask, late bool) (verdict, bool) {
 	short := a.Cost > left
 	switch {
 	case short && (late || h.recalling) && now.Sub(h.heard) <= ratelimit.StoreDeadline:
+		v := l.deny(now, a)
+		v.Source = ratelimit.FromClaim
+		return v, true
 	case l.algorithm != ratelimit.FixedWindow: // what was left says nothing soon: it comes back with time
 		return verdict{}, false
 	case short && alive && h.heard != 0:
@@ -58,7 +61,6 @@ func (f *Fleet) refusedLate(now instant, a *ask, late bool) (verdict, bool) {
 	default:
 		return verdict{}, false
 	}
-	v := l.deny(now, a)
-	v.Source = ratelimit.FromClaim
-	return v, true
+	// The limit may have room, so that a denial that charges (on_deny) has no say.
+	return l.report(now, verdict{OverLimit: true, Source: ratelimit.FromClaim}), true
 }

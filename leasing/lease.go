@@ -30,6 +30,7 @@ type lease struct {
 	multiplier      uint32
 	unit            ratelimit.Unit
 	algorithm       ratelimit.Algorithm
+	split           bool // others had unspent tokens, when last heard
 
 	// Until retry, a cost that is retryCost or more above what is unspent is
 	// refused without asking.
@@ -141,10 +142,11 @@ func (l *lease) peek(now instant) verdict {
 	return v
 }
 
-// deny refuses. A denial that charges drains what is left.
+// deny refuses. A denial that charges drains what is left; but not while others have
+// unspent tokens: together there may be enough, and draining each part would waste all.
 func (l *lease) deny(now instant, a *ask) verdict {
 	v := verdict{OverLimit: true}
-	if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
+	if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges && !l.split {
 		v.Charged = min(max(0, l.unspent()), a.Cost)
 		l.spent += v.Charged
 		l.owe(a, a.Cost-v.Charged)
@@ -199,7 +201,7 @@ func (l *lease) undo(a *ask, v *verdict, continuous bool) {
 	if v.Window != l.window {
 		return
 	}
-	if v.OverLimit && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
+	if v.OverLimit && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges && !l.split {
 		l.owe(a, v.Charged-a.Cost)
 	}
 	l.unspend(min(v.Charged, l.spent), continuous)
@@ -280,6 +282,7 @@ func (l *lease) apply(sent instant, c *ratelimit.Claim, g *ratelimit.Grant, marg
 	l.fence = g.Fence
 	l.setLimit(&c.Limit)
 	l.available = g.Available
+	l.split = g.Outstanding > 0
 	// A bucket that is full and grants nothing yet (Relearning) is as it is for
 	// that long.
 	l.reset = sent.Add(max(g.ResetAfter, g.RetryAfter))

@@ -143,6 +143,14 @@ func (r *Rule) LocalShare() *Rule {
 	return &alone
 }
 
+// PerRequest is the rule for a node that leases for single requests only, and keeps
+// nothing between them: where another node is the one to lease.
+func (r *Rule) PerRequest() *Rule {
+	own := *r
+	own.Coordination.Lease.Fixed = 1
+	return &own
+}
+
 // Doubts says what is odd about the rule's coordination: settings that are
 // valid, and cannot do what they are for.
 func (r *Rule) Doubts() []string {

@@ -454,11 +454,8 @@ func (w *waiting) baseAsks(now instant) {
 		if i == from {
 			continue
 		}
-		within := time.Duration(0) // the base's own time
-		if slices.ContainsFunc(w.states[from:i], func(s askState) bool { return s.mine }) {
-			within = w.until.Sub(now) // some of it is gone
-		}
-		if b := w.base.ask(w.ctx, now, within, w.asks[from:i], w.verdicts[from:i]); b != nil {
+		asks, within := w.baseTime(now, from, i)
+		if b := w.base.ask(w.ctx, now, within, asks, w.verdicts[from:i]); b != nil {
 			w.addBelow(now, b, within, from, i)
 			continue
 		}
@@ -466,6 +463,24 @@ func (w *waiting) baseAsks(now instant) {
 			w.decidedBelow(now, j)
 		}
 	}
+}
+
+// baseTime is what the base is asked, and for how long it may wait; 0: for its own
+// time. For keys of other owners it has what is left of the request's time, and
+// leases no more than the request costs: tokens that are split among nodes are
+// wasted on requests that cost more than either part.
+func (w *waiting) baseTime(now instant, from, to int) (asks []ask, within time.Duration) {
+	asks = w.asks[from:to]
+	if !slices.ContainsFunc(w.states[from:to], func(s askState) bool { return s.mine }) {
+		return asks, 0
+	}
+	asks = slices.Clone(asks)
+	for i := range asks {
+		if w.states[from+i].mine {
+			asks[i].Rule = asks[i].Rule.PerRequest()
+		}
+	}
+	return asks, w.until.Sub(now)
 }
 
 // decidedBelow takes in that the base has decided. What it admitted without an answer
