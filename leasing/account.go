@@ -361,10 +361,10 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 		paid, gone, owed = r.paid(), a.gone(r, c.Granted), max(0, r.spent-r.paid())
 	case known:
 		a.forget(r, bucket)
-	case at > a.window && r.window == a.window:
-		// The record is of this window, which the node holds under its other name,
-		// or has forgotten: what it spent would go with the record, and what it
-		// never received is not granted.
+	case r.window == a.window:
+		// The claim is for the next window, and the record of this one, which the node
+		// holds under its other name, or has forgotten: what it spent would go with
+		// the record, and what it never received is not granted.
 		a.forget(r, bucket)
 	case c.Limit.Algorithm == ratelimit.SlidingWindow:
 		a.correctPrevious(r, c)

@@ -89,3 +89,257 @@ func TestRecallOfSlidingWindowsBefore(t *testing.T) {
 	g = b.hears(b.says(func(c *ratelimit.Claim) { c.Waiting, c.Want, c.Recall = 101, 101, true }))
 	w.expect("0 false", g.Recalled, g.Recalling)
 }
+
+// A ledger that learns until an instant goes on until then, whatever shorter time
+// another claim has heard of; and its twentieth is there anew when data is lost
+// once more.
+func TestLedgerLearnsTwice(t *testing.T) {
+	w := newTwins(t)
+	a := w.tenant(1, perMinute100)
+	until := func(d time.Duration) { a.c.Learning = w.now.Add(d) }
+	until(2 * time.Second)
+	a.gets(9, 9, 5)
+	until(time.Second)
+	a.gets(9, 9, 0)
+	w.passes(1999999 * time.Microsecond)
+	a.c.Learning = 0
+	g := a.gets(9, 9, 0)
+	w.expect("true 1µs", g.Relearning, g.RetryAfter)
+	w.passes(time.Microsecond)
+	g = a.gets(9, 9, 9)
+	w.expect("false", g.Relearning)
+	until(2 * time.Second)
+	a.gets(9, 9, 5)
+}
+
+// When the ledger's clock goes back while it learns, it learns for as long as it
+// would have.
+func TestLedgerThatLearnsIsSetBack(t *testing.T) {
+	w := newTwins(t)
+	a := w.tenant(1, perMinute100)
+	a.c.Learning = w.now.Add(2 * time.Second)
+	a.gets(1, 1, 1)
+	a.c.Learning = 0
+	w.passes(-time.Hour)
+	g := a.gets(0, 0, 0)
+	w.expect("true", g.Relearning)
+	w.passes(2 * time.Second)
+	g = a.gets(0, 0, 0)
+	w.expect("false", g.Relearning)
+}
+
+// From the instant on at which the ledger has learned, leases are recalled again.
+func TestRecallAfterLearning(t *testing.T) {
+	w := newTwins(t)
+	a, b := w.tenant(1, perMinute100), w.tenant(2, perMinute100)
+	a.gets(60, 60, 60)
+	waits := func() ratelimit.Grant {
+		return b.says(func(c *ratelimit.Claim) { c.Waiting, c.Want, c.Recall = 50, 50, true })
+	}
+	b.c.Learning = w.now.Add(2 * time.Second)
+	g := waits()
+	w.expect("0 false", g.Recalled, g.Recalling)
+	w.passes(2 * time.Second)
+	b.c.Learning = 0
+	g = waits()
+	w.expect("1 true", g.Recalled, g.Recalling)
+}
+
+// What a holder was charged in a sliding window before this one counts as it says,
+// when the ledger lost what it knew of this one: also of a holder that has been
+// granted nothing in it, and only while the ledger learns.
+func TestSlidingWindowBeforeTheLoss(t *testing.T) {
+	for _, c := range []struct {
+		what     string
+		granted  tokens
+		fence    ratelimit.Fence
+		learning time.Duration
+		left     string
+	}{
+		{"granted before the loss", 5, 7, 0, "85"},
+		{"drifted, while it learns", 0, 0, time.Second, "58"},
+		{"drifted, when it has learned", 0, 0, 0, "68"},
+	} {
+		w := newTwins(t)
+		a := w.tenant(1, sliding100)
+		a.gets(30, 30, 30)
+		a.c.Spent = 30
+		a.gets(0, 0, 0)
+		w.passes(45 * time.Second) // the next has just begun: all of the one before counts
+		h := a
+		if c.fence == 0 {
+			h = w.tenant(2, sliding100)
+		}
+		h.c.Window, h.c.Granted, h.c.Spent, h.c.Returned, h.c.Fence, h.c.Before = a.c.Window+1, c.granted, 2, 0, c.fence, 10
+		if c.fence == 0 {
+			w.passes(-time.Microsecond)
+			w.tenant(3, sliding100).says(func(x *ratelimit.Claim) { x.Learning = w.now.Add(c.learning + time.Microsecond) })
+			w.passes(time.Microsecond)
+		}
+		g := h.says(nil)
+		w.expect(c.left, g.Available)
+	}
+}
+
+// A bucket that had the time to fill while nothing was heard of a holder: what the
+// holder did not spend was not over, and is not poured in either, but where its
+// lease is known and still holds the place.
+func TestRefilledBucket(t *testing.T) {
+	w := newTwins(t)
+	a := w.tenant(1, bucket100)
+	a.gets(20, 20, 20)
+	w.forget()
+	a.c.Spent, a.c.Refilled = 5, true
+	g := a.gets(0, 0, 0)
+	w.expect("0 false", g.OverAdmitted, g.Missing)
+
+	w = newTwins(t)
+	a = w.tenant(1, bucket100)
+	a.c.TTL = 5 * time.Minute
+	a.gets(20, 20, 20)
+	w.passes(2 * time.Minute)
+	a.c.Returned, a.c.Refilled = 20, true
+	g = a.gets(0, 0, 0)
+	w.expect("100", g.Available)
+}
+
+// A bucket whose size was lowered has no more than that from the same instant on,
+// less what is leased of it; also where a claim that was settled before is repeated.
+func TestSmallerBucket(t *testing.T) {
+	w := newTwins(t)
+	a := w.tenant(1, bucket100)
+	a.gets(1, 1, 1)
+	again := a.c
+	again.Limit.Burst = 10
+	g := w.claim(again)
+	w.expect("10", g.Available)
+	a.c.Limit.Burst = 10
+	g = a.gets(0, 0, 0)
+	w.expect("9", g.Available)
+}
+
+// A lease of which nothing was heard before it was reclaimed is gone as a whole, and
+// what was spent of it is charged when the holder tells.
+func TestUnconfirmedLeaseIsReclaimed(t *testing.T) {
+	for _, c := range []struct {
+		limit ratelimit.Limit
+		later string
+	}{{perMinute100, "true 12 88"}, {bucket100, "true 12 88"}} {
+		w := newTwins(t)
+		a, b := w.tenant(1, c.limit), w.tenant(2, c.limit)
+		a.c.Reclaim, b.c.Reclaim = ratelimit.ReclaimEager, ratelimit.ReclaimEager
+		a.gets(50, 50, 50)
+		w.passes(10 * time.Second)
+		g := b.gets(0, 0, 0)
+		w.expect("100 0", g.Available, g.Outstanding)
+		a.c.Spent = 12
+		g = a.says(nil)
+		w.expect(c.later, g.Void, g.Granted, g.Available)
+	}
+}
+
+// What a sliding window lacks comes in a microsecond at the earliest: the weight of
+// the window before is measured in ticks of 57 µs, and the ticks' rounding does not
+// make it come in the past.
+func TestSlidingWindowComesLater(t *testing.T) {
+	w := newTwins(t)
+	l := ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Minute, Requests: 1_000_000_000}
+	a := w.tenant(1, l)
+	a.gets(l.Requests, l.Requests, l.Requests)
+	a.c.Spent = l.Requests
+	a.gets(0, 0, 0)
+	w.passes(105*time.Second - (57*500_000+1)*time.Microsecond)
+	b := w.tenant(2, l)
+	g := b.gets(0, 0, 0)
+	b.gets(g.Available, g.Available, g.Available)
+	g = b.gets(1, 1, 0)
+	w.expect("0 1µs", g.Available, g.RetryAfter)
+}
+
+// A stretched lease is filled up to a node's share: what it has given back it does
+// not have any more.
+func TestStretchedLeaseIsFilledUp(t *testing.T) {
+	w := newTwins(t)
+	a := w.tenant(1, ratelimit.Limit{Unit: ratelimit.Minute, Requests: 1000})
+	a.c.Stretch = true
+	a.gets(1, 1, 50)
+	a.c.Spent, a.c.Returned = 20, 25
+	a.gets(0, 0, 45)
+}
+
+// Beyond as many records as an account keeps, those of leases that have expired are
+// folded, and of these the holders that have been silent for the longest.
+func TestSilentHoldersAreFoldedFirst(t *testing.T) {
+	w := newTwins(t)
+	limit := ratelimit.Limit{Unit: ratelimit.Year, Requests: 1 << 30}
+	const n = mostRecords + 44
+	holders := make([]*tenant, n)
+	for i := range holders {
+		holders[i] = w.tenant(ratelimit.Holder(10+i), limit)
+		holders[i].c.TTL = time.Hour
+		w.passes(time.Millisecond)
+		holders[i].gets(1, 1, 1)
+	}
+	w.records(n) // they are all live
+	for i := range holders {
+		h := holders[n-1-i]
+		h.c.Spent, h.c.TTL = 1, time.Second
+		w.passes(time.Millisecond)
+		h.gets(0, 0, 0)
+	}
+	w.passes(time.Second)
+	w.tenant(1, limit).gets(1, 1, 1)
+	w.records(keptRecords + 1)
+	holders[0].gets(0, 0, 0) // which spoke last
+	w.records(keptRecords + 1)
+}
+
+// A holder of an account whose ledger had others before it, with fences that were
+// ahead of its clock: when it is folded and comes back, it is charged once.
+func TestFoldedHolderOfAReusedPlace(t *testing.T) {
+	now := ledgerTime(1_800_000_015_000_000)
+	m := NewMemory(1, func() ledgerTime { return now })
+	settle := func(c ratelimit.Claim) ratelimit.Grant {
+		t.Helper()
+		c.Limit, c.TTL, c.Want = perMinute100, time.Second, c.Waiting
+		var g [1]ratelimit.Grant
+		if m.Settle(t.Context(), []ratelimit.Claim{c}, g[:]); g[0].Err != nil {
+			t.Fatal(g[0].Err)
+		}
+		return g[0]
+	}
+	settle(ratelimit.Claim{Key: "before", Holder: 1, Seq: 1, Fence: ratelimit.Fence(now) + 3_600_000_000})
+	g := settle(ratelimit.Claim{Key: "k", Holder: 1, Seq: 1, Waiting: 10})
+	if g.Fence <= ratelimit.Fence(now) {
+		t.Fatalf("the fence is %d, and was higher before", g.Fence)
+	}
+	c := ratelimit.Claim{Key: "k", Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 10, Spent: 10}
+	now = now.Add(2 * time.Second)
+	for i := range ratelimit.Holder(mostRecords + 1) { // all are silent after that
+		settle(ratelimit.Claim{Key: "k", Holder: 10 + i, Seq: 1})
+	}
+	now = now.Add(2 * time.Second)
+	settle(ratelimit.Claim{Key: "k", Holder: 5, Seq: 1})
+	if g = settle(c); g.Available != 90 || g.Missing {
+		t.Errorf("10 of 100 are spent: %+v", g)
+	}
+}
+
+// Who was asked to give back and has answered needs what it kept, and is not told
+// again when others are.
+func TestWhoHasAnsweredIsNotAskedAgain(t *testing.T) {
+	w := newTwins(t)
+	var asked []ratelimit.Holder
+	w.memory.OnRecall = func(_ string, holders []ratelimit.Holder) { asked = append(asked, holders...) }
+	a, b, d := w.tenant(1, perMinute100), w.tenant(2, perMinute100), w.tenant(3, perMinute100)
+	waits := func(n tokens) ratelimit.Grant {
+		return b.hears(b.says(func(c *ratelimit.Claim) { c.Waiting, c.Want, c.Recall = n, n, true }))
+	}
+	a.gets(40, 40, 40)
+	waits(70)
+	a.c.Returned = 10
+	a.gets(0, 0, 0)
+	d.gets(10, 10, 10)
+	g := waits(50)
+	w.expect("1 true [1 3]", g.Recalled, g.Recalling, asked)
+}

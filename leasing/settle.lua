@@ -529,7 +529,7 @@ local function book(r, at)
     else
       a.base = a.base + confirmed
     end
-  elseif at > a.window and here(r) then -- of this window, which the node holds under its other name or has forgotten
+  elseif here(r) then -- for the next window, by the record of this one, which the node holds under its other name or has forgotten
     a.base = a.base + max(r[GRANTED] - r[RETURNED], r[SPENT])
   elseif sliding then
     if c.window ~= 0 and c.window == a.window - 1 then
