@@ -240,9 +240,10 @@ func (a *account) relearnUntil(t ledgerTime) {
 	a.relearn = t
 }
 
-// target is the window that a claim is booked in: the current one, or the next.
+// target is the window that a claim is booked in: the current one, or the next of a
+// fixed window, for others are not claimed ahead.
 func (a *account) target(c *ratelimit.Claim) window {
-	if c.Ahead && c.Limit.Algorithm == ratelimit.FixedWindow && c.Window == a.window+1 {
+	if c.Ahead && c.Window == a.window+1 {
 		return a.window + 1
 	}
 	return a.window
@@ -713,7 +714,7 @@ func (a *account) retryAfter(missing tokens, c *ratelimit.Claim) time.Duration {
 		if deficit <= 0 {
 			return 0 // it has come since
 		}
-		if a.prev == 0 || deficit > weighted {
+		if deficit > weighted {
 			return end
 		}
 		period := l.Period() / time.Microsecond

@@ -45,22 +45,26 @@ func TestFoldedHolderOfTheWindowBefore(t *testing.T) {
 // A bucket's record is kept for as long as the bucket may take to fill: until then
 // its holder goes on where it was, and the ledger has lost nothing.
 func TestBucketRemembersUntilItIsFull(t *testing.T) {
-	tenMinutes := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 60, Burst: 600}
-	w := newTwins(t)
-	a, b := w.tenant(1, tenMinutes), w.tenant(2, tenMinutes)
-	a.gets(600, 600, 600)
-	a.c.Spent = 600
-	a.gets(0, 0, 0)
-	w.passes(5 * time.Minute)
-	b.gets(1, 1, 1)
-	g := a.gets(1, 1, 1)
-	w.expect("false false", g.Missing, g.Relearning)
-	w.passes(12*time.Minute + 10*time.Second - time.Microsecond)
-	w.tenant(3, tenMinutes).gets(1, 1, 1)
-	w.records(3)
-	w.passes(time.Microsecond)
-	w.tenant(4, tenMinutes).gets(1, 1, 1)
-	w.records(2) // of the last two
+	for _, tenMinutes := range []ratelimit.Limit{
+		{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 60, Burst: 600},
+		{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 1, Burst: 10},
+	} {
+		w := newTwins(t)
+		a, b := w.tenant(1, tenMinutes), w.tenant(2, tenMinutes)
+		a.gets(tenMinutes.Burst, tenMinutes.Burst, tenMinutes.Burst)
+		a.c.Spent = tenMinutes.Burst
+		a.gets(0, 0, 0)
+		w.passes(8 * time.Minute)
+		b.gets(1, 1, 1)
+		g := a.gets(1, 1, 1)
+		w.expect("false false", g.Missing, g.Relearning)
+		w.passes(12*time.Minute + 10*time.Second - time.Microsecond)
+		w.tenant(3, tenMinutes).gets(1, 1, 1)
+		w.records(3)
+		w.passes(time.Microsecond)
+		w.tenant(4, tenMinutes).gets(1, 1, 1)
+		w.records(2) // of the last two
+	}
 }
 
 // records expects the memory to have records of so many holders.
@@ -342,4 +346,169 @@ func TestWhoHasAnsweredIsNotAskedAgain(t *testing.T) {
 	d.gets(10, 10, 10)
 	g := waits(50)
 	w.expect("1 true [1 3]", g.Recalled, g.Recalling, asked)
+}
+
+// Who was granted something since needs to be asked again: one token is something.
+func TestWhoWasGrantedMoreIsAskedAgain(t *testing.T) {
+	w := newTwins(t)
+	a, b := w.tenant(1, perMinute100), w.tenant(2, perMinute100)
+	waits := func() ratelimit.Grant {
+		return b.hears(b.says(func(c *ratelimit.Claim) { c.Waiting, c.Want, c.Recall = 101, 101, true }))
+	}
+	a.gets(40, 40, 40)
+	waits()
+	a.c.Returned = 10
+	a.gets(0, 0, 0)
+	g := waits()
+	w.expect("0 false", g.Recalled, g.Recalling)
+	b.c.Returned = 1
+	b.gets(0, 0, 0)
+	a.gets(1, 1, 1)
+	g = waits()
+	w.expect("1 true", g.Recalled, g.Recalling)
+}
+
+// When the ledger's clock goes back, a recall is as long ago as it was.
+func TestRecallBeforeTheClockWentBack(t *testing.T) {
+	w := newTwins(t)
+	a, b := w.tenant(1, perMinute100), w.tenant(2, perMinute100)
+	waits := func() ratelimit.Grant {
+		return b.hears(b.says(func(c *ratelimit.Claim) { c.Waiting, c.Want, c.Recall = 101, 101, true }))
+	}
+	a.gets(40, 40, 40)
+	g := waits()
+	w.expect("1 true", g.Recalled, g.Recalling)
+	w.passes(-time.Hour)
+	g = waits()
+	w.expect("0 true", g.Recalled, g.Recalling)
+	w.passes(time.Second)
+	g = waits()
+	w.expect("1 true", g.Recalled, g.Recalling)
+}
+
+// What was charged to holders that have ended stays charged when the ledger's clock
+// goes back.
+func TestFoldedBeforeTheClockWentBack(t *testing.T) {
+	w := newTwins(t)
+	a, b := w.tenant(1, perMinute100), w.tenant(2, perMinute100)
+	a.gets(30, 30, 30)
+	a.c.Spent = 30
+	a.hears(a.says(func(c *ratelimit.Claim) { c.Last = true }))
+	w.passes(20 * time.Second)
+	b.gets(0, 0, 0)
+	w.records(1)
+	w.passes(-time.Hour)
+	g := w.tenant(3, perMinute100).gets(0, 0, 0)
+	w.expect("70", g.Available)
+}
+
+// A holder from before a loss of data is charged all that it tells, though others
+// were folded since.
+func TestFoldedSinceTheLoss(t *testing.T) {
+	w := newTwins(t)
+	a, b := w.tenant(1, perMinute100), w.tenant(2, perMinute100)
+	a.gets(20, 20, 20)
+	w.passes(time.Second)
+	w.forget()
+	b.gets(5, 5, 5)
+	b.c.Spent = 5
+	b.hears(b.says(func(c *ratelimit.Claim) { c.Last = true }))
+	w.passes(20 * time.Second)
+	w.tenant(3, perMinute100).gets(0, 0, 0)
+	w.records(1)
+	g := a.gets(0, 0, 0)
+	w.expect("true 75", g.Missing, g.Available)
+}
+
+// What a bucket's holder spent unasked, and the bucket had not, was over once: not
+// again when its lease has been reclaimed.
+func TestReclaimedDriftIsOverOnce(t *testing.T) {
+	slow := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Day, Requests: 1, Burst: 100}
+	w := newTwins(t)
+	a, b := w.tenant(1, slow), w.tenant(2, slow)
+	a.c.Reclaim, b.c.Reclaim = ratelimit.ReclaimEager, ratelimit.ReclaimEager
+	a.gets(10, 10, 10)
+	b.gets(90, 90, 90)
+	b.c.Spent = 90
+	b.gets(0, 0, 0)
+	a.c.Spent = 15
+	g := a.gets(0, 0, 0)
+	w.expect("5", g.OverAdmitted)
+	w.passes(11 * time.Second)
+	b.gets(0, 0, 0)
+	g = a.says(nil)
+	w.expect("0", g.OverAdmitted)
+}
+
+// A stretched lease lasts as long as others do, at least: also into the next window.
+func TestStretchedLeaseLastsAtLeastItsTime(t *testing.T) {
+	w := newTwins(t)
+	a := w.tenant(1, perMinute100)
+	a.c.Stretch = true
+	w.passes(40 * time.Second)
+	g := a.gets(1, 1, 5)
+	w.expect("10s true", g.TTL, g.Plenty)
+}
+
+// What a holder gave back with its last word on a window is not out any more, when
+// another says its own.
+func TestLastWordGivesBack(t *testing.T) {
+	w := newTwins(t)
+	a, b := w.tenant(1, perMinute100), w.tenant(2, perMinute100)
+	for _, h := range []*tenant{a, b} {
+		h.c.Tally = true
+		h.gets(50, 50, 50)
+	}
+	w.passes(time.Minute)
+	final := func(c *ratelimit.Claim) { c.Final = true }
+	a.c.Spent, a.c.Returned = 30, 20
+	g := a.says(final)
+	w.expect("50", g.Outstanding)
+	b.c.Spent = 50
+	g = b.says(final)
+	w.expect("0", g.Outstanding)
+}
+
+// A bucket whose ledger lost it goes on with what its holders tell: it has one life
+// for them, though the ledger calls it by another name now.
+func TestBucketGoesOnAfterALoss(t *testing.T) {
+	w := newTwins(t)
+	a := w.tenant(1, bucket100)
+	a.gets(20, 20, 20)
+	w.passes(time.Second)
+	w.forget()
+	a.c.Spent = 15
+	g := a.gets(0, 0, 0)
+	w.expect("true true 80", g.Missing, g.Carried, g.Available)
+}
+
+// A holder that did not hear of its last lease does not know the fence that was
+// reclaimed: its claim is not void, and is charged as it says.
+func TestReclaimedLeaseThatWasNotHeardOf(t *testing.T) {
+	w := newTwins(t)
+	a, b := w.tenant(1, perMinute100), w.tenant(2, perMinute100)
+	a.c.Reclaim, b.c.Reclaim = ratelimit.ReclaimEager, ratelimit.ReclaimEager
+	a.gets(20, 20, 20)
+	a.c.Spent = 12
+	a.says(func(c *ratelimit.Claim) { c.Waiting, c.Want = 10, 10 })
+	w.passes(10 * time.Second)
+	g := b.gets(0, 0, 0)
+	w.expect("88 0", g.Available, g.Outstanding)
+	a.c.Returned = 8
+	g = a.gets(0, 0, 0)
+	w.expect("false 88", g.Void, g.Available)
+}
+
+// Most keys have one holder, for which an account needs no more room.
+func TestAccountOfOneHolderAllocatesNothing(t *testing.T) {
+	c := ratelimit.Claim{Limit: perMinute100, Holder: 1, Seq: 1, Waiting: 1, Want: 1, TTL: time.Second}
+	allocated := testing.AllocsPerRun(100, func() {
+		var a account
+		if g := a.settle(ledgerTime(1_800_000_015_000_000), &c); g.Err != nil || g.Granted != 1 {
+			t.Errorf("%+v", g)
+		}
+	})
+	if allocated != 0 {
+		t.Errorf("%v allocations for the first holder", allocated)
+	}
 }

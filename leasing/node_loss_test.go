@@ -240,6 +240,10 @@ func TestNodeIsReady(t *testing.T) {
 	expect(s.nodeScript, "data was lost", false, true)
 	s.passes(relearnTime + time.Millisecond)
 	expect(s.nodeScript, "it has learned", true, false)
+
+	s = newLossScript(t, perMinute100)
+	s.fleet.lanes[0].learned(s.now, s.now, ratelimit.Epoch{ID: 5})
+	expect(s.nodeScript, "nobody knows what time it is there", false, true)
 }
 
 // When the ledger has lost its data, it is told of every key: of those that are used

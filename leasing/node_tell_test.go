@@ -592,6 +592,7 @@ func TestNewKeyDriftsAtOnce(t *testing.T) {
 		t.Errorf("what is given back is decided by nobody: %+v", r.v[0])
 	}
 	fresh := newNodeScript(t, perMinute100)
+	fresh.passes(10 * time.Second)
 	fresh.rule = s.rule
 	fresh.SetDrift(d)
 	if r := fresh.asks(1); r.decided() {
