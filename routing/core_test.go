@@ -234,14 +234,14 @@ func TestStamp(t *testing.T) {
 // are at most 64, with a bounded number of points in all.
 func TestRingsAreKept(t *testing.T) {
 	nodes := func(name string, weight uint32) []Member { return []Member{{name, weight}, {"z:1", 1}} }
-	for _, weight := range []uint32{0, 1, 2, 255, 256, 512} {
+	for _, weight := range []uint32{0, 1, 256} {
 		for range 2 {
 			if got := ringOf(nodes("weighs:1", weight)).Members()[0].Weight; got != weight {
 				t.Errorf("a node of weight %d has %d", weight, got)
 			}
 		}
 	}
-	if ringOf(nodes("a:1", 1)) != ringOf(nodes("a:1", 1)) {
+	if first := ringOf(nodes("a:1", 1)); first != ringOf(nodes("a:1", 1)) {
 		t.Error("the same ring was built twice")
 	}
 	most := 0
@@ -250,7 +250,7 @@ func TestRingsAreKept(t *testing.T) {
 		defer rings.mu.Unlock()
 		return len(rings.of)
 	}
-	for i := range 200 {
+	for i := range 2*64 + 1 {
 		ringOf([]Member{{fmt.Sprint("few:", i), 1}})
 		most = max(most, kept())
 	}

@@ -730,3 +730,86 @@ func TestReceipts(t *testing.T) {
 		}
 	}
 }
+
+// A leaving node goes on to decide until all others have heard that it leaves, but
+// no longer than half a second.
+func TestWhenANodeDeparts(t *testing.T) {
+	for _, x := range []struct {
+		what         string
+		after        time.Duration
+		alive, ready bool
+		told         presence
+		leaves       bool
+	}{
+		{"it has not heard", leaveTells - 1, true, true, here, true},
+		{"its time is over", leaveTells, true, true, here, false},
+		{"it has heard", 0, true, true, away, false},
+		{"it owns nothing", 0, false, true, here, false},
+		{"it cannot be told", 0, true, false, here, false},
+	} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		c := s.nodes["a:1"].core
+		c.leave(s.now)
+		c.mu.Lock()
+		m := c.members["b:1"]
+		m.alive, m.told = x.alive, x.told
+		m.ready.Store(x.ready)
+		leaves := c.depart(s.now.Add(x.after))
+		mine := c.view.Load().mine
+		again := c.depart(s.now.Add(x.after))
+		c.unlock()
+		if leaves != x.leaves || mine != x.leaves || again != x.leaves {
+			t.Errorf("%s: it leaves still %v, and is in its ring %v", x.what, leaves, mine)
+		}
+	}
+}
+
+// What an owner replies is believed within bounds.
+func TestRepliesWithinBounds(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1")
+	c := s.nodes["a:1"].core
+	a := ask{Rule: s.rule, Key: keyOf(1), Cost: 5}
+	for _, x := range []struct {
+		reply *wire.Reply
+		ok    bool
+	}{
+		{&wire.Reply{Charged: 5, Remaining: mostTokens, Window: 0}, true},
+		{&wire.Reply{Charged: 6}, false},
+		{&wire.Reply{Remaining: mostTokens + 1}, false},
+		{&wire.Reply{Window: -1}, false},
+		{&wire.Reply{Charged: -1, Remaining: -1}, true}, // nothing
+	} {
+		x.reply.Status = answered
+		if v, ok, _ := c.read(s.now, &a, &call{reply: x.reply}); ok != x.ok || v.Charged < 0 || v.Remaining < 0 {
+			t.Errorf("%v is taken for %+v, %v", x.reply, v, ok)
+		}
+	}
+}
+
+// The longest that a limit can take to be whole again: two periods, and for a bucket
+// what it takes to fill.
+func TestLongestReset(t *testing.T) {
+	for _, x := range []struct {
+		limit ratelimit.Limit
+		want  time.Duration
+	}{
+		{ratelimit.Limit{Unit: ratelimit.Minute, Requests: 5}, 2 * time.Minute},
+		{ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 1, Burst: 10}, 12 * time.Minute},
+		{ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 4, Burst: 10}, 4*time.Minute + 30*time.Second},
+	} {
+		if got := longest(&x.limit); got != x.want {
+			t.Errorf("%v: %v, want %v", x.limit, got, x.want)
+		}
+		if got := resetOf(&x.limit, x.want.Microseconds()+1); got != x.want {
+			t.Errorf("%v: a reset in %v", x.limit, got)
+		}
+		if got := resetOf(&x.limit, 7); got != 7*time.Microsecond {
+			t.Errorf("%v: a reset in %v, want 7 µs", x.limit, got)
+		}
+		if got := resetOf(&x.limit, -1); got != 0 {
+			t.Errorf("%v: a reset %v ago", x.limit, got)
+		}
+	}
+}
