@@ -813,3 +813,77 @@ func TestLongestReset(t *testing.T) {
 		}
 	}
 }
+
+// A receipt for a parcel that is to be sent again, and was not yet, leaves the next
+// one to be sent.
+func TestReceiptBeforeItIsSentAgain(t *testing.T) {
+	var o outbox
+	for i := range uint64(2) {
+		o.add(5, i, &moved{key: keyOf(int(i))})
+		o.seal()
+	}
+	o.unsent = 2
+	o.again()
+	if p := o.received(1); p == nil || p.number != 1 {
+		t.Fatalf("%+v", p)
+	}
+	if p := o.next(); p == nil || p.number != 2 {
+		t.Errorf("to be sent is %+v", p)
+	}
+}
+
+// The first message of a node says how far its clock is behind, also in the first
+// seconds of this one.
+func TestClocksAreComparedFromTheFirst(t *testing.T) {
+	var in inbox
+	if got := in.compare(instant(time.Second), 30*time.Millisecond); got != 30*time.Millisecond {
+		t.Errorf("%v", got)
+	}
+}
+
+// That a node has nothing of others counts as long as it has not joined or left
+// since, whichever of its words said so.
+func TestDoneOfBefore(t *testing.T) {
+	for _, x := range []struct {
+		changes, doneBy, said uint64
+		counts                bool
+	}{
+		{5, 0, 4, false}, {5, 0, 5, true}, {3, 5, 4, false}, {3, 5, 5, true}, {5, 5, 0, true},
+	} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		c := s.nodes["a:1"].core
+		m := c.members["b:1"]
+		m.changes, m.doneBy, m.done = x.changes, x.doneBy, 7
+		c.saidDone("b:1", 8, x.said)
+		if (m.done == 8) != x.counts {
+			t.Errorf("%+v: it is done under %d", x, m.done)
+		}
+	}
+}
+
+// An account that is another's is not taken: its sender has it back.
+func TestAccountOfAnotherIsNotTaken(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	var mine, theirs []byte
+	for k := 0; mine == nil || theirs == nil; k++ {
+		if key := keyOf(k); c.view.Load().ring.Owner(HashOf(key)) == "a:1" {
+			mine = key
+		} else {
+			theirs = key
+		}
+	}
+	now := c.local.LedgerNow(s.now)
+	account := leasing.Account{Now: now, Window: s.rule.Limit.WindowAt(now), Charged: 4, Dead: now.Add(time.Hour)}
+	for _, x := range []struct {
+		key  []byte
+		mine bool
+	}{{mine, true}, {theirs, false}} {
+		taken := c.take(s.now, moved{x.key, account}, now)
+		if _, has := c.local.TakeOut(s.now, x.key); taken != x.mine || has != x.mine {
+			t.Errorf("its own %v: taken %v, and it has it %v", x.mine, taken, has)
+		}
+	}
+}
