@@ -396,3 +396,19 @@ func TestGaugeOfALeaseThatOwes(t *testing.T) {
 		t.Errorf("%d are leased, want 7", rule.Counters.Leased.Load())
 	}
 }
+
+// What an heir took as spent it tells also when its claim was lost, and of a key of
+// which the ledger had known all.
+func TestHeirTellsWhenItsClaimWasLost(t *testing.T) {
+	s, _ := newDriftScript(t, bucket100)
+	s.SetDrift(someShare{10, 5})
+	s.keyHeld().settled = true
+	s.asks(1)
+	b, _ := s.sends()
+	b.Fail(errors.New("lost"))
+	s.passes(3 * time.Second)
+	s.sweeps()
+	if c, _ := s.exchange(); c.Spent != 11 {
+		t.Errorf("it tells %+v", c)
+	}
+}

@@ -1,8 +1,11 @@
 package leasing
 
 import (
+	"context"
 	"errors"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -389,6 +392,53 @@ func TestNextWindowAfterALoss(t *testing.T) {
 		s.asksFor(1, 0)
 		if h.next == nil || h.next.told < instant(s.fleet.evicted.Load()) {
 			t.Errorf("claimed since the loss %v: it has none now", since)
+		}
+	}
+}
+
+// What is in doubt is told at once, and not when the next sweep is due.
+func TestTellingBeginsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+		s.asksFor(1, 1)
+		s.hearsOfALoss()
+		ctx, cancel := context.WithCancel(t.Context())
+		var sweeping sync.WaitGroup
+		sweeping.Go(func() { s.fleet.sweep(ctx) })
+		synctest.Wait() // no time passes
+		if claims := s.allAnswered(); len(claims) != 1 || claims[0].Spent != 1 {
+			t.Errorf("told of %+v", claims)
+		}
+		cancel()
+		sweeping.Wait()
+	})
+}
+
+// Clocks that were set, and losses, too often to be acted upon each time are acted
+// upon once, when they have rested.
+func TestWhatCameTooOftenIsActedUponLater(t *testing.T) {
+	for _, c := range []struct {
+		what   string
+		come   func(l *lane, now instant)
+		lapses bool
+	}{
+		{"the clock went ahead", func(l *lane, now instant) {
+			l.steps = clockSteps{n: mostSteps + 1, since: now, late: true, ahead: true}
+		}, true},
+		{"the clock went back", func(l *lane, now instant) { l.steps = clockSteps{n: mostSteps + 1, since: now, late: true} }, false},
+		{"data was lost", func(l *lane, now instant) { l.losses = clockSteps{n: mostSteps + 1, since: now, late: true} }, false},
+	} {
+		s := newNodeScript(t, perMinute100)
+		c.come(&s.fleet.lanes[0], s.now)
+		s.passes(stepsRest - 1)
+		s.Sweep(s.now)
+		if len(s.fleet.tellAtOnce) > 0 {
+			t.Errorf("%s: it has not rested", c.what)
+		}
+		s.passes(1)
+		s.Sweep(s.now)
+		if lapsed := s.fleet.lapsed.Load() != 0; len(s.fleet.tellAtOnce) != 1 || lapsed != c.lapses {
+			t.Errorf("%s: leases lapsed %v; it is to be told %d times", c.what, lapsed, len(s.fleet.tellAtOnce))
 		}
 	}
 }
