@@ -189,3 +189,45 @@ func TestGossipClosesWithStrangersAtTheDoor(t *testing.T) {
 	<-b.ended
 	<-b.down
 }
+
+// Strangers have 64 streams at a time, of a megabyte each: who comes then is put off,
+// until one has gone.
+func TestGossipStreamsAtATime(t *testing.T) {
+	wires, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{BindAddrs: []string{"127.0.0.1"}, Logger: log.New(io.Discard, "", 0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := make(chan string, 1)
+	b := boundStreams(wires, func(from string, _ error) { refused <- from })
+	dial := func() net.Conn {
+		conn, err := net.Dial("tcp", fmt.Sprint("127.0.0.1:", wires.GetAutoBindPort()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+	var first net.Conn
+	for i := range 64 {
+		dial()
+		conn := <-b.StreamCh()
+		if left := conn.(*boundedStream).left; left != 1<<20 {
+			t.Errorf("stream %d may send %d bytes", i, left)
+		}
+		if first == nil {
+			first = conn
+		}
+	}
+	late := dial()
+	if from := <-refused; from != "gossip of "+late.LocalAddr().String() {
+		t.Errorf("told of %s", from)
+	}
+	first.Close()
+	dial()
+	if conn := <-b.StreamCh(); conn == nil {
+		t.Error("there is room")
+	}
+	if err := b.Shutdown(); err != nil {
+		t.Error(err)
+	}
+}

@@ -887,3 +887,56 @@ func TestAccountOfAnotherIsNotTaken(t *testing.T) {
 		}
 	}
 }
+
+// A receipt that refuses an account which its parcel does not have is counted, and
+// what it does not refuse has been handed over.
+func TestReceiptOfMoreThanWasSent(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	c, m := a.core, a.core.members["b:1"]
+	key := a.ownedBy("b:1")
+	a.has(key)
+	c.mu.Lock()
+	c.send(s.now, m, key)
+	c.unlock()
+	m.mu.Lock()
+	m.out.seal()
+	m.mu.Unlock()
+	handed, rejected := c.stats.handed.Load(), c.stats.rejected[rejectedReceipt].Load()
+	c.received(m, &wire.Receipt{Number: m.out.sealed[0].number, Refused: []uint32{1, 2, 3}})
+	if got := c.stats.handed.Load() - handed; got != 1 || c.local.Has(key) {
+		t.Errorf("%d accounts were handed over, and it has it still: %v", got, c.local.Has(key))
+	}
+	if got := c.stats.rejected[rejectedReceipt].Load() - rejected; got != 1 {
+		t.Errorf("%d were counted as rejected", got)
+	}
+}
+
+// To a node of version 1, which knows of no holders, an account says that all is
+// charged which its holders may spend in its window, or have spent beyond that.
+func TestTransfersSayWhatHoldersHave(t *testing.T) {
+	w := newWriter(1_800_000_000_000_000)
+	w.account(keyOf(1), &leasing.Account{
+		Now: 1_800_000_000_000_000, Fence: 77, Window: 30, Charged: 5, Previous: 6, Level: 7, Carry: 8, Dead: 9,
+		Holders: []leasing.Holding{
+			{Holder: 2, Seq: 1, Window: 30, Granted: 10, InFlight: 3, Returned: 2, Spent: 4},
+			{Holder: 4, Seq: 1, Window: 30, Granted: 10, Spent: 12},
+			{Holder: 6, Seq: 1, Window: 29, Granted: 100, Spent: 100},
+		},
+	})
+	w.account(keyOf(2), &leasing.Account{Charged: -5, Window: 1})
+	ts := (&parcel{w: w}).transfers()
+	if len(ts) != 2 {
+		t.Fatalf("%v", ts)
+	}
+	got, want := ts[0], &wire.Transfer{
+		Key: keyOf(1), Now: 1_800_000_000_000_000, Fence: 77, Window: 30, Charged: 5 + 11 + 12, Previous: 6, Level: 7, Carry: 8, Dead: 9,
+	}
+	if got.String() != want.String() {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+	if ts[1].GetCharged() != 0 {
+		t.Errorf("less than nothing is charged: %v", ts[1])
+	}
+}
