@@ -512,3 +512,28 @@ func TestAccountOfOneHolderAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations for the first holder", allocated)
 	}
 }
+
+// A holder that had to forget its lease, and has spent some of its share in the same
+// window since, is charged for both: what it had confirmed, and what it spent now.
+func TestHolderThatForgotAndDrifts(t *testing.T) {
+	w := newTwins(t)
+	a := w.tenant(1, perMinute100)
+	g := a.gets(20, 20, 20)
+	a.c.Spent, a.c.Returned = 5, 2
+	a.gets(0, 0, 0)
+	a.c = ratelimit.Claim{Limit: perMinute100, Holder: 1, Seq: a.c.Seq, TTL: a.c.TTL, Window: g.Window, Spent: 3}
+	g = a.says(nil)
+	w.expect("79 3 true", g.Available, g.Granted, g.Carried)
+}
+
+// A claim that calls its window by a later number, and is not for the next, is booked
+// in the current one.
+func TestClaimOfALaterWindow(t *testing.T) {
+	w := newTwins(t)
+	a := w.tenant(1, perMinute100)
+	at := a.gets(1, 1, 1).Window
+	b := w.tenant(2, perMinute100)
+	b.c.Window = at + 1
+	g := b.says(func(c *ratelimit.Claim) { c.Waiting, c.Want = 5, 5 })
+	w.expect("0 false 5 94", g.Window-at, g.Carried, g.Granted, g.Available)
+}
