@@ -402,7 +402,7 @@ func TestReconciliations(t *testing.T) {
 	if len(told) != 0 {
 		t.Errorf("nobody has answered, and it was told %+v", told)
 	}
-	s.drifts(2) // one of which is leased
+	s.drifts(1)
 	s.rule.Coordination.Lease.Fixed = 20
 	_, g := s.exchange() // 7 are confirmed, and more is granted besides
 	if len(told) != 1 {
