@@ -235,7 +235,7 @@ var allByHand = []byHand{
 		{members, "\tc.expired.Store(true)\n\tc.become(false)\n", "\tc.expired.Store(true)\n"},
 	}},
 	{"a node joins the ring before it has handed over what it had", []replacement{
-		{members, "!c.looked || c.local != nil && !c.clean() {", "!c.looked {"},
+		{members, "!c.looked || !c.clean() {", "!c.looked {"},
 	}},
 	{"a leaving node leaves its ring before the others have heard", []replacement{
 		{members, "if now.Sub(c.leftAt) < leaveTells {", "if false {"},
