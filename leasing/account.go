@@ -242,9 +242,10 @@ func (a *account) relearnUntil(t ledgerTime) {
 	a.relearn = t
 }
 
-// target is the window that a claim is booked in: the current one, or the next.
+// target is the window that a claim is booked in: the current one, or the next of a
+// fixed window, for others are not claimed ahead.
 func (a *account) target(c *ratelimit.Claim) window {
-	if c.Ahead && c.Limit.Algorithm == ratelimit.FixedWindow && c.Window == a.window+1 {
+	if c.Ahead && c.Window == a.window+1 {
 		return a.window + 1
 	}
 	return a.window
@@ -363,10 +364,10 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 		paid, gone, owed = r.paid(), a.gone(r, c.Granted), max(0, r.spent-r.paid())
 	case known:
 		a.forget(r, bucket)
-	case at > a.window && r.window == a.window:
-		// The record is of this window, which the node holds under its other name,
-		// or has forgotten: what it spent would go with the record, and what it
-		// never received is not granted.
+	case r.window == a.window:
+		// The claim is for the next window, and the record of this one, which the node
+		// holds under its other name, or has forgotten: what it spent would go with
+		// the record, and what it never received is not granted.
 		a.forget(r, bucket)
 	case c.Limit.Algorithm == ratelimit.SlidingWindow:
 		a.correctPrevious(r, c)
@@ -715,7 +716,7 @@ func (a *account) retryAfter(missing tokens, c *ratelimit.Claim) time.Duration {
 		if deficit <= 0 {
 			return 0 // it has come since
 		}
-		if a.prev == 0 || deficit > weighted {
+		if deficit > weighted {
 			return end
 		}
 		period := l.Period() / time.Microsecond

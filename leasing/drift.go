@@ -270,8 +270,8 @@ func (f *Fleet) Drifting() bool {
 	for i := range f.shards {
 		s := &f.shards[i]
 		s.mu.Lock()
-		for j, tag := range s.leases.tags {
-			if l := &s.leases.cells[j].val.lease; tag != 0 && l.drifted() > 0 && now < l.reset {
+		for j := range s.leases.cells { // of those that are empty, too, which have not spent anything
+			if l := &s.leases.cells[j].val.lease; l.drifted() > 0 && now < l.reset {
 				s.mu.Unlock()
 				return true
 			}

@@ -1,6 +1,8 @@
 package leasing
 
 import (
+	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -185,4 +187,256 @@ func TestDriftConfirmedByALedgerThatRelearns(t *testing.T) {
 	s.passes(2 * time.Millisecond)
 	r.wait.TimeOver()
 	r.says(false, ratelimit.FromDrift)
+}
+
+// late has the node asked for tokens, and the time that the request waits before it
+// drifts pass.
+func (s *nodeScript) late(cost tokens) *nodeRequest {
+	r := s.asks(cost)
+	s.passes(2 * time.Millisecond)
+	if !r.decided() {
+		r.wait.TimeOver()
+	}
+	return r
+}
+
+// Drift in a new window is reported by the node's other name, after the last word on
+// the window before, by the name that had it.
+func TestDriftIsReportedByTheOtherName(t *testing.T) {
+	s, _ := newDriftScript(t, perMinute100)
+	s.drifts(4)
+	s.exchange()
+	s.drifts(2)
+	s.exchange()
+	h := s.keyHeld()
+	name, w := h.name, h.lease.window
+	h.reported = 5 // the last report was lost
+	s.passes(46 * time.Second)
+	if v := s.late(3).says(false, ratelimit.FromDrift); v.ResetAfter < 58*time.Second || v.ResetAfter > 59*time.Second {
+		t.Errorf("the new window ends in 59 s: %+v", v)
+	}
+	b := s.Batch()
+	if b == nil || len(b.Claims()) != 2 {
+		t.Fatalf("it sends %+v", b)
+	}
+	last, report := finalFirst(b.Claims())
+	if !last.Final || last.Holder != name || last.Window != w || last.Spent != 7 {
+		t.Errorf("the last word is %+v", last)
+	}
+	if report.Final || report.Holder != name^1 || report.Window != w+1 || report.Spent != 3 {
+		t.Errorf("the report is %+v", report)
+	}
+}
+
+// finalFirst are two claims, the last word on a window first.
+func finalFirst(c []ratelimit.Claim) (last, other ratelimit.Claim) {
+	if c[1].Final {
+		return c[1], c[0]
+	}
+	return c[0], c[1]
+}
+
+// What the ledger knew of the last window it does not know of this one: drift that
+// comes to as much has its own last word.
+func TestLastWordAfterALastWord(t *testing.T) {
+	s, _ := newDriftScript(t, perMinute100)
+	s.drifts(4)
+	s.exchange() // 5 are known
+	s.passes(46 * time.Second)
+	s.late(5).says(false, ratelimit.FromDrift)
+	b, _ := s.sends()
+	b.Fail(errors.New("lost"))
+	s.passes(time.Minute)
+	s.late(1).says(false, ratelimit.FromDrift)
+	b = s.Batch()
+	if b == nil || !slices.ContainsFunc(b.Claims(), func(c ratelimit.Claim) bool { return c.Final && c.Spent == 5 }) {
+		t.Errorf("5 were spent that nobody knows of, and it sends %+v", b)
+	}
+}
+
+// Where a window may be over or may not, nothing drifts: nobody could say in which.
+func TestNoDriftInDoubt(t *testing.T) {
+	s, _ := newDriftScript(t, perMinute100)
+	s.passes(45 * time.Second)
+	if r := s.late(1); r.decided() {
+		t.Errorf("which window it is was heard of 45 s ago, to 4 ms: %+v", r.v[0])
+	}
+	s.passes(10 * time.Millisecond)
+	s.late(1).says(false, ratelimit.FromDrift)
+}
+
+// While the next window's lease waits to become the current one, its name is taken:
+// nothing drifts by it. Nor does it while that lease is claimed.
+func TestNoDriftByATakenName(t *testing.T) {
+	for what, take := range map[string]func(s *nodeScript, h *held){
+		"a lease": func(s *nodeScript, h *held) {
+			h.next = &nextLease{over: s.now.Add(time.Hour), start: s.now.Add(time.Hour), lease: lease{window: h.lease.window + 1}}
+		},
+		"a claim": func(_ *nodeScript, h *held) { h.flight = &flight{ahead: true, done: make(chan struct{})} },
+	} {
+		s, _ := newDriftScript(t, perMinute100)
+		s.passes(46 * time.Second)
+		take(s, s.keyHeld())
+		if v, ok := s.fleet.drift(s.now, &ask{Rule: s.rule, Key: keyOf(1), Cost: 1}, true); ok {
+			t.Errorf("%s has the name: %+v", what, v)
+		}
+	}
+}
+
+// Drift that the ledger knows of, and had no tokens for, is not told again for
+// idleness.
+func TestKnownDriftIsNotToldAgain(t *testing.T) {
+	s, _ := newDriftScript(t, perMinute100)
+	g := s.other(ratelimit.Claim{Seq: 1, Waiting: 99})
+	s.other(ratelimit.Claim{Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 99, Spent: 99})
+	s.drifts(4)
+	if _, g := s.exchange(); g.Granted != 1 {
+		t.Fatalf("the limit is used up, and the ledger grants %+v", g)
+	}
+	s.passes(3 * time.Second)
+	s.sweeps()
+	s.quiet("the ledger knows of the 4")
+}
+
+// What of a sliding window counts in the next: what was charged there, and of that
+// what the ledger had not confirmed.
+func TestCarriedIntoTheNextWindow(t *testing.T) {
+	for _, c := range []struct {
+		spent, returned, carried, before tokens
+		algorithm                        ratelimit.Algorithm
+		into                             window
+	}{
+		{5, 3, 0, 7, ratelimit.SlidingWindow, 8},
+		{9, 3, 2, 9, ratelimit.SlidingWindow, 8},
+		{9, 3, 0, 0, ratelimit.SlidingWindow, 9},
+		{9, 3, 0, 0, ratelimit.FixedWindow, 8},
+	} {
+		h := held{carried: 1, before: 1, lease: lease{algorithm: c.algorithm, window: 7, granted: 10, spent: c.spent, returned: c.returned}}
+		if h.carry(c.into); h.carried != c.carried || h.before != c.before {
+			t.Errorf("%+v: carried %d, before %d", c, h.carried, h.before)
+		}
+	}
+}
+
+// Beyond what is left of a lease a share is spent, and only a share from the instant
+// on at which the lease has expired.
+func TestOverdraw(t *testing.T) {
+	for _, c := range []struct {
+		now         instant
+		cost, share tokens
+		ok          bool
+	}{
+		{99, 25, 10, true}, {99, 26, 10, false}, {100, 10, 10, true}, {100, 11, 10, false}, {99, 1, 0, false},
+	} {
+		l := lease{granted: 20, spent: 5, deadline: 100}
+		if ok := l.overdraw(c.now, c.cost, c.share); ok != c.ok || ok != (l.spent == 5+c.cost) {
+			t.Errorf("%+v: %v, and the lease is %+v", c, ok, l)
+		}
+	}
+}
+
+// A window's last word is spared where nothing can have been over, to the last token
+// that was left, and the claims of a window are few in any case.
+func TestLastWordIsSpared(t *testing.T) {
+	for _, c := range []struct {
+		left, drifted tokens
+		stretched     bool
+		sync          time.Duration
+		said          bool
+	}{
+		{1, 0, true, time.Second, false},
+		{0, 0, true, time.Second, true},
+		{1, 1, true, time.Second, true},
+		{1, 0, false, time.Minute, true},
+		{1, 0, false, time.Minute + 1, false},
+	} {
+		s, _ := newDriftScript(t, perMinute100)
+		s.rule.Coordination.SyncInterval = c.sync
+		h := s.keyHeld()
+		h.lease.available, h.stretched, h.reported = c.left, c.stretched, 0
+		h.lease.spent = h.lease.granted + c.drifted
+		s.fleet.finish(h, 0, keyOf(1))
+		if said := s.Batch() != nil; said != c.said {
+			t.Errorf("%+v: said %v", c, said)
+		}
+	}
+}
+
+// someShare may drift by so many tokens, as an heir.
+type someShare struct {
+	tokens tokens
+	heir   ratelimit.Fence
+}
+
+func (d someShare) Share(ratelimit.Instant, *ratelimit.Rule, ratelimit.LedgerTime) (ratelimit.Tokens, ratelimit.Fence) {
+	return d.tokens, d.heir
+}
+
+// The smallest share is taken as spent by its heir, too.
+func TestHeirOfOneToken(t *testing.T) {
+	s, _ := newDriftScript(t, bucket100)
+	s.SetDrift(someShare{1, 5})
+	s.waitsFor(s.asks(1), 2*time.Millisecond)
+	if _, c := s.sends(); c.Spent != 2 {
+		t.Errorf("one is spent, and the share of one may have been: %+v", c)
+	}
+}
+
+// A key for which the node has no room does not drift.
+func TestNoRoomToDrift(t *testing.T) {
+	s, d := newDriftScript(t, perMinute100)
+	s.rule.Coordination.CheckTimeout = 0
+	s.Stepped = NewStepped(1, 1, func() instant { return s.now }, time.Unix(1_800_000_015, 0), func(time.Duration, func()) {}, func() float64 { return 0 })
+	s.SetDrift(d)
+	s.leased(1)
+	a := ask{Rule: s.rule, Key: keyOf(2), Cost: 1}
+	if v, ok := s.fleet.drift(s.now, &a, false); ok {
+		t.Errorf("%+v", v)
+	}
+}
+
+// A report of drift that was lost is told when the key is idle, also of a key of which
+// the ledger had known all.
+func TestLostReportIsToldWhenIdle(t *testing.T) {
+	s, _ := newDriftScript(t, perMinute100)
+	s.keyHeld().settled = true
+	s.drifts(4)
+	b, _ := s.sends()
+	b.Fail(errors.New("lost"))
+	s.passes(3 * time.Second)
+	s.sweeps()
+	if c, _ := s.exchange(); c.Spent != 5 {
+		t.Errorf("it tells %+v", c)
+	}
+}
+
+// A lease of the next window that owes something takes nothing from what is leased of
+// this one.
+func TestGaugeOfALeaseThatOwes(t *testing.T) {
+	rule := testRule(perMinute100)
+	rule.Counters = &ratelimit.RuleCounters{}
+	h := held{rule: rule, lease: lease{granted: 4}, next: &nextLease{lease: lease{granted: 5, spent: 8}}}
+	if h.gauge(); rule.Counters.Leased.Load() != 4 {
+		t.Errorf("%d are leased, want 4", rule.Counters.Leased.Load())
+	}
+	h.next.lease.spent = 2
+	if h.gauge(); rule.Counters.Leased.Load() != 7 {
+		t.Errorf("%d are leased, want 7", rule.Counters.Leased.Load())
+	}
+}
+
+// What an heir took as spent it tells also when its claim was lost, and of a key of
+// which the ledger had known all.
+func TestHeirTellsWhenItsClaimWasLost(t *testing.T) {
+	s, _ := newDriftScript(t, bucket100)
+	s.SetDrift(someShare{10, 5})
+	s.keyHeld().settled = true
+	s.asks(1)
+	b, _ := s.sends()
+	b.Fail(errors.New("lost"))
+	s.passes(3 * time.Second)
+	s.sweeps()
+	if c, _ := s.exchange(); c.Spent != 11 {
+		t.Errorf("it tells %+v", c)
+	}
 }

@@ -361,3 +361,33 @@ func TestFleetSentinelFailover(t *testing.T) {
 	}
 	lag.Delay(0)
 }
+
+// What one node has leased while there was plenty, another gets when it needs it:
+// Redis asks the one to give back.
+func TestFleetRecallsOnRedis(t *testing.T) {
+	s := redistest.Start(t)
+	r := newRedisFleet(t, 2, single(s.Addr))
+	rule := closedRule(100)
+	rule.Coordination.Lease.Auto = true
+	for _, f := range r.nodes { // until both listen
+		for s.Do("PUBSUB", "NUMSUB", recallChannel(f.name)).([]any)[1].(int64) == 0 {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	admitted := 0
+	for admitted == 0 {
+		if v, _ := r.ask(0, rule, 1); !v.OverLimit {
+			admitted++
+		}
+	}
+	for end := time.Now().Add(10 * time.Second); admitted < 100; {
+		if v, _ := r.ask(1, rule, 1); !v.OverLimit {
+			admitted++
+		} else if time.Now().After(end) {
+			t.Fatalf("%d of 100 were admitted, and the first node has the rest: %d leases", admitted, r.nodes[0].Stats().Leases)
+		}
+	}
+	if v, _ := r.ask(1, rule, 1); !v.OverLimit {
+		t.Error("the 101st was admitted")
+	}
+}

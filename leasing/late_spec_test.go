@@ -6,8 +6,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// late has a request wait for its whole time, and no answer come.
-func (s *nodeScript) late(cost tokens) *nodeRequest {
+// inVain has a request wait for its whole time, and no answer come.
+func (s *nodeScript) inVain(cost tokens) *nodeRequest {
 	s.Helper()
 	r := s.asks(cost)
 	if r.decided() {
@@ -27,9 +27,9 @@ func TestLateAnswerIsNoOutage(t *testing.T) {
 	s := newNodeScript(t, perMinute100)
 	s.other(ratelimit.Claim{Seq: 1, Waiting: 60})
 	s.leased(1) // 39 are left
-	s.late(3).says(true, ratelimit.FromClaim)
+	s.inVain(3).says(true, ratelimit.FromClaim)
 	s.passes(aliveFor)
-	s.late(3).says(false, ratelimit.FromFallback)
+	s.inVain(3).says(false, ratelimit.FromFallback)
 }
 
 // Where more than half is left, or the key was never heard of, on_store_failure
@@ -38,13 +38,13 @@ func TestLateAnswerIsNoOutage(t *testing.T) {
 func TestLateOnPlenty(t *testing.T) {
 	s := newNodeScript(t, perMinute100)
 	s.Stepped.fleet.lanes[0].answered = s.now // the ledger answers others
-	s.late(1).says(false, ratelimit.FromFallback)
-	s.late(1).says(true, ratelimit.FromClaim)
+	s.inVain(1).says(false, ratelimit.FromFallback)
+	s.inVain(1).says(true, ratelimit.FromClaim)
 	s.rule.Coordination.OnStoreFailure = ratelimit.FailOpen
-	s.late(1).says(false, ratelimit.FromFallback)
+	s.inVain(1).says(false, ratelimit.FromFallback)
 
 	s = newNodeScript(t, perMinute100)
 	s.other(ratelimit.Claim{Seq: 1, Waiting: 40})
 	s.leased(1) // 59 are left
-	s.late(3).says(false, ratelimit.FromFallback)
+	s.inVain(3).says(false, ratelimit.FromFallback)
 }

@@ -466,7 +466,7 @@ func TestLastWordOnAWindow(t *testing.T) {
 	w.passes(time.Minute)
 	a.c.Spent = 57
 	g := final(a, 0)
-	w.expect("7 7 0", g.OverAdmitted, g.Over, g.Window-a.c.Window)
+	w.expect("7 7 0 0s", g.OverAdmitted, g.Over, g.Window-a.c.Window, g.ResetAfter)
 	g = final(a, 0)
 	w.expect("0 7", g.OverAdmitted, g.Over)
 	b.c.Spent = 53

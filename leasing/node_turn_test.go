@@ -472,3 +472,59 @@ func TestNextWindowIsClaimedForWhoOnlyLooked(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 }
+
+// The next window's lease of a key that nobody asks for is given back as any: its
+// turn comes also when nobody looks.
+func TestIdleLeaseOfTheNextWindowIsReturned(t *testing.T) {
+	s, end := turning(t, 0)
+	s.passes(end.Add(3 * time.Second).Sub(s.now))
+	s.sweeps()
+	if c, _ := s.exchange(); c.Returned != 20 || c.Holder != s.fleet.name^1 {
+		t.Errorf("it claims %+v", c)
+	}
+}
+
+// A lease counts as leased until its window is over, and not at that instant any
+// more, when the sweep comes by.
+func TestGaugeAtTheEndOfAWindow(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Counters, s.rule.Coordination.Lease.TTL = &ratelimit.RuleCounters{}, time.Hour
+	s.leased(5)
+	s.passes(s.keyHeld().lease.reset.Sub(s.now) - 1)
+	s.keyHeld().demand.lastUse = s.now // it is not idle
+	s.sweeps()
+	if n := s.rule.Counters.Leased.Load(); n == 0 {
+		t.Error("nothing is leased, and the window goes on")
+	}
+	s.passes(1)
+	s.sweeps()
+	if n := s.rule.Counters.Leased.Load(); n != 0 {
+		t.Errorf("%d are leased, and the window is over", n)
+	}
+}
+
+// An idle lease is given back also when the ledger knows of all that was spent of it.
+func TestIdleLeaseThatIsKnownIsReturned(t *testing.T) {
+	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	s.rule.Coordination.Lease.TTL = time.Hour
+	s.leased(20)
+	h := s.keyHeld()
+	h.reported = h.lease.spent // as after a report
+	s.passes(3 * time.Second)
+	s.sweeps()
+	if c, _ := s.exchange(); c.Returned != 19 {
+		t.Errorf("it claims %+v", c)
+	}
+}
+
+// While a node's last word on a key is under way, no other claim is made for it.
+func TestLastWordsAreTheOnlyClaims(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.Lease.TTL = time.Hour
+	s.leased(5)
+	if claims := s.Release(s.now); len(claims) != 1 {
+		t.Fatalf("%+v", claims)
+	}
+	s.asks(50)
+	s.quiet("the last word is under way")
+}

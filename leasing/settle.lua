@@ -229,9 +229,10 @@ local function outstanding(r)
 end
 local function here(r) return r[WINDOW] == a.window end
 
--- target is the window that the claim is booked in: the current one, or the next.
+-- target is the window that the claim is booked in: the current one, or the next of a fixed window, for others are not
+-- claimed ahead.
 local function target()
-  if c.ahead and algorithm == FIXED and c.window == a.window + 1 then return a.window + 1 end
+  if c.ahead and c.window == a.window + 1 then return a.window + 1 end
   return a.window
 end
 
@@ -444,7 +445,7 @@ local function retry_after(missing)
     local weighted = weighted_previous()
     local deficit = missing - max(0, free(a.window))
     if deficit <= 0 then return 0 end -- it has come since
-    if a.prev == 0 or deficit > weighted then return to_end end
+    if deficit > weighted then return to_end end
     local keep = muldiv(period, max(0, weighted - deficit), a.prev, 0)
     return max(1, to_end - keep)
   end
@@ -541,7 +542,7 @@ local function book(r, at)
     else
       a.base = a.base + confirmed
     end
-  elseif at > a.window and here(r) then -- of this window, which the node holds under its other name or has forgotten
+  elseif here(r) then -- for the next window, by the record of this one, which the node holds under its other name or has forgotten
     a.base = a.base + max(r[GRANTED] - r[RETURNED], r[SPENT])
   elseif sliding then
     if c.window ~= 0 and c.window == a.window - 1 then

@@ -237,7 +237,7 @@ func (c *core) turn() {
 		c.view.Store(next) // the store knows of all that is leased
 		return
 	}
-	if !lessOnly(old, next, c.options.Addr) {
+	if !lessOnly(old, next) {
 		c.mover.all()
 	}
 	c.gate.Lock()
@@ -254,7 +254,7 @@ func (c *core) turn() {
 
 // lessOnly tells whether other nodes have gone, and nothing else: then what was
 // this node's own still is.
-func lessOnly(old, next *view, self string) bool {
+func lessOnly(old, next *view) bool {
 	had := map[Member]bool{}
 	for _, m := range old.ring.Members() {
 		had[m] = true
@@ -264,7 +264,7 @@ func lessOnly(old, next *view, self string) bool {
 			return false
 		}
 	}
-	return old.mine == next.mine || !old.ring.Has(self)
+	return old.mine == next.mine
 }
 
 // settle takes in that others have handed over, or are gone; the caller holds

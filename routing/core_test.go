@@ -2,7 +2,9 @@ package routing
 
 import (
 	"context"
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -116,5 +118,157 @@ func TestOldWordsOfANodeCountNoMore(t *testing.T) {
 	b.done, b.doneBy = a.view.Load().print, joined
 	if !b.mayHave(a.view.Load()) {
 		t.Error("b has left, and may have accounts still: it was done before that")
+	}
+}
+
+// Keys stay where they were when other nodes have gone, and nothing else has
+// happened.
+func TestOnlyOthersHaveGone(t *testing.T) {
+	see := func(mine bool, nodes ...Member) *view { return &view{ring: ringOf(nodes), mine: mine} }
+	a, b, heavy := Member{"a:1", 1}, Member{"b:1", 1}, Member{"b:1", 2}
+	for _, c := range []struct {
+		what      string
+		old, next *view
+		less      bool
+	}{
+		{"nothing", see(true, a, b), see(true, a, b), true},
+		{"another has gone", see(true, a, b), see(true, a), true},
+		{"another has come", see(true, a), see(true, a, b), false},
+		{"another has more weight", see(true, a, b), see(true, a, heavy), false},
+		{"this one has gone", see(true, a, b), see(false, b), false},
+		{"this one has come", see(false, b), see(true, a, b), false},
+		{"another has gone, before this one came", see(false, b), see(false), true},
+	} {
+		if got := lessOnly(c.old, c.next); got != c.less {
+			t.Errorf("%s: %v", c.what, got)
+		}
+	}
+}
+
+// A key was kept if it was this node's own in each ring since all had handed over;
+// where none is known, nobody can say so.
+func TestKeptKeys(t *testing.T) {
+	alone, other := ringOf([]Member{{"a:1", 1}}), ringOf([]Member{{"b:1", 1}})
+	for _, c := range []struct {
+		since []*Ring
+		kept  bool
+	}{
+		{nil, false}, {[]*Ring{alone}, true}, {[]*Ring{other}, false}, {[]*Ring{alone, other}, false}, {[]*Ring{other, alone}, false}, {[]*Ring{alone, alone}, true},
+	} {
+		if got := (&view{since: c.since}).kept(5, "a:1"); got != c.kept {
+			t.Errorf("%d rings: kept %v", len(c.since), got)
+		}
+	}
+}
+
+// wakes counts how often a core wants to be called.
+type wakes struct {
+	hands
+	n int
+}
+
+func (w *wakes) wake() { w.n++ }
+
+// A node that did not run for longer than others wait for it is no owner from its
+// first decision on, which has that looked after; one that has never looked after
+// itself has not begun.
+func TestWhoHasLapsed(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1")
+	c := s.nodes["a:1"].core
+	w := &wakes{}
+	c.hands = w
+	at := instant(c.ticked.Load())
+	if c.lapsed(at.Add(lapseAfter)) || w.n > 0 {
+		t.Error("others have waited for it")
+	}
+	if !c.lapsed(at.Add(lapseAfter+1)) || w.n != 1 {
+		t.Errorf("others may own its keys; it was woken %d times", w.n)
+	}
+	if !c.lapsed(at) {
+		t.Error("it has lapsed, and nobody has looked after that")
+	}
+	c.expired.Store(false)
+	c.ticked.Store(0)
+	if c.lapsed(at.Add(time.Hour)) {
+		t.Error("it has not begun")
+	}
+	c.ticked.Store(1)
+	if !c.lapsed(at.Add(time.Hour)) {
+		t.Error("it has begun an hour ago")
+	}
+}
+
+// What went wrong with a peer is told, if anybody listens, and nothing if nothing
+// did.
+func TestWhatWentWrongIsTold(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1")
+	c := s.nodes["a:1"].core
+	c.options.OnPeer = nil
+	c.tell("b:1", errPeerGone)
+	told := ""
+	c.options.OnPeer = func(addr string, err error) { told += fmt.Sprintln(addr, err) }
+	c.tell("b:1", nil)
+	c.tell("b:1", errPeerGone)
+	if want := fmt.Sprintln("b:1", errPeerGone); told != want {
+		t.Errorf("told %q, want %q", told, want)
+	}
+}
+
+// A node with a store has no time of its own to send.
+func TestStamp(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1")
+	c := s.nodes["a:1"].core
+	if got := c.stamp(); got != int64(c.local.LedgerNow(c.clock())) {
+		t.Errorf("its ledger's clock shows %d, and it says %d", c.local.LedgerNow(c.clock()), got)
+	}
+	c.local = nil
+	if got := c.stamp(); got != 0 {
+		t.Errorf("it has no ledger of its own, and says %d", got)
+	}
+}
+
+// A ring is built once for the same nodes and weights, and not kept for ever: there
+// are at most 64, with a bounded number of points in all.
+func TestRingsAreKept(t *testing.T) {
+	nodes := func(name string, weight uint32) []Member { return []Member{{name, weight}, {"z:1", 1}} }
+	for _, weight := range []uint32{0, 1, 256} {
+		for range 2 {
+			if got := ringOf(nodes("weighs:1", weight)).Members()[0].Weight; got != weight {
+				t.Errorf("a node of weight %d has %d", weight, got)
+			}
+		}
+	}
+	if first := ringOf(nodes("a:1", 1)); first != ringOf(nodes("a:1", 1)) {
+		t.Error("the same ring was built twice")
+	}
+	most := 0
+	kept := func() int {
+		rings.mu.Lock()
+		defer rings.mu.Unlock()
+		return len(rings.of)
+	}
+	for i := range 2*64 + 1 {
+		ringOf([]Member{{fmt.Sprint("few:", i), 1}})
+		most = max(most, kept())
+	}
+	if most != 64 {
+		t.Errorf("%d rings were kept", most)
+	}
+	light := []Member{{"light:1", 1}}
+	points := len(NewRing(light).points)
+	for _, c := range []struct{ had, kept int }{{mostPoints - points, 2}, {mostPoints - points + 1, 1}} {
+		rings.mu.Lock()
+		rings.of, rings.points = map[string]*Ring{"as if it had many": nil}, c.had
+		rings.mu.Unlock()
+		ringOf(light)
+		if n := kept(); n != c.kept {
+			t.Errorf("%d points and %d more: %d rings are kept", c.had, points, n)
+		}
+		if c.kept == 1 && rings.points != points {
+			t.Errorf("%d points are kept, counted as %d", points, rings.points)
+		}
 	}
 }

@@ -176,23 +176,26 @@ func (n *names) NotifyUpdate(*memberlist.Node) {}
 type boundedStreams struct {
 	*memberlist.NetTransport
 	streams chan net.Conn
-	ended   chan struct{}
+	ended   chan struct{} // nobody takes streams any more
 	end     func()
+	down    chan struct{} // and none comes in
+	stop    func()
 }
 
 func boundStreams(t *memberlist.NetTransport, refuse func(from string, err error)) *boundedStreams {
-	b := &boundedStreams{NetTransport: t, streams: make(chan net.Conn), ended: make(chan struct{})}
-	b.end = sync.OnceFunc(func() { close(b.ended) })
+	b := &boundedStreams{NetTransport: t, streams: make(chan net.Conn), ended: make(chan struct{}), down: make(chan struct{})}
+	b.end, b.stop = sync.OnceFunc(func() { close(b.ended) }), sync.OnceFunc(func() { close(b.down) })
 	go b.pass(refuse)
 	return b
 }
 
-// pass hands streams on, not more than mostGossipStreams at a time.
+// pass hands streams on, not more than mostGossipStreams at a time, until none comes
+// in any more: the wires go down only when somebody has taken what they have let in.
 func (b *boundedStreams) pass(refuse func(from string, err error)) {
 	room := make(chan struct{}, mostGossipStreams)
 	for {
 		select {
-		case <-b.ended:
+		case <-b.down:
 			return
 		case conn := <-b.NetTransport.StreamCh():
 			select {
@@ -218,6 +221,7 @@ func (b *boundedStreams) StreamCh() <-chan net.Conn { return b.streams }
 // Shutdown implements [memberlist.Transport].
 func (b *boundedStreams) Shutdown() error {
 	b.end()
+	defer b.stop()
 	return b.NetTransport.Shutdown()
 }
 

@@ -560,7 +560,7 @@ func TestWrongGossipIsCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = bad.Close() })
-	if _, err := bad.Find(context.Background()); !errors.Is(err, ErrSecret) {
+	if _, err := bad.Find(context.Background()); !errors.Is(err, ErrSecret) || !strings.HasPrefix(err.Error(), "gossip with "+at+": ") {
 		t.Errorf("the one who has it wrong is not told: %v", err)
 	}
 	w.eventually("a wrong secret is counted", func() bool { return n.Stats().RejectedBy["gossip"] > 0 })

@@ -339,7 +339,7 @@ func (m *member) hears(changes uint64) bool {
 // not be for long enough. What a node had that was an owner before, it has
 // handed over by then.
 func (c *core) join(now instant) {
-	if c.present || c.left || !c.looked || c.local != nil && !c.clean() {
+	if c.present || c.left || !c.looked || !c.clean() {
 		return
 	}
 	for _, m := range c.members {
@@ -429,8 +429,8 @@ func (c *core) gone(count bool) (bool, int) {
 	c.mu.Lock()
 	defer c.unlock()
 	v := c.view.Load()
-	if c.local == nil || v.mine {
-		return !v.mine, 0
+	if v.mine {
+		return false, 0
 	}
 	if c.clean() {
 		return true, 0

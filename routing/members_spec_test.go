@@ -730,3 +730,213 @@ func TestReceipts(t *testing.T) {
 		}
 	}
 }
+
+// A leaving node goes on to decide until all others have heard that it leaves, but
+// no longer than half a second.
+func TestWhenANodeDeparts(t *testing.T) {
+	for _, x := range []struct {
+		what         string
+		after        time.Duration
+		alive, ready bool
+		told         presence
+		leaves       bool
+	}{
+		{"it has not heard", leaveTells - 1, true, true, here, true},
+		{"its time is over", leaveTells, true, true, here, false},
+		{"it has heard", 0, true, true, away, false},
+		{"it owns nothing", 0, false, true, here, false},
+		{"it cannot be told", 0, true, false, here, false},
+	} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		c := s.nodes["a:1"].core
+		c.leave(s.now)
+		c.mu.Lock()
+		m := c.members["b:1"]
+		m.alive, m.told = x.alive, x.told
+		m.ready.Store(x.ready)
+		leaves := c.depart(s.now.Add(x.after))
+		mine := c.view.Load().mine
+		again := c.depart(s.now.Add(x.after))
+		c.unlock()
+		if leaves != x.leaves || mine != x.leaves || again != x.leaves {
+			t.Errorf("%s: it leaves still %v, and is in its ring %v", x.what, leaves, mine)
+		}
+	}
+}
+
+// What an owner replies is believed within bounds.
+func TestRepliesWithinBounds(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1")
+	c := s.nodes["a:1"].core
+	a := ask{Rule: s.rule, Key: keyOf(1), Cost: 5}
+	for _, x := range []struct {
+		reply *wire.Reply
+		ok    bool
+	}{
+		{&wire.Reply{Charged: 5, Remaining: mostTokens, Window: 0}, true},
+		{&wire.Reply{Charged: 6}, false},
+		{&wire.Reply{Remaining: mostTokens + 1}, false},
+		{&wire.Reply{Window: -1}, false},
+		{&wire.Reply{Charged: -1, Remaining: -1}, true}, // nothing
+	} {
+		x.reply.Status = answered
+		if v, ok, _ := c.read(s.now, &a, &call{reply: x.reply}); ok != x.ok || v.Charged < 0 || v.Remaining < 0 {
+			t.Errorf("%v is taken for %+v, %v", x.reply, v, ok)
+		}
+	}
+}
+
+// The longest that a limit can take to be whole again: two periods, and for a bucket
+// what it takes to fill.
+func TestLongestReset(t *testing.T) {
+	for _, x := range []struct {
+		limit ratelimit.Limit
+		want  time.Duration
+	}{
+		{ratelimit.Limit{Unit: ratelimit.Minute, Requests: 5}, 2 * time.Minute},
+		{ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 1, Burst: 10}, 12 * time.Minute},
+		{ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 4, Burst: 10}, 4*time.Minute + 30*time.Second},
+	} {
+		if got := longest(&x.limit); got != x.want {
+			t.Errorf("%v: %v, want %v", x.limit, got, x.want)
+		}
+		if got := resetOf(&x.limit, x.want.Microseconds()+1); got != x.want {
+			t.Errorf("%v: a reset in %v", x.limit, got)
+		}
+		if got := resetOf(&x.limit, 7); got != 7*time.Microsecond {
+			t.Errorf("%v: a reset in %v, want 7 µs", x.limit, got)
+		}
+		if got := resetOf(&x.limit, -1); got != 0 {
+			t.Errorf("%v: a reset %v ago", x.limit, got)
+		}
+	}
+}
+
+// A receipt for a parcel that is to be sent again, and was not yet, leaves the next
+// one to be sent.
+func TestReceiptBeforeItIsSentAgain(t *testing.T) {
+	var o outbox
+	for i := range uint64(2) {
+		o.add(5, i, &moved{key: keyOf(int(i))})
+		o.seal()
+	}
+	o.unsent = 2
+	o.again()
+	if p := o.received(1); p == nil || p.number != 1 {
+		t.Fatalf("%+v", p)
+	}
+	if p := o.next(); p == nil || p.number != 2 {
+		t.Errorf("to be sent is %+v", p)
+	}
+}
+
+// The first message of a node says how far its clock is behind, also in the first
+// seconds of this one.
+func TestClocksAreComparedFromTheFirst(t *testing.T) {
+	var in inbox
+	if got := in.compare(instant(time.Second), 30*time.Millisecond); got != 30*time.Millisecond {
+		t.Errorf("%v", got)
+	}
+}
+
+// That a node has nothing of others counts as long as it has not joined or left
+// since, whichever of its words said so.
+func TestDoneOfBefore(t *testing.T) {
+	for _, x := range []struct {
+		changes, doneBy, said uint64
+		counts                bool
+	}{
+		{5, 0, 4, false}, {5, 0, 5, true}, {3, 5, 4, false}, {3, 5, 5, true}, {5, 5, 0, true},
+	} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		c := s.nodes["a:1"].core
+		m := c.members["b:1"]
+		m.changes, m.doneBy, m.done = x.changes, x.doneBy, 7
+		c.saidDone("b:1", 8, x.said)
+		if (m.done == 8) != x.counts {
+			t.Errorf("%+v: it is done under %d", x, m.done)
+		}
+	}
+}
+
+// An account that is another's is not taken: its sender has it back.
+func TestAccountOfAnotherIsNotTaken(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	var mine, theirs []byte
+	for k := 0; mine == nil || theirs == nil; k++ {
+		if key := keyOf(k); c.view.Load().ring.Owner(HashOf(key)) == "a:1" {
+			mine = key
+		} else {
+			theirs = key
+		}
+	}
+	now := c.local.LedgerNow(s.now)
+	account := leasing.Account{Now: now, Window: s.rule.Limit.WindowAt(now), Charged: 4, Dead: now.Add(time.Hour)}
+	for _, x := range []struct {
+		key  []byte
+		mine bool
+	}{{mine, true}, {theirs, false}} {
+		taken := c.take(s.now, moved{x.key, account}, now)
+		if _, has := c.local.TakeOut(s.now, x.key); taken != x.mine || has != x.mine {
+			t.Errorf("its own %v: taken %v, and it has it %v", x.mine, taken, has)
+		}
+	}
+}
+
+// A receipt that refuses an account which its parcel does not have is counted, and
+// what it does not refuse has been handed over.
+func TestReceiptOfMoreThanWasSent(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	c, m := a.core, a.core.members["b:1"]
+	key := a.ownedBy("b:1")
+	a.has(key)
+	c.mu.Lock()
+	c.send(s.now, m, key)
+	c.unlock()
+	m.mu.Lock()
+	m.out.seal()
+	m.mu.Unlock()
+	handed, rejected := c.stats.handed.Load(), c.stats.rejected[rejectedReceipt].Load()
+	c.received(m, &wire.Receipt{Number: m.out.sealed[0].number, Refused: []uint32{1, 2, 3}})
+	if got := c.stats.handed.Load() - handed; got != 1 || c.local.Has(key) {
+		t.Errorf("%d accounts were handed over, and it has it still: %v", got, c.local.Has(key))
+	}
+	if got := c.stats.rejected[rejectedReceipt].Load() - rejected; got != 1 {
+		t.Errorf("%d were counted as rejected", got)
+	}
+}
+
+// To a node of version 1, which knows of no holders, an account says that all is
+// charged which its holders may spend in its window, or have spent beyond that.
+func TestTransfersSayWhatHoldersHave(t *testing.T) {
+	w := newWriter(1_800_000_000_000_000)
+	w.account(keyOf(1), &leasing.Account{
+		Now: 1_800_000_000_000_000, Fence: 77, Window: 30, Charged: 5, Previous: 6, Level: 7, Carry: 8, Dead: 9,
+		Holders: []leasing.Holding{
+			{Holder: 2, Seq: 1, Window: 30, Granted: 10, InFlight: 3, Returned: 2, Spent: 4},
+			{Holder: 4, Seq: 1, Window: 30, Granted: 10, Spent: 12},
+			{Holder: 6, Seq: 1, Window: 29, Granted: 100, Spent: 100},
+		},
+	})
+	w.account(keyOf(2), &leasing.Account{Charged: -5, Window: 1})
+	ts := (&parcel{w: w}).transfers()
+	if len(ts) != 2 {
+		t.Fatalf("%v", ts)
+	}
+	got, want := ts[0], &wire.Transfer{
+		Key: keyOf(1), Now: 1_800_000_000_000_000, Fence: 77, Window: 30, Charged: 5 + 11 + 12, Previous: 6, Level: 7, Carry: 8, Dead: 9,
+	}
+	if got.String() != want.String() {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+	if ts[1].GetCharged() != 0 {
+		t.Errorf("less than nothing is charged: %v", ts[1])
+	}
+}

@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"encoding/binary"
 	"math/rand/v2"
 	"reflect"
 	"testing"
@@ -58,4 +59,193 @@ func FuzzParcel(f *testing.F) {
 			}
 		})
 	})
+}
+
+// What an account may say, at its bounds: this node's clock shows a time, and the
+// sender's a minute less.
+func TestPlausibleAccounts(t *testing.T) {
+	const here, sent = ratelimit.LedgerTime(1_800_000_060_000_000), ratelimit.LedgerTime(1_800_000_000_000_000)
+	latest := here.Add(mostApart)
+	second := ratelimit.Window(int64(latest)/1_000_000) + 1
+	for _, c := range []struct {
+		what   string
+		change func(a *leasing.Account)
+		ok     bool
+	}{
+		{"an empty one", func(*leasing.Account) {}, true},
+		{"its clock is a year ahead", func(a *leasing.Account) { a.Now = latest }, true},
+		{"its clock is further ahead", func(a *leasing.Account) { a.Now = latest + 1 }, false},
+		{"it learns for a year", func(a *leasing.Account) { a.Relearn = latest }, true},
+		{"it learns for longer", func(a *leasing.Account) { a.Relearn = latest + 1 }, false},
+		{"the highest fence", func(a *leasing.Account) { a.Fence, a.Born, a.Folded = 1<<53, 1<<53, 1<<53 }, true},
+		{"a higher fence", func(a *leasing.Account) { a.Fence = 1<<53 + 1 }, false},
+		{"born at a higher fence", func(a *leasing.Account) { a.Born = 1<<53 + 1 }, false},
+		{"folded at a higher fence", func(a *leasing.Account) { a.Folded = 1<<53 + 1 }, false},
+		{"no such fence", func(a *leasing.Account) { a.Fence = -1 }, false},
+		{"it is kept for ever", func(a *leasing.Account) { a.Dead = 1 << 61 }, true},
+		{"it is kept for longer", func(a *leasing.Account) { a.Dead = 1<<61 + 1 }, false},
+		{"it was over before 1970", func(a *leasing.Account) { a.Dead = -1 }, false},
+		{"its clock runs behind", func(a *leasing.Account) { a.Lag = ratelimit.LedgerTime(mostApart/1000) - 60_000_000 }, true},
+		{"its clock runs behind by more than a year", func(a *leasing.Account) { a.Lag = ratelimit.LedgerTime(mostApart/1000) - 60_000_000 + 1 }, false},
+		{"its clock runs ahead", func(a *leasing.Account) { a.Lag = -1 }, false},
+		{"the fullest bucket", func(a *leasing.Account) { a.Level, a.Carry = 1<<53, 1<<53 }, true},
+		{"a fuller bucket", func(a *leasing.Account) { a.Level = 1<<53 + 1 }, false},
+		{"a bucket below nothing", func(a *leasing.Account) { a.Level = -1 }, false},
+		{"more of a refill", func(a *leasing.Account) { a.Carry = 1<<53 + 1 }, false},
+		{"less than nothing of a refill", func(a *leasing.Account) { a.Carry = -1 }, false},
+		{"the most charged", func(a *leasing.Account) { a.Charged, a.Previous = 1<<53, 1<<53 }, true},
+		{"more charged", func(a *leasing.Account) { a.Charged = 1<<53 + 1 }, false},
+		{"more charged before", func(a *leasing.Account) { a.Previous = 1<<53 + 1 }, false},
+		{"less than nothing charged before", func(a *leasing.Account) { a.Previous = -1 }, false},
+		{"a reset", func(a *leasing.Account) { a.Charged = -5 }, true},
+		{"the last window of a second", func(a *leasing.Account) { a.Window = second }, true},
+		{"a window of a second to come", func(a *leasing.Account) { a.Window = second + 1 }, false},
+		{"a bucket's window", func(a *leasing.Account) { a.Window = ratelimit.Window(latest) }, true},
+		{"a bucket's window to come", func(a *leasing.Account) { a.Window = ratelimit.Window(latest) + 1 }, false},
+		{"no such window", func(a *leasing.Account) { a.Window = -1 }, false},
+		{"a lease for a year", func(a *leasing.Account) {
+			a.Holders = []leasing.Holding{{Expires: latest, Fence: 1 << 53, Window: second}}
+		}, true},
+		{"a lease for longer", func(a *leasing.Account) { a.Holders = []leasing.Holding{{}, {Expires: latest + 1}} }, false},
+		{"a lease with a higher fence", func(a *leasing.Account) { a.Holders = []leasing.Holding{{Fence: 1<<53 + 1}} }, false},
+		{"a lease of a window to come", func(a *leasing.Account) { a.Holders = []leasing.Holding{{Window: second + 1}} }, false},
+	} {
+		m := moved{key: []byte("k")}
+		if c.change(&m.account); m.plausible(here, sent) != c.ok {
+			t.Errorf("%s: plausible %v", c.what, !c.ok)
+		}
+	}
+}
+
+// Each field that few accounts have is written, also where it is the only one.
+func TestRareFieldsAreWritten(t *testing.T) {
+	for _, a := range []leasing.Account{
+		{Most: 1}, {Over: 1}, {Left: 1}, {Left: -1}, {Late: 1}, {Relearn: 1}, {Relearned: 1}, {Dead: 5}, {Lag: 7}, {Folded: 9}, {},
+	} {
+		w := newWriter(1_800_000_000_000_000)
+		w.account([]byte("k"), &a)
+		var got []moved
+		if err := readParcel(w.b, func(m moved) { got = append(got, m) }); err != nil || len(got) != 1 || !reflect.DeepEqual(got[0].account, a) {
+			t.Errorf("%+v was read as %+v, %v", a, got, err)
+		}
+	}
+	if w := newWriter(5); len(w.b) != 1 {
+		t.Fatal(w.b)
+	}
+	small := newWriter(1_800_000_000_000_000)
+	empty := len(small.b)
+	small.account([]byte("k"), &leasing.Account{Now: 1_800_000_000_000_000})
+	if n := len(small.b) - empty; n > 14 { // key, ten fields, and how many holders there are
+		t.Errorf("an account of which nothing is to be said takes %d bytes", n)
+	}
+}
+
+// What is written for ever is read as for ever, whenever the parcel was begun.
+func TestAccountThatIsKeptForEver(t *testing.T) {
+	const base = 1_800_000_000_000_000
+	w := newWriter(base)
+	w.account([]byte("k"), &leasing.Account{Dead: 1<<63 - 1})
+	if err := readParcel(w.b, func(m moved) {
+		if m.account.Dead != base+1<<60 || !m.plausible(base, base) {
+			t.Errorf("%+v", m)
+		}
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// A parcel is read up to what makes no sense: each number has its bounds, and what
+// is not there is missing.
+func TestParcelsBeyondTheirBounds(t *testing.T) {
+	const base = 1_000_000
+	number := func(w *writer, ns ...int64) {
+		for _, n := range ns {
+			w.number(n)
+		}
+	}
+	type parts struct {
+		key                                                    string
+		now, window, charged, previous, level, carry, lag      int64
+		more                                                   uint64
+		rare                                                   []int64
+		holder                                                 uint64
+		seq                                                    uint64
+		holderWindow, granted, inflight, spent, returned, over int64
+	}
+	write := func(p *parts) []byte {
+		w := newWriter(base)
+		w.b = append(append(w.b, byte(len(p.key))), p.key...)
+		w.time(p.now)
+		w.b = append(w.b, 0, 0, 0) // fences
+		w.number(p.window)
+		w.b = append(w.b, 0) // dead
+		number(w, p.charged, p.previous, p.level, p.carry, p.lag)
+		w.b = binary.AppendUvarint(w.b, p.more)
+		if p.more&1 != 0 {
+			number(w, p.rare...)
+			w.b = append(w.b, 0)
+		}
+		for range p.more >> 1 {
+			w.b = binary.LittleEndian.AppendUint64(w.b, p.holder)
+			w.b = binary.AppendUvarint(w.b, p.seq)
+			w.number(p.holderWindow)
+			w.b = append(w.b, 0, 0)
+			number(w, p.granted, p.inflight, p.spent, p.returned, p.over)
+			w.b = append(w.b, 0)
+		}
+		return w.b
+	}
+	const most = 1 << 53
+	for _, c := range []struct {
+		what   string
+		change func(p *parts)
+		ok     bool
+	}{
+		{"as it should be", func(*parts) {}, true},
+		{"no key", func(p *parts) { p.key = "" }, false},
+		{"1970", func(p *parts) { p.now = 0 }, true},
+		{"before 1970", func(p *parts) { p.now = -1 }, false},
+		{"the latest window", func(p *parts) { p.window = 1 << 62 }, true},
+		{"a later window", func(p *parts) { p.window = 1<<62 + 1 }, false},
+		{"a window before 1970", func(p *parts) { p.window = -1 }, false},
+		{"the most charged, and the least", func(p *parts) { p.charged, p.previous = -most, 0 }, true},
+		{"charged too little", func(p *parts) { p.charged = -most - 1 }, false},
+		{"charged too much", func(p *parts) { p.charged = most + 1 }, false},
+		{"charged less than nothing before", func(p *parts) { p.previous = -1 }, false},
+		{"a level below nothing", func(p *parts) { p.level = -1 }, false},
+		{"a refill below nothing", func(p *parts) { p.carry = -1 }, false},
+		{"a clock that is ahead", func(p *parts) { p.lag = -1 }, false},
+		{"a clock that is too far behind", func(p *parts) { p.lag = most + 1 }, false},
+		{"what is rare", func(p *parts) { p.more, p.rare = 1, []int64{1, 2, -3, 4, -5} }, true},
+		{"what is rare, below nothing", func(p *parts) { p.more, p.rare = 1, []int64{-1, 2, -3, 4, -5} }, false},
+		{"what is late, below nothing", func(p *parts) { p.more, p.rare = 1, []int64{1, 2, -3, -4, -5} }, false},
+		{"as many holders as may be", func(p *parts) { p.more = mostHolders << 1 }, true},
+		{"one holder more", func(p *parts) { p.more = (mostHolders + 1) << 1 }, false},
+		{"a holder that is none", func(p *parts) { p.holder = 1 }, false},
+		{"a holder that has never claimed", func(p *parts) { p.seq = 0 }, false},
+		{"a holder's later window", func(p *parts) { p.holderWindow = 1<<62 + 1 }, false},
+		{"a holder's window before 1970", func(p *parts) { p.holderWindow = -1 }, false},
+		{"granted less than nothing", func(p *parts) { p.granted = -1 }, false},
+		{"granted too much", func(p *parts) { p.granted = most + 1 }, false},
+		{"spent less than nothing", func(p *parts) { p.spent = -1 }, false},
+	} {
+		p := parts{key: "k", now: base, window: 3, charged: 2, more: 2, holder: 2, seq: 1, granted: most}
+		c.change(&p)
+		b, n, holders := write(&p), 0, 0
+		err := readParcel(b, func(m moved) { n, holders = n+1, len(m.account.Holders) })
+		if (err == nil) != c.ok || (n == 1) != c.ok || c.ok && holders != int(p.more>>1) {
+			t.Errorf("%s: %d accounts of %d holders, %v", c.what, n, holders, err)
+		}
+		for i := 1; c.ok && i < min(len(b), 60); i++ {
+			if err := readParcel(b[:i], func(moved) {}); (err == nil) != (i == len(newWriter(base).b)) {
+				t.Errorf("%s: %d bytes of %d were read, %v", c.what, i, len(b), err)
+			}
+		}
+	}
+	if err := readParcel(nil, func(moved) {}); err == nil {
+		t.Error("a parcel without a time was read")
+	}
+	if err := readParcel(binary.AppendVarint(nil, -1), func(moved) {}); err == nil {
+		t.Error("a parcel from before 1970 was read")
+	}
 }

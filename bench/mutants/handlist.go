@@ -75,7 +75,7 @@ var allByHand = []byHand{
 		{"leasing/loss.go", "return !in.Young(at) || known.ID == in.ID && known.Learning > at", "return true"},
 	}},
 	{"only leases that still have tokens are told again", []replacement{
-		{"leasing/loss.go", "if h.flight != nil || t.pass == 0 && !usedUp {", "if h.flight != nil || usedUp {"},
+		{"leasing/loss.go", "if h.flight != nil || now < h.pause || t.pass == 0 && !usedUp {", "if h.flight != nil || now < h.pause || usedUp {"},
 	}},
 
 	// Expiry, and whose clock.
@@ -232,10 +232,10 @@ var allByHand = []byHand{
 		{decides, "case c.lapsed(now), c.unheard.Load():", "case c.unheard.Load():"},
 	}},
 	{"an owner that slept does not give its keys up", []replacement{
-		{members, "\tc.expired.Store(true)\n\tc.present = false\n", "\tc.expired.Store(true)\n"},
+		{members, "\tc.expired.Store(true)\n\tc.become(false)\n", "\tc.expired.Store(true)\n"},
 	}},
 	{"a node joins the ring before it has handed over what it had", []replacement{
-		{members, "!c.looked || c.local != nil && !c.clean() {", "!c.looked {"},
+		{members, "!c.looked || !c.clean() {", "!c.looked {"},
 	}},
 	{"a leaving node leaves its ring before the others have heard", []replacement{
 		{members, "if now.Sub(c.leftAt) < leaveTells {", "if false {"},

@@ -217,6 +217,9 @@ func (h *hunt) next(m *mutant, todo []*unit) int {
 		}
 		of, here := h.names(m, u)
 		chance := 0.2
+		if u.group > 0 { // one of many tests, each of which is about something else
+			chance = 0.5
+		}
 		for _, name := range []string{of, here} {
 			if t := h.record[name]; t != nil {
 				chance = (t.kills + chance*2) / (t.tried + 2)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -40,6 +41,11 @@ func (m *mutant) key() string {
 		name += fmt.Sprintf(" #%d", m.nth)
 	}
 	return name + "\n- " + m.old + "\n+ " + m.new
+}
+
+// changes tells whether a file is among those that it edits.
+func (m *mutant) changes(file string) bool {
+	return slices.ContainsFunc(m.edits, func(e edit) bool { return e.file == file })
 }
 
 func (m *mutant) isLua() bool { return strings.HasSuffix(m.file, ".lua") }

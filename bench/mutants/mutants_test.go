@@ -94,6 +94,26 @@ func TestFaultsInLua(t *testing.T) {
 	}
 }
 
+// What is wrong in both ledgers has the script answer nothing by its shortcut, which
+// would be right still; what is wrong in one of them leaves it.
+func TestFaultsInBothHaveNoShortcut(t *testing.T) {
+	texts := map[string]string{settle: "local reply = quick()\nx = 1"}
+	one := edit{settle, 26, 27, "2"}
+	twin, alone := &mutant{edits: []edit{{file: account}, one}}, &mutant{edits: []edit{one}}
+	if misfits := withoutShortcuts([]*mutant{twin, alone}, texts); len(misfits) > 0 {
+		t.Error(misfits)
+	}
+	for m, want := range map[*mutant]string{twin: "local reply\nx = 2", alone: "local reply = quick()\nx = 2"} {
+		if _, got := m.scriptText(texts); got != want {
+			t.Errorf("the script is %q, want %q", got, want)
+		}
+	}
+	texts[settle] = "local answer = quick()"
+	if misfits := withoutShortcuts([]*mutant{twin}, texts); len(misfits) != 1 {
+		t.Errorf("a shortcut that is not there is no misfit: %v", misfits)
+	}
+}
+
 // A list that says nothing of why, or says it twice, is refused.
 func TestReadEquivalents(t *testing.T) {
 	for text, want := range map[string]string{

@@ -30,7 +30,6 @@ func TestHistoriesFindBugs(t *testing.T) {
 		{27, "a holder spends what a lost reply may have granted", "leasing/batch.go", "h.windowOver(now, fl, g)\n", "h.lease.granted += fl.claim.Want\n"},
 		{12, "a grant is counted from its answer", "leasing/plan.go", "return there.notBefore(now, l.WindowEnd(g.Window))", "return now.Add(g.ResetAfter + 20*time.Millisecond)"},
 		{9, "a drift share is doubled", "approx/keeper.go", "return share, heir", "return 2 * share, heir"},
-		{11617, "a new tenant uses a crashed one's shares", "approx/seats.go", "return s.expires, true", "return 0, true"},
 		{237, "a seat is given twice", "approx/seats.go", "s.free(now); ok && ", "s.free(now); (ok || true) && "},
 		{8, "the ledger forgets what is granted and not spent", "leasing/account.go", "return max(r.paid(), r.spent)", "return r.spent"},
 		{1, "the ledger grants more than there is", "leasing/account.go", "lease := min(room, max(c.Want, c.Waiting), tapered)", "lease := min(max(c.Want, c.Waiting), tapered)"},

@@ -1,0 +1,444 @@
+package leasing
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// lossScript is a node whose ledger tells of its epochs, and may lose its data.
+type lossScript struct {
+	*nodeScript
+	losable *LosableMemory
+}
+
+func newLossScript(t testing.TB, l ratelimit.Limit) *lossScript {
+	s := &lossScript{nodeScript: newNodeScript(t, l)}
+	s.Hears()
+	s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = time.Hour, 5
+	s.losable = NewLosable(s.ledger)
+	return s
+}
+
+// answers has the ledger settle a batch, and say in which epoch.
+func (s *lossScript) answers(b *Batch) {
+	g := make([]ratelimit.Grant, len(b.Claims()))
+	e, at, _ := s.losable.SettleEpoch(s.Context(), b.Query(), b.Claims(), g)
+	b.AnswerIn(e, at, g)
+}
+
+// asksFor has the node ask for tokens of a key, and take in what is answered.
+func (s *lossScript) asksFor(key uint64, cost tokens) {
+	w := s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(key), Cost: cost}}, make([]verdict, 1))
+	s.allAnswered()
+	if w != nil && w.Advance(s.now) {
+		s.Helper()
+		s.Fatalf("key %d is not decided", key)
+	}
+}
+
+// leasesTo gives so many keys a lease of five tokens each, of which every second one
+// has spent all, and the others one.
+func (s *lossScript) leasesTo(keys int) {
+	for k := range uint64(keys) {
+		s.asksFor(k, 1)
+		if k%2 == 1 {
+			sh, _, c := s.fleet.locked(keyOf(k))
+			c.val.lease.spent = 5
+			sh.mu.Unlock()
+		}
+	}
+}
+
+// allAnswered has all that is to be sent answered, and returns the claims in order.
+func (s *lossScript) allAnswered() (claims []ratelimit.Claim) {
+	for b := s.Batch(); b != nil; b = s.Batch() {
+		claims = append(claims, b.Claims()...)
+		s.answers(b)
+	}
+	return claims
+}
+
+// hearsOfALoss has the ledger lose its data, and the node hear of that with a batch
+// that has no claims.
+func (s *lossScript) hearsOfALoss() {
+	s.Helper()
+	s.losable.Forget()
+	s.passes(beatEvery)
+	s.Sweep(s.now)
+	b := s.Batch()
+	if b == nil || len(b.Claims()) != 0 {
+		s.Fatalf("nothing was heard of the ledger for %v, and the node sends %+v", beatEvery, b)
+	}
+	s.answers(b)
+}
+
+// A node that hears nothing of its ledger for half a second asks for a word, once,
+// and sooner only when it has never heard of it. One whose ledger has nothing to tell
+// does not.
+func TestNodeListens(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.Sweep(s.now)
+	s.quiet("its ledger tells of no epochs")
+
+	l := newLossScript(t, perMinute100)
+	l.Sweep(l.now)
+	b := l.Batch()
+	if b == nil || len(b.Claims()) != 0 {
+		t.Fatalf("it has never heard of the ledger, and sends %+v", b)
+	}
+	l.passes(time.Second)
+	l.Sweep(l.now)
+	l.quiet("it has asked already")
+	l.answers(b)
+	l.passes(500*time.Millisecond - 1)
+	l.Sweep(l.now)
+	l.quiet("it was heard half a second ago")
+	l.passes(1)
+	l.Sweep(l.now)
+	b = l.Batch()
+	if b == nil {
+		t.Fatal("it was heard half a second ago, and nothing since")
+	}
+	b.Fail(errors.New("gone"))
+	for range breakAfter - 1 { // what fails is asked again
+		l.fleet.judge(&l.fleet.lanes[0], nil, errors.New("gone"))
+	}
+	l.fleet.lanes[0].memory.beating = false
+	l.Sweep(l.now)
+	if n := len(l.fleet.lanes[0].queue); n != 0 {
+		t.Errorf("the breaker is open, and %d words wait to be sent", n)
+	}
+}
+
+// When too much waits to be sent, a word is asked for as soon as there is room.
+func TestNodeListensWhenThereIsRoom(t *testing.T) {
+	s := newLossScript(t, perMinute100)
+	empties := s.fills()
+	s.Sweep(s.now)
+	empties()
+	s.Sweep(s.now)
+	if s.Batch() == nil {
+		t.Error("there is room, and nothing was asked for")
+	}
+}
+
+// What a batch asks about the ledger's data: at first, and after a failure, whether
+// the same server has it still; and, from a second before the ledger has learned
+// what it lost, that it goes on learning while there is something to tell. Its
+// claims say until when the ledger learns, as long as it may.
+func TestQueries(t *testing.T) {
+	s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	query := func() ratelimit.EpochQuery { return s.fleet.lanes[0].query(s.now) }
+	expect := func(when string, verify, telling bool) {
+		t.Helper()
+		if q := query(); q.Verify != verify || q.Telling != telling || q.Part != 0 {
+			t.Errorf("%s: %+v", when, q)
+		}
+	}
+	expect("nothing was heard", true, false)
+	s.asksFor(1, 1)
+	expect("it was heard", false, false)
+	s.asksFor(2, 1)
+	s.asks(1)
+	s.hearsOfALoss()
+	learning := s.losable.epoch.Learning
+	expect("it learns for two seconds", false, false)
+	s.Sweep(s.now)
+	b := s.Batch()
+	if b == nil || b.Claims()[0].Learning != learning {
+		t.Fatalf("it learns until %d, and the claims are %+v", learning, b)
+	}
+	s.passes(1100 * time.Millisecond)
+	expect("it learns for less than a second", false, true)
+	b.Fail(errors.New("gone"))
+	expect("a batch has failed", true, true)
+	s.passes(time.Second)
+	expect("it has learned", true, false)
+	if known := s.fleet.lanes[0].known(s.now); known.Learning != 0 || known.ID != 2 {
+		t.Errorf("it has learned, and claims would say %+v", known)
+	}
+	s.Sweep(s.now)
+	s.allAnswered()
+	for range 2 * sweepParts { // all is told
+		s.Sweep(s.now)
+		s.allAnswered()
+	}
+	expect("all is told", false, false)
+	if s.fleet.lanes[0].memory.telling || s.fleet.doubt.Load() != 0 {
+		t.Errorf("all is told, and the node has %+v in doubt", s.fleet.lanes[0].memory)
+	}
+}
+
+// Data was lost when an epoch is another than the one that was known. An answer from
+// before, which comes late, says nothing; nor does one that knows of no epoch.
+func TestEpochsThatAreHeard(t *testing.T) {
+	var l lane
+	for _, c := range []struct {
+		what    string
+		sent    instant
+		id      uint64
+		lost    bool
+		known   uint64
+		telling bool
+	}{
+		{"the first", 10, 5, false, 5, false},
+		{"no epoch", 20, 0, false, 5, false},
+		{"the same", 15, 5, false, 5, false},
+		{"the same, earlier", 12, 5, false, 5, false},
+		{"another, from before", 14, 4, false, 5, false},
+		{"another", 16, 6, true, 6, true},
+		{"the same, later", 17, 6, false, 6, true},
+		{"another, as late", 17, 7, true, 7, true},
+	} {
+		l.memory.beating = true
+		if lost := l.learned(c.sent, 100, ratelimit.Epoch{ID: c.id}); lost != c.lost || l.memory.epoch.ID != c.known || l.memory.telling != c.telling || l.memory.beating {
+			t.Errorf("%s: lost %v, known %+v", c.what, lost, l.memory)
+		}
+	}
+}
+
+// A grant by a ledger that learns is taken only if the claim said so: that it learns,
+// after this loss.
+func TestGrantsOfAYoungLedger(t *testing.T) {
+	for _, c := range []struct {
+		what      string
+		known, in ratelimit.Epoch
+		at        ledgerTime
+		trusted   bool
+	}{
+		{"no loss", ratelimit.Epoch{ID: 1}, ratelimit.Epoch{ID: 1}, 50, true},
+		{"it has learned", ratelimit.Epoch{ID: 1}, ratelimit.Epoch{ID: 2, Learning: 50}, 50, true},
+		{"the claim knew of none", ratelimit.Epoch{ID: 1}, ratelimit.Epoch{ID: 2, Learning: 51}, 50, false},
+		{"the claim knew", ratelimit.Epoch{ID: 2, Learning: 51}, ratelimit.Epoch{ID: 2, Learning: 51}, 50, true},
+		{"the claim knew of another loss", ratelimit.Epoch{ID: 1, Learning: 60}, ratelimit.Epoch{ID: 2, Learning: 51}, 50, false},
+		{"the claim took it for over", ratelimit.Epoch{ID: 2, Learning: 50}, ratelimit.Epoch{ID: 2, Learning: 90}, 50, false},
+	} {
+		if got := trusted(c.known, c.in, c.at); got != c.trusted {
+			t.Errorf("%s: trusted %v", c.what, got)
+		}
+	}
+}
+
+// A node is ready when it has heard of its ledger, and that knows all; until then it
+// takes it for learning. One whose ledger tells of no epochs is ready at once.
+func TestNodeIsReady(t *testing.T) {
+	expect := func(s *nodeScript, when string, ready, learning bool) {
+		t.Helper()
+		if s.fleet.Ready() != ready || s.Learning() != learning {
+			t.Errorf("%s: ready %v, learning %v", when, s.fleet.Ready(), s.Learning())
+		}
+	}
+	expect(newNodeScript(t, perMinute100), "nothing is told", true, false)
+	s := newLossScript(t, perMinute100)
+	expect(s.nodeScript, "nothing was heard", false, true)
+	s.asksFor(1, 1)
+	expect(s.nodeScript, "it was heard", true, false)
+	s.hearsOfALoss()
+	expect(s.nodeScript, "data was lost", false, true)
+	s.passes(relearnTime + time.Millisecond)
+	expect(s.nodeScript, "it has learned", true, false)
+
+	s = newLossScript(t, perMinute100)
+	s.fleet.lanes[0].learned(s.now, s.now, ratelimit.Epoch{ID: 5})
+	expect(s.nodeScript, "nobody knows what time it is there", false, true)
+}
+
+// When the ledger has lost its data, it is told of every key: of those that are used
+// up first. What is left of a lease is spent meanwhile, and each key is told once.
+func TestAllIsToldAfterALoss(t *testing.T) {
+	s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	const keys = 40
+	s.leasesTo(keys)
+	s.hearsOfALoss()
+	s.Sweep(s.now)
+	b := s.Batch()
+	if b == nil || len(b.Claims()) != keys {
+		t.Fatalf("told of %+v", b)
+	}
+	for i, c := range b.Claims() {
+		if usedUp := c.Spent == 5; usedUp != (i < keys/2) {
+			t.Errorf("claim %d of %d tells of %d that are spent of 5", i, keys, c.Spent)
+		}
+	}
+	r := &nodeRequest{nodeScript: s.nodeScript, v: make([]verdict, 1)}
+	r.wait = s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(0), Cost: 1}}, r.v)
+	r.says(false, ratelimit.FromLease)
+	s.Sweep(s.now)
+	s.quiet("all are under way")
+	s.answers(b)
+	for range sweepParts {
+		s.Sweep(s.now)
+	}
+	s.quiet("all are told")
+}
+
+// What was told and not heard of is told again, a part of it at a time, until the
+// ledger has heard of all.
+func TestWhatWasNotHeardIsToldAgain(t *testing.T) {
+	s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	const keys = 40
+	for k := range uint64(keys) {
+		s.asksFor(k, 1)
+	}
+	s.hearsOfALoss()
+	s.Sweep(s.now)
+	b := s.Batch()
+	x := &s.fleet.teller
+	if x.pass != 2 || x.shard != 0 {
+		t.Errorf("all was looked at twice, and the teller is at %+v", *x)
+	}
+	s.Sweep(s.now)
+	if x.pass != 2 || x.shard != len(s.fleet.shards)/sweepParts+1 {
+		t.Errorf("a part of the rest was looked at, and the teller is at %+v", *x)
+	}
+	b.Fail(errors.New("gone"))
+	told := map[string]int{}
+	for range 3 * len(s.fleet.shards) {
+		s.Sweep(s.now)
+		for _, c := range s.allAnswered() {
+			told[c.Key]++
+		}
+	}
+	for key, n := range told {
+		if n != 1 {
+			t.Errorf("%q was told %d times", key, n)
+		}
+	}
+	if len(told) != keys || s.fleet.doubt.Load() != 0 || s.fleet.teller.doubt != 0 {
+		t.Errorf("%d of %d keys were told, and the teller is at %+v", len(told), keys, s.fleet.teller)
+	}
+}
+
+// While half of what may wait to be sent does, the ledger is told nothing: the rest
+// is for requests. Then it goes on where it was.
+func TestTellingLeavesRoom(t *testing.T) {
+	s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	s.leasesTo(4)
+	s.hearsOfALoss()
+	l := &s.fleet.lanes[0]
+	for len(l.queue) < cap(l.queue)/2 {
+		l.queue <- &flight{beat: true}
+	}
+	for range 3 {
+		s.Sweep(s.now)
+	}
+	if n := len(l.queue); n != cap(l.queue)/2 || s.fleet.teller.pass != 0 {
+		t.Errorf("%d claims wait, and may be half of %d; the teller is at %+v", n, cap(l.queue), s.fleet.teller)
+	}
+	for len(l.queue) > 0 {
+		<-l.queue
+	}
+	s.Sweep(s.now)
+	claims := s.allAnswered()
+	if len(claims) != 4 || claims[0].Spent != 5 || claims[1].Spent != 5 {
+		t.Errorf("told of %+v", claims)
+	}
+}
+
+// What is not told: a key that rests, until its pause is over; and one whose window
+// is over.
+func TestWhatIsNotTold(t *testing.T) {
+	for what, c := range map[string]struct {
+		change func(s *lossScript, h *held)
+		told   int
+	}{
+		"a lease":                         {func(*lossScript, *held) {}, 1},
+		"a key that rests":                {func(s *lossScript, h *held) { h.pause = s.now + 1 }, 0},
+		"a key that has rested":           {func(s *lossScript, h *held) { h.pause = s.now }, 1},
+		"a lease whose window is over":    {func(s *lossScript, h *held) { h.lease.reset = s.now }, 0},
+		"a lease whose window goes on":    {func(s *lossScript, h *held) { h.lease.reset = s.now + 1 }, 1},
+		"a lease that was told":           {func(s *lossScript, h *held) { h.told = instant(s.fleet.doubt.Load()) }, 0},
+		"a lease that was told before":    {func(s *lossScript, h *held) { h.told = instant(s.fleet.doubt.Load()) - 1 }, 1},
+		"a key of which nothing is known": {func(_ *lossScript, h *held) { h.lease = lease{} }, 0},
+	} {
+		s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+		s.asksFor(1, 1)
+		s.hearsOfALoss()
+		c.change(s, s.keyHeld())
+		s.Sweep(s.now)
+		if claims := s.allAnswered(); len(claims) != c.told {
+			t.Errorf("%s: told of %+v", what, claims)
+		}
+	}
+}
+
+// A lease of the next window that was claimed before the loss is claimed anew; one
+// that was claimed since is not.
+func TestNextWindowAfterALoss(t *testing.T) {
+	for _, since := range []bool{false, true} {
+		s := newLossScript(t, perMinute100)
+		s.asksFor(1, 1)
+		s.passes(45*time.Second - 600*time.Millisecond)
+		s.asksFor(1, 0)
+		h := s.keyHeld()
+		if h.next == nil {
+			t.Fatal("the next window has no lease")
+		}
+		s.hearsOfALoss()
+		if since {
+			h.next.told = instant(s.fleet.doubt.Load())
+		}
+		s.Sweep(s.now)
+		s.allAnswered()
+		if again := h.next == nil; again == since {
+			t.Errorf("claimed since the loss %v: it is to be claimed anew %v", since, again)
+		}
+		s.asksFor(1, 0)
+		if h.next == nil || h.next.told < instant(s.fleet.evicted.Load()) {
+			t.Errorf("claimed since the loss %v: it has none now", since)
+		}
+	}
+}
+
+// What is in doubt is told at once, and not when the next sweep is due.
+func TestTellingBeginsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+		s.asksFor(1, 1)
+		s.hearsOfALoss()
+		ctx, cancel := context.WithCancel(t.Context())
+		var sweeping sync.WaitGroup
+		sweeping.Go(func() { s.fleet.sweep(ctx) })
+		synctest.Wait() // no time passes
+		if claims := s.allAnswered(); len(claims) != 1 || claims[0].Spent != 1 {
+			t.Errorf("told of %+v", claims)
+		}
+		cancel()
+		sweeping.Wait()
+	})
+}
+
+// Clocks that were set, and losses, too often to be acted upon each time are acted
+// upon once, when they have rested.
+func TestWhatCameTooOftenIsActedUponLater(t *testing.T) {
+	for _, c := range []struct {
+		what   string
+		come   func(l *lane, now instant)
+		lapses bool
+	}{
+		{"the clock went ahead", func(l *lane, now instant) {
+			l.steps = clockSteps{n: mostSteps + 1, since: now, late: true, ahead: true}
+		}, true},
+		{"the clock went back", func(l *lane, now instant) { l.steps = clockSteps{n: mostSteps + 1, since: now, late: true} }, false},
+		{"data was lost", func(l *lane, now instant) { l.losses = clockSteps{n: mostSteps + 1, since: now, late: true} }, false},
+	} {
+		s := newNodeScript(t, perMinute100)
+		c.come(&s.fleet.lanes[0], s.now)
+		s.passes(stepsRest - 1)
+		s.Sweep(s.now)
+		if len(s.fleet.tellAtOnce) > 0 {
+			t.Errorf("%s: it has not rested", c.what)
+		}
+		s.passes(1)
+		s.Sweep(s.now)
+		if lapsed := s.fleet.lapsed.Load() != 0; len(s.fleet.tellAtOnce) != 1 || lapsed != c.lapses {
+			t.Errorf("%s: leases lapsed %v; it is to be told %d times", c.what, lapsed, len(s.fleet.tellAtOnce))
+		}
+	}
+}

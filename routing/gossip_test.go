@@ -1,0 +1,233 @@
+package routing
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// Of what memberlist writes, only errors that somebody's message caused are told:
+// whose it was, and whether it could not be decrypted.
+func TestGossipTellsOfStrangers(t *testing.T) {
+	for _, c := range []struct {
+		line, from string
+		secret     bool
+		says       string
+	}{
+		{"[ERR] memberlist: Decrypt packet failed: No installed keys could decrypt the message from=1.2.3.4:5", "gossip of 1.2.3.4:5", true, ""},
+		{"[ERR] memberlist: Decrypt failed from=1.2.3.4:5\n", "gossip of 1.2.3.4:5", true, ""},
+		{"[ERR] memberlist: failed to decrypt remote state from=1.2.3.4:5", "gossip of 1.2.3.4:5", true, ""},
+		{"[ERR] memberlist: remote state is not encrypted from=1.2.3.4:5", "gossip of 1.2.3.4:5", true, ""},
+		{"[ERR] memberlist: msg type (9) not supported from=1.2.3.4:5", "gossip of 1.2.3.4:5", false, `"msg type (9) not supported"`},
+		{"[ERR] memberlist: " + strings.Repeat("x", 300) + " from=" + strings.Repeat("y", 300), "gossip of " + strings.Repeat("y", 200), false, `"` + strings.Repeat("x", 200) + `"`},
+		{"[DEBUG] memberlist: Stream connection from=1.2.3.4:5", "", false, ""},
+		{"[ERR] memberlist: nobody is to blame", "", false, ""},
+		{"[ERR] another: failed from=1.2.3.4:5", "", false, ""},
+	} {
+		told := ""
+		tell := func(from string, err error) {
+			if told = from; errors.Is(err, ErrSecret) != c.secret || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%q is told as %v", c.line, err)
+			}
+		}
+		var g Gossip
+		if n, err := (gossipLog{&g}).Write([]byte(c.line)); n != len(c.line) || err != nil { // nobody is to be told yet
+			t.Errorf("%d bytes of %d were written, %v", n, len(c.line), err)
+		}
+		g.told.Store(&tell)
+		_, _ = gossipLog{&g}.Write([]byte(c.line))
+		if told != c.from {
+			t.Errorf("%q is told as being from %q, want %q", c.line, told, c.from)
+		}
+	}
+}
+
+// By gossip a node may be known whose name is an address, up to so many nodes. One
+// that has gone makes room.
+func TestGossipedNames(t *testing.T) {
+	refused := 0
+	n := names{refuse: func(from string, err error) {
+		if refused++; from != "gossip of 1.2.3.4:5" || !errors.Is(err, errAddr) {
+			t.Errorf("told of %s: %v", from, err)
+		}
+	}}
+	node := func(name string) *memberlist.Node {
+		return &memberlist.Node{Name: name, Addr: net.IPv4(1, 2, 3, 4), Port: 5}
+	}
+	long := strings.Repeat("h", maxAddr-2) + ":1"
+	expect := func(name string, ok bool) {
+		t.Helper()
+		before := refused
+		if err := n.NotifyAlive(node(name)); (err == nil) != ok || (refused == before) != ok {
+			t.Errorf("%q is let in %v: %v", name, !ok, err)
+		}
+	}
+	expect("10.0.0.1:1", true)
+	expect("nonsense", false)
+	expect(":1", false)
+	expect(long, true)
+	expect("h"+long, false)
+	for i := range maxPeers {
+		name := fmt.Sprint("10.0.0.1:", i)
+		expect(name, true)
+		n.NotifyJoin(node(name))
+	}
+	expect("10.0.0.1:7", true) // it is known
+	expect("10.0.0.2:1", false)
+	n.NotifyLeave(node("10.0.0.1:7"))
+	expect("10.0.0.2:1", true)
+}
+
+// endless is a connection on which a stranger sends for ever.
+type endless struct {
+	net.Conn
+	closed int
+}
+
+func (c *endless) Read(b []byte) (int, error) { return len(b), nil }
+func (c *endless) Close() error               { c.closed++; return nil }
+
+// Of a stranger's stream at most a megabyte is read.
+func TestGossipStreamsAreBounded(t *testing.T) {
+	freed, conn := 0, &endless{}
+	s := &boundedStream{Conn: conn, left: mostGossipBytes, free: func() { freed++ }}
+	n, err := io.CopyBuffer(io.Discard, struct{ io.Reader }{s}, make([]byte, 1000))
+	if n != 1<<20 || err == nil {
+		t.Errorf("%d bytes were read, %v", n, err)
+	}
+	if n, err := s.Read(make([]byte, 1)); n != 0 || err == nil {
+		t.Errorf("%d more, %v", n, err)
+	}
+	if err := s.Close(); err != nil || conn.closed != 1 || freed != 1 {
+		t.Errorf("closed %d times, freed %d times: %v", conn.closed, freed, err)
+	}
+}
+
+// What a node is told to gossip on must be an address of its own; which setting is
+// wrong is told.
+func TestGossipNeedsAnAddress(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, c := range []struct{ bind, secret, says string }{
+		{"127.0.0.1:7946", "", "PEER_SECRET"},
+		{"127.0.0.1:7946", "short", "PEER_SECRET"},
+		{"nonsense", known, `PEER_GOSSIP_ADDR is "nonsense": `},
+		{"127.0.0.1:x", known, `PEER_GOSSIP_ADDR is "127.0.0.1:x": `},
+		{"127.0.0.1:70000", known, `PEER_GOSSIP_ADDR is "127.0.0.1:70000": `},
+		{l.Addr().String(), known, `PEER_GOSSIP_ADDR is "` + l.Addr().String() + `": `},
+	} {
+		g, err := NewGossip(c.bind, "10.0.0.1:1", c.secret, nil)
+		if g != nil || err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%q: %v", c.bind, err)
+			if g != nil {
+				_ = g.Close()
+			}
+		}
+	}
+}
+
+// A node that gossips is found where it says, looks for others and not for itself,
+// and leaves its port when it is closed.
+func TestGossipListens(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := l.Addr().String()
+	l.Close()
+	g, err := NewGossip(at, "10.0.0.1:1", known, []string{at, "127.0.0.1:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(g.seeds) != 1 || g.seeds[0] != "127.0.0.1:1" {
+		t.Errorf("it looks for %v", g.seeds)
+	}
+	if found, err := g.Find(t.Context()); err != nil || len(found) != 1 || found[0] != "10.0.0.1:1" {
+		t.Errorf("%v, %v", found, err)
+	}
+	conn, err := net.Dial("tcp", at)
+	if err != nil {
+		t.Fatalf("it does not listen: %v", err)
+	}
+	conn.Close()
+	if err := g.Close(); err != nil {
+		t.Error(err)
+	}
+	if l, err = net.Listen("tcp", at); err != nil {
+		t.Fatalf("it listens still: %v", err)
+	}
+	l.Close()
+}
+
+// Strangers who come while a node goes keep it from nothing: it closes, though
+// nobody takes in what they send.
+func TestGossipClosesWithStrangersAtTheDoor(t *testing.T) {
+	wires, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{BindAddrs: []string{"127.0.0.1"}, Logger: log.New(io.Discard, "", 0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := boundStreams(wires, func(string, error) {})
+	for range 3 {
+		conn, err := net.Dial("tcp", fmt.Sprint("127.0.0.1:", wires.GetAutoBindPort()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+	}
+	if err := b.Shutdown(); err != nil {
+		t.Error(err)
+	}
+	<-b.ended
+	<-b.down
+}
+
+// Strangers have 64 streams at a time, of a megabyte each: who comes then is put off,
+// until one has gone.
+func TestGossipStreamsAtATime(t *testing.T) {
+	wires, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{BindAddrs: []string{"127.0.0.1"}, Logger: log.New(io.Discard, "", 0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := make(chan string, 1)
+	b := boundStreams(wires, func(from string, _ error) { refused <- from })
+	dial := func() net.Conn {
+		conn, err := net.Dial("tcp", fmt.Sprint("127.0.0.1:", wires.GetAutoBindPort()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+	var first net.Conn
+	for i := range 64 {
+		dial()
+		conn := <-b.StreamCh()
+		if left := conn.(*boundedStream).left; left != 1<<20 {
+			t.Errorf("stream %d may send %d bytes", i, left)
+		}
+		if first == nil {
+			first = conn
+		}
+	}
+	late := dial()
+	if from := <-refused; from != "gossip of "+late.LocalAddr().String() {
+		t.Errorf("told of %s", from)
+	}
+	first.Close()
+	dial()
+	if conn := <-b.StreamCh(); conn == nil {
+		t.Error("there is room")
+	}
+	if err := b.Shutdown(); err != nil {
+		t.Error(err)
+	}
+}
