@@ -438,12 +438,13 @@ func (a *account) forget(r *record, bucket bool) {
 
 // correctPrevious replaces what a holder was charged in the window before by
 // what it says that it spent there. What it had not given back when it wrote the
-// claim it may have spent since.
+// claim it may have spent since. A holder that has forgotten what it had been granted
+// there says only what it has spent since then: that is added.
 func (a *account) correctPrevious(r *record, c *ratelimit.Claim) {
 	if c.Window == 0 || c.Window != a.window-1 {
 		return
 	}
-	if r.window == c.Window {
+	if forgot := c.Fence == 0 && c.Granted < r.granted; r.window == c.Window && !forgot {
 		a.prev -= r.charged()
 	}
 	a.prev = max(0, a.prev+max(c.Spent, c.Granted-c.Returned))

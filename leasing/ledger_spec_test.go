@@ -398,6 +398,24 @@ func (w *twins) forget() {
 	}
 }
 
+// A holder that made room, and has forgotten what it had been granted in the window
+// before, tells of that window only what it has spent since: that is added, and what
+// it had spent before stays charged.
+func TestForgottenWindowStaysCharged(t *testing.T) {
+	w := newTwins(t)
+	sliding := ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Second, Requests: 100}
+	a, b := w.tenant(1, sliding), w.tenant(2, sliding)
+	g := a.gets(60, 60, 60)
+	a.c.Spent = 60
+	a.gets(0, 0, 0)
+	a.c.Fence, a.c.Granted, a.c.Spent = 0, 0, 10 // it began anew, and drifted
+	w.passes(g.ResetAfter)                       // the whole of the window before counts
+	a.asks(0, 0)
+	if g := b.asks(0, 0); g.Available != 30 {
+		t.Errorf("%d are left of 100, and 60 and 10 were spent", g.Available)
+	}
+}
+
 // What holders report beyond the limit is over-admission: each report adds what
 // is new. A refund makes none undone of a fixed window, for its requests were
 // let through; of a sliding window they are over in time.

@@ -546,7 +546,7 @@ local function book(r, at)
     a.base = a.base + max(r[GRANTED] - r[RETURNED], r[SPENT])
   elseif sliding then
     if c.window ~= 0 and c.window == a.window - 1 then
-      if r[WINDOW] == c.window then a.prev = a.prev - charged(r) end
+      if r[WINDOW] == c.window and not forgot then a.prev = a.prev - charged(r) end
       a.prev = max(0, a.prev + max(c.spent, c.granted - c.returned))
     end
   elseif not bucket then
