@@ -160,7 +160,8 @@ func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 // bucket's leases stay small and short: it refills no further than to its size less
 // what is leased.
 const (
-	plentyAbove = 2                       // more than one half of the limit is left
+	plentyAbove = 2                       // more than one half of the limit is left, here or unspent at others,
+	roomAbove   = 8                       // and more than an eighth here
 	idleShare   = 5                       // all holders together: a fifth of the limit
 	leastShares = 4                       // and one at most a quarter of that: a twentieth
 	longest     = ledgerTime(300_000_000) // until the window ends, or so many µs
@@ -498,9 +499,11 @@ func (a *account) grant(r *record, c *ratelimit.Claim, owed tokens, at window) {
 	if c.Direct && room < c.Waiting {
 		lease = 0
 	}
-	if c.Stretch && c.Limit.Algorithm != ratelimit.TokenBucket && !relearning && room > c.Limit.Capacity()/plentyAbove {
+	if c.Stretch && c.Limit.Algorithm != ratelimit.TokenBucket && !relearning && room > c.Limit.Capacity()/roomAbove &&
+		room+a.idleElsewhere(r, at) > c.Limit.Capacity()/plentyAbove {
 		r.plenty = true
-		share := c.Limit.Capacity() / (idleShare * max(leastShares, tokens(a.liveHolders(at))))
+		holders := tokens(a.liveHolders(at))
+		share := min(c.Limit.Capacity()/(idleShare*max(leastShares, holders)), room/(2*holders))
 		lease = max(lease, min(room, share-max(0, r.granted-r.returned-r.spent)))
 		r.expires = max(r.expires, a.now+min(longest, c.Limit.WindowEnd(at)-a.now))
 	}
@@ -629,6 +632,18 @@ func (a *account) liveHolders(at window) int {
 		}
 	})
 	return max(1, n)
+}
+
+// idleElsewhere is what other holders may still spend of a window, and can be asked to
+// give back.
+func (a *account) idleElsewhere(r *record, at window) tokens {
+	n := tokens(0)
+	a.each(func(other *record) {
+		if other != r && other.window == at && a.now < other.expires {
+			n += other.outstanding()
+		}
+	})
+	return n
 }
 
 // slidingTick is the grain in which a sliding window weighs time: at most 2^20

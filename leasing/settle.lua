@@ -32,7 +32,7 @@ local RELEARN_TIME, RELEARN_SHARE = 2000000, 20
 local BUCKET_WAITS = 1000000
 local MOST_FENCE = 4503599627370496 -- 2^52: believed of a holder
 local MOST_RECORDS, KEPT_RECORDS, FOLD_AFTER = 256, 128, 10000000
-local PLENTY_ABOVE, IDLE_SHARE, LEAST_SHARES, LONGEST = 2, 5, 4, 300000000
+local PLENTY_ABOVE, ROOM_ABOVE, IDLE_SHARE, LEAST_SHARES, LONGEST = 2, 8, 5, 4, 300000000
 local RECALL_AGAIN, RECALL_TAKES = 1000000, 10000
 local FIXED, SLIDING, BUCKET = 0, 1, 2
 local NEVER = 9007199254740991 -- 2^53-1
@@ -112,14 +112,16 @@ repeat
   local room = min(capacity, max(0, free))
   local lease = min(room, max(Want, waiting), max(waiting, (room - fmod(room, 2 * live)) / (2 * live)))
   local expires, f = now + TTL, answered
-  if flags % 512 >= 256 and room > (capacity - fmod(capacity, PLENTY_ABOVE)) / PLENTY_ABOVE then
+  local elsewhere, stranded = a[21] - was_out, a[22] - was_stranded
+  if flags % 512 >= 256 and room > (capacity - fmod(capacity, ROOM_ABOVE)) / ROOM_ABOVE
+    and room + elsewhere - stranded > (capacity - fmod(capacity, PLENTY_ABOVE)) / PLENTY_ABOVE then
     local parts = IDLE_SHARE * max(LEAST_SHARES, live)
-    lease = max(lease, min(room, (capacity - fmod(capacity, parts)) / parts - max(0, granted - returned - spent)))
+    local share = min((capacity - fmod(capacity, parts)) / parts, (room - fmod(room, 2 * live)) / (2 * live))
+    lease = max(lease, min(room, share - max(0, granted - returned - spent)))
     expires, f = max(expires, now + min(LONGEST, w * period - now)), f + 256
   end
   if lease > 0 then f = f - answered end
   local inflight = confirmed + lease
-  local elsewhere = a[21] - was_out
   local retry = 0
   if inflight < waiting then
     if sliding or flags >= 512 and elsewhere > 0 then break end -- others are to give back
@@ -128,7 +130,6 @@ repeat
   local charged = max(granted + inflight - returned, spent)
   local out = max(0, granted + inflight - returned - spent)
   local next_fence = max(a[2] + 1, now, min(fence, MOST_FENCE) + 1)
-  local stranded = a[22] - was_stranded
   -- An account that nothing was charged to could be deleted at any time.
   local kept = found[1] and (a[19] > 0 or a[5] > 0 or a[4] ~= 0)
   redis.call('HSET', KEYS[1], 'a', pack({
@@ -460,6 +461,15 @@ local function live_holders(at)
   return max(1, live)
 end
 
+-- idle_elsewhere is what other holders may still spend of a window, and can be asked to give back.
+local function idle_elsewhere(r, at)
+  local n = 0
+  for _, other in pairs(records) do
+    if other ~= r and other[WINDOW] == at and a.now < other[EXPIRES] then n = n + outstanding(other) end
+  end
+  return n
+end
+
 local recalled, recalling = 0, false -- by this claim
 
 local function answer(r)
@@ -603,9 +613,10 @@ local function grant(r, owed, at)
   local tapered = max(c.waiting, div(room, 2 * live_holders(at)))
   local lease = min(room, max(c.want, c.waiting), tapered)
   if c.direct and room < c.waiting then lease = 0 end
-  if c.stretch and not bucket and not learning and room > div(capacity, PLENTY_ABOVE) then
+  if c.stretch and not bucket and not learning and room > div(capacity, ROOM_ABOVE) and room + idle_elsewhere(r, at) > div(capacity, PLENTY_ABOVE) then
     r[FLAGS] = r[FLAGS] + 256
-    local share = div(capacity, IDLE_SHARE * max(LEAST_SHARES, live_holders(at)))
+    local holders = live_holders(at)
+    local share = min(div(capacity, IDLE_SHARE * max(LEAST_SHARES, holders)), div(room, 2 * holders))
     lease = max(lease, min(room, share - max(0, r[GRANTED] - r[RETURNED] - r[SPENT])))
     r[EXPIRES] = max(r[EXPIRES], a.now + min(LONGEST, window_end(at) - a.now))
   end

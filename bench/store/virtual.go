@@ -34,8 +34,8 @@ func (o *Options) virtual(ctx context.Context, r *Report, tell func(string)) (al
 	for _, i := range virtualRows {
 		row := &rows[i-1]
 		for _, m := range o.modes()[1:] {
-			if m.name == "strict" { // it asks for each request, whatever the fleet
-				continue
+			if m.name == "strict" || m.name == "routing" {
+				continue // one asks for each request, the other has one holder a key, whatever the fleet
 			}
 			for _, nodes := range o.Virtual {
 				tell(fmt.Sprintf("%s, %s, %d nodes, virtual time", m.name, row.Name, nodes))

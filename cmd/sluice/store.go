@@ -16,7 +16,7 @@ import (
 
 type benchStoreCmd struct {
 	Nodes   []int         `default:"3,10" help:"Sizes of fleets of processes."`
-	Virtual []int         `default:"3,30,100,300,1000" help:"Sizes of fleets in virtual time; 0: none."`
+	Virtual []int         `default:"3,30,100" help:"Sizes of fleets in virtual time, up to 1000; 0: none."`
 	Rate    float64       `default:"3000" help:"Requests a second."`
 	Length  time.Duration `default:"15s" help:"Of each mode in each row."`
 	Rows    []int         `placeholder:"N" help:"Only these rows of the table, from 1 to 8."`

@@ -403,9 +403,24 @@ var cases = []struct {
 		s.granted(ratelimit.Claim{Limit: l, Holder: 5, Seq: 1, Waiting: 1, Stretch: true}, 40) // a fifth of the limit for five
 		g = s.granted(ratelimit.Claim{Limit: l, Holder: 6, Seq: 1, Waiting: 90}, 90)
 		s.equal("ttl of who did not ask for more", g.TTL, 10*time.Second)
-		g = s.granted(ratelimit.Claim{Limit: l, Holder: 7, Seq: 1, Waiting: 1, Stretch: true}, 1) // less than half is left
+		// Less than half is left, but what others have not spent can be recalled.
+		g = s.granted(ratelimit.Claim{Limit: l, Holder: 7, Seq: 1, Waiting: 1, Stretch: true}, 28)
+		s.equal("plenty", g.Plenty, true)
+		busy := ratelimit.Claim{Limit: l, Holder: 8, Seq: 1, Waiting: 400}
+		s.granted(busy, 400)
+		// An eighth is not left: there is nothing to give for later.
+		g = s.granted(ratelimit.Claim{Limit: l, Holder: 9, Seq: 1, Waiting: 1, Stretch: true}, 1)
 		s.equal("plenty", g.Plenty, false)
 		s.equal("ttl", g.TTL, 10*time.Second)
+	}},
+	{"plenty: not when more than half is spent", false, func(s *script) {
+		l := perMinute(1000)
+		busy := ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 550}
+		g := s.granted(busy, 550)
+		s.equal("while it may give back", s.granted(ratelimit.Claim{Limit: l, Holder: 2, Seq: 1, Waiting: 1, Stretch: true}, 50).Plenty, true)
+		busy.Seq, busy.Waiting, busy.Window, busy.Fence, busy.Granted, busy.Spent = 2, 0, g.Window, g.Fence, 550, 550
+		s.granted(busy, 0)
+		s.equal("when it has spent", s.granted(ratelimit.Claim{Limit: l, Holder: 3, Seq: 1, Waiting: 1, Stretch: true}, 1).Plenty, false)
 	}},
 	{"plenty: small limits, long windows and buckets", false, func(s *script) {
 		g := s.granted(ratelimit.Claim{Key: "small", Limit: perMinute(10), Holder: 1, Seq: 1, Waiting: 1, Stretch: true}, 1)
