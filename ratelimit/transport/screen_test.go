@@ -50,7 +50,13 @@ func (d *door) Leave(_ ratelimit.Instant, arrived ...ratelimit.Instant) {
 }
 
 func gatedBy(gate Gate) *Gated {
-	return &Gated{Gate: gate, Method: gatedMethod, Clock: func() ratelimit.Instant { return 1 }, Code: codes.Unavailable, Message: "not now"}
+	return &Gated{
+		Gate:    gate,
+		Method:  gatedMethod,
+		Clock:   func() ratelimit.Instant { return 1 },
+		Code:    codes.Unavailable,
+		Message: "not now",
+	}
 }
 
 // line is a connection from which pieces are read, and to which all is written.
@@ -119,16 +125,33 @@ func (d *dialogue) call(t *rapid.T) {
 	if c.gated {
 		method = gatedMethod
 	}
-	fields := [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", method}, {"grpc-timeout", rapid.SampledFrom([]string{"20m", "21m", "5S"}).Draw(t, "timeout")}}
+	fields := [][2]string{
+		{":method", "POST"},
+		{":scheme", "http"},
+		{":path", method},
+		{"grpc-timeout", rapid.SampledFrom([]string{"20m", "21m", "5S"}).Draw(t, "timeout")},
+	}
 	if rapid.IntRange(0, 3).Draw(t, "traced") == 0 {
-		fields = append(fields, [2]string{"traceparent", fmt.Sprintf("%0*d", rapid.IntRange(1, 1500).Draw(t, "length"), id)})
+		fields = append(
+			fields,
+			[2]string{"traceparent", fmt.Sprintf("%0*d", rapid.IntRange(1, 1500).Draw(t, "length"), id)},
+		)
 	}
 	for _, f := range fields {
-		x := hpack.HeaderField{Name: f[0], Value: f[1], Sensitive: f[0] == "traceparent" && rapid.Bool().Draw(t, "never indexed")}
+		x := hpack.HeaderField{
+			Name:      f[0],
+			Value:     f[1],
+			Sensitive: f[0] == "traceparent" && rapid.Bool().Draw(t, "never indexed"),
+		}
 		_ = d.encoder.WriteField(x)
 		c.fields = append(c.fields, f[0]+"="+f[1])
 	}
-	p := http2.HeadersFrameParam{StreamID: id, BlockFragment: d.block.Bytes(), EndHeaders: true, EndStream: rapid.IntRange(0, 9).Draw(t, "empty") == 0}
+	p := http2.HeadersFrameParam{
+		StreamID:      id,
+		BlockFragment: d.block.Bytes(),
+		EndHeaders:    true,
+		EndStream:     rapid.IntRange(0, 9).Draw(t, "empty") == 0,
+	}
 	switch rapid.IntRange(0, 19).Draw(t, "shape") {
 	case 0:
 		p.PadLength = rapid.Uint8().Draw(t, "padding")
@@ -202,7 +225,8 @@ func TestScreen(t *testing.T) {
 			if no {
 				taken += c.data
 			} else if !slices.Equal(got.fields, c.fields) || got.data > c.data {
-				t.Fatalf("call %d: %v, %d bytes, were passed on as %v, %d bytes", id, c.fields, c.data, got.fields, got.data)
+				t.Fatalf("call %d: %v, %d bytes, were passed on as %v, %d bytes",
+					id, c.fields, c.data, got.fields, got.data)
 			}
 		}
 		refusals += len(refused)
@@ -313,7 +337,9 @@ func (i *inner) answer() {
 		i.block.Reset()
 		_ = i.encoder.WriteField(hpack.HeaderField{Name: "grpc-status", Value: "0"})
 		_ = i.encoder.WriteField(hpack.HeaderField{Name: "of", Value: fmt.Sprint(id)})
-		_ = i.writer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: i.block.Bytes(), EndHeaders: true, EndStream: true})
+		_ = i.writer.WriteHeaders(
+			http2.HeadersFrameParam{StreamID: id, BlockFragment: i.block.Bytes(), EndHeaders: true, EndStream: true},
+		)
 	}
 	for i.out.Len() > 0 {
 		n := rapid.IntRange(1, i.out.Len()).Draw(i.T, "written at once")
@@ -385,13 +411,20 @@ func BenchmarkRefused(b *testing.B) {
 			d.framer, d.encoder = http2.NewFramer(d, nil), hpack.NewEncoder(&d.block)
 			read := func(id uint32) {
 				d.block.Reset()
-				for _, f := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", gatedMethod}, {"grpc-timeout", "20m"}, {"te", "trailers"}, {"content-type", "application/grpc"}, {"user-agent", "bench"}} {
+				for _, f := range [][2]string{
+					{":method", "POST"}, {":scheme", "http"}, {":path", gatedMethod}, {"grpc-timeout", "20m"},
+					{"te", "trailers"}, {"content-type", "application/grpc"}, {"user-agent", "bench"},
+				} {
 					_ = d.encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
 				}
 				if traced {
-					_ = d.encoder.WriteField(hpack.HeaderField{Name: "traceparent", Value: fmt.Sprintf("00-%032x-%016x-01", id, id)})
+					_ = d.encoder.WriteField(
+						hpack.HeaderField{Name: "traceparent", Value: fmt.Sprintf("00-%032x-%016x-01", id, id)},
+					)
 				}
-				_ = d.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: d.block.Bytes(), EndHeaders: true})
+				_ = d.framer.WriteHeaders(
+					http2.HeadersFrameParam{StreamID: id, BlockFragment: d.block.Bytes(), EndHeaders: true},
+				)
 				_ = d.framer.WriteData(id, true, make([]byte, 45))
 			}
 			w := &line{}
@@ -441,10 +474,14 @@ func newTalk(t testing.TB, bounds *Bounds) *talk {
 // headers adds those of a call, with the same fields each time.
 func (v *talk) headers(id uint32) {
 	v.said.block.Reset()
-	for _, f := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", gatedMethod}, {"grpc-timeout", "20m"}} {
+	for _, f := range [][2]string{
+		{":method", "POST"}, {":scheme", "http"}, {":path", gatedMethod}, {"grpc-timeout", "20m"},
+	} {
 		_ = v.said.encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
 	}
-	_ = v.said.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: v.said.block.Bytes(), EndHeaders: true})
+	_ = v.said.framer.WriteHeaders(
+		http2.HeadersFrameParam{StreamID: id, BlockFragment: v.said.block.Bytes(), EndHeaders: true},
+	)
 }
 
 // read has what was added read at once, and returns the kinds of frames that gRPC gets, and
@@ -520,7 +557,14 @@ func TestRefusedRequestsThatGoOn(t *testing.T) {
 func TestKnownBlocksAreForgotten(t *testing.T) {
 	v := newTalk(t, &Bounds{HeaderBytes: 8 << 10})
 	call := func(id uint32, block ...byte) {
-		_ = v.said.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: append([]byte{0x83, 0x86}, block...), EndHeaders: true, EndStream: true})
+		_ = v.said.framer.WriteHeaders(
+			http2.HeadersFrameParam{
+				StreamID:      id,
+				BlockFragment: append([]byte{0x83, 0x86}, block...),
+				EndHeaders:    true,
+				EndStream:     true,
+			},
+		)
 	}
 	path := func(s string) []byte { return append([]byte{0x44, byte(len(s))}, s...) }
 	call(1, path(gatedMethod)...)
@@ -653,7 +697,13 @@ func FuzzTableChanges(f *testing.F) {
 		return all
 	}
 	f.Fuzz(func(t *testing.T, block []byte) {
-		whole, parts := hpack.NewDecoder(tableSize, func(hpack.HeaderField) {}), hpack.NewDecoder(tableSize, func(hpack.HeaderField) {})
+		whole, parts := hpack.NewDecoder(
+			tableSize,
+			func(hpack.HeaderField) {},
+		), hpack.NewDecoder(
+			tableSize,
+			func(hpack.HeaderField) {},
+		)
 		before := hpack.HeaderField{Name: "a", Value: "b"}
 		for _, d := range []*hpack.Decoder{whole, parts} {
 			var b bytes.Buffer
@@ -676,8 +726,10 @@ func FuzzTableChanges(f *testing.F) {
 
 func TestTimeouts(t *testing.T) {
 	for s, want := range map[string]time.Duration{
-		"20m": 20 * time.Millisecond, "0m": 0, "5S": 5 * time.Second, "1H": time.Hour, "3M": 3 * time.Minute, "99999999u": 99999999 * time.Microsecond, "7n": 7,
-		"": forever, "m": forever, "20": forever, "-1m": forever, "2x0m": forever, "123456789m": forever, "99999999H": forever, "5s": forever,
+		"20m": 20 * time.Millisecond, "0m": 0, "5S": 5 * time.Second, "1H": time.Hour, "3M": 3 * time.Minute,
+		"99999999u": 99999999 * time.Microsecond, "7n": 7,
+		"": forever, "m": forever, "20": forever, "-1m": forever, "2x0m": forever,
+		"123456789m": forever, "99999999H": forever, "5s": forever,
 	} {
 		if got := timeout(s); got != want {
 			t.Errorf("%q is %v, want %v", s, got, want)
