@@ -98,8 +98,10 @@ func refusal(code codes.Code, message string) []byte {
 	var b bytes.Buffer
 	e := hpack.NewEncoder(&b)
 	for _, f := range [][2]string{
-		{":status", "200"}, {"content-type", "application/grpc"},
-		{"grpc-status", strconv.Itoa(int(code))}, {"grpc-message", message},
+		{":status", "200"},
+		{"content-type", "application/grpc"},
+		{"grpc-status", strconv.Itoa(int(code))},
+		{"grpc-message", message},
 	} {
 		// A buffer takes all; what is sensitive stays out of tables.
 		_ = e.WriteField(hpack.HeaderField{Name: f[0], Value: f[1], Sensitive: f[0] != ":status"})

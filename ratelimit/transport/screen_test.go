@@ -412,8 +412,13 @@ func BenchmarkRefused(b *testing.B) {
 			read := func(id uint32) {
 				d.block.Reset()
 				for _, f := range [][2]string{
-					{":method", "POST"}, {":scheme", "http"}, {":path", gatedMethod}, {"grpc-timeout", "20m"},
-					{"te", "trailers"}, {"content-type", "application/grpc"}, {"user-agent", "bench"},
+					{":method", "POST"},
+					{":scheme", "http"},
+					{":path", gatedMethod},
+					{"grpc-timeout", "20m"},
+					{"te", "trailers"},
+					{"content-type", "application/grpc"},
+					{"user-agent", "bench"},
 				} {
 					_ = d.encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
 				}
