@@ -330,7 +330,9 @@ func TestNoDriftInAWindowBeforeTheLedgers(t *testing.T) {
 		s.exchange()
 		s.keyHeld().lease.window++ // as an answer has told
 		s.keyHeld().lease.reset = 0
-		if r := s.asks(1); r.decided() {
+		r := s.asks(1)
+		s.passes(2 * time.Millisecond)
+		if r.wait.TimeOver(); r.decided() {
 			t.Errorf("%v: %+v", limit, r.v[0])
 		}
 	}
