@@ -26,8 +26,8 @@ const (
 )
 
 // How many records an account keeps of holders that may have ended. A claim
-// looks at all records of its account, so that their number must have a bound,
-// in windows of a month or a year too.
+// looks at all records of its account here, and in Redis where the sums are not good,
+// so that their number must have a bound, in windows of a month or a year too.
 const (
 	mostRecords = 256              // beyond, records of expired leases are folded
 	keptRecords = mostRecords / 2  // down to this many, the oldest first
@@ -117,7 +117,7 @@ type account struct {
 	renamed ratelimit.Fence
 	moved   window
 	window  window
-	dead    ledgerTime // from here on the account means the same as a new one
+	dead    ledgerTime // from here on the account may be deleted: a new one would answer alike
 
 	base     tokens     // charged in this window by holders that are no longer recorded
 	prev     tokens     // sliding_window: charged in the window before
@@ -128,7 +128,8 @@ type account struct {
 	left tokens // fixed_window: what was left of the limit in the window before,
 	late tokens // and what was over
 
-	// Until relearn the ledger is being told what it had forgotten: until all holders have, it grants no more than a twentieth of the limit in all.
+	// Before the instant relearn, holders tell what the ledger has forgotten, and this account grants at most a
+	// twentieth of the limit in all, whoever asks.
 	relearn   ledgerTime
 	relearned tokens // granted since
 
@@ -143,7 +144,7 @@ type account struct {
 }
 
 // settle books one claim and answers it: the ledger's side of the protocol
-// (docs/protocol.md, sections 4.1 to 4.12). It allocates only when a second holder
+// (docs/protocol.md, sections 4.1 to 4.12). It allocates only when another holder
 // appears.
 func (a *account) settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	fresh := a.window == 0
@@ -225,17 +226,17 @@ func (a *account) settleAt(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	return g
 }
 
-// learn takes in that the ledger's data is young: what is not known of the
-// account may have been lost. Of a window that begins in that time, too, for
-// leases of it may have been granted before.
+// learn notes that the ledger may have lost data. Until c.Learning, a missing record
+// does not mean that nothing was granted. That holds for a window which begins
+// meanwhile as well: it may have been claimed ahead before the loss.
 func (a *account) learn(c *ratelimit.Claim) {
 	if c.Learning > max(a.now, a.relearn) {
 		a.relearnUntil(c.Learning)
 	}
 }
 
-// relearnUntil has little granted until then. Fences from before say nothing any
-// more of what is recorded.
+// relearnUntil has little granted until then. A fence from before the loss no longer
+// proves that its holder was folded; born excludes it.
 func (a *account) relearnUntil(t ledgerTime) {
 	if a.now >= a.relearn {
 		a.relearned, a.born = 0, a.fence+1
@@ -571,8 +572,9 @@ func (a *account) recallable(r *record, c *ratelimit.Claim) bool {
 	}
 }
 
-// overspent is by how much what holders report went further over the limit. A
-// fixed window's over-admission only grows; a sliding window's is over in time.
+// overspent is how much the reported over-admission grew with this claim. In a fixed
+// window it never shrinks; in a sliding window it shrinks as the window before loses
+// weight.
 func (a *account) overspent(c *ratelimit.Claim) tokens {
 	a.most = max(a.most, c.Limit.Capacity())
 	over := max(0, a.weightedPrevious(&c.Limit)+a.spent(a.window)-a.most)

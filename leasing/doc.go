@@ -2,10 +2,12 @@
 // without asking for each request: it leases tokens from a ledger and spends
 // them locally.
 //
-// Guarantee: at every instant, what holders have spent of a key in a window
-// plus what they may still spend of it is at most its limit. It does not
-// promise that every token gets used: those of a silent holder are stranded
-// until the window ends.
+// Guarantee: under reclaim: safe, and as long as the ledger keeps its data and its
+// clock is not set, what holders have spent of a key in a window plus what they may
+// still spend of it is at most its limit, at every instant. What eager, drift and
+// on_store_failure may add is declared (docs/protocol.md, section 4). It does not
+// promise that every token gets used: those of a silent holder are stranded until the
+// window ends.
 //
 // docs/protocol.md specifies the protocol: its rules and why each is needed, its
 // messages and records, and worked examples.
@@ -15,7 +17,7 @@
 //
 //   - account: the ledger's side of one key. It books claims and grants.
 //   - lease: the holder's side of one key. It spends, claims and applies.
-//   - counter: a key's budget on the one node that decides about it, both in one.
+//   - counter: account and lease in one, for a key that only this node decides about.
 //   - slab: a bounded map from a key to what a fleet's node has of it.
 //
 // and the shells that hold locks and clocks:
@@ -27,14 +29,5 @@
 //   - [Fleet] is a [ratelimit.Limiter] over any ledger: claims are sent in the
 //     background, and requests wait for them when they must.
 //
-// A lease's life:
-//
-//	           claim/grant                 take
-//	(unknown) ------------> live ----------------------> live
-//	                         |  deadline passes, window rolls, limit changes
-//	                         v
-//	                       stale --claim: unspent returned--> live
-//	                         |  nothing available, nothing outstanding
-//	                         v
-//	                       exhausted: denies until reset, asks seldom
+// The states of a lease are drawn in docs/protocol.md, section 3.
 package leasing

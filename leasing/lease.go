@@ -17,8 +17,9 @@ type (
 type lease struct {
 	// Cumulative totals for this window: granted is written by the ledger's
 	// grants, spent and returned only here.
-	// Invariant: spent + returned <= granted, but for what a failing store made
-	// on_store_failure: cached spend.
+	// Invariant: spent + returned exceeds granted only by what was admitted before the
+	// ledger granted it: drift (mode approx), and what on_store_failure admitted. See
+	// drifted.
 	granted, spent, returned tokens
 
 	available tokens  // what the ledger had left besides, when last heard
@@ -32,8 +33,8 @@ type lease struct {
 	algorithm       ratelimit.Algorithm
 	split           bool // others had unspent tokens, when last heard
 
-	// Until retry, a cost that is retryCost or more above what is unspent is
-	// refused without asking.
+	// Before the instant retry, a request that needs at least retryCost tokens more
+	// than are unspent is refused without asking.
 	retry     instant
 	retryCost tokens
 	// debt is what denials charged beyond the limit: refunds pay it first.
@@ -71,8 +72,8 @@ func (l *lease) left(now instant) tokens {
 	return max(0, l.unspent())
 }
 
-// unspent is what the ledger still charges for; after the deadline it may only
-// be given back, or drained by a denial.
+// unspent is what was granted and neither spent nor returned; below 0 it is drift.
+// After the deadline it may only be given back, or drained by a denial.
 func (l *lease) unspent() tokens { return l.granted - l.spent - l.returned }
 
 // current tells whether what the lease knows of its window still holds.
@@ -246,9 +247,9 @@ func (l *lease) refilled(now instant) bool {
 	return l.algorithm == ratelimit.TokenBucket && now >= l.reset
 }
 
-// regretted is what a bucket has confirmed as spent unasked, and what was taken as
-// not spent while the claim was under way. It is the ledger's, and not this lease's
-// to spend: for a spent token the bucket has held back no refill.
+// regretted is how many tokens a bucket has confirmed that nobody has spent: a request
+// drifted, a claim reported it, and the request was undone before the answer came.
+// They are returned: for a spent token the bucket has held back no refill.
 func (l *lease) regretted(c *ratelimit.Claim, g *ratelimit.Grant) tokens {
 	drift := c.Spent - (c.Granted - c.Returned)
 	undone := (c.Spent - l.spent) - (l.returned - c.Returned)
@@ -263,9 +264,9 @@ func (l *lease) carries(c *ratelimit.Claim, g *ratelimit.Grant) bool {
 }
 
 // apply takes in the answer to the latest claim, which was sent at sent; any
-// other answer changes nothing. margin is what two clocks may differ by over
-// the lease's time: the holder stops that much before the ledger does. Until
-// ends the grant's window certainly goes on.
+// other answer changes nothing. margin is how much earlier than the ledger the holder
+// stops (docs/protocol.md, section 4.7). The grant's window certainly goes on until the
+// instant ends.
 func (l *lease) apply(sent instant, c *ratelimit.Claim, g *ratelimit.Grant, margin time.Duration, ends instant) {
 	if g.Err != nil || g.Seq != l.seq {
 		return
@@ -283,8 +284,8 @@ func (l *lease) apply(sent instant, c *ratelimit.Claim, g *ratelimit.Grant, marg
 	l.setLimit(&c.Limit)
 	l.available = g.Available
 	l.split = g.Outstanding > 0
-	// A bucket that is full and grants nothing yet (Relearning) is as it is for
-	// that long.
+	// A learning bucket may be full and still grant nothing: ResetAfter is then 0, and
+	// what is known of it holds until RetryAfter.
 	l.reset = sent.Add(max(g.ResetAfter, g.RetryAfter))
 	l.deadline = sent.Add(g.TTL - margin)
 	if c.Limit.Algorithm != ratelimit.TokenBucket {

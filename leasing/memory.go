@@ -8,8 +8,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Memory is a ledger in this process: the embedded default, a routing owner's
-// and the simulator's. It is safe for concurrent use, never blocks on anything
+// Memory is a ledger in this process: the simulator's, and that of tests. It is safe for concurrent use, never blocks on anything
 // but its own short locks, and holds at most as many accounts as it was made
 // for. An account in use is never dropped to make room: a claim on a new key
 // then fails with ErrLedgerFull, and its caller must limit the key some other

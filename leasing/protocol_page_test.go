@@ -136,7 +136,7 @@ func TestProtocolConstants(t *testing.T) {
 		{"`relearnTime`", relearnTime, "how long a ledger that lost its data learns at least"},
 		{"`relearnShare`", fmt.Sprintf("1/%d", relearnShare), "of a limit, granted in all while the ledger learns"},
 		{"`beatEvery`", beatEvery, "how long a node does without a word from the ledger"},
-		{"`leadMost`", leadMost, "before its window ends, a busy key's next lease is claimed, at the earliest"},
+		{"`leadMost`", leadMost, "a busy key's next lease is claimed this long before its window ends, at the earliest; earlier only where two round trips take longer"},
 		{"`doubtWait`", doubtWait, "the longest that a request waits for a window to have begun"},
 		{"`maxDrift`", fmt.Sprintf("1/%d", maxDrift), "by which two clocks may run apart"},
 		{"`mostRecords`", mostRecords, "records of an account, beyond which those of expired leases are folded"},

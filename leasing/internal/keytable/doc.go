@@ -2,7 +2,7 @@
 // keys in one process.
 //
 // Guarantee: a table of n keys takes about 1.3 times what their cells and keys take;
-// no operation looks at, or moves, more than [SegmentCells] keys, however large the
+// no operation looks at, or moves, more than [SegmentCells] places, however large the
 // table is; and the garbage collector neither scans nor counts what is in it.
 //
 // How: a [Table] is extendible hashing (Fagin, Nievergelt, Pippenger and Strong,
