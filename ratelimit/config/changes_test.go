@@ -273,7 +273,8 @@ func TestStatus(t *testing.T) {
 	}
 	first := s.Status()
 	if !first.Good || first.Source != path || first.Fingerprint != s.Rules().Fingerprint() ||
-		len(first.Fingerprint) != 12 || first.Loaded.Before(begun) || first.Error != "" || strings.Contains(log.String(), "rule_changed") {
+		len(first.Fingerprint) != 12 || first.Loaded.Before(begun) || first.Error != "" ||
+		strings.Contains(log.String(), "rule_changed") {
 		t.Errorf("after the first: %+v\n%s", first, log.String())
 	}
 	write("domain: [\n")

@@ -19,8 +19,8 @@ var Effects = []Effect{
 		Fields: []string{"requests_per_unit", "burst"},
 		Spent: "count on. If more was spent than the new limit, requests are refused until the window ends; a " +
 			"bucket holds at most its new burst at once",
-		Leases: "nodes with the old rules go on under the old limit; a node with the new rules asks the store before it " +
-			"spends on",
+		Leases: "nodes with the old rules go on under the old limit; a node with the new rules asks the store before " +
+			"it spends on",
 		Meanwhile: "the larger of the two limits holds for the fleet",
 	},
 	{
