@@ -17,6 +17,13 @@ type benchKeysCmd struct {
 	MaxMemory int `default:"1536" help:"Fail if it ever has more resident memory than this, in MiB."`
 }
 
+// Help is what `sluice bench keys --help` says below its summary.
+func (*benchKeysCmd) Help() string {
+	return `Examples:
+
+  sluice bench keys`
+}
+
 // Run fails if memory went above MaxMemory, a limited key was admitted, or
 // metrics grew.
 func (c *benchKeysCmd) Run(s streams) error {

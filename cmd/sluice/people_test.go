@@ -93,8 +93,9 @@ func TestExplain(t *testing.T) {
 		}
 	}
 	for want, args := range map[string][]string{
-		"does not answer":                      {"--debug=127.0.0.1:1", "d", "a=b"},
-		"no rules are in force for the domain": {"--debug=" + peopleNodes(t, 1, "")[0].debug, "nowhere", "a=b"},
+		"does not answer":                        {"--debug=127.0.0.1:1", "d", "a=b"},
+		"its requests are OK; did you mean 'd'?": {"--debug=" + peopleNodes(t, 1, "")[0].debug, "d_", "a=b"},
+		"no rules are in force for the domain":   {"--debug=" + peopleNodes(t, 1, "")[0].debug, "nowhere", "a=b"},
 	} {
 		if code, _, errs := runLine(append([]string{"explain"}, args...)...); code != 1 || !strings.Contains(errs, want) {
 			t.Errorf("%v: %d %s", args, code, errs)
