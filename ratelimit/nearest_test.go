@@ -7,7 +7,7 @@ func TestNearest(t *testing.T) {
 	keys := []string{"key", "value", "rate_limit", "descriptors", "shadow_mode", "quota_mode", "detailed_metric"}
 	for said, want := range map[string]string{
 		"secnod": "second", "seconds": "second", "sec": "second", "s": "second", "h": "hour", "Minutes": "minute",
-		"mounth": "month", "fortnight": "", "m": "", "": "", "dayy": "day",
+		"monthh": "month", "fortnight": "", "m": "", "": "", "dayy": "day",
 	} {
 		if got := Nearest(said, units); got != want {
 			t.Errorf("unit %q: %q, want %q", said, got, want)

@@ -109,7 +109,7 @@ _sluice() {
 		}
 		fmt.Fprintf(out, "    %q) words=%q%s ;;\n", c.path, c.list(), files)
 	}
-	_, err := fmt.Fprint(out, `  esac
+	_, err := io.WriteString(out, `  esac
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
   if [[ $files && $cur != -* ]] || [[ ${COMP_WORDS[COMP_CWORD-1]} == --config ]]; then
     COMPREPLY+=($(compgen -f -- "$cur"))
@@ -137,18 +137,18 @@ _sluice() {
 		for _, w := range c.words {
 			fmt.Fprintf(out, " %s", quoted(strings.ReplaceAll(w.word, ":", `\:`)+":"+summaryOf(w.about)))
 		}
-		fmt.Fprint(out, ")")
+		files := ""
 		if c.files {
-			fmt.Fprint(out, "; _files")
+			files = "; _files"
 		}
-		fmt.Fprintln(out, " ;;")
+		fmt.Fprintf(out, ")%s ;;\n", files)
 	}
-	_, err := fmt.Fprint(out, "  esac\n  _describe sluice words_of\n}\ncompdef _sluice sluice\n")
+	_, err := io.WriteString(out, "  esac\n  _describe sluice words_of\n}\ncompdef _sluice sluice\n")
 	return err
 }
 
 func fishCompletion(out io.Writer, commands []completable) error {
-	fmt.Fprint(out, "# fish completion of sluice\ncomplete -c sluice -f\n")
+	fmt.Fprintln(out, "# fish completion of sluice\ncomplete -c sluice -f")
 	for _, c := range commands {
 		when := "__fish_use_subcommand"
 		if c.path != "" {

@@ -37,7 +37,9 @@ func (d declaration) write(out io.Writer) error {
 			return err
 		}
 	}
-	fmt.Fprint(out, table.String())
+	if _, err := io.WriteString(out, table.String()); err != nil {
+		return err
+	}
 	d.notes(out)
 	return nil
 }

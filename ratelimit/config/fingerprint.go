@@ -53,8 +53,9 @@ func (p printer) say(texts ...string) {
 	for _, text := range texts {
 		line = strconv.AppendQuote(line, text)
 	}
-	*p.line = append(line, '\n')
-	_, _ = p.Write(*p.line) // a hash takes everything
+	line = append(line, '\n')
+	_, _ = p.Write(line) // a hash takes everything
+	*p.line = line
 }
 
 func (p printer) coordination(c *ratelimit.Coordination) {
