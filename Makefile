@@ -7,7 +7,7 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: upgrade help run deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: platforms upgrade help run deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,11 @@ check: ## formatting, vet and linters
 	@test -z "$$($(TOOL) gofumpt -l .)" || { echo "not formatted (make format):"; $(TOOL) gofumpt -l .; exit 1; }
 	$(GO) mod verify
 	$(TOOL) golangci-lint run ./...
+
+# A few minutes for each where nothing is cached.
+platforms: ## compile for the machines that people work on: Windows, macOS, and Linux on ARM
+	@for p in windows/amd64 darwin/arm64 linux/arm64; do echo $$p; \
+	  GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) build -o /dev/null ./cmd/sluice || exit 1; done
 
 format: ## format the code
 	$(TOOL) gofumpt -w .

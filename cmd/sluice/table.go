@@ -21,6 +21,14 @@ type benchTableCmd struct {
 	Here  bool     `hidden:"" help:"Measure the first of each in this process."`
 }
 
+// Help is what `sluice bench table --help` says below its summary.
+func (*benchTableCmd) Help() string {
+	return `Examples:
+
+  sluice bench table
+  sluice bench table --kinds fleet --keys 1000000`
+}
+
 // Run measures each table in a process of its own, for memory that one has used is not
 // another's.
 func (c *benchTableCmd) Run(s streams) error {
