@@ -299,7 +299,7 @@ func setName[T ~uint8](field *T, names []string, text string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%q is not one of %s", text, strings.Join(names, ", "))
+	return fmt.Errorf("%q is not one of %s%s", text, strings.Join(names, ", "), DidYouMean(text, names))
 }
 
 func setTokens(field *Tokens, text string, least uint64) error {
@@ -313,6 +313,9 @@ func setTokens(field *Tokens, text string, least uint64) error {
 
 func setDuration(field *time.Duration, text string) error {
 	d, err := time.ParseDuration(text)
+	if _, bare := strconv.ParseUint(text, 10, 32); bare == nil && text != "0" {
+		return fmt.Errorf("%q is not a duration like 250ms or 10s; say its unit: %sms or %ss", text, text, text)
+	}
 	if err != nil || d < 0 {
 		return fmt.Errorf("%q is not a duration like 250ms or 10s", text)
 	}

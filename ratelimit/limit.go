@@ -65,6 +65,13 @@ var units = [...]struct {
 	CalendarMonth: {"month", 30 * 24 * time.Hour},
 }
 
+// UnitNames are the names a config may use, the shortest unit first.
+func UnitNames() []string {
+	return []string{
+		Second.String(), Minute.String(), Hour.String(), Day.String(), Week.String(), Month.String(), Year.String(),
+	}
+}
+
 // ParseUnit returns the unit of that name, in any case.
 func ParseUnit(name string) (Unit, bool) {
 	for u := Second; u <= Week; u++ {

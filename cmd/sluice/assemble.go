@@ -33,6 +33,9 @@ type parts struct {
 	log     *slog.Logger
 }
 
+// fingerprint is that of the rules in force.
+func (p *parts) fingerprint() string { return p.store.Status().Fingerprint }
+
 // assemble makes the parts, and opens the ports last. Nothing runs yet.
 func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	coordination, err := c.Coordination.coordination()

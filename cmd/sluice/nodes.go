@@ -42,6 +42,7 @@ type said struct {
 	Version string             `json:"version"`
 	Started int64              `json:"started"` // Unix seconds, by its own clock
 	Holders []ratelimit.Holder `json:"holders"`
+	Rules   string             `json:"rules,omitempty"` // fingerprint of those in force
 }
 
 func newRegistry(client redis.UniversalClient, prefix string, holders ...ratelimit.Holder) *registry {
@@ -49,8 +50,8 @@ func newRegistry(client redis.UniversalClient, prefix string, holders ...ratelim
 }
 
 // run says that this node is there until ctx is done, and then that it is gone.
-// A nil registry says nothing.
-func (r *registry) run(ctx context.Context, v *server.Server, peerAddr string) {
+// A nil registry says nothing. rules is the fingerprint of those in force.
+func (r *registry) run(ctx context.Context, v *server.Server, peerAddr string, rules func() string) {
 	if r == nil {
 		return
 	}
@@ -60,18 +61,23 @@ func (r *registry) run(ctx context.Context, v *server.Server, peerAddr string) {
 	}
 	_, _, debug := v.Addresses()
 	_, port, _ := net.SplitHostPort(debug.String())
-	text, err := json.Marshal(said{Host: host, Debug: net.JoinHostPort(host, port), Version: version(), Started: time.Now().Unix(), Holders: r.holders})
-	if err != nil {
-		return
+	me := said{
+		Host: host, Debug: net.JoinHostPort(host, port), Version: version(), Started: time.Now().Unix(), Holders: r.holders,
+	}
+	say := func() {
+		me.Rules = rules()
+		if text, err := json.Marshal(me); err == nil {
+			r.say(ctx, string(text))
+		}
 	}
 	for _, soon := range []time.Duration{0, time.Second, 2 * time.Second} { // nodes that start together find each other
 		select {
 		case <-ctx.Done():
 		case <-time.After(soon):
-			r.say(ctx, string(text))
+			say()
 		}
 	}
-	every(ctx, sayEvery, func() { r.say(ctx, string(text)) })
+	every(ctx, sayEvery, say)
 	r.say(context.Background(), "")
 }
 
@@ -124,6 +130,7 @@ func readNode(name, value string, now time.Time) (console.Node, bool) {
 	}
 	return console.Node{
 		Name: name, Host: s.Host, Debug: s.Debug, Version: s.Version, Started: time.Unix(s.Started, 0).UTC(), Seen: max(0, now.Unix()-heard), Holders: s.Holders,
+		Rules: s.Rules,
 	}, true
 }
 

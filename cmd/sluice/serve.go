@@ -72,7 +72,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *parts, s streams) error
 	flushed := c.statsd(counting, p.shown, p.latency, p.log)
 	claiming, release := context.WithCancel(context.Background())
 	released := async(func() { p.run(claiming) })
-	registered := async(func() { p.who.run(background, p.server, c.Ring.Addr) })
+	registered := async(func() { p.who.run(background, p.server, c.Ring.Addr, p.fingerprint) })
 	left := leaveRing(drain, hurry, p.ring)
 	announce(s.out, p.server, p.source)
 	err := p.server.Serve(drain, hurry)

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -57,26 +58,35 @@ func build(draft Draft, texts []Text, o Options) (rules *Rules, warnings, proble
 	} else {
 		files = d.decode(texts, bounds)
 	}
-	rules, problems = Compile(files, o)
+	c := newCompiler(o)
+	rules, problems = c.compile(files)
 	problems = append(d.problems, problems...)
 	if len(problems) > 0 {
 		return nil, d.warnings.sorted(), problems.sorted().most()
 	}
-	return rules, d.warnings.sorted(), nil
+	warnings = append(append(d.warnings, c.warnings...), advise(files)...)
+	return rules, warnings.sorted().most(), nil
 }
 
 // Compile turns decoded files into rules, or says everything that is wrong.
-func Compile(files []File, o Options) (*Rules, Problems) {
-	c := compiler{options: o, rules: &Rules{domains: map[string]*Domain{}}}
+func Compile(files []File, o Options) (*Rules, Problems) { return newCompiler(o).compile(files) }
+
+func newCompiler(o Options) *compiler {
+	c := &compiler{options: o, rules: &Rules{domains: map[string]*Domain{}}}
 	if c.options.Counters == nil {
 		c.options.Counters = func(string, string) *ratelimit.RuleCounters { return new(ratelimit.RuleCounters) }
 	}
+	return c
+}
+
+func (c *compiler) compile(files []File) (*Rules, Problems) {
 	for i := range files {
 		c.file(&files[i])
 	}
 	if len(c.problems) > 0 {
 		return nil, c.problems
 	}
+	c.rules.settle()
 	return c.rules, nil
 }
 
@@ -85,6 +95,7 @@ type compiler struct {
 	rules    *Rules
 	domain   *Domain
 	problems Problems
+	warnings Problems
 	full     bool
 	paths    int // bytes of the names of all descriptors, with those above them
 }
@@ -109,6 +120,11 @@ func (c *compiler) wrong(at Place, names, format string, args ...any) {
 	c.problems.add(at, format, args...)
 }
 
+// odd is wrong for what does not keep the rules from being loaded.
+func (c *compiler) odd(kind Kind, at Place, names, format string, args ...any) {
+	c.warnings.addKind(kind, at, "%s: %s", cut(names, maxName), fmt.Sprintf(format, args...))
+}
+
 func (c *compiler) file(f *File) {
 	if f.Domain == "" {
 		c.problems.add(f.Place, "config file cannot have empty domain")
@@ -119,12 +135,13 @@ func (c *compiler) file(f *File) {
 	switch {
 	case c.domain == nil:
 		c.domain = &Domain{
-			Name: f.Domain, Defaults: root.coordination, root: level{},
+			Name: f.Domain, Defaults: root.coordination, root: level{}, place: f.Place,
 			Overrides: c.options.Counters(f.Domain, OverridePath),
 		}
 		c.rules.domains[f.Domain] = c.domain
 	case !c.options.MergeDomains && f.Domain != "":
-		c.problems.add(f.Place, "duplicate domain '%s' in config file", f.Domain)
+		c.problems.add(f.Place, "duplicate domain '%s' in config file%s; a domain is in one file, unless "+
+			"MERGE_DOMAIN_CONFIG joins them", cut(f.Domain, maxName), firstAt(c.domain.place))
 		c.domain = &Domain{root: level{}} // its own problems are still found
 	}
 	c.level(c.domain.root, f.Descriptors, &root)
@@ -185,16 +202,18 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 	s.metric = append(slices.Clip(s.metric), d.ValueToMetric && !d.ShareThreshold)
 	c.inherit(&s, &d.Inherited)
 
-	n := &node{share: d.ShareThreshold, below: level{}}
+	n := &node{share: d.ShareThreshold, below: level{}, place: d.Place}
 	wildcard := strings.Contains(d.Value, "*")
 	if d.ShareThreshold && !wildcard {
 		c.wrong(d.Place, s.names, "share_threshold can only be used with wildcard values (containing '*'), but found "+
 			"key '%s'", d.Segment())
 	}
-	if !at.place(n, d, wildcard) {
-		c.wrong(d.Place, s.names, "duplicate descriptor composite key '%s'", s.names)
+	if first := at.place(n, d, wildcard); first != nil {
+		c.wrong(d.Place, s.names, "duplicate descriptor composite key '%s'%s", cut(s.names, maxName),
+			firstAt(first.place))
 	}
 	if d.Limit != nil {
+		c.idle(d, &s)
 		if n.rule = c.rule(d, &s); n.rule != nil {
 			n.prefix = ratelimit.AppendPrefix(nil, c.domain.Name, n.rule.Limit)
 			c.rules.list = append(c.rules.list, n.rule)
@@ -203,8 +222,26 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 	c.level(n.below, d.Descriptors, &s)
 }
 
-// place puts a node among its siblings, or reports that there is one like it.
-func (l level) place(n *node, d *Descriptor, wildcard bool) bool {
+// idle warns of what a rule states for itself and cannot use. What it inherits may
+// be for its siblings.
+func (c *compiler) idle(d *Descriptor, s *scope) {
+	for _, said := range d.Inherited.Coordination {
+		if why := idle(said.Field, &s.coordination); why != "" {
+			c.odd(NoEffect, said.Place, s.names, "%s has no effect: %s", said.Field, why)
+		}
+	}
+}
+
+// firstAt says where the first of two stands that may be there once.
+func firstAt(at Place) string {
+	if at.Line == 0 {
+		return ""
+	}
+	return "; the first is at " + at.String()
+}
+
+// place puts a node among its siblings, or returns the one that is like it.
+func (l level) place(n *node, d *Descriptor, wildcard bool) (first *node) {
 	s := l[d.Key]
 	if s == nil {
 		s = &siblings{exact: map[string]*node{}}
@@ -213,26 +250,26 @@ func (l level) place(n *node, d *Descriptor, wildcard bool) bool {
 	switch {
 	case d.Value == "":
 		if s.bare != nil {
-			return false
+			return s.bare
 		}
 		s.bare = n
 	case wildcard:
 		n.pattern = newPattern(d.Value)
-		if s.patterns[d.Value] {
-			return false
+		if s.patterns[d.Value] != nil {
+			return s.patterns[d.Value]
 		}
 		if s.patterns == nil {
-			s.patterns = map[string]bool{}
+			s.patterns = map[string]*node{}
 		}
-		s.patterns[d.Value] = true
+		s.patterns[d.Value] = n
 		s.wildcards = append(s.wildcards, n)
 	default:
 		if s.exact[d.Value] != nil {
-			return false
+			return s.exact[d.Value]
 		}
 		s.exact[d.Value] = n
 	}
-	return true
+	return nil
 }
 
 func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
@@ -250,7 +287,7 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	case l.Unlimited && l.Unit != "":
 		c.wrong(l.Place, s.names, "should not specify rate limit unit when unlimited")
 	case !l.Unlimited && !known:
-		c.wrong(l.Place, s.names, "invalid rate limit unit '%s'", shorten(l.Unit))
+		c.wrong(l.Place, s.names, "invalid rate limit unit '%s'%s", shorten(l.Unit), unitHint(l.Unit))
 	}
 	for _, other := range l.Replaces {
 		switch other.Name {
@@ -270,6 +307,9 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	}
 	if c.options.CalendarMonths {
 		r.Limit = r.Limit.Cut()
+	}
+	for _, doubt := range r.Doubts() {
+		c.odd(Ineffective, l.Place, s.names, "%s", doubt)
 	}
 	if c.domain.Name != "" {
 		r.Counters = c.options.Counters(r.Domain, strings.Join(r.Keys, "\x00"))

@@ -143,7 +143,7 @@ descriptors:
 					`fixed_window, sliding_window, token_bucket, not "leaky"`,
 				`f1.yaml:4:9: config error, coordination: mode: "gossip" is not one of leasing, routing, approx`,
 				`f1.yaml:5:16: config error, coordination: lease.ttl: "1" is not a duration like 250ms or 10s`,
-				"f1.yaml:5:19: config error, unknown key 'siz'; known here: size, min, max, ttl",
+				"f1.yaml:5:19: config error, unknown key 'siz'; did you mean 'size'? Known here: size, min, max, ttl",
 				`f1.yaml:6:14: config error, coordination: max_nodes: "0" is not a whole number from 1 to 4294967295`,
 				"f1.yaml:7:18: config error, coordination: check_timeout is 3s, must be between 0s and 1s",
 				"f1.yaml:9:3: config error, burst is for algorithm: token_bucket, and this is fixed_window",

@@ -14,12 +14,15 @@ type decoder struct {
 	most     int // that there may be
 }
 
-func (d *decoder) wrong(f *field, what string) {
+func (d *decoder) wrong(f *field, what string) { d.wrongly(f, what, "") }
+
+// wrongly reports a value that is not what it must be, and hints at what to do.
+func (d *decoder) wrongly(f *field, what, hint string) {
 	got := f.value.kind.String()
 	if f.value.kind <= boolean && f.value.kind != null {
 		got = strconv.Quote(shorten(f.value.text))
 	}
-	d.problems.add(f.value.place, "error loading config file: %s must be %s, not %s", f.key, what, got)
+	d.problems.add(f.value.place, "error loading config file: %s must be %s, not %s%s", f.key, what, got, hint)
 }
 
 func shorten(s string) string { return cut(s, 60) }
@@ -54,7 +57,8 @@ func fill[T any](d *decoder, t *T, v *value, known fields[T]) {
 			continue
 		}
 		if where, ok := elsewhere[f.key]; ok {
-			d.warnings.add(f.place, "'%s' has no effect here: it belongs %s", f.key, where)
+			d.warnings.addKind(NoEffect, f.place, "'%s' has no effect here: it belongs %s%s", f.key, where,
+				elsewhereHint(v, f.key))
 			continue
 		}
 		d.unknown(f, known.names())
@@ -62,19 +66,14 @@ func fill[T any](d *decoder, t *T, v *value, known fields[T]) {
 }
 
 func (d *decoder) unknown(f *field, known []string) {
-	hint := "; known here: " + strings.Join(known, ", ")
-	switch f.key {
-	case "algorithm", "burst", "coordination":
-		hint = "; it belongs in the descriptor, beside rate_limit"
-	}
-	d.problems.add(f.place, "config error, unknown key '%s'%s", shorten(f.key), hint)
+	d.problems.add(f.place, "config error, unknown key '%s'%s", shorten(f.key), unknownHint(f.key, known))
 }
 
 func (d *decoder) file(v *value) File {
 	f := File{Place: v.place}
 	if v.kind != mapping && v.kind != null {
-		d.problems.add(v.place, "error loading config file: it must be a map with domain and descriptors, not %s",
-			v.kind)
+		d.problems.add(v.place, "error loading config file: it must be a map with domain and descriptors, not %s%s",
+			v.kind, fileHint(v.place.File, v.kind))
 		return f
 	}
 	f.Defaults.Place = v.place
@@ -114,7 +113,7 @@ func (d *decoder) maps(f *field) []*value {
 		return nil
 	}
 	if f.value.kind != sequence {
-		d.wrong(f, "a list")
+		d.wrongly(f, "a list", listHint(f))
 		return nil
 	}
 	var maps []*value
@@ -132,13 +131,15 @@ func (d *decoder) maps(f *field) []*value {
 
 func (d *decoder) limit(f *field) *RateLimit {
 	if f.value.kind == null {
+		d.warnings.addKind(NoEffect, f.place, "'rate_limit' is empty, and limits nothing: say unit and "+
+			"requests_per_unit, indented further than rate_limit")
 		return nil
 	}
 	if f.value.kind != mapping {
-		d.wrong(f, "a map")
+		d.wrongly(f, "a map", mapHint(f))
 		return nil
 	}
-	l := &RateLimit{Place: f.place}
+	l := &RateLimit{Place: f.place, NoRequests: f.value.get("requests_per_unit") == nil}
 	fill(d, l, &f.value, limitFields)
 	if at := f.value.get("unit"); at != nil {
 		l.Place = at.value.place
@@ -162,6 +163,17 @@ func (d *decoder) text(f *field) string {
 	return f.value.text
 }
 
+// value is a descriptor's. One that is written and empty matches as none does,
+// which is seldom what was meant.
+func (d *decoder) value(f *field) string {
+	text := d.text(f)
+	if text == "" && f.value.kind < mapping {
+		d.warnings.addKind(Misread, f.place, "'value' is empty: the descriptor matches every value of its key that "+
+			"no other names; leave 'value' out if that is meant")
+	}
+	return text
+}
+
 func (d *decoder) flag(f *field) bool {
 	switch strings.ToLower(f.value.text) { // YAML 1.1, which theirs reads
 	case "true", "yes", "on", "y":
@@ -181,7 +193,7 @@ func (d *decoder) count(f *field) uint32 {
 	}
 	n, err := strconv.ParseUint(strings.ReplaceAll(f.value.text, "_", ""), 0, 32)
 	if f.value.kind != integer || err != nil {
-		d.wrong(f, "a whole number from 0 to 4294967295")
+		d.wrongly(f, "a whole number from 0 to 4294967295", countHint(&f.value))
 	}
 	return uint32(n)
 }

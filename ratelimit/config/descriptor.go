@@ -35,6 +35,8 @@ type RateLimit struct {
 	Unlimited bool
 	Name      string
 	Replaces  []Replacement
+	// NoRequests says that requests_per_unit was not written; it is 0 then.
+	NoRequests bool
 }
 
 // Replacement names a rule that this one replaces.

@@ -27,10 +27,43 @@ func (p Place) String() string {
 	return fmt.Sprintf("%s:%d:%d", p.File, p.Line, p.Column)
 }
 
-// Problem is one thing wrong at one place.
+// Problem is one thing wrong at one place, or only odd.
 type Problem struct {
 	Place   Place
 	Message string
+	Kind    Kind
+}
+
+// Kind says what sort of mistake a problem is, for those who count or filter them.
+type Kind string
+
+// The kinds. Of these only Invalid keeps rules from being loaded.
+const (
+	Invalid     Kind = "invalid"     // the rules are refused
+	NoEffect    Kind = "no-effect"   // what is written does nothing
+	ZeroLimit   Kind = "zero-limit"  // a limit without requests_per_unit
+	NoLimit     Kind = "no-limit"    // a descriptor that limits nothing
+	Hidden      Kind = "hidden"      // a rule that another one is tried before, for all that it matches
+	Misread     Kind = "misread"     // a value that probably means something else to its writer
+	Ineffective Kind = "cannot-work" // settings that fit together badly
+	SameName    Kind = "same-name"   // two rules that are counted under one name
+	NoRules     Kind = "no-rules"    // nothing is limited at all
+)
+
+// Kinds are all of them, with what each means.
+var Kinds = []struct {
+	Kind    Kind
+	Meaning string
+}{
+	{Invalid, "The rules are refused; the rules before stay in force."},
+	{NoEffect, "What is written there does nothing."},
+	{ZeroLimit, "A limit without requests_per_unit is a limit of 0, and refuses every request."},
+	{NoLimit, "A descriptor that limits nothing, or keeps a rule from limiting."},
+	{Hidden, "A rule that can never apply: another one is tried before it."},
+	{Misread, "A value that probably means something else than its writer thinks."},
+	{Ineffective, "Settings that are valid, and cannot do what they are for."},
+	{SameName, "Two rules that are counted under the same name."},
+	{NoRules, "Nothing is limited at all."},
 }
 
 // Error is the place and the message.
@@ -61,6 +94,10 @@ func (ps Problems) sorted() Problems {
 // others then. No message is longer than maxMessage: what a file holds is not
 // copied into logs and answers.
 func (ps *Problems) add(at Place, format string, args ...any) {
+	ps.addKind(Invalid, at, format, args...)
+}
+
+func (ps *Problems) addKind(kind Kind, at Place, format string, args ...any) {
 	switch {
 	case len(*ps) > maxProblems:
 		return
@@ -69,7 +106,7 @@ func (ps *Problems) add(at Place, format string, args ...any) {
 		format, args = "there are more problems: mend these first", nil
 	}
 	at.File = cut(at.File, maxName)
-	*ps = append(*ps, &Problem{at, cut(fmt.Sprintf(format, args...), maxMessage)})
+	*ps = append(*ps, &Problem{at, cut(fmt.Sprintf(format, args...), maxMessage), kind})
 }
 
 // lastLine sorts behind every line.

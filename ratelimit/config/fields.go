@@ -28,7 +28,7 @@ func init() { // descriptors hold descriptors
 	})
 	descriptorFields = inherited(func(x *Descriptor) *Inherited { return &x.Inherited }, fields[Descriptor]{
 		"key":             func(d *decoder, t *Descriptor, f *field) { t.Key = d.text(f) },
-		"value":           func(d *decoder, t *Descriptor, f *field) { t.Value = d.text(f) },
+		"value":           func(d *decoder, t *Descriptor, f *field) { t.Value = d.value(f) },
 		"rate_limit":      func(d *decoder, t *Descriptor, f *field) { t.Limit = d.limit(f) },
 		"descriptors":     func(d *decoder, t *Descriptor, f *field) { t.Descriptors = d.descriptors(f) },
 		"shadow_mode":     func(d *decoder, t *Descriptor, f *field) { t.Shadow = d.flag(f) },

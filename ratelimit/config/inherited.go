@@ -92,7 +92,7 @@ func (d *decoder) coordination(t *Inherited, f *field) {
 		return
 	}
 	if f.value.kind != mapping {
-		d.wrong(f, "a map")
+		d.wrongly(f, "a map", mapHint(f))
 		return
 	}
 	for i := range f.value.fields {
@@ -103,8 +103,21 @@ func (d *decoder) coordination(t *Inherited, f *field) {
 			}
 			continue
 		}
+		if sub.key == "lease" && sub.value.kind != mapping {
+			d.leaseOf(sub)
+			continue
+		}
 		d.setting(t, "", sub)
 	}
+}
+
+// leaseOf reports a lease that is no map: a number there is meant as its size.
+func (d *decoder) leaseOf(f *field) {
+	hint := ""
+	if f.value.kind == integer {
+		hint = "; write lease: {size: " + shorten(f.value.text) + "}"
+	}
+	d.wrongly(f, "a map of size, min, max and ttl", hint)
 }
 
 func (d *decoder) setting(t *Inherited, prefix string, f *field) {
@@ -116,8 +129,7 @@ func (d *decoder) setting(t *Inherited, prefix string, f *field) {
 				known = append(known, sub)
 			}
 		}
-		d.problems.add(f.place, "config error, unknown key '%s'; known here: %s", shorten(f.key),
-			strings.Join(known, ", "))
+		d.problems.add(f.place, "config error, unknown key '%s'%s", shorten(f.key), unknownHint(f.key, known))
 		return
 	}
 	if f.value.kind >= mapping || f.value.kind == null {

@@ -62,6 +62,9 @@ func (c *Copy) Read() (Draft, error) {
 	return Draft{Texts: on.Files}, nil
 }
 
+// String names the file.
+func (c *Copy) String() string { return "the copy " + c.Path }
+
 // Watch implements [Source]. There is nothing to tell: only the node that writes the
 // copy reads it.
 func (c *Copy) Watch(ctx context.Context, _ Loader) error {
@@ -143,10 +146,10 @@ func (s *Store) LoadLastGood(why error) error {
 			compiled.problems)
 	}
 	s.useLocked(compiled)
-	s.fromCopy.Store(true)
+	s.status.put(compiled.rules, s.lastGood.String(), why)
 	s.log.Error("STARTED WITH THE LAST GOOD RULES, from the copy on disk: the config is bad or not there",
 		"event", "config_last_good",
-		"copy", s.lastGood.Path, "files", len(draft.Texts), "rules", len(compiled.rules.All()), "error",
-		cut(why.Error(), maxMessage))
+		"copy", s.lastGood.Path, "fingerprint", compiled.rules.Fingerprint(), "files", len(draft.Texts),
+		"rules", len(compiled.rules.All()), "error", cut(why.Error(), maxMessage))
 	return nil
 }

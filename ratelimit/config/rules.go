@@ -16,6 +16,7 @@ type Entry struct{ Key, Value string }
 type Rules struct {
 	domains map[string]*Domain
 	list    []*ratelimit.Rule
+	print   string // Fingerprint
 }
 
 // Domain is the rules of one domain.
@@ -25,6 +26,7 @@ type Domain struct {
 	// Overrides are the counters of the limits that requests bring along.
 	Overrides *ratelimit.RuleCounters
 	root      level
+	place     Place // of the first file
 }
 
 // level is the nodes that one entry of a descriptor is matched with, by key.
@@ -34,7 +36,7 @@ type level map[string]*siblings
 type siblings struct {
 	exact     map[string]*node
 	wildcards []*node
-	patterns  map[string]bool // of wildcards
+	patterns  map[string]*node // wildcards by their text
 	bare      *node
 }
 
@@ -44,6 +46,7 @@ type node struct {
 	rule    *ratelimit.Rule
 	prefix  []byte // of the rule's keys
 	below   level
+	place   Place
 }
 
 // Domain returns the rules of the named domain, or nil.

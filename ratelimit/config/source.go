@@ -16,6 +16,8 @@ type Source interface {
 	// before. It blocks until ctx is done, and then returns nil. An error says that
 	// changes can no longer be noticed; Read still works.
 	Watch(ctx context.Context, to Loader) error
+	// String names it for people: a path, a server.
+	String() string
 }
 
 // Loader is what a source tells of changes. [Store] implements it. It is safe for
@@ -52,6 +54,14 @@ type Static []Text
 
 // Read implements [Source].
 func (s Static) Read() (Draft, error) { return Draft{Texts: s}, nil }
+
+// String is the name of the first text.
+func (s Static) String() string {
+	if len(s) == 0 {
+		return "no texts"
+	}
+	return s[0].Name
+}
 
 // Watch implements [Source]: there is nothing to tell.
 func (s Static) Watch(ctx context.Context, _ Loader) error {

@@ -28,7 +28,7 @@ type Store struct {
 	// Of [Reloads].
 	coalesced  atomic.Uint64
 	copyErrors atomic.Uint64
-	fromCopy   atomic.Bool
+	status     statuses
 
 	mu       sync.Mutex // one load at a time
 	read     bool       // guarded by mu
@@ -66,7 +66,7 @@ type Reloads struct {
 
 // Reloads returns them as they are now.
 func (s *Store) Reloads() Reloads {
-	return Reloads{s.coalesced.Load(), s.copyErrors.Load(), s.fromCopy.Load()}
+	return Reloads{s.coalesced.Load(), s.copyErrors.Load(), s.Status().FromCopy}
 }
 
 // Coalesced counts a change that shares the load of a later one.
@@ -75,6 +75,7 @@ func (s *Store) Coalesced() { s.coalesced.Add(1) }
 // Refuse logs and counts rules that were too bad to become a load.
 func (s *Store) Refuse(err error) {
 	s.failed.Add(1)
+	s.status.refuse(err)
 	s.log.Error(cut(err.Error(), maxMessage), "event", "config_load_error")
 }
 
@@ -97,6 +98,7 @@ func (s *Store) loadLocked() error {
 		return err
 	}
 	if err != nil {
+		s.status.refuse(err)
 		if !s.read || s.last != 0 { // once, not at every look
 			s.read, s.last = true, 0
 			s.failed.Add(1)
@@ -107,6 +109,9 @@ func (s *Store) loadLocked() error {
 	texts, beyond := draft.written(s.options.Bounds.OrDefault())
 	print := fingerprint(s.seed, texts) | 1
 	if s.read && s.last == print {
+		if s.problem == nil { // also where something bad came and went between, that was no load
+			s.status.same()
+		}
 		return s.problem
 	}
 	s.read, s.last, s.problem = true, print, nil
@@ -123,16 +128,22 @@ func (s *Store) loadLocked() error {
 			s.log.Error(p.Message, "event", "config_load_error", "at", p.Place.String())
 		}
 		s.problem = compiled.problems
+		s.status.refuse(compiled.problems)
 		return compiled.problems
 	}
 	if len(texts) == 0 {
-		s.log.Warn("the config has no files: every request is OK")
+		s.log.Warn("the config has no files: every request is OK", "source", s.source.String())
 	}
+	before := s.Rules()
 	s.useLocked(compiled)
-	s.fromCopy.Store(false)
+	s.status.put(compiled.rules, s.source.String(), nil)
 	s.loaded.Add(1)
-	s.log.Info("config loaded", "event", "config_load_success",
+	s.log.Info("config loaded", "event", "config_load_success", "fingerprint", compiled.rules.Fingerprint(),
+		"source", s.source.String(),
 		"files", len(texts), "domains", compiled.rules.Domains(), "rules", len(compiled.rules.All()))
+	if before != nil {
+		logChanges(s.log, Changes(before, compiled.rules))
+	}
 	s.keepLocked(texts)
 	return nil
 }

@@ -60,6 +60,9 @@ func (t *Tree) Read() (Draft, error) {
 	return Draft{Texts: w.files}, nil
 }
 
+// String is the path.
+func (t *Tree) String() string { return t.Path }
+
 func (t *Tree) log() *slog.Logger {
 	if t.Log == nil {
 		return slog.New(slog.DiscardHandler)

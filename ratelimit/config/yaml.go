@@ -102,6 +102,7 @@ func syntaxProblem(file string, text []byte, err error) *Problem {
 	if m := atLine.FindStringSubmatch(message); m != nil {
 		at.Line, _ = strconv.Atoi(m[1])
 		message = message[len(m[0]):]
+		message += syntaxHint(lineOf(text, at.Line))
 	}
 	if m := unknownAnchor.FindStringSubmatch(message); m != nil {
 		at = placeOf(file, text, "*"+m[1])
@@ -109,6 +110,16 @@ func syntaxProblem(file string, text []byte, err error) *Problem {
 	var one Problems
 	one.add(at, "error loading config file: %s", message)
 	return one[0]
+}
+
+// lineOf is a line of a text, "" if it has none of that number.
+func lineOf(text []byte, number int) string {
+	for line := range bytes.Lines(text) {
+		if number--; number == 0 {
+			return strings.TrimRight(string(line), "\r\n")
+		}
+	}
+	return ""
 }
 
 // placeOf is where a word stands first.

@@ -45,6 +45,9 @@ type Node struct {
 	Seen    int64              `json:"seen_seconds"` // ago
 	Here    bool               `json:"here"`         // this node
 	Holders []ratelimit.Holder `json:"-"`
+	// Rules is the fingerprint of the rules that it has in force; "": none, or it is
+	// of a version that does not say.
+	Rules string `json:"rules"`
 }
 
 // Bounds of what one page costs.

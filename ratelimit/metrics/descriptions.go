@@ -14,7 +14,13 @@ var (
 
 	coalesced = ours("config_changes_coalesced_total", "Changes of files and pushes that shared the load of a "+
 		"later one.")
-	copyErrors  = ours("config_copy_errors_total", "Times that the last good rules could not be written to disk.")
+	copyErrors = ours("config_copy_errors_total", "Times that the last good rules could not be written to disk.")
+	configInfo = ours("config_info", "1, with the fingerprint and the source of the rules in force as labels: nodes that "+
+		"show the same fingerprint have the same rules.", "fingerprint", "source")
+	configLoaded = ours("config_last_reload_success_timestamp_seconds", "When the rules in force were loaded, by "+
+		"this node's clock.")
+	reloadGood = ours("config_last_reload_successful", "1 if what the source of rules had last is in force; 0 for as "+
+		"long as it has something bad, or nothing yet.")
 	fromCopy    = ours("config_from_copy", "1 while the rules in force are the last good ones from disk.")
 	sources     = ours("decision_sources_total", "Decisions by where they were made.", "source")
 	answers     = ours("answers_total", "Answers by overall code.", "code")
@@ -81,7 +87,8 @@ var (
 	waitingCalls  = ours("calls_waiting", "Calls that wait for their turn, or for their answer to be written, now.")
 	everything    = []*prometheus.Desc{
 		clockSteps, missing, missingTokens, mayEvict, evictedKeys, persistent,
-		callErrors, calls, loadSuccess, loadError, coalesced, copyErrors, fromCopy, sources, answers, shadowed,
+		callErrors, calls, loadSuccess, loadError, coalesced, copyErrors, fromCopy, configInfo, configLoaded,
+		reloadGood, sources, answers, shadowed,
 		unknown, badCalls, panics, keys, keysMax, evicted, claims, fallbacks, breaker,
 		ruleCount, domains, build, seat, seatsWanted, syncAge, claimsBy, stale, void, recoveries, roundTrips,
 		storeTime, leaseSizes, saved, queued, queueSize,

@@ -8,6 +8,7 @@ package metrics
 
 import (
 	"net/http"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
@@ -79,6 +80,7 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	loaded, failed := c.Store.Loads()
 	count(loadSuccess, loaded)
 	count(loadError, failed)
+	c.collectConfig(ch)
 	reloads := c.Store.Reloads()
 	count(coalesced, reloads.Coalesced)
 	count(copyErrors, reloads.CopyErrors)
@@ -135,6 +137,21 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(ruleCount, len(rules.All()))
 	gauge(domains, rules.Domains())
 	gauge(build, 1, c.Version)
+}
+
+// collectConfig shows which rules are in force, and whether there is something newer
+// that is bad.
+func (c Collector) collectConfig(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	s := c.Store.Status()
+	gauge(reloadGood, float64(flag(s.Good)))
+	if s.Fingerprint == "" {
+		return
+	}
+	gauge(configInfo, 1, s.Fingerprint, strings.ToValidUTF8(s.Source, "?"))
+	gauge(configLoaded, float64(s.Loaded.UnixMilli())/1e3)
 }
 
 // collectStore shows what is wrong with the store's answers, and how it keeps data.

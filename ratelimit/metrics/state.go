@@ -3,6 +3,7 @@ package metrics
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -27,6 +28,18 @@ type State struct {
 	RuleCount  int               `json:"rule_count"`
 	Rules      []RuleState       `json:"rules"`
 	LoadErrors uint64            `json:"config_load_errors"`
+	Config     ConfigState       `json:"config"`
+}
+
+// ConfigState is which rules are in force, and what is wrong with newer ones.
+type ConfigState struct {
+	Fingerprint string    `json:"fingerprint"` // "": there are no rules
+	Source      string    `json:"source"`
+	Loaded      time.Time `json:"loaded_at,omitzero"` // by the node's clock
+	FromCopy    bool      `json:"from_copy"`          // of what was good last
+	Good        bool      `json:"good"`               // what the source had last is in force
+	Error       string    `json:"error,omitempty"`    // what is wrong with it, one problem a line
+	Failed      time.Time `json:"failed_at,omitzero"` // since when
 }
 
 // StoreState is how the store is, as this node sees it.
@@ -99,6 +112,7 @@ func (c Collector) State(n int) State {
 		},
 	}
 	_, v.LoadErrors = c.Store.Loads()
+	v.Config = ConfigState(c.Store.Status())
 	for i, name := range ratelimit.Sources {
 		v.Sources[name] = s.Sources[i].Load()
 	}

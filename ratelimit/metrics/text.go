@@ -5,6 +5,7 @@ import (
 	"io"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -57,8 +58,20 @@ func segment(s string) string {
 		func(ip string) string { return strings.ReplaceAll(ip, ".", "_") })
 }
 
-// WriteRules writes the rules in force, one a line.
+// WriteRules writes the rules in force, one a line. Lines about all of them begin
+// with '#': their fingerprint, and what is wrong with newer ones that were refused.
 func (c Collector) WriteRules(w io.Writer) {
+	s := c.Store.Status()
+	if s.Fingerprint != "" {
+		fmt.Fprintf(w, "# rules %s, loaded %s from %s\n", s.Fingerprint, s.Loaded.UTC().Format(time.RFC3339),
+			ratelimit.OneLine(s.Source))
+	}
+	if s.Error != "" {
+		fmt.Fprintf(w, "# newer rules are refused since %s:\n", s.Failed.UTC().Format(time.RFC3339))
+		for line := range strings.Lines(s.Error) {
+			fmt.Fprintf(w, "#   %s\n", strings.TrimSuffix(line, "\n"))
+		}
+	}
 	for _, r := range c.Store.Rules().All() {
 		fmt.Fprintf(w, "%s.%s: %s\n", r.Domain, r.Path, describe(r))
 	}

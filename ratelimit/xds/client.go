@@ -86,6 +86,9 @@ func (c *Client) Read() (config.Draft, error) {
 	return config.Draft{Files: c.files}, nil
 }
 
+// String names the server.
+func (c *Client) String() string { return "xds " + c.options.Server }
+
 // Watch implements [config.Source]: it keeps a stream open until ctx is done, and
 // has load put pushes in force. It blocks.
 func (c *Client) Watch(ctx context.Context, load config.Loader) error {

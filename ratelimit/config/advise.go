@@ -1,0 +1,309 @@
+package config
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// advise says what is odd about rules that are valid: what does nothing, and what
+// probably does something else than its writer thinks. It takes time in proportion
+// to the rules, but for patterns, which are compared with those before them:
+// maxCompared bytes of them in all, and those beyond that are not.
+func advise(files []File) Problems {
+	a := adviser{left: maxCompared, named: map[string]*Descriptor{}}
+	domains := map[string]*advised{}
+	var order []*advised
+	for i := range files {
+		f := &files[i]
+		d := domains[f.Domain]
+		if d == nil {
+			d = &advised{name: f.Domain, place: f.Place, rules: map[string]bool{}}
+			domains[f.Domain] = d
+			order = append(order, d)
+		}
+		for j := range f.Descriptors {
+			d.root = append(d.root, &f.Descriptors[j])
+		}
+	}
+	for _, d := range order {
+		if len(d.root) == 0 {
+			a.warn(NoRules, d.place, "the domain '%s' has no descriptors: its requests are not limited",
+				cut(d.name, maxName))
+		}
+		a.domain = d
+		collectNames(d.root, d.rules)
+		a.level(d.root, d.name)
+	}
+	return a.warnings
+}
+
+// maxCompared are bytes of patterns that are compared with those before them.
+const maxCompared = 16 << 20
+
+// advised is a domain, whose descriptors may come from several files.
+type advised struct {
+	name  string
+	place Place
+	root  []*Descriptor
+	rules map[string]bool // rate_limit.name of all its rules
+}
+
+func collectNames(all []*Descriptor, names map[string]bool) {
+	for _, d := range all {
+		if d.Limit != nil && d.Limit.Name != "" {
+			names[d.Limit.Name] = true
+		}
+		collectNames(below(d), names)
+	}
+}
+
+func below(d *Descriptor) []*Descriptor {
+	all := make([]*Descriptor, len(d.Descriptors))
+	for i := range d.Descriptors {
+		all[i] = &d.Descriptors[i]
+	}
+	return all
+}
+
+type adviser struct {
+	warnings Problems
+	domain   *advised
+	left     int                    // of maxCompared
+	named    map[string]*Descriptor // by the name under which they are counted
+}
+
+func (a *adviser) warn(kind Kind, at Place, format string, args ...any) {
+	a.warnings.addKind(kind, at, format, args...)
+}
+
+// family are the siblings of one key, in the order in which they are tried.
+type family struct {
+	patterns []*Descriptor
+	bare     *Descriptor
+}
+
+func (a *adviser) level(all []*Descriptor, above string) {
+	families := map[string]*family{}
+	for _, d := range all {
+		f := families[d.Key]
+		if f == nil {
+			f = &family{}
+			families[d.Key] = f
+		}
+		switch {
+		case d.Value == "":
+			f.bare = d
+		case strings.Contains(d.Value, "*"):
+			f.patterns = append(f.patterns, d)
+		}
+	}
+	for _, d := range all {
+		if len(a.warnings) > maxProblems {
+			return
+		}
+		name := above + "." + d.Segment()
+		a.spelling(d, name)
+		a.name(d, name)
+		a.limit(d, name)
+		a.hidden(d, families[d.Key], above)
+		if d.Limit == nil {
+			a.unlimited(d, a.next(d, families[d.Key]), name)
+		}
+		a.level(below(d), name)
+	}
+}
+
+// likeRegexp are what regular expressions have and paths, names and addresses do not.
+var likeRegexp = regexp.MustCompile(`^\^|\.[*+]|\$$|\\[dws.]|\(\?|\[[a-z0-9]-[a-z0-9]\]`)
+
+// spelling is about keys and values that match less than they seem to.
+func (a *adviser) spelling(d *Descriptor, name string) {
+	for _, said := range [][2]string{{"key", d.Key}, {"value", d.Value}} {
+		if what, text := said[0], said[1]; text != strings.TrimSpace(text) {
+			a.warn(Misread, d.Place, "%s: the %s %q begins or ends with white space, and matches only what does, too",
+				cut(name, maxName), what, shorten(text))
+		}
+	}
+	if likeRegexp.MatchString(d.Value) {
+		a.warn(Misread, d.Place, "%s: the value %q looks like a regular expression, and is none: '*' stands for any "+
+			"text, and every other character for itself", cut(name, maxName), shorten(d.Value))
+	}
+}
+
+// name is about two descriptors that statistics cannot tell apart: the key a_b, and
+// the key a with the value b.
+func (a *adviser) name(d *Descriptor, name string) {
+	if d.Limit == nil {
+		return
+	}
+	if first := a.named[name]; first != nil {
+		a.warn(SameName, d.Place, "%s: metrics and statistics count it together with the rule%s, which has the same "+
+			"name and matches other requests; rename one of them", cut(name, maxName), at(first))
+		return
+	}
+	a.named[name] = d
+}
+
+// at is " at FILE:LINE:COLUMN", "" where a descriptor has no line.
+func at(d *Descriptor) string {
+	if d.Place.Line == 0 {
+		return ""
+	}
+	return " at " + d.Place.String()
+}
+
+// limit is about a limit that is not what it seems, and about fields that need one.
+func (a *adviser) limit(d *Descriptor, name string) {
+	name = cut(name, maxName)
+	l := d.Limit
+	if l == nil {
+		for _, f := range []struct {
+			name string
+			set  bool
+		}{
+			{"shadow_mode", d.Shadow}, {"quota_mode", d.Quota}, {"detailed_metric", d.Detailed},
+			{"metadata", d.Metadata != nil},
+		} {
+			if f.set {
+				a.warn(NoEffect, d.Place, "%s: %s has no effect: the descriptor has no rate_limit, and those below "+
+					"do not inherit it", name, f.name)
+			}
+		}
+		return
+	}
+	switch {
+	case l.Unlimited && l.Requests > 0:
+		a.warn(NoEffect, l.Place, "%s: requests_per_unit has no effect: the rule is unlimited", name)
+	case !l.Unlimited && l.NoRequests:
+		a.warn(ZeroLimit, l.Place, "%s: requests_per_unit is not set: it is 0, and every request is refused; write "+
+			"requests_per_unit: 0 if that is meant", name)
+	}
+	for _, other := range l.Replaces {
+		if other.Name != "" && !a.domain.rules[other.Name] {
+			a.warn(NoEffect, other.Place, "%s: it replaces '%s', and no rule of the domain has that rate_limit.name%s",
+				name, shorten(other.Name), ratelimit.DidYouMean(other.Name, some(a.domain.rules)))
+		}
+	}
+}
+
+// some are names that one may have been meant by, few enough to compare.
+func some(names map[string]bool) []string {
+	const most = 100
+	if len(names) > most {
+		return nil
+	}
+	all := make([]string, 0, len(names))
+	for name := range names {
+		all = append(all, name)
+	}
+	return all
+}
+
+// hidden is about a pattern, or a key without a value, that is never reached: one
+// before it matches all that it matches. A pattern matches all that another one
+// matches if and only if it matches the other one's text.
+func (a *adviser) hidden(d *Descriptor, f *family, above string) {
+	if d != f.bare && !strings.Contains(d.Value, "*") {
+		return // exact values are tried first
+	}
+	text := d.Value
+	if d == f.bare {
+		text = "*"
+	}
+	for _, first := range f.patterns {
+		if first == d {
+			return
+		}
+		if a.left -= len(text) + len(first.Value); a.left < 0 {
+			return
+		}
+		if newPattern(first.Value).matches(text) {
+			a.warn(Hidden, d.Place, "%s.%s can never apply: %s%s is tried before it, and matches all that it matches%s",
+				cut(above, maxName), shorten(d.Segment()), shorten(first.Segment()), at(first), orderHint(d, f))
+			return
+		}
+	}
+}
+
+func orderHint(d *Descriptor, f *family) string {
+	if d == f.bare {
+		return "; remove one of them"
+	}
+	return "; patterns are tried in the order of the file: move it up"
+}
+
+// unlimited is about a descriptor without a limit. It limits nothing; and where
+// another one would match, it keeps that one from limiting, for there is no going
+// back.
+func (a *adviser) unlimited(d, instead *Descriptor, name string) {
+	leaf := len(d.Descriptors) == 0
+	const meant = "; write rate_limit: {unlimited: true} if that is meant"
+	switch name = cut(name, maxName); {
+	case instead != nil && instead.Limit != nil && !instead.Limit.Unlimited:
+		what := "has neither rate_limit nor descriptors"
+		if !leaf {
+			what = "has no rate_limit of its own"
+		}
+		a.warn(NoLimit, d.Place, "%s %s: a request that ends there is not limited, and %s%s, which would limit it, is "+
+			"not tried%s", name, what, shorten(instead.Segment()), at(instead), meant)
+	case leaf:
+		a.warn(NoLimit, d.Place, "%s has neither rate_limit nor descriptors: it limits nothing%s", name, meant)
+	}
+}
+
+// next is what a request that matches d would match if d were not there, or nil.
+func (a *adviser) next(d *Descriptor, f *family) *Descriptor {
+	if d == f.bare {
+		return nil
+	}
+	pattern, after := strings.Contains(d.Value, "*"), false
+	for _, p := range f.patterns {
+		if p == d {
+			after = true
+			continue
+		}
+		if a.left -= len(d.Value) + len(p.Value); a.left < 0 {
+			return nil
+		}
+		if (!pattern || after) && newPattern(p.Value).matches(d.Value) {
+			return p
+		}
+	}
+	return f.bare
+}
+
+// idle says why a setting that a rule states for itself does nothing, or "".
+func idle(field string, c *ratelimit.Coordination) string {
+	mode := func(m ratelimit.Mode) string {
+		if c.Mode == m {
+			return ""
+		}
+		return fmt.Sprintf("it is for mode %s, and this rule's is %s", m, c.Mode)
+	}
+	policy := func(p ratelimit.FailurePolicy) string {
+		if c.OnStoreFailure == p {
+			return ""
+		}
+		return fmt.Sprintf("it is for on_store_failure: %s, and this rule's is %s", p, c.OnStoreFailure)
+	}
+	switch field {
+	case "drift_budget", "low_watermark", "check_timeout", "sync_interval":
+		return mode(ratelimit.Approx)
+	case "local_cap":
+		return policy(ratelimit.FailLocal)
+	case "max_staleness":
+		return policy(ratelimit.FailCached)
+	case "lease.min", "lease.max":
+		if c.Lease.Fixed > 0 {
+			return fmt.Sprintf("lease.size is %d, and these are bounds for auto", c.Lease.Fixed)
+		}
+	case "reclaim":
+		if c.Reclaim == ratelimit.ReclaimEager && !c.Eager() {
+			return "under mode routing nothing is reclaimed eagerly"
+		}
+	}
+	return ""
+}

@@ -1,0 +1,197 @@
+package config
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// ChangeKind is what has become of a rule.
+type ChangeKind string
+
+// The kinds of changes.
+const (
+	Added     ChangeKind = "added"
+	Removed   ChangeKind = "removed"
+	Changed   ChangeKind = "changed"
+	Reordered ChangeKind = "reordered" // the patterns of a key are tried in another order
+)
+
+// Change is what two sets of rules differ in, at one rule.
+type Change struct {
+	Rule   string        `json:"rule"` // DOMAIN.PATH
+	Kind   ChangeKind    `json:"kind"`
+	Limit  string        `json:"limit,omitempty"` // of a rule that was added or removed
+	Fields []FieldChange `json:"fields,omitempty"`
+}
+
+// FieldChange is a setting with its values before and after.
+type FieldChange struct {
+	Field string `json:"field"`
+	Old   string `json:"old"`
+	New   string `json:"new"`
+}
+
+// What is the change without the rule's name.
+func (c *Change) What() string {
+	switch c.Kind {
+	case Added, Removed:
+		return string(c.Kind) + ": " + c.Limit
+	case Reordered:
+		return "its patterns are tried in another order"
+	}
+	texts := make([]string, len(c.Fields))
+	for i, f := range c.Fields {
+		texts[i] = f.Field + " " + shown(f.Old) + " -> " + shown(f.New)
+	}
+	return strings.Join(texts, ", ")
+}
+
+func shown(text string) string {
+	if text == "" {
+		return "(none)"
+	}
+	return shorten(text)
+}
+
+// Changes are what has to be done to old to make it decide as other does, in the
+// order of the rules' names. There are none if and only if the fingerprints are the
+// same. A descriptor that limits nothing counts as a rule where nothing stands below
+// it: it may keep others from matching.
+func Changes(old, other *Rules) []Change {
+	before, after := old.spots(), other.spots()
+	all := map[string]bool{}
+	for at := range before {
+		all[at] = true
+	}
+	for at := range after {
+		all[at] = true
+	}
+	var changes []Change
+	for _, at := range slices.Sorted(maps.Keys(all)) {
+		if c := change(before[at], after[at]); c.Kind != "" {
+			c.Rule = spotName.Replace(strings.TrimSuffix(at, spotOrder))
+			changes = append(changes, c)
+		}
+	}
+	return changes
+}
+
+// change is what became of a spot; nil: it is not there. The zero Change: nothing.
+func change(was, is *spot) Change {
+	switch {
+	case was == nil && is.order != "", is == nil && was.order != "":
+		return Change{} // of the patterns, it is said which were added and removed
+	case was == nil && is.limit == "", is == nil && was.limit == "":
+		return Change{} // and here, of what stands below
+	case was == nil || was.limit == "" && is != nil && is.limit != "":
+		return Change{Kind: Added, Limit: is.limit}
+	case is == nil || is.limit == "" && was.limit != "":
+		return Change{Kind: Removed, Limit: was.limit}
+	case was.order != is.order && sameNames(was.order, is.order):
+		return Change{Kind: Reordered}
+	}
+	if was.ruled != is.ruled { // a rule in place of a leaf without one, or the reverse
+		return Change{Kind: Changed, Fields: []FieldChange{{"rate_limit", was.limit, is.limit}}}
+	}
+	var fields []FieldChange
+	for i, f := range was.fields {
+		if text := is.fields[i].Text; text != f.Text {
+			fields = append(fields, FieldChange{f.Name, f.Text, text})
+		}
+	}
+	if len(fields) == 0 {
+		return Change{}
+	}
+	return Change{Kind: Changed, Fields: fields}
+}
+
+// The separators of a spot's place: they sort before other characters, so that a
+// rule comes before those below it.
+const (
+	spotLevel = "\x00" // between levels
+	spotValue = "\x01" // between a key and its value
+	spotOrder = "\x02" // ends the place of the patterns of a key together
+)
+
+var spotName = strings.NewReplacer(spotLevel, ".", spotValue, "_")
+
+// spot is what stands at one place among rules: a domain, a descriptor, or the
+// patterns of a key together.
+type spot struct {
+	limit  string // "": nothing to tell
+	ruled  bool
+	fields []ruleField
+	order  string // of patterns
+}
+
+func (r *Rules) spots() map[string]*spot {
+	all := map[string]*spot{}
+	if r == nil {
+		return all
+	}
+	for name, d := range r.domains {
+		all[name] = &spot{limit: "a domain", fields: coordinationFields(&d.Defaults)}
+		d.root.spots(name, all)
+	}
+	return all
+}
+
+func (l level) spots(above string, all map[string]*spot) {
+	for key, s := range l {
+		at := above + spotLevel + key
+		put := func(at string, n *node) {
+			all[at] = n.spot()
+			n.below.spots(at, all)
+		}
+		for value, n := range s.exact {
+			put(at+spotValue+value, n)
+		}
+		order := make([]string, len(s.wildcards))
+		for i, n := range s.wildcards {
+			order[i] = n.pattern.text
+			put(at+spotValue+n.pattern.text, n)
+		}
+		if len(order) > 1 {
+			all[at+spotOrder] = &spot{order: strings.Join(order, spotLevel)}
+		}
+		if s.bare != nil {
+			put(at, s.bare)
+		}
+	}
+}
+
+func (n *node) spot() *spot {
+	p := &spot{fields: []ruleField{{"share_threshold", strconv.FormatBool(n.share)}}}
+	switch {
+	case n.rule != nil:
+		p.ruled, p.fields = true, append(p.fields, fieldsOf(n.rule)...)
+		if p.limit = n.rule.Limit.String(); n.rule.Unlimited {
+			p.limit = "unlimited"
+		}
+		p.limit += ", mode " + n.rule.Coordination.Mode.String()
+	case len(n.below) == 0:
+		p.limit = "limits nothing"
+	}
+	return p
+}
+
+func coordinationFields(c *ratelimit.Coordination) []ruleField {
+	fields := make([]ruleField, 0, len(ratelimit.CoordinationFields))
+	for _, field := range ratelimit.CoordinationFields {
+		fields = append(fields, ruleField{field, c.Get(field)})
+	}
+	return fields
+}
+
+// sameNames tells whether two orders are of the same patterns: where they are not,
+// some were added or removed, and that is said of those.
+func sameNames(a, b string) bool {
+	x, y := strings.Split(a, spotLevel), strings.Split(b, spotLevel)
+	slices.Sort(x)
+	slices.Sort(y)
+	return slices.Equal(x, y)
+}

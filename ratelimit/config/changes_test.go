@@ -1,0 +1,346 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+const changeFile = `domain: d
+descriptors:
+- key: path
+  value: /a*
+  rate_limit: {unit: minute, requests_per_unit: 10}
+- key: path
+  value: "*b"
+  rate_limit: {unit: minute, requests_per_unit: 20}
+- key: tier
+  value: gold
+  descriptors:
+  - key: user
+    rate_limit: {unit: day, requests_per_unit: 7}
+`
+
+func TestChanges(t *testing.T) {
+	old := mustParse(t, changeFile)
+	for name, c := range map[string]struct {
+		from, to string // in the file
+		want     []string
+	}{
+		"nothing": {"domain", "# why\ndomain", nil},
+		"a limit": {"unit: 10", "unit: 30", []string{"d.path_/a*: requests_per_unit 10 -> 30"}},
+		"a unit":  {"day", "hour", []string{"d.tier_gold.user: unit day -> hour"}},
+		"an order": {"descriptors:\n",
+			"descriptors:\n- {key: path, value: '*b', rate_limit: {unit: minute, requests_per_unit: 20}}\n",
+			[]string{
+				"d.path: its patterns are tried in another order",
+			}},
+		"a pattern": {"/a*", "/b*", []string{
+			"d.path_/a*: removed: 10 per minute, mode leasing",
+			"d.path_/b*: added: 10 per minute, mode leasing",
+		}},
+		"defaults": {"domain: d", "domain: d\ncoordination: {mode: approx, lease: {ttl: 1m}}", []string{
+			"d: mode leasing -> approx, lease.ttl auto -> 1m",
+			"d.path_*b: mode leasing -> approx, lease.ttl auto -> 1m",
+			"d.path_/a*: mode leasing -> approx, lease.ttl auto -> 1m",
+			"d.tier_gold.user: mode leasing -> approx, lease.ttl auto -> 1m",
+		}},
+		"a leaf": {"    rate_limit: {unit: day, requests_per_unit: 7}\n", "", []string{
+			"d.tier_gold.user: rate_limit 7 per day, mode leasing -> limits nothing",
+		}},
+		"a share": {"  value: /a*\n", "  value: /a*\n  share_threshold: true\n", []string{
+			"d.path_/a*: share_threshold false -> true",
+		}},
+		"a domain": {"domain: d", "domain: e", []string{
+			"d: removed: a domain",
+			"d.path_*b: removed: 20 per minute, mode leasing",
+			"d.path_/a*: removed: 10 per minute, mode leasing",
+			"d.tier_gold.user: removed: 7 per day, mode leasing",
+			"e: added: a domain",
+			"e.path_*b: added: 20 per minute, mode leasing",
+			"e.path_/a*: added: 10 per minute, mode leasing",
+			"e.tier_gold.user: added: 7 per day, mode leasing",
+		}},
+	} {
+		text := strings.Replace(changeFile, c.from, c.to, 1)
+		if name == "an order" { // the second of the two goes
+			const second = "- key: path\n  value: \"*b\"\n  rate_limit: {unit: minute, requests_per_unit: 20}\n"
+			text = strings.Replace(text, second, "", 1)
+		}
+		rules := mustParse(t, text)
+		var got []string
+		for _, change := range Changes(old, rules) {
+			got = append(got, change.Rule+": "+change.What())
+			if len(EffectsOf(&change)) == 0 && change.Limit != "a domain" {
+				t.Errorf("%s: nothing is known of what %v does", name, change)
+			}
+		}
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("%s: -want +got\n%s", name, diff)
+		}
+		if same := rules.Fingerprint() == old.Fingerprint(); same != (c.want == nil) {
+			t.Errorf("%s: the same fingerprint: %t", name, same)
+		}
+	}
+}
+
+// drawRules draws few enough keys, values and limits that two draws are often alike.
+func drawRules(t *rapid.T, name string) string {
+	text := "domain: " + rapid.SampledFrom([]string{"d", "e"}).Draw(t, name+" domain") + "\ndescriptors:\n"
+	written := map[string]bool{}
+	var level func(indent string, depth int, above string)
+	level = func(indent string, depth int, above string) {
+		for range rapid.IntRange(1, 3).Draw(t, name+" descriptors") {
+			key := rapid.SampledFrom([]string{"a", "a_b"}).Draw(t, name+" key")
+			value := rapid.SampledFrom([]string{"", "b", "b*", "*"}).Draw(t, name+" value")
+			at := above + "|" + key + "=" + value
+			if written[at] {
+				continue
+			}
+			written[at] = true
+			text += fmt.Sprintf("%s- key: %s\n%s  value: %q\n", indent, key, indent, value)
+			if rapid.Bool().Draw(t, name+" limited") {
+				limit := rapid.IntRange(1, 2).Draw(t, name+" limit")
+				text += fmt.Sprintf("%s  rate_limit: {unit: day, requests_per_unit: %d}\n", indent, limit)
+			}
+			if depth < 2 && rapid.Bool().Draw(t, name+" deeper") {
+				text += indent + "  descriptors:\n"
+				level(indent+"  ", depth+1, at)
+			}
+		}
+	}
+	level("", 0, "")
+	return text
+}
+
+// There are changes if and only if the fingerprints differ; without any, every
+// request is decided alike.
+func TestChangesFingerprintsAndMatchesAgree(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		texts := [2]string{drawRules(t, "old"), drawRules(t, "new")}
+		if rapid.Bool().Draw(t, "nearly the same") {
+			texts[1] = strings.Replace(texts[0], "unit: 1", "unit: 2", 1)
+		}
+		var rules [2]*Rules
+		for i, text := range texts {
+			parsed, _, problems := Parse([]Text{{"f", []byte(text)}}, options())
+			if problems != nil {
+				t.Fatalf("%v\n%s", problems, text)
+			}
+			rules[i] = parsed
+		}
+		changes := Changes(rules[0], rules[1])
+		if same := rules[0].Fingerprint() == rules[1].Fingerprint(); same != (len(changes) == 0) {
+			t.Fatalf("the same fingerprint: %t, and the changes are %+v\n%s\n%s", same, changes, texts[0], texts[1])
+		}
+		if len(changes) == 0 && decisions(rules[0]) != decisions(rules[1]) {
+			t.Fatalf("no changes, and other decisions\n%s\n%s", texts[0], texts[1])
+		}
+	})
+}
+
+// decisions are the rules for all descriptors that drawRules has rules for.
+func decisions(r *Rules) string {
+	var b strings.Builder
+	var ask func(d *Domain, entries []Entry)
+	ask = func(d *Domain, entries []Entry) {
+		if rule, key := d.Match(entries, nil); rule != nil {
+			fmt.Fprintf(&b, "%v %v %x\n", entries, rule.Limit, key)
+		}
+		if len(entries) == 3 {
+			return
+		}
+		for _, key := range []string{"a", "a_b"} {
+			for _, value := range []string{"", "b", "bc", "x"} {
+				ask(d, append(slices.Clip(entries), Entry{key, value}))
+			}
+		}
+	}
+	for _, name := range []string{"d", "e"} {
+		if d := r.Domain(name); d != nil {
+			ask(d, nil)
+		}
+	}
+	return b.String()
+}
+
+// Whether a budget goes on or counts anew is a matter of its key, and Effects says it.
+func TestEffectsSayWhichBudgetsGoOn(t *testing.T) {
+	const before = `domain: d
+descriptors:
+- key: k
+  value: v*
+  algorithm: token_bucket
+  rate_limit: {unit: day, requests_per_unit: 100}
+`
+	texts := map[string]string{
+		"requests_per_unit": strings.Replace(before, "100", "50", 1),
+		"burst":             strings.Replace(before, "  rate", "  burst: 7\n  rate", 1),
+		"unit":              strings.Replace(before, "day", "hour", 1),
+		"algorithm":         strings.Replace(before, "token_bucket", "fixed_window", 1),
+		"share_threshold":   strings.Replace(before, "  rate", "  share_threshold: true\n  rate", 1),
+	}
+	for field, text := range map[string]string{
+		"mode": "approx", "lease.size": "9", "lease.min": "2", "lease.max": "9", "lease.ttl": "1m", "reclaim": "eager",
+		"drift_budget": "3%", "max_nodes": "3", "low_watermark": "7%", "check_timeout": "3ms", "sync_interval": "1s",
+		"on_store_failure": "open", "local_cap": "7", "max_staleness": "1s", "on_deny": "refund", "audit": "true",
+	} {
+		setting := field + ": " + text
+		if name, of := strings.CutPrefix(field, leasePrefix); of {
+			setting = "lease: {" + name + ": " + text + "}"
+		}
+		texts[field] = strings.Replace(before, "  rate", "  coordination: {"+setting+"}\n  rate", 1)
+	}
+	for _, flag := range []string{"shadow_mode", "quota_mode", "detailed_metric", "value_to_metric"} {
+		texts[flag] = strings.Replace(before, "  rate", "  "+flag+": true\n  rate", 1)
+	}
+	texts["metadata"] = strings.Replace(before, "  rate", "  metadata: {a: 1}\n  rate", 1)
+	texts["name"] = strings.Replace(before, "{unit", "{name: n, unit", 1)
+	texts["replaces"] = strings.Replace(before, "{unit", "{replaces: [{name: n}], unit", 1)
+	texts["unlimited"] = strings.Replace(before, "{unit: day, requests_per_unit: 100}", "{unlimited: true}", 1)
+	key := func(text string) []byte {
+		_, key := mustParse(t, text).Domain("d").Match([]Entry{{"k", "v1"}}, nil)
+		return key
+	}
+	old := mustParse(t, before)
+	for _, f := range old.placedFields() {
+		text, ok := texts[f]
+		if !ok {
+			t.Errorf("%s is not tried here", f)
+			continue
+		}
+		found := false
+		for _, change := range Changes(old, mustParse(t, text)) {
+			for _, e := range EffectsOf(&change) {
+				if !slices.Contains(e.Fields, f) {
+					continue // burst follows requests_per_unit, unlimited has no unit
+				}
+				found = true
+				if anew := !bytes.Equal(key(before), key(text)); anew != e.Anew && f != "unlimited" {
+					t.Errorf("%s: counts anew: %t, and Effects says %t", f, anew, e.Anew)
+				}
+			}
+		}
+		if !found {
+			t.Errorf("%s: no effect is known of\n%s", f, text)
+		}
+	}
+}
+
+// placedFields are the names of all settings that a change may be of.
+func (r *Rules) placedFields() (names []string) {
+	for _, s := range r.spots() {
+		if s.ruled {
+			for _, f := range s.fields {
+				names = append(names, f.Name)
+			}
+		}
+	}
+	return names
+}
+
+// A store says which rules are in force since when, what is wrong with what is newer,
+// and logs what a load has changed.
+func TestStatus(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "rules.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var log bytes.Buffer
+	s := NewStore(&Tree{Path: path}, options(), slog.New(slog.NewTextHandler(&log, nil)))
+	if (s.Status() != Status{}) {
+		t.Errorf("before the first load: %+v", s.Status())
+	}
+	begun := time.Now()
+	write(changeFile)
+	if err := s.Load(); err != nil {
+		t.Fatal(err)
+	}
+	first := s.Status()
+	if !first.Good || first.Source != path || first.Fingerprint != s.Rules().Fingerprint() ||
+		len(first.Fingerprint) != 12 || first.Loaded.Before(begun) || first.Error != "" ||
+		strings.Contains(log.String(), "rule_changed") {
+		t.Errorf("after the first: %+v\n%s", first, log.String())
+	}
+	write("domain: [\n")
+	for range 2 { // looking again changes nothing
+		if err := s.Load(); err == nil {
+			t.Fatal("bad rules were loaded")
+		}
+		bad := s.Status()
+		if bad.Good || !strings.Contains(bad.Error, "rules.yaml:1: ") || bad.Failed.Before(begun) ||
+			bad.Fingerprint != first.Fingerprint || bad.Loaded != first.Loaded {
+			t.Errorf("with a bad file: %+v", bad)
+		}
+	}
+	s.Refuse(errors.New("a push"))
+	if got := s.Status(); got.Good || got.Error != "a push" {
+		t.Errorf("after a push that could not be read: %+v", got)
+	}
+	write(strings.Replace(changeFile, "unit: 10", "unit: 30", 1))
+	if err := s.Load(); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Status(); !got.Good || got.Error != "" || !got.Failed.IsZero() || got.Fingerprint == first.Fingerprint {
+		t.Errorf("once it is mended: %+v", got)
+	}
+	want := `event=rule_changed rule=d.path_/a* change="requests_per_unit 10 -> 30"`
+	if strings.Count(log.String(), "rule_changed") != 1 || !strings.Contains(log.String(), want) {
+		t.Errorf("no %s in\n%s", want, log.String())
+	}
+	s.Refuse(errors.New("a push"))
+	if err := s.Load(); err != nil || !s.Status().Good {
+		t.Errorf("the same good rules again, after a push that could not be read: %v, %+v", err, s.Status())
+	}
+}
+
+// Many changes are logged in part, and counted.
+func TestManyChangesAreLoggedInPart(t *testing.T) {
+	var log bytes.Buffer
+	changes := make([]Change, 25)
+	for i := range changes {
+		changes[i] = Change{Rule: fmt.Sprintf("d.k%d", i), Kind: Added, Limit: "1 per day"}
+	}
+	logChanges(slog.New(slog.NewTextHandler(&log, nil)), changes)
+	if n := strings.Count(log.String(), "\n"); n != logged+1 || !strings.Contains(log.String(), "more=5") {
+		t.Errorf("%d lines:\n%s", n, log.String())
+	}
+}
+
+// Defaults of the server count, and the names of files do not.
+func TestFingerprintIsOfWhatIsInForce(t *testing.T) {
+	o := options()
+	parse := func(name string) string {
+		r, _, problems := Parse([]Text{{name, []byte(changeFile)}}, o)
+		if problems != nil {
+			t.Fatal(problems)
+		}
+		return r.Fingerprint()
+	}
+	a, b := parse("a.yaml"), parse("b.yaml")
+	o.Coordination.Mode = ratelimit.Approx
+	c := parse("a.yaml")
+	o = options()
+	o.CalendarMonths = true
+	if d := parse("a.yaml"); a != b || a == c || d != a {
+		t.Error(a, b, c, d)
+	}
+	if got := (*Rules)(nil).Fingerprint(); got != "" {
+		t.Errorf("of no rules: %q", got)
+	}
+}

@@ -1,0 +1,49 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// Excerpt is the line that a place names, and below it a caret at its column: two
+// lines, each ended. It is "" where the place has no line, or the text lacks it. Of
+// a long line it is what stands around the column, at most 110 columns wide.
+func Excerpt(text []byte, at Place) string {
+	if at.Line < 1 || at.Line == lastLine {
+		return ""
+	}
+	line := lineOf(text, at.Line)
+	if line == "" {
+		return ""
+	}
+	runes := []rune(strings.ToValidUTF8(line, string(utf8.RuneError)))
+	column := min(max(1, at.Column), len(runes)+1)
+	from := 0
+	if len(runes) > excerptWidth {
+		from = min(max(0, column-excerptWidth/2), len(runes)-excerptWidth)
+		runes = runes[from : from+excerptWidth]
+	}
+	margin := fmt.Sprintf("%5d | ", at.Line)
+	out := margin + printable(runes) + "\n"
+	if at.Column < 1 { // the parser knows the line only
+		return out
+	}
+	return out + strings.Repeat(" ", len(margin)-2) + "| " + strings.Repeat(" ", column-1-from) + "^\n"
+}
+
+const excerptWidth = 110
+
+// printable has no character that would move what stands after it, or change the
+// terminal.
+func printable(runes []rune) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == '\t':
+			return ' '
+		case r < ' ' || r >= 0x7f && r < 0xa0 || r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069:
+			return utf8.RuneError
+		}
+		return r
+	}, string(runes))
+}

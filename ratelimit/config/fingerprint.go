@@ -1,0 +1,132 @@
+package config
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"hash"
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Fingerprint tells rules from others: twelve hexadecimal digits.
+//
+// Guarantee: nodes that show the same fingerprint decide every request by the same
+// rule with the same settings, whatever files, pushes and defaults these came from,
+// and nodes that show different ones do not (but for one chance in 2^48). Comments,
+// the names of files and the order of rules without patterns do not count. What
+// stands outside the rules, as SHADOW_MODE and the store, does not count either.
+//
+// It reads all rules, and is reckoned once, when they are loaded.
+func (r *Rules) Fingerprint() string {
+	if r == nil {
+		return ""
+	}
+	return r.print
+}
+
+// settle reckons what is known of rules once there are no more to come.
+func (r *Rules) settle() {
+	p := printer{sha256.New(), new([]byte)}
+	for _, name := range slices.Sorted(maps.Keys(r.domains)) {
+		d := r.domains[name]
+		p.say("domain", name)
+		p.coordination(&d.Defaults)
+		p.level(d.root)
+	}
+	r.print = hex.EncodeToString(p.Sum(nil)[:6])
+}
+
+// printer writes rules in an order that is their own.
+type printer struct {
+	hash.Hash
+	line *[]byte // reused
+}
+
+// say writes texts so that no two lists of them are written alike.
+func (p printer) say(texts ...string) {
+	line := (*p.line)[:0]
+	for _, text := range texts {
+		line = strconv.AppendQuote(line, text)
+	}
+	*p.line = append(line, '\n')
+	_, _ = p.Write(*p.line) // a hash takes everything
+}
+
+func (p printer) coordination(c *ratelimit.Coordination) {
+	for _, f := range coordinationFields(c) {
+		p.say(f.Name, f.Text)
+	}
+}
+
+func (p printer) level(l level) {
+	p.say("level", strconv.Itoa(len(l)))
+	for _, key := range slices.Sorted(maps.Keys(l)) {
+		s := l[key]
+		p.say("key", key, strconv.Itoa(len(s.exact)), strconv.Itoa(len(s.wildcards)))
+		for _, value := range slices.Sorted(maps.Keys(s.exact)) {
+			p.node("value", value, s.exact[value])
+		}
+		for _, n := range s.wildcards {
+			p.node("pattern", n.pattern.text, n)
+		}
+		if s.bare != nil {
+			p.node("any", "", s.bare)
+		}
+	}
+}
+
+func (p printer) node(kind, value string, n *node) {
+	p.say(kind, value, strconv.FormatBool(n.share))
+	if n.rule != nil {
+		for _, f := range fieldsOf(n.rule) {
+			p.say(f.Name, f.Text)
+		}
+	}
+	p.level(n.below)
+}
+
+// ruleField is one setting of a rule in force.
+type ruleField struct{ Name, Text string }
+
+// fieldsOf are all settings of a rule, as rule files write them, in their order.
+func fieldsOf(r *ratelimit.Rule) []ruleField {
+	unit := r.Limit.Unit.String()
+	if r.Limit.Unit == ratelimit.CalendarMonth {
+		unit += " (of the calendar)"
+	}
+	if r.Unlimited {
+		unit = ""
+	}
+	metadata := ""
+	if r.Metadata != nil {
+		text, err := json.Marshal(r.Metadata)
+		if err != nil {
+			text = fmt.Append(nil, r.Metadata) // no source has such
+		}
+		metadata = string(text)
+	}
+	replaced := ""
+	if len(r.Replaces) > 0 {
+		replaced = fmt.Sprintf("%q", r.Replaces)
+	}
+	fields := []ruleField{
+		{"requests_per_unit", strconv.FormatInt(int64(r.Limit.Requests), 10)},
+		{"unit", unit},
+		{"unlimited", strconv.FormatBool(r.Unlimited)},
+		{"algorithm", r.Limit.Algorithm.String()},
+		{"burst", strconv.FormatInt(int64(r.Limit.Burst), 10)},
+		{"name", r.Name},
+		{"replaces", replaced},
+		{"shadow_mode", strconv.FormatBool(r.Shadow)},
+		{"quota_mode", strconv.FormatBool(r.Quota)},
+		{"detailed_metric", strconv.FormatBool(r.MetricNames.Detailed)},
+		{"value_to_metric", fmt.Sprint(r.MetricNames.Levels)},
+		{"metadata", metadata},
+	}
+	return append(fields, coordinationFields(&r.Coordination)...)
+}

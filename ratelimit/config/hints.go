@@ -1,0 +1,108 @@
+package config
+
+import (
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// A hint says what to do about a problem. It begins with "; ", or is "" where
+// nothing better than the problem itself is known.
+
+func unitHint(said string) string {
+	if said == "" {
+		return "; unit is not set: say one of " + strings.Join(ratelimit.UnitNames(), ", ")
+	}
+	return ratelimit.DidYouMean(said, ratelimit.UnitNames()) + "; units are " +
+		strings.Join(ratelimit.UnitNames(), ", ")
+}
+
+// unknownHint is about a key that the map has no field for.
+func unknownHint(key string, known []string) string {
+	switch key {
+	case "algorithm", "burst", "coordination":
+		return "; it belongs in the descriptor, beside rate_limit"
+	case "apiVersion":
+		return "; this looks like a Kubernetes object: rules are what stands in the data of a ConfigMap, without it"
+	}
+	if hint := ratelimit.DidYouMean(key, known); hint != "" {
+		return hint + " Known here: " + strings.Join(known, ", ")
+	}
+	return "; known here: " + strings.Join(known, ", ")
+}
+
+// countHint is about a value that should have been a whole number.
+func countHint(v *value) string {
+	switch _, err := strconv.ParseUint(v.text, 10, 32); {
+	case v.kind == str && err == nil:
+		return "; write it without quotes: " + v.text
+	case v.kind == number:
+		if f, err := strconv.ParseFloat(v.text, 64); err == nil && f >= 0 && f < 1<<32 && f == float64(uint32(f)) {
+			return "; write all its digits: " + strconv.FormatFloat(f, 'f', 0, 64)
+		}
+	case v.kind == str && strings.Contains(v.text, "/"):
+		return "; write the number alone, and its unit as unit: minute"
+	}
+	return ""
+}
+
+// mapHint is about a scalar where a map should be.
+func mapHint(f *field) string {
+	switch {
+	case f.key == "coordination" && slices.Contains(ratelimit.Modes[:], f.value.text):
+		return "; write coordination: {mode: " + f.value.text + "}"
+	case f.key == "rate_limit" && f.value.kind == integer:
+		return "; write rate_limit: {unit: minute, requests_per_unit: " + shorten(f.value.text) + "}"
+	}
+	return ""
+}
+
+// listHint is about a map where a list should be.
+func listHint(f *field) string {
+	if f.value.kind == mapping {
+		return "; begin each of its items with '- '"
+	}
+	return ""
+}
+
+// fileHint is about a file that holds no map.
+func fileHint(file string, k kind) string {
+	switch ext := filepath.Ext(file); {
+	case k == sequence:
+		return "; a list of descriptors stands below descriptors:, and domain: beside that"
+	case ext != ".yaml" && ext != ".yml" && ext != ".json":
+		return "; every file below the directory is read as rules, whatever its name: move this one elsewhere"
+	}
+	return ""
+}
+
+// syntaxHint is about a line that is no YAML.
+func syntaxHint(line string) string {
+	value := strings.TrimSpace(line)
+	if _, after, found := strings.Cut(value, ": "); found {
+		value = strings.TrimSpace(after)
+	}
+	indent := line[:len(line)-len(strings.TrimLeft(line, " \t"))]
+	switch {
+	case strings.Contains(indent, "\t"):
+		return "; YAML allows no tabs in the indentation: use spaces"
+	case value != "" && strings.ContainsRune("*&%@`!", rune(value[0])):
+		return "; put a value that begins with " + value[:1] + " in quotes"
+	}
+	return ""
+}
+
+// elsewhereHint is about a key that has no effect in its map, and follows where it
+// belongs. The likeliest reason is that it is not indented far enough.
+func elsewhereHint(at *value, key string) string {
+	if _, of := limitFields[key]; !of {
+		return ""
+	}
+	if limit := at.get("rate_limit"); limit != nil && limit.value.kind == null {
+		return "; indent it further than rate_limit"
+	}
+	return ""
+}

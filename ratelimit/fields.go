@@ -1,0 +1,69 @@
+package ratelimit
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+)
+
+// Get is what the named field of CoordinationFields says, as a text that Set reads.
+// Of a name that Set does not know it is "".
+func (c *Coordination) Get(field string) string {
+	switch field {
+	case "mode":
+		return c.Mode.String()
+	case "lease.size":
+		if c.Lease.Fixed == 0 {
+			return "auto"
+		}
+		return c.Lease.Fixed.text()
+	case "lease.min":
+		return c.Lease.Min.text()
+	case "lease.max":
+		return c.Lease.Max.text()
+	case "lease.ttl":
+		if c.Lease.Auto {
+			return "auto"
+		}
+		return durationText(c.Lease.TTL)
+	case "reclaim":
+		return c.Reclaim.String()
+	case "drift_budget":
+		return c.DriftBudget.String()
+	case "max_nodes":
+		return strconv.Itoa(c.MaxNodes)
+	case "low_watermark":
+		return c.LowWatermark.String()
+	case "check_timeout":
+		return durationText(c.CheckTimeout)
+	case "sync_interval":
+		return durationText(c.SyncInterval)
+	case "on_store_failure":
+		return c.OnStoreFailure.String()
+	case "local_cap":
+		return c.LocalCap.text()
+	case "max_staleness":
+		return durationText(c.MaxStaleness)
+	case "on_deny":
+		return c.OnDeny.String()
+	case "audit":
+		return strconv.FormatBool(c.Audit)
+	}
+	return ""
+}
+
+func (t Tokens) text() string { return strconv.FormatInt(int64(t), 10) }
+
+// durationText is a duration without the zeros that time.Duration writes: 1h, not
+// 1h0m0s.
+func durationText(d time.Duration) string {
+	switch {
+	case d == 0:
+		return "0s"
+	case d%time.Hour == 0:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	case d%time.Minute == 0:
+		return fmt.Sprintf("%dm", d/time.Minute)
+	}
+	return d.String()
+}
