@@ -16,6 +16,8 @@ type State struct {
 	OK         uint64            `json:"ok"`
 	OverLimit  uint64            `json:"over_limit"`
 	Errors     uint64            `json:"errors"`
+	Shed       uint64            `json:"shed"`
+	Panics     uint64            `json:"panics"`
 	Sources    map[string]uint64 `json:"sources"`
 	Fallbacks  map[string]uint64 `json:"fallbacks"`
 	Claims     map[string]uint64 `json:"claims"`
@@ -110,6 +112,12 @@ func (c Collector) State(n int) State {
 			Mean: float64(l.StoreTime.Sum) / 1e6 / float64(max(1, l.StoreTime.Count)), Stale: l.Stale, Fenced: l.Void,
 			Recoveries: l.Recoveries, Queued: l.Queued,
 		},
+	}
+	v.Panics = s.Panics.Load()
+	if c.Gate != nil {
+		for _, n := range c.Gate.Stats().Shed {
+			v.Shed += n
+		}
 	}
 	_, v.LoadErrors = c.Store.Loads()
 	v.Config = ConfigState(c.Store.Status())
