@@ -228,13 +228,24 @@ func (f *Fleet) tellShard(now instant, s *fleetShard, t *teller) (rest int, full
 	return rest, false
 }
 
-// counts is until when what was spent of the lease's window counts.
+// counts is until when what was spent of the lease's window counts: of a sliding
+// window, until the next one ends; of a bucket, until it is full and has repaid
+// besides what the ledger does not know of.
 func (l *lease) counts() instant {
-	if l.algorithm == ratelimit.SlidingWindow {
-		limit := l.limit()
+	limit := l.limit()
+	switch l.algorithm {
+	case ratelimit.SlidingWindow:
 		return l.reset.Add(limit.Period())
+	case ratelimit.TokenBucket:
+		return l.reset.Add(refillTime(l.drifted(), &limit))
+	case ratelimit.FixedWindow:
 	}
 	return l.reset
+}
+
+// refillTime is how long a bucket takes to refill n tokens.
+func refillTime(n tokens, l *ratelimit.Limit) time.Duration {
+	return time.Duration(math.Ceil(float64(n) / float64(max(1, l.Requests)) * float64(l.Period())))
 }
 
 // beat hears of the parts of the ledger that nothing was heard of for a while.
