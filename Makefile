@@ -33,7 +33,7 @@ command -v $(1) >/dev/null || { \
 command -v $(1) >/dev/null || { echo "$(1) is not on the PATH: install it and call make again" >&2; false; }
 endef
 
-test: deps ## all tests, and each fuzz target, FUZZTIME runs
+test: deps-list deps ## all tests, and each fuzz target, FUZZTIME runs; says first what it will install
 	$(GO) vet ./...
 	$(GO) test -timeout 10m ./...
 	cd deploy/check && $(GO) vet ./... && $(GO) test ./...
@@ -143,3 +143,13 @@ fuzz-long: ## run every fuzz target LONG times (1000000x; or a time, 10m)
 	    $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(LONG) -fuzzminimizetime 10x $$package || failed="$$failed $$package:$$target"; \
 	  done; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+
+.PHONY: deps-list release screens
+deps-list: ## say what deps would install, and install nothing
+	@for pair in redis-server:redis-server promtool:prometheus chromium:chromium; do \
+	  command -v $${pair%:*} >/dev/null && echo "$${pair%:*} is there" || echo "$${pair%:*} is missing: make deps installs the package $${pair#*:} (or its name elsewhere), with the system's package manager"; \
+	done
+
+screens: deps ## pictures of the console in its troubles, at three widths, light and dark: .cache/screens
+	mkdir -p .cache/screens
+	$(GO) test -count=1 -run '^TestConsoleScreens$$' ./cmd/sluice -screens $(CURDIR)/.cache/screens

@@ -86,6 +86,10 @@ func (r *Rule) Declare(nodes int, storage Storage) Bounds {
 		OnOutage: r.outage(nodes, limit),
 		OnLoss:   r.LossShare(),
 	}
+	if limit == 0 { // refused without asking anybody
+		b.Under, b.Wait, b.StoreOps, b.OnOutage, b.OnLoss = "0", "none", "0", "0", 0
+		return b
+	}
 	if c.Eager() {
 		b.Under = "0"
 		b.OverNote = fmt.Sprintf("%d, or one larger request, for each node that goes silent", r.LargestLease())

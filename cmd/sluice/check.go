@@ -4,94 +4,180 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strconv"
-	"text/tabwriter"
+	"os"
+	"path/filepath"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
 type checkCmd struct {
-	Path           string            `arg:"" help:"A file, or a directory read recursively."`
-	Nodes          int               `default:"1" help:"How many nodes the fleet has."`
+	Path           string            `arg:"" optional:"" help:"A file, a directory read recursively, or - for a file on standard input."`
+	From           string            `placeholder:"OLD" help:"The rules before: say what changes, rule by rule, and what that does to tokens spent and leases out while a fleet gets the new rules node by node."`
+	Strict         bool              `help:"Fail on warnings, too."`
+	JSON           bool              `name:"json" help:"Print findings, bounds and changes as JSON."`
+	SARIF          bool              `name:"sarif" help:"Print findings as SARIF 2.1.0, for code hosts."`
+	Schema         bool              `help:"Print the JSON Schema of rule files, for editors."`
+	Nodes          int               `default:"3" help:"How many nodes the fleet has."`
+	NoStore        bool              `help:"The nodes share no store: each counts alone."`
 	IgnoreDotFiles bool              `env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"As for serve."`
 	MergeDomains   bool              `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"As for serve."`
+	CalendarMonths bool              `env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"As for serve."`
 	Coordination   coordinationFlags `embed:"" group:"coordination"`
 	Bounds         ruleBoundFlags    `embed:""`
+
+	in io.Reader // standard input; tests set another
 }
 
-var errCheckFailed = errors.New("the rules have problems")
+// Help is what `sluice check --help` says below its summary.
+func (*checkCmd) Help() string {
+	return `Examples:
 
-// Run validates, and says so with the exit code: 0 all good, 1 not.
+  sluice check rules/                      every mistake with its place, then what each rule promises
+  sluice check --strict rules/             in a pipeline: warnings fail, too
+  sluice check --from rules.old/ rules/    what changes, and what that does to a fleet
+  kubectl get cm rules -o jsonpath='{.data.config\.yaml}' | sluice check -
+  sluice check --sarif rules/ > rules.sarif
+  sluice check --schema > rules.schema.json
+
+The exit code is 0 if the rules are good, 1 if not (with --strict: or there are warnings), 2 for a wrong command line.`
+}
+
+var (
+	errCheckFailed = errors.New("the rules have problems: a server would refuse them, and keep those before")
+	errStrict      = errors.New("there are warnings, and with --strict they fail")
+)
+
+// Run validates, and says so with the exit code.
 func (c *checkCmd) Run(s streams) error {
-	if c.Nodes < 1 || c.Nodes > ratelimit.MaxMaxNodes {
-		return fmt.Errorf("--nodes is %d, must be between 1 and %d", c.Nodes, ratelimit.MaxMaxNodes)
-	}
-	coordination, err := c.Coordination.coordination()
-	if err := errors.Join(err, c.Bounds.validate()); err != nil {
+	if c.Schema {
+		_, err := s.out.Write(config.Schema())
 		return err
 	}
-	tree := config.Tree{Path: c.Path, IgnoreDotFiles: c.IgnoreDotFiles, Bounds: c.Bounds.bounds()}
-	draft, err := tree.Read()
+	options, err := c.options()
 	if err != nil {
 		return err
 	}
-	rules, warnings, problems := config.Build(draft, config.Options{
-		Coordination: coordination, MergeDomains: c.MergeDomains, Bounds: c.Bounds.bounds(),
-	})
-	for _, w := range warnings {
-		fmt.Fprintln(s.err, "warning:", w)
-	}
-	if len(problems) > 0 {
-		fmt.Fprintln(s.err, problems)
-		return errCheckFailed
-	}
-	for _, r := range rules.All() {
-		for _, doubt := range r.Doubts() {
-			fmt.Fprintf(s.err, "warning: %s.%s: %s\n", r.Domain, r.Path, doubt)
-		}
-	}
-	fmt.Fprintln(s.out, "all rate limit configs ok")
-	return c.declare(s.out, rules)
-}
-
-func (c *checkCmd) declare(out io.Writer, rules *config.Rules) error {
-	if len(rules.All()) == 0 {
-		return nil
-	}
-	fmt.Fprintf(out, "\nWorst case for each key and window, on %d node(s):\n\n", c.Nodes)
-	if err := c.table(out, rules, ratelimit.OwnMemory); err != nil {
+	r, err := c.checked(c.Path, options)
+	if err != nil {
 		return err
 	}
-	if c.Nodes == 1 {
-		return nil
+	if c.From != "" {
+		before, err := c.checked(c.From, options)
+		if err != nil {
+			return fmt.Errorf("--from: %w", err)
+		}
+		if before.rules == nil {
+			return fmt.Errorf("--from: the rules before are bad themselves:\n%w", before.problems)
+		}
+		r.before = before.rules
 	}
-	fmt.Fprintf(out, "\nThe same with one store for all nodes:\n\n")
-	return c.table(out, rules, ratelimit.SharedStore)
+	if err := c.print(s, r); err != nil {
+		return err
+	}
+	switch {
+	case len(r.problems) > 0:
+		return errCheckFailed
+	case c.Strict && len(r.warnings) > 0:
+		return errStrict
+	}
+	return nil
 }
 
-func (c *checkCmd) table(out io.Writer, rules *config.Rules, storage ratelimit.Storage) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "RULE\tLIMIT\tMODE\tOVER-ADMISSION\tUNDER-ADMISSION\tLONGEST WAIT\tSTORE OPERATIONS\tIN AN OUTAGE\tWHEN DATA IS LOST")
-	for _, r := range rules.All() {
-		name := r.Domain + "." + r.Path
-		b := r.Declare(c.Nodes, storage)
-		if b.Unlimited {
-			fmt.Fprintf(w, "%s\tunlimited\t-\t-\t-\t-\t-\t-\t-\n", name)
-			continue
-		}
-		over := strconv.FormatInt(int64(b.Over), 10)
-		if b.Over > 0 {
-			over += fmt.Sprintf(" (%.4g%%)", b.OverPercent(r.Limit.Capacity()))
-		}
-		if b.OverNote != "" {
-			over += ": " + b.OverNote
-		}
-		lost := "no store"
-		if storage == ratelimit.SharedStore {
-			lost = fmt.Sprintf("%d over, and what nodes that cannot tell it had spent", b.OnLoss)
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", name, r.Limit, r.Coordination.Mode, over, b.Under, b.Wait, b.StoreOps, b.OnOutage, lost)
+func (c *checkCmd) print(s streams, r *checked) error {
+	switch {
+	case c.JSON:
+		return writeJSON(s.out, r.asJSON(c))
+	case c.SARIF:
+		return writeJSON(s.out, r.sarif())
 	}
-	return w.Flush()
+	r.writeFindings(s.err)
+	if len(r.problems) > 0 {
+		return nil
+	}
+	fmt.Fprintln(s.out, r.summary())
+	if r.before != nil {
+		writeChanges(s.out, config.Changes(r.before, r.rules))
+		return nil
+	}
+	return declaration{rules: r.rules.All(), nodes: c.Nodes, storage: c.storage()}.write(s.out)
+}
+
+func (c *checkCmd) storage() ratelimit.Storage {
+	if c.NoStore || c.Nodes == 1 {
+		return ratelimit.OwnMemory
+	}
+	return ratelimit.SharedStore
+}
+
+// options are those of the server, whose settings check takes, too.
+func (c *checkCmd) options() (config.Options, error) {
+	if c.Path == "" {
+		return config.Options{}, errors.New("say what to check: sluice check FILE, DIR or -")
+	}
+	if c.Nodes < 1 || c.Nodes > ratelimit.MaxMaxNodes {
+		return config.Options{}, fmt.Errorf("--nodes is %d, must be between 1 and %d", c.Nodes, ratelimit.MaxMaxNodes)
+	}
+	if c.JSON && c.SARIF {
+		return config.Options{}, errors.New("--json and --sarif: say one of them")
+	}
+	coordination, err := c.Coordination.coordination()
+	return config.Options{
+		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Bounds: c.Bounds.bounds(),
+	}, errors.Join(err, c.Bounds.validate())
+}
+
+// checked are rules that were read as a server would, and what was found.
+type checked struct {
+	path               string
+	texts              []config.Text
+	rules              *config.Rules // nil: they are bad
+	warnings, problems config.Problems
+	before             *config.Rules // of --from; nil: there are none to compare with
+}
+
+// checked reads and compiles what is at a path. Names of files are given as they
+// would have to be said from here.
+func (c *checkCmd) checked(path string, o config.Options) (*checked, error) {
+	texts, err := c.read(path)
+	if err != nil {
+		return nil, err
+	}
+	r := &checked{path: path, texts: texts}
+	r.rules, r.warnings, r.problems = config.Build(config.Draft{Texts: texts}, o)
+	if len(texts) == 0 {
+		r.warnings = append(r.warnings, &config.Problem{
+			Place: config.Place{File: path}, Kind: config.NoRules,
+			Message: "there are no files in this directory: no request is limited",
+		})
+	}
+	return r, nil
+}
+
+func (c *checkCmd) read(path string) ([]config.Text, error) {
+	if path == "-" {
+		in := c.in
+		if in == nil {
+			in = os.Stdin
+		}
+		most := int64(c.Bounds.FileBytes)
+		data, err := io.ReadAll(io.LimitReader(in, most+1)) // a longer one is refused by the bounds
+		return []config.Text{{Name: "(stdin)", Data: data}}, err
+	}
+	tree := config.Tree{Path: path, IgnoreDotFiles: c.IgnoreDotFiles, Bounds: c.Bounds.bounds()}
+	draft, err := tree.Read()
+	if err != nil {
+		return nil, err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	for i := range draft.Texts {
+		t := &draft.Texts[i]
+		if t.Name = filepath.Join(path, t.Name); !info.IsDir() {
+			t.Name = path
+		}
+	}
+	return draft.Texts, nil
 }

@@ -2,45 +2,184 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/sluice-gate/sluice/ratelimit/config"
 )
+
+// checks runs the command; runs of spaces count as one.
+func checks(args ...string) (int, string) {
+	var out bytes.Buffer
+	code := run(append([]string{"check"}, args...), streams{&out, &out})
+	return code, regexp.MustCompile(" +").ReplaceAllString(out.String(), " ")
+}
+
+const twoRules = "- key: a\n  coordination: {mode: approx, drift_budget: 3%, reclaim: eager, on_store_failure: open}\n" +
+	"  rate_limit: {unit: day, requests_per_unit: 200}\n- key: u\n  rate_limit: {unlimited: true}\n"
 
 func TestCheck(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "a.yaml")
-	check := func(args ...string) (int, string) {
-		var out bytes.Buffer
-		code := run(append([]string{"check"}, args...), streams{&out, &out})
-		return code, regexp.MustCompile(" +").ReplaceAllString(out.String(), " ")
-	}
-	writeFile(t, file, rules(100)+"- key: a\n  coordination: {mode: approx, drift_budget: 3%, reclaim: eager, on_store_failure: open}\n  rate_limit: {unit: day, requests_per_unit: 200}\n- key: u\n  rate_limit: {unlimited: true}\n")
-	code, out := check(dir)
-	if code != 0 || !strings.Contains(out, "all rate limit configs ok\n") ||
-		!strings.Contains(out, "warning: d.a: drift_budget 3% of 200 is 6 tokens, less than one for each of max_nodes 10") {
-		t.Fatalf("%d\n%s", code, out)
-	}
-	code, out = check("--nodes=3", dir)
+	writeFile(t, file, rules(100)+twoRules)
+	code, out := checks(dir)
 	for _, want := range []string{
-		"d.k 100 per year leasing 200 (200%): each node counts alone",
-		"d.k 100 per year leasing 0 ",
-		"30 (10 a node)",
-		"approx 306 (153%): 100, or one larger request, for each node that goes silent",
-		"all demand",
+		"these rules would be loaded, but see the 1 warning above\n",
+		"a.yaml:7:22: warning: d.a: drift_budget 3% of 200 is 6 tokens, less than one for each of max_nodes 10",
+		"on 3 nodes that share a Redis",
+		"d.k 100 per year leasing 0 30 (10 a node) 5",
+		"approx 306 (153%) all demand",
 		"d.u unlimited",
+		"d.a: 100, or one larger request, for each node that goes silent",
 	} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("%d, no %q in\n%s", code, want, out)
 		}
 	}
-	writeFile(t, filepath.Join(dir, "b.yaml"), "domain: d\nfoo: 1\n")
-	code, out = check(dir)
-	if want := "b.yaml:1:9: duplicate domain 'd' in config file\nb.yaml:2:1: config error, unknown key 'foo'"; code != 1 || !strings.Contains(out, want) {
-		t.Errorf("%d, want %q in\n%s", code, want, out)
+	if code, out = checks(dir, "--no-store"); code != 0 || !strings.Contains(out, "d.k 100 per year leasing 200 (200%)") {
+		t.Errorf("without a store: %d\n%s", code, out)
 	}
-	if code, out = check("--nodes=0", dir); code != 1 || !strings.Contains(out, "--nodes is 0") {
+	if code, out = checks(dir, "--nodes=1"); code != 0 || !strings.Contains(out, "on 1 node that counts in its memory") {
+		t.Errorf("on one node: %d\n%s", code, out)
+	}
+	if code, out = checks(dir, "--strict"); code != 1 || !strings.Contains(out, "with --strict they fail") {
+		t.Errorf("--strict: %d\n%s", code, out)
+	}
+	writeFile(t, filepath.Join(dir, "b.yaml"), "domain: d\nfoo: 1\n")
+	code, out = checks(dir)
+	for _, want := range []string{
+		"b.yaml:1:9: error: duplicate domain 'd' in config file; the first is at " + file + ":1:9",
+		"b.yaml:2:1: error: config error, unknown key 'foo'", "\n 2 | foo: 1\n | ^\n",
+	} {
+		if code != 1 || !strings.Contains(out, want) {
+			t.Errorf("%d, no %q in\n%s", code, want, out)
+		}
+	}
+	for args, want := range map[string]string{
+		"--nodes=0 " + dir:           "--nodes is 0",
+		"--json --sarif " + dir:      "say one of them",
+		"":                           "say what to check",
+		"--from=/no/such " + dir:     "--from: config path",
+		"--from=" + dir + " " + file: "--from: the rules before are bad themselves",
+	} {
+		if code, out := checks(strings.Fields(args)...); code != 1 || !strings.Contains(out, want) {
+			t.Errorf("%s: %d\n%s", args, code, out)
+		}
+	}
+}
+
+// A screen of 120 columns shows all but the messages, however long names are.
+func TestCheckIsNarrow(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "a.yaml")
+	writeFile(t, file, rules(100)+"- key: "+strings.Repeat("long", 20)+"\n  algorithm: token_bucket\n  coordination: {on_store_failure: cached}\n"+
+		"  rate_limit: {unit: day, requests_per_unit: 4000000000}\n"+twoRules)
+	var out, errs bytes.Buffer
+	if code := run([]string{"check", file}, streams{&out, &errs}); code != 0 || widest(out.String()) > screen {
+		t.Errorf("%d, %d columns:\n%s", code, widest(out.String()), out.String())
+	}
+}
+
+func TestCheckForPrograms(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "a.yaml")
+	writeFile(t, file, rules(100)+"- key: z\n  rate_limit: {unit: day}\n- key: a\n  vlaue: b\n")
+	printed := func(form string) (int, string) {
+		var out, errs bytes.Buffer
+		return run([]string{"check", form, file}, streams{&out, &errs}), out.String()
+	}
+	_, out := printed("--json")
+	var v checkReport
+	if err := json.Unmarshal([]byte(out), &v); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	want := finding{Severity: "error", Kind: config.Invalid, File: file, Line: 8, Column: 3}
+	got := v.Findings[0]
+	if message := got.Message; !strings.Contains(message, "did you mean 'value'?") {
+		t.Error(message)
+	}
+	if got.Message = ""; got != want || v.Good || v.Fingerprint != "" {
+		t.Errorf("%+v", v)
+	}
+	_, out = printed("--sarif")
+	var log struct {
+		Version string
+		Runs    []struct {
+			Tool struct {
+				Driver struct {
+					Name  string
+					Rules []struct{ ID string }
+				}
+			}
+			Results []struct {
+				RuleID, Level string
+				Message       struct{ Text string }
+				Locations     []struct {
+					PhysicalLocation struct {
+						ArtifactLocation struct{ URI string }
+						Region           struct{ StartLine, StartColumn int }
+					}
+				}
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &log); err != nil || log.Version != "2.1.0" || len(log.Runs) != 1 {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	run := log.Runs[0]
+	r := run.Results[0]
+	at := r.Locations[0].PhysicalLocation
+	if r.RuleID != "invalid" || r.Level != "error" || at.ArtifactLocation.URI != file || at.Region.StartLine != 8 ||
+		at.Region.StartColumn != 3 || run.Tool.Driver.Name != "sluice" || len(run.Tool.Driver.Rules) != len(config.Kinds) {
+		t.Errorf("%s", out)
+	}
+	writeFile(t, file, rules(100)+"- key: z\n  rate_limit: {unit: day}\n")
+	code, out := printed("--json")
+	v = checkReport{}
+	if err := json.Unmarshal([]byte(out), &v); err != nil {
+		t.Fatal(err)
+	}
+	if code != 0 || !v.Good || len(v.Fingerprint) != 12 || v.Nodes != 3 || len(v.Rules) != 2 || v.Findings[0].Kind != config.ZeroLimit {
+		t.Errorf("%d %+v", code, v)
+	}
+	if d := v.Rules[0]; d.Rule != "d.k" || d.Limit != "100 per year" || d.Outage != "30 (10 a node)" || d.Loss != 5 {
+		t.Errorf("%+v", d)
+	}
+}
+
+// A change says what it does to a fleet that gets it node by node.
+func TestCheckFrom(t *testing.T) {
+	dir := t.TempDir()
+	before, after := filepath.Join(dir, "before.yaml"), filepath.Join(dir, "after.yaml")
+	writeFile(t, before, rules(100)+twoRules)
+	writeFile(t, after, strings.Replace(rules(50), "year", "day", 1)+strings.Replace(twoRules, "mode: approx, drift_budget: 3%", "mode: leasing", 1))
+	code, out := checks("--from", before, after)
+	for _, want := range []string{
+		"2 changes", "d.k: requests_per_unit 100 -> 50, unit year -> day",
+		"tokens spent are forgotten: the budget counts from nothing",
+		"d.a: mode approx -> leasing, drift_budget 3% -> 1%",
+	} {
+		if code != 0 || !strings.Contains(out, want) {
+			t.Errorf("%d, no %q in\n%s", code, want, out)
+		}
+	}
+	if code, out := checks("--from", before, before); code != 0 || !strings.Contains(out, "Nothing changes") {
 		t.Errorf("%d\n%s", code, out)
+	}
+	_, out = checks("--json", "--from", before, after)
+	var v checkReport
+	if err := json.Unmarshal([]byte(out), &v); err != nil || len(v.Changes) != 2 || v.Changes[0].Fields == nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// A file on standard input is checked as any other.
+func TestCheckOfStandardInput(t *testing.T) {
+	cmd := command(nil, "check", "-")
+	cmd.Stdin = strings.NewReader(rules(7) + "- {key: z, rate_limit: {unit: dya}}\n")
+	out, err := cmd.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "(stdin):5:31: error: invalid rate limit unit 'dya'; did you mean 'day'?") {
+		t.Errorf("%v\n%s", err, out)
 	}
 }

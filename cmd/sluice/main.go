@@ -9,6 +9,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -43,6 +44,13 @@ func (s streams) progress() io.Writer {
 		return nil
 	}
 	return s.err
+}
+
+// writeJSON writes a value for programs.
+func writeJSON(out io.Writer, v any) error {
+	e := json.NewEncoder(out)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
 }
 
 func main() { os.Exit(run(arguments(os.Args), streams{os.Stdout, os.Stderr})) }

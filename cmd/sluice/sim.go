@@ -3,7 +3,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"time"
@@ -17,12 +16,6 @@ type simCmd struct {
 // simGC lets the simulator's heap grow to five times what is alive: its garbage
 // is short-lived, and its memory small.
 const simGC = 400
-
-func writeJSON(out io.Writer, v any) error {
-	e := json.NewEncoder(out)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
-}
 
 // progressLine returns what tells a person how far a long run is; nil, if
 // nobody looks.

@@ -164,7 +164,9 @@ func (a *adviser) limit(d *Descriptor, name string) {
 			name string
 			set  bool
 		}{
-			{"shadow_mode", d.Shadow}, {"quota_mode", d.Quota}, {"detailed_metric", d.Detailed},
+			{"shadow_mode", d.Shadow},
+			{"quota_mode", d.Quota},
+			{"detailed_metric", d.Detailed},
 			{"metadata", d.Metadata != nil},
 		} {
 			if f.set {

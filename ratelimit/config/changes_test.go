@@ -42,11 +42,13 @@ func TestChanges(t *testing.T) {
 		"nothing": {"domain", "# why\ndomain", nil},
 		"a limit": {"unit: 10", "unit: 30", []string{"d.path_/a*: requests_per_unit 10 -> 30"}},
 		"a unit":  {"day", "hour", []string{"d.tier_gold.user: unit day -> hour"}},
-		"an order": {"descriptors:\n",
+		"an order": {
+			"descriptors:\n",
 			"descriptors:\n- {key: path, value: '*b', rate_limit: {unit: minute, requests_per_unit: 20}}\n",
 			[]string{
 				"d.path: its patterns are tried in another order",
-			}},
+			},
+		},
 		"a pattern": {"/a*", "/b*", []string{
 			"d.path_/a*: removed: 10 per minute, mode leasing",
 			"d.path_/b*: added: 10 per minute, mode leasing",

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -127,7 +128,8 @@ func (c *compiler) odd(kind Kind, at Place, names, format string, args ...any) {
 
 func (c *compiler) file(f *File) {
 	if f.Domain == "" {
-		c.problems.add(f.Place, "config file cannot have empty domain")
+		c.problems.add(f.Place, "config file cannot have empty domain; write domain: NAME at its top, as Envoy's "+
+			"filter names it")
 	}
 	root := scope{names: f.Domain, coordination: c.options.Coordination}
 	c.inherit(&root, &f.Defaults)
@@ -158,8 +160,8 @@ func (c *compiler) inherit(s *scope, in *Inherited) {
 	if in.Burst != nil {
 		s.burst = *in.Burst
 		if s.algorithm != ratelimit.TokenBucket {
-			c.wrong(in.Place, s.names, "config error, burst is for algorithm: token_bucket, and this is %s",
-				s.algorithm)
+			c.wrong(in.Place, s.names, "config error, burst is for algorithm: token_bucket, and this is %s; say "+
+				"algorithm: token_bucket beside it, or remove burst", s.algorithm)
 		}
 	}
 	inherited := s.coordination.Validate()
@@ -170,9 +172,23 @@ func (c *compiler) inherit(s *scope, in *Inherited) {
 	}
 	for _, err := range s.coordination.Validate() {
 		if !slices.ContainsFunc(inherited, func(old error) bool { return old.Error() == err.Error() }) {
-			c.wrong(in.Coordination[0].Place, s.names, "config error, coordination: %v", err)
+			c.wrong(in.placeOf(err), s.names, "config error, coordination: %v", err)
 		}
 	}
+}
+
+// placeOf is where the setting stands that an error is about: the last of its name,
+// or else the first of all.
+func (in *Inherited) placeOf(err error) Place {
+	at := in.Coordination[0].Place
+	if field, ok := errors.AsType[*ratelimit.FieldError](err); ok {
+		for _, said := range in.Coordination {
+			if said.Field == field.Field {
+				at = said.Place
+			}
+		}
+	}
+	return at
 }
 
 func (c *compiler) level(at level, descriptors []Descriptor, above *scope) {
@@ -285,7 +301,8 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	unit, known := ratelimit.ParseUnit(l.Unit)
 	switch {
 	case l.Unlimited && l.Unit != "":
-		c.wrong(l.Place, s.names, "should not specify rate limit unit when unlimited")
+		c.wrong(l.Place, s.names, "should not specify rate limit unit when unlimited; remove the unit and the "+
+			"number, or unlimited")
 	case !l.Unlimited && !known:
 		c.wrong(l.Place, s.names, "invalid rate limit unit '%s'%s", shorten(l.Unit), unitHint(l.Unit))
 	}

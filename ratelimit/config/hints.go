@@ -16,8 +16,11 @@ func unitHint(said string) string {
 	if said == "" {
 		return "; unit is not set: say one of " + strings.Join(ratelimit.UnitNames(), ", ")
 	}
-	return ratelimit.DidYouMean(said, ratelimit.UnitNames()) + "; units are " +
-		strings.Join(ratelimit.UnitNames(), ", ")
+	hint, units := ratelimit.DidYouMean(said, ratelimit.UnitNames()), strings.Join(ratelimit.UnitNames(), ", ")
+	if hint == "" {
+		return "; units are " + units
+	}
+	return hint + " Units are " + units
 }
 
 // unknownHint is about a key that the map has no field for.
@@ -43,6 +46,8 @@ func countHint(v *value) string {
 		if f, err := strconv.ParseFloat(v.text, 64); err == nil && f >= 0 && f < 1<<32 && f == float64(uint32(f)) {
 			return "; write all its digits: " + strconv.FormatFloat(f, 'f', 0, 64)
 		}
+	case v.kind == integer && strings.HasPrefix(v.text, "-"):
+		return "; for no limit, write unlimited: true instead"
 	case v.kind == str && strings.Contains(v.text, "/"):
 		return "; write the number alone, and its unit as unit: minute"
 	}
@@ -70,17 +75,23 @@ func listHint(f *field) string {
 
 // fileHint is about a file that holds no map.
 func fileHint(file string, k kind) string {
-	switch ext := filepath.Ext(file); {
-	case k == sequence:
+	if k == sequence {
 		return "; a list of descriptors stands below descriptors:, and domain: beside that"
-	case ext != ".yaml" && ext != ".yml" && ext != ".json":
+	}
+	return strayHint(file)
+}
+
+// strayHint is about a file that is probably not meant to be rules.
+func strayHint(file string) string {
+	switch filepath.Ext(file) {
+	case ".md", ".txt", ".bak", ".orig", ".rej", ".swp", ".tmpl", ".sh", ".gz", ".yaml~", ".yml~":
 		return "; every file below the directory is read as rules, whatever its name: move this one elsewhere"
 	}
 	return ""
 }
 
-// syntaxHint is about a line that is no YAML.
-func syntaxHint(line string) string {
+// syntaxHint is about a line that is no YAML, and what the parser says of it.
+func syntaxHint(file, line, message string) string {
 	value := strings.TrimSpace(line)
 	if _, after, found := strings.Cut(value, ": "); found {
 		value = strings.TrimSpace(after)
@@ -91,8 +102,10 @@ func syntaxHint(line string) string {
 		return "; YAML allows no tabs in the indentation: use spaces"
 	case value != "" && strings.ContainsRune("*&%@`!", rune(value[0])):
 		return "; put a value that begins with " + value[:1] + " in quotes"
+	case strings.Contains(message, "',' or"):
+		return "; there, or on the next line, a brace or bracket is not closed, or a comma is missing"
 	}
-	return ""
+	return strayHint(file)
 }
 
 // elsewhereHint is about a key that has no effect in its map, and follows where it

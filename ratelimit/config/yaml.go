@@ -102,7 +102,7 @@ func syntaxProblem(file string, text []byte, err error) *Problem {
 	if m := atLine.FindStringSubmatch(message); m != nil {
 		at.Line, _ = strconv.Atoi(m[1])
 		message = message[len(m[0]):]
-		message += syntaxHint(lineOf(text, at.Line))
+		message += syntaxHint(file, lineOf(text, at.Line), message)
 	}
 	if m := unknownAnchor.FindStringSubmatch(message); m != nil {
 		at = placeOf(file, text, "*"+m[1])

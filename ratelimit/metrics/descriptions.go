@@ -15,8 +15,8 @@ var (
 	coalesced = ours("config_changes_coalesced_total", "Changes of files and pushes that shared the load of a "+
 		"later one.")
 	copyErrors = ours("config_copy_errors_total", "Times that the last good rules could not be written to disk.")
-	configInfo = ours("config_info", "1, with the fingerprint and the source of the rules in force as labels: nodes that "+
-		"show the same fingerprint have the same rules.", "fingerprint", "source")
+	configInfo = ours("config_info", "1, with the fingerprint and the source of the rules in force as labels: nodes "+
+		"that show the same fingerprint have the same rules.", "fingerprint", "source")
 	configLoaded = ours("config_last_reload_success_timestamp_seconds", "When the rules in force were loaded, by "+
 		"this node's clock.")
 	reloadGood = ours("config_last_reload_successful", "1 if what the source of rules had last is in force; 0 for as "+

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"bytes"
+	goflag "flag"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+var rewrite = goflag.Bool("rewrite", false, "write docs/mistakes.md anew, with what check says now")
+
+// A section of docs/mistakes.md has files, and a command that is run on them.
+var (
+	mistakeBlock = regexp.MustCompile("(?s)```(yaml|text)\n(.*?)```\n")
+	mistakeFile  = regexp.MustCompile(`^# (rules/\S+)\n`)
+)
+
+// docs/mistakes.md is what check says of at least forty realistic mistakes, one a
+// section. Every one of them fails under --strict.
+func TestMistakes(t *testing.T) {
+	page := read(t, "docs/mistakes.md")
+	sections := strings.Split(page, "\n### ")
+	if n := len(sections) - 1; n < 40 {
+		t.Errorf("%d mistakes", n)
+	}
+	out := sections[0]
+	for _, section := range sections[1:] {
+		title, _, _ := strings.Cut(section, "\n")
+		t.Run(title, func(t *testing.T) {
+			got := ""
+			inDirectory(t, func() { got = playMistake(t, section) })
+			if got != section && !*rewrite {
+				t.Errorf("now it says:\n%s", got)
+			}
+			out += "\n### " + got
+		})
+	}
+	if *rewrite {
+		if err := os.WriteFile(top+"docs/mistakes.md", []byte(out), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// inDirectory runs f in a directory of its own that has a folder rules.
+func inDirectory(t *testing.T, f func()) {
+	t.Helper()
+	before, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "rules"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chdir(dir); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := os.Chdir(before); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	f()
+}
+
+// playMistake is a section with what its command says now.
+func playMistake(t *testing.T, section string) string {
+	t.Helper()
+	return mistakeBlock.ReplaceAllStringFunc(section, func(block string) string {
+		m := mistakeBlock.FindStringSubmatch(block)
+		if m[1] == "yaml" {
+			name, text := "rules.yaml", m[2]
+			if named := mistakeFile.FindStringSubmatch(text); named != nil {
+				name, text = named[1], strings.TrimPrefix(text, named[0])
+			}
+			writeFile(t, name, text)
+			return block
+		}
+		line, _, _ := strings.Cut(m[2], "\n")
+		args := strings.Fields(strings.TrimPrefix(line, "$ sluice "))
+		var said, ignored bytes.Buffer
+		run(args, streams{&ignored, &said})
+		if code := run(append(args, "--strict"), streams{&ignored, &ignored}); code != 1 {
+			t.Errorf("with --strict the exit code is %d", code)
+		}
+		return "```text\n" + line + "\n" + strings.TrimSuffix(said.String(), "\n") + "\n```\n"
+	})
+}
