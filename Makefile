@@ -153,3 +153,7 @@ deps-list: ## say what deps would install, and install nothing
 screens: deps ## pictures of the console in its troubles, at three widths, light and dark: .cache/screens
 	mkdir -p .cache/screens
 	$(GO) test -count=1 -run '^TestConsoleScreens$$' ./cmd/sluice -screens $(CURDIR)/.cache/screens
+
+SNAPSHOT ?=
+release: ## binaries, image, SBOM and sums of the tagged commit, into .cache/release (SNAPSHOT=-snapshot: of any)
+	$(GO) run ./deploy/release $(SNAPSHOT)
