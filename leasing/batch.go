@@ -245,7 +245,7 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if fl.final {
-		return fl.reconciled(fl.rule, g, 0)
+		return fl.reconciled(fl.rule, g, fl.unasked)
 	}
 	h := &s.leases.get(fl.hash, fl.key).val
 	h.flight = nil

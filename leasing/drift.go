@@ -262,7 +262,7 @@ func (f *Fleet) finish(h *held, hash uint64, key []byte) {
 	}
 	h.reported = l.spent
 	fl := f.newFlight(hash, key)
-	fl.final, fl.rule = true, h.rule
+	fl.final, fl.rule, fl.unasked = true, h.rule, h.unasked
 	fl.claim = ratelimit.Claim{
 		Key: fl.name, Limit: l.limit(), Holder: h.name, Fence: l.fence, Window: l.window, TTL: time.Second,
 		Granted: l.granted, Spent: l.spent, Returned: l.returned, Tally: true, Final: true,
