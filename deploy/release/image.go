@@ -94,7 +94,8 @@ func (r *release) image(ctx context.Context, work string) error {
 // manifest adds the image for one platform: what the Dockerfile says.
 func (r *release) manifest(l *layout, p platform, binary string) (descriptor, error) {
 	packed, plain, err := r.layer([]entry{
-		{name: "bin/sluice", from: binary, mode: 0o755}, {name: "bin/ratelimit", link: "sluice", mode: 0o777},
+		{name: "bin/sluice", from: binary, mode: 0o755},
+		{name: "bin/ratelimit", link: "sluice", mode: 0o777},
 		{name: "etc/ssl/certs/ca-certificates.crt", from: certificates, mode: 0o644},
 	})
 	if err != nil {

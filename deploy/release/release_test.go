@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -49,7 +50,9 @@ func TestRelease(t *testing.T) {
 		t.Error("the archive has no LICENSE or README.md")
 	}
 	for _, name := range []string{".cdx.json", "_image.cdx.json"} {
-		var bill struct{ Components []struct{ Name, Version, Purl string } }
+		var bill struct {
+			Components []struct{ Name, Version, Purl string }
+		}
 		if err := json.Unmarshal(r.read(t, r.name(name)), &bill); err != nil {
 			t.Fatal(err)
 		}
@@ -171,7 +174,7 @@ func untar(t *testing.T, from io.Reader) map[string][]byte {
 	files := map[string][]byte{}
 	for r := tar.NewReader(from); ; {
 		h, err := r.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return files
 		}
 		if err != nil {

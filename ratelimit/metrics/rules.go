@@ -186,12 +186,16 @@ var (
 		},
 		{"sluice_windows_beyond_bound_total", "counter", "Keys and windows whose over-admission went beyond what the " +
 			"rule declares, as the ledger told this node.", limited, func(r *ruleRow) int64 { return int64(r.beyond) }},
-		{"sluice_over_admitted_by_policy_tokens_total", "counter", "Of the tokens admitted beyond the limit, those that " +
-			"on_store_failure admitted at this node.", limited,
-			func(r *ruleRow) int64 { return int64(r.overByPolicy) }},
-		{"sluice_windows_beyond_by_policy_total", "counter", "Keys and windows that would be within what the rule " +
-			"declares but for what on_store_failure admitted at this node.", limited,
-			func(r *ruleRow) int64 { return int64(r.byPolicy) }},
+		{
+			"sluice_over_admitted_by_policy_tokens_total", "counter", "Of the tokens admitted beyond the limit, those that " +
+				"on_store_failure admitted at this node.", limited,
+			func(r *ruleRow) int64 { return int64(r.overByPolicy) },
+		},
+		{
+			"sluice_windows_beyond_by_policy_total", "counter", "Keys and windows that would be within what the rule " +
+				"declares but for what on_store_failure admitted at this node.", limited,
+			func(r *ruleRow) int64 { return int64(r.byPolicy) },
+		},
 		{"sluice_drift_share_used_up_total", "counter", "Decisions that could not drift, for this node's share of " +
 			"the key was used up.", approx, func(r *ruleRow) int64 { return int64(r.usedUp) }},
 		{

@@ -6,7 +6,9 @@
 - {name: RUNTIME_IGNOREDOTFILES, value: "true"}
 - {name: DRAIN_TIME, value: "{{ .Values.drainSeconds }}s"}
 - {name: GRACE_TIME, value: "{{ .Values.graceSeconds }}s"}
+{{- if .Values.maxKeys }}
 - {name: MAX_KEYS, value: {{ .Values.maxKeys | int | quote }}}
+{{- end }}
 {{- $nodes := include "sluice.maxNodes" . }}
 {{- if not (hasKey .Values.env "COORDINATION_MAX_NODES") }}
 - {name: COORDINATION_MAX_NODES, value: {{ $nodes | quote }}}

@@ -58,9 +58,10 @@ capabilities: {drop: [ALL]}
 {{- with .Values.resources.limits }}{{- with .memory }}
 {{- $bytes := include "sluice.bytes" . }}
 {{- if $bytes }}
-{{- $needs := mul $.Values.maxKeys 1400 }}
+{{- $each := ternary 1250 256 (or (ne $.Values.redis.url "") (ne $.Values.redis.urlSecret.name "")) }}
+{{- $needs := mul $.Values.maxKeys $each }}
 {{- if gt (int64 $needs) (int64 $bytes) }}
-{{- fail (printf "maxKeys is %d, which may take %d bytes, and resources.limits.memory is %s: raise the limit, or lower maxKeys to %d at most" (int64 $.Values.maxKeys) (int64 $needs) (toString .) (div (int64 $bytes) 1400)) }}
+{{- fail (printf "maxKeys is %d, which may take %d bytes, and resources.limits.memory is %s: raise the limit, or lower maxKeys to %d at most" (int64 $.Values.maxKeys) (int64 $needs) (toString .) (div (int64 $bytes) $each)) }}
 {{- end }}
 {{- mulf (float64 $bytes) 0.9 | int64 }}
 {{- end }}
