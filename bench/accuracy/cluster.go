@@ -138,12 +138,7 @@ func (c *cluster) leave(i int) error {
 	return err
 }
 
-func (c *cluster) pause(i int, on bool) error {
-	if on {
-		return c.members[i].node.Signal(syscall.SIGSTOP)
-	}
-	return c.members[i].node.Signal(syscall.SIGCONT)
-}
+func (c *cluster) pause(i int, on bool) error { return c.members[i].node.Pause(on) }
 
 // settle waits until all nodes know each other, and drift where they may.
 func (c *cluster) settle(nodes int) error {
@@ -226,7 +221,7 @@ func (c *cluster) close() {
 	c.client.Close()
 	for _, m := range c.members {
 		if m.node != nil {
-			_ = m.node.Signal(syscall.SIGCONT)
+			_ = m.node.Pause(false)
 			m.node.Stop()
 		}
 	}

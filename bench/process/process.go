@@ -15,8 +15,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Process is a server in a process of its own. It is not safe for concurrent use.
@@ -71,18 +69,6 @@ func (p *Process) Stop() {
 		_ = p.cmd.Process.Kill()
 		_ = p.Wait(10 * time.Second)
 	}
-}
-
-// CPU is the processor time the process has used since it started, by the
-// kernel's clock of that process (clock_getcpuclockid).
-func (p *Process) CPU() (time.Duration, error) {
-	const schedClock = 2
-	var ts unix.Timespec
-	id := int32(^p.cmd.Process.Pid)<<3 | schedClock
-	if err := unix.ClockGettime(id, &ts); err != nil {
-		return 0, fmt.Errorf("processor time of process %d: %w", p.cmd.Process.Pid, err)
-	}
-	return time.Duration(ts.Nano()), nil
 }
 
 // Sluice runs a node with these rules on free ports.

@@ -69,12 +69,7 @@ func (s *Redis) Kill() error {
 }
 
 // Hang stops it, or has it go on.
-func (s *Redis) Hang(on bool) error {
-	if on {
-		return s.own.Signal(syscall.SIGSTOP)
-	}
-	return s.own.Signal(syscall.SIGCONT)
-}
+func (s *Redis) Hang(on bool) error { return s.own.Pause(on) }
 
 // Forget removes all its data.
 func (s *Redis) Forget() error {

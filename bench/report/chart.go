@@ -8,6 +8,7 @@ import (
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgsvg"
@@ -52,7 +53,9 @@ func (c *Chart) SVG() (string, error) {
 	if err := c.draw(p); err != nil {
 		return "", fmt.Errorf("chart %q: %w", c.Title, err)
 	}
-	canvas := vgsvg.New(vg.Points(430), vg.Points(260))
+	fit(&p.Title.TextStyle, c.Title, chartWidth-2*chartMargin)
+	fit(&p.Y.Label.TextStyle, c.Y, chartHeight-4*chartMargin)
+	canvas := vgsvg.New(chartWidth, chartHeight)
 	p.Draw(drawOn(canvas))
 	var b bytes.Buffer
 	if _, err := canvas.WriteTo(&b); err != nil {
@@ -106,7 +109,29 @@ func (c *Chart) bars(p *plot.Plot) error {
 		p.Add(bar)
 	}
 	p.NominalX(names...)
+	widest := ""
+	for _, name := range names {
+		if len(name) > len(widest) {
+			widest = name
+		}
+	}
+	fit(&p.X.Tick.Label, widest, (chartWidth-6*chartMargin)/vg.Length(max(1, len(names))))
 	return nil
 }
 
-func drawOn(canvas *vgsvg.Canvas) draw.Canvas { return draw.New(canvas) }
+const (
+	chartWidth, chartHeight = vg.Length(430), vg.Length(260) // points
+	// The label of an axis' last tick is centred on its end, and reaches over it.
+	chartMargin = vg.Length(14)
+)
+
+// fit makes a text's letters as small as it takes for it not to be clipped.
+func fit(style *text.Style, s string, width vg.Length) {
+	if is := style.Width(s); is > width {
+		style.Font.Size *= width / is
+	}
+}
+
+func drawOn(canvas *vgsvg.Canvas) draw.Canvas {
+	return draw.Crop(draw.New(canvas), 0, -chartMargin, 0, -chartMargin/2)
+}

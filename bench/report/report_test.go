@@ -8,8 +8,12 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
+
+	"gonum.org/v1/plot"
 )
 
 func sample() *Page {
@@ -76,5 +80,37 @@ func TestTableText(t *testing.T) {
 	want := "modes\n      mode  over\n   leasing     0\n  <script>     9  <- beyond its bound\na note\n"
 	if b.String() != want {
 		t.Errorf("%q, want %q", b.String(), want)
+	}
+}
+
+// Letters get smaller where a title, or the names of many bars, would be clipped.
+func TestChartsFitTheirLabels(t *testing.T) {
+	style := plot.New().Title.TextStyle
+	long := strings.Repeat("a long title ", 12)
+	fit(&style, "short", 100)
+	if before := plot.New().Title.TextStyle.Font.Size; style.Font.Size != before {
+		t.Errorf("a short title has letters of %v, not %v", style.Font.Size, before)
+	}
+	fit(&style, long, 100)
+	if w := style.Width(long); w > 100.5 || w < 90 {
+		t.Errorf("a long one is %v wide", w)
+	}
+	c := Chart{Title: long, Bars: make([]Bar, 9)}
+	for i := range c.Bars {
+		c.Bars[i] = Bar{Name: "a mode with a long name", Value: 1}
+	}
+	svg, err := c.SVG()
+	if err != nil || !strings.Contains(svg, "a mode with a long name") {
+		t.Errorf("%v %.300s", err, svg)
+	}
+	sizes := regexp.MustCompile(`font-size:([0-9.]+)px`).FindAllStringSubmatch(svg, -1)
+	smallest := 99.0
+	for _, m := range sizes {
+		if size, err := strconv.ParseFloat(m[1], 64); err == nil {
+			smallest = min(smallest, size)
+		}
+	}
+	if len(sizes) == 0 || smallest > 6 {
+		t.Errorf("the smallest of %d texts has letters of %v", len(sizes), smallest)
 	}
 }

@@ -33,6 +33,16 @@ type benchAccuracyCmd struct {
 	Charts   string        `placeholder:"DIR" help:"Write the charts as SVG files, too."`
 }
 
+// Help is what `sluice bench accuracy --help` says below its summary.
+func (*benchAccuracyCmd) Help() string {
+	return `Examples:
+
+  sluice bench accuracy                                     about half of the scenarios, under three minutes
+  sluice bench accuracy --all --html accuracy.html
+  sluice bench accuracy --scenario burst --scenario 'dead store'
+  sluice bench accuracy --target ratelimit:8081 --limit 300     another server of the same protocol`
+}
+
 // Run fails if a mode went further than it declares, or counts differ.
 func (c *benchAccuracyCmd) Run(s streams) error {
 	self, err := os.Executable()

@@ -21,6 +21,13 @@ type adminFlags struct {
 
 type adminResetCmd struct{ adminFlags }
 
+// Help is what `sluice admin reset --help` says below its summary.
+func (*adminResetCmd) Help() string {
+	return `Examples:
+
+  ADMIN_TOKEN=... sluice admin reset --debug node1:6070,node2:6070 edge api_key=abc`
+}
+
 // Run resets by one node that can, and has all others drop their leases.
 func (c *adminResetCmd) Run(s streams) error {
 	var errs []error
@@ -40,6 +47,13 @@ func (c *adminResetCmd) Run(s streams) error {
 }
 
 type adminDropCmd struct{ adminFlags }
+
+// Help is what `sluice admin drop --help` says below its summary.
+func (*adminDropCmd) Help() string {
+	return `Examples:
+
+  ADMIN_TOKEN=... sluice admin drop --debug node1:6070 edge api_key=abc`
+}
 
 // Run drops the lease on every node named.
 func (c *adminDropCmd) Run(s streams) error {

@@ -21,6 +21,14 @@ type auditCmd struct {
 	JSON   bool       `name:"json" help:"Print the windows as JSON lines."`
 }
 
+// Help is what `sluice audit --help` says below its summary.
+func (*auditCmd) Help() string {
+	return `Examples:
+
+  sluice audit /dev/null                               records of nodes (AUDIT_FILE); any number of files
+  REDIS_URL=redis:6379 sluice audit --rule edge.login  what the Redis keeps`
+}
+
 // Run prints for each window what was admitted at most, and fails if that went
 // beyond what the rule declares.
 func (c *auditCmd) Run(s streams) error {

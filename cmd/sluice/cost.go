@@ -25,6 +25,13 @@ type benchCostCmd struct {
 	JSON        bool          `help:"Print JSON."`
 }
 
+// Help is what `sluice bench cost --help` says below its summary.
+func (*benchCostCmd) Help() string {
+	return `Examples:
+
+  sluice bench cost`
+}
+
 // Run measures and fails if the ratio is above MaxRatio.
 func (c *benchCostCmd) Run(s streams) error {
 	if c.Rounds < 1 || c.Callers < 1 || c.Connections < 1 || c.Keys < 1 || c.Round <= 0 {

@@ -41,6 +41,14 @@ type demoCmd struct {
 	HTTP  string        `name:"http" placeholder:"URL" help:"Start nothing, and send the demand to an Envoy, as HTTP requests."`
 }
 
+// Help is what `sluice demo --help` says below its summary.
+func (*demoCmd) Help() string {
+	return `Examples:
+
+  sluice demo
+  sluice demo --nodes 5 --rate 3000 --for 1m`
+}
+
 // Run starts what there must be, prints where to look, and keeps the demand up.
 func (c *demoCmd) Run(s streams) error {
 	if c.Nodes < 1 || c.Nodes > 10 || !(c.Rate > 0) || c.Rate > 1e5 {

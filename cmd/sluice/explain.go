@@ -17,6 +17,15 @@ type explainCmd struct {
 	JSON  bool   `name:"json" help:"As JSON."`
 }
 
+// Help is what `sluice explain --help` says below its summary.
+func (*explainCmd) Help() string {
+	return `Examples:
+
+  sluice explain edge api_key=abc
+  sluice explain --debug node1:6070 edge remote_address=10.0.0.1 path=/login
+  sluice explain --json edge api_key=abc | jq .next`
+}
+
 // Run prints the explanation.
 func (c *explainCmd) Run(s streams) error {
 	if c.JSON {

@@ -26,6 +26,13 @@ type historiesCmd struct {
 	JSON  bool   `help:"Print JSON."`
 }
 
+// Help is what `sluice sim histories --help` says below its summary.
+func (*historiesCmd) Help() string {
+	return `Examples:
+
+  sluice sim histories --count 10000`
+}
+
 // Run fails if a history does.
 func (c *historiesCmd) Run(s streams) error {
 	if c.Count < 1 || c.Cores < 0 {

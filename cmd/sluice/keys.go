@@ -18,6 +18,13 @@ type benchKeysCmd struct {
 	MaxMemory int `default:"1536" help:"Fail if it ever has more resident memory than this, in MiB."`
 }
 
+// Help is what `sluice bench keys --help` says below its summary.
+func (*benchKeysCmd) Help() string {
+	return `Examples:
+
+  sluice bench keys`
+}
+
 // fewSeries may come after the first tenth of the keys: of what happens then for the
 // first time. A series for each key, or for one in a hundred, would be more.
 const fewSeries = 50

@@ -28,7 +28,9 @@ type cli struct {
 	Admin      adminCmd   `cmd:"" help:"Corrections on running nodes, with their ADMIN_TOKEN."`
 	Audit      auditCmd   `cmd:"" help:"Replay the record of rules with audit: true: what each window admitted at most, and whether its limit held."`
 	laboratory `embed:""`
-	Version    kong.VersionFlag `help:"Print the version."`
+	Version    versionCmd       `cmd:"" help:"Which sluice this is: version, commit, platform."`
+	Completion completionCmd    `cmd:"" help:"A shell's script that completes commands and flags."`
+	ShortOf    kong.VersionFlag `name:"version" help:"Print the version."`
 }
 
 // streams are where a command writes; tests read them.
@@ -67,17 +69,7 @@ func arguments(args []string) []string {
 // run runs one command line and returns its exit code.
 func run(args []string, s streams) int {
 	exit := -1
-	parser, err := kong.New(&cli{},
-		kong.Name("sluice"),
-		kong.Description("A rate-limit service for fleets of Envoy gateways. Settings are flags or environment variables; the names are envoyproxy/ratelimit's."),
-		kong.Vars{"version": version(), "coordination": coordinationHelp()},
-		kong.Writers(s.out, s.err),
-		kong.Exit(func(code int) { exit = code }),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
-		kong.Bind(s),
-		kong.ExplicitGroups(groups),
-		kong.KindMapper(reflect.Bool, boolMapper{}),
-	)
+	parser, err := newParser(s, func(code int) { exit = code })
 	if err != nil {
 		fmt.Fprintln(s.err, "sluice:", err)
 		return 2
@@ -95,6 +87,22 @@ func run(args []string, s streams) int {
 		return 1
 	}
 	return 0
+}
+
+// newParser reads command lines. exit is called where nothing is left to run.
+func newParser(s streams, exit func(code int)) (*kong.Kong, error) {
+	return kong.New(&cli{},
+		kong.Name("sluice"),
+		kong.Description("A rate-limit service for fleets of Envoy gateways. Settings are flags or environment variables; "+
+			"the names are envoyproxy/ratelimit's."),
+		kong.Vars{"version": version(), "coordination": coordinationHelp()},
+		kong.Writers(s.out, s.err),
+		kong.Exit(exit),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
+		kong.Bind(s),
+		kong.ExplicitGroups(groups),
+		kong.KindMapper(reflect.Bool, boolMapper{}),
+	)
 }
 
 // released is the version that make release gives a binary; "": none.

@@ -30,6 +30,13 @@ type benchOverloadCmd struct {
 	Charts      string        `placeholder:"DIR" help:"Write the chart as an SVG file, too."`
 }
 
+// Help is what `sluice bench overload --help` says below its summary.
+func (*benchOverloadCmd) Help() string {
+	return `Examples:
+
+  sluice bench overload`
+}
+
 // Run fails if goodput is below Least.
 func (c *benchOverloadCmd) Run(s streams) error {
 	self, err := os.Executable()

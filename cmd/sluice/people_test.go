@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -92,8 +93,9 @@ func TestExplain(t *testing.T) {
 		}
 	}
 	for want, args := range map[string][]string{
-		"does not answer":                      {"--debug=127.0.0.1:1", "d", "a=b"},
-		"no rules are in force for the domain": {"--debug=" + peopleNodes(t, 1, "")[0].debug, "nowhere", "a=b"},
+		"does not answer":                        {"--debug=127.0.0.1:1", "d", "a=b"},
+		"its requests are OK; did you mean 'd'?": {"--debug=" + peopleNodes(t, 1, "")[0].debug, "d_", "a=b"},
+		"no rules are in force for the domain":   {"--debug=" + peopleNodes(t, 1, "")[0].debug, "nowhere", "a=b"},
 	} {
 		if code, _, errs := runLine(append([]string{"explain"}, args...)...); code != 1 || !strings.Contains(errs, want) {
 			t.Errorf("%v: %d %s", args, code, errs)
@@ -149,14 +151,50 @@ func TestAdmin(t *testing.T) {
 	}
 }
 
+// The table sums nodes, goes on when one dies, and says who has other rules, for
+// people and for programs.
 func TestTop(t *testing.T) {
-	nodes := peopleNodes(t, 2, redistest.Start(t).Addr)
+	redis := redistest.Start(t)
+	nodes := peopleNodes(t, 2, redis.Addr)
 	for i := range 20 {
 		nodes[i%2].post("five", "x")
 	}
 	code, out, errs := runLine("top", nodes[0].debug, nodes[1].debug, "--every=100ms", "--times=1")
-	if code != 0 || !strings.Contains(out, "2 nodes") || !strings.Contains(out, "d.five") || !strings.Contains(out, "5 per year") {
+	if code != 0 || !strings.Contains(out, "2 nodes") || !strings.Contains(out, "d.five") || !strings.Contains(out, "5 per year") ||
+		strings.Count(out, "\nrules ") != 1 {
 		t.Errorf("%d %s\n%s", code, errs, out)
+	}
+	other := filepath.Join(t.TempDir(), "rules.yaml")
+	writeFile(t, other, strings.Replace(peopleRules, "requests_per_unit: 50}", "requests_per_unit: 60}", 1))
+	third := serve(t, []string{"REDIS_URL=" + redis.Addr}, "--config", other)
+	top := topCmd{Debug: []string{nodes[0].debug, nodes[1].debug, third.debug}, Rules: 20}
+	before := top.look(nil)
+	if err := before.failed(); err != nil {
+		t.Fatal(err)
+	}
+	_ = nodes[1].cmd.Process.Kill()
+	<-nodes[1].exited
+	now := top.look(before)
+	now.at = before.at.Add(7 * time.Second)
+	var text bytes.Buffer
+	if err := top.print(&text, before, now); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"2 nodes", "NODES HAVE DIFFERENT RULES", third.debug + "\n", nodes[1].debug + " DOES NOT ANSWER, last heard 7s ago", "d.five"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("no %q in\n%s", want, text.String())
+		}
+	}
+	v := top.summary(before, now)
+	if len(v.Nodes) != 3 || v.Nodes[1].Answers || v.Nodes[1].Error == "" || len(v.Sets) != 2 || v.Calls < 0 || v.Rules[0].Decisions < 20 {
+		t.Errorf("%+v", v)
+	}
+	if code, out, errs := runLine("top", "--json", "--all", nodes[0].debug, "--every=100ms", "--times=2"); code != 0 || strings.Count(out, "\n") != 2 ||
+		json.Unmarshal([]byte(strings.Split(out, "\n")[1]), v) != nil || len(v.Sets) == 0 {
+		t.Errorf("%d %s\n%s", code, errs, out)
+	}
+	if code, _, errs := runLine("top", "127.0.0.1:1", "--times=1"); code != 1 || !strings.Contains(errs, "does not answer") {
+		t.Errorf("of no node: %d %s", code, errs)
 	}
 }
 

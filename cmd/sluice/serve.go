@@ -21,6 +21,16 @@ type serveCmd struct {
 	settings
 }
 
+// Help is what `sluice serve --help` says below its summary.
+func (*serveCmd) Help() string {
+	return `Examples:
+
+  sluice serve                                                       the built-in example
+  sluice serve --config rules/                                       one node, budgets in memory
+  REDIS_URL=redis:6379 sluice serve --config rules/                  a node of a fleet that shares a Redis
+  PEERS=dns:sluice-peers:8082 PEER_SECRET=... sluice serve --config rules/     key owners, for mode routing`
+}
+
 // Run serves until SIGTERM (drains) or SIGINT (stops at once).
 func (c *serveCmd) Run(s streams) error {
 	drain, cancel := context.WithCancel(context.Background())

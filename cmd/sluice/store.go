@@ -27,6 +27,13 @@ type benchStoreCmd struct {
 	Charts  string        `placeholder:"DIR" help:"Write the charts as SVG files, too."`
 }
 
+// Help is what `sluice bench store --help` says below its summary.
+func (*benchStoreCmd) Help() string {
+	return `Examples:
+
+  sluice bench store --nodes 3 --virtual 0`
+}
+
 // Run fails if a mode went further over a limit than it declares.
 func (c *benchStoreCmd) Run(s streams) error {
 	self, err := os.Executable()

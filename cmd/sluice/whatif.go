@@ -50,6 +50,13 @@ type whatIfCmd struct {
 	Coordination coordinationFlags `embed:"" group:"coordination"`
 }
 
+// Help is what `sluice sim what-if --help` says below its summary.
+func (*whatIfCmd) Help() string {
+	return `Examples:
+
+  sluice sim what-if 6000/minute --rate 1000 --keys 1000 --nodes 3`
+}
+
 // Run prints what each mode would do, and which to choose.
 func (c *whatIfCmd) Run(s streams) error {
 	q, err := c.question()

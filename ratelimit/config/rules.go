@@ -105,6 +105,15 @@ func eachName(
 	})
 }
 
+// DomainNames returns the names of at most that many domains, in their order.
+func (r *Rules) DomainNames(most int) []string {
+	if r == nil {
+		return nil
+	}
+	names := slices.Sorted(maps.Keys(r.domains))
+	return names[:min(most, len(names))]
+}
+
 // Domains returns how many domains there are.
 func (r *Rules) Domains() int { return len(r.domains) }
 

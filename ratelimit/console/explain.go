@@ -29,6 +29,9 @@ type Explanation struct {
 	*ratelimit.Look
 }
 
+// mostNames are domains that an unknown one is compared with.
+const mostNames = 1000
+
 // errAsk is a question that makes no sense.
 var errAsk = errors.New("ask like /explain?domain=edge&entry=tier=gold&entry=user=bob")
 
@@ -49,7 +52,9 @@ func (c *console) asked(r *http.Request) (*config.Domain, []config.Entry, error)
 	}
 	d := c.Metrics.Store.Rules().Domain(name)
 	if d == nil {
-		return nil, entries, fmt.Errorf("no rules are in force for the domain %q: its requests are OK", name)
+		// The name is cut, so that what is behind it is not.
+		return nil, entries, fmt.Errorf("no rules are in force for the domain %.60q: its requests are OK%s", name,
+			ratelimit.DidYouMean(name, c.Metrics.Store.Rules().DomainNames(mostNames)))
 	}
 	return d, entries, nil
 }
