@@ -52,7 +52,7 @@ func read(from io.Reader) (results []result, failed bool, err error) {
 
 // write prints a table; a name that repeats is printed once.
 func write(to io.Writer, results []result) {
-	fmt.Fprint(to, "| shown by | measured |\n|---|---|\n")
+	fmt.Fprintln(to, "| shown by | measured |\n|---|---|")
 	before := ""
 	for _, r := range results {
 		name := "`" + r.name + "`"
