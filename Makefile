@@ -33,7 +33,7 @@ command -v $(1) >/dev/null || { \
 command -v $(1) >/dev/null || { echo "$(1) is not on the PATH: install it and call make again" >&2; false; }
 endef
 
-test: deps ## all tests, and each fuzz target, FUZZTIME runs
+test: deps-list deps ## all tests, and each fuzz target, FUZZTIME runs; says first what it will install
 	$(GO) vet ./...
 	$(GO) test -timeout 10m ./...
 	cd deploy/check && $(GO) vet ./... && $(GO) test ./...
@@ -73,7 +73,7 @@ bench-store: deps $(BIN) ## what Redis does for a decision, beside asking it for
 	$(BIN) bench store --nodes 3 --length 60s --html .cache/store.html
 
 bench-sim: ## decisions the simulator plays a second, on one core
-	GOGC=400 $(GO) test -run '^$$' -cpu 1 -bench Decisions ./bench/sim
+	GOGC=400 $(GO) test -run '^$$' -cpu 1 -bench Decisions ./bench/sim | $(GO) run ./bench/results
 
 # About 20 minutes on 2 cores.
 HISTORIES ?= 100000
@@ -94,7 +94,7 @@ mutants: deps ## plant faults in the core, one at a time, and see which ones the
 	$(GO) run ./bench/mutants -files '$(FILES)' -budget $(BUDGET)
 
 bench-core: ## match and take, by number of keys, beside one cold read of memory
-	$(GO) test -run '^$$' -bench . -benchtime 2s ./bench
+	$(GO) test -run '^$$' -bench . -benchtime 2s ./bench | $(GO) run ./bench/results
 
 upgrade: deps ## share one Redis with nodes of the commit FROM, while a fleet is upgraded and rolled back
 	rm -rf .cache/upgrade && git worktree prune && git worktree add --detach --force .cache/upgrade $(FROM)
@@ -106,20 +106,20 @@ bench-cost: $(BIN) ## server CPU a call, against an empty gRPC server
 	$(BIN) bench cost
 
 bench-defaults: ## what each default costs and buys, beside what it might be instead
-	@$(GO) test -count=1 -v -run '^TestDefaults$$' ./approx | sed -n 's/^ *defaults_test.go:[0-9]*: //p'
+	@$(GO) test -count=1 -v -run '^TestDefaults$$' ./approx | $(GO) run ./bench/results
 
 bench-fleet: deps ## what a fleet on Redis admits and costs, through every fault
-	$(GO) test -count=1 -v -run '^TestFleet' ./cmd/sluice ./leasing | grep -E '^(---|    (---|[a-z_]+_test.go))|^(ok|FAIL)'
-	$(GO) test -count=1 -v -run '^TestRedisAccountIsSmall' ./leasing | grep bytes
+	$(GO) test -count=1 -v -run '^TestFleet' ./cmd/sluice ./leasing | $(GO) run ./bench/results
+	$(GO) test -count=1 -v -run '^TestRedisAccountIsSmall' ./leasing | $(GO) run ./bench/results
 
 bench-approx: deps ## what mode approx admits beyond its limits, against what it declares
-	$(GO) test -count=1 -v -run '^TestApprox' ./cmd/sluice | grep -E '^(---|    [a-z_]+_test.go)|^(ok|FAIL)'
+	$(GO) test -count=1 -v -run '^TestApprox' ./cmd/sluice | $(GO) run ./bench/results
 
 bench-routing: deps ## what mode routing admits while nodes come, go and die
-	$(GO) test -count=1 -v -run '^TestRouting' ./cmd/sluice | grep -E '^(---|    [a-z_]+_test.go)|^(ok|FAIL)'
+	$(GO) test -count=1 -v -run '^TestRouting' ./cmd/sluice | $(GO) run ./bench/results
 
 bench-handover: ## a million accounts handed over while 2,000 requests a second go on
-	HANDOVER_KEYS=1000000 $(GO) test -count=1 -v -run '^TestHandOverUnderLoad$$' ./routing | grep -E '^(---|    [a-z_]+_test.go)|^(ok|FAIL)'
+	HANDOVER_KEYS=1000000 $(GO) test -count=1 -v -run '^TestHandOverUnderLoad$$' ./routing | $(GO) run ./bench/results
 
 dashboards: ## write the Grafana dashboards
 	$(GO) run ./deploy/grafana
@@ -132,8 +132,7 @@ proto: ## the peers' messages in Go (needs protoc, protoc-gen-go and protoc-gen-
 	protoc -I routing --go_out=. --go_opt=module=github.com/sluice-gate/sluice --go-grpc_out=. --go-grpc_opt=module=github.com/sluice-gate/sluice routing/wire.proto
 
 bench-metrics: ## what counting costs a decision, and a scrape of 10,000 rules
-	$(GO) test -run '^$$' -bench Metrics ./bench
-	$(GO) test -run '^$$' -bench Scrape ./ratelimit/metrics
+	$(GO) test -run '^$$' -bench 'Metrics|Scrape' ./bench ./ratelimit/metrics | $(GO) run ./bench/results
 
 bench-keys: $(BIN) ## memory and time of tables of up to 10,000,000 keys; 5,000,000 invented keys against 512 MiB
 	$(BIN) bench table
@@ -155,3 +154,17 @@ fuzz-long: ## run every fuzz target LONG times (1000000x; or a time, 10m)
 	    $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(LONG) -fuzzminimizetime 10x $$package || failed="$$failed $$package:$$target"; \
 	  done; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+
+.PHONY: deps-list release screens
+deps-list: ## say what deps would install, and install nothing
+	@for pair in redis-server:redis-server promtool:prometheus chromium:chromium; do \
+	  command -v $${pair%:*} >/dev/null && echo "$${pair%:*} is there" || echo "$${pair%:*} is missing: make deps installs the package $${pair#*:} (or its name elsewhere), with the system's package manager"; \
+	done
+
+screens: deps ## pictures of the console in its troubles, at three widths, light and dark: .cache/screens
+	mkdir -p .cache/screens
+	$(GO) test -count=1 -run '^TestConsoleScreens$$' ./cmd/sluice -screens $(CURDIR)/.cache/screens
+
+SNAPSHOT ?=
+release: ## binaries, image, SBOM and sums of the tagged commit, into .cache/release (SNAPSHOT=-snapshot: of any)
+	$(GO) run ./deploy/release $(SNAPSHOT)

@@ -3,17 +3,20 @@ package deploy
 import (
 	"encoding/json"
 	"os"
+	"slices"
 	"testing"
 
 	bootstrap "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
-	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	hcm "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	"github.com/goccy/go-yaml"
 	"google.golang.org/protobuf/encoding/protojson"
 )
 
+// Every configuration is one that Envoy's types take, and none lets a client
+// escape its limit.
 func TestEnvoyConfigsAreValid(t *testing.T) {
 	for _, name := range []string{"envoy/envoy.yaml", "envoy/approx.yaml", "envoy/ring-hash.yaml", "compose/envoy.yaml"} {
 		t.Run(name, func(t *testing.T) { validEnvoy(t, "deploy/"+name) })
@@ -36,9 +39,52 @@ func validEnvoy(t *testing.T, name string) {
 	if err := b.ValidateAll(); err != nil {
 		t.Error(err)
 	}
-	for _, f := range b.StaticResources.Listeners[0].FilterChains[0].Filters {
-		if _, err := f.GetTypedConfig().UnmarshalNew(); err != nil {
-			t.Error(err)
+	for _, l := range b.StaticResources.Listeners {
+		for _, f := range l.FilterChains[0].Filters {
+			m, err := f.GetTypedConfig().UnmarshalNew()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if h, ok := m.(*hcm.HttpConnectionManager); ok && h.StatPrefix == "ingress" {
+				notBypassed(t, h, name != "deploy/compose/envoy.yaml")
+			}
+		}
+	}
+	for _, c := range b.StaticResources.Clusters {
+		if c.Name == "sluice" && (len(c.HealthChecks) != 1 || c.HealthChecks[0].GetGrpcHealthCheck().GetServiceName() != "ratelimit") {
+			t.Errorf("the cluster %s has no health check by gRPC: nodes that drain or hang are still asked", c.Name)
+		}
+	}
+}
+
+// notBypassed holds what comes from clients against what they could do to have
+// no limit: name another address, write the path differently, add a query to it,
+// send no key.
+func notBypassed(t *testing.T, h *hcm.HttpConnectionManager, byAddress bool) {
+	t.Helper()
+	if !h.GetUseRemoteAddress().GetValue() {
+		t.Error("use_remote_address is not set: X-Forwarded-For, which clients send, is believed")
+	}
+	if !h.GetNormalizePath().GetValue() || !h.MergeSlashes {
+		t.Error("the path is not normalized: //login and /./login are other paths than /login")
+	}
+	for _, host := range h.GetRouteConfig().VirtualHosts {
+		for _, r := range host.Routes {
+			limits := slices.Concat(host.RateLimits, r.GetRoute().GetRateLimits())
+			addresses := 0
+			for _, limit := range limits {
+				for _, a := range limit.Actions {
+					if a.GetRequestHeaders().GetHeaderName() == ":path" {
+						t.Errorf("%v reads the path with its query: each query has a budget of its own", r.Match)
+					}
+					if len(limit.Actions) == 1 && (a.GetMaskedRemoteAddress() != nil || a.GetRemoteAddress() != nil) {
+						addresses++
+					}
+				}
+			}
+			if byAddress && addresses == 0 {
+				t.Errorf("%v: who sends no key has no limit", r.Match)
+			}
 		}
 	}
 }

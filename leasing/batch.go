@@ -245,7 +245,7 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if fl.final {
-		return fl.reconciled(fl.rule, g)
+		return fl.reconciled(fl.rule, g, fl.unasked)
 	}
 	h := &s.leases.get(fl.hash, fl.key).val
 	h.flight = nil
@@ -261,7 +261,8 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 		}
 		return r, false
 	}
-	r, drifted = fl.reconciled(h.rule, g)
+	r, drifted = fl.reconciled(h.rule, g, h.unasked)
+	h.unasked -= r.ByPolicy
 	if g.Missing && f.beats && fl.claim.Learning <= g.At {
 		f.missed(sent, now, &fl.claim)
 	}
@@ -321,19 +322,17 @@ func (h *held) windowOver(now instant, fl *flight, g *ratelimit.Grant) {
 	}
 }
 
-// reconciled is what an answer settled of drift, and counts what was over.
-func (fl *flight) reconciled(rule *ratelimit.Rule, g *ratelimit.Grant) (Reconciliation, bool) {
+// reconciled is what an answer settled of drift, and counts what was over. Up to
+// unasked of that was admitted by on_store_failure.
+func (fl *flight) reconciled(rule *ratelimit.Rule, g *ratelimit.Grant, unasked tokens) (Reconciliation, bool) {
 	c := &fl.claim
 	if g.Err != nil {
 		return Reconciliation{}, false
 	}
-	if g.OverAdmitted > 0 && rule.Counters != nil {
-		rule.Counters.OverAdmitted.Add(uint64(g.OverAdmitted))
-	}
-	countBound(rule, g)
+	byPolicy := countBound(rule, g, unasked)
 	drift := max(0, c.Spent-(c.Granted-c.Returned))
 	return Reconciliation{
 		Rule: rule, Key: fl.name, Window: g.Window, Fence: g.Fence, Drift: drift,
-		Confirmed: min(drift, g.Granted-c.Granted), Over: g.OverAdmitted, Available: g.Available,
+		Confirmed: min(drift, g.Granted-c.Granted), Over: g.OverAdmitted, ByPolicy: byPolicy, Available: g.Available,
 	}, drift > 0 || g.OverAdmitted > 0
 }

@@ -27,6 +27,7 @@ type Reconciliation struct {
 	Drift     ratelimit.Tokens // unconfirmed, when the claim was written
 	Confirmed ratelimit.Tokens // of it, by this answer
 	Over      ratelimit.Tokens // by which the window's over-admission grew
+	ByPolicy  ratelimit.Tokens // of it, what on_store_failure admitted at this node
 	Available ratelimit.Tokens // what the ledger has left
 }
 
@@ -217,22 +218,32 @@ func (h *held) gauge() {
 	h.gauges.set(h.rule.Counters, leased, h.lease.drifted(), h.stranded)
 }
 
-// begun forgets what was heard of the window before.
-func (h *held) begun() { h.reported, h.elsewhere, h.stranded = 0, 0, 0 }
+// begun forgets what was heard of the window before. What is owed is of this one.
+func (h *held) begun() { h.reported, h.elsewhere, h.stranded, h.unasked = 0, 0, 0, h.owed }
 
 // countBound counts a window when this claim has brought it near what its rule
-// declares to over-admit, or beyond.
-func countBound(rule *ratelimit.Rule, g *ratelimit.Grant) {
+// declares to over-admit, or beyond. Up to unasked of what went over was admitted
+// here by on_store_failure, which the rule declares apart: a window that is beyond
+// only because of that is counted apart, and how much it was is returned.
+func countBound(rule *ratelimit.Rule, g *ratelimit.Grant, unasked tokens) (byPolicy tokens) {
 	if g.OverAdmitted <= 0 || rule.Counters == nil {
-		return
+		return 0
 	}
+	rule.Counters.OverAdmitted.Add(uint64(g.OverAdmitted))
+	byPolicy = min(g.OverAdmitted, unasked)
+	rule.Counters.OverByPolicy.Add(uint64(byPolicy))
 	declared, before := rule.DeclaredOver(), g.Over-g.OverAdmitted
-	if near := declared - declared/5; before < near && g.Over >= near {
+	if near := declared - declared/5; before < near && g.Over-byPolicy >= near {
 		rule.Counters.NearBound.Add(1)
 	}
-	if before <= declared && g.Over > declared {
+	switch {
+	case before > declared || g.Over <= declared:
+	case g.Over-byPolicy <= declared:
+		rule.Counters.BeyondByPolicy.Add(1)
+	default:
 		rule.Counters.BeyondBound.Add(1)
 	}
+	return byPolicy
 }
 
 // untold tells whether there is something that the ledger should hear of.
@@ -253,7 +264,7 @@ func (f *Fleet) finish(h *held, hash uint64, key []byte) {
 	}
 	h.reported = l.spent
 	fl := f.newFlight(hash, key)
-	fl.final, fl.rule = true, h.rule
+	fl.final, fl.rule, fl.unasked = true, h.rule, h.unasked
 	fl.claim = ratelimit.Claim{
 		Key: fl.name, Limit: l.limit(), Holder: h.name, Fence: l.fence, Window: l.window, TTL: time.Second,
 		Granted: l.granted, Spent: l.spent, Returned: l.returned, Tally: true, Final: true,

@@ -50,6 +50,7 @@ func (f *Fleet) owe(now instant, a *ask, n tokens) window {
 	}
 	h := &c.val
 	h.settled = false
+	h.unasked = ratelimit.Booked(h.unasked, n)
 	if h.lease.current(now, a) {
 		h.lease.spent = ratelimit.Booked(h.lease.spent, n)
 		h.gauge()
@@ -81,6 +82,7 @@ func (f *Fleet) undoFallback(now instant, a *ask, v *verdict) {
 	}
 	h := &c.val
 	l := &h.lease
+	h.unasked = max(0, h.unasked-v.Charged)
 	switch {
 	case v.Booked == 0:
 		h.owed = max(0, h.owed-v.Charged)
@@ -127,6 +129,7 @@ func (f *Fleet) cached(now instant, a *ask) verdict {
 	}
 	h.lease.available -= a.Cost
 	h.lease.spent += a.Cost
+	h.unasked = ratelimit.Booked(h.unasked, a.Cost)
 	h.settled = false
 	return verdict{Charged: a.Cost, Remaining: h.lease.available, ResetAfter: h.lease.reset.Sub(now), Booked: h.lease.window}
 }

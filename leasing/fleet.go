@@ -154,6 +154,9 @@ type held struct {
 	// it was; the next grant books it, if its window had begun by owedAt.
 	owed   tokens
 	owedAt instant
+	// unasked is what on_store_failure admitted here in this window, owed included,
+	// less what has been told as over the limit since.
+	unasked tokens
 	// settled says that the ledger knows all that was spent, and that nothing
 	// is left to spend: the key can be forgotten.
 	settled bool

@@ -24,6 +24,7 @@ type flight struct {
 	last    bool            // nothing more will be claimed: the node ends
 	final   bool            // it only reports on a window that is over; nobody waits
 	rule    *ratelimit.Rule // of a final one
+	unasked tokens          // of a final one: what on_store_failure admitted here in its window
 	sent    bool            // guarded by the shard's mu
 	claim   ratelimit.Claim
 	at      instant

@@ -19,6 +19,8 @@ func lasts(sent, now instant, there ledgerClock, l *ratelimit.Limit, g *ratelimi
 func (h *held) payOwed() {
 	if h.owedAt > h.lease.reset.Add(-h.rule.Limit.Period()) || h.rule.Limit.Algorithm == ratelimit.TokenBucket {
 		h.lease.spent = ratelimit.Booked(h.lease.spent, min(h.owed, h.rule.Limit.Capacity()))
+	} else {
+		h.unasked = max(0, h.unasked-h.owed)
 	}
 	h.owed = 0
 }

@@ -25,9 +25,13 @@ type RuleCounters struct {
 	Drifting      atomic.Int64  // tokens spent here and not confirmed, now
 	Leased        atomic.Int64  // tokens leased to this node and unspent, as of the last claim of each key
 	NearBound     atomic.Uint64 // keys and windows that went 4/5 of the way to what the rule declares to over-admit
-	BeyondBound   atomic.Uint64 // and beyond it
-	ShareUsedUp   atomic.Uint64 // decisions that could not drift: this node's share of the key was used up
-	Stranded      atomic.Int64  // tokens in expired leases of silent nodes, of keys held here
+	BeyondBound   atomic.Uint64 // and beyond it, but for those of BeyondByPolicy
+	// Of the two above, what on_store_failure admitted here: tokens of OverAdmitted,
+	// and keys and windows that would be within the bound without them.
+	OverByPolicy   atomic.Uint64
+	BeyondByPolicy atomic.Uint64
+	ShareUsedUp    atomic.Uint64 // decisions that could not drift: this node's share of the key was used up
+	Stranded       atomic.Int64  // tokens in expired leases of silent nodes, of keys held here
 	// Budget bounds the names below all counters that share it; nil: there is
 	// only MaxNames.
 	Budget *NameBudget

@@ -31,10 +31,19 @@ type parts struct {
 	spans   *tracing
 	server  *server.Server
 	log     *slog.Logger
+	// What people see, and where peers find the node.
+	people   console.Source
+	peerAddr string
 }
 
-// fingerprint is that of the rules in force.
-func (p *parts) fingerprint() string { return p.store.Status().Fingerprint }
+// name is the node's debug port, as others know it.
+func (p *parts) name() string { return debugName(p.server, p.peerAddr) }
+
+// says is what the node tells others of itself, for people.
+func (p *parts) says(s *said) {
+	recent := p.people.History.Recent()
+	s.Rules, s.Rates, s.Wrong = p.store.Status().Fingerprint, &recent, p.people.History.Wrong()
+}
 
 // assemble makes the parts, and opens the ports last. Nothing runs yet.
 func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
@@ -50,13 +59,22 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	if p.decider, err = c.decider(p.clock, p.store, log); err != nil {
 		return nil, err
 	}
+	var redact *console.Redactor
+	if c.ConsoleRedact {
+		redact = console.NewRedactor()
+	}
 	var ring func() ratelimit.RoutingStats
 	if c.Ring.Peers != "" {
 		r, peered, err := c.Ring.route(&c.Bounds, p.limiter, p.run, p.clock, log)
 		if err != nil {
 			return nil, err
 		}
-		p.limiter, p.run, p.ring, ring = r, peered, r.Router, r.Router.Stats
+		p.limiter, p.run, p.ring = r, peered, r.Router
+		ring = func() ratelimit.RoutingStats {
+			s := r.Router.Stats()
+			s.HotKeys, s.HotHere = redact.Accounts(s.HotKeys), redact.Accounts(s.HotHere)
+			return s
+		}
 	}
 	budgets := c.Bounds.budgets()
 	gate := c.gate()
@@ -70,8 +88,12 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	if p.spans, err = c.Tracing.start(log); err != nil {
 		return nil, err
 	}
-	people := console.Source{Metrics: p.shown, Inspector: p.limiter, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Questions: c.Bounds.ExplainRate, Log: log}
-	p.server, err = c.open(svc, budgets, p.shown, people, p.latency, p.spans, gate, log)
+	p.peerAddr = c.Ring.Addr
+	p.people = console.Source{
+		Metrics: p.shown, Inspector: p.limiter, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Name: p.name, Questions: c.Bounds.ExplainRate, Log: log,
+		History: console.NewHistory(p.shown, p.latency), Redact: redact,
+	}
+	p.server, err = c.open(svc, budgets, p.shown, p.people, p.latency, p.spans, gate, log)
 	return p, err
 }
 

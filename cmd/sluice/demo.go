@@ -96,7 +96,9 @@ func (c *demoCmd) Run(s streams) error {
 func (c *demoCmd) show(ctx context.Context, s streams, nodes []*process.Process, store string) error {
 	var debug []string
 	var askers []asker
-	fmt.Fprintf(s.out, "%d nodes on the Redis at %s, and %v requests a second. Look at\n\n", len(nodes), store, c.Rate)
+	fmt.Fprintf(s.out, "%d nodes share limits through the Redis at %s, and get %v requests a second for 20 keys, more than the limits allow.\n"+
+		"Each rule says how far a key may go over its limit, before it runs; the table shows how far keys do go.\n\nWhat a node does, live:\n\n",
+		len(nodes), store, c.Rate)
 	for i, n := range nodes {
 		fmt.Fprintf(s.out, "  node %d: http://%s/console\n", i+1, n.Debug)
 		debug = append(debug, n.Debug)
@@ -111,8 +113,11 @@ func (c *demoCmd) show(ctx context.Context, s streams, nodes []*process.Process,
 	if strings.Contains(os.Args[0], "go-build") {
 		name = "go run ./cmd/sluice"
 	}
-	fmt.Fprintf(s.out, "\nor at all of them, in another terminal:\n\n  %s top %s\n  %s explain --debug %s edge api_key=key-0\n\n", name, strings.Join(debug, " "), name, debug[0])
-	return c.demand(ctx, s, askers)
+	fmt.Fprintf(s.out, "\nAll of them, and why a key is refused, in another terminal:\n\n  %s top %s\n  %s explain --debug %s edge api_key=key-0\n\n", name, strings.Join(debug, " "), name, debug[0])
+	told := async(func() { (&teller{out: s.out, debug: debug}).tell(ctx) })
+	err := c.demand(ctx, s, askers)
+	<-told
+	return err
 }
 
 // demoRedis runs a Redis that keeps nothing.
@@ -131,7 +136,8 @@ func demoRedis(dir string) (*process.Process, error) {
 // start runs the nodes, with their debug ports from 6070 on where these are free.
 func (c *demoCmd) start(dir, store string) (nodes []*process.Process, err error) {
 	rules := filepath.Join(dir, "rules.yaml")
-	if err := os.WriteFile(rules, []byte(demoRules), 0o600); err != nil {
+	text := strings.Replace(demoRules, "max_nodes: 3", fmt.Sprintf("max_nodes: %d", c.Nodes), 1)
+	if err := os.WriteFile(rules, []byte(text), 0o600); err != nil {
 		return nil, err
 	}
 	binary, err := os.Executable()
@@ -198,8 +204,10 @@ func httpAsker(url string) asker {
 	}
 }
 
-// demoCallers is how many requests are under way at most.
-const demoCallers = 32
+const (
+	demoCallers = 32 // requests that are under way at most
+	demoMayFail = 10 // one in so many
+)
 
 // demand sends requests until ctx is done, and says how many passed.
 func (c *demoCmd) demand(ctx context.Context, s streams, askers []asker) error {
@@ -235,8 +243,10 @@ func (c *demoCmd) demand(ctx context.Context, s streams, askers []asker) error {
 	}
 	wg.Wait()
 	fmt.Fprintf(s.out, "%d requests, %d passed, %d without an answer\n", sent.Load(), passed.Load(), failed.Load())
-	if err := lastErr.Load(); err != nil {
-		return fmt.Errorf("the last that had no answer: %w", *err)
+	// A machine that does other things as well answers some too late; a demo that
+	// shows little else has failed.
+	if err := lastErr.Load(); err != nil && failed.Load() > sent.Load()/demoMayFail {
+		return fmt.Errorf("more than one in %d had no answer, the last: %w", demoMayFail, *err)
 	}
 	return nil
 }

@@ -105,8 +105,14 @@ func newParser(s streams, exit func(code int)) (*kong.Kong, error) {
 	)
 }
 
-// version is the module's, as the Go tool recorded it.
+// released is the version that make release gives a binary; "": none.
+var released string
+
+// version is the release's, or the module's as the Go tool recorded it.
 func version() string {
+	if released != "" {
+		return released
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok || info.Main.Version == "" {
 		return "unknown"

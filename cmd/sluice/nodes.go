@@ -20,19 +20,31 @@ import (
 )
 
 // registry is who else there is, for people: nodes that share a Redis say so
-// there, every ten seconds. No decision depends on it.
+// there, every two seconds, or less often in a large fleet. No decision depends
+// on it.
 type registry struct {
 	client  redis.UniversalClient
 	key     string
 	name    string // of this node, which no other has
 	holders []ratelimit.Holder
-	nodes   atomic.Pointer[[]console.Node]
+	nodes   atomic.Pointer[heardOf]
+}
+
+// heardOf is who was there when the store was last asked.
+type heardOf struct {
+	nodes []console.Node
+	at    time.Time
+	every time.Duration // this node asks so often
 }
 
 const (
-	sayEvery  = 10 * time.Second
-	silentFor = time.Minute // then a node is gone
-	mostNodes = 1000        // that are shown
+	// A node says that it is there, and reads what all others said, so often: n
+	// nodes have the store read 10 n records a second.
+	sayEvery  = 2 * time.Second
+	sayForOne = 100 * time.Millisecond // for each node
+	saySeldom = 10 * time.Second       // at most; what nodes of older versions do
+	silentFor = time.Minute            // then a node is gone
+	mostNodes = 1000                   // that are shown
 )
 
 // said is what a node says of itself.
@@ -43,6 +55,10 @@ type said struct {
 	Started int64              `json:"started"` // Unix seconds, by its own clock
 	Holders []ratelimit.Holder `json:"holders"`
 	Rules   string             `json:"rules,omitempty"` // fingerprint of those in force
+	// Every is after how many seconds it says so again.
+	Every float64        `json:"every,omitempty"`
+	Rates *console.Rates `json:"rates,omitempty"`
+	Wrong int            `json:"problems,omitempty"`
 }
 
 func newRegistry(client redis.UniversalClient, prefix string, holders ...ratelimit.Holder) *registry {
@@ -50,35 +66,57 @@ func newRegistry(client redis.UniversalClient, prefix string, holders ...ratelim
 }
 
 // run says that this node is there until ctx is done, and then that it is gone.
-// A nil registry says nothing. rules is the fingerprint of those in force.
-func (r *registry) run(ctx context.Context, v *server.Server, peerAddr string, rules func() string) {
+// A nil registry says nothing. now adds what changes: rules and rates.
+func (r *registry) run(ctx context.Context, name string, now func(*said)) {
 	if r == nil {
 		return
 	}
+	host, _, err := net.SplitHostPort(name)
+	if err != nil {
+		return
+	}
+	me := said{Host: host, Debug: name, Version: version(), Started: time.Now().Unix(), Holders: r.holders}
+	pause := time.Second // nodes that start together find each other
+	for n := 0; ctx.Err() == nil; n++ {
+		me.Every = r.pause().Seconds()
+		now(&me)
+		if text, err := json.Marshal(me); err == nil {
+			r.say(ctx, string(text))
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+		if n >= 1 {
+			pause = r.pause()
+		}
+	}
+	r.say(context.Background(), "")
+}
+
+// pause is how long a node waits until it says again that it is there.
+func (r *registry) pause() time.Duration {
+	n := 1
+	if h := r.nodes.Load(); h != nil {
+		n = len(h.nodes)
+	}
+	return min(saySeldom, max(sayEvery, time.Duration(n)*sayForOne))
+}
+
+// silentAfter is when a node that says that it is there so often should have been
+// heard again, with a second for the store's clock, which is read in seconds.
+func silentAfter(every time.Duration) time.Duration { return 2*every + time.Second }
+
+// debugName is this node's debug port as others reach it: under the address that
+// its peers know, or its host's name.
+func debugName(v *server.Server, peerAddr string) string {
 	host, _ := os.Hostname()
 	if h, _, err := net.SplitHostPort(peerAddr); err == nil {
 		host = h
 	}
 	_, _, debug := v.Addresses()
 	_, port, _ := net.SplitHostPort(debug.String())
-	me := said{
-		Host: host, Debug: net.JoinHostPort(host, port), Version: version(), Started: time.Now().Unix(), Holders: r.holders,
-	}
-	say := func() {
-		me.Rules = rules()
-		if text, err := json.Marshal(me); err == nil {
-			r.say(ctx, string(text))
-		}
-	}
-	for _, soon := range []time.Duration{0, time.Second, 2 * time.Second} { // nodes that start together find each other
-		select {
-		case <-ctx.Done():
-		case <-time.After(soon):
-			say()
-		}
-	}
-	every(ctx, sayEvery, say)
-	r.say(context.Background(), "")
+	return net.JoinHostPort(host, port)
 }
 
 // say blocks for a second at most. Where the store does not answer, who was there
@@ -117,7 +155,7 @@ func (r *registry) say(ctx context.Context, text string) {
 		r.client.HDel(ctx, r.key, silent...)
 	}
 	slices.SortFunc(nodes, func(a, b console.Node) int { return strings.Compare(a.Debug+a.Name, b.Debug+b.Name) })
-	r.nodes.Store(&nodes)
+	r.nodes.Store(&heardOf{nodes, time.Now(), r.pause()})
 }
 
 // readNode reads "Unix seconds, by Redis' clock" and what a node said then.
@@ -130,14 +168,27 @@ func readNode(name, value string, now time.Time) (console.Node, bool) {
 	}
 	return console.Node{
 		Name: name, Host: s.Host, Debug: s.Debug, Version: s.Version, Started: time.Unix(s.Started, 0).UTC(), Seen: max(0, now.Unix()-heard), Holders: s.Holders,
-		Rules: s.Rules,
+		Rules: s.Rules, Rates: s.Rates, Wrong: s.Wrong, Every: time.Duration(s.Every * float64(time.Second)),
 	}, true
 }
 
-// all are the nodes that have been heard in the last minute.
-func (r *registry) all() []console.Node {
+// all are the nodes that have been heard in the last minute, and which of them are
+// silent: not heard since they should have been. While the store does not answer
+// nobody can tell.
+func (r *registry) all() console.Fleet {
 	if r == nil || r.nodes.Load() == nil {
-		return nil
+		return console.Fleet{}
 	}
-	return *r.nodes.Load()
+	h := r.nodes.Load()
+	f := console.Fleet{Nodes: slices.Clone(h.nodes), Age: time.Since(h.at)}
+	f.Old = f.Age > silentAfter(h.every)
+	for i := range f.Nodes {
+		n := &f.Nodes[i]
+		if n.Every <= 0 {
+			n.Every = saySeldom
+		}
+		n.Seen += int64(f.Age / time.Second)
+		n.Silent = !f.Old && time.Duration(n.Seen)*time.Second > silentAfter(n.Every)
+	}
+	return f
 }

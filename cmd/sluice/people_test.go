@@ -249,7 +249,7 @@ func TestDebugPortIsSafe(t *testing.T) {
 		q.Domain = v
 		client(q)
 	}
-	pages := []string{"/", "/console", "/console/console.js", "/console/console.css", "/console/state", "/rlconfig", "/stats", "/ring", "/metrics", "/debug/pprof/cmdline"}
+	pages := []string{"/", "/console", "/console/console.js", "/console/page.js", "/console/charts.js", "/console/console.css", "/console/state", "/console/history", "/rlconfig", "/stats", "/ring", "/metrics", "/debug/pprof/cmdline"}
 	for _, v := range hostileValues {
 		pages = append(pages, "/explain?domain=d&entry="+url.QueryEscape("five="+v), "/explain?domain="+url.QueryEscape(v)+"&entry="+url.QueryEscape(v))
 	}
@@ -298,16 +298,7 @@ func TestDebugPortIsSafe(t *testing.T) {
 // The page, as a browser shows it: rules, keys, an explanation, and hostile
 // values as the text that they are.
 func TestConsoleInABrowser(t *testing.T) {
-	browser := ""
-	for _, name := range []string{"chromium", "chromium-browser", "google-chrome", "chrome"} {
-		if path, err := exec.LookPath(name); err == nil {
-			browser = path
-			break
-		}
-	}
-	if browser == "" {
-		t.Skip("REPORTED MISSING: there is no Chromium here, and the console was not tried in a browser (make deps installs it where the system has it)")
-	}
+	browser := browserPath(t)
 	s := peopleNodes(t, 1, redistest.Start(t).Addr)[0]
 	for _, v := range hostileValues {
 		for range 3 {
@@ -367,5 +358,19 @@ func TestConsoleState(t *testing.T) {
 	}
 	if r := v.Rules[0]; r.Rule != "five" || r.Decisions != 9 || r.Admitted != 5 || r.Denied != 4 || v.Calls != 9 || len(v.Hottest) != 1 || v.Hottest[0].Account != "year|d|five=x" {
 		t.Errorf("%s", fmt.Sprint(body))
+	}
+}
+
+// With CONSOLE_REDACT no page shows what requests brought along.
+func TestConsoleRedacts(t *testing.T) {
+	s := peopleNodes(t, 1, "", "CONSOLE_REDACT=true")[0]
+	s.post("five", "s3cret")
+	for _, page := range []string{"/console/state", "/console/history", "/ring"} {
+		if _, body := s.get(s.debug + page); strings.Contains(body, "s3cret") {
+			t.Errorf("%s shows a value:\n%s", page, body)
+		}
+	}
+	if _, body := s.get(s.debug + "/console/state"); !strings.Contains(body, "year|d|five=#") {
+		t.Errorf("the key is not shown at all:\n%s", body)
 	}
 }

@@ -78,7 +78,7 @@ func TestDashboardsHaveData(t *testing.T) {
 // dashboardQueries are all queries, with what Grafana would put into them.
 func dashboardQueries(t *testing.T) (all []string) {
 	files, err := filepath.Glob(top + "deploy/grafana/dashboards/*.json")
-	if err != nil || len(files) != 5 {
+	if err != nil || len(files) != 6 {
 		t.Fatal(files, err)
 	}
 	for _, name := range files {
@@ -94,7 +94,7 @@ func dashboardQueries(t *testing.T) (all []string) {
 		}
 		for _, p := range d.Panels {
 			for _, q := range p.Targets {
-				all = append(all, strings.NewReplacer("$__rate_interval", "10s", "$domain", ".*", "$rule", ".*").Replace(q.Expr))
+				all = append(all, strings.NewReplacer("$__rate_interval", "10s", "$namespace", ".*", "$domain", ".*", "$rule", ".*").Replace(q.Expr))
 			}
 		}
 	}

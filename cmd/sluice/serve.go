@@ -83,7 +83,8 @@ func (c *serveCmd) live(drain, hurry context.Context, p *parts, s streams) error
 	flushed := c.statsd(counting, p.shown, p.latency, p.log)
 	claiming, release := context.WithCancel(context.Background())
 	released := async(func() { p.run(claiming) })
-	registered := async(func() { p.who.run(background, p.server, c.Ring.Addr, p.fingerprint) })
+	registered := async(func() { p.who.run(background, p.name(), p.says) })
+	remembered := async(func() { p.people.History.Run(background) })
 	left := leaveRing(drain, hurry, p.ring)
 	announce(s.out, p.server, p.source)
 	err := p.server.Serve(drain, hurry)
@@ -92,6 +93,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *parts, s streams) error
 	}
 	stop()
 	<-registered
+	<-remembered
 	release() // after the last call: what is unspent goes back
 	<-released
 	uncount()

@@ -49,6 +49,7 @@ type settings struct {
 	DebugPort       uint16        `group:"ports" env:"DEBUG_PORT" default:"6070" help:"Of debug."`
 	MaxConnAge      time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE" name:"grpc-max-connection-age" default:"24h" help:"After which a gRPC connection is asked to end."`
 	MaxConnAgeGrace time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE_GRACE" name:"grpc-max-connection-age-grace" default:"1h" help:"For calls that are under way then."`
+	ConsoleRedact   bool          `group:"ports" env:"CONSOLE_REDACT" help:"Hide the values of descriptors, such as API keys and addresses, in the keys that the console, top and /ring show: each becomes a mark."`
 	AdminToken      string        `group:"ports" env:"ADMIN_TOKEN" placeholder:"TOKEN" help:"Who has it may reset keys and drop leases on the debug port; unset: nobody."`
 	DrainTime       time.Duration `group:"ports" env:"DRAIN_TIME" default:"5s" help:"On SIGTERM: how long calls are still served after health has failed."`
 	GraceTime       time.Duration `group:"ports" env:"GRACE_TIME" default:"10s" help:"On SIGTERM: how long calls under way may take after that."`

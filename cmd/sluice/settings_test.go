@@ -81,3 +81,26 @@ func TestMigratingNamesEverySetting(t *testing.T) {
 		t.Errorf("the table has %d names, want 114", names)
 	}
 }
+
+// Each setting that the chart, the manifests and the compose file give a node is
+// one that it has.
+func TestDeployedSettingsExist(t *testing.T) {
+	var help bytes.Buffer
+	if code := run([]string{"serve", "--help"}, streams{&help, &help}); code != 0 {
+		t.Fatal(code)
+	}
+	set := regexp.MustCompile(`(?m)(?:name: |^  |list ")([A-Z][A-Z0-9]*_[A-Z0-9_]+)\b`)
+	seen := 0
+	for _, file := range []string{"helm/sluice/templates/_env.tpl", "kubernetes/sluice.yaml", "kubernetes/secret.yaml", "compose/compose.yaml"} {
+		for _, m := range set.FindAllStringSubmatch(read(t, "deploy/"+file), -1) {
+			name := m[1]
+			seen++
+			if name != "POD_IP" && !strings.Contains(help.String(), "$"+name+")") {
+				t.Errorf("deploy/%s sets %s, which no node has", file, name)
+			}
+		}
+	}
+	if seen < 30 {
+		t.Errorf("%d settings were found in what is deployed", seen)
+	}
+}

@@ -28,10 +28,12 @@ type dashboard struct {
 // by are the labels of a rule; on, the choice of rules at the top of a page.
 const (
 	by = "domain, rule, mode"
-	on = `domain=~"$domain",rule=~"$rule"`
+	on = `namespace=~"$namespace",domain=~"$domain",rule=~"$rule"`
+	in = `namespace=~"$namespace"` // of what is a node's, not a rule's
 )
 
 var dashboards = []dashboard{
+	overview,
 	{"sluice-drift", "Sluice: drift", []panel{
 		{"Over-admission against what is declared", "Tokens admitted beyond limits, of all keys, in the last five minutes; and what each rule declares at most, for each key and window. The first may be above the second only with many keys or windows: the next chart judges each by itself.", "short", true, false, []query{
 			{`sum by (` + by + `) (increase(sluice_over_admitted_tokens_total{` + on + `}[5m]))`, "over {{domain}}.{{rule}}"},
@@ -52,7 +54,7 @@ var dashboards = []dashboard{
 		{"Under-admission", "Tokens refused by one node while others held unspent ones.", "short", false, false, []query{
 			{`sum by (` + by + `) (rate(sluice_under_admitted_tokens_total{` + on + `}[$__rate_interval]))`, "{{domain}}.{{rule}}"},
 		}},
-		{"Drift seats", "The seat of each node; -1: it has none, and leases.", "none", false, false, []query{{`sluice_drift_seat`, "{{instance}}"}}},
+		{"Drift seats", "The seat of each node; -1: it has none, and leases.", "none", false, false, []query{{`sluice_drift_seat{` + in + `}`, "{{instance}}"}}},
 	}},
 	{"sluice-modes", "Sluice: modes and leases", []panel{
 		{"Admitted and refused", "Tokens admitted, and decisions refused, a second.", "ops", true, false, []query{
@@ -65,62 +67,62 @@ var dashboards = []dashboard{
 		{"Tokens leased and unspent", "As of each key's last claim.", "short", false, false, []query{{`sum by (` + by + `) (sluice_leased_tokens{` + on + `})`, "{{domain}}.{{rule}}"}}},
 		{"Stranded tokens", "In expired leases of silent nodes: nobody will spend them in this window.", "short", false, false, []query{{`max by (` + by + `) (sluice_stranded_tokens{` + on + `})`, "{{domain}}.{{rule}}"}}},
 		{"Lease sizes", "Tokens granted with a claim.", "short", false, false, []query{
-			{`histogram_quantile(0.5, sum by (le) (rate(sluice_lease_tokens_bucket[$__rate_interval])))`, "median"},
-			{`histogram_quantile(0.99, sum by (le) (rate(sluice_lease_tokens_bucket[$__rate_interval])))`, "p99"},
+			{`histogram_quantile(0.5, sum by (le) (rate(sluice_lease_tokens_bucket{` + in + `}[$__rate_interval])))`, "median"},
+			{`histogram_quantile(0.99, sum by (le) (rate(sluice_lease_tokens_bucket{` + in + `}[$__rate_interval])))`, "p99"},
 		}},
-		{"Claims, by what they are for", "", "ops", false, false, []query{{`sum by (for) (rate(sluice_claims_total[$__rate_interval]))`, "{{for}}"}}},
+		{"Claims, by what they are for", "", "ops", false, false, []query{{`sum by (for) (rate(sluice_claims_total{` + in + `}[$__rate_interval]))`, "{{for}}"}}},
 		{"Time of a decision", "From a request's bytes to its answer's.", "s", false, false, []query{
-			{`histogram_quantile(0.5, sum by (le) (rate(ratelimit_service_response_time_seconds_bucket[$__rate_interval])))`, "median"},
-			{`histogram_quantile(0.99, sum by (le) (rate(ratelimit_service_response_time_seconds_bucket[$__rate_interval])))`, "p99"},
-			{`histogram_quantile(0.999, sum by (le) (rate(ratelimit_service_response_time_seconds_bucket[$__rate_interval])))`, "p99.9"},
+			{`histogram_quantile(0.5, sum by (le) (rate(ratelimit_service_response_time_seconds_bucket{` + in + `}[$__rate_interval])))`, "median"},
+			{`histogram_quantile(0.99, sum by (le) (rate(ratelimit_service_response_time_seconds_bucket{` + in + `}[$__rate_interval])))`, "p99"},
+			{`histogram_quantile(0.999, sum by (le) (rate(ratelimit_service_response_time_seconds_bucket{` + in + `}[$__rate_interval])))`, "p99.9"},
 		}},
-		{"Keys held", "", "short", false, false, []query{{`sluice_keys{in="leases"}`, "{{instance}}"}, {`sluice_keys_max`, "most {{instance}}"}}},
+		{"Keys held", "", "short", false, false, []query{{`sluice_keys{` + in + `,in="leases"}`, "{{instance}}"}, {`sluice_keys_max{` + in + `}`, "most {{instance}}"}}},
 	}},
 	{"sluice-store", "Sluice: store", []panel{
 		{"Store operations", "Round trips of all nodes; and decisions that cost none.", "ops", true, false, []query{
-			{`sum by (result) (rate(sluice_store_operations_total[$__rate_interval]))`, "{{result}}"},
-			{`sum (rate(sluice_store_operations_saved_total[$__rate_interval]))`, "saved"},
+			{`sum by (result) (rate(sluice_store_operations_total{` + in + `}[$__rate_interval]))`, "{{result}}"},
+			{`sum (rate(sluice_store_operations_saved_total{` + in + `}[$__rate_interval]))`, "saved"},
 		}},
 		{"Time of a round trip", "", "s", false, false, []query{
-			{`histogram_quantile(0.5, sum by (le) (rate(sluice_store_seconds_bucket[$__rate_interval])))`, "median"},
-			{`histogram_quantile(0.99, sum by (le) (rate(sluice_store_seconds_bucket[$__rate_interval])))`, "p99"},
+			{`histogram_quantile(0.5, sum by (le) (rate(sluice_store_seconds_bucket{` + in + `}[$__rate_interval])))`, "median"},
+			{`histogram_quantile(0.99, sum by (le) (rate(sluice_store_seconds_bucket{` + in + `}[$__rate_interval])))`, "p99"},
 		}},
-		{"Breaker", "1 while the store does not answer that node and is not asked.", "none", false, false, []query{{`sluice_store_breaker_open`, "{{instance}}"}}},
-		{"Time since the store answered", "", "s", false, false, []query{{`sluice_store_sync_age_seconds`, "{{instance}}"}}},
-		{"Claims that wait to be sent", "", "short", false, false, []query{{`sluice_claims_queued`, "{{instance}}"}}},
+		{"Breaker", "1 while the store does not answer that node and is not asked.", "none", false, false, []query{{`sluice_store_breaker_open{` + in + `}`, "{{instance}}"}}},
+		{"Time since the store answered", "", "s", false, false, []query{{`sluice_store_sync_age_seconds{` + in + `}`, "{{instance}}"}}},
+		{"Claims that wait to be sent", "", "short", false, false, []query{{`sluice_claims_queued{` + in + `}`, "{{instance}}"}}},
 		{"Fences, late claims and recoveries", "Claims under closed fences, claims that came late, and times that the ledger had lost data.", "short", false, false, []query{
-			{`sum (increase(sluice_fences_refused_total[5m]))`, "fences refused"},
-			{`sum (increase(sluice_claims_stale_total[5m]))`, "late claims"},
-			{`sum (increase(sluice_ledger_recoveries_total[5m]))`, "recoveries"},
+			{`sum (increase(sluice_fences_refused_total{` + in + `}[5m]))`, "fences refused"},
+			{`sum (increase(sluice_claims_stale_total{` + in + `}[5m]))`, "late claims"},
+			{`sum (increase(sluice_ledger_recoveries_total{` + in + `}[5m]))`, "recoveries"},
 		}},
 	}},
 	{"sluice-routing", "Sluice: routing", []panel{
-		{"Nodes in the ring, as each sees it", "", "none", false, false, []query{{`sluice_ring_members`, "{{instance}}"}}},
-		{"Different rings", "1 when all nodes agree.", "none", false, true, []query{{`count(count_values("ring", sluice_ring_fingerprint))`, "rings"}}},
-		{"Asks between nodes", "", "ops", true, false, []query{{`sum by (instance, what) (rate(sluice_peer_asks_total[$__rate_interval]))`, "{{instance}} {{what}}"}}},
+		{"Nodes in the ring, as each sees it", "", "none", false, false, []query{{`sluice_ring_members{` + in + `}`, "{{instance}}"}}},
+		{"Different rings", "1 when all nodes agree.", "none", false, true, []query{{`count(count_values("ring", sluice_ring_fingerprint{` + in + `}))`, "rings"}}},
+		{"Asks between nodes", "", "ops", true, false, []query{{`sum by (instance, what) (rate(sluice_peer_asks_total{` + in + `}[$__rate_interval]))`, "{{instance}} {{what}}"}}},
 		{"Hot keys", "Keys that owners had others lease; and decisions so made.", "short", false, false, []query{
-			{`sluice_hot_keys`, "keys {{instance}}"}, {`sum by (instance) (rate(sluice_hot_key_decisions_total[$__rate_interval]))`, "decisions/s {{instance}}"},
+			{`sluice_hot_keys{` + in + `}`, "keys {{instance}}"}, {`sum by (instance) (rate(sluice_hot_key_decisions_total{` + in + `}[$__rate_interval]))`, "decisions/s {{instance}}"},
 		}},
-		{"Accounts handed over", "", "short", false, false, []query{{`sum by (instance) (increase(sluice_accounts_handed_over_total[5m]))`, "{{instance}}"}}},
+		{"Accounts handed over", "", "short", false, false, []query{{`sum by (instance) (increase(sluice_accounts_handed_over_total{` + in + `}[5m]))`, "{{instance}}"}}},
 		{"Peers refused, messages that make no sense", "", "short", false, false, []query{
-			{`sum (increase(sluice_peers_refused_total[5m]))`, "refused"}, {`sum (increase(sluice_peer_messages_malformed_total[5m]))`, "malformed"},
+			{`sum (increase(sluice_peers_refused_total{` + in + `}[5m]))`, "refused"}, {`sum (increase(sluice_peer_messages_malformed_total{` + in + `}[5m]))`, "malformed"},
 		}},
 	}},
 	{"sluice-failures", "Sluice: failures", []panel{
-		{"Decisions without the store", "By reason; what they admit, on_store_failure says.", "ops", true, false, []query{{`sum by (reason) (rate(sluice_fallback_decisions_total[$__rate_interval]))`, "{{reason}}"}}},
+		{"Decisions without the store", "By reason; what they admit, on_store_failure says.", "ops", true, false, []query{{`sum by (reason) (rate(sluice_fallback_decisions_total{` + in + `}[$__rate_interval]))`, "{{reason}}"}}},
 		{"By rule", "", "ops", false, false, []query{{`sum by (` + by + `, reason) (rate(sluice_decisions_total{` + on + `,source="fallback"}[$__rate_interval]))`, "{{domain}}.{{rule}} {{reason}}"}}},
 		{"Errors", "Calls answered with an error, malformed ones, and bugs met.", "ops", false, false, []query{
-			{`sum by (err_type) (rate(ratelimit_service_should_rate_limit_error[$__rate_interval]))`, "{{err_type}}"},
-			{`sum (rate(sluice_bad_requests_total[$__rate_interval]))`, "malformed"},
-			{`sum (rate(sluice_panics_total[$__rate_interval]))`, "bugs"},
+			{`sum by (err_type) (rate(ratelimit_service_should_rate_limit_error{` + in + `}[$__rate_interval]))`, "{{err_type}}"},
+			{`sum (rate(sluice_bad_requests_total{` + in + `}[$__rate_interval]))`, "malformed"},
+			{`sum (rate(sluice_panics_total{` + in + `}[$__rate_interval]))`, "bugs"},
 		}},
 		{"Calls shed", "Answered UNAVAILABLE before anything was charged, for the node could not answer in time; and calls whose callers gave up, which were given back.", "ops", false, false, []query{
-			{`sum by (instance, reason) (rate(sluice_shed_total[$__rate_interval]))`, "{{instance}} {{reason}}"},
-			{`sum by (instance) (rate(sluice_calls_given_up_total[$__rate_interval]))`, "{{instance}} given up"},
+			{`sum by (instance, reason) (rate(sluice_shed_total{` + in + `}[$__rate_interval]))`, "{{instance}} {{reason}}"},
+			{`sum by (instance) (rate(sluice_calls_given_up_total{` + in + `}[$__rate_interval]))`, "{{instance}} given up"},
 		}},
-		{"Configs refused", "", "short", false, false, []query{{`sum by (instance) (increase(ratelimit_service_config_load_error[5m]))`, "{{instance}}"}}},
-		{"Requests for unknown domains", "", "ops", false, false, []query{{`sum (rate(sluice_unknown_domain_total[$__rate_interval]))`, "unknown"}}},
-		{"Keys beyond the table", "Decisions of keys that share budgets, for MAX_KEYS are tracked.", "ops", false, false, []query{{`sum by (instance) (rate(sluice_decision_sources_total{source="overflow"}[$__rate_interval]))`, "{{instance}}"}}},
+		{"Configs refused", "", "short", false, false, []query{{`sum by (instance) (increase(ratelimit_service_config_load_error{` + in + `}[5m]))`, "{{instance}}"}}},
+		{"Requests for unknown domains", "", "ops", false, false, []query{{`sum (rate(sluice_unknown_domain_total{` + in + `}[$__rate_interval]))`, "unknown"}}},
+		{"Keys beyond the table", "Decisions of keys that share budgets, for MAX_KEYS are tracked.", "ops", false, false, []query{{`sum by (instance) (rate(sluice_decision_sources_total{` + in + `,source="overflow"}[$__rate_interval]))`, "{{instance}}"}}},
 	}},
 }
 
@@ -168,7 +170,8 @@ func (d *dashboard) json() ([]byte, error) {
 		"links": []object{{"type": "dashboards", "tags": []string{"sluice"}, "title": "Sluice", "asDropdown": true, "includeVars": true, "keepTime": true}},
 		"templating": object{"list": []object{
 			{"name": "source", "label": "source", "type": "datasource", "query": "prometheus", "current": object{}},
-			choose("domain", "label_values(sluice_limit_tokens, domain)"),
+			choose("namespace", "label_values(sluice_build_info, namespace)"),
+			choose("domain", `label_values(sluice_limit_tokens{namespace=~"$namespace"}, domain)`),
 			choose("rule", `label_values(sluice_limit_tokens{domain=~"$domain"}, rule)`),
 		}},
 	}, "", "  ")

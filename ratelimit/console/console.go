@@ -28,11 +28,27 @@ type Source struct {
 	Clock     ratelimit.Clock
 	// Token must come with corrections; "" allows none.
 	Token string
-	// Nodes, if set, are those that share the store.
-	Nodes func() []Node
+	// Nodes, if set, are those that share the store, and how old that is.
+	Nodes func() Fleet
+	// Name, if set, is this node's debug port, as others know it.
+	Name func() string
+	// History, if set, is what charts show.
+	History *History
+	// Redact, if set, hides values of descriptors in what is shown of keys. Those of
+	// the ring are expected to be hidden already.
+	Redact *Redactor
 	// Questions is how many explanations a second are given; 0: DefaultQuestions.
 	Questions int
 	Log       *slog.Logger
+}
+
+// Fleet is who shares the store.
+type Fleet struct {
+	Nodes []Node
+	// Age is how long ago the store was asked for them; Old says that this is too
+	// long to tell who is silent.
+	Age time.Duration
+	Old bool
 }
 
 // Node is one that shares the store, as it says of itself.
@@ -44,7 +60,11 @@ type Node struct {
 	Started time.Time          `json:"started"`
 	Seen    int64              `json:"seen_seconds"` // ago
 	Here    bool               `json:"here"`         // this node
+	Silent  bool               `json:"silent"`       // it should have been heard since
+	Rates   *Rates             `json:"rates"`        // nil: it is of a version that does not say
+	Wrong   int                `json:"problems"`
 	Holders []ratelimit.Holder `json:"-"`
+	Every   time.Duration      `json:"-"` // it says that it is there so often
 	// Rules is the fingerprint of the rules that it has in force; "": none, or it is
 	// of a version that does not say.
 	Rules string `json:"rules"`
@@ -58,13 +78,14 @@ const (
 	askTimeout = 2 * time.Second
 )
 
-//go:embed index.html console.js console.css
+//go:embed index.html console.js page.js charts.js console.css
 var assets embed.FS
 
 // console serves a Source.
 type console struct {
 	Source
 	throttle *throttle
+	began    time.Time
 	mu       sync.Mutex
 	hot      []ratelimit.HotKey // guarded by mu
 	hotTill  ratelimit.Instant  // guarded by mu
@@ -72,7 +93,7 @@ type console struct {
 
 // Register adds the console's pages to a mux.
 func Register(mux *http.ServeMux, s Source) {
-	c := &console{Source: s, throttle: newThrottle(s.Questions, time.Now)}
+	c := &console{Source: s, throttle: newThrottle(s.Questions, time.Now), began: time.Now()}
 	file := func(path, name, kind string) {
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
 			secure(w, kind)
@@ -86,8 +107,11 @@ func Register(mux *http.ServeMux, s Source) {
 	}
 	file("/console", "index.html", "text/html; charset=utf-8")
 	file("/console/console.js", "console.js", "text/javascript; charset=utf-8")
+	file("/console/page.js", "page.js", "text/javascript; charset=utf-8")
+	file("/console/charts.js", "charts.js", "text/javascript; charset=utf-8")
 	file("/console/console.css", "console.css", "text/css; charset=utf-8")
 	mux.HandleFunc("GET /console/state", c.state)
+	mux.HandleFunc("GET /console/history", c.history)
 	mux.HandleFunc("GET /explain", c.explain)
 	mux.HandleFunc("POST /admin/reset", c.correct("reset", c.reset))
 	mux.HandleFunc("POST /admin/drop", c.correct("drop", c.drop))
@@ -119,29 +143,45 @@ func refuse(w http.ResponseWriter, code int, format string, args ...any) {
 // State is what the page asks for every two seconds.
 type State struct {
 	metrics.State
-	Hottest []ratelimit.HotKey `json:"hottest"`
-	Nodes   []Node             `json:"nodes"` // that share the store; none: nobody knows
-	Admin   bool               `json:"admin"` // corrections are possible, with the token
-	Now     time.Time          `json:"now"`
+	Name     string             `json:"name"` // this node's debug port, as others know it
+	Started  time.Time          `json:"started"`
+	Problems []Problem          `json:"problems"` // the gravest first
+	Recent   Rates              `json:"recent"`   // of the last ten seconds
+	Hottest  []ratelimit.HotKey `json:"hottest"`
+	Redacted bool               `json:"redacted"` // values in keys are hidden
+	Nodes    []Node             `json:"nodes"`    // that share the store; none: nobody knows
+	NodesAge float64            `json:"nodes_age_seconds"`
+	NodesOld bool               `json:"nodes_old"` // too old to tell who is silent
+	Admin    bool               `json:"admin"`     // corrections are possible, with the token
+	Now      time.Time          `json:"now"`
 }
 
 func (c *console) state(w http.ResponseWriter, _ *http.Request) {
-	answer(w, State{
-		State: c.Metrics.State(shownRules), Hottest: c.hottest(), Nodes: c.nodes(), Admin: c.Token != "",
-		Now: time.Now().UTC(),
-	})
+	fleet := c.fleet()
+	v := State{
+		State: c.Metrics.State(shownRules), Started: c.began.UTC(), Hottest: c.Redact.hottest(c.hottest()),
+		Redacted: c.Redact != nil, Nodes: fleet.Nodes, NodesAge: fleet.Age.Seconds(), NodesOld: fleet.Old,
+		Admin: c.Token != "", Now: time.Now().UTC(),
+	}
+	if c.Name != nil {
+		v.Name = c.Name()
+	}
+	var rules recentRules
+	v.Recent, rules = c.History.recent()
+	v.Problems = problems(&v, v.Recent, rules)
+	answer(w, v)
 }
 
-func (c *console) nodes() []Node {
+func (c *console) fleet() Fleet {
 	if c.Nodes == nil {
-		return nil
+		return Fleet{}
 	}
 	return c.Nodes()
 }
 
 // hostOf is the node that a holder is, "" if that is not known.
 func (c *console) hostOf(h ratelimit.Holder) string {
-	for _, n := range c.nodes() {
+	for _, n := range c.fleet().Nodes {
 		if slices.Contains(n.Holders, h) {
 			return n.Debug
 		}

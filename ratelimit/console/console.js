@@ -1,54 +1,13 @@
 'use strict';
-// Everything from the server is text: it goes into the page by textContent only.
+// The page: what the node says, every two seconds, and explanations.
 
-const $ = (id) => document.getElementById(id);
-const history = new Map(); // of each rule: what was admitted a second, and drift
-let last = null;
-
-function make(tag, text, className) {
-  const e = document.createElement(tag);
-  if (text !== undefined) e.textContent = text;
-  if (className) e.className = className;
-  return e;
-}
-
-function number(n) {
-  if (n === undefined || n === null) return '–';
-  if (Math.abs(n) >= 1e6) return (n / 1e6).toFixed(2) + 'M';
-  if (Math.abs(n) >= 1e4) return (n / 1e3).toFixed(1) + 'k';
-  return Number.isInteger(n) ? String(n) : n.toFixed(1);
-}
-
-function duration(ns) {
-  const s = ns / 1e9;
-  if (Math.abs(s) < 1) return (s * 1000).toFixed(0) + ' ms';
-  if (Math.abs(s) < 120) return s.toFixed(1) + ' s';
-  if (Math.abs(s) < 7200) return (s / 60).toFixed(0) + ' min';
-  return (s / 3600).toFixed(1) + ' h';
-}
-
-function rows(table, list, cells) {
-  const body = $(table).tBodies[0];
-  body.replaceChildren(...list.map((item) => {
-    const tr = make('tr');
-    for (const [content, className] of cells(item)) {
-      const td = make('td', undefined, className);
-      if (content instanceof Node) td.append(content); else td.textContent = content;
-      if (typeof content === 'string') td.title = content;
-      tr.append(td);
-    }
-    return tr;
-  }));
-}
-
-function list(id, pairs) {
-  $(id).replaceChildren(...pairs.flatMap(([k, v, className]) => [make('dt', k), make('dd', v, className)]));
-}
+let heard = null; // when the node last answered, in ms
+let redacted = false; // values in names of keys are hidden
 
 // account is the name of a key in the ledger; a click explains it.
 function account(name) {
   const parts = name.split('|');
-  if (parts.length < 3 || name.startsWith('#') || name.includes('~') || name.includes(',')) return name;
+  if (redacted || parts.length < 3 || name.startsWith('#') || name.includes('~') || name.includes(',')) return name;
   const text = (s) => decodeURIComponent(s);
   const button = make('button', name, 'link');
   button.type = 'button';
@@ -63,143 +22,146 @@ function account(name) {
   return button;
 }
 
-function rate(now, before, seconds) {
-  return before === undefined || seconds <= 0 ? 0 : Math.max(0, now - before) / seconds;
-}
+const ruleName = (r) => r.domain + '.' + r.rule;
+const counted = (map, least) => Object.entries(map || {}).filter(([, n]) => n > least).map(([k, n]) => k.replaceAll('_', ' ') + ' ' + number(n)).join(', ');
 
-function line(values, most, className) {
-  const p = document.createElementNS('http://www.w3.org/2000/svg', 'polyline');
-  p.setAttribute('class', className);
-  p.setAttribute('points', values.map((v, i) => (i * 100 / Math.max(1, values.length - 1)).toFixed(1) + ',' + (38 - 36 * v / most).toFixed(1)).join(' '));
-  return p;
-}
-
-function chart(rule, h) {
-  const box = make('div', undefined, 'chart');
-  const title = make('h3', rule.domain + '.' + rule.rule);
-  title.title = title.textContent;
-  const p = make('p');
-  p.append(make('span', number(h.admitted.at(-1)) + ' admitted/s', 'key1'), ' of ' + rule.limit + ', ',
-    make('span', number(h.drift.at(-1)) + ' drift', 'key2'), rule.declared > 0 ? '; at most ' + number(rule.declared) + ' over, a key and window' : '; never over');
-  const svg = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
-  svg.setAttribute('viewBox', '0 0 100 40');
-  svg.setAttribute('preserveAspectRatio', 'none');
-  svg.setAttribute('role', 'img');
-  svg.setAttribute('aria-label', 'admitted a second, and drift');
-  svg.append(line(h.admitted, Math.max(1, ...h.admitted), 'one'));
-  if (rule.drift_budget > 0) {
-    const most = Math.max(rule.drift_budget, ...h.drift);
-    svg.append(line(h.drift, most, 'two'), line([rule.drift_budget, rule.drift_budget], most, 'edge'));
+function showProblems(list) {
+  if (!list || !list.length) {
+    $('problems').className = 'good';
+    $('problems').replaceChildren(make('p', 'Limits hold', 'verdict'));
+    return;
   }
-  box.append(title, svg, p);
-  return box;
+  $('problems').className = list[0].severity;
+  $('problems').replaceChildren(...list.map((p) => {
+    const e = make('div', undefined, 'problem ' + p.severity);
+    e.append(make('p', p.what, 'verdict'));
+    if (p.detail) e.append(make('p', p.detail, 'note'));
+    return e;
+  }));
 }
 
-function verdict(s) {
-  const old = new Map((last ? last.rules : []).map((r) => [r.domain + '\n' + r.rule + '\n' + r.mode, r.windows_beyond_bound]));
-  const beyond = s.rules.filter((r) => r.windows_beyond_bound > 0);
-  const now = beyond.filter((r) => r.windows_beyond_bound > (old.get(r.domain + '\n' + r.rule + '\n' + r.mode) ?? 0));
-  const names = (list) => list.map((r) => r.domain + '.' + r.rule).join(', ');
-  if (now.length) return ['More is admitted than is declared: ' + names(now), 'bad'];
-  if (s.store.breaker_open) return ['The store does not answer: rules decide by on_store_failure', 'bad'];
-  if (s.seat_wanted && s.seat < 0) return ['No drift seat: rules of mode approx lease', 'warn'];
-  if (last && Object.keys(s.fallbacks).some((k) => s.fallbacks[k] > last.fallbacks[k])) return ['Some decisions are made without the store', 'warn'];
-  if (beyond.length) return ['Limits hold now; since the start more was admitted than is declared: ' + names(beyond), 'warn'];
-  return ['Limits hold', 'good'];
+function showWho(s) {
+  const c = s.config || {}, up = (new Date(s.now) - new Date(s.started)) * 1e6;
+  $('name').textContent = s.name || '';
+  document.title = 'Sluice ' + (s.name || '');
+  list('who', [
+    ['version', s.version], ['up', duration(up)],
+    ['rules', s.rule_count + (c.fingerprint ? ', ' + c.fingerprint.slice(0, 12) : '') + (c.loaded_at ? ', since ' + clock(c.loaded_at) : '')],
+    ['from', c.source || '–'],
+  ]);
 }
 
-function show(s) {
-  const seconds = last ? (new Date(s.now) - new Date(last.now)) / 1000 : 0;
-  const before = new Map((last ? last.rules : []).map((r) => [r.domain + '\n' + r.rule + '\n' + r.mode, r]));
-  $('version').textContent = s.version;
-  const [text, className] = verdict(s);
-  $('verdict').textContent = text;
-  $('verdict').className = className;
-  const decided = (x) => Object.values(x.sources).reduce((a, b) => a + b, 0);
-  const perSecond = (f) => last ? rate(f(s), f(last), seconds) : 0;
+function showCards(s) {
+  const r = s.recent, calls = r.passed + r.refused + r.failed;
   const cards = [
-    ['calls a second', number(perSecond((x) => x.calls))],
-    ['refused a second', number(perSecond((x) => x.over_limit))],
-    ['store operations a second', number(perSecond((x) => x.store.round_trips))],
-    ['saved for one operation', number((decided(s) - s.store.claims) / Math.max(1, s.store.round_trips))],
-    ['keys held', number(s.leases) + ' of ' + number(s.max_keys)],
-    ['rules', number(s.rule_count)],
-    ['drift seat', s.seat === undefined || !s.seat_wanted ? 'not wanted' : s.seat < 0 ? 'none' : String(s.seat)],
-    ['bad configs', number(s.config_load_errors)],
+    [number(calls), 'calls/s'],
+    [number(r.refused), 'refused/s, ' + share(r.refused, calls) + ' of them'],
+    [number(r.failed), 'without a decision/s', r.failed > 0 ? 'bad' : ''],
+    [number(r.alone), 'decided without the store/s', r.alone > 0 ? 'warn' : ''],
+    [r.p99_seconds > 0 ? number(r.p99_seconds * 1e3) + ' ms' : '–', 'p99; Envoy waits 20 ms', r.p99_seconds > 0.01 ? 'warn' : ''],
+    [number(r.trips), 'round trips to the store/s'],
+    [share(s.leases, s.max_keys), number(s.leases) + ' keys of ' + number(s.max_keys)],
+    [!s.seat_wanted ? 'not wanted' : s.seat < 0 ? 'none' : String(s.seat), 'drift seat', s.seat_wanted && s.seat < 0 ? 'warn' : ''],
   ];
-  $('cards').replaceChildren(...cards.map(([k, v]) => {
-    const c = make('div', undefined, 'card');
+  $('cards').replaceChildren(...cards.map(([v, k, className]) => {
+    const c = make('div', undefined, 'card ' + (className || ''));
     c.append(make('b', v), make('span', k));
     return c;
   }));
-  const seen = new Set();
-  for (const r of s.rules) {
-    const id = r.domain + '\n' + r.rule + '\n' + r.mode;
-    seen.add(id);
-    const b = before.get(id);
-    r.admittedRate = b ? rate(r.admitted, b.admitted, seconds) : 0;
-    r.deniedRate = b ? rate(r.denied, b.denied, seconds) : 0;
-    const h = history.get(id) || { admitted: [], drift: [] };
-    h.admitted.push(r.admittedRate);
-    h.drift.push(r.drifting);
-    if (h.admitted.length > 150) { h.admitted.shift(); h.drift.shift(); }
-    history.set(id, h);
-  }
-  for (const id of history.keys()) if (!seen.has(id)) history.delete(id);
-  $('charts').replaceChildren(...s.rules.slice(0, 6).map((r) => chart(r, history.get(r.domain + '\n' + r.rule + '\n' + r.mode))));
-  rows('rules', s.rules, (r) => [
-    [r.domain + '.' + r.rule], [r.limit], [r.mode], [number(r.admittedRate), 'n'], [number(r.deniedRate), 'n'],
-    [number(r.declared), 'n'], [number(r.windows_near_bound), r.windows_near_bound > 0 ? 'n warn' : 'n'],
-    [number(r.windows_beyond_bound), r.windows_beyond_bound > 0 ? 'n bad' : 'n'], [number(r.over), 'n'],
-    [number(r.drifting) + (r.drift_budget ? ' of ' + number(r.drift_budget) : ''), 'n'], [number(r.leased), 'n'],
-    [number(r.stranded), r.stranded > 0 ? 'n warn' : 'n'],
-    [Object.entries(r.sources).filter(([, n]) => n > 0).map(([k, n]) => k + ' ' + number(n)).join(', ')],
-  ]);
-  rows('hottest', s.hottest || [], (k) => [[account(k.account)], [k.rule], [k.per_second ? number(k.per_second) : '–', 'n'], [number(k.spent), 'n'], [number(k.unspent), 'n'], [number(k.limit), 'n'], [k.fence ? String(k.fence) : '–', 'n']]);
-  rows('nodes', s.nodes || [], (n) => [[n.debug + (n.here ? ' (this node)' : '')], [n.version], [new Date(n.started).toLocaleString()], [n.seen_seconds + ' s ago']]);
+}
+
+let before = null;
+function showRules(s) {
+  const seconds = before ? (new Date(s.now) - new Date(before.now)) / 1000 : 0;
+  const old = new Map((before ? before.rules : []).map((r) => [[r.domain, r.rule, r.mode].join('\n'), r]));
+  const sorted = (s.rules || []).toSorted((a, b) => ruleName(a) < ruleName(b) ? -1 : 1);
+  const id = (r) => [r.domain, r.rule, r.mode].join('\n');
+  rows('rules', sorted, id, (r) => {
+    const o = old.get(id(r)), rate = (now, then) => o && seconds > 0 ? number(Math.max(0, now - then) / seconds) : '–';
+    return [[
+      [ruleName(r)], [r.limit], [r.mode], [number(r.declared), 'n'],
+      [rate(r.decisions - r.denied, o ? o.decisions - o.denied : 0), 'n'], [rate(r.denied, o ? o.denied : 0), 'n'], [share(r.denied, r.decisions), 'n'],
+      [number(r.over), 'n'], [number(r.over_by_policy), 'n'],
+      [number(r.windows_beyond_bound), r.windows_beyond_bound > 0 ? 'n bad' : 'n'], [number(r.windows_beyond_by_policy), 'n'],
+      [number(r.drifting), 'n'], [number(r.leased), 'n'], [number(r.stranded), r.stranded > 0 ? 'n warn' : 'n'],
+      [counted(r.sources, 0)],
+    ], r.windows_beyond_bound > 0 ? 'wrong' : ''];
+  }, 'There are no rules.');
+  rows('alone', sorted.filter((r) => r.sources && r.sources.fallback > 0), id, (r) => [[
+    [ruleName(r)], [r.on_store_failure], [number(r.sources.fallback), 'n'], [counted(r.fallbacks, 0)],
+  ]], 'Nothing, since this node started.');
+  before = s;
+}
+
+function showFleet(s) {
+  const nodes = s.nodes || [], rates = (n) => n.rates || {};
+  rows('nodes', nodes, (n) => n.name, (n) => {
+    const link = make('a', n.debug);
+    link.href = location.protocol + '//' + n.debug + '/console';
+    const cell = make('span');
+    cell.append(n.here ? make('b', n.debug) : link, n.here ? ' (this node)' : '');
+    const gone = n.silent || s.nodes_old;
+    return [[
+      [cell], [n.version], [n.rules ? n.rules.slice(0, 12) : '–'], [duration((new Date(s.now) - new Date(n.started)) * 1e6)],
+      [number(rates(n).passed), 'n'], [number(rates(n).refused), 'n'], [number(rates(n).failed), 'n'], [number(rates(n).alone), 'n'],
+      [number(n.problems), n.problems > 0 ? 'n warn' : 'n'], [(n.silent ? 'SILENT, last heard ' : '') + n.seen_seconds + ' s ago', n.silent ? 'warn' : ''],
+    ], gone ? 'gone' : ''];
+  }, 'Without a shared store nodes do not know of each other.');
+  const alive = nodes.filter((n) => !n.silent), total = (name) => number(alive.reduce((t, n) => t + (rates(n)[name] || 0), 0));
+  $('fleetnote').textContent = !nodes.length ? 'Nodes that share the store.' :
+    (s.nodes_old ? 'As of ' + s.nodes_age_seconds.toFixed(0) + ' s ago: the store, where nodes meet, does not answer. ' : '') +
+    alive.length + ' of ' + nodes.length + ' nodes are heard; together they pass ' + total('passed') + ' and refuse ' + total('refused') + ' calls a second, and make ' +
+    total('alone') + ' decisions a second without the store.';
+}
+
+function show(s) {
+  document.body.className = '';
+  heard = Date.now();
+  showProblems(s.problems);
+  showWho(s);
+  showCards(s);
+  showRules(s);
+  showFleet(s);
+  redacted = s.redacted;
+  $('redacted').hidden = !redacted;
+  rows('hottest', s.hottest || [], (k) => k.account + '\n' + k.rule, (k) => [[
+    [account(k.account)], [k.rule], [k.per_second ? number(k.per_second) : '–', 'n'],
+    [number(k.spent) + ' of ' + number(k.limit) + ' (' + share(k.spent, k.limit) + ')', 'n'], [number(Math.max(0, k.unspent)), 'n'],
+  ]], 'No key was asked for lately.');
   list('store', s.store.used ? [
     ['state', s.store.breaker_open ? 'does not answer' : 'answers', s.store.breaker_open ? 'bad' : 'good'],
     ['last answer', s.store.sync_age_seconds.toFixed(1) + ' s ago'],
     ['mean round trip', (s.store.mean_seconds * 1000).toFixed(2) + ' ms'],
     ['round trips', number(s.store.round_trips) + ', failed ' + number(s.store.failed)],
-    ...Object.entries(s.claims).map(([k, n]) => ['claims: ' + k, number(n)]),
+    ...Object.entries(s.claims).map(([k, n]) => ['claims: ' + k.replaceAll('_', ' '), number(n)]),
     ['stale claims', number(s.store.stale)], ['fences refused', number(s.store.fenced)],
     ['recoveries', number(s.store.recoveries)], ['claims that wait', number(s.store.queued)],
   ] : [['state', 'budgets are in this process, or nothing was asked yet']]);
-  list('fallbacks', Object.entries(s.fallbacks).map(([k, n]) => [k, number(n), n > 0 ? 'warn' : '']));
   list('ring', s.ring ? [
     ...s.ring.members.map((m, i) => ['node ' + (i + 1), m]), ['fingerprint', s.ring.fingerprint],
     ['forwarded', number(s.ring.forwarded)], ['received', number(s.ring.received)],
     ...(s.ring.hot_keys || []).map((k) => ['hot', k]), ...(s.ring.hot_here || []).map((k) => ['leased hot', k]),
   ] : [['ring', 'PEERS is not set: nodes meet in the store']]);
-  last = s;
 }
 
 async function poll() {
+  let s = null;
   try {
-    const r = await fetch('/console/state', { cache: 'no-store' });
-    show(await r.json());
-  } catch (e) {
-    $('verdict').textContent = 'This node does not answer';
-    $('verdict').className = 'bad';
+    const r = await fetch('/console/state', { cache: 'no-store', signal: AbortSignal.timeout(3000) });
+    s = await r.json();
+    await remember();
+  } catch {
+    s = null;
+  }
+  if (s) {
+    show(s);
+    drawCharts(s.rules || []);
+  } else {
+    // What is on the page is of then, and not of now.
+    document.body.className = 'stale';
+    showProblems([{ severity: 'bad', what: 'This node does not answer', detail: heard ? 'Last heard at ' + clock(heard) + ', ' + Math.round((Date.now() - heard) / 1000) + ' s ago. What is below is of then.' : 'It was not heard yet.' }]);
   }
   setTimeout(poll, 2000);
-}
-
-function table(head, body) {
-  const t = make('table'), tr = make('tr');
-  tr.append(...head.map((h) => make('th', h)));
-  const thead = make('thead'), tbody = make('tbody');
-  thead.append(tr);
-  for (const cells of body) {
-    const row = make('tr');
-    row.append(...cells.map((c) => make('td', String(c))));
-    tbody.append(row);
-  }
-  t.append(thead, tbody);
-  const scroll = make('div', undefined, 'scroll');
-  scroll.append(t);
-  return scroll;
 }
 
 async function explain() {

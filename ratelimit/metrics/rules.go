@@ -39,6 +39,7 @@ type ruleRow struct {
 	fallbacks                   [len(ratelimit.FallbackReasons)]uint64
 	over, under                 uint64
 	near, beyond, usedUp        uint64
+	overByPolicy, byPolicy      uint64
 	leased, stranded, drifting  int64
 	declared, share, driftLimit ratelimit.Tokens
 }
@@ -104,6 +105,8 @@ func (w *ruleRow) add(c *ratelimit.RuleCounters) {
 	w.under += c.UnderAdmitted.Load()
 	w.near += c.NearBound.Load()
 	w.beyond += c.BeyondBound.Load()
+	w.overByPolicy += c.OverByPolicy.Load()
+	w.byPolicy += c.BeyondByPolicy.Load()
 	w.usedUp += c.ShareUsedUp.Load()
 	w.leased += c.Leased.Load()
 	w.stranded += c.Stranded.Load()
@@ -183,6 +186,16 @@ var (
 		},
 		{"sluice_windows_beyond_bound_total", "counter", "Keys and windows whose over-admission went beyond what the " +
 			"rule declares, as the ledger told this node.", limited, func(r *ruleRow) int64 { return int64(r.beyond) }},
+		{
+			"sluice_over_admitted_by_policy_tokens_total", "counter", "Of the tokens admitted beyond the limit, those that " +
+				"on_store_failure admitted at this node.", limited,
+			func(r *ruleRow) int64 { return int64(r.overByPolicy) },
+		},
+		{
+			"sluice_windows_beyond_by_policy_total", "counter", "Keys and windows that would be within what the rule " +
+				"declares but for what on_store_failure admitted at this node.", limited,
+			func(r *ruleRow) int64 { return int64(r.byPolicy) },
+		},
 		{"sluice_drift_share_used_up_total", "counter", "Decisions that could not drift, for this node's share of " +
 			"the key was used up.", approx, func(r *ruleRow) int64 { return int64(r.usedUp) }},
 		{

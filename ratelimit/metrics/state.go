@@ -16,6 +16,8 @@ type State struct {
 	OK         uint64            `json:"ok"`
 	OverLimit  uint64            `json:"over_limit"`
 	Errors     uint64            `json:"errors"`
+	Shed       uint64            `json:"shed"`
+	Panics     uint64            `json:"panics"`
 	Sources    map[string]uint64 `json:"sources"`
 	Fallbacks  map[string]uint64 `json:"fallbacks"`
 	Claims     map[string]uint64 `json:"claims"`
@@ -69,24 +71,30 @@ type RingState struct {
 
 // RuleState is one rule.
 type RuleState struct {
-	Domain      string            `json:"domain"`
-	Rule        string            `json:"rule"`
-	Mode        string            `json:"mode"`
-	Limit       string            `json:"limit"`
-	Tokens      ratelimit.Tokens  `json:"limit_tokens"`
-	Decisions   uint64            `json:"decisions"`
-	Denied      uint64            `json:"denied"`
-	Admitted    uint64            `json:"admitted"`
-	Over        uint64            `json:"over"` // in all keys and windows since the start
-	Near        uint64            `json:"windows_near_bound"`
-	Beyond      uint64            `json:"windows_beyond_bound"`
-	Under       uint64            `json:"under"`
-	Declared    ratelimit.Tokens  `json:"declared"` // for each key and window
-	DriftBudget ratelimit.Tokens  `json:"drift_budget"`
-	Drifting    int64             `json:"drifting"`
-	Leased      int64             `json:"leased"`
-	Stranded    int64             `json:"stranded"`
-	Sources     map[string]uint64 `json:"sources"`
+	Domain    string           `json:"domain"`
+	Rule      string           `json:"rule"`
+	Mode      string           `json:"mode"`
+	Limit     string           `json:"limit"`
+	Tokens    ratelimit.Tokens `json:"limit_tokens"`
+	Decisions uint64           `json:"decisions"`
+	Denied    uint64           `json:"denied"`
+	Admitted  uint64           `json:"admitted"`
+	Over      uint64           `json:"over"` // in all keys and windows since the start
+	Near      uint64           `json:"windows_near_bound"`
+	Beyond    uint64           `json:"windows_beyond_bound"`
+	// What on_store_failure admitted: tokens of Over, and keys and windows that are
+	// beyond what is declared for nothing else.
+	OverByPolicy   uint64            `json:"over_by_policy"`
+	BeyondByPolicy uint64            `json:"windows_beyond_by_policy"`
+	Policy         string            `json:"on_store_failure"`
+	Fallbacks      map[string]uint64 `json:"fallbacks"` // decisions without the store, by reason
+	Under          uint64            `json:"under"`
+	Declared       ratelimit.Tokens  `json:"declared"` // for each key and window
+	DriftBudget    ratelimit.Tokens  `json:"drift_budget"`
+	Drifting       int64             `json:"drifting"`
+	Leased         int64             `json:"leased"`
+	Stranded       int64             `json:"stranded"`
+	Sources        map[string]uint64 `json:"sources"`
 }
 
 // State reads all counters. Of the rules it gives the n with most decisions.
@@ -104,6 +112,12 @@ func (c Collector) State(n int) State {
 			Mean: float64(l.StoreTime.Sum) / 1e6 / float64(max(1, l.StoreTime.Count)), Stale: l.Stale, Fenced: l.Void,
 			Recoveries: l.Recoveries, Queued: l.Queued,
 		},
+	}
+	v.Panics = s.Panics.Load()
+	if c.Gate != nil {
+		for _, n := range c.Gate.Stats().Shed {
+			v.Shed += n
+		}
 	}
 	_, v.LoadErrors = c.Store.Loads()
 	v.Config = ConfigState(c.Store.Status())
@@ -139,7 +153,9 @@ func (w *ruleRow) state() RuleState {
 	v := RuleState{
 		Domain: w.rule.Domain, Rule: w.rule.Path, Mode: w.rule.Coordination.Mode.String(), Limit: "unlimited",
 		Denied: w.denied, Admitted: w.admitted,
-		Over: w.over, Near: w.near, Beyond: w.beyond, Under: w.under, Declared: w.declared, DriftBudget: w.driftLimit,
+		Over: w.over, Near: w.near, Beyond: w.beyond, Under: w.under,
+		OverByPolicy: w.overByPolicy, BeyondByPolicy: w.byPolicy, Fallbacks: named(ratelimit.FallbackReasons[:], w.fallbacks[:]),
+		Policy: ratelimit.FailurePolicies[w.rule.Coordination.OnStoreFailure], Declared: w.declared, DriftBudget: w.driftLimit,
 		Drifting: w.drifting, Leased: w.leased, Stranded: w.stranded,
 		Sources: named(ratelimit.Sources[:], w.sources[:]),
 	}

@@ -10,3 +10,60 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
+{{- define "sluice.image" -}}
+"{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}"
+{{- end }}
+{{- define "sluice.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+{{- define "sluice.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+{{- /* The bytes of a memory quantity; "" where its unit is not known here. */ -}}
+{{- define "sluice.bytes" -}}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 }}
+{{- $unit := regexFind "[A-Za-z]*$" (toString .) }}
+{{- if hasKey $units $unit }}{{ mulf (float64 (trimSuffix $unit (toString .))) (get $units $unit) | int64 }}{{ end }}
+{{- end }}
+{{- /* How many pods there may be at once, in a rolling update too. */ -}}
+{{- define "sluice.mostPods" -}}
+{{- $pods := .Values.replicas }}
+{{- if .Values.autoscaling.enabled }}{{ $pods = .Values.autoscaling.maxReplicas }}{{ end }}
+{{- add $pods .Values.maxSurge }}
+{{- end }}
+{{- /* What rules without max_nodes divide by. Fewer than there may be pods would leave some without a share: refused, also in a rule. */ -}}
+{{- define "sluice.maxNodes" -}}
+{{- $most := include "sluice.mostPods" . | int }}
+{{- $nodes := .Values.maxNodes | int | default $most }}
+{{- with get .Values.env "COORDINATION_MAX_NODES" }}{{ $nodes = int . }}{{ end }}
+{{- if lt $nodes $most }}
+{{- fail (printf "maxNodes is %d, and there may be %d pods at once (replicas or autoscaling.maxReplicas, and maxSurge): nodes beyond it would have no share of a drift budget. Raise maxNodes, or leave it at 0" $nodes $most) }}
+{{- end }}
+{{- range $file, $text := .Values.rules }}
+{{- range regexFindAll "max_nodes:\\s*[0-9]+" $text -1 }}
+{{- $own := regexFind "[0-9]+$" . | int }}
+{{- if lt $own $most }}
+{{- fail (printf "rules, %s: max_nodes is %d, and there may be %d pods at once (replicas or autoscaling.maxReplicas, and maxSurge): raise it to %d, or leave it out" $file $own $most $most) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $nodes }}
+{{- end }}
+{{- /* A number of keys that does not fit into the memory limit would be found out by a flood of them: refused. */ -}}
+{{- define "sluice.goMemLimit" -}}
+{{- with .Values.resources.limits }}{{- with .memory }}
+{{- $bytes := include "sluice.bytes" . }}
+{{- if $bytes }}
+{{- $each := ternary 1250 256 (or (ne $.Values.redis.url "") (ne $.Values.redis.urlSecret.name "")) }}
+{{- $needs := mul $.Values.maxKeys $each }}
+{{- if gt (int64 $needs) (int64 $bytes) }}
+{{- fail (printf "maxKeys is %d, which may take %d bytes, and resources.limits.memory is %s: raise the limit, or lower maxKeys to %d at most" (int64 $.Values.maxKeys) (int64 $needs) (toString .) (div (int64 $bytes) $each)) }}
+{{- end }}
+{{- mulf (float64 $bytes) 0.9 | int64 }}
+{{- end }}
+{{- end }}{{- end }}
+{{- end }}

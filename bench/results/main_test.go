@@ -1,0 +1,41 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+// What tests log and benchmarks print becomes rows under their names; a failure
+// is not passed over.
+func TestResults(t *testing.T) {
+	const printed = `=== RUN   TestOne
+    one_test.go:73: 3 nodes: admitted 1001 of 1000
+    one_test.go:73: 3 nodes: admitted 5 | of 5
+--- PASS: TestOne (1.28s)
+--- PASS: TestQuiet (0.00s)
+    --- PASS: TestParts/a (0.00s)
+BenchmarkTake/keys=1-2         	24892316	        95.64 ns/op	       0 B/op
+PASS
+ok  	example	1.3s
+`
+	results, failed, err := read(strings.NewReader(printed))
+	if failed || err != nil {
+		t.Fatal(failed, err)
+	}
+	var b strings.Builder
+	write(&b, results)
+	const want = "| shown by | measured |\n|---|---|\n" +
+		"| `TestOne` | 3 nodes: admitted 1001 of 1000 |\n" +
+		"|  | 3 nodes: admitted 5 \\| of 5 |\n" +
+		"| `TestQuiet` | holds |\n" +
+		"| `TestParts/a` | holds |\n" +
+		"| `BenchmarkTake/keys=1` | 95.64 ns/op, 0 B/op |\n"
+	if b.String() != want {
+		t.Errorf("got\n%swant\n%s", b.String(), want)
+	}
+	for _, bad := range []string{"--- FAIL: TestOne (0.1s)\nFAIL\n", "panic: no\n", "FAIL\texample [build failed]\n"} {
+		if _, failed, _ := read(strings.NewReader(bad)); !failed {
+			t.Errorf("%q is no failure", bad)
+		}
+	}
+}

@@ -1,0 +1,87 @@
+//go:build !server
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit/console"
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
+)
+
+// tellEvery is how often the demo says what becomes of its requests.
+const tellEvery = 5 * time.Second
+
+// teller says what all nodes of the demo do together.
+type teller struct {
+	out    io.Writer
+	debug  []string
+	began  time.Time
+	before map[string]metrics.RuleState // of the last time, by rule
+	at     time.Time
+}
+
+// tell says it again and again, until ctx is done.
+func (v *teller) tell(ctx context.Context) {
+	v.began, v.at = time.Now(), time.Now()
+	every(ctx, tellEvery, func() {
+		rules, wrong := v.look()
+		v.print(rules, wrong)
+		v.before, v.at = rules, time.Now()
+	})
+}
+
+// look sums the rules of all nodes that answer.
+func (v *teller) look() (rules map[string]metrics.RuleState, silent int) {
+	rules = map[string]metrics.RuleState{}
+	for _, address := range v.debug {
+		var s console.State
+		if err := debugGet(address, "/console/state", &s); err != nil {
+			silent++
+			continue
+		}
+		for i := range s.Rules {
+			r := s.Rules[i]
+			all, known := rules[r.Rule]
+			if !known {
+				rules[r.Rule] = r
+				continue
+			}
+			all.Decisions, all.Denied, all.Over, all.Beyond = all.Decisions+r.Decisions, all.Denied+r.Denied, all.Over+r.Over, all.Beyond+r.Beyond
+			rules[r.Rule] = all
+		}
+	}
+	return rules, silent
+}
+
+// print writes a table in words that need nothing explained.
+func (v *teller) print(rules map[string]metrics.RuleState, silent int) {
+	names := make([]string, 0, len(rules))
+	for name := range rules {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	now := time.Now()
+	seconds := now.Sub(v.at).Seconds()
+	fmt.Fprintf(v.out, "after %.0f s", now.Sub(v.began).Seconds())
+	if silent > 0 {
+		fmt.Fprintf(v.out, ", and %d of %d nodes do not answer", silent, len(v.debug))
+	}
+	fmt.Fprintln(v.out, ":")
+	t := tabwriter.NewWriter(v.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "  RULE\tEACH KEY MAY HAVE\tAND GO OVER BY\tPASSED/S\tREFUSED/S\tOVER SO FAR, ALL KEYS\tKEYS OVER BY MORE THAN THAT\t")
+	for _, name := range names {
+		r, old := rules[name], v.before[name]
+		rate := func(now, before uint64) string { return fmt.Sprintf("%.0f", float64(now-min(before, now))/seconds) }
+		fmt.Fprintf(t, "  %s (%s)\t%s\t%d\t%s\t%s\t%d\t%d\t\n", name, r.Mode, strings.TrimSuffix(r.Limit, ","), r.Declared,
+			rate(r.Decisions-r.Denied, old.Decisions-old.Denied), rate(r.Denied, old.Denied), r.Over, r.Beyond)
+	}
+	_ = t.Flush()
+	fmt.Fprintln(v.out)
+}

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	goflag "flag"
+	"fmt"
+	"image/png"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
+)
+
+var screens = goflag.String("screens", "", "a directory for the pictures of the console, at all widths, light and dark; unset: a few, that are thrown away")
+
+const screenRules = `domain: edge
+descriptors:
+  - {key: api_key, coordination: {mode: approx, drift_budget: 6%, max_nodes: 4}, rate_limit: {unit: second, requests_per_unit: 20}}
+  - {key: tenant, coordination: {on_store_failure: open}, rate_limit: {unit: second, requests_per_unit: 100}}
+  - {key: invoice, coordination: {on_store_failure: closed}, rate_limit: {unit: day, requests_per_unit: 100}}
+`
+
+// screened is a fleet under load whose console a browser shows.
+type screened struct {
+	*browser
+	nodes []*sluice
+	redis *redistest.Server
+	rules string
+}
+
+func newScreened(t *testing.T) *screened {
+	b := newBrowser(t)
+	redis := redistest.Start(t)
+	s := &screened{browser: b, redis: redis, rules: filepath.Join(t.TempDir(), "rules.yaml")}
+	writeFile(t, s.rules, screenRules)
+	for range 3 {
+		s.nodes = append(s.nodes, serve(t, []string{"REDIS_URL=" + redis.Addr, "DRAIN_TIME=0s"}, "--config", s.rules))
+	}
+	for _, n := range s.nodes {
+		n.eventually("healthy", n.healthy)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for i, n := range s.nodes {
+		ask := n.overGRPC()
+		wg.Go(func() {
+			for k := 0; ctx.Err() == nil; k++ {
+				key := []string{"api_key", "tenant", "invoice"}[k%3]
+				ask(&rls.RateLimitRequest{Domain: "edge", Descriptors: []*common.RateLimitDescriptor{
+					{Entries: []*common.RateLimitDescriptor_Entry{{Key: key, Value: fmt.Sprint("key-", (k/3+i)%4)}}},
+				}})
+				select {
+				case <-ctx.Done():
+				case <-time.After(10 * time.Millisecond):
+				}
+			}
+		})
+	}
+	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+	})
+	return s
+}
+
+// shows waits until the page's text has all of these.
+func (s *screened) shows(what string, want ...string) {
+	s.Helper()
+	text := ""
+	deadline := time.Now().Add(60 * time.Second)
+	for time.Now().Before(deadline) {
+		text = s.eval("document.body.innerText")
+		missing := false
+		for _, w := range want {
+			missing = missing || !strings.Contains(text, w)
+		}
+		if !missing {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	s.Errorf("%s: the page does not show %q:\n%.3000s", what, want, text)
+}
+
+// pictures takes the page at all widths, light and dark, or two of these, and
+// looks whether it fits.
+func (s *screened) pictures(scene string) {
+	s.Helper()
+	dir := *screens
+	for _, width := range []int{1400, 768, 390} {
+		for _, dark := range []bool{false, true} {
+			if *screens == "" {
+				if dark != (width == 390) {
+					continue
+				}
+				dir = s.TempDir()
+			}
+			name := filepath.Join(dir, fmt.Sprintf("%s-%d-%s.png", scene, width, map[bool]string{false: "light", true: "dark"}[dark]))
+			s.shoot(name, width, dark)
+			if wide := s.eval("document.documentElement.scrollWidth"); wide != fmt.Sprint(width) {
+				s.Errorf("%s: at %d pixels the page is %s wide: it does not fit", scene, width, wide)
+			}
+			f, err := os.Open(name)
+			if err != nil {
+				s.Fatal(err)
+			}
+			picture, err := png.DecodeConfig(f)
+			f.Close()
+			if err != nil || picture.Width != width || picture.Height < 900 {
+				s.Errorf("%s is %d by %d: %v", name, picture.Width, picture.Height, err)
+			}
+		}
+	}
+	s.window(1400, 900, false)
+}
+
+// The console leads with what is wrong, and what is old does not look new: under
+// load, with a node that hangs, a bad file, and a Redis that hangs.
+func TestConsoleScreens(t *testing.T) {
+	s := newScreened(t)
+	s.window(1400, 900, false)
+	page := "http://" + s.nodes[0].debug + "/console"
+	s.open(page)
+	s.shows("under load", "edge.api_key", "20 per second", "(this node)", "3 of 3 nodes are heard", "Nothing, since this node started.")
+	s.eventually("charts have a line", "document.querySelector('#charts polyline') && document.querySelectorAll('#charts polyline')[0].getAttribute('points').split(' ').length > 4")
+	s.order()
+	s.pictures("load")
+
+	s.open(page) // again: what was drawn is still there
+	s.eventually("a page that is opened anew has the past", "document.querySelector('#charts polyline') && document.querySelectorAll('#charts polyline')[0].getAttribute('points').split(' ').length > 4")
+
+	last := s.nodes[2]
+	_ = last.cmd.Process.Signal(syscall.SIGSTOP)
+	_, port, _ := strings.Cut(last.debug, ":")
+	s.shows("a node hangs", "1 of 3 nodes are silent", "SILENT, last heard")
+	s.eventually("the node that hangs is greyed out", "[...document.querySelectorAll('#nodes tr.gone')].some((r) => r.innerText.includes(':"+port+"'))")
+	s.pictures("node-stopped")
+	_ = last.cmd.Process.Signal(syscall.SIGCONT)
+	s.shows("it goes on", "3 of 3 nodes are heard")
+
+	writeFile(t, s.rules, strings.Replace(screenRules, "unit: second", "unit: fortnight", 1))
+	s.shows("a bad file", "The rules that are there now are bad", "fortnight")
+	s.pictures("bad-file")
+	writeFile(t, s.rules, screenRules)
+	s.eventually("it is mended", "!document.body.innerText.includes('The rules that are there now are bad')")
+
+	s.redis.Signal(syscall.SIGSTOP)
+	s.shows("Redis hangs", "The store does not answer", "decisions a second are made without the store", "As of ", "tenant (open)")
+	s.pictures("redis-stopped")
+	s.redis.Signal(syscall.SIGCONT)
+	s.shows("Redis is back", "3 of 3 nodes are heard")
+	s.eventually("the store answers", "!document.body.innerText.includes('The store does not answer')")
+	if text := s.eval("document.body.innerText"); strings.Contains(text, "more was admitted than is declared") || strings.Contains(text, "More was admitted than is declared") {
+		t.Errorf("what on_store_failure admitted is shown as a broken bound:\n%.2000s", text)
+	}
+
+	_ = s.nodes[0].cmd.Process.Signal(syscall.SIGSTOP)
+	s.shows("this node hangs", "This node does not answer", "Last heard at")
+	if opacity := s.eval("getComputedStyle(document.querySelector('#cards')).opacity"); opacity == "1" {
+		t.Error("what a node said that does not answer any more looks new")
+	}
+	s.pictures("this-node-stopped")
+	_ = s.nodes[0].cmd.Process.Signal(syscall.SIGCONT)
+	s.shows("this node goes on", "edge.api_key")
+	s.eventually("it is shown as it is now", "document.body.className === ''")
+}
+
+// eventually waits for an expression on the page to be true.
+func (s *screened) eventually(what, expression string) {
+	s.Helper()
+	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+		if s.eval("Boolean("+expression+")") == "true" {
+			return
+		}
+	}
+	s.Errorf("%s: not within a minute:\n%.2000s", what, s.eval("document.body.innerText"))
+}
+
+// order looks whether lines of tables keep their places while their figures
+// change.
+func (s *screened) order() {
+	s.Helper()
+	const rules = "[...document.querySelectorAll('#rules tbody tr')].map((r) => r.cells[0].innerText).join()"
+	const seen = "document.querySelector('#rules tbody tr').cells[12].innerText + document.querySelector('#cards').innerText"
+	first, figures := s.eval(rules), s.eval(seen)
+	s.eventually("figures change", seen+" !== "+fmt.Sprintf("%q", figures))
+	if now := s.eval(rules); now != first || strings.Count(first, ",") != 2 {
+		s.Errorf("the rules were in the order %s, and are in the order %s", first, now)
+	}
+}

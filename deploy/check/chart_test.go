@@ -1,0 +1,337 @@
+package check
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"helm.sh/helm/v3/pkg/action"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v3/pkg/lint/support"
+	apps "k8s.io/api/apps/v1"
+	batch "k8s.io/api/batch/v1"
+	core "k8s.io/api/core/v1"
+	networking "k8s.io/api/networking/v1"
+)
+
+// settings are what the chart is rendered with.
+var settings = map[string]map[string]any{
+	"default": {},
+	"everything": {
+		"peers": map[string]any{"enabled": true, "allowOld": true}, "existingSecret": "sluice", "autoscaling": map[string]any{"enabled": true},
+		"serviceMonitor": map[string]any{"enabled": true, "labels": map[string]any{"release": "prometheus"}}, "prometheusRule": map[string]any{"enabled": true},
+		"grafanaDashboards": map[string]any{"enabled": true}, "env": map[string]any{"COORDINATION_MODE": "approx", "SHADOW_MODE": true},
+		"imagePullSecrets": []any{map[string]any{"name": "pull"}}, "podAnnotations": map[string]any{"a": "b"}, "nodeSelector": map[string]any{"disk": "ssd"},
+		"tolerations": []any{map[string]any{"key": "k", "operator": "Exists"}}, "affinity": map[string]any{"podAntiAffinity": map[string]any{}},
+		"networkPolicy": map[string]any{"enabled": true, "from": []any{map[string]any{"namespaceSelector": map[string]any{}}}, "debugFrom": []any{map[string]any{"namespaceSelector": map[string]any{}}}},
+	},
+	"secrets": {
+		"redis": map[string]any{
+			"urlSecret": map[string]any{"name": "redis-url"}, "caSecret": map[string]any{"name": "redis-ca", "key": "root.pem"}, "clientCertSecret": "redis-client", "tls": true, "maxReply": 1048576,
+		},
+		"rulesCopy": map[string]any{"enabled": true}, "maxNodes": 12, "resources": map[string]any{"limits": map[string]any{"memory": "1500M"}}, "priorityClassName": "high",
+		"envFrom": []any{map[string]any{"secretRef": map[string]any{"name": "more"}}}, "podLabels": map[string]any{"team": "edge"}, "check": map[string]any{"strict": true},
+		"extraEnv":     []any{map[string]any{"name": "TRACING_SERVICE_INSTANCE_ID", "valueFrom": map[string]any{"fieldRef": map[string]any{"fieldPath": "metadata.name"}}}},
+		"extraVolumes": []any{map[string]any{"name": "certs", "secret": map[string]any{"secretName": "certs"}}}, "extraVolumeMounts": []any{map[string]any{"name": "certs", "mountPath": "/certs"}},
+	},
+	"alone": {"redis": map[string]any{"url": ""}, "networkPolicy": map[string]any{"enabled": false}, "podDisruptionBudget": map[string]any{"enabled": false}},
+}
+
+func TestChartLints(t *testing.T) {
+	for name, values := range settings {
+		l := action.NewLint()
+		l.Strict = true
+		result := l.Run([]string{chart}, values)
+		for _, m := range result.Messages {
+			if m.Severity > support.InfoSev {
+				t.Errorf("%s: %s: %v", name, m.Path, m.Err)
+			}
+		}
+		if len(result.Errors) > 0 {
+			t.Errorf("%s: %v", name, result.Errors)
+		}
+	}
+}
+
+// render is what helm template prints, document by document.
+func render(t *testing.T, values map[string]any) []string {
+	t.Helper()
+	c, err := loader.Load(chart)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{Name: "sluice", Namespace: "sluice"}, chartutil.DefaultCapabilities)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := engine.Render(c, v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for name := range files {
+		if strings.HasSuffix(name, ".yaml") {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	var documents []string
+	for _, name := range names {
+		for _, d := range strings.Split(files[name], "\n---\n") {
+			if strings.TrimSpace(d) != "" {
+				documents = append(documents, strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(d), "---")))
+			}
+		}
+	}
+	return documents
+}
+
+// What the chart renders is what Kubernetes knows, and holds together.
+func TestChartRenders(t *testing.T) {
+	want := map[string][]string{
+		"default":    {"ConfigMap", "ConfigMap", "Deployment", "Job", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service", "ServiceAccount"},
+		"everything": {"ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "Deployment", "HorizontalPodAutoscaler", "Job", "NetworkPolicy", "PodDisruptionBudget", "PrometheusRule", "Service", "Service", "Service", "ServiceAccount", "ServiceMonitor"},
+		"secrets":    {"ConfigMap", "ConfigMap", "Deployment", "Job", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service", "ServiceAccount"},
+		"alone":      {"ConfigMap", "ConfigMap", "Deployment", "Job", "Service", "Service", "ServiceAccount"},
+	}
+	for name, values := range settings {
+		var kinds []string
+		for _, d := range render(t, values) {
+			kind, object, err := strict(d)
+			if err != nil {
+				t.Errorf("%s: %v\n%s", name, err, d)
+			}
+			kinds = append(kinds, kind)
+			if deployment, ok := object.(*apps.Deployment); ok {
+				holdsTogether(t, name, deployment)
+			}
+			if policy, ok := object.(*networking.NetworkPolicy); ok && name == "everything" && !letsPrometheusIn(policy) {
+				t.Errorf("%s: the ServiceMonitor is not let in", name)
+			}
+			if rule, ok := object.(*monitoring.PrometheusRule); ok && (len(rule.Spec.Groups) != 1 || len(rule.Spec.Groups[0].Rules) < 11) {
+				t.Errorf("%s: the rule has not all alerts", name)
+			}
+		}
+		slices.Sort(kinds)
+		if !slices.Equal(kinds, want[name]) {
+			t.Errorf("%s renders %v, want %v", name, kinds, want[name])
+		}
+	}
+}
+
+func holdsTogether(t *testing.T, name string, d *apps.Deployment) {
+	t.Helper()
+	pod := d.Spec.Template.Spec
+	c := pod.Containers[0]
+	ports := map[string]bool{}
+	for _, p := range c.Ports {
+		ports[p.Name] = true
+	}
+	env := map[string]string{}
+	for _, e := range c.Env {
+		if _, twice := env[e.Name]; twice {
+			t.Errorf("%s: %s is set twice", name, e.Name)
+		}
+		env[e.Name] = e.Value
+	}
+	switch {
+	case !ports["grpc"] || !ports["http"] || !ports["debug"]:
+		t.Errorf("%s: ports %v", name, ports)
+	case ports["peers"] != (env["PEERS"] != ""):
+		t.Errorf("%s: peers' port %t, PEERS %q", name, ports["peers"], env["PEERS"])
+	case c.ReadinessProbe.GRPC == nil || c.StartupProbe == nil || c.LivenessProbe == nil:
+		t.Errorf("%s lacks probes", name)
+	case *pod.TerminationGracePeriodSeconds != 65 || env["DRAIN_TIME"] != "45s" || env["GRACE_TIME"] != "10s":
+		t.Errorf("%s: %d s to end, drains for %s and %s", name, *pod.TerminationGracePeriodSeconds, env["DRAIN_TIME"], env["GRACE_TIME"])
+	case !*pod.SecurityContext.RunAsNonRoot || !*c.SecurityContext.ReadOnlyRootFilesystem || *c.SecurityContext.AllowPrivilegeEscalation:
+		t.Errorf("%s has rights that it does not need", name)
+	}
+	for label, value := range d.Spec.Selector.MatchLabels {
+		if d.Spec.Template.Labels[label] != value {
+			t.Errorf("%s: its pods do not have %s", name, label)
+		}
+	}
+}
+
+// letsPrometheusIn tells whether pods of a Prometheus, in the namespace where the
+// operator's usual chart has it, may read metrics.
+func letsPrometheusIn(p *networking.NetworkPolicy) bool {
+	for _, rule := range p.Spec.Ingress {
+		for _, from := range rule.From {
+			if rule.Ports[0].Port.StrVal == "debug" && from.PodSelector != nil && from.PodSelector.MatchLabels["app.kubernetes.io/name"] == "prometheus" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// services are the chart's, by name.
+func services(t *testing.T, values map[string]any) map[string]*core.Service {
+	t.Helper()
+	found := map[string]*core.Service{}
+	for _, d := range render(t, values) {
+		if _, object, err := strict(d); err != nil {
+			t.Fatal(err)
+		} else if s, ok := object.(*core.Service); ok {
+			found[s.Name] = s
+		}
+	}
+	return found
+}
+
+// Envoy sees nodes that are ready, and only peers see the others.
+func TestEnvoySeesReadyNodes(t *testing.T) {
+	found := services(t, settings["everything"])
+	for name, s := range found {
+		peers := name == "sluice-peers"
+		if s.Spec.PublishNotReadyAddresses != peers {
+			t.Errorf("%s: publishes nodes that are not ready: %t", name, s.Spec.PublishNotReadyAddresses)
+		}
+		for _, p := range s.Spec.Ports {
+			if (p.Name == "peers") != peers {
+				t.Errorf("%s has the port %s", name, p.Name)
+			}
+		}
+	}
+	if len(found) != 3 {
+		t.Errorf("%d services", len(found))
+	}
+}
+
+// deployed is the chart's Deployment and what its container is told.
+func deployed(t *testing.T, values map[string]any) (d *apps.Deployment, env map[string]core.EnvVar) {
+	t.Helper()
+	for _, text := range render(t, values) {
+		if _, object, err := strict(text); err != nil {
+			t.Fatal(err)
+		} else if found, ok := object.(*apps.Deployment); ok {
+			d = found
+		}
+	}
+	env = map[string]core.EnvVar{}
+	for _, e := range d.Spec.Template.Spec.Containers[0].Env {
+		env[e.Name] = e
+	}
+	return d, env
+}
+
+// Secrets come from where they are kept, memory has a soft limit below the hard
+// one, and a copy of the rules has a place that may be written.
+func TestChartSettings(t *testing.T) {
+	_, env := deployed(t, nil)
+	for name, want := range map[string]string{
+		"GOMEMLIMIT": "1932735283", "COORDINATION_MAX_NODES": "4", "REDIS_MAX_REPLY": "4194304", "REDIS_URL": "redis:6379",
+	} {
+		if got := env[name].Value; got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+	for _, name := range []string{"CONFIG_LAST_GOOD_FILE", "MAX_KEYS"} {
+		if v, set := env[name]; set {
+			t.Errorf("%s is set unasked: %q", name, v.Value)
+		}
+	}
+	d, env := deployed(t, settings["secrets"])
+	for name, want := range map[string]string{
+		"GOMEMLIMIT": "1350000000", "COORDINATION_MAX_NODES": "12", "REDIS_MAX_REPLY": "1048576", "REDIS_TLS_CACERT": "/etc/sluice/redis-ca/ca.crt",
+		"REDIS_TLS_CLIENT_KEY": "/etc/sluice/redis-client/tls.key", "CONFIG_LAST_GOOD_FILE": "/var/lib/sluice/rules.json",
+	} {
+		if got := env[name].Value; got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+	if from := env["REDIS_URL"].ValueFrom; from == nil || from.SecretKeyRef.Name != "redis-url" || from.SecretKeyRef.Key != "url" {
+		t.Errorf("REDIS_URL is from %v", from)
+	}
+	pod := d.Spec.Template.Spec
+	mounts := map[string]bool{}
+	for _, m := range pod.Containers[0].VolumeMounts {
+		mounts[m.Name] = true
+	}
+	for _, v := range pod.Volumes {
+		if !mounts[v.Name] {
+			t.Errorf("the volume %s is not mounted", v.Name)
+		}
+		delete(mounts, v.Name)
+	}
+	if len(mounts) != 0 || pod.Containers[0].EnvFrom[0].SecretRef.Name != "more" || d.Spec.Template.Labels["team"] != "edge" || pod.PriorityClassName != "high" {
+		t.Errorf("mounts without volumes %v, envFrom %v, labels %v, priority %q", mounts, pod.Containers[0].EnvFrom, d.Spec.Template.Labels, pod.PriorityClassName)
+	}
+	if spread := pod.TopologySpreadConstraints; len(spread) != 2 || spread[0].TopologyKey != "topology.kubernetes.io/zone" {
+		t.Errorf("pods spread over %v", spread)
+	}
+	_, env = deployed(t, settings["everything"])
+	if got := env["COORDINATION_MAX_NODES"].Value; got != "11" {
+		t.Errorf("with up to 10 pods and one more in a rolling update, max_nodes is %s", got)
+	}
+}
+
+// The job that checks rules before an upgrade has them all, and looks at them as
+// the nodes will.
+func TestChartChecksRules(t *testing.T) {
+	for _, d := range render(t, settings["everything"]) {
+		_, object, err := strict(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		job, ok := object.(*batch.Job)
+		if !ok {
+			continue
+		}
+		c := job.Spec.Template.Spec.Containers[0]
+		if job.Annotations["helm.sh/hook"] != "pre-install,pre-upgrade" || !slices.Equal(c.Args, []string{"check", "/etc/sluice/rules", "--nodes=11"}) {
+			t.Errorf("%v %v", job.Annotations, c.Args)
+		}
+		var mode string
+		for _, e := range c.Env {
+			if e.Name == "COORDINATION_MODE" {
+				mode = e.Value
+			}
+		}
+		if mode != "approx" {
+			t.Errorf("it checks under mode %q", mode)
+		}
+		return
+	}
+	t.Error("there is no job")
+}
+
+// Bad values of the chart are refused.
+func TestChartRefuses(t *testing.T) {
+	c, err := loader.Load(chart)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, values := range map[string]map[string]any{
+		"a type that there is not": {"redis": map[string]any{"type": "RING"}},
+		"replicas in words":        {"replicas": "three"},
+		"no replicas":              {"replicas": 0},
+		"a key that there is not":  {"replica": 3},
+		"a key deeper down":        {"networkPolicy": map[string]any{"form": []any{}}},
+		"a setting in small":       {"env": map[string]any{"log_format": "json"}},
+		"a file without an ending": {"rules": map[string]any{"edge": "domain: edge"}},
+	} {
+		if _, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{Name: "sluice", Namespace: "sluice"}, chartutil.DefaultCapabilities); err == nil {
+			t.Errorf("%s is accepted", name)
+		}
+	}
+	for want, values := range map[string]map[string]any{
+		"maxNodes is 3, and there may be 4 pods":          {"maxNodes": 3},
+		"maxNodes is 10, and there may be 11 pods":        {"maxNodes": 10, "autoscaling": map[string]any{"enabled": true}},
+		"maxNodes is 2, and there may be 4 pods":          {"env": map[string]any{"COORDINATION_MAX_NODES": 2}},
+		"rules, a.yaml: max_nodes is 3, and there may be": {"rules": map[string]any{"a.yaml": "coordination: {mode: approx, max_nodes: 3}"}},
+		"lower maxKeys to 429496 at most":                 {"maxKeys": 1000000, "resources": map[string]any{"limits": map[string]any{"memory": "512Mi"}}},
+	} {
+		v, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{Name: "sluice", Namespace: "sluice"}, chartutil.DefaultCapabilities)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := engine.Render(c, v); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("want %q, got %v", want, err)
+		}
+	}
+}

@@ -1,0 +1,64 @@
+{{- /* The settings of a node. What env names is not set here as well. */ -}}
+{{- define "sluice.env" -}}
+- {name: RUNTIME_ROOT, value: /etc/sluice}
+- {name: RUNTIME_APPDIRECTORY, value: rules}
+- {name: RUNTIME_WATCH_ROOT, value: "false"}
+- {name: RUNTIME_IGNOREDOTFILES, value: "true"}
+- {name: DRAIN_TIME, value: "{{ .Values.drainSeconds }}s"}
+- {name: GRACE_TIME, value: "{{ .Values.graceSeconds }}s"}
+{{- if .Values.maxKeys }}
+- {name: MAX_KEYS, value: {{ .Values.maxKeys | int | quote }}}
+{{- end }}
+{{- $nodes := include "sluice.maxNodes" . }}
+{{- if not (hasKey .Values.env "COORDINATION_MAX_NODES") }}
+- {name: COORDINATION_MAX_NODES, value: {{ $nodes | quote }}}
+{{- end }}
+{{- $memory := include "sluice.goMemLimit" . }}
+{{- if and $memory (not (hasKey .Values.env "GOMEMLIMIT")) }}
+- {name: GOMEMLIMIT, value: {{ $memory | quote }}}
+{{- end }}
+{{- if .Values.rulesCopy.enabled }}
+- {name: CONFIG_LAST_GOOD_FILE, value: /var/lib/sluice/rules.json}
+{{- end }}
+{{- with .Values.redis }}
+{{- if .urlSecret.name }}
+- name: REDIS_URL
+  valueFrom: {secretKeyRef: {name: {{ .urlSecret.name }}, key: {{ .urlSecret.key }}}}
+{{- else if .url }}
+- {name: REDIS_URL, value: {{ .url | quote }}}
+{{- end }}
+{{- if or .url .urlSecret.name }}
+- {name: REDIS_TYPE, value: {{ .type | quote }}}
+- {name: REDIS_TLS, value: {{ .tls | quote }}}
+- {name: REDIS_MAX_REPLY, value: {{ .maxReply | int | quote }}}
+{{- if .caSecret.name }}
+- {name: REDIS_TLS_CACERT, value: /etc/sluice/redis-ca/ca.crt}
+{{- end }}
+{{- if .clientCertSecret }}
+- {name: REDIS_TLS_CLIENT_CERT, value: /etc/sluice/redis-client/tls.crt}
+- {name: REDIS_TLS_CLIENT_KEY, value: /etc/sluice/redis-client/tls.key}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if .Values.peers.enabled }}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+- {name: PEER_ADDR, value: "$(POD_IP):8082"}
+- {name: PEERS, value: "dns:{{ include "sluice.name" . }}-peers.{{ .Release.Namespace }}.svc:8082"}
+{{- if .Values.peers.allowOld }}
+- {name: PEER_ALLOW_OLD, value: "true"}
+{{- end }}
+{{- end }}
+{{- with .Values.existingSecret }}
+{{- range list "REDIS_AUTH" "REDIS_SENTINEL_AUTH" "REDIS_PERSECOND_AUTH" "PEER_SECRET" "ADMIN_TOKEN" }}
+- name: {{ . }}
+  valueFrom: {secretKeyRef: {name: {{ $.Values.existingSecret }}, key: {{ . }}, optional: true}}
+{{- end }}
+{{- end }}
+{{- range $name, $value := .Values.env }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,92 @@
+'use strict';
+// Charts of what the node remembers: one axis of time for all, one scale for the
+// lines of a chart, from zero, with its unit.
+
+const span = 15 * 60 * 1000; // what the node remembers, in ms
+let past = null; // what /console/history said, put together
+
+function svg(tag, attributes, text) {
+  const e = document.createElementNS('http://www.w3.org/2000/svg', tag);
+  for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, v);
+  if (text !== undefined) e.textContent = text;
+  return e;
+}
+
+// even is the least of 1, 2, 5, 10, 20, ... that is not below v: where an axis ends.
+function even(v) {
+  if (!(v > 0)) return 1;
+  const ten = 10 ** Math.floor(Math.log10(v));
+  return [1, 2, 5, 10].map((f) => f * ten).find((top) => top >= v * 0.9999);
+}
+
+// chart draws lines over the last quarter of an hour. mark is a value to compare
+// with: [value, what it is].
+function chart(title, unit, at, lines, mark) {
+  const box = make('div', undefined, 'chart'), head = make('h3', title);
+  head.title = title;
+  const w = 360, h = 130, left = 40, right = 8, top = 8, bottom = 20;
+  const shown = lines.filter((l) => !l.onlyIf || l.values.some((v) => v > 0));
+  const most = even(Math.max(...shown.flatMap((l) => l.values), mark ? mark[0] : 0, 0));
+  const end = at.length ? at[at.length - 1] : Date.now(), begin = Math.min(end - 60000, Math.max(end - span, at.length ? at[0] : end));
+  const x = (t) => left + (w - left - right) * (t - begin) / (end - begin);
+  const y = (v) => top + (h - top - bottom) * (1 - v / most);
+  const s = svg('svg', { viewBox: `0 0 ${w} ${h}`, role: 'img', 'aria-label': title + ', ' + unit });
+  for (const v of [0, most / 2, most]) {
+    s.append(svg('line', { class: 'grid', x1: left, x2: w - right, y1: y(v), y2: y(v) }));
+    s.append(svg('text', { class: 'axis', x: left - 5, y: y(v) + 3.5, 'text-anchor': 'end' }, number(v)));
+  }
+  for (const [t, anchor] of [[begin, 'start'], [(begin + end) / 2, 'middle'], [end, 'end']]) {
+    s.append(svg('text', { class: 'axis', x: x(t), y: h - 5, 'text-anchor': anchor }, clock(t)));
+  }
+  if (mark) {
+    s.append(svg('line', { class: 'mark', x1: left, x2: w - right, y1: y(mark[0]), y2: y(mark[0]) }));
+    s.append(svg('text', { class: 'axis', x: w - right, y: y(mark[0]) + (y(mark[0]) < 20 ? 11 : -3), 'text-anchor': 'end' }, mark[1]));
+  }
+  for (const l of shown) {
+    const points = l.values.map((v, i) => v < 0 ? null : x(at[i]).toFixed(1) + ',' + y(v).toFixed(1)).filter((p) => p);
+    s.append(svg('polyline', { class: l.className, points: points.join(' ') }));
+  }
+  const key = make('p');
+  for (const l of shown) {
+    const now = l.values.length ? l.values[l.values.length - 1] : undefined;
+    key.append(make('span', l.name + ' ' + (now < 0 ? '–' : number(now)), l.className), ' ');
+  }
+  box.append(head, make('p', unit, 'unit'), s, key);
+  return box;
+}
+
+function drawCharts(rules) {
+  const p = past;
+  if (!p || !p.at_ms.length) {
+    $('charts').replaceChildren(make('p', 'The first figures come in a few seconds.', 'note'));
+    return;
+  }
+  const known = new Map(rules.map((r) => [[r.domain, r.rule, r.mode].join('\n'), r]));
+  const decisions = (c) => [
+    { name: 'passed', className: 'one', values: c.passed },
+    { name: 'refused', className: 'two', values: c.refused },
+    { name: 'of them without the store', className: 'three', values: c.alone, onlyIf: true },
+  ];
+  $('charts').replaceChildren(
+    chart('All calls', 'calls a second', p.at_ms, [...decisions(p).slice(0, 2), { name: 'no decision', className: 'three', values: p.failed, onlyIf: true }]),
+    chart('Slowest in a hundred (p99)', 'milliseconds', p.at_ms, [{ name: 'p99', className: 'one', values: p.p99_ms }], Math.max(...p.p99_ms) > 4 ? [20, 'Envoy waits 20 ms'] : null),
+    ...p.rules.map((c) => {
+      const [domain, rule, mode] = c.id.split('\n'), r = known.get(c.id);
+      return chart(domain + '.' + rule, 'decisions a second, all keys' + (r ? '; each key: ' + r.limit : '') + ', ' + mode, p.at_ms, decisions(c));
+    }),
+  );
+}
+
+// remember fetches what is new, and puts it behind what is there.
+async function remember() {
+  const since = past && past.at_ms.length ? past.at_ms[past.at_ms.length - 1] : 0;
+  const fresh = await (await fetch('/console/history' + (since ? '?since=' + since : ''), { cache: 'no-store', signal: AbortSignal.timeout(3000) })).json();
+  const ids = (h) => h.rules.map((r) => r.id).join('\n\n');
+  if (!since || ids(fresh) !== ids(past)) {
+    past = since ? null : fresh; // other rules are charted now: all of it once more
+    return past ? undefined : remember();
+  }
+  const cut = (a, b) => a.concat(b || []).slice(-450);
+  for (const name of ['at_ms', 'passed', 'refused', 'failed', 'alone', 'p99_ms']) past[name] = cut(past[name], fresh[name]);
+  past.rules.forEach((r, i) => { for (const name of ['passed', 'refused', 'alone']) r[name] = cut(r[name], fresh.rules[i][name]); });
+}

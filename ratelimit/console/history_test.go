@@ -1,0 +1,105 @@
+package console
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
+)
+
+// looked is a node with one rule that has decided so much since its start.
+func looked(passed, refused, alone, beyond uint64) metrics.State {
+	return metrics.State{
+		OK: passed, OverLimit: refused, Fallbacks: map[string]uint64{"deadline": alone},
+		Rules: []metrics.RuleState{{
+			Domain: "d", Rule: "r", Decisions: passed + refused, Denied: refused, Beyond: beyond, Fallbacks: map[string]uint64{"deadline": alone},
+		}},
+	}
+}
+
+func took(fast, all uint64) []*dto.Bucket {
+	bucket := func(top float64, n uint64) *dto.Bucket {
+		return &dto.Bucket{UpperBound: &top, CumulativeCount: &n}
+	}
+	return []*dto.Bucket{bucket(0.001, fast), bucket(0.01, all)}
+}
+
+// A page that is opened, or opened again, has what the node did in the last
+// quarter of an hour, and no more: rates between two looks, and none of the first.
+func TestHistoryIsAQuarterOfAnHour(t *testing.T) {
+	h := NewHistory(metrics.Collector{}, nil)
+	at := time.Unix(1_000_000, 0)
+	for i := range uint64(samples + 10) {
+		h.observe(at.Add(time.Duration(i)*sampleEvery), looked(20*i, 10*i, 2*i, 0), took(90*i, 100*i))
+	}
+	v := h.columns(time.Time{})
+	if len(v.At) != samples || len(v.Passed) != samples || len(v.Rules) != 1 || len(v.Rules[0].Passed) != samples {
+		t.Fatalf("%d samples, %d rules", len(v.At), len(v.Rules))
+	}
+	if v.Passed[0] != 10 || v.Refused[0] != 5 || v.Alone[0] != 1 || v.Rules[0].Passed[0] != 10 || v.Rules[0].Refused[0] != 5 || v.Rules[0].Alone[0] != 1 {
+		t.Errorf("a second: passed %v, refused %v, without the store %v; the rule: %+v", v.Passed[0], v.Refused[0], v.Alone[0], v.Rules[0].Passed[0])
+	}
+	if v.P99[0] != 9.1 { // nine tenths of the way from 1 to 10 ms
+		t.Errorf("p99 %v ms", v.P99[0])
+	}
+	if newest := h.columns(time.UnixMilli(v.At[samples-3])); len(newest.At) != 2 || newest.At[1] != v.At[samples-1] {
+		t.Errorf("since the last but two: %v", newest.At)
+	}
+}
+
+// Rules come and go, and counters begin anew: nothing is negative, and what is
+// remembered of rules is bounded.
+func TestHistoryIsBounded(t *testing.T) {
+	h := NewHistory(metrics.Collector{}, nil)
+	at := time.Unix(1_000_000, 0)
+	for i := range 500 {
+		s := looked(5, 5, 5, 0)
+		s.Rules = nil
+		for r := range sampledRules {
+			s.Rules = append(s.Rules, metrics.RuleState{Domain: "d", Rule: fmt.Sprint("r", i/10*7+r), Decisions: uint64(1000 - i)})
+		}
+		h.observe(at.Add(time.Duration(i)*time.Second), s, nil)
+	}
+	if len(h.base) > 2*sampledRules {
+		t.Errorf("%d rules are remembered", len(h.base))
+	}
+	v := h.columns(time.Time{})
+	if len(v.Rules) != chartedRules {
+		t.Errorf("%d rules are charted", len(v.Rules))
+	}
+	for i := range v.At {
+		if v.Passed[i] < 0 || v.P99[i] != -1 || v.Rules[0].Passed[i] < 0 {
+			t.Fatalf("sample %d: passed %v, p99 %v", i, v.Passed[i], v.P99[i])
+		}
+	}
+}
+
+// What was beyond its bound is news for a quarter of an hour, and then no longer.
+func TestHistoryForgetsNews(t *testing.T) {
+	h := NewHistory(metrics.Collector{}, nil)
+	at := time.Unix(1_000_000, 0)
+	look := func(i int, beyond uint64) uint64 {
+		h.observe(at.Add(time.Duration(i)*sampleEvery), looked(uint64(i), 0, 0, beyond), nil)
+		_, rules := h.recent()
+		if r := rules["d\nr\n"]; r != nil {
+			return r.beyond
+		}
+		return 0
+	}
+	look(0, 3) // of before the first look
+	if n := look(1, 3); n != 0 {
+		t.Errorf("%d of before are news", n)
+	}
+	if n := look(2, 4); n != 1 {
+		t.Errorf("one more, and %d are news", n)
+	}
+	for i := range samples + 2 {
+		look(3+i, 4)
+	}
+	if n := look(samples+10, 4); n != 0 {
+		t.Errorf("a quarter of an hour later %d are news", n)
+	}
+}

@@ -1,0 +1,155 @@
+package console
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Problem is something that is wrong with a node, or that its operator should
+// know: what a page leads with.
+type Problem struct {
+	Severity string `json:"severity"` // Bad or Warn
+	What     string `json:"what"`
+	Detail   string `json:"detail,omitempty"`
+}
+
+// How grave a problem is.
+const (
+	Bad  = "bad"  // a promise is broken, or decisions are not what the rules mean
+	Warn = "warn" // something else that somebody should look at
+)
+
+// What is slow, or full.
+const (
+	slowP99     = 10 * time.Millisecond // half of what Envoy waits by default
+	namedAtMost = 3
+)
+
+// problems are the gravest first.
+func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
+	say := func(severity, detail, format string, args ...any) {
+		all = append(all, Problem{severity, fmt.Sprintf(format, args...), detail})
+	}
+	brokenBounds(s, rules, say)
+	if s.Store.BreakerOpen {
+		say(Bad, "Leases in hand are spent to their end, then rules decide by their on_store_failure.",
+			"The store does not answer: it did last %.0f s ago", s.Store.SyncAge)
+	}
+	if recent.Alone > 0 {
+		say(Warn, alone(s, rules), "%s decisions a second are made without the store", figure(recent.Alone))
+	}
+	if recent.Failed > 0 {
+		say(Bad, "Envoy lets such requests pass, or refuses them, as its failure_mode_deny says.",
+			"%s calls a second get no decision: errors, or shed", figure(recent.Failed))
+	}
+	if s.Config.Error != "" {
+		say(Bad, s.Config.Error, "The rules that are there now are bad: those before stay in force, since %s",
+			s.Config.Failed.UTC().Format("15:04:05 MST"))
+	} else if s.Config.FromCopy {
+		say(Warn, "The rules were bad or not there when this node started.", "The rules in force are the last good copy's")
+	}
+	fleetProblems(s, say)
+	if recent.P99 > slowP99.Seconds() {
+		say(Warn, "Envoy waits 20 ms by default.", "One decision in a hundred takes longer than %.0f ms", recent.P99*1e3)
+	}
+	if s.SeatWanted && s.Seat != nil && *s.Seat < 0 && !s.Store.BreakerOpen {
+		say(Warn, "There are more nodes than max_nodes, or the seats of nodes that have ended are not free yet.",
+			"No drift seat: rules of mode approx lease")
+	}
+	if s.Panics > 0 {
+		say(Warn, "The log has the stack of each.", "%d requests since the start met a bug", s.Panics)
+	}
+	slices.SortStableFunc(all, func(a, b Problem) int { return cmp.Compare(a.Severity, b.Severity) })
+	return all
+}
+
+type sayer func(severity, detail, format string, args ...any)
+
+// brokenBounds tells of rules that went beyond what they declare, and apart from
+// these of what on_store_failure admitted.
+func brokenBounds(s *State, recent recentRules, say sayer) {
+	var now, before, policy []string
+	for i := range s.Rules {
+		r := &s.Rules[i]
+		name := r.Domain + "." + r.Rule
+		lately := recent[ruleID(r)]
+		switch {
+		case lately != nil && lately.beyond > 0:
+			now = append(now, fmt.Sprintf("%s (declared: %d, for each key and window)", name, r.Declared))
+		case r.Beyond > 0:
+			before = append(before, name)
+		}
+		if lately != nil && lately.byPolicy > 0 {
+			policy = append(policy, fmt.Sprintf("%s (%s): %d tokens in all", name, r.Policy, r.OverByPolicy))
+		}
+	}
+	if len(now) > 0 {
+		say(Bad, few(now), "More was admitted than is declared, in the last quarter of an hour")
+	}
+	if len(before) > 0 {
+		say(Warn, few(before), "Earlier, since the start, more was admitted than is declared")
+	}
+	if len(policy) > 0 {
+		say(Warn, few(policy)+". The bound that holds while the store answers was not broken.",
+			"on_store_failure admitted more than the limit, in the last quarter of an hour")
+	}
+}
+
+func fleetProblems(s *State, say sayer) {
+	var silent []string
+	sets := map[string]bool{}
+	for _, n := range s.Nodes {
+		if n.Silent {
+			silent = append(silent, fmt.Sprintf("%s, %d s ago", n.Debug, n.Seen))
+		} else if n.Rules != "" {
+			sets[n.Rules] = true
+		}
+	}
+	if len(silent) > 0 {
+		say(Warn, "last heard: "+few(silent), "%d of %d nodes are silent", len(silent), len(s.Nodes))
+	}
+	if len(sets) > 1 {
+		say(Warn, "While rules are rolled out that is so for a minute; else a node does not get them, or refuses them.",
+			"Nodes run %d different sets of rules", len(sets))
+	}
+}
+
+// alone names the rules that decide most without the store, their policy, and why
+// they do.
+func alone(s *State, rules recentRules) string {
+	type rate struct {
+		name string
+		n    float32
+	}
+	var by []rate
+	for i := range s.Rules {
+		r := &s.Rules[i]
+		if lately := rules[ruleID(r)]; lately != nil && lately.alone > 0 {
+			by = append(by, rate{fmt.Sprintf("%s.%s (%s) %s", r.Domain, r.Rule, r.Policy, figure(float64(lately.alone))), lately.alone})
+		}
+	}
+	slices.SortStableFunc(by, func(a, b rate) int { return cmp.Compare(b.n, a.n) })
+	names := make([]string, len(by))
+	for i := range by {
+		names[i] = by[i].name
+	}
+	return "a second, by rule and its on_store_failure: " + few(names)
+}
+
+// few joins the first names.
+func few(names []string) string {
+	if len(names) <= namedAtMost {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:namedAtMost], ", "), len(names)-namedAtMost)
+}
+
+func figure(v float64) string {
+	if v < 10 {
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.0f", v)
+}

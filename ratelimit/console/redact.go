@@ -1,0 +1,73 @@
+package console
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"slices"
+	"strings"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Redactor hides values of descriptors: each becomes a mark, the same for the same
+// value as long as the process runs, so that keys can still be told apart, and
+// nobody can try values out elsewhere. A nil Redactor hides nothing.
+type Redactor struct{ secret [32]byte }
+
+// NewRedactor makes one with a secret of its own, which ends with the process.
+func NewRedactor() *Redactor {
+	r := &Redactor{}
+	_, _ = rand.Read(r.secret[:]) // it never fails
+	return r
+}
+
+func (r *Redactor) mark(value string) string {
+	h := hmac.New(sha256.New, r.secret[:])
+	h.Write([]byte(value))
+	return "#" + hex.EncodeToString(h.Sum(nil)[:4])
+}
+
+// account hides the values in the name of an account: what stands after its unit
+// and domain, and after each "=".
+func (r *Redactor) account(name string) string {
+	if r == nil {
+		return name
+	}
+	parts := strings.Split(name, "|")
+	if len(parts) < 3 {
+		return r.mark(name)
+	}
+	for i := 2; i < len(parts); i++ {
+		if key, value, ok := strings.Cut(parts[i], "="); ok {
+			parts[i] = key + "=" + r.mark(value)
+		} else {
+			parts[i] = r.mark(parts[i])
+		}
+	}
+	return strings.Join(parts, "|")
+}
+
+// Accounts hides the values in names of accounts. It is safe for concurrent use.
+func (r *Redactor) Accounts(names []string) []string {
+	if r == nil {
+		return names
+	}
+	hidden := slices.Clone(names)
+	for i := range hidden {
+		hidden[i] = r.account(hidden[i])
+	}
+	return hidden
+}
+
+func (r *Redactor) hottest(keys []ratelimit.HotKey) []ratelimit.HotKey {
+	if r == nil {
+		return keys
+	}
+	hidden := slices.Clone(keys)
+	for i := range hidden {
+		hidden[i].Account = r.account(hidden[i].Account)
+	}
+	return hidden
+}
