@@ -115,7 +115,7 @@ func BenchmarkMetrics(b *testing.B) {
 				c.decide("key")
 				if counted {
 					a, v := c.asks[0], c.verdicts[0]
-					a.Rule.Counters.Count(a, v, 80)
+					a.Rule.Counters.Count(a, v, 80, false)
 					sources[v.Source].Add(1)
 					latency.Observe(1e-5)
 				}
