@@ -147,13 +147,17 @@ func (r *Rule) Stretched() bool {
 // when it cannot be. It is a value: a rule inherits its parent's and changes
 // single fields.
 type Coordination struct {
-	Mode           Mode
-	Lease          LeaseSize
-	Reclaim        Reclaim
-	DriftBudget    Share
-	MaxNodes       int
-	LowWatermark   Share
-	CheckTimeout   time.Duration
+	Mode         Mode
+	Lease        LeaseSize
+	Reclaim      Reclaim
+	DriftBudget  Share
+	MaxNodes     int
+	LowWatermark Share
+	CheckTimeout time.Duration
+	// StoreDeadline is the longest that a decision waits for the store, and for a key's
+	// owner; 0 means [StoreDeadline]. A request with several rules waits as long as the
+	// longest of theirs.
+	StoreDeadline  time.Duration
 	SyncInterval   time.Duration
 	OnStoreFailure FailurePolicy
 	LocalCap       Tokens // 0 means limit / MaxNodes
@@ -171,6 +175,7 @@ func DefaultCoordination() Coordination {
 		MaxNodes:       10,
 		LowWatermark:   Share{PPM: 200_000},
 		CheckTimeout:   2 * time.Millisecond,
+		StoreDeadline:  StoreDeadline,
 		SyncInterval:   2 * time.Second,
 		OnStoreFailure: FailLocal,
 		MaxStaleness:   10 * time.Second,
@@ -183,18 +188,28 @@ const DefaultLeaseTTL = 10 * time.Second
 
 // The bounds of the durations a coordination may hold.
 const (
-	MinLeaseTTL     = 100 * time.Millisecond
-	MaxLeaseTTL     = time.Hour
-	MaxCheckTimeout = time.Second
-	MinSyncInterval = 10 * time.Millisecond
-	MaxSyncInterval = time.Hour
-	MaxMaxStaleness = 24 * time.Hour
-	MaxMaxNodes     = 10_000
+	MinLeaseTTL      = 100 * time.Millisecond
+	MaxLeaseTTL      = time.Hour
+	MaxCheckTimeout  = time.Second
+	MinStoreDeadline = time.Millisecond
+	MaxStoreDeadline = time.Second // for which a claim is waited for at most
+	MinSyncInterval  = 10 * time.Millisecond
+	MaxSyncInterval  = time.Hour
+	MaxMaxStaleness  = 24 * time.Hour
+	MaxMaxNodes      = 10_000
 )
 
 // Eager tells whether a silent holder's tokens are credited at expiry. Under mode
 // routing they never are: a key's owner is its one holder, and the mode is exact.
 func (c *Coordination) Eager() bool { return c.Reclaim == ReclaimEager && c.Mode != Routing }
+
+// Deadline is the longest that a decision waits for the store.
+func (c *Coordination) Deadline() time.Duration {
+	if c.StoreDeadline == 0 {
+		return StoreDeadline
+	}
+	return c.StoreDeadline
+}
 
 // Validate returns every problem, each with the field's name, its value and
 // its bound. No problems: nil.
@@ -210,6 +225,7 @@ func (c Coordination) Validate() []error {
 	}
 	within("lease.ttl", c.Lease.TTL, MinLeaseTTL, MaxLeaseTTL)
 	within("check_timeout", c.CheckTimeout, 0, MaxCheckTimeout)
+	within("store_deadline", c.Deadline(), MinStoreDeadline, MaxStoreDeadline)
 	within("sync_interval", c.SyncInterval, MinSyncInterval, MaxSyncInterval)
 	within("max_staleness", c.MaxStaleness, 0, MaxMaxStaleness)
 	if c.MaxNodes < 1 || c.MaxNodes > MaxMaxNodes {
@@ -233,7 +249,7 @@ func (e *FieldError) Error() string {
 var CoordinationFields = []string{
 	"mode", "lease.size", "lease.min", "lease.max", "lease.ttl", "reclaim", "drift_budget", "max_nodes",
 	"low_watermark",
-	"check_timeout", "sync_interval", "on_store_failure", "local_cap", "max_staleness", "on_deny", "audit",
+	"check_timeout", "store_deadline", "sync_interval", "on_store_failure", "local_cap", "max_staleness", "on_deny", "audit",
 }
 
 // Set changes the named field to what text says. It does not look at how
@@ -269,6 +285,11 @@ func (c *Coordination) Set(field, text string) error {
 		c.LowWatermark, err = ParseShare(text)
 	case "check_timeout":
 		err = setDuration(&c.CheckTimeout, text)
+	case "store_deadline":
+		if err = setDuration(&c.StoreDeadline, text); err == nil && c.StoreDeadline == 0 {
+			err = fmt.Errorf("%q is no time in which a store could answer; from %v to %v", text, MinStoreDeadline,
+				MaxStoreDeadline)
+		}
 	case "sync_interval":
 		err = setDuration(&c.SyncInterval, text)
 	case "on_store_failure":

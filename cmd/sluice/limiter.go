@@ -28,11 +28,11 @@ type limiter interface {
 // decider is a limiter and what belongs to it.
 type decider struct {
 	limiter
-	seat func() (int, bool)    // the drift seat, and whether one is wanted; nil: there are none
+	seat func() (int, bool) // the drift seat, and whether one is wanted; nil: there are none
 	// run must run for it to decide. It returns when ctx is done and all is given back,
 	// or why it cannot go on.
 	run  func(context.Context) error
-	who  *registry             // who shares the store; nil: there is none
+	who  *registry // who shares the store; nil: there is none
 	ping func(context.Context) error
 	// ready tells whether the first request would be answered by the store.
 	ready func() bool

@@ -30,7 +30,7 @@ type redisFlags struct {
 	Auth         string        `env:"REDIS_AUTH" name:"redis-auth" placeholder:"PASS" help:"pass or user:pass."`
 	SentinelAuth string        `env:"REDIS_SENTINEL_AUTH" name:"redis-sentinel-auth" placeholder:"PASS" help:"pass or user:pass, for the sentinels."`
 	PoolSize     int           `env:"REDIS_POOL_SIZE" name:"redis-pool-size" default:"10" help:"Connections, to each server."`
-	Timeout      time.Duration `env:"REDIS_TIMEOUT" name:"redis-timeout" default:"1s" help:"For dialling. Decisions wait at most 15ms, whatever this says."`
+	Timeout      time.Duration `env:"REDIS_TIMEOUT" name:"redis-timeout" default:"1s" help:"For dialling. How long decisions wait, COORDINATION_STORE_DEADLINE says."`
 	TLS          bool          `env:"REDIS_TLS" name:"redis-tls" help:"Use TLS."`
 	TLSCert      string        `env:"REDIS_TLS_CLIENT_CERT" name:"redis-tls-client-cert" placeholder:"FILE" help:"Client certificate."`
 	TLSKey       string        `env:"REDIS_TLS_CLIENT_KEY" name:"redis-tls-client-key" placeholder:"FILE" help:"Its key."`
