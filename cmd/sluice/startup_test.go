@@ -57,7 +57,9 @@ func TestHealthWaitsForRedis(t *testing.T) {
 	store := redistest.Start(t)
 	store.Kill()
 	s := serve(t, []string{"REDIS_URL=" + store.Addr, "DRAIN_TIME=0s"}, "--log-level=error")
-	s.eventually("the first attempts have failed", func() bool { return strings.Contains(s.log(), "the store does not answer") || s.metric("sluice_store_breaker_open") == 1 })
+	s.eventually("the first attempts have failed", func() bool {
+		return strings.Contains(s.log(), "the store does not answer") || s.metric("sluice_store_breaker_open") == 1
+	})
 	if code, _ := s.get(s.http + "/healthcheck"); code != http.StatusInternalServerError {
 		t.Errorf("health is %d without Redis, want 500", code)
 	}
