@@ -102,9 +102,9 @@ type waiting struct {
 }
 
 func newWaiting(asks []ask, verdicts []verdict) *waiting {
-	deadline := storeDeadline(asks, verdicts)
 	return &waiting{
-		asks: asks, verdicts: verdicts, flights: make([]*flight, len(asks)), deadline: deadline, check: checkTime(asks, verdicts, deadline),
+		asks: asks, verdicts: verdicts, flights: make([]*flight, len(asks)),
+		deadline: storeDeadline(asks, verdicts), check: checkTime(asks, verdicts),
 	}
 }
 
@@ -201,8 +201,8 @@ func storeDeadline(asks []ratelimit.Ask, verdicts []ratelimit.Verdict) time.Dura
 }
 
 // checkTime is how long undecided asks wait before those that may drift do.
-func checkTime(asks []ratelimit.Ask, verdicts []ratelimit.Verdict, deadline time.Duration) time.Duration {
-	longest := time.Duration(0)
+func checkTime(asks []ratelimit.Ask, verdicts []ratelimit.Verdict) time.Duration {
+	longest, deadline := time.Duration(0), storeDeadline(asks, verdicts)
 	for i := range asks {
 		if c := &asks[i].Rule.Coordination; c.Mode == ratelimit.Approx && errors.Is(verdicts[i].Err, errUndecided) {
 			longest = max(longest, c.CheckTimeout)

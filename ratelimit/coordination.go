@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 	"strconv"
 	"strings"
@@ -89,10 +90,10 @@ type Share struct {
 func ParseShare(s string) (Share, error) {
 	percent, isPercent := strings.CutSuffix(s, "%")
 	if !isPercent {
-		n, err := strconv.ParseUint(s, 10, 32)
-		if err != nil {
-			return Share{}, fmt.Errorf("%q is neither a whole number of tokens (0 to 4294967295) nor a percentage "+
-				"like 1%%", s)
+		n, err := strconv.ParseUint(s, 10, 64)
+		if err != nil || n > uint64(MaxLimit) {
+			return Share{}, fmt.Errorf("%q is neither a whole number of tokens (0 to %d) nor a percentage "+
+				"like 1%%", s, MaxLimit)
 		}
 		return Share{Tokens: Tokens(n)}, nil
 	}
@@ -279,7 +280,7 @@ func (c *Coordination) Set(field, text string) error {
 	case "max_nodes":
 		var n Tokens
 		if err = setTokens(&n, text, 1); err == nil {
-			c.MaxNodes = int(n)
+			c.MaxNodes = int(min(n, math.MaxInt32)) // Validate says what the most is
 		}
 	case "low_watermark":
 		c.LowWatermark, err = ParseShare(text)
@@ -324,9 +325,9 @@ func setName[T ~uint8](field *T, names []string, text string) error {
 }
 
 func setTokens(field *Tokens, text string, least uint64) error {
-	n, err := strconv.ParseUint(text, 10, 32)
-	if err != nil || n < least {
-		return fmt.Errorf("%q is not a whole number from %d to 4294967295", text, least)
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil || n < least || n > uint64(MaxLimit) {
+		return fmt.Errorf("%q is not a whole number from %d to %d", text, least, MaxLimit)
 	}
 	*field = Tokens(n)
 	return nil

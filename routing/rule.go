@@ -70,7 +70,7 @@ func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 }
 
 func (k *ruleKey) rule() (*ratelimit.Rule, error) {
-	const most = 1<<32 - 1
+	const most = int64(ratelimit.MaxLimit)
 	r := &ratelimit.Rule{Domain: "(peer)", Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{}}
 	if int(k.algorithm) >= len(ratelimit.Algorithms) || k.unit > 255 || k.requests < 0 || k.requests > most || k.burst < 0 || k.burst > most ||
 		k.fixed < 0 || k.fixed > most || k.leaseMin < 0 || k.leaseMin > most || k.leaseMax < 0 || k.leaseMax > most || k.multiplier > 1<<20 || len(k.audit) > maxAuditName || int(k.mode) > len(ratelimit.Modes) {

@@ -261,7 +261,7 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 		}
 		r.Replaces = append(r.Replaces, other.Name)
 	}
-	r.Limit = ratelimit.Limit{Algorithm: s.algorithm, Unit: unit, Requests: ratelimit.Tokens(l.Requests)}
+	r.Limit = ratelimit.Limit{Algorithm: s.algorithm, Unit: unit, Requests: l.Requests}
 	if s.algorithm == ratelimit.TokenBucket {
 		r.Limit.Burst = s.burst
 		if s.burst == 0 {

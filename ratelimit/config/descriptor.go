@@ -30,7 +30,7 @@ type Descriptor struct {
 // RateLimit is a rate_limit block.
 type RateLimit struct {
 	Place     Place
-	Requests  uint32
+	Requests  ratelimit.Tokens
 	Unit      string
 	Unlimited bool
 	Name      string

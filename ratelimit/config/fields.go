@@ -39,7 +39,7 @@ func init() { // descriptors hold descriptors
 		"metadata":        func(d *decoder, t *Descriptor, f *field) { t.Metadata = d.metadata(f) },
 	})
 	limitFields = fields[RateLimit]{
-		"requests_per_unit": func(d *decoder, t *RateLimit, f *field) { t.Requests = d.count(f) },
+		"requests_per_unit": func(d *decoder, t *RateLimit, f *field) { t.Requests = d.tokens(f) },
 		"unit":              func(d *decoder, t *RateLimit, f *field) { t.Unit = d.text(f) },
 		"unlimited":         func(d *decoder, t *RateLimit, f *field) { t.Unlimited = d.flag(f) },
 		"name":              func(d *decoder, t *RateLimit, f *field) { t.Name = d.text(f) },

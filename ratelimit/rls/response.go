@@ -47,15 +47,14 @@ func (st *status) append(b []byte) []byte {
 		return appendVarint(b, 3, math.MaxUint32)
 	}
 	b = appendMessage(b, 2, func(b []byte) []byte { return appendLimit(b, st.rule) })
-	if remaining := st.remaining(); remaining > 0 {
+	if remaining := ratelimit.ClampedForEnvoy(st.remaining()); remaining > 0 {
 		b = appendVarint(b, 3, uint64(remaining))
 	}
 	return appendMessage(b, 4, func(b []byte) []byte { return appendVarint(b, 1, st.resetSeconds()) })
 }
 
-func (st *status) remaining() uint32 {
-	return uint32(max(0, min(st.verdict.Remaining, math.MaxUint32)))
-}
+// remaining is what is left, exactly: answers in 32 bits clamp it, headers do not.
+func (st *status) remaining() ratelimit.Tokens { return max(0, st.verdict.Remaining) }
 
 // resetSeconds is the time until the reset in whole seconds, at least one.
 func (st *status) resetSeconds() uint64 {
@@ -65,7 +64,7 @@ func (st *status) resetSeconds() uint64 {
 // appendLimit writes a RateLimitResponse.RateLimit.
 func appendLimit(b []byte, r *ratelimit.Rule) []byte {
 	if r.Limit.Requests > 0 {
-		b = appendVarint(b, 1, uint64(r.Limit.Requests))
+		b = appendVarint(b, 1, uint64(ratelimit.ClampedForEnvoy(r.Limit.Requests)))
 	}
 	b = appendVarint(b, 2, uint64(r.Limit.Unit.Wire()))
 	if r.Name != "" {
