@@ -150,6 +150,12 @@ func (l Limit) Period() time.Duration {
 	return l.Unit.Length() * time.Duration(max(1, l.Multiplier))
 }
 
+// MaxPeriod is the longest period of a limit.
+const MaxPeriod = 365 * 24 * time.Hour
+
+// MostMultiplier is how many of a unit a period may have.
+func (u Unit) MostMultiplier() uint32 { return uint32(MaxPeriod / max(1, u.Length())) }
+
 // Cut returns the limit with its months those of the calendar, if it has such
 // months: one month each, in a fixed window.
 func (l Limit) Cut() Limit {

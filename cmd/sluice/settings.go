@@ -60,6 +60,7 @@ type settings struct {
 	RemainingHeader string        `group:"answers" env:"LIMIT_REMAINING_HEADER" name:"limit-remaining-header" default:"RateLimit-Remaining" help:"What is left of it."`
 	ResetHeader     string        `group:"answers" env:"LIMIT_RESET_HEADER" name:"limit-reset-header" default:"RateLimit-Reset" help:"Seconds until it is whole again."`
 	SpareOthers     bool          `group:"answers" env:"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT" name:"stop-cache-key-increment-when-overlimit" help:"A request that one descriptor refuses charges none of the others."`
+	IETFHeaders     bool          `group:"answers" env:"LIMIT_IETF_HEADERS_ENABLED" name:"limit-ietf-headers-enabled" help:"Add RateLimit-Policy and RateLimit to responses, as draft-ietf-httpapi-ratelimit-headers-11 has them."`
 	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"From which share of a limit on hits count as near it."`
 
 	TLS          tlsFlags          `embed:"" group:"ports"`
@@ -151,6 +152,7 @@ func (s *settings) serviceOptions(budget *transport.Budget) rls.Options {
 	if s.HeadersEnabled {
 		o.Headers = rls.HeaderNames{Limit: s.LimitHeader, Remaining: s.RemainingHeader, Reset: s.ResetHeader}
 	}
+	o.Headers.IETF = s.IETFHeaders
 	return o
 }
 

@@ -87,7 +87,7 @@ func TestMigratingNamesEverySetting(t *testing.T) {
 			}
 		}
 	}
-	if names != 114 {
-		t.Errorf("the table has %d names, want 114", names)
+	if names != 120 {
+		t.Errorf("the table has %d names, want 120", names)
 	}
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"math"
 	"slices"
 	"strings"
 
@@ -251,6 +252,11 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 		c.wrong(l.Place, s.names, "should not specify rate limit unit when unlimited")
 	case !l.Unlimited && !known:
 		c.wrong(l.Place, s.names, "invalid rate limit unit '%s'", shorten(l.Unit))
+	case l.Unlimited && l.Multiplier > 0:
+		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and what is unlimited has no unit", l.Multiplier)
+	case known && l.Multiplier > ratelimit.Tokens(unit.MostMultiplier()):
+		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, the most for a %s is %d", l.Multiplier, unit,
+			unit.MostMultiplier())
 	}
 	for _, other := range l.Replaces {
 		switch other.Name {
@@ -261,7 +267,7 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 		}
 		r.Replaces = append(r.Replaces, other.Name)
 	}
-	r.Limit = ratelimit.Limit{Algorithm: s.algorithm, Unit: unit, Requests: l.Requests}
+	r.Limit = ratelimit.Limit{Algorithm: s.algorithm, Unit: unit, Multiplier: uint32(min(l.Multiplier, math.MaxUint32)), Requests: l.Requests}
 	if s.algorithm == ratelimit.TokenBucket {
 		r.Limit.Burst = s.burst
 		if s.burst == 0 {

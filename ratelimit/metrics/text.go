@@ -91,6 +91,9 @@ func describe(r *ratelimit.Rule) string {
 	if !r.Unlimited {
 		what = fmt.Sprintf("unit=%s requests_per_unit=%d algorithm=%s", strings.ToUpper(r.Limit.Unit.String()),
 			r.Limit.Requests, r.Limit.Algorithm)
+		if r.Limit.Multiplier > 1 {
+			what += fmt.Sprintf(" unit_multiplier=%d", r.Limit.Multiplier)
+		}
 		if r.Limit.Unit == ratelimit.CalendarMonth {
 			what += " (of the calendar)"
 		}

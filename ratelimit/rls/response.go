@@ -2,7 +2,6 @@ package rls
 
 import (
 	"math"
-	"strconv"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -29,8 +28,8 @@ func (c *call) encode(s *Service) {
 	for i := range c.statuses {
 		c.out = appendMessage(c.out, 2, func(b []byte) []byte { return c.statuses[i].append(b) })
 	}
-	if s.options.Headers.Limit != "" {
-		c.appendHeaders(s.options.Headers)
+	if names := &s.options.Headers; names.Limit != "" || names.IETF {
+		c.appendHeaders(names)
 	}
 	if s.options.DynamicMetadata {
 		c.appendMetadata()
@@ -99,40 +98,4 @@ func appendMessage(b []byte, field protowire.Number, body func([]byte) []byte) [
 	copy(b[at+size:], b[at+1:at+1+n])
 	protowire.AppendVarint(b[at:at], uint64(n))
 	return b
-}
-
-// appendHeaders writes response_headers_to_add for the descriptor with the
-// least remaining, or the last non-quota one that is over.
-func (c *call) appendHeaders(names HeaderNames) {
-	var least *status
-	for i := range c.statuses {
-		st := &c.statuses[i]
-		if st.bare || st.unlimited {
-			continue
-		}
-		if least == nil || st.remaining() < least.remaining() {
-			least = st
-		}
-	}
-	for i := range c.statuses {
-		if st := &c.statuses[i]; st.over && !st.quota {
-			least = st
-		}
-	}
-	if least == nil {
-		return
-	}
-	c.out = appendHeader(c.out, names.Limit, uint64(least.rule.Limit.Requests))
-	c.out = appendHeader(c.out, names.Remaining, uint64(least.remaining()))
-	c.out = appendHeader(c.out, names.Reset, least.resetSeconds())
-}
-
-// appendHeader writes an envoy.config.core.v3.HeaderValue.
-func appendHeader(b []byte, name string, value uint64) []byte {
-	return appendMessage(b, 3, func(b []byte) []byte {
-		b = protowire.AppendString(protowire.AppendTag(b, 1, protowire.BytesType), name)
-		var digits [20]byte
-		b = protowire.AppendTag(b, 2, protowire.BytesType)
-		return protowire.AppendBytes(b, strconv.AppendUint(digits[:0], value, 10))
-	})
 }

@@ -42,7 +42,12 @@ type Options struct {
 }
 
 // HeaderNames are the response headers; "" leaves all of them out.
-type HeaderNames struct{ Limit, Remaining, Reset string }
+type HeaderNames struct {
+	Limit, Remaining, Reset string
+	// IETF adds RateLimit-Policy and RateLimit, as draft-ietf-httpapi-ratelimit-headers-11
+	// has them, whether or not the others are there.
+	IETF bool
+}
 
 // Observer is told how long each call took.
 type Observer interface{ Observe(seconds float64) }

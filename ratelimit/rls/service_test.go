@@ -306,7 +306,7 @@ func TestGlobalModes(t *testing.T) {
 }
 
 func TestWholeAnswer(t *testing.T) {
-	f := newFixture(t, Options{DynamicMetadata: true, Headers: HeaderNames{"L", "Rem", "Res"}}, testRules)
+	f := newFixture(t, Options{DynamicMetadata: true, Headers: HeaderNames{Limit: "L", Remaining: "Rem", Reset: "Res"}}, testRules)
 	r := rlsRequest(desc("twenty=x"), hits(override(desc("none=y"), 3, typev3.RateLimitUnit_HOUR), 2), desc("five=z"))
 	r.HitsAddend = 4
 	got := f.must(r)
@@ -489,7 +489,7 @@ func TestPanicIsOneFailedRequest(t *testing.T) {
 type broken struct{ ratelimit.Limiter }
 
 func TestAnswerAllocatesNothing(t *testing.T) {
-	f := newFixture(t, Options{Headers: HeaderNames{"L", "Rem", "Res"}}, testRules)
+	f := newFixture(t, Options{Headers: HeaderNames{Limit: "L", Remaining: "Rem", Reset: "Res"}}, testRules)
 	in, err := proto.Marshal(rlsRequest(desc("five=0123456789"), desc("twenty=x"), desc("node=x,leaf=y")))
 	if err != nil {
 		t.Fatal(err)
