@@ -44,6 +44,7 @@ descriptors:
   - {key: named, value_to_metric: true, rate_limit: {unit: day, requests_per_unit: 3}}
   - {key: detailed, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: 3}}
   - {key: spared, coordination: {on_deny: refund}, rate_limit: {unit: day, requests_per_unit: 10}}
+  - {key: large, rate_limit: {unit: month, requests_per_unit: 30000000000}}
   - {key: ip, value: 10.0.0.1, rate_limit: {unit: day, requests_per_unit: 3}}
 `
 
@@ -152,6 +153,11 @@ var fileExchanges = []exchange{
 	{"domain=files | spared=x; named=z hits=9", "OVER_LIMIT [OK 10/DAY left 10] [OVER_LIMIT 3/DAY left 0]"},
 	{"domain=files | spared=x hits=11", "OVER_LIMIT [OVER_LIMIT 10/DAY left 10]"},
 	{"domain=files | spared=x", "OK [OK 10/DAY left 9]"},
+	// limits beyond 32 bits, which are ours: clamped in answers, and counted to the token
+	{"domain=files | large=x hits=25000000000", "OK [OK 4294967295/MONTH left 4294967295]"},
+	{"domain=files | large=x hits=4999999000", "OK [OK 4294967295/MONTH left 1000]"},
+	{"domain=files | large=x hits=1000", "OK [OK 4294967295/MONTH left 0]"},
+	{"domain=files | large=x", "OVER_LIMIT [OVER_LIMIT 4294967295/MONTH left 0]"},
 }
 
 // parityStatistics are what the exchanges leave in statsd, by name.
@@ -236,6 +242,9 @@ var globalExchanges = []struct {
 		{"user=x hits=4; plain=y", "OK [OK 6/DAY left 1] [OK 3/DAY the-limit left 2] {RateLimit-Limit: 6, RateLimit-Remaining: 1, RateLimit-Reset: +}"},
 		{"ban=x; plain=z hits=9; shadow=x", "OVER_LIMIT [OVER_LIMIT 0/DAY left 0] [OVER_LIMIT 3/DAY the-limit left 0] [OK 1/DAY left 0] {RateLimit-Limit: 3, RateLimit-Remaining: 0, RateLimit-Reset: +}"},
 		{"none=x; free=x", "OK [OK] [OK left 4294967295]"},
+	}, nil},
+	{[]string{"LIMIT_IETF_HEADERS_ENABLED=true", "NEAR_LIMIT_RATIO=0.5"}, []exchange{
+		{"plain=x; user=x", "OK [OK 3/DAY the-limit left 2] [OK 6/DAY left 5] {RateLimit-Policy: \"the-limit\";q=3;w=86400, RateLimit: \"the-limit\";r=2;t=+}"},
 	}, nil},
 	{[]string{"LIMIT_RESPONSE_HEADERS_ENABLED=true", "LIMIT_LIMIT_HEADER=X-L", "LIMIT_REMAINING_HEADER=X-Rem", "LIMIT_RESET_HEADER=X-Res"}, []exchange{
 		{"plain=x", "OK [OK 3/DAY the-limit left 2] {X-L: 3, X-Rem: 2, X-Res: +}"},

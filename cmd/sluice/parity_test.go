@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -116,6 +117,7 @@ func describeAnswer(a *rls.RateLimitResponse, now time.Time) string {
 				value = h.Value
 			}
 		}
+		value = secondsLeft.ReplaceAllString(value, ";t=+")
 		headers = append(headers, h.Key+": "+value)
 	}
 	if headers != nil {
@@ -127,6 +129,9 @@ func describeAnswer(a *rls.RateLimitResponse, now time.Time) string {
 	}
 	return b.String()
 }
+
+// secondsLeft is the time until the reset in the field RateLimit.
+var secondsLeft = regexp.MustCompile(`;t=[1-9][0-9]*$`)
 
 // about tells whether a time until a window's end is what it should be, give or
 // take two seconds, also across the end.
