@@ -54,6 +54,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	if c.BackendType == memcache {
 		log.Warn("BACKEND_TYPE=memcache has no effect: memcached cannot keep a ledger", "REDIS_URL is set", c.Redis.URL != "", "SINGLE_REPLICA", c.SingleReplica)
 	}
+	c.sizeTable(ownMemory(os.ReadFile), log)
 	p, err := c.assemble(log)
 	if err != nil {
 		return err
