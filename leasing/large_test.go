@@ -122,7 +122,7 @@ func TestLargeLimitIsExact(t *testing.T) {
 // a second, and a sliding window lets go of the window before bit by bit.
 func TestLargeLimitComesBack(t *testing.T) {
 	eachLargeLedger(t, func(t *testing.T, l largeLedger, limit ratelimit.Limit) {
-		*l.now = ledgerTime(limit.WindowEnd(limit.WindowAt(*l.now)))
+		*l.now = limit.WindowEnd(limit.WindowAt(*l.now))
 		h := &largeClaimant{t, l, ratelimit.Claim{Key: "large", Limit: limit, Holder: 1, TTL: time.Hour}}
 		if got, _ := h.take(thirtyBillion); got != thirtyBillion {
 			t.Fatalf("%d were granted", got)

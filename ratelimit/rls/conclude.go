@@ -139,7 +139,7 @@ func (c *call) spare(s *Service) bool {
 		refused = refused || st.verdict.OverLimit
 		refunds = refunds || st.over && denyRefunds(st.rule)
 	}
-	if !c.over && !(refused && s.options.SpareOthers) {
+	if !c.over && (!refused || !s.options.SpareOthers) {
 		return false
 	}
 	c.spared = c.spared[:0]
