@@ -42,7 +42,7 @@ func TestBadSettings(t *testing.T) {
 		"no deadline":  {[]string{"COORDINATION_STORE_DEADLINE=0s"}, nil, `store_deadline: "0s" is no time in which a store could answer`},
 		"tags":         {[]string{"EXTRA_TAGS=prod"}, nil, `EXTRA_TAGS is "prod", must be like env:prod`},
 		"log level":    {[]string{"LOG_LEVEL=loud"}, nil, `LOG_LEVEL is "loud", must be debug, info, warn or error`},
-		"max keys":     {nil, []string{"--max-keys=0"}, "MAX_KEYS is 0, must be between 1"},
+		"max keys":     {nil, []string{"--max-keys=-1"}, "MAX_KEYS is -1, must be 0"},
 		"max wait":     {[]string{"MAX_WAIT=1us"}, nil, "MAX_WAIT is 1µs, must be 0 (never shed) or between 1ms and 1m"},
 	} {
 		t.Run(name, func(t *testing.T) {
