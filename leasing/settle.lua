@@ -524,7 +524,7 @@ end
 -- bucket was refilled since the lease expired, and that is leased to others.
 local function overfull(r)
   local kept = c.granted - c.spent - c.returned
-  return kept > 0 and a.now >= r[EXPIRES] and kept * MICRO > brim()
+  return kept > 0 and a.now >= r[EXPIRES] and kept > brim()
 end
 
 local function gone(r, received)
