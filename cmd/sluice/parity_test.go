@@ -405,7 +405,8 @@ func TestParityEndpoints(t *testing.T) {
 	host, port := freeAddress(t)
 	s := serveWith(t, []string{
 		"RUNTIME_ROOT=" + dir, "MERGE_DOMAIN_CONFIG=true", "LOG_FORMAT=json", "LOG_LEVEL=DEBUG", "DRAIN_TIME=0s", "USE_PROMETHEUS=true",
-		"PROMETHEUS_ADDR=" + net.JoinHostPort(host, port), "PROMETHEUS_PATH=/prom", "TRACING_ENABLED=false", "LOCAL_CACHE_SIZE_IN_BYTES=1000", "EXPIRATION_JITTER_MAX_SECONDS=300",
+		"PROMETHEUS_ADDR=" + net.JoinHostPort(host, port), "PROMETHEUS_PATH=/prom", "TRACING_ENABLED=false", "LOCAL_CACHE_SIZE_IN_BYTES=1000", "EXPIRATION_JITTER_MAX_SECONDS=300", "REDIS_CLUSTER_PIPELINE_PARALLELISM=4",
+		"USE_DOG_STATSD_MOGRIFIERS=TAG", "DOG_STATSD_MOGRIFIER_TAG_PATTERN=x", "BACKEND_TYPE=memcache", "SINGLE_REPLICA=true", "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS=true",
 		"HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0",
 	}, "serve")
 	s.eventually("healthy", s.healthy)
@@ -418,7 +419,7 @@ func TestParityEndpoints(t *testing.T) {
 		s.debug + "/stats":                     "ratelimit.service.config_load_success: 1",
 		s.debug + "/debug/pprof/":              "goroutine",
 		net.JoinHostPort(host, port) + "/prom": "ratelimit_service_rate_limit_total_hits",
-		s.debug + "/metrics":                   "ratelimit_service_response_time_seconds",
+		s.debug + "/metrics":                   `ratelimit_service_response_time_seconds_bucket{grpc_method="ShouldRateLimit",le="1000"}`,
 	} {
 		if code, body := s.get(url); code != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s: %d, no %q in %.300s", url, code, want, body)
@@ -448,7 +449,12 @@ func TestParityEndpoints(t *testing.T) {
 			t.Errorf("a line of the log is no JSON: %s", line)
 		}
 	}
-	if n := strings.Count(s.log(), "LOCAL_CACHE_SIZE_IN_BYTES"); n != 1 {
-		t.Errorf("a setting without meaning is named %d times", n)
+	for name, want := range map[string]int{
+		"EXPIRATION_JITTER_MAX_SECONDS": 1, "REDIS_CLUSTER_PIPELINE_PARALLELISM": 1, "DOG_STATSD_MOGRIFIER_TAG_PATTERN": 1, "BACKEND_TYPE": 1,
+		"LOCAL_CACHE_SIZE_IN_BYTES": 0, // which has a meaning
+	} {
+		if n := strings.Count(s.log(), name); n != want {
+			t.Errorf("the log names %s %d times, want %d", name, n, want)
+		}
 	}
 }
