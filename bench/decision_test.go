@@ -104,7 +104,7 @@ func BenchmarkLease(b *testing.B) {
 // BenchmarkMetrics is a decision with and without what is counted of it: the
 // rule's counters, its source, and the histogram of latencies.
 func BenchmarkMetrics(b *testing.B) {
-	latency := metrics.NewLatency()
+	latency := metrics.NewLatency(metrics.InSeconds)
 	var sources [len(ratelimit.Sources)]atomic.Uint64
 	for _, counted := range []bool{false, true} {
 		b.Run(fmt.Sprintf("counted=%t", counted), func(b *testing.B) {
