@@ -104,7 +104,7 @@ func BenchmarkLease(b *testing.B) {
 // BenchmarkMetrics is a decision with and without what is counted of it: the
 // rule's counters, its source, and the histogram of latencies.
 func BenchmarkMetrics(b *testing.B) {
-	latency := metrics.NewLatency()
+	latency := metrics.NewLatency(metrics.InSeconds)
 	var sources [len(ratelimit.Sources)]atomic.Uint64
 	for _, counted := range []bool{false, true} {
 		b.Run(fmt.Sprintf("counted=%t", counted), func(b *testing.B) {
@@ -115,7 +115,7 @@ func BenchmarkMetrics(b *testing.B) {
 				c.decide("key")
 				if counted {
 					a, v := c.asks[0], c.verdicts[0]
-					a.Rule.Counters.Count(a, v, 80)
+					a.Rule.Counters.Count(a, v, 80, false)
 					sources[v.Source].Add(1)
 					latency.Observe(1e-5)
 				}

@@ -649,11 +649,14 @@ func (a *account) idleElsewhere(r *record, at window) tokens {
 }
 
 // slidingTick is the grain in which a sliding window weighs time: at most 2^20
-// to a period, so that limit x ticks stays a whole number below 2^53 (which
-// Lua's numbers can hold).
+// to a period, so that mostPrevious x ticks is a whole number below 2^63. (Lua's numbers
+// hold 2^53: settle.lua multiplies in two parts.)
 func slidingTick(l *ratelimit.Limit) ledgerTime {
 	return max(1, ledgerTime(l.Period()/time.Microsecond)>>20)
 }
+
+// mostPrevious is what is weighed of a window before at most; no limit comes near it.
+const mostPrevious tokens = 1 << 42
 
 // weightedPrevious is the part of the previous window that still counts,
 // rounded up.
@@ -664,7 +667,7 @@ func (a *account) weightedPrevious(l *ratelimit.Limit) tokens {
 	tick := slidingTick(l)
 	total := tokens((ledgerTime(l.Period()/time.Microsecond) + tick - 1) / tick)
 	left := tokens((l.WindowEnd(a.window) - a.now + tick - 1) / tick)
-	return (min(a.prev, 1<<32)*left + total - 1) / total
+	return (min(a.prev, mostPrevious)*left + total - 1) / total
 }
 
 // closeExpired credits what silent holders had not reported as spent. Only of

@@ -14,7 +14,7 @@ import (
 // Fleet decides on one of several nodes that share a ledger. It leases tokens
 // ahead of demand and spends them without asking; a request waits for the
 // ledger only when its lease has run out, and no longer than
-// ratelimit.StoreDeadline: then its rule's on_store_failure decides. It is safe
+// its rule's store_deadline: then its rule's on_store_failure decides. It is safe
 // for concurrent use; a decision from a lease allocates nothing.
 //
 // Guarantee: as long as the ledger keeps its data, all nodes together never
@@ -240,7 +240,7 @@ func (f *Fleet) locked(key []byte) (*fleetShard, uint64, *cell[held]) {
 }
 
 // Decide implements [ratelimit.Limiter]. It blocks for at most
-// ratelimit.StoreDeadline. All asks that need the ledger wait together.
+// the longest store_deadline of their rules. All asks that need the ledger wait together.
 func (f *Fleet) Decide(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	if f.decide(now, asks, verdicts) {
 		f.wait(ctx, now, asks, verdicts)

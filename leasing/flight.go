@@ -78,7 +78,7 @@ func (f *Fleet) wait(ctx context.Context, now instant, asks []ratelimit.Ask, ver
 	defer timer.Stop()
 	for w.advance(ctx, f, now) {
 		if !await(ctx, w.next().done, timer.C) && w.impatient(ctx.Err() != nil) {
-			timer.Reset(ratelimit.StoreDeadline - w.check)
+			timer.Reset(w.deadline - w.check)
 		}
 		now = f.clock()
 	}
@@ -97,12 +97,16 @@ type waiting struct {
 	flights  []*flight // what each undecided ask is behind
 	fresh    []*flight // of them, those to be sent
 	check    time.Duration
+	deadline time.Duration // the longest of the rules'
 	drifting bool
 	late     bool
 }
 
 func newWaiting(asks []ask, verdicts []verdict) *waiting {
-	return &waiting{asks: asks, verdicts: verdicts, flights: make([]*flight, len(asks)), check: checkTime(asks, verdicts)}
+	return &waiting{
+		asks: asks, verdicts: verdicts, flights: make([]*flight, len(asks)),
+		deadline: storeDeadline(asks, verdicts), check: checkTime(asks, verdicts),
+	}
 }
 
 // advance decides what can be decided now, and has the ledger asked for the
@@ -180,23 +184,35 @@ func (w *waiting) next() *flight {
 // impatient takes in that the time it had has passed, or that nobody waits any
 // more. It reports whether there is more time.
 func (w *waiting) impatient(gone bool) bool {
-	w.late = w.drifting || gone || w.check == ratelimit.StoreDeadline
+	w.late = w.drifting || gone || w.check == w.deadline
 	w.drifting = true
 	return !w.late
 }
 
+// storeDeadline is how long undecided asks wait for the ledger: as long as the one
+// that may wait longest, for they are answered together.
+func storeDeadline(asks []ratelimit.Ask, verdicts []ratelimit.Verdict) time.Duration {
+	longest := time.Duration(0)
+	for i := range asks {
+		if errors.Is(verdicts[i].Err, errUndecided) {
+			longest = max(longest, asks[i].Rule.Coordination.Deadline())
+		}
+	}
+	return longest
+}
+
 // checkTime is how long undecided asks wait before those that may drift do.
 func checkTime(asks []ratelimit.Ask, verdicts []ratelimit.Verdict) time.Duration {
-	longest := time.Duration(0)
+	longest, deadline := time.Duration(0), storeDeadline(asks, verdicts)
 	for i := range asks {
 		if c := &asks[i].Rule.Coordination; c.Mode == ratelimit.Approx && errors.Is(verdicts[i].Err, errUndecided) {
 			longest = max(longest, c.CheckTimeout)
 		}
 	}
 	if longest == 0 {
-		return ratelimit.StoreDeadline
+		return deadline
 	}
-	return min(longest, ratelimit.StoreDeadline)
+	return min(longest, deadline)
 }
 
 // await reports whether done was closed in time.

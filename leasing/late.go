@@ -50,7 +50,7 @@ func (f *Fleet) refusedLate(now instant, a *ask, late bool) (verdict, bool) {
 	left := max(0, l.unspent()) + l.available
 	short := a.Cost > left
 	switch {
-	case short && (late || h.recalling) && now.Sub(h.heard) <= ratelimit.StoreDeadline:
+	case short && (late || h.recalling) && now.Sub(h.heard) <= a.Rule.Coordination.Deadline():
 		v := l.deny(now, a)
 		v.Source = ratelimit.FromClaim
 		return v, true

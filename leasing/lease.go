@@ -27,11 +27,11 @@ type lease struct {
 	reset     instant // the window's end (token_bucket: full again)
 
 	// The limit that the lease was granted under; see limit.
-	requests, burst uint32
-	multiplier      uint32
-	unit            ratelimit.Unit
-	algorithm       ratelimit.Algorithm
-	split           bool // others had unspent tokens, when last heard
+	requests, burst         uint32 // their lower 32 bits of 40
+	requestsHigh, burstHigh uint8
+	algorithm               ratelimit.Algorithm
+	split                   bool   // others had unspent tokens, when last heard
+	period                  uint32 // the unit in the upper 4 bits, the multiplier in the lower 28
 
 	// Before the instant retry, a request that needs at least retryCost tokens more
 	// than are unspent is refused without asking.
@@ -45,23 +45,31 @@ type lease struct {
 	window window // 0 before the first grant
 }
 
-// limit is kept in parts so that what take looks at fits one cache line.
+// limit is kept in parts so that what take looks at fits one cache line, but for the
+// upper bits, which lie with the window that a verdict names.
 func (l *lease) limit() ratelimit.Limit {
 	return ratelimit.Limit{
-		Algorithm: l.algorithm, Unit: l.unit, Multiplier: l.multiplier,
-		Requests: tokens(l.requests), Burst: tokens(l.burst),
+		Algorithm: l.algorithm, Unit: ratelimit.Unit(l.period >> unitShift), Multiplier: l.period & (1<<unitShift - 1),
+		Requests: joined(l.requests, l.requestsHigh), Burst: joined(l.burst, l.burstHigh),
 	}
 }
 
+// unitShift leaves room for the multipliers that there may be: seconds of a year.
+const unitShift = 28
+
+// joined is a number of tokens of a limit, of which MaxLimit is below 2^40.
+func joined(low uint32, high uint8) tokens { return tokens(high)<<32 | tokens(low) }
+
 func (l *lease) setLimit(x *ratelimit.Limit) {
-	l.algorithm, l.unit, l.multiplier = x.Algorithm, x.Unit, x.Multiplier
-	l.requests, l.burst = uint32(x.Requests), uint32(x.Burst)
+	l.algorithm, l.period = x.Algorithm, uint32(x.Unit)<<unitShift|x.Multiplier
+	l.requests, l.requestsHigh = uint32(x.Requests), uint8(x.Requests>>32)
+	l.burst, l.burstHigh = uint32(x.Burst), uint8(x.Burst>>32)
 }
 
 // under tells whether the lease was granted under x. The key already says how
 // x's windows are cut.
 func (l *lease) under(x *ratelimit.Limit) bool {
-	return tokens(l.requests) == x.Requests && tokens(l.burst) == x.Burst
+	return joined(l.requests, l.requestsHigh) == x.Requests && joined(l.burst, l.burstHigh) == x.Burst
 }
 
 // left is what may be spent without asking.

@@ -220,8 +220,9 @@ func (l *Redis) account(ctx context.Context, name string) (*account, ledgerTime,
 	return a, there, nil
 }
 
-// accountFields is how many numbers settle.lua keeps of an account.
-const accountFields = 25
+// accountFields is how many numbers settle.lua keeps of an account at most; the last is
+// there only where a bucket's level is 2^32 tokens or more.
+const accountFields = 26
 
 // readRow takes in one field of an account's hash, as look.lua writes it.
 func (a *account) readRow(row any) error {
@@ -239,12 +240,12 @@ func (a *account) readRow(row any) error {
 		n = append(n, v)
 	}
 	switch {
-	case ok && name == "a" && (len(n) == 13 || len(n) == 17 || len(n) == accountFields): // written by releases before
+	case ok && name == "a" && (len(n) == 13 || len(n) == 17 || len(n) == accountFields-1 || len(n) == accountFields): // written by releases before
 		others := a.others
 		n = append(n, make([]int64, accountFields-len(n))...)
 		*a = account{
 			now: ledgerTime(n[0]), fence: ratelimit.Fence(n[1]), window: window(n[2]), base: tokens(n[3]), prev: tokens(n[4]), over: tokens(n[5]),
-			level: n[6], carry: n[7], relearn: ledgerTime(n[8]), relearned: tokens(n[9]), most: tokens(n[10]), left: tokens(n[11]), late: tokens(n[12]),
+			level: n[6] + n[25]*micro, carry: n[7], relearn: ledgerTime(n[8]), relearned: tokens(n[9]), most: tokens(n[10]), left: tokens(n[11]), late: tokens(n[12]),
 			born: ratelimit.Fence(n[13]), folded: ratelimit.Fence(n[14]), renamed: ratelimit.Fence(n[15]), moved: window(n[16]),
 			recalled: ledgerTime(n[17]),
 			others:   others,

@@ -124,6 +124,24 @@ func (f *Fleet) Ready() bool {
 	return !f.beats || heard == len(f.lanes) && young == 0
 }
 
+// Heard tells how many parts of the ledger have been heard of, and how many there are.
+func (f *Fleet) Heard() (parts, all int) {
+	parts, _ = f.parts()
+	return parts, len(f.lanes)
+}
+
+// Answered tells the node that the ledger has answered somebody: it is asked at once,
+// whatever the breakers say.
+func (f *Fleet) Answered() {
+	for i := range f.lanes {
+		l := &f.lanes[i]
+		l.mu.Lock()
+		l.breaker.success()
+		l.mu.Unlock()
+	}
+	f.beat(f.clock())
+}
+
 // parts counts the parts of the ledger that were heard of, and those of them that
 // may be learning.
 func (f *Fleet) parts() (heard, young int) {

@@ -47,6 +47,11 @@ func NewRedis(client redis.UniversalClient, prefix string) *Redis {
 	return &Redis{client: client, looks: client, prefix: prefix, at: func() ledgerTime { return 0 }}
 }
 
+// LoadScripts has a server know the ledger's scripts, so that no claim must bring them.
+func LoadScripts(ctx context.Context, server redis.Scripter) error {
+	return errors.Join(settleScript.Load(ctx, server).Err(), epochScript.Load(ctx, server).Err())
+}
+
 // LookThrough has what people ask ([Fleet.Look]) go through a client of its own,
 // so that it never takes a connection that a claim waits for. It must be called
 // before the ledger is used.

@@ -99,8 +99,11 @@ repeat
     local tick = max(1, math.floor(period / 1048576))
     local total = (period + tick - 1 - fmod(period + tick - 1, tick)) / tick
     local rest = w * period - now + tick - 1
-    local part = min(a[5], 4294967296) * ((rest - fmod(rest, tick)) / tick) + total - 1
-    weighted = (part - fmod(part, total)) / total
+    local part, previous = (rest - fmod(rest, tick)) / tick, min(a[5], 4398046511104)
+    local high = math.floor(previous / 1048576) -- in two parts, for previous x part may be 2^62
+    local top = fmod(high * part, total)
+    local low = top * 1048576 + (previous - high * 1048576) * part + total - 1
+    weighted = (high * part - top) / total * 1048576 + (low - fmod(low, total)) / total
   end
   local others, live = a[19] - was_charged, a[23] - was_live + 1
   local confirmed = max(0, spent - (granted - returned))
@@ -175,19 +178,26 @@ local floor, fmod, max, min = math.floor, math.fmod, math.max, math.min
 -- div is the whole part of x / y, exactly.
 local function div(x, y) return (x - fmod(x, y)) / y end
 
--- muldiv is the whole part and the rest of (x * y + add) / z, exactly, for
--- y and z below 2^33; NEVER if it does not fit.
+-- muldiv is the whole part and the rest of (x * y + add) / z, exactly, for y below
+-- 2^44, z below 2^48 and add below 2^48; NEVER if it does not fit. It multiplies four
+-- bits at a time, so that nothing comes near 2^53.
 local function muldiv(x, y, z, add)
   local r = fmod(x, z)
   local q = (x - r) / z
-  if q * y > NEVER / 2 then return NEVER, 0 end
-  local high = floor(y / 65536)
-  local low = y - high * 65536
-  local t = r * high
-  local r1 = fmod(t, z)
-  local u = r1 * 65536 + r * low + add
-  local rest = fmod(u, z)
-  return q * y + (t - r1) / z * 65536 + (u - rest) / z, rest
+  local of_q = q * y
+  if of_q > NEVER / 2 then return NEVER, 0 end
+  local whole, rest, digit = 0, 0, 17592186044416 -- 2^44
+  repeat
+    digit = digit / 16
+    local times = floor(y / digit)
+    y = y - times * digit
+    local t = rest * 16 + r * times
+    rest = fmod(t, z)
+    whole = whole * 16 + (t - rest) / z
+  until digit == 1
+  rest = rest + add
+  local left = fmod(rest, z)
+  return of_q + whole + (rest - left) / z, left
 end
 
 -- The account. A record is {seq, window, expires, fence, granted, inflight,
@@ -195,7 +205,7 @@ end
 -- 128 recalled and heard since, 256 plenty.
 local SEQ, WINDOW, EXPIRES, FENCE, GRANTED, INFLIGHT, SPENT, RETURNED, OVER, FLAGS = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 local a = {
-  now = 0, fence = 0, window = 0, base = 0, prev = 0, over = 0, level = 0, carry = 0, relearn = 0, relearned = 0,
+  now = 0, fence = 0, window = 0, base = 0, prev = 0, over = 0, whole = 0, level = 0, carry = 0, relearn = 0, relearned = 0,
   most = 0, left = 0, late = 0, born = 0, folded = 0,
   renamed = 0, moved = 0, recalled = 0,
 }
@@ -205,7 +215,8 @@ for i = 1, #fields, 2 do
   if fields[i] == 'a' then
     local v = unpack_record(fields[i + 1])
     a = {
-      now = v[1], fence = v[2], window = v[3], base = v[4], prev = v[5], over = v[6], level = v[7], carry = v[8],
+      now = v[1], fence = v[2], window = v[3], base = v[4], prev = v[5], over = v[6], carry = v[8],
+      whole = div(v[7], MICRO) + (v[26] or 0), level = fmod(v[7], MICRO), -- a bucket's: whole tokens, and millionths of one
       relearn = v[9], relearned = v[10], most = v[11], left = v[12], late = v[13], born = v[14] or 0, folded = v[15] or 0, renamed = v[16] or 0, moved = v[17] or 0,
       recalled = v[18] or 0,
     }
@@ -258,7 +269,7 @@ local function brim()
   for _, r in pairs(records) do
     if here(r) and not flag(r, 1) and a.now < r[EXPIRES] then held = held + outstanding(r) end
   end
-  return max(0, burst - held) * MICRO
+  return max(0, burst - held)
 end
 
 -- month_begins is when a month of the calendar begins, by its number from
@@ -289,39 +300,45 @@ local function weighted_previous()
   local tick = max(1, floor(period / 1048576))
   local total = div(period + tick - 1, tick)
   local left = div(window_end(a.window) - a.now + tick - 1, tick)
-  return div(min(a.prev, 4294967296) * left + total - 1, total)
+  if a.prev < 0 then -- after a reset, more was given back than was charged since
+    return -max(0, muldiv(left, -a.prev, total, 1) - 1)
+  end
+  return (muldiv(left, min(a.prev, 4398046511104), total, total - 1)) -- 2^42
 end
 
 local function free(at) return capacity - weighted_previous() - all_charged(at) end
 local function available(at)
-  if bucket then return min(burst, div(a.level, MICRO)) end
+  if bucket then return min(burst, a.whole) end
   return min(requests, max(0, free(at)))
 end
 
-local function time_to_level(level)
-  local missing = level - a.level
+local function time_to_level(tokens)
+  local missing = tokens - a.whole
   if missing <= 0 or requests == 0 then return 0 end
-  -- (missing * seconds - carry) / requests, rounded up
-  local us, rest = muldiv(missing, seconds, requests, 0)
+  -- (missing * period - level * seconds - carry) / requests, rounded up
+  local us, rest = muldiv(period, missing, requests, 0)
   if us >= NEVER / 2 then return NEVER end
-  if a.carry > 0 then
-    local less = div(a.carry, requests)
-    us = us - less
-    rest = rest - (a.carry - less * requests)
-    if rest < 0 then us, rest = us - 1, rest + requests end
-  end
+  local there = a.level * seconds + a.carry
+  local less = div(there, requests)
+  us, rest = us - less, rest - (there - less * requests)
+  if rest < 0 then us, rest = us - 1, rest + requests end
   if rest > 0 then us = us + 1 end
   return us
 end
 
+-- cap has the level be no higher than so many tokens, and reports whether it was as high.
+local function cap(full)
+  if a.whole < full then return false end
+  if a.whole > full or a.level > 0 then a.whole, a.level = full, 0 end
+  return true
+end
+
 local function refill(elapsed)
   local full = brim()
-  local added, rest = muldiv(elapsed, requests, seconds, a.carry)
-  if added >= full or a.level + added >= full then
-    a.level, a.carry = full, 0
-  else
-    a.level, a.carry = a.level + added, rest
-  end
+  local added, rest = muldiv(elapsed, requests, period, a.carry)
+  local millionths = a.level + div(rest, seconds)
+  a.whole, a.level, a.carry = min(a.whole + added + div(millionths, MICRO), NEVER), fmod(millionths, MICRO), fmod(rest, seconds)
+  if cap(full) then a.carry = 0 end
 end
 
 local function obsolete(r)
@@ -401,7 +418,7 @@ local function advance()
   if fresh then a.born = max(a.fence + 1, now) end
   if bucket then
     if fresh then
-      a.now, a.window, a.level = now, max(1, now), burst * MICRO
+      a.now, a.window, a.whole, a.level = now, max(1, now), burst, 0
       return
     end
     while a.now < now do
@@ -441,7 +458,7 @@ end
 local function retry_after(missing)
   local to_end = max(0, window_end(target()) - a.now)
   if a.now < a.relearn then return a.relearn - a.now end
-  if bucket then return time_to_level(min(missing, burst) * MICRO) end
+  if bucket then return time_to_level(min(missing, burst)) end
   if sliding then
     local weighted = weighted_previous()
     local deficit = missing - max(0, free(a.window))
@@ -473,7 +490,7 @@ end
 local recalled, recalling = 0, false -- by this claim
 
 local function answer(r)
-  local reset = bucket and time_to_level(burst * MICRO) or max(0, window_end(r[WINDOW]) - a.now)
+  local reset = bucket and time_to_level(burst) or max(0, window_end(r[WINDOW]) - a.now)
   local elsewhere, stranded = 0, 0
   for name, other in pairs(records) do
     if name ~= holder and other[WINDOW] == r[WINDOW] then
@@ -494,7 +511,7 @@ end
 local function close_expired()
   for name, r in pairs(records) do
     if flag(r, 8) and here(r) and not flag(r, 1) and a.now >= r[EXPIRES] then
-      a.level = a.level + outstanding(r) * MICRO
+      a.whole = a.whole + outstanding(r)
       r[FLAGS] = r[FLAGS] + 1
       r[GRANTED], r[INFLIGHT] = min(r[GRANTED] + r[INFLIGHT], r[SPENT] + r[RETURNED]), 0
       dirty[name] = true
@@ -507,7 +524,7 @@ end
 -- bucket was refilled since the lease expired, and that is leased to others.
 local function overfull(r)
   local kept = c.granted - c.spent - c.returned
-  return kept > 0 and a.now >= r[EXPIRES] and kept * MICRO > brim()
+  return kept > 0 and a.now >= r[EXPIRES] and kept > brim()
 end
 
 local function gone(r, received)
@@ -518,8 +535,8 @@ local function gone(r, received)
 end
 
 local function pour(tokens)
-  tokens = max(tokens, -div(a.level, MICRO))
-  a.level = min(a.level + min(tokens, burst) * MICRO, brim())
+  a.whole = a.whole + min(max(tokens, -a.whole), burst)
+  cap(brim())
 end
 
 -- tally counts what a holder's last word on the window before adds to its
@@ -555,7 +572,7 @@ local function book(r, at)
   elseif known then
     local confirmed = max(r[GRANTED] - r[RETURNED], r[SPENT])
     if bucket then
-      a.level = a.level + max(0, charged(r) - confirmed - gone(r, r[GRANTED])) * MICRO
+      a.whole = a.whole + max(0, charged(r) - confirmed - gone(r, r[GRANTED]))
     else
       a.base = a.base + confirmed
     end
@@ -597,7 +614,7 @@ end
 local function reset()
   a.prev, a.relearn = 0, 0
   if bucket then
-    a.level, a.carry = brim(), 0
+    a.whole, a.level, a.carry = brim(), 0, 0
   else
     a.base = a.base - all_charged(a.window)
   end
@@ -607,8 +624,8 @@ local function grant(r, owed, at)
   local drift = max(0, r[SPENT] - (r[GRANTED] - r[RETURNED]))
   local confirmed = drift
   if bucket then
-    confirmed = min(drift, div(a.level, MICRO))
-    a.level = a.level - confirmed * MICRO
+    confirmed = min(drift, a.whole)
+    a.whole = a.whole - confirmed
     r[OVER] = max(0, drift - confirmed - owed)
   elseif at == a.window then
     confirmed = max(0, drift - max(0, -free(at)))
@@ -630,7 +647,7 @@ local function grant(r, owed, at)
   if learning then a.relearned = a.relearned + lease end
   r[INFLIGHT] = confirmed + lease
   if lease > 0 then r[FLAGS] = r[FLAGS] - answered(r) end
-  if bucket then a.level = a.level - lease * MICRO end
+  if bucket then a.whole = a.whole - lease end
 end
 
 -- recallable tells whether a record's holder has something that would help if it were given back.
@@ -668,7 +685,7 @@ local function dead()
     if all_charged(a.window) == 0 and a.prev == 0 and a.base >= 0 then return max(a.now, a.relearn) end
     return window_end(sliding and a.window + 1 or a.window)
   end
-  local wait = time_to_level(burst * MICRO)
+  local wait = time_to_level(burst)
   if wait >= NEVER / 2 or a.now + wait >= NEVER / 2 then return NEVER end
   local at = a.now + wait + 1
   for _, r in pairs(records) do
@@ -701,8 +718,14 @@ local function sums()
   return all_of, spent, out, stranded, live, first, tidy
 end
 
+-- packed is field "a". A level of up to 2^32 tokens is written in millionths, which
+-- releases before knew alone; of a higher one the whole tokens stand behind the rest.
 local function packed()
-  return pack({ a.now, a.fence, a.window, a.base, a.prev, a.over, a.level, a.carry, a.relearn, a.relearned, a.most, a.left, a.late, a.born, a.folded, a.renamed, a.moved, a.recalled, sums() })
+  local high = a.whole >= 4294967296
+  local level = high and a.level or a.whole * MICRO + a.level
+  local all = { a.now, a.fence, a.window, a.base, a.prev, a.over, level, a.carry, a.relearn, a.relearned, a.most, a.left, a.late, a.born, a.folded, a.renamed, a.moved, a.recalled, sums() }
+  if high then all[26] = a.whole end
+  return pack(all)
 end
 
 -- audit appends what happened to the account's stream, in the same step: what
@@ -714,7 +737,7 @@ local function audit(kind, name, r)
     'claimed', (name == '-' or c.forgot) and 0 or (name == holder and c.window or at),
     'ends', bucket and 0 or window_end(at), 'fence', r and r[FENCE] or c.fence, 'granted', r and r[GRANTED] + r[INFLIGHT] or c.granted,
     'spent', r and r[SPENT] or c.spent, 'returned', r and r[RETURNED] or c.returned, 'waiting', name == holder and c.waiting or 0,
-    'limit', capacity, 'bound', ARGV[4], 'free', bucket and div(a.level, MICRO) or free(at), 'over', r and r[OVER] or 0)
+    'limit', capacity, 'bound', ARGV[4], 'free', bucket and a.whole or free(at), 'over', r and r[OVER] or 0)
   redis.call('PEXPIRE', KEYS[2], ARGV[6])
 end
 

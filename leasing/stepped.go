@@ -105,7 +105,7 @@ func (w *Wait) Decided(i int) bool { return !errors.Is(w.verdicts[i].Err, errUnd
 // there is; 0: none, the next Advance ends it.
 func (w *Wait) TimeOver() time.Duration {
 	if w.impatient(false) {
-		return ratelimit.StoreDeadline - w.check
+		return w.deadline - w.check
 	}
 	return 0
 }

@@ -2,13 +2,18 @@ package ratelimit
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 	"time"
 )
 
-// StoreDeadline is the longest a decision waits for the store: less than
-// Envoy's own default of 20 ms.
+// StoreDeadline is the longest a decision waits for the store where its rule says
+// nothing else ([Coordination.StoreDeadline]): less than Envoy's own default of 20 ms.
 const StoreDeadline = 15 * time.Millisecond
+
+// EnvoyTimeout is how long Envoy's rate limit filter waits for an answer where its
+// configuration does not say (timeout).
+const EnvoyTimeout = 20 * time.Millisecond
 
 // Bounds are the worst case that a rule declares before it runs, for each key
 // and window (token_bucket: for each time to fill the bucket).
@@ -70,7 +75,7 @@ func (r *Rule) Declare(nodes int, storage Storage) Bounds {
 			b.OverNote = "each node counts alone"
 		}
 		if r.Coordination.Mode == Routing {
-			b.Over, b.Wait = 0, "one hop to the key's owner, at most "+StoreDeadline.String()
+			b.Over, b.Wait = 0, "one hop to the key's owner, at most "+r.Coordination.Deadline().String()
 			b.OverNote = "with PEERS; after an owner's crash at most the limit once more, and halves that cannot see " +
 				"each other count apart"
 			b.OnOutage = r.outage(nodes, limit) // of the owner
@@ -81,7 +86,7 @@ func (r *Rule) Declare(nodes int, storage Storage) Bounds {
 	b := Bounds{
 		Over:     r.over(nodes),
 		Under:    "a crashed node's lease, until the window ends",
-		Wait:     "one store round trip, at most " + StoreDeadline.String(),
+		Wait:     "one store round trip, at most " + c.Deadline().String(),
 		StoreOps: fmt.Sprintf("at most 1/s a key a node, and %d a window", 10*max(1, bits.Len64(uint64(limit))-1)),
 		OnOutage: r.outage(nodes, limit),
 		OnLoss:   r.LossShare(),
@@ -100,7 +105,7 @@ func (r *Rule) Declare(nodes int, storage Storage) Bounds {
 		b.StoreOps += fmt.Sprintf(", and one each %v", r.SyncInterval())
 	case Routing:
 		b.Under = "0 (after an owner's crash: the lease it held)"
-		b.Wait = "one hop to the key's owner, at most " + StoreDeadline.String()
+		b.Wait = "one hop to the key's owner, at most " + c.Deadline().String()
 		b.StoreOps = "a block for each owner, not for each request"
 	}
 	return b
@@ -159,10 +164,23 @@ func (r *Rule) PerRequest() *Rule {
 // valid, and cannot do what they are for.
 func (r *Rule) Doubts() []string {
 	c, limit := &r.Coordination, r.Limit.Capacity()
-	if r.Unlimited || c.Mode != Approx {
+	if r.Unlimited {
 		return nil
 	}
 	var doubts []string
+	if d := c.Deadline(); d >= EnvoyTimeout {
+		doubts = append(doubts, fmt.Sprintf("store_deadline %v is not below %v, for which Envoy waits by default: set the "+
+			"timeout of its rate_limit filter above the deadline, or it goes on without the answer, and the request is "+
+			"charged and not limited (failure_mode_deny: refused) while the store is slow", d, EnvoyTimeout))
+	}
+	if r.Limit.Requests > math.MaxUint32 {
+		doubts = append(doubts, fmt.Sprintf("requests_per_unit is %d, and RLS has 32 bits for it: it is counted exactly, "+
+			"and answers say %d of it, and of what is left while that is more; headers say both exactly",
+			r.Limit.Requests, uint32(math.MaxUint32)))
+	}
+	if c.Mode != Approx {
+		return doubts
+	}
 	if r.DriftShare() < 1 {
 		doubts = append(doubts, fmt.Sprintf("drift_budget %v of %d is %d tokens, less than one for each of max_nodes "+
 			"%d: the rule waits like leasing; raise the budget to %d tokens, or lower max_nodes",
@@ -176,9 +194,9 @@ func (r *Rule) Doubts() []string {
 		doubts = append(doubts, fmt.Sprintf("low_watermark %v is the whole limit of %d: every request without a "+
 			"lease waits up to %v; lower it below 100%%", c.LowWatermark, limit, c.CheckTimeout))
 	}
-	if c.CheckTimeout >= StoreDeadline {
+	if c.CheckTimeout >= c.Deadline() {
 		doubts = append(doubts, fmt.Sprintf("check_timeout %v is not below the store deadline of %v: the rule waits "+
-			"like leasing", c.CheckTimeout, StoreDeadline))
+			"like leasing", c.CheckTimeout, c.Deadline()))
 	}
 	return doubts
 }

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 	"strconv"
 	"strings"
@@ -89,10 +90,10 @@ type Share struct {
 func ParseShare(s string) (Share, error) {
 	percent, isPercent := strings.CutSuffix(s, "%")
 	if !isPercent {
-		n, err := strconv.ParseUint(s, 10, 32)
-		if err != nil {
-			return Share{}, fmt.Errorf("%q is neither a whole number of tokens (0 to 4294967295) nor a percentage "+
-				"like 1%%", s)
+		n, err := strconv.ParseUint(s, 10, 64)
+		if err != nil || n > uint64(MaxLimit) {
+			return Share{}, fmt.Errorf("%q is neither a whole number of tokens (0 to %d) nor a percentage "+
+				"like 1%%", s, MaxLimit)
 		}
 		return Share{Tokens: Tokens(n)}, nil
 	}
@@ -147,13 +148,17 @@ func (r *Rule) Stretched() bool {
 // when it cannot be. It is a value: a rule inherits its parent's and changes
 // single fields.
 type Coordination struct {
-	Mode           Mode
-	Lease          LeaseSize
-	Reclaim        Reclaim
-	DriftBudget    Share
-	MaxNodes       int
-	LowWatermark   Share
-	CheckTimeout   time.Duration
+	Mode         Mode
+	Lease        LeaseSize
+	Reclaim      Reclaim
+	DriftBudget  Share
+	MaxNodes     int
+	LowWatermark Share
+	CheckTimeout time.Duration
+	// StoreDeadline is the longest that a decision waits for the store, and for a key's
+	// owner; 0 means [StoreDeadline]. A request with several rules waits as long as the
+	// longest of theirs.
+	StoreDeadline  time.Duration
 	SyncInterval   time.Duration
 	OnStoreFailure FailurePolicy
 	LocalCap       Tokens // 0 means limit / MaxNodes
@@ -171,6 +176,7 @@ func DefaultCoordination() Coordination {
 		MaxNodes:       10,
 		LowWatermark:   Share{PPM: 200_000},
 		CheckTimeout:   2 * time.Millisecond,
+		StoreDeadline:  StoreDeadline,
 		SyncInterval:   2 * time.Second,
 		OnStoreFailure: FailLocal,
 		MaxStaleness:   10 * time.Second,
@@ -183,18 +189,28 @@ const DefaultLeaseTTL = 10 * time.Second
 
 // The bounds of the durations a coordination may hold.
 const (
-	MinLeaseTTL     = 100 * time.Millisecond
-	MaxLeaseTTL     = time.Hour
-	MaxCheckTimeout = time.Second
-	MinSyncInterval = 10 * time.Millisecond
-	MaxSyncInterval = time.Hour
-	MaxMaxStaleness = 24 * time.Hour
-	MaxMaxNodes     = 10_000
+	MinLeaseTTL      = 100 * time.Millisecond
+	MaxLeaseTTL      = time.Hour
+	MaxCheckTimeout  = time.Second
+	MinStoreDeadline = time.Millisecond
+	MaxStoreDeadline = time.Second // for which a claim is waited for at most
+	MinSyncInterval  = 10 * time.Millisecond
+	MaxSyncInterval  = time.Hour
+	MaxMaxStaleness  = 24 * time.Hour
+	MaxMaxNodes      = 10_000
 )
 
 // Eager tells whether a silent holder's tokens are credited at expiry. Under mode
 // routing they never are: a key's owner is its one holder, and the mode is exact.
 func (c *Coordination) Eager() bool { return c.Reclaim == ReclaimEager && c.Mode != Routing }
+
+// Deadline is the longest that a decision waits for the store.
+func (c *Coordination) Deadline() time.Duration {
+	if c.StoreDeadline == 0 {
+		return StoreDeadline
+	}
+	return c.StoreDeadline
+}
 
 // Validate returns every problem, each with the field's name, its value and
 // its bound. No problems: nil.
@@ -210,6 +226,7 @@ func (c Coordination) Validate() []error {
 	}
 	within("lease.ttl", c.Lease.TTL, MinLeaseTTL, MaxLeaseTTL)
 	within("check_timeout", c.CheckTimeout, 0, MaxCheckTimeout)
+	within("store_deadline", c.Deadline(), MinStoreDeadline, MaxStoreDeadline)
 	within("sync_interval", c.SyncInterval, MinSyncInterval, MaxSyncInterval)
 	within("max_staleness", c.MaxStaleness, 0, MaxMaxStaleness)
 	if c.MaxNodes < 1 || c.MaxNodes > MaxMaxNodes {
@@ -233,7 +250,7 @@ func (e *FieldError) Error() string {
 var CoordinationFields = []string{
 	"mode", "lease.size", "lease.min", "lease.max", "lease.ttl", "reclaim", "drift_budget", "max_nodes",
 	"low_watermark",
-	"check_timeout", "sync_interval", "on_store_failure", "local_cap", "max_staleness", "on_deny", "audit",
+	"check_timeout", "store_deadline", "sync_interval", "on_store_failure", "local_cap", "max_staleness", "on_deny", "audit",
 }
 
 // Set changes the named field to what text says. It does not look at how
@@ -263,12 +280,17 @@ func (c *Coordination) Set(field, text string) error {
 	case "max_nodes":
 		var n Tokens
 		if err = setTokens(&n, text, 1); err == nil {
-			c.MaxNodes = int(n)
+			c.MaxNodes = int(min(n, math.MaxInt32)) // Validate says what the most is
 		}
 	case "low_watermark":
 		c.LowWatermark, err = ParseShare(text)
 	case "check_timeout":
 		err = setDuration(&c.CheckTimeout, text)
+	case "store_deadline":
+		if err = setDuration(&c.StoreDeadline, text); err == nil && c.StoreDeadline == 0 {
+			err = fmt.Errorf("%q is no time in which a store could answer; from %v to %v", text, MinStoreDeadline,
+				MaxStoreDeadline)
+		}
 	case "sync_interval":
 		err = setDuration(&c.SyncInterval, text)
 	case "on_store_failure":
@@ -303,9 +325,9 @@ func setName[T ~uint8](field *T, names []string, text string) error {
 }
 
 func setTokens(field *Tokens, text string, least uint64) error {
-	n, err := strconv.ParseUint(text, 10, 32)
-	if err != nil || n < least {
-		return fmt.Errorf("%q is not a whole number from %d to 4294967295", text, least)
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil || n < least || n > uint64(MaxLimit) {
+		return fmt.Errorf("%q is not a whole number from %d to %d", text, least, MaxLimit)
 	}
 	*field = Tokens(n)
 	return nil

@@ -10,7 +10,7 @@ type RuleCounters struct {
 	WithinLimit atomic.Uint64
 	NearLimit   atomic.Uint64 // above NearLimitRatio of the limit, and within it
 	OverLimit   atomic.Uint64 // the part of hits above the limit
-	OverLocally atomic.Uint64 // of OverLimit: refused without asking the ledger
+	OverLocally atomic.Uint64 // of OverLimit: counted as over_limit_with_local_cache
 	ShadowMode  atomic.Uint64 // over limit, but answered OK by shadow_mode
 	Refunded    atomic.Uint64 // is_negative_hits
 	Denied      atomic.Uint64 // decisions that were OVER_LIMIT before shadow_mode
@@ -49,8 +49,9 @@ func (c *RuleCounters) Requests() uint64 {
 }
 
 // Count books one verdict. nearLimit is the number of tokens from which on a
-// hit counts as near the limit. It does not block and does not allocate.
-func (c *RuleCounters) Count(ask Ask, v Verdict, nearLimit Tokens) {
+// hit counts as near the limit; locally says that a refusal counts as one of the local
+// cache. It does not block and does not allocate.
+func (c *RuleCounters) Count(ask Ask, v Verdict, nearLimit Tokens, locally bool) {
 	c.Sources[v.Source].Add(1)
 	if v.Source == FromFallback {
 		c.Fallbacks[v.Reason].Add(1)
@@ -65,7 +66,7 @@ func (c *RuleCounters) Count(ask Ask, v Verdict, nearLimit Tokens) {
 	} else {
 		c.Denied.Add(1)
 		c.OverLimit.Add(uint64(ask.Cost - v.Charged))
-		if v.Source == FromLease {
+		if locally {
 			c.OverLocally.Add(uint64(ask.Cost - v.Charged))
 		}
 	}

@@ -22,6 +22,14 @@ func AddTokens(a, b Tokens) Tokens {
 	return a + b
 }
 
+// MaxLimit is the most that a limit or a burst may be. Redis' scripts hold whole numbers
+// below 2^53, and sums over all holders of a key must fit. RLS says limits in 32 bits:
+// an answer says 4294967295 of one that is larger ([ClampedForEnvoy]).
+const MaxLimit Tokens = 1_000_000_000_000
+
+// ClampedForEnvoy is a number of tokens as RLS's 32 bits can say it.
+func ClampedForEnvoy(n Tokens) uint32 { return uint32(max(0, min(n, math.MaxUint32))) }
+
 // MaxBooked is the most that is booked as spent in one window of a key. Costs
 // may be larger (hits_addend is a uint64); more than the limit makes no
 // difference to what is refused, and sums over all holders of a key must fit
@@ -135,7 +143,7 @@ func (a Algorithm) String() string {
 }
 
 // Limit is so many tokens per unit under an algorithm. It is a value: copy it.
-// Invariant: Requests and Burst are at most 2^32-1, and Period is positive.
+// Invariant: Requests and Burst are at most MaxLimit, and Period is positive.
 type Limit struct {
 	Algorithm  Algorithm
 	Unit       Unit
@@ -148,6 +156,12 @@ type Limit struct {
 func (l Limit) Period() time.Duration {
 	return l.Unit.Length() * time.Duration(max(1, l.Multiplier))
 }
+
+// MaxPeriod is the longest period of a limit.
+const MaxPeriod = 365 * 24 * time.Hour
+
+// MostMultiplier is how many of a unit a period may have.
+func (u Unit) MostMultiplier() uint32 { return uint32(MaxPeriod / max(1, u.Length())) }
 
 // Cut returns the limit with its months those of the calendar, if it has such
 // months: one month each, in a fixed window.

@@ -26,9 +26,6 @@ const undo = 3
 const askAgain = time.Millisecond
 
 const (
-	// ownerPatience is how long a request waits for its key's owner before this node
-	// leases from the store itself: half of its time, so that the store has the other.
-	ownerPatience = ratelimit.StoreDeadline / 2
 	// silentFor is how long an owner that let a request wait so is not asked, unless
 	// it is heard; then one request tries it again.
 	silentFor = 100 * time.Millisecond
@@ -116,6 +113,9 @@ type waiting struct {
 	states   []askState
 	below    []below // runs of asks that the base decides
 	until    instant // when its time is over
+	// patience is how long before that it leases from the store itself where a key's
+	// owner does not answer: half of its time, so that the store has the other.
+	patience time.Duration
 	bell     bell
 	late     bool
 	remote   bool // another node asks
@@ -159,8 +159,12 @@ func (c *core) wait(ctx context.Context, now instant, asks []ask, verdicts []ver
 }
 
 func (c *core) newWaiting(ctx context.Context, now instant, asks []ask, verdicts []verdict, b bell) *waiting {
+	deadline := time.Duration(0)
+	for i := range asks {
+		deadline = max(deadline, asks[i].Rule.Coordination.Deadline())
+	}
 	return &waiting{
-		core: c, ctx: ctx, asks: asks, verdicts: verdicts, states: make([]askState, len(asks)), until: now.Add(ratelimit.StoreDeadline), bell: b,
+		core: c, ctx: ctx, asks: asks, verdicts: verdicts, states: make([]askState, len(asks)), until: now.Add(deadline), patience: deadline / 2, bell: b,
 	}
 }
 
@@ -284,7 +288,7 @@ func (w *waiting) leaseAt(i int) instant {
 	if !w.canLease(i) || w.states[i].mine {
 		return math.MaxInt64
 	}
-	return w.until.Add(ownerPatience - ratelimit.StoreDeadline)
+	return w.until.Add(-w.patience)
 }
 
 // lease has the base decide, by a lease of this node's own, because the key's owner

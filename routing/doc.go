@@ -15,7 +15,7 @@
 // long is no owner from its first decision on, and joins again.
 //
 // It does not promise that an owner answers: a decision waits for it no longer
-// than ratelimit.StoreDeadline, and then the rule's on_store_failure decides.
+// than its rule's store_deadline, and then the rule's on_store_failure decides.
 // Nodes that go on to see different rings count apart after some seconds.
 //
 // docs/protocol.md, section 4.15 has the rules, and section 6.5 the messages.

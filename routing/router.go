@@ -93,7 +93,7 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 }
 
 // Decide implements [ratelimit.Limiter]. It blocks for at most
-// ratelimit.StoreDeadline beyond what this node's own limiter does. Asks of
+// the longest store_deadline of their rules beyond what this node's own limiter does. Asks of
 // other nodes travel while this one decides its own.
 func (r *Router) Decide(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	if w := r.decide(ctx, now, asks, verdicts, newBell); w != nil {

@@ -153,6 +153,7 @@ func TestRouterIsExact(t *testing.T) {
 	nodes := w.ring(3)
 	for algorithm := range ratelimit.Algorithms {
 		rule := routed(10)
+		rule.Coordination.StoreDeadline = ratelimit.MaxStoreDeadline // also where six others use the machine
 		rule.Limit.Algorithm, rule.Limit.Burst = ratelimit.Algorithm(algorithm), 10
 		var admitted [20]atomic.Int64
 		var wg sync.WaitGroup

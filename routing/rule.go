@@ -19,6 +19,7 @@ func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 		Requests: int64(r.Limit.Requests), Burst: int64(r.Limit.Burst),
 		RefundDenied: c.OnDeny == ratelimit.DenyRefunds, Eager: c.Reclaim == ratelimit.ReclaimEager,
 		Mode: uint32(c.Mode) + 1, LeaseFixed: int64(c.Lease.Fixed), LeaseMin: int64(c.Lease.Min), LeaseMax: int64(c.Lease.Max), LeaseTtlUs: c.Lease.TTL.Microseconds(), LeaseAuto: c.Lease.Auto,
+		StoreDeadlineUs: c.StoreDeadline.Microseconds(),
 	}
 }
 
@@ -36,6 +37,7 @@ type ruleKey struct {
 	audit                            string
 	mode                             uint32
 	auto                             bool
+	deadlineUs                       int64
 }
 
 const (
@@ -46,7 +48,7 @@ const (
 func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 	k := ruleKey{
 		m.GetAlgorithm(), m.GetUnit(), m.GetMultiplier(), m.GetRequests(), m.GetBurst(), m.GetRefundDenied(), m.GetEager(),
-		m.GetLeaseFixed(), m.GetLeaseMin(), m.GetLeaseMax(), m.GetLeaseTtlUs(), m.GetAudit(), m.GetMode(), m.GetLeaseAuto(),
+		m.GetLeaseFixed(), m.GetLeaseMin(), m.GetLeaseMax(), m.GetLeaseTtlUs(), m.GetAudit(), m.GetMode(), m.GetLeaseAuto(), m.GetStoreDeadlineUs(),
 	}
 	c.mu.RLock()
 	r := c.rules[k]
@@ -68,7 +70,7 @@ func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 }
 
 func (k *ruleKey) rule() (*ratelimit.Rule, error) {
-	const most = 1<<32 - 1
+	const most = int64(ratelimit.MaxLimit)
 	r := &ratelimit.Rule{Domain: "(peer)", Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{}}
 	if int(k.algorithm) >= len(ratelimit.Algorithms) || k.unit > 255 || k.requests < 0 || k.requests > most || k.burst < 0 || k.burst > most ||
 		k.fixed < 0 || k.fixed > most || k.leaseMin < 0 || k.leaseMin > most || k.leaseMax < 0 || k.leaseMax > most || k.multiplier > 1<<20 || len(k.audit) > maxAuditName || int(k.mode) > len(ratelimit.Modes) {
@@ -104,6 +106,12 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 		Fixed: ratelimit.Tokens(k.fixed), Min: ratelimit.Tokens(k.leaseMin), Max: ratelimit.Tokens(k.leaseMax),
 		TTL:  time.Duration(min(max(k.ttlUs, 1), int64(ratelimit.MaxLeaseTTL/time.Microsecond))) * time.Microsecond,
 		Auto: k.auto,
+	}
+	if k.deadlineUs < 0 || k.deadlineUs > int64(ratelimit.MaxStoreDeadline/time.Microsecond) {
+		return nil, errMessage
+	}
+	if k.deadlineUs > 0 {
+		c.StoreDeadline = time.Duration(k.deadlineUs) * time.Microsecond
 	}
 	if errs := c.Validate(); len(errs) > 0 {
 		return nil, errMessage

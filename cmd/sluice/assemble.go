@@ -25,9 +25,8 @@ type parts struct {
 	source  config.Source
 	store   *config.Store
 	clock   ratelimit.Clock
-	begun   ratelimit.Instant
 	shown   metrics.Collector
-	latency prometheus.Histogram
+	latency *metrics.Latency
 	spans   *tracing
 	server  *server.Server
 	log     *slog.Logger
@@ -52,7 +51,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 		return nil, err
 	}
 	clock := ratelimit.MonotonicClock()
-	p := &parts{clock: clock, begun: clock(), latency: metrics.NewLatency(), log: log}
+	p := &parts{clock: clock, latency: metrics.NewLatency(c.latencyUnit()), log: log}
 	if p.source, p.store, err = c.rules(coordination, log); err != nil {
 		return nil, err
 	}
@@ -83,7 +82,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	svc := rls.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
 	p.shown = metrics.Collector{Source: metrics.Source{
 		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.all(),
-		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate,
+		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pools: p.pools, Certificates: c.TLS.reloads(),
 	}}
 	if p.spans, err = c.Tracing.start(log); err != nil {
 		return nil, err

@@ -21,6 +21,7 @@ type coordinationFlags struct {
 	MaxNodes       string `env:"COORDINATION_MAX_NODES" name:"coordination-max-nodes" placeholder:"10" help:"Nodes that share the drift budget."`
 	LowWatermark   string `env:"COORDINATION_LOW_WATERMARK" name:"coordination-low-watermark" placeholder:"20%" help:"Under which approx waits for answers."`
 	CheckTimeout   string `env:"COORDINATION_CHECK_TIMEOUT" name:"coordination-check-timeout" placeholder:"2ms" help:"For how long."`
+	StoreDeadline  string `env:"COORDINATION_STORE_DEADLINE" name:"coordination-store-deadline" placeholder:"15ms" help:"The longest that a decision waits for the store, 1ms to 1s: then on_store_failure decides. Keep it below the timeout of Envoy's rate limit filter, which is 20ms where nobody says."`
 	SyncInterval   string `env:"COORDINATION_SYNC_INTERVAL" name:"coordination-sync-interval" placeholder:"2s" help:"How late a report may be."`
 	OnStoreFailure string `env:"COORDINATION_ON_STORE_FAILURE" name:"coordination-on-store-failure" placeholder:"local" help:"local, open, closed or cached."`
 	LocalCap       string `env:"COORDINATION_LOCAL_CAP" name:"coordination-local-cap" placeholder:"0" help:"Tokens a node for local; 0: limit / max_nodes."`
@@ -34,7 +35,7 @@ func (f *coordinationFlags) coordination() (ratelimit.Coordination, error) {
 	c := ratelimit.DefaultCoordination()
 	texts := []string{
 		f.Mode, f.LeaseSize, f.LeaseMin, f.LeaseMax, f.LeaseTTL, f.Reclaim, f.DriftBudget, f.MaxNodes, f.LowWatermark,
-		f.CheckTimeout, f.SyncInterval, f.OnStoreFailure, f.LocalCap, f.MaxStaleness, f.OnDeny, f.Audit,
+		f.CheckTimeout, f.StoreDeadline, f.SyncInterval, f.OnStoreFailure, f.LocalCap, f.MaxStaleness, f.OnDeny, f.Audit,
 	}
 	var errs []error
 	for i, text := range texts {

@@ -8,17 +8,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/server"
 )
 
-// storeSettles is how long a node that starts waits for its store to be heard of,
-// and to know all again if it has just lost its data, before it is healthy. After
-// that rules decide by on_store_failure.
-const storeSettles = 5 * time.Second
-
 // healthy tells whether the node can answer.
 func (c *serveCmd) healthy(p *parts) bool {
-	if !p.ready() && p.clock().Sub(p.begun) < storeSettles {
-		return false
-	}
-	return (c.ForceStart && !c.HealthyWithOne || p.store.Rules() != nil) && (p.ring == nil || p.ring.Ready())
+	return p.ready() && (c.ForceStart && !c.HealthyWithOne || p.store.Rules() != nil) && (p.ring == nil || p.ring.Ready())
 }
 
 // keepHealthy makes the server healthy once it is ready.

@@ -8,7 +8,7 @@ import (
 // withoutEffect are names of envoyproxy/ratelimit that mean nothing here. Where
 // doing nothing would break a promise, the server refuses to start instead.
 var withoutEffect = []string{
-	"BACKEND_TYPE", "LOCAL_CACHE_SIZE_IN_BYTES", "EXPIRATION_JITTER_MAX_SECONDS", "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
+	"EXPIRATION_JITTER_MAX_SECONDS", "REDIS_CLUSTER_PIPELINE_PARALLELISM", "REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM",
 	"REDIS_PIPELINE_WINDOW", "REDIS_PIPELINE_LIMIT", "REDIS_PERSECOND_PIPELINE_WINDOW", "REDIS_PERSECOND_PIPELINE_LIMIT",
 	"REDIS_USE_EXPLICIT_PIPELINE", "REDIS_PERSECOND_USE_EXPLICIT_PIPELINE",
 	"REDIS_POOL_ON_EMPTY_BEHAVIOR", "REDIS_POOL_ON_EMPTY_WAIT_DURATION",
@@ -16,6 +16,21 @@ var withoutEffect = []string{
 	"MEMCACHE_HOST_PORT", "MEMCACHE_MAX_IDLE_CONNS", "MEMCACHE_SRV", "MEMCACHE_SRV_REFRESH", "MEMCACHE_TLS", "MEMCACHE_TLS_CLIENT_CERT",
 	"MEMCACHE_TLS_CLIENT_KEY", "MEMCACHE_TLS_CACERT", "MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION",
 	"PROTO", "USE_DOG_STATSD", "USE_DOG_STATSD_MOGRIFIERS", "PROMETHEUS_MAPPER_YAML",
+}
+
+// mogrifiers are the names of the settings that USE_DOG_STATSD_MOGRIFIERS, a list by
+// comma, says there are.
+func mogrifiers(lookup func(string) (string, bool)) (names []string) {
+	list, _ := lookup("USE_DOG_STATSD_MOGRIFIERS")
+	for one := range strings.SplitSeq(list, ",") {
+		if one = strings.TrimSpace(one); one == "" {
+			continue
+		}
+		for _, what := range []string{"PATTERN", "NAME", "TAGS"} {
+			names = append(names, "DOG_STATSD_MOGRIFIER_"+strings.ToUpper(one)+"_"+what)
+		}
+	}
+	return names
 }
 
 // inEnvironment looks for names that this version does nothing with. off are

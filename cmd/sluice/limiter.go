@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/leasing"
@@ -28,17 +28,19 @@ type limiter interface {
 // decider is a limiter and what belongs to it.
 type decider struct {
 	limiter
-	seat func() (int, bool)    // the drift seat, and whether one is wanted; nil: there are none
-	run  func(context.Context) // must run for it to decide; returns when ctx is done and all is given back
-	who  *registry             // who shares the store; nil: there is none
+	seat func() (int, bool) // the drift seat, and whether one is wanted; nil: there are none
+	// run must run for it to decide. It returns when ctx is done and all is given back,
+	// or why it cannot go on.
+	run  func(context.Context) error
+	who  *registry // who shares the store; nil: there is none
 	ping func(context.Context) error
-	// ready tells whether the store has been heard of and is not learning what it
-	// lost: until then the first answers could be fallbacks, or a twentieth.
+	// ready tells whether the first request would be answered by the store.
 	ready func() bool
 	// safety is how the store keeps its data; nil: there is none. refused counts its
 	// connections that were closed.
 	safety  func() metrics.StoreSafety
 	refused atomic.Uint64
+	pools   map[string]*metrics.Pool // connections, by the pool's name
 }
 
 // decider chooses by REDIS_URL: leases from a shared ledger and a drift seat, or
@@ -57,7 +59,7 @@ func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog
 		}
 		return &decider{
 			limiter: leasing.NewLocal(c.MaxKeys, clock(), time.Now()),
-			run:     func(context.Context) {}, ping: func(context.Context) error { return nil }, ready: func() bool { return true },
+			run:     func(context.Context) error { return nil }, ping: func(context.Context) error { return nil }, ready: func() bool { return true },
 		}, nil
 	}
 	audit, err := c.audit(log)
@@ -69,8 +71,8 @@ func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog
 		return nil, err
 	}
 	redis.SetLogger(redisLog{log})
-	d := &decider{}
-	c.Redis.refused = &d.refused
+	d := &decider{pools: map[string]*metrics.Pool{"redis_pool": {}}}
+	c.Redis.refused, c.Redis.pool = &d.refused, d.pools["redis_pool"]
 	seats := plans(store)
 	usual, err := c.shared(&c.Redis, seats, audit, clock, log)
 	if err != nil {
@@ -80,10 +82,11 @@ func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog
 	d.seat, d.safety = usual.keeper.Seat, usual.watch.safety
 	if other == nil {
 		d.limiter, d.run, d.who = usual.Fleet, usual.run, newRegistry(usual.client, c.Redis.KeyPrefix, usual.Holders()...)
-		d.ping, d.ready = usual.ping, usual.Ready
+		d.ping, d.ready = usual.ping, usual.ready
 		return d, nil
 	}
-	other.refused = &d.refused
+	d.pools["redis_per_second_pool"] = &metrics.Pool{}
+	other.refused, other.pool = &d.refused, d.pools["redis_per_second_pool"]
 	brief, err := c.shared(other, seats, audit, clock, log)
 	if err != nil {
 		return nil, err
@@ -91,14 +94,14 @@ func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog
 	brief.OnAudit = record
 	d.limiter = &byUnit{usual: usual.Fleet, brief: brief.Fleet}
 	d.who = newRegistry(usual.client, c.Redis.KeyPrefix, append(usual.Holders(), brief.Holders()...)...)
-	d.run = func(ctx context.Context) {
-		var wg sync.WaitGroup
-		wg.Go(func() { brief.run(ctx) })
-		usual.run(ctx)
-		wg.Wait()
+	d.run = func(ctx context.Context) error {
+		g, ctx := errgroup.WithContext(ctx)
+		g.Go(func() error { return brief.run(ctx) })
+		g.Go(func() error { return usual.run(ctx) })
+		return g.Wait()
 	}
 	d.ping = func(ctx context.Context) error { return errors.Join(usual.ping(ctx), brief.ping(ctx)) }
-	d.ready = func() bool { return usual.Ready() && brief.Ready() }
+	d.ready = func() bool { return usual.ready() && brief.ready() }
 	d.safety = func() metrics.StoreSafety { return worse(usual.watch.safety(), brief.watch.safety()) }
 	return d, nil
 }

@@ -43,6 +43,8 @@ descriptors:
   - {key: shared, value: "a*", share_threshold: true, rate_limit: {unit: day, requests_per_unit: 3}}
   - {key: named, value_to_metric: true, rate_limit: {unit: day, requests_per_unit: 3}}
   - {key: detailed, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: 3}}
+  - {key: spared, coordination: {on_deny: refund}, rate_limit: {unit: day, requests_per_unit: 10}}
+  - {key: large, rate_limit: {unit: month, requests_per_unit: 30000000000}}
   - {key: ip, value: 10.0.0.1, rate_limit: {unit: day, requests_per_unit: 3}}
 `
 
@@ -147,6 +149,15 @@ var fileExchanges = []exchange{
 	{"domain=files | named=y", "OK [OK 3/DAY left 2]"},
 	{"domain=files | detailed=x", "OK [OK 3/DAY left 2]"},
 	{"domain=files | ip=10.0.0.1", "OK [OK 3/DAY left 2]"},
+	// on_deny: refund, which is ours: nothing is taken, and that is what is left
+	{"domain=files | spared=x; named=z hits=9", "OVER_LIMIT [OK 10/DAY left 10] [OVER_LIMIT 3/DAY left 0]"},
+	{"domain=files | spared=x hits=11", "OVER_LIMIT [OVER_LIMIT 10/DAY left 10]"},
+	{"domain=files | spared=x", "OK [OK 10/DAY left 9]"},
+	// limits beyond 32 bits, which are ours: clamped in answers, and counted to the token
+	{"domain=files | large=x hits=25000000000", "OK [OK 4294967295/MONTH left 4294967295]"},
+	{"domain=files | large=x hits=4999999000", "OK [OK 4294967295/MONTH left 1000]"},
+	{"domain=files | large=x hits=1000", "OK [OK 4294967295/MONTH left 0]"},
+	{"domain=files | large=x", "OVER_LIMIT [OVER_LIMIT 4294967295/MONTH left 0]"},
 }
 
 // parityStatistics are what the exchanges leave in statsd, by name.
@@ -175,6 +186,7 @@ var parityStatistics = map[string]int{
 	"ratelimit.service.call.should_rate_limit.redis_error":                 0,
 	"ratelimit.service.config_load_success":                                1,
 	"ratelimit_server.ShouldRateLimit.total_requests":                      len(parityExchanges) + len(fileExchanges),
+	"ratelimit_server.ShouldRateLimit.response_time":                       -1,
 	"ratelimit.service.rate_limit.files.shared_a*.total_hits":              2,
 	"ratelimit.service.rate_limit.files.named_x.total_hits":                1,
 	"ratelimit.service.rate_limit.files.named_y.total_hits":                1,
@@ -187,7 +199,17 @@ var parityStatistics = map[string]int{
 	"ratelimit.service.rate_limit.parity.none_own.total_hits":              1,
 	"ratelimit.service.rate_limit.parity.replacer.within_limit":            1,
 	"ratelimit.service.rate_limit.parity.plain.shadow_mode":                0,
-	"ratelimit.service.rate_limit.parity.near.over_limit_with_local_cache": -1, // at least one
+	"ratelimit.service.rate_limit.parity.near.over_limit_with_local_cache": 0,
+	"ratelimit.service.rate_limit.parity.ban.over_limit_with_local_cache":  0,
+	"ratelimit.localcache.hitCount":                                        0,
+	"ratelimit.localcache.missCount":                                       0,
+	"ratelimit.localcache.lookupCount":                                     0,
+	"ratelimit.localcache.entryCount":                                      0,
+	"ratelimit.go.alloc":                                                   -1000,
+	"ratelimit.go.sys":                                                     -1000,
+	"ratelimit.go.mallocs":                                                 -1000,
+	"ratelimit.go.numGoroutine":                                            -1,
+	"ratelimit.redis_per_second_pool.cx_total":                             0,
 }
 
 // parityPrometheus are lines of /metrics after the exchanges.
@@ -204,34 +226,72 @@ var parityPrometheus = []string{
 
 // globalExchanges are for servers with settings, each with its own.
 var globalExchanges = []struct {
-	env       []string
-	exchanges []exchange
+	env        []string
+	exchanges  []exchange
+	statistics map[string]int // nil: none are looked at
 }{
 	{[]string{"SHADOW_MODE=true"}, []exchange{
 		{"ban=x; plain=x", "OK [OVER_LIMIT 0/DAY left 0] [OK 3/DAY the-limit left 2]"},
-	}},
+	}, nil},
 	{[]string{"QUOTA_MODE=true"}, []exchange{
 		{"ban=x; plain=x; free=x", "OK [OVER_LIMIT 0/DAY left 0] [OK 3/DAY the-limit left 2] [OK left 4294967295]"},
 		{"ban=x; free=x", "OVER_LIMIT [OVER_LIMIT 0/DAY left 0] [OK left 4294967295]"},
-	}},
+	}, nil},
 	{[]string{"LIMIT_RESPONSE_HEADERS_ENABLED=true"}, []exchange{
 		{"plain=x; user=x", "OK [OK 3/DAY the-limit left 2] [OK 6/DAY left 5] {RateLimit-Limit: 3, RateLimit-Remaining: 2, RateLimit-Reset: +}"},
 		{"user=x hits=4; plain=y", "OK [OK 6/DAY left 1] [OK 3/DAY the-limit left 2] {RateLimit-Limit: 6, RateLimit-Remaining: 1, RateLimit-Reset: +}"},
 		{"ban=x; plain=z hits=9; shadow=x", "OVER_LIMIT [OVER_LIMIT 0/DAY left 0] [OVER_LIMIT 3/DAY the-limit left 0] [OK 1/DAY left 0] {RateLimit-Limit: 3, RateLimit-Remaining: 0, RateLimit-Reset: +}"},
 		{"none=x; free=x", "OK [OK] [OK left 4294967295]"},
-	}},
+	}, nil},
+	{[]string{"LIMIT_IETF_HEADERS_ENABLED=true", "NEAR_LIMIT_RATIO=0.5"}, []exchange{
+		{"plain=x; user=x", "OK [OK 3/DAY the-limit left 2] [OK 6/DAY left 5] {RateLimit-Policy: \"the-limit\";q=3;w=86400, RateLimit: \"the-limit\";r=2;t=+}"},
+	}, nil},
 	{[]string{"LIMIT_RESPONSE_HEADERS_ENABLED=true", "LIMIT_LIMIT_HEADER=X-L", "LIMIT_REMAINING_HEADER=X-Rem", "LIMIT_RESET_HEADER=X-Res"}, []exchange{
 		{"plain=x", "OK [OK 3/DAY the-limit left 2] {X-L: 3, X-Rem: 2, X-Res: +}"},
-	}},
+	}, nil},
 	{[]string{"RESPONSE_DYNAMIC_METADATA=true"}, []exchange{
 		{
 			"hits=2 | plain=x hits=1; shadow=x; ban=x limit=5/HOUR", `OK [OK 3/DAY the-limit left 2] [OK 1/DAY left 0] [OK 5/HOUR left 3] ` +
 				`{"descriptors":[{"entries":["plain=x"],"hitsAddend":1},{"entries":["shadow=x"]},{"entries":["ban=x"],"limit":"requests_per_unit:5 unit:HOUR"}],` +
 				`"domain":"parity","hitsAddend":2,"metadata":{"team":{"a":1,"b":2,"name":"plain"}}}`,
 		},
-	}},
+	}, nil},
 	{[]string{"USE_CALENDAR_MONTH_RATE_LIMIT=true"}, []exchange{
 		{"month=x; plain=x limit=9/MONTH", "OK [OK 16/CALENDAR left 15] [OK 9/CALENDAR left 8]"},
+	}, nil},
+	{[]string{"LOCAL_CACHE_SIZE_IN_BYTES=1000000"}, []exchange{
+		{"plain=x hits=3", "OK [OK 3/DAY the-limit left 0]"},
+		{"plain=x", "OVER_LIMIT [OVER_LIMIT 3/DAY the-limit left 0]"}, // found to be over: a miss
+		{"plain=x hits=5", "OVER_LIMIT [OVER_LIMIT 3/DAY the-limit left 0]"},
+		{"plain=x; user=x; free=x; none=x", "OVER_LIMIT [OVER_LIMIT 3/DAY the-limit left 0] [OK 6/DAY left 5] [OK left 4294967295] [OK]"},
+		{"plain=twice hits=4; plain=twice", "OVER_LIMIT [OVER_LIMIT 3/DAY the-limit left 0] [OVER_LIMIT 3/DAY the-limit left 0]"}, // both are looked up before either is over
+		{"ban=x", "OVER_LIMIT [OVER_LIMIT 0/DAY left 0]"},
+		{"ban=x", "OVER_LIMIT [OVER_LIMIT 0/DAY left 0]"},
+		{"shadow=x hits=2", "OK [OK 1/DAY left 0]"},
+		{"shadow=x", "OK [OK 1/DAY left 0]"},
+	}, map[string]int{
+		"ratelimit.service.rate_limit.parity.plain.over_limit_with_local_cache":  6,
+		"ratelimit.service.rate_limit.parity.plain.over_limit":                   9,
+		"ratelimit.service.rate_limit.parity.ban.over_limit_with_local_cache":    1,
+		"ratelimit.service.rate_limit.parity.shadow.over_limit_with_local_cache": 1,
+		"ratelimit.localcache.hitCount":                                          4,
+		"ratelimit.localcache.missCount":                                         7,
+		"ratelimit.localcache.lookupCount":                                       11,
+		"ratelimit.localcache.entryCount":                                        4,
+		"ratelimit.localcache.evacuateCount":                                     0,
+	}},
+	{[]string{"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT=true"}, []exchange{
+		{"near=x hits=10; plain=x hits=3", "OK [OK 20/DAY left 10] [OK 3/DAY the-limit left 0]"},
+		{"near=x; plain=x", "OVER_LIMIT [OK 20/DAY left 10] [OVER_LIMIT 3/DAY the-limit left 0]"},
+		{"plain=x; near=x hits=7", "OVER_LIMIT [OVER_LIMIT 3/DAY the-limit left 0] [OK 20/DAY left 10]"},
+		{"near=x hits=7; ban=x", "OVER_LIMIT [OK 20/DAY left 10] [OVER_LIMIT 0/DAY left 0]"},
+		{"near=x", "OK [OK 20/DAY left 9]"},
+		{"near=x hits=10", "OVER_LIMIT [OVER_LIMIT 20/DAY left 0]"}, // what is over is charged
+		{"near=x", "OVER_LIMIT [OVER_LIMIT 20/DAY left 0]"},
+	}, map[string]int{
+		"ratelimit.service.rate_limit.parity.near.total_hits":   37,
+		"ratelimit.service.rate_limit.parity.near.within_limit": 26,
+		"ratelimit.service.rate_limit.parity.near.over_limit":   2,
 	}},
 }
 

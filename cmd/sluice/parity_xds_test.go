@@ -17,7 +17,7 @@ import (
 // The same rules by xDS.
 func TestParityByXDS(t *testing.T) {
 	address, snapshots := managementServer(t)
-	push(t, snapshots, "n1", message(t, parityRules), message(t, warmRules))
+	push(t, snapshots, "n1", message(t, parityRules))
 	redis := redistest.Start(t)
 	for _, mode := range []string{"leasing", "routing", "approx"} {
 		t.Run(mode, func(t *testing.T) {

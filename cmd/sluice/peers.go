@@ -85,7 +85,7 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 }
 
 // route puts a node into the ring that PEERS names. run replaces the base's.
-func (f *peerFlags) route(bounds *boundFlags, base limiter, baseRun func(context.Context), clock ratelimit.Clock, log *slog.Logger) (routed, func(context.Context), error) {
+func (f *peerFlags) route(bounds *boundFlags, base limiter, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (routed, func(context.Context) error, error) {
 	o, serverTLS, err := f.options()
 	if err != nil {
 		return routed{}, nil, err
@@ -105,17 +105,23 @@ func (f *peerFlags) route(bounds *boundFlags, base limiter, baseRun func(context
 	r := routing.New(base, o, clock, time.Now())
 	l, budget := bounds.peers(l)
 	server := r.NewServer(serverTLS, budget)
-	run := func(ctx context.Context) {
+	run := func(ctx context.Context) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = server.Serve(l) })
 		wg.Go(func() { r.Run(ctx) })
-		baseRun(ctx)
+		err := baseRun(ctx)
+		if err != nil {
+			cancel()
+		}
 		<-ctx.Done()
 		server.Stop()
 		wg.Wait()
 		if g, ok := o.Discovery.(io.Closer); ok {
 			_ = g.Close()
 		}
+		return err
 	}
 	return routed{r, base}, run, nil
 }

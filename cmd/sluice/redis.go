@@ -18,6 +18,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/sluice-gate/sluice/leasing/resp"
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
 // redisFlags say where the shared ledger is. Names and forms are
@@ -29,7 +30,7 @@ type redisFlags struct {
 	Auth         string        `env:"REDIS_AUTH" name:"redis-auth" placeholder:"PASS" help:"pass or user:pass."`
 	SentinelAuth string        `env:"REDIS_SENTINEL_AUTH" name:"redis-sentinel-auth" placeholder:"PASS" help:"pass or user:pass, for the sentinels."`
 	PoolSize     int           `env:"REDIS_POOL_SIZE" name:"redis-pool-size" default:"10" help:"Connections, to each server."`
-	Timeout      time.Duration `env:"REDIS_TIMEOUT" name:"redis-timeout" default:"1s" help:"For dialling. Decisions wait at most 15ms, whatever this says."`
+	Timeout      time.Duration `env:"REDIS_TIMEOUT" name:"redis-timeout" default:"1s" help:"For dialling. How long decisions wait, COORDINATION_STORE_DEADLINE says."`
 	TLS          bool          `env:"REDIS_TLS" name:"redis-tls" help:"Use TLS."`
 	TLSCert      string        `env:"REDIS_TLS_CLIENT_CERT" name:"redis-tls-client-cert" placeholder:"FILE" help:"Client certificate."`
 	TLSKey       string        `env:"REDIS_TLS_CLIENT_KEY" name:"redis-tls-client-key" placeholder:"FILE" help:"Its key."`
@@ -38,9 +39,14 @@ type redisFlags struct {
 	MaxReply     int64         `env:"REDIS_MAX_REPLY" name:"redis-max-reply" default:"4194304" help:"Bytes that a Redis may answer to one pipeline, at least 131072; a connection that announces more is closed before anything is allocated for it."`
 	KeyPrefix    string        `env:"CACHE_KEY_PREFIX" name:"cache-key-prefix" help:"Before the name of every account."`
 
+	StartupInitial    time.Duration `env:"REDIS_STARTUP_INITIAL_INTERVAL" name:"redis-startup-initial-interval" default:"1s" help:"At start, from one question whether Redis is there to the next; it doubles. More than 250ms means 250ms, so that health follows within a second of Redis' coming."`
+	StartupMax        time.Duration `env:"REDIS_STARTUP_MAX_INTERVAL" name:"redis-startup-max-interval" default:"30s" help:"The longest of these intervals; as above."`
+	StartupMaxElapsed time.Duration `env:"REDIS_STARTUP_MAX_ELAPSED_TIME" name:"redis-startup-max-elapsed-time" default:"0s" help:"End with an error when Redis has not answered after this time from the start; 0: wait for ever, unhealthy."`
+
 	HealthCheck bool           `env:"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION" name:"redis-health-check-active-connection" help:"Fail health while Redis does not answer. Decisions go on as rules say, so that a balancer need not know."`
 	PerSecond   perSecondFlags `embed:""`
 
+	pool    *metrics.Pool  // counts connections; nil: not counted
 	refused *atomic.Uint64 // connections that were closed because of REDIS_MAX_REPLY; nil: not counted
 
 	names string // what its settings begin with: "" means REDIS_
@@ -91,6 +97,19 @@ func (f *redisFlags) client() (redis.UniversalClient, error) {
 		return nil, err
 	}
 	return redis.NewUniversalClient(o), nil
+}
+
+// heldClient is client, held back until its Redis has answered.
+func (f *redisFlags) heldClient() (redis.UniversalClient, *startup, error) {
+	o, err := f.options()
+	if err != nil {
+		return nil, nil, err
+	}
+	s := newStartup(f)
+	o.Dialer = s.hold(o.Dialer)
+	client := redis.NewUniversalClient(o)
+	client.AddHook(s)
+	return client, s, nil
 }
 
 // peoplesClient is one of its own for what people ask, with two connections at
@@ -152,7 +171,7 @@ func (f *redisFlags) maxReply() int64 { return cmp.Or(f.MaxReply, resp.DefaultRe
 // answer. With a dialer of its own the client leaves TLS to it.
 func (f *redisFlags) dialer(o *redis.UniversalOptions) resp.Dial {
 	dial := redis.NewDialer(&redis.Options{DialTimeout: o.DialTimeout, TLSConfig: o.TLSConfig})
-	return resp.Dialer(dial, f.maxReply(), func(*resp.Error) {
+	return resp.Dialer(countedDial(dial, f.pool), f.maxReply(), func(*resp.Error) {
 		if f.refused != nil {
 			f.refused.Add(1)
 		}

@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -56,8 +58,11 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 		return err
 	}
 	log := c.logger(s.err)
-	if names := inEnvironment(lookup, withoutEffect); len(names) > 0 {
+	if names := inEnvironment(lookup, slices.Concat(withoutEffect, mogrifiers(lookup))); len(names) > 0 {
 		log.Warn("these settings have no effect in this version", "names", strings.Join(names, " "))
+	}
+	if c.BackendType == memcache {
+		log.Warn("BACKEND_TYPE=memcache has no effect: memcached cannot keep a ledger", "REDIS_URL is set", c.Redis.URL != "", "SINGLE_REPLICA", c.SingleReplica)
 	}
 	c.sizeTable(ownMemory(os.ReadFile), log)
 	p, err := c.assemble(log)
@@ -70,6 +75,10 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 
 // live runs the parts until drain is done, and ends them one after the other.
 func (c *serveCmd) live(drain, hurry context.Context, p *parts, s streams) error {
+	drain, end := context.WithCancel(drain)
+	defer end()
+	hurry, rush := context.WithCancel(hurry)
+	defer rush()
 	background, stop := context.WithCancel(drain)
 	defer stop()
 	go followWallClock(background, p.limiter, p.clock)
@@ -82,7 +91,13 @@ func (c *serveCmd) live(drain, hurry context.Context, p *parts, s streams) error
 	counting, uncount := context.WithCancel(context.Background())
 	flushed := c.statsd(counting, p.shown, p.latency, p.log)
 	claiming, release := context.WithCancel(context.Background())
-	released := async(func() { p.run(claiming) })
+	var failed error // read after released
+	released := async(func() {
+		if failed = p.run(claiming); failed != nil { // the store did not come
+			rush()
+			end()
+		}
+	})
 	registered := async(func() { p.who.run(background, p.name(), p.says) })
 	remembered := async(func() { p.people.History.Run(background) })
 	left := leaveRing(drain, hurry, p.ring)
@@ -98,7 +113,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *parts, s streams) error
 	<-released
 	uncount()
 	<-flushed
-	return err
+	return errors.Join(failed, err)
 }
 
 // async runs f; the channel is closed when it has ended.

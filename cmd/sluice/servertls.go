@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/credentials"
+
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
 // tlsFlags say whether the gRPC port speaks TLS, and whom it answers. Names are
@@ -22,6 +24,28 @@ type tlsFlags struct {
 	Key       string `env:"GRPC_SERVER_TLS_KEY" name:"grpc-server-tls-key" placeholder:"FILE" help:"Its key."`
 	ClientCA  string `env:"GRPC_CLIENT_TLS_CACERT" name:"grpc-client-tls-cacert" placeholder:"FILE" help:"Who signs clients' certificates. Set: clients must present one."`
 	ClientSAN string `env:"GRPC_CLIENT_TLS_SAN" name:"grpc-client-tls-san" placeholder:"NAME" help:"A name, address or URI that a client's certificate must have."`
+
+	loads *metrics.Loads // nil: nobody asks
+}
+
+// reloads counts how often the certificates were read; nil where TLS is off.
+func (f *tlsFlags) reloads() *metrics.Loads {
+	if !f.Use {
+		return nil
+	}
+	f.loads = new(metrics.Loads)
+	return f.loads
+}
+
+// counted counts that the files were read.
+func (f *tlsFlags) counted(err error) {
+	if f.loads == nil {
+		return
+	}
+	f.loads.Attempts.Add(1)
+	if err != nil {
+		f.loads.Failures.Add(1)
+	}
 }
 
 // credentials reads the files; nil where TLS is off. They are looked at again
@@ -112,6 +136,7 @@ func (c *serverCertificates) load(now time.Time) error {
 func (c *serverCertificates) loadLocked(now time.Time) error {
 	states := c.flags.states()
 	fresh, err := c.flags.read(now)
+	c.flags.counted(err)
 	if err != nil {
 		return err
 	}

@@ -60,6 +60,8 @@ type settings struct {
 	LimitHeader     string        `group:"answers" env:"LIMIT_LIMIT_HEADER" name:"limit-limit-header" default:"RateLimit-Limit" help:"The limit."`
 	RemainingHeader string        `group:"answers" env:"LIMIT_REMAINING_HEADER" name:"limit-remaining-header" default:"RateLimit-Remaining" help:"What is left of it."`
 	ResetHeader     string        `group:"answers" env:"LIMIT_RESET_HEADER" name:"limit-reset-header" default:"RateLimit-Reset" help:"Seconds until it is whole again."`
+	SpareOthers     bool          `group:"answers" env:"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT" name:"stop-cache-key-increment-when-overlimit" help:"A request that one descriptor refuses charges none of the others."`
+	IETFHeaders     bool          `group:"answers" env:"LIMIT_IETF_HEADERS_ENABLED" name:"limit-ietf-headers-enabled" help:"Add RateLimit-Policy and RateLimit to responses, as draft-ietf-httpapi-ratelimit-headers-11 has them."`
 	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"From which share of a limit on hits count as near it."`
 
 	TLS          tlsFlags          `embed:"" group:"ports"`
@@ -78,6 +80,12 @@ type settings struct {
 	LogFormat      string `group:"log" env:"LOG_FORMAT" default:"text" help:"text or json."`
 
 	MaxWait time.Duration `group:"limits" env:"MAX_WAIT" default:"100ms" help:"Under overload: how long the callers wait for an answer that do not say so (grpc-timeout; Envoy does), and how much is believed of those that do. A call that would be answered too late for its caller is answered UNAVAILABLE at once, and nothing is charged. 0: all calls are begun, however late."`
+
+	LocalCacheSize int64 `group:"log" env:"LOCAL_CACHE_SIZE_IN_BYTES" name:"local-cache-size-in-bytes" help:"Above 0: count refusals of keys that are known to be over as over_limit_with_local_cache, for as many keys as envoyproxy/ratelimit's cache of that size holds. Decides nothing."`
+	LatencyMillis  bool  `group:"log" env:"PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS" name:"prometheus-response-time-as-milliseconds" help:"ratelimit_service_response_time_seconds is in milliseconds."`
+
+	BackendType   string `group:"store" env:"BACKEND_TYPE" default:"redis" help:"redis, or memcache: which is refused, for there is no ledger in memcached yet, unless REDIS_URL is set or SINGLE_REPLICA."`
+	SingleReplica bool   `group:"store" env:"SINGLE_REPLICA" help:"There is only this one replica, so that budgets in its memory are whole: allows BACKEND_TYPE=memcache without REDIS_URL."`
 
 	UseStatsd     bool          `group:"log" env:"USE_STATSD" help:"Send counters to a statsd server, over TCP."`
 	StatsdHost    string        `group:"log" env:"STATSD_HOST" default:"localhost" help:"For USE_STATSD."`
@@ -129,6 +137,7 @@ func (s *settings) validate() error {
 	if err := s.Tracing.validate(); err != nil {
 		errs = append(errs, err)
 	}
+	errs = append(errs, s.validateBackend(), s.validateLocalCache())
 	if s.ConfigType != "FILE" && s.ConfigType != configXDS {
 		errs = append(errs, fmt.Errorf("CONFIG_TYPE is %q, must be FILE or %s", s.ConfigType, configXDS))
 	}
@@ -139,10 +148,12 @@ func (s *settings) serviceOptions(budget *transport.Budget) rls.Options {
 	o := rls.Options{
 		MaxRequestBytes: s.Bounds.RequestBytes, Budget: budget,
 		ShadowMode: s.ShadowMode, CalendarMonths: s.CalendarMonths, Traced: s.Tracing.Enabled, QuotaMode: s.QuotaMode, DynamicMetadata: s.DynamicMetadata, NearLimitRatio: s.NearLimitRatio,
+		SpareOthers: s.SpareOthers, LocalCache: rls.NewLocalCache(s.LocalCacheSize),
 	}
 	if s.HeadersEnabled {
 		o.Headers = rls.HeaderNames{Limit: s.LimitHeader, Remaining: s.RemainingHeader, Reset: s.ResetHeader}
 	}
+	o.Headers.IETF = s.IETFHeaders
 	return o
 }
 

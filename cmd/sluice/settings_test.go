@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"net"
 	"regexp"
 	"slices"
 	"strings"
@@ -9,8 +10,12 @@ import (
 )
 
 func TestBadSettings(t *testing.T) {
-	busy := serve(t, nil)
-	_, port, _ := strings.Cut(busy.http, ":")
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { busy.Close() })
+	_, port, _ := net.SplitHostPort(busy.Addr().String())
 	for name, c := range map[string]struct {
 		env  []string
 		args []string
@@ -30,6 +35,11 @@ func TestBadSettings(t *testing.T) {
 		"config type":  {[]string{"CONFIG_TYPE=ETCD"}, nil, `CONFIG_TYPE is "ETCD", must be FILE or GRPC_XDS_SOTW`},
 		"xds":          {[]string{"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_USE_TLS=true", "CONFIG_GRPC_XDS_SERVER_TLS_CACERT=/no/such"}, nil, "CONFIG_GRPC_XDS_SERVER_TLS_CACERT: open /no/such"},
 		"tls":          {[]string{"GRPC_SERVER_USE_TLS=true"}, nil, "GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY must name"},
+		"memcache":     {[]string{"BACKEND_TYPE=memcache"}, nil, "BACKEND_TYPE is memcache, and memcached cannot keep a ledger: each replica would count alone"},
+		"backend":      {[]string{"BACKEND_TYPE=etcd"}, nil, `BACKEND_TYPE is "etcd", must be redis or memcache`},
+		"local cache":  {[]string{"LOCAL_CACHE_SIZE_IN_BYTES=-1"}, nil, "LOCAL_CACHE_SIZE_IN_BYTES is -1, must be 0 (off) or more"},
+		"deadline":     {[]string{"COORDINATION_STORE_DEADLINE=2s"}, nil, "store_deadline is 2s, must be between 1ms and 1s"},
+		"no deadline":  {[]string{"COORDINATION_STORE_DEADLINE=0s"}, nil, `store_deadline: "0s" is no time in which a store could answer`},
 		"tags":         {[]string{"EXTRA_TAGS=prod"}, nil, `EXTRA_TAGS is "prod", must be like env:prod`},
 		"log level":    {[]string{"LOG_LEVEL=loud"}, nil, `LOG_LEVEL is "loud", must be debug, info, warn or error`},
 		"max keys":     {nil, []string{"--max-keys=-1"}, "MAX_KEYS is -1, must be 0"},
@@ -77,8 +87,8 @@ func TestMigratingNamesEverySetting(t *testing.T) {
 			}
 		}
 	}
-	if names != 114 {
-		t.Errorf("the table has %d names, want 114", names)
+	if names != 120 {
+		t.Errorf("the table has %d names, want 120", names)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -24,10 +25,13 @@ type shared struct {
 	seats  func() approx.Plan    // that are wanted
 	failed func(error)
 	watch  *storeWatch
+	start  *startup
+	warmed atomic.Int64 // the instant at which the store's connections were there; 0: not yet
+	clock  ratelimit.Clock
 }
 
 func (c *serveCmd) shared(flags *redisFlags, seats func() approx.Plan, audit func(leasing.Reconciliation), clock ratelimit.Clock, log *slog.Logger) (*shared, error) {
-	client, err := flags.client()
+	client, start, err := flags.heldClient()
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +51,7 @@ func (c *serveCmd) shared(flags *redisFlags, seats func() approx.Plan, audit fun
 	keeper.OnChange, keeper.Epoch = logSeats(log), f.Epoch
 	f.Drift = keeper
 	watch := &storeWatch{name: flags.setting("URL"), ledger: ledger, fleet: f, clock: clock, log: log}
-	return &shared{f, keeper, client, people, seats, failed, watch}, nil
+	return &shared{Fleet: f, keeper: keeper, client: client, people: people, seats: seats, failed: failed, watch: watch, start: start, clock: clock}, nil
 }
 
 // warnings logs what is wrong with what the store says, each kind seldom: metrics
@@ -74,14 +78,48 @@ func warnings(log *slog.Logger) func(error) {
 // ping asks whether the Redis answers. It blocks until ctx is done, at most.
 func (s *shared) ping(ctx context.Context) error { return s.client.Ping(ctx).Err() }
 
-// run claims and keeps a seat until ctx is done, and then gives all back.
-func (s *shared) run(ctx context.Context) {
+// storeSettles is how long a node that is warm waits for parts of its store that do
+// not answer, and for a store to know all again that has just lost its data.
+const storeSettles = 5 * time.Second
+
+// ready tells whether the first request is answered by the store: it has answered over
+// the connections that the request will use, and all of its parts were heard of and know
+// what nodes have to tell. For some parts, and for a store that is new, a node waits for
+// storeSettles at most; and where the store was not there when the node started, not at
+// all: then it is as the nodes are that were there before.
+func (s *shared) ready() bool {
+	at := ratelimit.Instant(s.warmed.Load())
+	if at == 0 {
+		return false
+	}
+	heard, all := s.Heard()
+	switch {
+	case s.Ready():
+		return true
+	case s.start.late.Load() && heard == all:
+		return true
+	default:
+		return heard > 0 && s.clock().Sub(at) >= storeSettles
+	}
+}
+
+// run claims and keeps a seat until ctx is done, and then gives all back. It returns an
+// error at once if the store did not come in time.
+func (s *shared) run(ctx context.Context) error {
 	var wg sync.WaitGroup
-	wg.Go(func() { // wrong settings are told of before the first request
-		bounded, cancel := context.WithTimeout(ctx, 5*time.Second)
-		defer cancel()
-		if err := s.ping(bounded); err != nil && ctx.Err() == nil {
-			s.failed(err)
+	defer func() {
+		_ = s.client.Close()
+		_ = s.people.Close()
+	}()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	wg.Go(func() {
+		err := s.start.run(ctx, s.client, func() {
+			s.Answered()
+			s.warmed.Store(int64(s.clock()))
+		}, s.failed)
+		if err != nil {
+			cancel(err)
 		}
 	})
 	wg.Go(func() { s.watch.run(ctx) })
@@ -89,8 +127,10 @@ func (s *shared) run(ctx context.Context) {
 	wg.Go(func() { s.keeper.Run(ctx, s.seats) })
 	wg.Wait()
 	s.keeper.Leave(context.Background(), !s.Drifting())
-	_ = s.client.Close()
-	_ = s.people.Close()
+	if err := context.Cause(ctx); errors.Is(err, errStartup) {
+		return err
+	}
+	return nil
 }
 
 // logSeats says when this node gets or loses its drift seat.

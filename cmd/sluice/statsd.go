@@ -9,14 +9,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
 // statsd sends counters until ctx is done, if that is asked for; the channel is
 // closed when the last are sent.
-func (c *serveCmd) statsd(ctx context.Context, shown metrics.Collector, latency prometheus.Metric, log *slog.Logger) <-chan struct{} {
+func (c *serveCmd) statsd(ctx context.Context, shown metrics.Collector, latency *metrics.Latency, log *slog.Logger) <-chan struct{} {
 	done := make(chan struct{})
 	if !c.UseStatsd || c.DisableStats {
 		close(done)
@@ -25,7 +23,7 @@ func (c *serveCmd) statsd(ctx context.Context, shown metrics.Collector, latency 
 	tags, _ := parseTags(c.ExtraTags) // it was validated
 	s := &metrics.Statsd{
 		Addr: net.JoinHostPort(c.StatsdHost, strconv.Itoa(int(c.StatsdPort))), Interval: c.StatsInterval, Tags: tags,
-		Counters: shown.Counters, Latency: latency,
+		Counters: shown.Counters, Gauges: shown.Gauges, Latency: latency,
 		OnError: seldom(time.Minute, func(err error) { log.Warn("counters are not sent; they will be when it is back", "error", err) }),
 	}
 	go func() {
@@ -33,6 +31,13 @@ func (c *serveCmd) statsd(ctx context.Context, shown metrics.Collector, latency 
 		s.Run(ctx)
 	}()
 	return done
+}
+
+func (s *settings) latencyUnit() metrics.LatencyUnit {
+	if s.LatencyMillis {
+		return metrics.InMilliseconds
+	}
+	return metrics.InSeconds
 }
 
 // parseTags reads "k:v,k2:v2".

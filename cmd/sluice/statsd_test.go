@@ -71,7 +71,7 @@ func (k *lineSink) sums(t *testing.T) map[string]int {
 // of it when it ends.
 func TestStatsd(t *testing.T) {
 	sink := newLineSink(t)
-	s := serve(t, append(sink.env(), "DRAIN_TIME=0s"))
+	s := serve(t, append(sink.env(), "DRAIN_TIME=0s", "LOCAL_CACHE_SIZE_IN_BYTES=1"))
 	client := rls.NewRateLimitServiceClient(s.dial())
 	for range 5 {
 		q := request("user", "bob")

@@ -146,13 +146,13 @@ func readTrace(name string) (*load.Recorded, error) {
 // parseLimit reads a limit as people write it: 6000/minute.
 func parseLimit(text, algorithm string, burst int64) (ratelimit.Limit, error) {
 	count, per, _ := strings.Cut(text, "/")
-	n, err := strconv.ParseUint(count, 10, 32)
+	n, err := strconv.ParseUint(count, 10, 64)
 	unit, ok := ratelimit.ParseUnit(per)
-	if err != nil || !ok || n == 0 {
-		return ratelimit.Limit{}, fmt.Errorf("the limit is %q, must be like 6000/minute: a number from 1 to 4294967295, and second, minute, hour, day, week, month or year", text)
+	if err != nil || !ok || n == 0 || n > uint64(ratelimit.MaxLimit) {
+		return ratelimit.Limit{}, fmt.Errorf("the limit is %q, must be like 6000/minute: a number from 1 to %d, and second, minute, hour, day, week, month or year", text, ratelimit.MaxLimit)
 	}
-	if burst < 0 || burst > 1<<32-1 {
-		return ratelimit.Limit{}, fmt.Errorf("--burst is %d, must be 0 to 4294967295", burst)
+	if burst < 0 || burst > int64(ratelimit.MaxLimit) {
+		return ratelimit.Limit{}, fmt.Errorf("--burst is %d, must be 0 to %d", burst, ratelimit.MaxLimit)
 	}
 	l := ratelimit.Limit{Unit: unit, Requests: ratelimit.Tokens(n)}
 	for a, name := range ratelimit.Algorithms {

@@ -505,7 +505,7 @@ var cases = []struct {
 		}
 	}},
 	{"numbers as large as limits go", false, func(s *script) {
-		const most = 1<<32 - 1
+		const most = ratelimit.MaxLimit
 		for i, l := range []ratelimit.Limit{
 			{Unit: ratelimit.Year, Requests: most},
 			{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Year, Requests: most},

@@ -102,7 +102,7 @@ descriptors:
 			[]string{
 				`f1.yaml:4:16: error loading config file: shadow_mode must be true or false, not "maybe"`,
 				`f1.yaml:5:46: error loading config file: requests_per_unit must be a whole number ` +
-					`from 0 to 4294967295, not "1.5"`,
+					`from 0 to 1000000000000, not "1.5"`,
 				"f1.yaml:6:3: config error, yaml file contains list of type other than map: nonsense",
 				"f1.yaml:7:3: config error, key is not of type string: 1",
 				"f1.yaml:7:3: config error, unknown key '1'",
@@ -114,13 +114,13 @@ descriptors:
 			[]string{"f1.yaml:1: error loading config file: did not find expected node content"},
 		},
 		"limits": {
-			[]string{"domain: d\ndescriptors:\n- key: a\n  rate_limit: {unit: day, requests_per_unit: 4294967296}\n- " +
+			[]string{"domain: d\ndescriptors:\n- key: a\n  rate_limit: {unit: day, requests_per_unit: 1000000000001}\n- " +
 				"key: b\n  rate_limit: {unit: day, requests_per_unit: -1}\n"},
 			[]string{
 				`f1.yaml:4:46: error loading config file: requests_per_unit must be a whole number ` +
-					`from 0 to 4294967295, not "4294967296"`,
+					`from 0 to 1000000000000, not "1000000000001"`,
 				`f1.yaml:6:46: error loading config file: requests_per_unit must be a whole number ` +
-					`from 0 to 4294967295, not "-1"`,
+					`from 0 to 1000000000000, not "-1"`,
 			},
 		},
 		"ours": {
@@ -144,7 +144,7 @@ descriptors:
 				`f1.yaml:4:9: config error, coordination: mode: "gossip" is not one of leasing, routing, approx`,
 				`f1.yaml:5:16: config error, coordination: lease.ttl: "1" is not a duration like 250ms or 10s`,
 				"f1.yaml:5:19: config error, unknown key 'siz'; did you mean 'size'? Known here: size, min, max, ttl",
-				`f1.yaml:6:14: config error, coordination: max_nodes: "0" is not a whole number from 1 to 4294967295`,
+				`f1.yaml:6:14: config error, coordination: max_nodes: "0" is not a whole number from 1 to 1000000000000`,
 				"f1.yaml:7:18: config error, coordination: check_timeout is 3s, must be between 0s and 1s",
 				"f1.yaml:9:3: config error, burst is for algorithm: token_bucket, and this is fixed_window",
 				"f1.yaml:11:49: config error, unknown key 'algorithm'; it belongs in the descriptor, beside rate_limit",

@@ -1,8 +1,11 @@
 package config
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // decoder turns trees into Files. It collects what is wrong, and what is only
@@ -187,15 +190,26 @@ func (d *decoder) flag(f *field) bool {
 	return false
 }
 
-func (d *decoder) count(f *field) uint32 {
+// tokens is a number of tokens, as a limit may have them.
+func (d *decoder) tokens(f *field) ratelimit.Tokens {
 	if f.value.kind == null {
 		return 0
 	}
-	n, err := strconv.ParseUint(strings.ReplaceAll(f.value.text, "_", ""), 0, 32)
-	if f.value.kind != integer || err != nil {
-		d.wrongly(f, "a whole number from 0 to 4294967295", countHint(&f.value))
+	n, err := strconv.ParseUint(strings.ReplaceAll(f.value.text, "_", ""), 0, 64)
+	if f.value.kind != integer || err != nil || n > uint64(ratelimit.MaxLimit) {
+		d.wrongly(f, fmt.Sprintf("a whole number from 0 to %d", ratelimit.MaxLimit), countHint(&f.value))
+		return 0
 	}
-	return uint32(n)
+	return ratelimit.Tokens(n)
+}
+
+// multiplier is a number of units.
+func (d *decoder) multiplier(f *field) ratelimit.Tokens {
+	n := d.tokens(f)
+	if n == 0 {
+		d.wrong(f, "a whole number from 1 on")
+	}
+	return n
 }
 
 func (d *decoder) metadata(f *field) map[string]any {

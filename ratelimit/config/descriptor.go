@@ -29,12 +29,14 @@ type Descriptor struct {
 
 // RateLimit is a rate_limit block.
 type RateLimit struct {
-	Place     Place
-	Requests  uint32
-	Unit      string
-	Unlimited bool
-	Name      string
-	Replaces  []Replacement
+	Place    Place
+	Requests ratelimit.Tokens
+	Unit     string
+	// Multiplier is how many units a period has, unit_multiplier; 0 means one.
+	Multiplier ratelimit.Tokens
+	Unlimited  bool
+	Name       string
+	Replaces   []Replacement
 	// NoRequests says that requests_per_unit was not written; it is 0 then.
 	NoRequests bool
 }

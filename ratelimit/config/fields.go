@@ -39,8 +39,9 @@ func init() { // descriptors hold descriptors
 		"metadata":        func(d *decoder, t *Descriptor, f *field) { t.Metadata = d.metadata(f) },
 	})
 	limitFields = fields[RateLimit]{
-		"requests_per_unit": func(d *decoder, t *RateLimit, f *field) { t.Requests = d.count(f) },
+		"requests_per_unit": func(d *decoder, t *RateLimit, f *field) { t.Requests = d.tokens(f) },
 		"unit":              func(d *decoder, t *RateLimit, f *field) { t.Unit = d.text(f) },
+		"unit_multiplier":   func(d *decoder, t *RateLimit, f *field) { t.Multiplier = d.multiplier(f) },
 		"unlimited":         func(d *decoder, t *RateLimit, f *field) { t.Unlimited = d.flag(f) },
 		"name":              func(d *decoder, t *RateLimit, f *field) { t.Name = d.text(f) },
 		"replaces":          func(d *decoder, t *RateLimit, f *field) { d.replaces(t, f) },
@@ -59,8 +60,9 @@ var elsewhere = map[string]string{
 	"shadow_mode": "in a descriptor, beside rate_limit", "quota_mode": "in a descriptor, beside rate_limit",
 	"detailed_metric": "in a descriptor, beside rate_limit", "value_to_metric": "in a descriptor, beside rate_limit",
 	"share_threshold": "in a descriptor, beside rate_limit", "metadata": "in a descriptor, beside rate_limit",
-	"requests_per_unit": "in rate_limit", "unit": "in rate_limit", "unlimited": "in rate_limit",
-	"name": "in rate_limit", "replaces": "in rate_limit",
+	"requests_per_unit": "in rate_limit", "unit": "in rate_limit", "unit_multiplier": "in rate_limit",
+	"unlimited": "in rate_limit",
+	"name":      "in rate_limit", "replaces": "in rate_limit",
 }
 
 func (known fields[T]) names() []string {

@@ -3,7 +3,6 @@ package config
 import (
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -78,9 +77,9 @@ func (d *decoder) algorithm(t *Inherited, f *field) {
 }
 
 func (d *decoder) burst(t *Inherited, f *field) {
-	n := ratelimit.Tokens(d.count(f))
+	n := d.tokens(f)
 	if n == 0 {
-		d.wrong(f, "a whole number from 1 to "+strconv.Itoa(math.MaxUint32))
+		d.wrong(f, fmt.Sprintf("a whole number from 1 to %d", ratelimit.MaxLimit))
 		return
 	}
 	t.Burst = &n

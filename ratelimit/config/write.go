@@ -132,8 +132,11 @@ func (w *writer) descriptor(d *Descriptor) error {
 
 func (w *writer) limit(l *RateLimit) {
 	defer w.open("rate_limit")()
-	w.field("requests_per_unit", strconv.FormatUint(uint64(l.Requests), 10))
+	w.field("requests_per_unit", strconv.FormatInt(int64(l.Requests), 10))
 	w.texts([2]string{"unit", l.Unit}, [2]string{"name", l.Name})
+	if l.Multiplier > 0 {
+		w.field("unit_multiplier", strconv.FormatInt(int64(l.Multiplier), 10))
+	}
 	w.flags(namedFlag{"unlimited", l.Unlimited})
 	if len(l.Replaces) == 0 {
 		return

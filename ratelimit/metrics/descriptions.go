@@ -106,15 +106,29 @@ func ours(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("sluice_"+name, help, labels, nil)
 }
 
-// NewLatency returns the histogram of whole calls, in seconds, under their name.
-func NewLatency() prometheus.Histogram {
-	return prometheus.NewHistogram(prometheus.HistogramOpts{
+// NewLatency returns the histogram of whole calls under their name, which says
+// seconds whatever unit it is in. Who observes gives seconds.
+func NewLatency(unit LatencyUnit) *Latency {
+	buckets := []float64{
+		5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1,
+		1,
+	}
+	for i := range buckets {
+		buckets[i] = unit.of(buckets[i])
+	}
+	return &Latency{prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:        "ratelimit_service_response_time_seconds",
 		Help:        "Time from a request's bytes to its answer's.",
 		ConstLabels: prometheus.Labels{"grpc_method": method},
-		Buckets: []float64{
-			5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1,
-			1,
-		},
-	})
+		Buckets:     buckets,
+	}), unit}
 }
+
+// Latency is a histogram of times. It is safe for concurrent use.
+type Latency struct {
+	prometheus.Histogram
+	unit LatencyUnit
+}
+
+// Observe books a time in seconds.
+func (l *Latency) Observe(seconds float64) { l.Histogram.Observe(l.unit.of(seconds)) }

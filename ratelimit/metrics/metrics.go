@@ -42,6 +42,12 @@ type Source struct {
 	Ring func() ratelimit.RoutingStats
 	// Gate, if set, decides which calls are begun.
 	Gate *shed.Gate
+	// LocalCache, if set, counts refusals as of a local cache.
+	LocalCache *rls.LocalCache
+	// Pools are the connections to each Redis, by envoyproxy/ratelimit's name of the pool.
+	Pools map[string]*Pool
+	// Certificates, if set, counts how often those of gRPC were read again.
+	Certificates *Loads
 	// Budgets are what callers have begun and not ended, by port.
 	Budgets map[string]*transport.Budget
 }

@@ -11,13 +11,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 )
 
 // Statsd sends the counters of a Collector to a statsd server over TCP, as
-// increments since the last time: "name:increment|c" lines, under the names of
-// envoyproxy/ratelimit. It costs no decision anything.
+// increments since the last time, "name:increment|c" lines, and its gauges as they
+// are, "name:value|g", under the names of envoyproxy/ratelimit. It costs no decision
+// anything.
 //
 // A server that is away gets what it missed when it is back, for nothing is
 // kept but the counters themselves. Where a connection breaks while lines are
@@ -27,7 +27,8 @@ type Statsd struct {
 	Interval time.Duration     // between two times
 	Tags     map[string]string // EXTRA_TAGS
 	Counters func(each func(name string, n uint64))
-	Latency  prometheus.Metric // a histogram in seconds, sent as the mean in ms; nil: none
+	Gauges   func(each func(name string, value uint64)) // nil: none
+	Latency  *Latency                                   // sent as the mean in ms; nil: none
 	// OnError, if set, is told when the server cannot be reached. It must not
 	// block.
 	OnError func(error)
@@ -35,7 +36,7 @@ type Statsd struct {
 	suffix string
 	sent   map[string]uint64
 	calls  uint64  // of Latency, when it was last sent
-	took   float64 // seconds
+	took   float64 // in the unit of Latency
 	conn   net.Conn
 	gone   chan struct{} // closed when the server has closed conn
 }
@@ -81,6 +82,9 @@ func (s *Statsd) flush() error {
 			fmt.Fprintf(&lines, "%s%s:%d|c\n", name, s.suffix, more)
 		}
 	}
+	if s.Gauges != nil {
+		s.Gauges(func(name string, value uint64) { fmt.Fprintf(&lines, "%s%s:%d|g\n", name, s.suffix, value) })
+	}
 	calls, took := s.latency(&lines)
 	if lines.Len() > 0 {
 		if err := s.write(lines.Bytes()); err != nil {
@@ -102,7 +106,7 @@ func (s *Statsd) latency(lines io.Writer) (calls uint64, took float64) {
 	calls, took = m.GetHistogram().GetSampleCount(), m.GetHistogram().GetSampleSum()
 	if calls > s.calls {
 		fmt.Fprintf(lines, "ratelimit_server.%s.response_time%s:%.3f|ms\n", method, s.suffix,
-			1000*(took-s.took)/float64(calls-s.calls))
+			float64(s.Latency.unit)/float64(time.Millisecond)*(took-s.took)/float64(calls-s.calls))
 	}
 	return calls, took
 }

@@ -11,9 +11,11 @@ import (
 )
 
 // WriteStats writes the counters as lines of "name: value" under the names of
-// envoyproxy/ratelimit's statsd output.
+// envoyproxy/ratelimit's statsd output, and then the gauges.
 func (c Collector) WriteStats(w io.Writer) {
-	c.Counters(func(name string, n uint64) { fmt.Fprintf(w, "%s: %d\n", name, n) })
+	write := func(name string, n uint64) { fmt.Fprintf(w, "%s: %d\n", name, n) }
+	c.Counters(write)
+	c.Gauges(write)
 }
 
 // Counters gives each counter under envoyproxy/ratelimit's statsd name: six for
@@ -44,6 +46,7 @@ func (c Collector) Counters(each func(name string, n uint64)) {
 		each(limits+"."+segment(domain)+".domain_not_found", n.Requests())
 	})
 	each("ratelimit_server."+method+".total_requests", c.Stats.Requests.Load())
+	c.counters(each)
 }
 
 var (
@@ -101,6 +104,9 @@ func describe(r *ratelimit.Rule) string {
 	if !r.Unlimited {
 		what = fmt.Sprintf("unit=%s requests_per_unit=%d algorithm=%s", strings.ToUpper(r.Limit.Unit.String()),
 			r.Limit.Requests, r.Limit.Algorithm)
+		if r.Limit.Multiplier > 1 {
+			what += fmt.Sprintf(" unit_multiplier=%d", r.Limit.Multiplier)
+		}
 		if r.Limit.Unit == ratelimit.CalendarMonth {
 			what += " (of the calendar)"
 		}

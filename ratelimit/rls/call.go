@@ -21,7 +21,8 @@ type call struct {
 	asks     []ratelimit.Ask
 	verdicts []ratelimit.Verdict
 	statuses []status
-	over     bool // overall_code
+	spared   []bool // of the asks: their charge is given back
+	over     bool   // overall_code
 	out      []byte
 }
 
@@ -29,6 +30,7 @@ type call struct {
 type match struct {
 	rule     *ratelimit.Rule // nil: nothing limits it
 	ask      int             // its place among the asks, or -1
+	hash     uint64          // of the key, for the local cache
 	replaced bool
 }
 
@@ -69,7 +71,7 @@ func (s *Service) answer(ctx context.Context, c *call) (err error) {
 	}
 	if s.options.Gate != nil && ctx.Err() != nil {
 		s.options.Gate.Gone()
-		c.undo(s, start, everyRule)
+		c.undo(s, start, func(int) bool { return true })
 		return errGone
 	}
 	c.conclude(s, start)
@@ -93,6 +95,9 @@ func (c *call) match(s *Service, d *config.Domain) {
 		m := &c.matches[i]
 		start := len(c.keys)
 		c.matchOne(s, d, &c.request.descriptors[i], m)
+		if known := s.options.LocalCache; known != nil && m.rule != nil {
+			m.hash = known.hash(c.keys[start:])
+		}
 		if m.rule == nil || m.rule.Unlimited || m.rule.Limit.Requests == 0 {
 			c.keys = c.keys[:start]
 		} else {

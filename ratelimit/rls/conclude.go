@@ -1,6 +1,7 @@
 package rls
 
 import (
+	"bytes"
 	"math"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -10,14 +11,15 @@ import (
 type status struct {
 	rule      *ratelimit.Rule
 	verdict   ratelimit.Verdict
+	ask       int  // its place among the asks, or -1
 	bare      bool // nothing but a code
 	unlimited bool
 	over      bool // its code
 	quota     bool
 }
 
-// conclude turns verdicts into statuses and the overall code, counts them, and
-// gives back what a refused request must not cost.
+// conclude turns verdicts into statuses and the overall code, gives back what the
+// request must not cost, and counts it all.
 func (c *call) conclude(s *Service, now ratelimit.Instant) {
 	c.statuses = c.statuses[:0]
 	quota, quotaOver := 0, 0
@@ -42,29 +44,28 @@ func (c *call) conclude(s *Service, now ratelimit.Instant) {
 		c.over = false
 		s.Stats.GlobalShadow.Add(1)
 	}
-	if c.over {
-		c.refund(s, now)
+	spared := c.spare(s)
+	c.count(s, now)
+	if spared {
+		c.undo(s, now, func(i int) bool { return c.spared[i] })
 	}
 	s.Stats.countCode(c.over)
 }
 
 func (c *call) status(s *Service, i int) status {
 	m := &c.matches[i]
-	st := status{rule: m.rule, bare: m.rule == nil || m.replaced}
+	st := status{rule: m.rule, ask: m.ask, bare: m.rule == nil || m.replaced}
 	if st.bare {
 		st.quota = s.options.QuotaMode
 		return st
 	}
 	st.unlimited = m.rule.Unlimited
 	st.quota = !st.unlimited && (m.rule.Quota || s.options.QuotaMode)
-	a, counters := ratelimit.Ask{Rule: m.rule, Cost: 1}, c.counters(m.rule, i)
 	switch {
 	case st.unlimited:
-		counters.Unlimited()
 		return st
 	case m.ask >= 0:
-		a, st.verdict = c.asks[m.ask], c.verdicts[m.ask]
-		s.Stats.Sources[st.verdict.Source].Add(1)
+		st.verdict = c.verdicts[m.ask]
 	default: // requests_per_unit: 0
 		now := ratelimit.LedgerTime(s.wall().UnixMicro())
 		st.verdict = ratelimit.Verdict{
@@ -72,14 +73,44 @@ func (c *call) status(s *Service, i int) status {
 			ResetAfter: m.rule.Limit.WindowEnd(m.rule.Limit.WindowAt(now)).Sub(now),
 		}
 	}
-	near := ratelimit.Tokens(math.Floor(float64(m.rule.Limit.Capacity()) * s.options.NearLimitRatio))
-	counters.Count(a, st.verdict, near)
-	st.over = st.verdict.OverLimit
-	if st.over && m.rule.Shadow {
-		st.over = false
-		counters.ShadowMode.Add(uint64(a.Cost))
-	}
+	st.over = st.verdict.OverLimit && !m.rule.Shadow
 	return st
+}
+
+// count books each descriptor in the statistics of its rule.
+func (c *call) count(s *Service, now ratelimit.Instant) {
+	known := s.options.LocalCache
+	for i := range c.statuses {
+		st := &c.statuses[i]
+		if st.bare {
+			continue
+		}
+		counters := c.counters(st.rule, i)
+		if st.unlimited {
+			counters.Unlimited()
+			continue
+		}
+		a := ratelimit.Ask{Rule: st.rule, Cost: 1}
+		if st.ask >= 0 {
+			a = c.asks[st.ask]
+			s.Stats.Sources[st.verdict.Source].Add(1)
+		}
+		near := ratelimit.Tokens(math.Floor(float64(st.rule.Limit.Capacity()) * s.options.NearLimitRatio))
+		hit := known != nil && known.lookUp(now, c.matches[i].hash, st.verdict.OverLimit)
+		counters.Count(a, st.verdict, near, hit)
+		if st.verdict.OverLimit && st.rule.Shadow {
+			counters.ShadowMode.Add(uint64(a.Cost))
+		}
+	}
+	if known == nil {
+		return
+	}
+	for i := range c.statuses { // after all look-ups: the same key twice is a miss twice
+		st := &c.statuses[i]
+		if !st.bare && st.verdict.OverLimit && st.verdict.Source != ratelimit.FromFallback {
+			known.remember(c.matches[i].hash, now.Add(st.verdict.ResetAfter))
+		}
+	}
 }
 
 // counters are what a descriptor's rule is counted in: the rule's own, or those
@@ -95,30 +126,63 @@ func (c *call) counters(r *ratelimit.Rule, descriptor int) *ratelimit.RuleCounte
 	return r.Counters.Named(c.name)
 }
 
-// refund takes a refused request back from the rules that say so, and from all
-// rules if one that refused it does.
-func (c *call) refund(s *Service, now ratelimit.Instant) {
-	which := denyRefunds
+// spare marks the asks whose charge is to be given back, and has their statuses
+// say what is left without it. It reports whether there is any.
+//
+// A refused request costs nothing of the rules that say so (on_deny: refund), and of
+// no rule if one that refused it does. With SpareOthers, what one descriptor refuses
+// costs nothing of the others, whatever becomes of the request.
+func (c *call) spare(s *Service) bool {
+	refused, refunds := false, false
 	for i := range c.statuses {
-		if st := &c.statuses[i]; st.over && denyRefunds(st.rule) {
-			which = everyRule
-		}
+		st := &c.statuses[i]
+		refused = refused || st.verdict.OverLimit
+		refunds = refunds || st.over && denyRefunds(st.rule)
 	}
-	c.undo(s, now, which)
+	if !c.over && (!refused || !s.options.SpareOthers) {
+		return false
+	}
+	c.spared = c.spared[:0]
+	some := false
+	for i := range c.asks {
+		a := &c.asks[i]
+		back := c.over && (refunds || denyRefunds(a.Rule)) ||
+			refused && s.options.SpareOthers && !c.verdicts[i].OverLimit
+		back = back && a.Kind == ratelimit.Spend
+		c.spared, some = append(c.spared, back), some || back
+	}
+	if some {
+		c.restate()
+	}
+	return some
 }
 
-// everyRule and denyRefunds are which rules undo is for: all of them, or those that
-// want nothing of a refused request.
-func everyRule(*ratelimit.Rule) bool { return true }
+// restate has statuses say what is left once the spared asks are undone: what was
+// taken from the same key by them, and by those before them in this request, is back.
+func (c *call) restate() {
+	for i := range c.statuses {
+		st := &c.statuses[i]
+		if st.ask < 0 {
+			continue
+		}
+		a := &c.asks[st.ask]
+		back := ratelimit.Tokens(0)
+		for j := range st.ask + 1 {
+			if c.spared[j] && bytes.Equal(c.asks[j].Key, a.Key) {
+				back = ratelimit.AddTokens(back, c.verdicts[j].Charged)
+			}
+		}
+		st.verdict.Remaining = min(a.Rule.Limit.Capacity(), ratelimit.AddTokens(st.verdict.Remaining, back))
+	}
+}
 
 func denyRefunds(r *ratelimit.Rule) bool { return r.Coordination.OnDeny == ratelimit.DenyRefunds }
 
-// undo takes back what was spent of some rules.
-func (c *call) undo(s *Service, now ratelimit.Instant, of func(*ratelimit.Rule) bool) {
+// undo takes back what was spent by some asks, which are named by their place.
+func (c *call) undo(s *Service, now ratelimit.Instant, of func(int) bool) {
 	n := 0
 	for i := range c.asks {
-		a := &c.asks[i]
-		if a.Kind == ratelimit.Spend && of(a.Rule) {
+		if c.asks[i].Kind == ratelimit.Spend && of(i) {
 			c.asks[n], c.verdicts[n] = c.asks[i], c.verdicts[i]
 			n++
 		}

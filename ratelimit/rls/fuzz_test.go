@@ -38,8 +38,8 @@ func FuzzAnswer(f *testing.F) {
 	valid, _ := proto.Marshal(rlsRequest(desc("five=x")))
 	// a field number that no message may have
 	f.Add(protowire.AppendVarint(protowire.AppendVarint(valid, (1<<29)<<3), 1))
-	lean := newFixture(f, Options{Headers: HeaderNames{"L", "Rem", "Res"}}, testRules)
-	full := newFixture(f, Options{DynamicMetadata: true, Headers: HeaderNames{"L", "Rem", "Res"}}, testRules)
+	lean := newFixture(f, Options{Headers: HeaderNames{Limit: "L", Remaining: "Rem", Reset: "Res"}}, testRules)
+	full := newFixture(f, Options{DynamicMetadata: true, Headers: HeaderNames{Limit: "L", Remaining: "Rem", Reset: "Res"}}, testRules)
 	c, theirs, answer := &call{}, &rlsv3.RateLimitRequest{}, &rlsv3.RateLimitResponse{}
 	run := func(t *testing.T, in []byte) {
 		fix := lean

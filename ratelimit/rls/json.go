@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -11,7 +12,8 @@ import (
 )
 
 // ServeJSON answers POST /json: the request as protojson in the body, the
-// answer as protojson with 200 (OK) or 429 (OVER_LIMIT). A bad request is 400
+// answer as protojson with 200 (OK) or 429 (OVER_LIMIT), which comes with Retry-After:
+// the seconds until every limit that refused may admit again. A bad request is 400
 // (413 if it is too large), and 503, with Retry-After, that there is no decision,
 // or that the node is overloaded and did not begin.
 func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
@@ -29,6 +31,7 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 	if gate := s.options.Gate; gate != nil { // not before: a body that comes slowly would hold a place
 		now := s.clock()
 		if gate.EnterNow(now) != nil {
+			w.Header().Set("Retry-After", "1")
 			http.Error(w, "overloaded: not begun, nothing was charged", http.StatusServiceUnavailable)
 			return
 		}
@@ -51,9 +54,21 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	if answer.OverallCode == rlsv3.RateLimitResponse_OVER_LIMIT {
+		w.Header().Set("Retry-After", strconv.FormatInt(retryAfter(answer), 10))
 		w.WriteHeader(http.StatusTooManyRequests)
 	}
 	_, _ = w.Write(append(text, '\n'))
+}
+
+// retryAfter is when all that refused may admit again, in seconds, at least one.
+func retryAfter(answer *rlsv3.RateLimitResponse) int64 {
+	longest := int64(1)
+	for _, st := range answer.GetStatuses() {
+		if st.GetCode() == rlsv3.RateLimitResponse_OVER_LIMIT {
+			longest = max(longest, st.GetDurationUntilReset().GetSeconds())
+		}
+	}
+	return longest
 }
 
 // answerMessage goes the same way as gRPC does: over the bytes.

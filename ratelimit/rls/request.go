@@ -182,15 +182,12 @@ func (d *descriptor) checkOverride(i int) error {
 			"5 MONTH or 6 YEAR", i, d.unit)
 	}
 	l.Unit = ratelimit.Unit(d.unit)
-	if most := maxPeriod / l.Unit.Length(); uint64(l.Multiplier) > uint64(most) {
+	if most := l.Unit.MostMultiplier(); l.Multiplier > most {
 		return bad("descriptor %d: its limit override has a unit_multiplier of %d, the most for a %s is %d", i,
 			l.Multiplier, l.Unit, most)
 	}
 	return nil
 }
-
-// maxPeriod is the longest window there is.
-const maxPeriod = 365 * 24 * 3600e9
 
 // decodeWrapper reads a google.protobuf.UInt32Value or UInt64Value.
 func decodeWrapper(b []byte, value *uint64) error {

@@ -2,7 +2,6 @@ package rls
 
 import (
 	"math"
-	"strconv"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -29,8 +28,8 @@ func (c *call) encode(s *Service) {
 	for i := range c.statuses {
 		c.out = appendMessage(c.out, 2, func(b []byte) []byte { return c.statuses[i].append(b) })
 	}
-	if s.options.Headers.Limit != "" {
-		c.appendHeaders(s.options.Headers)
+	if names := &s.options.Headers; names.Limit != "" || names.IETF {
+		c.appendHeaders(names)
 	}
 	if s.options.DynamicMetadata {
 		c.appendMetadata()
@@ -47,15 +46,14 @@ func (st *status) append(b []byte) []byte {
 		return appendVarint(b, 3, math.MaxUint32)
 	}
 	b = appendMessage(b, 2, func(b []byte) []byte { return appendLimit(b, st.rule) })
-	if remaining := st.remaining(); remaining > 0 {
+	if remaining := ratelimit.ClampedForEnvoy(st.remaining()); remaining > 0 {
 		b = appendVarint(b, 3, uint64(remaining))
 	}
 	return appendMessage(b, 4, func(b []byte) []byte { return appendVarint(b, 1, st.resetSeconds()) })
 }
 
-func (st *status) remaining() uint32 {
-	return uint32(max(0, min(st.verdict.Remaining, math.MaxUint32)))
-}
+// remaining is what is left, exactly: answers in 32 bits clamp it, headers do not.
+func (st *status) remaining() ratelimit.Tokens { return max(0, st.verdict.Remaining) }
 
 // resetSeconds is the time until the reset in whole seconds, at least one.
 func (st *status) resetSeconds() uint64 {
@@ -65,7 +63,7 @@ func (st *status) resetSeconds() uint64 {
 // appendLimit writes a RateLimitResponse.RateLimit.
 func appendLimit(b []byte, r *ratelimit.Rule) []byte {
 	if r.Limit.Requests > 0 {
-		b = appendVarint(b, 1, uint64(r.Limit.Requests))
+		b = appendVarint(b, 1, uint64(ratelimit.ClampedForEnvoy(r.Limit.Requests)))
 	}
 	b = appendVarint(b, 2, uint64(r.Limit.Unit.Wire()))
 	if r.Name != "" {
@@ -100,40 +98,4 @@ func appendMessage(b []byte, field protowire.Number, body func([]byte) []byte) [
 	copy(b[at+size:], b[at+1:at+1+n])
 	protowire.AppendVarint(b[at:at], uint64(n))
 	return b
-}
-
-// appendHeaders writes response_headers_to_add for the descriptor with the
-// least remaining, or the last non-quota one that is over.
-func (c *call) appendHeaders(names HeaderNames) {
-	var least *status
-	for i := range c.statuses {
-		st := &c.statuses[i]
-		if st.bare || st.unlimited {
-			continue
-		}
-		if least == nil || st.remaining() < least.remaining() {
-			least = st
-		}
-	}
-	for i := range c.statuses {
-		if st := &c.statuses[i]; st.over && !st.quota {
-			least = st
-		}
-	}
-	if least == nil {
-		return
-	}
-	c.out = appendHeader(c.out, names.Limit, uint64(least.rule.Limit.Requests))
-	c.out = appendHeader(c.out, names.Remaining, uint64(least.remaining()))
-	c.out = appendHeader(c.out, names.Reset, least.resetSeconds())
-}
-
-// appendHeader writes an envoy.config.core.v3.HeaderValue.
-func appendHeader(b []byte, name string, value uint64) []byte {
-	return appendMessage(b, 3, func(b []byte) []byte {
-		b = protowire.AppendString(protowire.AppendTag(b, 1, protowire.BytesType), name)
-		var digits [20]byte
-		b = protowire.AppendTag(b, 2, protowire.BytesType)
-		return protowire.AppendBytes(b, strconv.AppendUint(digits[:0], value, 10))
-	})
 }

@@ -25,6 +25,11 @@ type Options struct {
 	// limits that requests bring along.
 	CalendarMonths bool
 	NearLimitRatio float64
+	// SpareOthers has a request that one descriptor refuses charge none of the others
+	// (STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT).
+	SpareOthers bool
+	// LocalCache, if set, counts refusals as over_limit_with_local_cache; nil: none are.
+	LocalCache *LocalCache
 	// Traced says that calls come with a span, which is told what was decided.
 	Traced bool
 	// MaxRequestBytes bounds the body of POST /json; 0 means MaxRequestBytes.
@@ -37,7 +42,12 @@ type Options struct {
 }
 
 // HeaderNames are the response headers; "" leaves all of them out.
-type HeaderNames struct{ Limit, Remaining, Reset string }
+type HeaderNames struct {
+	Limit, Remaining, Reset string
+	// IETF adds RateLimit-Policy and RateLimit, as draft-ietf-httpapi-ratelimit-headers-11
+	// has them, whether or not the others are there.
+	IETF bool
+}
 
 // Observer is told how long each call took.
 type Observer interface{ Observe(seconds float64) }

@@ -277,11 +277,11 @@ func TestAnswers(t *testing.T) {
 		},
 		"on_deny: refund takes nothing, from none": func(f *fixture) {
 			f.expect("OK: OK 4/10 45s", rlsRequest(hits(desc("refund=x"), 6)))
-			f.expect("OVER_LIMIT: OVER_LIMIT 4/10 45s, OK 15/20 45s",
+			f.expect("OVER_LIMIT: OVER_LIMIT 4/10 45s, OK 20/20 45s",
 				rlsRequest(hits(desc("refund=x"), 5), hits(desc("twenty=x"), 5)))
 			f.expect("OK: OK 0/10 45s, OK 19/20 45s", rlsRequest(hits(desc("refund=x"), 4), desc("twenty=x")))
 			// A rule that refunds is not charged for another's refusal.
-			f.expect("OVER_LIMIT: OK 3/10 45s, OVER_LIMIT 0/0 57585s",
+			f.expect("OVER_LIMIT: OK 10/10 45s, OVER_LIMIT 0/0 57585s",
 				rlsRequest(hits(desc("refund=y"), 7), desc("ban=")))
 			f.expect("OK: OK 9/10 45s", rlsRequest(desc("refund=y")))
 		},
@@ -306,7 +306,7 @@ func TestGlobalModes(t *testing.T) {
 }
 
 func TestWholeAnswer(t *testing.T) {
-	f := newFixture(t, Options{DynamicMetadata: true, Headers: HeaderNames{"L", "Rem", "Res"}}, testRules)
+	f := newFixture(t, Options{DynamicMetadata: true, Headers: HeaderNames{Limit: "L", Remaining: "Rem", Reset: "Res"}}, testRules)
 	r := rlsRequest(desc("twenty=x"), hits(override(desc("none=y"), 3, typev3.RateLimitUnit_HOUR), 2), desc("five=z"))
 	r.HitsAddend = 4
 	got := f.must(r)
@@ -489,7 +489,7 @@ func TestPanicIsOneFailedRequest(t *testing.T) {
 type broken struct{ ratelimit.Limiter }
 
 func TestAnswerAllocatesNothing(t *testing.T) {
-	f := newFixture(t, Options{Headers: HeaderNames{"L", "Rem", "Res"}}, testRules)
+	f := newFixture(t, Options{Headers: HeaderNames{Limit: "L", Remaining: "Rem", Reset: "Res"}}, testRules)
 	in, err := proto.Marshal(rlsRequest(desc("five=0123456789"), desc("twenty=x"), desc("node=x,leaf=y")))
 	if err != nil {
 		t.Fatal(err)

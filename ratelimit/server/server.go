@@ -150,7 +150,8 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 		if p.address == "" {
 			continue
 		}
-		l, err := net.Listen(p.network, p.address)
+		shared := net.ListenConfig{Control: sharePort} // by several processes
+		l, err := shared.Listen(context.Background(), p.network, p.address)
 		if err != nil {
 			return fmt.Errorf("cannot open the %s port: %w", p.what, err)
 		}

@@ -115,7 +115,7 @@ func (c *converter) limit(m *rlsconf.RateLimitPolicy) *config.RateLimit {
 	}
 	l := &config.RateLimit{Place: c.at, Unlimited: m.GetUnlimited(), Name: m.GetName()}
 	if !l.Unlimited {
-		l.Unit, l.Requests = unitOf(m.GetUnit()), m.GetRequestsPerUnit()
+		l.Unit, l.Requests = unitOf(m.GetUnit()), ratelimit.Tokens(m.GetRequestsPerUnit())
 	}
 	for _, r := range m.GetReplaces() {
 		l.Replaces = append(l.Replaces, config.Replacement{Place: c.at, Name: r.GetName()})

@@ -149,7 +149,7 @@ func direct(all []*rlsconf.RateLimitDescriptor) []config.Descriptor {
 		if p := d.RateLimit; p != nil {
 			x.Limit = &config.RateLimit{Unlimited: p.Unlimited, Name: p.Name}
 			if !p.Unlimited {
-				x.Limit.Unit, x.Limit.Requests = unitOf(p.Unit), p.RequestsPerUnit
+				x.Limit.Unit, x.Limit.Requests = unitOf(p.Unit), ratelimit.Tokens(p.RequestsPerUnit)
 			}
 			for _, r := range p.Replaces {
 				x.Limit.Replaces = append(x.Limit.Replaces, config.Replacement{Name: r.GetName()})

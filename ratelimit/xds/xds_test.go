@@ -442,7 +442,7 @@ func TestBadAdditions(t *testing.T) {
 		"e": "CONFIG_GRPC_XDS_ADDITIONS " + file + ", rule 3: e.k: config error, burst is for algorithm: " +
 			"token_bucket, and this is fixed_window; say algorithm: token_bucket beside it, or remove burst",
 		"other": "xds:other: CONFIG_GRPC_XDS_ADDITIONS " + file +
-			`, rule 1: error loading config file: burst must be a whole number from 1 to 4294967295, not "0"`,
+			`, rule 1: error loading config file: burst must be a whole number from 1 to 1000000000000, not "0"`,
 		"fine": "",
 	} {
 		body, err := anypb.New(domain(name, limit("k", 1)))

@@ -472,23 +472,24 @@ func (x *Ask) GetHeld() bool {
 }
 
 type Rule struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Algorithm     uint32                 `protobuf:"varint,1,opt,name=algorithm,proto3" json:"algorithm,omitempty"`
-	Unit          uint32                 `protobuf:"varint,2,opt,name=unit,proto3" json:"unit,omitempty"`
-	Multiplier    uint32                 `protobuf:"varint,3,opt,name=multiplier,proto3" json:"multiplier,omitempty"`
-	Requests      int64                  `protobuf:"varint,4,opt,name=requests,proto3" json:"requests,omitempty"`
-	Burst         int64                  `protobuf:"varint,5,opt,name=burst,proto3" json:"burst,omitempty"`
-	RefundDenied  bool                   `protobuf:"varint,6,opt,name=refund_denied,json=refundDenied,proto3" json:"refund_denied,omitempty"`
-	Eager         bool                   `protobuf:"varint,7,opt,name=eager,proto3" json:"eager,omitempty"`
-	LeaseFixed    int64                  `protobuf:"varint,8,opt,name=lease_fixed,json=leaseFixed,proto3" json:"lease_fixed,omitempty"`
-	LeaseMin      int64                  `protobuf:"varint,9,opt,name=lease_min,json=leaseMin,proto3" json:"lease_min,omitempty"`
-	LeaseMax      int64                  `protobuf:"varint,10,opt,name=lease_max,json=leaseMax,proto3" json:"lease_max,omitempty"`
-	LeaseTtlUs    int64                  `protobuf:"varint,11,opt,name=lease_ttl_us,json=leaseTtlUs,proto3" json:"lease_ttl_us,omitempty"`
-	Audit         string                 `protobuf:"bytes,12,opt,name=audit,proto3" json:"audit,omitempty"`                           // the rule's name, if its claims are to be audited
-	Mode          uint32                 `protobuf:"varint,13,opt,name=mode,proto3" json:"mode,omitempty"`                            // plus 1; 0, of version 1, is routing
-	LeaseAuto     bool                   `protobuf:"varint,14,opt,name=lease_auto,json=leaseAuto,proto3" json:"lease_auto,omitempty"` // leases may be larger and longer while there is plenty
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Algorithm       uint32                 `protobuf:"varint,1,opt,name=algorithm,proto3" json:"algorithm,omitempty"`
+	Unit            uint32                 `protobuf:"varint,2,opt,name=unit,proto3" json:"unit,omitempty"`
+	Multiplier      uint32                 `protobuf:"varint,3,opt,name=multiplier,proto3" json:"multiplier,omitempty"`
+	Requests        int64                  `protobuf:"varint,4,opt,name=requests,proto3" json:"requests,omitempty"`
+	Burst           int64                  `protobuf:"varint,5,opt,name=burst,proto3" json:"burst,omitempty"`
+	RefundDenied    bool                   `protobuf:"varint,6,opt,name=refund_denied,json=refundDenied,proto3" json:"refund_denied,omitempty"`
+	Eager           bool                   `protobuf:"varint,7,opt,name=eager,proto3" json:"eager,omitempty"`
+	LeaseFixed      int64                  `protobuf:"varint,8,opt,name=lease_fixed,json=leaseFixed,proto3" json:"lease_fixed,omitempty"`
+	LeaseMin        int64                  `protobuf:"varint,9,opt,name=lease_min,json=leaseMin,proto3" json:"lease_min,omitempty"`
+	LeaseMax        int64                  `protobuf:"varint,10,opt,name=lease_max,json=leaseMax,proto3" json:"lease_max,omitempty"`
+	LeaseTtlUs      int64                  `protobuf:"varint,11,opt,name=lease_ttl_us,json=leaseTtlUs,proto3" json:"lease_ttl_us,omitempty"`
+	Audit           string                 `protobuf:"bytes,12,opt,name=audit,proto3" json:"audit,omitempty"`                                               // the rule's name, if its claims are to be audited
+	Mode            uint32                 `protobuf:"varint,13,opt,name=mode,proto3" json:"mode,omitempty"`                                                // plus 1; 0, of version 1, is routing
+	LeaseAuto       bool                   `protobuf:"varint,14,opt,name=lease_auto,json=leaseAuto,proto3" json:"lease_auto,omitempty"`                     // leases may be larger and longer while there is plenty
+	StoreDeadlineUs int64                  `protobuf:"varint,15,opt,name=store_deadline_us,json=storeDeadlineUs,proto3" json:"store_deadline_us,omitempty"` // how long the owner waits for a store; 0: as long as by default
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Rule) Reset() {
@@ -617,6 +618,13 @@ func (x *Rule) GetLeaseAuto() bool {
 		return x.LeaseAuto
 	}
 	return false
+}
+
+func (x *Rule) GetStoreDeadlineUs() int64 {
+	if x != nil {
+		return x.StoreDeadlineUs
+	}
+	return 0
 }
 
 type Reply struct {
@@ -1481,7 +1489,7 @@ const file_wire_proto_rawDesc = "" +
 	"over_limit\x18\b \x01(\bR\toverLimit\x12\x18\n" +
 	"\acharged\x18\t \x01(\x03R\acharged\x12\x12\n" +
 	"\x04held\x18\n" +
-	" \x01(\bR\x04held\"\x8b\x03\n" +
+	" \x01(\bR\x04held\"\xb7\x03\n" +
 	"\x04Rule\x12\x1c\n" +
 	"\talgorithm\x18\x01 \x01(\rR\talgorithm\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\rR\x04unit\x12\x1e\n" +
@@ -1502,7 +1510,8 @@ const file_wire_proto_rawDesc = "" +
 	"\x05audit\x18\f \x01(\tR\x05audit\x12\x12\n" +
 	"\x04mode\x18\r \x01(\rR\x04mode\x12\x1d\n" +
 	"\n" +
-	"lease_auto\x18\x0e \x01(\bR\tleaseAuto\"\xab\x02\n" +
+	"lease_auto\x18\x0e \x01(\bR\tleaseAuto\x12*\n" +
+	"\x11store_deadline_us\x18\x0f \x01(\x03R\x0fstoreDeadlineUs\"\xab\x02\n" +
 	"\x05Reply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\rR\x06status\x12\x1d\n" +

@@ -1,0 +1,209 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/resp"
+)
+
+// startup holds a client back until its Redis has answered for the first time, and
+// then makes the connections that the first requests will use.
+//
+//	asking --an answer--> warming --all connections are there--> warm
+//	  |  ^                   |
+//	  +--+ no answer         +--> asking, if one of them fails
+//
+// Until then the client opens no connection, and each command fails with what the
+// last attempt said: a pool that has failed often dials only once a second, which
+// would be too late for a Redis that comes.
+type startup struct {
+	flags *redisFlags
+	tried chan struct{} // closed when the first attempt has ended
+	came  chan struct{} // closed when the Redis has answered
+	ended chan struct{} // closed when nobody asks any more
+	why   atomic.Pointer[error]
+	late  atomic.Bool // an attempt failed: it was not there when this node started
+	warm  atomic.Bool
+}
+
+// Bounds of a start.
+const (
+	askEvery        = 250 * time.Millisecond // at most this long between two attempts
+	warmConnections = 8                      // to each server, or all of a smaller pool
+	attemptTime     = time.Second
+)
+
+var (
+	errNotAsked = errors.New("the store has not answered yet since this node started")
+	errStartup  = errors.New("the store did not answer within REDIS_STARTUP_MAX_ELAPSED_TIME")
+)
+
+func newStartup(flags *redisFlags) *startup {
+	return &startup{flags: flags, tried: make(chan struct{}), came: make(chan struct{}), ended: make(chan struct{})}
+}
+
+// run asks until the Redis answers, calls answered, and warms the client. It returns
+// when that is done, or an error when it took longer than the settings allow. It
+// blocks; failed is told of each attempt that failed.
+func (s *startup) run(ctx context.Context, client redis.UniversalClient, answered func(), failed func(error)) error {
+	defer close(s.ended)
+	if most := s.flags.StartupMaxElapsed; most > 0 {
+		bounded, cancel := context.WithTimeoutCause(ctx, most, errStartup)
+		defer cancel()
+		ctx = bounded
+	}
+	pause := min(s.flags.StartupInitial, askEvery)
+	for first := true; ; first = false {
+		err := s.attempt(ctx, client, answered)
+		if first {
+			close(s.tried)
+		}
+		if err == nil {
+			s.warm.Store(true)
+			return nil
+		}
+		if ctx.Err() == nil {
+			s.late.Store(true)
+			failed(err)
+		}
+		select {
+		case <-ctx.Done():
+			if errors.Is(context.Cause(ctx), errStartup) {
+				return fmt.Errorf("%w, which is %v: %w", errStartup, s.flags.StartupMaxElapsed, err)
+			}
+			return nil
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, s.flags.StartupMax, askEvery)
+	}
+}
+
+func (s *startup) attempt(ctx context.Context, client redis.UniversalClient, answered func()) error {
+	ctx, cancel := context.WithTimeout(ctx, attemptTime)
+	defer cancel()
+	if s.refusal() != nil {
+		if err := s.ask(ctx); err != nil {
+			s.why.Store(&err)
+			return err
+		}
+		close(s.came)
+	}
+	if err := s.warmUp(ctx, client); err != nil {
+		return err
+	}
+	answered()
+	return nil
+}
+
+// ask asks over a connection of its own.
+func (s *startup) ask(ctx context.Context) error {
+	o, err := s.flags.options()
+	if err != nil {
+		return err
+	}
+	o.PoolSize, o.MinIdleConns = 1, 0
+	client := redis.NewUniversalClient(o)
+	defer func() { _ = client.Close() }() // it only ends
+	return client.Ping(ctx).Err()
+}
+
+// warmUp has each server know the ledger's scripts, and the pool hold connections that
+// have been answered on.
+func (s *startup) warmUp(ctx context.Context, client redis.UniversalClient) error {
+	switch c := client.(type) {
+	case *redis.ClusterClient:
+		return c.ForEachMaster(ctx, s.warmServer)
+	case *redis.Client:
+		return s.warmServer(ctx, c)
+	}
+	return client.Ping(ctx).Err()
+}
+
+func (s *startup) warmServer(ctx context.Context, client *redis.Client) error {
+	if err := leasing.LoadScripts(ctx, client); err != nil {
+		return err
+	}
+	var wg sync.WaitGroup
+	errs := make([]error, min(warmConnections, s.flags.PoolSize))
+	for i := range errs { // each holds its connection until all have one
+		conn := client.Conn()
+		defer func() { _ = conn.Close() }() // back to the pool
+		wg.Go(func() { errs[i] = conn.Ping(ctx).Err() })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// refusal is why no command is sent yet, or nil.
+func (s *startup) refusal() error {
+	select {
+	case <-s.came:
+		return nil
+	default:
+	}
+	if why := s.why.Load(); why != nil {
+		return *why
+	}
+	return errNotAsked
+}
+
+// wait is refusal once the first attempt has ended.
+func (s *startup) wait(ctx context.Context) error {
+	select {
+	case <-s.came:
+		return nil
+	case <-s.tried:
+	case <-ctx.Done():
+	}
+	return s.refusal()
+}
+
+// hold has the client's connections wait until the Redis has answered.
+func (s *startup) hold(dial resp.Dial) resp.Dial {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		select { // not until ctx is done: the pool would count it as a failure
+		case <-s.came:
+		case <-s.ended:
+			if err := s.refusal(); err != nil {
+				return nil, err
+			}
+		}
+		return dial(ctx, network, address)
+	}
+}
+
+// DialHook implements [redis.Hook].
+func (s *startup) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+// ProcessHook implements [redis.Hook].
+func (s *startup) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if err := s.wait(ctx); err != nil {
+			cmd.SetErr(err)
+			return err
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// ProcessPipelineHook implements [redis.Hook].
+func (s *startup) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if err := s.wait(ctx); err != nil {
+			for _, cmd := range cmds {
+				cmd.SetErr(err)
+			}
+			return err
+		}
+		return next(ctx, cmds)
+	}
+}

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
+)
+
+// The first request after health succeeds is decided by the store, over TLS as well.
+// STARTS=100 has it tried as often.
+func TestFirstRequestIsNoFallback(t *testing.T) {
+	starts, err := strconv.Atoi(os.Getenv("STARTS"))
+	if err != nil {
+		starts = 5
+	}
+	i := newIssuer(t)
+	i.leaf("redis", time.Hour, "localhost")
+	_, port := freeAddress(t)
+	redistest.Start(t, "--tls-port", port, "--tls-cert-file", i.file("redis.crt"), "--tls-key-file", i.file("redis.key"),
+		"--tls-ca-cert-file", i.file("ca.crt"), "--tls-auth-clients", "no")
+	rules := t.TempDir() + "/rules.yaml"
+	writeFile(t, rules, "domain: d\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}]\n")
+	fallbacks := 0
+	for n := range starts {
+		s := serve(t, []string{"REDIS_URL=localhost:" + port, "REDIS_TLS=true", "REDIS_TLS_CACERT=" + i.file("ca.crt"), "DRAIN_TIME=0s"}, "--config", rules)
+		client := rls.NewRateLimitServiceClient(s.dial())
+		s.untilHealthy()
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		if _, err := client.ShouldRateLimit(ctx, request("k", strconv.Itoa(n))); err != nil {
+			t.Error(err)
+		}
+		cancel()
+		if s.metric(`sluice_decision_sources_total{source="claim"}`) != 1 {
+			fallbacks++
+		}
+		_ = s.cmd.Process.Kill()
+		<-s.exited
+	}
+	t.Logf("%d of %d first requests were fallbacks", fallbacks, starts)
+	if fallbacks > 0 {
+		t.Errorf("%d of %d first requests after health were not decided by the store", fallbacks, starts)
+	}
+}
+
+// Where Redis is not there when a node starts, the node's ports are open and its health
+// fails, until Redis comes: then it succeeds within a second.
+func TestHealthWaitsForRedis(t *testing.T) {
+	store := redistest.Start(t)
+	store.Kill()
+	s := serve(t, []string{"REDIS_URL=" + store.Addr, "DRAIN_TIME=0s"}, "--log-level=error")
+	s.eventually("the first attempts have failed", func() bool {
+		return strings.Contains(s.log(), "the store does not answer") || s.metric("sluice_store_breaker_open") == 1
+	})
+	if code, _ := s.get(s.http + "/healthcheck"); code != http.StatusInternalServerError {
+		t.Errorf("health is %d without Redis, want 500", code)
+	}
+	came := time.Now()
+	store.Run()
+	s.untilHealthy()
+	took := time.Since(came)
+	t.Logf("healthy %v after Redis had come", took.Round(time.Millisecond))
+	if took > time.Second {
+		t.Errorf("health succeeded %v after Redis had come, want a second at most", took)
+	}
+	if code := s.postBody(exampleRequest); code != http.StatusOK {
+		t.Errorf("the first request: %d", code)
+	}
+	if n := s.metric(`sluice_decision_sources_total{source="fallback"}`); n != 0 {
+		t.Errorf("%d fallbacks after health", n)
+	}
+}
+
+// After REDIS_STARTUP_MAX_ELAPSED_TIME without an answer a node ends with an error.
+func TestStartupEndsWithoutRedis(t *testing.T) {
+	s := serve(t, []string{
+		"REDIS_URL=127.0.0.1:1", "REDIS_STARTUP_INITIAL_INTERVAL=10ms", "REDIS_STARTUP_MAX_INTERVAL=20ms", "REDIS_STARTUP_MAX_ELAPSED_TIME=300ms",
+	})
+	select {
+	case err := <-s.exited:
+		if err == nil || !strings.Contains(s.log(), "did not answer within REDIS_STARTUP_MAX_ELAPSED_TIME, which is 300ms") {
+			t.Errorf("%v, and the log:\n%s", err, s.log())
+		}
+	case <-time.After(15 * time.Second):
+		t.Error("it goes on")
+	}
+}
+
+// Two processes may listen on the same ports.
+func TestPortsAreShared(t *testing.T) {
+	first := serve(t, []string{"DRAIN_TIME=0s"})
+	port := func(address string) string { _, p, _ := net.SplitHostPort(address); return p }
+	second := serveWith(t, []string{"DRAIN_TIME=0s"}, "serve", "--host=127.0.0.1", "--grpc-host=127.0.0.1", "--debug-host=127.0.0.1",
+		"--port="+port(first.http), "--grpc-port="+port(first.rpc), "--debug-port="+port(first.debug))
+	second.untilHealthy()
+	_ = first.cmd.Process.Kill()
+	<-first.exited
+	for range 10 {
+		if code := second.postBody(strings.ReplaceAll(exampleRequest, "bob", "ann")); code != http.StatusOK && code != http.StatusTooManyRequests {
+			t.Errorf("answered %d", code)
+		}
+	}
+}

@@ -1,0 +1,39 @@
+package ratelimit_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// check doubts a deadline for which Envoy does not wait, and says of a limit beyond 32
+// bits what answers say; declared waits are the rule's own.
+func TestDoubtsOfDeadlinesAndLargeLimits(t *testing.T) {
+	rule := func(deadline time.Duration, limit ratelimit.Tokens) *ratelimit.Rule {
+		r := &ratelimit.Rule{Limit: ratelimit.Limit{Unit: ratelimit.Month, Requests: limit}, Coordination: ratelimit.DefaultCoordination()}
+		r.Coordination.StoreDeadline = deadline
+		return r
+	}
+	for _, c := range []struct {
+		rule *ratelimit.Rule
+		want string // "" for none
+	}{
+		{rule(0, 100), ""},
+		{rule(19*time.Millisecond, 1<<32-1), ""},
+		{rule(20*time.Millisecond, 100), "store_deadline 20ms is not below 20ms, for which Envoy waits by default"},
+		{rule(0, 1<<32), "requests_per_unit is 4294967296, and RLS has 32 bits for it"},
+	} {
+		doubts := strings.Join(c.rule.Doubts(), "; ")
+		if c.want == "" && doubts != "" || !strings.Contains(doubts, c.want) {
+			t.Errorf("%v and %v: %q, want %q", c.rule.Coordination.StoreDeadline, c.rule.Limit, doubts, c.want)
+		}
+	}
+	if wait := rule(70*time.Millisecond, 100).Declare(3, ratelimit.SharedStore).Wait; !strings.Contains(wait, "at most 70ms") {
+		t.Error(wait)
+	}
+	if wait := rule(0, 100).Declare(3, ratelimit.SharedStore).Wait; !strings.Contains(wait, "at most 15ms") {
+		t.Error(wait)
+	}
+}

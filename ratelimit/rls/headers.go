@@ -1,0 +1,121 @@
+package rls
+
+import (
+	"strconv"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// appendHeaders writes response_headers_to_add for the descriptor with the
+// least remaining, or the last non-quota one that is over.
+func (c *call) appendHeaders(names *HeaderNames) {
+	st := c.tightest()
+	if st == nil {
+		return
+	}
+	if names.Limit != "" {
+		c.out = appendHeader(c.out, names.Limit, uint64(st.rule.Limit.Requests))
+		c.out = appendHeader(c.out, names.Remaining, uint64(st.remaining()))
+		c.out = appendHeader(c.out, names.Reset, st.resetSeconds())
+	}
+	if names.IETF {
+		c.appendIETF(st)
+	}
+}
+
+// tightest is the descriptor that headers are about; nil: none has a limit.
+func (c *call) tightest() (least *status) {
+	for i := range c.statuses {
+		st := &c.statuses[i]
+		if st.bare || st.unlimited {
+			continue
+		}
+		if least == nil || st.remaining() < least.remaining() {
+			least = st
+		}
+	}
+	for i := range c.statuses {
+		if st := &c.statuses[i]; st.over && !st.quota {
+			least = st
+		}
+	}
+	return least
+}
+
+// appendHeader writes an envoy.config.core.v3.HeaderValue.
+func appendHeader(b []byte, name string, value uint64) []byte {
+	return appendMessage(b, 3, func(b []byte) []byte {
+		b = protowire.AppendString(protowire.AppendTag(b, 1, protowire.BytesType), name)
+		var digits [20]byte
+		b = protowire.AppendTag(b, 2, protowire.BytesType)
+		return protowire.AppendBytes(b, strconv.AppendUint(digits[:0], value, 10))
+	})
+}
+
+// appendIETF writes the two fields of draft-ietf-httpapi-ratelimit-headers-11:
+//
+//	RateLimit-Policy: "name";q=100;w=60    the quota, and its window in seconds
+//	RateLimit: "name";r=15;t=40            what is left, and in how many seconds more is
+//
+// A bucket's quota is what it holds, and its window the time in which it fills.
+func (c *call) appendIETF(st *status) {
+	var room [192]byte
+	name := appendQuoted(room[:0], policyName(st.rule))
+	c.out = appendField(c.out, "RateLimit-Policy", name, ";q=", uint64(st.rule.Limit.Capacity()), ";w=", windowSeconds(&st.rule.Limit))
+	c.out = appendField(c.out, "RateLimit", name, ";r=", uint64(st.remaining()), ";t=", st.resetSeconds())
+}
+
+// appendField writes a header whose value is a name and two numbers.
+func appendField(b []byte, header string, name []byte, first string, n uint64, second string, m uint64) []byte {
+	var room [256]byte
+	value := append(append(room[:0], name...), first...)
+	value = append(strconv.AppendUint(value, n, 10), second...)
+	value = strconv.AppendUint(value, m, 10)
+	return appendMessage(b, 3, func(b []byte) []byte {
+		b = protowire.AppendString(protowire.AppendTag(b, 1, protowire.BytesType), header)
+		return protowire.AppendBytes(protowire.AppendTag(b, 2, protowire.BytesType), value)
+	})
+}
+
+// policyName is rate_limit.name, or else the rule's path.
+func policyName(r *ratelimit.Rule) string {
+	switch {
+	case r.Name != "":
+		return r.Name
+	case r.Override:
+		return "override"
+	}
+	return r.Path
+}
+
+// mostPolicyName is how much of a name a header has, in bytes.
+const mostPolicyName = 64
+
+// appendQuoted writes a string of structured fields (RFC 9651): printable ASCII, of
+// which the quote and the backslash are escaped. What cannot be in it becomes "_".
+func appendQuoted(b []byte, name string) []byte {
+	b = append(b, '"')
+	for i := range min(len(name), mostPolicyName) {
+		switch c := name[i]; {
+		case c == '"' || c == '\\':
+			b = append(b, '\\', c)
+		case c < ' ' || c > '~':
+			b = append(b, '_')
+		default:
+			b = append(b, c)
+		}
+	}
+	return append(b, '"')
+}
+
+// windowSeconds is the time in which the quota comes back, rounded up.
+func windowSeconds(l *ratelimit.Limit) uint64 {
+	if l.Algorithm != ratelimit.TokenBucket || l.Requests == 0 {
+		return uint64(l.Period() / time.Second)
+	}
+	full := float64(l.Burst) / float64(l.Requests) * l.Period().Seconds()
+	return max(1, uint64(min(full+0.999, 1<<53)))
+}

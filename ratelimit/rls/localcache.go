@@ -1,0 +1,146 @@
+package rls
+
+import (
+	"hash/maphash"
+	"sync"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// LocalCache counts what envoyproxy/ratelimit's local cache of keys that are over
+// their limit would count. It decides nothing: a key that is over is refused
+// without the store in any case, and this says which of the refusals are counted
+// as over_limit_with_local_cache. It is safe for concurrent use.
+//
+// A look-up of a descriptor with a limit is a hit if the descriptor is refused, and
+// was refused before in the same window; any other look-up is a miss. So the refusal
+// that first finds a key over is a miss.
+//
+// Memory: 16 bytes for each key, as many keys as one fills in, and no more. When
+// there is no room, the key whose window ends first is forgotten, which makes its
+// next refusal a miss.
+type LocalCache struct {
+	seed  maphash.Seed
+	parts [cacheParts]cachePart
+}
+
+// LocalCacheStats are what LocalCache has counted since it was made, under the
+// names that envoyproxy/ratelimit gives the gauges.
+type LocalCacheStats struct {
+	Hits, Misses uint64
+	Entries      uint64 // keys that are remembered now, also those whose windows are over
+	Expired      uint64 // keys whose windows were found to be over
+	Evacuated    uint64 // keys that were forgotten to make room
+}
+
+// Lookups are all hits and misses.
+func (s LocalCacheStats) Lookups() uint64 { return s.Hits + s.Misses }
+
+const (
+	cacheParts     = 16
+	cacheWays      = 8         // keys among which one makes room for another
+	leastCacheSize = 512 << 10 // what theirs is at least
+	mostCacheSize  = 1 << 30
+	cacheKeySize   = 64 // what a key takes there, about
+)
+
+type cachePart struct {
+	mu    sync.Mutex
+	sets  [][cacheWays]overKey // guarded by mu
+	stats LocalCacheStats      // guarded by mu
+	_     [32]byte
+}
+
+// overKey is a key that is over until its limit is whole again.
+type overKey struct {
+	hash  uint64
+	until ratelimit.Instant // 0: there is none
+}
+
+// NewLocalCache makes one for about as many keys as theirs would hold in so many
+// bytes (at least 512 KB, as there; at most 1 GB); nil for 0 bytes.
+func NewLocalCache(bytes int64) *LocalCache {
+	if bytes <= 0 {
+		return nil
+	}
+	keys := min(max(bytes, leastCacheSize), mostCacheSize) / cacheKeySize
+	c := &LocalCache{seed: maphash.MakeSeed()}
+	for i := range c.parts {
+		c.parts[i].sets = make([][cacheWays]overKey, keys/cacheParts/cacheWays)
+	}
+	return c
+}
+
+// Stats returns the counts so far; of a nil cache, none.
+func (c *LocalCache) Stats() LocalCacheStats {
+	var sum LocalCacheStats
+	if c == nil {
+		return sum
+	}
+	for i := range c.parts {
+		p := &c.parts[i]
+		p.mu.Lock()
+		s := p.stats
+		p.mu.Unlock()
+		sum.Hits, sum.Misses, sum.Entries = sum.Hits+s.Hits, sum.Misses+s.Misses, sum.Entries+s.Entries
+		sum.Expired, sum.Evacuated = sum.Expired+s.Expired, sum.Evacuated+s.Evacuated
+	}
+	return sum
+}
+
+func (c *LocalCache) hash(key []byte) uint64 { return maphash.Bytes(c.seed, key) }
+
+// lookUp counts a look-up, and tells whether it was a hit. over says whether the
+// descriptor is refused now; what is not, is not known to be over any more.
+func (c *LocalCache) lookUp(now ratelimit.Instant, hash uint64, over bool) bool {
+	p, set := c.locked(hash)
+	defer p.mu.Unlock()
+	for i := range set {
+		k := &set[i]
+		if k.until == 0 || k.hash != hash {
+			continue
+		}
+		if over && now < k.until {
+			p.stats.Hits++
+			return true
+		}
+		if now >= k.until {
+			p.stats.Expired++
+		}
+		*k = overKey{}
+		p.stats.Entries--
+		break
+	}
+	p.stats.Misses++
+	return false
+}
+
+// remember keeps that a key is over.
+func (c *LocalCache) remember(hash uint64, until ratelimit.Instant) {
+	p, set := c.locked(hash)
+	defer p.mu.Unlock()
+	first := &set[0]
+	for i := range set {
+		k := &set[i]
+		if k.until != 0 && k.hash == hash {
+			k.until = until
+			return
+		}
+		if k.until < first.until {
+			first = k
+		}
+	}
+	if first.until != 0 {
+		p.stats.Evacuated++
+		p.stats.Entries--
+	}
+	*first = overKey{hash, until}
+	p.stats.Entries++
+}
+
+// locked is where a key would be; the caller must release the part's lock.
+func (c *LocalCache) locked(hash uint64) (*cachePart, *[cacheWays]overKey) {
+	p := &c.parts[hash%cacheParts]
+	p.mu.Lock()
+	return p, &p.sets[hash/cacheParts%uint64(len(p.sets))]
+}
