@@ -25,7 +25,7 @@ func TestHistoriesFindBugs(t *testing.T) {
 		seed                     int // of a history that finds it, to save time
 		name, file, right, wrong string
 	}{
-		{16, "a closed lease's fence is accepted", "leasing/account.go", "r.closed && c.Fence == r.fence\n", "false\n"},
+		{16, "a closed lease's fence is accepted", "leasing/account.go", "r.closed && c.Fence == r.fence ||", "false ||"},
 		{535, "a holder does not look at its lease's expiry", "leasing/lease.go", "if now >= l.deadline {\n\t\treturn 0", "if now < 0 {\n\t\treturn 0"},
 		{27, "a holder spends what a lost reply may have granted", "leasing/batch.go", "h.windowOver(now, fl, g)\n", "h.lease.granted += fl.claim.Want\n"},
 		{12, "a grant is counted from its answer", "leasing/plan.go", "return there.notBefore(now, l.WindowEnd(g.Window))", "return now.Add(g.ResetAfter + 20*time.Millisecond)"},
