@@ -66,14 +66,14 @@ func NewHolding() Holding { return Holding{blurred: true} }
 
 // Charged is what the budget must be charged for this holder.
 // Invariant: it never falls but by what Report credits, and by Turn.
-func (h *Holding) Charged() tokens { return h.granted }
+func (h *Holding) Charged() ratelimit.Tokens { return h.granted }
 
 // Live is at most what it may still spend, whatever has become of its messages.
-func (h *Holding) Live() tokens { return h.before + h.last.live }
+func (h *Holding) Live() ratelimit.Tokens { return h.before + h.last.live }
 
 // Unproven is what is charged and neither known to be spent nor known to be in the
 // lease that is in use: it waits for an acknowledgement and a report.
-func (h *Holding) Unproven() tokens {
+func (h *Holding) Unproven() ratelimit.Tokens {
 	if h.last.settled {
 		return h.before
 	}
@@ -81,7 +81,7 @@ func (h *Holding) Unproven() tokens {
 }
 
 // Ends is when the window may end at the earliest; 0: it has none yet.
-func (h *Holding) Ends() instant { return h.ends }
+func (h *Holding) Ends() ratelimit.Instant { return h.ends }
 
 // Waiting tells whether a message of its is not acknowledged yet.
 func (h *Holding) Waiting() bool { return h.last.message != 0 && h.last.acked == 0 }
@@ -137,10 +137,8 @@ func (h *Holding) spend(n tokens) {
 	h.last.live = max(0, h.last.live-(n-old))
 }
 
-// Charge takes in that n tokens more were charged for it: an excess.
-func (h *Holding) Charge(n tokens) {
-	h.granted += n
-}
+// Charge takes in that n tokens more were to be charged for it: an excess.
+func (h *Holding) Charge(n ratelimit.Tokens) { h.granted += n }
 
 // TTL is how long a lease granted at now may last, in a window that ends at ends: in
 // whole seconds. 0: not even one, and the next window is to be waited for.
@@ -153,10 +151,9 @@ func TTL(now, ends instant) time.Duration {
 // ends, goes out with a message: it replaces all before it. n may be 0: the holder is
 // to let nothing pass. Messages are numbered upwards from 1.
 func (h *Holding) Grant(now, ends instant, n tokens, ttl time.Duration, message uint64) {
-	if h.ends == 0 {
+	if h.ends == 0 || ends < h.ends {
 		h.ends = ends
 	}
-	h.ends = min(h.ends, ends)
 	h.before += h.last.live
 	h.granted += n
 	h.last = lease{size: n, live: n, sent: now, ttl: ttl, message: message}
@@ -171,7 +168,7 @@ func (h *Holding) Acked(now instant, message uint64) {
 }
 
 // Crossing is at most what of this holder's tokens may be spent after its window.
-func (h *Holding) Crossing() tokens {
+func (h *Holding) Crossing() ratelimit.Tokens {
 	l := &h.last
 	switch {
 	case l.acked == 0:
@@ -183,12 +180,36 @@ func (h *Holding) Crossing() tokens {
 	}
 }
 
-// Turn takes in that the window is over, and returns what must be charged to the next
-// one for this holder: the tokens of this one that it may still have. What could not
-// be charged for want of tokens is over-admission, at most.
-func (h *Holding) Turn() (carry tokens) {
+// Leave takes in that the holder's stream has ended, and returns what it may spend after
+// its window of what it has: what it had not received by now it never will, unless it
+// stands still. From expires on it has nothing, and unspent is what it is not known to
+// have spent until then.
+func (h *Holding) Leave(now instant) (crossing, unspent tokens, expires instant) {
+	l := &h.last
+	if l.acked == 0 {
+		l.acked = now.Add(Slack)
+	}
+	return h.Crossing(), max(0, h.granted-h.spent), l.ends()
+}
+
+// Deniable tells whether the holder is to be told that there is nothing: it has nothing
+// left, and has not been told.
+func (h *Holding) Deniable() bool {
+	return h.last.live == 0 && (h.last.message == 0 || h.last.size > 0)
+}
+
+// InUse is at most what is left of its last lease.
+func (h *Holding) InUse() ratelimit.Tokens { return h.last.live }
+
+// Settled tells whether the last lease is in use, and all before it gone.
+func (h *Holding) Settled() bool { return h.last.settled }
+
+// Turn takes in that the window is over and the next one ends at ends, and returns what
+// must be charged to that for this holder: the tokens that it may still have. What
+// could not be charged for want of tokens is over-admission, at most.
+func (h *Holding) Turn(ends instant) (carry tokens) {
 	carry = h.Crossing()
-	h.ends, h.granted, h.spent, h.before = 0, carry, 0, carry
+	h.ends, h.granted, h.spent, h.before = ends, carry, 0, carry
 	h.last = lease{}
 	h.blurred = true
 	return carry

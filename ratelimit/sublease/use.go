@@ -77,6 +77,7 @@ func (h *Holding) Silent(now instant) bool {
 // Budget is what there is to divide.
 type Budget struct {
 	Limit     tokens
+	Largest   tokens  // lease that one holder may have
 	Left      tokens  // of the window, as far as is known
 	Holders   int     // of the key at this node, at least 1
 	PerSecond float64 // of all of them
@@ -110,12 +111,12 @@ func (h *Holding) size(left time.Duration, b Budget) (n, need tokens) {
 	holders := tokens(max(1, b.Holders))
 	if !h.use.known {
 		n = max(1, min(b.Limit/firstPart, b.Left/(4*holders)))
-		return min(n, b.Left), n
+		return min(n, b.Left, b.Largest), n
 	}
 	need = h.enough(min(ahead*max(h.use.every, unit), left))
 	part := b.Left / (parts * holders)
 	most := max(1, part, h.share(b))
-	return min(max(need, part), most, b.Left), need
+	return min(max(need, part), most, b.Left, b.Largest), need
 }
 
 // share is half of the holder's part of what is left, by its part of all requests: the
