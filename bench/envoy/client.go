@@ -299,3 +299,24 @@ func nameOf(id map[string]string) string {
 	}
 	return b.String()
 }
+
+// Live is what a bucket would still let pass now, if its timers are looked at; MaxTokens:
+// anything.
+func (c *Client) Live(now ratelimit.Instant, id map[string]string) ratelimit.Tokens {
+	b := c.buckets[nameOf(id)]
+	if b == nil || b.active == nil || b.active.expires != 0 && now >= b.active.expires {
+		if c.New == Allow {
+			return ratelimit.MaxTokens
+		}
+		return 0
+	}
+	if t := b.active.tokens; t != nil {
+		t.fill(now)
+		return ratelimit.Tokens(t.level)
+	}
+	if s, ok := b.active.strategy.GetStrategy().(*typev3.RateLimitStrategy_BlanketRule_); ok &&
+		s.BlanketRule == typev3.RateLimitStrategy_DENY_ALL {
+		return 0
+	}
+	return ratelimit.MaxTokens
+}

@@ -37,7 +37,9 @@ func client(q Quirks, change ...func(*Options)) (*Client, *tape) {
 
 type option func(*rlqs.RateLimitQuotaResponse_BucketAction_QuotaAssignmentAction)
 
-func noTTL(x *rlqs.RateLimitQuotaResponse_BucketAction_QuotaAssignmentAction) { x.AssignmentTimeToLive = nil }
+func noTTL(x *rlqs.RateLimitQuotaResponse_BucketAction_QuotaAssignmentAction) {
+	x.AssignmentTimeToLive = nil
+}
 
 func ttl(d time.Duration) option {
 	return func(x *rlqs.RateLimitQuotaResponse_BucketAction_QuotaAssignmentAction) {
@@ -152,20 +154,20 @@ func TestBrokenStream(t *testing.T) {
 // Each quirk as a row: the same messages, with it and without.
 func TestQuirks(t *testing.T) {
 	for _, row := range []struct {
-		name           string
-		quirk          func(*Quirks, bool)
-		play           func(c *Client) int
-		with, without  int
-		change         func(*Options)
-		needs, forbids func(*Quirks)
+		name          string
+		quirk         func(*Quirks, bool)
+		play          func(c *Client) int
+		with, without int
+		change        func(*Options)
+		forbids       func(*Quirks)
 	}{
 		{
 			"requests_per_time_unit is dropped", func(q *Quirks, on bool) { q.DropsPerTimeUnit = on },
-			func(c *Client) int { c.Receive(t0, give(perMinute(7))); return passes(c, t0, 20) }, 0, 7, nil, nil, nil,
+			func(c *Client) int { c.Receive(t0, give(perMinute(7))); return passes(c, t0, 20) }, 0, 7, nil, nil,
 		},
 		{
 			"a first bucket starts full", func(*Quirks, bool) {},
-			func(c *Client) int { c.Receive(t0, give(bucketOf(5, 1, year))); return passes(c, t0, 20) }, 5, 5, nil, nil, nil,
+			func(c *Client) int { c.Receive(t0, give(bucketOf(5, 1, year))); return passes(c, t0, 20) }, 5, 5, nil, nil,
 		},
 		{
 			"a changed bucket that was empty stays empty", func(q *Quirks, on bool) { q.ScalesChanged = on },
@@ -174,7 +176,7 @@ func TestQuirks(t *testing.T) {
 				passes(c, t0, 20)
 				c.Receive(t0, give(bucketOf(8, 1, year)))
 				return passes(c, t0, 20)
-			}, 0, 8, nil, nil, nil,
+			}, 0, 8, nil, nil,
 		},
 		{
 			"a changed bucket is scaled", func(q *Quirks, on bool) { q.ScalesChanged = on },
@@ -183,7 +185,7 @@ func TestQuirks(t *testing.T) {
 				passes(c, t0, 5)
 				c.Receive(t0, give(bucketOf(20, 1, year)))
 				return passes(c, t0, 30)
-			}, 10, 20, nil, nil, nil,
+			}, 10, 20, nil, nil,
 		},
 		{
 			"after DENY_ALL a bucket starts full", func(*Quirks, bool) {},
@@ -194,7 +196,7 @@ func TestQuirks(t *testing.T) {
 				m.BucketAction = append(m.BucketAction, give(bucketOf(5, 1, year)).BucketAction...)
 				c.Receive(t0, m)
 				return passes(c, t0, 20)
-			}, 5, 5, nil, nil, nil,
+			}, 5, 5, nil, nil,
 		},
 		{
 			"the same bucket is not filled again", func(*Quirks, bool) {},
@@ -203,7 +205,7 @@ func TestQuirks(t *testing.T) {
 				passes(c, t0, 20)
 				c.Receive(t0, give(bucketOf(5, 1, year)))
 				return passes(c, t0, 20)
-			}, 0, 0, nil, nil, nil,
+			}, 0, 0, nil, nil,
 		},
 		{
 			"of fill_interval only whole seconds count", func(q *Quirks, on bool) { q.WholeSecondFill = on },
@@ -211,7 +213,7 @@ func TestQuirks(t *testing.T) {
 				c.Receive(t0, give(bucketOf(10, 1, 1500*time.Millisecond)))
 				passes(c, t0, 20)
 				return passes(c, at(6*time.Second), 20)
-			}, 6, 4, nil, nil, nil,
+			}, 6, 4, nil, nil,
 		},
 		{
 			"below a second it divides by zero", func(q *Quirks, on bool) { q.WholeSecondFill = on },
@@ -219,7 +221,7 @@ func TestQuirks(t *testing.T) {
 				c.Receive(t0, give(bucketOf(10, 1, 500*time.Millisecond)))
 				passes(c, t0, 20)
 				return passes(c, at(time.Second), 20)
-			}, 20, 2, nil, nil, nil,
+			}, 20, 2, nil, nil,
 		},
 		{
 			"another interval of whole seconds is no change", func(q *Quirks, on bool) { q.ComparesLittle = on },
@@ -230,7 +232,7 @@ func TestQuirks(t *testing.T) {
 				passes(c, t0, 10)
 				c.Receive(t0, give(bucketOf(10, 10, time.Second)))
 				return passes(c, at(time.Second), 20)
-			}, 0, 10, nil, nil, func(q *Quirks) { q.ScalesChanged = true },
+			}, 0, 10, nil, func(q *Quirks) { q.ScalesChanged = true },
 		},
 		{
 			"a TTL has whole seconds", func(q *Quirks, on bool) { q.WholeSecondTTL = on },
@@ -238,7 +240,7 @@ func TestQuirks(t *testing.T) {
 				c.Receive(t0, give(bucketOf(10, 1, year), ttl(1900*time.Millisecond)))
 				c.Tick(at(1500 * time.Millisecond))
 				return passes(c, at(1500*time.Millisecond), 20)
-			}, 0, 10, nil, nil, nil,
+			}, 0, 10, nil, nil,
 		},
 		{
 			"without a TTL it expires at once", func(q *Quirks, on bool) { q.UnsetTTLExpires = on },
@@ -246,7 +248,7 @@ func TestQuirks(t *testing.T) {
 				c.Receive(t0, give(bucketOf(10, 1, year), noTTL))
 				c.Tick(at(time.Millisecond))
 				return passes(c, at(time.Millisecond), 20)
-			}, 0, 10, nil, nil, func(q *Quirks) { q.WholeSecondTTL = false },
+			}, 0, 10, nil, func(q *Quirks) { q.WholeSecondTTL = false },
 		},
 		{
 			"a TTL of 0 expires at once", func(*Quirks, bool) {},
@@ -254,7 +256,7 @@ func TestQuirks(t *testing.T) {
 				c.Receive(t0, give(bucketOf(10, 1, year), ttl(0)))
 				c.Tick(t0)
 				return passes(c, t0, 20)
-			}, 0, 0, nil, nil, nil,
+			}, 0, 0, nil, nil,
 		},
 		{
 			"reuse_last_assignment is ignored", func(q *Quirks, on bool) { q.IgnoresReuse = on },
@@ -262,7 +264,7 @@ func TestQuirks(t *testing.T) {
 				c.Receive(t0, give(bucketOf(10, 1, year), ttl(time.Second)))
 				c.Tick(at(time.Second))
 				return passes(c, at(time.Second), 20)
-			}, 0, 10, func(o *Options) { o.Expired, o.ExpiredFor = Reuse, time.Minute }, nil, nil,
+			}, 0, 10, func(o *Options) { o.Expired, o.ExpiredFor = Reuse, time.Minute }, nil,
 		},
 		{
 			"an expired assignment falls back to ALLOW_ALL for its time", func(*Quirks, bool) {},
@@ -272,7 +274,7 @@ func TestQuirks(t *testing.T) {
 				n := passes(c, at(time.Second), 20)
 				c.Tick(at(6 * time.Second))
 				return n + passes(c, at(6*time.Second), 20)
-			}, 20, 20, func(o *Options) { o.Expired, o.ExpiredFor = Allow, 5*time.Second }, nil, nil,
+			}, 20, 20, func(o *Options) { o.Expired, o.ExpiredFor = Allow, 5*time.Second }, nil,
 		},
 		{
 			"one that stood still goes on until it looks at its timers", func(*Quirks, bool) {},
@@ -281,7 +283,7 @@ func TestQuirks(t *testing.T) {
 				n := passes(c, at(time.Minute), 3)
 				c.Tick(at(time.Minute))
 				return n + passes(c, at(time.Minute), 20)
-			}, 3, 3, nil, nil, nil,
+			}, 3, 3, nil, nil,
 		},
 		{
 			"an abandoned bucket is as new", func(*Quirks, bool) {},
@@ -292,7 +294,7 @@ func TestQuirks(t *testing.T) {
 					BucketAction: &rlqs.RateLimitQuotaResponse_BucketAction_AbandonAction_{},
 				}}})
 				return passes(c, t0, 20)
-			}, 0, 0, nil, nil, nil,
+			}, 0, 0, nil, nil,
 		},
 	} {
 		t.Run(row.name, func(t *testing.T) {

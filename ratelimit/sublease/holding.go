@@ -115,6 +115,9 @@ func (h *Holding) Report(now instant, u Usage) (o Outcome) {
 	}
 	h.spend(u.Allowed)
 	l := &h.last
+	if l.settled && u.Denied > 0 { // under this lease, which does not refill: it is used up
+		l.live = 0
+	}
 	if l.message != 0 && !l.settled && l.acked != 0 && now >= l.acked.Add(applies) {
 		l.settled, h.blurred = true, false
 		h.before = 0

@@ -10,6 +10,8 @@ const (
 	ReportEvery = 5 * time.Second
 	// ahead is for how many reports a lease should last: one may come late.
 	ahead = 2
+	// lastReports is for how many reports before a window's end all that is left is divided.
+	lastReports = 4
 	// shortest is the least time over which a rate is measured.
 	shortest = 100 * time.Millisecond
 	// parts is how many parts of what is left go to holders beyond their need, in all:
@@ -115,14 +117,22 @@ func (h *Holding) size(left time.Duration, b Budget) (n, need tokens) {
 	}
 	need = h.enough(min(ahead*max(h.use.every, unit), left))
 	part := b.Left / (parts * holders)
-	most := max(1, part, h.share(b))
+	most := max(1, part, h.share(left, b))
 	return min(max(need, part), most, b.Left, b.Largest), need
 }
 
-// share is half of the holder's part of what is left, by its part of all requests: the
-// other half is for those that have more requests than before.
-func (h *Holding) share(b Budget) tokens {
-	return tokens(float64(b.Left) * h.use.perSec / max(b.PerSecond, h.use.perSec, 1e-9) / 2)
+// share is the holder's part of what is left, by its part of all requests; half of that
+// while there is time, so that there is something for those that have more requests than
+// before. One that is alone may have all.
+func (h *Holding) share(left time.Duration, b Budget) tokens {
+	if b.Holders <= 1 {
+		return b.Left
+	}
+	part := float64(b.Left) * h.use.perSec / max(b.PerSecond, h.use.perSec, 1e-9)
+	if left > lastReports*ReportEvery {
+		part /= 2
+	}
+	return tokens(part)
 }
 
 // enough is how many tokens last for a while.
