@@ -62,8 +62,9 @@ func (w *world) kill(n *node, d time.Duration) {
 // bound is what may be let pass beyond the limit, by what has gone wrong: as sluice check
 // --rlqs declares it.
 type bound struct {
-	extra []extra
-	most  ratelimit.Tokens
+	extra  []extra
+	most   ratelimit.Tokens
+	counts int64 // in how many windows after its own what was let pass counts: 1 of a sliding one
 }
 
 // extra may be let pass beyond the limit in the windows from first to last.
@@ -74,7 +75,7 @@ type extra struct {
 
 func (b *bound) add(first, last int64, n ratelimit.Tokens) {
 	b.extra = append(b.extra, extra{first, last, n})
-	for w := first; w <= last; w++ {
+	for w := first; w <= last+b.counts; w++ {
 		b.most = max(b.most, b.now(w))
 	}
 }
@@ -82,7 +83,7 @@ func (b *bound) add(first, last int64, n ratelimit.Tokens) {
 // now is what may be let pass beyond the limit in a window.
 func (b *bound) now(window int64) (n ratelimit.Tokens) {
 	for _, e := range b.extra {
-		if e.first <= window && window <= e.last {
+		if e.first <= window && window <= e.last+b.counts {
 			n += e.tokens
 		}
 	}
@@ -96,16 +97,15 @@ func (b *bound) thaws(w *world, _ *player) {
 	b.add(w.window(), w.window(), w.rules.All()[0].LargestLease())
 }
 
-// killed: a node whose ledger is its memory forgets what it has granted, which in a sliding
-// window counts in the next, too.
+// killed: a node whose ledger is its memory forgets what it has granted.
 func (b *bound) killed(w *world) {
 	if w.ledger == nil {
-		b.add(w.window(), w.window()+1, w.Rule.Limit.Requests)
+		b.add(w.window(), w.window(), w.Rule.Limit.Requests)
 	}
 }
 
 // forgot: what is granted until all have told what they spent, and what those had spent who
-// are no more; of a sliding window, in the next one, too.
+// are no more.
 func (b *bound) forgot(w *world) {
 	r := w.rules.All()[0]
 	n := r.LossShare()
@@ -114,7 +114,7 @@ func (b *bound) forgot(w *world) {
 			n = r.Limit.Requests
 		}
 	}
-	b.add(w.window(), w.window()+1, n)
+	b.add(w.window(), w.window(), n)
 }
 
 // outage: on_store_failure decides, at each node, until its leases are confirmed again.

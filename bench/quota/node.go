@@ -127,7 +127,7 @@ func (n *node) sum() {
 	if !n.alive {
 		return
 	}
-	s := &n.core.Stats
+	s := n.core.Stats()
 	n.result.Carried += int64(s.Carried.Load())
 	n.result.Uncovered += int64(s.Uncovered.Load())
 	n.result.Excess += int64(s.Excess.Load())

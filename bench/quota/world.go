@@ -50,6 +50,9 @@ func Run(o Options) (*Result, error) {
 	}
 	w := &world{Options: &o, rnd: rand.New(rand.NewPCG(o.Seed, 0x71))}
 	w.origin = o.Rule.Limit.WindowEnd(o.Rule.Limit.WindowAt(epoch - 1)).Add(o.Start)
+	if o.Rule.Limit.Algorithm == ratelimit.SlidingWindow {
+		w.bound.counts = 1
+	}
 	if err := w.compile(); err != nil {
 		return nil, err
 	}

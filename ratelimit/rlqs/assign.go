@@ -44,7 +44,7 @@ func (s *Session) simple(now instant, b *bucket) (lease bool) {
 	switch {
 	case b.leaving == abandoned:
 		s.next = append(s.next, abandon(b.id))
-		s.node.Stats.Abandoned.Add(1)
+		s.node.stats.Abandoned.Add(1)
 	case b.how == granted:
 		return true
 	case b.told == 0 || now.Sub(b.told) >= sublease.LongestTTL/2:
@@ -88,7 +88,7 @@ func (s *Session) look(ctx context.Context, now instant, of []*bucket) []budget 
 		if ends := b.holding.Ends(); ends != 0 && budgets[i].ends.Sub(ends) > b.rule.Limit.Period()/2 {
 			b.paid = payment{}
 			carry := b.holding.Turn(budgets[i].ends)
-			s.node.Stats.Carried.Add(uint64(carry))
+			s.node.stats.Carried.Add(uint64(carry))
 			carried = append(carried, demand{b, carry})
 		}
 	}
@@ -165,8 +165,8 @@ func (s *Session) grant(now instant, d demand, ends instant, got tokens) {
 	s.next = append(s.next, blanket(b.id, false, denial(now, ends)))
 	if got > 0 {
 		s.next = append(s.next, oneShot(b.id, got, ttl))
-		s.node.Stats.Assignments.Add(1)
-		s.node.Stats.Granted.Add(uint64(got))
+		s.node.stats.Assignments.Add(1)
+		s.node.stats.Granted.Add(uint64(got))
 	}
 	h.Grant(now, ends, got, ttl, s.sent+1)
 	b.show(s.node)
@@ -228,6 +228,6 @@ func (b *bucket) pay(v *ratelimit.Verdict) {
 // charge charges what Envoys have, whether or not there is so much.
 func (s *Session) charge(ctx context.Context, now instant, of []demand) {
 	for i, got := range s.take(ctx, now, of) {
-		s.node.Stats.Uncovered.Add(uint64(of[i].tokens - got))
+		s.node.stats.Uncovered.Add(uint64(of[i].tokens - got))
 	}
 }

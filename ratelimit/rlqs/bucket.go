@@ -27,6 +27,7 @@ const (
 
 // bucket is one that a stream has subscribed to.
 type bucket struct {
+	of      string // the Envoy's name
 	id      *rlqs.BucketId
 	entries []config.Entry // in the rule's order
 	how     service
@@ -34,8 +35,7 @@ type bucket struct {
 	asking  *ratelimit.Rule // the same, as it is asked for: a denial takes nothing
 	share   *share
 	holding sublease.Holding
-	counted float64 // of holding's requests a second, in share
-	shown   tokens  // of holding's unproven tokens, in Stats
+	shown   Holder // what the share has of it
 	paid    payment
 	told    instant // when a blanket rule was last sent; 0: it was not
 	turnAt  instant // when the window of holding is over, or is to be looked at again; 0: it has none
@@ -104,7 +104,7 @@ func (b *bucket) serve(n *Node, d *config.Domain) {
 		b.holding = sublease.NewHolding()
 		b.told = 0
 		if how == granted {
-			b.share = n.join(key)
+			b.share = n.join(b, key)
 		}
 	}
 	b.how, b.rule, b.asking = how, rule, new(ratelimit.Rule)
@@ -128,11 +128,11 @@ func serviceOf(rule *ratelimit.Rule) service {
 
 // quit leaves the holders of the bucket's key.
 func (b *bucket) quit(n *Node) {
-	n.Stats.Unproven.Add(-int64(b.shown))
-	b.shown, b.paid = 0, payment{}
+	b.paid = payment{}
 	if b.share != nil {
-		n.leave(b.share, b.counted)
-		b.share, b.counted = nil, 0
+		n.stats.Unproven.Add(-int64(b.shown.Unproven))
+		n.leave(b, b.share)
+		b.share, b.shown = nil, Holder{}
 	}
 }
 
@@ -141,14 +141,14 @@ func (b *bucket) show(n *Node) {
 	if b.share == nil {
 		return
 	}
-	if by := b.holding.PerSecond() - b.counted; by != 0 {
-		b.share.measured(by)
-		b.counted += by
+	h := &b.holding
+	is := Holder{b.of, h.PerSecond(), h.Charged(), h.InUse(), h.Unproven()}
+	if is == b.shown {
+		return
 	}
-	if by := b.holding.Unproven() - b.shown; by != 0 {
-		n.Stats.Unproven.Add(int64(by))
-		b.shown += by
-	}
+	n.stats.Unproven.Add(int64(is.Unproven - b.shown.Unproven))
+	b.shown = is
+	b.share.set(b, is)
 }
 
 // ask is a question for the bucket's budget.

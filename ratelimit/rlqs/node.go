@@ -1,9 +1,11 @@
 package rlqs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"math"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -53,7 +55,7 @@ type Source struct {
 
 // Node is what all streams of a process share. It is safe for concurrent use.
 type Node struct {
-	Stats   Stats
+	stats   Stats
 	source  Source
 	options Options
 
@@ -66,69 +68,83 @@ func NewNode(s Source, o Options) *Node {
 	return &Node{source: s, options: o, shares: map[string]*share{}}
 }
 
+// Stats are the node's counts.
+func (n *Node) Stats() *Stats { return &n.stats }
+
 // share is what a node's streams have of one key. It is safe for concurrent use.
 type share struct {
 	key string
 
 	mu      sync.Mutex
-	holders int     // guarded by mu
-	perSec  float64 // guarded by mu: requests, of all of them
+	holders map[*bucket]Holder // guarded by mu
+	perSec  float64            // guarded by mu. Invariant: the sum of the holders', but for rounding
+}
+
+// Holder is what one stream has of a key.
+type Holder struct {
+	Name      string           `json:"name"` // of its Envoy: as its operator calls it, or its address
+	PerSecond float64          `json:"per_second"`
+	Charged   ratelimit.Tokens `json:"charged"`  // for it, in this window
+	InUse     ratelimit.Tokens `json:"in_use"`   // at most what is left of its last lease
+	Unproven  ratelimit.Tokens `json:"unproven"` // charged, and neither known to be spent nor in the lease in use
 }
 
 // join adds a holder of a key.
-func (n *Node) join(key []byte) *share {
+func (n *Node) join(b *bucket, key []byte) *share {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s := n.shares[string(key)]
 	if s == nil {
-		s = &share{key: string(key)}
+		s = &share{key: string(key), holders: map[*bucket]Holder{}}
 		n.shares[s.key] = s
 	}
-	s.mu.Lock()
-	s.holders++
-	s.mu.Unlock()
+	s.set(b, Holder{Name: b.of})
 	return s
 }
 
-// leave takes out a holder that had so many requests a second.
-func (n *Node) leave(s *share, perSec float64) {
+// leave takes out a holder.
+func (n *Node) leave(b *bucket, s *share) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.perSec = max(0, s.perSec-perSec)
-	if s.holders--; s.holders == 0 {
+	s.perSec = max(0, s.perSec-s.holders[b].PerSecond)
+	if delete(s.holders, b); len(s.holders) == 0 {
 		delete(n.shares, s.key)
 	}
 }
 
-// measured takes in that a holder's requests have changed.
-func (s *share) measured(by float64) {
+// set takes in what has become of a holder.
+func (s *share) set(b *bucket, is Holder) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.perSec = max(0, s.perSec+by)
+	s.perSec = max(0, s.perSec+is.PerSecond-s.holders[b].PerSecond)
+	s.holders[b] = is
 }
 
 func (s *share) sums() (holders int, perSec float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.holders, s.perSec
+	return len(s.holders), s.perSec
 }
 
-// Held is a key that streams hold, for people.
-type Held struct {
-	Holders   int     `json:"streams"`
-	PerSecond float64 `json:"per_second"`
-}
+// mostShown is how many holders Look returns.
+const mostShown = 100
 
-// Look tells what this node's streams have of a key; false: none has it.
-func (n *Node) Look(key []byte) (Held, bool) {
+// Look is what this node's streams have of a key, for people: those with most requests
+// first, the first hundred, and how many there are.
+func (n *Node) Look(key []byte) (holders []Holder, all int) {
 	n.mu.Lock()
 	s := n.shares[string(key)]
 	n.mu.Unlock()
 	if s == nil {
-		return Held{}, false
+		return nil, 0
 	}
-	holders, perSec := s.sums()
-	return Held{holders, math.Round(perSec*10) / 10}, true
+	s.mu.Lock()
+	holders = slices.Collect(maps.Values(s.holders))
+	s.mu.Unlock()
+	slices.SortFunc(holders, func(a, b Holder) int {
+		return cmp.Or(cmp.Compare(b.PerSecond, a.PerSecond), cmp.Compare(a.Name, b.Name))
+	})
+	return holders[:min(mostShown, len(holders))], len(holders)
 }

@@ -27,6 +27,8 @@ const (
 // reads no clock; Reports, Acked and Wake block for as long as the limiter takes to
 // decide (ratelimit.StoreDeadline, a few times). It is not safe for concurrent use.
 type Session struct {
+	// Name is what people are shown of the Envoy. It may be set before the first call.
+	Name    string
 	node    *Node
 	domain  string
 	buckets map[string]*bucket // by canonical name
@@ -76,7 +78,7 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, m *rlqs.Ra
 		if err != nil {
 			return bad("%v", err)
 		}
-		s.node.Stats.Reports.Add(1)
+		s.node.stats.Reports.Add(1)
 		if b == nil || b.leaving == abandoned {
 			continue
 		}
@@ -113,16 +115,16 @@ func (s *Session) bucket(id *rlqs.BucketId) (*bucket, error) {
 	case b != nil:
 		return b, nil
 	case len(s.buckets) >= s.node.options.Buckets:
-		s.node.Stats.Refused.Add(1)
+		s.node.stats.Refused.Add(1)
 		if len(s.next) < mostActions {
 			s.next = append(s.next, blanket(id, false, sublease.LongestTTL))
 		}
 		return nil, nil
 	}
-	b = &bucket{id: id, entries: entries}
+	b = &bucket{id: id, entries: entries, of: s.Name}
 	s.buckets[name] = b
 	s.order = append(s.order, b)
-	s.node.Stats.Buckets.Add(1)
+	s.node.stats.Buckets.Add(1)
 	return b, nil
 }
 
@@ -130,26 +132,26 @@ func (s *Session) bucket(id *rlqs.BucketId) (*bucket, error) {
 // been granted.
 func (s *Session) report(now instant, b *bucket, u sublease.Usage) (excess tokens) {
 	n := s.node
-	n.Stats.Allowed.Add(uint64(u.Allowed))
-	n.Stats.Denied.Add(uint64(u.Denied))
+	n.stats.Allowed.Add(uint64(u.Allowed))
+	n.stats.Denied.Add(uint64(u.Denied))
 	b.count(u)
 	b.due = true
 	if b.how != granted {
 		if b.how == denyAll && b.rule.Limit.Requests > 0 {
-			n.Stats.Unserved.Add(1)
+			n.stats.Unserved.Add(1)
 		}
 		return 0
 	}
 	o := b.holding.Report(now, u)
 	if o.Lost {
-		n.Stats.LostReports.Add(1)
+		n.stats.LostReports.Add(1)
 	}
 	s.credit(now, b, o.Credit)
 	if u.Allowed+u.Denied > 0 {
 		b.leaving = staying
 	}
 	b.show(n)
-	n.Stats.Excess.Add(uint64(o.Excess))
+	n.stats.Excess.Add(uint64(o.Excess))
 	return o.Excess
 }
 
@@ -162,7 +164,7 @@ func (s *Session) credit(now instant, b *bucket, c tokens) {
 	v := b.paid.verdict
 	v.Charged = c
 	s.node.source.Limiter.Undo(now, []ratelimit.Ask{b.ask(ratelimit.Spend, c)}, []ratelimit.Verdict{v})
-	s.node.Stats.Credited.Add(uint64(c))
+	s.node.stats.Credited.Add(uint64(c))
 }
 
 // Acked takes in that the Envoy has received all answers up to one, counted from 1.
@@ -189,7 +191,7 @@ func (s *Session) forget(b *bucket) {
 	b.quit(s.node)
 	name, _, _ := canonical(b.id, &s.node.options)
 	delete(s.buckets, name)
-	s.node.Stats.Buckets.Add(-1)
+	s.node.stats.Buckets.Add(-1)
 }
 
 // Wake takes in that Next has come.
@@ -229,7 +231,7 @@ func (s *Session) Answer(now ratelimit.Instant) *rlqs.RateLimitQuotaResponse {
 	s.next = nil
 	s.sent++
 	s.sentAt = now
-	s.node.Stats.Messages.Add(1)
+	s.node.stats.Messages.Add(1)
 	return m
 }
 
@@ -240,6 +242,9 @@ type Debt struct {
 	refund *ratelimit.Verdict // to be undone; nil: the ask is to be charged
 }
 
+// Tokens is how many are to be charged, or to be given back.
+func (d *Debt) Tokens() ratelimit.Tokens { return d.ask.Cost }
+
 // Close takes in that the stream has ended. What its Envoy was granted stays charged in
 // its window; the debts are what it may spend in the next window of what it has, and,
 // under reclaim: eager, what it cannot spend any more.
@@ -249,7 +254,7 @@ func (s *Session) Close(now ratelimit.Instant) (debts []Debt) {
 			debts = append(debts, b.debts(now)...)
 		}
 		b.quit(s.node)
-		s.node.Stats.Buckets.Add(-1)
+		s.node.stats.Buckets.Add(-1)
 	}
 	s.order, s.buckets = nil, nil
 	return debts
@@ -278,10 +283,10 @@ const keepalive = 80 * time.Second
 func (n *Node) Settle(ctx context.Context, now ratelimit.Instant, d *Debt) {
 	if d.refund != nil {
 		n.source.Limiter.Undo(now, []ratelimit.Ask{d.ask}, []ratelimit.Verdict{*d.refund})
-		n.Stats.Credited.Add(uint64(d.ask.Cost))
+		n.stats.Credited.Add(uint64(d.ask.Cost))
 		return
 	}
-	n.Stats.Carried.Add(uint64(d.ask.Cost))
+	n.stats.Carried.Add(uint64(d.ask.Cost))
 	n.charge(ctx, now, d.ask)
 }
 
@@ -301,5 +306,5 @@ func (n *Node) charge(ctx context.Context, now instant, a ratelimit.Ask) {
 		}
 		break
 	}
-	n.Stats.Uncovered.Add(uint64(max(0, left)))
+	n.stats.Uncovered.Add(uint64(max(0, left)))
 }
