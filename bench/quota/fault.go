@@ -34,10 +34,12 @@ func (w *world) strikeEnvoy(p *player, f Fault) {
 			p.stream.end()
 		}
 	case Freeze:
-		w.bound.freezes(w, p, f.For)
 		p.freeze(f.For)
 	case Stall:
 		p.slow = max(p.slow, w.now+int64(f.For))
+		p.late = max(p.late, p.slow)
+	case Late:
+		p.late = max(p.late, w.now+int64(f.For))
 	}
 }
 
@@ -90,10 +92,9 @@ func (b *bound) now(window int64) (n ratelimit.Tokens) {
 	return n
 }
 
-// freezes and thaws: it goes on with one lease in the window in which it wakes up.
-func (b *bound) freezes(*world, *player, time.Duration) {}
-
-func (b *bound) thaws(w *world, _ *player) {
+// silent: an Envoy that stood still goes on with a lease, or one whose stream the node has
+// ended reads only now what was sent on it.
+func (b *bound) silent(w *world) {
 	b.add(w.window(), w.window(), w.rules.All()[0].LargestLease())
 }
 

@@ -60,6 +60,10 @@ func (h *historian) faults(o *Options) {
 			At: time.Duration(h.Int64N(int64(o.Length))), Kind: FaultKind(h.IntN(len(FaultKinds))), Who: h.IntN(8),
 			For: time.Duration(h.Int64N(int64([]time.Duration{time.Second, 8 * time.Second, 70 * time.Second}[h.IntN(3)]))),
 		}
+		if h.chance(0.5) { // around the turn of a window
+			turn := time.Minute*time.Duration(1+h.IntN(2)) - o.Start
+			f.At = min(max(0, turn-time.Duration(h.Int64N(int64(8*time.Second)))), o.Length)
+		}
 		o.Faults = append(o.Faults, f)
 	}
 	slices.SortStableFunc(o.Faults, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })

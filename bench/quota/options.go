@@ -35,6 +35,7 @@ const (
 	Cut    FaultKind = iota // an Envoy's stream breaks
 	Freeze                  // an Envoy stands still, for For
 	Stall                   // messages between an Envoy and its node take For longer
+	Late                    // answers to an Envoy take For longer, its reports do not
 	Kill                    // a node ends without a word, and is there again after For, knowing nothing
 	Hang                    // the ledger answers nobody, for For
 	Forget                  // the ledger forgets everything
@@ -43,7 +44,7 @@ const (
 
 // FaultKinds are their names, by value.
 var FaultKinds = [...]string{
-	Cut: "cut", Freeze: "freeze", Stall: "stall", Kill: "kill", Hang: "hang", Forget: "forget", Join: "join",
+	Cut: "cut", Freeze: "freeze", Stall: "stall", Late: "late", Kill: "kill", Hang: "hang", Forget: "forget", Join: "join",
 }
 
 // Fault is something that goes wrong at a time.

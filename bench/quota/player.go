@@ -9,6 +9,7 @@ import (
 	"github.com/sluice-gate/sluice/bench/envoy"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/rlqs"
+	"github.com/sluice-gate/sluice/ratelimit/sublease"
 )
 
 // player is one Envoy, and what sends it requests.
@@ -17,7 +18,8 @@ type player struct {
 	index  int
 	client *envoy.Client
 	stream *stream // nil: it has none
-	slow   int64   // until when messages are held up
+	slow   int64   // until when its reports are held up
+	late   int64   // until when answers to it are
 	frozen int64   // until when it stands still; 0: it does not
 	later  []func()
 	queued []*key // requests that wait while it stands still
@@ -104,7 +106,7 @@ func (p *player) freeze(d time.Duration) {
 	}
 	p.frozen = p.now + int64(d)
 	p.at(p.frozen, func() {
-		p.bound.thaws(p.world, p)
+		p.bound.silent(p.world)
 		p.frozen = 0
 		queued, later := p.queued, p.later
 		p.queued, p.later = nil, nil
@@ -122,7 +124,8 @@ type stream struct {
 	*player
 	node     *node
 	session  *rlqs.Session
-	ended    bool // for the node
+	ended    bool  // for the node
+	endedAt  int64 // then
 	there    int64
 	back     int64
 	answers  uint64
@@ -157,7 +160,11 @@ func (p *player) Send(m *rlqsv3.RateLimitQuotaUsageReports) {
 // travel carries something, behind what goes the same way.
 func (s *stream) travel(last *int64, do func()) {
 	took := s.Trip/2 + time.Duration(s.rnd.ExpFloat64()*float64(s.Trip)/2)
-	*last = max(*last+1, s.now+int64(took), s.slow)
+	held := s.slow
+	if last == &s.back {
+		held = s.late
+	}
+	*last = max(*last+1, s.now+int64(took), held)
 	s.at(*last, do)
 }
 
@@ -188,6 +195,9 @@ func (s *stream) answer() {
 		s.result.Answers++
 		n := s.answers
 		s.travel(&s.back, func() {
+			if s.ended && s.now > s.endedAt+int64(sublease.Slack) {
+				s.bound.silent(s.world)
+			}
 			s.run(func() {
 				s.client.Receive(s.clock(), m)
 				s.travel(&s.there, func() {
@@ -229,7 +239,7 @@ func (s *stream) end() {
 
 // lost has the Envoy notice, after what is on its way to it.
 func (s *stream) lost() {
-	s.ended = true
+	s.ended, s.endedAt = true, s.now
 	s.travel(&s.back, func() {
 		s.run(func() {
 			if s.player.stream == s {
