@@ -18,6 +18,7 @@ type checkCmd struct {
 	MergeDomains   bool              `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"As for serve."`
 	Coordination   coordinationFlags `embed:"" group:"coordination"`
 	Bounds         ruleBoundFlags    `embed:""`
+	Quotas         quotaCheckFlags   `embed:""`
 }
 
 var errCheckFailed = errors.New("the rules have problems")
@@ -28,7 +29,7 @@ func (c *checkCmd) Run(s streams) error {
 		return fmt.Errorf("--nodes is %d, must be between 1 and %d", c.Nodes, ratelimit.MaxMaxNodes)
 	}
 	coordination, err := c.Coordination.coordination()
-	if err := errors.Join(err, c.Bounds.validate()); err != nil {
+	if err := errors.Join(err, c.Bounds.validate(), c.Quotas.validate()); err != nil {
 		return err
 	}
 	tree := config.Tree{Path: c.Path, IgnoreDotFiles: c.IgnoreDotFiles, Bounds: c.Bounds.bounds()}
@@ -52,7 +53,10 @@ func (c *checkCmd) Run(s streams) error {
 		}
 	}
 	fmt.Fprintln(s.out, "all rate limit configs ok")
-	return c.declare(s.out, rules)
+	if err := c.declare(s.out, rules); err != nil || !c.Quotas.RLQS {
+		return err
+	}
+	return c.Quotas.declare(s.out, rules)
 }
 
 func (c *checkCmd) declare(out io.Writer, rules *config.Rules) error {
