@@ -82,7 +82,9 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, m *rlqs.Ra
 		if b == nil || b.leaving == abandoned {
 			continue
 		}
-		b.serve(s.node, domain)
+		if b.serve(s.node, domain); b.leaving == abandoned {
+			continue
+		}
 		if over := s.report(now, b, usage(u)); over > 0 {
 			excess = append(excess, demand{b, over})
 		}
