@@ -129,7 +129,6 @@ type stream struct {
 	there    int64
 	back     int64
 	answers  uint64
-	wakes    int64
 	lastWake int64
 }
 
@@ -242,8 +241,8 @@ func (s *stream) lost() {
 	s.ended, s.endedAt = true, s.now
 	s.travel(&s.back, func() {
 		s.run(func() {
-			if s.player.stream == s {
-				s.player.stream = nil
+			if s.stream == s {
+				s.stream = nil
 				s.client.Broken()
 			}
 		})

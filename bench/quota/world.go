@@ -38,7 +38,6 @@ type world struct {
 type key struct {
 	id    map[string]string
 	judge *judge.Judge
-	over  ratelimit.Tokens
 	spent map[int64]ratelimit.Tokens // admitted, by window
 	exact map[int64]ratelimit.Tokens // what an exact limiter would have
 }

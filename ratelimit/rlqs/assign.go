@@ -180,7 +180,8 @@ func denial(now, ends instant) time.Duration {
 // take charges what can be had of what is wanted, and returns how much that is of each.
 func (s *Session) take(ctx context.Context, now instant, of []demand) []tokens {
 	got := make([]tokens, len(of))
-	asks, verdicts, at := []ratelimit.Ask{}, []ratelimit.Verdict{}, []int{}
+	var asks []ratelimit.Ask
+	var at []int // of each ask, whose demand it is
 	add := func(i int, n tokens) {
 		if n > 0 {
 			asks, at = append(asks, of[i].ask(ratelimit.Spend, n)), append(at, i)
@@ -193,7 +194,7 @@ func (s *Session) take(ctx context.Context, now instant, of []demand) []tokens {
 		if len(asks) == 0 {
 			return got
 		}
-		verdicts = make([]ratelimit.Verdict, len(asks))
+		verdicts := make([]ratelimit.Verdict, len(asks))
 		s.node.source.Limiter.Decide(ctx, now, asks, verdicts)
 		tried := at
 		asks, at = asks[:0:0], nil

@@ -147,7 +147,7 @@ func (h *Holding) Charge(n ratelimit.Tokens) { h.granted += n }
 // whole seconds. 0: not even one, and the next window is to be waited for.
 func TTL(now, ends instant) time.Duration {
 	left := min(ends.Sub(now)-Slack, LongestTTL)
-	return max(0, left/unit*unit)
+	return max(0, left).Truncate(unit)
 }
 
 // Grant takes in that a lease of n tokens, already charged to the window that ends at
