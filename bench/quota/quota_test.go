@@ -18,11 +18,9 @@ func perMinute(n ratelimit.Tokens) *ratelimit.Rule {
 }
 
 // usual is a run in which nothing goes wrong, with twice the limit's requests.
-var seed uint64 = 1
-
 func usual(limit ratelimit.Tokens, envoys, nodes int, skewed bool) Options {
 	return Options{
-		Seed: seed, Envoys: envoys, Nodes: nodes, Keys: 1, Rule: perMinute(limit), Rate: float64(limit) / 30, Skewed: skewed,
+		Seed: *firstSeed, Envoys: envoys, Nodes: nodes, Keys: 1, Rule: perMinute(limit), Rate: float64(limit) / 30, Skewed: skewed,
 		Length: 5*time.Minute + 10*time.Second, Trip: time.Millisecond, Quirks: envoy.Stock(),
 	}
 }
@@ -36,7 +34,13 @@ func TestAccuracy(t *testing.T) {
 				for _, nodes := range []int{0, 3} {
 					name := fmt.Sprintf("%d Envoys, %d a minute, skewed %t, %d nodes", envoys, limit, skewed, nodes)
 					t.Run(name, func(t *testing.T) {
+						if testing.Short() && limit > 600 {
+							t.Skip("takes seconds")
+						}
 						o := usual(limit, envoys, nodes, skewed)
+						if limit > 600 {
+							o.Length = 3*time.Minute + 10*time.Second
+						}
 						o.Check = envoys <= 3 && limit <= 600
 						r, err := Run(o)
 						if err != nil {
@@ -55,5 +59,34 @@ func TestAccuracy(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// A thousand streams over three nodes share 60,000 a minute, while streams break, Envoys stand
+// still, answers come late, a node is killed, and the store hangs and forgets: never more than is
+// declared.
+func TestThousandStreams(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes half a minute of processor time")
+	}
+	o := usual(60_000, 1000, 3, true)
+	o.Length = 2*time.Minute + 10*time.Second
+	for i := range 120 {
+		at := time.Duration(i) * time.Second
+		o.Faults = append(o.Faults, Fault{At: at, Kind: []FaultKind{Cut, Freeze, Late, Stall}[i%4], Who: i * 8, For: 7 * time.Second})
+	}
+	o.Faults = append(
+		o.Faults, Fault{At: 119 * time.Second, Kind: Freeze, Who: 1, For: 4 * time.Second},
+		Fault{At: 121 * time.Second, Kind: Kill, Who: 1, For: time.Second},
+		Fault{At: 122 * time.Second, Kind: Hang, For: 2 * time.Second}, Fault{At: 125 * time.Second, Kind: Forget},
+	)
+	r, err := Run(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d requests, %d let pass; %d over, and %d declared; %d streams, %d messages", r.Requests, r.Admitted, r.Over,
+		r.Declared, r.Streams, r.Reports+r.Answers)
+	if r.Violation != "" || r.Admitted < 60_000 {
+		t.Errorf("%+v", *r)
 	}
 }

@@ -79,6 +79,8 @@ type guard struct {
 	ended      bool  // guarded by mu: nothing is charged any more
 	now        int64 // guarded by mu: when what is being reckoned came
 	asked      asked // guarded by mu
+	// asks says that a Talk has something to ask about; it is changed under mu.
+	asks atomic.Bool
 }
 
 // call is one that is open.
@@ -137,7 +139,7 @@ func (g *guard) writeOwn(p []byte) (int, error) {
 	if n > 0 {
 		g.budget.charge(g.left(p[:n]))
 	}
-	if err == nil {
+	if err == nil && g.asks.Load() {
 		err = g.ask()
 	}
 	if g.stalled(err) {

@@ -42,7 +42,6 @@ type guarded struct {
 // asked is what a connection has been asked, and is to be.
 type asked struct {
 	talks int        // calls that are Talks
-	due   int        // of them, those with something to ask about
 	seq   uint32     // of the last ping
 	wait  []question // by rising seq. Invariant: at most one for each Talk and message
 	pong  [8]byte    // of the ping that is being read
@@ -139,17 +138,15 @@ func (g *guard) toldLocked(stream uint32, piece []byte) {
 		return
 	}
 	t.sent++ // a Talk's server waits for one to be acknowledged before it sends another
-	if !t.due {
-		t.due = true
-		g.asked.due++
-	}
+	t.due = true
+	g.asks.Store(true)
 }
 
 // ask sends a ping behind messages that have been written, if no frame of gRPC's is
 // half written. It is called by the connection's one writer.
 func (g *guard) ask() error {
 	g.mu.Lock()
-	if g.asked.due == 0 || !g.out.between() || g.ended {
+	if !g.out.between() || g.ended {
 		g.mu.Unlock()
 		return nil
 	}
@@ -161,7 +158,7 @@ func (g *guard) ask() error {
 			a.wait = append(a.wait, question{a.seq, t, t.sent})
 		}
 	}
-	a.due = 0
+	g.asks.Store(false)
 	payload := binary.BigEndian.AppendUint32(pingMark[:4:4], a.seq)
 	g.mu.Unlock()
 	_, err := g.Conn.Write(appendFrame(nil, framePing, 0, 0, payload))
