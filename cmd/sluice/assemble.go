@@ -80,9 +80,10 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	options := c.serviceOptions(budgets.http)
 	options.Gate = gate
 	svc := rls.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
+	quotas := c.RLQS.node(p.store, p.limiter)
 	p.shown = metrics.Collector{Source: metrics.Source{
 		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.all(),
-		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pools: p.pools, Certificates: c.TLS.reloads(),
+		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pools: p.pools, Certificates: c.TLS.reloads(), Quotas: quotas.Stats(),
 	}}
 	if p.spans, err = c.Tracing.start(log); err != nil {
 		return nil, err
@@ -90,13 +91,13 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	p.peerAddr = c.Ring.Addr
 	p.people = console.Source{
 		Metrics: p.shown, Inspector: p.limiter, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Name: p.name, Questions: c.Bounds.ExplainRate, Log: log,
-		History: console.NewHistory(p.shown, p.latency), Redact: redact,
+		Quotas: quotas, History: console.NewHistory(p.shown, p.latency), Redact: redact,
 	}
-	p.server, err = c.open(svc, budgets, p.shown, p.people, p.latency, p.spans, gate, log)
+	p.server, err = c.open(svc, c.RLQS.service(quotas, clock, log), budgets, p.shown, p.people, p.latency, p.spans, gate, log)
 	return p, err
 }
 
-func (c *serveCmd) open(svc *rls.Service, budgets budgets, shown metrics.Collector, people console.Source, latency prometheus.Collector, spans *tracing, gate *shed.Gate, log *slog.Logger) (*server.Server, error) {
+func (c *serveCmd) open(svc *rls.Service, streams server.Streams, budgets budgets, shown metrics.Collector, people console.Source, latency prometheus.Collector, spans *tracing, gate *shed.Gate, log *slog.Logger) (*server.Server, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(shown, latency, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -107,7 +108,7 @@ func (c *serveCmd) open(svc *rls.Service, budgets budgets, shown metrics.Collect
 	public := http.NewServeMux()
 	public.Handle("/json", spans.http("/json", http.HandlerFunc(svc.ServeJSON)))
 	options := c.serverOptions(budgets)
-	options.Extra = spans.grpc()
+	options.Extra, options.Streams = spans.grpc(), streams
 	options.Gated = gated(gate, people.Clock)
 	options.Note = seatNote(shown.Seat)
 	var err error

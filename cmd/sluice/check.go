@@ -25,6 +25,7 @@ type checkCmd struct {
 	CalendarMonths bool              `env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"As for serve."`
 	Coordination   coordinationFlags `embed:"" group:"coordination"`
 	Bounds         ruleBoundFlags    `embed:""`
+	Quotas         quotaCheckFlags   `embed:""`
 
 	in io.Reader // standard input; tests set another
 }
@@ -100,7 +101,11 @@ func (c *checkCmd) print(s streams, r *checked) error {
 		writeChanges(s.out, config.Changes(r.before, r.rules))
 		return nil
 	}
-	return declaration{rules: r.rules.All(), nodes: c.Nodes, storage: c.storage()}.write(s.out)
+	err := declaration{rules: r.rules.All(), nodes: c.Nodes, storage: c.storage()}.write(s.out)
+	if err != nil || !c.Quotas.RLQS {
+		return err
+	}
+	return c.Quotas.declare(s.out, r.rules)
 }
 
 func (c *checkCmd) storage() ratelimit.Storage {
@@ -124,7 +129,7 @@ func (c *checkCmd) options() (config.Options, error) {
 	coordination, err := c.Coordination.coordination()
 	return config.Options{
 		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Bounds: c.Bounds.bounds(),
-	}, errors.Join(err, c.Bounds.validate())
+	}, errors.Join(err, c.Bounds.validate(), c.Quotas.validate())
 }
 
 // checked are rules that were read as a server would, and what was found.

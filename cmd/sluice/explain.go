@@ -90,5 +90,14 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 			}
 		}
 	}
+	if e.RLQS != "" {
+		row("envoys", "over RLQS they are told %s", e.RLQS)
+	}
+	for _, h := range e.Envoys {
+		row("envoy", "%s: charged %d, of which %d are in use and %d unproven; %.1f requests a second", h.Name, h.Charged, h.InUse, h.Unproven, h.PerSecond)
+	}
+	if more := e.EnvoysInAll - len(e.Envoys); more > 0 {
+		row("envoys", "and %d more", more)
+	}
 	return t.Flush()
 }

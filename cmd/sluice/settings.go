@@ -66,6 +66,7 @@ type settings struct {
 
 	TLS          tlsFlags          `embed:"" group:"ports"`
 	Bounds       boundFlags        `embed:"" group:"ports"`
+	RLQS         rlqsFlags         `embed:"" group:"ports"`
 	XDS          xdsFlags          `embed:"" group:"rules"`
 	RuleBounds   ruleBoundFlags    `embed:"" group:"rules"`
 	Tracing      tracingFlags      `embed:"" group:"log"`
@@ -131,7 +132,7 @@ func (s *settings) validate() error {
 	if _, err := parseTags(s.ExtraTags); err != nil {
 		errs = append(errs, err)
 	}
-	if err := errors.Join(s.Bounds.validate(), s.RuleBounds.validate()); err != nil {
+	if err := errors.Join(s.Bounds.validate(), s.RLQS.validate(), s.RuleBounds.validate()); err != nil {
 		errs = append(errs, err)
 	}
 	if err := s.Tracing.validate(); err != nil {

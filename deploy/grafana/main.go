@@ -108,6 +108,22 @@ var dashboards = []dashboard{
 			{`sum (increase(sluice_peers_refused_total{` + in + `}[5m]))`, "refused"}, {`sum (increase(sluice_peer_messages_malformed_total{` + in + `}[5m]))`, "malformed"},
 		}},
 	}},
+	{"sluice-envoys", "Sluice: Envoys with leases", []panel{
+		{"Streams and buckets", "Of Envoys that enforce by themselves (RLQS).", "short", false, false, []query{
+			{`sum by (instance) (sluice_rlqs_streams)`, "streams {{instance}}"}, {`sum by (instance) (sluice_rlqs_buckets)`, "buckets {{instance}}"},
+		}},
+		{"Requests decided by Envoys", "As they report them, every 5 s.", "ops", false, false, []query{{`sum by (decision) (rate(sluice_rlqs_requests_total[$__rate_interval]))`, "{{decision}}"}}},
+		{"Tokens granted and credited", "Credited: proven dead, and granted again.", "short", true, false, []query{
+			{`sum by (what) (rate(sluice_rlqs_tokens_total{what=~"granted|credited"}[$__rate_interval]))`, "{{what}}"},
+			{`sum(sluice_rlqs_unproven_tokens)`, "unproven now"},
+		}},
+		{"Tokens beyond leases", "Excess: let pass, and never granted. Uncovered: to be charged, and not to be had any more. Carried: charged to a second window.", "short", false, false, []query{
+			{`sum by (instance, what) (increase(sluice_rlqs_tokens_total{what=~"excess|uncovered|carried"}[5m]))`, "{{instance}} {{what}}"},
+		}},
+		{"Refused, cut, lost", "Streams and buckets beyond the bounds, streams that did not take in answers, rules that cannot be divided; reports that did not arrive.", "short", false, false, []query{
+			{`sum by (why) (increase(sluice_rlqs_refused_total[5m]))`, "{{why}}"}, {`sum (increase(sluice_rlqs_reports_lost_total[5m]))`, "reports lost"},
+		}},
+	}},
 	{"sluice-failures", "Sluice: failures", []panel{
 		{"Decisions without the store", "By reason; what they admit, on_store_failure says.", "ops", true, false, []query{{`sum by (reason) (rate(sluice_fallback_decisions_total{` + in + `}[$__rate_interval]))`, "{{reason}}"}}},
 		{"By rule", "", "ops", false, false, []query{{`sum by (` + by + `, reason) (rate(sluice_decisions_total{` + on + `,source="fallback"}[$__rate_interval]))`, "{{domain}}.{{rule}} {{reason}}"}}},

@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/ratelimit/rlqs"
 )
 
 // Source is what is shown, and who may change it.
@@ -28,6 +29,8 @@ type Source struct {
 	Clock     ratelimit.Clock
 	// Token must come with corrections; "" allows none.
 	Token string
+	// Quotas, if set, is what streams of Envoys hold here.
+	Quotas *rlqs.Node
 	// Nodes, if set, are those that share the store, and how old that is.
 	Nodes func() Fleet
 	// Name, if set, is this node's debug port, as others know it.

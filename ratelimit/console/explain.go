@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/rlqs"
 )
 
 // Explanation is what would happen to one descriptor, and why.
@@ -26,6 +27,12 @@ type Explanation struct {
 	Declared   string        `json:"declared,omitempty"` // over-admission
 	Next       string        `json:"next"`               // what the next request would get
 	WholeAgain time.Duration `json:"reset_ns,omitempty"`
+	// Envoys are those that hold leases of the key on streams to this node, the busiest
+	// first and a hundred at most; EnvoysInAll is how many there are. RLQS is what they are
+	// told where the rule's budget is not divided.
+	Envoys      []rlqs.Holder `json:"envoys,omitempty"`
+	EnvoysInAll int           `json:"envoys_in_all,omitempty"`
+	RLQS        string        `json:"rlqs,omitempty"`
 	*ratelimit.Look
 }
 
@@ -107,6 +114,10 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 		}
 	}
 	e.Look = &look
+	e.RLQS = rlqs.Reason(rule)
+	if c.Quotas != nil {
+		e.Envoys, e.EnvoysInAll = c.Quotas.Look(key)
+	}
 	e.Next, e.WholeAgain = next(rule, &look)
 	return e
 }

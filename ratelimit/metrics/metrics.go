@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/rlqs"
 	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/shed"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
@@ -50,6 +51,8 @@ type Source struct {
 	Certificates *Loads
 	// Budgets are what callers have begun and not ended, by port.
 	Budgets map[string]*transport.Budget
+	// Quotas, if set, is what was granted on to Envoys.
+	Quotas *rlqs.Stats
 }
 
 // StoreSafety is how the store keeps its data: 1 yes, 0 no, -1 not known.
@@ -133,6 +136,7 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	c.collectStore(local, count, gauge)
 	c.collectGate(count, gauge)
 	c.collectFleet(count, gauge)
+	c.collectQuotas(count, gauge)
 	for port, b := range c.Budgets {
 		gauge(inFlight, int(b.Held()), port)
 		count(callersEnded, b.Crowded.Load(), port, "crowded")
@@ -201,6 +205,34 @@ func (c Collector) collectGate(count func(*prometheus.Desc, uint64, ...string),
 	count(givenUp, s.GivenUp)
 	gauge(callsInFlight, s.InFlight)
 	gauge(waitingCalls, s.Waiting)
+}
+
+// collectQuotas shows what was granted on to Envoys.
+func (c Collector) collectQuotas(count func(*prometheus.Desc, uint64, ...string),
+	gauge func(*prometheus.Desc, int, ...string),
+) {
+	s := c.Quotas
+	if s == nil {
+		return
+	}
+	gauge(quotaStreams, int(s.Streams.Load()))
+	gauge(quotaBuckets, int(s.Buckets.Load()))
+	gauge(quotaUnproven, int(s.Unproven.Load()))
+	count(quotaReports, s.Reports.Load())
+	count(quotaRequests, s.Allowed.Load(), "allowed")
+	count(quotaRequests, s.Denied.Load(), "denied")
+	count(quotaMessages, s.Messages.Load())
+	count(quotaAssignments, s.Assignments.Load())
+	count(quotaAbandoned, s.Abandoned.Load())
+	count(quotaTokens, s.Granted.Load(), "granted")
+	count(quotaTokens, s.Credited.Load(), "credited")
+	count(quotaTokens, s.Carried.Load(), "carried")
+	count(quotaTokens, s.Uncovered.Load(), "uncovered")
+	count(quotaTokens, s.Excess.Load(), "excess")
+	count(quotaLost, s.LostReports.Load())
+	count(quotaRefused, s.Refused.Load(), "bound")
+	count(quotaRefused, s.Stuck.Load(), "stuck")
+	count(quotaRefused, s.Unserved.Load(), "rule")
 }
 
 // collectFleet shows what this node is among others.

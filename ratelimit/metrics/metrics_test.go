@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/rlqs"
 	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/shed"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
@@ -136,6 +137,7 @@ func TestHandbookNamesEveryMetric(t *testing.T) {
 	}
 	c.Budgets = map[string]*transport.Budget{"grpc": transport.NewBudget(1)}
 	c.Safety, c.RepliesRefused = func() StoreSafety { return StoreSafety{Known: true} }, func() uint64 { return 0 }
+	c.Quotas = &rlqs.Stats{}
 	c.Gate = shed.NewGate(time.Second)
 	c.Gate.Arrive(1, 0)
 	c.Gate.Gone()

@@ -48,7 +48,14 @@ type Options struct {
 	DrainTime         time.Duration                    // between health failing and ports closing
 	GraceTime         time.Duration                    // for calls under way when ports close
 	Extra             []grpc.ServerOption
+	Streams           Streams          // served on gRPC beside the calls; nil: none
 	Gated             *transport.Gated // which of gRPC's calls are begun; nil: all
+}
+
+// Streams is a service whose calls do not end by themselves.
+type Streams interface {
+	Register(grpc.ServiceRegistrar)
+	Drain() // ends them all; it does not wait
 }
 
 // Server serves until it is drained.
@@ -73,6 +80,9 @@ func New(s *rls.Service, public, debug, metrics http.Handler, o Options, log *sl
 		grpc.ChainStreamInterceptor(fewReflections()))
 	v.grpc = grpc.NewServer(append(options, o.Extra...)...)
 	s.Register(v.grpc)
+	if o.Streams != nil {
+		o.Streams.Register(v.grpc)
+	}
 	healthpb.RegisterHealthServer(v.grpc, v.health)
 	reflection.Register(v.grpc)
 	v.SetHealthy(false)
@@ -246,6 +256,9 @@ func (v *Server) drain(hurry context.Context) {
 	select {
 	case <-time.After(v.options.DrainTime):
 	case <-hurry.Done():
+	}
+	if v.options.Streams != nil {
+		v.options.Streams.Drain()
 	}
 	grace, cancel := context.WithTimeout(context.Background(), v.options.GraceTime)
 	defer cancel()

@@ -10,10 +10,12 @@ const (
 	frameData         = 0
 	frameHeaders      = 1
 	frameReset        = 3
+	framePing         = 6
 	frameWindow       = 8
 	frameContinuation = 9
 
 	flagEndStream  = 1
+	flagAck        = 1
 	flagEndHeaders = 4
 	flagPadded     = 8
 	flagPriority   = 32

@@ -33,6 +33,9 @@ func (g *guarding) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo
 	if g.gated != nil {
 		guard.screen = newScreen(g.gated, g.bounds.HeaderBytes)
 	}
+	if !g.bounds.Conversations { // there, who the other side is depends on what info is
+		info = &guarded{info, guard}
+	}
 	return guard, info, nil
 }
 
@@ -75,6 +78,9 @@ type guard struct {
 	held       int64 // guarded by mu. Invariant: the sum of the costs of open
 	ended      bool  // guarded by mu: nothing is charged any more
 	now        int64 // guarded by mu: when what is being reckoned came
+	asked      asked // guarded by mu
+	// asks says that a Talk has something to ask about; it is changed under mu.
+	asks atomic.Bool
 }
 
 // call is one that is open.
@@ -86,6 +92,7 @@ type call struct {
 	since    int64
 	cost     int64
 	message  message
+	talk     *Talk // what works on the call has asked what its caller has received; nil: it has not
 }
 
 func newGuard(c, raw net.Conn, bounds *Bounds, budget *Budget) *guard {
@@ -131,6 +138,9 @@ func (g *guard) writeOwn(p []byte) (int, error) {
 	n, err := g.Conn.Write(p)
 	if n > 0 {
 		g.budget.charge(g.left(p[:n]))
+	}
+	if err == nil && g.asks.Load() {
+		err = g.ask()
 	}
 	if g.stalled(err) {
 		g.Conn.Close() // the reader may wait for more of the same
@@ -212,6 +222,14 @@ func (g *guard) await() {
 		}
 		return
 	}
+	g.timed = g.timeLimit() || g.timed
+	if g.unfinished.Load() == 0 { // a Talk has just begun, and may not have seen the deadline
+		_ = g.SetReadDeadline(time.Time{})
+	}
+}
+
+// timeLimit sets the deadline of reads, if there is an incomplete request.
+func (g *guard) timeLimit() bool {
 	g.mu.Lock()
 	i := slices.IndexFunc(g.open, func(c call) bool { return !c.complete })
 	var since int64
@@ -220,9 +238,9 @@ func (g *guard) await() {
 	}
 	g.mu.Unlock()
 	if i >= 0 {
-		g.timed = true
 		_ = g.SetReadDeadline(started.Add(time.Duration(since) + g.bounds.RequestTimeout))
 	}
+	return i >= 0
 }
 
 // hurry gives writes a time after which nobody reads them. It is set anew once a
@@ -253,6 +271,8 @@ func (g *guard) arrived(b []byte) (change int64, ok bool) {
 			g.beganLocked(&g.in.frame)
 		case piece != nil && g.bounds.Conversations && g.in.kind == frameData:
 			g.messageLocked(g.in.stream, piece)
+		case piece != nil && g.in.kind == framePing:
+			g.pongLocked(piece)
 		}
 	}
 	return g.held - before, !g.ended
@@ -282,6 +302,8 @@ func (g *guard) beganLocked(f *frame) {
 		}
 	case frameReset:
 		g.closeLocked(f.stream)
+	case framePing:
+		g.asked.have = 0
 	}
 }
 
@@ -363,6 +385,9 @@ func (g *guard) closeLocked(stream uint32) {
 
 // forgetLocked has the gate told that a call has ended.
 func (g *guard) forgetLocked(c *call) {
+	if c.talk != nil {
+		g.asked.talks--
+	}
 	if c.arrived != 0 {
 		g.screen.leaving = append(g.screen.leaving, c.arrived)
 	}
@@ -375,9 +400,13 @@ func (g *guard) left(b []byte) (change int64) {
 	before := g.held
 	for len(b) > 0 && !g.ended {
 		var begun bool
-		begun, _, b = g.out.next(b)
-		if begun && g.out.ends() {
+		var piece []byte
+		begun, piece, b = g.out.next(b)
+		switch {
+		case begun && g.out.ends():
 			g.closeLocked(g.out.stream)
+		case piece != nil && g.asked.talks > 0 && g.out.kind == frameData:
+			g.toldLocked(g.out.stream, piece)
 		}
 	}
 	if s := g.screen; s != nil && len(s.leaving) > 0 {

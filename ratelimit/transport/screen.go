@@ -155,8 +155,11 @@ func (g *guard) screenArrived(b []byte) (passed int, change int64, ok bool) {
 		if begun {
 			s.drop = !g.screenFrameLocked(&g.in.frame, after)
 		}
-		if s.piecing {
+		switch {
+		case s.piecing:
 			g.pieceLocked(piece)
+		case g.in.kind == framePing:
+			g.pongLocked(piece)
 		}
 		if !s.drop {
 			passed += s.tell(b[passed:])

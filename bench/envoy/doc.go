@@ -1,0 +1,18 @@
+// Package envoy is a client of the Rate Limit Quota Service that does what stock Envoy
+// does, as read in the source of its filter (source/extensions/filters/http/
+// rate_limit_quota, mid-2026), quirks included. It was never run against Envoy itself.
+//
+// Each quirk is a switch (Quirks), so that an Envoy which has mended one is a setting away.
+// The zero Quirks are what the protocol's own documentation says; Stock is what the source
+// does.
+//
+// A Client is pure: instants and messages are arguments, and it has no goroutine. Envoy has
+// its timers and messages on its main thread, and requests on others; a Client has Tick and
+// Receive for the first, and Request for the others. Between the end of an assignment and
+// the Tick that notices, requests go on under it: so a client that stood still is played by
+// calling Request before Tick. Run drives one over gRPC, in real time.
+//
+// Not modelled, for no server of ours depends on it: matching of requests to buckets, the
+// replies to denied requests, per-route overrides and filter_enabled (which stock Envoy
+// ignores), and more than one worker thread.
+package envoy

@@ -1,0 +1,134 @@
+package quota
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/rlqs"
+)
+
+// node is one incarnation of a node.
+type node struct {
+	*world
+	slot    int
+	name    ratelimit.Holder
+	born    int64
+	alive   bool
+	stepped *leasing.Stepped // nil: its ledger is its own
+	core    *rlqs.Node
+}
+
+func (n *node) start() {
+	w := n.world
+	w.names++
+	n.name, n.born, n.alive = w.names, w.now, true
+	wall := time.UnixMicro(int64(w.ledgerTime()))
+	var limiter ratelimit.Limiter = leasing.NewLocal(1<<10, n.clock(), wall)
+	if w.ledger != nil {
+		rnd := rand.New(rand.NewPCG(w.Seed, 0x2000+uint64(n.name)))
+		n.stepped = leasing.NewStepped(n.name, 1<<10, n.clock, wall, n.after, rnd.Float64)
+		n.stepped.Hears()
+		n.stepped.Recalls()
+		limiter = prompt{n}
+		n.in(time.Duration(w.rnd.Int64N(int64(leasing.SweepEvery))), n.sweep)
+	}
+	n.core = rlqs.NewNode(rlqs.Source{
+		Rules: func() *config.Rules { return w.rules }, Limiter: limiter,
+		Wall: func() time.Time { return time.UnixMicro(int64(w.ledgerTime())) },
+	}, rlqs.DefaultOptions())
+}
+
+// clock is the node's own, and never 0.
+func (n *node) clock() ratelimit.Instant {
+	return ratelimit.Instant(n.now-n.born) + ratelimit.Instant(time.Second)
+}
+
+// run does something at this incarnation of the node, if it is still there.
+func (n *node) run(do func()) {
+	if n.alive {
+		do()
+	}
+}
+
+func (n *node) after(d time.Duration, do func()) {
+	n.in(d, func() { n.run(func() { do(); n.pump() }) })
+}
+
+func (n *node) sweep() {
+	n.run(func() {
+		n.stepped.Sweep(n.clock())
+		n.pump()
+		n.in(leasing.SweepEvery, n.sweep)
+	})
+}
+
+// pump has the ledger settle what is to be sent.
+func (n *node) pump() (sent bool) {
+	for b := n.stepped.Batch(); b != nil; b = n.stepped.Batch() {
+		sent = true
+		if n.hung > 0 {
+			b.Fail(context.DeadlineExceeded)
+			continue
+		}
+		grants := make([]ratelimit.Grant, len(b.Claims()))
+		epoch, at, err := n.ledger.SettleEpoch(context.Background(), b.Query(), b.Claims(), grants)
+		if err != nil {
+			b.Fail(err)
+			continue
+		}
+		b.AnswerIn(epoch, at, grants)
+	}
+	return sent
+}
+
+// recall carries the ledger's wish that holders give back what they have.
+func (w *world) recall(account string, holders []ratelimit.Holder) {
+	for _, h := range holders {
+		for _, n := range w.nodes {
+			if n.name == h>>1 && n.alive && w.hung == 0 {
+				n.after(time.Millisecond, func() { n.stepped.Recalled(account) })
+			}
+		}
+	}
+}
+
+// prompt is a limiter whose ledger answers in no time, or never.
+type prompt struct{ *node }
+
+// Decide implements [ratelimit.Limiter].
+func (p prompt) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+	wait := p.stepped.Ask(now, asks, verdicts)
+	p.pump()
+	for wait != nil && wait.Advance(now) {
+		if !p.pump() {
+			wait.TimeOver()
+		}
+	}
+	p.pump()
+}
+
+// Undo implements [ratelimit.Limiter].
+func (p prompt) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+	p.stepped.Undo(now, asks, verdicts)
+}
+
+// end stops it for good.
+func (n *node) end() {
+	n.sum()
+	n.alive = false
+}
+
+// sum adds what the node has counted.
+func (n *node) sum() {
+	if !n.alive {
+		return
+	}
+	s := n.core.Stats()
+	n.result.Carried += int64(s.Carried.Load())
+	n.result.Uncovered += int64(s.Uncovered.Load())
+	n.result.Excess += int64(s.Excess.Load())
+}

@@ -1,0 +1,100 @@
+package quota
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sluice-gate/sluice/bench/envoy"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/sublease"
+)
+
+// Options are all that a run depends on.
+type Options struct {
+	Seed   uint64
+	Envoys int
+	Nodes  int // that share a ledger; 0: one, whose ledger is its own memory
+	Keys   int // buckets of each Envoy; all have the same
+	Rule   *ratelimit.Rule
+	Rate   float64 // requests a second, of all Envoys and keys
+	Skewed bool    // the n-th Envoy has 1/n of the first one's requests
+	Length time.Duration
+	Start  time.Duration // into a window, at the beginning
+	Trip   time.Duration // one way between an Envoy and its node, in the mean; a half of it at least
+	Quirks envoy.Quirks
+	Faults []Fault // in the order of their times
+	Check  bool
+}
+
+// FaultKind is what goes wrong.
+type FaultKind uint8
+
+// What may go wrong.
+const (
+	Cut    FaultKind = iota // an Envoy's stream breaks
+	Freeze                  // an Envoy stands still, for For
+	Stall                   // messages between an Envoy and its node take For longer
+	Late                    // answers to an Envoy take For longer, its reports do not
+	Kill                    // a node ends without a word, and is there again after For, knowing nothing
+	Hang                    // the ledger answers nobody, for For
+	Forget                  // the ledger forgets everything
+	Join                    // one more Envoy
+)
+
+// FaultKinds are their names, by value.
+var FaultKinds = [...]string{
+	Cut: "cut", Freeze: "freeze", Stall: "stall", Late: "late", Kill: "kill", Hang: "hang", Forget: "forget", Join: "join",
+}
+
+// Fault is something that goes wrong at a time.
+type Fault struct {
+	At   time.Duration
+	Kind FaultKind
+	Who  int // of the Envoys or nodes, from 0
+	For  time.Duration
+}
+
+// String says it.
+func (f Fault) String() string {
+	return fmt.Sprintf("%v %s %d for %v", f.At, FaultKinds[f.Kind], f.Who, f.For)
+}
+
+// Validate reports every problem, each with its value and its bound.
+func (o *Options) Validate() error {
+	var errs []error
+	if o.Envoys < 1 || o.Envoys > 10_000 {
+		errs = append(errs, fmt.Errorf("the number of Envoys is %d, must be 1 to 10000", o.Envoys))
+	}
+	if o.Nodes < 0 || o.Nodes > 100 {
+		errs = append(errs, fmt.Errorf("the number of nodes is %d, must be 0 to 100", o.Nodes))
+	}
+	if o.Keys < 1 || o.Keys > 1000 {
+		errs = append(errs, fmt.Errorf("the number of keys is %d, must be 1 to 1000", o.Keys))
+	}
+	if o.Rule == nil || o.Rule.Unlimited || sublease.Servable(o.Rule) != nil {
+		errs = append(errs, errors.New("there is no rule that can be divided"))
+	}
+	if !(o.Rate > 0 && o.Rate <= 1e6) {
+		errs = append(errs, fmt.Errorf("the rate is %v requests a second, must be above 0 and at most 1e6", o.Rate))
+	}
+	for i, f := range o.Faults {
+		if int(f.Kind) >= len(FaultKinds) || f.Who < 0 || f.For < 0 || i > 0 && f.At < o.Faults[i-1].At {
+			errs = append(errs, fmt.Errorf("fault %d (%v) has no such kind, or is out of order", i, f))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Result is what a run came to.
+type Result struct {
+	Requests, Admitted int64
+	Over               ratelimit.Tokens // the most beyond the limit, of any key at any instant
+	Declared           ratelimit.Tokens // what it may have been, by the faults that there were
+	Under              float64          // of the worst window but the first, what was missing of what an exact limiter admits
+	Streams            int64            // opened
+	Reports, Answers   int64            // messages
+	Carried, Uncovered int64            // tokens
+	Excess             int64
+	Violation          string // "": there was none
+}

@@ -1,0 +1,92 @@
+package quota
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/bench/envoy"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// perMinute is a rule of so many requests a minute.
+func perMinute(n ratelimit.Tokens) *ratelimit.Rule {
+	return &ratelimit.Rule{
+		Limit:        ratelimit.Limit{Unit: ratelimit.Minute, Requests: n},
+		Coordination: ratelimit.DefaultCoordination(),
+	}
+}
+
+// usual is a run in which nothing goes wrong, with twice the limit's requests.
+func usual(limit ratelimit.Tokens, envoys, nodes int, skewed bool) Options {
+	return Options{
+		Seed: *firstSeed, Envoys: envoys, Nodes: nodes, Keys: 1, Rule: perMinute(limit), Rate: float64(limit) / 30, Skewed: skewed,
+		Length: 5*time.Minute + 10*time.Second, Trip: time.Millisecond, Quirks: envoy.Stock(),
+	}
+}
+
+// Twice the limit is asked for, by 1, 3 and 50 Envoys: nothing is let pass beyond it, and little
+// is left over.
+func TestAccuracy(t *testing.T) {
+	for _, limit := range []ratelimit.Tokens{600, 60_000} {
+		for _, envoys := range []int{1, 3, 50} {
+			for _, skewed := range []bool{false, true} {
+				for _, nodes := range []int{0, 3} {
+					name := fmt.Sprintf("%d Envoys, %d a minute, skewed %t, %d nodes", envoys, limit, skewed, nodes)
+					t.Run(name, func(t *testing.T) {
+						if testing.Short() && limit > 600 {
+							t.Skip("takes seconds")
+						}
+						o := usual(limit, envoys, nodes, skewed)
+						if limit > 600 {
+							o.Length = 3*time.Minute + 10*time.Second
+						}
+						o.Check = envoys <= 3 && limit <= 600
+						r, err := Run(o)
+						if err != nil {
+							t.Fatal(err)
+						}
+						most := 0.03
+						if envoys == 50 {
+							most = 0.08
+						}
+						t.Logf("%.2f %% under, %d over; %.3f calls, %.2f messages for 1000 requests", 100*r.Under, r.Over,
+							1000*float64(r.Streams)/float64(r.Requests), 1000*float64(r.Reports+r.Answers)/float64(r.Requests))
+						if r.Violation != "" || r.Over != 0 || r.Under > most {
+							t.Errorf("%+v; at most %.0f %% may be left over", *r, 100*most)
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// A thousand streams over three nodes share 60,000 a minute, while streams break, Envoys stand
+// still, answers come late, a node is killed, and the store hangs and forgets: never more than is
+// declared.
+func TestThousandStreams(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes half a minute of processor time")
+	}
+	o := usual(60_000, 1000, 3, true)
+	o.Length = 2*time.Minute + 10*time.Second
+	for i := range 120 {
+		at := time.Duration(i) * time.Second
+		o.Faults = append(o.Faults, Fault{At: at, Kind: []FaultKind{Cut, Freeze, Late, Stall}[i%4], Who: i * 8, For: 7 * time.Second})
+	}
+	o.Faults = append(
+		o.Faults, Fault{At: 119 * time.Second, Kind: Freeze, Who: 1, For: 4 * time.Second},
+		Fault{At: 121 * time.Second, Kind: Kill, Who: 1, For: time.Second},
+		Fault{At: 122 * time.Second, Kind: Hang, For: 2 * time.Second}, Fault{At: 125 * time.Second, Kind: Forget},
+	)
+	r, err := Run(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d requests, %d let pass; %d over, and %d declared; %d streams, %d messages", r.Requests, r.Admitted, r.Over,
+		r.Declared, r.Streams, r.Reports+r.Answers)
+	if r.Violation != "" || r.Admitted < 60_000 {
+		t.Errorf("%+v", *r)
+	}
+}

@@ -1,0 +1,192 @@
+package quota
+
+import (
+	"container/heap"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/sluice-gate/sluice/bench/judge"
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+// epoch is the ledger's time at which runs begin, but for Options.Start.
+const epoch ratelimit.LedgerTime = 1_800_144_000_000_000
+
+// world is one run.
+type world struct {
+	*Options
+	now    int64 // virtual nanoseconds since the start
+	origin ratelimit.LedgerTime
+	events events
+	rnd    *rand.Rand
+	rules  *config.Rules
+	ledger *leasing.LosableMemory // nil: each node has its own
+	hung   int
+	nodes  []*node
+	envoys []*player
+	keys   []*key
+	names  ratelimit.Holder
+	bound  bound
+	result Result
+}
+
+// key is one budget.
+type key struct {
+	id    map[string]string
+	judge *judge.Judge
+	spent map[int64]ratelimit.Tokens // admitted, by window
+	exact map[int64]ratelimit.Tokens // what an exact limiter would have
+}
+
+// Run plays a run to its end, or to the first violation.
+func Run(o Options) (*Result, error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	w := &world{Options: &o, rnd: rand.New(rand.NewPCG(o.Seed, 0x71))}
+	w.origin = o.Rule.Limit.WindowEnd(o.Rule.Limit.WindowAt(epoch - 1)).Add(o.Start)
+	if o.Rule.Limit.Algorithm == ratelimit.SlidingWindow {
+		w.bound.counts = 1
+	}
+	if err := w.compile(); err != nil {
+		return nil, err
+	}
+	if o.Nodes > 0 {
+		w.ledger = leasing.NewLosable(leasing.NewMemory(1<<16, w.ledgerTime).Predictable())
+		w.ledger.OnRecall = w.recall
+	}
+	for i := range max(1, o.Nodes) {
+		w.nodes = append(w.nodes, &node{world: w, slot: i})
+		w.nodes[i].start()
+	}
+	for range o.Envoys {
+		w.join()
+	}
+	for _, f := range o.Faults {
+		w.at(int64(f.At), func() { w.strike(f) })
+	}
+	w.play()
+	return w.finish(), nil
+}
+
+// compile makes rules of the one rule: its key is "k".
+func (w *world) compile() error {
+	r := w.Rule
+	text := fmt.Sprintf("domain: d\ndescriptors:\n- key: k\n  algorithm: %s\n  rate_limit: {unit: %s, requests_per_unit: %d}\n",
+		r.Limit.Algorithm, r.Limit.Unit, r.Limit.Requests)
+	rules, _, problems := config.Parse([]config.Text{{Name: "quota", Data: []byte(text)}}, config.Options{Coordination: r.Coordination})
+	if problems != nil {
+		return fmt.Errorf("the rule cannot be used: %w", problems)
+	}
+	w.rules = rules
+	for i := range w.Keys {
+		w.keys = append(w.keys, &key{
+			id: map[string]string{"k": strconv.Itoa(i)}, judge: judge.New(r.Limit),
+			spent: map[int64]ratelimit.Tokens{}, exact: map[int64]ratelimit.Tokens{},
+		})
+	}
+	return nil
+}
+
+func (w *world) ledgerTime() ratelimit.LedgerTime { return w.origin + ratelimit.LedgerTime(w.now/1000) }
+
+func (w *world) window() int64 { return int64(w.Rule.Limit.WindowAt(w.ledgerTime())) }
+
+// play has happen what is to, in order.
+func (w *world) play() {
+	for len(w.events) > 0 && w.events[0].at <= int64(w.Length) && w.result.Violation == "" {
+		e := heap.Pop(&w.events).(event)
+		w.now = e.at
+		e.do()
+		if w.Check {
+			w.check()
+		}
+	}
+}
+
+// at has something happen at an instant.
+func (w *world) at(t int64, do func()) {
+	w.names++
+	heap.Push(&w.events, event{max(t, w.now), uint64(w.names), do})
+}
+
+// in has something happen after a while.
+func (w *world) in(d time.Duration, do func()) { w.at(w.now+int64(d), do) }
+
+func (w *world) violate(what string, args ...any) {
+	if w.result.Violation == "" {
+		w.result.Violation = fmt.Sprintf("%v: ", time.Duration(w.now)) + fmt.Sprintf(what, args...)
+	}
+}
+
+// admit has a request judged.
+func (w *world) admit(k *key, allowed bool) {
+	w.result.Requests++
+	window := w.window()
+	k.exact[window] = min(k.exact[window]+1, w.Rule.Limit.Requests)
+	if !allowed {
+		return
+	}
+	w.result.Admitted++
+	k.spent[window]++
+	if over := k.judge.Admit(w.ledgerTime(), 1); over > 0 {
+		w.result.Over = max(w.result.Over, over)
+		if most := w.bound.now(window); over > most {
+			w.violate("%d more than the limit were let pass of key %v, and %d are declared", over, k.id, most)
+		}
+	}
+}
+
+// finish draws the sums.
+func (w *world) finish() *Result {
+	r := &w.result
+	r.Declared = w.bound.most
+	first, last := int64(w.Rule.Limit.WindowAt(w.origin)), w.window()
+	for _, k := range w.keys {
+		for window := first + 1; window < last; window++ {
+			if exact := k.exact[window]; exact > 0 {
+				r.Under = max(r.Under, float64(exact-min(exact, k.spent[window]))/float64(exact))
+			}
+		}
+	}
+	for _, n := range w.nodes {
+		n.sum()
+	}
+	return r
+}
+
+// event is something that happens.
+type event struct {
+	at   int64
+	turn uint64
+	do   func()
+}
+
+// events are a heap, by time, and at the same time in the order in which they were put in.
+type events []event
+
+// Len implements heap.Interface.
+func (e events) Len() int { return len(e) }
+
+// Less implements heap.Interface.
+func (e events) Less(i, j int) bool {
+	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].turn < e[j].turn
+}
+
+// Swap implements heap.Interface.
+func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
+
+// Push implements heap.Interface.
+func (e *events) Push(x any) { *e = append(*e, x.(event)) }
+
+// Pop implements heap.Interface.
+func (e *events) Pop() any {
+	last := (*e)[len(*e)-1]
+	(*e)[len(*e)-1] = event{}
+	*e = (*e)[:len(*e)-1]
+	return last
+}

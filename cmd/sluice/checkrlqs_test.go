@@ -1,0 +1,62 @@
+package main
+
+import (
+	"bytes"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sluice-gate/sluice/ratelimit/rlqs"
+)
+
+// checkRLQS runs check --rlqs on rules.
+func checkRLQS(t *testing.T, text string, args ...string) (int, string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "rules.yaml")
+	writeFile(t, file, text)
+	var out bytes.Buffer
+	code := run(append([]string{"check", "--rlqs", file}, args...), streams{&out, &out})
+	return code, out.String()
+}
+
+// What cannot be divided is refused, with the reason and what to use instead.
+func TestCheckRLQS(t *testing.T) {
+	head := "domain: d\ndescriptors:\n- key: k\n  "
+	for _, c := range []struct{ rule, want string }{
+		{"rate_limit: {unit: minute, requests_per_unit: 60}", "a limit of 60 leaves 6 for each of 10 Envoys, must be at least 10: ask over RLS"},
+		{"rate_limit: {unit: second, requests_per_unit: 600}", "a window of 1s is shorter than 1m0s"},
+		{"algorithm: token_bucket\n  rate_limit: {unit: minute, requests_per_unit: 600}", "use fixed_window or sliding_window, or ask over RLS"},
+	} {
+		if code, out := checkRLQS(t, head+c.rule+"\n"); code == 0 || !strings.Contains(out, c.want) {
+			t.Errorf("%s: %d, and no %q in\n%s", c.rule, code, c.want, out)
+		}
+	}
+	code, out := checkRLQS(t, head+"rate_limit: {unit: hour, requests_per_unit: 600}\n  coordination: {lease: {max: 30}}\n- key: u\n  rate_limit: {unlimited: true}\n", "--envoys=60")
+	for _, want := range []string{"30 (one lease)", "d.u: Envoys are told ALLOW_ALL: it is unlimited", "blanket_rule: DENY_ALL"} {
+		if code != 0 || !strings.Contains(out, want) {
+			t.Errorf("%d, and no %q in\n%s", code, want, out)
+		}
+	}
+	if code, out := checkRLQS(t, head+"rate_limit: {unlimited: true}\n", "--envoys=0"); code == 0 || !strings.Contains(out, "--envoys is 0") {
+		t.Errorf("%d: %s", code, out)
+	}
+}
+
+// The worked example of docs/rlqs.md is what check prints, and its settings are the service's.
+func TestDocsOfRLQS(t *testing.T) {
+	page := read(t, "docs/rlqs.md")
+	code, out := checkRLQS(t, fenced(page, "yaml")[0], "--envoys=50")
+	_, block, _ := strings.Cut(page, "<!-- check -->\n```text\n")
+	block, _, _ = strings.Cut(block, "```")
+	if code != 0 || len(block) < 100 || !strings.Contains(out, block) {
+		t.Errorf("check says\n%s\nand docs/rlqs.md\n%s", out, block)
+	}
+	for _, setting := range []string{"RLQS_MAX_STREAMS` | 10000", "RLQS_MAX_BUCKETS` | 1000", "RLQS_MAX_BUCKET_BYTES` | 1024", "RLQS_MAX_REPORTS` | 100"} {
+		if !strings.Contains(page, setting) {
+			t.Errorf("docs/rlqs.md does not say %s", setting)
+		}
+	}
+	if o := rlqs.DefaultOptions(); o != (&rlqsFlags{Streams: 10_000, Buckets: 1000, BucketBytes: 1024, Messages: 100}).options() {
+		t.Errorf("the defaults of the settings are not those of the package, %+v", o)
+	}
+}

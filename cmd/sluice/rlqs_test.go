@@ -1,0 +1,174 @@
+package main
+
+import (
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/bench/envoy"
+	"github.com/sluice-gate/sluice/leasing/redistest"
+)
+
+// passes counts what Envoys let pass, by the minute.
+type passes struct {
+	mu     sync.Mutex
+	minute map[int64]int // guarded by mu
+}
+
+func (p *passes) count(at time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.minute[at.Unix()/60]++
+}
+
+func (p *passes) most() (most int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, n := range p.minute {
+		most = max(most, n)
+	}
+	return most
+}
+
+// askEach asks each Envoy so often, until stop is closed.
+func askEach(stop <-chan struct{}, every time.Duration, id map[string]string, all ...*envoy.Live) *sync.WaitGroup {
+	var wg sync.WaitGroup
+	for _, e := range all {
+		wg.Go(func() {
+			tick := time.NewTicker(every)
+			defer tick.Stop()
+			for {
+				select {
+				case <-stop:
+					return
+				case <-tick.C:
+					e.Request(id)
+				}
+			}
+		})
+	}
+	return &wg
+}
+
+func envoyOf(t *testing.T, address string, p *passes) *envoy.Live {
+	t.Helper()
+	e, err := envoy.NewLive(envoy.Options{Domain: "d", Quirks: envoy.Stock()}, address, p.count)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	return e
+}
+
+const quotaRules = `
+domain: d
+descriptors:
+- key: tier
+  value: gold
+  descriptors:
+  - key: api_key
+    rate_limit: {unit: minute, requests_per_unit: 600}
+- key: brief
+  rate_limit: {unit: second, requests_per_unit: 600}
+`
+
+// Three Envoys of two nodes share 600 a minute, and an RLS caller has its part of the same
+// budget. Streams are cut, an Envoy stands still, a node is killed and started again, and the
+// store loses its data: together they never have more than is declared.
+func TestEnvoysShareABudget(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 40 s")
+	}
+	t.Parallel()
+	store := redistest.Start(t)
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	writeFile(t, rules, quotaRules)
+	env := []string{"REDIS_URL=" + store.Addr}
+	host, port := freeAddress(t)
+	address := net.JoinHostPort(host, port)
+	first := serve(t, env, "--config", rules)
+	second := serve(t, env, "--config", rules, "--grpc-port", port)
+	p := &passes{minute: map[int64]int{}}
+	id := map[string]string{"api_key": "k", "tier": "gold"}
+	all := []*envoy.Live{envoyOf(t, first.rpc, p), envoyOf(t, first.rpc, p), envoyOf(t, second.rpc, p)}
+	stop := make(chan struct{})
+	wg := askEach(stop, 50*time.Millisecond, id, all...)
+
+	time.Sleep(9 * time.Second)
+	_, text := first.get(first.debug + "/explain?domain=d&entry=tier=gold&entry=api_key=k")
+	if !strings.Contains(text, `"envoys":[{"name":"127.0.0.1:`) || !strings.Contains(text, `"envoys_in_all":2`) {
+		t.Errorf("explain does not show who holds: %s", text)
+	}
+	_, text = first.get(first.debug + "/metrics")
+	for _, want := range []string{"sluice_rlqs_streams 2\n", "sluice_rlqs_buckets 2\n"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("metrics do not say %q", want)
+		}
+	}
+	if code := first.postBody(`{"domain":"d","descriptors":[{"entries":[{"key":"tier","value":"gold"},{"key":"api_key","value":"k"}]}]}`); code == 200 {
+		p.count(time.Now()) // of the same budget
+	}
+	all[0].Cut()
+	second.Signal(syscall.SIGKILL)
+	time.Sleep(time.Second)
+	second = serve(t, env, "--config", rules, "--grpc-port", port)
+	if second.rpc != address {
+		t.Fatalf("it is at %s, not at %s again", second.rpc, address)
+	}
+	time.Sleep(6 * time.Second)
+	all[1].Freeze(4 * time.Second)
+	store.Do("FLUSHALL")
+	time.Sleep(8 * time.Second)
+	close(stop)
+	wg.Wait()
+	for i, e := range all {
+		if n, connected := e.Opened(); !connected || i != 1 && n < 2 {
+			t.Errorf("Envoy %d has opened %d streams, and has one: %t", i, n, connected)
+		}
+	}
+	// One lease of half the limit for the Envoy that stood still, if that was at a window's
+	// end, and what a store that lost its data grants once more, with what the killed node
+	// cannot tell it.
+	if most, declared := p.most(), 600+300+30+600; most > declared {
+		t.Errorf("%d passed in a minute, and at most %d are declared", most, declared)
+	}
+	if p.most() < 200 {
+		t.Errorf("only %d passed in a minute: the load was not what the test is about", p.most())
+	}
+}
+
+// Nothing goes wrong, and more is asked for than there is: not one too many passes, and what
+// a rule cannot be divided into is denied.
+func TestEnvoysKeepTheLimit(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 25 s")
+	}
+	t.Parallel()
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	writeFile(t, rules, strings.ReplaceAll(quotaRules, "600", "200"))
+	s := serve(t, []string{"DRAIN_TIME=100ms"}, "--config", rules)
+	p := &passes{minute: map[int64]int{}}
+	brief := &passes{minute: map[int64]int{}}
+	id := map[string]string{"api_key": "k", "tier": "gold"}
+	stop := make(chan struct{})
+	wg := askEach(stop, 20*time.Millisecond, id, envoyOf(t, s.rpc, p), envoyOf(t, s.rpc, p), envoyOf(t, s.rpc, p))
+	second := askEach(stop, 50*time.Millisecond, map[string]string{"brief": "x"}, envoyOf(t, s.rpc, brief))
+	time.Sleep(25 * time.Second)
+	close(stop)
+	wg.Wait()
+	second.Wait()
+	if n := p.most(); n > 200 || n < 100 {
+		t.Errorf("%d passed in a minute, of a limit of 200 with 3750 asked for", n)
+	}
+	if n := brief.most(); n != 0 {
+		t.Errorf("%d passed of a rule that cannot be divided", n)
+	}
+	s.Signal(syscall.SIGTERM)
+	if err := <-s.exited; err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+}

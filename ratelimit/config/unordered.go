@@ -1,0 +1,53 @@
+package config
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// MatchUnordered is Match of entries that have no order, such as those of Envoy's
+// BucketId: it puts them into an order in which a rule declares them, and leaves them
+// so. If there are rules for several orders, it is the one whose keys come first in
+// the alphabet. No two entries may have the same key.
+//
+// It allocates nothing; in the worst case it tries every path of the rules that has
+// only keys of the entries.
+func (d *Domain) MatchUnordered(entries []Entry, buf []byte) (*ratelimit.Rule, []byte) {
+	slices.SortFunc(entries, func(a, b Entry) int { return cmp.Compare(a.Key, b.Key) })
+	if !d.root.order(entries) {
+		return nil, buf
+	}
+	return d.Match(entries, buf)
+}
+
+// order permutes entries until a rule matches all of them. What it leaves behind where
+// there is none is sorted, as it came.
+func (l level) order(entries []Entry) bool {
+	for i := range entries {
+		n := l.find(&entries[i])
+		if n == nil {
+			continue
+		}
+		bringForward(entries, i)
+		if len(entries) == 1 && n.rule != nil || len(entries) > 1 && n.below.order(entries[1:]) {
+			return true
+		}
+		putBack(entries, i)
+	}
+	return false
+}
+
+// bringForward moves an entry to the front, the others keep their order.
+func bringForward(entries []Entry, i int) {
+	e := entries[i]
+	copy(entries[1:i+1], entries[:i])
+	entries[0] = e
+}
+
+func putBack(entries []Entry, i int) {
+	e := entries[0]
+	copy(entries[:i], entries[1:i+1])
+	entries[i] = e
+}

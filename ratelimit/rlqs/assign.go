@@ -1,0 +1,234 @@
+package rlqs
+
+import (
+	"context"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/sublease"
+)
+
+// demand is what is to be charged for a bucket.
+type demand struct {
+	*bucket
+	tokens tokens
+}
+
+// budget is what a bucket's limiter says that there is.
+type budget struct {
+	left tokens
+	ends instant // of the window
+}
+
+// work does what is to be done: windows that are over, and leases for those that want
+// one. Leases wait for the last answer to be acknowledged, windows do not.
+func (s *Session) work(ctx context.Context, now instant) {
+	s.turn(ctx, now)
+	if s.Waiting() {
+		return
+	}
+	var want []*bucket
+	for _, b := range s.order {
+		if len(s.next)+2*len(want) >= mostActions {
+			break
+		}
+		if b.due && s.simple(now, b) {
+			want = append(want, b)
+		}
+	}
+	s.assign(ctx, now, want)
+}
+
+// simple does what needs no budget, and tells whether a lease may be needed.
+func (s *Session) simple(now instant, b *bucket) (lease bool) {
+	switch {
+	case b.leaving == abandoned:
+		s.next = append(s.next, abandon(b.id))
+		s.node.stats.Abandoned.Add(1)
+	case b.how == granted:
+		return true
+	case b.told == 0 || now.Sub(b.told) >= sublease.LongestTTL/2:
+		s.next = append(s.next, blanket(b.id, b.how == allowAll, sublease.LongestTTL))
+		b.told = now
+	}
+	b.due = false
+	return false
+}
+
+// turn ends the windows that are over, and charges to the next ones what Envoys may still
+// have of them.
+func (s *Session) turn(ctx context.Context, now instant) {
+	var over []*bucket
+	for _, b := range s.order {
+		if b.turnAt != 0 && now >= b.turnAt {
+			over = append(over, b)
+		}
+	}
+	budgets := s.look(ctx, now, over)
+	for i, b := range over {
+		b.due = b.due || !b.holding.Silent(now) && b.leaving == staying
+		b.turnAt = budgets[i].ends.Add(turnLag)
+	}
+}
+
+// look asks what there is of the buckets' budgets, and enters windows that have begun.
+func (s *Session) look(ctx context.Context, now instant, of []*bucket) []budget {
+	if len(of) == 0 {
+		return nil
+	}
+	asks, verdicts := make([]ratelimit.Ask, len(of)), make([]ratelimit.Verdict, len(of))
+	for i, b := range of {
+		asks[i] = b.ask(ratelimit.Peek, 0)
+	}
+	s.node.source.Limiter.Decide(ctx, now, asks, verdicts)
+	budgets := make([]budget, len(of))
+	var carried []demand
+	for i, b := range of {
+		budgets[i] = s.budget(now, b, &verdicts[i])
+		if ends := b.holding.Ends(); ends != 0 && budgets[i].ends.Sub(ends) > b.rule.Limit.Period()/2 {
+			b.paid = payment{}
+			carry := b.holding.Turn(budgets[i].ends)
+			s.node.stats.Carried.Add(uint64(carry))
+			carried = append(carried, demand{b, carry})
+		}
+	}
+	s.charge(ctx, now, carried)
+	return budgets
+}
+
+// budget is what a verdict says. Without a ledger, the wall clock says when the window
+// ends, and only a claim can tell what there is.
+func (s *Session) budget(now instant, b *bucket, v *ratelimit.Verdict) budget {
+	if v.Err == nil && v.Source != ratelimit.FromFallback && v.ResetAfter > 0 {
+		return budget{v.Remaining, now.Add(v.ResetAfter)}
+	}
+	at := ratelimit.LedgerTime(s.node.source.Wall().UnixMicro())
+	l := &b.rule.Limit
+	left := b.rule.LocalShare().Limit.Capacity()
+	if b.rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
+		left = l.Capacity()
+	}
+	return budget{left, now.Add(l.WindowEnd(l.WindowAt(at)).Sub(at))}
+}
+
+// assign grants leases to those that want one.
+func (s *Session) assign(ctx context.Context, now instant, of []*bucket) {
+	budgets := s.look(ctx, now, of)
+	var demands []demand
+	var ends []instant
+	for i, b := range of {
+		b.turnAt = budgets[i].ends.Add(turnLag)
+		if sublease.TTL(now, budgets[i].ends) == 0 {
+			continue // not one whole second: it stays due until the next window
+		}
+		b.due = false
+		if n, wanted := s.want(now, b, budgets[i]); wanted {
+			demands, ends = append(demands, demand{b, n}), append(ends, budgets[i].ends)
+		}
+	}
+	for i, got := range s.take(ctx, now, demands) {
+		s.grant(now, demands[i], ends[i], got)
+	}
+}
+
+// want is how large a lease a bucket is to have.
+func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool) {
+	switch {
+	case b.leaving == silenced && b.holding.Settled():
+		b.leaving, b.due = abandoned, true
+		return 0, false
+	case b.leaving == silenced:
+		return 0, false
+	case b.holding.Idle() >= IdleAfter && b.holding.Settled():
+		b.leaving = silenced
+		return 0, true
+	}
+	holders, perSec := b.share.sums()
+	return b.holding.Want(now, of.ends, sublease.Budget{
+		Limit: b.rule.Limit.Requests, Largest: b.rule.LargestLease(), Left: of.left, Holders: holders, PerSecond: perSec,
+	})
+}
+
+// grant sends what was taken. If it is no more than the Envoy has already, though more was
+// wanted, it would not help, and is given back.
+func (s *Session) grant(now instant, d demand, ends instant, got tokens) {
+	b, h := d.bucket, &d.holding
+	has := h.InUse()
+	switch {
+	case got == 0 && b.leaving != silenced && !h.Deniable():
+		return
+	case got > 0 && d.tokens > has && got <= has:
+		s.credit(now, b, got)
+		return
+	}
+	ttl := sublease.TTL(now, ends)
+	s.next = append(s.next, blanket(b.id, false, denial(now, ends)))
+	if got > 0 {
+		s.next = append(s.next, oneShot(b.id, got, ttl))
+		s.node.stats.Assignments.Add(1)
+		s.node.stats.Granted.Add(uint64(got))
+	}
+	h.Grant(now, ends, got, ttl, s.sent+1)
+	b.show(s.node)
+}
+
+// denial is how long nothing is to pass where nothing is left: until the window ends.
+func denial(now, ends instant) time.Duration {
+	return (ends.Sub(now) + time.Second).Truncate(time.Second)
+}
+
+// take charges what can be had of what is wanted, and returns how much that is of each.
+func (s *Session) take(ctx context.Context, now instant, of []demand) []tokens {
+	got := make([]tokens, len(of))
+	var asks []ratelimit.Ask
+	var at []int // of each ask, whose demand it is
+	add := func(i int, n tokens) {
+		if n > 0 {
+			asks, at = append(asks, of[i].ask(ratelimit.Spend, n)), append(at, i)
+		}
+	}
+	for i, d := range of {
+		add(i, d.tokens)
+	}
+	for range 2 { // the second time, for what was said to be left
+		if len(asks) == 0 {
+			return got
+		}
+		verdicts := make([]ratelimit.Verdict, len(asks))
+		s.node.source.Limiter.Decide(ctx, now, asks, verdicts)
+		tried := at
+		asks, at = asks[:0:0], nil
+		for k, i := range tried {
+			v := &verdicts[k]
+			switch {
+			case v.Err != nil:
+			case v.OverLimit:
+				add(i, min(v.Remaining, of[i].tokens-1))
+			default:
+				got[i] = v.Charged
+				of[i].pay(v)
+			}
+		}
+	}
+	return got
+}
+
+// pay notes what was charged, so that it can be given back. What on_store_failure
+// admitted is not: nobody can tell whose it was.
+func (b *bucket) pay(v *ratelimit.Verdict) {
+	if v.Source == ratelimit.FromFallback {
+		return
+	}
+	if v.Window != b.paid.verdict.Window {
+		b.paid.tokens = 0
+	}
+	b.paid.verdict = *v
+	b.paid.tokens += v.Charged
+}
+
+// charge charges what Envoys have, whether or not there is so much.
+func (s *Session) charge(ctx context.Context, now instant, of []demand) {
+	for i, got := range s.take(ctx, now, of) {
+		s.node.stats.Uncovered.Add(uint64(of[i].tokens - got))
+	}
+}

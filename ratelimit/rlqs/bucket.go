@@ -1,0 +1,179 @@
+package rlqs
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"unicode/utf8"
+
+	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/sublease"
+)
+
+// maxEntries is the most that a BucketId may have: so deep do rules go.
+const maxEntries = 16
+
+// service is how a bucket is served.
+type service uint8
+
+const (
+	granted  service = iota // leases of its rule's budget
+	allowAll                // no rule limits it
+	denyAll                 // its rule has nothing, or cannot be served so
+)
+
+// bucket is one that a stream has subscribed to.
+type bucket struct {
+	of      string // the Envoy's name
+	id      *rlqs.BucketId
+	entries []config.Entry // in the rule's order
+	how     service
+	rule    *ratelimit.Rule // of the configuration; nil: none matches
+	asking  *ratelimit.Rule // the same, as it is asked for: a denial takes nothing
+	share   *share
+	holding sublease.Holding
+	shown   Holder // what the share has of it
+	paid    payment
+	told    instant // when a blanket rule was last sent; 0: it was not
+	turnAt  instant // when the window of holding is over, or is to be looked at again; 0: it has none
+	due     bool    // it is to be looked at, whether it wants a lease
+	leaving leaving
+}
+
+// leaving is how far a bucket is that is to be abandoned.
+type leaving uint8
+
+const (
+	staying   leaving = iota
+	silenced          // it was told to let nothing pass
+	abandoned         // it was told so, and has acknowledged and reported; now it is to be forgotten
+)
+
+// payment is what was charged for a holding: Undo takes it back in its window only.
+type payment struct {
+	verdict ratelimit.Verdict
+	tokens  tokens
+}
+
+// canonical is a BucketId's name: the same for the same entries. It is an error if the
+// BucketId has none, or is larger than the bounds.
+func canonical(id *rlqs.BucketId, o *Options) (name string, entries []config.Entry, err error) {
+	of := id.GetBucket()
+	if len(of) == 0 || len(of) > maxEntries {
+		return "", nil, fmt.Errorf("a BucketId has %d entries, must be 1 to %d", len(of), maxEntries)
+	}
+	size := 0
+	for k, v := range of {
+		size += len(k) + len(v)
+		if !utf8.ValidString(k) || !utf8.ValidString(v) {
+			return "", nil, fmt.Errorf("a BucketId has an entry that is no UTF-8: %q", ratelimit.OneLine(k+"="+v))
+		}
+	}
+	if size > o.BucketBytes {
+		return "", nil, fmt.Errorf("a BucketId has %d bytes, the most is %d (RLQS_MAX_BUCKET_BYTES)", size, o.BucketBytes)
+	}
+	var b []byte
+	for _, k := range slices.Sorted(maps.Keys(of)) {
+		entries = append(entries, config.Entry{Key: k, Value: of[k]})
+		b = ratelimit.AppendEntry(b, k, of[k], ratelimit.OfRequest)
+	}
+	return string(b), entries, nil
+}
+
+// serve finds how a bucket is served by the rules in force, and joins the holders of its
+// key. What it held of another key stays charged.
+func (b *bucket) serve(n *Node, d *config.Domain) {
+	var rule *ratelimit.Rule
+	var key []byte
+	if d != nil {
+		rule, key = d.MatchUnordered(b.entries, nil)
+	}
+	if rule == b.rule && b.asking != nil {
+		return
+	}
+	if rule == nil && b.rule != nil { // it was removed
+		b.leaving, b.due = abandoned, true
+		return
+	}
+	how := serviceOf(rule)
+	if how != granted || b.share == nil || b.share.key != string(key) {
+		b.quit(n)
+		b.holding = sublease.NewHolding()
+		b.told = 0
+		if how == granted {
+			b.share = n.join(b, key)
+		}
+	}
+	b.how, b.rule, b.asking = how, rule, new(ratelimit.Rule)
+	if rule != nil {
+		*b.asking = *rule
+		b.asking.Coordination.OnDeny = ratelimit.DenyRefunds
+	}
+	b.due = true
+}
+
+func serviceOf(rule *ratelimit.Rule) service {
+	switch {
+	case rule == nil || rule.Unlimited || rule.Shadow:
+		return allowAll
+	case rule.Limit.Requests == 0 || sublease.Servable(rule) != nil:
+		return denyAll
+	default:
+		return granted
+	}
+}
+
+// quit leaves the holders of the bucket's key.
+func (b *bucket) quit(n *Node) {
+	b.paid = payment{}
+	if b.share != nil {
+		n.stats.Unproven.Add(-int64(b.shown.Unproven))
+		n.leave(b, b.share)
+		b.share, b.shown = nil, Holder{}
+	}
+}
+
+// show brings what others see of the holding up to date.
+func (b *bucket) show(n *Node) {
+	if b.share == nil {
+		return
+	}
+	h := &b.holding
+	is := Holder{b.of, h.PerSecond(), h.Charged(), h.InUse(), h.Unproven()}
+	if is == b.shown {
+		return
+	}
+	n.stats.Unproven.Add(int64(is.Unproven - b.shown.Unproven))
+	b.shown = is
+	b.share.set(b, is)
+}
+
+// ask is a question for the bucket's budget.
+func (b *bucket) ask(kind ratelimit.Kind, cost tokens) ratelimit.Ask {
+	return ratelimit.Ask{Rule: b.asking, Key: []byte(b.share.key), Kind: kind, Cost: cost}
+}
+
+// count books what a report says in the rule's statistics.
+func (b *bucket) count(u sublease.Usage) {
+	if b.rule == nil || b.rule.Counters == nil {
+		return
+	}
+	c := b.rule.Counters
+	if b.rule.MetricNames.FromRequest() {
+		var name []byte
+		for level, e := range b.entries {
+			name = b.rule.AppendLevel(name, level, e.Key, e.Value)
+		}
+		c = c.Named(name)
+	}
+	allowed, denied := uint64(u.Allowed), uint64(u.Denied)
+	c.TotalHits.Add(allowed + denied)
+	c.WithinLimit.Add(allowed)
+	c.OverLimit.Add(denied)
+	c.OverLocally.Add(denied)
+	c.Denied.Add(denied)
+	c.Sources[ratelimit.FromLease].Add(allowed + denied)
+}

@@ -1,0 +1,150 @@
+package rlqs
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+type (
+	instant = ratelimit.Instant
+	tokens  = ratelimit.Tokens
+)
+
+// Options bound what callers may have a node keep. The zero value is no valid one.
+type Options struct {
+	Streams     int     // at once, in this process
+	Buckets     int     // of one stream
+	BucketBytes int     // of one BucketId, keys and values
+	Messages    float64 // that a stream may send a second, lastingly; more wait in its connection
+}
+
+// DefaultOptions are the bounds where nobody says otherwise.
+func DefaultOptions() Options {
+	return Options{Streams: 10_000, Buckets: 1000, BucketBytes: 1 << 10, Messages: 100}
+}
+
+// Validate reports every bound that makes no sense, under the name of its setting.
+func (o *Options) Validate() error {
+	var errs []error
+	within := func(name string, value, least, most float64) {
+		if !(value >= least && value <= most) {
+			errs = append(errs, fmt.Errorf("%s is %v, must be between %v and %v", name, value, least, most))
+		}
+	}
+	within("RLQS_MAX_STREAMS", float64(o.Streams), 0, 1<<20)
+	within("RLQS_MAX_BUCKETS", float64(o.Buckets), 1, 1<<16)
+	within("RLQS_MAX_BUCKET_BYTES", float64(o.BucketBytes), 16, 16<<10)
+	within("RLQS_MAX_REPORTS", o.Messages, 1, 1e6)
+	return errors.Join(errs...)
+}
+
+// Source is what a node decides with.
+type Source struct {
+	Rules   func() *config.Rules
+	Limiter ratelimit.Limiter
+	Wall    func() time.Time // for budgets without a ledger, whose windows are the wall clock's
+}
+
+// Node is what all streams of a process share. It is safe for concurrent use.
+type Node struct {
+	stats   Stats
+	source  Source
+	options Options
+
+	mu     sync.Mutex
+	shares map[string]*share // guarded by mu, by key. Invariant: each has a holder
+}
+
+// NewNode makes a node without streams.
+func NewNode(s Source, o Options) *Node {
+	return &Node{source: s, options: o, shares: map[string]*share{}}
+}
+
+// Stats are the node's counts.
+func (n *Node) Stats() *Stats { return &n.stats }
+
+// share is what a node's streams have of one key. It is safe for concurrent use.
+type share struct {
+	key string
+
+	mu      sync.Mutex
+	holders map[*bucket]Holder // guarded by mu
+	perSec  float64            // guarded by mu. Invariant: the sum of the holders', but for rounding
+}
+
+// Holder is what one stream has of a key.
+type Holder struct {
+	Name      string           `json:"name"` // of its Envoy: as its operator calls it, or its address
+	PerSecond float64          `json:"per_second"`
+	Charged   ratelimit.Tokens `json:"charged"`  // for it, in this window
+	InUse     ratelimit.Tokens `json:"in_use"`   // at most what is left of its last lease
+	Unproven  ratelimit.Tokens `json:"unproven"` // charged, and neither known to be spent nor in the lease in use
+}
+
+// join adds a holder of a key.
+func (n *Node) join(b *bucket, key []byte) *share {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s := n.shares[string(key)]
+	if s == nil {
+		s = &share{key: string(key), holders: map[*bucket]Holder{}}
+		n.shares[s.key] = s
+	}
+	s.set(b, Holder{Name: b.of})
+	return s
+}
+
+// leave takes out a holder.
+func (n *Node) leave(b *bucket, s *share) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.perSec = max(0, s.perSec-s.holders[b].PerSecond)
+	if delete(s.holders, b); len(s.holders) == 0 {
+		delete(n.shares, s.key)
+	}
+}
+
+// set takes in what has become of a holder.
+func (s *share) set(b *bucket, is Holder) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.perSec = max(0, s.perSec+is.PerSecond-s.holders[b].PerSecond)
+	s.holders[b] = is
+}
+
+func (s *share) sums() (holders int, perSec float64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.holders), s.perSec
+}
+
+// mostShown is how many holders Look returns.
+const mostShown = 100
+
+// Look is what this node's streams have of a key, for people: those with most requests
+// first, the first hundred, and how many there are.
+func (n *Node) Look(key []byte) (holders []Holder, all int) {
+	n.mu.Lock()
+	s := n.shares[string(key)]
+	n.mu.Unlock()
+	if s == nil {
+		return nil, 0
+	}
+	s.mu.Lock()
+	holders = slices.Collect(maps.Values(s.holders))
+	s.mu.Unlock()
+	slices.SortFunc(holders, func(a, b Holder) int {
+		return cmp.Or(cmp.Compare(b.PerSecond, a.PerSecond), cmp.Compare(a.Name, b.Name))
+	})
+	return holders[:min(mostShown, len(holders))], len(holders)
+}

@@ -1,0 +1,214 @@
+package rlqs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/sublease"
+	"github.com/sluice-gate/sluice/ratelimit/transport"
+)
+
+// HolderHeader is the key of initial_metadata under which an operator may give an Envoy a
+// name, for people to read.
+const HolderHeader = "x-sluice-holder"
+
+// Service serves streams. It is safe for concurrent use.
+type Service struct {
+	rlqs.UnimplementedRateLimitQuotaServiceServer
+	node     *Node
+	clock    ratelimit.Clock
+	log      *slog.Logger
+	slots    chan struct{}
+	draining chan struct{}
+	drain    sync.Once
+	owing    atomic.Int64 // debts of streams that have ended
+}
+
+// mostDebts is how many debts of ended streams a process remembers; those beyond are
+// counted as uncovered.
+const mostDebts = 100_000
+
+// NewService makes a service that serves until Drain.
+func NewService(n *Node, clock ratelimit.Clock, log *slog.Logger) *Service {
+	return &Service{
+		node: n, clock: clock, log: log, slots: make(chan struct{}, n.options.Streams), draining: make(chan struct{}),
+	}
+}
+
+// Register adds the service to a server made with transport.Options.
+func (s *Service) Register(r grpc.ServiceRegistrar) { rlqs.RegisterRateLimitQuotaServiceServer(r, s) }
+
+// Drain ends all streams, and those to come: their Envoys ask another node within seconds,
+// and go on with what they have until then. It does not wait for them.
+func (s *Service) Drain() { s.drain.Do(func() { close(s.draining) }) }
+
+type serverStream = grpc.BidiStreamingServer[rlqs.RateLimitQuotaUsageReports, rlqs.RateLimitQuotaResponse]
+
+// StreamRateLimitQuotas implements the service: it serves one stream, until that ends.
+func (s *Service) StreamRateLimitQuotas(stream serverStream) (err error) {
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	default:
+		s.node.stats.Refused.Add(1)
+		return status.Errorf(codes.ResourceExhausted, "%d streams are served already (RLQS_MAX_STREAMS)", cap(s.slots))
+	}
+	talk, ok := transport.Converse(stream.Context())
+	if !ok {
+		return status.Error(codes.Internal, "what this connection has received cannot be told: nothing can be granted on it")
+	}
+	defer func() {
+		if r := recover(); r != nil {
+			s.log.Error("a stream of quotas failed: this is a bug in sluice, please report it", "panic", r, "stack",
+				string(debug.Stack()))
+			err = status.Error(codes.Internal, "internal error, see the log")
+		}
+	}()
+	s.node.stats.Streams.Add(1)
+	defer s.node.stats.Streams.Add(-1)
+	e := &exchange{service: s, stream: stream, talk: talk, session: s.node.NewSession()}
+	e.session.Name = nameOf(stream.Context())
+	defer e.close()
+	return e.run()
+}
+
+// nameOf is what people are shown of an Envoy: the name that it was given, or its address.
+func nameOf(ctx context.Context) string {
+	if name := metadata.ValueFromIncomingContext(ctx, HolderHeader); len(name) > 0 {
+		return ratelimit.OneLine(name[0])
+	}
+	if p, ok := peer.FromContext(ctx); ok {
+		return p.Addr.String()
+	}
+	return ""
+}
+
+// exchange is one stream that is being served.
+type exchange struct {
+	service *Service
+	stream  serverStream
+	talk    *transport.Talk
+	session *Session
+}
+
+// run takes in what comes, in one goroutine; another reads.
+func (e *exchange) run() error {
+	ctx, stop := context.WithCancel(e.stream.Context())
+	defer stop()
+	reports, ended := make(chan *rlqs.RateLimitQuotaUsageReports), make(chan error, 1)
+	go func() { ended <- e.read(ctx, reports) }() // it ends with the stream, which ends when this returns
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		e.wakeIn(timer)
+		select {
+		case m := <-reports:
+			if err := e.session.Reports(ctx, e.service.clock(), m); err != nil {
+				return asStatus(err)
+			}
+		case <-e.talk.Notify():
+			e.session.Acked(ctx, e.service.clock(), e.talk.Acked())
+		case <-timer.C:
+			now := e.service.clock()
+			if e.session.Stuck(now) {
+				e.service.node.stats.Stuck.Add(1)
+				return status.Errorf(codes.DeadlineExceeded, "an answer was not acknowledged within %v", StuckAfter)
+			}
+			e.session.Wake(ctx, now)
+		case err := <-ended:
+			return err
+		case <-e.service.draining:
+			return status.Error(codes.Unavailable, "this node is shutting down: ask another")
+		}
+		if m := e.session.Answer(e.service.clock()); m != nil {
+			if err := e.stream.Send(m); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// read passes on what comes, no faster than a stream may ask.
+func (e *exchange) read(ctx context.Context, reports chan<- *rlqs.RateLimitQuotaUsageReports) error {
+	o := &e.service.node.options
+	pace := rate.NewLimiter(rate.Limit(o.Messages), max(1, int(o.Messages)))
+	for {
+		m, err := e.stream.Recv()
+		if err != nil {
+			return err
+		}
+		if err := pace.Wait(ctx); err != nil {
+			return err
+		}
+		select {
+		case reports <- m:
+			e.talk.Received()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (e *exchange) wakeIn(timer *time.Timer) {
+	d := time.Hour
+	if next := e.session.Next(); next != 0 {
+		d = max(0, next.Sub(e.service.clock()))
+	}
+	timer.Reset(d)
+}
+
+func asStatus(err error) error {
+	if _, ok := errors.AsType[*BadReportError](err); ok {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	return status.Error(codes.Unavailable, err.Error())
+}
+
+// close remembers what is still to be done about the stream's budgets.
+func (e *exchange) close() {
+	s, now := e.service, e.service.clock()
+	for _, d := range e.session.Close(now) {
+		if s.owing.Add(1) > mostDebts {
+			s.owing.Add(-1)
+			s.node.stats.Uncovered.Add(uint64(d.Tokens()))
+			continue
+		}
+		time.AfterFunc(max(0, d.At.Sub(now)), func() {
+			defer s.owing.Add(-1)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			s.node.Settle(ctx, s.clock(), &d)
+		})
+	}
+}
+
+// Reason tells why a rule is not served, or what of it Envoys need not ask about; "": its
+// budget is divided.
+func Reason(r *ratelimit.Rule) string {
+	switch err := sublease.Servable(r); {
+	case err != nil:
+		return fmt.Sprintf("DENY_ALL: %v", err)
+	case r.Unlimited:
+		return "ALLOW_ALL: it is unlimited"
+	case r.Shadow:
+		return "ALLOW_ALL: it is in shadow_mode; hits are counted, and nothing is charged"
+	case r.Limit.Requests == 0:
+		return "DENY_ALL: requests_per_unit is 0"
+	}
+	return ""
+}

@@ -1,0 +1,312 @@
+package rlqs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/sublease"
+)
+
+const (
+	// IdleAfter is how long a bucket without requests is kept before its Envoy is told to
+	// forget it.
+	IdleAfter = 30 * time.Second
+	// StuckAfter is how long an Envoy may take to acknowledge an answer.
+	StuckAfter = 10 * time.Second
+	// turnLag is how long after a window's end, as it is known, the next is asked for.
+	turnLag = 5 * time.Millisecond
+)
+
+// Session is one stream, driven from outside: its driver calls Reports, Acked and Wake,
+// sends what Answer returns after each, and ends with Close. It has no goroutine and
+// reads no clock; Reports, Acked and Wake block for as long as the limiter takes to
+// decide (ratelimit.StoreDeadline, a few times). It is not safe for concurrent use.
+type Session struct {
+	// Name is what people are shown of the Envoy. It may be set before the first call.
+	Name    string
+	node    *Node
+	domain  string
+	buckets map[string]*bucket // by canonical name
+	order   []*bucket          // as they came
+	next    []*rlqs.RateLimitQuotaResponse_BucketAction
+	sent    uint64
+	acked   uint64
+	sentAt  instant
+}
+
+// NewSession makes a session of a stream that has just begun.
+func (n *Node) NewSession() *Session {
+	return &Session{node: n, buckets: map[string]*bucket{}}
+}
+
+// BadReportError says what is wrong with a message of an Envoy's: its stream is to end.
+type BadReportError struct{ message string }
+
+// Error says it.
+func (e *BadReportError) Error() string { return e.message }
+
+func bad(format string, args ...any) error {
+	return &BadReportError{ratelimit.OneLine(fmt.Sprintf(format, args...))}
+}
+
+var errNoRules = errors.New("no rate limit configuration loaded")
+
+// Reports takes in a message. An error ends the stream: a *BadReportError is the
+// caller's; otherwise there are no rules yet.
+func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, m *rlqs.RateLimitQuotaUsageReports) error {
+	rules := s.node.source.Rules()
+	if rules == nil {
+		return errNoRules
+	}
+	switch {
+	case s.domain == "" && m.GetDomain() == "":
+		return bad("the first message of a stream must name its domain")
+	case s.domain == "":
+		s.domain = m.GetDomain()
+	case m.GetDomain() != "" && m.GetDomain() != s.domain:
+		return bad("a stream of domain %q reports for domain %q: a stream has one", s.domain, m.GetDomain())
+	}
+	domain := rules.Domain(s.domain)
+	var excess []demand
+	for _, u := range m.GetBucketQuotaUsages() {
+		b, err := s.bucket(u.GetBucketId())
+		if err != nil {
+			return bad("%v", err)
+		}
+		s.node.stats.Reports.Add(1)
+		if b == nil || b.leaving == abandoned {
+			continue
+		}
+		if b.serve(s.node, domain); b.leaving == abandoned {
+			continue
+		}
+		if over := s.report(now, b, usage(u)); over > 0 {
+			excess = append(excess, demand{b, over})
+		}
+	}
+	s.charge(ctx, now, excess)
+	for _, d := range excess {
+		d.holding.Charge(d.tokens)
+	}
+	s.work(ctx, now)
+	return nil
+}
+
+// usage is what a report says, bounded.
+func usage(u *rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage) sublease.Usage {
+	count := func(n uint64) tokens { return tokens(min(n, uint64(ratelimit.MaxBooked))) }
+	return sublease.Usage{
+		Allowed: count(u.GetNumRequestsAllowed()), Denied: count(u.GetNumRequestsDenied()),
+		Elapsed: max(0, u.GetTimeElapsed().AsDuration()),
+	}
+}
+
+// bucket finds a bucket, or subscribes to it; nil: the stream has as many as it may.
+func (s *Session) bucket(id *rlqs.BucketId) (*bucket, error) {
+	name, entries, err := canonical(id, &s.node.options)
+	if err != nil {
+		return nil, err
+	}
+	b := s.buckets[name]
+	switch {
+	case b != nil:
+		return b, nil
+	case len(s.buckets) >= s.node.options.Buckets:
+		s.node.stats.Refused.Add(1)
+		if len(s.next) < mostActions {
+			s.next = append(s.next, blanket(id, false, sublease.LongestTTL))
+		}
+		return nil, nil
+	}
+	b = &bucket{id: id, entries: entries, of: s.Name}
+	s.buckets[name] = b
+	s.order = append(s.order, b)
+	s.node.stats.Buckets.Add(1)
+	return b, nil
+}
+
+// report takes in one bucket's report, and returns what was let pass that cannot have
+// been granted.
+func (s *Session) report(now instant, b *bucket, u sublease.Usage) (excess tokens) {
+	n := s.node
+	n.stats.Allowed.Add(uint64(u.Allowed))
+	n.stats.Denied.Add(uint64(u.Denied))
+	b.count(u)
+	b.due = true
+	if b.how != granted {
+		if b.how == denyAll && b.rule.Limit.Requests > 0 {
+			n.stats.Unserved.Add(1)
+		}
+		return 0
+	}
+	o := b.holding.Report(now, u)
+	if o.Lost {
+		n.stats.LostReports.Add(1)
+	}
+	s.credit(now, b, o.Credit)
+	if u.Allowed+u.Denied > 0 {
+		b.leaving = staying
+	}
+	b.show(n)
+	n.stats.Excess.Add(uint64(o.Excess))
+	return o.Excess
+}
+
+// credit gives back what is proven dead.
+func (s *Session) credit(now instant, b *bucket, c tokens) {
+	if c = min(c, b.paid.tokens); c <= 0 {
+		return
+	}
+	b.paid.tokens -= c
+	v := b.paid.verdict
+	v.Charged = c
+	s.node.source.Limiter.Undo(now, []ratelimit.Ask{b.ask(ratelimit.Spend, c)}, []ratelimit.Verdict{v})
+	s.node.stats.Credited.Add(uint64(c))
+}
+
+// Acked takes in that the Envoy has received all answers up to one, counted from 1.
+func (s *Session) Acked(ctx context.Context, now ratelimit.Instant, upto uint64) {
+	if upto = min(upto, s.sent); upto <= s.acked {
+		return
+	}
+	s.acked = upto
+	kept := s.order[:0]
+	for _, b := range s.order {
+		b.holding.Acked(now, upto)
+		if b.leaving == abandoned && !b.due {
+			s.forget(b)
+			continue
+		}
+		kept = append(kept, b)
+	}
+	clear(s.order[len(kept):])
+	s.order = kept
+	s.work(ctx, now)
+}
+
+func (s *Session) forget(b *bucket) {
+	b.quit(s.node)
+	name, _, _ := canonical(b.id, &s.node.options)
+	delete(s.buckets, name)
+	s.node.stats.Buckets.Add(-1)
+}
+
+// Wake takes in that Next has come.
+func (s *Session) Wake(ctx context.Context, now ratelimit.Instant) { s.work(ctx, now) }
+
+// Next is when Wake is due at the latest; 0: there is nothing to wake up for.
+func (s *Session) Next() ratelimit.Instant {
+	var next instant
+	sooner := func(t instant) {
+		if t > 0 && (next == 0 || t < next) {
+			next = t
+		}
+	}
+	for _, b := range s.order {
+		sooner(b.turnAt)
+	}
+	if s.Waiting() {
+		sooner(s.sentAt.Add(StuckAfter))
+	}
+	return next
+}
+
+// Waiting tells whether the last answer has not been acknowledged.
+func (s *Session) Waiting() bool { return s.acked < s.sent }
+
+// Stuck tells whether the Envoy does not take in what it is sent: its stream is to end.
+func (s *Session) Stuck(now ratelimit.Instant) bool {
+	return s.Waiting() && now >= s.sentAt.Add(StuckAfter)
+}
+
+// Answer is what to send now; nil: nothing, or the last answer is not acknowledged yet.
+func (s *Session) Answer(now ratelimit.Instant) *rlqs.RateLimitQuotaResponse {
+	if s.Waiting() || len(s.next) == 0 {
+		return nil
+	}
+	m := &rlqs.RateLimitQuotaResponse{BucketAction: s.next}
+	s.next = nil
+	s.sent++
+	s.sentAt = now
+	s.node.stats.Messages.Add(1)
+	return m
+}
+
+// Debt is what is to be done about a budget when a stream has ended, at a later time.
+type Debt struct {
+	At     ratelimit.Instant
+	ask    ratelimit.Ask
+	refund *ratelimit.Verdict // to be undone; nil: the ask is to be charged
+}
+
+// Tokens is how many are to be charged, or to be given back.
+func (d *Debt) Tokens() ratelimit.Tokens { return d.ask.Cost }
+
+// Close takes in that the stream has ended. What its Envoy was granted stays charged in
+// its window; the debts are what it may spend in the next window of what it has, and,
+// under reclaim: eager, what it cannot spend any more.
+func (s *Session) Close(now ratelimit.Instant) (debts []Debt) {
+	for _, b := range s.order {
+		if b.how == granted {
+			debts = append(debts, b.debts(now)...)
+		}
+		b.quit(s.node)
+		s.node.stats.Buckets.Add(-1)
+	}
+	s.order, s.buckets = nil, nil
+	return debts
+}
+
+func (b *bucket) debts(now instant) (debts []Debt) {
+	crossing, unspent, expires := b.holding.Leave(now)
+	ends := b.holding.Ends()
+	if crossing > 0 {
+		// A moment after the window's end, which is known to within a little.
+		debts = append(debts, Debt{At: ends.Add(sublease.Slack), ask: b.ask(ratelimit.Spend, crossing)})
+	}
+	if give := min(unspent, b.paid.tokens); give > 0 && b.rule.Coordination.Eager() && expires < ends {
+		v := b.paid.verdict
+		v.Charged = give
+		debts = append(debts, Debt{At: expires.Add(keepalive), ask: b.ask(ratelimit.Spend, give), refund: &v})
+	}
+	return debts
+}
+
+// keepalive is how long a connection may be silent before it is taken for dead: what was
+// under way on one that is dead arrives no more.
+const keepalive = 80 * time.Second
+
+// Settle does what was to be done.
+func (n *Node) Settle(ctx context.Context, now ratelimit.Instant, d *Debt) {
+	if d.refund != nil {
+		n.source.Limiter.Undo(now, []ratelimit.Ask{d.ask}, []ratelimit.Verdict{*d.refund})
+		n.stats.Credited.Add(uint64(d.ask.Cost))
+		return
+	}
+	n.stats.Carried.Add(uint64(d.ask.Cost))
+	n.charge(ctx, now, d.ask)
+}
+
+// charge charges what there is of what an ask wants, and counts the rest.
+func (n *Node) charge(ctx context.Context, now instant, a ratelimit.Ask) {
+	left := a.Cost
+	for range 2 {
+		var v [1]ratelimit.Verdict
+		n.source.Limiter.Decide(ctx, now, []ratelimit.Ask{a}, v[:])
+		switch {
+		case v[0].Err != nil:
+		case !v[0].OverLimit:
+			left -= v[0].Charged
+		case v[0].Remaining > 0:
+			a.Cost = min(a.Cost-1, v[0].Remaining)
+			continue
+		}
+		break
+	}
+	n.stats.Uncovered.Add(uint64(max(0, left)))
+}

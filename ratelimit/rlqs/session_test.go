@@ -1,0 +1,226 @@
+package rlqs
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+)
+
+// purse is a limiter with one budget, which it never fills again. Its window ends at ends.
+type purse struct {
+	left tokens
+	ends instant
+	asks int
+}
+
+func (p *purse) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+	for i, a := range asks {
+		p.asks++
+		verdicts[i] = ratelimit.Verdict{Remaining: p.left, ResetAfter: p.ends.Sub(now), Window: 1}
+		switch {
+		case a.Kind != ratelimit.Spend:
+		case a.Cost > p.left:
+			verdicts[i].OverLimit = true
+		default:
+			p.left -= a.Cost
+			verdicts[i].Charged, verdicts[i].Remaining = a.Cost, p.left
+		}
+	}
+}
+
+func (p *purse) Undo(_ ratelimit.Instant, _ []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+	for _, v := range verdicts {
+		p.left += v.Charged
+	}
+}
+
+const start = instant(time.Hour)
+
+func rulesOf(t *testing.T, text string) *config.Rules {
+	t.Helper()
+	rules, _, problems := config.Parse([]config.Text{{Name: "rules", Data: []byte(text)}},
+		config.Options{Coordination: ratelimit.DefaultCoordination()})
+	if problems != nil {
+		t.Fatal(problems)
+	}
+	return rules
+}
+
+const oneRule = "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: minute, requests_per_unit: 600}\n"
+
+// newSession makes a session whose rules may be replaced.
+func newSession(t *testing.T, rules **config.Rules) (*Session, *Node, *purse) {
+	p := &purse{left: 600, ends: start.Add(time.Minute)}
+	n := NewNode(Source{
+		Rules: func() *config.Rules { return *rules }, Limiter: p, Wall: func() time.Time { return time.Unix(0, 0) },
+	}, Options{Streams: 1, Buckets: 3, BucketBytes: 64, Messages: 100})
+	return n.NewSession(), n, p
+}
+
+func usageOf(allowed, denied uint64, id ...string) *rlqs.RateLimitQuotaUsageReports {
+	of := map[string]string{}
+	for i := 0; i < len(id); i += 2 {
+		of[id[i]] = id[i+1]
+	}
+	return &rlqs.RateLimitQuotaUsageReports{
+		Domain: "d", BucketQuotaUsages: []*rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage{{
+			BucketId: &rlqs.BucketId{Bucket: of}, NumRequestsAllowed: allowed, NumRequestsDenied: denied,
+			TimeElapsed: durationpb.New(5 * time.Second),
+		}},
+	}
+}
+
+// say writes an answer as people would.
+func say(m *rlqs.RateLimitQuotaResponse) string {
+	var parts []string
+	for _, a := range m.GetBucketAction() {
+		x := a.GetQuotaAssignmentAction()
+		switch s := x.GetRateLimitStrategy().GetStrategy().(type) {
+		case *typev3.RateLimitStrategy_BlanketRule_:
+			parts = append(parts, s.BlanketRule.String()+" "+x.GetAssignmentTimeToLive().AsDuration().String())
+		case *typev3.RateLimitStrategy_TokenBucket:
+			parts = append(parts, "bucket "+x.GetAssignmentTimeToLive().AsDuration().String())
+		default:
+			parts = append(parts, "abandon")
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+func TestSession(t *testing.T) {
+	rules := rulesOf(t, oneRule)
+	s, n, p := newSession(t, &rules)
+	ctx := t.Context()
+	report := func(at time.Duration, m *rlqs.RateLimitQuotaUsageReports, want string) {
+		t.Helper()
+		if err := s.Reports(ctx, start.Add(at), m); err != nil {
+			t.Fatal(err)
+		}
+		if got := say(s.Answer(start.Add(at))); got != want {
+			t.Fatalf("%v: it answers %q, want %q", at, got, want)
+		}
+	}
+	acked := func(at time.Duration, want string) {
+		t.Helper()
+		s.Acked(ctx, start.Add(at), s.sent)
+		if got := say(s.Answer(start.Add(at))); got != want {
+			t.Fatalf("%v: it answers %q, want %q", at, got, want)
+		}
+	}
+	report(0, usageOf(0, 1, "k", "v"), "DENY_ALL 1m1s, bucket 59s")
+	if p.left != 570 {
+		t.Errorf("%d are left of 600, after a first lease of a twentieth", p.left)
+	}
+	report(5*time.Second, usageOf(30, 30, "k", "v"), "") // the answer was not acknowledged yet
+	acked(5500*time.Millisecond, "DENY_ALL 55s, bucket 54s")
+	acked(6*time.Second, "")
+	report(8*time.Second, usageOf(0, 1, "nothing", "v"), "ALLOW_ALL 1m0s")
+	acked(8*time.Second, "")
+	if h, all := n.Look([]byte(s.order[0].share.key)); all != 1 || h[0].PerSecond != 12 {
+		t.Errorf("it shows %+v", h)
+	}
+	report(10*time.Second, usageOf(60, 0, "k", "v"), "")
+	before := p.left
+	report(15*time.Second, usageOf(5, 1, "k", "v"), "DENY_ALL 46s, bucket 44s") // a denial proves it used up
+	if p.left == before {
+		t.Error("nothing was charged for another lease")
+	}
+	acked(15*time.Second, "")
+	rules = rulesOf(t, "domain: d\ndescriptors:\n- key: other\n  rate_limit: {unit: minute, requests_per_unit: 600}\n")
+	report(20*time.Second, usageOf(5, 0, "k", "v"), "abandon") // its rule is gone
+	acked(20*time.Second, "")
+	if b := n.Stats().Buckets.Load(); b != 1 {
+		t.Errorf("%d buckets are left, want that without a rule", b)
+	}
+	if debts := s.Close(start.Add(21 * time.Second)); len(debts) != 0 || n.Stats().Buckets.Load() != 0 || len(n.shares) != 0 {
+		t.Errorf("after its end: debts %v, %d buckets, %d keys", debts, n.Stats().Buckets.Load(), len(n.shares))
+	}
+}
+
+// A bucket without requests is denied, settled and abandoned; what it held is credited.
+func TestIdleBucket(t *testing.T) {
+	rules := rulesOf(t, oneRule)
+	s, _, p := newSession(t, &rules)
+	said := ""
+	for at := time.Duration(0); at < 50*time.Second && !strings.Contains(said, "abandon"); at += 5 * time.Second {
+		denied := uint64(0)
+		if at == 0 {
+			denied = 1
+		}
+		if err := s.Reports(t.Context(), start.Add(at), usageOf(0, denied, "k", "v")); err != nil {
+			t.Fatal(err)
+		}
+		if m := s.Answer(start.Add(at)); m != nil {
+			said += say(m) + "; "
+			s.Acked(t.Context(), start.Add(at+time.Millisecond), s.sent)
+		}
+	}
+	if !strings.HasSuffix(said, "abandon; ") || p.left != 600 || len(s.order) != 0 {
+		t.Errorf("%q was said, %d are left of 600, and %d buckets", said, p.left, len(s.order))
+	}
+}
+
+// What is no report ends the stream, and says what is wrong; what is too much is denied.
+func TestSessionIsBounded(t *testing.T) {
+	rules := rulesOf(t, oneRule)
+	for _, c := range []struct {
+		m    *rlqs.RateLimitQuotaUsageReports
+		want string
+	}{
+		{&rlqs.RateLimitQuotaUsageReports{}, "must name its domain"},
+		{usageOf(0, 1), "has 0 entries"},
+		{usageOf(0, 1, "k", strings.Repeat("x", 64)), "has 65 bytes, the most is 64 (RLQS_MAX_BUCKET_BYTES)"},
+		{usageOf(0, 1, "k", "\xff"), "no UTF-8"},
+	} {
+		s, _, _ := newSession(t, &rules)
+		err := s.Reports(t.Context(), start, c.m)
+		if _, ok := errors.AsType[*BadReportError](err); !ok || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("it says %v, want %q", err, c.want)
+		}
+	}
+	s, n, _ := newSession(t, &rules)
+	for _, v := range []string{"1", "2", "3", "4", "4"} {
+		if err := s.Reports(t.Context(), start, usageOf(0, 1, "k", v)); err != nil {
+			t.Fatal(err)
+		}
+		s.Answer(start)
+		s.Acked(t.Context(), start, s.sent)
+	}
+	if len(s.order) != 3 || n.Stats().Refused.Load() != 2 {
+		t.Errorf("%d buckets of 3 are kept, and %d reports of others were refused", len(s.order), n.Stats().Refused.Load())
+	}
+	other := usageOf(0, 1, "k", "1")
+	other.Domain = "e"
+	if err := s.Reports(t.Context(), start, other); err == nil || !strings.Contains(err.Error(), `of domain "d" reports for domain "e"`) {
+		t.Errorf("another domain: %v", err)
+	}
+	rules = nil
+	if err := s.Reports(t.Context(), start, usageOf(0, 1, "k", "1")); !errors.Is(err, errNoRules) {
+		t.Errorf("without rules: %v", err)
+	}
+}
+
+// An answer that is not acknowledged keeps others back, and then ends the stream.
+func TestStuckStream(t *testing.T) {
+	rules := rulesOf(t, oneRule)
+	s, _, _ := newSession(t, &rules)
+	if err := s.Reports(t.Context(), start, usageOf(0, 1, "k", "v")); err != nil {
+		t.Fatal(err)
+	}
+	if s.Answer(start) == nil || s.Stuck(start.Add(StuckAfter-1)) || !s.Stuck(start.Add(StuckAfter)) || s.Next() != start.Add(StuckAfter) {
+		t.Errorf("it is to wake up at %v, and is stuck then: %t", s.Next(), s.Stuck(start.Add(StuckAfter)))
+	}
+	// The window ends meanwhile: what may still arrive is charged to the next.
+	if debts := s.Close(start.Add(59*time.Second + 800*time.Millisecond)); len(debts) != 1 || debts[0].Tokens() != 30 {
+		t.Errorf("debts %+v", debts)
+	}
+}

@@ -1,0 +1,27 @@
+package rlqs
+
+import "sync/atomic"
+
+// Stats count what a node did since it was made. The zero value is ready; all fields may
+// be read at any time.
+type Stats struct {
+	Streams  atomic.Int64 // open now
+	Buckets  atomic.Int64 // that they have subscribed to
+	Unproven atomic.Int64 // tokens charged, and not known to be spent nor in a lease that is in use
+
+	Reports     atomic.Uint64 // of single buckets
+	Allowed     atomic.Uint64 // requests, as reported
+	Denied      atomic.Uint64
+	Messages    atomic.Uint64 // answers sent
+	Assignments atomic.Uint64 // leases sent
+	Abandoned   atomic.Uint64
+	Granted     atomic.Uint64 // tokens
+	Credited    atomic.Uint64 // tokens given back, once proven dead
+	LostReports atomic.Uint64 // by estimate
+	Excess      atomic.Uint64 // tokens that Envoys let pass and cannot have had
+	Carried     atomic.Uint64 // tokens charged to a second window, for their leases may cross
+	Uncovered   atomic.Uint64 // tokens that had to be charged, and were not to be had any more
+	Refused     atomic.Uint64 // streams and buckets beyond the bounds
+	Stuck       atomic.Uint64 // streams cut because they did not take in their answers
+	Unserved    atomic.Uint64 // reports of buckets whose rules cannot be served so
+}

@@ -1,0 +1,46 @@
+package sublease
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// LeastShare is how many tokens of a window each holder must have at least in the mean, for
+// a budget to be worth dividing: below, most of it lies with holders that do not need it.
+const LeastShare ratelimit.Tokens = 10
+
+// Bounds are what a rule promises for each key and window, where its budget is divided among
+// holders that enforce by themselves, beside what it promises of its nodes
+// (ratelimit.Rule.Declare).
+type Bounds struct {
+	// SilentEach is what one holder may spend beyond the limit that stands still, or is cut
+	// off, with a lease or an answer in hand when a window ends, and goes on in the next.
+	SilentEach ratelimit.Tokens
+	// Stranded is what one broken stream may leave unused until the window ends.
+	Stranded ratelimit.Tokens
+	// Turn is for how long a holder may be without a lease when a window ends that had
+	// tokens left.
+	Turn time.Duration
+}
+
+// Over is the over-admission of so many silent holders.
+func (b *Bounds) Over(silent int) ratelimit.Tokens { return b.SilentEach * ratelimit.Tokens(silent) }
+
+// Declare states the bounds of a rule for so many holders, or why its budget is not to be
+// divided among them.
+func Declare(r *ratelimit.Rule, holders int) (Bounds, error) {
+	if err := Servable(r); err != nil {
+		return Bounds{}, err
+	}
+	if r.Unlimited || r.Limit.Requests == 0 || r.Shadow {
+		return Bounds{}, nil
+	}
+	if n := r.Limit.Requests / ratelimit.Tokens(max(1, holders)); n < LeastShare {
+		return Bounds{}, fmt.Errorf("a limit of %d leaves %d for each of %d Envoys, must be at least %d: ask over RLS, "+
+			"or have fewer Envoys share it", r.Limit.Requests, n, holders, LeastShare)
+	}
+	most := r.LargestLease()
+	return Bounds{SilentEach: most, Stranded: most, Turn: unit + Slack}, nil
+}

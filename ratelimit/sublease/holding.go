@@ -1,0 +1,219 @@
+package sublease
+
+import (
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+type (
+	tokens  = ratelimit.Tokens
+	instant = ratelimit.Instant
+)
+
+const (
+	// Slack is how late a lease may arrive and still end with its window: network,
+	// the holder's event loop, and the clocks' rates. What is known to have arrived
+	// later is charged to both windows.
+	Slack = 500 * time.Millisecond
+	// applies is how long after it has acknowledged a message a holder may take to
+	// use it: Envoy acknowledges in its codec, and hands on to its other threads.
+	applies = 100 * time.Millisecond
+	// LongestTTL is the longest lease: a holder that is cut off stops after it.
+	LongestTTL = time.Minute
+	// unit is what a TTL is a multiple of: Envoy drops what is less.
+	unit = time.Second
+)
+
+// Holding is what one holder has of one key, in the window of its node's budget. The
+// zero Holding has nothing. It is not safe for concurrent use.
+type Holding struct {
+	ends    instant // when the window may end at the earliest; 0: there is none yet
+	granted tokens  // charged for this holder in the window, and not credited
+	spent   tokens  // at most what it has spent of the window
+	before  tokens  // at most what it may still spend of the leases that last replaces
+	last    lease
+	// blurred says that the next reports may be about tokens that were not granted
+	// in this window, or to another holder: those of the window before, or of the
+	// stream before this one.
+	blurred bool
+	use     use
+}
+
+// lease is what was granted at once.
+type lease struct {
+	size    tokens
+	live    tokens // Invariant: at most size, and at least what may still be spent of it
+	sent    instant
+	ttl     time.Duration
+	message uint64  // that carried it; 0: there is no lease
+	acked   instant // when that was acknowledged; 0: it was not
+	settled bool    // a report was sent after it had been applied
+}
+
+// ends is when a holder has stopped using the lease, unless it stands still; 0: nobody
+// knows, for it may arrive at any time.
+func (l *lease) ends() instant {
+	if l.acked == 0 {
+		return 0
+	}
+	return l.acked.Add(l.ttl + applies)
+}
+
+// NewHolding is what a holder has that has just asked for a key for the first time.
+// Its first reports may be about what it was granted on another stream.
+func NewHolding() Holding { return Holding{blurred: true} }
+
+// Charged is what the budget must be charged for this holder.
+// Invariant: it never falls but by what Report credits, and by Turn.
+func (h *Holding) Charged() ratelimit.Tokens { return h.granted }
+
+// Live is at most what it may still spend, whatever has become of its messages.
+func (h *Holding) Live() ratelimit.Tokens { return h.before + h.last.live }
+
+// Unproven is what is charged and neither known to be spent nor known to be in the
+// lease that is in use: it waits for an acknowledgement and a report.
+func (h *Holding) Unproven() ratelimit.Tokens {
+	if h.last.settled {
+		return h.before
+	}
+	return h.before + h.last.live
+}
+
+// Ends is when the window may end at the earliest; 0: it has none yet.
+func (h *Holding) Ends() ratelimit.Instant { return h.ends }
+
+// Waiting tells whether a message of its is not acknowledged yet.
+func (h *Holding) Waiting() bool { return h.last.message != 0 && h.last.acked == 0 }
+
+// Usage is one report.
+type Usage struct {
+	Allowed, Denied tokens // since the report before, which they do not count again
+	// Elapsed is what the holder says has passed since its report before; 0: it does
+	// not say, or this is its first.
+	Elapsed time.Duration
+}
+
+// Outcome is what a report comes to.
+type Outcome struct {
+	// Credit is what the budget may be given back of what was charged in this window.
+	Credit tokens
+	// Excess is what the holder let pass that it cannot have had: over-admission, to
+	// be charged.
+	Excess tokens
+	// Lost says that a report before this one seems not to have arrived.
+	Lost bool
+}
+
+// Report takes in a report that has come at now.
+func (h *Holding) Report(now instant, u Usage) (o Outcome) {
+	if o.Lost = h.use.report(now, u); o.Lost {
+		h.spent += h.Live() // all of it may have been spent since, unreported
+	}
+	if !h.blurred {
+		o.Excess = max(0, u.Allowed-h.Live())
+	}
+	h.spend(u.Allowed)
+	l := &h.last
+	if l.settled && u.Denied > 0 { // under this lease, which does not refill: it is used up
+		l.live = 0
+	}
+	if l.message != 0 && !l.settled && l.acked != 0 && now >= l.acked.Add(applies) {
+		l.settled, h.blurred = true, false
+		h.before = 0
+	}
+	charge := min(h.granted, h.spent+h.Live())
+	o.Credit = h.granted - charge
+	h.granted = charge
+	return o
+}
+
+// spend takes in that so much was spent: of what was replaced first, for the last
+// lease may not have been applied yet.
+func (h *Holding) spend(n tokens) {
+	h.spent = min(ratelimit.AddTokens(h.spent, n), ratelimit.MaxBooked)
+	if h.blurred {
+		return // it may not have been of these leases
+	}
+	old := min(n, h.before)
+	h.before -= old
+	h.last.live = max(0, h.last.live-(n-old))
+}
+
+// Charge takes in that n tokens more were to be charged for it: an excess.
+func (h *Holding) Charge(n ratelimit.Tokens) { h.granted += n }
+
+// TTL is how long a lease granted at now may last, in a window that ends at ends: in
+// whole seconds. 0: not even one, and the next window is to be waited for.
+func TTL(now, ends instant) time.Duration {
+	left := min(ends.Sub(now)-Slack, LongestTTL)
+	return max(0, left).Truncate(unit)
+}
+
+// Grant takes in that a lease of n tokens, already charged to the window that ends at
+// ends, goes out with a message: it replaces all before it. n may be 0: the holder is
+// to let nothing pass. Messages are numbered upwards from 1.
+func (h *Holding) Grant(now, ends instant, n tokens, ttl time.Duration, message uint64) {
+	if h.ends == 0 || ends < h.ends {
+		h.ends = ends
+	}
+	h.before += h.last.live
+	h.granted += n
+	h.last = lease{size: n, live: n, sent: now, ttl: ttl, message: message}
+}
+
+// Acked takes in that the holder has received all messages up to one.
+func (h *Holding) Acked(now instant, message uint64) {
+	l := &h.last
+	if l.message != 0 && l.message <= message && l.acked == 0 {
+		l.acked = now
+	}
+}
+
+// Crossing is at most what of this holder's tokens may be spent after its window.
+func (h *Holding) Crossing() ratelimit.Tokens {
+	l := &h.last
+	switch {
+	case l.acked == 0:
+		return h.Live()
+	case l.ends() > h.ends:
+		return l.live
+	default:
+		return 0
+	}
+}
+
+// Leave takes in that the holder's stream has ended, and returns what it may spend after
+// its window of what it has: what it had not received by now it never will, unless it
+// stands still. From expires on it has nothing, and unspent is what it is not known to
+// have spent until then.
+func (h *Holding) Leave(now instant) (crossing, unspent tokens, expires instant) {
+	l := &h.last
+	if l.acked == 0 {
+		l.acked = now.Add(Slack)
+	}
+	return h.Crossing(), max(0, h.granted-h.spent), l.ends()
+}
+
+// Deniable tells whether the holder is to be told that there is nothing: it has nothing
+// left, and has not been told.
+func (h *Holding) Deniable() bool {
+	return h.last.live == 0 && (h.last.message == 0 || h.last.size > 0)
+}
+
+// InUse is at most what is left of its last lease.
+func (h *Holding) InUse() ratelimit.Tokens { return h.last.live }
+
+// Settled tells whether the last lease is in use, and all before it gone.
+func (h *Holding) Settled() bool { return h.last.settled }
+
+// Turn takes in that the window is over and the next one ends at ends, and returns what
+// must be charged to that for this holder: the tokens that it may still have. What
+// could not be charged for want of tokens is over-admission, at most.
+func (h *Holding) Turn(ends instant) (carry tokens) {
+	carry = h.Crossing()
+	h.ends, h.granted, h.spent, h.before = ends, carry, 0, carry
+	h.last = lease{}
+	h.blurred = true
+	return carry
+}

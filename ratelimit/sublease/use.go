@@ -1,0 +1,144 @@
+package sublease
+
+import (
+	"math"
+	"time"
+)
+
+const (
+	// ReportEvery is how often a holder reports, until it is known better.
+	ReportEvery = 5 * time.Second
+	// ahead is for how many reports a lease should last: one may come late.
+	ahead = 2
+	// lastReports is for how many reports before a window's end all that is left is divided.
+	lastReports = 4
+	// shortest is the least time over which a rate is measured.
+	shortest = 100 * time.Millisecond
+	// parts is how many parts of what is left go to holders beyond their need, in all:
+	// one of so many.
+	parts = 8
+	// firstPart is which part of a limit a holder is granted at most whose rate nobody
+	// knows yet.
+	firstPart = 20
+	// shrinkAbove is how many times its need a holder may hold while tokens are short.
+	shrinkAbove = 3
+)
+
+// use is what is measured of a holder's requests.
+type use struct {
+	last   instant       // its last report
+	every  time.Duration // from one report to the next
+	perSec float64       // requests, allowed or not
+	idle   time.Duration // for which no request was reported
+	known  bool          // perSec was measured
+	denied bool          // in the last report
+}
+
+// report measures, and tells whether a report before this one is missing.
+func (u *use) report(now instant, r Usage) (lost bool) {
+	u.denied = r.Denied > 0
+	if u.last == 0 {
+		u.last, u.every = now, ReportEvery
+		return false
+	}
+	took := now.Sub(u.last)
+	u.last = now
+	// Envoy tells whole seconds, and its timer and this node's may differ by one.
+	lost = r.Elapsed > 0 && took > r.Elapsed+2*unit
+	if r.Allowed+r.Denied == 0 {
+		u.idle += took
+	} else {
+		u.idle = 0
+	}
+	if took < shortest {
+		return lost
+	}
+	rate := float64(r.Allowed+r.Denied) / took.Seconds()
+	if u.known {
+		rate = max(rate, (rate+u.perSec)/2)
+	}
+	u.perSec, u.known = rate, true
+	if took < 2*u.every {
+		u.every = (u.every + took) / 2
+	}
+	return lost
+}
+
+// PerSecond is how many requests a second the holder has, as measured.
+func (h *Holding) PerSecond() float64 { return h.use.perSec }
+
+// Idle is for how long it has reported no request.
+func (h *Holding) Idle() time.Duration { return h.use.idle }
+
+// Silent tells whether the holder has missed more than two reports: it is granted
+// nothing that it does not ask for.
+func (h *Holding) Silent(now instant) bool {
+	return now.Sub(h.use.last) > 5*h.use.every/2
+}
+
+// Budget is what there is to divide.
+type Budget struct {
+	Limit     tokens
+	Largest   tokens  // lease that one holder may have
+	Left      tokens  // of the window, as far as is known
+	Holders   int     // of the key at this node, at least 1
+	PerSecond float64 // of all of them
+}
+
+// Want says whether the holder is to have another lease, and how large one: what it
+// needs until its report after the next, or more while there is plenty, and never
+// more than its part of what is left. n may be 0: it has used up what it had, and there
+// is nothing.
+func (h *Holding) Want(now, ends instant, b Budget) (n tokens, wanted bool) {
+	l := &h.last
+	n, need := h.size(ends.Sub(now), b)
+	over := l.sent.Add(l.ttl)
+	// What is not enough until the next report runs out before anybody can tell.
+	soon := h.enough(min(h.use.every+unit, ends.Sub(now)))
+	switch {
+	case l.message == 0:
+		return n, true
+	case l.size > 0 && over.Sub(now) < ahead*h.use.every && over.Sub(now)+unit < TTL(now, ends):
+		return max(n, min(l.live, b.Left)), true // its TTL passes before the window does
+	case l.live < soon || h.use.denied && l.live < need:
+		return n, n > l.live || l.live == 0 && l.size > 0
+	case b.short() && l.live > shrinkAbove*need+1:
+		return min(n, need), true
+	}
+	return 0, false
+}
+
+// size is what the holder would be granted now, and what it needs of it.
+func (h *Holding) size(left time.Duration, b Budget) (n, need tokens) {
+	holders := tokens(max(1, b.Holders))
+	if !h.use.known {
+		n = max(1, min(b.Limit/firstPart, b.Left/(4*holders)))
+		return min(n, b.Left, b.Largest), n
+	}
+	need = h.enough(min(ahead*max(h.use.every, unit), left))
+	part := b.Left / (parts * holders)
+	most := max(1, part, h.share(left, b))
+	return min(max(need, part), most, b.Left, b.Largest), need
+}
+
+// share is the holder's part of what is left, by its part of all requests; half of that
+// while there is time, so that there is something for those that have more requests than
+// before. One that is alone may have all.
+func (h *Holding) share(left time.Duration, b Budget) tokens {
+	if b.Holders <= 1 {
+		return b.Left
+	}
+	part := float64(b.Left) * h.use.perSec / max(b.PerSecond, h.use.perSec, 1e-9)
+	if left > lastReports*ReportEvery {
+		part /= 2
+	}
+	return tokens(part)
+}
+
+// enough is how many tokens last for a while.
+func (h *Holding) enough(d time.Duration) tokens {
+	return tokens(math.Ceil(h.use.perSec * max(0, d).Seconds()))
+}
+
+// short tells whether what is left does not last for two reports of all holders.
+func (b *Budget) short() bool { return float64(b.Left) < b.PerSecond*(ahead*ReportEvery).Seconds() }

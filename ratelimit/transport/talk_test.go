@@ -1,0 +1,209 @@
+package transport
+
+import (
+	"context"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// talker answers each message with one, and tells what was acknowledged.
+type talker struct {
+	rlqs.UnimplementedRateLimitQuotaServiceServer
+	answer *rlqs.RateLimitQuotaResponse
+	talks  chan *Talk
+}
+
+func (s *talker) StreamRateLimitQuotas(
+	stream grpc.BidiStreamingServer[rlqs.RateLimitQuotaUsageReports, rlqs.RateLimitQuotaResponse],
+) error {
+	t, ok := Converse(stream.Context())
+	if !ok {
+		s.talks <- nil
+		return nil
+	}
+	s.talks <- t
+	for {
+		if _, err := stream.Recv(); err != nil {
+			return nil //nolint:nilerr // the caller has ended it
+		}
+		t.Received()
+		if err := stream.Send(s.answer); err != nil {
+			return nil //nolint:nilerr // the caller has ended it
+		}
+	}
+}
+
+// stoppable is a connection whose reader can be made to stand still.
+type stoppable struct {
+	net.Conn
+	mu sync.Mutex
+}
+
+func (c *stoppable) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return n, err
+}
+
+// serveTalks serves until the test ends. Its answers are size bytes.
+func serveTalks(t *testing.T, size int, gated *Gated, b Bounds) (*talker, *stoppable, *grpc.ClientConn, *Budget) {
+	t.Helper()
+	s := &talker{talks: make(chan *Talk, 16), answer: &rlqs.RateLimitQuotaResponse{
+		BucketAction: []*rlqs.RateLimitQuotaResponse_BucketAction{{
+			BucketId: &rlqs.BucketId{Bucket: map[string]string{"k": strings.Repeat("v", size)}},
+		}},
+	}}
+	budget := NewBudget(1 << 20)
+	server := grpc.NewServer(Options(b, budget, nil, gated)...)
+	rlqs.RegisterRateLimitQuotaServiceServer(server, s)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(Listen(l, 0, budget)) }()
+	t.Cleanup(func() { server.Stop(); <-served })
+	made := make(chan *stoppable, 1)
+	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+			if err != nil {
+				return nil, err
+			}
+			x := &stoppable{Conn: c}
+			made <- x
+			return x, nil
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	conn.Connect()
+	return s, <-made, conn, budget
+}
+
+// Each message is acknowledged when its caller has read it, however large it is and
+// whoever else talks on the connection; and no sooner.
+func TestTalk(t *testing.T) {
+	for name, gated := range map[string]*Gated{
+		"plain": nil, "screened": gatedBy(&door{decide: func() bool { return true }}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, client, conn, budget := serveTalks(t, 40_000, gated, Default())
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			var talks []*Talk
+			var streams []rlqs.RateLimitQuotaService_StreamRateLimitQuotasClient
+			for range 3 {
+				stream, err := rlqs.NewRateLimitQuotaServiceClient(conn).StreamRateLimitQuotas(ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				talk := <-s.talks
+				if talk == nil {
+					t.Fatal("the number of the stream cannot be found: has gRPC changed?")
+				}
+				streams, talks = append(streams, stream), append(talks, talk)
+			}
+			exchange := func(i int) {
+				if err := streams[i].Send(&rlqs.RateLimitQuotaUsageReports{Domain: "d"}); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := streams[i].Recv(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for n, i := range []int{0, 1, 0, 2, 0, 1} {
+				exchange(i)
+				<-talks[i].Notify()
+				if got, want := talks[i].Acked(), uint64([]int{1, 1, 2, 1, 3, 2}[n]); got != want {
+					t.Fatalf("stream %d: %d messages are acknowledged, want %d", i, got, want)
+				}
+			}
+			if held := budget.Held(); held != 3*talkCost {
+				t.Errorf("three talks hold %d bytes, want %d each", held, talkCost)
+			}
+			client.mu.Lock() // it stands still, and its kernel takes in what comes
+			if err := streams[1].Send(&rlqs.RateLimitQuotaUsageReports{Domain: "d"}); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-talks[1].Notify():
+				t.Error("a caller that does not read has acknowledged a message")
+			case <-time.After(100 * time.Millisecond):
+			}
+			client.mu.Unlock()
+			<-talks[1].Notify()
+			if got := talks[1].Acked(); got != 3 {
+				t.Errorf("%d messages are acknowledged, want 3", got)
+			}
+		})
+	}
+}
+
+// A talk may be silent for longer than a request may take to be complete.
+func TestTalkIsNoUnfinishedRequest(t *testing.T) {
+	b := Default()
+	b.RequestTimeout = 100 * time.Millisecond
+	s, _, conn, budget := serveTalks(t, 10, nil, b)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	stream, err := rlqs.NewRateLimitQuotaServiceClient(conn).StreamRateLimitQuotas(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-s.talks
+	time.Sleep(3 * b.RequestTimeout) // the deadline that must not be set is the socket's
+	if err := stream.Send(&rlqs.RateLimitQuotaUsageReports{Domain: "d"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatalf("after a silence: %v", err)
+	}
+	if n := budget.Stalled.Load(); n != 0 {
+		t.Errorf("%d connections were closed as stalled", n)
+	}
+}
+
+// What looks like an answer to a ping, and is none, acknowledges nothing.
+func TestForgedPongs(t *testing.T) {
+	g, other := testGuard(nil, Default())
+	defer g.Close()
+	defer other.Close()
+	talk := &Talk{guard: g, stream: 1, notify: make(chan struct{}, 1)}
+	g.asked.seq, g.asked.wait = 1, []question{{1, talk, 1}}
+	w := serverWire()
+	for _, data := range [][8]byte{{}, {0x5b, 'q', 'u', 'x', 0, 0, 0, 1}, {0x5b, 'q', 'u', 'o', 0, 0, 0, 2}} {
+		if err := w.WritePing(true, data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.WritePing(false, [8]byte{0x5b, 'q', 'u', 'o', 0, 0, 0, 1}); err != nil {
+		t.Fatal(err)
+	}
+	g.in.skip = 0
+	for _, b := range w.Bytes() { // in pieces
+		g.arrived([]byte{b})
+	}
+	if talk.Acked() != 0 {
+		t.Error("a forged answer acknowledged a message")
+	}
+	w.Reset()
+	if err := w.WritePing(true, [8]byte{0x5b, 'q', 'u', 'o', 0, 0, 0, 1}); err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range w.Bytes() {
+		g.arrived([]byte{b})
+	}
+	if talk.Acked() != 1 || len(g.asked.wait) != 0 {
+		t.Errorf("the answer acknowledged %d messages, and %d questions wait", talk.Acked(), len(g.asked.wait))
+	}
+}
