@@ -52,6 +52,7 @@ func TestHunt(t *testing.T) {
 		"killed: drop: ",
 		"killed: drop: ",
 		"killed: drop: ",
+		"killed: drop: case _ = <-coins:",
 		"killed: min-max: n = (n)",
 		"killed: never: if false && (p.coins < most) {",
 		"not reached: number: func (p *Purse) Spill() { p.coins = 1 }",
