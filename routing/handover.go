@@ -294,7 +294,6 @@ func (c *core) reclaim(now instant, m *member) {
 	for _, p := range parcels {
 		c.putBack(now, p, func(int) bool { return true })
 	}
-	c.settled()
 	c.hands.wake()
 }
 

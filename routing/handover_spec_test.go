@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
+
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -342,4 +344,114 @@ func TestReceiptOfMoreThanWasSent(t *testing.T) {
 	if got := c.stats.rejected[rejectedReceipt].Load() - rejected; got != 1 {
 		t.Errorf("%d were counted as rejected", got)
 	}
+}
+
+// What a walk has found goes when the walk is over, with as much as a parcel holds,
+// and not after each few keys.
+func TestWalkSendsWhenItIsOver(t *testing.T) {
+	s := newScript(t, 300, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	for k := range s.admitted {
+		a.has(keyOf(k))
+	}
+	c, m := a.core, a.core.members["b:1"]
+	c.mover.all()
+	steps := 0
+	for more := true; more; steps++ {
+		if more = c.step(s.now); m.out.urgent == more || more && len(m.out.sealed) > 0 {
+			t.Fatalf("step %d, more %v: to be sent now %v, %d parcels are full", steps, more, m.out.urgent, len(m.out.sealed))
+		}
+	}
+	if p := m.out.next(); p == nil || len(p.hashes) < 100 || steps < 3 {
+		t.Errorf("after %d steps it sends %+v", steps, p)
+	}
+}
+
+// While a node has no room, nothing is taken out; once it has given a receipt the
+// walk goes on where it was.
+func TestWalkWaitsForRoom(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
+	w := &wakes{hands: c.hands}
+	c.hands = w
+	a.has(key)
+	for i := range uint64(parcelsAtOnce) {
+		m.out.add(1, i, &moved{key: keyOf(1000 + int(i))})
+		m.out.seal()
+	}
+	c.mover.all()
+	for range 2 * c.local.Parts() {
+		if c.step(s.now) && c.mover.full != nil {
+			t.Fatal("it has more to do at once, and no room")
+		}
+	}
+	if c.mover.full != m || !c.local.Has(key) {
+		t.Fatalf("it waits for %v", c.mover.full)
+	}
+	before := w.n
+	if c.received(m, &wire.Receipt{Number: 1}); w.n == before {
+		t.Error("there is room, and the walk was not told")
+	}
+	for c.step(s.now) {
+	}
+	if c.local.Has(key) || c.mover.full != nil || c.mover.left != 0 || c.mover.underway[xxhash.Sum64(key)] != "b:1" {
+		t.Errorf("the account is here %v, %d parts are left", c.local.Has(key), c.mover.left)
+	}
+}
+
+// What is on its way to one life of a node is not with the next one: it is here
+// again, and the walk looks for who is to have it.
+func TestAnotherLifeHasNoAccounts(t *testing.T) {
+	for _, how := range []string{"it greets", "the way opens"} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		a := s.nodes["a:1"]
+		c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
+		a.has(key)
+		c.mu.Lock()
+		c.send(s.now, m, key)
+		c.unlock()
+		w := &wakes{hands: c.hands}
+		c.hands = w
+		h := &wire.Hello{Version: version, Addr: "b:1", Weight: m.weight, Incarnation: m.incarnation, Changes: m.changes}
+		introduces := func() {
+			if how == "it greets" {
+				c.greeted(s.now, h)
+			} else {
+				c.opened(s.now, m, h)
+			}
+		}
+		if introduces(); c.local.Has(key) || len(c.mover.underway) != 1 {
+			t.Errorf("%s: it is the same life, and what was sent to it is here again", how)
+		}
+		h.Incarnation++
+		before := w.n
+		if introduces(); !c.local.Has(key) || len(c.mover.underway) != 0 || c.mover.left == 0 || w.n == before {
+			t.Errorf("%s: the account is here %v, on its way %d, parts to walk through %d", how, c.local.Has(key), len(c.mover.underway), c.mover.left)
+		}
+	}
+}
+
+// With a store no accounts move: a parcel, or an account of version 1, is no node's
+// of this ring.
+func TestNothingMovesWithAStore(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	c.local = nil
+	if r := c.adopt(s.now, &inlet{addr: "b:1", incarnation: 7}, &wire.Parcel{Number: 1, Sent: 1}); r != nil || c.stats.rejected[rejectedParcel].Load() != 1 {
+		t.Errorf("a parcel is answered %v, and %d were counted", r, c.stats.rejected[rejectedParcel].Load())
+	}
+	if c.adoptLegacy(s.now, make([]*wire.Transfer, 3)); c.stats.rejected[rejectedAccount].Load() != 3 {
+		t.Errorf("%d of 3 accounts were counted", c.stats.rejected[rejectedAccount].Load())
+	}
+	if !c.clean() || c.step(s.now) {
+		t.Error("there is nothing to walk through")
+	}
+	c.mu.Lock()
+	c.reclaim(s.now, c.members["b:1"])
+	c.unlock()
 }

@@ -2,6 +2,7 @@ package routing
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -323,5 +324,82 @@ func TestDoneOfBefore(t *testing.T) {
 		if (m.done == 8) != x.counts {
 			t.Errorf("%+v: it is done under %d", x, m.done)
 		}
+	}
+}
+
+// A node that did not run says so to whoever looks after it, and for how long.
+func TestLapseIsTold(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1")
+	c, told := s.nodes["a:1"].core, ""
+	c.options.OnPeer = func(addr string, err error) { told += fmt.Sprintf("%s%v\n", addr, err) }
+	ticked := instant(c.ticked.Load())
+	c.tick(ticked.Add(3*time.Second + 400*time.Microsecond))
+	if want := "this node did not run for 3s: "; !strings.HasPrefix(told, want) || strings.Count(told, "\n") != 1 {
+		t.Errorf("told %q, want %q", told, want)
+	}
+}
+
+// That a node owns keys is said again to one who was too busy to hear it, in a
+// moment.
+func TestPresenceIsSaidAgain(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	m := c.members["b:1"]
+	m.told, m.queue = unknown, make([]*call, peerQueue)
+	if c.tick(s.now); m.told == here || m.telling {
+		t.Fatalf("it was too busy, and has heard: told %v, telling %v", m.told, m.telling)
+	}
+	m.queue = nil
+	at := s.now.Add(tickSoon)
+	if c.tick(at - 1); len(m.queue) > 0 {
+		t.Error("it is told again at once")
+	}
+	if c.tick(at); len(m.queue) != 1 || !m.telling {
+		t.Errorf("%d calls wait to be said", len(m.queue))
+	}
+	if c.tick(at); len(m.queue) != 1 {
+		t.Errorf("%d calls say the same", len(m.queue))
+	}
+	f := m.take(0)
+	if p := f.GetPresences(); len(p) != 1 || !p[0].GetHere() || p[0].GetChanges() != c.changes+1 {
+		t.Fatalf("it is told %v", p)
+	}
+	m.replied([]*wire.Reply{{Id: f.GetPresences()[0].GetId(), Status: malformed}})
+	if m.told == here {
+		t.Error("it did not take that in")
+	}
+	c.tick(s.now.Add(2 * tickSoon))
+	f = m.take(0)
+	m.replied([]*wire.Reply{{Id: f.GetPresences()[0].GetId()}})
+	if m.told != here {
+		t.Error("it has heard")
+	}
+	if c.tick(s.now.Add(4 * tickSoon)); len(m.queue) > 0 {
+		t.Error("it has heard, and is told again")
+	}
+}
+
+// A node may join and leave so often; each time all tables are walked through.
+func TestNodesMayNotComeAndGoForEver(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	m, from := c.members["b:1"], &inlet{addr: "b:1"}
+	says := func(at instant, is bool) bool { return c.presence(at, from, is, 0) }
+	for i := range mostTurns {
+		if is := i%2 == 1; !says(s.now, is) || m.alive != is {
+			t.Fatalf("turn %d of %d: alive %v", i+1, mostTurns, m.alive)
+		}
+	}
+	if says(s.now, false) || !m.alive || c.stats.rejected[rejectedPresence].Load() != 1 {
+		t.Errorf("it came and went too often: alive %v, %d rejected", m.alive, c.stats.rejected[rejectedPresence].Load())
+	}
+	if !says(s.now, true) {
+		t.Error("it says what is so already")
+	}
+	if says(s.now.Add(turnsIn), false) || !says(s.now.Add(turnsIn+1), false) || m.alive {
+		t.Errorf("its time has begun anew: alive %v", m.alive)
 	}
 }
