@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
-
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -36,7 +34,7 @@ func TestClocksAreCompared(t *testing.T) {
 		{0, 0, 0},
 		{0, -1, -1},
 		{2 * compareFor, 40 * ms, -1},
-		{2*compareFor + 1, 40 * ms, 40 * ms}, // it was silent for so long
+		{2*compareFor + 1, 60 * ms, 60 * ms}, // it was silent for so long
 	} {
 		at = at.Add(c.after)
 		if got := in.compare(at, c.later); got != c.want {
@@ -151,104 +149,6 @@ func TestTransfersOfVersion1(t *testing.T) {
 	}
 }
 
-// The walk goes through what is dirty, part by part and round again. What could not
-// be put on its way is stuck until a way opens; what is marked behind the walk is
-// walked through again.
-func TestMover(t *testing.T) {
-	m := newMover(3)
-	if m.begin() {
-		t.Error("all is clean")
-	}
-	m.retry = 1
-	if m.all(); m.left != 3 || m.retry != 0 {
-		t.Errorf("%+v", m)
-	}
-	for i, part := range []int{1, 2, 0} {
-		first, again := m.begin(), m.begin()
-		if !first || !again || m.visit.Part != part || !m.walking {
-			t.Fatalf("%+v", m)
-		}
-		if m.end(); m.left != 2-i || m.walking {
-			t.Errorf("%+v", m)
-		}
-	}
-	m.mark(1)
-	m.mark(1)
-	if m.left != 1 || !m.begin() || m.visit.Part != 1 {
-		t.Fatalf("%+v", m)
-	}
-	if m.mark(2); !m.walking || m.left != 2 {
-		t.Error("another part is marked, and the walk goes on")
-	}
-	if m.mark(1); m.walking || m.left != 2 {
-		t.Error("perhaps it is behind the walk")
-	}
-	m.begin()
-	m.stuck = true
-	m.end()
-	part := m.visit.Part
-	if m.left != 2 || m.parts[part] != stuck || !m.begin() || m.visit.Part == part {
-		t.Fatalf("%+v", m)
-	}
-	if m.end(); m.left != 1 || m.begin() {
-		t.Errorf("what is left is stuck: %+v", m)
-	}
-	m.mark(part)
-	if m.left != 1 || m.parts[part] != dirty {
-		t.Errorf("%+v", m)
-	}
-	m.parts[part], m.retry = stuck, 7
-	if m.unstick(); m.retry != 0 || !m.begin() || m.visit.Part != part {
-		t.Errorf("a way has opened: %+v", m)
-	}
-}
-
-// Accounts whose owner has refused some wait until the first of such owners may
-// have seen the ring as it is; without a way they wait for one; without room, no
-// more are taken out.
-func TestAccountsThatCannotGo(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1", "c:1")
-	a := s.nodes["a:1"]
-	c, v := a.core, a.core.view.Load()
-	toB, toC := a.ownedBy("b:1"), a.ownedBy("c:1")
-	b, other := c.members["b:1"], c.members["c:1"]
-	takesOut := func(keys ...[]byte) *mover {
-		for _, k := range keys {
-			a.has(k)
-		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		m := &c.mover
-		m.keys, m.ends, m.stuck, m.retry, m.full = nil, nil, false, 0, nil
-		for _, k := range keys {
-			m.keys = append(m.keys, k...)
-			m.ends = append(m.ends, len(m.keys))
-		}
-		c.takeOut(s.now, v)
-		return m
-	}
-	b.paused, other.paused = s.now.Add(5*time.Millisecond), s.now.Add(3*time.Millisecond)
-	for _, keys := range [][][]byte{{toB, toC}, {toC, toB}} {
-		if m := takesOut(keys...); !m.stuck || m.retry != other.paused || !c.local.Has(toB) || !c.local.Has(toC) {
-			t.Errorf("both have refused some a moment ago: %+v", m.retry.Sub(s.now))
-		}
-	}
-	b.paused = s.now // it is over
-	other.ready.Store(false)
-	if m := takesOut(toB, toC); !m.stuck || m.retry != 0 || c.local.Has(toB) || !c.local.Has(toC) {
-		t.Errorf("there is no way to one: %+v", m)
-	}
-	other.ready.Store(true)
-	other.paused = 0
-	for range parcelsAtOnce {
-		b.out.sealed = append(b.out.sealed, &parcel{w: newWriter(1)})
-	}
-	if m := takesOut(toB, toC); m.full != b || m.stuck || !c.local.Has(toB) || !c.local.Has(toC) {
-		t.Errorf("there is no room at one: %+v", m)
-	}
-}
-
 // An account counts as handed over when there is a receipt that does not refuse it;
 // one that is refused is here again, is looked for by the walk, and is not sent
 // again at once.
@@ -346,62 +246,6 @@ func TestReceiptOfMoreThanWasSent(t *testing.T) {
 	}
 }
 
-// What a walk has found goes when the walk is over, with as much as a parcel holds,
-// and not after each few keys.
-func TestWalkSendsWhenItIsOver(t *testing.T) {
-	s := newScript(t, 300, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
-	for k := range s.admitted {
-		a.has(keyOf(k))
-	}
-	c, m := a.core, a.core.members["b:1"]
-	c.mover.all()
-	steps := 0
-	for more := true; more; steps++ {
-		if more = c.step(s.now); m.out.urgent == more || more && len(m.out.sealed) > 0 {
-			t.Fatalf("step %d, more %v: to be sent now %v, %d parcels are full", steps, more, m.out.urgent, len(m.out.sealed))
-		}
-	}
-	if p := m.out.next(); p == nil || len(p.hashes) < 100 || steps < 3 {
-		t.Errorf("after %d steps it sends %+v", steps, p)
-	}
-}
-
-// While a node has no room, nothing is taken out; once it has given a receipt the
-// walk goes on where it was.
-func TestWalkWaitsForRoom(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
-	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
-	w := &wakes{hands: c.hands}
-	c.hands = w
-	a.has(key)
-	for i := range uint64(parcelsAtOnce) {
-		m.out.add(1, i, &moved{key: keyOf(1000 + int(i))})
-		m.out.seal()
-	}
-	c.mover.all()
-	for range 2 * c.local.Parts() {
-		if c.step(s.now) && c.mover.full != nil {
-			t.Fatal("it has more to do at once, and no room")
-		}
-	}
-	if c.mover.full != m || !c.local.Has(key) {
-		t.Fatalf("it waits for %v", c.mover.full)
-	}
-	before := w.n
-	if c.received(m, &wire.Receipt{Number: 1}); w.n == before {
-		t.Error("there is room, and the walk was not told")
-	}
-	for c.step(s.now) {
-	}
-	if c.local.Has(key) || c.mover.full != nil || c.mover.left != 0 || c.mover.underway[xxhash.Sum64(key)] != "b:1" {
-		t.Errorf("the account is here %v, %d parts are left", c.local.Has(key), c.mover.left)
-	}
-}
-
 // What is on its way to one life of a node is not with the next one: it is here
 // again, and the walk looks for who is to have it.
 func TestAnotherLifeHasNoAccounts(t *testing.T) {
@@ -454,4 +298,161 @@ func TestNothingMovesWithAStore(t *testing.T) {
 	c.mu.Lock()
 	c.reclaim(s.now, c.members["b:1"])
 	c.unlock()
+}
+
+// Of a parcel that was refused in part, just that part is here again.
+func TestReceiptThatRefusesSome(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	c, m := a.core, a.core.members["b:1"]
+	var keys [][]byte
+	for k := 0; len(keys) < 3; k++ {
+		if key := keyOf(k); c.view.Load().ring.Owner(HashOf(key)) == "b:1" {
+			keys = append(keys, key)
+			a.has(key)
+			c.mu.Lock()
+			c.send(s.now, m, key)
+			c.unlock()
+		}
+	}
+	m.out.seal()
+	c.received(m, &wire.Receipt{Number: m.out.number, Refused: []uint32{1}})
+	for i, key := range keys {
+		if c.local.Has(key) != (i == 1) {
+			t.Errorf("account %d is here %v", i, i != 1)
+		}
+	}
+	if n := c.stats.lost.Load(); n != 0 {
+		t.Errorf("%d accounts are counted as lost", n)
+	}
+}
+
+// Where there is no room for an account, it is counted as lost, whether it comes or
+// comes back.
+func TestAccountsWithoutRoomAreCounted(t *testing.T) {
+	x := newTarget(t)
+	here := x.local.LedgerNow(x.now)
+	account := leasing.Account{Now: here, Window: routed(10).Limit.WindowAt(here), Charged: 4, Dead: 1 << 60}
+	absent := uint64(0)
+	for k, n := 0, 0; n < 300; k++ {
+		key := keyOf(k)
+		if x.view.Load().ring.Owner(HashOf(key)) != "own:1" {
+			continue
+		}
+		n++
+		if !x.take(x.now, moved{key, account}, here) {
+			t.Fatalf("key %d is its own, and was not taken", k)
+		}
+		if !x.local.Has(key) {
+			absent++
+		}
+	}
+	if lost := x.stats.lost.Load(); absent == 0 || lost != absent {
+		t.Errorf("%d had no room, and %d are counted", absent, lost)
+	}
+	w := newWriter(here)
+	for k := range 5 {
+		w.account(keyOf(1_000_000+k), &account)
+	}
+	before := x.stats.lost.Load()
+	x.mu.Lock()
+	x.putBack(x.now, &parcel{w: w}, func(i int) bool { return i < 3 })
+	x.unlock()
+	back := uint64(0)
+	for k := range 3 {
+		if !x.local.Has(keyOf(1_000_000 + k)) {
+			back++
+		}
+	}
+	if lost := x.stats.lost.Load() - before; back == 0 || lost != back {
+		t.Errorf("%d of 3 that came back had no room, and %d are counted", back, lost)
+	}
+}
+
+// A parcel may be as large as it says that it may, and what is said of its accounts is
+// about this one: which of them are not the receiver's own, by their places.
+func TestWhatIsSaidOfAParcel(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	c, from := a.core, &inlet{addr: "b:1", incarnation: 7, version: 2}
+	sent := int64(c.local.LedgerNow(s.now))
+	for size, ok := range map[int]bool{mostParcel: true, mostParcel + 1: false} {
+		if r := c.adopt(s.now, from, &wire.Parcel{Number: uint64(size), Sent: sent, Accounts: make([]byte, size)}); (r != nil) != ok {
+			t.Errorf("a parcel of %d bytes is answered %v", size, r)
+		}
+	}
+	from.incarnation++
+	mine, theirs := a.ownedBy("a:1"), a.ownedBy("b:1")
+	p := &wire.Parcel{Number: 1, First: 1, Sent: sent, Accounts: s.accounts(theirs, mine, theirs)}
+	for range 2 {
+		r := c.adopt(s.now, from, p)
+		if r.GetNumber() != 1 || fmt.Sprint(r.GetRefused()) != "[0 2]" || c.local.Has(theirs) {
+			t.Errorf("%v", r)
+		}
+	}
+	if !c.local.Has(mine) {
+		t.Fatal("its own account was not taken")
+	}
+	c.local.TakeOut(s.now, mine)
+	if c.adopt(s.now, from, p); c.local.Has(mine) {
+		t.Error("a parcel that came again was taken in again")
+	}
+	if c.mover.left != 0 {
+		t.Errorf("%d parts are to be walked through for what was not taken", c.mover.left)
+	}
+}
+
+// An account goes on by its sender's clock, where that is behind: as far as the
+// sender's own clock is behind this one's, and the account's behind that.
+func TestAccountsGoOnByTheirSendersClock(t *testing.T) {
+	const behind = 30 * time.Second
+	s := newScript(t, 1, 10)
+	s.ring("a:1")
+	c := s.nodes["a:1"].core
+	here := c.local.LedgerNow(s.now)
+	window := s.rule.Limit.WindowAt(here)
+	for i, x := range []struct {
+		lag   ratelimit.LedgerTime
+		taken bool
+	}{{0, true}, {5_000_000, true}, {ratelimit.LedgerTime((mostApart - behind) / time.Microsecond), true}, {ratelimit.LedgerTime((mostApart-behind)/time.Microsecond) + 1, false}} {
+		w := newWriter(here)
+		w.account(keyOf(i), &leasing.Account{Now: here.Add(-behind) - x.lag, Window: window, Charged: 4, Dead: here.Add(time.Hour), Lag: x.lag})
+		rejected := c.stats.rejected[rejectedAccount].Load()
+		r := c.adopt(s.now, &inlet{addr: "b:1", incarnation: uint64(7 + i)}, &wire.Parcel{Number: 1, Sent: int64(here.Add(-behind)), Accounts: w.b})
+		a, ok := c.local.TakeOut(s.now, keyOf(i))
+		if want := x.lag.Add(behind); ok != x.taken || ok && a.Lag != want || r == nil || len(r.GetRefused()) > 0 {
+			t.Errorf("lag %d: taken %v, its clock is %d µs behind, want %d; receipt %v", x.lag, ok, a.Lag, want, r)
+		}
+		if got := c.stats.rejected[rejectedAccount].Load() - rejected; (got == 0) != x.taken {
+			t.Errorf("lag %d: %d accounts were rejected", x.lag, got)
+		}
+	}
+}
+
+// Who waits for an account hears at once that it has come.
+func TestFetchEndsWhenTheAccountComes(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	c, here := a.core, a.core.local.LedgerNow(s.now)
+	account := leasing.Account{Now: here, Window: s.rule.Limit.WindowAt(here), Charged: 4, Dead: here.Add(time.Hour)}
+	key := a.ownedBy("a:1")
+	var other []byte
+	for k := 0; other == nil; k++ {
+		if x := keyOf(k); string(x) != string(key) && c.view.Load().ring.Owner(HashOf(x)) == "a:1" {
+			other = x
+		}
+	}
+	waits := make(bell, 1)
+	f := &fetch{key: string(key), view: c.view.Load(), open: 1, bells: []bell{waits}}
+	c.fetches[f.key] = f
+	c.looking.Store(1)
+	if c.take(s.now, moved{other, account}, here); f.state != fetching {
+		t.Error("another account has come")
+	}
+	if c.take(s.now, moved{key, account}, here); f.state != fetchAgain || len(waits) != 1 || c.looking.Load() != 0 {
+		t.Errorf("it has come: the fetch is %v, %d look for accounts", f.state, c.looking.Load())
+	}
 }

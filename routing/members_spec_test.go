@@ -2,7 +2,6 @@ package routing
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -39,63 +38,6 @@ func TestDialsPause(t *testing.T) {
 	}
 }
 
-// A leaving node that still has accounts says how many.
-func TestLeavingNodeCountsWhatItHas(t *testing.T) {
-	s := newScript(t, 40, 10)
-	s.ring("a:1", "b:1")
-	s.fill(1, "a:1")
-	a := s.nodes["a:1"]
-	had := 0
-	for k := range s.admitted {
-		if a.local.Has(keyOf(k)) {
-			had++
-		}
-	}
-	b := s.nodes["b:1"]
-	b.cut = true // nothing can be handed over
-	s.breakAll("a:1", "b:1")
-	s.play(10 * time.Millisecond)
-	a.Leave(func() {})
-	s.play(leaveTells + 50*time.Millisecond)
-	if done, n := a.core.gone(true); done || n != had {
-		t.Errorf("gone: %v, and %d accounts are left of %d", done, n, had)
-	}
-	if done, n := a.core.gone(false); done || n != 0 {
-		t.Errorf("gone: %v, and %d are on their way", done, n)
-	}
-}
-
-// A node is ready when it has joined, all have heard, and it has its keys; or when
-// that has taken too long. One that leaves stays ready, for it still decides.
-func TestWhenANodeIsReady(t *testing.T) {
-	for i, x := range []struct {
-		present, left, unheard, stable bool
-		since                          time.Duration
-		want                           bool
-	}{
-		{true, false, false, true, 0, true},
-		{false, false, false, true, 0, false},
-		{false, true, false, true, 0, true},
-		{true, true, false, true, 0, true},
-		{true, false, true, true, time.Hour, false},
-		{true, false, false, false, readyAfter, false},
-		{true, false, false, false, readyAfter + 1, true},
-	} {
-		s := newScript(t, 1, 10)
-		c := s.start("a:1").core
-		c.present, c.left, c.wasStable, c.joined = x.present, x.left, x.stable, s.now
-		c.unheard.Store(x.unheard)
-		if got := c.isReady(s.now.Add(x.since)); got != x.want {
-			t.Errorf("case %d, %+v: ready %v", i, x, got)
-		}
-	}
-	s := newScript(t, 1, 10)
-	c := s.start("a:1").core
-	if c.local, c.present = nil, true; !c.isReady(s.now) {
-		t.Error("with a store there is nothing to wait for")
-	}
-}
-
 // Whom a node has met, it forgets a minute after it was last found or heard; whom
 // it has not heard for longer than TakeOver owns nothing, and has nothing.
 func TestWhoIsGone(t *testing.T) {
@@ -128,45 +70,8 @@ func TestWhoIsGone(t *testing.T) {
 		if known != x.known || m.holds != x.holds2 || m.alive != (x.alive && x.holds2) {
 			t.Errorf("case %d, %+v: known %v, holds %v, alive %v", i, x, known, m.holds, m.alive)
 		}
-	}
-}
-
-// A node joins when it has met everybody whom it found, or could not for long
-// enough: at once are only those whom nobody has introduced.
-func TestWhenANodeJoins(t *testing.T) {
-	for i, x := range []struct {
-		ready, tried, looked bool
-		age                  time.Duration
-		greeted              time.Duration // ago; 0: never
-		joins                bool
-	}{
-		{true, true, true, 0, 0, true},
-		{true, true, false, 0, 0, false},
-		{false, true, true, grace - 1, 0, false},
-		{false, true, true, grace, 0, true},
-		{false, false, true, readyAfter, 0, false},
-		{false, true, true, readyAfter - 1, TakeOver - 1, false},
-		{false, true, true, readyAfter - 1, TakeOver, true},
-		{false, true, true, readyAfter, 1, true},
-	} {
-		s := newScript(t, 1, 10)
-		n := s.start("a:1")
-		c := n.core
-		c.looks(s.now, []string{"b:1"})
-		m := c.members["b:1"]
-		now := c.began.Add(x.age)
-		m.ready.Store(x.ready)
-		m.tried, c.looked, c.present = x.tried, x.looked, false
-		if x.greeted != 0 {
-			m.greeted = now.Add(-x.greeted)
-		}
-		c.mu.Lock()
-		c.join(now)
-		joined := c.present
-		c.posts = nil
-		c.mu.Unlock()
-		if joined != x.joins {
-			t.Errorf("case %d, %+v: joined %v", i, x, joined)
+		if x.alive && c.view.Load().ring.Has("b:1") != m.alive {
+			t.Errorf("case %d, %+v: it is alive %v, and in the ring %v", i, x, m.alive, !m.alive)
 		}
 	}
 }
@@ -184,13 +89,13 @@ func TestWaysBreakAndOpen(t *testing.T) {
 			t.Errorf("closed %d times: %+v", i+1, m)
 		}
 	}
-	m.telling = true
+	m.telling, m.holds, m.alive = true, false, false
 	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 3})
 	if m.failures != 0 || m.telling || m.told != unknown || !m.alive || m.weight != 3 || !m.holds {
 		t.Errorf("%+v", m)
 	}
 	c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 3, Absent: true})
-	if m.alive || !m.holds {
+	if m.alive || !m.holds || c.view.Load().ring.Has("b:1") {
 		t.Errorf("it is not in the ring any more, and may have accounts still: %+v", m)
 	}
 	gone := &member{link: &link{addr: "x:1", pending: map[uint64]*call{}}}
@@ -206,9 +111,17 @@ func TestTicks(t *testing.T) {
 		change func(c *core)
 		want   time.Duration
 	}{
-		"nothing is to be done":    {func(*core) {}, tickEvery},
-		"somebody has not heard":   {func(c *core) { c.members["b:1"].told, c.members["b:1"].telling = unknown, true }, tickSoon},
-		"it has not joined":        {func(c *core) { c.present, c.looked = false, false }, tickSoon},
+		"nothing is to be done":  {func(*core) {}, tickEvery},
+		"somebody has not heard": {func(c *core) { c.members["b:1"].told, c.members["b:1"].telling = unknown, true }, tickSoon},
+		"it has not joined":      {func(c *core) { c.present, c.looked, c.members["b:1"].told = false, false, away }, tickSoon},
+		"one cannot be told": {func(c *core) {
+			c.members["b:1"].told = unknown
+			c.members["b:1"].ready.Store(false)
+		}, tickEvery},
+		"it has left": {func(c *core) {
+			c.present, c.left, c.leftAt = false, true, c.clock()
+			c.members["b:1"].told = away
+		}, tickEvery},
 		"accounts are tried again": {func(c *core) { c.mover.retry = c.clock().Add(time.Second) }, tickSoon},
 		"it leaves": {func(c *core) {
 			c.present, c.left, c.leftAt = false, true, c.clock()
@@ -272,40 +185,6 @@ func TestGreetingSaysWhoOwnsKeys(t *testing.T) {
 	}
 }
 
-// A leaving node goes on to decide until all others have heard that it leaves, but
-// no longer than half a second.
-func TestWhenANodeDeparts(t *testing.T) {
-	for _, x := range []struct {
-		what         string
-		after        time.Duration
-		alive, ready bool
-		told         presence
-		leaves       bool
-	}{
-		{"it has not heard", leaveTells - 1, true, true, here, true},
-		{"its time is over", leaveTells, true, true, here, false},
-		{"it has heard", 0, true, true, away, false},
-		{"it owns nothing", 0, false, true, here, false},
-		{"it cannot be told", 0, true, false, here, false},
-	} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		c := s.nodes["a:1"].core
-		c.leave(s.now)
-		c.mu.Lock()
-		m := c.members["b:1"]
-		m.alive, m.told = x.alive, x.told
-		m.ready.Store(x.ready)
-		leaves := c.depart(s.now.Add(x.after))
-		mine := c.view.Load().mine
-		again := c.depart(s.now.Add(x.after))
-		c.unlock()
-		if leaves != x.leaves || mine != x.leaves || again != x.leaves {
-			t.Errorf("%s: it leaves still %v, and is in its ring %v", x.what, leaves, mine)
-		}
-	}
-}
-
 // That a node has nothing of others counts as long as it has not joined or left
 // since, whichever of its words said so.
 func TestDoneOfBefore(t *testing.T) {
@@ -324,19 +203,6 @@ func TestDoneOfBefore(t *testing.T) {
 		if (m.done == 8) != x.counts {
 			t.Errorf("%+v: it is done under %d", x, m.done)
 		}
-	}
-}
-
-// A node that did not run says so to whoever looks after it, and for how long.
-func TestLapseIsTold(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1")
-	c, told := s.nodes["a:1"].core, ""
-	c.options.OnPeer = func(addr string, err error) { told += fmt.Sprintf("%s%v\n", addr, err) }
-	ticked := instant(c.ticked.Load())
-	c.tick(ticked.Add(3*time.Second + 400*time.Microsecond))
-	if want := "this node did not run for 3s: "; !strings.HasPrefix(told, want) || strings.Count(told, "\n") != 1 {
-		t.Errorf("told %q, want %q", told, want)
 	}
 }
 
@@ -401,5 +267,153 @@ func TestNodesMayNotComeAndGoForEver(t *testing.T) {
 	}
 	if says(s.now.Add(turnsIn), false) || !says(s.now.Add(turnsIn+1), false) || m.alive {
 		t.Errorf("its time has begun anew: alive %v", m.alive)
+	}
+}
+
+// The parcels to a node go on by number when it was forgotten and comes back: it may
+// remember those of before.
+func TestForgottenNodesParcelsGoOn(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	s.now = s.now.Add(2 * forgetAfter)
+	for _, x := range []struct{ last, next uint64 }{{9, 9}, {4, 9}, {12, 12}} {
+		m := c.know("b:1")
+		m.found, m.alive, m.holds, m.out.number = 1, false, false, x.last
+		m.heard.Store(1)
+		c.mu.Lock()
+		c.bury(s.now)
+		c.unlock()
+		if c.members["b:1"] != nil {
+			t.Fatal("it is not forgotten")
+		}
+		if again := c.know("b:1"); again == m || again.out.number != x.next {
+			t.Errorf("the next parcel after number %d has the number %d, want %d", x.last, again.out.number+1, x.next+1)
+		}
+	}
+}
+
+// Who is found again is looked for again from then on.
+func TestFoundAgain(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	w := &wakes{hands: c.hands}
+	c.hands = w
+	m := c.members["b:1"]
+	at := s.now.Add(time.Hour)
+	c.looks(at, []string{"b:1", "a:1"})
+	if m.found != at || w.n != 1 || c.members["a:1"] != nil || c.stats.rejected[rejectedAddress].Load() != 0 {
+		t.Errorf("found %v ago, woken %d times", at.Sub(m.found), w.n)
+	}
+}
+
+// A node that introduces itself is there: it was found and greeted then, and is dialled
+// at once if there is no way to it. One too many is not known.
+func TestGreeted(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	m := c.members["b:1"]
+	hello := func(addr string) *wire.Hello {
+		return &wire.Hello{Version: version, Addr: addr, Incarnation: 77, Weight: 1, Nonce: nonce}
+	}
+	at := s.now.Add(time.Hour)
+	if c.greeted(at, hello("b:1")); m.found != at || m.greeted != at || !m.tried || len(m.kick) != 0 {
+		t.Errorf("%+v", m)
+	}
+	m.ready.Store(false)
+	if c.greeted(at, hello("b:1")); m.tried || len(m.kick) != 1 {
+		t.Errorf("there is no way to it: %+v", m)
+	}
+	for i := range maxPeers {
+		c.know(fmt.Sprint("c:", i))
+	}
+	c.greeted(at, hello("x:1"))
+	if len(c.members) != maxPeers || c.members["x:1"] != nil {
+		t.Errorf("%d nodes are known", len(c.members))
+	}
+}
+
+// Another life of a node has changed nothing yet, and is done with nothing; it may have
+// accounts if it is in the ring.
+func TestAnotherLife(t *testing.T) {
+	for _, alive := range []bool{true, false} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		c := s.nodes["a:1"].core
+		m := c.members["b:1"]
+		m.done, m.doneBy, m.changes, m.alive, m.holds = 5, 6, 7, alive, !alive
+		before := m.incarnation
+		for range 2 { // the second time it is the same
+			c.mu.Lock()
+			c.introduced(s.now, m, &wire.Hello{Incarnation: before + 1})
+			c.unlock()
+			if m.incarnation != before+1 || m.done+m.doneBy+m.changes != 0 || m.holds != alive {
+				t.Fatalf("alive %v: %+v", alive, m)
+			}
+			m.holds = alive
+		}
+		m.done, m.changes = 5, 7
+		c.mu.Lock()
+		c.introduced(s.now, m, &wire.Hello{Incarnation: before + 1})
+		c.unlock()
+		if m.done != 5 || m.changes != 7 {
+			t.Errorf("it is the same life: %+v", m)
+		}
+	}
+}
+
+// What a node says in its welcome counts, unless it has said since that it joined or
+// left.
+func TestWelcomeOfBefore(t *testing.T) {
+	for _, x := range []struct {
+		heard, says uint64
+		alive       bool
+	}{{5, 4, true}, {5, 5, false}, {5, 6, false}, {5, 0, false}} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		c := s.nodes["a:1"].core
+		m := c.members["b:1"]
+		m.changes = x.heard
+		c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 1, Absent: true, Changes: x.says})
+		if m.alive != x.alive {
+			t.Errorf("it is absent by its change %d, and %d were heard: alive %v", x.says, x.heard, m.alive)
+		}
+	}
+}
+
+// When a way opens, a node that has nothing of others says so; one that has something
+// does not.
+func TestDoneIsSaidWhenAWayOpens(t *testing.T) {
+	for _, clean := range []bool{true, false} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		c := s.nodes["a:1"].core
+		m := c.members["b:1"]
+		if m.say = false; !clean {
+			c.mover.mark(0)
+		}
+		c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: m.weight})
+		if m.say != clean {
+			t.Errorf("clean %v: said %v", clean, m.say)
+		}
+	}
+}
+
+// A node that has left has nothing any more when it says so under the ring that this
+// one sees; under another ring, it may take something in still.
+func TestDoneOfOneThatHasLeft(t *testing.T) {
+	for _, x := range []struct{ alive, same, holds bool }{{false, true, false}, {false, false, true}, {true, true, true}} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		c := s.nodes["a:1"].core
+		m, print := c.members["b:1"], c.view.Load().print
+		if m.alive, m.holds = x.alive, true; !x.same {
+			print++
+		}
+		if c.saidDone("b:1", print, 0); m.holds != x.holds {
+			t.Errorf("%+v: it may have accounts %v", x, m.holds)
+		}
 	}
 }
