@@ -8,8 +8,10 @@
 // each has one tenant at a time, which stops before the ledger lets the next
 // one in; and a new tenant leaves alone whatever the old one may have spent
 // from: windows that began in the old tenancy. The one exception is loss of the
-// ledger's own data: then at most one share more, for each node that takes a
-// seat before its tenant has claimed it again, within one TTL.
+// ledger's own data: then at most one share more for each tenant that is cut off
+// from the ledger while it learns who sat where, within one TTL. For a node that
+// has not noticed the loss must not spend from a seat that was another's, a new
+// seat is on trial first ([Keeper.Epoch]).
 //
 // It does not promise that a node has a share. One without a seat, or whose
 // seat does not count for a rule or a window, leases like any other.

@@ -2,6 +2,7 @@ package approx
 
 import (
 	"context"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -27,10 +28,10 @@ type Keeper struct {
 	// OnChange, if set before Run, is told when the node gets or loses a seat
 	// (Seat -1), or when the seats cannot be asked. It must not block.
 	OnChange func(Tenancy, error)
-	// Learning, if set before Run, tells whether the ledger has just lost its data
-	// (leasing.Fleet.Learning). Meanwhile a seat that is held is claimed again, for
-	// the ledger may not know of it, and none is taken: it may be another's.
-	Learning func() bool
+	// Epoch, if set before Run, tells what is known of the ledger's epochs
+	// (leasing.Fleet.Epoch). While the ledger learns, a seat that is held is claimed
+	// again, for the ledger may not know of it, and none is taken: it may be another's.
+	Epoch func() ratelimit.EpochKnown
 }
 
 // held is a tenancy and until when it may be used.
@@ -39,6 +40,18 @@ type held struct {
 	until  ratelimit.Instant
 	wanted Plan        // no seats: no rule needs one
 	agreed []agreement // Invariant: in the order of since
+	trial  trial
+}
+
+// trial is the first time of a tenancy, in which nothing is spent from it. A ledger
+// that has lost its data has forgotten the tenants too, and gives away seats that
+// are taken. Who applies may not have noticed the loss: only an epoch that was asked
+// for after the seat was given, and is the one from before, proves that there was
+// none. The zero trial is over.
+type trial struct {
+	epoch uint64            // EpochKnown.ID, when it applied
+	given ratelimit.Instant // when the answer came
+	on    bool
 }
 
 // NewKeeper makes a keeper for one process; holder must be new with each.
@@ -56,7 +69,7 @@ func NewKeeper(seats Seats, holder ratelimit.Holder, clock ratelimit.Clock) *Kee
 // nothing. It neither blocks nor allocates.
 func (k *Keeper) Share(now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime) (share ratelimit.Tokens, heir ratelimit.Fence) {
 	t := k.now.Load()
-	if t.Seat < 0 || now >= t.until || begins < t.Taint {
+	if t.Seat < 0 || t.trial.on || now >= t.until || begins < t.Taint {
 		return 0, 0
 	}
 	share, seats := shareUnder(t.agreed, now, rule, begins)
@@ -115,8 +128,13 @@ func (k *Keeper) keep(ctx context.Context, wanted Plan) {
 // Due returns what this node has to apply for at now, under a plan, if it is time
 // to. Run calls it, and Answer; so does who drives a node in another time.
 func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
-	t := k.now.Load()
-	learning := k.Learning != nil && k.Learning()
+	known := k.epoch()
+	t := k.judge(known)
+	if t.trial.on && known.ID != t.trial.epoch {
+		// It may be another's: whoever gets it next leaves alone what that one spent.
+		return Application{Holder: k.holder, Seats: min(max(1, wanted.seats), MaxSeats), TTL: SeatTTL, Now: t.Tenancy, Plan: wanted.id, Leave: true}, true
+	}
+	learning := known.Learning
 	held := t.Seat >= 0 && t.Seat < wanted.seats
 	if learning && !held && (t.Seat < 0 || now >= t.until) {
 		return Application{}, false
@@ -126,7 +144,26 @@ func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 	if calm && now < t.until.Add(margin-SeatTTL/2) {
 		return Application{}, false
 	}
-	return Application{Holder: k.holder, Seats: min(wanted.seats, MaxSeats), TTL: SeatTTL, Now: t.Tenancy, Plan: wanted.id}, true
+	return Application{Holder: k.holder, Seats: min(wanted.seats, MaxSeats), TTL: SeatTTL, Now: t.Tenancy, Plan: wanted.id, epoch: known.ID}, true
+}
+
+// judge ends the trial of a tenancy that has proven itself.
+func (k *Keeper) judge(known ratelimit.EpochKnown) *held {
+	t := k.now.Load()
+	if t.trial.on && known.ID == t.trial.epoch && !known.Learning && known.Asked >= t.trial.given {
+		after := *t
+		after.trial = trial{}
+		k.now.Store(&after)
+		return &after
+	}
+	return t
+}
+
+func (k *Keeper) epoch() ratelimit.EpochKnown {
+	if k.Epoch == nil {
+		return ratelimit.EpochKnown{Asked: math.MaxInt64}
+	}
+	return k.Epoch()
 }
 
 // Answer takes in how an application went that was sent at an instant, under a
@@ -134,16 +171,22 @@ func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 func (k *Keeper) Answer(sent ratelimit.Instant, a Application, wanted Plan, t Tenancy, err error) {
 	before := k.now.Load()
 	if err != nil {
-		k.now.Store(&held{Tenancy: before.Tenancy, until: before.until, wanted: wanted, agreed: before.agreed})
+		k.now.Store(&held{Tenancy: before.Tenancy, until: before.until, wanted: wanted, agreed: before.agreed, trial: before.trial})
 		return
 	}
-	after := &held{Tenancy: t, until: sent.Add(SeatTTL - margin), wanted: wanted, agreed: before.agreed}
-	now := k.clock()
+	after := &held{Tenancy: t, until: sent.Add(SeatTTL - margin), wanted: wanted, agreed: before.agreed, trial: before.trial}
+	now, known := k.clock(), k.epoch()
+	switch {
+	case t.Seat < 0:
+		after.trial = trial{}
+	case t.Fence != before.Fence:
+		after.trial = trial{epoch: a.epoch, given: now, on: k.Epoch != nil}
+	}
 	if t.Seat < 0 || t.Fence != before.Fence || now >= before.until {
 		after.agreed = nil // meanwhile the others may have agreed on something else
 	}
 	// A ledger that learns may not know yet who else has a seat, and another plan.
-	if t.Seat >= 0 && t.Agreed && (k.Learning == nil || !k.Learning()) {
+	if t.Seat >= 0 && t.Agreed && !known.Learning {
 		after.agreed = agreed(after.agreed, wanted, t.Since, now)
 	}
 	k.now.Store(after)

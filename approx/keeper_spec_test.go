@@ -162,7 +162,7 @@ func TestSeatBeyondTheRule(t *testing.T) {
 func TestSeatsWhileTheLedgerLearns(t *testing.T) {
 	learning := true
 	s := newKeeperScript(t)
-	s.Learning = func() bool { return learning }
+	s.Epoch = func() ratelimit.EpochKnown { return ratelimit.EpochKnown{ID: 1, Asked: s.now, Learning: learning} }
 	s.waits("the ledger learns")
 	learning = false
 	s.sits(Tenancy{Seat: 0, Fence: 5}, 0)
@@ -222,12 +222,14 @@ func TestAgreementEndsWithTheSeat(t *testing.T) {
 func TestAgreementWhileTheLedgerLearns(t *testing.T) {
 	learning := true
 	s := newKeeperScript(t)
-	s.Learning = func() bool { return learning }
+	s.Epoch = func() ratelimit.EpochKnown { return ratelimit.EpochKnown{ID: 1, Asked: s.now, Learning: learning} }
 	answer := Tenancy{Seat: 1, Fence: 5, TTL: SeatTTL, Agreed: true}
-	s.Answer(s.now, Application{}, s.plan, answer, nil)
+	s.Answer(s.now, Application{epoch: 1}, s.plan, answer, nil)
 	s.share(epoch, 0, "the ledger learns")
 	learning = false
-	s.Answer(s.now, Application{}, s.plan, answer, nil)
+	s.Due(s.now, s.plan)
+	s.share(epoch, 0, "what was agreed on is not known")
+	s.Answer(s.now, Application{epoch: 1}, s.plan, answer, nil)
 	s.share(epoch, 50, "it knows all")
 }
 
@@ -254,13 +256,13 @@ func TestKeeperAsksForNews(t *testing.T) {
 func TestNoSeatIsTakenWhileTheLedgerLearns(t *testing.T) {
 	s := newKeeperScript(t)
 	learning := false
-	s.Learning = func() bool { return learning }
+	s.Epoch = func() ratelimit.EpochKnown { return ratelimit.EpochKnown{ID: 1, Asked: s.now, Learning: learning} }
 	s.sits(none, 0)
 	learning = true
 	s.waits("all seats were taken")
 
 	s = newKeeperScript(t)
-	s.Learning = func() bool { return learning }
+	s.Epoch = func() ratelimit.EpochKnown { return ratelimit.EpochKnown{ID: 1, Asked: s.now, Learning: learning} }
 	learning = false
 	wide := *s.rule
 	wide.Coordination.MaxNodes = 3
@@ -277,6 +279,74 @@ func TestNoSeatIsTakenWhileTheLedgerLearns(t *testing.T) {
 	s.applies()
 	s.passes(1)
 	s.waits("its seat does not count any more")
+}
+
+// A ledger that lost its data gives away seats that are taken, to nodes which have
+// not noticed the loss. Nothing is spent from a new seat until an epoch that was
+// asked for after it was given is the one from before; when it is another, the seat
+// is given up, as one that somebody may have spent from.
+func TestNewSeatIsProven(t *testing.T) {
+	var known ratelimit.EpochKnown
+	begin := func(t *testing.T) *keeperScript {
+		s := newKeeperScript(t)
+		known = ratelimit.EpochKnown{ID: 1, Asked: s.now}
+		s.Epoch = func() ratelimit.EpochKnown { return known }
+		s.sits(Tenancy{Seat: 1, Fence: 5}, time.Second)
+		s.waits("it has a seat")
+		s.share(epoch, 0, "nothing was heard since")
+		return s
+	}
+	t.Run("nothing was lost", func(t *testing.T) {
+		s := begin(t)
+		known.Asked = s.now - 1
+		s.waits("the epoch was asked for before")
+		s.share(epoch, 0, "the epoch was asked for before")
+		known.Asked, known.Learning = s.now, true
+		s.applies()
+		s.share(epoch, 0, "the ledger learns")
+		known.Learning = false
+		s.waits("it is proven")
+		s.share(epoch, 50, "it is proven")
+		known = ratelimit.EpochKnown{ID: 2, Asked: s.now, Learning: true}
+		if a := s.applies(); a.Leave {
+			t.Error("the ledger lost its data later, and the seat is given up")
+		}
+		s.share(epoch, 50, "the ledger lost its data later")
+	})
+	t.Run("the data was lost", func(t *testing.T) {
+		s := begin(t)
+		known = ratelimit.EpochKnown{ID: 2, Asked: s.now, Learning: true}
+		for range 2 { // the first answer is lost
+			a := s.applies()
+			if !a.Leave || a.Clean || a.Now.Seat != 1 || a.Now.Fence != 5 || a.valid() != nil {
+				t.Fatalf("%+v", a)
+			}
+			s.Answer(s.now, a, s.plan, Tenancy{}, errors.New("gone"))
+		}
+		s.Answer(s.now, s.applies(), s.plan, none, nil)
+		s.waits("the ledger learns")
+		s.share(epoch, 0, "it has no seat")
+		known.Learning = false
+		if a := s.applies(); a.Leave || a.Now.Fence != 0 {
+			t.Errorf("%+v", a)
+		}
+	})
+	t.Run("another seat while the ledger learns", func(t *testing.T) {
+		s := begin(t)
+		known.Asked = s.now
+		s.waits("it is proven")
+		known = ratelimit.EpochKnown{ID: 2, Asked: s.now, Learning: true}
+		s.sits(Tenancy{Seat: 0, Fence: 6}, 0)
+		s.share(epoch, 0, "who has this seat may not have told the ledger yet")
+	})
+	t.Run("answers that were lost, and renewals, are no proof", func(t *testing.T) {
+		s := begin(t)
+		s.passes(SeatTTL / 2)
+		s.Answer(s.now, s.applies(), s.plan, Tenancy{}, errors.New("gone"))
+		s.share(epoch, 0, "an answer was lost")
+		s.sits(Tenancy{Seat: 1, Fence: 5}, 0)
+		s.share(epoch, 0, "it was renewed")
+	})
 }
 
 // scriptedSeats answers applications as the test says.

@@ -26,6 +26,8 @@ type Application struct {
 	// Leave gives the seat up. Clean says that nothing was spent from it that
 	// the ledger has not confirmed, in any window that goes on.
 	Leave, Clean bool
+
+	epoch uint64 // the ledger's, as far as the holder knew (Keeper.Epoch)
 }
 
 // Tenancy is a seat held for a time.

@@ -121,7 +121,7 @@ func (f *Fleet) begin(h *held, now instant, there ledgerClock, hash uint64, a *a
 	limit := &a.Rule.Limit
 	early, late := there.between(now)
 	if limit.Algorithm == ratelimit.TokenBucket {
-		full := time.Duration(float64(limit.Burst) / float64(max(1, limit.Requests)) * float64(limit.Period()))
+		full := refillTime(limit.Burst, limit)
 		if h.lease.window == 0 {
 			h.lease.window = 1 // it has one life
 		}
@@ -263,6 +263,12 @@ func (f *Fleet) finish(h *held, hash uint64, key []byte) {
 	}
 }
 
+// drifting tells whether what was spent of the key and is not confirmed may still
+// count: then whoever has the seat next must not have a share of the same window.
+func (h *held) drifting(now instant) bool {
+	return h.lease.drifted() > 0 && now < h.lease.counts() || h.carried > 0 && now < h.lease.reset
+}
+
 // Drifting tells whether this node has spent what the ledger has not
 // confirmed, in windows that go on. It takes every lock once.
 func (f *Fleet) Drifting() bool {
@@ -271,7 +277,7 @@ func (f *Fleet) Drifting() bool {
 		s := &f.shards[i]
 		s.mu.Lock()
 		for j := range s.leases.cells { // of those that are empty, too, which have not spent anything
-			if l := &s.leases.cells[j].val.lease; l.drifted() > 0 && now < l.reset {
+			if s.leases.cells[j].val.drifting(now) {
 				s.mu.Unlock()
 				return true
 			}

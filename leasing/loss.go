@@ -2,6 +2,7 @@ package leasing
 
 import (
 	"errors"
+	"math"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -97,11 +98,23 @@ func (f *Fleet) doubtAll(now instant) {
 	}
 }
 
-// Learning tells whether a part of the ledger has lost its data a moment ago, or
-// none was heard of yet: it grants little, and seats are not to be asked for.
-func (f *Fleet) Learning() bool {
+// Epoch tells what is known of the epochs of the ledger's parts. While a part is
+// learning it grants little, and seats are not to be asked for. It blocks for a few
+// locks, and does not allocate.
+func (f *Fleet) Epoch() ratelimit.EpochKnown {
+	if !f.beats {
+		return ratelimit.EpochKnown{}
+	}
 	heard, young := f.parts()
-	return f.beats && (heard == 0 || young > 0)
+	k := ratelimit.EpochKnown{Learning: heard == 0 || young > 0, Asked: math.MaxInt64}
+	for i := range f.lanes {
+		l := &f.lanes[i]
+		l.mu.Lock()
+		k.ID = k.ID*31 + l.memory.epoch.ID
+		k.Asked = min(k.Asked, l.memory.sent)
+		l.mu.Unlock()
+	}
+	return k
 }
 
 // Ready tells whether all parts of the ledger have been heard of, and know all:
@@ -215,13 +228,24 @@ func (f *Fleet) tellShard(now instant, s *fleetShard, t *teller) (rest int, full
 	return rest, false
 }
 
-// counts is until when what was spent of the lease's window counts.
+// counts is until when what was spent of the lease's window counts: of a sliding
+// window, until the next one ends; of a bucket, until it is full and has repaid
+// besides what the ledger does not know of.
 func (l *lease) counts() instant {
-	if l.algorithm == ratelimit.SlidingWindow {
-		limit := l.limit()
+	limit := l.limit()
+	switch l.algorithm {
+	case ratelimit.SlidingWindow:
 		return l.reset.Add(limit.Period())
+	case ratelimit.TokenBucket:
+		return l.reset.Add(refillTime(l.drifted(), &limit))
+	case ratelimit.FixedWindow:
 	}
 	return l.reset
+}
+
+// refillTime is how long a bucket takes to refill n tokens.
+func refillTime(n tokens, l *ratelimit.Limit) time.Duration {
+	return time.Duration(math.Ceil(float64(n) / float64(max(1, l.Requests)) * float64(l.Period())))
 }
 
 // beat hears of the parts of the ledger that nothing was heard of for a while.

@@ -230,8 +230,8 @@ func TestGrantsOfAYoungLedger(t *testing.T) {
 func TestNodeIsReady(t *testing.T) {
 	expect := func(s *nodeScript, when string, ready, learning bool) {
 		t.Helper()
-		if s.fleet.Ready() != ready || s.Learning() != learning {
-			t.Errorf("%s: ready %v, learning %v", when, s.fleet.Ready(), s.Learning())
+		if s.fleet.Ready() != ready || s.Epoch().Learning != learning {
+			t.Errorf("%s: ready %v, learning %v", when, s.fleet.Ready(), s.Epoch().Learning)
 		}
 	}
 	expect(newNodeScript(t, perMinute100), "nothing is told", true, false)

@@ -185,6 +185,49 @@ func TestNodeDrifts(t *testing.T) {
 	}
 }
 
+// Until when unconfirmed spending counts: of a fixed window until its end; of a
+// sliding one, and of what is carried into a window, until the end of the next; of a
+// bucket until it is full by the ledger, which does not know of it, and has refilled
+// that besides. Who leaves earlier leaves a seat that is tainted.
+func TestUnconfirmedSpendingCounts(t *testing.T) {
+	const reset = instant(time.Hour)
+	spent := func(l ratelimit.Limit) held {
+		h := held{lease: lease{granted: 1, spent: 3, window: 7, reset: reset}}
+		h.lease.setLimit(&l)
+		return h
+	}
+	carried := held{carried: 2, lease: lease{reset: reset}}
+	for name, c := range map[string]struct {
+		h    held
+		last time.Duration // after reset
+	}{
+		"fixed_window":   {spent(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10}), 0},
+		"sliding_window": {spent(ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Minute, Requests: 10}), time.Minute},
+		"token_bucket":   {spent(ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 10, Burst: 10}), 12 * time.Second},
+		"carried":        {carried, 0},
+	} {
+		end := reset.Add(c.last)
+		if !c.h.drifting(end-1) || c.h.drifting(end) {
+			t.Errorf("%s: it should count until %v after the reset", name, c.last)
+		}
+		c.h.lease.spent, c.h.carried = c.h.lease.granted, 0
+		if c.h.drifting(0) {
+			t.Errorf("%s: all is confirmed", name)
+		}
+	}
+}
+
+// A bucket that owes what the ledger has not confirmed tells it when it leaves, also
+// when the bucket is full by what it was last told.
+func TestLastWordOfABucketThatOwes(t *testing.T) {
+	s, _ := newDriftScript(t, bucket100)
+	s.drifts(4)
+	s.keyHeld().lease.reset = s.now // of an answer that came since, and did not confirm it
+	if claims := s.Release(s.now); len(claims) != 1 || !claims[0].Last {
+		t.Errorf("%+v", claims)
+	}
+}
+
 // How far the ledger's clock was set, at least: what was known, widened by what
 // clocks drift, and what was heard now leave that gap.
 func TestLedgerClockTellsItsSteps(t *testing.T) {

@@ -174,7 +174,7 @@ func (f *Fleet) releases(now instant) map[*lane][]*flight {
 				continue
 			}
 			f.turn(&c.val, now, c.fullHash(), c.key[:c.len])
-			if !c.val.settled && c.val.lease.window != 0 && now < c.val.lease.reset {
+			if !c.val.settled && c.val.lease.window != 0 && now < c.val.lease.counts() {
 				giveUp(false)
 			}
 			if c.val.next != nil {

@@ -50,8 +50,8 @@ func (s *Stepped) Recalls() { s.fleet.recalls = true }
 // Recalled takes in that the ledger asks for what is leased of an account.
 func (s *Stepped) Recalled(account string) { s.fleet.Recalled(account) }
 
-// Learning tells whether the ledger has just lost its data; see Fleet.Learning.
-func (s *Stepped) Learning() bool { return s.fleet.Learning() }
+// Epoch tells what is known of the ledger's epochs; see Fleet.Epoch.
+func (s *Stepped) Epoch() ratelimit.EpochKnown { return s.fleet.Epoch() }
 
 // Alone is the node's own budgets for outages; see Fleet.Alone.
 func (s *Stepped) Alone() *Local { return s.fleet.Alone() }

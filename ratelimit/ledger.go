@@ -154,6 +154,20 @@ type Epoch struct {
 // Young tells whether at is in the time of learning.
 func (e Epoch) Young(at LedgerTime) bool { return e.ID != 0 && at < e.Learning }
 
+// EpochKnown is what a node knows of the epochs of all parts of its ledger together.
+// The zero EpochKnown is that of a ledger which does not tell.
+type EpochKnown struct {
+	// ID is another when a part's epoch is, or when a part is heard of first.
+	ID uint64
+	// Asked is when the oldest of the questions was sent that told of this ID: what
+	// happened to the ledger before it, happened in these epochs or in older ones.
+	// 0: a part was not heard of yet.
+	Asked Instant
+	// Learning says that a part may have lost its data a moment ago, or that none
+	// was heard of yet.
+	Learning bool
+}
+
 // EpochQuery is what a node wants of an epoch.
 type EpochQuery struct {
 	Part int // of the ledger

@@ -81,7 +81,7 @@ func (n *node) start() {
 	if w.Ledger == nil {
 		n.stepped.Recalls()
 	}
-	n.keeper.Learning = n.stepped.Learning
+	n.keeper.Epoch = n.stepped.Epoch
 	n.joinRing()
 	n.in(time.Duration(w.rnd.Int64N(int64(leasing.SweepEvery))), n.sweep)
 	n.in(0, n.sit)

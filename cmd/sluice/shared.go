@@ -44,7 +44,7 @@ func (c *serveCmd) shared(flags *redisFlags, seats func() approx.Plan, audit fun
 	f.OnWarning = warnings(log)
 	f.OnReconcile = audit
 	keeper := approx.NewKeeper(approx.NewRedis(client, flags.KeyPrefix), holder, clock)
-	keeper.OnChange, keeper.Learning = logSeats(log), f.Learning
+	keeper.OnChange, keeper.Epoch = logSeats(log), f.Epoch
 	f.Drift = keeper
 	watch := &storeWatch{name: flags.setting("URL"), ledger: ledger, fleet: f, clock: clock, log: log}
 	return &shared{f, keeper, client, people, seats, failed, watch}, nil
