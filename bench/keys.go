@@ -24,7 +24,8 @@ import (
 type KeysOptions struct {
 	Binary   string
 	Keys     int // distinct ones sent
-	MaxKeys  int // the server may track
+	MaxKeys  int // the server may track; 0: its own default
+	Memory   int // GOMEMLIMIT of the server, in MiB; 0: none
 	Progress io.Writer
 }
 
@@ -61,6 +62,11 @@ func Keys(ctx context.Context, o KeysOptions) ([]KeysPoint, error) {
 	rules := filepath.Join(dir, "rules.yaml")
 	if err := os.WriteFile(rules, []byte(keysRules), 0o600); err != nil {
 		return nil, fmt.Errorf("bench: %w", err)
+	}
+	if o.Memory > 0 { // read by the server when it starts, and not by this process any more
+		if err := os.Setenv("GOMEMLIMIT", fmt.Sprintf("%dMiB", o.Memory)); err != nil {
+			return nil, fmt.Errorf("bench: %w", err)
+		}
 	}
 	p, err := process.Sluice(o.Binary, rules, "--max-keys", fmt.Sprint(o.MaxKeys))
 	if err != nil {

@@ -355,7 +355,7 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 	// A bucket's claim may be about a life of the account that the ledger has
 	// lost: then the holder's totals are all that is known of it.
 	here := c.Window == at || bucket && c.Window != 0
-	void := known && here && r.closed && c.Fence == r.fence
+	void := known && here && (r.closed && c.Fence == r.fence || bucket && a.overfull(r, c))
 	// A holder that claims for this window without a fence of it, and has been
 	// granted something in it before, has forgotten that: it had to make room.
 	forgot := c.Fence == 0 && c.Granted < r.granted

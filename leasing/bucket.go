@@ -10,25 +10,34 @@ import (
 // The arithmetic of a token_bucket's account: whole micro-tokens, nothing lost
 // to rounding. Why it is this strict: docs/protocol.md, section 4.1, and docs/adr/0001.
 
-// refill adds what elapsed brings, without rounding: what does not make a
-// whole micro-token is carried over.
+// refill adds what elapsed brings.
 func (a *account) refill(elapsed ledgerTime, l *ratelimit.Limit) {
+	a.level, a.carry = refilled(a.level, a.carry, elapsed, a.brim(l), l)
+}
+
+// refilled is a level, and what is carried over, after elapsed: up to full, and
+// without rounding. What does not make a whole micro-token is carried over.
+func refilled(level, carry int64, elapsed ledgerTime, full int64, l *ratelimit.Limit) (int64, int64) {
 	seconds := uint64(l.Period() / time.Second)
-	full := a.brim(l)
 	hi, lo := bits.Mul64(uint64(elapsed), uint64(l.Requests))
-	lo, overflow := bits.Add64(lo, uint64(a.carry), 0)
+	lo, overflow := bits.Add64(lo, uint64(carry), 0)
 	hi += overflow
 	if hi >= seconds { // more than 2^64 micro-tokens
-		a.level, a.carry = full, 0
-		return
+		return full, 0
 	}
 	added, rest := bits.Div64(hi, lo, seconds)
-	if added >= uint64(full) || a.level+int64(added) >= full {
-		a.level, a.carry = full, 0
-		return
+	if added >= uint64(full) || level+int64(added) >= full {
+		return full, 0
 	}
-	a.level += int64(added)
-	a.carry = int64(rest)
+	return level + int64(added), int64(rest)
+}
+
+// overfull tells whether a claim comes too late to keep what its lease has: the lease
+// has expired, the bucket was refilled since, and that is leased to others. Together
+// they could spend more than the bucket holds.
+func (a *account) overfull(r *record, c *ratelimit.Claim) bool {
+	kept := c.Granted - c.Spent - c.Returned
+	return kept > 0 && a.now >= r.expires && kept+a.liveOutstanding() > c.Limit.Burst
 }
 
 // gone is what a bucket does not take back from a holder that says it received
@@ -79,14 +88,20 @@ func (a *account) nextExpiry() ledgerTime {
 	return next
 }
 
-// timeToLevel is how long the bucket takes to reach level, rounded up.
+// timeToLevel is how long the bucket takes to reach level.
 func (a *account) timeToLevel(level int64, l *ratelimit.Limit) time.Duration {
-	missing := level - a.level
+	return timeToLevel(level, a.level, a.carry, l)
+}
+
+// timeToLevel is how long a bucket that has a level, and carries something over, takes
+// to reach another one, rounded up.
+func timeToLevel(level, has, carry int64, l *ratelimit.Limit) time.Duration {
+	missing := level - has
 	if missing <= 0 || l.Requests == 0 {
 		return 0
 	}
 	hi, lo := bits.Mul64(uint64(missing), uint64(l.Period()/time.Second))
-	lo, borrow := bits.Sub64(lo, uint64(a.carry), 0)
+	lo, borrow := bits.Sub64(lo, uint64(carry), 0)
 	hi -= borrow
 	if hi >= uint64(l.Requests) {
 		return time.Duration(1<<63 - 1)

@@ -15,14 +15,15 @@
 //
 //   - account: the ledger's side of one key. It books claims and grants.
 //   - lease: the holder's side of one key. It spends, claims and applies.
-//   - slab: a bounded map from key to either of them, without pointers.
+//   - counter: a key's budget on the one node that decides about it, both in one.
+//   - slab: a bounded map from a key to what a fleet's node has of it.
 //
 // and the shells that hold locks and clocks:
 //
 //   - [Memory] is a [ratelimit.Ledger] in this process.
 //   - [Redis] is a [ratelimit.Ledger] in Redis: the account, in Lua.
-//   - [Local] is a [ratelimit.Limiter] over a Memory: the embedded default,
-//     where a claim is a function call and nothing ever waits.
+//   - [Local] is a [ratelimit.Limiter] of counters: the embedded default,
+//     where nothing ever waits.
 //   - [Fleet] is a [ratelimit.Limiter] over any ledger: claims are sent in the
 //     background, and requests wait for them when they must.
 //

@@ -1,6 +1,7 @@
 package leasing
 
 import (
+	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -49,93 +50,47 @@ func (l *Local) Predictable() *Local {
 }
 
 // Parts is in how many parts keys are kept, each under a lock of its own.
-func (l *Local) Parts() int { return len(l.tracked.ledger.shards) }
+func (l *Local) Parts() int { return len(l.tracked.shards) }
 
 // Part is the part that a key is kept in.
 func (l *Local) Part(key []byte) int {
-	m := l.tracked.ledger
-	return int(m.hash.of(key) >> 32 % uint64(len(m.shards)))
+	return int(l.tracked.which[l.tracked.hash.id(key).High>>(64-shardBits)])
 }
 
 // Visit is a walk through one part. Its zero value, with Part set, begins it.
 type Visit struct {
-	Part  int
-	at    int
-	moved uint64
-	again int
+	Part int
+	at   keytable.Cursor
 }
-
-const (
-	visitCells  = 256 // looked at in one step, under the part's lock
-	visitsAgain = 8   // of a part that changes all the time; then all of it is looked at in one step
-)
 
 // Visit shows the next few keys of a part, which see must not keep, and must
 // not ask the Local about: it is called under the part's lock. It reports
 // whether every key that has been in the part since the visit began was shown.
-// Where keys were moved meanwhile, to make or to fill room, it begins again.
 func (l *Local) Visit(v *Visit, see func(key []byte)) (done bool) {
-	s := &l.tracked.ledger.shards[v.Part]
+	s := &l.tracked.shards[v.Part]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if v.at == 0 {
-		v.moved = s.accounts.moved
+	v.at = s.keys.Walk(v.at, func(c *counterCell) { see(s.keys.Key(c)) })
+	if v.at.Done {
+		*v = Visit{Part: v.Part}
+		return true
 	}
-	end := v.at + visitCells
-	if v.again >= visitsAgain {
-		v.at, end, v.moved = 0, len(s.accounts.tags), s.accounts.moved
-	}
-	for end = min(end, len(s.accounts.tags)); v.at < end; v.at++ {
-		if c := &s.accounts.cells[v.at]; s.accounts.tags[v.at] != 0 {
-			see(c.key[:c.len])
-		}
-	}
-	switch {
-	case v.at < len(s.accounts.tags):
-		return false
-	case s.accounts.moved != v.moved:
-		*v = Visit{Part: v.Part, again: v.again + 1}
-		return false
-	}
-	*v = Visit{Part: v.Part}
-	return true
+	return false
 }
 
 // Has tells whether the key has an account here.
 func (l *Local) Has(key []byte) bool {
-	m := l.tracked.ledger
-	hash := m.hash.of(key)
-	s := &m.shards[hash>>32%uint64(len(m.shards))]
+	id := l.tracked.hash.id(key)
+	s := l.tracked.shard(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.accounts.get(hash, key) != nil
+	return s.keys.Get(id) != nil
 }
 
 // TakeOut takes a key's account away, for another process: from here on the key
 // is unknown here. ok is false where there is none, or one that means nothing.
 func (l *Local) TakeOut(now ratelimit.Instant, key []byte) (a Account, ok bool) {
-	p, at := l.tracked, moment{now, l.ledgerNow(now)}
-	hash := p.hash().of(key)
-	leases := p.shard(hash)
-	leases.mu.Lock()
-	defer leases.mu.Unlock()
-	if c := leases.leases.get(hash, key); c != nil { // what it has not spent goes back to the account
-		p.release(leases, at, hash, key, &c.val)
-		leases.leases.removeKey(hash, key)
-	}
-	s := &p.ledger.shards[hash>>32%uint64(len(p.ledger.shards))]
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c := s.accounts.get(hash, key)
-	if c == nil {
-		return Account{}, false
-	}
-	s.floor = max(s.floor, c.val.fence)
-	if ok = at.ledger < c.val.dead; ok {
-		a = c.val.export()
-	}
-	s.accounts.removeKey(hash, key)
-	return a, ok
+	return l.tracked.takeOut(l.at(now), key)
 }
 
 // export writes an account down. This process's own holder has given back what
@@ -195,23 +150,7 @@ func (h *Holding) record() record {
 // the account waits (see account.clock).
 func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelimit.LedgerTime) bool {
 	t := l.ledgerNow(now)
-	lag := max(0, t-(sent-x.Lag))
-	m := l.tracked.ledger
-	hash := m.hash.of(key)
-	s := &m.shards[hash>>32%uint64(len(m.shards))]
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c := s.accounts.get(hash, key)
-	if c == nil {
-		if c = s.admit(t, hash, key); c == nil {
-			return false
-		}
-		c.val = importAccount(&x, lag)
-		c.val.fence = max(c.val.fence, s.floor)
-		return true
-	}
-	c.val.merge(&x, lag)
-	return true
+	return l.tracked.adopt(t, key, &x, max(0, t-(sent-x.Lag)))
 }
 
 // merge takes in another account of the same key: both were charged.
@@ -270,19 +209,8 @@ func (a *account) mergeWindows(other *account) {
 // this process has leased of such a key goes back first. Grants have an Err
 // where there is no room. It never blocks.
 func (l *Local) Settle(now ratelimit.Instant, claims []ratelimit.Claim, grants []ratelimit.Grant) {
-	at := moment{now, l.ledgerNow(now)}
+	at := l.at(now)
 	for i := range claims {
 		grants[i] = l.tracked.settleFor(at, []byte(claims[i].Key), &claims[i])
 	}
-}
-
-func (p *pool) settleFor(at moment, key []byte, c *ratelimit.Claim) ratelimit.Grant {
-	hash := p.hash().of(key)
-	s := p.shard(hash)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if own := s.leases.get(hash, key); own != nil && own.val.window != 0 {
-		p.release(s, at, hash, key, &own.val)
-	}
-	return p.ledger.settleAt(at.ledger, hash, key, c)
 }

@@ -537,3 +537,34 @@ func TestClaimOfALaterWindow(t *testing.T) {
 	g := b.says(func(c *ratelimit.Claim) { c.Waiting, c.Want = 5, 5 })
 	w.expect("0 false 5 94", g.Window-at, g.Carried, g.Granted, g.Available)
 }
+
+// A claim that was sent while its lease lasted and comes when it is over keeps what it
+// has, unless the bucket was refilled meanwhile and others have that: a bucket never
+// gives more at once than it holds.
+func TestLateClaimOnARefilledBucket(t *testing.T) {
+	limit := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Requests: 10, Burst: 100}
+	for _, c := range []struct {
+		name   string
+		others tokens // leased to another before the late claim comes
+		kept   tokens
+		void   bool
+	}{
+		{"nobody else has any", 0, 100, false},
+		{"others have what was refilled", 2, 0, true},
+	} {
+		w := newTwins(t)
+		late, other := w.tenant(2, limit), w.tenant(4, limit)
+		late.gets(100, 100, 100)
+		w.passes(10*time.Second + 200*time.Millisecond) // and two tokens are refilled
+		if c.others > 0 {
+			other.gets(c.others, c.others, c.others)
+		}
+		g := late.asks(0, 0)
+		if g.Void != c.void || g.Granted != c.kept {
+			t.Errorf("%s: %+v", c.name, g)
+		}
+		if g = other.asks(100, 100); other.c.Granted+late.c.Granted > 100+2 {
+			t.Errorf("%s: %d and %d are leased of a bucket of 100: %+v", c.name, other.c.Granted, late.c.Granted, g)
+		}
+	}
+}

@@ -5,12 +5,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Local decides on one node, over a ledger in its own process. Every answer is
+// Local decides on one node, by counters in its own process. Every answer is
 // exact, the remaining count included, and nothing ever waits. It is safe for
-// concurrent use; a decision from a lease allocates nothing.
+// concurrent use; a decision about a known key allocates nothing.
 //
 // Guarantee: no key is ever spent beyond its limit, however many keys there
 // are. When more keys are in use than it may track, a new one shares one of
@@ -18,11 +19,19 @@ import (
 // keys of its rule: it may be refused early, and is never admitted beyond the
 // limit. When even these are too many, it is refused.
 type Local struct {
-	tracked  *pool
-	overflow *pool
+	tracked  *counters
+	overflow *counters
 	epoch    atomic.Int64 // what to add to an Instant to get the ledger's nanoseconds
 	shared   atomic.Uint64
 }
+
+// What a key takes at most, in bytes: for MAX_KEYS. Of a Local, with its share of the
+// overflow budgets, for the longest keys and right after its tables have grown
+// (keytable's TestBytesForEachKey); of a Fleet, with the collector's garbage.
+const (
+	LocalKeyBytes = 256
+	FleetKeyBytes = 1250
+)
 
 // OverflowSlots is how many budgets the untracked keys of one rule share.
 const OverflowSlots = 64
@@ -31,7 +40,8 @@ const OverflowSlots = 64
 // many overflow budgets. wall is the wall clock's time at the instant now;
 // windows are cut by it. See SyncClock.
 func NewLocal(maxKeys int, now ratelimit.Instant, wall time.Time) *Local {
-	l := &Local{tracked: newPool(maxKeys), overflow: newPool(max(OverflowSlots, maxKeys/8))}
+	arena := keytable.NewArena()
+	l := &Local{tracked: newCounters(arena, maxKeys), overflow: newCounters(arena, max(OverflowSlots, maxKeys/8))}
 	l.SyncClock(now, wall)
 	return l
 }
@@ -45,25 +55,22 @@ func (l *Local) SyncClock(now ratelimit.Instant, wall time.Time) {
 
 // Decide implements [ratelimit.Limiter]. It never blocks.
 func (l *Local) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
-	at := moment{now, l.ledgerNow(now)}
+	at := l.at(now)
 	for i := range asks {
-		v, ok := l.tracked.decide(at, asks[i].Key, &asks[i])
-		if !ok {
-			v = l.decideOverflow(at, &asks[i])
+		verdicts[i] = verdict{}
+		if !l.tracked.decide(at, asks[i].Key, &asks[i], &verdicts[i]) {
+			l.decideOverflow(at, &asks[i], &verdicts[i])
 		}
-		verdicts[i] = v
 	}
 }
 
-func (l *Local) decideOverflow(at moment, a *ask) verdict {
+func (l *Local) decideOverflow(at moment, a *ask, v *verdict) {
 	l.shared.Add(1)
 	var buf [2 * ratelimit.MaxKeyLen]byte
-	v, ok := l.overflow.decide(at, l.overflowKey(buf[:0], a), a)
-	if !ok {
-		v = verdict{OverLimit: true, ResetAfter: a.Rule.Limit.Period()}
+	if !l.overflow.decide(at, l.overflowKey(buf[:0], a), a, v) {
+		*v = verdict{OverLimit: true, ResetAfter: a.Rule.Limit.Period()}
 	}
 	v.Source = ratelimit.FromOverflow
-	return v
 }
 
 // overflowKey names the budget that an untracked key shares. Whatever clients
@@ -73,7 +80,7 @@ func (l *Local) overflowKey(b []byte, a *ask) []byte {
 	if a.Rule.Override {
 		path = ""
 	}
-	slot := l.tracked.hash().of(a.Key) % OverflowSlots
+	slot := l.tracked.hash.of(a.Key) % OverflowSlots
 	b = append(b, 0xfe, byte(slot), byte(a.Rule.Limit.Unit), byte(a.Rule.Limit.Algorithm)) // no Unit is 0xfe
 	return ratelimit.SealKey(ratelimit.AppendEntry(b, a.Rule.Domain, path, false), 0)
 }
@@ -95,8 +102,11 @@ func (l *Local) Undo(_ ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratel
 
 // Stats returns the counts so far. It takes every lock once.
 func (l *Local) Stats() ratelimit.LimiterStats {
-	s := ratelimit.LimiterStats{Overflow: l.shared.Load()}
-	l.tracked.stats(&s)
-	l.overflow.stats(&s)
-	return s
+	return ratelimit.LimiterStats{Overflow: l.shared.Load(), Accounts: l.tracked.len() + l.overflow.len()}
+}
+
+func (l *Local) at(now instant) moment { return moment{now, l.ledgerNow(now)} }
+
+func (l *Local) ledgerNow(now instant) ledgerTime {
+	return ledgerTime((int64(now) + l.epoch.Load()) / int64(time.Microsecond))
 }

@@ -9,7 +9,6 @@ import (
 	"math"
 	"slices"
 	"strconv"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -91,28 +90,45 @@ func (f *Fleet) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 			if h := &c.val; tag != 0 && h.rule != nil && now.Sub(h.demand.lastUse) < idleAfter {
 				seconds := max(now.Sub(h.demand.since), shortest).Seconds()
 				rate := max(h.demand.perSec/2, float64(h.demand.used+h.demand.refused)/seconds)
-				all.add(n, rate, &h.lease, h.rule, c.key[:c.len], f.keyName)
+				all.add(n, rate, func() ratelimit.HotKey { return h.hot(f.keyName(c.key[:c.len]), rate) })
 			}
 		}
 		s.mu.Unlock()
 	}
-	return all
+	return all.keys()
+}
+
+func (h *held) hot(name string, rate float64) ratelimit.HotKey {
+	l := &h.lease
+	return ratelimit.HotKey{
+		Account: name, Rule: h.rule.Domain + "." + h.rule.Path, PerSecond: math.Round(rate*10) / 10,
+		Spent: l.spent, Unspent: l.unspent(), Limit: l.limit().Capacity(), Fence: l.fence,
+	}
 }
 
 // hottest are keys by falling rate.
-type hottest []ratelimit.HotKey
+type hottest []ratedKey
 
-func (all *hottest) add(n int, rate float64, l *lease, rule *ratelimit.Rule, key []byte, name func([]byte) string) {
+type ratedKey struct {
+	rate float64
+	key  ratelimit.HotKey
+}
+
+func (all hottest) keys() []ratelimit.HotKey {
+	keys := make([]ratelimit.HotKey, len(all))
+	for i := range all {
+		keys[i] = all[i].key
+	}
+	return keys
+}
+
+func (all *hottest) add(n int, rate float64, key func() ratelimit.HotKey) {
 	keys := *all
-	if len(keys) == n && (n == 0 || keys[n-1].PerSecond >= rate) {
+	if len(keys) == n && (n == 0 || keys[n-1].rate >= rate) {
 		return
 	}
-	at, _ := slices.BinarySearchFunc(keys, rate, func(k ratelimit.HotKey, rate float64) int { return cmp.Compare(rate, k.PerSecond) })
-	k := ratelimit.HotKey{Account: name(key), PerSecond: math.Round(rate*10) / 10, Spent: l.spent, Unspent: l.unspent(), Limit: l.limit().Capacity(), Fence: l.fence}
-	if rule != nil {
-		k.Rule = rule.Domain + "." + rule.Path
-	}
-	keys = slices.Insert(keys, at, k)
+	at, _ := slices.BinarySearchFunc(keys, rate, func(k ratedKey, rate float64) int { return cmp.Compare(rate, k.rate) })
+	keys = slices.Insert(keys, at, ratedKey{rate, key()})
 	*all = keys[:min(n, len(keys))]
 }
 
@@ -163,90 +179,6 @@ func (f *Fleet) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.A
 		return fl.err
 	}
 	return ErrBusy
-}
-
-// Look implements [ratelimit.Inspector].
-func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
-	v := ratelimit.Look{Account: KeyName(a.Key)}
-	p := l.tracked
-	hash := p.hash().of(a.Key)
-	s := p.shard(hash)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if c := s.leases.get(hash, a.Key); c != nil {
-		v.Lease = c.val.look(now)
-	}
-	m := p.ledger
-	ms := &m.shards[hash>>32%uint64(len(m.shards))]
-	ms.mu.Lock()
-	defer ms.mu.Unlock()
-	if c := ms.accounts.get(hash, a.Key); c != nil {
-		v.Ledger = c.val.look(l.ledgerNow(now), &a.Rule.Limit, func(ratelimit.Holder) bool { return true })
-	}
-	return v
-}
-
-func (l *Local) ledgerNow(now instant) ledgerTime {
-	return ledgerTime((int64(now) + l.epoch.Load()) / int64(time.Microsecond))
-}
-
-// Hottest implements [ratelimit.Inspector]. This node does not measure rates:
-// keys are those that spent most in their windows, and the rate is 0.
-func (l *Local) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
-	var all hottest
-	for i := range l.tracked.shards {
-		s := &l.tracked.shards[i]
-		s.mu.Lock()
-		for j, tag := range s.leases.tags {
-			if c := &s.leases.cells[j]; tag != 0 && now < c.val.reset {
-				all.add(n, float64(c.val.spent), &c.val, nil, c.key[:c.len], KeyName)
-			}
-		}
-		s.mu.Unlock()
-	}
-	for i := range all {
-		all[i].PerSecond = 0
-	}
-	return all
-}
-
-// Drop implements [ratelimit.Inspector].
-func (l *Local) Drop(now ratelimit.Instant, key []byte) bool {
-	p := l.tracked
-	hash := p.hash().of(key)
-	s := p.shard(hash)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c := s.leases.get(hash, key)
-	if c == nil {
-		return false
-	}
-	c.val.retry = 0
-	p.release(s, moment{now, l.ledgerNow(now)}, hash, key, &c.val)
-	return true
-}
-
-// Reset implements [ratelimit.Inspector].
-func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
-	p := l.tracked
-	hash := p.hash().of(a.Key)
-	s := p.shard(hash)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	at := moment{now, l.ledgerNow(now)}
-	c := s.leases.get(hash, a.Key)
-	if c == nil {
-		if c = p.admit(s, at, hash, a.Key); c == nil {
-			return ratelimit.ErrLedgerFull
-		}
-	}
-	m := c.val.claim(now, s.seq+1, a.Rule, 0, 0, false)
-	m.Reset = true
-	if !p.settle(s, at, hash, a.Key, &c.val, m) {
-		return ratelimit.ErrLedgerFull
-	}
-	c.val.retry, c.val.debt = 0, 0
-	return nil
 }
 
 //go:embed look.lua

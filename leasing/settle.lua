@@ -503,6 +503,13 @@ local function close_expired()
   end
 end
 
+-- overfull tells whether the claim comes too late to keep what its lease has: the
+-- bucket was refilled since the lease expired, and that is leased to others.
+local function overfull(r)
+  local kept = c.granted - c.spent - c.returned
+  return kept > 0 and a.now >= r[EXPIRES] and kept * MICRO > brim()
+end
+
 local function gone(r, received)
   local lost = 0
   if a.now >= r[EXPIRES] then lost = outstanding(r) end
@@ -538,7 +545,7 @@ end
 local function book(r, at)
   local known = r[WINDOW] == at
   local is_here = c.window == at or (bucket and c.window ~= 0)
-  local void = known and is_here and flag(r, 1) and c.fence == r[FENCE]
+  local void = known and is_here and (flag(r, 1) and c.fence == r[FENCE] or bucket and overfull(r))
   -- A holder without a fence that was granted something in this window before has forgotten that: it had to make room.
   local forgot = c.fence == 0 and c.granted < r[GRANTED]
   c.forgot = forgot

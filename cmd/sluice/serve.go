@@ -49,6 +49,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	if names := inEnvironment(lookup, withoutEffect); len(names) > 0 {
 		log.Warn("these settings have no effect in this version", "names", strings.Join(names, " "))
 	}
+	c.sizeTable(ownMemory(os.ReadFile), log)
 	p, err := c.assemble(log)
 	if err != nil {
 		return err

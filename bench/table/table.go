@@ -1,0 +1,355 @@
+// Package table measures what the table of keys costs in a process: memory for each
+// key, how long decisions take while keys are added and while all windows turn at
+// once, and what the garbage collector has to do with it. It measures the process that
+// it runs in, which should do nothing else.
+package table
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"runtime/metrics"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"text/tabwriter"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Kind is what decides.
+type Kind string
+
+// The kinds of table. In a fleet the ledger is one that grants everything and keeps
+// nothing, so that only the node's own memory counts.
+const (
+	Local Kind = "local"
+	Fleet Kind = "fleet"
+)
+
+// Options are what is measured.
+type Options struct {
+	Kind     Kind
+	Keys     int // at least 1000
+	Progress io.Writer
+}
+
+// Result is what was measured.
+type Result struct {
+	Kind  Kind `json:"kind"`
+	Keys  int  `json:"keys"`
+	Bytes int  `json:"bytes_a_key"` // peak resident memory, less that of the process before, by keys
+
+	Add  Times `json:"add"`  // decisions about new keys, while the table grows
+	Turn Times `json:"turn"` // the first decisions about all keys after their windows have turned at once
+
+	// Decisions in a row, in nanoseconds: medians of 5 runs.
+	OneKey  float64 `json:"one_key_ns"`
+	Zipf    float64 `json:"zipf_ns"`
+	Uniform float64 `json:"uniform_ns"`
+	Cold    float64 `json:"cold_read_ns"` // one dependent read of memory as large as the table
+
+	Collector float64 `json:"collector_percent"` // of one core, from the first key to the last turn
+}
+
+// Times are how long decisions took, the measuring included (about 50 ns).
+type Times struct {
+	P50  time.Duration `json:"p50_ns"`
+	P99  time.Duration `json:"p99_ns"`
+	P999 time.Duration `json:"p999_ns"`
+	// P9999 is the one in ten thousand, and Worst the longest; on a machine that does
+	// something else too these are its scheduler's.
+	P9999 time.Duration `json:"p9999_ns"`
+	Worst time.Duration `json:"worst_ns"`
+}
+
+// Run measures. It blocks until it is done.
+func Run(o Options) (Result, error) {
+	if o.Keys < 1000 {
+		return Result{}, fmt.Errorf("bench: %d keys, must be at least 1000", o.Keys)
+	}
+	runtime.GC()
+	debug.FreeOSMemory()
+	before, err := resident("VmRSS")
+	if err != nil {
+		return Result{}, err
+	}
+	m := &measure{Options: o, begun: time.Now(), rule: &ratelimit.Rule{
+		Domain: "edge", Path: "user",
+		Limit:        ratelimit.Limit{Unit: ratelimit.Hour, Requests: 1 << 31},
+		Coordination: ratelimit.DefaultCoordination(),
+	}}
+	stop := m.open()
+	defer stop()
+	r := Result{Kind: o.Kind, Keys: o.Keys}
+	begun, collected := time.Now(), collector()
+	r.Add = m.each("adding", o.Keys)
+	peak, err := resident("VmHWM")
+	if err != nil {
+		return Result{}, err
+	}
+	r.Bytes = int(peak-before) / o.Keys
+	m.ahead.Store(int64(time.Hour))
+	r.Turn = m.each("turning", o.Keys)
+	r.Collector = 100 * (collector() - collected) / time.Since(begun).Seconds()
+	for range warming(o.Kind) {
+		m.each("warming", o.Keys)
+	}
+	r.OneKey = m.inARow(func(*rand.Rand) uint64 { return 0 })
+	zipf := rand.NewZipf(rand.New(rand.NewPCG(2, 2)), 1.1, 1, uint64(o.Keys-1))
+	r.Zipf = m.inARow(func(*rand.Rand) uint64 { return zipf.Uint64() })
+	r.Uniform = m.inARow(func(rnd *rand.Rand) uint64 { return rnd.Uint64N(uint64(o.Keys)) })
+	r.Cold = coldRead(o.Keys)
+	// A ledger's answer may come late on a busy machine; a few do not matter.
+	if m.elsewhere.Load() > int64(o.Keys/50) {
+		return r, fmt.Errorf("bench: %d decisions were not made by the table that is measured", m.elsewhere.Load())
+	}
+	return r, nil
+}
+
+// warming is how often all keys are asked about before decisions in a row: a first
+// lease is of one token, and the next claim would be waited for, one key after the other.
+func warming(k Kind) int {
+	if k == Fleet {
+		return 3
+	}
+	return 0
+}
+
+type measure struct {
+	Options
+	limiter ratelimit.Limiter
+	rule    *ratelimit.Rule
+	ahead   atomic.Int64 // how far the clock was set ahead
+	begun   time.Time
+
+	elsewhere atomic.Int64 // decisions of fallbacks, and of budgets that keys share
+}
+
+// clock runs as clocks do: batches to a ledger are paced by it.
+func (m *measure) clock() ratelimit.Instant {
+	return 1 + ratelimit.Instant(time.Since(m.begun)) + ratelimit.Instant(m.ahead.Load())
+}
+
+// open makes the limiter; stop ends it.
+func (m *measure) open() (stop func()) {
+	wall := time.Unix(1_800_000_000, 0)
+	if m.Kind != Fleet {
+		m.limiter = leasing.NewLocal(m.Keys+m.Keys/8, 1, wall)
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	f := leasing.NewFleet(generous{m.clock}, leasing.NewHolder(), m.Keys+m.Keys/8, m.clock, wall)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		f.Run(ctx)
+	}()
+	m.limiter = f
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
+// asker asks about one key at a time.
+type asker struct {
+	m        *measure
+	asks     [1]ratelimit.Ask
+	verdicts [1]ratelimit.Verdict
+	now      ratelimit.Instant
+	prefix   int
+	key      []byte
+}
+
+func (m *measure) asker() *asker {
+	a := &asker{m: m, now: m.clock()}
+	a.key = ratelimit.AppendPrefix(nil, m.rule.Domain, m.rule.Limit)
+	a.prefix = len(a.key)
+	return a
+}
+
+// ask is about a key of 40 bytes.
+func (a *asker) ask(n uint64) {
+	const digits = "0123456789abcdef"
+	var value [23]byte
+	for i := range value {
+		value[i] = digits[n>>(4*(i%16))&15]
+	}
+	a.key = ratelimit.AppendEntry(a.key[:a.prefix], "user", string(value[:]), ratelimit.OfRequest)
+	a.asks[0] = ratelimit.Ask{Rule: a.m.rule, Key: a.key, Cost: 1}
+	a.m.limiter.Decide(context.Background(), a.now, a.asks[:], a.verdicts[:])
+	if from := a.verdicts[0].Source; from == ratelimit.FromFallback || from == ratelimit.FromOverflow {
+		a.m.elsewhere.Add(1)
+	}
+}
+
+// each decides once about each of n keys, in an order without locality, and measures
+// each decision. Where it must wait for a ledger, many do at once.
+func (m *measure) each(what string, n int) Times {
+	callers := 1
+	if m.Kind == Fleet {
+		callers = 512
+	}
+	took := make([]uint32, n)
+	var next atomic.Int64
+	var all sync.WaitGroup
+	for range callers {
+		all.Go(func() {
+			a := m.asker()
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= n {
+					return
+				}
+				a.now = m.clock()
+				begun := time.Now()
+				a.ask(shuffled(uint64(i), uint64(n)))
+				took[i] = uint32(min(time.Since(begun), 1<<32-1))
+				if m.Progress != nil && i%(n/10) == 0 {
+					fmt.Fprintf(m.Progress, "\r%s: %d of %d keys", what, i, n)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if m.Progress != nil {
+		fmt.Fprintln(m.Progress)
+	}
+	slices.Sort(took)
+	at := func(share float64) time.Duration { return time.Duration(took[min(n-1, int(share*float64(n)))]) }
+	return Times{P50: at(0.5), P99: at(0.99), P999: at(0.999), P9999: at(0.9999), Worst: at(1)}
+}
+
+// shuffled maps 0 to n-1 onto itself without an order that a cache could use.
+func shuffled(i, n uint64) uint64 {
+	const step = 0x9e3779b97f4a7c15 // odd; where it shares a factor with n, the next one does not
+	s := step % n
+	for gcd(s, n) != 1 {
+		s++
+	}
+	return i * s % n
+}
+
+func gcd(a, b uint64) uint64 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}
+
+// inARow is the median of 5 runs, in nanoseconds a decision.
+func (m *measure) inARow(key func(*rand.Rand) uint64) float64 {
+	const runs, decisions = 5, 300_000
+	rnd := rand.New(rand.NewPCG(1, 1))
+	keys := make([]uint64, decisions)
+	a, each := m.asker(), make([]float64, runs)
+	for run := range each {
+		for i := range keys {
+			keys[i] = key(rnd)
+		}
+		begun := time.Now()
+		for _, k := range keys {
+			a.ask(k)
+		}
+		each[run] = float64(time.Since(begun).Nanoseconds()) / decisions
+	}
+	slices.Sort(each)
+	return each[runs/2]
+}
+
+// coldRead is one read that depends on the read before, of memory that has a cache
+// line for each key.
+func coldRead(n int) float64 {
+	type line struct {
+		next uint64
+		_    [56]byte
+	}
+	lines := make([]line, n)
+	rnd := rand.New(rand.NewPCG(3, 3))
+	order := rnd.Perm(n)
+	for i, at := range order {
+		lines[at].next = uint64(order[(i+1)%n])
+	}
+	const reads = 1_000_000
+	at := uint64(0)
+	begun := time.Now()
+	for range reads {
+		at = lines[at].next
+	}
+	took := float64(time.Since(begun).Nanoseconds()) / reads
+	runtime.KeepAlive(at)
+	return took
+}
+
+// generous is a ledger that grants everything and keeps nothing.
+type generous struct{ clock ratelimit.Clock }
+
+// Settle implements [ratelimit.Ledger].
+func (l generous) Settle(_ context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant) {
+	for i := range claims {
+		c := &claims[i]
+		at := ratelimit.LedgerTime(1_800_000_000_000_000).Add(time.Duration(l.clock()))
+		w := c.Limit.WindowAt(at)
+		more, ttl := max(c.Want, c.Waiting), c.TTL
+		if c.Stretch {
+			more, ttl = max(more, c.Limit.Requests/20), max(ttl, 5*time.Minute)
+		}
+		granted := more
+		if c.Window == w {
+			granted += c.Granted
+		}
+		grants[i] = ratelimit.Grant{
+			Seq: c.Seq, Granted: granted, Fence: c.Fence + 1, Window: w, Carried: c.Window == w,
+			TTL: ttl, Available: c.Limit.Requests / 2, ResetAfter: c.Limit.WindowEnd(w).Sub(at), At: at, Holders: 1, Plenty: c.Stretch,
+		}
+	}
+}
+
+// collector is how many seconds of CPU the garbage collector has used.
+func collector() float64 {
+	s := []metrics.Sample{{Name: "/cpu/classes/gc/total:cpu-seconds"}, {Name: "/cpu/classes/gc/mark/idle:cpu-seconds"}}
+	metrics.Read(s)
+	return s[0].Value.Float64() - s[1].Value.Float64()
+}
+
+// resident is a line of this process's memory, in bytes.
+func resident(name string) (int64, error) {
+	text, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0, fmt.Errorf("bench: this process's memory: %w", err)
+	}
+	for line := range strings.Lines(string(text)) {
+		var kib int64
+		if n, _ := fmt.Sscanf(line, name+": %d kB", &kib); n == 1 {
+			return kib << 10, nil
+		}
+	}
+	return 0, fmt.Errorf("bench: /proc/self/status has no %s", name)
+}
+
+// WriteJSON writes results for programs.
+func WriteJSON(out io.Writer, results []Result) error {
+	e := json.NewEncoder(out)
+	e.SetIndent("", "  ")
+	return e.Encode(results)
+}
+
+// WriteTable writes results for people.
+func WriteTable(out io.Writer, results []Result) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "table\tkeys\tbytes a key\tadd p50\tp99.99\tworst\tturn p50\tp99.99\tworst\tone key\tzipf\tuniform\tcold read\tcollector\t")
+	for _, r := range results {
+		fmt.Fprintf(w, "%s\t%d\t%d\t%v\t%v\t%v\t%v\t%v\t%v\t%.0f ns\t%.0f ns\t%.0f ns\t%.0f ns\t%.1f %%\t\n", r.Kind, r.Keys, r.Bytes,
+			r.Add.P50, r.Add.P9999, r.Add.Worst, r.Turn.P50, r.Turn.P9999, r.Turn.Worst, r.OneKey, r.Zipf, r.Uniform, r.Cold, r.Collector)
+	}
+	return w.Flush()
+}

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"log/slog"
+	"math"
+	"runtime/debug"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-gate/sluice/leasing"
+)
+
+// How many keys a node may track follows from the memory that it may use, unless
+// MAX_KEYS says it: whoever invents keys then fills a known part of it.
+
+// memory is how much this process may use, and who says so.
+type memory struct {
+	bytes int64
+	from  string
+	alone bool // it is this process's, and no others'
+}
+
+// unknownMemory is what to reckon with where the system says nothing.
+const unknownMemory = 2 << 30
+
+// ownMemory finds the least of what bounds this process.
+func ownMemory(read func(string) ([]byte, error)) memory {
+	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 {
+		return memory{limit, "GOMEMLIMIT", true}
+	}
+	for _, file := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
+		text, err := read(file)
+		if err != nil {
+			continue
+		}
+		// "max", and a number beyond all memory, are no limit.
+		if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && n > 0 && n < 1<<50 {
+			return memory{n, "the container", true}
+		}
+	}
+	if text, err := read("/proc/meminfo"); err == nil {
+		for line := range strings.Lines(string(text)) {
+			fields := strings.Fields(line)
+			if len(fields) < 2 || fields[0] != "MemTotal:" {
+				continue
+			}
+			if kib, err := strconv.ParseInt(fields[1], 10, 64); err == nil {
+				return memory{kib << 10, "the machine", false}
+			}
+		}
+	}
+	return memory{unknownMemory, "nobody", false}
+}
+
+// Bounds of what is derived; MAX_KEYS may say more, or less.
+const (
+	leastKeys = 10_000
+	mostKeys  = 10_000_000
+)
+
+// keys is how many keys fit, each of which takes at most so many bytes: into half of
+// what is this process's own, or a quarter of what it shares with others.
+func (m memory) keys(each int64) int {
+	part := m.bytes / 4
+	if m.alone {
+		part = m.bytes / 2
+	}
+	return int(min(max(part/each, leastKeys), mostKeys))
+}
+
+// sizeTable decides how many keys are tracked if MAX_KEYS does not, and keeps the
+// collector from using what the table may need.
+func (c *serveCmd) sizeTable(m memory, log *slog.Logger) {
+	each, outside := int64(leasing.FleetKeyBytes), int64(0)
+	if c.Redis.URL == "" {
+		each = leasing.LocalKeyBytes
+	}
+	from := "MAX_KEYS"
+	if c.MaxKeys == 0 {
+		c.MaxKeys, from = m.keys(each), m.from
+	}
+	most := int64(c.MaxKeys) * each
+	if c.Redis.URL == "" { // the table is not on the collector's heap
+		outside = most
+	}
+	if m.from == "the container" {
+		debug.SetMemoryLimit(max(m.bytes/10*9-outside, m.bytes/4))
+	}
+	log.Info("keys that are tracked", "max_keys", c.MaxKeys, "from", from, "memory_bytes", m.bytes, "table_bytes_at_most", most)
+	if most > m.bytes/10*8 {
+		log.Warn("MAX_KEYS allows for more memory than there is: a flood of invented keys may end this process. Lower it, or give the process more memory",
+			"max_keys", c.MaxKeys, "table_bytes_at_most", most, "memory_bytes", m.bytes, "memory_of", m.from)
+	}
+}

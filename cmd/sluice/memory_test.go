@@ -1,0 +1,81 @@
+package main
+
+import (
+	"bytes"
+	"log/slog"
+	"math"
+	"os"
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	"github.com/sluice-gate/sluice/leasing"
+)
+
+// How much memory there is, is read where each system says it.
+func TestOwnMemory(t *testing.T) {
+	const v2, v1, machine = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes", "/proc/meminfo"
+	total := "MemFree: 1 kB\nMemTotal:       16384 kB\n"
+	for _, c := range []struct {
+		name  string
+		files map[string]string
+		want  memory
+	}{
+		{"a container", map[string]string{v2: "536870912\n", machine: total}, memory{512 << 20, "the container", true}},
+		{"an older container", map[string]string{v1: "268435456\n", machine: total}, memory{256 << 20, "the container", true}},
+		{"a container without a limit", map[string]string{v2: "max\n", machine: total}, memory{16 << 20, "the machine", false}},
+		{"an older container without a limit", map[string]string{v1: "9223372036854771712\n", machine: total}, memory{16 << 20, "the machine", false}},
+		{"nonsense", map[string]string{v2: "x", machine: "MemTotal: y kB"}, memory{unknownMemory, "nobody", false}},
+		{"another system", nil, memory{unknownMemory, "nobody", false}},
+	} {
+		read := func(name string) ([]byte, error) {
+			if text, ok := c.files[name]; ok {
+				return []byte(text), nil
+			}
+			return nil, os.ErrNotExist
+		}
+		if got := ownMemory(read); got != c.want {
+			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+	}
+	old := debug.SetMemoryLimit(300 << 20)
+	defer debug.SetMemoryLimit(old)
+	if got := ownMemory(os.ReadFile); got.bytes != 300<<20 || got.from != "GOMEMLIMIT" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// The table takes at most half of what is this process's own, whatever a key takes, and
+// what MAX_KEYS says is not changed.
+func TestTableFitsTheMemory(t *testing.T) {
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(math.MaxInt64))
+	for _, c := range []struct {
+		url      string
+		max      int
+		m        memory
+		want     int
+		complain bool
+	}{
+		{"", 0, memory{512 << 20, "the container", true}, 256 << 20 / leasing.LocalKeyBytes, false},
+		{"redis://x", 0, memory{512 << 20, "GOMEMLIMIT", true}, 256 << 20 / leasing.FleetKeyBytes, false},
+		{"", 0, memory{512 << 20, "the machine", false}, 128 << 20 / leasing.LocalKeyBytes, false},
+		{"", 0, memory{1 << 20, "the machine", false}, leastKeys, true},
+		{"", 0, memory{1 << 40, "the machine", false}, mostKeys, false},
+		{"", 1_000_000, memory{512 << 20, "the machine", false}, 1_000_000, false},
+		{"redis://x", 1_000_000, memory{512 << 20, "GOMEMLIMIT", true}, 1_000_000, true},
+	} {
+		var log bytes.Buffer
+		s := serveCmd{}
+		s.Redis.URL, s.MaxKeys = c.url, c.max
+		s.sizeTable(c.m, slog.New(slog.NewTextHandler(&log, nil)))
+		if s.MaxKeys != c.want {
+			t.Errorf("%+v: %d keys", c, s.MaxKeys)
+		}
+		if got := strings.Contains(log.String(), "more memory than there is"); got != c.complain {
+			t.Errorf("%+v: it says %s", c, &log)
+		}
+		if limit := debug.SetMemoryLimit(-1); c.m.from == "the container" && (limit > c.m.bytes*9/10-256<<20+1<<20 || limit < c.m.bytes/4) {
+			t.Errorf("%+v: the collector may use %d", c, limit)
+		}
+	}
+}

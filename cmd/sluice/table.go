@@ -1,0 +1,56 @@
+//go:build !server
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+
+	"github.com/sluice-gate/sluice/bench/table"
+)
+
+type benchTableCmd struct {
+	Keys  []int    `default:"1000000,5000000,10000000" help:"How many keys."`
+	Kinds []string `default:"local,fleet" enum:"local,fleet" help:"local: a node alone; fleet: one of several that share a ledger."`
+	JSON  bool     `help:"Print JSON."`
+	Here  bool     `hidden:"" help:"Measure the first of each in this process."`
+}
+
+// Run measures each table in a process of its own, for memory that one has used is not
+// another's.
+func (c *benchTableCmd) Run(s streams) error {
+	if c.Here {
+		r, err := table.Run(table.Options{Kind: table.Kind(c.Kinds[0]), Keys: c.Keys[0], Progress: s.progress()})
+		if err != nil {
+			return err
+		}
+		return table.WriteJSON(s.out, []table.Result{r})
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding this binary: %w", err)
+	}
+	var all []table.Result
+	for _, kind := range c.Kinds {
+		for _, n := range c.Keys {
+			child := exec.Command(self, "bench", "table", "--here", "--kinds", kind, "--keys", strconv.Itoa(n))
+			child.Stderr = s.err
+			out, err := child.Output()
+			if err != nil {
+				return fmt.Errorf("measuring %d keys in a %s table: %w", n, kind, err)
+			}
+			var r []table.Result
+			if err := json.Unmarshal(out, &r); err != nil {
+				return fmt.Errorf("what a table of %d keys cost: %w", n, err)
+			}
+			all = append(all, r...)
+		}
+	}
+	if c.JSON {
+		return table.WriteJSON(s.out, all)
+	}
+	return table.WriteTable(s.out, all)
+}

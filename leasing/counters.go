@@ -1,0 +1,208 @@
+package leasing
+
+import (
+	"math"
+	"sync"
+
+	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// counters is a bounded table of counters, of the keys that this node alone decides
+// about. Keys that other nodes lease from it (mode routing without a store) have an
+// account besides, for as long as they do: see shared. It is safe for concurrent use.
+type counters struct {
+	hash   hasher
+	shards []counterShard
+	which  [1 << shardBits]uint8 // the shard of a key, by the first bits of its hash
+	limits limitNotes
+}
+
+type counterShard struct {
+	mu     sync.Mutex
+	keys   *keytable.Table[counter]   // guarded by mu
+	shared map[keytable.ID]*sharedKey // guarded by mu; of cells that have isShared
+	floor  ratelimit.Fence            // guarded by mu; at least every fence of an account that is gone
+	_      [16]byte
+}
+
+// counterCell is a key's place: Mark is its algorithm and whether it isShared, Note the
+// number of its limit.
+type counterCell = keytable.Cell[counter]
+
+const isShared = 0x80
+
+func algorithmOf(c *counterCell) ratelimit.Algorithm { return ratelimit.Algorithm(c.Mark &^ isShared) }
+
+// shardBits is by how many bits of a hash a key's shard is found.
+const shardBits = 12
+
+func newCounters(arena *keytable.Arena, maxKeys int) *counters {
+	p := &counters{hash: newHasher()}
+	n := shardCount(maxKeys)
+	p.shards = make([]counterShard, n)
+	// Shards have shares of the keys that differ by up to two, so that their tables
+	// grow one after the other: if all were as large, all would be full at once.
+	ends := shardEnds(n)
+	shard, before := 0, 0
+	for i := range p.which {
+		for i >= ends[shard] {
+			shard++
+		}
+		p.which[i] = uint8(shard)
+	}
+	for i := range p.shards {
+		upTo := maxKeys * ends[i] >> shardBits
+		p.shards[i].keys = keytable.New[counter](arena, upTo-before)
+		p.shards[i].shared = map[keytable.ID]*sharedKey{}
+		before = upTo
+	}
+	return p
+}
+
+// shardEnds cuts the values of shardBits bits into n shards: the last is about twice
+// as large as the first.
+func shardEnds(n int) []int {
+	ends, sum, total := make([]int, n), 0.0, 0.0
+	for i := range n {
+		total += math.Exp2(float64(i) / float64(n))
+	}
+	for i := range n {
+		sum += math.Exp2(float64(i) / float64(n))
+		ends[i] = int(math.Round(sum / total * (1 << shardBits)))
+	}
+	return ends
+}
+
+func (p *counters) shard(id keytable.ID) *counterShard {
+	return &p.shards[p.which[id.High>>(64-shardBits)]]
+}
+
+// decide answers, or reports that there is no room for the key. The verdict must be zero.
+func (p *counters) decide(at moment, key []byte, a *ask, v *verdict) bool {
+	id := p.hash.id(key)
+	s := p.shard(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.keys.Get(id)
+	switch {
+	case c == nil && a.Kind != ratelimit.Spend: // nothing is known of it, nor need be
+		fresh := counter{}
+		fresh.decide(at.ledger, a, v)
+		return true
+	case c == nil:
+		if c = p.add(s, at.ledger, id, key, a.Rule.Limit.Algorithm); c == nil {
+			return false
+		}
+		c.Note = p.limits.note(a.Rule.Limit.Capacity())
+	case c.Mark&isShared != 0:
+		*v = p.decideShared(s, at, c, a)
+		return true
+	case at.ledger >= c.Val.ends:
+		c.Note = p.limits.note(a.Rule.Limit.Capacity()) // which may have changed
+	}
+	c.Mark = uint8(a.Rule.Limit.Algorithm)
+	c.Val.decide(at.ledger, a, v)
+	return true
+}
+
+// add makes room for a key that is not there. Nothing in use is dropped for it.
+func (p *counters) add(s *counterShard, now ledgerTime, id keytable.ID, key []byte, algorithm ratelimit.Algorithm) *counterCell {
+	c := s.keys.Add(id, key, func(c *counterCell) bool { return s.dead(c, now) })
+	if c != nil {
+		c.Mark = uint8(algorithm)
+	}
+	return c
+}
+
+// dead tells whether a key means the same as a new one; it is about to be dropped.
+func (s *counterShard) dead(c *counterCell, now ledgerTime) bool {
+	if c.Mark&isShared == 0 {
+		return now >= c.Val.dead(algorithmOf(c))
+	}
+	k := s.shared[c.ID()]
+	if now < k.account.dead {
+		return false
+	}
+	s.floor = max(s.floor, k.account.fence)
+	delete(s.shared, c.ID())
+	return true
+}
+
+// undo takes back what a verdict charged, if its key is still here.
+func (p *counters) undo(key []byte, a *ask, v *verdict) {
+	id := p.hash.id(key)
+	s := p.shard(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch c := s.keys.Get(id); {
+	case c == nil:
+	case c.Mark&isShared != 0:
+		s.shared[id].lease.undo(a, v, true)
+	default:
+		c.Val.undo(a, v)
+	}
+}
+
+// len is how many keys there are. It takes every lock once.
+func (p *counters) len() (n int) {
+	for i := range p.shards {
+		p.shards[i].mu.Lock()
+		n += p.shards[i].keys.Len()
+		p.shards[i].mu.Unlock()
+	}
+	return n
+}
+
+// walk shows all keys, a bounded number of them under one lock.
+func (p *counters) walk(see func(*counterShard, *counterCell)) {
+	for i := range p.shards {
+		s := &p.shards[i]
+		for at := (keytable.Cursor{}); !at.Done; {
+			s.mu.Lock()
+			at = s.keys.Walk(at, func(c *counterCell) { see(s, c) })
+			s.mu.Unlock()
+		}
+	}
+}
+
+// limitNotes are the numbers of limits, for people who look at keys: a cell has room
+// for a number of 16 bits. It is safe for concurrent use.
+type limitNotes struct {
+	mu      sync.RWMutex
+	numbers map[tokens]uint16
+	limits  []tokens
+}
+
+// mostNotes bounds them, for clients may bring limits along. Those beyond are not known.
+const mostNotes = 1 << 12
+
+func (n *limitNotes) note(limit tokens) uint16 {
+	n.mu.RLock()
+	number, ok := n.numbers[limit]
+	n.mu.RUnlock()
+	if ok {
+		return number
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if number, ok = n.numbers[limit]; ok || len(n.limits) >= mostNotes {
+		return number
+	}
+	if n.numbers == nil {
+		n.numbers, n.limits = map[tokens]uint16{}, []tokens{0}
+	}
+	number = uint16(len(n.limits))
+	n.numbers[limit], n.limits = number, append(n.limits, limit)
+	return number
+}
+
+// limit is the one with a number; 0 if it is not known.
+func (n *limitNotes) limit(number uint16) tokens {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	if int(number) < len(n.limits) {
+		return n.limits[number]
+	}
+	return 0
+}

@@ -1,0 +1,6 @@
+//go:build unix && !linux
+
+package keytable
+
+// preferHuge does nothing: this system has no such request.
+func preferHuge([]byte) {}

@@ -1,0 +1,21 @@
+//go:build unix
+
+package keytable
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// fromSystem maps n bytes that are zero. Pages take memory when they are first used.
+func fromSystem(n int) []byte {
+	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		panic(fmt.Sprintf("keytable: the system gives no %d bytes: %v", n, err))
+	}
+	preferHuge(b)
+	return b
+}
+
+func giveBack(b []byte) { _ = unix.Munmap(b) } // fails only for what is not mapped

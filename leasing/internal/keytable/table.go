@@ -1,0 +1,225 @@
+package keytable
+
+import (
+	"fmt"
+	"reflect"
+	"unsafe"
+)
+
+// MaxKeyLen is the longest key that a table keeps, in bytes.
+const MaxKeyLen = 128
+
+// mostDepth bounds the directory. A keyed hash does not come near it.
+const mostDepth = 24
+
+// Table is a bounded table from keys to values of a type without pointers. It is not
+// safe for concurrent use.
+type Table[T any] struct {
+	arena *Arena
+	dir   []*segment[T] // by the first depth bits of a prefix
+	depth uint8
+	size  int
+	limit int
+	keys  keys
+	hand  hand
+}
+
+// hand is where the search for a dead key goes on when the table is full.
+type hand struct {
+	prefix uint32
+	at     int
+}
+
+// New makes a table of at most limit keys. It panics if T has pointers, which the
+// collector would not see.
+func New[T any](arena *Arena, limit int) *Table[T] {
+	if t := reflect.TypeFor[T](); hasPointers(t) {
+		panic(fmt.Sprintf("keytable: %v has pointers", t))
+	}
+	t := &Table[T]{arena: arena, limit: limit}
+	t.dir = []*segment[T]{newSegment[T](arena, sizes[0], 0)}
+	return t
+}
+
+// Len is how many keys there are.
+func (t *Table[T]) Len() int { return t.size }
+
+// Limit is how many there may be.
+func (t *Table[T]) Limit() int { return t.limit }
+
+func (t *Table[T]) segment(prefix uint32) *segment[T] { return t.dir[prefix>>(32-t.depth)] }
+
+// Get returns the key's cell, or nil. It does not allocate.
+func (t *Table[T]) Get(id ID) *Cell[T] { return t.segment(id.prefix()).get(id) }
+
+// Add makes a cell for a key that is not there, or returns nil when all that the
+// table may hold are alive. Before a segment grows, what dead tells is dropped from
+// it; when the table is full, what dead tells of some keys. The key must be at most
+// MaxKeyLen long.
+func (t *Table[T]) Add(id ID, key []byte, dead func(*Cell[T]) bool) *Cell[T] {
+	if t.size >= t.limit && !t.evict(dead) {
+		return nil
+	}
+	s := t.segment(id.prefix())
+	for s.size >= full(len(s.tags)) {
+		if t.purge(s, dead) {
+			break
+		}
+		if !t.grow(s, id.prefix()) {
+			return nil
+		}
+		s = t.segment(id.prefix())
+	}
+	t.size++
+	c := s.place(id)
+	c.id, c.len = id, uint8(len(key))
+	c.key = t.keys.add(t.arena, key)
+	return c
+}
+
+// purge drops what is dead of a segment, and tells whether that is an eighth: then
+// there is no need to grow.
+func (t *Table[T]) purge(s *segment[T], dead func(*Cell[T]) bool) bool {
+	for at := 0; at < len(s.tags); {
+		if s.tags[at] != 0 && dead(&s.cells[at]) {
+			t.drop(s, at)
+			continue // another may have moved here
+		}
+		at++
+	}
+	return s.size <= full(len(s.tags))*7/8
+}
+
+// grow makes room in a segment that is full: in a larger one, or in two.
+func (t *Table[T]) grow(s *segment[T], prefix uint32) bool {
+	if len(s.tags) < SegmentCells {
+		t.put(prefix, t.copied(s, s.depth, func(ID) bool { return true }))
+		s.free(t.arena)
+		return true
+	}
+	if s.depth == mostDepth {
+		return false
+	}
+	if s.depth == t.depth {
+		dir := make([]*segment[T], 2*len(t.dir))
+		for i := range dir {
+			dir[i] = t.dir[i/2]
+		}
+		t.dir, t.depth = dir, t.depth+1
+	}
+	bit := uint32(1) << (31 - s.depth)
+	low := t.copied(s, s.depth+1, func(id ID) bool { return id.prefix()&bit == 0 })
+	high := t.copied(s, s.depth+1, func(id ID) bool { return id.prefix()&bit != 0 })
+	t.put(prefix&^bit, low)
+	t.put(prefix|bit, high)
+	s.free(t.arena)
+	return true
+}
+
+// copied makes a segment of those keys of another, with room for more.
+func (t *Table[T]) copied(s *segment[T], depth uint8, wanted func(ID) bool) *segment[T] {
+	n := 0
+	for at, tag := range s.tags {
+		if tag != 0 && wanted(s.cells[at].id) {
+			n++
+		}
+	}
+	to := newSegment[T](t.arena, placesFor(n), depth)
+	for at, tag := range s.tags {
+		if tag != 0 && wanted(s.cells[at].id) {
+			*to.place(s.cells[at].id) = s.cells[at]
+		}
+	}
+	return to
+}
+
+// put has the directory lead to a segment for all prefixes that it has.
+func (t *Table[T]) put(prefix uint32, s *segment[T]) {
+	n := 1 << (t.depth - s.depth)
+	first := int(prefix>>(32-t.depth)) &^ (n - 1)
+	for i := range n {
+		t.dir[first+i] = s
+	}
+}
+
+// Remove forgets a key, and tells whether it was there.
+func (t *Table[T]) Remove(id ID) bool {
+	s := t.segment(id.prefix())
+	c := s.get(id)
+	if c == nil {
+		return false
+	}
+	t.drop(s, int((uintptr(unsafe.Pointer(c))-uintptr(unsafe.Pointer(unsafe.SliceData(s.cells))))/unsafe.Sizeof(*c)))
+	return true
+}
+
+func (t *Table[T]) drop(s *segment[T], at int) {
+	t.keys.remove(s.cells[at].key, s.cells[at].len)
+	s.remove(at)
+	t.size--
+}
+
+// evictTries bounds the search for room: enough to find it when one key in ten is
+// free to go, cheap enough for a flood of new keys.
+const evictTries = 24
+
+// evict drops one dead key, looking at no more than evictTries places from where it
+// last stopped.
+func (t *Table[T]) evict(dead func(*Cell[T]) bool) bool {
+	for range evictTries {
+		s := t.segment(t.hand.prefix)
+		if t.hand.at >= len(s.tags) {
+			t.hand = hand{prefix: t.hand.prefix + 1<<(32-s.depth)} // and from the last to the first
+			continue
+		}
+		at := t.hand.at
+		t.hand.at++
+		if s.tags[at] != 0 && dead(&s.cells[at]) {
+			t.drop(s, at)
+			return true
+		}
+	}
+	return false
+}
+
+// Key is the key of a cell. It is the table's, and good until the table changes.
+func (t *Table[T]) Key(c *Cell[T]) []byte { return t.keys.bytes(c.key, c.len) }
+
+// Cursor is how far a walk through a table has come. The zero Cursor is its start.
+type Cursor struct {
+	prefix uint32
+	Done   bool // all keys were shown
+}
+
+// Walk shows the next few keys, at most SegmentCells, and returns where to go on. see
+// must not change the table. Between two steps the table may change: a key that is
+// there from the first step to the last is shown, and once.
+func (t *Table[T]) Walk(from Cursor, see func(*Cell[T])) Cursor {
+	s := t.segment(from.prefix) // which begins there: segments are split, and never joined
+	for at, tag := range s.tags {
+		if tag != 0 {
+			see(&s.cells[at])
+		}
+	}
+	first := from.prefix &^ (1<<(32-s.depth) - 1)
+	next := first + 1<<(32-s.depth)
+	return Cursor{prefix: next, Done: next == 0 || s.depth == 0}
+}
+
+func hasPointers(t reflect.Type) bool {
+	switch t.Kind() { //nolint:exhaustive // all others have pointers
+	case reflect.Bool, reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Uint, reflect.Uint8,
+		reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr, reflect.Float32, reflect.Float64, reflect.Complex64, reflect.Complex128:
+		return false
+	case reflect.Array:
+		return hasPointers(t.Elem())
+	case reflect.Struct:
+		for i := range t.NumField() {
+			if hasPointers(t.Field(i).Type) {
+				return true
+			}
+		}
+		return false
+	}
+	return true
+}

@@ -1,0 +1,210 @@
+package keytable
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"testing"
+	"unsafe"
+
+	"pgregory.net/rapid"
+)
+
+type value struct{ n, _, _, _, _ int64 }
+
+func never(*Cell[value]) bool { return false }
+
+// idOf spreads keys as a hash would.
+func idOf(n uint64) ID {
+	r := rand.New(rand.NewPCG(n, 7))
+	return ID{r.Uint64(), r.Uint64()}
+}
+
+// Random additions and removals, against a map. There are few hashes, so that tags
+// and places collide, and probes are long.
+func TestTableIsAMap(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		limit := rapid.IntRange(1, 60).Draw(t, "limit")
+		table := New[value](NewArena(), limit)
+		id := func(n int) ID { return ID{uint64(n%3) << 50, uint64(n%2)<<31 | uint64(n)<<40} }
+		model, dead := map[int]int64{}, map[int]bool{}
+		isDead := func(c *Cell[value]) bool {
+			for n := range dead {
+				if id(n) == c.ID() {
+					delete(model, n)
+					delete(dead, n)
+					return true
+				}
+			}
+			return false
+		}
+		for step := range rapid.IntRange(1, 400).Draw(t, "steps") {
+			n := rapid.IntRange(0, 80).Draw(t, "key")
+			key := fmt.Appendf(nil, "%0*d", 1+n%40, n)
+			c := table.Get(id(n))
+			want, ok := model[n]
+			if ok != (c != nil) || ok && (c.Val.n != want || string(table.Key(c)) != string(key)) {
+				t.Fatalf("%d: got %+v, want %d %v", n, c, want, ok)
+			}
+			switch {
+			case c == nil:
+				if c = table.Add(id(n), key, isDead); c != nil {
+					c.Val.n, model[n] = int64(step), int64(step)
+				} else if len(model) < limit {
+					t.Fatalf("no room for %d among %d", n, len(model))
+				}
+			case rapid.Bool().Draw(t, "dies"):
+				dead[n] = true
+			default:
+				table.Remove(id(n))
+				delete(model, n)
+				delete(dead, n)
+			}
+			if table.Len() != len(model) || table.Len() > limit {
+				t.Fatalf("%d keys, want %d, and at most %d", table.Len(), len(model), limit)
+			}
+		}
+	})
+}
+
+// A walk shows what was there all the time once, whatever is added meanwhile.
+func TestWalkGoesOnWhileTheTableGrows(t *testing.T) {
+	for _, first := range []uint64{0, 1, 7, 300, 5_000} {
+		table := New[value](NewArena(), 1<<20)
+		for n := range first {
+			table.Add(idOf(n), nil, never).Val.n = int64(n)
+		}
+		seen, next := map[int64]int{}, first
+		for at := (Cursor{}); !at.Done; {
+			steps := 0
+			at = table.Walk(at, func(c *Cell[value]) { seen[c.Val.n]++; steps++ })
+			if steps > SegmentCells {
+				t.Fatalf("%d keys in one step", steps)
+			}
+			for range 500 {
+				if next < 60_000 {
+					table.Add(idOf(next), nil, never).Val.n = int64(next)
+					next++
+				}
+			}
+		}
+		for n := range first {
+			if seen[int64(n)] != 1 {
+				t.Fatalf("key %d of %d was shown %d times", n, first, seen[int64(n)])
+			}
+		}
+		for n, times := range seen {
+			if times != 1 {
+				t.Fatalf("key %d was shown %d times", n, times)
+			}
+		}
+	}
+}
+
+// What is dead makes room before a segment grows: keys that come and go take as much
+// memory as those that are there at once.
+func TestDeadKeysMakeRoom(t *testing.T) {
+	arena := NewArena()
+	table := New[value](arena, 1<<30)
+	oldest := int64(0)
+	for n := range uint64(300_000) {
+		oldest = int64(n) - 1000
+		table.Add(idOf(n), []byte("0123456789"), func(c *Cell[value]) bool { return c.Val.n < oldest }).Val.n = int64(n)
+	}
+	if table.Len() > 10_000 || arena.Size() > 2<<20 {
+		t.Errorf("%d keys in %d bytes, and 1,000 were alive", table.Len(), arena.Size())
+	}
+}
+
+// A full table looks at a bounded number of keys for room, and finds what is dead.
+func TestFullTable(t *testing.T) {
+	table := New[value](NewArena(), 5_000)
+	for n := range uint64(5_000) {
+		table.Add(idOf(n), nil, never).Val.n = int64(n)
+	}
+	looked := 0
+	if table.Add(idOf(5_000), nil, func(*Cell[value]) bool { looked++; return false }) != nil || looked > evictTries {
+		t.Fatalf("it looked at %d keys", looked)
+	}
+	for n := uint64(5_000); n < 10_000; n++ {
+		tries := 0
+		for table.Add(idOf(n), nil, func(c *Cell[value]) bool { return c.Val.n%5 == 0 }) == nil {
+			if tries++; tries > 5_000 {
+				if n-5_000 == 1_000 {
+					return
+				}
+				t.Fatalf("no room after %d keys, and 1,000 are dead", n-5_000)
+			}
+		}
+		table.Get(idOf(n)).Val.n = 1
+	}
+	t.Error("it has room for more than its limit")
+}
+
+func TestCellIsOneCacheLine(t *testing.T) {
+	if n := unsafe.Sizeof(Cell[value]{}); n != line {
+		t.Errorf("a cell is %d bytes", n)
+	}
+	table := New[value](NewArena(), 1000)
+	if at := uintptr(unsafe.Pointer(table.Add(idOf(1), nil, never))); at%line != 0 {
+		t.Errorf("a cell is at %x", at)
+	}
+}
+
+// Bytes for each key, at any number of keys: cells, tags, keys of 40 bytes and what
+// is free between them. A table alone grows in steps of two, and so is at its worst
+// right after one; several of different sizes take the mean.
+func TestBytesForEachKey(t *testing.T) {
+	arena := NewArena()
+	table := New[value](arena, 1<<30)
+	key := make([]byte, 40)
+	worst, mean, looks := 0.0, 0.0, 0
+	for n := range uint64(600_000) {
+		binary.LittleEndian.PutUint64(key, n)
+		table.Add(idOf(n), key, never)
+		if n >= 150_000 && n%10_000 == 0 {
+			arena.mu.Lock()
+			free := len(arena.rest)
+			for size, all := range arena.free {
+				free += size * len(all)
+			}
+			each := float64(arena.taken-free) / float64(n)
+			arena.mu.Unlock()
+			worst, mean, looks = max(worst, each), mean+each, looks+1
+		}
+	}
+	mean /= float64(looks)
+	t.Logf("%.0f bytes a key in the mean, %.0f at worst", mean, worst)
+	if mean > 135 || worst > 150 {
+		t.Errorf("%.0f bytes a key in the mean, %.0f at worst", mean, worst)
+	}
+}
+
+// The values are out of the collector's sight: a type with pointers is refused.
+func TestNoPointers(t *testing.T) {
+	defer func() {
+		if recover() == nil {
+			t.Error("a type with a pointer was taken")
+		}
+	}()
+	New[struct{ p *int }](NewArena(), 1)
+}
+
+// Memory goes back to the system when nobody has the table any more.
+func TestArenaIsGivenBack(t *testing.T) {
+	before := mapped(t)
+	func() {
+		table := New[value](NewArena(), 1<<20)
+		for n := range uint64(200_000) {
+			table.Add(idOf(n), nil, never)
+		}
+	}()
+	for range 100 {
+		runtime.GC()
+		if mapped(t) < before+(8<<20) {
+			return
+		}
+	}
+	t.Errorf("%d bytes are still mapped", mapped(t)-before)
+}

@@ -1,0 +1,200 @@
+package leasing
+
+import (
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// sharedKey is a key of counters that others lease from this node, or that came from a
+// process whose clock differs: then its counter is not enough, and the ledger's account
+// counts, of which this node is one holder among others. It claims exactly what each
+// ask needs, and keeps nothing.
+type sharedKey struct {
+	account account
+	lease   lease // this node's
+	seq     uint64
+}
+
+// localHolder is this node's name in accounts of its own.
+const localHolder ratelimit.Holder = 1
+
+// moment is one instant on both clocks.
+type moment struct {
+	node   instant
+	ledger ledgerTime
+}
+
+// share returns a cell's account, and makes it first if the cell has none.
+func (s *counterShard) share(now ledgerTime, c *counterCell) *sharedKey {
+	if c.Mark&isShared == 0 {
+		x := c.Val.export(now, algorithmOf(c), s.floor)
+		s.shared[c.ID()] = &sharedKey{account: importAccount(&x, x.Lag)}
+		c.Mark |= isShared
+		c.Val = counter{}
+	}
+	return s.shared[c.ID()]
+}
+
+// unshare makes a cell a counter again, if nobody else has anything of the account.
+func (s *counterShard) unshare(now ledgerTime, c *counterCell, l *ratelimit.Limit) {
+	k := s.shared[c.ID()]
+	a := &k.account
+	if !a.alone(l) || now < a.relearn || a.base < 0 { // what a reset has credited is not to be forgotten
+		return
+	}
+	s.floor = max(s.floor, a.fence)
+	delete(s.shared, c.ID())
+	c.Val, c.Mark = a.counter(&k.lease)
+}
+
+// alone tells whether nothing more is to be heard of holders other than this node.
+// Where the limit is not known, any holder may be heard of.
+func (a *account) alone(l *ratelimit.Limit) bool {
+	alone := true
+	a.each(func(r *record) {
+		over := l != nil && (a.obsolete(r, l, false) || r.last && a.now >= r.expires.Add(foldAfter))
+		alone = alone && (r.holder == localHolder || over)
+	})
+	return alone
+}
+
+// counter is an account without other holders than this node, as a counter, and by
+// which algorithm it counts as far as that matters.
+func (a *account) counter(own *lease) (counter, uint8) {
+	if a.window == 0 {
+		return counter{}, uint8(ratelimit.FixedWindow)
+	}
+	if isBucket(a.window) {
+		return counter{spent: own.spent, extra: a.carry, begins: a.now + a.lag, ends: a.dead, state: a.level}, uint8(ratelimit.TokenBucket)
+	}
+	c := counter{spent: a.charged(a.window), begins: shiftedBy(a.lag), ends: a.dead, state: int64(a.window)}
+	if a.prev > 0 {
+		c.extra = int64(a.prev)
+		return c, uint8(ratelimit.SlidingWindow)
+	}
+	c.extra = int64(own.debt)
+	return c, uint8(ratelimit.FixedWindow)
+}
+
+// export writes a counter down as an account that has no holders.
+func (c *counter) export(now ledgerTime, algorithm ratelimit.Algorithm, floor ratelimit.Fence) Account {
+	fence := max(floor, ratelimit.Fence(now))
+	x := Account{Now: now, Fence: fence, Born: fence + 1, Dead: c.dead(algorithm)}
+	if algorithm == ratelimit.TokenBucket {
+		x.Now, x.Window, x.Level, x.Carry = c.begins, window(max(1, c.begins)), c.state, c.extra
+		return x
+	}
+	x.Now, x.Window, x.Charged = max(now, c.begins), window(c.state), c.spent
+	if lag, shifted := c.shifted(); shifted {
+		x.Now, x.Lag, x.Dead = now-lag, lag, x.Dead-lag
+	}
+	if algorithm == ratelimit.SlidingWindow {
+		x.Previous = tokens(c.extra)
+	}
+	return x
+}
+
+// decideShared answers from an account.
+func (p *counters) decideShared(s *counterShard, at moment, c *counterCell, a *ask) verdict {
+	k := s.shared[c.ID()]
+	waiting := tokens(0)
+	if a.Kind == ratelimit.Spend {
+		waiting = min(a.Cost, a.Rule.Limit.Capacity()+1) // more makes no difference
+	}
+	k.claim(at, a.Rule, waiting)
+	l := &k.lease
+	if waiting > l.left(at.node) && l.available > 0 && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
+		retry, cost := l.retry, l.retryCost
+		k.claim(at, a.Rule, l.available) // to be drained
+		l.retry, l.retryCost = retry, cost
+	}
+	v := l.settled(at.node, a, true)
+	v.Source = ratelimit.FromLease
+	s.unshare(at.ledger, c, &a.Rule.Limit)
+	return v
+}
+
+// claim asks the account for what is to be spent at once.
+func (k *sharedKey) claim(at moment, rule *ratelimit.Rule, waiting tokens) {
+	k.seq++
+	m := k.lease.claim(at.node, k.seq, rule, waiting, waiting, true)
+	k.settle(at, &m)
+}
+
+// release tells the account what was spent.
+func (k *sharedKey) release(at moment) {
+	if k.lease.window == 0 || at.node >= k.lease.reset && k.lease.algorithm != ratelimit.TokenBucket {
+		return
+	}
+	k.seq++
+	m := k.lease.release(at.node, k.seq)
+	k.settle(at, &m)
+}
+
+func (k *sharedKey) settle(at moment, m *ratelimit.Claim) {
+	m.Holder = localHolder
+	g := k.account.settle(at.ledger, m)
+	k.lease.apply(at.node, m, &g, 0, at.node.Add(g.ResetAfter))
+}
+
+// settleFor settles a claim of another holder.
+func (p *counters) settleFor(at moment, key []byte, m *ratelimit.Claim) ratelimit.Grant {
+	id := p.hash.id(key)
+	s := p.shard(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.keys.Get(id)
+	if c == nil {
+		if c = p.add(s, at.ledger, id, key, m.Limit.Algorithm); c == nil {
+			return ratelimit.Grant{Seq: m.Seq, Err: ratelimit.ErrLedgerFull}
+		}
+	}
+	c.Note = p.limits.note(m.Limit.Capacity())
+	k := s.share(at.ledger, c)
+	return k.account.settle(at.ledger, m)
+}
+
+// takeOut takes a key's account away.
+func (p *counters) takeOut(at moment, key []byte) (x Account, ok bool) {
+	id := p.hash.id(key)
+	s := p.shard(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.keys.Get(id)
+	if c == nil {
+		return Account{}, false
+	}
+	if k := s.shared[id]; c.Mark&isShared != 0 {
+		k.release(at)
+		x, ok = k.account.export(), at.ledger < k.account.dead
+		s.floor = max(s.floor, k.account.fence)
+		delete(s.shared, id)
+	} else {
+		x, ok = c.Val.export(at.ledger, algorithmOf(c), s.floor), at.ledger < c.Val.dead(algorithmOf(c))
+		s.floor = x.Fence
+	}
+	s.keys.Remove(id)
+	return x, ok
+}
+
+// adopt takes an account in, beside what is known of the key already.
+func (p *counters) adopt(now ledgerTime, key []byte, x *Account, lag ledgerTime) bool {
+	id := p.hash.id(key)
+	s := p.shard(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.keys.Get(id); c != nil {
+		s.share(now, c).account.merge(x, lag)
+		s.unshare(now, c, nil)
+		return true
+	}
+	c := p.add(s, now, id, key, ratelimit.FixedWindow)
+	if c == nil {
+		return false
+	}
+	k := &sharedKey{account: importAccount(x, lag)}
+	k.account.fence = max(k.account.fence, s.floor)
+	s.shared[id] = k
+	c.Mark |= isShared
+	s.unshare(now, c, nil)
+	return true
+}
