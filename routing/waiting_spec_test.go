@@ -146,8 +146,11 @@ func TestWhenAWaitGoesOn(t *testing.T) {
 	}
 	w := a.waits("b:1", 2)
 	w.states[0].again, w.states[1].again = s.now.Add(2*time.Millisecond), soon
-	if got := w.due(); got != soon {
-		t.Errorf("in %v", got.Sub(s.now))
+	for range 2 {
+		if got := w.due(); got != soon {
+			t.Errorf("in %v", got.Sub(s.now))
+		}
+		w.states[0].again, w.states[1].again = w.states[1].again, w.states[0].again
 	}
 	w = a.waits("b:1", 4)
 	for i := range w.states {
