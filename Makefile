@@ -7,7 +7,7 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: help run deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: upgrade help run deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +101,12 @@ mutants: deps ## plant faults in the core, one at a time, and see which ones the
 
 bench-core: ## match and take, by number of keys, beside one cold read of memory
 	$(GO) test -run '^$$' -bench . -benchtime 2s ./bench
+
+upgrade: deps ## share one Redis with nodes of the commit FROM, while a fleet is upgraded and rolled back
+	rm -rf .cache/upgrade && git worktree prune && git worktree add --detach --force .cache/upgrade $(FROM)
+	cd .cache/upgrade && $(GO) build -o ../sluice-before ./cmd/sluice
+	git worktree remove --force .cache/upgrade
+	$(GO) test -count=1 -v -run '^TestRollingUpgrade$$' ./cmd/sluice -old-binary $(CURDIR)/.cache/sluice-before
 
 bench-cost: $(BIN) ## server CPU a call, against an empty gRPC server
 	$(BIN) bench cost

@@ -136,6 +136,8 @@ func (f *Fleet) begin(h *held, now instant, there ledgerClock, hash uint64, a *a
 	switch {
 	case h.lease.window == 0:
 		h.lease.window = w // an answer to what is under way still counts
+	case h.lease.window > w:
+		return 0, false // the ledger's clock was set back, and its account waits in a later window
 	case h.lease.window != w && limit.Algorithm == ratelimit.SlidingWindow && h.lease.spent != h.reported:
 		return 0, false // what is not known of the window before counts in this one
 	case h.lease.window != w && (h.next != nil || h.flight != nil && h.flight.ahead):

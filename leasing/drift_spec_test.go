@@ -318,6 +318,26 @@ func TestCarriedIntoTheNextWindow(t *testing.T) {
 	}
 }
 
+// The ledger's clock may be set back into the window before. Its account waits in the
+// later one, and says so with each answer: what a node would drift in the earlier one
+// is forgotten with the answer, and would be drifted again.
+func TestNoDriftInAWindowBeforeTheLedgers(t *testing.T) {
+	for _, algorithm := range []ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow} {
+		limit := perMinute100
+		limit.Algorithm = algorithm
+		s, _ := newDriftScript(t, limit)
+		s.drifts(1)
+		s.exchange()
+		s.keyHeld().lease.window++ // as an answer has told
+		s.keyHeld().lease.reset = 0
+		r := s.asks(1)
+		s.passes(2 * time.Millisecond)
+		if r.wait.TimeOver(); r.decided() {
+			t.Errorf("%v: %+v", limit, r.v[0])
+		}
+	}
+}
+
 // Beyond what is left of a lease a share is spent, and only a share from the instant
 // on at which the lease has expired.
 func TestOverdraw(t *testing.T) {

@@ -23,6 +23,7 @@ func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask)
 		v.Ledger = k.account.look(at, &a.Rule.Limit, func(h ratelimit.Holder) bool { return h == localHolder })
 	default:
 		v.Ledger = c.Val.look(at, a.Rule)
+		v.Ledger.Holders = []ratelimit.HolderLook{{Holder: localHolder, Here: true, Granted: v.Ledger.Charged, Spent: v.Ledger.Charged}}
 	}
 	return v
 }

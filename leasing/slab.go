@@ -16,7 +16,6 @@ type slab[T any] struct {
 	hand  int // where the search for a cell to evict goes on
 	size  int
 	limit int
-	moved uint64 // how often cells were moved: who walks through them begins again
 }
 
 // The value comes first, and what is read of it each time should lie in its
@@ -100,7 +99,6 @@ func (s *slab[T]) place(hash uint32, tag uint8) *cell[T] {
 
 // grow makes room for half as many again, or for all there may ever be.
 func (s *slab[T]) grow() {
-	s.moved++
 	tags, cells := s.tags, s.cells
 	n := min(len(tags)+len(tags)/2, s.limit+s.limit/7+firstSlots)
 	s.tags, s.cells, s.hand = make([]uint8, n), make([]cell[T], n), 0
@@ -113,7 +111,6 @@ func (s *slab[T]) grow() {
 
 // remove empties the cell at gap, and moves up those that were pushed past it.
 func (s *slab[T]) remove(gap int) {
-	s.moved++
 	n := len(s.tags)
 	for at := s.after(gap); s.tags[at] != 0; at = s.after(at) {
 		fromHome := (at - s.home(s.cells[at].hash) + n) % n
@@ -144,18 +141,6 @@ func (s *slab[T]) evict(tries int, drop func(*cell[T]) bool) bool {
 		}
 	}
 	return false
-}
-
-// removeKey removes the key's cell, if there is one.
-func (s *slab[T]) removeKey(hash uint64, key []byte) {
-	tag := tagOf(hash)
-	for at := s.home(uint32(hash)); s.tags[at] != 0; at = s.after(at) {
-		c := &s.cells[at]
-		if s.tags[at] == tag && c.hash == uint32(hash) && string(c.key[:c.len]) == string(key) {
-			s.remove(at)
-			return
-		}
-	}
 }
 
 // drop removes the cells that f accepts.

@@ -116,8 +116,12 @@ func (n *node) forget() {
 	n.waits = waits
 }
 
-// decidedFor counts what an owner decides for another node, when it does.
+// decidedFor counts what an owner decides for another node, when it does. An owner that
+// has not got the account yet passes the ask on to who has: that node was counted.
 func (r *ring) decidedFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
+	if v.Source == ratelimit.FromOwner {
+		return
+	}
 	k := r.named[string(a.Key)]
 	q := r.take(k, *a)
 	q.verdicts[0] = *v

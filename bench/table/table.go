@@ -87,6 +87,7 @@ func Run(o Options) (Result, error) {
 		Limit:        ratelimit.Limit{Unit: ratelimit.Hour, Requests: 1 << 31},
 		Coordination: ratelimit.DefaultCoordination(),
 	}}
+	m.rule.Coordination.OnStoreFailure = ratelimit.FailOpen // so that no other table has keys of its own
 	stop := m.open()
 	defer stop()
 	r := Result{Kind: o.Kind, Keys: o.Keys}
@@ -108,8 +109,7 @@ func Run(o Options) (Result, error) {
 	r.Zipf = m.inARow(func(*rand.Rand) uint64 { return zipf.Uint64() })
 	r.Uniform = m.inARow(func(rnd *rand.Rand) uint64 { return rnd.Uint64N(uint64(o.Keys)) })
 	r.Cold = coldRead(o.Keys)
-	// A ledger's answer may come late on a busy machine; a few do not matter.
-	if m.elsewhere.Load() > int64(o.Keys/50) {
+	if m.elsewhere.Load() > 0 {
 		return r, fmt.Errorf("bench: %d decisions were not made by the table that is measured", m.elsewhere.Load())
 	}
 	return r, nil
@@ -177,6 +177,10 @@ func (m *measure) asker() *asker {
 	return a
 }
 
+// mostTries is how often a key is asked about until its table decides: on a busy
+// machine a ledger's answer comes late, and the next ask finds it.
+const mostTries = 100
+
 // ask is about a key of 40 bytes.
 func (a *asker) ask(n uint64) {
 	const digits = "0123456789abcdef"
@@ -186,10 +190,14 @@ func (a *asker) ask(n uint64) {
 	}
 	a.key = ratelimit.AppendEntry(a.key[:a.prefix], "user", string(value[:]), ratelimit.OfRequest)
 	a.asks[0] = ratelimit.Ask{Rule: a.m.rule, Key: a.key, Cost: 1}
-	a.m.limiter.Decide(context.Background(), a.now, a.asks[:], a.verdicts[:])
-	if from := a.verdicts[0].Source; from == ratelimit.FromFallback || from == ratelimit.FromOverflow {
-		a.m.elsewhere.Add(1)
+	for range mostTries {
+		a.m.limiter.Decide(context.Background(), a.now, a.asks[:], a.verdicts[:])
+		if from := a.verdicts[0].Source; from != ratelimit.FromFallback && from != ratelimit.FromOverflow {
+			return
+		}
+		a.now = a.m.clock()
 	}
+	a.m.elsewhere.Add(1)
 }
 
 // each decides once about each of n keys, in an order without locality, and measures

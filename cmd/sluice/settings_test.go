@@ -32,7 +32,7 @@ func TestBadSettings(t *testing.T) {
 		"tls":          {[]string{"GRPC_SERVER_USE_TLS=true"}, nil, "GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY must name"},
 		"tags":         {[]string{"EXTRA_TAGS=prod"}, nil, `EXTRA_TAGS is "prod", must be like env:prod`},
 		"log level":    {[]string{"LOG_LEVEL=loud"}, nil, `LOG_LEVEL is "loud", must be debug, info, warn or error`},
-		"max keys":     {nil, []string{"--max-keys=0"}, "MAX_KEYS is 0, must be between 1"},
+		"max keys":     {nil, []string{"--max-keys=-1"}, "MAX_KEYS is -1, must be 0"},
 		"max wait":     {[]string{"MAX_WAIT=1us"}, nil, "MAX_WAIT is 1µs, must be 0 (never shed) or between 1ms and 1m"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -3,10 +3,12 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strconv"
 
 	"github.com/sluice-gate/sluice/bench/table"
@@ -33,10 +35,12 @@ func (c *benchTableCmd) Run(s streams) error {
 	if err != nil {
 		return fmt.Errorf("finding this binary: %w", err)
 	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
 	var all []table.Result
 	for _, kind := range c.Kinds {
 		for _, n := range c.Keys {
-			child := exec.Command(self, "bench", "table", "--here", "--kinds", kind, "--keys", strconv.Itoa(n))
+			child := exec.CommandContext(ctx, self, "bench", "table", "--here", "--kinds", kind, "--keys", strconv.Itoa(n))
 			child.Stderr = s.err
 			out, err := child.Output()
 			if err != nil {

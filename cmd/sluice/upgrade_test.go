@@ -1,0 +1,83 @@
+package main
+
+import (
+	goflag "flag" // flag is a function here
+	"os/exec"
+	"syscall"
+	"testing"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+)
+
+var oldBinary = goflag.String("old-binary", "", "nodes of the release before, in TestRollingUpgrade; none: of this one (make upgrade FROM=commit)")
+
+const upgradeRules = `domain: d
+descriptors:
+  - {key: fixed, coordination: {on_store_failure: closed}, rate_limit: {unit: year, requests_per_unit: 6000}}
+  - {key: sliding, algorithm: sliding_window, coordination: {on_store_failure: closed}, rate_limit: {unit: year, requests_per_unit: 3000}}
+  - {key: bucket, algorithm: token_bucket, coordination: {on_store_failure: closed}, rate_limit: {unit: year, requests_per_unit: 3000}}
+  - {key: eager, coordination: {on_store_failure: closed, reclaim: eager}, rate_limit: {unit: year, requests_per_unit: 3000}}
+  - {key: drift, coordination: {mode: approx, drift_budget: 1%, max_nodes: 4, on_store_failure: closed}, rate_limit: {unit: year, requests_per_unit: 3000}}
+`
+
+// Nodes of two releases share one Redis while a fleet is upgraded node by node, and
+// while it is rolled back: what each records there the other goes on from, and all
+// together admit the limits, under each algorithm.
+func TestRollingUpgrade(t *testing.T) {
+	f := newEmptyFleet(t, upgradeRules)
+	joined := func(old bool) {
+		cmd := command([]string{"REDIS_URL=" + f.redis.Addr, "DRAIN_TIME=0s"}, "serve", "--host=127.0.0.1", "--port=0", "--grpc-host=127.0.0.1",
+			"--grpc-port=0", "--debug-host=127.0.0.1", "--debug-port=0", "--config", f.rules, "--log-level=warn")
+		if old && *oldBinary != "" {
+			env := cmd.Env
+			cmd = exec.Command(*oldBinary, cmd.Args[1:]...)
+			cmd.Env = env
+		}
+		s := start(t, cmd)
+		s.untilHealthy()
+		f.nodes, f.clients = append(f.nodes, s), append(f.clients, rls.NewRateLimitServiceClient(s.dial()))
+	}
+	left := func(node int) {
+		f.nodes[node].Signal(syscall.SIGTERM)
+		if err := <-f.nodes[node].exited; err != nil {
+			t.Fatalf("node %d ended with %v:\n%s", node, err, f.nodes[node].log())
+		}
+	}
+	limits := map[string]int64{"fixed": 6000, "sliding": 3000, "bucket": 3000, "eager": 3000, "drift": 3000}
+	budgets := map[string]int64{"drift": 30}
+	admitted := map[string]int64{}
+	const callers = 8
+	stage := func(part int64, nodes ...int) {
+		t.Helper()
+		for key, limit := range limits {
+			f.admitted.Store(0)
+			f.load(key, callers, int(limit/part/callers), nodes...).Wait()
+			if admitted[key] += f.admitted.Load(); admitted[key] > limit+budgets[key] {
+				t.Errorf("with nodes %v, %s: %d admitted, of %d and %d beyond", nodes, key, admitted[key], limit, budgets[key])
+			}
+		}
+	}
+	const old, new = true, false
+	joined(old)
+	joined(old)
+	stage(5, 0, 1)
+	joined(new)
+	stage(5, 0, 1, 2)
+	left(0)
+	joined(new)
+	stage(5, 1, 2, 3)
+	left(1)
+	stage(5, 2, 3)
+	joined(old) // rolled back
+	stage(5, 2, 3, 4)
+	left(2)
+	stage(2, 3, 4)
+	for key, limit := range limits {
+		if admitted[key] < limit-limit/100 {
+			t.Errorf("%s: %d of %d were admitted: the others are lost", key, admitted[key], limit)
+		}
+	}
+	if n := f.failed.Load(); n > 0 {
+		t.Errorf("%d calls failed", n)
+	}
+}
