@@ -7,7 +7,7 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: platforms upgrade help run deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: platforms upgrade help run deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,17 @@ fuzz: ## run each fuzz target FUZZTIME times (5000x; or a time, 30s)
 	$(GO) test -run '^$$' -fuzz '^FuzzGrant$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./leasing
 	$(GO) test -run '^$$' -fuzz '^FuzzAnswer$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./ratelimit/rls
 	$(GO) test -run '^$$' -fuzz '^FuzzResource$$' -fuzztime $(FUZZTIME) -fuzzminimizetime 10x ./ratelimit/xds
+
+# On one core; an input stands for 9 runs (package fuzztest). A number, not a time: see FUZZTIME.
+RATED_RUNS ?= 30000x
+RATED := ./leasing:FuzzGrant ./routing:FuzzFrame ./ratelimit/rls:FuzzAnswer ./ratelimit/xds:FuzzResource
+bench-fuzz: ## how many grants, frames, requests and resources fuzzing tries a second
+	@for t in $(RATED); do \
+	  $(GO) test -run '^$$' -fuzz "^$${t#*:}\$$" -fuzztime $(RATED_RUNS) -parallel 1 -fuzzminimizetime 10x $${t%:*} | \
+	  awk -v name=$${t#*:} '/FAIL/ {bad = 1} /execs:/ {s = $$3 + 0; n = $$5 + 0; if (n && !began) {began = s; first = n}} \
+	    END {if (bad || s <= began) {print name, "failed"; exit 1} r = (n - first) / (s - began); \
+	    printf "%-14s %6d inputs a second, %6d runs\n", name, r, 9 * r}' || exit 1; \
+	done
 
 bench: bench-core bench-cost ## what a decision costs, in the core and as a whole
 

@@ -32,6 +32,7 @@ type scope struct {
 	keeps   bool   // and do not forget a key that they hold under their second name
 	direct  bool   // nodes claim what a request costs, and keep nothing
 	costTwo bool   // requests may cost 2
+	recalls bool   // the ledger can reach holders: leases are stretched while there is plenty, and recalled
 	broken  string // the bug that is put in
 
 	epoch    ledgerTime
@@ -246,6 +247,10 @@ func TestExhaustiveSearchFindsBugs(t *testing.T) {
 		{"a node does not look at its lease's expiry", newScope("", fixed, eager, 4, 3, 2, faultPause)},
 		{"a lease is counted from its answer", newScope("", fixed, eager, 4, 3, 2, faultDelay)},
 		{"a node does not report in time", newScope("", fixed, eager, 4, 3, 2)},
+		{"nobody is asked to give back", newScope("", fixed, safe, 4, 2, 1).with(recalls)},
+		{"a node spends what it gave back to a recall", newScope("", fixed, safe, 4, 2, 1).with(recalls)},
+		{"a recall takes what requests have waited for", newScope("", fixed, safe, 4, 2, 1).with(recalls)},
+		{"what is asked for is taken for given back", newScope("", fixed, safe, 4, 2, 1).with(recalls)},
 	} {
 		t.Run(bug.name, func(t *testing.T) {
 			t.Parallel()

@@ -13,6 +13,7 @@ func (w *smallWorld) settle(m *smallMessage) error {
 	before.others = append([]record(nil), w.ledger.others...)
 	w.breakLedger(c)
 	g := w.ledger.settle(w.ledgerNow(), c)
+	w.recallHolders(c, &g)
 	if w.lines != nil {
 		w.say("the ledger settles seq %d of node %d: %s", c.Seq, p.name/2, w.grantText(&g))
 	}
@@ -152,16 +153,7 @@ func (w *smallWorld) checkCharged() error {
 func (w *smallWorld) checkLive() error {
 	c := w.clone()
 	c.lines, c.net = nil, nil
-	for i := range c.parties {
-		p := &c.parties[i]
-		if p.dead {
-			continue
-		}
-		p.paused, p.busy, p.waiting = false, false, 0
-		c.hear(p, c.epoch)
-		c.turn(p)
-		c.giveBack(p)
-	}
+	c.settleDown()
 	if err := c.checkConserved(); err != nil {
 		return err
 	}
@@ -179,7 +171,21 @@ func (w *smallWorld) checkLive() error {
 	if whole := c.scope.rule.Limit.Capacity(); admitted != whole {
 		return fmt.Errorf("when everything was delivered and %d ticks have passed, %d of %d tokens can be spent", c.tick-w.tick, admitted, whole)
 	}
-	return nil
+	return w.checkRecalls()
+}
+
+// settleDown has all who live give back what they have.
+func (w *smallWorld) settleDown() {
+	for i := range w.parties {
+		p := &w.parties[i]
+		if p.dead {
+			continue
+		}
+		p.paused, p.busy, p.waiting, p.asked, p.recall, p.resting = false, false, 0, false, 0, 0
+		w.hear(p, w.epoch)
+		w.turn(p)
+		w.giveBack(p)
+	}
 }
 
 // exchange is a claim that is settled and answered at once.

@@ -26,12 +26,23 @@ func scopes(large bool) []*scope {
 		newScope("bucket, loss", bucket, safe, 3, 2, 1, faultLoss).with(until(1)),
 		newScope("bucket, direct", bucket, safe, 3, 2, 1).with(direct, until(2)),
 		newScope("eager, crash", fixed, eager, 2, 3, 2, faultCrash).with(until(2)),
+		newScope("recall", fixed, safe, 3, 2, 1).with(recalls),
+		newScope("recall, at once", fixed, safe, 4, 2, 1).with(recalls, until(0)),
+		newScope("recall, all", fixed, safe, 4, 2, 1, everyFault...).with(recalls, steps(8)),
 	}
 }
 
 var everyFault = []int{faultLoss, faultDuplicate, faultDelay, faultCrash, faultPause, faultAmnesia}
 
-func ahead(s *scope)  { s.ahead, s.keeps = true, true }
+func ahead(s *scope) { s.ahead, s.keeps = true, true }
+
+// recalls has the ledger reach holders, as a Redis and a Memory do: they ask for more
+// and longer leases, and give back what others wait for.
+func recalls(s *scope) {
+	s.recalls = true
+	s.rule.Coordination.Lease.Auto, s.rule.Coordination.Lease.Max = true, 0
+}
+
 func three(s *scope)  { s.holders = 3 }
 func direct(s *scope) { s.direct = true }
 func two(s *scope)    { s.costTwo = true }
@@ -78,6 +89,19 @@ func largeScopes() []*scope {
 		newScope("fixed, all", fixed, safe, 3, 2, 1, everyFault...).with(steps(11)),
 		newScope("sliding, all", sliding, safe, 3, 2, 1, everyFault...).with(steps(11)),
 		newScope("bucket, all", bucket, safe, 3, 2, 1, everyFault...).with(steps(11)),
+		newScope("recall", fixed, safe, 4, 2, 1).with(recalls),
+		newScope("recall, loss", fixed, safe, 3, 2, 1, faultLoss).with(recalls, until(2)),
+		newScope("recall, duplicate", fixed, safe, 3, 2, 1, faultDuplicate).with(recalls, until(2)),
+		newScope("recall, delay", fixed, safe, 3, 2, 1, faultDelay).with(recalls, until(2)),
+		newScope("recall, crash", fixed, safe, 3, 2, 1, faultCrash).with(recalls, until(2)),
+		newScope("recall, pause", fixed, safe, 3, 2, 1, faultPause).with(recalls, until(2)),
+		newScope("recall, amnesia", fixed, safe, 3, 2, 1, faultAmnesia).with(recalls, until(2)),
+		newScope("recall, ahead", fixed, safe, 3, 2, 1).with(recalls, ahead, until(2)),
+		newScope("recall, three nodes", fixed, safe, 3, 2, 1).with(recalls, three, until(2)),
+		newScope("recall, sliding", sliding, safe, 3, 2, 1).with(recalls),
+		newScope("recall, bucket", bucket, safe, 3, 2, 1).with(recalls, until(2)),
+		newScope("recall, eager", fixed, eager, 3, 3, 2).with(recalls, until(2)),
+		newScope("recall, all", fixed, safe, 3, 2, 1, everyFault...).with(recalls, steps(11)),
 		newScope("eager sliding, crash", sliding, eager, 2, 3, 2, faultCrash).with(until(5)),
 		newScope("eager bucket, crash", bucket, eager, 2, 3, 2, faultCrash).with(until(2)),
 	}

@@ -63,6 +63,7 @@ const (
 	fieldFence
 	fieldSeq
 	fieldReceived // granted or returned: see stateWriter.shift
+	fieldRecalled // when holders were asked to give back: they may be asked again after recallAgain
 )
 
 type field struct {
@@ -95,6 +96,9 @@ func fieldsOf(t reflect.Type) []field {
 		switch f.Type {
 		case reflect.TypeFor[ledgerTime]():
 			kind = fieldLedgerTime
+			if t == reflect.TypeFor[account]() && f.Name == "recalled" {
+				kind = fieldRecalled
+			}
 		case reflect.TypeFor[instant]():
 			kind = fieldInstant
 		case reflect.TypeFor[window]():
@@ -230,6 +234,10 @@ func (s *stateWriter) party(p *party) {
 		s.number(int64(p.reported))
 		s.number(int64(btoi(p.silent)))
 		s.instant(p.after)
+	}
+	if w.scope.recalls {
+		s.buf = append(s.buf, byte(p.recall), byte(btoi(p.asked)), byte(p.resting))
+		s.number(int64(p.reported))
 	}
 	if p.paused {
 		s.number(int64(min(w.tick-p.since, w.scope.ttl)))
@@ -404,6 +412,8 @@ func (s *stateWriter) fields(at unsafe.Pointer, fields []field) {
 			s.number(int64(*(*uint32)(x)))
 		case fieldLedgerTime:
 			s.ledgerTime(*(*ledgerTime)(x))
+		case fieldRecalled:
+			s.number(max(int64(*(*ledgerTime)(x)-s.w.ledgerNow()), -int64(recallAgain)))
 		case fieldInstant:
 			s.instant(*(*instant)(x))
 		case fieldWindow:

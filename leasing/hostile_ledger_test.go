@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/fuzztest"
 )
 
 // A ledger that lies. Where what it says cannot be, nothing of it is taken and each
@@ -369,26 +370,35 @@ func FuzzGrant(f *testing.F) {
 	f.Add(int64(10), int64(5), int64(3), int64(0), int64(5), int64(10), int64(9), int64(2), int64(1), int64(1), uint8(0), uint8(1))
 	f.Add(int64(10), int64(0), int64(0), int64(0), int64(5), int64(10_000), int64(9), int64(math.MaxInt64), int64(-1), int64(1), uint8(2), uint8(3))
 	f.Fuzz(func(t *testing.T, limit, granted, spent, returned, want, said, available, fence, times, at int64, algorithm, flags uint8) {
-		within := func(n, most int64) tokens { return tokens(uint64(n) % uint64(most)) }
-		c := ratelimit.Claim{
-			Limit: ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm % 3), Unit: ratelimit.Minute, Requests: within(limit, 1<<32), Burst: within(limit, 1<<32)},
-			Seq:   7, Granted: within(granted, 1<<40), Spent: within(spent, 1<<40), Returned: within(returned, 1<<40), Want: within(want, 1<<40), Fence: 100, Window: 5, TTL: time.Second,
-		}
-		g := ratelimit.Grant{
-			Seq: 7, Granted: tokens(said), Available: tokens(available), Fence: ratelimit.Fence(fence), TTL: time.Second, ResetAfter: time.Duration(times), RetryAfter: time.Duration(times),
-			At: ledgerTime(at), Window: window(fence), Carried: flags&1 != 0, Void: flags&2 != 0, Outstanding: tokens(times), Holders: int(available),
-		}
-		if CheckGrant(&c, &g, 0) != nil {
-			return
-		}
-		l := lease{granted: c.Granted, spent: c.Spent, returned: c.Returned, seq: 7, fence: c.Fence, window: c.Window}
-		before := max(0, l.unspent())
-		l.apply(1, &c, &g, 0, instant(time.Minute))
-		if more := max(0, l.unspent()) - before; more > min(c.Limit.Capacity(), c.Want) {
-			t.Errorf("%d more may be spent: %+v of %+v", more, g, c)
-		}
-		if l.fence <= c.Fence || l.granted < 0 || g.ResetAfter > 2*time.Minute+time.Second && algorithm%3 != 2 || g.At < 0 {
-			t.Errorf("%+v of %+v", g, c)
-		}
+		all := []int64{limit, granted, spent, returned, want, said, available, fence, times, at, int64(algorithm), int64(flags)}
+		fuzztest.Numbers(all, func(n []int64) { grantHolds(t, n) })
 	})
+}
+
+// grantHolds is that of a claim and an answer of these numbers.
+func grantHolds(t *testing.T, n []int64) {
+	within := func(n, most int64) tokens { return tokens(uint64(n) % uint64(most)) }
+	algorithm, flags := ratelimit.Algorithm(uint64(n[10])%3), n[11]
+	c := ratelimit.Claim{
+		Limit: ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: within(n[0], 1<<32), Burst: within(n[0], 1<<32)},
+		Seq:   7, Granted: within(n[1], 1<<40), Spent: within(n[2], 1<<40), Returned: within(n[3], 1<<40), Want: within(n[4], 1<<40),
+		Fence: 100, Window: 5, TTL: time.Second,
+	}
+	g := ratelimit.Grant{
+		Seq: 7, Granted: tokens(n[5]), Available: tokens(n[6]), Fence: ratelimit.Fence(n[7]), TTL: time.Second,
+		ResetAfter: time.Duration(n[8]), RetryAfter: time.Duration(n[8]), At: ledgerTime(n[9]), Window: window(n[7]),
+		Carried: flags&1 != 0, Void: flags&2 != 0, Outstanding: tokens(n[8]), Holders: int(n[6]),
+	}
+	if CheckGrant(&c, &g, 0) != nil {
+		return
+	}
+	l := lease{granted: c.Granted, spent: c.Spent, returned: c.Returned, seq: 7, fence: c.Fence, window: c.Window}
+	before := max(0, l.unspent())
+	l.apply(1, &c, &g, 0, instant(time.Minute))
+	if more := max(0, l.unspent()) - before; more > min(c.Limit.Capacity(), c.Want) {
+		t.Errorf("%d more may be spent: %+v of %+v", more, g, c)
+	}
+	if l.fence <= c.Fence || l.granted < 0 || g.ResetAfter > 2*time.Minute+time.Second && algorithm != ratelimit.TokenBucket || g.At < 0 {
+		t.Errorf("%+v of %+v", g, c)
+	}
 }

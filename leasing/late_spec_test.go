@@ -2,6 +2,7 @@ package leasing
 
 import (
 	"testing"
+	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -47,4 +48,117 @@ func TestLateOnPlenty(t *testing.T) {
 	s.other(ratelimit.Claim{Seq: 1, Waiting: 40})
 	s.leased(1) // 59 are left
 	s.inVain(3).says(false, ratelimit.FromFallback)
+}
+
+// The ledger is late and not gone when it has answered less than aliveFor ago, and has
+// not failed since.
+func TestLedgerThatIsAlive(t *testing.T) {
+	for _, x := range []struct {
+		answered, now instant
+		failures      int
+		alive         bool
+	}{
+		{1, 2, 0, true},
+		{0, 2, 0, false}, // never
+		{1, 2, 1, false},
+		{1, 2, 2, false},
+		{5, instant(aliveFor) + 4, 0, true},
+		{5, instant(aliveFor) + 5, 0, false},
+	} {
+		l := &lane{answered: x.answered}
+		l.breaker.failures = x.failures
+		if l.alive(x.now) != x.alive {
+			t.Errorf("%+v: alive %v", x, !x.alive)
+		}
+	}
+}
+
+// What has waited in vain is decided by what is left of the key, as far as is known,
+// and the rule's policy, while the ledger answers others.
+func TestRefusedLateByWhatIsLeft(t *testing.T) {
+	for _, x := range []struct {
+		what      string
+		policy    ratelimit.FailurePolicy
+		algorithm ratelimit.Algorithm
+		left      tokens
+		heard     instant // 0: never
+		alive     bool
+		late      bool
+		refused   bool
+	}{
+		{"not enough is left", ratelimit.FailLocal, ratelimit.FixedWindow, 9, 5, true, true, true},
+		{"not enough, and the policy admits", ratelimit.FailOpen, ratelimit.FixedWindow, 9, 1, true, true, true},
+		{"not enough, and the ledger may be gone", ratelimit.FailLocal, ratelimit.FixedWindow, 9, 5, false, true, false},
+		{"not enough, and it was never heard", ratelimit.FailOpen, ratelimit.FixedWindow, 9, 0, true, true, false},
+		{"not enough, of a window that slides", ratelimit.FailLocal, ratelimit.SlidingWindow, 9, 5, true, true, false},
+		{"half is left", ratelimit.FailLocal, ratelimit.FixedWindow, 50, 5, true, true, true},
+		{"half is left, and there is time", ratelimit.FailLocal, ratelimit.FixedWindow, 50, 5, true, false, false},
+		{"half is left, and the policy admits", ratelimit.FailOpen, ratelimit.FixedWindow, 50, 5, true, true, false},
+		{"half is left, and the ledger may be gone", ratelimit.FailLocal, ratelimit.FixedWindow, 50, 5, false, true, false},
+		{"half is left, and it was never heard", ratelimit.FailLocal, ratelimit.FixedWindow, 50, 0, true, true, false},
+		{"more than half is left", ratelimit.FailLocal, ratelimit.FixedWindow, 51, 5, true, true, false},
+	} {
+		s := newRecallScript(t, hundredAMinute)
+		s.asks(1)
+		s.exchange()
+		h := s.keyHeld()
+		s.passes(ratelimit.StoreDeadline + 1)
+		h.heard, h.recalling = x.heard, false
+		h.lease.algorithm = x.algorithm
+		h.lease.available = x.left - h.lease.unspent()
+		for i := range s.fleet.lanes {
+			if s.fleet.lanes[i].answered = s.now; !x.alive {
+				s.fleet.lanes[i].answered = 0
+			}
+		}
+		s.rule.Coordination.OnStoreFailure = x.policy
+		before := h.lease
+		a := ask{Rule: s.rule, Key: keyOf(1), Cost: 10}
+		v, ok := s.fleet.refusedLate(s.now, &a, x.late)
+		if ok != x.refused {
+			t.Errorf("%s: refused %v", x.what, ok)
+		}
+		if ok && (!v.OverLimit || v.Source != ratelimit.FromClaim || v.Charged != 0 || v.Remaining != x.left || v.ResetAfter != h.lease.reset.Sub(s.now)) {
+			t.Errorf("%s: %+v", x.what, v)
+		}
+		if h.lease != before {
+			t.Errorf("%s: a refusal that knows too little has drained the lease", x.what)
+		}
+	}
+}
+
+// Of a key that was not heard of in this window, one request at a time is decided by
+// the policy: while it is owed, others are refused for as long as a window, at most.
+func TestRefusedLateWhileOneIsOwed(t *testing.T) {
+	for _, x := range []struct {
+		policy         ratelimit.FailurePolicy
+		owed           tokens
+		alive, refused bool
+	}{
+		{ratelimit.FailLocal, 1, true, true},
+		{ratelimit.FailLocal, 0, true, false},
+		{ratelimit.FailLocal, 1, false, false},
+		{ratelimit.FailOpen, 1, true, false},
+	} {
+		s := newRecallScript(t, hundredAMinute)
+		s.asks(1)
+		s.exchange()
+		h := s.keyHeld()
+		s.passes(2 * time.Minute)
+		h.owed, s.rule.Coordination.OnStoreFailure = x.owed, x.policy
+		for i := range s.fleet.lanes {
+			if s.fleet.lanes[i].answered = s.now; !x.alive {
+				s.fleet.lanes[i].answered = 0
+			}
+		}
+		a := ask{Rule: s.rule, Key: keyOf(1), Cost: 1}
+		v, ok := s.fleet.refusedLate(s.now, &a, true)
+		want := verdict{}
+		if x.refused {
+			want = verdict{OverLimit: true, Source: ratelimit.FromClaim, ResetAfter: time.Minute}
+		}
+		if ok != x.refused || v != want {
+			t.Errorf("%+v: refused %v, %+v", x, ok, v)
+		}
+	}
 }

@@ -36,6 +36,8 @@ func (c *Coordination) Get(field string) string {
 		return c.LowWatermark.String()
 	case "check_timeout":
 		return durationText(c.CheckTimeout)
+	case "store_deadline":
+		return durationText(c.Deadline())
 	case "sync_interval":
 		return durationText(c.SyncInterval)
 	case "on_store_failure":

@@ -272,3 +272,157 @@ func TestRingsAreKept(t *testing.T) {
 		}
 	}
 }
+
+// deadlines notes until when it may decide.
+type deadlines struct {
+	ratelimit.Limiter
+	until time.Time
+	bound bool
+}
+
+func (d *deadlines) Decide(ctx context.Context, _ ratelimit.Instant, _ []ratelimit.Ask, _ []ratelimit.Verdict) {
+	d.until, d.bound = ctx.Deadline()
+}
+
+// What has a time of its own is decided within that; what has none, within its caller's.
+func TestDecidingHasItsTime(t *testing.T) {
+	d := &deadlines{}
+	if w := (blocking{d}).ask(context.Background(), 1, 0, nil, nil); w != nil || d.bound {
+		t.Errorf("it has no time of its own, and decides until %v", d.until)
+	}
+	before := time.Now()
+	(blocking{d}).ask(context.Background(), 1, time.Hour, nil, nil)
+	if !d.bound || d.until.Before(before.Add(time.Hour)) || d.until.After(time.Now().Add(time.Hour)) {
+		t.Errorf("it has an hour, and decides until %v", d.until)
+	}
+}
+
+// A core begins when it is made, and each view when it comes into force.
+func TestWhenViewsBegin(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.now = s.now.Add(time.Hour)
+	c := s.start("a:1").core
+	if c.began != s.now {
+		t.Errorf("it began %v ago", s.now.Sub(c.began))
+	}
+	s.now = s.now.Add(time.Minute)
+	c.mu.Lock()
+	c.turn()
+	c.unlock()
+	if v := c.view.Load(); v.began != s.now {
+		t.Errorf("its view began %v ago", s.now.Sub(v.began))
+	}
+}
+
+// Rings of other nodes or other weights have other names; a weight of 0 is one of 1.
+func TestRingsHaveNames(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	name := func(alive bool, weight uint32) uint64 {
+		c.members["b:1"].alive, c.members["b:1"].weight = alive, weight
+		return c.build(nil).print
+	}
+	one := name(true, 1)
+	if name(true, 0) != one || name(true, 3) == one || name(false, 1) == one || name(true, 1) != one || one != s.nodes["b:1"].core.view.Load().print {
+		t.Error("the names of rings say who is in them, and with which weight")
+	}
+}
+
+// A view remembers the rings since all had handed over to this node: after that the
+// one before, with those before it, up to so many. More, or none known: nothing is.
+func TestRingsSinceAllHadHandedOver(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	ring := c.view.Load().ring
+	for _, x := range []struct {
+		mine, stable bool
+		had, want    int
+	}{{true, true, 0, 1}, {true, true, 3, 1}, {true, false, 0, 0}, {true, false, 1, 2}, {true, false, mostSince - 1, mostSince}, {true, false, mostSince, 0}, {false, true, 0, 0}, {false, false, 3, 0}} {
+		old := &view{ring: ring, mine: x.mine, since: make([]*Ring, x.had)}
+		old.stable.Store(x.stable)
+		v := c.build(old)
+		if len(v.since) != x.want || x.want > 0 && v.since[0] != ring {
+			t.Errorf("%+v: it remembers %d rings", x, len(v.since))
+		}
+	}
+}
+
+// When another node comes, all is walked through; when one has only gone, nothing is
+// another's that was not.
+func TestWhatATurnHasWalkedThrough(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	w := &wakes{hands: c.hands}
+	c.hands = w
+	for _, x := range []struct {
+		alive bool
+		left  int
+	}{{false, 0}, {true, c.local.Parts()}} {
+		c.members["b:1"].alive = x.alive
+		before := w.n
+		c.mu.Lock()
+		c.turn()
+		c.unlock()
+		if c.mover.left != x.left || w.n == before || c.view.Load().ring.Has("b:1") != x.alive {
+			t.Errorf("the other is there %v: %d parts are to be walked through, woken %d times", x.alive, c.mover.left, w.n-before)
+		}
+	}
+}
+
+// With a store nobody hands over, so that each ring is as if all had.
+func TestTurnWithAStore(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	c.local = nil
+	c.mu.Lock()
+	c.turn()
+	c.unlock()
+	if !c.view.Load().stable.Load() {
+		t.Error("it waits for others to hand over")
+	}
+}
+
+// Under each ring a node of version 1 is asked once whether it has handed over.
+func TestPullsUnderEachRing(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	m := c.members["b:1"]
+	m.version, m.pulled, m.done = 1, true, 0
+	m.take(0)
+	m.weight++
+	for range 2 {
+		c.mu.Lock()
+		c.turn()
+		c.pullFrom(m) // it was
+		c.unlock()
+		if f := m.take(0); len(f.GetPulls()) != 1 || !m.pulled {
+			t.Errorf("it is asked %v", f)
+		}
+		m.weight++
+	}
+}
+
+// A node that once had all its keys goes on to be ready when it leaves.
+func TestOnceStable(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	if !c.wasStable {
+		t.Fatal("it has its keys")
+	}
+	c.mu.Lock()
+	c.become(false)
+	for _, m := range c.members {
+		m.alive, m.holds = false, false
+	}
+	c.turn()
+	c.unlock()
+	if !c.view.Load().stable.Load() || !c.wasStable {
+		t.Errorf("stable %v, once %v", c.view.Load().stable.Load(), c.wasStable)
+	}
+}

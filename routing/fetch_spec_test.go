@@ -209,3 +209,149 @@ func TestForwardedAskIsNotForwarded(t *testing.T) {
 		t.Errorf("%d asks were forwarded", n)
 	}
 }
+
+// A fetch asks those who may have the account, and only them; the one under another
+// view ends, and is begun again. There are so many at a time.
+func TestFetchesAsk(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1", "c:1")
+	c := s.nodes["a:1"].core
+	b := c.members["b:1"]
+	b.take(0)
+	c.members["c:1"].take(0)
+	b.done = 0 // it may have some, and the other has said that it has not
+	waits := make(bell, 1)
+	f := c.fetch(keyOf(1), waits)
+	if f.open != 1 || c.looking.Load() != 1 || c.fetches[string(keyOf(1))] != f || c.members["c:1"].take(0) != nil {
+		t.Fatalf("%+v", f)
+	}
+	if asks := b.take(0).GetFetches(); len(asks) != 1 || asks[0].GetRing() != f.view.print || string(asks[0].GetKey()) != string(keyOf(1)) {
+		t.Errorf("it is asked %v", asks)
+	}
+	next := &view{ring: f.view.ring, print: f.view.print, mine: true}
+	c.view.Store(next)
+	again := c.fetch(keyOf(1), make(bell, 1))
+	if again == f || f.state != fetchAgain || len(waits) != 1 || again.view != next || again.state != fetching || c.looking.Load() != 1 {
+		t.Errorf("under another view: the first %v, the second %v, %d in all", f.state, again.state, c.looking.Load())
+	}
+	for i := len(c.fetches); i < maxFetches; i++ {
+		c.fetches[string(keyOf(i+2))] = &fetch{view: next}
+	}
+	if c.fetch(keyOf(0), nil) != nil {
+		t.Error("there are too many")
+	}
+	delete(c.fetches, string(keyOf(maxFetches)))
+	if c.fetch(keyOf(0), nil) == nil {
+		t.Error("one more may be looked for")
+	}
+}
+
+// Who cannot be asked may still have it: the key is looked for again.
+func TestFetchOfWhoCannotBeAsked(t *testing.T) {
+	for _, x := range []struct {
+		version uint32
+		ready   bool
+		state   fetchState
+	}{{1, true, fetchAgain}, {2, false, fetchAgain}, {2, true, fetching}} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		c := s.nodes["a:1"].core
+		m := c.members["b:1"]
+		m.take(0)
+		m.done, m.version, m.pulled = 0, x.version, true
+		m.ready.Store(x.ready)
+		f := c.fetch(keyOf(1), make(bell, 1))
+		if f.state != x.state || (m.take(0) != nil) != (x.state == fetching) || (c.looking.Load() == 0) != (x.state == fetchAgain) {
+			t.Errorf("%+v: the fetch is %v, %d are looked for", x, f.state, c.looking.Load())
+		}
+	}
+}
+
+// An account that is asked for goes at once; where there is no room for it, it stays.
+func TestAccountThatIsAskedForGoesAtOnce(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
+	asks := &wire.Fetch{Key: key, Ring: c.view.Load().print}
+	a.has(key)
+	for range parcelsAtOnce {
+		m.out.sealed = append(m.out.sealed, &parcel{w: newWriter(1)})
+	}
+	if got := c.asked(s.now, "b:1", asks); got != wire.Found_ELSEWHERE || !c.local.Has(key) {
+		t.Errorf("there is no room, and it says %v", got)
+	}
+	m.out.sealed = nil
+	m.ready.Store(false)
+	if got := c.asked(s.now, "b:1", asks); got != wire.Found_ELSEWHERE || !c.local.Has(key) {
+		t.Errorf("there is no way, and it says %v", got)
+	}
+	m.ready.Store(true)
+	for range 2 { // the second time it is on its way already
+		m.out.urgent = false
+		if got := c.asked(s.now, "b:1", asks); got != wire.Found_COMING || !m.out.urgent || c.local.Has(key) {
+			t.Errorf("it says %v, and it is to go at once: %v", got, m.out.urgent)
+		}
+	}
+}
+
+// A node of version 1 is asked once whether it has handed over, by a node in the ring
+// that may lack something; its answer counts under the ring that it was asked under.
+func TestPullsOfVersion1(t *testing.T) {
+	for name, x := range map[string]struct {
+		change func(c *core, m *member)
+		asked  bool
+	}{
+		"it may have some":       {func(*core, *member) {}, true},
+		"it is of version 2":     {func(_ *core, m *member) { m.version = 2 }, false},
+		"it was asked":           {func(_ *core, m *member) { m.pulled = true }, false},
+		"there is no way to it":  {func(_ *core, m *member) { m.ready.Store(false) }, false},
+		"it has said it has not": {func(c *core, m *member) { m.done, m.doneBy = c.view.Load().print, m.changes }, false},
+		"this one is not in it":  {func(c *core, _ *member) { c.view.Load().mine = false }, false},
+		"there is a store":       {func(c *core, _ *member) { c.local = nil }, false},
+	} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		c := s.nodes["a:1"].core
+		m := c.members["b:1"]
+		m.version, m.pulled, m.done = 1, false, 0
+		m.take(0)
+		x.change(c, m)
+		c.mu.Lock()
+		c.pullFrom(m)
+		c.unlock()
+		if got := len(m.take(0).GetPulls()) == 1; got != x.asked || x.asked && !m.pulled {
+			t.Errorf("%s: asked %v", name, got)
+		}
+	}
+	for _, x := range []struct {
+		what   string
+		broken bool
+		turned bool
+		counts bool
+	}{{"it answers", false, false, true}, {"the way breaks", true, false, false}, {"the ring has changed", false, true, false}} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		c := s.nodes["a:1"].core
+		m := c.members["b:1"]
+		m.version, m.pulled, m.done, m.changes = 1, false, 0, 9
+		v := c.view.Load()
+		v.stable.Store(false)
+		m.take(0)
+		c.mu.Lock()
+		c.pullFrom(m)
+		c.unlock()
+		id := m.take(0).GetPulls()[0].GetId()
+		if x.turned {
+			c.view.Store(&view{ring: v.ring, print: v.print, mine: true})
+		}
+		if x.broken {
+			m.broke(errPeerGone)
+		} else {
+			m.replied([]*wire.Reply{{Id: id}})
+		}
+		if got := m.done == v.print && m.doneBy == 9; got != x.counts || c.view.Load().stable.Load() != x.counts {
+			t.Errorf("%s: it is done %v, stable %v", x.what, got, c.view.Load().stable.Load())
+		}
+	}
+}

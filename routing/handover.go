@@ -105,22 +105,20 @@ func (m *mover) end() {
 	}
 }
 
-// clean tells whether this node has nothing that is not its own; the caller
-// holds mu.
-func (c *core) clean() bool {
-	return c.local == nil || c.mover.left == 0 && len(c.mover.underway) == 0
-}
+// clean tells whether this node has nothing that is not its own, as one with a
+// store never has; the caller holds mu.
+func (c *core) clean() bool { return c.mover.left == 0 && len(c.mover.underway) == 0 }
 
 // step moves a few accounts. It reports whether there is more to do at once.
 func (c *core) step(now instant) (more bool) {
 	c.mu.Lock()
 	defer c.unlock()
 	m := &c.mover
-	if c.local == nil || m.left == 0 {
-		return false
-	}
 	if m.retry != 0 && now >= m.retry {
 		m.unstick()
+	}
+	if m.left == 0 {
+		return false
 	}
 	if m.full != nil && m.full.state(now) == noRoom || !m.begin() {
 		return false
@@ -294,7 +292,6 @@ func (c *core) reclaim(now instant, m *member) {
 	for _, p := range parcels {
 		c.putBack(now, p, func(int) bool { return true })
 	}
-	c.settled()
 	c.hands.wake()
 }
 

@@ -237,7 +237,17 @@ func (w *goWalker) assign(n *ast.AssignStmt) {
 	if id, ok := n.Lhs[0].(*ast.Ident); ok && id.Name == "_" {
 		return
 	}
+	if w.isComm(n) { // a case needs something to wait for
+		w.swap("drop", n.Lhs[0], "_")
+		return
+	}
 	w.swap("drop", n, "")
+}
+
+// isComm tells whether a statement is what a case of a select waits for.
+func (w *goWalker) isComm(n ast.Stmt) bool {
+	clause, ok := w.parent(0).(*ast.CommClause)
+	return ok && clause.Comm == n
 }
 
 // condition is what an if or a case hangs on: it may never hold, or always.

@@ -244,7 +244,7 @@ var allByHand = []byHand{
 		{members, "(m.alive || m.holds) && now.Sub(heard) > TakeOver {", "(m.alive || m.holds) && now.Sub(heard) > TakeOver/10 {"},
 	}},
 	{"a node that an owner has not answered in time is charged there for a refusal", []replacement{
-		{decides, "\tif !w.verdicts[i].OverLimit || w.remote {\n\t\treturn\n\t}\n\tlate, say", "\tif true {\n\t\treturn\n\t}\n\tlate, say"},
+		{decides, "\tif w.verdicts[i].OverLimit && !w.remote {\n\t\tw.regret(now, i)\n\t}\n", ""},
 	}},
 	{"a fallback is undone at the owner, who was not charged", []replacement{
 		{decides, "case v.Source == ratelimit.FromFallback && v.Reason == ratelimit.FallbackPeer:\n\t\tc.undoFallback(now, a, v)\n", ""},

@@ -5,7 +5,7 @@ var thePlan = plan{
 	files: []string{
 		"leasing/account.go", "leasing/bucket.go", "leasing/settle.lua",
 		"leasing/lease.go", "leasing/flight.go", "leasing/batch.go", "leasing/next.go", "leasing/drift.go", "leasing/plan.go",
-		"leasing/failure.go", "leasing/epoch.go", "leasing/loss.go", "leasing/epoch.lua", "leasing/ledgerclock.go", "leasing/breaker.go", "leasing/demand.go", "leasing/renewer.go", "leasing/recall.go",
+		"leasing/failure.go", "leasing/epoch.go", "leasing/loss.go", "leasing/epoch.lua", "leasing/ledgerclock.go", "leasing/breaker.go", "leasing/demand.go", "leasing/renewer.go", "leasing/recall.go", "leasing/late.go",
 		"approx/keeper.go", "approx/plan.go", "approx/seats.go", "approx/seats.lua",
 		"routing/decide.go", "routing/members.go", "routing/handover.go", "routing/fetch.go", "routing/outbox.go", "routing/parcel.go", "routing/core.go", "routing/gossip.go",
 	},
@@ -17,7 +17,7 @@ var thePlan = plan{
 		"leasing/account.go+leasing/settle.lua": 60, "leasing/bucket.go+leasing/settle.lua": 60,
 		"leasing/lease.go": 50, "leasing/flight.go": 50, "leasing/batch.go": 30, "leasing/next.go": 60, "leasing/drift.go": 30,
 		"leasing/plan.go": 60, "leasing/failure.go": 60, "leasing/epoch.go": 25, "leasing/loss.go": 25, "leasing/epoch.lua": 25,
-		"leasing/ledgerclock.go": 60, "leasing/demand.go": 60, "leasing/renewer.go": 60, "leasing/recall.go": 60,
+		"leasing/ledgerclock.go": 60, "leasing/demand.go": 60, "leasing/renewer.go": 60, "leasing/recall.go": 60, "leasing/late.go": 60,
 		"approx/keeper.go": 50, "approx/plan.go": 40, "approx/seats.go": 40, "approx/seats.lua": 25,
 		"routing/decide.go": 35, "routing/members.go": 35, "routing/handover.go": 35, "routing/fetch.go": 40, "routing/outbox.go": 40, "routing/parcel.go": 20,
 		"routing/core.go": 35, "routing/gossip.go": 35,

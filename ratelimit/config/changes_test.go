@@ -190,13 +190,14 @@ descriptors:
 	texts := map[string]string{
 		"requests_per_unit": strings.Replace(before, "100", "50", 1),
 		"burst":             strings.Replace(before, "  rate", "  burst: 7\n  rate", 1),
+		"unit_multiplier":   strings.Replace(before, "unit: day", "unit: day, unit_multiplier: 2", 1),
 		"unit":              strings.Replace(before, "day", "hour", 1),
 		"algorithm":         strings.Replace(before, "token_bucket", "fixed_window", 1),
 		"share_threshold":   strings.Replace(before, "  rate", "  share_threshold: true\n  rate", 1),
 	}
 	for field, text := range map[string]string{
 		"mode": "approx", "lease.size": "9", "lease.min": "2", "lease.max": "9", "lease.ttl": "1m", "reclaim": "eager",
-		"drift_budget": "3%", "max_nodes": "3", "low_watermark": "7%", "check_timeout": "3ms", "sync_interval": "1s",
+		"drift_budget": "3%", "max_nodes": "3", "low_watermark": "7%", "check_timeout": "3ms", "store_deadline": "9ms", "sync_interval": "1s",
 		"on_store_failure": "open", "local_cap": "7", "max_staleness": "1s", "on_deny": "refund", "audit": "true",
 	} {
 		setting := field + ": " + text

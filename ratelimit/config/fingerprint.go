@@ -118,6 +118,7 @@ func fieldsOf(r *ratelimit.Rule) []ruleField {
 	fields := []ruleField{
 		{"requests_per_unit", strconv.FormatInt(int64(r.Limit.Requests), 10)},
 		{"unit", unit},
+		{"unit_multiplier", strconv.Itoa(int(max(1, r.Limit.Multiplier)))},
 		{"unlimited", strconv.FormatBool(r.Unlimited)},
 		{"algorithm", r.Limit.Algorithm.String()},
 		{"burst", strconv.FormatInt(int64(r.Limit.Burst), 10)},

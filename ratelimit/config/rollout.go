@@ -24,7 +24,7 @@ var Effects = []Effect{
 		Meanwhile: "the larger of the two limits holds for the fleet",
 	},
 	{
-		Fields: []string{"unit", "algorithm", "share_threshold"}, Anew: true,
+		Fields: []string{"unit", "unit_multiplier", "algorithm", "share_threshold"}, Anew: true,
 		Spent: "are forgotten: the budget counts from nothing under the new rule",
 		Leases: "are spent by nodes with the old rules until they end; a node with the new rules leaves its own, and " +
 			"gives back what is unspent",
@@ -64,7 +64,7 @@ var Effects = []Effect{
 		Meanwhile: "when the store is gone, each node decides by its own rules",
 	},
 	{
-		Fields:    []string{"low_watermark", "check_timeout", "sync_interval"},
+		Fields:    []string{"low_watermark", "check_timeout", "store_deadline", "sync_interval"},
 		Spent:     "count on",
 		Leases:    "stay",
 		Meanwhile: "nodes wait differently for the store; the bounds hold",

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit/fuzztest"
 )
 
 // Whatever the bytes, an answer or an error comes back; what is answered was read
@@ -69,25 +70,9 @@ func FuzzAnswer(f *testing.F) {
 		if len(in) > 4<<10 {
 			return // more of the same
 		}
-		eachNeighbour(in, func(in []byte) { run(t, in) })
+		fuzztest.Bytes(in, func(in []byte) { run(t, in) })
 	})
 }
-
-// eachNeighbour calls f with in, and with in as it is with one bit changed at
-// each of some places. The fuzzer itself needs longer for an input than a request
-// does, for it looks through the counters of all packages linked in: this has
-// each of its inputs stand for several.
-func eachNeighbour(in []byte, f func([]byte)) {
-	f(in)
-	b := make([]byte, len(in))
-	for i := range min(neighbours, len(in)) {
-		copy(b, in)
-		b[i*len(in)/neighbours%len(in)] ^= 1 << (i % 8)
-		f(b)
-	}
-}
-
-const neighbours = 8
 
 // checkRefusal: what protobuf reads is refused only for a reason that the request
 // shows.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/fuzztest"
 )
 
 // Whatever a resource holds, it is refused or means the rules that its message
@@ -85,7 +86,7 @@ func FuzzResource(f *testing.F) {
 		if len(b) > 2<<10 {
 			return
 		}
-		eachNeighbour(b, func(b []byte) { run(t, b) })
+		fuzztest.Bytes(b, func(b []byte) { run(t, b) })
 	})
 }
 
@@ -121,22 +122,6 @@ func nestedTooDeep(problems, wrong config.Problems) bool {
 	return len(problems) == 1 && strings.Contains(problems.Error(), "nested deeper than 200") &&
 		strings.Contains(wrong.Error(), "nested deeper than 200")
 }
-
-// eachNeighbour calls f with in, and with in as it is with one bit changed at
-// each of some places. The fuzzer itself needs longer for an input than a resource
-// does, for it looks through the counters of all packages linked in: this has
-// each of its inputs stand for several.
-func eachNeighbour(in []byte, f func([]byte)) {
-	f(in)
-	b := make([]byte, len(in))
-	for i := range min(neighbours, len(in)) {
-		copy(b, in)
-		b[i*len(in)/neighbours%len(in)] ^= 1 << (i % 8)
-		f(b)
-	}
-}
-
-const neighbours = 8
 
 // direct is what descriptors say, but for the fields that the types do not know.
 func direct(all []*rlsconf.RateLimitDescriptor) []config.Descriptor {

@@ -22,5 +22,12 @@ func (p *Purse) Take(n int) int {
 	return n
 }
 
+// Await takes in what comes.
+func (p *Purse) Await(coins <-chan int) {
+	select {
+	case p.coins = <-coins:
+	}
+}
+
 // Spill is not tested.
 func (p *Purse) Spill() { p.coins = 0 }

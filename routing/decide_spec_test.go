@@ -1,0 +1,170 @@
+package routing
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// An ask for another's key is counted as forwarded, once; a peek that is undone is
+// nothing to undo there.
+func TestForwardedAsksAreCounted(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	key := a.ownedBy("b:1")
+	for i := range uint64(3) {
+		asks, v := []ask{{Rule: s.rule, Key: key, Cost: 1}}, make([]verdict, 1)
+		a.Ask(asks, v, func() {})
+		s.play(10 * time.Millisecond)
+		if v[0].Source != ratelimit.FromOwner || a.core.stats.forwarded.Load() != i+1 {
+			t.Errorf("%+v, and %d forwarded", v[0], a.core.stats.forwarded.Load())
+		}
+	}
+	link := a.core.view.Load().peers["b:1"]
+	a.core.Undo(s.now, []ask{{Rule: s.rule, Key: key, Kind: ratelimit.Peek}}, []verdict{{Source: ratelimit.FromOwner}})
+	link.mu.Lock()
+	if n := len(link.pending) + len(link.queue); n != 0 {
+		t.Errorf("%d calls wait to undo what was not charged", n)
+	}
+	link.mu.Unlock()
+	if undo != 3 {
+		t.Error("an undo is the wire's fourth kind of ask, of all releases")
+	}
+}
+
+// Two who ask for one key at the same time have its account looked for once.
+func TestFetchIsJoined(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	v := c.view.Load()
+	m := c.members["b:1"]
+	m.done = 0 // it may have some
+	v.stable.Store(false)
+	f := c.fetch(keyOf(1), make(bell, 1))
+	if f == nil || f.state != fetching || f.open != 1 {
+		t.Fatalf("%+v", f)
+	}
+	if c.fetch(keyOf(1), make(bell, 1)) != f || len(f.bells) != 2 {
+		t.Error("it is looked for twice")
+	}
+}
+
+// Without an owner the rule's policy decides, and nothing is charged for a
+// question; what is undone was charged to this node's share, if to anything.
+func TestDecidingWithoutAnOwner(t *testing.T) {
+	for policy, want := range map[ratelimit.FailurePolicy]struct {
+		admitted int // of five asks for one, undone from the fourth on
+		charged  ratelimit.Tokens
+	}{ratelimit.FailOpen: {5, 1}, ratelimit.FailClosed: {0, 0}, ratelimit.FailCached: {0, 0}, ratelimit.FailLocal: {4, 1}} {
+		s := newScript(t, 1, 10)
+		s.rule.Coordination.OnStoreFailure, s.rule.Coordination.LocalCap = policy, 3
+		c := s.start("a:1").core
+		admitted := 0
+		for i := range 5 {
+			a := ask{Rule: s.rule, Key: keyOf(1), Cost: 1}
+			v := c.fail(context.Background(), s.now, &a)
+			if v.Source != ratelimit.FromFallback || v.Reason != ratelimit.FallbackPeer || v.ResetAfter <= 0 || v.OverLimit == (v.Charged > 0) {
+				t.Errorf("%v: %+v", policy, v)
+			}
+			if !v.OverLimit {
+				admitted++
+				if v.Charged != want.charged {
+					t.Errorf("%v: %+v", policy, v)
+				}
+			}
+			if i == 2 {
+				c.undo(s.now, []ask{a}, []verdict{v})
+			}
+		}
+		if admitted != want.admitted {
+			t.Errorf("%v: %d were admitted, want %d", policy, admitted, want.admitted)
+		}
+		peek := ask{Rule: s.rule, Key: keyOf(1), Cost: 1, Kind: ratelimit.Peek}
+		if v := c.fail(context.Background(), s.now, &peek); v.OverLimit || v.Charged != 0 {
+			t.Errorf("%v: a peek: %+v", policy, v)
+		}
+	}
+}
+
+// What a peer says is taken where it can be meant.
+func TestVerdictOfAPeer(t *testing.T) {
+	s := newScript(t, 1, 10)
+	c := s.start("a:1").core
+	a := ask{Rule: s.rule, Key: keyOf(1), Cost: 2}
+	for _, x := range []struct {
+		reply *wire.Reply
+		want  verdict
+		ok    bool
+		moved bool
+	}{
+		{&wire.Reply{}, verdict{Source: ratelimit.FromOwner}, true, false},
+		{&wire.Reply{OverLimit: true, Remaining: 1, Charged: 2, ResetUs: 3, Window: 4}, verdict{OverLimit: true, Source: ratelimit.FromOwner, Remaining: 1, Charged: 2, ResetAfter: 3 * time.Microsecond, Window: 4}, true, false},
+		{&wire.Reply{Remaining: -1, Charged: -2, ResetUs: -3}, verdict{Source: ratelimit.FromOwner}, true, false}, // nothing is negative
+		{&wire.Reply{Status: notOwner}, verdict{}, false, true},
+		{&wire.Reply{Status: malformed}, verdict{}, false, false},
+		{&wire.Reply{Status: notInTime}, verdict{}, false, false},
+		{nil, verdict{}, false, false},
+	} {
+		v, ok, moved := c.read(s.now, &a, &call{reply: x.reply})
+		if v != x.want || ok != x.ok || moved != x.moved {
+			t.Errorf("%v: %+v %v %v", x.reply, v, ok, moved)
+		}
+	}
+	if _, ok, moved := c.read(s.now, &a, &call{err: errPeerGone}); ok || moved {
+		t.Error("nobody has answered")
+	}
+}
+
+// What an owner replies is believed within bounds.
+func TestRepliesWithinBounds(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1")
+	c := s.nodes["a:1"].core
+	a := ask{Rule: s.rule, Key: keyOf(1), Cost: 5}
+	for _, x := range []struct {
+		reply *wire.Reply
+		ok    bool
+	}{
+		{&wire.Reply{Charged: 5, Remaining: mostTokens, Window: 0}, true},
+		{&wire.Reply{Charged: 6}, false},
+		{&wire.Reply{Remaining: mostTokens + 1}, false},
+		{&wire.Reply{Window: -1}, false},
+		{&wire.Reply{Charged: -1, Remaining: -1}, true}, // nothing
+	} {
+		x.reply.Status = answered
+		if v, ok, _ := c.read(s.now, &a, &call{reply: x.reply}); ok != x.ok || v.Charged < 0 || v.Remaining < 0 {
+			t.Errorf("%v is taken for %+v, %v", x.reply, v, ok)
+		}
+	}
+}
+
+// The longest that a limit can take to be whole again: two periods, and for a bucket
+// what it takes to fill.
+func TestLongestReset(t *testing.T) {
+	for _, x := range []struct {
+		limit ratelimit.Limit
+		want  time.Duration
+	}{
+		{ratelimit.Limit{Unit: ratelimit.Minute, Requests: 5}, 2 * time.Minute},
+		{ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 1, Burst: 10}, 12 * time.Minute},
+		{ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 4, Burst: 10}, 4*time.Minute + 30*time.Second},
+	} {
+		if got := longest(&x.limit); got != x.want {
+			t.Errorf("%v: %v, want %v", x.limit, got, x.want)
+		}
+		if got := resetOf(&x.limit, x.want.Microseconds()+1); got != x.want {
+			t.Errorf("%v: a reset in %v", x.limit, got)
+		}
+		if got := resetOf(&x.limit, 7); got != 7*time.Microsecond {
+			t.Errorf("%v: a reset in %v, want 7 µs", x.limit, got)
+		}
+		if got := resetOf(&x.limit, -1); got != 0 {
+			t.Errorf("%v: a reset %v ago", x.limit, got)
+		}
+	}
+}

@@ -1,0 +1,458 @@
+package routing
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// How far another's clock is behind is the least of what messages of the last ten
+// to twenty seconds say; less than what a message may take counts as nothing, but
+// a clock that is ahead always counts. After a long silence it begins anew.
+func TestClocksAreCompared(t *testing.T) {
+	const ms = time.Millisecond
+	var in inbox
+	at := instant(time.Hour)
+	for i, c := range []struct {
+		after       time.Duration
+		later, want time.Duration
+	}{
+		{0, 30 * ms, 30 * ms},
+		{0, 20 * ms, 20 * ms},
+		{time.Second, 40 * ms, 20 * ms},
+		{compareFor - time.Second, 25 * ms, 20 * ms}, // the first stretch goes on to here
+		{1, 50 * ms, 20 * ms},                        // in the next one the last still counts
+		{compareFor, 60 * ms, 20 * ms},
+		{1, 70 * ms, 50 * ms}, // and now not
+		{0, 6 * ms, 6 * ms},
+		{0, 5 * ms, 0}, // as a message takes
+		{0, 1, 0},
+		{0, 0, 0},
+		{0, -1, -1},
+		{2 * compareFor, 40 * ms, -1},
+		{2*compareFor + 1, 60 * ms, 60 * ms}, // it was silent for so long
+	} {
+		at = at.Add(c.after)
+		if got := in.compare(at, c.later); got != c.want {
+			t.Errorf("message %d, %v later than sent: %v, want %v", i, c.later, got, c.want)
+		}
+	}
+}
+
+// What was received of a node is remembered for so many nodes; then who was silent
+// for longest is forgotten, and of those the least number.
+func TestMostInboxes(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1")
+	c := s.nodes["a:1"].core
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := s.now
+	for id := range uint64(mostInboxes) {
+		c.inboxOf(at.Add(time.Duration(id/3)), &inlet{incarnation: id + 10})
+	}
+	c.inboxOf(at.Add(time.Hour), &inlet{incarnation: 10}) // it is heard again
+	for _, gone := range []uint64{11, 12, 13} {
+		c.inboxOf(at.Add(time.Hour), &inlet{incarnation: 1_000_000 + gone})
+		if c.inboxes[gone] != nil || len(c.inboxes) != mostInboxes {
+			t.Errorf("%d was to be forgotten, and there are %d", gone, len(c.inboxes))
+		}
+	}
+	if c.inboxes[10] == nil {
+		t.Error("who was heard a moment ago is forgotten")
+	}
+}
+
+// accounts are a parcel of so many keys' accounts.
+func (s *script) accounts(keys ...[]byte) []byte {
+	w := newWriter(ratelimit.LedgerTime(1_800_000_000_000_000))
+	for _, k := range keys {
+		w.account(k, &leasing.Account{Now: 1_800_000_000_000_000, Window: s.rule.Limit.WindowAt(1_800_000_000_000_000), Charged: 4})
+	}
+	return w.b
+}
+
+// A parcel that makes no sense is counted once, and not answered; one that comes
+// again is answered as before, as long as its sender may ask.
+func TestParcelsThatMakeNoSense(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1")
+	n := s.nodes["a:1"]
+	c := n.core
+	from := &inlet{addr: "b:1", incarnation: 7, version: 2}
+	bad, sent := uint64(0), int64(c.local.LedgerNow(s.now))
+	for _, p := range []struct {
+		from *inlet
+		p    *wire.Parcel
+	}{{&inlet{addr: "b:1"}, &wire.Parcel{Number: 1, Sent: sent}}, {from, &wire.Parcel{Sent: sent}}, {from, &wire.Parcel{Number: 1, Sent: -1}}} {
+		bad++
+		if r := c.adopt(s.now, p.from, p.p); r != nil || c.stats.malformed.Load() != bad {
+			t.Errorf("%+v: answered %v, and %d of %d counted", p.p, r, c.stats.malformed.Load(), bad)
+		}
+	}
+	for number := range uint64(4*parcelsAtOnce + 1) {
+		if r := c.adopt(s.now, from, &wire.Parcel{Number: number + 1, First: 1, Sent: sent, Accounts: s.accounts(keyOf(int(number)))}); r == nil || len(r.GetRefused()) > 0 {
+			t.Fatalf("parcel %d: %v", number+1, r)
+		}
+	}
+	if r := c.adopt(s.now, from, &wire.Parcel{Number: 1, First: 1, Sent: sent}); r == nil {
+		t.Error("a parcel that came again was not answered")
+	}
+	last := uint64(4*parcelsAtOnce + 2)
+	c.adopt(s.now, from, &wire.Parcel{Number: last, First: 1, Sent: sent, Accounts: s.accounts(keyOf(1))})
+	if r := c.adopt(s.now, from, &wire.Parcel{Number: 1, First: 1, Sent: sent}); r != nil || c.stats.malformed.Load() != bad+1 {
+		t.Errorf("so many without a receipt are no node's of ours: %v, %d", r, c.stats.malformed.Load()-bad)
+	}
+	if r := c.adopt(s.now, from, &wire.Parcel{Number: last, First: 1, Sent: sent}); r == nil {
+		t.Error("the last parcel came again, and was not answered")
+	}
+}
+
+// An account of a node of version 1 is taken in as it was sent, whatever window or
+// fence; what cannot be is counted, and left.
+func TestTransfersOfVersion1(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1")
+	c := s.nodes["a:1"].core
+	for i, bad := range []*wire.Transfer{
+		{},
+		{Key: make([]byte, ratelimit.MaxKeyLen+1)},
+		{Key: keyOf(1), Charged: -1},
+		{Key: keyOf(1), Previous: -1},
+		{Key: keyOf(1), Window: -1},
+		{Key: keyOf(1), Level: -1},
+		{Key: keyOf(1), Carry: -1},
+		{Key: keyOf(1), Now: -1},
+		{Key: keyOf(1), Fence: -1},
+	} {
+		if c.adoptLegacy(s.now, []*wire.Transfer{bad}); c.stats.malformed.Load() != uint64(i+1) || c.local.Has(keyOf(1)) {
+			t.Errorf("%v: %d of %d counted", bad, c.stats.malformed.Load(), i+1)
+		}
+	}
+	whole := &wire.Transfer{Key: keyOf(1), Now: 2, Fence: 3, Window: 4, Charged: 5, Previous: 6, Level: 7, Carry: 8, Dead: 9}
+	if got, want := accountOf(whole), (leasing.Account{Now: 2, Fence: 3, Window: 4, Charged: 5, Previous: 6, Level: 7, Carry: 8, Dead: 9}); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("%+v", got)
+	}
+	c.adoptLegacy(s.now, []*wire.Transfer{{Key: keyOf(1)}})
+	if !c.local.Has(keyOf(1)) || c.stats.malformed.Load() != 9 {
+		t.Error("an account of nothing is one")
+	}
+	w := newWriter(2)
+	w.account(keyOf(1), &leasing.Account{Now: 2, Fence: 3, Window: 4, Previous: 6, Level: 7, Carry: 8, Dead: 9})
+	p := &parcel{w: w}
+	if got := p.transfers(); len(got) != 1 || got[0].GetCharged() != 0 || got[0].GetLevel() != 7 || got[0].GetPrevious() != 6 || got[0].GetCarry() != 8 || got[0].GetDead() != 9 {
+		t.Errorf("%v", got)
+	}
+}
+
+// An account counts as handed over when there is a receipt that does not refuse it;
+// one that is refused is here again, is looked for by the walk, and is not sent
+// again at once.
+func TestReceipts(t *testing.T) {
+	for _, refused := range []bool{false, true} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		a := s.nodes["a:1"]
+		c, m := a.core, a.core.members["b:1"]
+		key := a.ownedBy("b:1")
+		a.has(key)
+		c.mu.Lock()
+		c.send(s.now, m, key)
+		c.send(s.now, m, key) // which has gone
+		c.unlock()
+		m.mu.Lock()
+		m.out.seal()
+		n := len(m.out.sealed[0].hashes)
+		m.mu.Unlock()
+		if n != 1 || len(c.mover.underway) != 1 || c.clean() {
+			t.Fatalf("%d accounts in the parcel, %d on their way", n, len(c.mover.underway))
+		}
+		before, r := c.stats.handed.Load(), &wire.Receipt{Number: m.out.sealed[0].number}
+		want := before + 1
+		if refused {
+			r.Refused, want = []uint32{0}, before
+		}
+		c.received(m, r)
+		if got := c.stats.handed.Load(); got != want || c.local.Has(key) != refused || len(c.mover.underway) != 0 || c.clean() == refused || (m.paused > s.now) != refused {
+			t.Errorf("refused %v: %d handed over of %d, here %v, clean %v, paused %v", refused, got-before, want-before, c.local.Has(key), c.clean(), m.paused)
+		}
+		if c.received(m, r); c.stats.handed.Load() != want {
+			t.Error("a receipt that came twice counts twice")
+		}
+	}
+}
+
+// The first message of a node says how far its clock is behind, also in the first
+// seconds of this one.
+func TestClocksAreComparedFromTheFirst(t *testing.T) {
+	var in inbox
+	if got := in.compare(instant(time.Second), 30*time.Millisecond); got != 30*time.Millisecond {
+		t.Errorf("%v", got)
+	}
+}
+
+// An account that is another's is not taken: its sender has it back.
+func TestAccountOfAnotherIsNotTaken(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	var mine, theirs []byte
+	for k := 0; mine == nil || theirs == nil; k++ {
+		if key := keyOf(k); c.view.Load().ring.Owner(HashOf(key)) == "a:1" {
+			mine = key
+		} else {
+			theirs = key
+		}
+	}
+	now := c.local.LedgerNow(s.now)
+	account := leasing.Account{Now: now, Window: s.rule.Limit.WindowAt(now), Charged: 4, Dead: now.Add(time.Hour)}
+	for _, x := range []struct {
+		key  []byte
+		mine bool
+	}{{mine, true}, {theirs, false}} {
+		taken := c.take(s.now, moved{x.key, account}, now)
+		if _, has := c.local.TakeOut(s.now, x.key); taken != x.mine || has != x.mine {
+			t.Errorf("its own %v: taken %v, and it has it %v", x.mine, taken, has)
+		}
+	}
+}
+
+// A receipt that refuses an account which its parcel does not have is counted, and
+// what it does not refuse has been handed over.
+func TestReceiptOfMoreThanWasSent(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	c, m := a.core, a.core.members["b:1"]
+	key := a.ownedBy("b:1")
+	a.has(key)
+	c.mu.Lock()
+	c.send(s.now, m, key)
+	c.unlock()
+	m.mu.Lock()
+	m.out.seal()
+	m.mu.Unlock()
+	handed, rejected := c.stats.handed.Load(), c.stats.rejected[rejectedReceipt].Load()
+	c.received(m, &wire.Receipt{Number: m.out.sealed[0].number, Refused: []uint32{1, 2, 3}})
+	if got := c.stats.handed.Load() - handed; got != 1 || c.local.Has(key) {
+		t.Errorf("%d accounts were handed over, and it has it still: %v", got, c.local.Has(key))
+	}
+	if got := c.stats.rejected[rejectedReceipt].Load() - rejected; got != 1 {
+		t.Errorf("%d were counted as rejected", got)
+	}
+}
+
+// What is on its way to one life of a node is not with the next one: it is here
+// again, and the walk looks for who is to have it.
+func TestAnotherLifeHasNoAccounts(t *testing.T) {
+	for _, how := range []string{"it greets", "the way opens"} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		a := s.nodes["a:1"]
+		c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
+		a.has(key)
+		c.mu.Lock()
+		c.send(s.now, m, key)
+		c.unlock()
+		w := &wakes{hands: c.hands}
+		c.hands = w
+		h := &wire.Hello{Version: version, Addr: "b:1", Weight: m.weight, Incarnation: m.incarnation, Changes: m.changes}
+		introduces := func() {
+			if how == "it greets" {
+				c.greeted(s.now, h)
+			} else {
+				c.opened(s.now, m, h)
+			}
+		}
+		if introduces(); c.local.Has(key) || len(c.mover.underway) != 1 {
+			t.Errorf("%s: it is the same life, and what was sent to it is here again", how)
+		}
+		h.Incarnation++
+		before := w.n
+		if introduces(); !c.local.Has(key) || len(c.mover.underway) != 0 || c.mover.left == 0 || w.n == before {
+			t.Errorf("%s: the account is here %v, on its way %d, parts to walk through %d", how, c.local.Has(key), len(c.mover.underway), c.mover.left)
+		}
+	}
+}
+
+// With a store no accounts move: a parcel, or an account of version 1, is no node's
+// of this ring.
+func TestNothingMovesWithAStore(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	c.local = nil
+	if r := c.adopt(s.now, &inlet{addr: "b:1", incarnation: 7}, &wire.Parcel{Number: 1, Sent: 1}); r != nil || c.stats.rejected[rejectedParcel].Load() != 1 {
+		t.Errorf("a parcel is answered %v, and %d were counted", r, c.stats.rejected[rejectedParcel].Load())
+	}
+	if c.adoptLegacy(s.now, make([]*wire.Transfer, 3)); c.stats.rejected[rejectedAccount].Load() != 3 {
+		t.Errorf("%d of 3 accounts were counted", c.stats.rejected[rejectedAccount].Load())
+	}
+	if !c.clean() || c.step(s.now) {
+		t.Error("there is nothing to walk through")
+	}
+	c.mu.Lock()
+	c.reclaim(s.now, c.members["b:1"])
+	c.unlock()
+}
+
+// Of a parcel that was refused in part, just that part is here again.
+func TestReceiptThatRefusesSome(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	c, m := a.core, a.core.members["b:1"]
+	var keys [][]byte
+	for k := 0; len(keys) < 3; k++ {
+		if key := keyOf(k); c.view.Load().ring.Owner(HashOf(key)) == "b:1" {
+			keys = append(keys, key)
+			a.has(key)
+			c.mu.Lock()
+			c.send(s.now, m, key)
+			c.unlock()
+		}
+	}
+	m.out.seal()
+	c.received(m, &wire.Receipt{Number: m.out.number, Refused: []uint32{1}})
+	for i, key := range keys {
+		if c.local.Has(key) != (i == 1) {
+			t.Errorf("account %d is here %v", i, i != 1)
+		}
+	}
+	if n := c.stats.lost.Load(); n != 0 {
+		t.Errorf("%d accounts are counted as lost", n)
+	}
+}
+
+// Where there is no room for an account, it is counted as lost, whether it comes or
+// comes back.
+func TestAccountsWithoutRoomAreCounted(t *testing.T) {
+	x := newTarget(t)
+	here := x.local.LedgerNow(x.now)
+	account := leasing.Account{Now: here, Window: routed(10).Limit.WindowAt(here), Charged: 4, Dead: 1 << 60}
+	absent := uint64(0)
+	for k, n := 0, 0; n < 300; k++ {
+		key := keyOf(k)
+		if x.view.Load().ring.Owner(HashOf(key)) != "own:1" {
+			continue
+		}
+		n++
+		if !x.take(x.now, moved{key, account}, here) {
+			t.Fatalf("key %d is its own, and was not taken", k)
+		}
+		if !x.local.Has(key) {
+			absent++
+		}
+	}
+	if lost := x.stats.lost.Load(); absent == 0 || lost != absent {
+		t.Errorf("%d had no room, and %d are counted", absent, lost)
+	}
+	w := newWriter(here)
+	for k := range 5 {
+		w.account(keyOf(1_000_000+k), &account)
+	}
+	before := x.stats.lost.Load()
+	x.mu.Lock()
+	x.putBack(x.now, &parcel{w: w}, func(i int) bool { return i < 3 })
+	x.unlock()
+	back := uint64(0)
+	for k := range 3 {
+		if !x.local.Has(keyOf(1_000_000 + k)) {
+			back++
+		}
+	}
+	if lost := x.stats.lost.Load() - before; back == 0 || lost != back {
+		t.Errorf("%d of 3 that came back had no room, and %d are counted", back, lost)
+	}
+}
+
+// A parcel may be as large as it says that it may, and what is said of its accounts is
+// about this one: which of them are not the receiver's own, by their places.
+func TestWhatIsSaidOfAParcel(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	c, from := a.core, &inlet{addr: "b:1", incarnation: 7, version: 2}
+	sent := int64(c.local.LedgerNow(s.now))
+	for size, ok := range map[int]bool{mostParcel: true, mostParcel + 1: false} {
+		if r := c.adopt(s.now, from, &wire.Parcel{Number: uint64(size), Sent: sent, Accounts: make([]byte, size)}); (r != nil) != ok {
+			t.Errorf("a parcel of %d bytes is answered %v", size, r)
+		}
+	}
+	from.incarnation++
+	mine, theirs := a.ownedBy("a:1"), a.ownedBy("b:1")
+	p := &wire.Parcel{Number: 1, First: 1, Sent: sent, Accounts: s.accounts(theirs, mine, theirs)}
+	for range 2 {
+		r := c.adopt(s.now, from, p)
+		if r.GetNumber() != 1 || fmt.Sprint(r.GetRefused()) != "[0 2]" || c.local.Has(theirs) {
+			t.Errorf("%v", r)
+		}
+	}
+	if !c.local.Has(mine) {
+		t.Fatal("its own account was not taken")
+	}
+	c.local.TakeOut(s.now, mine)
+	if c.adopt(s.now, from, p); c.local.Has(mine) {
+		t.Error("a parcel that came again was taken in again")
+	}
+	if c.mover.left != 0 {
+		t.Errorf("%d parts are to be walked through for what was not taken", c.mover.left)
+	}
+}
+
+// An account goes on by its sender's clock, where that is behind: as far as the
+// sender's own clock is behind this one's, and the account's behind that.
+func TestAccountsGoOnByTheirSendersClock(t *testing.T) {
+	const behind = 30 * time.Second
+	s := newScript(t, 1, 10)
+	s.ring("a:1")
+	c := s.nodes["a:1"].core
+	here := c.local.LedgerNow(s.now)
+	window := s.rule.Limit.WindowAt(here)
+	for i, x := range []struct {
+		lag   ratelimit.LedgerTime
+		taken bool
+	}{{0, true}, {5_000_000, true}, {ratelimit.LedgerTime((mostApart - behind) / time.Microsecond), true}, {ratelimit.LedgerTime((mostApart-behind)/time.Microsecond) + 1, false}} {
+		w := newWriter(here)
+		w.account(keyOf(i), &leasing.Account{Now: here.Add(-behind) - x.lag, Window: window, Charged: 4, Dead: here.Add(time.Hour), Lag: x.lag})
+		rejected := c.stats.rejected[rejectedAccount].Load()
+		r := c.adopt(s.now, &inlet{addr: "b:1", incarnation: uint64(7 + i)}, &wire.Parcel{Number: 1, Sent: int64(here.Add(-behind)), Accounts: w.b})
+		a, ok := c.local.TakeOut(s.now, keyOf(i))
+		if want := x.lag.Add(behind); ok != x.taken || ok && a.Lag != want || r == nil || len(r.GetRefused()) > 0 {
+			t.Errorf("lag %d: taken %v, its clock is %d µs behind, want %d; receipt %v", x.lag, ok, a.Lag, want, r)
+		}
+		if got := c.stats.rejected[rejectedAccount].Load() - rejected; (got == 0) != x.taken {
+			t.Errorf("lag %d: %d accounts were rejected", x.lag, got)
+		}
+	}
+}
+
+// Who waits for an account hears at once that it has come.
+func TestFetchEndsWhenTheAccountComes(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	c, here := a.core, a.core.local.LedgerNow(s.now)
+	account := leasing.Account{Now: here, Window: s.rule.Limit.WindowAt(here), Charged: 4, Dead: here.Add(time.Hour)}
+	key := a.ownedBy("a:1")
+	var other []byte
+	for k := 0; other == nil; k++ {
+		if x := keyOf(k); string(x) != string(key) && c.view.Load().ring.Owner(HashOf(x)) == "a:1" {
+			other = x
+		}
+	}
+	waits := make(bell, 1)
+	f := &fetch{key: string(key), view: c.view.Load(), open: 1, bells: []bell{waits}}
+	c.fetches[f.key] = f
+	c.looking.Store(1)
+	if c.take(s.now, moved{other, account}, here); f.state != fetching {
+		t.Error("another account has come")
+	}
+	if c.take(s.now, moved{key, account}, here); f.state != fetchAgain || len(waits) != 1 || c.looking.Load() != 0 {
+		t.Errorf("it has come: the fetch is %v, %d look for accounts", f.state, c.looking.Load())
+	}
+}

@@ -1,0 +1,271 @@
+package routing
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A leaving node that still has accounts says how many.
+func TestLeavingNodeCountsWhatItHas(t *testing.T) {
+	s := newScript(t, 40, 10)
+	s.ring("a:1", "b:1")
+	s.fill(1, "a:1")
+	a := s.nodes["a:1"]
+	had := 0
+	for k := range s.admitted {
+		if a.local.Has(keyOf(k)) {
+			had++
+		}
+	}
+	b := s.nodes["b:1"]
+	b.cut = true // nothing can be handed over
+	s.breakAll("a:1", "b:1")
+	s.play(10 * time.Millisecond)
+	a.Leave(func() {})
+	s.play(leaveTells + 50*time.Millisecond)
+	if done, n := a.core.gone(true); done || n != had {
+		t.Errorf("gone: %v, and %d accounts are left of %d", done, n, had)
+	}
+	if done, n := a.core.gone(false); done || n != 0 {
+		t.Errorf("gone: %v, and %d are on their way", done, n)
+	}
+}
+
+// A node is ready when it has joined, all have heard, and it has its keys; or when
+// that has taken too long. One that leaves stays ready, for it still decides.
+func TestWhenANodeIsReady(t *testing.T) {
+	for i, x := range []struct {
+		present, left, unheard, stable bool
+		since                          time.Duration
+		want                           bool
+	}{
+		{true, false, false, true, 0, true},
+		{false, false, false, true, 0, false},
+		{false, true, false, true, 0, true},
+		{true, true, false, true, 0, true},
+		{true, false, true, true, time.Hour, false},
+		{true, false, false, false, readyAfter, false},
+		{true, false, false, false, readyAfter + 1, true},
+	} {
+		s := newScript(t, 1, 10)
+		c := s.start("a:1").core
+		c.present, c.left, c.wasStable, c.joined = x.present, x.left, x.stable, s.now
+		c.unheard.Store(x.unheard)
+		if got := c.isReady(s.now.Add(x.since)); got != x.want {
+			t.Errorf("case %d, %+v: ready %v", i, x, got)
+		}
+	}
+	s := newScript(t, 1, 10)
+	c := s.start("a:1").core
+	if c.local, c.present, c.wasStable, c.joined = nil, true, false, s.now; !c.isReady(s.now) {
+		t.Error("with a store there is nothing to wait for")
+	}
+}
+
+// A node joins when it has met everybody whom it found, or could not for long
+// enough: at once are only those whom nobody has introduced.
+func TestWhenANodeJoins(t *testing.T) {
+	for i, x := range []struct {
+		ready, tried, looked bool
+		age                  time.Duration
+		greeted              time.Duration // ago; 0: never
+		joins                bool
+	}{
+		{true, true, true, 0, 0, true},
+		{true, true, false, 0, 0, false},
+		{false, true, true, grace - 1, 0, false},
+		{false, true, true, grace, 0, true},
+		{false, false, true, readyAfter, 0, false},
+		{false, true, true, readyAfter - 1, TakeOver - 1, false},
+		{false, true, true, readyAfter - 1, TakeOver, true},
+		{false, true, true, readyAfter, 1, true},
+	} {
+		s := newScript(t, 1, 10)
+		n := s.start("a:1")
+		c := n.core
+		c.looks(s.now, []string{"b:1"})
+		m := c.members["b:1"]
+		now := c.began.Add(x.age)
+		m.ready.Store(x.ready)
+		m.tried, c.looked, c.present = x.tried, x.looked, false
+		if x.greeted != 0 {
+			m.greeted = now.Add(-x.greeted)
+		}
+		c.mu.Lock()
+		c.mover.mark(0)
+		if c.join(now); c.present {
+			t.Errorf("case %d, %+v: it has accounts of before, and joins", i, x)
+		}
+		c.mover.end()
+		c.join(now)
+		joined := c.present
+		c.posts = nil
+		c.mu.Unlock()
+		if joined != x.joins {
+			t.Errorf("case %d, %+v: joined %v", i, x, joined)
+		}
+	}
+}
+
+// A leaving node goes on to decide until all others have heard that it leaves, but
+// no longer than half a second.
+func TestWhenANodeDeparts(t *testing.T) {
+	for _, x := range []struct {
+		what         string
+		after        time.Duration
+		alive, ready bool
+		told         presence
+		leaves       bool
+	}{
+		{"it has not heard", leaveTells - 1, true, true, here, true},
+		{"its time is over", leaveTells, true, true, here, false},
+		{"it has heard", 0, true, true, away, false},
+		{"it owns nothing", 0, false, true, here, false},
+		{"it cannot be told", 0, true, false, here, false},
+	} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		c := s.nodes["a:1"].core
+		c.leave(s.now)
+		c.mu.Lock()
+		m := c.members["b:1"]
+		m.alive, m.told = x.alive, x.told
+		m.ready.Store(x.ready)
+		leaves := c.depart(s.now.Add(x.after))
+		mine := c.view.Load().mine
+		again := c.depart(s.now.Add(x.after))
+		c.unlock()
+		if leaves != x.leaves || mine != x.leaves || again != x.leaves {
+			t.Errorf("%s: it leaves still %v, and is in its ring %v", x.what, leaves, mine)
+		}
+	}
+}
+
+// A node that did not run says so to whoever looks after it, and for how long.
+func TestLapseIsTold(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1")
+	c, told := s.nodes["a:1"].core, ""
+	c.options.OnPeer = func(addr string, err error) { told += fmt.Sprintf("%s%v\n", addr, err) }
+	ticked := instant(c.ticked.Load())
+	c.tick(ticked.Add(3*time.Second + 400*time.Microsecond))
+	if want := "this node did not run for 3s: "; !strings.HasPrefix(told, want) || strings.Count(told, "\n") != 1 {
+		t.Errorf("told %q, want %q", told, want)
+	}
+}
+
+// A node joins as early as that in the life of its clock.
+func TestNodeJoinsWhenItsClockBegins(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.now = 1
+	c := s.start("a:1").core
+	c.looks(s.now, []string{"b:1"})
+	c.members["b:1"].tried, c.present, c.left = true, false, false
+	c.mu.Lock()
+	c.join(c.began.Add(grace))
+	joined := c.present
+	c.posts = nil
+	c.mu.Unlock()
+	if !joined {
+		t.Error("one that cannot be reached, and has not said a word, is waited for")
+	}
+}
+
+// After it has joined, a node without a store decides when others have heard of it;
+// with one, at once.
+func TestWhoHasToHearFirst(t *testing.T) {
+	for _, store := range []bool{false, true} {
+		s := newScript(t, 1, 10)
+		c := s.start("a:1").core
+		if c.present, c.looked = false, true; store {
+			c.local = nil
+		}
+		c.unheard.Store(store)
+		c.expired.Store(true)
+		c.mu.Lock()
+		c.join(s.now)
+		c.unlock()
+		if !c.present || c.unheard.Load() == store || c.expired.Load() || c.joined != s.now {
+			t.Errorf("store %v: present %v, unheard %v", store, c.present, c.unheard.Load())
+		}
+	}
+}
+
+// Who has not heard that a node joined keeps it from deciding, but for so long only.
+func TestNodeDecidesUnheardInTheEnd(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	m := c.members["b:1"]
+	m.told, m.telling = unknown, true
+	for _, x := range []struct {
+		after   time.Duration
+		unheard bool
+	}{{readyAfter, true}, {readyAfter + 1, false}} {
+		c.unheard.Store(true)
+		c.joined = s.now.Add(-x.after)
+		if c.tick(s.now); c.unheard.Load() != x.unheard {
+			t.Errorf("%v after it has joined: unheard %v", x.after, !x.unheard)
+		}
+	}
+	c.unheard.Store(true)
+	m.told, m.telling = here, false
+	if c.tick(s.now); c.unheard.Load() {
+		t.Error("all have heard")
+	}
+}
+
+// A node that did not run for longer than others wait owns nothing any more: it is out
+// of its own ring, has all walked through, and tells all of it when it joins again. One
+// that owned nothing does nothing of that.
+func TestLapse(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	c := s.nodes["a:1"].core
+	m, changes, told := c.members["b:1"], c.changes, 0
+	c.options.OnPeer = func(string, error) { told++ }
+	lapse := func() {
+		c.mu.Lock()
+		c.lapse(s.now, time.Hour)
+		c.posts = nil
+		c.mu.Unlock()
+	}
+	ticked := instant(c.ticked.Load())
+	if c.tick(ticked.Add(lapseAfter)); told != 0 || !c.present {
+		t.Error("others have waited for it")
+	}
+	m.heard.Store(1)
+	if lapse(); c.present || c.changes != changes+1 || !c.expired.Load() || told != 1 || m.told != unknown || instant(m.heard.Load()) != s.now {
+		t.Errorf("present %v, %d changes, expired %v, told %d times", c.present, c.changes-changes, c.expired.Load(), told)
+	}
+	if v := c.view.Load(); v.mine || v.ring.Has("a:1") || c.mover.left != c.local.Parts() {
+		t.Errorf("it is in its ring %v, %d parts are to be walked through", v.mine, c.mover.left)
+	}
+	c.expired.Store(false)
+	if lapse(); c.expired.Load() || told != 1 || c.changes != changes+1 {
+		t.Error("it owned nothing, and lapses")
+	}
+}
+
+// A leaving node has gone when it is out of its ring, and has nothing any more.
+func TestWhoHasGone(t *testing.T) {
+	for _, x := range []struct{ mine, clean, gone bool }{{true, true, false}, {true, false, false}, {false, false, false}, {false, true, true}} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		a := s.nodes["a:1"]
+		c := a.core
+		c.view.Store(&view{ring: c.view.Load().ring, mine: x.mine})
+		if !x.clean {
+			c.mover.underway[5] = "b:1"
+		}
+		want := 0
+		if !x.mine && !x.clean {
+			want = 1
+		}
+		if gone, n := c.gone(false); gone != x.gone || n != want {
+			t.Errorf("%+v: gone %v, %d on their way", x, gone, n)
+		}
+	}
+}

@@ -1,0 +1,127 @@
+package routing
+
+import (
+	"testing"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// A parcel goes when it is full, or when somebody is in a hurry and nothing else is
+// to be sent before; it is sent again on a new stream, until there is a receipt.
+func TestOutbox(t *testing.T) {
+	var o outbox
+	add := func(k int) { o.add(1, uint64(k), &moved{key: keyOf(k)}) }
+	add(1)
+	if o.next() != nil {
+		t.Error("nobody is in a hurry")
+	}
+	o.urgent = true
+	first := o.next()
+	if first == nil || first.number != 1 || o.urgent {
+		t.Fatalf("%+v", o)
+	}
+	add(2)
+	o.urgent = true
+	if o.next() != first {
+		t.Error("the first is not sent yet")
+	}
+	o.unsent++
+	second := o.next()
+	if second == nil || second.number != 2 {
+		t.Fatalf("%+v", second)
+	}
+	o.unsent++
+	if o.next() != nil {
+		t.Error("all is sent")
+	}
+	if o.received(3) != nil || o.received(2) != second || o.received(2) != nil || o.unsent != 1 {
+		t.Errorf("%+v", o)
+	}
+	o.again()
+	if o.next() != first {
+		t.Error("there is a new stream, and no receipt")
+	}
+	add(3)
+	if got := o.empties(); len(got) != 2 || got[0] != first || got[1].number != 3 || o.unsent != 0 || o.urgent || o.next() != nil {
+		t.Errorf("%+v", o)
+	}
+	for range parcelsAtOnce {
+		add(4)
+		o.seal()
+	}
+	if o.room() || o.roomForOne() {
+		t.Error("it has no room")
+	}
+	add(5)
+	if o.room() || !o.roomForOne() {
+		t.Error("one that somebody waits for may be put to what is open")
+	}
+	if o.urgent = true; o.unsent != 0 {
+		t.Fatal(o.unsent)
+	}
+	o.unsent = len(o.sealed)
+	if o.next() != nil {
+		t.Error("as many are on their way as may be")
+	}
+}
+
+// A parcel that is full goes as it is.
+func TestFullParcelGoes(t *testing.T) {
+	var o outbox
+	key := make([]byte, ratelimit.MaxKeyLen)
+	n := 0
+	for ; len(o.sealed) == 0 && n < parcelBytes; n++ {
+		o.add(1, uint64(n), &moved{key: key})
+	}
+	if len(o.sealed) != 1 || o.open != nil || len(o.sealed[0].w.b) < parcelBytes || len(o.sealed[0].hashes) != n {
+		t.Errorf("%d accounts, %d sealed", n, len(o.sealed))
+	}
+}
+
+// A receipt for a parcel that is to be sent again, and was not yet, leaves the next
+// one to be sent.
+func TestReceiptBeforeItIsSentAgain(t *testing.T) {
+	var o outbox
+	for i := range uint64(2) {
+		o.add(5, i, &moved{key: keyOf(int(i))})
+		o.seal()
+	}
+	o.unsent = 2
+	o.again()
+	if p := o.received(1); p == nil || p.number != 1 {
+		t.Fatalf("%+v", p)
+	}
+	if p := o.next(); p == nil || p.number != 2 {
+		t.Errorf("to be sent is %+v", p)
+	}
+}
+
+// To a node of version 1, which knows of no holders, an account says that all is
+// charged which its holders may spend in its window, or have spent beyond that.
+func TestTransfersSayWhatHoldersHave(t *testing.T) {
+	w := newWriter(1_800_000_000_000_000)
+	w.account(keyOf(1), &leasing.Account{
+		Now: 1_800_000_000_000_000, Fence: 77, Window: 30, Charged: 5, Previous: 6, Level: 7, Carry: 8, Dead: 9,
+		Holders: []leasing.Holding{
+			{Holder: 2, Seq: 1, Window: 30, Granted: 10, InFlight: 3, Returned: 2, Spent: 4},
+			{Holder: 4, Seq: 1, Window: 30, Granted: 10, Spent: 12},
+			{Holder: 6, Seq: 1, Window: 29, Granted: 100, Spent: 100},
+		},
+	})
+	w.account(keyOf(2), &leasing.Account{Charged: -5, Window: 1})
+	ts := (&parcel{w: w}).transfers()
+	if len(ts) != 2 {
+		t.Fatalf("%v", ts)
+	}
+	got, want := ts[0], &wire.Transfer{
+		Key: keyOf(1), Now: 1_800_000_000_000_000, Fence: 77, Window: 30, Charged: 5 + 11 + 12, Previous: 6, Level: 7, Carry: 8, Dead: 9,
+	}
+	if got.String() != want.String() {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+	if ts[1].GetCharged() != 0 {
+		t.Errorf("less than nothing is charged: %v", ts[1])
+	}
+}

@@ -1,0 +1,193 @@
+package routing
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// While the ring changes, an ask is tried again in a moment, and not before; with a
+// store, this node leases when half of the request's time is over.
+func TestWaitingWhileTheRingChanges(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	b, m := a.withStore(), a.core.members["b:1"]
+	m.take(0)
+	w := a.waits("b:1", 1)
+	w.states[0].again = w.until
+	at := s.now.Add(ratelimit.StoreDeadline / 2)
+	if w.advance(at - 1); b.said != "" || m.take(0) != nil {
+		t.Errorf("it is not to be asked yet: %q", b.said)
+	}
+	if w.advance(at); b.said == "" || m.take(0) != nil {
+		t.Error("nobody has answered for half of its time")
+	}
+	b.said = ""
+	w = a.waits("a:1", 1)
+	w.states[0].again = s.now.Add(askAgain)
+	if w.advance(s.now); b.said != "" {
+		t.Errorf("its own is decided too early: %q", b.said)
+	}
+	if w.advance(s.now.Add(askAgain)); b.said == "" {
+		t.Error("it is to be asked again")
+	}
+}
+
+// What this node leases, or what is not routed at all, is the base's: no owner is asked
+// for it.
+func TestWhatTheBaseDecides(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	a.withStore()
+	m := a.core.members["b:1"]
+	m.take(0)
+	w := a.waits("b:1", 2)
+	w.states[0].mine = true
+	leased := *s.rule
+	leased.Coordination.Mode = ratelimit.Leasing
+	w.asks[1].Rule = &leased
+	if w.one(s.now, 0) || w.one(s.now, 1) || m.take(0) != nil {
+		t.Error("an owner was asked")
+	}
+	if !w.forBase(s.now, 0) || !w.forBase(s.now, 1) {
+		t.Error("the base is to decide both")
+	}
+}
+
+// Of a run of asks, those for another's key are leased for the request alone; others by
+// their rule.
+func TestLeasesForOneRequest(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	a.withStore()
+	w := a.waits("b:1", 4)
+	w.states[0].mine, w.states[2].mine = true, true
+	asks, within := w.baseTime(s.now, 1, 4)
+	if within != ratelimit.StoreDeadline || len(asks) != 3 || asks[0].Rule != s.rule || asks[1].Rule == s.rule || asks[2].Rule != s.rule || w.asks[2].Rule != s.rule {
+		t.Errorf("within %v: %+v", within, asks)
+	}
+	w.states[2].mine = false
+	if asks, within := w.baseTime(s.now, 1, 4); within != 0 || asks[1].Rule != s.rule {
+		t.Errorf("within %v: %+v", within, asks)
+	}
+}
+
+// Of several that wait below, each is decided when it is ready; one that gives itself no
+// more time is over.
+func TestSeveralWaitBelow(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	w := s.nodes["a:1"].waits("b:1", 3)
+	first, second, third := &scriptedWaiter{open: true}, &scriptedWaiter{}, &scriptedWaiter{open: true}
+	for i, b := range []*scriptedWaiter{first, second, third} {
+		w.addBelow(s.now, b, 0, i, i+1)
+	}
+	if !w.advance(s.now) || w.states[0].decided || !w.states[1].decided || w.states[2].decided || len(w.below) != 2 {
+		t.Errorf("%+v", w.states)
+	}
+}
+
+// An owner that has let a request wait is silent for a tenth of a second, unless it is
+// heard; it is alive for a quarter after its last word.
+func TestSilentOwners(t *testing.T) {
+	const ms = time.Millisecond
+	at := instant(time.Hour)
+	for _, x := range []struct {
+		missed, heard, now time.Duration
+		silent, alive      bool
+	}{
+		{0, -ms, 0, true, true},
+		{0, -ms, 100*ms - 1, true, true},
+		{0, -ms, 100 * ms, false, true},
+		{0, 0, ms, true, true},
+		{0, 1, ms, false, true},
+		{0, 0, 250*ms - 1, false, true},
+		{0, 0, 250 * ms, false, false},
+	} {
+		l := &link{}
+		l.missed.Store(int64(at.Add(x.missed)))
+		l.heard.Store(int64(at.Add(x.heard)))
+		if now := at.Add(x.now); l.silent(now) != x.silent || l.alive(now) != x.alive {
+			t.Errorf("%+v: silent %v, alive %v", x, l.silent(now), l.alive(now))
+		}
+	}
+	never := &link{}
+	if never.silent(5) || (*link)(nil).silent(5) || (*link)(nil).alive(5) {
+		t.Error("nobody has let a request wait")
+	}
+}
+
+// With a store, what is all this node's own is the base's at once; with one ask for
+// another's key, the request waits.
+func TestDecidingWithAStore(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	b := a.withStore()
+	decides := func(owners ...string) *waiting {
+		b.said = ""
+		asks := make([]ask, len(owners))
+		for i, o := range owners {
+			asks[i] = ask{Rule: s.rule, Key: a.ownedBy(o), Cost: 1}
+		}
+		return a.core.decide(context.Background(), s.now, asks, make([]verdict, len(asks)), newBell)
+	}
+	if w := decides("a:1", "a:1"); w != nil || b.said != "asked 2 within 0s\n" {
+		t.Errorf("its own: waits %v, %q", w != nil, b.said)
+	}
+	if w := decides("a:1", "b:1"); w == nil || b.said != "asked 1 within 0s\n" {
+		t.Errorf("one is another's: waits %v, %q", w != nil, b.said)
+	}
+	b.waiter = &scriptedWaiter{open: true, patience: time.Millisecond}
+	if w := decides("a:1", "a:1"); w == nil || len(w.below) != 1 || w.below[0].to != 2 {
+		t.Error("the store is waited for")
+	}
+}
+
+// A key of this node's own, whose account others may have, is looked for; where too many
+// are, it is tried again in a moment.
+func TestOwnKeyIsLookedFor(t *testing.T) {
+	for _, full := range []bool{false, true} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		a := s.nodes["a:1"]
+		c := a.core
+		c.members["b:1"].done = 0
+		c.view.Load().stable.Store(false)
+		c.view.Load().since = nil
+		for i := 0; full && i < maxFetches; i++ {
+			c.fetches[string(keyOf(i+1_000_000))] = &fetch{view: c.view.Load()}
+		}
+		w := a.waits("a:1", 1)
+		if !w.advance(s.now) || (w.states[0].fetch == nil) != full || full && w.states[0].again != s.now.Add(askAgain) {
+			t.Errorf("too many %v: %+v", full, w.states[0])
+		}
+	}
+}
+
+// Who was found to call itself the owner is asked, and told so; of a peer's ask, which
+// this node was to decide itself, neither node sends it to and fro.
+func TestOwnerThatWasFound(t *testing.T) {
+	for _, final := range []bool{false, true} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		a := s.nodes["a:1"]
+		m := a.core.members["b:1"]
+		m.take(0)
+		w := a.waits("a:1", 1)
+		w.states[0].fetch, w.states[0].final = &fetch{state: fetchHeld, holder: "b:1"}, final
+		open := w.advance(s.now)
+		asks := m.take(0).GetAsks()
+		if final && (open || len(asks) != 0 || w.states[0].status != notOwner) {
+			t.Errorf("a peer's: open %v, sent %v, status %d", open, asks, w.states[0].status)
+		}
+		if !final && (!open || len(asks) != 1 || !asks[0].GetHeld()) {
+			t.Errorf("this node's: open %v, sent %v", open, asks)
+		}
+	}
+}

@@ -1,0 +1,480 @@
+package routing
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// scriptedBase is a limiter below a core, which notes what it is asked and told to
+// take back, and decides as it was told, or waits.
+type scriptedBase struct {
+	said    string
+	verdict verdict
+	waiter  waiter
+}
+
+func (b *scriptedBase) ask(_ context.Context, _ instant, within time.Duration, asks []ask, verdicts []verdict) waiter {
+	b.said += fmt.Sprintf("asked %d within %v\n", len(asks), within)
+	for i := range asks {
+		verdicts[i] = b.verdict
+	}
+	return b.waiter
+}
+
+func (b *scriptedBase) Undo(_ instant, asks []ask, verdicts []verdict) {
+	b.said += fmt.Sprintf("undo %d of source %d\n", len(asks), verdicts[0].Source)
+}
+
+// scriptedWaiter waits until it is open no more, and gives itself more time so often.
+type scriptedWaiter struct {
+	patience time.Duration
+	open     bool
+	more     []time.Duration
+}
+
+func (w *scriptedWaiter) Patience() time.Duration { return w.patience }
+func (w *scriptedWaiter) Advance(instant) bool    { return w.open }
+func (w *scriptedWaiter) TimeOver() (d time.Duration) {
+	if len(w.more) > 0 {
+		d, w.more = w.more[0], w.more[1:]
+	}
+	return d
+}
+
+// waits is a request of so many asks for keys of an owner, not begun.
+func (n *scriptNode) waits(owner string, asks int) *waiting {
+	all := make([]ask, asks)
+	for i := range all {
+		all[i] = ask{Rule: n.rule, Key: n.ownedBy(owner), Cost: 5}
+	}
+	return n.core.newWaiting(context.Background(), n.now, all, make([]verdict, asks), make(bell, 1))
+}
+
+// withStore has a core lease from a store.
+func (n *scriptNode) withStore() *scriptedBase {
+	b := &scriptedBase{}
+	n.core.local, n.core.base, n.core.leases = nil, b, b
+	return b
+}
+
+// A node decides on a key of its own where it has the account, or where nobody else
+// can have it: all have handed over, it was its own ever since they had, or all have
+// said under this very view that they have none.
+func TestWhoDecidesOnOwnKeys(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	c, ring := a.core, a.core.view.Load().ring
+	mine, theirs := a.ownedBy("a:1"), a.ownedBy("b:1")
+	alone := ringOf([]Member{{"a:1", 1}})
+	for _, x := range []struct {
+		what   string
+		key    []byte
+		stable bool
+		since  []*Ring
+		has    bool
+		found  fetchState
+		before bool // found under another view
+		change func()
+		want   owned
+	}{
+		{what: "all have handed over", key: mine, stable: true, want: decided},
+		{what: "it is another's", key: theirs, stable: true, want: another},
+		{what: "others may have it", key: mine, want: unsure},
+		{what: "it has it", key: mine, has: true, want: decided},
+		{what: "it was its own before", key: mine, since: []*Ring{alone}, want: decided},
+		{what: "nobody has any", key: mine, found: fetchAbsent, want: decided},
+		{what: "nobody had any under another ring", key: mine, found: fetchAbsent, before: true, want: unsure},
+		{what: "it is looked for again", key: mine, found: fetchAgain, want: unsure},
+		{what: "not all have heard that it joined", key: mine, stable: true, change: func() { c.unheard.Store(true) }, want: overslept},
+		{what: "it did not run", key: mine, stable: true, change: func() { c.expired.Store(true) }, want: overslept},
+	} {
+		v := &view{ring: ring, mine: true, since: x.since}
+		v.stable.Store(x.stable)
+		c.view.Store(v)
+		c.unheard.Store(false)
+		c.expired.Store(false)
+		c.local.TakeOut(s.now, mine)
+		if x.has {
+			a.has(mine)
+		}
+		if x.change != nil {
+			x.change()
+		}
+		var found *fetch
+		if x.found != fetching {
+			if found = (&fetch{state: x.found, view: v}); x.before {
+				found.view = &view{}
+			}
+		}
+		vs := make([]verdict, 1)
+		got := c.own(context.Background(), s.now, []ask{{Rule: s.rule, Key: x.key, Cost: 1}}, vs, found)
+		if got != x.want || (vs[0].Charged == 1) != (got == decided) {
+			t.Errorf("%s: %v, want %v: %+v", x.what, got, x.want, vs[0])
+		}
+	}
+}
+
+// A request that waits goes on when its own time is over, the time of what is below
+// it, or when it may ask again; what is decided, below or looked for has no time of its
+// own.
+func TestWhenAWaitGoesOn(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	soon := s.now.Add(time.Millisecond)
+	for what, x := range map[string]struct {
+		state askState
+		want  time.Duration
+	}{
+		"it is asked again":       {askState{again: soon}, time.Millisecond},
+		"it is decided":           {askState{again: soon, decided: true}, ratelimit.StoreDeadline},
+		"it waits below":          {askState{again: soon, below: true}, ratelimit.StoreDeadline},
+		"its account is searched": {askState{again: soon, fetch: &fetch{}}, ratelimit.StoreDeadline},
+		"another was asked":       {askState{again: soon, call: newCall(nil)}, ratelimit.StoreDeadline},
+	} {
+		w := a.waits("b:1", 2)
+		w.states[0], w.states[1] = x.state, askState{decided: true}
+		if got := w.due().Sub(s.now); got != x.want {
+			t.Errorf("%s: in %v, want %v", what, got, x.want)
+		}
+	}
+	w := a.waits("b:1", 2)
+	w.states[0].again, w.states[1].again = s.now.Add(2*time.Millisecond), soon
+	for range 2 {
+		if got := w.due(); got != soon {
+			t.Errorf("in %v", got.Sub(s.now))
+		}
+		w.states[0].again, w.states[1].again = w.states[1].again, w.states[0].again
+	}
+	w = a.waits("b:1", 4)
+	for i := range w.states {
+		w.states[i].decided = true
+	}
+	for _, x := range []struct{ patience, within, want time.Duration }{{5, 0, 5}, {5, 3, 3}, {5, 9, 5}} {
+		w.below = nil
+		w.addBelow(s.now, &scriptedWaiter{patience: x.patience}, x.within, 1, 3)
+		if got := w.due().Sub(s.now); got != x.want {
+			t.Errorf("%+v: in %v", x, got)
+		}
+	}
+	for i := range w.states {
+		if w.states[i].below != (i == 1 || i == 2) {
+			t.Errorf("ask %d is below %v", i, w.states[i].below)
+		}
+	}
+	a.withStore()
+	w = a.waits("b:1", 1)
+	w.states[0].call = newCall(nil)
+	if got := w.due().Sub(s.now); got != ratelimit.StoreDeadline/2 {
+		t.Errorf("with a store it leases itself in %v", got)
+	}
+	if w.states[0].mine = true; w.due() != w.until {
+		t.Error("it leases already")
+	}
+}
+
+// What waits below has as much more time as it gives itself, and is decided when it is
+// open no more.
+func TestWaitingBelow(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	w := s.nodes["a:1"].waits("b:1", 2)
+	b := &scriptedWaiter{patience: time.Millisecond, open: true, more: []time.Duration{2 * time.Millisecond}}
+	w.addBelow(s.now, b, 0, 0, 2)
+	if !w.advance(s.now.Add(time.Millisecond)) || len(b.more) != 0 || w.due() != s.now.Add(3*time.Millisecond) {
+		t.Errorf("it goes on in %v, and has %d times more", w.due().Sub(s.now), len(b.more))
+	}
+	b.open = false
+	if w.advance(s.now.Add(2*time.Millisecond)) || !w.states[0].decided || !w.states[1].decided || w.states[0].below || len(w.below) != 0 {
+		t.Errorf("%+v", w.states)
+	}
+}
+
+// An ask that is forwarded says all that its owner needs; to one of version 1, who had
+// the key before.
+func TestWhatIsForwarded(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	c, m := a.core, a.core.members["b:1"]
+	v := c.view.Load()
+	alone := ringOf([]Member{{"a:1", 1}})
+	for _, x := range []struct {
+		what   string
+		stable bool
+		since  []*Ring
+		before string
+	}{
+		{"all have handed over", true, []*Ring{alone}, ""},
+		{"nobody knows who had it", false, nil, ""},
+		{"this node had it", false, []*Ring{alone}, "a:1"},
+		{"its owner had it", false, []*Ring{v.ring, alone}, ""},
+	} {
+		now := &view{ring: v.ring, print: v.print, peers: v.peers, mine: true, since: x.since}
+		now.stable.Store(x.stable)
+		c.view.Store(now)
+		m.take(0)
+		w, before := a.waits("b:1", 1), c.stats.forwarded.Load()
+		w.states[0].held = true
+		w.forward(0, "b:1")
+		asks := m.take(0).GetAsks()
+		if len(asks) != 1 || asks[0].GetPrevious() != x.before || !asks[0].GetHeld() || string(asks[0].GetKey()) != string(w.asks[0].Key) || asks[0].GetCost() != 5 || asks[0].GetRule() == nil {
+			t.Errorf("%s: it says %v", x.what, asks)
+		}
+		if c.stats.forwarded.Load() != before+1 || w.states[0].to != "b:1" {
+			t.Errorf("%s: %d were forwarded, to %q", x.what, c.stats.forwarded.Load()-before, w.states[0].to)
+		}
+		if m.replied([]*wire.Reply{{Id: asks[0].GetId()}}); len(w.bell) != 1 {
+			t.Errorf("%s: it is answered, and who waits was not woken", x.what)
+		}
+	}
+}
+
+// What an owner charges after this node has refused is taken back there, when its
+// answer comes; not what it refuses as well, and not when the rule has admitted here.
+func TestLateAnswerOfAnOwnerIsUndone(t *testing.T) {
+	for _, x := range []struct {
+		what   string
+		policy ratelimit.FailurePolicy
+		reply  *wire.Reply // nil: the way breaks
+		undone bool
+	}{
+		{"it has admitted", ratelimit.FailClosed, &wire.Reply{Charged: 5, Window: 3}, true},
+		{"it has refused", ratelimit.FailClosed, &wire.Reply{OverLimit: true, Charged: 5}, false},
+		{"it makes no sense", ratelimit.FailClosed, &wire.Reply{Charged: 6}, false},
+		{"its way breaks", ratelimit.FailClosed, nil, false},
+		{"the rule admits here", ratelimit.FailOpen, &wire.Reply{Charged: 5}, false},
+	} {
+		s := newScript(t, 1, 10)
+		s.rule.Coordination.OnStoreFailure = x.policy
+		s.ring("a:1", "b:1")
+		a := s.nodes["a:1"]
+		m := a.core.members["b:1"]
+		w := a.waits("b:1", 1)
+		m.take(0)
+		if !w.advance(s.now) {
+			t.Fatal("it is another's, and decided")
+		}
+		id := m.take(0).GetAsks()[0].GetId()
+		if !w.advance(w.until-1) || w.advance(w.until) {
+			t.Fatal("it waits for its time, and no longer")
+		}
+		if v := w.verdicts[0]; v.Source != ratelimit.FromFallback || v.Reason != ratelimit.FallbackPeer || v.OverLimit != (x.policy == ratelimit.FailClosed) {
+			t.Errorf("%s: decided %+v", x.what, v)
+		}
+		clear(w.asks[0].Key) // its caller goes on
+		if x.reply == nil {
+			m.broke(errPeerGone)
+			m.ready.Store(true)
+		} else {
+			x.reply.Id = id
+			m.replied([]*wire.Reply{x.reply})
+		}
+		asks := m.take(0).GetAsks()
+		if (len(asks) == 1) != x.undone {
+			t.Fatalf("%s: it is told %v", x.what, asks)
+		}
+		if x.undone {
+			key := string(a.ownedBy("b:1"))
+			if u := asks[0]; u.GetKind() != 3 || u.GetCharged() != 5 || u.GetCost() != 5 || u.GetWindow() != 3 || u.GetOverLimit() || u.GetRule() == nil || string(u.GetKey()) != key {
+				t.Errorf("%s: to be undone is %v", x.what, u)
+			}
+		}
+	}
+}
+
+// A peer's ask that its owner cannot answer in time is left to the peer; its policy
+// decides, and not this node's.
+func TestPeersAskThatTakesTooLong(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	w := s.nodes["a:1"].waits("a:1", 1)
+	w.remote = true
+	w.states[0].fetch = &fetch{view: w.view.Load(), open: 1}
+	if w.advance(w.until); w.states[0].status != notInTime || w.verdicts[0] != (verdict{}) || w.stats.fallbacks.Load() != 0 {
+		t.Errorf("status %d, %+v", w.states[0].status, w.verdicts[0])
+	}
+}
+
+// With a store, a request whose owner is late, and not gone, is refused when the store
+// does not answer either, unless the rule would rather admit; if the owner is gone, the
+// policy decides.
+func TestNeitherOwnerNorStore(t *testing.T) {
+	for _, x := range []struct {
+		what   string
+		policy ratelimit.FailurePolicy
+		heard  time.Duration // ago
+		over   bool
+		kind   ratelimit.Kind
+	}{
+		{"late", ratelimit.FailLocal, aliveFor - 1, true, ratelimit.Spend},
+		{"gone", ratelimit.FailLocal, aliveFor, false, ratelimit.Spend},
+		{"late, and the rule admits", ratelimit.FailOpen, 0, false, ratelimit.Spend},
+		{"late, and it only looks", ratelimit.FailLocal, 0, false, ratelimit.Peek},
+	} {
+		s := newScript(t, 1, 10)
+		s.rule.Coordination.OnStoreFailure, s.rule.Coordination.LocalCap = x.policy, 5
+		s.ring("a:1", "b:1")
+		a := s.nodes["a:1"]
+		a.withStore()
+		w := a.waits("b:1", 1)
+		w.asks[0].Kind, w.late = x.kind, true
+		s.now = s.now.Add(time.Hour)
+		w.view.Load().peers["b:1"].heard.Store(int64(s.now.Add(-x.heard)))
+		before := w.stats.fallbacks.Load()
+		if !w.failed(s.now, 0) {
+			t.Fatal("its time is over")
+		}
+		v := w.verdicts[0]
+		if v.OverLimit != x.over || v.Source != ratelimit.FromFallback || v.Reason != ratelimit.FallbackPeer || v.ResetAfter <= 0 || w.stats.fallbacks.Load() != before+1 {
+			t.Errorf("%s: %+v, %d counted", x.what, v, w.stats.fallbacks.Load()-before)
+		}
+		if x.over && v.ResetAfter != s.rule.Limit.Period() {
+			t.Errorf("%s: %+v", x.what, v)
+		}
+	}
+}
+
+// With a store, this node leases a key whose owner does not answer in half of the
+// request's time, and at once while it is silent: within what is left of the time, and
+// what the owner charges after all is taken back.
+func TestLeasingInsteadOfAnOwner(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	b := a.withStore()
+	m := a.core.members["b:1"]
+	m.take(0)
+	w := a.waits("b:1", 1)
+	if !w.advance(s.now) || b.said != "" {
+		t.Fatalf("the owner is to be asked: %q", b.said)
+	}
+	id := m.take(0).GetAsks()[0].GetId()
+	at := s.now.Add(ratelimit.StoreDeadline / 2)
+	if w.advance(at - 1); b.said != "" {
+		t.Errorf("it leases too early: %q", b.said)
+	}
+	if w.advance(at) || b.said != fmt.Sprintf("asked 1 within %v\n", ratelimit.StoreDeadline/2) || w.stats.instead.Load() != 1 || instant(m.missed.Load()) != at {
+		t.Errorf("it says %q, %d were leased instead", b.said, w.stats.instead.Load())
+	}
+	m.replied([]*wire.Reply{{Id: id, Charged: 5}})
+	if asks := m.take(0).GetAsks(); len(asks) != 1 || asks[0].GetKind() != 3 {
+		t.Errorf("the owner has charged it, and is told %v", asks)
+	}
+	b.said = ""
+	s.now = at.Add(1)
+	w = a.waits("b:1", 1)
+	if w.advance(s.now); b.said == "" || m.take(0) != nil || w.stats.instead.Load() != 2 {
+		t.Errorf("the owner is silent: %q", b.said)
+	}
+	w = a.waits("b:1", 1)
+	w.asks[0].Kind = ratelimit.Peek
+	if w.advance(s.now); len(m.take(0).GetAsks()) != 1 {
+		t.Error("who only looks asks the owner")
+	}
+}
+
+// What a store's limiter admitted without an answer, of another's key, is refused after
+// all, and taken back; unless the rule would rather admit, or the store is gone.
+func TestAdmittedWithoutOwnerOrStore(t *testing.T) {
+	late := verdict{Source: ratelimit.FromFallback, Reason: ratelimit.FallbackDeadline, Charged: 5, Booked: 5, Remaining: 3}
+	for _, x := range []struct {
+		what    string
+		verdict verdict
+		mine    bool
+		policy  ratelimit.FailurePolicy
+		undone  bool
+	}{
+		{"in vain", late, true, ratelimit.FailLocal, true},
+		{"a key of its own", late, false, ratelimit.FailLocal, false},
+		{"the rule admits", late, true, ratelimit.FailOpen, false},
+		{"refused", verdict{OverLimit: true, Source: late.Source, Reason: late.Reason}, true, ratelimit.FailLocal, false},
+		{"leased", verdict{Source: ratelimit.FromClaim, Charged: 5}, true, ratelimit.FailLocal, false},
+		{"the store is gone", verdict{Source: late.Source, Reason: ratelimit.FallbackBreaker, Charged: 5}, true, ratelimit.FailLocal, false},
+	} {
+		s := newScript(t, 1, 10)
+		s.rule.Coordination.OnStoreFailure = x.policy
+		s.ring("a:1", "b:1")
+		a := s.nodes["a:1"]
+		b := a.withStore()
+		w := a.waits("b:1", 1)
+		w.states[0].mine, w.states[0].below, w.verdicts[0] = x.mine, true, x.verdict
+		w.decidedBelow(s.now, 0)
+		want, said := x.verdict, ""
+		if x.undone {
+			want = verdict{OverLimit: true, Source: late.Source, Reason: late.Reason}
+			said = fmt.Sprintf("undo 1 of source %d\n", late.Source)
+		}
+		if w.verdicts[0] != want || b.said != said || !w.states[0].decided || w.states[0].below {
+			t.Errorf("%s: %+v, %q", x.what, w.verdicts[0], b.said)
+		}
+	}
+}
+
+// What is undone is told to whoever charged it: the owner, the lease of a hot key, this
+// node's own account if the key is its own by now, or its share of an outage.
+func TestWhereAVerdictIsUndone(t *testing.T) {
+	const owner, leases, base, nobody = "owner", "leases", "base", "nobody"
+	for _, x := range []struct {
+		what   string
+		owner  string
+		v      verdict
+		source ratelimit.Source
+		by     string
+	}{
+		{"charged by its owner", "b:1", verdict{Source: ratelimit.FromOwner}, 0, owner},
+		{"charged by its owner, and this node's by now", "a:1", verdict{Source: ratelimit.FromOwner}, ratelimit.FromLease, base},
+		{"leased as a hot key", "b:1", verdict{Source: ratelimit.FromLease}, ratelimit.FromLease, leases},
+		{"claimed as a hot key", "b:1", verdict{Source: ratelimit.FromClaim}, ratelimit.FromClaim, leases},
+		{"its own", "a:1", verdict{Source: ratelimit.FromLease}, ratelimit.FromLease, base},
+		{"one key too many", "b:1", verdict{Source: ratelimit.FromOverflow}, ratelimit.FromOverflow, base},
+		{"decided without its owner", "b:1", verdict{Source: ratelimit.FromFallback, Reason: ratelimit.FallbackPeer}, 0, nobody},
+		{"decided without a store", "b:1", verdict{Source: ratelimit.FromFallback, Reason: ratelimit.FallbackDeadline}, ratelimit.FromFallback, base},
+	} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		a := s.nodes["a:1"]
+		c, below, hot := a.core, &scriptedBase{}, &scriptedBase{}
+		c.base, c.leases = below, hot
+		m := c.members["b:1"]
+		m.take(0)
+		x.v.Charged = 4
+		c.Undo(s.now, []ask{{Rule: s.rule, Key: a.ownedBy(x.owner), Cost: 5}}, []verdict{x.v})
+		want := map[string]string{x.by: fmt.Sprintf("undo 1 of source %d\n", x.source)}
+		if below.said != want[base] || hot.said != want[leases] || (len(m.take(0).GetAsks()) == 1) != (x.by == owner) {
+			t.Errorf("%s: the base is told %q, the leases %q", x.what, below.said, hot.said)
+		}
+	}
+}
+
+// Asks of one request are decided together where that is possible: those before one for
+// another's key, and those after it, each by the base, and each once.
+func TestRunsOfAsks(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	b := a.withStore()
+	b.verdict = verdict{Source: ratelimit.FromClaim, Charged: 5}
+	m := a.core.members["b:1"]
+	m.take(0)
+	w := a.waits("a:1", 5)
+	w.asks[2].Key = a.ownedBy("b:1")
+	if !w.advance(s.now) || b.said != "asked 2 within 0s\nasked 2 within 0s\n" {
+		t.Errorf("%q", b.said)
+	}
+	for i := range w.states {
+		if w.states[i].decided != (i != 2) {
+			t.Errorf("ask %d is decided %v", i, w.states[i].decided)
+		}
+	}
+	m.replied([]*wire.Reply{{Id: m.take(0).GetAsks()[0].GetId(), Charged: 1}})
+	if w.advance(s.now) || w.verdicts[2].Source != ratelimit.FromOwner || b.said != "asked 2 within 0s\nasked 2 within 0s\n" {
+		t.Errorf("%+v, %q", w.verdicts[2], b.said)
+	}
+}
