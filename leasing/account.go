@@ -265,6 +265,9 @@ func (a *account) target(c *ratelimit.Claim) window {
 // the account moves to the new time with all that is charged to it.
 func (a *account) clock(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	a.ledger = now
+	if a.window != 0 && l.Algorithm != ratelimit.TokenBucket { // where it was a counter, which keeps no time
+		a.now = max(a.now, l.WindowEnd(a.window-1))
+	}
 	if a.lag > 0 {
 		if l.Algorithm != ratelimit.TokenBucket && l.WindowAt(now-a.lag) <= a.window {
 			now -= a.lag

@@ -140,6 +140,7 @@ func (c *counter) refund(n tokens, algorithm ratelimit.Algorithm) {
 // as this one does. For what is more than the limit it is the end of the window.
 func (c *counter) passesAfter(now ledgerTime, cost tokens, l *ratelimit.Limit) time.Duration {
 	period := uint64(c.ends - c.begins)
+	cost = min(cost, l.Requests+1) // more makes no difference
 	if room := l.Requests - c.spent - cost; room >= 0 && c.extra > 0 {
 		return max(time.Microsecond, (c.ends - ledgerTime(weighsAtMost(uint64(c.extra), uint64(room), period))).Sub(now))
 	}

@@ -16,6 +16,8 @@ type counters struct {
 	shards []counterShard
 	which  [1 << shardBits]uint8 // the shard of a key, by the first bits of its hash
 	limits limitNotes
+	// before, if set, is what a key that finds room was charged while it found none.
+	before func(*ask) counter
 }
 
 type counterShard struct {
@@ -23,7 +25,10 @@ type counterShard struct {
 	keys   *keytable.Table[counter]   // guarded by mu
 	shared map[keytable.ID]*sharedKey // guarded by mu; of cells that have isShared
 	floor  ratelimit.Fence            // guarded by mu; at least every fence of an account that is gone
-	_      [16]byte
+	// dropped is when the last key was dropped whose window was over: a clock that goes
+	// back to before it must not have that window given again. Guarded by mu.
+	dropped ledgerTime
+	_       [16]byte
 }
 
 // counterCell is a key's place: Mark is its algorithm and whether it isShared, Note the
@@ -95,13 +100,19 @@ func (p *counters) decide(at moment, key []byte, a *ask, v *verdict) bool {
 			return false
 		}
 		c.Note = p.limits.note(a.Rule.Limit.Capacity())
+		if p.before != nil {
+			c.Val = p.before(a)
+		}
+		at.ledger = s.since(at.ledger, &a.Rule.Limit)
 	case c.Mark&isShared != 0:
 		*v = p.decideShared(s, at, c, a)
 		return true
 	case at.ledger >= c.Val.ends:
 		c.Note = p.limits.note(a.Rule.Limit.Capacity()) // which may have changed
 	}
-	c.Mark = uint8(a.Rule.Limit.Algorithm)
+	if now := uint8(a.Rule.Limit.Algorithm); c.Mark != now { // it was not known; see account.counter
+		c.Mark, c.Val.extra = now, 0
+	}
 	c.Val.decide(at.ledger, a, v)
 	return true
 }
@@ -118,15 +129,41 @@ func (p *counters) add(s *counterShard, now ledgerTime, id keytable.ID, key []by
 // dead tells whether a key means the same as a new one; it is about to be dropped.
 func (s *counterShard) dead(c *counterCell, now ledgerTime) bool {
 	if c.Mark&isShared == 0 {
-		return now >= c.Val.dead(algorithmOf(c))
+		dead := c.Val.dead(algorithmOf(c))
+		if now < dead {
+			return false
+		}
+		if dead > 0 { // something was charged
+			s.dropped = max(s.dropped, now)
+		}
+		return true
 	}
 	k := s.shared[c.ID()]
 	if now < k.account.dead {
 		return false
 	}
+	s.dropped = max(s.dropped, now)
 	s.floor = max(s.floor, k.account.fence)
 	delete(s.shared, c.ID())
 	return true
+}
+
+// since is the time that a new key goes by: not before keys were dropped, unless the
+// clock went back by more than a period. Then waiting would refuse for longer than a
+// window. A bucket that was dropped was full.
+func (s *counterShard) since(now ledgerTime, l *ratelimit.Limit) ledgerTime {
+	if l.Algorithm != ratelimit.TokenBucket && now < s.dropped && s.dropped.Sub(now) < l.Period() {
+		return s.dropped
+	}
+	return now
+}
+
+// since is the time that a key goes by for which there is no room here.
+func (p *counters) since(now ledgerTime, a *ask) ledgerTime {
+	s := p.shard(p.hash.id(a.Key))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.since(now, &a.Rule.Limit)
 }
 
 // undo takes back what a verdict charged, if its key is still here.

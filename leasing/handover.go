@@ -141,7 +141,8 @@ func (h *Holding) record() record {
 
 // Adopt goes on with an account from another process, whose ledger's clock
 // showed sent a moment ago. If the key is known here already, what was charged
-// there is charged here too. It reports false when there is no room: then the
+// there is charged here too; of two buckets the emptier one counts, for how large
+// they are only a rule says. It reports false when there is no room: then the
 // key shares a budget, as any beyond the most that may be tracked.
 //
 // Where the sender's clock is behind this one's, the account goes on by the
@@ -149,8 +150,8 @@ func (h *Holding) record() record {
 // granted once there, and the next window too early here. Where it is ahead,
 // the account waits (see account.clock).
 func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelimit.LedgerTime) bool {
-	t := l.ledgerNow(now)
-	return l.tracked.adopt(t, key, &x, max(0, t-(sent-x.Lag)))
+	at := l.at(now)
+	return l.tracked.adopt(at, key, &x, max(0, at.ledger-(sent-x.Lag)))
 }
 
 // merge takes in another account of the same key: both were charged.
@@ -164,7 +165,8 @@ func (a *account) merge(x *Account, lag ledgerTime) {
 	a.fence, a.born, a.folded = max(a.fence, other.fence), min(a.born, other.born), max(a.folded, other.folded)
 	a.dead, a.relearn = max(a.dead, other.dead), max(a.relearn, other.relearn)
 	if isBucket(a.window) || isBucket(other.window) {
-		a.level = min(a.level, other.level) // what either has left
+		a.level, a.carry = min(a.level, other.level), 0 // what either has left
+		a.now, a.lag = max(a.now+a.lag, other.now+other.lag), 0
 	} else {
 		a.mergeWindows(&other)
 	}

@@ -25,11 +25,11 @@ type Local struct {
 	shared   atomic.Uint64
 }
 
-// What a key takes at most, in bytes: for MAX_KEYS. Of a Local, with its share of the
-// overflow budgets, for the longest keys and right after its tables have grown
-// (keytable's TestBytesForEachKey); of a Fleet, with the collector's garbage.
+// What a key takes at most, in bytes: for MAX_KEYS. Of a Local, for the longest
+// keys while they take the place of others (keytable's TestKeyLengthsThatChange); of a
+// Fleet, with the collector's garbage.
 const (
-	LocalKeyBytes = 256
+	LocalKeyBytes = 400
 	FleetKeyBytes = 1250
 )
 
@@ -42,8 +42,26 @@ const OverflowSlots = 64
 func NewLocal(maxKeys int, now ratelimit.Instant, wall time.Time) *Local {
 	arena := keytable.NewArena()
 	l := &Local{tracked: newCounters(arena, maxKeys), overflow: newCounters(arena, max(OverflowSlots, maxKeys/8))}
+	l.tracked.before = l.overflowed
 	l.SyncClock(now, wall)
 	return l
+}
+
+// overflowed is what the budget was charged that a key has shared while it was not
+// tracked, and may have used up alone.
+func (l *Local) overflowed(a *ask) counter {
+	if l.shared.Load() == 0 {
+		return counter{}
+	}
+	var buf [2 * ratelimit.MaxKeyLen]byte
+	id := l.overflow.hash.id(l.overflowKey(buf[:0], a))
+	s := l.overflow.shard(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.keys.Get(id); c != nil && c.Mark&isShared == 0 {
+		return c.Val
+	}
+	return counter{}
 }
 
 // SyncClock tells which wall-clock time an instant is, so that windows follow
@@ -67,6 +85,7 @@ func (l *Local) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimi
 func (l *Local) decideOverflow(at moment, a *ask, v *verdict) {
 	l.shared.Add(1)
 	var buf [2 * ratelimit.MaxKeyLen]byte
+	at.ledger = l.tracked.since(at.ledger, a)
 	if !l.overflow.decide(at, l.overflowKey(buf[:0], a), a, v) {
 		*v = verdict{OverLimit: true, ResetAfter: a.Rule.Limit.Period()}
 	}

@@ -35,15 +35,16 @@ func (s *counterShard) share(now ledgerTime, c *counterCell) *sharedKey {
 }
 
 // unshare makes a cell a counter again, if nobody else has anything of the account.
-func (s *counterShard) unshare(now ledgerTime, c *counterCell, l *ratelimit.Limit) {
+func (s *counterShard) unshare(at moment, c *counterCell, l *ratelimit.Limit) {
 	k := s.shared[c.ID()]
 	a := &k.account
-	if !a.alone(l) || now < a.relearn || a.base < 0 { // what a reset has credited is not to be forgotten
+	if !a.alone(l) || at.ledger < a.relearn || a.base < 0 { // what a reset has credited is not to be forgotten
 		return
 	}
+	k.release(at) // a refund, and what a denial gave back, the account has not heard of
 	s.floor = max(s.floor, a.fence)
 	delete(s.shared, c.ID())
-	c.Val, c.Mark = a.counter(&k.lease)
+	c.Val, c.Mark = a.counter(&k.lease, l)
 }
 
 // alone tells whether nothing more is to be heard of holders other than this node.
@@ -59,7 +60,9 @@ func (a *account) alone(l *ratelimit.Limit) bool {
 
 // counter is an account without other holders than this node, as a counter, and by
 // which algorithm it counts as far as that matters.
-func (a *account) counter(own *lease) (counter, uint8) {
+// Where the limit is not known, a window before that was charged for says sliding_window;
+// counters.decide knows better.
+func (a *account) counter(own *lease, l *ratelimit.Limit) (counter, uint8) {
 	if a.window == 0 {
 		return counter{}, uint8(ratelimit.FixedWindow)
 	}
@@ -67,7 +70,7 @@ func (a *account) counter(own *lease) (counter, uint8) {
 		return counter{spent: own.spent, extra: a.carry, begins: a.now + a.lag, ends: a.dead, state: a.level}, uint8(ratelimit.TokenBucket)
 	}
 	c := counter{spent: a.charged(a.window), begins: shiftedBy(a.lag), ends: a.dead, state: int64(a.window)}
-	if a.prev > 0 {
+	if l != nil && l.Algorithm == ratelimit.SlidingWindow || l == nil && a.prev > 0 {
 		c.extra = int64(a.prev)
 		return c, uint8(ratelimit.SlidingWindow)
 	}
@@ -79,6 +82,9 @@ func (a *account) counter(own *lease) (counter, uint8) {
 func (c *counter) export(now ledgerTime, algorithm ratelimit.Algorithm, floor ratelimit.Fence) Account {
 	fence := max(floor, ratelimit.Fence(now))
 	x := Account{Now: now, Fence: fence, Born: fence + 1, Dead: c.dead(algorithm)}
+	if algorithm == ratelimit.TokenBucket && c.begins == 0 {
+		return x // it is new, and nobody knows yet how full that is
+	}
 	if algorithm == ratelimit.TokenBucket {
 		x.Now, x.Window, x.Level, x.Carry = c.begins, window(max(1, c.begins)), c.state, c.extra
 		return x
@@ -109,7 +115,7 @@ func (p *counters) decideShared(s *counterShard, at moment, c *counterCell, a *a
 	}
 	v := l.settled(at.node, a, true)
 	v.Source = ratelimit.FromLease
-	s.unshare(at.ledger, c, &a.Rule.Limit)
+	s.unshare(at, c, &a.Rule.Limit)
 	return v
 }
 
@@ -172,22 +178,25 @@ func (p *counters) takeOut(at moment, key []byte) (x Account, ok bool) {
 		x, ok = c.Val.export(at.ledger, algorithmOf(c), s.floor), at.ledger < c.Val.dead(algorithmOf(c))
 		s.floor = x.Fence
 	}
+	if !ok {
+		s.dropped = max(s.dropped, at.ledger)
+	}
 	s.keys.Remove(id)
 	return x, ok
 }
 
 // adopt takes an account in, beside what is known of the key already.
-func (p *counters) adopt(now ledgerTime, key []byte, x *Account, lag ledgerTime) bool {
+func (p *counters) adopt(at moment, key []byte, x *Account, lag ledgerTime) bool {
 	id := p.hash.id(key)
 	s := p.shard(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c := s.keys.Get(id); c != nil {
-		s.share(now, c).account.merge(x, lag)
-		s.unshare(now, c, nil)
+		s.share(at.ledger, c).account.merge(x, lag)
+		s.unshare(at, c, nil)
 		return true
 	}
-	c := p.add(s, now, id, key, ratelimit.FixedWindow)
+	c := p.add(s, at.ledger, id, key, ratelimit.FixedWindow)
 	if c == nil {
 		return false
 	}
@@ -195,6 +204,6 @@ func (p *counters) adopt(now ledgerTime, key []byte, x *Account, lag ledgerTime)
 	k.account.fence = max(k.account.fence, s.floor)
 	s.shared[id] = k
 	c.Mark |= isShared
-	s.unshare(now, c, nil)
+	s.unshare(at, c, nil)
 	return true
 }

@@ -142,6 +142,27 @@ func TestFullTable(t *testing.T) {
 	t.Error("it has room for more than its limit")
 }
 
+// Keys whose lengths change over time, as a client's may who wants memory to be used up,
+// take what two generations of them take, and not what all have taken.
+func TestKeyLengthsThatChange(t *testing.T) {
+	const limit = 40_000
+	arena := NewArena()
+	table := New[value](arena, limit)
+	lengths := []int{16, 32, 48, 64, 80, 96, 112, 128, 16, 128, 64}
+	for round, size := range lengths {
+		key := make([]byte, size)
+		for n := range uint64(3 * limit) {
+			number := int64(round)*3*limit + int64(n)
+			if c := table.Add(idOf(uint64(number)), key, func(c *Cell[value]) bool { return c.Val.n < int64(round)*3*limit }); c != nil {
+				c.Val.n = number
+			}
+		}
+		if each := (arena.taken - len(arena.rest)) / limit; each > 400 {
+			t.Errorf("keys of %d bytes, after others: %d bytes a key", size, each)
+		}
+	}
+}
+
 func TestCellIsOneCacheLine(t *testing.T) {
 	if n := unsafe.Sizeof(Cell[value]{}); n != line {
 		t.Errorf("a cell is %d bytes", n)

@@ -1,0 +1,168 @@
+package leasing
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+func settleOne(l *Local, now instant, m ratelimit.Claim) ratelimit.Grant {
+	g := make([]ratelimit.Grant, 1)
+	l.Settle(now, []ratelimit.Claim{m}, g)
+	return g[0]
+}
+
+// A bucket that another holder leases first is not full again when nobody leases it any more.
+func TestBucketThatOthersLeaseFirst(t *testing.T) {
+	l := NewLocal(10, 1, testWall)
+	r := testRule(ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Day, Requests: 20, Burst: 20})
+	key := keyOf(1)
+	m := ratelimit.Claim{Key: string(key), Limit: r.Limit, Holder: 8, Seq: 1, Waiting: 20, Want: 20, TTL: time.Second}
+	g := settleOne(l, 1, m)
+	if g.Granted != 20 {
+		t.Fatalf("%+v", g)
+	}
+	m.Seq, m.Fence, m.Window, m.Granted, m.Spent, m.Waiting, m.Want, m.Last = 2, g.Fence, g.Window, 20, 20, 0, 0, true
+	settleOne(l, 1, m)
+	now := instant(time.Minute)
+	decideOne(l, now, ask{Rule: r, Key: key, Kind: ratelimit.Peek})
+	if n := admit(l, now, r, 40); n != 0 {
+		t.Errorf("20 were spent of a bucket of 20 a minute ago, and %d more are admitted", n)
+	}
+}
+
+// A bucket that another holder leases first, and that moves, stays as empty as it is.
+func TestBucketThatOthersLeaseFirstMoves(t *testing.T) {
+	l, to := NewLocal(10, 1, testWall), NewLocal(10, 1, testWall)
+	r := testRule(ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Day, Requests: 20, Burst: 20})
+	key := keyOf(1)
+	m := ratelimit.Claim{Key: string(key), Limit: r.Limit, Holder: 8, Seq: 1, Waiting: 1, Want: 1, TTL: time.Second}
+	g := settleOne(l, 1, m)
+	m.Seq, m.Fence, m.Window, m.Granted, m.Spent, m.Waiting, m.Want, m.Last = 2, g.Fence, g.Window, 1, 1, 0, 0, true
+	settleOne(l, 1, m)
+	now := instant(2)
+	if n := admit(l, now, r, 40); n != 19 {
+		t.Fatal(n)
+	}
+	x, ok := l.TakeOut(now, key)
+	t.Logf("%+v", x)
+	if !ok || !to.Adopt(now, key, x, l.LedgerNow(now)) {
+		t.Fatal(ok)
+	}
+	now = instant(time.Minute)
+	if n := admit(to, now, r, 40); n != 0 {
+		t.Errorf("%d", n)
+	}
+}
+
+// A bucket that another holder leases first begins full.
+func TestSlowBucketThatOthersLeaseFirst(t *testing.T) {
+	for _, req := range []tokens{0, 1} {
+		l := NewLocal(10, 1, testWall)
+		r := testRule(ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Year, Requests: req, Burst: 1000})
+		g := settleOne(l, 1, ratelimit.Claim{Key: string(keyOf(1)), Limit: r.Limit, Holder: 8, Seq: 1, Waiting: 100, Want: 100, TTL: time.Second})
+		if g.Granted != 100 {
+			t.Errorf("%v: a new bucket of 1000, and of 100 wanted %d granted: %+v", r.Limit, g.Granted, g)
+		}
+	}
+}
+
+// A key that shared a budget does not get its limit again once there is room for it.
+func TestOverflowThenTracked(t *testing.T) {
+	l := NewLocal(64, 1, testWall)
+	sec := testRule(ratelimit.Limit{Unit: ratelimit.Second, Requests: 100})
+	hour := testRule(ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10})
+	for k := range uint64(64) {
+		decideOne(l, 1, ask{Rule: sec, Key: keyOf(100 + k), Cost: 1})
+	}
+	n := admit(l, 1, hour, 20) // shares a budget
+	n += admit(l, instant(2*time.Second), hour, 20)
+	if n > 10 {
+		t.Errorf("%d admitted in an hour under a limit of 10", n)
+	}
+}
+
+// A key that was dropped when its window was over has no window given twice, also when the clock goes back.
+func TestDropThenClockBack(t *testing.T) {
+	l := NewLocal(64, 1, testWall)
+	r := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10})
+	n := admit(l, 1, r, 20) // at :15
+	next := instant(46 * time.Second)
+	for k := range uint64(64) {
+		decideOne(l, next, ask{Rule: r, Key: keyOf(100 + k), Cost: 1})
+	}
+	l.SyncClock(next, testWall.Add(44*time.Second)) // two seconds back
+	n += admit(l, next, r, 20)
+	// It counts in the window that had begun already, which is not given again.
+	if n += admit(l, next.Add(10*time.Second), r, 20); n > 20 {
+		t.Errorf("%d admitted in two windows under a limit of 10", n)
+	}
+}
+
+// A bucket that was idle here for long does not fill the one that comes.
+func TestMergeIdleBucket(t *testing.T) {
+	a, b := NewLocal(10, 1, testWall), NewLocal(10, 1, testWall)
+	r := testRule(ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 10, Burst: 10})
+	admit(b, 1, r, 1)
+	now := instant(10 * time.Minute)
+	if n := admit(a, now, r, 20); n != 10 {
+		t.Fatal(n)
+	}
+	handOver(t, now, a, b, everything)
+	if n := admit(b, now, r, 20); n != 0 {
+		t.Errorf("10 were just spent of a bucket of 10, and %d more are admitted after the hand-over", n)
+	}
+}
+
+// What was spent of a fixed window before is no debt of this one.
+func TestWindowBeforeIsNoDebt(t *testing.T) {
+	l := NewLocal(10, 1, testWall)
+	r := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10})
+	key := keyOf(1)
+	g := settleOne(l, 1, ratelimit.Claim{Key: string(key), Limit: r.Limit, Holder: 8, Seq: 1, Waiting: 5, Want: 5, TTL: time.Second})
+	if g.Granted != 5 {
+		t.Fatal(g)
+	}
+	now := instant(50 * time.Second) // the next window
+	admit(l, now, r, 10)
+	if v := decideOne(l, now, ask{Rule: r, Key: key, Kind: ratelimit.Peek}); v.OverLimit {
+		t.Errorf("%+v: nothing was refused", v)
+	}
+	if v := decideOne(l, now, ask{Rule: r, Key: key, Cost: 4, Kind: ratelimit.Refund}); v.Remaining != 4 {
+		t.Errorf("%+v, want 4", v)
+	}
+}
+
+// A refund is booked, also when nobody else has anything of the key any more.
+func TestRefundIsKeptWhenNobodyElseHasAny(t *testing.T) {
+	for algorithm := range ratelimit.Algorithms {
+		l := NewLocal(10, 1, testWall)
+		r := testRule(ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Day, Requests: 20, Burst: 20})
+		key := keyOf(1)
+		decideOne(l, 1, ask{Rule: r, Key: key, Cost: 1})
+		m := ratelimit.Claim{Key: string(key), Limit: r.Limit, Holder: 8, Seq: 1, Waiting: 5, Want: 5, TTL: time.Second}
+		g := settleOne(l, 1, m)
+		decideOne(l, 1, ask{Rule: r, Key: key, Cost: 10})
+		m.Seq, m.Fence, m.Window, m.Granted, m.Returned, m.Waiting, m.Want, m.Last = 2, g.Fence, g.Window, 5, 5, 0, 0, true
+		settleOne(l, 1, m)
+		now := instant(time.Minute)
+		v := decideOne(l, now, ask{Rule: r, Key: key, Cost: 10, Kind: ratelimit.Refund})
+		w := decideOne(l, now, ask{Rule: r, Key: key, Kind: ratelimit.Peek})
+		if v.Remaining != 19 || w.Remaining != 19 {
+			t.Errorf("%v: refund says %d, then peek %d; want 19", r.Limit, v.Remaining, w.Remaining)
+		}
+	}
+}
+
+// A limit that was lowered below what is spent, and the largest cost, do not overflow.
+func TestLowLimitHugeCost(t *testing.T) {
+	r := testRule(ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Minute, Requests: 20})
+	c, now := counter{}, ledgerTime(1_800_000_000_000_000)
+	c.ask(now-1, r, ratelimit.Spend, 1)
+	c.ask(now, r, ratelimit.Spend, 15)
+	low := testRule(ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Minute, Requests: 5})
+	if v := c.ask(now+1, low, ratelimit.Spend, ratelimit.MaxTokens); v.ResetAfter < time.Second {
+		t.Errorf("%+v", v)
+	}
+}
