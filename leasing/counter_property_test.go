@@ -147,8 +147,8 @@ func TestKeyThatIsLeasedAndMoves(t *testing.T) {
 		p.spent = func(_ window, n tokens) { count(n) }
 		p.undone = func(_ window, n tokens) { count(-n) }
 		p.steps(func() {
-			wait := []time.Duration{1, 300, 900, 5_000, 12_000, 35_000, 65_000, 3_000_000}[p.upTo(7, "wait")]
-			p.now = p.now.Add(wait * time.Millisecond)
+			ms := []int{1, 300, 900, 5_000, 12_000, 35_000, 65_000, 3_000_000}[p.upTo(7, "wait")]
+			p.now = p.now.Add(time.Duration(ms) * time.Millisecond)
 		})
 	})
 }

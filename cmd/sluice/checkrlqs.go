@@ -61,7 +61,9 @@ func (f *quotaCheckFlags) declare(out io.Writer, rules *config.Rules) error {
 	for _, line := range others {
 		fmt.Fprintln(out, line)
 	}
-	fmt.Fprint(out, filterSettings)
+	if _, err := io.WriteString(out, filterSettings); err != nil {
+		return err
+	}
 	if len(refused) > 0 {
 		return fmt.Errorf("%w:\n  %s", errNotDivisible, strings.Join(refused, "\n  "))
 	}
