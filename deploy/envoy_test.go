@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	bootstrap "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
@@ -48,7 +49,8 @@ func validEnvoy(t *testing.T, name string) {
 				t.Fatal(err)
 			}
 			if h, ok := m.(*hcm.HttpConnectionManager); ok && h.StatPrefix == "ingress" {
-				notBypassed(t, h, name != "deploy/compose/envoy.yaml")
+				// Where Envoys lease, buckets are matched by a filter, and not by routes.
+				notBypassed(t, h, name != "deploy/compose/envoy.yaml" && !strings.HasSuffix(name, "rlqs.yaml"))
 			}
 		}
 	}

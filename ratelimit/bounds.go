@@ -169,14 +169,17 @@ func (r *Rule) Doubts() []string {
 	}
 	var doubts []string
 	if d := c.Deadline(); d >= EnvoyTimeout {
-		doubts = append(doubts, fmt.Sprintf("store_deadline %v is not below %v, for which Envoy waits by default: set the "+
-			"timeout of its rate_limit filter above the deadline, or it goes on without the answer, and the request is "+
-			"charged and not limited (failure_mode_deny: refused) while the store is slow", d, EnvoyTimeout))
+		doubts = append(doubts,
+			fmt.Sprintf("store_deadline %v is not below %v, for which Envoy waits by default: set the "+
+				"timeout of its rate_limit filter above the deadline, or it goes on without the answer, and the "+
+				"request is "+
+				"charged and not limited (failure_mode_deny: refused) while the store is slow", d, EnvoyTimeout))
 	}
 	if r.Limit.Requests > math.MaxUint32 {
-		doubts = append(doubts, fmt.Sprintf("requests_per_unit is %d, and RLS has 32 bits for it: it is counted exactly, "+
-			"and answers say %d of it, and of what is left while that is more; headers say both exactly",
-			r.Limit.Requests, uint32(math.MaxUint32)))
+		doubts = append(doubts,
+			fmt.Sprintf("requests_per_unit is %d, and RLS has 32 bits for it: it is counted exactly, "+
+				"and answers say %d of it, and of what is left while that is more; headers say both exactly",
+				r.Limit.Requests, uint32(math.MaxUint32)))
 	}
 	if c.Mode != Approx {
 		return doubts

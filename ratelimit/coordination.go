@@ -250,7 +250,8 @@ func (e *FieldError) Error() string {
 var CoordinationFields = []string{
 	"mode", "lease.size", "lease.min", "lease.max", "lease.ttl", "reclaim", "drift_budget", "max_nodes",
 	"low_watermark",
-	"check_timeout", "store_deadline", "sync_interval", "on_store_failure", "local_cap", "max_staleness", "on_deny", "audit",
+	"check_timeout", "store_deadline", "sync_interval", "on_store_failure", "local_cap", "max_staleness", "on_deny",
+	"audit",
 }
 
 // Set changes the named field to what text says. It does not look at how

@@ -12,7 +12,10 @@ import (
 // bits what answers say; declared waits are the rule's own.
 func TestDoubtsOfDeadlinesAndLargeLimits(t *testing.T) {
 	rule := func(deadline time.Duration, limit ratelimit.Tokens) *ratelimit.Rule {
-		r := &ratelimit.Rule{Limit: ratelimit.Limit{Unit: ratelimit.Month, Requests: limit}, Coordination: ratelimit.DefaultCoordination()}
+		r := &ratelimit.Rule{
+			Limit:        ratelimit.Limit{Unit: ratelimit.Month, Requests: limit},
+			Coordination: ratelimit.DefaultCoordination(),
+		}
 		r.Coordination.StoreDeadline = deadline
 		return r
 	}
@@ -30,7 +33,8 @@ func TestDoubtsOfDeadlinesAndLargeLimits(t *testing.T) {
 			t.Errorf("%v and %v: %q, want %q", c.rule.Coordination.StoreDeadline, c.rule.Limit, doubts, c.want)
 		}
 	}
-	if wait := rule(70*time.Millisecond, 100).Declare(3, ratelimit.SharedStore).Wait; !strings.Contains(wait, "at most 70ms") {
+	if wait := rule(70*time.Millisecond, 100).Declare(3, ratelimit.SharedStore).Wait; !strings.Contains(wait,
+		"at most 70ms") {
 		t.Error(wait)
 	}
 	if wait := rule(0, 100).Declare(3, ratelimit.SharedStore).Wait; !strings.Contains(wait, "at most 15ms") {

@@ -78,7 +78,7 @@ func TestDashboardsHaveData(t *testing.T) {
 // dashboardQueries are all queries, with what Grafana would put into them.
 func dashboardQueries(t *testing.T) (all []string) {
 	files, err := filepath.Glob(top + "deploy/grafana/dashboards/*.json")
-	if err != nil || len(files) != 6 {
+	if err != nil || len(files) != 7 {
 		t.Fatal(files, err)
 	}
 	for _, name := range files {

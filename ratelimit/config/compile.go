@@ -307,7 +307,8 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	case !l.Unlimited && !known:
 		c.wrong(l.Place, s.names, "invalid rate limit unit '%s'%s", shorten(l.Unit), unitHint(l.Unit))
 	case l.Unlimited && l.Multiplier > 0:
-		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and what is unlimited has no unit", l.Multiplier)
+		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, and what is unlimited has no unit",
+			l.Multiplier)
 	case known && l.Multiplier > ratelimit.Tokens(unit.MostMultiplier()):
 		c.wrong(l.Place, s.names, "config error, unit_multiplier is %d, the most for a %s is %d", l.Multiplier, unit,
 			unit.MostMultiplier())
@@ -321,7 +322,8 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 		}
 		r.Replaces = append(r.Replaces, other.Name)
 	}
-	r.Limit = ratelimit.Limit{Algorithm: s.algorithm, Unit: unit, Multiplier: uint32(min(l.Multiplier, math.MaxUint32)), Requests: l.Requests}
+	r.Limit = ratelimit.Limit{Algorithm: s.algorithm, Unit: unit, Multiplier: uint32(min(l.Multiplier,
+		math.MaxUint32)), Requests: l.Requests}
 	if s.algorithm == ratelimit.TokenBucket {
 		r.Limit.Burst = s.burst
 		if s.burst == 0 {

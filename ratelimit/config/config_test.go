@@ -114,7 +114,8 @@ descriptors:
 			[]string{"f1.yaml:1: error loading config file: did not find expected node content"},
 		},
 		"limits": {
-			[]string{"domain: d\ndescriptors:\n- key: a\n  rate_limit: {unit: day, requests_per_unit: 1000000000001}\n- " +
+			[]string{"domain: d\ndescriptors:\n- key: a\n  rate_limit: {unit: day, requests_per_unit: " +
+				"1000000000001}\n- " +
 				"key: b\n  rate_limit: {unit: day, requests_per_unit: -1}\n"},
 			[]string{
 				`f1.yaml:4:46: error loading config file: requests_per_unit must be a whole number ` +
@@ -144,7 +145,8 @@ descriptors:
 				`f1.yaml:4:9: config error, coordination: mode: "gossip" is not one of leasing, routing, approx`,
 				`f1.yaml:5:16: config error, coordination: lease.ttl: "1" is not a duration like 250ms or 10s`,
 				"f1.yaml:5:19: config error, unknown key 'siz'; did you mean 'size'? Known here: size, min, max, ttl",
-				`f1.yaml:6:14: config error, coordination: max_nodes: "0" is not a whole number from 1 to 1000000000000`,
+				`f1.yaml:6:14: config error, coordination: max_nodes: "0" is not a whole number from 1 to ` +
+					`1000000000000`,
 				"f1.yaml:7:18: config error, coordination: check_timeout is 3s, must be between 0s and 1s",
 				"f1.yaml:9:3: config error, burst is for algorithm: token_bucket, and this is fixed_window",
 				"f1.yaml:11:49: config error, unknown key 'algorithm'; it belongs in the descriptor, beside rate_limit",

@@ -9,7 +9,8 @@ import (
 )
 
 func parseOne(text string) (*Rules, Problems) {
-	rules, _, problems := Parse([]Text{{Name: "f", Data: []byte(text)}}, Options{Coordination: ratelimit.DefaultCoordination()})
+	rules, _, problems := Parse([]Text{{Name: "f", Data: []byte(text)}},
+		Options{Coordination: ratelimit.DefaultCoordination()})
 	return rules, problems
 }
 
@@ -36,15 +37,22 @@ descriptors:
 		t.Error(n)
 	}
 	for limit, want := range map[string]string{
-		"{unit: minute, unit_multiplier: 0, requests_per_unit: 1}":      "unit_multiplier must be a whole number from 1 on",
-		"{unit: minute, unit_multiplier: x, requests_per_unit: 1}":      "unit_multiplier must be a whole number",
-		"{unit: year, unit_multiplier: 2, requests_per_unit: 1}":        "unit_multiplier is 2, the most for a year is 1",
-		"{unit: second, unit_multiplier: 31536001}":                     "unit_multiplier is 31536001, the most for a second is 31536000",
-		"{unlimited: true, unit_multiplier: 2}":                         "unit_multiplier is 2, and what is unlimited has no unit",
-		"{unit: month, requests_per_unit: 1000000000001}":               "requests_per_unit must be a whole number from 0 to 1000000000000",
-		"{unit: month, requests_per_unit: 99999999999999999999}":        "requests_per_unit must be a whole number from 0 to 1000000000000",
-		"{unit: month, requests_per_unit: -1}":                          "requests_per_unit must be a whole number",
-		"{unit: minute, unit_multiplier: 1000000001, unlimited: false}": "unit_multiplier is 1000000001, the most for a minute is 525600",
+		"{unit: minute, unit_multiplier: 0, requests_per_unit: 1}": "unit_multiplier must be a whole " +
+			"number from 1 on",
+		"{unit: minute, unit_multiplier: x, requests_per_unit: 1}": "unit_multiplier must be a whole number",
+		"{unit: year, unit_multiplier: 2, requests_per_unit: 1}": "unit_multiplier is 2, the most for a " +
+			"year is 1",
+		"{unit: second, unit_multiplier: 31536001}": "unit_multiplier is 31536001, the most " +
+			"for a second is 31536000",
+		"{unlimited: true, unit_multiplier: 2}": "unit_multiplier is 2, and what is " +
+			"unlimited has no unit",
+		"{unit: month, requests_per_unit: 1000000000001}": "requests_per_unit must be a whole " +
+			"number from 0 to 1000000000000",
+		"{unit: month, requests_per_unit: 99999999999999999999}": "requests_per_unit must be a whole " +
+			"number from 0 to 1000000000000",
+		"{unit: month, requests_per_unit: -1}": "requests_per_unit must be a whole number",
+		"{unit: minute, unit_multiplier: 1000000001, unlimited: false}": "unit_multiplier is 1000000001, the " +
+			"most for a minute is 525600",
 	} {
 		_, problems := parseOne("domain: d\ndescriptors: [{key: k, rate_limit: " + limit + "}]")
 		if problems == nil || !strings.Contains(problems.Error(), want) {
@@ -55,7 +63,10 @@ descriptors:
 
 // What is written is read again as it was.
 func TestUnitMultiplierIsWritten(t *testing.T) {
-	f := &File{Domain: "d", Descriptors: []Descriptor{{Key: "k", Limit: &RateLimit{Unit: "minute", Multiplier: 5, Requests: 30_000_000_000}}}}
+	f := &File{Domain: "d", Descriptors: []Descriptor{{Key: "k", Limit: &RateLimit{
+		Unit: "minute", Multiplier: 5,
+		Requests: 30_000_000_000,
+	}}}}
 	text, err := WriteFile(f, 1<<20)
 	if err != nil {
 		t.Fatal(err)

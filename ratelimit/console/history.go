@@ -224,7 +224,8 @@ func (h *History) recent() (all Rates, rules recentRules) {
 	n := 0.0
 	h.eachLocked(newest.Add(-recentFor), func(s *sample) {
 		n++
-		all.Passed, all.Refused, all.Failed = all.Passed+s.node.Passed, all.Refused+s.node.Refused, all.Failed+s.node.Failed
+		all.Passed, all.Refused, all.Failed = all.Passed+s.node.Passed, all.Refused+s.node.Refused,
+			all.Failed+s.node.Failed
 		all.Alone, all.Trips, all.P99 = all.Alone+s.node.Alone, all.Trips+s.node.Trips, max(all.P99, s.node.P99)
 		for i := range s.rules {
 			r := rules[s.rules[i].id]
@@ -236,7 +237,8 @@ func (h *History) recent() (all Rates, rules recentRules) {
 			r.counts = s.rules[i].counts
 		}
 	})
-	all.Passed, all.Refused, all.Failed, all.Alone, all.Trips = all.Passed/n, all.Refused/n, all.Failed/n, all.Alone/n, all.Trips/n
+	all.Passed, all.Refused, all.Failed, all.Alone, all.Trips = all.Passed/n, all.Refused/n, all.Failed/n,
+		all.Alone/n, all.Trips/n
 	oldest := h.base
 	if h.n >= samples { // what was counted before the time that is remembered is no news
 		oldest = map[string]counts{}
@@ -309,7 +311,8 @@ func (h *History) columns(from time.Time) remembered {
 			if at := slices.IndexFunc(s.rules, func(r ruleRates) bool { return r.id == c.ID }); at >= 0 {
 				r = s.rules[at]
 			}
-			c.Passed, c.Refused = append(c.Passed, round(float64(r.passed))), append(c.Refused, round(float64(r.refused)))
+			c.Passed, c.Refused = append(c.Passed, round(float64(r.passed))), append(c.Refused,
+				round(float64(r.refused)))
 			c.Alone = append(c.Alone, round(float64(r.alone)))
 		}
 	})

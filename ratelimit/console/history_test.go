@@ -15,7 +15,8 @@ func looked(passed, refused, alone, beyond uint64) metrics.State {
 	return metrics.State{
 		OK: passed, OverLimit: refused, Fallbacks: map[string]uint64{"deadline": alone},
 		Rules: []metrics.RuleState{{
-			Domain: "d", Rule: "r", Decisions: passed + refused, Denied: refused, Beyond: beyond, Fallbacks: map[string]uint64{"deadline": alone},
+			Domain: "d", Rule: "r", Decisions: passed + refused, Denied: refused, Beyond: beyond,
+			Fallbacks: map[string]uint64{"deadline": alone},
 		}},
 	}
 }
@@ -39,8 +40,10 @@ func TestHistoryIsAQuarterOfAnHour(t *testing.T) {
 	if len(v.At) != samples || len(v.Passed) != samples || len(v.Rules) != 1 || len(v.Rules[0].Passed) != samples {
 		t.Fatalf("%d samples, %d rules", len(v.At), len(v.Rules))
 	}
-	if v.Passed[0] != 10 || v.Refused[0] != 5 || v.Alone[0] != 1 || v.Rules[0].Passed[0] != 10 || v.Rules[0].Refused[0] != 5 || v.Rules[0].Alone[0] != 1 {
-		t.Errorf("a second: passed %v, refused %v, without the store %v; the rule: %+v", v.Passed[0], v.Refused[0], v.Alone[0], v.Rules[0].Passed[0])
+	if v.Passed[0] != 10 || v.Refused[0] != 5 || v.Alone[0] != 1 || v.Rules[0].Passed[0] != 10 ||
+		v.Rules[0].Refused[0] != 5 || v.Rules[0].Alone[0] != 1 {
+		t.Errorf("a second: passed %v, refused %v, without the store %v; the rule: %+v", v.Passed[0], v.Refused[0],
+			v.Alone[0], v.Rules[0].Passed[0])
 	}
 	if v.P99[0] != 9.1 { // nine tenths of the way from 1 to 10 ms
 		t.Errorf("p99 %v ms", v.P99[0])
@@ -59,7 +62,10 @@ func TestHistoryIsBounded(t *testing.T) {
 		s := looked(5, 5, 5, 0)
 		s.Rules = nil
 		for r := range sampledRules {
-			s.Rules = append(s.Rules, metrics.RuleState{Domain: "d", Rule: fmt.Sprint("r", i/10*7+r), Decisions: uint64(1000 - i)})
+			s.Rules = append(s.Rules, metrics.RuleState{
+				Domain: "d", Rule: fmt.Sprint("r", i/10*7+r),
+				Decisions: uint64(1000 - i),
+			})
 		}
 		h.observe(at.Add(time.Duration(i)*time.Second), s, nil)
 	}

@@ -49,11 +49,13 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 		say(Bad, s.Config.Error, "The rules that are there now are bad: those before stay in force, since %s",
 			s.Config.Failed.UTC().Format("15:04:05 MST"))
 	} else if s.Config.FromCopy {
-		say(Warn, "The rules were bad or not there when this node started.", "The rules in force are the last good copy's")
+		say(Warn, "The rules were bad or not there when this node started.",
+			"The rules in force are the last good copy's")
 	}
 	fleetProblems(s, say)
 	if recent.P99 > slowP99.Seconds() {
-		say(Warn, "Envoy waits 20 ms by default.", "One decision in a hundred takes longer than %.0f ms", recent.P99*1e3)
+		say(Warn, "Envoy waits 20 ms by default.", "One decision in a hundred takes longer than %.0f ms",
+			recent.P99*1e3)
 	}
 	if s.SeatWanted && s.Seat != nil && *s.Seat < 0 && !s.Store.BreakerOpen {
 		say(Warn, "There are more nodes than max_nodes, or the seats of nodes that have ended are not free yet.",
@@ -128,7 +130,8 @@ func alone(s *State, rules recentRules) string {
 	for i := range s.Rules {
 		r := &s.Rules[i]
 		if lately := rules[ruleID(r)]; lately != nil && lately.alone > 0 {
-			by = append(by, rate{fmt.Sprintf("%s.%s (%s) %s", r.Domain, r.Rule, r.Policy, figure(float64(lately.alone))), lately.alone})
+			by = append(by, rate{fmt.Sprintf("%s.%s (%s) %s", r.Domain, r.Rule, r.Policy,
+				figure(float64(lately.alone))), lately.alone})
 		}
 	}
 	slices.SortStableFunc(by, func(a, b rate) int { return cmp.Compare(b.n, a.n) })

@@ -29,42 +29,74 @@ func TestProblems(t *testing.T) {
 	}{
 		"nothing": {s: State{State: metrics.State{Rules: rule(nil)}}},
 		"a bound is broken": {
-			s: State{State: metrics.State{Rules: rule(func(r *metrics.RuleState) { r.Beyond = 2 })}}, rules: lately(ruleRates{counts: counts{beyond: 1}}),
-			want: []string{"bad More was admitted than is declared, in the last quarter of an hour|edge.login (declared: 6"},
+			s:     State{State: metrics.State{Rules: rule(func(r *metrics.RuleState) { r.Beyond = 2 })}},
+			rules: lately(ruleRates{counts: counts{beyond: 1}}),
+			want: []string{"bad More was admitted than is declared, in the last quarter of an hour|edge.login " +
+				"(declared: 6"},
 		},
 		"a bound was broken long ago": {
 			s:    State{State: metrics.State{Rules: rule(func(r *metrics.RuleState) { r.Beyond = 2 })}},
 			want: []string{"warn Earlier, since the start, more was admitted than is declared|edge.login"},
 		},
 		"a policy admitted more": {
-			s:     State{State: metrics.State{Rules: rule(func(r *metrics.RuleState) { r.BeyondByPolicy, r.OverByPolicy = 1, 120 })}},
+			s: State{State: metrics.State{Rules: rule(func(r *metrics.RuleState) {
+				r.BeyondByPolicy,
+					r.OverByPolicy = 1, 120
+			})}},
 			rules: lately(ruleRates{counts: counts{byPolicy: 1}}),
-			want:  []string{"warn on_store_failure admitted more than the limit|edge.login (open): 120 tokens in all. The bound that holds while the store answers was not broken."},
+			want: []string{"warn on_store_failure admitted more than the limit|edge.login (open): 120 tokens " +
+				"in all. The bound that holds while the store answers was not broken."},
 		},
 		"no store": {
-			s:      State{State: metrics.State{Rules: rule(nil), Store: metrics.StoreState{BreakerOpen: true, SyncAge: 12}, Seat: &none, SeatWanted: true}},
+			s: State{State: metrics.State{Rules: rule(nil), Store: metrics.StoreState{
+				BreakerOpen: true,
+				SyncAge:     12,
+			}, Seat: &none, SeatWanted: true}},
 			recent: Rates{Alone: 14}, rules: lately(ruleRates{alone: 14}),
 			want: []string{
 				"bad The store does not answer: it did last 12 s ago|Leases in hand",
-				"warn 14 decisions a second are made without the store|a second, by rule and its on_store_failure: edge.login (open) 14",
+				"warn 14 decisions a second are made without the store|a second, by rule and its " +
+					"on_store_failure: edge.login (open) 14",
 			},
 		},
-		"no decision": {recent: Rates{Failed: 3.5}, want: []string{"bad 3.5 calls a second get no decision|Envoy lets"}},
-		"bad rules": {
-			s:    State{State: metrics.State{Config: metrics.ConfigState{Error: "a.yaml:3:1: unit is fortnight", Failed: time.Unix(0, 0)}}},
-			want: []string{"bad The rules that are there now are bad: those before stay in force, since 00:00:00 UTC|a.yaml:3:1"},
+		"no decision": {
+			recent: Rates{Failed: 3.5},
+			want:   []string{"bad 3.5 calls a second get no decision|Envoy lets"},
 		},
-		"rules from the copy": {s: State{State: metrics.State{Config: metrics.ConfigState{FromCopy: true}}}, want: []string{"warn The rules in force are the last good copy's|"}},
+		"bad rules": {
+			s: State{State: metrics.State{Config: metrics.ConfigState{
+				Error:  "a.yaml:3:1: unit is fortnight",
+				Failed: time.Unix(0, 0),
+			}}},
+			want: []string{"bad The rules that are there now are bad: those before stay in force, since " +
+				"00:00:00 UTC|a.yaml:3:1"},
+		},
+		"rules from the copy": {
+			s:    State{State: metrics.State{Config: metrics.ConfigState{FromCopy: true}}},
+			want: []string{"warn The rules in force are the last good copy's|"},
+		},
 		"silent nodes, and two sets of rules": {
-			s: State{Nodes: []Node{{Debug: "a:1", Rules: "x"}, {Debug: "b:1", Rules: "y"}, {Debug: "c:1", Silent: true, Seen: 9, Rules: "z"}}},
+			s: State{Nodes: []Node{{Debug: "a:1", Rules: "x"}, {Debug: "b:1", Rules: "y"}, {
+				Debug:  "c:1",
+				Silent: true, Seen: 9, Rules: "z",
+			}}},
 			want: []string{
 				"warn 1 of 3 nodes are silent|last heard: c:1, 9 s ago",
 				"warn Nodes run 2 different sets of rules|",
 			},
 		},
-		"slow":    {recent: Rates{P99: 0.013}, want: []string{"warn One decision in a hundred takes longer than 13 ms|"}},
-		"no seat": {s: State{State: metrics.State{Seat: &none, SeatWanted: true}}, want: []string{"warn No drift seat: rules of mode approx lease|"}},
-		"a bug":   {s: State{State: metrics.State{Panics: 1}}, want: []string{"warn 1 requests since the start met a bug|"}},
+		"slow": {
+			recent: Rates{P99: 0.013},
+			want:   []string{"warn One decision in a hundred takes longer than 13 ms|"},
+		},
+		"no seat": {
+			s:    State{State: metrics.State{Seat: &none, SeatWanted: true}},
+			want: []string{"warn No drift seat: rules of mode approx lease|"},
+		},
+		"a bug": {
+			s:    State{State: metrics.State{Panics: 1}},
+			want: []string{"warn 1 requests since the start met a bug|"},
+		},
 	} {
 		got := problems(&c.s, c.recent, c.rules)
 		for i, p := range got {
@@ -88,15 +120,22 @@ func TestProblems(t *testing.T) {
 // and nothing of them is left; what the rules say is shown.
 func TestRedactor(t *testing.T) {
 	r := NewRedactor()
-	keys := []ratelimit.HotKey{{Account: "minute|edge|api_key=s3cret|path=/login"}, {Account: "second|edge|api_key=s3cret"}, {Account: "#s3cret"}, {Account: "day|edge|s3cret"}}
+	keys := []ratelimit.HotKey{
+		{Account: "minute|edge|api_key=s3cret|path=/login"},
+		{Account: "second|edge|api_key=s3cret"},
+		{Account: "#s3cret"},
+		{Account: "day|edge|s3cret"},
+	}
 	hidden := r.hottest(keys)
 	for i, k := range hidden {
-		if strings.Contains(k.Account, "s3cret") || strings.Contains(k.Account, "login") || !strings.Contains(keys[i].Account, "s3cret") {
+		if strings.Contains(k.Account, "s3cret") || strings.Contains(k.Account, "login") ||
+			!strings.Contains(keys[i].Account, "s3cret") {
 			t.Errorf("%s is shown as %s", keys[i].Account, k.Account)
 		}
 	}
 	mark := r.mark("s3cret")
-	if hidden[0].Account != "minute|edge|api_key="+mark+"|path="+r.mark("/login") || hidden[1].Account != "second|edge|api_key="+mark {
+	if hidden[0].Account != "minute|edge|api_key="+mark+"|path="+r.mark("/login") ||
+		hidden[1].Account != "second|edge|api_key="+mark {
 		t.Errorf("%s, %s", hidden[0].Account, hidden[1].Account)
 	}
 	if NewRedactor().mark("s3cret") == mark {

@@ -87,20 +87,24 @@ var (
 	waitingCalls  = ours("calls_waiting", "Calls that wait for their turn, or for their answer to be written, now.")
 	quotaStreams  = ours("rlqs_streams", "Streams of Envoys that enforce by themselves, open now.")
 	quotaBuckets  = ours("rlqs_buckets", "Buckets that they have subscribed to.")
-	quotaUnproven = ours("rlqs_unproven_tokens", "Tokens charged for Envoys that are neither known to be spent nor in a "+
-		"lease that is known to be in use.")
+	quotaUnproven = ours("rlqs_unproven_tokens",
+		"Tokens charged for Envoys that are neither known to be spent nor in a "+
+			"lease that is known to be in use.")
 	quotaReports  = ours("rlqs_reports_total", "Reports of single buckets.")
 	quotaRequests = ours("rlqs_requests_total", "Requests that Envoys have decided by themselves, as reported.",
 		"decision")
 	quotaMessages    = ours("rlqs_messages_total", "Answers sent to Envoys.")
 	quotaAssignments = ours("rlqs_assignments_total", "Leases granted to Envoys.")
 	quotaAbandoned   = ours("rlqs_abandoned_total", "Buckets that Envoys were told to forget.")
-	quotaTokens      = ours("rlqs_tokens_total", "Tokens by what became of them: granted to Envoys, credited once proven "+
-		"dead, carried (charged to a second window, for their lease may cross), uncovered (to be charged, and not to be "+
-		"had), excess (let pass, and never granted).", "what")
+	quotaTokens      = ours("rlqs_tokens_total",
+		"Tokens by what became of them: granted to Envoys, credited once proven "+
+			"dead, carried (charged to a second window, for their lease may cross), uncovered (to be charged, "+
+			"and not to be "+
+			"had), excess (let pass, and never granted).", "what")
 	quotaLost    = ours("rlqs_reports_lost_total", "Reports that seem not to have arrived.")
-	quotaRefused = ours("rlqs_refused_total", "Streams and buckets refused by a bound, streams ended because an answer "+
-		"was not taken (stuck), and reports of buckets whose rule cannot be divided (rule).", "why")
+	quotaRefused = ours("rlqs_refused_total",
+		"Streams and buckets refused by a bound, streams ended because an answer "+
+			"was not taken (stuck), and reports of buckets whose rule cannot be divided (rule).", "why")
 	everything = []*prometheus.Desc{
 		clockSteps, missing, missingTokens, mayEvict, evictedKeys, persistent,
 		callErrors, calls, loadSuccess, loadError, coalesced, copyErrors, fromCopy, configInfo, configLoaded,

@@ -38,7 +38,8 @@ func (c Collector) Gauges(each func(name string, value uint64)) {
 	for name, value := range map[string]uint64{
 		"alloc": m.Alloc, "sys": m.Sys, "heapAlloc": m.HeapAlloc, "heapSys": m.HeapSys, "heapIdle": m.HeapIdle,
 		"heapInuse": m.HeapInuse, "heapReleased": m.HeapReleased, "heapObjects": m.HeapObjects, "nextGC": m.NextGC,
-		"lastGC": m.LastGC, "gcCPUPercent": uint64(100 * m.GCCPUFraction), "numGoroutine": uint64(runtime.NumGoroutine()),
+		"lastGC": m.LastGC, "gcCPUPercent": uint64(100 * m.GCCPUFraction),
+		"numGoroutine": uint64(runtime.NumGoroutine()),
 	} {
 		each("ratelimit.go."+name, value)
 	}

@@ -187,7 +187,8 @@ var (
 		{"sluice_windows_beyond_bound_total", "counter", "Keys and windows whose over-admission went beyond what the " +
 			"rule declares, as the ledger told this node.", limited, func(r *ruleRow) int64 { return int64(r.beyond) }},
 		{
-			"sluice_over_admitted_by_policy_tokens_total", "counter", "Of the tokens admitted beyond the limit, those that " +
+			"sluice_over_admitted_by_policy_tokens_total", "counter",
+			"Of the tokens admitted beyond the limit, those that " +
 				"on_store_failure admitted at this node.", limited,
 			func(r *ruleRow) int64 { return int64(r.overByPolicy) },
 		},

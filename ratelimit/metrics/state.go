@@ -154,9 +154,11 @@ func (w *ruleRow) state() RuleState {
 		Domain: w.rule.Domain, Rule: w.rule.Path, Mode: w.rule.Coordination.Mode.String(), Limit: "unlimited",
 		Denied: w.denied, Admitted: w.admitted,
 		Over: w.over, Near: w.near, Beyond: w.beyond, Under: w.under,
-		OverByPolicy: w.overByPolicy, BeyondByPolicy: w.byPolicy, Fallbacks: named(ratelimit.FallbackReasons[:], w.fallbacks[:]),
-		Policy: ratelimit.FailurePolicies[w.rule.Coordination.OnStoreFailure], Declared: w.declared, DriftBudget: w.driftLimit,
-		Drifting: w.drifting, Leased: w.leased, Stranded: w.stranded,
+		OverByPolicy: w.overByPolicy, BeyondByPolicy: w.byPolicy, Fallbacks: named(ratelimit.FallbackReasons[:],
+			w.fallbacks[:]),
+		Policy: ratelimit.FailurePolicies[w.rule.Coordination.OnStoreFailure], Declared: w.declared,
+		DriftBudget: w.driftLimit,
+		Drifting:    w.drifting, Leased: w.leased, Stranded: w.stranded,
 		Sources: named(ratelimit.Sources[:], w.sources[:]),
 	}
 	if !w.rule.Unlimited {

@@ -145,7 +145,8 @@ func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool
 	}
 	holders, perSec := b.share.sums()
 	return b.holding.Want(now, of.ends, sublease.Budget{
-		Limit: b.rule.Limit.Requests, Largest: b.rule.LargestLease(), Left: of.left, Holders: holders, PerSecond: perSec,
+		Limit: b.rule.Limit.Requests, Largest: b.rule.LargestLease(), Left: of.left, Holders: holders,
+		PerSecond: perSec,
 	})
 }
 

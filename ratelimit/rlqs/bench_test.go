@@ -20,7 +20,8 @@ import (
 func BenchmarkReports(b *testing.B) {
 	const streams, buckets = 10_000, 10
 	rules, _, problems := config.Parse([]config.Text{{Name: "rules", Data: []byte(
-		"domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: minute, requests_per_unit: 1000000}\n")}}, config.Options{})
+		"domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: minute, requests_per_unit: 1000000}\n")}},
+		config.Options{})
 	if problems != nil {
 		b.Fatal(problems)
 	}

@@ -73,7 +73,8 @@ func canonical(id *rlqs.BucketId, o *Options) (name string, entries []config.Ent
 		}
 	}
 	if size > o.BucketBytes {
-		return "", nil, fmt.Errorf("a BucketId has %d bytes, the most is %d (RLQS_MAX_BUCKET_BYTES)", size, o.BucketBytes)
+		return "", nil, fmt.Errorf("a BucketId has %d bytes, the most is %d (RLQS_MAX_BUCKET_BYTES)", size,
+			o.BucketBytes)
 	}
 	var b []byte
 	for _, k := range slices.Sorted(maps.Keys(of)) {

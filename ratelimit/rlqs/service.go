@@ -70,7 +70,8 @@ func (s *Service) StreamRateLimitQuotas(stream serverStream) (err error) {
 	}
 	talk, ok := transport.Converse(stream.Context())
 	if !ok {
-		return status.Error(codes.Internal, "what this connection has received cannot be told: nothing can be granted on it")
+		return status.Error(codes.Internal,
+			"what this connection has received cannot be told: nothing can be granted on it")
 	}
 	defer func() {
 		if r := recover(); r != nil {

@@ -141,7 +141,8 @@ func TestSession(t *testing.T) {
 	if b := n.Stats().Buckets.Load(); b != 1 {
 		t.Errorf("%d buckets are left, want that without a rule", b)
 	}
-	if debts := s.Close(start.Add(21 * time.Second)); len(debts) != 0 || n.Stats().Buckets.Load() != 0 || len(n.shares) != 0 {
+	if debts := s.Close(start.Add(21 * time.Second)); len(debts) != 0 || n.Stats().Buckets.Load() != 0 ||
+		len(n.shares) != 0 {
 		t.Errorf("after its end: debts %v, %d buckets, %d keys", debts, n.Stats().Buckets.Load(), len(n.shares))
 	}
 }
@@ -196,11 +197,13 @@ func TestSessionIsBounded(t *testing.T) {
 		s.Acked(t.Context(), start, s.sent)
 	}
 	if len(s.order) != 3 || n.Stats().Refused.Load() != 2 {
-		t.Errorf("%d buckets of 3 are kept, and %d reports of others were refused", len(s.order), n.Stats().Refused.Load())
+		t.Errorf("%d buckets of 3 are kept, and %d reports of others were refused", len(s.order),
+			n.Stats().Refused.Load())
 	}
 	other := usageOf(0, 1, "k", "1")
 	other.Domain = "e"
-	if err := s.Reports(t.Context(), start, other); err == nil || !strings.Contains(err.Error(), `of domain "d" reports for domain "e"`) {
+	if err := s.Reports(t.Context(), start, other); err == nil || !strings.Contains(err.Error(),
+		`of domain "d" reports for domain "e"`) {
 		t.Errorf("another domain: %v", err)
 	}
 	rules = nil
@@ -216,7 +219,8 @@ func TestStuckStream(t *testing.T) {
 	if err := s.Reports(t.Context(), start, usageOf(0, 1, "k", "v")); err != nil {
 		t.Fatal(err)
 	}
-	if s.Answer(start) == nil || s.Stuck(start.Add(StuckAfter-1)) || !s.Stuck(start.Add(StuckAfter)) || s.Next() != start.Add(StuckAfter) {
+	if s.Answer(start) == nil || s.Stuck(start.Add(StuckAfter-1)) || !s.Stuck(start.Add(StuckAfter)) ||
+		s.Next() != start.Add(StuckAfter) {
 		t.Errorf("it is to wake up at %v, and is stuck then: %t", s.Next(), s.Stuck(start.Add(StuckAfter)))
 	}
 	// The window ends meanwhile: what may still arrive is charged to the next.

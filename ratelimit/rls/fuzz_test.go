@@ -40,7 +40,10 @@ func FuzzAnswer(f *testing.F) {
 	// a field number that no message may have
 	f.Add(protowire.AppendVarint(protowire.AppendVarint(valid, (1<<29)<<3), 1))
 	lean := newFixture(f, Options{Headers: HeaderNames{Limit: "L", Remaining: "Rem", Reset: "Res"}}, testRules)
-	full := newFixture(f, Options{DynamicMetadata: true, Headers: HeaderNames{Limit: "L", Remaining: "Rem", Reset: "Res"}}, testRules)
+	full := newFixture(f, Options{DynamicMetadata: true, Headers: HeaderNames{
+		Limit: "L", Remaining: "Rem",
+		Reset: "Res",
+	}}, testRules)
 	c, theirs, answer := &call{}, &rlsv3.RateLimitRequest{}, &rlsv3.RateLimitResponse{}
 	run := func(t *testing.T, in []byte) {
 		fix := lean

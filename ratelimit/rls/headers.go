@@ -64,7 +64,8 @@ func appendHeader(b []byte, name string, value uint64) []byte {
 func (c *call) appendIETF(st *status) {
 	var room [192]byte
 	name := appendQuoted(room[:0], policyName(st.rule))
-	c.out = appendField(c.out, "RateLimit-Policy", name, ";q=", uint64(st.rule.Limit.Capacity()), ";w=", windowSeconds(&st.rule.Limit))
+	c.out = appendField(c.out, "RateLimit-Policy", name, ";q=", uint64(st.rule.Limit.Capacity()), ";w=",
+		windowSeconds(&st.rule.Limit))
 	c.out = appendField(c.out, "RateLimit", name, ";r=", uint64(st.remaining()), ";t=", st.resetSeconds())
 }
 

@@ -37,9 +37,18 @@ func TestIETFHeaders(t *testing.T) {
 		request *rlsv3.RateLimitRequest
 		want    string
 	}{
-		{rlsRequest(hits(desc("hundred=x"), 85)), `RateLimit-Policy: "per minute";q=100;w=60 | RateLimit: "per minute";r=15;t=45`},
-		{rlsRequest(desc("hundred=y"), desc("five=y")), `RateLimit-Policy: "five";q=7;w=300 | RateLimit: "five";r=6;t=285`},
-		{rlsRequest(desc("month=x")), `RateLimit-Policy: "month";q=30000000000;w=2592000 | RateLimit: "month";r=29999999999;t=1439985`},
+		{
+			rlsRequest(hits(desc("hundred=x"), 85)),
+			`RateLimit-Policy: "per minute";q=100;w=60 | RateLimit: "per minute";r=15;t=45`,
+		},
+		{
+			rlsRequest(desc("hundred=y"), desc("five=y")),
+			`RateLimit-Policy: "five";q=7;w=300 | RateLimit: "five";r=6;t=285`,
+		},
+		{
+			rlsRequest(desc("month=x")),
+			`RateLimit-Policy: "month";q=30000000000;w=2592000 | RateLimit: "month";r=29999999999;t=1439985`,
+		},
 		{rlsRequest(desc("odd=x")), `RateLimit-Policy: "a \"b\\ __";q=3;w=3600 | RateLimit: "a \"b\\ __";r=2;t=3585`},
 		{rlsRequest(desc("bucket=x")), `RateLimit-Policy: "bucket";q=30;w=30 | RateLimit: "bucket";r=29;t=1`},
 		{rlsRequest(desc("free=x")), ""},
@@ -48,8 +57,10 @@ func TestIETFHeaders(t *testing.T) {
 			t.Errorf("got  %s\nwant %s", got, c.want)
 		}
 	}
-	both := newFixture(t, Options{Headers: HeaderNames{Limit: "L", Remaining: "Rem", Reset: "Res", IETF: true}}, headerRules)
-	if got, want := headersOf(both.must(rlsRequest(desc("five=x")))), `L: 7 | Rem: 6 | Res: 285 | RateLimit-Policy: "five";q=7;w=300 | RateLimit: "five";r=6;t=285`; got != want {
+	both := newFixture(t, Options{Headers: HeaderNames{Limit: "L", Remaining: "Rem", Reset: "Res", IETF: true}},
+		headerRules)
+	if got, want := headersOf(both.must(rlsRequest(desc("five=x")))),
+		`L: 7 | Rem: 6 | Res: 285 | RateLimit-Policy: "five";q=7;w=300 | RateLimit: "five";r=6;t=285`; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }
@@ -59,7 +70,8 @@ func TestIETFHeaders(t *testing.T) {
 func TestLargeLimitsAreClamped(t *testing.T) {
 	f := newFixture(t, Options{Headers: HeaderNames{Limit: "L", Remaining: "Rem", Reset: "Res"}}, headerRules)
 	f.expect("OK: OK 4294967295/4294967295 1439985s", rlsRequest(desc("month=x")))
-	if got, want := headersOf(f.must(rlsRequest(desc("month=x")))), "L: 30000000000 | Rem: 29999999998 | Res: 1439985"; got != want {
+	if got, want := headersOf(f.must(rlsRequest(desc("month=x")))),
+		"L: 30000000000 | Rem: 29999999998 | Res: 1439985"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	f.expect("OK: OK 998/4294967295 1439985s", rlsRequest(hits(desc("month=x"), 29_999_999_000)))
@@ -90,7 +102,8 @@ func TestJSONSaysWhenToComeBack(t *testing.T) {
 		{[]string{"month"}, 200, ""},
 	} {
 		if w := post(c.keys...); w.Code != c.code || w.Header().Get("Retry-After") != c.want {
-			t.Errorf("%v: %d, Retry-After %q, want %d %q", c.keys, w.Code, w.Header().Get("Retry-After"), c.code, c.want)
+			t.Errorf("%v: %d, Retry-After %q, want %d %q", c.keys, w.Code, w.Header().Get("Retry-After"), c.code,
+				c.want)
 		}
 	}
 }

@@ -24,7 +24,8 @@ func TestLocalCacheCountsAsTheirs(t *testing.T) {
 	expect := func(when string, hits, misses, entries, expired uint64) {
 		t.Helper()
 		if s := cache.Stats(); s != (LocalCacheStats{Hits: hits, Misses: misses, Entries: entries, Expired: expired}) {
-			t.Errorf("%s: %+v, want %d hits, %d misses, %d entries, %d expired", when, s, hits, misses, entries, expired)
+			t.Errorf("%s: %+v, want %d hits, %d misses, %d entries, %d expired", when, s, hits, misses, entries,
+				expired)
 		}
 	}
 	for range 5 {

@@ -306,7 +306,10 @@ func TestGlobalModes(t *testing.T) {
 }
 
 func TestWholeAnswer(t *testing.T) {
-	f := newFixture(t, Options{DynamicMetadata: true, Headers: HeaderNames{Limit: "L", Remaining: "Rem", Reset: "Res"}}, testRules)
+	f := newFixture(t, Options{DynamicMetadata: true, Headers: HeaderNames{
+		Limit: "L", Remaining: "Rem",
+		Reset: "Res",
+	}}, testRules)
 	r := rlsRequest(desc("twenty=x"), hits(override(desc("none=y"), 3, typev3.RateLimitUnit_HOUR), 2), desc("five=z"))
 	r.HitsAddend = 4
 	got := f.must(r)

@@ -38,8 +38,9 @@ func Declare(r *ratelimit.Rule, holders int) (Bounds, error) {
 		return Bounds{}, nil
 	}
 	if n := r.Limit.Requests / ratelimit.Tokens(max(1, holders)); n < LeastShare {
-		return Bounds{}, fmt.Errorf("a limit of %d leaves %d for each of %d Envoys, must be at least %d: ask over RLS, "+
-			"or have fewer Envoys share it", r.Limit.Requests, n, holders, LeastShare)
+		return Bounds{},
+			fmt.Errorf("a limit of %d leaves %d for each of %d Envoys, must be at least %d: ask over RLS, "+
+				"or have fewer Envoys share it", r.Limit.Requests, n, holders, LeastShare)
 	}
 	most := r.LargestLease()
 	return Bounds{SilentEach: most, Stranded: most, Turn: unit + Slack}, nil

@@ -127,7 +127,8 @@ func TestHoldingCoversItsHolder(t *testing.T) {
 					x.there = x.there[1:]
 					charged -= o.Credit
 					if o.Excess > 0 {
-						t.Fatalf("a holder that has had no more than it was granted is said to have had %d more", o.Excess)
+						t.Fatalf("a holder that has had no more than it was granted is said to have had %d more",
+							o.Excess)
 					}
 				}
 				x.order = x.order[1:]
@@ -136,7 +137,8 @@ func TestHoldingCoversItsHolder(t *testing.T) {
 				now = now.Add(time.Duration(rapid.IntRange(1, 8000).Draw(t, "ms")) * time.Millisecond)
 				check("a while")
 			case "end":
-				now = max(now, ends.Add(-time.Duration(rapid.IntRange(-100, 900).Draw(t, "before it"))*time.Millisecond))
+				now = max(now, ends.Add(-time.Duration(rapid.IntRange(-100, 900).Draw(t,
+					"before it"))*time.Millisecond))
 				check("the window's end came near")
 			case "turn":
 				if now < ends {
@@ -180,7 +182,8 @@ func TestWantIsBounded(t *testing.T) {
 			count := func(what string) tokens { return tokens(rapid.Int64Range(0, 1<<45).Draw(t, what)) }
 			h.Report(now, Usage{Allowed: count("allowed"), Denied: count("denied")})
 			b := Budget{
-				Limit: tokens(rapid.Int64Range(1, 1<<32-1).Draw(t, "limit")), Holders: rapid.IntRange(0, 100).Draw(t, "holders"),
+				Limit: tokens(rapid.Int64Range(1, 1<<32-1).Draw(t, "limit")), Holders: rapid.IntRange(0, 100).Draw(t,
+					"holders"),
 				PerSecond: rapid.Float64Range(0, 1e9).Draw(t, "per second"),
 			}
 			b.Left = tokens(rapid.Int64Range(0, int64(b.Limit)).Draw(t, "left"))
