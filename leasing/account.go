@@ -265,7 +265,8 @@ func (a *account) target(c *ratelimit.Claim) window {
 // the account moves to the new time with all that is charged to it.
 func (a *account) clock(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	a.ledger = now
-	if a.window != 0 && l.Algorithm != ratelimit.TokenBucket { // where it was a counter, which keeps no time
+	// Where it was a counter, which keeps no time. A window that is far ahead is none of now.
+	if a.window != 0 && l.Algorithm != ratelimit.TokenBucket && a.window <= l.WindowAt(now)+1 {
 		a.now = max(a.now, l.WindowEnd(a.window-1))
 	}
 	if a.lag > 0 {

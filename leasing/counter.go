@@ -53,7 +53,10 @@ func (c *counter) shifted() (lag ledgerTime, shifted bool) { return -1 - c.begin
 func (c *counter) decideShifted(now, lag ledgerTime, a *ask, v *verdict) {
 	l := &a.Rule.Limit
 	here := *c
-	here.begins, here.ends = l.WindowEnd(window(c.state-1))+lag, l.WindowEnd(window(c.state))+lag
+	if w := l.WindowAt(now); window(c.state) > w+1 { // no clock shows it: what is charged counts now
+		here.state = int64(w)
+	}
+	here.begins, here.ends = l.WindowEnd(window(here.state-1))+lag, l.WindowEnd(window(here.state))+lag
 	here.decideWindow(now, a, v)
 	if here.state == c.state && lag > 0 {
 		here.begins, here.ends = c.begins, here.dead(l.Algorithm)

@@ -110,8 +110,11 @@ func (p *counters) decide(at moment, key []byte, a *ask, v *verdict) bool {
 	case at.ledger >= c.Val.ends:
 		c.Note = p.limits.note(a.Rule.Limit.Capacity()) // which may have changed
 	}
-	if now := uint8(a.Rule.Limit.Algorithm); c.Mark != now { // it was not known; see account.counter
-		c.Mark, c.Val.extra = now, 0
+	if was, now := algorithmOf(c), uint8(a.Rule.Limit.Algorithm); c.Mark != now { // it was not known; see account.counter
+		if c.Mark = now; algorithmOf(c) == ratelimit.TokenBucket || was == ratelimit.TokenBucket {
+			c.Val = counter{} // an account that no node can have written for this key
+		}
+		c.Val.extra = 0
 	}
 	c.Val.decide(at.ledger, a, v)
 	return true
