@@ -63,6 +63,14 @@ var FailurePolicies = [...]string{FailLocal: "local", FailOpen: "open", FailClos
 // String is the name that a config may use.
 func (p FailurePolicy) String() string { return FailurePolicies[p] }
 
+// MarshalText writes the name.
+func (p FailurePolicy) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText reads the name.
+func (p *FailurePolicy) UnmarshalText(text []byte) error {
+	return setName(p, FailurePolicies[:], string(text))
+}
+
 // OnDeny says what a denied request costs.
 type OnDeny uint8
 
