@@ -46,7 +46,8 @@ func TestBoundsAreSaid(t *testing.T) {
 			"180 (60 a node)",
 		},
 		{
-			"eager, of a size", map[string]string{"reclaim": "eager", "lease.size": "10", "lease.ttl": "2s", "on_store_failure": "closed"},
+			"eager, of a size",
+			map[string]string{"reclaim": "eager", "lease.size": "10", "lease.ttl": "2s", "on_store_failure": "closed"},
 			3, ratelimit.SharedStore, 30, "10, or one larger request, for each node that goes silent",
 			"15 for each node that crashes, for 2s at most", "one store round trip, at most 15ms",
 			"at most 2/s a key a node, 90 a window, one for each 5 tokens, and 27/s while requests are refused and tokens " +
@@ -54,21 +55,26 @@ func TestBoundsAreSaid(t *testing.T) {
 			"leases in hand, then 0",
 		},
 		{
-			"approx", map[string]string{"mode": "approx", "drift_budget": "5%", "on_store_failure": "open"},
+			"approx",
+			map[string]string{"mode": "approx", "drift_budget": "5%", "on_store_failure": "open"},
 			3, ratelimit.SharedStore, 30, "", "30 and 3s of its demand for each node that crashes, for 1m0s at most",
 			"2ms, and none above the watermark; without a share one store round trip, at most 15ms",
 			"at most 1.7/s a key a node, 90 a window, and 27/s while requests are refused and tokens may come back",
 			"all demand",
 		},
 		{
-			"routing", map[string]string{"mode": "routing", "on_store_failure": "cached"}, 3, ratelimit.SharedStore, 0, "",
+			"routing",
+			map[string]string{"mode": "routing", "on_store_failure": "cached"},
+			3, ratelimit.SharedStore, 0, "",
 			"30 and 3s of its demand for each node that crashes, for 1m0s at most", "one hop to the key's owner, at most 15ms",
 			"at most 1.2/s a key, by its owner, 90 a window, and 27/s while requests are refused and tokens may come back; " +
 				"one for each request while the owner does not answer",
 			"what was left, times 3 nodes, for 10s",
 		},
 		{
-			"routing without a store", map[string]string{"mode": "routing"}, 3, ratelimit.OwnMemory, 0,
+			"routing without a store",
+			map[string]string{"mode": "routing"},
+			3, ratelimit.OwnMemory, 0,
 			"with PEERS; after an owner's crash at most the limit once more, and halves that cannot see each other count apart",
 			"0", "one hop to the key's owner, at most 15ms", "0", "180 (60 a node)",
 		},

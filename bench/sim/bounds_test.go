@@ -70,7 +70,9 @@ func declaredStoreOps(t *testing.T, l ratelimit.Limit, fields map[string]string)
 		demand float64 // of the limit, for each key
 		fault  []Fault
 	}{
-		{demand: 0.3}, {demand: 1.5}, {demand: 6},
+		{demand: 0.3},
+		{demand: 1.5},
+		{demand: 6},
 		{1.5, []Fault{{At: 20 * time.Second, Kind: Crash, Node: 1}}},
 		{1.5, []Fault{{At: 20 * time.Second, Kind: Pause, Node: 1, For: 10 * time.Second}}},
 	} {
