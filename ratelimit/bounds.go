@@ -130,7 +130,9 @@ func (r *Rule) storeOps(nodes int) StoreOps {
 		Refused: 1/ClaimBackOff.Seconds() + RecallsPerSecond,
 		Window:  10 * max(1, bits.Len64(uint64(r.Limit.Capacity()))-1),
 	}
-	if r.Limit.Algorithm != FixedWindow { // a claim fetches what the pause lets gather, and half of it is spent in half the pause
+	if r.Limit.Algorithm != FixedWindow {
+		// Tokens come back bit by bit. A claim fetches what gathers in a pause, and is
+		// renewed when half of that is spent: in half a pause.
 		s.Short = 2 / ClaimBackOff.Seconds()
 	}
 	switch c.Mode {

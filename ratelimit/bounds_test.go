@@ -50,8 +50,8 @@ func TestBoundsAreSaid(t *testing.T) {
 			map[string]string{"reclaim": "eager", "lease.size": "10", "lease.ttl": "2s", "on_store_failure": "closed"},
 			3, ratelimit.SharedStore, 30, "10, or one larger request, for each node that goes silent",
 			"15 for each node that crashes, for 2s at most", "one store round trip, at most 15ms",
-			"at most 2/s a key a node, 90 a window, one for each 5 tokens, and 27/s while requests are refused and tokens " +
-				"may come back",
+			"at most 2/s a key a node, 90 a window, one for each 5 tokens, and 27/s while requests are refused and " +
+				"tokens may come back",
 			"leases in hand, then 0",
 		},
 		{
@@ -66,23 +66,27 @@ func TestBoundsAreSaid(t *testing.T) {
 			"routing",
 			map[string]string{"mode": "routing", "on_store_failure": "cached"},
 			3, ratelimit.SharedStore, 0, "",
-			"30 and 3s of its demand for each node that crashes, for 1m0s at most", "one hop to the key's owner, at most 15ms",
-			"at most 1.2/s a key, by its owner, 90 a window, and 27/s while requests are refused and tokens may come back; " +
-				"one for each request while the owner does not answer",
+			"30 and 3s of its demand for each node that crashes, for 1m0s at most",
+			"one hop to the key's owner, at most 15ms",
+			"at most 1.2/s a key, by its owner, 90 a window, and 27/s while requests are refused and tokens may come " +
+				"back; one for each request while the owner does not answer",
 			"what was left, times 3 nodes, for 10s",
 		},
 		{
 			"routing without a store",
 			map[string]string{"mode": "routing"},
 			3, ratelimit.OwnMemory, 0,
-			"with PEERS; after an owner's crash at most the limit once more, and halves that cannot see each other count apart",
+			"with PEERS; after an owner's crash at most the limit once more, and halves that cannot see each other " +
+				"count apart",
 			"0", "one hop to the key's owner, at most 15ms", "0", "180 (60 a node)",
 		},
 		{"three alone", nil, 3, ratelimit.OwnMemory, 1200, "each node counts alone", "0", "none", "0", "no store"},
 		{"one alone", nil, 1, ratelimit.OwnMemory, 0, "", "0", "none", "0", "no store"},
 	} {
 		b := boundsRule(t, c.fields).Declare(c.nodes, c.storage)
-		got := []any{b.Over.Tokens, b.Over.Note(), b.Under.String(), b.Wait.String(), b.StoreOps.String(), b.OnOutage.String()}
+		got := []any{
+			b.Over.Tokens, b.Over.Note(), b.Under.String(), b.Wait.String(), b.StoreOps.String(), b.OnOutage.String(),
+		}
 		want := []any{c.over, c.note, c.under, c.wait, c.ops, c.outage}
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("%s: %s", c.name, d)
@@ -107,7 +111,8 @@ func TestBoundsOfNothing(t *testing.T) {
 		b.StoreOps.String() != "0" || b.Under.String() != "0" || b.Over.Percent(0) != 0 {
 		t.Errorf("%+v", b)
 	}
-	if got := (&ratelimit.Rule{Unlimited: true}).Declare(3, ratelimit.SharedStore); got != (ratelimit.Bounds{Unlimited: true}) {
+	unlimited := ratelimit.Rule{Unlimited: true}
+	if got := unlimited.Declare(3, ratelimit.SharedStore); got != (ratelimit.Bounds{Unlimited: true}) {
 		t.Errorf("%+v", got)
 	}
 }

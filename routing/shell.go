@@ -113,11 +113,11 @@ func (r *Router) listen(stream caller, m *member) error {
 	}
 }
 
-// Bounds are what strangers at the peers' port are held to, before they have
+// Caps are what strangers at the peers' port are held to, before they have
 // proved to be none, and peers after that: a peer has one conversation, of
 // messages that are taken in as they come.
-func Bounds() transport.Bounds {
-	return transport.Bounds{
+func Caps() transport.Caps {
+	return transport.Caps{
 		Streams: 4, HeaderBytes: 4 << 10, MessageBytes: maxFrame, RequestTimeout: 10 * time.Second, Idle: time.Minute,
 		Conversations: true,
 	}
@@ -132,7 +132,7 @@ func (r *Router) NewServer(creds credentials.TransportCredentials, budget *trans
 	if creds == nil {
 		creds = r.served
 	}
-	options := transport.Options(Bounds(), budget, &door{creds, plain, r.turnedAway}, nil)
+	options := transport.Options(Caps(), budget, &door{creds, plain, r.turnedAway}, nil)
 	s := grpc.NewServer(append(options, grpc.MaxSendMsgSize(maxFrame))...)
 	wire.RegisterPeerServer(s, exchange{Router: r})
 	return s
