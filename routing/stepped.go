@@ -71,16 +71,20 @@ type Wires interface {
 	Send(to string, answer bool, frame []byte)
 }
 
+// steppedWait is a request of this node that waits for an owner.
 type steppedWait struct {
 	*waiting
 	decided func()
 }
 
+// steppedAsks are those of a peer's frame that are not decided yet.
 type steppedAsks struct {
 	*serving
 	from *inlet
 }
 
+// steppedBatch is a batch of claims of hot keys: each goes to another owner, and the batch
+// is answered when all have been, or at until.
 type steppedBatch struct {
 	*leasing.Batch
 	claims []*claiming
@@ -92,6 +96,7 @@ func NewStepped(o SteppedOptions) *Stepped {
 	c := newCore(Options{Addr: o.Addr, Weight: o.Weight, HotRate: o.HotRate, OnPeer: o.OnPeer}, o.Clock, o.Wall)
 	s := &Stepped{core: c, o: o, inlet: map[string]*inlet{}, open: map[string]bool{}}
 	c.hands, c.random, c.incarnation = s, o.Random, o.Incarnation
+	// Where tables choose at random, two runs of one seed would differ.
 	c.fallback.Predictable()
 	if o.Decided != nil {
 		c.observe = observed{o}
