@@ -161,9 +161,15 @@ func (h *held) flags() uint64 {
 		true bool
 		bit  uint64
 	}{
-		{h.lease.split, packedSplit}, {h.eager, packedEager}, {h.asked, packedAsked}, {h.stretched, packedStretched},
-		{h.recalling, packedRecalling}, {h.settled, packedSettled}, {h.gauges.of != nil, packedGauged},
-		{h.name&1 != 0, packedOddName}, {h.limited(), packedLimited},
+		{h.lease.split, packedSplit},
+		{h.eager, packedEager},
+		{h.asked, packedAsked},
+		{h.stretched, packedStretched},
+		{h.recalling, packedRecalling},
+		{h.settled, packedSettled},
+		{h.gauges.of != nil, packedGauged},
+		{h.name&1 != 0, packedOddName},
+		{h.limited(), packedLimited},
 	} {
 		if is.true {
 			flags |= is.bit
