@@ -61,7 +61,7 @@ func (s *sluice) honest() (stop func() (took []time.Duration, failed int)) {
 		every(ctx, 5*time.Millisecond, func() {
 			calls.Go(func() {
 				begun := time.Now()
-				bounded, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+				bounded, cancel := context.WithTimeout(context.Background(), patience)
 				defer cancel()
 				_, err := client.ShouldRateLimit(bounded, q)
 				mu.Lock()

@@ -298,6 +298,7 @@ func TestDebugPortIsSafe(t *testing.T) {
 // The page, as a browser shows it: rules, keys, an explanation, and hostile
 // values as the text that they are.
 func TestConsoleInABrowser(t *testing.T) {
+	t.Parallel()
 	browser := browserPath(t)
 	s := peopleNodes(t, 1, redistest.Start(t).Addr)[0]
 	for _, v := range hostileValues {

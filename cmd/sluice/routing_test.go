@@ -87,9 +87,7 @@ func TestRoutingIsExact(t *testing.T) {
 			r.hits = uint64(max(1, c.limit/10_000))
 			r.load(c.key, 12, int(c.limit)/int(r.hits)*3/2/12+20, 0, 1, 2).Wait()
 			// Where this machine kept an answer from its asker for 15 ms, the owner takes it back.
-			for end := time.Now().Add(5 * time.Second); r.admitted.Load() < c.limit && time.Now().Before(end); {
-				r.load(c.key, 1, 3, 0, 1, 2).Wait()
-			}
+			r.untilAdmitted(c.key, c.limit, 0, 1, 2)
 			if got := r.admitted.Load(); got != c.limit {
 				t.Errorf("%s: admitted %d of %d", c.key, got, c.limit)
 			}
@@ -167,6 +165,7 @@ func TestRoutingRollingReplacement(t *testing.T) {
 // An owner is killed: no call fails, its keys are owned again within seconds,
 // and with Redis nothing is over.
 func TestRoutingOwnerIsKilled(t *testing.T) {
+	t.Parallel()
 	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
 		r := newRing(t, 3, 0, store)
 		const keys = 30
@@ -271,7 +270,7 @@ func testHotKey(t *testing.T, r *ringFleet) {
 	}
 	hammer(2500 * time.Millisecond) // it becomes hot
 	before := received()
-	asked := hammer(3 * time.Second)
+	asked := hammer(1500 * time.Millisecond)
 	atOwner := received() - before
 	t.Logf("hot: %d of %d decisions reached the owner from others", atOwner, asked)
 	if int64(atOwner)*50 > asked*3/4 { // three nodes of four do not own it
