@@ -295,10 +295,13 @@ func TestParity(t *testing.T) {
 					if store != "single" && g.statistics == nil { // no store has a part in these
 						continue
 					}
-					sink := newLineSink(t)
-					run := parityRun{env: append(append(sink.env(), g.env...), env...), routing: p.routing, exchanges: g.exchanges}
-					run.after = func(t *testing.T, s *sluice) { checkStatistics(t, s, sink, g.statistics) }
-					run.answer(t)
+					t.Run(strings.Join(g.env, " "), func(t *testing.T) {
+						t.Parallel()
+						sink := newLineSink(t)
+						run := parityRun{env: append(append(sink.env(), g.env...), env...), routing: p.routing, exchanges: g.exchanges}
+						run.after = func(t *testing.T, s *sluice) { checkStatistics(t, s, sink, g.statistics) }
+						run.answer(t)
+					})
 				}
 			})
 		}

@@ -63,6 +63,7 @@ func (s *sluice) explained(args ...string) string {
 // The explanation says what matched and what the next request gets, which it
 // then gets.
 func TestExplain(t *testing.T) {
+	t.Parallel()
 	for _, store := range []string{"", redistest.Start(t).Addr} {
 		s := peopleNodes(t, 1, store)[0]
 		for args, want := range map[string]string{
