@@ -370,7 +370,7 @@ func (n *actor) sweeps() {
 func (n *actor) lease() (l lease, next *nextLease) {
 	s, _, c := n.fleet.locked(keyOf(1))
 	defer s.mu.Unlock()
-	return c.val.lease, c.val.next
+	return c.lease, c.next
 }
 
 // maySpend prints what the node may spend without asking.

@@ -147,7 +147,9 @@ func (m *measure) open() (stop func()) {
 		return func() {}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	f := leasing.NewFleet(generous{m.clock}, leasing.NewHolder(), m.Keys+m.Keys/8, m.clock, wall)
+	// With half as much room again as keys, what is leased stays, as it does where MAX_KEYS
+	// was not reached.
+	f := leasing.NewFleet(generous{m.clock}, leasing.NewHolder(), m.Keys+m.Keys/2, m.clock, wall)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -321,6 +323,10 @@ func (l generous) Settle(_ context.Context, claims []ratelimit.Claim, grants []r
 		}
 	}
 }
+
+// Recalls implements [ratelimit.Recaller]: as with Redis, a lease is then large and
+// long while there is plenty. Nothing is ever recalled.
+func (l generous) Recalls(ctx context.Context, _ []ratelimit.Holder, _ func(string)) { <-ctx.Done() }
 
 // collector is how many seconds of CPU the garbage collector has used.
 func collector() float64 {
