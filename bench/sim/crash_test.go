@@ -16,6 +16,7 @@ import (
 //
 //	go test -count=1 -v -run CrashStrands ./bench/sim
 func TestCrashStrandsATwentieth(t *testing.T) {
+	t.Parallel()
 	for _, algorithm := range []ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow} {
 		for _, nodes := range []int{3, 10} {
 			for _, at := range []time.Duration{time.Second, 10 * time.Second, 25 * time.Second} {
