@@ -174,7 +174,7 @@ const (
 	batchSize    = 256                  // claims in one
 	queueSize    = 8192                 // flights that wait for a sender
 	claimTimeout = time.Second
-	backOff      = 50 * time.Millisecond // between claims while tokens are out elsewhere
+	backOff      = ratelimit.ClaimBackOff // between claims while tokens are out elsewhere
 	sweepEvery   = 100 * time.Millisecond
 	sweepParts   = 10 // a shard is looked at once in so many sweeps
 	idleAfter    = 2 * time.Second
