@@ -272,7 +272,9 @@ func TestNoDriftByATakenName(t *testing.T) {
 		"a lease": func(s *nodeScript, h *held) {
 			h.next = &nextLease{over: s.now.Add(time.Hour), start: s.now.Add(time.Hour), lease: lease{window: h.lease.window + 1}}
 		},
-		"a claim": func(_ *nodeScript, h *held) { h.flight = &flight{errand: errand{ahead: true}, done: make(chan struct{})} },
+		"a claim": func(_ *nodeScript, h *held) {
+			h.flight = &flight{errand: errand{ahead: true}, done: make(chan struct{})}
+		},
 	} {
 		s, _ := newDriftScript(t, perMinute100)
 		s.passes(46 * time.Second)
