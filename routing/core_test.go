@@ -410,7 +410,7 @@ func TestOnceStable(t *testing.T) {
 		t.Fatal("it has its keys")
 	}
 	c.mu.Lock()
-	c.become(false)
+	c.quitRing()
 	for _, m := range c.members {
 		m.alive, m.holds = false, false
 	}

@@ -58,9 +58,9 @@ func TestProblems(t *testing.T) {
 		s       scenario
 		problem string
 	}{
-		{Measured{Over: 1, Declared: leasing.declared(300, 3)}, scenario{}, "1 over the limit of 300"},
-		{Measured{Over: 15, Declared: approx.declared(300, 3)}, scenario{}, ""},
-		{Measured{Over: 16, Declared: approx.declared(300, 3)}, scenario{fault: true}, "16 over"},
+		{Measured{Over: 1, Declared: int64(leasing.declares(300, 3).Over.Tokens)}, scenario{}, "1 over the limit of 300"},
+		{Measured{Over: 15, Declared: int64(approx.declares(300, 3).Over.Tokens)}, scenario{}, ""},
+		{Measured{Over: 16, Declared: int64(approx.declares(300, 3).Over.Tokens)}, scenario{fault: true}, "16 over"},
 		{Measured{Failed: 1}, scenario{}, "1 calls had no answer"},
 		{Measured{Failed: 1}, scenario{fault: true}, ""},
 	} {

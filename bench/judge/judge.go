@@ -185,6 +185,12 @@ func (u *usage) spend(n ratelimit.Tokens) {
 	u.level -= float64(n)
 }
 
+// Room is what the limit has left at an instant; below 0 when too much was admitted.
+func (j *Judge) Room(at ratelimit.LedgerTime) ratelimit.Tokens {
+	j.advance(at)
+	return j.got.room(at, &j.limit)
+}
+
 // Worst is the most that was admitted beyond the limit at any instant.
 func (j *Judge) Worst() ratelimit.Tokens { return j.worst }
 

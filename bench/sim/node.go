@@ -224,7 +224,7 @@ func (n *node) leave() {
 func (n *node) goodbye() {
 	claims := n.stepped.Release(n.clock())
 	n.store.tell(n, claims)
-	if a, ok := n.keeper.Leaving(!n.stepped.Drifting()); ok {
+	if a, ok := n.keeper.Leaving(approx.Confirmed(!n.stepped.Drifting())); ok {
 		n.store.leave(n, a)
 	}
 	n.end()

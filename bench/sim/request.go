@@ -172,6 +172,7 @@ func (w *world) retract(k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
 // count has the judge count a decision, at the instant at which it was made.
 func (w *world) count(n *node, q *request, i int) {
 	v, a, k := &q.verdicts[i], &q.asks[i], q.keys[i]
+	w.asked(n, k, a, v)
 	code := uint64(k.index)<<8 | uint64(v.Source)<<1
 	switch {
 	case a.Kind == ratelimit.Peek:

@@ -333,16 +333,23 @@ func (b *bound) apart(d time.Duration) {
 	}
 }
 
+// ownerless is when keys may have no owner that answers: until nodes agree again on who
+// there is.
+func (b *bound) ownerless(d time.Duration) {
+	b.lost = append(b.lost, span{b.now, b.now + int64(d) + int64(3*time.Second)})
+}
+
 // split is how much more each of those may have cost a key: its limit once more,
 // for they count by themselves. A bucket, which owes what went over for ever, is
 // refilled on both sides for as long as they do.
-func (b *bound) split(r *ratelimit.Rule, capacity ratelimit.Tokens) ratelimit.Tokens {
+func (b *bound) split(r *ratelimit.Rule) ratelimit.Tokens {
+	each := r.Declare(len(b.nodes), ratelimit.OwnMemory).Over.EachOwner
 	n := ratelimit.Tokens(0)
 	for _, s := range b.splits {
 		if s.to < b.now-b.lasts(r) {
 			continue
 		}
-		n += capacity
+		n += each
 		if l := &r.Limit; l.Algorithm == ratelimit.TokenBucket {
 			n += 1 + ratelimit.Tokens(float64(min(b.now, s.to)-s.from)/float64(l.Period())*float64(l.Requests))
 		}

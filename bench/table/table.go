@@ -318,7 +318,7 @@ func (l generous) Settle(_ context.Context, claims []ratelimit.Claim, grants []r
 			granted += c.Granted
 		}
 		grants[i] = ratelimit.Grant{
-			Seq: c.Seq, Granted: granted, Fence: c.Fence + 1, Window: w, Carried: c.Window == w,
+			Seq: c.Seq, Granted: granted, Fence: max(c.Fence+1, ratelimit.Fence(at)), Window: w, // as Redis' are Carried: c.Window == w,
 			TTL: ttl, Available: c.Limit.Requests / 2, ResetAfter: c.Limit.WindowEnd(w).Sub(at), At: at, Holders: 1, Plenty: c.Stretch,
 		}
 	}

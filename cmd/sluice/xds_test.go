@@ -118,7 +118,7 @@ func TestBadXDSSettings(t *testing.T) {
 	} {
 		f := good
 		change(&f)
-		_, err := f.client(&ruleBoundFlags{}, nil)
+		_, err := f.client(&ruleCapFlags{}, nil)
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%v, want %q", err, want)
 		}
