@@ -50,7 +50,8 @@ const (
 	// has on each node's ring.
 	maxWeight = 100
 	maxAddr   = 256
-	nonceSize = 16 // at least
+	// nonceSize is in bytes, and the least that a peer's nonce may have. mostNonce is the most.
+	nonceSize = 16
 	mostNonce = 64
 	// leastSecret is the shortest secret. Sixteen random letters and digits are 95
 	// bits: more than can be tried on a proof that somebody has.
@@ -88,6 +89,8 @@ func newNonce() []byte {
 // connection's.
 func prove(secret, role string, binding []byte, caller, called *wire.Hello) []byte {
 	h := hmac.New(sha256.New, []byte(secret))
+	// The version is in the proof, so that one which a later version makes of the same fields is
+	// another.
 	part(h, []byte("sluice introduction 3, "+role))
 	part(h, binding)
 	for _, said := range []*wire.Hello{caller, called} {
@@ -116,6 +119,7 @@ func binding(stream context.Context) ([]byte, error) {
 		return nil, errPlain
 	}
 	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	// Before TLS 1.3 two connections may have the same channel binding (RFC 9266).
 	if !ok || info.State.Version < tls.VersionTLS13 {
 		return nil, errPlain
 	}
@@ -137,6 +141,8 @@ func check(h *wire.Hello) error {
 	switch {
 	case h == nil || h.GetAddr() == "" || len(h.GetAddr()) > maxAddr || len(h.GetNonce()) < nonceSize || len(h.GetNonce()) > mostNonce || len(h.GetMac()) > sha256.Size:
 		return errHello
+	// A version later than this node's is not refused: during an upgrade the newer node speaks as
+	// the older one expects.
 	case h.GetVersion() < leastVersion:
 		return fmt.Errorf("%w: %d", errVersion, h.GetVersion())
 	case h.GetWeight() > maxWeight:
@@ -160,6 +166,8 @@ func (r *Router) introduce(stream caller, addr string) (*wire.Hello, error) {
 	if err := check(welcome); err != nil {
 		return nil, err
 	}
+	// A node that answers for another's address would be asked for keys that it does not own, and
+	// never find itself in the ring by the name that others use.
 	if welcome.GetAddr() != addr {
 		return nil, fmt.Errorf("%w: it is known as %s, and calls itself %q (its PEER_ADDR)", errName, addr, welcome.GetAddr())
 	}
@@ -203,6 +211,7 @@ func (r *Router) welcome(stream called) (*wire.Hello, error) {
 	if err := check(hello); err != nil {
 		return hello, err
 	}
+	// Two nodes with one name would take each other's keys for their own.
 	if hello.GetAddr() == r.options.Addr {
 		return hello, errSelf
 	}

@@ -26,6 +26,7 @@ import (
 // anonymous are credentials with a certificate that says nothing, for dialling
 // and for serving.
 func anonymous() (client, server credentials.TransportCredentials) {
+	// A new key for each life of the process: none is stored that could be stolen.
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		panic(fmt.Sprintf("routing: a key cannot be made: %v", err))
@@ -60,6 +61,7 @@ const tlsHandshake = 22
 // ServerHandshake implements [credentials.TransportCredentials]. Its caller
 // bounds the time.
 func (d *door) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	// Old nodes without certificates do not speak TLS. Which of both it is the first byte tells.
 	begun := &peeked{Conn: raw}
 	if _, err := io.ReadFull(raw, begun.first[:]); err != nil {
 		return nil, nil, err // somebody who only looks whether the port is open
@@ -90,6 +92,7 @@ type peeked struct {
 	given bool
 }
 
+// Read gives the first byte once more, and then goes on with the connection.
 func (p *peeked) Read(b []byte) (int, error) {
 	if p.given || len(b) == 0 {
 		return p.Conn.Read(b)
@@ -101,6 +104,7 @@ func (p *peeked) Read(b []byte) (int, error) {
 // dials are the ways to dial a node, the best first.
 func (r *Router) dials() []credentials.TransportCredentials {
 	ways := []credentials.TransportCredentials{r.options.TLS}
+	// With certificates of an authority, old nodes are dialled by TLS, too.
 	if r.options.AllowOld && r.anonymous {
 		ways = append(ways, insecure.NewCredentials())
 	}
@@ -112,6 +116,8 @@ func (r *Router) connect(ctx context.Context, m *member) error {
 	var err error
 	for _, way := range r.dials() {
 		var met bool
+		// Once there was a conversation the next dial begins with the best way again: the node may
+		// have been upgraded.
 		if met, err = r.connectBy(ctx, m, way); met || ctx.Err() != nil {
 			break
 		}

@@ -27,18 +27,23 @@ type (
 //
 //	inbox.mu, mu, gate, link.mu; fetches' and tables' own locks last
 type core struct {
-	options     Options
+	options Options
+	// incarnation names this life of the process. Parcels are numbered for each pair of
+	// incarnations, so that one of an earlier life is not taken for one of this (docs/protocol.md,
+	// section 4.15).
 	incarnation uint64
 	began       instant
 	deciders
 	driven
 
-	// gate is held for reading while a key is looked up and decided here, or
-	// taken away, and for writing while the view changes; without a store only.
+	// gate is used without a store only. It is held for reading while a key is looked up and
+	// decided here, or its account is taken out, and for writing while the view changes. A decision
+	// that began under the old ring has therefore ended before the new ring is in force: no account
+	// is charged here after the mover has taken it out.
 	gate sync.RWMutex
 	view atomic.Pointer[view]
-	// ticked is when the node last looked after itself; expired says that too
-	// much time has passed since for it to be an owner.
+	// ticked is when the node last looked after itself. expired says that too much time has passed
+	// since then for it to be an owner: others may have taken over its keys.
 	ticked  atomic.Int64
 	expired atomic.Bool
 	// unheard says that not all whom this node has met know yet that it owns keys.
@@ -48,10 +53,14 @@ type core struct {
 	looking atomic.Int64 // how many accounts are fetched
 
 	mu       sync.Mutex
-	standing        // guarded by mu
-	transit         // guarded by mu
-	posts    []post // guarded by mu: to be queued when it is free
+	standing // guarded by mu
+	transit  // guarded by mu
+	// posts are queued when mu is free, because a call that cannot be sent ends at once, and what
+	// goes on then needs mu. They are guarded by mu.
+	posts []post
 
+	// hot is what others ask this node for as the owner; hotHere is what this node leases from
+	// other owners.
 	hot     *hot
 	hotHere hotLeases
 	rules   ruleCache
@@ -61,10 +70,12 @@ type core struct {
 // deciders are the limiters behind a node of the ring. They are set before it is used,
 // and not changed.
 type deciders struct {
-	base     limiter        // decides what is this node's own
-	leases   limiter        // decides on hot keys of other owners
-	local    *leasing.Local // has the budgets where there is no store; else nil
-	fallback *leasing.Local // when an owner does not answer
+	base   limiter // decides what is this node's own
+	leases limiter // decides on hot keys of other owners
+	// local has the budgets where there is no store; with one it is nil.
+	local *leasing.Local
+	// fallback decides under on_store_failure: local when an owner does not answer.
+	fallback *leasing.Local
 }
 
 // driven is what a core gets from whoever drives it: time, chance and the means to act.
@@ -79,23 +90,30 @@ type driven struct {
 // with a map, knows nobody and is in none.
 type standing struct {
 	members map[string]*member
-	present bool    // in the ring
-	changes uint64  // how often that has changed, and one
+	present bool // in the ring
+	// changes is how often that has changed. Messages say one more, because 0 is what older nodes
+	// send.
+	changes uint64
 	joined  instant // when it entered
 	left    bool    // for good
 	leftAt  instant
-	looked  bool // for others
-	// wasStable says that after joining all had handed over.
+	// looked says that discovery has named others at least once, or failed to: before that, a node
+	// would join alone.
+	looked bool
+	// wasStable says that, at least once after this node joined, all had handed over: it has its
+	// keys, and is ready.
 	wasStable bool
 }
 
 // transit is the accounts that are on their way from node to node, without a store.
 type transit struct {
-	mover    mover
-	fetches  map[string]*fetch // by key
-	inboxes  map[uint64]*inbox // by the sender's incarnation
-	numbered uint64            // the last parcel to any node that was forgotten
-	pulls    []pull            // of version 1, not answered
+	mover   mover
+	fetches map[string]*fetch // by key
+	inboxes map[uint64]*inbox // by the sender's incarnation
+	// numbered is the highest number of a parcel to any node that was forgotten. Numbers to such a
+	// node go on from there if it comes back.
+	numbered uint64
+	pulls    []pull // of version 1, not answered
 }
 
 // counted is what a node counts for its metrics.
@@ -150,24 +168,30 @@ func (b blocking) ask(ctx context.Context, now instant, within time.Duration, as
 type stepping struct{ *leasing.Stepped }
 
 func (s stepping) ask(_ context.Context, now instant, _ time.Duration, asks []ask, verdicts []verdict) waiter {
+	// A nil *leasing.Wait put into the interface would not compare equal to nil, and the caller
+	// would take it for something to wait for.
 	if w := s.Ask(now, asks, verdicts); w != nil {
 		return w
 	}
 	return nil
 }
 
-// view is the ring at a time. Only stable changes.
+// view is the ring at one time. It is replaced as a whole and not changed, but for stable: requests
+// read it by one pointer, without a lock.
 type view struct {
-	ring   *Ring
-	print  uint64
-	since  []*Ring          // that were in force since all had handed over, the last first; nil: nobody knows
+	ring  *Ring
+	print uint64
+	// since has the rings that were in force since all had last handed over, the newest first. nil
+	// means that nobody knows, and then no key counts as kept.
+	since  []*Ring
 	peers  map[string]*link // of all members, in the ring or not
 	mine   bool             // this node is in the ring
 	began  instant
 	stable atomic.Bool // nobody else has anything of this node's
 }
 
-// mostSince bounds how many rings a view remembers.
+// mostSince bounds how many rings a view remembers. Rings that change more often than that before
+// all have handed over make the node ask others for accounts that it may have had all along.
 const mostSince = 8
 
 // kept tells whether a key was this node's own ever since all had handed over:
@@ -176,6 +200,8 @@ func (v *view) kept(hash uint64, self string) bool {
 	if len(v.since) == 0 {
 		return false
 	}
+	// If another node owned the key under any of these rings, it may have begun an account, and
+	// that may still be there or on its way.
 	for _, r := range v.since {
 		if r.Owner(hash) != self {
 			return false
@@ -239,9 +265,14 @@ func (c *core) build(old *view) *view {
 		}
 	}
 	v.ring = ringOf(nodes)
+	// print is a sum, and so the same on every node that sees the same members. Two nodes compare
+	// it to tell whether they speak of the same ring.
 	for _, m := range v.ring.Members() {
 		v.print += xxhash.Sum64String(m.Addr) * uint64(max(1, m.Weight))
 	}
+	// A node that was in no ring before owned nothing, so that it cannot say of any key that it has
+	// had it since. Where all had handed over under the old ring, that ring is enough to remember.
+	// Beyond mostSince rings nothing is remembered.
 	switch {
 	case old == nil || !old.mine:
 	case old.stable.Load():
@@ -262,14 +293,18 @@ func (c *core) turn() {
 		c.view.Store(next) // the store knows of all that is leased
 		return
 	}
+	// Where other nodes have only gone, no key of this node's went to another, and no table needs
+	// to be walked through.
 	if !lessOnly(old, next) {
 		c.mover.all()
 	}
+	// The swap is all that requests wait for. Accounts move afterwards, a few keys at a time.
 	c.gate.Lock()
 	c.view.Store(next)
 	c.gate.Unlock()
 	c.settle()
 	c.each(func(m *member) {
+		// An answer to an earlier pull was about an earlier ring.
 		m.pulled = false
 		c.pullFrom(m)
 	})
@@ -304,6 +339,7 @@ func (c *core) settle() {
 			return
 		}
 	}
+	// From here on a key without an account is a new key, and nobody is asked any more.
 	v.stable.Store(true)
 	c.wasStable = c.wasStable || v.mine
 }
@@ -311,6 +347,8 @@ func (c *core) settle() {
 // mayHave tells whether the member may have accounts that are this node's own
 // under a view.
 func (m *member) mayHave(v *view) bool {
+	// A node that has left may still have accounts to send (holds). Its done counts only if it was
+	// said under this ring, and after it last joined or left: what it said before may be overtaken.
 	return (m.alive || m.holds) && (m.done != v.print || m.doneBy < m.changes)
 }
 
@@ -321,6 +359,8 @@ func (c *core) lapsed(now instant) bool {
 		return true
 	}
 	ticked := instant(c.ticked.Load())
+	// A node that has not looked after itself yet has not joined either, so that nobody can have
+	// taken its keys over.
 	if ticked == 0 || now.Sub(ticked) <= lapseAfter {
 		return false
 	}
@@ -350,6 +390,7 @@ const mostRings = 64
 
 func ringOf(nodes []Member) *Ring {
 	sortMembers(nodes)
+	// The members in order are the map's key. Two bytes hold any weight up to maxWeight.
 	name := make([]byte, 0, 64)
 	for _, m := range nodes {
 		name = append(name, m.Addr...)
@@ -357,6 +398,8 @@ func ringOf(nodes []Member) *Ring {
 	}
 	rings.mu.Lock()
 	defer rings.mu.Unlock()
+	// The lock is held while a ring is built: nodes of one process that see the same change would
+	// otherwise each build the same ring of up to mostPoints points.
 	r := rings.of[string(name)]
 	if r == nil {
 		r = NewRing(nodes)
@@ -370,6 +413,7 @@ func ringOf(nodes []Member) *Ring {
 
 // stamp is the ledger's time here, for what is sent.
 func (c *core) stamp() int64 {
+	// With a store no peer compares clocks, and 0 says that there is nothing to compare.
 	if c.local == nil {
 		return 0
 	}

@@ -18,7 +18,8 @@ const (
 	notInTime = 3
 )
 
-// undo is the wire's fourth kind of ask.
+// undo is the wire's fourth kind of ask. The first three are those of ratelimit.Kind. It is none of
+// them, because it takes back a verdict instead of asking for one.
 const undo = 3
 
 // askAgain is how long to wait before a node is asked again that is not the
@@ -26,10 +27,13 @@ const undo = 3
 const askAgain = time.Millisecond
 
 const (
-	// silentFor is how long an owner that let a request wait so is not asked, unless
-	// it is heard; then one request tries it again.
+	// silentFor is for how long an owner is not asked after a request has waited for it in vain,
+	// unless it is heard meanwhile. After that one request tries it again. Without it, each request
+	// would spend half of its time on an owner that does not answer.
 	silentFor = 100 * time.Millisecond
-	// aliveFor is how long after its last word an owner is late, and not gone.
+	// aliveFor is for how long after its last word an owner that does not answer counts as late
+	// instead of gone. A late owner may have spent what is left of the limit, so that nobody else
+	// admits.
 	aliveFor = 250 * time.Millisecond
 )
 
@@ -44,6 +48,8 @@ func (c *core) decide(ctx context.Context, now instant, asks []ask, verdicts []v
 			return c.wait(ctx, now, asks, verdicts, 0, b())
 		}
 	}
+	// All asks are this node's own, so that the base decides them in one call, and can claim for
+	// them together.
 	if w := c.base.ask(ctx, now, 0, asks, verdicts); w != nil {
 		return c.waitBelow(now, asks, verdicts, w, b())
 	}
@@ -55,6 +61,7 @@ func (c *core) decideStoreless(ctx context.Context, now instant, asks []ask, ver
 	for i := range asks {
 		if asks[i].Rule.Coordination.Mode != ratelimit.Routing {
 			c.local.Decide(ctx, now, asks[i:i+1], verdicts[i:i+1])
+			// What has been decided so far stays decided; the request waits with the rest from here on.
 		} else if c.own(ctx, now, asks[i:i+1], verdicts[i:i+1], nil) != decided {
 			return c.wait(ctx, now, asks, verdicts, i, b())
 		}
@@ -67,6 +74,8 @@ func (c *core) elsewhere(a *ask) string {
 	if a.Rule.Coordination.Mode != ratelimit.Routing {
 		return ""
 	}
+	// An empty ring has no owner, which reads as "this node" here. With a store that is right, for
+	// the store decides. Without one, own looks at the ring itself and decides nothing.
 	owner := c.view.Load().ring.Owner(HashOf(a.Key))
 	if owner == c.options.Addr {
 		return ""
@@ -78,10 +87,12 @@ func (c *core) elsewhere(a *ask) string {
 type owned uint8
 
 const (
-	decided   owned = iota
-	another         // node's, or nobody's
-	unsure          // whether others have the account
-	overslept       // this node may not be an owner: not yet, or not any more
+	decided owned = iota
+	another       // node's, or nobody's
+	unsure        // whether others have the account
+	// overslept says that this node may not be an owner: it has slept for too long, or has just
+	// joined and not all have heard of it.
+	overslept
 )
 
 // own decides on one key of this node's, if it can: where it has the account,
@@ -94,8 +105,14 @@ func (c *core) own(ctx context.Context, now instant, asks []ask, verdicts []verd
 	switch {
 	case v.ring.Owner(hash) != c.options.Addr:
 		return another
+	// This comes before the account is looked at. A node that has slept still has its accounts, but
+	// others may own their keys by now and count anew; and what a node decides before all have
+	// heard of it, another may decide as well.
 	case c.lapsed(now), c.unheard.Load():
 		return overslept
+	// Possession decides (docs/protocol.md, section 4.15). Each of these excludes that another node
+	// has the account: all have handed over; it is here; the key has been this node's own all
+	// along; or everybody has said, about this very ring, that they have none.
 	case v.stable.Load() || c.local.Has(asks[0].Key) || v.kept(hash, c.options.Addr) || found != nil && found.view == v && found.state == fetchAbsent:
 		c.local.Decide(ctx, now, asks, verdicts)
 		return decided
@@ -133,10 +150,15 @@ type askState struct {
 	to      string
 	fetch   *fetch
 	again   instant
-	held    bool // the one asked has called itself the owner
-	final   bool // of a peer's ask: this node has called itself the owner
-	below   bool
-	mine    bool // this node leases it, though it has an owner
+	// held says that the node which is asked has called itself the owner. It is then asked again
+	// although this node's ring names another.
+	held bool
+	// final is of a peer's ask. The peer was told that this node has called itself the owner, so
+	// that the ask must not be sent on.
+	final bool
+	below bool
+	// mine says that this node leases the key from the store itself, although another node owns it.
+	mine bool
 }
 
 // below is a run of asks that waits for a store.
@@ -178,11 +200,15 @@ func (c *core) waitBelow(now instant, asks []ask, verdicts []verdict, below wait
 // addBelow waits for the base, for its own time or within what is left.
 func (w *waiting) addBelow(now instant, b waiter, within time.Duration, from, to int) {
 	patience := b.Patience()
+	// The base may wait as long as its rule says; but a request that has already waited for an
+	// owner has only the rest of its own time.
 	if within > 0 {
 		patience = min(patience, within)
 	}
 	w.below = append(w.below, below{b, from, to, now.Add(patience)})
 	for i := from; i < to; i++ {
+		// Until the base has decided them, nothing else may: an ask that is decided twice is
+		// charged twice.
 		w.states[i].below = true
 	}
 }
@@ -192,6 +218,8 @@ func (w *waiting) due() instant {
 	due := w.until
 	for i := range w.states {
 		switch s := &w.states[i]; {
+		// These need no time of their own: what waits below has its own, and the end of a fetch
+		// rings the bell.
 		case s.decided || s.below || s.fetch != nil:
 		case s.call == nil:
 			due = min(due, s.again)
@@ -207,6 +235,8 @@ func (w *waiting) due() instant {
 
 // advance decides what can be decided now. It reports whether anything waits.
 func (w *waiting) advance(now instant) (open bool) {
+	// late is never taken back. sleep also sets until to 0 when the caller has gone, and what is
+	// decided then must not begin to wait again.
 	w.late = w.late || now >= w.until
 	// What others decide travels while this node decides its own.
 	for i := range w.asks {
@@ -226,6 +256,7 @@ func (w *waiting) advance(now instant) (open bool) {
 func (w *waiting) one(now instant, i int) bool {
 	s, a := &w.states[i], &w.asks[i]
 	if s.call != nil {
+		// An answer that is there counts even if the time is over: the owner has charged for it.
 		if s.call.ended() {
 			return w.answered(now, i)
 		}
@@ -233,12 +264,15 @@ func (w *waiting) one(now instant, i int) bool {
 			w.abandon(now, i)
 			return true
 		}
+		// The call goes on until the request's time is over, unless a lease from the store can take
+		// its place.
 		return now >= w.leaseAt(i) && w.instead(now, i)
 	}
 	if s.fetch != nil && !w.found(now, i) {
 		return w.late && w.failed(now, i)
 	}
 	switch {
+	// found decides some asks itself.
 	case s.decided:
 		return true
 	case w.late:
@@ -249,6 +283,8 @@ func (w *waiting) one(now instant, i int) bool {
 		return w.lease(i)
 	case now < s.again:
 		return false
+	// This node's ring may name itself or a third node. Whoever has said that it owns the key is
+	// asked all the same, for it may have the account.
 	case s.held:
 		w.forward(i, s.to)
 		return s.call.ended() && w.answered(now, i)
@@ -257,6 +293,8 @@ func (w *waiting) one(now instant, i int) bool {
 	switch {
 	case owner == "":
 		return w.here(now, i)
+	// An ask is forwarded once only. Two nodes that see different rings would otherwise send it to
+	// and fro until its time is over; the first node asks again, of whom it then sees.
 	case w.remote:
 		s.status = notOwner
 		return true
@@ -268,6 +306,7 @@ func (w *waiting) one(now instant, i int) bool {
 		}
 		return true
 	}
+	// Nothing is to be gained by waiting for an owner that has just let another request wait.
 	if w.canLease(i) && w.view.Load().peers[owner].silent(now) {
 		return w.lease(i)
 	}
@@ -304,6 +343,7 @@ func (w *waiting) lease(i int) bool {
 func (w *waiting) instead(now instant, i int) bool {
 	s := &w.states[i]
 	if l := w.view.Load().peers[s.to]; l != nil {
+		// The requests after this one need not find out again; see silentFor.
 		l.missed.Store(int64(now))
 	}
 	w.regret(now, i)
@@ -320,6 +360,9 @@ func (w *waiting) here(now instant, i int) bool {
 	switch w.own(w.ctx, now, w.asks[i:i+1], w.verdicts[i:i+1], nil) {
 	case decided:
 		return true
+	// Either the ring has just changed, or this node may not own anything yet: both pass in a
+	// moment, so that a request of this node tries again. A peer's ask goes back, for the peer may
+	// see by then who decides.
 	case another, overslept: // or this node has not joined yet
 		if s.again = now.Add(askAgain); w.remote {
 			s.status = notOwner
@@ -327,10 +370,12 @@ func (w *waiting) here(now instant, i int) bool {
 		}
 		return false
 	}
+	// There are maxFetches already: this one gets its turn later, or runs out of time.
 	if s.fetch = w.fetch(w.asks[i].Key, w.bell); s.fetch == nil {
 		s.again = now.Add(askAgain)
 		return false
 	}
+	// A fetch has ended at once where nobody has to be asked.
 	return w.found(now, i) && w.one(now, i)
 }
 
@@ -352,10 +397,14 @@ func (w *waiting) found(now instant, i int) bool {
 		s.fetch, s.again = nil, now.Add(askAgain)
 	case fetchAbsent:
 		f := s.fetch
+		// The others have spoken about a ring that is not in force any more. Under this one, a node
+		// that joined since may have the account, so that everything is looked at again.
 		if w.view.Load() != f.view {
 			s.fetch = nil
 			return true
 		}
+		// own looks at the view again, under the gate: the ring may turn between the comparison
+		// above and the decision.
 		if w.own(w.ctx, now, w.asks[i:i+1], w.verdicts[i:i+1], f) == decided {
 			s.fetch, s.decided = nil, true
 			return true
@@ -373,6 +422,7 @@ func (w *waiting) forward(i int, owner string) {
 		Key:  append([]byte(nil), a.Key...), // it outlives the request, if that gives up
 		Cost: int64(a.Cost), Kind: uint32(a.Kind), Rule: ruleMessage(a.Rule), Held: s.held,
 	}
+	// While accounts move, a node of version 1 has to be told who owned the key before.
 	if !v.stable.Load() && len(v.since) > 0 {
 		if before := v.since[0].Owner(HashOf(a.Key)); before != owner {
 			m.Previous = before // for version 1
@@ -397,6 +447,8 @@ func (w *waiting) answered(now instant, i int) bool {
 	case ok:
 		w.verdicts[i] = v
 		return true
+	// The node that was asked is not the owner, or not any more; or the one that had called itself
+	// the owner has failed. The next try goes by this node's own ring again.
 	case moved || s.held:
 		s.held, s.again = false, now.Add(askAgain)
 		return w.late && w.failed(now, i)
@@ -408,6 +460,8 @@ func (w *waiting) answered(now instant, i int) bool {
 // ask is refused here, what the owner charges for it is taken back.
 func (w *waiting) abandon(now instant, i int) {
 	w.failed(now, i)
+	// An ask that the policy admits has cost what the owner charged for it, which therefore stays.
+	// One that is refused has cost nothing.
 	if w.verdicts[i].OverLimit && !w.remote {
 		w.regret(now, i)
 	}
@@ -437,6 +491,7 @@ func (w *waiting) failed(now instant, i int) bool {
 		return true
 	}
 	a := &w.asks[i]
+	// The store was asked, too, or there was no time for it.
 	if w.canLease(i) && a.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen && w.view.Load().peers[w.elsewhere(a)].alive(now) {
 		// The owner is late, and not gone: it may have spent what is left, and each
 		// node would admit some.
@@ -455,6 +510,8 @@ func (w *waiting) baseAsks(now instant) {
 		for i < len(w.asks) && w.forBase(now, i) {
 			i++
 		}
+		// The ask at i is not for the base, and the loop goes on behind it. It is looked at again
+		// at the next advance.
 		if i == from {
 			continue
 		}
@@ -478,6 +535,7 @@ func (w *waiting) baseTime(now instant, from, to int) (asks []ask, within time.D
 	if !slices.ContainsFunc(w.states[from:to], func(s askState) bool { return s.mine }) {
 		return asks, 0
 	}
+	// The rules are replaced in a copy. The asks are the caller's, who undoes and counts by them.
 	asks = slices.Clone(asks)
 	for i := range asks {
 		if w.states[from+i].mine {
@@ -497,6 +555,8 @@ func (w *waiting) decidedBelow(now instant, i int) {
 	if !s.mine || v.OverLimit || v.Source != ratelimit.FromFallback || v.Reason != ratelimit.FallbackDeadline || a.Rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
 		return
 	}
+	// What the base had admitted was charged to this node's budget for outages, which is given
+	// back.
 	w.base.Undo(now, w.asks[i:i+1], w.verdicts[i:i+1])
 	v.OverLimit, v.Charged, v.Booked, v.Remaining = true, 0, 0, 0
 }
@@ -513,6 +573,8 @@ func (w *waiting) forBase(now instant, i int) bool {
 func (w *waiting) advanceBelow(now instant) {
 	keep := w.below[:0]
 	for _, b := range w.below {
+		// The base may be given more time more than once. When there is none left, its next Advance
+		// ends it.
 		for now >= b.until {
 			more := b.TimeOver()
 			if b.until = b.until.Add(more); more == 0 {
@@ -536,6 +598,8 @@ func (c *core) read(now instant, a *ask, say *call) (v verdict, ok, moved bool) 
 	if say.err != nil || reply == nil || reply.GetStatus() != answered {
 		return verdict{}, false, reply != nil && reply.GetStatus() == notOwner
 	}
+	// No owner charges more than an ask costs. A peer that says so could make Undo give back tokens
+	// that were never spent.
 	if reply.GetCharged() > int64(a.Cost) || reply.GetRemaining() > mostTokens || reply.GetWindow() < 0 {
 		c.malformed(rejectedReply)
 		return verdict{}, false, false
@@ -572,10 +636,13 @@ func (c *core) fail(ctx context.Context, now instant, a *ask) verdict {
 	c.stats.fallbacks.Add(1)
 	var v verdict
 	switch policy := a.Rule.Coordination.OnStoreFailure; {
+	// There is nothing to admit or to refuse: a peek is answered, and a refund is lost.
 	case a.Kind != ratelimit.Spend:
 	case policy == ratelimit.FailOpen:
 		v.Charged = a.Cost
 	case policy == ratelimit.FailLocal:
+		// Each node of the fleet may be deciding for itself now, so that each has a part of the
+		// limit only.
 		own := *a
 		own.Rule = a.Rule.LocalShare()
 		var one [1]verdict
@@ -603,14 +670,17 @@ func (c *core) undo(now instant, asks []ask, verdicts []verdict) {
 	a, v := &asks[0], &verdicts[0]
 	owner := c.elsewhere(a)
 	switch {
+	// This comes first, whoever owns the key by now: no owner was ever charged.
 	case v.Source == ratelimit.FromFallback && v.Reason == ratelimit.FallbackPeer:
 		c.undoFallback(now, a, v)
+	// The owner of now has the account, even if another charged it: accounts move with their keys.
 	case v.Source == ratelimit.FromOwner && owner != "":
 		c.undoAt(owner, a, v)
 	case owner != "" && c.local != nil && v.Source < ratelimit.FromOverflow: // leased as a hot key
 		c.leases.Undo(now, asks, verdicts)
 	case v.Source == ratelimit.FromOwner: // it is this node's own by now
 		own := *v
+		// The base does not know of owners; to it this is a charge of its own.
 		own.Source = ratelimit.FromLease
 		c.base.Undo(now, asks, []verdict{own})
 	default:

@@ -33,6 +33,7 @@ type DNS struct {
 // Find implements [Discovery]. A name that does not resolve is an error, not an empty
 // fleet: nodes that are known stay known while the resolver is away.
 func (d DNS) Find(ctx context.Context) ([]string, error) {
+	// A name of SRV records begins with an underscore (RFC 2782), and a host's name cannot.
 	if strings.HasPrefix(d.Name, "_") {
 		_, records, err := d.Resolver.LookupSRV(ctx, "", "", d.Name)
 		if err != nil {
@@ -40,6 +41,8 @@ func (d DNS) Find(ctx context.Context) ([]string, error) {
 		}
 		addrs := make([]string, len(records))
 		for i, r := range records {
+			// Resolvers end a name with a dot. An address is also its node's name, which PEER_ADDR
+			// has without one.
 			addrs[i] = net.JoinHostPort(strings.TrimSuffix(r.Target, "."), strconv.Itoa(int(r.Port)))
 		}
 		return addrs, nil
@@ -66,6 +69,7 @@ func ParsePeers(s string, gossip func(seeds []string) (Discovery, error)) (Disco
 				return nil, fmt.Errorf("PEERS has the address %q: %w", a, err)
 			}
 		}
+		// An address that is given twice is one node.
 		slices.Sort(addrs)
 		if addrs = slices.Compact(addrs); kind == "gossip" {
 			return gossip(addrs)
@@ -96,5 +100,5 @@ func checkAddr(a string) error {
 	return nil
 }
 
-// findEvery is how often nodes are looked for.
+// findEvery is how often nodes are looked for, and the longest that one look may take.
 const findEvery = time.Second

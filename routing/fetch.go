@@ -48,10 +48,13 @@ func (c *core) fetch(key []byte, b bell) *fetch {
 	defer c.unlock()
 	v := c.view.Load()
 	f := c.fetches[string(key)]
+	// Requests for the same key share one fetch: others are asked once, however many wait.
 	if f != nil && f.view == v {
 		f.bells = append(f.bells, b)
 		return f
 	}
+	// Its answers would be about a ring that is not in force any more. Those who wait for it ask
+	// again.
 	if f != nil {
 		c.fetched(f, fetchAgain)
 	}
@@ -71,6 +74,7 @@ func (c *core) fetch(key []byte, b bell) *fetch {
 	for _, m := range of {
 		c.ask(f, m)
 	}
+	// There may be nobody to ask.
 	c.answeredFetch(f)
 	return f
 }
@@ -89,6 +93,7 @@ func (c *core) ask(f *fetch, m *member) {
 		c.mu.Lock()
 		defer c.unlock()
 		f.open--
+		// Without a clear answer the account may be anywhere, so that it is asked for again.
 		found := wire.Found_ELSEWHERE
 		if say.err == nil && say.reply.GetStatus() == answered {
 			found = say.reply.GetFound()
@@ -111,6 +116,7 @@ func (c *core) ask(f *fetch, m *member) {
 func (c *core) answeredFetch(f *fetch) {
 	switch {
 	case f.state != fetching:
+	// One owner is enough: whoever has the account decides, whatever the others say.
 	case f.holder != "":
 		c.fetched(f, fetchHeld)
 	case f.open > 0:
@@ -151,6 +157,8 @@ func (c *core) asked(now instant, from string, m *wire.Fetch) wire.Found {
 	v := c.view.Load()
 	to := c.members[from]
 	owner := v.ring.Owner(HashOf(key))
+	// The account is already in a parcel to whoever asks. It is sent now, though the parcel is not
+	// full.
 	if going := c.mover.underway[xxhash.Sum64(key)]; going == from {
 		to.flush()
 		return wire.Found_COMING
@@ -158,10 +166,15 @@ func (c *core) asked(now instant, from string, m *wire.Fetch) wire.Found {
 		return wire.Found_ELSEWHERE
 	}
 	switch has := c.local.Has(key); {
+	// In this node's ring the key is its own, and it may be deciding on it: whoever asks is to send
+	// its requests here until the rings agree.
 	case owner == c.options.Addr && !c.lapsed(now):
 		return wire.Found_OWNER
+	// This node will not get the account either, as long as it sees the ring of whoever asks, or is
+	// in none. Both take in only what is their own.
 	case !has && (v.print == m.GetRing() || !v.mine):
 		return wire.Found_NONE
+	// Under its own ring it might still be sent the account by a third node.
 	case v.print != m.GetRing():
 		return wire.Found_OTHER_RING
 	case to == nil || !to.ready.Load() || !to.roomForOne():
@@ -190,6 +203,7 @@ func (c *core) pullFrom(m *member) {
 	say.then = func(say *call) {
 		c.mu.Lock()
 		defer c.unlock()
+		// Under another view the pull is repeated (turn).
 		if say.err == nil && c.view.Load() == v {
 			m.done, m.doneBy = v.print, m.changes
 			c.settle()

@@ -54,6 +54,7 @@ func NewGossip(bind, peerAddr, secret string, seeds []string) (*Gossip, error) {
 	if err != nil {
 		return nil, fmt.Errorf("PEER_GOSSIP_ADDR is %q: %w", bind, errAddr)
 	}
+	// This node itself is no seed: to join oneself succeeds, and finds nobody.
 	g := &Gossip{seeds: slices.DeleteFunc(slices.Clone(seeds), func(s string) bool { return s == bind })}
 	g.known.refuse = g.refuse
 	logger := log.New(gossipLog{g}, "", 0)
@@ -61,14 +62,18 @@ func NewGossip(bind, peerAddr, secret string, seeds []string) (*Gossip, error) {
 	if err != nil {
 		return nil, fmt.Errorf("PEER_GOSSIP_ADDR is %q: %w", bind, err)
 	}
+	// The text before the secret gives gossip a key of its own. It is none that anything else makes
+	// of the same secret (auth.go).
 	key := sha256.Sum256([]byte("sluice gossip " + secret))
 	c := memberlist.DefaultLANConfig()
+	// A gossiping node is called by its peer address: that is all that others want to know of it.
 	c.Name = peerAddr
 	c.BindAddr, c.BindPort, c.AdvertisePort = host, int(n), int(n)
 	c.SecretKey = key[:]
 	c.Logger, c.Alive, c.Events = logger, &g.known, &g.known
 	c.Transport = boundStreams(wires, g.refuse)
 	if g.list, err = memberlist.Create(c); err != nil {
+		// The ports are open already, and nobody else would close them.
 		_ = c.Transport.Shutdown()
 		return nil, fmt.Errorf("PEER_GOSSIP_ADDR is %q: %w", bind, err)
 	}
@@ -79,6 +84,8 @@ func NewGossip(bind, peerAddr, secret string, seeds []string) (*Gossip, error) {
 // seeds.
 func (g *Gossip) Find(context.Context) ([]string, error) {
 	var wrong error
+	// Nodes may be started in any order, and be cut off from all others for a while: a node that is
+	// alone tries the seeds at each look.
 	if g.list.NumMembers() < 2 && len(g.seeds) > 0 {
 		// Perhaps none is there yet; but what cannot be decrypted will not be later.
 		if _, err := g.list.Join(g.seeds); err != nil && strings.Contains(err.Error(), "decrypt") {
@@ -117,6 +124,8 @@ const mostLine = 200
 // Write implements [io.Writer]. A line is one call.
 func (l gossipLog) Write(line []byte) (int, error) {
 	text := strings.TrimSpace(string(line))
+	// The texts are memberlist's own. Where a later version words them otherwise nothing is
+	// counted, and nothing else depends on them.
 	what, from, ok := strings.Cut(text, " from=")
 	what, isError := strings.CutPrefix(what, "[ERR] memberlist: ")
 	if !ok || !isError {
@@ -143,6 +152,7 @@ type names struct {
 func (n *names) NotifyAlive(node *memberlist.Node) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	// Whoever knows the secret may name any node, and each name is dialled.
 	if len(node.Name) > maxAddr || checkAddr(node.Name) != nil || !n.all[node.Name] && len(n.all) >= maxPeers {
 		err := fmt.Errorf("a node is called %q, or is one too many of %d: %w", node.Name[:min(len(node.Name), maxAddr)], maxPeers, errAddr)
 		n.refuse("gossip of "+node.Address(), err)
@@ -208,6 +218,8 @@ func (b *boundedStreams) pass(refuse func(from string, err error)) {
 			bounded := &boundedStream{Conn: conn, left: mostGossipBytes, free: sync.OnceFunc(func() { <-room })}
 			select {
 			case b.streams <- bounded:
+			// Gossip is closing, and nobody takes streams any more. The listener's goroutine must
+			// not wait for that, for Shutdown waits for the listener.
 			case <-b.ended:
 				_ = bounded.Close()
 			}
@@ -221,6 +233,7 @@ func (b *boundedStreams) StreamCh() <-chan net.Conn { return b.streams }
 // Shutdown implements [memberlist.Transport].
 func (b *boundedStreams) Shutdown() error {
 	b.end()
+	// After the listener is down: pass goes on to take its streams until then.
 	defer b.stop()
 	return b.NetTransport.Shutdown()
 }

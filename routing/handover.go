@@ -28,15 +28,22 @@ import (
 
 // mover is where the walk is.
 type mover struct {
-	parts    []partState
-	left     int // how many parts are not clean
-	visit    leasing.Visit
-	walking  bool
-	stuck    bool              // in this visit, something could not be put on its way
-	full     *member           // whose room the walk waits for
-	retry    instant           // when stuck parts are walked through again; 0: when a way opens
-	underway map[uint64]string // who accounts are on their way to, by their keys' hashes
-	keys     []byte            // of what is to be taken out next
+	parts []partState
+	// left counts the parts that are not clean, stuck ones included: a node with a stuck part still
+	// has something of others, and must not say done.
+	left    int
+	visit   leasing.Visit
+	walking bool
+	// stuck says that in this visit an account could not be put on its way.
+	stuck bool
+	// full is the node whose room the walk waits for; nil: none.
+	full *member
+	// retry is when stuck parts are walked through again. 0 means: when a way opens.
+	retry instant
+	// underway has who accounts are on their way to, by the hashes of their whole keys. A key that
+	// is here has no account and is not new: it must not be begun anew.
+	underway map[uint64]string
+	keys     []byte // of what is to be taken out next
 	ends     []int
 }
 
@@ -66,6 +73,8 @@ func (m *mover) mark(part int) {
 		m.left++
 	}
 	m.parts[part] = dirty
+	// The walk is in this part, and may have passed the place where the account now is. It begins
+	// the part anew.
 	if m.walking && m.visit.Part == part {
 		m.walking = false // perhaps behind the walk
 	}
@@ -87,6 +96,8 @@ func (m *mover) begin() bool {
 		return true
 	}
 	for i := range m.parts {
+		// The search goes on behind the last part, so that one which is marked again and again does
+		// not keep the others waiting.
 		part := (m.visit.Part + 1 + i) % len(m.parts)
 		if m.parts[part] == dirty {
 			m.visit, m.walking, m.stuck = leasing.Visit{Part: part}, true, false
@@ -99,6 +110,7 @@ func (m *mover) begin() bool {
 // end takes in that the walk through a part has ended.
 func (m *mover) end() {
 	m.walking = false
+	// A stuck part still counts in left.
 	if m.parts[m.visit.Part] = stuck; !m.stuck {
 		m.parts[m.visit.Part] = clean
 		m.left--
@@ -120,6 +132,8 @@ func (c *core) step(now instant) (more bool) {
 	if m.left == 0 {
 		return false
 	}
+	// A walk that waits for room at one node stops as a whole. To pass that node's accounts over
+	// would mean to walk through the part once more for them.
 	if m.full != nil && m.full.state(now) == noRoom || !m.begin() {
 		return false
 	}
@@ -128,6 +142,8 @@ func (c *core) step(now instant) (more bool) {
 	c.gate.RLock()
 	v := c.view.Load()
 	m.keys, m.ends = m.keys[:0], m.ends[:0]
+	// Visit holds a lock of the table, so that keys are only noted here and taken out afterwards.
+	// They are copied, for they are the table's.
 	done := c.local.Visit(&m.visit, func(key []byte) {
 		if owner := v.ring.Owner(HashOf(key)); owner != c.options.Addr && owner != "" {
 			m.keys = append(m.keys, key...)
@@ -144,6 +160,7 @@ func (c *core) step(now instant) (more bool) {
 	}
 	more = m.full == nil && m.begin()
 	if !more {
+		// Nothing is to be added for now. Parcels that are not full go out as they are.
 		c.sealAll()
 	}
 	c.settled()
@@ -168,6 +185,7 @@ func (c *core) takeOut(now instant, v *view) {
 			m.stuck = true
 		case later:
 			m.stuck = true
+			// The earliest of the refusing nodes says when to try again.
 			if m.retry == 0 || to.paused < m.retry {
 				m.retry = to.paused
 			}
@@ -187,6 +205,7 @@ const (
 
 func (m *member) state(now instant) way {
 	switch {
+	// The ring may name a node that has been forgotten since.
 	case m == nil || !m.ready.Load():
 		return noWay
 	case now < m.paused:
@@ -202,10 +221,13 @@ func (m *member) state(now instant) way {
 
 // send puts a key's account on its way.
 func (c *core) send(now instant, to *member, key []byte) {
+	// The account may have ended since the walk saw it.
 	a, ok := c.local.TakeOut(now, key)
 	if !ok {
 		return
 	}
+	// The hash is of the whole key. HashOf is of its last value only, and is the same for many
+	// keys.
 	hash := xxhash.Sum64(key)
 	c.mover.underway[hash] = to.addr
 	to.mu.Lock()
@@ -246,6 +268,8 @@ func (c *core) settled() {
 
 func (c *core) sayDone(m *member) {
 	if m.ready.Load() && m.version >= 2 {
+		// In messages, counts of changes begin at 1: 0 is what older nodes send, which do not say
+		// it.
 		m.sayDone(c.view.Load().print, c.changes+1)
 	}
 }
@@ -258,10 +282,14 @@ func (c *core) received(from *member, r *wire.Receipt) {
 	from.mu.Lock()
 	p := from.out.received(r.GetNumber())
 	from.mu.Unlock()
+	// The receipt has come twice, or what was in the parcel has been taken back meanwhile
+	// (reclaim).
 	if p == nil {
 		return
 	}
 	refused := map[int]bool{}
+	// What is not listed the receiver has; each index beyond the parcel's is ignored with all after
+	// it.
 	for _, i := range r.GetRefused() {
 		if int(i) >= len(p.hashes) { // it has no such account
 			c.malformed(rejectedReceipt)
@@ -304,10 +332,12 @@ func (c *core) putBack(now instant, p *parcel, which func(i int) bool) {
 			if !c.local.Adopt(now, m.key, m.account, at) {
 				c.stats.lost.Add(1)
 			}
+			// The walk may have passed this place.
 			c.mover.mark(c.local.Part(m.key))
 		}
 		i++
 	})
+	// All of the parcel is at its place now, at the receiver or here again.
 	for _, hash := range p.hashes {
 		delete(c.mover.underway, hash)
 	}
@@ -343,6 +373,8 @@ func (in *inbox) compare(now instant, later time.Duration) time.Duration {
 }
 
 func (in *inbox) compareLocked(now instant, later time.Duration) time.Duration {
+	// Two stretches are kept, so that the least of one is known while the next begins. After a
+	// longer silence both are too old: clocks may have drifted.
 	switch {
 	case in.since == 0 || now.Sub(in.since) > 2*compareFor:
 		in.since, in.behind = now, [2]time.Duration{later, later}
@@ -351,6 +383,8 @@ func (in *inbox) compareLocked(now instant, later time.Duration) time.Duration {
 	default:
 		in.behind[0] = min(in.behind[0], later)
 	}
+	// A message takes time, which makes the sender's clock look as if it were behind. So a small
+	// positive difference says nothing, but any negative one says that the clock is ahead.
 	if by := min(in.behind[0], in.behind[1]); by > clockNoise || by < 0 {
 		return by
 	}
@@ -368,6 +402,8 @@ func (c *core) inboxOf(now instant, from *inlet) *inbox {
 			oldest := from.incarnation
 			least := now
 			for id, other := range c.inboxes {
+				// Of those heard last at the same instant the lowest number goes, so that a
+				// simulation does the same in every run.
 				if other.heard < least || other.heard == least && id < oldest {
 					oldest, least = id, other.heard
 				}
@@ -397,6 +433,8 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 	c.unlock()
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	// The parcel has come before, and its receipt was lost. Its accounts must not count twice; the
+	// same receipt is sent again.
 	if p.GetNumber() <= in.last {
 		if r := in.answers[p.GetNumber()]; r != nil {
 			return r
@@ -404,6 +442,7 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 		c.malformed(rejectedParcel)
 		return nil
 	}
+	// The sender keeps parcels from First on only: it has the receipts of those before.
 	for n := range in.answers {
 		if n < p.GetFirst() {
 			delete(in.answers, n)
@@ -413,6 +452,8 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 		clear(in.answers)
 	}
 	r := &wire.Receipt{Number: p.GetNumber()}
+	// This comes before the accounts are read: if they end in nonsense, what came before it has
+	// been taken in, and must not be once more.
 	in.last, in.answers[r.Number] = r.Number, r
 	// What the sender's clock shows now, as far as that can be told.
 	sent := here.Add(-in.compareLocked(now, here.Sub(ratelimit.LedgerTime(p.GetSent()))))
@@ -434,6 +475,8 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 // take goes on with an account, if the key is this node's own.
 func (c *core) take(now instant, m moved, sent ratelimit.LedgerTime) bool {
 	c.gate.RLock()
+	// The gate is held until the account is in the table. If the ring turned in between, the mover
+	// might already have walked past its place.
 	mine := c.view.Load().ring.Owner(HashOf(m.key)) == c.options.Addr
 	if mine && !c.local.Adopt(now, m.key, m.account, sent) {
 		c.stats.lost.Add(1) // no room: it shares a budget with others, as any key beyond the most
@@ -441,6 +484,7 @@ func (c *core) take(now instant, m moved, sent ratelimit.LedgerTime) bool {
 	c.gate.RUnlock()
 	if mine && c.looking.Load() > 0 {
 		c.mu.Lock()
+		// Whoever looks for the account looks again, and finds it here.
 		if f := c.fetches[string(m.key)]; f != nil {
 			c.fetched(f, fetchAgain)
 		}
@@ -479,6 +523,7 @@ func (c *core) adoptLegacy(now instant, ts []*wire.Transfer) {
 		if !c.take(now, m, c.local.LedgerNow(now)) {
 			c.local.Adopt(now, m.key, m.account, c.local.LedgerNow(now))
 			c.mu.Lock()
+			// The walk may have passed this place, and the account has to go on to its owner.
 			c.mover.mark(c.local.Part(m.key))
 			c.unlock()
 		}
@@ -528,6 +573,8 @@ func (c *core) answerPulls() {
 // handedOver tells whether nothing of a node's is here; the caller holds mu.
 func (c *core) handedOver(p pull) bool {
 	v := c.view.Load()
+	// As long as this node does not see the other in the ring, its accounts have not begun to move.
+	// A leaving node that still is in its own ring goes on deciding, and may begin new accounts.
 	return c.local == nil || c.clean() && v.ring.Has(p.from.addr) && (!c.left || !v.mine)
 }
 

@@ -31,8 +31,10 @@ type hotSlot struct {
 
 const (
 	hotSlots  = 256
-	hotFactor = 10  // times the mean of all keys
-	hotLeast  = 200 // hits a second: below, a hop costs less than a lease
+	hotFactor = 10 // times the mean of all keys
+	// hotLeast is the least rate of a hot key, in hits a second. Below it a hop costs less than a
+	// lease.
+	hotLeast  = 200
 	hotPeriod = time.Second
 )
 
@@ -45,6 +47,7 @@ func (h *hot) hit(now ratelimit.Instant, key []byte) bool {
 	hash := xxhash.Sum64(key)
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	// There is no timer: the first hit after a second ends it.
 	if now.Sub(h.since) >= hotPeriod {
 		h.turn(now)
 	}
@@ -75,11 +78,14 @@ func (h *hot) take(hash uint64, key []byte) {
 	s := &h.slots[least]
 	delete(h.keys, s.hash)
 	h.keys[hash] = least
+	// The count goes on from that of the key before, so that it is never too low: a key that is hot
+	// is not missed, though a rare one may be taken for hot for a second.
 	*s = hotSlot{hash: hash, count: s.count + 1, name: string(key)}
 }
 
 // turn ends a second: who was hot is known now.
 func (h *hot) turn(now ratelimit.Instant) {
+	// Where nobody asked for a while, the "second" was longer.
 	seconds := max(1, now.Sub(h.since).Seconds())
 	threshold := h.rate * seconds
 	if h.rate == 0 {
@@ -102,6 +108,7 @@ func (h *hot) turn(now ratelimit.Instant) {
 func (h *hot) names(now ratelimit.Instant) []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	// Nobody has asked for anything since, so that the last second's keys are old.
 	if now.Sub(h.since) >= 2*hotPeriod {
 		return nil
 	}
@@ -126,9 +133,12 @@ type hotLease struct {
 }
 
 const (
+	// hotFor is for how long a key is leased here before it is looked at again, and hotMost how
+	// many keys may be: one more is asked of its owner, as any other.
 	hotFor  = 2 * time.Second
 	hotMost = 1024
-	hotCool = hotLeast / 4 // uses a second here, below which the key goes back to its owner
+	// hotCool is the rate of uses here, in a second, below which the key goes back to its owner.
+	hotCool = hotLeast / 4
 )
 
 func (h *hotLeases) start(now instant, key []byte) {
@@ -160,6 +170,7 @@ func (h *hotLeases) names() []string {
 
 // use tells whether a key is hot here, and counts that it was asked for.
 func (h *hotLeases) use(now instant, key []byte) bool {
+	// Most nodes lease no hot key at most times, and must not take a lock for each request.
 	if h.n.Load() == 0 {
 		return false
 	}
@@ -172,6 +183,8 @@ func (h *hotLeases) use(now instant, key []byte) bool {
 	}
 	l.uses++
 	if age := now.Sub(l.since); age >= hotFor {
+		// The key is left to its owner well below the rate at which it becomes hot, so that one
+		// near that rate does not go to and fro.
 		if float64(l.uses) < hotCool*age.Seconds() {
 			delete(h.m, hash)
 			h.n.Store(int64(len(h.m)))

@@ -36,6 +36,8 @@ func (c *core) claim(claim *ratelimit.Claim, b bell) *claiming {
 		m.Id = id
 		f.Claims = append(f.Claims, m)
 	}
+	// Where there is no way to the owner the call has failed already when post returns, and
+	// on_store_failure decides.
 	v.peers[owner].post(x.call)
 	return x
 }
@@ -73,6 +75,8 @@ func (c *core) settleOwn(claim *ratelimit.Claim, g *ratelimit.Grant) bool {
 		*g = one[0]
 	}
 	c.gate.RUnlock()
+	// The claim is not kept waiting: the holder repeats it, and by then the account is here, or
+	// known to be nowhere.
 	if mine && !sure { // its account is looked for meanwhile: ask again
 		c.fetch(key, nil)
 		*g = ratelimit.Grant{Seq: claim.Seq, Err: errLate}
@@ -143,6 +147,8 @@ func (c *core) settleFor(msgs []*wire.Claim) []*wire.Reply {
 		case !ok:
 			c.stats.notOwner.Add(1)
 			replies[i].Status = notOwner
+		// A stale claim is an answer: its holder begins anew. Other errors mean that there is none
+		// yet.
 		case g.Err != nil && g.Err != ratelimit.ErrStaleClaim: //nolint:errorlint // it is never wrapped
 			replies[i].Status = notInTime
 		default:
@@ -161,6 +167,7 @@ func (c *core) settleFor(msgs []*wire.Claim) []*wire.Reply {
 // sum since the window began: at most all that was asked for is new in it.
 func meant(c *ratelimit.Claim, m *wire.Grant) bool {
 	least, most := int64(0), int64(c.Granted)+int64(max(c.Want, c.Waiting))
+	// In the same window a total cannot have become less, unless the lease was void.
 	if m.GetWindow() == int64(c.Window) && !m.GetVoid() {
 		least = int64(c.Granted)
 	}

@@ -11,6 +11,8 @@ import (
 // inlet is the other end of a peer's link: its stream to this node. What is said
 // on it is taken in one frame after the other.
 type inlet struct {
+	// addr and incarnation are what the introduction has proved: later frames say nothing of who
+	// sends them.
 	addr        string
 	incarnation uint64
 	version     uint32
@@ -37,6 +39,8 @@ func (in *inlet) ownClaims(c *core, claims []*wire.Claim) []*wire.Claim {
 	for _, m := range claims {
 		holder := ratelimit.Holder(m.GetHolder())
 		if !slices.Contains(in.holders, holder) {
+			// A peer that makes up holders would fill each account that it claims of with their
+			// records.
 			if len(in.holders) >= mostHoldersOf {
 				c.malformed(rejectedClaim)
 				continue
@@ -50,6 +54,7 @@ func (in *inlet) ownClaims(c *core, claims []*wire.Claim) []*wire.Claim {
 
 // mayTurn tells whether the peer may join or leave once more.
 func (in *inlet) mayTurn(now instant) bool {
+	// A stretch begins with the first turn in it, not at fixed times.
 	if in.since == 0 || now.Sub(in.since) > turnsIn {
 		in.since, in.turns = now, 0
 	}
@@ -63,6 +68,8 @@ func (in *inlet) answerPulls(answer func(*wire.Frame)) (stop func()) {
 	if in.version != 1 {
 		return func() {}
 	}
+	// Whoever answers a pull holds core.mu, under which nothing may wait for a peer to read
+	// (docs/protocol.md, section 7).
 	late, done := make(chan *wire.Frame, 16), make(chan struct{})
 	in.say = func(f *wire.Frame) {
 		select {

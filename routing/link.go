@@ -12,13 +12,19 @@ import (
 
 // Bounds of what is under way.
 const (
-	peerQueue     = 4096 // calls that wait to be sent to one peer
-	peerPending   = 4 * peerQueue
-	frameCalls    = 256 // in one message
-	maxPeers      = 1000
-	framesAtOnce  = 64 // of one peer, being answered
-	maxFrame      = 4 << 20
-	parcelsAtOnce = 8 // without a receipt, to one peer
+	// Beyond peerQueue a call fails at once, and its request is decided without the owner: a peer
+	// that does not read must not keep requests, nor their memory, for as long as it likes.
+	peerQueue   = 4096 // calls that wait to be sent to one peer
+	peerPending = 4 * peerQueue
+	frameCalls  = 256 // in one message
+	maxPeers    = 1000
+	// framesAtOnce is how many frames of one peer are answered at a time. The next one is not read
+	// before.
+	framesAtOnce = 64
+	maxFrame     = 4 << 20
+	// parcelsAtOnce is how many parcels to one peer may be without a receipt: each is kept in
+	// memory until then.
+	parcelsAtOnce = 8
 )
 
 var (
@@ -54,10 +60,13 @@ type link struct {
 	queue   []*call          // guarded by mu
 	pending map[uint64]*call // guarded by mu: sent, not answered
 	next    uint64           // guarded by mu
-	say     bool             // guarded by mu: done is to be said
-	done    uint64           // guarded by mu
-	doneBy  uint64           // guarded by mu: this node's changes then
-	out     outbox           // guarded by mu
+	// say, done and doneBy are what the peer is to be told once no parcel is left to send: that
+	// this node has nothing of others, under which ring, and at which of its changes. They are
+	// guarded by mu.
+	say    bool
+	done   uint64 // guarded by mu
+	doneBy uint64 // guarded by mu: this node's changes then
+	out    outbox // guarded by mu
 }
 
 // silent tells whether the other is not worth waiting for: an answer of it was
@@ -67,6 +76,7 @@ func (l *link) silent(now instant) bool {
 		return false // whoever posts to it finds out
 	}
 	missed := instant(l.missed.Load())
+	// A word of the other after the miss says that it is there again, and the pause ends early.
 	return missed != 0 && int64(missed) >= l.heard.Load() && now < missed.Add(silentFor)
 }
 
@@ -85,13 +95,16 @@ type call struct {
 	done  chan struct{}
 
 	mu   sync.Mutex
-	over bool   // guarded by mu
-	late func() // guarded by mu: goes on when it has ended, for those who did not wait
+	over bool // guarded by mu
+	// late goes on when the call has ended, for those who did not wait. It is guarded by mu.
+	late func()
 }
 
 func newCall(put func(*wire.Frame, uint64)) *call { return &call{put: put, done: make(chan struct{})} }
 
 func (c *call) finish(reply *wire.Reply, err error) {
+	// They are set before done is closed, so that whoever sees it closed may read them without a
+	// lock.
 	c.reply, c.err = reply, err
 	close(c.done)
 	c.bell.ring()
@@ -99,6 +112,8 @@ func (c *call) finish(reply *wire.Reply, err error) {
 		c.then(c)
 	}
 	c.mu.Lock()
+	// Whoever calls regret either leaves its function here before, or finds the call over and runs
+	// it itself: it runs once in any case.
 	late := c.late
 	c.over = true
 	c.mu.Unlock()
@@ -132,6 +147,7 @@ func (c *call) ended() bool {
 
 // post queues a call; it has failed at once where it cannot be sent.
 func (l *link) post(c *call) {
+	// A link is nil where the ring names a node of which no way is known any more.
 	if l == nil || !l.ready.Load() {
 		c.finish(nil, errPeerGone)
 		return
@@ -142,6 +158,7 @@ func (l *link) post(c *call) {
 		l.queue = append(l.queue, c)
 	}
 	l.mu.Unlock()
+	// Outside of mu, for finish runs what goes on with the call.
 	if full {
 		c.finish(nil, errPeerBusy)
 		return
@@ -167,6 +184,8 @@ func (l *link) take(stamp int64) *wire.Frame {
 	if p != nil {
 		l.parcel(f, p, stamp)
 	}
+	// Done says that nothing of others is here or on its way, so that it must not overtake a
+	// parcel.
 	if l.say && l.out.next() == nil {
 		f.Done, f.DoneChanges, l.say = l.done, l.doneBy, false
 	}
@@ -196,6 +215,7 @@ func (l *link) replied(replies []*wire.Reply) {
 		c := l.pending[reply.GetId()]
 		delete(l.pending, reply.GetId())
 		l.mu.Unlock()
+		// A reply to nothing is left out: the call was ended when an earlier stream broke.
 		if c != nil {
 			c.finish(reply, nil)
 		}
@@ -204,6 +224,7 @@ func (l *link) replied(replies []*wire.Reply) {
 
 // broke ends all that was sent or waits to be; parcels are kept.
 func (l *link) broke(err error) {
+	// First of all, so that nothing is queued any more that nobody would end.
 	l.ready.Store(false)
 	l.mu.Lock()
 	calls := make([]*call, 0, len(l.pending)+len(l.queue))
@@ -211,6 +232,7 @@ func (l *link) broke(err error) {
 	for id := range l.pending {
 		ids = append(ids, id)
 	}
+	// In the order in which they were sent, so that a simulation does the same in every run.
 	slices.SortFunc(ids, cmp.Compare[uint64])
 	for _, id := range ids {
 		calls = append(calls, l.pending[id])

@@ -28,9 +28,13 @@ const (
 	// they have handed over: they see another ring, or cannot say it.
 	readyAfter = 5 * TakeOver
 
-	pingEvery  = 500 * time.Millisecond
-	tickEvery  = pingEvery / 2
-	tickSoon   = 5 * time.Millisecond // while something is to be said again
+	// Four pings fit into TakeOver: a node counts as silent only when several in a row are lost or
+	// late.
+	pingEvery = 500 * time.Millisecond
+	tickEvery = pingEvery / 2
+	tickSoon  = 5 * time.Millisecond // while something is to be said again
+	// leaveTells is for how long a leaving node waits until all have heard of it: one that does not
+	// answer must not keep it.
 	leaveTells = 500 * time.Millisecond
 
 	redialLeast, redialMost = 100 * time.Millisecond, time.Second
@@ -49,24 +53,33 @@ type member struct {
 	weight      uint32
 	version     uint32
 	incarnation uint64
-	alive       bool   // in the ring
-	holds       bool   // has been in the ring, and not said since that it has nothing
-	done        uint64 // the ring under which it has nothing of others
-	doneBy      uint64 // its changes, when it said so
-	changes     uint64 // how often it has joined or left, as last heard
-	pulled      bool   // of version 1: asked for what it has of this node's
+	alive       bool // in the ring
+	// holds says that the node has been in the ring, and has not said since that it has nothing of
+	// others: it may have accounts of this node's.
+	holds bool
+	done  uint64 // the ring under which it has nothing of others
+	// doneBy is the node's changes when it said so. What it said before it last joined or left
+	// counts no more.
+	doneBy  uint64
+	changes uint64 // how often it has joined or left, as last heard
+	pulled  bool   // of version 1: asked for what it has of this node's
 }
 
 // reached is how far this node has come with telling another of itself.
 type reached struct {
-	found    instant
-	greeted  instant // when it last introduced itself
-	tried    bool    // to reach it, perhaps in vain
-	failures int     // dials in a row
-	told     presence
-	telling  bool
-	soon     instant // not before, it is told again
-	paused   instant // not before, it is sent parcels
+	found   instant
+	greeted instant // when it last introduced itself
+	// tried says that the way was opened or that dialling has failed. Until then, nobody knows
+	// whether the node is there.
+	tried    bool
+	failures int // dials in a row
+	// told is what the node has acknowledged to have heard of this one.
+	told    presence
+	telling bool
+	// soon is the instant before which it is not told again, and paused that before which it is
+	// sent no parcels: it has refused some, and sees another ring yet.
+	soon   instant
+	paused instant // not before, it is sent parcels
 }
 
 // bells wake the Router's goroutines of one way; Stepped has none of them.
@@ -112,6 +125,7 @@ func (c *core) looks(now instant, addrs []string) {
 	c.looked = true
 	for _, a := range addrs {
 		if m := c.know(a); m != nil {
+			// Nodes that discovery names are kept, even if they cannot be reached at present.
 			m.found = now
 		} else if a != c.options.Addr {
 			c.reject(rejectedAddress) // beyond maxPeers
@@ -123,6 +137,7 @@ func (c *core) looks(now instant, addrs []string) {
 // know starts the way to a node that was not known; the caller holds mu.
 func (c *core) know(addr string) *member {
 	m := c.members[addr]
+	// Discovery and peers both name nodes; neither may make this one dial without a bound.
 	if m != nil || addr == c.options.Addr || len(c.members) >= maxPeers {
 		return m
 	}
@@ -145,6 +160,8 @@ func (c *core) greeted(now instant, h *wire.Hello) {
 	m.found, m.greeted = now, now
 	c.introduced(now, m, h)
 	if !m.ready.Load() {
+		// The node has just spoken, so that it must not be taken for absent (join), and is dialled
+		// at once.
 		m.tried = false // it is there
 		m.kick.ring()
 	}
@@ -163,6 +180,7 @@ func (c *core) introduced(now instant, m *member, h *wire.Hello) {
 func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	c.mu.Lock()
 	defer c.unlock()
+	// The node was forgotten while it was dialled; another member may stand in its place.
 	if c.members[m.addr] != m {
 		return
 	}
@@ -170,15 +188,19 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	c.introduced(now, m, h)
 	m.version, m.tried, m.failures, m.told, m.telling = h.GetVersion(), true, 0, unknown, false
 	m.mu.Lock()
+	// Parcels that were sent on the last stream may be lost, and are all sent again. The receiver
+	// knows by their numbers which it has.
 	m.out.version = m.version
 	m.out.again()
 	m.mu.Unlock()
+	// From here on others may post to it without mu, so that all the above has to be set.
 	m.ready.Store(true)
 	alive := !h.GetAbsent()
 	if !m.hears(h.GetChanges()) {
 		alive = m.alive // it has changed since it welcomed this node
 	}
 	m.holds = m.holds || alive
+	// A weight changes the ring only while the node is in it.
 	changed := alive != m.alive || alive && m.weight != h.GetWeight()
 	m.alive, m.weight = alive, h.GetWeight()
 	if changed {
@@ -186,6 +208,7 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	} else {
 		c.settle()
 	}
+	// What was said on the last stream may be lost, and a node of another life has not heard it.
 	if c.clean() {
 		c.sayDone(m)
 	}
@@ -210,9 +233,12 @@ func (c *core) pause(now instant, m *member) time.Duration {
 	c.mu.Lock()
 	defer c.unlock()
 	pause := redialLeast
+	// In the first second all are dialled often: nodes that are started together open their ports
+	// one after the other, and none joins before it has met or missed all others.
 	if now.Sub(c.began) > grace {
 		pause = min(redialMost, redialLeast<<min(8, max(0, m.failures-1)))
 	}
+	// The random part keeps nodes that lost each other at once from dialling all at once.
 	return pause/2 + time.Duration(c.random()*float64(pause))
 }
 
@@ -223,6 +249,8 @@ func (c *core) presence(now instant, from *inlet, is bool, changes uint64) bool 
 	c.mu.Lock()
 	defer c.unlock()
 	m := c.members[from.addr]
+	// A node that this one cannot reach would own keys that this one could not ask for. It says so
+	// again until the way is open. That a node is gone can be believed at once.
 	if m == nil || is && !m.ready.Load() {
 		return !is
 	}
@@ -230,6 +258,8 @@ func (c *core) presence(now instant, from *inlet, is bool, changes uint64) bool 
 		return true // it says something else by now
 	}
 	if m.alive != is {
+		// Each turn of the ring has the tables walked through, so that a peer which comes and goes
+		// without end would keep this node busy.
 		if !from.mayTurn(now) {
 			c.malformed(rejectedPresence)
 			return false
@@ -256,6 +286,8 @@ func (c *core) saidDone(addr string, print, changes uint64) {
 	if changes == 0 { // it does not count
 		m.doneBy = m.changes
 	}
+	// A node that has left and has nothing of others under the ring that is in force cannot have
+	// anything of this node's any more.
 	if !m.alive && print == c.view.Load().print {
 		m.holds = false
 	}
@@ -267,6 +299,8 @@ func (c *core) saidDone(addr string, print, changes uint64) {
 func (c *core) tick(now instant) (due instant) {
 	c.mu.Lock()
 	defer c.unlock()
+	// This comes first. What follows would otherwise bury all others for a silence that was this
+	// node's own.
 	if ticked := instant(c.ticked.Load()); ticked != 0 && now.Sub(ticked) > lapseAfter || c.expired.Load() && c.present {
 		c.lapse(now, now.Sub(ticked))
 	}
@@ -274,10 +308,13 @@ func (c *core) tick(now instant) (due instant) {
 	c.bury(now)
 	c.join(now)
 	saying := c.announce(now)
+	// Own keys are decided here only once all have heard that this node owns them. One that never
+	// answers must not prevent that for ever.
 	if !saying || now.Sub(c.joined) > readyAfter {
 		c.unheard.Store(false)
 	}
 	leaving := c.depart(now)
+	// What is to be tried again needs the node sooner than it would look after itself.
 	if saying || leaving || !c.present && !c.left || c.mover.retry != 0 {
 		return now.Add(tickSoon)
 	}
@@ -296,8 +333,11 @@ func (c *core) lapse(now instant, slept time.Duration) {
 	}
 	c.tell("", fmt.Errorf("this node did not run for %v: others may own its keys by now, so that it joins the ring again", slept.Round(time.Millisecond)))
 	c.expired.Store(true)
+	// The accounts go to who owns their keys by now, and the node joins again when it has none
+	// (join).
 	c.quitRing()
 	for _, m := range c.members {
+		// The others have heard of an entrance that does not hold any more.
 		m.told = unknown
 	}
 	c.turn()
@@ -308,6 +348,8 @@ func (c *core) bury(now instant) {
 	changed := false
 	c.each(func(m *member) {
 		heard := instant(m.heard.Load())
+		// After this long, nobody waits for its accounts: their keys are taken for new ones. That
+		// is what a crash may cost (docs/protocol.md, section 4.15).
 		if (m.alive || m.holds) && now.Sub(heard) > TakeOver {
 			changed = changed || m.alive
 			m.alive, m.holds = false, false
@@ -319,6 +361,9 @@ func (c *core) bury(now instant) {
 			c.hands.hangUp(m)
 			delete(c.members, m.addr)
 			m.mu.Lock()
+			// If the node comes back, it remembers this one's parcels by their numbers. With
+			// numbers that began anew it would take new parcels for old ones, and their accounts
+			// would be lost.
 			c.numbered = max(c.numbered, m.out.number)
 			m.mu.Unlock()
 		}
@@ -360,12 +405,15 @@ func (m *member) hears(changes uint64) bool {
 // not be for long enough. What a node had that was an owner before, it has
 // handed over by then.
 func (c *core) join(now instant) {
+	// A node that joins with accounts of others would count their keys besides their owners. After
+	// a lapse it has such accounts, and hands them over first.
 	if c.present || c.left || !c.looked || !c.clean() {
 		return
 	}
 	for _, m := range c.members {
 		switch {
 		case m.ready.Load():
+		// Whether it is there is not known yet.
 		case !m.tried, now.Sub(c.began) < grace:
 			return
 		case m.greeted != 0 && now.Sub(m.greeted) < TakeOver && now.Sub(c.began) < readyAfter: // it is there, and slow
@@ -375,6 +423,7 @@ func (c *core) join(now instant) {
 	c.enterRing()
 	c.joined = now
 	c.expired.Store(false)
+	// With a store two nodes may decide for one key: the store's fences keep the limit.
 	c.unheard.Store(c.local != nil)
 	c.turn()
 }
@@ -391,10 +440,13 @@ func (c *core) announce(now instant) (saying bool) {
 			return
 		}
 		saying = true
+		// One at a time is on its way, so that answers belong to what was said last.
 		if m.telling || now < m.soon {
 			return
 		}
 		m.telling = true
+		// They are read now, not when the frame is written: the answer counts for what is said
+		// here.
 		is, changes := c.present, c.changes+1
 		say := newCall(func(f *wire.Frame, id uint64) {
 			f.Presences = append(f.Presences, &wire.Presence{Id: id, Here: is, Changes: changes})
@@ -435,6 +487,8 @@ func (c *core) depart(now instant) bool {
 	}
 	if now.Sub(c.leftAt) < leaveTells {
 		for _, m := range c.members {
+			// Those who have not heard go on asking this node. If it did not decide any more, their
+			// requests would wait in vain.
 			if m.alive && m.ready.Load() && m.told != away {
 				return true
 			}
@@ -458,6 +512,7 @@ func (c *core) gone(count counting) (bool, int) {
 	c.mu.Lock()
 	defer c.unlock()
 	v := c.view.Load()
+	// It has not even left its own ring yet.
 	if v.mine {
 		return false, 0
 	}

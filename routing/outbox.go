@@ -16,12 +16,14 @@ import (
 // Invariant: an account that was taken out of the tables is in exactly one
 // parcel, until the peer has said that it has it, or that it has not.
 type outbox struct {
-	number  uint64 // of the last parcel
-	open    *parcel
-	sealed  []*parcel // not received for
-	unsent  int       // where in sealed those begin that were not sent on this stream
-	urgent  bool      // what is open is to be sent
-	version uint32    // of the peer
+	number uint64 // of the last parcel
+	open   *parcel
+	sealed []*parcel // not received for
+	// unsent is where in sealed those parcels begin that were not sent on this stream. After a
+	// stream has broken it is 0: nobody knows which arrived.
+	unsent  int
+	urgent  bool   // what is open is to be sent
+	version uint32 // of the peer
 }
 
 type parcel struct {
@@ -33,7 +35,8 @@ type parcel struct {
 // room tells whether another account may be added.
 func (o *outbox) room() bool { return len(o.sealed) < parcelsAtOnce }
 
-// roomForOne tells whether an account may be added that somebody waits for.
+// roomForOne tells whether an account may be added that somebody waits for. It may still go into an
+// open parcel when no further parcel may be begun.
 func (o *outbox) roomForOne() bool { return o.room() || o.open != nil && len(o.open.w.b) < parcelBytes }
 
 // add puts an account on its way.
@@ -60,6 +63,8 @@ func (o *outbox) seal() {
 
 // next is the parcel to be sent, if there is one.
 func (o *outbox) next() *parcel {
+	// The open parcel is sealed only when those before it are sent: until then more accounts fit
+	// in.
 	if o.urgent && o.room() && o.unsent == len(o.sealed) {
 		o.seal()
 	}
@@ -77,6 +82,7 @@ func (o *outbox) received(number uint64) *parcel {
 	for i, p := range o.sealed {
 		if p.number == number {
 			o.sealed = slices.Delete(o.sealed, i, i+1)
+			// Receipts may come in any order, and the rest moves up.
 			if o.unsent > i {
 				o.unsent--
 			}
@@ -88,6 +94,7 @@ func (o *outbox) received(number uint64) *parcel {
 
 // empties takes out all that is on its way.
 func (o *outbox) empties() []*parcel {
+	// What is in the open parcel was taken out of the tables as well.
 	o.seal()
 	all := o.sealed
 	o.sealed, o.unsent, o.urgent = nil, 0, false
@@ -97,10 +104,13 @@ func (o *outbox) empties() []*parcel {
 // parcel writes a parcel into a frame; the caller holds mu.
 func (l *link) parcel(f *wire.Frame, p *parcel, stamp int64) {
 	l.out.unsent++
+	// First tells the receiver which receipts it may forget.
 	if l.out.version >= 2 {
 		f.Parcel = &wire.Parcel{Number: p.number, First: l.out.sealed[0].number, Sent: stamp, Accounts: p.w.b}
 		return
 	}
+	// Version 1 answers one message for the whole parcel. It refuses nothing, so that its answer
+	// stands for a receipt of all accounts.
 	c := newCall(func(f *wire.Frame, id uint64) {
 		if f.Transfers = p.transfers(); len(f.Transfers) > 0 {
 			f.Transfers[0].Id = id

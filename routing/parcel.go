@@ -20,10 +20,15 @@ const parcelBytes = 16 << 10
 
 // Bounds of what one account may say.
 const (
-	mostHolders = 1 << 10 // leasing keeps at most 256 and those whose leases go on
-	mostTokens  = 1 << 53 // in any field
-	mostTime    = 1 << 53 // microseconds since 1970: the year 2255
-	never       = 1 << 60 // microseconds: a bucket that does not refill is never full
+	// mostHolders is of one account. leasing keeps at most 256 records, and those whose leases go
+	// on.
+	mostHolders = 1 << 10
+	// mostTokens bounds each field that counts tokens, so that sums of a few do not overflow.
+	mostTokens = 1 << 53
+	mostTime   = 1 << 53 // microseconds since 1970: the year 2255
+	// never is how far ahead a time in a parcel may lie, in microseconds. A bucket that does not
+	// refill is never full, and its time is cut to that.
+	never = 1 << 60
 )
 
 var errAccount = errors.New("an account in a parcel makes no sense")
@@ -43,6 +48,8 @@ func (m *moved) plausible(here, sent ratelimit.LedgerTime) bool {
 	if !possible(here, int64(a.Now)) || !possible(here, int64(a.Relearn)) || !possibleFence(a.Fence) || !possibleFence(a.Born) || !possibleFence(a.Folded) {
 		return false
 	}
+	// An account goes by its former owner's clock, which may be behind the sender's by Lag: that
+	// clock must be possible, too.
 	if a.Dead < 0 || a.Dead > 2*never || a.Lag < 0 || here.Sub(sent-a.Lag) > mostApart || a.Level < 0 || a.Level > mostTokens || a.Carry < 0 || a.Carry > mostTokens ||
 		!possibleWindow(here, a.Window) || a.Charged > mostTokens || a.Previous < 0 || a.Previous > mostTokens {
 		return false
@@ -64,6 +71,8 @@ func possibleFence(f ratelimit.Fence) bool { return f >= 0 && f <= mostTime }
 // which it did, and a window of at least a second has a lower number than seconds
 // have passed.
 func possibleWindow(here ratelimit.LedgerTime, w ratelimit.Window) bool {
+	// A bucket's window is in microseconds since 1970, and passed 2^40 in that year's January. The
+	// number of a window of a second will reach it in 34,000 years.
 	if w > 1<<40 {
 		return possible(here, int64(w))
 	}
@@ -86,6 +95,7 @@ func (w *writer) time(t int64)   { w.number(t - w.base) }
 // mark is a number that is 0 for most keys, or one that grows with the clock.
 func (w *writer) mark(t int64) {
 	if t == 0 {
+		// A difference from the parcel's time would make a 0 eight bytes long.
 		w.b = append(w.b, 0)
 		return
 	}
@@ -104,6 +114,8 @@ func (w *writer) account(key []byte, a *leasing.Account) {
 	w.mark(int64(a.Born))
 	w.mark(int64(a.Folded))
 	w.window(a.Window)
+	// A bucket that does not refill is never full, and its time lies beyond what a difference may
+	// be.
 	w.mark(min(int64(a.Dead), w.base+never))
 	for _, n := range [...]int64{int64(a.Charged), int64(a.Previous), a.Level, a.Carry, int64(a.Lag)} {
 		w.number(n)
@@ -215,6 +227,7 @@ func (r *reader) byte() byte {
 
 // time is a time that was written as a difference; one before 1970 no clock has shown.
 func (r *reader) time() int64 {
+	// Base and difference are both below 2^62, so that their sum does not overflow.
 	if t := r.base + r.within(-1<<62, 1<<62-1); t >= 0 {
 		return t
 	}
@@ -251,6 +264,8 @@ func (r *reader) account() (m moved) {
 		a.Most, a.Over, a.Left, a.Late, a.Relearned = r.charge(), r.charge(), r.tokens(), r.charge(), r.tokens()
 		a.Relearn = ratelimit.LedgerTime(r.mark())
 	}
+	// Holders are appended one by one. Memory for as many as the number says would let a few bytes
+	// of a peer cost much.
 	for range more >> 1 {
 		h := r.holding()
 		if r.bad {
@@ -271,6 +286,7 @@ func (r *reader) holding() (h leasing.Holding) {
 	flags := r.byte()
 	set := func(bit uint) bool { return flags&(1<<bit) != 0 }
 	h.Direct, h.Closed, h.Void, h.Eager, h.Last = set(0), set(1), set(2), set(3), set(4)
+	// Holders 0 and 1 are none, and a record begins with a first claim.
 	if h.Holder < 2 || h.Seq == 0 {
 		r.fail()
 	}

@@ -43,7 +43,9 @@ var rejectionNames = [rejections]string{
 // reject counts what was rejected.
 func (c *core) reject(kind rejection) { c.stats.rejected[kind].Add(1) }
 
-// malformed counts a message of a peer that makes no sense.
+// malformed counts a message of a peer that makes no sense. It counts under its kind
+// (sluice_rejected_total) and in the sum over all kinds of messages
+// (sluice_peer_messages_malformed_total).
 func (c *core) malformed(kind rejection) {
 	c.reject(kind)
 	c.stats.malformed.Add(1)

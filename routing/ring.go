@@ -47,6 +47,8 @@ type point struct {
 func NewRing(members []Member) *Ring {
 	r := &Ring{members: slices.Clone(members)}
 	sortMembers(r.members)
+	// Two nodes must build the same ring of the same members, in whatever order and how often they
+	// have heard of each.
 	r.members = slices.CompactFunc(r.members, func(a, b Member) bool { return a.Addr == b.Addr })
 	each := pointsEach(r.members)
 	for i, m := range r.members {
@@ -55,8 +57,11 @@ func NewRing(members []Member) *Ring {
 		}
 	}
 	slices.SortFunc(r.points, func(a, b point) int {
+		// Points with the same hash are in the order of their members, the same on every node.
 		return cmp.Or(cmp.Compare(a.hash, b.hash), cmp.Compare(a.owner, b.owner))
 	})
+	// start has between one and two entries for each point, so that the search for an owner looks
+	// at about one point instead of the twenty of a binary search.
 	size := bits.Len(uint(len(r.points)))
 	r.shift = uint8(64 - size)
 	r.start = make([]int32, 1<<size+1)
@@ -95,6 +100,7 @@ func (r *Ring) Owner(hash uint64) string {
 	for i < len(r.points) && r.points[i].hash < hash {
 		i++
 	}
+	// Behind the last point the ring begins anew.
 	if i == len(r.points) {
 		i = 0
 	}
@@ -120,6 +126,8 @@ func HashOf(key []byte) uint64 { return xxhash.Sum64(lastValue(key)) }
 // lastValue finds the last field of a key (ratelimit.AppendEntry), or returns
 // all of it.
 func lastValue(key []byte) []byte {
+	// A key begins with its limit's unit, and one that was too long with a mark that no unit has
+	// (ratelimit.SealKey).
 	if len(key) < 4 || key[0] >= 0xf0 {
 		return key
 	}
@@ -130,9 +138,13 @@ func lastValue(key []byte) []byte {
 	at++
 	last := key
 	for at < len(key) {
+		// The value is a rule's pattern, before which there are two such bytes
+		// (ratelimit.AppendEntry).
 		if key[at] == 0xff {
 			at += 2
 		}
+		// A key has at most MaxKeyLen bytes, in which no field is so long that its length takes
+		// more than a byte. What does not fit was made up by a peer.
 		if at >= len(key) || key[at] >= 0xfd || at+1+int(key[at]) > len(key) {
 			return key
 		}

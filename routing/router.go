@@ -39,6 +39,8 @@ func (o *Options) Validate() error {
 	if o.Weight > maxWeight {
 		errs = append(errs, fmt.Errorf("PEER_WEIGHT is %d, must be between 1 and %d", o.Weight, maxWeight))
 	}
+	// With certificates of the operator's authority the secret is not needed; but one that is set
+	// is used, and must not be one that can be guessed.
 	if o.TLS == nil || o.Secret != "" {
 		errs = append(errs, CheckSecret(o.Secret))
 	}
@@ -72,7 +74,9 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 	if r.anonymous {
 		o.TLS = dialled
 	}
+	// The core's options are those with the credentials that are dialled with.
 	r.core = newCore(o, clock, wall)
+	// Gossip began before there was a router to count what it refuses.
 	if g, ok := o.Discovery.(*Gossip); ok {
 		refused := func(from string, err error) { r.turnedAway(from, rejectedGossip, err) }
 		g.told.Store(&refused)
@@ -80,6 +84,8 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 	r.hands, r.random, r.incarnation = r, rand.Float64, uint64(leasing.NewHolder())
 	r.base = blocking{base}
 	r.leases = r.base // the account in the store is the same
+	// A key has one budget for outages on each node, whether its store or its owner cannot be
+	// asked. With two of them, a node would admit twice what the rule declares.
 	if f, ok := base.(interface{ Alone() *leasing.Local }); ok {
 		r.fallback = f.Alone()
 	}
@@ -97,6 +103,7 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 // other nodes travel while this one decides its own.
 func (r *Router) Decide(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	if w := r.decide(ctx, now, asks, verdicts, newBell); w != nil {
+		// The bell may ring for nothing, so that all that waits is looked at again each time.
 		for open := true; open; open = w.advance(r.clock()) {
 			w.sleep(ctx)
 		}
@@ -113,6 +120,7 @@ func (w *waiting) sleep(ctx context.Context) {
 	case <-w.bell:
 	case <-timer.C:
 	case <-ctx.Done():
+		// What is under way is abandoned by the next advance.
 		w.until = 0 // nobody waits any more
 	}
 }
@@ -125,6 +133,7 @@ func (r *Router) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	r.run.Lock()
 	r.ctx, r.running = ctx, &wg
+	// Nodes may have introduced themselves before Run, for the port is served by others.
 	for _, m := range r.waiting {
 		r.start(m)
 	}
@@ -158,13 +167,16 @@ func (r *Router) loop(ctx context.Context) {
 		due, more := r.tick(began), true
 		for now := began; more && now.Sub(began) < workAtOnce; now = r.clock() {
 			more = r.step(now)
+			// A request that has come meanwhile goes first.
 			runtime.Gosched()
 		}
+		// The mover has worked for as long as it may, and rests.
 		if more {
 			due = r.clock().Add(restBetween)
 		}
 		timer.Reset(max(0, due.Sub(r.clock())))
 		work := r.work
+		// A nil channel never has a value: while the mover rests, no bell ends its rest early.
 		if more {
 			work = nil
 		}
@@ -182,10 +194,13 @@ func (r *Router) find(ctx context.Context) {
 	tick := time.NewTicker(findEvery)
 	defer tick.Stop()
 	for {
+		// A name server that does not answer must not keep this node from the next look for longer.
 		bounded, cancel := context.WithTimeout(ctx, findEvery)
 		addrs, err := r.options.Discovery.Find(bounded)
 		cancel()
 		r.tell("", err)
+		// After an error, too, it has looked: a node whose name server is away at the start joins
+		// with whom it has met by then.
 		r.looks(r.clock(), r.usable(addrs))
 		select {
 		case <-ctx.Done():
@@ -203,6 +218,7 @@ func (r *Router) usable(found []string) []string {
 	for _, a := range found {
 		if len(a) > maxAddr || checkAddr(a) != nil || len(addrs) >= maxPeers {
 			r.reject(rejectedAddress)
+			// Only the last is told, and cut: whoever answers for the name chooses what they are.
 			wrong = a[:min(len(a), maxAddr)]
 			continue
 		}
@@ -220,6 +236,7 @@ func (r *Router) dial(m *member) {
 	m.wake, m.words, m.again = work.ring, work, make(bell, 1)
 	r.run.Lock()
 	defer r.run.Unlock()
+	// There is no context yet in which to talk.
 	if r.running == nil {
 		r.waiting = append(r.waiting, m)
 		return
@@ -254,6 +271,7 @@ func (r *Router) Leave(ctx context.Context) {
 	r.run.Lock()
 	never := r.running == nil
 	r.run.Unlock()
+	// A router that never ran has met nobody, and no loop would move its accounts.
 	if never {
 		return
 	}
@@ -266,6 +284,7 @@ func (r *Router) Leave(ctx context.Context) {
 		}
 		select {
 		case <-tick.C:
+		// The accounts are counted only now, because to count them all tables are walked through.
 		case <-ctx.Done():
 			if gone, left := r.gone(allThereIs); !gone {
 				r.tell("", fmt.Errorf("this node left the ring, and %d accounts were not acknowledged by their new owners in time: what they were charged in this window may be admitted again", left))

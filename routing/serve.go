@@ -34,6 +34,8 @@ func bounded(from *inlet, f *wire.Frame) bool {
 // answered at once is given to answer, which may block. later is called with what
 // may wait.
 func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.Frame), later func(asks []*wire.Ask, claims []*wire.Claim)) {
+	// The frame as a whole is left out. What it asks is decided at the asking node when its time is
+	// over.
 	if !bounded(from, f) {
 		c.malformed(rejectedFrame)
 		return
@@ -45,6 +47,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 	}
 	// Before the parcel is taken in: its accounts keep the sender's clock where it is behind.
 	c.compareClocks(now, from, f.GetSent())
+	// Asks and claims may have to wait for a store, and the stream is read on meanwhile.
 	if claims := from.ownClaims(c, f.GetClaims()); len(f.GetAsks()) > 0 || len(claims) > 0 {
 		later(f.GetAsks(), claims)
 	}
@@ -65,6 +68,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 	if ts := f.GetTransfers(); len(ts) > 0 {
 		c.adoptLegacy(now, ts)
 		for _, t := range ts {
+			// Version 1 numbers one account of a parcel, and the reply to that stands for all.
 			if t.GetId() != 0 {
 				reply(&wire.Reply{Id: t.GetId()})
 			}
@@ -78,11 +82,14 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 	if len(a.Replies) > 0 || len(a.Receipts) > 0 {
 		answer(&a)
 	}
+	// Last, for the answer to a pull says that all before it on the stream was taken in.
 	c.pulled(from, f.GetPulls(), answer)
 }
 
 // compareClocks takes in what a peer's ledger clock shows.
 func (c *core) compareClocks(now instant, from *inlet, sent int64) {
+	// Nodes with a store keep no accounts of their own whose clocks could differ; and what is
+	// compared is kept for each life of a peer.
 	if sent == 0 || c.local == nil || from.incarnation == 0 {
 		return
 	}
@@ -113,6 +120,7 @@ func (c *core) presences(now instant, from *inlet, all []*wire.Presence, reply f
 	for i, p := range all {
 		r := &wire.Reply{Id: p.GetId()}
 		switch {
+		// A node has one presence under way at a time, so that more in a frame are no node's.
 		case i < len(all)-1:
 			c.malformed(rejectedPresence)
 			r.Status = malformed
@@ -125,6 +133,7 @@ func (c *core) presences(now instant, from *inlet, all []*wire.Presence, reply f
 
 // replied takes in a frame of a peer, on the stream that this node opened.
 func (c *core) replied(now instant, m *member, f *wire.Frame) {
+	// Whatever it says, the peer is alive.
 	m.heard.Store(int64(now))
 	if len(f.GetReplies()) > peerPending || len(f.GetReceipts()) > 4*parcelsAtOnce {
 		c.malformed(rejectedFrame)
@@ -157,6 +166,7 @@ func (c *core) decideFor(ctx context.Context, now instant, msgs []*wire.Ask, b b
 		case err != nil:
 			c.malformed(rejectedAsk)
 			replies = append(replies, &wire.Reply{Id: m.GetId(), Status: malformed})
+		// It is done at once, before any ask of the frame is decided: the tokens may serve these.
 		case m.GetKind() == undo:
 			c.undoFor(now, &a, m)
 			replies = append(replies, &wire.Reply{Id: m.GetId()})
@@ -232,9 +242,11 @@ func (c *core) askOf(m *wire.Ask) (ratelimit.Ask, error) {
 		return ratelimit.Ask{}, err
 	}
 	kind := ratelimit.Kind(m.GetKind())
+	// An undo is about what a spend was charged. Other kinds charge nothing.
 	if m.GetKind() == undo {
 		kind = ratelimit.Spend
 	}
+	// Only a peek costs nothing (ratelimit.Ask).
 	if kind != ratelimit.Peek && m.GetCost() == 0 {
 		return ratelimit.Ask{}, errMessage
 	}

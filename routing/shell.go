@@ -66,10 +66,13 @@ func (r *Router) connectBy(ctx context.Context, m *member, way credentials.Trans
 	welcome, err := r.introduce(stream, m.addr)
 	if err != nil {
 		r.refuse("", err)
+		// Where nothing speaks this kind of connection at the other end, the next kind is tried
+		// (dials). Any other refusal is an answer to this node, and would be the same again.
 		return status.Code(err) != codes.Unavailable, err
 	}
 	late.Stop()
 	select { // of the last conversation
+	// The bell of an earlier conversation must not end this one.
 	case <-m.again:
 	default:
 	}
@@ -91,14 +94,18 @@ func (r *Router) speak(ctx context.Context, stream caller, m *member) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		// The core has heard nothing for too long (bury), although the stream is open.
 		case <-m.again:
 			return errSilent
+		// A ping is answered, so that both sides hear of each other while there is nothing to ask.
 		case <-ping.C:
 			if err := stream.Send(m.ping(r.stamp())); err != nil {
 				return err
 			}
 		case <-m.words:
 		}
+		// Each frame takes with it all that waits, up to its bounds: the busier the way, the fewer
+		// frames a call.
 		for f := m.take(r.stamp()); f != nil; f = m.take(r.stamp()) {
 			if err := stream.Send(f); err != nil {
 				return err
@@ -133,6 +140,7 @@ func Caps() transport.Caps {
 // Its listener should be a transport.Listener of the same budget, which bounds
 // what peers and strangers together have begun to say.
 func (r *Router) NewServer(creds credentials.TransportCredentials, budget *transport.Budget) *grpc.Server {
+	// With certificates of an authority, versions 1 and 2 speak TLS as well.
 	plain := creds == nil && r.options.AllowOld
 	if creds == nil {
 		creds = r.served
@@ -175,6 +183,7 @@ func (r *Router) refuse(from string, err error) {
 	if errors.Is(err, errSelf) || errors.Is(err, errName) {
 		r.reject(rejectedName)
 	}
+	// Of a node that this one has dialled converse tells, with its address.
 	if from != "" {
 		r.stats.refused.Add(1)
 		r.tell(from, err)
@@ -188,6 +197,7 @@ func remote(stream called, hello *wire.Hello) string {
 	if p, ok := peer.FromContext(stream.Context()); ok {
 		from = p.Addr.String()
 	}
+	// What a stranger calls itself is quoted and cut, for it goes into a log.
 	if said := hello.GetAddr(); said != "" {
 		from += fmt.Sprintf(" (which calls itself %q)", said[:min(len(said), maxAddr)])
 	}
@@ -278,6 +288,8 @@ func (r *Router) welcomeInTime(stream called) (*wire.Hello, error) {
 	select {
 	case o := <-done:
 		return o.hello, o.err
+	// The caller gives up after opening. This side waits for twice as long, so that it does not cut
+	// a caller off that is only slow to begin.
 	case <-time.After(2 * opening):
 		return nil, errHello
 	}

@@ -101,6 +101,8 @@ func NewStepped(o SteppedOptions) *Stepped {
 	if o.Decided != nil {
 		c.observe = observed{o}
 	}
+	// Hot keys are leased with the limiter that leases all others: the store has one account of
+	// each key, whoever claims.
 	if o.Store != nil {
 		c.base, c.fallback = stepping{o.Store}, o.Store.Alone()
 		c.leases = c.base
@@ -159,6 +161,7 @@ const (
 )
 
 func (s *Stepped) send(to string, on side, f *wire.Frame) {
+	// Two runs of one seed must send the same bytes.
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(f)
 	if err != nil {
 		panic(fmt.Sprintf("routing: a frame of this node cannot be encoded: %v", err))
@@ -224,6 +227,7 @@ func (s *Stepped) Opened(to string, welcome []byte) {
 
 // Closed takes in that a stream to a node could not be opened, or broke.
 func (s *Stepped) Closed(to string) {
+	// A stream that this node has hung up itself may be told of once more.
 	if m := s.member(to); m != nil && s.open[to] {
 		s.again(m)
 	}
@@ -235,6 +239,8 @@ func (s *Stepped) again(m *member) {
 	delete(s.open, m.addr)
 	s.core.closed(m)
 	s.o.After(s.core.pause(s.o.Clock(), m), func() {
+		// Meanwhile the node may have been forgotten, or dialled again because it introduced
+		// itself.
 		if !s.ended && s.member(m.addr) == m && !s.open[m.addr] {
 			s.dials = append(s.dials, m)
 			s.Pump()
@@ -258,6 +264,8 @@ func (s *Stepped) Receive(from string, answer bool, frame []byte) {
 		return
 	}
 	now := s.o.Clock()
+	// Frames may still arrive of streams that have broken since; a real one would have dropped
+	// them.
 	if m, in := s.member(from), s.inlet[from]; answer && m != nil && m.ready.Load() {
 		s.core.replied(now, m, &f)
 	} else if !answer && in != nil {
@@ -332,12 +340,15 @@ func (s *Stepped) Pump() {
 		return
 	}
 	now := s.o.Clock()
+	// What is done may wake something else of this node. Time does not go on until nothing is left
+	// to do.
 	for again := true; again; {
 		again = s.woken
 		if s.woken || now >= s.due {
 			s.woken = false
 			s.due = s.core.tick(now)
 		}
+		// The mover does not rest: in virtual time its work takes none.
 		for s.core.step(now) {
 		}
 		again = s.advance(now) || again
@@ -346,6 +357,7 @@ func (s *Stepped) Pump() {
 	}
 	if gone, _ := s.core.gone(onItsWay); s.left != nil && gone {
 		left := s.left
+		// left may call this node again.
 		s.left = nil
 		left()
 	}
@@ -355,6 +367,7 @@ func (s *Stepped) Pump() {
 // advance goes on with all that waits. It reports whether something ended.
 func (s *Stepped) advance(now instant) (ended bool) {
 	s.settleHot(now)
+	// What is decided may ask again at once, which adds to waits.
 	waits := s.waits
 	s.waits = nil
 	for _, w := range waits {
@@ -375,6 +388,7 @@ func (s *Stepped) advance(now instant) (ended bool) {
 			asks = append(asks, a)
 		}
 	}
+	// What has ended is not kept in memory by the rest of the array.
 	clear(s.asks[len(asks):])
 	s.asks = asks
 	return ended
@@ -471,12 +485,17 @@ func (s *Stepped) wakeUp(now instant) {
 	for _, x := range s.hots {
 		due = min(due, x.until)
 	}
+	// Something that is due now and cannot go on would have the node pumped for ever at the same
+	// instant.
 	due = max(due, now.Add(time.Microsecond))
+	// An earlier alarm sets the next one.
 	if s.alarm != 0 && s.alarm <= due {
 		return
 	}
 	s.alarm = due
 	s.o.After(due.Sub(now), func() {
+		// An alarm that was set for later, and overtaken by an earlier one, still comes. It must
+		// not make the node forget the one that is set now.
 		if s.alarm == due {
 			s.alarm = 0
 		}
