@@ -332,9 +332,9 @@ func (c *core) lapse(now instant, slept time.Duration) {
 		return
 	}
 	c.tell("", fmt.Errorf("this node did not run for %v: others may own its keys by now, so that it joins the ring again", slept.Round(time.Millisecond)))
-	c.expired.Store(true)
 	// The accounts go to who owns their keys by now, and the node joins again when it has none
 	// (join).
+	c.expired.Store(true)
 	c.quitRing()
 	for _, m := range c.members {
 		// The others have heard of an entrance that does not hold any more.

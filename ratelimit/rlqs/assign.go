@@ -24,11 +24,14 @@ type budget struct {
 // one. Leases wait for the last answer to be acknowledged, windows do not.
 func (s *Session) work(ctx context.Context, now instant) {
 	s.turn(ctx, now)
+	// A second answer under way would make it unclear which grants an Envoy has.
 	if s.Waiting() {
 		return
 	}
 	var want []*bucket
 	for _, b := range s.order {
+		// A lease takes two actions: the first clears what is left of the bucket before. The rest
+		// stays due.
 		if len(s.next)+2*len(want) >= mostActions {
 			break
 		}
@@ -47,6 +50,7 @@ func (s *Session) simple(now instant, b *bucket) (lease bool) {
 		s.node.stats.Abandoned.Add(1)
 	case b.how == granted:
 		return true
+	// A blanket expires at the Envoy. It is repeated at half of its time, at the next report.
 	case b.told == 0 || now.Sub(b.told) >= sublease.LongestTTL/2:
 		s.next = append(s.next, blanket(b.id, b.how == allowAll, sublease.LongestTTL))
 		b.told = now
@@ -66,6 +70,7 @@ func (s *Session) turn(ctx context.Context, now instant) {
 	}
 	budgets := s.look(ctx, now, over)
 	for i, b := range over {
+		// A bucket that is silent gets its next lease when it reports, not at each turn.
 		b.due = b.due || !b.holding.Silent(now) && b.leaving == staying
 		b.turnAt = budgets[i].ends.Add(turnLag)
 	}
@@ -85,13 +90,17 @@ func (s *Session) look(ctx context.Context, now instant, of []*bucket) []budget 
 	var carried []demand
 	for i, b := range of {
 		budgets[i] = s.budget(now, b, &verdicts[i])
+		// The end of a window is known to within the jitter of answers. A change of more than half
+		// a period cannot be jitter, so that a window has begun.
 		if ends := b.holding.Ends(); ends != 0 && budgets[i].ends.Sub(ends) > b.rule.Limit.Period()/2 {
+			// Undo does not reach into the window before.
 			b.paid = payment{}
 			carry := b.holding.Turn(budgets[i].ends)
 			s.node.stats.Carried.Add(uint64(carry))
 			carried = append(carried, demand{b, carry})
 		}
 	}
+	// What Envoys may still have of the old window they may spend in the new one.
 	s.charge(ctx, now, carried)
 	return budgets
 }
@@ -104,6 +113,8 @@ func (s *Session) budget(now instant, b *bucket, v *ratelimit.Verdict) budget {
 	}
 	at := ratelimit.LedgerTime(s.node.source.Wall().UnixMicro())
 	l := &b.rule.Limit
+	// Without the ledger nobody knows what is left. A node then has its share of the limit, or
+	// under open all of it.
 	left := b.rule.LocalShare().Limit.Capacity()
 	if b.rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
 		left = l.Capacity()
@@ -134,11 +145,15 @@ func (s *Session) assign(ctx context.Context, now instant, of []*bucket) {
 // want is how large a lease a bucket is to have.
 func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool) {
 	switch {
+	// Its Envoy has taken in that nothing is to pass, and has nothing of earlier leases: now it may
+	// forget the bucket.
 	case b.leaving == silenced && b.holding.Settled():
 		b.leaving, b.due = abandoned, true
 		return 0, false
 	case b.leaving == silenced:
 		return 0, false
+	// A grant of nothing is sent first, so that what the Envoy still has cannot be spent after the
+	// bucket is forgotten.
 	case b.holding.Idle() >= IdleAfter && b.holding.Settled():
 		b.leaving = silenced
 		return 0, true
@@ -158,11 +173,14 @@ func (s *Session) grant(now instant, d demand, ends instant, got tokens) {
 	switch {
 	case got == 0 && b.leaving != silenced && !h.Deniable():
 		return
+	// A new lease replaces the bucket that the Envoy has, and would lower it.
 	case got > 0 && d.tokens > has && got <= has:
 		s.credit(now, b, got)
 		return
 	}
 	ttl := sublease.TTL(now, ends)
+	// Without this first action Envoy would scale what is left of the bucket before, or keep it
+	// (see the package's doc).
 	s.next = append(s.next, blanket(b.id, nothing, denial(now, ends)))
 	if got > 0 {
 		s.next = append(s.next, oneShot(b.id, got, ttl))
@@ -175,6 +193,7 @@ func (s *Session) grant(now instant, d demand, ends instant, got tokens) {
 
 // denial is how long nothing is to pass where nothing is left: until the window ends.
 func denial(now, ends instant) time.Duration {
+	// Envoys reckon in whole seconds. Rounded up, nothing passes before the window has ended.
 	return (ends.Sub(now) + time.Second).Truncate(time.Second)
 }
 
@@ -220,6 +239,7 @@ func (b *bucket) pay(v *ratelimit.Verdict) {
 	if v.Source == ratelimit.FromFallback {
 		return
 	}
+	// Only what was paid in one window can be given back together.
 	if v.Window != b.paid.verdict.Window {
 		b.paid.tokens = 0
 	}

@@ -62,6 +62,7 @@ type payment struct {
 // BucketId has none, or is larger than the bounds.
 func canonical(id *rlqs.BucketId, o *Options) (name string, entries []config.Entry, err error) {
 	of := id.GetBucket()
+	// A BucketId comes from a caller, and its entries are sorted and matched at each report.
 	if len(of) == 0 || len(of) > maxEntries {
 		return "", nil, fmt.Errorf("a BucketId has %d entries, must be 1 to %d", len(of), maxEntries)
 	}
@@ -77,6 +78,7 @@ func canonical(id *rlqs.BucketId, o *Options) (name string, entries []config.Ent
 			o.BucketBytes)
 	}
 	var b []byte
+	// A map has no order, and the name must be the same for each report of the bucket.
 	for _, k := range slices.Sorted(maps.Keys(of)) {
 		entries = append(entries, config.Entry{Key: k, Value: of[k]})
 		b = ratelimit.AppendEntry(b, k, of[k], ratelimit.OfRequest)
@@ -92,17 +94,22 @@ func (b *bucket) serve(n *Node, d *config.Domain) {
 	if d != nil {
 		rule, key = d.MatchUnordered(b.entries, nil)
 	}
+	// The rules are built anew only when they change, so that the same rule is the same pointer.
 	if rule == b.rule && b.asking != nil {
 		return
 	}
+	// A bucket that no rule ever matched is let through. One whose rule has gone is abandoned: its
+	// Envoy then asks anew, and is told what holds by now.
 	if rule == nil && b.rule != nil { // it was removed
 		b.leaving, b.due = abandoned, true
 		return
 	}
 	how := serviceOf(rule)
+	// A rule that changed only its limit has the same key: what is held of it goes on.
 	if how != granted || b.share == nil || b.share.key != string(key) {
 		b.quit(n)
 		b.holding = sublease.NewHolding()
+		// The blanket that was sent last may say the opposite of the next.
 		b.told = 0
 		if how == granted {
 			b.share = n.join(b, key)
@@ -110,6 +117,8 @@ func (b *bucket) serve(n *Node, d *config.Domain) {
 	}
 	b.how, b.rule, b.asking = how, rule, new(ratelimit.Rule)
 	if rule != nil {
+		// A lease that is refused must not drain what is left: it is asked for once more, with
+		// less.
 		*b.asking = *rule
 		b.asking.Coordination.OnDeny = ratelimit.DenyRefunds
 	}
@@ -120,6 +129,8 @@ func serviceOf(rule *ratelimit.Rule) service {
 	switch {
 	case rule == nil || rule.Unlimited || rule.Shadow:
 		return allowAll
+	// What cannot be divided safely is denied, not let through: a limit must not be lost because a
+	// setting does not fit.
 	case rule.Limit.Requests == 0 || sublease.Servable(rule) != nil:
 		return denyAll
 	default:
@@ -129,6 +140,7 @@ func serviceOf(rule *ratelimit.Rule) service {
 
 // quit leaves the holders of the bucket's key.
 func (b *bucket) quit(n *Node) {
+	// What was paid stays charged under the old key.
 	b.paid = payment{}
 	if b.share != nil {
 		n.stats.Unproven.Add(-int64(b.shown.Unproven))
@@ -144,6 +156,7 @@ func (b *bucket) show(n *Node) {
 	}
 	h := &b.holding
 	is := Holder{b.of, h.PerSecond(), h.Charged(), h.InUse(), h.Unproven()}
+	// Most reports change nothing that others see, and must not take the share's lock.
 	if is == b.shown {
 		return
 	}
@@ -174,6 +187,7 @@ func (b *bucket) count(u sublease.Usage) {
 	c.TotalHits.Add(allowed + denied)
 	c.WithinLimit.Add(allowed)
 	c.OverLimit.Add(denied)
+	// An Envoy has refused these by itself, as a local cache would have.
 	c.OverLocally.Add(denied)
 	c.Denied.Add(denied)
 	c.Sources[ratelimit.FromLease].Add(allowed + denied)

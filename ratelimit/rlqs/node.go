@@ -35,6 +35,7 @@ func DefaultOptions() Options {
 func (o *Options) Validate() error {
 	var errs []error
 	within := func(name string, value, least, most float64) {
+		// A NaN is within no bounds, which a comparison the other way round would let pass.
 		if !(value >= least && value <= most) {
 			errs = append(errs, fmt.Errorf("%s is %v, must be between %v and %v", name, value, least, most))
 		}
@@ -108,7 +109,10 @@ func (n *Node) leave(b *bucket, s *share) {
 	defer n.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	// Sums of floating-point numbers may end a little below 0.
 	s.perSec = max(0, s.perSec-s.holders[b].PerSecond)
+	// A key without holders is forgotten, so that keys of the past cost no memory. n.mu is held, so
+	// that nobody joins the share meanwhile.
 	if delete(s.holders, b); len(s.holders) == 0 {
 		delete(n.shares, s.key)
 	}

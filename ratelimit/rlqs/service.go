@@ -64,10 +64,14 @@ func (s *Service) StreamRateLimitQuotas(stream serverStream) (err error) {
 	select {
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
+	// One more stream would cost memory for its buckets; its Envoy asks again, perhaps another
+	// node.
 	default:
 		s.node.stats.Refused.Add(1)
 		return status.Errorf(codes.ResourceExhausted, "%d streams are served already (RLQS_MAX_STREAMS)", cap(s.slots))
 	}
+	// An answer counts as granted only once the Envoy has acknowledged it, which only the
+	// connection can tell.
 	talk, ok := transport.Converse(stream.Context())
 	if !ok {
 		return status.Error(codes.Internal,
@@ -112,6 +116,8 @@ func (e *exchange) run() error {
 	ctx, stop := context.WithCancel(e.stream.Context())
 	defer stop()
 	reports, ended := make(chan *rlqs.RateLimitQuotaUsageReports), make(chan error, 1)
+	// The session is not safe for concurrent use. One goroutine drives it, and another one waits in
+	// Recv, which knows no select.
 	go func() { ended <- e.read(ctx, reports) }() // it ends with the stream, which ends when this returns
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -126,6 +132,8 @@ func (e *exchange) run() error {
 			e.session.Acked(ctx, e.service.clock(), e.talk.Acked())
 		case <-timer.C:
 			now := e.service.clock()
+			// What has been granted and not acknowledged is charged and cannot be spent. An Envoy
+			// that does not read must not keep it.
 			if e.session.Stuck(now) {
 				e.service.node.stats.Stuck.Add(1)
 				return status.Errorf(codes.DeadlineExceeded, "an answer was not acknowledged within %v", StuckAfter)
@@ -136,6 +144,7 @@ func (e *exchange) run() error {
 		case <-e.service.draining:
 			return status.Error(codes.Unavailable, "this node is shutting down: ask another")
 		}
+		// Whatever happened may have been what an answer was waiting for.
 		if m := e.session.Answer(e.service.clock()); m != nil {
 			if err := e.stream.Send(m); err != nil {
 				return err
@@ -153,11 +162,14 @@ func (e *exchange) read(ctx context.Context, reports chan<- *rlqs.RateLimitQuota
 		if err != nil {
 			return err
 		}
+		// A stream that reports too fast is held back by its own HTTP/2 window, and not refused:
+		// what it reports is still needed.
 		if err := pace.Wait(ctx); err != nil {
 			return err
 		}
 		select {
 		case reports <- m:
+			// From here on the message counts no more in the budget of bytes in flight.
 			e.talk.Received()
 		case <-ctx.Done():
 			return ctx.Err()
@@ -166,6 +178,7 @@ func (e *exchange) read(ctx context.Context, reports chan<- *rlqs.RateLimitQuota
 }
 
 func (e *exchange) wakeIn(timer *time.Timer) {
+	// There is nothing to wake up for; an hour is only a value for the timer.
 	d := time.Hour
 	if next := e.session.Next(); next != 0 {
 		d = max(0, next.Sub(e.service.clock()))
@@ -174,6 +187,8 @@ func (e *exchange) wakeIn(timer *time.Timer) {
 }
 
 func asStatus(err error) error {
+	// A message that makes no sense would be repeated in vain at another node. Other errors pass,
+	// or are this node's: there Unavailable has the Envoy ask another.
 	if _, ok := errors.AsType[*BadReportError](err); ok {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
@@ -184,6 +199,8 @@ func asStatus(err error) error {
 func (e *exchange) close() {
 	s, now := e.service, e.service.clock()
 	for _, d := range e.session.Close(now) {
+		// The debt is not remembered, so that its tokens may be spent once more. They are counted
+		// as such.
 		if s.owing.Add(1) > mostDebts {
 			s.owing.Add(-1)
 			s.node.stats.Uncovered.Add(uint64(d.Tokens()))
@@ -191,6 +208,7 @@ func (e *exchange) close() {
 		}
 		time.AfterFunc(max(0, d.At.Sub(now)), func() {
 			defer s.owing.Add(-1)
+			// The stream and its context are gone by then.
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
 			s.node.Settle(ctx, s.clock(), &d)

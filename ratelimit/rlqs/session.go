@@ -64,6 +64,8 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, m *rlqs.Ra
 		return errNoRules
 	}
 	switch {
+	// Envoy sends the domain with the first message of a stream, and may leave it out of later
+	// ones.
 	case s.domain == "" && m.GetDomain() == "":
 		return bad("the first message of a stream must name its domain")
 	case s.domain == "":
@@ -79,16 +81,22 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, m *rlqs.Ra
 			return bad("%v", err)
 		}
 		s.node.stats.Reports.Add(1)
+		// An abandoned bucket's Envoy may have reported before it read the abandonment. It has been
+		// told to let nothing pass, so that there is nothing to grant.
 		if b == nil || b.leaving == abandoned {
 			continue
 		}
+		// The rules may have changed since the last report, and with them how the bucket is served.
 		if b.serve(s.node, domain); b.leaving == abandoned {
 			continue
 		}
+		// What was let pass without having been granted is charged all the same, for it counts
+		// against the limit.
 		if over := s.report(now, b, usage(u)); over > 0 {
 			excess = append(excess, demand{b, over})
 		}
 	}
+	// All excess of a message is charged in one call of the limiter, which may wait for the ledger.
 	s.charge(ctx, now, excess)
 	for _, d := range excess {
 		d.holding.Charge(d.tokens)
@@ -99,6 +107,7 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, m *rlqs.Ra
 
 // usage is what a report says, bounded.
 func usage(u *rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage) sublease.Usage {
+	// A number that no Envoy can have counted must not overflow a sum.
 	count := func(n uint64) tokens { return tokens(min(n, uint64(ratelimit.MaxBooked))) }
 	return sublease.Usage{
 		Allowed: count(u.GetNumRequestsAllowed()), Denied: count(u.GetNumRequestsDenied()),
@@ -118,6 +127,8 @@ func (s *Session) bucket(id *rlqs.BucketId) (*bucket, error) {
 		return b, nil
 	case len(s.buckets) >= s.node.options.Buckets:
 		s.node.stats.Refused.Add(1)
+		// An Envoy that repeats a refused bucket must not make the next answer longer without a
+		// bound.
 		if len(s.next) < mostActions {
 			s.next = append(s.next, blanket(id, nothing, sublease.LongestTTL))
 		}
@@ -138,7 +149,10 @@ func (s *Session) report(now instant, b *bucket, u sublease.Usage) (excess token
 	n.stats.Denied.Add(uint64(u.Denied))
 	b.count(u)
 	b.due = true
+	// Nothing was granted for this bucket, so that nothing can be proven dead or be in excess.
 	if b.how != granted {
+		// A rule of 0 denies by intent. Others are denied because they cannot be served so, which
+		// an operator should see.
 		if b.how == denyAll && b.rule.Limit.Requests > 0 {
 			n.stats.Unserved.Add(1)
 		}
@@ -149,6 +163,7 @@ func (s *Session) report(now instant, b *bucket, u sublease.Usage) (excess token
 		n.stats.LostReports.Add(1)
 	}
 	s.credit(now, b, o.Credit)
+	// Requests have come again, so that the bucket is not idle any more.
 	if u.Allowed+u.Denied > 0 {
 		b.leaving = staying
 	}
@@ -159,6 +174,7 @@ func (s *Session) report(now instant, b *bucket, u sublease.Usage) (excess token
 
 // credit gives back what is proven dead.
 func (s *Session) credit(now instant, b *bucket, c tokens) {
+	// Undo takes back in the window of the payment only; what was paid in an earlier one is over.
 	if c = min(c, b.paid.tokens); c <= 0 {
 		return
 	}
@@ -171,6 +187,8 @@ func (s *Session) credit(now instant, b *bucket, c tokens) {
 
 // Acked takes in that the Envoy has received all answers up to one, counted from 1.
 func (s *Session) Acked(ctx context.Context, now ratelimit.Instant, upto uint64) {
+	// Nothing beyond what was sent can have been acknowledged, and acknowledgements may repeat
+	// themselves.
 	if upto = min(upto, s.sent); upto <= s.acked {
 		return
 	}
@@ -178,6 +196,8 @@ func (s *Session) Acked(ctx context.Context, now ratelimit.Instant, upto uint64)
 	kept := s.order[:0]
 	for _, b := range s.order {
 		b.holding.Acked(now, upto)
+		// The Envoy has read that it is to forget the bucket. A bucket that is due has not been
+		// told yet.
 		if b.leaving == abandoned && !b.due {
 			s.forget(b)
 			continue
@@ -210,6 +230,7 @@ func (s *Session) Next() ratelimit.Instant {
 	for _, b := range s.order {
 		sooner(b.turnAt)
 	}
+	// An answer that is not acknowledged ends the stream in time.
 	if s.Waiting() {
 		sooner(s.sentAt.Add(StuckAfter))
 	}
@@ -226,10 +247,12 @@ func (s *Session) Stuck(now ratelimit.Instant) bool {
 
 // Answer is what to send now; nil: nothing, or the last answer is not acknowledged yet.
 func (s *Session) Answer(now ratelimit.Instant) *rlqs.RateLimitQuotaResponse {
+	// One answer at a time is under way, so that an acknowledgement says which grants have arrived.
 	if s.Waiting() || len(s.next) == 0 {
 		return nil
 	}
 	m := &rlqs.RateLimitQuotaResponse{BucketAction: s.next}
+	// The message keeps the slice while it is sent.
 	s.next = nil
 	s.sent++
 	s.sentAt = now
@@ -269,6 +292,9 @@ func (b *bucket) debts(now instant) (debts []Debt) {
 		// A moment after the window's end, which is known to within a little.
 		debts = append(debts, Debt{At: ends.Add(sublease.Slack), ask: b.ask(ratelimit.Spend, crossing)})
 	}
+	// With reclaim: safe the tokens stay charged until the window ends (docs/protocol.md, section
+	// 4.5). Under eager they are given back, but not before the Envoy's lease has certainly
+	// expired.
 	if give := min(unspent, b.paid.tokens); give > 0 && b.rule.Coordination.Eager() && expires < ends {
 		v := b.paid.verdict
 		v.Charged = give
@@ -295,6 +321,8 @@ func (n *Node) Settle(ctx context.Context, now ratelimit.Instant, d *Debt) {
 // charge charges what there is of what an ask wants, and counts the rest.
 func (n *Node) charge(ctx context.Context, now instant, a ratelimit.Ask) {
 	left := a.Cost
+	// A refusal says how much is left. The second try takes that; what is missing then had been
+	// spent by others.
 	for range 2 {
 		var v [1]ratelimit.Verdict
 		n.source.Limiter.Decide(ctx, now, []ratelimit.Ask{a}, v[:])

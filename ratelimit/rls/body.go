@@ -19,13 +19,17 @@ const firstRead = 2 << 10
 // is read counts in the budget until forget is called, which must be done.
 func (s *Service) readBody(w http.ResponseWriter, r *http.Request) (body []byte, forget func(), err error) {
 	most := s.options.MaxRequestBytes
+	// What says itself that it is too large is not read at all.
 	if r.ContentLength > int64(most) {
 		return nil, func() {}, s.tooLarge()
 	}
 	reading := http.NewResponseController(w)
+	// The budget may have to end this body from another goroutine. A deadline that has passed makes
+	// the read under way return.
 	held := s.options.Budget.Body(func() { _ = reading.SetReadDeadline(time.Now()) })
 	var seen shape
 	body = make([]byte, 0, firstRead)
+	// A caller may say nothing of the length, or not the truth.
 	from := http.MaxBytesReader(w, r.Body, int64(most))
 	for {
 		if len(body) == cap(body) {
@@ -37,6 +41,7 @@ func (s *Service) readBody(w http.ResponseWriter, r *http.Request) (body []byte,
 			body = larger
 		}
 		n, err := from.Read(body[len(body):cap(body)])
+		// Even with an error a read may have brought bytes.
 		if bad := seen.add(body[len(body) : len(body)+n]); bad != nil {
 			return nil, held.Close, bad
 		}
@@ -44,6 +49,7 @@ func (s *Service) readBody(w http.ResponseWriter, r *http.Request) (body []byte,
 		switch {
 		case errors.Is(err, io.EOF):
 			return body, held.Close, nil
+		// The error is that of the deadline which the budget has set.
 		case err != nil && held.Ended():
 			return nil, held.Close, errCrowded
 		case err != nil:
@@ -83,6 +89,7 @@ func (s *shape) add(b []byte) error {
 		switch {
 		case s.escaped:
 			s.escaped = false
+		// Brackets within a string are text.
 		case s.quoted:
 			s.escaped, s.quoted = c == '\\', c != '"'
 		case c == '"':

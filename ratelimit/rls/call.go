@@ -37,6 +37,8 @@ type match struct {
 // answer decides the request in c.in and leaves the answer in c.out.
 func (s *Service) answer(ctx context.Context, c *call) (err error) {
 	start := s.clock()
+	// A bug that one request meets must not end the process, and with it the requests of all
+	// others.
 	defer func() {
 		if r := recover(); r != nil {
 			s.Stats.Panics.Add(1)
@@ -50,6 +52,7 @@ func (s *Service) answer(ctx context.Context, c *call) (err error) {
 		}
 		s.latency.Observe(s.clock().Sub(start).Seconds())
 	}()
+	// Large requests are decoded a few at a time: what they become is many times their size.
 	if len(c.in) >= largeBytes {
 		select {
 		case s.large <- struct{}{}:
@@ -61,6 +64,8 @@ func (s *Service) answer(ctx context.Context, c *call) (err error) {
 	if err := c.request.decode(c.in); err != nil {
 		return err
 	}
+	// The rules are read once. If they change meanwhile, this request is decided by the old ones as
+	// a whole.
 	rules := s.rules()
 	if rules == nil {
 		return errNoConfig
@@ -69,6 +74,8 @@ func (s *Service) answer(ctx context.Context, c *call) (err error) {
 	if err := c.decide(ctx, s, start); err != nil {
 		return err
 	}
+	// The caller has gone, and will be told nothing. What its request was charged is given back, so
+	// that a caller who repeats it is not charged twice.
 	if s.options.Gate != nil && ctx.Err() != nil {
 		s.options.Gate.Gone()
 		c.undo(s, start, func(int) bool { return true })
@@ -83,6 +90,7 @@ func (s *Service) answer(ctx context.Context, c *call) (err error) {
 // collects what is to be asked.
 func (c *call) match(s *Service, d *config.Domain) {
 	c.matches, c.asks, c.keys = c.matches[:0], c.asks[:0], c.keys[:0]
+	// As envoyproxy/ratelimit, an unknown domain limits nothing, and is counted by its name.
 	if d == nil {
 		s.Stats.UnknownDomains.Named([]byte(c.request.domain)).Unlimited()
 	}
@@ -95,9 +103,11 @@ func (c *call) match(s *Service, d *config.Domain) {
 		m := &c.matches[i]
 		start := len(c.keys)
 		c.matchOne(s, d, &c.request.descriptors[i], m)
+		// The hash is taken here, for the keys of rules that need not be asked are dropped next.
 		if known := s.options.LocalCache; known != nil && m.rule != nil {
 			m.hash = known.hash(c.keys[start:])
 		}
+		// Nothing has to be asked: the answer is the same whatever was used.
 		if m.rule == nil || m.rule.Unlimited || m.rule.Limit.Requests == 0 {
 			c.keys = c.keys[:start]
 		} else {
@@ -119,6 +129,8 @@ func (c *call) matchOne(s *Service, d *config.Domain, x *descriptor, m *match) {
 	if s.options.CalendarMonths {
 		x.override = x.override.Cut()
 	}
+	// A limit override has no rule in the configuration; the domain's defaults say how it is
+	// coordinated.
 	m.rule = &ratelimit.Rule{
 		Domain: d.Name, Limit: x.override, Override: true, Coordination: d.Defaults, Counters: d.Overrides,
 		MetricNames: ratelimit.MetricNaming{Detailed: true},
@@ -146,6 +158,7 @@ func (c *call) dropReplaced() {
 			continue
 		}
 		kept = append(kept, c.asks[m.ask])
+		// The asks move up in place, and their matches with them.
 		m.ask = len(kept) - 1
 	}
 	c.asks = kept
@@ -174,6 +187,8 @@ func (c *call) decide(ctx context.Context, s *Service, now ratelimit.Instant) er
 	}
 	s.limiter.Decide(ctx, now, c.asks, c.verdicts)
 	for i := range c.verdicts {
+		// One descriptor without a decision leaves the request without one: nobody can say whether
+		// it is within all its limits.
 		if c.verdicts[i].Err != nil {
 			return c.verdicts[i].Err
 		}

@@ -37,13 +37,17 @@ func (c *call) conclude(s *Service, now ratelimit.Instant) {
 			c.over = true
 		}
 	}
+	// Quota descriptors refuse a request only if all of them are over.
 	if quota > 0 && quota == quotaOver {
 		c.over = true
 	}
+	// Only the overall code changes: statuses go on to say which limits would have refused.
 	if c.over && s.options.ShadowMode {
 		c.over = false
 		s.Stats.GlobalShadow.Add(1)
 	}
+	// What is spared is marked before it is counted and undone after: the counts are of what was
+	// decided.
 	spared := c.spare(s)
 	c.count(s, now)
 	if spared {
@@ -66,6 +70,8 @@ func (c *call) status(s *Service, i int) status {
 		return st
 	case m.ask >= 0:
 		st.verdict = c.verdicts[m.ask]
+	// The limiter was not asked. The window's end is the wall clock's, for no ledger has an
+	// account.
 	default: // requests_per_unit: 0
 		now := ratelimit.LedgerTime(s.wall().UnixMicro())
 		st.verdict = ratelimit.Verdict{
@@ -107,6 +113,7 @@ func (c *call) count(s *Service, now ratelimit.Instant) {
 	}
 	for i := range c.statuses { // after all look-ups: the same key twice is a miss twice
 		st := &c.statuses[i]
+		// What on_store_failure refused may have tokens left: the key is not known to be over.
 		if !st.bare && st.verdict.OverLimit && st.verdict.Source != ratelimit.FromFallback {
 			known.remember(c.matches[i].hash, now.Add(st.verdict.ResetAfter))
 		}
@@ -148,6 +155,7 @@ func (c *call) spare(s *Service) bool {
 		a := &c.asks[i]
 		back := c.over && (refunds || denyRefunds(a.Rule)) ||
 			refused && s.options.SpareOthers && !c.verdicts[i].OverLimit
+		// A peek and a refund have charged nothing that could be given back.
 		back = back && a.Kind == ratelimit.Spend
 		c.spared, some = append(c.spared, back), some || back
 	}
@@ -167,6 +175,8 @@ func (c *call) restate() {
 		}
 		a := &c.asks[st.ask]
 		back := ratelimit.Tokens(0)
+		// Asks of one key are decided in their order, so that only those up to this one had lowered
+		// what was left for it.
 		for j := range st.ask + 1 {
 			if c.spared[j] && bytes.Equal(c.asks[j].Key, a.Key) {
 				back = ratelimit.AddTokens(back, c.verdicts[j].Charged)
@@ -183,6 +193,7 @@ func (c *call) undo(s *Service, now ratelimit.Instant, of func(int) bool) {
 	n := 0
 	for i := range c.asks {
 		if c.asks[i].Kind == ratelimit.Spend && of(i) {
+			// They are moved to the front in place, for nobody needs the others any more.
 			c.asks[n], c.verdicts[n] = c.asks[i], c.verdicts[i]
 			n++
 		}

@@ -25,6 +25,7 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 
 func shouldRateLimit(srv any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
 	s := srv.(*Service)
+	// The gate is asked before anything is decoded: a refusal under overload must cost little.
 	if gate := s.options.Gate; gate != nil {
 		now := s.clock()
 		if err := gate.Enter(ctx, now); err != nil {
@@ -41,6 +42,7 @@ func shouldRateLimit(srv any, ctx context.Context, decode func(any) error, _ grp
 		s.calls.Put(c)
 		return nil, grpcstatus.Error(grpcCode(err), err.Error())
 	}
+	// The call goes back to the pool when gRPC has marshalled it (Codec.Marshal), not here.
 	c.service = s
 	c.trim()
 	return c, nil
@@ -92,6 +94,7 @@ func (c Codec) Marshal(v any) (mem.BufferSlice, error) {
 	if !ok {
 		return c.ordinary.Marshal(v)
 	}
+	// gRPC keeps the bytes until they are written, and the call is another request's by then.
 	out := append([]byte(nil), call.out...)
 	call.service.release(call)
 	return mem.BufferSlice{mem.SliceBuffer(out)}, nil

@@ -38,6 +38,8 @@ func (c *call) tightest() (least *status) {
 		}
 	}
 	for i := range c.statuses {
+		// A descriptor that refuses the request explains the answer better than one with less left.
+		// A quota descriptor refuses only together with all others.
 		if st := &c.statuses[i]; st.over && !st.quota {
 			least = st
 		}

@@ -12,6 +12,7 @@ import (
 // appendMetadata writes dynamic_metadata: what was asked, and the metadata of
 // the rules whose descriptors passed. It allocates; it is off by default.
 func (c *call) appendMetadata() {
+	// The request's strings lie in pooled bytes, and the map must not refer to them for longer.
 	fields := map[string]any{"domain": strings.Clone(c.request.domain)}
 	descriptors := make([]any, len(c.request.descriptors))
 	merged := map[string]any{}
@@ -59,6 +60,8 @@ func (c *call) describe(d *descriptor) map[string]any {
 func mergeMetadata(into, from map[string]any) {
 	for key, value := range from {
 		have, ok := into[key]
+		// It is copied, because the rule's own maps are shared by all requests, and later ones are
+		// merged into this.
 		if !ok {
 			into[key] = cloneMetadata(value)
 			continue

@@ -52,6 +52,8 @@ func (r *request) ask(d *descriptor) (ratelimit.Kind, ratelimit.Tokens) {
 		hits = d.hits
 	}
 	switch {
+	// hits_addend of 0 at a descriptor asks without taking. At the request 0 means that nothing was
+	// said, and is 1.
 	case hits == 0:
 		return ratelimit.Peek, 0
 	case d.negative:
@@ -86,6 +88,8 @@ func (r *request) decode(b []byte) error {
 		case num == 1 && typ == protowire.BytesType:
 			r.domain, err = text(body, "domain", -1, -1)
 		case num == 2 && typ == protowire.BytesType:
+			// Bounds are looked at before anything is appended: a few bytes on the wire become far
+			// more in memory.
 			if len(r.descriptors) == MaxDescriptors {
 				return bad("request has more than %d descriptors", MaxDescriptors)
 			}
@@ -139,6 +143,7 @@ func (r *request) decodeDescriptor(b []byte, i int) error {
 		}
 		return nil
 	})
+	// Unit and multiplier are checked when all fields are read, for they may come in any order.
 	if err != nil || !d.hasOverride {
 		return err
 	}
@@ -165,6 +170,8 @@ func decodeOverride(b []byte, d *descriptor) error {
 		case num == 2 && typ == protowire.VarintType:
 			d.unit = int32(n) // an enum has 32 bits
 		case num == 3 && typ == protowire.BytesType:
+			// A wrapper that comes twice is joined, so that one without a number leaves that of the
+			// first.
 			multiplier := uint64(d.override.Multiplier)
 			if err := decodeWrapper(body, &multiplier); err != nil {
 				return err
@@ -233,6 +240,7 @@ func eachField(b []byte, what string, f func(protowire.Number, protowire.Type, [
 
 // text is b as a string, without a copy.
 func text(b []byte, what string, descriptor, entry int) (string, error) {
+	// A string in proto3 is UTF-8. What is not could not be shown, nor sent on as a string.
 	if len(b) <= MaxTextBytes && utf8.Valid(b) {
 		return unsafe.String(unsafe.SliceData(b), len(b)), nil
 	}

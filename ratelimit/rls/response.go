@@ -42,10 +42,12 @@ func (st *status) append(b []byte) []byte {
 	switch {
 	case st.bare:
 		return b
+	// As envoyproxy/ratelimit, no limit is told as the largest number that the field can say.
 	case st.unlimited:
 		return appendVarint(b, 3, math.MaxUint32)
 	}
 	b = appendMessage(b, 2, func(b []byte) []byte { return appendLimit(b, st.rule) })
+	// A field that is 0 is not written in proto3.
 	if remaining := ratelimit.ClampedForEnvoy(st.remaining()); remaining > 0 {
 		b = appendVarint(b, 3, uint64(remaining))
 	}
@@ -92,6 +94,7 @@ func appendMessage(b []byte, field protowire.Number, body func([]byte) []byte) [
 		return b
 	}
 	size := protowire.SizeVarint(uint64(n))
+	// The length takes more than the byte that was left for it: the body is moved behind it.
 	for range size - 1 {
 		b = append(b, 0)
 	}

@@ -34,6 +34,7 @@ func (s *Stats) count(err error) {
 		s.ServiceErrors.Add(1)
 		return
 	}
+	// These are no fault of the store, which an alert on store errors would blame.
 	if errors.Is(err, errNoConfig) || errors.Is(err, errInternal) || errors.Is(err, errCrowded) ||
 		errors.Is(err, errLarge) {
 		s.ServiceErrors.Add(1)

@@ -25,6 +25,8 @@ func (c *call) trace(ctx context.Context, err error) {
 	for i := range c.statuses {
 		rule, source := "", ""
 		if st := &c.statuses[i]; !st.bare {
+			// A rule of a request's override has strings of the request in it, whose bytes are
+			// pooled.
 			rule, source = strings.Clone(st.rule.Path), ratelimit.Sources[st.verdict.Source]
 		}
 		rules, sources = append(rules, rule), append(sources, source)

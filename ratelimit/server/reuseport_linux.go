@@ -11,6 +11,7 @@ import (
 // spread the connections among them (SO_REUSEPORT), as envoyproxy/ratelimit does: a new
 // process can take over while the old one drains.
 func sharePort(network, _ string, c syscall.RawConn) error {
+	// A socket in the file system has one owner.
 	if !strings.HasPrefix(network, "tcp") {
 		return nil
 	}

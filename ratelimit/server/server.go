@@ -187,6 +187,7 @@ func removeStaleSocket(path string) {
 	if err != nil || info.Mode()&os.ModeSocket == 0 {
 		return
 	}
+	// Somebody answers, so that the socket is in use: opening it fails then, and says so.
 	if c, err := net.Dial("unix", path); err == nil {
 		c.Close()
 		return
@@ -233,6 +234,8 @@ func (v *Server) Serve(ctx, hurry context.Context) error {
 	run := func(serve func(net.Listener) error, l net.Listener) {
 		g.Go(func() error {
 			err := serve(l)
+			// A port that fails ends all others, so that the process ends and is started anew
+			// instead of serving half.
 			if err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
 				fail(err)
 				return fmt.Errorf("serving on %s: %w", l.Addr(), err)
@@ -254,6 +257,8 @@ func (v *Server) drain(hurry context.Context) {
 	v.health.Shutdown() // no later SetHealthy changes it
 	v.log.Info("draining: health fails, calls are still served", "for", v.options.DrainTime)
 	select {
+	// Load balancers learn only by failing health checks that this node ends. Until then they send
+	// calls, which are served.
 	case <-time.After(v.options.DrainTime):
 	case <-hurry.Done():
 	}
@@ -262,11 +267,13 @@ func (v *Server) drain(hurry context.Context) {
 	}
 	grace, cancel := context.WithTimeout(context.Background(), v.options.GraceTime)
 	defer cancel()
+	// GracefulStop has no time of its own: after the grace time Stop cuts off what is left.
 	stop := context.AfterFunc(grace, v.grpc.Stop)
 	defer stop()
 	var g errgroup.Group
 	for _, h := range v.https {
 		g.Go(func() error {
+			// The grace time is over, and a request still goes on.
 			if err := h.Shutdown(grace); err != nil {
 				return h.Close()
 			}
