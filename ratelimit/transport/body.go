@@ -23,6 +23,7 @@ func (b *Budget) Body(stop func()) *Body {
 		return &Body{stop: stop}
 	}
 	v := &Body{budget: b, since: nanotime(), stop: stop, bytes: bodyCost}
+	// It is among the holders before it is charged, so that the charge can end it.
 	b.join(v)
 	b.charge(bodyCost)
 	return v
@@ -36,6 +37,7 @@ func (v *Body) Grow(bytes int64) bool {
 		return false
 	}
 	v.bytes += bytes
+	// The budget may end any holder while it is charged, this one too, which takes mu.
 	v.mu.Unlock()
 	v.budget.charge(bytes)
 	return !v.Ended()
@@ -50,6 +52,7 @@ func (v *Body) Ended() bool {
 
 // Close lets go of it.
 func (v *Body) Close() {
+	// First, so that nobody ends it after it has let go.
 	v.budget.leave(v)
 	v.let()
 }

@@ -91,6 +91,7 @@ func (b *Budget) makeRoom() {
 		if h == nil {
 			return
 		}
+		// It is taken out before it ends, so that it is not chosen again while it does.
 		delete(b.holders, h)
 		b.Heaviest.Add(1)
 		h.end()
@@ -104,6 +105,8 @@ func (b *Budget) heaviestLocked() (worst holder) {
 	var most, mostLong int64
 	for h := range b.holders {
 		now, long := h.holds(since)
+		// An honest caller ends what it begins within a moment. What has been held for longer tells
+		// those who do not, however much a burst of honest calls holds just now.
 		if long > mostLong || long == mostLong && now > most {
 			worst, most, mostLong = h, now, long
 		}

@@ -94,6 +94,7 @@ func Options(b Caps, budget *Budget, security credentials.TransportCredentials, 
 	if security == nil {
 		security = insecure.NewCredentials()
 	}
+	// A caller that pings more often is disconnected by gRPC. On a port with conversations it may ping each second.
 	pings := 5 * time.Second
 	if b.Conversations {
 		pings = time.Second

@@ -35,6 +35,7 @@ func newFields(most int) *fields {
 // read takes in a block. After an error nothing on the connection can be understood.
 func (f *fields) read(block []byte) error {
 	f.method, f.patience, f.size = "", forever, 0
+	// An earlier block that was too long has switched it off (field).
 	f.decoder.SetEmitEnabled(true)
 	if _, err := f.decoder.Write(block); err != nil {
 		return err
@@ -43,6 +44,8 @@ func (f *fields) read(block []byte) error {
 }
 
 func (f *fields) field(x hpack.HeaderField) {
+	// The block is still decoded to its end, for its fields may go into the table that later blocks
+	// refer to. They are only not looked at any more.
 	if f.size += int(x.Size()); f.size > f.most {
 		f.decoder.SetEmitEnabled(false)
 		return
@@ -83,6 +86,7 @@ func timeout(s string) time.Duration {
 	case 'H':
 		unit = time.Hour
 	}
+	// Eight digits of hours may be more than the 292 years that a Duration holds.
 	if unit == 0 || n > int64(forever/unit) {
 		return forever
 	}
@@ -116,6 +120,8 @@ func afterField(b []byte) (rest []byte, puts, ok bool) {
 		return rest, false, ok
 	case first&0x40 != 0:
 		puts, name = true, 6
+	// An instruction to change the table's size. It is allowed, and rare: the block is then passed
+	// on as a whole.
 	case first&0x20 != 0:
 		return nil, false, false
 	}

@@ -42,6 +42,7 @@ type frame struct {
 // next consumes bytes until a frame begins, or a piece of a payload is there; rest is
 // what follows. begun says that w.frame has begun, piece is of its payload.
 func (w *walker) next(b []byte) (begun bool, piece, rest []byte) {
+	// The preface of a connection is no frame.
 	if n := min(w.skip, len(b)); n > 0 {
 		w.skip -= n
 		return false, nil, b[n:]
@@ -50,6 +51,7 @@ func (w *walker) next(b []byte) (begun bool, piece, rest []byte) {
 		w.left -= n
 		return false, b[:n], b[n:]
 	}
+	// A frame's header may come in pieces, one read at a time.
 	n := copy(w.header[w.have:], b)
 	w.have += n
 	if w.have < frameHeader {
@@ -58,6 +60,7 @@ func (w *walker) next(b []byte) (begun bool, piece, rest []byte) {
 	w.have = 0
 	h := &w.header
 	w.length = int(h[0])<<16 | int(h[1])<<8 | int(h[2])
+	// The highest bit of a stream's number is reserved (RFC 9113, 4.1).
 	w.kind, w.flags, w.stream = h[3], h[4], binary.BigEndian.Uint32(h[5:])&^(1<<31)
 	w.left = w.length
 	return true, nil, b[n:]
@@ -125,9 +128,11 @@ func bare(payload []byte, flags byte) []byte {
 	if flags&flagPadded != 0 && len(payload) > 0 {
 		padding, payload = int(payload[0]), payload[1:]
 	}
+	// A priority takes five bytes before the block.
 	if flags&flagPriority != 0 {
 		payload = payload[min(5, len(payload)):]
 	}
+	// Padding that is longer than the payload is an error of the caller's, which gRPC refuses.
 	return payload[:max(0, len(payload)-padding)]
 }
 

@@ -29,6 +29,8 @@ func (g *guarding) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo
 	if err != nil {
 		return c, info, err
 	}
+	// The guard is above TLS, for it has to see frames, and knows the connection below, which it
+	// may have to close without a word.
 	guard := newGuard(c, raw, &g.caps, g.budget)
 	if g.gated != nil {
 		guard.screen = newScreen(g.gated, g.caps.HeaderBytes)
@@ -115,6 +117,8 @@ func (g *guard) Read(p []byte) (int, error) {
 	g.await()
 	n, err := g.Conn.Read(p)
 	if n > 0 {
+		// The budget is charged without mu: it may end any connection, this one too
+		// (Budget.charge).
 		change, ok := g.arrived(p[:n])
 		g.budget.charge(change)
 		if !ok {
@@ -139,6 +143,7 @@ func (g *guard) writeOwn(p []byte) (int, error) {
 	if n > 0 {
 		g.budget.charge(g.left(p[:n]))
 	}
+	// The answer to a Talk has just been written, and the ping goes behind it.
 	if err == nil && g.asks.Load() {
 		err = g.ask()
 	}
@@ -150,6 +155,7 @@ func (g *guard) writeOwn(p []byte) (int, error) {
 
 // Close implements net.Conn.
 func (g *guard) Close() error {
+	// First, so that the budget does not choose a connection that is ended already.
 	g.budget.leave(g)
 	g.let()
 	return g.Conn.Close()
@@ -186,6 +192,8 @@ func (g *guard) holds(since int64) (now, long int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for i := range g.open {
+		// Calls are by rising stream, and so by the time at which they began. What follows is
+		// younger.
 		if g.open[i].since > since {
 			break
 		}
@@ -207,15 +215,18 @@ func (g *guard) stalled(err error) bool {
 
 // await gives the next read the time that the oldest incomplete request has left.
 func (g *guard) await() {
+	// Requests of conversations need never be complete.
 	if g.caps.Conversations || g.caps.RequestTimeout == 0 {
 		return
 	}
+	// The beginning of a frame of headers belongs to no call yet, but keeps memory as one.
 	if s := g.screen; s != nil && len(s.kept) > 0 {
 		g.timed = true
 		_ = g.SetReadDeadline(started.Add(time.Duration(s.since) + g.caps.RequestTimeout))
 		return
 	}
 	if g.unfinished.Load() == 0 {
+		// The deadline of a request that is complete by now must not end an idle connection.
 		if g.timed {
 			g.timed = false
 			_ = g.SetReadDeadline(time.Time{})
@@ -231,6 +242,7 @@ func (g *guard) await() {
 // timeLimit sets the deadline of reads, if there is an incomplete request.
 func (g *guard) timeLimit() bool {
 	g.mu.Lock()
+	// The first is the oldest, and its time is over first.
 	i := slices.IndexFunc(g.open, func(c call) bool { return !c.complete })
 	var since int64
 	if i >= 0 {
@@ -250,6 +262,7 @@ func (g *guard) hurry() {
 		return
 	}
 	now := time.Now()
+	// gRPC sets deadlines of its own at the handshake, which take the place of this one.
 	if g.raw != nil && g.raw.untimed.Swap(false) || now.Sub(g.wrote) > min(time.Second, g.caps.RequestTimeout/4) {
 		g.wrote = now
 		_ = g.SetWriteDeadline(now.Add(g.caps.RequestTimeout))
@@ -294,15 +307,19 @@ func (g *guard) beganLocked(f *frame) {
 		g.headersLocked(f)
 	case frameData:
 		if c := g.callLocked(f.stream); c != nil {
+			// Behind padding the beginnings of messages are not where they are looked for: from
+			// here on the call is charged for its frames.
 			if !g.caps.Conversations || f.flags&flagPadded != 0 {
 				c.blind = true
 				g.addLocked(c, frameCost(f.length))
 			}
 			g.completeLocked(c, f.flags)
 		}
+	// The caller has given up the call, and the transport lets go of it.
 	case frameReset:
 		g.closeLocked(f.stream)
 	case framePing:
+		// A ping may come in pieces, and this is the first.
 		g.asked.have = 0
 	}
 }
@@ -316,6 +333,9 @@ func (g *guard) headersLocked(f *frame) {
 		return // the transport will not have it
 	}
 	g.latest = f.stream
+	// gRPC refuses calls beyond Streams, but not before it has read their headers, and each refused
+	// one is open until its reset is written. A caller who goes on that far ignores what it is
+	// told.
 	if uint32(len(g.open)) >= 2*g.caps.Streams+1000 && g.caps.Streams > 0 {
 		if g.budget != nil {
 			g.budget.Excess.Add(1)
@@ -336,6 +356,7 @@ func (g *guard) addLocked(c *call, cost int64) {
 }
 
 func (g *guard) completeLocked(c *call, flags byte) {
+	// Trailers may end a request that has ended.
 	if flags&flagEndStream != 0 && !c.complete {
 		c.complete = true
 		g.unfinished.Add(-1)
@@ -351,6 +372,8 @@ func (g *guard) messageLocked(stream uint32, piece []byte) {
 	tail, completed := c.message.through(piece)
 	if completed { // what came before is taken in
 		g.addLocked(c, g.callCost()-c.cost)
+		// A conversation's age is that of its message under way. Otherwise the longest conversation
+		// would be the first to be ended.
 		c.since = g.now
 	}
 	if tail > 0 {
@@ -360,6 +383,7 @@ func (g *guard) messageLocked(stream uint32, piece []byte) {
 
 func (g *guard) indexLocked(stream uint32) (int, bool) {
 	return slices.BinarySearchFunc(g.open, stream, func(c call, stream uint32) int {
+		// Numbers of streams are 31 bits: their difference fits.
 		return int(int64(c.stream) - int64(stream))
 	})
 }
@@ -377,6 +401,7 @@ func (g *guard) closeLocked(stream uint32) {
 		return
 	}
 	c := &g.open[i]
+	// A call that ends is not waited for any more, complete or not.
 	g.completeLocked(c, flagEndStream)
 	g.held -= c.cost
 	g.forgetLocked(c)
@@ -388,6 +413,7 @@ func (g *guard) forgetLocked(c *call) {
 	if c.talk != nil {
 		g.asked.talks--
 	}
+	// The gate is told after the frames of this piece, of all calls that ended in it at once.
 	if c.arrived != 0 {
 		g.screen.leaving = append(g.screen.leaving, c.arrived)
 	}
@@ -403,6 +429,7 @@ func (g *guard) left(b []byte) (change int64) {
 		var piece []byte
 		begun, piece, b = g.out.next(b)
 		switch {
+		// The end of the reply is the end of the call: gRPC keeps nothing of it any more.
 		case begun && g.out.ends():
 			g.closeLocked(g.out.stream)
 		case piece != nil && g.asked.talks > 0 && g.out.kind == frameData:

@@ -41,11 +41,14 @@ func (l *Listener) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	c := &conn{Conn: raw, of: l}
+	// A new connection counts as one from which something has just come; otherwise it would be the
+	// first to be closed.
 	c.last.Store(nanotime())
 	l.mu.Lock()
 	var silent *conn
 	if l.most > 0 && len(l.conns) >= l.most {
 		silent = l.silentLocked()
+		// It is taken out here and closed below, for Close takes the lock.
 		delete(l.conns, silent)
 	}
 	l.conns[c] = struct{}{}

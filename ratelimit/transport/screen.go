@@ -113,6 +113,8 @@ func refusal(code codes.Code, message string) []byte {
 func (g *guard) readScreened(p []byte) (int, error) {
 	for {
 		g.await()
+		// What was kept of the last read comes first. There is room, for it is at most mostKept
+		// bytes and p at least readBuffer.
 		n := copy(p, g.screen.kept)
 		m, err := g.Conn.Read(p[n:])
 		g.stalled(err)
@@ -127,6 +129,8 @@ func (g *guard) readScreened(p []byte) (int, error) {
 		if failed := g.answerRefused(); failed != nil {
 			return n, failed
 		}
+		// With nothing to pass on, gRPC would take a read of no bytes for the end of the
+		// connection.
 		if n > 0 || err != nil {
 			return n, err
 		}
@@ -137,6 +141,7 @@ func (g *guard) readScreened(p []byte) (int, error) {
 // to know of to its front.
 func (g *guard) screenArrived(b []byte) (passed int, change int64, ok bool) {
 	s := g.screen
+	// The clock is read once for all calls of this read.
 	s.now = s.Clock()
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -145,6 +150,8 @@ func (g *guard) screenArrived(b []byte) (passed int, change int64, ok bool) {
 	older := len(s.kept) > 0
 	s.kept = s.kept[:0]
 	for rest := b; len(rest) > 0 && !g.ended; {
+		// The gate is asked for a call when its headers are all there, for they say how patient the
+		// caller is.
 		if g.in.between() && !whole(rest) {
 			if s.kept = append(s.kept, rest...); !older || len(rest) < len(b) {
 				s.since = g.now
@@ -195,6 +202,7 @@ func (g *guard) screenFrameLocked(f *frame, after []byte) bool {
 		return true
 	case f.kind == frameHeaders:
 		return g.screenHeadersLocked(f, after)
+	// Frames of the connection itself, and of calls that gRPC knows of.
 	case f.stream == 0 || f.stream > g.latest || g.callLocked(f.stream) != nil:
 		g.beganLocked(f)
 		return true
@@ -218,6 +226,8 @@ func (g *guard) screenHeadersLocked(f *frame, after []byte) bool {
 		g.ended = true
 		return true
 	}
+	// To keep these until they are whole would let callers have memory kept before anything is
+	// charged.
 	if f.flags&flagEndHeaders == 0 || len(after) < f.length {
 		s.piecing, s.pieces = true, s.pieces[:0]
 		g.letInLocked(f, unasked)
@@ -233,6 +243,8 @@ func (g *guard) screenHeadersLocked(f *frame, after []byte) bool {
 	case s.Gate.Arrive(s.now, patience):
 		g.letInLocked(f, letIn)
 	default:
+		// Blocks after this one may refer to the fields that it put into the table: gRPC has to
+		// know them, although it never hears of the call.
 		s.changes = append(s.changes, changes...)
 		g.refuseLocked(f)
 		return false
@@ -243,6 +255,8 @@ func (g *guard) screenHeadersLocked(f *frame, after []byte) bool {
 // understand reads a header block. asks says that the gate is to be asked for its
 // call. It is not ok if nothing on the connection can be understood any more.
 func (s *screen) understand(block []byte) (patience time.Duration, changes []byte, asks, ok bool) {
+	// A proxy sends the same headers again and again. To compare them costs much less than to
+	// decode them.
 	if len(s.known.block) > 0 && bytes.Equal(block, s.known.block) {
 		return s.known.patience, nil, true, true
 	}
@@ -251,6 +265,7 @@ func (s *screen) understand(block []byte) (patience time.Duration, changes []byt
 	}
 	changes, ok = tableChanges(block)
 	asks = ok && s.fields.method == s.Method && len(block)-len(changes) >= len(malformed)
+	// After a change of the table the same bytes may refer to other fields.
 	if !ok || len(changes) > 0 {
 		s.known.block = s.known.block[:0]
 	} else if asks {
@@ -286,8 +301,11 @@ func (g *guard) letInLocked(f *frame, counted throughGate) {
 // refuseLocked answers a call that gRPC never hears of.
 func (g *guard) refuseLocked(f *frame) {
 	s := g.screen
+	// gRPC is told of the table's change in a stream that the caller has used for this call and
+	// that is over: its number is higher than all that gRPC knows.
 	g.latest, s.changer = f.stream, f.stream
 	s.sayLocked(frameHeaders, flagEndHeaders|flagEndStream, f.stream, s.refusal)
+	// The caller goes on to send its request, until it is told to stop (settleLocked).
 	if f.flags&flagEndStream == 0 {
 		s.cut = append(s.cut, f.stream)
 	}
@@ -339,6 +357,8 @@ func (s *screen) settleLocked() {
 		s.sayLocked(frameReset, 0, stream, []byte{0, 0, 0, 0}) // NO_ERROR
 	}
 	s.cut = s.cut[:0]
+	// The connection's window has to be given back here, because gRPC does not know of the bytes.
+	// It goes along with whatever is said anyway, so that it rarely costs a write of its own.
 	if s.credit >= enoughCredit || s.credit > 0 && s.said != nil {
 		s.sayLocked(frameWindow, 0, 0, binary.BigEndian.AppendUint32(nil, uint32(s.credit)))
 		s.credit = 0
@@ -375,10 +395,12 @@ func (g *guard) writeSaid() error {
 	s := g.screen
 	g.mu.Lock()
 	b := s.said
+	// Frames must not be put into the middle of one of gRPC's.
 	if b == nil || !g.out.between() {
 		g.mu.Unlock()
 		return nil
 	}
+	// A refusal from here on goes into another buffer, while this one is written without mu.
 	s.said = nil
 	g.mu.Unlock()
 	defer spoken.Put(b)

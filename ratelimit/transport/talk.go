@@ -71,6 +71,7 @@ func Converse(ctx context.Context) (t *Talk, ok bool) {
 		return nil, false
 	}
 	t = &Talk{guard: info.guard, stream: id, notify: make(chan struct{}, 1)}
+	// The call may have been reset meanwhile, or the connection ended.
 	if !info.guard.converse(t) {
 		return nil, false
 	}
@@ -106,6 +107,7 @@ func (t *Talk) Received() {
 	g := t.guard
 	g.mu.Lock()
 	var change int64
+	// Nothing is kept of a call that has ended.
 	if c := g.callLocked(t.stream); c != nil && c.talk == t {
 		change = talkCost - c.cost
 		g.addLocked(c, change)
@@ -121,6 +123,7 @@ func (g *guard) converse(t *Talk) bool {
 	if c == nil || c.talk != nil || g.ended {
 		return false
 	}
+	// The request of a Talk never ends, and must not be taken for one that stalls.
 	g.completeLocked(c, flagEndStream)
 	c.talk = t
 	g.asked.talks++
@@ -146,6 +149,8 @@ func (g *guard) toldLocked(stream uint32, piece []byte) {
 // half written. It is called by the connection's one writer.
 func (g *guard) ask() error {
 	g.mu.Lock()
+	// A ping within a frame would be read as part of it. The next write tries again, for asks stays
+	// set.
 	if !g.out.between() || g.ended {
 		g.mu.Unlock()
 		return nil
@@ -153,6 +158,7 @@ func (g *guard) ask() error {
 	a := &g.asked
 	a.seq++
 	for i := range g.open {
+		// One ping asks about all Talks that have written since the last.
 		if t := g.open[i].talk; t != nil && t.due {
 			t.due = false
 			a.wait = append(a.wait, question{a.seq, t, t.sent})
@@ -172,6 +178,7 @@ func (g *guard) pongLocked(piece []byte) {
 		return
 	}
 	a.have += copy(a.pong[a.have:], piece)
+	// gRPC's own pings are answered on the same connection.
 	if a.have < len(a.pong) || [4]byte(a.pong[:4]) != pingMark {
 		return
 	}
@@ -180,6 +187,7 @@ func (g *guard) pongLocked(piece []byte) {
 		return // it was never asked
 	}
 	n := 0
+	// HTTP/2 keeps the order on a connection: whoever has answered a ping has read all before it.
 	for n < len(a.wait) && a.wait[n].seq <= seq {
 		a.wait[n].talk.acknowledge(a.wait[n].sent)
 		n++
@@ -191,6 +199,7 @@ func (t *Talk) acknowledge(n uint64) {
 	t.acked.Store(max(n, t.acked.Load()))
 	select {
 	case t.notify <- struct{}{}:
+	// There is a value already, and whoever takes it sees the latest number.
 	default:
 	}
 }

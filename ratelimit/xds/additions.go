@@ -42,6 +42,7 @@ func ReadAdditions(name string) (*Additions, error) {
 		return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS: %w", err)
 	}
 	defer func() { _ = f.Close() }() // it was only read
+	// One byte more than allowed tells a file that is too large from one that just fits.
 	data, err := io.ReadAll(io.LimitReader(f, maxAdditions+1))
 	if err != nil {
 		return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS: %w", err)
@@ -52,7 +53,9 @@ func ReadAdditions(name string) (*Additions, error) {
 	}
 	var a Additions
 	d := yaml.NewDecoder(bytes.NewReader(data))
+	// A misspelt field would otherwise add nothing, and nobody would notice.
 	d.KnownFields(true)
+	// An empty file is one without additions.
 	if err := d.Decode(&a); err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("CONFIG_GRPC_XDS_ADDITIONS %s: %w", name, err)
 	}
@@ -97,6 +100,8 @@ func (a *Additions) of(domain string, path []string) (config.Inherited, error) {
 		if r.Domain != domain || !slices.Equal(r.Descriptor, path) {
 			continue
 		}
+		// The file is read once, at the start; an addition that no rule uses must not keep a node
+		// from serving.
 		if len(r.problems) > 0 {
 			return all, r.problems
 		}

@@ -53,6 +53,7 @@ func (b Backoff) wait(n int, connected bool, random float64) time.Duration {
 	d := b.Connect
 	if connected {
 		d = b.Longest
+		// A longer shift would overflow.
 		if n < 30 {
 			d = min(b.Longest, b.First<<n)
 		}
@@ -80,6 +81,7 @@ func NewClient(o Options) *Client {
 func (c *Client) Read() (config.Draft, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	// No push yet is not the same as a push without resources, which ends all rules.
 	if !c.got {
 		return config.Draft{}, config.ErrNothingYet
 	}
@@ -92,12 +94,15 @@ func (c *Client) String() string { return "xds " + c.options.Server }
 // Watch implements [config.Source]: it keeps a stream open until ctx is done, and
 // has load put pushes in force. It blocks.
 func (c *Client) Watch(ctx context.Context, load config.Loader) error {
+	// The name is resolved at each dial (passthrough), so that a server may move.
 	conn, err := grpc.NewClient(
 		"passthrough:///"+c.options.Server, grpc.WithTransportCredentials(c.options.Credentials),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.options.MaxMessage),
 			grpc.ForceCodecV2(newCodec(c.options.Caps, load.Refuse))),
 		grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
+			// A stream on which nothing is pushed for hours looks like one whose server is gone;
+			// pings tell them apart.
 			Time: 30 * time.Second, Timeout: 10 * time.Second,
 			PermitWithoutStream: true,
 		}),
@@ -112,6 +117,8 @@ func (c *Client) Watch(ctx context.Context, load config.Loader) error {
 		if ctx.Err() != nil {
 			break
 		}
+		// A stream counts as a success only when something came: a server that takes connections
+		// and ends them at once would otherwise be asked without a growing pause.
 		if pushes > 0 {
 			failures, connected = 0, true
 		}
@@ -164,11 +171,14 @@ func (c *Client) stream(ctx context.Context, conn *grpc.ClientConn, load config.
 		if err != nil {
 			return pushes, err
 		}
+		// gRPC reports an open stream before any byte has come from the server. Only a push shows
+		// that it is there.
 		if pushes++; pushes == 1 {
 			c.tell(nil)
 		}
 		request = &discovery.DiscoveryRequest{
 			TypeUrl: TypeURL, ResponseNonce: push.GetNonce(),
+			// After a refusal the version stays the last that was accepted, as xDS wants.
 			VersionInfo: request.VersionInfo,
 		}
 		if err := c.take(push, load); err != nil {
@@ -210,11 +220,15 @@ func (c *Client) take(push *discovery.DiscoveryResponse, load config.Loader) err
 	}
 	c.mu.Lock()
 	before, got := c.files, c.got
+	// load reads the source again (Read), and so the new files have to be in their place before it
+	// is called.
 	c.files, c.got = files, true
 	c.mu.Unlock()
 	err = load.Load()
 	if err != nil {
 		c.mu.Lock()
+		// The rules before stay in force, and a later load for another reason must find their
+		// files.
 		c.files, c.got = before, got
 		c.mu.Unlock()
 	}

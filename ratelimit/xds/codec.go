@@ -49,6 +49,7 @@ func (s shape) count(b []byte, left *int, depth int) error {
 		}
 		b = b[n:]
 		below, known := s[number]
+		// Fields that are not messages cost no more in memory than their bytes.
 		if !known || kind != protowire.BytesType {
 			if n = protowire.ConsumeFieldValue(number, kind, b); n < 0 {
 				return protowire.ParseError(n)
@@ -82,6 +83,7 @@ type codec struct {
 }
 
 func newCodec(b config.Caps, refuse func(error)) codec {
+	// A response has a few messages besides its resources; 100 are more than any server sends.
 	return codec{encoding.GetCodecV2(grpcproto.Name), b.Files + 100, refuse}
 }
 
@@ -89,6 +91,7 @@ func newCodec(b config.Caps, refuse func(error)) codec {
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	bytes := data.Materialize()
 	left := c.most
+	// gRPC would build the message before anybody else can look at it, so that it is counted here.
 	if err := responseShape.count(bytes, &left, 0); err != nil {
 		err = fmt.Errorf("a push of %d bytes: %w: the most resources are %d (CONFIG_MAX_FILES)", len(bytes), err,
 			c.most-100)

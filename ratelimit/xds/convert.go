@@ -46,6 +46,7 @@ func (c *converter) file(resource *anypb.Any) (config.File, error) {
 			shortenTo(resource.GetTypeUrl(), 200), TypeURL)
 	}
 	body := resource.GetValue()
+	// Counted in the bytes, before anything is built: see shape.
 	if err := configShape.count(body, &c.messages, 0); errors.Is(err, errMany) {
 		return config.File{}, fmt.Errorf("a resource of %d bytes: with it the push holds more than %d descriptors, "+
 			"limits and values of metadata: have fewer rules, or raise CONFIG_MAX_TOKENS", len(body), c.caps.Tokens)
@@ -56,6 +57,7 @@ func (c *converter) file(resource *anypb.Any) (config.File, error) {
 	if err := proto.Unmarshal(body, &m); err != nil {
 		return config.File{}, fmt.Errorf("a resource that is no RateLimitConfig: %w", err)
 	}
+	// A resource has no lines: its name is the place that errors name.
 	c.domain, c.at, c.path = m.GetDomain(), config.Place{File: "xds:" + shortenTo(m.GetName(), 200)}, nil
 	f := config.File{Place: c.at, Domain: m.GetDomain()}
 	var err error
@@ -74,6 +76,8 @@ func (c *converter) descriptors(all []*rlsconf.RateLimitDescriptor) ([]config.De
 	if len(all) == 0 {
 		return nil, nil
 	}
+	// One more than may be is converted, so that the check of all rules sees that there are too
+	// many.
 	out := make([]config.Descriptor, 0, min(len(all), c.caps.Rules+1-c.rules))
 	for _, m := range all {
 		if c.rules > c.caps.Rules {
@@ -114,6 +118,7 @@ func (c *converter) limit(m *rlsconf.RateLimitPolicy) *config.RateLimit {
 		return nil
 	}
 	l := &config.RateLimit{Place: c.at, Unlimited: m.GetUnlimited(), Name: m.GetName()}
+	// A file that says unlimited may say neither a unit nor a number.
 	if !l.Unlimited {
 		l.Unit, l.Requests = unitOf(m.GetUnit()), ratelimit.Tokens(m.GetRequestsPerUnit())
 	}
@@ -127,6 +132,7 @@ func (c *converter) limit(m *rlsconf.RateLimitPolicy) *config.RateLimit {
 // domain.
 func (c *converter) inherited() (config.Inherited, error) {
 	in, err := c.more.of(c.domain, c.path)
+	// Without an addition the place is the resource.
 	if in.Place == (config.Place{}) {
 		in.Place = c.at
 	}

@@ -33,6 +33,8 @@ func (in *inbox) receive(ctx context.Context,
 			return
 		}
 		select {
+		// The push before has not been taken yet. Each push is the whole configuration, so that
+		// this one replaces it.
 		case <-in.latest:
 			load.Coalesced()
 		default:
@@ -47,6 +49,7 @@ func (in *inbox) receive(ctx context.Context,
 
 // next waits until a load may begin, and takes the last push then.
 func (c *Client) next(ctx context.Context, in *inbox) (*discovery.DiscoveryResponse, error) {
+	// The wait comes before the push is taken, so that what comes meanwhile is loaded instead.
 	if wait := c.pace.Wait(time.Now()); wait > 0 {
 		select {
 		case <-ctx.Done():
