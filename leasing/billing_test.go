@@ -303,7 +303,8 @@ func TestOwedOfALongMonth(t *testing.T) {
 			w := l.WindowAt(ledgerTime(time.Date(2026, month, 15, 0, 0, 0, 0, time.UTC).UnixMicro()))
 			length := time.Duration(days) * 24 * time.Hour
 			for before, want := range map[time.Duration]tokens{length - 1: 3, length: 0} {
-				h := held{rule: testRule(l), owed: 3}
+				h := held{rule: testRule(l)}
+				h.owed = 3
 				h.lease.window, h.lease.reset = w, instant(100*24*time.Hour)
 				h.owedAt = h.lease.reset.Add(-before)
 				if h.payOwed(); h.lease.spent != want || h.owed != 0 {
