@@ -1,0 +1,302 @@
+package leasing
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"reflect"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/ledgertest"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+var coldSeeds = 200
+
+func init() {
+	if n, err := strconv.Atoi(os.Getenv("SEEDS")); err == nil {
+		coldSeeds = n
+	}
+}
+
+// other all that may be is.
+func coldTwin(seed uint64, keepBusy int) (log []string) {
+	rnd := rand.New(rand.NewPCG(seed, 1))
+	now := instant(time.Hour)
+	say := func(format string, args ...any) { log = append(log, fmt.Sprintf(format, args...)) }
+	limits := []ratelimit.Limit{
+		{Unit: ratelimit.Minute, Requests: 20}, {Unit: ratelimit.Second, Requests: 10},
+		{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Minute, Requests: 20},
+		{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 60, Burst: 20},
+	}
+	limit := limits[rnd.IntN(len(limits))]
+	counters := new(ratelimit.RuleCounters)
+	newRule := func(l ratelimit.Limit) *ratelimit.Rule {
+		r := testRule(l)
+		r.Counters = counters
+		return r
+	}
+	base := newRule(limit)
+	c := &base.Coordination
+	c.Lease.TTL = []time.Duration{time.Second, 10 * time.Second, time.Hour}[rnd.IntN(3)]
+	if rnd.IntN(2) == 0 {
+		c.Lease.Fixed = tokens(1 + rnd.IntN(8))
+	}
+	c.OnDeny = []ratelimit.OnDeny{ratelimit.DenyRefunds, ratelimit.DenyCharges}[rnd.IntN(2)]
+	c.OnStoreFailure = []ratelimit.FailurePolicy{ratelimit.FailOpen, ratelimit.FailLocal, ratelimit.FailCached, ratelimit.FailClosed}[rnd.IntN(4)]
+	c.MaxStaleness = 10 * time.Second
+	if rnd.IntN(3) == 0 {
+		c.Reclaim = ratelimit.ReclaimEager
+	}
+	approxMode := rnd.IntN(2) == 0
+	if approxMode {
+		c.Mode, c.MaxNodes, c.CheckTimeout, c.LowWatermark = ratelimit.Approx, 2, 2*time.Millisecond, ratelimit.Share{PPM: 200_000}
+		c.SyncInterval = 10 * time.Second
+	}
+	rules := []*ratelimit.Rule{base}
+	again := *base
+	rules = append(rules, &again)
+	smaller := *base
+	smaller.Limit.Requests -= 5
+	rules = append(rules, &smaller)
+
+	var timers []nodeTimer
+	after := func(d time.Duration, call func()) { timers = append(timers, nodeTimer{now.Add(d), call}) }
+	n := NewStepped(1, 10_000, func() instant { return now }, time.Unix(1_800_000_015, 0), after, func() float64 { return 0.5 })
+	ledger := NewMemory(100, func() ledgerTime { return ledgertest.Epoch.Add(now.Sub(instant(time.Hour))) })
+	losable := NewLosable(ledger)
+	n.KeepBusy(keepBusy)
+	if approxMode {
+		n.SetDrift(&shareOfTen{})
+	}
+	epochs := rnd.IntN(2) == 0
+	if epochs {
+		n.Hears()
+	}
+	recalls := rnd.IntN(2) == 0
+	if recalls {
+		n.Recalls()
+	}
+	type request struct {
+		asks []ask
+		v    []verdict
+		w    *Wait
+		over instant
+	}
+	var open []*request
+	var done []*request
+	var flying []*Batch
+	other := uint64(0)
+	_ = other
+	finish := func(r *request) { say("  %+v", r.v); done = append(done, r) }
+	advance := func() {
+		var rest []*request
+		for _, r := range open {
+			if !r.w.Advance(now) {
+				finish(r)
+				continue
+			}
+			rest = append(rest, r)
+		}
+		open = rest
+	}
+	rule := rules[0]
+	nkeys := uint64(1 + rnd.IntN(6))
+	for step := range 400 {
+		k := rnd.Uint64N(nkeys)
+		x := rnd.IntN(100)
+		a, b, c := rnd.IntN(100), rnd.IntN(10), rnd.IntN(1000)
+		switch {
+		case x < 45:
+			kind := ratelimit.Spend
+			if a < 5 {
+				kind = ratelimit.Peek
+			} else if a < 10 {
+				kind = ratelimit.Refund
+			}
+			cost := tokens(b / 2)
+			if c < 20 {
+				cost = ratelimit.MaxTokens - tokens(c%3)
+			}
+			r := &request{asks: []ask{{Rule: rule, Key: keyOf(k), Cost: cost, Kind: kind}}, v: make([]verdict, 1)}
+			if b == 9 {
+				r.asks = append(r.asks, ask{Rule: rule, Key: keyOf((k + 1) % nkeys), Cost: 1})
+				r.v = make([]verdict, 2)
+			}
+			say("%d ask %d cost %d kind %d", step, k, cost, kind)
+			if r.w = n.Ask(now, r.asks, r.v); r.w == nil {
+				finish(r)
+			} else {
+				r.over = now.Add(r.w.Patience())
+				open = append(open, r)
+			}
+		case x < 65:
+			var d time.Duration
+			switch {
+			case a < 70:
+				d = tick * time.Duration(1+b)
+			case a < 90:
+				d = tick * time.Duration(c/10)
+			default:
+				d = tick * time.Duration(c)
+			}
+			end := now.Add(d)
+			for now < end {
+				now = now.Add(tick)
+				var due []func()
+				rest := timers[:0]
+				for _, t := range timers {
+					if t.at <= now {
+						due = append(due, t.call)
+					} else {
+						rest = append(rest, t)
+					}
+				}
+				timers = rest
+				for _, call := range due {
+					call()
+				}
+				n.Sweep(now)
+				for _, r := range open {
+					if now >= r.over {
+						more := r.w.TimeOver()
+						r.over = now.Add(more)
+					}
+				}
+				advance()
+			}
+		case x < 85: // send
+			for bt := n.Batch(); bt != nil; bt = n.Batch() {
+				say("%d sends %+v", step, bt.Claims())
+				flying = append(flying, bt)
+			}
+		case x < 86 && len(done) > 0:
+			r := done[a%len(done)]
+			say("%d undo", step)
+			n.Undo(now, r.asks, r.v)
+			done = nil
+		case x < 88 && recalls:
+			say("recalled %d", k)
+			n.Recalled(string(keyOf(k)))
+		case x < 89 && epochs:
+			losable.Forget()
+		case x < 90:
+			rule = rules[a%len(rules)]
+		case x < 91:
+			sh, _, h := n.fleet.locked(keyOf(k))
+			may := h != nil && h.lease.window != 0 // else the claim has no limit: another finding
+			sh.mu.Unlock()
+			if may {
+				n.fleet.Drop(now, keyOf(k))
+			}
+		case x < 93:
+			var g [1]ratelimit.Grant
+			other++
+			cl := ratelimit.Claim{Key: string(keyOf(k)), Limit: rule.Limit, Holder: 99, Seq: other, Waiting: tokens(b), Want: tokens(b), TTL: time.Second}
+			losable.Settle(nil, []ratelimit.Claim{cl}, g[:])
+		case x < 95:
+			r := &ratelimit.Ask{Rule: rule, Key: keyOf(k)}
+			lk := n.fleet.Look(nil, now, r)
+			say("look %+v", lk.Lease)
+		}
+		if x >= 75 || x < 5 { // answer
+			for _, bt := range flying {
+				if a < 15 {
+					bt.Fail(errors.New("gone"))
+					continue
+				}
+				g := make([]ratelimit.Grant, len(bt.Claims()))
+				if epochs {
+					e, at, _ := losable.SettleEpoch(nil, bt.Query(), bt.Claims(), g)
+					bt.AnswerIn(e, at, g)
+				} else {
+					losable.Settle(nil, bt.Claims(), g)
+					bt.Answer(g)
+				}
+				say("%d answered %+v", step, g)
+			}
+			flying = nil
+		}
+		advance()
+		if err := coldInvariants(n.fleet); err != nil {
+			say("BROKEN %v", err)
+			return log
+		}
+		st := n.Stats()
+		say("%d drifting %v gauges %d %d %d stats %d %d %d", step, n.Drifting(), counters.Leased.Load(), counters.Drifting.Load(), counters.Stranded.Load(), st.Claims, st.Leases, st.Missing)
+	}
+	say("release %+v", n.Release(now))
+	return log
+}
+
+// coldInvariants are of the books of a node's shards.
+func coldInvariants(f *Fleet) error {
+	for i := range f.shards {
+		s := &f.shards[i]
+		s.mu.Lock()
+		uses, busy := map[*ratelimit.Rule]int{}, 0
+		var err error
+		for w := (walk{shard: i}); ; {
+			w.at = s.keys.Walk(w.at, func(c *heldCell) {
+				if c.Val.slot != 0 {
+					busy++
+					h := s.busy.at(c.Val.slot - 1)
+					if h.id != c.ID() || h.shard != s || h.slot != c.Val.slot-1 {
+						err = fmt.Errorf("cell and slot differ")
+					}
+					return
+				}
+				uses[s.rules.ofCold(s.keys.Kept(c))]++
+			})
+			if w.at.Done {
+				break
+			}
+		}
+		if busy != s.busy.size || busy+len(s.busy.free) != len(s.busy.chunks)*busyChunk {
+			err = fmt.Errorf("%d busy, size %d, free %d", busy, s.busy.size, len(s.busy.free))
+		}
+		if len(uses) != len(s.rules.numbers) {
+			err = fmt.Errorf("%d rules are used, and %d have numbers", len(uses), len(s.rules.numbers))
+		}
+		for r, n := range uses {
+			if r == nil || s.rules.uses[s.rules.numbers[r]] != (ruleUse{r, n}) {
+				err = fmt.Errorf("rule counts")
+			}
+		}
+		s.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A node with cold keys does and says to the letter what one does that has none.
+func TestAttackColdTwins(t *testing.T) {
+	t.Parallel()
+	bad := 0
+	first, _ := strconv.ParseUint(os.Getenv("SEED"), 10, 64)
+	for seed := first; seed < first+uint64(coldSeeds); seed++ {
+		warm, cold := coldTwin(seed, 1<<30), coldTwin(seed, 0)
+		if reflect.DeepEqual(warm, cold) {
+			continue
+		}
+		for i := range min(len(warm), len(cold)) {
+			if warm[i] != cold[i] {
+				from := max(0, i-12)
+				t.Errorf("seed %d, line %d:", seed, i)
+				for _, l := range warm[from:i] {
+					t.Log(l)
+				}
+				t.Fatalf("\nbusy: %s\ncold: %s", warm[i], cold[i])
+			}
+		}
+		t.Errorf("seed %d: %d and %d lines", seed, len(warm), len(cold))
+		if bad++; bad > 3 {
+			break
+		}
+	}
+}
