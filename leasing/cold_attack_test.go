@@ -300,3 +300,37 @@ func TestAttackColdTwins(t *testing.T) {
 		}
 	}
 }
+
+// crowd has so many other keys asked for under the rule, each with its own lease.
+func (s *nodeScript) crowd(first, n uint64) {
+	s.Helper()
+	for k := first; k < first+n; k++ {
+		v := make([]verdict, 1)
+		w := s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(k), Cost: 1}}, v)
+		for b := s.Batch(); b != nil; b = s.Batch() {
+			s.settled(b, 0)
+		}
+		if w != nil && w.Advance(s.now) {
+			s.Fatalf("key %d is not decided", k)
+		}
+	}
+}
+
+// window is over, in a table that is not full, too.
+func TestAttackOwedIsNotPurged(t *testing.T) {
+	for _, others := range []uint64{0, 600} {
+		s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 100})
+		s.ledger = NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+		s.rule.Coordination.OnStoreFailure = ratelimit.FailOpen
+		s.outage(50)
+		s.passes(forgottenAfter + time.Second)
+		s.crowd(2, others)
+		r := s.asks(1)
+		for !r.decided() {
+			s.exchange()
+		}
+		if v := r.says(false, ratelimit.FromClaim); v.Remaining != 49 {
+			t.Errorf("%d other keys in a table for 10,000: 50 of 100 were admitted in an outage a minute ago and 1 now, and %d are left", others, v.Remaining)
+		}
+	}
+}
