@@ -334,3 +334,30 @@ func TestAttackOwedIsNotPurged(t *testing.T) {
 		}
 	}
 }
+
+// window in the next, of a bucket until it is repaid.
+func TestAttackDriftIsNotPurged(t *testing.T) {
+	for _, others := range []uint64{0, 600} {
+		s, _ := newDriftScript(t, sliding100)
+		s.ledger = NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+		s.drifts(9)
+		b, _ := s.sends()
+		b.Fail(errors.New("gone"))
+		s.passes(forgottenAfter + 2*time.Second) // the window ended 17 s ago, and counts for 43 s more
+		s.crowd(2, others)
+		if !s.Drifting() {
+			t.Errorf("%d other keys: 9 tokens of a sliding window are unconfirmed, count for 43 s more, and are forgotten", others)
+		}
+
+		s = newNodeScript(t, bucket100)
+		s.ledger = NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+		s.rule.Coordination.OnStoreFailure = ratelimit.FailOpen
+		s.leased(1)
+		s.outage(4000)
+		s.passes(3 * time.Minute)
+		s.crowd(2, others)
+		if !s.Drifting() {
+			t.Errorf("%d other keys: a bucket has lent 3,999 tokens, which takes it an hour to repay, and after 3 minutes they are forgotten", others)
+		}
+	}
+}
