@@ -361,3 +361,25 @@ func TestAttackDriftIsNotPurged(t *testing.T) {
 		}
 	}
 }
+
+// A sweep looks once at a cold key whose window is over, and not in each round again.
+func TestAttackEndedKeysAreLeftPacked(t *testing.T) {
+	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Second, Requests: 10})
+	s.rule.Counters = new(ratelimit.RuleCounters)
+	s.KeepBusy(0)
+	s.leased(5) // 1 is spent
+	s.passes(time.Minute)
+	s.sweeps()
+	s.sweeps()
+	sh, c := s.fleet.cell(keyOf(1))
+	defer sh.mu.Unlock()
+	if c.Val.slot != 0 {
+		t.Fatal("it is busy")
+	}
+	for range 3 {
+		s.now = s.now.Add(time.Minute)
+		if sh.dueCold(s.now, c) {
+			t.Fatal("the window is over since a minute and was swept, there is nothing to do, and each round unpacks the key and packs it again")
+		}
+	}
+}
