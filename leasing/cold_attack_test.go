@@ -6,9 +6,11 @@ import (
 	"math/rand/v2"
 	"os"
 	"reflect"
+	"runtime"
 	"strconv"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -381,5 +383,60 @@ func TestAttackEndedKeysAreLeftPacked(t *testing.T) {
 		if sh.dueCold(s.now, c) {
 			t.Fatal("the window is over since a minute and was swept, there is nothing to do, and each round unpacks the key and packs it again")
 		}
+	}
+}
+
+// a cold key must not keep.
+func TestAttackMemoryOfOverrides(t *testing.T) {
+	const keys = 9000
+	now := instant(time.Hour)
+	ledger := NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(now.Sub(instant(time.Hour))) })
+	shared := testRule(ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10})
+	shared.Coordination.Lease.Fixed, shared.Counters = 5, new(ratelimit.RuleCounters)
+	heap := func() int {
+		for range 5 {
+			runtime.GC()
+			time.Sleep(10 * time.Millisecond)
+		}
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int(m.HeapAlloc)
+	}
+	asked := func(fresh bool) *Stepped {
+		n := NewStepped(1, 10_000, func() instant { return now }, time.Unix(1_800_000_015, 0), func(time.Duration, func()) {}, func() float64 { return 0 })
+		for k := range uint64(keys) {
+			rule := shared
+			if fresh {
+				own := *shared
+				own.Override, rule = true, &own
+			}
+			v := make([]verdict, 1)
+			w := n.Ask(now, []ask{{Rule: rule, Key: append(keyOf(k), make([]byte, ratelimit.MaxKeyLen-12)...), Cost: 1}}, v)
+			for b := n.Batch(); b != nil; b = n.Batch() {
+				g := make([]ratelimit.Grant, len(b.Claims()))
+				ledger.Settle(t.Context(), b.Claims(), g)
+				b.Answer(g)
+			}
+			if w != nil && w.Advance(now) {
+				t.Fatal("not decided")
+			}
+		}
+		return n
+	}
+	asked(true) // the ledger has all accounts
+	each := func(fresh bool) int {
+		before := heap()
+		n := asked(fresh)
+		bytes := heap() - before
+		runtime.KeepAlive(ledger)
+		for w := (walk{}); n.fleet.step(&w, func(s *fleetShard, c *heldCell) {
+			bytes += int(unsafe.Sizeof(*c)) + 1 + len(s.keys.Key(c)) + len(s.keys.Kept(c)) // at least
+		}); {
+		}
+		return bytes / n.Stats().Leases
+	}
+	one, own := each(false), each(true)
+	if t.Logf("%d and %d bytes a key", one, own); one > FleetKeyBytes || own > FleetKeyBytes {
+		t.Errorf("%d bytes a key under one rule, and %d where each request has brought its limit: at most %d are promised", one, own, FleetKeyBytes)
 	}
 }
