@@ -440,3 +440,43 @@ func TestAttackMemoryOfOverrides(t *testing.T) {
 		t.Errorf("%d bytes a key under one rule, and %d where each request has brought its limit: at most %d are promised", one, own, FleetKeyBytes)
 	}
 }
+
+// not answer become cold again, like all others.
+func TestAttackReloadInAnOutage(t *testing.T) {
+	const keys = 3000
+	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10})
+	s.ledger = NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+	s.KeepBusy(4)
+	s.rule.Coordination.Lease.TTL = time.Hour
+	s.crowd(1, keys)
+	changed := *s.rule
+	changed.Limit.Requests = 12
+	s.rule = &changed
+	for k := range uint64(keys) {
+		v := make([]verdict, 1)
+		w := s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(1 + k), Cost: 1}}, v)
+		for b := s.Batch(); b != nil; b = s.Batch() {
+			b.Fail(errors.New("gone"))
+		}
+		if w != nil && w.Advance(s.now) {
+			t.Fatalf("key %d is not decided", k)
+		}
+	}
+	for range 3 { // the ledger is back, and hours pass
+		s.passes(time.Hour)
+		for range 3 * sweepParts {
+			s.passes(sweepEvery)
+			s.Sweep(s.now)
+			for b := s.Batch(); b != nil; b = s.Batch() {
+				s.settled(b, 0)
+			}
+		}
+	}
+	busy := 0
+	for i := range s.fleet.shards {
+		busy += s.fleet.shards[i].busy.size
+	}
+	if busy > 8*len(s.fleet.shards) {
+		t.Errorf("nobody asks for any of %d keys, nothing is under way, and %d are busy, each in %d bytes beside its packed place", keys, busy, unsafe.Sizeof(held{}))
+	}
+}
