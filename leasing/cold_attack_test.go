@@ -480,3 +480,31 @@ func TestAttackReloadInAnOutage(t *testing.T) {
 		t.Errorf("nobody asks for any of %d keys, nothing is under way, and %d are busy, each in %d bytes beside its packed place", keys, busy, unsafe.Sizeof(held{}))
 	}
 }
+
+// What a burst took is given back, or used: slots that no key is in are not kept for ever.
+func TestAttackSlotsAfterAWindow(t *testing.T) {
+	const keys = 5000
+	s := newNodeScript(t, perMinute100)
+	s.ledger = NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+	s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = 2*time.Minute, 10
+	s.crowd(1, keys)
+	s.passes(44*time.Second + 500*time.Millisecond) // half a second before the window ends
+	s.crowd(1, keys)                                // each has the next window's lease claimed
+	for range 10 {
+		s.passes(time.Minute)
+		for range 2 * sweepParts {
+			s.passes(sweepEvery)
+			s.Sweep(s.now)
+			for b := s.Batch(); b != nil; b = s.Batch() {
+				s.settled(b, 0)
+			}
+		}
+	}
+	busy, slots := 0, 0
+	for i := range s.fleet.shards {
+		busy, slots = busy+s.fleet.shards[i].busy.size, slots+len(s.fleet.shards[i].busy.chunks)*busyChunk
+	}
+	if slots > keys/4 {
+		t.Errorf("%d keys were asked for before a window ended ten minutes ago; %d are busy, and %d slots of %d bytes are kept", keys, busy, slots, unsafe.Sizeof(held{}))
+	}
+}
