@@ -508,3 +508,23 @@ func TestAttackSlotsAfterAWindow(t *testing.T) {
 		t.Errorf("%d keys were asked for before a window ended ten minutes ago; %d are busy, and %d slots of %d bytes are kept", keys, busy, slots, unsafe.Sizeof(held{}))
 	}
 }
+
+// A key that is asked for most of all is among the hottest, wherever it is kept.
+func TestAttackHottestColdKey(t *testing.T) {
+	for _, busy := range []int{1000, 1} {
+		s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10_000})
+		s.KeepBusy(busy)
+		s.rule.Coordination.Lease.TTL = time.Hour
+		s.leased(5000)
+		s.rule.Coordination.Lease.Fixed = 1
+		s.ledger = NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+		s.crowd(2, 400)
+		for range 1000 {
+			s.passes(time.Millisecond)
+			s.spends(1)
+		}
+		if hot := s.fleet.Hottest(s.now, 3); len(hot) == 0 || hot[0].Account != string(keyOf(1)) {
+			t.Errorf("at most %d busy: a key that was asked for 1,000 times in the last second is not the hottest: %+v", busy, hot)
+		}
+	}
+}
