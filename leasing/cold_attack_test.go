@@ -528,3 +528,18 @@ func TestAttackHottestColdKey(t *testing.T) {
 		}
 	}
 }
+
+// A round of sweeps that is behind goes on with the next sweep.
+func TestAttackSweepsThatAreBehind(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	f := NewFleet(nil, 1, 4_000_000, func() instant { return s.now }, time.Unix(1_800_000_015, 0))
+	// As after ten sweeps of a table with twice as many segments as those look at, and
+	// the first after them.
+	f.swept, f.sweptPart = walk{shard: len(f.shards) / 2}, 0
+	for part := 1; part < 5; part++ {
+		before := f.swept
+		if f.sweepPart(s.now, part); f.swept == before {
+			t.Errorf("sweep %d: half of the round before is left to do, and nothing is done", part)
+		}
+	}
+}
