@@ -543,3 +543,17 @@ func TestAttackSweepsThatAreBehind(t *testing.T) {
 		}
 	}
 }
+
+// A key of which nothing is leased can be dropped (console: correct).
+func TestAttackDropOfAKeyWithoutALease(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.rule.Coordination.OnStoreFailure = ratelimit.FailOpen
+	s.outage(5)
+	s.fleet.Drop(s.now, keyOf(1))
+	for b := s.Batch(); b != nil; b = s.Batch() {
+		if c := b.Claims()[0]; c.Limit.Requests == 0 {
+			t.Fatalf("a claim without a limit, which Memory divides by: %+v", c)
+		}
+		s.settled(b, 0)
+	}
+}
