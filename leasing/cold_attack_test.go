@@ -35,6 +35,16 @@ func coldTwin(seed uint64, keepBusy int) (log []string) {
 		{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 60, Burst: 20},
 	}
 	limit := limits[rnd.IntN(len(limits))]
+	huge := seed%3 == 0
+	if huge {
+		limit.Requests, limit.Burst = limit.Requests*10_000_000_000, limit.Burst*10_000_000_000
+	}
+	keyOf := func(n uint64) []byte {
+		if seed%2 == 0 {
+			return keyOf(n)
+		}
+		return append(keyOf(n), make([]byte, 128)...)[:[]int{128, 127, 1, 0, 64, 65}[n%6]]
+	}
 	counters := new(ratelimit.RuleCounters)
 	newRule := func(l ratelimit.Limit) *ratelimit.Rule {
 		r := testRule(l)
@@ -120,6 +130,9 @@ func coldTwin(seed uint64, keepBusy int) (log []string) {
 				kind = ratelimit.Refund
 			}
 			cost := tokens(b / 2)
+			if huge {
+				cost *= tokens(c%7) * 1_000_000_000
+			}
 			if c < 20 {
 				cost = ratelimit.MaxTokens - tokens(c%3)
 			}
