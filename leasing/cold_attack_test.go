@@ -570,3 +570,38 @@ func TestAttackDropOfAKeyWithoutALease(t *testing.T) {
 		s.settled(b, 0)
 	}
 }
+
+// A reload that gives a limit to another rule (its path is new, so its counters are) leaves
+// no key busy for the rest of its window.
+func TestAttackRenamedRule(t *testing.T) {
+	const keys = 3000
+	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1})
+	s.ledger = NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+	s.KeepBusy(4)
+	s.rule.Coordination.Lease.TTL, s.rule.Counters = time.Hour, new(ratelimit.RuleCounters)
+	s.crowd(1, keys)
+	s.crowd(1, keys) // all are refused
+	renamed := *s.rule
+	renamed.Path, renamed.Counters = "other", new(ratelimit.RuleCounters)
+	s.rule = &renamed
+	for k := range uint64(keys) {
+		s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(1 + k), Cost: 1}}, make([]verdict, 1))
+	}
+	for range 3 {
+		s.passes(time.Hour)
+		for range 3 * sweepParts {
+			s.passes(sweepEvery)
+			s.Sweep(s.now)
+			for b := s.Batch(); b != nil; b = s.Batch() {
+				s.settled(b, 0)
+			}
+		}
+	}
+	busy := 0
+	for i := range s.fleet.shards {
+		busy += s.fleet.shards[i].busy.size
+	}
+	if busy > 8*len(s.fleet.shards) {
+		t.Errorf("nobody asks for any of %d keys, nothing is under way, and %d are busy", keys, busy)
+	}
+}
