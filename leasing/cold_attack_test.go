@@ -605,3 +605,41 @@ func TestAttackRenamedRule(t *testing.T) {
 		t.Errorf("nobody asks for any of %d keys, nothing is under way, and %d are busy", keys, busy)
 	}
 }
+
+// A key is not dropped from a full table before the last word on its window is told,
+// however far behind the sweeps are.
+func TestAttackLastWordOfAFullTable(t *testing.T) {
+	for _, swept := range []bool{true, false} {
+		s, d := newNodeScript(t, perMinute100), &shareOfTen{}
+		s.Stepped = NewStepped(1, 7, func() instant { return s.now }, time.Unix(1_800_000_015, 0), func(time.Duration, func()) {}, func() float64 { return 0 })
+		s.rule.Counters = new(ratelimit.RuleCounters)
+		c := &s.rule.Coordination
+		c.Mode, c.MaxNodes, c.CheckTimeout, c.LowWatermark = ratelimit.Approx, 2, 2*time.Millisecond, ratelimit.Share{PPM: 200_000}
+		c.SyncInterval, c.Lease.TTL = 10*time.Second, time.Hour
+		s.SetDrift(d)
+		s.leased(1)
+		s.drifts(4)
+		b, _ := s.sends()
+		b.Fail(errors.New("gone"))
+		s.passes(46*time.Second + 100*time.Millisecond) // the window is over since 1.1 s
+		if swept {
+			s.sweeps()
+		}
+		final := 0
+		for k := uint64(2); k < 12; k++ {
+			s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(k), Cost: 1}}, make([]verdict, 1))
+			for b := s.Batch(); b != nil; b = s.Batch() {
+				for _, c := range b.Claims() {
+					if c.Key == string(keyOf(1)) && c.Final && c.Spent == 5 {
+						final++
+					}
+				}
+				s.settled(b, 0)
+			}
+		}
+		_, _, h := s.fleet.locked(keyOf(1))
+		if h == nil && final != 1 {
+			t.Errorf("swept %v: the key is gone, and the ledger was never told of 4 tokens over its lease", swept)
+		}
+	}
+}
