@@ -643,3 +643,34 @@ func TestAttackLastWordOfAFullTable(t *testing.T) {
 		}
 	}
 }
+
+// A request that is about to wait while the node shuts down is decided, and not answered
+// with a panic: release takes the place of its flight, after which the key may be dropped.
+func TestAttackEnqueueAfterRelease(t *testing.T) {
+	now := instant(time.Hour)
+	ledger := NewMemory(100, func() ledgerTime { return ledgertest.Epoch.Add(now.Sub(instant(time.Hour))) })
+	f := NewFleet(ledger, 1, 1, func() instant { return now }, time.Unix(1_800_000_015, 0))
+	l, rule := &f.lanes[0], testRule(perMinute100)
+	rule.Coordination.Lease.Fixed = 5
+	fl, _, _ := f.join(now, &ask{Rule: rule, Key: keyOf(1), Cost: 1})
+	f.settle(l, []*flight{fl}) // it has a lease
+	f.settle(l, nil)
+	waits, launch, _ := f.join(now, &ask{Rule: rule, Key: keyOf(1), Cost: 50})
+	if !launch {
+		t.Fatal("it need not wait")
+	}
+	all, _ := f.releases(now, &walk{}) // Run has ended meanwhile
+	f.settle(l, all[l])
+	if other, _, _ := f.join(now, &ask{Rule: rule, Key: keyOf(2), Cost: 1}); other == nil {
+		t.Fatal("there is no room for another key")
+	}
+	for len(l.queue) < cap(l.queue) {
+		l.queue <- &flight{beat: true}
+	}
+	defer func() {
+		if r := recover(); r != nil {
+			t.Errorf("%v", r)
+		}
+	}()
+	f.enqueue(waits)
+}
