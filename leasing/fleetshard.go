@@ -121,6 +121,12 @@ func (b *busyKeys) take(s *fleetShard, id keytable.ID) *held {
 	return h
 }
 
+// crowded tells whether a busy key should be packed if it is not used: there are more than
+// should be, or it keeps chunks at the end from being given back.
+func (b *busyKeys) crowded(h *held) bool {
+	return b.size > b.most || int(h.slot)/busySlots > max(b.size, b.most)/busySlots
+}
+
 // leave empties a slot. Of the chunks at the end that are empty one is kept, for the next
 // key.
 func (b *busyKeys) leave(h *held) {

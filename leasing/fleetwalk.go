@@ -95,16 +95,14 @@ func (f *Fleet) sweepKey(now instant, s *fleetShard, c *heldCell) {
 		fl.giveUp = true
 		f.launch(h, fl)
 	}
-	switch {
-	case wasCold:
-		if s.cool(h) && ended { // nothing more is to be done until it is asked for
-			c.Mark &^= coldUntold
-			c.Val.over = neverDue
-		}
-	case s.busy.size > s.busy.most && h.touched:
+	mayCool := wasCold || s.busy.crowded(h)
+	if mayCool && h.touched {
 		h.touched = false
-	case s.busy.size > s.busy.most:
-		s.cool(h)
+		return
+	}
+	if mayCool && s.cool(h) && ended { // nothing more is to be done until it is asked for
+		c.Mark &^= coldUntold
+		c.Val.over = neverDue
 	}
 }
 
