@@ -331,7 +331,7 @@ func (w *waiting) here(now instant, i int) bool {
 		s.again = now.Add(askAgain)
 		return false
 	}
-	return w.found(now, i) && w.one(now, i)
+	return w.one(now, i)
 }
 
 // found takes in what came of looking for an account. It reports whether the ask
