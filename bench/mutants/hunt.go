@@ -105,6 +105,7 @@ func (h *hunt) one(ctx context.Context, m *mutant) (result, error) {
 				return r, err
 			} else if !o.failed {
 				r.Doubted++
+				h.say("line %d, %s: %s failed, and did not when it was asked again\n", m.line, m.op, cmp.Or(o.test, u.test))
 				if rest := u.without(o.test); rest != nil { // which did not run after it
 					todo = append(todo, rest)
 				}
