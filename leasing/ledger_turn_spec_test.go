@@ -51,3 +51,29 @@ func TestLeasesOfTheWindowBeforeMakeNoPlenty(t *testing.T) {
 	g := a.gets(1, 1, 1) // half is left, and no more
 	w.expect("false", g.Plenty)
 }
+
+// A bucket's account is kept while a lease of it is out, be it of one token.
+func TestBucketWithOneTokenOutIsKept(t *testing.T) {
+	w := newTwins(t)
+	a := w.tenant(1, bucket100)
+	a.c.TTL = 90 * time.Second
+	a.gets(1, 1, 1) // it is full in a second
+	w.expect("1m30s", w.dead())
+}
+
+// A bucket has what was unspent of a lease again when that is reclaimed, also where its
+// holder did not hear of the last grant: what that says of it later changes nothing.
+func TestBucketReclaimsAGrantThatWasNotHeardOf(t *testing.T) {
+	w := newTwins(t)
+	a, b := w.tenant(1, bucket100), w.tenant(2, bucket100)
+	a.c.Reclaim, b.c.Reclaim = ratelimit.ReclaimEager, ratelimit.ReclaimEager
+	a.gets(20, 20, 20)
+	a.c.Spent = 12
+	a.says(func(c *ratelimit.Claim) { c.Waiting, c.Want = 10, 10 })
+	w.passes(10 * time.Second)
+	g := b.gets(0, 0, 0)
+	w.expect("98 0", g.Available, g.Outstanding)
+	a.c.Returned = 8
+	g = a.gets(0, 0, 0)
+	w.expect("false 98", g.Void, g.Available)
+}
