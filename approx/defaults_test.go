@@ -92,7 +92,7 @@ func tryDefault(t *testing.T, what string, mode ratelimit.Mode, field, value str
 	decisions := float64(len(w.waits))
 	t.Logf("%-40s %6.2f claims for 1000 decisions, %5.2f%% waited, p99.9 %-8v %4d over, least %5d of %d",
 		what, 1000*float64(claims)/decisions, 100*float64(waited)/decisions, w.waits[len(w.waits)*999/1000].Round(100*time.Microsecond), w.judge.Worst(), least, limit)
-	if declared := r.Declare(3, true).Over; w.judge.Worst() > declared {
+	if declared := r.Declare(3, ratelimit.SharedStore).Over.Tokens; w.judge.Worst() > declared {
 		t.Errorf("%s: %d over, declared %d", what, w.judge.Worst(), declared)
 	}
 }

@@ -108,7 +108,7 @@ func (k *Keeper) Run(ctx context.Context, wanted func() Plan) {
 // keep applies if it is time to.
 func (k *Keeper) keep(ctx context.Context, wanted Plan) {
 	if wanted.seats == 0 {
-		k.Leave(ctx, false)
+		k.Leave(ctx, Unconfirmed)
 		return
 	}
 	sent := k.clock()
@@ -201,11 +201,20 @@ func (k *Keeper) tell(t Tenancy, err error) {
 	}
 }
 
-// Leave gives the seat up. clean says that the ledger has confirmed all that
-// was spent, in windows that go on: then the next tenant may use the seat at
-// once. Run must have ended. It blocks for at most a second, or until ctx is
+// Confirmed says whether the ledger has confirmed all that a node has spent, in
+// windows that go on. A seat that is given up with all confirmed may be used by the
+// next tenant at once; after any other, what its share allowed must be taken as spent.
+type Confirmed bool
+
+// What the ledger has confirmed.
+const (
+	Unconfirmed  Confirmed = false
+	AllConfirmed Confirmed = true
+)
+
+// Leave gives the seat up, with what the ledger has confirmed. Run must have ended. It blocks for at most a second, or until ctx is
 // done.
-func (k *Keeper) Leave(ctx context.Context, clean bool) {
+func (k *Keeper) Leave(ctx context.Context, clean Confirmed) {
 	a, ok := k.Leaving(clean)
 	if !ok {
 		return
@@ -218,10 +227,10 @@ func (k *Keeper) Leave(ctx context.Context, clean bool) {
 
 // Leaving gives up using the seat, if there is one, and returns the application
 // that says so to others.
-func (k *Keeper) Leaving(clean bool) (Application, bool) {
+func (k *Keeper) Leaving(clean Confirmed) (Application, bool) {
 	t := k.now.Swap(&held{Tenancy: none})
 	if t.Seat < 0 {
 		return Application{}, false
 	}
-	return Application{Holder: k.holder, Seats: max(1, t.wanted.seats), TTL: SeatTTL, Now: t.Tenancy, Plan: t.wanted.id, Leave: true, Clean: clean}, true
+	return Application{Holder: k.holder, Seats: max(1, t.wanted.seats), TTL: SeatTTL, Now: t.Tenancy, Plan: t.wanted.id, Leave: true, Clean: bool(clean)}, true
 }

@@ -182,7 +182,7 @@ func TestKeeperLeaves(t *testing.T) {
 	}
 	for seat, clean := range []bool{true, false} {
 		s.sits(Tenancy{Seat: seat, Fence: 5}, 0)
-		a, ok := s.Leaving(clean)
+		a, ok := s.Leaving(Confirmed(clean))
 		if !ok || !a.Leave || a.Clean != clean || a.Now.Seat != seat || a.Now.Fence != 5 || a.Holder != 7 || a.valid() != nil {
 			t.Errorf("%+v %v", a, ok)
 		}

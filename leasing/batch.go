@@ -154,7 +154,7 @@ var errBreaker = errors.New("the ledger does not answer, and is not asked for a 
 
 // write makes the claim of a flight from what is known now.
 func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
-	s := f.shard(fl.hash)
+	s := f.shard(fl.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.seq++
@@ -162,7 +162,7 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 		fl.claim.Seq = s.seq
 		return fl.claim
 	}
-	h := &s.leases.get(fl.hash, fl.key).val // it is not evicted while in flight
+	h := s.find(fl.id) // it is not evicted while in flight
 	fl.sent, fl.at = true, now
 	name := h.name
 	switch {
@@ -173,9 +173,9 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 	case fl.giveUp:
 		fl.claim = h.lease.release(now, s.seq)
 	default:
-		f.turn(h, now, fl.hash, fl.key)
+		f.turn(h, now)
 		if h.next == nil && now >= h.lease.reset && h.lease.window != 0 && h.rule.Coordination.Mode == ratelimit.Approx && h.lease.algorithm == ratelimit.FixedWindow {
-			f.finish(h, fl.hash, fl.key)
+			f.finish(h)
 			h.lease, h.reported = lease{}, 0
 			h.name ^= 1
 		}
@@ -241,13 +241,13 @@ func (f *Fleet) judge(l *lane, grants []ratelimit.Grant, last error) {
 // read takes in an answer, wakes those who wait, and tells what it settled of
 // drift.
 func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *ratelimit.Grant) (r Reconciliation, drifted bool) {
-	s := f.shard(fl.hash)
+	s := f.shard(fl.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if fl.final {
 		return fl.reconciled(fl.rule, g, fl.unasked)
 	}
-	h := &s.leases.get(fl.hash, fl.key).val
+	h := s.find(fl.id)
 	h.flight = nil
 	fl.err = g.Err
 	defer close(fl.done)
@@ -301,11 +301,11 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	h.settled = h.lease.unspent() == 0 && h.lease.spent == fl.claim.Spent && g.Granted == fl.claim.Granted
 	h.plan(sent, now, fl, g, f.Random())
 	if h.stretched = g.Plenty; h.asked {
-		f.giveBackSome(h, fl.hash, fl.key, fl.claim.Waiting)
+		f.giveBackSome(h, fl.claim.Waiting)
 	}
 	h.again = now.Add(refusalHold)
 	h.pauses(now, h.fruitless(now, fl, g), f.Random)
-	f.reportInTime(h, now, fl.key)
+	f.reportInTime(h, now)
 	return r, drifted
 }
 

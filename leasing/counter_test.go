@@ -164,13 +164,14 @@ func TestSharedKeyBecomesACounterAgain(t *testing.T) {
 		m.Seq, m.Fence, m.Window, m.Granted, m.Spent, m.Returned = 2, g.Fence, g.Window, 5, 1, 4
 		m.Waiting, m.Want, m.Last = 0, 0, true
 		l.Settle(1, []ratelimit.Claim{m}, grants)
-		id := l.tracked.hash.id(key)
 		now := instant(time.Minute)
 		v := decideOne(l, now, ask{Rule: r, Key: key, Kind: ratelimit.Peek})
 		if v.Remaining != 14 {
 			t.Errorf("%v: 6 are spent: %+v", r.Limit, v)
 		}
-		if s := l.tracked.shard(id); len(s.shared) != 0 {
+		s, _, _ := l.tracked.locked(key)
+		s.mu.Unlock()
+		if len(s.shared) != 0 {
 			t.Errorf("%v: nobody else has anything of it, and it has an account still", r.Limit)
 		}
 		if v = decideOne(l, now, ask{Rule: r, Key: key, Cost: 15}); !v.OverLimit {

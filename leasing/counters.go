@@ -1,7 +1,6 @@
 package leasing
 
 import (
-	"math"
 	"sync"
 
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
@@ -12,9 +11,8 @@ import (
 // about. Keys that other nodes lease from it (mode routing without a store) have an
 // account besides, for as long as they do: see shared. It is safe for concurrent use.
 type counters struct {
-	hash   hasher
+	sharding
 	shards []counterShard
-	which  [1 << shardBits]uint8 // the shard of a key, by the first bits of its hash
 	limits limitNotes
 	// before, if set, is what a key that finds room was charged while it found none.
 	before func(*ask) counter
@@ -39,57 +37,29 @@ const isShared = 0x80
 
 func algorithmOf(c *counterCell) ratelimit.Algorithm { return ratelimit.Algorithm(c.Mark &^ isShared) }
 
-// shardBits is by how many bits of a hash a key's shard is found.
-const shardBits = 12
-
 func newCounters(arena *keytable.Arena, maxKeys int) *counters {
-	p := &counters{hash: newHasher()}
-	n := shardCount(maxKeys)
-	p.shards = make([]counterShard, n)
-	// Shards have shares of the keys that differ by up to two, so that their tables
-	// grow one after the other: if all were as large, all would be full at once.
-	ends := shardEnds(n)
-	shard, before := 0, 0
-	for i := range p.which {
-		for i >= ends[shard] {
-			shard++
-		}
-		p.which[i] = uint8(shard)
-	}
-	for i := range p.shards {
-		upTo := maxKeys * ends[i] >> shardBits
-		p.shards[i].keys = keytable.New[counter](arena, upTo-before)
+	parts, shares := newSharding(maxKeys)
+	p := &counters{sharding: parts, shards: make([]counterShard, len(shares))}
+	for i, share := range shares {
+		p.shards[i].keys = keytable.New[counter](arena, share)
 		p.shards[i].shared = map[keytable.ID]*sharedKey{}
-		before = upTo
 	}
 	return p
 }
 
-// shardEnds cuts the values of shardBits bits into n shards: the last is about twice
-// as large as the first.
-func shardEnds(n int) []int {
-	ends, sum, total := make([]int, n), 0.0, 0.0
-	for i := range n {
-		total += math.Exp2(float64(i) / float64(n))
-	}
-	for i := range n {
-		sum += math.Exp2(float64(i) / float64(n))
-		ends[i] = int(math.Round(sum / total * (1 << shardBits)))
-	}
-	return ends
-}
-
-func (p *counters) shard(id keytable.ID) *counterShard {
-	return &p.shards[p.which[id.High>>(64-shardBits)]]
+// locked finds a key's shard, whose lock the caller now holds and must release, the
+// key's ID, and its cell, nil if it is not there.
+func (p *counters) locked(key []byte) (*counterShard, keytable.ID, *counterCell) {
+	id := p.hash.id(key)
+	s := &p.shards[p.shardOf(id)]
+	s.mu.Lock()
+	return s, id, s.keys.Get(id)
 }
 
 // decide answers, or reports that there is no room for the key. The verdict must be zero.
 func (p *counters) decide(at moment, key []byte, a *ask, v *verdict) bool {
-	id := p.hash.id(key)
-	s := p.shard(id)
-	s.mu.Lock()
+	s, id, c := p.locked(key)
 	defer s.mu.Unlock()
-	c := s.keys.Get(id)
 	switch {
 	case c == nil && a.Kind != ratelimit.Spend: // nothing is known of it, nor need be
 		fresh := counter{}
@@ -163,19 +133,16 @@ func (s *counterShard) since(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 
 // since is the time that a key goes by for which there is no room here.
 func (p *counters) since(now ledgerTime, a *ask) ledgerTime {
-	s := p.shard(p.hash.id(a.Key))
-	s.mu.Lock()
+	s, _, _ := p.locked(a.Key)
 	defer s.mu.Unlock()
 	return s.since(now, &a.Rule.Limit)
 }
 
 // undo takes back what a verdict charged, if its key is still here.
 func (p *counters) undo(key []byte, a *ask, v *verdict) {
-	id := p.hash.id(key)
-	s := p.shard(id)
-	s.mu.Lock()
+	s, id, c := p.locked(key)
 	defer s.mu.Unlock()
-	switch c := s.keys.Get(id); {
+	switch {
 	case c == nil:
 	case c.Mark&isShared != 0:
 		s.shared[id].lease.undo(a, v, true)

@@ -20,7 +20,7 @@ type demand struct {
 const (
 	// horizon is how long a lease should last: it is renewed at half, so that
 	// a busy key costs a claim a second.
-	horizon = 2 * time.Second
+	horizon = ratelimit.LeaseHorizon
 	// soon is how long before it is used up, at the present rate, a lease is renewed
 	// while there is plenty.
 	soon = 250 * time.Millisecond

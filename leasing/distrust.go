@@ -109,9 +109,9 @@ func (h *held) pauses(now instant, fruitless bool, jitter func() float64) {
 
 // askAgain has a refusal that is held for long asked for again, in the background, as
 // if a request waited. The caller holds the shard's lock.
-func (f *Fleet) askAgain(h *held, now instant, hash uint64, a *ask) {
+func (f *Fleet) askAgain(h *held, now instant, a *ask) {
 	h.again = now.Add(refusalHold)
-	fl := f.newFlight(hash, a.Key)
+	fl := f.newFlight(h)
 	fl.waiting = min(a.Cost, a.Rule.Limit.Capacity()+1)
 	fl.largest = fl.waiting
 	f.launch(h, fl)

@@ -9,6 +9,9 @@
 // promise that every token gets used: those of a silent holder are stranded until the
 // window ends.
 //
+// A program that wants to limit by itself needs [New], [NewRule], [Rule.Key] and
+// [Limiter.Take], and nothing else of what follows; see the examples.
+//
 // docs/protocol.md specifies the protocol: its rules and why each is needed, its
 // messages and records, and worked examples.
 //
@@ -18,7 +21,7 @@
 //   - account: the ledger's side of one key. It books claims and grants.
 //   - lease: the holder's side of one key. It spends, claims and applies.
 //   - counter: account and lease in one, for a key that only this node decides about.
-//   - slab: a bounded map from a key to what a fleet's node has of it.
+//   - keytable, fleetShard: a bounded table of what a fleet's node has of each key.
 //
 // and the shells that hold locks and clocks:
 //
@@ -28,6 +31,7 @@
 //     where nothing ever waits.
 //   - [Fleet] is a [ratelimit.Limiter] over any ledger: claims are sent in the
 //     background, and requests wait for them when they must.
+//   - [Limiter] is one of these two, for programs that are no server.
 //
 // The states of a lease are drawn in docs/protocol.md, section 3.
 package leasing

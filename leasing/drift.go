@@ -38,20 +38,19 @@ func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
 	if c.Mode != ratelimit.Approx || f.Drift == nil || a.Kind != ratelimit.Spend {
 		return verdict{}, false
 	}
-	s, hash, cell := f.locked(a.Key)
+	s, id, h := f.locked(a.Key)
 	defer s.mu.Unlock()
-	if cell == nil {
-		if cell = f.admit(s, now, hash, a.Key); cell == nil {
+	if h == nil {
+		if h = f.admit(s, now, id, a.Key); h == nil {
 			return verdict{}, false
 		}
 	}
-	h := &cell.val
-	f.turn(h, now, hash, a.Key)
+	f.turn(h, now)
 	there := f.laneOf(f.keyName(a.Key)).time()
 	if there.at == 0 || !waited && c.CheckTimeout > 0 && !h.plenty(now, a) {
 		return verdict{}, false
 	}
-	begins, ok := f.begin(h, now, there, hash, a)
+	begins, ok := f.begin(h, now, there, a)
 	if !ok {
 		return verdict{}, false
 	}
@@ -76,7 +75,7 @@ func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
 	h.demand.used = ratelimit.AddTokens(h.demand.used, a.Cost)
 	h.gauge()
 	if h.flight == nil && now >= h.pause {
-		f.launch(h, f.newFlight(hash, a.Key)) // reports it
+		f.launch(h, f.newFlight(h)) // reports it
 	}
 	v := h.lease.report(now, verdict{Charged: a.Cost})
 	v.Source = ratelimit.FromDrift
@@ -118,7 +117,7 @@ func (h *held) plenty(now instant, a *ask) bool {
 // begin makes the lease one of the window that it is by the ledger's clock,
 // and tells from when on spending counts in it. It reports false when the
 // window is in doubt.
-func (f *Fleet) begin(h *held, now instant, there ledgerClock, hash uint64, a *ask) (ledgerTime, bool) {
+func (f *Fleet) begin(h *held, now instant, there ledgerClock, a *ask) (ledgerTime, bool) {
 	limit := &a.Rule.Limit
 	early, late := there.between(now)
 	if limit.Algorithm == ratelimit.TokenBucket {
@@ -144,7 +143,7 @@ func (f *Fleet) begin(h *held, now instant, there ledgerClock, hash uint64, a *a
 	case h.lease.window != w && (h.next != nil || h.flight != nil && h.flight.ahead):
 		return 0, false // the other name is taken, a moment before the turn
 	case h.lease.window != w:
-		f.finish(h, hash, a.Key)
+		f.finish(h)
 		h.carry(w)
 		h.lease = lease{window: w}
 		h.begun()
@@ -254,16 +253,13 @@ func (h *held) untold() bool {
 // finish has the last word on the lease's window told to the ledger, whose
 // count of what was over-admitted needs it. Nobody waits for it; when it is
 // lost, the count is too low. The caller holds the shard's lock.
-func (f *Fleet) finish(h *held, hash uint64, key []byte) {
-	l := &h.lease
-	if h.rule == nil || h.rule.Coordination.Mode != ratelimit.Approx || l.algorithm != ratelimit.FixedWindow || l.window == 0 || l.spent == h.reported {
+func (f *Fleet) finish(h *held) {
+	if !h.owesLastWord() {
 		return
 	}
-	if l.drifted() == 0 && l.available > 0 && (h.stretched || h.rule.Limit.Period() < h.rule.Coordination.SyncInterval) {
-		return // nothing was over, and a claim a window is too much
-	}
+	l := &h.lease
 	h.reported = l.spent
-	fl := f.newFlight(hash, key)
+	fl := f.newFlight(h)
 	fl.final, fl.rule, fl.unasked = true, h.rule, h.unasked
 	fl.claim = ratelimit.Claim{
 		Key: fl.name, Limit: l.limit(), Holder: h.name, Fence: l.fence, Window: l.window, TTL: time.Second,
@@ -276,6 +272,16 @@ func (f *Fleet) finish(h *held, hash uint64, key []byte) {
 	}
 }
 
+// owesLastWord tells whether the ledger is to hear of the lease's window once more.
+func (h *held) owesLastWord() bool {
+	l := &h.lease
+	if h.rule == nil || h.rule.Coordination.Mode != ratelimit.Approx || l.algorithm != ratelimit.FixedWindow || l.window == 0 || l.spent == h.reported {
+		return false
+	}
+	// Else nothing was over, and a claim a window is too much.
+	return l.drifted() > 0 || l.available <= 0 || !h.stretched && h.rule.Limit.Period() >= h.rule.Coordination.SyncInterval
+}
+
 // drifting tells whether what was spent of the key and is not confirmed may still
 // count: then whoever has the seat next must not have a share of the same window.
 func (h *held) drifting(now instant) bool {
@@ -285,17 +291,13 @@ func (h *held) drifting(now instant) bool {
 // Drifting tells whether this node has spent what the ledger has not
 // confirmed, in windows that go on. It takes every lock once.
 func (f *Fleet) Drifting() bool {
-	now := f.clock()
-	for i := range f.shards {
-		s := &f.shards[i]
-		s.mu.Lock()
-		for j := range s.leases.cells { // of those that are empty, too, which have not spent anything
-			if s.leases.cells[j].val.drifting(now) {
-				s.mu.Unlock()
-				return true
-			}
+	now, found := f.clock(), false
+	for w := (walk{}); !found && f.step(&w, func(s *fleetShard, c *heldCell) {
+		if c.Val.slot != 0 || c.Mark&coldDrifts != 0 {
+			var scratch held
+			found = found || s.view(c, &scratch).drifting(now)
 		}
-		s.mu.Unlock()
+	}); {
 	}
-	return false
+	return found
 }

@@ -375,7 +375,7 @@ func TestLastWordIsSpared(t *testing.T) {
 		h := s.keyHeld()
 		h.lease.available, h.stretched, h.reported = c.left, c.stretched, 0
 		h.lease.spent = h.lease.granted + c.drifted
-		s.fleet.finish(h, 0, keyOf(1))
+		s.fleet.finish(h)
 		if said := s.Batch() != nil; said != c.said {
 			t.Errorf("%+v: said %v", c, said)
 		}

@@ -43,12 +43,11 @@ func (f *Fleet) fail(ctx context.Context, now instant, a *ask, reason ratelimit.
 // what a short outage admitted is taken from what the limit still has. It returns
 // the window, if that is known.
 func (f *Fleet) owe(now instant, a *ask, n tokens) window {
-	s, _, c := f.locked(a.Key)
+	s, _, h := f.locked(a.Key)
 	defer s.mu.Unlock()
-	if c == nil {
+	if h == nil {
 		return 0 // a key beyond the table: nobody will claim for it
 	}
-	h := &c.val
 	h.settled = false
 	h.unasked = ratelimit.Booked(h.unasked, n)
 	if h.lease.current(now, a) {
@@ -75,12 +74,11 @@ func (f *Fleet) undoFallback(now instant, a *ask, v *verdict) {
 		own.Rule, at.Source = a.Rule.LocalShare(), ratelimit.FromLease
 		f.fallback.Undo(now, []ask{own}, []verdict{at})
 	}
-	s, _, c := f.locked(a.Key)
+	s, _, h := f.locked(a.Key)
 	defer s.mu.Unlock()
-	if c == nil {
+	if h == nil {
 		return
 	}
-	h := &c.val
 	l := &h.lease
 	h.unasked = max(0, h.unasked-v.Charged)
 	switch {
@@ -117,12 +115,11 @@ func (f *Fleet) local(ctx context.Context, now instant, a *ask) verdict {
 // cached goes on against what the ledger last said was left, for at most
 // max_staleness. What is so spent is reported as drift when the ledger is back.
 func (f *Fleet) cached(now instant, a *ask) verdict {
-	s, _, c := f.locked(a.Key)
+	s, _, h := f.locked(a.Key)
 	defer s.mu.Unlock()
-	if c == nil {
+	if h == nil {
 		return verdict{OverLimit: true}
 	}
-	h := &c.val
 	known := h.lease.current(now, a) && now.Sub(h.heard) <= a.Rule.Coordination.MaxStaleness
 	if !known || a.Cost > h.lease.available {
 		return verdict{OverLimit: true}

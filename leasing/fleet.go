@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -22,12 +23,12 @@ import (
 //
 // Run must be running for claims to be sent.
 type Fleet struct {
-	ledger   ratelimit.Ledger
-	epochal  ratelimit.Epochal // the ledger, if it can tell that it lost its data
-	recalls  bool              // the ledger can ask holders to give back what they have
-	name     ratelimit.Holder  // twice the holder; the node's two names are this and the next
-	clock    ratelimit.Clock
-	hash     hasher
+	ledger  ratelimit.Ledger
+	epochal ratelimit.Epochal // the ledger, if it can tell that it lost its data
+	recalls bool              // the ledger can ask holders to give back what they have
+	name    ratelimit.Holder  // twice the holder; the node's two names are this and the next
+	clock   ratelimit.Clock
+	sharding
 	shards   []fleetShard
 	lanes    []lane
 	after    func(time.Duration, func()) // calls the function then
@@ -64,6 +65,8 @@ type Fleet struct {
 	beats      bool          // the ledger tells of its epochs
 	tellAtOnce chan struct{} // has the sweep look at that at once
 	teller     teller        // the sweep's
+	swept      walk          // the sweep's: how far it has come in its round
+	sweptPart  int           // the sweep's: the part in which it has
 	stats      fleetStats
 }
 
@@ -116,21 +119,18 @@ type fleetStats struct {
 	leaseSizes ratelimit.Distribution
 }
 
-type fleetShard struct {
-	mu     sync.Mutex
-	leases slab[held] // guarded by mu
-	seq    uint64     // guarded by mu
-	_      [32]byte
-}
-
-// held is one key on this node.
+// held is one busy key on this node. What is added here is packed, too: see packed.go.
 type held struct {
-	lease  lease
-	demand demand
-	flight *flight         // the claim that is under way, or nil
-	rule   *ratelimit.Rule // as last asked for
-	next   *nextLease      // of the window to come, or nil
-	name   ratelimit.Holder
+	lease   lease
+	demand  demand
+	id      keytable.ID
+	shard   *fleetShard
+	slot    uint32          // where it is, in the shard
+	touched bool            // asked for since the search for one to pack last came by
+	flight  *flight         // the claim that is under way, or nil
+	rule    *ratelimit.Rule // as last asked for
+	next    *nextLease      // of the window to come, or nil
+	name    ratelimit.Holder
 	// From aheadAt on the next window is claimed; triedAhead is the one for
 	// which that was done.
 	aheadAt    instant
@@ -174,31 +174,36 @@ const (
 	batchSize    = 256                  // claims in one
 	queueSize    = 8192                 // flights that wait for a sender
 	claimTimeout = time.Second
-	backOff      = 50 * time.Millisecond // between claims while tokens are out elsewhere
+	backOff      = ratelimit.ClaimBackOff // between claims while tokens are out elsewhere
 	sweepEvery   = 100 * time.Millisecond
 	sweepParts   = 10 // a shard is looked at once in so many sweeps
 	idleAfter    = 2 * time.Second
+	// forgottenAfter is how long after its last use, and its window, a key is dropped
+	// rather than that its table grows: what it wanted then says nothing any more.
+	forgottenAfter = time.Minute
 )
 
 // NewFleet makes a limiter that tracks at most maxKeys keys. holder must be
 // new with each process, and below 1<<63.
 func NewFleet(ledger ratelimit.Ledger, holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time) *Fleet {
 	f := &Fleet{
-		ledger: ledger, name: 2 * holder, clock: clock, hash: newHasher(),
-		shards:   make([]fleetShard, shardCount(maxKeys)),
+		ledger: ledger, name: 2 * holder, clock: clock,
 		fallback: NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall), Random: rand.Float64,
 		after: func(d time.Duration, call func()) { time.AfterFunc(d, call) },
 	}
-	for i := range f.shards {
-		f.shards[i].leases = newSlab[held](shareOf(maxKeys, i, len(f.shards)))
+	arena := keytable.NewArena()
+	parts, shares := newSharding(maxKeys)
+	f.sharding, f.shards = parts, make([]fleetShard, len(shares))
+	for i, share := range shares {
+		f.shards[i].open(arena, share, f.name)
 	}
-	parts := 1
+	lanes := 1
 	if p, ok := ledger.(Partitioned); ok {
-		parts = p.Partitions()
+		lanes = p.Partitions()
 	}
-	f.lanes = make([]lane, parts)
+	f.lanes = make([]lane, lanes)
 	for i := range f.lanes {
-		f.lanes[i].part, f.lanes[i].queue = i, make(chan *flight, queueSize/parts)
+		f.lanes[i].part, f.lanes[i].queue = i, make(chan *flight, queueSize/lanes)
 	}
 	f.epochal, f.beats = ledger.(ratelimit.Epochal)
 	_, f.recalls = ledger.(ratelimit.Recaller)
@@ -228,15 +233,24 @@ func (f *Fleet) laneOf(name string) *lane {
 // SyncClock is for the budgets of this node alone; see Local.SyncClock.
 func (f *Fleet) SyncClock(now ratelimit.Instant, wall time.Time) { f.fallback.SyncClock(now, wall) }
 
-func (f *Fleet) shard(hash uint64) *fleetShard { return &f.shards[hash>>32%uint64(len(f.shards))] }
+func (f *Fleet) shard(id keytable.ID) *fleetShard { return &f.shards[f.shardOf(id)] }
 
-// locked finds a key: its shard, whose lock the caller now holds and must
-// release, the key's hash, and its cell, nil if the key is not held.
-func (f *Fleet) locked(key []byte) (*fleetShard, uint64, *cell[held]) {
-	hash := f.hash.of(key)
-	s := f.shard(hash)
+// cell finds a key: its shard, whose lock the caller now holds and must release, and its
+// cell, nil if it is not held.
+func (f *Fleet) cell(key []byte) (*fleetShard, *heldCell) {
+	id := f.hash.id(key)
+	s := f.shard(id)
 	s.mu.Lock()
-	return s, hash, s.leases.get(hash, key)
+	return s, s.keys.Get(id)
+}
+
+// locked finds a key: its shard, whose lock the caller now holds and must release, the
+// key's ID, and what is known of it, nil if it is not held.
+func (f *Fleet) locked(key []byte) (*fleetShard, keytable.ID, *held) {
+	id := f.hash.id(key)
+	s := f.shard(id)
+	s.mu.Lock()
+	return s, id, s.find(id)
 }
 
 // Decide implements [ratelimit.Limiter]. It blocks for at most
@@ -268,17 +282,22 @@ var errUndecided = errors.New("not decided yet")
 // take answers from the lease, and has it renewed in time. after is the flight
 // that the ask has waited for, if any.
 func (f *Fleet) take(now instant, a *ask, after *flight) (verdict, bool) {
-	s, hash, c := f.locked(a.Key)
+	s, c := f.cell(a.Key)
 	defer s.mu.Unlock()
 	if c == nil {
 		return verdict{}, false
 	}
-	h := &c.val
-	if !c.hot {
-		c.hot = true
+	if c.Val.slot == 0 && after == nil {
+		if v, ok := s.spendCold(c, now, a); ok {
+			return v, true
+		}
+	}
+	h := s.warm(c)
+	if !h.touched {
+		h.touched = true
 	}
 	v, ok := h.lease.take(now, a, false)
-	if !ok && f.turn(h, now, hash, a.Key) {
+	if !ok && f.turn(h, now) {
 		v, ok = h.lease.take(now, a, false)
 	}
 	if !ok {
@@ -302,9 +321,9 @@ func (f *Fleet) take(now instant, a *ask, after *flight) (verdict, bool) {
 	switch {
 	case h.flight != nil || now < h.pause:
 	case now >= h.aheadAt || h.due(now, h.lease.unspent()) && (now >= h.lease.retry || h.mustReport()):
-		f.renew(h, now, hash, a.Key)
+		f.renew(h, now)
 	case v.OverLimit && now >= h.again && now < h.lease.retry:
-		f.askAgain(h, now, hash, a)
+		f.askAgain(h, now, a)
 	}
 	return v, true
 }
@@ -317,25 +336,29 @@ func (h *held) countUnder(n tokens) {
 	}
 }
 
-// admit makes room for a key; only one that the ledger knows all about may go.
-func (f *Fleet) admit(s *fleetShard, now instant, hash uint64, key []byte) *cell[held] {
-	c := s.leases.add(hash, key)
-	if c == nil {
-		s.leases.evict(evictTries, func(c *cell[held]) bool {
-			h := &c.val
-			if h.flight != nil || h.next != nil || !h.settled && now < h.lease.reset.Add(claimTimeout) {
-				return false
-			}
-			f.stats.evicted.Add(1)
-			h.gauges.set(nil, 0, 0, 0)
-			return true
-		})
-		c = s.leases.add(hash, key)
+// admit makes room for a key. One that the ledger knows all about may go for it when
+// the table is full; before it grows, those that were not used for a long time.
+func (f *Fleet) admit(s *fleetShard, now instant, id keytable.ID, key []byte) *held {
+	full := s.keys.Len() >= s.keys.Limit()
+	h := s.add(id, key, func(c *heldCell) bool {
+		var scratch held
+		h := s.view(c, &scratch)
+		if h.touched {
+			h.touched = false
+			return false
+		}
+		over := now >= h.lease.reset.Add(claimTimeout)
+		if h.flight != nil || h.next != nil || !over && (!full || !h.settled) || !full && now.Sub(h.demand.lastUse) < forgottenAfter {
+			return false
+		}
+		f.stats.evicted.Add(1)
+		s.forget(c, h)
+		return true
+	})
+	if h != nil {
+		h.name, h.aheadAt = f.name, never
 	}
-	if c != nil {
-		c.val.name, c.val.aheadAt = f.name, never
-	}
-	return c
+	return h
 }
 
 // Undo implements [ratelimit.Limiter].
@@ -350,11 +373,11 @@ func (f *Fleet) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []rat
 			continue // not this node's lease
 		case ratelimit.FromLease, ratelimit.FromClaim, ratelimit.FromDrift:
 		}
-		s, _, c := f.locked(a.Key)
-		if c != nil {
-			c.val.lease.undo(a, &verdicts[i], a.Rule.Limit.Algorithm == ratelimit.TokenBucket)
-			c.val.settled = false
-			c.val.gauge()
+		s, _, h := f.locked(a.Key)
+		if h != nil {
+			h.lease.undo(a, &verdicts[i], a.Rule.Limit.Algorithm == ratelimit.TokenBucket)
+			h.settled = false
+			h.gauge()
 		}
 		s.mu.Unlock()
 	}
@@ -379,7 +402,7 @@ func (f *Fleet) Stats() ratelimit.LimiterStats {
 	}
 	for i := range f.shards {
 		f.shards[i].mu.Lock()
-		s.Leases += f.shards[i].leases.size
+		s.Leases += f.shards[i].keys.Len()
 		f.shards[i].mu.Unlock()
 	}
 	for i := range f.stats.fallbacks {

@@ -5,14 +5,14 @@ import (
 	"errors"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // flight is a claim from when it is wanted until it is answered.
 type flight struct {
-	hash    uint64
-	key     []byte
-	name    string          // of the key, in the ledger
+	id      keytable.ID     // of its key
+	name    string          // of its account
 	waiting tokens          // of the requests behind it; guarded by the shard's mu
 	largest tokens          // of one of them; guarded by the shard's mu
 	giveUp  bool            // return what is unspent, and want nothing
@@ -66,8 +66,8 @@ func (f *Fleet) launch(h *held, fl *flight) bool {
 	}
 }
 
-func (f *Fleet) newFlight(hash uint64, key []byte) *flight {
-	return &flight{hash: hash, key: append([]byte(nil), key...), name: f.keyName(key), done: make(chan struct{})}
+func (f *Fleet) newFlight(h *held) *flight {
+	return &flight{id: h.id, name: f.keyName(h.key()), done: make(chan struct{})}
 }
 
 // wait has the ledger asked for what is undecided, again and again until all
@@ -257,10 +257,10 @@ func (f *Fleet) enqueue(fl *flight) {
 		return
 	default:
 	}
-	s := f.shard(fl.hash)
+	s := f.shard(fl.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.leases.get(fl.hash, fl.key).val.flight = nil
+	s.find(fl.id).flight = nil
 	fl.err = errQueueFull
 	close(fl.done)
 }
@@ -270,14 +270,13 @@ var errQueueFull = errors.New("too many claims wait to be sent")
 // join finds the claim that an ask waits for, or makes one, which the caller
 // must enqueue; nil if there can be none, and why.
 func (f *Fleet) join(now instant, a *ask) (fl *flight, launch bool, reason ratelimit.FallbackReason) {
-	s, hash, c := f.locked(a.Key)
+	s, id, h := f.locked(a.Key)
 	defer s.mu.Unlock()
-	if c == nil {
-		if c = f.admit(s, now, hash, a.Key); c == nil {
+	if h == nil {
+		if h = f.admit(s, now, id, a.Key); h == nil {
 			return nil, false, ratelimit.FallbackTableFull
 		}
 	}
-	h := &c.val
 	h.rule = a.Rule
 	h.demand.lastUse = now
 	waiting := tokens(0)
@@ -301,7 +300,7 @@ func (f *Fleet) join(now instant, a *ask) (fl *flight, launch bool, reason ratel
 	if now < h.pause {
 		return nil, false, ratelimit.FallbackError
 	}
-	fl = f.newFlight(hash, a.Key)
+	fl = f.newFlight(h)
 	if f.laneOf(fl.name).refused(now) {
 		return nil, false, ratelimit.FallbackBreaker
 	}

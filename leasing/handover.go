@@ -53,9 +53,7 @@ func (l *Local) Predictable() *Local {
 func (l *Local) Parts() int { return len(l.tracked.shards) }
 
 // Part is the part that a key is kept in.
-func (l *Local) Part(key []byte) int {
-	return int(l.tracked.which[l.tracked.hash.id(key).High>>(64-shardBits)])
-}
+func (l *Local) Part(key []byte) int { return int(l.tracked.shardOf(l.tracked.hash.id(key))) }
 
 // Visit is a walk through one part. Its zero value, with Part set, begins it.
 type Visit struct {
@@ -80,11 +78,9 @@ func (l *Local) Visit(v *Visit, see func(key []byte)) (done bool) {
 
 // Has tells whether the key has an account here.
 func (l *Local) Has(key []byte) bool {
-	id := l.tracked.hash.id(key)
-	s := l.tracked.shard(id)
-	s.mu.Lock()
+	s, _, c := l.tracked.locked(key)
 	defer s.mu.Unlock()
-	return s.keys.Get(id) != nil
+	return c != nil
 }
 
 // TakeOut takes a key's account away, for another process: from here on the key

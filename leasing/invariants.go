@@ -95,12 +95,12 @@ func (a *account) check(limit *ratelimit.Limit) error {
 // Check says which invariant of the node's lease on a key does not hold, if one
 // does not. share is how much it may have spent unconfirmed.
 func (s *Stepped) Check(key []byte, share ratelimit.Tokens) error {
-	shard, _, c := s.fleet.locked(key)
+	shard, _, h := s.fleet.locked(key)
 	defer shard.mu.Unlock()
-	if c == nil {
+	if h == nil {
 		return nil
 	}
-	l := &c.val.lease
+	l := &h.lease
 	switch {
 	case l.spent < 0 || l.returned < 0 || l.granted < 0:
 		return fmt.Errorf("the lease has granted %d, spent %d, returned %d: none may be negative", l.granted, l.spent, l.returned)

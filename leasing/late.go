@@ -34,12 +34,12 @@ func (l *lane) alive(now instant) bool {
 // only if others were asked to give back: then there is nothing left to be exact about.
 func (f *Fleet) refusedLate(now instant, a *ask, late bool) (verdict, bool) {
 	alive := late && f.laneOf(f.keyName(a.Key)).alive(now)
-	s, _, c := f.locked(a.Key)
+	s, _, h := f.locked(a.Key)
 	defer s.mu.Unlock()
-	if c == nil || a.Kind != ratelimit.Spend {
+	if h == nil || a.Kind != ratelimit.Spend {
 		return verdict{}, false
 	}
-	h, l := &c.val, &c.val.lease
+	l := &h.lease
 	cautious := alive && a.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen
 	if !l.current(now, a) {
 		if !cautious || h.owed == 0 {

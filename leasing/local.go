@@ -25,12 +25,12 @@ type Local struct {
 	shared   atomic.Uint64
 }
 
-// What a key takes at most, in bytes: for MAX_KEYS. Of a Local, for the longest
-// keys while they take the place of others (keytable's TestKeyLengthsThatChange); of a
-// Fleet, with the collector's garbage.
+// What a key takes at most, in bytes: for MAX_KEYS, and for the longest keys while they
+// take the place of others (keytable's TestKeyLengthsThatChange). Of a Fleet, busy keys
+// included.
 const (
 	LocalKeyBytes = 400
-	FleetKeyBytes = 1250
+	FleetKeyBytes = 600
 )
 
 // OverflowSlots is how many budgets the untracked keys of one rule share.
@@ -54,11 +54,9 @@ func (l *Local) overflowed(a *ask) counter {
 		return counter{}
 	}
 	var buf [2 * ratelimit.MaxKeyLen]byte
-	id := l.overflow.hash.id(l.overflowKey(buf[:0], a))
-	s := l.overflow.shard(id)
-	s.mu.Lock()
+	s, _, c := l.overflow.locked(l.overflowKey(buf[:0], a))
 	defer s.mu.Unlock()
-	if c := s.keys.Get(id); c != nil && c.Mark&isShared == 0 {
+	if c != nil && c.Mark&isShared == 0 {
 		return c.Val
 	}
 	return counter{}

@@ -11,12 +11,10 @@ import (
 // Look implements [ratelimit.Inspector]. It decides as if at now, and changes nothing.
 func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
 	v := ratelimit.Look{Account: KeyName(a.Key)}
-	p, at := l.tracked, l.ledgerNow(now)
-	id := p.hash.id(a.Key)
-	s := p.shard(id)
-	s.mu.Lock()
+	at := l.ledgerNow(now)
+	s, id, c := l.tracked.locked(a.Key)
 	defer s.mu.Unlock()
-	switch c := s.keys.Get(id); {
+	switch {
 	case c == nil:
 	case c.Mark&isShared != 0:
 		k := s.shared[id]
@@ -63,12 +61,10 @@ func (l *Local) Drop(_ ratelimit.Instant, key []byte) bool { return l.Has(key) }
 
 // Reset implements [ratelimit.Inspector].
 func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
-	p, at := l.tracked, l.at(now)
-	id := p.hash.id(a.Key)
-	s := p.shard(id)
-	s.mu.Lock()
+	at := l.at(now)
+	s, id, c := l.tracked.locked(a.Key)
 	defer s.mu.Unlock()
-	switch c := s.keys.Get(id); {
+	switch {
 	case c == nil: // it has its whole limit
 	case c.Mark&isShared != 0:
 		k := s.shared[id]

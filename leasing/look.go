@@ -55,9 +55,8 @@ type accounts interface {
 // Look implements [ratelimit.Inspector].
 func (f *Fleet) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
 	v := ratelimit.Look{Account: f.keyName(a.Key)}
-	s, _, c := f.locked(a.Key)
-	if c != nil && c.val.lease.window != 0 {
-		h := &c.val
+	s, _, h := f.locked(a.Key)
+	if h != nil && h.lease.window != 0 {
 		v.Lease = h.lease.look(now)
 		v.Lease.Heard, v.Lease.PerSecond, v.Lease.Asking, v.Lease.Reported = now.Sub(h.heard), h.demand.perSec, h.flight != nil, h.reported
 	}
@@ -79,21 +78,19 @@ func (f *Fleet) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.As
 	return v
 }
 
-// Hottest implements [ratelimit.Inspector].
+// Hottest implements [ratelimit.Inspector]. Cold keys are not among the hottest.
 func (f *Fleet) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 	var all hottest
 	for i := range f.shards {
 		s := &f.shards[i]
-		s.mu.Lock()
-		for j, tag := range s.leases.tags {
-			c := &s.leases.cells[j]
-			if h := &c.val; tag != 0 && h.rule != nil && now.Sub(h.demand.lastUse) < idleAfter {
+		for first := 0; first >= 0; first = s.eachBusy(first, func(h *held) {
+			if h.rule != nil && now.Sub(h.demand.lastUse) < idleAfter {
 				seconds := max(now.Sub(h.demand.since), shortest).Seconds()
 				rate := max(h.demand.perSec/2, float64(h.demand.used+h.demand.refused)/seconds)
-				all.add(n, rate, func() ratelimit.HotKey { return h.hot(f.keyName(c.key[:c.len]), rate) })
+				all.add(n, rate, func() ratelimit.HotKey { return h.hot(f.keyName(h.key()), rate) })
 			}
+		}) {
 		}
-		s.mu.Unlock()
 	}
 	return all.keys()
 }
@@ -134,15 +131,14 @@ func (all *hottest) add(n int, rate float64, key func() ratelimit.HotKey) {
 
 // Drop implements [ratelimit.Inspector].
 func (f *Fleet) Drop(_ ratelimit.Instant, key []byte) bool {
-	s, hash, c := f.locked(key)
+	s, _, h := f.locked(key)
 	defer s.mu.Unlock()
-	if c == nil {
+	if h == nil {
 		return false
 	}
-	h := &c.val
 	h.lease.retry = 0
 	if h.flight == nil && h.rule != nil {
-		fl := f.newFlight(hash, key)
+		fl := f.newFlight(h)
 		fl.giveUp = true
 		f.launch(h, fl)
 	}
@@ -171,9 +167,9 @@ func (f *Fleet) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.A
 		if !launch {
 			continue // it was another's claim
 		}
-		s, _, c := f.locked(a.Key)
-		if c != nil {
-			c.val.lease.retry, c.val.lease.debt = 0, 0
+		s, _, h := f.locked(a.Key)
+		if h != nil {
+			h.lease.retry, h.lease.debt = 0, 0
 		}
 		s.mu.Unlock()
 		return fl.err

@@ -164,8 +164,8 @@ func (f *Fleet) parts() (heard, young int) {
 type teller struct {
 	doubt instant // what was told before is told again; 0: all is told
 	pass  int     // 0: what is used up; 1: all; then what is left, until nothing is
-	shard int
-	rest  int // that were still to be told in this pass
+	walk          // through all keys, in this pass
+	rest  int     // that were still to be told in this pass
 }
 
 // tell tells again what is in doubt, as much as the queues take.
@@ -179,19 +179,27 @@ func (f *Fleet) tell(now instant) {
 		most = len(f.shards)/sweepParts + 1
 	}
 	for steps := 0; t.doubt != 0 && steps < most; steps++ {
-		rest, full := f.tellShard(now, &f.shards[t.shard], t)
+		from, rest, full := t.walk, 0, false
+		more := f.step(&t.walk, func(s *fleetShard, c *heldCell) {
+			if !full {
+				told, stop := f.tellKey(now, s, c, t)
+				if full = stop; !told {
+					rest++
+				}
+			}
+		})
 		if full {
+			t.walk = from
 			return
 		}
-		t.rest += rest
-		if t.shard++; t.shard < len(f.shards) {
+		if t.rest += rest; more {
 			continue
 		}
 		if t.pass > 0 && t.rest == 0 {
 			f.allTold(t.doubt)
 			return
 		}
-		t.pass, t.shard, t.rest = t.pass+1, 0, 0
+		t.pass, t.walk, t.rest = t.pass+1, walk{}, 0
 	}
 }
 
@@ -208,42 +216,41 @@ func (f *Fleet) allTold(doubt instant) {
 	}
 }
 
-// tellShard tells what a shard has. It reports how much was still to be told, and
-// whether it stopped because a queue is half full: the other half is for requests.
-func (f *Fleet) tellShard(now instant, s *fleetShard, t *teller) (rest int, full bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for i, tag := range s.leases.tags {
-		c := &s.leases.cells[i]
-		h := &c.val
-		if tag == 0 {
-			continue
-		}
-		f.turn(h, now, c.fullHash(), c.key[:c.len])
-		if n := h.next; n != nil && n.told < t.doubt && now < n.over {
-			h.next, h.triedAhead, h.aheadAt = nil, 0, now // the ledger may not know it: claim it anew
-		}
-		if h.lease.window == 0 || now >= h.lease.counts() || h.told >= t.doubt {
-			continue
-		}
-		if h.told < instant(f.lapsed.Load()) {
-			h.lease.deadline = min(h.lease.deadline, now)
-		}
-		rest++
-		usedUp := h.lease.unspent() <= 0 || now < h.lease.retry
-		if h.flight != nil || now < h.pause || t.pass == 0 && !usedUp {
-			continue
-		}
-		fl := f.newFlight(c.fullHash(), c.key[:c.len])
-		l := f.laneOf(fl.name)
-		if l.refused(now) {
-			continue // the part is dead; others are not
-		}
-		if len(l.queue) >= cap(l.queue)/2 || !f.launch(h, fl) {
-			return rest, true
-		}
+// tellKey tells what is known of a key. It reports whether that is told already, and
+// whether to stop because a queue is half full: the other half is for requests.
+func (f *Fleet) tellKey(now instant, s *fleetShard, c *heldCell, t *teller) (told, full bool) {
+	var scratch held
+	h := s.view(c, &scratch)
+	if h.next == nil && h.isTold(now, t.doubt) {
+		return true, false
 	}
-	return rest, false
+	h = s.warm(c)
+	f.turn(h, now)
+	if n := h.next; n != nil && n.told < t.doubt && now < n.over {
+		h.next, h.triedAhead, h.aheadAt = nil, 0, now // the ledger may not know it: claim it anew
+	}
+	if h.isTold(now, t.doubt) {
+		return true, false
+	}
+	if h.told < instant(f.lapsed.Load()) {
+		h.lease.deadline = min(h.lease.deadline, now)
+	}
+	usedUp := h.lease.unspent() <= 0 || now < h.lease.retry
+	if h.flight != nil || now < h.pause || t.pass == 0 && !usedUp {
+		return false, false
+	}
+	fl := f.newFlight(h)
+	l := f.laneOf(fl.name)
+	if l.refused(now) {
+		return false, false // the part is dead; others are not
+	}
+	return false, len(l.queue) >= cap(l.queue)/2 || !f.launch(h, fl)
+}
+
+// isTold tells whether the ledger need not be told of a key again: it was, or there is
+// nothing to tell.
+func (h *held) isTold(now, doubt instant) bool {
+	return h.lease.window == 0 || now >= h.lease.counts() || h.told >= doubt
 }
 
 // counts is until when what was spent of the lease's window counts: of a sliding

@@ -34,8 +34,8 @@ const (
 
 // renew has a claim sent in the background, for the next window if it is time
 // for that. The caller holds the shard's lock.
-func (f *Fleet) renew(h *held, now instant, hash uint64, key []byte) {
-	fl := f.newFlight(hash, key)
+func (f *Fleet) renew(h *held, now instant) {
+	fl := f.newFlight(h)
 	fl.ahead = now >= h.aheadAt
 	if f.launch(h, fl) && fl.ahead {
 		h.aheadAt, h.triedAhead = never, h.lease.window+1
@@ -94,12 +94,12 @@ func (h *held) agree() {
 }
 
 // turn makes the next window's lease the current one, once its time has come.
-func (f *Fleet) turn(h *held, now instant, hash uint64, key []byte) bool {
+func (f *Fleet) turn(h *held, now instant) bool {
 	n := h.next
 	if n == nil || now < n.start {
 		return false
 	}
-	f.finish(h, hash, key)
+	f.finish(h)
 	h.lease, h.renewal, h.heard, h.told, h.eager, h.expires, h.next = n.lease, n.renewal, n.heard, n.told, n.eager, n.expires, nil
 	h.name ^= 1
 	h.settled = false
@@ -107,7 +107,7 @@ func (f *Fleet) turn(h *held, now instant, hash uint64, key []byte) bool {
 	h.payOwed()
 	h.gauge()
 	h.planAhead(now, now, n.jitter)
-	f.reportInTime(h, now, key)
+	f.reportInTime(h, now)
 	return true
 }
 

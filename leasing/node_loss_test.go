@@ -49,7 +49,7 @@ func (s *lossScript) leasesTo(keys int) {
 		s.asksFor(k, 1)
 		if k%2 == 1 {
 			sh, _, c := s.fleet.locked(keyOf(k))
-			c.val.lease.spent = 5
+			c.lease.spent = 5
 			sh.mu.Unlock()
 		}
 	}

@@ -14,7 +14,7 @@ import (
 func (s *nodeScript) next() *nextLease {
 	sh, _, c := s.fleet.locked(keyOf(1))
 	defer sh.mu.Unlock()
-	return c.val.next
+	return c.next
 }
 
 // Where the ledger has nothing left, and nobody else holds any, a lease is spent
@@ -365,7 +365,7 @@ func TestUndoOfWhatAnOutageCharged(t *testing.T) {
 		spent := func() tokens {
 			sh, _, c := s.fleet.locked(keyOf(1))
 			defer sh.mu.Unlock()
-			return c.val.lease.spent
+			return c.lease.spent
 		}
 		for range 10 {
 			asks, v := fails(4)
@@ -464,7 +464,7 @@ func TestUndoWithoutALease(t *testing.T) {
 func (s *nodeScript) spent() tokens {
 	sh, _, c := s.fleet.locked(keyOf(1))
 	defer sh.mu.Unlock()
-	return c.val.lease.spent
+	return c.lease.spent
 }
 
 // outage has the node decide on so much while its ledger fails.

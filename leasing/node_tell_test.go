@@ -308,7 +308,7 @@ func TestLastWords(t *testing.T) {
 	s = newNodeScript(t, perMinute100)
 	s.leased(5)
 	sh, _, c := s.fleet.locked(keyOf(1))
-	end := c.val.lease.reset
+	end := c.lease.reset
 	sh.mu.Unlock()
 	s.passes(end.Sub(s.now))
 	if claims := s.Release(s.now); len(claims) != 0 {
@@ -685,9 +685,9 @@ func TestLastWordsAfterATurn(t *testing.T) {
 		s.settled(b, 0)
 	}
 	h := func() *held {
-		sh, _, c := s.fleet.locked(keyOf(1))
+		sh, _, h := s.fleet.locked(keyOf(1))
 		defer sh.mu.Unlock()
-		return &c.val
+		return h
 	}()
 	h.settled = true // as if nothing were left
 	s.passes(end.Add(time.Second).Sub(s.now))

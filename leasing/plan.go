@@ -43,16 +43,16 @@ func (h *held) mustReport() bool {
 
 // reportInTime has what is spent by half the lease's time reported: reclaimed
 // eagerly, it would be spent twice. What is spent later reports itself; see take.
-func (f *Fleet) reportInTime(h *held, now instant, key []byte) {
+func (f *Fleet) reportInTime(h *held, now instant) {
 	if !h.eager || h.after == never {
 		return
 	}
-	seq, own := h.lease.seq, append([]byte(nil), key...)
+	seq, id, s := h.lease.seq, h.id, h.shard
 	f.after(max(0, h.after.Sub(now)), func() {
-		s, hash, c := f.locked(own)
+		s.mu.Lock()
 		defer s.mu.Unlock()
-		if c != nil && c.val.flight == nil && c.val.mustReport() && c.val.lease.seq == seq {
-			f.launch(&c.val, f.newFlight(hash, own))
+		if h := s.find(id); h != nil && h.flight == nil && h.mustReport() && h.lease.seq == seq {
+			f.launch(h, f.newFlight(h))
 		}
 	})
 }

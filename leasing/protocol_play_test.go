@@ -370,7 +370,7 @@ func (n *actor) sweeps() {
 func (n *actor) lease() (l lease, next *nextLease) {
 	s, _, c := n.fleet.locked(keyOf(1))
 	defer s.mu.Unlock()
-	return c.val.lease, c.val.next
+	return c.lease, c.next
 }
 
 // maySpend prints what the node may spend without asking.
@@ -382,9 +382,9 @@ func (n *actor) maySpend() {
 // total prints what all requests of an example got, beside what the rule declares
 // to over-admit at most: at all times, and each time that the ledger loses its data.
 func (p *play) total(losses tokens) {
-	declared := p.rule.Declare(len(p.nodes), true)
-	p.says("", "admitted in all: %d of %d; declared: at most %d more", p.admitted, p.rule.Limit.Requests, declared.Over+losses*declared.OnLoss)
-	if p.admitted > p.rule.Limit.Requests+declared.Over+losses*declared.OnLoss {
+	declared := p.rule.Declare(len(p.nodes), ratelimit.SharedStore)
+	p.says("", "admitted in all: %d of %d; declared: at most %d more", p.admitted, p.rule.Limit.Requests, declared.Over.Tokens+losses*declared.OnLoss)
+	if p.admitted > p.rule.Limit.Requests+declared.Over.Tokens+losses*declared.OnLoss {
 		p.Error("more was admitted than is declared")
 	}
 }

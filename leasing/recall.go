@@ -46,26 +46,26 @@ func (f *Fleet) Recalled(account string) {
 			return // nothing of this version's
 		}
 	}
-	s, hash, c := f.locked(key)
+	s, _, h := f.locked(key)
 	defer s.mu.Unlock()
-	if c == nil {
+	if h == nil {
 		return
 	}
-	if c.val.flight != nil {
-		c.val.asked = true
+	if h.flight != nil {
+		h.asked = true
 		return
 	}
-	f.giveBackSome(&c.val, hash, key, 0)
+	f.giveBackSome(h, 0)
 }
 
 // giveBackSome has a claim sent that returns what is not needed, but for keep. The
 // caller holds the shard's lock.
-func (f *Fleet) giveBackSome(h *held, hash uint64, key []byte, keep tokens) {
+func (f *Fleet) giveBackSome(h *held, keep tokens) {
 	h.asked = false
 	if h.rule == nil || h.lease.unspent() <= 0 && h.lease.spent == h.reported {
 		return // the ledger knows it by now
 	}
-	fl := f.newFlight(hash, key)
+	fl := f.newFlight(h)
 	fl.recall, fl.keep = true, keep
 	f.launch(h, fl)
 }

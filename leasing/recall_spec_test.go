@@ -184,9 +184,9 @@ func TestStretchedRules(t *testing.T) {
 
 // keyHeld is what the node has of its one key.
 func (s *nodeScript) keyHeld() *held {
-	sh, _, c := s.fleet.locked(keyOf(1))
+	sh, _, h := s.fleet.locked(keyOf(1))
 	defer sh.mu.Unlock()
-	return &c.val
+	return h
 }
 
 // A lease of which the ledger knows all that was spent is given back, too: to the

@@ -3,7 +3,6 @@ package leasing
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 
@@ -105,83 +104,4 @@ func (f *Fleet) sweep(ctx context.Context) {
 			f.sweepPart(f.clock(), part)
 		}
 	}
-}
-
-// sweepPart looks through one of sweepParts, and after the ledger.
-func (f *Fleet) sweepPart(now instant, part int) {
-	f.beat(now)
-	f.lapseLate(now)
-	f.tell(now)
-	for i := part % sweepParts; i < len(f.shards); i += sweepParts {
-		f.sweepShard(now, &f.shards[i])
-	}
-}
-
-func (f *Fleet) sweepShard(now instant, s *fleetShard) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for i, tag := range s.leases.tags {
-		c := &s.leases.cells[i]
-		if tag == 0 || c.val.flight != nil {
-			continue
-		}
-		f.turn(&c.val, now, c.fullHash(), c.key[:c.len])
-		if c.val.lease.window == 0 || now >= c.val.lease.reset {
-			c.val.gauges.set(nil, 0, 0, 0)
-			f.finish(&c.val, c.fullHash(), c.key[:c.len])
-			continue
-		}
-		if c.val.stretched && s.leases.roomy() {
-			continue // nobody misses what it has, or will ask for it
-		}
-		if now.Sub(c.val.demand.lastUse) > idleAfter && c.val.untold() {
-			fl := f.newFlight(c.fullHash(), c.key[:c.len])
-			fl.giveUp = true
-			f.launch(&c.val, fl)
-		}
-	}
-}
-
-// releaseAll returns everything that is unspent before the process ends.
-func (f *Fleet) releaseAll() {
-	var wg sync.WaitGroup
-	for l, flights := range f.releases(f.clock()) {
-		wg.Go(func() {
-			for some := range slices.Chunk(flights, batchSize) {
-				f.settle(l, some)
-			}
-		})
-	}
-	wg.Wait()
-}
-
-// releases are the flights that return everything that is unspent.
-func (f *Fleet) releases(now instant) map[*lane][]*flight {
-	all := map[*lane][]*flight{}
-	for i := range f.shards {
-		s := &f.shards[i]
-		s.mu.Lock()
-		for j, tag := range s.leases.tags {
-			c := &s.leases.cells[j]
-			giveUp := func(ahead bool) {
-				fl := f.newFlight(c.fullHash(), c.key[:c.len])
-				fl.giveUp, fl.last, fl.ahead = true, true, ahead
-				c.val.flight = fl
-				l := f.laneOf(fl.name)
-				all[l] = append(all[l], fl)
-			}
-			if tag == 0 {
-				continue
-			}
-			f.turn(&c.val, now, c.fullHash(), c.key[:c.len])
-			if !c.val.settled && c.val.lease.window != 0 && now < c.val.lease.counts() {
-				giveUp(false)
-			}
-			if c.val.next != nil {
-				giveUp(true)
-			}
-		}
-		s.mu.Unlock()
-	}
-	return all
 }

@@ -144,11 +144,8 @@ func (k *sharedKey) settle(at moment, m *ratelimit.Claim) {
 
 // settleFor settles a claim of another holder.
 func (p *counters) settleFor(at moment, key []byte, m *ratelimit.Claim) ratelimit.Grant {
-	id := p.hash.id(key)
-	s := p.shard(id)
-	s.mu.Lock()
+	s, id, c := p.locked(key)
 	defer s.mu.Unlock()
-	c := s.keys.Get(id)
 	if c == nil {
 		if c = p.add(s, at.ledger, id, key, m.Limit.Algorithm); c == nil {
 			return ratelimit.Grant{Seq: m.Seq, Err: ratelimit.ErrLedgerFull}
@@ -161,11 +158,8 @@ func (p *counters) settleFor(at moment, key []byte, m *ratelimit.Claim) ratelimi
 
 // takeOut takes a key's account away.
 func (p *counters) takeOut(at moment, key []byte) (x Account, ok bool) {
-	id := p.hash.id(key)
-	s := p.shard(id)
-	s.mu.Lock()
+	s, id, c := p.locked(key)
 	defer s.mu.Unlock()
-	c := s.keys.Get(id)
 	if c == nil {
 		return Account{}, false
 	}
@@ -187,17 +181,14 @@ func (p *counters) takeOut(at moment, key []byte) (x Account, ok bool) {
 
 // adopt takes an account in, beside what is known of the key already.
 func (p *counters) adopt(at moment, key []byte, x *Account, lag ledgerTime) bool {
-	id := p.hash.id(key)
-	s := p.shard(id)
-	s.mu.Lock()
+	s, id, c := p.locked(key)
 	defer s.mu.Unlock()
-	if c := s.keys.Get(id); c != nil {
+	if c != nil {
 		s.share(at.ledger, c).account.merge(x, lag)
 		s.unshare(at, c, nil)
 		return true
 	}
-	c := p.add(s, at.ledger, id, key, ratelimit.FixedWindow)
-	if c == nil {
+	if c = p.add(s, at.ledger, id, key, ratelimit.FixedWindow); c == nil {
 		return false
 	}
 	k := &sharedKey{account: importAccount(x, lag)}

@@ -153,6 +153,3 @@ func (s *slab[T]) drop(f func(*cell[T]) bool) {
 		i++
 	}
 }
-
-// roomy tells whether a quarter of what may be held is free.
-func (s *slab[T]) roomy() bool { return s.size < s.limit-s.limit/4 }

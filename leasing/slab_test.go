@@ -44,12 +44,14 @@ func TestSlabIsAMap(t *testing.T) {
 	})
 }
 
-func TestLeaseCellIsFourCacheLines(t *testing.T) {
-	var c cell[lease]
-	if size, key := unsafe.Sizeof(c), unsafe.Offsetof(c.key); size != 256 || key != 128 {
-		t.Errorf("a cell is %d bytes and its key at %d", size, key)
+// What a decision from a lease reads of it is one line of the processor's cache, the
+// first of a slot, but for what it names in its answer.
+func TestHitReadsTheFirstLine(t *testing.T) {
+	var h held
+	if size := unsafe.Sizeof(h); size%64 != 0 {
+		t.Errorf("slots are %d bytes, and begin anywhere in a line", size)
 	}
-	if end := unsafe.Offsetof(c.val) + unsafe.Offsetof(c.val.burst) + 4; end > 64 {
+	if end := unsafe.Offsetof(h.lease) + unsafe.Offsetof(h.lease.burst) + 4; end > 64 {
 		t.Errorf("what take reads ends at %d", end)
 	}
 }

@@ -47,6 +47,14 @@ func (s *Stepped) Hears() { s.fleet.beats = true }
 // Recalled then.
 func (s *Stepped) Recalls() { s.fleet.recalls = true }
 
+// KeepBusy has the node pack what it knows of keys that were not used lately as soon as
+// more than n of a shard are busy, which changes nothing but memory.
+func (s *Stepped) KeepBusy(n int) {
+	for i := range s.fleet.shards {
+		s.fleet.shards[i].busy.most = n
+	}
+}
+
 // Recalled takes in that the ledger asks for what is leased of an account.
 func (s *Stepped) Recalled(account string) { s.fleet.Recalled(account) }
 
@@ -170,8 +178,12 @@ func (s *Stepped) Sweep(now ratelimit.Instant) {
 // words. They are not answered.
 func (s *Stepped) Release(now ratelimit.Instant) []ratelimit.Claim {
 	var claims []ratelimit.Claim
-	for l, flights := range s.fleet.releases(now) {
-		claims = append(claims, s.fleet.pack(l, flights).claims...)
+	for w, more := (walk{}), true; more; {
+		var some map[*lane][]*flight
+		some, more = s.fleet.releases(now, &w)
+		for l, flights := range some {
+			claims = append(claims, s.fleet.pack(l, flights).claims...)
+		}
 	}
 	return claims
 }

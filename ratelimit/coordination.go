@@ -63,6 +63,14 @@ var FailurePolicies = [...]string{FailLocal: "local", FailOpen: "open", FailClos
 // String is the name that a config may use.
 func (p FailurePolicy) String() string { return FailurePolicies[p] }
 
+// MarshalText writes the name.
+func (p FailurePolicy) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText reads the name.
+func (p *FailurePolicy) UnmarshalText(text []byte) error {
+	return setName(p, FailurePolicies[:], string(text))
+}
+
 // OnDeny says what a denied request costs.
 type OnDeny uint8
 
@@ -148,39 +156,48 @@ func (r *Rule) Stretched() bool {
 // when it cannot be. It is a value: a rule inherits its parent's and changes
 // single fields.
 type Coordination struct {
-	Mode         Mode
-	Lease        LeaseSize
-	Reclaim      Reclaim
-	DriftBudget  Share
-	MaxNodes     int
-	LowWatermark Share
-	CheckTimeout time.Duration
+	Mode     Mode
+	Lease    LeaseSize
+	Reclaim  Reclaim
+	MaxNodes int
 	// StoreDeadline is the longest that a decision waits for the store, and for a key's
 	// owner; 0 means [StoreDeadline]. A request with several rules waits as long as the
 	// longest of theirs.
-	StoreDeadline  time.Duration
-	SyncInterval   time.Duration
+	StoreDeadline time.Duration
+	OnDeny        OnDeny
+	Audit         bool // keep a record of what the ledger settles
+	Drift
+	Failure
+}
+
+// Drift is how mode approx spends what the ledger has not confirmed.
+type Drift struct {
+	DriftBudget  Share         // what may be admitted beyond the limit, over the whole fleet
+	LowWatermark Share         // a request waits for an answer only while no more than this is left,
+	CheckTimeout time.Duration // and at most so long, before it spends a share of the budget
+	SyncInterval time.Duration // how late a report may be while its key is in use
+}
+
+// Failure is what decides when the store does not answer in time.
+type Failure struct {
 	OnStoreFailure FailurePolicy
-	LocalCap       Tokens // 0 means limit / MaxNodes
-	MaxStaleness   time.Duration
-	OnDeny         OnDeny
-	Audit          bool // keep a record of what the ledger settles
+	LocalCap       Tokens        // of each node, with FailLocal; 0 means limit / MaxNodes
+	MaxStaleness   time.Duration // for how long FailCached goes by what it last heard
 }
 
 // DefaultCoordination is what a rule has when nobody said anything.
 func DefaultCoordination() Coordination {
 	return Coordination{
-		Mode:           Leasing,
-		Lease:          LeaseSize{TTL: DefaultLeaseTTL, Auto: true},
-		DriftBudget:    Share{PPM: 10_000},
-		MaxNodes:       10,
-		LowWatermark:   Share{PPM: 200_000},
-		CheckTimeout:   2 * time.Millisecond,
-		StoreDeadline:  StoreDeadline,
-		SyncInterval:   2 * time.Second,
-		OnStoreFailure: FailLocal,
-		MaxStaleness:   10 * time.Second,
-		OnDeny:         DenyCharges,
+		Mode:          Leasing,
+		Lease:         LeaseSize{TTL: DefaultLeaseTTL, Auto: true},
+		MaxNodes:      10,
+		StoreDeadline: StoreDeadline,
+		OnDeny:        DenyCharges,
+		Drift: Drift{
+			DriftBudget: Share{PPM: 10_000}, LowWatermark: Share{PPM: 200_000}, CheckTimeout: 2 * time.Millisecond,
+			SyncInterval: 2 * time.Second,
+		},
+		Failure: Failure{OnStoreFailure: FailLocal, MaxStaleness: 10 * time.Second},
 	}
 }
 

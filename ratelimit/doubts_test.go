@@ -33,11 +33,13 @@ func TestDoubtsOfDeadlinesAndLargeLimits(t *testing.T) {
 			t.Errorf("%v and %v: %q, want %q", c.rule.Coordination.StoreDeadline, c.rule.Limit, doubts, c.want)
 		}
 	}
-	if wait := rule(70*time.Millisecond, 100).Declare(3, ratelimit.SharedStore).Wait; !strings.Contains(wait,
-		"at most 70ms") {
-		t.Error(wait)
-	}
-	if wait := rule(0, 100).Declare(3, ratelimit.SharedStore).Wait; !strings.Contains(wait, "at most 15ms") {
-		t.Error(wait)
+	for deadline, want := range map[time.Duration]time.Duration{
+		70 * time.Millisecond: 70 * time.Millisecond, 0: 15 * time.Millisecond,
+	} {
+		wait := rule(deadline, 100).Declare(3, ratelimit.SharedStore).Wait
+		said := strings.Contains(wait.String(), want.String())
+		if wait.For != ratelimit.StoresAnswer || wait.Longest != want || !said {
+			t.Errorf("store_deadline %v: %+v, said as %q", deadline, wait, wait)
+		}
 	}
 }

@@ -29,15 +29,9 @@ type (
 type core struct {
 	options     Options
 	incarnation uint64
-	base        limiter // decides what is this node's own
-	leases      limiter // decides on hot keys of other owners
-	local       *leasing.Local
-	fallback    *leasing.Local // when an owner does not answer
-	clock       ratelimit.Clock
-	random      func() float64
-	hands       hands
 	began       instant
-	observe     observer // nil: nobody looks
+	deciders
+	driven
 
 	// gate is held for reading while a key is looked up and decided here, or
 	// taken away, and for writing while the view changes; without a store only.
@@ -53,31 +47,62 @@ type core struct {
 	unheard atomic.Bool
 	looking atomic.Int64 // how many accounts are fetched
 
-	mu      sync.Mutex
-	members map[string]*member // guarded by mu
-	present bool               // guarded by mu: in the ring
-	changes uint64             // guarded by mu: how often that has changed, and one
-	joined  instant            // guarded by mu: when it entered
-	left    bool               // guarded by mu: for good
-	leftAt  instant            // guarded by mu
-	looked  bool               // guarded by mu: for others
-	// wasStable says that after joining all had handed over; guarded by mu.
-	wasStable bool
-	mover     mover             // guarded by mu
-	fetches   map[string]*fetch // guarded by mu, by key
-	inboxes   map[uint64]*inbox // guarded by mu, by the sender's incarnation
-	numbered  uint64            // guarded by mu: the last parcel to any node that was forgotten
-	pulls     []pull            // guarded by mu: of version 1, not answered
-	posts     []post            // guarded by mu: to be queued when it is free
+	mu       sync.Mutex
+	standing        // guarded by mu
+	transit         // guarded by mu
+	posts    []post // guarded by mu: to be queued when it is free
 
 	hot     *hot
 	hotHere hotLeases
 	rules   ruleCache
-	stats   struct {
-		forwarded, received, notOwner, refused, malformed, handed, hot, instead, fallbacks, lost atomic.Uint64
+	stats   counted
+}
 
-		rejected [rejections]atomic.Uint64
-	}
+// deciders are the limiters behind a node of the ring. They are set before it is used,
+// and not changed.
+type deciders struct {
+	base     limiter        // decides what is this node's own
+	leases   limiter        // decides on hot keys of other owners
+	local    *leasing.Local // has the budgets where there is no store; else nil
+	fallback *leasing.Local // when an owner does not answer
+}
+
+// driven is what a core gets from whoever drives it: time, chance and the means to act.
+type driven struct {
+	clock   ratelimit.Clock
+	random  func() float64
+	hands   hands
+	observe observer // nil: nobody looks
+}
+
+// standing is who there is, and whether this node is in the ring. The zero standing,
+// with a map, knows nobody and is in none.
+type standing struct {
+	members map[string]*member
+	present bool    // in the ring
+	changes uint64  // how often that has changed, and one
+	joined  instant // when it entered
+	left    bool    // for good
+	leftAt  instant
+	looked  bool // for others
+	// wasStable says that after joining all had handed over.
+	wasStable bool
+}
+
+// transit is the accounts that are on their way from node to node, without a store.
+type transit struct {
+	mover    mover
+	fetches  map[string]*fetch // by key
+	inboxes  map[uint64]*inbox // by the sender's incarnation
+	numbered uint64            // the last parcel to any node that was forgotten
+	pulls    []pull            // of version 1, not answered
+}
+
+// counted is what a node counts for its metrics.
+type counted struct {
+	forwarded, received, notOwner, refused, malformed, handed, hot, instead, fallbacks, lost atomic.Uint64
+
+	rejected [rejections]atomic.Uint64
 }
 
 // hands is what a core has done for it by whoever drives it. No method may
@@ -166,8 +191,8 @@ func newCore(o Options, clock ratelimit.Clock, wall time.Time) *core {
 // coreWith makes a core that decides by fallback when an owner does not answer.
 func coreWith(o Options, clock ratelimit.Clock, fallback *leasing.Local) *core {
 	c := &core{
-		options: o, clock: clock, began: clock(), fallback: fallback, members: map[string]*member{},
-		hot: newHot(o.HotRate), fetches: map[string]*fetch{}, inboxes: map[uint64]*inbox{},
+		options: o, began: clock(), driven: driven{clock: clock}, deciders: deciders{fallback: fallback}, standing: standing{members: map[string]*member{}},
+		hot: newHot(o.HotRate), transit: transit{fetches: map[string]*fetch{}, inboxes: map[uint64]*inbox{}},
 	}
 	v := c.build(nil)
 	c.view.Store(v)

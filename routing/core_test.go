@@ -316,9 +316,8 @@ func TestWhenViewsBegin(t *testing.T) {
 
 // Rings of other nodes or other weights have other names; a weight of 0 is one of 1.
 func TestRingsHaveNames(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	c := s.nodes["a:1"].core
+	s, a := newPair(t)
+	c := a.core
 	name := func(alive bool, weight uint32) uint64 {
 		c.members["b:1"].alive, c.members["b:1"].weight = alive, weight
 		return c.build(nil).print
@@ -332,9 +331,8 @@ func TestRingsHaveNames(t *testing.T) {
 // A view remembers the rings since all had handed over to this node: after that the
 // one before, with those before it, up to so many. More, or none known: nothing is.
 func TestRingsSinceAllHadHandedOver(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	c := s.nodes["a:1"].core
+	_, a := newPair(t)
+	c := a.core
 	ring := c.view.Load().ring
 	for _, x := range []struct {
 		mine, stable bool
@@ -352,9 +350,8 @@ func TestRingsSinceAllHadHandedOver(t *testing.T) {
 // When another node comes, all is walked through; when one has only gone, nothing is
 // another's that was not.
 func TestWhatATurnHasWalkedThrough(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	c := s.nodes["a:1"].core
+	_, a := newPair(t)
+	c := a.core
 	w := &wakes{hands: c.hands}
 	c.hands = w
 	for _, x := range []struct {
@@ -374,9 +371,8 @@ func TestWhatATurnHasWalkedThrough(t *testing.T) {
 
 // With a store nobody hands over, so that each ring is as if all had.
 func TestTurnWithAStore(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	c := s.nodes["a:1"].core
+	_, a := newPair(t)
+	c := a.core
 	c.local = nil
 	c.mu.Lock()
 	c.turn()
@@ -388,9 +384,8 @@ func TestTurnWithAStore(t *testing.T) {
 
 // Under each ring a node of version 1 is asked once whether it has handed over.
 func TestPullsUnderEachRing(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	c := s.nodes["a:1"].core
+	_, a := newPair(t)
+	c := a.core
 	m := c.members["b:1"]
 	m.version, m.pulled, m.done = 1, true, 0
 	m.take(0)
@@ -409,14 +404,13 @@ func TestPullsUnderEachRing(t *testing.T) {
 
 // A node that once had all its keys goes on to be ready when it leaves.
 func TestOnceStable(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	c := s.nodes["a:1"].core
+	_, a := newPair(t)
+	c := a.core
 	if !c.wasStable {
 		t.Fatal("it has its keys")
 	}
 	c.mu.Lock()
-	c.become(false)
+	c.quitRing()
 	for _, m := range c.members {
 		m.alive, m.holds = false, false
 	}

@@ -12,9 +12,7 @@ import (
 // An ask for another's key is counted as forwarded, once; a peek that is undone is
 // nothing to undo there.
 func TestForwardedAsksAreCounted(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t)
 	key := a.ownedBy("b:1")
 	for i := range uint64(3) {
 		asks, v := []ask{{Rule: s.rule, Key: key, Cost: 1}}, make([]verdict, 1)
@@ -38,9 +36,8 @@ func TestForwardedAsksAreCounted(t *testing.T) {
 
 // Two who ask for one key at the same time have its account looked for once.
 func TestFetchIsJoined(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	c := s.nodes["a:1"].core
+	_, a := newPair(t)
+	c := a.core
 	v := c.view.Load()
 	m := c.members["b:1"]
 	m.done = 0 // it may have some

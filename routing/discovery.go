@@ -30,7 +30,8 @@ type DNS struct {
 	Resolver   *net.Resolver
 }
 
-// Find implements [Discovery].
+// Find implements [Discovery]. A name that does not resolve is an error, not an empty
+// fleet: nodes that are known stay known while the resolver is away.
 func (d DNS) Find(ctx context.Context) ([]string, error) {
 	if strings.HasPrefix(d.Name, "_") {
 		_, records, err := d.Resolver.LookupSRV(ctx, "", "", d.Name)
@@ -82,6 +83,8 @@ func ParsePeers(s string, gossip func(seeds []string) (Discovery, error)) (Disco
 
 var errAddr = errors.New("must be host:port, with the port a number and the host not empty")
 
+// checkAddr says what is wrong with an address before anybody dials it: a mistake in PEERS
+// would otherwise look like a node that is down.
 func checkAddr(a string) error {
 	host, port, err := net.SplitHostPort(a)
 	if err == nil {

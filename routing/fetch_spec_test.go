@@ -131,9 +131,8 @@ func TestAnswersToAFetch(t *testing.T) {
 
 // A broken way is no answer.
 func TestAFetchWhoseWayBreaks(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	core := s.nodes["a:1"].core
+	_, a := newPair(t)
+	core := a.core
 	f := &fetch{key: string(keyOf(1)), view: core.view.Load(), open: 1}
 	m := core.members["b:1"]
 	core.mu.Lock()
@@ -253,9 +252,8 @@ func TestFetchOfWhoCannotBeAsked(t *testing.T) {
 		ready   bool
 		state   fetchState
 	}{{1, true, fetchAgain}, {2, false, fetchAgain}, {2, true, fetching}} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		c := s.nodes["a:1"].core
+		_, a := newPair(t)
+		c := a.core
 		m := c.members["b:1"]
 		m.take(0)
 		m.done, m.version, m.pulled = 0, x.version, true
@@ -269,9 +267,7 @@ func TestFetchOfWhoCannotBeAsked(t *testing.T) {
 
 // An account that is asked for goes at once; where there is no room for it, it stays.
 func TestAccountThatIsAskedForGoesAtOnce(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t)
 	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
 	asks := &wire.Fetch{Key: key, Ring: c.view.Load().print}
 	a.has(key)
@@ -310,9 +306,8 @@ func TestPullsOfVersion1(t *testing.T) {
 		"this one is not in it":  {func(c *core, _ *member) { c.view.Load().mine = false }, false},
 		"there is a store":       {func(c *core, _ *member) { c.local = nil }, false},
 	} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		c := s.nodes["a:1"].core
+		_, a := newPair(t)
+		c := a.core
 		m := c.members["b:1"]
 		m.version, m.pulled, m.done = 1, false, 0
 		m.take(0)
@@ -330,9 +325,8 @@ func TestPullsOfVersion1(t *testing.T) {
 		turned bool
 		counts bool
 	}{{"it answers", false, false, true}, {"the way breaks", true, false, false}, {"the ring has changed", false, true, false}} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		c := s.nodes["a:1"].core
+		_, a := newPair(t)
+		c := a.core
 		m := c.members["b:1"]
 		m.version, m.pulled, m.done, m.changes = 1, false, 0, 9
 		v := c.view.Load()

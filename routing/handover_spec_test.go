@@ -154,9 +154,7 @@ func TestTransfersOfVersion1(t *testing.T) {
 // again at once.
 func TestReceipts(t *testing.T) {
 	for _, refused := range []bool{false, true} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		a := s.nodes["a:1"]
+		s, a := newPair(t)
 		c, m := a.core, a.core.members["b:1"]
 		key := a.ownedBy("b:1")
 		a.has(key)
@@ -197,9 +195,8 @@ func TestClocksAreComparedFromTheFirst(t *testing.T) {
 
 // An account that is another's is not taken: its sender has it back.
 func TestAccountOfAnotherIsNotTaken(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	c := s.nodes["a:1"].core
+	s, a := newPair(t)
+	c := a.core
 	var mine, theirs []byte
 	for k := 0; mine == nil || theirs == nil; k++ {
 		if key := keyOf(k); c.view.Load().ring.Owner(HashOf(key)) == "a:1" {
@@ -224,9 +221,7 @@ func TestAccountOfAnotherIsNotTaken(t *testing.T) {
 // A receipt that refuses an account which its parcel does not have is counted, and
 // what it does not refuse has been handed over.
 func TestReceiptOfMoreThanWasSent(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t)
 	c, m := a.core, a.core.members["b:1"]
 	key := a.ownedBy("b:1")
 	a.has(key)
@@ -250,9 +245,7 @@ func TestReceiptOfMoreThanWasSent(t *testing.T) {
 // again, and the walk looks for who is to have it.
 func TestAnotherLifeHasNoAccounts(t *testing.T) {
 	for _, how := range []string{"it greets", "the way opens"} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		a := s.nodes["a:1"]
+		s, a := newPair(t)
 		c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
 		a.has(key)
 		c.mu.Lock()
@@ -282,9 +275,8 @@ func TestAnotherLifeHasNoAccounts(t *testing.T) {
 // With a store no accounts move: a parcel, or an account of version 1, is no node's
 // of this ring.
 func TestNothingMovesWithAStore(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	c := s.nodes["a:1"].core
+	s, a := newPair(t)
+	c := a.core
 	c.local = nil
 	if r := c.adopt(s.now, &inlet{addr: "b:1", incarnation: 7}, &wire.Parcel{Number: 1, Sent: 1}); r != nil || c.stats.rejected[rejectedParcel].Load() != 1 {
 		t.Errorf("a parcel is answered %v, and %d were counted", r, c.stats.rejected[rejectedParcel].Load())
@@ -302,9 +294,7 @@ func TestNothingMovesWithAStore(t *testing.T) {
 
 // Of a parcel that was refused in part, just that part is here again.
 func TestReceiptThatRefusesSome(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t)
 	c, m := a.core, a.core.members["b:1"]
 	var keys [][]byte
 	for k := 0; len(keys) < 3; k++ {
@@ -373,9 +363,7 @@ func TestAccountsWithoutRoomAreCounted(t *testing.T) {
 // A parcel may be as large as it says that it may, and what is said of its accounts is
 // about this one: which of them are not the receiver's own, by their places.
 func TestWhatIsSaidOfAParcel(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t)
 	c, from := a.core, &inlet{addr: "b:1", incarnation: 7, version: 2}
 	sent := int64(c.local.LedgerNow(s.now))
 	for size, ok := range map[int]bool{mostParcel: true, mostParcel + 1: false} {
@@ -433,9 +421,7 @@ func TestAccountsGoOnByTheirSendersClock(t *testing.T) {
 
 // Who waits for an account hears at once that it has come.
 func TestFetchEndsWhenTheAccountComes(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t)
 	c, here := a.core, a.core.local.LedgerNow(s.now)
 	account := leasing.Account{Now: here, Window: s.rule.Limit.WindowAt(here), Charged: 4, Dead: here.Add(time.Hour)}
 	key := a.ownedBy("a:1")

@@ -132,9 +132,7 @@ func TestWalkSendsWhenItIsOver(t *testing.T) {
 // While a node has no room, nothing is taken out; once it has given a receipt the
 // walk goes on where it was.
 func TestWalkWaitsForRoom(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t)
 	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
 	w := &wakes{hands: c.hands}
 	c.hands = w
@@ -167,9 +165,7 @@ func TestWalkWaitsForRoom(t *testing.T) {
 // look after itself every few milliseconds, wherever the account went meanwhile.
 func TestRefusedAccountsAreTriedAgain(t *testing.T) {
 	for _, gone := range []bool{false, true} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		a := s.nodes["a:1"]
+		s, a := newPair(t)
 		c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
 		a.has(key)
 		m.paused = s.now.Add(tickSoon)
@@ -223,9 +219,7 @@ func TestWalkLeavesOwnAccounts(t *testing.T) {
 // A parcel that is full goes while the walk goes on, and one that is not when somebody
 // says so; where there is none, nobody is woken.
 func TestParcelsThatAreToGo(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t)
 	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
 	woken := 0
 	m.wake = func() { woken++ }
@@ -260,9 +254,8 @@ func TestWhoIsToldOfDone(t *testing.T) {
 		version uint32
 		told    bool
 	}{{true, 1, false}, {true, 2, true}, {true, 3, true}, {false, 3, false}} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		c := s.nodes["a:1"].core
+		_, a := newPair(t)
+		c := a.core
 		m := c.members["b:1"]
 		m.version, m.say, m.done = x.version, false, 0
 		m.ready.Store(x.ready)

@@ -8,6 +8,10 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
+// A hot key of another owner is leased where there is no store: this node claims from the
+// owner's ledger in memory, as a fleet's node claims from Redis, and pays the hop once a
+// lease instead of once a request.
+
 // claim sends a claim to the owner of its key. What is returned has ended
 // already where there is no way, or where the owner is this node: then grant is
 // its answer.
@@ -18,6 +22,8 @@ func (c *core) claim(claim *ratelimit.Claim, b bell) *claiming {
 	v := c.view.Load()
 	owner := v.ring.Owner(HashOf(key))
 	if owner == c.options.Addr {
+		// The ring has turned since the key was hot elsewhere. The lease goes on, from this
+		// node's own account: it was handed over with what the lease is charged.
 		x.own = &ratelimit.Grant{}
 		if !c.settleOwn(claim, x.own) {
 			*x.own = ratelimit.Grant{Seq: claim.Seq, Err: errMoved}
@@ -57,6 +63,9 @@ func (c *core) settleOwn(claim *ratelimit.Claim, g *ratelimit.Grant) bool {
 	c.gate.RLock()
 	v := c.view.Load()
 	mine := v.ring.Owner(hash) == c.options.Addr && !c.lapsed(now)
+	// An account that is not here may be on its way from the owner before. To begin a new one
+	// would grant the limit once more, so it is settled only if it is here, or if nobody else
+	// can have it: all have handed over (stable), or the key was this node's before the ring turned.
 	sure := mine && (v.stable.Load() || c.local.Has(key) || v.kept(hash, c.options.Addr))
 	if sure {
 		one := make([]ratelimit.Grant, 1)
@@ -76,6 +85,8 @@ var (
 	errLate  = errors.New("the key was not handed over in time")
 )
 
+// claimMessage writes a claim. Of its rule it has what an account goes by: the limit, how
+// expiry is taken, and for how long a lease lasts.
 func claimMessage(c *ratelimit.Claim) *wire.Claim {
 	rule := ratelimit.Rule{Limit: c.Limit}
 	rule.Coordination.Mode, rule.Coordination.Reclaim, rule.Coordination.Lease.TTL = ratelimit.Routing, c.Reclaim, max(c.TTL, ratelimit.MinLeaseTTL)
@@ -92,6 +103,7 @@ func (c *core) claimOf(m *wire.Claim) (ratelimit.Claim, error) {
 	if err != nil {
 		return ratelimit.Claim{}, err
 	}
+	// Sums of two of them, and of these over an account's holders, must not overflow.
 	const most = 1 << 40
 	for _, n := range []int64{m.GetGranted(), m.GetSpent(), m.GetReturned(), m.GetWaiting(), m.GetWant()} {
 		if n < 0 || n > most {
@@ -164,6 +176,9 @@ func meant(c *ratelimit.Claim, m *wire.Grant) bool {
 // mostGrantHolders is how many holders an account can be said to have.
 const mostGrantHolders = 1 << 20
 
+// grantOf is what a claim came to. An owner is believed as far as a store is: what cannot
+// be the answer to this claim is an error, and then on_store_failure decides. Times are
+// cut to the longest that the limit can mean, so that no answer has a key rest for ever.
 func grantOf(c *ratelimit.Claim, done *call) ratelimit.Grant {
 	g := ratelimit.Grant{Seq: c.Seq, TTL: c.TTL}
 	m := done.reply.GetGrant()

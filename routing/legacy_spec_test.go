@@ -13,9 +13,7 @@ import (
 // What a node of version 1 sends and is not this one's goes on from here: the sender
 // does not take it back.
 func TestTransfersGoOnFromHere(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t)
 	c := a.core
 	w := &wakes{hands: c.hands}
 	c.hands = w
@@ -51,9 +49,8 @@ func TestWhenAPullIsAnswered(t *testing.T) {
 		{true, false, false, true, false},
 		{false, true, false, true, false},
 	} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		c := s.nodes["a:1"].core
+		_, a := newPair(t)
+		c := a.core
 		from := "b:1"
 		if !x.knows {
 			from = "x:1"
@@ -82,9 +79,8 @@ func TestWhenAPullIsAnswered(t *testing.T) {
 // Pulls that cannot be answered are kept, the last of each node, for so many nodes; each
 // is answered once, by its number, when it can be.
 func TestKeptPulls(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	c := s.nodes["a:1"].core
+	s, a := newPair(t)
+	c := a.core
 	said := ""
 	pulls := func(addr string, id uint64) {
 		in := &inlet{addr: addr, version: 1, say: func(f *wire.Frame) { said += fmt.Sprintln(addr, f.GetReplies()[0].GetId()) }}
@@ -120,9 +116,7 @@ func TestKeptPulls(t *testing.T) {
 // A parcel goes to a node of version 1 as transfers, whose answer is the receipt. When
 // the way breaks there is none, and it goes again.
 func TestParcelToVersion1(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t)
 	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
 	m.version, m.out.version = 1, 1
 	a.has(key)

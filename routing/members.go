@@ -42,6 +42,10 @@ const (
 //	                                                   |--------- done: has nothing of others
 type member struct {
 	*link
+	reached
+	bells
+
+	// What the node has told of itself.
 	weight      uint32
 	version     uint32
 	incarnation uint64
@@ -51,19 +55,26 @@ type member struct {
 	doneBy      uint64 // its changes, when it said so
 	changes     uint64 // how often it has joined or left, as last heard
 	pulled      bool   // of version 1: asked for what it has of this node's
-	found       instant
-	greeted     instant // when it last introduced itself
-	tried       bool    // to reach it, perhaps in vain
-	failures    int     // dials in a row
-	told        presence
-	telling     bool
-	soon        instant // not before, it is told again
-	paused      instant // not before, it is sent parcels
+}
 
-	stop  context.CancelFunc // the Router's
-	kick  bell               // the Router's: dial at once
-	again bell               // the Router's: end this conversation
-	words bell               // the Router's: there is something to say
+// reached is how far this node has come with telling another of itself.
+type reached struct {
+	found    instant
+	greeted  instant // when it last introduced itself
+	tried    bool    // to reach it, perhaps in vain
+	failures int     // dials in a row
+	told     presence
+	telling  bool
+	soon     instant // not before, it is told again
+	paused   instant // not before, it is sent parcels
+}
+
+// bells wake the Router's goroutines of one way; Stepped has none of them.
+type bells struct {
+	stop  context.CancelFunc
+	kick  bell // dial at once
+	again bell // end this conversation
+	words bell // there is something to say
 }
 
 // presence is what a node was told of another.
@@ -115,7 +126,7 @@ func (c *core) know(addr string) *member {
 	if m != nil || addr == c.options.Addr || len(c.members) >= maxPeers {
 		return m
 	}
-	m = &member{link: &link{addr: addr, pending: map[uint64]*call{}}, kick: make(bell, 1)}
+	m = &member{link: &link{addr: addr, pending: map[uint64]*call{}}, bells: bells{kick: make(bell, 1)}}
 	m.out.number = c.numbered // it may be one that was forgotten, and remembers this node's parcels
 	m.receipt = func(r *wire.Receipt) { c.received(m, r) }
 	c.members[addr] = m
@@ -285,7 +296,7 @@ func (c *core) lapse(now instant, slept time.Duration) {
 	}
 	c.tell("", fmt.Errorf("this node did not run for %v: others may own its keys by now, so that it joins the ring again", slept.Round(time.Millisecond)))
 	c.expired.Store(true)
-	c.become(false)
+	c.quitRing()
 	for _, m := range c.members {
 		m.told = unknown
 	}
@@ -317,10 +328,20 @@ func (c *core) bury(now instant) {
 	}
 }
 
-// become has this node be in the ring, or not any more; the caller holds mu.
-func (c *core) become(present bool) {
-	if c.present != present {
-		c.present = present
+// enterRing has this node be in the ring. What it says of that is numbered, so that a
+// node which hears of an entrance and a departure in the wrong order believes the later
+// one. The caller holds mu.
+func (c *core) enterRing() {
+	if !c.present {
+		c.present = true
+		c.changes++
+	}
+}
+
+// quitRing has this node not be in the ring any more; the caller holds mu.
+func (c *core) quitRing() {
+	if c.present {
+		c.present = false
 		c.changes++
 	}
 }
@@ -351,7 +372,7 @@ func (c *core) join(now instant) {
 			return
 		}
 	}
-	c.become(true)
+	c.enterRing()
 	c.joined = now
 	c.expired.Store(false)
 	c.unheard.Store(c.local != nil)
@@ -400,7 +421,7 @@ func (c *core) leave(now instant) {
 	c.mu.Lock()
 	defer c.unlock()
 	if !c.left {
-		c.become(false)
+		c.quitRing()
 		c.left, c.leftAt = true, now
 		c.hands.wake()
 	}
@@ -423,9 +444,17 @@ func (c *core) depart(now instant) bool {
 	return false
 }
 
+// counting is how much trouble to take with what is left.
+type counting bool
+
+const (
+	onItsWay   counting = false // only accounts in parcels that nobody has acknowledged
+	allThereIs counting = true  // the table as well: it is walked from end to end
+)
+
 // gone tells whether a leaving node has handed over all, and how many accounts
 // it still has if not.
-func (c *core) gone(count bool) (bool, int) {
+func (c *core) gone(count counting) (bool, int) {
 	c.mu.Lock()
 	defer c.unlock()
 	v := c.view.Load()

@@ -125,9 +125,8 @@ func TestWhenANodeDeparts(t *testing.T) {
 		{"it owns nothing", 0, false, true, here, false},
 		{"it cannot be told", 0, true, false, here, false},
 	} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		c := s.nodes["a:1"].core
+		s, a := newPair(t)
+		c := a.core
 		c.leave(s.now)
 		c.mu.Lock()
 		m := c.members["b:1"]
@@ -195,9 +194,8 @@ func TestWhoHasToHearFirst(t *testing.T) {
 
 // Who has not heard that a node joined keeps it from deciding, but for so long only.
 func TestNodeDecidesUnheardInTheEnd(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	c := s.nodes["a:1"].core
+	s, a := newPair(t)
+	c := a.core
 	m := c.members["b:1"]
 	m.told, m.telling = unknown, true
 	for _, x := range []struct {
@@ -221,9 +219,8 @@ func TestNodeDecidesUnheardInTheEnd(t *testing.T) {
 // of its own ring, has all walked through, and tells all of it when it joins again. One
 // that owned nothing does nothing of that.
 func TestLapse(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	c := s.nodes["a:1"].core
+	s, a := newPair(t)
+	c := a.core
 	m, changes, told := c.members["b:1"], c.changes, 0
 	c.options.OnPeer = func(string, error) { told++ }
 	lapse := func() {
@@ -252,9 +249,7 @@ func TestLapse(t *testing.T) {
 // A leaving node has gone when it is out of its ring, and has nothing any more.
 func TestWhoHasGone(t *testing.T) {
 	for _, x := range []struct{ mine, clean, gone bool }{{true, true, false}, {true, false, false}, {false, false, false}, {false, true, true}} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		a := s.nodes["a:1"]
+		_, a := newPair(t)
 		c := a.core
 		c.view.Store(&view{ring: c.view.Load().ring, mine: x.mine})
 		if !x.clean {

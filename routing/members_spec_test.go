@@ -11,9 +11,8 @@ import (
 // A node waits between dials: shortly while all start, and then twice as long each
 // time, up to a second; half of that by chance.
 func TestDialsPause(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	c := s.nodes["a:1"].core
+	_, a := newPair(t)
+	c := a.core
 	m := c.members["b:1"]
 	for _, x := range []struct {
 		age      time.Duration
@@ -79,9 +78,8 @@ func TestWhoIsGone(t *testing.T) {
 // A way that breaks was tried, and has failed once more; one that opens begins
 // anew.
 func TestWaysBreakAndOpen(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	c := s.nodes["a:1"].core
+	s, a := newPair(t)
+	c := a.core
 	m := c.members["b:1"]
 	for i := range 3 {
 		m.tried, m.pulled, m.telling = false, true, true
@@ -128,9 +126,8 @@ func TestTicks(t *testing.T) {
 			c.members["b:1"].telling = true
 		}, tickSoon},
 	} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		c := s.nodes["a:1"].core
+		s, a := newPair(t)
+		c := a.core
 		x.change(c)
 		if got := c.tick(s.now).Sub(s.now); got != x.want {
 			t.Errorf("%s: looked after again in %v, want %v", name, got, x.want)
@@ -143,9 +140,8 @@ func TestTicks(t *testing.T) {
 
 // Who has been an owner may have accounts, also when it is none any more.
 func TestPresenceIsRemembered(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	c := s.nodes["a:1"].core
+	s, a := newPair(t)
+	c := a.core
 	m := c.members["b:1"]
 	m.alive, m.holds = false, false
 	says := func(addr string, is bool) bool { return c.presence(s.now, &inlet{addr: addr}, is, 0) }
@@ -194,9 +190,8 @@ func TestDoneOfBefore(t *testing.T) {
 	}{
 		{5, 0, 4, false}, {5, 0, 5, true}, {3, 5, 4, false}, {3, 5, 5, true}, {5, 5, 0, true},
 	} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		c := s.nodes["a:1"].core
+		_, a := newPair(t)
+		c := a.core
 		m := c.members["b:1"]
 		m.changes, m.doneBy, m.done = x.changes, x.doneBy, 7
 		c.saidDone("b:1", 8, x.said)
@@ -209,9 +204,8 @@ func TestDoneOfBefore(t *testing.T) {
 // That a node owns keys is said again to one who was too busy to hear it, in a
 // moment.
 func TestPresenceIsSaidAgain(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	c := s.nodes["a:1"].core
+	s, a := newPair(t)
+	c := a.core
 	m := c.members["b:1"]
 	m.told, m.queue = unknown, make([]*call, peerQueue)
 	if c.tick(s.now); m.told == here || m.telling {
@@ -249,9 +243,8 @@ func TestPresenceIsSaidAgain(t *testing.T) {
 
 // A node may join and leave so often; each time all tables are walked through.
 func TestNodesMayNotComeAndGoForEver(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	c := s.nodes["a:1"].core
+	s, a := newPair(t)
+	c := a.core
 	m, from := c.members["b:1"], &inlet{addr: "b:1"}
 	says := func(at instant, is bool) bool { return c.presence(at, from, is, 0) }
 	for i := range mostTurns {
@@ -273,9 +266,8 @@ func TestNodesMayNotComeAndGoForEver(t *testing.T) {
 // The parcels to a node go on by number when it was forgotten and comes back: it may
 // remember those of before.
 func TestForgottenNodesParcelsGoOn(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	c := s.nodes["a:1"].core
+	s, a := newPair(t)
+	c := a.core
 	s.now = s.now.Add(2 * forgetAfter)
 	for _, x := range []struct{ last, next uint64 }{{9, 9}, {4, 9}, {12, 12}} {
 		m := c.know("b:1")
@@ -295,9 +287,8 @@ func TestForgottenNodesParcelsGoOn(t *testing.T) {
 
 // Who is found again is looked for again from then on.
 func TestFoundAgain(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	c := s.nodes["a:1"].core
+	s, a := newPair(t)
+	c := a.core
 	w := &wakes{hands: c.hands}
 	c.hands = w
 	m := c.members["b:1"]
@@ -311,9 +302,8 @@ func TestFoundAgain(t *testing.T) {
 // A node that introduces itself is there: it was found and greeted then, and is dialled
 // at once if there is no way to it. One too many is not known.
 func TestGreeted(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	c := s.nodes["a:1"].core
+	s, a := newPair(t)
+	c := a.core
 	m := c.members["b:1"]
 	hello := func(addr string) *wire.Hello {
 		return &wire.Hello{Version: version, Addr: addr, Incarnation: 77, Weight: 1, Nonce: nonce}
@@ -339,9 +329,8 @@ func TestGreeted(t *testing.T) {
 // accounts if it is in the ring.
 func TestAnotherLife(t *testing.T) {
 	for _, alive := range []bool{true, false} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		c := s.nodes["a:1"].core
+		s, a := newPair(t)
+		c := a.core
 		m := c.members["b:1"]
 		m.done, m.doneBy, m.changes, m.alive, m.holds = 5, 6, 7, alive, !alive
 		before := m.incarnation
@@ -371,9 +360,8 @@ func TestWelcomeOfBefore(t *testing.T) {
 		heard, says uint64
 		alive       bool
 	}{{5, 4, true}, {5, 5, false}, {5, 6, false}, {5, 0, false}} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		c := s.nodes["a:1"].core
+		s, a := newPair(t)
+		c := a.core
 		m := c.members["b:1"]
 		m.changes = x.heard
 		c.opened(s.now, m, &wire.Hello{Version: 2, Addr: "b:1", Incarnation: m.incarnation, Weight: 1, Absent: true, Changes: x.says})
@@ -387,9 +375,8 @@ func TestWelcomeOfBefore(t *testing.T) {
 // does not.
 func TestDoneIsSaidWhenAWayOpens(t *testing.T) {
 	for _, clean := range []bool{true, false} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		c := s.nodes["a:1"].core
+		s, a := newPair(t)
+		c := a.core
 		m := c.members["b:1"]
 		if m.say = false; !clean {
 			c.mover.mark(0)
@@ -405,9 +392,8 @@ func TestDoneIsSaidWhenAWayOpens(t *testing.T) {
 // one sees; under another ring, it may take something in still.
 func TestDoneOfOneThatHasLeft(t *testing.T) {
 	for _, x := range []struct{ alive, same, holds bool }{{false, true, false}, {false, false, true}, {true, true, true}} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		c := s.nodes["a:1"].core
+		_, a := newPair(t)
+		c := a.core
 		m, print := c.members["b:1"], c.view.Load().print
 		if m.alive, m.holds = x.alive, true; !x.same {
 			print++

@@ -28,6 +28,8 @@ const (
 
 var errAccount = errors.New("an account in a parcel makes no sense")
 
+// moved is an account on its way, with the key that it is of. Both are the reader's: who
+// keeps them copies them.
 type moved struct {
 	key     []byte
 	account leasing.Account
@@ -91,6 +93,9 @@ func (w *writer) mark(t int64) {
 	w.time(t)
 }
 
+// account is written in two parts. What follows the number of holders is there only if one
+// of its fields is not 0, which most keys never see: over-admission, and what a loss of
+// data left. The lowest bit of the number says so.
 func (w *writer) account(key []byte, a *leasing.Account) {
 	w.b = binary.AppendUvarint(w.b, uint64(len(key)))
 	w.b = append(w.b, key...)
@@ -119,6 +124,7 @@ func (w *writer) account(key []byte, a *leasing.Account) {
 // window is written as a time if it is one: a bucket's.
 func (w *writer) window(n ratelimit.Window) { w.number(int64(n)) }
 
+// holding is one holder's record. Its name is random, and would be longer as a varint.
 func (w *writer) holding(h *leasing.Holding) {
 	w.b = binary.LittleEndian.AppendUint64(w.b, uint64(h.Holder))
 	w.b = binary.AppendUvarint(w.b, h.Seq)
@@ -131,6 +137,7 @@ func (w *writer) holding(h *leasing.Holding) {
 	w.b = append(w.b, flag(h.Direct, 0)|flag(h.Closed, 1)|flag(h.Void, 2)|flag(h.Eager, 3)|flag(h.Last, 4))
 }
 
+// flag is a bit of a byte of flags.
 func flag(set bool, bit uint) byte {
 	if set {
 		return 1 << bit
@@ -161,11 +168,15 @@ func readParcel(b []byte, each func(m moved)) error {
 	return nil
 }
 
+// fail ends the parcel. What is read afterwards means nothing, and reading it does no harm,
+// so that nobody looks at each field: readParcel looks once an account.
 func (r *reader) fail() int64 {
 	r.b, r.bad = nil, true
 	return 0
 }
 
+// within reads a number, which must lie between two others: what is beyond them no node
+// writes, and sums of such numbers could overflow.
 func (r *reader) within(least, most int64) int64 {
 	v, n := binary.Varint(r.b)
 	if n <= 0 || v < least || v > most {
@@ -184,6 +195,7 @@ func (r *reader) unsigned(most uint64) uint64 {
 	return v
 }
 
+// bytes are the parcel's own, cut off behind, so that no append writes into the next field.
 func (r *reader) bytes(n int) []byte {
 	if n > len(r.b) {
 		r.fail()
@@ -201,6 +213,7 @@ func (r *reader) byte() byte {
 	return 0
 }
 
+// time is a time that was written as a difference; one before 1970 no clock has shown.
 func (r *reader) time() int64 {
 	if t := r.base + r.within(-1<<62, 1<<62-1); t >= 0 {
 		return t

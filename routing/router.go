@@ -261,13 +261,13 @@ func (r *Router) Leave(ctx context.Context) {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for {
-		if gone, _ := r.gone(false); gone {
+		if gone, _ := r.gone(onItsWay); gone {
 			return
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			if gone, left := r.gone(true); !gone {
+			if gone, left := r.gone(allThereIs); !gone {
 				r.tell("", fmt.Errorf("this node left the ring, and %d accounts were not acknowledged by their new owners in time: what they were charged in this window may be admitted again", left))
 			}
 			return

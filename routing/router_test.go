@@ -147,39 +147,62 @@ func (n *node) ask(rule *ratelimit.Rule, key int, cost ratelimit.Tokens) verdict
 	return v[0]
 }
 
-// Exact from any node, for each of many keys and all algorithms.
+// Exact from any node, for each of many keys and all algorithms, while every owner answers. A
+// machine that does not run this process for a second makes an owner look dead; then other keys
+// are tried, but only so often.
 func TestRouterIsExact(t *testing.T) {
 	w := newRingWorld(t, 3)
 	nodes := w.ring(3)
 	for algorithm := range ratelimit.Algorithms {
 		rule := routed(10)
-		rule.Coordination.StoreDeadline = ratelimit.MaxStoreDeadline // also where six others use the machine
+		rule.Coordination.StoreDeadline = ratelimit.MaxStoreDeadline
 		rule.Limit.Algorithm, rule.Limit.Burst = ratelimit.Algorithm(algorithm), 10
-		var admitted [20]atomic.Int64
-		var wg sync.WaitGroup
-		for i := range 6 {
-			wg.Go(func() {
-				for j := range 20 * 5 {
-					v := nodes[(i+j)%3].ask(rule, 1000*algorithm+j%20, 1)
-					if v.Source == ratelimit.FromFallback {
-						t.Errorf("without the owner: %+v", v)
-					}
-					if !v.OverLimit {
-						admitted[j%20].Add(1)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		for k := range admitted {
-			if got := admitted[k].Load(); got != 10 {
-				t.Errorf("%s: key %d admitted %d of 10", ratelimit.Algorithms[algorithm], k, got)
+		const attempts = 5
+		for attempt := 0; ; attempt++ {
+			w.agree(nodes...)
+			admitted, alone := w.askAll(nodes, rule, 1000*algorithm+100*attempt)
+			if alone > 0 && attempt < attempts {
+				t.Logf("%d decisions were made without the owner: once more, with other keys", alone)
+				continue
 			}
+			if alone > 0 {
+				t.Errorf("%d decisions were made without the owner, in each of %d attempts some", alone, attempts)
+			}
+			for k, got := range admitted {
+				if got != 10 {
+					t.Errorf("%s: key %d admitted %d of 10", ratelimit.Algorithms[algorithm], k, got)
+				}
+			}
+			break
 		}
 	}
 	if s := nodes[0].Stats(); s.Forwarded == 0 || s.Received == 0 {
 		t.Errorf("%+v: was anything routed?", s)
 	}
+}
+
+// askAll has six callers ask the nodes in turn for 20 keys from first on, three times what each
+// admits. It says what each admitted, and how many decisions were not the owner's.
+func (w *ringWorld) askAll(nodes []*node, rule *ratelimit.Rule, first int) (admitted [20]int64, alone int64) {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for i := range 6 {
+		wg.Go(func() {
+			for j := range len(admitted) * 5 {
+				v := nodes[(i+j)%len(nodes)].ask(rule, first+j%len(admitted), 1)
+				mu.Lock()
+				if v.Source == ratelimit.FromFallback {
+					alone++
+				}
+				if !v.OverLimit {
+					admitted[j%len(admitted)]++
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return admitted, alone
 }
 
 // Nodes join and leave in good order, each in its turn until all have been
@@ -263,24 +286,29 @@ func TestRouterOwnerCrashes(t *testing.T) {
 	}
 	nodes[2].end()
 	start := time.Now()
-	back := time.Duration(0)
-	for back == 0 && time.Since(start) < 10*time.Second {
+	var back, slowest, late, latest time.Duration // late: how long this machine kept the process waiting, in all and at most
+	for back == 0 && time.Since(start) < 20*time.Second {
 		asked := time.Now()
 		v := nodes[0].ask(rule, key, 1)
-		if took := time.Since(asked); took > 100*time.Millisecond {
-			t.Errorf("a decision took %v", took)
-		}
+		slowest = max(slowest, time.Since(asked))
 		if v.Err != nil {
 			t.Fatal(v.Err)
 		}
 		if v.Source != ratelimit.FromFallback {
 			back = time.Since(start)
 		}
-		time.Sleep(5 * time.Millisecond)
+		const pause = 5 * time.Millisecond
+		slept := time.Now()
+		time.Sleep(pause)
+		overslept := time.Since(slept) - pause
+		late, latest = late+overslept, max(latest, overslept)
 	}
-	t.Logf("others took over after %v", back)
-	if back == 0 || back > TakeOver+2*time.Second {
-		t.Errorf("taken over after %v, declared %v", back, TakeOver)
+	t.Logf("others took over after %v; the slowest decision took %v; the process waited for the machine for %v, %v at once", back, slowest, late, latest)
+	if most := 100*time.Millisecond + 2*latest; slowest > most {
+		t.Errorf("a decision took %v, at most %v", slowest, most)
+	}
+	if most := TakeOver + 2*time.Second + late; back == 0 || back > most {
+		t.Errorf("taken over after %v, declared %v, at most %v here", back, TakeOver, most)
 	}
 }
 

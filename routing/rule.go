@@ -10,7 +10,10 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// ruleMessage is what an owner must know of a rule.
+// ruleMessage is what an owner must know of a rule to decide by it. The owner may have
+// other rules in force: while a fleet gets new ones node by node, each request is decided
+// by the rule of the node that was asked. What decides without an owner (on_store_failure)
+// is not sent, for it never decides there.
 func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 	c := &r.Coordination
 	return &wire.Rule{
@@ -23,12 +26,16 @@ func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 	}
 }
 
-// ruleCache keeps the rules that peers ask under, by what they say.
+// ruleCache keeps the rules that peers ask under, by what they say: a rule is checked and
+// built once, not for each ask. The zero ruleCache is empty. It is safe for concurrent
+// use, and has at most maxRules.
 type ruleCache struct {
 	mu    sync.RWMutex
 	rules map[ruleKey]*ratelimit.Rule // guarded by mu
 }
 
+// ruleKey is a rule message as a map's key. Two messages that differ in anything an owner
+// decides by must not share a rule: whoever adds a field to the message adds it here.
 type ruleKey struct {
 	algorithm, unit, multiplier      uint32
 	requests, burst                  int64
@@ -62,6 +69,8 @@ func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	// A peer that makes rules up would fill the memory. To forget all of them costs as
+	// many honest ones as there are a second look; to keep an order of use would cost each ask.
 	if c.rules == nil || len(c.rules) >= maxRules {
 		c.rules = map[ruleKey]*ratelimit.Rule{}
 	}
@@ -69,6 +78,8 @@ func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 	return r, nil
 }
 
+// rule builds what a message says, which may be anything: what a rule file could not have
+// said is refused, so that a peer cannot make this node overflow or divide by zero.
 func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	const most = int64(ratelimit.MaxLimit)
 	r := &ratelimit.Rule{Domain: "(peer)", Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{}}
@@ -91,6 +102,8 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	if k.refund {
 		c.OnDeny = ratelimit.DenyRefunds
 	}
+	// The record of an audited key carries the rule's name: the owner claims for it, and may
+	// not have the rule.
 	if c.Audit = k.audit != ""; c.Audit {
 		r.Domain, r.Path, _ = strings.Cut(k.audit, ".")
 	}
@@ -110,6 +123,7 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	if k.deadlineUs < 0 || k.deadlineUs > int64(ratelimit.MaxStoreDeadline/time.Microsecond) {
 		return nil, errMessage
 	}
+	// Older versions do not say it: the owner then waits for its store as long as by default.
 	if k.deadlineUs > 0 {
 		c.StoreDeadline = time.Duration(k.deadlineUs) * time.Microsecond
 	}

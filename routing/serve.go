@@ -43,6 +43,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 	if id := f.GetPing(); id != 0 {
 		reply(&wire.Reply{Id: id})
 	}
+	// Before the parcel is taken in: its accounts keep the sender's clock where it is behind.
 	c.compareClocks(now, from, f.GetSent())
 	if claims := from.ownClaims(c, f.GetClaims()); len(f.GetAsks()) > 0 || len(claims) > 0 {
 		later(f.GetAsks(), claims)
@@ -69,6 +70,8 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 			}
 		}
 	}
+	// After the parcel of the same frame, which may be the last: a node that is believed to
+	// have nothing of others any more is asked for no account.
 	if f.GetDone() != 0 {
 		c.saidDone(from.addr, f.GetDone(), f.GetDoneChanges())
 	}
@@ -133,7 +136,8 @@ func (c *core) replied(now instant, m *member, f *wire.Frame) {
 	}
 }
 
-// serving is a peer's asks while they are decided.
+// serving is a peer's asks while they are decided. Each is replied to when it is, so that
+// one which waits for the store does not hold up those that came in the same frame.
 type serving struct {
 	*waiting
 	ids  []uint64
@@ -171,6 +175,8 @@ func (c *core) decideFor(ctx context.Context, now instant, msgs []*wire.Ask, b b
 	return s, replies
 }
 
+// undoFor takes back what this node had decided for a peer that did not wait for it: the
+// caller of that peer was answered otherwise, or not at all.
 func (c *core) undoFor(now instant, a *ask, m *wire.Ask) {
 	v := verdict{OverLimit: m.GetOverLimit(), Charged: ratelimit.Tokens(m.GetCharged()), Window: ratelimit.Window(m.GetWindow())}
 	c.base.Undo(now, []ask{*a}, []verdict{v})
@@ -191,6 +197,8 @@ func (s *serving) replies(now instant) []*wire.Reply {
 	return all
 }
 
+// reply is to one ask. What this node could only decide by a policy it does not decide: the
+// rule's policy is that of the node that was asked, which also counts it.
 func (s *serving) reply(now instant, i int) *wire.Reply {
 	r := &wire.Reply{Id: s.ids[i], Status: s.states[i].status}
 	switch v := &s.verdicts[i]; {

@@ -18,7 +18,8 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// opening bounds hello, welcome and proof.
+// opening bounds hello, welcome and proof. A node that has not introduced itself by then
+// may be a port that takes connections and says nothing: the way to it is tried again.
 const opening = 500 * time.Millisecond
 
 type (
@@ -55,6 +56,8 @@ func (r *Router) connectBy(ctx context.Context, m *member, way credentials.Trans
 		return false, err
 	}
 	defer conn.Close()
+	// The stream ends with the context, so that a node which is silent in the middle of the
+	// introduction does not keep this goroutine.
 	late := time.AfterFunc(opening, cancel)
 	stream, err := wire.NewPeerClient(conn).Exchange(ctx)
 	if err != nil {
@@ -72,6 +75,8 @@ func (r *Router) connectBy(ctx context.Context, m *member, way credentials.Trans
 	}
 	r.opened(r.clock(), m, welcome)
 	ended := make(chan error, 1)
+	// Each side ends the other: a conversation of which one direction is broken would look
+	// open, and asks would wait on it until their deadlines.
 	go func() { ended <- r.listen(stream, m); cancel() }()
 	err = r.speak(ctx, stream, m)
 	cancel()
@@ -113,11 +118,11 @@ func (r *Router) listen(stream caller, m *member) error {
 	}
 }
 
-// Bounds are what strangers at the peers' port are held to, before they have
+// Caps are what strangers at the peers' port are held to, before they have
 // proved to be none, and peers after that: a peer has one conversation, of
 // messages that are taken in as they come.
-func Bounds() transport.Bounds {
-	return transport.Bounds{
+func Caps() transport.Caps {
+	return transport.Caps{
 		Streams: 4, HeaderBytes: 4 << 10, MessageBytes: maxFrame, RequestTimeout: 10 * time.Second, Idle: time.Minute,
 		Conversations: true,
 	}
@@ -132,12 +137,13 @@ func (r *Router) NewServer(creds credentials.TransportCredentials, budget *trans
 	if creds == nil {
 		creds = r.served
 	}
-	options := transport.Options(Bounds(), budget, &door{creds, plain, r.turnedAway}, nil)
+	options := transport.Options(Caps(), budget, &door{creds, plain, r.turnedAway}, nil)
 	s := grpc.NewServer(append(options, grpc.MaxSendMsgSize(maxFrame))...)
 	wire.RegisterPeerServer(s, exchange{Router: r})
 	return s
 }
 
+// exchange is the peers' service of a Router.
 type exchange struct {
 	wire.UnimplementedPeerServer
 	*Router
@@ -195,8 +201,11 @@ func (r *Router) exchange(stream called) error {
 		r.refuse(remote(stream, hello), err)
 		return status.Error(codes.PermissionDenied, err.Error())
 	}
+	// Who the node is was said and checked in its introduction. Later frames are not asked.
 	from := &inlet{addr: hello.GetAddr(), incarnation: hello.GetIncarnation(), version: hello.GetVersion()}
 	r.greeted(r.clock(), hello)
+	// Replies come from as many goroutines as there are frames under way, and a stream may be
+	// sent on by one at a time.
 	var sending sync.Mutex
 	answer := func(f *wire.Frame) {
 		sending.Lock()

@@ -71,16 +71,20 @@ type Wires interface {
 	Send(to string, answer bool, frame []byte)
 }
 
+// steppedWait is a request of this node that waits for an owner.
 type steppedWait struct {
 	*waiting
 	decided func()
 }
 
+// steppedAsks are those of a peer's frame that are not decided yet.
 type steppedAsks struct {
 	*serving
 	from *inlet
 }
 
+// steppedBatch is a batch of claims of hot keys: each goes to another owner, and the batch
+// is answered when all have been, or at until.
 type steppedBatch struct {
 	*leasing.Batch
 	claims []*claiming
@@ -92,6 +96,7 @@ func NewStepped(o SteppedOptions) *Stepped {
 	c := newCore(Options{Addr: o.Addr, Weight: o.Weight, HotRate: o.HotRate, OnPeer: o.OnPeer}, o.Clock, o.Wall)
 	s := &Stepped{core: c, o: o, inlet: map[string]*inlet{}, open: map[string]bool{}}
 	c.hands, c.random, c.incarnation = s, o.Random, o.Incarnation
+	// Where tables choose at random, two runs of one seed would differ.
 	c.fallback.Predictable()
 	if o.Decided != nil {
 		c.observe = observed{o}
@@ -140,16 +145,25 @@ func (s *Stepped) ping() {
 	})
 	s.core.unlock()
 	for _, m := range to {
-		s.send(m.addr, false, m.ping(s.core.stamp()))
+		s.send(m.addr, own, m.ping(s.core.stamp()))
 	}
 }
 
-func (s *Stepped) send(to string, answer bool, f *wire.Frame) {
+// side is which of the two streams between a pair of nodes a frame goes by: each node
+// opens one for what it has to say, and hears the replies on it.
+type side bool
+
+const (
+	own   side = false // this node's: it asks
+	reply side = true  // the other's: this node answers on it
+)
+
+func (s *Stepped) send(to string, on side, f *wire.Frame) {
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(f)
 	if err != nil {
 		panic(fmt.Sprintf("routing: a frame of this node cannot be encoded: %v", err))
 	}
-	s.o.Wires.Send(to, answer, b)
+	s.o.Wires.Send(to, bool(on), b)
 }
 
 // dial implements hands.
@@ -184,7 +198,7 @@ func (s *Stepped) Accept(hello []byte) (welcome []byte, err error) {
 	}
 	addr := h.GetAddr()
 	s.inlet[addr] = &inlet{
-		addr: addr, incarnation: h.GetIncarnation(), version: h.GetVersion(), say: func(f *wire.Frame) { s.send(addr, true, f) },
+		addr: addr, incarnation: h.GetIncarnation(), version: h.GetVersion(), say: func(f *wire.Frame) { s.send(addr, reply, f) },
 	}
 	s.core.greeted(s.o.Clock(), &h)
 	welcome, err = proto.Marshal(s.core.hello(nonce))
@@ -247,7 +261,7 @@ func (s *Stepped) Receive(from string, answer bool, frame []byte) {
 	if m, in := s.member(from), s.inlet[from]; answer && m != nil && m.ready.Load() {
 		s.core.replied(now, m, &f)
 	} else if !answer && in != nil {
-		s.core.serve(now, in, &f, func(a *wire.Frame) { s.send(from, true, a) }, func(asks []*wire.Ask, claims []*wire.Claim) {
+		s.core.serve(now, in, &f, func(a *wire.Frame) { s.send(from, reply, a) }, func(asks []*wire.Ask, claims []*wire.Claim) {
 			s.serve(now, in, asks, claims)
 		})
 	}
@@ -330,7 +344,7 @@ func (s *Stepped) Pump() {
 		s.talk()
 		again = again && s.woken
 	}
-	if gone, _ := s.core.gone(false); s.left != nil && gone {
+	if gone, _ := s.core.gone(onItsWay); s.left != nil && gone {
 		left := s.left
 		s.left = nil
 		left()
@@ -355,7 +369,7 @@ func (s *Stepped) advance(now instant) (ended bool) {
 	for _, a := range s.asks {
 		open := a.advance(now)
 		if replies := a.replies(now); len(replies) > 0 {
-			s.send(a.from.addr, true, &wire.Frame{Replies: replies})
+			s.send(a.from.addr, reply, &wire.Frame{Replies: replies})
 		}
 		if open {
 			asks = append(asks, a)
@@ -440,7 +454,7 @@ func (s *Stepped) talk() {
 			if f == nil {
 				break
 			}
-			s.send(m.addr, false, f)
+			s.send(m.addr, own, f)
 		}
 	}
 }

@@ -60,6 +60,14 @@ func newScript(t *testing.T, keys int, limit ratelimit.Tokens) *script {
 	}
 }
 
+// newPair is a script of one key with a limit of 10, and two nodes that know each other, a:1 and
+// b:1, of which it returns the first.
+func newPair(t *testing.T) (*script, *scriptNode) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	return s, s.nodes["a:1"]
+}
+
 func (s *script) in(d time.Duration, do func()) {
 	s.turn++
 	e := scriptEvent{s.now.Add(max(d, 1)), s.turn, do}

@@ -11,9 +11,7 @@ import (
 // While the ring changes, an ask is tried again in a moment, and not before; with a
 // store, this node leases when half of the request's time is over.
 func TestWaitingWhileTheRingChanges(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t)
 	b, m := a.withStore(), a.core.members["b:1"]
 	m.take(0)
 	w := a.waits("b:1", 1)
@@ -39,9 +37,7 @@ func TestWaitingWhileTheRingChanges(t *testing.T) {
 // What this node leases, or what is not routed at all, is the base's: no owner is asked
 // for it.
 func TestWhatTheBaseDecides(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t)
 	a.withStore()
 	m := a.core.members["b:1"]
 	m.take(0)
@@ -61,9 +57,7 @@ func TestWhatTheBaseDecides(t *testing.T) {
 // Of a run of asks, those for another's key are leased for the request alone; others by
 // their rule.
 func TestLeasesForOneRequest(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t)
 	a.withStore()
 	w := a.waits("b:1", 4)
 	w.states[0].mine, w.states[2].mine = true, true
@@ -80,9 +74,8 @@ func TestLeasesForOneRequest(t *testing.T) {
 // Of several that wait below, each is decided when it is ready; one that gives itself no
 // more time is over.
 func TestSeveralWaitBelow(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	w := s.nodes["a:1"].waits("b:1", 3)
+	s, a := newPair(t)
+	w := a.waits("b:1", 3)
 	first, second, third := &scriptedWaiter{open: true}, &scriptedWaiter{}, &scriptedWaiter{open: true}
 	for i, b := range []*scriptedWaiter{first, second, third} {
 		w.addBelow(s.now, b, 0, i, i+1)
@@ -125,9 +118,7 @@ func TestSilentOwners(t *testing.T) {
 // With a store, what is all this node's own is the base's at once; with one ask for
 // another's key, the request waits.
 func TestDecidingWithAStore(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t)
 	b := a.withStore()
 	decides := func(owners ...string) *waiting {
 		b.said = ""
@@ -160,9 +151,7 @@ func TestDecidingWithAStore(t *testing.T) {
 // are, it is tried again in a moment.
 func TestOwnKeyIsLookedFor(t *testing.T) {
 	for _, full := range []bool{false, true} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		a := s.nodes["a:1"]
+		s, a := newPair(t)
 		c := a.core
 		c.members["b:1"].done = 0
 		c.view.Load().stable.Store(false)
@@ -181,9 +170,7 @@ func TestOwnKeyIsLookedFor(t *testing.T) {
 // this node was to decide itself, neither node sends it to and fro.
 func TestOwnerThatWasFound(t *testing.T) {
 	for _, final := range []bool{false, true} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		a := s.nodes["a:1"]
+		s, a := newPair(t)
 		m := a.core.members["b:1"]
 		m.take(0)
 		w := a.waits("a:1", 1)

@@ -66,9 +66,7 @@ func (n *scriptNode) withStore() *scriptedBase {
 // can have it: all have handed over, it was its own ever since they had, or all have
 // said under this very view that they have none.
 func TestWhoDecidesOnOwnKeys(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t)
 	c, ring := a.core, a.core.view.Load().ring
 	mine, theirs := a.ownedBy("a:1"), a.ownedBy("b:1")
 	alone := ringOf([]Member{{"a:1", 1}})
@@ -124,9 +122,7 @@ func TestWhoDecidesOnOwnKeys(t *testing.T) {
 // it, or when it may ask again; what is decided, below or looked for has no time of its
 // own.
 func TestWhenAWaitGoesOn(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t)
 	soon := s.now.Add(time.Millisecond)
 	for what, x := range map[string]struct {
 		state askState
@@ -182,9 +178,8 @@ func TestWhenAWaitGoesOn(t *testing.T) {
 // What waits below has as much more time as it gives itself, and is decided when it is
 // open no more.
 func TestWaitingBelow(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	w := s.nodes["a:1"].waits("b:1", 2)
+	s, a := newPair(t)
+	w := a.waits("b:1", 2)
 	b := &scriptedWaiter{patience: time.Millisecond, open: true, more: []time.Duration{2 * time.Millisecond}}
 	w.addBelow(s.now, b, 0, 0, 2)
 	if !w.advance(s.now.Add(time.Millisecond)) || len(b.more) != 0 || w.due() != s.now.Add(3*time.Millisecond) {
@@ -199,9 +194,7 @@ func TestWaitingBelow(t *testing.T) {
 // An ask that is forwarded says all that its owner needs; to one of version 1, who had
 // the key before.
 func TestWhatIsForwarded(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	_, a := newPair(t)
 	c, m := a.core, a.core.members["b:1"]
 	v := c.view.Load()
 	alone := ringOf([]Member{{"a:1", 1}})
@@ -292,9 +285,8 @@ func TestLateAnswerOfAnOwnerIsUndone(t *testing.T) {
 // A peer's ask that its owner cannot answer in time is left to the peer; its policy
 // decides, and not this node's.
 func TestPeersAskThatTakesTooLong(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	w := s.nodes["a:1"].waits("a:1", 1)
+	_, a := newPair(t)
+	w := a.waits("a:1", 1)
 	w.remote = true
 	w.states[0].fetch = &fetch{view: w.view.Load(), open: 1}
 	if w.advance(w.until); w.states[0].status != notInTime || w.verdicts[0] != (verdict{}) || w.stats.fallbacks.Load() != 0 {
@@ -345,9 +337,7 @@ func TestNeitherOwnerNorStore(t *testing.T) {
 // request's time, and at once while it is silent: within what is left of the time, and
 // what the owner charges after all is taken back.
 func TestLeasingInsteadOfAnOwner(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t)
 	b := a.withStore()
 	m := a.core.members["b:1"]
 	m.take(0)
@@ -437,9 +427,7 @@ func TestWhereAVerdictIsUndone(t *testing.T) {
 		{"decided without its owner", "b:1", verdict{Source: ratelimit.FromFallback, Reason: ratelimit.FallbackPeer}, 0, nobody},
 		{"decided without a store", "b:1", verdict{Source: ratelimit.FromFallback, Reason: ratelimit.FallbackDeadline}, ratelimit.FromFallback, base},
 	} {
-		s := newScript(t, 1, 10)
-		s.ring("a:1", "b:1")
-		a := s.nodes["a:1"]
+		s, a := newPair(t)
 		c, below, hot := a.core, &scriptedBase{}, &scriptedBase{}
 		c.base, c.leases = below, hot
 		m := c.members["b:1"]
@@ -456,9 +444,7 @@ func TestWhereAVerdictIsUndone(t *testing.T) {
 // Asks of one request are decided together where that is possible: those before one for
 // another's key, and those after it, each by the base, and each once.
 func TestRunsOfAsks(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1", "b:1")
-	a := s.nodes["a:1"]
+	s, a := newPair(t)
 	b := a.withStore()
 	b.verdict = verdict{Source: ratelimit.FromClaim, Charged: 5}
 	m := a.core.members["b:1"]

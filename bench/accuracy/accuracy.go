@@ -231,9 +231,10 @@ func (b *bench) measure(ctx context.Context, c *cluster, s *scenario, m *mode) (
 	}
 	got := b.measured(m.name, s, t)
 	got.CPU, got.StoreOps = c.cpu()-cpu, c.store.Used().Since(used).Scripts
-	got.Declared = m.declared(b.Limit, b.Nodes)
+	declared := m.declares(b.Limit, b.Nodes)
+	got.Declared = int64(declared.Over.Tokens)
 	if s.amnesia {
-		got.Declared += b.Limit / 20
+		got.Declared += int64(declared.OnLoss)
 	}
 	b.check(&got, s)
 	if !s.fault {

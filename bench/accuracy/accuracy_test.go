@@ -4,24 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
-
-// sluice builds the binary that is measured.
-func sluice(t *testing.T) string {
-	t.Helper()
-	name := filepath.Join(t.TempDir(), "sluice")
-	if out, err := exec.Command("go", "build", "-o", name, "../../cmd/sluice").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	return name
-}
 
 // Real nodes, a real Redis: no mode goes further than it declares, client and
 // service count the same, and what is killed is there again afterwards.
@@ -30,7 +19,7 @@ func TestAccuracy(t *testing.T) {
 		t.Skip("starts processes")
 	}
 	o := Options{
-		Binary: sluice(t), Nodes: 2, MaxKeys: 1000, Limit: 100, Rate: 500, Length: time.Second, Seed: 1,
+		Binary: sluicetest.Build(t), Nodes: 2, MaxKeys: 1000, Limit: 100, Rate: 500, Length: time.Second, Seed: 1,
 		Scenarios: []string{"closed", "zipf", "kill", "partition", "split"},
 	}
 	told := int64(0)
@@ -69,9 +58,9 @@ func TestProblems(t *testing.T) {
 		s       scenario
 		problem string
 	}{
-		{Measured{Over: 1, Declared: leasing.declared(300, 3)}, scenario{}, "1 over the limit of 300"},
-		{Measured{Over: 15, Declared: approx.declared(300, 3)}, scenario{}, ""},
-		{Measured{Over: 16, Declared: approx.declared(300, 3)}, scenario{fault: true}, "16 over"},
+		{Measured{Over: 1, Declared: int64(leasing.declares(300, 3).Over.Tokens)}, scenario{}, "1 over the limit of 300"},
+		{Measured{Over: 15, Declared: int64(approx.declares(300, 3).Over.Tokens)}, scenario{}, ""},
+		{Measured{Over: 16, Declared: int64(approx.declares(300, 3).Over.Tokens)}, scenario{fault: true}, "16 over"},
 		{Measured{Failed: 1}, scenario{}, "1 calls had no answer"},
 		{Measured{Failed: 1}, scenario{fault: true}, ""},
 	} {
@@ -123,7 +112,7 @@ func TestTarget(t *testing.T) {
 		t.Skip("starts processes")
 	}
 	dir := t.TempDir()
-	o := Options{Binary: sluice(t), Nodes: 2, MaxKeys: 1000, Limit: 100, Rate: 300, Length: 500 * time.Millisecond, Seed: 1}
+	o := Options{Binary: sluicetest.Build(t), Nodes: 2, MaxKeys: 1000, Limit: 100, Rate: 300, Length: 500 * time.Millisecond, Seed: 1}
 	c, err := openCluster(&o, dir)
 	if err != nil {
 		t.Fatal(err)

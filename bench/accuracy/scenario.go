@@ -24,8 +24,8 @@ var modes = []mode{
 	{"approx", "approx", "mode: approx, drift_budget: 5%, max_nodes: 4", map[string]string{"mode": "approx", "drift_budget": "5%", "max_nodes": "4"}},
 }
 
-// declared is what the mode's rule declares to be over at most, with the limit.
-func (m *mode) declared(limit int64, nodes int) int64 {
+// declares is what the mode's rule declares, with the limit.
+func (m *mode) declares(limit int64, nodes int) ratelimit.Bounds {
 	r := &ratelimit.Rule{Limit: ratelimit.Limit{Unit: ratelimit.Year, Requests: ratelimit.Tokens(limit)}, Coordination: ratelimit.DefaultCoordination()}
 	for _, field := range ratelimit.CoordinationFields {
 		if text, ok := m.fields[field]; ok {
@@ -34,7 +34,7 @@ func (m *mode) declared(limit int64, nodes int) int64 {
 			}
 		}
 	}
-	return int64(r.Declare(nodes, true).Over)
+	return r.Declare(nodes, ratelimit.SharedStore)
 }
 
 // scenario is a demand, and what goes wrong meanwhile.
@@ -47,7 +47,7 @@ type scenario struct {
 	mend    func(*cluster, *Options) error // two thirds into it
 	fault   bool
 	store   bool // it does something to the store's process or data
-	amnesia bool // the store forgets: then a twentieth of the limit may be over besides
+	amnesia bool // the store forgets: then Bounds.OnLoss may be over besides
 	extra   bool // not among those run by default
 }
 

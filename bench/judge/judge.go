@@ -102,8 +102,9 @@ func (j *Judge) Refuse(at ratelimit.LedgerTime, n ratelimit.Tokens) {
 	}
 }
 
-// Retract takes back what was admitted at an instant, for nobody heard of it. Of
-// a bucket it cannot say how full it would have been meanwhile: from here on that
+// Retract takes back what was admitted at an instant, for nobody heard of it: at
+// most what is still spent of that window, for it may have been credited meanwhile.
+// Of a bucket it cannot say how full it would have been meanwhile: from here on that
 // much more may pass unseen.
 func (j *Judge) Retract(admitted, now ratelimit.LedgerTime, n ratelimit.Tokens) {
 	j.advance(now)
@@ -112,7 +113,7 @@ func (j *Judge) Retract(admitted, now ratelimit.LedgerTime, n ratelimit.Tokens) 
 	case j.limit.Algorithm == ratelimit.TokenBucket:
 		j.doubt += n
 	case admitted >= j.got.window:
-		j.got.spend(-n)
+		j.got.spend(-min(n, j.got.spent))
 	case admitted >= j.got.window-(j.got.end-j.got.window):
 		j.got.before = max(0, j.got.before-n)
 	}
@@ -182,6 +183,12 @@ func (u *usage) room(at ratelimit.LedgerTime, l *ratelimit.Limit) ratelimit.Toke
 func (u *usage) spend(n ratelimit.Tokens) {
 	u.spent += n
 	u.level -= float64(n)
+}
+
+// Room is what the limit has left at an instant; below 0 when too much was admitted.
+func (j *Judge) Room(at ratelimit.LedgerTime) ratelimit.Tokens {
+	j.advance(at)
+	return j.got.room(at, &j.limit)
 }
 
 // Worst is the most that was admitted beyond the limit at any instant.

@@ -64,3 +64,33 @@ func TestRetractedIsAsIfItHadNotBeen(t *testing.T) {
 		}
 	}
 }
+
+// What a client has given back meanwhile is not there to be taken back again, or the
+// next tokens would pass unseen.
+func TestRetractedAfterItWasCredited(t *testing.T) {
+	for _, a := range []ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow} {
+		j := New(limit(a, 5))
+		at := 1000 * 10 * second
+		j.Admit(at, 5)
+		j.Credit(at, 5)
+		j.Retract(at, at, 5)
+		if over := j.Admit(at, 6); over != 1 {
+			t.Errorf("%v: 6 tokens of 5 were %d over", ratelimit.Algorithms[a], over)
+		}
+	}
+}
+
+// Taken back after its window is over, it leaves the new one as it is.
+func TestRetractedOfTheWindowBefore(t *testing.T) {
+	j := New(limit(ratelimit.SlidingWindow, 10))
+	before, now := 1000*10*second+9*second, 1001*10*second
+	j.Admit(before, 10)
+	j.Retract(before, now, 10)
+	j.Credit(now, 3)
+	if over := j.Admit(now, 10); over != 0 {
+		t.Errorf("10 tokens of 10 were %d over", over)
+	}
+	if over := j.Admit(now, 1); over != 1 {
+		t.Errorf("one more was %d over", over)
+	}
+}

@@ -106,14 +106,14 @@ func (s *source) reached(all []*mutant, r *reach) map[*mutant][]bool {
 	for _, m := range all {
 		set := make([]bool, len(r.units))
 		for _, e := range m.edits {
-			if strings.HasSuffix(e.file, ".lua") {
-				merge(set, scripts[e.file])
+			if strings.HasSuffix(e.File, ".lua") {
+				merge(set, scripts[e.File])
 				continue
 			}
-			f := s.packages[path.Dir(e.file)].file(e.file)
-			fn := f.functionAt(e.start, e.end)
-			line, col := place(f.text, e.start)
-			r.at(set, e.file, line, col, lineOf(f.text, f.at.Offset(fn.Pos())), lineOf(f.text, f.at.Offset(fn.End())))
+			f := s.packages[path.Dir(e.File)].file(e.File)
+			fn := f.FunctionAt(e.Start, e.End)
+			line, col := place(f.Text, e.Start)
+			r.at(set, e.File, line, col, lineOf(f.Text, f.At.Offset(fn.Pos())), lineOf(f.Text, f.At.Offset(fn.End())))
 		}
 		sets[m] = set
 	}
@@ -128,11 +128,11 @@ func place(text string, offset int) (line, col int) {
 // reachScript adds the units that run a function which names the script.
 func (p *goPackage) reachScript(r *reach, e embedded, set []bool) {
 	for _, f := range p.files {
-		for _, fn := range f.functions() {
-			body := f.source(fn.Body)
+		for _, fn := range f.Functions() {
+			body := f.Source(fn.Body)
 			if strings.Contains(body, e.script+".") || strings.Contains(body, e.script+",") || strings.Contains(body, e.text+",") {
-				line, col := place(f.text, f.at.Offset(fn.Body.Pos())+1)
-				r.at(set, f.name, line, col, line, lineOf(f.text, f.at.Offset(fn.End())))
+				line, col := place(f.Text, f.At.Offset(fn.Body.Pos())+1)
+				r.at(set, f.Name, line, col, line, lineOf(f.Text, f.At.Offset(fn.End())))
 			}
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"go/types"
 	"slices"
 	"strings"
+
+	"github.com/sluice-gate/sluice/bench/plant"
 )
 
 // A constant is not a variable that could be changed while it runs. So for each
@@ -21,7 +23,7 @@ const placeholder = "__m\x00"
 
 // constants are faults of a file's own constants.
 func (w *goWalker) constants() {
-	for _, d := range w.tree.Decls {
+	for _, d := range w.Tree.Decls {
 		decl, ok := d.(*ast.GenDecl)
 		if !ok || decl.Tok != token.CONST {
 			continue
@@ -53,7 +55,7 @@ func (w *goWalker) constantFaults(name *ast.Ident, value ast.Expr) {
 		return
 	}
 	v, _ := constant.Int64Val(obj.Val())
-	src := "(" + w.source(value) + ")"
+	src := "(" + w.Source(value) + ")"
 	wrong := []string{src + " / 2", src + " * 2"}
 	if v < 10 {
 		wrong = []string{src + " - 1", src + " + 1"}
@@ -67,15 +69,15 @@ func (w *goWalker) constantFaults(name *ast.Ident, value ast.Expr) {
 
 // constantFault gives a constant another value; nil when no function uses it.
 func (w *goWalker) constantFault(obj *types.Const, name *ast.Ident, value ast.Expr, text string) *mutant {
-	e := edit{file: w.name, start: w.at.Offset(value.Pos()), end: w.at.Offset(value.End()), text: text}
-	m := &mutant{file: w.name, line: lineOf(w.text, e.start), fn: "const " + name.Name, op: "constant"}
-	m.old, m.new = shown(w.text, e)
+	e := edit{File: w.Name, Start: w.At.Offset(value.Pos()), End: w.At.Offset(value.End()), Text: text}
+	m := &mutant{file: w.Name, line: lineOf(w.Text, e.Start), fn: "const " + name.Name, op: "constant"}
+	m.old, m.new = shown(w.Text, e)
 	changed := map[types.Object]bool{obj: true}
-	m.consts = []redeclared{{w.name, w.redeclare(obj, text)}}
+	m.consts = []redeclared{{w.Name, w.redeclare(obj, text)}}
 	for grown := true; grown; { // those that are made of it
 		grown = false
 		for _, f := range w.files {
-			ast.Inspect(f.tree, func(n ast.Node) bool {
+			ast.Inspect(f.Tree, func(n ast.Node) bool {
 				spec, ok := n.(*ast.ValueSpec)
 				if !ok {
 					return true
@@ -87,12 +89,12 @@ func (w *goWalker) constantFault(obj *types.Const, name *ast.Ident, value ast.Ex
 					}
 					if uses := w.uses(f, spec.Values[i], changed); len(uses) > 0 {
 						changed[made], grown = true, true
-						from := f.at.Offset(spec.Values[i].Pos())
+						from := f.At.Offset(spec.Values[i].Pos())
 						for j := range uses {
-							uses[j].start -= from
-							uses[j].end -= from
+							uses[j].Start -= from
+							uses[j].End -= from
 						}
-						m.consts = append(m.consts, redeclared{f.name, w.redeclare(made, applied(f.source(spec.Values[i]), uses))})
+						m.consts = append(m.consts, redeclared{f.Name, w.redeclare(made, plant.Applied(f.Source(spec.Values[i]), uses))})
 					}
 				}
 				return true
@@ -100,7 +102,7 @@ func (w *goWalker) constantFault(obj *types.Const, name *ast.Ident, value ast.Ex
 		}
 	}
 	for _, f := range w.files {
-		for _, fn := range f.functions() {
+		for _, fn := range f.Functions() {
 			m.edits = append(m.edits, w.uses(f, fn.Body, changed)...)
 		}
 	}
@@ -129,11 +131,11 @@ func (w *goWalker) uses(f *goFile, root ast.Node, changed map[types.Object]bool)
 	var edits []edit
 	ast.Inspect(root, func(n ast.Node) bool {
 		if id, ok := n.(*ast.Ident); ok && changed[w.info.Uses[id]] {
-			edits = append(edits, edit{f.name, f.at.Offset(id.Pos()), f.at.Offset(id.End()), id.Name + placeholder})
+			edits = append(edits, edit{File: f.Name, Start: f.At.Offset(id.Pos()), End: f.At.Offset(id.End()), Text: id.Name + placeholder})
 		}
 		return true
 	})
-	slices.SortFunc(edits, func(a, b edit) int { return a.start - b.start })
+	slices.SortFunc(edits, func(a, b edit) int { return a.Start - b.Start })
 	return edits
 }
 

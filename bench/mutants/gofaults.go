@@ -12,7 +12,7 @@ import (
 // faults are the mutants of one file: what somebody might have written instead.
 func (p *goPackage) faults(f *goFile) []*mutant {
 	w := &goWalker{goPackage: p, goFile: f}
-	for _, fn := range f.functions() {
+	for _, fn := range f.Functions() {
 		w.fn = fn
 		w.walk(fn.Body)
 	}
@@ -50,9 +50,9 @@ func (w *goWalker) parent(i int) ast.Node {
 }
 
 func (w *goWalker) replace(op string, from, to token.Pos, text string) {
-	e := edit{file: w.name, start: w.at.Offset(from), end: w.at.Offset(to), text: text}
-	m := &mutant{file: w.name, line: lineOf(w.text, e.start), fn: functionName(w.fn), op: op, edits: []edit{e}}
-	m.old, m.new = shown(w.text, e)
+	e := edit{File: w.Name, Start: w.At.Offset(from), End: w.At.Offset(to), Text: text}
+	m := &mutant{file: w.Name, line: lineOf(w.Text, e.Start), fn: functionName(w.fn), op: op, edits: []edit{e}}
+	m.old, m.new = shown(w.Text, e)
 	w.found = append(w.found, m)
 }
 
@@ -64,7 +64,7 @@ func (w *goWalker) visit(n ast.Node) {
 		w.binary(n)
 	case *ast.UnaryExpr:
 		if n.Op == token.NOT || n.Op == token.SUB && w.info.Types[n].Value == nil {
-			w.swap("sign", n, w.source(n.X))
+			w.swap("sign", n, w.Source(n.X))
 		}
 	case *ast.BasicLit:
 		w.literal(n)
@@ -198,8 +198,8 @@ func (w *goWalker) call(n *ast.CallExpr) {
 			continue
 		}
 		ta, tb := w.info.TypeOf(a), w.info.TypeOf(b)
-		if ta != nil && tb != nil && types.Identical(ta, tb) && w.source(a) != w.source(b) && !isInterface(ta) {
-			w.replace("arguments", a.Pos(), b.End(), w.source(b)+", "+w.source(a))
+		if ta != nil && tb != nil && types.Identical(ta, tb) && w.Source(a) != w.Source(b) && !isInterface(ta) {
+			w.replace("arguments", a.Pos(), b.End(), w.Source(b)+", "+w.Source(a))
 		}
 	}
 }
@@ -210,7 +210,7 @@ func (w *goWalker) dropArgument(n *ast.CallExpr) {
 		rest := slices.Delete(slices.Clone(n.Args), i, i+1)
 		switch {
 		case len(rest) == 1:
-			w.swap("min-max", n, "("+w.source(rest[0])+")")
+			w.swap("min-max", n, "("+w.Source(rest[0])+")")
 		case i == 0:
 			w.replace("min-max", n.Args[0].Pos(), n.Args[1].Pos(), "")
 		default:
@@ -257,13 +257,13 @@ func (w *goWalker) condition(cond ast.Expr) {
 			return
 		}
 		if b.Op != token.LAND && b.Op != token.LOR { // there, an operand too few says as much
-			w.swap("always", cond, "true || ("+w.source(cond)+")")
+			w.swap("always", cond, "true || ("+w.Source(cond)+")")
 		}
 	}
-	w.swap("never", cond, "false && ("+w.source(cond)+")")
+	w.swap("never", cond, "false && ("+w.Source(cond)+")")
 	if _, ok := cond.(*ast.UnaryExpr); !ok {
 		if _, ok := cond.(*ast.BinaryExpr); !ok {
-			w.swap("negate", cond, "!("+w.source(cond)+")")
+			w.swap("negate", cond, "!("+w.Source(cond)+")")
 		}
 	}
 }
@@ -276,7 +276,7 @@ func (w *goWalker) cases(n *ast.CaseClause) {
 	}
 	if sw.Tag == nil {
 		for _, e := range n.List {
-			w.swap("never", e, "false && ("+w.source(e)+")")
+			w.swap("never", e, "false && ("+w.Source(e)+")")
 		}
 		return
 	}
@@ -304,7 +304,7 @@ func (w *goWalker) returns(n *ast.ReturnStmt) {
 		_, isUnary := r.(*ast.UnaryExpr)
 		switch {
 		case isBoolean(t) && !isBinary && !isUnary:
-			w.swap("return", r, "!("+w.source(r)+")")
+			w.swap("return", r, "!("+w.Source(r)+")")
 		case isString(t):
 			w.swap("return", r, `""`)
 		case t.String() == "error":

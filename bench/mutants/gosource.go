@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"go/ast"
 	"go/importer"
-	"go/parser"
 	"go/token"
 	"go/types"
 	"io"
@@ -15,6 +14,8 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+
+	"github.com/sluice-gate/sluice/bench/plant"
 )
 
 // goPackage is a package that is to be mutated, parsed and type-checked.
@@ -27,12 +28,7 @@ type goPackage struct {
 }
 
 // goFile is one of its files.
-type goFile struct {
-	name string // relative to the root
-	text string
-	tree *ast.File
-	at   *token.File
-}
+type goFile = plant.File
 
 // listed is what go list says of a package.
 type listed struct {
@@ -94,13 +90,12 @@ func load(root, dir string) (*goPackage, error) {
 		if err != nil {
 			return nil, err
 		}
-		f := &goFile{name: path.Join(dir, name), text: string(text)}
-		if f.tree, err = parser.ParseFile(p.fset, f.name, text, parser.ParseComments); err != nil {
+		f, err := plant.Parse(p.fset, path.Join(dir, name), string(text))
+		if err != nil {
 			return nil, err
 		}
-		f.at = p.fset.File(f.tree.Pos())
 		p.files = append(p.files, f)
-		trees = append(trees, f.tree)
+		trees = append(trees, f.Tree)
 	}
 	p.info = &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Uses: map[*ast.Ident]types.Object{}, Defs: map[*ast.Ident]types.Object{}}
 	conf := types.Config{Importer: p.importer}
@@ -112,38 +107,11 @@ func load(root, dir string) (*goPackage, error) {
 
 func (p *goPackage) file(name string) *goFile {
 	for _, f := range p.files {
-		if f.name == name {
+		if f.Name == name {
 			return f
 		}
 	}
 	return nil
-}
-
-// functions are a file's that have a body and can be copied: a generic one
-// could not be called without its types, and an init has no callers.
-func (f *goFile) functions() []*ast.FuncDecl {
-	var all []*ast.FuncDecl
-	for _, d := range f.tree.Decls {
-		if fn, ok := d.(*ast.FuncDecl); ok && fn.Body != nil && fn.Type.TypeParams == nil && fn.Name.Name != "init" && fn.Name.Name != "main" {
-			all = append(all, fn)
-		}
-	}
-	return all
-}
-
-// functionAt is the function that has the bytes from start to end, or nil.
-func (f *goFile) functionAt(start, end int) *ast.FuncDecl {
-	for _, fn := range f.functions() {
-		if f.at.Offset(fn.Pos()) <= start && end <= f.at.Offset(fn.End()) {
-			return fn
-		}
-	}
-	return nil
-}
-
-// source is the text of a node.
-func (f *goFile) source(n ast.Node) string {
-	return f.text[f.at.Offset(n.Pos()):f.at.Offset(n.End())]
 }
 
 func functionName(fn *ast.FuncDecl) string {

@@ -29,7 +29,7 @@ func (b *byHand) mutant(packages map[string]*goPackage, texts map[string]string)
 			return nil, fmt.Errorf("%q is to change %q, which is %d times in %s: write what is there now, once", b.name, e.right, n, e.file)
 		}
 		at := strings.Index(text, e.right)
-		if err := m.place(packages, edit{e.file, at, at + len(e.right), e.wrong}); err != nil {
+		if err := m.place(packages, edit{File: e.file, Start: at, End: at + len(e.right), Text: e.wrong}); err != nil {
 			return nil, fmt.Errorf("%q: %w", b.name, err)
 		}
 		if i == 0 {
@@ -42,16 +42,16 @@ func (b *byHand) mutant(packages map[string]*goPackage, texts map[string]string)
 
 // place adds an edit: in a function, a script, or the value of a constant.
 func (m *mutant) place(packages map[string]*goPackage, e edit) error {
-	if strings.HasSuffix(e.file, ".lua") {
+	if strings.HasSuffix(e.File, ".lua") {
 		m.edits = append(m.edits, e)
 		return nil
 	}
 	for _, p := range packages {
-		f := p.file(e.file)
+		f := p.file(e.File)
 		if f == nil {
 			continue
 		}
-		if f.functionAt(e.start, e.end) != nil {
+		if f.FunctionAt(e.Start, e.End) != nil {
 			m.edits = append(m.edits, e)
 			return nil
 		}
@@ -60,23 +60,23 @@ func (m *mutant) place(packages map[string]*goPackage, e edit) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("the text in %s is in no function and no constant's value", e.file)
+	return fmt.Errorf("the text in %s is in no function and no constant's value", e.File)
 }
 
 // constantAt is the mutant that an edit of a constant's declaration makes.
 func (p *goPackage) constantAt(f *goFile, e edit) (m *mutant) {
 	w := &goWalker{goPackage: p, goFile: f}
-	ast.Inspect(f.tree, func(n ast.Node) bool {
+	ast.Inspect(f.Tree, func(n ast.Node) bool {
 		spec, ok := n.(*ast.ValueSpec)
 		if !ok || len(spec.Names) != 1 || len(spec.Values) != 1 {
 			return true
 		}
 		obj, ok := p.info.Defs[spec.Names[0]].(*types.Const)
-		from, to := f.at.Offset(spec.Pos()), f.at.Offset(spec.End())
-		if !ok || e.start < from || to < e.end {
+		from, to := f.At.Offset(spec.Pos()), f.At.Offset(spec.End())
+		if !ok || e.Start < from || to < e.End {
 			return true
 		}
-		whole := f.text[from:e.start] + e.text + f.text[e.end:to]
+		whole := f.Text[from:e.Start] + e.Text + f.Text[e.End:to]
 		if _, value, ok := strings.Cut(whole, token.ASSIGN.String()); ok {
 			m = w.constantFault(obj, spec.Names[0], spec.Values[0], strings.TrimSpace(value))
 		}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/sluice-gate/sluice/bench/plant"
 )
 
 // fate is what became of a mutant.
@@ -134,7 +136,7 @@ func newResult(m *mutant) result {
 }
 
 func (h *hunt) environment(m *mutant) []string {
-	all := []string{fmt.Sprintf("%s=%d", numberVariable, m.id)}
+	all := []string{fmt.Sprintf("%s=%d", plant.Variable, m.id)}
 	if s := h.scripts[m]; s != "" {
 		all = append(all, scriptVariable+"="+s)
 	}
@@ -278,7 +280,7 @@ func (h *hunt) clean(ctx context.Context, u *unit) (bool, error) {
 		return passes, nil
 	}
 	for range 2 { // it may not stand the load
-		run, err := u.run(ctx, measureTime, h.temp, []string{numberVariable + "=0"}, nil)
+		run, err := u.run(ctx, measureTime, h.temp, []string{plant.Variable + "=0"}, nil)
 		if err != nil {
 			return false, err
 		}
@@ -334,13 +336,13 @@ func writeScripts(mutants []*mutant, texts map[string]string, into string) (map[
 func (m *mutant) scriptText(texts map[string]string) (name, text string) {
 	var edits []edit
 	for _, e := range m.edits {
-		if strings.HasSuffix(e.file, ".lua") {
-			name, edits = e.file, append(edits, e)
+		if strings.HasSuffix(e.File, ".lua") {
+			name, edits = e.File, append(edits, e)
 		}
 	}
 	if name == "" {
 		return "", ""
 	}
-	slices.SortFunc(edits, func(a, b edit) int { return a.start - b.start })
-	return name, applied(texts[name], edits)
+	slices.SortFunc(edits, func(a, b edit) int { return a.Start - b.Start })
+	return name, plant.Applied(texts[name], edits)
 }

@@ -32,8 +32,8 @@ func (w *luaWalker) replace(op string, first, last int, text string) {
 }
 
 func (w *luaWalker) bytes(op string, at, start, end int, text string) {
-	e := edit{file: w.name, start: start, end: end, text: text}
-	m := &mutant{file: w.name, line: lineOf(w.text, e.start), fn: w.tokens[at].fn, op: op, edits: []edit{e}}
+	e := edit{File: w.name, Start: start, End: end, Text: text}
+	m := &mutant{file: w.name, line: lineOf(w.text, e.Start), fn: w.tokens[at].fn, op: op, edits: []edit{e}}
 	if m.fn == "" {
 		m.fn = "script"
 	}

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/signal"
@@ -18,6 +19,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/sluice-gate/sluice/bench/plant"
 )
 
 // options are what a run may be told.
@@ -164,7 +167,7 @@ func (p *plan) wanted(o *options) (func(*mutant) bool, error) {
 		return nil, fmt.Errorf("-only %q: %w", o.only, err)
 	}
 	return func(m *mutant) bool {
-		in := slices.Contains(files, m.file) || slices.ContainsFunc(m.edits, func(e edit) bool { return slices.Contains(files, e.file) })
+		in := slices.Contains(files, m.file) || slices.ContainsFunc(m.edits, func(e edit) bool { return slices.Contains(files, e.File) })
 		return in && pattern.MatchString(m.op+"\n"+m.key())
 	}, nil
 }
@@ -256,7 +259,11 @@ func (p *plan) prepare(ctx context.Context, o *options, src *source, all []*muta
 	if filepath.IsAbs(o.cache) {
 		kept.dir = o.cache
 	}
-	replace, err := overlay(p.root, instrumented, schemas)
+	texts := map[string]string{}
+	for _, s := range schemas {
+		maps.Copy(texts, s.texts)
+	}
+	replace, err := plant.Overlay(p.root, instrumented, texts)
 	if err != nil {
 		return nil, nil, err
 	}

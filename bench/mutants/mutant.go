@@ -4,14 +4,12 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/sluice-gate/sluice/bench/plant"
 )
 
 // edit replaces a part of a file by other text.
-type edit struct {
-	file       string // relative to the root, with slashes
-	start, end int    // bytes
-	text       string
-}
+type edit = plant.Edit
 
 // mutant is one fault: edits that are in force together.
 type mutant struct {
@@ -45,7 +43,7 @@ func (m *mutant) key() string {
 
 // changes tells whether a file is among those that it edits.
 func (m *mutant) changes(file string) bool {
-	return slices.ContainsFunc(m.edits, func(e edit) bool { return e.file == file })
+	return slices.ContainsFunc(m.edits, func(e edit) bool { return e.File == file })
 }
 
 func (m *mutant) isLua() bool { return strings.HasSuffix(m.file, ".lua") }
@@ -61,27 +59,14 @@ func number(all []*mutant) {
 	}
 }
 
-// applied is a text with edits made, which do not overlap and are in order.
-func applied(text string, edits []edit) string {
-	var b strings.Builder
-	at := 0
-	for _, e := range edits {
-		b.WriteString(text[at:e.start])
-		b.WriteString(e.text)
-		at = e.end
-	}
-	b.WriteString(text[at:])
-	return b.String()
-}
-
 // shown is the lines that an edit changes, before and after, each as one line.
 func shown(text string, e edit) (before, after string) {
-	from := strings.LastIndexByte(text[:e.start], '\n') + 1
+	from := strings.LastIndexByte(text[:e.Start], '\n') + 1
 	to := len(text)
-	if i := strings.IndexByte(text[e.end:], '\n'); i >= 0 {
-		to = e.end + i
+	if i := strings.IndexByte(text[e.End:], '\n'); i >= 0 {
+		to = e.End + i
 	}
-	return oneLine(text[from:to]), oneLine(text[from:e.start] + e.text + text[e.end:to])
+	return oneLine(text[from:to]), oneLine(text[from:e.Start] + e.Text + text[e.End:to])
 }
 
 // longest is how much of a line is shown, and is part of a mutant's key.

@@ -118,8 +118,8 @@ func TestFaultsInBothHaveNoShortcut(t *testing.T) {
 	short := twinShortcuts[0]
 	texts := map[string]string{settle: short.right + " then break end\nx = 1"}
 	place := len(texts[settle]) - 1
-	one := edit{settle, place, place + 1, "2"}
-	twin, alone := &mutant{edits: []edit{{file: account}, one}}, &mutant{edits: []edit{one}}
+	one := edit{File: settle, Start: place, End: place + 1, Text: "2"}
+	twin, alone := &mutant{edits: []edit{{File: account}, one}}, &mutant{edits: []edit{one}}
 	if misfits := withoutShortcuts([]*mutant{twin, alone}, texts); len(misfits) > 0 {
 		t.Error(misfits)
 	}

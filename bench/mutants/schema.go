@@ -9,13 +9,13 @@ import (
 	"go/types"
 	"slices"
 	"strings"
+
+	"github.com/sluice-gate/sluice/bench/plant"
 )
 
-// What the environment says of faults.
-const (
-	numberVariable = "SLUICE_MUTANT"     // the mutant that is active, 0 for none
-	scriptVariable = "SLUICE_MUTANT_LUA" // a script's name in the tree = the file to read instead
-)
+// scriptVariable is in the environment where a script has a fault: its name in the tree = the
+// file to read instead. plant.Variable is the number of the mutant, 0 for none.
+const scriptVariable = plant.Variable + "_LUA"
 
 // schema is the text of a package with all its mutants: what is to stand for
 // each of its files, and one file more.
@@ -30,9 +30,6 @@ type span struct {
 	start, end int
 	m          *mutant
 }
-
-// extra is the file that every mutated package gets.
-const extra = "zz_mutants.go"
 
 // instrument writes a package with mutants. Those that do not compile are left
 // out, and returned.
@@ -49,7 +46,7 @@ func (p *goPackage) instrument(mutants []*mutant) (s *schema, invalid map[*mutan
 			return nil, nil, err
 		}
 		if len(invalid) == before {
-			s.texts[p.dir+"/"+extra] = p.extra()
+			s.texts[p.dir+"/"+plant.Extra] = p.extra()
 			return s, invalid, err
 		}
 	}
@@ -61,10 +58,10 @@ func (s *schema) write(f *goFile, mutants []*mutant) {
 	byFunction := map[*ast.FuncDecl][]*mutant{}
 	for _, m := range mutants {
 		for _, e := range m.edits {
-			if e.file != f.name {
+			if e.File != f.Name {
 				continue
 			}
-			if fn := f.functionAt(e.start, e.end); fn != nil && !slices.Contains(byFunction[fn], m) {
+			if fn := f.FunctionAt(e.Start, e.End); fn != nil && !slices.Contains(byFunction[fn], m) {
 				byFunction[fn] = append(byFunction[fn], m)
 			}
 		}
@@ -77,95 +74,42 @@ func (s *schema) write(f *goFile, mutants []*mutant) {
 		tail.WriteString("\n" + text + "\n")
 		places = append(places, span{from, tail.Len(), m})
 	}
-	for _, fn := range f.functions() {
+	for _, fn := range f.Functions() {
 		all := byFunction[fn]
 		if len(all) == 0 {
 			continue
 		}
-		own := f.dispatch(fn, all)
-		edits = append(edits, own...)
-		for _, m := range all {
-			write(m, f.copied(fn, m))
+		numbers := make([]int, len(all))
+		for i, m := range all {
+			write(m, f.Copied(fn, m.id, m.in(f, fn)))
+			numbers[i] = m.id
 		}
+		edits = append(edits, f.Dispatch(fn, numbers)...)
 	}
 	for _, m := range mutants {
 		for _, c := range m.consts {
-			if c.file == f.name {
+			if c.file == f.Name {
 				write(m, withNumber(c.text, m.id))
 			}
 		}
 	}
-	text := applied(f.text, edits) + "\n"
+	text := plant.Applied(f.Text, edits) + "\n"
 	for _, pl := range places {
-		s.copies[f.name] = append(s.copies[f.name], span{len(text) + pl.start, len(text) + pl.end, pl.m})
+		s.copies[f.Name] = append(s.copies[f.Name], span{len(text) + pl.start, len(text) + pl.end, pl.m})
 	}
-	s.texts[f.name] = text + tail.String()
+	s.texts[f.Name] = text + tail.String()
 }
 
-// copied is a function with one mutant's edits, under another name.
-func (f *goFile) copied(fn *ast.FuncDecl, m *mutant) string {
-	from := f.at.Offset(fn.Pos())
-	if fn.Doc != nil {
-		from = f.at.Offset(fn.Type.Func)
-	}
-	edits := []edit{{f.name, f.at.Offset(fn.Name.End()) - from, f.at.Offset(fn.Name.End()) - from, fmt.Sprintf("__m%d", m.id)}}
-	for _, e := range m.edits {
-		if e.file == f.name && f.functionAt(e.start, e.end) == fn {
-			edits = append(edits, edit{e.file, e.start - from, e.end - from, withNumber(e.text, m.id)})
-		}
-	}
-	slices.SortStableFunc(edits, func(a, b edit) int { return a.start - b.start })
-	return applied(f.text[from:f.at.Offset(fn.End())], edits)
-}
-
-// dispatch has a function call the copy of the active mutant. Parameters
-// without a name get one.
-func (f *goFile) dispatch(fn *ast.FuncDecl, all []*mutant) []edit {
+// in are a mutant's edits in a function.
+func (m *mutant) in(f *goFile, fn *ast.FuncDecl) []edit {
 	var edits []edit
-	var arguments []string
-	named := func(list *ast.FieldList) (names []string) {
-		if list == nil {
-			return nil
-		}
-		for _, field := range list.List {
-			if len(field.Names) == 0 {
-				name := fmt.Sprintf("mutant__%d", f.at.Offset(field.Pos()))
-				at := f.at.Offset(field.Type.Pos())
-				edits = append(edits, edit{f.name, at, at, name + " "})
-				names = append(names, name)
-			}
-			for _, id := range field.Names {
-				name := id.Name
-				if name == "_" {
-					name = fmt.Sprintf("mutant__%d", f.at.Offset(id.Pos()))
-					edits = append(edits, edit{f.name, f.at.Offset(id.Pos()), f.at.Offset(id.End()), name})
-				}
-				if _, variadic := field.Type.(*ast.Ellipsis); variadic {
-					name += "..."
-				}
-				names = append(names, name)
-			}
-		}
-		return names
-	}
-	receiver := ""
-	if r := named(fn.Recv); len(r) > 0 {
-		receiver = r[0] + "."
-	}
-	arguments = named(fn.Type.Params)
-	var b strings.Builder
-	b.WriteString(" switch mutant__active { ")
-	for _, m := range all {
-		call := fmt.Sprintf("%s%s__m%d(%s)", receiver, fn.Name.Name, m.id, strings.Join(arguments, ", "))
-		if fn.Type.Results == nil {
-			fmt.Fprintf(&b, "case %d: %s; return; ", m.id, call)
-		} else {
-			fmt.Fprintf(&b, "case %d: return %s; ", m.id, call)
+	for _, e := range m.edits {
+		if e.File == f.Name && f.FunctionAt(e.Start, e.End) == fn {
+			e.Text = withNumber(e.Text, m.id)
+			edits = append(edits, e)
 		}
 	}
-	b.WriteString("}; ")
-	at := f.at.Offset(fn.Body.Lbrace) + 1
-	return append(edits, edit{f.name, at, at, b.String()})
+	return edits
 }
 
 // check compiles the package as far as types go, and notes the mutants that
@@ -190,7 +134,7 @@ func (s *schema) check(invalid map[*mutant]string) error {
 		}
 		trees = append(trees, tree)
 	}
-	variable, err := parser.ParseFile(fset, extra, "package "+trees[0].Name.Name+"\nvar mutant__active int", 0)
+	variable, err := parser.ParseFile(fset, plant.Extra, plant.Asked(trees[0].Name.Name), 0)
 	if err != nil {
 		return err
 	}
@@ -215,16 +159,12 @@ func (s *schema) check(invalid map[*mutant]string) error {
 
 // extra is the file that reads the environment.
 func (p *goPackage) extra() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "package %s\n\nimport (\n\t\"os\"\n\t\"strconv\"\n", p.files[0].tree.Name.Name)
-	scripts := p.scripts()
-	if len(scripts) > 0 {
-		fmt.Fprint(&b, "\t\"strings\"\n\n\t\"github.com/redis/go-redis/v9\"\n")
-	}
-	fmt.Fprintf(&b, ")\n\nvar mutant__active = func() int { n, _ := strconv.Atoi(os.Getenv(%q)); return n }()\n", numberVariable)
+	name, scripts := p.files[0].Tree.Name.Name, p.scripts()
 	if len(scripts) == 0 {
-		return b.String()
+		return plant.Reader(name)
 	}
+	var b strings.Builder
+	b.WriteString(plant.Reader(name, "\t\"strings\"\n", "\n\t\"github.com/redis/go-redis/v9\"\n"))
 	fmt.Fprintf(&b, "\nfunc init() {\n\tname, file, ok := strings.Cut(os.Getenv(%q), \"=\")\n\tif !ok {\n\t\treturn\n\t}\n\ttext, err := os.ReadFile(file)\n\tif err != nil {\n\t\tpanic(err)\n\t}\n\tswitch name {\n", scriptVariable)
 	for _, s := range scripts {
 		fmt.Fprintf(&b, "\tcase %q:\n\t\t%s = string(text)\n", s.file, s.text)
@@ -246,7 +186,7 @@ type embedded struct {
 func (p *goPackage) scripts() []embedded {
 	var all []embedded
 	for _, f := range p.files {
-		for _, d := range f.tree.Decls {
+		for _, d := range f.Tree.Decls {
 			decl, ok := d.(*ast.GenDecl)
 			if !ok || decl.Tok != token.VAR || decl.Doc == nil {
 				continue
@@ -259,13 +199,13 @@ func (p *goPackage) scripts() []embedded {
 		}
 	}
 	for _, f := range p.files {
-		ast.Inspect(f.tree, func(n ast.Node) bool {
+		ast.Inspect(f.Tree, func(n ast.Node) bool {
 			spec, ok := n.(*ast.ValueSpec)
-			if !ok || len(spec.Values) != 1 || !strings.HasPrefix(f.source(spec.Values[0]), "redis.NewScript(") {
+			if !ok || len(spec.Values) != 1 || !strings.HasPrefix(f.Source(spec.Values[0]), "redis.NewScript(") {
 				return true
 			}
 			for i := range all {
-				if f.source(spec.Values[0]) == "redis.NewScript("+all[i].text+")" {
+				if f.Source(spec.Values[0]) == "redis.NewScript("+all[i].text+")" {
 					all[i].script = spec.Names[0].Name
 				}
 			}

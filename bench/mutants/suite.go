@@ -131,26 +131,6 @@ func (p *program) units(ctx context.Context, tests string) ([]*unit, error) {
 	return all, nil
 }
 
-// overlay writes schemas to a folder and returns what the go command is told.
-func overlay(root, into string, schemas []*schema) (string, error) {
-	replace := map[string]string{}
-	for _, s := range schemas {
-		for name, text := range s.texts {
-			file := filepath.Join(into, strings.ReplaceAll(name, "/", "_"))
-			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-				return "", err
-			}
-			replace[filepath.Join(root, name)] = file
-		}
-	}
-	text, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		return "", err
-	}
-	file := filepath.Join(into, "overlay.json")
-	return file, os.WriteFile(file, text, 0o600)
-}
-
 // cache keeps what was measured with a binary, by its checksum.
 type cache struct{ dir string }
 

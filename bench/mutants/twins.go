@@ -39,8 +39,8 @@ func withoutShortcuts(all []*mutant, texts map[string]string) (misfits []string)
 		}
 		at := strings.Index(text, s.right)
 		for _, m := range all {
-			if m.changes(s.file) && slices.ContainsFunc(m.edits, func(e edit) bool { return twinScripts[e.file] == s.file }) {
-				m.edits = append(m.edits, edit{s.file, at, at + len(s.right), s.wrong})
+			if m.changes(s.file) && slices.ContainsFunc(m.edits, func(e edit) bool { return twinScripts[e.File] == s.file }) {
+				m.edits = append(m.edits, edit{File: s.file, Start: at, End: at + len(s.right), Text: s.wrong})
 			}
 		}
 	}
@@ -95,9 +95,9 @@ func twinFunction(fn string) string {
 // twinKey says what a fault changes, in words that Go and Lua share.
 func twinKey(m *mutant, script, fn string, texts map[string]string) string {
 	e, text := m.edits[0], texts[m.file]
-	left, right := plainWords(text[max(0, e.start-80):e.start]), plainWords(text[e.end:min(len(text), e.end+80)])
+	left, right := plainWords(text[max(0, e.Start-80):e.Start]), plainWords(text[e.End:min(len(text), e.End+80)])
 	left, right = left[max(0, len(left)-1):], right[:min(1, len(right))]
-	old, changed := plainWords(text[e.start:e.end]), plainWords(e.text)
+	old, changed := plainWords(text[e.Start:e.End]), plainWords(e.Text)
 	if m.op == "drop" || m.op == "never" || m.op == "always" { // the whole says enough
 		left, right = nil, nil
 	}

@@ -3,22 +3,12 @@ package overload
 import (
 	"bytes"
 	"context"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
-)
 
-// sluice builds the binary that is measured.
-func sluice(t *testing.T) string {
-	t.Helper()
-	name := filepath.Join(t.TempDir(), "sluice")
-	if out, err := exec.Command("go", "build", "-o", name, "../../cmd/sluice").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	return name
-}
+	"github.com/sluice-gate/sluice/bench/sluicetest"
+)
 
 // A real server, for a short time: what the callers counted and what the server
 // says fits together, at any speed of the machine.
@@ -26,7 +16,7 @@ func TestOverload(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a process")
 	}
-	binary := sluice(t)
+	binary := sluicetest.Build(t)
 	t.Run("the same headers", func(t *testing.T) { overload(t, binary, false) })
 	t.Run("headers of their own", func(t *testing.T) { overload(t, binary, true) })
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/sublease"
 )
 
 // strike has a fault happen.
@@ -95,7 +96,7 @@ func (b *bound) now(window int64) (n ratelimit.Tokens) {
 // silent: an Envoy that stood still goes on with a lease, or one whose stream the node has
 // ended reads only now what was sent on it.
 func (b *bound) silent(w *world) {
-	b.add(w.window(), w.window(), w.rules.All()[0].LargestLease())
+	b.add(w.window(), w.window(), sublease.DeclareEach(w.rules.All()[0]).SilentEach)
 }
 
 // killed: a node whose ledger is its memory forgets what it has granted.
@@ -105,11 +106,16 @@ func (b *bound) killed(w *world) {
 	}
 }
 
+// declared is what the rule promises of the nodes themselves.
+func (w *world) declared() ratelimit.Bounds {
+	return w.rules.All()[0].Declare(len(w.nodes), ratelimit.SharedStore)
+}
+
 // forgot: what is granted until all have told what they spent, and what those had spent who
 // are no more.
 func (b *bound) forgot(w *world) {
 	r := w.rules.All()[0]
-	n := r.LossShare()
+	n := w.declared().OnLoss
 	for _, f := range w.Faults {
 		if f.Kind == Kill {
 			n = r.Limit.Requests
@@ -120,9 +126,8 @@ func (b *bound) forgot(w *world) {
 
 // outage: on_store_failure decides, at each node, until its leases are confirmed again.
 func (b *bound) outage(w *world, d time.Duration) {
-	r := w.rules.All()[0]
 	last := int64(w.Rule.Limit.WindowAt(w.ledgerTime().Add(d + time.Second)))
-	b.add(w.window(), last, r.LocalShare().Limit.Capacity()*ratelimit.Tokens(len(w.nodes)))
+	b.add(w.window(), last, w.declared().OnOutage.Fleet().At(0))
 }
 
 // check looks whether Envoys may let more pass than there is: what they have let pass of

@@ -12,6 +12,7 @@ var (
 
 // Whatever goes wrong, no more is let pass than is declared, nor could be.
 func TestHistories(t *testing.T) {
+	t.Parallel()
 	var sum Result
 	faults := map[string]int{}
 	for i := range *histories {
@@ -38,6 +39,7 @@ func TestHistories(t *testing.T) {
 
 // The same options give the same result.
 func TestHistoriesAreRepeated(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(20) {
 		a, err := Run(History(seed))
 		if err != nil {

@@ -28,6 +28,7 @@ func usual(limit ratelimit.Tokens, envoys, nodes int, skewed bool) Options {
 // Twice the limit is asked for, by 1, 3 and 50 Envoys: nothing is let pass beyond it, and little
 // is left over.
 func TestAccuracy(t *testing.T) {
+	t.Parallel()
 	for _, limit := range []ratelimit.Tokens{600, 60_000} {
 		for _, envoys := range []int{1, 3, 50} {
 			for _, skewed := range []bool{false, true} {
@@ -66,6 +67,7 @@ func TestAccuracy(t *testing.T) {
 // still, answers come late, a node is killed, and the store hangs and forgets: never more than is
 // declared.
 func TestThousandStreams(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("takes half a minute of processor time")
 	}

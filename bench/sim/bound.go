@@ -18,6 +18,7 @@ type bound struct {
 	losable  bool                         // the ledger will lose something
 	evicts   bool                         // it has lost an account
 	slow     bool                         // answers may come too late, at any time
+	lost     []span                       // when the owner of a key may not answer
 	splits   []span                       // when nodes of a ring without a store may count apart
 	used     float64                      // the highest share of the bound that a key has used
 }
@@ -191,43 +192,34 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	capacity := k.rule.Limit.Capacity()
 	own := *r
 	own.Limit = k.rule.Limit
-	declared := own.Declare(0, true).Over
-	lease := own.Declare(1, true).Over - declared
-	if lease > 0 {
-		lease = max(lease, ratelimit.Tokens(b.Load.Cost))
-		if b.Mix.Large > 0 {
-			lease = max(lease, capacity)
-		}
+	declared := own.Declare(1, ratelimit.SharedStore)
+	cost := ratelimit.Tokens(b.Load.Cost)
+	if b.Mix.Large > 0 {
+		cost = max(cost, capacity)
 	}
-	most := declared
-	if lease > 0 {
+	most := declared.Over.Drift
+	if lease := declared.Over.Silent(cost); lease > 0 {
 		for _, times := range b.silences {
 			most += b.recent(times, &own) * lease
 		}
 	}
 	for i := range b.forgets {
 		if b.forgets[i].at >= b.now-b.lasts(&own) {
-			most += own.LossShare() + b.untold(k, &b.forgets[i])
+			most += declared.OnLoss + b.untold(k, &b.forgets[i])
 		}
 	}
-	most += b.recent(b.steps, &own)*capacity + b.split(&own, capacity)
+	most += b.recent(b.steps, &own)*capacity + b.split(&own)
 	if !b.out(&own) {
 		return most
 	}
-	var share ratelimit.Tokens
-	switch r.Coordination.OnStoreFailure {
-	case ratelimit.FailOpen:
+	outage := declared.OnOutage
+	if !outage.Node.Bounded() {
 		return -1
-	case ratelimit.FailLocal:
-		share = own.LocalShare().Limit.Capacity()
-	case ratelimit.FailCached:
-		if own.Limit.Algorithm == ratelimit.TokenBucket {
-			return -1 // declared for each outage, and each late answer is one
-		}
-		share = capacity
-	default:
-		return most
 	}
+	if outage.Policy == ratelimit.FailCached && own.Limit.Algorithm == ratelimit.TokenBucket {
+		return -1 // declared for each outage, and each late answer is one
+	}
+	share := outage.Node.At(0)
 	// A clock of the ledger that is set moves the edges of its windows, for good: a
 	// node's own budget goes by its own, and what it spends in two of its windows may be
 	// in one of the ledger's; more of them, while the clock is being set.

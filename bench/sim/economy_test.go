@@ -14,6 +14,7 @@ import (
 //
 //	go test -count=1 -v -run Economy ./bench/sim
 func TestEconomyOfClaims(t *testing.T) {
+	t.Parallel()
 	// Mode approx does not wait for a recall for longer than its check_timeout.
 	early := [...]float64{ratelimit.Leasing: 0.001, ratelimit.Routing: 0.001, ratelimit.Approx: 0.005}
 	for _, row := range []struct {

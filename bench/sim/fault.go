@@ -62,6 +62,7 @@ func (w *world) strikeNode(n *node, f Fault) {
 	switch f.Kind {
 	case Crash:
 		w.bound.silent(n)
+		w.bound.ownerless(0)
 		w.bound.apart(0)
 		n.end()
 	case Leave:
@@ -72,6 +73,7 @@ func (w *world) strikeNode(n *node, f Fault) {
 		}
 		w.bound.silent(n)
 		n.paused = true
+		w.bound.ownerless(f.For)
 		if f.For > takenOver {
 			w.bound.apart(f.For)
 		}
@@ -99,6 +101,7 @@ func (w *world) strikeNode(n *node, f Fault) {
 		n.late += f.For
 		w.in(f.For, func() { n.late -= f.For })
 	case Part:
+		w.bound.ownerless(f.For)
 		if f.For > takenOver {
 			w.bound.apart(f.For)
 		}
@@ -132,7 +135,7 @@ func (w *world) setClock(f Fault) {
 // lose has a key's account lost, or reset by an operator: either may give what was
 // spent of it once more, and what was drifted.
 func (w *world) lose(k *key, kind FaultKind) {
-	k.extra = append(k.extra, extra{w.now, k.rule.Limit.Capacity() + k.rule.Declare(0, true).Over})
+	k.extra = append(k.extra, extra{w.now, k.rule.Limit.Capacity() + k.rule.Declare(len(w.nodes), ratelimit.SharedStore).Over.Drift})
 	if kind == Evict {
 		w.bound.evicts = true
 		w.store.ledger.Evict(string(k.name))

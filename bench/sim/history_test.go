@@ -3,6 +3,7 @@ package sim
 import (
 	"flag"
 	"os"
+	"sync"
 	"testing"
 )
 
@@ -14,6 +15,7 @@ var (
 // Whatever is set, and whatever goes wrong, no key goes further over its limit
 // than declared, and no invariant breaks.
 func TestHistories(t *testing.T) {
+	t.Parallel()
 	over := 0
 	for seed := *first; seed < *first+uint64(*histories); seed++ {
 		if play(t, seed).Over > 0 {
@@ -28,10 +30,15 @@ func TestHistories(t *testing.T) {
 	}
 }
 
+// plays are the histories that tests have played, each once, for several tests look at the
+// same ones: by seed, a func() (*Result, error).
+var plays sync.Map
+
+// play plays a history, or has played it. Its result is only read.
 func play(t *testing.T, seed uint64) *Result {
 	t.Helper()
-	o := History(seed)
-	r, err := Run(o)
+	once, _ := plays.LoadOrStore(seed, sync.OnceValues(func() (*Result, error) { return Run(History(seed)) }))
+	r, err := once.(func() (*Result, error))()
 	if err != nil {
 		t.Fatalf("seed %d: %v", seed, err)
 	}
@@ -43,6 +50,7 @@ func play(t *testing.T, seed uint64) *Result {
 
 // Each of these once went wrong.
 func TestHistoriesOfBugs(t *testing.T) {
+	t.Parallel()
 	for seed, was := range map[uint64]string{
 		16:    "reclaim: eager credited what was spent but not yet reported",
 		586:   "a bucket that was full, and relearning, was asked again without end",
@@ -60,18 +68,15 @@ func TestHistoriesOfBugs(t *testing.T) {
 
 // Every fault is played in some history, and does what it says.
 func TestFaultsArePlayed(t *testing.T) {
+	t.Parallel()
 	seen := map[FaultKind]int{}
 	sources := map[string]int64{}
 	unanswered := 0
 	for seed := range uint64(300) {
-		o := History(seed)
-		for _, f := range o.Faults {
+		for _, f := range History(seed).Faults {
 			seen[f.Kind]++
 		}
-		r, err := Run(o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := play(t, seed)
 		for s, n := range r.Sources {
 			sources[s] += n
 		}

@@ -36,6 +36,7 @@ type Options struct {
 	Trace     io.Writer // of events that are not decisions; nil: none
 	Decisions bool      // of decisions, too
 	Points    int       // of the Result's Timeline; 0: none
+	CountOps  bool      // have the Result say what claims there were, against what the rule declares
 	Progress  func(share float64)
 }
 

@@ -15,6 +15,7 @@ import (
 //
 //	go test -count=1 -v -run OwnerIsGone ./bench/sim
 func TestOwnerIsGone(t *testing.T) {
+	t.Parallel()
 	for name, faults := range map[string][]Fault{
 		"crash": {{At: 5 * time.Second, Kind: Crash, Node: 3}},
 		"stop":  {{At: 5 * time.Second, Kind: Pause, Node: 3, For: 10 * time.Second}},

@@ -30,6 +30,7 @@ func (l *realLedger) Evict(key string) { l.client.Del(context.Background(), l.pr
 // The same histories that are played with the ledger in memory hold with the one
 // in Redis: its script, its arguments and its answers.
 func TestHistoriesOnRealRedis(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	client := server.Client()
 	t.Cleanup(func() { client.Close() })

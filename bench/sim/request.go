@@ -150,8 +150,7 @@ func (w *world) refundDenied(n *node, q *request) {
 			continue
 		}
 		n.stepped.Undo(n.clock(), q.asks[i:i+1], q.verdicts[i:i+1])
-		q.keys[i].judge.Retract(w.ledgerTime(), w.ledgerTime(), a.Cost)
-		w.result.Admitted -= a.Cost
+		w.retract(q.keys[i], a, v)
 		w.result.Refused += a.Cost
 		if w.Decisions {
 			w.trace("key %d: %d are given back, for the other descriptor was refused", q.keys[i].index, a.Cost)
@@ -159,9 +158,21 @@ func (w *world) refundDenied(n *node, q *request) {
 	}
 }
 
+// retract has the judge take back what was admitted and then undone, in the window
+// in which it was charged: that may be over by now.
+func (w *world) retract(k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
+	at := w.ledgerTime()
+	if l := &a.Rule.Limit; l.Algorithm != ratelimit.TokenBucket && v.Window > 0 {
+		at = min(at, l.WindowEnd(v.Window)-1)
+	}
+	k.judge.Retract(at, w.ledgerTime(), a.Cost)
+	w.result.Admitted -= a.Cost
+}
+
 // count has the judge count a decision, at the instant at which it was made.
 func (w *world) count(n *node, q *request, i int) {
 	v, a, k := &q.verdicts[i], &q.asks[i], q.keys[i]
+	w.asked(n, k, a, v)
 	code := uint64(k.index)<<8 | uint64(v.Source)<<1
 	switch {
 	case a.Kind == ratelimit.Peek:

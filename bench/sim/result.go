@@ -34,6 +34,12 @@ type Result struct {
 	P999    time.Duration    `json:"wait_p999"`
 	Longest time.Duration    `json:"wait_longest"`
 
+	// OpsUsed is the highest share of the store operations it declares that a node needed for a
+	// key in a window: Ops claims for OpsDemand. It is counted with Options.CountOps.
+	OpsUsed   float64          `json:"store_operations_used,omitempty"`
+	Ops       int64            `json:"store_operations,omitempty"`
+	OpsDemand ratelimit.Demand `json:"store_operations_demand,omitzero"`
+
 	Keys        int     `json:"keys"` // that were asked for
 	Fingerprint string  `json:"fingerprint"`
 	Timeline    []Point `json:"timeline,omitempty"`

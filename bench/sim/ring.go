@@ -132,12 +132,7 @@ func (r *ring) decidedFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
 // undoneFor takes back what an owner had decided for another node, which did not
 // wait for it.
 func (r *ring) undoneFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
-	at := r.ledgerTime()
-	if l := &a.Rule.Limit; l.Algorithm != ratelimit.TokenBucket && v.Window > 0 {
-		at = min(at, l.WindowEnd(v.Window)-1)
-	}
-	r.named[string(a.Key)].judge.Retract(at, r.ledgerTime(), a.Cost)
-	r.result.Admitted -= a.Cost
+	r.retract(r.named[string(a.Key)], a, v)
 }
 
 // hears tells whether a frame from node to node arrives. What is lost is sent
@@ -338,16 +333,23 @@ func (b *bound) apart(d time.Duration) {
 	}
 }
 
+// ownerless is when keys may have no owner that answers: until nodes agree again on who
+// there is.
+func (b *bound) ownerless(d time.Duration) {
+	b.lost = append(b.lost, span{b.now, b.now + int64(d) + int64(3*time.Second)})
+}
+
 // split is how much more each of those may have cost a key: its limit once more,
 // for they count by themselves. A bucket, which owes what went over for ever, is
 // refilled on both sides for as long as they do.
-func (b *bound) split(r *ratelimit.Rule, capacity ratelimit.Tokens) ratelimit.Tokens {
+func (b *bound) split(r *ratelimit.Rule) ratelimit.Tokens {
+	each := r.Declare(len(b.nodes), ratelimit.OwnMemory).Over.EachOwner
 	n := ratelimit.Tokens(0)
 	for _, s := range b.splits {
 		if s.to < b.now-b.lasts(r) {
 			continue
 		}
-		n += capacity
+		n += each
 		if l := &r.Limit; l.Algorithm == ratelimit.TokenBucket {
 			n += 1 + ratelimit.Tokens(float64(min(b.now, s.to)-s.from)/float64(l.Period())*float64(l.Requests))
 		}

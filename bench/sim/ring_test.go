@@ -12,6 +12,7 @@ import (
 // Rings without a store, and with one, through everything that goes wrong: no
 // key goes further over its limit than docs/routing.md declares.
 func TestRingHistories(t *testing.T) {
+	t.Parallel()
 	played, without, hot, owners, fallbacks := 0, 0, 0, int64(0), int64(0)
 	for seed := *first; played < max(60, *histories/4); seed++ {
 		o := History(seed)
@@ -40,6 +41,7 @@ func TestRingHistories(t *testing.T) {
 // Nodes of a ring without a store come and go in good order, all the time: no
 // key goes over, and next to no decision is made without its owner.
 func TestRingComesAndGoes(t *testing.T) {
+	t.Parallel()
 	for algorithm := range ratelimit.Algorithms {
 		for seed := range uint64(2) {
 			r := &ratelimit.Rule{Domain: "d", Path: "key", Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{}}

@@ -12,6 +12,7 @@ import (
 
 // One seed is one run: every figure and every event of it.
 func TestRunsAreTheSameTwice(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(40) {
 		var results, traces [2]string
 		for i := range results {
@@ -39,6 +40,7 @@ func TestRunsAreTheSameTwice(t *testing.T) {
 
 // What is counted adds up.
 func TestSumsAgree(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(60) {
 		o := History(seed)
 		o.Points = 20
@@ -75,6 +77,7 @@ func plain(mode ratelimit.Mode, limit ratelimit.Tokens, keys, nodes int, rate fl
 
 // With a prompt store and no fault every mode admits the limit, and no more.
 func TestPlainFleetsAreExact(t *testing.T) {
+	t.Parallel()
 	for mode := range ratelimit.Modes {
 		o := plain(ratelimit.Mode(mode), 3000, 1, 3, 100, 3*time.Minute)
 		o.Check = true
@@ -90,6 +93,7 @@ func TestPlainFleetsAreExact(t *testing.T) {
 
 // Many nodes, many keys, days.
 func TestLargeFleets(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
@@ -130,6 +134,7 @@ func BenchmarkDecisions(b *testing.B) {
 }
 
 func TestOptionsAreChecked(t *testing.T) {
+	t.Parallel()
 	o := Options{Net: Net{Loss: 2, Skew: -1}, Faults: []Fault{{Kind: 99}}}
 	err := o.Validate()
 	for _, want := range []string{"nodes is 0", "no rule", "loss is 2", "skew is -1", "fault 0", "the rate is 0"} {

@@ -142,6 +142,7 @@ func (s *store) settle(n *node, q ratelimit.EpochQuery, claims []ratelimit.Claim
 	s.result.Claims += int64(len(claims))
 	s.point.Claims += int64(len(claims))
 	for i := range claims {
+		s.claimed(&claims[i])
 		if s.Trace != nil {
 			c, g := &claims[i], &grants[i]
 			s.trace("node %d as %d claims %d on key %d: window %d, granted %d, spent %d, returned %d; waiting %d, wants %d, fence %d",

@@ -74,7 +74,7 @@ func WhatIf(ctx context.Context, q Question, progress func(int64)) (*Answer, err
 			if *result, err = Run(o); err != nil {
 				return nil, err
 			}
-			c.Declared = o.Rule.Declare(0, true).Over
+			c.Declared = o.Rule.Declare(o.Nodes, ratelimit.SharedStore).Over.Drift
 			if progress != nil {
 				progress(int64(2*i + day + 1))
 			}

@@ -23,6 +23,7 @@ func question(maxOver ratelimit.Share, wait time.Duration) Question {
 
 // Who allows nothing over is not told to drift; who cannot wait is.
 func TestRecommendations(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		over ratelimit.Share
 		wait time.Duration
@@ -62,6 +63,7 @@ func TestRecommendations(t *testing.T) {
 
 // A recorded trace is played as it was.
 func TestWhatIfOfATrace(t *testing.T) {
+	t.Parallel()
 	var csv strings.Builder
 	for i := range 3000 {
 		csv.WriteString(strings.Join([]string{jsonNumber(float64(i) / 100), []string{"alice", "bob"}[i%2], "2"}, ",") + "\n")

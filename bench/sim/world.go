@@ -44,6 +44,7 @@ type world struct {
 	every  int64 // nanoseconds to a point
 	idle   int   // events at this instant
 	bound  bound
+	ops    map[opsOf]*ops // of nodes and keys, if they are counted
 }
 
 // key is one budget.
@@ -72,7 +73,7 @@ func Run(o Options) (*Result, error) {
 func newWorld(o *Options) *world {
 	w := &world{
 		Options: o, rnd: rand.New(rand.NewPCG(o.Seed, 0x51)), slots: map[string]int{}, print: 14695981039346656037,
-		named: map[string]*key{}, rules: []*ratelimit.Rule{o.Rule}, waits: hdrhistogram.New(1, int64(time.Minute/time.Microsecond), 3),
+		named: map[string]*key{}, rules: []*ratelimit.Rule{o.Rule}, ops: map[opsOf]*ops{}, waits: hdrhistogram.New(1, int64(time.Minute/time.Microsecond), 3),
 	}
 	first := o.Rule.Limit.WindowAt(epoch - 1)
 	w.origin = o.Rule.Limit.WindowEnd(first).Add(o.Start)
@@ -150,6 +151,7 @@ const livelock = 200_000
 func (w *world) finish() *Result {
 	r := &w.result
 	at := w.ledgerTime()
+	w.finishOps()
 	for _, n := range w.nodes { // a node that is still paused
 		n.forsake()
 	}
@@ -160,7 +162,7 @@ func (w *world) finish() *Result {
 		r.Under += j.Under(at)
 		r.Early += j.Early()
 	}
-	r.Declared, r.Used = w.Rule.Declare(0, true).Over, w.bound.used
+	r.Declared, r.Used = w.Rule.Declare(len(w.nodes), ratelimit.SharedStore).Over.Drift, w.bound.used
 	for _, k := range w.keys {
 		if t := w.bound.tokens(k); t < 0 || r.Declared < 0 {
 			r.Declared = -1

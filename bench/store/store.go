@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-gate/sluice/bench/caller"
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // Options are how Run measures.
@@ -236,7 +237,7 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 	}
 	got.Over, got.Under, got.Allowed = t.sums()
 	if m.fields != nil {
-		got.Declared = int64(row.rule(m).Declare(nodes, true).Over)
+		got.Declared = int64(row.rule(m).Declare(nodes, ratelimit.SharedStore).Over.Tokens)
 		if got.Over > got.Declared {
 			got.Problem = fmt.Sprintf("%d over the limit of %d, and %d are declared", got.Over, row.Limit, got.Declared)
 		}

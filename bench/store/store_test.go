@@ -3,11 +3,11 @@ package store
 import (
 	"bytes"
 	"context"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
 
 // A request that may have been counted in either of two windows is evidence of
@@ -41,10 +41,7 @@ func TestStore(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
-	binary := filepath.Join(t.TempDir(), "sluice")
-	if out, err := exec.Command("go", "build", "-o", binary, "../../cmd/sluice").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	binary := sluicetest.Build(t)
 	o := Options{Binary: binary, Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []int{6}, Seed: 1}
 	told := 0
 	o.Progress = func(done int, _ string) { told = done + 1 }

@@ -147,7 +147,9 @@ func (m *measure) open() (stop func()) {
 		return func() {}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	f := leasing.NewFleet(generous{m.clock}, leasing.NewHolder(), m.Keys+m.Keys/8, m.clock, wall)
+	// With half as much room again as keys, what is leased stays, as it does where MAX_KEYS
+	// was not reached.
+	f := leasing.NewFleet(generous{m.clock}, leasing.NewHolder(), m.Keys+m.Keys/2, m.clock, wall)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -316,11 +318,15 @@ func (l generous) Settle(_ context.Context, claims []ratelimit.Claim, grants []r
 			granted += c.Granted
 		}
 		grants[i] = ratelimit.Grant{
-			Seq: c.Seq, Granted: granted, Fence: c.Fence + 1, Window: w, Carried: c.Window == w,
+			Seq: c.Seq, Granted: granted, Fence: max(c.Fence+1, ratelimit.Fence(at)), Window: w, // as Redis' are Carried: c.Window == w,
 			TTL: ttl, Available: c.Limit.Requests / 2, ResetAfter: c.Limit.WindowEnd(w).Sub(at), At: at, Holders: 1, Plenty: c.Stretch,
 		}
 	}
 }
+
+// Recalls implements [ratelimit.Recaller]: as with Redis, a lease is then large and
+// long while there is plenty. Nothing is ever recalled.
+func (l generous) Recalls(ctx context.Context, _ []ratelimit.Holder, _ func(string)) { <-ctx.Done() }
 
 // collector is how many seconds of CPU the garbage collector has used.
 func collector() float64 {

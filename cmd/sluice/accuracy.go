@@ -67,11 +67,7 @@ func (c *benchAccuracyCmd) Run(s streams) error {
 		return err
 	}
 	page := r.Page()
-	page.Facts = []report.Fact{
-		{Name: "command", Value: strings.Join(os.Args, " ")},
-		{Name: "when", Value: time.Now().UTC().Format(time.RFC3339)},
-		{Name: "took", Value: r.Took.Round(time.Second).String()},
-	}
+	page.Facts = measured(r.Took)
 	if err := writeReport(page, c.HTML, c.Charts); err != nil {
 		return err
 	}

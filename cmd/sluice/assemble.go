@@ -64,7 +64,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	}
 	var ring func() ratelimit.RoutingStats
 	if c.Ring.Peers != "" {
-		r, peered, err := c.Ring.route(&c.Bounds, p.limiter, p.run, p.clock, log)
+		r, peered, err := c.Ring.route(&c.Callers, p.limiter, p.run, p.clock, log)
 		if err != nil {
 			return nil, err
 		}
@@ -75,7 +75,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 			return s
 		}
 	}
-	budgets := c.Bounds.budgets()
+	budgets := c.Callers.budgets()
 	gate := c.gate()
 	options := c.serviceOptions(budgets.http)
 	options.Gate = gate
@@ -90,7 +90,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	}
 	p.peerAddr = c.Ring.Addr
 	p.people = console.Source{
-		Metrics: p.shown, Inspector: p.limiter, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Name: p.name, Questions: c.Bounds.ExplainRate, Log: log,
+		Metrics: p.shown, Inspector: p.limiter, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Name: p.name, Questions: c.Callers.ExplainRate, Log: log,
 		Quotas: quotas, History: console.NewHistory(p.shown, p.latency), Redact: redact,
 	}
 	p.server, err = c.open(svc, c.RLQS.service(quotas, clock, log), budgets, p.shown, p.people, p.latency, p.spans, gate, log)

@@ -111,6 +111,7 @@ func TestAudit(t *testing.T) {
 // A cluster keeps each record beside its account, and an owner's claims are on
 // record under the name of the rule.
 func TestAuditOfClustersAndOwners(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.Cluster(t, 3)
 	rules := filepath.Join(t.TempDir(), "rules.yaml")
 	writeFile(t, rules, "domain: d\ncoordination: {audit: true, on_store_failure: closed}\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 10}}]\n")

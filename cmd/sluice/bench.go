@@ -2,6 +2,14 @@
 
 package main
 
+import (
+	"os"
+	"strings"
+	"time"
+
+	"github.com/sluice-gate/sluice/bench/report"
+)
+
 type benchCmd struct {
 	Accuracy benchAccuracyCmd `cmd:"" help:"What each mode admits against its limits, with real processes, and what it costs."`
 	Cost     benchCostCmd     `cmd:"" help:"Server CPU a call, against an empty gRPC server of the same protocol, in one run."`
@@ -11,4 +19,13 @@ type benchCmd struct {
 	Table    benchTableCmd    `cmd:"" help:"Memory a key, and time a decision, for a million keys and more in one process."`
 	Empty    benchEmptyCmd    `cmd:"" hidden:"" help:"Serve the empty server."`
 	Baseline benchBaselineCmd `cmd:"" hidden:"" help:"Serve the server that asks Redis for each request."`
+}
+
+// measured are the facts of a page about what this process has measured, for so long until now.
+func measured(took time.Duration) []report.Fact {
+	return []report.Fact{
+		{Name: "command", Value: strings.Join(os.Args, " ")},
+		{Name: "when", Value: time.Now().UTC().Format(time.RFC3339)},
+		{Name: "took", Value: took.Round(time.Second).String()},
+	}
 }

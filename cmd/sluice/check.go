@@ -24,7 +24,7 @@ type checkCmd struct {
 	MergeDomains   bool              `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"As for serve."`
 	CalendarMonths bool              `env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"As for serve."`
 	Coordination   coordinationFlags `embed:"" group:"coordination"`
-	Bounds         ruleBoundFlags    `embed:""`
+	Caps           ruleCapFlags      `embed:""`
 	Quotas         quotaCheckFlags   `embed:""`
 
 	in io.Reader // standard input; tests set another
@@ -128,8 +128,8 @@ func (c *checkCmd) options() (config.Options, error) {
 	}
 	coordination, err := c.Coordination.coordination()
 	return config.Options{
-		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Bounds: c.Bounds.bounds(),
-	}, errors.Join(err, c.Bounds.validate(), c.Quotas.validate())
+		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.Caps.caps(),
+	}, errors.Join(err, c.Caps.validate(), c.Quotas.validate())
 }
 
 // checked are rules that were read as a server would, and what was found.
@@ -165,11 +165,11 @@ func (c *checkCmd) read(path string) ([]config.Text, error) {
 		if in == nil {
 			in = os.Stdin
 		}
-		most := int64(c.Bounds.FileBytes)
+		most := int64(c.Caps.FileBytes)
 		data, err := io.ReadAll(io.LimitReader(in, most+1)) // a longer one is refused by the bounds
 		return []config.Text{{Name: "(stdin)", Data: data}}, err
 	}
-	tree := config.Tree{Path: path, IgnoreDotFiles: c.IgnoreDotFiles, Bounds: c.Bounds.bounds()}
+	tree := config.Tree{Path: path, IgnoreDotFiles: c.IgnoreDotFiles, Caps: c.Caps.caps()}
 	draft, err := tree.Read()
 	if err != nil {
 		return nil, err

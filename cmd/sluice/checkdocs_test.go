@@ -3,22 +3,17 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
 // The table of docs/rules.md about fleets that change node by node is what
 // `sluice check --from` says.
 func TestDocsOfChanges(t *testing.T) {
-	const begin, end = "<!-- effects: written by go test ./cmd/sluice -run TestDocsOfChanges -rewrite -->\n", "<!-- end of effects -->"
-	page := read(t, "docs/rules.md")
-	before, rest, found := strings.Cut(page, begin)
-	table, after, ended := strings.Cut(rest, end)
-	if !found || !ended {
-		t.Fatal("docs/rules.md has no marks around its table of effects")
-	}
 	var want strings.Builder
 	want.WriteString("\n| what changes | tokens spent | leases out | while nodes differ |\n|---|---|---|---|\n")
 	for _, e := range config.Effects {
@@ -36,14 +31,69 @@ func TestDocsOfChanges(t *testing.T) {
 		fmt.Fprintf(&want, "| %s | %s | %s | %s |\n", strings.Join(fields, ", "), e.Spent, e.Leases, e.Meanwhile)
 	}
 	want.WriteString("\n")
-	if want.String() == table {
-		return
+	holdsTable(t, "docs/rules.md", "effects", want.String())
+}
+
+// The table of docs/bounds.md is what `sluice check` declares.
+func TestDocsOfBounds(t *testing.T) {
+	const nodes = 3
+	var want strings.Builder
+	want.WriteString("\n| coordination | over-admission, tokens | under-admission, each crashed node | longest wait | claims a second of a node | besides | in an outage | on data loss, tokens |\n|---|---|---|---|---|---|---|---|\n")
+	for _, fields := range [][2]string{
+		{}, {"lease.size", "1"}, {"lease.max", "100"}, {"reclaim", "eager"}, {"algorithm", "sliding_window"}, {"algorithm", "token_bucket"},
+		{"mode", "routing"}, {"mode", "approx"}, {"on_store_failure", "open"}, {"on_store_failure", "closed"}, {"on_store_failure", "cached"},
+	} {
+		r := &ratelimit.Rule{Limit: ratelimit.Limit{Unit: ratelimit.Minute, Requests: 6000, Burst: 6000}, Coordination: ratelimit.DefaultCoordination()}
+		name := fmt.Sprintf("`%s: %s`", fields[0], fields[1])
+		switch fields[0] {
+		case "":
+			name = "none: mode `leasing`"
+		case "algorithm":
+			r.Limit.Algorithm = ratelimit.Algorithm(slices.Index(ratelimit.Algorithms[:], fields[1]))
+		default:
+			if err := r.Coordination.Set(fields[0], fields[1]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b := r.Declare(nodes, ratelimit.SharedStore)
+		o := b.StoreOps
+		besides := fmt.Sprintf("%d a window, %g/s while refused", o.Window, o.Refused)
+		if o.Short > 0 {
+			besides += fmt.Sprintf(", %g/s while short", o.Short)
+		}
+		if o.Each > 0 {
+			besides += fmt.Sprintf(", one each %s", counted(int(o.Each), "token"))
+		}
+		if o.OwnerGoneEach > 0 {
+			besides += ", one each request without the owner"
+		}
+		wait := b.Wait.Longest.String()
+		if b.Wait.Drifts {
+			wait = fmt.Sprintf("%v (%v with a share)", b.Wait.Longest, b.Wait.WithShare)
+		}
+		fmt.Fprintf(&want, "| %s | %d | %v, for %v | %s | %g (%s) | %s | %v | %d |\n",
+			name, b.Over.Tokens, b.Under.Crashed, b.Under.Lasts, wait, o.Steady, counted(o.Nodes, "node"), besides, b.OnOutage, b.OnLoss)
 	}
-	if !*rewrite {
-		t.Errorf("the table should be\n%s", want.String())
-		return
-	}
-	if err := os.WriteFile(top+"docs/rules.md", []byte(before+begin+want.String()+end+after), 0o600); err != nil {
-		t.Fatal(err)
+	want.WriteString("\n")
+	holdsTable(t, "docs/bounds.md", "bounds", want.String())
+}
+
+// holdsTable checks that what stands on a page between the marks of a table is what its
+// test has written; with -rewrite it writes it.
+func holdsTable(t *testing.T, page, name, want string) {
+	t.Helper()
+	begin, end := fmt.Sprintf("<!-- %s: written by go test ./cmd/sluice -run %s -rewrite -->\n", name, t.Name()), fmt.Sprintf("<!-- end of %s -->", name)
+	before, rest, found := strings.Cut(read(t, page), begin)
+	table, after, ended := strings.Cut(rest, end)
+	switch {
+	case !found || !ended:
+		t.Fatalf("%s has no marks around its table of %s", page, name)
+	case want == table:
+	case !*rewrite:
+		t.Errorf("the table should be\n%s", want)
+	default:
+		if err := os.WriteFile(top+page, []byte(before+begin+want+end+after), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/rlqs"
 	"github.com/sluice-gate/sluice/ratelimit/sublease"
@@ -52,7 +51,7 @@ func (f *quotaCheckFlags) declare(out io.Writer, rules *config.Rules) error {
 			others = append(others, fmt.Sprintf("%s: Envoys are told %s", name, reason))
 		default:
 			fmt.Fprintf(w, "%s\t%s\t0\t%d (one lease)\t0, by DENY_ALL\t%d for each broken stream; %v at a window's end\tone request refused, then a trip and at most %v\n",
-				name, r.Limit, b.SilentEach, b.Stranded, b.Turn, 3*ratelimit.StoreDeadline)
+				name, r.Limit, b.SilentEach, b.Stranded, b.Turn, b.NewKey)
 		}
 	}
 	if err := w.Flush(); err != nil {

@@ -95,15 +95,15 @@ func (d declaration) cells(r *ratelimit.Rule) []string {
 	if b.Unlimited {
 		return []string{"unlimited", "-", "-", "-", "-"}
 	}
-	over := strconv.FormatInt(int64(b.Over), 10)
-	if b.Over > 0 {
-		over += fmt.Sprintf(" (%.4g%%)", b.OverPercent(r.Limit.Capacity()))
+	over := strconv.FormatInt(int64(b.Over.Tokens), 10)
+	if b.Over.Tokens > 0 {
+		over += fmt.Sprintf(" (%.4g%%)", b.Over.Percent(r.Limit.Capacity()))
 	}
 	lost := "no store"
 	if d.storage == ratelimit.SharedStore {
 		lost = strconv.FormatInt(int64(b.OnLoss), 10)
 	}
-	return []string{r.Limit.String(), r.Coordination.Mode.String(), over, b.OnOutage, lost}
+	return []string{r.Limit.String(), r.Coordination.Mode.String(), over, b.OnOutage.String(), lost}
 }
 
 func widest(text string) (columns int) {
@@ -120,10 +120,10 @@ func (d declaration) notes(out io.Writer) {
 		title string
 		of    func(ratelimit.Bounds) string
 	}{
-		{"over-admission", func(b ratelimit.Bounds) string { return b.OverNote }},
-		{"under-admission", func(b ratelimit.Bounds) string { return b.Under }},
-		{"longest wait", func(b ratelimit.Bounds) string { return b.Wait }},
-		{"store operations", func(b ratelimit.Bounds) string { return b.StoreOps }},
+		{"over-admission", func(b ratelimit.Bounds) string { return b.Over.Note() }},
+		{"under-admission", func(b ratelimit.Bounds) string { return b.Under.String() }},
+		{"longest wait", func(b ratelimit.Bounds) string { return b.Wait.String() }},
+		{"store operations", func(b ratelimit.Bounds) string { return b.StoreOps.String() }},
 	} {
 		d.note(out, about.title, about.of)
 	}

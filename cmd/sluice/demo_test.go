@@ -10,6 +10,7 @@ import (
 // The demo shows a fleet under load, of which every console answers, and ends by
 // itself.
 func TestDemo(t *testing.T) {
+	t.Parallel()
 	cmd := command(nil, "demo", "--for=8s", "--rate=300")
 	out := make(chan string)
 	seen := make(chan string, 1)

@@ -101,6 +101,8 @@ type declared struct {
 	StoreOps    string           `json:"store_operations,omitempty"`
 	Outage      string           `json:"in_an_outage,omitempty"`
 	Loss        ratelimit.Tokens `json:"over_admission_when_data_is_lost"`
+	// Bounds is the same and more as numbers, whose units are in their names.
+	Bounds ratelimit.Bounds `json:"bounds"`
 }
 
 func (r *checked) asJSON(c *checkCmd) checkReport {
@@ -121,11 +123,12 @@ func (r *checked) asJSON(c *checkCmd) checkReport {
 func declaredOf(rule *ratelimit.Rule, nodes int, storage ratelimit.Storage) declared {
 	d := declared{Rule: rule.Domain + "." + rule.Path, Limit: "unlimited", Mode: rule.Coordination.Mode.String()}
 	b := rule.Declare(nodes, storage)
+	d.Bounds = b
 	if b.Unlimited {
 		return d
 	}
-	d.Limit, d.Over, d.OverPercent, d.Note = rule.Limit.String(), b.Over, b.OverPercent(rule.Limit.Capacity()), b.OverNote
-	d.Under, d.Wait, d.StoreOps, d.Outage, d.Loss = b.Under, b.Wait, b.StoreOps, b.OnOutage, b.OnLoss
+	d.Limit, d.Over, d.OverPercent, d.Note = rule.Limit.String(), b.Over.Tokens, b.Over.Percent(rule.Limit.Capacity()), b.Over.Note()
+	d.Under, d.Wait, d.StoreOps, d.Outage, d.Loss = b.Under.String(), b.Wait.String(), b.StoreOps.String(), b.OnOutage.String(), b.OnLoss
 	return d
 }
 

@@ -130,19 +130,18 @@ func (f *fleet) claims() int { return f.redis.Commands("evalsha") + f.redis.Comm
 
 // Three nodes, one Redis, more demand than there is: exactly the limit.
 func TestFleetOnRedisAdmitsTheLimit(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, 3)
 	for key, limit := range map[string]int64{"five": 5, "hundred": 100, "many": 20_000, "million": 1_000_000, "bucket": 1000, "sliding": 1000} {
 		f.admitted.Store(0)
 		before, day := f.claims(), time.Now().UTC().YearDay()
-		f.hits = uint64(max(1, limit/20_000))
-		f.load(key, 24, int(limit)/int(f.hits)*2/24+50, 0, 1, 2).Wait()
+		f.hits = uint64(max(1, limit/10_000))
+		f.load(key, 24, int(limit)/int(f.hits)*5/4/24+50, 0, 1, 2).Wait()
 		first := f.admitted.Load()
 		// Tokens that a node held while another was refused come back when it is idle.
 		// (A denial of several hits drains what is left: spent, and not admitted.)
 		drained := 3 * (int64(f.hits) - 1)
-		for end := time.Now().Add(20 * time.Second); f.admitted.Load() < limit-drained && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-			f.load(key, 1, 3, 0, 1, 2).Wait()
-		}
+		f.untilAdmitted(key, limit-drained, 0, 1, 2)
 		got := f.admitted.Load()
 		if time.Now().UTC().YearDay() != day {
 			limit *= 2 // midnight came in between
@@ -157,6 +156,14 @@ func TestFleetOnRedisAdmitsTheLimit(t *testing.T) {
 	}
 	if n := f.failed.Load(); n > 0 {
 		t.Errorf("%d calls failed", n)
+	}
+}
+
+// untilAdmitted asks each of the nodes in turn until so much was admitted in all, but for 20 s at
+// most: on a busy machine nodes are refused by their policy, and tokens come back late.
+func (f *fleet) untilAdmitted(key string, least int64, nodes ...int) {
+	for end := time.Now().Add(20 * time.Second); f.admitted.Load() < least && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		f.load(key, 1, len(nodes), nodes...).Wait()
 	}
 }
 
@@ -204,39 +211,44 @@ func TestFleetStoreOperations(t *testing.T) {
 // A node that is killed takes its lease along, and nothing else; a node that
 // is stopped past its lease and goes on spends nothing of it.
 func TestFleetNodeFaults(t *testing.T) {
+	t.Parallel()
 	for name, key := range map[string]string{"killed": "brief", "stopped": "brief", "stopped, eager": "eager"} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const limit, lease, slack = 20_000, 500, 100
 			f := newFleet(t, 3)
-			f.load(key, 6, 400, 0, 1, 2).Wait()
+			f.hits = 2
+			f.load(key, 6, 200, 0, 1, 2).Wait()
 			cmd := f.nodes[0].cmd.Process
 			if name == "killed" {
 				_ = cmd.Kill()
 			} else {
 				f.nodes[0].Signal(syscall.SIGSTOP)
 			}
-			during := f.load(key, 6, 1500, 1, 2)
+			during := f.load(key, 6, 750, 1, 2)
 			time.Sleep(700 * time.Millisecond) // past the lease's 300 ms
 			if name != "killed" {
 				f.nodes[0].Signal(syscall.SIGCONT)
-				f.load(key, 6, 200, 0).Wait()
+				f.load(key, 6, 100, 0).Wait()
 			}
 			during.Wait()
 			nodes := []int{1, 2}
 			if name != "killed" {
 				nodes = []int{0, 1, 2}
 			}
-			f.load(key, 12, 2500, nodes...).Wait()
+			f.load(key, 12, 500, nodes...).Wait()
+			f.untilAdmitted(key, limit-lease-slack, nodes...)
 			got := f.admitted.Load()
 			// Eager reclaim may credit what the silent node had spent and not
-			// reported: at most its one lease of 500.
-			most := int64(20_000)
+			// reported: at most its one lease.
+			most := int64(limit)
 			if key == "eager" {
-				most += 500
+				most += lease
 			}
-			if got > most || got < 20_000-500-100 {
-				t.Errorf("admitted %d of 20000", got)
+			if got > most || got < limit-lease-slack {
+				t.Errorf("admitted %d of %d", got, limit)
 			}
-			t.Logf("admitted %d of 20000, %d calls failed", got, f.failed.Load())
+			t.Logf("admitted %d of %d, %d calls failed", got, limit, f.failed.Load())
 		})
 	}
 }
@@ -252,11 +264,12 @@ func (s *sluice) Signal(sig syscall.Signal) {
 // with their next claims, and what went over is what it granted before.
 func TestFleetSurvivesFlush(t *testing.T) {
 	f := newFleet(t, 3)
-	for range 20 { // a steady 3 x 100 requests, each second or so
-		f.load("closed", 6, 100, 0, 1, 2).Wait()
+	f.hits = 2
+	for range 20 {
+		f.load("closed", 6, 50, 0, 1, 2).Wait()
 	}
 	f.redis.Do("FLUSHALL")
-	f.load("closed", 24, 1500, 0, 1, 2).Wait()
+	f.load("closed", 24, 500, 0, 1, 2).Wait()
 	got := f.admitted.Load()
 	if got > 21_000 {
 		t.Errorf("admitted %d of 20000: more than 5%% over", got)

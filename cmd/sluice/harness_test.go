@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	goflag "flag" // flag is a function here
 	"fmt"
 	"io"
 	"net/http"
@@ -11,6 +12,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -20,10 +23,19 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// The tests run the real binary: this one, called as sluice.
+// The tests run the real binary: this one, called as sluice. Most of them wait for processes
+// more than they compute, so that two for each core are run side by side, unless -parallel
+// says how many. Tests that compare times, or count what a busy machine changes, are not parallel:
+// they run one by one, before the others.
 func TestMain(m *testing.M) {
 	if os.Getenv("SLUICE_RUN_MAIN") != "" {
 		main()
+	}
+	goflag.Parse()
+	chosen := false
+	goflag.Visit(func(f *goflag.Flag) { chosen = chosen || f.Name == "test.parallel" })
+	if !chosen {
+		_ = goflag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0)))
 	}
 	os.Exit(m.Run())
 }
@@ -38,9 +50,10 @@ type sluice struct {
 	exited           chan error
 }
 
-// command never runs for longer than a test may take.
+// command runs for five minutes at most, which is longer than any test takes on a busy machine: a
+// command that hangs fails its own test.
 func command(env []string, args ...string) *exec.Cmd {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	context.AfterFunc(ctx, cancel)
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	cmd.Env = append(os.Environ(), "SLUICE_RUN_MAIN=1")
@@ -137,14 +150,24 @@ func (s *sluice) dial() *grpc.ClientConn {
 	return conn
 }
 
-// eventually waits for what the process does in its own time; it fails after
-// far longer than that takes.
+// patience is far longer than what processes do in their own time takes.
+const patience = 20 * time.Second
+
+// becomes waits until ok says yes; if it has not after patience, it says no.
+func becomes(ok func() bool) bool {
+	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			return false
+		}
+	}
+	return true
+}
+
+// eventually waits for what the process does in its own time.
 func (s *sluice) eventually(what string, ok func() bool) {
 	s.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			s.Fatalf("%s: not within 20s; the log:\n%s", what, s.log())
-		}
+	if !becomes(ok) {
+		s.Fatalf("%s: not within %v; the log:\n%s", what, patience, s.log())
 	}
 }
 

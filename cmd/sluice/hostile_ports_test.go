@@ -61,7 +61,7 @@ func (s *sluice) honest() (stop func() (took []time.Duration, failed int)) {
 		every(ctx, 5*time.Millisecond, func() {
 			calls.Go(func() {
 				begun := time.Now()
-				bounded, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+				bounded, cancel := context.WithTimeout(context.Background(), patience)
 				defer cancel()
 				_, err := client.ShouldRateLimit(bounded, q)
 				mu.Lock()
@@ -93,6 +93,7 @@ func hostileRequest(n int) *rls.RateLimitRequest {
 // or made it grow by more than half a gigabyte: now it grows by less than 256
 // MB, goes on, and answers who asks in good order.
 func TestHostilePorts(t *testing.T) {
+	t.Parallel()
 	many, err := proto.Marshal(hostileRequest(1000))
 	if err != nil {
 		t.Fatal(err)
@@ -148,6 +149,7 @@ func TestHostilePorts(t *testing.T) {
 		}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
 			file := t.TempDir() + "/rules.yaml"
 			writeFile(t, file, rules(1<<30))
 			s := serve(t, nil, "--config", file)

@@ -13,6 +13,7 @@ import (
 // there, the node limits by its copy of the last good rules, and says that; once
 // the file is mended, by the rules.
 func TestPoisonedRules(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	saved := filepath.Join(t.TempDir(), "last-good")
 	writeFile(t, filepath.Join(dir, "a.yaml"), rules(1))

@@ -222,10 +222,10 @@ func TestHostileEviction(t *testing.T) {
 	if s := watch.safety(); s.Evicted == 0 || !strings.Contains(log.String(), "has evicted keys") {
 		t.Errorf("%+v\n%s", s, &log)
 	}
-	eventuallyTrue(t, "the lost account is counted", func() bool {
-		s := f.Stats()
-		return s.Missing == 1 && s.MissingTokens == 1000
-	})
+	counted := func() bool { s := f.Stats(); return s.Missing == 1 && s.MissingTokens == 1000 }
+	if !becomes(counted) {
+		t.Fatalf("the lost account is not counted: %+v", f.Stats())
+	}
 	other, _ := hostileFleet(t, &redisFlags{URL: store.Addr, Type: "SINGLE", PoolSize: 4, Timeout: time.Second})
 	if admitted := spend(other, rule, "quiet", 50); admitted > 0 {
 		t.Errorf("%d more were admitted after the account was told again", admitted)
@@ -257,15 +257,6 @@ func evictQuiet(t *testing.T, client *redis.Client, quiet string) {
 		}
 	}
 	t.Fatal("the account was not evicted")
-}
-
-func eventuallyTrue(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(5 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within 5 s", what)
-		}
-	}
 }
 
 // lines collects a log.

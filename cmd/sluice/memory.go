@@ -71,7 +71,7 @@ func (m memory) keys(each int64) int {
 // sizeTable decides how many keys are tracked if MAX_KEYS does not, and keeps the
 // collector from using what the table may need.
 func (c *serveCmd) sizeTable(m memory, log *slog.Logger) {
-	each, outside := int64(leasing.FleetKeyBytes), int64(0)
+	each := int64(leasing.FleetKeyBytes)
 	if c.Redis.URL == "" {
 		each = leasing.LocalKeyBytes
 	}
@@ -80,11 +80,8 @@ func (c *serveCmd) sizeTable(m memory, log *slog.Logger) {
 		c.MaxKeys, from = m.keys(each), m.from
 	}
 	most := int64(c.MaxKeys) * each
-	if c.Redis.URL == "" { // the table is not on the collector's heap
-		outside = most
-	}
-	if m.from == "the container" {
-		debug.SetMemoryLimit(max(m.bytes/10*9-outside, m.bytes/4))
+	if m.from == "the container" { // the table is not on the collector's heap
+		debug.SetMemoryLimit(max(m.bytes/10*9-most, m.bytes/4))
 	}
 	log.Info("keys that are tracked", "max_keys", c.MaxKeys, "from", from, "memory_bytes", m.bytes, "table_bytes_at_most", most)
 	if most > m.bytes/10*8 {

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/overload"
-	"github.com/sluice-gate/sluice/bench/report"
 )
 
 type benchOverloadCmd struct {
@@ -59,11 +58,7 @@ func (c *benchOverloadCmd) Run(s streams) error {
 		return err
 	}
 	page := r.Page()
-	page.Facts = []report.Fact{
-		{Name: "command", Value: strings.Join(os.Args, " ")},
-		{Name: "when", Value: time.Now().UTC().Format(time.RFC3339)},
-		{Name: "took", Value: r.Took.Round(time.Second).String()},
-	}
+	page.Facts = measured(r.Took)
 	if err := writeReport(page, c.HTML, c.Charts); err != nil {
 		return err
 	}

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -296,10 +295,13 @@ func TestParity(t *testing.T) {
 					if store != "single" && g.statistics == nil { // no store has a part in these
 						continue
 					}
-					sink := newLineSink(t)
-					run := parityRun{env: append(append(sink.env(), g.env...), env...), routing: p.routing, exchanges: g.exchanges}
-					run.after = func(t *testing.T, s *sluice) { checkStatistics(t, s, sink, g.statistics) }
-					run.answer(t)
+					t.Run(strings.Join(g.env, " "), func(t *testing.T) {
+						t.Parallel()
+						sink := newLineSink(t)
+						run := parityRun{env: append(append(sink.env(), g.env...), env...), routing: p.routing, exchanges: g.exchanges}
+						run.after = func(t *testing.T, s *sluice) { checkStatistics(t, s, sink, g.statistics) }
+						run.answer(t)
+					})
 				}
 			})
 		}
@@ -368,31 +370,25 @@ func checkStatistics(t *testing.T, s *sluice, sink *lineSink, wanted ...map[stri
 // Each bad config is refused at start with exit code 1, and later with the old
 // rules kept; the words are theirs.
 func TestParityErrors(t *testing.T) {
-	for _, c := range parityErrors {
-		dir := t.TempDir()
-		good := filepath.Join(dir, "config", "good.yaml")
-		writeFile(t, good, parityRules)
-		bad := filepath.Join(dir, "config", "bad.yaml")
+	t.Parallel()
+	dir := t.TempDir()
+	bad := filepath.Join(dir, "config", "bad.yaml")
+	writeFile(t, filepath.Join(dir, "config", "good.yaml"), parityRules)
+	env := []string{"RUNTIME_ROOT=" + dir, "HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0", "RUNTIME_WATCH_ROOT=false", "DRAIN_TIME=0s"}
+	s := serveWith(t, env, "serve")
+	for i, c := range parityErrors {
+		counted := s.metric("ratelimit_service_config_load_error")
 		writeFile(t, bad, c.config)
-		env := []string{"RUNTIME_ROOT=" + dir, "HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0", "RUNTIME_WATCH_ROOT=false", "DRAIN_TIME=0s"}
 		cmd := command(env, "serve")
 		out, err := cmd.CombinedOutput()
 		if err == nil || cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), c.want) || !strings.Contains(string(out), "bad.yaml") && !strings.Contains(string(out), "good.yaml") {
 			t.Errorf("%v, want exit code 1, the file and %s:\n%s", err, c.want, out)
 		}
-		if err := os.Remove(bad); err != nil {
-			t.Fatal(err)
-		}
-		s := serveWith(t, env, "serve")
-		writeFile(t, bad, c.config)
 		s.eventually("the log says "+c.want, func() bool { return strings.Contains(strings.ReplaceAll(s.log(), `\"`, `"`), c.want) })
-		if s.metric("ratelimit_service_config_load_error") == 0 {
-			t.Errorf("%s is not counted", c.want)
-		}
-		if got := s.overJSON()(parseRequest(t, "plain=x")); got != "OK [OK 3/DAY the-limit left 2]" {
+		s.eventually(c.want+" is counted", func() bool { return s.metric("ratelimit_service_config_load_error") > counted })
+		if got := s.overJSON()(parseRequest(t, fmt.Sprint("plain=", i))); got != "OK [OK 3/DAY the-limit left 2]" {
 			t.Errorf("after a bad config: %s", got)
 		}
-		_ = s.cmd.Process.Kill()
 	}
 }
 

@@ -21,6 +21,7 @@ func TestParityByXDS(t *testing.T) {
 	redis := redistest.Start(t)
 	for _, mode := range []string{"leasing", "routing", "approx"} {
 		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
 			parityRun{env: []string{
 				"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_NODE_ID=n1", "CONFIG_GRPC_XDS_SERVER_URL=" + address,
 				"REDIS_URL=" + redis.Addr, "COORDINATION_MODE=" + mode,

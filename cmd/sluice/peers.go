@@ -85,7 +85,7 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 }
 
 // route puts a node into the ring that PEERS names. run replaces the base's.
-func (f *peerFlags) route(bounds *boundFlags, base limiter, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (routed, func(context.Context) error, error) {
+func (f *peerFlags) route(bounds *callerFlags, base limiter, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (routed, func(context.Context) error, error) {
 	o, serverTLS, err := f.options()
 	if err != nil {
 		return routed{}, nil, err

@@ -63,6 +63,7 @@ func (s *sluice) explained(args ...string) string {
 // The explanation says what matched and what the next request gets, which it
 // then gets.
 func TestExplain(t *testing.T) {
+	t.Parallel()
 	for _, store := range []string{"", redistest.Start(t).Addr} {
 		s := peopleNodes(t, 1, store)[0]
 		for args, want := range map[string]string{
@@ -298,6 +299,7 @@ func TestDebugPortIsSafe(t *testing.T) {
 // The page, as a browser shows it: rules, keys, an explanation, and hostile
 // values as the text that they are.
 func TestConsoleInABrowser(t *testing.T) {
+	t.Parallel()
 	browser := browserPath(t)
 	s := peopleNodes(t, 1, redistest.Start(t).Addr)[0]
 	for _, v := range hostileValues {

@@ -40,6 +40,7 @@ descriptors:
 // understands, and the dashboards' return data, from three nodes under load whose
 // store fails for a while.
 func TestDashboardsHaveData(t *testing.T) {
+	t.Parallel()
 	r := newScraped(t)
 	prometheus := r.prometheus()
 	stop := r.underLoad()

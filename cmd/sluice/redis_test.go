@@ -93,6 +93,7 @@ func TestRedisSettings(t *testing.T) {
 		"nobody there": {[]string{"REDIS_URL=127.0.0.1:1"}, "check REDIS_URL"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s := serve(t, c.env, "--config", rules)
 			if got := s.post("k", name); got != 200 {
 				t.Errorf("answered %d", got)
@@ -231,6 +232,7 @@ func TestBadPerSecond(t *testing.T) {
 
 // Health follows the store where that is asked for, and decisions go on.
 func TestHealthFollowsRedis(t *testing.T) {
+	t.Parallel()
 	store := redistest.Start(t)
 	s := serve(t, []string{"REDIS_URL=" + store.Addr, "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION=true", "DRAIN_TIME=0s"}, "--log-level=error")
 	health := func(want int) func() bool {

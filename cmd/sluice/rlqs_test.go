@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"net"
 	"path/filepath"
 	"strings"
@@ -34,22 +35,11 @@ func (p *passes) most() (most int) {
 	return most
 }
 
-// askEach asks each Envoy so often, until stop is closed.
-func askEach(stop <-chan struct{}, every time.Duration, id map[string]string, all ...*envoy.Live) *sync.WaitGroup {
+// askEach asks each Envoy so often, until ctx is done.
+func askEach(ctx context.Context, d time.Duration, id map[string]string, all ...*envoy.Live) *sync.WaitGroup {
 	var wg sync.WaitGroup
 	for _, e := range all {
-		wg.Go(func() {
-			tick := time.NewTicker(every)
-			defer tick.Stop()
-			for {
-				select {
-				case <-stop:
-					return
-				case <-tick.C:
-					e.Request(id)
-				}
-			}
-		})
+		wg.Go(func() { every(ctx, d, func() { e.Request(id) }) })
 	}
 	return &wg
 }
@@ -95,8 +85,8 @@ func TestEnvoysShareABudget(t *testing.T) {
 	p := &passes{minute: map[int64]int{}}
 	id := map[string]string{"api_key": "k", "tier": "gold"}
 	all := []*envoy.Live{envoyOf(t, first.rpc, p), envoyOf(t, first.rpc, p), envoyOf(t, second.rpc, p)}
-	stop := make(chan struct{})
-	wg := askEach(stop, 50*time.Millisecond, id, all...)
+	asking, stop := context.WithCancel(t.Context())
+	wg := askEach(asking, 50*time.Millisecond, id, all...)
 
 	time.Sleep(9 * time.Second)
 	_, text := first.get(first.debug + "/explain?domain=d&entry=tier=gold&entry=api_key=k")
@@ -123,7 +113,7 @@ func TestEnvoysShareABudget(t *testing.T) {
 	all[1].Freeze(4 * time.Second)
 	store.Do("FLUSHALL")
 	time.Sleep(8 * time.Second)
-	close(stop)
+	stop()
 	wg.Wait()
 	for i, e := range all {
 		if n, connected := e.Opened(); !connected || i != 1 && n < 2 {
@@ -154,11 +144,11 @@ func TestEnvoysKeepTheLimit(t *testing.T) {
 	p := &passes{minute: map[int64]int{}}
 	brief := &passes{minute: map[int64]int{}}
 	id := map[string]string{"api_key": "k", "tier": "gold"}
-	stop := make(chan struct{})
-	wg := askEach(stop, 20*time.Millisecond, id, envoyOf(t, s.rpc, p), envoyOf(t, s.rpc, p), envoyOf(t, s.rpc, p))
-	second := askEach(stop, 50*time.Millisecond, map[string]string{"brief": "x"}, envoyOf(t, s.rpc, brief))
+	asking, stop := context.WithCancel(t.Context())
+	wg := askEach(asking, 20*time.Millisecond, id, envoyOf(t, s.rpc, p), envoyOf(t, s.rpc, p), envoyOf(t, s.rpc, p))
+	second := askEach(asking, 50*time.Millisecond, map[string]string{"brief": "x"}, envoyOf(t, s.rpc, brief))
 	time.Sleep(25 * time.Second)
-	close(stop)
+	stop()
 	wg.Wait()
 	second.Wait()
 	if n := p.most(); n > 200 || n < 100 {

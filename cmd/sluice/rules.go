@@ -19,9 +19,9 @@ const defaultRuntimeRoot = "/srv/runtime_data/current"
 // source is where rules come from. It does not connect to anything yet.
 func (s *settings) source(log *slog.Logger) (config.Source, error) {
 	if s.ConfigType == configXDS {
-		return s.XDS.client(&s.RuleBounds, log)
+		return s.XDS.client(&s.RuleCaps, log)
 	}
-	tree := &config.Tree{IgnoreDotFiles: s.IgnoreDotFiles, Bounds: s.RuleBounds.bounds(), Interval: s.RuleBounds.Interval, Log: log}
+	tree := &config.Tree{IgnoreDotFiles: s.IgnoreDotFiles, Caps: s.RuleCaps.caps(), Interval: s.RuleCaps.Interval, Log: log}
 	runtimeRoot := s.RuntimeRoot
 	if runtimeRoot == "" {
 		if _, err := os.Stat(defaultRuntimeRoot); err == nil {
@@ -48,15 +48,15 @@ func (c *serveCmd) rules(coordination ratelimit.Coordination, log *slog.Logger) 
 		return nil, nil, err
 	}
 	store = config.NewStore(source, config.Options{
-		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Bounds: c.RuleBounds.bounds(),
+		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.RuleCaps.caps(),
 	}, log)
-	if c.RuleBounds.LastGood != "" {
-		if err := store.KeepLastGood(c.RuleBounds.LastGood); err != nil {
+	if c.RuleCaps.LastGood != "" {
+		if err := store.KeepLastGood(c.RuleCaps.LastGood); err != nil {
 			return nil, nil, fmt.Errorf("CONFIG_LAST_GOOD_FILE: %w", err)
 		}
 	}
 	err = store.Load()
-	if err != nil && c.RuleBounds.LastGood != "" {
+	if err != nil && c.RuleCaps.LastGood != "" {
 		if err = store.LoadLastGood(err); err != nil {
 			log.Warn("there are no last good rules to start with (CONFIG_LAST_GOOD_FILE)", "error", err)
 		}
@@ -87,9 +87,9 @@ func watchRules(ctx context.Context, store *config.Store, log *slog.Logger) {
 	}
 }
 
-// ruleBoundFlags are the most that rules may be, and how often they may change. The
-// defaults are config.DefaultBounds.
-type ruleBoundFlags struct {
+// ruleCapFlags are the most that rules may be, and how often they may change. The
+// defaults are config.DefaultCaps.
+type ruleCapFlags struct {
 	FileBytes int           `env:"CONFIG_MAX_FILE_BYTES" name:"config-max-file-bytes" default:"8388608" help:"Most bytes of one file of rules."`
 	Bytes     int           `env:"CONFIG_MAX_BYTES" name:"config-max-bytes" default:"16777216" help:"Most bytes of all files."`
 	Files     int           `env:"CONFIG_MAX_FILES" name:"config-max-files" default:"1000" help:"Most files, and as many directories; resources of a push."`
@@ -99,14 +99,14 @@ type ruleBoundFlags struct {
 	LastGood  string        `env:"CONFIG_LAST_GOOD_FILE" name:"config-last-good-file" placeholder:"FILE" help:"Keep a copy of the last good rules in FILE, and start with it when the rules are bad or not there. One for each node, not below the rules."`
 }
 
-func (f *ruleBoundFlags) bounds() config.Bounds {
-	return config.Bounds{FileBytes: f.FileBytes, TotalBytes: f.Bytes, Files: f.Files, Tokens: f.Tokens, Rules: f.Rules}
+func (f *ruleCapFlags) caps() config.Caps {
+	return config.Caps{FileBytes: f.FileBytes, TotalBytes: f.Bytes, Files: f.Files, Tokens: f.Tokens, Rules: f.Rules}
 }
 
 // maxBound keeps sums of bounds far from overflow.
 const maxBound = 1 << 30
 
-func (f *ruleBoundFlags) validate() error {
+func (f *ruleCapFlags) validate() error {
 	var errs []error
 	for _, s := range []struct {
 		name string

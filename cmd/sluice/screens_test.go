@@ -125,6 +125,7 @@ func (s *screened) pictures(scene string) {
 // The console leads with what is wrong, and what is old does not look new: under
 // load, with a node that hangs, a bad file, and a Redis that hangs.
 func TestConsoleScreens(t *testing.T) {
+	t.Parallel()
 	s := newScreened(t)
 	s.window(1400, 900, false)
 	page := "http://" + s.nodes[0].debug + "/console"

@@ -156,19 +156,14 @@ func TestServerTLS(t *testing.T) {
 	}
 	ask()
 	i.leaf("server", time.Hour, "localhost")
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	s.eventually("the new certificate is served", func() bool {
 		ask()
 		after, err := i.call(s.rpc, "envoy")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if after.Cmp(before) != 0 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("the new certificate is not served")
-		}
-	}
+		return after.Cmp(before) != 0
+	})
 	ask()
 }
 

@@ -65,16 +65,16 @@ type settings struct {
 	NearLimitRatio  float64       `group:"answers" env:"NEAR_LIMIT_RATIO" name:"near-limit-ratio" default:"0.8" help:"From which share of a limit on hits count as near it."`
 
 	TLS          tlsFlags          `embed:"" group:"ports"`
-	Bounds       boundFlags        `embed:"" group:"ports"`
+	Callers      callerFlags       `embed:"" group:"ports"`
 	RLQS         rlqsFlags         `embed:"" group:"ports"`
 	XDS          xdsFlags          `embed:"" group:"rules"`
-	RuleBounds   ruleBoundFlags    `embed:"" group:"rules"`
+	RuleCaps     ruleCapFlags      `embed:"" group:"rules"`
 	Tracing      tracingFlags      `embed:"" group:"log"`
 	Coordination coordinationFlags `embed:"" group:"coordination"`
 	Redis        redisFlags        `embed:"" group:"store"`
 	Ring         peerFlags         `embed:"" group:"peers"`
 
-	MaxKeys        int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Most keys tracked at once; 0: as many as have room in half of this process's memory (GOMEMLIMIT, or the container's), or in a quarter of the machine's: at most 10,000,000. A key takes at most 400 bytes on a node alone, usually 140, and 1,250 with a Redis. Beyond it new keys share budgets: they may be refused early, and never get more than their limit."`
+	MaxKeys        int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Most keys tracked at once; 0: as many as have room in half of this process's memory (GOMEMLIMIT, or the container's), or in a quarter of the machine's: at most 10,000,000. A key takes at most 400 bytes on a node alone, usually 140, and 600 with a Redis, usually 220. Beyond it new keys share budgets: they may be refused early, and never get more than their limit."`
 	DriftAuditFile string `group:"log" env:"DRIFT_AUDIT_FILE" name:"drift-audit-file" placeholder:"FILE" help:"Append what claims settle of drift as JSON lines; at 64 MB it is moved to FILE.1."`
 	AuditFile      string `group:"log" env:"AUDIT_FILE" name:"audit-file" placeholder:"FILE" help:"Append what the ledger settles of rules with audit: true as JSON lines, before it is spent; at 64 MB it is moved to FILE.1. The ledger keeps a record of its own."`
 	LogLevel       string `group:"log" env:"LOG_LEVEL" default:"info" help:"debug, info, warn or error."`
@@ -132,7 +132,7 @@ func (s *settings) validate() error {
 	if _, err := parseTags(s.ExtraTags); err != nil {
 		errs = append(errs, err)
 	}
-	if err := errors.Join(s.Bounds.validate(), s.RLQS.validate(), s.RuleBounds.validate()); err != nil {
+	if err := errors.Join(s.Callers.validate(), s.RLQS.validate(), s.RuleCaps.validate()); err != nil {
 		errs = append(errs, err)
 	}
 	if err := s.Tracing.validate(); err != nil {
@@ -147,7 +147,7 @@ func (s *settings) validate() error {
 
 func (s *settings) serviceOptions(budget *transport.Budget) rls.Options {
 	o := rls.Options{
-		MaxRequestBytes: s.Bounds.RequestBytes, Budget: budget,
+		MaxRequestBytes: s.Callers.RequestBytes, Budget: budget,
 		ShadowMode: s.ShadowMode, CalendarMonths: s.CalendarMonths, Traced: s.Tracing.Enabled, QuotaMode: s.QuotaMode, DynamicMetadata: s.DynamicMetadata, NearLimitRatio: s.NearLimitRatio,
 		SpareOthers: s.SpareOthers, LocalCache: rls.NewLocalCache(s.LocalCacheSize),
 	}
@@ -162,11 +162,11 @@ func (s *settings) serverOptions(b budgets) server.Options {
 	address := func(host string, port uint16) string { return fmt.Sprintf("%s:%d", host, port) }
 	o := server.Options{
 		HTTP: address(s.Host, s.Port), GRPC: address(s.GRPCHost, s.GRPCPort), GRPCSocket: s.GRPCUDS,
-		Debug: address(s.DebugHost, s.DebugPort), Bounds: s.Bounds.transport(), Budget: b.grpc, HTTPBudget: b.http,
-		HTTPConnections: s.Bounds.HTTPConnections, DebugConnections: s.Bounds.DebugConnections,
+		Debug: address(s.DebugHost, s.DebugPort), Caps: s.Callers.transport(), Budget: b.grpc, HTTPBudget: b.http,
+		HTTPConnections: s.Callers.HTTPConnections, DebugConnections: s.Callers.DebugConnections,
 		DrainTime: s.DrainTime, GraceTime: s.GraceTime,
 	}
-	o.Bounds.Age, o.Bounds.AgeGrace = s.MaxConnAge, s.MaxConnAgeGrace
+	o.Caps.Age, o.Caps.AgeGrace = s.MaxConnAge, s.MaxConnAgeGrace
 	if s.UsePrometheus {
 		o.Metrics = s.PrometheusAddr
 	}

@@ -126,7 +126,7 @@ func (s *shared) run(ctx context.Context) error {
 	wg.Go(func() { s.Run(ctx) })
 	wg.Go(func() { s.keeper.Run(ctx, s.seats) })
 	wg.Wait()
-	s.keeper.Leave(context.Background(), !s.Drifting())
+	s.keeper.Leave(context.Background(), approx.Confirmed(!s.Drifting()))
 	if err := context.Cause(ctx); errors.Is(err, errStartup) {
 		return err
 	}

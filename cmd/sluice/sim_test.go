@@ -18,6 +18,7 @@ func runLine(args ...string) (code int, out, errs string) {
 }
 
 func TestSimHistories(t *testing.T) {
+	t.Parallel()
 	code, out, errs := runLine("sim", "histories", "--count", "20", "--json")
 	var sum sim.Summary
 	if err := json.Unmarshal([]byte(out), &sum); err != nil || code != 0 || sum.Histories != 20 || sum.Decisions == 0 {
@@ -34,6 +35,7 @@ func TestSimHistories(t *testing.T) {
 }
 
 func TestSimWhatIf(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	page, charts, trace := filepath.Join(dir, "page.html"), filepath.Join(dir, "charts"), filepath.Join(dir, "trace.csv")
 	code, out, errs := runLine("sim", "what-if", "100/second", "--rate", "300", "--keys", "2", "--length", "5s", "--html", page, "--charts", charts)

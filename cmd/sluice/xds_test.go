@@ -86,11 +86,7 @@ func TestRulesFromAServer(t *testing.T) {
 		{Key: "five", RateLimit: &rlsconf.RateLimitPolicy{Unit: rlsconf.RateLimitUnit_DAY, RequestsPerUnit: 5}},
 	}}
 	push(t, snapshots, "n1", rules)
-	for end := time.Now().Add(10 * time.Second); health() != http.StatusOK; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the rules have not come")
-		}
-	}
+	s.eventually("the rules have come", func() bool { return health() == http.StatusOK })
 	client := rls.NewRateLimitServiceClient(s.dial())
 	admitted := 0
 	for range 8 {
@@ -122,7 +118,7 @@ func TestBadXDSSettings(t *testing.T) {
 	} {
 		f := good
 		change(&f)
-		_, err := f.client(&ruleBoundFlags{}, nil)
+		_, err := f.client(&ruleCapFlags{}, nil)
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%v, want %q", err, want)
 		}

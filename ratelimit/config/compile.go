@@ -18,8 +18,8 @@ type Options struct {
 	MergeDomains bool
 	// CalendarMonths makes windows of a month those of the calendar.
 	CalendarMonths bool
-	// Bounds are the most that files may be; zero: the default.
-	Bounds Bounds
+	// Caps are the most that files may be; zero: the default.
+	Caps Caps
 	// Counters returns the counters of a rule, the same for the same rule after
 	// a reload. keys are the rule's, joined by NUL. nil means new ones each time.
 	Counters func(domain, keys string) *ratelimit.RuleCounters
@@ -35,8 +35,8 @@ func Parse(texts []Text, o Options) (rules *Rules, warnings, problems Problems) 
 // there is any problem; warnings never stop it. A draft of files is built if and
 // only if the same rules as texts are.
 func Build(draft Draft, o Options) (rules *Rules, warnings, problems Problems) {
-	bounds := o.Bounds.OrDefault()
-	texts, problems := draft.written(bounds)
+	caps := o.Caps.OrDefault()
+	texts, problems := draft.written(caps)
 	if len(problems) > 0 {
 		return nil, nil, problems
 	}
@@ -45,20 +45,20 @@ func Build(draft Draft, o Options) (rules *Rules, warnings, problems Problems) {
 
 // build is Build where the draft has been written already.
 func build(draft Draft, texts []Text, o Options) (rules *Rules, warnings, problems Problems) {
-	bounds := o.Bounds.OrDefault()
-	d := decoder{most: bounds.Rules}
-	if err := bounds.all(texts); err != nil {
+	caps := o.Caps.OrDefault()
+	d := decoder{most: caps.Rules}
+	if err := caps.all(texts); err != nil {
 		d.problems.add(Place{File: "config"}, "%v", err)
 		return nil, nil, d.problems
 	}
 	files := draft.Files
 	if len(files) > 0 {
-		d.check(files, texts, bounds)
+		d.check(files, texts, caps)
 		if len(d.problems) > 0 {
 			return nil, nil, d.problems
 		}
 	} else {
-		files = d.decode(texts, bounds)
+		files = d.decode(texts, caps)
 	}
 	c := newCompiler(o)
 	rules, problems = c.compile(files)

@@ -32,14 +32,14 @@ func shorten(s string) string { return cut(s, 60) }
 
 // decode reads texts, and collects their problems. The result is of use only if
 // there are none, but to find more of them.
-func (d *decoder) decode(texts []Text, bounds Bounds) []File {
-	left := bounds.Tokens
+func (d *decoder) decode(texts []Text, caps Caps) []File {
+	left := caps.Tokens
 	decoded := make([]File, 0, len(texts))
 	for _, text := range texts {
 		if len(d.problems) > maxProblems {
 			break
 		}
-		tree, syntax := parse(text.Name, text.Data, bounds, &left)
+		tree, syntax := parse(text.Name, text.Data, caps, &left)
 		if len(syntax) > 0 {
 			d.problems = append(d.problems, syntax...)
 			if tree.kind == null {

@@ -9,7 +9,7 @@ import (
 // files. The bytes of the texts tell one draft from another, they are measured
 // against the bounds, and the copy on disk holds them. Files are compiled as they
 // are, and not from their texts. It stops at a file that is beyond the bounds.
-func (d Draft) written(bounds Bounds) ([]Text, Problems) {
+func (d Draft) written(caps Caps) ([]Text, Problems) {
 	if len(d.Files) == 0 {
 		return d.Texts, nil
 	}
@@ -18,10 +18,10 @@ func (d Draft) written(bounds Bounds) ([]Text, Problems) {
 	sum := 0
 	for i := range d.Files {
 		f := &d.Files[i]
-		text, err := WriteFile(f, bounds.FileBytes)
-		if sum += len(text); err == nil && sum > bounds.TotalBytes {
+		text, err := WriteFile(f, caps.FileBytes)
+		if sum += len(text); err == nil && sum > caps.TotalBytes {
 			err = fmt.Errorf("with it all files are %d bytes, the most is %d: have fewer rules, or raise "+
-				"CONFIG_MAX_BYTES", sum, bounds.TotalBytes)
+				"CONFIG_MAX_BYTES", sum, caps.TotalBytes)
 		}
 		texts = append(texts, Text{f.Place.File, text})
 		if err != nil {
@@ -35,10 +35,10 @@ func (d Draft) written(bounds Bounds) ([]Text, Problems) {
 // check holds files that a source has decoded against the bounds that texts are
 // held against while they are decoded: size, tokens, depth, and how many
 // descriptors there are.
-func (d *decoder) check(files []File, texts []Text, bounds Bounds) {
-	left := bounds.Tokens
+func (d *decoder) check(files []File, texts []Text, caps Caps) {
+	left := caps.Tokens
 	for i := range files {
-		n, beyond := bounds.check(texts[i].Data, left)
+		n, beyond := caps.check(texts[i].Data, left)
 		if beyond != "" {
 			d.problems.add(files[i].Place, "error loading config file: %s", beyond)
 			return

@@ -78,7 +78,7 @@ func TestFilesAreBoundedAsTexts(t *testing.T) {
 	}
 	for tokens := 1; tokens < 30; tokens++ {
 		o := options()
-		o.Bounds.Tokens = tokens
+		o.Caps.Tokens = tokens
 		files := make([]File, 3)
 		for i := range files {
 			name := fmt.Sprint("d", i)

@@ -137,7 +137,7 @@ func TestBadCopies(t *testing.T) {
 				t.Fatal(err)
 			}
 			o := options()
-			o.Bounds.TotalBytes = 1000
+			o.Caps.TotalBytes = 1000
 			s := NewStore(Static{{"f", []byte("[")}}, o, slog.New(slog.DiscardHandler))
 			if err := s.KeepLastGood(path); err != nil {
 				t.Fatal(err)

@@ -137,7 +137,7 @@ func TestMemoryOfHostileFiles(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes seconds")
 	}
-	most := DefaultBounds()
+	most := DefaultCaps()
 	for name, shape := range map[string]string{
 		"commented items":   strings.Repeat("-\n #\n\n", most.Tokens),
 		"commented in flow": "[" + strings.Repeat("a, #\n", most.Tokens-2) + "]",
@@ -181,68 +181,68 @@ func heap() uint64 {
 func TestBounds(t *testing.T) {
 	file := func(rules int) string { return "domain: d\ndescriptors:\n" + numberedRules(rules) }
 	for name, c := range map[string]struct {
-		bounds Bounds
-		files  []string
-		want   string // "": they are good
+		caps  Caps
+		files []string
+		want  string // "": they are good
 	}{
-		"tokens, as many": {Bounds{Tokens: 5}, []string{"domain: d\ndescriptors:\n- key: a\n- {key: b}"[:31]}, ""},
+		"tokens, as many": {Caps{Tokens: 5}, []string{"domain: d\ndescriptors:\n- key: a\n- {key: b}"[:31]}, ""},
 		"tokens": {
-			Bounds{Tokens: 5},
+			Caps{Tokens: 5},
 			[]string{"domain: d\ndescriptors: [{key: b}, {key: c}]"},
 			"f1.yaml: error loading config file: it has 8 tokens, the most for all files is 5, of which 5 are left: " +
 				"have fewer rules, or raise CONFIG_MAX_TOKENS",
 		},
-		"tokens of two": {Bounds{Tokens: 5}, []string{
+		"tokens of two": {Caps{Tokens: 5}, []string{
 			"domain: a\ndescriptors:\n- key: b",
 			"domain: b\ndescriptors: []",
 		}, "f2.yaml: error loading config file: it has 3 tokens, the most for all " +
 			"files is 5, of which 1 are left"},
 		"tokens by aliases": {
-			Bounds{Tokens: 40},
+			Caps{Tokens: 40},
 			[]string{"domain: d\ndescriptors: [{key: b, metadata: {a: &a " +
 				"[1,2,3,4,5,6,7], b: [*a,*a,*a,*a,*a,*a,*a,*a,*a]}}]"},
 			"with its aliases it has more tokens than the 40 that are left (CONFIG_MAX_TOKENS)",
 		},
-		"rules, as many": {Bounds{Rules: 3}, []string{file(3)}, ""},
+		"rules, as many": {Caps{Rules: 3}, []string{file(3)}, ""},
 		"rules": {
-			Bounds{Rules: 3},
+			Caps{Rules: 3},
 			[]string{file(5)},
 			"f1.yaml:6:3: config error, all files together have more than 3 descriptors, and this is the first too " +
 				"many: have fewer, with patterns or values of requests, or raise CONFIG_MAX_RULES",
 		},
 		"rules of two": {
-			Bounds{Rules: 3},
+			Caps{Rules: 3},
 			[]string{
 				file(2),
 				strings.Replace(file(2), "domain: d", "domain: e", 1),
 			},
 			"f2.yaml:4:3: config error, all files together have more than 3 descriptors",
 		},
-		"bytes, as many": {Bounds{FileBytes: 9}, []string{"domain: d"}, ""},
+		"bytes, as many": {Caps{FileBytes: 9}, []string{"domain: d"}, ""},
 		"bytes": {
-			Bounds{FileBytes: 9},
+			Caps{FileBytes: 9},
 			[]string{"domain: de"},
 			"it is 10 bytes, the most is 9: split it into several files, or raise CONFIG_MAX_FILE_BYTES",
 		},
 		"bytes of all": {
-			Bounds{TotalBytes: 17},
+			Caps{TotalBytes: 17},
 			[]string{"domain: a", "domain: b"},
 			"all files up to f2.yaml are 18 bytes, the most is 17: have fewer rules, or raise CONFIG_MAX_BYTES",
 		},
 		"files": {
-			Bounds{Files: 1},
+			Caps{Files: 1},
 			[]string{"domain: a", "domain: b"},
 			"there are 2 files, the most is 1: join some, or raise CONFIG_MAX_FILES",
 		},
-		"depth": {Bounds{}, []string{"domain: d\ndescriptors: [{key: a, metadata: " +
+		"depth": {Caps{}, []string{"domain: d\ndescriptors: [{key: a, metadata: " +
 			strings.Repeat("{a: ", 210) + strings.Repeat("}", 210) + "}]"}, "nested deeper than 200"},
-		"deeper than a parser": {Bounds{}, []string{strings.Repeat("[", 45<<10)}, "exceeded max depth"},
+		"deeper than a parser": {Caps{}, []string{strings.Repeat("[", 45<<10)}, "exceeded max depth"},
 		"directives": {
-			Bounds{},
+			Caps{},
 			[]string{strings.Repeat("%A b\n", 9)},
 			"it has 9 lines that start with %, the most is 8",
 		},
-		"documents": {Bounds{}, []string{strings.Repeat("---\n", 200)}, "it has more than 100 documents"},
+		"documents": {Caps{}, []string{strings.Repeat("---\n", 200)}, "it has more than 100 documents"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var files []Text
@@ -250,7 +250,7 @@ func TestBounds(t *testing.T) {
 				files = append(files, Text{fmt.Sprintf("f%d.yaml", i+1), []byte(text)})
 			}
 			o := options()
-			o.Bounds = c.bounds
+			o.Caps = c.caps
 			rules, _, problems := Parse(files, o)
 			if c.want == "" {
 				if problems != nil || rules == nil {
@@ -308,37 +308,37 @@ func TestNamesAreBounded(t *testing.T) {
 // A tree is not read further than the bounds allow.
 func TestTreeIsBounded(t *testing.T) {
 	for name, c := range map[string]struct {
-		bounds Bounds
-		files  map[string]string
-		want   string
+		caps  Caps
+		files map[string]string
+		want  string
 	}{
 		"a large file": {
-			Bounds{FileBytes: 4},
+			Caps{FileBytes: 4},
 			map[string]string{"a": "12345"},
 			"it is more than 4 bytes: split it into several files, or raise CONFIG_MAX_FILE_BYTES",
 		},
 		"large files": {
-			Bounds{TotalBytes: 5},
+			Caps{TotalBytes: 5},
 			map[string]string{"a": "123", "b/c": "456"},
 			"with it all files are 6 bytes, the most is 5: have fewer rules, or raise CONFIG_MAX_BYTES",
 		},
 		"many files": {
-			Bounds{Files: 2},
+			Caps{Files: 2},
 			map[string]string{"a": "", "b": "", "c": ""},
 			"it is one more than the 2 that there may be: join some, or raise CONFIG_MAX_FILES",
 		},
 		"many names": {
-			Bounds{Files: 2},
+			Caps{Files: 2},
 			map[string]string{"..a": "", "..b": "", "..c": "", "..d": "", "..e": ""},
 			"more than 4 names of files and directories",
 		},
 		"deep": {
-			Bounds{Files: 2},
+			Caps{Files: 2},
 			map[string]string{"a/b/c/d/e": ""},
 			"more than 4 names of files and directories",
 		},
-		"all of it":     {Bounds{Files: 2, FileBytes: 3, TotalBytes: 6}, map[string]string{"a": "123", "b": "456"}, ""},
-		"one, too many": {Bounds{FileBytes: 4}, map[string]string{"only": "12345"}, "raise CONFIG_MAX_FILE_BYTES"},
+		"all of it":     {Caps{Files: 2, FileBytes: 3, TotalBytes: 6}, map[string]string{"a": "123", "b": "456"}, ""},
+		"one, too many": {Caps{FileBytes: 4}, map[string]string{"only": "12345"}, "raise CONFIG_MAX_FILE_BYTES"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -351,7 +351,7 @@ func TestTreeIsBounded(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			tree := Tree{Path: dir, Bounds: c.bounds}
+			tree := Tree{Path: dir, Caps: c.caps}
 			if c.files["only"] != "" {
 				tree.Path = filepath.Join(dir, "only")
 			}

@@ -13,8 +13,8 @@ import (
 // Copy is a source: the texts whose rules were good last, as a [Store] has left
 // them in a file on disk. The file belongs to one node.
 type Copy struct {
-	Path   string
-	Bounds Bounds // of what is read; zero: the default
+	Path string
+	Caps Caps // of what is read; zero: the default
 }
 
 // copied is what the file holds, as JSON. Data is base64, so that it comes back to
@@ -42,7 +42,7 @@ func (c *Copy) Read() (Draft, error) {
 		return Draft{}, fmt.Errorf("%s has the permissions %v: others may write it; chmod 600 it if you trust what "+
 			"it holds", c.Path, info.Mode().Perm())
 	}
-	most := 2*int64(c.Bounds.OrDefault().TotalBytes) + 1<<20 // base64 and names
+	most := 2*int64(c.Caps.OrDefault().TotalBytes) + 1<<20 // base64 and names
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil {
 		return Draft{}, err
@@ -110,7 +110,7 @@ func (s *Store) KeepLastGood(path string) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lastGood = &Copy{Path: path, Bounds: s.options.Bounds}
+	s.lastGood = &Copy{Path: path, Caps: s.options.Caps}
 	return nil
 }
 

@@ -106,7 +106,7 @@ func (s *Store) loadLocked() error {
 		}
 		return err
 	}
-	texts, beyond := draft.written(s.options.Bounds.OrDefault())
+	texts, beyond := draft.written(s.options.Caps.OrDefault())
 	print := fingerprint(s.seed, texts) | 1
 	if s.read && s.last == print {
 		if s.problem == nil { // also where something bad came and went between, that was no load

@@ -26,8 +26,8 @@ type Tree struct {
 	Root string
 	// IgnoreDotFiles leaves out names that start with ".".
 	IgnoreDotFiles bool
-	// Bounds are the most that is read; zero: the default.
-	Bounds Bounds
+	// Caps are the most that is read; zero: the default.
+	Caps Caps
 	// Interval is the least time between two loads that Watch asks for.
 	Interval time.Duration
 	// Log is told, at level debug, of events that were lost; nil: nobody is.
@@ -113,18 +113,18 @@ func resolve(path string) string {
 }
 
 func (t *Tree) walk() walk {
-	return walk{tree: t, bounds: t.Bounds.OrDefault(), seen: map[string]bool{}}
+	return walk{tree: t, caps: t.Caps.OrDefault(), seen: map[string]bool{}}
 }
 
 // walk reads a tree. It stops at the first thing beyond the bounds.
 type walk struct {
-	tree   *Tree
-	bounds Bounds
-	seen   map[string]bool // real paths of directories
-	count  int             // names looked at, of directories and files
-	bytes  int             // of files
-	files  []Text
-	dirs   []string
+	tree  *Tree
+	caps  Caps
+	seen  map[string]bool // real paths of directories
+	count int             // names looked at, of directories and files
+	bytes int             // of files
+	files []Text
+	dirs  []string
 	// dirsOnly leaves files unread.
 	dirsOnly bool
 }
@@ -186,7 +186,7 @@ func (w *walk) names(path string) ([]string, error) {
 		return nil, fmt.Errorf("config directory: %w", err)
 	}
 	defer func() { _ = dir.Close() }() // it was only read
-	most := 2 * w.bounds.Files         // as many directories as files
+	most := 2 * w.caps.Files           // as many directories as files
 	names, err := dir.Readdirnames(most - w.count + 1)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("config directory: %w", err)
@@ -194,7 +194,7 @@ func (w *walk) names(path string) ([]string, error) {
 	if w.count += len(names); w.count > most {
 		return nil, fmt.Errorf("config directory %s: with it there are more than %d names of files and directories: "+
 			"remove what are no rules, or raise CONFIG_MAX_FILES, which is %d", cut(path, maxName), most,
-			w.bounds.Files)
+			w.caps.Files)
 	}
 	slices.Sort(names)
 	return names, nil
@@ -203,7 +203,7 @@ func (w *walk) names(path string) ([]string, error) {
 // read reads a file, and never more of it than the bounds allow, also where it
 // grows meanwhile.
 func (w *walk) read(path string) ([]byte, error) {
-	b := w.bounds
+	b := w.caps
 	if len(w.files) == b.Files {
 		return nil, fmt.Errorf("config file %s: it is one more than the %d that there may be: join some, or raise "+
 			"CONFIG_MAX_FILES", cut(path, maxName), b.Files)

@@ -50,14 +50,14 @@ type field struct {
 // what is nested deeper than maxDepth.
 //
 // left are the tokens that there may still be; what the file uses is taken off.
-func parse(file string, text []byte, bounds Bounds, left *int) (v value, problems Problems) {
+func parse(file string, text []byte, caps Caps, left *int) (v value, problems Problems) {
 	defer func() {
 		if r := recover(); r != nil {
 			v, problems = value{}, nil
 			problems.add(Place{File: file}, "error loading config file: the YAML library failed on it: %v", r)
 		}
 	}()
-	n, beyond := bounds.check(text, *left)
+	n, beyond := caps.check(text, *left)
 	if beyond != "" {
 		problems.add(Place{File: file}, "error loading config file: %s", beyond)
 		return value{}, problems

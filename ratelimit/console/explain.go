@@ -15,18 +15,20 @@ import (
 
 // Explanation is what would happen to one descriptor, and why.
 type Explanation struct {
-	Domain     string        `json:"domain"`
-	Steps      []config.Step `json:"steps"`
-	Rule       string        `json:"rule,omitempty"`
-	Limit      string        `json:"limit,omitempty"`
-	Mode       string        `json:"mode,omitempty"`
-	Reclaim    string        `json:"reclaim,omitempty"`
-	OnFailure  string        `json:"on_store_failure,omitempty"`
-	Shadow     bool          `json:"shadow_mode,omitempty"`
-	Quota      bool          `json:"quota_mode,omitempty"`
-	Declared   string        `json:"declared,omitempty"` // over-admission
-	Next       string        `json:"next"`               // what the next request would get
-	WholeAgain time.Duration `json:"reset_ns,omitempty"`
+	Domain    string        `json:"domain"`
+	Steps     []config.Step `json:"steps"`
+	Rule      string        `json:"rule,omitempty"`
+	Limit     string        `json:"limit,omitempty"`
+	Mode      string        `json:"mode,omitempty"`
+	Reclaim   string        `json:"reclaim,omitempty"`
+	OnFailure string        `json:"on_store_failure,omitempty"`
+	Shadow    bool          `json:"shadow_mode,omitempty"`
+	Quota     bool          `json:"quota_mode,omitempty"`
+	Declared  string        `json:"declared,omitempty"` // over-admission
+	// Bounds is all that the rule declares, on max_nodes nodes that share a store.
+	Bounds     *ratelimit.Bounds `json:"bounds,omitempty"`
+	Next       string            `json:"next"` // what the next request would get
+	WholeAgain time.Duration     `json:"reset_ns,omitempty"`
 	// Envoys are those that hold leases of the key on streams to this node, the busiest
 	// first and a hundred at most; EnvoysInAll is how many there are. RLQS is what they are
 	// told where the rule's budget is not divided.
@@ -99,8 +101,9 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 		ratelimit.FailurePolicies[rule.Coordination.OnStoreFailure]
 	e.Shadow, e.Quota = rule.Shadow, rule.Quota
 	b := rule.Declare(rule.Coordination.MaxNodes, ratelimit.SharedStore)
-	e.Declared = strings.TrimSuffix(fmt.Sprintf("at most %d beyond the limit, for each key and window; %s", b.Over,
-		b.OverNote), "; ")
+	e.Bounds = &b
+	e.Declared = strings.TrimSuffix(fmt.Sprintf("at most %d beyond the limit, for each key and window; %s",
+		b.Over.Tokens, b.Over.Note()), "; ")
 	if rule.Limit.Requests == 0 {
 		e.Next = "OVER_LIMIT: requests_per_unit is 0"
 		return e

@@ -25,10 +25,18 @@ func assignment(id *rlqs.BucketId, s *typev3.RateLimitStrategy, ttl time.Duratio
 	}}
 }
 
+// passes is what an Envoy lets pass that has no lease to count by.
+type passes bool
+
+const (
+	nothing    passes = false
+	everything passes = true
+)
+
 // blanket lets everything pass for a while, or nothing.
-func blanket(id *rlqs.BucketId, allow bool, ttl time.Duration) *action {
+func blanket(id *rlqs.BucketId, what passes, ttl time.Duration) *action {
 	rule := typev3.RateLimitStrategy_DENY_ALL
-	if allow {
+	if what == everything {
 		rule = typev3.RateLimitStrategy_ALLOW_ALL
 	}
 	return assignment(id, &typev3.RateLimitStrategy{

@@ -163,7 +163,7 @@ func (s *Session) grant(now instant, d demand, ends instant, got tokens) {
 		return
 	}
 	ttl := sublease.TTL(now, ends)
-	s.next = append(s.next, blanket(b.id, false, denial(now, ends)))
+	s.next = append(s.next, blanket(b.id, nothing, denial(now, ends)))
 	if got > 0 {
 		s.next = append(s.next, oneShot(b.id, got, ttl))
 		s.node.stats.Assignments.Add(1)

@@ -119,7 +119,7 @@ func (s *Session) bucket(id *rlqs.BucketId) (*bucket, error) {
 	case len(s.buckets) >= s.node.options.Buckets:
 		s.node.stats.Refused.Add(1)
 		if len(s.next) < mostActions {
-			s.next = append(s.next, blanket(id, false, sublease.LongestTTL))
+			s.next = append(s.next, blanket(id, nothing, sublease.LongestTTL))
 		}
 		return nil, nil
 	}

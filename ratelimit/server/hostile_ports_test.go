@@ -30,7 +30,7 @@ import (
 func bounded(t *testing.T, change func(*Options)) *Server {
 	t.Helper()
 	o := local()
-	o.Bounds, o.Budget, o.HTTPBudget = transport.Default(), transport.NewBudget(8<<20), transport.NewBudget(1<<20)
+	o.Caps, o.Budget, o.HTTPBudget = transport.Default(), transport.NewBudget(8<<20), transport.NewBudget(1<<20)
 	o.HTTPConnections, o.DebugConnections = 16, 4
 	if change != nil {
 		change(&o)
@@ -70,7 +70,7 @@ var good = &rlsv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimit
 // A connection that says nothing after the preface but what it must is closed; one
 // that calls goes on.
 func TestSilentConnectionsAreClosed(t *testing.T) {
-	v := bounded(t, func(o *Options) { o.Bounds.Idle = 300 * time.Millisecond })
+	v := bounded(t, func(o *Options) { o.Caps.Idle = 300 * time.Millisecond })
 	_, rpc, _ := v.Addresses()
 	callers, done, err := hostile.Silent(rpc.String(), 20)
 	defer done()
@@ -94,7 +94,7 @@ func TestSilentConnectionsAreClosed(t *testing.T) {
 
 // More connections than there may be cost the silent ones theirs.
 func TestConnectionsAreBounded(t *testing.T) {
-	v := bounded(t, func(o *Options) { o.Bounds.Connections = 40 })
+	v := bounded(t, func(o *Options) { o.Caps.Connections = 40 })
 	_, rpc, _ := v.Addresses()
 	calls := rlsv3.NewRateLimitServiceClient(client(t, v))
 	var closing []func()
@@ -150,7 +150,7 @@ func TestCallsBeyondTheBounds(t *testing.T) {
 		}
 	}
 	eventually(t, "when all calls have ended, nothing is held", func() bool { return v.options.Budget.Held() == 0 })
-	packs := bounded(t, func(o *Options) { o.Bounds.Gzip = true })
+	packs := bounded(t, func(o *Options) { o.Caps.Gzip = true })
 	if _, err := rlsv3.NewRateLimitServiceClient(client(t, packs)).ShouldRateLimit(context.Background(), good,
 		grpc.UseCompressor(gzip.Name)); err != nil {
 		t.Errorf("with GRPC_ACCEPT_GZIP: %v", err)
@@ -220,7 +220,7 @@ func TestReflectionIsBounded(t *testing.T) {
 // An HTTP connection that says nothing, or half a header, is closed for one that
 // has something to ask.
 func TestHTTPConnectionsAreBounded(t *testing.T) {
-	v := bounded(t, func(o *Options) { o.Bounds.RequestTimeout = 400 * time.Millisecond })
+	v := bounded(t, func(o *Options) { o.Caps.RequestTimeout = 400 * time.Millisecond })
 	web, _, debug := v.Addresses()
 	for _, address := range []string{web.String(), debug.String()} {
 		var open []net.Conn

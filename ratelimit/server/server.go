@@ -40,7 +40,7 @@ type Options struct {
 	GRPCSocket        string                           // a path: instead of GRPC
 	TLS               credentials.TransportCredentials // of gRPC; nil: none
 	Metrics           string                           // host:port for metrics alone, "" for none
-	Bounds            transport.Bounds                 // of gRPC; its RequestTimeout also of HTTP
+	Caps              transport.Caps                   // of gRPC; its RequestTimeout also of HTTP
 	Budget            *transport.Budget                // of what callers have begun on gRPC
 	HTTPBudget        *transport.Budget                // counts connections of HTTP, debug and metrics that were closed
 	HTTPConnections   int                              // at once; 0: any number
@@ -76,7 +76,7 @@ var healthServices = []string{"", "ratelimit"}
 // metrics ports.
 func New(s *rls.Service, public, debug, metrics http.Handler, o Options, log *slog.Logger) (*Server, error) {
 	v := &Server{options: o, log: log, health: health.NewServer()}
-	options := append(transport.Options(o.Bounds, o.Budget, o.TLS, o.Gated), rls.ServerCodec(),
+	options := append(transport.Options(o.Caps, o.Budget, o.TLS, o.Gated), rls.ServerCodec(),
 		grpc.ChainStreamInterceptor(fewReflections()))
 	v.grpc = grpc.NewServer(append(options, o.Extra...)...)
 	s.Register(v.grpc)
@@ -139,7 +139,7 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 	}{
 		{
 			"HTTP (HOST, PORT)", "tcp", v.options.HTTP, public, v.options.HTTPConnections,
-			3 * v.options.Bounds.RequestTimeout, v.options.HTTPBudget,
+			3 * v.options.Caps.RequestTimeout, v.options.HTTPBudget,
 		},
 		{
 			"debug (DEBUG_HOST, DEBUG_PORT)", "tcp", v.options.Debug, debug, v.options.DebugConnections,
@@ -149,7 +149,7 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 			"metrics (PROMETHEUS_ADDR)", "tcp", v.options.Metrics, metrics, v.options.DebugConnections, time.Minute,
 			v.options.HTTPBudget,
 		},
-		{"gRPC (GRPC_HOST, GRPC_PORT)", "tcp", v.options.GRPC, nil, v.options.Bounds.Connections, 0, v.options.Budget},
+		{"gRPC (GRPC_HOST, GRPC_PORT)", "tcp", v.options.GRPC, nil, v.options.Caps.Connections, 0, v.options.Budget},
 	}
 	if path := v.options.GRPCSocket; path != "" {
 		grpc := &ports[len(ports)-1]
@@ -168,7 +168,7 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 		v.listeners = append(v.listeners, transport.Listen(l, p.connections, p.budget))
 		if p.handler != nil {
 			v.https = append(v.https, &http.Server{
-				Handler: p.handler, ReadTimeout: v.options.Bounds.RequestTimeout, WriteTimeout: p.answer,
+				Handler: p.handler, ReadTimeout: v.options.Caps.RequestTimeout, WriteTimeout: p.answer,
 				IdleTimeout:    time.Minute,
 				MaxHeaderBytes: maxHTTPHeader, ErrorLog: slog.NewLogLogger(v.log.Handler(), slog.LevelDebug),
 			})

@@ -23,10 +23,10 @@ type Bounds struct {
 	// Turn is for how long a holder may be without a lease when a window ends that had
 	// tokens left.
 	Turn time.Duration
+	// NewKey is how long the node may take to divide a key of which it has not heard
+	// before, beside the way to it: three decisions, each of which may wait for the store.
+	NewKey time.Duration
 }
-
-// Over is the over-admission of so many silent holders.
-func (b *Bounds) Over(silent int) ratelimit.Tokens { return b.SilentEach * ratelimit.Tokens(silent) }
 
 // Declare states the bounds of a rule for so many holders, or why its budget is not to be
 // divided among them.
@@ -42,6 +42,11 @@ func Declare(r *ratelimit.Rule, holders int) (Bounds, error) {
 			fmt.Errorf("a limit of %d leaves %d for each of %d Envoys, must be at least %d: ask over RLS, "+
 				"or have fewer Envoys share it", r.Limit.Requests, n, holders, LeastShare)
 	}
+	return DeclareEach(r), nil
+}
+
+// DeclareEach states the bounds of a rule with a limit, however many holders share it.
+func DeclareEach(r *ratelimit.Rule) Bounds {
 	most := r.LargestLease()
-	return Bounds{SilentEach: most, Stranded: most, Turn: unit + Slack}, nil
+	return Bounds{SilentEach: most, Stranded: most, Turn: unit + Slack, NewKey: 3 * r.Coordination.Deadline()}
 }

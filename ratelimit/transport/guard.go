@@ -18,7 +18,7 @@ import (
 // guarding are credentials that put a guard on each connection, above TLS.
 type guarding struct {
 	credentials.TransportCredentials
-	bounds Bounds
+	caps   Caps
 	budget *Budget
 	gated  *Gated // nil: all calls are begun
 }
@@ -29,11 +29,11 @@ func (g *guarding) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo
 	if err != nil {
 		return c, info, err
 	}
-	guard := newGuard(c, raw, &g.bounds, g.budget)
+	guard := newGuard(c, raw, &g.caps, g.budget)
 	if g.gated != nil {
-		guard.screen = newScreen(g.gated, g.bounds.HeaderBytes)
+		guard.screen = newScreen(g.gated, g.caps.HeaderBytes)
 	}
-	if !g.bounds.Conversations { // there, who the other side is depends on what info is
+	if !g.caps.Conversations { // there, who the other side is depends on what info is
 		info = &guarded{info, guard}
 	}
 	return guard, info, nil
@@ -48,7 +48,7 @@ func (g *guarding) ClientHandshake(
 
 // Clone implements [credentials.TransportCredentials].
 func (g *guarding) Clone() credentials.TransportCredentials {
-	return &guarding{g.TransportCredentials.Clone(), g.bounds, g.budget, g.gated}
+	return &guarding{g.TransportCredentials.Clone(), g.caps, g.budget, g.gated}
 }
 
 var errEnded = errors.New("the connection was ended: it held more than its share of what callers may have kept " +
@@ -61,7 +61,7 @@ var errEnded = errors.New("the connection was ended: it held more than its share
 // written, or either side has reset it.
 type guard struct {
 	net.Conn
-	bounds *Bounds
+	caps   *Caps
 	budget *Budget
 	raw    *conn   // what it came as; nil: not from a Listener
 	screen *screen // nil: all calls are begun
@@ -95,8 +95,8 @@ type call struct {
 	talk     *Talk // what works on the call has asked what its caller has received; nil: it has not
 }
 
-func newGuard(c, raw net.Conn, bounds *Bounds, budget *Budget) *guard {
-	g := &guard{Conn: c, bounds: bounds, budget: budget}
+func newGuard(c, raw net.Conn, caps *Caps, budget *Budget) *guard {
+	g := &guard{Conn: c, caps: caps, budget: budget}
 	g.raw, _ = raw.(*conn)
 	g.in.skip = prefaceLen
 	budget.join(g)
@@ -105,7 +105,7 @@ func newGuard(c, raw net.Conn, bounds *Bounds, budget *Budget) *guard {
 
 // callCost is what an open call costs before any data: its headers as they are
 // kept, and what works on it.
-func (g *guard) callCost() int64 { return int64(g.bounds.HeaderBytes) + 8<<10 }
+func (g *guard) callCost() int64 { return int64(g.caps.HeaderBytes) + 8<<10 }
 
 // Read implements net.Conn.
 func (g *guard) Read(p []byte) (int, error) {
@@ -207,12 +207,12 @@ func (g *guard) stalled(err error) bool {
 
 // await gives the next read the time that the oldest incomplete request has left.
 func (g *guard) await() {
-	if g.bounds.Conversations || g.bounds.RequestTimeout == 0 {
+	if g.caps.Conversations || g.caps.RequestTimeout == 0 {
 		return
 	}
 	if s := g.screen; s != nil && len(s.kept) > 0 {
 		g.timed = true
-		_ = g.SetReadDeadline(started.Add(time.Duration(s.since) + g.bounds.RequestTimeout))
+		_ = g.SetReadDeadline(started.Add(time.Duration(s.since) + g.caps.RequestTimeout))
 		return
 	}
 	if g.unfinished.Load() == 0 {
@@ -238,7 +238,7 @@ func (g *guard) timeLimit() bool {
 	}
 	g.mu.Unlock()
 	if i >= 0 {
-		_ = g.SetReadDeadline(started.Add(time.Duration(since) + g.bounds.RequestTimeout))
+		_ = g.SetReadDeadline(started.Add(time.Duration(since) + g.caps.RequestTimeout))
 	}
 	return i >= 0
 }
@@ -246,13 +246,13 @@ func (g *guard) timeLimit() bool {
 // hurry gives writes a time after which nobody reads them. It is set anew once a
 // second at most.
 func (g *guard) hurry() {
-	if g.bounds.RequestTimeout == 0 {
+	if g.caps.RequestTimeout == 0 {
 		return
 	}
 	now := time.Now()
-	if g.raw != nil && g.raw.untimed.Swap(false) || now.Sub(g.wrote) > min(time.Second, g.bounds.RequestTimeout/4) {
+	if g.raw != nil && g.raw.untimed.Swap(false) || now.Sub(g.wrote) > min(time.Second, g.caps.RequestTimeout/4) {
 		g.wrote = now
-		_ = g.SetWriteDeadline(now.Add(g.bounds.RequestTimeout))
+		_ = g.SetWriteDeadline(now.Add(g.caps.RequestTimeout))
 	}
 }
 
@@ -269,7 +269,7 @@ func (g *guard) arrived(b []byte) (change int64, ok bool) {
 		switch {
 		case begun:
 			g.beganLocked(&g.in.frame)
-		case piece != nil && g.bounds.Conversations && g.in.kind == frameData:
+		case piece != nil && g.caps.Conversations && g.in.kind == frameData:
 			g.messageLocked(g.in.stream, piece)
 		case piece != nil && g.in.kind == framePing:
 			g.pongLocked(piece)
@@ -294,7 +294,7 @@ func (g *guard) beganLocked(f *frame) {
 		g.headersLocked(f)
 	case frameData:
 		if c := g.callLocked(f.stream); c != nil {
-			if !g.bounds.Conversations || f.flags&flagPadded != 0 {
+			if !g.caps.Conversations || f.flags&flagPadded != 0 {
 				c.blind = true
 				g.addLocked(c, frameCost(f.length))
 			}
@@ -316,7 +316,7 @@ func (g *guard) headersLocked(f *frame) {
 		return // the transport will not have it
 	}
 	g.latest = f.stream
-	if uint32(len(g.open)) >= 2*g.bounds.Streams+1000 && g.bounds.Streams > 0 {
+	if uint32(len(g.open)) >= 2*g.caps.Streams+1000 && g.caps.Streams > 0 {
 		if g.budget != nil {
 			g.budget.Excess.Add(1)
 		}

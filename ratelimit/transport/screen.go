@@ -220,7 +220,7 @@ func (g *guard) screenHeadersLocked(f *frame, after []byte) bool {
 	}
 	if f.flags&flagEndHeaders == 0 || len(after) < f.length {
 		s.piecing, s.pieces = true, s.pieces[:0]
-		g.letInLocked(f, false)
+		g.letInLocked(f, unasked)
 		return true
 	}
 	block := bare(after[:f.length], f.flags)
@@ -229,9 +229,9 @@ func (g *guard) screenHeadersLocked(f *frame, after []byte) bool {
 	case !ok:
 		g.ended = true // gRPC would say the same
 	case !fresh || !asks:
-		g.letInLocked(f, false)
+		g.letInLocked(f, unasked)
 	case s.Gate.Arrive(s.now, patience):
-		g.letInLocked(f, true)
+		g.letInLocked(f, letIn)
 	default:
 		s.changes = append(s.changes, changes...)
 		g.refuseLocked(f)
@@ -259,8 +259,17 @@ func (s *screen) understand(block []byte) (patience time.Duration, changes []byt
 	return s.fields.patience, changes, asks, true
 }
 
+// throughGate is whether the gate was asked about a frame: whether it has to be told when
+// the call has ended, for it counts the calls that it let in.
+type throughGate bool
+
+const (
+	unasked throughGate = false
+	letIn   throughGate = true
+)
+
 // letInLocked has gRPC know of a call, or of what ends one.
-func (g *guard) letInLocked(f *frame, counted bool) {
+func (g *guard) letInLocked(f *frame, counted throughGate) {
 	s := g.screen
 	s.passed = max(s.passed, f.stream)
 	g.headersLocked(f)

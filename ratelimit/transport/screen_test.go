@@ -82,7 +82,7 @@ func (w *line) SetReadDeadline(time.Time) error { return nil }
 func (w *line) Close() error                    { return nil }
 
 func screenedGuard(w *line, gate Gate) *guard {
-	g := newGuard(w, w, &Bounds{HeaderBytes: 8 << 10}, nil)
+	g := newGuard(w, w, &Caps{HeaderBytes: 8 << 10}, nil)
 	g.screen = newScreen(gatedBy(gate), 8<<10)
 	return g
 }
@@ -466,11 +466,11 @@ type talk struct {
 	said  *dialogue
 }
 
-func newTalk(t testing.TB, bounds *Bounds) *talk {
+func newTalk(t testing.TB, caps *Caps) *talk {
 	v := &talk{TB: t, line: &line{}, admit: true, said: &dialogue{}}
 	v.gate = &door{decide: func() bool { return v.admit }}
-	v.guard = newGuard(v.line, v.line, bounds, nil)
-	v.screen = newScreen(gatedBy(v.gate), bounds.HeaderBytes)
+	v.guard = newGuard(v.line, v.line, caps, nil)
+	v.screen = newScreen(gatedBy(v.gate), caps.HeaderBytes)
 	v.in.skip = 0
 	v.said.framer, v.said.encoder = http2.NewFramer(v.said, nil), hpack.NewEncoder(&v.said.block)
 	return v
@@ -530,7 +530,7 @@ func (v *talk) expect(passed, written string) {
 // A refused call whose request has not come to its end is reset, once, and what still
 // comes of it is not passed on; one that has ended is only answered.
 func TestRefusedRequestsThatGoOn(t *testing.T) {
-	v := newTalk(t, &Bounds{HeaderBytes: 8 << 10})
+	v := newTalk(t, &Caps{HeaderBytes: 8 << 10})
 	f := v.said.framer
 	v.headers(1)
 	_ = f.WriteData(1, true, make([]byte, 10))
@@ -560,7 +560,7 @@ func TestRefusedRequestsThatGoOn(t *testing.T) {
 
 // The same bytes mean another method once the table has changed.
 func TestKnownBlocksAreForgotten(t *testing.T) {
-	v := newTalk(t, &Bounds{HeaderBytes: 8 << 10})
+	v := newTalk(t, &Caps{HeaderBytes: 8 << 10})
 	call := func(id uint32, block ...byte) {
 		_ = v.said.framer.WriteHeaders(
 			http2.HeadersFrameParam{
@@ -588,7 +588,7 @@ func TestKnownBlocksAreForgotten(t *testing.T) {
 // A caller that never hears of its window being given back cannot send more: a little
 // waits for an answer, much does not.
 func TestWindowIsGivenBack(t *testing.T) {
-	v := newTalk(t, &Bounds{HeaderBytes: 8 << 10})
+	v := newTalk(t, &Caps{HeaderBytes: 8 << 10})
 	v.headers(1)
 	_ = v.said.framer.WriteData(1, true, nil)
 	v.read()
@@ -637,7 +637,7 @@ func TestNonsenseEndsTheConnection(t *testing.T) {
 			}
 		},
 	} {
-		v := newTalk(t, &Bounds{HeaderBytes: 8 << 10, Streams: 1})
+		v := newTalk(t, &Caps{HeaderBytes: 8 << 10, Streams: 1})
 		v.headers(1)
 		v.read()
 		say(v, v.said.framer)
@@ -662,8 +662,8 @@ func TestNonsenseEndsTheConnection(t *testing.T) {
 func TestHalfAFrameOfHeadersIsTimed(t *testing.T) {
 	here, there := net.Pipe()
 	defer there.Close()
-	bounds := Bounds{HeaderBytes: 8 << 10, RequestTimeout: 20 * time.Millisecond}
-	g := newGuard(here, here, &bounds, nil)
+	caps := Caps{HeaderBytes: 8 << 10, RequestTimeout: 20 * time.Millisecond}
+	g := newGuard(here, here, &caps, nil)
 	g.screen = newScreen(gatedBy(&door{decide: func() bool { return true }}), 8<<10)
 	g.in.skip = 0
 	go func() { _, _ = there.Write([]byte{0, 0, 50, frameHeaders, flagEndHeaders, 0, 0, 0, 1, 0x83}) }()

@@ -54,7 +54,7 @@ func (c *stoppable) Read(p []byte) (int, error) {
 }
 
 // serveTalks serves until the test ends. Its answers are size bytes.
-func serveTalks(t *testing.T, size int, gated *Gated, b Bounds) (*talker, *stoppable, *grpc.ClientConn, *Budget) {
+func serveTalks(t *testing.T, size int, gated *Gated, b Caps) (*talker, *stoppable, *grpc.ClientConn, *Budget) {
 	t.Helper()
 	s := &talker{talks: make(chan *Talk, 16), answer: &rlqs.RateLimitQuotaResponse{
 		BucketAction: []*rlqs.RateLimitQuotaResponse_BucketAction{{

@@ -104,7 +104,7 @@ func TestMessagesAreFollowed(t *testing.T) {
 }
 
 // testGuard is a guard that nothing is written to or read from.
-func testGuard(budget *Budget, b Bounds) (*guard, net.Conn) {
+func testGuard(budget *Budget, b Caps) (*guard, net.Conn) {
 	here, there := net.Pipe()
 	return newGuard(here, here, &b, budget), there
 }
@@ -149,7 +149,7 @@ func (w *wire) headers(stream uint32, end ends) {
 func TestGuardReckonsOpenCalls(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		budget := NewBudget(1 << 40)
-		g, there := testGuard(budget, Bounds{HeaderBytes: 1000, Streams: 100})
+		g, there := testGuard(budget, Caps{HeaderBytes: 1000, Streams: 100})
 		defer there.Close()
 		in, out := clientWire(), serverWire()
 		var open []uint32
@@ -201,7 +201,7 @@ func TestGuardReckonsOpenCalls(t *testing.T) {
 // A peer's conversation goes on for ever, and costs what is under way.
 func TestConversationCostsWhatIsUnderWay(t *testing.T) {
 	budget := NewBudget(1 << 20)
-	g, there := testGuard(budget, Bounds{HeaderBytes: 1000, Conversations: true})
+	g, there := testGuard(budget, Caps{HeaderBytes: 1000, Conversations: true})
 	defer there.Close()
 	in := clientWire()
 	in.headers(1, goesOn)
@@ -325,7 +325,7 @@ func TestListenerClosesTheSilent(t *testing.T) {
 // A request that is not complete in time, and a reply that is not taken, end the
 // connection; a pause between calls does not.
 func TestGuardEndsWhatDoesNotGoOn(t *testing.T) {
-	bounds := Bounds{HeaderBytes: 1000, Streams: 100, RequestTimeout: 100 * time.Millisecond}
+	caps := Caps{HeaderBytes: 1000, Streams: 100, RequestTimeout: 100 * time.Millisecond}
 	accept := func() (*guard, net.Conn, *Budget) {
 		raw, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
@@ -342,7 +342,7 @@ func TestGuardEndsWhatDoesNotGoOn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return newGuard(c, c, &bounds, budget), there, budget
+		return newGuard(c, c, &caps, budget), there, budget
 	}
 	buffer := make([]byte, 1<<10)
 	g, there, budget := accept()
@@ -375,7 +375,7 @@ func TestGuardEndsWhatDoesNotGoOn(t *testing.T) {
 	if _, err := g.Read(buffer); err != nil {
 		t.Fatal(err)
 	}
-	later := time.AfterFunc(3*bounds.RequestTimeout, func() { _, _ = there.Write([]byte{0}) })
+	later := time.AfterFunc(3*caps.RequestTimeout, func() { _, _ = there.Write([]byte{0}) })
 	defer later.Stop()
 	if _, err := g.Read(buffer); err != nil || budget.Stalled.Load() != 0 {
 		t.Errorf("a silent connection whose request is complete: %v", err)
@@ -387,7 +387,7 @@ func TestGuardEndsWhatDoesNotGoOn(t *testing.T) {
 // A connection that opens calls far beyond what it may ends.
 func TestTooManyCallsEndAConnection(t *testing.T) {
 	budget := NewBudget(1 << 40)
-	g, there := testGuard(budget, Bounds{Streams: 10})
+	g, there := testGuard(budget, Caps{Streams: 10})
 	defer there.Close()
 	in := clientWire()
 	for i := range uint32(1021) {
@@ -468,7 +468,7 @@ func TestBoundsValidate(t *testing.T) {
 	if err := b.Validate(); err != nil {
 		t.Error(err)
 	}
-	b = Bounds{HeaderBytes: 1, MessageBytes: 1 << 30}
+	b = Caps{HeaderBytes: 1, MessageBytes: 1 << 30}
 	err := b.Validate()
 	for _, name := range []string{
 		"GRPC_MAX_CONNECTIONS is 0", "GRPC_MAX_CONCURRENT_STREAMS",

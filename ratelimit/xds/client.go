@@ -35,7 +35,7 @@ type Options struct {
 	Backoff     Backoff
 	Additions   *Additions
 	Interval    time.Duration // least between two loads; pushes that come faster share one
-	Bounds      config.Bounds // of all that is pushed at once; zero: the default
+	Caps        config.Caps   // of all that is pushed at once; zero: the default
 	// OnState, if set, is told when a stream is open (nil) and why it ended. It
 	// must not block.
 	OnState func(error)
@@ -72,7 +72,7 @@ type Client struct {
 
 // NewClient makes a client; it does not connect yet.
 func NewClient(o Options) *Client {
-	o.Bounds = o.Bounds.OrDefault()
+	o.Caps = o.Caps.OrDefault()
 	return &Client{options: o, pace: config.Pace{Interval: o.Interval}}
 }
 
@@ -95,7 +95,7 @@ func (c *Client) Watch(ctx context.Context, load config.Loader) error {
 	conn, err := grpc.NewClient(
 		"passthrough:///"+c.options.Server, grpc.WithTransportCredentials(c.options.Credentials),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.options.MaxMessage),
-			grpc.ForceCodecV2(newCodec(c.options.Bounds, load.Refuse))),
+			grpc.ForceCodecV2(newCodec(c.options.Caps, load.Refuse))),
 		grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time: 30 * time.Second, Timeout: 10 * time.Second,
@@ -203,7 +203,7 @@ func shortenTo(text string, most int) string {
 func (c *Client) take(push *discovery.DiscoveryResponse, load config.Loader) error {
 	begun := time.Now()
 	defer func() { c.pace.Done(begun, time.Now()) }()
-	files, err := filesOf(push.GetResources(), c.options.Additions, c.options.Bounds)
+	files, err := filesOf(push.GetResources(), c.options.Additions, c.options.Caps)
 	if err != nil {
 		load.Refuse(err)
 		return err

@@ -26,7 +26,7 @@ const (
 // are decoded to, so that they are checked and compiled as files are.
 type converter struct {
 	more     *Additions
-	bounds   config.Bounds
+	caps     config.Caps
 	messages int // that the push may still hold
 	rules    int // descriptors so far
 
@@ -35,8 +35,8 @@ type converter struct {
 	path   []string     // of the descriptor that is converted
 }
 
-func newConverter(more *Additions, bounds config.Bounds) *converter {
-	return &converter{more: more, bounds: bounds, messages: bounds.Tokens}
+func newConverter(more *Additions, caps config.Caps) *converter {
+	return &converter{more: more, caps: caps, messages: caps.Tokens}
 }
 
 // file converts a resource.
@@ -48,7 +48,7 @@ func (c *converter) file(resource *anypb.Any) (config.File, error) {
 	body := resource.GetValue()
 	if err := configShape.count(body, &c.messages, 0); errors.Is(err, errMany) {
 		return config.File{}, fmt.Errorf("a resource of %d bytes: with it the push holds more than %d descriptors, "+
-			"limits and values of metadata: have fewer rules, or raise CONFIG_MAX_TOKENS", len(body), c.bounds.Tokens)
+			"limits and values of metadata: have fewer rules, or raise CONFIG_MAX_TOKENS", len(body), c.caps.Tokens)
 	} else if err != nil {
 		return config.File{}, fmt.Errorf("a resource of %d bytes that is no RateLimitConfig: %w", len(body), err)
 	}
@@ -74,9 +74,9 @@ func (c *converter) descriptors(all []*rlsconf.RateLimitDescriptor) ([]config.De
 	if len(all) == 0 {
 		return nil, nil
 	}
-	out := make([]config.Descriptor, 0, min(len(all), c.bounds.Rules+1-c.rules))
+	out := make([]config.Descriptor, 0, min(len(all), c.caps.Rules+1-c.rules))
 	for _, m := range all {
-		if c.rules > c.bounds.Rules {
+		if c.rules > c.caps.Rules {
 			break
 		}
 		c.rules++
@@ -182,8 +182,8 @@ func unknown(d *config.Descriptor, b []byte) error {
 
 // filesOf converts the resources of a push, and says of the first few that are bad
 // why. Files are in the order of their names: a server may send them in any.
-func filesOf(resources []*anypb.Any, more *Additions, bounds config.Bounds) ([]config.File, error) {
-	c := newConverter(more, bounds)
+func filesOf(resources []*anypb.Any, more *Additions, caps config.Caps) ([]config.File, error) {
+	c := newConverter(more, caps)
 	files := make([]config.File, 0, len(resources))
 	var errs []error
 	for _, r := range resources {

@@ -85,9 +85,9 @@ func TestHostileResources(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
-			files, err := filesOf([]*anypb.Any{{TypeUrl: TypeURL, Value: c.resource}}, nil, config.DefaultBounds())
+			files, err := filesOf([]*anypb.Any{{TypeUrl: TypeURL, Value: c.resource}}, nil, config.DefaultCaps())
 			runtime.ReadMemStats(&after)
-			if err == nil && len(files[0].Descriptors) > config.DefaultBounds().Rules+1 {
+			if err == nil && len(files[0].Descriptors) > config.DefaultCaps().Rules+1 {
 				t.Errorf("%d descriptors were converted", len(files[0].Descriptors))
 			}
 			if err == nil && c.want != "" {
@@ -105,7 +105,7 @@ func TestHostileResources(t *testing.T) {
 			}
 		})
 	}
-	all, err := filesOf(make([]*anypb.Any, 1000), nil, config.DefaultBounds())
+	all, err := filesOf(make([]*anypb.Any, 1000), nil, config.DefaultCaps())
 	if err == nil || all != nil || len(err.Error()) > 4<<10 {
 		t.Errorf("many bad resources: an error of %d bytes", len(err.Error()))
 	}
@@ -114,7 +114,7 @@ func TestHostileResources(t *testing.T) {
 // A response of empty resources is not even built.
 func TestHostileResponse(t *testing.T) {
 	var refused []error
-	c := newCodec(config.DefaultBounds(), func(err error) { refused = append(refused, err) })
+	c := newCodec(config.DefaultCaps(), func(err error) { refused = append(refused, err) })
 	for name, b := range map[string][]byte{
 		"resources":     repeat(nest(2, nil), 1<<20),
 		"their errors":  repeat(nest(7, nil), 1<<20),
@@ -215,7 +215,7 @@ func TestPushesAreCoalesced(t *testing.T) {
 // A push that cannot be read costs itself, and is counted.
 func TestPoisonedPush(t *testing.T) {
 	m := newManager(t, "127.0.0.1:0")
-	store := run(t, Options{Server: m.addr, Bounds: config.Bounds{Tokens: 10}})
+	store := run(t, Options{Server: m.addr, Caps: config.Caps{Tokens: 10}})
 	m.push(domain("a", limit("k", 5)))
 	m.acked("v1")
 	many := make([]*rlsconf.RateLimitDescriptor, 20)

@@ -36,7 +36,7 @@ var sources = map[string]source{
 		for i, text := range s.texts {
 			writeFile(t, filepath.Join(dir, fmt.Sprintf("f%d.yaml", i)), text)
 		}
-		store := newStore(&config.Tree{Path: dir, Bounds: o.Bounds}, o)
+		store := newStore(&config.Tree{Path: dir, Caps: o.Caps}, o)
 		return store, store.Load()
 	},
 	"copy": func(t *testing.T, s said, o config.Options) (*config.Store, error) {
@@ -54,12 +54,12 @@ var sources = map[string]source{
 		}
 		path := filepath.Join(t.TempDir(), "copy")
 		writeFile(t, path, string(text))
-		store := newStore(&config.Copy{Path: path, Bounds: o.Bounds}, o)
+		store := newStore(&config.Copy{Path: path, Caps: o.Caps}, o)
 		return store, store.Load()
 	},
 	"push": func(t *testing.T, s said, o config.Options) (*config.Store, error) {
 		t.Helper()
-		c := NewClient(Options{Bounds: o.Bounds})
+		c := NewClient(Options{Caps: o.Caps})
 		push := &discovery.DiscoveryResponse{}
 		for _, p := range s.pushed {
 			body, err := anypb.New(p)
@@ -136,9 +136,9 @@ func TestSourcesAgree(t *testing.T) {
 	odd.RateLimit.Unit = 257
 	for name, c := range map[string]struct {
 		said
-		bounds config.Bounds
-		rules  string
-		wrong  []string // parts of the error; none: it is loaded
+		caps  config.Caps
+		rules string
+		wrong []string // parts of the error; none: it is loaded
 	}{
 		"no rules": {said: said{[]string{"domain: d"}, []*rlsconf.RateLimitConfig{domain("d")}}},
 		"rules": {
@@ -195,35 +195,35 @@ func TestSourcesAgree(t *testing.T) {
 		},
 		"99 deep":       {said: deepSaid(99), rules: "d." + strings.Repeat("k.", 98) + "k: 1 per minute"},
 		"100 deep":      {said: deepSaid(100), wrong: []string{"nested deeper than 200"}},
-		"as many rules": {said: wideSaid(2), bounds: config.Bounds{Rules: 6}},
+		"as many rules": {said: wideSaid(2), caps: config.Caps{Rules: 6}},
 		"many rules": {
-			said: wideSaid(2), bounds: config.Bounds{Rules: 5},
+			said: wideSaid(2), caps: config.Caps{Rules: 5},
 			wrong: []string{"config error, all files together have more than 5 descriptors, and this is the first " +
 				"too many: have fewer, with patterns or values of requests, or raise CONFIG_MAX_RULES"},
 		},
-		"as many files": {said: wideSaid(3), bounds: config.Bounds{Files: 3}},
+		"as many files": {said: wideSaid(3), caps: config.Caps{Files: 3}},
 		"many files": {
-			said: wideSaid(3), bounds: config.Bounds{Files: 2},
+			said: wideSaid(3), caps: config.Caps{Files: 2},
 			wrong: []string{"raise CONFIG_MAX_FILES"},
 		},
 		"tokens": {
-			said: wideSaid(3), bounds: config.Bounds{Tokens: 10},
+			said: wideSaid(3), caps: config.Caps{Tokens: 10},
 			wrong: []string{"raise CONFIG_MAX_TOKENS"},
 		},
 		"a large file": {
 			said: one("key: "+strings.Repeat("k", 1000),
-				&rlsconf.RateLimitDescriptor{Key: strings.Repeat("k", 1000)}), bounds: config.Bounds{FileBytes: 1000},
+				&rlsconf.RateLimitDescriptor{Key: strings.Repeat("k", 1000)}), caps: config.Caps{FileBytes: 1000},
 			wrong: []string{"raise CONFIG_MAX_FILE_BYTES"},
 		},
 		"large files": {
-			said: wideSaid(20), bounds: config.Bounds{TotalBytes: 900},
+			said: wideSaid(20), caps: config.Caps{TotalBytes: 900},
 			wrong: []string{"with it all files are", "the most is 900: have fewer rules, or raise CONFIG_MAX_BYTES"},
 		},
 	} {
 		for kind, load := range sources {
 			t.Run(name+"/"+kind, func(t *testing.T) {
 				o := options()
-				o.Bounds = c.bounds
+				o.Caps = c.caps
 				store, err := load(t, c.said, o)
 				if len(c.wrong) == 0 {
 					if err != nil || rulesOf(store) != c.rules {

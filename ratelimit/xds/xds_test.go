@@ -336,7 +336,7 @@ func TestConversion(t *testing.T) {
 func options() config.Options { return config.Options{Coordination: ratelimit.DefaultCoordination()} }
 
 func convertOne(resource *anypb.Any, more *Additions) (config.File, error) {
-	return newConverter(more, config.DefaultBounds()).file(resource)
+	return newConverter(more, config.DefaultCaps()).file(resource)
 }
 
 func written(t *testing.T, f config.File) string {
@@ -352,7 +352,7 @@ func TestBadInput(t *testing.T) {
 	bad := limit("k", 1)
 	bad.ProtoReflect().SetUnknown([]byte{0xff})
 	if _, err := newConverter(nil,
-		config.DefaultBounds()).descriptors([]*rlsconf.RateLimitDescriptor{bad}); err == nil {
+		config.DefaultCaps()).descriptors([]*rlsconf.RateLimitDescriptor{bad}); err == nil {
 		t.Error("a broken field was read")
 	}
 	meta, err := proto.Marshal(&structpb.Struct{
@@ -402,7 +402,7 @@ func TestAdditionsByPath(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := filesOf([]*anypb.Any{body}, more, config.DefaultBounds())
+	files, err := filesOf([]*anypb.Any{body}, more, config.DefaultCaps())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -450,7 +450,7 @@ func TestBadAdditions(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := ""
-		if files, err := filesOf([]*anypb.Any{body}, more, config.DefaultBounds()); err != nil {
+		if files, err := filesOf([]*anypb.Any{body}, more, config.DefaultCaps()); err != nil {
 			got = err.Error()
 		} else if _, _, problems := config.Build(config.Draft{Files: files}, options()); problems != nil {
 			got = problems.Error()

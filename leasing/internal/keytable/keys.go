@@ -2,46 +2,45 @@ package keytable
 
 import "unsafe"
 
-// keys are the bytes of keys, in grains of 16 bytes. A page has keys of one number of
-// grains, and when the last of them is removed it is free for keys of any length: keys
-// whose lengths change over time take what two generations of them take. A key's number is its page, and its first grain there.
+// keys are the bytes of keys, and what is kept beside each, in grains of 16 bytes. A
+// page has places of one number of grains, and when the last of them is removed it is
+// free for places of any length: keys whose lengths change over time take what two
+// generations of them take. A place's number is its page, and its first grain there.
 type keys struct {
 	pages []page
-	room  [mostGrains + 1]uint32 // by how many grains: a page with room, plus 1, the first of a list; 0: none. In [0]: pages without keys
+	// room is by how many grains: a page with room, plus 1, the first of a list; 0 is
+	// none. In room[0] are the pages without places.
+	room [mostGrains + 1]uint32
 }
 
 // page is 64 grains. Free places are a list through their first byte.
 type page struct {
 	bytes      *[pageGrains * grain]byte
 	next, prev uint32 // pages of the same list, plus 1
-	grains     uint8  // of a key; 0: it has none
-	live       uint8  // keys
-	used       uint8  // grains that were ever used since it got its first key
+	grains     uint8  // of a place; 0: it has none
+	live       uint8  // places
+	used       uint8  // grains that were ever used since it got its first place
 	free       uint8  // the first grain of a free place, plus 1; 0: none
 }
 
 const (
 	grain      = 16
 	pageGrains = 64 // 1 KiB
-	mostGrains = MaxKeyLen / grain
+	mostGrains = (MaxKeyLen + MaxKept) / grain
 )
 
-func grainsFor(n int) uint8 { return uint8((n + grain - 1) / grain) }
+// grainsFor n bytes: at least one, so that each key has a place.
+func grainsFor(n int) uint8 { return uint8(max(1, (n+grain-1)/grain)) }
 
-func (k *keys) bytes(number uint32, n uint8) []byte {
-	if n == 0 {
-		return nil
-	}
+// bytes are those of a place, all of them.
+func (k *keys) bytes(number uint32) []byte {
+	p := &k.pages[number/pageGrains]
 	at := number % pageGrains * grain
-	return k.pages[number/pageGrains].bytes[at : at+uint32(n)]
+	return p.bytes[at : at+uint32(p.grains)*grain]
 }
 
-// add keeps a key's bytes, and returns its number.
-func (k *keys) add(a *Arena, key []byte) uint32 {
-	n := grainsFor(len(key))
-	if n == 0 {
-		return 0
-	}
+// add finds a place of n grains for a key's bytes, and returns its number.
+func (k *keys) add(a *Arena, key []byte, n uint8) uint32 {
 	if k.room[n] == 0 {
 		k.begin(a, n)
 	}
@@ -62,7 +61,7 @@ func (k *keys) add(a *Arena, key []byte) uint32 {
 	return number*pageGrains + uint32(at)
 }
 
-// begin makes a page for keys of n grains, of one that has none, or a new one.
+// begin makes a page for places of n grains, of one that has none, or a new one.
 func (k *keys) begin(a *Arena, n uint8) {
 	number := k.room[0]
 	if number != 0 {
@@ -75,14 +74,11 @@ func (k *keys) begin(a *Arena, n uint8) {
 	k.link(number-1, n)
 }
 
-// remove leaves a key's place to others.
-func (k *keys) remove(number uint32, length uint8) {
-	n := grainsFor(int(length))
-	if n == 0 {
-		return
-	}
+// remove leaves a place to others.
+func (k *keys) remove(number uint32) {
 	of, at := number/pageGrains, uint8(number%pageGrains)
 	p := &k.pages[of]
+	n := p.grains
 	full := p.free == 0 && p.used+n > pageGrains
 	p.bytes[int(at)*grain] = p.free
 	p.free = at + 1

@@ -15,7 +15,7 @@ func (id ID) tag() uint8 { return uint8(id.Low>>56) | 1 }
 // Cell is one key of a table. It moves when another key is added or removed.
 type Cell[T any] struct {
 	id   ID
-	key  uint32 // see keyBytes
+	key  uint32 // the number of its place; see keys
 	len  uint8
 	Mark uint8  // the owner's
 	Note uint16 // the owner's

@@ -9,6 +9,9 @@ import (
 // MaxKeyLen is the longest key that a table keeps, in bytes.
 const MaxKeyLen = 128
 
+// MaxKept is how many bytes may be kept beside a key.
+const MaxKept = 256
+
 // mostDepth bounds the directory. A keyed hash does not come near it.
 const mostDepth = 24
 
@@ -73,7 +76,7 @@ func (t *Table[T]) Add(id ID, key []byte, dead func(*Cell[T]) bool) *Cell[T] {
 	t.size++
 	c := s.place(id)
 	c.id, c.len = id, uint8(len(key))
-	c.key = t.keys.add(t.arena, key)
+	c.key = t.keys.add(t.arena, key, grainsFor(len(key)))
 	return c
 }
 
@@ -154,7 +157,7 @@ func (t *Table[T]) Remove(id ID) bool {
 }
 
 func (t *Table[T]) drop(s *segment[T], at int) {
-	t.keys.remove(s.cells[at].key, s.cells[at].len)
+	t.keys.remove(s.cells[at].key)
 	s.remove(at)
 	t.size--
 }
@@ -183,7 +186,23 @@ func (t *Table[T]) evict(dead func(*Cell[T]) bool) bool {
 }
 
 // Key is the key of a cell. It is the table's, and good until the table changes.
-func (t *Table[T]) Key(c *Cell[T]) []byte { return t.keys.bytes(c.key, c.len) }
+func (t *Table[T]) Key(c *Cell[T]) []byte { return t.keys.bytes(c.key)[:c.len:c.len] }
+
+// Keep keeps bytes beside a key, in place of those that were kept; at most MaxKept.
+func (t *Table[T]) Keep(c *Cell[T], kept []byte) {
+	n, has := grainsFor(int(c.len)+len(kept)), len(t.keys.bytes(c.key))/grain
+	if int(n) > has || int(n) < has-1 { // one grain more or less comes and goes
+		var key [MaxKeyLen]byte
+		copy(key[:c.len], t.Key(c))
+		t.keys.remove(c.key)
+		c.key = t.keys.add(t.arena, key[:c.len], n)
+	}
+	copy(t.keys.bytes(c.key)[c.len:], kept)
+}
+
+// Kept begins with what was last kept beside a key; how long that was, it does not
+// know. It is the table's, and good until the table changes.
+func (t *Table[T]) Kept(c *Cell[T]) []byte { return t.keys.bytes(c.key)[c.len:] }
 
 // Cursor is how far a walk through a table has come. The zero Cursor is its start.
 type Cursor struct {

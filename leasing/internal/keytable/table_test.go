@@ -1,6 +1,7 @@
 package keytable
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
@@ -145,21 +146,66 @@ func TestFullTable(t *testing.T) {
 // Keys whose lengths change over time, as a client's may who wants memory to be used up,
 // take what two generations of them take, and not what all have taken.
 func TestKeyLengthsThatChange(t *testing.T) {
+	keyLengthsThatChange[value](t, 0, 400, func(v *value) *int64 { return &v.n })
+}
+
+// With 130 bytes beside each, as a fleet's nodes keep.
+func TestKeyLengthsThatChangeWithState(t *testing.T) {
+	keyLengthsThatChange[int64](t, 130, 600, func(n *int64) *int64 { return n })
+}
+
+func keyLengthsThatChange[T any](t *testing.T, kept, most int, number func(*T) *int64) {
 	const limit = 40_000
 	arena := NewArena()
-	table := New[value](arena, limit)
+	table := New[T](arena, limit)
 	lengths := []int{16, 32, 48, 64, 80, 96, 112, 128, 16, 128, 64}
 	for round, size := range lengths {
 		key := make([]byte, size)
 		for n := range uint64(3 * limit) {
-			number := int64(round)*3*limit + int64(n)
-			if c := table.Add(idOf(uint64(number)), key, func(c *Cell[value]) bool { return c.Val.n < int64(round)*3*limit }); c != nil {
-				c.Val.n = number
+			next := int64(round)*3*limit + int64(n)
+			if c := table.Add(idOf(uint64(next)), key, func(c *Cell[T]) bool { return *number(&c.Val) < int64(round)*3*limit }); c != nil {
+				*number(&c.Val) = next
+				table.Keep(c, make([]byte, kept))
 			}
 		}
-		if each := (arena.taken - len(arena.rest)) / limit; each > 400 {
+		each := (arena.taken - len(arena.rest)) / limit
+		if t.Logf("keys of %d bytes: %d bytes a key", size, each); each > most {
 			t.Errorf("keys of %d bytes, after others: %d bytes a key", size, each)
 		}
+	}
+}
+
+// What is kept beside a key is there again as it was, however long it is now and was
+// before, and the key too; and what many keys have kept in turn takes no more memory
+// than what they keep at most.
+func TestKeptBesideKeys(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	arena := NewArena()
+	table := New[value](arena, 1000)
+	kept := map[uint64][]byte{}
+	keyOf := func(n uint64) []byte { return fmt.Appendf(nil, "%0*d", n%MaxKeyLen, n)[:n%MaxKeyLen] }
+	for n := range uint64(1000) {
+		table.Add(idOf(n), keyOf(n), never)
+	}
+	taken := 0
+	for step := range 200_000 {
+		n := rnd.Uint64N(1000)
+		c := table.Get(idOf(n))
+		if got := table.Kept(c); !bytes.HasPrefix(got, kept[n]) || !bytes.Equal(table.Key(c), keyOf(n)) {
+			t.Fatalf("step %d, key %d: %q and %x, want %q and %x", step, n, table.Key(c), got, keyOf(n), kept[n])
+		}
+		b := make([]byte, rnd.IntN(MaxKept+1))
+		for i := range b {
+			b[i] = byte(rnd.Uint32())
+		}
+		table.Keep(c, b)
+		kept[n] = b
+		if step == 100_000 {
+			taken = arena.taken - len(arena.rest)
+		}
+	}
+	if now := arena.taken - len(arena.rest); now > taken*11/10 {
+		t.Errorf("%d bytes are taken, and %d were", now, taken)
 	}
 }
 

@@ -81,7 +81,7 @@ type codec struct {
 	refuse func(error)
 }
 
-func newCodec(b config.Bounds, refuse func(error)) codec {
+func newCodec(b config.Caps, refuse func(error)) codec {
 	return codec{encoding.GetCodecV2(grpcproto.Name), b.Files + 100, refuse}
 }
 

@@ -12,9 +12,9 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
-// boundFlags say how much callers may have a node hold and do. The defaults are
+// callerFlags say how much callers may have a node hold and do. The defaults are
 // far above what Envoy sends.
-type boundFlags struct {
+type callerFlags struct {
 	BytesInFlight    int64         `env:"MAX_BYTES_IN_FLIGHT" name:"max-bytes-in-flight" default:"67108864" help:"Of calls and bodies that callers have begun and not ended, together, as they are kept; a quarter is for /json. Beyond it, the connection that has held most for longer than 250ms is closed. A process grows by two to three times as much at most."`
 	RequestBytes     int           `env:"MAX_REQUEST_BYTES" name:"max-request-bytes" default:"262144" help:"Of one request, over gRPC or /json. A request of Envoy has hundreds."`
 	RequestTimeout   time.Duration `env:"REQUEST_TIMEOUT" name:"request-timeout" default:"10s" help:"For a request to be there as a whole, and for an answer to be taken; then the connection is closed."`
@@ -32,8 +32,8 @@ type boundFlags struct {
 	ExplainRate      int           `env:"DEBUG_EXPLAIN_RATE" name:"debug-explain-rate" default:"20" help:"Explanations a second: each may ask the store twice, over connections of its own."`
 }
 
-func (f *boundFlags) transport() transport.Bounds {
-	return transport.Bounds{
+func (f *callerFlags) transport() transport.Caps {
+	return transport.Caps{
 		Connections: f.GRPCConnections, Streams: f.Streams, HeaderBytes: f.HeaderBytes, MessageBytes: f.RequestBytes,
 		RequestTimeout: f.RequestTimeout, Idle: f.Idle, Gzip: f.Gzip,
 	}
@@ -43,13 +43,13 @@ func (f *boundFlags) transport() transport.Bounds {
 // one port cannot have those of another closed.
 type budgets struct{ grpc, http *transport.Budget }
 
-func (f *boundFlags) budgets() budgets {
+func (f *callerFlags) budgets() budgets {
 	bodies := f.BytesInFlight / 4
 	return budgets{grpc: transport.NewBudget(f.BytesInFlight - bodies), http: transport.NewBudget(bodies)}
 }
 
 // peers has the listener of the peers' port, and its budget, in bounds.
-func (f *boundFlags) peers(l net.Listener) (net.Listener, *transport.Budget) {
+func (f *callerFlags) peers(l net.Listener) (net.Listener, *transport.Budget) {
 	budget := transport.NewBudget(f.PeerBytes)
 	return transport.Listen(l, f.PeerConnections, budget), budget
 }
@@ -58,7 +58,7 @@ func (b budgets) all() map[string]*transport.Budget {
 	return map[string]*transport.Budget{"grpc": b.grpc, "http": b.http}
 }
 
-func (f *boundFlags) validate() error {
+func (f *callerFlags) validate() error {
 	b := f.transport()
 	errs := []error{b.Validate()}
 	if least := int64(16 * f.RequestBytes); f.BytesInFlight < least {
@@ -79,8 +79,8 @@ func (f *boundFlags) validate() error {
 }
 
 func (s *settings) debugOptions() server.DebugOptions {
-	o := server.DebugOptions{Profiles: s.Bounds.Pprof, Unnamed: []string{"/metrics"}}
-	for name := range strings.SplitSeq(s.Bounds.DebugHosts, ",") {
+	o := server.DebugOptions{Profiles: s.Callers.Pprof, Unnamed: []string{"/metrics"}}
+	for name := range strings.SplitSeq(s.Callers.DebugHosts, ",") {
 		if name = strings.TrimSpace(name); name != "" {
 			o.Hosts = append(o.Hosts, name)
 		}

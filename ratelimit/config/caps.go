@@ -5,14 +5,15 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds are the most that rules may be. What is beyond them is refused whole,
-// by an error that names the bound, its setting and the value; the rules before
-// stay in force. The zero Bounds are [DefaultBounds].
+// Caps are the most that rule files may be: sizes of input, not the bounds that a
+// rule declares ([ratelimit.Bounds]). What is beyond them is refused whole,
+// by an error that names the cap, its setting and the value; the rules before
+// stay in force. The zero Caps are [DefaultCaps].
 //
 // Guarantee: reading files takes time and memory in proportion to what the
-// bounds allow, whatever the files hold. Bytes are counted before a file is
+// caps allow, whatever the files hold. Bytes are counted before a file is
 // read, and tokens before it is parsed, so nothing unbounded is ever built.
-type Bounds struct {
+type Caps struct {
 	FileBytes  int // of one file (CONFIG_MAX_FILE_BYTES)
 	TotalBytes int // of all files (CONFIG_MAX_BYTES)
 	Files      int // and of directories as many (CONFIG_MAX_FILES)
@@ -20,16 +21,16 @@ type Bounds struct {
 	Rules      int // descriptors of all files, with a limit or without (CONFIG_MAX_RULES)
 }
 
-// DefaultBounds leave room for ten thousands of rules: a descriptor with a value
+// DefaultCaps leave room for ten thousands of rules: a descriptor with a value
 // and a limit is about 100 bytes and six tokens. A load within them has at most 256 MB
 // on top of what is there before it (TestMemoryOfHostileFiles).
-func DefaultBounds() Bounds {
-	return Bounds{FileBytes: 8 << 20, TotalBytes: 16 << 20, Files: 1000, Tokens: 250_000, Rules: 50_000}
+func DefaultCaps() Caps {
+	return Caps{FileBytes: 8 << 20, TotalBytes: 16 << 20, Files: 1000, Tokens: 250_000, Rules: 50_000}
 }
 
 // OrDefault replaces what is not set.
-func (b Bounds) OrDefault() Bounds {
-	d := DefaultBounds()
+func (b Caps) OrDefault() Caps {
+	d := DefaultCaps()
 	for _, f := range []struct{ set, fallback *int }{
 		{&b.FileBytes, &d.FileBytes},
 		{&b.TotalBytes, &d.TotalBytes},
@@ -44,7 +45,7 @@ func (b Bounds) OrDefault() Bounds {
 	return b
 }
 
-// Bounds that are no settings: no rules that a person wrote come near them.
+// Caps that are no settings: no rules that a person wrote come near them.
 const (
 	maxDepth      = 200 // maps and lists in one another; a descriptor is two of them
 	maxDirectives = 8   // lines that start with %: the parser looks through all tags for each new one
@@ -79,10 +80,10 @@ func tokens(text []byte) (n, directives int) {
 	return n, directives
 }
 
-// check says what of a text is beyond the bounds, "" for nothing; left are the
+// check says what of a text is beyond the caps, "" for nothing; left are the
 // tokens that the files before have left. It reads the text once, and allocates
 // nothing.
-func (b Bounds) check(text []byte, left int) (n int, beyond string) {
+func (b Caps) check(text []byte, left int) (n int, beyond string) {
 	if len(text) > b.FileBytes {
 		return 0, fmt.Sprintf("it is %d bytes, the most is %d: split it into several files, or raise "+
 			"CONFIG_MAX_FILE_BYTES", len(text), b.FileBytes)
@@ -101,7 +102,7 @@ func (b Bounds) check(text []byte, left int) (n int, beyond string) {
 
 // all checks files together. Sources check them while they read; this is for
 // those that come some other way.
-func (b Bounds) all(files []Text) error {
+func (b Caps) all(files []Text) error {
 	if len(files) > b.Files {
 		return fmt.Errorf("there are %d files, the most is %d: join some, or raise CONFIG_MAX_FILES", len(files),
 			b.Files)

@@ -28,8 +28,8 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// Bounds are those of one port. The zero value bounds nothing that it names 0.
-type Bounds struct {
+// Caps are the most that callers of one port may have a server keep. The zero value caps nothing that it names 0.
+type Caps struct {
 	Connections    int           // at once; 0: any number
 	Streams        uint32        // calls at once on one connection
 	HeaderBytes    uint32        // of a call, unpacked, as HTTP/2 counts them
@@ -44,9 +44,9 @@ type Bounds struct {
 	Conversations bool
 }
 
-// Default are the bounds of the gRPC port. What Envoy sends is far below them.
-func Default() Bounds {
-	return Bounds{
+// Default are the caps of the gRPC port. What Envoy sends is far below them.
+func Default() Caps {
+	return Caps{
 		Connections: 4096, Streams: 1000, HeaderBytes: 8 << 10, MessageBytes: 256 << 10,
 		RequestTimeout: 10 * time.Second, Idle: 5 * time.Minute,
 		Age: 24 * time.Hour, AgeGrace: time.Hour,
@@ -56,8 +56,8 @@ func Default() Bounds {
 // DefaultBytesInFlight is what a Budget has where nobody says otherwise.
 const DefaultBytesInFlight = 64 << 20
 
-// Validate reports every bound that makes no sense, under the name of its setting.
-func (b *Bounds) Validate() error {
+// Validate reports every cap that makes no sense, under the name of its setting.
+func (b *Caps) Validate() error {
 	var errs []error
 	within := func(name string, value, least, most int64) {
 		if value < least || value > most {
@@ -87,10 +87,10 @@ const (
 // handshake bounds TLS and the preface.
 const handshake = 10 * time.Second
 
-// Options are the server options that hold a gRPC server to the bounds. security
+// Options are the server options that hold a gRPC server to the caps. security
 // may be nil: none. gated may be nil: all calls are begun. Connections must come from
 // a Listener of the same budget.
-func Options(b Bounds, budget *Budget, security credentials.TransportCredentials, gated *Gated) []grpc.ServerOption {
+func Options(b Caps, budget *Budget, security credentials.TransportCredentials, gated *Gated) []grpc.ServerOption {
 	if security == nil {
 		security = insecure.NewCredentials()
 	}

@@ -1,0 +1,83 @@
+package plant
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"strings"
+)
+
+// Edit replaces a part of a file by other text.
+type Edit struct {
+	File       string // relative to the root, with slashes
+	Start, End int    // bytes
+	Text       string
+}
+
+// Applied is a text with edits made, which do not overlap and are in order.
+func Applied(text string, edits []Edit) string {
+	var b strings.Builder
+	at := 0
+	for _, e := range edits {
+		b.WriteString(text[at:e.Start])
+		b.WriteString(e.Text)
+		at = e.End
+	}
+	b.WriteString(text[at:])
+	return b.String()
+}
+
+// Replace is the edit that puts wrong in the place of right, which must be in the text once.
+func Replace(file, text, right, wrong string) (Edit, error) {
+	if n := strings.Count(text, right); n != 1 || right == "" {
+		return Edit{}, fmt.Errorf("%q is %d times in %s, and must be there once: write what is there now", right, n, file)
+	}
+	at := strings.Index(text, right)
+	return Edit{file, at, at + len(right), wrong}, nil
+}
+
+// File is a Go file that is parsed. It is only read.
+type File struct {
+	Name string // relative to the root, with slashes
+	Text string
+	Tree *ast.File
+	At   *token.File // of positions in Tree
+}
+
+// Parse parses a file.
+func Parse(fset *token.FileSet, name, text string) (*File, error) {
+	tree, err := parser.ParseFile(fset, name, text, parser.ParseComments)
+	if err != nil {
+		return nil, err
+	}
+	return &File{name, text, tree, fset.File(tree.Pos())}, nil
+}
+
+// Functions are a file's that have a body and can be copied: a generic one
+// could not be called without its types, and an init has no callers.
+func (f *File) Functions() []*ast.FuncDecl {
+	var all []*ast.FuncDecl
+	for _, d := range f.Tree.Decls {
+		fn, ok := d.(*ast.FuncDecl)
+		if ok && fn.Body != nil && fn.Type.TypeParams == nil && fn.Name.Name != "init" && fn.Name.Name != "main" {
+			all = append(all, fn)
+		}
+	}
+	return all
+}
+
+// FunctionAt is the function that has the bytes from start to end, or nil.
+func (f *File) FunctionAt(start, end int) *ast.FuncDecl {
+	for _, fn := range f.Functions() {
+		if f.At.Offset(fn.Pos()) <= start && end <= f.At.Offset(fn.End()) {
+			return fn
+		}
+	}
+	return nil
+}
+
+// Source is the text of a node.
+func (f *File) Source(n ast.Node) string {
+	return f.Text[f.At.Offset(n.Pos()):f.At.Offset(n.End())]
+}

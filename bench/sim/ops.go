@@ -1,0 +1,125 @@
+package sim
+
+import (
+	"math"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// ops counts what one node claims of one key, window by window, and what it was asked
+// for, by which its rule declares how many claims there may be.
+type ops struct {
+	rule    *ratelimit.Rule
+	stretch int64 // which window it is, or how many times a bucket could have filled
+	first   int64 // nanoseconds
+	last    int64
+	short   spell // half of the limit or less is left
+	refused spell // requests are refused
+	claims  int64
+	demand  ratelimit.Demand
+}
+
+// spell is a state of a key, that each request shows which finds it so. The zero spell
+// was never.
+type spell struct {
+	until int64
+	lasts time.Duration
+}
+
+// seen takes in that the state is so now, and that the node may go by it for a while.
+func (s *spell) seen(now int64) {
+	until := now + int64(2*ratelimit.ClaimBackOff)
+	s.lasts += time.Duration(until - max(now, s.until))
+	s.until = until
+}
+
+// opsOf is a node's and a key's.
+type opsOf struct {
+	node ratelimit.Holder
+	key  *key
+}
+
+// opsAt is the count of a node and a key at this instant; nil where nobody counts.
+func (w *world) opsAt(node ratelimit.Holder, k *key) *ops {
+	if !w.CountOps {
+		return nil
+	}
+	o := w.ops[opsOf{node, k}]
+	stretch := int64(k.rule.Limit.WindowAt(w.ledgerTime()))
+	if l := &k.rule.Limit; l.Algorithm == ratelimit.TokenBucket {
+		stretch = int64(float64(w.now) / float64(l.Period()) * float64(l.Requests) / float64(l.Burst))
+	}
+	if o == nil {
+		o = &ops{rule: k.rule, first: w.now}
+		w.ops[opsOf{node, k}] = o
+	} else if o.stretch != stretch {
+		w.closeOps(o)
+		*o = ops{rule: k.rule, first: w.now}
+	}
+	o.stretch, o.last = stretch, w.now
+	return o
+}
+
+// closeOps holds what was claimed in a window against what the rule declares.
+func (w *world) closeOps(o *ops) {
+	o.demand.Time, o.demand.Windows = time.Duration(o.last-o.first), 1
+	o.demand.Short, o.demand.Refused = o.short.lasts, o.refused.lasts
+	declared := o.rule.Declare(len(w.nodes), ratelimit.SharedStore).StoreOps
+	r := &w.result
+	if share := float64(o.claims) / declared.Most(&o.demand); share > r.OpsUsed {
+		r.OpsUsed, r.Ops, r.OpsDemand = share, o.claims, o.demand
+	}
+}
+
+// claimed counts a claim that has reached the store.
+func (w *world) claimed(c *ratelimit.Claim) {
+	if o := w.opsAt(c.Holder>>1, w.named[c.Key]); o != nil {
+		o.claims++
+	}
+}
+
+// asked counts a decision of a node.
+func (w *world) asked(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
+	o := w.opsAt(n.name, k)
+	if o == nil || a.Kind != ratelimit.Spend {
+		return
+	}
+	if w.unowned(k) {
+		o.demand.Unowned += a.Cost
+	}
+	if k.judge.Room(w.ledgerTime()) <= k.rule.Limit.Capacity()/2 {
+		o.short.seen(w.now)
+	}
+	if v.OverLimit {
+		o.refused.seen(w.now)
+		return
+	}
+	o.demand.Tokens += a.Cost
+}
+
+// unowned tells whether a key's owner may not answer: for as long as an outage of the
+// ring matters.
+func (w *world) unowned(k *key) bool {
+	if k.rule.Coordination.Mode != ratelimit.Routing {
+		return false
+	}
+	for _, s := range w.bound.lost {
+		if s.from <= w.now && w.now <= s.to {
+			return true
+		}
+	}
+	return false
+}
+
+// finishOps ends all windows that are still counted.
+func (w *world) finishOps() {
+	for _, k := range w.keys { // in an order, for of equal shares the first is reported
+		for name := ratelimit.Holder(1); name <= w.names; name++ {
+			if o := w.ops[opsOf{name, k}]; o != nil {
+				w.closeOps(o)
+			}
+		}
+	}
+	w.result.OpsUsed = math.Round(w.result.OpsUsed*1e3) / 1e3
+}

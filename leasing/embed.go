@@ -1,0 +1,263 @@
+package leasing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Limiter limits inside of a Go program: alone, or together with all programs that have
+// the same Redis. It is the door to this package for who does not run a server.
+//
+// Guarantee: what all programs together admit of a key in a window is at most its limit,
+// as long as Redis keeps its data. What a rule's on_store_failure admits while Redis
+// does not answer comes on top of that; by default a tenth of the limit in each program.
+//
+// It is safe for concurrent use. Close it to give back what is leased.
+type Limiter struct {
+	clock  ratelimit.Clock
+	local  *Local // one of the two
+	fleet  *Fleet
+	calls  sync.Pool
+	synced atomic.Int64 // when the windows of a lone limiter were last cut by the wall clock
+	stop   func()
+	ended  chan struct{}
+}
+
+// Options are how a [Limiter] is made. The zero Options are those of a program that
+// limits alone.
+type Options struct {
+	// Redis is asked for leases. Nil: this program counts alone, and nothing ever waits.
+	// The client stays the caller's; it must be made with ContextTimeoutEnabled: true and
+	// MaxRetries: -1, or a decision could wait for longer than its rule's StoreDeadline.
+	Redis redis.UniversalClient
+	// Prefix begins the names of all that is written to Redis.
+	Prefix string
+	// MaxKeys is how many keys are tracked, up to 600 bytes each; 0: 100,000. Beyond
+	// that, new keys share budgets: they may be refused early.
+	MaxKeys int
+	// OnFailure is told when Redis does not answer. It must not block.
+	OnFailure func(error)
+}
+
+const (
+	defaultMaxKeys = 100_000
+	mostMaxKeys    = 100_000_000
+)
+
+// New makes a limiter. It does not wait for Redis, which may come later.
+func New(o Options) (*Limiter, error) {
+	if o.MaxKeys == 0 {
+		o.MaxKeys = defaultMaxKeys
+	}
+	if o.MaxKeys < 0 || o.MaxKeys > mostMaxKeys {
+		return nil, fmt.Errorf("leasing: MaxKeys is %d, must be between 1 and %d, or 0 for %d", o.MaxKeys, mostMaxKeys, defaultMaxKeys)
+	}
+	l := &Limiter{clock: ratelimit.MonotonicClock(), stop: func() {}, ended: make(chan struct{})}
+	l.calls.New = func() any { return new(call) }
+	if o.Redis == nil {
+		l.local = NewLocal(o.MaxKeys, l.clock(), time.Now())
+		close(l.ended)
+		return l, nil
+	}
+	if err := heeds(o.Redis); err != nil {
+		return nil, err
+	}
+	l.fleet = NewFleet(NewRedis(o.Redis, o.Prefix), NewHolder(), o.MaxKeys, l.clock, time.Now())
+	l.fleet.OnFailure = o.OnFailure
+	var ctx context.Context
+	ctx, l.stop = context.WithCancel(context.Background())
+	go func() {
+		defer close(l.ended)
+		l.fleet.Run(ctx)
+	}()
+	return l, nil
+}
+
+// heeds tells what is wrong with how a client waits, as far as it can be seen.
+func heeds(client redis.UniversalClient) error {
+	heeds, retries := true, 0
+	switch c := client.(type) {
+	case *redis.Client:
+		heeds, retries = c.Options().ContextTimeoutEnabled, c.Options().MaxRetries
+	case *redis.ClusterClient:
+		heeds, retries = c.Options().ContextTimeoutEnabled, c.Options().MaxRetries
+	}
+	if !heeds || retries > 0 {
+		return fmt.Errorf("leasing: the Redis client has ContextTimeoutEnabled: %v and MaxRetries: %d, must be true and -1: "+
+			"a decision would wait for longer than its rule's StoreDeadline", heeds, retries)
+	}
+	return nil
+}
+
+// Ready blocks until Redis has answered and knows what others had taken, or ctx is done.
+// It is for the start: a Redis that is empty might have lost its data a moment ago, and
+// for two seconds grants a twentieth of each limit at most, until all who know better
+// have had the time to say so. It returns ctx's error.
+func (l *Limiter) Ready(ctx context.Context) error {
+	tick := time.NewTicker(readyEvery)
+	defer tick.Stop()
+	for l.fleet != nil && !l.fleet.Ready() {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+// readyEvery is how often Ready looks.
+const readyEvery = 10 * time.Millisecond
+
+// Close gives back what is unspent, for at most a second, so that others need not wait
+// for it to expire. What is asked afterwards is decided without Redis.
+func (l *Limiter) Close() {
+	l.stop()
+	<-l.ended
+}
+
+// Rule is a limit under a name. It is immutable and safe for concurrent use.
+type Rule struct {
+	rule   *ratelimit.Rule
+	prefix []byte
+}
+
+// NewRule makes a rule, or says what is wrong with it: for example
+//
+//	NewRule("login", ratelimit.Limit{Requests: 5, Unit: ratelimit.Minute})
+//
+// Programs that share a Redis share a budget where name, unit, algorithm and key are
+// the same; the number of requests should be, or the last who asks decides. The name is
+// the domain of a rule file, so that a server may share the budget, too (Key). With more
+// than the limit, the coordination may be given (see [ratelimit.DefaultCoordination]);
+// its mode must be leasing, for the others need a server's parts.
+func NewRule(name string, limit ratelimit.Limit, coordination ...ratelimit.Coordination) (*Rule, error) {
+	r := &ratelimit.Rule{Domain: name, Path: "key", Limit: limit, Coordination: ratelimit.DefaultCoordination()}
+	if len(coordination) > 0 {
+		r.Coordination = coordination[0]
+	}
+	if r.Limit.Algorithm == ratelimit.TokenBucket && r.Limit.Burst == 0 {
+		r.Limit.Burst = r.Limit.Requests
+	}
+	var problems []string
+	check := func(bad bool, format string, args ...any) {
+		if bad {
+			problems = append(problems, fmt.Sprintf(format, args...))
+		}
+	}
+	x := &r.Limit
+	check(name == "", "it has no name")
+	check(len(coordination) > 1, "it has %d coordinations, must have at most one", len(coordination))
+	check(x.Unit == ratelimit.UnitUnknown || x.Unit > ratelimit.CalendarMonth, "Unit is %d, must be one of ratelimit.Second to ratelimit.CalendarMonth", x.Unit)
+	check(int(x.Algorithm) >= len(ratelimit.Algorithms), "Algorithm is %d, must be below %d", x.Algorithm, len(ratelimit.Algorithms))
+	check(x.Requests < 0 || x.Requests > ratelimit.MaxLimit, "Requests is %d, must be between 0 and %d", x.Requests, ratelimit.MaxLimit)
+	check(x.Burst < 0 || x.Burst > ratelimit.MaxLimit, "Burst is %d, must be between 0 and %d", x.Burst, ratelimit.MaxLimit)
+	check(x.Burst != 0 && x.Algorithm != ratelimit.TokenBucket, "Burst is %d, and only a TokenBucket has one", x.Burst)
+	if len(problems) == 0 {
+		most := x.Unit.MostMultiplier()
+		check(x.Multiplier > most, "Multiplier is %d, must be at most %d: a period is at most a year", x.Multiplier, most)
+	}
+	check(r.Coordination.Mode != ratelimit.Leasing, "its mode is %v, must be leasing: the others need the parts of a server", r.Coordination.Mode)
+	for _, err := range r.Coordination.Validate() {
+		check(true, "%v", err)
+	}
+	if len(problems) > 0 {
+		return nil, fmt.Errorf("leasing: rule %q: %s", name, strings.Join(problems, "; "))
+	}
+	return &Rule{rule: r, prefix: ratelimit.AppendPrefix(nil, name, r.Limit)}, nil
+}
+
+// Key is one budget under a rule. It is a value, and may be kept.
+type Key struct {
+	rule *ratelimit.Rule
+	name string
+}
+
+// Key is the budget of a value, such as a user's name or an address. It is that of the
+// descriptor {key: key, value: value} at a server whose rule has the same domain and
+// limit.
+func (r *Rule) Key(value string) Key {
+	b := ratelimit.AppendEntry(append([]byte(nil), r.prefix...), r.rule.Path, value, ratelimit.OfRequest)
+	return Key{rule: r.rule, name: string(ratelimit.SealKey(b, 0))}
+}
+
+// Decision is what a [Limiter] says.
+type Decision struct {
+	Allowed   bool
+	Remaining int64 // of the limit; with Redis as far as was last heard
+	// Reset is the time until the limit is whole again; where a sliding window or a token
+	// bucket refuses, until the same cost would pass.
+	Reset time.Duration
+	// WithoutRedis says that Redis did not answer in time, and that the rule's
+	// OnStoreFailure decided.
+	WithoutRedis bool
+}
+
+// call is what one decision needs, kept so that it allocates nothing.
+type call struct {
+	asks     [1]ratelimit.Ask
+	verdicts [1]ratelimit.Verdict
+	key      []byte
+}
+
+// Take takes n tokens, or refuses. From a lease it does not block and does not allocate;
+// otherwise it blocks until Redis has answered, for at most the rule's StoreDeadline
+// (15 ms), or until ctx is done. The error says what is wrong with the question.
+func (l *Limiter) Take(ctx context.Context, k Key, n int64) (Decision, error) {
+	return l.ask(ctx, k, n, ratelimit.Spend)
+}
+
+// Peek tells what is left, and takes nothing.
+func (l *Limiter) Peek(ctx context.Context, k Key) (Decision, error) {
+	return l.ask(ctx, k, 0, ratelimit.Peek)
+}
+
+// Refund gives n tokens back, at most what this program took in this window.
+func (l *Limiter) Refund(ctx context.Context, k Key, n int64) (Decision, error) {
+	return l.ask(ctx, k, n, ratelimit.Refund)
+}
+
+// What is wrong with a question.
+var (
+	ErrNoRule = errors.New("leasing: the key is of no rule: make it with Rule.Key")
+	ErrCost   = errors.New("leasing: the number of tokens must be at least 1")
+)
+
+func (l *Limiter) ask(ctx context.Context, k Key, n int64, kind ratelimit.Kind) (Decision, error) {
+	switch {
+	case k.rule == nil:
+		return Decision{}, ErrNoRule
+	case n < 1 && kind != ratelimit.Peek:
+		return Decision{}, ErrCost
+	}
+	c, now := l.calls.Get().(*call), l.clock()
+	c.key = append(c.key[:0], k.name...)
+	c.asks[0] = ratelimit.Ask{Rule: k.rule, Key: c.key, Cost: ratelimit.Tokens(n), Kind: kind}
+	c.verdicts[0] = ratelimit.Verdict{}
+	if l.fleet != nil {
+		l.fleet.Decide(ctx, now, c.asks[:], c.verdicts[:])
+	} else {
+		l.sync(now)
+		l.local.Decide(ctx, now, c.asks[:], c.verdicts[:])
+	}
+	v := &c.verdicts[0]
+	d, err := Decision{Allowed: !v.OverLimit, Remaining: int64(v.Remaining), Reset: v.ResetAfter, WithoutRedis: v.Source == ratelimit.FromFallback}, v.Err
+	l.calls.Put(c)
+	return d, err
+}
+
+// sync has the windows of a lone limiter follow the wall clock.
+func (l *Limiter) sync(now instant) {
+	if last := l.synced.Load(); now.Sub(instant(last)) > time.Second && l.synced.CompareAndSwap(last, int64(now)) {
+		l.local.SyncClock(now, time.Now())
+	}
+}

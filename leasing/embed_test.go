@@ -1,0 +1,208 @@
+package leasing_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// A program that limits by itself.
+func ExampleNew() {
+	limiter, err := leasing.New(leasing.Options{})
+	if err != nil {
+		panic(err)
+	}
+	defer limiter.Close()
+	logins, err := leasing.NewRule("login", ratelimit.Limit{Requests: 2, Unit: ratelimit.Year})
+	if err != nil {
+		panic(err)
+	}
+	for range 3 {
+		d, err := limiter.Take(context.Background(), logins.Key("alice"), 1)
+		fmt.Println(d.Allowed, d.Remaining, err)
+	}
+	// Output:
+	// true 1 <nil>
+	// true 0 <nil>
+	// false 0 <nil>
+}
+
+// Programs that share a Redis share the budget of each key.
+func ExampleOptions() {
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", ContextTimeoutEnabled: true, MaxRetries: -1})
+	defer func() { _ = client.Close() }()
+	limiter, err := leasing.New(leasing.Options{Redis: client, MaxKeys: 1_000_000})
+	if err != nil {
+		panic(err)
+	}
+	defer limiter.Close()
+	if err := limiter.Ready(context.Background()); err != nil {
+		panic(err)
+	}
+	sharing := ratelimit.DefaultCoordination()
+	sharing.OnStoreFailure = ratelimit.FailClosed // rather refuse than guess while Redis is away
+	exports, err := leasing.NewRule("export", ratelimit.Limit{Requests: 100, Unit: ratelimit.Hour}, sharing)
+	if err != nil {
+		panic(err)
+	}
+	if d, _ := limiter.Take(context.Background(), exports.Key("tenant-7"), 10); !d.Allowed {
+		fmt.Println("try again in", d.Reset)
+	}
+}
+
+func ExampleNewRule() {
+	_, err := leasing.NewRule("", ratelimit.Limit{Requests: -1, Unit: ratelimit.Minute, Burst: 3})
+	fmt.Println(err)
+	// Output:
+	// leasing: rule "": it has no name; Requests is -1, must be between 0 and 1000000000000; Burst is 3, and only a TokenBucket has one
+}
+
+func testRuleOf(t testing.TB, l ratelimit.Limit) *leasing.Rule {
+	sharing := ratelimit.DefaultCoordination()
+	sharing.StoreDeadline = time.Second // longer than any pause of this machine
+	sharing.OnStoreFailure = ratelimit.FailClosed
+	r, err := leasing.NewRule("test", l, sharing)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// Three programs with one Redis admit the limit, and not one more; what one of them
+// leased and did not spend, the others get when it is closed.
+func TestLimitersShareARedis(t *testing.T) {
+	server := redistest.Start(t)
+	rule := testRuleOf(t, ratelimit.Limit{Requests: 500, Unit: ratelimit.Year})
+	var admitted atomic.Int64
+	all := make([]*leasing.Limiter, 3)
+	for i := range all {
+		client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: true, MaxRetries: -1})
+		defer client.Close()
+		var err error
+		if all[i], err = leasing.New(leasing.Options{Redis: client, Prefix: "lib:"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := all[i].Ready(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	take := func(l *leasing.Limiter) bool {
+		d, err := l.Take(context.Background(), rule.Key("k"), 1)
+		if err != nil || d.WithoutRedis {
+			t.Errorf("%+v %v", d, err)
+		}
+		if d.Allowed {
+			admitted.Add(1)
+		}
+		return d.Allowed
+	}
+	var callers sync.WaitGroup
+	for i := range 6 {
+		callers.Go(func() {
+			for range 150 {
+				take(all[i%3])
+			}
+		})
+	}
+	callers.Wait()
+	all[0].Close()
+	all[1].Close()
+	// A refusal is believed for a moment, so that the first may be of what the others had.
+	for end := time.Now().Add(10 * time.Second); admitted.Load() < 500 && time.Now().Before(end); {
+		take(all[2])
+	}
+	for range 10 {
+		take(all[2])
+	}
+	all[2].Close()
+	if n := admitted.Load(); n != 500 {
+		t.Errorf("%d of 500 were admitted", n)
+	}
+}
+
+// What cannot be is refused with what is wrong, where, and what to do.
+func TestWrongOptionsAndRules(t *testing.T) {
+	waits := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer waits.Close()
+	for want, o := range map[string]leasing.Options{
+		"MaxKeys is -1, must be between 1 and 100000000, or 0 for 100000": {MaxKeys: -1},
+		"ContextTimeoutEnabled: false and MaxRetries: 3":                  {Redis: waits},
+	} {
+		if _, err := leasing.New(o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	approx, nothing := ratelimit.DefaultCoordination(), ratelimit.Coordination{}
+	approx.Mode = ratelimit.Approx
+	minute := ratelimit.Limit{Requests: 1, Unit: ratelimit.Minute}
+	for want, rule := range map[string]func() (*leasing.Rule, error){
+		"Unit is 0": func() (*leasing.Rule, error) { return leasing.NewRule("r", ratelimit.Limit{Requests: 1}) },
+		"Multiplier is 525601, must be at most 525600": func() (*leasing.Rule, error) {
+			return leasing.NewRule("r", ratelimit.Limit{Requests: 1, Unit: ratelimit.Minute, Multiplier: 525_601})
+		},
+		"mode is approx, must be leasing":                    func() (*leasing.Rule, error) { return leasing.NewRule("r", minute, approx) },
+		"lease.ttl is 0s, must be between 100ms and 1h0m0s;": func() (*leasing.Rule, error) { return leasing.NewRule("r", minute, nothing) },
+		"2 coordinations, must have at most one":             func() (*leasing.Rule, error) { return leasing.NewRule("r", minute, approx, approx) },
+	} {
+		if _, err := rule(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+func TestWrongQuestions(t *testing.T) {
+	l, err := leasing.New(leasing.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	key := testRuleOf(t, ratelimit.Limit{Requests: 5, Unit: ratelimit.Year}).Key("k")
+	if _, err := l.Take(context.Background(), leasing.Key{}, 1); !errors.Is(err, leasing.ErrNoRule) {
+		t.Error(err)
+	}
+	for _, n := range []int64{0, -1} {
+		if _, err := l.Take(context.Background(), key, n); !errors.Is(err, leasing.ErrCost) {
+			t.Error(n, err)
+		}
+	}
+	_, _ = l.Take(context.Background(), key, 3)
+	if d, err := l.Refund(context.Background(), key, 2); err != nil || d.Remaining != 4 {
+		t.Error(d, err)
+	}
+	if d, err := l.Peek(context.Background(), key); err != nil || d.Remaining != 4 || !d.Allowed {
+		t.Error(d, err)
+	}
+}
+
+// A decision of a lone program, and one from a lease, allocates nothing.
+func TestTakeDoesNotAllocate(t *testing.T) {
+	server := redistest.Start(t)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: true, MaxRetries: -1})
+	defer client.Close()
+	for name, o := range map[string]leasing.Options{"alone": {}, "with Redis": {Redis: client}} {
+		l, err := leasing.New(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		key := testRuleOf(t, ratelimit.Limit{Requests: 1_000_000_000, Unit: ratelimit.Year}).Key("k")
+		ctx := context.Background()
+		for range 1000 {
+			_, _ = l.Take(ctx, key, 1)
+		}
+		if n := testing.AllocsPerRun(100, func() { _, _ = l.Take(ctx, key, 1) }); n >= 1 {
+			t.Errorf("%s: %v allocations", name, n)
+		}
+		l.Close()
+	}
+}

@@ -1,0 +1,153 @@
+package leasing
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+)
+
+// Walks through all keys of a Fleet. Each step is a few hundred keys under one lock, so
+// that no decision waits long, however many there are.
+
+// walk is how far one has come. The zero walk is its start.
+type walk struct {
+	shard int
+	at    keytable.Cursor
+}
+
+// step shows the next few keys, and reports whether there may be more. see must not add
+// or forget keys; it may make them busy.
+func (f *Fleet) step(w *walk, see func(*fleetShard, *heldCell)) bool {
+	s := &f.shards[w.shard]
+	s.mu.Lock()
+	w.at = s.keys.Walk(w.at, func(c *heldCell) { see(s, c) })
+	s.mu.Unlock()
+	if w.at.Done {
+		w.shard, w.at = w.shard+1, keytable.Cursor{}
+	}
+	return w.shard < len(f.shards)
+}
+
+// eachBusy shows a chunk of busy keys, and returns which is the next; -1: there is none.
+func (s *fleetShard) eachBusy(chunk int, see func(*held)) (next int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if chunk >= len(s.busy.chunks) {
+		return -1
+	}
+	for i := range s.busy.chunks[chunk] {
+		if h := &s.busy.chunks[chunk][i]; h.shard != nil {
+			see(h)
+		}
+	}
+	return chunk + 1
+}
+
+// sweepMost bounds the steps of one sweep: with a large table a round takes longer.
+const sweepMost = 512
+
+// sweepPart looks through one of sweepParts of the keys, and after the ledger.
+func (f *Fleet) sweepPart(now instant, part int) {
+	f.beat(now)
+	f.lapseLate(now)
+	f.tell(now)
+	upTo := (len(f.shards)*(part%sweepParts+1) + sweepParts - 1) / sweepParts
+	switch {
+	case f.swept.shard < len(f.shards) && part%sweepParts < f.sweptPart:
+		upTo = len(f.shards) // what is left of the round before
+	case f.swept.shard == len(f.shards) && part%sweepParts == 0:
+		f.swept = walk{}
+	}
+	f.sweptPart = part % sweepParts
+	for steps := 0; f.swept.shard < upTo && steps < sweepMost; steps++ {
+		f.step(&f.swept, func(s *fleetShard, c *heldCell) { f.sweepKey(now, s, c) })
+	}
+}
+
+// sweepKey looks after one key: it ends its window, and gives back what is idle.
+func (f *Fleet) sweepKey(now instant, s *fleetShard, c *heldCell) {
+	wasCold := c.Val.slot == 0
+	if wasCold && !s.dueCold(now, c) {
+		return
+	}
+	h := s.warm(c)
+	if h.flight != nil {
+		return
+	}
+	f.turn(h, now)
+	switch {
+	case h.lease.window == 0 || now >= h.lease.reset:
+		h.gauges.set(nil, 0, 0, 0)
+		f.finish(h)
+	case h.stretched && s.roomy(): // nobody misses what it has, or will ask for it
+	case now.Sub(h.demand.lastUse) > idleAfter && h.untold():
+		fl := f.newFlight(h)
+		fl.giveUp = true
+		f.launch(h, fl)
+	}
+	switch {
+	case wasCold:
+		s.cool(h)
+	case s.busy.size > s.busy.most && h.touched:
+		h.touched = false
+	case s.busy.size > s.busy.most:
+		s.cool(h)
+	}
+}
+
+// releaseAll returns everything that is unspent before the process ends.
+func (f *Fleet) releaseAll() {
+	now := f.clock()
+	for w, more := (walk{}), true; more; {
+		var some map[*lane][]*flight
+		some, more = f.releases(now, &w)
+		var wg sync.WaitGroup
+		for l, flights := range some {
+			wg.Go(func() {
+				for batch := range slices.Chunk(flights, batchSize) {
+					f.settle(l, batch)
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+// releaseSteps is how many steps of keys are released together: what is under way for
+// them takes memory.
+const releaseSteps = 64
+
+// releases are the flights that return what is unspent of the next keys; it reports
+// whether there may be more.
+func (f *Fleet) releases(now instant, w *walk) (all map[*lane][]*flight, more bool) {
+	all, more = map[*lane][]*flight{}, true
+	for steps := 0; more && steps < releaseSteps; steps++ {
+		more = f.step(w, func(s *fleetShard, c *heldCell) {
+			var scratch held
+			h := s.view(c, &scratch)
+			known := !h.settled && h.lease.window != 0 && now < h.lease.counts()
+			if !known && h.next == nil {
+				return
+			}
+			h = s.warm(c)
+			f.turn(h, now)
+			if !h.settled && h.lease.window != 0 && now < h.lease.counts() {
+				f.release(all, h, false)
+			}
+			if h.next != nil {
+				f.release(all, h, true)
+			}
+		})
+	}
+	return all, more
+}
+
+// release adds the flight that returns a key's lease, or that of the next window.
+func (f *Fleet) release(all map[*lane][]*flight, h *held, ahead bool) {
+	fl := f.newFlight(h)
+	fl.giveUp, fl.last, fl.ahead = true, true, ahead
+	h.flight = fl
+	l := f.laneOf(fl.name)
+	all[l] = append(all[l], fl)
+}

@@ -1,0 +1,283 @@
+package leasing
+
+import (
+	"encoding/binary"
+	"math"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// A cold key's state as bytes:
+//
+//	6 bytes   which of the numbers below are not 0, lowest bit first
+//	2 bytes   what is true or not, see packedFlags
+//	4 bytes   tokens that were spent since it is cold, beyond those numbers
+//	4 bytes   when it was last used, in ticks
+//	varint    the rule's number in its shard
+//	varints   those numbers, in the order of (*packer).numbers
+//	8 bytes   the rate, if it was measured
+//
+// Instants are differences to when the last claim was sent, or to others that they are
+// near, which makes them short. What a request from the lease needs comes first. The
+// same function writes and reads, so that the two cannot differ.
+
+// packer walks through what is known of a key, and writes or reads it.
+type packer struct {
+	b       []byte
+	reading bool
+	present uint64 // which numbers are not 0
+	next    uint64 // the bit of the next
+}
+
+// packedFlags are the bits of a packed key.
+const (
+	packedSplit = 1 << iota
+	packedEager
+	packedAsked
+	packedStretched
+	packedRecalling
+	packedSettled
+	packedGauged  // its rule's gauges have it
+	packedOddName // it is under the node's second name
+	packedLimited // its lease has a limit, that of its rule
+	packedFruits  // and the bits above
+)
+
+// Where the parts of a packed key are.
+const (
+	packedTaken    = 8
+	packedLastUsed = 12
+	packedHeader   = 16
+)
+
+// pack appends what is known of a key that is packable.
+func (h *held) pack(b []byte, rule uint32) []byte {
+	start := len(b)
+	flags := h.flags()
+	b = append(b, 0, 0, 0, 0, 0, 0, byte(flags), byte(flags>>8), 0, 0, 0, 0)
+	b = binary.LittleEndian.AppendUint32(b, uint32(ticksOf(h.demand.lastUse)))
+	p := packer{b: binary.AppendUvarint(b, uint64(rule)), next: 1}
+	p.numbers(h)
+	if h.demand.perSec != 0 {
+		p.present |= p.next
+		p.b = binary.LittleEndian.AppendUint64(p.b, math.Float64bits(h.demand.perSec))
+	}
+	for i := range 6 {
+		p.b[start+i] = byte(p.present >> (8 * i))
+	}
+	return p.b
+}
+
+// unpack reads what pack wrote, for the same shard.
+func (h *held) unpack(b []byte) {
+	head := binary.LittleEndian.Uint64(b)
+	flags := head >> 48
+	rule, n := binary.Uvarint(b[packedHeader:])
+	p := packer{b: b[packedHeader+n:], reading: true, next: 1, present: head & (1<<48 - 1)}
+	h.rule = h.shard.rules.uses[rule].rule
+	h.setFlags(flags)
+	p.numbers(h)
+	if p.present&p.next != 0 {
+		h.demand.perSec = math.Float64frombits(binary.LittleEndian.Uint64(p.b))
+	}
+	h.demand.lastUse = lastUsedCold(b)
+	if taken := tokens(binary.LittleEndian.Uint32(b[packedTaken:])); taken > 0 {
+		h.lease.spent += taken
+		h.demand.used = ratelimit.AddTokens(h.demand.used, taken)
+		h.settled = false
+	}
+}
+
+// lastUsedCold is when a packed key was last used, up to a tick later.
+func lastUsedCold(b []byte) instant {
+	return instant(binary.LittleEndian.Uint32(b[packedLastUsed:])) * instant(tick)
+}
+
+// spendPacked spends from the lease of a packed key, if there is enough, it is not due
+// to be renewed, and nothing else needs the rest of what is known. It does not allocate.
+func spendPacked(b []byte, now instant, a *ask) (v verdict, ok bool) {
+	head := binary.LittleEndian.Uint64(b)
+	_, n := binary.Uvarint(b[packedHeader:])
+	p := packer{b: b[packedHeader+n:], reading: true, next: 1, present: head & (1<<48 - 1)}
+	var h packedFront
+	p.front(&h)
+	taken := tokens(binary.LittleEndian.Uint32(b[packedTaken:]))
+	l := lease{granted: h.granted, spent: h.spent + taken, returned: h.returned, available: h.available, deadline: h.deadline, reset: h.reset, window: h.window}
+	switch {
+	case head>>48&packedLimited == 0, now >= l.reset, now < h.pause, now >= h.aheadAt, a.Cost > l.left(now), taken+a.Cost > math.MaxUint32:
+		return verdict{}, false
+	}
+	l.spent += a.Cost
+	if r := (renewal{h.below, h.after}); r.due(now, l.unspent()) {
+		return verdict{}, false
+	}
+	binary.LittleEndian.PutUint32(b[packedTaken:], uint32(taken+a.Cost))
+	binary.LittleEndian.PutUint32(b[packedLastUsed:], uint32(ticksOf(now)))
+	return l.report(now, verdict{Charged: a.Cost}), true
+}
+
+// packedFront is what a request from the lease looks at.
+type packedFront struct {
+	told, deadline, reset               instant
+	granted, spent, returned, available tokens
+	window                              window
+	below                               tokens
+	after, aheadAt, pause               instant
+}
+
+func (h *held) front() packedFront {
+	l := &h.lease
+	return packedFront{
+		told: h.told, deadline: l.deadline, reset: l.reset, granted: l.granted, spent: l.spent, returned: l.returned,
+		available: l.available, window: l.window, below: h.below, after: h.after, aheadAt: h.aheadAt, pause: h.pause,
+	}
+}
+
+func (h *held) setFront(x *packedFront) {
+	l := &h.lease
+	h.told, l.deadline, l.reset, l.granted, l.spent, l.returned = x.told, x.deadline, x.reset, x.granted, x.spent, x.returned
+	l.available, l.window, h.below, h.after, h.aheadAt, h.pause = x.available, x.window, x.below, x.after, x.aheadAt, x.pause
+}
+
+// front walks through the numbers of a packedFront.
+func (p *packer) front(x *packedFront) {
+	p.when(&x.told, 0)
+	p.when(&x.deadline, x.told)
+	p.when(&x.reset, x.told)
+	packNumber(p, &x.granted)
+	packNumber(p, &x.spent)
+	packNumber(p, &x.returned)
+	packNumber(p, &x.available)
+	packNumber(p, &x.window)
+	packNumber(p, &x.below)
+	p.when(&x.after, x.told)
+	p.when(&x.aheadAt, x.told)
+	p.when(&x.pause, x.told)
+}
+
+func (h *held) flags() uint64 {
+	flags := uint64(h.fruits) * packedFruits
+	for _, is := range [...]struct {
+		true bool
+		bit  uint64
+	}{
+		{h.lease.split, packedSplit},
+		{h.eager, packedEager},
+		{h.asked, packedAsked},
+		{h.stretched, packedStretched},
+		{h.recalling, packedRecalling},
+		{h.settled, packedSettled},
+		{h.gauges.of != nil, packedGauged},
+		{h.name&1 != 0, packedOddName},
+		{h.limited(), packedLimited},
+	} {
+		if is.true {
+			flags |= is.bit
+		}
+	}
+	return flags
+}
+
+func (h *held) setFlags(flags uint64) {
+	h.fruits = uint8(flags / packedFruits)
+	h.lease.split, h.eager, h.asked = flags&packedSplit != 0, flags&packedEager != 0, flags&packedAsked != 0
+	h.stretched, h.recalling, h.settled = flags&packedStretched != 0, flags&packedRecalling != 0, flags&packedSettled != 0
+	if flags&packedGauged != 0 {
+		h.gauges.of = h.rule.Counters
+	}
+	if h.name = h.shard.name; flags&packedOddName != 0 {
+		h.name ^= 1
+	}
+	if flags&packedLimited != 0 {
+		h.lease.setLimit(&h.rule.Limit)
+	}
+}
+
+// limited tells whether the lease was granted under the limit that its rule has.
+func (h *held) limited() bool { return h.lease.limit() == h.rule.Limit }
+
+// numbers walks through all numbers.
+func (p *packer) numbers(h *held) {
+	x := h.front()
+	p.front(&x)
+	if p.reading {
+		h.setFront(&x)
+	}
+	l := &h.lease
+	p.when(&l.retry, h.told)
+	packNumber(p, &l.retryCost)
+	packNumber(p, &l.debt)
+	packNumber(p, &l.seq)
+	packNumber(p, &l.fence)
+	packNumber(p, &h.demand.used)
+	packNumber(p, &h.demand.refused)
+	p.when(&h.demand.since, h.told)
+	packNumber(p, &h.triedAhead)
+	p.when(&h.heard, h.told)
+	p.when(&h.expires, l.deadline)
+	packNumber(p, &h.elsewhere)
+	packNumber(p, &h.reported)
+	packNumber(p, &h.gauges.leased)
+	packNumber(p, &h.gauges.drifting)
+	packNumber(p, &h.gauges.stranded)
+	packNumber(p, &h.stranded)
+	packNumber(p, &h.carried)
+	packNumber(p, &h.before)
+	packNumber(p, &h.used)
+	p.when(&h.usedTill, h.told)
+	packNumber(p, &h.heir)
+	p.when(&h.resume, h.told)
+	packNumber(p, &h.owed)
+	p.when(&h.owedAt, h.told)
+	packNumber(p, &h.unasked)
+	p.when(&h.again, h.heard.Add(refusalHold))
+}
+
+// packNumber is a number that is often 0.
+func packNumber[T ~int64 | ~uint64](p *packer, v *T) {
+	bit := p.next
+	p.next <<= 1
+	switch {
+	case !p.reading && *v != 0:
+		p.present |= bit
+		p.b = binary.AppendVarint(p.b, int64(*v))
+	case p.reading && p.present&bit != 0:
+		n, size := binary.Varint(p.b)
+		*v, p.b = T(n), p.b[size:]
+	case p.reading:
+		*v = 0
+	}
+}
+
+// when is an instant: its difference to another, plus 1, for 0 is never.
+func (p *packer) when(v *instant, near instant) {
+	bit := p.next
+	p.next <<= 1
+	if near == never {
+		near = 0
+	}
+	switch {
+	case !p.reading && *v != 0:
+		code := int64(0)
+		if *v != never {
+			if code = int64(*v - near); code >= 0 {
+				code++
+			}
+		}
+		p.present |= bit
+		p.b = binary.AppendVarint(p.b, code)
+	case p.reading && p.present&bit != 0:
+		code, size := binary.Varint(p.b)
+		p.b = p.b[size:]
+		switch {
+		case code == 0:
+			*v = never
+		case code > 0:
+			*v = near + instant(code-1)
+		default:
+			*v = near + instant(code)
+		}
+	case p.reading:
+		*v = 0
+	}
+}

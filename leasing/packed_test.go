@@ -1,0 +1,235 @@
+package leasing
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/leasing/ledgertest"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// notPacked are the fields of held that a cold key does not have: it is packed only
+// where they say nothing. All others must come back as they were, also those that
+// somebody adds.
+var notPacked = map[string]bool{
+	".id": true, ".shard": true, ".slot": true, ".touched": true, ".flight": true, ".rule": true, ".next": true,
+	".recall.resting": true, ".gauges.of": true, ".name": true, ".fruits": true, ".demand.lastUse": true, // see TestPackedIsTheSame
+	".lease.requests": true, ".lease.burst": true, ".lease.requestsHigh": true, ".lease.burstHigh": true, ".lease.algorithm": true, ".lease.period": true,
+}
+
+// fill sets every number of v by draw, and every bool.
+func fill(v reflect.Value, path string, draw func() int64) {
+	if notPacked[path] {
+		return
+	}
+	v = reflect.NewAt(v.Type(), unsafe.Pointer(v.UnsafeAddr())).Elem()
+	switch v.Kind() { //nolint:exhaustive // a field of another kind fails the test
+	case reflect.Struct:
+		for i := range v.NumField() {
+			fill(v.Field(i), path+"."+v.Type().Field(i).Name, draw)
+		}
+	case reflect.Int64:
+		v.SetInt(draw())
+	case reflect.Uint64:
+		v.SetUint(uint64(draw()))
+	case reflect.Float64:
+		v.SetFloat(float64(draw()) / 7)
+	case reflect.Bool:
+		v.SetBool(draw()&1 != 0)
+	default:
+		panic(fmt.Sprintf("what becomes of held%s when a key is cold?", path))
+	}
+}
+
+// What is known of a key is the same after it was packed, whatever it is.
+func TestPackedIsTheSame(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(3, 4))
+	rule := testRule(perMinute100)
+	rule.Counters = new(ratelimit.RuleCounters)
+	var s fleetShard
+	s.open(keytable.NewArena(), 1000, 40)
+	for range 20_000 {
+		h := held{shard: &s, rule: rule, name: 40 + ratelimit.Holder(rnd.IntN(2)), fruits: uint8(rnd.IntN(20))}
+		h.demand.lastUse = instant(rnd.Int64N(int64(1000 * time.Hour)))
+		if rnd.IntN(2) == 0 {
+			h.gauges.of = rule.Counters
+		}
+		if rnd.IntN(3) > 0 {
+			h.lease.setLimit(&rule.Limit)
+		}
+		few := rnd.IntN(2) == 0
+		fill(reflect.ValueOf(&h).Elem(), "", func() int64 {
+			switch n := rnd.IntN(6); {
+			case n == 0 || few && n < 4:
+				return 0
+			case n == 1:
+				return int64(never)
+			case n == 2:
+				return rnd.Int64N(1<<61) - 1<<60
+			}
+			return rnd.Int64N(1000) - 100
+		})
+		b := h.pack(nil, s.rules.number(rule))
+		back := held{shard: &s}
+		back.unpack(append(b, 0xff, 0xff, 0xff)) // whatever lies behind
+		if later := back.demand.lastUse.Sub(h.demand.lastUse); later < 0 || later >= tick {
+			t.Fatalf("last used %v later", later)
+		}
+		if back.demand.lastUse = h.demand.lastUse; back != h {
+			t.Fatalf("of %+v there is %+v", h, back)
+		}
+		s.rules.leave(rule)
+	}
+}
+
+// What a cold key spends from its lease, a busy one would have spent just so: the same
+// requests are admitted, with the same answers, and what is known afterwards is the same.
+func TestColdSpendsAsBusy(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(5, 6))
+	rule := testRule(perMinute100)
+	var s fleetShard
+	s.open(keytable.NewArena(), 1000, 40)
+	answered, asked := 0, 0
+	for range 20_000 {
+		now := instant(time.Hour)
+		near := func() instant {
+			return [...]instant{0, now - 1, now, now + 1, now.Add(time.Minute), never}[min(rnd.IntN(20), 4+rnd.IntN(2))]
+		}
+		few := func() tokens { return tokens(rnd.IntN(12)) }
+		h := held{shard: &s, rule: rule, name: 40, told: now - 7, aheadAt: near()}
+		if rnd.IntN(5) == 0 {
+			h.pause = near()
+		}
+		h.lease = lease{granted: 10 + few(), spent: few(), returned: few() / 2, available: few(), deadline: near(), reset: near(), window: 3}
+		h.renewal, h.settled = renewal{few(), near()}, rnd.IntN(2) == 0
+		if rnd.IntN(10) > 0 {
+			h.lease.setLimit(&rule.Limit)
+		}
+		kept := h.pack(nil, s.rules.number(rule))
+		for range 3 {
+			a := ask{Rule: rule, Cost: 1 + few()/3}
+			asked++
+			v, ok := spendPacked(kept, now, &a)
+			busy := h
+			want, would := busy.lease.take(now, &a, false)
+			plain := would && !want.OverLimit && now >= h.pause && now < h.aheadAt && !busy.due(now, busy.lease.unspent())
+			if ok != plain || ok && v != want {
+				t.Fatalf("%+v\nanswers %+v %v, and when it is cold %+v %v", h, want, would, v, ok)
+			}
+			if ok {
+				answered++
+				h = busy
+				h.demand.used += a.Cost
+				h.demand.lastUse, h.settled = now, false
+			}
+			back := held{shard: &s}
+			if back.unpack(kept); back != h {
+				t.Fatalf("%+v\nis when it was cold %+v", h, back)
+			}
+		}
+		s.rules.leave(rule)
+	}
+	if answered < asked/20 || answered > asked/2 {
+		t.Errorf("%d of %d were answered", answered, asked)
+	}
+}
+
+// What is under way, or is looked at by the clock, is not packed.
+func TestWhatIsNotPacked(t *testing.T) {
+	for what, change := range map[string]func(h *held){
+		"nothing":                     func(*held) {},
+		"a claim is under way":        func(h *held) { h.flight = &flight{} },
+		"the next window has a lease": func(h *held) { h.next = &nextLease{} },
+		"a request rests":             func(h *held) { h.resting = &flight{done: make(chan struct{})} },
+		"no rule":                     func(h *held) { h.rule = nil },
+		"another rule's gauges":       func(h *held) { h.gauges.of = new(ratelimit.RuleCounters) },
+		"another limit":               func(h *held) { h.lease.setLimit(&ratelimit.Limit{Unit: ratelimit.Minute, Requests: 5}) },
+	} {
+		s := newNodeScript(t, perMinute100)
+		s.asks(1)
+		s.exchange()
+		h := s.keyHeld()
+		change(h)
+		if packed := h.shard.cool(h); packed != (what == "nothing") {
+			t.Errorf("%s: packed %v", what, packed)
+		}
+	}
+}
+
+// Rules have numbers for as long as cold keys are of them, and those are used again.
+func TestRuleNumbers(t *testing.T) {
+	var n ruleNumbers
+	a, b := testRule(perMinute100), testRule(perMinute100)
+	if n.number(a) != 0 || n.number(b) != 1 || n.number(a) != 0 {
+		t.Fatal("numbers are not in order")
+	}
+	n.leave(a)
+	if n.number(a) != 0 {
+		t.Error("a rule that is in use has another number now")
+	}
+	n.leave(a)
+	n.leave(a)
+	if len(n.numbers) != 1 || n.uses[0].rule != nil {
+		t.Errorf("a rule that nobody uses is kept: %+v", n)
+	}
+	if c := testRule(perMinute100); n.number(c) != 0 || len(n.uses) != 2 {
+		t.Errorf("its number is not used again: %+v", n)
+	}
+}
+
+// However many keys are asked for, no more are busy than the table has slots for, but
+// for those that have claims under way; and each is what it was when it is asked for
+// again.
+func TestColdKeysGoOn(t *testing.T) {
+	const keys, most = 500, 4
+	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10})
+	s.ledger = NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+	s.rule.Counters = new(ratelimit.RuleCounters)
+	s.KeepBusy(most)
+	asks := func(k uint64, cost tokens) verdict {
+		v := make([]verdict, 1)
+		w := s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(k), Cost: cost}}, v)
+		for b := s.Batch(); b != nil; b = s.Batch() {
+			s.settled(b, 0)
+		}
+		if w != nil && w.Advance(s.now) {
+			t.Fatalf("key %d is not decided", k)
+		}
+		return v[0]
+	}
+	for round := range tokens(11) {
+		for k := range uint64(keys) {
+			if v := asks(k, 1); v.OverLimit != (round == 10) || v.Remaining != max(0, 9-round) {
+				t.Fatalf("key %d, asked %d times before: %+v", k, round, v)
+			}
+		}
+	}
+	busy := 0
+	for i := range s.fleet.shards {
+		busy += s.fleet.shards[i].busy.size
+	}
+	if bound := 2 * most * len(s.fleet.shards); busy > bound || busy < most {
+		t.Errorf("%d of %d keys are busy, and %d may be", busy, keys, bound)
+	}
+	s.passes(time.Hour)
+	s.sweepAll()
+	if left := s.rule.Counters.Leased.Load(); left != 0 {
+		t.Errorf("the window is over, and %d tokens are leased still", left)
+	}
+	for k := range uint64(keys) {
+		if v := asks(k, 10); v.OverLimit {
+			t.Fatalf("key %d, in the next window: %+v", k, v)
+		}
+	}
+}
+
+func (s *nodeScript) sweepAll() {
+	for range 2 * sweepParts {
+		s.Sweep(s.now)
+	}
+}

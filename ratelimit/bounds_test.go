@@ -1,0 +1,147 @@
+package ratelimit_test
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+func boundsRule(t *testing.T, fields map[string]string) *ratelimit.Rule {
+	t.Helper()
+	r := &ratelimit.Rule{
+		Limit:        ratelimit.Limit{Unit: ratelimit.Minute, Requests: 600},
+		Coordination: ratelimit.DefaultCoordination(),
+	}
+	for field, text := range fields {
+		if err := r.Coordination.Set(field, text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return r
+}
+
+// What people read of bounds is made of their numbers.
+func TestBoundsAreSaid(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		fields  map[string]string
+		nodes   int
+		storage ratelimit.Storage
+		over    ratelimit.Tokens
+		note    string
+		under   string
+		wait    string
+		ops     string
+		outage  string
+	}{
+		{
+			"leasing", nil, 3, ratelimit.SharedStore, 0, "",
+			"30 and 3s of its demand for each node that crashes, for 1m0s at most",
+			"one store round trip, at most 15ms",
+			"at most 1.2/s a key a node, 90 a window, and 27/s while requests are refused and tokens may come back",
+			"180 (60 a node)",
+		},
+		{
+			"eager, of a size",
+			map[string]string{"reclaim": "eager", "lease.size": "10", "lease.ttl": "2s", "on_store_failure": "closed"},
+			3, ratelimit.SharedStore, 30, "10, or one larger request, for each node that goes silent",
+			"15 for each node that crashes, for 2s at most", "one store round trip, at most 15ms",
+			"at most 2/s a key a node, 90 a window, one for each 5 tokens, and 27/s while requests are refused and " +
+				"tokens may come back",
+			"leases in hand, then 0",
+		},
+		{
+			"approx",
+			map[string]string{"mode": "approx", "drift_budget": "5%", "on_store_failure": "open"},
+			3, ratelimit.SharedStore, 30, "", "30 and 3s of its demand for each node that crashes, for 1m0s at most",
+			"2ms, and none above the watermark; without a share one store round trip, at most 15ms",
+			"at most 1.7/s a key a node, 90 a window, and 27/s while requests are refused and tokens may come back",
+			"all demand",
+		},
+		{
+			"routing",
+			map[string]string{"mode": "routing", "on_store_failure": "cached"},
+			3, ratelimit.SharedStore, 0, "",
+			"30 and 3s of its demand for each node that crashes, for 1m0s at most",
+			"one hop to the key's owner, at most 15ms",
+			"at most 1.2/s a key, by its owner, 90 a window, and 27/s while requests are refused and tokens may come " +
+				"back; one for each request while the owner does not answer",
+			"what was left, times 3 nodes, for 10s",
+		},
+		{
+			"routing without a store",
+			map[string]string{"mode": "routing"},
+			3, ratelimit.OwnMemory, 0,
+			"with PEERS; after an owner's crash at most the limit once more, and halves that cannot see each other " +
+				"count apart",
+			"0", "one hop to the key's owner, at most 15ms", "0", "180 (60 a node)",
+		},
+		{"three alone", nil, 3, ratelimit.OwnMemory, 1200, "each node counts alone", "0", "none", "0", "no store"},
+		{"one alone", nil, 1, ratelimit.OwnMemory, 0, "", "0", "none", "0", "no store"},
+	} {
+		b := boundsRule(t, c.fields).Declare(c.nodes, c.storage)
+		got := []any{
+			b.Over.Tokens, b.Over.Note(), b.Under.String(), b.Wait.String(), b.StoreOps.String(), b.OnOutage.String(),
+		}
+		want := []any{c.over, c.note, c.under, c.wait, c.ops, c.outage}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("%s: %s", c.name, d)
+		}
+		text, err := json.Marshal(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var again ratelimit.Bounds
+		if err := json.Unmarshal(text, &again); err != nil || again != b {
+			t.Errorf("%s: %v\n%s is read as\n%+v, and was\n%+v", c.name, err, text, again, b)
+		}
+	}
+}
+
+// A limit of 0 refuses without asking anybody, and no rule without a limit promises one.
+func TestBoundsOfNothing(t *testing.T) {
+	zero := boundsRule(t, map[string]string{"on_store_failure": "open"})
+	zero.Limit.Requests = 0
+	b := zero.Declare(3, ratelimit.SharedStore)
+	if b.OnOutage.String() != "0" || b.OnOutage.Fleet() != (ratelimit.Amount{}) || b.Wait.String() != "none" ||
+		b.StoreOps.String() != "0" || b.Under.String() != "0" || b.Over.Percent(0) != 0 {
+		t.Errorf("%+v", b)
+	}
+	unlimited := ratelimit.Rule{Unlimited: true}
+	if got := unlimited.Declare(3, ratelimit.SharedStore); got != (ratelimit.Bounds{Unlimited: true}) {
+		t.Errorf("%+v", got)
+	}
+}
+
+// An amount that hangs on demand grows with it, up to the most that a key can have.
+func TestAmounts(t *testing.T) {
+	for _, c := range []struct {
+		of   ratelimit.Amount
+		rate float64
+		want ratelimit.Tokens
+		text string
+	}{
+		{ratelimit.Amount{}, 100, 0, "0"},
+		{ratelimit.Amount{Tokens: 30}, 100, 30, "30"},
+		{ratelimit.Amount{Demand: 2 * time.Second}, 0.7, 2, "2s of its demand"},
+		{ratelimit.Amount{Tokens: 30, Demand: 2 * time.Second}.Times(3), 10, 150, "90 and 6s of its demand"},
+		{ratelimit.Amount{Demand: ratelimit.AllDemand}, 0, 0, "all demand"},
+		{ratelimit.Amount{Demand: ratelimit.AllDemand}.Times(3), 1000, ratelimit.MaxLimit, "all demand"},
+	} {
+		if got := c.of.At(c.rate); got != c.want || c.of.String() != c.text {
+			t.Errorf("%+v at %v: %d, %q; want %d, %q", c.of, c.rate, got, c.of, c.want, c.text)
+		}
+	}
+}
+
+// One request may cost more than the largest lease: then a silent node costs as much.
+func TestOverOfSilentNodes(t *testing.T) {
+	over := ratelimit.Over{EachSilent: 10}
+	if over.Silent(1) != 10 || over.Silent(50) != 50 || (ratelimit.Over{}).Silent(50) != 0 {
+		t.Errorf("%d, %d, %d", over.Silent(1), over.Silent(50), (ratelimit.Over{}).Silent(50))
+	}
+}

@@ -1,0 +1,268 @@
+package ratelimit
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The pace of leases, from which bounds follow. Package leasing goes by these.
+const (
+	// LeaseHorizon is how long a lease should last that is sized by demand. It is
+	// renewed at half, so that a busy key costs a node a claim a second.
+	LeaseHorizon = 2 * time.Second
+	// ClaimBackOff is the least time between two claims of a key by one node, while
+	// there is nothing to be had and some may come back.
+	ClaimBackOff = 50 * time.Millisecond
+	// LossPart is the part of a limit that a ledger grants in all while it learns again
+	// what it has lost, as one of so many.
+	LossPart = 20
+	// PlentyPart is the part of a limit that a lease of plenty is at most, as one of
+	// so many.
+	PlentyPart = 20
+	// RecallsPerSecond is how many claims a second recalls cause at one node, at most:
+	// each second one that gives back what others wait for, and while this node waits
+	// itself, one each 2 ms for 10 ms.
+	RecallsPerSecond = 7
+)
+
+// Over is what all nodes together may admit beyond the limit, in tokens. The zero Over
+// is nothing.
+type Over struct {
+	// Tokens is all of it, where each node goes silent once, and nothing happens that
+	// EachOwner is about.
+	Tokens Tokens `json:"tokens"`
+	// Drift is the part of it that needs no failure: the drift budget of mode approx.
+	Drift Tokens `json:"drift_tokens,omitempty"`
+	// EachSilent is the part for each node that goes silent under reclaim: eager; more
+	// where a single request costs more: see Silent.
+	EachSilent Tokens `json:"each_silent_node_tokens,omitempty"`
+	// EachNode is the part for each node after the first, where nodes count apart.
+	EachNode Tokens `json:"each_further_node_tokens,omitempty"`
+	// EachOwner is not in Tokens: it is for each crash of a key's owner, and for each
+	// split of a ring without a store.
+	EachOwner Tokens `json:"each_lost_owner_tokens,omitempty"`
+}
+
+// Silent is what one node that goes silent may cost, where no request costs more than
+// cost.
+func (o Over) Silent(cost Tokens) Tokens {
+	if o.EachSilent == 0 {
+		return 0
+	}
+	return max(o.EachSilent, cost)
+}
+
+// Percent is Tokens as a share of a limit, 0 for a limit of 0.
+func (o Over) Percent(limit Tokens) float64 {
+	if limit == 0 {
+		return 0
+	}
+	return 100 * float64(o.Tokens) / float64(limit)
+}
+
+// Note is what a reader must know of Tokens, or "".
+func (o Over) Note() string {
+	switch {
+	case o.EachOwner > 0:
+		return "with PEERS; after an owner's crash at most the limit once more, and halves that cannot see " +
+			"each other count apart"
+	case o.EachNode > 0 && o.Tokens > 0:
+		return "each node counts alone"
+	case o.EachSilent > 0:
+		return fmt.Sprintf("%d, or one larger request, for each node that goes silent", o.EachSilent)
+	}
+	return ""
+}
+
+// Under is what may stay unused in a window although it was asked for: what lies at
+// nodes that do not answer. The zero Under is nothing.
+type Under struct {
+	// Crashed is for each node that crashes, or is cut off from the store. Its demand is
+	// as the node measured it between two claims: of a key with few requests in that time,
+	// up to twice the mean.
+	Crashed Amount `json:"each_crashed_node"`
+	// Lasts is for how long it is missed at most.
+	Lasts time.Duration `json:"lasts_ns,omitempty"`
+}
+
+// String is for people.
+func (u Under) String() string {
+	if u == (Under{}) {
+		return "0"
+	}
+	return fmt.Sprintf("%v for each node that crashes, for %v at most", u.Crashed, u.Lasts)
+}
+
+// WaitFor is what a decision may wait for.
+type WaitFor uint8
+
+// What a decision may wait for.
+const (
+	NoAnswer WaitFor = iota
+	StoresAnswer
+	OwnersAnswer
+)
+
+// WaitsFor are their names, by value.
+var WaitsFor = [...]string{NoAnswer: "nothing", StoresAnswer: "store", OwnersAnswer: "owner"}
+
+// MarshalText writes the name.
+func (w WaitFor) MarshalText() ([]byte, error) { return []byte(WaitsFor[w]), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (w *WaitFor) UnmarshalText(text []byte) error { return setName(w, WaitsFor[:], string(text)) }
+
+// Wait is the longest that a decision may wait. The zero Wait is none.
+type Wait struct {
+	For     WaitFor       `json:"for"`
+	Longest time.Duration `json:"longest_ns"`
+	// WithShare is the longest that a decision of mode approx waits at a node that has a
+	// share of the drift budget left; Drifts tells whether the rule has such shares.
+	WithShare time.Duration `json:"with_drift_share_ns,omitempty"`
+	Drifts    bool          `json:"drifts,omitempty"`
+}
+
+// String is for people.
+func (w Wait) String() string {
+	switch {
+	case w.For == NoAnswer:
+		return "none"
+	case w.Drifts:
+		return fmt.Sprintf("%v, and none above the watermark; without a share one store round trip, at most %v",
+			w.WithShare, w.Longest)
+	case w.For == OwnersAnswer:
+		return fmt.Sprintf("one hop to the key's owner, at most %v", w.Longest)
+	}
+	return fmt.Sprintf("one store round trip, at most %v", w.Longest)
+}
+
+// StoreOps is how many claims of one key reach the store, from each of Nodes nodes. The
+// zero StoreOps is none.
+type StoreOps struct {
+	// Nodes is how many nodes claim the key: all, or its owner alone.
+	Nodes int `json:"nodes"`
+	// Steady is claims a second of one node, all the time.
+	Steady float64 `json:"per_second"`
+	// Short is claims a second of one node besides, while half of the limit or less is
+	// left: of sliding windows and buckets, whose tokens come back bit by bit.
+	Short float64 `json:"per_second_while_short,omitempty"`
+	// Refused is claims a second of one node besides, while requests are refused and
+	// others hold tokens, or some come back.
+	Refused float64 `json:"per_second_while_refused"`
+	// Window is claims of one node in each window besides: the first, those while its
+	// demand grows, and those of ever smaller leases near the end of the budget.
+	Window int `json:"per_window"`
+	// Each is the tokens for each of which one more claim is made, where the rule says
+	// how large a lease is; 0: none is.
+	Each Tokens `json:"tokens_per_operation,omitempty"`
+	// OwnerGoneEach is the same for each node while a key's owner does not answer, under
+	// mode routing.
+	OwnerGoneEach Tokens `json:"tokens_per_operation_without_owner,omitempty"`
+}
+
+// Demand is what one node was asked for of one key, as [StoreOps.Most] counts by.
+type Demand struct {
+	Time    time.Duration // in all
+	Short   time.Duration // of it, the time in which half of the limit or less was left
+	Refused time.Duration // of it, the time in which requests were refused
+	Windows int           // in which it was
+	Tokens  Tokens        // that were admitted
+	Unowned Tokens        // and asked for while the key's owner did not answer
+}
+
+// Most is how many claims of one key one node makes at most for a demand.
+func (s StoreOps) Most(d *Demand) float64 {
+	n := s.Steady*d.Time.Seconds() + s.Short*d.Short.Seconds() + s.Refused*d.Refused.Seconds()
+	n += float64(s.Window * d.Windows)
+	for _, by := range []struct{ tokens, each Tokens }{{d.Tokens, s.Each}, {d.Unowned, s.OwnerGoneEach}} {
+		if by.each > 0 {
+			n += math.Ceil(float64(by.tokens) / float64(by.each))
+		}
+	}
+	return n
+}
+
+// String is for people.
+func (s StoreOps) String() string {
+	if s.Nodes == 0 {
+		return "0"
+	}
+	var b strings.Builder
+	whose := "a key a node"
+	if s.OwnerGoneEach > 0 {
+		whose = "a key, by its owner"
+	}
+	fmt.Fprintf(&b, "at most %s/s %s, %d a window", perSecond(s.Steady), whose, s.Window)
+	if s.Each == 1 {
+		b.WriteString(", one for each token")
+	} else if s.Each > 1 {
+		fmt.Fprintf(&b, ", one for each %d tokens", s.Each)
+	}
+	if s.Short > 0 {
+		fmt.Fprintf(&b, ", %s/s while half of the limit or less is left", perSecond(s.Short))
+	}
+	fmt.Fprintf(&b, ", and %s/s while requests are refused and tokens may come back", perSecond(s.Refused))
+	if s.OwnerGoneEach > 0 {
+		b.WriteString("; one for each request while the owner does not answer")
+	}
+	return b.String()
+}
+
+// perSecond has three digits.
+func perSecond(rate float64) string { return strconv.FormatFloat(rate, 'g', 3, 64) }
+
+// OutageOf is what does not answer.
+type OutageOf uint8
+
+// What may not answer.
+const (
+	NoOutage OutageOf = iota // there is neither a store nor an owner
+	StoreOutage
+	OwnerOutage
+)
+
+// OutagesOf are their names, by value.
+var OutagesOf = [...]string{NoOutage: "nothing", StoreOutage: "store", OwnerOutage: "owner"}
+
+// MarshalText writes the name.
+func (o OutageOf) MarshalText() ([]byte, error) { return []byte(OutagesOf[o]), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (o *OutageOf) UnmarshalText(text []byte) error { return setName(o, OutagesOf[:], string(text)) }
+
+// Outage is what on_store_failure admits in a window while the store, or a key's owner,
+// does not answer. Leases in hand are spent besides, whatever the policy: the limit has
+// paid for them.
+type Outage struct {
+	Of     OutageOf      `json:"of"`
+	Policy FailurePolicy `json:"policy"`
+	// Node is what one node admits; a node that starts again is another one.
+	Node  Amount `json:"each_node"`
+	Nodes int    `json:"nodes"`
+	// Until is how long after the store was last heard a node admits anything; 0: as
+	// long as the outage lasts.
+	Until time.Duration `json:"until_ns,omitempty"`
+}
+
+// Fleet is what all nodes together admit.
+func (o Outage) Fleet() Amount { return o.Node.Times(o.Nodes) }
+
+// String is for people.
+func (o Outage) String() string {
+	switch {
+	case o.Of == NoOutage:
+		return "no store"
+	case o.Nodes == 0:
+		return "0"
+	case o.Policy == FailClosed:
+		return "leases in hand, then 0"
+	case o.Policy == FailCached:
+		return fmt.Sprintf("what was left, times %d nodes, for %v", o.Nodes, o.Until)
+	case !o.Node.Bounded():
+		return o.Node.String()
+	}
+	return fmt.Sprintf("%v (%v a node)", o.Fleet(), o.Node)
+}

@@ -1,0 +1,55 @@
+package ratelimit
+
+import (
+	"fmt"
+	"math"
+	"time"
+)
+
+// EnvoyTimeout is how long Envoy's rate limit filter waits for an answer where its
+// configuration does not say (timeout).
+const EnvoyTimeout = 20 * time.Millisecond
+
+// Doubts says what is odd about the rule's coordination: settings that are
+// valid, and cannot do what they are for.
+func (r *Rule) Doubts() []string {
+	c, limit := &r.Coordination, r.Limit.Capacity()
+	if r.Unlimited {
+		return nil
+	}
+	var doubts []string
+	if d := c.Deadline(); d >= EnvoyTimeout {
+		doubts = append(doubts,
+			fmt.Sprintf("store_deadline %v is not below %v, for which Envoy waits by default: set the "+
+				"timeout of its rate_limit filter above the deadline, or it goes on without the answer, and the "+
+				"request is "+
+				"charged and not limited (failure_mode_deny: refused) while the store is slow", d, EnvoyTimeout))
+	}
+	if r.Limit.Requests > math.MaxUint32 {
+		doubts = append(doubts,
+			fmt.Sprintf("requests_per_unit is %d, and RLS has 32 bits for it: it is counted exactly, "+
+				"and answers say %d of it, and of what is left while that is more; headers say both exactly",
+				r.Limit.Requests, uint32(math.MaxUint32)))
+	}
+	if c.Mode != Approx {
+		return doubts
+	}
+	if r.DriftShare() < 1 {
+		doubts = append(doubts, fmt.Sprintf("drift_budget %v of %d is %d tokens, less than one for each of max_nodes "+
+			"%d: the rule waits like leasing; raise the budget to %d tokens, or lower max_nodes",
+			c.DriftBudget, limit, c.DriftBudget.Of(limit), c.MaxNodes, c.MaxNodes))
+	}
+	if period := r.Limit.Period(); c.SyncInterval > period && c.SyncInterval != DefaultCoordination().SyncInterval {
+		doubts = append(doubts, fmt.Sprintf("sync_interval %v is longer than the window, %v: %v is used",
+			c.SyncInterval, period, r.SyncInterval()))
+	}
+	if c.LowWatermark.Of(limit) >= limit {
+		doubts = append(doubts, fmt.Sprintf("low_watermark %v is the whole limit of %d: every request without a "+
+			"lease waits up to %v; lower it below 100%%", c.LowWatermark, limit, c.CheckTimeout))
+	}
+	if c.CheckTimeout >= c.Deadline() {
+		doubts = append(doubts, fmt.Sprintf("check_timeout %v is not below the store deadline of %v: the rule waits "+
+			"like leasing", c.CheckTimeout, c.Deadline()))
+	}
+	return doubts
+}

@@ -1,0 +1,62 @@
+package ratelimit
+
+import "time"
+
+// LossShare is what a ledger that has lost its data grants of a key, in all, until
+// every holder has told it what it had spent: a twentieth of the limit, and at
+// least one token.
+func (r *Rule) LossShare() Tokens { return max(1, r.Limit.Capacity()/LossPart) }
+
+// LocalShare is the rule for a node that must decide alone, under
+// on_store_failure: local: local_cap, or the limit's share of one of max_nodes.
+func (r *Rule) LocalShare() *Rule {
+	alone := *r
+	c := &alone.Coordination
+	share := func(n Tokens) Tokens {
+		if c.LocalCap > 0 {
+			return min(n, c.LocalCap)
+		}
+		return max(1, n/Tokens(c.MaxNodes))
+	}
+	alone.Limit.Requests = share(alone.Limit.Requests)
+	if alone.Limit.Algorithm == TokenBucket {
+		alone.Limit.Burst = share(alone.Limit.Burst)
+	}
+	return &alone
+}
+
+// PerRequest is the rule for a node that leases for single requests only, and keeps
+// nothing between them: where another node is the one to lease.
+func (r *Rule) PerRequest() *Rule {
+	own := *r
+	own.Coordination.Lease.Fixed = 1
+	return &own
+}
+
+// SyncInterval is how late a node's report may be while its key is in use: half
+// a window at most.
+func (r *Rule) SyncInterval() time.Duration {
+	return min(r.Coordination.SyncInterval, r.Limit.Period()/2)
+}
+
+// DriftShare is what one node of max_nodes may spend of a key, under mode
+// approx, before the ledger has answered; 0 if that is less than a token.
+func (r *Rule) DriftShare() Tokens {
+	c := &r.Coordination
+	return c.DriftBudget.Of(r.Limit.Capacity()) / Tokens(c.MaxNodes)
+}
+
+// LargestLease is the most that one holder is granted at once under reclaim:
+// eager, but for a single request that costs more: half of a whole budget, or
+// what the rule fixes.
+func (r *Rule) LargestLease() Tokens {
+	size := r.Coordination.Lease
+	most := max(1, r.Limit.Capacity()/2)
+	if size.Fixed > 0 {
+		return min(most, size.Fixed)
+	}
+	if size.Max > 0 {
+		return min(most, size.Max)
+	}
+	return most
+}
