@@ -67,7 +67,7 @@ func TestBatchesAreTimedAndBroken(t *testing.T) {
 
 // newKeyFlight is a claim for the script's key.
 func (s *nodeScript) newKeyFlight(waiting tokens) *flight {
-	fl := s.fleet.newFlight(s.fleet.hash.of(keyOf(1)), keyOf(1))
+	fl := s.fleet.newFlight(s.keyHeld())
 	fl.waiting = waiting
 	return fl
 }
