@@ -232,7 +232,7 @@ var allByHand = []byHand{
 		{decides, "case c.lapsed(now), c.unheard.Load():", "case c.unheard.Load():"},
 	}},
 	{"an owner that slept does not give its keys up", []replacement{
-		{members, "\tc.expired.Store(true)\n\tc.become(false)\n", "\tc.expired.Store(true)\n"},
+		{members, "\tc.expired.Store(true)\n\tc.quitRing()\n", "\tc.expired.Store(true)\n"},
 	}},
 	{"a node joins the ring before it has handed over what it had", []replacement{
 		{members, "!c.looked || !c.clean() {", "!c.looked {"},
