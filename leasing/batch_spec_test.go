@@ -158,7 +158,10 @@ func TestFenceAfterALie(t *testing.T) {
 		g := s.leased(1)
 		s.asks(1)
 		b, c := s.sends()
-		lie := ratelimit.Grant{Seq: c.Seq, Window: c.Window, Fence: c.Fence + 1, Granted: -1, Carried: true, TTL: c.TTL, ResetAfter: time.Minute, At: g.At}
+		lie := ratelimit.Grant{
+			Seq: c.Seq, Window: c.Window, Fence: c.Fence + 1, Granted: -1, Carried: true, TTL: c.TTL,
+			ResetAfter: time.Minute, At: g.At,
+		}
 		if wrong {
 			lie.Granted, lie.Fence = c.Granted, c.Fence
 		}
@@ -188,7 +191,8 @@ func TestMissedAccountHasOthersTold(t *testing.T) {
 		sent, missing := s.now, uint64(1)
 		s.passes(5 * time.Millisecond)
 		b.Answer([]ratelimit.Grant{{
-			Seq: c.Seq, Window: c.Window, Fence: c.Fence + 1, Granted: c.Granted + 1, Carried: true, Missing: true, TTL: c.TTL, ResetAfter: time.Minute, At: ledgertest.Epoch,
+			Seq: c.Seq, Window: c.Window, Fence: c.Fence + 1, Granted: c.Granted + 1, Carried: true, Missing: true,
+			TTL: c.TTL, ResetAfter: time.Minute, At: ledgertest.Epoch,
 		}})
 		if !hears {
 			sent, missing = 0, 0
@@ -224,7 +228,8 @@ func TestOverByPolicyIsCountedOnce(t *testing.T) {
 		s.drifts(1)
 		b, c := s.sends()
 		b.Answer([]ratelimit.Grant{{
-			Seq: c.Seq, Window: c.Window, Fence: c.Fence + 1, Granted: c.Granted, Carried: true, TTL: c.TTL, ResetAfter: 45 * time.Second, At: ledgertest.Epoch,
+			Seq: c.Seq, Window: c.Window, Fence: c.Fence + 1, Granted: c.Granted, Carried: true,
+			TTL: c.TTL, ResetAfter: 45 * time.Second, At: ledgertest.Epoch,
 			Available: 90, OverAdmitted: 3, Over: 3,
 		}})
 	}

@@ -21,6 +21,7 @@ func (s *nodeScript) asksFor(rules ...*ratelimit.Rule) (*Wait, []verdict) {
 // lets it: before it drifts, if one may, and in all.
 func TestPatienceOfSeveralRules(t *testing.T) {
 	const ms = time.Millisecond
+	type rules = []*ratelimit.Rule
 	waits := func(check, deadline time.Duration, mode ratelimit.Mode) *ratelimit.Rule {
 		r := testRule(perMinute100)
 		r.Coordination.Mode, r.Coordination.CheckTimeout, r.Coordination.StoreDeadline = mode, check, deadline
@@ -28,14 +29,14 @@ func TestPatienceOfSeveralRules(t *testing.T) {
 	}
 	for _, x := range []struct {
 		what        string
-		rules       []*ratelimit.Rule
+		rules       rules
 		first, more time.Duration
 	}{
-		{"none may drift, and what is set for that does not count", []*ratelimit.Rule{waits(2*ms, 10*ms, ratelimit.Leasing)}, 10 * ms, 0},
-		{"the longer deadline", []*ratelimit.Rule{waits(0, 20*ms, ratelimit.Leasing), waits(0, 10*ms, ratelimit.Leasing)}, 20 * ms, 0},
-		{"the longer check", []*ratelimit.Rule{waits(5*ms, 20*ms, ratelimit.Approx), waits(2*ms, 20*ms, ratelimit.Approx)}, 5 * ms, 15 * ms},
-		{"one may drift", []*ratelimit.Rule{waits(5*ms, 10*ms, ratelimit.Approx), waits(0, 20*ms, ratelimit.Leasing)}, 5 * ms, 15 * ms},
-		{"a check beyond the deadline", []*ratelimit.Rule{waits(30*ms, 20*ms, ratelimit.Approx)}, 20 * ms, 0},
+		{"none may drift, and what is set for that does not count", rules{waits(2*ms, 10*ms, ratelimit.Leasing)}, 10 * ms, 0},
+		{"the longer deadline", rules{waits(0, 20*ms, ratelimit.Leasing), waits(0, 10*ms, ratelimit.Leasing)}, 20 * ms, 0},
+		{"the longer check", rules{waits(5*ms, 20*ms, ratelimit.Approx), waits(2*ms, 20*ms, ratelimit.Approx)}, 5 * ms, 15 * ms},
+		{"one may drift", rules{waits(5*ms, 10*ms, ratelimit.Approx), waits(0, 20*ms, ratelimit.Leasing)}, 5 * ms, 15 * ms},
+		{"a check beyond the deadline", rules{waits(30*ms, 20*ms, ratelimit.Approx)}, 20 * ms, 0},
 	} {
 		s := newNodeScript(t, perMinute100)
 		w, _ := s.asksFor(x.rules...)
@@ -59,7 +60,8 @@ func TestPatienceOfSeveralRules(t *testing.T) {
 func TestRequestWhoseCallerHasGone(t *testing.T) {
 	s := newNodeScript(t, perMinute100)
 	r := testRule(perMinute100)
-	r.Coordination.Mode, r.Coordination.CheckTimeout, r.Coordination.OnStoreFailure = ratelimit.Approx, 2*time.Millisecond, ratelimit.FailClosed
+	c := &r.Coordination
+	c.Mode, c.CheckTimeout, c.OnStoreFailure = ratelimit.Approx, 2*time.Millisecond, ratelimit.FailClosed
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	v := []verdict{{}}

@@ -61,7 +61,8 @@ func TestKeyThatNobodyHas(t *testing.T) {
 	v := a.unsettled()
 	w := a.waits("a:1", 1)
 	w.states[0].fetch = &fetch{state: fetchAbsent, view: v}
-	if w.advance(s.now) || w.verdicts[0].OverLimit || w.verdicts[0].Charged != 5 || w.verdicts[0].Remaining != 5 || w.states[0].fetch != nil {
+	v0 := &w.verdicts[0]
+	if w.advance(s.now) || v0.OverLimit || v0.Charged != 5 || v0.Remaining != 5 || w.states[0].fetch != nil {
 		t.Errorf("%+v, %+v", w.states[0], w.verdicts[0])
 	}
 	if w.advance(s.now); w.verdicts[0].Remaining != 5 {
@@ -84,7 +85,9 @@ func TestOwnKeyOfANodeThatHasNotJoined(t *testing.T) {
 		w := a.waits("a:1", 1)
 		w.remote = remote
 		open := w.advance(s.now)
-		if st := &w.states[0]; open == remote || st.fetch != nil || st.again != s.now.Add(time.Millisecond) || (st.status == notOwner) != remote || w.verdicts[0] != (verdict{}) {
+		st, soon := &w.states[0], s.now.Add(time.Millisecond)
+		if open == remote || st.fetch != nil || st.again != soon || (st.status == notOwner) != remote ||
+			w.verdicts[0] != (verdict{}) {
 			t.Errorf("remote %v: open %v, %+v, %+v", remote, open, st, w.verdicts[0])
 		}
 		if a.core.unheard.Store(false); !remote && w.advance(s.now.Add(time.Millisecond)) {
@@ -102,7 +105,8 @@ func TestPeersAskForAnothersKey(t *testing.T) {
 	a.core.members["b:1"].take(0)
 	w := a.waits("b:1", 1)
 	w.remote = true
-	if w.advance(s.now) || w.states[0].status != notOwner || w.states[0].call != nil || a.core.members["b:1"].take(0) != nil {
+	sent := w.advance(s.now) || w.states[0].call != nil || a.core.members["b:1"].take(0) != nil
+	if sent || w.states[0].status != notOwner {
 		t.Errorf("%+v", w.states[0])
 	}
 }
@@ -157,7 +161,10 @@ func TestHotKeyIsLeased(t *testing.T) {
 	c.leases = leases
 	w := a.waits("b:1", 2)
 	w.asks[0].Key = a.ownedBy("a:1")
-	if !w.advance(s.now) || !w.states[0].decided || w.states[1].decided || !w.states[1].below || leases.said != "asked 1 within 0s\n" || c.stats.hot.Load() != 1 || m.take(0) != nil {
+	if !w.advance(s.now) || !w.states[0].decided || w.states[1].decided || !w.states[1].below {
+		t.Errorf("%+v", w.states)
+	}
+	if leases.said != "asked 1 within 0s\n" || c.stats.hot.Load() != 1 || m.take(0) != nil {
 		t.Errorf("%+v, %q", w.states, leases.said)
 	}
 	if lease.open = false; w.advance(s.now) {
@@ -193,7 +200,8 @@ func TestStorelessRequest(t *testing.T) {
 		}
 	}
 	verdicts = make([]verdict, 2)
-	if w := a.core.decide(context.Background(), s.now, asks[:2], verdicts, newBell); w != nil || verdicts[0].Remaining != 8 || verdicts[1].Remaining != 6 {
+	w = a.core.decide(context.Background(), s.now, asks[:2], verdicts, newBell)
+	if w != nil || verdicts[0].Remaining != 8 || verdicts[1].Remaining != 6 {
 		t.Errorf("all is its own, and waits %v: %+v", w != nil, verdicts)
 	}
 }
