@@ -158,7 +158,7 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.seq++
-	if fl.final {
+	if fl.final != nil {
 		fl.claim.Seq = s.seq
 		return fl.claim
 	}
@@ -244,8 +244,8 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	s := f.shard(fl.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if fl.final {
-		return fl.reconciled(fl.rule, g, fl.unasked)
+	if fl.final != nil {
+		return fl.reconciled(fl.final.rule, g, fl.final.unasked)
 	}
 	h := s.find(fl.id)
 	h.flight = nil

@@ -260,7 +260,7 @@ func (f *Fleet) finish(h *held) {
 	l := &h.lease
 	h.reported = l.spent
 	fl := f.newFlight(h)
-	fl.final, fl.rule, fl.unasked = true, h.rule, h.unasked
+	fl.final = &finalWord{h.rule, h.unasked}
 	fl.claim = ratelimit.Claim{
 		Key: fl.name, Limit: l.limit(), Holder: h.name, Fence: l.fence, Window: l.window, TTL: time.Second,
 		Granted: l.granted, Spent: l.spent, Returned: l.returned, Tally: true, Final: true,

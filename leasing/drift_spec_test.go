@@ -272,7 +272,9 @@ func TestNoDriftByATakenName(t *testing.T) {
 		"a lease": func(s *nodeScript, h *held) {
 			h.next = &nextLease{over: s.now.Add(time.Hour), start: s.now.Add(time.Hour), lease: lease{window: h.lease.window + 1}}
 		},
-		"a claim": func(_ *nodeScript, h *held) { h.flight = &flight{ahead: true, done: make(chan struct{})} },
+		"a claim": func(_ *nodeScript, h *held) {
+			h.flight = &flight{errand: errand{ahead: true}, done: make(chan struct{})}
+		},
 	} {
 		s, _ := newDriftScript(t, perMinute100)
 		s.passes(46 * time.Second)
@@ -311,7 +313,7 @@ func TestCarriedIntoTheNextWindow(t *testing.T) {
 		{9, 3, 0, 0, ratelimit.SlidingWindow, 9},
 		{9, 3, 0, 0, ratelimit.FixedWindow, 8},
 	} {
-		h := held{carried: 1, before: 1, lease: lease{algorithm: c.algorithm, window: 7, granted: 10, spent: c.spent, returned: c.returned}}
+		h := held{driftKept: driftKept{carried: 1, before: 1}, lease: lease{grantedLimit: grantedLimit{algorithm: c.algorithm}, window: 7, granted: 10, spent: c.spent, returned: c.returned}}
 		if h.carry(c.into); h.carried != c.carried || h.before != c.before {
 			t.Errorf("%+v: carried %d, before %d", c, h.carried, h.before)
 		}

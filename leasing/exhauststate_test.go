@@ -83,10 +83,12 @@ var (
 // nothing about that.
 func fieldsOf(t reflect.Type) []field {
 	var all []field
-	for i := range t.NumField() {
-		f := t.Field(i)
-		if _, ok := notState[t.Name()+"."+f.Name]; ok {
+	for _, f := range reflect.VisibleFields(t) {
+		if _, ok := notState[t.Name()+"."+f.Name]; ok || f.Anonymous {
 			continue
+		}
+		for n := range len(f.Index) - 1 { // where what it is embedded in is
+			f.Offset += t.FieldByIndex(f.Index[:n+1]).Offset
 		}
 		kind := fieldNumber
 		if name := strings.ToLower(f.Name); name == "granted" || name == "returned" {

@@ -23,51 +23,60 @@ import (
 //
 // Run must be running for claims to be sent.
 type Fleet struct {
-	ledger  ratelimit.Ledger
-	epochal ratelimit.Epochal // the ledger, if it can tell that it lost its data
-	recalls bool              // the ledger can ask holders to give back what they have
-	name    ratelimit.Holder  // twice the holder; the node's two names are this and the next
-	clock   ratelimit.Clock
+	FleetOptions
+	ledgerSide
 	sharding
 	shards   []fleetShard
-	lanes    []lane
+	name     ratelimit.Holder // twice the holder; the node's two names are this and the next
+	clock    ratelimit.Clock
 	after    func(time.Duration, func()) // calls the function then
 	fallback *Local                      // budgets of this node alone: for outages, and for keys beyond the table
-	// Random, if set before Run, replaces the randomness of pauses. It must be
-	// safe for concurrent use.
+	doubts
+	sweeper
+	stats fleetStats
+}
+
+// FleetOptions may be set before Run.
+type FleetOptions struct {
+	// Random replaces the randomness of pauses. It must be safe for concurrent use.
 	Random func() float64
-	// OnFailure, if set before Run, is told of each batch that failed as a
-	// whole. It must not block.
-	OnFailure func(error)
-	// RawNames, if set before Run, names accounts by their keys as they are: for
-	// a ledger that is no operator's to look at.
+	// RawNames names accounts by their keys as they are: for a ledger that is no
+	// operator's to look at.
 	RawNames bool
-	// Drift, if set before Run, lets rules of mode approx spend before the ledger
-	// has answered; without, they lease.
+	// Drift lets rules of mode approx spend before the ledger has answered; without,
+	// they lease.
 	Drift Drift
-	// OnReconcile, if set before Run, is told what claims have settled of drift.
-	// It must not block.
+	// OnFailure is told of each batch that failed as a whole. It must not block.
+	OnFailure func(error)
+	// OnReconcile is told what claims have settled of drift. It must not block.
 	OnReconcile func(Reconciliation)
-	// OnAudit, if set before Run, is told each answer to a claim of a rule that
-	// is audited, before anything of it is spent.
+	// OnAudit is told each answer to a claim of a rule that is audited, before anything
+	// of it is spent.
 	OnAudit func(*ratelimit.Claim, *ratelimit.Grant)
-
-	// OnWarning, if set before Run, is told of what the ledger says that cannot be
-	// (GrantError), of its clock being set (ErrClockSet), and of accounts that it has
-	// lost (ErrEvicted). It must not block.
+	// OnWarning is told of what the ledger says that cannot be (GrantError), of its clock
+	// being set (ErrClockSet), and of accounts that it has lost (ErrEvicted). It must not
+	// block.
 	OnWarning func(error)
+}
 
+// ledgerSide is the way to the ledger, and what it can do.
+type ledgerSide struct {
+	ledger  ratelimit.Ledger
+	lanes   []lane            // to its parts
+	epochal ratelimit.Epochal // the ledger, if it can tell that it lost its data
+	beats   bool              // it tells of its epochs
+	recalls bool              // it can ask holders to give back what they have
+}
+
+// doubts are what the ledger may not know any more, and when it was last heard.
+type doubts struct {
 	heard      atomic.Int64  // when the ledger last answered
 	doubt      atomic.Int64  // what was heard before this instant, the ledger may not know any more
 	forgot     atomic.Int64  // when an account was found to be forgotten, where the ledger does not tell of its epochs
 	lapsed     atomic.Int64  // leases from before are over: the ledger's clock has gone ahead of this node's
 	evicted    atomic.Int64  // when all was last told again because single accounts were lost
-	beats      bool          // the ledger tells of its epochs
 	tellAtOnce chan struct{} // has the sweep look at that at once
 	teller     teller        // the sweep's
-	swept      walk          // the sweep's: how far it has come in its round
-	sweptPart  int           // the sweep's: the part in which it has
-	stats      fleetStats
 }
 
 // Partitioned is a ledger whose parts fail each by itself, such as a Redis
@@ -109,61 +118,90 @@ func (l *lane) time() ledgerClock {
 type fleetStats struct {
 	claims, evicted, stale, void, recoveries, roundTrips, failed atomic.Uint64
 
-	rejected               [len(ratelimit.Rejections)]atomic.Uint64
-	clockSteps             [2]atomic.Uint64 // ahead, back
-	missing, missingTokens atomic.Uint64
-
 	claimsBy   [len(ratelimit.ClaimReasons)]atomic.Uint64
 	fallbacks  [len(ratelimit.FallbackReasons)]atomic.Uint64
 	storeTime  ratelimit.Distribution
 	leaseSizes ratelimit.Distribution
+	distrusted
+}
+
+// distrusted counts what the ledger said, or had lost, that cannot be.
+type distrusted struct {
+	rejected               [len(ratelimit.Rejections)]atomic.Uint64
+	clockSteps             [2]atomic.Uint64 // ahead, back
+	missing, missingTokens atomic.Uint64
 }
 
 // held is one busy key on this node. What is added here is packed, too: see packed.go.
 type held struct {
-	lease   lease
-	demand  demand
+	lease  lease
+	demand demand
+	busySlot
+	rule   *ratelimit.Rule  // as last asked for
+	name   ratelimit.Holder // under which the lease is held
+	flight *flight          // the claim that is under way, or nil
+	next   *nextLease       // of the window to come, or nil
+	schedule
+	lastHeard
+	recall
+	driftKept
+	unbooked
+}
+
+// busySlot is where a key is.
+type busySlot struct {
 	id      keytable.ID
 	shard   *fleetShard
-	slot    uint32          // where it is, in the shard
-	touched bool            // asked for since the search for one to pack last came by
-	flight  *flight         // the claim that is under way, or nil
-	rule    *ratelimit.Rule // as last asked for
-	next    *nextLease      // of the window to come, or nil
-	name    ratelimit.Holder
+	slot    uint32 // of the shard's busy keys
+	touched bool   // asked for since the search for one to pack last came by
+}
+
+// schedule says when what is claimed.
+type schedule struct {
+	renewal
 	// From aheadAt on the next window is claimed; triedAhead is the one for
 	// which that was done.
 	aheadAt    instant
 	triedAhead window
-	renewal
-	heard     instant // when the ledger was last heard
+	// Until pause the key is not claimed: fruits answers in a row were fruitless.
+	fruits uint8
+	pause  instant
+	again  instant // from here on a refusal is asked for again
+}
+
+// lastHeard is what the ledger last said of the lease.
+type lastHeard struct {
+	heard     instant // when that was
 	told      instant // when the claim was sent that it settled then
 	eager     bool    // the lease was claimed under reclaim: eager
 	expires   instant // when the lease does, whatever its window
 	elsewhere tokens  // unspent at other nodes then, less what was refused here since
+	stranded  tokens  // in expired leases of other nodes then
 	reported  tokens  // of what was spent in this window, what the ledger knows
-	gauges    gauges
-	stranded  tokens // in expired leases of other nodes, when the ledger was last heard
-	carried   tokens // unconfirmed in the window before, and counting in this one
-	before    tokens // charged in the window before, and counting in this one
-	used      tokens // of the drift share until usedTill, though it was confirmed; see keepUsed
-	usedTill  instant
-	heir      ratelimit.Fence
-	recall
-	// owed was admitted without the ledger while no lease said of which window
-	// it was; the next grant books it, if its window had begun by owedAt.
+	// settled says that the ledger knows all that was spent, and that nothing
+	// is left to spend: the key can be forgotten.
+	settled bool
+	gauges  gauges // what the rule's gauges have of it
+}
+
+// driftKept is what a node must remember of drift when its window, or a tenancy, ends.
+type driftKept struct {
+	carried  tokens // unconfirmed in the window before, and counting in this one
+	before   tokens // charged in the window before, and counting in this one
+	used     tokens // of the drift share until usedTill, though it was confirmed; see keepUsed
+	usedTill instant
+	heir     ratelimit.Fence
+}
+
+// unbooked is what was admitted without the ledger.
+type unbooked struct {
+	// owed was admitted while no lease said of which window it was; the next grant
+	// books it, if its window had begun by owedAt.
 	owed   tokens
 	owedAt instant
 	// unasked is what on_store_failure admitted here in this window, owed included,
 	// less what has been told as over the limit since.
 	unasked tokens
-	// settled says that the ledger knows all that was spent, and that nothing
-	// is left to spend: the key can be forgotten.
-	settled bool
-	// Until pause the key is not claimed: fruits answers in a row were fruitless.
-	fruits uint8
-	pause  instant
-	again  instant // from here on a refusal is asked for again
 }
 
 // Sizes of what is under way.
@@ -187,9 +225,11 @@ const (
 // new with each process, and below 1<<63.
 func NewFleet(ledger ratelimit.Ledger, holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time) *Fleet {
 	f := &Fleet{
-		ledger: ledger, name: 2 * holder, clock: clock,
-		fallback: NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall), Random: rand.Float64,
-		after: func(d time.Duration, call func()) { time.AfterFunc(d, call) },
+		FleetOptions: FleetOptions{Random: rand.Float64},
+		ledgerSide:   ledgerSide{ledger: ledger},
+		name:         2 * holder, clock: clock,
+		fallback: NewLocal(max(OverflowSlots, maxKeys/8), clock(), wall),
+		after:    func(d time.Duration, call func()) { time.AfterFunc(d, call) },
 	}
 	arena := keytable.NewArena()
 	parts, shares := newSharding(maxKeys)

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -69,11 +70,17 @@ func ticksOf(at instant) ticks {
 // are as many as were ever needed at once: most, and beyond that those that have claims
 // under way or the lease of a next window.
 type busyKeys struct {
-	chunks []*[busyChunk]held
+	chunks []*[busyChunk]heldLines
 	free   []uint32 // slots
 	size   int
 	most   int // from here on, when one becomes busy others become cold that were not used lately
 	hand   int // where the search for those goes on
+}
+
+// heldLines is a held that ends with a line of the processor's cache.
+type heldLines struct {
+	held
+	_ [(64 - unsafe.Sizeof(held{})%64) % 64]byte
 }
 
 const (
@@ -87,13 +94,13 @@ const (
 	busyLeast = 8
 )
 
-func (b *busyKeys) at(slot uint32) *held { return &b.chunks[slot/busyChunk][slot%busyChunk] }
+func (b *busyKeys) at(slot uint32) *held { return &b.chunks[slot/busyChunk][slot%busyChunk].held }
 
 // take finds a slot, and makes it the key's.
 func (b *busyKeys) take(s *fleetShard, id keytable.ID) *held {
 	if len(b.free) == 0 {
 		first := uint32(len(b.chunks) * busyChunk)
-		b.chunks = append(b.chunks, new([busyChunk]held))
+		b.chunks = append(b.chunks, new([busyChunk]heldLines))
 		for i := range uint32(busyChunk) {
 			b.free = append(b.free, first+busyChunk-1-i)
 		}
@@ -148,7 +155,7 @@ func (s *fleetShard) view(c *heldCell, scratch *held) *held {
 	if c.Val.slot != 0 {
 		return s.busy.at(c.Val.slot - 1)
 	}
-	*scratch = held{id: c.ID(), shard: s}
+	*scratch = held{busySlot: busySlot{id: c.ID(), shard: s}}
 	scratch.unpack(s.keys.Kept(c))
 	return scratch
 }

@@ -37,11 +37,17 @@ func (s *fleetShard) eachBusy(chunk int, see func(*held)) (next int) {
 		return -1
 	}
 	for i := range s.busy.chunks[chunk] {
-		if h := &s.busy.chunks[chunk][i]; h.shard != nil {
+		if h := &s.busy.chunks[chunk][i].held; h.shard != nil {
 			see(h)
 		}
 	}
 	return chunk + 1
+}
+
+// sweeper is how far sweeps have come.
+type sweeper struct {
+	swept     walk // in this round
+	sweptPart int  // the part of the round that was last looked at
 }
 
 // sweepMost bounds the steps of one sweep: with a large table a round takes longer.

@@ -11,31 +11,40 @@ import (
 
 // flight is a claim from when it is wanted until it is answered.
 type flight struct {
-	id      keytable.ID     // of its key
-	name    string          // of its account
-	waiting tokens          // of the requests behind it; guarded by the shard's mu
-	largest tokens          // of one of them; guarded by the shard's mu
-	giveUp  bool            // return what is unspent, and want nothing
-	recall  bool            // return what the next moment does not need: others wait for it
-	keep    tokens          // of that, what requests have waited for and are about to spend
-	ahead   bool            // it is for the next window
-	reset   bool            // the ledger is to count from nothing again
-	beat    bool            // it has no claim, and no key: the ledger is only to be heard
-	last    bool            // nothing more will be claimed: the node ends
-	final   bool            // it only reports on a window that is over; nobody waits
-	rule    *ratelimit.Rule // of a final one
-	unasked tokens          // of a final one: what on_store_failure admitted here in its window
-	sent    bool            // guarded by the shard's mu
-	claim   ratelimit.Claim
-	at      instant
-	done    chan struct{}
-	err     error // read after done
+	id      keytable.ID // of its key
+	name    string      // of its account
+	waiting tokens      // of the requests behind it; guarded by the shard's mu
+	largest tokens      // of one of them; guarded by the shard's mu
+	errand
+	final *finalWord // what it says if it only reports on a window that is over; nobody waits
+	sent  bool       // guarded by the shard's mu
+	claim ratelimit.Claim
+	at    instant
+	done  chan struct{}
+	err   error // read after done
+}
+
+// errand is what a flight is for, if not for requests that wait, or for a renewal.
+type errand struct {
+	giveUp bool   // return what is unspent, and want nothing
+	recall bool   // return what the next moment does not need: others wait for it
+	keep   tokens // of that, what requests have waited for and are about to spend
+	ahead  bool   // it is for the next window
+	reset  bool   // the ledger is to count from nothing again
+	beat   bool   // it has no claim, and no key: the ledger is only to be heard
+	last   bool   // nothing more will be claimed: the node ends
+}
+
+// finalWord is what is known of a window that is over.
+type finalWord struct {
+	rule    *ratelimit.Rule
+	unasked tokens // what on_store_failure admitted here in it
 }
 
 // reason is what the claim was for.
 func (fl *flight) reason() ratelimit.ClaimReason {
 	switch {
-	case fl.final:
+	case fl.final != nil:
 		return ratelimit.ClaimFinal
 	case fl.giveUp, fl.recall && fl.claim.Waiting == 0:
 		return ratelimit.ClaimReturn

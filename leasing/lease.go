@@ -26,28 +26,35 @@ type lease struct {
 	deadline  instant // the first at which unspent tokens may not be spent
 	reset     instant // the window's end (token_bucket: full again)
 
-	// The limit that the lease was granted under; see limit.
+	grantedLimit
+	denied
+
+	split  bool // others had unspent tokens, when last heard
+	seq    uint64
+	fence  ratelimit.Fence
+	window window // 0 before the first grant
+}
+
+// grantedLimit is the limit that a lease was granted under, in parts so that all that
+// take looks at fits one cache line.
+type grantedLimit struct {
 	requests, burst         uint32 // their lower 32 bits of 40
 	requestsHigh, burstHigh uint8
 	algorithm               ratelimit.Algorithm
-	split                   bool   // others had unspent tokens, when last heard
 	period                  uint32 // the unit in the upper 4 bits, the multiplier in the lower 28
+}
 
+// denied is what denials leave behind.
+type denied struct {
 	// Before the instant retry, a request that needs at least retryCost tokens more
 	// than are unspent is refused without asking.
 	retry     instant
 	retryCost tokens
 	// debt is what denials charged beyond the limit: refunds pay it first.
 	debt tokens
-
-	seq    uint64
-	fence  ratelimit.Fence
-	window window // 0 before the first grant
 }
 
-// limit is kept in parts so that what take looks at fits one cache line, but for the
-// upper bits, which lie with the window that a verdict names.
-func (l *lease) limit() ratelimit.Limit {
+func (l *grantedLimit) limit() ratelimit.Limit {
 	return ratelimit.Limit{
 		Algorithm: l.algorithm, Unit: ratelimit.Unit(l.period >> unitShift), Multiplier: l.period & (1<<unitShift - 1),
 		Requests: joined(l.requests, l.requestsHigh), Burst: joined(l.burst, l.burstHigh),
@@ -60,7 +67,7 @@ const unitShift = 28
 // joined is a number of tokens of a limit, of which MaxLimit is below 2^40.
 func joined(low uint32, high uint8) tokens { return tokens(high)<<32 | tokens(low) }
 
-func (l *lease) setLimit(x *ratelimit.Limit) {
+func (l *grantedLimit) setLimit(x *ratelimit.Limit) {
 	l.algorithm, l.period = x.Algorithm, uint32(x.Unit)<<unitShift|x.Multiplier
 	l.requests, l.requestsHigh = uint32(x.Requests), uint8(x.Requests>>32)
 	l.burst, l.burstHigh = uint32(x.Burst), uint8(x.Burst>>32)
@@ -68,7 +75,7 @@ func (l *lease) setLimit(x *ratelimit.Limit) {
 
 // under tells whether the lease was granted under x. The key already says how
 // x's windows are cut.
-func (l *lease) under(x *ratelimit.Limit) bool {
+func (l *grantedLimit) under(x *ratelimit.Limit) bool {
 	return joined(l.requests, l.requestsHigh) == x.Requests && joined(l.burst, l.burstHigh) == x.Burst
 }
 

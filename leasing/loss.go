@@ -289,7 +289,7 @@ func (f *Fleet) beat(now instant) {
 			continue
 		}
 		select {
-		case l.queue <- &flight{beat: true}:
+		case l.queue <- &flight{errand: errand{beat: true}}:
 		default: // there are claims enough
 			l.mu.Lock()
 			m.beating = false

@@ -323,7 +323,7 @@ func TestTellingLeavesRoom(t *testing.T) {
 	s.hearsOfALoss()
 	l := &s.fleet.lanes[0]
 	for len(l.queue) < cap(l.queue)/2 {
-		l.queue <- &flight{beat: true}
+		l.queue <- &flight{errand: errand{beat: true}}
 	}
 	for range 3 {
 		s.Sweep(s.now)

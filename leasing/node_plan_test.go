@@ -162,7 +162,7 @@ func TestTokensAreLetGather(t *testing.T) {
 		{"fixed", perMinute100, 100, 4, 0, time.Minute, 0},
 	} {
 		s := newNodeScript(t, c.limit)
-		h := &held{rule: s.rule, demand: demand{perSec: c.perSec}, lease: lease{algorithm: c.limit.Algorithm, window: 1, granted: 50 + c.got, spent: 50, reset: s.now.Add(time.Minute)}}
+		h := &held{rule: s.rule, demand: demand{perSec: c.perSec}, lease: lease{grantedLimit: grantedLimit{algorithm: c.limit.Algorithm}, window: 1, granted: 50 + c.got, spent: 50, reset: s.now.Add(time.Minute)}}
 		h.lease.setLimit(&c.limit)
 		fl := &flight{claim: ratelimit.Claim{Limit: c.limit, Waiting: c.got, Granted: 50, Spent: 50}}
 		h.lease.retry, h.lease.retryCost = 0, 77

@@ -196,7 +196,7 @@ func TestUnconfirmedSpendingCounts(t *testing.T) {
 		h.lease.setLimit(&l)
 		return h
 	}
-	carried := held{carried: 2, lease: lease{reset: reset}}
+	carried := held{driftKept: driftKept{carried: 2}, lease: lease{reset: reset}}
 	for name, c := range map[string]struct {
 		h    held
 		last time.Duration // after reset
@@ -320,7 +320,7 @@ func TestLastWords(t *testing.T) {
 func (s *nodeScript) fills() (empties func()) {
 	l := &s.fleet.lanes[0]
 	for len(l.queue) < cap(l.queue) {
-		l.queue <- &flight{beat: true}
+		l.queue <- &flight{errand: errand{beat: true}}
 	}
 	return func() {
 		for len(l.queue) > 0 {
@@ -522,7 +522,7 @@ func TestLeaseIsClaimedAnew(t *testing.T) {
 // share is forgiven. A window's end does the same for others.
 func TestBucketIsForgiven(t *testing.T) {
 	for algorithm, want := range map[ratelimit.Algorithm]tokens{ratelimit.TokenBucket: 15, ratelimit.FixedWindow: 40, ratelimit.SlidingWindow: 40} {
-		l := lease{algorithm: algorithm, granted: 10, spent: 40}
+		l := lease{grantedLimit: grantedLimit{algorithm: algorithm}, granted: 10, spent: 40}
 		for range 2 {
 			if l.forgive(5); l.spent != want {
 				t.Errorf("algorithm %v: %d are spent, want %d", algorithm, l.spent, want)

@@ -18,7 +18,7 @@ import (
 // somebody adds.
 var notPacked = map[string]bool{
 	".id": true, ".shard": true, ".slot": true, ".touched": true, ".flight": true, ".rule": true, ".next": true,
-	".recall.resting": true, ".gauges.of": true, ".name": true, ".fruits": true, ".demand.lastUse": true, // see TestPackedIsTheSame
+	".resting": true, ".gauges.of": true, ".name": true, ".fruits": true, ".demand.lastUse": true, // see TestPackedIsTheSame
 	".lease.requests": true, ".lease.burst": true, ".lease.requestsHigh": true, ".lease.burstHigh": true, ".lease.algorithm": true, ".lease.period": true,
 }
 
@@ -31,7 +31,11 @@ func fill(v reflect.Value, path string, draw func() int64) {
 	switch v.Kind() { //nolint:exhaustive // a field of another kind fails the test
 	case reflect.Struct:
 		for i := range v.NumField() {
-			fill(v.Field(i), path+"."+v.Type().Field(i).Name, draw)
+			name := "." + v.Type().Field(i).Name
+			if v.Type().Field(i).Anonymous {
+				name = ""
+			}
+			fill(v.Field(i), path+name, draw)
 		}
 	case reflect.Int64:
 		v.SetInt(draw())
@@ -54,7 +58,8 @@ func TestPackedIsTheSame(t *testing.T) {
 	var s fleetShard
 	s.open(keytable.NewArena(), 1000, 40)
 	for range 20_000 {
-		h := held{shard: &s, rule: rule, name: 40 + ratelimit.Holder(rnd.IntN(2)), fruits: uint8(rnd.IntN(20))}
+		h := held{busySlot: busySlot{shard: &s}, rule: rule, name: 40 + ratelimit.Holder(rnd.IntN(2))}
+		h.fruits = uint8(rnd.IntN(20))
 		h.demand.lastUse = instant(rnd.Int64N(int64(1000 * time.Hour)))
 		if rnd.IntN(2) == 0 {
 			h.gauges.of = rule.Counters
@@ -75,7 +80,7 @@ func TestPackedIsTheSame(t *testing.T) {
 			return rnd.Int64N(1000) - 100
 		})
 		b := h.pack(nil, s.rules.number(rule))
-		back := held{shard: &s}
+		back := held{busySlot: busySlot{shard: &s}}
 		back.unpack(append(b, 0xff, 0xff, 0xff)) // whatever lies behind
 		if later := back.demand.lastUse.Sub(h.demand.lastUse); later < 0 || later >= tick {
 			t.Fatalf("last used %v later", later)
@@ -101,7 +106,8 @@ func TestColdSpendsAsBusy(t *testing.T) {
 			return [...]instant{0, now - 1, now, now + 1, now.Add(time.Minute), never}[min(rnd.IntN(20), 4+rnd.IntN(2))]
 		}
 		few := func() tokens { return tokens(rnd.IntN(12)) }
-		h := held{shard: &s, rule: rule, name: 40, told: now - 7, aheadAt: near()}
+		h := held{busySlot: busySlot{shard: &s}, rule: rule, name: 40}
+		h.told, h.aheadAt = now-7, near()
 		if rnd.IntN(5) == 0 {
 			h.pause = near()
 		}
@@ -127,7 +133,7 @@ func TestColdSpendsAsBusy(t *testing.T) {
 				h.demand.used += a.Cost
 				h.demand.lastUse, h.settled = now, false
 			}
-			back := held{shard: &s}
+			back := held{busySlot: busySlot{shard: &s}}
 			if back.unpack(kept); back != h {
 				t.Fatalf("%+v\nis when it was cold %+v", h, back)
 			}

@@ -47,7 +47,7 @@ func TestSlabIsAMap(t *testing.T) {
 // What a decision from a lease reads of it is one line of the processor's cache, the
 // first of a slot, but for what it names in its answer.
 func TestHitReadsTheFirstLine(t *testing.T) {
-	var h held
+	var h heldLines
 	if size := unsafe.Sizeof(h); size%64 != 0 {
 		t.Errorf("slots are %d bytes, and begin anywhere in a line", size)
 	}

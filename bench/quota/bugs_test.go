@@ -89,8 +89,8 @@ var sessionBugs = []plant.Bug{
 	},
 	{
 		Name: "Envoys may let all pass where nothing is left", File: "ratelimit/rlqs/assign.go",
-		Right: "blanket(b.id, false, denial(now, ends))",
-		Wrong: "blanket(b.id, true, denial(now, ends))",
+		Right: "blanket(b.id, nothing, denial(now, ends))",
+		Wrong: "blanket(b.id, everything, denial(now, ends))",
 	},
 }
 

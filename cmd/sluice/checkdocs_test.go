@@ -40,8 +40,17 @@ func TestDocsOfBounds(t *testing.T) {
 	var want strings.Builder
 	want.WriteString("\n| coordination | over-admission, tokens | under-admission, each crashed node | longest wait | claims a second of a node | besides | in an outage | on data loss, tokens |\n|---|---|---|---|---|---|---|---|\n")
 	for _, fields := range [][2]string{
-		{}, {"lease.size", "1"}, {"lease.max", "100"}, {"reclaim", "eager"}, {"algorithm", "sliding_window"}, {"algorithm", "token_bucket"},
-		{"mode", "routing"}, {"mode", "approx"}, {"on_store_failure", "open"}, {"on_store_failure", "closed"}, {"on_store_failure", "cached"},
+		{},
+		{"lease.size", "1"},
+		{"lease.max", "100"},
+		{"reclaim", "eager"},
+		{"algorithm", "sliding_window"},
+		{"algorithm", "token_bucket"},
+		{"mode", "routing"},
+		{"mode", "approx"},
+		{"on_store_failure", "open"},
+		{"on_store_failure", "closed"},
+		{"on_store_failure", "cached"},
 	} {
 		r := &ratelimit.Rule{Limit: ratelimit.Limit{Unit: ratelimit.Minute, Requests: 6000, Burst: 6000}, Coordination: ratelimit.DefaultCoordination()}
 		name := fmt.Sprintf("`%s: %s`", fields[0], fields[1])
