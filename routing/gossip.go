@@ -46,33 +46,40 @@ func NewGossip(bind, peerAddr, secret string, seeds []string) (*Gossip, error) {
 	if err := CheckSecret(secret); err != nil {
 		return nil, err
 	}
+	g := &Gossip{seeds: slices.DeleteFunc(slices.Clone(seeds), func(s string) bool { return s == bind })}
+	g.known.refuse = g.refuse
+	if err := g.listen(bind, peerAddr, secret); err != nil {
+		return nil, fmt.Errorf("PEER_GOSSIP_ADDR is %q: %w", bind, err)
+	}
+	return g, nil
+}
+
+// listen joins what is gossiped on bind, as peerAddr. Where it returns an error,
+// nothing listens.
+func (g *Gossip) listen(bind, peerAddr, secret string) error {
 	host, port, err := net.SplitHostPort(bind)
 	if err != nil {
-		return nil, fmt.Errorf("PEER_GOSSIP_ADDR is %q: %w", bind, errAddr)
+		return errAddr
 	}
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil {
-		return nil, fmt.Errorf("PEER_GOSSIP_ADDR is %q: %w", bind, errAddr)
+		return errAddr
 	}
-	g := &Gossip{seeds: slices.DeleteFunc(slices.Clone(seeds), func(s string) bool { return s == bind })}
-	g.known.refuse = g.refuse
 	logger := log.New(gossipLog{g}, "", 0)
 	wires, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{BindAddrs: []string{host}, BindPort: int(n), Logger: logger})
 	if err != nil {
-		return nil, fmt.Errorf("PEER_GOSSIP_ADDR is %q: %w", bind, err)
+		return err
 	}
 	key := sha256.Sum256([]byte("sluice gossip " + secret))
 	c := memberlist.DefaultLANConfig()
 	c.Name = peerAddr
-	c.BindAddr, c.BindPort, c.AdvertisePort = host, int(n), int(n)
 	c.SecretKey = key[:]
 	c.Logger, c.Alive, c.Events = logger, &g.known, &g.known
 	c.Transport = boundStreams(wires, g.refuse)
 	if g.list, err = memberlist.Create(c); err != nil {
 		_ = c.Transport.Shutdown()
-		return nil, fmt.Errorf("PEER_GOSSIP_ADDR is %q: %w", bind, err)
 	}
-	return g, nil
+	return err
 }
 
 // Find implements [Discovery]. As long as this node is alone, it looks for the
