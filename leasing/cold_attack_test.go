@@ -30,7 +30,8 @@ func coldTwin(seed uint64, keepBusy int) (log []string) {
 	now := instant(time.Hour)
 	say := func(format string, args ...any) { log = append(log, fmt.Sprintf(format, args...)) }
 	limits := []ratelimit.Limit{
-		{Unit: ratelimit.Minute, Requests: 20}, {Unit: ratelimit.Second, Requests: 10},
+		{Unit: ratelimit.Minute, Requests: 20},
+		{Unit: ratelimit.Second, Requests: 10},
 		{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Minute, Requests: 20},
 		{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 60, Burst: 20},
 	}
