@@ -141,7 +141,7 @@ func (k *checking) times(c *ratelimit.Claim, g *ratelimit.Grant) {
 func longestReset(l *ratelimit.Limit) time.Duration {
 	if l.Algorithm != ratelimit.TokenBucket {
 		most := 2*l.Period() + rounding
-		if l.Unit == ratelimit.CalendarMonth {
+		if l.Unit.OfCalendar() {
 			most += daysOfMonths
 		}
 		return most

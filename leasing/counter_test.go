@@ -3,6 +3,7 @@ package leasing
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"testing"
 	"time"
 	"unsafe"
@@ -22,11 +23,14 @@ func TestCounterCellIsOneCacheLine(t *testing.T) {
 func drawLimit(t *rapid.T) ratelimit.Limit {
 	l := ratelimit.Limit{
 		Algorithm: rapid.SampledFrom([]ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow, ratelimit.TokenBucket}).Draw(t, "algorithm"),
-		Unit:      ratelimit.Unit(rapid.IntRange(1, int(ratelimit.CalendarMonth)).Draw(t, "unit")),
+		Unit:      ratelimit.Unit(rapid.IntRange(1, int(ratelimit.BillingMonth)).Draw(t, "unit")),
 		Requests:  tokens(rapid.SampledFrom([]int64{1, 2, 7, 100, 1 << 32, 30_000_000_000}).Draw(t, "limit")),
 	}
-	if l.Unit == ratelimit.CalendarMonth {
+	if l.Unit.OfCalendar() {
 		l.Algorithm = ratelimit.FixedWindow
+	}
+	if l.Unit == ratelimit.BillingMonth {
+		l = l.Billed(randomCalendar(rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "calendar"), 0))))
 	}
 	if l.Algorithm == ratelimit.TokenBucket {
 		l.Burst = tokens(rapid.SampledFrom([]int64{1, 2, 7, 100, 1 << 32, 30_000_000_000}).Draw(t, "burst"))

@@ -157,7 +157,9 @@ func NewRule(name string, limit ratelimit.Limit, coordination ...ratelimit.Coord
 	x := &r.Limit
 	check(name == "", "it has no name")
 	check(len(coordination) > 1, "it has %d coordinations, must have at most one", len(coordination))
-	check(x.Unit == ratelimit.UnitUnknown || x.Unit > ratelimit.CalendarMonth, "Unit is %d, must be one of ratelimit.Second to ratelimit.CalendarMonth", x.Unit)
+	check(x.Unit == ratelimit.UnitUnknown || x.Unit > ratelimit.BillingMonth, "Unit is %d, must be one of ratelimit.Second to ratelimit.BillingMonth", x.Unit)
+	check((x.Unit == ratelimit.BillingMonth) != (x.Calendar != 0), "Unit is %d and its calendar %v, must be ratelimit.BillingMonth with a calendar or neither: use Limit.Billed", x.Unit, x.Calendar)
+	check(x.Calendar != 0 && (x.Algorithm != ratelimit.FixedWindow || x.Multiplier > 0), "Algorithm is %v and Multiplier %d, must be FixedWindow and 0 with a calendar", x.Algorithm, x.Multiplier)
 	check(int(x.Algorithm) >= len(ratelimit.Algorithms), "Algorithm is %d, must be below %d", x.Algorithm, len(ratelimit.Algorithms))
 	check(x.Requests < 0 || x.Requests > ratelimit.MaxLimit, "Requests is %d, must be between 0 and %d", x.Requests, ratelimit.MaxLimit)
 	check(x.Burst < 0 || x.Burst > ratelimit.MaxLimit, "Burst is %d, must be between 0 and %d", x.Burst, ratelimit.MaxLimit)

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/zone"
 )
 
 // A program that limits by itself.
@@ -146,14 +147,27 @@ func TestWrongOptionsAndRules(t *testing.T) {
 	approx, nothing := ratelimit.DefaultCoordination(), ratelimit.Coordination{}
 	approx.Mode = ratelimit.Approx
 	minute := ratelimit.Limit{Requests: 1, Unit: ratelimit.Minute}
+	billed := billedFrom(t, 15, "Europe/Berlin")
+	with := func(change func(*ratelimit.Limit)) func() (*leasing.Rule, error) {
+		l := billed
+		change(&l)
+		return func() (*leasing.Rule, error) { return leasing.NewRule("r", l) }
+	}
+	if _, err := leasing.NewRule("r", billed); err != nil {
+		t.Error(err)
+	}
 	for want, rule := range map[string]func() (*leasing.Rule, error){
 		"Unit is 0": func() (*leasing.Rule, error) { return leasing.NewRule("r", ratelimit.Limit{Requests: 1}) },
 		"Multiplier is 525601, must be at most 525600": func() (*leasing.Rule, error) {
 			return leasing.NewRule("r", ratelimit.Limit{Requests: 1, Unit: ratelimit.Minute, Multiplier: 525_601})
 		},
-		"mode is approx, must be leasing":                    func() (*leasing.Rule, error) { return leasing.NewRule("r", minute, approx) },
-		"lease.ttl is 0s, must be between 100ms and 1h0m0s;": func() (*leasing.Rule, error) { return leasing.NewRule("r", minute, nothing) },
-		"2 coordinations, must have at most one":             func() (*leasing.Rule, error) { return leasing.NewRule("r", minute, approx, approx) },
+		"Unit is 5 and its calendar from day 15, Europe/Berlin, must be": with(func(l *ratelimit.Limit) { l.Unit = ratelimit.Month }),
+		"Unit is 9 and its calendar no calendar, must be":                with(func(l *ratelimit.Limit) { l.Calendar = 0 }),
+		"Algorithm is sliding_window and Multiplier 0, must be":          with(func(l *ratelimit.Limit) { l.Algorithm = ratelimit.SlidingWindow }),
+		"Algorithm is fixed_window and Multiplier 2, must be":            with(func(l *ratelimit.Limit) { l.Multiplier = 2 }),
+		"mode is approx, must be leasing":                                func() (*leasing.Rule, error) { return leasing.NewRule("r", minute, approx) },
+		"lease.ttl is 0s, must be between 100ms and 1h0m0s;":             func() (*leasing.Rule, error) { return leasing.NewRule("r", minute, nothing) },
+		"2 coordinations, must have at most one":                         func() (*leasing.Rule, error) { return leasing.NewRule("r", minute, approx, approx) },
 	} {
 		if _, err := rule(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
@@ -205,4 +219,13 @@ func TestTakeDoesNotAllocate(t *testing.T) {
 		}
 		l.Close()
 	}
+}
+
+func billedFrom(t *testing.T, day int, name string) ratelimit.Limit {
+	t.Helper()
+	c, err := zone.Calendar(day, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ratelimit.Limit{Unit: ratelimit.Month, Requests: 10}.Billed(c)
 }

@@ -387,10 +387,11 @@ func (f *Fleet) admit(s *fleetShard, now instant, id keytable.ID, key []byte) *h
 			h.touched = false
 			return false
 		}
-		over := now >= h.lease.reset.Add(claimTimeout)
+		over := now >= h.countsTill().Add(claimTimeout)
 		if h.flight != nil || h.next != nil || !over && (!full || !h.settled) || !full && now.Sub(h.demand.lastUse) < forgottenAfter {
 			return false
 		}
+		f.finish(h)
 		f.stats.evicted.Add(1)
 		s.forget(c, h)
 		return true

@@ -2,6 +2,7 @@ package leasing
 
 import (
 	"encoding/binary"
+	"math/bits"
 	"sync"
 	"time"
 	"unsafe"
@@ -66,15 +67,21 @@ func ticksOf(at instant) ticks {
 	return neverDue
 }
 
-// busyKeys are slots for what is known of busy keys, in chunks that do not move. There
-// are as many as were ever needed at once: most, and beyond that those that have claims
-// under way or the lease of a next window.
+// busyKeys are slots for what is known of busy keys, in chunks that do not move. From
+// most on, when a key becomes busy others become cold; beyond it are those that have
+// claims under way or the lease of a next window. Chunks at the end that are empty are
+// given back.
 type busyKeys struct {
-	chunks []*[busyChunk]heldLines
-	free   []uint32 // slots
+	chunks []*busyChunk
+	room   int // no chunk before this one has a free slot
 	size   int
-	most   int // from here on, when one becomes busy others become cold that were not used lately
-	hand   int // where the search for those goes on
+	most   int
+	hand   int // where the search for a key to pack goes on
+}
+
+type busyChunk struct {
+	used  uint64 // a bit for each slot
+	slots [busySlots]heldLines
 }
 
 // heldLines is a held that ends with a line of the processor's cache.
@@ -84,8 +91,8 @@ type heldLines struct {
 }
 
 const (
-	busyChunk = 64
-	// coldTries bounds that search.
+	busySlots = 64
+	// coldTries bounds the search for a key to pack.
 	coldTries = 16
 	// busyShare is for how many keys of a table one may be busy for no other reason than
 	// that it was.
@@ -94,31 +101,46 @@ const (
 	busyLeast = 8
 )
 
-func (b *busyKeys) at(slot uint32) *held { return &b.chunks[slot/busyChunk][slot%busyChunk].held }
+func (b *busyKeys) at(slot uint32) *held { return &b.chunks[slot/busySlots].slots[slot%busySlots].held }
 
-// take finds a slot, and makes it the key's.
+// take finds a slot, the first that is free, and makes it the key's.
 func (b *busyKeys) take(s *fleetShard, id keytable.ID) *held {
-	if len(b.free) == 0 {
-		first := uint32(len(b.chunks) * busyChunk)
-		b.chunks = append(b.chunks, new([busyChunk]heldLines))
-		for i := range uint32(busyChunk) {
-			b.free = append(b.free, first+busyChunk-1-i)
-		}
+	for b.room < len(b.chunks) && b.chunks[b.room].used == 1<<busySlots-1 {
+		b.room++
 	}
-	slot := b.free[len(b.free)-1]
-	b.free = b.free[:len(b.free)-1]
+	if b.room == len(b.chunks) {
+		b.chunks = append(b.chunks, new(busyChunk))
+	}
+	c := b.chunks[b.room]
+	free := bits.TrailingZeros64(^c.used)
+	c.used |= 1 << free
 	b.size++
+	slot := uint32(b.room*busySlots + free)
 	h := b.at(slot)
 	h.id, h.shard, h.slot = id, s, slot
 	return h
 }
 
-// leave empties a slot.
+// crowded tells whether a busy key should be packed if it is not used: there are more than
+// should be, or it keeps chunks at the end from being given back.
+func (b *busyKeys) crowded(h *held) bool {
+	return b.size > b.most || int(h.slot)/busySlots > max(b.size, b.most)/busySlots
+}
+
+// leave empties a slot. Of the chunks at the end that are empty one is kept, for the next
+// key.
 func (b *busyKeys) leave(h *held) {
 	slot := h.slot
 	*h = held{}
-	b.free = append(b.free, slot)
 	b.size--
+	chunk := int(slot / busySlots)
+	b.chunks[chunk].used &^= 1 << (slot % busySlots)
+	b.room = min(b.room, chunk)
+	for n := len(b.chunks); n > 1 && b.chunks[n-1].used == 0 && b.chunks[n-2].used == 0; n-- {
+		b.chunks[n-1] = nil
+		b.chunks = b.chunks[:n-1]
+	}
+	b.room = min(b.room, len(b.chunks))
 }
 
 // open has an empty shard track at most maxKeys keys.
@@ -187,7 +209,7 @@ func (s *fleetShard) forget(c *heldCell, h *held) {
 func (s *fleetShard) coolSome() {
 	b := &s.busy
 	for tries := 0; b.size > 0 && b.size >= b.most && tries < coldTries; tries++ {
-		if b.hand++; b.hand >= len(b.chunks)*busyChunk {
+		if b.hand++; b.hand >= len(b.chunks)*busySlots {
 			b.hand = 0
 		}
 		switch h := b.at(uint32(b.hand)); {
@@ -203,6 +225,9 @@ func (s *fleetShard) coolSome() {
 // cool packs a key, and tells whether that could be done.
 func (s *fleetShard) cool(h *held) bool {
 	var room [packedMost]byte
+	if h.gauges.of != nil && h.rule != nil && h.gauges.of != h.rule.Counters {
+		h.gauge() // a reload has given its rule other counters
+	}
 	if !h.packable() {
 		return false
 	}
@@ -231,8 +256,7 @@ func (s *fleetShard) cool(h *held) bool {
 // of the next window, which has an instant to look at, and its rule says the rest.
 func (h *held) packable() bool {
 	return h.flight == nil && h.next == nil && (h.resting == nil || h.resting.ended()) &&
-		h.rule != nil && (h.gauges.of == nil || h.gauges.of == h.rule.Counters) &&
-		(h.limited() || h.lease.limit() == ratelimit.Limit{})
+		h.rule != nil && (h.gauges.of == nil || h.gauges.of == h.rule.Counters)
 }
 
 // overDue is when a sweep must look at a key because its window is over.

@@ -36,8 +36,8 @@ func (s *fleetShard) eachBusy(chunk int, see func(*held)) (next int) {
 	if chunk >= len(s.busy.chunks) {
 		return -1
 	}
-	for i := range s.busy.chunks[chunk] {
-		if h := &s.busy.chunks[chunk][i].held; h.shard != nil {
+	for i := range s.busy.chunks[chunk].slots {
+		if h := &s.busy.chunks[chunk].slots[i].held; h.shard != nil {
 			see(h)
 		}
 	}
@@ -46,8 +46,8 @@ func (s *fleetShard) eachBusy(chunk int, see func(*held)) (next int) {
 
 // sweeper is how far sweeps have come.
 type sweeper struct {
-	swept     walk // in this round
-	sweptPart int  // the part of the round that was last looked at
+	swept  walk // in this round
+	behind bool // the last round's time is over, and it is not
 }
 
 // sweepMost bounds the steps of one sweep: with a large table a round takes longer.
@@ -58,16 +58,18 @@ func (f *Fleet) sweepPart(now instant, part int) {
 	f.beat(now)
 	f.lapseLate(now)
 	f.tell(now)
-	upTo := (len(f.shards)*(part%sweepParts+1) + sweepParts - 1) / sweepParts
-	switch {
-	case f.swept.shard < len(f.shards) && part%sweepParts < f.sweptPart:
-		upTo = len(f.shards) // what is left of the round before
-	case f.swept.shard == len(f.shards) && part%sweepParts == 0:
+	part %= sweepParts
+	upTo := (len(f.shards)*(part+1) + sweepParts - 1) / sweepParts
+	if f.behind = f.behind || part == 0 && f.swept != (walk{}) && f.swept.shard < len(f.shards); f.behind {
+		upTo = len(f.shards)
+	} else if part == 0 {
 		f.swept = walk{}
 	}
-	f.sweptPart = part % sweepParts
 	for steps := 0; f.swept.shard < upTo && steps < sweepMost; steps++ {
 		f.step(&f.swept, func(s *fleetShard, c *heldCell) { f.sweepKey(now, s, c) })
+	}
+	if f.behind && f.swept.shard == len(f.shards) {
+		f.behind, f.swept = false, walk{} // the next round begins with the next sweep
 	}
 }
 
@@ -82,8 +84,9 @@ func (f *Fleet) sweepKey(now instant, s *fleetShard, c *heldCell) {
 		return
 	}
 	f.turn(h, now)
+	ended := h.lease.window == 0 || now >= h.lease.reset
 	switch {
-	case h.lease.window == 0 || now >= h.lease.reset:
+	case ended:
 		h.gauges.set(nil, 0, 0, 0)
 		f.finish(h)
 	case h.stretched && s.roomy(): // nobody misses what it has, or will ask for it
@@ -92,13 +95,14 @@ func (f *Fleet) sweepKey(now instant, s *fleetShard, c *heldCell) {
 		fl.giveUp = true
 		f.launch(h, fl)
 	}
-	switch {
-	case wasCold:
-		s.cool(h)
-	case s.busy.size > s.busy.most && h.touched:
+	mayCool := wasCold || s.busy.crowded(h)
+	if mayCool && h.touched {
 		h.touched = false
-	case s.busy.size > s.busy.most:
-		s.cool(h)
+		return
+	}
+	if mayCool && s.cool(h) && ended { // nothing more is to be done until it is asked for
+		c.Mark &^= coldUntold
+		c.Val.over = neverDue
 	}
 }
 

@@ -269,7 +269,9 @@ func (f *Fleet) enqueue(fl *flight) {
 	s := f.shard(fl.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.find(fl.id).flight = nil
+	if h := s.find(fl.id); h != nil && h.flight == fl { // at the node's end another may have taken its place
+		h.flight = nil
+	}
 	fl.err = errQueueFull
 	close(fl.done)
 }

@@ -34,7 +34,7 @@ func readKey(b []byte) (string, bool) {
 		out.WriteString(ratelimit.Algorithm(b[1]).String())
 	}
 	multiplier, n := uint64(0), 0
-	for i, c := range b[2:] { // uvarint
+	for i, c := range b[2:] { // uvarint; of a billing month the day
 		multiplier |= uint64(c&0x7f) << (7 * i)
 		if c < 0x80 {
 			n = i + 1
@@ -44,11 +44,21 @@ func readKey(b []byte) (string, bool) {
 			return "", false
 		}
 	}
-	if multiplier > 1 {
+	billed := ratelimit.Unit(b[0]) == ratelimit.BillingMonth
+	b = b[2+n:]
+	switch {
+	case billed && (len(b) == 0 || b[0] >= 0xfd || len(b) < 1+int(b[0])):
+		return "", false
+	case billed: // month@15@America/New_York
+		out.WriteByte('@')
+		out.WriteString(strconv.FormatUint(multiplier, 10))
+		out.WriteByte('@')
+		escape(&out, b[1:1+int(b[0])])
+		b = b[1+int(b[0]):]
+	case multiplier > 1:
 		out.WriteByte('*')
 		out.WriteString(strconv.FormatUint(multiplier, 10))
 	}
-	b = b[2+n:]
 	for part := 0; len(b) > 0; part++ {
 		separator := byte('|')
 		if part > 0 && part%2 == 0 {
@@ -117,6 +127,9 @@ func keyOfName(name string) (key []byte, ok bool) {
 
 // prefixOf is the start of a key: how its windows are cut.
 func prefixOf(header string) ([]byte, bool) {
+	if header, period, found := strings.Cut(header, "@"); found {
+		return billedPrefixOf(header, period)
+	}
 	header, times, found := strings.Cut(header, "*")
 	multiplier := uint64(1)
 	if found {
@@ -138,6 +151,18 @@ func prefixOf(header string) ([]byte, bool) {
 		}
 	}
 	return nil, false
+}
+
+// billedPrefixOf is the start of a key whose windows are billing months.
+func billedPrefixOf(unit, period string) ([]byte, bool) {
+	first, zone, _ := strings.Cut(period, "@")
+	day, err := strconv.ParseUint(first, 10, 7)
+	name, ok := unescape(zone)
+	if unit, algorithm, _ := strings.Cut(unit, "."); err != nil || !ok || len(name) >= 0xfd || unit != ratelimit.BillingMonth.String() || algorithm != "" {
+		return nil, false
+	}
+	key := []byte{byte(ratelimit.BillingMonth), byte(ratelimit.FixedWindow), byte(day), byte(len(name))}
+	return append(key, name...), true
 }
 
 // unescape is escape, backwards.

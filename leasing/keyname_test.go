@@ -23,6 +23,9 @@ func TestKeysOfNames(t *testing.T) {
 	}
 	for range 10_000 {
 		l := ratelimit.Limit{Unit: ratelimit.Unit(1 + rnd.IntN(int(ratelimit.CalendarMonth))), Algorithm: ratelimit.Algorithm(rnd.IntN(len(ratelimit.Algorithms))), Multiplier: uint32(rnd.IntN(3) * rnd.IntN(1000))}
+		if rnd.IntN(4) == 0 {
+			l = ratelimit.Limit{}.Billed(randomCalendar(rnd))
+		}
 		key := ratelimit.AppendPrefix(nil, text(), l)
 		for range rnd.IntN(4) {
 			key = ratelimit.AppendEntry(key, text(), text(), rnd.IntN(4) == 0)
@@ -32,7 +35,13 @@ func TestKeysOfNames(t *testing.T) {
 			t.Fatalf("%q is the name of %q, and read as that of %q", KeyName(key), key, got)
 		}
 	}
-	for _, name := range []string{"", "#0", "x|y", "minute", "minute.none|d", "minute*x|d", "minute|%", "minute|%G0", "sluice:epoch"} {
+	if got := KeyName(ratelimit.AppendEntry(ratelimit.AppendPrefix(nil, "edge", billingLimit(t, 15, "America/New_York")), "user", "bob", ratelimit.OfRequest)); got != "month@15@America/New_York|edge|user=bob" {
+		t.Error(got)
+	}
+	for _, name := range []string{
+		"", "#0", "x|y", "minute", "minute.none|d", "minute*x|d", "minute|%", "minute|%G0",
+		"month@|d", "month@x@UTC|d", "month@200@UTC|d", "minute@1@UTC|d", "month.sliding_window@1@UTC|d", "month@1@%|d", "sluice:epoch",
+	} {
 		if key, ok := keyOfName(name); ok {
 			t.Errorf("%q is the name of %q", name, key)
 		}

@@ -25,6 +25,15 @@ func largeLimit(algorithm ratelimit.Algorithm) ratelimit.Limit {
 	return l
 }
 
+// largeLimits are those of the three algorithms, and of billing months.
+func largeLimits(t *testing.T) map[string]ratelimit.Limit {
+	limits := map[string]ratelimit.Limit{"billing_month": billingLimit(t, 15, "America/New_York")}
+	for algorithm, name := range ratelimit.Algorithms {
+		limits[name] = largeLimit(ratelimit.Algorithm(algorithm))
+	}
+	return limits
+}
+
 // largeLedger is a ledger whose clock stands still, and which can lose its data.
 type largeLedger struct {
 	ratelimit.Ledger
@@ -63,8 +72,7 @@ func (h *largeClaimant) take(n tokens) (got tokens, g ratelimit.Grant) {
 
 func eachLargeLedger(t *testing.T, test func(t *testing.T, l largeLedger, limit ratelimit.Limit)) {
 	s := redistest.Start(t)
-	for algorithm, name := range ratelimit.Algorithms {
-		limit := largeLimit(ratelimit.Algorithm(algorithm))
+	for name, limit := range largeLimits(t) {
 		t.Run("memory/"+name, func(t *testing.T) {
 			now := ledgertest.Epoch
 			m := NewMemory(10, func() ledgerTime { return now })
@@ -128,7 +136,7 @@ func TestLargeLimitComesBack(t *testing.T) {
 			t.Fatalf("%d were granted", got)
 		}
 		h.take(0) // it tells that all is spent
-		month := limit.Period()
+		month := limit.WindowLength(limit.WindowAt(*l.now))
 		want, after := thirtyBillion, month // a fixed window: all, in the next
 		switch limit.Algorithm {
 		case ratelimit.SlidingWindow:
@@ -139,7 +147,7 @@ func TestLargeLimitComesBack(t *testing.T) {
 		case ratelimit.FixedWindow:
 		}
 		*l.now = l.now.Add(after - time.Microsecond)
-		if _, g := h.take(0); g.Available >= want && limit.Algorithm == ratelimit.TokenBucket {
+		if _, g := h.take(0); g.Available >= want && limit.Algorithm != ratelimit.SlidingWindow {
 			t.Errorf("a microsecond before, %d are there", g.Available)
 		}
 		*l.now = l.now.Add(time.Microsecond)
@@ -174,12 +182,12 @@ func halfOf(n tokens, period time.Duration) tokens {
 // Accounts of 30,000,000,000 tokens that wander between processes admit what one process
 // would have, to the token.
 func TestLargeLimitIsHandedOver(t *testing.T) {
-	for algorithm, name := range ratelimit.Algorithms {
+	for name, limit := range largeLimits(t) {
 		t.Run(name, func(t *testing.T) {
-			rnd := rand.New(rand.NewPCG(18, uint64(algorithm)))
+			rnd := rand.New(rand.NewPCG(18, uint64(limit.Algorithm)))
 			wall := time.Unix(1_800_000_000, 0)
 			one, several := NewLocal(10, 1, wall), []*Local{NewLocal(10, 1, wall), NewLocal(10, 1, wall)}
-			r := testRule(largeLimit(ratelimit.Algorithm(algorithm)))
+			r := testRule(limit)
 			r.Coordination.OnDeny = ratelimit.DenyRefunds
 			now, owner, admitted := instant(1), 0, tokens(0)
 			spend := func(cost tokens) bool {
@@ -213,11 +221,14 @@ func TestLargeLimitIsHandedOver(t *testing.T) {
 
 // A fleet's nodes on Redis admit 30,000,000,000 to the token.
 func TestLargeLimitOfAFleet(t *testing.T) {
-	for algorithm, name := range ratelimit.Algorithms[:2] { // a bucket refills meanwhile
+	for name, limit := range largeLimits(t) {
+		if limit.Algorithm == ratelimit.TokenBucket { // it refills meanwhile
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			s := redistest.Start(t)
-			fleets := []*Fleet{newLargeFleet(t, s), newLargeFleet(t, s)}
-			r := testRule(largeLimit(ratelimit.Algorithm(algorithm)))
+			fleets := []*Fleet{newLargeFleet(t, s, nil), newLargeFleet(t, s, nil)}
+			r := testRule(limit)
 			r.Coordination.OnDeny, r.Coordination.OnStoreFailure = ratelimit.DenyRefunds, ratelimit.FailClosed
 			r.Coordination.StoreDeadline, r.Coordination.Lease.Fixed = ratelimit.MaxStoreDeadline, 1
 			admitted := tokens(0)
@@ -249,11 +260,16 @@ func TestLargeLimitOfAFleet(t *testing.T) {
 	}
 }
 
-func newLargeFleet(t *testing.T, s *redistest.Server) *Fleet {
+// newLargeFleet is a node on a Redis that goes by a clock, or by its own if it is nil.
+func newLargeFleet(t *testing.T, s *redistest.Server, there func() ledgerTime) *Fleet {
 	t.Helper()
 	client := s.Client()
+	ledger := NewRedis(client, "")
+	if there != nil {
+		ledger.GoBy(there)
+	}
 	clock := ratelimit.MonotonicClock()
-	f := NewFleet(NewRedis(client, ""), NewHolder(), 100, clock, time.Now())
+	f := NewFleet(ledger, NewHolder(), 100, clock, time.Now())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); f.Run(ctx) }()

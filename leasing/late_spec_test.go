@@ -162,3 +162,23 @@ func TestRefusedLateWhileOneIsOwed(t *testing.T) {
 		}
 	}
 }
+
+// What was refused by the ledger within the request's time is refused, whatever else is
+// known; and what it said before that time is of no use for it.
+func TestRefusedByWhatWasHeardInTime(t *testing.T) {
+	for ago, refused := range map[time.Duration]bool{ratelimit.StoreDeadline: true, ratelimit.StoreDeadline + 1: false} {
+		s := newRecallScript(t, hundredAMinute)
+		s.asks(1)
+		s.exchange()
+		h := s.keyHeld()
+		h.lease.available = 9 - h.lease.unspent()
+		for i := range s.fleet.lanes {
+			s.fleet.lanes[i].answered = 0 // the ledger may be gone
+		}
+		s.passes(ago)
+		a := ask{Rule: s.rule, Key: keyOf(1), Cost: 10}
+		if v, ok := s.fleet.refusedLate(s.now, &a, true); ok != refused || v.OverLimit != refused {
+			t.Errorf("heard %v ago: refused %v, %+v", ago, ok, v)
+		}
+	}
+}

@@ -41,7 +41,7 @@ type grantedLimit struct {
 	requests, burst         uint32 // their lower 32 bits of 40
 	requestsHigh, burstHigh uint8
 	algorithm               ratelimit.Algorithm
-	period                  uint32 // the unit in the upper 4 bits, the multiplier in the lower 28
+	period                  uint32 // the unit in the upper 4 bits, the multiplier or the calendar in the lower 28
 }
 
 // denied is what denials leave behind.
@@ -55,10 +55,14 @@ type denied struct {
 }
 
 func (l *grantedLimit) limit() ratelimit.Limit {
-	return ratelimit.Limit{
+	x := ratelimit.Limit{
 		Algorithm: l.algorithm, Unit: ratelimit.Unit(l.period >> unitShift), Multiplier: l.period & (1<<unitShift - 1),
 		Requests: joined(l.requests, l.requestsHigh), Burst: joined(l.burst, l.burstHigh),
 	}
+	if x.Unit == ratelimit.BillingMonth {
+		return x.Billed(ratelimit.Calendar(x.Multiplier))
+	}
+	return x
 }
 
 // unitShift leaves room for the multipliers that there may be: seconds of a year.
@@ -68,7 +72,7 @@ const unitShift = 28
 func joined(low uint32, high uint8) tokens { return tokens(high)<<32 | tokens(low) }
 
 func (l *grantedLimit) setLimit(x *ratelimit.Limit) {
-	l.algorithm, l.period = x.Algorithm, uint32(x.Unit)<<unitShift|x.Multiplier
+	l.algorithm, l.period = x.Algorithm, uint32(x.Unit)<<unitShift|x.Multiplier|uint32(x.Calendar)
 	l.requests, l.requestsHigh = uint32(x.Requests), uint8(x.Requests>>32)
 	l.burst, l.burstHigh = uint32(x.Burst), uint8(x.Burst>>32)
 }

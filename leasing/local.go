@@ -27,7 +27,8 @@ type Local struct {
 
 // What a key takes at most, in bytes: for MAX_KEYS, and for the longest keys while they
 // take the place of others (keytable's TestKeyLengthsThatChange). Of a Fleet, busy keys
-// included.
+// included. Who makes keys longer and longer, and keeps a part of the shorter ones in use,
+// can make them take half as much again (TestKeysThatStay).
 const (
 	LocalKeyBytes = 400
 	FleetKeyBytes = 600

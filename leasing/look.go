@@ -78,7 +78,8 @@ func (f *Fleet) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.As
 	return v
 }
 
-// Hottest implements [ratelimit.Inspector]. Cold keys are not among the hottest.
+// Hottest implements [ratelimit.Inspector]. It looks at busy keys: a cold one is busy again
+// when it has been asked for often enough.
 func (f *Fleet) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 	var all hottest
 	for i := range f.shards {
@@ -137,7 +138,7 @@ func (f *Fleet) Drop(_ ratelimit.Instant, key []byte) bool {
 		return false
 	}
 	h.lease.retry = 0
-	if h.flight == nil && h.rule != nil {
+	if h.flight == nil && h.lease.window != 0 {
 		fl := f.newFlight(h)
 		fl.giveUp = true
 		f.launch(h, fl)

@@ -268,6 +268,15 @@ func (l *lease) counts() instant {
 	return l.reset
 }
 
+// countsTill is until when anything that is known of the key counts, whoever asks for it.
+func (h *held) countsTill() instant {
+	till := max(h.lease.counts(), h.usedTill)
+	if h.owed > 0 { // it is of a window that no lease is of
+		till = max(till, h.owedAt.Add(h.rule.Limit.Period()))
+	}
+	return till
+}
+
 // refillTime is how long a bucket takes to refill n tokens.
 func refillTime(n tokens, l *ratelimit.Limit) time.Duration {
 	return time.Duration(math.Ceil(float64(n) / float64(max(1, l.Requests)) * float64(l.Period())))

@@ -39,7 +39,8 @@ const (
 	packedSettled
 	packedGauged  // its rule's gauges have it
 	packedOddName // it is under the node's second name
-	packedLimited // its lease has a limit, that of its rule
+	packedLimited // its lease's limit is that of its rule
+	packedOther   // it is another, which is among the numbers
 	packedFruits  // and the bits above
 )
 
@@ -57,7 +58,7 @@ func (h *held) pack(b []byte, rule uint32) []byte {
 	b = append(b, 0, 0, 0, 0, 0, 0, byte(flags), byte(flags>>8), 0, 0, 0, 0)
 	b = binary.LittleEndian.AppendUint32(b, uint32(ticksOf(h.demand.lastUse)))
 	p := packer{b: binary.AppendUvarint(b, uint64(rule)), next: 1}
-	p.numbers(h)
+	p.numbers(h, flags)
 	if h.demand.perSec != 0 {
 		p.present |= p.next
 		p.b = binary.LittleEndian.AppendUint64(p.b, math.Float64bits(h.demand.perSec))
@@ -76,7 +77,7 @@ func (h *held) unpack(b []byte) {
 	p := packer{b: b[packedHeader+n:], reading: true, next: 1, present: head & (1<<48 - 1)}
 	h.rule = h.shard.rules.uses[rule].rule
 	h.setFlags(flags)
-	p.numbers(h)
+	p.numbers(h, flags)
 	if p.present&p.next != 0 {
 		h.demand.perSec = math.Float64frombits(binary.LittleEndian.Uint64(p.b))
 	}
@@ -102,6 +103,9 @@ func spendPacked(b []byte, now instant, a *ask) (v verdict, ok bool) {
 	var h packedFront
 	p.front(&h)
 	taken := tokens(binary.LittleEndian.Uint32(b[packedTaken:]))
+	if taken >= busyAfter*a.Cost {
+		return verdict{}, false // asked for that often, it may be one of the hottest
+	}
 	l := lease{granted: h.granted, spent: h.spent + taken, returned: h.returned, available: h.available, deadline: h.deadline, reset: h.reset, window: h.window}
 	switch {
 	case head>>48&packedLimited == 0, now >= l.reset, now < h.pause, now >= h.aheadAt, a.Cost > l.left(now), taken+a.Cost > math.MaxUint32:
@@ -115,6 +119,9 @@ func spendPacked(b []byte, now instant, a *ask) (v verdict, ok bool) {
 	binary.LittleEndian.PutUint32(b[packedLastUsed:], uint32(ticksOf(now)))
 	return l.report(now, verdict{Charged: a.Cost}), true
 }
+
+// busyAfter is how often a cold key is asked for until it is busy.
+const busyAfter = 64
 
 // packedFront is what a request from the lease looks at.
 type packedFront struct {
@@ -170,6 +177,7 @@ func (h *held) flags() uint64 {
 		{h.gauges.of != nil, packedGauged},
 		{h.name&1 != 0, packedOddName},
 		{h.limited(), packedLimited},
+		{!h.limited() && h.lease.grantedLimit != grantedLimit{}, packedOther},
 	} {
 		if is.true {
 			flags |= is.bit
@@ -196,14 +204,31 @@ func (h *held) setFlags(flags uint64) {
 // limited tells whether the lease was granted under the limit that its rule has.
 func (h *held) limited() bool { return h.lease.limit() == h.rule.Limit }
 
+// limit walks through the limit of a lease: it is as it was, if it is not its rule's.
+func (p *packer) limit(l *grantedLimit) {
+	requests, burst := joined(l.requests, l.requestsHigh), joined(l.burst, l.burstHigh)
+	cut := uint64(l.algorithm)<<32 | uint64(l.period)
+	packNumber(p, &requests)
+	packNumber(p, &burst)
+	packNumber(p, &cut)
+	if p.reading {
+		l.requests, l.requestsHigh = uint32(requests), uint8(requests>>32)
+		l.burst, l.burstHigh = uint32(burst), uint8(burst>>32)
+		l.algorithm, l.period = ratelimit.Algorithm(cut>>32), uint32(cut)
+	}
+}
+
 // numbers walks through all numbers.
-func (p *packer) numbers(h *held) {
+func (p *packer) numbers(h *held, flags uint64) {
 	x := h.front()
 	p.front(&x)
 	if p.reading {
 		h.setFront(&x)
 	}
 	l := &h.lease
+	if flags&packedOther != 0 {
+		p.limit(&l.grantedLimit)
+	}
 	p.when(&l.retry, h.told)
 	packNumber(p, &l.retryCost)
 	packNumber(p, &l.debt)

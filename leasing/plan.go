@@ -17,7 +17,7 @@ func lasts(sent, now instant, there ledgerClock, l *ratelimit.Limit, g *ratelimi
 // payOwed books what was admitted without the ledger, if that was in the
 // lease's window.
 func (h *held) payOwed() {
-	if h.owedAt > h.lease.reset.Add(-h.rule.Limit.Period()) || h.rule.Limit.Algorithm == ratelimit.TokenBucket {
+	if h.owedAt > h.lease.reset.Add(-h.rule.Limit.WindowLength(h.lease.window)) || h.rule.Limit.Algorithm == ratelimit.TokenBucket {
 		h.lease.spent = ratelimit.Booked(h.lease.spent, min(h.owed, h.rule.Limit.Capacity()))
 	} else {
 		h.unasked = max(0, h.unasked-h.owed)

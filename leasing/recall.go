@@ -2,6 +2,9 @@ package leasing
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"net"
 	"strings"
 	"time"
 
@@ -91,33 +94,71 @@ func (f *Fleet) untilAgain(h *held, now instant) *flight {
 // of the account's key in Redis.
 func recallChannel(h ratelimit.Holder) string { return "sluice:recall:" + HolderName(h) }
 
-// recallsAtOnce is how many recalls may wait to be taken in; more are dropped, as a
-// hint may be.
-const recallsAtOnce = 1000
+// How a subscription is kept: one of which nothing is heard for recallSilence is asked
+// whether it lives, and begun anew, after recallRest, when it says nothing for as long
+// again.
+const (
+	recallSilence = 3 * time.Second
+	recallRest    = time.Second
+)
 
-// Recalls implements [ratelimit.Recaller] by a subscription, which the client
-// opens again whenever it breaks.
+// Recalls implements [ratelimit.Recaller] by a subscription, which begins anew whenever
+// it breaks.
 func (l *Redis) Recalls(ctx context.Context, holders []ratelimit.Holder, recalled func(account string)) {
 	channels := make([]string, len(holders))
 	for i, h := range holders {
 		channels[i] = recallChannel(h)
 	}
-	heard := l.client.Subscribe(ctx, channels...)
-	defer func() { _ = heard.Close() }() // it only ends
-	messages := heard.Channel(redis.WithChannelSize(recallsAtOnce))
+	rest := time.NewTimer(0)
+	defer rest.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case m, ok := <-messages:
-			if !ok {
-				return
+		case <-rest.C:
+		}
+		l.listen(ctx, channels, recalled)
+		rest.Reset(recallRest)
+	}
+}
+
+// listen takes in recalls until the subscription breaks.
+func (l *Redis) listen(ctx context.Context, channels []string, recalled func(account string)) {
+	heard := l.client.Subscribe(ctx, channels...)
+	closed := context.AfterFunc(ctx, func() { _ = heard.Close() }) // ends what is waited for
+	defer func() {
+		closed()
+		_ = heard.Close() // it only ends
+	}()
+	for asked := false; ; {
+		m, err := received(ctx, heard)
+		var late net.Error
+		switch {
+		case err == nil:
+			asked = false
+			if m, ok := m.(*redis.Message); ok {
+				if account, ours := strings.CutPrefix(m.Payload, l.prefix); ours {
+					recalled(account)
+				}
 			}
-			if account, ours := strings.CutPrefix(m.Payload, l.prefix); ours {
-				recalled(account)
-			}
+		case asked, !errors.As(err, &late), !late.Timeout(), heard.Ping(ctx) != nil:
+			return
+		default:
+			asked = true
 		}
 	}
+}
+
+// received is the next message of a subscription, waited for as long as recallSilence. It
+// is received here, and not through the client's channel: the client panics at a message
+// that makes no sense, and in a goroutine of its own that would end the process.
+func received(ctx context.Context, heard *redis.PubSub) (m any, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%w: %v", ErrLedgerAnswer, r)
+		}
+	}()
+	return heard.ReceiveTimeout(ctx, recallSilence)
 }
 
 var _ ratelimit.Recaller = (*Redis)(nil)

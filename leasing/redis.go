@@ -33,6 +33,8 @@ type Redis struct {
 	looks  redis.UniversalClient // what people ask goes here; client, unless LookThrough was called
 	// at replaces Redis' clock, in simulations and tests.
 	at func() ledgerTime
+	// cutting is the time by which billing months are cut; see cuts.
+	cutting cutting
 
 	naming sync.Once
 	epochs [][]string // by part, of a Cluster; see epochNames
@@ -98,7 +100,8 @@ func slot(key string) uint16 {
 }
 
 // Settle implements [ratelimit.Ledger]. A script that Redis has forgotten (a
-// flush, a failover) is sent again.
+// flush, a failover) is sent again, and so are claims that told a Redis whose clock is
+// months off which windows there are about another time.
 func (l *Redis) Settle(ctx context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant) {
 	if len(claims) > 0 {
 		l.settle(ctx, claims, grants, func(redis.Pipeliner) {})
@@ -108,24 +111,31 @@ func (l *Redis) Settle(ctx context.Context, claims []ratelimit.Claim, grants []r
 // settle sends claims, and behind them in the same pipeline what else there is.
 func (l *Redis) settle(ctx context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant, behind func(redis.Pipeliner)) {
 	answers := l.pipeline(ctx, claims, settleScript.EvalSha, behind)
-	var forgotten []int
+	var again []int
 	for i := range answers {
-		if redis.HasErrorPrefix(answers[i].Err(), "NOSCRIPT") {
-			forgotten = append(forgotten, i)
+		if redis.HasErrorPrefix(answers[i].Err(), "NOSCRIPT") || l.cutting.elsewhere(&claims[i], answers[i]) {
+			again = append(again, i)
 			continue
 		}
 		grants[i] = readGrant(&claims[i], answers[i])
 	}
-	if len(forgotten) == 0 {
-		return
-	}
-	again := make([]ratelimit.Claim, len(forgotten))
-	for j, i := range forgotten {
-		again[j] = claims[i]
-	}
-	answers = l.pipeline(ctx, again, settleScript.Eval, behind)
-	for j, i := range forgotten {
-		grants[i] = readGrant(&claims[i], answers[j])
+	for range 2 { // for a script that was forgotten, its first answer may be that the windows are elsewhere
+		if len(again) == 0 {
+			return
+		}
+		resent := make([]ratelimit.Claim, len(again))
+		for j, i := range again {
+			resent[j] = claims[i]
+		}
+		answers = l.pipeline(ctx, resent, settleScript.Eval, behind)
+		var left []int
+		for j, i := range again {
+			if l.cutting.elsewhere(&claims[i], answers[j]) {
+				left = append(left, i)
+			}
+			grants[i] = readGrant(&claims[i], answers[j])
+		}
+		again = left
 	}
 }
 
@@ -160,7 +170,7 @@ func (l *Redis) arguments(c *ratelimit.Claim) []any {
 		}
 	}
 	period := c.Limit.Period().Microseconds()
-	if c.Limit.Unit == ratelimit.CalendarMonth {
+	if c.Limit.Unit.OfCalendar() {
 		period = 0
 	}
 	claim := [...]int64{
@@ -169,15 +179,23 @@ func (l *Redis) arguments(c *ratelimit.Claim) []any {
 		int64(c.Limit.Algorithm), int64(c.Limit.Requests), int64(c.Limit.Burst), period, int64(l.at()),
 		int64(c.Learning), int64(c.Before),
 	}
-	packed := make([]byte, 0, 8*len(claim))
-	for _, n := range claim {
-		packed = binary.LittleEndian.AppendUint64(packed, math.Float64bits(float64(n)))
+	packed := appendNumbers(make([]byte, 0, 8*len(claim)), claim[:]...)
+	if c.Limit.Calendar != 0 {
+		packed = l.cutting.append(packed, c.Limit.Calendar, l.at())
 	}
 	arguments := []any{HolderName(c.Holder), packed}
 	if c.Audit != "" {
 		arguments = append(arguments, c.Audit, int64(c.AuditBound), AuditEvents, AuditKept.Milliseconds())
 	}
 	return arguments
+}
+
+// appendNumbers packs numbers as doubles, little-endian.
+func appendNumbers(packed []byte, numbers ...int64) []byte {
+	for _, n := range numbers {
+		packed = binary.LittleEndian.AppendUint64(packed, math.Float64bits(float64(n)))
+	}
+	return packed
 }
 
 // HolderName is how Redis names a holder: short, for each account has it.

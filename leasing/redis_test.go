@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/zone"
 )
 
 // movedRedis is a ledger whose clock stands still and is moved by the test.
@@ -184,10 +185,24 @@ func randomLimit(rnd *rand.Rand) ratelimit.Limit {
 	if rnd.IntN(2) == 0 {
 		l = l.Cut()
 	}
+	if l.Algorithm == ratelimit.FixedWindow && rnd.IntN(4) == 0 {
+		l = l.Billed(randomCalendar(rnd))
+	}
 	if l.Algorithm == ratelimit.TokenBucket {
 		l.Burst = []tokens{1, 5, l.Requests, 1<<32 - 1, ratelimit.MaxLimit}[rnd.IntN(5)]
 	}
 	return l
+}
+
+// randomCalendar has zones far ahead of UTC and behind it, and such whose clocks are set
+// at midnight.
+func randomCalendar(rnd *rand.Rand) ratelimit.Calendar {
+	zones := []string{"UTC", "America/New_York", "Pacific/Kiritimati", "Etc/GMT+12", "America/Asuncion", "Africa/Cairo", "Asia/Kathmandu"}
+	c, err := zone.Calendar(1+rnd.IntN(31), zones[rnd.IntN(len(zones))])
+	if err != nil {
+		panic(err)
+	}
+	return c
 }
 
 // mutate moves a holder on: it spends, drifts, returns, forgets, repeats.

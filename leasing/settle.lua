@@ -10,10 +10,14 @@
 -- With KEYS[2], the stream of the account's audit, ARGV goes on: the rule, what
 -- it declares to over-admit, the most events to keep, and for how long, in ms.
 --
+-- Windows that are billing months are cut by ends that come behind the claim in ARGV[2]:
+-- the number of a window, and seven ends, of it and of those after it.
+--
 -- The answer is 22 doubles, packed alike, in the order of REPLY; or two, when the
--- claim was too late: 1 and its sequence number.
+-- claim was too late: 1 and its sequence number; or three, when it brought the ends of
+-- windows about another time: 2, the ledger's time and its sequence number.
 
--- Times are in microseconds. Period is 0 for months of the calendar, Time 0 but in
+-- Times are in microseconds. Period is 0 for months of a calendar, Time 0 but in
 -- tests (it is Redis' own), Learning the time until when the ledger learns, Before
 -- what was charged in the window before. Flags: 1 eager, 2 direct, 4 refilled, 8
 -- ahead, 16 tally, 32 final, 64 reset, 128 last, 256 stretch, 512 recall.
@@ -27,6 +31,7 @@ local pack, unpack_record = cmsgpack.pack, cmsgpack.unpack
 local REPLY = '<dddddddddddddddddddddd'
 local function too_late() return struct.pack('<dd', 1, Seq) end
 
+local CLAIM_BYTES = 17 * 8
 local MICRO = 1000000
 local RELEARN_TIME, RELEARN_SHARE = 2000000, 20
 local BUCKET_WAITS = 1000000
@@ -282,13 +287,30 @@ local function month_begins(month)
   return (days - 719468) * 86400 * MICRO
 end
 
+-- cuts are the ends of billing months, from that of window first on; nil where the windows are others.
+local cuts, first
+if #ARGV[2] > CLAIM_BYTES then
+  cuts = { struct.unpack('<dddddddd', ARGV[2], CLAIM_BYTES + 1) }
+  first = table.remove(cuts, 1)
+  table.remove(cuts) -- where unpack has stopped
+  -- The beginning of the ledger's window is needed, its end, and those of three after it: its account may be a month ahead.
+  if now < cuts[1] or now >= cuts[4] then return struct.pack('<ddd', 2, now, Seq) end
+end
+
+-- window_end is when a window ends. What is before the first of the cuts ended long ago: 0.
 local function window_end(w)
+  if cuts then return w < first and 0 or cuts[w - first + 1] end
   if period == 0 then return month_begins(w) end
   return w * period
 end
 
 local function window_at(time)
   if period > 0 then return div(time, period) + 1 end
+  if cuts then
+    local i = 1
+    while cuts[i] <= time do i = i + 1 end
+    return first + i - 1
+  end
   local month = div(time, 30.436875 * 86400 * MICRO) -- a month in the mean; at most one off
   while month_begins(month) > time do month = month - 1 end
   while month_begins(month + 1) <= time do month = month + 1 end
@@ -407,6 +429,9 @@ end
 local function clock()
   local waits = period == 0 and 2592000000000 or period
   if bucket then waits = min(waits, BUCKET_WAITS) end
+  -- Of two nodes whose time zone data differ, one may have turned the account to a window that the other's
+  -- claim finds to begin later: it has begun.
+  if cuts and a.window == window_at(now) + 1 then a.now = max(a.now, window_end(a.window - 1)) end
   local back = a.now - now
   if back >= waits and a.window ~= 0 then shift(-back) end
   return max(now, a.now)

@@ -15,6 +15,10 @@ const MaxKeyLen = 128
 // so that a changed limit goes on from what was used.
 func AppendPrefix(b []byte, domain string, l Limit) []byte {
 	b = append(b, byte(l.Unit), byte(l.Algorithm))
+	if l.Calendar != 0 {
+		b = appendField(append(b, byte(l.Calendar.Day())), l.Calendar.Zone())
+		return appendField(b, domain)
+	}
 	b = binary.AppendUvarint(b, uint64(max(1, l.Multiplier)))
 	return appendField(b, domain)
 }

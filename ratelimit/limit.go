@@ -56,6 +56,9 @@ const (
 	// CalendarMonth is a month whose windows are those of the calendar, in UTC
 	// (USE_CALENDAR_MONTH_RATE_LIMIT); for fixed_window only. Envoy is told Month.
 	CalendarMonth Unit = 8
+	// BillingMonth is a month whose windows a [Calendar] cuts; for fixed_window only.
+	// Envoy is told Month.
+	BillingMonth Unit = 9
 )
 
 var units = [...]struct {
@@ -71,6 +74,7 @@ var units = [...]struct {
 	Year:          {"year", 365 * 24 * time.Hour},
 	Week:          {"week", 7 * 24 * time.Hour},
 	CalendarMonth: {"month", 30 * 24 * time.Hour},
+	BillingMonth:  {"month", 30 * 24 * time.Hour},
 }
 
 // UnitNames are the names a config may use, the shortest unit first.
@@ -91,7 +95,7 @@ func ParseUnit(name string) (Unit, bool) {
 }
 
 // Length returns how long the unit is; a month is 30 days and a year 365. For
-// a calendar month it is what to reckon with: where its windows end,
+// a month of a calendar it is what to reckon with: where its windows end,
 // [Limit.WindowEnd] says.
 func (u Unit) Length() time.Duration {
 	if int(u) < len(units) {
@@ -100,9 +104,12 @@ func (u Unit) Length() time.Duration {
 	return 0
 }
 
+// OfCalendar tells whether windows of the unit differ in length, as months do.
+func (u Unit) OfCalendar() bool { return u >= CalendarMonth }
+
 // Wire is the unit's number for Envoy.
 func (u Unit) Wire() uint8 {
-	if u == CalendarMonth {
+	if u.OfCalendar() {
 		return uint8(Month)
 	}
 	return uint8(u)
@@ -147,9 +154,10 @@ func (a Algorithm) String() string {
 type Limit struct {
 	Algorithm  Algorithm
 	Unit       Unit
-	Multiplier uint32 // units to a period; 0 means 1
-	Requests   Tokens // per period; 0 admits nothing
-	Burst      Tokens // token_bucket only: what a full bucket holds
+	Calendar   Calendar // Invariant: it is one if and only if Unit is BillingMonth
+	Multiplier uint32   // units to a period; 0 means 1, and those of a calendar have no other
+	Requests   Tokens   // per period; 0 admits nothing
+	Burst      Tokens   // token_bucket only: what a full bucket holds
 }
 
 // Period is the time in which Requests tokens come back.
@@ -172,22 +180,51 @@ func (l Limit) Cut() Limit {
 	return l
 }
 
+// Billed returns the limit with its windows cut by a calendar: one month each, in a
+// fixed window.
+func (l Limit) Billed(c Calendar) Limit {
+	l.Unit, l.Multiplier, l.Calendar = BillingMonth, 0, c
+	return l
+}
+
 // WindowAt is the window that a time is in. They are numbered from 1, so that
 // 0 can mean none.
 func (l Limit) WindowAt(t LedgerTime) Window {
-	if l.Unit == CalendarMonth {
-		at := time.UnixMicro(int64(t)).UTC()
-		return Window(at.Year()-1970)*12 + Window(at.Month())
+	if l.Unit.OfCalendar() {
+		return l.monthAt(t)
 	}
 	return Window(t/l.period()) + 1
 }
 
 // WindowEnd is when a window ends and the next begins.
 func (l Limit) WindowEnd(w Window) LedgerTime {
-	if l.Unit == CalendarMonth {
-		return LedgerTime(time.Date(1970, 1+time.Month(w), 1, 0, 0, 0, 0, time.UTC).UnixMicro())
+	if l.Unit.OfCalendar() {
+		return l.monthEnd(w)
 	}
 	return LedgerTime(w) * l.period()
+}
+
+// WindowLength is how long a window lasts: a month of a calendar is none of them all.
+func (l Limit) WindowLength(w Window) time.Duration {
+	if l.Unit.OfCalendar() {
+		return l.monthEnd(w).Sub(l.monthEnd(w - 1))
+	}
+	return l.Period()
+}
+
+func (l Limit) monthAt(t LedgerTime) Window {
+	if l.Unit == BillingMonth {
+		return l.Calendar.get().at(t)
+	}
+	at := time.UnixMicro(int64(t)).UTC()
+	return Window(at.Year()-1970)*12 + Window(at.Month())
+}
+
+func (l Limit) monthEnd(w Window) LedgerTime {
+	if l.Unit == BillingMonth {
+		return l.Calendar.get().end(w)
+	}
+	return LedgerTime(time.Date(1970, 1+time.Month(w), 1, 0, 0, 0, 0, time.UTC).UnixMicro())
 }
 
 func (l Limit) period() LedgerTime { return LedgerTime(l.Period() / time.Microsecond) }
@@ -205,6 +242,9 @@ func (l Limit) String() string {
 	per := l.Unit.String()
 	if l.Multiplier > 1 {
 		per = fmt.Sprintf("%d %ss", l.Multiplier, per)
+	}
+	if l.Calendar != 0 {
+		per += " " + l.Calendar.String()
 	}
 	s := fmt.Sprintf("%d per %s", l.Requests, per)
 	switch l.Algorithm {

@@ -6,7 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/zone"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -34,6 +37,51 @@ func TestRuleTravelsWithItsMode(t *testing.T) {
 	old.Mode = 99
 	if _, err := rules.get(old); err == nil {
 		t.Error("a mode that there is not was read")
+	}
+}
+
+// A rule's billing period travels by name, and only with a month of a fixed window. What
+// was written before there were such, is read as it was.
+func TestRuleTravelsWithItsCalendar(t *testing.T) {
+	var rules ruleCache
+	calendar, err := zone.Calendar(15, "America/New_York")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := routed(1000)
+	r.Limit = r.Limit.Billed(calendar)
+	bytes, err := proto.Marshal(ruleMessage(r))
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := &wire.Rule{}
+	if err := proto.Unmarshal(bytes, said); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := rules.get(said); err != nil || got.Limit != r.Limit {
+		t.Errorf("%+v, %v, want %v", got, err, r.Limit)
+	}
+	for what, spoil := range map[string]func(*wire.Rule){
+		"no day": func(m *wire.Rule) { m.BillingDay = 0 }, "day 32": func(m *wire.Rule) { m.BillingDay = 32 },
+		"no zone": func(m *wire.Rule) { m.TimeZone = "" }, "no such zone": func(m *wire.Rule) { m.TimeZone = "Europe/Berln" },
+		"an algorithm without": func(m *wire.Rule) { m.Algorithm = uint32(ratelimit.SlidingWindow) },
+		"several months":       func(m *wire.Rule) { m.Multiplier = 2 },
+		"a unit without":       func(m *wire.Rule) { m.Unit = uint32(ratelimit.Month) },
+		"a unit that is none":  func(m *wire.Rule) { m.Unit = 10 },
+	} {
+		m := ruleMessage(r)
+		spoil(m)
+		if got, err := rules.get(m); err == nil {
+			t.Errorf("%s: read as %v", what, got.Limit)
+		}
+	}
+	// A rule without one is said in the bytes that it was said in before.
+	before := ruleMessage(routed(1000))
+	if before.ProtoReflect().Has(before.ProtoReflect().Descriptor().Fields().ByName("billing_day")) || before.GetTimeZone() != "" {
+		t.Errorf("%v", before)
+	}
+	if got, err := rules.get(before); err != nil || got.Limit != routed(1000).Limit {
+		t.Errorf("%+v, %v", got, err)
 	}
 }
 

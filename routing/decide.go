@@ -376,7 +376,7 @@ func (w *waiting) here(now instant, i int) bool {
 		return false
 	}
 	// A fetch has ended at once where nobody has to be asked.
-	return w.found(now, i) && w.one(now, i)
+	return w.one(now, i)
 }
 
 // found takes in what came of looking for an account. It reports whether the ask
@@ -561,9 +561,11 @@ func (w *waiting) decidedBelow(now instant, i int) {
 	v.OverLimit, v.Charged, v.Booked, v.Remaining = true, 0, 0, 0
 }
 
+// forBase tells whether the base decides an ask now: with a store, this node's own
+// keys and those that it leases instead of their owner.
 func (w *waiting) forBase(now instant, i int) bool {
 	s, a := &w.states[i], &w.asks[i]
-	if s.decided || s.below || s.call != nil || s.fetch != nil || now < s.again && !s.mine {
+	if s.decided || s.below || s.call != nil || now < s.again && !s.mine {
 		return false
 	}
 	return a.Rule.Coordination.Mode != ratelimit.Routing || w.local == nil && (s.mine || w.elsewhere(a) == "")

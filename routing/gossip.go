@@ -46,21 +46,30 @@ func NewGossip(bind, peerAddr, secret string, seeds []string) (*Gossip, error) {
 	if err := CheckSecret(secret); err != nil {
 		return nil, err
 	}
-	host, port, err := net.SplitHostPort(bind)
-	if err != nil {
-		return nil, fmt.Errorf("PEER_GOSSIP_ADDR is %q: %w", bind, errAddr)
-	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil {
-		return nil, fmt.Errorf("PEER_GOSSIP_ADDR is %q: %w", bind, errAddr)
-	}
 	// This node itself is no seed: to join oneself succeeds, and finds nobody.
 	g := &Gossip{seeds: slices.DeleteFunc(slices.Clone(seeds), func(s string) bool { return s == bind })}
 	g.known.refuse = g.refuse
+	if err := g.listen(bind, peerAddr, secret); err != nil {
+		return nil, fmt.Errorf("PEER_GOSSIP_ADDR is %q: %w", bind, err)
+	}
+	return g, nil
+}
+
+// listen joins what is gossiped on bind, as peerAddr. Where it returns an error,
+// nothing listens.
+func (g *Gossip) listen(bind, peerAddr, secret string) error {
+	host, port, err := net.SplitHostPort(bind)
+	if err != nil {
+		return errAddr
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return errAddr
+	}
 	logger := log.New(gossipLog{g}, "", 0)
 	wires, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{BindAddrs: []string{host}, BindPort: int(n), Logger: logger})
 	if err != nil {
-		return nil, fmt.Errorf("PEER_GOSSIP_ADDR is %q: %w", bind, err)
+		return err
 	}
 	// The text before the secret gives gossip a key of its own. It is none that anything else makes
 	// of the same secret (auth.go).
@@ -68,16 +77,14 @@ func NewGossip(bind, peerAddr, secret string, seeds []string) (*Gossip, error) {
 	c := memberlist.DefaultLANConfig()
 	// A gossiping node is called by its peer address: that is all that others want to know of it.
 	c.Name = peerAddr
-	c.BindAddr, c.BindPort, c.AdvertisePort = host, int(n), int(n)
 	c.SecretKey = key[:]
 	c.Logger, c.Alive, c.Events = logger, &g.known, &g.known
 	c.Transport = boundStreams(wires, g.refuse)
 	if g.list, err = memberlist.Create(c); err != nil {
 		// The ports are open already, and nobody else would close them.
 		_ = c.Transport.Shutdown()
-		return nil, fmt.Errorf("PEER_GOSSIP_ADDR is %q: %w", bind, err)
 	}
-	return g, nil
+	return err
 }
 
 // Find implements [Discovery]. As long as this node is alone, it looks for the

@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -138,12 +139,7 @@ func TestGossipNeedsAnAddress(t *testing.T) {
 // A node that gossips is found where it says, looks for others and not for itself,
 // and leaves its port when it is closed.
 func TestGossipListens(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := l.Addr().String()
-	l.Close()
+	at := freeAddrs(t, 1)[0]
 	g, err := NewGossip(at, "10.0.0.1:1", known, []string{at, "127.0.0.1:1"})
 	if err != nil {
 		t.Fatal(err)
@@ -162,10 +158,109 @@ func TestGossipListens(t *testing.T) {
 	if err := g.Close(); err != nil {
 		t.Error(err)
 	}
-	if l, err = net.Listen("tcp", at); err != nil {
+	l, err := net.Listen("tcp", at)
+	if err != nil {
 		t.Fatalf("it listens still: %v", err)
 	}
 	l.Close()
+}
+
+// freeAddrs are so many addresses that nobody listens on.
+func freeAddrs(t *testing.T, n int) []string {
+	addrs := make([]string, n)
+	for i := range addrs {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		addrs[i] = l.Addr().String()
+	}
+	return addrs
+}
+
+// Only names that are addresses get in by gossip, whoever knows the secret, and who
+// is in is counted.
+func TestGossipLetsAddressesIn(t *testing.T) {
+	at := freeAddrs(t, 1)[0]
+	g, err := NewGossip(at, "10.0.0.1:1", known, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	g.known.mu.Lock()
+	if len(g.known.all) != 1 || !g.known.all["10.0.0.1:1"] {
+		t.Errorf("%v are there", g.known.all)
+	}
+	g.known.mu.Unlock()
+	refused := make(chan error, 1)
+	tell := func(_ string, err error) {
+		select {
+		case refused <- err:
+		default:
+		}
+	}
+	g.told.Store(&tell)
+	key := sha256.Sum256([]byte("sluice gossip " + known))
+	c := memberlist.DefaultLANConfig()
+	c.Name, c.BindAddr, c.BindPort, c.SecretKey, c.LogOutput = "nonsense", "127.0.0.1", 0, key[:], io.Discard
+	stranger, err := memberlist.Create(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stranger.Shutdown()
+	if _, err := stranger.Join([]string{at}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-refused; !errors.Is(err, errAddr) {
+		t.Errorf("told of %v", err)
+	}
+	if found, err := g.Find(t.Context()); err != nil || len(found) != 1 {
+		t.Errorf("%v, %v", found, err)
+	}
+}
+
+// A node that is alone looks for its seeds each time; one that has found another
+// leaves them alone.
+func TestGossipLooksForSeedsWhileAlone(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	looked := make(chan bool, 10)
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			looked <- true // before Find can know of it
+			conn.Close()
+		}
+	}()
+	free := freeAddrs(t, 2)
+	at := free[0]
+	g, err := NewGossip(free[1], "10.0.0.1:1", known, []string{l.Addr().String(), at})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	for alone := range 2 {
+		if found, err := g.Find(t.Context()); err != nil || len(found) != 1 || len(looked) != alone+1 {
+			t.Errorf("%v, %v: it has looked %d times", found, err, len(looked))
+		}
+	}
+	other, err := NewGossip(at, "10.0.0.2:1", known, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	for range 2 { // it finds the other, and leaves the seeds alone
+		if found, err := g.Find(t.Context()); err != nil || len(found) != 2 || len(looked) != 3 {
+			t.Errorf("%v, %v: it has looked %d times", found, err, len(looked))
+		}
+	}
 }
 
 // Strangers who come while a node goes keep it from nothing: it closes, though

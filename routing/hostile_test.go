@@ -533,15 +533,8 @@ func TestFoundAddressesAreBounded(t *testing.T) {
 // so is what is no gossip at all.
 func TestWrongGossipIsCounted(t *testing.T) {
 	w := newRingWorld(t, 1)
-	free := func() string {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		return l.Addr().String()
-	}
-	at := free()
+	free := freeAddrs(t, 2)
+	at := free[0]
 	good, err := NewGossip(at, "10.0.0.1:1", known, []string{at})
 	if err != nil {
 		t.Fatal(err)
@@ -555,7 +548,7 @@ func TestWrongGossipIsCounted(t *testing.T) {
 		}
 	}}
 	n := New(leasing.NewLocal(10, w.clock(), w.wall), o, w.clock, w.wall)
-	bad, err := NewGossip(free(), "10.0.0.2:1", "another-secret-of-16", []string{at})
+	bad, err := NewGossip(free[1], "10.0.0.2:1", "another-secret-of-16", []string{at})
 	if err != nil {
 		t.Fatal(err)
 	}

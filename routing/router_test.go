@@ -457,18 +457,9 @@ func TestParsePeers(t *testing.T) {
 // Nodes that know one of them find all.
 func TestGossip(t *testing.T) {
 	var nodes []*Gossip
-	var first string
-	for i := range 3 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		addr := l.Addr().String()
-		l.Close()
-		if i == 0 {
-			first = addr
-		}
-		g, err := NewGossip(addr, fmt.Sprintf("10.0.0.%d:8082", i), known, []string{first})
+	addrs := freeAddrs(t, 3)
+	for i, addr := range addrs {
+		g, err := NewGossip(addr, fmt.Sprintf("10.0.0.%d:8082", i), known, addrs[:1])
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/zone"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -16,7 +17,7 @@ import (
 // is not sent, for it never decides there.
 func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 	c := &r.Coordination
-	return &wire.Rule{
+	m := &wire.Rule{
 		Audit:     r.AuditName(),
 		Algorithm: uint32(r.Limit.Algorithm), Unit: uint32(r.Limit.Unit), Multiplier: r.Limit.Multiplier,
 		Requests: int64(r.Limit.Requests), Burst: int64(r.Limit.Burst),
@@ -24,6 +25,10 @@ func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 		Mode: uint32(c.Mode) + 1, LeaseFixed: int64(c.Lease.Fixed), LeaseMin: int64(c.Lease.Min), LeaseMax: int64(c.Lease.Max), LeaseTtlUs: c.Lease.TTL.Microseconds(), LeaseAuto: c.Lease.Auto,
 		StoreDeadlineUs: c.StoreDeadline.Microseconds(),
 	}
+	if calendar := r.Limit.Calendar; calendar != 0 {
+		m.BillingDay, m.TimeZone = uint32(calendar.Day()), calendar.Zone()
+	}
+	return m
 }
 
 // ruleCache keeps the rules that peers ask under, by what they say: a rule is checked and
@@ -45,6 +50,8 @@ type ruleKey struct {
 	mode                             uint32
 	auto                             bool
 	deadlineUs                       int64
+	day                              uint32
+	zone                             string
 }
 
 const (
@@ -56,6 +63,7 @@ func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 	k := ruleKey{
 		m.GetAlgorithm(), m.GetUnit(), m.GetMultiplier(), m.GetRequests(), m.GetBurst(), m.GetRefundDenied(), m.GetEager(),
 		m.GetLeaseFixed(), m.GetLeaseMin(), m.GetLeaseMax(), m.GetLeaseTtlUs(), m.GetAudit(), m.GetMode(), m.GetLeaseAuto(), m.GetStoreDeadlineUs(),
+		m.GetBillingDay(), m.GetTimeZone(),
 	}
 	c.mu.RLock()
 	r := c.rules[k]
@@ -90,6 +98,9 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	r.Limit = ratelimit.Limit{
 		Algorithm: ratelimit.Algorithm(k.algorithm), Unit: ratelimit.Unit(k.unit), Multiplier: k.multiplier,
 		Requests: ratelimit.Tokens(k.requests), Burst: ratelimit.Tokens(k.burst),
+	}
+	if err := k.bill(&r.Limit); err != nil {
+		return nil, err
 	}
 	if unit := r.Limit.Unit.Length(); unit <= 0 || int64(max(1, k.multiplier)) > math.MaxInt64/int64(unit) {
 		return nil, errMessage // a period that overflows may come out as none
@@ -131,4 +142,25 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 		return nil, errMessage
 	}
 	return r, nil
+}
+
+// bill cuts the limit's windows by the calendar that the message names. Nothing but a
+// billing month has one. A zone that this machine does not know is as malformed: cut in
+// another, the owner's windows would not be those of the rule.
+func (k *ruleKey) bill(l *ratelimit.Limit) error {
+	if l.Unit != ratelimit.BillingMonth {
+		if k.day != 0 || k.zone != "" {
+			return errMessage
+		}
+		return nil
+	}
+	if l.Algorithm != ratelimit.FixedWindow || k.multiplier > 1 || k.day > 31 {
+		return errMessage
+	}
+	calendar, err := zone.Calendar(int(k.day), k.zone)
+	if err != nil {
+		return errMessage
+	}
+	*l = l.Billed(calendar)
+	return nil
 }

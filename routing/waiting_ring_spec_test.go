@@ -134,9 +134,16 @@ func TestDecidingWithAStore(t *testing.T) {
 	if w := decides("a:1", "b:1"); w == nil || b.said != "asked 1 within 0s\n" {
 		t.Errorf("one is another's: waits %v, %q", w != nil, b.said)
 	}
+	if w := decides("b:1"); w == nil || b.said != "" {
+		t.Errorf("another's: waits %v, %q", w != nil, b.said)
+	}
 	b.waiter = &scriptedWaiter{open: true, patience: time.Millisecond}
-	if w := decides("a:1", "a:1"); w == nil || len(w.below) != 1 || w.below[0].to != 2 {
-		t.Error("the store is waited for")
+	w := decides("a:1", "a:1")
+	if w == nil || len(w.below) != 1 || w.below[0].to != 2 {
+		t.Fatal("the store is waited for")
+	}
+	if !w.advance(s.now) || b.said != "asked 2 within 0s\n" {
+		t.Errorf("it is asked while it is waited for: %q", b.said)
 	}
 }
 

@@ -107,6 +107,10 @@ func (h *hunt) one(ctx context.Context, m *mutant) (result, error) {
 				return r, err
 			} else if !o.failed {
 				r.Doubted++
+				h.say("line %d, %s: %s failed, and did not when it was asked again\n", m.line, m.op, cmp.Or(o.test, u.test))
+				if rest := u.without(o.test); rest != nil { // which did not run after it
+					todo = append(todo, rest)
+				}
 			}
 		}
 		h.learn(m, u, o.failed)
@@ -173,6 +177,18 @@ func (h *hunt) toRun(m *mutant) []*unit {
 		g.cost += own
 	}
 	return all
+}
+
+// without is a group less one of its tests; nil if there are no others.
+func (u *unit) without(test string) *unit {
+	tests := strings.Split(u.test, "|")
+	others := slices.DeleteFunc(slices.Clone(tests), func(t string) bool { return t == test })
+	if u.group == 0 || len(others) == 0 || len(others) == len(tests) {
+		return nil
+	}
+	rest := *u
+	rest.test = strings.Join(others, "|")
+	return &rest
 }
 
 func (h *hunt) names(m *mutant, u *unit) (of, here string) {

@@ -68,6 +68,23 @@ func TestHunt(t *testing.T) {
 	}
 }
 
+// When the failure of one test of a group is no proof, the others are run without it.
+func TestGroupWithoutATest(t *testing.T) {
+	group := &unit{test: "TestA|TestAB|TestC", group: quick}
+	for test, want := range map[string]string{"TestA": "TestAB|TestC", "TestC": "TestA|TestAB", "TestB": ""} {
+		got := ""
+		if rest := group.without(test); rest != nil {
+			got = rest.test
+		}
+		if got != want {
+			t.Errorf("without %s it is %q", test, got)
+		}
+	}
+	if one := (&unit{test: "TestA", group: quick}); one.without("TestA") != nil || (&unit{test: "TestA|TestB"}).without("TestA") != nil {
+		t.Error("there are no others")
+	}
+}
+
 // Each kind of fault, in the fewest lines of Lua that can have it.
 func TestFaultsInLua(t *testing.T) {
 	for text, want := range map[string][]string{

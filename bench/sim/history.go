@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-gate/sluice/bench/load"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/zone"
 )
 
 // History makes up a run from a seed: a rule, a fleet, demand, and what goes
@@ -32,7 +33,7 @@ func History(seed uint64) Options {
 // demand beyond the limit in them.
 func (h *historian) lengthen() {
 	l, limit := &h.o.Load, &h.o.Rule.Limit
-	limit.Unit, limit.Multiplier = ratelimit.Second, 40
+	limit.Unit, limit.Multiplier, limit.Calendar = ratelimit.Second, 40, 0
 	h.o.Start = 0
 	l.Length = 60 * time.Second
 	l.Keys = 1
@@ -65,12 +66,23 @@ func (h *historian) rule() {
 	if h.chance(0.15) { // long windows, of which one ends and one begins in the run
 		r.Limit.Unit, r.Limit.Multiplier = pick(h, ratelimit.Minute, ratelimit.Hour, ratelimit.Day, ratelimit.Month, ratelimit.Year), 1
 		if r.Limit.Unit == ratelimit.Month && h.chance(0.5) {
-			r.Limit = r.Limit.Cut()
+			if r.Limit = r.Limit.Cut(); r.Limit.Unit == ratelimit.CalendarMonth && h.chance(0.5) {
+				r.Limit = r.Limit.Billed(h.calendar())
+			}
 		}
 		first := r.Limit.WindowAt(epoch - 1)
 		length := r.Limit.WindowEnd(first + 1).Sub(r.Limit.WindowEnd(first))
 		h.o.Start = length - time.Duration(h.Int64N(int64(20*time.Second)))
 	}
+}
+
+// calendar is one of a zone whose clocks are set at midnight, or of one far from UTC.
+func (h *historian) calendar() ratelimit.Calendar {
+	c, err := zone.Calendar(1+h.IntN(31), pick(h, "America/New_York", "Africa/Cairo", "Pacific/Kiritimati", "Etc/GMT+12"))
+	if err != nil {
+		panic(err) // the machine, and the binary, have no time zones
+	}
+	return c
 }
 
 // coordination is all that may be set beside the limit.
@@ -132,12 +144,12 @@ func (h *historian) changed(r *ratelimit.Rule) string {
 		}
 		return "limit"
 	case 1:
-		l.Unit, l.Multiplier = ratelimit.Second, uint32(1+h.IntN(10))
+		l.Unit, l.Multiplier, l.Calendar = ratelimit.Second, uint32(1+h.IntN(10)), 0
 		return "unit"
 	case 2:
 		l.Algorithm, l.Burst = ratelimit.Algorithm(h.IntN(len(ratelimit.Algorithms))), max(1, l.Requests/2)
-		if l.Unit == ratelimit.CalendarMonth {
-			l.Unit = ratelimit.Month
+		if l.Unit.OfCalendar() {
+			l.Unit, l.Calendar = ratelimit.Month, 0
 		}
 		return "algorithm"
 	case 3:

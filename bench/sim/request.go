@@ -15,8 +15,9 @@ type request struct {
 	verdicts [2]ratelimit.Verdict
 	keys     [2]*key
 	counted  [2]bool
-	n        int   // of them
-	at       int64 // when it came
+	n        int                     // of them
+	at       int64                   // when it came
+	admitted [2]ratelimit.LedgerTime // when each descriptor's tokens were, by the ledger's clock
 	wait     *leasing.Wait
 	over     bool // decided, or nobody waits any more
 }
@@ -150,23 +151,13 @@ func (w *world) refundDenied(n *node, q *request) {
 			continue
 		}
 		n.stepped.Undo(n.clock(), q.asks[i:i+1], q.verdicts[i:i+1])
-		w.retract(q.keys[i], a, v)
+		q.keys[i].judge.Retract(q.admitted[i], w.ledgerTime(), a.Cost)
+		w.result.Admitted -= a.Cost
 		w.result.Refused += a.Cost
 		if w.Decisions {
 			w.trace("key %d: %d are given back, for the other descriptor was refused", q.keys[i].index, a.Cost)
 		}
 	}
-}
-
-// retract has the judge take back what was admitted and then undone, in the window
-// in which it was charged: that may be over by now.
-func (w *world) retract(k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
-	at := w.ledgerTime()
-	if l := &a.Rule.Limit; l.Algorithm != ratelimit.TokenBucket && v.Window > 0 {
-		at = min(at, l.WindowEnd(v.Window)-1)
-	}
-	k.judge.Retract(at, w.ledgerTime(), a.Cost)
-	w.result.Admitted -= a.Cost
 }
 
 // count has the judge count a decision, at the instant at which it was made.
@@ -186,7 +177,8 @@ func (w *world) count(n *node, q *request, i int) {
 		w.result.Refused += a.Cost
 	default:
 		code |= 1
-		over := k.judge.Admit(w.ledgerTime(), a.Cost)
+		q.admitted[i] = w.ledgerTime()
+		over := k.judge.Admit(q.admitted[i], a.Cost)
 		w.result.Admitted += a.Cost
 		w.point.Admitted += a.Cost
 		w.bound.admitted(n, k, a.Cost)

@@ -132,7 +132,12 @@ func (r *ring) decidedFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
 // undoneFor takes back what an owner had decided for another node, which did not
 // wait for it.
 func (r *ring) undoneFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
-	r.retract(r.named[string(a.Key)], a, v)
+	at := r.ledgerTime()
+	if l := &a.Rule.Limit; l.Algorithm != ratelimit.TokenBucket && v.Window > 0 {
+		at = min(at, l.WindowEnd(v.Window)-1)
+	}
+	r.named[string(a.Key)].judge.Retract(at, r.ledgerTime(), a.Cost)
+	r.result.Admitted -= a.Cost
 }
 
 // hears tells whether a frame from node to node arrives. What is lost is sent

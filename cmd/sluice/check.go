@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -101,7 +102,7 @@ func (c *checkCmd) print(s streams, r *checked) error {
 		writeChanges(s.out, config.Changes(r.before, r.rules))
 		return nil
 	}
-	err := declaration{rules: r.rules.All(), nodes: c.Nodes, storage: c.storage()}.write(s.out)
+	err := declaration{rules: r.rules.All(), nodes: c.Nodes, storage: c.storage(), now: time.Now()}.write(s.out)
 	if err != nil || !c.Quotas.RLQS {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
+	"time"
 	"unicode/utf8"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -17,6 +18,7 @@ type declaration struct {
 	rules   []*ratelimit.Rule
 	nodes   int
 	storage ratelimit.Storage
+	now     time.Time
 }
 
 // screen is how wide a table may be, in columns.
@@ -127,12 +129,41 @@ func (d declaration) notes(out io.Writer) {
 	} {
 		d.note(out, about.title, about.of)
 	}
+	d.billing(out)
 	if d.storage == ratelimit.SharedStore {
 		fmt.Fprintln(out)
 		writeWrapped(out, "", "In an outage: what all nodes admit in a window while the store does not answer. On data "+
 			"loss: what they admit beyond the limit each time that the store loses its data, beside what nodes had spent "+
 			"that cannot tell it. Without a store each node counts alone (--no-store).")
 	}
+}
+
+// cutsShown are how many billing months are announced.
+const cutsShown = 3
+
+// billing says when the next billing months begin, on the clocks of their zones: whoever
+// has meant another zone, or another day of a short month, sees it here.
+func (d declaration) billing(out io.Writer) {
+	said := false
+	for _, r := range d.rules {
+		if r.Unlimited || r.Limit.Calendar == 0 {
+			continue
+		}
+		if !said {
+			fmt.Fprintf(out, "\nthe next billing months begin:\n")
+			said = true
+		}
+		writeWrapped(out, "  ", r.Domain+"."+r.Path+": "+strings.Join(nextMonths(r, d.now), ", "))
+	}
+}
+
+// nextMonths are when a rule's next billing months begin.
+func nextMonths(r *ratelimit.Rule, now time.Time) []string {
+	texts := make([]string, cutsShown)
+	for i, at := range r.Limit.Calendar.Begins(now, cutsShown) {
+		texts[i] = at.Format(time.RFC3339)
+	}
+	return texts
 }
 
 func (d declaration) note(out io.Writer, title string, of func(ratelimit.Bounds) string) {

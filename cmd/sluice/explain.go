@@ -59,6 +59,9 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 	}
 	if e.Limit != "" {
 		row("limit", "%s, mode %s, on_store_failure %s", e.Limit, e.Mode, e.OnFailure)
+		if !e.Begins.IsZero() {
+			row("next month", "begins %s", e.Begins.Format(time.RFC3339))
+		}
 		row("over-admission", "%s", e.Declared)
 	}
 	if v := e.Look; v != nil {

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime/debug"
+	_ "time/tzdata" // the zones of billing periods, for machines and images that have no zone database
 
 	"github.com/alecthomas/kong"
 )

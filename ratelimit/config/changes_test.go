@@ -214,6 +214,9 @@ descriptors:
 	texts["name"] = strings.Replace(before, "{unit", "{name: n, unit", 1)
 	texts["replaces"] = strings.Replace(before, "{unit", "{replaces: [{name: n}], unit", 1)
 	texts["unlimited"] = strings.Replace(before, "{unit: day, requests_per_unit: 100}", "{unlimited: true}", 1)
+	month := strings.NewReplacer("token_bucket", "fixed_window",
+		"unit: day", "unit: month, billing: {day: 15, time_zone: Asia/Tokyo}")
+	texts["billing.day"], texts["billing.time_zone"] = month.Replace(before), month.Replace(before)
 	key := func(text string) []byte {
 		_, key := mustParse(t, text).Domain("d").Match([]Entry{{"k", "v1"}}, nil)
 		return key

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -8,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/zone"
 )
 
 // Options are what the server says about all rules.
@@ -333,6 +335,9 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	if c.options.CalendarMonths {
 		r.Limit = r.Limit.Cut()
 	}
+	if l.Billing != nil {
+		r.Limit = c.billed(r.Limit, l, s)
+	}
 	for _, doubt := range r.Doubts() {
 		c.odd(Ineffective, l.Place, s.names, "%s", doubt)
 	}
@@ -340,4 +345,33 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 		r.Counters = c.options.Counters(r.Domain, strings.Join(r.Keys, "\x00"))
 	}
 	return r
+}
+
+// billed is the limit with windows of billing months, or as it was where it can have none.
+func (c *compiler) billed(limit ratelimit.Limit, l *RateLimit, s *scope) ratelimit.Limit {
+	wrong := func(format string, args ...any) {
+		c.wrong(l.Billing.Place, s.names, "config error, billing: "+format, args...)
+	}
+	switch {
+	case l.Unlimited:
+		wrong("what is unlimited has no period; remove billing, or unlimited")
+	case limit.Unit != ratelimit.Month && limit.Unit != ratelimit.CalendarMonth:
+		wrong("the unit is '%s', and only a month is billed from a day; say unit: month, or remove billing",
+			shorten(l.Unit))
+	case l.Multiplier > 1:
+		wrong("unit_multiplier is %d, and a billing period is one month; remove one of the two", l.Multiplier)
+	case limit.Algorithm == ratelimit.SlidingWindow:
+		wrong("algorithm is sliding_window, which looks back over 30 days wherever they begin; use fixed_window, " +
+			"or remove billing")
+	case limit.Algorithm == ratelimit.TokenBucket:
+		wrong("algorithm is token_bucket, which has no window that could begin on a day; use fixed_window, or " +
+			"remove billing")
+	default:
+		calendar, err := zone.Calendar(int(max(1, l.Billing.Day)), cmp.Or(l.Billing.Zone, "UTC"))
+		if err == nil {
+			return limit.Billed(calendar)
+		}
+		wrong("%v", err)
+	}
+	return limit
 }

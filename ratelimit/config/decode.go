@@ -158,6 +158,30 @@ func (d *decoder) replaces(l *RateLimit, f *field) {
 	}
 }
 
+// billing is a block of its own, for a day and a zone say nothing without each other.
+func (d *decoder) billing(f *field) *Billing {
+	b := &Billing{Place: f.place}
+	if f.value.kind == null {
+		return b // of the first, in UTC
+	}
+	if f.value.kind != mapping {
+		d.wrongly(f, "a map", mapHint(f))
+		return nil
+	}
+	fill(d, b, &f.value, billingFields)
+	return b
+}
+
+// day is one of the month.
+func (d *decoder) day(f *field) ratelimit.Tokens {
+	n := d.tokens(f)
+	if n == 0 || n > 31 {
+		d.wrong(f, "a day of the month, 1 to 31")
+		return 1
+	}
+	return n
+}
+
 // text is any scalar, as it was written.
 func (d *decoder) text(f *field) string {
 	if f.value.kind >= mapping {

@@ -34,11 +34,19 @@ type RateLimit struct {
 	Unit     string
 	// Multiplier is how many units a period has, unit_multiplier; 0 means one.
 	Multiplier ratelimit.Tokens
+	Billing    *Billing
 	Unlimited  bool
 	Name       string
 	Replaces   []Replacement
 	// NoRequests says that requests_per_unit was not written; it is 0 then.
 	NoRequests bool
+}
+
+// Billing is a billing block: months that begin on a day of the month in a time zone.
+type Billing struct {
+	Place Place
+	Day   ratelimit.Tokens // of the month; 0, where it is not written, is the first
+	Zone  string           // by its IANA name; "" is UTC
 }
 
 // Replacement names a rule that this one replaces.

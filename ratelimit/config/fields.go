@@ -18,6 +18,7 @@ var (
 	descriptorFields fields[Descriptor]
 	limitFields      fields[RateLimit]
 	replacesFields   fields[Replacement]
+	billingFields    fields[Billing]
 	inheritedFields  fields[Inherited]
 )
 
@@ -42,11 +43,16 @@ func init() { // descriptors hold descriptors
 		"requests_per_unit": func(d *decoder, t *RateLimit, f *field) { t.Requests = d.tokens(f) },
 		"unit":              func(d *decoder, t *RateLimit, f *field) { t.Unit = d.text(f) },
 		"unit_multiplier":   func(d *decoder, t *RateLimit, f *field) { t.Multiplier = d.multiplier(f) },
+		"billing":           func(d *decoder, t *RateLimit, f *field) { t.Billing = d.billing(f) },
 		"unlimited":         func(d *decoder, t *RateLimit, f *field) { t.Unlimited = d.flag(f) },
 		"name":              func(d *decoder, t *RateLimit, f *field) { t.Name = d.text(f) },
 		"replaces":          func(d *decoder, t *RateLimit, f *field) { d.replaces(t, f) },
 	}
 	inheritedFields = inherited(func(in *Inherited) *Inherited { return in }, fields[Inherited]{})
+	billingFields = fields[Billing]{
+		"day":       func(d *decoder, t *Billing, f *field) { t.Day = d.day(f) },
+		"time_zone": func(d *decoder, t *Billing, f *field) { t.Zone = d.text(f) },
+	}
 	replacesFields = fields[Replacement]{
 		"name": func(d *decoder, t *Replacement, f *field) { t.Name = d.text(f) },
 	}

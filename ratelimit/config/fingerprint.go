@@ -100,6 +100,10 @@ func fieldsOf(r *ratelimit.Rule) []ruleField {
 	if r.Limit.Unit == ratelimit.CalendarMonth {
 		unit += " (of the calendar)"
 	}
+	day, zone := "", ""
+	if r.Limit.Calendar != 0 {
+		day, zone = strconv.Itoa(r.Limit.Calendar.Day()), r.Limit.Calendar.Zone()
+	}
 	if r.Unlimited {
 		unit = ""
 	}
@@ -119,6 +123,8 @@ func fieldsOf(r *ratelimit.Rule) []ruleField {
 		{"requests_per_unit", strconv.FormatInt(int64(r.Limit.Requests), 10)},
 		{"unit", unit},
 		{"unit_multiplier", strconv.Itoa(int(max(1, r.Limit.Multiplier)))},
+		{"billing.day", day},
+		{"billing.time_zone", zone},
 		{"unlimited", strconv.FormatBool(r.Unlimited)},
 		{"algorithm", r.Limit.Algorithm.String()},
 		{"burst", strconv.FormatInt(int64(r.Limit.Burst), 10)},

@@ -28,6 +28,10 @@ func unknownHint(key string, known []string) string {
 	switch key {
 	case "algorithm", "burst", "coordination":
 		return "; it belongs in the descriptor, beside rate_limit"
+	case "billing":
+		return "; it belongs in rate_limit, beside unit: month"
+	case "day", "time_zone":
+		return "; it belongs in rate_limit, in billing: {day: 15, time_zone: America/New_York}"
 	case "apiVersion":
 		return "; this looks like a Kubernetes object: rules are what stands in the data of a ConfigMap, without it"
 	}

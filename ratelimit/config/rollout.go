@@ -24,7 +24,10 @@ var Effects = []Effect{
 		Meanwhile: "the larger of the two limits holds for the fleet",
 	},
 	{
-		Fields: []string{"unit", "unit_multiplier", "algorithm", "share_threshold"}, Anew: true,
+		Fields: []string{
+			"unit", "unit_multiplier", "billing.day", "billing.time_zone", "algorithm", "share_threshold",
+		},
+		Anew:  true,
 		Spent: "are forgotten: the budget counts from nothing under the new rule",
 		Leases: "are spent by nodes with the old rules until they end; a node with the new rules leaves its own, and " +
 			"gives back what is unspent",

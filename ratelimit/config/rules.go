@@ -25,6 +25,7 @@ type Domain struct {
 	Defaults ratelimit.Coordination
 	// Overrides are the counters of the limits that requests bring along.
 	Overrides *ratelimit.RuleCounters
+	brought   overrides
 	root      level
 	place     Place // of the first file
 }

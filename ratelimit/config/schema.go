@@ -25,8 +25,13 @@ func Schema() []byte {
 			"anyOf": []schema{{"enum": ratelimit.UnitNames()}, {"type": "string", "pattern": unitPattern()}},
 		}, "The period, in any case. A month has 30 days, a year 365."),
 		"unit_multiplier": whole(1, "Units in a period; 1 unless said."),
-		"unlimited":       flagged("Nothing is limited; without unit."),
-		"name":            text("Goes into answers, and can be replaced by other rules."),
+		"billing": object("With unit: month and fixed_window: months that begin at a day's local midnight.", schema{
+			"day": described(schema{"type": "integer", "minimum": 1, "maximum": 31},
+				"Of the month; in shorter months the last day. 1 unless said."),
+			"time_zone": text("By its IANA name, such as America/New_York; UTC unless said."),
+		}),
+		"unlimited": flagged("Nothing is limited; without unit."),
+		"name":      text("Goes into answers, and can be replaced by other rules."),
 		"replaces": list("Rules of these names are not counted when this one matches in the same request.",
 			object("", schema{"name": text("rate_limit.name of the other rule.")}, "name")),
 	})

@@ -138,6 +138,7 @@ func (w *writer) limit(l *RateLimit) {
 		w.field("unit_multiplier", strconv.FormatInt(int64(l.Multiplier), 10))
 	}
 	w.flags(namedFlag{"unlimited", l.Unlimited})
+	w.billing(l.Billing)
 	if len(l.Replaces) == 0 {
 		return
 	}
@@ -146,6 +147,15 @@ func (w *writer) limit(l *RateLimit) {
 		w.item = true
 		w.text("name", r.Name)
 	}
+}
+
+func (w *writer) billing(b *Billing) {
+	if b == nil {
+		return
+	}
+	defer w.open("billing")()
+	w.field("day", strconv.FormatInt(int64(max(1, b.Day)), 10))
+	w.texts([2]string{"time_zone", b.Zone})
 }
 
 func (w *writer) inherited(in *Inherited) {

@@ -15,16 +15,18 @@ import (
 
 // Explanation is what would happen to one descriptor, and why.
 type Explanation struct {
-	Domain    string        `json:"domain"`
-	Steps     []config.Step `json:"steps"`
-	Rule      string        `json:"rule,omitempty"`
-	Limit     string        `json:"limit,omitempty"`
-	Mode      string        `json:"mode,omitempty"`
-	Reclaim   string        `json:"reclaim,omitempty"`
-	OnFailure string        `json:"on_store_failure,omitempty"`
-	Shadow    bool          `json:"shadow_mode,omitempty"`
-	Quota     bool          `json:"quota_mode,omitempty"`
-	Declared  string        `json:"declared,omitempty"` // over-admission
+	Domain string        `json:"domain"`
+	Steps  []config.Step `json:"steps"`
+	Rule   string        `json:"rule,omitempty"`
+	Limit  string        `json:"limit,omitempty"`
+	// Begins is when the next billing month begins, of a limit that has such.
+	Begins    time.Time `json:"begins,omitzero"`
+	Mode      string    `json:"mode,omitempty"`
+	Reclaim   string    `json:"reclaim,omitempty"`
+	OnFailure string    `json:"on_store_failure,omitempty"`
+	Shadow    bool      `json:"shadow_mode,omitempty"`
+	Quota     bool      `json:"quota_mode,omitempty"`
+	Declared  string    `json:"declared,omitempty"` // over-admission
 	// Bounds is all that the rule declares, on max_nodes nodes that share a store.
 	Bounds     *ratelimit.Bounds `json:"bounds,omitempty"`
 	Next       string            `json:"next"` // what the next request would get
@@ -97,6 +99,9 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 		return e
 	}
 	e.Rule, e.Limit, e.Mode = rule.Path, rule.Limit.String(), rule.Coordination.Mode.String()
+	if calendar := rule.Limit.Calendar; calendar != 0 {
+		e.Begins = calendar.Begins(time.Now(), 1)[0]
+	}
 	e.Reclaim, e.OnFailure = ratelimit.Reclaims[rule.Coordination.Reclaim],
 		ratelimit.FailurePolicies[rule.Coordination.OnStoreFailure]
 	e.Shadow, e.Quota = rule.Shadow, rule.Quota

@@ -110,6 +110,9 @@ func describe(r *ratelimit.Rule) string {
 		if r.Limit.Unit == ratelimit.CalendarMonth {
 			what += " (of the calendar)"
 		}
+		if r.Limit.Calendar != 0 {
+			what += fmt.Sprintf(" (%v)", r.Limit.Calendar)
+		}
 		if r.Limit.Algorithm == ratelimit.TokenBucket {
 			what += fmt.Sprintf(" burst=%d", r.Limit.Burst)
 		}

@@ -129,12 +129,7 @@ func (c *call) matchOne(s *Service, d *config.Domain, x *descriptor, m *match) {
 	if s.options.CalendarMonths {
 		x.override = x.override.Cut()
 	}
-	// A limit override has no rule in the configuration; the domain's defaults say how it is
-	// coordinated.
-	m.rule = &ratelimit.Rule{
-		Domain: d.Name, Limit: x.override, Override: true, Coordination: d.Defaults, Counters: d.Overrides,
-		MetricNames: ratelimit.MetricNaming{Detailed: true},
-	}
+	m.rule = d.OverrideRule(x.override)
 	c.keys = d.OverrideKey(x.override, entries, c.keys)
 }
 

@@ -488,8 +488,12 @@ type Rule struct {
 	Mode            uint32                 `protobuf:"varint,13,opt,name=mode,proto3" json:"mode,omitempty"`                                                // plus 1; 0, of version 1, is routing
 	LeaseAuto       bool                   `protobuf:"varint,14,opt,name=lease_auto,json=leaseAuto,proto3" json:"lease_auto,omitempty"`                     // leases may be larger and longer while there is plenty
 	StoreDeadlineUs int64                  `protobuf:"varint,15,opt,name=store_deadline_us,json=storeDeadlineUs,proto3" json:"store_deadline_us,omitempty"` // how long the owner waits for a store; 0: as long as by default
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Of a billing month (unit 9, which older nodes refuse): the day of the month, and
+	// the time zone by its IANA name.
+	BillingDay    uint32 `protobuf:"varint,16,opt,name=billing_day,json=billingDay,proto3" json:"billing_day,omitempty"`
+	TimeZone      string `protobuf:"bytes,17,opt,name=time_zone,json=timeZone,proto3" json:"time_zone,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Rule) Reset() {
@@ -625,6 +629,20 @@ func (x *Rule) GetStoreDeadlineUs() int64 {
 		return x.StoreDeadlineUs
 	}
 	return 0
+}
+
+func (x *Rule) GetBillingDay() uint32 {
+	if x != nil {
+		return x.BillingDay
+	}
+	return 0
+}
+
+func (x *Rule) GetTimeZone() string {
+	if x != nil {
+		return x.TimeZone
+	}
+	return ""
 }
 
 type Reply struct {
@@ -1489,7 +1507,7 @@ const file_wire_proto_rawDesc = "" +
 	"over_limit\x18\b \x01(\bR\toverLimit\x12\x18\n" +
 	"\acharged\x18\t \x01(\x03R\acharged\x12\x12\n" +
 	"\x04held\x18\n" +
-	" \x01(\bR\x04held\"\xb7\x03\n" +
+	" \x01(\bR\x04held\"\xf5\x03\n" +
 	"\x04Rule\x12\x1c\n" +
 	"\talgorithm\x18\x01 \x01(\rR\talgorithm\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\rR\x04unit\x12\x1e\n" +
@@ -1511,7 +1529,10 @@ const file_wire_proto_rawDesc = "" +
 	"\x04mode\x18\r \x01(\rR\x04mode\x12\x1d\n" +
 	"\n" +
 	"lease_auto\x18\x0e \x01(\bR\tleaseAuto\x12*\n" +
-	"\x11store_deadline_us\x18\x0f \x01(\x03R\x0fstoreDeadlineUs\"\xab\x02\n" +
+	"\x11store_deadline_us\x18\x0f \x01(\x03R\x0fstoreDeadlineUs\x12\x1f\n" +
+	"\vbilling_day\x18\x10 \x01(\rR\n" +
+	"billingDay\x12\x1b\n" +
+	"\ttime_zone\x18\x11 \x01(\tR\btimeZone\"\xab\x02\n" +
 	"\x05Reply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\rR\x06status\x12\x1d\n" +

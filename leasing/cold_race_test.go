@@ -1,0 +1,110 @@
+package leasing
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/ledgertest"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Many at once, of a node that has few busy keys and a ledger that often fails.
+func TestAttackRace(t *testing.T) {
+	start := time.Now()
+	clock := func() instant { return instant(time.Hour) + instant(time.Since(start)) }
+	ledger := &atkLedger{LosableMemory: NewLosable(NewMemory(100_000, func() ledgerTime { return ledgertest.Epoch.Add(time.Since(start)) }))}
+	f := NewFleet(ledger, 1, 3000, clock, time.Unix(1_800_000_015, 0))
+	f.Drift = &nilDrift{}
+	for i := range f.shards {
+		f.shards[i].busy.most = 3
+	}
+	counters := new(ratelimit.RuleCounters)
+	var rules []*ratelimit.Rule
+	for i := range 6 {
+		r := testRule(ratelimit.Limit{Unit: []ratelimit.Unit{ratelimit.Second, ratelimit.Minute, ratelimit.Second}[i%3], Requests: tokens(20 + i/4)})
+		r.Counters = counters
+		if i%3 == 0 {
+			r.Coordination.Mode, r.Coordination.MaxNodes = ratelimit.Approx, 2
+		}
+		if i%3 == 1 {
+			r.Coordination.Reclaim = ratelimit.ReclaimEager
+		}
+		rules = append(rules, r)
+	}
+	f.lanes[0].queue = make(chan *flight, 20)
+	ctx, cancel := context.WithCancel(t.Context())
+	ran := make(chan struct{})
+	go func() { f.Run(ctx); close(ran) }()
+	var wg sync.WaitGroup
+	stop := start.Add(10 * time.Second)
+	for g := range 6 {
+		wg.Go(func() {
+			rnd := rand.New(rand.NewPCG(uint64(g), 9))
+			for time.Now().Before(stop) {
+				k := rnd.Uint64N(6000)
+				if rnd.IntN(2) == 0 {
+					k = rnd.Uint64N(50)
+				}
+				rule := rules[int(k%3)+3*rnd.IntN(2)]
+				asks := []ask{{Rule: rule, Key: keyOf(k), Cost: tokens(rnd.IntN(4))}, {Rule: rule, Key: keyOf(k + 3), Cost: 1}}
+				v := make([]verdict, 2)
+				now := clock()
+				f.Decide(t.Context(), now, asks, v)
+				switch rnd.IntN(40) {
+				case 0:
+					f.Undo(clock(), asks, v)
+				case 1:
+					f.Look(t.Context(), clock(), &asks[0])
+				case 2:
+					f.Hottest(clock(), 5)
+				case 3:
+					f.Stats()
+					f.Drifting()
+				case 4:
+					f.Recalled(f.keyName(asks[0].Key))
+				case 5:
+					if rnd.IntN(2000) == 0 {
+						_ = f.Reset(t.Context(), clock(), &asks[0])
+					}
+				}
+			}
+		})
+	}
+	time.Sleep(time.Until(stop) - 2*time.Second)
+	cancel()
+	<-ran
+	wg.Wait()
+	if err := coldInvariants(f); err != nil {
+		t.Error(err)
+	}
+	var leased, drifting int64
+	for w := (walk{}); f.step(&w, func(s *fleetShard, c *heldCell) {
+		var scratch held
+		h := s.view(c, &scratch)
+		leased += int64(h.gauges.leased)
+		drifting += int64(h.gauges.drifting)
+	}); {
+	}
+	if leased != counters.Leased.Load() || drifting != counters.Drifting.Load() {
+		t.Errorf("gauges %d %d, keys say %d %d", counters.Leased.Load(), counters.Drifting.Load(), leased, drifting)
+	}
+	t.Logf("%+v", f.Stats())
+}
+
+type nilDrift struct{}
+
+func (nilDrift) Share(instant, *ratelimit.Rule, ledgerTime) (tokens, ratelimit.Fence) { return 5, 0 }
+
+type atkLedger struct{ *LosableMemory }
+
+func (l *atkLedger) SettleEpoch(ctx context.Context, q ratelimit.EpochQuery, claims []ratelimit.Claim, grants []ratelimit.Grant) (ratelimit.Epoch, ledgerTime, error) {
+	time.Sleep(time.Duration(rand.IntN(5000)) * time.Microsecond)
+	if rand.IntN(10) == 0 {
+		fillErrors(grants, context.DeadlineExceeded)
+		return ratelimit.Epoch{}, 0, context.DeadlineExceeded
+	}
+	return l.LosableMemory.SettleEpoch(ctx, q, claims, grants)
+}

@@ -1,0 +1,185 @@
+package ratelimit
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+)
+
+// Calendar is how billing months are cut: by a day of the month, in a time zone. Its
+// windows begin when that day does there, whatever the zone's offset is then.
+//
+// A billing month begins at the first instant at which clocks in the zone show that
+// day, or a later one: at its first midnight where there are two, and right after
+// the gap where clocks leave midnight out. Of a day that a month does not have, the
+// month's last day stands in: of day 31 the 30th of April, and the 28th or 29th of
+// February.
+//
+// A Calendar is a number that this process has given to the day and the zone, so
+// that a [Limit] stays small and comparable: it must not leave the process. The zero
+// Calendar is none. Calendars are never forgotten: there are MostCalendars at most. All
+// methods are safe for concurrent use.
+type Calendar uint16
+
+// ErrCalendar says that no calendar is of such a day and zone.
+var ErrCalendar = errors.New("invalid billing period")
+
+// MostCalendars is how many a process may have: 31 for each of a thousand zones, of
+// which the IANA database has some 600.
+const MostCalendars = 1 << 15
+
+// NewCalendar returns the calendar of a day, 1 to 31, and a time zone. Zones of one name
+// are one zone: the first of them counts.
+func NewCalendar(day int, zone *time.Location) (Calendar, error) {
+	if day < 1 || day > 31 {
+		return 0, fmt.Errorf("%w: day %d is none of a month: use 1 to 31", ErrCalendar, day)
+	}
+	for {
+		all := calendars.Load()
+		for i, k := range (*all)[1:] {
+			if k.day == day && k.zone.String() == zone.String() {
+				return Calendar(i + 1), nil
+			}
+		}
+		if len(*all) >= MostCalendars {
+			return 0, fmt.Errorf("%w: there are %d others, the most that a process may have: restart it to have others",
+				ErrCalendar, len(*all)-1)
+		}
+		more := slices.Concat(*all, []*calendar{{day: day, zone: zone}})
+		if calendars.CompareAndSwap(all, &more) {
+			return Calendar(len(*all)), nil
+		}
+	}
+}
+
+// Day is the day of the month, 1 to 31.
+func (c Calendar) Day() int { return c.get().day }
+
+// Zone is the name of the time zone; that of no calendar is "".
+func (c Calendar) Zone() string {
+	if c == 0 {
+		return ""
+	}
+	return c.get().zone.String()
+}
+
+// String is how people write it.
+func (c Calendar) String() string {
+	if c == 0 {
+		return "no calendar"
+	}
+	return fmt.Sprintf("from day %d, %s", c.Day(), c.Zone())
+}
+
+// Local returns t as clocks of the calendar's zone show it.
+func (c Calendar) Local(t LedgerTime) time.Time { return time.UnixMicro(int64(t)).In(c.get().zone) }
+
+// Begins are the times at which the n windows after t begin, as clocks of the calendar's
+// zone show them.
+func (c Calendar) Begins(t time.Time, n int) []time.Time {
+	k, begins := c.get(), make([]time.Time, n)
+	w := k.at(LedgerTime(t.UnixMicro()))
+	for i := range begins {
+		begins[i] = c.Local(k.end(w + Window(i)))
+	}
+	return begins
+}
+
+// MaxCuts is how many ends of windows [Calendar.Cuts] returns.
+const MaxCuts = 7
+
+// Cuts are the ends of windows around a time, so that a ledger without time zones can
+// cut them: Ends[i] is the end of window First + i. The time lies in window First + 2.
+type Cuts struct {
+	First Window
+	Ends  [MaxCuts]LedgerTime
+}
+
+// Cuts returns the ends of the windows around t.
+func (c Calendar) Cuts(t LedgerTime) Cuts {
+	k := c.get()
+	cuts := Cuts{First: k.at(t) - 2}
+	for i := range cuts.Ends {
+		cuts.Ends[i] = k.end(cuts.First + Window(i))
+	}
+	return cuts
+}
+
+func (c Calendar) get() *calendar { return (*calendars.Load())[c] }
+
+// calendar is what a Calendar stands for.
+type calendar struct {
+	day  int
+	zone *time.Location
+	// near are the windows around the time that was last asked about: nearly every
+	// question is about them.
+	near atomic.Pointer[cutsNear]
+}
+
+// cutsNear are ends of windows that follow each other. It is immutable.
+type cutsNear struct {
+	first Window
+	ends  [9]LedgerTime // of first and on
+}
+
+// at is the window of a time. Windows are named after the month that they end in,
+// counted from January 1970, which is 1: so no time from 1970 on is before window 1.
+func (k *calendar) at(t LedgerTime) Window {
+	n := k.near.Load()
+	if n == nil || t < n.ends[0] || t >= n.ends[len(n.ends)-1] {
+		n = k.around(t)
+		k.near.Store(n)
+	}
+	for i := 1; ; i++ {
+		if t < n.ends[i] {
+			return n.first + Window(i)
+		}
+	}
+}
+
+// end is when a window ends.
+func (k *calendar) end(w Window) LedgerTime {
+	if n := k.near.Load(); n != nil && w >= n.first && w < n.first+Window(len(n.ends)) {
+		return n.ends[w-n.first]
+	}
+	return k.cut(w)
+}
+
+func (k *calendar) around(t LedgerTime) *cutsNear {
+	local := time.UnixMicro(int64(t)).In(k.zone)
+	month := Window(local.Year()-1970)*12 + Window(local.Month())
+	n := &cutsNear{first: month - 4}
+	for i := range n.ends {
+		n.ends[i] = k.cut(n.first + Window(i))
+	}
+	return n
+}
+
+// cut is the end of a window: the first instant of its month's day, or of a later one.
+// [time.Date] does not say which of two midnights it returns, nor on which side of a
+// gap.
+func (k *calendar) cut(w Window) LedgerTime {
+	month := time.Month(w)
+	day := min(k.day, time.Date(1970, month+1, 0, 0, 0, 0, 0, time.UTC).Day())
+	wanted := time.Date(1970, month, day, 0, 0, 0, 0, time.UTC).Unix() // as the zone's clocks show it
+	// No clock has ever been a day and a half ahead of UTC.
+	for t := time.Unix(wanted-36*3600, 0).In(k.zone); ; {
+		_, offset := t.Zone()
+		_, until := t.ZoneBounds()
+		at := max(t.Unix(), wanted-int64(offset))
+		if until.IsZero() || at < until.Unix() {
+			return LedgerTime(at) * LedgerTime(time.Second/time.Microsecond)
+		}
+		t = until
+	}
+}
+
+// calendars are those of this process, by number; the list is only ever replaced by a
+// longer one.
+var calendars = func() *atomic.Pointer[[]*calendar] {
+	var all atomic.Pointer[[]*calendar]
+	all.Store(&[]*calendar{{zone: time.UTC}})
+	return &all
+}()

@@ -1,0 +1,201 @@
+package ratelimit
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+)
+
+func newCalendar(t testing.TB, day int, zone string) Calendar {
+	t.Helper()
+	location, err := time.LoadLocation(zone)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := NewCalendar(day, location)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func billed(t testing.TB, day int, zone string) Limit {
+	return Limit{Unit: Month, Requests: 1}.Billed(newCalendar(t, day, zone))
+}
+
+func micros(t *testing.T, text string) LedgerTime {
+	t.Helper()
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return LedgerTime(at.UnixMicro())
+}
+
+// Each of these is the one instant at which a billing month begins.
+func TestBillingMonthsBegin(t *testing.T) {
+	for _, c := range []struct {
+		day               int
+		zone, begins, why string
+	}{
+		{15, "America/New_York", "2026-01-15T05:00:00Z", "in winter"},
+		{15, "America/New_York", "2026-07-15T04:00:00Z", "in summer"},
+		{1, "UTC", "2027-01-01T00:00:00Z", "a year ends"},
+		{1, "Pacific/Kiritimati", "2025-12-31T10:00:00Z", "14 hours ahead: the old year in UTC"},
+		{1, "Etc/GMT+12", "2026-01-01T12:00:00Z", "12 hours behind"},
+		{31, "UTC", "2026-02-28T00:00:00Z", "the last day of a short month"},
+		{31, "UTC", "2028-02-29T00:00:00Z", "of a leap year"},
+		{29, "UTC", "2100-02-28T00:00:00Z", "2100 is none"},
+		{31, "Asia/Kathmandu", "2026-04-29T18:15:00Z", "April has 30 days, at +05:45"},
+		{1, "America/Asuncion", "2023-10-01T04:00:00Z", "midnight is left out: clocks go from 00:00 to 01:00"},
+		{26, "Africa/Cairo", "2024-04-25T22:00:00Z", "midnight is left out"},
+		{31, "Asia/Beirut", "2024-03-30T22:00:00Z", "midnight is left out"},
+		{1, "America/Havana", "2026-11-01T04:00:00Z", "midnight is there twice: clocks go from 01:00 to 00:00"},
+		{1, "America/St_Johns", "2009-11-01T02:30:00Z", "clocks go from 00:01 to 23:01 of the day before"},
+		{30, "Pacific/Apia", "2011-12-30T10:00:00Z", "the day is left out: 29 December is followed by the 31st"},
+	} {
+		l, begins := billed(t, c.day, c.zone), micros(t, c.begins)
+		w := l.WindowAt(begins)
+		if l.WindowAt(begins-1) != w-1 || l.WindowEnd(w-1) != begins {
+			t.Errorf("%v, %s: window %d begins at %v, and %d is before %s", l.Calendar, c.why, w,
+				l.Calendar.Local(l.WindowEnd(w-1)), l.WindowAt(begins-1), c.begins)
+		}
+	}
+}
+
+// A billing month begins at the first minute of which clocks show the day or a later
+// one: found minute by minute.
+func TestBillingMonthsBeginAsClocksShow(t *testing.T) {
+	zones := []string{
+		"UTC", "America/New_York", "Pacific/Kiritimati", "Etc/GMT+12", "America/Asuncion", "Africa/Cairo",
+		"Asia/Beirut", "America/Havana", "America/St_Johns", "Pacific/Apia", "Asia/Kathmandu", "Australia/Lord_Howe",
+		"Europe/Dublin", "America/Sao_Paulo", "Asia/Tehran", "Pacific/Chatham", "Africa/Casablanca",
+		"Asia/Pyongyang", "America/Caracas", "Europe/Moscow", "Atlantic/Azores",
+	}
+	rnd := rand.New(rand.NewPCG(18, 22))
+	for range 2000 {
+		day, year, month := 1+rnd.IntN(31), 1990+rnd.IntN(50), time.Month(1+rnd.IntN(12))
+		l := billed(t, day, zones[rnd.IntN(len(zones))])
+		shown := min(day, time.Date(year, month+1, 0, 0, 0, 0, 0, time.UTC).Day())
+		wanted := time.Date(year, month, shown, 0, 0, 0, 0, time.UTC)
+		at := wanted.Add(-26 * time.Hour).In(time.FixedZone("", 0))
+		for clock := l.Calendar.Local(LedgerTime(at.UnixMicro())); ; clock = clock.Add(time.Minute) {
+			if y, m, d := clock.Date(); !time.Date(y, m, d, 0, 0, 0, 0, time.UTC).Before(wanted) {
+				at = clock
+				break
+			}
+		}
+		begins := LedgerTime(at.UnixMicro())
+		if w := l.WindowAt(begins); l.WindowEnd(w-1) != begins {
+			t.Fatalf("%v: %v is in window %d, which begins at %v", l.Calendar, at, w,
+				l.Calendar.Local(l.WindowEnd(w-1)))
+		}
+	}
+}
+
+// Windows follow each other without a gap, and are numbered without one, from 1970 to
+// the last time that a ledger's clock can show, in whatever order they are asked about.
+func TestBillingMonthsFollowEachOther(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(22, 18))
+	for _, l := range []Limit{
+		billed(t, 1, "UTC"), billed(t, 31, "Pacific/Kiritimati"), billed(t, 15, "America/New_York"),
+		billed(t, 29, "Etc/GMT+12"),
+	} {
+		for range 2000 {
+			w := 1 + Window(rnd.IntN(142*12))
+			begins, ends := l.WindowEnd(w-1), l.WindowEnd(w)
+			if l.WindowAt(begins) != w || l.WindowAt(ends-1) != w || l.WindowAt(ends) != w+1 || l.WindowEnd(w) != ends {
+				t.Fatalf("%v: window %d, from %d to %d, is numbered %d to %d", l, w, begins, ends,
+					l.WindowAt(begins), l.WindowAt(ends-1))
+			}
+			if days := l.WindowLength(w); days != ends.Sub(begins) || days < 27*24*time.Hour || days > 32*24*time.Hour {
+				t.Fatalf("%v: window %d lasts %v", l, w, days)
+			}
+			cuts := l.Calendar.Cuts(begins + LedgerTime(rnd.Int64N(int64(ends-begins))))
+			for i, end := range cuts.Ends {
+				if cuts.First != w-2 || end != l.WindowEnd(cuts.First+Window(i)) {
+					t.Fatalf("%v: around window %d: %v", l, w, cuts)
+				}
+			}
+		}
+		if w := l.WindowAt(0); w < 1 {
+			t.Errorf("%v: 1970 begins in window %d", l, w)
+		}
+	}
+}
+
+// On the first of a month in UTC, billing months are those of the calendar, but for
+// their numbers.
+func TestBillingMonthsOfTheFirst(t *testing.T) {
+	l, calendar := billed(t, 1, "UTC"), Limit{Unit: Month, Requests: 1}.Cut()
+	for w := Window(1); w < 142*12; w++ {
+		if l.WindowEnd(w+1) != calendar.WindowEnd(w) {
+			t.Fatalf("window %d ends at %d, and the month at %d", w+1, l.WindowEnd(w+1), calendar.WindowEnd(w))
+		}
+	}
+}
+
+func TestCalendarsAreRefused(t *testing.T) {
+	for _, day := range []int{-1, 0, 32} {
+		got, err := NewCalendar(day, time.UTC)
+		want := fmt.Sprintf("day %d is none of a month: use 1 to 31", day)
+		if !errors.Is(err, ErrCalendar) || !strings.Contains(err.Error(), want) || got != 0 {
+			t.Errorf("%v, %v, want %s", got, err, want)
+		}
+	}
+	if c := Calendar(0); c.Zone() != "" || c.String() != "no calendar" {
+		t.Errorf("none is %v", c)
+	}
+}
+
+// Limits are the same if their calendars are, and keys are apart where they are not.
+func TestCalendarsTellLimitsApart(t *testing.T) {
+	l := billed(t, 15, "Europe/Berlin")
+	if l != billed(t, 15, "Europe/Berlin") || l.Unit.Wire() != 5 || l.Period() != 30*24*time.Hour {
+		t.Errorf("%+v", l)
+	}
+	if n := unsafe.Sizeof(l); n != 24 {
+		t.Errorf("a limit takes %d bytes", n)
+	}
+	if s := l.String(); s != "1 per month from day 15, Europe/Berlin" {
+		t.Error(s)
+	}
+	keys := map[string]Limit{}
+	for _, other := range []Limit{
+		l, billed(t, 16, "Europe/Berlin"), billed(t, 15, "UTC"), billed(t, 1, "UTC"),
+		{Unit: Month},
+		Limit{Unit: Month}.Cut(),
+	} {
+		key := string(AppendPrefix(nil, "d", other))
+		if known, ok := keys[key]; ok {
+			t.Errorf("%v and %v have the same keys", other, known)
+		}
+		keys[key] = other
+	}
+}
+
+// What is asked most costs no memory, and calendars may be asked at the same time.
+func TestCalendarsAreCheapAndShared(t *testing.T) {
+	l, now := billed(t, 15, "Europe/Berlin"), micros(t, "2026-11-22T10:00:00Z")
+	if n := testing.AllocsPerRun(100, func() { l.WindowEnd(l.WindowAt(now)) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for j := range 200 {
+				other := billed(t, 1+j%31, "Europe/Berlin")
+				at := now + LedgerTime(i*j)*LedgerTime(24*time.Hour/time.Microsecond)
+				if w := other.WindowAt(at); at < other.WindowEnd(w-1) || at >= other.WindowEnd(w) {
+					t.Errorf("%v: %d is not in window %d", other, at, w)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}

@@ -1,0 +1,48 @@
+package zone
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+func TestZonesAreFoundByTheirNames(t *testing.T) {
+	for _, name := range []string{"UTC", "Europe/Berlin", "America/Port-au-Prince", "Etc/GMT+12"} {
+		first, err := Load(name)
+		if err != nil || first.String() != name {
+			t.Fatalf("%s: %v, %v", name, first, err)
+		}
+		if again, err := Load(name); again != first || err != nil {
+			t.Errorf("%s is another zone the second time (%v)", name, err)
+		}
+	}
+	for name, want := range map[string]string{
+		"":                      `"" is no name of the IANA database: use one such as America/New_York`,
+		"Local":                 `"Local" is no name`,
+		"localtime":             `"localtime" is no name`,
+		"right/Europe/Berlin":   `"right/Europe/Berlin" is no name`,
+		"../passwd":             `"../passwd" is no name`,
+		"New York":              `"New York" is no name`,
+		strings.Repeat("x", 65): "is no name",
+		"Europe/Berln":          "unknown time zone Europe/Berln: use a name of the IANA database",
+	} {
+		if got, err := Load(name); !errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), want) || got != nil {
+			t.Errorf("%q: %v, %v, want %s", name, got, err, want)
+		}
+	}
+}
+
+func TestCalendarsAreOfADayAndAZone(t *testing.T) {
+	c, err := Calendar(15, "Europe/Berlin")
+	if err != nil || c.Day() != 15 || c.Zone() != "Europe/Berlin" {
+		t.Errorf("%v, %v", c, err)
+	}
+	for _, of := range []struct {
+		day  int
+		name string
+	}{{0, "UTC"}, {32, "UTC"}, {1, "Europe/Berln"}} {
+		if c, err := Calendar(of.day, of.name); c != 0 || err == nil {
+			t.Errorf("%v: %v", of, c)
+		}
+	}
+}

@@ -1,0 +1,253 @@
+package routing
+
+import (
+	"context"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/wire"
+)
+
+// unsettled has a core not know whether others have accounts of its keys.
+func (n *scriptNode) unsettled() *view {
+	v := n.core.view.Load()
+	v.stable.Store(false)
+	v.since = nil
+	return v
+}
+
+// Who is asked because it was found to be the owner, and is not, or cannot be reached,
+// is not asked so again: a moment later the key's account is looked for anew.
+func TestFoundOwnerThatIsNone(t *testing.T) {
+	for _, reachable := range []bool{false, true} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		a := s.nodes["a:1"]
+		m := a.core.members["b:1"]
+		m.done = 0 // it may have some
+		v := a.unsettled()
+		m.take(0)
+		m.ready.Store(reachable)
+		w := a.waits("a:1", 1)
+		w.states[0].fetch = &fetch{state: fetchHeld, holder: "b:1", view: v}
+		if !w.advance(s.now) || w.states[0].fetch != nil {
+			t.Fatalf("reachable %v: %+v", reachable, w.states[0])
+		}
+		if reachable {
+			asks := m.take(0).GetAsks()
+			if len(asks) != 1 || !asks[0].GetHeld() || w.states[0].call == nil {
+				t.Fatalf("it is sent %v", asks)
+			}
+			m.replied([]*wire.Reply{{Id: asks[0].GetId(), Status: notOwner}})
+			w.advance(s.now)
+		}
+		if st := &w.states[0]; st.decided || st.held || st.call != nil || st.again != s.now.Add(time.Millisecond) {
+			t.Errorf("reachable %v: %+v", reachable, st)
+		}
+		m.ready.Store(true)
+		if !w.advance(s.now.Add(time.Millisecond)) || w.states[0].fetch == nil || len(m.take(0).GetAsks()) != 0 {
+			t.Errorf("reachable %v: its account is not looked for: %+v", reachable, w.states[0])
+		}
+	}
+}
+
+// Where nobody has a key's account, its owner decides, and charges once.
+func TestKeyThatNobodyHas(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	v := a.unsettled()
+	w := a.waits("a:1", 1)
+	w.states[0].fetch = &fetch{state: fetchAbsent, view: v}
+	v0 := &w.verdicts[0]
+	if w.advance(s.now) || v0.OverLimit || v0.Charged != 5 || v0.Remaining != 5 || w.states[0].fetch != nil {
+		t.Errorf("%+v, %+v", w.states[0], w.verdicts[0])
+	}
+	if w.advance(s.now); w.verdicts[0].Remaining != 5 {
+		t.Errorf("it is charged again: %+v", w.verdicts[0])
+	}
+	w = a.waits("a:1", 1)
+	if w.advance(s.now) || w.verdicts[0].Remaining != 0 {
+		t.Errorf("its account is here now: %+v", w.verdicts[0])
+	}
+}
+
+// A node that has not joined yet, or has slept, decides on no key: a request of its own
+// tries again in a moment, a peer's is sent back.
+func TestOwnKeyOfANodeThatHasNotJoined(t *testing.T) {
+	for _, remote := range []bool{false, true} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		a := s.nodes["a:1"]
+		a.core.unheard.Store(true)
+		w := a.waits("a:1", 1)
+		w.remote = remote
+		open := w.advance(s.now)
+		st, soon := &w.states[0], s.now.Add(time.Millisecond)
+		if open == remote || st.fetch != nil || st.again != soon || (st.status == notOwner) != remote ||
+			w.verdicts[0] != (verdict{}) {
+			t.Errorf("remote %v: open %v, %+v, %+v", remote, open, st, w.verdicts[0])
+		}
+		if a.core.unheard.Store(false); !remote && w.advance(s.now.Add(time.Millisecond)) {
+			t.Error("it has joined, and the key is its own")
+		}
+	}
+}
+
+// A peer's ask for a key that is another's is not passed on: who asks sees another
+// ring.
+func TestPeersAskForAnothersKey(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	a.core.members["b:1"].take(0)
+	w := a.waits("b:1", 1)
+	w.remote = true
+	sent := w.advance(s.now) || w.states[0].call != nil || a.core.members["b:1"].take(0) != nil
+	if sent || w.states[0].status != notOwner {
+		t.Errorf("%+v", w.states[0])
+	}
+}
+
+// An owner that sends an ask back when its time is over: the rule's policy decides.
+func TestSentBackTooLate(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.rule.Coordination.OnStoreFailure = ratelimit.FailClosed
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	m := a.core.members["b:1"]
+	m.take(0)
+	w := a.waits("b:1", 1)
+	w.advance(s.now)
+	m.replied([]*wire.Reply{{Id: m.take(0).GetAsks()[0].GetId(), Status: notOwner}})
+	if w.advance(w.until) || !w.verdicts[0].OverLimit || w.verdicts[0].Reason != ratelimit.FallbackPeer {
+		t.Errorf("%+v", w.verdicts[0])
+	}
+}
+
+// An owner that cannot be reached is not waited for: the rule's policy decides at once.
+func TestOwnerThatCannotBeReached(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.rule.Coordination.OnStoreFailure = ratelimit.FailClosed
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	a.core.members["b:1"].ready.Store(false)
+	w := a.waits("b:1", 1)
+	if w.advance(s.now) || !w.verdicts[0].OverLimit || w.verdicts[0].Reason != ratelimit.FallbackPeer {
+		t.Errorf("%+v", w.verdicts[0])
+	}
+}
+
+// A key that its owner calls hot is leased from then on, not forwarded; its request
+// waits below for the lease, and others of the request do not.
+func TestHotKeyIsLeased(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	c, m := a.core, a.core.members["b:1"]
+	for _, hot := range []bool{false, true} {
+		m.take(0)
+		w := a.waits("b:1", 1)
+		w.advance(s.now)
+		m.replied([]*wire.Reply{{Id: m.take(0).GetAsks()[0].GetId(), Hot: hot}})
+		if w.advance(s.now) || len(c.hotHere.names()) == 1 != hot {
+			t.Errorf("hot %v: %q are leased", hot, c.hotHere.names())
+		}
+	}
+	lease := &scriptedWaiter{open: true, patience: time.Millisecond}
+	leases := &scriptedBase{waiter: lease}
+	c.leases = leases
+	w := a.waits("b:1", 2)
+	w.asks[0].Key = a.ownedBy("a:1")
+	if !w.advance(s.now) || !w.states[0].decided || w.states[1].decided || !w.states[1].below {
+		t.Errorf("%+v", w.states)
+	}
+	if leases.said != "asked 1 within 0s\n" || c.stats.hot.Load() != 1 || m.take(0) != nil {
+		t.Errorf("%+v, %q", w.states, leases.said)
+	}
+	if lease.open = false; w.advance(s.now) {
+		t.Errorf("%+v", w.states)
+	}
+	leases.waiter = nil
+	if w = a.waits("b:1", 1); w.advance(s.now) || len(w.below) != 0 {
+		t.Error("there is a lease, and it is waited for")
+	}
+}
+
+// A request decides its own keys once, and waits for the others' only.
+func TestStorelessRequest(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	leased := *s.rule
+	leased.Coordination.Mode = ratelimit.Leasing
+	asks := []ask{
+		{Rule: &leased, Key: []byte("leased"), Cost: 1},
+		{Rule: s.rule, Key: a.ownedBy("a:1"), Cost: 2},
+		{Rule: s.rule, Key: a.ownedBy("b:1"), Cost: 3},
+		{Rule: &leased, Key: []byte("leased, too"), Cost: 4},
+	}
+	verdicts := make([]verdict, len(asks))
+	w := a.core.decide(context.Background(), s.now, asks, verdicts, newBell)
+	if w == nil {
+		t.Fatal("one is another's")
+	}
+	for i, left := range []ratelimit.Tokens{9, 8, 0, 6} {
+		if w.states[i].decided != (i != 2) || verdicts[i].Remaining != left {
+			t.Errorf("ask %d: %+v, %+v", i, w.states[i], verdicts[i])
+		}
+	}
+	verdicts = make([]verdict, 2)
+	w = a.core.decide(context.Background(), s.now, asks[:2], verdicts, newBell)
+	if w != nil || verdicts[0].Remaining != 8 || verdicts[1].Remaining != 6 {
+		t.Errorf("all is its own, and waits %v: %+v", w != nil, verdicts)
+	}
+}
+
+// A reset beyond all time is the longest that there is.
+func TestEndlessReset(t *testing.T) {
+	l := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 5}
+	if got := resetOf(&l, math.MaxInt64); got != 2*time.Minute {
+		t.Errorf("a reset in %v", got)
+	}
+}
+
+// What a policy has admitted without an owner is given back to this node's share only
+// where it was taken from that.
+func TestUndoingAnOutage(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.rule.Coordination.LocalCap = 3
+	c := s.start("a:1").core
+	left := func() ratelimit.Tokens {
+		v := make([]verdict, 1)
+		a := ask{Rule: s.rule.LocalShare(), Key: keyOf(1), Kind: ratelimit.Peek}
+		c.fallback.Decide(context.Background(), s.now, []ask{a}, v)
+		return v[0].Remaining
+	}
+	fallback := verdict{Source: ratelimit.FromFallback, Reason: ratelimit.FallbackPeer, Charged: 1}
+	for _, x := range []struct {
+		policy ratelimit.FailurePolicy
+		kind   ratelimit.Kind
+		left   ratelimit.Tokens
+	}{
+		{ratelimit.FailOpen, ratelimit.Spend, 1},
+		{ratelimit.FailLocal, ratelimit.Peek, 1},
+		{ratelimit.FailLocal, ratelimit.Spend, 2},
+	} {
+		for range 2 {
+			one := make([]verdict, 1)
+			spent := ask{Rule: s.rule.LocalShare(), Key: keyOf(1), Cost: 1}
+			c.fallback.Decide(context.Background(), s.now, []ask{spent}, one)
+			fallback.Window = one[0].Window
+		}
+		rule := *s.rule
+		rule.Coordination.OnStoreFailure = x.policy
+		c.Undo(s.now, []ask{{Rule: &rule, Key: keyOf(1), Cost: 1, Kind: x.kind}}, []verdict{fallback})
+		if got := left(); got != x.left {
+			t.Errorf("%v of kind %v: %d are left, want %d", x.policy, x.kind, got, x.left)
+		}
+		c.fallback.TakeOut(s.now, keyOf(1))
+	}
+}
