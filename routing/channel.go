@@ -61,7 +61,7 @@ const tlsHandshake = 22
 // ServerHandshake implements [credentials.TransportCredentials]. Its caller
 // bounds the time.
 func (d *door) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	// Old nodes without certificates do not speak TLS. Which of both it is the first byte tells.
+	// Old nodes without certificates do not speak TLS. The first byte tells which of the two it is.
 	begun := &peeked{Conn: raw}
 	if _, err := io.ReadFull(raw, begun.first[:]); err != nil {
 		return nil, nil, err // somebody who only looks whether the port is open

@@ -419,6 +419,8 @@ func (c *core) inboxOf(now instant, from *inlet) *inbox {
 
 // adopt takes in a parcel, once.
 func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
+	// Parcels are numbered for each pair of incarnations: one that belongs to none cannot be told
+	// from its repetition.
 	if c.local == nil || from.incarnation == 0 || p.GetNumber() == 0 || len(p.GetAccounts()) > mostParcel {
 		c.malformed(rejectedParcel) // a store has the accounts
 		return nil

@@ -328,6 +328,7 @@ func (c *core) lapse(now instant, slept time.Duration) {
 	for _, m := range c.members {
 		m.heard.Store(int64(now))
 	}
+	// With a store the leases end by themselves, and their fences keep the limit.
 	if c.local == nil || !c.present {
 		return
 	}
@@ -357,6 +358,7 @@ func (c *core) bury(now instant) {
 			c.hands.redial(m) // if it is there after all, it is met again
 			c.settle()
 		}
+		// A node that discovery still names is kept, and dialled, however long it is silent.
 		if !m.alive && now.Sub(max(m.found, heard)) > forgetAfter {
 			c.hands.hangUp(m)
 			delete(c.members, m.addr)

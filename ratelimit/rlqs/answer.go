@@ -44,7 +44,8 @@ func blanket(id *rlqs.BucketId, what passes, ttl time.Duration) *action {
 	}, ttl)
 }
 
-// oneShot lets n requests pass, and no more.
+// oneShot lets n requests pass, and no more. Envoy has no strategy of so many requests. A bucket
+// that is as large, and takes a year for the next token, is one.
 func oneShot(id *rlqs.BucketId, n tokens, ttl time.Duration) *action {
 	return assignment(id, &typev3.RateLimitStrategy{
 		Strategy: &typev3.RateLimitStrategy_TokenBucket{TokenBucket: &typev3.TokenBucket{

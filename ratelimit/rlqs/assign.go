@@ -223,6 +223,8 @@ func (s *Session) take(ctx context.Context, now instant, of []demand) []tokens {
 			switch {
 			case v.Err != nil:
 			case v.OverLimit:
+				// The second try is for less in any case, for the same amount would be refused
+				// again.
 				add(i, min(v.Remaining, of[i].tokens-1))
 			default:
 				got[i] = v.Charged

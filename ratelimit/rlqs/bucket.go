@@ -32,14 +32,18 @@ type bucket struct {
 	entries []config.Entry // in the rule's order
 	how     service
 	rule    *ratelimit.Rule // of the configuration; nil: none matches
-	asking  *ratelimit.Rule // the same, as it is asked for: a denial takes nothing
+	// asking is the rule as it is asked for: the same, but that a denial takes nothing.
+	asking  *ratelimit.Rule
 	share   *share
 	holding sublease.Holding
 	shown   Holder // what the share has of it
 	paid    payment
-	told    instant // when a blanket rule was last sent; 0: it was not
-	turnAt  instant // when the window of holding is over, or is to be looked at again; 0: it has none
-	due     bool    // it is to be looked at, whether it wants a lease
+	// told is when a blanket rule was last sent; 0: none was.
+	told instant
+	// turnAt is when the window of holding is over, or is to be looked at again; 0: it has none.
+	turnAt instant
+	// due says that the bucket is to be looked at: it may want a lease.
+	due     bool
 	leaving leaving
 }
 

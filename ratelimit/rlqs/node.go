@@ -147,6 +147,7 @@ func (n *Node) Look(key []byte) (holders []Holder, all int) {
 	s.mu.Lock()
 	holders = slices.Collect(maps.Values(s.holders))
 	s.mu.Unlock()
+	// It is sorted without the locks: it is for people, and streams must not wait for that.
 	slices.SortFunc(holders, func(a, b Holder) int {
 		return cmp.Or(cmp.Compare(b.PerSecond, a.PerSecond), cmp.Compare(a.Name, b.Name))
 	})

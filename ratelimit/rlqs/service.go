@@ -30,13 +30,16 @@ const HolderHeader = "x-sluice-holder"
 // Service serves streams. It is safe for concurrent use.
 type Service struct {
 	rlqs.UnimplementedRateLimitQuotaServiceServer
-	node     *Node
-	clock    ratelimit.Clock
-	log      *slog.Logger
+	node  *Node
+	clock ratelimit.Clock
+	log   *slog.Logger
+	// slots bounds the streams that are served at once, and draining is closed when they are to
+	// end.
 	slots    chan struct{}
 	draining chan struct{}
 	drain    sync.Once
-	owing    atomic.Int64 // debts of streams that have ended
+	// owing counts the debts of streams that have ended.
+	owing atomic.Int64
 }
 
 // mostDebts is how many debts of ended streams a process remembers; those beyond are
@@ -94,6 +97,7 @@ func (s *Service) StreamRateLimitQuotas(stream serverStream) (err error) {
 
 // nameOf is what people are shown of an Envoy: the name that it was given, or its address.
 func nameOf(ctx context.Context) string {
+	// The name comes from outside and is shown to people, so that it is made one line.
 	if name := metadata.ValueFromIncomingContext(ctx, HolderHeader); len(name) > 0 {
 		return ratelimit.OneLine(name[0])
 	}
@@ -115,6 +119,7 @@ type exchange struct {
 func (e *exchange) run() error {
 	ctx, stop := context.WithCancel(e.stream.Context())
 	defer stop()
+	// ended has room for one, so that the reader ends even if nobody waits for it any more.
 	reports, ended := make(chan *rlqs.RateLimitQuotaUsageReports), make(chan error, 1)
 	// The session is not safe for concurrent use. One goroutine drives it, and another one waits in
 	// Recv, which knows no select.
@@ -141,6 +146,7 @@ func (e *exchange) run() error {
 			e.session.Wake(ctx, now)
 		case err := <-ended:
 			return err
+		// Envoy asks another node only when its stream ends.
 		case <-e.service.draining:
 			return status.Error(codes.Unavailable, "this node is shutting down: ask another")
 		}

@@ -33,10 +33,12 @@ type Session struct {
 	domain  string
 	buckets map[string]*bucket // by canonical name
 	order   []*bucket          // as they came
-	next    []*rlqs.RateLimitQuotaResponse_BucketAction
-	sent    uint64
-	acked   uint64
-	sentAt  instant
+	// next is what the next answer has, once the last one is acknowledged.
+	next []*rlqs.RateLimitQuotaResponse_BucketAction
+	// sent and acked count answers. Invariant: acked is at most sent, which is at most one more.
+	sent   uint64
+	acked  uint64
+	sentAt instant
 }
 
 // NewSession makes a session of a stream that has just begun.
@@ -60,12 +62,12 @@ var errNoRules = errors.New("no rate limit configuration loaded")
 // caller's; otherwise there are no rules yet.
 func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, m *rlqs.RateLimitQuotaUsageReports) error {
 	rules := s.node.source.Rules()
+	// Without rules each bucket would look as if nothing limited it, and be let through.
 	if rules == nil {
 		return errNoRules
 	}
 	switch {
-	// Envoy sends the domain with the first message of a stream, and may leave it out of later
-	// ones.
+	// The first message names the domain of the stream, and later ones may leave it out.
 	case s.domain == "" && m.GetDomain() == "":
 		return bad("the first message of a stream must name its domain")
 	case s.domain == "":
@@ -98,6 +100,7 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, m *rlqs.Ra
 	}
 	// All excess of a message is charged in one call of the limiter, which may wait for the ledger.
 	s.charge(ctx, now, excess)
+	// The holdings take in what was charged for them only now that it has been.
 	for _, d := range excess {
 		d.holding.Charge(d.tokens)
 	}
@@ -148,6 +151,7 @@ func (s *Session) report(now instant, b *bucket, u sublease.Usage) (excess token
 	n.stats.Allowed.Add(uint64(u.Allowed))
 	n.stats.Denied.Add(uint64(u.Denied))
 	b.count(u)
+	// Whether it needs another lease is seen when the ledger has said what is left (work).
 	b.due = true
 	// Nothing was granted for this bucket, so that nothing can be proven dead or be in excess.
 	if b.how != granted {
@@ -180,6 +184,7 @@ func (s *Session) credit(now instant, b *bucket, c tokens) {
 	}
 	b.paid.tokens -= c
 	v := b.paid.verdict
+	// The verdict is that of the last payment in this window, and tells Undo which window that is.
 	v.Charged = c
 	s.node.source.Limiter.Undo(now, []ratelimit.Ask{b.ask(ratelimit.Spend, c)}, []ratelimit.Verdict{v})
 	s.node.stats.Credited.Add(uint64(c))

@@ -32,6 +32,8 @@ func (s *Service) readBody(w http.ResponseWriter, r *http.Request) (body []byte,
 	// A caller may say nothing of the length, or not the truth.
 	from := http.MaxBytesReader(w, r.Body, int64(most))
 	for {
+		// The buffer grows by doubling, and each time the budget is asked first: a body costs what
+		// has come of it, not what its header says.
 		if len(body) == cap(body) {
 			larger := make([]byte, len(body), 2*cap(body))
 			if !held.Grow(int64(cap(larger))) {

@@ -12,7 +12,10 @@ import (
 // call is one request from bytes to bytes. It is pooled: nothing of it outlives
 // the call but copies.
 type call struct {
-	service  *Service // that answered it
+	service *Service // that answered it
+	// in has the request's bytes, which its strings lie in; keys has the keys of all its asks, one
+	// behind the other. Both stay with the call when it is pooled, so that a typical call allocates
+	// nothing.
 	in       []byte
 	request  request
 	matches  []match
@@ -57,6 +60,7 @@ func (s *Service) answer(ctx context.Context, c *call) (err error) {
 		select {
 		case s.large <- struct{}{}:
 			defer func() { <-s.large }()
+		// The caller has given up, and its request must not keep its place in the queue.
 		case <-ctx.Done():
 			return fmt.Errorf("%w: %w", errLarge, ctx.Err())
 		}
@@ -115,6 +119,7 @@ func (c *call) match(s *Service, d *config.Domain) {
 		}
 		replaces = replaces || m.rule != nil && len(m.rule.Replaces) > 0
 	}
+	// Only now are all matches known: a rule may replace one of an earlier descriptor.
 	if replaces {
 		c.dropReplaced()
 	}
@@ -174,6 +179,7 @@ func (c *call) isReplaced(name string) bool {
 
 func (c *call) decide(ctx context.Context, s *Service, now ratelimit.Instant) error {
 	for len(c.verdicts) < len(c.asks) {
+		// The slice only grows, so that a pooled call need not allocate it again.
 		c.verdicts = append(c.verdicts, ratelimit.Verdict{})
 	}
 	c.verdicts = c.verdicts[:len(c.asks)]

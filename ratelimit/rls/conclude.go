@@ -59,6 +59,8 @@ func (c *call) conclude(s *Service, now ratelimit.Instant) {
 func (c *call) status(s *Service, i int) status {
 	m := &c.matches[i]
 	st := status{rule: m.rule, ask: m.ask, bare: m.rule == nil || m.replaced}
+	// A descriptor without a rule, or one that is replaced, limits nothing; in quota mode it is one
+	// of those that would have to be over.
 	if st.bare {
 		st.quota = s.options.QuotaMode
 		return st
@@ -146,6 +148,7 @@ func (c *call) spare(s *Service) bool {
 		refused = refused || st.verdict.OverLimit
 		refunds = refunds || st.over && denyRefunds(st.rule)
 	}
+	// Nothing was refused that anything would be given back for.
 	if !c.over && (!refused || !s.options.SpareOthers) {
 		return false
 	}

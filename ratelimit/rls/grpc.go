@@ -55,6 +55,7 @@ func grpcCode(err error) codes.Code {
 		return codes.InvalidArgument
 	case errors.Is(err, errInternal):
 		return codes.Internal
+	// Envoy's failure_mode_deny decides what becomes of a request without a decision.
 	default:
 		return codes.Unavailable
 	}

@@ -64,6 +64,7 @@ func appendHeader(b []byte, name string, value uint64) []byte {
 //
 // A bucket's quota is what it holds, and its window the time in which it fills.
 func (c *call) appendIETF(st *status) {
+	// The arrays are on the stack, large enough for a name of which every byte is escaped.
 	var room [192]byte
 	name := appendQuoted(room[:0], policyName(st.rule))
 	c.out = appendField(c.out, "RateLimit-Policy", name, ";q=", uint64(st.rule.Limit.Capacity()), ";w=",
@@ -120,5 +121,6 @@ func windowSeconds(l *ratelimit.Limit) uint64 {
 		return uint64(l.Period() / time.Second)
 	}
 	full := float64(l.Burst) / float64(l.Requests) * l.Period().Seconds()
+	// Up to 2^53 a float64 holds each whole second; a bucket may take longer than that to fill.
 	return max(1, uint64(min(full+0.999, 1<<53)))
 }

@@ -107,6 +107,8 @@ func (c *LocalCache) lookUp(now ratelimit.Instant, hash uint64, over bool) bool 
 		if now >= k.until {
 			p.stats.Expired++
 		}
+		// Its window is over, or it is within its limit again: either way the next refusal is a
+		// first one.
 		*k = overKey{}
 		p.stats.Entries--
 		break
@@ -126,6 +128,7 @@ func (c *LocalCache) remember(hash uint64, until ratelimit.Instant) {
 			k.until = until
 			return
 		}
+		// An empty place has the time 0, and so is the first to be taken.
 		if k.until < first.until {
 			first = k
 		}

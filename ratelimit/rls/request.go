@@ -94,6 +94,7 @@ func (r *request) decode(b []byte) error {
 				return bad("request has more than %d descriptors", MaxDescriptors)
 			}
 			r.descriptors = append(r.descriptors, descriptor{first: len(r.entries)})
+			// It is named by its place, for errors and because appending moves the slice.
 			err = r.decodeDescriptor(body, len(r.descriptors)-1)
 		case num == 3 && typ == protowire.VarintType:
 			r.hits = uint32(n)
@@ -131,6 +132,7 @@ func (r *request) decodeDescriptor(b []byte, i int) error {
 			d.hasOverride = true
 			return decodeOverride(body, d)
 		case num == 3 && typ == protowire.BytesType:
+			// 0 is a value of its own here, so that it has to be told from nothing said.
 			d.hasHits = true
 			if err := decodeWrapper(body, &d.hits); err != nil {
 				return err

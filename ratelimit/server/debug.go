@@ -68,6 +68,7 @@ func Debug(rules, stats, ring func(io.Writer), metrics http.Handler, o DebugOpti
 	mux.HandleFunc("/debug/pprof/profile", profile(pprof.Profile))
 	mux.HandleFunc("/debug/pprof/symbol", profile(pprof.Symbol))
 	mux.HandleFunc("/debug/pprof/trace", profile(pprof.Trace))
+	// A machine's own name may have dots, and is asked for by people on its network.
 	own, _ := os.Hostname()
 	hosts := append(slices.Clone(o.Hosts), own)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -96,6 +97,8 @@ func hostAllowed(host string, allowed []string) bool {
 		name = h
 	}
 	name = strings.ToLower(strings.TrimSuffix(strings.Trim(name, "[]"), "."))
+	// A page of another site can have only its own, public name point here, and such a name has a
+	// dot.
 	if name == "" || net.ParseIP(name) != nil || !strings.Contains(name, ".") {
 		return true
 	}
@@ -119,6 +122,7 @@ func profiler(who string) func(http.HandlerFunc) http.HandlerFunc {
 			}
 			if text := r.FormValue("seconds"); text != "" {
 				seconds, err := strconv.ParseFloat(text, 64)
+				// A NaN is in no range, which a comparison the other way round would let pass.
 				if err != nil || !(seconds >= 0 && seconds <= longestProfile.Seconds()) {
 					refuseDebug(w, http.StatusBadRequest, "seconds is "+strconv.Quote(ratelimit.OneLine(text))+", "+
 						"must be between 0 and "+strconv.Itoa(int(longestProfile.Seconds())))
@@ -126,6 +130,7 @@ func profiler(who string) func(http.HandlerFunc) http.HandlerFunc {
 				}
 			}
 			select {
+			// Profiles at the same time would show each other's cost.
 			case one <- struct{}{}:
 				defer func() { <-one }()
 			default:

@@ -85,11 +85,13 @@ func New(s *rls.Service, public, debug, metrics http.Handler, o Options, log *sl
 	}
 	healthpb.RegisterHealthServer(v.grpc, v.health)
 	reflection.Register(v.grpc)
+	// Nobody is to send traffic before the rules are read. Whoever reads them says so later.
 	v.SetHealthy(false)
 
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthcheck", v.serveHealth)
 	mux.Handle("/", public)
+	// Ports that were opened before the one that failed are closed: all are open, or none.
 	if err := v.open(mux, debug, metrics); err != nil {
 		v.close()
 		return nil, err
@@ -143,6 +145,7 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 		},
 		{
 			"debug (DEBUG_HOST, DEBUG_PORT)", "tcp", v.options.Debug, debug, v.options.DebugConnections,
+			// A profile is written while it is taken, and must not be cut off.
 			longestProfile + 30*time.Second, v.options.HTTPBudget,
 		},
 		{
@@ -153,6 +156,7 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 	}
 	if path := v.options.GRPCSocket; path != "" {
 		grpc := &ports[len(ports)-1]
+		// The socket takes the place of the port, which stays closed.
 		grpc.what, grpc.network, grpc.address = "gRPC (GRPC_UDS)", "unix", path
 		removeStaleSocket(path)
 	}
@@ -165,6 +169,7 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 		if err != nil {
 			return fmt.Errorf("cannot open the %s port: %w", p.what, err)
 		}
+		// gRPC's port is the last of the list, so that each HTTP server has its listener's index.
 		v.listeners = append(v.listeners, transport.Listen(l, p.connections, p.budget))
 		if p.handler != nil {
 			v.https = append(v.https, &http.Server{
@@ -207,6 +212,7 @@ func (v *Server) SetHealthy(ok bool) {
 	if ok {
 		state = healthpb.HealthCheckResponse_SERVING
 	}
+	// Health checks ask for the server as a whole or for the service by name.
 	for _, name := range healthServices {
 		v.health.SetServingStatus(name, state)
 	}
@@ -262,6 +268,8 @@ func (v *Server) drain(hurry context.Context) {
 	case <-time.After(v.options.DrainTime):
 	case <-hurry.Done():
 	}
+	// Streams do not end by themselves, and GracefulStop would wait for them until the grace time
+	// is over.
 	if v.options.Streams != nil {
 		v.options.Streams.Drain()
 	}

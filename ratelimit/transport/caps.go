@@ -28,7 +28,8 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// Caps are the most that callers of one port may have a server keep. The zero value caps nothing that it names 0.
+// Caps are the most that callers of one port may have a server keep. The zero value caps nothing
+// that it names 0.
 type Caps struct {
 	Connections    int           // at once; 0: any number
 	Streams        uint32        // calls at once on one connection
@@ -94,12 +95,14 @@ func Options(b Caps, budget *Budget, security credentials.TransportCredentials, 
 	if security == nil {
 		security = insecure.NewCredentials()
 	}
-	// A caller that pings more often is disconnected by gRPC. On a port with conversations it may ping each second.
+	// A caller that pings more often is disconnected by gRPC. On a port with conversations it may
+	// ping each second.
 	pings := 5 * time.Second
 	if b.Conversations {
 		pings = time.Second
 	}
 	options := []grpc.ServerOption{
+		// Credentials are where gRPC hands each connection over before it reads from it.
 		grpc.Creds(&guarding{security, b, budget, gated}),
 		grpc.ConnectionTimeout(handshake),
 		grpc.ReadBufferSize(readBuffer), grpc.WriteBufferSize(writeBuffer),

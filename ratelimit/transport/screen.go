@@ -129,8 +129,7 @@ func (g *guard) readScreened(p []byte) (int, error) {
 		if failed := g.answerRefused(); failed != nil {
 			return n, failed
 		}
-		// With nothing to pass on, gRPC would take a read of no bytes for the end of the
-		// connection.
+		// Where all that came was of refused calls, gRPC has nothing to read, and the next read waits here.
 		if n > 0 || err != nil {
 			return n, err
 		}
@@ -226,8 +225,8 @@ func (g *guard) screenHeadersLocked(f *frame, after []byte) bool {
 		g.ended = true
 		return true
 	}
-	// To keep these until they are whole would let callers have memory kept before anything is
-	// charged.
+	// A block that is not whole by now is larger than mostKept, or goes on in another frame. It is
+	// not kept, for what is kept has to fit into one read.
 	if f.flags&flagEndHeaders == 0 || len(after) < f.length {
 		s.piecing, s.pieces = true, s.pieces[:0]
 		g.letInLocked(f, unasked)

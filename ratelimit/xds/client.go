@@ -204,6 +204,7 @@ func shorten(text string) string { return shortenTo(text, longestDetail) }
 
 func shortenTo(text string, most int) string {
 	if len(text) > most {
+		// The cut may be within a character, and a string of a message has to be valid UTF-8.
 		return strings.ToValidUTF8(text[:most], "") + " ..."
 	}
 	return text

@@ -39,6 +39,7 @@ func (s shape) count(b []byte, left *int, depth int) error {
 	if *left--; *left < 0 {
 		return errMany
 	}
+	// Each level is a call of this function, and a level costs a caller two bytes.
 	if depth > maxMessageDepth {
 		return fmt.Errorf("messages are in one another more than %d deep", maxMessageDepth)
 	}
