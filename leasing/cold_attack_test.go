@@ -212,10 +212,10 @@ func coldTwin(seed uint64, keepBusy int) (log []string) {
 			var g [1]ratelimit.Grant
 			other++
 			cl := ratelimit.Claim{Key: string(keyOf(k)), Limit: rule.Limit, Holder: 99, Seq: other, Waiting: tokens(b), Want: tokens(b), TTL: time.Second}
-			losable.Settle(nil, []ratelimit.Claim{cl}, g[:])
+			losable.Settle(t.Context(), []ratelimit.Claim{cl}, g[:])
 		case x < 95:
 			r := &ratelimit.Ask{Rule: rule, Key: keyOf(k)}
-			lk := n.fleet.Look(nil, now, r)
+			lk := n.fleet.Look(t.Context(), now, r)
 			say("look %+v", lk.Lease)
 		}
 		if x >= 75 || x < 5 { // answer
@@ -226,7 +226,7 @@ func coldTwin(seed uint64, keepBusy int) (log []string) {
 				}
 				g := make([]ratelimit.Grant, len(bt.Claims()))
 				if epochs {
-					e, at, _ := losable.SettleEpoch(nil, bt.Query(), bt.Claims(), g)
+					e, at, _ := losable.SettleEpoch(t.Context(), bt.Query(), bt.Claims(), g)
 					bt.AnswerIn(e, at, g)
 				} else {
 					losable.Settle(nil, bt.Claims(), g)
