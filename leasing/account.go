@@ -214,11 +214,11 @@ func (a *account) settleAt(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 		return a.answer(r, c)
 	}
 	at := a.target(c)
-	owed := a.book(r, c, at)
+	uncovered := a.book(r, c, at)
 	if c.Reset {
 		a.reset(c)
 	}
-	a.grant(r, c, owed, at)
+	a.grant(r, c, uncovered, at)
 	asked, recalling := a.recall(r, c)
 	a.dead = a.deadline(c) + a.lag // by the ledger's clock
 	g := a.answer(r, c)
@@ -354,7 +354,7 @@ func (a *account) advance(now ledgerTime, c *ratelimit.Claim) {
 
 // book makes the record a copy of the claim. It returns how many of the tokens
 // that the holder has spent unasked were over-admitted before.
-func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
+func (a *account) book(r *record, c *ratelimit.Claim, at window) (uncovered tokens) {
 	bucket := c.Limit.Algorithm == ratelimit.TokenBucket
 	known := r.window == at
 	// A bucket's claim may be about a life of the account that the ledger has
@@ -367,7 +367,7 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 	paid, gone, over := tokens(0), tokens(0), tokens(0)
 	switch {
 	case known && here && !forgot:
-		paid, gone, owed = r.paid(), a.gone(r, c.Granted), max(0, r.spent-r.paid())
+		paid, gone, uncovered = r.paid(), a.gone(r, c.Granted), max(0, r.spent-r.paid())
 	case known:
 		a.forget(r, bucket)
 	case r.window == a.window:
@@ -409,7 +409,7 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 	}
 	if bucket {
 		if !known && c.Refilled {
-			paid, owed = r.paid(), max(0, r.spent-r.paid())
+			paid, uncovered = r.paid(), max(0, r.spent-r.paid())
 		}
 		back := paid - r.paid()
 		if back > 0 {
@@ -417,7 +417,7 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (owed tokens) {
 		}
 		a.pour(back, &c.Limit)
 	}
-	return owed
+	return uncovered
 }
 
 // reset credits the window with all that is charged to it. Holders' totals stay,
@@ -481,15 +481,15 @@ func (a *account) tally(r *record, c *ratelimit.Claim) tokens {
 }
 
 // grant decides how much of the claim's want the holder gets: what confirms
-// its drift, and what waits, and a tapering share of the rest. owed of its
+// its drift, and what waits, and a tapering share of the rest. uncovered of its
 // drift was over-admitted before.
-func (a *account) grant(r *record, c *ratelimit.Claim, owed tokens, at window) {
+func (a *account) grant(r *record, c *ratelimit.Claim, uncovered tokens, at window) {
 	drift := max(0, r.spent-(r.granted-r.returned))
 	confirmed := drift
 	if c.Limit.Algorithm == ratelimit.TokenBucket {
 		confirmed = min(drift, tokens(a.level/micro))
 		a.level -= int64(confirmed) * micro
-		r.over = max(0, drift-confirmed-owed)
+		r.over = max(0, drift-confirmed-uncovered)
 	} else if at == a.window {
 		confirmed = max(0, drift-max(0, -a.free(c, at)))
 		r.over += a.overspent(c)

@@ -289,7 +289,7 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	if g.Relearning && r.Confirmed > 0 {
 		h.keepUsed(now, r.Confirmed)
 	}
-	h.payOwed()
+	h.bookUnplaced()
 	h.lease.forgive(h.rule.DriftShare())
 	h.heard, h.told, h.elsewhere, h.stranded = now, sent, g.Outstanding, g.Stranded
 	h.expires = sent.Add(g.TTL - margin(&fl.claim, g.TTL))

@@ -304,10 +304,10 @@ func TestOwedOfALongMonth(t *testing.T) {
 			length := time.Duration(days) * 24 * time.Hour
 			for before, want := range map[time.Duration]tokens{length - 1: 3, length: 0} {
 				h := held{rule: testRule(l)}
-				h.owed = 3
+				h.unplaced = 3
 				h.lease.window, h.lease.reset = w, instant(100*24*time.Hour)
-				h.owedAt = h.lease.reset.Add(-before)
-				if h.payOwed(); h.lease.spent != want || h.owed != 0 {
+				h.unplacedAt = h.lease.reset.Add(-before)
+				if h.bookUnplaced(); h.lease.spent != want || h.unplaced != 0 {
 					t.Errorf("%v, %v: of 3 admitted %v before its end, %d are charged, want %d", l, month, before, h.lease.spent, want)
 				}
 			}

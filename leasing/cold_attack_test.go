@@ -1,6 +1,7 @@
 package leasing
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -212,10 +213,10 @@ func coldTwin(seed uint64, keepBusy int) (log []string) {
 			var g [1]ratelimit.Grant
 			other++
 			cl := ratelimit.Claim{Key: string(keyOf(k)), Limit: rule.Limit, Holder: 99, Seq: other, Waiting: tokens(b), Want: tokens(b), TTL: time.Second}
-			losable.Settle(nil, []ratelimit.Claim{cl}, g[:])
+			losable.Settle(context.Background(), []ratelimit.Claim{cl}, g[:])
 		case x < 95:
 			r := &ratelimit.Ask{Rule: rule, Key: keyOf(k)}
-			lk := n.fleet.Look(nil, now, r)
+			lk := n.fleet.Look(context.Background(), now, r)
 			say("look %+v", lk.Lease)
 		}
 		if x >= 75 || x < 5 { // answer
@@ -226,7 +227,7 @@ func coldTwin(seed uint64, keepBusy int) (log []string) {
 				}
 				g := make([]ratelimit.Grant, len(bt.Claims()))
 				if epochs {
-					e, at, _ := losable.SettleEpoch(nil, bt.Query(), bt.Claims(), g)
+					e, at, _ := losable.SettleEpoch(context.Background(), bt.Query(), bt.Claims(), g)
 					bt.AnswerIn(e, at, g)
 				} else {
 					losable.Settle(nil, bt.Claims(), g)

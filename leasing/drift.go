@@ -217,8 +217,8 @@ func (h *held) gauge() {
 	h.gauges.set(h.rule.Counters, leased, h.lease.drifted(), h.stranded)
 }
 
-// begun forgets what was heard of the window before. What is owed is of this one.
-func (h *held) begun() { h.reported, h.elsewhere, h.stranded, h.unasked = 0, 0, 0, h.owed }
+// begun forgets what was heard of the window before. What is unplaced is of this one.
+func (h *held) begun() { h.reported, h.elsewhere, h.stranded, h.unasked = 0, 0, 0, h.unplaced }
 
 // countBound counts a window when this claim has brought it near what its rule
 // declares to over-admit, or beyond. Up to unasked of what went over was admitted
@@ -254,7 +254,7 @@ func (h *held) untold() bool {
 // count of what was over-admitted needs it. Nobody waits for it; when it is
 // lost, the count is too low. The caller holds the shard's lock.
 func (f *Fleet) finish(h *held) {
-	if !h.owesLastWord() {
+	if !h.needsLastWord() {
 		return
 	}
 	l := &h.lease
@@ -272,8 +272,8 @@ func (f *Fleet) finish(h *held) {
 	}
 }
 
-// owesLastWord tells whether the ledger is to hear of the lease's window once more.
-func (h *held) owesLastWord() bool {
+// needsLastWord tells whether the ledger is to hear of the lease's window once more.
+func (h *held) needsLastWord() bool {
 	l := &h.lease
 	if h.rule == nil || h.rule.Coordination.Mode != ratelimit.Approx || l.algorithm != ratelimit.FixedWindow || l.window == 0 || l.spent == h.reported {
 		return false

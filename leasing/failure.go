@@ -30,7 +30,7 @@ func (f *Fleet) fail(ctx context.Context, now instant, a *ask, reason ratelimit.
 		v = f.local(ctx, now, a)
 	}
 	if v.Charged > 0 && policy != ratelimit.FailCached {
-		v.Booked = f.owe(now, a, v.Charged)
+		v.Booked = f.bookUnasked(now, a, v.Charged)
 	}
 	v.Source, v.Reason = ratelimit.FromFallback, reason
 	if v.ResetAfter == 0 {
@@ -39,10 +39,10 @@ func (f *Fleet) fail(ctx context.Context, now instant, a *ask, reason ratelimit.
 	return v
 }
 
-// owe books what was admitted without the ledger as spent, so that it is told:
+// bookUnasked books what was admitted without the ledger as spent, so that it is told:
 // what a short outage admitted is taken from what the limit still has. It returns
 // the window, if that is known.
-func (f *Fleet) owe(now instant, a *ask, n tokens) window {
+func (f *Fleet) bookUnasked(now instant, a *ask, n tokens) window {
 	s, _, h := f.locked(a.Key)
 	defer s.mu.Unlock()
 	if h == nil {
@@ -55,10 +55,10 @@ func (f *Fleet) owe(now instant, a *ask, n tokens) window {
 		h.gauge()
 		return h.lease.window
 	}
-	if h.owed == 0 {
-		h.owedAt = now
+	if h.unplaced == 0 {
+		h.unplacedAt = now
 	}
-	h.owed = ratelimit.Booked(h.owed, n)
+	h.unplaced = ratelimit.Booked(h.unplaced, n)
 	return 0
 }
 
@@ -83,7 +83,7 @@ func (f *Fleet) undoFallback(now instant, a *ask, v *verdict) {
 	h.unasked = max(0, h.unasked-v.Charged)
 	switch {
 	case v.Booked == 0:
-		h.owed = max(0, h.owed-v.Charged)
+		h.unplaced = max(0, h.unplaced-v.Charged)
 	case v.Booked != l.window:
 	case l.algorithm == ratelimit.TokenBucket: // what is confirmed, or forgiven, is no longer told apart
 		l.unspend(min(v.Charged, l.drifted()), false)

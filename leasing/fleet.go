@@ -195,11 +195,11 @@ type driftKept struct {
 
 // unbooked is what was admitted without the ledger.
 type unbooked struct {
-	// owed was admitted while no lease said of which window it was; the next grant
-	// books it, if its window had begun by owedAt.
-	owed   tokens
-	owedAt instant
-	// unasked is what on_store_failure admitted here in this window, owed included,
+	// unplaced was admitted while no lease said of which window it was; the next grant
+	// books it, if its window had begun by unplacedAt.
+	unplaced   tokens
+	unplacedAt instant
+	// unasked is what on_store_failure admitted here in this window, unplaced included,
 	// less what has been told as over the limit since.
 	unasked tokens
 }

@@ -261,7 +261,7 @@ func (h *held) packable() bool {
 
 // overDue is when a sweep must look at a key because its window is over.
 func (h *held) overDue() instant {
-	if h.gauges.of != nil || h.owesLastWord() {
+	if h.gauges.of != nil || h.needsLastWord() {
 		return h.lease.reset
 	}
 	return never

@@ -42,7 +42,7 @@ func (f *Fleet) refusedLate(now instant, a *ask, late bool) (verdict, bool) {
 	l := &h.lease
 	cautious := alive && a.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen
 	if !l.current(now, a) {
-		if !cautious || h.owed == 0 {
+		if !cautious || h.unplaced == 0 {
 			return verdict{}, false
 		}
 		return verdict{OverLimit: true, Source: ratelimit.FromClaim, ResetAfter: a.Rule.Limit.Period()}, true

@@ -145,7 +145,7 @@ func TestRefusedLateWhileOneIsOwed(t *testing.T) {
 		s.exchange()
 		h := s.keyHeld()
 		s.passes(2 * time.Minute)
-		h.owed, s.rule.Coordination.OnStoreFailure = x.owed, x.policy
+		h.unplaced, s.rule.Coordination.OnStoreFailure = x.owed, x.policy
 		for i := range s.fleet.lanes {
 			if s.fleet.lanes[i].answered = s.now; !x.alive {
 				s.fleet.lanes[i].answered = 0

@@ -169,7 +169,7 @@ func (l *lease) deny(now instant, a *ask) verdict {
 	if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges && !l.split {
 		v.Charged = min(max(0, l.unspent()), a.Cost)
 		l.spent += v.Charged
-		l.owe(a, a.Cost-v.Charged)
+		l.addDebt(a, a.Cost-v.Charged)
 	}
 	v = l.report(now, v)
 	if now < l.retry {
@@ -178,9 +178,9 @@ func (l *lease) deny(now instant, a *ask) verdict {
 	return v
 }
 
-// owe books n hits that were charged beyond the limit, or takes them back. A
+// addDebt books n hits that were charged beyond the limit, or takes them back. A
 // counter above its limit is a fixed window's; the others have none.
-func (l *lease) owe(a *ask, n tokens) {
+func (l *lease) addDebt(a *ask, n tokens) {
 	if a.Rule.Limit.Algorithm == ratelimit.FixedWindow {
 		l.debt = max(0, ratelimit.AddTokens(l.debt, n))
 	}
@@ -222,7 +222,7 @@ func (l *lease) undo(a *ask, v *verdict, continuous bool) {
 		return
 	}
 	if v.OverLimit && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges && !l.split {
-		l.owe(a, v.Charged-a.Cost)
+		l.addDebt(a, v.Charged-a.Cost)
 	}
 	l.unspend(min(v.Charged, l.spent), continuous)
 }

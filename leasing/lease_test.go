@@ -310,7 +310,7 @@ func TestUndoWithinItsWindow(t *testing.T) {
 	s.spends(1)
 	a.Cost = 9
 	v = s.settled(s.now, a, false) // drains 4, owes 5
-	s.owe(a, 2)                    // another's
+	s.addDebt(a, 2)                // another's
 	s.undo(a, &v, false)
 	s.holds(5, 1, 0)
 	if s.debt != 2 {

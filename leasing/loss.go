@@ -271,8 +271,8 @@ func (l *lease) counts() instant {
 // countsTill is until when anything that is known of the key counts, whoever asks for it.
 func (h *held) countsTill() instant {
 	till := max(h.lease.counts(), h.usedTill)
-	if h.owed > 0 { // it is of a window that no lease is of
-		till = max(till, h.owedAt.Add(h.rule.Limit.Period()))
+	if h.unplaced > 0 { // it is of a window that no lease is of
+		till = max(till, h.unplacedAt.Add(h.rule.Limit.Period()))
 	}
 	return till
 }

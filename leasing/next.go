@@ -104,7 +104,7 @@ func (f *Fleet) turn(h *held, now instant) bool {
 	h.name ^= 1
 	h.settled = false
 	h.begun()
-	h.payOwed()
+	h.bookUnplaced()
 	h.gauge()
 	h.planAhead(now, now, n.jitter)
 	f.reportInTime(h, now)

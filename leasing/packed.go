@@ -252,8 +252,8 @@ func (p *packer) numbers(h *held, flags uint64) {
 	p.when(&h.usedTill, h.told)
 	packNumber(p, &h.heir)
 	p.when(&h.resume, h.told)
-	packNumber(p, &h.owed)
-	p.when(&h.owedAt, h.told)
+	packNumber(p, &h.unplaced)
+	p.when(&h.unplacedAt, h.told)
 	packNumber(p, &h.unasked)
 	p.when(&h.again, h.heard.Add(refusalHold))
 }

@@ -14,15 +14,15 @@ func lasts(sent, now instant, there ledgerClock, l *ratelimit.Limit, g *ratelimi
 	return there.notBefore(now, l.WindowEnd(g.Window))
 }
 
-// payOwed books what was admitted without the ledger, if that was in the
+// bookUnplaced books what was admitted without the ledger, if that was in the
 // lease's window.
-func (h *held) payOwed() {
-	if h.owedAt > h.lease.reset.Add(-h.rule.Limit.WindowLength(h.lease.window)) || h.rule.Limit.Algorithm == ratelimit.TokenBucket {
-		h.lease.spent = ratelimit.Booked(h.lease.spent, min(h.owed, h.rule.Limit.Capacity()))
+func (h *held) bookUnplaced() {
+	if h.unplacedAt > h.lease.reset.Add(-h.rule.Limit.WindowLength(h.lease.window)) || h.rule.Limit.Algorithm == ratelimit.TokenBucket {
+		h.lease.spent = ratelimit.Booked(h.lease.spent, min(h.unplaced, h.rule.Limit.Capacity()))
 	} else {
-		h.unasked = max(0, h.unasked-h.owed)
+		h.unasked = max(0, h.unasked-h.unplaced)
 	}
-	h.owed = 0
+	h.unplaced = 0
 }
 
 // margin is how much earlier than the ledger a node takes its lease for expired:

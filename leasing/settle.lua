@@ -591,9 +591,9 @@ local function book(r, at)
   -- A holder without a fence that was granted something in this window before has forgotten that: it had to make room.
   local forgot = c.fence == 0 and c.granted < r[GRANTED]
   c.forgot = forgot
-  local was, lost, over, owed = 0, 0, 0, 0
+  local was, lost, over, uncovered = 0, 0, 0, 0
   if known and is_here and not forgot then
-    was, lost, owed = paid(r), gone(r, c.granted), max(0, r[SPENT] - paid(r))
+    was, lost, uncovered = paid(r), gone(r, c.granted), max(0, r[SPENT] - paid(r))
   elseif known then
     local confirmed = max(r[GRANTED] - r[RETURNED], r[SPENT])
     if bucket then
@@ -628,11 +628,11 @@ local function book(r, at)
   if is_here then r[GRANTED], r[SPENT], r[RETURNED] = c.granted, c.spent, c.returned end
   if void then r[GRANTED] = min(c.granted, c.spent + c.returned) end
   if not bucket then return 0 end
-  if not known and c.refilled then was, owed = paid(r), max(0, r[SPENT] - paid(r)) end
+  if not known and c.refilled then was, uncovered = paid(r), max(0, r[SPENT] - paid(r)) end
   local back = was - paid(r)
   if back > 0 then back = max(0, back - lost) end
   pour(back)
-  return owed
+  return uncovered
 end
 
 -- reset credits the window with all that is charged to it.
@@ -645,13 +645,13 @@ local function reset()
   end
 end
 
-local function grant(r, owed, at)
+local function grant(r, uncovered, at)
   local drift = max(0, r[SPENT] - (r[GRANTED] - r[RETURNED]))
   local confirmed = drift
   if bucket then
     confirmed = min(drift, a.whole)
     a.whole = a.whole - confirmed
-    r[OVER] = max(0, drift - confirmed - owed)
+    r[OVER] = max(0, drift - confirmed - uncovered)
   elseif at == a.window then
     confirmed = max(0, drift - max(0, -free(at)))
     r[OVER] = r[OVER] + overspent()
@@ -832,9 +832,9 @@ if c.final then
 else
   local at = target()
   local before, relearn = r[WINDOW] == at and r[RETURNED] or 0, a.relearn
-  local owed = book(r, at)
+  local uncovered = book(r, at)
   if c.reset then reset() end
-  grant(r, owed, at)
+  grant(r, uncovered, at)
   recall(r)
   audit(c.reset and 'reset' or settled(r, before, relearn), holder, r)
 end

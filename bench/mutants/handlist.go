@@ -120,7 +120,7 @@ var allByHand = []byHand{
 		{lease, "if v.Window != l.window {\n\t\treturn", "if v.Window > l.window {\n\t\treturn"},
 	}},
 	{"what an outage admitted in the last window is charged to this one", []replacement{
-		{"leasing/plan.go", "if h.owedAt > h.lease.reset.Add(-h.rule.Limit.WindowLength(h.lease.window)) ||", "if h.owedAt > 0 ||"},
+		{"leasing/plan.go", "if h.unplacedAt > h.lease.reset.Add(-h.rule.Limit.WindowLength(h.lease.window)) ||", "if h.unplacedAt > 0 ||"},
 	}},
 	{"a sliding window forgets what a holder may have spent while its report travelled", []replacement{
 		{account, "a.prev+max(c.Spent, c.Granted-c.Returned))", "a.prev+c.Spent)"},

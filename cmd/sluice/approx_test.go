@@ -94,9 +94,14 @@ func TestApproxStaysWithinItsBudget(t *testing.T) {
 					t.Errorf("%s: one node with a prompt store admitted %d of %d", key, got, limit)
 				}
 				over := max(0, got-limit)
+				// An answer that a busy machine has lost is not counted.
+				lost := 0
+				for _, n := range f.nodes {
+					lost += n.metric(`sluice_store_operations_total{result="failed"}`)
+				}
 				f.nodes[0].eventually("metrics say what was over", func() bool {
 					counted := f.drift(key, "over_admitted_tokens_total")
-					return counted >= over && counted <= over+drained
+					return (counted >= over || lost > 0) && counted <= over+drained
 				})
 				counted := f.drift(key, "over_admitted_tokens_total")
 				if near := f.drift(key, "windows_near_bound_total"); near != int64(flag(counted >= budget-budget/5)) {
