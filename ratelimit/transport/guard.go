@@ -65,22 +65,31 @@ type guard struct {
 	net.Conn
 	caps   *Caps
 	budget *Budget
-	raw    *conn   // what it came as; nil: not from a Listener
+	// raw is the connection as the listener has it, below TLS; nil: it did not come from a
+	// Listener.
+	raw    *conn
 	screen *screen // nil: all calls are begun
 	in     walker
 	out    walker
-	timed  bool      // a read has a deadline
-	wrote  time.Time // when writes last got a deadline
+	// timed says that a read has a deadline, which has to be taken away when no request is
+	// incomplete any more. It is the reader's alone.
+	timed bool
+	// wrote is when writes last got a deadline: to set one costs, and a write may well go by that of the write before.
+	wrote time.Time
 
-	mu     sync.Mutex
-	open   []call // guarded by mu, by rising stream
-	latest uint32 // guarded by mu: the highest stream
+	mu   sync.Mutex
+	open []call // guarded by mu, by rising stream
+	// latest is the highest stream so far. Callers number their streams upwards, so that headers of
+	// a lower one are trailers, or an error. It is guarded by mu.
+	latest uint32
 	// unfinished are calls whose request is not complete; it is changed under mu.
 	unfinished atomic.Int32
 	held       int64 // guarded by mu. Invariant: the sum of the costs of open
-	ended      bool  // guarded by mu: nothing is charged any more
-	now        int64 // guarded by mu: when what is being reckoned came
-	asked      asked // guarded by mu
+	// ended says that the connection has been given up: nothing is charged any more, so that what
+	// was let go is not charged once more by frames that still come. It is guarded by mu.
+	ended bool
+	now   int64 // guarded by mu: when what is being reckoned came
+	asked asked // guarded by mu
 	// asks says that a Talk has something to ask about; it is changed under mu.
 	asks atomic.Bool
 }
@@ -88,13 +97,14 @@ type guard struct {
 // call is one that is open.
 type call struct {
 	stream   uint32
-	complete bool              // its request
-	blind    bool              // its messages cannot be followed
-	arrived  ratelimit.Instant // as the gate counts it; 0: it does not
-	since    int64
-	cost     int64
-	message  message
-	talk     *Talk // what works on the call has asked what its caller has received; nil: it has not
+	complete bool // its request
+	// blind says that the call's messages cannot be followed, so that it is charged for its frames.
+	blind   bool
+	arrived ratelimit.Instant // as the gate counts it; 0: it does not
+	since   int64
+	cost    int64
+	message message
+	talk    *Talk // what works on the call has asked what its caller has received; nil: it has not
 }
 
 func newGuard(c, raw net.Conn, caps *Caps, budget *Budget) *guard {

@@ -40,6 +40,7 @@ func (g *gunzip) Do(r io.Reader) ([]byte, error) {
 		return nil, err
 	}
 	most := g.most
+	// The output grows with what is unpacked. A size that a request states itself is not believed.
 	var out []byte
 	piece := make([]byte, 4<<10)
 	for {

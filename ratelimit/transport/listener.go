@@ -14,8 +14,10 @@ type Listener struct {
 	most   int
 	budget *Budget
 
-	mu    sync.Mutex
-	conns map[*conn]struct{} // guarded by mu. Invariant: at most most
+	mu sync.Mutex
+	// conns has the connections that are open. It is guarded by mu. Invariant: at most most, where
+	// most is not 0.
+	conns map[*conn]struct{}
 }
 
 // Listen bounds the connections of a listener; most 0 means any number.

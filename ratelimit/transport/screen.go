@@ -52,18 +52,24 @@ type screen struct {
 	fields  *fields
 
 	// Of the reader alone:
-	now     ratelimit.Instant // of the bytes that are being reckoned
-	kept    []byte            // the beginning of a frame that is decided on when it is whole
-	since   int64             // when it came
-	known   known             // what was understood last of a caller who repeats itself
-	pieces  []byte            // of a header block that cannot be refused
-	piecing bool              // it goes on
-	passed  uint32            // the last call that gRPC knows of
-	drop    bool              // the frame under way
-	changes []byte            // of the table, that gRPC is to be told of
-	changer uint32            // the last call that made one
-	cut     []uint32          // calls that were refused now, and whose request goes on
-	credit  int               // bytes of data that were taken out, and not given back
+	now    ratelimit.Instant // of the bytes that are being reckoned
+	kept   []byte            // the beginning of a frame that is decided on when it is whole
+	since  int64             // when it came
+	known  known             // what was understood last of a caller who repeats itself
+	pieces []byte            // of a header block that cannot be refused
+	// piecing says that a header block in several frames goes on, of which pieces has what came.
+	piecing bool
+	// passed is the last call that gRPC knows of, and changer the last refused one that changed the
+	// table.
+	passed uint32
+	// drop says that the frame under way is taken out of what gRPC reads.
+	drop    bool
+	changes []byte // of the table, that gRPC is to be told of
+	changer uint32 // the last call that made one
+	// cut has the calls that were refused in this read and whose requests go on.
+	cut []uint32
+	// credit counts bytes of data that were taken out, and whose window was not given back yet.
+	credit int
 
 	said    *[]byte             // guarded by guard.mu: frames that are to be written between gRPC's; nil: none
 	leaving []ratelimit.Instant // guarded by guard.mu: when calls arrived that the gate is to be told of

@@ -25,7 +25,8 @@ type Talk struct {
 	stream uint32
 	out    message // guarded by guard.mu: what has been written
 	sent   uint64  // guarded by guard.mu: messages
-	due    bool    // guarded by guard.mu: the last is to be asked about
+	// due says that the last message sent is to be asked about. It is guarded by guard.mu.
+	due    bool
 	acked  atomic.Uint64
 	notify chan struct{}
 }
@@ -41,7 +42,9 @@ type guarded struct {
 
 // asked is what a connection has been asked, and is to be.
 type asked struct {
-	talks int        // calls that are Talks
+	// talks counts the calls that are Talks: on a connection without any, what is written need not
+	// be followed into its messages.
+	talks int
 	seq   uint32     // of the last ping
 	wait  []question // by rising seq. Invariant: at most one for each Talk and message
 	pong  [8]byte    // of the ping that is being read

@@ -28,7 +28,9 @@ type Addition struct {
 	Coordination map[string]any `yaml:"coordination"`
 
 	inherited config.Inherited // what the fields above mean
-	problems  config.Problems  // what is wrong with them: told when a rule uses them
+	// problems is what is wrong with the fields above. A push is refused for them only if a rule
+	// uses them.
+	problems config.Problems
 }
 
 // maxAdditions are the most bytes of the file, which is read at start only.

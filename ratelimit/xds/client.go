@@ -34,8 +34,9 @@ type Options struct {
 	MaxMessage  int // bytes of a push
 	Backoff     Backoff
 	Additions   *Additions
-	Interval    time.Duration // least between two loads; pushes that come faster share one
-	Caps        config.Caps   // of all that is pushed at once; zero: the default
+	// Interval is the least time between two loads; pushes that come faster share one.
+	Interval time.Duration
+	Caps     config.Caps // of all that is pushed at once; zero: the default
 	// OnState, if set, is told when a stream is open (nil) and why it ended. It
 	// must not block.
 	OnState func(error)
@@ -43,9 +44,13 @@ type Options struct {
 
 // Backoff is how long to wait before the server is asked again.
 type Backoff struct {
-	Connect        time.Duration // until there was a stream at all
+	// Connect is the wait until there was a stream at all. A node that starts has no rules yet, and
+	// must not wait longer each time.
+	Connect        time.Duration
 	First, Longest time.Duration // after one has ended; each wait is twice the one before
-	Spread         float64       // a wait is that share longer or shorter, 0 to 1
+	// Spread is the part, from 0 to 1, by which a wait is longer or shorter: nodes that lose one
+	// server at once must not come back to it at once.
+	Spread float64
 }
 
 // wait is the n-th wait, from 0; random is from 0 to 1.

@@ -79,6 +79,8 @@ var errMany = fmt.Errorf("it holds too many messages")
 // codec reads pushes, but none with more resources than there may be files.
 type codec struct {
 	encoding.CodecV2
+	// most is how many messages a response may hold: its resources, and 100 for what is around
+	// them.
 	most   int
 	refuse func(error)
 }

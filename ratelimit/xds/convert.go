@@ -25,14 +25,17 @@ const (
 // converter turns the resources of one push into the descriptors that rules files
 // are decoded to, so that they are checked and compiled as files are.
 type converter struct {
-	more     *Additions
-	caps     config.Caps
-	messages int // that the push may still hold
+	more *Additions
+	caps config.Caps
+	// messages is how many the push may still hold. It goes down over all of its resources
+	// together: many small ones cost as much as a large one.
+	messages int
 	rules    int // descriptors so far
 
 	domain string       // that is converted
 	at     config.Place // of everything in it
-	path   []string     // of the descriptor that is converted
+	// path leads to the descriptor that is converted, for errors and for additions to it.
+	path []string
 }
 
 func newConverter(more *Additions, caps config.Caps) *converter {

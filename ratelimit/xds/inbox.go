@@ -14,9 +14,11 @@ const longestPause = 100 * time.Millisecond
 
 // inbox holds the last push that is not answered yet.
 type inbox struct {
-	latest chan *discovery.DiscoveryResponse // of one
-	ended  chan struct{}                     // closed when nothing will come any more
-	why    error                             // good once ended is closed
+	// latest has room for one push. A push that has not been taken when the next comes is replaced.
+	latest chan *discovery.DiscoveryResponse
+	ended  chan struct{} // closed when nothing will come any more
+	// why is the error that ended the stream. It may be read once ended is closed.
+	why error
 }
 
 // receive fills the inbox until the stream ends. The pause bounds what a server
