@@ -24,16 +24,21 @@ type call struct {
 	asks     []ratelimit.Ask
 	verdicts []ratelimit.Verdict
 	statuses []status
-	spared   []bool // of the asks: their charge is given back
-	over     bool   // overall_code
-	out      []byte
+	// spared says of each ask whether its charge is given back.
+	spared []bool
+	over   bool // overall_code
+	out    []byte
 }
 
 // match is what the rules say of one descriptor.
 type match struct {
-	rule     *ratelimit.Rule // nil: nothing limits it
-	ask      int             // its place among the asks, or -1
-	hash     uint64          // of the key, for the local cache
+	rule *ratelimit.Rule // nil: nothing limits it
+	// ask is the descriptor's place among the asks; -1: it has none, because nothing needs to be
+	// asked or another rule replaces its own.
+	ask int
+	// hash is of the key, for the local cache. It is kept because the key of a rule that is not
+	// asked is dropped.
+	hash     uint64
 	replaced bool
 }
 
@@ -65,6 +70,7 @@ func (s *Service) answer(ctx context.Context, c *call) (err error) {
 			return fmt.Errorf("%w: %w", errLarge, ctx.Err())
 		}
 	}
+	// Nothing has been charged yet, so that a request which makes no sense costs no budget.
 	if err := c.request.decode(c.in); err != nil {
 		return err
 	}
@@ -113,6 +119,7 @@ func (c *call) match(s *Service, d *config.Domain) {
 		}
 		// Nothing has to be asked: the answer is the same whatever was used.
 		if m.rule == nil || m.rule.Unlimited || m.rule.Limit.Requests == 0 {
+			// The next descriptor's key takes the place of one that nobody asks for.
 			c.keys = c.keys[:start]
 		} else {
 			c.addAsk(m, &c.request.descriptors[i], start)

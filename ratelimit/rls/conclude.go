@@ -9,10 +9,12 @@ import (
 
 // status is what one descriptor is answered.
 type status struct {
-	rule      *ratelimit.Rule
-	verdict   ratelimit.Verdict
-	ask       int  // its place among the asks, or -1
-	bare      bool // nothing but a code
+	rule    *ratelimit.Rule
+	verdict ratelimit.Verdict
+	ask     int // its place among the asks, or -1
+	// bare says that the status is a code and nothing else: no rule matches, or another replaces
+	// it.
+	bare      bool
 	unlimited bool
 	over      bool // its code
 	quota     bool

@@ -37,18 +37,24 @@ type LocalCacheStats struct {
 func (s LocalCacheStats) Lookups() uint64 { return s.Hits + s.Misses }
 
 const (
-	cacheParts     = 16
-	cacheWays      = 8         // keys among which one makes room for another
-	leastCacheSize = 512 << 10 // what theirs is at least
+	cacheParts = 16
+	// cacheWays is how many keys there are among which one makes room for another.
+	cacheWays = 8
+	// leastCacheSize is in bytes, and the least that the cache of envoyproxy/ratelimit has.
+	leastCacheSize = 512 << 10
 	mostCacheSize  = 1 << 30
-	cacheKeySize   = 64 // what a key takes there, about
+	// cacheKeySize is about how many bytes a key takes in the cache of envoyproxy/ratelimit. From
+	// it follows how many keys that holds in so many bytes, and so how many this one has to
+	// remember.
+	cacheKeySize = 64
 )
 
 type cachePart struct {
 	mu    sync.Mutex
 	sets  [][cacheWays]overKey // guarded by mu
 	stats LocalCacheStats      // guarded by mu
-	_     [32]byte
+	// The padding keeps two parts that different processors lock out of one line of their caches.
+	_ [32]byte
 }
 
 // overKey is a key that is over until its limit is whole again.

@@ -16,10 +16,12 @@ import (
 const (
 	MaxRequestBytes = 256 << 10 // where Options do not say otherwise
 	MaxDescriptors  = 1000
-	MaxEntries      = 100    // in one descriptor
-	MaxAllEntries   = 10_000 // in all descriptors together
-	MaxTextBytes    = 64 << 10
-	maxHits         = math.MaxInt64
+	MaxEntries      = 100 // in one descriptor
+	// MaxAllEntries is in all descriptors together. Descriptors times entries of each would be ten
+	// times as much.
+	MaxAllEntries = 10_000
+	MaxTextBytes  = 64 << 10
+	maxHits       = math.MaxInt64
 )
 
 // request is a decoded RateLimitRequest. Its strings lie in the bytes that it
@@ -34,11 +36,12 @@ type request struct {
 type descriptor struct {
 	first, count int // its entries
 	override     ratelimit.Limit
-	unit         int32 // of override, as it was sent
-	hasOverride  bool
-	hasHits      bool
-	negative     bool
-	hits         uint64
+	// unit is that of override, as it was sent: it may be none.
+	unit        int32
+	hasOverride bool
+	hasHits     bool
+	negative    bool
+	hits        uint64
 }
 
 func (r *request) entriesOf(d *descriptor) []config.Entry {

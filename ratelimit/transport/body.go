@@ -10,7 +10,9 @@ type Body struct {
 
 	mu    sync.Mutex
 	bytes int64 // guarded by mu
-	over  bool  // guarded by mu: it has ended, or was
+	// over says that the body has ended, or had to. What it held is given back once only. It is
+	// guarded by mu.
+	over bool
 }
 
 // bodyCost is what a request costs before its body.

@@ -36,9 +36,11 @@ type Caps struct {
 	HeaderBytes    uint32        // of a call, unpacked, as HTTP/2 counts them
 	MessageBytes   int           // of a request
 	RequestTimeout time.Duration // for a request to be complete, and for a reply to be taken
-	Idle           time.Duration // without a call: then a connection is asked to end
-	Age, AgeGrace  time.Duration // then it is too; calls under way may take AgeGrace
-	Gzip           bool          // requests may be compressed
+	// Idle is for how long a connection may be without a call before it is asked to end.
+	Idle time.Duration
+	// A connection that is as old as Age is asked to end, too. Calls under way may take AgeGrace.
+	Age, AgeGrace time.Duration
+	Gzip          bool // requests may be compressed
 	// Conversations says that calls are long, and go on in messages each of which
 	// is taken in at once: then a call costs what its message under way costs, and
 	// need never be complete.

@@ -13,7 +13,8 @@ const forever = time.Duration(1<<63 - 1)
 // for each may refer to what those before it have put into the table.
 type fields struct {
 	decoder *hpack.Decoder
-	most    int // bytes of a block that are looked at, unpacked
+	// most is how many bytes of a block are looked at, unpacked: what is behind them only goes into the table.
+	most int
 
 	// Of the block that was read last:
 	method   string

@@ -26,10 +26,13 @@ const (
 // what is no HTTP/2 is the transport's to refuse, and what looks like a frame
 // until then is charged, and let go with the connection.
 type walker struct {
-	skip   int // bytes before the first frame
+	// skip counts the bytes that are still to come before the first frame: the connection's
+	// preface.
+	skip   int
 	header [frameHeader]byte
 	have   int // bytes of header
-	left   int // bytes of the payload that are to come
+	// left counts the bytes of the frame's payload that are still to come.
+	left int
 	frame
 }
 
@@ -69,6 +72,7 @@ func (w *walker) next(b []byte) (begun bool, piece, rest []byte) {
 // frameCost is what the transport keeps for the payload of a data frame: a
 // buffer of the next larger kind, and its place in a queue.
 func frameCost(length int) int64 {
+	// queued is about what a place in the transport's queue takes, in bytes.
 	const queued = 128
 	switch {
 	case length <= 1<<10:
