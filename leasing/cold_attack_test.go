@@ -230,7 +230,7 @@ func coldTwin(seed uint64, keepBusy int) (log []string) {
 					e, at, _ := losable.SettleEpoch(context.Background(), bt.Query(), bt.Claims(), g)
 					bt.AnswerIn(e, at, g)
 				} else {
-					losable.Settle(nil, bt.Claims(), g)
+					losable.Settle(context.Background(), bt.Claims(), g)
 					bt.Answer(g)
 				}
 				say("%d answered %+v", step, g)

@@ -61,10 +61,10 @@ const (
 )
 
 func ticksOf(at instant) ticks {
-	if n := (at + instant(tick) - 1) / instant(tick); n < instant(neverDue) {
-		return ticks(max(0, n))
+	if at >= instant(neverDue)*instant(tick) {
+		return neverDue
 	}
-	return neverDue
+	return ticks(max(0, (at+instant(tick)-1)/instant(tick)))
 }
 
 // busyKeys are slots for what is known of busy keys, in chunks that do not move. From

@@ -169,6 +169,36 @@ func TestWhatIsNotPacked(t *testing.T) {
 	}
 }
 
+func TestTicksOf(t *testing.T) {
+	for at, want := range map[instant]ticks{
+		0: 0, 1: 1, instant(tick): 1, instant(tick) + 1: 2, never: neverDue, never - 1: neverDue,
+		instant(neverDue) * instant(tick): neverDue, (instant(neverDue) - 1) * instant(tick): neverDue - 1,
+	} {
+		if got := ticksOf(at); got != want {
+			t.Errorf("%d is in tick %d, want %d", at, got, want)
+		}
+	}
+}
+
+// A sweep leaves cold keys packed that have nothing to do: in a table with room, those of
+// which all is leased for long, and those whose window ended.
+func TestSweepsLeaveColdKeysPacked(t *testing.T) {
+	s := newRecallScript(t, ratelimit.Limit{Unit: ratelimit.Hour, Requests: 1000})
+	s.KeepBusy(0)
+	s.asks(1)
+	s.exchange()
+	if h := s.keyHeld(); !h.stretched || !h.untold() || !h.shard.cool(h) {
+		t.Fatal("it is not a key that a sweep might return")
+	}
+	sh, c := s.fleet.cell(keyOf(1))
+	defer sh.mu.Unlock()
+	for _, later := range []time.Duration{0, time.Second, time.Minute, 20 * time.Minute} {
+		if s.now = s.now.Add(later); sh.dueCold(s.now, c) {
+			t.Errorf("%v later: it is unpacked", later)
+		}
+	}
+}
+
 // Rules have numbers for as long as cold keys are of them, and those are used again.
 func TestRuleNumbers(t *testing.T) {
 	var n ruleNumbers
