@@ -179,7 +179,8 @@ func TestHandOverUnderLoad(t *testing.T) {
 	t.Logf("longest decision (and 99.9th percentile): before %v (%v), while it joined %v (%v), while one left %v (%v)", before, before999, join, join999, leave, leave999)
 	t.Logf("this machine kept a goroutine from running for up to %v, %v, %v (and %v while the tables were filled)", stall, stallJoin, stallLeave, filling)
 	stall = max(stall, stallJoin, stallLeave)
-	if over > 0 {
+	// Nodes that do not hear each other for TakeOver count apart, as declared.
+	if over > 0 && stall < TakeOver/2 {
 		t.Errorf("%d of %d keys admitted more than 10", over, keys)
 	}
 	if stall > ratelimit.StoreDeadline/3 {
