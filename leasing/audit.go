@@ -125,6 +125,7 @@ func NewAuditEvent(c *ratelimit.Claim, g *ratelimit.Grant) AuditEvent {
 		e.Kind = "recovery"
 	case g.Void:
 		e.Kind = "fenced"
+	// Even where something was granted: requests waited for more.
 	case got < c.Waiting:
 		e.Kind = "refused"
 	case got > 0:
@@ -164,6 +165,8 @@ func (w *AuditedWindow) Held() bool {
 	if w.Bucket {
 		return w.LeastFree >= -w.Bound
 	}
+	// Two counts that do not depend on each other: the sum of what holders said, and the least that
+	// the ledger had left.
 	return w.Admitted <= w.Limit+w.Bound && w.LeastFree >= -w.Bound
 }
 
@@ -187,6 +190,7 @@ func ReplayAudit(events []AuditEvent) []*AuditedWindow {
 		}
 		w := all[id{e.Rule, e.Key, e.Window}]
 		if w == nil {
+			// Events do not say when a window began; its first event is the nearest that is known.
 			w = &AuditedWindow{Rule: e.Rule, Key: e.Key, Window: e.Window, Begins: time.UnixMicro(e.At).UTC(), Limit: e.Limit, LeastFree: e.Free, totals: map[string]int64{}, Bucket: e.Ends == 0}
 			if !w.Bucket {
 				w.Ends = time.UnixMicro(e.Ends).UTC()

@@ -22,6 +22,7 @@ func (a *account) look(now ledgerTime, l *ratelimit.Limit, own func(ratelimit.Ho
 	// it would then change what claims are answered.
 	c := &ratelimit.Claim{Limit: *l}
 	copied := *a
+	// Records are changed in place: the copy needs its own.
 	copied.others = slices.Clone(a.others)
 	copied.advance(now, c)
 	v := &ratelimit.AccountLook{Window: copied.window, Limit: l.Capacity(), Relearning: copied.now < copied.relearn}
@@ -88,6 +89,8 @@ func (f *Fleet) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.As
 // Hottest implements [ratelimit.Inspector]. It looks at busy keys: a cold one is busy again
 // when it has been asked for often enough.
 func (f *Fleet) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
+	// One chunk of keys at a time is under its shard's lock: requests do not wait for the whole
+	// search.
 	var all hottest
 	for i := range f.shards {
 		s := &f.shards[i]
@@ -138,6 +141,7 @@ func (all *hottest) add(n int, rate float64, key func() ratelimit.HotKey) {
 		return
 	}
 	at, _ := slices.BinarySearchFunc(keys, rate, func(k ratedKey, rate float64) int { return cmp.Compare(rate, k.rate) })
+	// Sorted at any time, so that the last one is the one to beat.
 	keys = slices.Insert(keys, at, ratedKey{rate, key()})
 	*all = keys[:min(n, len(keys))]
 }
@@ -170,6 +174,7 @@ func (f *Fleet) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.A
 		// A peek needs a claim and spends nothing. Where one is under way already, the reset waits
 		// for its end, and makes a claim of its own.
 		fl, launch, _ := f.join(now, &ratelimit.Ask{Rule: a.Rule, Key: a.Key, Kind: ratelimit.Peek})
+		// The table is full, or the store counts as dead.
 		if fl == nil {
 			return ErrBusy
 		}
@@ -179,6 +184,7 @@ func (f *Fleet) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.A
 		}
 		select {
 		case <-fl.done:
+		// The claim stays under way and may still reset the account; nobody waits for it any more.
 		case <-ctx.Done():
 			return ErrBusy
 		}
@@ -215,6 +221,7 @@ func (l *Redis) account(ctx context.Context, name string) (*account, ledgerTime,
 		there = ledgerTime(t.UnixMicro())
 	}
 	rows, err := lookScript.Run(ctx, l.looks, []string{l.prefix + name}).Slice()
+	// No rows are no account: the key has not been used, or nothing of it counts any more.
 	if err != nil || len(rows) == 0 {
 		if err != nil {
 			err = fmt.Errorf("redis: %w", err)
