@@ -181,6 +181,8 @@ func (a *account) settleAt(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 		return late // there are no windows that begin anew
 	}
 	a.advance(now, c)
+	// A holder from before the ledger's clock went back calls each window by another number until
+	// it is answered (docs/protocol.md, section 4.8).
 	if c.Fence > 0 && c.Fence <= a.renamed {
 		renumbered := *c
 		renumbered.Window -= a.moved
@@ -191,25 +193,35 @@ func (a *account) settleAt(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 		return late // for a window that is over
 	}
 	r := a.find(c.Holder)
+	// A claim that was sent twice is answered twice alike, and changes the account once. One that
+	// was overtaken by a later claim is out of date (docs/protocol.md, section 4.2).
 	if r != nil && c.Seq <= r.seq {
 		if c.Seq < r.seq || r.closed { // or a repeat of what expiry has undone
 			return late
 		}
 		return a.answer(r, c)
 	}
+	// A last word counts while the window is the one before, whose sum is kept. A holder whose
+	// record is of a later window has claimed under this name since: the record must not be
+	// replaced.
 	if c.Final && (c.Window != a.window-1 || r != nil && r.window > c.Window) {
 		return late
 	}
+	// Silent holders' tokens are credited before the claim is booked, so that they can be granted
+	// to it (docs/protocol.md, section 4.5).
 	if c.Reclaim == ratelimit.ReclaimEager {
 		a.closeExpired()
 	}
 	if r == nil {
 		a.drop(c)
+		// Only a new holder makes the account larger. It makes room first, so that the number of
+		// records has a bound (docs/protocol.md, section 4.14).
 		r = a.add(c.Holder)
 		a.unfold(r, c)
 	}
 	if c.Final {
 		over := a.tally(r, c)
+		// A last word asks for nothing, and gets no fence: its window is over.
 		*r = record{holder: c.Holder, seq: c.Seq, window: c.Window, granted: c.Granted, spent: c.Spent, returned: c.Returned, over: over}
 		return a.answer(r, c)
 	}
@@ -218,6 +230,8 @@ func (a *account) settleAt(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	if c.Reset {
 		a.reset(c)
 	}
+	// The claim was booked first: what it returns can be granted at once, also to itself, and what
+	// it spent is not (docs/protocol.md, section 4.1).
 	a.grant(r, c, uncovered, at)
 	asked, recalling := a.recall(r, c)
 	a.dead = a.deadline(c) + a.lag // by the ledger's clock
@@ -269,6 +283,9 @@ func (a *account) clock(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	if a.window != 0 && l.Algorithm != ratelimit.TokenBucket && a.window <= l.WindowAt(now)+1 {
 		a.now = max(a.now, l.WindowEnd(a.window-1))
 	}
+	// An account of a node whose clock is behind (docs/protocol.md, section 4.15): as long as that
+	// clock shows the account's window, the account goes by it. When the window is over, it moves
+	// to the ledger's clock.
 	if a.lag > 0 {
 		if l.Algorithm != ratelimit.TokenBucket && l.WindowAt(now-a.lag) <= a.window {
 			now -= a.lag
@@ -298,6 +315,8 @@ func (a *account) shift(by ledgerTime, l *ratelimit.Limit) {
 	}
 	a.recalled += by
 	windows := window(0)
+	// Only when the clock went back may the time belong to an earlier window. Going ahead, advance
+	// turns the window as time that passes does.
 	if by < 0 {
 		a.dead += by
 		if l.Algorithm != ratelimit.TokenBucket {
@@ -329,6 +348,8 @@ func (a *account) advance(now ledgerTime, c *ratelimit.Claim) {
 			return
 		}
 		// A lease that expires on the way held refills back until then.
+		// In steps from expiry to expiry, for each lease that expires raises the level to which the
+		// bucket may refill.
 		for a.now < now {
 			step := min(now, a.nextExpiry())
 			a.refill(step-a.now, &c.Limit)
@@ -344,9 +365,13 @@ func (a *account) advance(now ledgerTime, c *ratelimit.Claim) {
 	if !fresh {
 		defer a.drop(c)
 	}
+	// What counts of the past is that of the window directly before. After a pause of more than a
+	// window nothing of it counts.
 	a.prev, a.left, a.late = 0, c.Limit.Capacity(), 0
 	if !fresh && w == a.window+1 {
 		a.prev = a.charged(a.window)
+		// By the highest limit that was claimed under: what was admitted before the limit was
+		// lowered is not over.
 		a.left, a.late = max(a.left, a.most)-a.spent(a.window), a.over
 	}
 	a.window, a.base, a.over, a.most = w, 0, 0, 0
@@ -360,14 +385,19 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (uncovered toke
 	// A bucket's claim may be about a life of the account that the ledger has
 	// lost: then the holder's totals are all that is known of it.
 	here := c.Window == at || bucket && c.Window != 0
+	// A lease that was reclaimed, or whose tokens a bucket has refilled and leased to others, is
+	// void: what was spent of it counts, and the rest is gone (docs/protocol.md, section 4.6).
 	void := known && here && (r.closed && c.Fence == r.fence || bucket && a.overfull(r, c))
 	// A holder that claims for this window without a fence of it, and has been
 	// granted something in it before, has forgotten that: it had to make room.
 	forgot := c.Fence == 0 && c.Granted < r.granted
 	paid, gone, over := tokens(0), tokens(0), tokens(0)
 	switch {
+	// The usual claim: a known holder, about the window that it is booked in.
 	case known && here && !forgot:
 		paid, gone, uncovered = r.paid(), a.gone(r, c.Granted), max(0, r.spent-r.paid())
+	// The claim's totals begin anew, or are about another window or none. What was confirmed stays
+	// charged without its name; what was in flight it never had (docs/protocol.md, section 4.4).
 	case known:
 		a.forget(r, bucket)
 	case r.window == a.window:
@@ -375,8 +405,11 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (uncovered toke
 		// holds under its other name, or has forgotten: what it spent would go with
 		// the record, and what it never received is not granted.
 		a.forget(r, bucket)
+	// The first claim after the turn still speaks of the window before, which counts by its weight:
+	// the ledger's guess of it becomes what the holder says.
 	case c.Limit.Algorithm == ratelimit.SlidingWindow:
 		a.correctPrevious(r, c)
+	// The first claim after the turn is also the last word on the window before.
 	case !bucket:
 		over = a.tally(r, c)
 	}
@@ -385,6 +418,7 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (uncovered toke
 	if known {
 		knew = r.granted + r.inflight
 	}
+	// What expiry has taken away, and what a bucket has refilled since, is no loss of data.
 	reclaimed := known && r.closed
 	missing := here && !reclaimed && !c.Refilled && c.Granted > knew
 	if missing {
@@ -393,8 +427,8 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (uncovered toke
 	if here && !known && c.Limit.Algorithm == ratelimit.SlidingWindow && (c.Fence > 0 || a.now < a.relearn) {
 		a.learnPrevious(r, c)
 	}
-	// The holder's own counts too: a ledger that lost it, and whose clock went
-	// back, would issue it again.
+	// The claim's own fence counts, too. A ledger that has lost its data, and whose clock went back,
+	// would otherwise issue a fence a second time (docs/protocol.md, section 4.6).
 	a.fence = max(a.fence+1, ratelimit.Fence(a.now), min(c.Fence, mostFence)+1)
 	*r = record{
 		holder: r.holder, seq: c.Seq, window: at, fence: a.fence,
@@ -404,13 +438,20 @@ func (a *account) book(r *record, c *ratelimit.Claim, at window) (uncovered toke
 	if here {
 		r.granted, r.spent, r.returned = c.Granted, c.Spent, c.Returned
 	}
+	// Of a void lease the holder keeps what it has spent or returned, and nothing that it could
+	// still spend.
 	if void {
 		r.granted = min(c.Granted, c.Spent+c.Returned)
 	}
 	if bucket {
+		// The holder was last heard so long ago that the bucket has filled up since: its old totals
+		// are paid for, and take nothing from the level.
 		if !known && c.Refilled {
 			paid, uncovered = r.paid(), max(0, r.spent-r.paid())
 		}
+		// What the holder has given up since its last claim goes back into the bucket; but not what
+		// was refilled in its place already, which would count twice. Below 0 the holder knows of
+		// more than the ledger did, and the level pays for it.
 		back := paid - r.paid()
 		if back > 0 {
 			back = max(0, back-gone)
@@ -487,6 +528,8 @@ func (a *account) grant(r *record, c *ratelimit.Claim, uncovered tokens, at wind
 	drift := max(0, r.spent-(r.granted-r.returned))
 	confirmed := drift
 	if c.Limit.Algorithm == ratelimit.TokenBucket {
+		// Only tokens confirm drift: a report alone would free the share again, without end
+		// (docs/protocol.md, section 4.12).
 		confirmed = min(drift, tokens(a.level/micro))
 		a.level -= int64(confirmed) * micro
 		r.over = max(0, drift-confirmed-uncovered)
@@ -494,16 +537,26 @@ func (a *account) grant(r *record, c *ratelimit.Claim, uncovered tokens, at wind
 		confirmed = max(0, drift-max(0, -a.free(c, at)))
 		r.over += a.overspent(c)
 	}
+	// What is available holds for all who claim. While the account learns, a twentieth of the limit
+	// bounds all grants together, for others may have spent the rest and not told it yet
+	// (docs/protocol.md, section 4.9).
 	room := a.available(c, at)
 	relearning := a.now < a.relearn
 	if relearning {
 		room = min(room, max(0, max(1, c.Limit.Capacity()/relearnShare)-a.relearned))
 	}
+	// Leases shrink with the budget: half of what is left is shared by all holders. Otherwise one
+	// node would take the last tokens, and others would be refused while it still has most of them
+	// (docs/protocol.md, section 4.11).
 	tapered := max(c.Waiting, room/(2*tokens(a.liveHolders(at))))
 	lease := min(room, max(c.Want, c.Waiting), tapered)
+	// A direct claim is spent at once, for one request: a part of its cost is of no use.
 	if c.Direct && room < c.Waiting {
 		lease = 0
 	}
+	// While there is plenty, a lease is made larger than was asked for and lasts until the window
+	// ends. The node renews seldom then; what it does not need is recalled when others run short
+	// (docs/protocol.md, section 4.11).
 	if c.Stretch && c.Limit.Algorithm != ratelimit.TokenBucket && !relearning && room > c.Limit.Capacity()/roomAbove &&
 		room+a.idleElsewhere(r, at) > c.Limit.Capacity()/plentyAbove {
 		r.plenty = true
@@ -516,6 +569,8 @@ func (a *account) grant(r *record, c *ratelimit.Claim, uncovered tokens, at wind
 		a.relearned += lease
 	}
 	r.inflight = confirmed + lease
+	// A holder that is granted something again may have more than it needs, and can be recalled
+	// again.
 	if lease > 0 {
 		r.recalled = notRecalled
 	}
@@ -528,6 +583,8 @@ func (a *account) grant(r *record, c *ratelimit.Claim, uncovered tokens, at wind
 // claim waits for is not there. It returns how many are asked now, and whether any
 // was, now or a moment ago.
 func (a *account) recall(r *record, c *ratelimit.Claim) (asked int, recalling bool) {
+	// Nobody is asked for a claim that got what waits; nor while the account learns, when it is
+	// short of knowledge and not of tokens.
 	if !c.Recall || r.inflight >= c.Waiting || a.now < a.relearn {
 		return 0, false
 	}
@@ -536,6 +593,8 @@ func (a *account) recall(r *record, c *ratelimit.Claim) (asked int, recalling bo
 		if other == r || !a.recallable(other, c) {
 			return
 		}
+		// The mark has each lease recalled once, and not by each claim of each node that waits
+		// (docs/protocol.md, section 4.11).
 		if other.recalled == notRecalled || again {
 			other.recalled = isRecalled
 			asked++
@@ -760,10 +819,13 @@ func (a *account) deadline(c *ratelimit.Claim) ledgerTime {
 	var at ledgerTime
 	switch l.Algorithm {
 	case ratelimit.FixedWindow, ratelimit.SlidingWindow:
+		// The next window was claimed ahead: the account must outlive that.
 		if next := a.charged(a.window + 1); next > 0 {
 			return l.WindowEnd(a.window + 1)
 		}
-		if a.charged(a.window) == 0 && a.prev == 0 && a.base >= 0 { // a reset is not to be forgotten
+		// Nothing is charged, as in a new account. A base below 0 is what a reset has credited, and
+		// must not be forgotten.
+		if a.charged(a.window) == 0 && a.prev == 0 && a.base >= 0 {
 			return max(a.now, a.relearn)
 		}
 		if l.Algorithm == ratelimit.FixedWindow {

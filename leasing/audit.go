@@ -23,6 +23,8 @@ const (
 // AuditStream names the stream of an account, in the same slot of a cluster:
 // Redis hashes what is between the first braces.
 func AuditStream(account string) string {
+	// A script may only touch keys of one slot of a Cluster, and the stream is written by the
+	// script that settles.
 	if open := strings.IndexByte(account, '{'); open >= 0 && strings.IndexByte(account[open+1:], '}') > 0 {
 		return account + auditSuffix // its prefix says what is hashed
 	}
@@ -105,12 +107,16 @@ func NewAuditEvent(c *ratelimit.Claim, g *ratelimit.Grant) AuditEvent {
 		e.Ends = int64(c.Limit.WindowEnd(g.Window))
 	}
 	switch got := g.Granted - c.Granted; {
+	// The ledger has booked nothing. The event says what the claim knew, so that it can be found
+	// beside those that were booked.
 	case g.Err != nil:
 		e.Kind, e.Window, e.Ends, e.Granted = "stale", int64(c.Window), 0, int64(c.Granted)
 		if !errors.Is(g.Err, ratelimit.ErrStaleClaim) {
 			e.Kind = "failed"
 		}
 		return e
+	// The order is that of what an auditor must see first: a reset or a recovery explains numbers
+	// that would look wrong for a plain grant.
 	case c.Final:
 		e.Kind = "final"
 	case c.Reset:
@@ -119,6 +125,7 @@ func NewAuditEvent(c *ratelimit.Claim, g *ratelimit.Grant) AuditEvent {
 		e.Kind = "recovery"
 	case g.Void:
 		e.Kind = "fenced"
+	// Even where something was granted: requests waited for more.
 	case got < c.Waiting:
 		e.Kind = "refused"
 	case got > 0:
@@ -126,7 +133,9 @@ func NewAuditEvent(c *ratelimit.Claim, g *ratelimit.Grant) AuditEvent {
 	case c.Returned > 0:
 		e.Kind = "return"
 	}
-	if c.Window != g.Window { // its totals were another window's
+	// The claim's totals were another window's, and do not count in the one that the grant is
+	// about.
+	if c.Window != g.Window {
 		e.Spent, e.Returned = 0, 0
 	}
 	return e
@@ -152,9 +161,12 @@ type AuditedWindow struct {
 
 // Held tells whether the limit, and what the rule declares beyond it, was kept.
 func (w *AuditedWindow) Held() bool {
-	if w.Bucket { // it refills: only its level says
+	// A bucket refills, so that what it admitted in all says nothing: its level does.
+	if w.Bucket {
 		return w.LeastFree >= -w.Bound
 	}
+	// Two counts that do not depend on each other: the sum of what holders said, and the least that
+	// the ledger had left.
 	return w.Admitted <= w.Limit+w.Bound && w.LeastFree >= -w.Bound
 }
 
@@ -162,6 +174,8 @@ func (w *AuditedWindow) Held() bool {
 // windows. Events may come in any order, and more than once.
 func ReplayAudit(events []AuditEvent) []*AuditedWindow {
 	events = slices.Clone(events)
+	// In the ledger's order, whatever order they were read in: the totals of a holder are
+	// cumulative, and the last one counts. That also makes events that come twice harmless.
 	slices.SortStableFunc(events, func(a, b AuditEvent) int { return int(a.At - b.At) })
 	type id struct {
 		rule, key string
@@ -176,6 +190,7 @@ func ReplayAudit(events []AuditEvent) []*AuditedWindow {
 		}
 		w := all[id{e.Rule, e.Key, e.Window}]
 		if w == nil {
+			// Events do not say when a window began; its first event is the nearest that is known.
 			w = &AuditedWindow{Rule: e.Rule, Key: e.Key, Window: e.Window, Begins: time.UnixMicro(e.At).UTC(), Limit: e.Limit, LeastFree: e.Free, totals: map[string]int64{}, Bucket: e.Ends == 0}
 			if !w.Bucket {
 				w.Ends = time.UnixMicro(e.Ends).UTC()
@@ -215,9 +230,11 @@ func (w *AuditedWindow) add(e *AuditEvent) {
 		w.Recoveries++
 	case "reset":
 		w.Resets++
-		w.Bound += w.Limit // an operator gave it once more
+		w.Bound += w.Limit // the operator has allowed the limit once more
 	}
-	// A limit that was lowered meanwhile is not what was kept to before.
+	// The rule's limit may change within the window, and each event has the limit of its time. The
+	// highest counts: what was admitted under it was right. What was free under a lower one is
+	// therefore converted, so that all are compared with the same limit.
 	if e.Limit > w.Limit && !w.Bucket {
 		w.LeastFree += e.Limit - w.Limit
 	}
@@ -227,10 +244,13 @@ func (w *AuditedWindow) add(e *AuditEvent) {
 		free += w.Limit - e.Limit
 	}
 	w.LeastFree = min(w.LeastFree, free)
+	// Totals are a holder's, and replace what it said before: only the difference was admitted.
 	old, charged := w.totals[e.Holder], max(e.Granted-e.Returned, e.Spent)
 	w.totals[e.Holder] = charged
 	if e.Claimed != e.Window && !w.Bucket {
-		old = 0 // it had forgotten this window, and counts from nothing: what it had stays admitted
+		// The holder had forgotten this window and counts from nothing again. What it had before stays
+		// admitted, and the new totals come on top.
+		old = 0
 	}
 	w.Admitted += charged - old
 	w.Holders = len(w.totals)

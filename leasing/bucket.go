@@ -19,6 +19,7 @@ func (a *account) refill(elapsed ledgerTime, l *ratelimit.Limit) {
 // without rounding. What does not make a whole micro-token is carried over.
 func refilled(level, carry int64, elapsed ledgerTime, full int64, l *ratelimit.Limit) (int64, int64) {
 	seconds := uint64(l.Period() / time.Second)
+	// Microseconds times requests may exceed 64 bits: the product is held in 128.
 	hi, lo := bits.Mul64(uint64(elapsed), uint64(l.Requests))
 	lo, overflow := bits.Add64(lo, uint64(carry), 0)
 	hi += overflow
@@ -26,6 +27,7 @@ func refilled(level, carry int64, elapsed ledgerTime, full int64, l *ratelimit.L
 		return full, 0
 	}
 	added, rest := bits.Div64(hi, lo, seconds)
+	// A full bucket carries nothing over: a refill that does not fit is lost.
 	if added >= uint64(full) || level+int64(added) >= full {
 		return full, 0
 	}
@@ -49,6 +51,8 @@ func (a *account) gone(r *record, received tokens) tokens {
 	if a.now >= r.expires {
 		n = r.outstanding()
 	}
+	// Such a grant held back no refill from the first instant on (see outstanding): what was not
+	// received of it may have been refilled already.
 	if r.direct {
 		n += max(0, r.granted+r.inflight-received)
 	}
@@ -57,6 +61,8 @@ func (a *account) gone(r *record, received tokens) tokens {
 
 // pour adds n tokens to a bucket, or takes them, as far as it has them.
 func (a *account) pour(n tokens, l *ratelimit.Limit) {
+	// A report may take more than there is, after a loss of data. The level stays at 0 or above; a
+	// bucket that owed would refuse everybody until it had paid (docs/protocol.md, section 4.1).
 	n = max(n, -tokens(a.level/micro))
 	a.level += int64(min(n, l.Burst)) * micro
 	a.level = min(a.level, a.brim(l))

@@ -41,12 +41,16 @@ func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
 	s, id, h := f.locked(a.Key)
 	defer s.mu.Unlock()
 	if h == nil {
+		// Without a place in the table nobody would remember what was spent, and the share would be
+		// spent again and again.
 		if h = f.admit(s, now, id, a.Key); h == nil {
 			return verdict{}, false
 		}
 	}
 	f.turn(h, now)
 	there := f.laneOf(f.keyName(a.Key)).time()
+	// A node that does not know the ledger's clock cannot tell in which window it would spend.
+	// Below the watermark the request waits for an answer first (docs/protocol.md, section 4.12).
 	if there.at == 0 || !waited && c.CheckTimeout > 0 && !h.plenty(now, a) {
 		return verdict{}, false
 	}
@@ -55,16 +59,22 @@ func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
 		return verdict{}, false
 	}
 	share, heir := f.Drift.Share(now, a.Rule, begins)
+	// Drift of the window before still counts in a sliding window, and what a learning ledger has
+	// confirmed frees no share: both use the share up.
 	share -= h.carried
 	if now < h.usedTill {
 		share -= h.used
 	}
 	h.rule = a.Rule
+	// A bucket has no next window to wait for. Who had the seat before may have spent a share of
+	// this key and crashed: one share is taken as spent first, once for each tenancy
+	// (docs/protocol.md, section 4.13).
 	if share > 0 && heir != h.heir && a.Rule.Limit.Algorithm == ratelimit.TokenBucket {
 		h.lease.overdraw(now, share, share)
 		h.heir, h.settled = heir, false
 	}
 	if !h.lease.overdraw(now, a.Cost, share) {
+		// Counted only when the ledger had its time to answer: before, the request goes on to wait.
 		if share > 0 && waited && a.Rule.Counters != nil {
 			a.Rule.Counters.ShareUsedUp.Add(1)
 		}
@@ -75,7 +85,8 @@ func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
 	h.demand.used = ratelimit.AddTokens(h.demand.used, a.Cost)
 	h.gauge()
 	if h.flight == nil && now >= h.pause {
-		f.launch(h, f.newFlight(h)) // reports it
+		// The ledger hears of it at once: only an answer frees the share again.
+		f.launch(h, f.newFlight(h))
 	}
 	v := h.lease.report(now, verdict{Charged: a.Cost})
 	v.Source = ratelimit.FromDrift
@@ -121,6 +132,8 @@ func (f *Fleet) begin(h *held, now instant, there ledgerClock, a *ask) (ledgerTi
 	limit := &a.Rule.Limit
 	early, late := there.between(now)
 	if limit.Algorithm == ratelimit.TokenBucket {
+		// A bucket has no windows, and so none can be in doubt. What was spent of it counts until
+		// it is full again at the latest.
 		full := refillTime(limit.Burst, limit)
 		if h.lease.window == 0 {
 			h.lease.window = 1 // it has one life
@@ -130,6 +143,8 @@ func (f *Fleet) begin(h *held, now instant, there ledgerClock, a *ask) (ledgerTi
 		return 1<<63 - 1, true
 	}
 	w := limit.WindowAt(early)
+	// The ledger's clock is known to an interval. While that holds the end of a window, the
+	// spending could count in either.
 	if w != limit.WindowAt(late) {
 		return 0, false
 	}
@@ -156,6 +171,8 @@ func (f *Fleet) begin(h *held, now instant, there ledgerClock, a *ask) (ledgerTi
 		h.lease.setLimit(limit)
 		h.lease.reset = there.notBefore(now, limit.WindowEnd(w))
 	}
+	// The window before still counts in a sliding window, so that a share counts from its beginning
+	// on: a tenant may use one only if it had the seat by then.
 	if limit.Algorithm == ratelimit.SlidingWindow {
 		return limit.WindowEnd(w - 2), true // the window before still counts
 	}
@@ -164,9 +181,12 @@ func (f *Fleet) begin(h *held, now instant, there ledgerClock, a *ask) (ledgerTi
 
 // overdraw spends cost from what is left, and from a share beyond it.
 func (l *lease) overdraw(now instant, cost, share tokens) bool {
+	// An expired lease's tokens may be another's by now: they must not pay for drift.
 	if now >= l.deadline {
 		l.giveBack() // it may no longer be spent
 	}
+	// What is unspent is below 0 by the drift so far, so that this bounds all unconfirmed drift by
+	// the share.
 	if share <= 0 || cost > l.unspent()+share {
 		return false
 	}
@@ -258,6 +278,7 @@ func (f *Fleet) finish(h *held) {
 		return
 	}
 	l := &h.lease
+	// Said once: a second call for the same window finds nothing unreported.
 	h.reported = l.spent
 	fl := f.newFlight(h)
 	fl.final = &finalWord{h.rule, h.unasked}
@@ -267,6 +288,7 @@ func (f *Fleet) finish(h *held) {
 	}
 	fl.audited(h.rule)
 	select {
+	// A full queue is left to claims that requests wait for.
 	case f.laneOf(fl.name).queue <- fl:
 	default:
 	}
@@ -278,7 +300,10 @@ func (h *held) needsLastWord() bool {
 	if h.rule == nil || h.rule.Coordination.Mode != ratelimit.Approx || l.algorithm != ratelimit.FixedWindow || l.window == 0 || l.spent == h.reported {
 		return false
 	}
-	// Else nothing was over, and a claim a window is too much.
+	// Where something drifted, or nothing was left, the window may be over its limit. Otherwise it
+	// is not by what this node knows. A last word is then sent only if windows are not shorter than
+	// sync_interval, for one claim more a window would be too many; and not under plenty, where
+	// more than half of the limit was left.
 	return l.drifted() > 0 || l.available <= 0 || !h.stretched && h.rule.Limit.Period() >= h.rule.Coordination.SyncInterval
 }
 

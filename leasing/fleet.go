@@ -237,6 +237,9 @@ func NewFleet(ledger ratelimit.Ledger, holder ratelimit.Holder, maxKeys int, clo
 	for i, share := range shares {
 		f.shards[i].open(arena, share, f.name)
 	}
+	// Each part of the ledger has a queue, a breaker and a clock of its own: while one shard of a
+	// Redis Cluster is dead, claims to the others go on. The queues together hold queueSize
+	// flights, however many parts there are.
 	lanes := 1
 	if p, ok := ledger.(Partitioned); ok {
 		lanes = p.Partitions()
@@ -251,7 +254,9 @@ func NewFleet(ledger ratelimit.Ledger, holder ratelimit.Holder, maxKeys int, clo
 	return f
 }
 
-// Holders are the names under which the ledger knows this node.
+// Holders are the names under which the ledger knows this node. There are two, which differ
+// in the last bit: the lease of the next window is claimed while this one's is in use, and
+// the ledger must have a record of each (docs/protocol.md, section 4.10).
 func (f *Fleet) Holders() []ratelimit.Holder { return []ratelimit.Holder{f.name, f.name ^ 1} }
 
 // keyName is a key as the ledger names its account.
@@ -307,6 +312,8 @@ func (f *Fleet) decide(now instant, asks []ask, verdicts []verdict) (missed bool
 	for i := range asks {
 		var ok bool
 		if verdicts[i], ok = f.take(now, &asks[i], nil); !ok {
+			// Mode approx may spend before the ledger has answered, while more than the low
+			// watermark was left at the last answer (docs/protocol.md, section 4.12).
 			verdicts[i], ok = f.drift(now, &asks[i], false)
 		}
 		if !ok {
@@ -327,6 +334,9 @@ func (f *Fleet) take(now instant, a *ask, after *flight) (verdict, bool) {
 	if c == nil {
 		return verdict{}, false
 	}
+	// Most keys of a large table are cold (see fleetshard.go). Where the lease has enough, and
+	// nothing else is to be done, the ask is answered from the packed form. Whatever needs more,
+	// such as a claim, makes the key busy.
 	if c.Val.slot == 0 && after == nil {
 		if v, ok := s.spendCold(c, now, a); ok {
 			return v, true
@@ -337,6 +347,8 @@ func (f *Fleet) take(now instant, a *ask, after *flight) (verdict, bool) {
 		h.touched = true
 	}
 	v, ok := h.lease.take(now, a, false)
+	// The lease may have nothing to say because its window is over. Where the lease of the next
+	// window is here, and that window has certainly begun, it takes over and is asked.
 	if !ok && f.turn(h, now) {
 		v, ok = h.lease.take(now, a, false)
 	}
@@ -348,20 +360,31 @@ func (f *Fleet) take(now instant, a *ask, after *flight) (verdict, bool) {
 	h.rule = a.Rule
 	h.demand.lastUse = now
 	h.demand.used = ratelimit.AddTokens(h.demand.used, v.Charged)
+	// Refused tokens count as demand, so that the next claim wants them too. While other holders
+	// have unspent tokens, they are also under-admission: refused while tokens were left elsewhere.
 	if v.OverLimit {
 		h.demand.refused = ratelimit.AddTokens(h.demand.refused, a.Cost)
 		if h.elsewhere > 0 {
 			h.countUnder(min(a.Cost, h.elsewhere))
 		}
 	}
+	// A full table drops a key only while the ledger knows all that was spent of it
+	// (docs/protocol.md, section 4.4). After a charge or a refund the ledger does not know any
+	// more.
 	h.settled = h.settled && v.Charged == 0 && a.Kind != ratelimit.Refund
 	if after != nil {
 		v.Source = ratelimit.FromClaim
 	}
 	switch {
+	// A holder has one claim of a key under way (docs/protocol.md, section 4.2), and none during a
+	// pause after fruitless answers (section 4.16).
 	case h.flight != nil || now < h.pause:
+	// A lease that is due is renewed; but not before retry, until when the ledger would grant
+	// nothing either. Spending that the ledger may reclaim (reclaim: eager) is reported even then.
 	case now >= h.aheadAt || h.due(now, h.lease.unspent()) && (now >= h.lease.retry || h.mustReport()):
 		f.renew(h, now)
+	// The ledger's refusal is believed for refusalHold. Then it is asked again in the background,
+	// so that no request waits for what is probably the same answer.
 	case v.OverLimit && now >= h.again && now < h.lease.retry:
 		f.askAgain(h, now, a)
 	}
@@ -383,11 +406,18 @@ func (f *Fleet) admit(s *fleetShard, now instant, id keytable.ID, key []byte) *h
 	h := s.add(id, key, func(c *heldCell) bool {
 		var scratch held
 		h := s.view(c, &scratch)
+		// The search for room goes round like the hand of a clock. A key that was used since the
+		// hand last came by has a second chance.
 		if h.touched {
 			h.touched = false
 			return false
 		}
 		over := now >= h.countsTill().Add(claimTimeout)
+		// A key stays while an answer is under way, or while it has the next window's lease. While
+		// its totals count, it goes only if the table is full and the ledger knows them all:
+		// otherwise what it spent would be granted again. When they count no more, it goes if the
+		// table is full, or if it has not been used for forgottenAfter, before the table takes more
+		// memory.
 		if h.flight != nil || h.next != nil || !over && (!full || !h.settled) || !full && now.Sub(h.demand.lastUse) < forgottenAfter {
 			return false
 		}
@@ -397,6 +427,7 @@ func (f *Fleet) admit(s *fleetShard, now instant, id keytable.ID, key []byte) *h
 		return true
 	})
 	if h != nil {
+		// Nothing is claimed ahead before a first answer has said which window it is there.
 		h.name, h.aheadAt = f.name, never
 	}
 	return h
@@ -416,6 +447,8 @@ func (f *Fleet) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []rat
 		}
 		s, _, h := f.locked(a.Key)
 		if h != nil {
+			// What the ledger was told as spent may not be spent any more: the key is not settled
+			// before another claim has said so.
 			h.lease.undo(a, &verdicts[i], a.Rule.Limit.Algorithm == ratelimit.TokenBucket)
 			h.settled = false
 			h.gauge()

@@ -23,6 +23,8 @@ func (f *Fleet) step(w *walk, see func(*fleetShard, *heldCell)) bool {
 	s.mu.Lock()
 	w.at = s.keys.Walk(w.at, func(c *heldCell) { see(s, c) })
 	s.mu.Unlock()
+	// The lock is free between two steps. A shard that is done is not gone back to: what was added
+	// there meanwhile is the next walk's.
 	if w.at.Done {
 		w.shard, w.at = w.shard+1, keytable.Cursor{}
 	}
@@ -37,6 +39,7 @@ func (s *fleetShard) eachBusy(chunk int, see func(*held)) (next int) {
 		return -1
 	}
 	for i := range s.busy.chunks[chunk].slots {
+		// Slots that are free stay between those in use, for chunks do not move.
 		if h := &s.busy.chunks[chunk].slots[i].held; h.shard != nil {
 			see(h)
 		}
@@ -58,8 +61,11 @@ func (f *Fleet) sweepPart(now instant, part int) {
 	f.beat(now)
 	f.lapseLate(now)
 	f.tell(now)
+	// The ledger goes first: a loss of data that it tells of, and a clock that was set, are urgent.
 	part %= sweepParts
 	upTo := (len(f.shards)*(part+1) + sweepParts - 1) / sweepParts
+	// Where a round has not ended in its time, the rest is caught up without a pause between parts.
+	// Otherwise the keys at the end would be looked at less and less often.
 	if f.behind = f.behind || part == 0 && f.swept != (walk{}) && f.swept.shard < len(f.shards); f.behind {
 		upTo = len(f.shards)
 	} else if part == 0 {
@@ -76,26 +82,32 @@ func (f *Fleet) sweepPart(now instant, part int) {
 // sweepKey looks after one key: it ends its window, and gives back what is idle.
 func (f *Fleet) sweepKey(now instant, s *fleetShard, c *heldCell) {
 	wasCold := c.Val.slot == 0
+	// Most cold keys have nothing to do now, and are left packed.
 	if wasCold && !s.dueCold(now, c) {
 		return
 	}
 	h := s.warm(c)
+	// The answer will say what is to be done.
 	if h.flight != nil {
 		return
 	}
 	f.turn(h, now)
 	ended := h.lease.window == 0 || now >= h.lease.reset
 	switch {
+	// What is over is no longer leased: the gauges forget it, and mode approx has its last word.
 	case ended:
 		h.gauges.set(nil, 0, 0, 0)
 		f.finish(h)
-	case h.stretched && s.roomy(): // nobody misses what it has, or will ask for it
+	case h.stretched && s.roomy():
+		// A lease of plenty is kept when idle. If others come to need it, it is recalled
+		// (docs/protocol.md, section 4.11). A table that is nearly full needs the place.
 	case now.Sub(h.demand.lastUse) > idleAfter && h.untold():
 		fl := f.newFlight(h)
 		fl.giveUp = true
 		f.launch(h, fl)
 	}
 	mayCool := wasCold || s.busy.crowded(h)
+	// A key that was asked for since the last sweep has a second chance to stay busy.
 	if mayCool && h.touched {
 		h.touched = false
 		return
@@ -111,6 +123,8 @@ func (f *Fleet) releaseAll() {
 	now := f.clock()
 	for w, more := (walk{}), true; more; {
 		var some map[*lane][]*flight
+		// The claims of all parts of the ledger go at once, so that one that is dead does not use
+		// up the others' time.
 		some, more = f.releases(now, &w)
 		var wg sync.WaitGroup
 		for l, flights := range some {
@@ -136,6 +150,8 @@ func (f *Fleet) releases(now instant, w *walk) (all map[*lane][]*flight, more bo
 		more = f.step(w, func(s *fleetShard, c *heldCell) {
 			var scratch held
 			h := s.view(c, &scratch)
+			// Only keys of which the ledger does not know all are claimed once more, and only while
+			// they count.
 			known := !h.settled && h.lease.window != 0 && now < h.lease.counts()
 			if !known && h.next == nil {
 				return
@@ -156,6 +172,8 @@ func (f *Fleet) releases(now instant, w *walk) (all map[*lane][]*flight, more bo
 // release adds the flight that returns a key's lease, or that of the next window.
 func (f *Fleet) release(all map[*lane][]*flight, h *held, ahead bool) {
 	fl := f.newFlight(h)
+	// The ledger may fold the record of a holder that has said its last (docs/protocol.md, section
+	// 4.14).
 	fl.giveUp, fl.last, fl.ahead = true, true, ahead
 	h.flight = fl
 	l := f.laneOf(fl.name)

@@ -68,9 +68,12 @@ func (fl *flight) audited(r *ratelimit.Rule) {
 func (f *Fleet) launch(h *held, fl *flight) bool {
 	select {
 	case f.laneOf(fl.name).queue <- fl:
+		// The sender cannot be ahead of this line: it writes the claim under the shard's lock,
+		// which the caller holds.
 		h.flight = fl
 		return true
 	default:
+		// Nobody waits for this claim. The next request or sweep that finds it due tries again.
 		return false
 	}
 }
@@ -86,6 +89,8 @@ func (f *Fleet) wait(ctx context.Context, now instant, asks []ratelimit.Ask, ver
 	timer := time.NewTimer(w.check)
 	defer timer.Stop()
 	for w.advance(ctx, f, now) {
+		// One timer bounds all rounds together. It runs for check first, and then for the rest of
+		// the deadline, in which rules of mode approx drift.
 		if !await(ctx, w.next().done, timer.C) && w.impatient(ctx.Err() != nil) {
 			timer.Reset(w.deadline - w.check)
 		}
@@ -138,18 +143,28 @@ func (w *waiting) advance(ctx context.Context, f *Fleet, now instant) bool {
 func (w *waiting) decide(ctx context.Context, f *Fleet, now instant, i int) bool {
 	a, fl := &w.asks[i], w.flights[i]
 	if fl != nil {
+		// The answer is in the lease before the flight ends (read). Another claim's answer may have
+		// brought enough, too, so that the lease is asked even while the flight goes on.
 		if v, ok := f.take(now, a, fl); ok {
 			w.verdicts[i] = v
 			return true
 		}
 		if fl.ended() {
-			if fl.err != nil && !errors.Is(fl.err, ratelimit.ErrStaleClaim) && !errors.Is(fl.err, errYoung) { // the window rolled, or data was lost: ask again
+			// Two errors are no outage: the claim was overtaken by the end of its window
+			// (ErrStaleClaim), or it was settled by a ledger that had just lost its data
+			// (errYoung). The ask waits for another claim. After any other error on_store_failure
+			// decides.
+			if fl.err != nil && !errors.Is(fl.err, ratelimit.ErrStaleClaim) && !errors.Is(fl.err, errYoung) {
 				w.verdicts[i] = f.fail(ctx, now, a, reasonOf(fl.err))
 				return true
 			}
+			// The answer was not enough for this ask, or was about another window: it needs another
+			// claim.
 			w.flights[i] = nil
 		}
 	}
+	// The order is from what is known to what is guessed: what the ledger last said of the key,
+	// then the node's share (mode approx), and only then on_store_failure.
 	if w.drifting || w.late {
 		if v, ok := f.refusedLate(now, a, w.late); ok {
 			w.verdicts[i] = v
@@ -166,9 +181,12 @@ func (w *waiting) decide(ctx context.Context, f *Fleet, now instant, i int) bool
 		w.verdicts[i] = f.fail(ctx, now, a, ratelimit.FallbackDeadline)
 		return true
 	}
+	// There is time left, and the answer is still to come.
 	if w.flights[i] != nil {
 		return false
 	}
+	// There can be no claim while the store counts as dead, after fruitless answers, and for a key
+	// that the full table has no room for. Then waiting would bring nothing.
 	fl, launch, reason := f.join(now, a)
 	if fl == nil {
 		w.verdicts[i] = f.fail(ctx, now, a, reason)
@@ -182,6 +200,8 @@ func (w *waiting) decide(ctx context.Context, f *Fleet, now instant, i int) bool
 
 // next is the flight that the first undecided ask is behind.
 func (w *waiting) next() *flight {
+	// Answers are awaited one after the other. That takes no longer than awaiting them together,
+	// because all must be here before the request is answered.
 	for i := range w.asks {
 		if errors.Is(w.verdicts[i].Err, errUndecided) {
 			return w.flights[i]
@@ -193,6 +213,8 @@ func (w *waiting) next() *flight {
 // impatient takes in that the time it had has passed, or that nobody waits any
 // more. It reports whether there is more time.
 func (w *waiting) impatient(gone bool) bool {
+	// Where no rule may drift, the first timer was the deadline already. For a caller that has
+	// gone, what happens to it is decided at once.
 	w.late = w.drifting || gone || w.check == w.deadline
 	w.drifting = true
 	return !w.late
@@ -218,6 +240,7 @@ func checkTime(asks []ratelimit.Ask, verdicts []ratelimit.Verdict) time.Duration
 			longest = max(longest, c.CheckTimeout)
 		}
 	}
+	// No rule here drifts early: there is one timer, the deadline.
 	if longest == 0 {
 		return deadline
 	}
@@ -227,6 +250,8 @@ func checkTime(asks []ratelimit.Ask, verdicts []ratelimit.Verdict) time.Duration
 // await reports whether done was closed in time.
 func await(ctx context.Context, done <-chan struct{}, timer <-chan time.Time) bool {
 	select {
+	// A select of several that are ready takes any of them. Done is looked at first, so that an
+	// answer which is here is not thrown away because the timer has ended as well.
 	case <-done: // even if it is late: it is here
 		return true
 	default:
@@ -243,6 +268,8 @@ func await(ctx context.Context, done <-chan struct{}, timer <-chan time.Time) bo
 // most is what may be asked for those who wait: no more than the largest lease
 // that the rule declares, where expiry makes unreported tokens another's.
 func (fl *flight) most(rule *ratelimit.Rule) tokens {
+	// Under reclaim: safe an unreported lease stays charged, so that one claim may fetch what all
+	// who wait need together.
 	if !rule.Coordination.Eager() {
 		return fl.waiting
 	}
@@ -266,6 +293,8 @@ func (f *Fleet) enqueue(fl *flight) {
 		return
 	default:
 	}
+	// Other asks may have joined the flight since it was made. They wait for it, so that it must
+	// end with an error, and the key must be free for another claim.
 	s := f.shard(fl.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -294,13 +323,20 @@ func (f *Fleet) join(now instant, a *ask) (fl *flight, launch bool, reason ratel
 	if a.Kind == ratelimit.Spend {
 		waiting = min(a.Cost, a.Rule.Limit.Capacity()+1) // more makes no difference
 	}
+	// The window may be over and may not, and the next one's lease is here. To wait for the turn
+	// takes 2 ms at most, and brings what a claim could not: certainty which lease to spend.
 	if n := h.next; n != nil && now >= n.over && now < n.start {
 		return f.untilTurn(n, now), false, 0
 	}
+	// The ledger has asked other holders to give tokens back, which takes about recallPause. All
+	// that waits for them asks again together, and not each by itself.
 	if now < h.resume {
 		return f.untilAgain(h, now), false, 0
 	}
 	if h.flight != nil {
+		// A claim that has not left takes this ask along. One that has left cannot, and one for the
+		// next window brings this one nothing: the ask waits for its end, and then for a claim of
+		// its own. A key that was about to be given up as idle is in use again.
 		if !h.flight.sent && !h.flight.ahead {
 			h.flight.waiting += waiting
 			h.flight.largest = max(h.flight.largest, waiting)
@@ -308,10 +344,13 @@ func (f *Fleet) join(now instant, a *ask) (fl *flight, launch bool, reason ratel
 		}
 		return h.flight, false, 0
 	}
+	// After several answers in a row that neither admitted nor refused what waits, the key is not
+	// claimed for a while (docs/protocol.md, section 4.16).
 	if now < h.pause {
 		return nil, false, ratelimit.FallbackError
 	}
 	fl = f.newFlight(h)
+	// While its part of the store counts as dead, no request waits for it.
 	if f.laneOf(fl.name).refused(now) {
 		return nil, false, ratelimit.FallbackBreaker
 	}

@@ -21,6 +21,8 @@ func KeyName(key []byte) string {
 }
 
 func readKey(b []byte) (string, bool) {
+	// The first byte of a readable key is its unit of time. Bytes that are no unit begin the digest
+	// of a key that was too long.
 	if len(b) < 4 || b[0] >= 0xf0 {
 		return "", false
 	}
@@ -29,12 +31,14 @@ func readKey(b []byte) (string, bool) {
 		out.WriteString("calendar_")
 	}
 	out.WriteString(ratelimit.Unit(b[0]).String())
+	// Fixed windows are the usual algorithm, and are not named: names stay short.
 	if b[1] != byte(ratelimit.FixedWindow) {
 		out.WriteByte('.')
 		out.WriteString(ratelimit.Algorithm(b[1]).String())
 	}
 	multiplier, n := uint64(0), 0
-	for i, c := range b[2:] { // uvarint; of a billing month the day
+	// A uvarint: the multiplier of the unit, or the day on which billing months begin.
+	for i, c := range b[2:] {
 		multiplier |= uint64(c&0x7f) << (7 * i)
 		if c < 0x80 {
 			n = i + 1
@@ -61,12 +65,15 @@ func readKey(b []byte) (string, bool) {
 	}
 	for part := 0; len(b) > 0; part++ {
 		separator := byte('|')
+		// The parts are the domain, and then by turns the name and the value of an entry.
 		if part > 0 && part%2 == 0 {
 			separator = '='
 		}
 		if b[0] == 0xff && len(b) > 2 { // a shared pattern
 			separator, b = '~', b[2:]
 		}
+		// A part that is cut off, or a length that none may have: these are no bytes of ours, and
+		// are shown as they are.
 		if b[0] >= 0xfd || len(b) < 1+int(b[0]) {
 			return "", false
 		}
@@ -100,6 +107,8 @@ func keyOfName(name string) (key []byte, ok bool) {
 		return key, err == nil
 	}
 	end := strings.IndexByte(name, '|')
+	// A name comes from the ledger, and may be anything. What is longer than any key's name is not
+	// looked at; an escaped byte takes three.
 	if end < 0 || len(name) > 4*ratelimit.MaxKeyLen {
 		return nil, false
 	}
@@ -140,6 +149,7 @@ func prefixOf(header string) ([]byte, bool) {
 	}
 	unit, algorithm, _ := strings.Cut(header, ".")
 	unit, calendar := strings.CutPrefix(unit, "calendar_")
+	// Names are looked up among those that KeyName writes, so that the two cannot differ.
 	for u := ratelimit.Second; u <= ratelimit.CalendarMonth; u++ {
 		if u.String() != unit || calendar != (u == ratelimit.CalendarMonth) {
 			continue

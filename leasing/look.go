@@ -18,16 +18,21 @@ import (
 // look is the account as of now, for people. own tells which holders are this
 // node's names.
 func (a *account) look(now ledgerTime, l *ratelimit.Limit, own func(ratelimit.Holder) bool) *ratelimit.AccountLook {
+	// The account is brought to now on a copy: a look must not roll a window or fold records, for
+	// it would then change what claims are answered.
 	c := &ratelimit.Claim{Limit: *l}
 	copied := *a
+	// Records are changed in place: the copy needs its own.
 	copied.others = slices.Clone(a.others)
 	copied.advance(now, c)
 	v := &ratelimit.AccountLook{Window: copied.window, Limit: l.Capacity(), Relearning: copied.now < copied.relearn}
+	// Below 0 shows by how much a window is beyond its limit. A bucket has its level instead.
 	if v.Free = copied.free(c, copied.window); l.Algorithm == ratelimit.TokenBucket {
 		v.Free = copied.available(c, copied.window)
 	}
 	v.Charged = v.Limit - v.Free
 	copied.each(func(r *record) {
+		// Records of the window before are kept for corrections, and charge nothing in this one.
 		if r.window != copied.window {
 			return
 		}
@@ -36,6 +41,7 @@ func (a *account) look(now ledgerTime, l *ratelimit.Limit, own func(ratelimit.Ho
 			Outstanding: r.outstanding(), Expires: r.expires.Sub(copied.now), Closed: r.closed,
 		})
 	})
+	// Records come in no order that means anything; two looks should be comparable.
 	slices.SortFunc(v.Holders, func(a, b ratelimit.HolderLook) int { return cmp.Compare(a.Holder, b.Holder) })
 	return v
 }
@@ -56,6 +62,7 @@ type accounts interface {
 func (f *Fleet) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
 	v := ratelimit.Look{Account: f.keyName(a.Key)}
 	s, _, h := f.locked(a.Key)
+	// A window of 0 is a lease before its first answer: there is nothing to show.
 	if h != nil && h.lease.window != 0 {
 		v.Lease = h.lease.look(now)
 		v.Lease.Heard, v.Lease.PerSecond, v.Lease.Asking, v.Lease.Reported = now.Sub(h.heard), h.demand.perSec, h.flight != nil, h.reported
@@ -64,6 +71,7 @@ func (f *Fleet) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.As
 	if v.Lease != nil {
 		v.Lease.Failing = f.laneOf(v.Account).refused(now)
 	}
+	// Where another node has the ledger (mode routing), this node can show only its lease.
 	ledger, ok := f.ledger.(accounts)
 	if !ok {
 		return v
@@ -81,12 +89,18 @@ func (f *Fleet) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.As
 // Hottest implements [ratelimit.Inspector]. It looks at busy keys: a cold one is busy again
 // when it has been asked for often enough.
 func (f *Fleet) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
+	// One chunk of keys at a time is under its shard's lock: requests do not wait for the whole
+	// search.
 	var all hottest
 	for i := range f.shards {
 		s := &f.shards[i]
 		for first := 0; first >= 0; first = s.eachBusy(first, func(h *held) {
+			// Keys that nobody asks for any more still have the rate that was measured last.
 			if h.rule != nil && now.Sub(h.demand.lastUse) < idleAfter {
 				seconds := max(now.Sub(h.demand.since), shortest).Seconds()
+				// A rate is measured when a claim is written. Since then more may have been asked
+				// for, which is counted; a key that rests now keeps half of its last rate, so that
+				// it does not vanish between two looks.
 				rate := max(h.demand.perSec/2, float64(h.demand.used+h.demand.refused)/seconds)
 				all.add(n, rate, func() ratelimit.HotKey { return h.hot(f.keyName(h.key()), rate) })
 			}
@@ -122,10 +136,12 @@ func (all hottest) keys() []ratelimit.HotKey {
 
 func (all *hottest) add(n int, rate float64, key func() ratelimit.HotKey) {
 	keys := *all
+	// Most keys are not among the n hottest. They end here, before a name is made for them.
 	if len(keys) == n && (n == 0 || keys[n-1].rate >= rate) {
 		return
 	}
 	at, _ := slices.BinarySearchFunc(keys, rate, func(k ratedKey, rate float64) int { return cmp.Compare(rate, k.rate) })
+	// Sorted at any time, so that the last one is the one to beat.
 	keys = slices.Insert(keys, at, ratedKey{rate, key()})
 	*all = keys[:min(n, len(keys))]
 }
@@ -137,7 +153,10 @@ func (f *Fleet) Drop(_ ratelimit.Instant, key []byte) bool {
 	if h == nil {
 		return false
 	}
+	// An operator who drops a lease wants the ledger to be asked again, also where the node refuses
+	// by itself.
 	h.lease.retry = 0
+	// A claim that is under way fetches the ledger's answer anyway.
 	if h.flight == nil && h.lease.window != 0 {
 		fl := f.newFlight(h)
 		fl.giveUp = true
@@ -152,7 +171,10 @@ var ErrBusy = errors.New("the ledger could not be asked: it does not answer, or 
 // Reset implements [ratelimit.Inspector].
 func (f *Fleet) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
 	for ctx.Err() == nil {
+		// A peek needs a claim and spends nothing. Where one is under way already, the reset waits
+		// for its end, and makes a claim of its own.
 		fl, launch, _ := f.join(now, &ratelimit.Ask{Rule: a.Rule, Key: a.Key, Kind: ratelimit.Peek})
+		// The table is full, or the store counts as dead.
 		if fl == nil {
 			return ErrBusy
 		}
@@ -162,6 +184,7 @@ func (f *Fleet) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.A
 		}
 		select {
 		case <-fl.done:
+		// The claim stays under way and may still reset the account; nobody waits for it any more.
 		case <-ctx.Done():
 			return ErrBusy
 		}
@@ -170,6 +193,8 @@ func (f *Fleet) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.A
 		}
 		s, _, h := f.locked(a.Key)
 		if h != nil {
+			// What this node had concluded from the state before the reset holds no more: neither
+			// its refusals, nor what denials charged.
 			h.lease.retry, h.lease.debt = 0, 0
 		}
 		s.mu.Unlock()
@@ -186,6 +211,8 @@ var lookScript = redis.NewScript(lookSource)
 // account reads an account; nil if there is none.
 func (l *Redis) account(ctx context.Context, name string) (*account, ledgerTime, error) { //nolint:unparam // Inspect uses the time, through an interface
 	var there ledgerTime
+	// A simulation has a clock of its own. Otherwise times are shown by Redis' clock, as the
+	// account has them.
 	if there = l.at(); there == 0 {
 		t, err := l.looks.Time(ctx).Result()
 		if err != nil {
@@ -194,6 +221,7 @@ func (l *Redis) account(ctx context.Context, name string) (*account, ledgerTime,
 		there = ledgerTime(t.UnixMicro())
 	}
 	rows, err := lookScript.Run(ctx, l.looks, []string{l.prefix + name}).Slice()
+	// No rows are no account: the key has not been used, or nothing of it counts any more.
 	if err != nil || len(rows) == 0 {
 		if err != nil {
 			err = fmt.Errorf("redis: %w", err)
@@ -206,10 +234,12 @@ func (l *Redis) account(ctx context.Context, name string) (*account, ledgerTime,
 			return nil, there, err
 		}
 	}
+	// A hash has no order, so that readRow could not tell which record is the first.
 	if a.first.seq == 0 && len(a.others) > 0 {
 		a.first, a.others = a.others[0], a.others[1:]
 	}
 	a.each(func(r *record) {
+		// A bucket's records have 0 for its only window (docs/protocol.md, section 6.3).
 		if r.window == 0 {
 			r.window = a.window
 		}
@@ -228,6 +258,8 @@ func (a *account) readRow(row any) error {
 	name := ""
 	for i, cell := range cells {
 		text, isText := cell.(string)
+		// Lua gives numbers back without their fractions and beyond 2^53 inexactly: look.lua writes
+		// them as text.
 		if ok = ok && isText; i == 0 {
 			name = text
 			continue
@@ -237,7 +269,9 @@ func (a *account) readRow(row any) error {
 		n = append(n, v)
 	}
 	switch {
-	case ok && name == "a" && (len(n) == 13 || len(n) == 17 || len(n) == accountFields-1 || len(n) == accountFields): // written by releases before
+	case ok && name == "a" && (len(n) == 13 || len(n) == 17 || len(n) == accountFields-1 || len(n) == accountFields):
+		// Shorter ones were written by releases before: what they lack counts as 0.
+		// Holders' fields may come before this one, and stay.
 		others := a.others
 		n = append(n, make([]int64, accountFields-len(n))...)
 		*a = account{

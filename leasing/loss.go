@@ -39,6 +39,9 @@ func (l *lane) query(now instant) ratelimit.EpochQuery {
 	defer l.mu.Unlock()
 	m := &l.memory
 	return ratelimit.EpochQuery{
+		// The server itself is asked which run it is only when another one may have the data now:
+		// at first, and after a batch that failed. While this node has something to tell, it has
+		// the learning prolonged when half of it is over.
 		Part: l.part, Verify: m.epoch.ID == 0 || m.failed,
 		Telling: m.telling && l.notYet(now.Add(relearnTime/2), m.epoch.Learning) != l.notYet(now, m.epoch.Learning),
 	}
@@ -60,6 +63,7 @@ func (l *lane) known(now instant) ratelimit.Epoch {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e := l.memory.epoch
+	// By the ledger's clock, for the end of the learning is one of its instants.
 	if !l.notYet(now, e.Learning) {
 		e.Learning = 0
 	}
@@ -76,6 +80,7 @@ func (l *lane) learned(sent, now instant, e ratelimit.Epoch) (lost bool) {
 	if e.ID == 0 || e.ID != m.epoch.ID && sent < m.sent { // an answer from before that came late
 		return false
 	}
+	// The first epoch that a node hears of is no loss: it had told this ledger nothing.
 	lost = m.epoch.ID != 0 && e.ID != m.epoch.ID
 	m.epoch, m.sent, m.heard, m.failed = e, max(m.sent, sent), now, false
 	m.telling = m.telling || lost
@@ -110,7 +115,9 @@ func (f *Fleet) Epoch() ratelimit.EpochKnown {
 	for i := range f.lanes {
 		l := &f.lanes[i]
 		l.mu.Lock()
+		// One number stands for the epochs of all parts: it changes when that of any part does.
 		k.ID = k.ID*31 + l.memory.epoch.ID
+		// All that is known is as old as what is known of the part that was asked first.
 		k.Asked = min(k.Asked, l.memory.sent)
 		l.mu.Unlock()
 	}
@@ -171,9 +178,12 @@ type teller struct {
 // tell tells again what is in doubt, as much as the queues take.
 func (f *Fleet) tell(now instant) {
 	t := &f.teller
+	// A new doubt begins the passes anew: what was told meanwhile may have been told before it.
 	if doubt := instant(f.doubt.Load()); doubt != 0 && doubt != t.doubt {
 		*t = teller{doubt: doubt}
 	}
+	// One call does a bounded number of steps, for a sweep has other work. The first passes hurry,
+	// because the ledger learns for two seconds only.
 	most := 2 * len(f.shards)
 	if t.pass > 1 { // what is left waits for an answer, or for its part of the ledger
 		most = len(f.shards)/sweepParts + 1
@@ -189,12 +199,14 @@ func (f *Fleet) tell(now instant) {
 			}
 		})
 		if full {
+			// The key at which the queue was half full was not told: the next call goes on there.
 			t.walk = from
 			return
 		}
 		if t.rest += rest; more {
 			continue
 		}
+		// The telling ends with a pass that found everything told, by answers that had come.
 		if t.pass > 0 && t.rest == 0 {
 			f.allTold(t.doubt)
 			return
@@ -206,6 +218,7 @@ func (f *Fleet) tell(now instant) {
 // allTold ends the telling, unless there is a new doubt.
 func (f *Fleet) allTold(doubt instant) {
 	f.teller = teller{}
+	// A loss that was found in the meantime has set another doubt, which must not be cleared.
 	if !f.doubt.CompareAndSwap(int64(doubt), 0) {
 		return
 	}
@@ -221,20 +234,27 @@ func (f *Fleet) allTold(doubt instant) {
 func (f *Fleet) tellKey(now instant, s *fleetShard, c *heldCell, t *teller) (told, full bool) {
 	var scratch held
 	h := s.view(c, &scratch)
+	// Most keys end here. They are only looked at and stay cold; see view.
 	if h.next == nil && h.isTold(now, t.doubt) {
 		return true, false
 	}
 	h = s.warm(c)
 	f.turn(h, now)
 	if n := h.next; n != nil && n.told < t.doubt && now < n.over {
-		h.next, h.triedAhead, h.aheadAt = nil, 0, now // the ledger may not know it: claim it anew
+		// The ledger may not know this lease: if it were spent, the same tokens could be granted once
+		// more. It is claimed anew.
+		h.next, h.triedAhead, h.aheadAt = nil, 0, now
 	}
 	if h.isTold(now, t.doubt) {
 		return true, false
 	}
+	// The ledger's clock has gone ahead, and leases from before that are expired there: this node
+	// must not spend what others may have.
 	if h.told < instant(f.lapsed.Load()) {
 		h.lease.deadline = min(h.lease.deadline, now)
 	}
+	// First those that are used up. A lease with tokens left is renewed soon anyway; a key that
+	// refuses by itself sends no claim, and the ledger would grant its whole limit again.
 	usedUp := h.lease.unspent() <= 0 || now < h.lease.retry
 	if h.flight != nil || now < h.pause || t.pass == 0 && !usedUp {
 		return false, false
@@ -242,7 +262,7 @@ func (f *Fleet) tellKey(now instant, s *fleetShard, c *heldCell, t *teller) (tol
 	fl := f.newFlight(h)
 	l := f.laneOf(fl.name)
 	if l.refused(now) {
-		return false, false // the part is dead; others are not
+		return false, false // this part of the ledger is dead; a later pass tells it
 	}
 	return false, len(l.queue) >= cap(l.queue)/2 || !f.launch(h, fl)
 }
@@ -298,6 +318,7 @@ func (f *Fleet) beat(now instant) {
 			continue
 		}
 		select {
+		// A beat goes through the queue as claims do, so that one place sends and one reads epochs.
 		case l.queue <- &flight{errand: errand{beat: true}}:
 		default: // there are claims enough
 			l.mu.Lock()

@@ -8,11 +8,12 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Memory is a ledger in this process: the simulator's, and that of tests. It is safe for concurrent use, never blocks on anything
-// but its own short locks, and holds at most as many accounts as it was made
-// for. An account in use is never dropped to make room: a claim on a new key
+// Memory is a ledger in this process: the simulator's, and that of tests. It is safe for
+// concurrent use, never blocks on anything but its own short locks, and holds at most as many
+// accounts as it was made for. An account in use is never dropped to make room: a claim on a new key
 // then fails with ErrLedgerFull, and its caller must limit the key some other
-// way. Accounts that mean the same as new ones are dropped without notice.
+// way. An account is dropped without notice as soon as a new
+// one would answer alike.
 type Memory struct {
 	clock  func() ratelimit.LedgerTime
 	hash   hasher
@@ -68,8 +69,13 @@ func (m *Memory) settleAt(now ledgerTime, hash uint64, key []byte, c *ratelimit.
 	cell := s.accounts.get(hash, key)
 	if cell == nil {
 		if cell = s.admit(now, hash, key); cell == nil {
+			// To drop an account in use would grant its limit once more. Its caller limits the key
+			// in another way instead.
 			return ratelimit.Grant{Seq: c.Seq, Err: ratelimit.ErrLedgerFull}
 		}
+		// The key may have had an account before, which was dropped. Fences of a key rise for ever
+		// (docs/protocol.md, section 4.6): the new account begins at the highest fence of all that
+		// were.
 		cell.val.fence = s.floor
 	}
 	a := &cell.val
@@ -87,6 +93,7 @@ func (s *memoryShard) admit(now ledgerTime, hash uint64, key []byte) *cell[accou
 		return c
 	}
 	dropped := s.accounts.evict(evictTries, func(c *cell[account]) bool {
+		// From dead on a new account would answer as this one does; only its fence must be kept.
 		if now < c.val.dead {
 			return false
 		}
@@ -119,6 +126,8 @@ func NewLosable(m *Memory) *LosableMemory {
 // SettleEpoch implements [ratelimit.Epochal].
 func (l *LosableMemory) SettleEpoch(ctx context.Context, q ratelimit.EpochQuery, claims []ratelimit.Claim, grants []ratelimit.Grant) (ratelimit.Epoch, ledgerTime, error) {
 	at := l.clock()
+	// A holder still has accounts to tell: until it has, a key that looks new may have been spent
+	// (docs/protocol.md, section 4.9).
 	if q.Telling && l.epoch.Young(at) {
 		l.epoch.Learning = max(l.epoch.Learning, at.Add(relearnTime))
 	}
@@ -143,6 +152,7 @@ func (l *LosableMemory) Copy() *Memory {
 			if c := &from.accounts.cells[j]; tag != 0 {
 				into := to.accounts.add(c.fullHash(), c.key[:c.len])
 				into.val = c.val
+				// A copy of its own: claims that come after this instant change only the original.
 				into.val.others = slices.Clone(c.val.others)
 			}
 		}
@@ -162,6 +172,7 @@ func (l *LosableMemory) Evict(key string) {
 	s, c := l.locked([]byte(key))
 	defer s.mu.Unlock()
 	if c != nil {
+		// Its fence is kept, as that of an account that is dropped.
 		s.floor = max(s.floor, c.val.fence)
 		gone := false
 		s.accounts.drop(func(other *cell[account]) bool { // another moves to its place

@@ -36,7 +36,11 @@ const (
 // for that. The caller holds the shard's lock.
 func (f *Fleet) renew(h *held, now instant) {
 	fl := f.newFlight(h)
+	// One claim is under way at a time. When both are due, the next window's goes first, for this
+	// one's lease is worth nothing in a moment.
 	fl.ahead = now >= h.aheadAt
+	// Each next window is claimed once. When that claim is lost, the first request after the turn
+	// claims; a second one ahead would come too late anyway.
 	if f.launch(h, fl) && fl.ahead {
 		h.aheadAt, h.triedAhead = never, h.lease.window+1
 	}
@@ -46,22 +50,29 @@ func (f *Fleet) renew(h *held, now instant) {
 func (h *held) planAhead(sent, now instant, jitter float64) {
 	h.aheadAt = never
 	period := h.rule.Limit.Period()
+	// The other algorithms have no window that begins anew.
 	if h.lease.algorithm != ratelimit.FixedWindow || h.triedAhead > h.lease.window {
 		return
 	}
 	lead := min(period/leadShare, leadMost, h.rule.Coordination.Lease.TTL/2)
+	// Up to half of the lead is left to chance: otherwise all keys of all nodes would claim at the
+	// same moment.
 	lead -= time.Duration(jitter * float64(lead) / 2)
+	// A slow ledger is asked two round trips early at least, and no window is claimed before half
+	// of the one before has passed.
 	h.aheadAt = h.lease.reset.Add(-min(period/2, max(lead, 2*now.Sub(sent))))
 }
 
 // claimAhead writes the claim for the next window, or returns its lease.
 func (h *held) claimAhead(now instant, seq uint64, giveUp bool) ratelimit.Claim {
+	// The key is idle: what was claimed for the next window goes back.
 	if giveUp && h.next != nil {
 		c := h.next.lease.release(now, seq)
 		c.Ahead = true
 		return c
 	}
 	h.demand.measure(now, 0)
+	// The totals of a new window begin at 0, and nobody waits for it yet.
 	var fresh lease
 	c := fresh.claim(now, seq, h.rule, 0, max(1, h.demand.want(h.rule, 0)), false)
 	c.Ahead, c.Window = true, h.triedAhead
@@ -70,6 +81,9 @@ func (h *held) claimAhead(now instant, seq uint64, giveUp bool) ratelimit.Claim 
 
 // keepNext takes in the answer to claimAhead.
 func (h *held) keepNext(sent, now instant, there ledgerClock, fl *flight, g *ratelimit.Grant, jitter float64) {
+	// What was given back is not kept. Neither is the lease of another window than was asked for,
+	// nor one of a ledger that does not tell its time: without that nobody knows when the window
+	// begins.
 	if fl.giveUp || g.Window != fl.claim.Window || g.At == 0 {
 		return
 	}
@@ -87,6 +101,10 @@ func (h *held) keepNext(sent, now instant, there ledgerClock, fl *flight, g *rat
 // agree has the current lease last exactly until its window may be over.
 func (h *held) agree() {
 	if n := h.next; n != nil {
+		// The current lease was granted by an answer with an interval of the ledger's clock of its
+		// own. Where that allows to spend it for longer, it is believed, but never beyond the
+		// instant at which the next window has certainly begun: no token of one window is spent in
+		// the other.
 		n.over = min(n.start, max(n.over, h.lease.deadline))
 		h.lease.deadline = min(h.expires, n.over)
 		h.lease.reset = max(h.lease.reset, n.over)
@@ -99,9 +117,11 @@ func (f *Fleet) turn(h *held, now instant) bool {
 	if n == nil || now < n.start {
 		return false
 	}
+	// The last word on the old window is said under the old name, before name and lease change.
 	f.finish(h)
 	h.lease, h.renewal, h.heard, h.told, h.eager, h.expires, h.next = n.lease, n.renewal, n.heard, n.told, n.eager, n.expires, nil
 	h.name ^= 1
+	// The ledger does not know yet what will be spent of the new lease.
 	h.settled = false
 	h.begun()
 	h.bookUnplaced()
@@ -116,9 +136,12 @@ func (f *Fleet) turn(h *held, now instant) bool {
 // from both, and what they have not is refused.
 func (h *held) inDoubt(now instant, a *ask) (verdict, bool) {
 	n := h.next
+	// A doubt of up to doubtWait is waited out (see untilTurn).
 	if n == nil || now < n.over || n.start.Sub(now) <= doubtWait || a.Kind != ratelimit.Spend {
 		return verdict{}, false
 	}
+	// A token that only one of the leases has may be the wrong window's. It is not spent; at most
+	// it is refused while it was there.
 	if now >= h.expires || a.Cost > h.lease.unspent() || a.Cost > n.lease.left(now) {
 		return verdict{OverLimit: true, ResetAfter: n.start.Sub(now)}, true
 	}
@@ -133,6 +156,7 @@ const doubtWait = 2 * time.Millisecond
 // untilTurn is a flight that ends when the next window has begun, which is at
 // most doubtWait from now.
 func (f *Fleet) untilTurn(n *nextLease, now instant) *flight {
+	// All requests for the key wait for the same flight, and one timer.
 	if n.wait == nil {
 		fl := &flight{done: make(chan struct{})}
 		f.after(n.start.Sub(now), func() { close(fl.done) })

@@ -60,6 +60,7 @@ func (h *held) pack(b []byte, rule uint32) []byte {
 	p := packer{b: binary.AppendUvarint(b, uint64(rule)), next: 1}
 	p.numbers(h, flags)
 	if h.demand.perSec != 0 {
+		// The rate has no place among the numbers: as a double it would be no shorter as a varint.
 		p.present |= p.next
 		p.b = binary.LittleEndian.AppendUint64(p.b, math.Float64bits(h.demand.perSec))
 	}
@@ -82,6 +83,7 @@ func (h *held) unpack(b []byte) {
 		h.demand.perSec = math.Float64frombits(binary.LittleEndian.Uint64(p.b))
 	}
 	h.demand.lastUse = lastUsedCold(b)
+	// What was spent since was only counted beside the numbers. The ledger has not heard of it.
 	if taken := tokens(binary.LittleEndian.Uint32(b[packedTaken:])); taken > 0 {
 		h.lease.spent += taken
 		h.demand.used = ratelimit.AddTokens(h.demand.used, taken)
@@ -103,11 +105,16 @@ func spendPacked(b []byte, now instant, a *ask) (v verdict, ok bool) {
 	var h packedFront
 	p.front(&h)
 	taken := tokens(binary.LittleEndian.Uint32(b[packedTaken:]))
+	// A key that is asked for so often is made busy: it costs less then, and is among those that
+	// are looked at for the hottest.
 	if taken >= busyAfter*a.Cost {
-		return verdict{}, false // asked for that often, it may be one of the hottest
+		return verdict{}, false
 	}
 	l := lease{granted: h.granted, spent: h.spent + taken, returned: h.returned, available: h.available, deadline: h.deadline, reset: h.reset, window: h.window}
 	switch {
+	// Whatever else than spending is to be done needs all that is known: a limit that is another
+	// than the rule's, an end of the window, a pause, a claim ahead, a renewal. What was taken has
+	// 32 bits.
 	case head>>48&packedLimited == 0, now >= l.reset, now < h.pause, now >= h.aheadAt, a.Cost > l.left(now), taken+a.Cost > math.MaxUint32:
 		return verdict{}, false
 	}

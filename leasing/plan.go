@@ -9,6 +9,8 @@ import (
 // lasts is until when the grant's window certainly goes on, on this node's clock.
 func lasts(sent, now instant, there ledgerClock, l *ratelimit.Limit, g *ratelimit.Grant) instant {
 	if l.Algorithm == ratelimit.TokenBucket || g.At == 0 {
+		// A bucket has no window that ends, and without the ledger's time only a duration is known.
+		// It counts from sent: too early is safe, too late is not.
 		return sent.Add(g.ResetAfter)
 	}
 	return there.notBefore(now, l.WindowEnd(g.Window))
@@ -66,16 +68,20 @@ func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter fl
 	left := h.lease.unspent()
 	short := fl.claim.Waiting > g.Granted-fl.claim.Granted
 	h.recalling = short && g.Recalling
+	// Others were asked to give back: what waits claims again after recallPause. Where nobody was
+	// asked, others may still return tokens by themselves, and the key claims after backOff at the
+	// earliest. Chance spreads the claims of several nodes.
 	if h.recalling {
 		h.resume = now.Add(recallPause)
 	} else if short && g.Outstanding > 0 && now >= h.lease.retry {
-		// Somebody may return some: ask again, but not for each request.
 		h.lease.retry = now.Add(backOff + time.Duration(jitter*float64(backOff)))
 		h.lease.retryCost = grantable(g) + 1
 	}
 	got := g.Granted - fl.claim.Granted
 	if h.lease.algorithm != ratelimit.FixedWindow && !h.recalling && g.Available < max(1, h.rule.Limit.Capacity()/100) && float64(got) < h.demand.perSec*backOff.Seconds() {
-		// Tokens come back one by one: let some gather, but none overflow.
+		// Tokens come back one by one, and each claim would be granted one. So that a claim brings
+		// several, some gather for backOff; of a bucket for half the time in which it would be
+		// full, for beyond that tokens are lost.
 		wait := backOff
 		if h.lease.algorithm == ratelimit.TokenBucket {
 			wait = min(wait, g.ResetAfter/2)
@@ -83,13 +89,17 @@ func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter fl
 		h.lease.retry = max(h.lease.retry, now.Add(wait))
 		h.lease.retryCost = 1
 	}
+	// The ledger credits what was not reported when the lease expires: it is reported at half of
+	// that time (docs/protocol.md, section 4.5).
 	if h.eager && (left > 0 || h.mustReport()) {
 		h.after = sent.Add(g.TTL / 2)
 	}
 	if left <= 0 || g.Available == 0 && g.Outstanding == 0 && h.lease.algorithm == ratelimit.FixedWindow {
-		return // nothing to renew, or nothing to be had
+		return // nothing to renew, or nothing is to be had before the window ends
 	}
 	h.renewal = h.demand.renewal(sent, now, left, &fl.claim.Limit, g)
+	// What a node of mode approx knows must not be older than sync_interval. Under plenty no
+	// renewal is needed for that: more than half of the limit is left.
 	if h.rule.Coordination.Mode == ratelimit.Approx && !g.Plenty {
 		h.after = min(h.after, sent.Add(h.rule.SyncInterval()))
 	}
@@ -97,6 +107,8 @@ func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter fl
 
 // grantable is what the ledger had left for a claim.
 func grantable(g *ratelimit.Grant) tokens {
+	// A ledger that is learning grants little of what it calls available: the node must not take
+	// that for tokens that a smaller request could have.
 	if g.Relearning {
 		return 0
 	}

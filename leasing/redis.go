@@ -68,6 +68,8 @@ const slots = 16384
 // Partitions implements [Partitioned]: a Cluster's slots in 16 ranges, each of
 // which fails by itself; one for all otherwise.
 func (l *Redis) Partitions() int {
+	// Shards own ranges of slots, too, so that one dead shard concerns few of the 16 parts. A Redis
+	// that is no Cluster fails as a whole.
 	if _, ok := l.client.(*redis.ClusterClient); ok {
 		return 16
 	}
@@ -113,13 +115,17 @@ func (l *Redis) settle(ctx context.Context, claims []ratelimit.Claim, grants []r
 	answers := l.pipeline(ctx, claims, settleScript.EvalSha, behind)
 	var again []int
 	for i := range answers {
+		// Neither answer has booked anything, so that the claim can be sent again under its number.
+		// A script that Redis has forgotten goes with its text then.
 		if redis.HasErrorPrefix(answers[i].Err(), "NOSCRIPT") || l.cutting.elsewhere(&claims[i], answers[i]) {
 			again = append(again, i)
 			continue
 		}
 		grants[i] = readGrant(&claims[i], answers[i])
 	}
-	for range 2 { // for a script that was forgotten, its first answer may be that the windows are elsewhere
+	// Twice, because the first answer of a script that was forgotten may be that its windows are
+	// elsewhere. After that the claim has failed.
+	for range 2 {
 		if len(again) == 0 {
 			return
 		}
@@ -152,7 +158,9 @@ func (l *Redis) pipeline(ctx context.Context, claims []ratelimit.Claim, eval eva
 		answers[i] = eval(ctx, pipe, names, l.arguments(&claims[i])...)
 	}
 	behind(pipe)
-	if _, err := pipe.Exec(ctx); err != nil { // also when a single command failed
+	// An error may be that of a single command. Only commands without an answer take it over: the
+	// others were settled.
+	if _, err := pipe.Exec(ctx); err != nil {
 		for _, a := range answers {
 			if a.Err() == nil && a.Val() == nil {
 				a.SetErr(err)
@@ -170,6 +178,8 @@ func (l *Redis) arguments(c *ratelimit.Claim) []any {
 		}
 	}
 	period := c.Limit.Period().Microseconds()
+	// Months differ in length. The script cuts them by the calendar, or by the ends that come
+	// behind the claim.
 	if c.Limit.Unit.OfCalendar() {
 		period = 0
 	}
@@ -180,6 +190,8 @@ func (l *Redis) arguments(c *ratelimit.Claim) []any {
 		int64(c.Learning), int64(c.Before),
 	}
 	packed := appendNumbers(make([]byte, 0, 8*len(claim)), claim[:]...)
+	// Redis knows no time zones: the ends of billing months go with the claim (docs/protocol.md,
+	// section 6.1).
 	if c.Limit.Calendar != 0 {
 		packed = l.cutting.append(packed, c.Limit.Calendar, l.at())
 	}
@@ -205,6 +217,7 @@ func HolderName(h ratelimit.Holder) string { return "h" + strconv.FormatUint(uin
 func NewHolder() ratelimit.Holder {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
+	// NewFleet doubles it, for a node has two names.
 	return ratelimit.Holder(binary.LittleEndian.Uint64(b[:]) >> 1)
 }
 
@@ -222,11 +235,14 @@ func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 	}
 	var packed [answerFields]int64
 	values, whole := unpacked(packed[:0], text)
+	// What answers may be a proxy or another program's data. Nothing of an answer is believed that
+	// has not the form of one (docs/protocol.md, section 4.16).
 	if err != nil || !whole || len(values) != answerFields && (len(values) != 2 || values[0] != 1) {
 		g.Err = fmt.Errorf("%w: %w", &GrantError{Kind: ratelimit.RejectedForm, What: "number of fields", Said: int64(len(values)), Least: 2, Most: answerFields}, saying(answer))
 		return g
 	}
-	if g.Seq = uint64(values[len(values)-1]); g.Seq != c.Seq { // replies that are mixed up
+	// A proxy that mixes up replies would have this key take another's tokens.
+	if g.Seq = uint64(values[len(values)-1]); g.Seq != c.Seq {
 		g.Err = &GrantError{ratelimit.RejectedSequence, "sequence number", int64(g.Seq), int64(c.Seq), int64(c.Seq)}
 		return g
 	}
@@ -269,6 +285,7 @@ const answerFields = 22
 func saying(answer *redis.Cmd) error { return errors.New(shortened(answer.Val())) } //nolint:err113 // its text is the store's
 
 func microseconds(us int64) time.Duration {
+	// A duration is in nanoseconds: what a false answer says may not overflow into a negative one.
 	const most = int64(1<<63-1) / 1000
 	if us > most {
 		return 1<<63 - 1

@@ -51,6 +51,9 @@ local NEVER = 9007199254740991 -- 2^53-1
 repeat
   local flags, period = Flags, Period
   local low = flags % 256
+  -- Of the flags only tally, ahead and stretch or recall are settled here. An audited account
+  -- writes events, a bucket needs all leases that expire, and months need their ends: they take the
+  -- long way.
   if KEYS[2] or Algorithm == BUCKET or period == 0 or (low ~= 0 and low ~= 16 and low ~= 8 and low ~= 24) then break end
   local now, at = Time, Window
   if now == 0 then
@@ -60,9 +63,13 @@ repeat
   local fmod, max, min = math.fmod, math.max, math.min
   local w = (now - fmod(now, period)) / period + 1
   local sliding = Algorithm == SLIDING
+  -- The long way settles claims for the next window, claims while the ledger learns, and claims
+  -- that give their lease back, whose TTL is 0.
   if low % 16 == 8 and (at ~= w or sliding) or Learning > now or TTL <= 0 then break end
   local holder, capacity, fence = ARGV[1], Requests, Fence
   local granted, spent, returned, waiting = Granted, Spent, Returned, Waiting
+  -- Two fields, however many holders there are: the cost of a claim does not grow with them
+  -- (docs/protocol.md, section 4.14).
   local found = redis.call('HMGET', KEYS[1], 'a', holder)
   local a, r
   if found[1] then
@@ -76,6 +83,7 @@ repeat
   local left, late, over = a[12], a[13], 0
   local was_charged, was_spent, was_out, was_live, was_stranded, answered = 0, 0, 0, 0, 0, 0
   if found[2] then
+    -- A holder's record without an account: only the long way knows what to make of that.
     if not found[1] then break end
     r = unpack_record(found[2])
     local f = r[10]
@@ -90,6 +98,8 @@ repeat
     if now < r[3] then was_live = 1 else was_stranded = was_out end
     answered = f % 256 >= 64 and 128 or 0
   else
+    -- A new holder may come without others' records being folded only until a[25]. One that has
+    -- totals of this window is none: its record was folded, or lost.
     if now >= a[25] or at == w or sliding and at == w - 1 then break end
     if at == w - 1 and at ~= 0 then -- the last word on the window before
       left = left - spent
@@ -131,6 +141,8 @@ repeat
   if lease > 0 then f = f - answered end
   local inflight = confirmed + lease
   local retry = 0
+  -- When something is missing, the answer says from when on it may be there. Of a fixed window that
+  -- is its end; the rest is for the long way.
   if inflight < waiting then
     if sliding or flags >= 512 and elsewhere > 0 then break end -- others are to give back
     retry = w * period - now
@@ -144,11 +156,14 @@ repeat
     now, next_fence, w, a[4], a[5], beyond, a[7], a[8], a[9], a[10], most, left, late, a[14], a[15], a[16], a[17], a[18],
     others + charged, a[20] - was_spent + spent, elsewhere + out, stranded, live, min(a[24], expires), a[25],
   }), holder, pack({ Seq, w, expires, next_fence, granted, inflight, spent, returned, over, f }))
+  -- The expiry that was set last is still right while something was charged before: it is the end
+  -- of the same window. This spares most claims a command.
   if not kept then
     local dead = w * period
     if sliding then dead = dead + period end
     if others + charged == 0 and a[5] == 0 and a[4] >= 0 then dead = max(now, a[9]) end
     local ms = math.floor((dead - now) / 1000) + 1000
+    -- A test's time stands still while that of Redis goes on: an hour more keeps the account.
     if Time > 0 then ms = ms + 3600000 end
     redis.call('PEXPIRE', KEYS[1], min(ms, 31536000000 * 2))
   end
@@ -217,6 +232,7 @@ local a = {
 local records, dirty, expired, shifted = {}, {}, {}, false
 local fields = redis.call('HGETALL', KEYS[1])
 for i = 1, #fields, 2 do
+  -- Fields that releases before did not write count as 0 (docs/protocol.md, section 6.6).
   if fields[i] == 'a' then
     local v = unpack_record(fields[i + 1])
     a = {
@@ -293,7 +309,8 @@ if #ARGV[2] > CLAIM_BYTES then
   cuts = { struct.unpack('<dddddddd', ARGV[2], CLAIM_BYTES + 1) }
   first = table.remove(cuts, 1)
   table.remove(cuts) -- where unpack has stopped
-  -- The beginning of the ledger's window is needed, its end, and those of three after it: its account may be a month ahead.
+  -- The beginning of the ledger's window is needed, its end, and those of three after it: its
+  -- account may be a month ahead.
   if now < cuts[1] or now >= cuts[4] then return struct.pack('<ddd', 2, now, Seq) end
 end
 
@@ -311,6 +328,7 @@ local function window_at(time)
     while cuts[i] <= time do i = i + 1 end
     return first + i - 1
   end
+  -- Searched from an estimate: two steps at most.
   local month = div(time, 30.436875 * 86400 * MICRO) -- a month in the mean; at most one off
   while month_begins(month) > time do month = month - 1 end
   while month_begins(month + 1) <= time do month = month + 1 end
@@ -420,6 +438,7 @@ local function shift(by)
   if windows ~= 0 then a.renamed, a.moved = a.fence, -windows end
   for name, r in pairs(records) do
     r[EXPIRES], r[WINDOW] = r[EXPIRES] + by, r[WINDOW] + windows
+    -- Every record has moved, and is written again.
     dirty[name] = true
   end
 end
@@ -427,6 +446,8 @@ end
 -- clock is the account's time when the ledger's clock shows now: it waits when
 -- that went back by less than a period, and moves back when it was more.
 local function clock()
+  -- A period of 0 is a calendar month: 30 days, in microseconds. A bucket waits for a second at
+  -- most (docs/protocol.md, section 4.8).
   local waits = period == 0 and 2592000000000 or period
   if bucket then waits = min(waits, BUCKET_WAITS) end
   -- Of two nodes whose time zone data differ, one may have turned the account to a window that the other's
@@ -446,6 +467,8 @@ local function advance()
       a.now, a.window, a.whole, a.level = now, max(1, now), burst, 0
       return
     end
+    -- In steps from expiry to expiry, for each lease that expires raises the level to which the
+    -- bucket may refill.
     while a.now < now do
       local step = now
       for _, r in pairs(records) do
@@ -459,9 +482,13 @@ local function advance()
   a.now = now
   local w = window_at(now)
   if w == a.window then return end
+  -- What counts of the past is that of the window directly before. After a pause of more than a
+  -- window nothing of it counts.
   local prev, left, late = 0, capacity, 0
   if not fresh and w == a.window + 1 then
     prev = all_charged(a.window)
+    -- By the highest limit that was claimed under: what was admitted before the limit was lowered
+    -- is not over.
     left, late = max(left, a.most) - all_spent(a.window), a.over
   end
   a.prev, a.left, a.late, a.window, a.base, a.over, a.most = prev, left, late, w, 0, 0, 0
@@ -587,13 +614,18 @@ end
 local function book(r, at)
   local known = r[WINDOW] == at
   local is_here = c.window == at or (bucket and c.window ~= 0)
+  -- A lease that was reclaimed, or whose tokens a bucket has refilled and leased to others, is
+  -- void: what was spent of it counts, and the rest is gone (docs/protocol.md, section 4.6).
   local void = known and is_here and (flag(r, 1) and c.fence == r[FENCE] or bucket and overfull(r))
   -- A holder without a fence that was granted something in this window before has forgotten that: it had to make room.
   local forgot = c.fence == 0 and c.granted < r[GRANTED]
   c.forgot = forgot
   local was, lost, over, uncovered = 0, 0, 0, 0
+  -- The usual claim: a known holder, about the window that it is booked in.
   if known and is_here and not forgot then
     was, lost, uncovered = paid(r), gone(r, c.granted), max(0, r[SPENT] - paid(r))
+  -- The claim's totals begin anew, or are about another window or none. What was confirmed stays
+  -- charged without its name; what was in flight it never had (docs/protocol.md, section 4.4).
   elseif known then
     local confirmed = max(r[GRANTED] - r[RETURNED], r[SPENT])
     if bucket then
@@ -603,15 +635,19 @@ local function book(r, at)
     end
   elseif here(r) then -- for the next window, by the record of this one, which the node holds under its other name or has forgotten
     a.base = a.base + max(r[GRANTED] - r[RETURNED], r[SPENT])
+  -- The first claim after the turn still speaks of the window before, which counts by its weight:
+  -- the ledger's guess of it becomes what the holder says.
   elseif sliding then
     if c.window ~= 0 and c.window == a.window - 1 then
       if r[WINDOW] == c.window and not forgot then a.prev = a.prev - charged(r) end
       a.prev = max(0, a.prev + max(c.spent, c.granted - c.returned))
     end
+  -- The first claim after the turn is also the last word on the window before.
   elseif not bucket then
     over = tally(r)
   end
   local knew = known and r[GRANTED] + r[INFLIGHT] or 0
+  -- What expiry has taken away, and what a bucket has refilled since, is no loss of data.
   local reclaimed = known and flag(r, 1)
   local missing = is_here and not reclaimed and not c.refilled and c.granted > knew
   if missing then relearn_until(a.now + RELEARN_TIME) end
@@ -619,16 +655,24 @@ local function book(r, at)
     if r[WINDOW] == a.window - 1 then a.prev = a.prev - charged(r) end
     a.prev = max(0, a.prev + Before)
   end
-  -- The holder's own counts too: a ledger that lost it, and whose clock went back, would issue it again.
+  -- The claim's own fence counts, too. A ledger that has lost its data, and whose clock went back,
+  -- would otherwise issue a fence a second time (docs/protocol.md, section 4.6).
   a.fence = max(a.fence + 1, a.now, min(c.fence, MOST_FENCE) + 1)
   r[SEQ], r[WINDOW], r[EXPIRES], r[FENCE] = c.seq, at, a.now + c.ttl, a.fence
   r[GRANTED], r[INFLIGHT], r[SPENT], r[RETURNED], r[OVER] = 0, 0, 0, 0, over
   r[FLAGS] = (known and answered(r) > 0 and 128 or 0) + (void and 2 or 0) + (c.direct and 4 or 0) + (c.eager and 8 or 0) + (c.last and 16 or 0)
     + (missing and 32 or 0)
   if is_here then r[GRANTED], r[SPENT], r[RETURNED] = c.granted, c.spent, c.returned end
+  -- Of a void lease the holder keeps what it has spent or returned, and nothing that it could still
+  -- spend.
   if void then r[GRANTED] = min(c.granted, c.spent + c.returned) end
   if not bucket then return 0 end
+  -- The holder was last heard so long ago that the bucket has filled up since: its old totals are
+  -- paid for, and take nothing from the level.
   if not known and c.refilled then was, uncovered = paid(r), max(0, r[SPENT] - paid(r)) end
+  -- What the holder has given up since its last claim goes back into the bucket; but not what was
+  -- refilled in its place already, which would count twice. Below 0 the holder knows of more than
+  -- the ledger did, and the level pays for it.
   local back = was - paid(r)
   if back > 0 then back = max(0, back - lost) end
   pour(back)
@@ -649,6 +693,8 @@ local function grant(r, uncovered, at)
   local drift = max(0, r[SPENT] - (r[GRANTED] - r[RETURNED]))
   local confirmed = drift
   if bucket then
+    -- Only tokens confirm drift: a report alone would free the share again, without end
+    -- (docs/protocol.md, section 4.12).
     confirmed = min(drift, a.whole)
     a.whole = a.whole - confirmed
     r[OVER] = max(0, drift - confirmed - uncovered)
@@ -656,12 +702,22 @@ local function grant(r, uncovered, at)
     confirmed = max(0, drift - max(0, -free(at)))
     r[OVER] = r[OVER] + overspent()
   end
+  -- What is available holds for all who claim. While the account learns, a twentieth of the limit
+  -- bounds all grants together, for others may have spent the rest and not told it yet
+  -- (docs/protocol.md, section 4.9).
   local room = available(at)
   local learning = a.now < a.relearn
   if learning then room = min(room, max(0, max(1, div(capacity, RELEARN_SHARE)) - a.relearned)) end
+  -- Leases shrink with the budget: half of what is left is shared by all holders. Otherwise one
+  -- node would take the last tokens, and others would be refused while it still has most of them
+  -- (docs/protocol.md, section 4.11).
   local tapered = max(c.waiting, div(room, 2 * live_holders(at)))
   local lease = min(room, max(c.want, c.waiting), tapered)
+  -- A direct claim is spent at once, for one request: a part of its cost is of no use.
   if c.direct and room < c.waiting then lease = 0 end
+  -- While there is plenty, a lease is made larger than was asked for and lasts until the window
+  -- ends. The node renews seldom then; what it does not need is recalled when others run short
+  -- (docs/protocol.md, section 4.11).
   if c.stretch and not bucket and not learning and room > div(capacity, ROOM_ABOVE) and room + idle_elsewhere(r, at) > div(capacity, PLENTY_ABOVE) then
     r[FLAGS] = r[FLAGS] + 256
     local holders = live_holders(at)
@@ -671,6 +727,8 @@ local function grant(r, uncovered, at)
   end
   if learning then a.relearned = a.relearned + lease end
   r[INFLIGHT] = confirmed + lease
+  -- A holder that is granted something again may have more than it needs, and can be recalled
+  -- again.
   if lease > 0 then r[FLAGS] = r[FLAGS] - answered(r) end
   if bucket then a.whole = a.whole - lease end
 end
@@ -685,10 +743,14 @@ end
 
 -- recall asks holders to give back what they have, because what the claim waits for is not there.
 local function recall(r)
+  -- Nobody is asked for a claim that got what waits; nor while the account learns, when it is short
+  -- of knowledge and not of tokens.
   if not c.recall or r[INFLIGHT] >= c.waiting or a.now < a.relearn then return end
   local some, again = false, a.now >= a.recalled + RECALL_AGAIN
   for name, other in pairs(records) do
     if name ~= holder and recallable(other) then
+      -- The mark has each lease recalled once, and not by each claim of each node that waits
+      -- (docs/protocol.md, section 4.11).
       if again or answered(other) == 0 then
         other[FLAGS] = other[FLAGS] - answered(other) + 64
         dirty[name] = true
@@ -706,8 +768,12 @@ end
 -- dead is from when on the account may be deleted: a new one would answer as it does.
 local function dead()
   if not bucket then
+    -- The next window was claimed ahead: the account must outlive that.
     if all_charged(a.window + 1) > 0 then return window_end(a.window + 1) end
+    -- Nothing is charged, as in a new account. A base below 0 is what a reset has credited, and
+    -- must not be forgotten.
     if all_charged(a.window) == 0 and a.prev == 0 and a.base >= 0 then return max(a.now, a.relearn) end
+    -- A sliding window counts in the next one, by its weight.
     return window_end(sliding and a.window + 1 or a.window)
   end
   local wait = time_to_level(burst)
@@ -734,11 +800,13 @@ local function sums()
       else
         stranded = stranded + outstanding(r)
       end
+    -- A record of a window that is over can be forgotten now: the next new holder does it.
     elseif not sliding or r[WINDOW] < a.window - 1 then
       tidy = 0
     end
     if flag(r, 16) then tidy = min(tidy, r[EXPIRES] + FOLD_AFTER) end
   end
+  -- The next new holder would be one too many: it has others folded first.
   if count >= MOST_RECORDS then tidy = 0 end
   return all_of, spent, out, stranded, live, first, tidy
 end
@@ -763,6 +831,7 @@ local function audit(kind, name, r)
     'ends', bucket and 0 or window_end(at), 'fence', r and r[FENCE] or c.fence, 'granted', r and r[GRANTED] + r[INFLIGHT] or c.granted,
     'spent', r and r[SPENT] or c.spent, 'returned', r and r[RETURNED] or c.returned, 'waiting', name == holder and c.waiting or 0,
     'limit', capacity, 'bound', ARGV[4], 'free', bucket and a.whole or free(at), 'over', r and r[OVER] or 0)
+  -- The stream expires by itself, a while after its last event.
   redis.call('PEXPIRE', KEYS[2], ARGV[6])
 end
 
@@ -790,6 +859,7 @@ local function store()
   for name in pairs(dirty) do
     local d = records[name]
     local w = d[WINDOW]
+    -- A bucket's window is a time of 9 bytes, and the same in each record: 0 stands for it.
     if bucket then w = 0 end
     update[#update + 1] = name
     update[#update + 1] = pack({ d[1], w, d[3], d[4], d[5], d[6], d[7], d[8], d[9], d[10] })
@@ -808,15 +878,23 @@ learn()
 if c.fence > 0 and c.fence <= a.renamed then c.window = c.window - a.moved end
 if c.ahead and c.window ~= a.window and c.window ~= target() then return kept(too_late(), true) end -- for a window that is over
 local r = records[holder]
+-- A claim that was sent twice is answered twice alike, and changes the account once. One that was
+-- overtaken by a later claim is out of date (docs/protocol.md, section 4.2).
 if r and c.seq <= r[SEQ] then
   if c.seq < r[SEQ] or flag(r, 1) then return kept(too_late(), true) end -- late, or a repeat of what expiry has undone
   return kept(answer(r), false)
 end
+-- A last word counts while the window is the one before, whose sum is kept. A holder whose record
+-- is of a later window has claimed under this name since: the record must not be replaced.
 if c.final and (c.window ~= a.window - 1 or r and r[WINDOW] > c.window) then return kept(too_late(), true) end
+-- Silent holders' tokens are credited before the claim is booked, so that they can be granted to it
+-- (docs/protocol.md, section 4.5).
 if c.eager then close_expired() end
 for _, name in ipairs(expired) do audit('expiry', name, records[name]) end
 if not r then
   drop()
+  -- Only a new holder makes the account larger. It makes room first, so that the number of records
+  -- has a bound (docs/protocol.md, section 4.14). Window -2 is that of no claim.
   r = { 0, -2, 0, 0, 0, 0, 0, 0, 0, 0 }
   if c.window == a.window and c.fence >= a.born and c.fence <= a.folded then -- it was folded, and is still there
     r = { 0, a.window, 0, c.fence, c.granted, 0, c.spent, c.returned, 0, 0 }
@@ -826,6 +904,7 @@ if not r then
 end
 if c.final then
   local over = tally(r)
+  -- A last word asks for nothing, and gets no fence: its window is over.
   r[SEQ], r[WINDOW], r[EXPIRES], r[FENCE], r[GRANTED], r[INFLIGHT] = c.seq, c.window, 0, 0, c.granted, 0
   r[SPENT], r[RETURNED], r[OVER], r[FLAGS] = c.spent, c.returned, over, 0
   audit('final', holder, r)
@@ -834,6 +913,8 @@ else
   local before, relearn = r[WINDOW] == at and r[RETURNED] or 0, a.relearn
   local uncovered = book(r, at)
   if c.reset then reset() end
+  -- The claim was booked first: what it returns can be granted at once, also to itself, and what it
+  -- spent is not (docs/protocol.md, section 4.1).
   grant(r, uncovered, at)
   recall(r)
   audit(c.reset and 'reset' or settled(r, before, relearn), holder, r)

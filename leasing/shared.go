@@ -29,6 +29,7 @@ func (s *counterShard) share(now ledgerTime, c *counterCell) *sharedKey {
 		x := c.Val.export(now, algorithmOf(c), s.floor)
 		s.shared[c.ID()] = &sharedKey{account: importAccount(&x, x.Lag)}
 		c.Mark |= isShared
+		// From here on the account counts alone. Two places that count could each admit the limit.
 		c.Val = counter{}
 	}
 	return s.shared[c.ID()]
@@ -38,10 +39,14 @@ func (s *counterShard) share(now ledgerTime, c *counterCell) *sharedKey {
 func (s *counterShard) unshare(at moment, c *counterCell, l *ratelimit.Limit) {
 	k := s.shared[c.ID()]
 	a := &k.account
-	if !a.alone(l) || at.ledger < a.relearn || a.base < 0 { // what a reset has credited is not to be forgotten
+	// Others may still report or return, and need their records. While the account learns, its
+	// counts are not all that was spent.
+	// A base below 0 is what a reset has credited; a counter has no place for it.
+	if !a.alone(l) || at.ledger < a.relearn || a.base < 0 {
 		return
 	}
-	k.release(at) // a refund, and what a denial gave back, the account has not heard of
+	// The account has not heard yet of a refund, nor of what a denial gave back.
+	k.release(at)
 	s.floor = max(s.floor, a.fence)
 	delete(s.shared, c.ID())
 	c.Val, c.Mark = a.counter(&k.lease, l)
@@ -52,6 +57,8 @@ func (s *counterShard) unshare(at moment, c *counterCell, l *ratelimit.Limit) {
 func (a *account) alone(l *ratelimit.Limit) bool {
 	alone := true
 	a.each(func(r *record) {
+		// A holder that has said that it ends is waited for a while longer: a claim of it may still
+		// be on its way.
 		over := l != nil && (a.obsolete(r, l, false) || r.last && a.now >= r.expires.Add(foldAfter))
 		alone = alone && (r.holder == localHolder || over)
 	})
@@ -66,6 +73,8 @@ func (a *account) counter(own *lease, l *ratelimit.Limit) (counter, uint8) {
 	if a.window == 0 {
 		return counter{}, uint8(ratelimit.FixedWindow)
 	}
+	// The number of a bucket's window is a time in microseconds, which no window's number is as
+	// high as: it tells the algorithm where no limit is at hand.
 	if isBucket(a.window) {
 		return counter{spent: own.spent, extra: a.carry, begins: a.now + a.lag, ends: a.dead, state: a.level}, uint8(ratelimit.TokenBucket)
 	}
@@ -74,12 +83,15 @@ func (a *account) counter(own *lease, l *ratelimit.Limit) (counter, uint8) {
 		c.extra = int64(a.prev)
 		return c, uint8(ratelimit.SlidingWindow)
 	}
+	// What denials charged beyond the limit (on_deny) is this node's, and is not in the account.
 	c.extra = int64(own.debt)
 	return c, uint8(ratelimit.FixedWindow)
 }
 
 // export writes a counter down as an account that has no holders.
 func (c *counter) export(now ledgerTime, algorithm ratelimit.Algorithm, floor ratelimit.Fence) Account {
+	// A counter has no fences. The account's begin above all that were given out for accounts of
+	// this shard, so that they rise for ever (docs/protocol.md, section 4.6).
 	fence := max(floor, ratelimit.Fence(now))
 	x := Account{Now: now, Fence: fence, Born: fence + 1, Dead: c.dead(algorithm)}
 	if algorithm == ratelimit.TokenBucket && c.begins == 0 {
@@ -90,6 +102,8 @@ func (c *counter) export(now ledgerTime, algorithm ratelimit.Algorithm, floor ra
 		return x
 	}
 	x.Now, x.Window, x.Charged = max(now, c.begins), window(c.state), c.spent
+	// An account that came from a node whose clock is behind keeps that clock until its window ends
+	// (docs/protocol.md, section 4.15).
 	if lag, shifted := c.shifted(); shifted {
 		x.Now, x.Lag, x.Dead = now-lag, lag, x.Dead-lag
 	}
@@ -108,6 +122,8 @@ func (p *counters) decideShared(s *counterShard, at moment, c *counterCell, a *a
 	}
 	k.claim(at, a.Rule, waiting)
 	l := &k.lease
+	// A denial that charges takes what is left. This holder keeps nothing between requests, and
+	// must first be granted that to spend it. What the refusal said of the next try holds on.
 	if waiting > l.left(at.node) && l.available > 0 && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
 		retry, cost := l.retry, l.retryCost
 		k.claim(at, a.Rule, l.available) // to be drained
@@ -115,6 +131,7 @@ func (p *counters) decideShared(s *counterShard, at moment, c *counterCell, a *a
 	}
 	v := l.settled(at.node, a, true)
 	v.Source = ratelimit.FromLease
+	// Most keys have no other holders after a while. As counters they are smaller and faster.
 	s.unshare(at, c, &a.Rule.Limit)
 	return v
 }
@@ -128,6 +145,8 @@ func (k *sharedKey) claim(at moment, rule *ratelimit.Rule, waiting tokens) {
 
 // release tells the account what was spent.
 func (k *sharedKey) release(at moment) {
+	// Nothing was claimed, or its window is over and nobody counts it any more. A bucket's level
+	// always counts.
 	if k.lease.window == 0 || at.node >= k.lease.reset && k.lease.algorithm != ratelimit.TokenBucket {
 		return
 	}
@@ -139,6 +158,7 @@ func (k *sharedKey) release(at moment) {
 func (k *sharedKey) settle(at moment, m *ratelimit.Claim) {
 	m.Holder = localHolder
 	g := k.account.settle(at.ledger, m)
+	// No margin, for node and account go by one clock, and nothing travels.
 	k.lease.apply(at.node, m, &g, 0, at.node.Add(g.ResetAfter))
 }
 
@@ -164,6 +184,8 @@ func (p *counters) takeOut(at moment, key []byte) (x Account, ok bool) {
 		return Account{}, false
 	}
 	if k := s.shared[id]; c.Mark&isShared != 0 {
+		// The new owner must know all that was spent here, and nothing is leased to a node that has
+		// no part in the key any more.
 		k.release(at)
 		x, ok = k.account.export(), at.ledger < k.account.dead
 		s.floor = max(s.floor, k.account.fence)
@@ -184,6 +206,8 @@ func (p *counters) adopt(at moment, key []byte, x *Account, lag ledgerTime) bool
 	s, id, c := p.locked(key)
 	defer s.mu.Unlock()
 	if c != nil {
+		// The key has been counted here before its account came: both have admitted requests, so
+		// that both count (merge).
 		s.share(at.ledger, c).account.merge(x, lag)
 		s.unshare(at, c, nil)
 		return true
@@ -192,6 +216,7 @@ func (p *counters) adopt(at moment, key []byte, x *Account, lag ledgerTime) bool
 		return false
 	}
 	k := &sharedKey{account: importAccount(x, lag)}
+	// This node may have had the key before, and given it higher fences than the account brings.
 	k.account.fence = max(k.account.fence, s.floor)
 	s.shared[id] = k
 	c.Mark |= isShared
