@@ -296,7 +296,7 @@ func coldInvariants(f *Fleet) error {
 }
 
 // A node with cold keys does and says to the letter what one does that has none.
-func TestColdColdTwins(t *testing.T) {
+func TestColdTwins(t *testing.T) {
 	t.Parallel()
 	bad := 0
 	first, _ := strconv.ParseUint(os.Getenv("SEED"), 10, 64)

@@ -117,13 +117,15 @@ func (l *Redis) Recalls(ctx context.Context, holders []ratelimit.Holder, recalle
 			return
 		case <-rest.C:
 		}
-		l.listen(ctx, channels, recalled)
+		if err := l.listen(ctx, channels, recalled); errors.Is(err, redis.ErrClosed) {
+			return // the client was closed, and will not open again
+		}
 		rest.Reset(recallRest)
 	}
 }
 
-// listen takes in recalls until the subscription breaks.
-func (l *Redis) listen(ctx context.Context, channels []string, recalled func(account string)) {
+// listen takes in recalls until the subscription breaks, and says why it did.
+func (l *Redis) listen(ctx context.Context, channels []string, recalled func(account string)) error {
 	heard := l.client.Subscribe(ctx, channels...)
 	closed := context.AfterFunc(ctx, func() { _ = heard.Close() }) // ends what is waited for
 	defer func() {
@@ -142,7 +144,7 @@ func (l *Redis) listen(ctx context.Context, channels []string, recalled func(acc
 				}
 			}
 		case asked, !errors.As(err, &late), !late.Timeout(), heard.Ping(ctx) != nil:
-			return
+			return err
 		default:
 			asked = true
 		}

@@ -50,7 +50,7 @@ func TestSubscriptionThatMakesNoSense(t *testing.T) {
 		}()
 		client := redis.NewClient(&redis.Options{Addr: server.Addr().String(), Protocol: 2, DisableIdentity: true})
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		NewRedis(client, "").listen(ctx, []string{"a"}, func(account string) { t.Errorf("%q: recalled %q", reply, account) })
+		_ = NewRedis(client, "").listen(ctx, []string{"a"}, func(account string) { t.Errorf("%q: recalled %q", reply, account) })
 		if ctx.Err() != nil {
 			t.Errorf("%q: the subscription goes on", reply)
 		}
