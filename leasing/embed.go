@@ -41,7 +41,7 @@ type Options struct {
 	Redis redis.UniversalClient
 	// Prefix begins the names of all that is written to Redis.
 	Prefix string
-	// MaxKeys is how many keys are tracked, up to 600 bytes each; 0: 100,000. Beyond
+	// MaxKeys is how many keys are tracked, up to 800 bytes each; 0: 100,000. Beyond
 	// that, new keys share budgets: they may be refused early.
 	MaxKeys int
 	// OnFailure is told when Redis does not answer. It must not block.
@@ -118,8 +118,8 @@ func (l *Limiter) Ready(ctx context.Context) error {
 // readyEvery is how often Ready looks.
 const readyEvery = 10 * time.Millisecond
 
-// Close gives back what is unspent, for at most a second, so that others need not wait
-// for it to expire. What is asked afterwards is decided without Redis.
+// Close gives back what is unspent, so that others need not wait for it to expire. It
+// blocks for some milliseconds, or for a few seconds where Redis does not answer. What is asked afterwards is decided without Redis.
 func (l *Limiter) Close() {
 	l.stop()
 	<-l.ended

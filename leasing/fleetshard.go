@@ -33,7 +33,7 @@ type fleetShard struct {
 	rules ruleNumbers                // guarded by mu
 	seq   uint64                     // guarded by mu
 	name  ratelimit.Holder           // the node's even name; it does not change
-	_     [24]byte
+	_     [48]byte                   // shards do not share a line of the processor's cache
 }
 
 // heldCell is a key's place. Its Mark says what a walk must know of a cold key.

@@ -3,6 +3,7 @@ package leasing
 import (
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 )
@@ -118,10 +119,14 @@ func (f *Fleet) sweepKey(now instant, s *fleetShard, c *heldCell) {
 	}
 }
 
-// releaseAll returns everything that is unspent before the process ends.
+// releaseMost bounds how long a node that ends gives back for: what is left then is
+// stranded, as a crash would have left it.
+const releaseMost = 5 * time.Second
+
+// releaseAll returns what is unspent before the process ends.
 func (f *Fleet) releaseAll() {
 	now := f.clock()
-	for w, more := (walk{}), true; more; {
+	for w, more := (walk{}), true; more && f.clock().Sub(now) < releaseMost; {
 		var some map[*lane][]*flight
 		// The claims of all parts of the ledger go at once, so that one that is dead does not use
 		// up the others' time.

@@ -25,13 +25,12 @@ type Local struct {
 	shared   atomic.Uint64
 }
 
-// What a key takes at most, in bytes: for MAX_KEYS, and for the longest keys while they
-// take the place of others (keytable's TestKeyLengthsThatChange). Of a Fleet, busy keys
-// included. Who makes keys longer and longer, and keeps a part of the shorter ones in use,
-// can make them take half as much again (TestKeysThatStay).
+// What a key takes at most, in bytes: for MAX_KEYS. It is the worst that a client can bring
+// about, who makes keys longer and longer, and keeps a part of the shorter ones in use
+// (keytable's TestKeysThatStay). Of a Fleet, busy keys are included.
 const (
-	LocalKeyBytes = 400
-	FleetKeyBytes = 600
+	LocalKeyBytes = 550
+	FleetKeyBytes = 800
 )
 
 // OverflowSlots is how many budgets the untracked keys of one rule share.

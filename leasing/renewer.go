@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Run sends claims until ctx is done, and then returns all that is unspent, for
-// at most claimTimeout. It blocks.
+// Run sends claims until ctx is done, and then returns what is unspent: all of it, unless
+// that takes longer than releaseMost. It blocks.
 func (f *Fleet) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	for i := range f.lanes {

@@ -61,7 +61,7 @@ func TestTableFitsTheMemory(t *testing.T) {
 		{"", 0, memory{512 << 20, "the machine", false}, 128 << 20 / leasing.LocalKeyBytes, false},
 		{"", 0, memory{1 << 20, "the machine", false}, leastKeys, true},
 		{"", 0, memory{1 << 40, "the machine", false}, mostKeys, false},
-		{"", 1_000_000, memory{512 << 20, "the machine", false}, 1_000_000, false},
+		{"", 700_000, memory{512 << 20, "the machine", false}, 700_000, false},
 		{"redis://x", 1_000_000, memory{512 << 20, "GOMEMLIMIT", true}, 1_000_000, true},
 	} {
 		var log bytes.Buffer

@@ -74,7 +74,7 @@ type settings struct {
 	Redis        redisFlags        `embed:"" group:"store"`
 	Ring         peerFlags         `embed:"" group:"peers"`
 
-	MaxKeys        int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Most keys tracked at once; 0: as many as have room in half of this process's memory (GOMEMLIMIT, or the container's), or in a quarter of the machine's: at most 10,000,000. A key takes at most 400 bytes on a node alone, usually 140, and 600 with a Redis, usually 220. Beyond it new keys share budgets: they may be refused early, and never get more than their limit."`
+	MaxKeys        int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Most keys tracked at once; 0: as many as have room in half of this process's memory (GOMEMLIMIT, or the container's), or in a quarter of the machine's: at most 10,000,000. A key takes at most 550 bytes on a node alone, usually 140, and 800 with a Redis, usually 220. Beyond it new keys share budgets: they may be refused early, and never get more than their limit."`
 	DriftAuditFile string `group:"log" env:"DRIFT_AUDIT_FILE" name:"drift-audit-file" placeholder:"FILE" help:"Append what claims settle of drift as JSON lines; at 64 MB it is moved to FILE.1."`
 	AuditFile      string `group:"log" env:"AUDIT_FILE" name:"audit-file" placeholder:"FILE" help:"Append what the ledger settles of rules with audit: true as JSON lines, before it is spent; at 64 MB it is moved to FILE.1. The ledger keeps a record of its own."`
 	LogLevel       string `group:"log" env:"LOG_LEVEL" default:"info" help:"debug, info, warn or error."`
