@@ -184,30 +184,6 @@ func TestSharedKeyBecomesACounterAgain(t *testing.T) {
 	}
 }
 
-// Shards are of different sizes, and have all keys between them.
-func TestShardsHaveDifferentShares(t *testing.T) {
-	for _, n := range []int{1, 2, 64, 256} {
-		ends := shardEnds(n)
-		if ends[n-1] != 1<<shardBits {
-			t.Errorf("%d shards end at %d", n, ends[n-1])
-		}
-		for i := 1; i < n; i++ {
-			if ends[i] <= ends[i-1] {
-				t.Errorf("shard %d of %d is empty", i, n)
-			}
-		}
-	}
-	for _, limit := range []int{1, 10, 1 << 12, 1_000_000} {
-		l, sum := NewLocal(limit, 1, testWall), 0
-		for i := range l.tracked.shards {
-			sum += l.tracked.shards[i].keys.Limit()
-		}
-		if sum != limit {
-			t.Errorf("%d keys may be tracked, and %d are", limit, sum)
-		}
-	}
-}
-
 // Limits are remembered by number, and only so many.
 func TestLimitNotes(t *testing.T) {
 	var n limitNotes

@@ -25,7 +25,7 @@ import (
 type Fleet struct {
 	FleetOptions
 	ledgerSide
-	sharding
+	keytable.Sharding
 	shards   []fleetShard
 	name     ratelimit.Holder // twice the holder; the node's two names are this and the next
 	clock    ratelimit.Clock
@@ -232,8 +232,8 @@ func NewFleet(ledger ratelimit.Ledger, holder ratelimit.Holder, maxKeys int, clo
 		after:    func(d time.Duration, call func()) { time.AfterFunc(d, call) },
 	}
 	arena := keytable.NewArena()
-	parts, shares := newSharding(maxKeys)
-	f.sharding, f.shards = parts, make([]fleetShard, len(shares))
+	parts, shares := keytable.NewSharding(maxKeys)
+	f.Sharding, f.shards = parts, make([]fleetShard, len(shares))
 	for i, share := range shares {
 		f.shards[i].open(arena, share, f.name)
 	}
@@ -278,12 +278,12 @@ func (f *Fleet) laneOf(name string) *lane {
 // SyncClock is for the budgets of this node alone; see Local.SyncClock.
 func (f *Fleet) SyncClock(now ratelimit.Instant, wall time.Time) { f.fallback.SyncClock(now, wall) }
 
-func (f *Fleet) shard(id keytable.ID) *fleetShard { return &f.shards[f.shardOf(id)] }
+func (f *Fleet) shard(id keytable.ID) *fleetShard { return &f.shards[f.ShardOf(id)] }
 
 // cell finds a key: its shard, whose lock the caller now holds and must release, and its
 // cell, nil if it is not held.
 func (f *Fleet) cell(key []byte) (*fleetShard, *heldCell) {
-	id := f.hash.id(key)
+	id := f.Hash.ID(key)
 	s := f.shard(id)
 	s.mu.Lock()
 	return s, s.keys.Get(id)
@@ -292,7 +292,7 @@ func (f *Fleet) cell(key []byte) (*fleetShard, *heldCell) {
 // locked finds a key: its shard, whose lock the caller now holds and must release, the
 // key's ID, and what is known of it, nil if it is not held.
 func (f *Fleet) locked(key []byte) (*fleetShard, keytable.ID, *held) {
-	id := f.hash.id(key)
+	id := f.Hash.ID(key)
 	s := f.shard(id)
 	s.mu.Lock()
 	return s, id, s.find(id)

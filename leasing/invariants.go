@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -25,7 +26,7 @@ func (m *Memory) Check(claim *ratelimit.Claim, answer *ratelimit.Grant) error {
 // locked finds an account, nil if there is none, and its shard, whose lock the
 // caller now holds and must release.
 func (m *Memory) locked(key []byte) (*memoryShard, *cell[account]) {
-	hash := m.hash.of(key)
+	hash := m.hash.Of(key)
 	s := &m.shards[hash>>32%uint64(len(m.shards))]
 	s.mu.Lock()
 	return s, s.accounts.get(hash, key)
@@ -113,7 +114,7 @@ func (s *Stepped) Check(key []byte, share ratelimit.Tokens) error {
 // Predictable makes a ledger that was not used yet do the same in every run,
 // for simulations: its keys' places are then no secret.
 func (m *Memory) Predictable() *Memory {
-	m.hash = hasher{}
+	m.hash = keytable.Hasher{}
 	return m
 }
 

@@ -96,7 +96,7 @@ func (w *twins) expect(what string, got ...any) {
 func (w *twins) dead() time.Duration {
 	w.Helper()
 	_, c := w.memory.locked([]byte("k"))
-	s := &w.memory.shards[w.memory.hash.of([]byte("k"))>>32%uint64(len(w.memory.shards))]
+	s := &w.memory.shards[w.memory.hash.Of([]byte("k"))>>32%uint64(len(w.memory.shards))]
 	dead := c.val.dead.Sub(c.val.now)
 	s.mu.Unlock()
 	ttl, err := w.redis.client.PTTL(context.Background(), "t:k").Result()

@@ -43,7 +43,7 @@ func (l *Local) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 		spent, fence := c.Val.spent, ratelimit.Fence(0)
 		if c.Mark&isShared != 0 {
 			k := s.shared[c.ID()]
-			spent, fence = k.account.charged(k.account.window), k.account.fence
+			spent, fence = k.account.Charged(), k.account.Fence()
 		} else if at >= c.Val.dead(algorithmOf(c)) {
 			return
 		}

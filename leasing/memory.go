@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -16,7 +17,7 @@ import (
 // one would answer alike.
 type Memory struct {
 	clock  func() ratelimit.LedgerTime
-	hash   hasher
+	hash   keytable.Hasher
 	shards []memoryShard
 	// OnRecall, if set before the first claim, is told whom a claim has asked to
 	// give back what they have of a key. It is called under a lock: it must not
@@ -34,31 +35,19 @@ type memoryShard struct {
 // NewMemory makes a ledger of at most maxAccounts that reads clock, which must
 // be the ledger's own (LedgerTime), when it is called through Settle.
 func NewMemory(maxAccounts int, clock func() ratelimit.LedgerTime) *Memory {
-	m := &Memory{clock: clock, hash: newHasher(), shards: make([]memoryShard, shardCount(maxAccounts))}
+	m := &Memory{clock: clock, hash: keytable.NewHasher(), shards: make([]memoryShard, keytable.ShardCount(maxAccounts))}
 	for i := range m.shards {
-		m.shards[i].accounts = newSlab[account](shareOf(maxAccounts, i, len(m.shards)))
+		m.shards[i].accounts = newSlab[account](keytable.ShareOf(maxAccounts, i, len(m.shards)))
 	}
 	return m
 }
-
-// shardCount is how many locks a map of n keys is worth: a power of two, with
-// no shard so small that chance fills it.
-func shardCount(n int) int {
-	shards := 1
-	for shards < 256 && n/(2*shards) >= 1024 {
-		shards *= 2
-	}
-	return shards
-}
-
-func shareOf(total, i, parts int) int { return (total + parts - 1 - i) / parts }
 
 // Settle implements [ratelimit.Ledger].
 func (m *Memory) Settle(_ context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant) {
 	now := m.clock()
 	for i := range claims {
 		key := []byte(claims[i].Key)
-		grants[i] = m.settleAt(now, m.hash.of(key), key, &claims[i])
+		grants[i] = m.settleAt(now, m.hash.Of(key), key, &claims[i])
 	}
 }
 

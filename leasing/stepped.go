@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -33,7 +34,7 @@ const (
 // has gone on by that much; random is for pauses.
 func NewStepped(holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time, after func(time.Duration, func()), random func() float64) *Stepped {
 	f := NewFleet(nil, holder, maxKeys, clock, wall)
-	f.hash = hasher{}
+	f.Hash = keytable.Hasher{}
 	f.fallback.predictable()
 	f.after, f.Random, f.RawNames = after, random, true
 	return &Stepped{fleet: f}

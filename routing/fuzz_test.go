@@ -70,7 +70,7 @@ func (x *target) waits() {
 	x.ask(&fetch{key: string(x.asked.Key), view: x.view.Load(), open: 1}, x.peer)
 	x.unlock()
 	x.peer.mu.Lock()
-	x.peer.out.add(x.local.LedgerNow(x.now), 1, &moved{x.asked.Key, leasing.Account{Window: 1}})
+	x.peer.out.add(x.local.LedgerNow(x.now), 1, &moved{x.asked.Key, leasing.Statement{Window: 1}})
 	x.peer.out.seal()
 	x.peer.mu.Unlock()
 	for x.peer.take(x.stamp()) != nil {
@@ -195,7 +195,7 @@ func (x *target) handsOn(key []byte) {
 func frames(x *target) map[string]*wire.Frame {
 	own, rule := x.key("own:1"), ruleMessage(routed(10))
 	here := int64(x.local.LedgerNow(x.now))
-	parcel := func(a leasing.Account) []byte {
+	parcel := func(a leasing.Statement) []byte {
 		w := newWriter(ratelimit.LedgerTime(here))
 		w.account(own, &a)
 		return w.b
@@ -209,9 +209,9 @@ func frames(x *target) map[string]*wire.Frame {
 		"fetches":   {Fetches: []*wire.Fetch{{Id: 1, Key: own, Ring: x.view.Load().print}, {Id: 2}}},
 		"presences": {Presences: []*wire.Presence{{Id: 1, Here: true}, {Id: 2}}},
 		"leaves":    {Presences: []*wire.Presence{{Id: 1}}, Done: x.view.Load().print, Ping: 5, Sent: here},
-		"parcel":    {Parcel: &wire.Parcel{Number: 1, First: 1, Sent: here, Accounts: parcel(leasing.Account{Now: ratelimit.LedgerTime(here), Window: window, Charged: 3, Dead: 1 << 60, Holders: holders})}},
-		"bucket":    {Parcel: &wire.Parcel{Number: 9, First: 1, Sent: here, Accounts: parcel(leasing.Account{Now: ratelimit.LedgerTime(here), Window: ratelimit.Window(here), Level: 1 << 50, Carry: 1 << 50, Dead: 1 << 60})}},
-		"future":    {Parcel: &wire.Parcel{Number: 1, Sent: here, Accounts: parcel(leasing.Account{Now: 1 << 61, Fence: 1 << 61, Window: 1 << 61, Dead: 1 << 61})}, Sent: math.MaxInt64},
+		"parcel":    {Parcel: &wire.Parcel{Number: 1, First: 1, Sent: here, Accounts: parcel(leasing.Statement{Now: ratelimit.LedgerTime(here), Window: window, Charged: 3, Dead: 1 << 60, Holders: holders})}},
+		"bucket":    {Parcel: &wire.Parcel{Number: 9, First: 1, Sent: here, Accounts: parcel(leasing.Statement{Now: ratelimit.LedgerTime(here), Window: ratelimit.Window(here), Level: 1 << 50, Carry: 1 << 50, Dead: 1 << 60})}},
+		"future":    {Parcel: &wire.Parcel{Number: 1, Sent: here, Accounts: parcel(leasing.Statement{Now: 1 << 61, Fence: 1 << 61, Window: 1 << 61, Dead: 1 << 61})}, Sent: math.MaxInt64},
 		"transfers": {Transfers: []*wire.Transfer{{Id: 1, Key: own, Now: here, Window: int64(window), Charged: 3, Dead: math.MaxInt64}}, Pulls: []*wire.Pull{{Id: 2}}},
 		"replies": {Replies: []*wire.Reply{
 			{Id: 1, Charged: 3, Remaining: 7, ResetUs: 1e6, Window: int64(window), Hot: true},

@@ -533,8 +533,8 @@ func (c *core) adoptLegacy(now instant, ts []*wire.Transfer) {
 	c.hands.wake()
 }
 
-func accountOf(t *wire.Transfer) leasing.Account {
-	return leasing.Account{
+func accountOf(t *wire.Transfer) leasing.Statement {
+	return leasing.Statement{
 		Now: ratelimit.LedgerTime(t.GetNow()), Fence: ratelimit.Fence(t.GetFence()), Window: ratelimit.Window(t.GetWindow()),
 		Charged: ratelimit.Tokens(t.GetCharged()), Previous: ratelimit.Tokens(t.GetPrevious()), Level: t.GetLevel(), Carry: t.GetCarry(),
 		Dead: ratelimit.LedgerTime(t.GetDead()),

@@ -102,7 +102,7 @@ func TestReceiptBeforeItIsSentAgain(t *testing.T) {
 // charged which its holders may spend in its window, or have spent beyond that.
 func TestTransfersSayWhatHoldersHave(t *testing.T) {
 	w := newWriter(1_800_000_000_000_000)
-	w.account(keyOf(1), &leasing.Account{
+	w.account(keyOf(1), &leasing.Statement{
 		Now: 1_800_000_000_000_000, Fence: 77, Window: 30, Charged: 5, Previous: 6, Level: 7, Carry: 8, Dead: 9,
 		Holders: []leasing.Holding{
 			{Holder: 2, Seq: 1, Window: 30, Granted: 10, InFlight: 3, Returned: 2, Spent: 4},
@@ -110,7 +110,7 @@ func TestTransfersSayWhatHoldersHave(t *testing.T) {
 			{Holder: 6, Seq: 1, Window: 29, Granted: 100, Spent: 100},
 		},
 	})
-	w.account(keyOf(2), &leasing.Account{Charged: -5, Window: 1})
+	w.account(keyOf(2), &leasing.Statement{Charged: -5, Window: 1})
 	ts := (&parcel{w: w}).transfers()
 	if len(ts) != 2 {
 		t.Fatalf("%v", ts)

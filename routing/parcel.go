@@ -37,7 +37,7 @@ var errAccount = errors.New("an account in a parcel makes no sense")
 // keeps them copies them.
 type moved struct {
 	key     []byte
-	account leasing.Account
+	account leasing.Statement
 }
 
 // plausible tells whether a node can have such an account whose clock showed sent
@@ -106,7 +106,7 @@ func (w *writer) mark(t int64) {
 // account is written in two parts. What follows the number of holders is there only if one
 // of its fields is not 0, which most keys never see: over-admission, and what a loss of
 // data left. The lowest bit of the number says so.
-func (w *writer) account(key []byte, a *leasing.Account) {
+func (w *writer) account(key []byte, a *leasing.Statement) {
 	w.b = binary.AppendUvarint(w.b, uint64(len(key)))
 	w.b = append(w.b, key...)
 	w.time(int64(a.Now))

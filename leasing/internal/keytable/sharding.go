@@ -1,28 +1,24 @@
-package leasing
+package keytable
 
-import (
-	"math"
+import "math"
 
-	"github.com/sluice-gate/sluice/leasing/internal/keytable"
-)
-
-// sharding parts keys by their hashes, so that many are looked at side by side: each
+// Sharding parts keys by their hashes, so that many are looked at side by side: each
 // shard has a table of its own under a lock of its own.
 //
 // Shards have shares of the keys that differ by up to two, so that their tables grow
 // one after the other: if all were as large, all would be full at once.
-type sharding struct {
-	hash  hasher
+type Sharding struct {
+	Hash  Hasher
 	which [1 << shardBits]uint8 // the shard of a key, by the first bits of its hash
 }
 
 // shardBits is by how many bits of a hash a key's shard is found.
 const shardBits = 12
 
-// newSharding is for maxKeys keys, and says how many of them each shard may have.
-func newSharding(maxKeys int) (s sharding, shares []int) {
-	s.hash = newHasher()
-	n := shardCount(maxKeys)
+// NewSharding is for maxKeys keys, and says how many of them each shard may have.
+func NewSharding(maxKeys int) (s Sharding, shares []int) {
+	s.Hash = NewHasher()
+	n := ShardCount(maxKeys)
 	shares = make([]int, n)
 	ends := shardEnds(n)
 	for shard, from, before := 0, 0, 0; shard < n; shard++ {
@@ -36,8 +32,8 @@ func newSharding(maxKeys int) (s sharding, shares []int) {
 	return s, shares
 }
 
-// shardOf is the number of a key's shard.
-func (s *sharding) shardOf(id keytable.ID) uint8 { return s.which[id.High>>(64-shardBits)] }
+// ShardOf is the number of a key's shard.
+func (s *Sharding) ShardOf(id ID) uint8 { return s.which[id.High>>(64-shardBits)] }
 
 // shardEnds cuts the values of shardBits bits into n shards: the last is about twice
 // as large as the first.
@@ -52,3 +48,16 @@ func shardEnds(n int) []int {
 	}
 	return ends
 }
+
+// ShardCount is how many locks a map of n keys is worth: a power of two, with
+// no shard so small that chance fills it.
+func ShardCount(n int) int {
+	shards := 1
+	for shards < 256 && n/(2*shards) >= 1024 {
+		shards *= 2
+	}
+	return shards
+}
+
+// ShareOf is how many of total things the i-th of parts has, where all have about as many.
+func ShareOf(total, i, parts int) int { return (total + parts - 1 - i) / parts }
