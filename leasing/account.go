@@ -8,12 +8,6 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-type (
-	tokens     = ratelimit.Tokens
-	ledgerTime = ratelimit.LedgerTime
-	window     = ratelimit.Window
-)
-
 const micro = 1_000_000 // micro-tokens in a token
 
 const (

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -199,15 +200,15 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 		fl.claim.Stretch = f.recalls && !fl.giveUp && h.rule.Stretched()
 		name ^= 1
 	case fl.giveUp:
-		fl.claim = h.lease.release(now, s.seq)
+		fl.claim = h.lease.Release(now, s.seq)
 	default:
 		f.turn(h, now)
 		// A fixed window of mode approx is over, and none was claimed ahead. The ledger still sums
 		// up what all nodes have spent in it, and needs this node's last word for that. The record
 		// of that window is left alone: the new window is claimed under the other name.
-		if h.next == nil && now >= h.lease.reset && h.lease.window != 0 && h.rule.Coordination.Mode == ratelimit.Approx && h.lease.algorithm == ratelimit.FixedWindow {
+		if h.next == nil && now >= h.lease.Reset && h.lease.Window != 0 && h.rule.Coordination.Mode == ratelimit.Approx && h.lease.Algorithm == ratelimit.FixedWindow {
 			f.finish(h)
-			h.lease, h.reported = lease{}, 0
+			h.lease, h.reported = lease.Lease{}, 0
 			h.name ^= 1
 		}
 		name = h.name
@@ -230,16 +231,16 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 		// A renewal fills the lease up to what the demand needs. While others give back for this
 		// claim, it asks for no more than what waits.
 		case !h.recalling:
-			want = h.demand.want(h.rule, fl.waiting) - h.lease.left(now)
+			want = h.demand.want(h.rule, fl.waiting) - h.lease.Left(now)
 		}
-		fl.claim = h.lease.claim(now, s.seq, h.rule, waiting, max(want, waiting), false)
+		fl.claim = h.lease.Claim(now, s.seq, h.rule, waiting, max(want, waiting), false)
 		// In this window or not at all: if the next has its lease, and if the last
 		// word on this one is to come.
 		fl.claim.Stretch, fl.claim.Recall = f.recalls && !fl.recall && h.rule.Stretched(), f.recalls
-		fl.claim.Ahead = h.next != nil || fl.claim.Tally && fl.claim.Window != 0 && h.lease.algorithm == ratelimit.FixedWindow
+		fl.claim.Ahead = h.next != nil || fl.claim.Tally && fl.claim.Window != 0 && h.lease.Algorithm == ratelimit.FixedWindow
 	}
 	fl.claim.Key, fl.claim.Holder, fl.claim.Reset, fl.claim.Last = fl.name, name, fl.reset, fl.last
-	if h.lease.algorithm == ratelimit.SlidingWindow {
+	if h.lease.Algorithm == ratelimit.SlidingWindow {
 		// A ledger that has lost the window before cannot know what it charged this holder there.
 		fl.claim.Before = h.before
 	}
@@ -302,7 +303,7 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 			// Either this fence was false or the one that the lease has. The lease's is forgotten:
 			// otherwise one false fence that was too high would have every honest answer rejected
 			// from then on.
-			h.lease.fence = 0
+			h.lease.Fence = 0
 		}
 		if h.fruitless(now, fl, g) {
 			h.pauses(now, true, f.Random)
@@ -330,15 +331,15 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 		return r, drifted
 	}
 	// The next window's lease has taken the place of the one that this claim was written for.
-	if g.Seq != h.lease.seq {
+	if g.Seq != h.lease.Seq {
 		return r, drifted
 	}
 	// The answer is about another window than the claim's totals: a new window has begun.
-	if !h.lease.carries(&fl.claim, g) {
+	if !h.lease.Carries(&fl.claim, g) {
 		h.carry(g.Window)
 		h.begun()
 	}
-	h.lease.apply(sent, &fl.claim, g, margin(&fl.claim, g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
+	h.lease.Apply(sent, &fl.claim, g, lease.Margin(&fl.claim, g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
 	h.eager = fl.claim.Reclaim == ratelimit.ReclaimEager
 	if g.Relearning && r.Confirmed > 0 {
 		h.keepUsed(now, r.Confirmed)
@@ -346,9 +347,9 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	// Only now a grant says which window it is, and what on_store_failure admitted meanwhile can be
 	// booked in it.
 	h.bookUnplaced()
-	h.lease.forgive(h.rule.DriftShare())
+	h.lease.Forgive(h.rule.DriftShare())
 	h.heard, h.told, h.elsewhere, h.stranded = now, sent, g.Outstanding, g.Stranded
-	h.expires = sent.Add(g.TTL - margin(&fl.claim, g.TTL))
+	h.expires = sent.Add(g.TTL - lease.Margin(&fl.claim, g.TTL))
 	// When the next window's lease is here already, this one must end where that may begin.
 	h.agree()
 	if h.reported = 0; g.Carried {
@@ -357,7 +358,7 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	h.gauge()
 	// Settled: nothing is left, nothing was spent while the claim was under way, and the answer
 	// granted nothing that the ledger would have to hear of.
-	h.settled = h.lease.unspent() == 0 && h.lease.spent == fl.claim.Spent && g.Granted == fl.claim.Granted
+	h.settled = h.lease.Unspent() == 0 && h.lease.Spent == fl.claim.Spent && g.Granted == fl.claim.Granted
 	h.plan(sent, now, fl, g, f.Random())
 	// A recall that came while the claim was under way is answered now. What requests have waited
 	// for is kept: they spend it in a moment.
@@ -376,12 +377,12 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 // current window or none (claim.Ahead): that window is over there, whatever this
 // node thought that it knew of the ledger's clock, which may have been set.
 func (h *held) windowOver(now instant, fl *flight, g *ratelimit.Grant) {
-	if !errors.Is(g.Err, ratelimit.ErrStaleClaim) || fl.ahead || !fl.claim.Ahead || fl.claim.Window != h.lease.window {
+	if !errors.Is(g.Err, ratelimit.ErrStaleClaim) || fl.ahead || !fl.claim.Ahead || fl.claim.Window != h.lease.Window {
 		return
 	}
 	// The window is over for this node as well, and the next one's lease may begin: otherwise
 	// requests would wait for a turn that the ledger has behind it.
-	h.lease.reset = min(h.lease.reset, now)
+	h.lease.Reset = min(h.lease.Reset, now)
 	if n := h.next; n != nil {
 		n.over, n.start = min(n.over, now), min(n.start, now)
 	}

@@ -305,10 +305,10 @@ func TestOwedOfALongMonth(t *testing.T) {
 			for before, want := range map[time.Duration]tokens{length - 1: 3, length: 0} {
 				h := held{rule: testRule(l)}
 				h.unplaced = 3
-				h.lease.window, h.lease.reset = w, instant(100*24*time.Hour)
-				h.unplacedAt = h.lease.reset.Add(-before)
-				if h.bookUnplaced(); h.lease.spent != want || h.unplaced != 0 {
-					t.Errorf("%v, %v: of 3 admitted %v before its end, %d are charged, want %d", l, month, before, h.lease.spent, want)
+				h.lease.Window, h.lease.Reset = w, instant(100*24*time.Hour)
+				h.unplacedAt = h.lease.Reset.Add(-before)
+				if h.bookUnplaced(); h.lease.Spent != want || h.unplaced != 0 {
+					t.Errorf("%v, %v: of 3 admitted %v before its end, %d are charged, want %d", l, month, before, h.lease.Spent, want)
 				}
 			}
 		}

@@ -145,7 +145,7 @@ func (p *counters) undo(key []byte, a *ask, v *verdict) {
 	switch {
 	case c == nil:
 	case c.Mark&isShared != 0:
-		s.shared[id].lease.undo(a, v, true)
+		s.shared[id].lease.Undo(a, v, true)
 	default:
 		c.Val.undo(a, v)
 	}

@@ -90,7 +90,7 @@ func (h *held) fruitless(now instant, fl *flight, g *ratelimit.Grant) bool {
 		got -= fl.claim.Granted
 	}
 	short := got < fl.claim.Waiting
-	return fl.claim.Waiting > 0 && (now >= h.lease.reset || short && !g.Recalling && g.RetryAfter == 0 && now >= h.lease.retry)
+	return fl.claim.Waiting > 0 && (now >= h.lease.Reset || short && !g.Recalling && g.RetryAfter == 0 && now >= h.lease.Retry)
 }
 
 // pauses has the key rest when one answer after the other was fruitless.

@@ -3,6 +3,7 @@ package leasing
 import (
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -70,10 +71,10 @@ func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
 	// this key and crashed: one share is taken as spent first, once for each tenancy
 	// (docs/protocol.md, section 4.13).
 	if share > 0 && heir != h.heir && a.Rule.Limit.Algorithm == ratelimit.TokenBucket {
-		h.lease.overdraw(now, share, share)
+		h.lease.Overdraw(now, share, share)
 		h.heir, h.settled = heir, false
 	}
-	if !h.lease.overdraw(now, a.Cost, share) {
+	if !h.lease.Overdraw(now, a.Cost, share) {
 		// Counted only when the ledger had its time to answer: before, the request goes on to wait.
 		if share > 0 && waited && a.Rule.Counters != nil {
 			a.Rule.Counters.ShareUsedUp.Add(1)
@@ -88,7 +89,7 @@ func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
 		// The ledger hears of it at once: only an answer frees the share again.
 		f.launch(h, f.newFlight(h))
 	}
-	v := h.lease.report(now, verdict{Charged: a.Cost})
+	v := h.lease.Report(now, verdict{Charged: a.Cost})
 	v.Source = ratelimit.FromDrift
 	return v, true
 }
@@ -98,8 +99,8 @@ func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
 // without knowing of it.
 func (h *held) carry(w window) {
 	h.carried, h.before = 0, 0
-	if l := &h.lease; l.algorithm == ratelimit.SlidingWindow && l.window == w-1 {
-		h.carried, h.before = l.drifted(), max(l.spent, l.granted-l.returned)
+	if l := &h.lease; l.Algorithm == ratelimit.SlidingWindow && l.Window == w-1 {
+		h.carried, h.before = l.Drifted(), max(l.Spent, l.Granted-l.Returned)
 	}
 }
 
@@ -112,8 +113,8 @@ func (h *held) keepUsed(now instant, confirmed tokens) {
 		h.used = 0
 	}
 	h.used = ratelimit.AddTokens(h.used, confirmed)
-	h.usedTill = h.lease.reset
-	if h.lease.algorithm == ratelimit.SlidingWindow {
+	h.usedTill = h.lease.Reset
+	if h.lease.Algorithm == ratelimit.SlidingWindow {
 		h.usedTill = h.usedTill.Add(h.rule.Limit.Period()) // the window counts in the next one, too
 	}
 }
@@ -121,8 +122,8 @@ func (h *held) keepUsed(now instant, confirmed tokens) {
 // plenty tells whether more than the watermark was left a short while ago.
 func (h *held) plenty(now instant, a *ask) bool {
 	c := &a.Rule.Coordination
-	left := h.lease.available + max(0, h.lease.unspent())
-	return h.lease.current(now, a) && now.Sub(h.heard) <= a.Rule.SyncInterval() && left > c.LowWatermark.Of(a.Rule.Limit.Capacity())
+	left := h.lease.Available + max(0, h.lease.Unspent())
+	return h.lease.Current(now, a) && now.Sub(h.heard) <= a.Rule.SyncInterval() && left > c.LowWatermark.Of(a.Rule.Limit.Capacity())
 }
 
 // begin makes the lease one of the window that it is by the ledger's clock,
@@ -134,12 +135,12 @@ func (f *Fleet) begin(h *held, now instant, there ledgerClock, a *ask) (ledgerTi
 	if limit.Algorithm == ratelimit.TokenBucket {
 		// A bucket has no windows, and so none can be in doubt. What was spent of it counts until
 		// it is full again at the latest.
-		full := refillTime(limit.Burst, limit)
-		if h.lease.window == 0 {
-			h.lease.window = 1 // it has one life
+		full := lease.RefillTime(limit.Burst, limit)
+		if h.lease.Window == 0 {
+			h.lease.Window = 1 // it has one life
 		}
-		h.lease.setLimit(limit)
-		h.lease.reset = max(h.lease.reset, now.Add(full))
+		h.lease.SetLimit(limit)
+		h.lease.Reset = max(h.lease.Reset, now.Add(full))
 		return 1<<63 - 1, true
 	}
 	w := limit.WindowAt(early)
@@ -149,27 +150,27 @@ func (f *Fleet) begin(h *held, now instant, there ledgerClock, a *ask) (ledgerTi
 		return 0, false
 	}
 	switch {
-	case h.lease.window == 0:
-		h.lease.window = w // an answer to what is under way still counts
-	case h.lease.window > w:
+	case h.lease.Window == 0:
+		h.lease.Window = w // an answer to what is under way still counts
+	case h.lease.Window > w:
 		return 0, false // the ledger's clock was set back, and its account waits in a later window
-	case h.lease.window != w && limit.Algorithm == ratelimit.SlidingWindow && h.lease.spent != h.reported:
+	case h.lease.Window != w && limit.Algorithm == ratelimit.SlidingWindow && h.lease.Spent != h.reported:
 		return 0, false // what is not known of the window before counts in this one
-	case h.lease.window != w && (h.next != nil || h.flight != nil && h.flight.ahead):
+	case h.lease.Window != w && (h.next != nil || h.flight != nil && h.flight.ahead):
 		return 0, false // the other name is taken, a moment before the turn
-	case h.lease.window != w:
+	case h.lease.Window != w:
 		f.finish(h)
 		h.carry(w)
-		h.lease = lease{window: w}
+		h.lease = lease.Lease{Window: w}
 		h.begun()
 		if limit.Algorithm == ratelimit.FixedWindow {
 			h.name ^= 1
 		}
 	}
-	if !h.lease.current(now, a) {
-		h.lease.giveBack()
-		h.lease.setLimit(limit)
-		h.lease.reset = there.notBefore(now, limit.WindowEnd(w))
+	if !h.lease.Current(now, a) {
+		h.lease.GiveBack()
+		h.lease.SetLimit(limit)
+		h.lease.Reset = there.notBefore(now, limit.WindowEnd(w))
 	}
 	// The window before still counts in a sliding window, so that a share counts from its beginning
 	// on: a tenant may use one only if it had the seat by then.
@@ -177,32 +178,6 @@ func (f *Fleet) begin(h *held, now instant, there ledgerClock, a *ask) (ledgerTi
 		return limit.WindowEnd(w - 2), true // the window before still counts
 	}
 	return limit.WindowEnd(w - 1), true
-}
-
-// overdraw spends cost from what is left, and from a share beyond it.
-func (l *lease) overdraw(now instant, cost, share tokens) bool {
-	// An expired lease's tokens may be another's by now: they must not pay for drift.
-	if now >= l.deadline {
-		l.giveBack() // it may no longer be spent
-	}
-	// What is unspent is below 0 by the drift so far, so that this bounds all unconfirmed drift by
-	// the share.
-	if share <= 0 || cost > l.unspent()+share {
-		return false
-	}
-	l.spent += cost
-	return true
-}
-
-// drifted is what was spent and is not confirmed.
-func (l *lease) drifted() tokens { return max(0, -l.unspent()) }
-
-// forgive forgets drift beyond keep: a bucket must not owe for ever what an
-// outage's policy admitted.
-func (l *lease) forgive(keep tokens) {
-	if l.algorithm == ratelimit.TokenBucket {
-		l.spent -= max(0, l.drifted()-keep)
-	}
 }
 
 // gauges are what a rule's gauges have of one key.
@@ -230,11 +205,11 @@ func (h *held) gauge() {
 	if h.rule == nil {
 		return
 	}
-	leased := max(0, h.lease.unspent())
+	leased := max(0, h.lease.Unspent())
 	if h.next != nil {
-		leased += max(0, h.next.lease.unspent())
+		leased += max(0, h.next.lease.Unspent())
 	}
-	h.gauges.set(h.rule.Counters, leased, h.lease.drifted(), h.stranded)
+	h.gauges.set(h.rule.Counters, leased, h.lease.Drifted(), h.stranded)
 }
 
 // begun forgets what was heard of the window before. What is unplaced is of this one.
@@ -267,7 +242,7 @@ func countBound(rule *ratelimit.Rule, g *ratelimit.Grant, unasked tokens) (byPol
 
 // untold tells whether there is something that the ledger should hear of.
 func (h *held) untold() bool {
-	return !h.settled && (h.lease.spent != h.reported || h.lease.unspent() > 0)
+	return !h.settled && (h.lease.Spent != h.reported || h.lease.Unspent() > 0)
 }
 
 // finish has the last word on the lease's window told to the ledger, whose
@@ -279,12 +254,12 @@ func (f *Fleet) finish(h *held) {
 	}
 	l := &h.lease
 	// Said once: a second call for the same window finds nothing unreported.
-	h.reported = l.spent
+	h.reported = l.Spent
 	fl := f.newFlight(h)
 	fl.final = &finalWord{h.rule, h.unasked}
 	fl.claim = ratelimit.Claim{
-		Key: fl.name, Limit: l.limit(), Holder: h.name, Fence: l.fence, Window: l.window, TTL: time.Second,
-		Granted: l.granted, Spent: l.spent, Returned: l.returned, Tally: true, Final: true,
+		Key: fl.name, Limit: l.Limit(), Holder: h.name, Fence: l.Fence, Window: l.Window, TTL: time.Second,
+		Granted: l.Granted, Spent: l.Spent, Returned: l.Returned, Tally: true, Final: true,
 	}
 	fl.audited(h.rule)
 	select {
@@ -297,20 +272,20 @@ func (f *Fleet) finish(h *held) {
 // needsLastWord tells whether the ledger is to hear of the lease's window once more.
 func (h *held) needsLastWord() bool {
 	l := &h.lease
-	if h.rule == nil || h.rule.Coordination.Mode != ratelimit.Approx || l.algorithm != ratelimit.FixedWindow || l.window == 0 || l.spent == h.reported {
+	if h.rule == nil || h.rule.Coordination.Mode != ratelimit.Approx || l.Algorithm != ratelimit.FixedWindow || l.Window == 0 || l.Spent == h.reported {
 		return false
 	}
 	// Where something drifted, or nothing was left, the window may be over its limit. Otherwise it
 	// is not by what this node knows. A last word is then sent only if windows are not shorter than
 	// sync_interval, for one claim more a window would be too many; and not under plenty, where
 	// more than half of the limit was left.
-	return l.drifted() > 0 || l.available <= 0 || !h.stretched && h.rule.Limit.Period() >= h.rule.Coordination.SyncInterval
+	return l.Drifted() > 0 || l.Available <= 0 || !h.stretched && h.rule.Limit.Period() >= h.rule.Coordination.SyncInterval
 }
 
 // drifting tells whether what was spent of the key and is not confirmed may still
 // count: then whoever has the seat next must not have a share of the same window.
 func (h *held) drifting(now instant) bool {
-	return h.lease.drifted() > 0 && now < h.lease.counts() || h.carried > 0 && now < h.lease.reset
+	return h.lease.Drifted() > 0 && now < h.lease.Counts() || h.carried > 0 && now < h.lease.Reset
 }
 
 // Drifting tells whether this node has spent what the ledger has not

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -209,7 +210,7 @@ func TestDriftIsReportedByTheOtherName(t *testing.T) {
 	s.drifts(2)
 	s.exchange()
 	h := s.keyHeld()
-	name, w := h.name, h.lease.window
+	name, w := h.name, h.lease.Window
 	h.reported = 5 // the last report was lost
 	s.passes(46 * time.Second)
 	if v := s.late(3).says(false, ratelimit.FromDrift); v.ResetAfter < 58*time.Second || v.ResetAfter > 59*time.Second {
@@ -270,7 +271,7 @@ func TestNoDriftInDoubt(t *testing.T) {
 func TestNoDriftByATakenName(t *testing.T) {
 	for what, take := range map[string]func(s *nodeScript, h *held){
 		"a lease": func(s *nodeScript, h *held) {
-			h.next = &nextLease{over: s.now.Add(time.Hour), start: s.now.Add(time.Hour), lease: lease{window: h.lease.window + 1}}
+			h.next = &nextLease{over: s.now.Add(time.Hour), start: s.now.Add(time.Hour), lease: lease.Lease{Window: h.lease.Window + 1}}
 		},
 		"a claim": func(_ *nodeScript, h *held) {
 			h.flight = &flight{errand: errand{ahead: true}, done: make(chan struct{})}
@@ -313,7 +314,7 @@ func TestCarriedIntoTheNextWindow(t *testing.T) {
 		{9, 3, 0, 0, ratelimit.SlidingWindow, 9},
 		{9, 3, 0, 0, ratelimit.FixedWindow, 8},
 	} {
-		h := held{driftKept: driftKept{carried: 1, before: 1}, lease: lease{grantedLimit: grantedLimit{algorithm: c.algorithm}, window: 7, granted: 10, spent: c.spent, returned: c.returned}}
+		h := held{driftKept: driftKept{carried: 1, before: 1}, lease: lease.Lease{GrantedLimit: lease.GrantedLimit{Algorithm: c.algorithm}, Window: 7, Granted: 10, Spent: c.spent, Returned: c.returned}}
 		if h.carry(c.into); h.carried != c.carried || h.before != c.before {
 			t.Errorf("%+v: carried %d, before %d", c, h.carried, h.before)
 		}
@@ -330,8 +331,8 @@ func TestNoDriftInAWindowBeforeTheLedgers(t *testing.T) {
 		s, _ := newDriftScript(t, limit)
 		s.drifts(1)
 		s.exchange()
-		s.keyHeld().lease.window++ // as an answer has told
-		s.keyHeld().lease.reset = 0
+		s.keyHeld().lease.Window++ // as an answer has told
+		s.keyHeld().lease.Reset = 0
 		r := s.asks(1)
 		s.passes(2 * time.Millisecond)
 		if r.wait.TimeOver(); r.decided() {
@@ -350,8 +351,8 @@ func TestOverdraw(t *testing.T) {
 	}{
 		{99, 25, 10, true}, {99, 26, 10, false}, {100, 10, 10, true}, {100, 11, 10, false}, {99, 1, 0, false},
 	} {
-		l := lease{granted: 20, spent: 5, deadline: 100}
-		if ok := l.overdraw(c.now, c.cost, c.share); ok != c.ok || ok != (l.spent == 5+c.cost) {
+		l := lease.Lease{Granted: 20, Spent: 5, Deadline: 100}
+		if ok := l.Overdraw(c.now, c.cost, c.share); ok != c.ok || ok != (l.Spent == 5+c.cost) {
 			t.Errorf("%+v: %v, and the lease is %+v", c, ok, l)
 		}
 	}
@@ -375,8 +376,8 @@ func TestLastWordIsSpared(t *testing.T) {
 		s, _ := newDriftScript(t, perMinute100)
 		s.rule.Coordination.SyncInterval = c.sync
 		h := s.keyHeld()
-		h.lease.available, h.stretched, h.reported = c.left, c.stretched, 0
-		h.lease.spent = h.lease.granted + c.drifted
+		h.lease.Available, h.stretched, h.reported = c.left, c.stretched, 0
+		h.lease.Spent = h.lease.Granted + c.drifted
 		s.fleet.finish(h)
 		if said := s.Batch() != nil; said != c.said {
 			t.Errorf("%+v: said %v", c, said)
@@ -437,11 +438,11 @@ func TestLostReportIsToldWhenIdle(t *testing.T) {
 func TestGaugeOfALeaseThatOwes(t *testing.T) {
 	rule := testRule(perMinute100)
 	rule.Counters = &ratelimit.RuleCounters{}
-	h := held{rule: rule, lease: lease{granted: 4}, next: &nextLease{lease: lease{granted: 5, spent: 8}}}
+	h := held{rule: rule, lease: lease.Lease{Granted: 4}, next: &nextLease{lease: lease.Lease{Granted: 5, Spent: 8}}}
 	if h.gauge(); rule.Counters.Leased.Load() != 4 {
 		t.Errorf("%d are leased, want 4", rule.Counters.Leased.Load())
 	}
-	h.next.lease.spent = 2
+	h.next.lease.Spent = 2
 	if h.gauge(); rule.Counters.Leased.Load() != 7 {
 		t.Errorf("%d are leased, want 7", rule.Counters.Leased.Load())
 	}

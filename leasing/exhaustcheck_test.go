@@ -3,6 +3,7 @@ package leasing
 import (
 	"fmt"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -109,14 +110,14 @@ func (w *smallWorld) checkReclaimed(before *account, c *ratelimit.Claim) error {
 			return
 		}
 		p := w.party(was.holder)
-		if p.lease.window != was.window || was.holder != p.name^p.other {
+		if p.lease.Window != was.window || was.holder != p.name^p.other {
 			return
 		}
 		known := was.spent
 		if was.holder == c.Holder {
 			known = max(known, c.Spent)
 		}
-		hidden := max(0, p.lease.spent-known)
+		hidden := max(0, p.lease.Spent-known)
 		if hidden > 0 && !p.silent {
 			err = fmt.Errorf("node %d has spent %d that it did not report before its lease was reclaimed, and no fault kept it from that", p.name/2, hidden)
 		}
@@ -136,12 +137,12 @@ func (w *smallWorld) checkCharged() error {
 	}
 	for i := range w.parties {
 		p := &w.parties[i]
-		if p.lease.window == 0 || p.lease.window != w.ledger.window {
+		if p.lease.Window == 0 || p.lease.Window != w.ledger.window {
 			continue
 		}
 		r := w.ledger.find(p.name ^ p.other)
-		if r != nil && r.window == p.lease.window && !r.closed && r.charged() < p.lease.spent {
-			return fmt.Errorf("node %d has spent %d, and the ledger charges it %d", p.name/2, p.lease.spent, r.charged())
+		if r != nil && r.window == p.lease.Window && !r.closed && r.charged() < p.lease.Spent {
+			return fmt.Errorf("node %d has spent %d, and the ledger charges it %d", p.name/2, p.lease.Spent, r.charged())
 		}
 	}
 	return nil
@@ -189,7 +190,7 @@ func (w *smallWorld) settleDown() {
 }
 
 // exchange is a claim that is settled and answered at once.
-func (w *smallWorld) exchange(p *party, l *lease, c *ratelimit.Claim) {
+func (w *smallWorld) exchange(p *party, l *lease.Lease, c *ratelimit.Claim) {
 	w.breakLedger(c)
 	g := w.ledger.settle(w.ledgerNow(), c)
 	w.takeIn(p, l, w.now(), c, &g)
@@ -199,16 +200,16 @@ func (w *smallWorld) exchange(p *party, l *lease, c *ratelimit.Claim) {
 func (w *smallWorld) giveBack(p *party) {
 	p.seq++
 	var c ratelimit.Claim
-	if w.now() < p.lease.reset && p.lease.window != 0 {
-		c = p.lease.release(w.now(), p.seq)
+	if w.now() < p.lease.Reset && p.lease.Window != 0 {
+		c = p.lease.Release(w.now(), p.seq)
 	} else {
-		c = p.lease.claim(w.now(), p.seq, &w.scope.rule, 0, 0, w.scope.direct)
+		c = p.lease.Claim(w.now(), p.seq, &w.scope.rule, 0, 0, w.scope.direct)
 	}
 	c.Holder = p.name ^ p.other
 	w.exchange(p, &p.lease, &c)
 	if p.hasNext {
 		p.seq++
-		c = p.next.release(w.now(), p.seq)
+		c = p.next.Release(w.now(), p.seq)
 		c.Holder, c.Ahead = p.name^p.other^1, true
 		w.exchange(p, &p.next, &c)
 		p.hasNext = false
@@ -233,8 +234,8 @@ func (w *smallWorld) checkConserved() error {
 			stranded += r.charged() - min(r.charged(), r.spent)
 		case p.dead:
 			stranded += r.charged()
-			if p.lease.window == r.window && current {
-				stranded -= min(r.charged(), p.lease.spent)
+			if p.lease.Window == r.window && current {
+				stranded -= min(r.charged(), p.lease.Spent)
 			}
 		}
 	})
@@ -271,7 +272,7 @@ func (w *smallWorld) passUntilWhole() {
 // askNow decides a request of one token, and tells whether it was admitted.
 func (w *smallWorld) askNow(p *party) bool {
 	a := ask{Rule: &w.scope.rule, Cost: 1}
-	if v, ok := p.lease.take(w.now(), &a, w.scope.direct); ok {
+	if v, ok := p.lease.Take(w.now(), &a, w.scope.direct); ok {
 		return !v.OverLimit
 	}
 	p.seq++
@@ -279,9 +280,9 @@ func (w *smallWorld) askNow(p *party) bool {
 	if w.scope.direct {
 		want = 1
 	}
-	c := p.lease.claim(w.now(), p.seq, &w.scope.rule, 1, want, w.scope.direct)
+	c := p.lease.Claim(w.now(), p.seq, &w.scope.rule, 1, want, w.scope.direct)
 	c.Holder = p.name ^ p.other
 	w.exchange(p, &p.lease, &c)
-	v := p.lease.settled(w.now(), &a, w.scope.direct)
+	v := p.lease.Settled(w.now(), &a, w.scope.direct)
 	return !v.OverLimit
 }

@@ -94,7 +94,7 @@ func (w *smallWorld) cannotTell(p *party) {
 
 // excuseUntold excuses what p would have told.
 func (w *smallWorld) excuseUntold(p *party) {
-	if p.lease.window == w.window() && (p.untold || p.epoch.ID != w.epoch.ID) {
-		w.excuse[0] += p.lease.granted - p.lease.returned
+	if p.lease.Window == w.window() && (p.untold || p.epoch.ID != w.epoch.ID) {
+		w.excuse[0] += p.lease.Granted - p.lease.Returned
 	}
 }

@@ -4,49 +4,50 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // mustReport tells whether p has yet to report what expiry would undo.
 func (w *smallWorld) mustReport(p *party) bool {
 	l, bucket := &p.lease, w.scope.rule.Limit.Algorithm == ratelimit.TokenBucket
-	return w.scope.rule.Coordination.Eager() && w.awake(p) && !p.busy && l.spent != p.reported && (bucket || w.now() < l.reset)
+	return w.scope.rule.Coordination.Eager() && w.awake(p) && !p.busy && l.Spent != p.reported && (bucket || w.now() < l.Reset)
 }
 
 // renews tells whether p may renew its lease: when some of it is spent and some
 // is left, or half its time has passed, or it has something to report.
 func (w *smallWorld) renews(p *party) bool {
 	l := &p.lease
-	if w.scope.direct || w.now() >= l.reset && !w.mustReport(p) {
+	if w.scope.direct || w.now() >= l.Reset && !w.mustReport(p) {
 		return false
 	}
 	if p.untold {
 		return true
 	}
-	half := l.deadline.Add(-w.scope.rule.Coordination.Lease.TTL / 2)
-	return w.mustReport(p) || l.unspent() > 0 && (l.left(w.now()) < w.scope.want || w.now() >= half)
+	half := l.Deadline.Add(-w.scope.rule.Coordination.Lease.TTL / 2)
+	return w.mustReport(p) || l.Unspent() > 0 && (l.Left(w.now()) < w.scope.want || w.now() >= half)
 }
 
 // turn makes the next window's lease the current one, once it has begun.
 func (w *smallWorld) turn(p *party) {
-	begins := w.at(w.scope.rule.Limit.WindowEnd(p.next.window - 1))
+	begins := w.at(w.scope.rule.Limit.WindowEnd(p.next.Window - 1))
 	if w.scope.broken == "the next window's lease is spent early" {
 		begins = begins.Add(-smallTick)
 	}
 	if !p.hasNext || w.now() < begins {
 		return
 	}
-	p.lease, p.next, p.hasNext, p.other = p.next, lease{}, false, p.other^1
+	p.lease, p.next, p.hasNext, p.other = p.next, lease.Lease{}, false, p.other^1
 	p.settled, p.reported, p.after = false, 0, w.now()
 }
 
 // ask has a request decided from the lease, or claims for it.
 func (w *smallWorld) ask(p *party, cost tokens) error {
 	a := ask{Rule: &w.scope.rule, Cost: cost}
-	if w.scope.broken == "a node does not look at its lease's expiry" && p.lease.window != 0 {
-		p.lease.deadline = w.now().Add(time.Hour)
+	if w.scope.broken == "a node does not look at its lease's expiry" && p.lease.Window != 0 {
+		p.lease.Deadline = w.now().Add(time.Hour)
 	}
-	v, ok := p.lease.take(w.now(), &a, w.scope.direct)
+	v, ok := p.lease.Take(w.now(), &a, w.scope.direct)
 	if !ok {
 		if !p.busy && p.resting == 0 {
 			w.claim(p, cost)
@@ -59,7 +60,7 @@ func (w *smallWorld) ask(p *party, cost tokens) error {
 
 // decided counts what a request was charged, and judges what was admitted.
 func (w *smallWorld) decided(p *party, v *verdict, cost tokens, how string) error {
-	p.lease.debt = 0 // nothing here refunds
+	p.lease.Debt = 0 // nothing here refunds
 	if v.Window == w.window() {
 		w.taken += v.Charged
 	}
@@ -81,11 +82,11 @@ func (w *smallWorld) decided(p *party, v *verdict, cost tokens, how string) erro
 // claim sends a claim for a request of that cost, or a renewal.
 func (w *smallWorld) claim(p *party, cost tokens) {
 	p.seq++
-	want := max(cost, w.scope.want-p.lease.left(w.now()))
+	want := max(cost, w.scope.want-p.lease.Left(w.now()))
 	if w.scope.direct {
 		want = cost
 	}
-	c := p.lease.claim(w.now(), p.seq, &w.scope.rule, cost, want, w.scope.direct)
+	c := p.lease.Claim(w.now(), p.seq, &w.scope.rule, cost, want, w.scope.direct)
 	c.Ahead = p.hasNext
 	c.Stretch, c.Recall = w.scope.recalls && w.scope.rule.Stretched(), w.scope.recalls
 	w.send(p, &c, cost, false)
@@ -93,10 +94,10 @@ func (w *smallWorld) claim(p *party, cost tokens) {
 
 func (w *smallWorld) release(p *party, last bool) {
 	p.seq++
-	c := p.lease.release(w.now(), p.seq)
+	c := p.lease.Release(w.now(), p.seq)
 	c.Last = last
 	if w.scope.broken == "a node spends what it gave back" {
-		p.lease.returned = 0
+		p.lease.Returned = 0
 	}
 	w.send(p, &c, 0, false)
 }
@@ -104,8 +105,8 @@ func (w *smallWorld) release(p *party, last bool) {
 func (w *smallWorld) claimAhead(p *party) {
 	p.seq++
 	p.tried = w.window() + 1
-	var fresh lease
-	c := fresh.claim(w.now(), p.seq, &w.scope.rule, 0, w.scope.want, false)
+	var fresh lease.Lease
+	c := fresh.Claim(w.now(), p.seq, &w.scope.rule, 0, w.scope.want, false)
 	c.Ahead, c.Window, c.Stretch = true, p.tried, w.scope.recalls && w.scope.rule.Stretched()
 	w.send(p, &c, 0, true)
 }
@@ -149,8 +150,8 @@ func (w *smallWorld) hear(p *party, in ratelimit.Epoch) {
 	}
 	w.say("node %d hears that the ledger has forgotten", p.name/2)
 	p.epoch = in
-	p.untold = p.lease.window != 0 && w.now() < p.lease.reset
-	p.hasNext, p.next, p.tried = false, lease{}, 0
+	p.untold = p.lease.Window != 0 && w.now() < p.lease.Reset
+	p.hasNext, p.next, p.tried = false, lease.Lease{}, 0
 }
 
 // deliver has a message arrive.
@@ -190,7 +191,7 @@ func (w *smallWorld) receive(m *smallMessage) error {
 	}
 	if m.ahead {
 		if awaited && g.Window == m.claim.Window {
-			p.next = lease{seq: g.Seq, window: g.Window}
+			p.next = lease.Lease{Seq: g.Seq, Window: g.Window}
 			w.takeIn(p, &p.next, sent, m.claim, &g)
 			p.hasNext = true
 			w.turn(p)
@@ -198,12 +199,12 @@ func (w *smallWorld) receive(m *smallMessage) error {
 		return nil
 	}
 	if w.scope.broken == "an old answer is taken for the latest" {
-		p.lease.seq = g.Seq
+		p.lease.Seq = g.Seq
 	}
 	w.takeIn(p, &p.lease, sent, m.claim, &g)
-	if g.Seq != before.seq {
+	if g.Seq != before.Seq {
 		if p.lease != before {
-			return fmt.Errorf("node %d has taken in the answer to claim %d, and its latest is %d", p.name/2, g.Seq, before.seq)
+			return fmt.Errorf("node %d has taken in the answer to claim %d, and its latest is %d", p.name/2, g.Seq, before.Seq)
 		}
 		return nil
 	}
@@ -213,12 +214,12 @@ func (w *smallWorld) receive(m *smallMessage) error {
 			p.reported = m.claim.Spent
 		}
 		p.after = sent.Add(g.TTL / 2)
-		p.settled = p.lease.unspent() == 0 && p.lease.spent == m.claim.Spent && g.Granted == m.claim.Granted
+		p.settled = p.lease.Unspent() == 0 && p.lease.Spent == m.claim.Spent && g.Granted == m.claim.Granted
 	}
 	if !awaited {
 		return nil
 	}
-	waiting, had := p.waiting, p.lease.left(w.now())
+	waiting, had := p.waiting, p.lease.Left(w.now())
 	p.waiting = 0
 	if p.asked {
 		w.giveBackSome(p, m.claim.Waiting)
@@ -230,7 +231,7 @@ func (w *smallWorld) receive(m *smallMessage) error {
 		return nil
 	}
 	a := ask{Rule: &w.scope.rule, Cost: waiting}
-	v := p.lease.settled(w.now(), &a, w.scope.direct)
+	v := p.lease.Settled(w.now(), &a, w.scope.direct)
 	if v.OverLimit && waiting <= had {
 		return fmt.Errorf("node %d has refused %d that waited, and it had %d when it was answered", p.name/2, waiting, had)
 	}
@@ -239,14 +240,14 @@ func (w *smallWorld) receive(m *smallMessage) error {
 
 // takeIn applies an answer. The node knows the ledger's clock exactly: any less
 // that it may know has it stop earlier.
-func (w *smallWorld) takeIn(p *party, l *lease, sent instant, c *ratelimit.Claim, g *ratelimit.Grant) {
+func (w *smallWorld) takeIn(p *party, l *lease.Lease, sent instant, c *ratelimit.Claim, g *ratelimit.Grant) {
 	ends := sent.Add(g.ResetAfter)
 	if c.Limit.Algorithm != ratelimit.TokenBucket {
 		ends = w.at(c.Limit.WindowEnd(g.Window))
 	}
-	by := margin(c, g.TTL)
+	by := lease.Margin(c, g.TTL)
 	if w.scope.broken == "a lease is counted from its answer" {
 		sent, by = w.now(), 0
 	}
-	l.apply(sent, c, g, by, ends)
+	l.Apply(sent, c, g, by, ends)
 }

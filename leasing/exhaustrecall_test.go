@@ -42,7 +42,7 @@ func (w *smallWorld) recallMoves(out []move, i uint8) []move {
 	p := &w.parties[i]
 	if p.recall > 0 {
 		out = append(out, move{moveRecalled, i})
-		if !p.busy && p.lease.unspent() > 1 {
+		if !p.busy && p.lease.Unspent() > 1 {
 			out = append(out, move{moveRecalledOne, i})
 		}
 	}
@@ -86,19 +86,19 @@ func (w *smallWorld) recalled(p *party, keep tokens) {
 func (w *smallWorld) giveBackSome(p *party, keep tokens) {
 	p.asked = false
 	l := &p.lease
-	if l.window == 0 || l.unspent() <= 0 && l.spent == p.reported {
+	if l.Window == 0 || l.Unspent() <= 0 && l.Spent == p.reported {
 		return
 	}
 	if w.scope.broken == "a recall takes what requests have waited for" {
 		keep = 0
 	}
-	before := l.returned
-	l.returned += max(0, l.unspent()-keep)
+	before := l.Returned
+	l.Returned += max(0, l.Unspent()-keep)
 	p.seq++
-	c := l.claim(w.now(), p.seq, &w.scope.rule, 0, 0, w.scope.direct)
+	c := l.Claim(w.now(), p.seq, &w.scope.rule, 0, 0, w.scope.direct)
 	c.Recall, c.Ahead = true, p.hasNext
 	if w.scope.broken == "a node spends what it gave back to a recall" {
-		l.returned = before
+		l.Returned = before
 	}
 	w.send(p, &c, 0, false)
 }
@@ -119,7 +119,7 @@ func (w *smallWorld) againOrTake(p *party) error {
 	cost := p.resting
 	p.resting = 0
 	a := ask{Rule: &w.scope.rule, Cost: cost}
-	if v, ok := p.lease.take(w.now(), &a, w.scope.direct); ok {
+	if v, ok := p.lease.Take(w.now(), &a, w.scope.direct); ok {
 		p.settled = p.settled && v.Charged == 0
 		return w.decided(p, &v, cost, "that has waited for others")
 	}
@@ -131,12 +131,12 @@ func (w *smallWorld) againOrTake(p *party) error {
 func (w *smallWorld) tooLate(p *party) error {
 	a := ask{Rule: &w.scope.rule, Cost: p.resting}
 	p.resting = 0
-	if !p.lease.current(w.now(), &a) {
+	if !p.lease.Current(w.now(), &a) {
 		return nil // on_store_failure decides
 	}
-	v, ok := p.lease.take(w.now(), &a, w.scope.direct)
+	v, ok := p.lease.Take(w.now(), &a, w.scope.direct)
 	if !ok {
-		v = p.lease.deny(w.now(), &a)
+		v = p.lease.Deny(w.now(), &a)
 	}
 	p.settled = p.settled && v.Charged == 0
 	return w.decided(p, &v, a.Cost, "in the end")
@@ -177,7 +177,7 @@ func (w *smallWorld) checkRecalls() error {
 }
 
 func (w *smallWorld) claimFor(p *party, waiting, want tokens) ratelimit.Claim {
-	c := p.lease.claim(w.now(), p.seq, &w.scope.rule, waiting, want, false)
+	c := p.lease.Claim(w.now(), p.seq, &w.scope.rule, waiting, want, false)
 	c.Holder, c.Stretch, c.Recall = p.name^p.other, w.scope.rule.Stretched(), true
 	return c
 }
@@ -187,7 +187,7 @@ func (w *smallWorld) claimFor(p *party, waiting, want tokens) ratelimit.Claim {
 func (w *smallWorld) askWithRecalls(p *party) bool {
 	a := ask{Rule: &w.scope.rule, Cost: 1}
 	for range 2 {
-		if v, ok := p.lease.take(w.now(), &a, false); ok {
+		if v, ok := p.lease.Take(w.now(), &a, false); ok {
 			return !v.OverLimit
 		}
 		p.seq++
@@ -199,13 +199,13 @@ func (w *smallWorld) askWithRecalls(p *party) bool {
 			if other := &w.parties[i]; other.recall > 0 {
 				other.recall = 0
 				other.seq++
-				other.lease.giveBack()
-				claim := other.lease.claim(w.now(), other.seq, &w.scope.rule, 0, 0, false)
+				other.lease.GiveBack()
+				claim := other.lease.Claim(w.now(), other.seq, &w.scope.rule, 0, 0, false)
 				claim.Holder, claim.Recall = other.name^other.other, true
 				w.exchange(other, &other.lease, &claim)
 			}
 		}
 	}
-	v := p.lease.settled(w.now(), &a, false)
+	v := p.lease.Settled(w.now(), &a, false)
 	return !v.OverLimit
 }

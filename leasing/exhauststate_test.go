@@ -11,6 +11,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -74,7 +75,7 @@ type field struct {
 var (
 	stateOfAccount = fieldsOf(reflect.TypeFor[account]())
 	stateOfRecord  = fieldsOf(reflect.TypeFor[record]())
-	stateOfLease   = fieldsOf(reflect.TypeFor[lease]())
+	stateOfLease   = fieldsOf(reflect.TypeFor[lease.Lease]())
 	stateOfClaim   = fieldsOf(reflect.TypeFor[ratelimit.Claim]())
 	stateOfGrant   = fieldsOf(reflect.TypeFor[ratelimit.Grant]())
 )
@@ -258,13 +259,13 @@ func (s *stateWriter) party(p *party) {
 	s.messages(p)
 }
 
-func (s *stateWriter) lease(l *lease) {
-	if *l == (lease{}) {
+func (s *stateWriter) lease(l *lease.Lease) {
+	if *l == (lease.Lease{}) {
 		s.buf = append(s.buf, 0)
 		return
 	}
-	if s.over(l.window) {
-		s.buf = append(s.buf, 2, byte(s.seqRank(l.seq)), byte(btoi(s.w.now() >= l.reset.Add(claimTimeout))), byte(btoi(l.window == 0)))
+	if s.over(l.Window) {
+		s.buf = append(s.buf, 2, byte(s.seqRank(l.Seq)), byte(btoi(s.w.now() >= l.Reset.Add(claimTimeout))), byte(btoi(l.Window == 0)))
 		return
 	}
 	s.buf = append(s.buf, 1)
@@ -333,14 +334,14 @@ func (s *stateWriter) lower(name ratelimit.Holder, returned tokens) {
 // returned in turn, again and again, is only compared with itself.
 func (s *stateWriter) rank(p *party) {
 	s.shifts = [2]tokens{1 << 40, 1 << 40}
-	if !s.over(p.lease.window) {
-		s.lower(p.name^p.other, p.lease.returned)
+	if !s.over(p.lease.Window) {
+		s.lower(p.name^p.other, p.lease.Returned)
 	}
 	if p.hasNext {
-		s.lower(p.name^p.other^1, p.next.returned)
+		s.lower(p.name^p.other^1, p.next.Returned)
 	}
-	s.seqs = append(s.seqs[:0], 0, p.seq, p.lease.seq, p.next.seq)
-	s.fences = append(s.fences[:0], 0, p.lease.fence, p.next.fence)
+	s.seqs = append(s.seqs[:0], 0, p.seq, p.lease.Seq, p.next.Seq)
+	s.fences = append(s.fences[:0], 0, p.lease.Fence, p.next.Fence)
 	for _, name := range [2]ratelimit.Holder{p.name, p.name ^ 1} {
 		if r := s.w.ledger.find(name); r != nil {
 			s.seqs, s.fences = append(s.seqs, r.seq), append(s.fences, r.fence)

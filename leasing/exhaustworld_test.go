@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -38,8 +39,8 @@ type smallWorld struct {
 type party struct {
 	name     ratelimit.Holder // the first of its two; 0: nobody
 	other    ratelimit.Holder // 1 while its current lease is held under the second
-	lease    lease
-	next     lease // of the window to come
+	lease    lease.Lease
+	next     lease.Lease // of the window to come
 	hasNext  bool
 	tried    window // the last window that was claimed ahead
 	seq      uint64
@@ -216,17 +217,17 @@ func (w *smallWorld) partyMoves(out []move, i uint8) []move {
 	if w.scope.costTwo {
 		out = append(out, move{moveAskTwo, i})
 	}
-	if !p.busy && p.lease.window != 0 {
+	if !p.busy && p.lease.Window != 0 {
 		if w.renews(p) {
 			out = append(out, move{moveRenew, i})
 		}
-		if w.now() < p.lease.reset && p.lease.unspent() > 0 && !p.hasNext && !w.scope.direct {
+		if w.now() < p.lease.Reset && p.lease.Unspent() > 0 && !p.hasNext && !w.scope.direct {
 			out = append(out, move{moveRelease, i})
 		}
-		if mayGo := p.settled || w.now() >= p.lease.reset.Add(claimTimeout); mayGo && !p.hasNext && (p.other == 0 || !w.scope.keeps) {
+		if mayGo := p.settled || w.now() >= p.lease.Reset.Add(claimTimeout); mayGo && !p.hasNext && (p.other == 0 || !w.scope.keeps) {
 			out = append(out, move{moveForget, i})
 		}
-		if here := w.window(); w.scope.ahead && !p.hasNext && p.lease.window == here && p.tried <= here && (w.tick+1)%w.scope.ticks == 0 {
+		if here := w.window(); w.scope.ahead && !p.hasNext && p.lease.Window == here && p.tried <= here && (w.tick+1)%w.scope.ticks == 0 {
 			out = append(out, move{moveAhead, i})
 		}
 		if w.may(faultEnd) && !p.hasNext && p.resting == 0 {
@@ -239,7 +240,7 @@ func (w *smallWorld) partyMoves(out []move, i uint8) []move {
 	if w.may(faultCrash) {
 		out = append(out, move{moveCrash, i})
 	}
-	if w.may(faultPause) && p.lease.window != 0 {
+	if w.may(faultPause) && p.lease.Window != 0 {
 		out = append(out, move{movePause, i})
 	}
 	return w.recallMoves(out, i)
@@ -289,7 +290,7 @@ func (w *smallWorld) play(m move) error {
 	case moveForget:
 		p := &w.parties[m.which]
 		w.say("node %d forgets the key, of which the ledger knows all", p.name/2)
-		p.lease, p.other, p.reported, p.settled, p.tried = lease{}, 0, 0, false, 0
+		p.lease, p.other, p.reported, p.settled, p.tried = lease.Lease{}, 0, 0, false, 0
 	case moveAhead:
 		w.claimAhead(&w.parties[m.which])
 	case moveEnd:
@@ -376,8 +377,8 @@ func (w *smallWorld) tidy() {
 		if p.dead { // what it has spent is all that matters of it
 			old := p.lease
 			p = party{name: p.name, dead: true, other: p.other, seq: p.seq, silent: true}
-			if old.window == w.window() || w.scope.rule.Limit.Algorithm == ratelimit.TokenBucket {
-				p.lease = lease{spent: old.spent, window: old.window}
+			if old.Window == w.window() || w.scope.rule.Limit.Algorithm == ratelimit.TokenBucket {
+				p.lease = lease.Lease{Spent: old.Spent, Window: old.Window}
 			}
 		}
 		kept = append(kept, p)

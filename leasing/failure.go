@@ -50,10 +50,10 @@ func (f *Fleet) bookUnasked(now instant, a *ask, n tokens) window {
 	}
 	h.settled = false
 	h.unasked = ratelimit.Booked(h.unasked, n)
-	if h.lease.current(now, a) {
-		h.lease.spent = ratelimit.Booked(h.lease.spent, n)
+	if h.lease.Current(now, a) {
+		h.lease.Spent = ratelimit.Booked(h.lease.Spent, n)
 		h.gauge()
-		return h.lease.window
+		return h.lease.Window
 	}
 	if h.unplaced == 0 {
 		h.unplacedAt = now
@@ -84,13 +84,13 @@ func (f *Fleet) undoFallback(now instant, a *ask, v *verdict) {
 	switch {
 	case v.Booked == 0:
 		h.unplaced = max(0, h.unplaced-v.Charged)
-	case v.Booked != l.window:
-	case l.algorithm == ratelimit.TokenBucket: // what is confirmed, or forgiven, is no longer told apart
-		l.unspend(min(v.Charged, l.drifted()), false)
+	case v.Booked != l.Window:
+	case l.Algorithm == ratelimit.TokenBucket: // what is confirmed, or forgiven, is no longer told apart
+		l.Unspend(min(v.Charged, l.Drifted()), false)
 	default:
-		l.unspend(min(v.Charged, l.spent), false)
+		l.Unspend(min(v.Charged, l.Spent), false)
 		if policy == ratelimit.FailCached {
-			l.available += v.Charged
+			l.Available += v.Charged
 		}
 	}
 	h.settled = false
@@ -120,13 +120,13 @@ func (f *Fleet) cached(now instant, a *ask) verdict {
 	if h == nil {
 		return verdict{OverLimit: true}
 	}
-	known := h.lease.current(now, a) && now.Sub(h.heard) <= a.Rule.Coordination.MaxStaleness
-	if !known || a.Cost > h.lease.available {
+	known := h.lease.Current(now, a) && now.Sub(h.heard) <= a.Rule.Coordination.MaxStaleness
+	if !known || a.Cost > h.lease.Available {
 		return verdict{OverLimit: true}
 	}
-	h.lease.available -= a.Cost
-	h.lease.spent += a.Cost
+	h.lease.Available -= a.Cost
+	h.lease.Spent += a.Cost
 	h.unasked = ratelimit.Booked(h.unasked, a.Cost)
 	h.settled = false
-	return verdict{Charged: a.Cost, Remaining: h.lease.available, ResetAfter: h.lease.reset.Sub(now), Booked: h.lease.window}
+	return verdict{Charged: a.Cost, Remaining: h.lease.Available, ResetAfter: h.lease.Reset.Sub(now), Booked: h.lease.Window}
 }

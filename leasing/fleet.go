@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -134,7 +135,7 @@ type distrusted struct {
 
 // held is one busy key on this node. What is added here is packed, too: see packed.go.
 type held struct {
-	lease  lease
+	lease  lease.Lease
 	demand demand
 	busySlot
 	rule   *ratelimit.Rule  // as last asked for
@@ -346,11 +347,11 @@ func (f *Fleet) take(now instant, a *ask, after *flight) (verdict, bool) {
 	if !h.touched {
 		h.touched = true
 	}
-	v, ok := h.lease.take(now, a, false)
+	v, ok := h.lease.Take(now, a, false)
 	// The lease may have nothing to say because its window is over. Where the lease of the next
 	// window is here, and that window has certainly begun, it takes over and is asked.
 	if !ok && f.turn(h, now) {
-		v, ok = h.lease.take(now, a, false)
+		v, ok = h.lease.Take(now, a, false)
 	}
 	if !ok {
 		if v, ok = h.inDoubt(now, a); !ok {
@@ -381,11 +382,11 @@ func (f *Fleet) take(now instant, a *ask, after *flight) (verdict, bool) {
 	case h.flight != nil || now < h.pause:
 	// A lease that is due is renewed; but not before retry, until when the ledger would grant
 	// nothing either. Spending that the ledger may reclaim (reclaim: eager) is reported even then.
-	case now >= h.aheadAt || h.due(now, h.lease.unspent()) && (now >= h.lease.retry || h.mustReport()):
+	case now >= h.aheadAt || h.due(now, h.lease.Unspent()) && (now >= h.lease.Retry || h.mustReport()):
 		f.renew(h, now)
 	// The ledger's refusal is believed for refusalHold. Then it is asked again in the background,
 	// so that no request waits for what is probably the same answer.
-	case v.OverLimit && now >= h.again && now < h.lease.retry:
+	case v.OverLimit && now >= h.again && now < h.lease.Retry:
 		f.askAgain(h, now, a)
 	}
 	return v, true
@@ -449,7 +450,7 @@ func (f *Fleet) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []rat
 		if h != nil {
 			// What the ledger was told as spent may not be spent any more: the key is not settled
 			// before another claim has said so.
-			h.lease.undo(a, &verdicts[i], a.Rule.Limit.Algorithm == ratelimit.TokenBucket)
+			h.lease.Undo(a, &verdicts[i], a.Rule.Limit.Algorithm == ratelimit.TokenBucket)
 			h.settled = false
 			h.gauge()
 		}

@@ -239,7 +239,7 @@ func (s *fleetShard) cool(h *held) bool {
 	c := s.keys.Get(h.id)
 	s.keys.Keep(c, kept)
 	c.Val, c.Mark = heldPlace{over: ticksOf(h.overDue())}, 0
-	if h.lease.drifted() > 0 || h.carried > 0 {
+	if h.lease.Drifted() > 0 || h.carried > 0 {
 		c.Mark |= coldDrifts
 	}
 	if h.untold() {
@@ -262,7 +262,7 @@ func (h *held) packable() bool {
 // overDue is when a sweep must look at a key because its window is over.
 func (h *held) overDue() instant {
 	if h.gauges.of != nil || h.needsLastWord() {
-		return h.lease.reset
+		return h.lease.Reset
 	}
 	return never
 }

@@ -93,7 +93,7 @@ func (f *Fleet) sweepKey(now instant, s *fleetShard, c *heldCell) {
 		return
 	}
 	f.turn(h, now)
-	ended := h.lease.window == 0 || now >= h.lease.reset
+	ended := h.lease.Window == 0 || now >= h.lease.Reset
 	switch {
 	// What is over is no longer leased: the gauges forget it, and mode approx has its last word.
 	case ended:
@@ -157,13 +157,13 @@ func (f *Fleet) releases(now instant, w *walk) (all map[*lane][]*flight, more bo
 			h := s.view(c, &scratch)
 			// Only keys of which the ledger does not know all are claimed once more, and only while
 			// they count.
-			known := !h.settled && h.lease.window != 0 && now < h.lease.counts()
+			known := !h.settled && h.lease.Window != 0 && now < h.lease.Counts()
 			if !known && h.next == nil {
 				return
 			}
 			h = s.warm(c)
 			f.turn(h, now)
-			if !h.settled && h.lease.window != 0 && now < h.lease.counts() {
+			if !h.settled && h.lease.Window != 0 && now < h.lease.Counts() {
 				f.release(all, h, false)
 			}
 			if h.next != nil {

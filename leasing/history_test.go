@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -30,7 +31,7 @@ type history struct {
 
 type histHolder struct {
 	name   ratelimit.Holder
-	lease  lease
+	lease  lease.Lease
 	seq    uint64
 	sent   instant
 	claim  ratelimit.Claim
@@ -110,9 +111,9 @@ func (h *history) step(x *histHolder) {
 		h.names++
 		*x = histHolder{name: h.names}
 	case event < 0.54: // it forgets the lease, politely if the message arrives
-		if x.lease.window != 0 && !x.busy {
+		if x.lease.Window != 0 && !x.busy {
 			x.seq++
-			h.settle(x, x.lease.release(h.now, x.seq))
+			h.settle(x, x.lease.Release(h.now, x.seq))
 		}
 	case event < 0.545 && h.amnesia:
 		h.ledger = account{}
@@ -122,10 +123,10 @@ func (h *history) step(x *histHolder) {
 func (h *history) request(x *histHolder) {
 	a := ask{Rule: &h.rule, Cost: 1 + tokens(h.rnd.IntN(2)*h.rnd.IntN(4))}
 	lease := &x.lease
-	if h.broken == "deadline" && lease.window != 0 { // a holder that never stops
-		lease.deadline = h.now.Add(time.Hour)
+	if h.broken == "deadline" && lease.Window != 0 { // a holder that never stops
+		lease.Deadline = h.now.Add(time.Hour)
 	}
-	if v, ok := lease.take(h.now, &a, false); ok {
+	if v, ok := lease.Take(h.now, &a, false); ok {
 		if !v.OverLimit {
 			h.watch.spend(h, a.Cost)
 		} else {
@@ -137,7 +138,7 @@ func (h *history) request(x *histHolder) {
 		return
 	}
 	x.seq++
-	h.settle(x, lease.claim(h.now, x.seq, &h.rule, a.Cost, a.Cost+tokens(h.rnd.IntN(50)), false))
+	h.settle(x, lease.Claim(h.now, x.seq, &h.rule, a.Cost, a.Cost+tokens(h.rnd.IntN(50)), false))
 }
 
 func (h *history) settle(x *histHolder, c ratelimit.Claim) {
@@ -179,14 +180,14 @@ func (h *history) receive(x *histHolder, m *message) {
 		if h.broken != "seq" {
 			return
 		}
-		x.lease.seq = m.grant.Seq
+		x.lease.Seq = m.grant.Seq
 	}
 	margin := m.grant.TTL / 20
 	sent := x.sent
 	if h.broken == "sent" { // counting from the answer instead
 		sent, margin = h.now, 0
 	}
-	x.lease.apply(sent, &x.claim, m.grant, margin, sent.Add(m.grant.ResetAfter))
+	x.lease.Apply(sent, &x.claim, m.grant, margin, sent.Add(m.grant.ResetAfter))
 	x.busy = false
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/fuzztest"
 )
@@ -392,13 +393,13 @@ func grantHolds(t *testing.T, n []int64) {
 	if CheckGrant(&c, &g, 0) != nil {
 		return
 	}
-	l := lease{granted: c.Granted, spent: c.Spent, returned: c.Returned, seq: 7, fence: c.Fence, window: c.Window}
-	before := max(0, l.unspent())
-	l.apply(1, &c, &g, 0, instant(time.Minute))
-	if more := max(0, l.unspent()) - before; more > min(c.Limit.Capacity(), c.Want) {
+	l := lease.Lease{Granted: c.Granted, Spent: c.Spent, Returned: c.Returned, Seq: 7, Fence: c.Fence, Window: c.Window}
+	before := max(0, l.Unspent())
+	l.Apply(1, &c, &g, 0, instant(time.Minute))
+	if more := max(0, l.Unspent()) - before; more > min(c.Limit.Capacity(), c.Want) {
 		t.Errorf("%d more may be spent: %+v of %+v", more, g, c)
 	}
-	if l.fence <= c.Fence || l.granted < 0 || g.ResetAfter > 2*time.Minute+time.Second && algorithm != ratelimit.TokenBucket || g.At < 0 {
+	if l.Fence <= c.Fence || l.Granted < 0 || g.ResetAfter > 2*time.Minute+time.Second && algorithm != ratelimit.TokenBucket || g.At < 0 {
 		t.Errorf("%+v of %+v", g, c)
 	}
 }

@@ -103,10 +103,10 @@ func (s *Stepped) Check(key []byte, share ratelimit.Tokens) error {
 	}
 	l := &h.lease
 	switch {
-	case l.spent < 0 || l.returned < 0 || l.granted < 0:
-		return fmt.Errorf("the lease has granted %d, spent %d, returned %d: none may be negative", l.granted, l.spent, l.returned)
-	case l.drifted() > share:
-		return fmt.Errorf("the node has spent %d and given back %d of %d granted: %d unconfirmed, and its share is %d", l.spent, l.returned, l.granted, l.drifted(), share)
+	case l.Spent < 0 || l.Returned < 0 || l.Granted < 0:
+		return fmt.Errorf("the lease has granted %d, spent %d, returned %d: none may be negative", l.Granted, l.Spent, l.Returned)
+	case l.Drifted() > share:
+		return fmt.Errorf("the node has spent %d and given back %d of %d granted: %d unconfirmed, and its share is %d", l.Spent, l.Returned, l.Granted, l.Drifted(), share)
 	}
 	return nil
 }

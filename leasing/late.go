@@ -41,20 +41,20 @@ func (f *Fleet) refusedLate(now instant, a *ask, late bool) (verdict, bool) {
 	}
 	l := &h.lease
 	cautious := alive && a.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen
-	if !l.current(now, a) {
+	if !l.Current(now, a) {
 		if !cautious || h.unplaced == 0 {
 			return verdict{}, false
 		}
 		return verdict{OverLimit: true, Source: ratelimit.FromClaim, ResetAfter: a.Rule.Limit.Period()}, true
 	}
-	left := max(0, l.unspent()) + l.available
+	left := max(0, l.Unspent()) + l.Available
 	short := a.Cost > left
 	switch {
 	case short && (late || h.recalling) && now.Sub(h.heard) <= a.Rule.Coordination.Deadline():
-		v := l.deny(now, a)
+		v := l.Deny(now, a)
 		v.Source = ratelimit.FromClaim
 		return v, true
-	case l.algorithm != ratelimit.FixedWindow: // what was left says nothing soon: it comes back with time
+	case l.Algorithm != ratelimit.FixedWindow: // what was left says nothing soon: it comes back with time
 		return verdict{}, false
 	case short && alive && h.heard != 0:
 	case cautious && h.heard != 0 && left <= a.Rule.Limit.Capacity()/plentyAbove:
@@ -62,5 +62,5 @@ func (f *Fleet) refusedLate(now instant, a *ask, late bool) (verdict, bool) {
 		return verdict{}, false
 	}
 	// The limit may have room, so that a denial that charges (on_deny) has no say.
-	return l.report(now, verdict{OverLimit: true, Source: ratelimit.FromClaim}), true
+	return l.Report(now, verdict{OverLimit: true, Source: ratelimit.FromClaim}), true
 }

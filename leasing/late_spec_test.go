@@ -104,8 +104,8 @@ func TestRefusedLateByWhatIsLeft(t *testing.T) {
 		h := s.keyHeld()
 		s.passes(ratelimit.StoreDeadline + 1)
 		h.heard, h.recalling = x.heard, false
-		h.lease.algorithm = x.algorithm
-		h.lease.available = x.left - h.lease.unspent()
+		h.lease.Algorithm = x.algorithm
+		h.lease.Available = x.left - h.lease.Unspent()
 		for i := range s.fleet.lanes {
 			if s.fleet.lanes[i].answered = s.now; !x.alive {
 				s.fleet.lanes[i].answered = 0
@@ -118,7 +118,7 @@ func TestRefusedLateByWhatIsLeft(t *testing.T) {
 		if ok != x.refused {
 			t.Errorf("%s: refused %v", x.what, ok)
 		}
-		if ok && (!v.OverLimit || v.Source != ratelimit.FromClaim || v.Charged != 0 || v.Remaining != x.left || v.ResetAfter != h.lease.reset.Sub(s.now)) {
+		if ok && (!v.OverLimit || v.Source != ratelimit.FromClaim || v.Charged != 0 || v.Remaining != x.left || v.ResetAfter != h.lease.Reset.Sub(s.now)) {
 			t.Errorf("%s: %+v", x.what, v)
 		}
 		if h.lease != before {
@@ -171,7 +171,7 @@ func TestRefusedByWhatWasHeardInTime(t *testing.T) {
 		s.asks(1)
 		s.exchange()
 		h := s.keyHeld()
-		h.lease.available = 9 - h.lease.unspent()
+		h.lease.Available = 9 - h.lease.Unspent()
 		for i := range s.fleet.lanes {
 			s.fleet.lanes[i].answered = 0 // the ledger may be gone
 		}

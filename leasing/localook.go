@@ -69,10 +69,10 @@ func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask
 	case c.Mark&isShared != 0:
 		k := s.shared[id]
 		k.seq++
-		m := k.lease.claim(now, k.seq, a.Rule, 0, 0, true)
+		m := k.lease.Claim(now, k.seq, a.Rule, 0, 0, true)
 		m.Reset = true
 		k.settle(at, &m)
-		k.lease.retry, k.lease.debt = 0, 0
+		k.lease.Retry, k.lease.Debt = 0, 0
 	default:
 		c.Val.decide(at.ledger, &ask{Rule: a.Rule, Key: a.Key, Kind: ratelimit.Peek}, new(verdict)) // in this window
 		c.Val.empty(&a.Rule.Limit)

@@ -10,13 +10,6 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-func (l *lease) look(now instant) *ratelimit.LeaseLook {
-	return &ratelimit.LeaseLook{
-		Window: l.window, Fence: l.fence, Granted: l.granted, Spent: l.spent, Returned: l.returned, Unspent: l.left(now), Drifted: l.drifted(),
-		Elsewhere: l.available, Expires: l.deadline.Sub(now), Resets: l.reset.Sub(now), Refuses: max(0, l.retry.Sub(now)),
-	}
-}
-
 // accounts is a ledger that can be looked into.
 type accounts interface {
 	account(ctx context.Context, name string) (*account, ledgerTime, error)
@@ -27,8 +20,8 @@ func (f *Fleet) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.As
 	v := ratelimit.Look{Account: f.keyName(a.Key)}
 	s, _, h := f.locked(a.Key)
 	// A window of 0 is a lease before its first answer: there is nothing to show.
-	if h != nil && h.lease.window != 0 {
-		v.Lease = h.lease.look(now)
+	if h != nil && h.lease.Window != 0 {
+		v.Lease = h.lease.Look(now)
 		v.Lease.Heard, v.Lease.PerSecond, v.Lease.Asking, v.Lease.Reported = now.Sub(h.heard), h.demand.perSec, h.flight != nil, h.reported
 	}
 	s.mu.Unlock()
@@ -78,7 +71,7 @@ func (h *held) hot(name string, rate float64) ratelimit.HotKey {
 	l := &h.lease
 	return ratelimit.HotKey{
 		Account: name, Rule: h.rule.Domain + "." + h.rule.Path, PerSecond: math.Round(rate*10) / 10,
-		Spent: l.spent, Unspent: l.unspent(), Limit: l.limit().Capacity(), Fence: l.fence,
+		Spent: l.Spent, Unspent: l.Unspent(), Limit: l.Limit().Capacity(), Fence: l.Fence,
 	}
 }
 
@@ -119,9 +112,9 @@ func (f *Fleet) Drop(_ ratelimit.Instant, key []byte) bool {
 	}
 	// An operator who drops a lease wants the ledger to be asked again, also where the node refuses
 	// by itself.
-	h.lease.retry = 0
+	h.lease.Retry = 0
 	// A claim that is under way fetches the ledger's answer anyway.
-	if h.flight == nil && h.lease.window != 0 {
+	if h.flight == nil && h.lease.Window != 0 {
 		fl := f.newFlight(h)
 		fl.giveUp = true
 		f.launch(h, fl)
@@ -159,7 +152,7 @@ func (f *Fleet) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.A
 		if h != nil {
 			// What this node had concluded from the state before the reset holds no more: neither
 			// its refusals, nor what denials charged.
-			h.lease.retry, h.lease.debt = 0, 0
+			h.lease.Retry, h.lease.Debt = 0, 0
 		}
 		s.mu.Unlock()
 		return fl.err

@@ -251,11 +251,11 @@ func (f *Fleet) tellKey(now instant, s *fleetShard, c *heldCell, t *teller) (tol
 	// The ledger's clock has gone ahead, and leases from before that are expired there: this node
 	// must not spend what others may have.
 	if h.told < instant(f.lapsed.Load()) {
-		h.lease.deadline = min(h.lease.deadline, now)
+		h.lease.Deadline = min(h.lease.Deadline, now)
 	}
 	// First those that are used up. A lease with tokens left is renewed soon anyway; a key that
 	// refuses by itself sends no claim, and the ledger would grant its whole limit again.
-	usedUp := h.lease.unspent() <= 0 || now < h.lease.retry
+	usedUp := h.lease.Unspent() <= 0 || now < h.lease.Retry
 	if h.flight != nil || now < h.pause || t.pass == 0 && !usedUp {
 		return false, false
 	}
@@ -270,36 +270,16 @@ func (f *Fleet) tellKey(now instant, s *fleetShard, c *heldCell, t *teller) (tol
 // isTold tells whether the ledger need not be told of a key again: it was, or there is
 // nothing to tell.
 func (h *held) isTold(now, doubt instant) bool {
-	return h.lease.window == 0 || now >= h.lease.counts() || h.told >= doubt
-}
-
-// counts is until when what was spent of the lease's window counts: of a sliding
-// window, until the next one ends; of a bucket, until it is full and has repaid
-// besides what the ledger does not know of.
-func (l *lease) counts() instant {
-	limit := l.limit()
-	switch l.algorithm {
-	case ratelimit.SlidingWindow:
-		return l.reset.Add(limit.Period())
-	case ratelimit.TokenBucket:
-		return l.reset.Add(refillTime(l.drifted(), &limit))
-	case ratelimit.FixedWindow:
-	}
-	return l.reset
+	return h.lease.Window == 0 || now >= h.lease.Counts() || h.told >= doubt
 }
 
 // countsTill is until when anything that is known of the key counts, whoever asks for it.
 func (h *held) countsTill() instant {
-	till := max(h.lease.counts(), h.usedTill)
+	till := max(h.lease.Counts(), h.usedTill)
 	if h.unplaced > 0 { // it is of a window that no lease is of
 		till = max(till, h.unplacedAt.Add(h.rule.Limit.Period()))
 	}
 	return till
-}
-
-// refillTime is how long a bucket takes to refill n tokens.
-func refillTime(n tokens, l *ratelimit.Limit) time.Duration {
-	return time.Duration(math.Ceil(float64(n) / float64(max(1, l.Requests)) * float64(l.Period())))
 }
 
 // beat hears of the parts of the ledger that nothing was heard of for a while.

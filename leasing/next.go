@@ -3,6 +3,7 @@ package leasing
 import (
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -13,7 +14,7 @@ import (
 
 // nextLease is a lease of the window to come.
 type nextLease struct {
-	lease lease
+	lease lease.Lease
 	renewal
 	heard   instant
 	told    instant
@@ -42,7 +43,7 @@ func (f *Fleet) renew(h *held, now instant) {
 	// Each next window is claimed once. When that claim is lost, the first request after the turn
 	// claims; a second one ahead would come too late anyway.
 	if f.launch(h, fl) && fl.ahead {
-		h.aheadAt, h.triedAhead = never, h.lease.window+1
+		h.aheadAt, h.triedAhead = never, h.lease.Window+1
 	}
 }
 
@@ -51,7 +52,7 @@ func (h *held) planAhead(sent, now instant, jitter float64) {
 	h.aheadAt = never
 	period := h.rule.Limit.Period()
 	// The other algorithms have no window that begins anew.
-	if h.lease.algorithm != ratelimit.FixedWindow || h.triedAhead > h.lease.window {
+	if h.lease.Algorithm != ratelimit.FixedWindow || h.triedAhead > h.lease.Window {
 		return
 	}
 	lead := min(period/leadShare, leadMost, h.rule.Coordination.Lease.TTL/2)
@@ -60,21 +61,21 @@ func (h *held) planAhead(sent, now instant, jitter float64) {
 	lead -= time.Duration(jitter * float64(lead) / 2)
 	// A slow ledger is asked two round trips early at least, and no window is claimed before half
 	// of the one before has passed.
-	h.aheadAt = h.lease.reset.Add(-min(period/2, max(lead, 2*now.Sub(sent))))
+	h.aheadAt = h.lease.Reset.Add(-min(period/2, max(lead, 2*now.Sub(sent))))
 }
 
 // claimAhead writes the claim for the next window, or returns its lease.
 func (h *held) claimAhead(now instant, seq uint64, giveUp bool) ratelimit.Claim {
 	// The key is idle: what was claimed for the next window goes back.
 	if giveUp && h.next != nil {
-		c := h.next.lease.release(now, seq)
+		c := h.next.lease.Release(now, seq)
 		c.Ahead = true
 		return c
 	}
 	h.demand.measure(now, 0)
 	// The totals of a new window begin at 0, and nobody waits for it yet.
-	var fresh lease
-	c := fresh.claim(now, seq, h.rule, 0, max(1, h.demand.want(h.rule, 0)), false)
+	var fresh lease.Lease
+	c := fresh.Claim(now, seq, h.rule, 0, max(1, h.demand.want(h.rule, 0)), false)
 	c.Ahead, c.Window = true, h.triedAhead
 	return c
 }
@@ -89,11 +90,11 @@ func (h *held) keepNext(sent, now instant, there ledgerClock, fl *flight, g *rat
 	}
 	begins := fl.claim.Limit.WindowEnd(g.Window - 1)
 	n := &nextLease{
-		heard: now, told: sent, eager: fl.claim.Reclaim == ratelimit.ReclaimEager, expires: sent.Add(g.TTL - margin(&fl.claim, g.TTL)), jitter: jitter, over: there.notBefore(now, begins), start: there.surelyBy(now, begins),
-		lease: lease{seq: g.Seq, window: g.Window},
+		heard: now, told: sent, eager: fl.claim.Reclaim == ratelimit.ReclaimEager, expires: sent.Add(g.TTL - lease.Margin(&fl.claim, g.TTL)), jitter: jitter, over: there.notBefore(now, begins), start: there.surelyBy(now, begins),
+		lease: lease.Lease{Seq: g.Seq, Window: g.Window},
 	}
-	n.lease.apply(sent, &fl.claim, g, margin(&fl.claim, g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
-	n.renewal = h.demand.renewal(sent, now, n.lease.unspent(), &fl.claim.Limit, g)
+	n.lease.Apply(sent, &fl.claim, g, lease.Margin(&fl.claim, g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
+	n.renewal = h.demand.renewal(sent, now, n.lease.Unspent(), &fl.claim.Limit, g)
 	h.next = n
 	h.agree()
 }
@@ -105,9 +106,9 @@ func (h *held) agree() {
 		// own. Where that allows to spend it for longer, it is believed, but never beyond the
 		// instant at which the next window has certainly begun: no token of one window is spent in
 		// the other.
-		n.over = min(n.start, max(n.over, h.lease.deadline))
-		h.lease.deadline = min(h.expires, n.over)
-		h.lease.reset = max(h.lease.reset, n.over)
+		n.over = min(n.start, max(n.over, h.lease.Deadline))
+		h.lease.Deadline = min(h.expires, n.over)
+		h.lease.Reset = max(h.lease.Reset, n.over)
 	}
 }
 
@@ -142,12 +143,12 @@ func (h *held) inDoubt(now instant, a *ask) (verdict, bool) {
 	}
 	// A token that only one of the leases has may be the wrong window's. It is not spent; at most
 	// it is refused while it was there.
-	if now >= h.expires || a.Cost > h.lease.unspent() || a.Cost > n.lease.left(now) {
+	if now >= h.expires || a.Cost > h.lease.Unspent() || a.Cost > n.lease.Left(now) {
 		return verdict{OverLimit: true, ResetAfter: n.start.Sub(now)}, true
 	}
-	h.lease.spent += a.Cost // at most what is unspent
-	n.lease.spent += a.Cost
-	return n.lease.report(now, verdict{Charged: a.Cost}), true
+	h.lease.Spent += a.Cost // at most what is unspent
+	n.lease.Spent += a.Cost
+	return n.lease.Report(now, verdict{Charged: a.Cost}), true
 }
 
 // doubtWait is how long a request waits for a window to have begun.

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -49,7 +50,7 @@ func (s *lossScript) leasesTo(keys int) {
 		s.asksFor(k, 1)
 		if k%2 == 1 {
 			sh, _, c := s.fleet.locked(keyOf(k))
-			c.lease.spent = 5
+			c.lease.Spent = 5
 			sh.mu.Unlock()
 		}
 	}
@@ -351,11 +352,11 @@ func TestWhatIsNotTold(t *testing.T) {
 		"a lease":                         {func(*lossScript, *held) {}, 1},
 		"a key that rests":                {func(s *lossScript, h *held) { h.pause = s.now + 1 }, 0},
 		"a key that has rested":           {func(s *lossScript, h *held) { h.pause = s.now }, 1},
-		"a lease whose window is over":    {func(s *lossScript, h *held) { h.lease.reset = s.now }, 0},
-		"a lease whose window goes on":    {func(s *lossScript, h *held) { h.lease.reset = s.now + 1 }, 1},
+		"a lease whose window is over":    {func(s *lossScript, h *held) { h.lease.Reset = s.now }, 0},
+		"a lease whose window goes on":    {func(s *lossScript, h *held) { h.lease.Reset = s.now + 1 }, 1},
 		"a lease that was told":           {func(s *lossScript, h *held) { h.told = instant(s.fleet.doubt.Load()) }, 0},
 		"a lease that was told before":    {func(s *lossScript, h *held) { h.told = instant(s.fleet.doubt.Load()) - 1 }, 1},
-		"a key of which nothing is known": {func(_ *lossScript, h *held) { h.lease = lease{} }, 0},
+		"a key of which nothing is known": {func(_ *lossScript, h *held) { h.lease = lease.Lease{} }, 0},
 	} {
 		s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
 		s.asksFor(1, 1)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -162,22 +163,22 @@ func TestTokensAreLetGather(t *testing.T) {
 		{"fixed", perMinute100, 100, 4, 0, time.Minute, 0},
 	} {
 		s := newNodeScript(t, c.limit)
-		h := &held{rule: s.rule, demand: demand{perSec: c.perSec}, lease: lease{grantedLimit: grantedLimit{algorithm: c.limit.Algorithm}, window: 1, granted: 50 + c.got, spent: 50, reset: s.now.Add(time.Minute)}}
-		h.lease.setLimit(&c.limit)
+		h := &held{rule: s.rule, demand: demand{perSec: c.perSec}, lease: lease.Lease{GrantedLimit: lease.GrantedLimit{Algorithm: c.limit.Algorithm}, Window: 1, Granted: 50 + c.got, Spent: 50, Reset: s.now.Add(time.Minute)}}
+		h.lease.SetLimit(&c.limit)
 		fl := &flight{claim: ratelimit.Claim{Limit: c.limit, Waiting: c.got, Granted: 50, Spent: 50}}
-		h.lease.retry, h.lease.retryCost = 0, 77
+		h.lease.Retry, h.lease.RetryCost = 0, 77
 		h.plan(s.now, s.now, fl, &ratelimit.Grant{Granted: 50 + c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
-		if got := max(0, h.lease.retry.Sub(s.now)); got != c.pause {
+		if got := max(0, h.lease.Retry.Sub(s.now)); got != c.pause {
 			t.Errorf("%s: it waits for %v, and should for %v", c.name, got, c.pause)
 		}
-		if h.lease.retry = s.now.Add(10 * time.Second); c.pause > 0 {
+		if h.lease.Retry = s.now.Add(10 * time.Second); c.pause > 0 {
 			h.plan(s.now, s.now, fl, &ratelimit.Grant{Granted: 50 + c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
 		}
-		if got := h.lease.retry.Sub(s.now); got != 10*time.Second {
+		if got := h.lease.Retry.Sub(s.now); got != 10*time.Second {
 			t.Errorf("%s: the ledger said that there is nothing for 10 s, and it waits for %v", c.name, got)
 		}
-		if c.pause > 0 && h.lease.retryCost != 1 {
-			t.Errorf("%s: what costs less than %d is asked for", c.name, h.lease.retryCost)
+		if c.pause > 0 && h.lease.RetryCost != 1 {
+			t.Errorf("%s: what costs less than %d is asked for", c.name, h.lease.RetryCost)
 		}
 	}
 }
@@ -365,7 +366,7 @@ func TestUndoOfWhatAnOutageCharged(t *testing.T) {
 		spent := func() tokens {
 			sh, _, c := s.fleet.locked(keyOf(1))
 			defer sh.mu.Unlock()
-			return c.lease.spent
+			return c.lease.Spent
 		}
 		for range 10 {
 			asks, v := fails(4)
@@ -464,7 +465,7 @@ func TestUndoWithoutALease(t *testing.T) {
 func (s *nodeScript) spent() tokens {
 	sh, _, c := s.fleet.locked(keyOf(1))
 	defer sh.mu.Unlock()
-	return c.lease.spent
+	return c.lease.Spent
 }
 
 // outage has the node decide on so much while its ledger fails.

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -192,11 +193,11 @@ func TestNodeDrifts(t *testing.T) {
 func TestUnconfirmedSpendingCounts(t *testing.T) {
 	const reset = instant(time.Hour)
 	spent := func(l ratelimit.Limit) held {
-		h := held{lease: lease{granted: 1, spent: 3, window: 7, reset: reset}}
-		h.lease.setLimit(&l)
+		h := held{lease: lease.Lease{Granted: 1, Spent: 3, Window: 7, Reset: reset}}
+		h.lease.SetLimit(&l)
 		return h
 	}
-	carried := held{driftKept: driftKept{carried: 2}, lease: lease{reset: reset}}
+	carried := held{driftKept: driftKept{carried: 2}, lease: lease.Lease{Reset: reset}}
 	for name, c := range map[string]struct {
 		h    held
 		last time.Duration // after reset
@@ -210,7 +211,7 @@ func TestUnconfirmedSpendingCounts(t *testing.T) {
 		if !c.h.drifting(end-1) || c.h.drifting(end) {
 			t.Errorf("%s: it should count until %v after the reset", name, c.last)
 		}
-		c.h.lease.spent, c.h.carried = c.h.lease.granted, 0
+		c.h.lease.Spent, c.h.carried = c.h.lease.Granted, 0
 		if c.h.drifting(0) {
 			t.Errorf("%s: all is confirmed", name)
 		}
@@ -222,7 +223,7 @@ func TestUnconfirmedSpendingCounts(t *testing.T) {
 func TestLastWordOfABucketThatOwes(t *testing.T) {
 	s, _ := newDriftScript(t, bucket100)
 	s.drifts(4)
-	s.keyHeld().lease.reset = s.now // of an answer that came since, and did not confirm it
+	s.keyHeld().lease.Reset = s.now // of an answer that came since, and did not confirm it
 	if claims := s.Release(s.now); len(claims) != 1 || !claims[0].Last {
 		t.Errorf("%+v", claims)
 	}
@@ -308,7 +309,7 @@ func TestLastWords(t *testing.T) {
 	s = newNodeScript(t, perMinute100)
 	s.leased(5)
 	sh, _, c := s.fleet.locked(keyOf(1))
-	end := c.lease.reset
+	end := c.lease.Reset
 	sh.mu.Unlock()
 	s.passes(end.Sub(s.now))
 	if claims := s.Release(s.now); len(claims) != 0 {
@@ -522,15 +523,15 @@ func TestLeaseIsClaimedAnew(t *testing.T) {
 // share is forgiven. A window's end does the same for others.
 func TestBucketIsForgiven(t *testing.T) {
 	for algorithm, want := range map[ratelimit.Algorithm]tokens{ratelimit.TokenBucket: 15, ratelimit.FixedWindow: 40, ratelimit.SlidingWindow: 40} {
-		l := lease{grantedLimit: grantedLimit{algorithm: algorithm}, granted: 10, spent: 40}
+		l := lease.Lease{GrantedLimit: lease.GrantedLimit{Algorithm: algorithm}, Granted: 10, Spent: 40}
 		for range 2 {
-			if l.forgive(5); l.spent != want {
-				t.Errorf("algorithm %v: %d are spent, want %d", algorithm, l.spent, want)
+			if l.Forgive(5); l.Spent != want {
+				t.Errorf("algorithm %v: %d are spent, want %d", algorithm, l.Spent, want)
 			}
 		}
-		l.spent = 12
-		if l.forgive(5); l.spent != 12 {
-			t.Errorf("algorithm %v: 2 are within the share, and %d are spent", algorithm, l.spent)
+		l.Spent = 12
+		if l.Forgive(5); l.Spent != 12 {
+			t.Errorf("algorithm %v: 2 are within the share, and %d are spent", algorithm, l.Spent)
 		}
 	}
 }

@@ -192,12 +192,12 @@ func TestDoubtIsShortOrDecided(t *testing.T) {
 func TestDoubtSpendsToTheLast(t *testing.T) {
 	s, _ := turning(t, 40*time.Millisecond)
 	n := s.next()
-	n.lease.granted = 5
+	n.lease.Granted = 5
 	s.passes(n.over.Sub(s.now))
 	s.asks(6).says(true, ratelimit.FromLease)
 	s.spends(5)
 	s.asks(1).says(true, ratelimit.FromLease)
-	n.lease.granted, s.now = 20, n.start.Add(-3*time.Millisecond)
+	n.lease.Granted, s.now = 20, n.start.Add(-3*time.Millisecond)
 	s.asks(17).says(true, ratelimit.FromLease) // 19 - 5 are left of this window
 	s.spends(14)
 }
@@ -490,7 +490,7 @@ func TestGaugeAtTheEndOfAWindow(t *testing.T) {
 	s := newNodeScript(t, perMinute100)
 	s.rule.Counters, s.rule.Coordination.Lease.TTL = &ratelimit.RuleCounters{}, time.Hour
 	s.leased(5)
-	s.passes(s.keyHeld().lease.reset.Sub(s.now) - 1)
+	s.passes(s.keyHeld().lease.Reset.Sub(s.now) - 1)
 	s.keyHeld().demand.lastUse = s.now // it is not idle
 	s.sweeps()
 	if n := s.rule.Counters.Leased.Load(); n == 0 {
@@ -509,7 +509,7 @@ func TestIdleLeaseThatIsKnownIsReturned(t *testing.T) {
 	s.rule.Coordination.Lease.TTL = time.Hour
 	s.leased(20)
 	h := s.keyHeld()
-	h.reported = h.lease.spent // as after a report
+	h.reported = h.lease.Spent // as after a report
 	s.passes(3 * time.Second)
 	s.sweeps()
 	if c, _ := s.exchange(); c.Returned != 19 {

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -85,7 +86,7 @@ func (h *held) unpack(b []byte) {
 	h.demand.lastUse = lastUsedCold(b)
 	// What was spent since was only counted beside the numbers. The ledger has not heard of it.
 	if taken := tokens(binary.LittleEndian.Uint32(b[packedTaken:])); taken > 0 {
-		h.lease.spent += taken
+		h.lease.Spent += taken
 		h.demand.used = ratelimit.AddTokens(h.demand.used, taken)
 		h.settled = false
 	}
@@ -110,21 +111,21 @@ func spendPacked(b []byte, now instant, a *ask) (v verdict, ok bool) {
 	if taken >= busyAfter*a.Cost {
 		return verdict{}, false
 	}
-	l := lease{granted: h.granted, spent: h.spent + taken, returned: h.returned, available: h.available, deadline: h.deadline, reset: h.reset, window: h.window}
+	l := lease.Lease{Granted: h.granted, Spent: h.spent + taken, Returned: h.returned, Available: h.available, Deadline: h.deadline, Reset: h.reset, Window: h.window}
 	switch {
 	// Whatever else than spending is to be done needs all that is known: a limit that is another
 	// than the rule's, an end of the window, a pause, a claim ahead, a renewal. What was taken has
 	// 32 bits.
-	case head>>48&packedLimited == 0, now >= l.reset, now < h.pause, now >= h.aheadAt, a.Cost > l.left(now), taken+a.Cost > math.MaxUint32:
+	case head>>48&packedLimited == 0, now >= l.Reset, now < h.pause, now >= h.aheadAt, a.Cost > l.Left(now), taken+a.Cost > math.MaxUint32:
 		return verdict{}, false
 	}
-	l.spent += a.Cost
-	if r := (renewal{h.below, h.after}); r.due(now, l.unspent()) {
+	l.Spent += a.Cost
+	if r := (renewal{h.below, h.after}); r.due(now, l.Unspent()) {
 		return verdict{}, false
 	}
 	binary.LittleEndian.PutUint32(b[packedTaken:], uint32(taken+a.Cost))
 	binary.LittleEndian.PutUint32(b[packedLastUsed:], uint32(ticksOf(now)))
-	return l.report(now, verdict{Charged: a.Cost}), true
+	return l.Report(now, verdict{Charged: a.Cost}), true
 }
 
 // busyAfter is how often a cold key is asked for until it is busy.
@@ -142,15 +143,15 @@ type packedFront struct {
 func (h *held) front() packedFront {
 	l := &h.lease
 	return packedFront{
-		told: h.told, deadline: l.deadline, reset: l.reset, granted: l.granted, spent: l.spent, returned: l.returned,
-		available: l.available, window: l.window, below: h.below, after: h.after, aheadAt: h.aheadAt, pause: h.pause,
+		told: h.told, deadline: l.Deadline, reset: l.Reset, granted: l.Granted, spent: l.Spent, returned: l.Returned,
+		available: l.Available, window: l.Window, below: h.below, after: h.after, aheadAt: h.aheadAt, pause: h.pause,
 	}
 }
 
 func (h *held) setFront(x *packedFront) {
 	l := &h.lease
-	h.told, l.deadline, l.reset, l.granted, l.spent, l.returned = x.told, x.deadline, x.reset, x.granted, x.spent, x.returned
-	l.available, l.window, h.below, h.after, h.aheadAt, h.pause = x.available, x.window, x.below, x.after, x.aheadAt, x.pause
+	h.told, l.Deadline, l.Reset, l.Granted, l.Spent, l.Returned = x.told, x.deadline, x.reset, x.granted, x.spent, x.returned
+	l.Available, l.Window, h.below, h.after, h.aheadAt, h.pause = x.available, x.window, x.below, x.after, x.aheadAt, x.pause
 }
 
 // front walks through the numbers of a packedFront.
@@ -175,7 +176,7 @@ func (h *held) flags() uint64 {
 		true bool
 		bit  uint64
 	}{
-		{h.lease.split, packedSplit},
+		{h.lease.Split, packedSplit},
 		{h.eager, packedEager},
 		{h.asked, packedAsked},
 		{h.stretched, packedStretched},
@@ -184,7 +185,7 @@ func (h *held) flags() uint64 {
 		{h.gauges.of != nil, packedGauged},
 		{h.name&1 != 0, packedOddName},
 		{h.limited(), packedLimited},
-		{!h.limited() && h.lease.grantedLimit != grantedLimit{}, packedOther},
+		{!h.limited() && h.lease.GrantedLimit != lease.GrantedLimit{}, packedOther},
 	} {
 		if is.true {
 			flags |= is.bit
@@ -195,7 +196,7 @@ func (h *held) flags() uint64 {
 
 func (h *held) setFlags(flags uint64) {
 	h.fruits = uint8(flags / packedFruits)
-	h.lease.split, h.eager, h.asked = flags&packedSplit != 0, flags&packedEager != 0, flags&packedAsked != 0
+	h.lease.Split, h.eager, h.asked = flags&packedSplit != 0, flags&packedEager != 0, flags&packedAsked != 0
 	h.stretched, h.recalling, h.settled = flags&packedStretched != 0, flags&packedRecalling != 0, flags&packedSettled != 0
 	if flags&packedGauged != 0 {
 		h.gauges.of = h.rule.Counters
@@ -204,24 +205,24 @@ func (h *held) setFlags(flags uint64) {
 		h.name ^= 1
 	}
 	if flags&packedLimited != 0 {
-		h.lease.setLimit(&h.rule.Limit)
+		h.lease.SetLimit(&h.rule.Limit)
 	}
 }
 
 // limited tells whether the lease was granted under the limit that its rule has.
-func (h *held) limited() bool { return h.lease.limit() == h.rule.Limit }
+func (h *held) limited() bool { return h.lease.Limit() == h.rule.Limit }
 
 // limit walks through the limit of a lease: it is as it was, if it is not its rule's.
-func (p *packer) limit(l *grantedLimit) {
-	requests, burst := joined(l.requests, l.requestsHigh), joined(l.burst, l.burstHigh)
-	cut := uint64(l.algorithm)<<32 | uint64(l.period)
+func (p *packer) limit(l *lease.GrantedLimit) {
+	requests, burst := lease.Joined(l.Requests, l.RequestsHigh), lease.Joined(l.Burst, l.BurstHigh)
+	cut := uint64(l.Algorithm)<<32 | uint64(l.Period)
 	packNumber(p, &requests)
 	packNumber(p, &burst)
 	packNumber(p, &cut)
 	if p.reading {
-		l.requests, l.requestsHigh = uint32(requests), uint8(requests>>32)
-		l.burst, l.burstHigh = uint32(burst), uint8(burst>>32)
-		l.algorithm, l.period = ratelimit.Algorithm(cut>>32), uint32(cut)
+		l.Requests, l.RequestsHigh = uint32(requests), uint8(requests>>32)
+		l.Burst, l.BurstHigh = uint32(burst), uint8(burst>>32)
+		l.Algorithm, l.Period = ratelimit.Algorithm(cut>>32), uint32(cut)
 	}
 }
 
@@ -234,19 +235,19 @@ func (p *packer) numbers(h *held, flags uint64) {
 	}
 	l := &h.lease
 	if flags&packedOther != 0 {
-		p.limit(&l.grantedLimit)
+		p.limit(&l.GrantedLimit)
 	}
-	p.when(&l.retry, h.told)
-	packNumber(p, &l.retryCost)
-	packNumber(p, &l.debt)
-	packNumber(p, &l.seq)
-	packNumber(p, &l.fence)
+	p.when(&l.Retry, h.told)
+	packNumber(p, &l.RetryCost)
+	packNumber(p, &l.Debt)
+	packNumber(p, &l.Seq)
+	packNumber(p, &l.Fence)
 	packNumber(p, &h.demand.used)
 	packNumber(p, &h.demand.refused)
 	p.when(&h.demand.since, h.told)
 	packNumber(p, &h.triedAhead)
 	p.when(&h.heard, h.told)
-	p.when(&h.expires, l.deadline)
+	p.when(&h.expires, l.Deadline)
 	packNumber(p, &h.elsewhere)
 	packNumber(p, &h.reported)
 	packNumber(p, &h.gauges.leased)

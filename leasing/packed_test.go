@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -67,9 +68,9 @@ func TestPackedIsTheSame(t *testing.T) {
 		switch rnd.IntN(4) {
 		case 0:
 		case 1:
-			h.lease.setLimit(&ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Day, Multiplier: 3, Requests: 1 << 35, Burst: 1<<36 + 5})
+			h.lease.SetLimit(&ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Day, Multiplier: 3, Requests: 1 << 35, Burst: 1<<36 + 5})
 		default:
-			h.lease.setLimit(&rule.Limit)
+			h.lease.SetLimit(&rule.Limit)
 		}
 		few := rnd.IntN(2) == 0
 		fill(reflect.ValueOf(&h).Elem(), "", func() int64 {
@@ -115,10 +116,10 @@ func TestColdSpendsAsBusy(t *testing.T) {
 		if rnd.IntN(5) == 0 {
 			h.pause = near()
 		}
-		h.lease = lease{granted: 10 + few(), spent: few(), returned: few() / 2, available: few(), deadline: near(), reset: near(), window: 3}
+		h.lease = lease.Lease{Granted: 10 + few(), Spent: few(), Returned: few() / 2, Available: few(), Deadline: near(), Reset: near(), Window: 3}
 		h.renewal, h.settled = renewal{few(), near()}, rnd.IntN(2) == 0
 		if rnd.IntN(10) > 0 {
-			h.lease.setLimit(&rule.Limit)
+			h.lease.SetLimit(&rule.Limit)
 		}
 		kept := h.pack(nil, s.rules.number(rule))
 		for range 3 {
@@ -126,8 +127,8 @@ func TestColdSpendsAsBusy(t *testing.T) {
 			asked++
 			v, ok := spendPacked(kept, now, &a)
 			busy := h
-			want, would := busy.lease.take(now, &a, false)
-			plain := would && !want.OverLimit && now >= h.pause && now < h.aheadAt && !busy.due(now, busy.lease.unspent())
+			want, would := busy.lease.Take(now, &a, false)
+			plain := would && !want.OverLimit && now >= h.pause && now < h.aheadAt && !busy.due(now, busy.lease.Unspent())
 			if ok != plain || ok && v != want {
 				t.Fatalf("%+v\nanswers %+v %v, and when it is cold %+v %v", h, want, would, v, ok)
 			}

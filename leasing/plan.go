@@ -3,6 +3,7 @@ package leasing
 import (
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -19,28 +20,17 @@ func lasts(sent, now instant, there ledgerClock, l *ratelimit.Limit, g *ratelimi
 // bookUnplaced books what was admitted without the ledger, if that was in the
 // lease's window.
 func (h *held) bookUnplaced() {
-	if h.unplacedAt > h.lease.reset.Add(-h.rule.Limit.WindowLength(h.lease.window)) || h.rule.Limit.Algorithm == ratelimit.TokenBucket {
-		h.lease.spent = ratelimit.Booked(h.lease.spent, min(h.unplaced, h.rule.Limit.Capacity()))
+	if h.unplacedAt > h.lease.Reset.Add(-h.rule.Limit.WindowLength(h.lease.Window)) || h.rule.Limit.Algorithm == ratelimit.TokenBucket {
+		h.lease.Spent = ratelimit.Booked(h.lease.Spent, min(h.unplaced, h.rule.Limit.Capacity()))
 	} else {
 		h.unasked = max(0, h.unasked-h.unplaced)
 	}
 	h.unplaced = 0
 }
 
-// margin is how much earlier than the ledger a node takes its lease for expired:
-// what two clocks may differ by meanwhile. Where expiry makes unreported tokens
-// another's, it is also the time that a report may take. What counts is how the
-// lease was claimed, for so the ledger has it; the rule may have changed since.
-func margin(c *ratelimit.Claim, ttl time.Duration) time.Duration {
-	if c.Reclaim == ratelimit.ReclaimEager {
-		return ttl / 4
-	}
-	return ttl / 20
-}
-
 // mustReport tells whether there is spending that expiry would undo.
 func (h *held) mustReport() bool {
-	return h.eager && h.lease.spent != h.reported
+	return h.eager && h.lease.Spent != h.reported
 }
 
 // reportInTime has what is spent by half the lease's time reported: reclaimed
@@ -49,11 +39,11 @@ func (f *Fleet) reportInTime(h *held, now instant) {
 	if !h.eager || h.after == never {
 		return
 	}
-	seq, id, s := h.lease.seq, h.id, h.shard
+	seq, id, s := h.lease.Seq, h.id, h.shard
 	f.after(max(0, h.after.Sub(now)), func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if h := s.find(id); h != nil && h.flight == nil && h.mustReport() && h.lease.seq == seq {
+		if h := s.find(id); h != nil && h.flight == nil && h.mustReport() && h.lease.Seq == seq {
 			f.launch(h, f.newFlight(h))
 		}
 	})
@@ -65,7 +55,7 @@ const never instant = 1<<63 - 1
 func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter float64) {
 	h.renewal = renewal{after: never}
 	h.planAhead(sent, now, jitter)
-	left := h.lease.unspent()
+	left := h.lease.Unspent()
 	short := fl.claim.Waiting > g.Granted-fl.claim.Granted
 	h.recalling = short && g.Recalling
 	// Others were asked to give back: what waits claims again after recallPause. Where nobody was
@@ -73,28 +63,28 @@ func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter fl
 	// earliest. Chance spreads the claims of several nodes.
 	if h.recalling {
 		h.resume = now.Add(recallPause)
-	} else if short && g.Outstanding > 0 && now >= h.lease.retry {
-		h.lease.retry = now.Add(backOff + time.Duration(jitter*float64(backOff)))
-		h.lease.retryCost = grantable(g) + 1
+	} else if short && g.Outstanding > 0 && now >= h.lease.Retry {
+		h.lease.Retry = now.Add(backOff + time.Duration(jitter*float64(backOff)))
+		h.lease.RetryCost = lease.Grantable(g) + 1
 	}
 	got := g.Granted - fl.claim.Granted
-	if h.lease.algorithm != ratelimit.FixedWindow && !h.recalling && g.Available < max(1, h.rule.Limit.Capacity()/100) && float64(got) < h.demand.perSec*backOff.Seconds() {
+	if h.lease.Algorithm != ratelimit.FixedWindow && !h.recalling && g.Available < max(1, h.rule.Limit.Capacity()/100) && float64(got) < h.demand.perSec*backOff.Seconds() {
 		// Tokens come back one by one, and each claim would be granted one. So that a claim brings
 		// several, some gather for backOff; of a bucket for half the time in which it would be
 		// full, for beyond that tokens are lost.
 		wait := backOff
-		if h.lease.algorithm == ratelimit.TokenBucket {
+		if h.lease.Algorithm == ratelimit.TokenBucket {
 			wait = min(wait, g.ResetAfter/2)
 		}
-		h.lease.retry = max(h.lease.retry, now.Add(wait))
-		h.lease.retryCost = 1
+		h.lease.Retry = max(h.lease.Retry, now.Add(wait))
+		h.lease.RetryCost = 1
 	}
 	// The ledger credits what was not reported when the lease expires: it is reported at half of
 	// that time (docs/protocol.md, section 4.5).
 	if h.eager && (left > 0 || h.mustReport()) {
 		h.after = sent.Add(g.TTL / 2)
 	}
-	if left <= 0 || g.Available == 0 && g.Outstanding == 0 && h.lease.algorithm == ratelimit.FixedWindow {
+	if left <= 0 || g.Available == 0 && g.Outstanding == 0 && h.lease.Algorithm == ratelimit.FixedWindow {
 		return // nothing to renew, or nothing is to be had before the window ends
 	}
 	h.renewal = h.demand.renewal(sent, now, left, &fl.claim.Limit, g)
@@ -103,14 +93,4 @@ func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter fl
 	if h.rule.Coordination.Mode == ratelimit.Approx && !g.Plenty {
 		h.after = min(h.after, sent.Add(h.rule.SyncInterval()))
 	}
-}
-
-// grantable is what the ledger had left for a claim.
-func grantable(g *ratelimit.Grant) tokens {
-	// A ledger that is learning grants little of what it calls available: the node must not take
-	// that for tokens that a smaller request could have.
-	if g.Relearning {
-		return 0
-	}
-	return g.Available
 }

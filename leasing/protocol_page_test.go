@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/approx"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -117,8 +118,8 @@ func TestProtocolConstants(t *testing.T) {
 	table := "| constant | value | meaning |\n|---|---|---|\n"
 	for _, row := range [][3]any{
 		{"`DefaultLeaseTTL`", ratelimit.DefaultLeaseTTL, "how long a lease lasts unless the rule or plenty says otherwise"},
-		{"`margin`, `reclaim: safe`", margin(&safe, c.Lease.TTL), "how much earlier than the ledger a holder stops spending a lease of that length"},
-		{"`margin`, `reclaim: eager`", margin(&eager, c.Lease.TTL), "the same where the ledger reclaims expired leases"},
+		{"`margin`, `reclaim: safe`", lease.Margin(&safe, c.Lease.TTL), "how much earlier than the ledger a holder stops spending a lease of that length"},
+		{"`margin`, `reclaim: eager`", lease.Margin(&eager, c.Lease.TTL), "the same where the ledger reclaims expired leases"},
 		{"`StoreDeadline`", ratelimit.StoreDeadline, "the longest that a request waits for the ledger"},
 		{"`claimTimeout`", claimTimeout, "after which a claim without an answer counts as lost"},
 		{"`horizon`", horizon, "how long a lease should last at the measured demand"},

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gate/sluice/approx"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -367,7 +368,7 @@ func (n *actor) sweeps() {
 }
 
 // lease is what the node knows of its lease.
-func (n *actor) lease() (l lease, next *nextLease) {
+func (n *actor) lease() (l lease.Lease, next *nextLease) {
 	s, _, c := n.fleet.locked(keyOf(1))
 	defer s.mu.Unlock()
 	return c.lease, c.next
@@ -376,7 +377,7 @@ func (n *actor) lease() (l lease, next *nextLease) {
 // maySpend prints what the node may spend without asking.
 func (n *actor) maySpend() {
 	l, _ := n.lease()
-	n.says(n.name, "may spend %d until %s", l.unspent(), n.instant(l.deadline))
+	n.says(n.name, "may spend %d until %s", l.Unspent(), n.instant(l.Deadline))
 }
 
 // total prints what all requests of an example got, beside what the rule declares
@@ -404,7 +405,7 @@ func (n *actor) crashes() {
 // turns prints how the node goes from one window's lease to the next one's.
 func (n *actor) turns() {
 	_, next := n.lease()
-	n.says(n.name, "spends the old lease until %s, and the new one of %d from %s", n.instant(next.over), next.lease.unspent(), n.instant(next.start))
+	n.says(n.name, "spends the old lease until %s, and the new one of %d from %s", n.instant(next.over), next.lease.Unspent(), n.instant(next.start))
 }
 
 // instant is an instant of the nodes' clock, which goes with the ledger's.

@@ -54,7 +54,7 @@ func (f *Fleet) Recalled(account string) {
 // caller holds the shard's lock.
 func (f *Fleet) giveBackSome(h *held, keep tokens) {
 	h.asked = false
-	if h.rule == nil || h.lease.unspent() <= 0 && h.lease.spent == h.reported {
+	if h.rule == nil || h.lease.Unspent() <= 0 && h.lease.Spent == h.reported {
 		return // the ledger knows it by now
 	}
 	fl := f.newFlight(h)
@@ -65,7 +65,7 @@ func (f *Fleet) giveBackSome(h *held, keep tokens) {
 // giveBack returns what the next moment does not need, but for keep at least.
 func (h *held) giveBack(keep tokens) {
 	keep = max(keep, tokens(recallKeeps.Seconds()*h.demand.perSec))
-	h.lease.returned += max(0, h.lease.unspent()-keep)
+	h.lease.Returned += max(0, h.lease.Unspent()-keep)
 	h.stretched = false
 }
 

@@ -199,7 +199,7 @@ func TestRecallOfTheLastToken(t *testing.T) {
 	r.says(false, ratelimit.FromClaim)
 	s.passes(3 * time.Second)
 	h := s.keyHeld()
-	h.reported = h.lease.spent // as after a report
+	h.reported = h.lease.Spent // as after a report
 	s.Recalled(string(keyOf(1)))
 	if c, _ := s.exchange(); c.Returned != 1 || c.Spent != 1 {
 		t.Errorf("it claims %+v", c)
@@ -340,7 +340,7 @@ func TestRefusedLate(t *testing.T) {
 		s.asks(1)
 		s.exchange() // 95 are left, and 4 of 5 unspent
 		h := s.keyHeld()
-		h.lease.spent++
+		h.lease.Spent++
 		h.recalling = c.recalling
 		s.passes(c.heard)
 		a := ask{Rule: s.rule, Key: keyOf(1), Cost: c.cost, Kind: c.kind}

@@ -1,6 +1,7 @@
 package leasing
 
 import (
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -10,7 +11,7 @@ import (
 // ask needs, and keeps nothing.
 type sharedKey struct {
 	account account
-	lease   lease // this node's
+	lease   lease.Lease // this node's
 	seq     uint64
 }
 
@@ -53,14 +54,14 @@ func (s *counterShard) unshare(at moment, c *counterCell, l *ratelimit.Limit) {
 // which algorithm it counts as far as that matters.
 // Where the limit is not known, a window before that was charged for says sliding_window;
 // counters.decide knows better.
-func counterOf(x Statement, own *lease, l *ratelimit.Limit) (counter, uint8) {
+func counterOf(x Statement, own *lease.Lease, l *ratelimit.Limit) (counter, uint8) {
 	if x.Window == 0 {
 		return counter{}, uint8(ratelimit.FixedWindow)
 	}
 	// The number of a bucket's window is a time in microseconds, which no window's number is as
 	// high as: it tells the algorithm where no limit is at hand.
 	if isBucket(x.Window) {
-		return counter{spent: own.spent, extra: x.Carry, begins: x.Now + x.Lag, ends: x.Dead, state: x.Level}, uint8(ratelimit.TokenBucket)
+		return counter{spent: own.Spent, extra: x.Carry, begins: x.Now + x.Lag, ends: x.Dead, state: x.Level}, uint8(ratelimit.TokenBucket)
 	}
 	c := counter{spent: x.Charged, begins: shiftedBy(x.Lag), ends: x.Dead, state: int64(x.Window)}
 	if l != nil && l.Algorithm == ratelimit.SlidingWindow || l == nil && x.Previous > 0 {
@@ -68,7 +69,7 @@ func counterOf(x Statement, own *lease, l *ratelimit.Limit) (counter, uint8) {
 		return c, uint8(ratelimit.SlidingWindow)
 	}
 	// What denials charged beyond the limit (on_deny) is this node's, and is not in the account.
-	c.extra = int64(own.debt)
+	c.extra = int64(own.Debt)
 	return c, uint8(ratelimit.FixedWindow)
 }
 
@@ -108,12 +109,12 @@ func (p *counters) decideShared(s *counterShard, at moment, c *counterCell, a *a
 	l := &k.lease
 	// A denial that charges takes what is left. This holder keeps nothing between requests, and
 	// must first be granted that to spend it. What the refusal said of the next try holds on.
-	if waiting > l.left(at.node) && l.available > 0 && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
-		retry, cost := l.retry, l.retryCost
-		k.claim(at, a.Rule, l.available) // to be drained
-		l.retry, l.retryCost = retry, cost
+	if waiting > l.Left(at.node) && l.Available > 0 && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
+		retry, cost := l.Retry, l.RetryCost
+		k.claim(at, a.Rule, l.Available) // to be drained
+		l.Retry, l.RetryCost = retry, cost
 	}
-	v := l.settled(at.node, a, true)
+	v := l.Settled(at.node, a, true)
 	v.Source = ratelimit.FromLease
 	// Most keys have no other holders after a while. As counters they are smaller and faster.
 	s.unshare(at, c, &a.Rule.Limit)
@@ -123,7 +124,7 @@ func (p *counters) decideShared(s *counterShard, at moment, c *counterCell, a *a
 // claim asks the account for what is to be spent at once.
 func (k *sharedKey) claim(at moment, rule *ratelimit.Rule, waiting tokens) {
 	k.seq++
-	m := k.lease.claim(at.node, k.seq, rule, waiting, waiting, true)
+	m := k.lease.Claim(at.node, k.seq, rule, waiting, waiting, true)
 	k.settle(at, &m)
 }
 
@@ -131,11 +132,11 @@ func (k *sharedKey) claim(at moment, rule *ratelimit.Rule, waiting tokens) {
 func (k *sharedKey) release(at moment) {
 	// Nothing was claimed, or its window is over and nobody counts it any more. A bucket's level
 	// always counts.
-	if k.lease.window == 0 || at.node >= k.lease.reset && k.lease.algorithm != ratelimit.TokenBucket {
+	if k.lease.Window == 0 || at.node >= k.lease.Reset && k.lease.Algorithm != ratelimit.TokenBucket {
 		return
 	}
 	k.seq++
-	m := k.lease.release(at.node, k.seq)
+	m := k.lease.Release(at.node, k.seq)
 	k.settle(at, &m)
 }
 
@@ -143,7 +144,7 @@ func (k *sharedKey) settle(at moment, m *ratelimit.Claim) {
 	m.Holder = localHolder
 	g := k.account.settle(at.ledger, m)
 	// No margin, for node and account go by one clock, and nothing travels.
-	k.lease.apply(at.node, m, &g, 0, at.node.Add(g.ResetAfter))
+	k.lease.Apply(at.node, m, &g, 0, at.node.Add(g.ResetAfter))
 }
 
 // settleFor settles a claim of another holder.

@@ -51,7 +51,7 @@ func TestHitReadsTheFirstLine(t *testing.T) {
 	if size := unsafe.Sizeof(h); size%64 != 0 {
 		t.Errorf("slots are %d bytes, and begin anywhere in a line", size)
 	}
-	if end := unsafe.Offsetof(h.lease) + unsafe.Offsetof(h.lease.burst) + 4; end > 64 {
+	if end := unsafe.Offsetof(h.lease) + unsafe.Offsetof(h.lease.Burst) + 4; end > 64 {
 		t.Errorf("what take reads ends at %d", end)
 	}
 }

@@ -1,4 +1,4 @@
-package leasing
+package lease
 
 import (
 	"testing"
@@ -10,7 +10,7 @@ import (
 // leaseScript plays one lease against grants that the test makes up.
 type leaseScript struct {
 	testing.TB
-	lease
+	Lease
 	rule  *ratelimit.Rule
 	now   instant
 	claim ratelimit.Claim
@@ -31,7 +31,7 @@ func newLeaseScript(t testing.TB, algorithm ratelimit.Algorithm, granted tokens)
 }
 
 func (s *leaseScript) claims(waiting, want tokens) {
-	s.claim = s.lease.claim(s.now, s.lease.seq+1, s.rule, waiting, want, false) //nolint:staticcheck // the field claim hides the method
+	s.claim = s.Lease.Claim(s.now, s.Lease.Seq+1, s.rule, waiting, want, false) //nolint:staticcheck // the field claim hides the method
 }
 
 // answered has the claim answered at once. What the test does not say is as in
@@ -50,11 +50,11 @@ func (s *leaseScript) answered(g ratelimit.Grant) {
 		g.ResetAfter = 50 * time.Second
 	}
 	g.Carried = s.claim.Window == g.Window
-	s.apply(s.now, &s.claim, &g, time.Second, s.now.Add(g.ResetAfter))
+	s.Apply(s.now, &s.claim, &g, time.Second, s.now.Add(g.ResetAfter))
 }
 
 func (s *leaseScript) asks(kind ratelimit.Kind, cost tokens) (verdict, bool) {
-	return s.take(s.now, &ask{Rule: s.rule, Kind: kind, Cost: cost}, false)
+	return s.Take(s.now, &ask{Rule: s.rule, Kind: kind, Cost: cost}, false)
 }
 
 // spends expects that so many tokens are had here.
@@ -62,7 +62,7 @@ func (s *leaseScript) spends(n tokens) verdict {
 	s.Helper()
 	v, ok := s.asks(ratelimit.Spend, n)
 	if !ok || v.OverLimit || v.Charged != n {
-		s.Fatalf("%d tokens are not to be had: %+v %v, of %+v", n, v, ok, s.lease)
+		s.Fatalf("%d tokens are not to be had: %+v %v, of %+v", n, v, ok, s.Lease)
 	}
 	return v
 }
@@ -87,8 +87,8 @@ func (s *leaseScript) denies(n tokens) verdict {
 
 func (s *leaseScript) holds(granted, spent, returned tokens) {
 	s.Helper()
-	if s.granted != granted || s.spent != spent || s.returned != returned {
-		s.Errorf("granted %d, spent %d, returned %d; it should be %d, %d, %d", s.granted, s.spent, s.returned, granted, spent, returned)
+	if s.Granted != granted || s.Spent != spent || s.Returned != returned {
+		s.Errorf("granted %d, spent %d, returned %d; it should be %d, %d, %d", s.Granted, s.Spent, s.Returned, granted, spent, returned)
 	}
 }
 
@@ -131,8 +131,8 @@ func TestLeaseEndsWithItsWindow(t *testing.T) {
 		if ratelimit.Algorithm(algorithm) == ratelimit.TokenBucket { // it does not end: in 4 s it is full
 			want = s.now.Add(9 * time.Second)
 		}
-		if s.deadline != want || s.reset != s.now.Add(4*time.Second) {
-			t.Errorf("%s: the deadline is in %v, and the reset in %v", ratelimit.Algorithms[algorithm], s.deadline.Sub(s.now), s.reset.Sub(s.now))
+		if s.Deadline != want || s.Reset != s.now.Add(4*time.Second) {
+			t.Errorf("%s: the deadline is in %v, and the reset in %v", ratelimit.Algorithms[algorithm], s.Deadline.Sub(s.now), s.Reset.Sub(s.now))
 		}
 	}
 }
@@ -142,17 +142,17 @@ func TestLeaseEndsWithItsWindow(t *testing.T) {
 func TestLeaseHearsOnlyItsLatestClaim(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.FixedWindow, 5)
 	s.claims(1, 1)
-	before := s.lease
+	before := s.Lease
 	s.answered(ratelimit.Grant{Seq: s.claim.Seq - 1, Granted: 99})
 	s.answered(ratelimit.Grant{Seq: s.claim.Seq + 1, Granted: 99})
 	s.answered(ratelimit.Grant{Granted: 99, Err: ratelimit.ErrStaleClaim})
-	if s.lease != before {
-		t.Errorf("it took in an answer that is not to its latest claim: %+v", s.lease)
+	if s.Lease != before {
+		t.Errorf("it took in an answer that is not to its latest claim: %+v", s.Lease)
 	}
 	s.answered(ratelimit.Grant{Granted: 6, Fence: 2})
 	s.holds(6, 0, 0)
-	if s.fence != 2 {
-		t.Errorf("the fence of the latest grant is 2, and it has %d", s.fence)
+	if s.Fence != 2 {
+		t.Errorf("the fence of the latest grant is 2, and it has %d", s.Fence)
 	}
 }
 
@@ -162,7 +162,7 @@ func TestLeaseOfANewWindow(t *testing.T) {
 	for algorithm := range ratelimit.Algorithms {
 		s := newLeaseScript(t, ratelimit.Algorithm(algorithm), 5)
 		s.spends(3)
-		s.returned, s.debt = 1, 4
+		s.Returned, s.Debt = 1, 4
 		s.claims(1, 1)
 		s.answered(ratelimit.Grant{Granted: 8, Window: 8})
 		if ratelimit.Algorithm(algorithm) == ratelimit.TokenBucket {
@@ -170,8 +170,8 @@ func TestLeaseOfANewWindow(t *testing.T) {
 			continue
 		}
 		s.holds(8, 0, 0)
-		if s.debt != 0 {
-			t.Errorf("%s: %d hits are owed of a window that is over", ratelimit.Algorithms[algorithm], s.debt)
+		if s.Debt != 0 {
+			t.Errorf("%s: %d hits are owed of a window that is over", ratelimit.Algorithms[algorithm], s.Debt)
 		}
 	}
 }
@@ -232,7 +232,7 @@ func TestDenialsDrain(t *testing.T) {
 			s := newLeaseScript(t, ratelimit.Algorithm(algorithm), 5)
 			s.rule.Coordination.OnDeny = ratelimit.OnDeny(onDeny)
 			s.spends(1)
-			v := s.settled(s.now, &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 9}, false)
+			v := s.Settled(s.now, &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 9}, false)
 			charged, debt := tokens(4), tokens(5)
 			if algorithm != int(ratelimit.FixedWindow) {
 				debt = 0
@@ -240,8 +240,8 @@ func TestDenialsDrain(t *testing.T) {
 			if s.rule.Coordination.OnDeny != ratelimit.DenyCharges {
 				charged, debt = 0, 0
 			}
-			if !v.OverLimit || v.Charged != charged || v.Source != ratelimit.FromClaim || s.debt != debt || s.spent != 1+charged {
-				t.Errorf("%s, on_deny %s: 9 of 4 were refused: %+v, of %+v", ratelimit.Algorithms[algorithm], ratelimit.OnDenies[onDeny], v, s.lease)
+			if !v.OverLimit || v.Charged != charged || v.Source != ratelimit.FromClaim || s.Debt != debt || s.Spent != 1+charged {
+				t.Errorf("%s, on_deny %s: 9 of 4 were refused: %+v, of %+v", ratelimit.Algorithms[algorithm], ratelimit.OnDenies[onDeny], v, s.Lease)
 			}
 		}
 	}
@@ -252,17 +252,17 @@ func TestDenialsDrain(t *testing.T) {
 // has them back at the ledger, which alone knows how full it is.
 func TestRefunds(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.FixedWindow, 5)
-	s.settled(s.now, &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 7}, false) // drains 5, owes 2
+	s.Settled(s.now, &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 7}, false) // drains 5, owes 2
 	if v, ok := s.asks(ratelimit.Peek, 0); !ok || v.OverLimit {
 		t.Errorf("30 are left at the ledger: %+v %v", v, ok)
 	}
-	s.available = 0
+	s.Available = 0
 	if v, ok := s.asks(ratelimit.Peek, 0); !ok || !v.OverLimit {
 		t.Errorf("7 hits of 5 are over the limit: %+v %v", v, ok)
 	}
 	for _, c := range []struct{ refund, debt, spent, left tokens }{{1, 1, 5, 0}, {3, 0, 3, 2}, {99, 0, 0, 5}} {
-		if v, ok := s.asks(ratelimit.Refund, c.refund); !ok || v.OverLimit || v.Charged != 0 || v.Remaining != c.left || s.debt != c.debt || s.spent != c.spent {
-			t.Errorf("after a refund of %d: %+v, of %+v", c.refund, v, s.lease)
+		if v, ok := s.asks(ratelimit.Refund, c.refund); !ok || v.OverLimit || v.Charged != 0 || v.Remaining != c.left || s.Debt != c.debt || s.Spent != c.spent {
+			t.Errorf("after a refund of %d: %+v, of %+v", c.refund, v, s.Lease)
 		}
 	}
 	if v, _ := s.asks(ratelimit.Peek, 0); v.OverLimit {
@@ -280,7 +280,7 @@ func TestRefunds(t *testing.T) {
 // A bucket's drift had not been granted: giving it back returns nothing.
 func TestRefundOfDrift(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.TokenBucket, 5)
-	s.overdraw(s.now, 8, 10)
+	s.Overdraw(s.now, 8, 10)
 	s.refund(4, true)
 	s.holds(5, 4, 1)
 }
@@ -292,7 +292,7 @@ func TestRefundEndsARefusal(t *testing.T) {
 	s.spends(5)
 	s.claims(1, 1)
 	s.answered(ratelimit.Grant{Granted: 5, RetryAfter: 20 * time.Second})
-	s.available = 0
+	s.Available = 0
 	s.denies(1)
 	s.asks(ratelimit.Refund, 1)
 	s.spends(1)
@@ -305,22 +305,22 @@ func TestUndoWithinItsWindow(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.FixedWindow, 5)
 	a := &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 2}
 	v := s.spends(2)
-	s.undo(a, &v, false)
+	s.Undo(a, &v, false)
 	s.holds(5, 0, 0)
 	s.spends(1)
 	a.Cost = 9
-	v = s.settled(s.now, a, false) // drains 4, owes 5
+	v = s.Settled(s.now, a, false) // drains 4, owes 5
 	s.addDebt(a, 2)                // another's
-	s.undo(a, &v, false)
+	s.Undo(a, &v, false)
 	s.holds(5, 1, 0)
-	if s.debt != 2 {
-		t.Errorf("%d hits are owed, and 2 of them are another's", s.debt)
+	if s.Debt != 2 {
+		t.Errorf("%d hits are owed, and 2 of them are another's", s.Debt)
 	}
 	v = s.spends(3)
 	s.claims(1, 1)
 	s.answered(ratelimit.Grant{Granted: 6, Window: 8})
 	s.spends(4)
-	s.undo(a, &v, false)
+	s.Undo(a, &v, false)
 	s.holds(6, 4, 0)
 }
 
@@ -350,14 +350,14 @@ func TestRelease(t *testing.T) {
 	s.spends(2)
 	for _, after := range []time.Duration{50*time.Second - 1, 1} {
 		s.now = s.now.Add(after)
-		c := s.release(s.now, 9)
+		c := s.Release(s.now, 9)
 		if c.Seq != 9 || c.Granted != 5 || c.Spent != 2 || c.Returned != 3 || c.Window != 7 || c.Fence != 1 || c.Limit != s.rule.Limit || c.Refilled != (after == 1) {
 			t.Errorf("%v before it was full: %+v", after, c)
 		}
 	}
 	s.answered(ratelimit.Grant{Seq: 9, Granted: 5})
-	if s.unspent() != 0 || s.fence != 0 {
-		t.Errorf("the answer to its last claim was not heard: %+v", s.lease)
+	if s.Unspent() != 0 || s.Fence != 0 {
+		t.Errorf("the answer to its last claim was not heard: %+v", s.Lease)
 	}
 }
 
@@ -368,15 +368,15 @@ func TestContinuousLeaseKeepsNothing(t *testing.T) {
 	a := &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 2}
 	s.claims(2, 5)
 	s.answered(ratelimit.Grant{Granted: 5, Available: 10})
-	if v := s.settled(s.now, a, true); v.OverLimit || v.Charged != 2 || v.Remaining != 13 {
+	if v := s.Settled(s.now, a, true); v.OverLimit || v.Charged != 2 || v.Remaining != 13 {
 		t.Errorf("2 of 5 granted, and 10 more at the ledger: %+v", v)
 	}
 	s.holds(5, 2, 3)
-	if _, ok := s.take(s.now, a, true); ok {
+	if _, ok := s.Take(s.now, a, true); ok {
 		t.Error("a limit that asks for each decision did not ask")
 	}
 	a.Kind, a.Cost = ratelimit.Refund, 1
-	if v := s.settled(s.now, a, true); v.OverLimit || v.Remaining != 14 {
+	if v := s.Settled(s.now, a, true); v.OverLimit || v.Remaining != 14 {
 		t.Errorf("one is given back, beside 13: %+v", v)
 	}
 }
@@ -389,11 +389,11 @@ func TestRefusalTellsWhenToComeBack(t *testing.T) {
 	s.answered(ratelimit.Grant{RetryAfter: 20 * time.Second})
 	a := &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 8}
 	s.now = s.now.Add(20*time.Second - 1)
-	if v := s.settled(s.now, a, false); v.ResetAfter != 1 {
+	if v := s.Settled(s.now, a, false); v.ResetAfter != 1 {
 		t.Errorf("a nanosecond before: %v", v.ResetAfter)
 	}
 	s.now++
-	if v := s.settled(s.now, a, false); v.ResetAfter != 30*time.Second {
+	if v := s.Settled(s.now, a, false); v.ResetAfter != 30*time.Second {
 		t.Errorf("30 s before the window ends: %v", v.ResetAfter)
 	}
 }
@@ -424,7 +424,7 @@ func TestRefusalCountsWhatIsAsked(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.FixedWindow, 0)
 	s.claims(8, 8)
 	s.answered(ratelimit.Grant{Available: 2, RetryAfter: 20 * time.Second})
-	s.spent = 3 // without the ledger
+	s.Spent = 3 // without the ledger
 	s.mustAsk(ratelimit.Spend, 2)
 	s.denies(3)
 }
@@ -448,14 +448,14 @@ func TestTotalsAreOfTheirWindow(t *testing.T) {
 	} {
 		s := newLeaseScript(t, ratelimit.FixedWindow, 5)
 		s.claims(1, 1)
-		s.spent = 3
+		s.Spent = 3
 		if c.began > 0 {
-			s.window = c.began
+			s.Window = c.began
 		}
 		g := ratelimit.Grant{Seq: s.claim.Seq, Window: c.answered, Granted: 5, TTL: 10 * time.Second, ResetAfter: time.Minute, Carried: c.carried}
-		s.apply(s.now, &s.claim, &g, time.Second, s.now.Add(time.Minute))
-		if s.spent != c.spent || s.window != c.answered {
-			t.Errorf("%s: %d are spent of window %d, and it should be %d of %d", c.name, s.spent, s.window, c.spent, c.answered)
+		s.Apply(s.now, &s.claim, &g, time.Second, s.now.Add(time.Minute))
+		if s.Spent != c.spent || s.Window != c.answered {
+			t.Errorf("%s: %d are spent of window %d, and it should be %d of %d", c.name, s.Spent, s.Window, c.spent, c.answered)
 		}
 	}
 }
@@ -463,7 +463,7 @@ func TestTotalsAreOfTheirWindow(t *testing.T) {
 // All of what is refunded may have been drift: then nothing goes back.
 func TestRefundWithinDrift(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.TokenBucket, 5)
-	s.overdraw(s.now, 8, 10)
+	s.Overdraw(s.now, 8, 10)
 	s.refund(2, true)
 	s.holds(5, 6, 0)
 	s.refund(1, true)
@@ -479,27 +479,27 @@ func TestRefundWithinDrift(t *testing.T) {
 // lease's, which would have it beside a bucket that is full.
 func TestUndoneDriftGoesBackToTheBucket(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.TokenBucket, 5)
-	s.spent = 7 // two of them unasked
+	s.Spent = 7 // two of them unasked
 	s.claims(0, 0)
-	s.unspend(1, true)
+	s.Unspend(1, true)
 	s.answered(ratelimit.Grant{Granted: 7, Fence: 2, Window: 7})
-	if s.unspent() != 0 || s.returned != 1 || s.spent != 6 {
-		t.Errorf("of 7 granted, %d spent and %d given back: %d can be spent", s.spent, s.returned, s.unspent())
+	if s.Unspent() != 0 || s.Returned != 1 || s.Spent != 6 {
+		t.Errorf("of 7 granted, %d spent and %d given back: %d can be spent", s.Spent, s.Returned, s.Unspent())
 	}
 	s.claims(0, 0)
-	s.unspend(2, true) // not unasked: given back at once, and not once more
+	s.Unspend(2, true) // not unasked: given back at once, and not once more
 	s.answered(ratelimit.Grant{Granted: 7, Fence: 3, Window: 7})
-	if s.unspent() != 0 || s.returned != 3 {
-		t.Errorf("%d were given back instead of 3, %d can be spent", s.returned, s.unspent())
+	if s.Unspent() != 0 || s.Returned != 3 {
+		t.Errorf("%d were given back instead of 3, %d can be spent", s.Returned, s.Unspent())
 	}
 }
 
 func TestDenialDrainsNoMoreThanItsCost(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.FixedWindow, 5)
 	s.now = s.now.Add(9 * time.Second)
-	v := s.settled(s.now, &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 3}, false)
-	if !v.OverLimit || v.Charged != 3 || s.debt != 0 {
-		t.Errorf("3 of 5 that may not be spent any more: %+v, %d owed", v, s.debt)
+	v := s.Settled(s.now, &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 3}, false)
+	if !v.OverLimit || v.Charged != 3 || s.Debt != 0 {
+		t.Errorf("3 of 5 that may not be spent any more: %+v, %d owed", v, s.Debt)
 	}
 }
 
@@ -508,19 +508,19 @@ func TestDenialDrainsNoMoreThanItsCost(t *testing.T) {
 func TestDebtEndsAtNothing(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.FixedWindow, 5)
 	a := &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 10}
-	v := s.settled(s.now, a, false) // drains 5, owes 5
+	v := s.Settled(s.now, a, false) // drains 5, owes 5
 	s.refund(3, false)
-	s.undo(a, &v, false)
+	s.Undo(a, &v, false)
 	s.holds(5, 0, 0)
-	if s.debt != 0 {
-		t.Errorf("%d are owed", s.debt)
+	if s.Debt != 0 {
+		t.Errorf("%d are owed", s.Debt)
 	}
 }
 
 // Less than nothing is nothing, to who asks what is left.
 func TestNothingIsLeftOfDrift(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.FixedWindow, 5)
-	s.spent, s.available = 9, 3
+	s.Spent, s.Available = 9, 3
 	if v := s.peek(s.now); v.Remaining != 0 {
 		t.Errorf("%+v", v)
 	}
@@ -532,7 +532,7 @@ func TestFullBucketThatRelearns(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.TokenBucket, 0)
 	s.claims(1, 1)
 	g := ratelimit.Grant{Seq: s.claim.Seq, Window: 7, Carried: true, Available: 100, RetryAfter: time.Second, Relearning: true, TTL: 10 * time.Second}
-	s.apply(s.now, &s.claim, &g, time.Second, s.now)
+	s.Apply(s.now, &s.claim, &g, time.Second, s.now)
 	s.denies(1)
 	s.now = s.now.Add(time.Second)
 	s.mustAsk(ratelimit.Spend, 1)
@@ -541,7 +541,7 @@ func TestFullBucketThatRelearns(t *testing.T) {
 // Who asked for all or nothing knows of nothing that costs less.
 func TestDirectRefusal(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.FixedWindow, 0)
-	s.claim = s.lease.claim(s.now, s.lease.seq+1, s.rule, 8, 8, true) //nolint:staticcheck // the field claim hides the method
+	s.claim = s.Lease.Claim(s.now, s.Lease.Seq+1, s.rule, 8, 8, true) //nolint:staticcheck // the field claim hides the method
 	s.answered(ratelimit.Grant{Available: 2, RetryAfter: 20 * time.Second})
 	s.denies(8)
 	s.mustAsk(ratelimit.Spend, 7)
