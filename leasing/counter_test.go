@@ -30,7 +30,7 @@ func drawLimit(t *rapid.T) ratelimit.Limit {
 		l.Algorithm = ratelimit.FixedWindow
 	}
 	if l.Unit == ratelimit.BillingMonth {
-		l = l.Billed(randomCalendar(rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "calendar"), 0))))
+		l = l.Billed(randomZone(rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "calendar"), 0))))
 	}
 	if l.Algorithm == ratelimit.TokenBucket {
 		l.Burst = tokens(rapid.SampledFrom([]int64{1, 2, 7, 100, 1 << 32, 30_000_000_000}).Draw(t, "burst"))

@@ -265,7 +265,7 @@ func (s *stateWriter) lease(l *lease.Lease) {
 		return
 	}
 	if s.over(l.Window) {
-		s.buf = append(s.buf, 2, byte(s.seqRank(l.Seq)), byte(btoi(s.w.now() >= l.Reset.Add(claimTimeout))), byte(btoi(l.Window == 0)))
+		s.buf = append(s.buf, 2, byte(s.seqRank(l.Seq)), byte(btoi(s.w.now() >= l.Reset.Add(lease.ClaimTimeout))), byte(btoi(l.Window == 0)))
 		return
 	}
 	s.buf = append(s.buf, 1)

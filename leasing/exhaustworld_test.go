@@ -224,7 +224,7 @@ func (w *smallWorld) partyMoves(out []move, i uint8) []move {
 		if w.now() < p.lease.Reset && p.lease.Unspent() > 0 && !p.hasNext && !w.scope.direct {
 			out = append(out, move{moveRelease, i})
 		}
-		if mayGo := p.settled || w.now() >= p.lease.Reset.Add(claimTimeout); mayGo && !p.hasNext && (p.other == 0 || !w.scope.keeps) {
+		if mayGo := p.settled || w.now() >= p.lease.Reset.Add(lease.ClaimTimeout); mayGo && !p.hasNext && (p.other == 0 || !w.scope.keeps) {
 			out = append(out, move{moveForget, i})
 		}
 		if here := w.window(); w.scope.ahead && !p.hasNext && p.lease.Window == here && p.tried <= here && (w.tick+1)%w.scope.ticks == 0 {

@@ -212,7 +212,7 @@ const (
 	lateBatch    = 2 * time.Millisecond // after which others leave while one is under way
 	batchSize    = 256                  // claims in one
 	queueSize    = 8192                 // flights that wait for a sender
-	claimTimeout = time.Second
+	claimTimeout = lease.ClaimTimeout
 	backOff      = ratelimit.ClaimBackOff // between claims while tokens are out elsewhere
 	sweepEvery   = 100 * time.Millisecond
 	sweepParts   = 10 // a shard is looked at once in so many sweeps

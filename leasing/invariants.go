@@ -32,6 +32,33 @@ func (m *Memory) locked(key []byte) (*memoryShard, *cell[account]) {
 	return s, s.accounts.get(hash, key)
 }
 
+// Booked is what a ledger has on its books for a holder of a key.
+type Booked struct {
+	Granted, InFlight, Spent, Returned tokens // of the holder
+	Window                             window
+	Expires                            ledgerTime // the lease
+	Charged                            tokens     // to the holder
+	InAll, Available                   tokens     // in that window
+	Current                            window     // the account's
+}
+
+// Booked is what is on the books for the holder of a claim that was settled just now; 0
+// where there is nothing. It is for simulations and tests.
+func (m *Memory) Booked(c *ratelimit.Claim) (b Booked) {
+	s, cell := m.locked([]byte(c.Key))
+	defer s.mu.Unlock()
+	if cell == nil {
+		return b
+	}
+	a := &cell.val
+	b.Current = a.window
+	if r := a.find(c.Holder); r != nil {
+		b.Granted, b.InFlight, b.Spent, b.Returned, b.Window, b.Expires = r.granted, r.inflight, r.spent, r.returned, r.window, r.expires
+		b.Charged, b.InAll, b.Available = r.charged(), a.charged(r.window), a.available(c, r.window)
+	}
+	return b
+}
+
 // Reclaimed tells whether a claim comes with the fence of a lease that was
 // reclaimed, or will be when it is settled: then it must be answered void.
 func (m *Memory) Reclaimed(claim *ratelimit.Claim) bool {
@@ -91,24 +118,6 @@ func (a *account) check(limit *ratelimit.Limit) error {
 		})
 	}
 	return err
-}
-
-// Check says which invariant of the node's lease on a key does not hold, if one
-// does not. share is how much it may have spent unconfirmed.
-func (s *Stepped) Check(key []byte, share ratelimit.Tokens) error {
-	shard, _, h := s.fleet.locked(key)
-	defer shard.mu.Unlock()
-	if h == nil {
-		return nil
-	}
-	l := &h.lease
-	switch {
-	case l.Spent < 0 || l.Returned < 0 || l.Granted < 0:
-		return fmt.Errorf("the lease has granted %d, spent %d, returned %d: none may be negative", l.Granted, l.Spent, l.Returned)
-	case l.Drifted() > share:
-		return fmt.Errorf("the node has spent %d and given back %d of %d granted: %d unconfirmed, and its share is %d", l.Spent, l.Returned, l.Granted, l.Drifted(), share)
-	}
-	return nil
 }
 
 // Predictable makes a ledger that was not used yet do the same in every run,

@@ -80,7 +80,7 @@ func eachLargeLedger(t *testing.T, test func(t *testing.T, l largeLedger, limit 
 		})
 		t.Run("redis/"+name, func(t *testing.T) {
 			s.Do("FLUSHALL")
-			m := newMovedRedis(t, s)
+			m := newTimedRedis(t, s)
 			m.now = ledgertest.Epoch
 			test(t, largeLedger{m, &m.now, func() { s.Do("FLUSHALL") }}, limit)
 		})

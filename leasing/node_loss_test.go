@@ -148,7 +148,8 @@ func TestQueries(t *testing.T) {
 	s.asksFor(2, 1)
 	s.asks(1)
 	s.hearsOfALoss()
-	learning := s.losable.epoch.Learning
+	epoch, _, _ := s.losable.SettleEpoch(context.Background(), ratelimit.EpochQuery{}, nil, nil)
+	learning := epoch.Learning
 	expect("it learns for two seconds", false, false)
 	s.Sweep(s.now)
 	b := s.Batch()

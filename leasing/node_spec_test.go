@@ -326,17 +326,10 @@ func TestShortageAsksSeldom(t *testing.T) {
 		s.quiet("it has just asked")
 		s.passes(1)
 		r = s.asks(3)
-		s.other(ratelimit.Claim{Seq: 2, Window: s.ledger.window(), Granted: 98, Returned: 50})
+		s.other(ratelimit.Claim{Seq: 2, Window: s.ledger.Booked(&ratelimit.Claim{Key: string(keyOf(1))}).Current, Granted: 98, Returned: 50})
 		s.exchange()
 		r.says(false, ratelimit.FromClaim)
 	}
-}
-
-// window is the one that the test's account is in.
-func (m *Memory) window() window {
-	sh, c := m.locked(keyOf(1))
-	defer sh.mu.Unlock()
-	return c.val.window
 }
 
 // The next window is claimed a second before it begins, by half of that later

@@ -729,7 +729,7 @@ func TestSlidingDriftCarriesOn(t *testing.T) {
 	s.drifts(4)
 	b, c := s.sends()
 	g := []ratelimit.Grant{{ // the ledger has nothing left, and confirms none
-		Seq: c.Seq, Window: s.ledger.window(), Fence: c.Fence + 1, Granted: c.Granted, TTL: c.TTL, ResetAfter: time.Minute, At: ledgertest.Epoch, Carried: true, Holders: 2,
+		Seq: c.Seq, Window: s.ledger.Booked(&ratelimit.Claim{Key: string(keyOf(1))}).Current, Fence: c.Fence + 1, Granted: c.Granted, TTL: c.TTL, ResetAfter: time.Minute, At: ledgertest.Epoch, Carried: true, Holders: 2,
 	}}
 	b.Answer(g)
 	s.passes(46 * time.Second)

@@ -269,3 +269,15 @@ func (s *nodeScript) sweepAll() {
 		s.Sweep(s.now)
 	}
 }
+
+// What a decision from a lease reads of it is one line of the processor's cache, the
+// first of a slot, but for what it names in its answer.
+func TestHitReadsTheFirstLine(t *testing.T) {
+	var h heldLines
+	if size := unsafe.Sizeof(h); size%64 != 0 {
+		t.Errorf("slots are %d bytes, and begin anywhere in a line", size)
+	}
+	if end := unsafe.Offsetof(h.lease) + unsafe.Offsetof(h.lease.Burst) + 4; end > 64 {
+		t.Errorf("what take reads ends at %d", end)
+	}
+}

@@ -26,7 +26,7 @@ type play struct {
 	rule   *ratelimit.Rule
 	now    instant // the nodes' clock; it begins at an hour
 	ledger *LosableMemory
-	redis  *movedRedis
+	redis  *timedRedis
 	server *redistest.Server
 	nodes  []*actor
 	timers []playTimer
@@ -49,7 +49,7 @@ const hanging = "                         "
 const playBegins = instant(time.Hour)
 
 func newPlay(t testing.TB, server *redistest.Server) *play {
-	p := &play{TB: t, now: playBegins, server: server, redis: newMovedRedis(t, server)}
+	p := &play{TB: t, now: playBegins, server: server, redis: newTimedRedis(t, server)}
 	memory := NewMemory(10, p.clock)
 	memory.OnRecall = func(_ string, holders []ratelimit.Holder) {
 		for _, h := range holders {
@@ -57,7 +57,7 @@ func newPlay(t testing.TB, server *redistest.Server) *play {
 		}
 	}
 	p.ledger = NewLosable(memory)
-	p.redis.at = p.clock
+	p.redis.GoBy(p.clock)
 	return p
 }
 
@@ -288,17 +288,14 @@ func (p *play) redisAgrees(claims []ratelimit.Claim, grants []ratelimit.Grant) {
 
 // books prints what the account says of the claimant, and in all.
 func (p *play) books(c *ratelimit.Claim) {
-	s, cell := p.ledger.locked(keyOf(1))
-	defer s.mu.Unlock()
-	a := &cell.val
-	r := a.find(c.Holder)
+	b := p.ledger.Booked(c)
 	p.says("ledger", "books   %s: granted %d, in flight %d, spent %d, returned %d, in window %d",
-		p.of(c.Holder), r.granted, r.inflight, r.spent, r.returned, r.window)
+		p.of(c.Holder), b.Granted, b.InFlight, b.Spent, b.Returned, b.Window)
 	if c.Final { // of a window that is over: nothing is leased any more
 		return
 	}
 	p.says("", "        charged to %s: %d, a lease until %s; in all %d, available %d",
-		p.of(c.Holder), r.charged(), p.at(r.expires), a.charged(r.window), a.available(c, r.window))
+		p.of(c.Holder), b.Charged, p.at(b.Expires), b.InAll, b.Available)
 }
 
 // answered has the ledger's answer travel back, and be taken in.

@@ -60,6 +60,9 @@ func (l *GrantedLimit) Limit() ratelimit.Limit {
 	return x
 }
 
+// ClaimTimeout is how long a claim is waited for: then it has failed.
+const ClaimTimeout = time.Second
+
 // unitShift leaves room for the multipliers that there may be: seconds of a year.
 const unitShift = 28
 
