@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -116,7 +117,7 @@ func (b *batch) answered(grants []ratelimit.Grant, in epochAnswer) {
 	in.epoch = plausible(in.epoch, in.at)
 	at := in.at
 	// A batch in which one answer tells an impossible time says nothing of the ledger's clock.
-	if !b.timely || at < 0 || at > mostFence {
+	if !b.timely || at < 0 || at > ledger.MostFence {
 		at = 0
 	}
 	there, step := b.lane.heard(b.sent, now, grants, at)
@@ -299,7 +300,7 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	defer close(fl.done)
 	if g.Err != nil {
 		h.windowOver(now, fl, g)
-		if kind, ok := rejection(g.Err); ok && kind == ratelimit.RejectedFence {
+		if kind, ok := ledger.Rejection(g.Err); ok && kind == ratelimit.RejectedFence {
 			// Either this fence was false or the one that the lease has. The lease's is forgotten:
 			// otherwise one false fence that was too high would have every honest answer rejected
 			// from then on.
@@ -320,7 +321,7 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	// A ledger without epochs tells of a loss in no other way. Many accounts tell of the same loss:
 	// it counts once in relearnTime, and has all leases told again.
 	if g.Relearning && !f.beats {
-		if now.Sub(instant(f.forgot.Swap(int64(now)))) > relearnTime {
+		if now.Sub(instant(f.forgot.Swap(int64(now)))) > ledger.RelearnTime {
 			f.stats.recoveries.Add(1)
 			f.doubtAll(sent)
 		}

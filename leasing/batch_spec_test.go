@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -75,7 +76,7 @@ func (s *nodeScript) newKeyFlight(waiting tokens) *flight {
 // A time that no clock can show says nothing of the ledger's: not when it comes alone,
 // nor with a grant that says another.
 func TestImpossibleTimesAreNotHeard(t *testing.T) {
-	for _, at := range []ledgerTime{-1, mostFence + 1} {
+	for _, at := range []ledgerTime{-1, ledger.MostFence + 1} {
 		s := newNodeScript(t, perMinute100)
 		s.Hears()
 		s.leased(5)

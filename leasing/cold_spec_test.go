@@ -6,6 +6,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -30,7 +31,7 @@ func (s *nodeScript) crowd(first, n uint64) {
 func TestColdOwedIsNotPurged(t *testing.T) {
 	for _, others := range []uint64{0, 600} {
 		s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 100})
-		s.ledger = NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+		s.ledger = ledger.NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
 		s.rule.Coordination.OnStoreFailure = ratelimit.FailOpen
 		s.outage(50)
 		s.passes(forgottenAfter + time.Second)
@@ -50,7 +51,7 @@ func TestColdOwedIsNotPurged(t *testing.T) {
 func TestColdDriftIsNotPurged(t *testing.T) {
 	for _, others := range []uint64{0, 600} {
 		s, _ := newDriftScript(t, sliding100)
-		s.ledger = NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+		s.ledger = ledger.NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
 		s.drifts(9)
 		b, _ := s.sends()
 		b.Fail(errors.New("gone"))
@@ -61,7 +62,7 @@ func TestColdDriftIsNotPurged(t *testing.T) {
 		}
 
 		s = newNodeScript(t, bucket100)
-		s.ledger = NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+		s.ledger = ledger.NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
 		s.rule.Coordination.OnStoreFailure = ratelimit.FailOpen
 		s.leased(1)
 		s.outage(4000)
@@ -100,7 +101,7 @@ func TestColdEndedKeysAreLeftPacked(t *testing.T) {
 func TestColdReloadInAnOutage(t *testing.T) {
 	const keys = 3000
 	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10})
-	s.ledger = NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+	s.ledger = ledger.NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
 	s.KeepBusy(4)
 	s.rule.Coordination.Lease.TTL = time.Hour
 	s.crowd(1, keys)
@@ -128,7 +129,7 @@ func TestColdReloadInAnOutage(t *testing.T) {
 func TestColdSlotsAfterAWindow(t *testing.T) {
 	const keys = 5000
 	s := newNodeScript(t, perMinute100)
-	s.ledger = NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+	s.ledger = ledger.NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
 	s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = 2*time.Minute, 10
 	s.crowd(1, keys)
 	s.passes(44*time.Second + 500*time.Millisecond) // half a second before the window ends
@@ -151,7 +152,7 @@ func TestColdHottestColdKey(t *testing.T) {
 		s.rule.Coordination.Lease.TTL = time.Hour
 		s.leased(5000)
 		s.rule.Coordination.Lease.Fixed = 1
-		s.ledger = NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+		s.ledger = ledger.NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
 		s.crowd(2, 400)
 		for range 1000 {
 			s.passes(time.Millisecond)
@@ -194,7 +195,7 @@ func TestColdDropOfAKeyWithoutALease(t *testing.T) {
 func TestColdRenamedRule(t *testing.T) {
 	const keys = 3000
 	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1})
-	s.ledger = NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+	s.ledger = ledger.NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
 	s.KeepBusy(4)
 	s.rule.Coordination.Lease.TTL, s.rule.Counters = time.Hour, new(ratelimit.RuleCounters)
 	s.crowd(1, keys)
@@ -254,7 +255,7 @@ func TestColdLastWordOfAFullTable(t *testing.T) {
 // with a panic: release takes the place of its flight, after which the key may be dropped.
 func TestColdEnqueueAfterRelease(t *testing.T) {
 	now := instant(time.Hour)
-	ledger := NewMemory(100, func() ledgerTime { return ledgertest.Epoch.Add(now.Sub(instant(time.Hour))) })
+	ledger := ledger.NewMemory(100, func() ledgerTime { return ledgertest.Epoch.Add(now.Sub(instant(time.Hour))) })
 	f := NewFleet(ledger, 1, 1, func() instant { return now }, time.Unix(1_800_000_015, 0))
 	l, rule := &f.lanes[0], testRule(perMinute100)
 	rule.Coordination.Lease.Fixed = 5

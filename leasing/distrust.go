@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -53,10 +54,10 @@ func (b *batch) reject(grants []ratelimit.Grant) (timely bool) {
 	}
 	for i := range grants {
 		g, c := &grants[i], &b.claims[i]
-		if err := CheckGrant(c, g, lag); err != nil {
+		if err := ledger.CheckGrant(c, g, lag); err != nil {
 			*g = ratelimit.Grant{Seq: c.Seq, Err: err}
 		}
-		kind, ok := rejection(g.Err)
+		kind, ok := ledger.Rejection(g.Err)
 		if !ok {
 			continue
 		}
@@ -79,7 +80,7 @@ func (f *Fleet) warn(err error) {
 
 // fruitless tells whether an answer leaves those who waited for it where they were.
 func (h *held) fruitless(now instant, fl *flight, g *ratelimit.Grant) bool {
-	if _, rejected := rejection(g.Err); rejected {
+	if _, rejected := ledger.Rejection(g.Err); rejected {
 		return true
 	}
 	if g.Err != nil {
@@ -222,7 +223,7 @@ func (f *Fleet) DoubtEvicted(sent, now ratelimit.Instant) {
 // plausible bounds for how long an epoch may say that it learns: one whose clock went
 // back since would learn for as long.
 func plausible(e ratelimit.Epoch, at ledgerTime) ratelimit.Epoch {
-	if latest := at.Add(longestLearning); at > 0 && e.Learning > latest {
+	if latest := at.Add(ledger.LongestLearning); at > 0 && e.Learning > latest {
 		e.Learning = latest
 	}
 	return e

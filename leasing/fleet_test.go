@@ -9,12 +9,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // slowLedger is a memory ledger at the end of a wire, in virtual time.
 type slowLedger struct {
-	*Memory
+	*ledger.Memory
 	mu    sync.Mutex
 	trip  time.Duration // guarded by mu
 	err   error         // guarded by mu: instead of an answer
@@ -67,7 +68,7 @@ func newFleetWorld(t *testing.T, nodes int, trip time.Duration) *fleetWorld {
 	start := time.Now() // a midnight, in a bubble
 	w := &fleetWorld{T: t, start: start}
 	clock := func() ledgerTime { return ledgerTime(time.Now().UnixMicro()) }
-	w.ledger = &slowLedger{Memory: NewMemory(100_000, clock), trip: trip}
+	w.ledger = &slowLedger{Memory: ledger.NewMemory(100_000, clock), trip: trip}
 	for i := range nodes {
 		f := NewFleet(w.ledger, ratelimit.Holder(i+1), 10_000, w.now, start)
 		f.Random = seeded(1, uint64(i))
@@ -376,7 +377,7 @@ func TestFleetBeyondItsTable(t *testing.T) {
 }
 
 func TestFleetTakesWithoutAllocating(t *testing.T) {
-	m := NewMemory(10, func() ledgerTime { return 1_800_000_000_000_000 })
+	m := ledger.NewMemory(10, func() ledgerTime { return 1_800_000_000_000_000 })
 	f := NewFleet(m, 1, 10, func() instant { return 1 }, testWall)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})

@@ -2,6 +2,7 @@ package leasing
 
 import (
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -51,7 +52,7 @@ func (l *Local) Has(key []byte) bool {
 
 // TakeOut takes a key's account away, for another process: from here on the key
 // is unknown here. ok is false where there is none, or one that means nothing.
-func (l *Local) TakeOut(now ratelimit.Instant, key []byte) (a Statement, ok bool) {
+func (l *Local) TakeOut(now ratelimit.Instant, key []byte) (a ledger.Statement, ok bool) {
 	return l.tracked.takeOut(l.at(now), key)
 }
 
@@ -65,7 +66,7 @@ func (l *Local) TakeOut(now ratelimit.Instant, key []byte) (a Statement, ok bool
 // sender's until its window ends: otherwise what is left of the window would be
 // granted once there, and the next window too early here. Where it is ahead,
 // the account waits (see account.clock).
-func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Statement, sent ratelimit.LedgerTime) bool {
+func (l *Local) Adopt(now ratelimit.Instant, key []byte, x ledger.Statement, sent ratelimit.LedgerTime) bool {
 	at := l.at(now)
 	return l.tracked.adopt(at, key, &x, max(0, at.ledger-(sent-x.Lag)))
 }

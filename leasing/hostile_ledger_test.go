@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/fuzztest"
 )
@@ -20,7 +21,7 @@ import (
 
 // lyingLedger is a memory ledger whose answers are changed on the way, in virtual time.
 type lyingLedger struct {
-	*LosableMemory
+	*ledger.LosableMemory
 	mu     sync.Mutex
 	lie    func(c *ratelimit.Claim, g *ratelimit.Grant) // guarded by mu; nil: none
 	epoch  func(e *ratelimit.Epoch, at *ledgerTime)     // guarded by mu; nil: as it is
@@ -71,7 +72,7 @@ type lied struct {
 func newLied(t *testing.T, limit ratelimit.Limit) (w *lied, end func()) {
 	start := time.Now()
 	clock := func() ledgerTime { return ledgerTime(time.Now().UnixMicro()) }
-	w = &lied{T: t, start: start, ledger: &lyingLedger{LosableMemory: NewLosable(NewMemory(1000, clock))}, warned: map[error]int{}, rule: testRule(limit)}
+	w = &lied{T: t, start: start, ledger: &lyingLedger{LosableMemory: ledger.NewLosable(ledger.NewMemory(1000, clock))}, warned: map[error]int{}, rule: testRule(limit)}
 	w.rule.Coordination.OnStoreFailure = ratelimit.FailClosed
 	w.node = NewFleet(w.ledger, 1, 1000, w.now, start)
 	w.node.Random = seeded(1, 1)
@@ -79,7 +80,7 @@ func newLied(t *testing.T, limit ratelimit.Limit) (w *lied, end func()) {
 	w.node.OnWarning = func(err error) {
 		mu.Lock()
 		defer mu.Unlock()
-		for _, kind := range []error{ErrClockSet, ErrEvicted, ErrLedgerAnswer} {
+		for _, kind := range []error{ErrClockSet, ErrEvicted, ledger.ErrLedgerAnswer} {
 			if errors.Is(err, kind) {
 				w.warned[kind]++
 			}
@@ -160,7 +161,7 @@ func TestHostileGrantsAreRejected(t *testing.T) {
 				if admitted := w.ask(60, 10*time.Millisecond); admitted != 10 {
 					t.Errorf("%d of 10 were admitted after the lie", admitted)
 				}
-				if w.warned[ErrLedgerAnswer] == 0 {
+				if w.warned[ledger.ErrLedgerAnswer] == 0 {
 					t.Error("nobody was told")
 				}
 			})
@@ -289,7 +290,7 @@ func TestHostileEpochsWithoutEnd(t *testing.T) {
 		before := w.ledger.count()
 		w.ledger.mu.Lock()
 		w.ledger.epoch = func(e *ratelimit.Epoch, at *ledgerTime) {
-			*e = ratelimit.Epoch{ID: e.ID + uint64(*at), Began: *at, Learning: at.Add(relearnTime)}
+			*e = ratelimit.Epoch{ID: e.ID + uint64(*at), Began: *at, Learning: at.Add(ledger.RelearnTime)}
 		}
 		w.ledger.mu.Unlock()
 		w.ask(2000, 10*time.Millisecond)
@@ -305,10 +306,10 @@ func TestHostileEpochsWithoutEnd(t *testing.T) {
 // An epoch that says it learns for a hundred years is believed for ten seconds.
 func TestHostileEpoch(t *testing.T) {
 	at := ledgerTime(1_800_000_000_000_000)
-	if e := plausible(ratelimit.Epoch{ID: 1, Learning: at.Add(century)}, at); e.Learning != at.Add(longestLearning) {
+	if e := plausible(ratelimit.Epoch{ID: 1, Learning: at.Add(century)}, at); e.Learning != at.Add(ledger.LongestLearning) {
 		t.Errorf("it learns until %v after", e.Learning.Sub(at))
 	}
-	if e := plausible(ratelimit.Epoch{ID: 1, Learning: at.Add(relearnTime)}, at); e.Learning != at.Add(relearnTime) {
+	if e := plausible(ratelimit.Epoch{ID: 1, Learning: at.Add(ledger.RelearnTime)}, at); e.Learning != at.Add(ledger.RelearnTime) {
 		t.Errorf("it learns until %v after", e.Learning.Sub(at))
 	}
 }
@@ -390,7 +391,7 @@ func grantHolds(t *testing.T, n []int64) {
 		ResetAfter: time.Duration(n[8]), RetryAfter: time.Duration(n[8]), At: ledgerTime(n[9]), Window: window(n[7]),
 		Carried: flags&1 != 0, Void: flags&2 != 0, Outstanding: tokens(n[8]), Holders: int(n[6]),
 	}
-	if CheckGrant(&c, &g, 0) != nil {
+	if ledger.CheckGrant(&c, &g, 0) != nil {
 		return
 	}
 	l := lease.Lease{Granted: c.Granted, Spent: c.Spent, Returned: c.Returned, Seq: 7, Fence: c.Fence, Window: c.Window}

@@ -3,6 +3,7 @@ package leasing
 import (
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -57,7 +58,7 @@ func (f *Fleet) refusedLate(now instant, a *ask, late bool) (verdict, bool) {
 	case l.Algorithm != ratelimit.FixedWindow: // what was left says nothing soon: it comes back with time
 		return verdict{}, false
 	case short && alive && h.heard != 0:
-	case cautious && h.heard != 0 && left <= a.Rule.Limit.Capacity()/plentyAbove:
+	case cautious && h.heard != 0 && left <= a.Rule.Limit.Capacity()/ledger.PlentyAbove:
 	default:
 		return verdict{}, false
 	}

@@ -3,6 +3,7 @@ package leasing
 import (
 	"context"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -18,10 +19,10 @@ func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask)
 	case c == nil:
 	case c.Mark&isShared != 0:
 		k := s.shared[id]
-		v.Ledger = k.account.look(at, &a.Rule.Limit, func(h ratelimit.Holder) bool { return h == localHolder })
+		v.Ledger = k.account.Look(at, &a.Rule.Limit, func(h ratelimit.Holder) bool { return h == ledger.LocalHolder })
 	default:
 		v.Ledger = c.Val.look(at, a.Rule)
-		v.Ledger.Holders = []ratelimit.HolderLook{{Holder: localHolder, Here: true, Granted: v.Ledger.Charged, Spent: v.Ledger.Charged}}
+		v.Ledger.Holders = []ratelimit.HolderLook{{Holder: ledger.LocalHolder, Here: true, Granted: v.Ledger.Charged, Spent: v.Ledger.Charged}}
 	}
 	return v
 }

@@ -7,12 +7,13 @@ import (
 	"math"
 	"slices"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // accounts is a ledger that can be looked into.
 type accounts interface {
-	account(ctx context.Context, name string) (*account, ledgerTime, error)
+	Account(ctx context.Context, name string) (*ledger.Account, ledgerTime, error)
 }
 
 // Look implements [ratelimit.Inspector].
@@ -29,16 +30,16 @@ func (f *Fleet) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.As
 		v.Lease.Failing = f.laneOf(v.Account).refused(now)
 	}
 	// Where another node has the ledger (mode routing), this node can show only its lease.
-	ledger, ok := f.ledger.(accounts)
+	books, ok := f.ledger.(accounts)
 	if !ok {
 		return v
 	}
-	account, there, err := ledger.account(ctx, v.Account)
+	account, there, err := books.Account(ctx, v.Account)
 	switch {
 	case err != nil:
 		v.LedgerError = err.Error()
 	case account != nil:
-		v.Ledger = account.look(there, &a.Rule.Limit, func(h ratelimit.Holder) bool { return h == f.name || h == f.name^1 })
+		v.Ledger = account.Look(there, &a.Rule.Limit, func(h ratelimit.Holder) bool { return h == f.name || h == f.name^1 })
 	}
 	return v
 }

@@ -5,6 +5,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -27,7 +28,7 @@ type memory struct {
 
 // beatEvery is how long a node does without a word from a part of the ledger:
 // much less than the time for which a ledger that lost its data learns.
-const beatEvery = relearnTime / 4
+const beatEvery = ledger.RelearnTime / 4
 
 // errYoung answers claims that were granted by a ledger which has just lost its
 // data, by an account that looked new: what they were granted is not taken.
@@ -43,7 +44,7 @@ func (l *lane) query(now instant) ratelimit.EpochQuery {
 		// at first, and after a batch that failed. While this node has something to tell, it has
 		// the learning prolonged when half of it is over.
 		Part: l.part, Verify: m.epoch.ID == 0 || m.failed,
-		Telling: m.telling && l.notYet(now.Add(relearnTime/2), m.epoch.Learning) != l.notYet(now, m.epoch.Learning),
+		Telling: m.telling && l.notYet(now.Add(ledger.RelearnTime/2), m.epoch.Learning) != l.notYet(now, m.epoch.Learning),
 	}
 }
 

@@ -9,20 +9,21 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // lossScript is a node whose ledger tells of its epochs, and may lose its data.
 type lossScript struct {
 	*nodeScript
-	losable *LosableMemory
+	losable *ledger.LosableMemory
 }
 
 func newLossScript(t testing.TB, l ratelimit.Limit) *lossScript {
 	s := &lossScript{nodeScript: newNodeScript(t, l)}
 	s.Hears()
 	s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = time.Hour, 5
-	s.losable = NewLosable(s.ledger)
+	s.losable = ledger.NewLosable(s.ledger)
 	return s
 }
 
@@ -243,7 +244,7 @@ func TestNodeIsReady(t *testing.T) {
 	expect(s.nodeScript, "it was heard", true, false)
 	s.hearsOfALoss()
 	expect(s.nodeScript, "data was lost", false, true)
-	s.passes(relearnTime + time.Millisecond)
+	s.passes(ledger.RelearnTime + time.Millisecond)
 	expect(s.nodeScript, "it has learned", true, false)
 
 	s = newLossScript(t, perMinute100)

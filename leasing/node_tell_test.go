@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -428,7 +429,7 @@ func TestForgottenAccountsAreOneLoss(t *testing.T) {
 				t.Errorf("hears of epochs %v, answer %d: %d losses, want %d", hears, i+1, got, want)
 			}
 			if i == 1 {
-				s.passes(relearnTime + time.Second)
+				s.passes(ledger.RelearnTime + time.Second)
 			}
 		}
 	}
@@ -665,7 +666,7 @@ func TestLastWordsOfAllKeys(t *testing.T) {
 	s := newNodeScript(t, perMinute100)
 	s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = time.Hour, 5
 	const keys = 1500
-	s.ledger = NewMemory(keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+	s.ledger = ledger.NewMemory(keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
 	for k := range uint64(keys) {
 		s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(k), Cost: 0}}, make([]verdict, 1))
 		for b := s.Batch(); b != nil; b = s.Batch() {

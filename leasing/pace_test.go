@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -14,11 +15,11 @@ func TestBoundsGoByThePaceOfLeases(t *testing.T) {
 	for name, c := range map[string]struct{ declared, kept any }{
 		"how long a lease lasts":       {ratelimit.LeaseHorizon, horizon},
 		"between claims":               {ratelimit.ClaimBackOff, backOff},
-		"what a loss may cost, one of": {ratelimit.LossPart, relearnShare},
-		"a lease of plenty, one of":    {ratelimit.PlentyPart, idleShare * leastShares},
+		"what a loss may cost, one of": {ratelimit.LossPart, ledger.RelearnShare},
+		"a lease of plenty, one of":    {ratelimit.PlentyPart, ledger.IdleShare * ledger.LeastShares},
 		"claims for recalls in a second": {
 			ratelimit.RecallsPerSecond,
-			int(time.Second/us(recallAgain)) + int(us(recallTakes)/recallPause) + 1, // given back, asked again, and the first that wants one
+			int(time.Second/us(ledger.RecallAgain)) + int(us(ledger.RecallTakes)/recallPause) + 1, // given back, asked again, and the first that wants one
 		},
 	} {
 		if c.declared != c.kept {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -20,7 +21,7 @@ import (
 var notPacked = map[string]bool{
 	".id": true, ".shard": true, ".slot": true, ".touched": true, ".flight": true, ".rule": true, ".next": true,
 	".resting": true, ".gauges.of": true, ".name": true, ".fruits": true, ".demand.lastUse": true, // see TestPackedIsTheSame
-	".lease.requests": true, ".lease.burst": true, ".lease.requestsHigh": true, ".lease.burstHigh": true, ".lease.algorithm": true, ".lease.period": true,
+	".lease.Requests": true, ".lease.Burst": true, ".lease.RequestsHigh": true, ".lease.BurstHigh": true, ".lease.Algorithm": true, ".lease.Period": true,
 }
 
 // fill sets every number of v by draw, and every bool.
@@ -227,7 +228,7 @@ func TestRuleNumbers(t *testing.T) {
 func TestColdKeysGoOn(t *testing.T) {
 	const keys, most = 500, 4
 	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10})
-	s.ledger = NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+	s.ledger = ledger.NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
 	s.rule.Counters = new(ratelimit.RuleCounters)
 	s.KeepBusy(most)
 	asks := func(k uint64, cost tokens) verdict {

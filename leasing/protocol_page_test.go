@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -123,25 +124,25 @@ func TestProtocolConstants(t *testing.T) {
 		{"`claimTimeout`", claimTimeout, "after which a claim without an answer counts as lost"},
 		{"`horizon`", horizon, "how long a lease should last at the measured demand"},
 		{"`idleAfter`", idleAfter, "after which an idle key's tokens are given back"},
-		{"`plentyAbove`", fmt.Sprintf("1/%d", plentyAbove), "more than this share of the limit is left, here or unspent at others: plenty"},
-		{"`roomAbove`", fmt.Sprintf("1/%d", roomAbove), "and more than this share here"},
-		{"`idleShare`", fmt.Sprintf("1/%d", idleShare), "of the limit, for the leases of plenty of all holders together"},
-		{"`leastShares`", leastShares, "parts of `idleShare` at least, one a holder"},
-		{"`longest`", us(longest), "the longest lease of plenty"},
-		{"`recallAgain`", us(recallAgain), "before the same lease is recalled once more"},
-		{"`recallTakes`", us(recallTakes), "for how long a node that was refused may ask again for what was recalled"},
+		{"`plentyAbove`", fmt.Sprintf("1/%d", ledger.PlentyAbove), "more than this share of the limit is left, here or unspent at others: plenty"},
+		{"`roomAbove`", fmt.Sprintf("1/%d", ledger.RoomAbove), "and more than this share here"},
+		{"`idleShare`", fmt.Sprintf("1/%d", ledger.IdleShare), "of the limit, for the leases of plenty of all holders together"},
+		{"`leastShares`", ledger.LeastShares, "parts of `idleShare` at least, one a holder"},
+		{"`longest`", us(ledger.Longest), "the longest lease of plenty"},
+		{"`recallAgain`", us(ledger.RecallAgain), "before the same lease is recalled once more"},
+		{"`recallTakes`", us(ledger.RecallTakes), "for how long a node that was refused may ask again for what was recalled"},
 		{"`recallPause`", recallPause, "between two such claims"},
 		{"`recallKeeps`", recallKeeps, "a recalled holder keeps what its demand needs for this long"},
 		{"`backOff`", backOff, "between claims while tokens are out at other holders; up to twice as long"},
-		{"`relearnTime`", relearnTime, "how long a ledger that lost its data learns at least"},
-		{"`relearnShare`", fmt.Sprintf("1/%d", relearnShare), "of a limit, granted in all while the ledger learns"},
+		{"`relearnTime`", ledger.RelearnTime, "how long a ledger that lost its data learns at least"},
+		{"`relearnShare`", fmt.Sprintf("1/%d", ledger.RelearnShare), "of a limit, granted in all while the ledger learns"},
 		{"`beatEvery`", beatEvery, "how long a node does without a word from the ledger"},
 		{"`leadMost`", leadMost, "a busy key's next lease is claimed this long before its window ends, at the earliest; earlier only where two round trips take longer"},
 		{"`doubtWait`", doubtWait, "the longest that a request waits for a window to have begun"},
 		{"`maxDrift`", fmt.Sprintf("1/%d", maxDrift), "by which two clocks may run apart"},
-		{"`mostRecords`", mostRecords, "records of an account, beyond which those of expired leases are folded"},
-		{"`foldAfter`", foldAfter, "after which the record of a holder that has ended may be folded"},
-		{"`bucketWaits`", bucketWaits, "the longest that a bucket waits for a clock that went back"},
+		{"`mostRecords`", ledger.MostRecords, "records of an account, beyond which those of expired leases are folded"},
+		{"`foldAfter`", ledger.FoldAfter, "after which the record of a holder that has ended may be folded"},
+		{"`bucketWaits`", ledger.BucketWaits, "the longest that a bucket waits for a clock that went back"},
 		{"`refusalHold`", refusalHold, "after which a refusal is asked for again"},
 		{"`SeatTTL`", approx.SeatTTL, "how long a seat is held without renewal"},
 		{"`CheckTimeout`", c.CheckTimeout, "how long a request of mode approx waits below the watermark"},

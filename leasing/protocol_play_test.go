@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -25,7 +26,7 @@ type play struct {
 	out    strings.Builder
 	rule   *ratelimit.Rule
 	now    instant // the nodes' clock; it begins at an hour
-	ledger *LosableMemory
+	ledger *ledger.LosableMemory
 	redis  *timedRedis
 	server *redistest.Server
 	nodes  []*actor
@@ -50,13 +51,13 @@ const playBegins = instant(time.Hour)
 
 func newPlay(t testing.TB, server *redistest.Server) *play {
 	p := &play{TB: t, now: playBegins, server: server, redis: newTimedRedis(t, server)}
-	memory := NewMemory(10, p.clock)
+	memory := ledger.NewMemory(10, p.clock)
 	memory.OnRecall = func(_ string, holders []ratelimit.Holder) {
 		for _, h := range holders {
 			p.recalls(h)
 		}
 	}
-	p.ledger = NewLosable(memory)
+	p.ledger = ledger.NewLosable(memory)
 	p.redis.GoBy(p.clock)
 	return p
 }

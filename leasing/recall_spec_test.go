@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -361,12 +362,12 @@ func TestRedisRecalls(t *testing.T) {
 	s := redistest.Start(t)
 	client, listener := s.Client(), s.Client()
 	t.Cleanup(func() { client.Close() })
-	l, heard, ended := NewRedis(client, "t:"), make(chan string, 10), make(chan struct{})
+	l, heard, ended := ledger.NewRedis(client, "t:"), make(chan string, 10), make(chan struct{})
 	go func() {
 		defer close(ended)
-		NewRedis(listener, "t:").Recalls(t.Context(), []ratelimit.Holder{1, 2}, func(account string) { heard <- account })
+		ledger.NewRedis(listener, "t:").Recalls(t.Context(), []ratelimit.Holder{1, 2}, func(account string) { heard <- account })
 	}()
-	channel := recallChannel(1)
+	channel := ledger.RecallChannel(1)
 	for s.Do("PUBSUB", "NUMSUB", channel).([]any)[1].(int64) == 0 { // until it listens
 		time.Sleep(time.Millisecond)
 	}

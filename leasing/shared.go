@@ -2,6 +2,7 @@ package leasing
 
 import (
 	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -10,7 +11,7 @@ import (
 // counts, of which this node is one holder among others. It claims exactly what each
 // ask needs, and keeps nothing.
 type sharedKey struct {
-	account account
+	account ledger.Account
 	lease   lease.Lease // this node's
 	seq     uint64
 }
@@ -25,7 +26,7 @@ type moment struct {
 func (s *counterShard) share(now ledgerTime, c *counterCell) *sharedKey {
 	if c.Mark&isShared == 0 {
 		x := c.Val.export(now, algorithmOf(c), s.floor)
-		s.shared[c.ID()] = &sharedKey{account: importAccount(&x, x.Lag)}
+		s.shared[c.ID()] = &sharedKey{account: ledger.FromStatement(&x, x.Lag)}
 		c.Mark |= isShared
 		// From here on the account counts alone. Two places that count could each admit the limit.
 		c.Val = counter{}
@@ -45,7 +46,7 @@ func (s *counterShard) unshare(at moment, c *counterCell, l *ratelimit.Limit) {
 	k.release(at)
 	s.floor = max(s.floor, k.account.Fence())
 	delete(s.shared, c.ID())
-	x := k.account.export()
+	x := k.account.Statement()
 	x.Charged = k.account.Charged() // by holders that are over, too
 	c.Val, c.Mark = counterOf(x, &k.lease, l)
 }
@@ -54,13 +55,13 @@ func (s *counterShard) unshare(at moment, c *counterCell, l *ratelimit.Limit) {
 // which algorithm it counts as far as that matters.
 // Where the limit is not known, a window before that was charged for says sliding_window;
 // counters.decide knows better.
-func counterOf(x Statement, own *lease.Lease, l *ratelimit.Limit) (counter, uint8) {
+func counterOf(x ledger.Statement, own *lease.Lease, l *ratelimit.Limit) (counter, uint8) {
 	if x.Window == 0 {
 		return counter{}, uint8(ratelimit.FixedWindow)
 	}
 	// The number of a bucket's window is a time in microseconds, which no window's number is as
 	// high as: it tells the algorithm where no limit is at hand.
-	if isBucket(x.Window) {
+	if ledger.IsBucket(x.Window) {
 		return counter{spent: own.Spent, extra: x.Carry, begins: x.Now + x.Lag, ends: x.Dead, state: x.Level}, uint8(ratelimit.TokenBucket)
 	}
 	c := counter{spent: x.Charged, begins: shiftedBy(x.Lag), ends: x.Dead, state: int64(x.Window)}
@@ -74,11 +75,11 @@ func counterOf(x Statement, own *lease.Lease, l *ratelimit.Limit) (counter, uint
 }
 
 // export writes a counter down as an account that has no holders.
-func (c *counter) export(now ledgerTime, algorithm ratelimit.Algorithm, floor ratelimit.Fence) Statement {
+func (c *counter) export(now ledgerTime, algorithm ratelimit.Algorithm, floor ratelimit.Fence) ledger.Statement {
 	// A counter has no fences. The account's begin above all that were given out for accounts of
 	// this shard, so that they rise for ever (docs/protocol.md, section 4.6).
 	fence := max(floor, ratelimit.Fence(now))
-	x := Statement{Now: now, Fence: fence, Born: fence + 1, Dead: c.dead(algorithm)}
+	x := ledger.Statement{Now: now, Fence: fence, Born: fence + 1, Dead: c.dead(algorithm)}
 	if algorithm == ratelimit.TokenBucket && c.begins == 0 {
 		return x // it is new, and nobody knows yet how full that is
 	}
@@ -141,8 +142,8 @@ func (k *sharedKey) release(at moment) {
 }
 
 func (k *sharedKey) settle(at moment, m *ratelimit.Claim) {
-	m.Holder = localHolder
-	g := k.account.settle(at.ledger, m)
+	m.Holder = ledger.LocalHolder
+	g := k.account.Settle(at.ledger, m)
 	// No margin, for node and account go by one clock, and nothing travels.
 	k.lease.Apply(at.node, m, &g, 0, at.node.Add(g.ResetAfter))
 }
@@ -158,21 +159,21 @@ func (p *counters) settleFor(at moment, key []byte, m *ratelimit.Claim) ratelimi
 	}
 	c.Note = p.limits.note(m.Limit.Capacity())
 	k := s.share(at.ledger, c)
-	return k.account.settle(at.ledger, m)
+	return k.account.Settle(at.ledger, m)
 }
 
 // takeOut takes a key's account away.
-func (p *counters) takeOut(at moment, key []byte) (x Statement, ok bool) {
+func (p *counters) takeOut(at moment, key []byte) (x ledger.Statement, ok bool) {
 	s, id, c := p.locked(key)
 	defer s.mu.Unlock()
 	if c == nil {
-		return Statement{}, false
+		return ledger.Statement{}, false
 	}
 	if k := s.shared[id]; c.Mark&isShared != 0 {
 		// The new owner must know all that was spent here, and nothing is leased to a node that has
 		// no part in the key any more.
 		k.release(at)
-		x, ok = k.account.export(), at.ledger < k.account.Dead()
+		x, ok = k.account.Statement(), at.ledger < k.account.Dead()
 		s.floor = max(s.floor, k.account.Fence())
 		delete(s.shared, id)
 	} else {
@@ -187,20 +188,20 @@ func (p *counters) takeOut(at moment, key []byte) (x Statement, ok bool) {
 }
 
 // adopt takes an account in, beside what is known of the key already.
-func (p *counters) adopt(at moment, key []byte, x *Statement, lag ledgerTime) bool {
+func (p *counters) adopt(at moment, key []byte, x *ledger.Statement, lag ledgerTime) bool {
 	s, id, c := p.locked(key)
 	defer s.mu.Unlock()
 	if c != nil {
 		// The key has been counted here before its account came: both have admitted requests, so
 		// that both count (merge).
-		s.share(at.ledger, c).account.merge(x, lag)
+		s.share(at.ledger, c).account.Merge(x, lag)
 		s.unshare(at, c, nil)
 		return true
 	}
 	if c = p.add(s, at.ledger, id, key, ratelimit.FixedWindow); c == nil {
 		return false
 	}
-	k := &sharedKey{account: importAccount(x, lag)}
+	k := &sharedKey{account: ledger.FromStatement(x, lag)}
 	// This node may have had the key before, and given it higher fences than the account brings.
 	k.account.RaiseFence(s.floor)
 	s.shared[id] = k
