@@ -68,9 +68,7 @@ func TestBatchesAreTimedAndBroken(t *testing.T) {
 
 // newKeyFlight is a claim for the script's key.
 func (s *nodeScript) newKeyFlight(waiting tokens) *flight {
-	fl := s.fleet.newFlight(s.keyHeld())
-	fl.waiting = waiting
-	return fl
+	return s.fleet.newFlight(s.keyHeld(), &Flight{waiting: waiting})
 }
 
 // A time that no clock can show says nothing of the ledger's: not when it comes alone,

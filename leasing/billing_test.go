@@ -104,7 +104,7 @@ func TestOwedOfALongMonth(t *testing.T) {
 			w := l.WindowAt(ledgerTime(time.Date(2026, month, 15, 0, 0, 0, 0, time.UTC).UnixMicro()))
 			length := time.Duration(days) * 24 * time.Hour
 			for before, want := range map[time.Duration]tokens{length - 1: 3, length: 0} {
-				h := held{rule: testRule(l)}
+				h := Held{rule: testRule(l)}
 				h.unplaced = 3
 				h.lease.Window, h.lease.Reset = w, instant(100*24*time.Hour)
 				h.unplacedAt = h.lease.Reset.Add(-before)

@@ -83,7 +83,7 @@ func TestColdKeysInARace(t *testing.T) {
 	}
 	var leased, drifting int64
 	for w := (walk{}); f.step(&w, func(s *fleetShard, c *heldCell) {
-		var scratch held
+		var scratch busyKey
 		h := s.view(c, &scratch)
 		leased += int64(h.gauges.leased)
 		drifting += int64(h.gauges.drifting)

@@ -121,7 +121,7 @@ func TestColdReloadInAnOutage(t *testing.T) {
 	s.sweptFor(3, time.Hour) // the ledger is back
 	busy := s.busyKeys()
 	if busy > 8*len(s.fleet.shards) {
-		t.Errorf("nobody asks for any of %d keys, nothing is under way, and %d are busy, each in %d bytes beside its packed place", keys, busy, unsafe.Sizeof(held{}))
+		t.Errorf("nobody asks for any of %d keys, nothing is under way, and %d are busy, each in %d bytes beside its packed place", keys, busy, unsafe.Sizeof(busyKey{}))
 	}
 }
 
@@ -140,7 +140,7 @@ func TestColdSlotsAfterAWindow(t *testing.T) {
 		busy, slots = busy+s.fleet.shards[i].busy.size, slots+len(s.fleet.shards[i].busy.chunks)*busySlots
 	}
 	if slots > keys/4 {
-		t.Errorf("%d keys were asked for before a window ended ten minutes ago; %d are busy, and %d slots of %d bytes are kept", keys, busy, slots, unsafe.Sizeof(held{}))
+		t.Errorf("%d keys were asked for before a window ended ten minutes ago; %d are busy, and %d slots of %d bytes are kept", keys, busy, slots, unsafe.Sizeof(busyKey{}))
 	}
 }
 
@@ -272,7 +272,7 @@ func TestColdEnqueueAfterRelease(t *testing.T) {
 		t.Fatal("there is no room for another key")
 	}
 	for len(l.queue) < cap(l.queue) {
-		l.queue <- &flight{errand: errand{beat: true}}
+		l.queue <- &flight{Flight: Flight{errand: errand{beat: true}}}
 	}
 	defer func() {
 		if r := recover(); r != nil {

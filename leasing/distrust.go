@@ -78,46 +78,6 @@ func (f *Fleet) warn(err error) {
 	}
 }
 
-// fruitless tells whether an answer leaves those who waited for it where they were.
-func (h *held) fruitless(now instant, fl *flight, g *ratelimit.Grant) bool {
-	if _, rejected := ledger.Rejection(g.Err); rejected {
-		return true
-	}
-	if g.Err != nil {
-		return errors.Is(g.Err, ratelimit.ErrStaleClaim) || errors.Is(g.Err, errYoung)
-	}
-	got := g.Granted
-	if g.Carried {
-		got -= fl.claim.Granted
-	}
-	short := got < fl.claim.Waiting
-	return fl.claim.Waiting > 0 && (now >= h.lease.Reset || short && !g.Recalling && g.RetryAfter == 0 && now >= h.lease.Retry)
-}
-
-// pauses has the key rest when one answer after the other was fruitless.
-func (h *held) pauses(now instant, fruitless bool, jitter func() float64) {
-	if !fruitless {
-		h.fruits, h.pause = 0, 0
-		return
-	}
-	if h.fruits++; h.fruits < mostFruitless {
-		return
-	}
-	h.fruits = min(h.fruits, mostFruitless+8)
-	wait := min(firstPause<<(h.fruits-mostFruitless), longestPause)
-	h.pause = now.Add(wait/2 + time.Duration(jitter()*float64(wait/2)))
-}
-
-// askAgain has a refusal that is held for long asked for again, in the background, as
-// if a request waited. The caller holds the shard's lock.
-func (f *Fleet) askAgain(h *held, now instant, a *ask) {
-	h.again = now.Add(refusalHold)
-	fl := f.newFlight(h)
-	fl.waiting = min(a.Cost, a.Rule.Limit.Capacity()+1)
-	fl.largest = fl.waiting
-	f.launch(h, fl)
-}
-
 // clockSteps are how often a ledger's clock was set of late, or its data lost.
 type clockSteps struct {
 	n     int

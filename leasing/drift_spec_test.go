@@ -269,12 +269,12 @@ func TestNoDriftInDoubt(t *testing.T) {
 // While the next window's lease waits to become the current one, its name is taken:
 // nothing drifts by it. Nor does it while that lease is claimed.
 func TestNoDriftByATakenName(t *testing.T) {
-	for what, take := range map[string]func(s *nodeScript, h *held){
-		"a lease": func(s *nodeScript, h *held) {
+	for what, take := range map[string]func(s *nodeScript, h *busyKey){
+		"a lease": func(s *nodeScript, h *busyKey) {
 			h.next = &nextLease{over: s.now.Add(time.Hour), start: s.now.Add(time.Hour), lease: lease.Lease{Window: h.lease.Window + 1}}
 		},
-		"a claim": func(_ *nodeScript, h *held) {
-			h.flight = &flight{errand: errand{ahead: true}, done: make(chan struct{})}
+		"a claim": func(_ *nodeScript, h *busyKey) {
+			h.takes(&flight{Flight: Flight{errand: errand{ahead: true}}, done: make(chan struct{})})
 		},
 	} {
 		s, _ := newDriftScript(t, perMinute100)
@@ -314,7 +314,7 @@ func TestCarriedIntoTheNextWindow(t *testing.T) {
 		{9, 3, 0, 0, ratelimit.SlidingWindow, 9},
 		{9, 3, 0, 0, ratelimit.FixedWindow, 8},
 	} {
-		h := held{driftKept: driftKept{carried: 1, before: 1}, lease: lease.Lease{GrantedLimit: lease.GrantedLimit{Algorithm: c.algorithm}, Window: 7, Granted: 10, Spent: c.spent, Returned: c.returned}}
+		h := Held{driftKept: driftKept{carried: 1, before: 1}, lease: lease.Lease{GrantedLimit: lease.GrantedLimit{Algorithm: c.algorithm}, Window: 7, Granted: 10, Spent: c.spent, Returned: c.returned}}
 		if h.carry(c.into); h.carried != c.carried || h.before != c.before {
 			t.Errorf("%+v: carried %d, before %d", c, h.carried, h.before)
 		}
@@ -378,7 +378,8 @@ func TestLastWordIsSpared(t *testing.T) {
 		h := s.keyHeld()
 		h.lease.Available, h.stretched, h.reported = c.left, c.stretched, 0
 		h.lease.Spent = h.lease.Granted + c.drifted
-		s.fleet.finish(h)
+		h.finish()
+		s.fleet.do(h, s.now)
 		if said := s.Batch() != nil; said != c.said {
 			t.Errorf("%+v: said %v", c, said)
 		}
@@ -438,7 +439,7 @@ func TestLostReportIsToldWhenIdle(t *testing.T) {
 func TestGaugeOfALeaseThatOwes(t *testing.T) {
 	rule := testRule(perMinute100)
 	rule.Counters = &ratelimit.RuleCounters{}
-	h := held{rule: rule, lease: lease.Lease{Granted: 4}, next: &nextLease{lease: lease.Lease{Granted: 5, Spent: 8}}}
+	h := Held{rule: rule, lease: lease.Lease{Granted: 4}, next: &nextLease{lease: lease.Lease{Granted: 5, Spent: 8}}}
 	if h.gauge(); rule.Counters.Leased.Load() != 4 {
 		t.Errorf("%d are leased, want 4", rule.Counters.Leased.Load())
 	}

@@ -9,77 +9,68 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// flight is a claim from when it is wanted until it is answered.
+// flight is a claim under way, with those who wait behind it.
 type flight struct {
-	id      keytable.ID // of its key
-	name    string      // of its account
-	waiting tokens      // of the requests behind it; guarded by the shard's mu
-	largest tokens      // of one of them; guarded by the shard's mu
-	errand
-	final *finalWord // what it says if it only reports on a window that is over; nobody waits
-	sent  bool       // guarded by the shard's mu
-	claim ratelimit.Claim
-	at    instant
-	done  chan struct{}
-	err   error // read after done
+	Flight             // guarded by the shard's mu
+	id     keytable.ID // of its key
+	name   string      // of its account
+	done   chan struct{}
+	err    error // read after done
 }
 
-// errand is what a flight is for, if not for requests that wait, or for a renewal.
-type errand struct {
-	giveUp bool   // return what is unspent, and want nothing
-	recall bool   // return what the next moment does not need: others wait for it
-	keep   tokens // of that, what requests have waited for and are about to spend
-	ahead  bool   // it is for the next window
-	reset  bool   // the ledger is to count from nothing again
-	beat   bool   // it has no claim, and no key: the ledger is only to be heard
-	last   bool   // nothing more will be claimed: the node ends
-}
-
-// finalWord is what is known of a window that is over.
-type finalWord struct {
-	rule    *ratelimit.Rule
-	unasked tokens // what on_store_failure admitted here in it
-}
-
-// reason is what the claim was for.
-func (fl *flight) reason() ratelimit.ClaimReason {
-	switch {
-	case fl.final != nil:
-		return ratelimit.ClaimFinal
-	case fl.giveUp, fl.recall && fl.claim.Waiting == 0:
-		return ratelimit.ClaimReturn
-	case fl.ahead:
-		return ratelimit.ClaimNext
-	case fl.claim.Waiting > 0:
-		return ratelimit.ClaimWaiting
+// do does what the key wants done. The caller holds the shard's lock.
+func (f *Fleet) do(h *busyKey, now instant) {
+	t := h.Ready()
+	if t == nil {
+		return
 	}
-	return ratelimit.ClaimRenewal
+	for _, last := range t.LastWords {
+		fl := f.newFlight(h, last)
+		fl.claim.Key = fl.name
+		select {
+		// A full queue is left to claims that requests wait for.
+		case f.laneOf(fl.name).queue <- fl:
+		default:
+		}
+	}
+	if t.Claim != nil {
+		f.launch(h, f.newFlight(h, t.Claim))
+	}
+	if t.Report.At != 0 {
+		f.reportThen(h, now, t.Report)
+	}
 }
 
-// audited has the ledger keep a record, if the rule wants one.
-func (fl *flight) audited(r *ratelimit.Rule) {
-	if r.Coordination.Audit {
-		fl.claim.Audit, fl.claim.AuditBound = r.AuditName(), r.DeclaredOver()
-	}
+// reportThen has a report sent then, if there is still something to be reported.
+func (f *Fleet) reportThen(h *busyKey, now instant, r Report) {
+	id, s := h.id, h.shard
+	f.after(max(0, r.At.Sub(now)), func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if h := s.find(id); h != nil && h.ReportDue(r) {
+			f.launch(h, f.newFlight(h, new(Flight)))
+		}
+	})
 }
 
 // launch queues a claim for which nobody waits; the caller holds the shard's
 // lock. It reports false when the queue is full.
-func (f *Fleet) launch(h *held, fl *flight) bool {
+func (f *Fleet) launch(h *busyKey, fl *flight) bool {
 	select {
 	case f.laneOf(fl.name).queue <- fl:
 		// The sender cannot be ahead of this line: it writes the claim under the shard's lock,
 		// which the caller holds.
 		h.flight = fl
+		h.Sent(&fl.Flight)
 		return true
 	default:
-		// Nobody waits for this claim. The next request or sweep that finds it due tries again.
 		return false
 	}
 }
 
-func (f *Fleet) newFlight(h *held) *flight {
-	return &flight{id: h.id, name: f.keyName(h.key()), done: make(chan struct{})}
+// newFlight is for what a key wants to claim.
+func (f *Fleet) newFlight(h *busyKey, what *Flight) *flight {
+	return &flight{Flight: *what, id: h.id, name: f.keyName(h.key()), done: make(chan struct{})}
 }
 
 // wait has the ledger asked for what is undecided, again and again until all
@@ -265,17 +256,6 @@ func await(ctx context.Context, done <-chan struct{}, timer <-chan time.Time) bo
 	return false
 }
 
-// most is what may be asked for those who wait: no more than the largest lease
-// that the rule declares, where expiry makes unreported tokens another's.
-func (fl *flight) most(rule *ratelimit.Rule) tokens {
-	// Under reclaim: safe an unreported lease stays charged, so that one claim may fetch what all
-	// who wait need together.
-	if !rule.Coordination.Eager() {
-		return fl.waiting
-	}
-	return min(fl.waiting, max(fl.largest, rule.LargestLease()))
-}
-
 // ended tells whether the flight was answered, or will not be.
 func (fl *flight) ended() bool {
 	select {
@@ -299,7 +279,7 @@ func (f *Fleet) enqueue(fl *flight) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if h := s.find(fl.id); h != nil && h.flight == fl { // at the node's end another may have taken its place
-		h.flight = nil
+		h.lands()
 	}
 	fl.err = errQueueFull
 	close(fl.done)
@@ -317,44 +297,44 @@ func (f *Fleet) join(now instant, a *ask) (fl *flight, launch bool, reason ratel
 			return nil, false, ratelimit.FallbackTableFull
 		}
 	}
-	h.rule = a.Rule
-	h.demand.lastUse = now
-	waiting := tokens(0)
-	if a.Kind == ratelimit.Spend {
-		waiting = min(a.Cost, a.Rule.Limit.Capacity()+1) // more makes no difference
-	}
-	// The window may be over and may not, and the next one's lease is here. To wait for the turn
-	// takes 2 ms at most, and brings what a claim could not: certainty which lease to spend.
-	if n := h.next; n != nil && now >= n.over && now < n.start {
-		return f.untilTurn(n, now), false, 0
-	}
-	// The ledger has asked other holders to give tokens back, which takes about recallPause. All
-	// that waits for them asks again together, and not each by itself.
-	if now < h.resume {
+	how, waiting := h.Join(now, a)
+	switch how {
+	case UntilTurn:
+		return f.untilTurn(h, now), false, 0
+	case UntilAgain:
 		return f.untilAgain(h, now), false, 0
-	}
-	if h.flight != nil {
-		// A claim that has not left takes this ask along. One that has left cannot, and one for the
-		// next window brings this one nothing: the ask waits for its end, and then for a claim of
-		// its own. A key that was about to be given up as idle is in use again.
-		if !h.flight.sent && !h.flight.ahead {
-			h.flight.waiting += waiting
-			h.flight.largest = max(h.flight.largest, waiting)
-			h.flight.giveUp = false
-		}
+	case Behind:
 		return h.flight, false, 0
-	}
-	// After several answers in a row that neither admitted nor refused what waits, the key is not
-	// claimed for a while (docs/protocol.md, section 4.16).
-	if now < h.pause {
+	case Paused:
 		return nil, false, ratelimit.FallbackError
+	case Alone:
 	}
-	fl = f.newFlight(h)
+	fl = f.newFlight(h, &waiting)
 	// While its part of the store counts as dead, no request waits for it.
 	if f.laneOf(fl.name).refused(now) {
 		return nil, false, ratelimit.FallbackBreaker
 	}
-	fl.waiting, fl.largest = waiting, waiting
-	h.flight = fl
+	h.takes(fl)
 	return fl, true, 0
+}
+
+// untilTurn is a flight that ends when the next window has begun, which is soon.
+func (f *Fleet) untilTurn(h *busyKey, now instant) *flight {
+	return f.resting(&h.turning, h.TurnsAt().Sub(now))
+}
+
+// untilAgain is a flight that ends when what was recalled may be there.
+func (f *Fleet) untilAgain(h *busyKey, now instant) *flight {
+	return f.resting(&h.recalled, h.AgainAt().Sub(now))
+}
+
+// resting is a flight that carries nothing, and ends after a while: one for all who wait
+// for that, with one timer.
+func (f *Fleet) resting(at **flight, d time.Duration) *flight {
+	if *at == nil || (*at).ended() {
+		fl := &flight{done: make(chan struct{})}
+		f.after(d, func() { close(fl.done) })
+		*at = fl
+	}
+	return *at
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"math"
 	"slices"
 
 	"github.com/sluice-gate/sluice/leasing/ledger"
@@ -52,7 +51,7 @@ func (f *Fleet) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 	var all hottest
 	for i := range f.shards {
 		s := &f.shards[i]
-		for first := 0; first >= 0; first = s.eachBusy(first, func(h *held) {
+		for first := 0; first >= 0; first = s.eachBusy(first, func(h *busyKey) {
 			// Keys that nobody asks for any more still have the rate that was measured last.
 			if h.rule != nil && now.Sub(h.demand.lastUse) < idleAfter {
 				seconds := max(now.Sub(h.demand.since), shortest).Seconds()
@@ -66,14 +65,6 @@ func (f *Fleet) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 		}
 	}
 	return all.keys()
-}
-
-func (h *held) hot(name string, rate float64) ratelimit.HotKey {
-	l := &h.lease
-	return ratelimit.HotKey{
-		Account: name, Rule: h.rule.Domain + "." + h.rule.Path, PerSecond: math.Round(rate*10) / 10,
-		Spent: l.Spent, Unspent: l.Unspent(), Limit: l.Limit().Capacity(), Fence: l.Fence,
-	}
 }
 
 // hottest are keys by falling rate.
@@ -116,9 +107,7 @@ func (f *Fleet) Drop(_ ratelimit.Instant, key []byte) bool {
 	h.lease.Retry = 0
 	// A claim that is under way fetches the ledger's answer anyway.
 	if h.flight == nil && h.lease.Window != 0 {
-		fl := f.newFlight(h)
-		fl.giveUp = true
-		f.launch(h, fl)
+		f.launch(h, f.newFlight(h, &Flight{errand: errand{giveUp: true}}))
 	}
 	return true
 }

@@ -233,54 +233,28 @@ func (f *Fleet) allTold(doubt instant) {
 // tellKey tells what is known of a key. It reports whether that is told already, and
 // whether to stop because a queue is half full: the other half is for requests.
 func (f *Fleet) tellKey(now instant, s *fleetShard, c *heldCell, t *teller) (told, full bool) {
-	var scratch held
+	var scratch busyKey
 	h := s.view(c, &scratch)
 	// Most keys end here. They are only looked at and stay cold; see view.
 	if h.next == nil && h.isTold(now, t.doubt) {
 		return true, false
 	}
 	h = s.warm(c)
-	f.turn(h, now)
-	if n := h.next; n != nil && n.told < t.doubt && now < n.over {
-		// The ledger may not know this lease: if it were spent, the same tokens could be granted once
-		// more. It is claimed anew.
-		h.next, h.triedAhead, h.aheadAt = nil, 0, now
-	}
-	if h.isTold(now, t.doubt) {
+	what := h.Tell(now, telling{doubt: t.doubt, lapsed: instant(f.lapsed.Load()), usedUp: t.pass == 0})
+	f.do(h, now)
+	switch what {
+	case Told:
 		return true, false
-	}
-	// The ledger's clock has gone ahead, and leases from before that are expired there: this node
-	// must not spend what others may have.
-	if h.told < instant(f.lapsed.Load()) {
-		h.lease.Deadline = min(h.lease.Deadline, now)
-	}
-	// First those that are used up. A lease with tokens left is renewed soon anyway; a key that
-	// refuses by itself sends no claim, and the ledger would grant its whole limit again.
-	usedUp := h.lease.Unspent() <= 0 || now < h.lease.Retry
-	if h.flight != nil || now < h.pause || t.pass == 0 && !usedUp {
+	case ToldLater:
 		return false, false
+	case TellNow:
 	}
-	fl := f.newFlight(h)
+	fl := f.newFlight(h, new(Flight))
 	l := f.laneOf(fl.name)
 	if l.refused(now) {
 		return false, false // this part of the ledger is dead; a later pass tells it
 	}
 	return false, len(l.queue) >= cap(l.queue)/2 || !f.launch(h, fl)
-}
-
-// isTold tells whether the ledger need not be told of a key again: it was, or there is
-// nothing to tell.
-func (h *held) isTold(now, doubt instant) bool {
-	return h.lease.Window == 0 || now >= h.lease.Counts() || h.told >= doubt
-}
-
-// countsTill is until when anything that is known of the key counts, whoever asks for it.
-func (h *held) countsTill() instant {
-	till := max(h.lease.Counts(), h.usedTill)
-	if h.unplaced > 0 { // it is of a window that no lease is of
-		till = max(till, h.unplacedAt.Add(h.rule.Limit.Period()))
-	}
-	return till
 }
 
 // beat hears of the parts of the ledger that nothing was heard of for a while.
@@ -300,7 +274,7 @@ func (f *Fleet) beat(now instant) {
 		}
 		select {
 		// A beat goes through the queue as claims do, so that one place sends and one reads epochs.
-		case l.queue <- &flight{errand: errand{beat: true}}:
+		case l.queue <- &flight{Flight: Flight{errand: errand{beat: true}}}:
 		default: // there are claims enough
 			l.mu.Lock()
 			m.beating = false

@@ -23,7 +23,6 @@ type nextLease struct {
 	jitter  float64
 	over    instant // from here on this window may be over
 	start   instant // from here on the next certainly has begun
-	wait    *flight // that ends then, or nil
 }
 
 // The next window is claimed this long before it begins: early enough for a
@@ -34,21 +33,15 @@ const (
 )
 
 // renew has a claim sent in the background, for the next window if it is time
-// for that. The caller holds the shard's lock.
-func (f *Fleet) renew(h *held, now instant) {
-	fl := f.newFlight(h)
+// for that.
+func (h *Held) renew(now instant) {
 	// One claim is under way at a time. When both are due, the next window's goes first, for this
 	// one's lease is worth nothing in a moment.
-	fl.ahead = now >= h.aheadAt
-	// Each next window is claimed once. When that claim is lost, the first request after the turn
-	// claims; a second one ahead would come too late anyway.
-	if f.launch(h, fl) && fl.ahead {
-		h.aheadAt, h.triedAhead = never, h.lease.Window+1
-	}
+	h.send(Flight{errand: errand{ahead: now >= h.aheadAt}})
 }
 
 // planAhead decides when the next window is claimed.
-func (h *held) planAhead(sent, now instant, jitter float64) {
+func (h *Held) planAhead(sent, now instant, jitter float64) {
 	h.aheadAt = never
 	period := h.rule.Limit.Period()
 	// The other algorithms have no window that begins anew.
@@ -65,7 +58,7 @@ func (h *held) planAhead(sent, now instant, jitter float64) {
 }
 
 // claimAhead writes the claim for the next window, or returns its lease.
-func (h *held) claimAhead(now instant, seq uint64, giveUp bool) ratelimit.Claim {
+func (h *Held) claimAhead(now instant, seq uint64, giveUp bool) ratelimit.Claim {
 	// The key is idle: what was claimed for the next window goes back.
 	if giveUp && h.next != nil {
 		c := h.next.lease.Release(now, seq)
@@ -81,7 +74,7 @@ func (h *held) claimAhead(now instant, seq uint64, giveUp bool) ratelimit.Claim 
 }
 
 // keepNext takes in the answer to claimAhead.
-func (h *held) keepNext(sent, now instant, there ledgerClock, fl *flight, g *ratelimit.Grant, jitter float64) {
+func (h *Held) keepNext(sent, now instant, there ledgerClock, fl *Flight, g *ratelimit.Grant, jitter float64) {
 	// What was given back is not kept. Neither is the lease of another window than was asked for,
 	// nor one of a ledger that does not tell its time: without that nobody knows when the window
 	// begins.
@@ -100,7 +93,7 @@ func (h *held) keepNext(sent, now instant, there ledgerClock, fl *flight, g *rat
 }
 
 // agree has the current lease last exactly until its window may be over.
-func (h *held) agree() {
+func (h *Held) agree() {
 	if n := h.next; n != nil {
 		// The current lease was granted by an answer with an interval of the ledger's clock of its
 		// own. Where that allows to spend it for longer, it is believed, but never beyond the
@@ -112,14 +105,14 @@ func (h *held) agree() {
 	}
 }
 
-// turn makes the next window's lease the current one, once its time has come.
-func (f *Fleet) turn(h *held, now instant) bool {
+// Turn makes the next window's lease the current one, once its time has come.
+func (h *Held) Turn(now instant) bool {
 	n := h.next
 	if n == nil || now < n.start {
 		return false
 	}
 	// The last word on the old window is said under the old name, before name and lease change.
-	f.finish(h)
+	h.finish()
 	h.lease, h.renewal, h.heard, h.told, h.eager, h.expires, h.next = n.lease, n.renewal, n.heard, n.told, n.eager, n.expires, nil
 	h.name ^= 1
 	// The ledger does not know yet what will be spent of the new lease.
@@ -128,14 +121,14 @@ func (f *Fleet) turn(h *held, now instant) bool {
 	h.bookUnplaced()
 	h.gauge()
 	h.planAhead(now, now, n.jitter)
-	f.reportInTime(h, now)
+	h.reportInTime()
 	return true
 }
 
 // inDoubt decides while the window may be over or may not, when that lasts
 // longer than a request should wait: what both windows' leases have is taken
 // from both, and what they have not is refused.
-func (h *held) inDoubt(now instant, a *ask) (verdict, bool) {
+func (h *Held) inDoubt(now instant, a *ask) (verdict, bool) {
 	n := h.next
 	// A doubt of up to doubtWait is waited out (see untilTurn).
 	if n == nil || now < n.over || n.start.Sub(now) <= doubtWait || a.Kind != ratelimit.Spend {
@@ -153,15 +146,3 @@ func (h *held) inDoubt(now instant, a *ask) (verdict, bool) {
 
 // doubtWait is how long a request waits for a window to have begun.
 const doubtWait = 2 * time.Millisecond
-
-// untilTurn is a flight that ends when the next window has begun, which is at
-// most doubtWait from now.
-func (f *Fleet) untilTurn(n *nextLease, now instant) *flight {
-	// All requests for the key wait for the same flight, and one timer.
-	if n.wait == nil {
-		fl := &flight{done: make(chan struct{})}
-		f.after(n.start.Sub(now), func() { close(fl.done) })
-		n.wait = fl
-	}
-	return n.wait
-}

@@ -326,7 +326,7 @@ func TestTellingLeavesRoom(t *testing.T) {
 	s.hearsOfALoss()
 	l := &s.fleet.lanes[0]
 	for len(l.queue) < cap(l.queue)/2 {
-		l.queue <- &flight{errand: errand{beat: true}}
+		l.queue <- &flight{Flight: Flight{errand: errand{beat: true}}}
 	}
 	for range 3 {
 		s.Sweep(s.now)
@@ -348,17 +348,17 @@ func TestTellingLeavesRoom(t *testing.T) {
 // is over.
 func TestWhatIsNotTold(t *testing.T) {
 	for what, c := range map[string]struct {
-		change func(s *lossScript, h *held)
+		change func(s *lossScript, h *busyKey)
 		told   int
 	}{
-		"a lease":                         {func(*lossScript, *held) {}, 1},
-		"a key that rests":                {func(s *lossScript, h *held) { h.pause = s.now + 1 }, 0},
-		"a key that has rested":           {func(s *lossScript, h *held) { h.pause = s.now }, 1},
-		"a lease whose window is over":    {func(s *lossScript, h *held) { h.lease.Reset = s.now }, 0},
-		"a lease whose window goes on":    {func(s *lossScript, h *held) { h.lease.Reset = s.now + 1 }, 1},
-		"a lease that was told":           {func(s *lossScript, h *held) { h.told = instant(s.fleet.doubt.Load()) }, 0},
-		"a lease that was told before":    {func(s *lossScript, h *held) { h.told = instant(s.fleet.doubt.Load()) - 1 }, 1},
-		"a key of which nothing is known": {func(_ *lossScript, h *held) { h.lease = lease.Lease{} }, 0},
+		"a lease":                         {func(*lossScript, *busyKey) {}, 1},
+		"a key that rests":                {func(s *lossScript, h *busyKey) { h.pause = s.now + 1 }, 0},
+		"a key that has rested":           {func(s *lossScript, h *busyKey) { h.pause = s.now }, 1},
+		"a lease whose window is over":    {func(s *lossScript, h *busyKey) { h.lease.Reset = s.now }, 0},
+		"a lease whose window goes on":    {func(s *lossScript, h *busyKey) { h.lease.Reset = s.now + 1 }, 1},
+		"a lease that was told":           {func(s *lossScript, h *busyKey) { h.told = instant(s.fleet.doubt.Load()) }, 0},
+		"a lease that was told before":    {func(s *lossScript, h *busyKey) { h.told = instant(s.fleet.doubt.Load()) - 1 }, 1},
+		"a key of which nothing is known": {func(_ *lossScript, h *busyKey) { h.lease = lease.Lease{} }, 0},
 	} {
 		s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
 		s.asksFor(1, 1)

@@ -163,9 +163,9 @@ func TestTokensAreLetGather(t *testing.T) {
 		{"fixed", perMinute100, 100, 4, 0, time.Minute, 0},
 	} {
 		s := newNodeScript(t, c.limit)
-		h := &held{rule: s.rule, demand: demand{perSec: c.perSec}, lease: lease.Lease{GrantedLimit: lease.GrantedLimit{Algorithm: c.limit.Algorithm}, Window: 1, Granted: 50 + c.got, Spent: 50, Reset: s.now.Add(time.Minute)}}
+		h := &Held{rule: s.rule, demand: demand{perSec: c.perSec}, lease: lease.Lease{GrantedLimit: lease.GrantedLimit{Algorithm: c.limit.Algorithm}, Window: 1, Granted: 50 + c.got, Spent: 50, Reset: s.now.Add(time.Minute)}}
 		h.lease.SetLimit(&c.limit)
-		fl := &flight{claim: ratelimit.Claim{Limit: c.limit, Waiting: c.got, Granted: 50, Spent: 50}}
+		fl := &Flight{claim: ratelimit.Claim{Limit: c.limit, Waiting: c.got, Granted: 50, Spent: 50}}
 		h.lease.Retry, h.lease.RetryCost = 0, 77
 		h.plan(s.now, s.now, fl, &ratelimit.Grant{Granted: 50 + c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
 		if got := max(0, h.lease.Retry.Sub(s.now)); got != c.pause {

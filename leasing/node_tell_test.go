@@ -193,14 +193,14 @@ func TestNodeDrifts(t *testing.T) {
 // that besides. Who leaves earlier leaves a seat that is tainted.
 func TestUnconfirmedSpendingCounts(t *testing.T) {
 	const reset = instant(time.Hour)
-	spent := func(l ratelimit.Limit) held {
-		h := held{lease: lease.Lease{Granted: 1, Spent: 3, Window: 7, Reset: reset}}
+	spent := func(l ratelimit.Limit) Held {
+		h := Held{lease: lease.Lease{Granted: 1, Spent: 3, Window: 7, Reset: reset}}
 		h.lease.SetLimit(&l)
 		return h
 	}
-	carried := held{driftKept: driftKept{carried: 2}, lease: lease.Lease{Reset: reset}}
+	carried := Held{driftKept: driftKept{carried: 2}, lease: lease.Lease{Reset: reset}}
 	for name, c := range map[string]struct {
-		h    held
+		h    Held
 		last time.Duration // after reset
 	}{
 		"fixed_window":   {spent(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10}), 0},
@@ -322,7 +322,7 @@ func TestLastWords(t *testing.T) {
 func (s *nodeScript) fills() (empties func()) {
 	l := &s.fleet.lanes[0]
 	for len(l.queue) < cap(l.queue) {
-		l.queue <- &flight{errand: errand{beat: true}}
+		l.queue <- &flight{Flight: Flight{errand: errand{beat: true}}}
 	}
 	return func() {
 		for len(l.queue) > 0 {
@@ -686,7 +686,7 @@ func TestLastWordsAfterATurn(t *testing.T) {
 	for b := s.Batch(); b != nil; b = s.Batch() { // it is renewed
 		s.settled(b, 0)
 	}
-	h := func() *held {
+	h := func() *busyKey {
 		sh, _, h := s.fleet.locked(keyOf(1))
 		defer sh.mu.Unlock()
 		return h

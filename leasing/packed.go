@@ -3,6 +3,7 @@ package leasing
 import (
 	"encoding/binary"
 	"math"
+	"time"
 
 	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -52,8 +53,28 @@ const (
 	packedHeader   = 16
 )
 
-// pack appends what is known of a key that is packable.
-func (h *held) pack(b []byte, rule uint32) []byte {
+// Packable tells whether a key may be cold: nothing is under way for it, it has no lease
+// of the next window, which has an instant to look at, and its rule says the rest.
+func (h *Held) Packable() bool {
+	if h.gauges.of != nil && h.rule != nil && h.gauges.of != h.rule.Counters {
+		h.gauge() // a reload has given its rule other counters
+	}
+	return h.underWay == nil && h.next == nil && h.rule != nil && (h.gauges.of == nil || h.gauges.of == h.rule.Counters)
+}
+
+// overDue is when a sweep must look at a key because its window is over.
+func (h *Held) overDue() instant {
+	if h.gauges.of != nil || h.needsLastWord() {
+		return h.lease.Reset
+	}
+	return never
+}
+
+// mayDrift tells whether something of the key may still count as drift.
+func (h *Held) mayDrift() bool { return h.lease.Drifted() > 0 || h.carried > 0 }
+
+// Pack appends what is known of a key that is Packable; rule is its rule's number.
+func (h *Held) Pack(b []byte, rule uint32) []byte {
 	start := len(b)
 	flags := h.flags()
 	b = append(b, 0, 0, 0, 0, 0, 0, byte(flags), byte(flags>>8), 0, 0, 0, 0)
@@ -71,14 +92,21 @@ func (h *held) pack(b []byte, rule uint32) []byte {
 	return p.b
 }
 
-// unpack reads what pack wrote, for the same shard.
-func (h *held) unpack(b []byte) {
+// packedRule is the number of a packed key's rule.
+func packedRule(b []byte) uint64 {
+	number, _ := binary.Uvarint(b[packedHeader:])
+	return number
+}
+
+// Unpack reads what Pack wrote. rule has the number that packedRule says, and name is the
+// node's even name.
+func (h *Held) Unpack(b []byte, rule *ratelimit.Rule, name ratelimit.Holder) {
 	head := binary.LittleEndian.Uint64(b)
 	flags := head >> 48
-	rule, n := binary.Uvarint(b[packedHeader:])
+	_, n := binary.Uvarint(b[packedHeader:])
 	p := packer{b: b[packedHeader+n:], reading: true, next: 1, present: head & (1<<48 - 1)}
-	h.rule = h.shard.rules.uses[rule].rule
-	h.setFlags(flags)
+	h.rule = rule
+	h.setFlags(flags, name)
 	p.numbers(h, flags)
 	if p.present&p.next != 0 {
 		h.demand.perSec = math.Float64frombits(binary.LittleEndian.Uint64(p.b))
@@ -140,7 +168,7 @@ type packedFront struct {
 	after, aheadAt, pause               instant
 }
 
-func (h *held) front() packedFront {
+func (h *Held) front() packedFront {
 	l := &h.lease
 	return packedFront{
 		told: h.told, deadline: l.Deadline, reset: l.Reset, granted: l.Granted, spent: l.Spent, returned: l.Returned,
@@ -148,7 +176,7 @@ func (h *held) front() packedFront {
 	}
 }
 
-func (h *held) setFront(x *packedFront) {
+func (h *Held) setFront(x *packedFront) {
 	l := &h.lease
 	h.told, l.Deadline, l.Reset, l.Granted, l.Spent, l.Returned = x.told, x.deadline, x.reset, x.granted, x.spent, x.returned
 	l.Available, l.Window, h.below, h.after, h.aheadAt, h.pause = x.available, x.window, x.below, x.after, x.aheadAt, x.pause
@@ -170,7 +198,7 @@ func (p *packer) front(x *packedFront) {
 	p.when(&x.pause, x.told)
 }
 
-func (h *held) flags() uint64 {
+func (h *Held) flags() uint64 {
 	flags := uint64(h.fruits) * packedFruits
 	for _, is := range [...]struct {
 		true bool
@@ -194,14 +222,14 @@ func (h *held) flags() uint64 {
 	return flags
 }
 
-func (h *held) setFlags(flags uint64) {
+func (h *Held) setFlags(flags uint64, name ratelimit.Holder) {
 	h.fruits = uint8(flags / packedFruits)
 	h.lease.Split, h.eager, h.asked = flags&packedSplit != 0, flags&packedEager != 0, flags&packedAsked != 0
 	h.stretched, h.recalling, h.settled = flags&packedStretched != 0, flags&packedRecalling != 0, flags&packedSettled != 0
 	if flags&packedGauged != 0 {
 		h.gauges.of = h.rule.Counters
 	}
-	if h.name = h.shard.name; flags&packedOddName != 0 {
+	if h.name = name; flags&packedOddName != 0 {
 		h.name ^= 1
 	}
 	if flags&packedLimited != 0 {
@@ -210,7 +238,7 @@ func (h *held) setFlags(flags uint64) {
 }
 
 // limited tells whether the lease was granted under the limit that its rule has.
-func (h *held) limited() bool { return h.lease.Limit() == h.rule.Limit }
+func (h *Held) limited() bool { return h.lease.Limit() == h.rule.Limit }
 
 // limit walks through the limit of a lease: it is as it was, if it is not its rule's.
 func (p *packer) limit(l *lease.GrantedLimit) {
@@ -227,7 +255,7 @@ func (p *packer) limit(l *lease.GrantedLimit) {
 }
 
 // numbers walks through all numbers.
-func (p *packer) numbers(h *held, flags uint64) {
+func (p *packer) numbers(h *Held, flags uint64) {
 	x := h.front()
 	p.front(&x)
 	if p.reading {
@@ -313,4 +341,19 @@ func (p *packer) when(v *instant, near instant) {
 	case p.reading:
 		*v = 0
 	}
+}
+
+// ticks are instants in steps of an eighth of a second, rounded up.
+type ticks uint32
+
+const (
+	tick           = time.Second / 8
+	neverDue ticks = 1<<32 - 1
+)
+
+func ticksOf(at instant) ticks {
+	if at >= instant(neverDue)*instant(tick) {
+		return neverDue
+	}
+	return ticks(max(0, (at+instant(tick)-1)/instant(tick)))
 }

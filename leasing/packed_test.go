@@ -19,8 +19,8 @@ import (
 // where they say nothing. All others must come back as they were, also those that
 // somebody adds.
 var notPacked = map[string]bool{
-	".id": true, ".shard": true, ".slot": true, ".touched": true, ".flight": true, ".rule": true, ".next": true,
-	".resting": true, ".gauges.of": true, ".name": true, ".fruits": true, ".demand.lastUse": true, // see TestPackedIsTheSame
+	".underWay": true, ".rule": true, ".next": true, ".todo": true,
+	".gauges.of": true, ".name": true, ".fruits": true, ".demand.lastUse": true, // see TestPackedIsTheSame
 	".lease.Requests": true, ".lease.Burst": true, ".lease.RequestsHigh": true, ".lease.BurstHigh": true, ".lease.Algorithm": true, ".lease.Period": true,
 }
 
@@ -60,7 +60,7 @@ func TestPackedIsTheSame(t *testing.T) {
 	var s fleetShard
 	s.open(keytable.NewArena(), 1000, 40)
 	for range 20_000 {
-		h := held{busySlot: busySlot{shard: &s}, rule: rule, name: 40 + ratelimit.Holder(rnd.IntN(2))}
+		h := Held{rule: rule, name: 40 + ratelimit.Holder(rnd.IntN(2))}
 		h.fruits = uint8(rnd.IntN(20))
 		h.demand.lastUse = instant(rnd.Int64N(int64(1000 * time.Hour)))
 		if rnd.IntN(2) == 0 {
@@ -85,9 +85,9 @@ func TestPackedIsTheSame(t *testing.T) {
 			}
 			return rnd.Int64N(1000) - 100
 		})
-		b := h.pack(nil, s.rules.number(rule))
-		back := held{busySlot: busySlot{shard: &s}}
-		back.unpack(append(b, 0xff, 0xff, 0xff)) // whatever lies behind
+		b := h.Pack(nil, s.rules.number(rule))
+		var back Held
+		back.Unpack(append(b, 0xff, 0xff, 0xff), rule, 40) // whatever lies behind
 		if later := back.demand.lastUse.Sub(h.demand.lastUse); later < 0 || later >= tick {
 			t.Fatalf("last used %v later", later)
 		}
@@ -112,7 +112,7 @@ func TestColdSpendsAsBusy(t *testing.T) {
 			return [...]instant{0, now - 1, now, now + 1, now.Add(time.Minute), never}[min(rnd.IntN(20), 4+rnd.IntN(2))]
 		}
 		few := func() tokens { return tokens(rnd.IntN(12)) }
-		h := held{busySlot: busySlot{shard: &s}, rule: rule, name: 40}
+		h := Held{rule: rule, name: 40}
 		h.told, h.aheadAt = now-7, near()
 		if rnd.IntN(5) == 0 {
 			h.pause = near()
@@ -122,7 +122,7 @@ func TestColdSpendsAsBusy(t *testing.T) {
 		if rnd.IntN(10) > 0 {
 			h.lease.SetLimit(&rule.Limit)
 		}
-		kept := h.pack(nil, s.rules.number(rule))
+		kept := h.Pack(nil, s.rules.number(rule))
 		for range 3 {
 			a := ask{Rule: rule, Cost: 1 + few()/3}
 			asked++
@@ -139,8 +139,8 @@ func TestColdSpendsAsBusy(t *testing.T) {
 				h.demand.used += a.Cost
 				h.demand.lastUse, h.settled = now, false
 			}
-			back := held{busySlot: busySlot{shard: &s}}
-			if back.unpack(kept); back != h {
+			var back Held
+			if back.Unpack(kept, rule, 40); back != h {
 				t.Fatalf("%+v\nis when it was cold %+v", h, back)
 			}
 		}
@@ -153,12 +153,12 @@ func TestColdSpendsAsBusy(t *testing.T) {
 
 // What is under way, or is looked at by the clock, is not packed.
 func TestWhatIsNotPacked(t *testing.T) {
-	for what, change := range map[string]func(h *held){
-		"nothing":                     func(*held) {},
-		"a claim is under way":        func(h *held) { h.flight = &flight{} },
-		"the next window has a lease": func(h *held) { h.next = &nextLease{} },
-		"a request rests":             func(h *held) { h.resting = &flight{done: make(chan struct{})} },
-		"no rule":                     func(h *held) { h.rule = nil },
+	for what, change := range map[string]func(h *busyKey){
+		"nothing":                     func(*busyKey) {},
+		"a claim is under way":        func(h *busyKey) { h.takes(&flight{}) },
+		"the next window has a lease": func(h *busyKey) { h.next = &nextLease{} },
+		"a request rests":             func(h *busyKey) { h.recalled = &flight{done: make(chan struct{})} },
+		"no rule":                     func(h *busyKey) { h.rule = nil },
 	} {
 		s := newNodeScript(t, perMinute100)
 		s.asks(1)
@@ -274,7 +274,7 @@ func (s *nodeScript) sweepAll() {
 // What a decision from a lease reads of it is one line of the processor's cache, the
 // first of a slot, but for what it names in its answer.
 func TestHitReadsTheFirstLine(t *testing.T) {
-	var h heldLines
+	var h busyLines
 	if size := unsafe.Sizeof(h); size%64 != 0 {
 		t.Errorf("slots are %d bytes, and begin anywhere in a line", size)
 	}

@@ -17,42 +17,28 @@ func lasts(sent, now instant, there ledgerClock, l *ratelimit.Limit, g *ratelimi
 	return there.notBefore(now, l.WindowEnd(g.Window))
 }
 
-// bookUnplaced books what was admitted without the ledger, if that was in the
-// lease's window.
-func (h *held) bookUnplaced() {
-	if h.unplacedAt > h.lease.Reset.Add(-h.rule.Limit.WindowLength(h.lease.Window)) || h.rule.Limit.Algorithm == ratelimit.TokenBucket {
-		h.lease.Spent = ratelimit.Booked(h.lease.Spent, min(h.unplaced, h.rule.Limit.Capacity()))
-	} else {
-		h.unasked = max(0, h.unasked-h.unplaced)
-	}
-	h.unplaced = 0
-}
-
 // mustReport tells whether there is spending that expiry would undo.
-func (h *held) mustReport() bool {
+func (h *Held) mustReport() bool {
 	return h.eager && h.lease.Spent != h.reported
 }
 
 // reportInTime has what is spent by half the lease's time reported: reclaimed
-// eagerly, it would be spent twice. What is spent later reports itself; see take.
-func (f *Fleet) reportInTime(h *held, now instant) {
-	if !h.eager || h.after == never {
-		return
+// eagerly, it would be spent twice. What is spent later reports itself; see Take.
+func (h *Held) reportInTime() {
+	if h.eager && h.after != never {
+		h.do().Report = Report{At: h.after, Seq: h.lease.Seq}
 	}
-	seq, id, s := h.lease.Seq, h.id, h.shard
-	f.after(max(0, h.after.Sub(now)), func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if h := s.find(id); h != nil && h.flight == nil && h.mustReport() && h.lease.Seq == seq {
-			f.launch(h, f.newFlight(h))
-		}
-	})
+}
+
+// ReportDue tells whether a report is to be sent, now that its time has come.
+func (h *Held) ReportDue(of Report) bool {
+	return h.underWay == nil && h.mustReport() && h.lease.Seq == of.Seq
 }
 
 const never instant = 1<<63 - 1
 
 // plan decides when the lease is renewed, or for how long not to ask.
-func (h *held) plan(sent, now instant, fl *flight, g *ratelimit.Grant, jitter float64) {
+func (h *Held) plan(sent, now instant, fl *Flight, g *ratelimit.Grant, jitter float64) {
 	h.renewal = renewal{after: never}
 	h.planAhead(sent, now, jitter)
 	left := h.lease.Unspent()

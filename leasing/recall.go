@@ -25,56 +25,29 @@ type recall struct {
 	stretched bool    // the lease was made larger and longer: it is not given back when idle
 	recalling bool    // others have been asked to give back, for this node's claim
 	resume    instant // until then, what waits does not claim again
-	resting   *flight // that ends then
 }
 
-// Recalled takes in that others wait for tokens of an account, by its name in the
-// ledger. It does not block.
-func (f *Fleet) Recalled(account string) {
-	key := []byte(account)
-	if !f.RawNames {
-		var ok bool
-		if key, ok = keyOfName(account); !ok {
-			return // nothing of this version's
-		}
-	}
-	s, _, h := f.locked(key)
-	defer s.mu.Unlock()
-	if h == nil {
-		return
-	}
-	if h.flight != nil {
+// Recall takes in that others wait for what is leased of the key.
+func (h *Held) Recall() {
+	if h.underWay != nil {
 		h.asked = true
 		return
 	}
-	f.giveBackSome(h, 0)
+	h.giveBackSome(0)
 }
 
-// giveBackSome has a claim sent that returns what is not needed, but for keep. The
-// caller holds the shard's lock.
-func (f *Fleet) giveBackSome(h *held, keep tokens) {
+// giveBackSome has a claim sent that returns what is not needed, but for keep.
+func (h *Held) giveBackSome(keep tokens) {
 	h.asked = false
 	if h.rule == nil || h.lease.Unspent() <= 0 && h.lease.Spent == h.reported {
 		return // the ledger knows it by now
 	}
-	fl := f.newFlight(h)
-	fl.recall, fl.keep = true, keep
-	f.launch(h, fl)
+	h.send(Flight{errand: errand{recall: true, keep: keep}})
 }
 
 // giveBack returns what the next moment does not need, but for keep at least.
-func (h *held) giveBack(keep tokens) {
+func (h *Held) giveBack(keep tokens) {
 	keep = max(keep, tokens(recallKeeps.Seconds()*h.demand.perSec))
 	h.lease.Returned += max(0, h.lease.Unspent()-keep)
 	h.stretched = false
-}
-
-// untilAgain is a flight that ends when what was recalled may be there.
-func (f *Fleet) untilAgain(h *held, now instant) *flight {
-	if h.resting == nil || h.resting.ended() {
-		fl := &flight{done: make(chan struct{})}
-		f.after(h.resume.Sub(now), func() { close(fl.done) })
-		h.resting = fl
-	}
-	return h.resting
 }

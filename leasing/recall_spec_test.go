@@ -184,7 +184,7 @@ func TestStretchedRules(t *testing.T) {
 }
 
 // keyHeld is what the node has of its one key.
-func (s *nodeScript) keyHeld() *held {
+func (s *nodeScript) keyHeld() *busyKey {
 	sh, _, h := s.fleet.locked(keyOf(1))
 	defer sh.mu.Unlock()
 	return h
