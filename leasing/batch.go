@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -58,7 +59,7 @@ type batch struct {
 // pack writes the claims of flights.
 func (f *Fleet) pack(l *lane, flights []*flight) *batch {
 	// A beat carries no claim. It was queued so that a batch leaves, and the epoch is read.
-	flights = slices.DeleteFunc(flights, func(fl *flight) bool { return fl.beat })
+	flights = slices.DeleteFunc(flights, func(fl *flight) bool { return fl.Beat })
 	b := &batch{Fleet: f, lane: l, flights: flights, claims: make([]ratelimit.Claim, len(flights)), sent: f.clock()}
 	// Leases are counted from sent, which is before anything leaves (docs/protocol.md, section
 	// 4.7).
@@ -67,7 +68,7 @@ func (f *Fleet) pack(l *lane, flights []*flight) *batch {
 		c := f.write(b.sent, fl)
 		c.Learning = b.known.Learning
 		// The claim that is sent is a copy. The answer is judged by the flight's own.
-		fl.claim.Learning = c.Learning
+		fl.Claim.Learning = c.Learning
 		b.claims[i] = c
 	}
 	return b
@@ -94,7 +95,7 @@ func (b *batch) settled(grants []ratelimit.Grant, err error) {
 	b.stats.claims.Add(uint64(len(b.claims)))
 	b.stats.roundTrips.Add(1)
 	for i, fl := range b.flights {
-		b.stats.claimsBy[fl.reason()].Add(1)
+		b.stats.claimsBy[fl.Reason()].Add(1)
 		g := &grants[i]
 		// A stale or void claim is no failure of the store: it has answered. Each has a count of
 		// its own.
@@ -132,13 +133,13 @@ func (b *batch) answered(grants []ratelimit.Grant, in epochAnswer) {
 	// answers that were lost: the holder never spends them, and its next claim takes them back
 	// (docs/protocol.md, sections 4.3 and 4.9).
 	if !trusted(b.known, in.epoch, in.at) {
-		fillErrors(grants, errYoung)
+		fillErrors(grants, lease.ErrYoung)
 	}
 	for i, fl := range b.flights {
 		// The audit hears of a grant before the lease has it, so that nothing is spent that is not
 		// on record.
-		if fl.claim.Audit != "" && b.OnAudit != nil {
-			b.OnAudit(&fl.claim, &grants[i])
+		if fl.Claim.Audit != "" && b.OnAudit != nil {
+			b.OnAudit(&fl.Claim, &grants[i])
 		}
 		if r, ok := b.read(b.sent, now, there, fl, &grants[i]); ok && b.OnReconcile != nil {
 			b.OnReconcile(r)
@@ -155,7 +156,7 @@ func fillErrors(grants []ratelimit.Grant, err error) {
 
 // heard takes in what time it is in that part of the ledger, and returns what
 // is known of it, and by how much its clock was set.
-func (l *lane) heard(sent, answered instant, grants []ratelimit.Grant, at ledgerTime) (known ledgerClock, step time.Duration) {
+func (l *lane) heard(sent, answered instant, grants []ratelimit.Grant, at ledgerTime) (known lease.LedgerClock, step time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range grants {
@@ -165,7 +166,7 @@ func (l *lane) heard(sent, answered instant, grants []ratelimit.Grant, at ledger
 		}
 	}
 	if at > 0 {
-		step = l.clock.heard(sent, answered, at)
+		step = l.clock.Heard(sent, answered, at)
 	}
 	return l.clock, step
 }
@@ -182,17 +183,17 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 	// comes back goes on above what the ledger has seen of it; from 1 its claims would be refused
 	// as old (docs/protocol.md, section 4.2).
 	s.seq++
-	if fl.final != nil {
+	if fl.Final != nil {
 		// The last word on a window was written when the window ended: the key may be another
 		// window's by now, or gone.
-		fl.claim.Seq = s.seq
-		return fl.claim
+		fl.Claim.Seq = s.seq
+		return fl.Claim
 	}
 	h := s.find(fl.id) // it is not evicted while in flight
-	fl.claim = h.Write(now, s.seq, &fl.Flight, f.recalls)
-	fl.claim.Key = fl.name
+	fl.Claim = h.Write(now, s.seq, &fl.Flight, f.recalls)
+	fl.Claim.Key = fl.name
 	f.do(h, now)
-	return fl.claim
+	return fl.Claim
 }
 
 // judge tells the breaker how a batch went.
@@ -231,13 +232,13 @@ func (f *Fleet) judge(l *lane, grants []ratelimit.Grant, last error) {
 
 // read takes in an answer, wakes those who wait, and tells what it settled of
 // drift.
-func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *ratelimit.Grant) (r Reconciliation, drifted bool) {
+func (f *Fleet) read(sent, now instant, there lease.LedgerClock, fl *flight, g *ratelimit.Grant) (r lease.Reconciliation, drifted bool) {
 	s := f.shard(fl.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if fl.final != nil {
+	if fl.Final != nil {
 		// Nobody waits for a last word, and the lease has gone on to another window.
-		r, drifted = fl.reconciled(fl.final.rule, g, fl.final.unasked)
+		r, drifted = fl.Reconciled(fl.Final.Rule, g, fl.Final.Unasked)
 		r.Key = fl.name
 		return r, drifted
 	}
@@ -247,7 +248,7 @@ func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *rateli
 	fl.err = g.Err
 	defer close(fl.done)
 	if g.Err == nil {
-		f.knows(sent, now, &fl.claim, g)
+		f.knows(sent, now, &fl.Claim, g)
 	}
 	r, drifted = h.Answer(sent, now, there, &fl.Flight, g, f.Random)
 	r.Key = fl.name

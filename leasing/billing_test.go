@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/zone"
@@ -104,12 +105,12 @@ func TestOwedOfALongMonth(t *testing.T) {
 			w := l.WindowAt(ledgerTime(time.Date(2026, month, 15, 0, 0, 0, 0, time.UTC).UnixMicro()))
 			length := time.Duration(days) * 24 * time.Hour
 			for before, want := range map[time.Duration]tokens{length - 1: 3, length: 0} {
-				h := Held{rule: testRule(l)}
-				h.unplaced = 3
-				h.lease.Window, h.lease.Reset = w, instant(100*24*time.Hour)
-				h.unplacedAt = h.lease.Reset.Add(-before)
-				if h.bookUnplaced(); h.lease.Spent != want || h.unplaced != 0 {
-					t.Errorf("%v, %v: of 3 admitted %v before its end, %d are charged, want %d", l, month, before, h.lease.Spent, want)
+				h := lease.Held{Rule: testRule(l)}
+				h.Unplaced = 3
+				h.Lease.Window, h.Lease.Reset = w, instant(100*24*time.Hour)
+				h.UnplacedAt = h.Lease.Reset.Add(-before)
+				if h.BookUnplaced(); h.Lease.Spent != want || h.Unplaced != 0 {
+					t.Errorf("%v, %v: of 3 admitted %v before its end, %d are charged, want %d", l, month, before, h.Lease.Spent, want)
 				}
 			}
 		}

@@ -85,8 +85,8 @@ func TestColdKeysInARace(t *testing.T) {
 	for w := (walk{}); f.step(&w, func(s *fleetShard, c *heldCell) {
 		var scratch busyKey
 		h := s.view(c, &scratch)
-		leased += int64(h.gauges.leased)
-		drifting += int64(h.gauges.drifting)
+		leased += int64(h.Gauges.Leased)
+		drifting += int64(h.Gauges.Drifting)
 	}); {
 	}
 	if leased != counters.Leased.Load() || drifting != counters.Drifting.Load() {

@@ -6,6 +6,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -34,7 +35,7 @@ func TestColdOwedIsNotPurged(t *testing.T) {
 		s.ledger = ledger.NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
 		s.rule.Coordination.OnStoreFailure = ratelimit.FailOpen
 		s.outage(50)
-		s.passes(forgottenAfter + time.Second)
+		s.passes(lease.ForgottenAfter + time.Second)
 		s.crowd(2, others)
 		r := s.asks(1)
 		for !r.decided() {
@@ -55,7 +56,7 @@ func TestColdDriftIsNotPurged(t *testing.T) {
 		s.drifts(9)
 		b, _ := s.sends()
 		b.Fail(errors.New("gone"))
-		s.passes(forgottenAfter + 2*time.Second) // the window ended 17 s ago, and counts for 43 s more
+		s.passes(lease.ForgottenAfter + 2*time.Second) // the window ended 17 s ago, and counts for 43 s more
 		s.crowd(2, others)
 		if !s.Drifting() {
 			t.Errorf("%d other keys: 9 tokens of a sliding window are unconfirmed, count for 43 s more, and are forgotten", others)
@@ -272,7 +273,7 @@ func TestColdEnqueueAfterRelease(t *testing.T) {
 		t.Fatal("there is no room for another key")
 	}
 	for len(l.queue) < cap(l.queue) {
-		l.queue <- &flight{Flight: Flight{errand: errand{beat: true}}}
+		l.queue <- &flight{Flight: lease.Flight{Errand: lease.Errand{Beat: true}}}
 	}
 	defer func() {
 		if r := recover(); r != nil {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -262,7 +263,7 @@ func (p *coldPlay) passes(d coldDraw) {
 		ticks = d.thousand / 10
 	}
 	for range ticks {
-		p.now = p.now.Add(tick)
+		p.now = p.now.Add(lease.Tick)
 		due := p.timers
 		p.timers = nil
 		for _, t := range due {

@@ -15,19 +15,6 @@ import (
 // have everything told each time.
 
 const (
-	// A claim for requests that wait may leave them where they were: it was refused
-	// as too late, its window is over, it was rejected. After so many in a row, which
-	// an honest ledger needs only around the end of a window, the key is not claimed
-	// for a while, and on_store_failure decides.
-	mostFruitless = 5
-	firstPause    = backOff
-	longestPause  = time.Second
-
-	// refusalHold is how long a refusal is believed without a word from the ledger,
-	// whatever time it had named: one that was wrong ends so long after the ledger
-	// is right again. It costs a claim in that time, of keys that are asked for.
-	refusalHold = 5 * time.Second
-
 	// A ledger's clock that was set so many times in stepsRest is not acted upon once
 	// more until that has passed; nor is a loss of its data.
 	mostSteps = 4
@@ -57,7 +44,7 @@ func (b *batch) reject(grants []ratelimit.Grant) (timely bool) {
 		if err := ledger.CheckGrant(c, g, lag); err != nil {
 			*g = ratelimit.Grant{Seq: c.Seq, Err: err}
 		}
-		kind, ok := ledger.Rejection(g.Err)
+		kind, ok := ratelimit.RejectionOf(g.Err)
 		if !ok {
 			continue
 		}

@@ -1,6 +1,7 @@
 package leasing
 
 import (
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -39,7 +40,7 @@ func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
 		return verdict{}, false
 	}
 	share, heir := f.Drift.Share(now, a.Rule, begins)
-	return h.Drift(now, a, DriftShare{Tokens: share, Heir: heir}, waited)
+	return h.Drift(now, a, lease.DriftShare{Tokens: share, Heir: heir}, waited)
 }
 
 // Drifting tells whether this node has spent what the ledger has not
@@ -49,7 +50,7 @@ func (f *Fleet) Drifting() bool {
 	for w := (walk{}); !found && f.step(&w, func(s *fleetShard, c *heldCell) {
 		if c.Val.slot != 0 || c.Mark&coldDrifts != 0 {
 			var scratch busyKey
-			found = found || s.view(c, &scratch).drifting(now)
+			found = found || s.view(c, &scratch).Drifting(now)
 		}
 	}); {
 	}

@@ -210,8 +210,8 @@ func TestDriftIsReportedByTheOtherName(t *testing.T) {
 	s.drifts(2)
 	s.exchange()
 	h := s.keyHeld()
-	name, w := h.name, h.lease.Window
-	h.reported = 5 // the last report was lost
+	name, w := h.Name, h.Lease.Window
+	h.Reported = 5 // the last report was lost
 	s.passes(46 * time.Second)
 	if v := s.late(3).says(false, ratelimit.FromDrift); v.ResetAfter < 58*time.Second || v.ResetAfter > 59*time.Second {
 		t.Errorf("the new window ends in 59 s: %+v", v)
@@ -271,10 +271,10 @@ func TestNoDriftInDoubt(t *testing.T) {
 func TestNoDriftByATakenName(t *testing.T) {
 	for what, take := range map[string]func(s *nodeScript, h *busyKey){
 		"a lease": func(s *nodeScript, h *busyKey) {
-			h.next = &nextLease{over: s.now.Add(time.Hour), start: s.now.Add(time.Hour), lease: lease.Lease{Window: h.lease.Window + 1}}
+			h.Next = &lease.NextLease{Over: s.now.Add(time.Hour), Start: s.now.Add(time.Hour), Lease: lease.Lease{Window: h.Lease.Window + 1}}
 		},
 		"a claim": func(_ *nodeScript, h *busyKey) {
-			h.takes(&flight{Flight: Flight{errand: errand{ahead: true}}, done: make(chan struct{})})
+			h.takes(&flight{Flight: lease.Flight{Errand: lease.Errand{Ahead: true}}, done: make(chan struct{})})
 		},
 	} {
 		s, _ := newDriftScript(t, perMinute100)
@@ -314,9 +314,9 @@ func TestCarriedIntoTheNextWindow(t *testing.T) {
 		{9, 3, 0, 0, ratelimit.SlidingWindow, 9},
 		{9, 3, 0, 0, ratelimit.FixedWindow, 8},
 	} {
-		h := Held{driftKept: driftKept{carried: 1, before: 1}, lease: lease.Lease{GrantedLimit: lease.GrantedLimit{Algorithm: c.algorithm}, Window: 7, Granted: 10, Spent: c.spent, Returned: c.returned}}
-		if h.carry(c.into); h.carried != c.carried || h.before != c.before {
-			t.Errorf("%+v: carried %d, before %d", c, h.carried, h.before)
+		h := lease.Held{DriftKept: lease.DriftKept{Carried: 1, Before: 1}, Lease: lease.Lease{GrantedLimit: lease.GrantedLimit{Algorithm: c.algorithm}, Window: 7, Granted: 10, Spent: c.spent, Returned: c.returned}}
+		if h.Carry(c.into); h.Carried != c.carried || h.Before != c.before {
+			t.Errorf("%+v: carried %d, before %d", c, h.Carried, h.Before)
 		}
 	}
 }
@@ -331,8 +331,8 @@ func TestNoDriftInAWindowBeforeTheLedgers(t *testing.T) {
 		s, _ := newDriftScript(t, limit)
 		s.drifts(1)
 		s.exchange()
-		s.keyHeld().lease.Window++ // as an answer has told
-		s.keyHeld().lease.Reset = 0
+		s.keyHeld().Lease.Window++ // as an answer has told
+		s.keyHeld().Lease.Reset = 0
 		r := s.asks(1)
 		s.passes(2 * time.Millisecond)
 		if r.wait.TimeOver(); r.decided() {
@@ -376,9 +376,9 @@ func TestLastWordIsSpared(t *testing.T) {
 		s, _ := newDriftScript(t, perMinute100)
 		s.rule.Coordination.SyncInterval = c.sync
 		h := s.keyHeld()
-		h.lease.Available, h.stretched, h.reported = c.left, c.stretched, 0
-		h.lease.Spent = h.lease.Granted + c.drifted
-		h.finish()
+		h.Lease.Available, h.Stretched, h.Reported = c.left, c.stretched, 0
+		h.Lease.Spent = h.Lease.Granted + c.drifted
+		h.Finish()
 		s.fleet.do(h, s.now)
 		if said := s.Batch() != nil; said != c.said {
 			t.Errorf("%+v: said %v", c, said)
@@ -423,7 +423,7 @@ func TestNoRoomToDrift(t *testing.T) {
 // the ledger had known all.
 func TestLostReportIsToldWhenIdle(t *testing.T) {
 	s, _ := newDriftScript(t, perMinute100)
-	s.keyHeld().settled = true
+	s.keyHeld().Settled = true
 	s.drifts(4)
 	b, _ := s.sends()
 	b.Fail(errors.New("lost"))
@@ -439,12 +439,12 @@ func TestLostReportIsToldWhenIdle(t *testing.T) {
 func TestGaugeOfALeaseThatOwes(t *testing.T) {
 	rule := testRule(perMinute100)
 	rule.Counters = &ratelimit.RuleCounters{}
-	h := Held{rule: rule, lease: lease.Lease{Granted: 4}, next: &nextLease{lease: lease.Lease{Granted: 5, Spent: 8}}}
-	if h.gauge(); rule.Counters.Leased.Load() != 4 {
+	h := lease.Held{Rule: rule, Lease: lease.Lease{Granted: 4}, Next: &lease.NextLease{Lease: lease.Lease{Granted: 5, Spent: 8}}}
+	if h.Gauge(); rule.Counters.Leased.Load() != 4 {
 		t.Errorf("%d are leased, want 4", rule.Counters.Leased.Load())
 	}
-	h.next.lease.Spent = 2
-	if h.gauge(); rule.Counters.Leased.Load() != 7 {
+	h.Next.Lease.Spent = 2
+	if h.Gauge(); rule.Counters.Leased.Load() != 7 {
 		t.Errorf("%d are leased, want 7", rule.Counters.Leased.Load())
 	}
 }
@@ -454,7 +454,7 @@ func TestGaugeOfALeaseThatOwes(t *testing.T) {
 func TestHeirTellsWhenItsClaimWasLost(t *testing.T) {
 	s, _ := newDriftScript(t, bucket100)
 	s.SetDrift(someShare{10, 5})
-	s.keyHeld().settled = true
+	s.keyHeld().Settled = true
 	s.asks(1)
 	b, _ := s.sends()
 	b.Fail(errors.New("lost"))

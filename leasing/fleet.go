@@ -50,7 +50,7 @@ type FleetOptions struct {
 	// OnFailure is told of each batch that failed as a whole. It must not block.
 	OnFailure func(error)
 	// OnReconcile is told what claims have settled of drift. It must not block.
-	OnReconcile func(Reconciliation)
+	OnReconcile func(lease.Reconciliation)
 	// OnAudit is told each answer to a claim of a rule that is audited, before anything
 	// of it is spent.
 	OnAudit func(*ratelimit.Claim, *ratelimit.Grant)
@@ -94,12 +94,12 @@ type lane struct {
 	part     int
 	queue    chan *flight
 	mu       sync.Mutex
-	breaker  breaker     // guarded by mu
-	answered instant     // guarded by mu: when it last answered
-	clock    ledgerClock // guarded by mu
-	memory   memory      // guarded by mu
-	steps    clockSteps  // guarded by mu
-	losses   clockSteps  // guarded by mu
+	breaker  breaker           // guarded by mu
+	answered instant           // guarded by mu: when it last answered
+	clock    lease.LedgerClock // guarded by mu
+	memory   memory            // guarded by mu
+	steps    clockSteps        // guarded by mu
+	losses   clockSteps        // guarded by mu
 }
 
 // refused tells whether the breaker is open and no probe is due.
@@ -110,7 +110,7 @@ func (l *lane) refused(now instant) bool {
 }
 
 // time is what is known of the ledger's clock.
-func (l *lane) time() ledgerClock {
+func (l *lane) time() lease.LedgerClock {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.clock
@@ -136,7 +136,7 @@ type distrusted struct {
 // busyKey is one busy key on this node: what is known of it, and who waits for it. What is
 // added here is packed, too: see packed.go.
 type busyKey struct {
-	Held
+	lease.Held
 	busySlot
 	// flight is the claim under way, or nil; turning ends when the next window has begun, and
 	// recalled when what others give back may be there.
@@ -171,13 +171,8 @@ const (
 	batchSize    = 256                  // claims in one
 	queueSize    = 8192                 // flights that wait for a sender
 	claimTimeout = lease.ClaimTimeout
-	backOff      = ratelimit.ClaimBackOff // between claims while tokens are out elsewhere
 	sweepEvery   = 100 * time.Millisecond
 	sweepParts   = 10 // a shard is looked at once in so many sweeps
-	idleAfter    = 2 * time.Second
-	// forgottenAfter is how long after its last use, and its window, a key is dropped
-	// rather than that its table grows: what it wanted then says nothing any more.
-	forgottenAfter = time.Minute
 )
 
 // NewFleet makes a limiter that tracks at most maxKeys keys. holder must be
@@ -326,7 +321,7 @@ func (f *Fleet) admit(s *fleetShard, now instant, id keytable.ID, key []byte) *b
 		if !h.MayGo(now, full) {
 			return false
 		}
-		h.finish()
+		h.Finish()
 		f.do(h, now)
 		f.stats.evicted.Add(1)
 		s.forget(c, h)

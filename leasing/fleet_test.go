@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -183,7 +184,7 @@ func TestFleetAsksSeldom(t *testing.T) {
 		w.ask(0, rule, 1, 2_000_000) // drains it
 		before = w.ledger.count()
 		ask(20_000, time.Millisecond)
-		if claims := w.ledger.count() - before; claims > 1+int(20*time.Second/refusalHold) {
+		if claims := w.ledger.count() - before; claims > 1+int(20*time.Second/lease.RefusalHold) {
 			t.Errorf("%d claims for refused requests", claims)
 		}
 	})

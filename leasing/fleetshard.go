@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -39,8 +40,8 @@ type heldCell = keytable.Cell[heldPlace]
 
 // heldPlace says where what is known of a key is: in a busy slot, or beside the key.
 type heldPlace struct {
-	slot uint32 // of busyKeys, plus 1; 0: the key is cold
-	over ticks  // when a sweep must look at a cold key because its window is over
+	slot uint32      // of busyKeys, plus 1; 0: the key is cold
+	over lease.Ticks // when a sweep must look at a cold key because its window is over
 }
 
 const (
@@ -153,7 +154,7 @@ func (s *fleetShard) warm(c *heldCell) *busyKey {
 	s.coolSome()
 	h := s.busy.take(s, c.ID())
 	s.unpack(h, c)
-	s.rules.leave(h.rule)
+	s.rules.leave(h.Rule)
 	c.Val.slot = h.slot + 1
 	return h
 }
@@ -189,12 +190,12 @@ func (s *fleetShard) add(id keytable.ID, key []byte, dead func(*heldCell) bool) 
 
 // forget is for a key that the table is about to drop.
 func (s *fleetShard) forget(c *heldCell, h *busyKey) {
-	h.gauges.set(nil, 0, 0, 0)
+	h.Gauges.Set(nil, 0, 0, 0)
 	if c.Val.slot != 0 {
 		s.busy.leave(h)
 		return
 	}
-	s.rules.leave(h.rule)
+	s.rules.leave(h.Rule)
 }
 
 // coolSome packs busy keys until there are fewer than most, as the clock's hand finds
@@ -221,21 +222,21 @@ func (s *fleetShard) cool(h *busyKey) bool {
 	if !h.packable() {
 		return false
 	}
-	kept := h.Pack(room[:0], s.rules.number(h.rule))
+	kept := h.Pack(room[:0], s.rules.number(h.Rule))
 	if len(kept) > packedMost {
-		s.rules.leave(h.rule)
+		s.rules.leave(h.Rule)
 		return false
 	}
 	c := s.keys.Get(h.id)
 	s.keys.Keep(c, kept)
-	c.Val, c.Mark = heldPlace{over: ticksOf(h.overDue())}, 0
-	if h.mayDrift() {
+	c.Val, c.Mark = heldPlace{over: lease.TicksOf(h.OverDue())}, 0
+	if h.MayDrift() {
 		c.Mark |= coldDrifts
 	}
-	if h.untold() {
+	if h.Untold() {
 		c.Mark |= coldUntold
 	}
-	if h.stretched {
+	if h.Stretched {
 		c.Mark |= coldStretched
 	}
 	s.busy.leave(h)
@@ -244,11 +245,11 @@ func (s *fleetShard) cool(h *busyKey) bool {
 
 // dueCold tells whether a sweep must look at a cold key.
 func (s *fleetShard) dueCold(now instant, c *heldCell) bool {
-	if ticksOf(now) >= c.Val.over {
+	if lease.TicksOf(now) >= c.Val.over {
 		return true
 	}
 	mayReturn := c.Mark&coldUntold != 0 && (c.Mark&coldStretched == 0 || !s.roomy())
-	return mayReturn && now.Sub(lastUsedCold(s.keys.Kept(c))) > idleAfter
+	return mayReturn && now.Sub(lease.LastUsedCold(s.keys.Kept(c))) > lease.IdleAfter
 }
 
 // packable tells whether a key may be cold: nobody waits behind a flight of it.
@@ -263,7 +264,7 @@ func (s *fleetShard) spendCold(c *heldCell, now instant, a *ask) (v verdict, ok 
 	if a.Kind != ratelimit.Spend || a.Cost <= 0 || s.rules.ofCold(kept) != a.Rule {
 		return verdict{}, false
 	}
-	if v, ok = spendPacked(kept, now, a); ok {
+	if v, ok = lease.SpendPacked(kept, now, a); ok {
 		c.Mark |= coldUntold
 	}
 	return v, ok
@@ -289,7 +290,7 @@ type ruleUse struct {
 }
 
 // ofCold is the rule of a packed key.
-func (n *ruleNumbers) ofCold(kept []byte) *ratelimit.Rule { return n.uses[packedRule(kept)].rule }
+func (n *ruleNumbers) ofCold(kept []byte) *ratelimit.Rule { return n.uses[lease.PackedRule(kept)].rule }
 
 // number is the rule's, for one more key.
 func (n *ruleNumbers) number(r *ratelimit.Rule) uint32 {

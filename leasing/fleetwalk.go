@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 )
 
 // Walks through all keys of a Fleet. Each step is a few hundred keys under one lock, so
@@ -102,7 +103,7 @@ func (f *Fleet) sweepKey(now instant, s *fleetShard, c *heldCell) {
 	}
 	if mayCool && s.cool(h) && ended { // nothing more is to be done until it is asked for
 		c.Mark &^= coldUntold
-		c.Val.over = neverDue
+		c.Val.over = lease.NeverDue
 	}
 }
 
@@ -142,7 +143,7 @@ func (f *Fleet) releases(now instant, w *walk) (all map[*lane][]*flight, more bo
 		more = f.step(w, func(s *fleetShard, c *heldCell) {
 			var scratch busyKey
 			h := s.view(c, &scratch)
-			if !h.Unsaid(now) && h.next == nil {
+			if !h.Unsaid(now) && h.Next == nil {
 				return
 			}
 			h = s.warm(c)
@@ -151,7 +152,7 @@ func (f *Fleet) releases(now instant, w *walk) (all map[*lane][]*flight, more bo
 			if h.Unsaid(now) {
 				f.release(all, h, false)
 			}
-			if h.next != nil {
+			if h.Next != nil {
 				f.release(all, h, true)
 			}
 		})
@@ -163,7 +164,7 @@ func (f *Fleet) releases(now instant, w *walk) (all map[*lane][]*flight, more bo
 func (f *Fleet) release(all map[*lane][]*flight, h *busyKey, ahead bool) {
 	// The ledger may fold the record of a holder that has said its last (docs/protocol.md, section
 	// 4.14).
-	fl := f.newFlight(h, &Flight{errand: errand{giveUp: true, last: true, ahead: ahead}})
+	fl := f.newFlight(h, &lease.Flight{Errand: lease.Errand{GiveUp: true, Last: true, Ahead: ahead}})
 	h.takes(fl)
 	l := f.laneOf(fl.name)
 	all[l] = append(all[l], fl)

@@ -6,16 +6,17 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // flight is a claim under way, with those who wait behind it.
 type flight struct {
-	Flight             // guarded by the shard's mu
-	id     keytable.ID // of its key
-	name   string      // of its account
-	done   chan struct{}
-	err    error // read after done
+	lease.Flight             // guarded by the shard's mu
+	id           keytable.ID // of its key
+	name         string      // of its account
+	done         chan struct{}
+	err          error // read after done
 }
 
 // do does what the key wants done. The caller holds the shard's lock.
@@ -26,7 +27,7 @@ func (f *Fleet) do(h *busyKey, now instant) {
 	}
 	for _, last := range t.LastWords {
 		fl := f.newFlight(h, last)
-		fl.claim.Key = fl.name
+		fl.Claim.Key = fl.name
 		select {
 		// A full queue is left to claims that requests wait for.
 		case f.laneOf(fl.name).queue <- fl:
@@ -42,13 +43,13 @@ func (f *Fleet) do(h *busyKey, now instant) {
 }
 
 // reportThen has a report sent then, if there is still something to be reported.
-func (f *Fleet) reportThen(h *busyKey, now instant, r Report) {
+func (f *Fleet) reportThen(h *busyKey, now instant, r lease.Report) {
 	id, s := h.id, h.shard
 	f.after(max(0, r.At.Sub(now)), func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if h := s.find(id); h != nil && h.ReportDue(r) {
-			f.launch(h, f.newFlight(h, new(Flight)))
+			f.launch(h, f.newFlight(h, new(lease.Flight)))
 		}
 	})
 }
@@ -69,7 +70,7 @@ func (f *Fleet) launch(h *busyKey, fl *flight) bool {
 }
 
 // newFlight is for what a key wants to claim.
-func (f *Fleet) newFlight(h *busyKey, what *Flight) *flight {
+func (f *Fleet) newFlight(h *busyKey, what *lease.Flight) *flight {
 	return &flight{Flight: *what, id: h.id, name: f.keyName(h.key()), done: make(chan struct{})}
 }
 
@@ -145,7 +146,7 @@ func (w *waiting) decide(ctx context.Context, f *Fleet, now instant, i int) bool
 			// (ErrStaleClaim), or it was settled by a ledger that had just lost its data
 			// (errYoung). The ask waits for another claim. After any other error on_store_failure
 			// decides.
-			if fl.err != nil && !errors.Is(fl.err, ratelimit.ErrStaleClaim) && !errors.Is(fl.err, errYoung) {
+			if fl.err != nil && !errors.Is(fl.err, ratelimit.ErrStaleClaim) && !errors.Is(fl.err, lease.ErrYoung) {
 				w.verdicts[i] = f.fail(ctx, now, a, reasonOf(fl.err))
 				return true
 			}
@@ -299,15 +300,15 @@ func (f *Fleet) join(now instant, a *ask) (fl *flight, launch bool, reason ratel
 	}
 	how, waiting := h.Join(now, a)
 	switch how {
-	case UntilTurn:
+	case lease.UntilTurn:
 		return f.untilTurn(h, now), false, 0
-	case UntilAgain:
+	case lease.UntilAgain:
 		return f.untilAgain(h, now), false, 0
-	case Behind:
+	case lease.Behind:
 		return h.flight, false, 0
-	case Paused:
+	case lease.Paused:
 		return nil, false, ratelimit.FallbackError
-	case Alone:
+	case lease.Alone:
 	}
 	fl = f.newFlight(h, &waiting)
 	// While its part of the store counts as dead, no request waits for it.

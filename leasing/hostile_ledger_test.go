@@ -157,7 +157,7 @@ func TestHostileGrantsAreRejected(t *testing.T) {
 					t.Errorf("%d claims for 60 requests in 600 ms", claims)
 				}
 				w.ledger.tells(nil)
-				time.Sleep(longestPause)
+				time.Sleep(lease.LongestPause)
 				if admitted := w.ask(60, 10*time.Millisecond); admitted != 10 {
 					t.Errorf("%d of 10 were admitted after the lie", admitted)
 				}
@@ -182,7 +182,7 @@ func TestHostileRefusalEndsSoon(t *testing.T) {
 		if admitted := w.ask(2000, 10*time.Millisecond); admitted > 0 {
 			t.Errorf("%d were admitted", admitted)
 		}
-		if claims := w.ledger.count(); claims > 1+int(20*time.Second/refusalHold) {
+		if claims := w.ledger.count(); claims > 1+int(20*time.Second/lease.RefusalHold) {
 			t.Errorf("%d claims in 20 s", claims)
 		}
 		w.ledger.tells(nil)
@@ -226,7 +226,7 @@ func TestHostileAnswersLeadToNoLoop(t *testing.T) {
 				before := w.ledger.count()
 				w.ledger.tells(lie)
 				w.ask(1, 0)
-				if claims := w.ledger.count() - before; claims > mostFruitless+1 {
+				if claims := w.ledger.count() - before; claims > lease.MostFruitless+1 {
 					t.Errorf("one request cost %d claims", claims)
 				}
 				w.ask(500, 10*time.Millisecond)
@@ -324,7 +324,7 @@ func TestEvictionIsNoticed(t *testing.T) {
 		if admitted := w.ask(1100, time.Millisecond); admitted != 1000 {
 			t.Fatalf("%d of 1000 were admitted", admitted)
 		}
-		w.ask(1, refusalHold) // all it knows has been told
+		w.ask(1, lease.RefusalHold) // all it knows has been told
 		w.ledger.mu.Lock()
 		w.ledger.Evict(KeyName(keyOf(1)))
 		w.ledger.mu.Unlock()
@@ -336,7 +336,7 @@ func TestEvictionIsNoticed(t *testing.T) {
 			t.Fatalf("%+v", g[0])
 		}
 		for range 3 {
-			if w.ask(1, refusalHold) > 0 {
+			if w.ask(1, lease.RefusalHold) > 0 {
 				t.Error("a request was admitted by an account that is over its limit")
 			}
 		}

@@ -3,6 +3,7 @@ package leasing
 import (
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -26,5 +27,5 @@ func (f *Fleet) refusedLate(now instant, a *ask, late bool) (verdict, bool) {
 	if h == nil || a.Kind != ratelimit.Spend {
 		return verdict{}, false
 	}
-	return h.RefuseLate(now, a, lateness{late: late, alive: alive})
+	return h.RefuseLate(now, a, lease.Lateness{Late: late, Alive: alive})
 }

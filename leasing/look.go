@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -20,9 +21,9 @@ func (f *Fleet) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.As
 	v := ratelimit.Look{Account: f.keyName(a.Key)}
 	s, _, h := f.locked(a.Key)
 	// A window of 0 is a lease before its first answer: there is nothing to show.
-	if h != nil && h.lease.Window != 0 {
-		v.Lease = h.lease.Look(now)
-		v.Lease.Heard, v.Lease.PerSecond, v.Lease.Asking, v.Lease.Reported = now.Sub(h.heard), h.demand.perSec, h.flight != nil, h.reported
+	if h != nil && h.Lease.Window != 0 {
+		v.Lease = h.Lease.Look(now)
+		v.Lease.Heard, v.Lease.PerSecond, v.Lease.Asking, v.Lease.Reported = now.Sub(h.Heard), h.Demand.PerSec, h.flight != nil, h.Reported
 	}
 	s.mu.Unlock()
 	if v.Lease != nil {
@@ -53,13 +54,13 @@ func (f *Fleet) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 		s := &f.shards[i]
 		for first := 0; first >= 0; first = s.eachBusy(first, func(h *busyKey) {
 			// Keys that nobody asks for any more still have the rate that was measured last.
-			if h.rule != nil && now.Sub(h.demand.lastUse) < idleAfter {
-				seconds := max(now.Sub(h.demand.since), shortest).Seconds()
+			if h.Rule != nil && now.Sub(h.Demand.LastUse) < lease.IdleAfter {
+				seconds := max(now.Sub(h.Demand.Since), lease.Shortest).Seconds()
 				// A rate is measured when a claim is written. Since then more may have been asked
 				// for, which is counted; a key that rests now keeps half of its last rate, so that
 				// it does not vanish between two looks.
-				rate := max(h.demand.perSec/2, float64(h.demand.used+h.demand.refused)/seconds)
-				all.add(n, rate, func() ratelimit.HotKey { return h.hot(f.keyName(h.key()), rate) })
+				rate := max(h.Demand.PerSec/2, float64(h.Demand.Used+h.Demand.Refused)/seconds)
+				all.add(n, rate, func() ratelimit.HotKey { return h.Hot(f.keyName(h.key()), rate) })
 			}
 		}) {
 		}
@@ -104,10 +105,10 @@ func (f *Fleet) Drop(_ ratelimit.Instant, key []byte) bool {
 	}
 	// An operator who drops a lease wants the ledger to be asked again, also where the node refuses
 	// by itself.
-	h.lease.Retry = 0
+	h.Lease.Retry = 0
 	// A claim that is under way fetches the ledger's answer anyway.
-	if h.flight == nil && h.lease.Window != 0 {
-		f.launch(h, f.newFlight(h, &Flight{errand: errand{giveUp: true}}))
+	if h.flight == nil && h.Lease.Window != 0 {
+		f.launch(h, f.newFlight(h, &lease.Flight{Errand: lease.Errand{GiveUp: true}}))
 	}
 	return true
 }
@@ -126,7 +127,7 @@ func (f *Fleet) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.A
 			return ErrBusy
 		}
 		if launch {
-			fl.reset = true
+			fl.Reset = true
 			f.enqueue(fl)
 		}
 		select {
@@ -142,7 +143,7 @@ func (f *Fleet) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.A
 		if h != nil {
 			// What this node had concluded from the state before the reset holds no more: neither
 			// its refusals, nor what denials charged.
-			h.lease.Retry, h.lease.Debt = 0, 0
+			h.Lease.Retry, h.Lease.Debt = 0, 0
 		}
 		s.mu.Unlock()
 		return fl.err

@@ -1,10 +1,10 @@
 package leasing
 
 import (
-	"errors"
 	"math"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -30,10 +30,6 @@ type memory struct {
 // much less than the time for which a ledger that lost its data learns.
 const beatEvery = ledger.RelearnTime / 4
 
-// errYoung answers claims that were granted by a ledger which has just lost its
-// data, by an account that looked new: what they were granted is not taken.
-var errYoung = errors.New("the ledger's data is young, and the claim did not say so")
-
 // query is what to ask about the epoch at now.
 func (l *lane) query(now instant) ratelimit.EpochQuery {
 	l.mu.Lock()
@@ -51,10 +47,10 @@ func (l *lane) query(now instant) ratelimit.EpochQuery {
 // notYet tells whether t may be still to come by the ledger's clock; the caller
 // holds mu.
 func (l *lane) notYet(now instant, t ledgerTime) bool {
-	if l.clock.at == 0 {
+	if l.clock.At == 0 {
 		return true
 	}
-	early, _ := l.clock.between(now)
+	early, _ := l.clock.Between(now)
 	return early < t
 }
 
@@ -236,20 +232,20 @@ func (f *Fleet) tellKey(now instant, s *fleetShard, c *heldCell, t *teller) (tol
 	var scratch busyKey
 	h := s.view(c, &scratch)
 	// Most keys end here. They are only looked at and stay cold; see view.
-	if h.next == nil && h.isTold(now, t.doubt) {
+	if h.Next == nil && h.IsTold(now, t.doubt) {
 		return true, false
 	}
 	h = s.warm(c)
-	what := h.Tell(now, telling{doubt: t.doubt, lapsed: instant(f.lapsed.Load()), usedUp: t.pass == 0})
+	what := h.Tell(now, lease.Retelling{Doubt: t.doubt, Lapsed: instant(f.lapsed.Load()), UsedUp: t.pass == 0})
 	f.do(h, now)
 	switch what {
-	case Told:
+	case lease.Told:
 		return true, false
-	case ToldLater:
+	case lease.ToldLater:
 		return false, false
-	case TellNow:
+	case lease.TellNow:
 	}
-	fl := f.newFlight(h, new(Flight))
+	fl := f.newFlight(h, new(lease.Flight))
 	l := f.laneOf(fl.name)
 	if l.refused(now) {
 		return false, false // this part of the ledger is dead; a later pass tells it
@@ -274,7 +270,7 @@ func (f *Fleet) beat(now instant) {
 		}
 		select {
 		// A beat goes through the queue as claims do, so that one place sends and one reads epochs.
-		case l.queue <- &flight{Flight: Flight{errand: errand{beat: true}}}:
+		case l.queue <- &flight{Flight: lease.Flight{Errand: lease.Errand{Beat: true}}}:
 		default: // there are claims enough
 			l.mu.Lock()
 			m.beating = false

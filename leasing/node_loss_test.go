@@ -51,7 +51,7 @@ func (s *lossScript) leasesTo(keys int) {
 		s.asksFor(k, 1)
 		if k%2 == 1 {
 			sh, _, c := s.fleet.locked(keyOf(k))
-			c.lease.Spent = 5
+			c.Lease.Spent = 5
 			sh.mu.Unlock()
 		}
 	}
@@ -326,7 +326,7 @@ func TestTellingLeavesRoom(t *testing.T) {
 	s.hearsOfALoss()
 	l := &s.fleet.lanes[0]
 	for len(l.queue) < cap(l.queue)/2 {
-		l.queue <- &flight{Flight: Flight{errand: errand{beat: true}}}
+		l.queue <- &flight{Flight: lease.Flight{Errand: lease.Errand{Beat: true}}}
 	}
 	for range 3 {
 		s.Sweep(s.now)
@@ -352,13 +352,13 @@ func TestWhatIsNotTold(t *testing.T) {
 		told   int
 	}{
 		"a lease":                         {func(*lossScript, *busyKey) {}, 1},
-		"a key that rests":                {func(s *lossScript, h *busyKey) { h.pause = s.now + 1 }, 0},
-		"a key that has rested":           {func(s *lossScript, h *busyKey) { h.pause = s.now }, 1},
-		"a lease whose window is over":    {func(s *lossScript, h *busyKey) { h.lease.Reset = s.now }, 0},
-		"a lease whose window goes on":    {func(s *lossScript, h *busyKey) { h.lease.Reset = s.now + 1 }, 1},
-		"a lease that was told":           {func(s *lossScript, h *busyKey) { h.told = instant(s.fleet.doubt.Load()) }, 0},
-		"a lease that was told before":    {func(s *lossScript, h *busyKey) { h.told = instant(s.fleet.doubt.Load()) - 1 }, 1},
-		"a key of which nothing is known": {func(_ *lossScript, h *busyKey) { h.lease = lease.Lease{} }, 0},
+		"a key that rests":                {func(s *lossScript, h *busyKey) { h.Pause = s.now + 1 }, 0},
+		"a key that has rested":           {func(s *lossScript, h *busyKey) { h.Pause = s.now }, 1},
+		"a lease whose window is over":    {func(s *lossScript, h *busyKey) { h.Lease.Reset = s.now }, 0},
+		"a lease whose window goes on":    {func(s *lossScript, h *busyKey) { h.Lease.Reset = s.now + 1 }, 1},
+		"a lease that was told":           {func(s *lossScript, h *busyKey) { h.Told = instant(s.fleet.doubt.Load()) }, 0},
+		"a lease that was told before":    {func(s *lossScript, h *busyKey) { h.Told = instant(s.fleet.doubt.Load()) - 1 }, 1},
+		"a key of which nothing is known": {func(_ *lossScript, h *busyKey) { h.Lease = lease.Lease{} }, 0},
 	} {
 		s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
 		s.asksFor(1, 1)
@@ -380,20 +380,20 @@ func TestNextWindowAfterALoss(t *testing.T) {
 		s.passes(45*time.Second - 600*time.Millisecond)
 		s.asksFor(1, 0)
 		h := s.keyHeld()
-		if h.next == nil {
+		if h.Next == nil {
 			t.Fatal("the next window has no lease")
 		}
 		s.hearsOfALoss()
 		if since {
-			h.next.told = instant(s.fleet.doubt.Load())
+			h.Next.Told = instant(s.fleet.doubt.Load())
 		}
 		s.Sweep(s.now)
 		s.allAnswered()
-		if again := h.next == nil; again == since {
+		if again := h.Next == nil; again == since {
 			t.Errorf("claimed since the loss %v: it is to be claimed anew %v", since, again)
 		}
 		s.asksFor(1, 0)
-		if h.next == nil || h.next.told < instant(s.fleet.evicted.Load()) {
+		if h.Next == nil || h.Next.Told < instant(s.fleet.evicted.Load()) {
 			t.Errorf("claimed since the loss %v: it has none now", since)
 		}
 	}

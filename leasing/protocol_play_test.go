@@ -366,10 +366,10 @@ func (n *actor) sweeps() {
 }
 
 // lease is what the node knows of its lease.
-func (n *actor) lease() (l lease.Lease, next *nextLease) {
+func (n *actor) lease() (l lease.Lease, next *lease.NextLease) {
 	s, _, c := n.fleet.locked(keyOf(1))
 	defer s.mu.Unlock()
-	return c.lease, c.next
+	return c.Lease, c.Next
 }
 
 // maySpend prints what the node may spend without asking.
@@ -403,7 +403,7 @@ func (n *actor) crashes() {
 // turns prints how the node goes from one window's lease to the next one's.
 func (n *actor) turns() {
 	_, next := n.lease()
-	n.says(n.name, "spends the old lease until %s, and the new one of %d from %s", n.instant(next.over), next.lease.Unspent(), n.instant(next.start))
+	n.says(n.name, "spends the old lease until %s, and the new one of %d from %s", n.instant(next.Over), next.Lease.Unspent(), n.instant(next.Start))
 }
 
 // instant is an instant of the nodes' clock, which goes with the ledger's.

@@ -200,7 +200,7 @@ func TestRecallOfTheLastToken(t *testing.T) {
 	r.says(false, ratelimit.FromClaim)
 	s.passes(3 * time.Second)
 	h := s.keyHeld()
-	h.reported = h.lease.Spent // as after a report
+	h.Reported = h.Lease.Spent // as after a report
 	s.Recalled(string(keyOf(1)))
 	if c, _ := s.exchange(); c.Returned != 1 || c.Spent != 1 {
 		t.Errorf("it claims %+v", c)
@@ -341,8 +341,8 @@ func TestRefusedLate(t *testing.T) {
 		s.asks(1)
 		s.exchange() // 95 are left, and 4 of 5 unspent
 		h := s.keyHeld()
-		h.lease.Spent++
-		h.recalling = c.recalling
+		h.Lease.Spent++
+		h.Recalling = c.recalling
 		s.passes(c.heard)
 		a := ask{Rule: s.rule, Key: keyOf(1), Cost: c.cost, Kind: c.kind}
 		v, ok := s.fleet.refusedLate(s.now, &a, c.late)

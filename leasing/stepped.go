@@ -198,7 +198,7 @@ func (s *Stepped) Check(key []byte, share ratelimit.Tokens) error {
 	if h == nil {
 		return nil
 	}
-	l := &h.lease
+	l := &h.Lease
 	switch {
 	case l.Spent < 0 || l.Returned < 0 || l.Granted < 0:
 		return fmt.Errorf("the lease has granted %d, spent %d, returned %d: none may be negative", l.Granted, l.Spent, l.Returned)

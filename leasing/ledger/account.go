@@ -155,7 +155,7 @@ func (a *Account) Settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 // bucket's leases stay small and short: it refills no further than to its size less
 // what is leased.
 const (
-	PlentyAbove = 2                       // more than one half of the limit is left, here or unspent at others,
+	PlentyAbove = ratelimit.PlentyAbove   // more than one half of the limit is left, here or unspent at others,
 	RoomAbove   = 8                       // and more than an eighth here
 	IdleShare   = 5                       // all holders together: a fifth of the limit
 	LeastShares = 4                       // and one at most a quarter of that: a twentieth

@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
@@ -52,6 +51,9 @@ const (
 	rounding        = time.Second     // of times, and of calendars
 	daysOfMonths    = 4 * 24 * time.Hour
 )
+
+// Rejected says why.
+func (e *GrantError) Rejected() ratelimit.Rejection { return e.Kind }
 
 // CheckGrant returns nil, or a *GrantError that says what of a grant cannot be. lag is
 // by how much an account's clock may be behind its ledger's (see Adopt); 0 for a
@@ -172,12 +174,4 @@ func (k *checking) window(c *ratelimit.Claim, g *ratelimit.Grant, lag time.Durat
 		first--
 	}
 	k.within(ratelimit.RejectedWindow, "window", int64(g.Window), int64(first), int64(c.Limit.WindowAt(g.At)+2))
-}
-
-// Rejection is the kind of an error of a grant that was rejected.
-func Rejection(err error) (ratelimit.Rejection, bool) {
-	if e, ok := errors.AsType[*GrantError](err); ok {
-		return e.Kind, true
-	}
-	return 0, false
 }

@@ -1,4 +1,4 @@
-package leasing
+package lease
 
 import (
 	"math"
@@ -14,11 +14,11 @@ const second = instant(time.Second)
 // once, for a lease that is too small makes requests wait; and falls by half of
 // the difference, for a pause is no proof.
 func TestDemandRisesAtOnceAndFallsSlowly(t *testing.T) {
-	var d demand
-	d.used = 1000
+	var d Demand
+	d.Used = 1000
 	d.measure(second, 0)
-	if d.perSec != 0 {
-		t.Errorf("%v a second after the first claim: nobody knows since when", d.perSec)
+	if d.PerSec != 0 {
+		t.Errorf("%v a second after the first claim: nobody knows since when", d.PerSec)
 	}
 	at := second
 	for _, step := range []struct {
@@ -28,13 +28,13 @@ func TestDemandRisesAtOnceAndFallsSlowly(t *testing.T) {
 		{100, 0, 100}, {60, 40, 100}, {400, 0, 400}, {200, 0, 300}, {0, 0, 150},
 	} {
 		at += second
-		d.used, d.refused = step.used, 7
+		d.Used, d.Refused = step.used, 7
 		d.measure(at, step.waiting)
-		if d.perSec != step.want {
-			t.Errorf("%d were used in a second and %d wait, and the rate is %v instead of %v", step.used, step.waiting, d.perSec, step.want)
+		if d.PerSec != step.want {
+			t.Errorf("%d were used in a second and %d wait, and the rate is %v instead of %v", step.used, step.waiting, d.PerSec, step.want)
 		}
-		if d.used != 0 || d.refused != 0 {
-			t.Errorf("%d used and %d refused are counted again", d.used, d.refused)
+		if d.Used != 0 || d.Refused != 0 {
+			t.Errorf("%d used and %d refused are counted again", d.Used, d.Refused)
 		}
 	}
 }
@@ -42,12 +42,12 @@ func TestDemandRisesAtOnceAndFallsSlowly(t *testing.T) {
 // A burst's first requests come within microseconds: they count as if they had
 // taken 10 ms, or a lease would be asked for that lasts for hours.
 func TestDemandOfABurst(t *testing.T) {
-	var d demand
+	var d Demand
 	d.measure(second, 0)
-	d.used = 5
+	d.Used = 5
 	d.measure(second.Add(time.Microsecond), 0)
-	if d.perSec != 500 {
-		t.Errorf("5 requests in a microsecond make %v a second", d.perSec)
+	if d.PerSec != 500 {
+		t.Errorf("5 requests in a microsecond make %v a second", d.PerSec)
 	}
 }
 
@@ -67,18 +67,18 @@ func TestDemandWants(t *testing.T) {
 		{"a period's worth, where that is shorter", 30, 0, ratelimit.LeaseSize{}, ratelimit.Second, 30},
 		{"a part is a whole token", 0.2, 0, ratelimit.LeaseSize{}, ratelimit.Minute, 1},
 		{"no more than the limit", 1e6, 0, ratelimit.LeaseSize{}, ratelimit.Minute, 1000},
-		{"no more than lease.max", 30, 0, ratelimit.LeaseSize{Max: 20}, ratelimit.Minute, 20},
-		{"what it needs, where lease.max is more", 5, 0, ratelimit.LeaseSize{Max: 20}, ratelimit.Minute, 10},
-		{"one by one, where lease.max is 1", 30, 0, ratelimit.LeaseSize{Max: 1}, ratelimit.Minute, 1},
-		{"no less than lease.min", 30, 0, ratelimit.LeaseSize{Min: 70}, ratelimit.Minute, 70},
-		{"no less than what waits, whatever lease.max is", 30, 90, ratelimit.LeaseSize{Max: 20}, ratelimit.Minute, 90},
+		{"no more than max", 30, 0, ratelimit.LeaseSize{Max: 20}, ratelimit.Minute, 20},
+		{"what it needs, where max is more", 5, 0, ratelimit.LeaseSize{Max: 20}, ratelimit.Minute, 10},
+		{"one by one, where max is 1", 30, 0, ratelimit.LeaseSize{Max: 1}, ratelimit.Minute, 1},
+		{"no less than min", 30, 0, ratelimit.LeaseSize{Min: 70}, ratelimit.Minute, 70},
+		{"no less than what waits, whatever max is", 30, 90, ratelimit.LeaseSize{Max: 20}, ratelimit.Minute, 90},
 		{"nothing is known", 0, 3, ratelimit.LeaseSize{}, ratelimit.Minute, 3},
 		{"a fixed size", 30, 3, ratelimit.LeaseSize{Fixed: 10}, ratelimit.Minute, 10},
 		{"a fixed size, and more waits", 30, 13, ratelimit.LeaseSize{Fixed: 10}, ratelimit.Minute, 13},
 	} {
 		rule := testRule(ratelimit.Limit{Unit: c.unit, Requests: 1000})
 		rule.Coordination.Lease = c.size
-		if got := (&demand{perSec: c.perSec}).want(rule, c.waiting); got != c.want {
+		if got := (&Demand{PerSec: c.perSec}).want(rule, c.waiting); got != c.want {
 			t.Errorf("%s: %v a second, %d wait: it wants %d and not %d", c.name, c.perSec, c.waiting, got, c.want)
 		}
 	}
@@ -102,11 +102,11 @@ func TestLeaseIsRenewedInTime(t *testing.T) {
 		{"nothing to be had", 3000, 100, 0, 0},
 	} {
 		g := ratelimit.Grant{TTL: 10 * time.Second, Available: c.available, Holders: 1}
-		r := (&demand{perSec: c.perSec}).renewal(second, second.Add(100*time.Millisecond), c.left, &minute, &g)
-		if r.below != c.below || r.after != 6*second {
-			t.Errorf("%s: it is renewed below %d and after %v, and not below %d and half of 10 s after it was sent", c.name, r.below, r.after.Sub(second), c.below)
+		r := (&Demand{PerSec: c.perSec}).Renewal(second, second.Add(100*time.Millisecond), c.left, &minute, &g)
+		if r.below != c.below || r.After != 6*second {
+			t.Errorf("%s: it is renewed below %d and after %v, and not below %d and half of 10 s after it was sent", c.name, r.below, r.After.Sub(second), c.below)
 		}
-		if now := second; r.due(now, c.below) || c.below > 0 && !r.due(now, c.below-1) || r.due(r.after-1, math.MaxInt64) || !r.due(r.after, math.MaxInt64) {
+		if now := second; r.Due(now, c.below) || c.below > 0 && !r.Due(now, c.below-1) || r.Due(r.After-1, math.MaxInt64) || !r.Due(r.After, math.MaxInt64) {
 			t.Errorf("%s: it is not due when it should be, or is when it should not: %+v", c.name, r)
 		}
 	}
@@ -129,18 +129,18 @@ func TestBucketIsToldBeforeItIsFull(t *testing.T) {
 		{"full in 4 s, of which 20 + 10 tokens are 3", 20, 1, 20, 10, time.Second},
 		{"two holders draw on it", 6, 2, 20, 10, time.Second},
 		{"drawn on no faster than it fills: half of the lease's time", 10, 1, 20, 10, 5 * time.Second},
-		{"full already: soon, but not at once", 20, 1, 90, 10, backOff},
+		{"full already: soon, but not at once", 20, 1, 90, 10, BackOff},
 	} {
 		g := ratelimit.Grant{TTL: 10 * time.Second, Available: 1, Holders: c.holders, Outstanding: c.outstanding, ResetAfter: 4 * time.Second}
-		r := (&demand{perSec: c.perSec}).renewal(second, second, c.left, &bucket, &g)
-		if got := r.after.Sub(second); got != c.after {
+		r := (&Demand{PerSec: c.perSec}).Renewal(second, second, c.left, &bucket, &g)
+		if got := r.After.Sub(second); got != c.after {
 			t.Errorf("%s: it is told after %v and not %v", c.name, got, c.after)
 		}
 	}
 	window := bucket
 	window.Algorithm = ratelimit.SlidingWindow
 	g := ratelimit.Grant{TTL: 10 * time.Second, Available: 1, Holders: 1, ResetAfter: 4 * time.Second}
-	if r := (&demand{perSec: 20}).renewal(second, second, 20, &window, &g); r.after != 6*second {
-		t.Errorf("a window is told after %v: it has no room to lose", r.after.Sub(second))
+	if r := (&Demand{PerSec: 20}).Renewal(second, second, 20, &window, &g); r.After != 6*second {
+		t.Errorf("a window is told after %v: it has no room to lose", r.After.Sub(second))
 	}
 }

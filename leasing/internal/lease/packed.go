@@ -1,11 +1,10 @@
-package leasing
+package lease
 
 import (
 	"encoding/binary"
 	"math"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -56,35 +55,35 @@ const (
 // Packable tells whether a key may be cold: nothing is under way for it, it has no lease
 // of the next window, which has an instant to look at, and its rule says the rest.
 func (h *Held) Packable() bool {
-	if h.gauges.of != nil && h.rule != nil && h.gauges.of != h.rule.Counters {
-		h.gauge() // a reload has given its rule other counters
+	if h.Gauges.Of != nil && h.Rule != nil && h.Gauges.Of != h.Rule.Counters {
+		h.Gauge() // a reload has given its rule other counters
 	}
-	return h.underWay == nil && h.next == nil && h.rule != nil && (h.gauges.of == nil || h.gauges.of == h.rule.Counters)
+	return h.underWay == nil && h.Next == nil && h.Rule != nil && (h.Gauges.Of == nil || h.Gauges.Of == h.Rule.Counters)
 }
 
-// overDue is when a sweep must look at a key because its window is over.
-func (h *Held) overDue() instant {
-	if h.gauges.of != nil || h.needsLastWord() {
-		return h.lease.Reset
+// OverDue is when a sweep must look at a key because its window is over.
+func (h *Held) OverDue() instant {
+	if h.Gauges.Of != nil || h.needsLastWord() {
+		return h.Lease.Reset
 	}
-	return never
+	return Never
 }
 
-// mayDrift tells whether something of the key may still count as drift.
-func (h *Held) mayDrift() bool { return h.lease.Drifted() > 0 || h.carried > 0 }
+// MayDrift tells whether something of the key may still count as drift.
+func (h *Held) MayDrift() bool { return h.Lease.Drifted() > 0 || h.Carried > 0 }
 
 // Pack appends what is known of a key that is Packable; rule is its rule's number.
 func (h *Held) Pack(b []byte, rule uint32) []byte {
 	start := len(b)
 	flags := h.flags()
 	b = append(b, 0, 0, 0, 0, 0, 0, byte(flags), byte(flags>>8), 0, 0, 0, 0)
-	b = binary.LittleEndian.AppendUint32(b, uint32(ticksOf(h.demand.lastUse)))
+	b = binary.LittleEndian.AppendUint32(b, uint32(TicksOf(h.Demand.LastUse)))
 	p := packer{b: binary.AppendUvarint(b, uint64(rule)), next: 1}
 	p.numbers(h, flags)
-	if h.demand.perSec != 0 {
+	if h.Demand.PerSec != 0 {
 		// The rate has no place among the numbers: as a double it would be no shorter as a varint.
 		p.present |= p.next
-		p.b = binary.LittleEndian.AppendUint64(p.b, math.Float64bits(h.demand.perSec))
+		p.b = binary.LittleEndian.AppendUint64(p.b, math.Float64bits(h.Demand.PerSec))
 	}
 	for i := range 6 {
 		p.b[start+i] = byte(p.present >> (8 * i))
@@ -92,8 +91,8 @@ func (h *Held) Pack(b []byte, rule uint32) []byte {
 	return p.b
 }
 
-// packedRule is the number of a packed key's rule.
-func packedRule(b []byte) uint64 {
+// PackedRule is the number of a packed key's rule.
+func PackedRule(b []byte) uint64 {
 	number, _ := binary.Uvarint(b[packedHeader:])
 	return number
 }
@@ -105,29 +104,29 @@ func (h *Held) Unpack(b []byte, rule *ratelimit.Rule, name ratelimit.Holder) {
 	flags := head >> 48
 	_, n := binary.Uvarint(b[packedHeader:])
 	p := packer{b: b[packedHeader+n:], reading: true, next: 1, present: head & (1<<48 - 1)}
-	h.rule = rule
+	h.Rule = rule
 	h.setFlags(flags, name)
 	p.numbers(h, flags)
 	if p.present&p.next != 0 {
-		h.demand.perSec = math.Float64frombits(binary.LittleEndian.Uint64(p.b))
+		h.Demand.PerSec = math.Float64frombits(binary.LittleEndian.Uint64(p.b))
 	}
-	h.demand.lastUse = lastUsedCold(b)
+	h.Demand.LastUse = LastUsedCold(b)
 	// What was spent since was only counted beside the numbers. The ledger has not heard of it.
 	if taken := tokens(binary.LittleEndian.Uint32(b[packedTaken:])); taken > 0 {
-		h.lease.Spent += taken
-		h.demand.used = ratelimit.AddTokens(h.demand.used, taken)
-		h.settled = false
+		h.Lease.Spent += taken
+		h.Demand.Used = ratelimit.AddTokens(h.Demand.Used, taken)
+		h.Settled = false
 	}
 }
 
-// lastUsedCold is when a packed key was last used, up to a tick later.
-func lastUsedCold(b []byte) instant {
-	return instant(binary.LittleEndian.Uint32(b[packedLastUsed:])) * instant(tick)
+// LastUsedCold is when a packed key was last used, up to a tick later.
+func LastUsedCold(b []byte) instant {
+	return instant(binary.LittleEndian.Uint32(b[packedLastUsed:])) * instant(Tick)
 }
 
-// spendPacked spends from the lease of a packed key, if there is enough, it is not due
+// SpendPacked spends from the lease of a packed key, if there is enough, it is not due
 // to be renewed, and nothing else needs the rest of what is known. It does not allocate.
-func spendPacked(b []byte, now instant, a *ask) (v verdict, ok bool) {
+func SpendPacked(b []byte, now instant, a *ask) (v verdict, ok bool) {
 	head := binary.LittleEndian.Uint64(b)
 	_, n := binary.Uvarint(b[packedHeader:])
 	p := packer{b: b[packedHeader+n:], reading: true, next: 1, present: head & (1<<48 - 1)}
@@ -139,7 +138,7 @@ func spendPacked(b []byte, now instant, a *ask) (v verdict, ok bool) {
 	if taken >= busyAfter*a.Cost {
 		return verdict{}, false
 	}
-	l := lease.Lease{Granted: h.granted, Spent: h.spent + taken, Returned: h.returned, Available: h.available, Deadline: h.deadline, Reset: h.reset, Window: h.window}
+	l := Lease{Granted: h.granted, Spent: h.spent + taken, Returned: h.returned, Available: h.available, Deadline: h.deadline, Reset: h.reset, Window: h.window}
 	switch {
 	// Whatever else than spending is to be done needs all that is known: a limit that is another
 	// than the rule's, an end of the window, a pause, a claim ahead, a renewal. What was taken has
@@ -148,11 +147,11 @@ func spendPacked(b []byte, now instant, a *ask) (v verdict, ok bool) {
 		return verdict{}, false
 	}
 	l.Spent += a.Cost
-	if r := (renewal{h.below, h.after}); r.due(now, l.Unspent()) {
+	if r := (Renewal{h.below, h.after}); r.Due(now, l.Unspent()) {
 		return verdict{}, false
 	}
 	binary.LittleEndian.PutUint32(b[packedTaken:], uint32(taken+a.Cost))
-	binary.LittleEndian.PutUint32(b[packedLastUsed:], uint32(ticksOf(now)))
+	binary.LittleEndian.PutUint32(b[packedLastUsed:], uint32(TicksOf(now)))
 	return l.Report(now, verdict{Charged: a.Cost}), true
 }
 
@@ -169,17 +168,17 @@ type packedFront struct {
 }
 
 func (h *Held) front() packedFront {
-	l := &h.lease
+	l := &h.Lease
 	return packedFront{
-		told: h.told, deadline: l.Deadline, reset: l.Reset, granted: l.Granted, spent: l.Spent, returned: l.Returned,
-		available: l.Available, window: l.Window, below: h.below, after: h.after, aheadAt: h.aheadAt, pause: h.pause,
+		told: h.Told, deadline: l.Deadline, reset: l.Reset, granted: l.Granted, spent: l.Spent, returned: l.Returned,
+		available: l.Available, window: l.Window, below: h.below, after: h.After, aheadAt: h.AheadAt, pause: h.Pause,
 	}
 }
 
 func (h *Held) setFront(x *packedFront) {
-	l := &h.lease
-	h.told, l.Deadline, l.Reset, l.Granted, l.Spent, l.Returned = x.told, x.deadline, x.reset, x.granted, x.spent, x.returned
-	l.Available, l.Window, h.below, h.after, h.aheadAt, h.pause = x.available, x.window, x.below, x.after, x.aheadAt, x.pause
+	l := &h.Lease
+	h.Told, l.Deadline, l.Reset, l.Granted, l.Spent, l.Returned = x.told, x.deadline, x.reset, x.granted, x.spent, x.returned
+	l.Available, l.Window, h.below, h.After, h.AheadAt, h.Pause = x.available, x.window, x.below, x.after, x.aheadAt, x.pause
 }
 
 // front walks through the numbers of a packedFront.
@@ -199,21 +198,21 @@ func (p *packer) front(x *packedFront) {
 }
 
 func (h *Held) flags() uint64 {
-	flags := uint64(h.fruits) * packedFruits
+	flags := uint64(h.Fruits) * packedFruits
 	for _, is := range [...]struct {
 		true bool
 		bit  uint64
 	}{
-		{h.lease.Split, packedSplit},
+		{h.Lease.Split, packedSplit},
 		{h.eager, packedEager},
 		{h.asked, packedAsked},
-		{h.stretched, packedStretched},
-		{h.recalling, packedRecalling},
-		{h.settled, packedSettled},
-		{h.gauges.of != nil, packedGauged},
-		{h.name&1 != 0, packedOddName},
+		{h.Stretched, packedStretched},
+		{h.Recalling, packedRecalling},
+		{h.Settled, packedSettled},
+		{h.Gauges.Of != nil, packedGauged},
+		{h.Name&1 != 0, packedOddName},
 		{h.limited(), packedLimited},
-		{!h.limited() && h.lease.GrantedLimit != lease.GrantedLimit{}, packedOther},
+		{!h.limited() && h.Lease.GrantedLimit != GrantedLimit{}, packedOther},
 	} {
 		if is.true {
 			flags |= is.bit
@@ -223,26 +222,26 @@ func (h *Held) flags() uint64 {
 }
 
 func (h *Held) setFlags(flags uint64, name ratelimit.Holder) {
-	h.fruits = uint8(flags / packedFruits)
-	h.lease.Split, h.eager, h.asked = flags&packedSplit != 0, flags&packedEager != 0, flags&packedAsked != 0
-	h.stretched, h.recalling, h.settled = flags&packedStretched != 0, flags&packedRecalling != 0, flags&packedSettled != 0
+	h.Fruits = uint8(flags / packedFruits)
+	h.Lease.Split, h.eager, h.asked = flags&packedSplit != 0, flags&packedEager != 0, flags&packedAsked != 0
+	h.Stretched, h.Recalling, h.Settled = flags&packedStretched != 0, flags&packedRecalling != 0, flags&packedSettled != 0
 	if flags&packedGauged != 0 {
-		h.gauges.of = h.rule.Counters
+		h.Gauges.Of = h.Rule.Counters
 	}
-	if h.name = name; flags&packedOddName != 0 {
-		h.name ^= 1
+	if h.Name = name; flags&packedOddName != 0 {
+		h.Name ^= 1
 	}
 	if flags&packedLimited != 0 {
-		h.lease.SetLimit(&h.rule.Limit)
+		h.Lease.SetLimit(&h.Rule.Limit)
 	}
 }
 
 // limited tells whether the lease was granted under the limit that its rule has.
-func (h *Held) limited() bool { return h.lease.Limit() == h.rule.Limit }
+func (h *Held) limited() bool { return h.Lease.Limit() == h.Rule.Limit }
 
 // limit walks through the limit of a lease: it is as it was, if it is not its rule's.
-func (p *packer) limit(l *lease.GrantedLimit) {
-	requests, burst := lease.Joined(l.Requests, l.RequestsHigh), lease.Joined(l.Burst, l.BurstHigh)
+func (p *packer) limit(l *GrantedLimit) {
+	requests, burst := Joined(l.Requests, l.RequestsHigh), Joined(l.Burst, l.BurstHigh)
 	cut := uint64(l.Algorithm)<<32 | uint64(l.Period)
 	packNumber(p, &requests)
 	packNumber(p, &burst)
@@ -261,37 +260,37 @@ func (p *packer) numbers(h *Held, flags uint64) {
 	if p.reading {
 		h.setFront(&x)
 	}
-	l := &h.lease
+	l := &h.Lease
 	if flags&packedOther != 0 {
 		p.limit(&l.GrantedLimit)
 	}
-	p.when(&l.Retry, h.told)
+	p.when(&l.Retry, h.Told)
 	packNumber(p, &l.RetryCost)
 	packNumber(p, &l.Debt)
 	packNumber(p, &l.Seq)
 	packNumber(p, &l.Fence)
-	packNumber(p, &h.demand.used)
-	packNumber(p, &h.demand.refused)
-	p.when(&h.demand.since, h.told)
+	packNumber(p, &h.Demand.Used)
+	packNumber(p, &h.Demand.Refused)
+	p.when(&h.Demand.Since, h.Told)
 	packNumber(p, &h.triedAhead)
-	p.when(&h.heard, h.told)
+	p.when(&h.Heard, h.Told)
 	p.when(&h.expires, l.Deadline)
 	packNumber(p, &h.elsewhere)
-	packNumber(p, &h.reported)
-	packNumber(p, &h.gauges.leased)
-	packNumber(p, &h.gauges.drifting)
-	packNumber(p, &h.gauges.stranded)
+	packNumber(p, &h.Reported)
+	packNumber(p, &h.Gauges.Leased)
+	packNumber(p, &h.Gauges.Drifting)
+	packNumber(p, &h.Gauges.stranded)
 	packNumber(p, &h.stranded)
-	packNumber(p, &h.carried)
-	packNumber(p, &h.before)
+	packNumber(p, &h.Carried)
+	packNumber(p, &h.Before)
 	packNumber(p, &h.used)
-	p.when(&h.usedTill, h.told)
+	p.when(&h.usedTill, h.Told)
 	packNumber(p, &h.heir)
-	p.when(&h.resume, h.told)
-	packNumber(p, &h.unplaced)
-	p.when(&h.unplacedAt, h.told)
-	packNumber(p, &h.unasked)
-	p.when(&h.again, h.heard.Add(refusalHold))
+	p.when(&h.resume, h.Told)
+	packNumber(p, &h.Unplaced)
+	p.when(&h.UnplacedAt, h.Told)
+	packNumber(p, &h.Unasked)
+	p.when(&h.again, h.Heard.Add(RefusalHold))
 }
 
 // packNumber is a number that is often 0.
@@ -314,13 +313,13 @@ func packNumber[T ~int64 | ~uint64](p *packer, v *T) {
 func (p *packer) when(v *instant, near instant) {
 	bit := p.next
 	p.next <<= 1
-	if near == never {
+	if near == Never {
 		near = 0
 	}
 	switch {
 	case !p.reading && *v != 0:
 		code := int64(0)
-		if *v != never {
+		if *v != Never {
 			if code = int64(*v - near); code >= 0 {
 				code++
 			}
@@ -332,7 +331,7 @@ func (p *packer) when(v *instant, near instant) {
 		p.b = p.b[size:]
 		switch {
 		case code == 0:
-			*v = never
+			*v = Never
 		case code > 0:
 			*v = near + instant(code-1)
 		default:
@@ -343,17 +342,17 @@ func (p *packer) when(v *instant, near instant) {
 	}
 }
 
-// ticks are instants in steps of an eighth of a second, rounded up.
-type ticks uint32
+// Ticks are instants in steps of an eighth of a second, rounded up.
+type Ticks uint32
 
 const (
-	tick           = time.Second / 8
-	neverDue ticks = 1<<32 - 1
+	Tick           = time.Second / 8
+	NeverDue Ticks = 1<<32 - 1
 )
 
-func ticksOf(at instant) ticks {
-	if at >= instant(neverDue)*instant(tick) {
-		return neverDue
+func TicksOf(at instant) Ticks {
+	if at >= instant(NeverDue)*instant(Tick) {
+		return NeverDue
 	}
-	return ticks(max(0, (at+instant(tick)-1)/instant(tick)))
+	return Ticks(max(0, (at+instant(Tick)-1)/instant(Tick)))
 }

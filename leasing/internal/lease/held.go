@@ -1,7 +1,6 @@
-package leasing
+package lease
 
 import (
-	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -16,17 +15,17 @@ import (
 //
 // Its rule's counters and gauges are all that it touches of the world.
 type Held struct {
-	lease    lease.Lease
-	demand   demand
-	rule     *ratelimit.Rule  // as last asked for
-	name     ratelimit.Holder // under which the lease is held
+	Lease    Lease
+	Demand   Demand
+	Rule     *ratelimit.Rule  // as last asked for
+	Name     ratelimit.Holder // under which the lease is held
 	underWay *Flight          // the claim, or nil
-	next     *nextLease       // of the window to come, or nil
+	Next     *NextLease       // of the window to come, or nil
 	todo     *Todo            // that Ready has not returned yet
 	schedule
 	lastHeard
 	recall
-	driftKept
+	DriftKept
 	unbooked
 }
 
@@ -57,7 +56,7 @@ func (h *Held) Ready() *Todo {
 	return t
 }
 
-func (h *Held) do() *Todo {
+func (h *Held) todoNow() *Todo {
 	if h.todo == nil {
 		h.todo = new(Todo)
 	}
@@ -65,12 +64,12 @@ func (h *Held) do() *Todo {
 }
 
 // send has a claim sent, for which nobody waits, or in place of those who do.
-func (h *Held) send(fl Flight) { h.do().Claim = &fl }
+func (h *Held) send(fl Flight) { h.todoNow().Claim = &fl }
 
 // Begin begins what is known of a key, under the node's even name.
 func (h *Held) Begin(name ratelimit.Holder) {
 	// Nothing is claimed ahead before a first answer has said which window it is there.
-	h.name, h.aheadAt = name, never
+	h.Name, h.AheadAt = name, Never
 }
 
 // Flies takes in that a claim is under way: one at a time (docs/protocol.md, section 4.2).
@@ -83,43 +82,43 @@ func (h *Held) Lands() { h.underWay = nil }
 func (h *Held) Sent(fl *Flight) {
 	// Each next window is claimed once. When that claim is lost, the first request after the turn
 	// claims; a second one ahead would come too late anyway.
-	if h.underWay = fl; fl.ahead {
-		h.aheadAt, h.triedAhead = never, h.lease.Window+1
+	if h.underWay = fl; fl.Ahead {
+		h.AheadAt, h.triedAhead = Never, h.Lease.Window+1
 	}
 }
 
 // schedule says when what is claimed.
 type schedule struct {
-	renewal
+	Renewal
 	// From aheadAt on the next window is claimed; triedAhead is the one for
 	// which that was done.
-	aheadAt    instant
+	AheadAt    instant
 	triedAhead window
 	// Until pause the key is not claimed: fruits answers in a row were fruitless.
-	fruits uint8
-	pause  instant
+	Fruits uint8
+	Pause  instant
 	again  instant // from here on a refusal is asked for again
 }
 
 // lastHeard is what the ledger last said of the lease.
 type lastHeard struct {
-	heard     instant // when that was
-	told      instant // when the claim was sent that it settled then
+	Heard     instant // when that was
+	Told      instant // when the claim was sent that it settled then
 	eager     bool    // the lease was claimed under reclaim: eager
 	expires   instant // when the lease does, whatever its window
 	elsewhere tokens  // unspent at other nodes then, less what was refused here since
 	stranded  tokens  // in expired leases of other nodes then
-	reported  tokens  // of what was spent in this window, what the ledger knows
-	// settled says that the ledger knows all that was spent, and that nothing
+	Reported  tokens  // of what was spent in this window, what the ledger knows
+	// Settled says that the ledger knows all that was spent, and that nothing
 	// is left to spend: the key can be forgotten.
-	settled bool
-	gauges  gauges // what the rule's gauges have of it
+	Settled bool
+	Gauges  gauges // what the rule's gauges have of it
 }
 
-// driftKept is what a node must remember of drift when its window, or a tenancy, ends.
-type driftKept struct {
-	carried  tokens // unconfirmed in the window before, and counting in this one
-	before   tokens // charged in the window before, and counting in this one
+// DriftKept is what a node must remember of drift when its window, or a tenancy, ends.
+type DriftKept struct {
+	Carried  tokens // unconfirmed in the window before, and counting in this one
+	Before   tokens // charged in the window before, and counting in this one
 	used     tokens // of the drift share until usedTill, though it was confirmed; see keepUsed
 	usedTill instant
 	heir     ratelimit.Fence
@@ -127,36 +126,36 @@ type driftKept struct {
 
 // unbooked is what was admitted without the ledger.
 type unbooked struct {
-	// unplaced was admitted while no lease said of which window it was; the next grant
+	// Unplaced was admitted while no lease said of which window it was; the next grant
 	// books it, if its window had begun by unplacedAt.
-	unplaced   tokens
-	unplacedAt instant
-	// unasked is what on_store_failure admitted here in this window, unplaced included,
+	Unplaced   tokens
+	UnplacedAt instant
+	// Unasked is what on_store_failure admitted here in this window, unplaced included,
 	// less what has been told as over the limit since.
-	unasked tokens
+	Unasked tokens
 }
 
 // Take answers from the lease, and has it renewed in time; or says that the ledger must be
 // asked. waited says that the request has waited for a claim.
 func (h *Held) Take(now instant, a *ask, waited bool) (verdict, bool) {
-	v, ok := h.lease.Take(now, a, false)
+	v, ok := h.Lease.Take(now, a, false)
 	// The lease may have nothing to say because its window is over. Where the lease of the next
 	// window is here, and that window has certainly begun, it takes over and is asked.
 	if !ok && h.Turn(now) {
-		v, ok = h.lease.Take(now, a, false)
+		v, ok = h.Lease.Take(now, a, false)
 	}
 	if !ok {
 		if v, ok = h.inDoubt(now, a); !ok {
 			return v, false
 		}
 	}
-	h.rule = a.Rule
-	h.demand.lastUse = now
-	h.demand.used = ratelimit.AddTokens(h.demand.used, v.Charged)
+	h.Rule = a.Rule
+	h.Demand.LastUse = now
+	h.Demand.Used = ratelimit.AddTokens(h.Demand.Used, v.Charged)
 	// Refused tokens count as demand, so that the next claim wants them too. While other holders
 	// have unspent tokens, they are also under-admission: refused while tokens were left elsewhere.
 	if v.OverLimit {
-		h.demand.refused = ratelimit.AddTokens(h.demand.refused, a.Cost)
+		h.Demand.Refused = ratelimit.AddTokens(h.Demand.Refused, a.Cost)
 		if h.elsewhere > 0 {
 			h.countUnder(min(a.Cost, h.elsewhere))
 		}
@@ -164,21 +163,21 @@ func (h *Held) Take(now instant, a *ask, waited bool) (verdict, bool) {
 	// A full table drops a key only while the ledger knows all that was spent of it
 	// (docs/protocol.md, section 4.4). After a charge or a refund the ledger does not know any
 	// more.
-	h.settled = h.settled && v.Charged == 0 && a.Kind != ratelimit.Refund
+	h.Settled = h.Settled && v.Charged == 0 && a.Kind != ratelimit.Refund
 	if waited {
 		v.Source = ratelimit.FromClaim
 	}
 	switch {
 	// A holder has one claim of a key under way (docs/protocol.md, section 4.2), and none during a
 	// pause after fruitless answers (section 4.16).
-	case h.underWay != nil || now < h.pause:
+	case h.underWay != nil || now < h.Pause:
 	// A lease that is due is renewed; but not before retry, until when the ledger would grant
 	// nothing either. Spending that the ledger may reclaim (reclaim: eager) is reported even then.
-	case now >= h.aheadAt || h.due(now, h.lease.Unspent()) && (now >= h.lease.Retry || h.mustReport()):
+	case now >= h.AheadAt || h.Due(now, h.Lease.Unspent()) && (now >= h.Lease.Retry || h.mustReport()):
 		h.renew(now)
 	// The ledger's refusal is believed for refusalHold. Then it is asked again in the background,
 	// so that no request waits for what is probably the same answer.
-	case v.OverLimit && now >= h.again && now < h.lease.Retry:
+	case v.OverLimit && now >= h.again && now < h.Lease.Retry:
 		h.askAgain(now, a)
 	}
 	return v, true
@@ -187,35 +186,35 @@ func (h *Held) Take(now instant, a *ask, waited bool) (verdict, bool) {
 // countUnder counts tokens that were refused here while others held them.
 func (h *Held) countUnder(n tokens) {
 	h.elsewhere -= n
-	if h.rule.Counters != nil {
-		h.rule.Counters.UnderAdmitted.Add(uint64(n))
+	if h.Rule.Counters != nil {
+		h.Rule.Counters.UnderAdmitted.Add(uint64(n))
 	}
 }
 
 // MayGo tells whether the table may drop the key: full says that it has no more room.
 func (h *Held) MayGo(now instant, full bool) bool {
-	over := now >= h.countsTill().Add(lease.ClaimTimeout)
+	over := now >= h.countsTill().Add(ClaimTimeout)
 	// A key stays while an answer is under way, or while it has the next window's lease. While
 	// its totals count, it goes only if the table is full and the ledger knows them all:
 	// otherwise what it spent would be granted again. When they count no more, it goes if the
 	// table is full, or if it has not been used for forgottenAfter, before the table takes more
 	// memory.
 	switch {
-	case h.underWay != nil || h.next != nil:
+	case h.underWay != nil || h.Next != nil:
 		return false
 	case !over:
-		return full && h.settled
+		return full && h.Settled
 	}
-	return full || now.Sub(h.demand.lastUse) >= forgottenAfter
+	return full || now.Sub(h.Demand.LastUse) >= ForgottenAfter
 }
 
 // Undo takes back what a verdict of Take or Drift charged.
 func (h *Held) Undo(a *ask, v *verdict) {
 	// What the ledger was told as spent may not be spent any more: the key is not settled
 	// before another claim has said so.
-	h.lease.Undo(a, v, a.Rule.Limit.Algorithm == ratelimit.TokenBucket)
-	h.settled = false
-	h.gauge()
+	h.Lease.Undo(a, v, a.Rule.Limit.Algorithm == ratelimit.TokenBucket)
+	h.Settled = false
+	h.Gauge()
 }
 
 // Sweep looks after a key for which nothing is under way: it ends its window, and gives
@@ -223,34 +222,34 @@ func (h *Held) Undo(a *ask, v *verdict) {
 // whether the window is over.
 func (h *Held) Sweep(now instant, roomy bool) (ended bool) {
 	h.Turn(now)
-	ended = h.lease.Window == 0 || now >= h.lease.Reset
+	ended = h.Lease.Window == 0 || now >= h.Lease.Reset
 	switch {
 	// What is over is no longer leased: the gauges forget it, and mode approx has its last word.
 	case ended:
-		h.gauges.set(nil, 0, 0, 0)
-		h.finish()
-	case h.stretched && roomy:
+		h.Gauges.Set(nil, 0, 0, 0)
+		h.Finish()
+	case h.Stretched && roomy:
 		// A lease of plenty is kept when idle. If others come to need it, it is recalled
 		// (docs/protocol.md, section 4.11). A table that is nearly full needs the place.
-	case now.Sub(h.demand.lastUse) > idleAfter && h.untold():
-		h.send(Flight{errand: errand{giveUp: true}})
+	case now.Sub(h.Demand.LastUse) > IdleAfter && h.Untold():
+		h.send(Flight{Errand: Errand{GiveUp: true}})
 	}
 	return ended
 }
 
 // Unsaid tells whether the ledger does not know all of what still counts.
 func (h *Held) Unsaid(now instant) bool {
-	return !h.settled && h.lease.Window != 0 && now < h.lease.Counts()
+	return !h.Settled && h.Lease.Window != 0 && now < h.Lease.Counts()
 }
 
-// telling is what is told again after the ledger has lost its data, or its clock was set.
-type telling struct {
-	doubt  instant // what was told before is told again
-	lapsed instant // leases that were told of before are over there
-	usedUp bool    // only what is used up, for its holders ask for nothing
+// Retelling is what is told again after the ledger has lost its data, or its clock was set.
+type Retelling struct {
+	Doubt  instant // what was told before is told again
+	Lapsed instant // leases that were told of before are over there
+	UsedUp bool    // only what is used up, for its holders ask for nothing
 }
 
-// Told is how far a key has been told again.
+// Telling is how far a key has been told again.
 type Telling uint8
 
 const (
@@ -260,41 +259,41 @@ const (
 )
 
 // Tell tells what is to be told again of the key.
-func (h *Held) Tell(now instant, t telling) Telling {
+func (h *Held) Tell(now instant, t Retelling) Telling {
 	h.Turn(now)
-	if n := h.next; n != nil && n.told < t.doubt && now < n.over {
+	if n := h.Next; n != nil && n.Told < t.Doubt && now < n.Over {
 		// The ledger may not know this lease: if it were spent, the same tokens could be granted once
 		// more. It is claimed anew.
-		h.next, h.triedAhead, h.aheadAt = nil, 0, now
+		h.Next, h.triedAhead, h.AheadAt = nil, 0, now
 	}
-	if h.isTold(now, t.doubt) {
+	if h.IsTold(now, t.Doubt) {
 		return Told
 	}
 	// The ledger's clock has gone ahead, and leases from before that are expired there: this node
 	// must not spend what others may have.
-	if h.told < t.lapsed {
-		h.lease.Deadline = min(h.lease.Deadline, now)
+	if h.Told < t.Lapsed {
+		h.Lease.Deadline = min(h.Lease.Deadline, now)
 	}
 	// First those that are used up. A lease with tokens left is renewed soon anyway; a key that
 	// refuses by itself sends no claim, and the ledger would grant its whole limit again.
-	usedUp := h.lease.Unspent() <= 0 || now < h.lease.Retry
-	if h.underWay != nil || now < h.pause || t.usedUp && !usedUp {
+	usedUp := h.Lease.Unspent() <= 0 || now < h.Lease.Retry
+	if h.underWay != nil || now < h.Pause || t.UsedUp && !usedUp {
 		return ToldLater
 	}
 	return TellNow
 }
 
-// isTold tells whether the ledger need not be told of a key again: it was, or there is
+// IsTold tells whether the ledger need not be told of a key again: it was, or there is
 // nothing to tell.
-func (h *Held) isTold(now, doubt instant) bool {
-	return h.lease.Window == 0 || now >= h.lease.Counts() || h.told >= doubt
+func (h *Held) IsTold(now, doubt instant) bool {
+	return h.Lease.Window == 0 || now >= h.Lease.Counts() || h.Told >= doubt
 }
 
 // countsTill is until when anything that is known of the key counts, whoever asks for it.
 func (h *Held) countsTill() instant {
-	till := max(h.lease.Counts(), h.usedTill)
-	if h.unplaced > 0 { // it is of a window that no lease is of
-		till = max(till, h.unplacedAt.Add(h.rule.Limit.Period()))
+	till := max(h.Lease.Counts(), h.usedTill)
+	if h.Unplaced > 0 { // it is of a window that no lease is of
+		till = max(till, h.UnplacedAt.Add(h.Rule.Limit.Period()))
 	}
 	return till
 }

@@ -1,7 +1,6 @@
-package leasing
+package lease
 
 import (
-	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -11,28 +10,28 @@ import (
 // Book books n tokens that were admitted without the ledger as spent, so that they are told.
 // It returns the window, if that is known.
 func (h *Held) Book(now instant, a *ask, n tokens) window {
-	h.settled = false
-	h.unasked = ratelimit.Booked(h.unasked, n)
-	if h.lease.Current(now, a) {
-		h.lease.Spent = ratelimit.Booked(h.lease.Spent, n)
-		h.gauge()
-		return h.lease.Window
+	h.Settled = false
+	h.Unasked = ratelimit.Booked(h.Unasked, n)
+	if h.Lease.Current(now, a) {
+		h.Lease.Spent = ratelimit.Booked(h.Lease.Spent, n)
+		h.Gauge()
+		return h.Lease.Window
 	}
-	if h.unplaced == 0 {
-		h.unplacedAt = now
+	if h.Unplaced == 0 {
+		h.UnplacedAt = now
 	}
-	h.unplaced = ratelimit.Booked(h.unplaced, n)
+	h.Unplaced = ratelimit.Booked(h.Unplaced, n)
 	return 0
 }
 
 // Unbook takes back what a verdict charged that Book or Cached has booked.
 func (h *Held) Unbook(a *ask, v *verdict) {
 	policy := a.Rule.Coordination.OnStoreFailure
-	l := &h.lease
-	h.unasked = max(0, h.unasked-v.Charged)
+	l := &h.Lease
+	h.Unasked = max(0, h.Unasked-v.Charged)
 	switch {
 	case v.Booked == 0:
-		h.unplaced = max(0, h.unplaced-v.Charged)
+		h.Unplaced = max(0, h.Unplaced-v.Charged)
 	case v.Booked != l.Window:
 	case l.Algorithm == ratelimit.TokenBucket: // what is confirmed, or forgiven, is no longer told apart
 		l.Unspend(min(v.Charged, l.Drifted()), false)
@@ -42,32 +41,32 @@ func (h *Held) Unbook(a *ask, v *verdict) {
 			l.Available += v.Charged
 		}
 	}
-	h.settled = false
-	h.gauge()
+	h.Settled = false
+	h.Gauge()
 }
 
 // Cached goes on against what the ledger last said was left, for at most max_staleness.
 func (h *Held) Cached(now instant, a *ask) verdict {
-	known := h.lease.Current(now, a) && now.Sub(h.heard) <= a.Rule.Coordination.MaxStaleness
-	if !known || a.Cost > h.lease.Available {
+	known := h.Lease.Current(now, a) && now.Sub(h.Heard) <= a.Rule.Coordination.MaxStaleness
+	if !known || a.Cost > h.Lease.Available {
 		return verdict{OverLimit: true}
 	}
-	h.lease.Available -= a.Cost
-	h.lease.Spent += a.Cost
-	h.unasked = ratelimit.Booked(h.unasked, a.Cost)
-	h.settled = false
-	return verdict{Charged: a.Cost, Remaining: h.lease.Available, ResetAfter: h.lease.Reset.Sub(now), Booked: h.lease.Window}
+	h.Lease.Available -= a.Cost
+	h.Lease.Spent += a.Cost
+	h.Unasked = ratelimit.Booked(h.Unasked, a.Cost)
+	h.Settled = false
+	return verdict{Charged: a.Cost, Remaining: h.Lease.Available, ResetAfter: h.Lease.Reset.Sub(now), Booked: h.Lease.Window}
 }
 
-// bookUnplaced books what was admitted without the ledger, if that was in the
+// BookUnplaced books what was admitted without the ledger, if that was in the
 // lease's window.
-func (h *Held) bookUnplaced() {
-	if h.unplacedAt > h.lease.Reset.Add(-h.rule.Limit.WindowLength(h.lease.Window)) || h.rule.Limit.Algorithm == ratelimit.TokenBucket {
-		h.lease.Spent = ratelimit.Booked(h.lease.Spent, min(h.unplaced, h.rule.Limit.Capacity()))
+func (h *Held) BookUnplaced() {
+	if h.UnplacedAt > h.Lease.Reset.Add(-h.Rule.Limit.WindowLength(h.Lease.Window)) || h.Rule.Limit.Algorithm == ratelimit.TokenBucket {
+		h.Lease.Spent = ratelimit.Booked(h.Lease.Spent, min(h.Unplaced, h.Rule.Limit.Capacity()))
 	} else {
-		h.unasked = max(0, h.unasked-h.unplaced)
+		h.Unasked = max(0, h.Unasked-h.Unplaced)
 	}
-	h.unplaced = 0
+	h.Unplaced = 0
 }
 
 // A late answer is no outage. Where the ledger answers others, on_store_failure does
@@ -83,20 +82,20 @@ func (h *Held) bookUnplaced() {
 // what each node may admit alone, and a first request on a cold key passes. The second
 // and the last line are not for on_store_failure: open, which would rather admit.
 
-// lateness is how late an answer is.
-type lateness struct {
-	late  bool // the request has waited for its whole time
-	alive bool // the ledger answers others
+// Lateness is how late an answer is.
+type Lateness struct {
+	Late  bool // the request has waited for its whole time
+	Alive bool // the ledger answers others
 }
 
 // RefuseLate refuses what has waited, where what was heard of the key says so. What is not
 // late yet, and would drift now (mode approx), is refused only if others were asked to give
 // back: then there is nothing left to be exact about.
-func (h *Held) RefuseLate(now instant, a *ask, by lateness) (verdict, bool) {
-	l := &h.lease
-	cautious := by.alive && a.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen
+func (h *Held) RefuseLate(now instant, a *ask, by Lateness) (verdict, bool) {
+	l := &h.Lease
+	cautious := by.Alive && a.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen
 	if !l.Current(now, a) {
-		if !cautious || h.unplaced == 0 {
+		if !cautious || h.Unplaced == 0 {
 			return verdict{}, false
 		}
 		return verdict{OverLimit: true, Source: ratelimit.FromClaim, ResetAfter: a.Rule.Limit.Period()}, true
@@ -104,14 +103,14 @@ func (h *Held) RefuseLate(now instant, a *ask, by lateness) (verdict, bool) {
 	left := max(0, l.Unspent()) + l.Available
 	short := a.Cost > left
 	switch {
-	case short && (by.late || h.recalling) && now.Sub(h.heard) <= a.Rule.Coordination.Deadline():
+	case short && (by.Late || h.Recalling) && now.Sub(h.Heard) <= a.Rule.Coordination.Deadline():
 		v := l.Deny(now, a)
 		v.Source = ratelimit.FromClaim
 		return v, true
 	case l.Algorithm != ratelimit.FixedWindow: // what was left says nothing soon: it comes back with time
 		return verdict{}, false
-	case short && by.alive && h.heard != 0:
-	case cautious && h.heard != 0 && left <= a.Rule.Limit.Capacity()/ledger.PlentyAbove:
+	case short && by.Alive && h.Heard != 0:
+	case cautious && h.Heard != 0 && left <= a.Rule.Limit.Capacity()/ratelimit.PlentyAbove:
 	default:
 		return verdict{}, false
 	}

@@ -1,4 +1,4 @@
-package leasing
+package lease
 
 import "time"
 
@@ -12,18 +12,18 @@ import "time"
 //	asked again after recallPause <-- 38 left <-- claim: 38 returned --'
 
 const (
-	// recallPause is how long a node waits before it asks again for what was
+	// RecallPause is how long a node waits before it asks again for what was
 	// recalled: about two round trips and some work.
-	recallPause = 2 * time.Millisecond
-	// recallKeeps is for how long a holder keeps enough for its own demand.
-	recallKeeps = 20 * time.Millisecond
+	RecallPause = 2 * time.Millisecond
+	// RecallKeeps is for how long a holder keeps enough for its own demand.
+	RecallKeeps = 20 * time.Millisecond
 )
 
 // recall is what a node knows of recalls of one key.
 type recall struct {
 	asked     bool    // this node was asked to give back, while a claim was under way
-	stretched bool    // the lease was made larger and longer: it is not given back when idle
-	recalling bool    // others have been asked to give back, for this node's claim
+	Stretched bool    // the lease was made larger and longer: it is not given back when idle
+	Recalling bool    // others have been asked to give back, for this node's claim
 	resume    instant // until then, what waits does not claim again
 }
 
@@ -39,15 +39,15 @@ func (h *Held) Recall() {
 // giveBackSome has a claim sent that returns what is not needed, but for keep.
 func (h *Held) giveBackSome(keep tokens) {
 	h.asked = false
-	if h.rule == nil || h.lease.Unspent() <= 0 && h.lease.Spent == h.reported {
+	if h.Rule == nil || h.Lease.Unspent() <= 0 && h.Lease.Spent == h.Reported {
 		return // the ledger knows it by now
 	}
-	h.send(Flight{errand: errand{recall: true, keep: keep}})
+	h.send(Flight{Errand: Errand{recall: true, keep: keep}})
 }
 
 // giveBack returns what the next moment does not need, but for keep at least.
 func (h *Held) giveBack(keep tokens) {
-	keep = max(keep, tokens(recallKeeps.Seconds()*h.demand.perSec))
-	h.lease.Returned += max(0, h.lease.Unspent()-keep)
-	h.stretched = false
+	keep = max(keep, tokens(RecallKeeps.Seconds()*h.Demand.PerSec))
+	h.Lease.Returned += max(0, h.Lease.Unspent()-keep)
+	h.Stretched = false
 }

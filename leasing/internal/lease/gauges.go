@@ -1,18 +1,18 @@
-package leasing
+package lease
 
 import "github.com/sluice-gate/sluice/ratelimit"
 
 // gauges are what a rule's gauges have of one key.
 type gauges struct {
-	of                         *ratelimit.RuleCounters
-	leased, drifting, stranded tokens
+	Of                         *ratelimit.RuleCounters
+	Leased, Drifting, stranded tokens
 }
 
-// set replaces what they have; of nil, by nothing.
-func (g *gauges) set(of *ratelimit.RuleCounters, leased, drifting, stranded tokens) {
-	if old := g.of; old != nil {
-		old.Leased.Add(int64(-g.leased))
-		old.Drifting.Add(int64(-g.drifting))
+// Set replaces what they have; of nil, by nothing.
+func (g *gauges) Set(of *ratelimit.RuleCounters, leased, drifting, stranded tokens) {
+	if old := g.Of; old != nil {
+		old.Leased.Add(int64(-g.Leased))
+		old.Drifting.Add(int64(-g.Drifting))
 		old.Stranded.Add(int64(-g.stranded))
 	}
 	if *g = (gauges{of, leased, drifting, stranded}); of != nil {
@@ -22,26 +22,26 @@ func (g *gauges) set(of *ratelimit.RuleCounters, leased, drifting, stranded toke
 	}
 }
 
-// gauge keeps the rule's gauges of leased, drifting and stranded tokens.
-func (h *Held) gauge() {
-	if h.rule == nil {
+// Gauge keeps the rule's gauges of leased, drifting and stranded tokens.
+func (h *Held) Gauge() {
+	if h.Rule == nil {
 		return
 	}
-	leased := max(0, h.lease.Unspent())
-	if h.next != nil {
-		leased += max(0, h.next.lease.Unspent())
+	leased := max(0, h.Lease.Unspent())
+	if h.Next != nil {
+		leased += max(0, h.Next.Lease.Unspent())
 	}
-	h.gauges.set(h.rule.Counters, leased, h.lease.Drifted(), h.stranded)
+	h.Gauges.Set(h.Rule.Counters, leased, h.Lease.Drifted(), h.stranded)
 }
 
 // begun forgets what was heard of the window before. What is unplaced is of this one.
-func (h *Held) begun() { h.reported, h.elsewhere, h.stranded, h.unasked = 0, 0, 0, h.unplaced }
+func (h *Held) begun() { h.Reported, h.elsewhere, h.stranded, h.Unasked = 0, 0, 0, h.Unplaced }
 
-// countBound counts a window when this claim has brought it near what its rule
+// CountBound counts a window when this claim has brought it near what its rule
 // declares to over-admit, or beyond. Up to unasked of what went over was admitted
 // here by on_store_failure, which the rule declares apart: a window that is beyond
 // only because of that is counted apart, and how much it was is returned.
-func countBound(rule *ratelimit.Rule, g *ratelimit.Grant, unasked tokens) (byPolicy tokens) {
+func CountBound(rule *ratelimit.Rule, g *ratelimit.Grant, unasked tokens) (byPolicy tokens) {
 	if g.OverAdmitted <= 0 || rule.Counters == nil {
 		return 0
 	}
