@@ -232,7 +232,7 @@ func (f *Fleet) judge(l *lane, grants []ratelimit.Grant, last error) {
 
 // read takes in an answer, wakes those who wait, and tells what it settled of
 // drift.
-func (f *Fleet) read(sent, now instant, there lease.LedgerClock, fl *flight, g *ratelimit.Grant) (r lease.Reconciliation, drifted bool) {
+func (f *Fleet) read(sent, now instant, there lease.LedgerClock, fl *flight, g *ratelimit.Grant) (r Reconciliation, drifted bool) {
 	s := f.shard(fl.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -17,6 +17,9 @@ type Drift interface {
 	Share(now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime) (share ratelimit.Tokens, heir ratelimit.Fence)
 }
 
+// Reconciliation is what a claim has settled of a node's drift.
+type Reconciliation = lease.Reconciliation
+
 // drift spends from the node's share, if it may. waited says that the ledger
 // was asked for as long as the rule waits for it.
 func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {

@@ -50,7 +50,7 @@ type FleetOptions struct {
 	// OnFailure is told of each batch that failed as a whole. It must not block.
 	OnFailure func(error)
 	// OnReconcile is told what claims have settled of drift. It must not block.
-	OnReconcile func(lease.Reconciliation)
+	OnReconcile func(Reconciliation)
 	// OnAudit is told each answer to a claim of a rule that is audited, before anything
 	// of it is spent.
 	OnAudit func(*ratelimit.Claim, *ratelimit.Grant)

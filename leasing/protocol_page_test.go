@@ -205,7 +205,7 @@ func (s *sources) take(path, source string) {
 	for _, m := range testFunction.FindAllStringSubmatch(source, -1) {
 		s.tests[m[1]] = true
 	}
-	if strings.HasSuffix(path, "sim/bugs_test.go") || strings.HasSuffix(path, "leasing/exhaust_test.go") {
+	if strings.HasSuffix(path, "sim/bugs_test.go") || strings.HasSuffix(path, "leasing/ledger/exhaust_test.go") {
 		s.planted += source
 	}
 }

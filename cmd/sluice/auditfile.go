@@ -12,12 +12,11 @@ import (
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
-	"github.com/sluice-gate/sluice/leasing/internal/lease"
 )
 
 // audit writes what claims settle of drift: to the log at debug level, and to
 // DRIFT_AUDIT_FILE as JSON lines.
-func (c *serveCmd) audit(log *slog.Logger) (func(lease.Reconciliation), error) {
+func (c *serveCmd) audit(log *slog.Logger) (func(leasing.Reconciliation), error) {
 	sinks := []*slog.Logger{log}
 	if c.DriftAuditFile != "" {
 		f, err := openCapped(c.DriftAuditFile, auditBytes)
@@ -26,7 +25,7 @@ func (c *serveCmd) audit(log *slog.Logger) (func(lease.Reconciliation), error) {
 		}
 		sinks = append(sinks, slog.New(slog.NewJSONHandler(f, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	}
-	return func(r lease.Reconciliation) {
+	return func(r leasing.Reconciliation) {
 		for _, s := range sinks {
 			if !s.Enabled(context.Background(), slog.LevelDebug) {
 				continue

@@ -15,7 +15,6 @@ import (
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
-	"github.com/sluice-gate/sluice/leasing/internal/lease"
 )
 
 // shared is a limiter over one Redis, with a drift seat there.
@@ -32,7 +31,7 @@ type shared struct {
 	clock  ratelimit.Clock
 }
 
-func (c *serveCmd) shared(flags *redisFlags, seats func() approx.Plan, audit func(lease.Reconciliation), clock ratelimit.Clock, log *slog.Logger) (*shared, error) {
+func (c *serveCmd) shared(flags *redisFlags, seats func() approx.Plan, audit func(leasing.Reconciliation), clock ratelimit.Clock, log *slog.Logger) (*shared, error) {
 	client, start, err := flags.heldClient()
 	if err != nil {
 		return nil, err
