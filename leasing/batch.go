@@ -264,7 +264,7 @@ func (f *Fleet) knows(sent, now instant, c *ratelimit.Claim, g *ratelimit.Grant)
 		f.missed(sent, now, c)
 	}
 	// A ledger without epochs tells of a loss in no other way. Many accounts tell of the same loss:
-	// it counts once in relearnTime, and has all leases told again.
+	// it counts once in ledger.RelearnTime, and has all leases told again.
 	if g.Relearning && !f.beats {
 		if now.Sub(instant(f.forgot.Swap(int64(now)))) > ledger.RelearnTime {
 			f.stats.recoveries.Add(1)

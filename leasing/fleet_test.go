@@ -163,7 +163,7 @@ func (w *fleetWorld) judge(algorithm ratelimit.Algorithm, limit tokens, admitted
 }
 
 // A hot key costs about a claim a second, not one a request; a flood of
-// refused requests costs the one that finds out, and one each refusalHold.
+// refused requests costs the one that finds out, and one each lease.RefusalHold.
 func TestFleetAsksSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFleetWorld(t, 1, time.Millisecond)

@@ -169,7 +169,7 @@ func TestHostileGrantsAreRejected(t *testing.T) {
 	}
 }
 
-// Refusals that could be true are held for refusalHold at most: a ledger that says
+// Refusals that could be true are held for lease.RefusalHold at most: a ledger that says
 // "all is used up until the hour ends" is asked again meanwhile. One claim in that
 // time, whatever is asked for.
 func TestHostileRefusalEndsSoon(t *testing.T) {

@@ -3,6 +3,8 @@ package main
 // The core's files, for the lists below.
 const (
 	account = "leasing/ledger/account.go"
+	grant   = "leasing/ledger/grant.go"
+	records = "leasing/ledger/records.go"
 	bucket  = "leasing/ledger/bucket.go"
 	settle  = "leasing/ledger/settle.lua"
 	held    = "leasing/internal/lease/held.go"
@@ -66,7 +68,7 @@ var allByHand = []byHand{
 		{settle, "RELEARN_SHARE = 2000000, 20", "RELEARN_SHARE = 2000000, 4"},
 	}},
 	{"a ledger that has forgotten grants a twentieth to each, and not in all", []replacement{
-		{account, "\t\ta.relearned += lease\n", ""},
+		{grant, "\t\ta.relearned += lease\n", ""},
 		{settle, "if learning then a.relearned = a.relearned + lease end", ""},
 	}},
 	{"each holder that tells its totals starts the twentieth anew", []replacement{
@@ -91,11 +93,11 @@ var allByHand = []byHand{
 		{lease, "return ttl / 4", "return ttl / 20"},
 	}},
 	{"the ledger reclaims a lease half a second before it has expired", []replacement{
-		{account, "r.closed || a.now < r.expires ||", "r.closed || a.now.Add(500*time.Millisecond) < r.expires ||"},
+		{grant, "r.closed || a.now < r.expires ||", "r.closed || a.now.Add(500*time.Millisecond) < r.expires ||"},
 		{settle, "and not flag(r, 1) and a.now >= r[EXPIRES] then\n", "and not flag(r, 1) and a.now + 500000 >= r[EXPIRES] then\n"},
 	}},
 	{"leases that were not claimed as eager are reclaimed, too", []replacement{
-		{account, "if !r.eager || r.closed ||", "if r.closed ||"},
+		{grant, "if !r.eager || r.closed ||", "if r.closed ||"},
 		{settle, "if flag(r, 8) and here(r) and not flag(r, 1) and a.now >=", "if here(r) and not flag(r, 1) and a.now >="},
 	}},
 	{"the ledger's clock is taken to have stood still while the answer travelled", []replacement{
@@ -155,7 +157,7 @@ var allByHand = []byHand{
 
 	// Drift, and who may.
 	{"a confirmed grant frees a share that the limit did not have", []replacement{
-		{account, "confirmed = max(0, drift-max(0, -a.free(c, at)))", "confirmed = drift"},
+		{grant, "confirmed = max(0, drift-max(0, -a.free(c, at)))", "confirmed = drift"},
 		{settle, "confirmed = max(0, drift - max(0, -free(at)))", "confirmed = drift"},
 	}},
 	{"a new tenant uses the shares of one that crashed", []replacement{

@@ -15,6 +15,8 @@ import (
 // twinScripts are the Go files that say the same as a script.
 var twinScripts = map[string]string{
 	"leasing/ledger/account.go": "leasing/ledger/settle.lua",
+	"leasing/ledger/grant.go":   "leasing/ledger/settle.lua",
+	"leasing/ledger/records.go": "leasing/ledger/settle.lua",
 	"leasing/ledger/bucket.go":  "leasing/ledger/settle.lua",
 	"approx/seats.go":           "approx/seats.lua",
 }

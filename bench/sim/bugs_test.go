@@ -50,12 +50,12 @@ var planted = []struct {
 		Wrong: "on: false",
 	}},
 	{4, plant.Bug{
-		Name: "the ledger forgets what is granted and not spent", File: "leasing/ledger/account.go",
+		Name: "the ledger forgets what is granted and not spent", File: "leasing/ledger/records.go",
 		Right: "return max(r.paid(), r.spent)",
 		Wrong: "return r.spent",
 	}},
 	{2, plant.Bug{
-		Name: "the ledger grants more than there is", File: "leasing/ledger/account.go",
+		Name: "the ledger grants more than there is", File: "leasing/ledger/grant.go",
 		Right: "lease := min(room, max(c.Want, c.Waiting), tapered)",
 		Wrong: "lease := min(max(c.Want, c.Waiting), tapered)",
 	}},
@@ -70,7 +70,7 @@ var planted = []struct {
 		Wrong: "if here && known {\n\t\tr.granted, r.spent",
 	}},
 	{4, plant.Bug{
-		Name: "the window before does not count", File: "leasing/ledger/account.go",
+		Name: "the window before does not count", File: "leasing/ledger/grant.go",
 		Right: "|| a.prev == 0 {\n\t\treturn 0",
 		Wrong: "|| a.prev >= 0 {\n\t\treturn 0",
 	}},

@@ -50,7 +50,7 @@ var lookSource string
 var lookScript = redis.NewScript(lookSource)
 
 // Account reads an account; nil if there is none.
-func (l *Redis) Account(ctx context.Context, name string) (*Account, ledgerTime, error) { //nolint:unparam // Inspect uses the time, through an interface
+func (l *Redis) Account(ctx context.Context, name string) (*Account, ledgerTime, error) {
 	var there ledgerTime
 	// A simulation has a clock of its own. Otherwise times are shown by Redis' clock, as the
 	// account has them.
@@ -116,11 +116,16 @@ func (a *Account) readRow(row any) error {
 		others := a.others
 		n = append(n, make([]int64, accountFields-len(n))...)
 		*a = Account{
-			now: ledgerTime(n[0]), fence: ratelimit.Fence(n[1]), window: window(n[2]), base: tokens(n[3]), prev: tokens(n[4]), over: tokens(n[5]),
-			level: n[6] + n[25]*Micro, carry: n[7], relearn: ledgerTime(n[8]), relearned: tokens(n[9]), most: tokens(n[10]), left: tokens(n[11]), late: tokens(n[12]),
-			born: ratelimit.Fence(n[13]), folded: ratelimit.Fence(n[14]), renamed: ratelimit.Fence(n[15]), moved: window(n[16]),
-			recalled: ledgerTime(n[17]),
-			others:   others,
+			clockwork: clockwork{now: ledgerTime(n[0])},
+			fences: fences{
+				fence: ratelimit.Fence(n[1]), born: ratelimit.Fence(n[13]), folded: ratelimit.Fence(n[14]),
+				renamed: ratelimit.Fence(n[15]), moved: window(n[16]),
+			},
+			window: window(n[2]), base: tokens(n[3]), prev: tokens(n[4]), recalled: ledgerTime(n[17]),
+			overAdmission: overAdmission{over: tokens(n[5]), most: tokens(n[10]), left: tokens(n[11]), late: tokens(n[12])},
+			learning:      learning{relearn: ledgerTime(n[8]), relearned: tokens(n[9])},
+			fillLevel:     fillLevel{level: n[6] + n[25]*Micro, carry: n[7]},
+			others:        others,
 		}
 		return nil
 	case ok && len(name) > 1 && len(n) == 10:
@@ -130,8 +135,11 @@ func (a *Account) readRow(row any) error {
 		}
 		a.others = append(a.others, record{
 			holder: ratelimit.Holder(holder), seq: uint64(n[0]), window: window(n[1]), expires: ledgerTime(n[2]), fence: ratelimit.Fence(n[3]),
-			granted: tokens(n[4]), inflight: tokens(n[5]), spent: tokens(n[6]), returned: tokens(n[7]), over: tokens(n[8]),
-			closed: n[9]&1 != 0, void: n[9]&2 != 0, direct: n[9]&4 != 0, eager: n[9]&8 != 0, last: n[9]&16 != 0, missing: n[9]&32 != 0, recalled: recalled(n[9] / 64 % 4), plenty: n[9]&256 != 0,
+			totals: totals{granted: tokens(n[4]), inflight: tokens(n[5]), spent: tokens(n[6]), returned: tokens(n[7]), over: tokens(n[8])},
+			marks: marks{
+				closed: n[9]&1 != 0, void: n[9]&2 != 0, direct: n[9]&4 != 0, eager: n[9]&8 != 0, last: n[9]&16 != 0,
+				missing: n[9]&32 != 0, recalled: recalled(n[9] / 64 % 4), plenty: n[9]&256 != 0,
+			},
 		})
 		return nil
 	}

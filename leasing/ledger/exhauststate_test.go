@@ -64,7 +64,7 @@ const (
 	fieldFence
 	fieldSeq
 	fieldReceived // granted or returned: see stateWriter.shift
-	fieldRecalled // when holders were asked to give back: they may be asked again after recallAgain
+	fieldRecalled // when holders were asked to give back: they may be asked again after RecallAgain
 )
 
 type field struct {
@@ -379,7 +379,7 @@ func (s *stateWriter) instant(t instant) {
 }
 
 // ledgerTime does the same by the ledger's clock. A bucket forgets an expired
-// lease after periods, and an ended holder is folded after foldAfter.
+// lease after periods, and an ended holder is folded after FoldAfter.
 func (s *stateWriter) ledgerTime(t ledgerTime) {
 	past := time.Duration(0)
 	if s.bucket || s.w.scope.faults[faultEnd] {

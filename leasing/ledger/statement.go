@@ -39,7 +39,7 @@ type Holding struct {
 // LocalHolder is this node's name in accounts of its own.
 const LocalHolder ratelimit.Holder = 1
 
-// export writes an account down. This process's own holder has given back what
+// Statement writes an account down. This process's own holder has given back what
 // it had not spent; what it spent is the account's, for the next process has a
 // holder of the same name.
 func (a *Account) Statement() Statement {
@@ -62,10 +62,15 @@ func (a *Account) Statement() Statement {
 	return x
 }
 
+// FromStatement goes on with an account that was written down, whose clock runs behind this
+// ledger's by lag.
 func FromStatement(x *Statement, lag ledgerTime) Account {
 	a := Account{
-		now: x.Now, lag: lag, fence: x.Fence, born: x.Born, folded: x.Folded, window: x.Window, base: x.Charged, prev: x.Previous, level: x.Level, carry: x.Carry,
-		dead: x.Dead, most: x.Most, over: x.Over, left: x.Left, late: x.Late, relearn: x.Relearn, relearned: x.Relearned,
+		clockwork: clockwork{now: x.Now, lag: lag}, fences: fences{fence: x.Fence, born: x.Born, folded: x.Folded},
+		window: x.Window, base: x.Charged, prev: x.Previous, dead: x.Dead,
+		overAdmission: overAdmission{most: x.Most, over: x.Over, left: x.Left, late: x.Late},
+		learning:      learning{relearn: x.Relearn, relearned: x.Relearned},
+		fillLevel:     fillLevel{level: x.Level, carry: x.Carry},
 	}
 	if a.dead < 1<<62 { // others look at it by this process's clock
 		a.dead += lag
@@ -80,8 +85,9 @@ func FromStatement(x *Statement, lag ledgerTime) Account {
 
 func (h *Holding) record() record {
 	return record{
-		holder: h.Holder, seq: h.Seq, window: h.Window, expires: h.Expires, fence: h.Fence, granted: h.Granted, inflight: h.InFlight,
-		spent: h.Spent, returned: h.Returned, over: h.Over, direct: h.Direct, closed: h.Closed, void: h.Void, eager: h.Eager, last: h.Last,
+		holder: h.Holder, seq: h.Seq, window: h.Window, expires: h.Expires, fence: h.Fence,
+		totals: totals{granted: h.Granted, inflight: h.InFlight, spent: h.Spent, returned: h.Returned, over: h.Over},
+		marks:  marks{direct: h.Direct, closed: h.Closed, void: h.Void, eager: h.Eager, last: h.Last},
 	}
 }
 

@@ -130,6 +130,7 @@ func (h *Held) Write(now instant, seq uint64, fl *Flight, recalls bool) ratelimi
 // Joining is what an ask that needs the ledger waits for.
 type Joining uint8
 
+// What an ask may wait for.
 const (
 	Alone      Joining = iota // a claim of its own
 	Behind                    // the claim that is under way
@@ -151,7 +152,7 @@ func (h *Held) Join(now instant, a *ask) (how Joining, fl Flight) {
 	if n := h.Next; n != nil && now >= n.Over && now < n.Start {
 		return UntilTurn, fl
 	}
-	// The ledger has asked other holders to give tokens back, which takes about recallPause. All
+	// The ledger has asked other holders to give tokens back, which takes about RecallPause. All
 	// that waits for them asks again together, and not each by itself.
 	if now < h.resume {
 		return UntilAgain, fl

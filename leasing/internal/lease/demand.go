@@ -61,6 +61,7 @@ type Renewal struct {
 	After instant
 }
 
+// Due tells whether it is time.
 func (r *Renewal) Due(now instant, unspent tokens) bool { return unspent < r.below || now >= r.After }
 
 // Renewal is when to renew a lease that has left tokens: early enough that two

@@ -90,7 +90,7 @@ func (h *Held) Sent(fl *Flight) {
 // schedule says when what is claimed.
 type schedule struct {
 	Renewal
-	// From aheadAt on the next window is claimed; triedAhead is the one for
+	// From AheadAt on the next window is claimed; triedAhead is the one for
 	// which that was done.
 	AheadAt    instant
 	triedAhead window
@@ -127,7 +127,7 @@ type DriftKept struct {
 // unbooked is what was admitted without the ledger.
 type unbooked struct {
 	// Unplaced was admitted while no lease said of which window it was; the next grant
-	// books it, if its window had begun by unplacedAt.
+	// books it, if its window had begun by UnplacedAt.
 	Unplaced   tokens
 	UnplacedAt instant
 	// Unasked is what on_store_failure admitted here in this window, unplaced included,
@@ -175,7 +175,7 @@ func (h *Held) Take(now instant, a *ask, waited bool) (verdict, bool) {
 	// nothing either. Spending that the ledger may reclaim (reclaim: eager) is reported even then.
 	case now >= h.AheadAt || h.Due(now, h.Lease.Unspent()) && (now >= h.Lease.Retry || h.mustReport()):
 		h.renew(now)
-	// The ledger's refusal is believed for refusalHold. Then it is asked again in the background,
+	// The ledger's refusal is believed for RefusalHold. Then it is asked again in the background,
 	// so that no request waits for what is probably the same answer.
 	case v.OverLimit && now >= h.again && now < h.Lease.Retry:
 		h.askAgain(now, a)
@@ -197,7 +197,7 @@ func (h *Held) MayGo(now instant, full bool) bool {
 	// A key stays while an answer is under way, or while it has the next window's lease. While
 	// its totals count, it goes only if the table is full and the ledger knows them all:
 	// otherwise what it spent would be granted again. When they count no more, it goes if the
-	// table is full, or if it has not been used for forgottenAfter, before the table takes more
+	// table is full, or if it has not been used for ForgottenAfter, before the table takes more
 	// memory.
 	switch {
 	case h.underWay != nil || h.Next != nil:
@@ -252,6 +252,7 @@ type Retelling struct {
 // Telling is how far a key has been told again.
 type Telling uint8
 
+// How far.
 const (
 	Told      Telling = iota // all of it, or there is nothing to tell
 	ToldLater                // an answer has to come first, or others are more urgent

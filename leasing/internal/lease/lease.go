@@ -41,7 +41,7 @@ type GrantedLimit struct {
 
 // denied is what denials leave behind.
 type denied struct {
-	// Before the instant retry, a request that needs at least retryCost tokens more
+	// Before the instant retry, a request that needs at least RetryCost tokens more
 	// than are unspent is refused without asking.
 	Retry     instant
 	RetryCost tokens
@@ -49,6 +49,7 @@ type denied struct {
 	Debt tokens
 }
 
+// Limit is the limit.
 func (l *GrantedLimit) Limit() ratelimit.Limit {
 	x := ratelimit.Limit{
 		Algorithm: l.Algorithm, Unit: ratelimit.Unit(l.Period >> unitShift), Multiplier: l.Period & (1<<unitShift - 1),
@@ -69,6 +70,7 @@ const unitShift = 28
 // Joined is a number of tokens of a limit, of which MaxLimit is below 2^40.
 func Joined(low uint32, high uint8) tokens { return tokens(high)<<32 | tokens(low) }
 
+// SetLimit has it be x.
 func (l *GrantedLimit) SetLimit(x *ratelimit.Limit) {
 	l.Algorithm, l.Period = x.Algorithm, uint32(x.Unit)<<unitShift|x.Multiplier|uint32(x.Calendar)
 	l.Requests, l.RequestsHigh = uint32(x.Requests), uint8(x.Requests>>32)
@@ -147,6 +149,7 @@ func (l *Lease) Settled(now instant, a *ask, continuous bool) verdict {
 	return v
 }
 
+// Report adds to a verdict what is left, and until when.
 func (l *Lease) Report(now instant, v verdict) verdict {
 	v.Remaining = max(0, l.Unspent()+l.Available)
 	v.ResetAfter = l.Reset.Sub(now)

@@ -9,7 +9,7 @@ import "time"
 // of them allow is narrower than any round trip (the intersection of intervals
 // of Marzullo and Owicki, "Maintaining the Time in a Distributed System",
 // 1983). Clocks drift apart meanwhile, so the bounds widen with age. The zero
-// ledgerClock knows nothing. It is not safe for concurrent use.
+// LedgerClock knows nothing. It is not safe for concurrent use.
 type LedgerClock struct {
 	Lo, Hi time.Duration // Invariant: lo <= the ledger's time - this node's <= hi
 	At     instant       // when they held; 0 if there are none
@@ -43,6 +43,7 @@ func (c *LedgerClock) Heard(sent, answered instant, t ledgerTime) (step time.Dur
 	return step
 }
 
+// Widened is what is known of the clock at now: less than when it was heard.
 func (c *LedgerClock) Widened(now instant) LedgerClock {
 	by := max(0, now.Sub(c.At)) / MaxDrift
 	return LedgerClock{Lo: c.Lo - by, Hi: c.Hi + by, At: now}

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// However long the trips and however the clocks drift, within maxDrift, the
+// However long the trips and however the clocks drift, within MaxDrift, the
 // truth stays within what is said, and what is said is soon narrower than a
 // trip.
 func TestLedgerClockBoundsTheTruth(t *testing.T) {

@@ -129,7 +129,7 @@ func (h *Held) Turn(now instant) bool {
 // from both, and what they have not is refused.
 func (h *Held) inDoubt(now instant, a *ask) (verdict, bool) {
 	n := h.Next
-	// A doubt of up to doubtWait is waited out (see untilTurn).
+	// A doubt of up to DoubtWait is waited out (see UntilTurn).
 	if n == nil || now < n.Over || n.Start.Sub(now) <= DoubtWait || a.Kind != ratelimit.Spend {
 		return verdict{}, false
 	}

@@ -97,7 +97,7 @@ func PackedRule(b []byte) uint64 {
 	return number
 }
 
-// Unpack reads what Pack wrote. rule has the number that packedRule says, and name is the
+// Unpack reads what Pack wrote. rule has the number that PackedRule says, and name is the
 // node's even name.
 func (h *Held) Unpack(b []byte, rule *ratelimit.Rule, name ratelimit.Holder) {
 	head := binary.LittleEndian.Uint64(b)
@@ -345,11 +345,13 @@ func (p *packer) when(v *instant, near instant) {
 // Ticks are instants in steps of an eighth of a second, rounded up.
 type Ticks uint32
 
+// A tick, and one that does not come.
 const (
 	Tick           = time.Second / 8
 	NeverDue Ticks = 1<<32 - 1
 )
 
+// TicksOf is the tick of an instant, or the next.
 func TicksOf(at instant) Ticks {
 	if at >= instant(NeverDue)*instant(Tick) {
 		return NeverDue

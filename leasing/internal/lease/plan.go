@@ -34,6 +34,7 @@ func (h *Held) ReportDue(of Report) bool {
 	return h.underWay == nil && h.mustReport() && h.Lease.Seq == of.Seq
 }
 
+// Never is an instant that does not come.
 const Never instant = 1<<63 - 1
 
 // Plan decides when the lease is renewed, or for how long not to ask.
@@ -43,8 +44,8 @@ func (h *Held) Plan(sent, now instant, fl *Flight, g *ratelimit.Grant, jitter fl
 	left := h.Lease.Unspent()
 	short := fl.Claim.Waiting > g.Granted-fl.Claim.Granted
 	h.Recalling = short && g.Recalling
-	// Others were asked to give back: what waits claims again after recallPause. Where nobody was
-	// asked, others may still return tokens by themselves, and the key claims after backOff at the
+	// Others were asked to give back: what waits claims again after RecallPause. Where nobody was
+	// asked, others may still return tokens by themselves, and the key claims after BackOff at the
 	// earliest. Chance spreads the claims of several nodes.
 	if h.Recalling {
 		h.resume = now.Add(RecallPause)
@@ -55,7 +56,7 @@ func (h *Held) Plan(sent, now instant, fl *Flight, g *ratelimit.Grant, jitter fl
 	got := g.Granted - fl.Claim.Granted
 	if h.Lease.Algorithm != ratelimit.FixedWindow && !h.Recalling && g.Available < max(1, h.Rule.Limit.Capacity()/100) && float64(got) < h.Demand.PerSec*BackOff.Seconds() {
 		// Tokens come back one by one, and each claim would be granted one. So that a claim brings
-		// several, some gather for backOff; of a bucket for half the time in which it would be
+		// several, some gather for BackOff; of a bucket for half the time in which it would be
 		// full, for beyond that tokens are lost.
 		wait := BackOff
 		if h.Lease.Algorithm == ratelimit.TokenBucket {

@@ -9,7 +9,7 @@ import "time"
 //
 //	claim: 1 waits --> nothing left, 40 leased elsewhere --recall--> other holder
 //	                                                                   |
-//	asked again after recallPause <-- 38 left <-- claim: 38 returned --'
+//	asked again after RecallPause <-- 38 left <-- claim: 38 returned --'
 
 const (
 	// RecallPause is how long a node waits before it asks again for what was
