@@ -264,8 +264,8 @@ func (f *Fleet) Decide(ctx context.Context, now ratelimit.Instant, asks []rateli
 // that is not all.
 func (f *Fleet) decide(now instant, asks []ask, verdicts []verdict) (missed bool) {
 	for i := range asks {
-		var ok bool
-		if verdicts[i], ok = f.take(now, &asks[i], nil); !ok {
+		ok := f.take(now, &asks[i], nil, &verdicts[i])
+		if !ok {
 			// Mode approx may spend before the ledger has answered, while more than the low
 			// watermark was left at the last answer (docs/protocol.md, section 4.12).
 			verdicts[i], ok = f.drift(now, &asks[i], false)
@@ -282,27 +282,29 @@ var errUndecided = errors.New("not decided yet")
 
 // take answers from the lease, and has it renewed in time. after is the flight
 // that the ask has waited for, if any.
-func (f *Fleet) take(now instant, a *ask, after *flight) (verdict, bool) {
+func (f *Fleet) take(now instant, a *ask, after *flight, v *verdict) bool {
 	s, c := f.cell(a.Key)
 	defer s.mu.Unlock()
 	if c == nil {
-		return verdict{}, false
+		return false
 	}
 	// Most keys of a large table are cold (see fleetshard.go). Where the lease has enough, and
 	// nothing else is to be done, the ask is answered from the packed form. Whatever needs more,
 	// such as a claim, makes the key busy.
 	if c.Val.slot == 0 && after == nil {
-		if v, ok := s.spendCold(c, now, a); ok {
-			return v, true
+		if s.spendCold(c, now, a, v) {
+			return true
 		}
 	}
 	h := s.warm(c)
 	if !h.touched {
 		h.touched = true
 	}
-	v, ok := h.Take(now, a, after != nil)
-	f.do(h, now)
-	return v, ok
+	ok := h.Take(now, a, after != nil, v)
+	if t := h.Ready(); t != nil { // as do does, which is not inlined
+		f.doAll(h, now, t)
+	}
+	return ok
 }
 
 // admit makes room for a key. One that the ledger knows all about may go for it when

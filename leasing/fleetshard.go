@@ -259,15 +259,16 @@ func (h *busyKey) packable() bool {
 
 // spendCold answers an ask from the lease of a cold key, where nothing else is to be
 // done: as Held.Take does.
-func (s *fleetShard) spendCold(c *heldCell, now instant, a *ask) (v verdict, ok bool) {
+func (s *fleetShard) spendCold(c *heldCell, now instant, a *ask, v *verdict) bool {
 	kept := s.keys.Kept(c)
 	if a.Kind != ratelimit.Spend || a.Cost <= 0 || s.rules.ofCold(kept) != a.Rule {
-		return verdict{}, false
+		return false
 	}
-	if v, ok = lease.SpendPacked(kept, now, a); ok {
-		c.Mark |= coldUntold
+	if !lease.SpendPacked(kept, now, a, v) {
+		return false
 	}
-	return v, ok
+	c.Mark |= coldUntold
+	return true
 }
 
 // key is the key's bytes, good until its shard's table changes.

@@ -20,10 +20,12 @@ type flight struct {
 
 // do does what the key wants done. The caller holds the shard's lock.
 func (f *Fleet) do(h *busyKey, now instant) {
-	t := h.Ready()
-	if t == nil {
-		return
+	if t := h.Ready(); t != nil {
+		f.doAll(h, now, t)
 	}
+}
+
+func (f *Fleet) doAll(h *busyKey, now instant, t *lease.Todo) {
 	for _, last := range t.LastWords {
 		fl := f.newFlight(h, last)
 		fl.Claim.Key = fl.name

@@ -72,7 +72,8 @@ func (w *waiting) decide(ctx context.Context, f *Fleet, now instant, i int) bool
 	if fl != nil {
 		// The answer is in the lease before the flight ends (read). Another claim's answer may have
 		// brought enough, too, so that the lease is asked even while the flight goes on.
-		if v, ok := f.take(now, a, fl); ok {
+		var v verdict
+		if f.take(now, a, fl, &v) {
 			w.verdicts[i] = v
 			return true
 		}

@@ -136,17 +136,18 @@ type unbooked struct {
 }
 
 // Take answers from the lease, and has it renewed in time; or says that the ledger must be
-// asked. waited says that the request has waited for a claim.
-func (h *Held) Take(now instant, a *ask, waited bool) (verdict, bool) {
-	v, ok := h.Lease.Take(now, a, false)
+// asked. waited says that the request has waited for a claim. The verdict is written where it
+// is needed, for copies of it cost more than the rest.
+func (h *Held) Take(now instant, a *ask, waited bool, v *verdict) (ok bool) {
+	*v, ok = h.Lease.Take(now, a, false)
 	// The lease may have nothing to say because its window is over. Where the lease of the next
 	// window is here, and that window has certainly begun, it takes over and is asked.
 	if !ok && h.Turn(now) {
-		v, ok = h.Lease.Take(now, a, false)
+		*v, ok = h.Lease.Take(now, a, false)
 	}
 	if !ok {
-		if v, ok = h.inDoubt(now, a); !ok {
-			return v, false
+		if *v, ok = h.inDoubt(now, a); !ok {
+			return false
 		}
 	}
 	h.Rule = a.Rule
@@ -180,7 +181,7 @@ func (h *Held) Take(now instant, a *ask, waited bool) (verdict, bool) {
 	case v.OverLimit && now >= h.again && now < h.Lease.Retry:
 		h.askAgain(now, a)
 	}
-	return v, true
+	return true
 }
 
 // countUnder counts tokens that were refused here while others held them.

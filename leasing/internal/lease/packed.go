@@ -126,7 +126,7 @@ func LastUsedCold(b []byte) instant {
 
 // SpendPacked spends from the lease of a packed key, if there is enough, it is not due
 // to be renewed, and nothing else needs the rest of what is known. It does not allocate.
-func SpendPacked(b []byte, now instant, a *ask) (v verdict, ok bool) {
+func SpendPacked(b []byte, now instant, a *ask, v *verdict) bool {
 	head := binary.LittleEndian.Uint64(b)
 	_, n := binary.Uvarint(b[packedHeader:])
 	p := packer{b: b[packedHeader+n:], reading: true, next: 1, present: head & (1<<48 - 1)}
@@ -136,7 +136,7 @@ func SpendPacked(b []byte, now instant, a *ask) (v verdict, ok bool) {
 	// A key that is asked for so often is made busy: it costs less then, and is among those that
 	// are looked at for the hottest.
 	if taken >= busyAfter*a.Cost {
-		return verdict{}, false
+		return false
 	}
 	l := Lease{Granted: h.granted, Spent: h.spent + taken, Returned: h.returned, Available: h.available, Deadline: h.deadline, Reset: h.reset, Window: h.window}
 	switch {
@@ -144,15 +144,16 @@ func SpendPacked(b []byte, now instant, a *ask) (v verdict, ok bool) {
 	// than the rule's, an end of the window, a pause, a claim ahead, a renewal. What was taken has
 	// 32 bits.
 	case head>>48&packedLimited == 0, now >= l.Reset, now < h.pause, now >= h.aheadAt, a.Cost > l.Left(now), taken+a.Cost > math.MaxUint32:
-		return verdict{}, false
+		return false
 	}
 	l.Spent += a.Cost
 	if r := (Renewal{h.below, h.after}); r.Due(now, l.Unspent()) {
-		return verdict{}, false
+		return false
 	}
 	binary.LittleEndian.PutUint32(b[packedTaken:], uint32(taken+a.Cost))
 	binary.LittleEndian.PutUint32(b[packedLastUsed:], uint32(TicksOf(now)))
-	return l.Report(now, verdict{Charged: a.Cost}), true
+	*v = l.Report(now, verdict{Charged: a.Cost})
+	return true
 }
 
 // busyAfter is how often a cold key is asked for until it is busy.

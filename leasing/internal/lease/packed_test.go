@@ -120,7 +120,8 @@ func TestColdSpendsAsBusy(t *testing.T) {
 		for range 3 {
 			a := ask{Rule: rule, Cost: 1 + few()/3}
 			asked++
-			v, ok := SpendPacked(kept, now, &a)
+			var v verdict
+			ok := SpendPacked(kept, now, &a, &v)
 			busy := h
 			want, would := busy.Lease.Take(now, &a, false)
 			plain := would && !want.OverLimit && now >= h.Pause && now < h.AheadAt && !busy.Due(now, busy.Lease.Unspent())
