@@ -4,7 +4,8 @@
 // Guarantee: of a window, a node spends no more than the ledger has granted it for that
 // window, while it may, but for what its caller lets it drift ([Held.Drift]) and what
 // on_store_failure has admitted ([Held.Book]); and each claim says all that was spent. So
-// much holds whatever answers come, in whatever order, once or never.
+// much holds whatever the answers say, and whether they come or not: each is taken in once at
+// most, after its claim and before the next one is written.
 //
 // [Held] is that state. Each method tells it one thing that has happened, at an instant
 // that is an argument: a request, a claim that leaves, an answer, a recall, time that has
@@ -20,9 +21,21 @@
 //	answer -------> Answer --> the lease, the next window's, when to renew   Ready: give back
 //	time passes --> Sweep --> the window's turn                           Ready: last word, give back
 //
+// A claim is one [Flight] from when it is wanted until it is answered, and one is under way at
+// a time (docs/protocol.md, section 4.2):
+//
+//	wanted by a request (Join), by the Held (Todo.Claim), or by its caller
+//	  --> queued (Flies, or Sent where nobody waits) --> Write --> Lands --> Answer
+//
+// Whatever requests wait behind it goes with it until Write; no request joins it from then on.
+// What is known does not depend on whether the key is packed in between.
+//
+// The scripts of testdata show all this at work, a command a line: plain_lease.txt first.
+//
 // Read held.go first, then claim.go, answer.go and lease.go. What concerns one thing only has
 // a file of its own: the turn of a window (next.go), mode approx (share.go), requests that
 // nobody asked the ledger for (unasked.go), recalls (recall.go), how much is asked for and how
-// often (demand.go, plan.go, pace.go), what time it is at the ledger (ledgerclock.go), and how
-// a key that is not busy is kept (packed.go).
+// often (demand.go, plan.go, pace.go), what time it is at the ledger (ledgerclock.go), how
+// a key that is not busy is kept (packed.go), and what metrics and people see of it (gauges.go,
+// heldlook.go).
 package lease
