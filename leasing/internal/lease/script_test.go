@@ -62,7 +62,8 @@ func TestScripts(t *testing.T) {
 }
 
 var (
-	scriptCites   = regexp.MustCompile(`docs/protocol\.md, sections? ([0-9.]*[0-9])(?:(?:, | and | to )([0-9.]*[0-9]))?`)
+	scriptCites   = regexp.MustCompile(`docs/protocol\.md, sections? ([0-9][0-9.]*(?: \([^)]*\))?(?:,? (?:and )?[0-9][0-9.]*)*)`)
+	sectionNumber = regexp.MustCompile(`[0-9]+(?:\.[0-9]+)?`)
 	protocolTitle = `(?m)^###? %s\.? `
 )
 
@@ -76,8 +77,8 @@ func citesWhatThereIs(t *testing.T, script, protocol string) {
 		t.Error("it does not begin with a comment that cites docs/protocol.md, section ...")
 	}
 	for _, cite := range cites {
-		for _, section := range cite[1:] {
-			if section != "" && !regexp.MustCompile(fmt.Sprintf(protocolTitle, regexp.QuoteMeta(section))).MatchString(protocol) {
+		for _, section := range sectionNumber.FindAllString(cite[1], -1) {
+			if !regexp.MustCompile(fmt.Sprintf(protocolTitle, regexp.QuoteMeta(section))).MatchString(protocol) {
 				t.Errorf("docs/protocol.md has no section %s", section)
 			}
 		}

@@ -88,8 +88,8 @@ func (s *script) does() {
 		return
 	}
 	for _, fl := range todo.LastWords {
-		s.says("wants its last word on %s told: granted %d, spent %d, returned %d", windowName(fl.Claim.Window),
-			fl.Claim.Granted, fl.Claim.Spent, fl.Claim.Returned)
+		s.says("wants its last word on %s told, as %s: granted %d, spent %d, returned %d", windowName(fl.Claim.Window),
+			holderName(fl.Claim.Holder), fl.Claim.Granted, fl.Claim.Spent, fl.Claim.Returned)
 	}
 	if todo.Claim != nil {
 		s.launches(todo.Claim, "wants")

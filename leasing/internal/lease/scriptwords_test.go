@@ -30,6 +30,14 @@ func windowName(w window) string {
 	return fmt.Sprint("window ", w-first+1)
 }
 
+// holderName is which of the node's two names it is (docs/protocol.md, section 4.10).
+func holderName(h ratelimit.Holder) string {
+	if h == scriptName {
+		return "A"
+	}
+	return "A'"
+}
+
 func (r *scriptRequest) String() string {
 	return fmt.Sprintf("%s %d", [...]string{
 		ratelimit.Spend: "the request for", ratelimit.Peek: "the look at", ratelimit.Refund: "the refund of",
@@ -40,6 +48,9 @@ func (r *scriptRequest) String() string {
 func (s *script) decided(r *scriptRequest, how string) {
 	v := &r.v
 	s.charged[v.Window] += v.Charged
+	if r.Kind == ratelimit.Refund {
+		s.charged[v.Window] = max(0, s.charged[v.Window]-r.Cost)
+	}
 	s.last = *r
 	does := "is admitted"
 	if v.OverLimit {
@@ -71,12 +82,8 @@ func errandName(fl *Flight) string {
 
 // claim is what leaves.
 func (s *script) claim(fl *Flight, c *ratelimit.Claim) string {
-	name := "A"
-	if c.Holder != scriptName {
-		name = "A'"
-	}
 	text := fmt.Sprintf("%d leaves as %s (%s): of %s granted %d, spent %d, returned %d; waiting %d, want %d",
-		c.Seq, name, ratelimit.ClaimReasons[fl.Reason()], windowName(c.Window), c.Granted, c.Spent, c.Returned, c.Waiting, c.Want)
+		c.Seq, holderName(c.Holder), ratelimit.ClaimReasons[fl.Reason()], windowName(c.Window), c.Granted, c.Spent, c.Returned, c.Waiting, c.Want)
 	if c.Before != 0 {
 		text += fmt.Sprintf(", before %d", c.Before)
 	}
