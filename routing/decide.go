@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -76,7 +77,7 @@ func (c *core) elsewhere(a *ask) string {
 	}
 	// An empty ring has no owner, which reads as "this node" here. With a store that is right, for
 	// the store decides. Without one, own looks at the ring itself and decides nothing.
-	owner := c.view.Load().ring.Owner(HashOf(a.Key))
+	owner := c.view.Load().ring.Owner(ring.HashOf(a.Key))
 	if owner == c.options.Addr {
 		return ""
 	}
@@ -98,7 +99,7 @@ const (
 // own decides on one key of this node's, if it can: where it has the account,
 // where nobody else can have it, or where nobody was found to.
 func (c *core) own(ctx context.Context, now instant, asks []ask, verdicts []verdict, found *fetch) owned {
-	hash := HashOf(asks[0].Key)
+	hash := ring.HashOf(asks[0].Key)
 	c.gate.RLock()
 	defer c.gate.RUnlock()
 	v := c.view.Load()
@@ -424,7 +425,7 @@ func (w *waiting) forward(i int, owner string) {
 	}
 	// While accounts move, a node of version 1 has to be told who owned the key before.
 	if !v.stable.Load() && len(v.since) > 0 {
-		if before := v.since[0].Owner(HashOf(a.Key)); before != owner {
+		if before := v.since[0].Owner(ring.HashOf(a.Key)); before != owner {
 			m.Previous = before // for version 1
 		}
 	}

@@ -7,13 +7,14 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
 // ownedBy is a key whose owner is a node, as another sees it.
 func (n *scriptNode) ownedBy(addr string) []byte {
 	for k := 0; ; k++ {
-		if key := keyOf(k); n.core.view.Load().ring.Owner(HashOf(key)) == addr {
+		if key := keyOf(k); n.core.view.Load().ring.Owner(ring.HashOf(key)) == addr {
 			return key
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/fuzztest"
+	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -80,9 +81,9 @@ func (x *target) waits() {
 
 // key is one that a node owns.
 func (x *target) key(owner string) []byte {
-	ring := x.view.Load().ring
+	now := x.view.Load().ring
 	for i := 0; ; i++ {
-		if k := keyOf(i); ring.Owner(HashOf(k)) == owner {
+		if k := keyOf(i); now.Owner(ring.HashOf(k)) == owner {
 			return k
 		}
 	}
@@ -129,8 +130,8 @@ func (x *target) holds(f *wire.Frame) {
 			x.t.Errorf("an owner's grant: %+v", g)
 		}
 	}
-	if len(x.members) > 2 || len(x.view.Load().ring.points) > 2*pointsPerNode || x.stats.handed.Load() > 1 {
-		x.t.Errorf("%d members, %d points, %d handed over", len(x.members), len(x.view.Load().ring.points), x.stats.handed.Load())
+	if len(x.members) > 2 || x.view.Load().ring.Size() > 2*ring.PointsPerNode || x.stats.handed.Load() > 1 {
+		x.t.Errorf("%d members, %d points, %d handed over", len(x.members), x.view.Load().ring.Size(), x.stats.handed.Load())
 	}
 	x.decidesStill()
 	_ = readParcel(f.GetParcel().GetAccounts(), func(m moved) { x.handsOn(m.key) })

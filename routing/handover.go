@@ -9,6 +9,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -146,7 +147,7 @@ func (c *core) step(now instant) (more bool) {
 	// Visit holds a lock of the table, so that keys are only noted here and taken out afterwards.
 	// They are copied, for they are the table's.
 	done := c.local.Visit(&m.visit, func(key []byte) {
-		if owner := v.ring.Owner(HashOf(key)); owner != c.options.Addr && owner != "" {
+		if owner := v.ring.Owner(ring.HashOf(key)); owner != c.options.Addr && owner != "" {
 			m.keys = append(m.keys, key...)
 			m.ends = append(m.ends, len(m.keys))
 		}
@@ -175,7 +176,7 @@ func (c *core) takeOut(now instant, v *view) {
 	for _, end := range m.ends {
 		key := m.keys[from:end]
 		from = end
-		to := c.members[v.ring.Owner(HashOf(key))]
+		to := c.members[v.ring.Owner(ring.HashOf(key))]
 		switch to.state(now) {
 		case takes:
 			c.send(now, to, key)
@@ -480,7 +481,7 @@ func (c *core) take(now instant, m moved, sent ratelimit.LedgerTime) bool {
 	c.gate.RLock()
 	// The gate is held until the account is in the table. If the ring turned in between, the mover
 	// might already have walked past its place.
-	mine := c.view.Load().ring.Owner(HashOf(m.key)) == c.options.Addr
+	mine := c.view.Load().ring.Owner(ring.HashOf(m.key)) == c.options.Addr
 	if mine && !c.local.Adopt(now, m.key, m.account, sent) {
 		c.stats.lost.Add(1) // no room: it shares a budget with others, as any key beyond the most
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -199,7 +200,7 @@ func TestAccountOfAnotherIsNotTaken(t *testing.T) {
 	c := a.core
 	var mine, theirs []byte
 	for k := 0; mine == nil || theirs == nil; k++ {
-		if key := keyOf(k); c.view.Load().ring.Owner(HashOf(key)) == "a:1" {
+		if key := keyOf(k); c.view.Load().ring.Owner(ring.HashOf(key)) == "a:1" {
 			mine = key
 		} else {
 			theirs = key
@@ -298,7 +299,7 @@ func TestReceiptThatRefusesSome(t *testing.T) {
 	c, m := a.core, a.core.members["b:1"]
 	var keys [][]byte
 	for k := 0; len(keys) < 3; k++ {
-		if key := keyOf(k); c.view.Load().ring.Owner(HashOf(key)) == "b:1" {
+		if key := keyOf(k); c.view.Load().ring.Owner(ring.HashOf(key)) == "b:1" {
 			keys = append(keys, key)
 			a.has(key)
 			c.mu.Lock()
@@ -327,7 +328,7 @@ func TestAccountsWithoutRoomAreCounted(t *testing.T) {
 	absent := uint64(0)
 	for k, n := 0, 0; n < 300; k++ {
 		key := keyOf(k)
-		if x.view.Load().ring.Owner(HashOf(key)) != "own:1" {
+		if x.view.Load().ring.Owner(ring.HashOf(key)) != "own:1" {
 			continue
 		}
 		n++
@@ -427,7 +428,7 @@ func TestFetchEndsWhenTheAccountComes(t *testing.T) {
 	key := a.ownedBy("a:1")
 	var other []byte
 	for k := 0; other == nil; k++ {
-		if x := keyOf(k); string(x) != string(key) && c.view.Load().ring.Owner(HashOf(x)) == "a:1" {
+		if x := keyOf(k); string(x) != string(key) && c.view.Load().ring.Owner(ring.HashOf(x)) == "a:1" {
 			other = x
 		}
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -207,7 +208,7 @@ func TestWalkLeavesOwnAccounts(t *testing.T) {
 	for c.step(s.now) {
 	}
 	for k := range s.admitted {
-		if own := c.view.Load().ring.Owner(HashOf(keyOf(k))) == "a:1"; c.local.Has(keyOf(k)) != own {
+		if own := c.view.Load().ring.Owner(ring.HashOf(keyOf(k))) == "a:1"; c.local.Has(keyOf(k)) != own {
 			t.Errorf("key %d is its own %v, and here %v", k, own, !own)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -20,7 +21,7 @@ func (c *core) claim(claim *ratelimit.Claim, b bell) *claiming {
 	x.call.bell = b
 	key := []byte(claim.Key)
 	v := c.view.Load()
-	owner := v.ring.Owner(HashOf(key))
+	owner := v.ring.Owner(ring.HashOf(key))
 	if owner == c.options.Addr {
 		// The ring has turned since the key was hot elsewhere. The lease goes on, from this
 		// node's own account: it was handed over with what the lease is charged.
@@ -61,7 +62,7 @@ func (x *claiming) grant() ratelimit.Grant {
 // it is not.
 func (c *core) settleOwn(claim *ratelimit.Claim, g *ratelimit.Grant) bool {
 	key := []byte(claim.Key)
-	hash, now := HashOf(key), c.clock()
+	hash, now := ring.HashOf(key), c.clock()
 	c.gate.RLock()
 	v := c.view.Load()
 	mine := v.ring.Owner(hash) == c.options.Addr && !c.lapsed(now)

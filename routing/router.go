@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/ring"
 )
 
 // Options are a node's settings as one of a ring.
@@ -342,7 +343,7 @@ func (ownersLedger) Partitions() int { return hotParts }
 
 // Partition implements [leasing.Partitioned]: claims of one owner go together.
 func (l ownersLedger) Partition(key string) int {
-	owner := l.view.Load().ring.Owner(HashOf([]byte(key)))
+	owner := l.view.Load().ring.Owner(ring.HashOf([]byte(key)))
 	part := 0
 	for i := range len(owner) {
 		part = (31*part + int(owner[i])) % hotParts
