@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/internal/hot"
 	"github.com/sluice-gate/sluice/routing/ring"
 )
 
@@ -62,8 +63,8 @@ type core struct {
 
 	// hot is what others ask this node for as the owner; hotHere is what this node leases from
 	// other owners.
-	hot     *hot
-	hotHere hotLeases
+	hot     *hot.Finder
+	hotHere hot.Leases
 	rules   ruleCache
 	stats   counted
 }
@@ -219,7 +220,7 @@ func newCore(o Options, clock ratelimit.Clock, wall time.Time) *core {
 func coreWith(o Options, clock ratelimit.Clock, fallback *leasing.Local) *core {
 	c := &core{
 		options: o, began: clock(), driven: driven{clock: clock}, deciders: deciders{fallback: fallback}, standing: standing{members: map[string]*member{}},
-		hot: newHot(o.HotRate), transit: transit{fetches: map[string]*fetch{}, inboxes: map[uint64]*inbox{}},
+		hot: hot.New(o.HotRate), transit: transit{fetches: map[string]*fetch{}, inboxes: map[uint64]*inbox{}},
 	}
 	v := c.build(nil)
 	c.view.Store(v)

@@ -299,7 +299,7 @@ func (w *waiting) one(now instant, i int) bool {
 	case w.remote:
 		s.status = notOwner
 		return true
-	case w.hotHere.use(now, a.Key):
+	case w.hotHere.Use(now, a.Key):
 		w.stats.hot.Add(1)
 		if b := w.leases.ask(w.ctx, now, 0, w.asks[i:i+1], w.verdicts[i:i+1]); b != nil {
 			w.addBelow(now, b, 0, i, i+1)
@@ -608,7 +608,7 @@ func (c *core) read(now instant, a *ask, say *call) (v verdict, ok, moved bool) 
 		return verdict{}, false, false
 	}
 	if reply.GetHot() {
-		c.hotHere.start(now, a.Key)
+		c.hotHere.Start(now, a.Key)
 	}
 	return verdict{
 		OverLimit: reply.GetOverLimit(), Source: ratelimit.FromOwner, Remaining: ratelimit.Tokens(max(0, reply.GetRemaining())),

@@ -224,7 +224,7 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 		}
 		r.OverLimit, r.Remaining, r.Charged = v.OverLimit, int64(v.Remaining), int64(v.Charged)
 		r.ResetUs, r.Window = v.ResetAfter.Microseconds(), int64(v.Window)
-		r.Hot = s.hot.hit(now, s.asks[i].Key)
+		r.Hot = s.hot.Hit(now, s.asks[i].Key)
 	}
 	return r
 }

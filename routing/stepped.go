@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/internal/hot"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -109,7 +110,7 @@ func NewStepped(o SteppedOptions) *Stepped {
 	} else {
 		c.base = blocking{o.Local}
 		c.storeless(o.Local)
-		s.hot = leasing.NewStepped(o.Holder, hotMost, o.Clock, o.Wall, func(d time.Duration, do func()) {
+		s.hot = leasing.NewStepped(o.Holder, hot.Most, o.Clock, o.Wall, func(d time.Duration, do func()) {
 			o.After(d, func() { do(); s.Pump() })
 		}, o.Random)
 		c.leases = stepping{s.hot}
