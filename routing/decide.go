@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
@@ -596,14 +597,14 @@ func (w *waiting) advanceBelow(now instant) {
 }
 
 // read takes a verdict from a reply, if there is one.
-func (c *core) read(now instant, a *ask, say *call) (v verdict, ok, moved bool) {
+func (c *core) read(now instant, a *ask, say *call) (v verdict, ok, elsewhere bool) {
 	reply := say.reply
 	if say.err != nil || reply == nil || reply.GetStatus() != answered {
 		return verdict{}, false, reply != nil && reply.GetStatus() == notOwner
 	}
 	// No owner charges more than an ask costs. A peer that says so could make Undo give back tokens
 	// that were never spent.
-	if reply.GetCharged() > int64(a.Cost) || reply.GetRemaining() > mostTokens || reply.GetWindow() < 0 {
+	if reply.GetCharged() > int64(a.Cost) || reply.GetRemaining() > moved.MostTokens || reply.GetWindow() < 0 {
 		c.malformed(rejectedReply)
 		return verdict{}, false, false
 	}

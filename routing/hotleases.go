@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
@@ -115,7 +116,7 @@ func (c *core) claimOf(m *wire.Claim) (ratelimit.Claim, error) {
 			return ratelimit.Claim{}, errMessage
 		}
 	}
-	if len(m.GetKey()) == 0 || len(m.GetKey()) > ratelimit.MaxKeyLen || m.GetHolder() < 2 || m.GetSeq() == 0 || m.GetWindow() < 0 || m.GetWindow() > mostTime || !possibleFence(ratelimit.Fence(m.GetFence())) ||
+	if len(m.GetKey()) == 0 || len(m.GetKey()) > ratelimit.MaxKeyLen || m.GetHolder() < 2 || m.GetSeq() == 0 || m.GetWindow() < 0 || m.GetWindow() > moved.MostTime || !moved.PossibleFence(ratelimit.Fence(m.GetFence())) ||
 		m.GetTtlUs() < 0 || m.GetTtlUs() > ratelimit.MaxLeaseTTL.Microseconds() {
 		return ratelimit.Claim{}, errMessage
 	}
@@ -177,8 +178,8 @@ func meant(c *ratelimit.Claim, m *wire.Grant) bool {
 			return false
 		}
 	}
-	return m.GetGranted() >= least && m.GetGranted() <= most && m.GetAvailable() <= mostTokens && m.GetOutstanding() <= mostTokens &&
-		m.GetFence() <= mostTime && m.GetAt() <= mostTime && m.GetWindow() <= mostTime && m.GetHolders() <= mostGrantHolders
+	return m.GetGranted() >= least && m.GetGranted() <= most && m.GetAvailable() <= moved.MostTokens && m.GetOutstanding() <= moved.MostTokens &&
+		m.GetFence() <= moved.MostTime && m.GetAt() <= moved.MostTime && m.GetWindow() <= moved.MostTime && m.GetHolders() <= mostGrantHolders
 }
 
 // mostGrantHolders is how many holders an account can be said to have.

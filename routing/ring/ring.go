@@ -42,7 +42,7 @@ type point struct {
 	owner int32
 }
 
-// NewRing builds a ring. Members with the same address count once. It
+// New builds a ring. Members with the same address count once. It
 // allocates about 40 KB for each unit of their weights, and at most mostPoints.
 func New(members []Member) *Ring {
 	r := &Ring{members: slices.Clone(members)}

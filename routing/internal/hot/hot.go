@@ -139,15 +139,17 @@ type leased struct {
 	uses  int
 }
 
+// Most is how many keys may be leased here: one more is asked of its owner, as any other.
+const Most = 1024
+
 const (
-	// lookedAt is for how long a key is leased here before it is looked at again, and hotMost how
-	// many keys may be: one more is asked of its owner, as any other.
+	// lookedAt is for how long a key is leased here before it is looked at again.
 	lookedAt = 2 * time.Second
-	Most     = 1024
 	// cool is the rate of uses here, in a second, below which the key goes back to its owner.
 	cool = least / 4
 )
 
+// Start leases a key here, if there is room for one more.
 func (h *Leases) Start(now ratelimit.Instant, key []byte) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
