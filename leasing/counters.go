@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -145,7 +146,7 @@ func (p *counters) undo(key []byte, a *ask, v *verdict) {
 	switch {
 	case c == nil:
 	case c.Mark&isShared != 0:
-		s.shared[id].lease.Undo(a, v, true)
+		s.shared[id].lease.Undo(a, v, lease.Returns)
 	default:
 		c.Val.undo(a, v)
 	}

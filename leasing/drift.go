@@ -22,7 +22,7 @@ type Reconciliation = lease.Reconciliation
 
 // drift spends from the node's share, if it may. waited says that the ledger
 // was asked for as long as the rule waits for it.
-func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
+func (f *Fleet) drift(now instant, a *ask, waited lease.Waited) (verdict, bool) {
 	c := &a.Rule.Coordination
 	if c.Mode != ratelimit.Approx || f.Drift == nil || a.Kind != ratelimit.Spend {
 		return verdict{}, false

@@ -268,7 +268,7 @@ func (f *Fleet) decide(now instant, asks []ask, verdicts []verdict) (missed bool
 		if !ok {
 			// Mode approx may spend before the ledger has answered, while more than the low
 			// watermark was left at the last answer (docs/protocol.md, section 4.12).
-			verdicts[i], ok = f.drift(now, &asks[i], false)
+			verdicts[i], ok = f.drift(now, &asks[i], lease.NotYet)
 		}
 		if !ok {
 			verdicts[i].Err = errUndecided

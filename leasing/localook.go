@@ -3,6 +3,7 @@ package leasing
 import (
 	"context"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -70,7 +71,7 @@ func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask
 	case c.Mark&isShared != 0:
 		k := s.shared[id]
 		k.seq++
-		m := k.lease.Claim(now, k.seq, a.Rule, 0, 0, true)
+		m := k.lease.Claim(now, k.seq, a.Rule, 0, 0, lease.Returns)
 		m.Reset = true
 		k.settle(at, &m)
 		k.lease.Retry, k.lease.Debt = 0, 0

@@ -115,7 +115,7 @@ func (p *counters) decideShared(s *counterShard, at moment, c *counterCell, a *a
 		k.claim(at, a.Rule, l.Available) // to be drained
 		l.Retry, l.RetryCost = retry, cost
 	}
-	v := l.Settled(at.node, a, true)
+	v := l.Settled(at.node, a, lease.Returns)
 	v.Source = ratelimit.FromLease
 	// Most keys have no other holders after a while. As counters they are smaller and faster.
 	s.unshare(at, c, &a.Rule.Limit)
@@ -125,7 +125,7 @@ func (p *counters) decideShared(s *counterShard, at moment, c *counterCell, a *a
 // claim asks the account for what is to be spent at once.
 func (k *sharedKey) claim(at moment, rule *ratelimit.Rule, waiting tokens) {
 	k.seq++
-	m := k.lease.Claim(at.node, k.seq, rule, waiting, waiting, true)
+	m := k.lease.Claim(at.node, k.seq, rule, waiting, waiting, lease.Returns)
 	k.settle(at, &m)
 }
 

@@ -114,7 +114,8 @@ func (w *Wait) Decided(i int) bool { return !errors.Is(w.verdicts[i].Err, errUnd
 // TimeOver takes in that the request's time is over, and returns how much more
 // there is; 0: none, the next Advance ends it.
 func (w *Wait) TimeOver() time.Duration {
-	if w.impatient(false) {
+	const gone = false
+	if w.impatient(gone) {
 		return w.deadline - w.check
 	}
 	return 0

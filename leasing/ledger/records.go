@@ -119,7 +119,7 @@ func (a *Account) drop(c *ratelimit.Claim) {
 		switch {
 		case r.holder == c.Holder:
 			return false
-		case a.obsolete(&r, &c.Limit, c.Tally):
+		case a.obsolete(&r, &c.Limit, keptBy(c)):
 			return true
 		case !a.ended(&r, oldest):
 			return false
@@ -182,12 +182,22 @@ func (a *Account) add(h ratelimit.Holder) *record {
 	return &a.others[len(a.others)-1]
 }
 
+// keptBy is for how many windows back a claim's rule needs the records of a fixed window: mode
+// approx sums up what was over in the window before.
+func keptBy(c *ratelimit.Claim) window {
+	if c.Tally {
+		return 1
+	}
+	return 0
+}
+
 // obsolete tells whether forgetting r admits nothing more: its window is over
-// and corrects nothing, or its bucket would have filled since it was heard.
-func (a *Account) obsolete(r *record, l *ratelimit.Limit, tally bool) bool {
+// and corrects nothing, or its bucket would have filled since it was heard. Records of a fixed
+// window are kept for so many windows back.
+func (a *Account) obsolete(r *record, l *ratelimit.Limit, kept window) bool {
 	switch l.Algorithm {
 	case ratelimit.FixedWindow:
-		return r.window < a.window && (!tally || r.window < a.window-1)
+		return r.window < a.window-kept
 	case ratelimit.SlidingWindow:
 		return r.window < a.window-1
 	default:

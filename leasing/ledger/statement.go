@@ -100,7 +100,7 @@ func (a *Account) Sole(now ledgerTime, l *ratelimit.Limit) bool {
 	a.each(func(r *record) {
 		// A holder that has said that it ends is waited for a while longer: a claim of it may still
 		// be on its way.
-		over := l != nil && (a.obsolete(r, l, false) || r.last && a.now >= r.expires.Add(FoldAfter))
+		over := l != nil && (a.obsolete(r, l, 0) || r.last && a.now >= r.expires.Add(FoldAfter))
 		sole = sole && (r.holder == LocalHolder || over)
 	})
 	return sole

@@ -112,7 +112,7 @@ func (h *Held) Write(now instant, seq uint64, fl *Flight, recalls bool) ratelimi
 		case !h.Recalling:
 			want = h.Demand.want(h.Rule, fl.Waiting) - h.Lease.Left(now)
 		}
-		fl.Claim = h.Lease.Claim(now, seq, h.Rule, waiting, max(want, waiting), false)
+		fl.Claim = h.Lease.Claim(now, seq, h.Rule, waiting, max(want, waiting), Keeps)
 		// In this window or not at all: if the next has its lease, and if the last
 		// word on this one is to come.
 		fl.Claim.Stretch, fl.Claim.Recall = recalls && !fl.recall && h.Rule.Stretched(), recalls

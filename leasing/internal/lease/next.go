@@ -67,7 +67,7 @@ func (h *Held) claimAhead(now instant, seq uint64, giveUp bool) ratelimit.Claim 
 	h.Demand.measure(now, 0)
 	// The totals of a new window begin at 0, and nobody waits for it yet.
 	var fresh Lease
-	c := fresh.Claim(now, seq, h.Rule, 0, max(1, h.Demand.want(h.Rule, 0)), false)
+	c := fresh.Claim(now, seq, h.Rule, 0, max(1, h.Demand.want(h.Rule, 0)), Keeps)
 	c.Ahead, c.Window = true, h.triedAhead
 	return c
 }

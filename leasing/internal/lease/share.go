@@ -29,12 +29,21 @@ type DriftShare struct {
 	Heir ratelimit.Fence
 }
 
+// Waited is how long a request has waited for the ledger before it drifts.
+type Waited uint8
+
+// How long.
+const (
+	NotYet Waited = iota // it has just come
+	Fully                // for as long as its rule waits
+)
+
 // Drifts tells whether the node may spend before the ledger has answered, if it has a share
 // of a window that began at begins. It makes the lease one of the window that it is now.
-func (h *Held) Drifts(now instant, there LedgerClock, a *ask, waited bool) (begins ledgerTime, ok bool) {
+func (h *Held) Drifts(now instant, there LedgerClock, a *ask, waited Waited) (begins ledgerTime, ok bool) {
 	// A node that does not know the ledger's clock cannot tell in which window it would spend.
 	// Below the watermark the request waits for an answer first (docs/protocol.md, section 4.12).
-	if there.At == 0 || !waited && a.Rule.Coordination.CheckTimeout > 0 && !h.plenty(now, a) {
+	if there.At == 0 || waited == NotYet && a.Rule.Coordination.CheckTimeout > 0 && !h.plenty(now, a) {
 		return 0, false
 	}
 	return h.begin(now, there, a)
@@ -42,7 +51,7 @@ func (h *Held) Drifts(now instant, there LedgerClock, a *ask, waited bool) (begi
 
 // Drift spends from the node's share, right after Drifts said that it may. waited says that
 // the ledger was asked for as long as the rule waits for it.
-func (h *Held) Drift(now instant, a *ask, of DriftShare, waited bool) (verdict, bool) {
+func (h *Held) Drift(now instant, a *ask, of DriftShare, waited Waited) (verdict, bool) {
 	share := of.Tokens
 	// Drift of the window before still counts in a sliding window, and what a learning ledger has
 	// confirmed frees no share: both use the share up.
@@ -60,7 +69,7 @@ func (h *Held) Drift(now instant, a *ask, of DriftShare, waited bool) (verdict, 
 	}
 	if !h.Lease.Overdraw(now, a.Cost, share) {
 		// Counted only when the ledger had its time to answer: before, the request goes on to wait.
-		if share > 0 && waited && a.Rule.Counters != nil {
+		if share > 0 && waited == Fully && a.Rule.Counters != nil {
 			a.Rule.Counters.ShareUsedUp.Add(1)
 		}
 		return verdict{}, false

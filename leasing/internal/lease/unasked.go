@@ -34,9 +34,9 @@ func (h *Held) Unbook(a *ask, v *verdict) {
 		h.Unplaced = max(0, h.Unplaced-v.Charged)
 	case v.Booked != l.Window:
 	case l.Algorithm == ratelimit.TokenBucket: // what is confirmed, or forgiven, is no longer told apart
-		l.Unspend(min(v.Charged, l.Drifted()), false)
+		l.Unspend(min(v.Charged, l.Drifted()), Keeps)
 	default:
-		l.Unspend(min(v.Charged, l.Spent), false)
+		l.Unspend(min(v.Charged, l.Spent), Keeps)
 		if policy == ratelimit.FailCached {
 			l.Available += v.Charged
 		}
