@@ -29,7 +29,8 @@ const (
 var ErrClockSet = errors.New("the store's clock was set: leases are claimed anew")
 
 // ErrEvicted says that an account was lost alone.
-var ErrEvicted = errors.New("the store has lost an account that was in use: its maxmemory-policy may evict, or somebody deleted it; what it had granted may be granted again")
+var ErrEvicted = errors.New("the store has lost an account that was in use: its maxmemory-policy may evict, or " +
+	"somebody deleted it; what it had granted may be granted again")
 
 // reject checks the grants of a batch; those that cannot be become errors. It returns
 // false when one speaks of a time that cannot be.

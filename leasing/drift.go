@@ -14,7 +14,9 @@ type Drift interface {
 	// A bucket does not begin anew: when heir is not 0, and new for the key, one
 	// share must first be taken as spent, for another may have spent it. It does
 	// not block.
-	Share(now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime) (share ratelimit.Tokens, heir ratelimit.Fence)
+	Share(
+		now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime,
+	) (share ratelimit.Tokens, heir ratelimit.Fence)
 }
 
 // Reconciliation is what a claim has settled of a node's drift.

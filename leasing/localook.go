@@ -23,7 +23,10 @@ func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask)
 		v.Ledger = k.account.Look(at, &a.Rule.Limit, func(h ratelimit.Holder) bool { return h == ledger.LocalHolder })
 	default:
 		v.Ledger = c.Val.look(at, a.Rule)
-		v.Ledger.Holders = []ratelimit.HolderLook{{Holder: ledger.LocalHolder, Here: true, Granted: v.Ledger.Charged, Spent: v.Ledger.Charged}}
+		v.Ledger.Holders = []ratelimit.HolderLook{{
+			Holder: ledger.LocalHolder, Here: true, Granted: v.Ledger.Charged,
+			Spent: v.Ledger.Charged,
+		}}
 	}
 	return v
 }
@@ -51,7 +54,10 @@ func (l *Local) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 		}
 		limit := l.tracked.limits.limit(c.Note)
 		all.add(n, float64(spent), func() ratelimit.HotKey {
-			return ratelimit.HotKey{Account: KeyName(s.keys.Key(c)), Spent: spent, Unspent: max(0, limit-spent), Limit: limit, Fence: fence}
+			return ratelimit.HotKey{
+				Account: KeyName(s.keys.Key(c)), Spent: spent, Unspent: max(0, limit-spent),
+				Limit: limit, Fence: fence,
+			}
 		})
 	})
 	return all.keys()

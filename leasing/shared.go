@@ -62,7 +62,8 @@ func counterOf(x ledger.Statement, own *lease.Lease, l *ratelimit.Limit) (counte
 	// The number of a bucket's window is a time in microseconds, which no window's number is as
 	// high as: it tells the algorithm where no limit is at hand.
 	if ledger.IsBucket(x.Window) {
-		return counter{spent: own.Spent, extra: x.Carry, begins: x.Now + x.Lag, ends: x.Dead, state: x.Level}, uint8(ratelimit.TokenBucket)
+		return counter{spent: own.Spent, extra: x.Carry, begins: x.Now + x.Lag, ends: x.Dead, state: x.Level},
+			uint8(ratelimit.TokenBucket)
 	}
 	c := counter{spent: x.Charged, begins: shiftedBy(x.Lag), ends: x.Dead, state: int64(x.Window)}
 	if l != nil && l.Algorithm == ratelimit.SlidingWindow || l == nil && x.Previous > 0 {

@@ -139,7 +139,8 @@ func (a *Account) drop(c *ratelimit.Claim) {
 // ended tells whether a record may be folded: its holder has said that it ends,
 // a while ago; or its lease has expired, and its fence is below oldest.
 func (a *Account) ended(r *record, oldest ratelimit.Fence) bool {
-	return r.window == a.window && (r.last && a.now >= r.expires.Add(FoldAfter) || a.now >= r.expires && r.fence < oldest)
+	return r.window == a.window && (r.last && a.now >= r.expires.Add(FoldAfter) ||
+		a.now >= r.expires && r.fence < oldest)
 }
 
 // unfold makes a record again for a holder whose record was folded and who is
@@ -150,7 +151,10 @@ func (a *Account) unfold(r *record, c *ratelimit.Claim) {
 	if c.Window != a.window || c.Fence < a.born || c.Fence > a.folded {
 		return
 	}
-	*r = record{holder: r.holder, window: a.window, fence: c.Fence, totals: totals{granted: c.Granted, spent: c.Spent, returned: c.Returned}}
+	*r = record{
+		holder: r.holder, window: a.window, fence: c.Fence,
+		totals: totals{granted: c.Granted, spent: c.Spent, returned: c.Returned},
+	}
 	if c.Limit.Algorithm != ratelimit.TokenBucket {
 		a.base -= max(0, c.Granted-c.Returned)
 	}

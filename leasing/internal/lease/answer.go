@@ -9,7 +9,9 @@ import (
 
 // Answer takes in the answer to a flight that has landed, and tells what it settled of
 // drift. The claim was sent at sent; there is what is known of the ledger's clock.
-func (h *Held) Answer(sent, now instant, there LedgerClock, fl *Flight, g *ratelimit.Grant, random func() float64) (r Reconciliation, drifted bool) {
+func (h *Held) Answer(
+	sent, now instant, there LedgerClock, fl *Flight, g *ratelimit.Grant, random func() float64,
+) (r Reconciliation, drifted bool) {
 	if g.Err != nil {
 		h.windowOver(now, fl, g)
 		if kind, ok := ratelimit.RejectionOf(g.Err); ok && kind == ratelimit.RejectedFence {
@@ -120,7 +122,8 @@ func (h *Held) fruitless(now instant, fl *Flight, g *ratelimit.Grant) bool {
 		got -= fl.Claim.Granted
 	}
 	short := got < fl.Claim.Waiting
-	return fl.Claim.Waiting > 0 && (now >= h.Lease.Reset || short && !g.Recalling && g.RetryAfter == 0 && now >= h.Lease.Retry)
+	return fl.Claim.Waiting > 0 && (now >= h.Lease.Reset ||
+		short && !g.Recalling && g.RetryAfter == 0 && now >= h.Lease.Retry)
 }
 
 // fails has the key rest when one answer after the other was fruitless.

@@ -253,7 +253,9 @@ func (l *Lease) GiveBack() {
 
 // Claim writes the message that asks for waiting tokens now and want in all.
 // Tokens that may no longer be spent here are given back with it.
-func (l *Lease) Claim(now instant, seq uint64, rule *ratelimit.Rule, waiting, want tokens, keeping Keeping) ratelimit.Claim {
+func (l *Lease) Claim(
+	now instant, seq uint64, rule *ratelimit.Rule, waiting, want tokens, keeping Keeping,
+) ratelimit.Claim {
 	if now >= l.Deadline || !l.under(&rule.Limit) {
 		l.GiveBack()
 	}
@@ -265,8 +267,9 @@ func (l *Lease) Claim(now instant, seq uint64, rule *ratelimit.Rule, waiting, wa
 	return ratelimit.Claim{
 		Limit: rule.Limit, Seq: seq, Fence: l.Fence, Window: l.Window, Reclaim: reclaim,
 		Granted: l.Granted, Spent: l.Spent, Returned: l.Returned,
-		Waiting: waiting, Want: want, TTL: rule.Coordination.Lease.TTL, Direct: keeping == Returns, Refilled: l.refilled(now),
-		Tally: rule.Coordination.Mode == ratelimit.Approx,
+		Waiting: waiting, Want: want, TTL: rule.Coordination.Lease.TTL, Direct: keeping == Returns,
+		Refilled: l.refilled(now),
+		Tally:    rule.Coordination.Mode == ratelimit.Approx,
 	}
 }
 
@@ -388,8 +391,10 @@ func RefillTime(n tokens, l *ratelimit.Limit) time.Duration {
 // Look is the lease for people.
 func (l *Lease) Look(now instant) *ratelimit.LeaseLook {
 	return &ratelimit.LeaseLook{
-		Window: l.Window, Fence: l.Fence, Granted: l.Granted, Spent: l.Spent, Returned: l.Returned, Unspent: l.Left(now), Drifted: l.Drifted(),
-		Elsewhere: l.Available, Expires: l.Deadline.Sub(now), Resets: l.Reset.Sub(now), Refuses: max(0, l.Retry.Sub(now)),
+		Window: l.Window, Fence: l.Fence, Granted: l.Granted, Spent: l.Spent, Returned: l.Returned,
+		Unspent: l.Left(now), Drifted: l.Drifted(),
+		Elsewhere: l.Available, Expires: l.Deadline.Sub(now), Resets: l.Reset.Sub(now),
+		Refuses: max(0, l.Retry.Sub(now)),
 	}
 }
 

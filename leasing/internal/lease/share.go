@@ -116,7 +116,8 @@ func (h *Held) keepUsed(now instant, confirmed tokens) {
 func (h *Held) plenty(now instant, a *ask) bool {
 	c := &a.Rule.Coordination
 	left := h.Lease.Available + max(0, h.Lease.Unspent())
-	return h.Lease.Current(now, a) && now.Sub(h.Heard) <= a.Rule.SyncInterval() && left > c.LowWatermark.Of(a.Rule.Limit.Capacity())
+	return h.Lease.Current(now, a) && now.Sub(h.Heard) <= a.Rule.SyncInterval() &&
+		left > c.LowWatermark.Of(a.Rule.Limit.Capacity())
 }
 
 // begin makes the lease one of the window that it is by the ledger's clock,
@@ -199,14 +200,16 @@ func (h *Held) Finish() {
 // needsLastWord tells whether the ledger is to hear of the lease's window once more.
 func (h *Held) needsLastWord() bool {
 	l := &h.Lease
-	if h.Rule == nil || h.Rule.Coordination.Mode != ratelimit.Approx || l.Algorithm != ratelimit.FixedWindow || l.Window == 0 || l.Spent == h.Reported {
+	if h.Rule == nil || h.Rule.Coordination.Mode != ratelimit.Approx || l.Algorithm != ratelimit.FixedWindow ||
+		l.Window == 0 || l.Spent == h.Reported {
 		return false
 	}
 	// Where something drifted, or nothing was left, the window may be over its limit. Otherwise it
 	// is not by what this node knows. A last word is then sent only if windows are not shorter than
 	// sync_interval, for one claim more a window would be too many; and not under plenty, where
 	// more than half of the limit was left.
-	return l.Drifted() > 0 || l.Available <= 0 || !h.Stretched && h.Rule.Limit.Period() >= h.Rule.Coordination.SyncInterval
+	return l.Drifted() > 0 || l.Available <= 0 ||
+		!h.Stretched && h.Rule.Limit.Period() >= h.Rule.Coordination.SyncInterval
 }
 
 // Drifting tells whether what was spent of the key and is not confirmed may still

@@ -55,13 +55,17 @@ func (h *Held) Cached(now instant, a *ask) verdict {
 	h.Lease.Spent += a.Cost
 	h.Unasked = ratelimit.Booked(h.Unasked, a.Cost)
 	h.Settled = false
-	return verdict{Charged: a.Cost, Remaining: h.Lease.Available, ResetAfter: h.Lease.Reset.Sub(now), Booked: h.Lease.Window}
+	return verdict{
+		Charged: a.Cost, Remaining: h.Lease.Available, ResetAfter: h.Lease.Reset.Sub(now),
+		Booked: h.Lease.Window,
+	}
 }
 
 // BookUnplaced books what was admitted without the ledger, if that was in the
 // lease's window.
 func (h *Held) BookUnplaced() {
-	if h.UnplacedAt > h.Lease.Reset.Add(-h.Rule.Limit.WindowLength(h.Lease.Window)) || h.Rule.Limit.Algorithm == ratelimit.TokenBucket {
+	if h.UnplacedAt > h.Lease.Reset.Add(-h.Rule.Limit.WindowLength(h.Lease.Window)) ||
+		h.Rule.Limit.Algorithm == ratelimit.TokenBucket {
 		h.Lease.Spent = ratelimit.Booked(h.Lease.Spent, min(h.Unplaced, h.Rule.Limit.Capacity()))
 	} else {
 		h.Unasked = max(0, h.Unasked-h.Unplaced)
