@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -179,7 +180,7 @@ func ReplayAudit(events []AuditEvent) []*AuditedWindow {
 	events = slices.Clone(events)
 	// In the ledger's order, whatever order they were read in: the totals of a holder are
 	// cumulative, and the last one counts. That also makes events that come twice harmless.
-	slices.SortStableFunc(events, func(a, b AuditEvent) int { return int(a.At - b.At) })
+	slices.SortStableFunc(events, inOrder)
 	type id struct {
 		rule, key string
 		window    int64
@@ -216,6 +217,19 @@ func ReplayAudit(events []AuditEvent) []*AuditedWindow {
 		return int(a.Window - b.Window)
 	})
 	return order
+}
+
+// inOrder compares events of one window by when the ledger booked them. Its fences rise for
+// ever, and its clock may be set back; what expires has the fence under which it was granted.
+// The last word on a window has none, and comes when others have ended.
+func inOrder(a, b AuditEvent) int {
+	final := func(e *AuditEvent) int {
+		if e.Kind == "final" {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(final(&a)-final(&b), cmp.Compare(a.Fence, b.Fence), cmp.Compare(a.At, b.At))
 }
 
 func compare(a, b string) int {
