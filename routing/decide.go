@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/internal/moved"
+	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -57,7 +59,9 @@ func (c *core) decide(ctx context.Context, now instant, asks []ask, verdicts []v
 }
 
 // decideStoreless decides asks one by one: what is here does not wait.
-func (c *core) decideStoreless(ctx context.Context, now instant, asks []ask, verdicts []verdict, b func() bell) *waiting {
+func (c *core) decideStoreless(
+	ctx context.Context, now instant, asks []ask, verdicts []verdict, b func() bell,
+) *waiting {
 	for i := range asks {
 		if asks[i].Rule.Coordination.Mode != ratelimit.Routing {
 			c.local.Decide(ctx, now, asks[i:i+1], verdicts[i:i+1])
@@ -76,7 +80,7 @@ func (c *core) elsewhere(a *ask) string {
 	}
 	// An empty ring has no owner, which reads as "this node" here. With a store that is right, for
 	// the store decides. Without one, own looks at the ring itself and decides nothing.
-	owner := c.view.Load().ring.Owner(HashOf(a.Key))
+	owner := c.view.Load().ring.Owner(ring.HashOf(a.Key))
 	if owner == c.options.Addr {
 		return ""
 	}
@@ -98,7 +102,7 @@ const (
 // own decides on one key of this node's, if it can: where it has the account,
 // where nobody else can have it, or where nobody was found to.
 func (c *core) own(ctx context.Context, now instant, asks []ask, verdicts []verdict, found *fetch) owned {
-	hash := HashOf(asks[0].Key)
+	hash := ring.HashOf(asks[0].Key)
 	c.gate.RLock()
 	defer c.gate.RUnlock()
 	v := c.view.Load()
@@ -113,7 +117,8 @@ func (c *core) own(ctx context.Context, now instant, asks []ask, verdicts []verd
 	// Possession decides (docs/protocol.md, section 4.15). Each of these excludes that another node
 	// has the account: all have handed over; it is here; the key has been this node's own all
 	// along; or everybody has said, about this very ring, that they have none.
-	case v.stable.Load() || c.local.Has(asks[0].Key) || v.kept(hash, c.options.Addr) || found != nil && found.view == v && found.state == fetchAbsent:
+	case v.stable.Load() || c.local.Has(asks[0].Key) || v.kept(hash, c.options.Addr) ||
+		found != nil && found.view == v && found.state == fetchAbsent:
 		c.local.Decide(ctx, now, asks, verdicts)
 		return decided
 	}
@@ -186,7 +191,8 @@ func (c *core) newWaiting(ctx context.Context, now instant, asks []ask, verdicts
 		deadline = max(deadline, asks[i].Rule.Coordination.Deadline())
 	}
 	return &waiting{
-		core: c, ctx: ctx, asks: asks, verdicts: verdicts, states: make([]askState, len(asks)), until: now.Add(deadline), patience: deadline / 2, bell: b,
+		core: c, ctx: ctx, asks: asks, verdicts: verdicts, states: make([]askState, len(asks)),
+		until: now.Add(deadline), patience: deadline / 2, bell: b,
 	}
 }
 
@@ -298,7 +304,7 @@ func (w *waiting) one(now instant, i int) bool {
 	case w.remote:
 		s.status = notOwner
 		return true
-	case w.hotHere.use(now, a.Key):
+	case w.hotHere.Use(now, a.Key):
 		w.stats.hot.Add(1)
 		if b := w.leases.ask(w.ctx, now, 0, w.asks[i:i+1], w.verdicts[i:i+1]); b != nil {
 			w.addBelow(now, b, 0, i, i+1)
@@ -424,7 +430,7 @@ func (w *waiting) forward(i int, owner string) {
 	}
 	// While accounts move, a node of version 1 has to be told who owned the key before.
 	if !v.stable.Load() && len(v.since) > 0 {
-		if before := v.since[0].Owner(HashOf(a.Key)); before != owner {
+		if before := v.since[0].Owner(ring.HashOf(a.Key)); before != owner {
 			m.Previous = before // for version 1
 		}
 	}
@@ -492,11 +498,15 @@ func (w *waiting) failed(now instant, i int) bool {
 	}
 	a := &w.asks[i]
 	// The store was asked, too, or there was no time for it.
-	if w.canLease(i) && a.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen && w.view.Load().peers[w.elsewhere(a)].alive(now) {
+	if w.canLease(i) && a.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen &&
+		w.view.Load().peers[w.elsewhere(a)].alive(now) {
 		// The owner is late, and not gone: it may have spent what is left, and each
 		// node would admit some.
 		w.stats.fallbacks.Add(1)
-		w.verdicts[i] = verdict{OverLimit: true, Source: ratelimit.FromFallback, Reason: ratelimit.FallbackPeer, ResetAfter: a.Rule.Limit.Period()}
+		w.verdicts[i] = verdict{
+			OverLimit: true, Source: ratelimit.FromFallback, Reason: ratelimit.FallbackPeer,
+			ResetAfter: a.Rule.Limit.Period(),
+		}
 		return true
 	}
 	w.verdicts[i] = w.fail(w.ctx, now, a)
@@ -552,7 +562,8 @@ func (w *waiting) baseTime(now instant, from, to int) (asks []ask, within time.D
 func (w *waiting) decidedBelow(now instant, i int) {
 	s, a, v := &w.states[i], &w.asks[i], &w.verdicts[i]
 	s.decided, s.below = true, false
-	if !s.mine || v.OverLimit || v.Source != ratelimit.FromFallback || v.Reason != ratelimit.FallbackDeadline || a.Rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
+	if !s.mine || v.OverLimit || v.Source != ratelimit.FromFallback || v.Reason != ratelimit.FallbackDeadline ||
+		a.Rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
 		return
 	}
 	// What the base had admitted was charged to this node's budget for outages, which is given
@@ -595,23 +606,24 @@ func (w *waiting) advanceBelow(now instant) {
 }
 
 // read takes a verdict from a reply, if there is one.
-func (c *core) read(now instant, a *ask, say *call) (v verdict, ok, moved bool) {
+func (c *core) read(now instant, a *ask, say *call) (v verdict, ok, elsewhere bool) {
 	reply := say.reply
 	if say.err != nil || reply == nil || reply.GetStatus() != answered {
 		return verdict{}, false, reply != nil && reply.GetStatus() == notOwner
 	}
 	// No owner charges more than an ask costs. A peer that says so could make Undo give back tokens
 	// that were never spent.
-	if reply.GetCharged() > int64(a.Cost) || reply.GetRemaining() > mostTokens || reply.GetWindow() < 0 {
+	if reply.GetCharged() > int64(a.Cost) || reply.GetRemaining() > moved.MostTokens || reply.GetWindow() < 0 {
 		c.malformed(rejectedReply)
 		return verdict{}, false, false
 	}
 	if reply.GetHot() {
-		c.hotHere.start(now, a.Key)
+		c.hotHere.Start(now, a.Key)
 	}
 	return verdict{
-		OverLimit: reply.GetOverLimit(), Source: ratelimit.FromOwner, Remaining: ratelimit.Tokens(max(0, reply.GetRemaining())),
-		Charged: ratelimit.Tokens(max(0, reply.GetCharged())), ResetAfter: resetOf(&a.Rule.Limit, reply.GetResetUs()),
+		OverLimit: reply.GetOverLimit(), Source: ratelimit.FromOwner,
+		Remaining: ratelimit.Tokens(max(0, reply.GetRemaining())),
+		Charged:   ratelimit.Tokens(max(0, reply.GetCharged())), ResetAfter: resetOf(&a.Rule.Limit, reply.GetResetUs()),
 		Window: ratelimit.Window(reply.GetWindow()),
 	}, true, false
 }

@@ -3,9 +3,9 @@ package routing
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -17,10 +17,6 @@ const (
 	mostCalls     = 4 * frameCalls
 	mostTransfers = 16 << 10 // of version 1: a parcel's accounts
 	mostParcel    = 16 * parcelBytes
-	// mostApart is how far a peer's clock may be from this node's: what is further
-	// away was made up. A time that is far ahead makes an account wait until then,
-	// and one that is far behind has it reckon with times before 1970.
-	mostApart = 366 * 24 * time.Hour
 )
 
 // bounded tells whether a node of the inlet's version sends such a frame.
@@ -33,7 +29,9 @@ func bounded(from *inlet, f *wire.Frame) bool {
 // serve takes in a frame of a peer, on the stream that the peer opened. What is
 // answered at once is given to answer, which may block. later is called with what
 // may wait.
-func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.Frame), later func(asks []*wire.Ask, claims []*wire.Claim)) {
+func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.Frame),
+	later func(asks []*wire.Ask, claims []*wire.Claim),
+) {
 	// The frame as a whole is left out. What it asks is decided at the asking node when its time is
 	// over.
 	if !bounded(from, f) {
@@ -94,7 +92,7 @@ func (c *core) compareClocks(now instant, from *inlet, sent int64) {
 		return
 	}
 	here := c.local.LedgerNow(now)
-	if !current(here, sent) {
+	if !moved.Current(here, sent) {
 		c.malformed(rejectedSent)
 		return
 	}
@@ -102,16 +100,6 @@ func (c *core) compareClocks(now instant, from *inlet, sent int64) {
 	in := c.inboxOf(now, from)
 	c.unlock()
 	in.compare(now, here.Sub(ratelimit.LedgerTime(sent)))
-}
-
-// possible tells whether a node's clock may have shown a time.
-func possible(here ratelimit.LedgerTime, t int64) bool {
-	return t >= 0 && t <= int64(here.Add(mostApart))
-}
-
-// current tells whether a node's clock may show a time now.
-func current(here ratelimit.LedgerTime, t int64) bool {
-	return possible(here, t) && t >= int64(here.Add(-mostApart))
 }
 
 // presences takes in the last that a peer says of itself: a node says one at a
@@ -188,7 +176,10 @@ func (c *core) decideFor(ctx context.Context, now instant, msgs []*wire.Ask, b b
 // undoFor takes back what this node had decided for a peer that did not wait for it: the
 // caller of that peer was answered otherwise, or not at all.
 func (c *core) undoFor(now instant, a *ask, m *wire.Ask) {
-	v := verdict{OverLimit: m.GetOverLimit(), Charged: ratelimit.Tokens(m.GetCharged()), Window: ratelimit.Window(m.GetWindow())}
+	v := verdict{
+		OverLimit: m.GetOverLimit(), Charged: ratelimit.Tokens(m.GetCharged()),
+		Window: ratelimit.Window(m.GetWindow()),
+	}
 	c.base.Undo(now, []ask{*a}, []verdict{v})
 	if c.observe != nil {
 		c.observe.undone(a, &v)
@@ -224,7 +215,7 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 		}
 		r.OverLimit, r.Remaining, r.Charged = v.OverLimit, int64(v.Remaining), int64(v.Charged)
 		r.ResetUs, r.Window = v.ResetAfter.Microseconds(), int64(v.Window)
-		r.Hot = s.hot.hit(now, s.asks[i].Key)
+		r.Hot = s.hot.Hit(now, s.asks[i].Key)
 	}
 	return r
 }
@@ -232,7 +223,8 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 // askOf reads an ask, which may hold anything.
 func (c *core) askOf(m *wire.Ask) (ratelimit.Ask, error) {
 	switch {
-	case len(m.GetKey()) == 0, len(m.GetKey()) > ratelimit.MaxKeyLen, m.GetCost() < 0, m.GetKind() > undo, m.GetWindow() < 0:
+	case len(m.GetKey()) == 0, len(m.GetKey()) > ratelimit.MaxKeyLen, m.GetCost() < 0, m.GetKind() > undo,
+		m.GetWindow() < 0:
 		return ratelimit.Ask{}, errMessage
 	case m.GetCharged() < 0, m.GetCharged() > m.GetCost(): // nobody was charged more than it asked for
 		return ratelimit.Ask{}, errMessage

@@ -182,7 +182,7 @@ func (s *script) decides(r *scriptRequest, waited bool) {
 		s.does()
 		return
 	}
-	if !waited && s.drifts(r, false) {
+	if !waited && s.drifts(r, NotYet) {
 		return
 	}
 	how, fl := s.key.Join(s.now, &r.ask)
@@ -209,7 +209,7 @@ func (s *script) decides(r *scriptRequest, waited bool) {
 }
 
 // drifts decides on a request by the node's share, if it has one.
-func (s *script) drifts(r *scriptRequest, waited bool) bool {
+func (s *script) drifts(r *scriptRequest, waited Waited) bool {
 	if r.Rule.Coordination.Mode != ratelimit.Approx || r.Kind != ratelimit.Spend {
 		return false
 	}
@@ -263,7 +263,7 @@ func (c *command) decidesLate(by Lateness) {
 		case ok:
 			r.v = v
 			c.decided(r, " as what was last heard says")
-		case c.drifts(r, true):
+		case c.drifts(r, Fully):
 		case by.Late:
 			c.says("on_store_failure decides on %s", r)
 		default:

@@ -36,9 +36,9 @@ func (h *Held) Unbook(a *ask, v *verdict) {
 	// Of a bucket, what the ledger has confirmed, and what Forgive has forgotten, cannot be told
 	// from other spending any more. Only what is still unconfirmed is taken back.
 	case l.Algorithm == ratelimit.TokenBucket:
-		l.Unspend(min(v.Charged, l.Drifted()), false)
+		l.Unspend(min(v.Charged, l.Drifted()), Keeps)
 	default:
-		l.Unspend(min(v.Charged, l.Spent), false)
+		l.Unspend(min(v.Charged, l.Spent), Keeps)
 		if policy == ratelimit.FailCached {
 			l.Available += v.Charged
 		}
@@ -57,14 +57,18 @@ func (h *Held) Cached(now instant, a *ask) verdict {
 	h.Lease.Spent += a.Cost
 	h.Unasked = ratelimit.Booked(h.Unasked, a.Cost)
 	h.Settled = false
-	return verdict{Charged: a.Cost, Remaining: h.Lease.Available, ResetAfter: h.Lease.Reset.Sub(now), Booked: h.Lease.Window}
+	return verdict{
+		Charged: a.Cost, Remaining: h.Lease.Available, ResetAfter: h.Lease.Reset.Sub(now),
+		Booked: h.Lease.Window,
+	}
 }
 
 // BookUnplaced books what was admitted without the ledger, if the first of it was admitted in
 // the lease's window. If that was before, nothing is booked: only the first instant is kept, and
 // what belongs to which window is not known. What was admitted behind the turn is then never told.
 func (h *Held) BookUnplaced() {
-	if h.UnplacedAt > h.Lease.Reset.Add(-h.Rule.Limit.WindowLength(h.Lease.Window)) || h.Rule.Limit.Algorithm == ratelimit.TokenBucket {
+	if h.UnplacedAt > h.Lease.Reset.Add(-h.Rule.Limit.WindowLength(h.Lease.Window)) ||
+		h.Rule.Limit.Algorithm == ratelimit.TokenBucket {
 		h.Lease.Spent = ratelimit.Booked(h.Lease.Spent, min(h.Unplaced, h.Rule.Limit.Capacity()))
 	} else {
 		h.Unasked = max(0, h.Unasked-h.Unplaced)
