@@ -3,9 +3,10 @@
 //
 // Guarantee: of a window, a node spends no more than the ledger has granted it for that
 // window, while it may, but for what its caller lets it drift ([Held.Drift]) and what
-// on_store_failure has admitted ([Held.Book]); and each claim says all that was spent. So
-// much holds whatever the answers say, and whether they come or not: each is taken in once at
-// most, after its claim and before the next one is written.
+// on_store_failure has admitted ([Held.Book]); and each claim says all that was spent of its
+// window, but for what [Held.BookUnplaced] leaves out. So much holds whatever the answers say,
+// and whether they come or not, if each is taken in once at most, after its claim and before
+// the next one is written.
 //
 // [Held] is that state. Each method tells it one thing that has happened, at an instant
 // that is an argument: a request, a claim that leaves, an answer, a recall, time that has
@@ -16,6 +17,7 @@
 // machine say so what to send, by a Ready.)
 //
 //	request ----> Take ----> from the lease, or refused                  Ready: renew
+//	                 |-----> Drift -> from the node's share, in mode approx    Ready: tell it
 //	                 '-----> Join --> a claim of its own, or behind one
 //	claim leaves -> Write --> what the ledger is told and asked for
 //	answer -------> Answer --> the lease, the next window's, when to renew   Ready: give back
@@ -27,8 +29,8 @@
 //	wanted by a request (Join), by the Held (Todo.Claim), or by its caller
 //	  --> queued (Flies, or Sent where nobody waits) --> Write --> Lands --> Answer
 //
-// Whatever requests wait behind it goes with it until Write; no request joins it from then on.
-// What is known does not depend on whether the key is packed in between.
+// A request that comes before Write goes with the claim. One that comes later waits for its
+// end, and is then asked again. It makes no difference whether the key is packed in between.
 //
 // The scripts of testdata show all this at work, a command a line: plain_lease.txt first.
 //

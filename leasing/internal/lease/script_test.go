@@ -137,7 +137,9 @@ func (s *script) runs(line string) {
 	if !ok {
 		s.t.Fatalf("%s: there is no such command", s.at)
 	}
-	s.unpack()
+	if c.words[0] != "ask" { // which may be answered from the packed key
+		s.unpack()
+	}
 	run(c)
 	for name := range c.named {
 		if !c.used[name] {

@@ -172,7 +172,14 @@ func (c *command) asks() {
 	case c.has("refund"):
 		a.Kind = ratelimit.Refund
 	}
-	c.decides(&scriptRequest{ask: a}, false)
+	r := &scriptRequest{ask: a}
+	// As fleetShard.spendCold does.
+	if c.cold != nil && a.Kind == ratelimit.Spend && a.Cost > 0 && c.key.Rule == c.rules && SpendPacked(c.cold, c.now, &r.ask, &r.v) {
+		c.decided(r, "")
+		return
+	}
+	c.unpack()
+	c.decides(r, false)
 }
 
 // decides decides on a request, or has it wait, as Fleet.decide and waiting.decide do.
