@@ -41,7 +41,7 @@ const claimed = {
 function showProblems(list) {
   if (!list || !list.length) {
     $('problems').className = 'good';
-    $('problems').replaceChildren(make('p', 'Limits hold', 'verdict'));
+    $('problems').replaceChildren(make('p', 'Nothing is wrong: limits hold as declared', 'verdict'));
     return;
   }
   $('problems').className = list[0].severity;
@@ -174,7 +174,7 @@ async function poll() {
   } else {
     // What is on the page is of then, and not of now.
     document.body.className = 'stale';
-    showProblems([{ severity: 'bad', what: 'This node does not answer', detail: heard ? 'Last heard at ' + clock(heard) + ', ' + Math.round((Date.now() - heard) / 1000) + ' s ago. What is below is of then.' : 'It was not heard yet.' }]);
+    showProblems([{ severity: 'bad', what: 'This node does not answer', detail: heard ? 'Last heard at ' + clock(heard) + ', ' + Math.round((Date.now() - heard) / 1000) + ' s ago. It has ended, hangs, or cannot be reached from here. What is below is of then.' : 'It was not heard yet.' }]);
   }
   setTimeout(poll, 2000);
 }

@@ -46,7 +46,7 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 			"%s calls a second get no decision: errors, or shed", figure(recent.Failed))
 	}
 	if s.Config.Error != "" {
-		say(Bad, s.Config.Error, "The rules that are there now are bad: those before stay in force, since %s",
+		say(Bad, s.Config.Error, "The rules that are there now are bad, since %s: those from before stay in force",
 			s.Config.Failed.UTC().Format("15:04:05 MST"))
 	} else if s.Config.FromCopy {
 		say(Warn, "The rules were bad or not there when this node started.",

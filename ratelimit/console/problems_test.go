@@ -68,8 +68,8 @@ func TestProblems(t *testing.T) {
 				Error:  "a.yaml:3:1: unit is fortnight",
 				Failed: time.Unix(0, 0),
 			}}},
-			want: []string{"bad The rules that are there now are bad: those before stay in force, since " +
-				"00:00:00 UTC|a.yaml:3:1"},
+			want: []string{"bad The rules that are there now are bad, since 00:00:00 UTC: those from before stay in " +
+				"force|a.yaml:3:1"},
 		},
 		"rules from the copy": {
 			s:    State{State: metrics.State{Config: metrics.ConfigState{FromCopy: true}}},
