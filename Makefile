@@ -7,13 +7,16 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: platforms upgrade help run deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: platforms upgrade help run redis deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: ## serve the built-in example
 	$(GO) run ./cmd/sluice serve
+
+redis: ## install redis-server, if there is none: what the demo needs beside Go
+	@$(call install,redis-server,redis-server,redis)
 
 deps: ## install what tests need beside Go: redis-server, prometheus, chromium
 	@$(call install,redis-server,redis-server,redis)
