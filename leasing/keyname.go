@@ -155,7 +155,8 @@ func prefixOf(header string) ([]byte, bool) {
 			continue
 		}
 		for a := range ratelimit.Algorithms {
-			if alg := ratelimit.Algorithm(a); alg.String() == algorithm || algorithm == "" && alg == ratelimit.FixedWindow {
+			if alg := ratelimit.Algorithm(a); alg.String() == algorithm ||
+				algorithm == "" && alg == ratelimit.FixedWindow {
 				return binary.AppendUvarint([]byte{byte(u), byte(a)}, multiplier), true
 			}
 		}
@@ -168,7 +169,8 @@ func billedPrefixOf(unit, period string) ([]byte, bool) {
 	first, zone, _ := strings.Cut(period, "@")
 	day, err := strconv.ParseUint(first, 10, 7)
 	name, ok := unescape(zone)
-	if unit, algorithm, _ := strings.Cut(unit, "."); err != nil || !ok || len(name) >= 0xfd || unit != ratelimit.BillingMonth.String() || algorithm != "" {
+	if unit, algorithm, _ := strings.Cut(unit, "."); err != nil || !ok || len(name) >= 0xfd ||
+		unit != ratelimit.BillingMonth.String() || algorithm != "" {
 		return nil, false
 	}
 	key := []byte{byte(ratelimit.BillingMonth), byte(ratelimit.FixedWindow), byte(day), byte(len(name))}

@@ -82,7 +82,8 @@ func ParsePeers(s string, gossip func(seeds []string) (Discovery, error)) (Disco
 		}
 		return DNS{Name: host, Port: port, Resolver: net.DefaultResolver}, nil
 	}
-	return nil, fmt.Errorf("PEERS is %q, must be static:HOST:PORT (and more, by comma), dns:NAME:PORT or gossip:HOST:PORT (and more)", s)
+	return nil, fmt.Errorf("PEERS is %q, must be static:HOST:PORT (and more, by comma), dns:NAME:PORT or "+
+		"gossip:HOST:PORT (and more)", s)
 }
 
 var errAddr = errors.New("must be host:port, with the port a number and the host not empty")

@@ -55,7 +55,8 @@ func (k *cutting) elsewhere(c *ratelimit.Claim, answer *redis.Cmd) bool {
 	}
 	var packed [3]int64
 	values, whole := unpacked(packed[:0], text)
-	if !whole || len(values) != 3 || values[0] != elsewhereAnswer || values[1] < 0 || values[1] > MostFence || uint64(values[2]) != c.Seq {
+	if !whole || len(values) != 3 || values[0] != elsewhereAnswer || values[1] < 0 || values[1] > MostFence ||
+		uint64(values[2]) != c.Seq {
 		return false
 	}
 	k.ahead.Store(values[1] - time.Now().UnixMicro())

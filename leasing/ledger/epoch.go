@@ -92,7 +92,9 @@ func (l *Redis) near(ctx context.Context, names []string, claims []ratelimit.Cla
 }
 
 // SettleEpoch implements [ratelimit.Epochal].
-func (l *Redis) SettleEpoch(ctx context.Context, q ratelimit.EpochQuery, claims []ratelimit.Claim, grants []ratelimit.Grant) (ratelimit.Epoch, ledgerTime, error) {
+func (l *Redis) SettleEpoch(
+	ctx context.Context, q ratelimit.EpochQuery, claims []ratelimit.Claim, grants []ratelimit.Grant,
+) (ratelimit.Epoch, ledgerTime, error) {
 	all := l.epochNames(q.Part)
 	names := l.near(ctx, all, claims)
 	flags := 0
@@ -172,7 +174,8 @@ func (l *Redis) lookAfter(ctx context.Context, names []string, flags int) (at le
 		var id [8]byte
 		_, _ = rand.Read(id[:]) // never fails
 		answer, err := epochScript.Run(ctx, l.client, []string{name},
-			strconv.FormatUint(binary.LittleEndian.Uint64(id[:])|1, 16), RelearnTime.Microseconds(), int64(l.at()), flags).StringSlice()
+			strconv.FormatUint(binary.LittleEndian.Uint64(id[:])|1, 16), RelearnTime.Microseconds(), int64(l.at()),
+			flags).StringSlice()
 		if err == nil && len(answer) != 2 {
 			err = fmt.Errorf("%w: %d parts about the epoch, want 2", ErrLedgerAnswer, len(answer))
 		}
