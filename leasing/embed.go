@@ -65,6 +65,7 @@ func New(o Options) (*Limiter, error) {
 	}
 	l := &Limiter{clock: ratelimit.MonotonicClock(), stop: func() {}, ended: make(chan struct{})}
 	l.calls.New = func() any { return new(call) }
+	// Without a Redis there is nothing to run beside the program, and nothing that Close waits for.
 	if o.Redis == nil {
 		l.local = NewLocal(o.MaxKeys, l.clock(), time.Now())
 		close(l.ended)
@@ -86,6 +87,7 @@ func New(o Options) (*Limiter, error) {
 
 // heeds tells what is wrong with how a client waits, as far as it can be seen.
 func heeds(client redis.UniversalClient) error {
+	// A client of another kind, such as a test's, is believed.
 	heeds, retries := true, 0
 	switch c := client.(type) {
 	case *redis.Client:
@@ -94,9 +96,8 @@ func heeds(client redis.UniversalClient) error {
 		heeds, retries = c.Options().ContextTimeoutEnabled, c.Options().MaxRetries
 	}
 	if !heeds || retries > 0 {
-		return fmt.Errorf("leasing: the Redis client has ContextTimeoutEnabled: %v and MaxRetries: %d, must "+
-			"be true and -1: "+
-			"a decision would wait for longer than its rule's StoreDeadline", heeds, retries)
+		return fmt.Errorf("leasing: the Redis client has ContextTimeoutEnabled: %v and MaxRetries: %d, "+
+			"must be true and -1: a decision would wait for longer than its rule's StoreDeadline", heeds, retries)
 	}
 	return nil
 }

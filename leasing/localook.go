@@ -74,12 +74,14 @@ func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask
 	defer s.mu.Unlock()
 	switch {
 	case c == nil: // it has its whole limit
+	// Others may hold leases of the key: the account credits what is charged, and keeps their records.
 	case c.Mark&isShared != 0:
 		k := s.shared[id]
 		k.seq++
 		m := k.lease.Claim(now, k.seq, a.Rule, 0, 0, lease.Returns)
 		m.Reset = true
 		k.settle(at, &m)
+		// What this node had concluded from the state before holds no more.
 		k.lease.Retry, k.lease.Debt = 0, 0
 	default:
 		c.Val.decide(at.ledger, &ask{Rule: a.Rule, Key: a.Key, Kind: ratelimit.Peek}, new(verdict)) // in this window

@@ -140,6 +140,7 @@ func (s *Stepped) Batch() *Batch {
 			return nil
 		}
 		b := s.fleet.pack(l, flights)
+		// As the senders do: the breaker lets one batch through to see, and answers the others.
 		if b.allowed() {
 			s.busy++
 			return &Batch{b, s}
@@ -186,6 +187,7 @@ func (s *Stepped) Release(now ratelimit.Instant) []ratelimit.Claim {
 	var claims []ratelimit.Claim
 	for w, more := (walk{}), true; more; {
 		var some map[*lane][]*flight
+		// In steps, as a node that ends does it, so that what is under way is bounded.
 		some, more = s.fleet.releases(now, &w)
 		for l, flights := range some {
 			claims = append(claims, s.fleet.pack(l, flights).claims...)

@@ -74,6 +74,7 @@ func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 	if r != nil {
 		return r, nil
 	}
+	// Built without the lock: two that ask at once both build it, which is harmless.
 	r, err := k.rule()
 	if err != nil {
 		return nil, err
@@ -110,6 +111,7 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	if err := k.bill(&r.Limit); err != nil {
 		return nil, err
 	}
+	// What follows divides by the period, and adds periods to times.
 	if unit := r.Limit.Unit.Length(); unit <= 0 || int64(max(1, k.multiplier)) > math.MaxInt64/int64(unit) {
 		return nil, errMessage // a period that overflows may come out as none
 	}

@@ -47,6 +47,8 @@ func NewMemory(maxAccounts int, clock func() ratelimit.LedgerTime) *Memory {
 
 // Settle implements [ratelimit.Ledger].
 func (m *Memory) Settle(_ context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant) {
+	// One time for all: claims that travel together are settled at one instant, as a pipeline's nearly
+	// are.
 	now := m.clock()
 	for i := range claims {
 		key := []byte(claims[i].Key)

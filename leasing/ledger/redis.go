@@ -155,6 +155,7 @@ func (l *Redis) pipeline(
 	answers := make([]*redis.Cmd, len(claims))
 	pipe := l.client.Pipeline()
 	for i := range claims {
+		// The audit's stream is a second key of the script, for Redis wants all keys to be named.
 		names := append(make([]string, 0, 2), l.prefix+claims[i].Key)
 		if claims[i].Audit != "" {
 			names = append(names, AuditStream(names[0]))
@@ -196,6 +197,7 @@ func (l *Redis) arguments(c *ratelimit.Claim) []any {
 		int64(c.Limit.Algorithm), int64(c.Limit.Requests), int64(c.Limit.Burst), period, int64(l.at()),
 		int64(c.Learning), int64(c.Before),
 	}
+	// Packed, for Redis reads one long argument faster than 17 short ones.
 	packed := appendNumbers(make([]byte, 0, 8*len(claim)), claim[:]...)
 	// Redis knows no time zones: the ends of billing months go with the claim (docs/protocol.md,
 	// section 6.1).
@@ -256,6 +258,7 @@ func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 		g.Err = &GrantError{ratelimit.RejectedSequence, "sequence number", int64(g.Seq), int64(c.Seq), int64(c.Seq)}
 		return g
 	}
+	// The short form says that the claim was overtaken, and booked nothing.
 	if len(values) == 2 {
 		g.Err = ratelimit.ErrStaleClaim
 		return g
