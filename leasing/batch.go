@@ -99,7 +99,7 @@ func (b *batch) settled(grants []ratelimit.Grant, err error) {
 		g := &grants[i]
 		// A stale or void claim is no failure of the store: it has answered. Each has a count of
 		// its own.
-		switch got := g.Granted - b.claims[i].Granted; {
+		switch got := fl.Got(g); {
 		case errors.Is(g.Err, ratelimit.ErrStaleClaim):
 			b.stats.stale.Add(1)
 		case g.Err == nil && g.Void:

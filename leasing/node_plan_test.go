@@ -167,12 +167,12 @@ func TestTokensAreLetGather(t *testing.T) {
 		h.Lease.SetLimit(&c.limit)
 		fl := &lease.Flight{Claim: ratelimit.Claim{Limit: c.limit, Waiting: c.got, Granted: 50, Spent: 50}}
 		h.Lease.Retry, h.Lease.RetryCost = 0, 77
-		h.Plan(s.now, s.now, fl, &ratelimit.Grant{Granted: 50 + c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
+		h.Plan(s.now, s.now, fl, &ratelimit.Grant{Carried: true, Granted: 50 + c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
 		if got := max(0, h.Lease.Retry.Sub(s.now)); got != c.pause {
 			t.Errorf("%s: it waits for %v, and should for %v", c.name, got, c.pause)
 		}
 		if h.Lease.Retry = s.now.Add(10 * time.Second); c.pause > 0 {
-			h.Plan(s.now, s.now, fl, &ratelimit.Grant{Granted: 50 + c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
+			h.Plan(s.now, s.now, fl, &ratelimit.Grant{Carried: true, Granted: 50 + c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
 		}
 		if got := h.Lease.Retry.Sub(s.now); got != 10*time.Second {
 			t.Errorf("%s: the ledger said that there is nothing for 10 s, and it waits for %v", c.name, got)

@@ -105,8 +105,25 @@ func (fl *Flight) Reconciled(rule *ratelimit.Rule, g *ratelimit.Grant, unasked t
 	drift := max(0, c.Spent-(c.Granted-c.Returned))
 	return Reconciliation{
 		Rule: rule, Window: g.Window, Fence: g.Fence, Drift: drift,
-		Confirmed: min(drift, g.Granted-c.Granted), Over: g.OverAdmitted, ByPolicy: byPolicy, Available: g.Available,
+		Confirmed: min(drift, fl.confirmed(g)), Over: g.OverAdmitted, ByPolicy: byPolicy, Available: g.Available,
 	}, drift > 0 || g.OverAdmitted > 0
+}
+
+// Got is what an answer has brought: where it is about another window than the claim's totals,
+// all that it grants.
+func (fl *Flight) Got(g *ratelimit.Grant) tokens {
+	if !g.Carried {
+		return g.Granted
+	}
+	return g.Granted - fl.Claim.Granted
+}
+
+// confirmed is how much drift an answer may have confirmed: none of another window.
+func (fl *Flight) confirmed(g *ratelimit.Grant) tokens {
+	if !g.Carried {
+		return 0
+	}
+	return max(0, fl.Got(g))
 }
 
 // fruitless tells whether an answer leaves those who waited for it where they were.
@@ -117,11 +134,7 @@ func (h *Held) fruitless(now instant, fl *Flight, g *ratelimit.Grant) bool {
 	if g.Err != nil {
 		return errors.Is(g.Err, ratelimit.ErrStaleClaim) || errors.Is(g.Err, ErrYoung)
 	}
-	got := g.Granted
-	if g.Carried {
-		got -= fl.Claim.Granted
-	}
-	short := got < fl.Claim.Waiting
+	short := fl.Got(g) < fl.Claim.Waiting
 	return fl.Claim.Waiting > 0 && (now >= h.Lease.Reset ||
 		short && !g.Recalling && g.RetryAfter == 0 && now >= h.Lease.Retry)
 }

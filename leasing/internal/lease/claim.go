@@ -9,10 +9,11 @@ type Flight struct {
 	Waiting tokens // of the requests behind it
 	largest tokens // of one of them
 	Errand
-	Final *finalWord // what it says if it only reports on a window that is over; nobody waits
-	sent  bool       // it is written, and what comes now cannot go with it any more
-	Claim ratelimit.Claim
-	at    instant // when it was written
+	repaid tokens     // of what was spent, what a bucket had refilled when the claim was wanted
+	Final  *finalWord // what it says if it only reports on a window that is over; nobody waits
+	sent   bool       // it is written, and what comes now cannot go with it any more
+	Claim  ratelimit.Claim
+	at     instant // when it was written
 }
 
 // Errand is what a flight is for, if not for requests that wait, or for a renewal.
@@ -123,12 +124,24 @@ func (h *Held) Write(now instant, seq uint64, fl *Flight, recalls bool) ratelimi
 			fl.Claim.Tally && fl.Claim.Window != 0 && h.Lease.Algorithm == ratelimit.FixedWindow
 	}
 	fl.Claim.Holder, fl.Claim.Reset, fl.Claim.Last = name, fl.Reset, fl.Last
+	// That a bucket has filled up since the last answer says that all is paid for which that answer
+	// knew of. What was spent since takes its own time: until then a ledger that has lost its data
+	// must charge it.
+	if max(h.Reported, fl.repaid) != h.Lease.Spent && !h.repaid(now, &h.Rule.Limit) {
+		fl.Claim.Refilled = false
+	}
 	if h.Lease.Algorithm == ratelimit.SlidingWindow {
 		// A ledger that has lost the window before cannot know what it charged this holder there.
 		fl.Claim.Before = h.Before
 	}
 	fl.audited(h.Rule)
 	return fl.Claim
+}
+
+// repaid tells whether a bucket of its own would have refilled all that the ledger does not
+// know of, since the key was last used.
+func (h *Held) repaid(now instant, l *ratelimit.Limit) bool {
+	return now >= h.Demand.LastUse.Add(RefillTime(h.Lease.Spent-h.Reported, l))
 }
 
 // Joining is what an ask that needs the ledger waits for.
@@ -146,6 +159,9 @@ const (
 // Join finds what an ask waits for, and the claim of its own that it needs, if it does.
 func (h *Held) Join(now instant, a *ask) (how Joining, fl Flight) {
 	h.Rule = a.Rule
+	if h.repaid(now, &a.Rule.Limit) {
+		fl.repaid = h.Lease.Spent
+	}
 	h.Demand.LastUse = now
 	waiting := tokens(0)
 	if a.Kind == ratelimit.Spend {

@@ -42,7 +42,8 @@ func (h *Held) Plan(sent, now instant, fl *Flight, g *ratelimit.Grant, jitter fl
 	h.Renewal = Renewal{After: Never}
 	h.planAhead(sent, now, jitter)
 	left := h.Lease.Unspent()
-	short := fl.Claim.Waiting > g.Granted-fl.Claim.Granted
+	got := fl.Got(g)
+	short := fl.Claim.Waiting > got
 	h.Recalling = short && g.Recalling
 	// Others were asked to give back: what waits claims again after RecallPause. Where nobody was
 	// asked, others may still return tokens by themselves, and the key claims after BackOff at the
@@ -53,7 +54,6 @@ func (h *Held) Plan(sent, now instant, fl *Flight, g *ratelimit.Grant, jitter fl
 		h.Lease.Retry = now.Add(BackOff + time.Duration(jitter*float64(BackOff)))
 		h.Lease.RetryCost = Grantable(g) + 1
 	}
-	got := g.Granted - fl.Claim.Granted
 	if h.Lease.Algorithm != ratelimit.FixedWindow && !h.Recalling &&
 		g.Available < max(1, h.Rule.Limit.Capacity()/100) && float64(got) < h.Demand.PerSec*BackOff.Seconds() {
 		// Tokens come back one by one, and each claim would be granted one. So that a claim brings
