@@ -98,20 +98,32 @@ func (b *Budget) makeRoom() {
 	}
 }
 
-// heaviestLocked is who has held most for longer than a moment, or, if nobody
-// has held anything for so long, who holds most.
-func (b *Budget) heaviestLocked() (worst holder) {
+// heaviestLocked is who has held most for longer than a moment, if those who have held
+// anything for so long hold enough of the budget together to be what fills it; otherwise
+// who holds most.
+func (b *Budget) heaviestLocked() holder {
 	since := nanotime() - int64(moment)
-	var most, mostLong int64
+	var heaviest, longest holder
+	var most, mostLong, mostNow, allLong int64
 	for h := range b.holders {
 		now, long := h.holds(since)
+		allLong += long
 		// An honest caller ends what it begins within a moment. What has been held for longer tells
 		// those who do not, however much a burst of honest calls holds just now.
-		if long > mostLong || long == mostLong && now > most {
-			worst, most, mostLong = h, now, long
+		if long > mostLong || long == mostLong && now > mostNow {
+			longest, mostLong, mostNow = h, long, now
+		}
+		if now > most {
+			heaviest, most = h, now
 		}
 	}
-	return worst
+	// Where a node has too little of a processor, honest calls wait for longer than a moment, too,
+	// while whoever floods it begins anew each time that it was ended. Those few calls are not
+	// what fills the budget.
+	if allLong < b.most/8 {
+		return heaviest
+	}
+	return longest
 }
 
 var started = time.Now()
