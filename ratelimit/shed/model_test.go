@@ -26,6 +26,11 @@ type node struct {
 	due              float64
 	ticked           time.Duration
 
+	// honest calls each 5 ms over a connection of its own, if it is not nil.
+	honest        *link
+	honestTook    []time.Duration
+	honestRefused int
+
 	store   time.Duration // that each call waits for, if it is not 0
 	storing int
 
@@ -61,6 +66,7 @@ type frame struct {
 
 type link struct {
 	most, outstanding int
+	inside            int // calls, for the gate
 	waiting           []*rpc
 	socket            []frame
 	reading           bool // the reader is ready, runs or sleeps
@@ -111,6 +117,9 @@ func (n *node) tick(now time.Duration) {
 			n.offered++
 			l := n.conns[n.turn%len(n.conns)]
 			n.turn++
+			if l == n.honest {
+				continue
+			}
 			if l.outstanding >= l.most {
 				continue
 			}
@@ -119,6 +128,9 @@ func (n *node) tick(now time.Duration) {
 			c := &rpc{link: l, intended: now}
 			l.waiting = append(l.waiting, c)
 			l.socket = append(l.socket, frame{c, false})
+		}
+		if l := n.honest; l != nil && now%(5*time.Millisecond) < tickEvery {
+			l.socket = append(l.socket, frame{&rpc{link: l, intended: now}, false})
 		}
 	}
 	for _, l := range n.conns {
@@ -162,7 +174,8 @@ func (n *node) readBatch(l *link) {
 		case n.gate == nil || f.cancel && f.call.inside != 0:
 			in = append(in, f)
 		case f.cancel: // of a refused call: nobody hears of it
-		case n.gate.Arrive(now, n.patience):
+		case n.gate.Arrive(now, l.inside, n.patience):
+			l.inside++
 			f.call.inside = now
 			in = append(in, f)
 		default:
@@ -189,7 +202,8 @@ func (n *node) readBatch(l *link) {
 
 func (n *node) leave(c *rpc) {
 	if c.inside != 0 && n.gate != nil {
-		n.gate.Leave(n.instant(), c.inside)
+		c.link.inside--
+		n.gate.Leave(n.instant(), c.link.inside, c.inside)
 		c.inside = 0
 	}
 }
@@ -252,6 +266,10 @@ func (n *node) answered(c *rpc, refused bool) {
 	switch {
 	case c.over:
 		return
+	case c.link == n.honest && refused:
+		n.honestRefused++
+	case c.link == n.honest:
+		n.honestTook = append(n.honestTook, n.now-c.intended)
 	case refused:
 		n.refused++
 	case n.now-c.intended <= n.patience:
@@ -318,6 +336,27 @@ func TestModelWithoutAGate(t *testing.T) {
 	with.run(2*capacity(16), 2*time.Second)
 	if without.inTime*5 > without.charged || without.inTime*2 > with.inTime {
 		t.Errorf("in time without a gate %d (charged %d), with it %d (charged %d)", without.inTime, without.charged, with.inTime, with.charged)
+	}
+}
+
+// A connection that floods makes an honest one on the same node wait, but not for long,
+// and has none of its calls refused; how long the flood's callers say that they wait makes
+// little of it. Nearly all of the capacity is used.
+func TestModelOfAFlood(t *testing.T) {
+	capacity := capacity(1)
+	for _, maxWait := range []time.Duration{patience, 100 * time.Millisecond} {
+		for _, times := range []float64{2, 10} {
+			n := newNode(NewGate(maxWait), 2, 6000)
+			n.patience, n.honest = maxWait, n.conns[1]
+			n.run(times*capacity, 2*time.Second)
+			slices.Sort(n.honestTook)
+			calls, p99 := len(n.honestTook)+n.honestRefused, n.honestTook[len(n.honestTook)*99/100]
+			goodput := float64(n.inTime) / 2 / capacity
+			t.Logf("up to %v, %g times the capacity: goodput %.2f; of %d honest calls %d are refused, p99 %v", maxWait, times, goodput, calls, n.honestRefused, p99)
+			if n.honestRefused > 0 || p99 > 30*time.Millisecond || goodput < 0.8 {
+				t.Errorf("up to %v, %g times the capacity: goodput is %.2f; of %d honest calls %d are refused, p99 is %v", maxWait, times, goodput, calls, n.honestRefused, p99)
+			}
+		}
 	}
 }
 
