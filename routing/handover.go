@@ -7,6 +7,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
@@ -533,8 +534,8 @@ func (c *core) adoptLegacy(now instant, ts []*wire.Transfer) {
 	c.hands.wake()
 }
 
-func accountOf(t *wire.Transfer) leasing.Account {
-	return leasing.Account{
+func accountOf(t *wire.Transfer) ledger.Statement {
+	return ledger.Statement{
 		Now: ratelimit.LedgerTime(t.GetNow()), Fence: ratelimit.Fence(t.GetFence()), Window: ratelimit.Window(t.GetWindow()),
 		Charged: ratelimit.Tokens(t.GetCharged()), Previous: ratelimit.Tokens(t.GetPrevious()), Level: t.GetLevel(), Carry: t.GetCarry(),
 		Dead: ratelimit.LedgerTime(t.GetDead()),

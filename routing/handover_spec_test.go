@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
@@ -71,7 +71,7 @@ func TestMostInboxes(t *testing.T) {
 func (s *script) accounts(keys ...[]byte) []byte {
 	w := newWriter(ratelimit.LedgerTime(1_800_000_000_000_000))
 	for _, k := range keys {
-		w.account(k, &leasing.Account{Now: 1_800_000_000_000_000, Window: s.rule.Limit.WindowAt(1_800_000_000_000_000), Charged: 4})
+		w.account(k, &ledger.Statement{Now: 1_800_000_000_000_000, Window: s.rule.Limit.WindowAt(1_800_000_000_000_000), Charged: 4})
 	}
 	return w.b
 }
@@ -134,7 +134,7 @@ func TestTransfersOfVersion1(t *testing.T) {
 		}
 	}
 	whole := &wire.Transfer{Key: keyOf(1), Now: 2, Fence: 3, Window: 4, Charged: 5, Previous: 6, Level: 7, Carry: 8, Dead: 9}
-	if got, want := accountOf(whole), (leasing.Account{Now: 2, Fence: 3, Window: 4, Charged: 5, Previous: 6, Level: 7, Carry: 8, Dead: 9}); fmt.Sprint(got) != fmt.Sprint(want) {
+	if got, want := accountOf(whole), (ledger.Statement{Now: 2, Fence: 3, Window: 4, Charged: 5, Previous: 6, Level: 7, Carry: 8, Dead: 9}); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("%+v", got)
 	}
 	c.adoptLegacy(s.now, []*wire.Transfer{{Key: keyOf(1)}})
@@ -142,7 +142,7 @@ func TestTransfersOfVersion1(t *testing.T) {
 		t.Error("an account of nothing is one")
 	}
 	w := newWriter(2)
-	w.account(keyOf(1), &leasing.Account{Now: 2, Fence: 3, Window: 4, Previous: 6, Level: 7, Carry: 8, Dead: 9})
+	w.account(keyOf(1), &ledger.Statement{Now: 2, Fence: 3, Window: 4, Previous: 6, Level: 7, Carry: 8, Dead: 9})
 	p := &parcel{w: w}
 	if got := p.transfers(); len(got) != 1 || got[0].GetCharged() != 0 || got[0].GetLevel() != 7 || got[0].GetPrevious() != 6 || got[0].GetCarry() != 8 || got[0].GetDead() != 9 {
 		t.Errorf("%v", got)
@@ -206,7 +206,7 @@ func TestAccountOfAnotherIsNotTaken(t *testing.T) {
 		}
 	}
 	now := c.local.LedgerNow(s.now)
-	account := leasing.Account{Now: now, Window: s.rule.Limit.WindowAt(now), Charged: 4, Dead: now.Add(time.Hour)}
+	account := ledger.Statement{Now: now, Window: s.rule.Limit.WindowAt(now), Charged: 4, Dead: now.Add(time.Hour)}
 	for _, x := range []struct {
 		key  []byte
 		mine bool
@@ -323,7 +323,7 @@ func TestReceiptThatRefusesSome(t *testing.T) {
 func TestAccountsWithoutRoomAreCounted(t *testing.T) {
 	x := newTarget(t)
 	here := x.local.LedgerNow(x.now)
-	account := leasing.Account{Now: here, Window: routed(10).Limit.WindowAt(here), Charged: 4, Dead: 1 << 60}
+	account := ledger.Statement{Now: here, Window: routed(10).Limit.WindowAt(here), Charged: 4, Dead: 1 << 60}
 	absent := uint64(0)
 	for k, n := 0, 0; n < 300; k++ {
 		key := keyOf(k)
@@ -406,7 +406,7 @@ func TestAccountsGoOnByTheirSendersClock(t *testing.T) {
 		taken bool
 	}{{0, true}, {5_000_000, true}, {ratelimit.LedgerTime((mostApart - behind) / time.Microsecond), true}, {ratelimit.LedgerTime((mostApart-behind)/time.Microsecond) + 1, false}} {
 		w := newWriter(here)
-		w.account(keyOf(i), &leasing.Account{Now: here.Add(-behind) - x.lag, Window: window, Charged: 4, Dead: here.Add(time.Hour), Lag: x.lag})
+		w.account(keyOf(i), &ledger.Statement{Now: here.Add(-behind) - x.lag, Window: window, Charged: 4, Dead: here.Add(time.Hour), Lag: x.lag})
 		rejected := c.stats.rejected[rejectedAccount].Load()
 		r := c.adopt(s.now, &inlet{addr: "b:1", incarnation: uint64(7 + i)}, &wire.Parcel{Number: 1, Sent: int64(here.Add(-behind)), Accounts: w.b})
 		a, ok := c.local.TakeOut(s.now, keyOf(i))
@@ -423,7 +423,7 @@ func TestAccountsGoOnByTheirSendersClock(t *testing.T) {
 func TestFetchEndsWhenTheAccountComes(t *testing.T) {
 	s, a := newPair(t)
 	c, here := a.core, a.core.local.LedgerNow(s.now)
-	account := leasing.Account{Now: here, Window: s.rule.Limit.WindowAt(here), Charged: 4, Dead: here.Add(time.Hour)}
+	account := ledger.Statement{Now: here, Window: s.rule.Limit.WindowAt(here), Charged: 4, Dead: here.Add(time.Hour)}
 	key := a.ownedBy("a:1")
 	var other []byte
 	for k := 0; other == nil; k++ {

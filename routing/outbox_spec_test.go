@@ -3,7 +3,7 @@ package routing
 import (
 	"testing"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
@@ -102,15 +102,15 @@ func TestReceiptBeforeItIsSentAgain(t *testing.T) {
 // charged which its holders may spend in its window, or have spent beyond that.
 func TestTransfersSayWhatHoldersHave(t *testing.T) {
 	w := newWriter(1_800_000_000_000_000)
-	w.account(keyOf(1), &leasing.Account{
+	w.account(keyOf(1), &ledger.Statement{
 		Now: 1_800_000_000_000_000, Fence: 77, Window: 30, Charged: 5, Previous: 6, Level: 7, Carry: 8, Dead: 9,
-		Holders: []leasing.Holding{
+		Holders: []ledger.Holding{
 			{Holder: 2, Seq: 1, Window: 30, Granted: 10, InFlight: 3, Returned: 2, Spent: 4},
 			{Holder: 4, Seq: 1, Window: 30, Granted: 10, Spent: 12},
 			{Holder: 6, Seq: 1, Window: 29, Granted: 100, Spent: 100},
 		},
 	})
-	w.account(keyOf(2), &leasing.Account{Charged: -5, Window: 1})
+	w.account(keyOf(2), &ledger.Statement{Charged: -5, Window: 1})
 	ts := (&parcel{w: w}).transfers()
 	if len(ts) != 2 {
 		t.Fatalf("%v", ts)

@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -37,7 +37,7 @@ var errAccount = errors.New("an account in a parcel makes no sense")
 // keeps them copies them.
 type moved struct {
 	key     []byte
-	account leasing.Account
+	account ledger.Statement
 }
 
 // plausible tells whether a node can have such an account whose clock showed sent
@@ -106,7 +106,7 @@ func (w *writer) mark(t int64) {
 // account is written in two parts. What follows the number of holders is there only if one
 // of its fields is not 0, which most keys never see: over-admission, and what a loss of
 // data left. The lowest bit of the number says so.
-func (w *writer) account(key []byte, a *leasing.Account) {
+func (w *writer) account(key []byte, a *ledger.Statement) {
 	w.b = binary.AppendUvarint(w.b, uint64(len(key)))
 	w.b = append(w.b, key...)
 	w.time(int64(a.Now))
@@ -137,7 +137,7 @@ func (w *writer) account(key []byte, a *leasing.Account) {
 func (w *writer) window(n ratelimit.Window) { w.number(int64(n)) }
 
 // holding is one holder's record. Its name is random, and would be longer as a varint.
-func (w *writer) holding(h *leasing.Holding) {
+func (w *writer) holding(h *ledger.Holding) {
 	w.b = binary.LittleEndian.AppendUint64(w.b, uint64(h.Holder))
 	w.b = binary.AppendUvarint(w.b, h.Seq)
 	w.window(h.Window)
@@ -276,7 +276,7 @@ func (r *reader) account() (m moved) {
 	return m
 }
 
-func (r *reader) holding() (h leasing.Holding) {
+func (r *reader) holding() (h ledger.Holding) {
 	if b := r.bytes(8); b != nil {
 		h.Holder = ratelimit.Holder(binary.LittleEndian.Uint64(b))
 	}

@@ -6,7 +6,7 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -17,7 +17,7 @@ func TestParcelIsReadAsItWasWritten(t *testing.T) {
 	w := newWriter(1_800_000_000_000_000)
 	var want []moved
 	for i := range 1000 {
-		a := leasing.Account{
+		a := ledger.Statement{
 			Now: ratelimit.LedgerTime(n()), Fence: ratelimit.Fence(n()), Born: ratelimit.Fence(n()), Folded: ratelimit.Fence(n()), Window: ratelimit.Window(n()),
 			Charged: ratelimit.Tokens(n()), Previous: ratelimit.Tokens(n()), Level: n(), Carry: n(), Dead: ratelimit.LedgerTime(n()), Lag: ratelimit.LedgerTime(n()),
 		}
@@ -25,7 +25,7 @@ func TestParcelIsReadAsItWasWritten(t *testing.T) {
 			a.Most, a.Over, a.Left, a.Late, a.Relearn, a.Relearned = ratelimit.Tokens(n()), ratelimit.Tokens(n()), -ratelimit.Tokens(n()), ratelimit.Tokens(n()), ratelimit.LedgerTime(n()), ratelimit.Tokens(n())
 		}
 		for range rnd.IntN(4) {
-			a.Holders = append(a.Holders, leasing.Holding{
+			a.Holders = append(a.Holders, ledger.Holding{
 				Holder: ratelimit.Holder(2 + rnd.Uint64()>>1), Seq: 1 + uint64(n()), Window: ratelimit.Window(n()), Expires: ratelimit.LedgerTime(n()), Fence: ratelimit.Fence(n()),
 				Granted: ratelimit.Tokens(n()), InFlight: ratelimit.Tokens(n()), Spent: ratelimit.Tokens(n()), Returned: ratelimit.Tokens(n()), Over: ratelimit.Tokens(n()),
 				Direct: i%2 == 0, Closed: i%3 == 0, Void: i%5 == 0, Eager: i%7 == 0, Last: i%11 == 0,
@@ -50,7 +50,7 @@ func TestParcelIsReadAsItWasWritten(t *testing.T) {
 // bounds.
 func FuzzParcel(f *testing.F) {
 	w := newWriter(1_800_000_000_000_000)
-	w.account(keyOf(1), &leasing.Account{Now: 5, Window: 3, Charged: 2, Holders: []leasing.Holding{{Holder: 9, Seq: 1, Granted: 4}}})
+	w.account(keyOf(1), &ledger.Statement{Now: 5, Window: 3, Charged: 2, Holders: []ledger.Holding{{Holder: 9, Seq: 1, Granted: 4}}})
 	f.Add(w.b)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		_ = readParcel(b, func(m moved) {
@@ -69,46 +69,46 @@ func TestPlausibleAccounts(t *testing.T) {
 	second := ratelimit.Window(int64(latest)/1_000_000) + 1
 	for _, c := range []struct {
 		what   string
-		change func(a *leasing.Account)
+		change func(a *ledger.Statement)
 		ok     bool
 	}{
-		{"an empty one", func(*leasing.Account) {}, true},
-		{"its clock is a year ahead", func(a *leasing.Account) { a.Now = latest }, true},
-		{"its clock is further ahead", func(a *leasing.Account) { a.Now = latest + 1 }, false},
-		{"it learns for a year", func(a *leasing.Account) { a.Relearn = latest }, true},
-		{"it learns for longer", func(a *leasing.Account) { a.Relearn = latest + 1 }, false},
-		{"the highest fence", func(a *leasing.Account) { a.Fence, a.Born, a.Folded = 1<<53, 1<<53, 1<<53 }, true},
-		{"a higher fence", func(a *leasing.Account) { a.Fence = 1<<53 + 1 }, false},
-		{"born at a higher fence", func(a *leasing.Account) { a.Born = 1<<53 + 1 }, false},
-		{"folded at a higher fence", func(a *leasing.Account) { a.Folded = 1<<53 + 1 }, false},
-		{"no such fence", func(a *leasing.Account) { a.Fence = -1 }, false},
-		{"it is kept for ever", func(a *leasing.Account) { a.Dead = 1 << 61 }, true},
-		{"it is kept for longer", func(a *leasing.Account) { a.Dead = 1<<61 + 1 }, false},
-		{"it was over before 1970", func(a *leasing.Account) { a.Dead = -1 }, false},
-		{"its clock runs behind", func(a *leasing.Account) { a.Lag = ratelimit.LedgerTime(mostApart/1000) - 60_000_000 }, true},
-		{"its clock runs behind by more than a year", func(a *leasing.Account) { a.Lag = ratelimit.LedgerTime(mostApart/1000) - 60_000_000 + 1 }, false},
-		{"its clock runs ahead", func(a *leasing.Account) { a.Lag = -1 }, false},
-		{"the fullest bucket", func(a *leasing.Account) { a.Level, a.Carry = 1<<53, 1<<53 }, true},
-		{"a fuller bucket", func(a *leasing.Account) { a.Level = 1<<53 + 1 }, false},
-		{"a bucket below nothing", func(a *leasing.Account) { a.Level = -1 }, false},
-		{"more of a refill", func(a *leasing.Account) { a.Carry = 1<<53 + 1 }, false},
-		{"less than nothing of a refill", func(a *leasing.Account) { a.Carry = -1 }, false},
-		{"the most charged", func(a *leasing.Account) { a.Charged, a.Previous = 1<<53, 1<<53 }, true},
-		{"more charged", func(a *leasing.Account) { a.Charged = 1<<53 + 1 }, false},
-		{"more charged before", func(a *leasing.Account) { a.Previous = 1<<53 + 1 }, false},
-		{"less than nothing charged before", func(a *leasing.Account) { a.Previous = -1 }, false},
-		{"a reset", func(a *leasing.Account) { a.Charged = -5 }, true},
-		{"the last window of a second", func(a *leasing.Account) { a.Window = second }, true},
-		{"a window of a second to come", func(a *leasing.Account) { a.Window = second + 1 }, false},
-		{"a bucket's window", func(a *leasing.Account) { a.Window = ratelimit.Window(latest) }, true},
-		{"a bucket's window to come", func(a *leasing.Account) { a.Window = ratelimit.Window(latest) + 1 }, false},
-		{"no such window", func(a *leasing.Account) { a.Window = -1 }, false},
-		{"a lease for a year", func(a *leasing.Account) {
-			a.Holders = []leasing.Holding{{Expires: latest, Fence: 1 << 53, Window: second}}
+		{"an empty one", func(*ledger.Statement) {}, true},
+		{"its clock is a year ahead", func(a *ledger.Statement) { a.Now = latest }, true},
+		{"its clock is further ahead", func(a *ledger.Statement) { a.Now = latest + 1 }, false},
+		{"it learns for a year", func(a *ledger.Statement) { a.Relearn = latest }, true},
+		{"it learns for longer", func(a *ledger.Statement) { a.Relearn = latest + 1 }, false},
+		{"the highest fence", func(a *ledger.Statement) { a.Fence, a.Born, a.Folded = 1<<53, 1<<53, 1<<53 }, true},
+		{"a higher fence", func(a *ledger.Statement) { a.Fence = 1<<53 + 1 }, false},
+		{"born at a higher fence", func(a *ledger.Statement) { a.Born = 1<<53 + 1 }, false},
+		{"folded at a higher fence", func(a *ledger.Statement) { a.Folded = 1<<53 + 1 }, false},
+		{"no such fence", func(a *ledger.Statement) { a.Fence = -1 }, false},
+		{"it is kept for ever", func(a *ledger.Statement) { a.Dead = 1 << 61 }, true},
+		{"it is kept for longer", func(a *ledger.Statement) { a.Dead = 1<<61 + 1 }, false},
+		{"it was over before 1970", func(a *ledger.Statement) { a.Dead = -1 }, false},
+		{"its clock runs behind", func(a *ledger.Statement) { a.Lag = ratelimit.LedgerTime(mostApart/1000) - 60_000_000 }, true},
+		{"its clock runs behind by more than a year", func(a *ledger.Statement) { a.Lag = ratelimit.LedgerTime(mostApart/1000) - 60_000_000 + 1 }, false},
+		{"its clock runs ahead", func(a *ledger.Statement) { a.Lag = -1 }, false},
+		{"the fullest bucket", func(a *ledger.Statement) { a.Level, a.Carry = 1<<53, 1<<53 }, true},
+		{"a fuller bucket", func(a *ledger.Statement) { a.Level = 1<<53 + 1 }, false},
+		{"a bucket below nothing", func(a *ledger.Statement) { a.Level = -1 }, false},
+		{"more of a refill", func(a *ledger.Statement) { a.Carry = 1<<53 + 1 }, false},
+		{"less than nothing of a refill", func(a *ledger.Statement) { a.Carry = -1 }, false},
+		{"the most charged", func(a *ledger.Statement) { a.Charged, a.Previous = 1<<53, 1<<53 }, true},
+		{"more charged", func(a *ledger.Statement) { a.Charged = 1<<53 + 1 }, false},
+		{"more charged before", func(a *ledger.Statement) { a.Previous = 1<<53 + 1 }, false},
+		{"less than nothing charged before", func(a *ledger.Statement) { a.Previous = -1 }, false},
+		{"a reset", func(a *ledger.Statement) { a.Charged = -5 }, true},
+		{"the last window of a second", func(a *ledger.Statement) { a.Window = second }, true},
+		{"a window of a second to come", func(a *ledger.Statement) { a.Window = second + 1 }, false},
+		{"a bucket's window", func(a *ledger.Statement) { a.Window = ratelimit.Window(latest) }, true},
+		{"a bucket's window to come", func(a *ledger.Statement) { a.Window = ratelimit.Window(latest) + 1 }, false},
+		{"no such window", func(a *ledger.Statement) { a.Window = -1 }, false},
+		{"a lease for a year", func(a *ledger.Statement) {
+			a.Holders = []ledger.Holding{{Expires: latest, Fence: 1 << 53, Window: second}}
 		}, true},
-		{"a lease for longer", func(a *leasing.Account) { a.Holders = []leasing.Holding{{}, {Expires: latest + 1}} }, false},
-		{"a lease with a higher fence", func(a *leasing.Account) { a.Holders = []leasing.Holding{{Fence: 1<<53 + 1}} }, false},
-		{"a lease of a window to come", func(a *leasing.Account) { a.Holders = []leasing.Holding{{Window: second + 1}} }, false},
+		{"a lease for longer", func(a *ledger.Statement) { a.Holders = []ledger.Holding{{}, {Expires: latest + 1}} }, false},
+		{"a lease with a higher fence", func(a *ledger.Statement) { a.Holders = []ledger.Holding{{Fence: 1<<53 + 1}} }, false},
+		{"a lease of a window to come", func(a *ledger.Statement) { a.Holders = []ledger.Holding{{Window: second + 1}} }, false},
 	} {
 		m := moved{key: []byte("k")}
 		if c.change(&m.account); m.plausible(here, sent) != c.ok {
@@ -119,7 +119,7 @@ func TestPlausibleAccounts(t *testing.T) {
 
 // Each field that few accounts have is written, also where it is the only one.
 func TestRareFieldsAreWritten(t *testing.T) {
-	for _, a := range []leasing.Account{
+	for _, a := range []ledger.Statement{
 		{Most: 1}, {Over: 1}, {Left: 1}, {Left: -1}, {Late: 1}, {Relearn: 1}, {Relearned: 1}, {Dead: 5}, {Lag: 7}, {Folded: 9}, {},
 	} {
 		w := newWriter(1_800_000_000_000_000)
@@ -134,7 +134,7 @@ func TestRareFieldsAreWritten(t *testing.T) {
 	}
 	small := newWriter(1_800_000_000_000_000)
 	empty := len(small.b)
-	small.account([]byte("k"), &leasing.Account{Now: 1_800_000_000_000_000})
+	small.account([]byte("k"), &ledger.Statement{Now: 1_800_000_000_000_000})
 	if n := len(small.b) - empty; n > 14 { // key, ten fields, and how many holders there are
 		t.Errorf("an account of which nothing is to be said takes %d bytes", n)
 	}
@@ -144,7 +144,7 @@ func TestRareFieldsAreWritten(t *testing.T) {
 func TestAccountThatIsKeptForEver(t *testing.T) {
 	const base = 1_800_000_000_000_000
 	w := newWriter(base)
-	w.account([]byte("k"), &leasing.Account{Dead: 1<<63 - 1})
+	w.account([]byte("k"), &ledger.Statement{Dead: 1<<63 - 1})
 	if err := readParcel(w.b, func(m moved) {
 		if m.account.Dead != base+1<<60 || !m.plausible(base, base) {
 			t.Errorf("%+v", m)

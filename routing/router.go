@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -81,7 +82,7 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 		refused := func(from string, err error) { r.turnedAway(from, rejectedGossip, err) }
 		g.told.Store(&refused)
 	}
-	r.hands, r.random, r.incarnation = r, rand.Float64, uint64(leasing.NewHolder())
+	r.hands, r.random, r.incarnation = r, rand.Float64, uint64(ledger.NewHolder())
 	r.base = blocking{base}
 	r.leases = r.base // the account in the store is the same
 	// A key has one budget for outages on each node, whether its store or its owner cannot be
@@ -91,7 +92,7 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 	}
 	if local, ok := base.(*leasing.Local); ok {
 		r.storeless(local)
-		r.hotFleet = leasing.NewFleet(ownersLedger{r.core}, leasing.NewHolder(), hotMost, clock, wall)
+		r.hotFleet = leasing.NewFleet(ownersLedger{r.core}, ledger.NewHolder(), hotMost, clock, wall)
 		r.hotFleet.RawNames = true
 		r.leases = blocking{r.hotFleet}
 	}
