@@ -206,7 +206,7 @@ var allByHand = []byHand{
 		{mover, "c.putBack(now, p, func(i int) bool { return refused[i] })", "c.putBack(now, p, func(int) bool { return true })"},
 	}},
 	{"a node takes in accounts that are not its own", []replacement{
-		{mover, "mine := c.view.Load().ring.Owner(HashOf(m.key)) == c.options.Addr\n", "mine := true\n"},
+		{mover, "mine := c.view.Load().ring.Owner(ring.HashOf(m.Key)) == c.options.Addr\n", "mine := true\n"},
 	}},
 	{"a node says done while accounts are on their way", []replacement{
 		{mover, "c.mover.left == 0 && len(c.mover.underway) == 0", "c.mover.left == 0"},
@@ -218,7 +218,7 @@ var allByHand = []byHand{
 		{mover, "c.putBack(now, p, func(int) bool { return true })", "c.putBack(now, p, func(int) bool { return false })"},
 	}},
 	{"an account that comes back is not looked for by the walk", []replacement{
-		{mover, "\t\t\tc.mover.mark(c.local.Part(m.key))\n\t\t}\n\t\ti++", "\t\t}\n\t\ti++"},
+		{mover, "\t\t\tc.mover.mark(c.local.Part(m.Key))\n\t\t}\n\t\ti++", "\t\t}\n\t\ti++"},
 	}},
 	{"a key is new although its account is on its way", []replacement{
 		{fetches, "going == from {\n\t\tto.flush()\n\t\treturn wire.Found_COMING\n\t} else if going != \"\" {\n\t\treturn wire.Found_ELSEWHERE\n\t}", "going == from {\n\t\tto.flush()\n\t\treturn wire.Found_COMING\n\t}"},

@@ -9,7 +9,7 @@ var thePlan = plan{
 		"leasing/internal/lease/demand.go", "leasing/internal/lease/recall.go", "leasing/internal/lease/ledgerclock.go",
 		"leasing/flight.go", "leasing/batch.go", "leasing/failure.go", "leasing/loss.go", "leasing/breaker.go", "leasing/renewer.go", "leasing/late.go",
 		"approx/keeper.go", "approx/plan.go", "approx/seats.go", "approx/seats.lua",
-		"routing/decide.go", "routing/members.go", "routing/handover.go", "routing/fetch.go", "routing/outbox.go", "routing/parcel.go", "routing/core.go", "routing/gossip.go",
+		"routing/decide.go", "routing/members.go", "routing/handover.go", "routing/fetch.go", "routing/outbox.go", "routing/internal/moved/moved.go", "routing/core.go", "routing/gossip.go",
 	},
 	// As many as a run of an hour can hold, fewest where most are alike: what is
 	// written twice has most of its faults in both at once, for in one alone the
@@ -26,7 +26,7 @@ var thePlan = plan{
 		"leasing/flight.go": 50, "leasing/batch.go": 30, "leasing/failure.go": 60, "leasing/loss.go": 25, "leasing/breaker.go": 60,
 		"leasing/renewer.go": 60, "leasing/late.go": 60,
 		"approx/keeper.go": 50, "approx/plan.go": 40, "approx/seats.go": 40, "approx/seats.lua": 25,
-		"routing/decide.go": 35, "routing/members.go": 35, "routing/handover.go": 35, "routing/fetch.go": 40, "routing/outbox.go": 40, "routing/parcel.go": 20,
+		"routing/decide.go": 35, "routing/members.go": 35, "routing/handover.go": 35, "routing/fetch.go": 40, "routing/outbox.go": 40, "routing/internal/moved/moved.go": 20,
 		"routing/core.go": 35, "routing/gossip.go": 35,
 	},
 	suites: []suite{
@@ -34,6 +34,7 @@ var thePlan = plan{
 		{dir: "leasing/internal/lease"},
 		{dir: "leasing/ledger", waits: "^TestRedisReloads", labels: []string{"Histor=histories", "TestRedisAnswersAsMemoryDoes=comparison"}},
 		{dir: "approx", waits: "^Test(Drift|OverAdmission|OneNode)", labels: []string{"TestSeats$=comparison"}},
+		{dir: "routing/internal/moved"},
 		{dir: "routing", waits: "^Test(Router|Gossip|DNS)"},
 		{
 			dir:  "bench/sim",

@@ -1,7 +1,8 @@
-package routing
+package moved
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"reflect"
 	"testing"
@@ -14,8 +15,8 @@ import (
 func TestParcelIsReadAsItWasWritten(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 1))
 	n := func() int64 { return rnd.Int64N(1 << rnd.IntN(50)) }
-	w := newWriter(1_800_000_000_000_000)
-	var want []moved
+	w := NewWriter(1_800_000_000_000_000)
+	var want []Entry
 	for i := range 1000 {
 		a := ledger.Statement{
 			Now: ratelimit.LedgerTime(n()), Fence: ratelimit.Fence(n()), Born: ratelimit.Fence(n()), Folded: ratelimit.Fence(n()), Window: ratelimit.Window(n()),
@@ -31,17 +32,17 @@ func TestParcelIsReadAsItWasWritten(t *testing.T) {
 				Direct: i%2 == 0, Closed: i%3 == 0, Void: i%5 == 0, Eager: i%7 == 0, Last: i%11 == 0,
 			})
 		}
-		w.account(keyOf(i), &a)
-		want = append(want, moved{keyOf(i), a})
+		w.Account(keyOf(i), &a)
+		want = append(want, Entry{keyOf(i), a})
 	}
-	var got []moved
-	if err := readParcel(w.b, func(m moved) { got = append(got, m) }); err != nil {
+	var got []Entry
+	if err := Read(w.B, func(m Entry) { got = append(got, m) }); err != nil {
 		t.Fatal(err)
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Error("they differ")
 	}
-	if err := readParcel(w.b[:len(w.b)-3], func(moved) {}); err == nil {
+	if err := Read(w.B[:len(w.B)-3], func(Entry) {}); err == nil {
 		t.Error("half an account was read")
 	}
 }
@@ -49,12 +50,12 @@ func TestParcelIsReadAsItWasWritten(t *testing.T) {
 // Whatever a peer sends as a parcel, reading it ends, and what it says is within
 // bounds.
 func FuzzParcel(f *testing.F) {
-	w := newWriter(1_800_000_000_000_000)
-	w.account(keyOf(1), &ledger.Statement{Now: 5, Window: 3, Charged: 2, Holders: []ledger.Holding{{Holder: 9, Seq: 1, Granted: 4}}})
-	f.Add(w.b)
+	w := NewWriter(1_800_000_000_000_000)
+	w.Account(keyOf(1), &ledger.Statement{Now: 5, Window: 3, Charged: 2, Holders: []ledger.Holding{{Holder: 9, Seq: 1, Granted: 4}}})
+	f.Add(w.B)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		_ = readParcel(b, func(m moved) {
-			if len(m.key) == 0 || len(m.key) > ratelimit.MaxKeyLen || m.account.Previous < 0 || m.account.Window < 0 || m.account.Now < 0 || len(m.account.Holders) > mostHolders {
+		_ = Read(b, func(m Entry) {
+			if len(m.Key) == 0 || len(m.Key) > ratelimit.MaxKeyLen || m.Account.Previous < 0 || m.Account.Window < 0 || m.Account.Now < 0 || len(m.Account.Holders) > mostHolders {
 				t.Errorf("%+v", m)
 			}
 		})
@@ -65,7 +66,7 @@ func FuzzParcel(f *testing.F) {
 // sender's a minute less.
 func TestPlausibleAccounts(t *testing.T) {
 	const here, sent = ratelimit.LedgerTime(1_800_000_060_000_000), ratelimit.LedgerTime(1_800_000_000_000_000)
-	latest := here.Add(mostApart)
+	latest := here.Add(MostApart)
 	second := ratelimit.Window(int64(latest)/1_000_000) + 1
 	for _, c := range []struct {
 		what   string
@@ -85,8 +86,8 @@ func TestPlausibleAccounts(t *testing.T) {
 		{"it is kept for ever", func(a *ledger.Statement) { a.Dead = 1 << 61 }, true},
 		{"it is kept for longer", func(a *ledger.Statement) { a.Dead = 1<<61 + 1 }, false},
 		{"it was over before 1970", func(a *ledger.Statement) { a.Dead = -1 }, false},
-		{"its clock runs behind", func(a *ledger.Statement) { a.Lag = ratelimit.LedgerTime(mostApart/1000) - 60_000_000 }, true},
-		{"its clock runs behind by more than a year", func(a *ledger.Statement) { a.Lag = ratelimit.LedgerTime(mostApart/1000) - 60_000_000 + 1 }, false},
+		{"its clock runs behind", func(a *ledger.Statement) { a.Lag = ratelimit.LedgerTime(MostApart/1000) - 60_000_000 }, true},
+		{"its clock runs behind by more than a year", func(a *ledger.Statement) { a.Lag = ratelimit.LedgerTime(MostApart/1000) - 60_000_000 + 1 }, false},
 		{"its clock runs ahead", func(a *ledger.Statement) { a.Lag = -1 }, false},
 		{"the fullest bucket", func(a *ledger.Statement) { a.Level, a.Carry = 1<<53, 1<<53 }, true},
 		{"a fuller bucket", func(a *ledger.Statement) { a.Level = 1<<53 + 1 }, false},
@@ -110,8 +111,8 @@ func TestPlausibleAccounts(t *testing.T) {
 		{"a lease with a higher fence", func(a *ledger.Statement) { a.Holders = []ledger.Holding{{Fence: 1<<53 + 1}} }, false},
 		{"a lease of a window to come", func(a *ledger.Statement) { a.Holders = []ledger.Holding{{Window: second + 1}} }, false},
 	} {
-		m := moved{key: []byte("k")}
-		if c.change(&m.account); m.plausible(here, sent) != c.ok {
+		m := Entry{Key: []byte("k")}
+		if c.change(&m.Account); m.Plausible(here, sent) != c.ok {
 			t.Errorf("%s: plausible %v", c.what, !c.ok)
 		}
 	}
@@ -122,20 +123,20 @@ func TestRareFieldsAreWritten(t *testing.T) {
 	for _, a := range []ledger.Statement{
 		{Most: 1}, {Over: 1}, {Left: 1}, {Left: -1}, {Late: 1}, {Relearn: 1}, {Relearned: 1}, {Dead: 5}, {Lag: 7}, {Folded: 9}, {},
 	} {
-		w := newWriter(1_800_000_000_000_000)
-		w.account([]byte("k"), &a)
-		var got []moved
-		if err := readParcel(w.b, func(m moved) { got = append(got, m) }); err != nil || len(got) != 1 || !reflect.DeepEqual(got[0].account, a) {
+		w := NewWriter(1_800_000_000_000_000)
+		w.Account([]byte("k"), &a)
+		var got []Entry
+		if err := Read(w.B, func(m Entry) { got = append(got, m) }); err != nil || len(got) != 1 || !reflect.DeepEqual(got[0].Account, a) {
 			t.Errorf("%+v was read as %+v, %v", a, got, err)
 		}
 	}
-	if w := newWriter(5); len(w.b) != 1 {
-		t.Fatal(w.b)
+	if w := NewWriter(5); len(w.B) != 1 {
+		t.Fatal(w.B)
 	}
-	small := newWriter(1_800_000_000_000_000)
-	empty := len(small.b)
-	small.account([]byte("k"), &ledger.Statement{Now: 1_800_000_000_000_000})
-	if n := len(small.b) - empty; n > 14 { // key, ten fields, and how many holders there are
+	small := NewWriter(1_800_000_000_000_000)
+	empty := len(small.B)
+	small.Account([]byte("k"), &ledger.Statement{Now: 1_800_000_000_000_000})
+	if n := len(small.B) - empty; n > 14 { // key, ten fields, and how many holders there are
 		t.Errorf("an account of which nothing is to be said takes %d bytes", n)
 	}
 }
@@ -143,10 +144,10 @@ func TestRareFieldsAreWritten(t *testing.T) {
 // What is written for ever is read as for ever, whenever the parcel was begun.
 func TestAccountThatIsKeptForEver(t *testing.T) {
 	const base = 1_800_000_000_000_000
-	w := newWriter(base)
-	w.account([]byte("k"), &ledger.Statement{Dead: 1<<63 - 1})
-	if err := readParcel(w.b, func(m moved) {
-		if m.account.Dead != base+1<<60 || !m.plausible(base, base) {
+	w := NewWriter(base)
+	w.Account([]byte("k"), &ledger.Statement{Dead: 1<<63 - 1})
+	if err := Read(w.B, func(m Entry) {
+		if m.Account.Dead != base+1<<60 || !m.Plausible(base, base) {
 			t.Errorf("%+v", m)
 		}
 	}); err != nil {
@@ -158,7 +159,7 @@ func TestAccountThatIsKeptForEver(t *testing.T) {
 // is not there is missing.
 func TestParcelsBeyondTheirBounds(t *testing.T) {
 	const base = 1_000_000
-	number := func(w *writer, ns ...int64) {
+	number := func(w *Writer, ns ...int64) {
 		for _, n := range ns {
 			w.number(n)
 		}
@@ -173,27 +174,27 @@ func TestParcelsBeyondTheirBounds(t *testing.T) {
 		holderWindow, granted, inflight, spent, returned, over int64
 	}
 	write := func(p *parts) []byte {
-		w := newWriter(base)
-		w.b = append(append(w.b, byte(len(p.key))), p.key...)
+		w := NewWriter(base)
+		w.B = append(append(w.B, byte(len(p.key))), p.key...)
 		w.time(p.now)
-		w.b = append(w.b, 0, 0, 0) // fences
+		w.B = append(w.B, 0, 0, 0) // fences
 		w.number(p.window)
-		w.b = append(w.b, 0) // dead
+		w.B = append(w.B, 0) // dead
 		number(w, p.charged, p.previous, p.level, p.carry, p.lag)
-		w.b = binary.AppendUvarint(w.b, p.more)
+		w.B = binary.AppendUvarint(w.B, p.more)
 		if p.more&1 != 0 {
 			number(w, p.rare...)
-			w.b = append(w.b, 0)
+			w.B = append(w.B, 0)
 		}
 		for range p.more >> 1 {
-			w.b = binary.LittleEndian.AppendUint64(w.b, p.holder)
-			w.b = binary.AppendUvarint(w.b, p.seq)
+			w.B = binary.LittleEndian.AppendUint64(w.B, p.holder)
+			w.B = binary.AppendUvarint(w.B, p.seq)
 			w.number(p.holderWindow)
-			w.b = append(w.b, 0, 0)
+			w.B = append(w.B, 0, 0)
 			number(w, p.granted, p.inflight, p.spent, p.returned, p.over)
-			w.b = append(w.b, 0)
+			w.B = append(w.B, 0)
 		}
-		return w.b
+		return w.B
 	}
 	const most = 1 << 53
 	for _, c := range []struct {
@@ -232,20 +233,25 @@ func TestParcelsBeyondTheirBounds(t *testing.T) {
 		p := parts{key: "k", now: base, window: 3, charged: 2, more: 2, holder: 2, seq: 1, granted: most}
 		c.change(&p)
 		b, n, holders := write(&p), 0, 0
-		err := readParcel(b, func(m moved) { n, holders = n+1, len(m.account.Holders) })
+		err := Read(b, func(m Entry) { n, holders = n+1, len(m.Account.Holders) })
 		if (err == nil) != c.ok || (n == 1) != c.ok || c.ok && holders != int(p.more>>1) {
 			t.Errorf("%s: %d accounts of %d holders, %v", c.what, n, holders, err)
 		}
 		for i := 1; c.ok && i < min(len(b), 60); i++ {
-			if err := readParcel(b[:i], func(moved) {}); (err == nil) != (i == len(newWriter(base).b)) {
+			if err := Read(b[:i], func(Entry) {}); (err == nil) != (i == len(NewWriter(base).B)) {
 				t.Errorf("%s: %d bytes of %d were read, %v", c.what, i, len(b), err)
 			}
 		}
 	}
-	if err := readParcel(nil, func(moved) {}); err == nil {
+	if err := Read(nil, func(Entry) {}); err == nil {
 		t.Error("a parcel without a time was read")
 	}
-	if err := readParcel(binary.AppendVarint(nil, -1), func(moved) {}); err == nil {
+	if err := Read(binary.AppendVarint(nil, -1), func(Entry) {}); err == nil {
 		t.Error("a parcel from before 1970 was read")
 	}
+}
+
+func keyOf(i int) []byte {
+	b := ratelimit.AppendPrefix(nil, "d", ratelimit.Limit{Unit: ratelimit.Year})
+	return ratelimit.AppendEntry(b, "user", fmt.Sprint(i), false)
 }

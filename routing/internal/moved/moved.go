@@ -1,71 +1,78 @@
-package routing
-
-import (
-	"encoding/binary"
-	"errors"
-
-	"github.com/sluice-gate/sluice/leasing/ledger"
-	"github.com/sluice-gate/sluice/ratelimit"
-)
-
+// Package moved writes accounts that move from one node to another, and reads them.
+//
+// Guarantee: what was written is read to the token and the microsecond
+// (TestParcelIsReadAsItWasWritten); what makes no sense is refused, whatever bytes come, in
+// memory bounded by their length (FuzzParcel); and an account that is [Entry.Plausible] makes
+// nobody wait for ever and overflows no sum.
+//
 // What a parcel carries: the sender's time when it was begun, and then accounts,
 // each its key and its fields one after the other, as varints. Times are written
 // as differences from that time, so that most of them take two or three bytes:
 // a message of its own for each account would cost a hand-over of a million
 // keys seconds of processor time.
+package moved
 
-// parcelBytes is how much a parcel carries before it is sent: some 250 accounts.
-// Asks that are sent behind one wait for a fraction of a millisecond.
-const parcelBytes = 16 << 10
+import (
+	"encoding/binary"
+	"errors"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/ledger"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
 
 // Bounds of what one account may say.
 const (
 	// mostHolders is of one account. leasing keeps at most 256 records, and those whose leases go
 	// on.
 	mostHolders = 1 << 10
-	// mostTokens bounds each field that counts tokens, so that sums of a few do not overflow.
-	mostTokens = 1 << 53
-	mostTime   = 1 << 53 // microseconds since 1970: the year 2255
+	// MostTokens bounds each field that counts tokens, so that sums of a few do not overflow.
+	MostTokens = 1 << 53
+	MostTime   = 1 << 53 // microseconds since 1970: the year 2255
 	// never is how far ahead a time in a parcel may lie, in microseconds. A bucket that does not
 	// refill is never full, and its time is cut to that.
 	never = 1 << 60
+	// MostApart is how far a peer's clock may be from this node's: what is further
+	// away was made up. A time that is far ahead makes an account wait until then,
+	// and one that is far behind has it reckon with times before 1970.
+	MostApart = 366 * 24 * time.Hour
 )
 
 var errAccount = errors.New("an account in a parcel makes no sense")
 
-// moved is an account on its way, with the key that it is of. Both are the reader's: who
+// Entry is an account on its way, with the key that it is of. Both are the reader's: who
 // keeps them copies them.
-type moved struct {
-	key     []byte
-	account ledger.Statement
+type Entry struct {
+	Key     []byte
+	Account ledger.Statement
 }
 
-// plausible tells whether a node can have such an account whose clock showed sent
+// Plausible tells whether a node can have such an account whose clock showed sent
 // just now, when this one's shows here. What is refused here would make an account
 // wait for ever, or its fences and levels overflow.
-func (m *moved) plausible(here, sent ratelimit.LedgerTime) bool {
-	a := &m.account
-	if !possible(here, int64(a.Now)) || !possible(here, int64(a.Relearn)) || !possibleFence(a.Fence) || !possibleFence(a.Born) || !possibleFence(a.Folded) {
+func (m *Entry) Plausible(here, sent ratelimit.LedgerTime) bool {
+	a := &m.Account
+	if !possible(here, int64(a.Now)) || !possible(here, int64(a.Relearn)) || !PossibleFence(a.Fence) || !PossibleFence(a.Born) || !PossibleFence(a.Folded) {
 		return false
 	}
 	// An account goes by its former owner's clock, which may be behind the sender's by Lag: that
 	// clock must be possible, too.
-	if a.Dead < 0 || a.Dead > 2*never || a.Lag < 0 || here.Sub(sent-a.Lag) > mostApart || a.Level < 0 || a.Level > mostTokens || a.Carry < 0 || a.Carry > mostTokens ||
-		!possibleWindow(here, a.Window) || a.Charged > mostTokens || a.Previous < 0 || a.Previous > mostTokens {
+	if a.Dead < 0 || a.Dead > 2*never || a.Lag < 0 || here.Sub(sent-a.Lag) > MostApart || a.Level < 0 || a.Level > MostTokens || a.Carry < 0 || a.Carry > MostTokens ||
+		!possibleWindow(here, a.Window) || a.Charged > MostTokens || a.Previous < 0 || a.Previous > MostTokens {
 		return false
 	}
 	for i := range a.Holders {
 		h := &a.Holders[i]
-		if !possible(here, int64(h.Expires)) || !possibleFence(h.Fence) || !possibleWindow(here, h.Window) {
+		if !possible(here, int64(h.Expires)) || !PossibleFence(h.Fence) || !possibleWindow(here, h.Window) {
 			return false
 		}
 	}
 	return true
 }
 
-// possibleFence tells whether an account can have a fence. They grow by the clock
+// PossibleFence tells whether an account can have a fence. They grow by the clock
 // and by claims, and leasing believes a holder's up to the year 2112.
-func possibleFence(f ratelimit.Fence) bool { return f >= 0 && f <= mostTime }
+func PossibleFence(f ratelimit.Fence) bool { return f >= 0 && f <= MostTime }
 
 // possibleWindow tells whether a window can have begun: a bucket's is the time at
 // which it did, and a window of at least a second has a lower number than seconds
@@ -79,36 +86,37 @@ func possibleWindow(here ratelimit.LedgerTime, w ratelimit.Window) bool {
 	return w >= 0 && possible(here, max(0, int64(w)-1)*1_000_000)
 }
 
-// writer appends accounts to a parcel.
-type writer struct {
-	b    []byte
+// Writer appends accounts to a parcel.
+type Writer struct {
+	B    []byte
 	base int64
 }
 
-func newWriter(base ratelimit.LedgerTime) *writer {
-	return &writer{binary.AppendVarint(nil, int64(base)), int64(base)}
+// NewWriter begins a parcel at the sender's time.
+func NewWriter(base ratelimit.LedgerTime) *Writer {
+	return &Writer{binary.AppendVarint(nil, int64(base)), int64(base)}
 }
 
-func (w *writer) number(n int64) { w.b = binary.AppendVarint(w.b, n) }
-func (w *writer) time(t int64)   { w.number(t - w.base) }
+func (w *Writer) number(n int64) { w.B = binary.AppendVarint(w.B, n) }
+func (w *Writer) time(t int64)   { w.number(t - w.base) }
 
 // mark is a number that is 0 for most keys, or one that grows with the clock.
-func (w *writer) mark(t int64) {
+func (w *Writer) mark(t int64) {
 	if t == 0 {
 		// A difference from the parcel's time would make a 0 eight bytes long.
-		w.b = append(w.b, 0)
+		w.B = append(w.B, 0)
 		return
 	}
-	w.b = append(w.b, 1)
+	w.B = append(w.B, 1)
 	w.time(t)
 }
 
-// account is written in two parts. What follows the number of holders is there only if one
+// Account is written in two parts. What follows the number of holders is there only if one
 // of its fields is not 0, which most keys never see: over-admission, and what a loss of
 // data left. The lowest bit of the number says so.
-func (w *writer) account(key []byte, a *ledger.Statement) {
-	w.b = binary.AppendUvarint(w.b, uint64(len(key)))
-	w.b = append(w.b, key...)
+func (w *Writer) Account(key []byte, a *ledger.Statement) {
+	w.B = binary.AppendUvarint(w.B, uint64(len(key)))
+	w.B = append(w.B, key...)
 	w.time(int64(a.Now))
 	w.mark(int64(a.Fence))
 	w.mark(int64(a.Born))
@@ -121,7 +129,7 @@ func (w *writer) account(key []byte, a *ledger.Statement) {
 		w.number(n)
 	}
 	rare := a.Most != 0 || a.Over != 0 || a.Left != 0 || a.Late != 0 || a.Relearn != 0 || a.Relearned != 0
-	w.b = binary.AppendUvarint(w.b, uint64(len(a.Holders))<<1|uint64(flag(rare, 0)))
+	w.B = binary.AppendUvarint(w.B, uint64(len(a.Holders))<<1|uint64(Bit(rare, 0)))
 	if rare {
 		for _, n := range [...]int64{int64(a.Most), int64(a.Over), int64(a.Left), int64(a.Late), int64(a.Relearned)} {
 			w.number(n)
@@ -134,23 +142,23 @@ func (w *writer) account(key []byte, a *ledger.Statement) {
 }
 
 // window is written as a time if it is one: a bucket's.
-func (w *writer) window(n ratelimit.Window) { w.number(int64(n)) }
+func (w *Writer) window(n ratelimit.Window) { w.number(int64(n)) }
 
 // holding is one holder's record. Its name is random, and would be longer as a varint.
-func (w *writer) holding(h *ledger.Holding) {
-	w.b = binary.LittleEndian.AppendUint64(w.b, uint64(h.Holder))
-	w.b = binary.AppendUvarint(w.b, h.Seq)
+func (w *Writer) holding(h *ledger.Holding) {
+	w.B = binary.LittleEndian.AppendUint64(w.B, uint64(h.Holder))
+	w.B = binary.AppendUvarint(w.B, h.Seq)
 	w.window(h.Window)
 	w.mark(int64(h.Expires))
 	w.mark(int64(h.Fence))
 	for _, n := range [...]int64{int64(h.Granted), int64(h.InFlight), int64(h.Spent), int64(h.Returned), int64(h.Over)} {
 		w.number(n)
 	}
-	w.b = append(w.b, flag(h.Direct, 0)|flag(h.Closed, 1)|flag(h.Void, 2)|flag(h.Eager, 3)|flag(h.Last, 4))
+	w.B = append(w.B, Bit(h.Direct, 0)|Bit(h.Closed, 1)|Bit(h.Void, 2)|Bit(h.Eager, 3)|Bit(h.Last, 4))
 }
 
-// flag is a bit of a byte of flags.
-func flag(set bool, bit uint) byte {
+// Bit is a bit of a byte of flags.
+func Bit(set bool, bit uint) byte {
 	if set {
 		return 1 << bit
 	}
@@ -164,9 +172,9 @@ type reader struct {
 	bad  bool
 }
 
-// readParcel calls each with every account of a parcel, in order. The key is the
+// Read calls each with every account of a parcel, in order. The key is the
 // parcel's. It ends at the first that makes no sense.
-func readParcel(b []byte, each func(m moved)) error {
+func Read(b []byte, each func(m Entry)) error {
 	r := &reader{b: b}
 	r.base = r.within(0, 1<<62)
 	for len(r.b) > 0 && !r.bad {
@@ -181,7 +189,7 @@ func readParcel(b []byte, each func(m moved)) error {
 }
 
 // fail ends the parcel. What is read afterwards means nothing, and reading it does no harm,
-// so that nobody looks at each field: readParcel looks once an account.
+// so that nobody looks at each field: Read looks once an account.
 func (r *reader) fail() int64 {
 	r.b, r.bad = nil, true
 	return 0
@@ -242,17 +250,17 @@ func (r *reader) mark() int64 {
 }
 
 func (r *reader) tokens() ratelimit.Tokens {
-	return ratelimit.Tokens(r.within(-mostTokens, mostTokens))
+	return ratelimit.Tokens(r.within(-MostTokens, MostTokens))
 }
 
-func (r *reader) charge() ratelimit.Tokens { return ratelimit.Tokens(r.within(0, mostTokens)) }
+func (r *reader) charge() ratelimit.Tokens { return ratelimit.Tokens(r.within(0, MostTokens)) }
 
-func (r *reader) account() (m moved) {
+func (r *reader) account() (m Entry) {
 	n := r.unsigned(ratelimit.MaxKeyLen)
-	if m.key = r.bytes(int(n)); n == 0 {
+	if m.Key = r.bytes(int(n)); n == 0 {
 		r.fail()
 	}
-	a := &m.account
+	a := &m.Account
 	a.Now, a.Fence = ratelimit.LedgerTime(r.time()), ratelimit.Fence(r.mark())
 	a.Born, a.Folded = ratelimit.Fence(r.mark()), ratelimit.Fence(r.mark())
 	a.Window, a.Dead = ratelimit.Window(r.within(0, 1<<62)), ratelimit.LedgerTime(r.mark())
@@ -291,4 +299,14 @@ func (r *reader) holding() (h ledger.Holding) {
 		r.fail()
 	}
 	return h
+}
+
+// possible tells whether a node's clock may have shown a time.
+func possible(here ratelimit.LedgerTime, t int64) bool {
+	return t >= 0 && t <= int64(here.Add(MostApart))
+}
+
+// Current tells whether a node's clock may show a time now.
+func Current(here ratelimit.LedgerTime, t int64) bool {
+	return possible(here, t) && t >= int64(here.Add(-MostApart))
 }

@@ -1,4 +1,4 @@
-package routing
+package ring
 
 import (
 	"fmt"
@@ -31,7 +31,7 @@ const manyKeys = 300_000
 // most 1.15 times its fair share, and keys move to it only.
 func TestRingSpreads(t *testing.T) {
 	for _, n := range []int{3, 10, 100} {
-		before, after := NewRing(members(n)), NewRing(members(n+1))
+		before, after := New(members(n)), New(members(n+1))
 		newcomer := members(n + 1)[n].Addr
 		for name, key := range keySets {
 			counts := map[string]int{}
@@ -63,7 +63,7 @@ func TestRingSpreads(t *testing.T) {
 func TestRingWeights(t *testing.T) {
 	m := members(4)
 	m[0].Weight = 3
-	r := NewRing(m)
+	r := New(m)
 	heavy := 0
 	for i := range manyKeys {
 		if r.Owner(xxhash.Sum64String(fmt.Sprint(i))) == m[0].Addr {
@@ -77,7 +77,7 @@ func TestRingWeights(t *testing.T) {
 
 // The index finds what a search from the start finds.
 func TestRingOwner(t *testing.T) {
-	r := NewRing(append(members(7), members(3)...))
+	r := New(append(members(7), members(3)...))
 	rnd := rand.New(rand.NewPCG(1, 1))
 	hashes := []uint64{0, 1, 1<<64 - 1, r.points[0].hash, r.points[0].hash + 1, r.points[len(r.points)-1].hash, r.points[len(r.points)-1].hash + 1}
 	for range 10_000 {
@@ -108,7 +108,7 @@ func TestRingOwner(t *testing.T) {
 
 // A point is where Envoy's RING_HASH puts it: XXH64, seed 0, of "address_i".
 func TestRingIsEnvoys(t *testing.T) {
-	r := NewRing([]Member{{Addr: "127.0.0.1:90"}})
+	r := New([]Member{{Addr: "127.0.0.1:90"}})
 	want := xxhash.Sum64String("127.0.0.1:90_17")
 	for _, p := range r.points {
 		if p.hash == want {
@@ -135,6 +135,22 @@ func TestHashOfIsTheLastValues(t *testing.T) {
 	for _, k := range [][]byte{key("api_key", ""), key("k", string(make([]byte, 200))), nil, {1}, {1, 2, 3, 200, 1}} {
 		if HashOf(k) != xxhash.Sum64(k) {
 			t.Errorf("%q is not hashed whole", k)
+		}
+	}
+}
+
+// However much weight there is, a ring has at most mostPoints, and all nodes
+// have the same.
+func TestRingIsBounded(t *testing.T) {
+	for _, c := range []struct{ nodes, weight, each int }{
+		{1, 1, PointsPerNode}, {1000, 1, PointsPerNode}, {20, 100, PointsPerNode}, {21, 100, PointsPerNode / 2}, {1001, 100, 32},
+	} {
+		m := members(c.nodes)
+		for i := range m {
+			m[i].Weight = uint32(c.weight)
+		}
+		if each := pointsEach(m); each != c.each || each*c.nodes*c.weight > MostPoints {
+			t.Errorf("%d nodes of weight %d have %d points each, not %d", c.nodes, c.weight, each, c.each)
 		}
 	}
 }

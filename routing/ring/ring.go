@@ -1,4 +1,4 @@
-package routing
+package ring
 
 import (
 	"cmp"
@@ -17,14 +17,14 @@ type Member struct {
 	Weight uint32 // its share of the keys, beside others'; 0 means 1
 }
 
-// pointsPerNode is how many points of the ring a node of weight 1 has: enough
+// PointsPerNode is how many points of the ring a node of weight 1 has: enough
 // that with 100 nodes the busiest has less than 1.10 times the mean.
-const pointsPerNode = 2048
+const PointsPerNode = 2048
 
-// mostPoints bounds a ring, to some 100 MB. With members of more weight in all than
+// MostPoints bounds a ring, to some 100 MB. With members of more weight in all than
 // that allows, 2048, each has half as many points for its weight, or a quarter,
 // and so on: the same on every node, for it depends on the members alone.
-const mostPoints = 1 << 22
+const MostPoints = 1 << 22
 
 // Ring says which member owns a hash. It is immutable; the zero Ring has no
 // members. A point is XXH64 of "address_i", and a hash belongs to the first
@@ -42,9 +42,9 @@ type point struct {
 	owner int32
 }
 
-// NewRing builds a ring. Members with the same address count once. It
+// New builds a ring. Members with the same address count once. It
 // allocates about 40 KB for each unit of their weights, and at most mostPoints.
-func NewRing(members []Member) *Ring {
+func New(members []Member) *Ring {
 	r := &Ring{members: slices.Clone(members)}
 	sortMembers(r.members)
 	// Two nodes must build the same ring of the same members, in whatever order and how often they
@@ -79,8 +79,8 @@ func pointsEach(members []Member) int {
 	for _, m := range members {
 		weight += int(max(1, m.Weight))
 	}
-	each := pointsPerNode
-	for each > 1 && each*weight > mostPoints {
+	each := PointsPerNode
+	for each > 1 && each*weight > MostPoints {
 		each /= 2
 	}
 	return each
@@ -106,6 +106,9 @@ func (r *Ring) Owner(hash uint64) string {
 	}
 	return r.members[r.points[i].owner].Addr
 }
+
+// Size is how many points the ring has.
+func (r *Ring) Size() int { return len(r.points) }
 
 // Members returns the members by address. It is not to be changed.
 func (r *Ring) Members() []Member { return r.members }
