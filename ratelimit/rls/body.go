@@ -16,7 +16,7 @@ var errCrowded = errors.New("too many requests are being read: ask again")
 const firstRead = 2 << 10
 
 // turn is how much of a body is read before others have their turn.
-const turn = 16 << 10
+const turn = 4 << 10
 
 // readBody reads a request's body, and looks at it as it comes: what is too
 // large, too deep or has too many parts is refused before it is all there. What
