@@ -88,14 +88,20 @@ func (b *Budget) makeRoom() {
 	if b.held.Load() <= b.most {
 		return // another did
 	}
-	for _, w := range b.heaviestLocked() {
-		if w.now == 0 || b.held.Load() <= b.most-b.most/8 {
+	// Holders may have grown since they were asked, and are asked again.
+	for all := b.heaviestLocked(); len(all) > 0 && all[0].now > 0; all = b.heaviestLocked() {
+		for _, w := range all {
+			if w.now == 0 || b.held.Load() <= b.most-b.most/8 {
+				break
+			}
+			// It is taken out before it ends, so that it is not chosen again while it does.
+			delete(b.holders, w.holder)
+			b.Heaviest.Add(1)
+			w.end()
+		}
+		if b.held.Load() <= b.most-b.most/8 {
 			return
 		}
-		// It is taken out before it ends, so that it is not chosen again while it does.
-		delete(b.holders, w.holder)
-		b.Heaviest.Add(1)
-		w.end()
 	}
 }
 
