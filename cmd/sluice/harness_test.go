@@ -28,6 +28,9 @@ import (
 // says how many. Tests that compare times, or count what a busy machine changes, are not parallel:
 // they run one by one, before the others.
 func TestMain(m *testing.M) {
+	if name := os.Getenv("SLUICE_ATTACK"); name != "" {
+		attacker(name)
+	}
 	if os.Getenv("SLUICE_RUN_MAIN") != "" {
 		main()
 	}

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bufio"
+	"cmp"
 	"context"
-	"encoding/json"
+	goflag "flag" // flag is a function here
 	"fmt"
 	"net/http"
 	"os"
@@ -17,67 +19,78 @@ import (
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit/transport/hostile"
 )
 
-// mostGrowth is how much more memory than a quiet process any attack may cost.
-const mostGrowth = 256
-
-// memory is what the process has (VmRSS) or had at most (VmHWM), in MB.
-func (s *sluice) memory(what string) int {
-	s.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
-	if err != nil {
-		s.Fatalf("the process has ended: %v\n%s", err, s.log())
-	}
-	for line := range strings.Lines(string(text)) {
-		if rest, ok := strings.CutPrefix(line, what+":"); ok {
-			kb, err := strconv.Atoi(strings.Fields(rest)[0])
-			if err != nil {
-				s.Fatal(err)
-			}
-			return kb / 1024
-		}
-	}
-	s.Fatalf("no %s in /proc: %s", what, text)
-	return 0
+// attack is one row of what is done to the ports. It is done again and again, each
+// time anew, until the time is over; a process of its own does it (attacker).
+type attack struct {
+	name string
+	once func(rpc, web string) error
+	// meanwhile, if set, looks at the server in the midst of it.
+	meanwhile func(s *sluice) error
+	// p99, if it is not 0, is what an honest client's may be instead of mostP99.
+	p99 time.Duration
 }
 
-// honest asks 200 times a second, over a connection of its own, until it is
-// stopped. It returns how long answers took, and how many calls had none.
-func (s *sluice) honest() (stop func() (took []time.Duration, failed int)) {
-	client := rls.NewRateLimitServiceClient(s.dial())
-	q := hostileRequest(1)
-	if _, err := client.ShouldRateLimit(context.Background(), q); err != nil {
-		s.Fatal(err)
+var attacks = []attack{
+	{"headers that unpack to 16 MB", func(rpc, _ string) error { _, err := hostile.PackedHeaders(rpc, 370); return err }, nil, 0},
+	{"unfinished messages of 4 MB", func(rpc, _ string) error { return hostile.Unfinished(rpc, 700, 4<<20, 16<<10, time.Second) }, nil, 0},
+	{"unfinished messages of 256 KB", func(rpc, _ string) error { return hostile.Unfinished(rpc, 1000, 256<<10, 16<<10, time.Second) }, nil, 0},
+	{"unfinished messages in frames of a byte", func(rpc, _ string) error { return hostile.Unfinished(rpc, 150, 60<<10, 1, time.Second) }, nil, 0},
+	{"replies nobody reads", func(rpc, _ string) error { _, err := hostile.Unread(rpc, large(), 2*time.Second); return err }, nil, 0},
+	{"replies without a window", func(rpc, _ string) error { _, err := hostile.Windowless(rpc, large(), 2*time.Second); return err }, nil, 0},
+	{"gzip bombs", func(rpc, _ string) error { return hostile.Bombs(rpc, 128, time.Second) }, nil, 0},
+	{"6000 silent connections", func(rpc, _ string) error {
+		_, done, err := hostile.Silent(rpc, 6000)
+		time.Sleep(time.Second)
+		done()
+		return err
+	}, func(s *sluice) error {
+		if !becomes(func() bool { return s.sockets() <= 4096+32 }) {
+			return fmt.Errorf("%d connections are open, and 4096 may be", s.sockets())
+		}
+		return nil
+	}, 0},
+	{"4 MB of {} at once", func(_, web string) error { return posts(web, 8, hostile.Empties(4<<20)) }, nil, 0},
+	{"256 KB of {} at once", func(_, web string) error { return posts(web, 64, hostile.Empties(250<<10)) }, nil, 0},
+	{"300 bodies of 3.9 MB held open", func(_, web string) error { return bodies(web, 300, 39<<20/10) }, nil, 0},
+	{"1000 bodies of 255 KB held open", func(_, web string) error { return bodies(web, 1000, 255<<10) }, func(s *sluice) error {
+		r, err := http.Post("http://"+s.http+"/json", "application/json", strings.NewReader(`{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"x"}]}]}`))
+		if err != nil {
+			return err
+		}
+		r.Body.Close()
+		if r.StatusCode != http.StatusOK {
+			return fmt.Errorf("/json answers %s", r.Status)
+		}
+		return nil
+	}, 200 * time.Millisecond}, // a thousand bodies that come in the same instant are each read in part before they are given up
+}
+
+// large is a request whose answer is as large as any.
+func large() []byte {
+	b, err := proto.Marshal(hostileRequest(1000))
+	if err != nil {
+		panic(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var mu sync.Mutex
-	var took []time.Duration
-	failed := 0
-	var calls sync.WaitGroup
-	calls.Go(func() {
-		every(ctx, 5*time.Millisecond, func() {
-			calls.Go(func() {
-				begun := time.Now()
-				bounded, cancel := context.WithTimeout(context.Background(), patience)
-				defer cancel()
-				_, err := client.ShouldRateLimit(bounded, q)
-				mu.Lock()
-				defer mu.Unlock()
-				if took = append(took, time.Since(begun)); err != nil {
-					failed++
-				}
-			})
-		})
-	})
-	return func() ([]time.Duration, int) {
-		cancel()
-		calls.Wait()
-		slices.Sort(took)
-		return took, failed
+	return b
+}
+
+func posts(web string, n int, body string) error {
+	var all sync.WaitGroup
+	for range n {
+		all.Go(func() { _, _, _, _ = hostile.Post(context.Background(), web, body) })
 	}
+	all.Wait()
+	return nil
+}
+
+func bodies(web string, n, size int) error {
+	stop, err := hostile.HalfBodies(web, n, size)
+	time.Sleep(500 * time.Millisecond)
+	stop()
+	return err
 }
 
 // hostileRequest has n descriptors that rules(...) limits.
@@ -89,237 +102,91 @@ func hostileRequest(n int) *rls.RateLimitRequest {
 	return q
 }
 
+// attackFor is how long an attack goes on: 400 calls of an honest client, of which the
+// slowest four are beyond the p99.
+const attackFor = 2 * time.Second
+
+// attacker does an attack in a process of its own, and ends: its processor time is not
+// the honest client's, and is known. It begins when it is told to.
+func attacker(name string) {
+	share, err := strconv.ParseFloat(os.Getenv("SLUICE_ATTACK_SHARE"), 64)
+	if err != nil {
+		panic(err)
+	}
+	i := slices.IndexFunc(attacks, func(a attack) bool { return a.name == name })
+	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
+	if share > 0 {
+		hostile.Pace(share)
+	}
+	for end := time.Now().Add(attackFor); time.Now().Before(end); {
+		// What ends an attack early is told, and is no fault: servers end connections.
+		if err := attacks[i].once(os.Getenv("SLUICE_ATTACK_RPC"), os.Getenv("SLUICE_ATTACK_HTTP")); err != nil {
+			fmt.Println(err)
+		}
+	}
+	os.Exit(0)
+}
+
+var (
+	attackShare = goflag.Float64("attack-share", 0.5, "of one processor that an attacker may take; 0: what it can get")
+	attackTries = goflag.Int("attack-tries", 3, "how often an attack is tried whose honest client is slow, though others left the server its share")
+)
+
+// mostGrowth is how much more memory than a quiet process any attack may cost, in MB.
+const mostGrowth = 256
+
+// mostP99 is what an honest client's p99 may be meanwhile.
+const mostP99 = 50 * time.Millisecond
+
 // Each row of the attacks on the ports, at the load that once ended the process
 // or made it grow by more than half a gigabyte: now it grows by less than 256
 // MB, goes on, and answers who asks in good order.
+//
+// How fast it answers says something of the server only where others leave it the
+// processors that it needs (room), and the same client was answered quickly before the
+// attack. Where that is not so, what was measured is only told. A run that is slow where the
+// next is quick was the machine's, for a fault of the server's is in each.
 func TestHostilePorts(t *testing.T) {
-	t.Parallel()
-	many, err := proto.Marshal(hostileRequest(1000))
-	if err != nil {
-		t.Fatal(err)
-	}
-	bg := context.Background()
-	for _, row := range []struct {
-		name   string
-		attack func(s *sluice) error
-	}{
-		{"headers that unpack to 16 MB", func(s *sluice) error { _, err := hostile.PackedHeaders(s.rpc, 370); return err }},
-		{"unfinished messages of 4 MB", func(s *sluice) error { return hostile.Unfinished(s.rpc, 700, 4<<20, 16<<10, time.Second) }},
-		{"unfinished messages of 256 KB", func(s *sluice) error { return hostile.Unfinished(s.rpc, 1000, 256<<10, 16<<10, time.Second) }},
-		{"unfinished messages in frames of a byte", func(s *sluice) error { return hostile.Unfinished(s.rpc, 150, 60<<10, 1, time.Second) }},
-		{"replies nobody reads", func(s *sluice) error { _, err := hostile.Unread(s.rpc, many, 2*time.Second); return err }},
-		{"replies without a window", func(s *sluice) error { _, err := hostile.Windowless(s.rpc, many, 2*time.Second); return err }},
-		{"gzip bombs", func(s *sluice) error { return hostile.Bombs(s.rpc, 128, time.Second) }},
-		{"6000 silent connections", func(s *sluice) error {
-			callers, done, err := hostile.Silent(s.rpc, 6000)
-			defer done()
-			if open := s.count(callers); open > 4096 {
-				s.Errorf("%d connections are open, and 4096 may be", open)
+	for _, a := range attacks {
+		t.Run(a.name, func(t *testing.T) {
+			most := cmp.Or(a.p99, mostP99)
+			for range *attackTries {
+				before, during := hostilePorts(t, a)
+				if during.p99() <= most && during.shed == 0 {
+					return
+				}
+				if !before.room() || before.p99() > mostP99/5 || !during.room() {
+					t.Logf("p99 over %v says nothing of the server: others did not leave it half of the machine, or it was slow before", most)
+					return
+				}
 			}
-			return err
-		}},
-		{"4 MB of {} at once", func(s *sluice) error {
-			var all sync.WaitGroup
-			for range 8 {
-				all.Go(func() { _, _, _, _ = hostile.Post(bg, s.http, hostile.Empties(4<<20)) })
-			}
-			all.Wait()
-			return nil
-		}},
-		{"256 KB of {} at once", func(s *sluice) error {
-			var all sync.WaitGroup
-			for range 64 {
-				all.Go(func() { _, _, _, _ = hostile.Post(bg, s.http, hostile.Empties(250<<10)) })
-			}
-			all.Wait()
-			return nil
-		}},
-		{"300 bodies of 3.9 MB held open", func(s *sluice) error {
-			stop, err := hostile.HalfBodies(s.http, 300, 39<<20/10)
-			stop()
-			return err
-		}},
-		{"1000 bodies of 255 KB held open", func(s *sluice) error {
-			stop, err := hostile.HalfBodies(s.http, 1000, 255<<10)
-			defer stop()
-			if got := s.post("k", "x"); got != 200 {
-				s.Errorf("/json meanwhile: %d", got)
-			}
-			return err
-		}},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			t.Parallel()
-			file := t.TempDir() + "/rules.yaml"
-			writeFile(t, file, rules(1<<30))
-			s := serve(t, nil, "--config", file)
-			stop := s.honest()
-			quiet := s.memory("VmRSS")
-			err := row.attack(s)
-			took, failed := stop()
-			peak := s.memory("VmHWM")
-			p99 := took[len(took)*99/100]
-			t.Logf("%d -> %d MB; honest calls: %d, failed %d, p99 %v; attack: %v", quiet, peak, len(took), failed, p99.Round(time.Millisecond), err)
-			if peak-quiet > mostGrowth {
-				t.Errorf("it grew from %d to %d MB", quiet, peak)
-			}
-			if failed > 0 {
-				t.Errorf("%d of %d honest calls had no answer", failed, len(took))
-			}
-			if got := s.post("k", "after"); got != 200 {
-				t.Errorf("after it: %d", got)
-			}
+			t.Errorf("in each of %d runs, in which others left the server half of the machine, p99 was over %v or calls were shed", *attackTries, most)
 		})
 	}
 }
 
-// count is how many of the connections the server has not ended.
-func (s *sluice) count(callers []*hostile.Caller) (open int) {
-	s.Helper()
-	count := func() int {
-		open = 0
-		for _, c := range callers {
-			select {
-			case <-c.Ended():
-			default:
-				open++
-			}
-		}
-		return open
+func hostilePorts(t *testing.T, a attack) (before, during *served) {
+	t.Helper()
+	file := t.TempDir() + "/rules.yaml"
+	writeFile(t, file, rules(1<<30))
+	s := serve(t, nil, "--config", file)
+	second, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	before = s.honest(second)
+	quiet := s.memory("VmRSS")
+	during = s.attacked(a, *attackShare)
+	peak := s.memory("VmHWM")
+	t.Logf("%d -> %d MB\nbefore: %v\nduring: %v", quiet, peak, before, during)
+	if peak-quiet > mostGrowth {
+		t.Errorf("it grew from %d to %d MB", quiet, peak)
 	}
-	s.eventually("connections beyond the bound are closed", func() bool { return count() <= 4096 })
-	return open
-}
-
-// Whoever asks for explanations without end gets some of them, and takes none of
-// the store's connections from claims.
-func TestHostileExplain(t *testing.T) {
-	redis := redistest.Start(t)
-	s := peopleNodes(t, 1, redis.Addr)[0]
-	s.post("five", "x")
-	client := redis.Client()
-	defer client.Close()
-	answered, refused := 0, 0
-	for range 300 {
-		r, err := http.Get("http://" + s.debug + "/explain?domain=d&entry=five=x")
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Body.Close()
-		switch {
-		case r.StatusCode == http.StatusOK:
-			answered++
-		case r.StatusCode == http.StatusTooManyRequests && r.Header.Get("Retry-After") != "":
-			refused++
-		default:
-			t.Fatal(r.Status)
-		}
+	if during.failed > 0 {
+		t.Errorf("%d of %d honest calls had no answer: %v", during.failed, len(during.took), during.why)
 	}
-	if answered < 40 || refused < 100 {
-		t.Errorf("%d of 300 were explained, and %d refused", answered, refused)
+	if got := s.post("k", "after"); got != 200 {
+		t.Errorf("after it: %d", got)
 	}
-	if got := s.post("five", "y"); got != 200 {
-		t.Errorf("a claim meanwhile: %d", got)
-	}
-}
-
-// A token that is guessed too fast is not looked at, whatever it is.
-func TestHostileTokens(t *testing.T) {
-	s := peopleNodes(t, 1, "")[0]
-	correct := func(token string) int {
-		r, err := http.NewRequest(http.MethodPost, "http://"+s.debug+"/admin/drop?domain=d&entry=five=x", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Header.Set("Authorization", "Bearer "+token)
-		a, err := http.DefaultClient.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		a.Body.Close()
-		return a.StatusCode
-	}
-	for range 20 {
-		if got := correct("hunter2"); got != http.StatusOK {
-			t.Fatalf("the token: %d", got)
-		}
-	}
-	looked := 0
-	for i := range 100 {
-		if correct("guess"+strconv.Itoa(i)) == http.StatusForbidden {
-			looked++
-		}
-	}
-	if looked < 5 || looked > 20 {
-		t.Errorf("%d of 100 wrong tokens were looked at", looked)
-	}
-	if got := correct("hunter2"); got != http.StatusTooManyRequests {
-		t.Errorf("the token, after those: %d", got)
-	}
-	if n := strings.Count(s.log(), "a correction was refused"); n > 20 {
-		t.Errorf("%d lines were logged", n)
-	}
-}
-
-// The page of a site whose name was made to point here sees nothing; profiles
-// have a bound.
-func TestHostileDebugRequests(t *testing.T) {
-	s := serve(t, []string{"DEBUG_ALLOWED_HOSTS=sluice.example.com"})
-	get := func(host, path string) int {
-		r, err := http.NewRequest(http.MethodGet, "http://"+s.debug+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Host = host
-		a, err := http.DefaultClient.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		a.Body.Close()
-		return a.StatusCode
-	}
-	for host, want := range map[string]int{
-		"evil.example:6070": 421, "127.0.0.1.evil.example": 421, "localhost:6070": 200, "[::1]:6070": 200, "10.1.2.3": 200, "sluice-1:6070": 200,
-		"sluice.edge.svc.cluster.local:6070": 200, "sluice.example.com": 200, "SLUICE.example.com.:6070": 200,
-	} {
-		if got := get(host, "/console/state"); got != want {
-			t.Errorf("as %s: %d, want %d", host, got, want)
-		}
-	}
-	if got := get("evil.example", "/metrics"); got != 200 {
-		t.Errorf("/metrics under any name: %d", got)
-	}
-	for _, path := range []string{"/debug/pprof/profile?seconds=3600", "/debug/pprof/trace?seconds=1e9", "/debug/pprof/heap?seconds=NaN", "/debug/pprof/heap?seconds=-1"} {
-		if got := get("localhost", path); got != 400 {
-			t.Errorf("%s: %d", path, got)
-		}
-	}
-	off := serve(t, []string{"DEBUG_PPROF=off"})
-	if code, body := off.get(off.debug + "/debug/pprof/cmdline"); code != 403 || !strings.Contains(body, "DEBUG_PPROF") {
-		t.Errorf("%d %s", code, body)
-	}
-}
-
-// An error repeats a line of what came at most.
-func TestHostileErrorsAreShort(t *testing.T) {
-	s := serve(t, nil)
-	long := strings.Repeat("x", 100_000)
-	quoted, err := json.Marshal(long + "\n" + long)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, body := range []string{
-		long, `{` + string(quoted) + `:1}`, `{"domain":` + long, `{"domain":"d","descriptors":[{"limit":{"unit":` + string(quoted[:100_000]) + `"}}]}`,
-		`{"domain":"d","descriptors":[{"entries":[{"key":"k"}],"hitsAddend":"` + long + `"}]}`, strings.Repeat("[", 100_000),
-	} {
-		code, answer, _, err := hostile.Post(context.Background(), s.http, body)
-		if err != nil || code != 400 || len(answer) > 300 || strings.Count(answer, "\n") > 1 {
-			t.Errorf("%.40s...: %d, %d bytes (%v): %.300s", body, code, len(answer), err, answer)
-		}
-	}
-	for _, path := range []string{"/explain?domain=" + long[:10_000] + "&entry=a", "/explain?domain=d&entry=" + "=" + long[:10_000]} {
-		if code, answer := s.get(s.debug + path); code != 400 || len(answer) > 300 {
-			t.Errorf("%.40s...: %d, %d bytes", path, code, len(answer))
-		}
-	}
+	_ = s.cmd.Process.Kill()
+	<-s.exited
+	return before, during
 }

@@ -139,7 +139,7 @@ func TestHandbookNamesEveryMetric(t *testing.T) {
 	c.Safety, c.RepliesRefused = func() StoreSafety { return StoreSafety{Known: true} }, func() uint64 { return 0 }
 	c.Quotas = &rlqs.Stats{}
 	c.Gate = shed.NewGate(time.Second)
-	c.Gate.Arrive(1, 0)
+	c.Gate.Arrive(1, 0, 0)
 	c.Gate.Gone()
 	c.Store.Rules().All()[0].Counters.Refunded.Add(1)
 	gate := 0

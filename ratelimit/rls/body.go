@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"runtime"
 	"time"
 )
 
@@ -13,6 +14,9 @@ var errCrowded = errors.New("too many requests are being read: ask again")
 
 // firstRead is what a body is read into at first: nearly all fit.
 const firstRead = 2 << 10
+
+// turn is how much of a body is read before others have their turn.
+const turn = 4 << 10
 
 // readBody reads a request's body, and looks at it as it comes: what is too
 // large, too deep or has too many parts is refused before it is all there. What
@@ -42,12 +46,17 @@ func (s *Service) readBody(w http.ResponseWriter, r *http.Request) (body []byte,
 			copy(larger, body)
 			body = larger
 		}
-		n, err := from.Read(body[len(body):cap(body)])
+		n, err := from.Read(body[len(body):min(cap(body), len(body)+turn)])
 		// Even with an error a read may have brought bytes.
 		if bad := seen.add(body[len(body) : len(body)+n]); bad != nil {
 			return nil, held.Close, bad
 		}
 		body = body[:len(body)+n]
+		// There may be more at once, of this body and of a thousand others. A call that came behind
+		// them waits for a turn of each, and not for all of each.
+		if n >= firstRead {
+			runtime.Gosched()
+		}
 		switch {
 		case errors.Is(err, io.EOF):
 			return body, held.Close, nil

@@ -2,7 +2,6 @@ package rls
 
 import (
 	"context"
-	"fmt"
 	"runtime/debug"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -27,6 +26,7 @@ type call struct {
 	// spared says of each ask whether its charge is given back.
 	spared []bool
 	over   bool // overall_code
+	large  bool // its request is, and its answer is in bytes that are no other call's
 	out    []byte
 }
 
@@ -43,8 +43,24 @@ type match struct {
 }
 
 // answer decides the request in c.in and leaves the answer in c.out.
-func (s *Service) answer(ctx context.Context, c *call) (err error) {
+func (s *Service) answer(ctx context.Context, c *call) error {
 	start := s.clock()
+	if c.large = len(c.in) >= largeBytes; c.large {
+		return s.answerLarge(ctx, c, start)
+	}
+	return s.answerOne(ctx, c, start)
+}
+
+// ended counts a call that began at start.
+func (s *Service) ended(ctx context.Context, c *call, start ratelimit.Instant, err error) {
+	s.Stats.count(err)
+	if s.options.Traced {
+		c.trace(ctx, err)
+	}
+	s.latency.Observe(s.clock().Sub(start).Seconds())
+}
+
+func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instant) (err error) {
 	// A bug that one request meets must not end the process, and with it the requests of all
 	// others.
 	defer func() {
@@ -54,22 +70,8 @@ func (s *Service) answer(ctx context.Context, c *call) (err error) {
 				string(debug.Stack()))
 			err = errInternal
 		}
-		s.Stats.count(err)
-		if s.options.Traced {
-			c.trace(ctx, err)
-		}
-		s.latency.Observe(s.clock().Sub(start).Seconds())
+		s.ended(ctx, c, start, err)
 	}()
-	// Large requests are decoded a few at a time: what they become is many times their size.
-	if len(c.in) >= largeBytes {
-		select {
-		case s.large <- struct{}{}:
-			defer func() { <-s.large }()
-		// The caller has given up, and its request must not keep its place in the queue.
-		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", errLarge, ctx.Err())
-		}
-	}
 	// Nothing has been charged yet, so that a request which makes no sense costs no budget.
 	if err := c.request.decode(c.in); err != nil {
 		return err

@@ -44,7 +44,6 @@ func shouldRateLimit(srv any, ctx context.Context, decode func(any) error, _ grp
 	}
 	// The call goes back to the pool when gRPC has marshalled it (Codec.Marshal), not here.
 	c.service = s
-	c.trim()
 	return c, nil
 }
 
@@ -95,18 +94,16 @@ func (c Codec) Marshal(v any) (mem.BufferSlice, error) {
 	if !ok {
 		return c.ordinary.Marshal(v)
 	}
+	if call.large {
+		out := call.out
+		call.out, call.large = nil, false
+		call.service.release(call)
+		return mem.BufferSlice{mem.SliceBuffer(out)}, nil
+	}
 	// gRPC keeps the bytes until they are written, and the call is another request's by then.
 	out := append([]byte(nil), call.out...)
 	call.service.release(call)
 	return mem.BufferSlice{mem.SliceBuffer(out)}, nil
-}
-
-// trim lets go of what a large request needed while it was decided: only its
-// answer waits to be sent.
-func (c *call) trim() {
-	if len(c.in) >= largeBytes {
-		*c = call{service: c.service, out: c.out}
-	}
 }
 
 // release puts a call back. One that an absurd request has grown is dropped,

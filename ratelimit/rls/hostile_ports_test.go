@@ -9,12 +9,15 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
@@ -141,8 +144,8 @@ func (s slow) Decide(context.Context, ratelimit.Instant, []ratelimit.Ask, []rate
 	<-s.goOn
 }
 
-// Large requests are decided a few at a time, and keep nobody small waiting; one
-// that nobody waits for any more is not decided.
+// Large requests are decided a few at a time, not many wait, and they keep nobody small
+// waiting.
 func TestLargeRequestsWait(t *testing.T) {
 	f := newFixture(t, Options{}, testRules)
 	limiter := slow{f.limiter, make(chan struct{}, 100), make(chan struct{})}
@@ -158,7 +161,7 @@ func TestLargeRequestsWait(t *testing.T) {
 		return err
 	}
 	var all sync.WaitGroup
-	for range 3 * largeAtOnce {
+	for range largeAtOnce + largeWaiting {
 		all.Go(func() {
 			if err := ask(context.Background(), largeBytes); err != nil {
 				t.Error(err)
@@ -168,10 +171,11 @@ func TestLargeRequestsWait(t *testing.T) {
 	for range largeAtOnce {
 		<-limiter.begun
 	}
-	given, cancel := context.WithCancel(context.Background())
-	cancel()
-	if err := ask(given, largeBytes); !errors.Is(err, errLarge) {
-		t.Errorf("a call that was given up: %v", err)
+	for f.large.waiting.Load() < largeAtOnce+largeWaiting {
+		runtime.Gosched()
+	}
+	if err := ask(context.Background(), largeBytes); !errors.Is(err, errLarge) {
+		t.Errorf("one more than may wait: %v", err)
 	}
 	if n := len(limiter.begun); n != 0 {
 		t.Errorf("%d more than %d were decided", n, largeAtOnce)
@@ -184,6 +188,136 @@ func TestLargeRequestsWait(t *testing.T) {
 	<-limiter.begun // the small one
 	close(limiter.goOn)
 	all.Wait()
+	// One that nobody waits for any more is not decided.
+	for range largeAtOnce {
+		f.large.slots <- struct{}{}
+	}
+	given, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := ask(given, largeBytes); !errors.Is(err, errLarge) || !errors.Is(err, context.Canceled) {
+		t.Errorf("a call that was given up: %v", err)
+	}
+	if n := f.large.waiting.Load(); n != 0 {
+		t.Errorf("%d wait, says the service; none does", n)
+	}
+}
+
+// A large request after another is decided in what the first one needed: what it leaves
+// to the collector is not much more than its bytes and its answer's.
+func TestLargeRequestsGrowOnce(t *testing.T) {
+	f := newFixture(t, Options{}, testRules)
+	q := &rlsv3.RateLimitRequest{Domain: "d"}
+	for i := range MaxDescriptors {
+		q.Descriptors = append(q.Descriptors, desc(fmt.Sprintf("twenty=%d", i)))
+	}
+	in, err := proto.Marshal(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer := func() {
+		c := new(call)
+		c.in, c.service = slices.Clone(in), f.Service
+		if err := f.answer(context.Background(), c); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := (Codec{}).Marshal(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left := func(times int) uint64 {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for range times {
+			answer()
+		}
+		runtime.ReadMemStats(&after)
+		return (after.TotalAlloc - before.TotalAlloc) / uint64(times)
+	}
+	// The collector may empty the pool now and then, and the race detector does so often.
+	if first, each := left(1), left(40); each > first/2 {
+		t.Errorf("a large request of %d bytes left %d to the collector, and each of 40 after it %d", len(in), first, each)
+	}
+}
+
+// A small request that comes behind many large ones is not decided behind all of them,
+// though there is but one processor, which runs what is ready in the order in which it came.
+func TestSmallRequestsPassLargeOnes(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	f := newFixture(t, Options{}, testRules)
+	ask := func(n int) *call {
+		q := &rlsv3.RateLimitRequest{Domain: "d"}
+		for i := range n {
+			q.Descriptors = append(q.Descriptors, desc(fmt.Sprintf("twenty=%d", i)))
+		}
+		in, err := proto.Marshal(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := new(call)
+		c.in = in
+		return c
+	}
+	const many = largeAtOnce + largeWaiting
+	var all sync.WaitGroup
+	var decided, before atomic.Int32
+	calls := make([]*call, many)
+	for i := range calls {
+		calls[i] = ask(500)
+	}
+	small := ask(1)
+	for _, c := range calls {
+		all.Go(func() {
+			if err := f.answer(context.Background(), c); err != nil {
+				t.Error(err)
+			}
+			decided.Add(1)
+		})
+	}
+	all.Go(func() {
+		if err := f.answer(context.Background(), small); err != nil {
+			t.Error(err)
+		}
+		before.Store(decided.Load())
+	})
+	all.Go(func() {}) // the last one would be the first to run
+	all.Wait()
+	if n := before.Load(); n > many/2 {
+		t.Errorf("%d of %d large requests were decided before a small one", n, many)
+	}
+}
+
+// A small body that comes behind many large ones waits for a turn of each, and not for all
+// of each, though there is but one processor.
+func TestBodiesTakeTurns(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	f := newFixture(t, Options{}, testRules)
+	const many = 20
+	var all sync.WaitGroup
+	var read, before atomic.Int32
+	body := func(size int) *http.Request {
+		return httptest.NewRequest(http.MethodPost, "/json", strings.NewReader(strings.Repeat("x", size)))
+	}
+	for range many {
+		r := body(MaxRequestBytes)
+		all.Go(func() {
+			if _, _, err := f.readBody(httptest.NewRecorder(), r); err != nil {
+				t.Error(err)
+			}
+			read.Add(1)
+		})
+	}
+	r := body(10)
+	all.Go(func() {
+		if _, _, err := f.readBody(httptest.NewRecorder(), r); err != nil {
+			t.Error(err)
+		}
+		before.Store(read.Load())
+	})
+	all.Go(func() {}) // the last one would be the first to run
+	all.Wait()
+	if n := before.Load(); n > many/2 {
+		t.Errorf("%d of %d large bodies were read before a small one", n, many)
+	}
 }
 
 // An error quotes a line, and not all of that.

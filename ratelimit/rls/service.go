@@ -63,16 +63,8 @@ type Service struct {
 	options Options
 	log     *slog.Logger
 	calls   sync.Pool
-	large   chan struct{} // slots of large calls that are worked on
+	large   large
 }
-
-// A request of largeBytes or more may grow a hundred times while it is decided:
-// each descriptor has a key, a verdict and a status. So few are at a time; others
-// wait, as the bytes that they are.
-const (
-	largeBytes  = 4 << 10
-	largeAtOnce = 16
-)
 
 // New makes a service that takes its rules from rules and its decisions from
 // limiter. wall is asked only for bans, whose windows need no account.
@@ -84,7 +76,7 @@ func New(rules func() *config.Rules, limiter ratelimit.Limiter, clock ratelimit.
 	}
 	s := &Service{rules: rules, limiter: limiter, clock: clock, wall: wall, latency: latency, options: o, log: log}
 	s.calls.New = func() any { return new(call) }
-	s.large = make(chan struct{}, largeAtOnce)
+	s.large.init()
 	return s
 }
 

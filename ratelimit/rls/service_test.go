@@ -619,15 +619,15 @@ func TestJSONIsShed(t *testing.T) {
 		t.Errorf("a quiet node: %d", code)
 	}
 	arrived := f.now
-	for range 60 { // of which some are answered, 50 us one after the other
-		gate.Arrive(f.now, time.Second)
+	for own := range 60 { // of which some are answered, 50 us one after the other
+		gate.Arrive(f.now, own, time.Second)
 	}
-	for range 40 {
+	for left := range 40 {
 		f.now = f.now.Add(50 * time.Microsecond)
-		gate.Leave(f.now, arrived)
+		gate.Leave(f.now, 59-left, arrived)
 	}
-	for range 2000 {
-		gate.Arrive(f.now, time.Second)
+	for range 2000 { // each of a connection of its own
+		gate.Arrive(f.now, 0, time.Second)
 	}
 	if code := post(); code != http.StatusServiceUnavailable {
 		t.Errorf("while 2,000 calls wait: %d", code)

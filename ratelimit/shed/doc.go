@@ -4,6 +4,9 @@
 // call is refused while those that are inside the node can be answered within a quarter
 // of the time that its caller waits (half of it, for a tenth of a second), at the speed
 // at which calls have left lately.
+// A connection that has no more than a quarter of its share of what may be inside (the share is
+// as much as that of any other that has something inside) is not refused for what others
+// have: one that floods, or does not read its answers, shuts out nobody but itself.
 // It does not promise an answer in time to what it lets begin: the store may be slow.
 //
 // A call is inside from when its headers are read until the last of its answer is

@@ -33,6 +33,13 @@ const (
 	// standing is how long calls must have been inside for long, never pausing for gap, until
 	// it is taken for more than a burst: the interval of CoDel (RFC 8289).
 	standing, gap = 100 * time.Millisecond, 20 * time.Millisecond
+	// crowded is how long a call may be inside whose connection has more there than all others,
+	// while there are others: as long as those of Envoy, with its 20 ms, have when calls wait. Less
+	// would leave the processor without work between two readings of the socket.
+	crowded = 5 * time.Millisecond
+	// fairness is which part of its share a connection may have inside whatever others have. With
+	// more, answers to many connections would be written in many small pieces.
+	fairness = 4
 	// hurry is how long a caller waits that is refused for its own sake.
 	hurry = 5 * time.Millisecond
 	// window is how long calls are counted for a measurement.
@@ -66,6 +73,9 @@ type Gate struct {
 	seen     ratelimit.Instant // guarded by mu: when a call arrived or left last
 	each     float64           // guarded by mu: nanoseconds from one call's leaving to the next's, while others wait; 0: not known
 	measured ratelimit.Instant // guarded by mu: when
+	callers  int               // guarded by mu: connections of which calls are inside
+	alone    int               // guarded by mu: calls inside that came without a transport: they count as one connection's
+	shared   ratelimit.Instant // guarded by mu: when a connection of which nothing was inside had a call beside others' last
 	began    ratelimit.Instant // guarded by mu: calls have been inside for long since then
 	pressed  ratelimit.Instant // guarded by mu: and were so last then
 	busy     bool              // guarded by mu: calls have waited since
@@ -79,16 +89,23 @@ func NewGate(maxWait time.Duration) *Gate {
 	return &Gate{maxWait: maxWait, inside: recent{period: period}, deciding: recent{period: period}}
 }
 
-// Arrive decides on a call whose caller waits for patience from now on. If it says
-// yes, Leave must follow.
-func (g *Gate) Arrive(now ratelimit.Instant, patience time.Duration) bool {
+// Arrive decides on a call whose caller waits for patience from now on, and of whose
+// connection own calls are inside. If it says yes, Leave must follow.
+func (g *Gate) Arrive(now ratelimit.Instant, own int, patience time.Duration) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	return g.arriveLocked(now, own, patience)
+}
+
+func (g *Gate) arriveLocked(now ratelimit.Instant, own int, patience time.Duration) bool {
 	g.seen = now
 	waiting := g.waitingLocked(now)
-	if why := g.decideLocked(now, waiting, patience); why != Begun {
+	if why := g.decideLocked(now, waiting, own, patience); why != Begun {
 		g.shed[why].Add(1)
 		return false
+	}
+	if own == 0 {
+		g.callers++
 	}
 	g.inside.add(now)
 	if !g.busy && waiting+1 >= fewest {
@@ -97,7 +114,7 @@ func (g *Gate) Arrive(now ratelimit.Instant, patience time.Duration) bool {
 	return true
 }
 
-func (g *Gate) decideLocked(now ratelimit.Instant, waiting int, patience time.Duration) Reason {
+func (g *Gate) decideLocked(now ratelimit.Instant, waiting, own int, patience time.Duration) Reason {
 	if patience <= 0 {
 		return Deadline
 	}
@@ -105,8 +122,27 @@ func (g *Gate) decideLocked(now ratelimit.Instant, waiting int, patience time.Du
 		g.each = min(g.each, float64(likely))
 	}
 	wait := time.Duration(float64(waiting) * g.each)
+	if waiting < fewest {
+		return Begun
+	}
+	callers := g.callers
+	if own == 0 {
+		if callers++; callers > 1 {
+			g.shared = now
+		}
+	}
+	// If each connection had four times as many calls inside as this one with its next, they could be
+	// answered within what is allowed: it is others who have more than their share. Four times, for
+	// connections that all have too many differ by chance, and none of them is to be let in.
+	fair := time.Duration(float64(fairness*(own+1)*callers) * g.each)
+	allowed := g.allowedLocked(now, wait, min(patience, g.maxWait))
+	// Who has most of what is inside makes others wait, and however long its own callers would wait,
+	// those of others may not.
+	if now.Sub(g.shared) < standing && 2*own > waiting {
+		allowed = min(allowed, crowded)
+	}
 	switch {
-	case waiting < fewest || wait <= g.allowedLocked(now, wait, min(patience, g.maxWait)):
+	case wait <= allowed || fair <= allowed:
 		return Begun
 	case patience < hurry:
 		return Deadline
@@ -135,11 +171,19 @@ func (g *Gate) waitingLocked(now ratelimit.Instant) int {
 	return max(0, g.inside.count(now)-g.deciding.count(now))
 }
 
-// Leave says that calls have been answered, or reset, which arrived then.
-func (g *Gate) Leave(now ratelimit.Instant, arrived ...ratelimit.Instant) {
+// Leave says that calls of a connection have been answered, or reset, which arrived then.
+// own are left inside of it.
+func (g *Gate) Leave(now ratelimit.Instant, own int, arrived ...ratelimit.Instant) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.leaveLocked(now, own, arrived...)
+}
+
+func (g *Gate) leaveLocked(now ratelimit.Instant, own int, arrived ...ratelimit.Instant) {
 	g.seen = now
+	if own == 0 && len(arrived) > 0 {
+		g.callers--
+	}
 	for _, at := range arrived {
 		g.inside.remove(at)
 	}

@@ -1,6 +1,7 @@
 package shed
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -27,7 +28,7 @@ func (c *clocked) pass(d time.Duration) { c.now = c.now.Add(d) }
 // arrive has n calls arrive at once, and returns how many of them are let in.
 func (c *clocked) arrive(n int) (begun int) {
 	for range n {
-		if c.Arrive(c.now, patience) {
+		if c.Arrive(c.now, len(c.inside), patience) {
 			begun++
 			c.inside = append(c.inside, c.now)
 		}
@@ -37,7 +38,7 @@ func (c *clocked) arrive(n int) (begun int) {
 
 // leave has the n calls leave that have been inside longest.
 func (c *clocked) leave(n int) {
-	c.Leave(c.now, c.inside[:n]...)
+	c.Leave(c.now, len(c.inside)-n, c.inside[:n]...)
 	c.inside = c.inside[n:]
 }
 
@@ -185,27 +186,27 @@ func TestPatience(t *testing.T) {
 	c := newClocked(t)
 	c.measure(10 * time.Microsecond)
 	c.arrive(400) // 4 ms
-	if c.Arrive(c.now, 2*time.Millisecond) {
+	if c.Arrive(c.now, len(c.inside), 2*time.Millisecond) {
 		t.Error("a caller that waits 2 ms is let in")
 	}
 	if s := c.Stats(); s.Shed[Deadline] != 1 || s.Shed[Overload] != 0 {
 		t.Errorf("a caller in a hurry: shed %v", s.Shed)
 	}
-	if c.Arrive(c.now, 6*time.Millisecond) {
+	if c.Arrive(c.now, len(c.inside), 6*time.Millisecond) {
 		t.Error("a caller that waits 6 ms is let in")
 	}
 	if s := c.Stats(); s.Shed[Overload] != 1 {
 		t.Errorf("a caller that waits 6 ms: shed %v", s.Shed)
 	}
-	if !c.Arrive(c.now, patience) {
+	if !c.Arrive(c.now, len(c.inside), patience) {
 		t.Error("a caller that waits 20 ms is refused")
 	}
 	c.arrive(1000)
-	if c.Arrive(c.now, time.Hour) {
+	if c.Arrive(c.now, len(c.inside), time.Hour) {
 		t.Error("a caller that waits an hour is let in beyond the bound")
 	}
 	for _, late := range []time.Duration{0, -time.Second} {
-		if newClocked(t).Arrive(start, late) {
+		if newClocked(t).Arrive(start, 0, late) {
 			t.Errorf("a caller that waits %v is let in", late)
 		}
 	}
@@ -262,7 +263,7 @@ func TestUnreadAnswersAreForgotten(t *testing.T) {
 	if got := c.arrive(200); got != 200 {
 		t.Errorf("with %d answers that nobody reads, %d of 200 are let in", stuck, got)
 	}
-	c.Leave(c.now, unread...)
+	c.Leave(c.now, 200, unread...)
 	if n := c.Stats().Waiting; n != 200 {
 		t.Errorf("%d wait, says the gate; 200 do", n)
 	}
@@ -272,13 +273,38 @@ func TestUnreadAnswersAreForgotten(t *testing.T) {
 	}
 }
 
+// A connection that has all that may be inside, and of which nothing leaves, shuts out
+// itself: another with its share is let in, and with more than that is refused.
+func TestOneConnectionShutsOutNoOther(t *testing.T) {
+	c := newClocked(t)
+	c.measure(100 * time.Microsecond)
+	c.arrive(5000)
+	if c.arrive(1) != 0 {
+		t.Fatal("who floods is still let in")
+	}
+	room := int(patience / burstShare / (100 * time.Microsecond))
+	own := 0
+	for c.Arrive(c.now, own, patience) {
+		own++
+	}
+	// An eighth, for there are two; half as many where the flood has been found to be no burst.
+	if own < room/16 || own > room/8 {
+		t.Errorf("%d calls of another connection are let in, a quarter of its share is %d", own, room/8)
+	}
+	c.Leave(c.now, 0, slices.Repeat([]ratelimit.Instant{c.now}, own)...)
+	c.Leave(c.now, 0, c.inside...)
+	if c.callers != 0 {
+		t.Errorf("no call is inside, and of %d connections are some, says the gate", c.callers)
+	}
+}
+
 func TestGateDoesNotAllocate(t *testing.T) {
 	c := newClocked(t)
 	if n := testing.AllocsPerRun(1000, func() {
-		c.Arrive(c.now, patience)
+		c.Arrive(c.now, len(c.inside), patience)
 		c.Begin(c.now)
 		c.End(c.now)
-		c.Leave(c.now, c.now)
+		c.Leave(c.now, 0, c.now)
 	}); n != 0 {
 		t.Errorf("%v allocations a call", n)
 	}
@@ -287,9 +313,9 @@ func TestGateDoesNotAllocate(t *testing.T) {
 func BenchmarkGate(b *testing.B) {
 	c := newClocked(b)
 	for b.Loop() {
-		c.Arrive(c.now, patience)
+		c.Arrive(c.now, len(c.inside), patience)
 		c.Begin(c.now)
 		c.End(c.now)
-		c.Leave(c.now, c.now)
+		c.Leave(c.now, 0, c.now)
 	}
 }

@@ -37,7 +37,13 @@ func (g *Gate) Enter(ctx context.Context, now ratelimit.Instant) error {
 // EnterNow is for calls that come without a transport: they arrive and begin at once.
 // Without an error, EndNow must follow.
 func (g *Gate) EnterNow(now ratelimit.Instant) error {
-	if !g.Arrive(now, g.maxWait) {
+	g.mu.Lock()
+	in := g.arriveLocked(now, g.alone, g.maxWait)
+	if in {
+		g.alone++
+	}
+	g.mu.Unlock()
+	if !in {
 		return Err
 	}
 	g.Begin(now)
@@ -47,5 +53,8 @@ func (g *Gate) EnterNow(now ratelimit.Instant) error {
 // EndNow says that a call that was entered then has ended, and left.
 func (g *Gate) EndNow(now, entered ratelimit.Instant) {
 	g.End(entered)
-	g.Leave(now, entered)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.alone--
+	g.leaveLocked(now, g.alone, entered)
 }

@@ -25,13 +25,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // test takes.
 const crowd = 1 << 40
 
-// overloaded fills a gate.
+// overloaded fills a gate with calls of very many connections, so that no share is left.
 func overloaded(g *Gate, now ratelimit.Instant) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	_, place := g.inside.at(now)
 	g.inside.add(now)
 	g.inside.counts[place] += crowd - 1
+	g.callers = crowd
 	g.each, g.measured = 1e6, now
 }
 

@@ -1,6 +1,8 @@
 package transport
 
 import (
+	"cmp"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -86,32 +88,55 @@ func (b *Budget) makeRoom() {
 	if b.held.Load() <= b.most {
 		return // another did
 	}
-	for b.held.Load() > b.most-b.most/8 {
-		h := b.heaviestLocked()
-		if h == nil {
+	// Holders may have grown since they were asked, and are asked again.
+	for all := b.heaviestLocked(); len(all) > 0 && all[0].now > 0; all = b.heaviestLocked() {
+		for _, w := range all {
+			if w.now == 0 || b.held.Load() <= b.most-b.most/8 {
+				break
+			}
+			// It is taken out before it ends, so that it is not chosen again while it does.
+			delete(b.holders, w.holder)
+			b.Heaviest.Add(1)
+			w.end()
+		}
+		if b.held.Load() <= b.most-b.most/8 {
 			return
 		}
-		// It is taken out before it ends, so that it is not chosen again while it does.
-		delete(b.holders, h)
-		b.Heaviest.Add(1)
-		h.end()
 	}
 }
 
-// heaviestLocked is who has held most for longer than a moment, or, if nobody
-// has held anything for so long, who holds most.
-func (b *Budget) heaviestLocked() (worst holder) {
+// weight is what a holder held when it was asked.
+type weight struct {
+	holder
+	now, long int64
+}
+
+// heaviestLocked are all holders, in the order in which they are to be ended: who has held
+// most for longer than a moment first, if those who have held anything for so long hold
+// enough of the budget together to be what fills it; otherwise who holds most. Each is
+// asked once, however many have to be ended: everybody who holds more waits meanwhile.
+func (b *Budget) heaviestLocked() []weight {
 	since := nanotime() - int64(moment)
-	var most, mostLong int64
+	all := make([]weight, 0, len(b.holders))
+	var allLong int64
 	for h := range b.holders {
 		now, long := h.holds(since)
+		all = append(all, weight{h, now, long})
+		allLong += long
+	}
+	// Where a node has too little of a processor, honest calls wait for longer than a moment, too,
+	// while whoever floods it begins anew each time that it was ended. Those few calls are not
+	// what fills the budget.
+	few := allLong < b.most/8
+	slices.SortFunc(all, func(x, y weight) int {
 		// An honest caller ends what it begins within a moment. What has been held for longer tells
 		// those who do not, however much a burst of honest calls holds just now.
-		if long > mostLong || long == mostLong && now > most {
-			worst, most, mostLong = h, now, long
+		if !few && x.long != y.long {
+			return cmp.Compare(y.long, x.long)
 		}
-	}
-	return worst
+		return cmp.Compare(y.now, x.now)
+	})
+	return all
 }
 
 var started = time.Now()

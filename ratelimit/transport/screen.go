@@ -16,11 +16,12 @@ import (
 
 // Gate decides which calls are begun. It is safe for concurrent use.
 type Gate interface {
-	// Arrive decides on a call whose caller waits for patience. If it says yes, Leave
-	// must follow.
-	Arrive(now ratelimit.Instant, patience time.Duration) bool
-	// Leave says that calls have been answered or reset, which arrived then.
-	Leave(now ratelimit.Instant, arrived ...ratelimit.Instant)
+	// Arrive decides on a call whose caller waits for patience; own calls of the same connection
+	// were let in and have not left. If it says yes, Leave must follow.
+	Arrive(now ratelimit.Instant, own int, patience time.Duration) bool
+	// Leave says that calls of one connection have been answered or reset, which arrived then, and
+	// that own are left.
+	Leave(now ratelimit.Instant, own int, arrived ...ratelimit.Instant)
 }
 
 // Gated is a method whose calls a gate decides on: where frames are read, before gRPC
@@ -72,6 +73,7 @@ type screen struct {
 	credit int
 
 	said    *[]byte             // guarded by guard.mu: frames that are to be written between gRPC's; nil: none
+	inside  int                 // guarded by guard.mu: calls that the gate let in, and was not told of since
 	leaving []ratelimit.Instant // guarded by guard.mu: when calls arrived that the gate is to be told of
 
 	writing sync.Mutex // held while frames are written
@@ -245,7 +247,8 @@ func (g *guard) screenHeadersLocked(f *frame, after []byte) bool {
 		g.ended = true // gRPC would say the same
 	case !fresh || !asks:
 		g.letInLocked(f, unasked)
-	case s.Gate.Arrive(s.now, patience):
+	case s.Gate.Arrive(s.now, s.inside, patience):
+		s.inside++
 		g.letInLocked(f, letIn)
 	default:
 		// Blocks after this one may refer to the fields that it put into the table: gRPC has to
@@ -428,7 +431,8 @@ func (g *guard) writeScreened(p []byte) (int, error) {
 // leaveLocked tells the gate of calls that ended.
 func (g *guard) leaveLocked(now ratelimit.Instant) {
 	if s := g.screen; len(s.leaving) > 0 {
-		s.Gate.Leave(now, s.leaving...)
+		s.inside -= len(s.leaving)
+		s.Gate.Leave(now, s.inside, s.leaving...)
 		s.leaving = s.leaving[:0]
 	}
 }

@@ -5,7 +5,10 @@ import (
 	"compress/gzip"
 	"encoding/binary"
 	"net"
+	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -246,18 +249,18 @@ func (p *pretended) end() {
 }
 
 // Who holds most for longer than a moment goes first; the young stay, however
-// much they hold, as long as there is anybody else.
+// much they hold, as long as the others hold an eighth.
 func TestHeaviestGoesFirst(t *testing.T) {
 	b := NewBudget(1000)
 	old := nanotime() - int64(2*moment)
 	young := &pretended{b, 600, nanotime() + int64(time.Hour), false}
-	small := &pretended{b, 100, old, false}
-	large := &pretended{b, 300, old, false}
+	small := &pretended{b, 130, old, false}
+	large := &pretended{b, 270, old, false}
 	for _, p := range []*pretended{young, small, large} {
 		b.join(p)
 		b.charge(p.bytes)
 	}
-	if b.charge(1); young.over || small.over || !large.over || b.Held() != 701 {
+	if b.charge(1); young.over || small.over || !large.over || b.Held() != 731 {
 		t.Fatalf("young %t, small %t, large %t ended; %d are held", young.over, small.over, large.over, b.Held())
 	}
 	if b.charge(700); !small.over || !young.over || b.Held() != 701 {
@@ -265,6 +268,59 @@ func TestHeaviestGoesFirst(t *testing.T) {
 	}
 	if b.Heaviest.Load() != 3 {
 		t.Errorf("%d were counted", b.Heaviest.Load())
+	}
+}
+
+// A few calls that a busy node has made wait are not what fills a budget: who does is
+// ended, though he has begun just now.
+func TestHeaviestIsWhoFillsTheBudget(t *testing.T) {
+	b := NewBudget(1000)
+	waits := &pretended{b, 100, nanotime() - int64(2*moment), false}
+	floods := &pretended{b, 900, nanotime() + int64(time.Hour), false}
+	for _, p := range []*pretended{waits, floods} {
+		b.join(p)
+		b.charge(p.bytes)
+	}
+	if b.charge(1); waits.over || !floods.over {
+		t.Errorf("who waits was ended: %t, who floods: %t", waits.over, floods.over)
+	}
+}
+
+// ready is a listener that has any number of connections ready.
+type ready struct {
+	net.Listener
+	left int
+}
+
+func (r *ready) Accept() (net.Conn, error) {
+	if r.left--; r.left < 0 {
+		return nil, net.ErrClosed
+	}
+	c, _ := net.Pipe()
+	return c, nil
+}
+
+// Each connection of thousands that are opened at once begins before the next is taken,
+// so that those that wait are not in the scheduler's queue, before everybody's calls.
+func TestListenerTakesOneAfterTheOther(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	l := Listen(&ready{left: 1000}, 0, nil)
+	var waiting, most atomic.Int32
+	var all sync.WaitGroup
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			break
+		}
+		most.Store(max(most.Load(), waiting.Add(1)))
+		all.Go(func() {
+			waiting.Add(-1)
+			c.Close()
+		})
+	}
+	all.Wait()
+	if n := most.Load(); n > 10 {
+		t.Errorf("%d connections of 1000 were taken and had not begun", n)
 	}
 }
 

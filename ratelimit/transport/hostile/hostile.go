@@ -80,6 +80,15 @@ func TLS(address string) string { return tlsScheme + address }
 const tlsScheme = "tls:"
 
 func dial(address string) (net.Conn, error) {
+	step()
+	conn, err := dialed(address)
+	if err != nil {
+		return nil, err
+	}
+	return paced{conn}, nil
+}
+
+func dialed(address string) (net.Conn, error) {
 	d := net.Dialer{Timeout: 5 * time.Second}
 	if plain, is := strings.CutPrefix(address, tlsScheme); is {
 		over := tls.Dialer{
@@ -375,13 +384,18 @@ func Silent(address string, n int) (callers []*Caller, closeAll func(), err erro
 	return callers, closeAll, nil
 }
 
+// poster keeps connections, as any client does.
+var poster = http.Client{Transport: &http.Transport{
+	DialContext: func(_ context.Context, _, address string) (net.Conn, error) { return dial(address) },
+}}
+
 // Post sends a body to /json and returns the status and the answer.
 func Post(ctx context.Context, address, body string) (status int, answer string, header http.Header, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+address+"/json", strings.NewReader(body))
 	if err != nil {
 		return 0, "", nil, err
 	}
-	a, err := http.DefaultClient.Do(r)
+	a, err := poster.Do(r)
 	if err != nil {
 		return 0, "", nil, err
 	}
@@ -413,12 +427,11 @@ func HalfBodies(address string, n, size int) (stop func(), err error) {
 		open = append(open, c)
 	}
 	body := `{"domain":"` + strings.Repeat("x", size)
+	whole := fmt.Appendf(nil, "POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body)+1, body)
 	var sending sync.WaitGroup
 	for _, c := range open {
 		_ = c.SetWriteDeadline(time.Now().Add(2 * time.Second))
-		sending.Go(func() { // a server that has refused it may not read the rest
-			_, _ = fmt.Fprintf(c, "POST /json HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body)+1, body)
-		})
+		sending.Go(func() { _, _ = c.Write(whole) }) // a server that has refused it may not read the rest
 	}
 	sending.Wait()
 	return stop, nil

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+
+	"github.com/sluice-gate/sluice/ratelimit/shed"
+)
+
+// memory is what the process has (VmRSS) or had at most (VmHWM), in MB.
+func (s *sluice) memory(what string) int {
+	s.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
+	if err != nil {
+		s.Fatalf("the process has ended: %v\n%s", err, s.log())
+	}
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, what+":"); ok {
+			kb, err := strconv.Atoi(strings.Fields(rest)[0])
+			if err != nil {
+				s.Fatal(err)
+			}
+			return kb / 1024
+		}
+	}
+	s.Fatalf("no %s in /proc: %s", what, text)
+	return 0
+}
+
+// sockets is how many files and connections the process has open.
+func (s *sluice) sockets() int {
+	s.Helper()
+	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.cmd.Process.Pid))
+	if err != nil {
+		s.Fatal(err)
+	}
+	return len(open)
+}
+
+// served is what an honest client had of the server, and what the machine did meanwhile.
+type served struct {
+	took   []time.Duration // by rising length
+	shed   int             // calls that were answered UNAVAILABLE at once
+	failed int             // calls that had no answer
+	why    error           // one of these
+	wall   time.Duration
+	// Processor time: of the server, of the attacker, and of all but the server, in all.
+	server, attacker, rest time.Duration
+}
+
+func (v *served) p99() time.Duration { return v.took[len(v.took)*99/100] }
+
+func (v *served) String() string {
+	share := func(d time.Duration) int { return int(100 * d / v.wall) }
+	return fmt.Sprintf("p99 %.1f ms of %d calls, %d shed, %d failed; of a processor: server %d %%, attacker %d %%, all but the server %d %%",
+		float64(v.p99())/1e6, len(v.took), v.shed, v.failed, share(v.server), share(v.attacker), share(v.rest))
+}
+
+// room tells whether all others together, the attacker among them, left the server at least
+// half of the machine.
+func (v *served) room() bool { return v.rest <= v.wall*time.Duration(runtime.NumCPU())/2 }
+
+// honest asks 200 times a second, over a connection of its own, until ctx is done.
+func (s *sluice) honest(ctx context.Context) *served {
+	s.Helper()
+	client := rls.NewRateLimitServiceClient(s.dial())
+	q := hostileRequest(1)
+	if _, err := client.ShouldRateLimit(context.Background(), q); err != nil {
+		s.Fatal(err)
+	}
+	var v served
+	var mu sync.Mutex // guards v
+	var calls sync.WaitGroup
+	begun, server, busy := time.Now(), s.processor(), s.busy()
+	for due := begun; ctx.Err() == nil; due = due.Add(5 * time.Millisecond) {
+		// A client that was late makes up for it, so that no time is passed over.
+		time.Sleep(time.Until(due))
+		calls.Go(func() {
+			begun := time.Now()
+			bounded, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			_, err := client.ShouldRateLimit(bounded, q)
+			mu.Lock()
+			defer mu.Unlock()
+			v.took = append(v.took, time.Since(begun))
+			switch {
+			case errors.Is(err, shed.Err):
+				v.shed++
+			case err != nil:
+				v.failed, v.why = v.failed+1, err
+			}
+		})
+	}
+	calls.Wait()
+	v.wall, v.server = time.Since(begun), s.processor()-server
+	v.rest = s.busy() - busy - v.server
+	slices.Sort(v.took)
+	return &v
+}
+
+// attacked is what an honest client has of the server while a row is done to it.
+func (s *sluice) attacked(a attack, share float64) *served {
+	s.Helper()
+	cmd := command([]string{
+		"SLUICE_ATTACK=" + a.name, "SLUICE_ATTACK_RPC=" + s.rpc, "SLUICE_ATTACK_HTTP=" + s.http,
+		"SLUICE_ATTACK_SHARE=" + strconv.FormatFloat(share, 'f', -1, 64),
+	})
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	begin, err := cmd.StdinPipe()
+	if err != nil {
+		s.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { _ = cmd.Process.Kill() })
+	ctx, cancel := context.WithCancel(context.Background())
+	var ended error
+	go func() {
+		defer cancel()
+		_, _ = io.WriteString(begin, "\n")
+		ended = cmd.Wait()
+	}()
+	looked := make(chan error, 1)
+	time.AfterFunc(attackFor/2, func() {
+		if a.meanwhile == nil {
+			looked <- nil
+			return
+		}
+		looked <- a.meanwhile(s)
+	})
+	v := s.honest(ctx)
+	if err := <-looked; err != nil {
+		s.Errorf("meanwhile: %v", err)
+	}
+	if ended != nil {
+		s.Fatalf("the attacker: %v\n%s", ended, said.String())
+	}
+	v.attacker = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	return v
+}
+
+// tick is the unit of processor time in /proc.
+const tick = 10 * time.Millisecond
+
+// ticks adds up fields of a line of /proc, the first of which is 0.
+func (s *sluice) ticks(line string, fields ...int) (sum time.Duration) {
+	s.Helper()
+	all := strings.Fields(line)
+	for _, i := range fields {
+		n, err := strconv.Atoi(all[i])
+		if err != nil {
+			s.Fatalf("%q: %v", line, err)
+		}
+		sum += time.Duration(n) * tick
+	}
+	return sum
+}
+
+// processor is the processor time that the server has used.
+func (s *sluice) processor() time.Duration {
+	s.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.cmd.Process.Pid))
+	if err != nil {
+		s.Fatal(err)
+	}
+	// What follows the command's name: its state is the first, and used are the 12th and 13th.
+	return s.ticks(string(text[bytes.LastIndexByte(text, ')')+1:]), 11, 12)
+}
+
+// busy is the processor time that anybody has used on this machine, or that its host has
+// taken away.
+func (s *sluice) busy() time.Duration {
+	s.Helper()
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		s.Fatal(err)
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	return s.ticks(line, 1, 2, 3, 6, 7, 8) // the 4th and the 5th are idle
+}

@@ -1,0 +1,71 @@
+package rls
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// A request of largeBytes or more may grow a hundred times while it is decided:
+// each descriptor has a key, a verdict and a status. So few are at a time; others
+// wait, as the bytes that they are, and not many do: those that are refused at once need
+// not be woken, all in the same instant, when their connection is ended.
+const (
+	largeBytes   = 4 << 10
+	largeAtOnce  = 16
+	largeWaiting = 64
+)
+
+// large is what large requests are decided in: calls that have grown, apart from the
+// many small ones. A flood of large requests would otherwise have each of the calls that
+// wait grow anew, megabytes a request, and all other requests help to collect them.
+type large struct {
+	slots   chan struct{} // of those that are being decided
+	waiting atomic.Int32  // for a slot, or in one
+	// calls are *call. There are as many as slots at most, but for those that the collector is
+	// about to drop.
+	calls sync.Pool
+}
+
+func (l *large) init() {
+	l.slots = make(chan struct{}, largeAtOnce)
+	l.calls.New = func() any { return new(call) }
+}
+
+// answerLarge does for a large request what answerOne does for any.
+func (s *Service) answerLarge(ctx context.Context, c *call, start ratelimit.Instant) error {
+	defer s.large.waiting.Add(-1)
+	if s.large.waiting.Add(1) > largeAtOnce+largeWaiting {
+		s.ended(ctx, c, start, errLarge)
+		return errLarge
+	}
+	select {
+	case s.large.slots <- struct{}{}:
+		defer func() { <-s.large.slots }()
+	// The caller has given up, and its request must not keep its place in the queue.
+	case <-ctx.Done():
+		err := fmt.Errorf("%w: %w", errLarge, ctx.Err())
+		s.ended(ctx, c, start, err)
+		return err
+	}
+	// Whoever is ready to run goes first: small requests, and large ones, which find the slots taken
+	// and wait. Otherwise each would be decided as a whole when it is its turn, and a small request
+	// that came behind a thousand large ones would have its turn a quarter of a second later.
+	runtime.Gosched()
+	grown := s.large.calls.Get().(*call)
+	grown.in, c.in = c.in, nil
+	err := s.answerOne(ctx, grown, start)
+	if err == nil { // the answer is all that is kept of it until it is sent
+		c.out = slices.Clone(grown.out)
+	}
+	// What is larger than nearly all large requests need is not kept.
+	if grown.in = nil; cap(grown.matches) <= 2*MaxDescriptors && cap(grown.keys) <= 256<<10 && cap(grown.out) <= 256<<10 {
+		s.large.calls.Put(grown)
+	}
+	return err
+}

@@ -1,0 +1,65 @@
+package hostile
+
+import (
+	"net"
+	"sync"
+	"time"
+)
+
+// Pace has everything in this package be sent no faster than this process, with what the
+// kernel does for it, takes so much of one processor's time. Before it is called, nothing
+// is held back.
+//
+// An attacker on the machine that it attacks takes the processors that the server needs,
+// which says nothing of the server. One that keeps a pace begins, sends and holds as much
+// as one that does not, only later. It is the process's, because its processor time is.
+func Pace(share float64) {
+	pace.mu.Lock()
+	defer pace.mu.Unlock()
+	pace.share, pace.left, pace.used, pace.at = share, 0, cpu(), time.Now()
+}
+
+var pace struct {
+	mu    sync.Mutex
+	share float64       // guarded by mu; 0: no pace is kept
+	left  time.Duration // guarded by mu: what may be used before the next is sent. It is at most burst
+	used  time.Duration // guarded by mu: of the processor when left was reckoned
+	at    time.Time     // guarded by mu: when it was reckoned
+}
+
+// burst is the processor time that may be used at once after a rest.
+const burst = 5 * time.Millisecond
+
+// step waits until the next may be sent. It holds mu meanwhile, so that all others wait
+// behind it.
+func step() {
+	pace.mu.Lock()
+	defer pace.mu.Unlock()
+	for pace.share > 0 {
+		now, used := time.Now(), cpu()
+		earned := time.Duration(pace.share * float64(now.Sub(pace.at)))
+		pace.left = min(pace.left+earned-(used-pace.used), burst)
+		pace.used, pace.at = used, now
+		if pace.left >= 0 {
+			return
+		}
+		time.Sleep(time.Duration(float64(-pace.left) / pace.share))
+	}
+}
+
+// paced is a connection that keeps the pace.
+type paced struct{ net.Conn }
+
+// piece is what is written before the next look at the pace.
+const piece = 16 << 10
+
+// Write implements net.Conn.
+func (p paced) Write(b []byte) (n int, err error) {
+	for n < len(b) && err == nil {
+		step()
+		var m int
+		m, err = p.Conn.Write(b[n:min(n+piece, len(b))])
+		n += m
+	}
+	return n, err
+}
