@@ -68,6 +68,7 @@ type bound struct {
 	extra  []extra
 	most   ratelimit.Tokens
 	counts int64 // in how many windows after its own what was let pass counts: 1 of a sliding one
+	stays  bool  // what went over a bucket's limit stays owed
 }
 
 // extra may be let pass beyond the limit in the windows from first to last.
@@ -78,6 +79,9 @@ type extra struct {
 
 func (b *bound) add(first, last int64, n ratelimit.Tokens) {
 	b.extra = append(b.extra, extra{first, last, n})
+	if b.stays {
+		last = first // later windows have no less
+	}
 	for w := first; w <= last+b.counts; w++ {
 		b.most = max(b.most, b.now(w))
 	}
@@ -86,7 +90,7 @@ func (b *bound) add(first, last int64, n ratelimit.Tokens) {
 // now is what may be let pass beyond the limit in a window.
 func (b *bound) now(window int64) (n ratelimit.Tokens) {
 	for _, e := range b.extra {
-		if e.first <= window && window <= e.last+b.counts {
+		if e.first <= window && (b.stays || window <= e.last+b.counts) {
 			n += e.tokens
 		}
 	}
@@ -102,7 +106,7 @@ func (b *bound) silent(w *world) {
 // killed: a node whose ledger is its memory forgets what it has granted.
 func (b *bound) killed(w *world) {
 	if w.ledger == nil {
-		b.add(w.window(), w.window(), w.Rule.Limit.Requests)
+		b.add(w.window(), w.window(), w.Rule.Limit.Capacity())
 	}
 }
 
@@ -118,7 +122,7 @@ func (b *bound) forgot(w *world) {
 	n := w.declared().OnLoss
 	for _, f := range w.Faults {
 		if f.Kind == Kill {
-			n = r.Limit.Requests
+			n = r.Limit.Capacity()
 		}
 	}
 	b.add(w.window(), w.window(), n)
@@ -126,26 +130,41 @@ func (b *bound) forgot(w *world) {
 
 // outage: on_store_failure decides, at each node, until its leases are confirmed again.
 func (b *bound) outage(w *world, d time.Duration) {
-	last := int64(w.Rule.Limit.WindowAt(w.ledgerTime().Add(d + time.Second)))
-	b.add(w.window(), last, w.declared().OnOutage.Fleet().At(0))
+	l := &w.Rule.Limit
+	last := int64(l.WindowAt(w.ledgerTime().Add(d + time.Second)))
+	n := w.declared().OnOutage.Fleet().At(0)
+	if b.stays { // it is declared for each time to fill the bucket
+		full := float64(l.Burst) / float64(l.Requests) * float64(l.Period())
+		n *= 2 + ratelimit.Tokens(float64(d)/full)
+	}
+	b.add(w.window(), last, n)
 }
 
 // check looks whether Envoys may let more pass than there is: what they have let pass of
 // the window, and what they may still of what they have.
 func (w *world) check() {
 	window := w.window()
-	most := w.Rule.Limit.Requests + w.bound.now(window)
+	beyond := w.bound.now(window)
 	for _, k := range w.keys {
-		sum := k.spent[window]
+		var may ratelimit.Tokens
 		for _, p := range w.envoys {
 			if p.frozen == 0 {
-				sum += p.client.Live(p.clock(), k.id)
+				may += p.client.Live(p.clock(), k.id)
 			}
 		}
-		if sum > most {
-			w.violate("Envoys have let pass, or may, %d of key %v, and the limit is %d with %d declared beyond it",
-				sum, k.id, w.Rule.Limit.Requests, most-w.Rule.Limit.Requests)
+		if room := w.room(k, window); may > room+beyond {
+			w.violate("Envoys may let pass %d of key %v, of which %d are left of %v with %d declared beyond it", may, k.id,
+				room, w.Rule.Limit, beyond)
 			return
 		}
 	}
+}
+
+// room is what the limit has left of a key: of a bucket, what it would hold if all that was
+// let pass had been taken from it. Below 0, more was let pass.
+func (w *world) room(k *key, window int64) ratelimit.Tokens {
+	if w.bound.stays {
+		return k.judge.Room(w.ledgerTime())
+	}
+	return w.Rule.Limit.Requests - k.spent[window]
 }

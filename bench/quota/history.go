@@ -27,8 +27,11 @@ func History(seed uint64) Options {
 		Trip:   time.Duration(h.Int64N(int64(40 * time.Millisecond))), Quirks: h.quirks(),
 	}
 	o.Rate = float64(limit) / 60 * (0.3 + 3*h.Float64())
-	if h.chance(0.3) {
-		o.Rule.Limit.Algorithm = ratelimit.SlidingWindow
+	switch l := &o.Rule.Limit; h.IntN(3) {
+	case 0:
+		l.Algorithm = ratelimit.SlidingWindow
+	case 1: // of a minute's tokens at least, and of four minutes' at most
+		l.Algorithm, l.Burst = ratelimit.TokenBucket, limit+ratelimit.Tokens(h.IntN(int(3*limit)))
 	}
 	if h.chance(0.2) {
 		o.Rule.Coordination.Lease.Max = 1 + ratelimit.Tokens(h.IntN(int(limit)))

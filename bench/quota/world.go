@@ -52,6 +52,7 @@ func Run(o Options) (*Result, error) {
 	if o.Rule.Limit.Algorithm == ratelimit.SlidingWindow {
 		w.bound.counts = 1
 	}
+	w.bound.stays = o.Rule.Limit.Algorithm == ratelimit.TokenBucket
 	if err := w.compile(); err != nil {
 		return nil, err
 	}
@@ -78,6 +79,9 @@ func (w *world) compile() error {
 	r := w.Rule
 	text := fmt.Sprintf("domain: d\ndescriptors:\n- key: k\n  algorithm: %s\n  rate_limit: {unit: %s, requests_per_unit: %d}\n",
 		r.Limit.Algorithm, r.Limit.Unit, r.Limit.Requests)
+	if r.Limit.Algorithm == ratelimit.TokenBucket {
+		text += fmt.Sprintf("  burst: %d\n", r.Limit.Burst)
+	}
 	rules, _, problems := config.Parse([]config.Text{{Name: "quota", Data: []byte(text)}}, config.Options{Coordination: r.Coordination})
 	if problems != nil {
 		return fmt.Errorf("the rule cannot be used: %w", problems)

@@ -2,6 +2,7 @@ package rlqs
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -81,18 +82,14 @@ func (s *Session) look(ctx context.Context, now instant, of []*bucket) []budget 
 	if len(of) == 0 {
 		return nil
 	}
-	asks, verdicts := make([]ratelimit.Ask, len(of)), make([]ratelimit.Verdict, len(of))
-	for i, b := range of {
-		asks[i] = b.ask(ratelimit.Peek, 0)
-	}
-	s.node.source.Limiter.Decide(ctx, now, asks, verdicts)
+	verdicts := s.peek(ctx, now, of)
 	budgets := make([]budget, len(of))
 	var carried []demand
 	for i, b := range of {
 		budgets[i] = s.budget(now, b, &verdicts[i])
 		// The end of a window is known to within the jitter of answers. A change of more than half
-		// a period cannot be jitter, so that a window has begun.
-		if ends := b.holding.Ends(); ends != 0 && budgets[i].ends.Sub(ends) > b.rule.Limit.Period()/2 {
+		// a window cannot be jitter, so that a window has begun.
+		if ends := b.holding.Ends(); ends != 0 && budgets[i].ends.Sub(ends) > sublease.WindowOf(&b.rule.Limit)/2 {
 			// Undo does not reach into the window before.
 			b.paid = payment{}
 			carry := b.holding.Turn(budgets[i].ends)
@@ -105,21 +102,56 @@ func (s *Session) look(ctx context.Context, now instant, of []*bucket) []budget 
 	return budgets
 }
 
+// peek asks what is left of the buckets' budgets.
+func (s *Session) peek(ctx context.Context, now instant, of []*bucket) []ratelimit.Verdict {
+	asks, verdicts := make([]ratelimit.Ask, len(of)), make([]ratelimit.Verdict, len(of))
+	for i, b := range of {
+		if asks[i] = b.ask(ratelimit.Peek, 0); b.refills() {
+			// A lease of a full token_bucket says nothing that holds for any time, so that a fleet's
+			// limiter cannot answer a peek from it, and would ask the ledger until its deadline.
+			asks[i] = b.ask(ratelimit.Spend, 1)
+		}
+	}
+	l := s.node.source.Limiter
+	l.Decide(ctx, now, asks, verdicts)
+	for i, b := range of {
+		// At the same instant nothing can have been refilled for it (sublease.Refills).
+		if v := &verdicts[i]; b.refills() && v.Err == nil && v.Charged > 0 {
+			l.Undo(now, asks[i:i+1], verdicts[i:i+1])
+			v.Remaining += v.Charged
+		}
+	}
+	return verdicts
+}
+
 // budget is what a verdict says. Without a ledger, the wall clock says when the window
 // ends, and only a claim can tell what there is.
 func (s *Session) budget(now instant, b *bucket, v *ratelimit.Verdict) budget {
-	if v.Err == nil && v.Source != ratelimit.FromFallback && v.ResetAfter > 0 {
-		return budget{v.Remaining, now.Add(v.ResetAfter)}
+	known := v.Err == nil && v.Source != ratelimit.FromFallback
+	left := v.Remaining
+	if !known {
+		left = b.alone()
+	}
+	l := &b.asking.Limit
+	switch ends := b.holding.Ends(); {
+	case b.refills() && now >= ends: // or it has none yet
+		return budget{left, now.Add(sublease.BucketWindow)}
+	case b.refills():
+		return budget{left, ends}
+	case known && v.ResetAfter > 0:
+		return budget{left, now.Add(v.ResetAfter)}
 	}
 	at := ratelimit.LedgerTime(s.node.source.Wall().UnixMicro())
-	l := &b.rule.Limit
-	// Without the ledger nobody knows what is left. A node then has its share of the limit, or
-	// under open all of it.
-	left := b.rule.LocalShare().Limit.Capacity()
-	if b.rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
-		left = l.Capacity()
+	return budget{b.alone(), now.Add(l.WindowEnd(l.WindowAt(at)).Sub(at))}
+}
+
+// alone is what a node may take to be left where nobody knows, for the ledger does not
+// answer: its share of the limit, or under open all of it.
+func (b *bucket) alone() tokens {
+	if b.asking.Coordination.OnStoreFailure == ratelimit.FailOpen {
+		return b.asking.Limit.Capacity()
 	}
-	return budget{left, now.Add(l.WindowEnd(l.WindowAt(at)).Sub(at))}
+	return b.asking.LocalShare().Limit.Capacity()
 }
 
 // assign grants leases to those that want one.
@@ -150,6 +182,9 @@ func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool
 	case b.leaving == silenced && b.holding.Settled():
 		b.leaving, b.due = abandoned, true
 		return 0, false
+	// A window's turn came between: nobody knows any more what the Envoy has of the one before.
+	case b.leaving == silenced && !b.holding.Told():
+		return 0, true
 	case b.leaving == silenced:
 		return 0, false
 	// A grant of nothing is sent first, so that what the Envoy still has cannot be spent after the
@@ -159,9 +194,10 @@ func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool
 		return 0, true
 	}
 	holders, perSec := b.share.sums()
+	l := &b.asking.Limit
 	return b.holding.Want(now, of.ends, sublease.Budget{
-		Limit: b.rule.Limit.Requests, Largest: b.rule.LargestLease(), Left: of.left, Holders: holders,
-		PerSecond: perSec,
+		Limit: l.Capacity(), Largest: min(b.asking.LargestLease(), math.MaxUint32), Left: of.left, Holders: holders,
+		PerSecond: perSec, Refills: b.refills(), Refill: b.rule.Limit.Capacity() - l.Capacity(),
 	})
 }
 

@@ -32,7 +32,8 @@ type bucket struct {
 	entries []config.Entry // in the rule's order
 	how     service
 	rule    *ratelimit.Rule // of the configuration; nil: none matches
-	// asking is the rule as it is asked for: the same, but that a denial takes nothing.
+	// asking is the rule as it is asked for: with the limit of sublease.Rule, and a denial takes
+	// nothing.
 	asking  *ratelimit.Rule
 	share   *share
 	holding sublease.Holding
@@ -123,7 +124,7 @@ func (b *bucket) serve(n *Node, d *config.Domain) {
 	if rule != nil {
 		// A lease that is refused must not drain what is left: it is asked for once more, with
 		// less.
-		*b.asking = *rule
+		b.asking = sublease.Rule(rule)
 		b.asking.Coordination.OnDeny = ratelimit.DenyRefunds
 	}
 	b.due = true
@@ -168,6 +169,9 @@ func (b *bucket) show(n *Node) {
 	b.shown = is
 	b.share.set(b, is)
 }
+
+// refills tells whether the bucket's budget is one whose tokens come back with time alone.
+func (b *bucket) refills() bool { return sublease.Refills(&b.asking.Limit) }
 
 // ask is a question for the bucket's budget.
 func (b *bucket) ask(kind ratelimit.Kind, cost tokens) ratelimit.Ask {

@@ -166,7 +166,11 @@ func (s *Session) report(now instant, b *bucket, u sublease.Usage) (excess token
 	if o.Lost {
 		n.stats.LostReports.Add(1)
 	}
-	s.credit(now, b, o.Credit)
+	if b.refills() {
+		n.stats.Forgone.Add(uint64(o.Credit))
+	} else {
+		s.credit(now, b, o.Credit)
+	}
 	// Requests have come again, so that the bucket is not idle any more.
 	if u.Allowed+u.Denied > 0 {
 		b.leaving = staying
@@ -299,8 +303,9 @@ func (b *bucket) debts(now instant) (debts []Debt) {
 	}
 	// With reclaim: safe the tokens stay charged until the window ends (docs/protocol.md, section
 	// 4.5). Under eager they are given back, but not before the Envoy's lease has certainly
-	// expired.
-	if give := min(unspent, b.paid.tokens); give > 0 && b.rule.Coordination.Eager() && expires < ends {
+	// expired. What comes back with time is not given back (sublease.Refills).
+	give := min(unspent, b.paid.tokens)
+	if give > 0 && b.rule.Coordination.Eager() && !b.refills() && expires < ends {
 		v := b.paid.verdict
 		v.Charged = give
 		debts = append(debts, Debt{At: expires.Add(keepalive), ask: b.ask(ratelimit.Spend, give), refund: &v})
