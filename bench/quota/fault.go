@@ -1,6 +1,7 @@
 package quota
 
 import (
+	"context"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -152,12 +153,29 @@ func (w *world) check() {
 				may += p.client.Live(p.clock(), k.id)
 			}
 		}
-		if room := w.room(k, window); may > room+beyond {
-			w.violate("Envoys may let pass %d of key %v, of which %d are left of %v with %d declared beyond it", may, k.id,
-				room, w.Rule.Limit, beyond)
+		rest := w.rest(k)
+		if room := w.room(k, window); may+rest > room+beyond {
+			w.violate("of key %v Envoys may let pass %d, and %d are there to be granted; of %v are left %d, with %d declared "+
+				"beyond it", k.id, may, rest, w.Rule.Limit, room, beyond)
 			return
 		}
 	}
+}
+
+// rest is what a bucket's account has: all of it may be granted and spent at this instant, too.
+// It is known of a node whose ledger is its own memory; else it is taken to be nothing.
+func (w *world) rest(k *key) ratelimit.Tokens {
+	if !w.bound.stays || w.ledger != nil || !w.nodes[0].alive {
+		return 0
+	}
+	rule := w.rules.All()[0]
+	if w.Direct == 0 { // nobody asks for more
+		rule = sublease.Rule(rule)
+	}
+	_, key := w.rules.Domain("d").MatchUnordered(k.entries(), nil)
+	var v [1]ratelimit.Verdict
+	w.nodes[0].limiter.Decide(context.Background(), w.nodes[0].clock(), []ratelimit.Ask{{Rule: rule, Key: key, Kind: ratelimit.Peek}}, v[:])
+	return v[0].Remaining
 }
 
 // room is what the limit has left of a key: of a bucket, what it would hold if all that was

@@ -67,6 +67,10 @@ func Run(o Options) (*Result, error) {
 	for range o.Envoys {
 		w.join()
 	}
+	if o.Direct > 0 {
+		w.bound.shared(w)
+		w.ask()
+	}
 	for _, f := range o.Faults {
 		w.at(int64(f.At), func() { w.strike(f) })
 	}
