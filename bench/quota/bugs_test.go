@@ -122,9 +122,9 @@ var bucketBugs = []plant.Bug{
 		Wrong: "now.Add(4 * sublease.BucketWindow)",
 	},
 	{
-		Name: "of a bucket a question is not given back, but to others", File: "ratelimit/rlqs/assign.go",
-		Right: "l.Undo(now, asks[i:i+1], verdicts[i:i+1])",
-		Wrong: "l.Undo(now, asks[i:i+1], verdicts[i:i+1])\n\t\t\tl.Undo(now, asks[i:i+1], verdicts[i:i+1])",
+		Name: "of a bucket more is granted than was charged", File: "ratelimit/rlqs/assign.go",
+		Right: "got[i] = v.Charged",
+		Wrong: "got[i] = v.Charged\n\t\t\t\tif of[i].refills() {\n\t\t\t\t\tgot[i] += 2\n\t\t\t\t}",
 	},
 }
 

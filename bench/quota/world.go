@@ -155,9 +155,15 @@ func (w *world) finish() *Result {
 	r.Declared = w.bound.most
 	first, last := int64(w.Rule.Limit.WindowAt(w.origin)), w.window()
 	for _, k := range w.keys {
+		var exact, spent ratelimit.Tokens
 		for window := first + 1; window < last; window++ {
-			if exact := k.exact[window]; exact > 0 {
-				r.Under = max(r.Under, float64(exact-min(exact, k.spent[window]))/float64(exact))
+			if w.bound.stays { // a bucket has no windows: what one minute misses, the next may have
+				exact, spent = exact+k.exact[window], spent+k.spent[window]
+			} else {
+				exact, spent = k.exact[window], k.spent[window]
+			}
+			if window == last-1 || !w.bound.stays {
+				r.Under = max(r.Under, float64(exact-min(exact, spent))/float64(max(1, exact)))
 			}
 		}
 	}

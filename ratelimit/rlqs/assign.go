@@ -82,14 +82,13 @@ func (s *Session) look(ctx context.Context, now instant, of []*bucket) []budget 
 	if len(of) == 0 {
 		return nil
 	}
-	verdicts := s.peek(ctx, now, of)
-	budgets := make([]budget, len(of))
+	budgets := s.budgets(ctx, now, of)
 	var carried []demand
 	for i, b := range of {
-		budgets[i] = s.budget(now, b, &verdicts[i])
 		// The end of a window is known to within the jitter of answers. A change of more than half
 		// a window cannot be jitter, so that a window has begun.
-		if ends := b.holding.Ends(); ends != 0 && budgets[i].ends.Sub(ends) > sublease.WindowOf(&b.rule.Limit)/2 {
+		window := sublease.WindowOf(&b.rule.Limit)
+		if ends := b.holding.Ends(); ends != 0 && budgets[i].ends.Sub(ends) > window/2 {
 			// Undo does not reach into the window before.
 			b.paid = payment{}
 			carry := b.holding.Turn(budgets[i].ends)
@@ -102,56 +101,55 @@ func (s *Session) look(ctx context.Context, now instant, of []*bucket) []budget 
 	return budgets
 }
 
-// peek asks what is left of the buckets' budgets.
-func (s *Session) peek(ctx context.Context, now instant, of []*bucket) []ratelimit.Verdict {
-	asks, verdicts := make([]ratelimit.Ask, len(of)), make([]ratelimit.Verdict, len(of))
+// budgets are what there is of the buckets' budgets.
+func (s *Session) budgets(ctx context.Context, now instant, of []*bucket) []budget {
+	all := make([]budget, len(of))
+	var asks []ratelimit.Ask
+	var at []int // of each ask, whose it is
 	for i, b := range of {
-		if asks[i] = b.ask(ratelimit.Peek, 0); b.refills() {
-			// A lease of a full token_bucket says nothing that holds for any time, so that a fleet's
-			// limiter cannot answer a peek from it, and would ask the ledger until its deadline.
-			asks[i] = b.ask(ratelimit.Spend, 1)
+		if b.refills() {
+			all[i] = b.refilling(now)
+		} else {
+			asks, at = append(asks, b.ask(ratelimit.Peek, 0)), append(at, i)
 		}
 	}
-	l := s.node.source.Limiter
-	l.Decide(ctx, now, asks, verdicts)
-	for i, b := range of {
-		// At the same instant nothing can have been refilled for it (sublease.Refills).
-		if v := &verdicts[i]; b.refills() && v.Err == nil && v.Charged > 0 {
-			l.Undo(now, asks[i:i+1], verdicts[i:i+1])
-			v.Remaining += v.Charged
-		}
+	if len(asks) == 0 {
+		return all
 	}
-	return verdicts
+	verdicts := make([]ratelimit.Verdict, len(asks))
+	s.node.source.Limiter.Decide(ctx, now, asks, verdicts)
+	for k, i := range at {
+		all[i] = s.windowed(now, of[i], &verdicts[k])
+	}
+	return all
 }
 
-// budget is what a verdict says. Without a ledger, the wall clock says when the window
-// ends, and only a claim can tell what there is.
-func (s *Session) budget(now instant, b *bucket, v *ratelimit.Verdict) budget {
-	known := v.Err == nil && v.Source != ratelimit.FromFallback
-	left := v.Remaining
-	if !known {
-		left = b.alone()
+// refilling is what there is of a token_bucket. Its limiter is not asked: what was left when it
+// last answered, and how fast that refills, are known, and a claim for each look would cost a
+// ledger more than the leases do. What it has not is refused with what it has (take).
+func (b *bucket) refilling(now instant) budget {
+	ends := b.holding.Ends()
+	if now >= ends { // or it has none yet
+		ends = now.Add(sublease.BucketWindow)
 	}
-	l := &b.asking.Limit
-	switch ends := b.holding.Ends(); {
-	case b.refills() && now >= ends: // or it has none yet
-		return budget{left, now.Add(sublease.BucketWindow)}
-	case b.refills():
-		return budget{left, ends}
-	case known && v.ResetAfter > 0:
-		return budget{left, now.Add(v.ResetAfter)}
+	return budget{b.share.level(now, &b.asking.Limit), ends}
+}
+
+// windowed is what a verdict says. Without a ledger, the wall clock says when the window
+// ends, and only a claim can tell what there is.
+func (s *Session) windowed(now instant, b *bucket, v *ratelimit.Verdict) budget {
+	if v.Err == nil && v.Source != ratelimit.FromFallback && v.ResetAfter > 0 {
+		return budget{v.Remaining, now.Add(v.ResetAfter)}
 	}
 	at := ratelimit.LedgerTime(s.node.source.Wall().UnixMicro())
-	return budget{b.alone(), now.Add(l.WindowEnd(l.WindowAt(at)).Sub(at))}
-}
-
-// alone is what a node may take to be left where nobody knows, for the ledger does not
-// answer: its share of the limit, or under open all of it.
-func (b *bucket) alone() tokens {
-	if b.asking.Coordination.OnStoreFailure == ratelimit.FailOpen {
-		return b.asking.Limit.Capacity()
+	l := &b.rule.Limit
+	// Without the ledger nobody knows what is left. A node then has its share of the limit, or
+	// under open all of it.
+	left := b.rule.LocalShare().Limit.Capacity()
+	if b.rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
+		left = l.Capacity()
 	}
-	return b.asking.LocalShare().Limit.Capacity()
+	return budget{left, now.Add(l.WindowEnd(l.WindowAt(at)).Sub(at))}
 }
 
 // assign grants leases to those that want one.
@@ -196,8 +194,10 @@ func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool
 	holders, perSec := b.share.sums()
 	l := &b.asking.Limit
 	return b.holding.Want(now, of.ends, sublease.Budget{
-		Limit: l.Capacity(), Largest: min(b.asking.LargestLease(), math.MaxUint32), Left: of.left, Holders: holders,
-		PerSecond: perSec, Refills: b.refills(), Refill: b.rule.Limit.Capacity() - l.Capacity(),
+		Limit: l.Capacity(), Left: of.left, Holders: holders, PerSecond: perSec,
+		// Envoy's buckets are counted in 32 bits.
+		Largest: min(b.rule.LargestLease(), max(1, l.Capacity()/2), math.MaxUint32),
+		Refills: b.refills(), Refill: b.rule.Limit.Capacity() - l.Capacity(),
 	})
 }
 
@@ -256,6 +256,7 @@ func (s *Session) take(ctx context.Context, now instant, of []demand) []tokens {
 		asks, at = asks[:0:0], nil
 		for k, i := range tried {
 			v := &verdicts[k]
+			of[i].heard(now, v)
 			switch {
 			case v.Err != nil:
 			case v.OverLimit:
@@ -269,6 +270,13 @@ func (s *Session) take(ctx context.Context, now instant, of []demand) []tokens {
 		}
 	}
 	return got
+}
+
+// heard notes what a verdict says is left.
+func (b *bucket) heard(now instant, v *ratelimit.Verdict) {
+	if b.refills() && v.Err == nil && v.Source != ratelimit.FromFallback {
+		b.share.heard(now, v.Remaining)
+	}
 }
 
 // pay notes what was charged, so that it can be given back. What on_store_failure

@@ -125,6 +125,9 @@ func (b *bucket) serve(n *Node, d *config.Domain) {
 		// A lease that is refused must not drain what is left: it is asked for once more, with
 		// less.
 		b.asking = sublease.Rule(rule)
+		if b.refills() {
+			b.asking.Coordination.Lease.Fixed = 1
+		}
 		b.asking.Coordination.OnDeny = ratelimit.DenyRefunds
 	}
 	b.due = true

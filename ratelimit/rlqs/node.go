@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/sublease"
 )
 
 type (
@@ -79,6 +80,26 @@ type share struct {
 	mu      sync.Mutex
 	holders map[*bucket]Holder // guarded by mu
 	perSec  float64            // guarded by mu. Invariant: the sum of the holders', but for rounding
+	// left is what a token_bucket had at the instant at; 0: it was never asked. Guarded by mu.
+	left tokens
+	at   instant
+}
+
+// heard notes what a token_bucket has.
+func (s *share) heard(now instant, left tokens) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.left, s.at = left, now
+}
+
+// level is what a token_bucket has by now, if nobody but this node takes from it.
+func (s *share) level(now instant, l *ratelimit.Limit) tokens {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.at == 0 {
+		return l.Capacity()
+	}
+	return min(l.Capacity(), s.left+sublease.RefilledIn(l, now.Sub(s.at)))
 }
 
 // Holder is what one stream has of a key.

@@ -49,6 +49,11 @@ func WindowOf(l *ratelimit.Limit) time.Duration {
 	return l.Period()
 }
 
+// RefilledIn is how many whole tokens come back in a while, at most a full bucket's.
+func RefilledIn(l *ratelimit.Limit, d time.Duration) ratelimit.Tokens {
+	return tokens(min(float64(l.Burst), float64(l.Requests)*(float64(max(0, d))/float64(l.Period()))))
+}
+
 // refills is how many tokens come back in a while, rounded up.
 func refills(l *ratelimit.Limit, d time.Duration) tokens {
 	// MaxLimit times the milliseconds of a minute stays below 2^63.

@@ -19,8 +19,8 @@ func Servable(r *ratelimit.Rule) error {
 	case r.Unlimited || l.Requests == 0:
 		return nil
 	case l.Algorithm == ratelimit.TokenBucket && fills(l) < ShortestWindow:
-		return fmt.Errorf("a burst of %d fills up in %v, must be at least %v: what refills in %v is held back of it, for "+
-			"so long may tokens lie with Envoys; use a burst of %d, or ask over RLS", l.Burst,
+		return fmt.Errorf("a burst of %d fills up in %v, must be at least %v: what refills in %v is held back of "+
+			"it, for so long may tokens lie with Envoys; use a burst of %d, or ask over RLS", l.Burst,
 			fills(l).Truncate(time.Millisecond), ShortestWindow, BucketWindow, refills(l, ShortestWindow))
 	case l.Algorithm == ratelimit.TokenBucket:
 		return nil

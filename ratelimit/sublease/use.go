@@ -10,8 +10,10 @@ const (
 	ReportEvery = 5 * time.Second
 	// ahead is for how many reports a lease should last: one may come late.
 	ahead = 2
-	// aheadOfBucket is the same where nothing is credited that is not spent.
-	aheadOfBucket = 1.5
+	// aheadOfBucket is the same where nothing is credited that is not spent: half a report's
+	// tokens are lost of each lease. aheadWhenShort is where those are missed by others.
+	aheadOfBucket  = 1.5
+	aheadWhenShort = 1
 	// lastReports is for how many reports before a window's end all that is left is divided.
 	lastReports = 4
 	// shortest is the least time over which a rate is measured.
@@ -101,10 +103,13 @@ func (b *Budget) spare() tokens {
 
 // ahead is for how many reports a lease should last.
 func (b *Budget) ahead() float64 {
-	if b.Refills {
-		return aheadOfBucket
+	switch {
+	case !b.Refills:
+		return ahead
+	case b.short():
+		return aheadWhenShort
 	}
-	return ahead
+	return aheadOfBucket
 }
 
 // Want says whether the holder is to have another lease, and how large one: what it
@@ -113,10 +118,14 @@ func (b *Budget) ahead() float64 {
 // is nothing.
 func (h *Holding) Want(now, ends instant, b Budget) (n tokens, wanted bool) {
 	l := &h.last
-	n, need := h.size(ends.Sub(now), b)
+	left := ends.Sub(now)
+	if b.Refills { // what it cannot spend before its TTL is lost
+		left = TTL(now, ends)
+	}
+	n, need := h.size(left, b)
 	over := l.sent.Add(l.ttl)
 	// What is not enough until the next report runs out before anybody can tell.
-	soon := h.enough(min(h.use.every+unit, ends.Sub(now)))
+	soon := h.enough(min(h.use.every+unit, left))
 	switch {
 	case l.message == 0:
 		return n, true
