@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -160,5 +161,67 @@ func TestEnvoysKeepTheLimit(t *testing.T) {
 	s.Signal(syscall.SIGTERM)
 	if err := <-s.exited; err != nil {
 		t.Errorf("it ended with %v", err)
+	}
+}
+
+// A node leaves while others take its streams over: its Envoys go on with what they have, ask
+// another node within 5 s, and refuse hardly anything meanwhile. Told to drop their leases (a
+// TTL of 0), they would refuse everything until then.
+func TestEnvoysOfANodeThatLeaves(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 25 s")
+	}
+	t.Parallel()
+	store := redistest.Start(t)
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	writeFile(t, rules, "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: hour, requests_per_unit: 36000}\n")
+	env := []string{"REDIS_URL=" + store.Addr, "DRAIN_TIME=100ms"}
+	_, port := freeAddress(t)
+	// Both listen on one port, as behind a balancer.
+	leaves := serve(t, env, "--config", rules, "--grpc-port", port)
+	stays := serve(t, env, "--config", rules, "--grpc-port", port)
+	asking, stop := context.WithCancel(t.Context())
+	defer stop()
+	var left atomic.Bool
+	var asked, refused atomic.Int64
+	var all []*envoy.Live
+	var wg sync.WaitGroup
+	join := func() {
+		e := envoyOf(t, leaves.rpc, &passes{minute: map[int64]int{}})
+		all = append(all, e)
+		wg.Go(func() {
+			every(asking, 50*time.Millisecond, func() {
+				ok := e.Request(map[string]string{"k": "v"})
+				if left.Load() {
+					asked.Add(1)
+					if !ok {
+						refused.Add(1)
+					}
+				}
+			})
+		})
+	}
+	for range 4 {
+		join()
+	}
+	// The kernel spreads connections: each node has one of 4, or of some more.
+	stays.eventually("both nodes have streams", func() bool {
+		a, b := leaves.metric("sluice_rlqs_streams"), stays.metric("sluice_rlqs_streams")
+		if a+b == len(all) && (a == 0 || b == 0) && len(all) < 40 {
+			join()
+		}
+		return a+b == len(all) && a > 0 && b > 0
+	})
+	time.Sleep(11 * time.Second) // two reports, so that their leases are by their rates
+	had := leaves.metric("sluice_rlqs_streams")
+	left.Store(true)
+	leaves.Signal(syscall.SIGTERM)
+	stays.eventually("the other node has all streams", func() bool { return stays.metric("sluice_rlqs_streams") == len(all) })
+	time.Sleep(3 * time.Second)
+	stop()
+	wg.Wait()
+	t.Logf("%d of %d Envoys had a node that left: of %d requests since, %d were refused", had, len(all), asked.Load(), refused.Load())
+	if asked.Load() < 100 || refused.Load() > asked.Load()/50 {
+		t.Errorf("%d of %d requests were refused", refused.Load(), asked.Load())
 	}
 }

@@ -43,6 +43,12 @@ func (u *use) report(now instant, r Usage) (lost bool) {
 	u.denied = r.Denied > 0
 	if u.last == 0 {
 		u.last, u.every = now, ReportEvery
+		// The first report of a stream after another one says what was counted since that broke. A
+		// holder of which no rate was known would be granted less than it has, and refuse requests
+		// until its next report.
+		if r.Elapsed >= unit {
+			u.perSec, u.known = float64(r.Allowed+r.Denied)/r.Elapsed.Seconds(), true
+		}
 		return false
 	}
 	took := now.Sub(u.last)
