@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"net"
 	"path/filepath"
 	"strings"
@@ -11,8 +13,13 @@ import (
 	"testing"
 	"time"
 
+	rlqsv3 "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+	"google.golang.org/grpc/metadata"
+
 	"github.com/sluice-gate/sluice/bench/envoy"
 	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit/console"
+	"github.com/sluice-gate/sluice/ratelimit/rlqs"
 )
 
 // passes counts what Envoys let pass, by the minute.
@@ -223,5 +230,60 @@ func TestEnvoysOfANodeThatLeaves(t *testing.T) {
 	t.Logf("%d of %d Envoys had a node that left: of %d requests since, %d were refused", had, len(all), asked.Load(), refused.Load())
 	if asked.Load() < 100 || refused.Load() > asked.Load()/50 {
 		t.Errorf("%d of %d requests were refused", refused.Load(), asked.Load())
+	}
+}
+
+// The console shows streams as holders: the largest leases and how many there are, with what
+// requests brought along hidden, and a name that is markup as text.
+func TestConsoleShowsEnvoys(t *testing.T) {
+	t.Parallel()
+	rules := filepath.Join(t.TempDir(), "rules.yaml")
+	writeFile(t, rules, "domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: hour, requests_per_unit: 36000}\n")
+	s := serve(t, []string{"CONSOLE_REDACT=true"}, "--config", rules)
+	const name = "<b onload=x>\"edge\""
+	ctx := metadata.AppendToOutgoingContext(t.Context(), rlqs.HolderHeader, name)
+	stream, err := rlqsv3.NewRateLimitQuotaServiceClient(s.dial()).StreamRateLimitQuotas(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &rlqsv3.RateLimitQuotaUsageReports{Domain: "d"}
+	for i := range 30 {
+		m.BucketQuotaUsages = append(m.BucketQuotaUsages, &rlqsv3.RateLimitQuotaUsageReports_BucketQuotaUsage{
+			BucketId: &rlqsv3.BucketId{Bucket: map[string]string{"k": fmt.Sprint("s3cret", i)}}, NumRequestsDenied: 1,
+		})
+	}
+	if err := stream.Send(m); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	var v console.State
+	var body string
+	s.eventually("the console shows all", func() bool {
+		_, body = s.get(s.debug + "/console/state")
+		if err := json.Unmarshal([]byte(body), &v); err != nil {
+			t.Fatal(err)
+		}
+		return v.Envoys != nil && v.Envoys.Leases == 30
+	})
+	if e := v.Envoys; e.Streams != 1 || len(e.Held) != 24 || e.Held[0].Name != name || e.Held[0].Charged != 1800 ||
+		!strings.HasPrefix(e.Held[0].Account, "hour|d|k=#") {
+		t.Errorf("it shows %+v", e)
+	}
+	if strings.Contains(body, "s3cret") || strings.Contains(body, "<b") {
+		t.Errorf("it shows a value, or markup: %s", body)
+	}
+	b := newBrowser(t)
+	b.open("http://" + s.debug + "/console")
+	s.eventually("the page shows them", func() bool {
+		return b.eval(`document.querySelectorAll('#held tbody tr').length`) == "24"
+	})
+	if cell := b.eval(`document.querySelector('#held tbody td').textContent`); cell != name {
+		t.Errorf("the page names the Envoy %q", cell)
+	}
+	if note := b.eval(`$('envoysnote').textContent`); !strings.HasPrefix(note, "1 streams hold 30 leases;") ||
+		!strings.HasSuffix(note, "The largest 24 are shown, 6 more are not.") {
+		t.Errorf("the page says %q", note)
 	}
 }

@@ -1,11 +1,8 @@
 package rlqs
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -102,15 +99,6 @@ func (s *share) level(now instant, l *ratelimit.Limit) tokens {
 	return min(l.Capacity(), s.left+sublease.RefilledIn(l, now.Sub(s.at)))
 }
 
-// Holder is what one stream has of a key.
-type Holder struct {
-	Name      string           `json:"name"` // of its Envoy: as its operator calls it, or its address
-	PerSecond float64          `json:"per_second"`
-	Charged   ratelimit.Tokens `json:"charged"`  // for it, in this window
-	InUse     ratelimit.Tokens `json:"in_use"`   // at most what is left of its last lease
-	Unproven  ratelimit.Tokens `json:"unproven"` // charged, and neither known to be spent nor in the lease in use
-}
-
 // join adds a holder of a key.
 func (n *Node) join(b *bucket, key []byte) *share {
 	n.mu.Lock()
@@ -151,26 +139,4 @@ func (s *share) sums() (holders int, perSec float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.holders), s.perSec
-}
-
-// mostShown is how many holders Look returns.
-const mostShown = 100
-
-// Look is what this node's streams have of a key, for people: those with most requests
-// first, the first hundred, and how many there are.
-func (n *Node) Look(key []byte) (holders []Holder, all int) {
-	n.mu.Lock()
-	s := n.shares[string(key)]
-	n.mu.Unlock()
-	if s == nil {
-		return nil, 0
-	}
-	s.mu.Lock()
-	holders = slices.Collect(maps.Values(s.holders))
-	s.mu.Unlock()
-	// It is sorted without the locks: it is for people, and streams must not wait for that.
-	slices.SortFunc(holders, func(a, b Holder) int {
-		return cmp.Or(cmp.Compare(b.PerSecond, a.PerSecond), cmp.Compare(a.Name, b.Name))
-	})
-	return holders[:min(mostShown, len(holders))], len(holders)
 }

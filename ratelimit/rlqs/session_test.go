@@ -71,10 +71,14 @@ func usageOf(allowed, denied uint64, id ...string) *rlqs.RateLimitQuotaUsageRepo
 	for i := 0; i < len(id); i += 2 {
 		of[id[i]] = id[i+1]
 	}
+	elapsed := 5 * time.Second
+	if allowed == 0 && denied == 1 { // the first report of a bucket is sent at once
+		elapsed = 0
+	}
 	return &rlqs.RateLimitQuotaUsageReports{
 		Domain: "d", BucketQuotaUsages: []*rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage{{
 			BucketId: &rlqs.BucketId{Bucket: of}, NumRequestsAllowed: allowed, NumRequestsDenied: denied,
-			TimeElapsed: durationpb.New(5 * time.Second),
+			TimeElapsed: durationpb.New(elapsed),
 		}},
 	}
 }
