@@ -54,8 +54,8 @@ func TestAccuracy(t *testing.T) {
 						}
 						t.Logf("%.2f %% under, %d over; %.3f calls, %.2f messages for 1000 requests", 100*r.Under, r.Over,
 							1000*float64(r.Streams)/float64(r.Requests), 1000*float64(r.Reports+r.Answers)/float64(r.Requests))
-						if r.Violation != "" || r.Over != 0 || r.Under > most {
-							t.Errorf("%+v; at most %.0f %% may be left over", *r, 100*most)
+						if r.Violation != "" || r.Over != 0 || r.Under > most || r.Streams != int64(envoys) {
+							t.Errorf("%+v; at most %.0f %% may be left over, and each Envoy opens one stream", *r, 100*most)
 						}
 					})
 				}
@@ -98,6 +98,24 @@ func TestBucketAccuracy(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// Fifty Envoys with few requests call once each, and never again: in time that is less than once
+// for a thousand requests.
+func TestCalls(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	o := usual(600, 50, 3, true)
+	o.Length = 45 * time.Minute
+	r, err := Run(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Streams != 50 || r.Streams*1000 > r.Requests || r.Violation != "" {
+		t.Errorf("%d streams for %d requests; %+v", r.Streams, r.Requests, *r)
 	}
 }
 

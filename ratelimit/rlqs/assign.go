@@ -163,6 +163,7 @@ func (s *Session) assign(ctx context.Context, now instant, of []*bucket) {
 			continue // not one whole second: it stays due until the next window
 		}
 		b.due = false
+		b.exactly(budgets[i].left)
 		if n, wanted := s.want(now, b, budgets[i]); wanted {
 			demands, ends = append(demands, demand{b, n}), append(ends, budgets[i].ends)
 		}
@@ -196,7 +197,7 @@ func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool
 	return b.holding.Want(now, of.ends, sublease.Budget{
 		Limit: l.Capacity(), Left: of.left, Holders: holders, PerSecond: perSec,
 		// Envoy's buckets are counted in 32 bits.
-		Largest: min(b.rule.LargestLease(), max(1, l.Capacity()/2), math.MaxUint32),
+		Largest: min(b.asking.LargestLease(), math.MaxUint32),
 		Refills: b.refills(), Refill: b.rule.Limit.Capacity() - l.Capacity(),
 	})
 }
