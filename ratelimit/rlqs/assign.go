@@ -65,7 +65,7 @@ func (s *Session) simple(now instant, b *bucket) (lease bool) {
 func (s *Session) turn(ctx context.Context, now instant) {
 	var over []*bucket
 	for _, b := range s.order {
-		if b.turnAt != 0 && now >= b.turnAt {
+		if at := s.turnOf(b); at != 0 && now >= at {
 			over = append(over, b)
 		}
 	}
@@ -75,6 +75,18 @@ func (s *Session) turn(ctx context.Context, now instant) {
 		b.due = b.due || !b.holding.Silent(now) && b.leaving == staying
 		b.turnAt = budgets[i].ends.Add(turnLag)
 	}
+}
+
+// turnOf is when a bucket's window is to be looked at; 0: it has none. The windows of all streams
+// of a node end at once, and ten thousand that ask for leases in the same moment would keep calls
+// of RLS waiting: so they do one after the other. What is to be charged to the next window is so
+// without delay.
+func (s *Session) turnOf(b *bucket) instant {
+	if b.turnAt == 0 || b.refills() || b.holding.Crossing() > 0 {
+		return b.turnAt
+	}
+	all := min(time.Duration(s.node.stats.Streams.Load())*turnEach, longestTurn)
+	return b.turnAt.Add(time.Duration(s.place * float64(all)))
 }
 
 // look asks what there is of the buckets' budgets, and enters windows that have begun.

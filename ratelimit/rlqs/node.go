@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -54,9 +55,10 @@ type Source struct {
 
 // Node is what all streams of a process share. It is safe for concurrent use.
 type Node struct {
-	stats   Stats
-	source  Source
-	options Options
+	stats    Stats
+	sessions atomic.Uint64 // made so far
+	source   Source
+	options  Options
 
 	mu     sync.Mutex
 	shares map[string]*share // guarded by mu, by key. Invariant: each has a holder

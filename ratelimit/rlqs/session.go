@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
@@ -20,6 +21,10 @@ const (
 	StuckAfter = 10 * time.Second
 	// turnLag is how long after a window's end, as it is known, the next is asked for.
 	turnLag = 5 * time.Millisecond
+	// turnEach is how much later each stream asks than the one before, and longestTurn how long
+	// all of them take at most.
+	turnEach    = 100 * time.Microsecond
+	longestTurn = time.Second
 )
 
 // Session is one stream, driven from outside: its driver calls Reports, Acked and Wake,
@@ -30,6 +35,7 @@ type Session struct {
 	// Name is what people are shown of the Envoy. It may be set before the first call.
 	Name    string
 	node    *Node
+	place   float64 // among all streams when a window turns, from 0 to 1
 	domain  string
 	buckets map[string]*bucket // by canonical name
 	order   []*bucket          // as they came
@@ -43,7 +49,9 @@ type Session struct {
 
 // NewSession makes a session of a stream that has just begun.
 func (n *Node) NewSession() *Session {
-	return &Session{node: n, buckets: map[string]*bucket{}}
+	// Multiples of the golden ratio lie evenly, however many there are.
+	_, place := math.Modf(float64(n.sessions.Add(1)) / math.Phi)
+	return &Session{node: n, place: place, buckets: map[string]*bucket{}}
 }
 
 // BadReportError says what is wrong with a message of an Envoy's: its stream is to end.
@@ -237,7 +245,7 @@ func (s *Session) Next() ratelimit.Instant {
 		}
 	}
 	for _, b := range s.order {
-		sooner(b.turnAt)
+		sooner(s.turnOf(b))
 	}
 	// An answer that is not acknowledged ends the stream in time.
 	if s.Waiting() {

@@ -232,3 +232,38 @@ func TestStuckStream(t *testing.T) {
 		t.Errorf("debts %+v", debts)
 	}
 }
+
+// Ten thousand streams look at their windows one after the other, within a second; what may be
+// spent in the next window is charged to it at once.
+func TestTurnsAreSpread(t *testing.T) {
+	rules := rulesOf(t, oneRule)
+	s, n, _ := newSession(t, &rules)
+	n.stats.Streams.Store(20_000)
+	if err := s.Reports(t.Context(), start, usageOf(0, 1, "k", "v")); err != nil {
+		t.Fatal(err)
+	}
+	s.Answer(start)
+	turn := start.Add(time.Minute + turnLag)
+	if b := s.order[0]; s.turnOf(b) != turn {
+		t.Errorf("a lease that may arrive late is charged at %v, want %v", s.turnOf(b), turn)
+	}
+	s.Acked(t.Context(), start.Add(time.Millisecond), s.sent)
+	places := map[int]int{}
+	for range 10_000 {
+		s.place = n.NewSession().place
+		late := s.Next().Sub(turn)
+		if late < 0 || late >= longestTurn {
+			t.Fatalf("it looks %v after the window's end, want at most %v", late, longestTurn)
+		}
+		places[int(late/(100*time.Millisecond))]++
+	}
+	for k, n := range places {
+		if len(places) != 10 || n < 990 || n > 1010 {
+			t.Errorf("%d of 10000 are in tenth %d of %d", n, k, len(places))
+		}
+	}
+	n.stats.Streams.Store(1)
+	if late := s.Next().Sub(turn); late > turnEach {
+		t.Errorf("the only stream waits %v", late)
+	}
+}
