@@ -23,8 +23,8 @@ const (
 	turnLag = 5 * time.Millisecond
 	// turnEach is how much later each stream asks than the one before, and longestTurn how long
 	// all of them take at most.
-	turnEach    = 100 * time.Microsecond
-	longestTurn = time.Second
+	turnEach    = 200 * time.Microsecond
+	longestTurn = 2 * time.Second
 )
 
 // Session is one stream, driven from outside: its driver calls Reports, Acked and Wake,
