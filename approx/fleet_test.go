@@ -14,12 +14,13 @@ import (
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/bench/judge"
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // wire is a node's way to the ledger and the seats, in virtual time.
 type wire struct {
-	ledger *leasing.Memory
+	ledger *ledger.Memory
 	seats  *approx.Memory
 	mu     sync.Mutex
 	trip   time.Duration // guarded by mu
@@ -88,7 +89,7 @@ type node struct {
 type world struct {
 	testing.TB
 	start  time.Time
-	ledger *leasing.Memory
+	ledger *ledger.Memory
 	seats  *approx.Memory
 	rule   *ratelimit.Rule
 	seed   uint64
@@ -101,7 +102,7 @@ type world struct {
 func newWorld(tb testing.TB, seed uint64, rule *ratelimit.Rule) *world {
 	w := &world{TB: tb, start: time.Now(), rule: rule, seed: seed, judge: judge.New(rule.Limit)}
 	rule.Counters = &ratelimit.RuleCounters{}
-	w.ledger, w.seats = leasing.NewMemory(1000, ledgerNow), approx.NewMemory(ledgerNow)
+	w.ledger, w.seats = ledger.NewMemory(1000, ledgerNow), approx.NewMemory(ledgerNow)
 	return w
 }
 

@@ -9,14 +9,14 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
-	"github.com/sluice-gate/sluice/routing"
+	"github.com/sluice-gate/sluice/routing/ring"
 )
 
 // pair is two nodes that own keys together; one of them is driven.
 type pair struct {
 	rules string
 	addrs []string
-	ring  *routing.Ring
+	ring  *ring.Ring
 	owner *process.Process
 	hot   string // HOT_KEY_RATE
 }
@@ -27,12 +27,12 @@ func newPair(binary, rules, hotRate string) (*pair, error) {
 		return nil, err
 	}
 	p := &pair{rules: rules, hot: hotRate}
-	var members []routing.Member
+	var members []ring.Member
 	for _, port := range ports {
 		p.addrs = append(p.addrs, "127.0.0.1:"+port)
-		members = append(members, routing.Member{Addr: "127.0.0.1:" + port})
+		members = append(members, ring.Member{Addr: "127.0.0.1:" + port})
 	}
-	p.ring = routing.NewRing(members)
+	p.ring = ring.New(members)
 	p.owner, err = p.node(binary, 1)
 	return p, err
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -57,7 +59,7 @@ type batch struct {
 // pack writes the claims of flights.
 func (f *Fleet) pack(l *lane, flights []*flight) *batch {
 	// A beat carries no claim. It was queued so that a batch leaves, and the epoch is read.
-	flights = slices.DeleteFunc(flights, func(fl *flight) bool { return fl.beat })
+	flights = slices.DeleteFunc(flights, func(fl *flight) bool { return fl.Beat })
 	b := &batch{Fleet: f, lane: l, flights: flights, claims: make([]ratelimit.Claim, len(flights)), sent: f.clock()}
 	// Leases are counted from sent, which is before anything leaves (docs/protocol.md, section
 	// 4.7).
@@ -66,7 +68,7 @@ func (f *Fleet) pack(l *lane, flights []*flight) *batch {
 		c := f.write(b.sent, fl)
 		c.Learning = b.known.Learning
 		// The claim that is sent is a copy. The answer is judged by the flight's own.
-		fl.claim.Learning = c.Learning
+		fl.Claim.Learning = c.Learning
 		b.claims[i] = c
 	}
 	return b
@@ -93,7 +95,7 @@ func (b *batch) settled(grants []ratelimit.Grant, err error) {
 	b.stats.claims.Add(uint64(len(b.claims)))
 	b.stats.roundTrips.Add(1)
 	for i, fl := range b.flights {
-		b.stats.claimsBy[fl.reason()].Add(1)
+		b.stats.claimsBy[fl.Reason()].Add(1)
 		g := &grants[i]
 		// A stale or void claim is no failure of the store: it has answered. Each has a count of
 		// its own.
@@ -115,7 +117,7 @@ func (b *batch) answered(grants []ratelimit.Grant, in epochAnswer) {
 	in.epoch = plausible(in.epoch, in.at)
 	at := in.at
 	// A batch in which one answer tells an impossible time says nothing of the ledger's clock.
-	if !b.timely || at < 0 || at > mostFence {
+	if !b.timely || at < 0 || at > ledger.MostFence {
 		at = 0
 	}
 	there, step := b.lane.heard(b.sent, now, grants, at)
@@ -131,13 +133,13 @@ func (b *batch) answered(grants []ratelimit.Grant, in epochAnswer) {
 	// answers that were lost: the holder never spends them, and its next claim takes them back
 	// (docs/protocol.md, sections 4.3 and 4.9).
 	if !trusted(b.known, in.epoch, in.at) {
-		fillErrors(grants, errYoung)
+		fillErrors(grants, lease.ErrYoung)
 	}
 	for i, fl := range b.flights {
 		// The audit hears of a grant before the lease has it, so that nothing is spent that is not
 		// on record.
-		if fl.claim.Audit != "" && b.OnAudit != nil {
-			b.OnAudit(&fl.claim, &grants[i])
+		if fl.Claim.Audit != "" && b.OnAudit != nil {
+			b.OnAudit(&fl.Claim, &grants[i])
 		}
 		if r, ok := b.read(b.sent, now, there, fl, &grants[i]); ok && b.OnReconcile != nil {
 			b.OnReconcile(r)
@@ -154,7 +156,7 @@ func fillErrors(grants []ratelimit.Grant, err error) {
 
 // heard takes in what time it is in that part of the ledger, and returns what
 // is known of it, and by how much its clock was set.
-func (l *lane) heard(sent, answered instant, grants []ratelimit.Grant, at ledgerTime) (known ledgerClock, step time.Duration) {
+func (l *lane) heard(sent, answered instant, grants []ratelimit.Grant, at ledgerTime) (known lease.LedgerClock, step time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range grants {
@@ -164,7 +166,7 @@ func (l *lane) heard(sent, answered instant, grants []ratelimit.Grant, at ledger
 		}
 	}
 	if at > 0 {
-		step = l.clock.heard(sent, answered, at)
+		step = l.clock.Heard(sent, answered, at)
 	}
 	return l.clock, step
 }
@@ -181,70 +183,17 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 	// comes back goes on above what the ledger has seen of it; from 1 its claims would be refused
 	// as old (docs/protocol.md, section 4.2).
 	s.seq++
-	if fl.final != nil {
+	if fl.Final != nil {
 		// The last word on a window was written when the window ended: the key may be another
 		// window's by now, or gone.
-		fl.claim.Seq = s.seq
-		return fl.claim
+		fl.Claim.Seq = s.seq
+		return fl.Claim
 	}
 	h := s.find(fl.id) // it is not evicted while in flight
-	// From here on no ask joins this flight: the claim says what waits.
-	fl.sent, fl.at = true, now
-	name := h.name
-	switch {
-	case fl.ahead:
-		// The record of this window must stay beside that of the next one, and so the claim is made
-		// under the node's other name (docs/protocol.md, section 4.10).
-		fl.claim = h.claimAhead(now, s.seq, fl.giveUp)
-		fl.claim.Stretch = f.recalls && !fl.giveUp && h.rule.Stretched()
-		name ^= 1
-	case fl.giveUp:
-		fl.claim = h.lease.release(now, s.seq)
-	default:
-		f.turn(h, now)
-		// A fixed window of mode approx is over, and none was claimed ahead. The ledger still sums
-		// up what all nodes have spent in it, and needs this node's last word for that. The record
-		// of that window is left alone: the new window is claimed under the other name.
-		if h.next == nil && now >= h.lease.reset && h.lease.window != 0 && h.rule.Coordination.Mode == ratelimit.Approx && h.lease.algorithm == ratelimit.FixedWindow {
-			f.finish(h)
-			h.lease, h.reported = lease{}, 0
-			h.name ^= 1
-		}
-		name = h.name
-		waiting := fl.most(h.rule)
-		if waiting > 0 && h.rule.Limit.Algorithm != ratelimit.FixedWindow {
-			// Tokens of these algorithms come back one by one, and the node refuses for a while so
-			// that some gather (see plan). Those refused meanwhile would have waited: they are
-			// asked for, too, up to the capacity.
-			waiting = max(waiting, min(h.demand.refused, h.rule.Limit.Capacity()))
-		}
-		want := waiting
-		// A claim that is repeated because of a recall follows the one before within milliseconds,
-		// and the demand was measured for that one.
-		if !h.recalling {
-			h.demand.measure(now, fl.waiting)
-		}
-		switch {
-		case fl.recall:
-			h.giveBack(fl.keep)
-		// A renewal fills the lease up to what the demand needs. While others give back for this
-		// claim, it asks for no more than what waits.
-		case !h.recalling:
-			want = h.demand.want(h.rule, fl.waiting) - h.lease.left(now)
-		}
-		fl.claim = h.lease.claim(now, s.seq, h.rule, waiting, max(want, waiting), false)
-		// In this window or not at all: if the next has its lease, and if the last
-		// word on this one is to come.
-		fl.claim.Stretch, fl.claim.Recall = f.recalls && !fl.recall && h.rule.Stretched(), f.recalls
-		fl.claim.Ahead = h.next != nil || fl.claim.Tally && fl.claim.Window != 0 && h.lease.algorithm == ratelimit.FixedWindow
-	}
-	fl.claim.Key, fl.claim.Holder, fl.claim.Reset, fl.claim.Last = fl.name, name, fl.reset, fl.last
-	if h.lease.algorithm == ratelimit.SlidingWindow {
-		// A ledger that has lost the window before cannot know what it charged this holder there.
-		fl.claim.Before = h.before
-	}
-	fl.audited(h.rule)
-	return fl.claim
+	fl.Claim = h.Write(now, s.seq, &fl.Flight, f.recalls)
+	fl.Claim.Key = fl.name
+	f.do(h, now)
+	return fl.Claim
 }
 
 // judge tells the breaker how a batch went.
@@ -283,121 +232,43 @@ func (f *Fleet) judge(l *lane, grants []ratelimit.Grant, last error) {
 
 // read takes in an answer, wakes those who wait, and tells what it settled of
 // drift.
-func (f *Fleet) read(sent, now instant, there ledgerClock, fl *flight, g *ratelimit.Grant) (r Reconciliation, drifted bool) {
+func (f *Fleet) read(sent, now instant, there lease.LedgerClock, fl *flight, g *ratelimit.Grant) (r Reconciliation, drifted bool) {
 	s := f.shard(fl.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if fl.final != nil {
+	if fl.Final != nil {
 		// Nobody waits for a last word, and the lease has gone on to another window.
-		return fl.reconciled(fl.final.rule, g, fl.final.unasked)
+		r, drifted = fl.Reconciled(fl.Final.Rule, g, fl.Final.Unasked)
+		r.Key = fl.name
+		return r, drifted
 	}
 	h := s.find(fl.id)
-	h.flight = nil
+	h.lands()
 	// The flight ends when everything of the answer is in the lease, for those who wait look there.
 	fl.err = g.Err
 	defer close(fl.done)
-	if g.Err != nil {
-		h.windowOver(now, fl, g)
-		if kind, ok := rejection(g.Err); ok && kind == ratelimit.RejectedFence {
-			// Either this fence was false or the one that the lease has. The lease's is forgotten:
-			// otherwise one false fence that was too high would have every honest answer rejected
-			// from then on.
-			h.lease.fence = 0
-		}
-		if h.fruitless(now, fl, g) {
-			h.pauses(now, true, f.Random)
-		}
-		return r, false
+	if g.Err == nil {
+		f.knows(sent, now, &fl.Claim, g)
 	}
-	r, drifted = fl.reconciled(h.rule, g, h.unasked)
-	h.unasked -= r.ByPolicy
+	r, drifted = h.Answer(sent, now, there, &fl.Flight, g, f.Random)
+	r.Key = fl.name
+	f.do(h, now)
+	return r, drifted
+}
+
+// knows takes in what an answer tells of the ledger's data.
+func (f *Fleet) knows(sent, now instant, c *ratelimit.Claim, g *ratelimit.Grant) {
 	// The claim knew of tokens that the account did not. While the ledger learns after a loss, that
 	// is expected. Later it means that this account was lost alone, which no epoch tells.
-	if g.Missing && f.beats && fl.claim.Learning <= g.At {
-		f.missed(sent, now, &fl.claim)
+	if g.Missing && f.beats && c.Learning <= g.At {
+		f.missed(sent, now, c)
 	}
 	// A ledger without epochs tells of a loss in no other way. Many accounts tell of the same loss:
-	// it counts once in relearnTime, and has all leases told again.
+	// it counts once in ledger.RelearnTime, and has all leases told again.
 	if g.Relearning && !f.beats {
-		if now.Sub(instant(f.forgot.Swap(int64(now)))) > relearnTime {
+		if now.Sub(instant(f.forgot.Swap(int64(now)))) > ledger.RelearnTime {
 			f.stats.recoveries.Add(1)
 			f.doubtAll(sent)
 		}
 	}
-	if fl.ahead {
-		h.keepNext(sent, now, there, fl, g, f.Random())
-		h.gauge()
-		return r, drifted
-	}
-	// The next window's lease has taken the place of the one that this claim was written for.
-	if g.Seq != h.lease.seq {
-		return r, drifted
-	}
-	// The answer is about another window than the claim's totals: a new window has begun.
-	if !h.lease.carries(&fl.claim, g) {
-		h.carry(g.Window)
-		h.begun()
-	}
-	h.lease.apply(sent, &fl.claim, g, margin(&fl.claim, g.TTL), lasts(sent, now, there, &fl.claim.Limit, g))
-	h.eager = fl.claim.Reclaim == ratelimit.ReclaimEager
-	if g.Relearning && r.Confirmed > 0 {
-		h.keepUsed(now, r.Confirmed)
-	}
-	// Only now a grant says which window it is, and what on_store_failure admitted meanwhile can be
-	// booked in it.
-	h.bookUnplaced()
-	h.lease.forgive(h.rule.DriftShare())
-	h.heard, h.told, h.elsewhere, h.stranded = now, sent, g.Outstanding, g.Stranded
-	h.expires = sent.Add(g.TTL - margin(&fl.claim, g.TTL))
-	// When the next window's lease is here already, this one must end where that may begin.
-	h.agree()
-	if h.reported = 0; g.Carried {
-		h.reported = fl.claim.Spent
-	}
-	h.gauge()
-	// Settled: nothing is left, nothing was spent while the claim was under way, and the answer
-	// granted nothing that the ledger would have to hear of.
-	h.settled = h.lease.unspent() == 0 && h.lease.spent == fl.claim.Spent && g.Granted == fl.claim.Granted
-	h.plan(sent, now, fl, g, f.Random())
-	// A recall that came while the claim was under way is answered now. What requests have waited
-	// for is kept: they spend it in a moment.
-	if h.stretched = g.Plenty; h.asked {
-		f.giveBackSome(h, fl.claim.Waiting)
-	}
-	h.again = now.Add(refusalHold)
-	h.pauses(now, h.fruitless(now, fl, g), f.Random)
-	// Under reclaim: eager what is spent must be reported by half of the lease's time, also where
-	// no further request comes.
-	f.reportInTime(h, now)
-	return r, drifted
-}
-
-// windowOver takes in that the ledger did not settle a claim which was about the
-// current window or none (claim.Ahead): that window is over there, whatever this
-// node thought that it knew of the ledger's clock, which may have been set.
-func (h *held) windowOver(now instant, fl *flight, g *ratelimit.Grant) {
-	if !errors.Is(g.Err, ratelimit.ErrStaleClaim) || fl.ahead || !fl.claim.Ahead || fl.claim.Window != h.lease.window {
-		return
-	}
-	// The window is over for this node as well, and the next one's lease may begin: otherwise
-	// requests would wait for a turn that the ledger has behind it.
-	h.lease.reset = min(h.lease.reset, now)
-	if n := h.next; n != nil {
-		n.over, n.start = min(n.over, now), min(n.start, now)
-	}
-}
-
-// reconciled is what an answer settled of drift, and counts what was over. Up to
-// unasked of that was admitted by on_store_failure.
-func (fl *flight) reconciled(rule *ratelimit.Rule, g *ratelimit.Grant, unasked tokens) (Reconciliation, bool) {
-	c := &fl.claim
-	if g.Err != nil {
-		return Reconciliation{}, false
-	}
-	byPolicy := countBound(rule, g, unasked)
-	drift := max(0, c.Spent-(c.Granted-c.Returned))
-	return Reconciliation{
-		Rule: rule, Key: fl.name, Window: g.Window, Fence: g.Fence, Drift: drift,
-		Confirmed: min(drift, g.Granted-c.Granted), Over: g.OverAdmitted, ByPolicy: byPolicy, Available: g.Available,
-	}, drift > 0 || g.OverAdmitted > 0
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -67,15 +69,13 @@ func TestBatchesAreTimedAndBroken(t *testing.T) {
 
 // newKeyFlight is a claim for the script's key.
 func (s *nodeScript) newKeyFlight(waiting tokens) *flight {
-	fl := s.fleet.newFlight(s.keyHeld())
-	fl.waiting = waiting
-	return fl
+	return s.fleet.newFlight(s.keyHeld(), &lease.Flight{Waiting: waiting})
 }
 
 // A time that no clock can show says nothing of the ledger's: not when it comes alone,
 // nor with a grant that says another.
 func TestImpossibleTimesAreNotHeard(t *testing.T) {
-	for _, at := range []ledgerTime{-1, mostFence + 1} {
+	for _, at := range []ledgerTime{-1, ledger.MostFence + 1} {
 		s := newNodeScript(t, perMinute100)
 		s.Hears()
 		s.leased(5)
@@ -135,7 +135,7 @@ func TestLastWordEndsNoClaim(t *testing.T) {
 	s, _ := newDriftScript(t, perMinute100)
 	s.drifts(4)
 	s.exchange()
-	s.keyHeld().reported = 4 // the last report was lost
+	s.keyHeld().Reported = 4 // the last report was lost
 	s.passes(46 * time.Second)
 	s.sweeps()
 	last, c := s.sends()
@@ -166,7 +166,7 @@ func TestFenceAfterALie(t *testing.T) {
 			lie.Granted, lie.Fence = c.Granted, c.Fence
 		}
 		b.Answer([]ratelimit.Grant{lie})
-		s.passes(longestPause)
+		s.passes(lease.LongestPause)
 		s.asks(1)
 		want := g.Fence
 		if wrong {
@@ -223,7 +223,7 @@ func TestConfirmedByALedgerThatLearns(t *testing.T) {
 func TestOverByPolicyIsCountedOnce(t *testing.T) {
 	s, _ := newDriftScript(t, perMinute100)
 	s.rule.Counters = &ratelimit.RuleCounters{}
-	s.keyHeld().unasked = 5
+	s.keyHeld().Unasked = 5
 	for range 2 {
 		s.drifts(1)
 		b, c := s.sends()
@@ -246,7 +246,7 @@ func TestAnswerOfTheNextWindowCarriesDrift(t *testing.T) {
 	b, _ := s.sends()
 	s.passes(46 * time.Second)
 	s.settled(b, 0)
-	if h := s.keyHeld(); h.carried != 4 || h.before != 5 {
-		t.Errorf("%d of 4 unconfirmed, and %d of 5 that were spent, count in the next window", h.carried, h.before)
+	if h := s.keyHeld(); h.Carried != 4 || h.Before != 5 {
+		t.Errorf("%d of 4 unconfirmed, and %d of 5 that were spent, count in the next window", h.Carried, h.Before)
 	}
 }

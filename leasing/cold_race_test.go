@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -15,7 +16,7 @@ import (
 func TestColdKeysInARace(t *testing.T) {
 	start := time.Now()
 	clock := func() instant { return instant(time.Hour) + instant(time.Since(start)) }
-	ledger := &failingLedger{LosableMemory: NewLosable(NewMemory(100_000, func() ledgerTime { return ledgertest.Epoch.Add(time.Since(start)) }))}
+	ledger := &failingLedger{LosableMemory: ledger.NewLosable(ledger.NewMemory(100_000, func() ledgerTime { return ledgertest.Epoch.Add(time.Since(start)) }))}
 	f := NewFleet(ledger, 1, 3000, clock, time.Unix(1_800_000_015, 0))
 	f.Drift = fiveOfDrift{}
 	for i := range f.shards {
@@ -82,10 +83,10 @@ func TestColdKeysInARace(t *testing.T) {
 	}
 	var leased, drifting int64
 	for w := (walk{}); f.step(&w, func(s *fleetShard, c *heldCell) {
-		var scratch held
+		var scratch busyKey
 		h := s.view(c, &scratch)
-		leased += int64(h.gauges.leased)
-		drifting += int64(h.gauges.drifting)
+		leased += int64(h.Gauges.Leased)
+		drifting += int64(h.Gauges.Drifting)
 	}); {
 	}
 	if leased != counters.Leased.Load() || drifting != counters.Drifting.Load() {
@@ -100,7 +101,7 @@ type fiveOfDrift struct{}
 func (fiveOfDrift) Share(instant, *ratelimit.Rule, ledgerTime) (tokens, ratelimit.Fence) { return 5, 0 }
 
 // failingLedger answers late, and a tenth of its batches not at all.
-type failingLedger struct{ *LosableMemory }
+type failingLedger struct{ *ledger.LosableMemory }
 
 func (l *failingLedger) SettleEpoch(ctx context.Context, q ratelimit.EpochQuery, claims []ratelimit.Claim, grants []ratelimit.Grant) (ratelimit.Epoch, ledgerTime, error) {
 	time.Sleep(time.Duration(rand.IntN(5000)) * time.Microsecond)

@@ -6,6 +6,8 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -30,10 +32,10 @@ func (s *nodeScript) crowd(first, n uint64) {
 func TestColdOwedIsNotPurged(t *testing.T) {
 	for _, others := range []uint64{0, 600} {
 		s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 100})
-		s.ledger = NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+		s.ledger = ledger.NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
 		s.rule.Coordination.OnStoreFailure = ratelimit.FailOpen
 		s.outage(50)
-		s.passes(forgottenAfter + time.Second)
+		s.passes(lease.ForgottenAfter + time.Second)
 		s.crowd(2, others)
 		r := s.asks(1)
 		for !r.decided() {
@@ -50,18 +52,18 @@ func TestColdOwedIsNotPurged(t *testing.T) {
 func TestColdDriftIsNotPurged(t *testing.T) {
 	for _, others := range []uint64{0, 600} {
 		s, _ := newDriftScript(t, sliding100)
-		s.ledger = NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+		s.ledger = ledger.NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
 		s.drifts(9)
 		b, _ := s.sends()
 		b.Fail(errors.New("gone"))
-		s.passes(forgottenAfter + 2*time.Second) // the window ended 17 s ago, and counts for 43 s more
+		s.passes(lease.ForgottenAfter + 2*time.Second) // the window ended 17 s ago, and counts for 43 s more
 		s.crowd(2, others)
 		if !s.Drifting() {
 			t.Errorf("%d other keys: 9 tokens of a sliding window are unconfirmed, count for 43 s more, and are forgotten", others)
 		}
 
 		s = newNodeScript(t, bucket100)
-		s.ledger = NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+		s.ledger = ledger.NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
 		s.rule.Coordination.OnStoreFailure = ratelimit.FailOpen
 		s.leased(1)
 		s.outage(4000)
@@ -100,7 +102,7 @@ func TestColdEndedKeysAreLeftPacked(t *testing.T) {
 func TestColdReloadInAnOutage(t *testing.T) {
 	const keys = 3000
 	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10})
-	s.ledger = NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+	s.ledger = ledger.NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
 	s.KeepBusy(4)
 	s.rule.Coordination.Lease.TTL = time.Hour
 	s.crowd(1, keys)
@@ -120,7 +122,7 @@ func TestColdReloadInAnOutage(t *testing.T) {
 	s.sweptFor(3, time.Hour) // the ledger is back
 	busy := s.busyKeys()
 	if busy > 8*len(s.fleet.shards) {
-		t.Errorf("nobody asks for any of %d keys, nothing is under way, and %d are busy, each in %d bytes beside its packed place", keys, busy, unsafe.Sizeof(held{}))
+		t.Errorf("nobody asks for any of %d keys, nothing is under way, and %d are busy, each in %d bytes beside its packed place", keys, busy, unsafe.Sizeof(busyKey{}))
 	}
 }
 
@@ -128,7 +130,7 @@ func TestColdReloadInAnOutage(t *testing.T) {
 func TestColdSlotsAfterAWindow(t *testing.T) {
 	const keys = 5000
 	s := newNodeScript(t, perMinute100)
-	s.ledger = NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+	s.ledger = ledger.NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
 	s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = 2*time.Minute, 10
 	s.crowd(1, keys)
 	s.passes(44*time.Second + 500*time.Millisecond) // half a second before the window ends
@@ -139,7 +141,7 @@ func TestColdSlotsAfterAWindow(t *testing.T) {
 		busy, slots = busy+s.fleet.shards[i].busy.size, slots+len(s.fleet.shards[i].busy.chunks)*busySlots
 	}
 	if slots > keys/4 {
-		t.Errorf("%d keys were asked for before a window ended ten minutes ago; %d are busy, and %d slots of %d bytes are kept", keys, busy, slots, unsafe.Sizeof(held{}))
+		t.Errorf("%d keys were asked for before a window ended ten minutes ago; %d are busy, and %d slots of %d bytes are kept", keys, busy, slots, unsafe.Sizeof(busyKey{}))
 	}
 }
 
@@ -151,7 +153,7 @@ func TestColdHottestColdKey(t *testing.T) {
 		s.rule.Coordination.Lease.TTL = time.Hour
 		s.leased(5000)
 		s.rule.Coordination.Lease.Fixed = 1
-		s.ledger = NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+		s.ledger = ledger.NewMemory(10_000, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
 		s.crowd(2, 400)
 		for range 1000 {
 			s.passes(time.Millisecond)
@@ -194,7 +196,7 @@ func TestColdDropOfAKeyWithoutALease(t *testing.T) {
 func TestColdRenamedRule(t *testing.T) {
 	const keys = 3000
 	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1})
-	s.ledger = NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+	s.ledger = ledger.NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
 	s.KeepBusy(4)
 	s.rule.Coordination.Lease.TTL, s.rule.Counters = time.Hour, new(ratelimit.RuleCounters)
 	s.crowd(1, keys)
@@ -254,7 +256,7 @@ func TestColdLastWordOfAFullTable(t *testing.T) {
 // with a panic: release takes the place of its flight, after which the key may be dropped.
 func TestColdEnqueueAfterRelease(t *testing.T) {
 	now := instant(time.Hour)
-	ledger := NewMemory(100, func() ledgerTime { return ledgertest.Epoch.Add(now.Sub(instant(time.Hour))) })
+	ledger := ledger.NewMemory(100, func() ledgerTime { return ledgertest.Epoch.Add(now.Sub(instant(time.Hour))) })
 	f := NewFleet(ledger, 1, 1, func() instant { return now }, time.Unix(1_800_000_015, 0))
 	l, rule := &f.lanes[0], testRule(perMinute100)
 	rule.Coordination.Lease.Fixed = 5
@@ -271,7 +273,7 @@ func TestColdEnqueueAfterRelease(t *testing.T) {
 		t.Fatal("there is no room for another key")
 	}
 	for len(l.queue) < cap(l.queue) {
-		l.queue <- &flight{errand: errand{beat: true}}
+		l.queue <- &flight{Flight: lease.Flight{Errand: lease.Errand{Beat: true}}}
 	}
 	defer func() {
 		if r := recover(); r != nil {

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -48,7 +50,7 @@ type coldPlay struct {
 	rnd      *rand.Rand
 	now      instant
 	timers   []nodeTimer
-	ledger   *LosableMemory
+	ledger   *ledger.LosableMemory
 	rules    []*ratelimit.Rule // the second is the first again, as after a reload; the third has a smaller limit
 	rule     *ratelimit.Rule   // of them, the one that is asked under
 	counters ratelimit.RuleCounters
@@ -109,7 +111,7 @@ func newColdPlay(seed uint64, keepBusy int) *coldPlay {
 	p.chooseRules()
 	after := func(d time.Duration, call func()) { p.timers = append(p.timers, nodeTimer{p.now.Add(d), call}) }
 	p.Stepped = NewStepped(1, 10_000, func() instant { return p.now }, time.Unix(1_800_000_015, 0), after, func() float64 { return 0.5 })
-	p.ledger = NewLosable(NewMemory(100, func() ledgerTime { return ledgertest.Epoch.Add(p.now.Sub(instant(time.Hour))) }))
+	p.ledger = ledger.NewLosable(ledger.NewMemory(100, func() ledgerTime { return ledgertest.Epoch.Add(p.now.Sub(instant(time.Hour))) }))
 	p.KeepBusy(keepBusy)
 	if p.rule.Coordination.Mode == ratelimit.Approx {
 		p.SetDrift(&shareOfTen{})
@@ -261,7 +263,7 @@ func (p *coldPlay) passes(d coldDraw) {
 		ticks = d.thousand / 10
 	}
 	for range ticks {
-		p.now = p.now.Add(tick)
+		p.now = p.now.Add(lease.Tick)
 		due := p.timers
 		p.timers = nil
 		for _, t := range due {

@@ -5,6 +5,7 @@ import (
 	"math/bits"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -177,7 +178,7 @@ func ceilMulDiv(a, b, c uint64) uint64 {
 func (c *counter) decideBucket(now ledgerTime, a *ask, v *verdict) {
 	l := &a.Rule.Limit
 	now = c.fill(now, l)
-	left := min(l.Burst, tokens(c.state/micro))
+	left := min(l.Burst, tokens(c.state/ledger.Micro))
 	v.Window = bucketWindow
 	switch {
 	case a.Kind == ratelimit.Peek:
@@ -199,9 +200,9 @@ func (c *counter) decideBucket(now ledgerTime, a *ask, v *verdict) {
 	}
 	v.Remaining = left
 	c.ends = c.fullAt(now, l)
-	v.ResetAfter = timeToLevel(brim(l), c.state, c.extra, l)
+	v.ResetAfter = ledger.TimeToLevel(brim(l), c.state, c.extra, l)
 	if v.OverLimit {
-		v.ResetAfter = timeToLevel(int64(min(a.Cost, l.Burst))*micro, c.state, c.extra, l)
+		v.ResetAfter = ledger.TimeToLevel(int64(min(a.Cost, l.Burst))*ledger.Micro, c.state, c.extra, l)
 	}
 }
 
@@ -211,28 +212,28 @@ func (c *counter) fill(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	switch {
 	case c.begins == 0:
 		c.begins, c.state = now, brim(l)
-	case now < c.begins && c.begins.Sub(now) < min(l.Period(), bucketWaits):
+	case now < c.begins && c.begins.Sub(now) < min(l.Period(), ledger.BucketWaits):
 		now = c.begins
 	default:
-		c.state, c.extra = refilled(c.state, c.extra, max(0, now-c.begins), brim(l), l)
+		c.state, c.extra = ledger.Refilled(c.state, c.extra, max(0, now-c.begins), brim(l), l)
 		c.begins = now
 	}
 	return now
 }
 
 func (c *counter) drain(n tokens) {
-	c.state -= int64(n) * micro
+	c.state -= int64(n) * ledger.Micro
 	c.spent = ratelimit.AddTokens(c.spent, n)
 }
 
 // pour adds n tokens to a bucket, and returns what it has.
 func (c *counter) pour(n tokens, l *ratelimit.Limit) tokens {
-	c.state = min(brim(l), c.state+int64(min(n, l.Burst))*micro)
-	return tokens(c.state / micro)
+	c.state = min(brim(l), c.state+int64(min(n, l.Burst))*ledger.Micro)
+	return tokens(c.state / ledger.Micro)
 }
 
 // brim is a full bucket's level.
-func brim(l *ratelimit.Limit) int64 { return int64(l.Burst) * micro }
+func brim(l *ratelimit.Limit) int64 { return int64(l.Burst) * ledger.Micro }
 
 // undo takes back what a verdict charged, unless its window is over.
 func (c *counter) undo(a *ask, v *verdict) {
@@ -278,7 +279,7 @@ func (c *counter) fullAt(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	if l.Requests == 0 && c.state < brim(l) {
 		return math.MaxInt64
 	}
-	us := ledgerTime(timeToLevel(brim(l), c.state, c.extra, l) / time.Microsecond)
+	us := ledgerTime(ledger.TimeToLevel(brim(l), c.state, c.extra, l) / time.Microsecond)
 	if us >= math.MaxInt64-now-1 {
 		return math.MaxInt64
 	}

@@ -6,6 +6,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -25,7 +26,7 @@ type keyPlay struct {
 
 type playHolder struct {
 	name  ratelimit.Holder
-	lease lease
+	lease lease.Lease
 	seq   uint64
 }
 
@@ -67,11 +68,11 @@ func (p *keyPlay) claims() {
 	h := p.holder()
 	h.seq++
 	waiting := tokens(p.upTo(12, "waiting"))
-	m := h.lease.claim(p.now, h.seq, p.rule, waiting, waiting+tokens(p.upTo(12, "more")), false)
+	m := h.lease.Claim(p.now, h.seq, p.rule, waiting, waiting+tokens(p.upTo(12, "more")), false)
 	m.Key, m.Holder = string(keyOf(1)), h.name
 	g := settleOne(p.nodes[p.at], p.now, m)
 	if p.upTo(5, "lost") > 0 {
-		h.lease.apply(p.now, &m, &g, 0, p.now.Add(g.ResetAfter))
+		h.lease.Apply(p.now, &m, &g, 0, p.now.Add(g.ResetAfter))
 	}
 }
 
@@ -79,19 +80,19 @@ func (p *keyPlay) claims() {
 func (p *keyPlay) spends() {
 	h := p.holder()
 	bucket := p.rule.Limit.Algorithm == ratelimit.TokenBucket
-	if h.lease.window == 0 || p.now >= h.lease.reset && !bucket {
+	if h.lease.Window == 0 || p.now >= h.lease.Reset && !bucket {
 		return
 	}
-	n := min(h.lease.left(p.now), tokens(1+p.upTo(11, "cost")))
-	h.lease.spent += n
-	p.spent(h.lease.window, n)
+	n := min(h.lease.Left(p.now), tokens(1+p.upTo(11, "cost")))
+	h.lease.Spent += n
+	p.spent(h.lease.Window, n)
 }
 
 // ends has a holder end in good order, and another take its place.
 func (p *keyPlay) ends() {
 	h := p.holder()
-	if h.lease.window != 0 {
-		m := h.lease.release(p.now, h.seq+1)
+	if h.lease.Window != 0 {
+		m := h.lease.Release(p.now, h.seq+1)
 		m.Key, m.Holder, m.Last = string(keyOf(1)), h.name, true
 		settleOne(p.nodes[p.at], p.now, m)
 	}

@@ -11,7 +11,7 @@ import (
 // about. Keys that other nodes lease from it (mode routing without a store) have an
 // account besides, for as long as they do: see shared. It is safe for concurrent use.
 type counters struct {
-	sharding
+	keytable.Sharding
 	shards []counterShard
 	limits limitNotes
 	// before, if set, is what a key that finds room was charged while it found none.
@@ -38,8 +38,8 @@ const isShared = 0x80
 func algorithmOf(c *counterCell) ratelimit.Algorithm { return ratelimit.Algorithm(c.Mark &^ isShared) }
 
 func newCounters(arena *keytable.Arena, maxKeys int) *counters {
-	parts, shares := newSharding(maxKeys)
-	p := &counters{sharding: parts, shards: make([]counterShard, len(shares))}
+	parts, shares := keytable.NewSharding(maxKeys)
+	p := &counters{Sharding: parts, shards: make([]counterShard, len(shares))}
 	for i, share := range shares {
 		p.shards[i].keys = keytable.New[counter](arena, share)
 		p.shards[i].shared = map[keytable.ID]*sharedKey{}
@@ -50,8 +50,8 @@ func newCounters(arena *keytable.Arena, maxKeys int) *counters {
 // locked finds a key's shard, whose lock the caller now holds and must release, the
 // key's ID, and its cell, nil if it is not there.
 func (p *counters) locked(key []byte) (*counterShard, keytable.ID, *counterCell) {
-	id := p.hash.id(key)
-	s := &p.shards[p.shardOf(id)]
+	id := p.Hash.ID(key)
+	s := &p.shards[p.ShardOf(id)]
 	s.mu.Lock()
 	return s, id, s.keys.Get(id)
 }
@@ -112,11 +112,11 @@ func (s *counterShard) dead(c *counterCell, now ledgerTime) bool {
 		return true
 	}
 	k := s.shared[c.ID()]
-	if now < k.account.dead {
+	if now < k.account.Dead() {
 		return false
 	}
 	s.dropped = max(s.dropped, now)
-	s.floor = max(s.floor, k.account.fence)
+	s.floor = max(s.floor, k.account.Fence())
 	delete(s.shared, c.ID())
 	return true
 }
@@ -145,7 +145,7 @@ func (p *counters) undo(key []byte, a *ask, v *verdict) {
 	switch {
 	case c == nil:
 	case c.Mark&isShared != 0:
-		s.shared[id].lease.undo(a, v, true)
+		s.shared[id].lease.Undo(a, v, true)
 	default:
 		c.Val.undo(a, v)
 	}

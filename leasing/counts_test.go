@@ -80,7 +80,7 @@ func TestDriftIsCounted(t *testing.T) {
 		s.drifts(6)
 		s.counts("leased 0 drifting 6 stranded 0; over 0 under 0; near 0 beyond 0 used up 0")
 		s.other(ratelimit.Claim{Seq: 1, Waiting: 98})
-		s.other(ratelimit.Claim{Seq: 2, Window: s.ledger.window(), Granted: 98, Spent: 98})
+		s.other(ratelimit.Claim{Seq: 2, Window: s.ledger.Booked(&ratelimit.Claim{Key: string(keyOf(1))}).Current, Granted: 98, Spent: 98})
 		b, _ := s.sends()
 		s.drifts(3)
 		s.settled(b, 0) // 1 + 6 + 98 are 5 over

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -14,19 +15,6 @@ import (
 // have everything told each time.
 
 const (
-	// A claim for requests that wait may leave them where they were: it was refused
-	// as too late, its window is over, it was rejected. After so many in a row, which
-	// an honest ledger needs only around the end of a window, the key is not claimed
-	// for a while, and on_store_failure decides.
-	mostFruitless = 5
-	firstPause    = backOff
-	longestPause  = time.Second
-
-	// refusalHold is how long a refusal is believed without a word from the ledger,
-	// whatever time it had named: one that was wrong ends so long after the ledger
-	// is right again. It costs a claim in that time, of keys that are asked for.
-	refusalHold = 5 * time.Second
-
 	// A ledger's clock that was set so many times in stepsRest is not acted upon once
 	// more until that has passed; nor is a loss of its data.
 	mostSteps = 4
@@ -53,10 +41,10 @@ func (b *batch) reject(grants []ratelimit.Grant) (timely bool) {
 	}
 	for i := range grants {
 		g, c := &grants[i], &b.claims[i]
-		if err := CheckGrant(c, g, lag); err != nil {
+		if err := ledger.CheckGrant(c, g, lag); err != nil {
 			*g = ratelimit.Grant{Seq: c.Seq, Err: err}
 		}
-		kind, ok := rejection(g.Err)
+		kind, ok := ratelimit.RejectionOf(g.Err)
 		if !ok {
 			continue
 		}
@@ -75,46 +63,6 @@ func (f *Fleet) warn(err error) {
 	if f.OnWarning != nil {
 		f.OnWarning(err)
 	}
-}
-
-// fruitless tells whether an answer leaves those who waited for it where they were.
-func (h *held) fruitless(now instant, fl *flight, g *ratelimit.Grant) bool {
-	if _, rejected := rejection(g.Err); rejected {
-		return true
-	}
-	if g.Err != nil {
-		return errors.Is(g.Err, ratelimit.ErrStaleClaim) || errors.Is(g.Err, errYoung)
-	}
-	got := g.Granted
-	if g.Carried {
-		got -= fl.claim.Granted
-	}
-	short := got < fl.claim.Waiting
-	return fl.claim.Waiting > 0 && (now >= h.lease.reset || short && !g.Recalling && g.RetryAfter == 0 && now >= h.lease.retry)
-}
-
-// pauses has the key rest when one answer after the other was fruitless.
-func (h *held) pauses(now instant, fruitless bool, jitter func() float64) {
-	if !fruitless {
-		h.fruits, h.pause = 0, 0
-		return
-	}
-	if h.fruits++; h.fruits < mostFruitless {
-		return
-	}
-	h.fruits = min(h.fruits, mostFruitless+8)
-	wait := min(firstPause<<(h.fruits-mostFruitless), longestPause)
-	h.pause = now.Add(wait/2 + time.Duration(jitter()*float64(wait/2)))
-}
-
-// askAgain has a refusal that is held for long asked for again, in the background, as
-// if a request waited. The caller holds the shard's lock.
-func (f *Fleet) askAgain(h *held, now instant, a *ask) {
-	h.again = now.Add(refusalHold)
-	fl := f.newFlight(h)
-	fl.waiting = min(a.Cost, a.Rule.Limit.Capacity()+1)
-	fl.largest = fl.waiting
-	f.launch(h, fl)
 }
 
 // clockSteps are how often a ledger's clock was set of late, or its data lost.
@@ -222,7 +170,7 @@ func (f *Fleet) DoubtEvicted(sent, now ratelimit.Instant) {
 // plausible bounds for how long an epoch may say that it learns: one whose clock went
 // back since would learn for as long.
 func plausible(e ratelimit.Epoch, at ledgerTime) ratelimit.Epoch {
-	if latest := at.Add(longestLearning); at > 0 && e.Learning > latest {
+	if latest := at.Add(ledger.LongestLearning); at > 0 && e.Learning > latest {
 		e.Learning = latest
 	}
 	return e

@@ -13,25 +13,23 @@
 // [Limiter.Take], and nothing else of what follows; see the examples.
 //
 // docs/protocol.md specifies the protocol: its rules and why each is needed, its
-// messages and records, and worked examples.
+// messages and records, and worked examples. Its two sides are packages of their own,
+// which are pure: time and messages are arguments, and there is no goroutine, no clock
+// and no lock.
 //
-// The pieces, from the inside out, each pure (time and messages are arguments;
-// no goroutine, no clock, no I/O):
+//   - leasing/ledger: the ledger's side of a key, in memory and in Redis. It books claims
+//     and grants.
+//   - leasing/internal/lease: a node's side of a key. It spends, says what is to be
+//     claimed, and takes answers in.
 //
-//   - account: the ledger's side of one key. It books claims and grants.
-//   - lease: the holder's side of one key. It spends, claims and applies.
-//   - counter: account and lease in one, for a key that only this node decides about.
-//   - keytable, fleetShard: a bounded table of what a fleet's node has of each key.
+// What is here holds locks, queues and clocks around them:
 //
-// and the shells that hold locks and clocks:
-//
-//   - [Memory] is a [ratelimit.Ledger] in this process.
-//   - [Redis] is a [ratelimit.Ledger] in Redis: the account, in Lua.
-//   - [Local] is a [ratelimit.Limiter] of counters: the embedded default,
-//     where nothing ever waits.
+//   - [Local] is a [ratelimit.Limiter] of a node that decides alone. A key is a counter,
+//     which is account and lease in one, and nothing ever waits.
 //   - [Fleet] is a [ratelimit.Limiter] over any ledger: claims are sent in the
-//     background, and requests wait for them when they must.
-//   - [Limiter] is one of these two, for programs that are no server.
+//     background, and requests wait for them when they must. [Stepped] is a Fleet that a
+//     simulator drives.
+//   - [Limiter] is one of the first two, for programs that are no server.
 //
 // The states of a lease are drawn in docs/protocol.md, section 3.
 package leasing

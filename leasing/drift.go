@@ -1,8 +1,7 @@
 package leasing
 
 import (
-	"time"
-
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -19,17 +18,7 @@ type Drift interface {
 }
 
 // Reconciliation is what a claim has settled of a node's drift.
-type Reconciliation struct {
-	Rule      *ratelimit.Rule
-	Key       string // as the ledger names it
-	Window    ratelimit.Window
-	Fence     ratelimit.Fence
-	Drift     ratelimit.Tokens // unconfirmed, when the claim was written
-	Confirmed ratelimit.Tokens // of it, by this answer
-	Over      ratelimit.Tokens // by which the window's over-admission grew
-	ByPolicy  ratelimit.Tokens // of it, what on_store_failure admitted at this node
-	Available ratelimit.Tokens // what the ledger has left
-}
+type Reconciliation = lease.Reconciliation
 
 // drift spends from the node's share, if it may. waited says that the ledger
 // was asked for as long as the rule waits for it.
@@ -47,270 +36,14 @@ func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
 			return verdict{}, false
 		}
 	}
-	f.turn(h, now)
-	there := f.laneOf(f.keyName(a.Key)).time()
-	// A node that does not know the ledger's clock cannot tell in which window it would spend.
-	// Below the watermark the request waits for an answer first (docs/protocol.md, section 4.12).
-	if there.at == 0 || !waited && c.CheckTimeout > 0 && !h.plenty(now, a) {
-		return verdict{}, false
-	}
-	begins, ok := f.begin(h, now, there, a)
+	defer f.do(h, now)
+	h.Turn(now)
+	begins, ok := h.Drifts(now, f.laneOf(f.keyName(a.Key)).time(), a, waited)
 	if !ok {
 		return verdict{}, false
 	}
 	share, heir := f.Drift.Share(now, a.Rule, begins)
-	// Drift of the window before still counts in a sliding window, and what a learning ledger has
-	// confirmed frees no share: both use the share up.
-	share -= h.carried
-	if now < h.usedTill {
-		share -= h.used
-	}
-	h.rule = a.Rule
-	// A bucket has no next window to wait for. Who had the seat before may have spent a share of
-	// this key and crashed: one share is taken as spent first, once for each tenancy
-	// (docs/protocol.md, section 4.13).
-	if share > 0 && heir != h.heir && a.Rule.Limit.Algorithm == ratelimit.TokenBucket {
-		h.lease.overdraw(now, share, share)
-		h.heir, h.settled = heir, false
-	}
-	if !h.lease.overdraw(now, a.Cost, share) {
-		// Counted only when the ledger had its time to answer: before, the request goes on to wait.
-		if share > 0 && waited && a.Rule.Counters != nil {
-			a.Rule.Counters.ShareUsedUp.Add(1)
-		}
-		return verdict{}, false
-	}
-	h.settled = false
-	h.demand.lastUse = now
-	h.demand.used = ratelimit.AddTokens(h.demand.used, a.Cost)
-	h.gauge()
-	if h.flight == nil && now >= h.pause {
-		// The ledger hears of it at once: only an answer frees the share again.
-		f.launch(h, f.newFlight(h))
-	}
-	v := h.lease.report(now, verdict{Charged: a.Cost})
-	v.Source = ratelimit.FromDrift
-	return v, true
-}
-
-// carry keeps what matters of the window before w, of a sliding window: what was
-// charged there, and of that what was spent unconfirmed, for grants were made
-// without knowing of it.
-func (h *held) carry(w window) {
-	h.carried, h.before = 0, 0
-	if l := &h.lease; l.algorithm == ratelimit.SlidingWindow && l.window == w-1 {
-		h.carried, h.before = l.drifted(), max(l.spent, l.granted-l.returned)
-	}
-}
-
-// keepUsed takes in that a ledger which is being told what it had lost has
-// confirmed that much drift. It has confirmed it with tokens that a holder may have
-// spent which it has not heard yet, so that in this window they free no share: the
-// node would drift a second time with tokens that were never there.
-func (h *held) keepUsed(now instant, confirmed tokens) {
-	if now >= h.usedTill {
-		h.used = 0
-	}
-	h.used = ratelimit.AddTokens(h.used, confirmed)
-	h.usedTill = h.lease.reset
-	if h.lease.algorithm == ratelimit.SlidingWindow {
-		h.usedTill = h.usedTill.Add(h.rule.Limit.Period()) // the window counts in the next one, too
-	}
-}
-
-// plenty tells whether more than the watermark was left a short while ago.
-func (h *held) plenty(now instant, a *ask) bool {
-	c := &a.Rule.Coordination
-	left := h.lease.available + max(0, h.lease.unspent())
-	return h.lease.current(now, a) && now.Sub(h.heard) <= a.Rule.SyncInterval() && left > c.LowWatermark.Of(a.Rule.Limit.Capacity())
-}
-
-// begin makes the lease one of the window that it is by the ledger's clock,
-// and tells from when on spending counts in it. It reports false when the
-// window is in doubt.
-func (f *Fleet) begin(h *held, now instant, there ledgerClock, a *ask) (ledgerTime, bool) {
-	limit := &a.Rule.Limit
-	early, late := there.between(now)
-	if limit.Algorithm == ratelimit.TokenBucket {
-		// A bucket has no windows, and so none can be in doubt. What was spent of it counts until
-		// it is full again at the latest.
-		full := refillTime(limit.Burst, limit)
-		if h.lease.window == 0 {
-			h.lease.window = 1 // it has one life
-		}
-		h.lease.setLimit(limit)
-		h.lease.reset = max(h.lease.reset, now.Add(full))
-		return 1<<63 - 1, true
-	}
-	w := limit.WindowAt(early)
-	// The ledger's clock is known to an interval. While that holds the end of a window, the
-	// spending could count in either.
-	if w != limit.WindowAt(late) {
-		return 0, false
-	}
-	switch {
-	case h.lease.window == 0:
-		h.lease.window = w // an answer to what is under way still counts
-	case h.lease.window > w:
-		return 0, false // the ledger's clock was set back, and its account waits in a later window
-	case h.lease.window != w && limit.Algorithm == ratelimit.SlidingWindow && h.lease.spent != h.reported:
-		return 0, false // what is not known of the window before counts in this one
-	case h.lease.window != w && (h.next != nil || h.flight != nil && h.flight.ahead):
-		return 0, false // the other name is taken, a moment before the turn
-	case h.lease.window != w:
-		f.finish(h)
-		h.carry(w)
-		h.lease = lease{window: w}
-		h.begun()
-		if limit.Algorithm == ratelimit.FixedWindow {
-			h.name ^= 1
-		}
-	}
-	if !h.lease.current(now, a) {
-		h.lease.giveBack()
-		h.lease.setLimit(limit)
-		h.lease.reset = there.notBefore(now, limit.WindowEnd(w))
-	}
-	// The window before still counts in a sliding window, so that a share counts from its beginning
-	// on: a tenant may use one only if it had the seat by then.
-	if limit.Algorithm == ratelimit.SlidingWindow {
-		return limit.WindowEnd(w - 2), true // the window before still counts
-	}
-	return limit.WindowEnd(w - 1), true
-}
-
-// overdraw spends cost from what is left, and from a share beyond it.
-func (l *lease) overdraw(now instant, cost, share tokens) bool {
-	// An expired lease's tokens may be another's by now: they must not pay for drift.
-	if now >= l.deadline {
-		l.giveBack() // it may no longer be spent
-	}
-	// What is unspent is below 0 by the drift so far, so that this bounds all unconfirmed drift by
-	// the share.
-	if share <= 0 || cost > l.unspent()+share {
-		return false
-	}
-	l.spent += cost
-	return true
-}
-
-// drifted is what was spent and is not confirmed.
-func (l *lease) drifted() tokens { return max(0, -l.unspent()) }
-
-// forgive forgets drift beyond keep: a bucket must not owe for ever what an
-// outage's policy admitted.
-func (l *lease) forgive(keep tokens) {
-	if l.algorithm == ratelimit.TokenBucket {
-		l.spent -= max(0, l.drifted()-keep)
-	}
-}
-
-// gauges are what a rule's gauges have of one key.
-type gauges struct {
-	of                         *ratelimit.RuleCounters
-	leased, drifting, stranded tokens
-}
-
-// set replaces what they have; of nil, by nothing.
-func (g *gauges) set(of *ratelimit.RuleCounters, leased, drifting, stranded tokens) {
-	if old := g.of; old != nil {
-		old.Leased.Add(int64(-g.leased))
-		old.Drifting.Add(int64(-g.drifting))
-		old.Stranded.Add(int64(-g.stranded))
-	}
-	if *g = (gauges{of, leased, drifting, stranded}); of != nil {
-		of.Leased.Add(int64(leased))
-		of.Drifting.Add(int64(drifting))
-		of.Stranded.Add(int64(stranded))
-	}
-}
-
-// gauge keeps the rule's gauges of leased, drifting and stranded tokens.
-func (h *held) gauge() {
-	if h.rule == nil {
-		return
-	}
-	leased := max(0, h.lease.unspent())
-	if h.next != nil {
-		leased += max(0, h.next.lease.unspent())
-	}
-	h.gauges.set(h.rule.Counters, leased, h.lease.drifted(), h.stranded)
-}
-
-// begun forgets what was heard of the window before. What is unplaced is of this one.
-func (h *held) begun() { h.reported, h.elsewhere, h.stranded, h.unasked = 0, 0, 0, h.unplaced }
-
-// countBound counts a window when this claim has brought it near what its rule
-// declares to over-admit, or beyond. Up to unasked of what went over was admitted
-// here by on_store_failure, which the rule declares apart: a window that is beyond
-// only because of that is counted apart, and how much it was is returned.
-func countBound(rule *ratelimit.Rule, g *ratelimit.Grant, unasked tokens) (byPolicy tokens) {
-	if g.OverAdmitted <= 0 || rule.Counters == nil {
-		return 0
-	}
-	rule.Counters.OverAdmitted.Add(uint64(g.OverAdmitted))
-	byPolicy = min(g.OverAdmitted, unasked)
-	rule.Counters.OverByPolicy.Add(uint64(byPolicy))
-	declared, before := rule.DeclaredOver(), g.Over-g.OverAdmitted
-	if near := declared - declared/5; before < near && g.Over-byPolicy >= near {
-		rule.Counters.NearBound.Add(1)
-	}
-	switch {
-	case before > declared || g.Over <= declared:
-	case g.Over-byPolicy <= declared:
-		rule.Counters.BeyondByPolicy.Add(1)
-	default:
-		rule.Counters.BeyondBound.Add(1)
-	}
-	return byPolicy
-}
-
-// untold tells whether there is something that the ledger should hear of.
-func (h *held) untold() bool {
-	return !h.settled && (h.lease.spent != h.reported || h.lease.unspent() > 0)
-}
-
-// finish has the last word on the lease's window told to the ledger, whose
-// count of what was over-admitted needs it. Nobody waits for it; when it is
-// lost, the count is too low. The caller holds the shard's lock.
-func (f *Fleet) finish(h *held) {
-	if !h.needsLastWord() {
-		return
-	}
-	l := &h.lease
-	// Said once: a second call for the same window finds nothing unreported.
-	h.reported = l.spent
-	fl := f.newFlight(h)
-	fl.final = &finalWord{h.rule, h.unasked}
-	fl.claim = ratelimit.Claim{
-		Key: fl.name, Limit: l.limit(), Holder: h.name, Fence: l.fence, Window: l.window, TTL: time.Second,
-		Granted: l.granted, Spent: l.spent, Returned: l.returned, Tally: true, Final: true,
-	}
-	fl.audited(h.rule)
-	select {
-	// A full queue is left to claims that requests wait for.
-	case f.laneOf(fl.name).queue <- fl:
-	default:
-	}
-}
-
-// needsLastWord tells whether the ledger is to hear of the lease's window once more.
-func (h *held) needsLastWord() bool {
-	l := &h.lease
-	if h.rule == nil || h.rule.Coordination.Mode != ratelimit.Approx || l.algorithm != ratelimit.FixedWindow || l.window == 0 || l.spent == h.reported {
-		return false
-	}
-	// Where something drifted, or nothing was left, the window may be over its limit. Otherwise it
-	// is not by what this node knows. A last word is then sent only if windows are not shorter than
-	// sync_interval, for one claim more a window would be too many; and not under plenty, where
-	// more than half of the limit was left.
-	return l.drifted() > 0 || l.available <= 0 || !h.stretched && h.rule.Limit.Period() >= h.rule.Coordination.SyncInterval
-}
-
-// drifting tells whether what was spent of the key and is not confirmed may still
-// count: then whoever has the seat next must not have a share of the same window.
-func (h *held) drifting(now instant) bool {
-	return h.lease.drifted() > 0 && now < h.lease.counts() || h.carried > 0 && now < h.lease.reset
+	return h.Drift(now, a, lease.DriftShare{Tokens: share, Heir: heir}, waited)
 }
 
 // Drifting tells whether this node has spent what the ledger has not
@@ -319,8 +52,8 @@ func (f *Fleet) Drifting() bool {
 	now, found := f.clock(), false
 	for w := (walk{}); !found && f.step(&w, func(s *fleetShard, c *heldCell) {
 		if c.Val.slot != 0 || c.Mark&coldDrifts != 0 {
-			var scratch held
-			found = found || s.view(c, &scratch).drifting(now)
+			var scratch busyKey
+			found = found || s.view(c, &scratch).Drifting(now)
 		}
 	}); {
 	}

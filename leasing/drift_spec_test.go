@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -209,8 +210,8 @@ func TestDriftIsReportedByTheOtherName(t *testing.T) {
 	s.drifts(2)
 	s.exchange()
 	h := s.keyHeld()
-	name, w := h.name, h.lease.window
-	h.reported = 5 // the last report was lost
+	name, w := h.Name, h.Lease.Window
+	h.Reported = 5 // the last report was lost
 	s.passes(46 * time.Second)
 	if v := s.late(3).says(false, ratelimit.FromDrift); v.ResetAfter < 58*time.Second || v.ResetAfter > 59*time.Second {
 		t.Errorf("the new window ends in 59 s: %+v", v)
@@ -268,12 +269,12 @@ func TestNoDriftInDoubt(t *testing.T) {
 // While the next window's lease waits to become the current one, its name is taken:
 // nothing drifts by it. Nor does it while that lease is claimed.
 func TestNoDriftByATakenName(t *testing.T) {
-	for what, take := range map[string]func(s *nodeScript, h *held){
-		"a lease": func(s *nodeScript, h *held) {
-			h.next = &nextLease{over: s.now.Add(time.Hour), start: s.now.Add(time.Hour), lease: lease{window: h.lease.window + 1}}
+	for what, take := range map[string]func(s *nodeScript, h *busyKey){
+		"a lease": func(s *nodeScript, h *busyKey) {
+			h.Next = &lease.NextLease{Over: s.now.Add(time.Hour), Start: s.now.Add(time.Hour), Lease: lease.Lease{Window: h.Lease.Window + 1}}
 		},
-		"a claim": func(_ *nodeScript, h *held) {
-			h.flight = &flight{errand: errand{ahead: true}, done: make(chan struct{})}
+		"a claim": func(_ *nodeScript, h *busyKey) {
+			h.takes(&flight{Flight: lease.Flight{Errand: lease.Errand{Ahead: true}}, done: make(chan struct{})})
 		},
 	} {
 		s, _ := newDriftScript(t, perMinute100)
@@ -313,9 +314,9 @@ func TestCarriedIntoTheNextWindow(t *testing.T) {
 		{9, 3, 0, 0, ratelimit.SlidingWindow, 9},
 		{9, 3, 0, 0, ratelimit.FixedWindow, 8},
 	} {
-		h := held{driftKept: driftKept{carried: 1, before: 1}, lease: lease{grantedLimit: grantedLimit{algorithm: c.algorithm}, window: 7, granted: 10, spent: c.spent, returned: c.returned}}
-		if h.carry(c.into); h.carried != c.carried || h.before != c.before {
-			t.Errorf("%+v: carried %d, before %d", c, h.carried, h.before)
+		h := lease.Held{DriftKept: lease.DriftKept{Carried: 1, Before: 1}, Lease: lease.Lease{GrantedLimit: lease.GrantedLimit{Algorithm: c.algorithm}, Window: 7, Granted: 10, Spent: c.spent, Returned: c.returned}}
+		if h.Carry(c.into); h.Carried != c.carried || h.Before != c.before {
+			t.Errorf("%+v: carried %d, before %d", c, h.Carried, h.Before)
 		}
 	}
 }
@@ -330,8 +331,8 @@ func TestNoDriftInAWindowBeforeTheLedgers(t *testing.T) {
 		s, _ := newDriftScript(t, limit)
 		s.drifts(1)
 		s.exchange()
-		s.keyHeld().lease.window++ // as an answer has told
-		s.keyHeld().lease.reset = 0
+		s.keyHeld().Lease.Window++ // as an answer has told
+		s.keyHeld().Lease.Reset = 0
 		r := s.asks(1)
 		s.passes(2 * time.Millisecond)
 		if r.wait.TimeOver(); r.decided() {
@@ -350,8 +351,8 @@ func TestOverdraw(t *testing.T) {
 	}{
 		{99, 25, 10, true}, {99, 26, 10, false}, {100, 10, 10, true}, {100, 11, 10, false}, {99, 1, 0, false},
 	} {
-		l := lease{granted: 20, spent: 5, deadline: 100}
-		if ok := l.overdraw(c.now, c.cost, c.share); ok != c.ok || ok != (l.spent == 5+c.cost) {
+		l := lease.Lease{Granted: 20, Spent: 5, Deadline: 100}
+		if ok := l.Overdraw(c.now, c.cost, c.share); ok != c.ok || ok != (l.Spent == 5+c.cost) {
 			t.Errorf("%+v: %v, and the lease is %+v", c, ok, l)
 		}
 	}
@@ -375,9 +376,10 @@ func TestLastWordIsSpared(t *testing.T) {
 		s, _ := newDriftScript(t, perMinute100)
 		s.rule.Coordination.SyncInterval = c.sync
 		h := s.keyHeld()
-		h.lease.available, h.stretched, h.reported = c.left, c.stretched, 0
-		h.lease.spent = h.lease.granted + c.drifted
-		s.fleet.finish(h)
+		h.Lease.Available, h.Stretched, h.Reported = c.left, c.stretched, 0
+		h.Lease.Spent = h.Lease.Granted + c.drifted
+		h.Finish()
+		s.fleet.do(h, s.now)
 		if said := s.Batch() != nil; said != c.said {
 			t.Errorf("%+v: said %v", c, said)
 		}
@@ -421,7 +423,7 @@ func TestNoRoomToDrift(t *testing.T) {
 // the ledger had known all.
 func TestLostReportIsToldWhenIdle(t *testing.T) {
 	s, _ := newDriftScript(t, perMinute100)
-	s.keyHeld().settled = true
+	s.keyHeld().Settled = true
 	s.drifts(4)
 	b, _ := s.sends()
 	b.Fail(errors.New("lost"))
@@ -437,12 +439,12 @@ func TestLostReportIsToldWhenIdle(t *testing.T) {
 func TestGaugeOfALeaseThatOwes(t *testing.T) {
 	rule := testRule(perMinute100)
 	rule.Counters = &ratelimit.RuleCounters{}
-	h := held{rule: rule, lease: lease{granted: 4}, next: &nextLease{lease: lease{granted: 5, spent: 8}}}
-	if h.gauge(); rule.Counters.Leased.Load() != 4 {
+	h := lease.Held{Rule: rule, Lease: lease.Lease{Granted: 4}, Next: &lease.NextLease{Lease: lease.Lease{Granted: 5, Spent: 8}}}
+	if h.Gauge(); rule.Counters.Leased.Load() != 4 {
 		t.Errorf("%d are leased, want 4", rule.Counters.Leased.Load())
 	}
-	h.next.lease.spent = 2
-	if h.gauge(); rule.Counters.Leased.Load() != 7 {
+	h.Next.Lease.Spent = 2
+	if h.Gauge(); rule.Counters.Leased.Load() != 7 {
 		t.Errorf("%d are leased, want 7", rule.Counters.Leased.Load())
 	}
 }
@@ -452,7 +454,7 @@ func TestGaugeOfALeaseThatOwes(t *testing.T) {
 func TestHeirTellsWhenItsClaimWasLost(t *testing.T) {
 	s, _ := newDriftScript(t, bucket100)
 	s.SetDrift(someShare{10, 5})
-	s.keyHeld().settled = true
+	s.keyHeld().Settled = true
 	s.asks(1)
 	b, _ := s.sends()
 	b.Fail(errors.New("lost"))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -71,7 +72,7 @@ func New(o Options) (*Limiter, error) {
 	if err := heeds(o.Redis); err != nil {
 		return nil, err
 	}
-	l.fleet = NewFleet(NewRedis(o.Redis, o.Prefix), NewHolder(), o.MaxKeys, l.clock, time.Now())
+	l.fleet = NewFleet(ledger.NewRedis(o.Redis, o.Prefix), ledger.NewHolder(), o.MaxKeys, l.clock, time.Now())
 	l.fleet.OnFailure = o.OnFailure
 	var ctx context.Context
 	ctx, l.stop = context.WithCancel(context.Background())

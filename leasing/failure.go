@@ -39,6 +39,21 @@ func (f *Fleet) fail(ctx context.Context, now instant, a *ask, reason ratelimit.
 	return v
 }
 
+// Alone is this node's own budgets for outages. A node has one of a key, whatever
+// it cannot ask: who decides for it where another node is out of reach
+// (package routing) spends from the same.
+func (f *Fleet) Alone() *Local { return f.fallback }
+
+// local spends from a budget of this node alone: local_cap, or the limit's
+// share of one of max_nodes.
+func (f *Fleet) local(ctx context.Context, now instant, a *ask) verdict {
+	own := *a
+	own.Rule = a.Rule.LocalShare()
+	var v [1]verdict
+	f.fallback.Decide(ctx, now, []ask{own}, v[:])
+	return v[0]
+}
+
 // bookUnasked books what was admitted without the ledger as spent, so that it is told:
 // what a short outage admitted is taken from what the limit still has. It returns
 // the window, if that is known.
@@ -48,18 +63,7 @@ func (f *Fleet) bookUnasked(now instant, a *ask, n tokens) window {
 	if h == nil {
 		return 0 // a key beyond the table: nobody will claim for it
 	}
-	h.settled = false
-	h.unasked = ratelimit.Booked(h.unasked, n)
-	if h.lease.current(now, a) {
-		h.lease.spent = ratelimit.Booked(h.lease.spent, n)
-		h.gauge()
-		return h.lease.window
-	}
-	if h.unplaced == 0 {
-		h.unplacedAt = now
-	}
-	h.unplaced = ratelimit.Booked(h.unplaced, n)
-	return 0
+	return h.Book(now, a, n)
 }
 
 // undoFallback takes back what fail charged: from what is booked for the ledger,
@@ -76,40 +80,9 @@ func (f *Fleet) undoFallback(now instant, a *ask, v *verdict) {
 	}
 	s, _, h := f.locked(a.Key)
 	defer s.mu.Unlock()
-	if h == nil {
-		return
+	if h != nil {
+		h.Unbook(a, v)
 	}
-	l := &h.lease
-	h.unasked = max(0, h.unasked-v.Charged)
-	switch {
-	case v.Booked == 0:
-		h.unplaced = max(0, h.unplaced-v.Charged)
-	case v.Booked != l.window:
-	case l.algorithm == ratelimit.TokenBucket: // what is confirmed, or forgiven, is no longer told apart
-		l.unspend(min(v.Charged, l.drifted()), false)
-	default:
-		l.unspend(min(v.Charged, l.spent), false)
-		if policy == ratelimit.FailCached {
-			l.available += v.Charged
-		}
-	}
-	h.settled = false
-	h.gauge()
-}
-
-// Alone is this node's own budgets for outages. A node has one of a key, whatever
-// it cannot ask: who decides for it where another node is out of reach
-// (package routing) spends from the same.
-func (f *Fleet) Alone() *Local { return f.fallback }
-
-// local spends from a budget of this node alone: local_cap, or the limit's
-// share of one of max_nodes.
-func (f *Fleet) local(ctx context.Context, now instant, a *ask) verdict {
-	own := *a
-	own.Rule = a.Rule.LocalShare()
-	var v [1]verdict
-	f.fallback.Decide(ctx, now, []ask{own}, v[:])
-	return v[0]
 }
 
 // cached goes on against what the ledger last said was left, for at most
@@ -120,13 +93,5 @@ func (f *Fleet) cached(now instant, a *ask) verdict {
 	if h == nil {
 		return verdict{OverLimit: true}
 	}
-	known := h.lease.current(now, a) && now.Sub(h.heard) <= a.Rule.Coordination.MaxStaleness
-	if !known || a.Cost > h.lease.available {
-		return verdict{OverLimit: true}
-	}
-	h.lease.available -= a.Cost
-	h.lease.spent += a.Cost
-	h.unasked = ratelimit.Booked(h.unasked, a.Cost)
-	h.settled = false
-	return verdict{Charged: a.Cost, Remaining: h.lease.available, ResetAfter: h.lease.reset.Sub(now), Booked: h.lease.window}
+	return h.Cached(now, a)
 }

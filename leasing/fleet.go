@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -25,7 +26,7 @@ import (
 type Fleet struct {
 	FleetOptions
 	ledgerSide
-	sharding
+	keytable.Sharding
 	shards   []fleetShard
 	name     ratelimit.Holder // twice the holder; the node's two names are this and the next
 	clock    ratelimit.Clock
@@ -93,12 +94,12 @@ type lane struct {
 	part     int
 	queue    chan *flight
 	mu       sync.Mutex
-	breaker  breaker     // guarded by mu
-	answered instant     // guarded by mu: when it last answered
-	clock    ledgerClock // guarded by mu
-	memory   memory      // guarded by mu
-	steps    clockSteps  // guarded by mu
-	losses   clockSteps  // guarded by mu
+	breaker  breaker           // guarded by mu
+	answered instant           // guarded by mu: when it last answered
+	clock    lease.LedgerClock // guarded by mu
+	memory   memory            // guarded by mu
+	steps    clockSteps        // guarded by mu
+	losses   clockSteps        // guarded by mu
 }
 
 // refused tells whether the breaker is open and no probe is due.
@@ -109,7 +110,7 @@ func (l *lane) refused(now instant) bool {
 }
 
 // time is what is known of the ledger's clock.
-func (l *lane) time() ledgerClock {
+func (l *lane) time() lease.LedgerClock {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.clock
@@ -132,20 +133,26 @@ type distrusted struct {
 	missing, missingTokens atomic.Uint64
 }
 
-// held is one busy key on this node. What is added here is packed, too: see packed.go.
-type held struct {
-	lease  lease
-	demand demand
+// busyKey is one busy key on this node: what is known of it, and who waits for it. What is
+// added here is packed, too: see packed.go.
+type busyKey struct {
+	lease.Held
 	busySlot
-	rule   *ratelimit.Rule  // as last asked for
-	name   ratelimit.Holder // under which the lease is held
-	flight *flight          // the claim that is under way, or nil
-	next   *nextLease       // of the window to come, or nil
-	schedule
-	lastHeard
-	recall
-	driftKept
-	unbooked
+	// flight is the claim under way, or nil; turning ends when the next window has begun, and
+	// recalled when what others give back may be there.
+	flight, turning, recalled *flight
+}
+
+// takes has a flight under way.
+func (h *busyKey) takes(fl *flight) {
+	h.flight = fl
+	h.Flies(&fl.Flight)
+}
+
+// lands ends what is under way.
+func (h *busyKey) lands() {
+	h.flight = nil
+	h.Lands()
 }
 
 // busySlot is where a key is.
@@ -156,54 +163,6 @@ type busySlot struct {
 	touched bool   // asked for since the search for one to pack last came by
 }
 
-// schedule says when what is claimed.
-type schedule struct {
-	renewal
-	// From aheadAt on the next window is claimed; triedAhead is the one for
-	// which that was done.
-	aheadAt    instant
-	triedAhead window
-	// Until pause the key is not claimed: fruits answers in a row were fruitless.
-	fruits uint8
-	pause  instant
-	again  instant // from here on a refusal is asked for again
-}
-
-// lastHeard is what the ledger last said of the lease.
-type lastHeard struct {
-	heard     instant // when that was
-	told      instant // when the claim was sent that it settled then
-	eager     bool    // the lease was claimed under reclaim: eager
-	expires   instant // when the lease does, whatever its window
-	elsewhere tokens  // unspent at other nodes then, less what was refused here since
-	stranded  tokens  // in expired leases of other nodes then
-	reported  tokens  // of what was spent in this window, what the ledger knows
-	// settled says that the ledger knows all that was spent, and that nothing
-	// is left to spend: the key can be forgotten.
-	settled bool
-	gauges  gauges // what the rule's gauges have of it
-}
-
-// driftKept is what a node must remember of drift when its window, or a tenancy, ends.
-type driftKept struct {
-	carried  tokens // unconfirmed in the window before, and counting in this one
-	before   tokens // charged in the window before, and counting in this one
-	used     tokens // of the drift share until usedTill, though it was confirmed; see keepUsed
-	usedTill instant
-	heir     ratelimit.Fence
-}
-
-// unbooked is what was admitted without the ledger.
-type unbooked struct {
-	// unplaced was admitted while no lease said of which window it was; the next grant
-	// books it, if its window had begun by unplacedAt.
-	unplaced   tokens
-	unplacedAt instant
-	// unasked is what on_store_failure admitted here in this window, unplaced included,
-	// less what has been told as over the limit since.
-	unasked tokens
-}
-
 // Sizes of what is under way.
 const (
 	senders      = 4                    // batches under way at once, to each part of the ledger
@@ -211,14 +170,9 @@ const (
 	lateBatch    = 2 * time.Millisecond // after which others leave while one is under way
 	batchSize    = 256                  // claims in one
 	queueSize    = 8192                 // flights that wait for a sender
-	claimTimeout = time.Second
-	backOff      = ratelimit.ClaimBackOff // between claims while tokens are out elsewhere
+	claimTimeout = lease.ClaimTimeout
 	sweepEvery   = 100 * time.Millisecond
 	sweepParts   = 10 // a shard is looked at once in so many sweeps
-	idleAfter    = 2 * time.Second
-	// forgottenAfter is how long after its last use, and its window, a key is dropped
-	// rather than that its table grows: what it wanted then says nothing any more.
-	forgottenAfter = time.Minute
 )
 
 // NewFleet makes a limiter that tracks at most maxKeys keys. holder must be
@@ -232,8 +186,8 @@ func NewFleet(ledger ratelimit.Ledger, holder ratelimit.Holder, maxKeys int, clo
 		after:    func(d time.Duration, call func()) { time.AfterFunc(d, call) },
 	}
 	arena := keytable.NewArena()
-	parts, shares := newSharding(maxKeys)
-	f.sharding, f.shards = parts, make([]fleetShard, len(shares))
+	parts, shares := keytable.NewSharding(maxKeys)
+	f.Sharding, f.shards = parts, make([]fleetShard, len(shares))
 	for i, share := range shares {
 		f.shards[i].open(arena, share, f.name)
 	}
@@ -278,12 +232,12 @@ func (f *Fleet) laneOf(name string) *lane {
 // SyncClock is for the budgets of this node alone; see Local.SyncClock.
 func (f *Fleet) SyncClock(now ratelimit.Instant, wall time.Time) { f.fallback.SyncClock(now, wall) }
 
-func (f *Fleet) shard(id keytable.ID) *fleetShard { return &f.shards[f.shardOf(id)] }
+func (f *Fleet) shard(id keytable.ID) *fleetShard { return &f.shards[f.ShardOf(id)] }
 
 // cell finds a key: its shard, whose lock the caller now holds and must release, and its
 // cell, nil if it is not held.
 func (f *Fleet) cell(key []byte) (*fleetShard, *heldCell) {
-	id := f.hash.id(key)
+	id := f.Hash.ID(key)
 	s := f.shard(id)
 	s.mu.Lock()
 	return s, s.keys.Get(id)
@@ -291,8 +245,8 @@ func (f *Fleet) cell(key []byte) (*fleetShard, *heldCell) {
 
 // locked finds a key: its shard, whose lock the caller now holds and must release, the
 // key's ID, and what is known of it, nil if it is not held.
-func (f *Fleet) locked(key []byte) (*fleetShard, keytable.ID, *held) {
-	id := f.hash.id(key)
+func (f *Fleet) locked(key []byte) (*fleetShard, keytable.ID, *busyKey) {
+	id := f.Hash.ID(key)
 	s := f.shard(id)
 	s.mu.Lock()
 	return s, id, s.find(id)
@@ -310,8 +264,8 @@ func (f *Fleet) Decide(ctx context.Context, now ratelimit.Instant, asks []rateli
 // that is not all.
 func (f *Fleet) decide(now instant, asks []ask, verdicts []verdict) (missed bool) {
 	for i := range asks {
-		var ok bool
-		if verdicts[i], ok = f.take(now, &asks[i], nil); !ok {
+		ok := f.take(now, &asks[i], nil, &verdicts[i])
+		if !ok {
 			// Mode approx may spend before the ledger has answered, while more than the low
 			// watermark was left at the last answer (docs/protocol.md, section 4.12).
 			verdicts[i], ok = f.drift(now, &asks[i], false)
@@ -328,83 +282,37 @@ var errUndecided = errors.New("not decided yet")
 
 // take answers from the lease, and has it renewed in time. after is the flight
 // that the ask has waited for, if any.
-func (f *Fleet) take(now instant, a *ask, after *flight) (verdict, bool) {
+func (f *Fleet) take(now instant, a *ask, after *flight, v *verdict) bool {
 	s, c := f.cell(a.Key)
 	defer s.mu.Unlock()
 	if c == nil {
-		return verdict{}, false
+		return false
 	}
 	// Most keys of a large table are cold (see fleetshard.go). Where the lease has enough, and
 	// nothing else is to be done, the ask is answered from the packed form. Whatever needs more,
 	// such as a claim, makes the key busy.
 	if c.Val.slot == 0 && after == nil {
-		if v, ok := s.spendCold(c, now, a); ok {
-			return v, true
+		if s.spendCold(c, now, a, v) {
+			return true
 		}
 	}
 	h := s.warm(c)
 	if !h.touched {
 		h.touched = true
 	}
-	v, ok := h.lease.take(now, a, false)
-	// The lease may have nothing to say because its window is over. Where the lease of the next
-	// window is here, and that window has certainly begun, it takes over and is asked.
-	if !ok && f.turn(h, now) {
-		v, ok = h.lease.take(now, a, false)
+	ok := h.Take(now, a, after != nil, v)
+	if t := h.Ready(); t != nil { // as do does, which is not inlined
+		f.doAll(h, now, t)
 	}
-	if !ok {
-		if v, ok = h.inDoubt(now, a); !ok {
-			return v, false
-		}
-	}
-	h.rule = a.Rule
-	h.demand.lastUse = now
-	h.demand.used = ratelimit.AddTokens(h.demand.used, v.Charged)
-	// Refused tokens count as demand, so that the next claim wants them too. While other holders
-	// have unspent tokens, they are also under-admission: refused while tokens were left elsewhere.
-	if v.OverLimit {
-		h.demand.refused = ratelimit.AddTokens(h.demand.refused, a.Cost)
-		if h.elsewhere > 0 {
-			h.countUnder(min(a.Cost, h.elsewhere))
-		}
-	}
-	// A full table drops a key only while the ledger knows all that was spent of it
-	// (docs/protocol.md, section 4.4). After a charge or a refund the ledger does not know any
-	// more.
-	h.settled = h.settled && v.Charged == 0 && a.Kind != ratelimit.Refund
-	if after != nil {
-		v.Source = ratelimit.FromClaim
-	}
-	switch {
-	// A holder has one claim of a key under way (docs/protocol.md, section 4.2), and none during a
-	// pause after fruitless answers (section 4.16).
-	case h.flight != nil || now < h.pause:
-	// A lease that is due is renewed; but not before retry, until when the ledger would grant
-	// nothing either. Spending that the ledger may reclaim (reclaim: eager) is reported even then.
-	case now >= h.aheadAt || h.due(now, h.lease.unspent()) && (now >= h.lease.retry || h.mustReport()):
-		f.renew(h, now)
-	// The ledger's refusal is believed for refusalHold. Then it is asked again in the background,
-	// so that no request waits for what is probably the same answer.
-	case v.OverLimit && now >= h.again && now < h.lease.retry:
-		f.askAgain(h, now, a)
-	}
-	return v, true
-}
-
-// countUnder counts tokens that were refused here while others held them.
-func (h *held) countUnder(n tokens) {
-	h.elsewhere -= n
-	if h.rule.Counters != nil {
-		h.rule.Counters.UnderAdmitted.Add(uint64(n))
-	}
+	return ok
 }
 
 // admit makes room for a key. One that the ledger knows all about may go for it when
 // the table is full; before it grows, those that were not used for a long time.
-func (f *Fleet) admit(s *fleetShard, now instant, id keytable.ID, key []byte) *held {
+func (f *Fleet) admit(s *fleetShard, now instant, id keytable.ID, key []byte) *busyKey {
 	full := s.keys.Len() >= s.keys.Limit()
 	h := s.add(id, key, func(c *heldCell) bool {
-		var scratch held
+		var scratch busyKey
 		h := s.view(c, &scratch)
 		// The search for room goes round like the hand of a clock. A key that was used since the
 		// hand last came by has a second chance.
@@ -412,23 +320,17 @@ func (f *Fleet) admit(s *fleetShard, now instant, id keytable.ID, key []byte) *h
 			h.touched = false
 			return false
 		}
-		over := now >= h.countsTill().Add(claimTimeout)
-		// A key stays while an answer is under way, or while it has the next window's lease. While
-		// its totals count, it goes only if the table is full and the ledger knows them all:
-		// otherwise what it spent would be granted again. When they count no more, it goes if the
-		// table is full, or if it has not been used for forgottenAfter, before the table takes more
-		// memory.
-		if h.flight != nil || h.next != nil || !over && (!full || !h.settled) || !full && now.Sub(h.demand.lastUse) < forgottenAfter {
+		if !h.MayGo(now, full) {
 			return false
 		}
-		f.finish(h)
+		h.Finish()
+		f.do(h, now)
 		f.stats.evicted.Add(1)
 		s.forget(c, h)
 		return true
 	})
 	if h != nil {
-		// Nothing is claimed ahead before a first answer has said which window it is there.
-		h.name, h.aheadAt = f.name, never
+		h.Begin(f.name)
 	}
 	return h
 }
@@ -447,11 +349,7 @@ func (f *Fleet) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []rat
 		}
 		s, _, h := f.locked(a.Key)
 		if h != nil {
-			// What the ledger was told as spent may not be spent any more: the key is not settled
-			// before another claim has said so.
-			h.lease.undo(a, &verdicts[i], a.Rule.Limit.Algorithm == ratelimit.TokenBucket)
-			h.settled = false
-			h.gauge()
+			h.Undo(a, &verdicts[i])
 		}
 		s.mu.Unlock()
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -44,7 +45,7 @@ func newRedisFleet(t *testing.T, nodes int, connect func() redis.UniversalClient
 // join starts one more node, which may not be ready yet.
 func (r *redisFleet) join(connect func() redis.UniversalClient) {
 	client := connect()
-	f := NewFleet(NewRedis(client, ""), NewHolder(), 10_000, r.clock, r.wall)
+	f := NewFleet(ledger.NewRedis(client, ""), ledger.NewHolder(), 10_000, r.clock, r.wall)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); f.Run(ctx) }()
@@ -246,7 +247,7 @@ func TestFleetClusterShardDown(t *testing.T) {
 		})
 	})
 	rule := closedRule(100)
-	down := func(key uint64) bool { return int(slot(KeyName(keyOf(key)))) >= 2*16384/3 }
+	down := func(key uint64) bool { return int(ledger.Slot(KeyName(keyOf(key)))) >= 2*16384/3 }
 	next := uint64(0)
 	var mu sync.Mutex
 	each := func() uint64 { mu.Lock(); defer mu.Unlock(); next++; return next % 30 }
@@ -305,7 +306,7 @@ func TestFleetRedisLosesItsData(t *testing.T) {
 				spend(0, limit+50)
 				lose(s)
 				r.join(single(s.Addr))
-				for end := time.Now().Add(2 * relearnTime); time.Now().Before(end); {
+				for end := time.Now().Add(2 * ledger.RelearnTime); time.Now().Before(end); {
 					spend(0, 1)
 					spend(1, 10)
 					spend(2, 10)
@@ -315,8 +316,8 @@ func TestFleetRedisLosesItsData(t *testing.T) {
 					worst = max(worst, admitted[key]-limit)
 				}
 				t.Logf("at most %d over, of a limit of %d", worst, limit)
-				if worst > limit/relearnShare {
-					t.Errorf("a key was admitted %d beyond its limit of %d; a loss of data may cost %d", worst, limit, limit/relearnShare)
+				if worst > limit/ledger.RelearnShare {
+					t.Errorf("a key was admitted %d beyond its limit of %d; a loss of data may cost %d", worst, limit, limit/ledger.RelearnShare)
 				}
 				if r.nodes[0].Stats().Recoveries != 1 {
 					t.Errorf("%d recoveries were counted, want 1", r.nodes[0].Stats().Recoveries)
@@ -370,7 +371,7 @@ func TestFleetRecallsOnRedis(t *testing.T) {
 	rule := closedRule(100)
 	rule.Coordination.Lease.Auto = true
 	for _, f := range r.nodes { // until both listen
-		for s.Do("PUBSUB", "NUMSUB", recallChannel(f.name)).([]any)[1].(int64) == 0 {
+		for s.Do("PUBSUB", "NUMSUB", ledger.RecallChannel(f.name)).([]any)[1].(int64) == 0 {
 			time.Sleep(time.Millisecond)
 		}
 	}

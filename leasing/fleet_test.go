@@ -9,12 +9,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // slowLedger is a memory ledger at the end of a wire, in virtual time.
 type slowLedger struct {
-	*Memory
+	*ledger.Memory
 	mu    sync.Mutex
 	trip  time.Duration // guarded by mu
 	err   error         // guarded by mu: instead of an answer
@@ -67,7 +69,7 @@ func newFleetWorld(t *testing.T, nodes int, trip time.Duration) *fleetWorld {
 	start := time.Now() // a midnight, in a bubble
 	w := &fleetWorld{T: t, start: start}
 	clock := func() ledgerTime { return ledgerTime(time.Now().UnixMicro()) }
-	w.ledger = &slowLedger{Memory: NewMemory(100_000, clock), trip: trip}
+	w.ledger = &slowLedger{Memory: ledger.NewMemory(100_000, clock), trip: trip}
 	for i := range nodes {
 		f := NewFleet(w.ledger, ratelimit.Holder(i+1), 10_000, w.now, start)
 		f.Random = seeded(1, uint64(i))
@@ -161,7 +163,7 @@ func (w *fleetWorld) judge(algorithm ratelimit.Algorithm, limit tokens, admitted
 }
 
 // A hot key costs about a claim a second, not one a request; a flood of
-// refused requests costs the one that finds out, and one each refusalHold.
+// refused requests costs the one that finds out, and one each lease.RefusalHold.
 func TestFleetAsksSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFleetWorld(t, 1, time.Millisecond)
@@ -182,7 +184,7 @@ func TestFleetAsksSeldom(t *testing.T) {
 		w.ask(0, rule, 1, 2_000_000) // drains it
 		before = w.ledger.count()
 		ask(20_000, time.Millisecond)
-		if claims := w.ledger.count() - before; claims > 1+int(20*time.Second/refusalHold) {
+		if claims := w.ledger.count() - before; claims > 1+int(20*time.Second/lease.RefusalHold) {
 			t.Errorf("%d claims for refused requests", claims)
 		}
 	})
@@ -376,7 +378,7 @@ func TestFleetBeyondItsTable(t *testing.T) {
 }
 
 func TestFleetTakesWithoutAllocating(t *testing.T) {
-	m := NewMemory(10, func() ledgerTime { return 1_800_000_000_000_000 })
+	m := ledger.NewMemory(10, func() ledgerTime { return 1_800_000_000_000_000 })
 	f := NewFleet(m, 1, 10, func() instant { return 1 }, testWall)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})

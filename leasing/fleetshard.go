@@ -1,13 +1,12 @@
 package leasing
 
 import (
-	"encoding/binary"
 	"math/bits"
 	"sync"
-	"time"
 	"unsafe"
 
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -41,8 +40,8 @@ type heldCell = keytable.Cell[heldPlace]
 
 // heldPlace says where what is known of a key is: in a busy slot, or beside the key.
 type heldPlace struct {
-	slot uint32 // of busyKeys, plus 1; 0: the key is cold
-	over ticks  // when a sweep must look at a cold key because its window is over
+	slot uint32      // of busyKeys, plus 1; 0: the key is cold
+	over lease.Ticks // when a sweep must look at a cold key because its window is over
 }
 
 const (
@@ -51,21 +50,8 @@ const (
 	coldStretched             // but only if room is scarce
 )
 
-// ticks are instants in steps of an eighth of a second, rounded up.
-type ticks uint32
-
-const (
-	tick             = time.Second / 8
-	neverDue   ticks = 1<<32 - 1
-	packedMost       = keytable.MaxKept
-)
-
-func ticksOf(at instant) ticks {
-	if at >= instant(neverDue)*instant(tick) {
-		return neverDue
-	}
-	return ticks(max(0, (at+instant(tick)-1)/instant(tick)))
-}
+// packedMost is how long a packed key may be.
+const packedMost = keytable.MaxKept
 
 // busyKeys are slots for what is known of busy keys, in chunks that do not move. From
 // most on, when a key becomes busy others become cold; beyond it are those that have
@@ -81,13 +67,13 @@ type busyKeys struct {
 
 type busyChunk struct {
 	used  uint64 // a bit for each slot
-	slots [busySlots]heldLines
+	slots [busySlots]busyLines
 }
 
-// heldLines is a held that ends with a line of the processor's cache.
-type heldLines struct {
-	held
-	_ [(64 - unsafe.Sizeof(held{})%64) % 64]byte
+// busyLines is a busyKey that ends with a line of the processor's cache.
+type busyLines struct {
+	busyKey
+	_ [(64 - unsafe.Sizeof(busyKey{})%64) % 64]byte
 }
 
 const (
@@ -101,10 +87,12 @@ const (
 	busyLeast = 8
 )
 
-func (b *busyKeys) at(slot uint32) *held { return &b.chunks[slot/busySlots].slots[slot%busySlots].held }
+func (b *busyKeys) at(slot uint32) *busyKey {
+	return &b.chunks[slot/busySlots].slots[slot%busySlots].busyKey
+}
 
 // take finds a slot, the first that is free, and makes it the key's.
-func (b *busyKeys) take(s *fleetShard, id keytable.ID) *held {
+func (b *busyKeys) take(s *fleetShard, id keytable.ID) *busyKey {
 	for b.room < len(b.chunks) && b.chunks[b.room].used == 1<<busySlots-1 {
 		b.room++
 	}
@@ -123,15 +111,15 @@ func (b *busyKeys) take(s *fleetShard, id keytable.ID) *held {
 
 // crowded tells whether a busy key should be packed if it is not used: there are more than
 // should be, or it keeps chunks at the end from being given back.
-func (b *busyKeys) crowded(h *held) bool {
+func (b *busyKeys) crowded(h *busyKey) bool {
 	return b.size > b.most || int(h.slot)/busySlots > max(b.size, b.most)/busySlots
 }
 
 // leave empties a slot. Of the chunks at the end that are empty one is kept, for the next
 // key.
-func (b *busyKeys) leave(h *held) {
+func (b *busyKeys) leave(h *busyKey) {
 	slot := h.slot
-	*h = held{}
+	*h = busyKey{}
 	b.size--
 	chunk := int(slot / busySlots)
 	b.chunks[chunk].used &^= 1 << (slot % busySlots)
@@ -151,7 +139,7 @@ func (s *fleetShard) open(arena *keytable.Arena, maxKeys int, name ratelimit.Hol
 
 // find is what is known of a key, which is busy then; nil if it is not held. What find
 // has returned before may be another key's from here on.
-func (s *fleetShard) find(id keytable.ID) *held {
+func (s *fleetShard) find(id keytable.ID) *busyKey {
 	if c := s.keys.Get(id); c != nil {
 		return s.warm(c)
 	}
@@ -159,31 +147,37 @@ func (s *fleetShard) find(id keytable.ID) *held {
 }
 
 // warm makes a key busy.
-func (s *fleetShard) warm(c *heldCell) *held {
+func (s *fleetShard) warm(c *heldCell) *busyKey {
 	if c.Val.slot != 0 {
 		return s.busy.at(c.Val.slot - 1)
 	}
 	s.coolSome()
 	h := s.busy.take(s, c.ID())
-	h.unpack(s.keys.Kept(c))
-	s.rules.leave(h.rule)
+	s.unpack(h, c)
+	s.rules.leave(h.Rule)
 	c.Val.slot = h.slot + 1
 	return h
 }
 
 // view is what is known of a key, for a walk: scratch if it is cold, which becomes busy
 // only where the walk has something to do.
-func (s *fleetShard) view(c *heldCell, scratch *held) *held {
+func (s *fleetShard) view(c *heldCell, scratch *busyKey) *busyKey {
 	if c.Val.slot != 0 {
 		return s.busy.at(c.Val.slot - 1)
 	}
-	*scratch = held{busySlot: busySlot{id: c.ID(), shard: s}}
-	scratch.unpack(s.keys.Kept(c))
+	*scratch = busyKey{busySlot: busySlot{id: c.ID(), shard: s}}
+	s.unpack(scratch, c)
 	return scratch
 }
 
+// unpack reads what is known of a cold key.
+func (s *fleetShard) unpack(h *busyKey, c *heldCell) {
+	kept := s.keys.Kept(c)
+	h.Unpack(kept, s.rules.ofCold(kept), s.name)
+}
+
 // add makes room for a key that is not there; nil where there is none. The key is busy.
-func (s *fleetShard) add(id keytable.ID, key []byte, dead func(*heldCell) bool) *held {
+func (s *fleetShard) add(id keytable.ID, key []byte, dead func(*heldCell) bool) *busyKey {
 	s.coolSome()
 	c := s.keys.Add(id, key, dead)
 	if c == nil {
@@ -195,13 +189,13 @@ func (s *fleetShard) add(id keytable.ID, key []byte, dead func(*heldCell) bool) 
 }
 
 // forget is for a key that the table is about to drop.
-func (s *fleetShard) forget(c *heldCell, h *held) {
-	h.gauges.set(nil, 0, 0, 0)
+func (s *fleetShard) forget(c *heldCell, h *busyKey) {
+	h.Gauges.Set(nil, 0, 0, 0)
 	if c.Val.slot != 0 {
 		s.busy.leave(h)
 		return
 	}
-	s.rules.leave(h.rule)
+	s.rules.leave(h.Rule)
 }
 
 // coolSome packs busy keys until there are fewer than most, as the clock's hand finds
@@ -223,74 +217,62 @@ func (s *fleetShard) coolSome() {
 }
 
 // cool packs a key, and tells whether that could be done.
-func (s *fleetShard) cool(h *held) bool {
+func (s *fleetShard) cool(h *busyKey) bool {
 	var room [packedMost]byte
-	if h.gauges.of != nil && h.rule != nil && h.gauges.of != h.rule.Counters {
-		h.gauge() // a reload has given its rule other counters
-	}
 	if !h.packable() {
 		return false
 	}
-	kept := h.pack(room[:0], s.rules.number(h.rule))
+	kept := h.Pack(room[:0], s.rules.number(h.Rule))
 	if len(kept) > packedMost {
-		s.rules.leave(h.rule)
+		s.rules.leave(h.Rule)
 		return false
 	}
 	c := s.keys.Get(h.id)
 	s.keys.Keep(c, kept)
-	c.Val, c.Mark = heldPlace{over: ticksOf(h.overDue())}, 0
-	if h.lease.drifted() > 0 || h.carried > 0 {
+	c.Val, c.Mark = heldPlace{over: lease.TicksOf(h.OverDue())}, 0
+	if h.MayDrift() {
 		c.Mark |= coldDrifts
 	}
-	if h.untold() {
+	if h.Untold() {
 		c.Mark |= coldUntold
 	}
-	if h.stretched {
+	if h.Stretched {
 		c.Mark |= coldStretched
 	}
 	s.busy.leave(h)
 	return true
 }
 
-// packable tells whether a key may be cold: nothing is under way for it, it has no lease
-// of the next window, which has an instant to look at, and its rule says the rest.
-func (h *held) packable() bool {
-	return h.flight == nil && h.next == nil && (h.resting == nil || h.resting.ended()) &&
-		h.rule != nil && (h.gauges.of == nil || h.gauges.of == h.rule.Counters)
-}
-
-// overDue is when a sweep must look at a key because its window is over.
-func (h *held) overDue() instant {
-	if h.gauges.of != nil || h.needsLastWord() {
-		return h.lease.reset
-	}
-	return never
-}
-
 // dueCold tells whether a sweep must look at a cold key.
 func (s *fleetShard) dueCold(now instant, c *heldCell) bool {
-	if ticksOf(now) >= c.Val.over {
+	if lease.TicksOf(now) >= c.Val.over {
 		return true
 	}
 	mayReturn := c.Mark&coldUntold != 0 && (c.Mark&coldStretched == 0 || !s.roomy())
-	return mayReturn && now.Sub(lastUsedCold(s.keys.Kept(c))) > idleAfter
+	return mayReturn && now.Sub(lease.LastUsedCold(s.keys.Kept(c))) > lease.IdleAfter
+}
+
+// packable tells whether a key may be cold: nobody waits behind a flight of it.
+func (h *busyKey) packable() bool {
+	return h.flight == nil && (h.recalled == nil || h.recalled.ended()) && h.Packable()
 }
 
 // spendCold answers an ask from the lease of a cold key, where nothing else is to be
-// done: as held.lease.take does, and Fleet.take after it.
-func (s *fleetShard) spendCold(c *heldCell, now instant, a *ask) (v verdict, ok bool) {
+// done: as Held.Take does.
+func (s *fleetShard) spendCold(c *heldCell, now instant, a *ask, v *verdict) bool {
 	kept := s.keys.Kept(c)
 	if a.Kind != ratelimit.Spend || a.Cost <= 0 || s.rules.ofCold(kept) != a.Rule {
-		return verdict{}, false
+		return false
 	}
-	if v, ok = spendPacked(kept, now, a); ok {
-		c.Mark |= coldUntold
+	if !lease.SpendPacked(kept, now, a, v) {
+		return false
 	}
-	return v, ok
+	c.Mark |= coldUntold
+	return true
 }
 
 // key is the key's bytes, good until its shard's table changes.
-func (h *held) key() []byte { return h.shard.keys.Key(h.shard.keys.Get(h.id)) }
+func (h *busyKey) key() []byte { return h.shard.keys.Key(h.shard.keys.Get(h.id)) }
 
 // roomy tells whether a quarter of what may be held is free.
 func (s *fleetShard) roomy() bool { return s.keys.Len() < s.keys.Limit()-s.keys.Limit()/4 }
@@ -309,10 +291,7 @@ type ruleUse struct {
 }
 
 // ofCold is the rule of a packed key.
-func (n *ruleNumbers) ofCold(kept []byte) *ratelimit.Rule {
-	number, _ := binary.Uvarint(kept[packedHeader:])
-	return n.uses[number].rule
-}
+func (n *ruleNumbers) ofCold(kept []byte) *ratelimit.Rule { return n.uses[lease.PackedRule(kept)].rule }
 
 // number is the rule's, for one more key.
 func (n *ruleNumbers) number(r *ratelimit.Rule) uint32 {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 )
 
 // Walks through all keys of a Fleet. Each step is a few hundred keys under one lock, so
@@ -33,7 +34,7 @@ func (f *Fleet) step(w *walk, see func(*fleetShard, *heldCell)) bool {
 }
 
 // eachBusy shows a chunk of busy keys, and returns which is the next; -1: there is none.
-func (s *fleetShard) eachBusy(chunk int, see func(*held)) (next int) {
+func (s *fleetShard) eachBusy(chunk int, see func(*busyKey)) (next int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if chunk >= len(s.busy.chunks) {
@@ -41,7 +42,7 @@ func (s *fleetShard) eachBusy(chunk int, see func(*held)) (next int) {
 	}
 	for i := range s.busy.chunks[chunk].slots {
 		// Slots that are free stay between those in use, for chunks do not move.
-		if h := &s.busy.chunks[chunk].slots[i].held; h.shard != nil {
+		if h := &s.busy.chunks[chunk].slots[i].busyKey; h.shard != nil {
 			see(h)
 		}
 	}
@@ -92,21 +93,8 @@ func (f *Fleet) sweepKey(now instant, s *fleetShard, c *heldCell) {
 	if h.flight != nil {
 		return
 	}
-	f.turn(h, now)
-	ended := h.lease.window == 0 || now >= h.lease.reset
-	switch {
-	// What is over is no longer leased: the gauges forget it, and mode approx has its last word.
-	case ended:
-		h.gauges.set(nil, 0, 0, 0)
-		f.finish(h)
-	case h.stretched && s.roomy():
-		// A lease of plenty is kept when idle. If others come to need it, it is recalled
-		// (docs/protocol.md, section 4.11). A table that is nearly full needs the place.
-	case now.Sub(h.demand.lastUse) > idleAfter && h.untold():
-		fl := f.newFlight(h)
-		fl.giveUp = true
-		f.launch(h, fl)
-	}
+	ended := h.Sweep(now, s.roomy())
+	f.do(h, now)
 	mayCool := wasCold || s.busy.crowded(h)
 	// A key that was asked for since the last sweep has a second chance to stay busy.
 	if mayCool && h.touched {
@@ -115,7 +103,7 @@ func (f *Fleet) sweepKey(now instant, s *fleetShard, c *heldCell) {
 	}
 	if mayCool && s.cool(h) && ended { // nothing more is to be done until it is asked for
 		c.Mark &^= coldUntold
-		c.Val.over = neverDue
+		c.Val.over = lease.NeverDue
 	}
 }
 
@@ -153,20 +141,18 @@ func (f *Fleet) releases(now instant, w *walk) (all map[*lane][]*flight, more bo
 	all, more = map[*lane][]*flight{}, true
 	for steps := 0; more && steps < releaseSteps; steps++ {
 		more = f.step(w, func(s *fleetShard, c *heldCell) {
-			var scratch held
+			var scratch busyKey
 			h := s.view(c, &scratch)
-			// Only keys of which the ledger does not know all are claimed once more, and only while
-			// they count.
-			known := !h.settled && h.lease.window != 0 && now < h.lease.counts()
-			if !known && h.next == nil {
+			if !h.Unsaid(now) && h.Next == nil {
 				return
 			}
 			h = s.warm(c)
-			f.turn(h, now)
-			if !h.settled && h.lease.window != 0 && now < h.lease.counts() {
+			h.Turn(now)
+			f.do(h, now)
+			if h.Unsaid(now) {
 				f.release(all, h, false)
 			}
-			if h.next != nil {
+			if h.Next != nil {
 				f.release(all, h, true)
 			}
 		})
@@ -175,12 +161,11 @@ func (f *Fleet) releases(now instant, w *walk) (all map[*lane][]*flight, more bo
 }
 
 // release adds the flight that returns a key's lease, or that of the next window.
-func (f *Fleet) release(all map[*lane][]*flight, h *held, ahead bool) {
-	fl := f.newFlight(h)
+func (f *Fleet) release(all map[*lane][]*flight, h *busyKey, ahead bool) {
 	// The ledger may fold the record of a holder that has said its last (docs/protocol.md, section
 	// 4.14).
-	fl.giveUp, fl.last, fl.ahead = true, true, ahead
-	h.flight = fl
+	fl := f.newFlight(h, &lease.Flight{Errand: lease.Errand{GiveUp: true, Last: true, Ahead: ahead}})
+	h.takes(fl)
 	l := f.laneOf(fl.name)
 	all[l] = append(all[l], fl)
 }

@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/fuzztest"
 )
@@ -19,7 +21,7 @@ import (
 
 // lyingLedger is a memory ledger whose answers are changed on the way, in virtual time.
 type lyingLedger struct {
-	*LosableMemory
+	*ledger.LosableMemory
 	mu     sync.Mutex
 	lie    func(c *ratelimit.Claim, g *ratelimit.Grant) // guarded by mu; nil: none
 	epoch  func(e *ratelimit.Epoch, at *ledgerTime)     // guarded by mu; nil: as it is
@@ -70,7 +72,7 @@ type lied struct {
 func newLied(t *testing.T, limit ratelimit.Limit) (w *lied, end func()) {
 	start := time.Now()
 	clock := func() ledgerTime { return ledgerTime(time.Now().UnixMicro()) }
-	w = &lied{T: t, start: start, ledger: &lyingLedger{LosableMemory: NewLosable(NewMemory(1000, clock))}, warned: map[error]int{}, rule: testRule(limit)}
+	w = &lied{T: t, start: start, ledger: &lyingLedger{LosableMemory: ledger.NewLosable(ledger.NewMemory(1000, clock))}, warned: map[error]int{}, rule: testRule(limit)}
 	w.rule.Coordination.OnStoreFailure = ratelimit.FailClosed
 	w.node = NewFleet(w.ledger, 1, 1000, w.now, start)
 	w.node.Random = seeded(1, 1)
@@ -78,7 +80,7 @@ func newLied(t *testing.T, limit ratelimit.Limit) (w *lied, end func()) {
 	w.node.OnWarning = func(err error) {
 		mu.Lock()
 		defer mu.Unlock()
-		for _, kind := range []error{ErrClockSet, ErrEvicted, ErrLedgerAnswer} {
+		for _, kind := range []error{ErrClockSet, ErrEvicted, ledger.ErrLedgerAnswer} {
 			if errors.Is(err, kind) {
 				w.warned[kind]++
 			}
@@ -155,11 +157,11 @@ func TestHostileGrantsAreRejected(t *testing.T) {
 					t.Errorf("%d claims for 60 requests in 600 ms", claims)
 				}
 				w.ledger.tells(nil)
-				time.Sleep(longestPause)
+				time.Sleep(lease.LongestPause)
 				if admitted := w.ask(60, 10*time.Millisecond); admitted != 10 {
 					t.Errorf("%d of 10 were admitted after the lie", admitted)
 				}
-				if w.warned[ErrLedgerAnswer] == 0 {
+				if w.warned[ledger.ErrLedgerAnswer] == 0 {
 					t.Error("nobody was told")
 				}
 			})
@@ -167,7 +169,7 @@ func TestHostileGrantsAreRejected(t *testing.T) {
 	}
 }
 
-// Refusals that could be true are held for refusalHold at most: a ledger that says
+// Refusals that could be true are held for lease.RefusalHold at most: a ledger that says
 // "all is used up until the hour ends" is asked again meanwhile. One claim in that
 // time, whatever is asked for.
 func TestHostileRefusalEndsSoon(t *testing.T) {
@@ -180,7 +182,7 @@ func TestHostileRefusalEndsSoon(t *testing.T) {
 		if admitted := w.ask(2000, 10*time.Millisecond); admitted > 0 {
 			t.Errorf("%d were admitted", admitted)
 		}
-		if claims := w.ledger.count(); claims > 1+int(20*time.Second/refusalHold) {
+		if claims := w.ledger.count(); claims > 1+int(20*time.Second/lease.RefusalHold) {
 			t.Errorf("%d claims in 20 s", claims)
 		}
 		w.ledger.tells(nil)
@@ -224,7 +226,7 @@ func TestHostileAnswersLeadToNoLoop(t *testing.T) {
 				before := w.ledger.count()
 				w.ledger.tells(lie)
 				w.ask(1, 0)
-				if claims := w.ledger.count() - before; claims > mostFruitless+1 {
+				if claims := w.ledger.count() - before; claims > lease.MostFruitless+1 {
 					t.Errorf("one request cost %d claims", claims)
 				}
 				w.ask(500, 10*time.Millisecond)
@@ -288,7 +290,7 @@ func TestHostileEpochsWithoutEnd(t *testing.T) {
 		before := w.ledger.count()
 		w.ledger.mu.Lock()
 		w.ledger.epoch = func(e *ratelimit.Epoch, at *ledgerTime) {
-			*e = ratelimit.Epoch{ID: e.ID + uint64(*at), Began: *at, Learning: at.Add(relearnTime)}
+			*e = ratelimit.Epoch{ID: e.ID + uint64(*at), Began: *at, Learning: at.Add(ledger.RelearnTime)}
 		}
 		w.ledger.mu.Unlock()
 		w.ask(2000, 10*time.Millisecond)
@@ -304,10 +306,10 @@ func TestHostileEpochsWithoutEnd(t *testing.T) {
 // An epoch that says it learns for a hundred years is believed for ten seconds.
 func TestHostileEpoch(t *testing.T) {
 	at := ledgerTime(1_800_000_000_000_000)
-	if e := plausible(ratelimit.Epoch{ID: 1, Learning: at.Add(century)}, at); e.Learning != at.Add(longestLearning) {
+	if e := plausible(ratelimit.Epoch{ID: 1, Learning: at.Add(century)}, at); e.Learning != at.Add(ledger.LongestLearning) {
 		t.Errorf("it learns until %v after", e.Learning.Sub(at))
 	}
-	if e := plausible(ratelimit.Epoch{ID: 1, Learning: at.Add(relearnTime)}, at); e.Learning != at.Add(relearnTime) {
+	if e := plausible(ratelimit.Epoch{ID: 1, Learning: at.Add(ledger.RelearnTime)}, at); e.Learning != at.Add(ledger.RelearnTime) {
 		t.Errorf("it learns until %v after", e.Learning.Sub(at))
 	}
 }
@@ -322,7 +324,7 @@ func TestEvictionIsNoticed(t *testing.T) {
 		if admitted := w.ask(1100, time.Millisecond); admitted != 1000 {
 			t.Fatalf("%d of 1000 were admitted", admitted)
 		}
-		w.ask(1, refusalHold) // all it knows has been told
+		w.ask(1, lease.RefusalHold) // all it knows has been told
 		w.ledger.mu.Lock()
 		w.ledger.Evict(KeyName(keyOf(1)))
 		w.ledger.mu.Unlock()
@@ -334,7 +336,7 @@ func TestEvictionIsNoticed(t *testing.T) {
 			t.Fatalf("%+v", g[0])
 		}
 		for range 3 {
-			if w.ask(1, refusalHold) > 0 {
+			if w.ask(1, lease.RefusalHold) > 0 {
 				t.Error("a request was admitted by an account that is over its limit")
 			}
 		}
@@ -389,16 +391,16 @@ func grantHolds(t *testing.T, n []int64) {
 		ResetAfter: time.Duration(n[8]), RetryAfter: time.Duration(n[8]), At: ledgerTime(n[9]), Window: window(n[7]),
 		Carried: flags&1 != 0, Void: flags&2 != 0, Outstanding: tokens(n[8]), Holders: int(n[6]),
 	}
-	if CheckGrant(&c, &g, 0) != nil {
+	if ledger.CheckGrant(&c, &g, 0) != nil {
 		return
 	}
-	l := lease{granted: c.Granted, spent: c.Spent, returned: c.Returned, seq: 7, fence: c.Fence, window: c.Window}
-	before := max(0, l.unspent())
-	l.apply(1, &c, &g, 0, instant(time.Minute))
-	if more := max(0, l.unspent()) - before; more > min(c.Limit.Capacity(), c.Want) {
+	l := lease.Lease{Granted: c.Granted, Spent: c.Spent, Returned: c.Returned, Seq: 7, Fence: c.Fence, Window: c.Window}
+	before := max(0, l.Unspent())
+	l.Apply(1, &c, &g, 0, instant(time.Minute))
+	if more := max(0, l.Unspent()) - before; more > min(c.Limit.Capacity(), c.Want) {
 		t.Errorf("%d more may be spent: %+v of %+v", more, g, c)
 	}
-	if l.fence <= c.Fence || l.granted < 0 || g.ResetAfter > 2*time.Minute+time.Second && algorithm != ratelimit.TokenBucket || g.At < 0 {
+	if l.Fence <= c.Fence || l.Granted < 0 || g.ResetAfter > 2*time.Minute+time.Second && algorithm != ratelimit.TokenBucket || g.At < 0 {
 		t.Errorf("%+v of %+v", g, c)
 	}
 }

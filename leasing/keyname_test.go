@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/zone"
 )
 
 // The name of an account tells its key, whatever is in it.
@@ -24,7 +25,7 @@ func TestKeysOfNames(t *testing.T) {
 	for range 10_000 {
 		l := ratelimit.Limit{Unit: ratelimit.Unit(1 + rnd.IntN(int(ratelimit.CalendarMonth))), Algorithm: ratelimit.Algorithm(rnd.IntN(len(ratelimit.Algorithms))), Multiplier: uint32(rnd.IntN(3) * rnd.IntN(1000))}
 		if rnd.IntN(4) == 0 {
-			l = ratelimit.Limit{}.Billed(randomCalendar(rnd))
+			l = ratelimit.Limit{}.Billed(randomZone(rnd))
 		}
 		key := ratelimit.AppendPrefix(nil, text(), l)
 		for range rnd.IntN(4) {
@@ -46,4 +47,15 @@ func TestKeysOfNames(t *testing.T) {
 			t.Errorf("%q is the name of %q", name, key)
 		}
 	}
+}
+
+// randomZone has zones far ahead of UTC and behind it, and such whose clocks are set
+// at midnight.
+func randomZone(rnd *rand.Rand) ratelimit.Calendar {
+	zones := []string{"UTC", "America/New_York", "Pacific/Kiritimati", "Etc/GMT+12", "America/Asuncion", "Africa/Cairo", "Asia/Kathmandu"}
+	c, err := zone.Calendar(1+rnd.IntN(31), zones[rnd.IntN(len(zones))])
+	if err != nil {
+		panic(err)
+	}
+	return c
 }

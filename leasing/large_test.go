@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -59,7 +60,7 @@ func (h *largeClaimant) take(n tokens) (got tokens, g ratelimit.Grant) {
 	if g.Err != nil {
 		h.t.Fatal(g.Err)
 	}
-	if err := CheckGrant(&h.c, &g, 0); err != nil {
+	if err := ledger.CheckGrant(&h.c, &g, 0); err != nil {
 		h.t.Fatal(err)
 	}
 	if !g.Carried {
@@ -75,12 +76,12 @@ func eachLargeLedger(t *testing.T, test func(t *testing.T, l largeLedger, limit 
 	for name, limit := range largeLimits(t) {
 		t.Run("memory/"+name, func(t *testing.T) {
 			now := ledgertest.Epoch
-			m := NewMemory(10, func() ledgerTime { return now })
+			m := ledger.NewMemory(10, func() ledgerTime { return now })
 			test(t, largeLedger{m, &now, m.Forget}, limit)
 		})
 		t.Run("redis/"+name, func(t *testing.T) {
 			s.Do("FLUSHALL")
-			m := newMovedRedis(t, s)
+			m := newTimedRedis(t, s)
 			m.now = ledgertest.Epoch
 			test(t, largeLedger{m, &m.now, func() { s.Do("FLUSHALL") }}, limit)
 		})
@@ -106,7 +107,7 @@ func TestLargeLimitIsExact(t *testing.T) {
 			h.take(0)
 		}
 		refilled := tokens(0)
-		if *l.now = l.now.Add(relearnTime); limit.Algorithm == ratelimit.TokenBucket {
+		if *l.now = l.now.Add(ledger.RelearnTime); limit.Algorithm == ratelimit.TokenBucket {
 			refilled = 23_148 // in 2 s, 11,574.07 a second
 		}
 		_, g := holders[0].take(0)
@@ -264,12 +265,12 @@ func TestLargeLimitOfAFleet(t *testing.T) {
 func newLargeFleet(t *testing.T, s *redistest.Server, there func() ledgerTime) *Fleet {
 	t.Helper()
 	client := s.Client()
-	ledger := NewRedis(client, "")
+	store := ledger.NewRedis(client, "")
 	if there != nil {
-		ledger.GoBy(there)
+		store.GoBy(there)
 	}
 	clock := ratelimit.MonotonicClock()
-	f := NewFleet(ledger, NewHolder(), 100, clock, time.Now())
+	f := NewFleet(store, ledger.NewHolder(), 100, clock, time.Now())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); f.Run(ctx) }()

@@ -103,25 +103,25 @@ func TestRefusedLateByWhatIsLeft(t *testing.T) {
 		s.exchange()
 		h := s.keyHeld()
 		s.passes(ratelimit.StoreDeadline + 1)
-		h.heard, h.recalling = x.heard, false
-		h.lease.algorithm = x.algorithm
-		h.lease.available = x.left - h.lease.unspent()
+		h.Heard, h.Recalling = x.heard, false
+		h.Lease.Algorithm = x.algorithm
+		h.Lease.Available = x.left - h.Lease.Unspent()
 		for i := range s.fleet.lanes {
 			if s.fleet.lanes[i].answered = s.now; !x.alive {
 				s.fleet.lanes[i].answered = 0
 			}
 		}
 		s.rule.Coordination.OnStoreFailure = x.policy
-		before := h.lease
+		before := h.Lease
 		a := ask{Rule: s.rule, Key: keyOf(1), Cost: 10}
 		v, ok := s.fleet.refusedLate(s.now, &a, x.late)
 		if ok != x.refused {
 			t.Errorf("%s: refused %v", x.what, ok)
 		}
-		if ok && (!v.OverLimit || v.Source != ratelimit.FromClaim || v.Charged != 0 || v.Remaining != x.left || v.ResetAfter != h.lease.reset.Sub(s.now)) {
+		if ok && (!v.OverLimit || v.Source != ratelimit.FromClaim || v.Charged != 0 || v.Remaining != x.left || v.ResetAfter != h.Lease.Reset.Sub(s.now)) {
 			t.Errorf("%s: %+v", x.what, v)
 		}
-		if h.lease != before {
+		if h.Lease != before {
 			t.Errorf("%s: a refusal that knows too little has drained the lease", x.what)
 		}
 	}
@@ -145,7 +145,7 @@ func TestRefusedLateWhileOneIsOwed(t *testing.T) {
 		s.exchange()
 		h := s.keyHeld()
 		s.passes(2 * time.Minute)
-		h.unplaced, s.rule.Coordination.OnStoreFailure = x.owed, x.policy
+		h.Unplaced, s.rule.Coordination.OnStoreFailure = x.owed, x.policy
 		for i := range s.fleet.lanes {
 			if s.fleet.lanes[i].answered = s.now; !x.alive {
 				s.fleet.lanes[i].answered = 0
@@ -171,7 +171,7 @@ func TestRefusedByWhatWasHeardInTime(t *testing.T) {
 		s.asks(1)
 		s.exchange()
 		h := s.keyHeld()
-		h.lease.available = 9 - h.lease.unspent()
+		h.Lease.Available = 9 - h.Lease.Unspent()
 		for i := range s.fleet.lanes {
 			s.fleet.lanes[i].answered = 0 // the ledger may be gone
 		}

@@ -3,6 +3,7 @@ package leasing
 import (
 	"context"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -18,10 +19,10 @@ func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask)
 	case c == nil:
 	case c.Mark&isShared != 0:
 		k := s.shared[id]
-		v.Ledger = k.account.look(at, &a.Rule.Limit, func(h ratelimit.Holder) bool { return h == localHolder })
+		v.Ledger = k.account.Look(at, &a.Rule.Limit, func(h ratelimit.Holder) bool { return h == ledger.LocalHolder })
 	default:
 		v.Ledger = c.Val.look(at, a.Rule)
-		v.Ledger.Holders = []ratelimit.HolderLook{{Holder: localHolder, Here: true, Granted: v.Ledger.Charged, Spent: v.Ledger.Charged}}
+		v.Ledger.Holders = []ratelimit.HolderLook{{Holder: ledger.LocalHolder, Here: true, Granted: v.Ledger.Charged, Spent: v.Ledger.Charged}}
 	}
 	return v
 }
@@ -43,7 +44,7 @@ func (l *Local) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 		spent, fence := c.Val.spent, ratelimit.Fence(0)
 		if c.Mark&isShared != 0 {
 			k := s.shared[c.ID()]
-			spent, fence = k.account.charged(k.account.window), k.account.fence
+			spent, fence = k.account.Charged(), k.account.Fence()
 		} else if at >= c.Val.dead(algorithmOf(c)) {
 			return
 		}
@@ -69,10 +70,10 @@ func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask
 	case c.Mark&isShared != 0:
 		k := s.shared[id]
 		k.seq++
-		m := k.lease.claim(now, k.seq, a.Rule, 0, 0, true)
+		m := k.lease.Claim(now, k.seq, a.Rule, 0, 0, true)
 		m.Reset = true
 		k.settle(at, &m)
-		k.lease.retry, k.lease.debt = 0, 0
+		k.lease.Retry, k.lease.Debt = 0, 0
 	default:
 		c.Val.decide(at.ledger, &ask{Rule: a.Rule, Key: a.Key, Kind: ratelimit.Peek}, new(verdict)) // in this window
 		c.Val.empty(&a.Rule.Limit)

@@ -3,59 +3,17 @@ package leasing
 import (
 	"cmp"
 	"context"
-	_ "embed"
 	"errors"
-	"fmt"
-	"math"
 	"slices"
-	"strconv"
 
-	"github.com/redis/go-redis/v9"
-
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// look is the account as of now, for people. own tells which holders are this
-// node's names.
-func (a *account) look(now ledgerTime, l *ratelimit.Limit, own func(ratelimit.Holder) bool) *ratelimit.AccountLook {
-	// The account is brought to now on a copy: a look must not roll a window or fold records, for
-	// it would then change what claims are answered.
-	c := &ratelimit.Claim{Limit: *l}
-	copied := *a
-	// Records are changed in place: the copy needs its own.
-	copied.others = slices.Clone(a.others)
-	copied.advance(now, c)
-	v := &ratelimit.AccountLook{Window: copied.window, Limit: l.Capacity(), Relearning: copied.now < copied.relearn}
-	// Below 0 shows by how much a window is beyond its limit. A bucket has its level instead.
-	if v.Free = copied.free(c, copied.window); l.Algorithm == ratelimit.TokenBucket {
-		v.Free = copied.available(c, copied.window)
-	}
-	v.Charged = v.Limit - v.Free
-	copied.each(func(r *record) {
-		// Records of the window before are kept for corrections, and charge nothing in this one.
-		if r.window != copied.window {
-			return
-		}
-		v.Holders = append(v.Holders, ratelimit.HolderLook{
-			Holder: r.holder, Here: own(r.holder), Fence: r.fence, Granted: r.granted + r.inflight, Spent: r.spent, Returned: r.returned,
-			Outstanding: r.outstanding(), Expires: r.expires.Sub(copied.now), Closed: r.closed,
-		})
-	})
-	// Records come in no order that means anything; two looks should be comparable.
-	slices.SortFunc(v.Holders, func(a, b ratelimit.HolderLook) int { return cmp.Compare(a.Holder, b.Holder) })
-	return v
-}
-
-func (l *lease) look(now instant) *ratelimit.LeaseLook {
-	return &ratelimit.LeaseLook{
-		Window: l.window, Fence: l.fence, Granted: l.granted, Spent: l.spent, Returned: l.returned, Unspent: l.left(now), Drifted: l.drifted(),
-		Elsewhere: l.available, Expires: l.deadline.Sub(now), Resets: l.reset.Sub(now), Refuses: max(0, l.retry.Sub(now)),
-	}
-}
-
 // accounts is a ledger that can be looked into.
 type accounts interface {
-	account(ctx context.Context, name string) (*account, ledgerTime, error)
+	Account(ctx context.Context, name string) (*ledger.Account, ledgerTime, error)
 }
 
 // Look implements [ratelimit.Inspector].
@@ -63,25 +21,25 @@ func (f *Fleet) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.As
 	v := ratelimit.Look{Account: f.keyName(a.Key)}
 	s, _, h := f.locked(a.Key)
 	// A window of 0 is a lease before its first answer: there is nothing to show.
-	if h != nil && h.lease.window != 0 {
-		v.Lease = h.lease.look(now)
-		v.Lease.Heard, v.Lease.PerSecond, v.Lease.Asking, v.Lease.Reported = now.Sub(h.heard), h.demand.perSec, h.flight != nil, h.reported
+	if h != nil && h.Lease.Window != 0 {
+		v.Lease = h.Lease.Look(now)
+		v.Lease.Heard, v.Lease.PerSecond, v.Lease.Asking, v.Lease.Reported = now.Sub(h.Heard), h.Demand.PerSec, h.flight != nil, h.Reported
 	}
 	s.mu.Unlock()
 	if v.Lease != nil {
 		v.Lease.Failing = f.laneOf(v.Account).refused(now)
 	}
 	// Where another node has the ledger (mode routing), this node can show only its lease.
-	ledger, ok := f.ledger.(accounts)
+	books, ok := f.ledger.(accounts)
 	if !ok {
 		return v
 	}
-	account, there, err := ledger.account(ctx, v.Account)
+	account, there, err := books.Account(ctx, v.Account)
 	switch {
 	case err != nil:
 		v.LedgerError = err.Error()
 	case account != nil:
-		v.Ledger = account.look(there, &a.Rule.Limit, func(h ratelimit.Holder) bool { return h == f.name || h == f.name^1 })
+		v.Ledger = account.Look(there, &a.Rule.Limit, func(h ratelimit.Holder) bool { return h == f.name || h == f.name^1 })
 	}
 	return v
 }
@@ -94,28 +52,20 @@ func (f *Fleet) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 	var all hottest
 	for i := range f.shards {
 		s := &f.shards[i]
-		for first := 0; first >= 0; first = s.eachBusy(first, func(h *held) {
+		for first := 0; first >= 0; first = s.eachBusy(first, func(h *busyKey) {
 			// Keys that nobody asks for any more still have the rate that was measured last.
-			if h.rule != nil && now.Sub(h.demand.lastUse) < idleAfter {
-				seconds := max(now.Sub(h.demand.since), shortest).Seconds()
+			if h.Rule != nil && now.Sub(h.Demand.LastUse) < lease.IdleAfter {
+				seconds := max(now.Sub(h.Demand.Since), lease.Shortest).Seconds()
 				// A rate is measured when a claim is written. Since then more may have been asked
 				// for, which is counted; a key that rests now keeps half of its last rate, so that
 				// it does not vanish between two looks.
-				rate := max(h.demand.perSec/2, float64(h.demand.used+h.demand.refused)/seconds)
-				all.add(n, rate, func() ratelimit.HotKey { return h.hot(f.keyName(h.key()), rate) })
+				rate := max(h.Demand.PerSec/2, float64(h.Demand.Used+h.Demand.Refused)/seconds)
+				all.add(n, rate, func() ratelimit.HotKey { return h.Hot(f.keyName(h.key()), rate) })
 			}
 		}) {
 		}
 	}
 	return all.keys()
-}
-
-func (h *held) hot(name string, rate float64) ratelimit.HotKey {
-	l := &h.lease
-	return ratelimit.HotKey{
-		Account: name, Rule: h.rule.Domain + "." + h.rule.Path, PerSecond: math.Round(rate*10) / 10,
-		Spent: l.spent, Unspent: l.unspent(), Limit: l.limit().Capacity(), Fence: l.fence,
-	}
 }
 
 // hottest are keys by falling rate.
@@ -155,12 +105,10 @@ func (f *Fleet) Drop(_ ratelimit.Instant, key []byte) bool {
 	}
 	// An operator who drops a lease wants the ledger to be asked again, also where the node refuses
 	// by itself.
-	h.lease.retry = 0
+	h.Lease.Retry = 0
 	// A claim that is under way fetches the ledger's answer anyway.
-	if h.flight == nil && h.lease.window != 0 {
-		fl := f.newFlight(h)
-		fl.giveUp = true
-		f.launch(h, fl)
+	if h.flight == nil && h.Lease.Window != 0 {
+		f.launch(h, f.newFlight(h, &lease.Flight{Errand: lease.Errand{GiveUp: true}}))
 	}
 	return true
 }
@@ -179,7 +127,7 @@ func (f *Fleet) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.A
 			return ErrBusy
 		}
 		if launch {
-			fl.reset = true
+			fl.Reset = true
 			f.enqueue(fl)
 		}
 		select {
@@ -195,104 +143,10 @@ func (f *Fleet) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.A
 		if h != nil {
 			// What this node had concluded from the state before the reset holds no more: neither
 			// its refusals, nor what denials charged.
-			h.lease.retry, h.lease.debt = 0, 0
+			h.Lease.Retry, h.Lease.Debt = 0, 0
 		}
 		s.mu.Unlock()
 		return fl.err
 	}
 	return ErrBusy
-}
-
-//go:embed look.lua
-var lookSource string
-
-var lookScript = redis.NewScript(lookSource)
-
-// account reads an account; nil if there is none.
-func (l *Redis) account(ctx context.Context, name string) (*account, ledgerTime, error) { //nolint:unparam // Inspect uses the time, through an interface
-	var there ledgerTime
-	// A simulation has a clock of its own. Otherwise times are shown by Redis' clock, as the
-	// account has them.
-	if there = l.at(); there == 0 {
-		t, err := l.looks.Time(ctx).Result()
-		if err != nil {
-			return nil, 0, fmt.Errorf("redis: %w", err)
-		}
-		there = ledgerTime(t.UnixMicro())
-	}
-	rows, err := lookScript.Run(ctx, l.looks, []string{l.prefix + name}).Slice()
-	// No rows are no account: the key has not been used, or nothing of it counts any more.
-	if err != nil || len(rows) == 0 {
-		if err != nil {
-			err = fmt.Errorf("redis: %w", err)
-		}
-		return nil, there, err
-	}
-	a := new(account)
-	for _, row := range rows {
-		if err := a.readRow(row); err != nil {
-			return nil, there, err
-		}
-	}
-	// A hash has no order, so that readRow could not tell which record is the first.
-	if a.first.seq == 0 && len(a.others) > 0 {
-		a.first, a.others = a.others[0], a.others[1:]
-	}
-	a.each(func(r *record) {
-		// A bucket's records have 0 for its only window (docs/protocol.md, section 6.3).
-		if r.window == 0 {
-			r.window = a.window
-		}
-	})
-	return a, there, nil
-}
-
-// accountFields is how many numbers settle.lua keeps of an account at most; the last is
-// there only where a bucket's level is 2^32 tokens or more.
-const accountFields = 26
-
-// readRow takes in one field of an account's hash, as look.lua writes it.
-func (a *account) readRow(row any) error {
-	cells, ok := row.([]any)
-	n := make([]int64, 0, accountFields)
-	name := ""
-	for i, cell := range cells {
-		text, isText := cell.(string)
-		// Lua gives numbers back without their fractions and beyond 2^53 inexactly: look.lua writes
-		// them as text.
-		if ok = ok && isText; i == 0 {
-			name = text
-			continue
-		}
-		v, err := strconv.ParseInt(text, 10, 64)
-		ok = ok && err == nil
-		n = append(n, v)
-	}
-	switch {
-	case ok && name == "a" && (len(n) == 13 || len(n) == 17 || len(n) == accountFields-1 || len(n) == accountFields):
-		// Shorter ones were written by releases before: what they lack counts as 0.
-		// Holders' fields may come before this one, and stay.
-		others := a.others
-		n = append(n, make([]int64, accountFields-len(n))...)
-		*a = account{
-			now: ledgerTime(n[0]), fence: ratelimit.Fence(n[1]), window: window(n[2]), base: tokens(n[3]), prev: tokens(n[4]), over: tokens(n[5]),
-			level: n[6] + n[25]*micro, carry: n[7], relearn: ledgerTime(n[8]), relearned: tokens(n[9]), most: tokens(n[10]), left: tokens(n[11]), late: tokens(n[12]),
-			born: ratelimit.Fence(n[13]), folded: ratelimit.Fence(n[14]), renamed: ratelimit.Fence(n[15]), moved: window(n[16]),
-			recalled: ledgerTime(n[17]),
-			others:   others,
-		}
-		return nil
-	case ok && len(name) > 1 && len(n) == 10:
-		holder, err := strconv.ParseUint(name[1:], 36, 64)
-		if err != nil {
-			break
-		}
-		a.others = append(a.others, record{
-			holder: ratelimit.Holder(holder), seq: uint64(n[0]), window: window(n[1]), expires: ledgerTime(n[2]), fence: ratelimit.Fence(n[3]),
-			granted: tokens(n[4]), inflight: tokens(n[5]), spent: tokens(n[6]), returned: tokens(n[7]), over: tokens(n[8]),
-			closed: n[9]&1 != 0, void: n[9]&2 != 0, direct: n[9]&4 != 0, eager: n[9]&8 != 0, last: n[9]&16 != 0, missing: n[9]&32 != 0, recalled: recalled(n[9] / 64 % 4), plenty: n[9]&256 != 0,
-		})
-		return nil
-	}
-	return fmt.Errorf("%w: %s", ErrLedgerAnswer, shortened(row))
 }

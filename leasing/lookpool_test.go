@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -15,9 +16,9 @@ func TestLooksHaveConnectionsOfTheirOwn(t *testing.T) {
 	claims, people := server.Client(), server.Client()
 	defer claims.Close()
 	defer people.Close()
-	l := NewRedis(claims, "")
+	l := ledger.NewRedis(claims, "")
 	l.LookThrough(people)
-	f := NewFleet(l, NewHolder(), 10, func() ratelimit.Instant { return 0 }, time.Unix(1000, 0))
+	f := NewFleet(l, ledger.NewHolder(), 10, func() ratelimit.Instant { return 0 }, time.Unix(1000, 0))
 	rule := &ratelimit.Rule{Limit: ratelimit.Limit{Requests: 5, Unit: ratelimit.Minute}, Coordination: ratelimit.DefaultCoordination()}
 	for range 10 {
 		if v := f.Look(context.Background(), 0, &ratelimit.Ask{Rule: rule, Key: []byte("k"), Kind: ratelimit.Peek}); v.LedgerError != "" {

@@ -1,10 +1,11 @@
 package leasing
 
 import (
-	"errors"
 	"math"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -27,11 +28,7 @@ type memory struct {
 
 // beatEvery is how long a node does without a word from a part of the ledger:
 // much less than the time for which a ledger that lost its data learns.
-const beatEvery = relearnTime / 4
-
-// errYoung answers claims that were granted by a ledger which has just lost its
-// data, by an account that looked new: what they were granted is not taken.
-var errYoung = errors.New("the ledger's data is young, and the claim did not say so")
+const beatEvery = ledger.RelearnTime / 4
 
 // query is what to ask about the epoch at now.
 func (l *lane) query(now instant) ratelimit.EpochQuery {
@@ -43,17 +40,17 @@ func (l *lane) query(now instant) ratelimit.EpochQuery {
 		// at first, and after a batch that failed. While this node has something to tell, it has
 		// the learning prolonged when half of it is over.
 		Part: l.part, Verify: m.epoch.ID == 0 || m.failed,
-		Telling: m.telling && l.notYet(now.Add(relearnTime/2), m.epoch.Learning) != l.notYet(now, m.epoch.Learning),
+		Telling: m.telling && l.notYet(now.Add(ledger.RelearnTime/2), m.epoch.Learning) != l.notYet(now, m.epoch.Learning),
 	}
 }
 
 // notYet tells whether t may be still to come by the ledger's clock; the caller
 // holds mu.
 func (l *lane) notYet(now instant, t ledgerTime) bool {
-	if l.clock.at == 0 {
+	if l.clock.At == 0 {
 		return true
 	}
-	early, _ := l.clock.between(now)
+	early, _ := l.clock.Between(now)
 	return early < t
 }
 
@@ -232,74 +229,28 @@ func (f *Fleet) allTold(doubt instant) {
 // tellKey tells what is known of a key. It reports whether that is told already, and
 // whether to stop because a queue is half full: the other half is for requests.
 func (f *Fleet) tellKey(now instant, s *fleetShard, c *heldCell, t *teller) (told, full bool) {
-	var scratch held
+	var scratch busyKey
 	h := s.view(c, &scratch)
 	// Most keys end here. They are only looked at and stay cold; see view.
-	if h.next == nil && h.isTold(now, t.doubt) {
+	if h.Next == nil && h.IsTold(now, t.doubt) {
 		return true, false
 	}
 	h = s.warm(c)
-	f.turn(h, now)
-	if n := h.next; n != nil && n.told < t.doubt && now < n.over {
-		// The ledger may not know this lease: if it were spent, the same tokens could be granted once
-		// more. It is claimed anew.
-		h.next, h.triedAhead, h.aheadAt = nil, 0, now
-	}
-	if h.isTold(now, t.doubt) {
+	what := h.Tell(now, lease.Retelling{Doubt: t.doubt, Lapsed: instant(f.lapsed.Load()), UsedUp: t.pass == 0})
+	f.do(h, now)
+	switch what {
+	case lease.Told:
 		return true, false
-	}
-	// The ledger's clock has gone ahead, and leases from before that are expired there: this node
-	// must not spend what others may have.
-	if h.told < instant(f.lapsed.Load()) {
-		h.lease.deadline = min(h.lease.deadline, now)
-	}
-	// First those that are used up. A lease with tokens left is renewed soon anyway; a key that
-	// refuses by itself sends no claim, and the ledger would grant its whole limit again.
-	usedUp := h.lease.unspent() <= 0 || now < h.lease.retry
-	if h.flight != nil || now < h.pause || t.pass == 0 && !usedUp {
+	case lease.ToldLater:
 		return false, false
+	case lease.TellNow:
 	}
-	fl := f.newFlight(h)
+	fl := f.newFlight(h, new(lease.Flight))
 	l := f.laneOf(fl.name)
 	if l.refused(now) {
 		return false, false // this part of the ledger is dead; a later pass tells it
 	}
 	return false, len(l.queue) >= cap(l.queue)/2 || !f.launch(h, fl)
-}
-
-// isTold tells whether the ledger need not be told of a key again: it was, or there is
-// nothing to tell.
-func (h *held) isTold(now, doubt instant) bool {
-	return h.lease.window == 0 || now >= h.lease.counts() || h.told >= doubt
-}
-
-// counts is until when what was spent of the lease's window counts: of a sliding
-// window, until the next one ends; of a bucket, until it is full and has repaid
-// besides what the ledger does not know of.
-func (l *lease) counts() instant {
-	limit := l.limit()
-	switch l.algorithm {
-	case ratelimit.SlidingWindow:
-		return l.reset.Add(limit.Period())
-	case ratelimit.TokenBucket:
-		return l.reset.Add(refillTime(l.drifted(), &limit))
-	case ratelimit.FixedWindow:
-	}
-	return l.reset
-}
-
-// countsTill is until when anything that is known of the key counts, whoever asks for it.
-func (h *held) countsTill() instant {
-	till := max(h.lease.counts(), h.usedTill)
-	if h.unplaced > 0 { // it is of a window that no lease is of
-		till = max(till, h.unplacedAt.Add(h.rule.Limit.Period()))
-	}
-	return till
-}
-
-// refillTime is how long a bucket takes to refill n tokens.
-func refillTime(n tokens, l *ratelimit.Limit) time.Duration {
-	return time.Duration(math.Ceil(float64(n) / float64(max(1, l.Requests)) * float64(l.Period())))
 }
 
 // beat hears of the parts of the ledger that nothing was heard of for a while.
@@ -319,7 +270,7 @@ func (f *Fleet) beat(now instant) {
 		}
 		select {
 		// A beat goes through the queue as claims do, so that one place sends and one reads epochs.
-		case l.queue <- &flight{errand: errand{beat: true}}:
+		case l.queue <- &flight{Flight: lease.Flight{Errand: lease.Errand{Beat: true}}}:
 		default: // there are claims enough
 			l.mu.Lock()
 			m.beating = false

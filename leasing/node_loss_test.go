@@ -8,20 +8,22 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // lossScript is a node whose ledger tells of its epochs, and may lose its data.
 type lossScript struct {
 	*nodeScript
-	losable *LosableMemory
+	losable *ledger.LosableMemory
 }
 
 func newLossScript(t testing.TB, l ratelimit.Limit) *lossScript {
 	s := &lossScript{nodeScript: newNodeScript(t, l)}
 	s.Hears()
 	s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = time.Hour, 5
-	s.losable = NewLosable(s.ledger)
+	s.losable = ledger.NewLosable(s.ledger)
 	return s
 }
 
@@ -49,7 +51,7 @@ func (s *lossScript) leasesTo(keys int) {
 		s.asksFor(k, 1)
 		if k%2 == 1 {
 			sh, _, c := s.fleet.locked(keyOf(k))
-			c.lease.spent = 5
+			c.Lease.Spent = 5
 			sh.mu.Unlock()
 		}
 	}
@@ -147,7 +149,8 @@ func TestQueries(t *testing.T) {
 	s.asksFor(2, 1)
 	s.asks(1)
 	s.hearsOfALoss()
-	learning := s.losable.epoch.Learning
+	epoch, _, _ := s.losable.SettleEpoch(context.Background(), ratelimit.EpochQuery{}, nil, nil)
+	learning := epoch.Learning
 	expect("it learns for two seconds", false, false)
 	s.Sweep(s.now)
 	b := s.Batch()
@@ -241,7 +244,7 @@ func TestNodeIsReady(t *testing.T) {
 	expect(s.nodeScript, "it was heard", true, false)
 	s.hearsOfALoss()
 	expect(s.nodeScript, "data was lost", false, true)
-	s.passes(relearnTime + time.Millisecond)
+	s.passes(ledger.RelearnTime + time.Millisecond)
 	expect(s.nodeScript, "it has learned", true, false)
 
 	s = newLossScript(t, perMinute100)
@@ -323,7 +326,7 @@ func TestTellingLeavesRoom(t *testing.T) {
 	s.hearsOfALoss()
 	l := &s.fleet.lanes[0]
 	for len(l.queue) < cap(l.queue)/2 {
-		l.queue <- &flight{errand: errand{beat: true}}
+		l.queue <- &flight{Flight: lease.Flight{Errand: lease.Errand{Beat: true}}}
 	}
 	for range 3 {
 		s.Sweep(s.now)
@@ -345,17 +348,17 @@ func TestTellingLeavesRoom(t *testing.T) {
 // is over.
 func TestWhatIsNotTold(t *testing.T) {
 	for what, c := range map[string]struct {
-		change func(s *lossScript, h *held)
+		change func(s *lossScript, h *busyKey)
 		told   int
 	}{
-		"a lease":                         {func(*lossScript, *held) {}, 1},
-		"a key that rests":                {func(s *lossScript, h *held) { h.pause = s.now + 1 }, 0},
-		"a key that has rested":           {func(s *lossScript, h *held) { h.pause = s.now }, 1},
-		"a lease whose window is over":    {func(s *lossScript, h *held) { h.lease.reset = s.now }, 0},
-		"a lease whose window goes on":    {func(s *lossScript, h *held) { h.lease.reset = s.now + 1 }, 1},
-		"a lease that was told":           {func(s *lossScript, h *held) { h.told = instant(s.fleet.doubt.Load()) }, 0},
-		"a lease that was told before":    {func(s *lossScript, h *held) { h.told = instant(s.fleet.doubt.Load()) - 1 }, 1},
-		"a key of which nothing is known": {func(_ *lossScript, h *held) { h.lease = lease{} }, 0},
+		"a lease":                         {func(*lossScript, *busyKey) {}, 1},
+		"a key that rests":                {func(s *lossScript, h *busyKey) { h.Pause = s.now + 1 }, 0},
+		"a key that has rested":           {func(s *lossScript, h *busyKey) { h.Pause = s.now }, 1},
+		"a lease whose window is over":    {func(s *lossScript, h *busyKey) { h.Lease.Reset = s.now }, 0},
+		"a lease whose window goes on":    {func(s *lossScript, h *busyKey) { h.Lease.Reset = s.now + 1 }, 1},
+		"a lease that was told":           {func(s *lossScript, h *busyKey) { h.Told = instant(s.fleet.doubt.Load()) }, 0},
+		"a lease that was told before":    {func(s *lossScript, h *busyKey) { h.Told = instant(s.fleet.doubt.Load()) - 1 }, 1},
+		"a key of which nothing is known": {func(_ *lossScript, h *busyKey) { h.Lease = lease.Lease{} }, 0},
 	} {
 		s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
 		s.asksFor(1, 1)
@@ -377,20 +380,20 @@ func TestNextWindowAfterALoss(t *testing.T) {
 		s.passes(45*time.Second - 600*time.Millisecond)
 		s.asksFor(1, 0)
 		h := s.keyHeld()
-		if h.next == nil {
+		if h.Next == nil {
 			t.Fatal("the next window has no lease")
 		}
 		s.hearsOfALoss()
 		if since {
-			h.next.told = instant(s.fleet.doubt.Load())
+			h.Next.Told = instant(s.fleet.doubt.Load())
 		}
 		s.Sweep(s.now)
 		s.allAnswered()
-		if again := h.next == nil; again == since {
+		if again := h.Next == nil; again == since {
 			t.Errorf("claimed since the loss %v: it is to be claimed anew %v", since, again)
 		}
 		s.asksFor(1, 0)
-		if h.next == nil || h.next.told < instant(s.fleet.evicted.Load()) {
+		if h.Next == nil || h.Next.Told < instant(s.fleet.evicted.Load()) {
 			t.Errorf("claimed since the loss %v: it has none now", since)
 		}
 	}

@@ -6,15 +6,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // next is the lease of the window to come, nil if there is none.
-func (s *nodeScript) next() *nextLease {
+func (s *nodeScript) next() *lease.NextLease {
 	sh, _, c := s.fleet.locked(keyOf(1))
 	defer sh.mu.Unlock()
-	return c.next
+	return c.Next
 }
 
 // Where the ledger has nothing left, and nobody else holds any, a lease is spent
@@ -150,34 +151,34 @@ func TestTokensAreLetGather(t *testing.T) {
 		full   time.Duration
 		pause  time.Duration
 	}{
-		{"sliding", sliding100, 100, 4, 0, time.Minute, backOff},
+		{"sliding", sliding100, 100, 4, 0, time.Minute, lease.BackOff},
 		{"sliding, needs less", sliding100, 80, 4, 0, time.Minute, 0},
 		{"sliding, more than a hundredth is left", sliding100, 100, 4, 1, time.Minute, 0},
-		{"sliding, of many", ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Minute, Requests: 1000}, 100, 4, 9, time.Minute, backOff},
+		{"sliding, of many", ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Minute, Requests: 1000}, 100, 4, 9, time.Minute, lease.BackOff},
 		{"sliding, of many, a hundredth is left", ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Minute, Requests: 1000}, 100, 4, 10, time.Minute, 0},
-		{"sliding, of few", ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Minute, Requests: 10}, 100, 4, 0, time.Minute, backOff},
-		{"bucket", bucket100, 100, 4, 0, time.Minute, backOff},
+		{"sliding, of few", ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Minute, Requests: 10}, 100, 4, 0, time.Minute, lease.BackOff},
+		{"bucket", bucket100, 100, 4, 0, time.Minute, lease.BackOff},
 		{"bucket, full soon", bucket100, 100, 4, 0, 60 * time.Millisecond, 30 * time.Millisecond},
-		{"sliding, whose window is over soon", sliding100, 100, 4, 0, 60 * time.Millisecond, backOff},
+		{"sliding, whose window is over soon", sliding100, 100, 4, 0, 60 * time.Millisecond, lease.BackOff},
 		{"fixed", perMinute100, 100, 4, 0, time.Minute, 0},
 	} {
 		s := newNodeScript(t, c.limit)
-		h := &held{rule: s.rule, demand: demand{perSec: c.perSec}, lease: lease{grantedLimit: grantedLimit{algorithm: c.limit.Algorithm}, window: 1, granted: 50 + c.got, spent: 50, reset: s.now.Add(time.Minute)}}
-		h.lease.setLimit(&c.limit)
-		fl := &flight{claim: ratelimit.Claim{Limit: c.limit, Waiting: c.got, Granted: 50, Spent: 50}}
-		h.lease.retry, h.lease.retryCost = 0, 77
-		h.plan(s.now, s.now, fl, &ratelimit.Grant{Granted: 50 + c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
-		if got := max(0, h.lease.retry.Sub(s.now)); got != c.pause {
+		h := &lease.Held{Rule: s.rule, Demand: lease.Demand{PerSec: c.perSec}, Lease: lease.Lease{GrantedLimit: lease.GrantedLimit{Algorithm: c.limit.Algorithm}, Window: 1, Granted: 50 + c.got, Spent: 50, Reset: s.now.Add(time.Minute)}}
+		h.Lease.SetLimit(&c.limit)
+		fl := &lease.Flight{Claim: ratelimit.Claim{Limit: c.limit, Waiting: c.got, Granted: 50, Spent: 50}}
+		h.Lease.Retry, h.Lease.RetryCost = 0, 77
+		h.Plan(s.now, s.now, fl, &ratelimit.Grant{Granted: 50 + c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
+		if got := max(0, h.Lease.Retry.Sub(s.now)); got != c.pause {
 			t.Errorf("%s: it waits for %v, and should for %v", c.name, got, c.pause)
 		}
-		if h.lease.retry = s.now.Add(10 * time.Second); c.pause > 0 {
-			h.plan(s.now, s.now, fl, &ratelimit.Grant{Granted: 50 + c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
+		if h.Lease.Retry = s.now.Add(10 * time.Second); c.pause > 0 {
+			h.Plan(s.now, s.now, fl, &ratelimit.Grant{Granted: 50 + c.got, Available: c.left, TTL: time.Minute, ResetAfter: c.full, Holders: 1}, 0)
 		}
-		if got := h.lease.retry.Sub(s.now); got != 10*time.Second {
+		if got := h.Lease.Retry.Sub(s.now); got != 10*time.Second {
 			t.Errorf("%s: the ledger said that there is nothing for 10 s, and it waits for %v", c.name, got)
 		}
-		if c.pause > 0 && h.lease.retryCost != 1 {
-			t.Errorf("%s: what costs less than %d is asked for", c.name, h.lease.retryCost)
+		if c.pause > 0 && h.Lease.RetryCost != 1 {
+			t.Errorf("%s: what costs less than %d is asked for", c.name, h.Lease.RetryCost)
 		}
 	}
 }
@@ -365,7 +366,7 @@ func TestUndoOfWhatAnOutageCharged(t *testing.T) {
 		spent := func() tokens {
 			sh, _, c := s.fleet.locked(keyOf(1))
 			defer sh.mu.Unlock()
-			return c.lease.spent
+			return c.Lease.Spent
 		}
 		for range 10 {
 			asks, v := fails(4)
@@ -464,7 +465,7 @@ func TestUndoWithoutALease(t *testing.T) {
 func (s *nodeScript) spent() tokens {
 	sh, _, c := s.fleet.locked(keyOf(1))
 	defer sh.mu.Unlock()
-	return c.lease.spent
+	return c.Lease.Spent
 }
 
 // outage has the node decide on so much while its ledger fails.

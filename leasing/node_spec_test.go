@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -17,7 +18,7 @@ type nodeScript struct {
 	testing.TB
 	*Stepped
 	rule   *ratelimit.Rule
-	ledger *Memory
+	ledger *ledger.Memory
 	now    instant
 	timers []nodeTimer
 	jitter float64
@@ -31,7 +32,7 @@ type nodeTimer struct {
 func newNodeScript(t testing.TB, l ratelimit.Limit) *nodeScript {
 	s := &nodeScript{TB: t, rule: testRule(l), now: instant(time.Hour)}
 	s.rule.Coordination.OnDeny = ratelimit.DenyRefunds
-	s.ledger = NewMemory(100, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+	s.ledger = ledger.NewMemory(100, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
 	after := func(d time.Duration, call func()) { s.timers = append(s.timers, nodeTimer{s.now.Add(d), call}) }
 	s.Stepped = NewStepped(1, 10_000, func() instant { return s.now }, time.Unix(1_800_000_015, 0), after, func() float64 { return s.jitter })
 	return s
@@ -326,17 +327,10 @@ func TestShortageAsksSeldom(t *testing.T) {
 		s.quiet("it has just asked")
 		s.passes(1)
 		r = s.asks(3)
-		s.other(ratelimit.Claim{Seq: 2, Window: s.ledger.window(), Granted: 98, Returned: 50})
+		s.other(ratelimit.Claim{Seq: 2, Window: s.ledger.Booked(&ratelimit.Claim{Key: string(keyOf(1))}).Current, Granted: 98, Returned: 50})
 		s.exchange()
 		r.says(false, ratelimit.FromClaim)
 	}
-}
-
-// window is the one that the test's account is in.
-func (m *Memory) window() window {
-	sh, c := m.locked(keyOf(1))
-	defer sh.mu.Unlock()
-	return c.val.window
 }
 
 // The next window is claimed a second before it begins, by half of that later

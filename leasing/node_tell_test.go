@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -191,14 +193,14 @@ func TestNodeDrifts(t *testing.T) {
 // that besides. Who leaves earlier leaves a seat that is tainted.
 func TestUnconfirmedSpendingCounts(t *testing.T) {
 	const reset = instant(time.Hour)
-	spent := func(l ratelimit.Limit) held {
-		h := held{lease: lease{granted: 1, spent: 3, window: 7, reset: reset}}
-		h.lease.setLimit(&l)
+	spent := func(l ratelimit.Limit) lease.Held {
+		h := lease.Held{Lease: lease.Lease{Granted: 1, Spent: 3, Window: 7, Reset: reset}}
+		h.Lease.SetLimit(&l)
 		return h
 	}
-	carried := held{driftKept: driftKept{carried: 2}, lease: lease{reset: reset}}
+	carried := lease.Held{DriftKept: lease.DriftKept{Carried: 2}, Lease: lease.Lease{Reset: reset}}
 	for name, c := range map[string]struct {
-		h    held
+		h    lease.Held
 		last time.Duration // after reset
 	}{
 		"fixed_window":   {spent(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10}), 0},
@@ -207,11 +209,11 @@ func TestUnconfirmedSpendingCounts(t *testing.T) {
 		"carried":        {carried, 0},
 	} {
 		end := reset.Add(c.last)
-		if !c.h.drifting(end-1) || c.h.drifting(end) {
+		if !c.h.Drifting(end-1) || c.h.Drifting(end) {
 			t.Errorf("%s: it should count until %v after the reset", name, c.last)
 		}
-		c.h.lease.spent, c.h.carried = c.h.lease.granted, 0
-		if c.h.drifting(0) {
+		c.h.Lease.Spent, c.h.Carried = c.h.Lease.Granted, 0
+		if c.h.Drifting(0) {
 			t.Errorf("%s: all is confirmed", name)
 		}
 	}
@@ -222,7 +224,7 @@ func TestUnconfirmedSpendingCounts(t *testing.T) {
 func TestLastWordOfABucketThatOwes(t *testing.T) {
 	s, _ := newDriftScript(t, bucket100)
 	s.drifts(4)
-	s.keyHeld().lease.reset = s.now // of an answer that came since, and did not confirm it
+	s.keyHeld().Lease.Reset = s.now // of an answer that came since, and did not confirm it
 	if claims := s.Release(s.now); len(claims) != 1 || !claims[0].Last {
 		t.Errorf("%+v", claims)
 	}
@@ -246,11 +248,11 @@ func TestLedgerClockTellsItsSteps(t *testing.T) {
 		{120e6, 10*time.Second - 901*time.Microsecond},
 		{90e6, -18*time.Second + 901*time.Microsecond},
 	} {
-		var known ledgerClock
-		if step := known.heard(second, 2*second, 100e6); step != 0 {
+		var known lease.LedgerClock
+		if step := known.Heard(second, 2*second, 100e6); step != 0 {
 			t.Errorf("heard for the first time: %v", step)
 		}
-		if step := known.heard(10*second, 11*second, c.hears); step != c.step {
+		if step := known.Heard(10*second, 11*second, c.hears); step != c.step {
 			t.Errorf("%d us: a step of %v, want %v", c.hears, step, c.step)
 		}
 	}
@@ -308,7 +310,7 @@ func TestLastWords(t *testing.T) {
 	s = newNodeScript(t, perMinute100)
 	s.leased(5)
 	sh, _, c := s.fleet.locked(keyOf(1))
-	end := c.lease.reset
+	end := c.Lease.Reset
 	sh.mu.Unlock()
 	s.passes(end.Sub(s.now))
 	if claims := s.Release(s.now); len(claims) != 0 {
@@ -320,7 +322,7 @@ func TestLastWords(t *testing.T) {
 func (s *nodeScript) fills() (empties func()) {
 	l := &s.fleet.lanes[0]
 	for len(l.queue) < cap(l.queue) {
-		l.queue <- &flight{errand: errand{beat: true}}
+		l.queue <- &flight{Flight: lease.Flight{Errand: lease.Errand{Beat: true}}}
 	}
 	return func() {
 		for len(l.queue) > 0 {
@@ -427,7 +429,7 @@ func TestForgottenAccountsAreOneLoss(t *testing.T) {
 				t.Errorf("hears of epochs %v, answer %d: %d losses, want %d", hears, i+1, got, want)
 			}
 			if i == 1 {
-				s.passes(relearnTime + time.Second)
+				s.passes(ledger.RelearnTime + time.Second)
 			}
 		}
 	}
@@ -437,8 +439,8 @@ func TestForgottenAccountsAreOneLoss(t *testing.T) {
 // one that was not answered.
 func TestReconciliations(t *testing.T) {
 	s, _ := newDriftScript(t, perMinute100)
-	var told []Reconciliation
-	s.fleet.OnReconcile = func(r Reconciliation) { told = append(told, r) }
+	var told []lease.Reconciliation
+	s.fleet.OnReconcile = func(r lease.Reconciliation) { told = append(told, r) }
 	s.drifts(6)
 	b, c := s.sends()
 	b.Fail(errors.New("gone"))
@@ -522,15 +524,15 @@ func TestLeaseIsClaimedAnew(t *testing.T) {
 // share is forgiven. A window's end does the same for others.
 func TestBucketIsForgiven(t *testing.T) {
 	for algorithm, want := range map[ratelimit.Algorithm]tokens{ratelimit.TokenBucket: 15, ratelimit.FixedWindow: 40, ratelimit.SlidingWindow: 40} {
-		l := lease{grantedLimit: grantedLimit{algorithm: algorithm}, granted: 10, spent: 40}
+		l := lease.Lease{GrantedLimit: lease.GrantedLimit{Algorithm: algorithm}, Granted: 10, Spent: 40}
 		for range 2 {
-			if l.forgive(5); l.spent != want {
-				t.Errorf("algorithm %v: %d are spent, want %d", algorithm, l.spent, want)
+			if l.Forgive(5); l.Spent != want {
+				t.Errorf("algorithm %v: %d are spent, want %d", algorithm, l.Spent, want)
 			}
 		}
-		l.spent = 12
-		if l.forgive(5); l.spent != 12 {
-			t.Errorf("algorithm %v: 2 are within the share, and %d are spent", algorithm, l.spent)
+		l.Spent = 12
+		if l.Forgive(5); l.Spent != 12 {
+			t.Errorf("algorithm %v: 2 are within the share, and %d are spent", algorithm, l.Spent)
 		}
 	}
 }
@@ -613,9 +615,9 @@ func TestSmallLeasesAndVoidOnes(t *testing.T) {
 // Who looks at the ledger's clock from an instant before it was last heard knows no
 // less of it, and no more.
 func TestLedgerClockOfAMomentAgo(t *testing.T) {
-	var c ledgerClock
-	c.heard(instant(time.Hour), instant(time.Hour).Add(time.Second), 100e6)
-	if w := c.widened(c.at.Add(-time.Minute)); w.lo != c.lo || w.hi != c.hi {
+	var c lease.LedgerClock
+	c.Heard(instant(time.Hour), instant(time.Hour).Add(time.Second), 100e6)
+	if w := c.Widened(c.At.Add(-time.Minute)); w.Lo != c.Lo || w.Hi != c.Hi {
 		t.Errorf("%+v, was %+v", w, c)
 	}
 }
@@ -664,7 +666,7 @@ func TestLastWordsOfAllKeys(t *testing.T) {
 	s := newNodeScript(t, perMinute100)
 	s.rule.Coordination.Lease.TTL, s.rule.Coordination.Lease.Fixed = time.Hour, 5
 	const keys = 1500
-	s.ledger = NewMemory(keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+	s.ledger = ledger.NewMemory(keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
 	for k := range uint64(keys) {
 		s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(k), Cost: 0}}, make([]verdict, 1))
 		for b := s.Batch(); b != nil; b = s.Batch() {
@@ -684,12 +686,12 @@ func TestLastWordsAfterATurn(t *testing.T) {
 	for b := s.Batch(); b != nil; b = s.Batch() { // it is renewed
 		s.settled(b, 0)
 	}
-	h := func() *held {
+	h := func() *busyKey {
 		sh, _, h := s.fleet.locked(keyOf(1))
 		defer sh.mu.Unlock()
 		return h
 	}()
-	h.settled = true // as if nothing were left
+	h.Settled = true // as if nothing were left
 	s.passes(end.Add(time.Second).Sub(s.now))
 	claims := s.Release(s.now)
 	if len(claims) != 1 || claims[0].Returned != 20 {
@@ -728,7 +730,7 @@ func TestSlidingDriftCarriesOn(t *testing.T) {
 	s.drifts(4)
 	b, c := s.sends()
 	g := []ratelimit.Grant{{ // the ledger has nothing left, and confirms none
-		Seq: c.Seq, Window: s.ledger.window(), Fence: c.Fence + 1, Granted: c.Granted, TTL: c.TTL, ResetAfter: time.Minute, At: ledgertest.Epoch, Carried: true, Holders: 2,
+		Seq: c.Seq, Window: s.ledger.Booked(&ratelimit.Claim{Key: string(keyOf(1))}).Current, Fence: c.Fence + 1, Granted: c.Granted, TTL: c.TTL, ResetAfter: time.Minute, At: ledgertest.Epoch, Carried: true, Holders: 2,
 	}}
 	b.Answer(g)
 	s.passes(46 * time.Second)
@@ -794,10 +796,10 @@ func TestEmptyRefundEndsNoRefusal(t *testing.T) {
 // A bucket that takes long to fill is told of at half of the lease's time all the
 // same.
 func TestLargeBucketIsToldInTime(t *testing.T) {
-	d := demand{perSec: 1000}
+	d := lease.Demand{PerSec: 1000}
 	l := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Hour, Requests: 100, Burst: 100_000}
-	r := d.renewal(instant(time.Hour), instant(time.Hour), 10, &l, &ratelimit.Grant{TTL: 10 * time.Second, ResetAfter: 10 * time.Hour, Holders: 1})
-	if got := r.after.Sub(instant(time.Hour)); got != 5*time.Second {
+	r := d.Renewal(instant(time.Hour), instant(time.Hour), 10, &l, &ratelimit.Grant{TTL: 10 * time.Second, ResetAfter: 10 * time.Hour, Holders: 1})
+	if got := r.After.Sub(instant(time.Hour)); got != 5*time.Second {
 		t.Errorf("told after %v", got)
 	}
 }

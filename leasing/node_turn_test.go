@@ -179,7 +179,7 @@ func TestNodeReleasesAll(t *testing.T) {
 func TestDoubtIsShortOrDecided(t *testing.T) {
 	s, _ := turning(t, 40*time.Millisecond)
 	n := s.next()
-	s.passes(n.start.Add(-2*time.Millisecond - 1).Sub(s.now))
+	s.passes(n.Start.Add(-2*time.Millisecond - 1).Sub(s.now))
 	s.spends(1)
 	s.passes(1)
 	if r := s.asks(1); r.decided() {
@@ -192,12 +192,12 @@ func TestDoubtIsShortOrDecided(t *testing.T) {
 func TestDoubtSpendsToTheLast(t *testing.T) {
 	s, _ := turning(t, 40*time.Millisecond)
 	n := s.next()
-	n.lease.granted = 5
-	s.passes(n.over.Sub(s.now))
+	n.Lease.Granted = 5
+	s.passes(n.Over.Sub(s.now))
 	s.asks(6).says(true, ratelimit.FromLease)
 	s.spends(5)
 	s.asks(1).says(true, ratelimit.FromLease)
-	n.lease.granted, s.now = 20, n.start.Add(-3*time.Millisecond)
+	n.Lease.Granted, s.now = 20, n.Start.Add(-3*time.Millisecond)
 	s.asks(17).says(true, ratelimit.FromLease) // 19 - 5 are left of this window
 	s.spends(14)
 }
@@ -208,7 +208,7 @@ func TestBetterNewsLengthensALease(t *testing.T) {
 	s, end := turning(t, 40*time.Millisecond)
 	b, _ := func() (*Batch, ratelimit.Claim) { s.spends(15); return s.sends() }()
 	s.settled(b, 0) // no trip: the clock is known to the microsecond
-	s.next().over = end.Add(-time.Millisecond)
+	s.next().Over = end.Add(-time.Millisecond)
 	s.passes(end.Add(-2 * time.Millisecond).Sub(s.now))
 	s.spends(1)
 }
@@ -302,13 +302,13 @@ func TestNextLeaseIsCountedFromItsClaim(t *testing.T) {
 	s, end := turning(t, 200*time.Millisecond)
 	sent := end.Add(-900 * time.Millisecond)
 	n := s.next()
-	if got := n.after.Sub(sent); got != 30*time.Minute {
+	if got := n.After.Sub(sent); got != 30*time.Minute {
 		t.Errorf("renewed %v after it was claimed, for an hour", got)
 	}
-	if n.told != sent {
-		t.Errorf("told %v after it was claimed", n.told.Sub(sent))
+	if n.Told != sent {
+		t.Errorf("told %v after it was claimed", n.Told.Sub(sent))
 	}
-	if got := n.expires.Sub(sent); got != 57*time.Minute {
+	if got := n.Expires.Sub(sent); got != 57*time.Minute {
 		t.Errorf("expires %v after it was claimed, for an hour", got)
 	}
 }
@@ -450,13 +450,13 @@ func TestNextLeaseTellsWhenThisOneEnds(t *testing.T) {
 func TestDoubtChargesOnlyWhatIsSpent(t *testing.T) {
 	s, _ := turning(t, 40*time.Millisecond)
 	n := s.next()
-	s.passes(n.over.Sub(s.now))
+	s.passes(n.Over.Sub(s.now))
 	r := &nodeRequest{nodeScript: s, v: make([]verdict, 1)}
 	r.wait = s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(1), Cost: 5, Kind: ratelimit.Refund}}, r.v)
 	if r.decided() {
 		t.Errorf("a refund in doubt: %+v", r.v[0])
 	}
-	s.passes(n.start.Sub(s.now))
+	s.passes(n.Start.Sub(s.now))
 	s.spends(20)
 }
 
@@ -490,8 +490,8 @@ func TestGaugeAtTheEndOfAWindow(t *testing.T) {
 	s := newNodeScript(t, perMinute100)
 	s.rule.Counters, s.rule.Coordination.Lease.TTL = &ratelimit.RuleCounters{}, time.Hour
 	s.leased(5)
-	s.passes(s.keyHeld().lease.reset.Sub(s.now) - 1)
-	s.keyHeld().demand.lastUse = s.now // it is not idle
+	s.passes(s.keyHeld().Lease.Reset.Sub(s.now) - 1)
+	s.keyHeld().Demand.LastUse = s.now // it is not idle
 	s.sweeps()
 	if n := s.rule.Counters.Leased.Load(); n == 0 {
 		t.Error("nothing is leased, and the window goes on")
@@ -509,7 +509,7 @@ func TestIdleLeaseThatIsKnownIsReturned(t *testing.T) {
 	s.rule.Coordination.Lease.TTL = time.Hour
 	s.leased(20)
 	h := s.keyHeld()
-	h.reported = h.lease.spent // as after a report
+	h.Reported = h.Lease.Spent // as after a report
 	s.passes(3 * time.Second)
 	s.sweeps()
 	if c, _ := s.exchange(); c.Returned != 19 {

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -12,13 +14,13 @@ import (
 func TestBoundsGoByThePaceOfLeases(t *testing.T) {
 	us := func(t ledgerTime) time.Duration { return time.Duration(t) * time.Microsecond }
 	for name, c := range map[string]struct{ declared, kept any }{
-		"how long a lease lasts":       {ratelimit.LeaseHorizon, horizon},
-		"between claims":               {ratelimit.ClaimBackOff, backOff},
-		"what a loss may cost, one of": {ratelimit.LossPart, relearnShare},
-		"a lease of plenty, one of":    {ratelimit.PlentyPart, idleShare * leastShares},
+		"how long a lease lasts":       {ratelimit.LeaseHorizon, lease.Horizon},
+		"between claims":               {ratelimit.ClaimBackOff, lease.BackOff},
+		"what a loss may cost, one of": {ratelimit.LossPart, ledger.RelearnShare},
+		"a lease of plenty, one of":    {ratelimit.PlentyPart, ledger.IdleShare * ledger.LeastShares},
 		"claims for recalls in a second": {
 			ratelimit.RecallsPerSecond,
-			int(time.Second/us(recallAgain)) + int(us(recallTakes)/recallPause) + 1, // given back, asked again, and the first that wants one
+			int(time.Second/us(ledger.RecallAgain)) + int(us(ledger.RecallTakes)/lease.RecallPause) + 1, // given back, asked again, and the first that wants one
 		},
 	} {
 		if c.declared != c.kept {

@@ -1,162 +1,24 @@
 package leasing
 
 import (
-	"fmt"
-	"math/rand/v2"
-	"reflect"
 	"testing"
 	"time"
 	"unsafe"
 
-	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// notPacked are the fields of held that a cold key does not have: it is packed only
-// where they say nothing. All others must come back as they were, also those that
-// somebody adds.
-var notPacked = map[string]bool{
-	".id": true, ".shard": true, ".slot": true, ".touched": true, ".flight": true, ".rule": true, ".next": true,
-	".resting": true, ".gauges.of": true, ".name": true, ".fruits": true, ".demand.lastUse": true, // see TestPackedIsTheSame
-	".lease.requests": true, ".lease.burst": true, ".lease.requestsHigh": true, ".lease.burstHigh": true, ".lease.algorithm": true, ".lease.period": true,
-}
-
-// fill sets every number of v by draw, and every bool.
-func fill(v reflect.Value, path string, draw func() int64) {
-	if notPacked[path] {
-		return
-	}
-	v = reflect.NewAt(v.Type(), unsafe.Pointer(v.UnsafeAddr())).Elem()
-	switch v.Kind() { //nolint:exhaustive // a field of another kind fails the test
-	case reflect.Struct:
-		for i := range v.NumField() {
-			name := "." + v.Type().Field(i).Name
-			if v.Type().Field(i).Anonymous {
-				name = ""
-			}
-			fill(v.Field(i), path+name, draw)
-		}
-	case reflect.Int64:
-		v.SetInt(draw())
-	case reflect.Uint64:
-		v.SetUint(uint64(draw()))
-	case reflect.Float64:
-		v.SetFloat(float64(draw()) / 7)
-	case reflect.Bool:
-		v.SetBool(draw()&1 != 0)
-	default:
-		panic(fmt.Sprintf("what becomes of held%s when a key is cold?", path))
-	}
-}
-
-// What is known of a key is the same after it was packed, whatever it is.
-func TestPackedIsTheSame(t *testing.T) {
-	rnd := rand.New(rand.NewPCG(3, 4))
-	rule := testRule(perMinute100)
-	rule.Counters = new(ratelimit.RuleCounters)
-	var s fleetShard
-	s.open(keytable.NewArena(), 1000, 40)
-	for range 20_000 {
-		h := held{busySlot: busySlot{shard: &s}, rule: rule, name: 40 + ratelimit.Holder(rnd.IntN(2))}
-		h.fruits = uint8(rnd.IntN(20))
-		h.demand.lastUse = instant(rnd.Int64N(int64(1000 * time.Hour)))
-		if rnd.IntN(2) == 0 {
-			h.gauges.of = rule.Counters
-		}
-		switch rnd.IntN(4) {
-		case 0:
-		case 1:
-			h.lease.setLimit(&ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Day, Multiplier: 3, Requests: 1 << 35, Burst: 1<<36 + 5})
-		default:
-			h.lease.setLimit(&rule.Limit)
-		}
-		few := rnd.IntN(2) == 0
-		fill(reflect.ValueOf(&h).Elem(), "", func() int64 {
-			switch n := rnd.IntN(6); {
-			case n == 0 || few && n < 4:
-				return 0
-			case n == 1:
-				return int64(never)
-			case n == 2:
-				return rnd.Int64N(1<<61) - 1<<60
-			}
-			return rnd.Int64N(1000) - 100
-		})
-		b := h.pack(nil, s.rules.number(rule))
-		back := held{busySlot: busySlot{shard: &s}}
-		back.unpack(append(b, 0xff, 0xff, 0xff)) // whatever lies behind
-		if later := back.demand.lastUse.Sub(h.demand.lastUse); later < 0 || later >= tick {
-			t.Fatalf("last used %v later", later)
-		}
-		if back.demand.lastUse = h.demand.lastUse; back != h {
-			t.Fatalf("of %+v there is %+v", h, back)
-		}
-		s.rules.leave(rule)
-	}
-}
-
-// What a cold key spends from its lease, a busy one would have spent just so: the same
-// requests are admitted, with the same answers, and what is known afterwards is the same.
-func TestColdSpendsAsBusy(t *testing.T) {
-	rnd := rand.New(rand.NewPCG(5, 6))
-	rule := testRule(perMinute100)
-	var s fleetShard
-	s.open(keytable.NewArena(), 1000, 40)
-	answered, asked := 0, 0
-	for range 20_000 {
-		now := instant(time.Hour)
-		near := func() instant {
-			return [...]instant{0, now - 1, now, now + 1, now.Add(time.Minute), never}[min(rnd.IntN(20), 4+rnd.IntN(2))]
-		}
-		few := func() tokens { return tokens(rnd.IntN(12)) }
-		h := held{busySlot: busySlot{shard: &s}, rule: rule, name: 40}
-		h.told, h.aheadAt = now-7, near()
-		if rnd.IntN(5) == 0 {
-			h.pause = near()
-		}
-		h.lease = lease{granted: 10 + few(), spent: few(), returned: few() / 2, available: few(), deadline: near(), reset: near(), window: 3}
-		h.renewal, h.settled = renewal{few(), near()}, rnd.IntN(2) == 0
-		if rnd.IntN(10) > 0 {
-			h.lease.setLimit(&rule.Limit)
-		}
-		kept := h.pack(nil, s.rules.number(rule))
-		for range 3 {
-			a := ask{Rule: rule, Cost: 1 + few()/3}
-			asked++
-			v, ok := spendPacked(kept, now, &a)
-			busy := h
-			want, would := busy.lease.take(now, &a, false)
-			plain := would && !want.OverLimit && now >= h.pause && now < h.aheadAt && !busy.due(now, busy.lease.unspent())
-			if ok != plain || ok && v != want {
-				t.Fatalf("%+v\nanswers %+v %v, and when it is cold %+v %v", h, want, would, v, ok)
-			}
-			if ok {
-				answered++
-				h = busy
-				h.demand.used += a.Cost
-				h.demand.lastUse, h.settled = now, false
-			}
-			back := held{busySlot: busySlot{shard: &s}}
-			if back.unpack(kept); back != h {
-				t.Fatalf("%+v\nis when it was cold %+v", h, back)
-			}
-		}
-		s.rules.leave(rule)
-	}
-	if answered < asked/20 || answered > asked/2 {
-		t.Errorf("%d of %d were answered", answered, asked)
-	}
-}
-
 // What is under way, or is looked at by the clock, is not packed.
 func TestWhatIsNotPacked(t *testing.T) {
-	for what, change := range map[string]func(h *held){
-		"nothing":                     func(*held) {},
-		"a claim is under way":        func(h *held) { h.flight = &flight{} },
-		"the next window has a lease": func(h *held) { h.next = &nextLease{} },
-		"a request rests":             func(h *held) { h.resting = &flight{done: make(chan struct{})} },
-		"no rule":                     func(h *held) { h.rule = nil },
+	for what, change := range map[string]func(h *busyKey){
+		"nothing":                     func(*busyKey) {},
+		"a claim is under way":        func(h *busyKey) { h.takes(&flight{}) },
+		"the next window has a lease": func(h *busyKey) { h.Next = &lease.NextLease{} },
+		"a request rests":             func(h *busyKey) { h.recalled = &flight{done: make(chan struct{})} },
+		"no rule":                     func(h *busyKey) { h.Rule = nil },
 	} {
 		s := newNodeScript(t, perMinute100)
 		s.asks(1)
@@ -170,11 +32,11 @@ func TestWhatIsNotPacked(t *testing.T) {
 }
 
 func TestTicksOf(t *testing.T) {
-	for at, want := range map[instant]ticks{
-		0: 0, 1: 1, instant(tick): 1, instant(tick) + 1: 2, never: neverDue, never - 1: neverDue,
-		instant(neverDue) * instant(tick): neverDue, (instant(neverDue) - 1) * instant(tick): neverDue - 1,
+	for at, want := range map[instant]lease.Ticks{
+		0: 0, 1: 1, instant(lease.Tick): 1, instant(lease.Tick) + 1: 2, lease.Never: lease.NeverDue, lease.Never - 1: lease.NeverDue,
+		instant(lease.NeverDue) * instant(lease.Tick): lease.NeverDue, (instant(lease.NeverDue) - 1) * instant(lease.Tick): lease.NeverDue - 1,
 	} {
-		if got := ticksOf(at); got != want {
+		if got := lease.TicksOf(at); got != want {
 			t.Errorf("%d is in tick %d, want %d", at, got, want)
 		}
 	}
@@ -187,7 +49,7 @@ func TestSweepsLeaveColdKeysPacked(t *testing.T) {
 	s.KeepBusy(0)
 	s.asks(1)
 	s.exchange()
-	if h := s.keyHeld(); !h.stretched || !h.untold() || !h.shard.cool(h) {
+	if h := s.keyHeld(); !h.Stretched || !h.Untold() || !h.shard.cool(h) {
 		t.Fatal("it is not a key that a sweep might return")
 	}
 	sh, c := s.fleet.cell(keyOf(1))
@@ -226,7 +88,7 @@ func TestRuleNumbers(t *testing.T) {
 func TestColdKeysGoOn(t *testing.T) {
 	const keys, most = 500, 4
 	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10})
-	s.ledger = NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
+	s.ledger = ledger.NewMemory(2*keys, func() ledgerTime { return ledgertest.Epoch.Add(s.now.Sub(instant(time.Hour))) })
 	s.rule.Counters = new(ratelimit.RuleCounters)
 	s.KeepBusy(most)
 	asks := func(k uint64, cost tokens) verdict {
@@ -266,5 +128,17 @@ func TestColdKeysGoOn(t *testing.T) {
 func (s *nodeScript) sweepAll() {
 	for range 2 * sweepParts {
 		s.Sweep(s.now)
+	}
+}
+
+// What a decision from a lease reads of it is one line of the processor's cache, the
+// first of a slot, but for what it names in its answer.
+func TestHitReadsTheFirstLine(t *testing.T) {
+	var h busyLines
+	if size := unsafe.Sizeof(h); size%64 != 0 {
+		t.Errorf("slots are %d bytes, and begin anywhere in a line", size)
+	}
+	if end := unsafe.Offsetof(h.Lease) + unsafe.Offsetof(h.Lease.Burst) + 4; end > 64 {
+		t.Errorf("what take reads ends at %d", end)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -63,7 +64,7 @@ func TestABrokenBoundIsNotExcused(t *testing.T) {
 		rule := testRule(ratelimit.Limit{Unit: ratelimit.Day, Requests: 100})
 		rule.Coordination.Mode, rule.Coordination.DriftBudget = ratelimit.Approx, ratelimit.Share{Tokens: c.declaredN}
 		rule.Counters = &ratelimit.RuleCounters{}
-		got := countBound(rule, &ratelimit.Grant{OverAdmitted: c.over, Over: c.all}, c.unasked)
+		got := lease.CountBound(rule, &ratelimit.Grant{OverAdmitted: c.over, Over: c.all}, c.unasked)
 		n := rule.Counters
 		if got != c.overByPolicy || n.NearBound.Load() != c.near || n.BeyondBound.Load() != c.beyond || n.BeyondByPolicy.Load() != c.byPolicy {
 			t.Errorf("%+v: %d by policy, near %d, beyond %d, beyond by policy %d", c, got, n.NearBound.Load(),

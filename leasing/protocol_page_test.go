@@ -7,13 +7,14 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/sluice-gate/sluice/approx"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -117,32 +118,32 @@ func TestProtocolConstants(t *testing.T) {
 	table := "| constant | value | meaning |\n|---|---|---|\n"
 	for _, row := range [][3]any{
 		{"`DefaultLeaseTTL`", ratelimit.DefaultLeaseTTL, "how long a lease lasts unless the rule or plenty says otherwise"},
-		{"`margin`, `reclaim: safe`", margin(&safe, c.Lease.TTL), "how much earlier than the ledger a holder stops spending a lease of that length"},
-		{"`margin`, `reclaim: eager`", margin(&eager, c.Lease.TTL), "the same where the ledger reclaims expired leases"},
+		{"`margin`, `reclaim: safe`", lease.Margin(&safe, c.Lease.TTL), "how much earlier than the ledger a holder stops spending a lease of that length"},
+		{"`margin`, `reclaim: eager`", lease.Margin(&eager, c.Lease.TTL), "the same where the ledger reclaims expired leases"},
 		{"`StoreDeadline`", ratelimit.StoreDeadline, "the longest that a request waits for the ledger"},
 		{"`claimTimeout`", claimTimeout, "after which a claim without an answer counts as lost"},
-		{"`horizon`", horizon, "how long a lease should last at the measured demand"},
-		{"`idleAfter`", idleAfter, "after which an idle key's tokens are given back"},
-		{"`plentyAbove`", fmt.Sprintf("1/%d", plentyAbove), "more than this share of the limit is left, here or unspent at others: plenty"},
-		{"`roomAbove`", fmt.Sprintf("1/%d", roomAbove), "and more than this share here"},
-		{"`idleShare`", fmt.Sprintf("1/%d", idleShare), "of the limit, for the leases of plenty of all holders together"},
-		{"`leastShares`", leastShares, "parts of `idleShare` at least, one a holder"},
-		{"`longest`", us(longest), "the longest lease of plenty"},
-		{"`recallAgain`", us(recallAgain), "before the same lease is recalled once more"},
-		{"`recallTakes`", us(recallTakes), "for how long a node that was refused may ask again for what was recalled"},
-		{"`recallPause`", recallPause, "between two such claims"},
-		{"`recallKeeps`", recallKeeps, "a recalled holder keeps what its demand needs for this long"},
-		{"`backOff`", backOff, "between claims while tokens are out at other holders; up to twice as long"},
-		{"`relearnTime`", relearnTime, "how long a ledger that lost its data learns at least"},
-		{"`relearnShare`", fmt.Sprintf("1/%d", relearnShare), "of a limit, granted in all while the ledger learns"},
+		{"`horizon`", lease.Horizon, "how long a lease should last at the measured demand"},
+		{"`idleAfter`", lease.IdleAfter, "after which an idle key's tokens are given back"},
+		{"`plentyAbove`", fmt.Sprintf("1/%d", ledger.PlentyAbove), "more than this share of the limit is left, here or unspent at others: plenty"},
+		{"`roomAbove`", fmt.Sprintf("1/%d", ledger.RoomAbove), "and more than this share here"},
+		{"`idleShare`", fmt.Sprintf("1/%d", ledger.IdleShare), "of the limit, for the leases of plenty of all holders together"},
+		{"`leastShares`", ledger.LeastShares, "parts of `idleShare` at least, one a holder"},
+		{"`longest`", us(ledger.Longest), "the longest lease of plenty"},
+		{"`recallAgain`", us(ledger.RecallAgain), "before the same lease is recalled once more"},
+		{"`recallTakes`", us(ledger.RecallTakes), "for how long a node that was refused may ask again for what was recalled"},
+		{"`recallPause`", lease.RecallPause, "between two such claims"},
+		{"`recallKeeps`", lease.RecallKeeps, "a recalled holder keeps what its demand needs for this long"},
+		{"`backOff`", lease.BackOff, "between claims while tokens are out at other holders; up to twice as long"},
+		{"`relearnTime`", ledger.RelearnTime, "how long a ledger that lost its data learns at least"},
+		{"`relearnShare`", fmt.Sprintf("1/%d", ledger.RelearnShare), "of a limit, granted in all while the ledger learns"},
 		{"`beatEvery`", beatEvery, "how long a node does without a word from the ledger"},
-		{"`leadMost`", leadMost, "a busy key's next lease is claimed this long before its window ends, at the earliest; earlier only where two round trips take longer"},
-		{"`doubtWait`", doubtWait, "the longest that a request waits for a window to have begun"},
-		{"`maxDrift`", fmt.Sprintf("1/%d", maxDrift), "by which two clocks may run apart"},
-		{"`mostRecords`", mostRecords, "records of an account, beyond which those of expired leases are folded"},
-		{"`foldAfter`", foldAfter, "after which the record of a holder that has ended may be folded"},
-		{"`bucketWaits`", bucketWaits, "the longest that a bucket waits for a clock that went back"},
-		{"`refusalHold`", refusalHold, "after which a refusal is asked for again"},
+		{"`leadMost`", lease.LeadMost, "a busy key's next lease is claimed this long before its window ends, at the earliest; earlier only where two round trips take longer"},
+		{"`doubtWait`", lease.DoubtWait, "the longest that a request waits for a window to have begun"},
+		{"`maxDrift`", fmt.Sprintf("1/%d", lease.MaxDrift), "by which two clocks may run apart"},
+		{"`mostRecords`", ledger.MostRecords, "records of an account, beyond which those of expired leases are folded"},
+		{"`foldAfter`", ledger.FoldAfter, "after which the record of a holder that has ended may be folded"},
+		{"`bucketWaits`", ledger.BucketWaits, "the longest that a bucket waits for a clock that went back"},
+		{"`refusalHold`", lease.RefusalHold, "after which a refusal is asked for again"},
 		{"`SeatTTL`", approx.SeatTTL, "how long a seat is held without renewal"},
 		{"`CheckTimeout`", c.CheckTimeout, "how long a request of mode approx waits below the watermark"},
 		{"`SyncInterval`", c.SyncInterval, "how old what a node of mode approx knows may be"},
@@ -150,52 +151,6 @@ func TestProtocolConstants(t *testing.T) {
 		table += fmt.Sprintf("| %v | %v | %v |\n", row[:]...)
 	}
 	page.shows(t, "constants", table)
-}
-
-var (
-	accountPacked = regexp.MustCompile(`(?s)local function packed\(\).*?local all = \{ (.*?), sums\(\) \}`)
-	sumsReturned  = regexp.MustCompile(`(?s)local function sums\(\).*?\n  return (.*?)\n`)
-	recordNames   = regexp.MustCompile(`local (SEQ, [A-Z, ]+) = `)
-	claimNumbers  = regexp.MustCompile(`local (Seq, [A-Za-z, ]+) =\s+struct\.unpack`)
-	tableRow      = regexp.MustCompile("(?m)^\\| ([0-9]+) \\| `([a-z_ ]+)`")
-)
-
-// The formats of the page are those of settle.lua: as many fields, in that order.
-func TestProtocolFormats(t *testing.T) {
-	text := readPage(t).text
-	rows := func(table string) (names []string) {
-		_, after, _ := strings.Cut(text, "<!-- "+table+" -->")
-		table, _, _ = strings.Cut(after, "<!-- end -->")
-		for i, row := range tableRow.FindAllStringSubmatch(table, -1) {
-			if row[1] != fmt.Sprint(i+1) {
-				t.Errorf("field %d is numbered %s", i+1, row[1])
-			}
-			names = append(names, row[2])
-		}
-		return names
-	}
-	one := func(what *regexp.Regexp) string {
-		m := what.FindStringSubmatch(settleLua)
-		if m == nil {
-			t.Fatalf("settle.lua has no %v", what)
-		}
-		return m[1]
-	}
-	account := strings.Split(strings.ReplaceAll(one(accountPacked), "a.", ""), ", ")
-	account = append(account, strings.Split(one(sumsReturned), ", ")...)
-	account = append(account, one(regexp.MustCompile(fmt.Sprintf(`all\[%d\] = a\.(\w+)`, len(account)+1))))
-	if got := rows("account"); !slices.Equal(got, account) {
-		t.Errorf("the page has the account as\n%v, and settle.lua as\n%v", got, account)
-	}
-	if got, want := rows("record"), strings.Split(strings.ToLower(one(recordNames)), ", "); !slices.Equal(got, want) {
-		t.Errorf("the page has a record as\n%v, and settle.lua as\n%v", got, want)
-	}
-	if got, want := rows("claim"), strings.Split(strings.ToLower(one(claimNumbers)), ", "); !slices.Equal(got, want) {
-		t.Errorf("the page has a claim as\n%v, and settle.lua as\n%v", got, want)
-	}
-	if got := len(rows("grant")); got != answerFields {
-		t.Errorf("the page has %d numbers of an answer, and there are %d", got, answerFields)
-	}
 }
 
 var (
@@ -250,7 +205,7 @@ func (s *sources) take(path, source string) {
 	for _, m := range testFunction.FindAllStringSubmatch(source, -1) {
 		s.tests[m[1]] = true
 	}
-	if strings.HasSuffix(path, "sim/bugs_test.go") || strings.HasSuffix(path, "leasing/exhaust_test.go") {
+	if strings.HasSuffix(path, "sim/bugs_test.go") || strings.HasSuffix(path, "leasing/ledger/exhaust_test.go") {
 		s.planted += source
 	}
 }

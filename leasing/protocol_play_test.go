@@ -11,6 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gate/sluice/approx"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -24,8 +26,8 @@ type play struct {
 	out    strings.Builder
 	rule   *ratelimit.Rule
 	now    instant // the nodes' clock; it begins at an hour
-	ledger *LosableMemory
-	redis  *movedRedis
+	ledger *ledger.LosableMemory
+	redis  *timedRedis
 	server *redistest.Server
 	nodes  []*actor
 	timers []playTimer
@@ -48,15 +50,15 @@ const hanging = "                         "
 const playBegins = instant(time.Hour)
 
 func newPlay(t testing.TB, server *redistest.Server) *play {
-	p := &play{TB: t, now: playBegins, server: server, redis: newMovedRedis(t, server)}
-	memory := NewMemory(10, p.clock)
+	p := &play{TB: t, now: playBegins, server: server, redis: newTimedRedis(t, server)}
+	memory := ledger.NewMemory(10, p.clock)
 	memory.OnRecall = func(_ string, holders []ratelimit.Holder) {
 		for _, h := range holders {
 			p.recalls(h)
 		}
 	}
-	p.ledger = NewLosable(memory)
-	p.redis.at = p.clock
+	p.ledger = ledger.NewLosable(memory)
+	p.redis.GoBy(p.clock)
 	return p
 }
 
@@ -287,17 +289,14 @@ func (p *play) redisAgrees(claims []ratelimit.Claim, grants []ratelimit.Grant) {
 
 // books prints what the account says of the claimant, and in all.
 func (p *play) books(c *ratelimit.Claim) {
-	s, cell := p.ledger.locked(keyOf(1))
-	defer s.mu.Unlock()
-	a := &cell.val
-	r := a.find(c.Holder)
+	b := p.ledger.Booked(c)
 	p.says("ledger", "books   %s: granted %d, in flight %d, spent %d, returned %d, in window %d",
-		p.of(c.Holder), r.granted, r.inflight, r.spent, r.returned, r.window)
+		p.of(c.Holder), b.Granted, b.InFlight, b.Spent, b.Returned, b.Window)
 	if c.Final { // of a window that is over: nothing is leased any more
 		return
 	}
 	p.says("", "        charged to %s: %d, a lease until %s; in all %d, available %d",
-		p.of(c.Holder), r.charged(), p.at(r.expires), a.charged(r.window), a.available(c, r.window))
+		p.of(c.Holder), b.Charged, p.at(b.Expires), b.InAll, b.Available)
 }
 
 // answered has the ledger's answer travel back, and be taken in.
@@ -367,16 +366,16 @@ func (n *actor) sweeps() {
 }
 
 // lease is what the node knows of its lease.
-func (n *actor) lease() (l lease, next *nextLease) {
+func (n *actor) lease() (l lease.Lease, next *lease.NextLease) {
 	s, _, c := n.fleet.locked(keyOf(1))
 	defer s.mu.Unlock()
-	return c.lease, c.next
+	return c.Lease, c.Next
 }
 
 // maySpend prints what the node may spend without asking.
 func (n *actor) maySpend() {
 	l, _ := n.lease()
-	n.says(n.name, "may spend %d until %s", l.unspent(), n.instant(l.deadline))
+	n.says(n.name, "may spend %d until %s", l.Unspent(), n.instant(l.Deadline))
 }
 
 // total prints what all requests of an example got, beside what the rule declares
@@ -404,7 +403,7 @@ func (n *actor) crashes() {
 // turns prints how the node goes from one window's lease to the next one's.
 func (n *actor) turns() {
 	_, next := n.lease()
-	n.says(n.name, "spends the old lease until %s, and the new one of %d from %s", n.instant(next.over), next.lease.unspent(), n.instant(next.start))
+	n.says(n.name, "spends the old lease until %s, and the new one of %d from %s", n.instant(next.Over), next.Lease.Unspent(), n.instant(next.Start))
 }
 
 // instant is an instant of the nodes' clock, which goes with the ledger's.

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -183,7 +184,7 @@ func TestStretchedRules(t *testing.T) {
 }
 
 // keyHeld is what the node has of its one key.
-func (s *nodeScript) keyHeld() *held {
+func (s *nodeScript) keyHeld() *busyKey {
 	sh, _, h := s.fleet.locked(keyOf(1))
 	defer sh.mu.Unlock()
 	return h
@@ -199,7 +200,7 @@ func TestRecallOfTheLastToken(t *testing.T) {
 	r.says(false, ratelimit.FromClaim)
 	s.passes(3 * time.Second)
 	h := s.keyHeld()
-	h.reported = h.lease.spent // as after a report
+	h.Reported = h.Lease.Spent // as after a report
 	s.Recalled(string(keyOf(1)))
 	if c, _ := s.exchange(); c.Returned != 1 || c.Spent != 1 {
 		t.Errorf("it claims %+v", c)
@@ -340,8 +341,8 @@ func TestRefusedLate(t *testing.T) {
 		s.asks(1)
 		s.exchange() // 95 are left, and 4 of 5 unspent
 		h := s.keyHeld()
-		h.lease.spent++
-		h.recalling = c.recalling
+		h.Lease.Spent++
+		h.Recalling = c.recalling
 		s.passes(c.heard)
 		a := ask{Rule: s.rule, Key: keyOf(1), Cost: c.cost, Kind: c.kind}
 		v, ok := s.fleet.refusedLate(s.now, &a, c.late)
@@ -361,12 +362,12 @@ func TestRedisRecalls(t *testing.T) {
 	s := redistest.Start(t)
 	client, listener := s.Client(), s.Client()
 	t.Cleanup(func() { client.Close() })
-	l, heard, ended := NewRedis(client, "t:"), make(chan string, 10), make(chan struct{})
+	l, heard, ended := ledger.NewRedis(client, "t:"), make(chan string, 10), make(chan struct{})
 	go func() {
 		defer close(ended)
-		NewRedis(listener, "t:").Recalls(t.Context(), []ratelimit.Holder{1, 2}, func(account string) { heard <- account })
+		ledger.NewRedis(listener, "t:").Recalls(t.Context(), []ratelimit.Holder{1, 2}, func(account string) { heard <- account })
 	}()
-	channel := recallChannel(1)
+	channel := ledger.RecallChannel(1)
 	for s.Do("PUBSUB", "NUMSUB", channel).([]any)[1].(int64) == 0 { // until it listens
 		time.Sleep(time.Millisecond)
 	}

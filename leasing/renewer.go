@@ -105,3 +105,22 @@ func (f *Fleet) sweep(ctx context.Context) {
 		}
 	}
 }
+
+// Recalled takes in that others wait for tokens of an account, by its name in the
+// ledger. It does not block.
+func (f *Fleet) Recalled(account string) {
+	key := []byte(account)
+	if !f.RawNames {
+		var ok bool
+		if key, ok = keyOfName(account); !ok {
+			return // nothing of this version's
+		}
+	}
+	s, _, h := f.locked(key)
+	defer s.mu.Unlock()
+	if h == nil {
+		return
+	}
+	h.Recall()
+	f.do(h, f.clock())
+}

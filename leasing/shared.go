@@ -1,6 +1,8 @@
 package leasing
 
 import (
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -9,13 +11,10 @@ import (
 // counts, of which this node is one holder among others. It claims exactly what each
 // ask needs, and keeps nothing.
 type sharedKey struct {
-	account account
-	lease   lease // this node's
+	account ledger.Account
+	lease   lease.Lease // this node's
 	seq     uint64
 }
-
-// localHolder is this node's name in accounts of its own.
-const localHolder ratelimit.Holder = 1
 
 // moment is one instant on both clocks.
 type moment struct {
@@ -27,7 +26,7 @@ type moment struct {
 func (s *counterShard) share(now ledgerTime, c *counterCell) *sharedKey {
 	if c.Mark&isShared == 0 {
 		x := c.Val.export(now, algorithmOf(c), s.floor)
-		s.shared[c.ID()] = &sharedKey{account: importAccount(&x, x.Lag)}
+		s.shared[c.ID()] = &sharedKey{account: ledger.FromStatement(&x, x.Lag)}
 		c.Mark |= isShared
 		// From here on the account counts alone. Two places that count could each admit the limit.
 		c.Val = counter{}
@@ -38,62 +37,49 @@ func (s *counterShard) share(now ledgerTime, c *counterCell) *sharedKey {
 // unshare makes a cell a counter again, if nobody else has anything of the account.
 func (s *counterShard) unshare(at moment, c *counterCell, l *ratelimit.Limit) {
 	k := s.shared[c.ID()]
-	a := &k.account
 	// Others may still report or return, and need their records. While the account learns, its
-	// counts are not all that was spent.
-	// A base below 0 is what a reset has credited; a counter has no place for it.
-	if !a.alone(l) || at.ledger < a.relearn || a.base < 0 {
+	// counts are not all that was spent. What a reset has credited has no place in a counter.
+	if !k.account.Sole(at.ledger, l) {
 		return
 	}
 	// The account has not heard yet of a refund, nor of what a denial gave back.
 	k.release(at)
-	s.floor = max(s.floor, a.fence)
+	s.floor = max(s.floor, k.account.Fence())
 	delete(s.shared, c.ID())
-	c.Val, c.Mark = a.counter(&k.lease, l)
+	x := k.account.Statement()
+	x.Charged = k.account.Charged() // by holders that are over, too
+	c.Val, c.Mark = counterOf(x, &k.lease, l)
 }
 
-// alone tells whether nothing more is to be heard of holders other than this node.
-// Where the limit is not known, any holder may be heard of.
-func (a *account) alone(l *ratelimit.Limit) bool {
-	alone := true
-	a.each(func(r *record) {
-		// A holder that has said that it ends is waited for a while longer: a claim of it may still
-		// be on its way.
-		over := l != nil && (a.obsolete(r, l, false) || r.last && a.now >= r.expires.Add(foldAfter))
-		alone = alone && (r.holder == localHolder || over)
-	})
-	return alone
-}
-
-// counter is an account without other holders than this node, as a counter, and by
+// counterOf is an account without other holders than this node, as a counter, and by
 // which algorithm it counts as far as that matters.
 // Where the limit is not known, a window before that was charged for says sliding_window;
 // counters.decide knows better.
-func (a *account) counter(own *lease, l *ratelimit.Limit) (counter, uint8) {
-	if a.window == 0 {
+func counterOf(x ledger.Statement, own *lease.Lease, l *ratelimit.Limit) (counter, uint8) {
+	if x.Window == 0 {
 		return counter{}, uint8(ratelimit.FixedWindow)
 	}
 	// The number of a bucket's window is a time in microseconds, which no window's number is as
 	// high as: it tells the algorithm where no limit is at hand.
-	if isBucket(a.window) {
-		return counter{spent: own.spent, extra: a.carry, begins: a.now + a.lag, ends: a.dead, state: a.level}, uint8(ratelimit.TokenBucket)
+	if ledger.IsBucket(x.Window) {
+		return counter{spent: own.Spent, extra: x.Carry, begins: x.Now + x.Lag, ends: x.Dead, state: x.Level}, uint8(ratelimit.TokenBucket)
 	}
-	c := counter{spent: a.charged(a.window), begins: shiftedBy(a.lag), ends: a.dead, state: int64(a.window)}
-	if l != nil && l.Algorithm == ratelimit.SlidingWindow || l == nil && a.prev > 0 {
-		c.extra = int64(a.prev)
+	c := counter{spent: x.Charged, begins: shiftedBy(x.Lag), ends: x.Dead, state: int64(x.Window)}
+	if l != nil && l.Algorithm == ratelimit.SlidingWindow || l == nil && x.Previous > 0 {
+		c.extra = int64(x.Previous)
 		return c, uint8(ratelimit.SlidingWindow)
 	}
 	// What denials charged beyond the limit (on_deny) is this node's, and is not in the account.
-	c.extra = int64(own.debt)
+	c.extra = int64(own.Debt)
 	return c, uint8(ratelimit.FixedWindow)
 }
 
 // export writes a counter down as an account that has no holders.
-func (c *counter) export(now ledgerTime, algorithm ratelimit.Algorithm, floor ratelimit.Fence) Account {
+func (c *counter) export(now ledgerTime, algorithm ratelimit.Algorithm, floor ratelimit.Fence) ledger.Statement {
 	// A counter has no fences. The account's begin above all that were given out for accounts of
 	// this shard, so that they rise for ever (docs/protocol.md, section 4.6).
 	fence := max(floor, ratelimit.Fence(now))
-	x := Account{Now: now, Fence: fence, Born: fence + 1, Dead: c.dead(algorithm)}
+	x := ledger.Statement{Now: now, Fence: fence, Born: fence + 1, Dead: c.dead(algorithm)}
 	if algorithm == ratelimit.TokenBucket && c.begins == 0 {
 		return x // it is new, and nobody knows yet how full that is
 	}
@@ -124,12 +110,12 @@ func (p *counters) decideShared(s *counterShard, at moment, c *counterCell, a *a
 	l := &k.lease
 	// A denial that charges takes what is left. This holder keeps nothing between requests, and
 	// must first be granted that to spend it. What the refusal said of the next try holds on.
-	if waiting > l.left(at.node) && l.available > 0 && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
-		retry, cost := l.retry, l.retryCost
-		k.claim(at, a.Rule, l.available) // to be drained
-		l.retry, l.retryCost = retry, cost
+	if waiting > l.Left(at.node) && l.Available > 0 && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
+		retry, cost := l.Retry, l.RetryCost
+		k.claim(at, a.Rule, l.Available) // to be drained
+		l.Retry, l.RetryCost = retry, cost
 	}
-	v := l.settled(at.node, a, true)
+	v := l.Settled(at.node, a, true)
 	v.Source = ratelimit.FromLease
 	// Most keys have no other holders after a while. As counters they are smaller and faster.
 	s.unshare(at, c, &a.Rule.Limit)
@@ -139,7 +125,7 @@ func (p *counters) decideShared(s *counterShard, at moment, c *counterCell, a *a
 // claim asks the account for what is to be spent at once.
 func (k *sharedKey) claim(at moment, rule *ratelimit.Rule, waiting tokens) {
 	k.seq++
-	m := k.lease.claim(at.node, k.seq, rule, waiting, waiting, true)
+	m := k.lease.Claim(at.node, k.seq, rule, waiting, waiting, true)
 	k.settle(at, &m)
 }
 
@@ -147,19 +133,19 @@ func (k *sharedKey) claim(at moment, rule *ratelimit.Rule, waiting tokens) {
 func (k *sharedKey) release(at moment) {
 	// Nothing was claimed, or its window is over and nobody counts it any more. A bucket's level
 	// always counts.
-	if k.lease.window == 0 || at.node >= k.lease.reset && k.lease.algorithm != ratelimit.TokenBucket {
+	if k.lease.Window == 0 || at.node >= k.lease.Reset && k.lease.Algorithm != ratelimit.TokenBucket {
 		return
 	}
 	k.seq++
-	m := k.lease.release(at.node, k.seq)
+	m := k.lease.Release(at.node, k.seq)
 	k.settle(at, &m)
 }
 
 func (k *sharedKey) settle(at moment, m *ratelimit.Claim) {
-	m.Holder = localHolder
-	g := k.account.settle(at.ledger, m)
+	m.Holder = ledger.LocalHolder
+	g := k.account.Settle(at.ledger, m)
 	// No margin, for node and account go by one clock, and nothing travels.
-	k.lease.apply(at.node, m, &g, 0, at.node.Add(g.ResetAfter))
+	k.lease.Apply(at.node, m, &g, 0, at.node.Add(g.ResetAfter))
 }
 
 // settleFor settles a claim of another holder.
@@ -173,22 +159,22 @@ func (p *counters) settleFor(at moment, key []byte, m *ratelimit.Claim) ratelimi
 	}
 	c.Note = p.limits.note(m.Limit.Capacity())
 	k := s.share(at.ledger, c)
-	return k.account.settle(at.ledger, m)
+	return k.account.Settle(at.ledger, m)
 }
 
 // takeOut takes a key's account away.
-func (p *counters) takeOut(at moment, key []byte) (x Account, ok bool) {
+func (p *counters) takeOut(at moment, key []byte) (x ledger.Statement, ok bool) {
 	s, id, c := p.locked(key)
 	defer s.mu.Unlock()
 	if c == nil {
-		return Account{}, false
+		return ledger.Statement{}, false
 	}
 	if k := s.shared[id]; c.Mark&isShared != 0 {
 		// The new owner must know all that was spent here, and nothing is leased to a node that has
 		// no part in the key any more.
 		k.release(at)
-		x, ok = k.account.export(), at.ledger < k.account.dead
-		s.floor = max(s.floor, k.account.fence)
+		x, ok = k.account.Statement(), at.ledger < k.account.Dead()
+		s.floor = max(s.floor, k.account.Fence())
 		delete(s.shared, id)
 	} else {
 		x, ok = c.Val.export(at.ledger, algorithmOf(c), s.floor), at.ledger < c.Val.dead(algorithmOf(c))
@@ -202,22 +188,22 @@ func (p *counters) takeOut(at moment, key []byte) (x Account, ok bool) {
 }
 
 // adopt takes an account in, beside what is known of the key already.
-func (p *counters) adopt(at moment, key []byte, x *Account, lag ledgerTime) bool {
+func (p *counters) adopt(at moment, key []byte, x *ledger.Statement, lag ledgerTime) bool {
 	s, id, c := p.locked(key)
 	defer s.mu.Unlock()
 	if c != nil {
 		// The key has been counted here before its account came: both have admitted requests, so
 		// that both count (merge).
-		s.share(at.ledger, c).account.merge(x, lag)
+		s.share(at.ledger, c).account.Merge(x, lag)
 		s.unshare(at, c, nil)
 		return true
 	}
 	if c = p.add(s, at.ledger, id, key, ratelimit.FixedWindow); c == nil {
 		return false
 	}
-	k := &sharedKey{account: importAccount(x, lag)}
+	k := &sharedKey{account: ledger.FromStatement(x, lag)}
 	// This node may have had the key before, and given it higher fences than the account brings.
-	k.account.fence = max(k.account.fence, s.floor)
+	k.account.RaiseFence(s.floor)
 	s.shared[id] = k
 	c.Mark |= isShared
 	s.unshare(at, c, nil)

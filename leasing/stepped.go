@@ -3,8 +3,10 @@ package leasing
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -33,7 +35,7 @@ const (
 // has gone on by that much; random is for pauses.
 func NewStepped(holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time, after func(time.Duration, func()), random func() float64) *Stepped {
 	f := NewFleet(nil, holder, maxKeys, clock, wall)
-	f.hash = hasher{}
+	f.Hash = keytable.Hasher{}
 	f.fallback.predictable()
 	f.after, f.Random, f.RawNames = after, random, true
 	return &Stepped{fleet: f}
@@ -186,4 +188,22 @@ func (s *Stepped) Release(now ratelimit.Instant) []ratelimit.Claim {
 		}
 	}
 	return claims
+}
+
+// Check says which invariant of the node's lease on a key does not hold, if one
+// does not. share is how much it may have spent unconfirmed.
+func (s *Stepped) Check(key []byte, share ratelimit.Tokens) error {
+	shard, _, h := s.fleet.locked(key)
+	defer shard.mu.Unlock()
+	if h == nil {
+		return nil
+	}
+	l := &h.Lease
+	switch {
+	case l.Spent < 0 || l.Returned < 0 || l.Granted < 0:
+		return fmt.Errorf("the lease has granted %d, spent %d, returned %d: none may be negative", l.Granted, l.Spent, l.Returned)
+	case l.Drifted() > share:
+		return fmt.Errorf("the node has spent %d and given back %d of %d granted: %d unconfirmed, and its share is %d", l.Spent, l.Returned, l.Granted, l.Drifted(), share)
+	}
+	return nil
 }

@@ -19,6 +19,9 @@ const (
 	// LossPart is the part of a limit that a ledger grants in all while it learns again
 	// what it has lost, as one of so many.
 	LossPart = 20
+	// PlentyAbove says when there is plenty: while more than one of so many parts of the limit
+	// is left.
+	PlentyAbove = 2
 	// PlentyPart is the part of a limit that a lease of plenty is at most, as one of
 	// so many.
 	PlentyPart = 20

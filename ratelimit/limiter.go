@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -154,6 +155,18 @@ const (
 	RejectedClock                     // out of all bounds
 	RejectedCount                     // of what is left, or of what others hold
 )
+
+// RejectionOf is why an answer of a ledger was rejected; false for an error that says nothing
+// of that.
+func RejectionOf(err error) (Rejection, bool) {
+	if e, ok := errors.AsType[interface {
+		error
+		Rejected() Rejection
+	}](err); ok {
+		return e.Rejected(), true
+	}
+	return 0, false
+}
 
 // Rejections are the names of the kinds, by value.
 var Rejections = [...]string{

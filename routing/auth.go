@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 
+	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -97,7 +98,7 @@ func prove(secret, role string, binding []byte, caller, called *wire.Hello) []by
 		part(h, []byte(said.GetAddr()))
 		part(h, said.GetNonce())
 		part(h, said.GetMac())
-		absent := uint64(flag(said.GetAbsent(), 0))
+		absent := uint64(moved.Bit(said.GetAbsent(), 0))
 		for _, n := range [...]uint64{uint64(said.GetVersion()), uint64(said.GetWeight()), absent, said.GetIncarnation(), said.GetChanges()} {
 			part(h, binary.BigEndian.AppendUint64(nil, n))
 		}

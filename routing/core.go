@@ -10,6 +10,8 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/internal/hot"
+	"github.com/sluice-gate/sluice/routing/ring"
 )
 
 type (
@@ -61,8 +63,8 @@ type core struct {
 
 	// hot is what others ask this node for as the owner; hotHere is what this node leases from
 	// other owners.
-	hot     *hot
-	hotHere hotLeases
+	hot     *hot.Finder
+	hotHere hot.Leases
 	rules   ruleCache
 	stats   counted
 }
@@ -179,11 +181,11 @@ func (s stepping) ask(_ context.Context, now instant, _ time.Duration, asks []as
 // view is the ring at one time. It is replaced as a whole and not changed, but for stable: requests
 // read it by one pointer, without a lock.
 type view struct {
-	ring  *Ring
+	ring  *ring.Ring
 	print uint64
 	// since has the rings that were in force since all had last handed over, the newest first. nil
 	// means that nobody knows, and then no key counts as kept.
-	since  []*Ring
+	since  []*ring.Ring
 	peers  map[string]*link // of all members, in the ring or not
 	mine   bool             // this node is in the ring
 	began  instant
@@ -218,7 +220,7 @@ func newCore(o Options, clock ratelimit.Clock, wall time.Time) *core {
 func coreWith(o Options, clock ratelimit.Clock, fallback *leasing.Local) *core {
 	c := &core{
 		options: o, began: clock(), driven: driven{clock: clock}, deciders: deciders{fallback: fallback}, standing: standing{members: map[string]*member{}},
-		hot: newHot(o.HotRate), transit: transit{fetches: map[string]*fetch{}, inboxes: map[uint64]*inbox{}},
+		hot: hot.New(o.HotRate), transit: transit{fetches: map[string]*fetch{}, inboxes: map[uint64]*inbox{}},
 	}
 	v := c.build(nil)
 	c.view.Store(v)
@@ -253,18 +255,18 @@ func (c *core) unlock() {
 // build makes the view of those who are alive; the caller holds mu, if others
 // may look.
 func (c *core) build(old *view) *view {
-	var nodes []Member
+	var nodes []ring.Member
 	v := &view{peers: make(map[string]*link, len(c.members)), mine: c.present, began: c.clock()}
 	if c.present {
-		nodes = append(nodes, Member{c.options.Addr, c.options.Weight})
+		nodes = append(nodes, ring.Member{Addr: c.options.Addr, Weight: c.options.Weight})
 	}
 	for addr, m := range c.members {
 		v.peers[addr] = m.link
 		if m.alive {
-			nodes = append(nodes, Member{addr, m.weight})
+			nodes = append(nodes, ring.Member{Addr: addr, Weight: m.weight})
 		}
 	}
-	v.ring = ringOf(nodes)
+	v.ring = ring.Of(nodes)
 	// print is a sum, and so the same on every node that sees the same members. Two nodes compare
 	// it to tell whether they speak of the same ring.
 	for _, m := range v.ring.Members() {
@@ -276,9 +278,9 @@ func (c *core) build(old *view) *view {
 	switch {
 	case old == nil || !old.mine:
 	case old.stable.Load():
-		v.since = []*Ring{old.ring}
+		v.since = []*ring.Ring{old.ring}
 	case len(old.since) > 0 && len(old.since) < mostSince:
-		v.since = append([]*Ring{old.ring}, old.since...)
+		v.since = append([]*ring.Ring{old.ring}, old.since...)
 	}
 	return v
 }
@@ -315,7 +317,7 @@ func (c *core) turn() {
 // lessOnly tells whether other nodes have gone, and nothing else: then what was
 // this node's own still is.
 func lessOnly(old, next *view) bool {
-	had := map[Member]bool{}
+	had := map[ring.Member]bool{}
 	for _, m := range old.ring.Members() {
 		had[m] = true
 	}
@@ -374,41 +376,6 @@ func (c *core) tell(addr string, err error) {
 	if c.options.OnPeer != nil && err != nil {
 		c.options.OnPeer(addr, err)
 	}
-}
-
-// Rings are built once for each set of members: nodes of one process, and
-// nodes that come and go, see the same again and again.
-var rings struct {
-	mu sync.Mutex
-	of map[string]*Ring // guarded by mu
-
-	points int // guarded by mu: of all
-}
-
-// mostRings are kept, with at most mostPoints in all; then all are built anew.
-const mostRings = 64
-
-func ringOf(nodes []Member) *Ring {
-	sortMembers(nodes)
-	// The members in order are the map's key. Two bytes hold any weight up to maxWeight.
-	name := make([]byte, 0, 64)
-	for _, m := range nodes {
-		name = append(name, m.Addr...)
-		name = append(name, 0, byte(m.Weight), byte(m.Weight>>8))
-	}
-	rings.mu.Lock()
-	defer rings.mu.Unlock()
-	// The lock is held while a ring is built: nodes of one process that see the same change would
-	// otherwise each build the same ring of up to mostPoints points.
-	r := rings.of[string(name)]
-	if r == nil {
-		r = NewRing(nodes)
-		if rings.points += len(r.points); rings.of == nil || len(rings.of) >= mostRings || rings.points > mostPoints {
-			rings.of, rings.points = map[string]*Ring{}, len(r.points)
-		}
-		rings.of[string(name)] = r
-	}
-	return r
 }
 
 // stamp is the ledger's time here, for what is sent.

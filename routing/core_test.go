@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/zone"
+	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -153,7 +154,7 @@ func TestOldWordsOfANodeCountNoMore(t *testing.T) {
 	if !a.presence(s.now, from, false, joined-1) || !b.alive {
 		t.Error("b is out of the ring for what it said before it joined")
 	}
-	alone := ringOf([]Member{{"a", 1}})
+	alone := ring.Of([]ring.Member{{Addr: "a", Weight: 1}})
 	if a.saidDone("b", 42, joined-1); b.done == 42 {
 		t.Error("b is done, by what it said before it joined")
 	}
@@ -172,8 +173,8 @@ func TestOldWordsOfANodeCountNoMore(t *testing.T) {
 // Keys stay where they were when other nodes have gone, and nothing else has
 // happened.
 func TestOnlyOthersHaveGone(t *testing.T) {
-	see := func(mine bool, nodes ...Member) *view { return &view{ring: ringOf(nodes), mine: mine} }
-	a, b, heavy := Member{"a:1", 1}, Member{"b:1", 1}, Member{"b:1", 2}
+	see := func(mine bool, nodes ...ring.Member) *view { return &view{ring: ring.Of(nodes), mine: mine} }
+	a, b, heavy := ring.Member{Addr: "a:1", Weight: 1}, ring.Member{Addr: "b:1", Weight: 1}, ring.Member{Addr: "b:1", Weight: 2}
 	for _, c := range []struct {
 		what      string
 		old, next *view
@@ -196,12 +197,12 @@ func TestOnlyOthersHaveGone(t *testing.T) {
 // A key was kept if it was this node's own in each ring since all had handed over;
 // where none is known, nobody can say so.
 func TestKeptKeys(t *testing.T) {
-	alone, other := ringOf([]Member{{"a:1", 1}}), ringOf([]Member{{"b:1", 1}})
+	alone, other := ring.Of([]ring.Member{{Addr: "a:1", Weight: 1}}), ring.Of([]ring.Member{{Addr: "b:1", Weight: 1}})
 	for _, c := range []struct {
-		since []*Ring
+		since []*ring.Ring
 		kept  bool
 	}{
-		{nil, false}, {[]*Ring{alone}, true}, {[]*Ring{other}, false}, {[]*Ring{alone, other}, false}, {[]*Ring{other, alone}, false}, {[]*Ring{alone, alone}, true},
+		{nil, false}, {[]*ring.Ring{alone}, true}, {[]*ring.Ring{other}, false}, {[]*ring.Ring{alone, other}, false}, {[]*ring.Ring{other, alone}, false}, {[]*ring.Ring{alone, alone}, true},
 	} {
 		if got := (&view{since: c.since}).kept(5, "a:1"); got != c.kept {
 			t.Errorf("%d rings: kept %v", len(c.since), got)
@@ -278,49 +279,6 @@ func TestStamp(t *testing.T) {
 	}
 }
 
-// A ring is built once for the same nodes and weights, and not kept for ever: there
-// are at most 64, with a bounded number of points in all.
-func TestRingsAreKept(t *testing.T) {
-	nodes := func(name string, weight uint32) []Member { return []Member{{name, weight}, {"z:1", 1}} }
-	for _, weight := range []uint32{0, 1, 256} {
-		for range 2 {
-			if got := ringOf(nodes("weighs:1", weight)).Members()[0].Weight; got != weight {
-				t.Errorf("a node of weight %d has %d", weight, got)
-			}
-		}
-	}
-	if first := ringOf(nodes("a:1", 1)); first != ringOf(nodes("a:1", 1)) {
-		t.Error("the same ring was built twice")
-	}
-	most := 0
-	kept := func() int {
-		rings.mu.Lock()
-		defer rings.mu.Unlock()
-		return len(rings.of)
-	}
-	for i := range 2*64 + 1 {
-		ringOf([]Member{{fmt.Sprint("few:", i), 1}})
-		most = max(most, kept())
-	}
-	if most != 64 {
-		t.Errorf("%d rings were kept", most)
-	}
-	light := []Member{{"light:1", 1}}
-	points := len(NewRing(light).points)
-	for _, c := range []struct{ had, kept int }{{mostPoints - points, 2}, {mostPoints - points + 1, 1}} {
-		rings.mu.Lock()
-		rings.of, rings.points = map[string]*Ring{"as if it had many": nil}, c.had
-		rings.mu.Unlock()
-		ringOf(light)
-		if n := kept(); n != c.kept {
-			t.Errorf("%d points and %d more: %d rings are kept", c.had, points, n)
-		}
-		if c.kept == 1 && rings.points != points {
-			t.Errorf("%d points are kept, counted as %d", points, rings.points)
-		}
-	}
-}
-
 // deadlines notes until when it may decide.
 type deadlines struct {
 	ratelimit.Limiter
@@ -381,15 +339,15 @@ func TestRingsHaveNames(t *testing.T) {
 func TestRingsSinceAllHadHandedOver(t *testing.T) {
 	_, a := newPair(t)
 	c := a.core
-	ring := c.view.Load().ring
+	now := c.view.Load().ring
 	for _, x := range []struct {
 		mine, stable bool
 		had, want    int
 	}{{true, true, 0, 1}, {true, true, 3, 1}, {true, false, 0, 0}, {true, false, 1, 2}, {true, false, mostSince - 1, mostSince}, {true, false, mostSince, 0}, {false, true, 0, 0}, {false, false, 3, 0}} {
-		old := &view{ring: ring, mine: x.mine, since: make([]*Ring, x.had)}
+		old := &view{ring: now, mine: x.mine, since: make([]*ring.Ring, x.had)}
 		old.stable.Store(x.stable)
 		v := c.build(old)
-		if len(v.since) != x.want || x.want > 0 && v.since[0] != ring {
+		if len(v.since) != x.want || x.want > 0 && v.since[0] != now {
 			t.Errorf("%+v: it remembers %d rings", x, len(v.since))
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/internal/moved"
+	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -76,7 +78,7 @@ func (c *core) elsewhere(a *ask) string {
 	}
 	// An empty ring has no owner, which reads as "this node" here. With a store that is right, for
 	// the store decides. Without one, own looks at the ring itself and decides nothing.
-	owner := c.view.Load().ring.Owner(HashOf(a.Key))
+	owner := c.view.Load().ring.Owner(ring.HashOf(a.Key))
 	if owner == c.options.Addr {
 		return ""
 	}
@@ -98,7 +100,7 @@ const (
 // own decides on one key of this node's, if it can: where it has the account,
 // where nobody else can have it, or where nobody was found to.
 func (c *core) own(ctx context.Context, now instant, asks []ask, verdicts []verdict, found *fetch) owned {
-	hash := HashOf(asks[0].Key)
+	hash := ring.HashOf(asks[0].Key)
 	c.gate.RLock()
 	defer c.gate.RUnlock()
 	v := c.view.Load()
@@ -298,7 +300,7 @@ func (w *waiting) one(now instant, i int) bool {
 	case w.remote:
 		s.status = notOwner
 		return true
-	case w.hotHere.use(now, a.Key):
+	case w.hotHere.Use(now, a.Key):
 		w.stats.hot.Add(1)
 		if b := w.leases.ask(w.ctx, now, 0, w.asks[i:i+1], w.verdicts[i:i+1]); b != nil {
 			w.addBelow(now, b, 0, i, i+1)
@@ -424,7 +426,7 @@ func (w *waiting) forward(i int, owner string) {
 	}
 	// While accounts move, a node of version 1 has to be told who owned the key before.
 	if !v.stable.Load() && len(v.since) > 0 {
-		if before := v.since[0].Owner(HashOf(a.Key)); before != owner {
+		if before := v.since[0].Owner(ring.HashOf(a.Key)); before != owner {
 			m.Previous = before // for version 1
 		}
 	}
@@ -595,19 +597,19 @@ func (w *waiting) advanceBelow(now instant) {
 }
 
 // read takes a verdict from a reply, if there is one.
-func (c *core) read(now instant, a *ask, say *call) (v verdict, ok, moved bool) {
+func (c *core) read(now instant, a *ask, say *call) (v verdict, ok, elsewhere bool) {
 	reply := say.reply
 	if say.err != nil || reply == nil || reply.GetStatus() != answered {
 		return verdict{}, false, reply != nil && reply.GetStatus() == notOwner
 	}
 	// No owner charges more than an ask costs. A peer that says so could make Undo give back tokens
 	// that were never spent.
-	if reply.GetCharged() > int64(a.Cost) || reply.GetRemaining() > mostTokens || reply.GetWindow() < 0 {
+	if reply.GetCharged() > int64(a.Cost) || reply.GetRemaining() > moved.MostTokens || reply.GetWindow() < 0 {
 		c.malformed(rejectedReply)
 		return verdict{}, false, false
 	}
 	if reply.GetHot() {
-		c.hotHere.start(now, a.Key)
+		c.hotHere.Start(now, a.Key)
 	}
 	return verdict{
 		OverLimit: reply.GetOverLimit(), Source: ratelimit.FromOwner, Remaining: ratelimit.Tokens(max(0, reply.GetRemaining())),

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -127,9 +128,9 @@ func TestRepliesWithinBounds(t *testing.T) {
 		reply *wire.Reply
 		ok    bool
 	}{
-		{&wire.Reply{Charged: 5, Remaining: mostTokens, Window: 0}, true},
+		{&wire.Reply{Charged: 5, Remaining: moved.MostTokens, Window: 0}, true},
 		{&wire.Reply{Charged: 6}, false},
-		{&wire.Reply{Remaining: mostTokens + 1}, false},
+		{&wire.Reply{Remaining: moved.MostTokens + 1}, false},
 		{&wire.Reply{Window: -1}, false},
 		{&wire.Reply{Charged: -1, Remaining: -1}, true}, // nothing
 	} {

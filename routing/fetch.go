@@ -3,6 +3,7 @@ package routing
 import (
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -156,7 +157,7 @@ func (c *core) asked(now instant, from string, m *wire.Fetch) wire.Found {
 	defer c.gate.RUnlock()
 	v := c.view.Load()
 	to := c.members[from]
-	owner := v.ring.Owner(HashOf(key))
+	owner := v.ring.Owner(ring.HashOf(key))
 	// The account is already in a parcel to whoever asks. It is sent now, though the parcel is not
 	// full.
 	if going := c.mover.underway[xxhash.Sum64(key)]; going == from {

@@ -7,13 +7,15 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/sluice-gate/sluice/routing/internal/moved"
+	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
 // ownedBy is a key whose owner is a node, as another sees it.
 func (n *scriptNode) ownedBy(addr string) []byte {
 	for k := 0; ; k++ {
-		if key := keyOf(k); n.core.view.Load().ring.Owner(HashOf(key)) == addr {
+		if key := keyOf(k); n.core.view.Load().ring.Owner(ring.HashOf(key)) == addr {
 			return key
 		}
 	}
@@ -272,7 +274,7 @@ func TestAccountThatIsAskedForGoesAtOnce(t *testing.T) {
 	asks := &wire.Fetch{Key: key, Ring: c.view.Load().print}
 	a.has(key)
 	for range parcelsAtOnce {
-		m.out.sealed = append(m.out.sealed, &parcel{w: newWriter(1)})
+		m.out.sealed = append(m.out.sealed, &parcel{w: moved.NewWriter(1)})
 	}
 	if got := c.asked(s.now, "b:1", asks); got != wire.Found_ELSEWHERE || !c.local.Has(key) {
 		t.Errorf("there is no room, and it says %v", got)

@@ -9,8 +9,11 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/fuzztest"
+	"github.com/sluice-gate/sluice/routing/internal/moved"
+	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -70,7 +73,7 @@ func (x *target) waits() {
 	x.ask(&fetch{key: string(x.asked.Key), view: x.view.Load(), open: 1}, x.peer)
 	x.unlock()
 	x.peer.mu.Lock()
-	x.peer.out.add(x.local.LedgerNow(x.now), 1, &moved{x.asked.Key, leasing.Account{Window: 1}})
+	x.peer.out.add(x.local.LedgerNow(x.now), 1, &moved.Entry{Key: x.asked.Key, Account: ledger.Statement{Window: 1}})
 	x.peer.out.seal()
 	x.peer.mu.Unlock()
 	for x.peer.take(x.stamp()) != nil {
@@ -79,9 +82,9 @@ func (x *target) waits() {
 
 // key is one that a node owns.
 func (x *target) key(owner string) []byte {
-	ring := x.view.Load().ring
+	now := x.view.Load().ring
 	for i := 0; ; i++ {
-		if k := keyOf(i); ring.Owner(HashOf(k)) == owner {
+		if k := keyOf(i); now.Owner(ring.HashOf(k)) == owner {
 			return k
 		}
 	}
@@ -128,11 +131,11 @@ func (x *target) holds(f *wire.Frame) {
 			x.t.Errorf("an owner's grant: %+v", g)
 		}
 	}
-	if len(x.members) > 2 || len(x.view.Load().ring.points) > 2*pointsPerNode || x.stats.handed.Load() > 1 {
-		x.t.Errorf("%d members, %d points, %d handed over", len(x.members), len(x.view.Load().ring.points), x.stats.handed.Load())
+	if len(x.members) > 2 || x.view.Load().ring.Size() > 2*ring.PointsPerNode || x.stats.handed.Load() > 1 {
+		x.t.Errorf("%d members, %d points, %d handed over", len(x.members), x.view.Load().ring.Size(), x.stats.handed.Load())
 	}
 	x.decidesStill()
-	_ = readParcel(f.GetParcel().GetAccounts(), func(m moved) { x.handsOn(m.key) })
+	_ = moved.Read(f.GetParcel().GetAccounts(), func(m moved.Entry) { x.handsOn(m.Key) })
 	for _, t := range f.GetTransfers() {
 		x.handsOn(t.GetKey())
 	}
@@ -177,13 +180,13 @@ func (x *target) handsOn(key []byte) {
 		return
 	}
 	here := x.local.LedgerNow(x.now)
-	w := newWriter(here)
-	w.account(key, &a)
+	w := moved.NewWriter(here)
+	w.Account(key, &a)
 	n := 0
-	err := readParcel(w.b, func(m moved) {
+	err := moved.Read(w.B, func(m moved.Entry) {
 		n++
-		if !m.plausible(here, here) {
-			x.t.Errorf("it was taken in, and cannot be handed on: %+v", m.account)
+		if !m.Plausible(here, here) {
+			x.t.Errorf("it was taken in, and cannot be handed on: %+v", m.Account)
 		}
 	})
 	if err != nil || n != 1 {
@@ -195,13 +198,13 @@ func (x *target) handsOn(key []byte) {
 func frames(x *target) map[string]*wire.Frame {
 	own, rule := x.key("own:1"), ruleMessage(routed(10))
 	here := int64(x.local.LedgerNow(x.now))
-	parcel := func(a leasing.Account) []byte {
-		w := newWriter(ratelimit.LedgerTime(here))
-		w.account(own, &a)
-		return w.b
+	parcel := func(a ledger.Statement) []byte {
+		w := moved.NewWriter(ratelimit.LedgerTime(here))
+		w.Account(own, &a)
+		return w.B
 	}
 	window := routed(10).Limit.WindowAt(ratelimit.LedgerTime(here))
-	holders := []leasing.Holding{{Holder: 9, Seq: 1, Window: window, Expires: ratelimit.LedgerTime(here + 1e6), Granted: 4, Spent: 1}}
+	holders := []ledger.Holding{{Holder: 9, Seq: 1, Window: window, Expires: ratelimit.LedgerTime(here + 1e6), Granted: 4, Spent: 1}}
 	return map[string]*wire.Frame{
 		"asks":      {Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 1, Rule: rule}, {Id: 2, Key: own, Cost: 1, Kind: 2, Rule: rule}, {Id: 3, Key: own, Kind: 1, Rule: rule}}},
 		"undo":      {Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 5, Charged: 5, Kind: undo, Rule: rule, Window: int64(window)}}},
@@ -209,9 +212,9 @@ func frames(x *target) map[string]*wire.Frame {
 		"fetches":   {Fetches: []*wire.Fetch{{Id: 1, Key: own, Ring: x.view.Load().print}, {Id: 2}}},
 		"presences": {Presences: []*wire.Presence{{Id: 1, Here: true}, {Id: 2}}},
 		"leaves":    {Presences: []*wire.Presence{{Id: 1}}, Done: x.view.Load().print, Ping: 5, Sent: here},
-		"parcel":    {Parcel: &wire.Parcel{Number: 1, First: 1, Sent: here, Accounts: parcel(leasing.Account{Now: ratelimit.LedgerTime(here), Window: window, Charged: 3, Dead: 1 << 60, Holders: holders})}},
-		"bucket":    {Parcel: &wire.Parcel{Number: 9, First: 1, Sent: here, Accounts: parcel(leasing.Account{Now: ratelimit.LedgerTime(here), Window: ratelimit.Window(here), Level: 1 << 50, Carry: 1 << 50, Dead: 1 << 60})}},
-		"future":    {Parcel: &wire.Parcel{Number: 1, Sent: here, Accounts: parcel(leasing.Account{Now: 1 << 61, Fence: 1 << 61, Window: 1 << 61, Dead: 1 << 61})}, Sent: math.MaxInt64},
+		"parcel":    {Parcel: &wire.Parcel{Number: 1, First: 1, Sent: here, Accounts: parcel(ledger.Statement{Now: ratelimit.LedgerTime(here), Window: window, Charged: 3, Dead: 1 << 60, Holders: holders})}},
+		"bucket":    {Parcel: &wire.Parcel{Number: 9, First: 1, Sent: here, Accounts: parcel(ledger.Statement{Now: ratelimit.LedgerTime(here), Window: ratelimit.Window(here), Level: 1 << 50, Carry: 1 << 50, Dead: 1 << 60})}},
+		"future":    {Parcel: &wire.Parcel{Number: 1, Sent: here, Accounts: parcel(ledger.Statement{Now: 1 << 61, Fence: 1 << 61, Window: 1 << 61, Dead: 1 << 61})}, Sent: math.MaxInt64},
 		"transfers": {Transfers: []*wire.Transfer{{Id: 1, Key: own, Now: here, Window: int64(window), Charged: 3, Dead: math.MaxInt64}}, Pulls: []*wire.Pull{{Id: 2}}},
 		"replies": {Replies: []*wire.Reply{
 			{Id: 1, Charged: 3, Remaining: 7, ResetUs: 1e6, Window: int64(window), Hot: true},

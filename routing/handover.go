@@ -7,7 +7,10 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/internal/moved"
+	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -145,7 +148,7 @@ func (c *core) step(now instant) (more bool) {
 	// Visit holds a lock of the table, so that keys are only noted here and taken out afterwards.
 	// They are copied, for they are the table's.
 	done := c.local.Visit(&m.visit, func(key []byte) {
-		if owner := v.ring.Owner(HashOf(key)); owner != c.options.Addr && owner != "" {
+		if owner := v.ring.Owner(ring.HashOf(key)); owner != c.options.Addr && owner != "" {
 			m.keys = append(m.keys, key...)
 			m.ends = append(m.ends, len(m.keys))
 		}
@@ -174,7 +177,7 @@ func (c *core) takeOut(now instant, v *view) {
 	for _, end := range m.ends {
 		key := m.keys[from:end]
 		from = end
-		to := c.members[v.ring.Owner(HashOf(key))]
+		to := c.members[v.ring.Owner(ring.HashOf(key))]
 		switch to.state(now) {
 		case takes:
 			c.send(now, to, key)
@@ -231,7 +234,7 @@ func (c *core) send(now instant, to *member, key []byte) {
 	hash := xxhash.Sum64(key)
 	c.mover.underway[hash] = to.addr
 	to.mu.Lock()
-	to.out.add(c.local.LedgerNow(now), hash, &moved{key, a})
+	to.out.add(c.local.LedgerNow(now), hash, &moved.Entry{Key: key, Account: a})
 	full := to.out.next() != nil
 	to.mu.Unlock()
 	if full {
@@ -327,13 +330,13 @@ func (c *core) reclaim(now instant, m *member) {
 // parcel was on its way; the caller holds mu.
 func (c *core) putBack(now instant, p *parcel, which func(i int) bool) {
 	i, at := 0, c.local.LedgerNow(now)
-	_ = readParcel(p.w.b, func(m moved) { // this node wrote it
+	_ = moved.Read(p.w.B, func(m moved.Entry) { // this node wrote it
 		if which(i) {
-			if !c.local.Adopt(now, m.key, m.account, at) {
+			if !c.local.Adopt(now, m.Key, m.Account, at) {
 				c.stats.lost.Add(1)
 			}
 			// The walk may have passed this place.
-			c.mover.mark(c.local.Part(m.key))
+			c.mover.mark(c.local.Part(m.Key))
 		}
 		i++
 	})
@@ -426,7 +429,7 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 		return nil
 	}
 	here := c.local.LedgerNow(now)
-	if !current(here, p.GetSent()) {
+	if !moved.Current(here, p.GetSent()) {
 		c.malformed(rejectedSent)
 		return nil
 	}
@@ -460,8 +463,8 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 	// What the sender's clock shows now, as far as that can be told.
 	sent := here.Add(-in.compareLocked(now, here.Sub(ratelimit.LedgerTime(p.GetSent()))))
 	i := uint32(0)
-	if err := readParcel(p.GetAccounts(), func(m moved) {
-		if !m.plausible(here, sent) {
+	if err := moved.Read(p.GetAccounts(), func(m moved.Entry) {
+		if !m.Plausible(here, sent) {
 			c.malformed(rejectedAccount) // no node has it: the sender does not get it back either
 		} else if !c.take(now, m, sent) {
 			r.Refused = append(r.Refused, i)
@@ -475,19 +478,19 @@ func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 }
 
 // take goes on with an account, if the key is this node's own.
-func (c *core) take(now instant, m moved, sent ratelimit.LedgerTime) bool {
+func (c *core) take(now instant, m moved.Entry, sent ratelimit.LedgerTime) bool {
 	c.gate.RLock()
 	// The gate is held until the account is in the table. If the ring turned in between, the mover
 	// might already have walked past its place.
-	mine := c.view.Load().ring.Owner(HashOf(m.key)) == c.options.Addr
-	if mine && !c.local.Adopt(now, m.key, m.account, sent) {
+	mine := c.view.Load().ring.Owner(ring.HashOf(m.Key)) == c.options.Addr
+	if mine && !c.local.Adopt(now, m.Key, m.Account, sent) {
 		c.stats.lost.Add(1) // no room: it shares a budget with others, as any key beyond the most
 	}
 	c.gate.RUnlock()
 	if mine && c.looking.Load() > 0 {
 		c.mu.Lock()
 		// Whoever looks for the account looks again, and finds it here.
-		if f := c.fetches[string(m.key)]; f != nil {
+		if f := c.fetches[string(m.Key)]; f != nil {
 			c.fetched(f, fetchAgain)
 		}
 		c.unlock()
@@ -517,24 +520,24 @@ func (c *core) adoptLegacy(now instant, ts []*wire.Transfer) {
 	}
 	here := c.local.LedgerNow(now)
 	for _, t := range ts {
-		m := moved{t.GetKey(), accountOf(t)}
-		if len(m.key) == 0 || len(m.key) > ratelimit.MaxKeyLen || m.account.Charged < 0 || !m.plausible(here, here) {
+		m := moved.Entry{Key: t.GetKey(), Account: accountOf(t)}
+		if len(m.Key) == 0 || len(m.Key) > ratelimit.MaxKeyLen || m.Account.Charged < 0 || !m.Plausible(here, here) {
 			c.malformed(rejectedAccount)
 			continue
 		}
 		if !c.take(now, m, c.local.LedgerNow(now)) {
-			c.local.Adopt(now, m.key, m.account, c.local.LedgerNow(now))
+			c.local.Adopt(now, m.Key, m.Account, c.local.LedgerNow(now))
 			c.mu.Lock()
 			// The walk may have passed this place, and the account has to go on to its owner.
-			c.mover.mark(c.local.Part(m.key))
+			c.mover.mark(c.local.Part(m.Key))
 			c.unlock()
 		}
 	}
 	c.hands.wake()
 }
 
-func accountOf(t *wire.Transfer) leasing.Account {
-	return leasing.Account{
+func accountOf(t *wire.Transfer) ledger.Statement {
+	return ledger.Statement{
 		Now: ratelimit.LedgerTime(t.GetNow()), Fence: ratelimit.Fence(t.GetFence()), Window: ratelimit.Window(t.GetWindow()),
 		Charged: ratelimit.Tokens(t.GetCharged()), Previous: ratelimit.Tokens(t.GetPrevious()), Level: t.GetLevel(), Carry: t.GetCarry(),
 		Dead: ratelimit.LedgerTime(t.GetDead()),

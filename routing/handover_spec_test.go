@@ -5,8 +5,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/internal/moved"
+	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -69,11 +71,11 @@ func TestMostInboxes(t *testing.T) {
 
 // accounts are a parcel of so many keys' accounts.
 func (s *script) accounts(keys ...[]byte) []byte {
-	w := newWriter(ratelimit.LedgerTime(1_800_000_000_000_000))
+	w := moved.NewWriter(ratelimit.LedgerTime(1_800_000_000_000_000))
 	for _, k := range keys {
-		w.account(k, &leasing.Account{Now: 1_800_000_000_000_000, Window: s.rule.Limit.WindowAt(1_800_000_000_000_000), Charged: 4})
+		w.Account(k, &ledger.Statement{Now: 1_800_000_000_000_000, Window: s.rule.Limit.WindowAt(1_800_000_000_000_000), Charged: 4})
 	}
-	return w.b
+	return w.B
 }
 
 // A parcel that makes no sense is counted once, and not answered; one that comes
@@ -134,15 +136,15 @@ func TestTransfersOfVersion1(t *testing.T) {
 		}
 	}
 	whole := &wire.Transfer{Key: keyOf(1), Now: 2, Fence: 3, Window: 4, Charged: 5, Previous: 6, Level: 7, Carry: 8, Dead: 9}
-	if got, want := accountOf(whole), (leasing.Account{Now: 2, Fence: 3, Window: 4, Charged: 5, Previous: 6, Level: 7, Carry: 8, Dead: 9}); fmt.Sprint(got) != fmt.Sprint(want) {
+	if got, want := accountOf(whole), (ledger.Statement{Now: 2, Fence: 3, Window: 4, Charged: 5, Previous: 6, Level: 7, Carry: 8, Dead: 9}); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("%+v", got)
 	}
 	c.adoptLegacy(s.now, []*wire.Transfer{{Key: keyOf(1)}})
 	if !c.local.Has(keyOf(1)) || c.stats.malformed.Load() != 9 {
 		t.Error("an account of nothing is one")
 	}
-	w := newWriter(2)
-	w.account(keyOf(1), &leasing.Account{Now: 2, Fence: 3, Window: 4, Previous: 6, Level: 7, Carry: 8, Dead: 9})
+	w := moved.NewWriter(2)
+	w.Account(keyOf(1), &ledger.Statement{Now: 2, Fence: 3, Window: 4, Previous: 6, Level: 7, Carry: 8, Dead: 9})
 	p := &parcel{w: w}
 	if got := p.transfers(); len(got) != 1 || got[0].GetCharged() != 0 || got[0].GetLevel() != 7 || got[0].GetPrevious() != 6 || got[0].GetCarry() != 8 || got[0].GetDead() != 9 {
 		t.Errorf("%v", got)
@@ -199,19 +201,19 @@ func TestAccountOfAnotherIsNotTaken(t *testing.T) {
 	c := a.core
 	var mine, theirs []byte
 	for k := 0; mine == nil || theirs == nil; k++ {
-		if key := keyOf(k); c.view.Load().ring.Owner(HashOf(key)) == "a:1" {
+		if key := keyOf(k); c.view.Load().ring.Owner(ring.HashOf(key)) == "a:1" {
 			mine = key
 		} else {
 			theirs = key
 		}
 	}
 	now := c.local.LedgerNow(s.now)
-	account := leasing.Account{Now: now, Window: s.rule.Limit.WindowAt(now), Charged: 4, Dead: now.Add(time.Hour)}
+	account := ledger.Statement{Now: now, Window: s.rule.Limit.WindowAt(now), Charged: 4, Dead: now.Add(time.Hour)}
 	for _, x := range []struct {
 		key  []byte
 		mine bool
 	}{{mine, true}, {theirs, false}} {
-		taken := c.take(s.now, moved{x.key, account}, now)
+		taken := c.take(s.now, moved.Entry{Key: x.key, Account: account}, now)
 		if _, has := c.local.TakeOut(s.now, x.key); taken != x.mine || has != x.mine {
 			t.Errorf("its own %v: taken %v, and it has it %v", x.mine, taken, has)
 		}
@@ -298,7 +300,7 @@ func TestReceiptThatRefusesSome(t *testing.T) {
 	c, m := a.core, a.core.members["b:1"]
 	var keys [][]byte
 	for k := 0; len(keys) < 3; k++ {
-		if key := keyOf(k); c.view.Load().ring.Owner(HashOf(key)) == "b:1" {
+		if key := keyOf(k); c.view.Load().ring.Owner(ring.HashOf(key)) == "b:1" {
 			keys = append(keys, key)
 			a.has(key)
 			c.mu.Lock()
@@ -323,15 +325,15 @@ func TestReceiptThatRefusesSome(t *testing.T) {
 func TestAccountsWithoutRoomAreCounted(t *testing.T) {
 	x := newTarget(t)
 	here := x.local.LedgerNow(x.now)
-	account := leasing.Account{Now: here, Window: routed(10).Limit.WindowAt(here), Charged: 4, Dead: 1 << 60}
+	account := ledger.Statement{Now: here, Window: routed(10).Limit.WindowAt(here), Charged: 4, Dead: 1 << 60}
 	absent := uint64(0)
 	for k, n := 0, 0; n < 300; k++ {
 		key := keyOf(k)
-		if x.view.Load().ring.Owner(HashOf(key)) != "own:1" {
+		if x.view.Load().ring.Owner(ring.HashOf(key)) != "own:1" {
 			continue
 		}
 		n++
-		if !x.take(x.now, moved{key, account}, here) {
+		if !x.take(x.now, moved.Entry{Key: key, Account: account}, here) {
 			t.Fatalf("key %d is its own, and was not taken", k)
 		}
 		if !x.local.Has(key) {
@@ -341,9 +343,9 @@ func TestAccountsWithoutRoomAreCounted(t *testing.T) {
 	if lost := x.stats.lost.Load(); absent == 0 || lost != absent {
 		t.Errorf("%d had no room, and %d are counted", absent, lost)
 	}
-	w := newWriter(here)
+	w := moved.NewWriter(here)
 	for k := range 5 {
-		w.account(keyOf(1_000_000+k), &account)
+		w.Account(keyOf(1_000_000+k), &account)
 	}
 	before := x.stats.lost.Load()
 	x.mu.Lock()
@@ -404,11 +406,11 @@ func TestAccountsGoOnByTheirSendersClock(t *testing.T) {
 	for i, x := range []struct {
 		lag   ratelimit.LedgerTime
 		taken bool
-	}{{0, true}, {5_000_000, true}, {ratelimit.LedgerTime((mostApart - behind) / time.Microsecond), true}, {ratelimit.LedgerTime((mostApart-behind)/time.Microsecond) + 1, false}} {
-		w := newWriter(here)
-		w.account(keyOf(i), &leasing.Account{Now: here.Add(-behind) - x.lag, Window: window, Charged: 4, Dead: here.Add(time.Hour), Lag: x.lag})
+	}{{0, true}, {5_000_000, true}, {ratelimit.LedgerTime((moved.MostApart - behind) / time.Microsecond), true}, {ratelimit.LedgerTime((moved.MostApart-behind)/time.Microsecond) + 1, false}} {
+		w := moved.NewWriter(here)
+		w.Account(keyOf(i), &ledger.Statement{Now: here.Add(-behind) - x.lag, Window: window, Charged: 4, Dead: here.Add(time.Hour), Lag: x.lag})
 		rejected := c.stats.rejected[rejectedAccount].Load()
-		r := c.adopt(s.now, &inlet{addr: "b:1", incarnation: uint64(7 + i)}, &wire.Parcel{Number: 1, Sent: int64(here.Add(-behind)), Accounts: w.b})
+		r := c.adopt(s.now, &inlet{addr: "b:1", incarnation: uint64(7 + i)}, &wire.Parcel{Number: 1, Sent: int64(here.Add(-behind)), Accounts: w.B})
 		a, ok := c.local.TakeOut(s.now, keyOf(i))
 		if want := x.lag.Add(behind); ok != x.taken || ok && a.Lag != want || r == nil || len(r.GetRefused()) > 0 {
 			t.Errorf("lag %d: taken %v, its clock is %d µs behind, want %d; receipt %v", x.lag, ok, a.Lag, want, r)
@@ -423,11 +425,11 @@ func TestAccountsGoOnByTheirSendersClock(t *testing.T) {
 func TestFetchEndsWhenTheAccountComes(t *testing.T) {
 	s, a := newPair(t)
 	c, here := a.core, a.core.local.LedgerNow(s.now)
-	account := leasing.Account{Now: here, Window: s.rule.Limit.WindowAt(here), Charged: 4, Dead: here.Add(time.Hour)}
+	account := ledger.Statement{Now: here, Window: s.rule.Limit.WindowAt(here), Charged: 4, Dead: here.Add(time.Hour)}
 	key := a.ownedBy("a:1")
 	var other []byte
 	for k := 0; other == nil; k++ {
-		if x := keyOf(k); string(x) != string(key) && c.view.Load().ring.Owner(HashOf(x)) == "a:1" {
+		if x := keyOf(k); string(x) != string(key) && c.view.Load().ring.Owner(ring.HashOf(x)) == "a:1" {
 			other = x
 		}
 	}
@@ -435,10 +437,10 @@ func TestFetchEndsWhenTheAccountComes(t *testing.T) {
 	f := &fetch{key: string(key), view: c.view.Load(), open: 1, bells: []bell{waits}}
 	c.fetches[f.key] = f
 	c.looking.Store(1)
-	if c.take(s.now, moved{other, account}, here); f.state != fetching {
+	if c.take(s.now, moved.Entry{Key: other, Account: account}, here); f.state != fetching {
 		t.Error("another account has come")
 	}
-	if c.take(s.now, moved{key, account}, here); f.state != fetchAgain || len(waits) != 1 || c.looking.Load() != 0 {
+	if c.take(s.now, moved.Entry{Key: key, Account: account}, here); f.state != fetchAgain || len(waits) != 1 || c.looking.Load() != 0 {
 		t.Errorf("it has come: the fetch is %v, %d look for accounts", f.state, c.looking.Load())
 	}
 }

@@ -6,6 +6,8 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/sluice-gate/sluice/routing/internal/moved"
+	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -100,7 +102,7 @@ func TestAccountsThatCannotGo(t *testing.T) {
 	other.ready.Store(true)
 	other.paused = 0
 	for range parcelsAtOnce {
-		b.out.sealed = append(b.out.sealed, &parcel{w: newWriter(1)})
+		b.out.sealed = append(b.out.sealed, &parcel{w: moved.NewWriter(1)})
 	}
 	if m := takesOut(toB, toC); m.full != b || m.stuck || !c.local.Has(toB) || !c.local.Has(toC) {
 		t.Errorf("there is no room at one: %+v", m)
@@ -138,7 +140,7 @@ func TestWalkWaitsForRoom(t *testing.T) {
 	c.hands = w
 	a.has(key)
 	for i := range uint64(parcelsAtOnce) {
-		m.out.add(1, i, &moved{key: keyOf(1000 + int(i))})
+		m.out.add(1, i, &moved.Entry{Key: keyOf(1000 + int(i))})
 		m.out.seal()
 	}
 	c.mover.all()
@@ -207,7 +209,7 @@ func TestWalkLeavesOwnAccounts(t *testing.T) {
 	for c.step(s.now) {
 	}
 	for k := range s.admitted {
-		if own := c.view.Load().ring.Owner(HashOf(keyOf(k))) == "a:1"; c.local.Has(keyOf(k)) != own {
+		if own := c.view.Load().ring.Owner(ring.HashOf(keyOf(k))) == "a:1"; c.local.Has(keyOf(k)) != own {
 			t.Errorf("key %d is its own %v, and here %v", k, own, !own)
 		}
 	}
@@ -237,7 +239,7 @@ func TestParcelsThatAreToGo(t *testing.T) {
 		t.Error("it is to be sent")
 	}
 	m.out.urgent, woken = false, 0
-	m.out.open.w.b = append(m.out.open.w.b, make([]byte, parcelBytes)...) // as if by many accounts
+	m.out.open.w.B = append(m.out.open.w.B, make([]byte, parcelBytes)...) // as if by many accounts
 	a.has(key)
 	c.mu.Lock()
 	c.send(s.now, m, key)

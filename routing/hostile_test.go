@@ -494,22 +494,6 @@ func TestSecretHasALeastLength(t *testing.T) {
 	}
 }
 
-// However much weight there is, a ring has at most mostPoints, and all nodes
-// have the same.
-func TestRingIsBounded(t *testing.T) {
-	for _, c := range []struct{ nodes, weight, each int }{
-		{1, 1, pointsPerNode}, {1000, 1, pointsPerNode}, {20, maxWeight, pointsPerNode}, {21, maxWeight, pointsPerNode / 2}, {maxPeers + 1, maxWeight, 32},
-	} {
-		m := members(c.nodes)
-		for i := range m {
-			m[i].Weight = uint32(c.weight)
-		}
-		if each := pointsEach(m); each != c.each || each*c.nodes*c.weight > mostPoints {
-			t.Errorf("%d nodes of weight %d have %d points each, not %d", c.nodes, c.weight, each, c.each)
-		}
-	}
-}
-
 // What is found is bounded, and is what can be dialled.
 func TestFoundAddressesAreBounded(t *testing.T) {
 	w := newRingWorld(t, 1)

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/internal/moved"
+	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -20,7 +22,7 @@ func (c *core) claim(claim *ratelimit.Claim, b bell) *claiming {
 	x.call.bell = b
 	key := []byte(claim.Key)
 	v := c.view.Load()
-	owner := v.ring.Owner(HashOf(key))
+	owner := v.ring.Owner(ring.HashOf(key))
 	if owner == c.options.Addr {
 		// The ring has turned since the key was hot elsewhere. The lease goes on, from this
 		// node's own account: it was handed over with what the lease is charged.
@@ -61,7 +63,7 @@ func (x *claiming) grant() ratelimit.Grant {
 // it is not.
 func (c *core) settleOwn(claim *ratelimit.Claim, g *ratelimit.Grant) bool {
 	key := []byte(claim.Key)
-	hash, now := HashOf(key), c.clock()
+	hash, now := ring.HashOf(key), c.clock()
 	c.gate.RLock()
 	v := c.view.Load()
 	mine := v.ring.Owner(hash) == c.options.Addr && !c.lapsed(now)
@@ -114,7 +116,7 @@ func (c *core) claimOf(m *wire.Claim) (ratelimit.Claim, error) {
 			return ratelimit.Claim{}, errMessage
 		}
 	}
-	if len(m.GetKey()) == 0 || len(m.GetKey()) > ratelimit.MaxKeyLen || m.GetHolder() < 2 || m.GetSeq() == 0 || m.GetWindow() < 0 || m.GetWindow() > mostTime || !possibleFence(ratelimit.Fence(m.GetFence())) ||
+	if len(m.GetKey()) == 0 || len(m.GetKey()) > ratelimit.MaxKeyLen || m.GetHolder() < 2 || m.GetSeq() == 0 || m.GetWindow() < 0 || m.GetWindow() > moved.MostTime || !moved.PossibleFence(ratelimit.Fence(m.GetFence())) ||
 		m.GetTtlUs() < 0 || m.GetTtlUs() > ratelimit.MaxLeaseTTL.Microseconds() {
 		return ratelimit.Claim{}, errMessage
 	}
@@ -176,8 +178,8 @@ func meant(c *ratelimit.Claim, m *wire.Grant) bool {
 			return false
 		}
 	}
-	return m.GetGranted() >= least && m.GetGranted() <= most && m.GetAvailable() <= mostTokens && m.GetOutstanding() <= mostTokens &&
-		m.GetFence() <= mostTime && m.GetAt() <= mostTime && m.GetWindow() <= mostTime && m.GetHolders() <= mostGrantHolders
+	return m.GetGranted() >= least && m.GetGranted() <= most && m.GetAvailable() <= moved.MostTokens && m.GetOutstanding() <= moved.MostTokens &&
+		m.GetFence() <= moved.MostTime && m.GetAt() <= moved.MostTime && m.GetWindow() <= moved.MostTime && m.GetHolders() <= mostGrantHolders
 }
 
 // mostGrantHolders is how many holders an account can be said to have.

@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -62,10 +63,10 @@ func TestStepsVersion1(t *testing.T) {
 		}
 		return false
 	})
-	ring := a.core.view.Load().ring
+	now := a.core.view.Load().ring
 	theirs := 0
 	for k := range s.admitted {
-		if ring.Owner(HashOf(keyOf(k))) == "old:1" {
+		if now.Owner(ring.HashOf(keyOf(k))) == "old:1" {
 			theirs++
 			if sent[string(keyOf(k))] != 5 {
 				t.Errorf("key %d was handed over with %d charged, not 5", k, sent[string(keyOf(k))])
@@ -134,11 +135,11 @@ func TestStepsHotBucketIsHandedOver(t *testing.T) {
 	if s.nodes["a:1"].Stats().Hot+s.nodes["b:1"].Stats().Hot == 0 {
 		t.Fatal("the key is not hot")
 	}
-	owner := s.nodes["a:1"].core.view.Load().ring.Owner(HashOf(keyOf(0)))
+	owner := s.nodes["a:1"].core.view.Load().ring.Owner(ring.HashOf(keyOf(0)))
 	other := map[string]string{"a:1": "b:1", "b:1": "a:1"}[owner]
 	// Nodes join until one of them owns the key, and all asks go on.
 	live := []string{owner, other}
-	for i := 0; s.nodes[owner].core.view.Load().ring.Owner(HashOf(keyOf(0))) == owner && i < 20; i++ {
+	for i := 0; s.nodes[owner].core.view.Load().ring.Owner(ring.HashOf(keyOf(0))) == owner && i < 20; i++ {
 		addr := string(rune('c'+i)) + ":1"
 		s.addrs = append(s.addrs, addr)
 		n := s.start(addr)

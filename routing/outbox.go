@@ -4,8 +4,13 @@ import (
 	"slices"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
+
+// parcelBytes is how much a parcel carries before it is sent: some 250 accounts.
+// Asks that are sent behind one wait for a fraction of a millisecond.
+const parcelBytes = 16 << 10
 
 // outbox is what is on its way to one incarnation of a peer: parcels, each kept
 // until there is a receipt for it, in order.
@@ -28,7 +33,7 @@ type outbox struct {
 
 type parcel struct {
 	number uint64
-	w      *writer
+	w      *moved.Writer
 	hashes []uint64 // of the keys, whole
 }
 
@@ -37,17 +42,17 @@ func (o *outbox) room() bool { return len(o.sealed) < parcelsAtOnce }
 
 // roomForOne tells whether an account may be added that somebody waits for. It may still go into an
 // open parcel when no further parcel may be begun.
-func (o *outbox) roomForOne() bool { return o.room() || o.open != nil && len(o.open.w.b) < parcelBytes }
+func (o *outbox) roomForOne() bool { return o.room() || o.open != nil && len(o.open.w.B) < parcelBytes }
 
 // add puts an account on its way.
-func (o *outbox) add(now ratelimit.LedgerTime, hash uint64, m *moved) {
+func (o *outbox) add(now ratelimit.LedgerTime, hash uint64, m *moved.Entry) {
 	if o.open == nil {
-		o.open = &parcel{w: newWriter(now)}
+		o.open = &parcel{w: moved.NewWriter(now)}
 	}
 	p := o.open
 	p.hashes = append(p.hashes, hash)
-	p.w.account(m.key, &m.account)
-	if len(p.w.b) >= parcelBytes {
+	p.w.Account(m.Key, &m.Account)
+	if len(p.w.B) >= parcelBytes {
 		o.seal()
 	}
 }
@@ -106,7 +111,7 @@ func (l *link) parcel(f *wire.Frame, p *parcel, stamp int64) {
 	l.out.unsent++
 	// First tells the receiver which receipts it may forget.
 	if l.out.version >= 2 {
-		f.Parcel = &wire.Parcel{Number: p.number, First: l.out.sealed[0].number, Sent: stamp, Accounts: p.w.b}
+		f.Parcel = &wire.Parcel{Number: p.number, First: l.out.sealed[0].number, Sent: stamp, Accounts: p.w.B}
 		return
 	}
 	// Version 1 answers one message for the whole parcel. It refuses nothing, so that its answer
@@ -128,8 +133,8 @@ func (l *link) parcel(f *wire.Frame, p *parcel, stamp int64) {
 // holders: what those may spend is charged.
 func (p *parcel) transfers() []*wire.Transfer {
 	var ts []*wire.Transfer
-	_ = readParcel(p.w.b, func(m moved) {
-		a := &m.account
+	_ = moved.Read(p.w.B, func(m moved.Entry) {
+		a := &m.Account
 		charged := a.Charged
 		for i := range a.Holders {
 			if h := &a.Holders[i]; h.Window == a.Window {
@@ -137,7 +142,7 @@ func (p *parcel) transfers() []*wire.Transfer {
 			}
 		}
 		ts = append(ts, &wire.Transfer{
-			Key: m.key, Now: int64(a.Now), Fence: int64(a.Fence), Window: int64(a.Window), Charged: max(0, int64(charged)),
+			Key: m.Key, Now: int64(a.Now), Fence: int64(a.Fence), Window: int64(a.Window), Charged: max(0, int64(charged)),
 			Previous: int64(a.Previous), Level: a.Level, Carry: a.Carry, Dead: int64(a.Dead),
 		})
 	})

@@ -3,8 +3,9 @@ package routing
 import (
 	"testing"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -12,7 +13,7 @@ import (
 // to be sent before; it is sent again on a new stream, until there is a receipt.
 func TestOutbox(t *testing.T) {
 	var o outbox
-	add := func(k int) { o.add(1, uint64(k), &moved{key: keyOf(k)}) }
+	add := func(k int) { o.add(1, uint64(k), &moved.Entry{Key: keyOf(k)}) }
 	add(1)
 	if o.next() != nil {
 		t.Error("nobody is in a hurry")
@@ -73,9 +74,9 @@ func TestFullParcelGoes(t *testing.T) {
 	key := make([]byte, ratelimit.MaxKeyLen)
 	n := 0
 	for ; len(o.sealed) == 0 && n < parcelBytes; n++ {
-		o.add(1, uint64(n), &moved{key: key})
+		o.add(1, uint64(n), &moved.Entry{Key: key})
 	}
-	if len(o.sealed) != 1 || o.open != nil || len(o.sealed[0].w.b) < parcelBytes || len(o.sealed[0].hashes) != n {
+	if len(o.sealed) != 1 || o.open != nil || len(o.sealed[0].w.B) < parcelBytes || len(o.sealed[0].hashes) != n {
 		t.Errorf("%d accounts, %d sealed", n, len(o.sealed))
 	}
 }
@@ -85,7 +86,7 @@ func TestFullParcelGoes(t *testing.T) {
 func TestReceiptBeforeItIsSentAgain(t *testing.T) {
 	var o outbox
 	for i := range uint64(2) {
-		o.add(5, i, &moved{key: keyOf(int(i))})
+		o.add(5, i, &moved.Entry{Key: keyOf(int(i))})
 		o.seal()
 	}
 	o.unsent = 2
@@ -101,16 +102,16 @@ func TestReceiptBeforeItIsSentAgain(t *testing.T) {
 // To a node of version 1, which knows of no holders, an account says that all is
 // charged which its holders may spend in its window, or have spent beyond that.
 func TestTransfersSayWhatHoldersHave(t *testing.T) {
-	w := newWriter(1_800_000_000_000_000)
-	w.account(keyOf(1), &leasing.Account{
+	w := moved.NewWriter(1_800_000_000_000_000)
+	w.Account(keyOf(1), &ledger.Statement{
 		Now: 1_800_000_000_000_000, Fence: 77, Window: 30, Charged: 5, Previous: 6, Level: 7, Carry: 8, Dead: 9,
-		Holders: []leasing.Holding{
+		Holders: []ledger.Holding{
 			{Holder: 2, Seq: 1, Window: 30, Granted: 10, InFlight: 3, Returned: 2, Spent: 4},
 			{Holder: 4, Seq: 1, Window: 30, Granted: 10, Spent: 12},
 			{Holder: 6, Seq: 1, Window: 29, Granted: 100, Spent: 100},
 		},
 	})
-	w.account(keyOf(2), &leasing.Account{Charged: -5, Window: 1})
+	w.Account(keyOf(2), &ledger.Statement{Charged: -5, Window: 1})
 	ts := (&parcel{w: w}).transfers()
 	if len(ts) != 2 {
 		t.Fatalf("%v", ts)

@@ -13,7 +13,10 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/internal/hot"
+	"github.com/sluice-gate/sluice/routing/ring"
 )
 
 // Options are a node's settings as one of a ring.
@@ -81,7 +84,7 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 		refused := func(from string, err error) { r.turnedAway(from, rejectedGossip, err) }
 		g.told.Store(&refused)
 	}
-	r.hands, r.random, r.incarnation = r, rand.Float64, uint64(leasing.NewHolder())
+	r.hands, r.random, r.incarnation = r, rand.Float64, uint64(ledger.NewHolder())
 	r.base = blocking{base}
 	r.leases = r.base // the account in the store is the same
 	// A key has one budget for outages on each node, whether its store or its owner cannot be
@@ -91,7 +94,7 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 	}
 	if local, ok := base.(*leasing.Local); ok {
 		r.storeless(local)
-		r.hotFleet = leasing.NewFleet(ownersLedger{r.core}, leasing.NewHolder(), hotMost, clock, wall)
+		r.hotFleet = leasing.NewFleet(ownersLedger{r.core}, ledger.NewHolder(), hot.Most, clock, wall)
 		r.hotFleet.RawNames = true
 		r.leases = blocking{r.hotFleet}
 	}
@@ -325,7 +328,7 @@ func (c *core) routingStats() ratelimit.RoutingStats {
 	return ratelimit.RoutingStats{
 		Forwarded: s.forwarded.Load(), Received: s.received.Load(), NotOwner: s.notOwner.Load(), Refused: s.refused.Load(),
 		Malformed: s.malformed.Load(), RejectedBy: c.rejected(), Handed: s.handed.Load(), Hot: s.hot.Load(), Instead: s.instead.Load(),
-		Members: addrs, Ring: v.print, HotKeys: readable(c.hot.names(c.clock())), HotHere: readable(c.hotHere.names()),
+		Members: addrs, Ring: v.print, HotKeys: readable(c.hot.Names(c.clock())), HotHere: readable(c.hotHere.Names()),
 	}
 }
 
@@ -341,7 +344,7 @@ func (ownersLedger) Partitions() int { return hotParts }
 
 // Partition implements [leasing.Partitioned]: claims of one owner go together.
 func (l ownersLedger) Partition(key string) int {
-	owner := l.view.Load().ring.Owner(HashOf([]byte(key)))
+	owner := l.view.Load().ring.Owner(ring.HashOf([]byte(key)))
 	part := 0
 	for i := range len(owner) {
 		part = (31*part + int(owner[i])) % hotParts

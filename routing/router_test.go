@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
+	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -278,7 +279,7 @@ func TestRouterOwnerCrashes(t *testing.T) {
 	nodes := w.ring(3)
 	rule := routed(1000)
 	key := 0
-	for nodes[0].view.Load().ring.Owner(HashOf(keyOf(key))) != nodes[2].addr {
+	for nodes[0].view.Load().ring.Owner(ring.HashOf(keyOf(key))) != nodes[2].addr {
 		key++
 	}
 	if v := nodes[0].ask(rule, key, 1); v.Source != ratelimit.FromOwner {
@@ -412,30 +413,6 @@ func TestRouterBadPeers(t *testing.T) {
 	}
 	if v := n.ask(routed(10), 1, 10); v.OverLimit {
 		t.Errorf("a budget was touched: %+v", v)
-	}
-}
-
-func TestHotKeysAreFound(t *testing.T) {
-	h := newHot(0)
-	now := instant(1)
-	for second := range 3 {
-		for i := range 20_000 {
-			now = now.Add(50 * time.Microsecond)
-			key := keyOf(1_000_000)
-			if i%10 == 0 {
-				key = keyOf(second*2000 + i)
-			}
-			h.hit(now, key)
-		}
-	}
-	if names := h.names(now); len(names) != 1 || names[0] != string(keyOf(1_000_000)) {
-		t.Errorf("%q", names)
-	}
-	if len(h.slots) > hotSlots || len(h.keys) > hotSlots {
-		t.Error("it grows")
-	}
-	if names := h.names(now.Add(3 * time.Second)); len(names) != 0 {
-		t.Errorf("still hot: %q", names)
 	}
 }
 

@@ -3,9 +3,9 @@ package routing
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -17,10 +17,6 @@ const (
 	mostCalls     = 4 * frameCalls
 	mostTransfers = 16 << 10 // of version 1: a parcel's accounts
 	mostParcel    = 16 * parcelBytes
-	// mostApart is how far a peer's clock may be from this node's: what is further
-	// away was made up. A time that is far ahead makes an account wait until then,
-	// and one that is far behind has it reckon with times before 1970.
-	mostApart = 366 * 24 * time.Hour
 )
 
 // bounded tells whether a node of the inlet's version sends such a frame.
@@ -94,7 +90,7 @@ func (c *core) compareClocks(now instant, from *inlet, sent int64) {
 		return
 	}
 	here := c.local.LedgerNow(now)
-	if !current(here, sent) {
+	if !moved.Current(here, sent) {
 		c.malformed(rejectedSent)
 		return
 	}
@@ -102,16 +98,6 @@ func (c *core) compareClocks(now instant, from *inlet, sent int64) {
 	in := c.inboxOf(now, from)
 	c.unlock()
 	in.compare(now, here.Sub(ratelimit.LedgerTime(sent)))
-}
-
-// possible tells whether a node's clock may have shown a time.
-func possible(here ratelimit.LedgerTime, t int64) bool {
-	return t >= 0 && t <= int64(here.Add(mostApart))
-}
-
-// current tells whether a node's clock may show a time now.
-func current(here ratelimit.LedgerTime, t int64) bool {
-	return possible(here, t) && t >= int64(here.Add(-mostApart))
 }
 
 // presences takes in the last that a peer says of itself: a node says one at a
@@ -224,7 +210,7 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 		}
 		r.OverLimit, r.Remaining, r.Charged = v.OverLimit, int64(v.Remaining), int64(v.Charged)
 		r.ResetUs, r.Window = v.ResetAfter.Microseconds(), int64(v.Window)
-		r.Hot = s.hot.hit(now, s.asks[i].Key)
+		r.Hot = s.hot.Hit(now, s.asks[i].Key)
 	}
 	return r
 }

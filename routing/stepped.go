@@ -9,6 +9,8 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/internal/hot"
+	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -109,7 +111,7 @@ func NewStepped(o SteppedOptions) *Stepped {
 	} else {
 		c.base = blocking{o.Local}
 		c.storeless(o.Local)
-		s.hot = leasing.NewStepped(o.Holder, hotMost, o.Clock, o.Wall, func(d time.Duration, do func()) {
+		s.hot = leasing.NewStepped(o.Holder, hot.Most, o.Clock, o.Wall, func(d time.Duration, do func()) {
 			o.After(d, func() { do(); s.Pump() })
 		}, o.Random)
 		c.leases = stepping{s.hot}
@@ -512,7 +514,7 @@ func Describe(frame []byte) string {
 	s := fmt.Sprintf("%d asks, %d fetches, %d claims, presences %v", len(f.GetAsks()), len(f.GetFetches()), len(f.GetClaims()), f.GetPresences())
 	if p := f.GetParcel(); p != nil {
 		n := 0
-		_ = readParcel(p.GetAccounts(), func(moved) { n++ })
+		_ = moved.Read(p.GetAccounts(), func(moved.Entry) { n++ })
 		s += fmt.Sprintf(", parcel %d with %d accounts", p.GetNumber(), n)
 	}
 	if f.GetDone() != 0 {

@@ -152,8 +152,8 @@ func TestHotKeyIsLeased(t *testing.T) {
 		w := a.waits("b:1", 1)
 		w.advance(s.now)
 		m.replied([]*wire.Reply{{Id: m.take(0).GetAsks()[0].GetId(), Hot: hot}})
-		if w.advance(s.now) || len(c.hotHere.names()) == 1 != hot {
-			t.Errorf("hot %v: %q are leased", hot, c.hotHere.names())
+		if w.advance(s.now) || len(c.hotHere.Names()) == 1 != hot {
+			t.Errorf("hot %v: %q are leased", hot, c.hotHere.Names())
 		}
 	}
 	lease := &scriptedWaiter{open: true, patience: time.Millisecond}

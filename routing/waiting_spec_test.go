@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -67,14 +68,14 @@ func (n *scriptNode) withStore() *scriptedBase {
 // said under this very view that they have none.
 func TestWhoDecidesOnOwnKeys(t *testing.T) {
 	s, a := newPair(t)
-	c, ring := a.core, a.core.view.Load().ring
+	c, now := a.core, a.core.view.Load().ring
 	mine, theirs := a.ownedBy("a:1"), a.ownedBy("b:1")
-	alone := ringOf([]Member{{"a:1", 1}})
+	alone := ring.Of([]ring.Member{{Addr: "a:1", Weight: 1}})
 	for _, x := range []struct {
 		what   string
 		key    []byte
 		stable bool
-		since  []*Ring
+		since  []*ring.Ring
 		has    bool
 		found  fetchState
 		before bool // found under another view
@@ -85,14 +86,14 @@ func TestWhoDecidesOnOwnKeys(t *testing.T) {
 		{what: "it is another's", key: theirs, stable: true, want: another},
 		{what: "others may have it", key: mine, want: unsure},
 		{what: "it has it", key: mine, has: true, want: decided},
-		{what: "it was its own before", key: mine, since: []*Ring{alone}, want: decided},
+		{what: "it was its own before", key: mine, since: []*ring.Ring{alone}, want: decided},
 		{what: "nobody has any", key: mine, found: fetchAbsent, want: decided},
 		{what: "nobody had any under another ring", key: mine, found: fetchAbsent, before: true, want: unsure},
 		{what: "it is looked for again", key: mine, found: fetchAgain, want: unsure},
 		{what: "not all have heard that it joined", key: mine, stable: true, change: func() { c.unheard.Store(true) }, want: overslept},
 		{what: "it did not run", key: mine, stable: true, change: func() { c.expired.Store(true) }, want: overslept},
 	} {
-		v := &view{ring: ring, mine: true, since: x.since}
+		v := &view{ring: now, mine: true, since: x.since}
 		v.stable.Store(x.stable)
 		c.view.Store(v)
 		c.unheard.Store(false)
@@ -197,17 +198,17 @@ func TestWhatIsForwarded(t *testing.T) {
 	_, a := newPair(t)
 	c, m := a.core, a.core.members["b:1"]
 	v := c.view.Load()
-	alone := ringOf([]Member{{"a:1", 1}})
+	alone := ring.Of([]ring.Member{{Addr: "a:1", Weight: 1}})
 	for _, x := range []struct {
 		what   string
 		stable bool
-		since  []*Ring
+		since  []*ring.Ring
 		before string
 	}{
-		{"all have handed over", true, []*Ring{alone}, ""},
+		{"all have handed over", true, []*ring.Ring{alone}, ""},
 		{"nobody knows who had it", false, nil, ""},
-		{"this node had it", false, []*Ring{alone}, "a:1"},
-		{"its owner had it", false, []*Ring{v.ring, alone}, ""},
+		{"this node had it", false, []*ring.Ring{alone}, "a:1"},
+		{"its owner had it", false, []*ring.Ring{v.ring, alone}, ""},
 	} {
 		now := &view{ring: v.ring, print: v.print, peers: v.peers, mine: true, since: x.since}
 		now.stable.Store(x.stable)

@@ -11,7 +11,7 @@ type equivalents map[string]string
 
 // readEquivalents reads a list of entries, with an empty line between them:
 //
-//	leasing/account.go (*account).settle #2
+//	leasing/ledger/account.go (*Account).settle #2
 //	- what the lines are
 //	+ what the mutant makes of them
 //	= Why nobody could tell the difference.

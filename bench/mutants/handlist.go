@@ -2,13 +2,17 @@ package main
 
 // The core's files, for the lists below.
 const (
-	account = "leasing/account.go"
-	bucket  = "leasing/bucket.go"
-	settle  = "leasing/settle.lua"
-	lease   = "leasing/lease.go"
-	batch   = "leasing/batch.go"
-	next    = "leasing/next.go"
-	drift   = "leasing/drift.go"
+	account = "leasing/ledger/account.go"
+	grant   = "leasing/ledger/grant.go"
+	records = "leasing/ledger/records.go"
+	bucket  = "leasing/ledger/bucket.go"
+	settle  = "leasing/ledger/settle.lua"
+	held    = "leasing/internal/lease/held.go"
+	lease   = "leasing/internal/lease/lease.go"
+	answer  = "leasing/internal/lease/answer.go"
+	next    = "leasing/internal/lease/next.go"
+	share   = "leasing/internal/lease/share.go"
+	clock   = "leasing/internal/lease/ledgerclock.go"
 	seats   = "approx/seats.go"
 	sit     = "approx/seats.lua"
 	keeper  = "approx/keeper.go"
@@ -36,21 +40,21 @@ var allByHand = []byHand{
 		{settle, "if c.seq < r[SEQ] or flag(r, 1) then", "if c.seq < r[SEQ] then"},
 	}},
 	{"a holder takes any answer for the answer to its latest claim", []replacement{
-		{lease, "if g.Err != nil || g.Seq != l.seq {", "if g.Err != nil {"},
-		{batch, "if g.Seq != h.lease.seq {", "if false {"},
+		{lease, "if g.Err != nil || g.Seq != l.Seq {", "if g.Err != nil {"},
+		{answer, "if g.Seq != h.Lease.Seq {", "if false {"},
 	}},
 
 	// Fences.
 	{"a fence goes back when the ledger has lost its data", []replacement{
-		{account, "a.fence = max(a.fence+1, ratelimit.Fence(a.now), min(c.Fence, mostFence)+1)", "a.fence++"},
+		{account, "a.fence = max(a.fence+1, ratelimit.Fence(a.now), min(c.Fence, MostFence)+1)", "a.fence++"},
 		{settle, "a.fence = max(a.fence + 1, a.now, min(c.fence, MOST_FENCE) + 1)", "a.fence = a.fence + 1"},
 	}},
 	{"a holder's fence does not count for the next, where the ledger's clock is behind it", []replacement{
-		{account, "a.fence = max(a.fence+1, ratelimit.Fence(a.now), min(c.Fence, mostFence)+1)", "a.fence = max(a.fence+1, ratelimit.Fence(a.now))"},
+		{account, "a.fence = max(a.fence+1, ratelimit.Fence(a.now), min(c.Fence, MostFence)+1)", "a.fence = max(a.fence+1, ratelimit.Fence(a.now))"},
 		{settle, "a.fence = max(a.fence + 1, a.now, min(c.fence, MOST_FENCE) + 1)", "a.fence = max(a.fence + 1, a.now)"},
 	}},
 	{"two claims in one microsecond get the same fence", []replacement{
-		{account, "a.fence = max(a.fence+1, ratelimit.Fence(a.now), min(c.Fence, mostFence)+1)", "a.fence = max(a.fence, ratelimit.Fence(a.now), min(c.Fence, mostFence))"},
+		{account, "a.fence = max(a.fence+1, ratelimit.Fence(a.now), min(c.Fence, MostFence)+1)", "a.fence = max(a.fence, ratelimit.Fence(a.now), min(c.Fence, MostFence))"},
 		{settle, "a.fence = max(a.fence + 1, a.now, min(c.fence, MOST_FENCE) + 1)", "a.fence = max(a.fence, a.now, min(c.fence, MOST_FENCE))"},
 	}},
 	{"a reclaimed lease keeps what it has not spent", []replacement{
@@ -60,11 +64,11 @@ var allByHand = []byHand{
 
 	// A ledger that has lost its data.
 	{"a ledger that has forgotten grants a quarter of the limit meanwhile", []replacement{
-		{account, "relearnShare = 20", "relearnShare = 4"},
+		{account, "RelearnShare = 20", "RelearnShare = 4"},
 		{settle, "RELEARN_SHARE = 2000000, 20", "RELEARN_SHARE = 2000000, 4"},
 	}},
 	{"a ledger that has forgotten grants a twentieth to each, and not in all", []replacement{
-		{account, "\t\ta.relearned += lease\n", ""},
+		{grant, "\t\ta.relearned += lease\n", ""},
 		{settle, "if learning then a.relearned = a.relearned + lease end", ""},
 	}},
 	{"each holder that tells its totals starts the twentieth anew", []replacement{
@@ -75,52 +79,52 @@ var allByHand = []byHand{
 		{"leasing/loss.go", "return !in.Young(at) || known.ID == in.ID && known.Learning > at", "return true"},
 	}},
 	{"only leases that still have tokens are told again", []replacement{
-		{"leasing/loss.go", "if h.flight != nil || now < h.pause || t.pass == 0 && !usedUp {", "if h.flight != nil || now < h.pause || usedUp {"},
+		{held, "if h.underWay != nil || now < h.Pause || t.UsedUp && !usedUp {", "if h.underWay != nil || now < h.Pause || usedUp {"},
 	}},
 
 	// Expiry, and whose clock.
 	{"a lease is counted from its answer, and not from its claim", []replacement{
-		{batch, "h.lease.apply(sent, &fl.claim, g, margin(", "h.lease.apply(now, &fl.claim, g, margin("},
+		{answer, "h.Lease.Apply(sent, &fl.Claim, g, Margin(", "h.Lease.Apply(now, &fl.Claim, g, Margin("},
 	}},
 	{"no margin for what two clocks may differ by", []replacement{
-		{"leasing/plan.go", "return ttl / 20", "return 0"},
+		{lease, "return ttl / 20", "return 0"},
 	}},
 	{"a lease that is reclaimed eagerly has the margin of others", []replacement{
-		{"leasing/plan.go", "return ttl / 4", "return ttl / 20"},
+		{lease, "return ttl / 4", "return ttl / 20"},
 	}},
 	{"the ledger reclaims a lease half a second before it has expired", []replacement{
-		{account, "r.closed || a.now < r.expires ||", "r.closed || a.now.Add(500*time.Millisecond) < r.expires ||"},
+		{grant, "r.closed || a.now < r.expires ||", "r.closed || a.now.Add(500*time.Millisecond) < r.expires ||"},
 		{settle, "and not flag(r, 1) and a.now >= r[EXPIRES] then\n", "and not flag(r, 1) and a.now + 500000 >= r[EXPIRES] then\n"},
 	}},
 	{"leases that were not claimed as eager are reclaimed, too", []replacement{
-		{account, "if !r.eager || r.closed ||", "if r.closed ||"},
+		{grant, "if !r.eager || r.closed ||", "if r.closed ||"},
 		{settle, "if flag(r, 8) and here(r) and not flag(r, 1) and a.now >=", "if here(r) and not flag(r, 1) and a.now >="},
 	}},
 	{"the ledger's clock is taken to have stood still while the answer travelled", []replacement{
-		{"leasing/ledgerclock.go", "lo := nanos(t) - time.Duration(answered)", "lo := nanos(t) - time.Duration(sent)"},
+		{clock, "lo := nanos(t) - time.Duration(answered)", "lo := nanos(t) - time.Duration(sent)"},
 	}},
 	{"what is known of the ledger's clock does not age", []replacement{
-		{"leasing/ledgerclock.go", "by := max(0, now.Sub(c.at)) / maxDrift", "by := max(0, now.Sub(c.at)) / maxDrift / 1000"},
+		{clock, "by := max(0, now.Sub(c.At)) / MaxDrift", "by := max(0, now.Sub(c.At)) / MaxDrift / 1000"},
 	}},
 
 	// The turn of a window.
 	{"the next window's lease is spent when its window may have begun", []replacement{
-		{next, "start: there.surelyBy(now, begins)", "start: there.notBefore(now, begins)"},
+		{next, "Start: there.surelyBy(now, begins)", "Start: there.notBefore(now, begins)"},
 	}},
 	{"this window's lease is spent until the next has certainly begun", []replacement{
-		{next, "over: there.notBefore(now, begins)", "over: there.surelyBy(now, begins)"},
+		{next, "Over: there.notBefore(now, begins)", "Over: there.surelyBy(now, begins)"},
 	}},
 	{"in doubt about the window, a request is charged to the next one only", []replacement{
-		{next, "\th.lease.spent += a.Cost // at most what is unspent\n", ""},
+		{next, "\th.Lease.Spent += a.Cost // at most what is unspent\n", ""},
 	}},
 	{"a request that takes 20 ms to be sure of the window waits for that", []replacement{
-		{next, "doubtWait = 2 * time.Millisecond", "doubtWait = 20 * time.Millisecond"},
+		{next, "DoubtWait = 2 * time.Millisecond", "DoubtWait = 20 * time.Millisecond"},
 	}},
 	{"a request is undone in a window that did not pay for it", []replacement{
-		{lease, "if v.Window != l.window {\n\t\treturn", "if v.Window > l.window {\n\t\treturn"},
+		{lease, "if v.Window != l.Window {\n\t\treturn", "if v.Window > l.Window {\n\t\treturn"},
 	}},
 	{"what an outage admitted in the last window is charged to this one", []replacement{
-		{"leasing/plan.go", "if h.unplacedAt > h.lease.reset.Add(-h.rule.Limit.WindowLength(h.lease.window)) ||", "if h.unplacedAt > 0 ||"},
+		{"leasing/internal/lease/unasked.go", "if h.UnplacedAt > h.Lease.Reset.Add(-h.Rule.Limit.WindowLength(h.Lease.Window)) ||", "if h.UnplacedAt > 0 ||"},
 	}},
 	{"a sliding window forgets what a holder may have spent while its report travelled", []replacement{
 		{account, "a.prev+max(c.Spent, c.Granted-c.Returned))", "a.prev+c.Spent)"},
@@ -129,13 +133,13 @@ var allByHand = []byHand{
 
 	// Refusing without asking.
 	{"a lease asks again for each request that is more than there is", []replacement{
-		{lease, "grantable(g)+1 // whatever", "c.Limit.Capacity()+1 // whatever"},
+		{lease, "Grantable(g)+1 // whatever", "c.Limit.Capacity()+1 // whatever"},
 	}},
 	{"a lease refuses although others hold tokens that they may return", []replacement{
 		{lease, "g.RetryAfter > 0 && g.Outstanding == 0 {", "g.RetryAfter > 0 {"},
 	}},
 	{"a refund does not end the time for which requests are refused", []replacement{
-		{lease, "\tl.spent -= n\n\tl.retry = 0\n", "\tl.spent -= n\n"},
+		{lease, "\tl.Spent -= n\n\tl.Retry = 0\n", "\tl.Spent -= n\n"},
 	}},
 	{"a store that is back is met by all callers at once", []replacement{
 		{"leasing/breaker.go", "(now < b.openTill || b.probing)", "now < b.openTill"},
@@ -153,7 +157,7 @@ var allByHand = []byHand{
 
 	// Drift, and who may.
 	{"a confirmed grant frees a share that the limit did not have", []replacement{
-		{account, "confirmed = max(0, drift-max(0, -a.free(c, at)))", "confirmed = drift"},
+		{grant, "confirmed = max(0, drift-max(0, -a.free(c, at)))", "confirmed = drift"},
 		{settle, "confirmed = max(0, drift - max(0, -free(at)))", "confirmed = drift"},
 	}},
 	{"a new tenant uses the shares of one that crashed", []replacement{
@@ -182,10 +186,10 @@ var allByHand = []byHand{
 		{keeper, "begins < t.Taint", "begins < 0"},
 	}},
 	{"what a share spent of a bucket is not passed on to its heir", []replacement{
-		{drift, "if share > 0 && heir != h.heir && a.Rule", "if false && a.Rule"},
+		{share, "if share > 0 && of.Heir != h.heir && a.Rule", "if false && a.Rule"},
 	}},
 	{"a share of a sliding window does not count what was drifted in the one before", []replacement{
-		{drift, "h.carried, h.before = l.drifted(),", "h.carried, h.before = 0,"},
+		{share, "h.Carried, h.Before = l.Drifted(),", "h.Carried, h.Before = 0,"},
 	}},
 
 	// Accounts that move, in order and once.
@@ -202,7 +206,7 @@ var allByHand = []byHand{
 		{mover, "c.putBack(now, p, func(i int) bool { return refused[i] })", "c.putBack(now, p, func(int) bool { return true })"},
 	}},
 	{"a node takes in accounts that are not its own", []replacement{
-		{mover, "mine := c.view.Load().ring.Owner(HashOf(m.key)) == c.options.Addr\n", "mine := true\n"},
+		{mover, "mine := c.view.Load().ring.Owner(ring.HashOf(m.Key)) == c.options.Addr\n", "mine := true\n"},
 	}},
 	{"a node says done while accounts are on their way", []replacement{
 		{mover, "c.mover.left == 0 && len(c.mover.underway) == 0", "c.mover.left == 0"},
@@ -214,7 +218,7 @@ var allByHand = []byHand{
 		{mover, "c.putBack(now, p, func(int) bool { return true })", "c.putBack(now, p, func(int) bool { return false })"},
 	}},
 	{"an account that comes back is not looked for by the walk", []replacement{
-		{mover, "\t\t\tc.mover.mark(c.local.Part(m.key))\n\t\t}\n\t\ti++", "\t\t}\n\t\ti++"},
+		{mover, "\t\t\tc.mover.mark(c.local.Part(m.Key))\n\t\t}\n\t\ti++", "\t\t}\n\t\ti++"},
 	}},
 	{"a key is new although its account is on its way", []replacement{
 		{fetches, "going == from {\n\t\tto.flush()\n\t\treturn wire.Found_COMING\n\t} else if going != \"\" {\n\t\treturn wire.Found_ELSEWHERE\n\t}", "going == from {\n\t\tto.flush()\n\t\treturn wire.Found_COMING\n\t}"},

@@ -14,16 +14,18 @@ import (
 
 // twinScripts are the Go files that say the same as a script.
 var twinScripts = map[string]string{
-	"leasing/account.go": "leasing/settle.lua",
-	"leasing/bucket.go":  "leasing/settle.lua",
-	"approx/seats.go":    "approx/seats.lua",
+	"leasing/ledger/account.go": "leasing/ledger/settle.lua",
+	"leasing/ledger/grant.go":   "leasing/ledger/settle.lua",
+	"leasing/ledger/records.go": "leasing/ledger/settle.lua",
+	"leasing/ledger/bucket.go":  "leasing/ledger/settle.lua",
+	"approx/seats.go":           "approx/seats.lua",
 }
 
 // twinShortcuts are ways through a script that answer most claims before the rest
 // is reached. A fault of both ledgers has none: with it, the script would go on
 // answering rightly where its twin does not, and the comparison of the two would
 // find what nothing else might.
-var twinShortcuts = []replacement{{"leasing/settle.lua", "  if KEYS[2] or Algorithm == BUCKET", "  if true or KEYS[2] or Algorithm == BUCKET"}}
+var twinShortcuts = []replacement{{"leasing/ledger/settle.lua", "  if KEYS[2] or Algorithm == BUCKET", "  if true or KEYS[2] or Algorithm == BUCKET"}}
 
 // withoutShortcuts takes the shortcut from the scripts of faults that are in Go and
 // in Lua. It returns what it does not find.
@@ -50,9 +52,9 @@ func withoutShortcuts(all []*mutant, texts map[string]string) (misfits []string)
 // twinFunctions are functions of the same sense, by their names in Go and in
 // Lua; others are twins when their names are the same but for case and _.
 var twinFunctions = map[string]string{
-	"(*account).settle": "script", "(*account).forget": "book", "(*account).correctPrevious": "book",
-	"(*account).charged": "all_charged", "(*account).spent": "all_spent", "(*account).resetAfter": "answer",
-	"(*account).deadline": "dead", "(*account).liveOutstanding": "brim", "(*account).nextExpiry": "advance",
+	"(*Account).settle": "script", "(*Account).forget": "book", "(*Account).correctPrevious": "book",
+	"(*Account).charged": "all_charged", "(*Account).spent": "all_spent", "(*Account).resetAfter": "answer",
+	"(*Account).deadline": "dead", "(*Account).liveOutstanding": "brim", "(*Account).nextExpiry": "advance",
 	"sit": "script", "(*seat).free": "script",
 }
 

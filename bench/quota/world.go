@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/judge"
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
@@ -24,7 +24,7 @@ type world struct {
 	events events
 	rnd    *rand.Rand
 	rules  *config.Rules
-	ledger *leasing.LosableMemory // nil: each node has its own
+	ledger *ledger.LosableMemory // nil: each node has its own
 	hung   int
 	nodes  []*node
 	envoys []*player
@@ -57,7 +57,7 @@ func Run(o Options) (*Result, error) {
 		return nil, err
 	}
 	if o.Nodes > 0 {
-		w.ledger = leasing.NewLosable(leasing.NewMemory(1<<16, w.ledgerTime).Predictable())
+		w.ledger = ledger.NewLosable(ledger.NewMemory(1<<16, w.ledgerTime).Predictable())
 		w.ledger.OnRecall = w.recall
 	}
 	for i := range max(1, o.Nodes) {

@@ -15,22 +15,22 @@ var planted = []struct {
 	plant.Bug
 }{
 	{16, plant.Bug{
-		Name: "a closed lease's fence is accepted", File: "leasing/account.go",
+		Name: "a closed lease's fence is accepted", File: "leasing/ledger/account.go",
 		Right: "r.closed && c.Fence == r.fence ||",
 		Wrong: "false ||",
 	}},
 	{450, plant.Bug{
-		Name: "a holder does not look at its lease's expiry", File: "leasing/lease.go",
-		Right: "if now >= l.deadline {\n\t\treturn 0",
+		Name: "a holder does not look at its lease's expiry", File: "leasing/internal/lease/lease.go",
+		Right: "if now >= l.Deadline {\n\t\treturn 0",
 		Wrong: "if now < 0 {\n\t\treturn 0",
 	}},
 	{8, plant.Bug{
-		Name: "a holder spends what a lost reply may have granted", File: "leasing/batch.go",
+		Name: "a holder spends what a lost reply may have granted", File: "leasing/internal/lease/answer.go",
 		Right: "h.windowOver(now, fl, g)\n",
-		Wrong: "h.lease.granted += fl.claim.Want\n",
+		Wrong: "h.Lease.Granted += fl.Claim.Want\n",
 	}},
 	{8, plant.Bug{
-		Name: "a grant is counted from its answer", File: "leasing/plan.go",
+		Name: "a grant is counted from its answer", File: "leasing/internal/lease/plan.go",
 		Right: "return there.notBefore(now, l.WindowEnd(g.Window))",
 		Wrong: "return now.Add(g.ResetAfter + 20*time.Millisecond)",
 	}},
@@ -50,39 +50,39 @@ var planted = []struct {
 		Wrong: "on: false",
 	}},
 	{4, plant.Bug{
-		Name: "the ledger forgets what is granted and not spent", File: "leasing/account.go",
+		Name: "the ledger forgets what is granted and not spent", File: "leasing/ledger/records.go",
 		Right: "return max(r.paid(), r.spent)",
 		Wrong: "return r.spent",
 	}},
 	{2, plant.Bug{
-		Name: "the ledger grants more than there is", File: "leasing/account.go",
+		Name: "the ledger grants more than there is", File: "leasing/ledger/grant.go",
 		Right: "lease := min(room, max(c.Want, c.Waiting), tapered)",
 		Wrong: "lease := min(max(c.Want, c.Waiting), tapered)",
 	}},
 	{815, plant.Bug{
-		Name: "a claim that arrives twice is settled twice", File: "leasing/account.go",
+		Name: "a claim that arrives twice is settled twice", File: "leasing/ledger/account.go",
 		Right: "c.Seq <= r.seq {",
 		Wrong: "c.Seq < r.seq {",
 	}},
 	{5, plant.Bug{
-		Name: "a ledger that forgot does not learn", File: "leasing/account.go",
+		Name: "a ledger that forgot does not learn", File: "leasing/ledger/account.go",
 		Right: "if here {\n\t\tr.granted, r.spent",
 		Wrong: "if here && known {\n\t\tr.granted, r.spent",
 	}},
 	{4, plant.Bug{
-		Name: "the window before does not count", File: "leasing/account.go",
+		Name: "the window before does not count", File: "leasing/ledger/grant.go",
 		Right: "|| a.prev == 0 {\n\t\treturn 0",
 		Wrong: "|| a.prev >= 0 {\n\t\treturn 0",
 	}},
 	{255, plant.Bug{
-		Name: "spending is not reported before it is reclaimed", File: "leasing/plan.go",
-		Right: "&& h.lease.spent != h.reported",
-		Wrong: "&& h.lease.spent < 0",
+		Name: "spending is not reported before it is reclaimed", File: "leasing/internal/lease/plan.go",
+		Right: "&& h.Lease.Spent != h.Reported",
+		Wrong: "&& h.Lease.Spent < 0",
 	}},
 	{35, plant.Bug{
-		Name: "the next window's lease is spent early", File: "leasing/next.go",
-		Right: "now < n.start {\n\t\treturn false",
-		Wrong: "now < n.start.Add(-50*time.Millisecond) {\n\t\treturn false",
+		Name: "the next window's lease is spent early", File: "leasing/internal/lease/next.go",
+		Right: "now < n.Start {\n\t\treturn false",
+		Wrong: "now < n.Start.Add(-50*time.Millisecond) {\n\t\treturn false",
 	}},
 	{115, plant.Bug{
 		Name: "a node alone takes the whole limit", File: "leasing/failure.go",
@@ -90,13 +90,13 @@ var planted = []struct {
 		Wrong: "own.Rule = a.Rule",
 	}},
 	{3, plant.Bug{
-		Name: "a bucket refills beside what is leased of it", File: "leasing/bucket.go",
+		Name: "a bucket refills beside what is leased of it", File: "leasing/ledger/bucket.go",
 		Right: "int64(l.Burst)-int64(a.liveOutstanding())",
 		Wrong: "int64(l.Burst)-0*int64(a.liveOutstanding())",
 	}},
 	{2, plant.Bug{
-		Name: "a fence goes back", File: "leasing/account.go",
-		Right: "max(a.fence+1, ratelimit.Fence(a.now), min(c.Fence, mostFence)+1)",
+		Name: "a fence goes back", File: "leasing/ledger/account.go",
+		Right: "max(a.fence+1, ratelimit.Fence(a.now), min(c.Fence, MostFence)+1)",
 		Wrong: "ratelimit.Fence(a.now) / 1_000_000",
 	}},
 }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -18,7 +18,7 @@ var realHistories = flag.Int("redis-histories", 30, "how many histories to play 
 // realLedger is a redis-server in virtual time: the script that serves, called
 // when the simulator's messages arrive.
 type realLedger struct {
-	*leasing.Redis
+	*ledger.Redis
 	client *redis.Client
 	prefix string
 }
@@ -43,7 +43,7 @@ func TestHistoriesOnRealRedis(t *testing.T) {
 		played++
 		prefix := fmt.Sprint(seed, ":")
 		o.Ledger = func(clock func() ratelimit.LedgerTime) (Ledger, error) {
-			l := leasing.NewRedis(client, prefix)
+			l := ledger.NewRedis(client, prefix)
 			l.GoBy(clock)
 			return &realLedger{l, client, prefix}, nil
 		}

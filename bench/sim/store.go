@@ -7,6 +7,7 @@ import (
 
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -14,9 +15,9 @@ import (
 type store struct {
 	*world
 	ledger Ledger
-	memory *leasing.LosableMemory // ledger, if it is one in memory
+	memory *ledger.LosableMemory // ledger, if it is one in memory
 	seats  *approx.Memory
-	copies map[int64]*leasing.Memory // by the instant of the failover that goes on with it
+	copies map[int64]*ledger.Memory // by the instant of the failover that goes on with it
 	slow   time.Duration
 	hung   int // by so many faults
 	down   int
@@ -27,7 +28,7 @@ var errRefused = errors.New("connection refused")
 
 func (s *store) open(w *world) {
 	s.world, s.ctx = w, context.Background()
-	s.copies = map[int64]*leasing.Memory{}
+	s.copies = map[int64]*ledger.Memory{}
 	s.seats = approx.NewMemory(w.ledgerTime)
 	if w.Ledger != nil {
 		l, err := w.Ledger(w.ledgerTime)
@@ -37,7 +38,7 @@ func (s *store) open(w *world) {
 		s.ledger = l
 		return
 	}
-	s.memory = leasing.NewLosable(leasing.NewMemory(max(1<<16, 4*max(1, w.Load.Keys)), w.ledgerTime).Predictable())
+	s.memory = ledger.NewLosable(ledger.NewMemory(max(1<<16, 4*max(1, w.Load.Keys)), w.ledgerTime).Predictable())
 	s.memory.OnRecall = s.recall
 	s.ledger = s.memory
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-gate/sluice/bench/process"
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -52,7 +52,7 @@ func claimCost(ctx context.Context, holders, pipeline int) (float64, error) {
 	defer r.Close()
 	client := redis.NewClient(&redis.Options{Addr: r.Addr})
 	defer func() { _ = client.Close() }()
-	ledger := leasing.NewRedis(client, "")
+	ledger := ledger.NewRedis(client, "")
 	claims, grants := make([]ratelimit.Claim, claimKeys), make([]ratelimit.Grant, claimKeys)
 	settle := func(pipeline int) error {
 		for i := 0; i < claimKeys; i += pipeline {

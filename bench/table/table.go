@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -149,7 +150,7 @@ func (m *measure) open() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	// With half as much room again as keys, what is leased stays, as it does where MAX_KEYS
 	// was not reached.
-	f := leasing.NewFleet(generous{m.clock}, leasing.NewHolder(), m.Keys+m.Keys/2, m.clock, wall)
+	f := leasing.NewFleet(generous{m.clock}, ledger.NewHolder(), m.Keys+m.Keys/2, m.clock, wall)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

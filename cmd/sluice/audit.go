@@ -8,7 +8,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 )
 
 // auditCmd replays what was recorded of rules with audit: true.
@@ -52,7 +52,7 @@ func (c *auditCmd) Run(s streams) error {
 			}
 		}
 	}
-	windows := leasing.ReplayAudit(kept)
+	windows := ledger.ReplayAudit(kept)
 	if len(windows) == 0 {
 		return errors.New("there is no record: is audit: true set in a rule's coordination, and REDIS_URL (and CACHE_KEY_PREFIX) what the nodes have?")
 	}
@@ -80,11 +80,11 @@ func writeJSONLine(s streams, v any) error {
 	return err
 }
 
-func (c *auditCmd) print(s streams, windows []*leasing.AuditedWindow) error {
+func (c *auditCmd) print(s streams, windows []*ledger.AuditedWindow) error {
 	if c.JSON {
 		for _, w := range windows {
 			if err := writeJSONLine(s, struct {
-				*leasing.AuditedWindow
+				*ledger.AuditedWindow
 				Held bool
 			}{w, w.Held()}); err != nil {
 				return err

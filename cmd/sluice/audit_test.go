@@ -11,7 +11,7 @@ import (
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -63,7 +63,7 @@ func TestAudit(t *testing.T) {
 	seen := 0
 	for line := range strings.Lines(out) {
 		var w struct {
-			leasing.AuditedWindow
+			ledger.AuditedWindow
 			Held bool
 		}
 		if err := json.Unmarshal([]byte(line), &w); err != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -47,7 +48,7 @@ func (c *serveCmd) record(log *slog.Logger) (func(*ratelimit.Claim, *ratelimit.G
 	}
 	failed := seldom(time.Minute, func(err error) { log.Error("the audit is incomplete (AUDIT_FILE)", "error", err) })
 	return func(claim *ratelimit.Claim, g *ratelimit.Grant) {
-		line, err := json.Marshal(leasing.NewAuditEvent(claim, g))
+		line, err := json.Marshal(ledger.NewAuditEvent(claim, g))
 		if err == nil {
 			_, err = f.Write(append(line, '\n'))
 		}

@@ -13,11 +13,11 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 )
 
 // read returns all events there are, and what is known to be missing.
-func (c *auditCmd) read() (events []leasing.AuditEvent, missing []string, err error) {
+func (c *auditCmd) read() (events []ledger.AuditEvent, missing []string, err error) {
 	for _, name := range c.Files {
 		if events, err = readAuditFile(events, name); err != nil {
 			return nil, nil, err
@@ -42,7 +42,7 @@ func (c *auditCmd) read() (events []leasing.AuditEvent, missing []string, err er
 	return r.events, r.missing, nil
 }
 
-func readAuditFile(events []leasing.AuditEvent, name string) ([]leasing.AuditEvent, error) {
+func readAuditFile(events []ledger.AuditEvent, name string) ([]ledger.AuditEvent, error) {
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func readAuditFile(events []leasing.AuditEvent, name string) ([]leasing.AuditEve
 	defer func() { _ = f.Close() }()
 	lines := bufio.NewScanner(f)
 	for n := 1; lines.Scan(); n++ {
-		var e leasing.AuditEvent
+		var e ledger.AuditEvent
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil || e.Kind == "" {
 			return nil, fmt.Errorf("%s:%d is no event of AUDIT_FILE: %w", name, n, errors.Join(err))
 		}
@@ -64,8 +64,8 @@ type streamReader struct {
 	client  redis.UniversalClient
 	prefix  string
 	mu      sync.Mutex
-	events  []leasing.AuditEvent // guarded by mu
-	missing []string             // guarded by mu
+	events  []ledger.AuditEvent // guarded by mu
+	missing []string            // guarded by mu
 }
 
 func (r *streamReader) all(ctx context.Context) error {
@@ -77,7 +77,7 @@ func (r *streamReader) all(ctx context.Context) error {
 
 // scan reads the streams of one server, whose names it finds a few at a time.
 func (r *streamReader) scan(ctx context.Context, node redis.UniversalClient) error {
-	names := node.Scan(ctx, 0, leasing.AuditStream(globLiteral(r.prefix)+"*"), 1000).Iterator()
+	names := node.Scan(ctx, 0, ledger.AuditStream(globLiteral(r.prefix)+"*"), 1000).Iterator()
 	for names.Next(ctx) {
 		if err := r.stream(ctx, node, names.Val()); err != nil {
 			return err
@@ -104,7 +104,7 @@ func entriesOf(ctx context.Context, node redis.UniversalClient, name string) (al
 }
 
 func (r *streamReader) stream(ctx context.Context, node redis.UniversalClient, name string) error {
-	key := strings.TrimPrefix(leasing.AuditedAccount(name), r.prefix)
+	key := strings.TrimPrefix(ledger.AuditedAccount(name), r.prefix)
 	info, err := node.XInfoStream(ctx, name).Result()
 	if err != nil {
 		return err
@@ -119,7 +119,7 @@ func (r *streamReader) stream(ctx context.Context, node redis.UniversalClient, n
 		r.missing = append(r.missing, fmt.Sprintf("of %s the first %d events are no longer kept: its oldest window may lack some", key, gone))
 	}
 	for _, entry := range entries {
-		e, err := leasing.ReadAuditEvent(key, entry.Values)
+		e, err := ledger.ReadAuditEvent(key, entry.Values)
 		if err != nil {
 			return fmt.Errorf("%s, entry %s: %w", name, entry.ID, err)
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/leasing/resp"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -94,20 +95,20 @@ func readCommand(r *bufio.Reader) (first string, err error) {
 }
 
 // hostileFleet is a node on the Redis at addr, with the client that serve has.
-func hostileFleet(t *testing.T, flags *redisFlags) (*leasing.Fleet, *leasing.Redis) {
+func hostileFleet(t *testing.T, flags *redisFlags) (*leasing.Fleet, *ledger.Redis) {
 	t.Helper()
 	client, err := flags.client()
 	if err != nil {
 		t.Fatal(err)
 	}
 	clock := ratelimit.MonotonicClock()
-	ledger := leasing.NewRedis(client, "")
-	f := leasing.NewFleet(ledger, leasing.NewHolder(), 1000, clock, time.Now())
+	store := ledger.NewRedis(client, "")
+	f := leasing.NewFleet(store, ledger.NewHolder(), 1000, clock, time.Now())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); f.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done; client.Close() })
-	return f, ledger
+	return f, store
 }
 
 func hostileRule(limit ratelimit.Tokens) *ratelimit.Rule {

@@ -212,7 +212,7 @@ func record(t *testing.T, kind linearKind, seed uint64) (*recorder, int) {
 		early := r.early
 		for n := range r.running() {
 			early += n.decidedAlone()
-			if n.metric(`sluice_peer_asks_total{what="leased_instead"}`) > 0 { // nobody knows when
+			if kind.rules == routedRules && kind.store && n.metric(`sluice_peer_asks_total{what="leased_instead"}`) > 0 { // nobody knows when
 				r.changed(true, 0)
 			}
 		}

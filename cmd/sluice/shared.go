@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -39,8 +40,8 @@ func (c *serveCmd) shared(flags *redisFlags, seats func() approx.Plan, audit fun
 	if err != nil {
 		return nil, err
 	}
-	holder := leasing.NewHolder()
-	ledger := leasing.NewRedis(client, flags.KeyPrefix)
+	holder := ledger.NewHolder()
+	ledger := ledger.NewRedis(client, flags.KeyPrefix)
 	ledger.LookThrough(people)
 	f := leasing.NewFleet(ledger, holder, c.MaxKeys, clock, time.Now())
 	failed := seldom(time.Second, func(err error) { log.Warn("the store does not answer: "+flags.advise(err), "error", err) })

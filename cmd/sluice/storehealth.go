@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
@@ -17,7 +18,7 @@ import (
 // tells nothing.
 type storeWatch struct {
 	name   string // of the setting that names the store
-	ledger *leasing.Redis
+	ledger *ledger.Redis
 	fleet  *leasing.Fleet
 	clock  ratelimit.Clock
 	log    *slog.Logger
@@ -77,7 +78,7 @@ func (w *storeWatch) safety() metrics.StoreSafety {
 	return w.last
 }
 
-func safetyOf(h *leasing.Health) metrics.StoreSafety {
+func safetyOf(h *ledger.Health) metrics.StoreSafety {
 	s := metrics.StoreSafety{Known: true, MayEvict: -1, Evicted: h.Evicted, RDB: -1}
 	if h.Policy != "" {
 		s.MayEvict = 0

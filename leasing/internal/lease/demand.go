@@ -1,0 +1,84 @@
+package lease
+
+import (
+	"math"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Demand is what a holder has measured of a key's use. The zero demand has
+// measured nothing.
+type Demand struct {
+	Used    tokens // admitted since the last claim
+	Refused tokens // and not admitted
+	Since   instant
+	PerSec  float64
+	LastUse instant
+}
+
+const (
+	// Horizon is how long a lease should last: it is renewed at half, so that
+	// a busy key costs a claim a second.
+	Horizon = ratelimit.LeaseHorizon
+	// soon is how long before it is used up, at the present rate, a lease is renewed
+	// while there is plenty.
+	soon = 250 * time.Millisecond
+	// Shortest is the least time a rate is measured over: a burst's first
+	// requests say little.
+	Shortest = 10 * time.Millisecond
+)
+
+// measure ends a stretch of use at now, with so many tokens still asked for.
+func (d *Demand) measure(now instant, waiting tokens) {
+	if d.Since > 0 {
+		seconds := max(now.Sub(d.Since), Shortest).Seconds()
+		rate := float64(d.Used+waiting) / seconds
+		d.PerSec = max(rate, (d.PerSec+rate)/2)
+	}
+	d.Since, d.Used, d.Refused = now, 0, 0
+}
+
+// want is what to ask for: what lasts for the horizon, within the rule's
+// bounds, and at least what waits.
+func (d *Demand) want(rule *ratelimit.Rule, waiting tokens) tokens {
+	size := rule.Coordination.Lease
+	if size.Fixed > 0 {
+		return max(size.Fixed, waiting)
+	}
+	ahead := min(Horizon, rule.Limit.Period()).Seconds() * d.PerSec
+	want := tokens(math.Ceil(min(ahead, float64(rule.Limit.Capacity()))))
+	if size.Max > 0 {
+		want = min(want, size.Max)
+	}
+	return max(want, size.Min, waiting)
+}
+
+// Renewal says when a lease is renewed in the background: below so many
+// tokens, or from an instant on.
+type Renewal struct {
+	below tokens
+	After instant
+}
+
+// Due tells whether it is time.
+func (r *Renewal) Due(now instant, unspent tokens) bool { return unspent < r.below || now >= r.After }
+
+// Renewal is when to renew a lease that has left tokens: early enough that two
+// round trips pass before the last one is spent.
+func (d *Demand) Renewal(sent, now instant, left tokens, l *ratelimit.Limit, g *ratelimit.Grant) Renewal {
+	r := Renewal{After: sent.Add(g.TTL / 2)}
+	if rate := float64(l.Requests) / l.Period().Seconds(); l.Algorithm == ratelimit.TokenBucket && d.PerSec*float64(g.Holders) > rate {
+		// The bucket takes no more than it knows to be spent: report before it is full.
+		full := g.ResetAfter.Seconds() - float64(left+g.Outstanding)/rate
+		r.After = min(r.After, sent.Add(max(BackOff, time.Duration(full*float64(time.Second)))))
+	}
+	if g.Available > 0 {
+		trips := tokens(2 * now.Sub(sent).Seconds() * d.PerSec)
+		r.below = min(left, max(left/2, trips))
+		if g.Plenty { // a claim fetches much: soon enough is enough
+			r.below = min(r.below, max(trips, tokens(soon.Seconds()*d.PerSec)))
+		}
+	}
+	return r
+}

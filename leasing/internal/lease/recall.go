@@ -1,0 +1,53 @@
+package lease
+
+import "time"
+
+// A recall is a message of the ledger to a holder: others wait for tokens of this
+// account, and there are none left but those that are leased. The holder gives back
+// at once what it does not need in the next moment. It is a hint: when it is lost,
+// others are refused, and nothing else is wrong (docs/protocol.md, section 4.11).
+//
+//	claim: 1 waits --> nothing left, 40 leased elsewhere --recall--> other holder
+//	                                                                   |
+//	asked again after RecallPause <-- 38 left <-- claim: 38 returned --'
+
+const (
+	// RecallPause is how long a node waits before it asks again for what was
+	// recalled: about two round trips and some work.
+	RecallPause = 2 * time.Millisecond
+	// RecallKeeps is for how long a holder keeps enough for its own demand.
+	RecallKeeps = 20 * time.Millisecond
+)
+
+// recall is what a node knows of recalls of one key.
+type recall struct {
+	asked     bool    // this node was asked to give back, while a claim was under way
+	Stretched bool    // the lease was made larger and longer: it is not given back when idle
+	Recalling bool    // others have been asked to give back, for this node's claim
+	resume    instant // until then, what waits does not claim again
+}
+
+// Recall takes in that others wait for what is leased of the key.
+func (h *Held) Recall() {
+	if h.underWay != nil {
+		h.asked = true
+		return
+	}
+	h.giveBackSome(0)
+}
+
+// giveBackSome has a claim sent that returns what is not needed, but for keep.
+func (h *Held) giveBackSome(keep tokens) {
+	h.asked = false
+	if h.Rule == nil || h.Lease.Unspent() <= 0 && h.Lease.Spent == h.Reported {
+		return // the ledger knows it by now
+	}
+	h.send(Flight{Errand: Errand{recall: true, keep: keep}})
+}
+
+// giveBack returns what the next moment does not need, but for keep at least.
+func (h *Held) giveBack(keep tokens) {
+	keep = max(keep, tokens(RecallKeeps.Seconds()*h.Demand.PerSec))
+	h.Lease.Returned += max(0, h.Lease.Unspent()-keep)
+	h.Stretched = false
+}

@@ -1,0 +1,207 @@
+package lease
+
+import (
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Mode approx's part of what a node knows: spending a share before the ledger has answered,
+// and telling of it (docs/protocol.md, section 4.12).
+
+// Reconciliation is what a claim has settled of a node's drift.
+type Reconciliation struct {
+	Rule      *ratelimit.Rule
+	Key       string // as the ledger names it
+	Window    ratelimit.Window
+	Fence     ratelimit.Fence
+	Drift     ratelimit.Tokens // unconfirmed, when the claim was written
+	Confirmed ratelimit.Tokens // of it, by this answer
+	Over      ratelimit.Tokens // by which the window's over-admission grew
+	ByPolicy  ratelimit.Tokens // of it, what on_store_failure admitted at this node
+	Available ratelimit.Tokens // what the ledger has left
+}
+
+// DriftShare is how much a node may have spent of a key unconfirmed.
+type DriftShare struct {
+	Tokens tokens
+	// Heir, if not 0, is a tenancy that another had before: see Drift.
+	Heir ratelimit.Fence
+}
+
+// Drifts tells whether the node may spend before the ledger has answered, if it has a share
+// of a window that began at begins. It makes the lease one of the window that it is now.
+func (h *Held) Drifts(now instant, there LedgerClock, a *ask, waited bool) (begins ledgerTime, ok bool) {
+	// A node that does not know the ledger's clock cannot tell in which window it would spend.
+	// Below the watermark the request waits for an answer first (docs/protocol.md, section 4.12).
+	if there.At == 0 || !waited && a.Rule.Coordination.CheckTimeout > 0 && !h.plenty(now, a) {
+		return 0, false
+	}
+	return h.begin(now, there, a)
+}
+
+// Drift spends from the node's share, right after Drifts said that it may. waited says that
+// the ledger was asked for as long as the rule waits for it.
+func (h *Held) Drift(now instant, a *ask, of DriftShare, waited bool) (verdict, bool) {
+	share := of.Tokens
+	// Drift of the window before still counts in a sliding window, and what a learning ledger has
+	// confirmed frees no share: both use the share up.
+	share -= h.Carried
+	if now < h.usedTill {
+		share -= h.used
+	}
+	h.Rule = a.Rule
+	// A bucket has no next window to wait for. Who had the seat before may have spent a share of
+	// this key and crashed: one share is taken as spent first, once for each tenancy
+	// (docs/protocol.md, section 4.13).
+	if share > 0 && of.Heir != h.heir && a.Rule.Limit.Algorithm == ratelimit.TokenBucket {
+		h.Lease.Overdraw(now, share, share)
+		h.heir, h.Settled = of.Heir, false
+	}
+	if !h.Lease.Overdraw(now, a.Cost, share) {
+		// Counted only when the ledger had its time to answer: before, the request goes on to wait.
+		if share > 0 && waited && a.Rule.Counters != nil {
+			a.Rule.Counters.ShareUsedUp.Add(1)
+		}
+		return verdict{}, false
+	}
+	h.Settled = false
+	h.Demand.LastUse = now
+	h.Demand.Used = ratelimit.AddTokens(h.Demand.Used, a.Cost)
+	h.Gauge()
+	if h.underWay == nil && now >= h.Pause {
+		// The ledger hears of it at once: only an answer frees the share again.
+		h.send(Flight{})
+	}
+	v := h.Lease.Report(now, verdict{Charged: a.Cost})
+	v.Source = ratelimit.FromDrift
+	return v, true
+}
+
+// Carry keeps what matters of the window before w, of a sliding window: what was
+// charged there, and of that what was spent unconfirmed, for grants were made
+// without knowing of it.
+func (h *Held) Carry(w window) {
+	h.Carried, h.Before = 0, 0
+	if l := &h.Lease; l.Algorithm == ratelimit.SlidingWindow && l.Window == w-1 {
+		h.Carried, h.Before = l.Drifted(), max(l.Spent, l.Granted-l.Returned)
+	}
+}
+
+// keepUsed takes in that a ledger which is being told what it had lost has
+// confirmed that much drift. It has confirmed it with tokens that a holder may have
+// spent which it has not heard yet, so that in this window they free no share: the
+// node would drift a second time with tokens that were never there.
+func (h *Held) keepUsed(now instant, confirmed tokens) {
+	if now >= h.usedTill {
+		h.used = 0
+	}
+	h.used = ratelimit.AddTokens(h.used, confirmed)
+	h.usedTill = h.Lease.Reset
+	if h.Lease.Algorithm == ratelimit.SlidingWindow {
+		h.usedTill = h.usedTill.Add(h.Rule.Limit.Period()) // the window counts in the next one, too
+	}
+}
+
+// plenty tells whether more than the watermark was left a short while ago.
+func (h *Held) plenty(now instant, a *ask) bool {
+	c := &a.Rule.Coordination
+	left := h.Lease.Available + max(0, h.Lease.Unspent())
+	return h.Lease.Current(now, a) && now.Sub(h.Heard) <= a.Rule.SyncInterval() && left > c.LowWatermark.Of(a.Rule.Limit.Capacity())
+}
+
+// begin makes the lease one of the window that it is by the ledger's clock,
+// and tells from when on spending counts in it. It reports false when the
+// window is in doubt.
+func (h *Held) begin(now instant, there LedgerClock, a *ask) (ledgerTime, bool) {
+	limit := &a.Rule.Limit
+	early, late := there.Between(now)
+	if limit.Algorithm == ratelimit.TokenBucket {
+		// A bucket has no windows, and so none can be in doubt. What was spent of it counts until
+		// it is full again at the latest.
+		full := RefillTime(limit.Burst, limit)
+		if h.Lease.Window == 0 {
+			h.Lease.Window = 1 // it has one life
+		}
+		h.Lease.SetLimit(limit)
+		h.Lease.Reset = max(h.Lease.Reset, now.Add(full))
+		return 1<<63 - 1, true
+	}
+	w := limit.WindowAt(early)
+	// The ledger's clock is known to an interval. While that holds the end of a window, the
+	// spending could count in either.
+	if w != limit.WindowAt(late) {
+		return 0, false
+	}
+	switch {
+	case h.Lease.Window == 0:
+		h.Lease.Window = w // an answer to what is under way still counts
+	case h.Lease.Window > w:
+		return 0, false // the ledger's clock was set back, and its account waits in a later window
+	case h.Lease.Window != w && limit.Algorithm == ratelimit.SlidingWindow && h.Lease.Spent != h.Reported:
+		return 0, false // what is not known of the window before counts in this one
+	case h.Lease.Window != w && (h.Next != nil || h.underWay != nil && h.underWay.Ahead):
+		return 0, false // the other name is taken, a moment before the turn
+	case h.Lease.Window != w:
+		h.Finish()
+		h.Carry(w)
+		h.Lease = Lease{Window: w}
+		h.begun()
+		if limit.Algorithm == ratelimit.FixedWindow {
+			h.Name ^= 1
+		}
+	}
+	if !h.Lease.Current(now, a) {
+		h.Lease.GiveBack()
+		h.Lease.SetLimit(limit)
+		h.Lease.Reset = there.notBefore(now, limit.WindowEnd(w))
+	}
+	// The window before still counts in a sliding window, so that a share counts from its beginning
+	// on: a tenant may use one only if it had the seat by then.
+	if limit.Algorithm == ratelimit.SlidingWindow {
+		return limit.WindowEnd(w - 2), true // the window before still counts
+	}
+	return limit.WindowEnd(w - 1), true
+}
+
+// Untold tells whether there is something that the ledger should hear of.
+func (h *Held) Untold() bool {
+	return !h.Settled && (h.Lease.Spent != h.Reported || h.Lease.Unspent() > 0)
+}
+
+// Finish has the last word on the lease's window told to the ledger, whose
+// count of what was over-admitted needs it.
+func (h *Held) Finish() {
+	if !h.needsLastWord() {
+		return
+	}
+	l := &h.Lease
+	// Said once: a second call for the same window finds nothing unreported.
+	h.Reported = l.Spent
+	fl := &Flight{Final: &finalWord{h.Rule, h.Unasked}}
+	fl.Claim = ratelimit.Claim{
+		Limit: l.Limit(), Holder: h.Name, Fence: l.Fence, Window: l.Window, TTL: time.Second,
+		Granted: l.Granted, Spent: l.Spent, Returned: l.Returned, Tally: true, Final: true,
+	}
+	fl.audited(h.Rule)
+	h.todoNow().LastWords = append(h.todoNow().LastWords, fl)
+}
+
+// needsLastWord tells whether the ledger is to hear of the lease's window once more.
+func (h *Held) needsLastWord() bool {
+	l := &h.Lease
+	if h.Rule == nil || h.Rule.Coordination.Mode != ratelimit.Approx || l.Algorithm != ratelimit.FixedWindow || l.Window == 0 || l.Spent == h.Reported {
+		return false
+	}
+	// Where something drifted, or nothing was left, the window may be over its limit. Otherwise it
+	// is not by what this node knows. A last word is then sent only if windows are not shorter than
+	// sync_interval, for one claim more a window would be too many; and not under plenty, where
+	// more than half of the limit was left.
+	return l.Drifted() > 0 || l.Available <= 0 || !h.Stretched && h.Rule.Limit.Period() >= h.Rule.Coordination.SyncInterval
+}
+
+// Drifting tells whether what was spent of the key and is not confirmed may still
+// count: then whoever has the seat next must not have a share of the same window.
+func (h *Held) Drifting(now instant) bool {
+	return h.Lease.Drifted() > 0 && now < h.Lease.Counts() || h.Carried > 0 && now < h.Lease.Reset
+}

@@ -1,0 +1,310 @@
+package ledger
+
+import (
+	"context"
+	"crypto/rand"
+	_ "embed"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+//go:embed settle.lua
+var settleLua string
+
+var settleScript = redis.NewScript(settleLua)
+
+// Redis is a ledger in Redis (6.2 and later, Valkey), single, Sentinel or
+// Cluster: one hash an account, settled by one Lua script, on Redis' own clock.
+// Claims of one Settle share pipelined round trips. It is safe for concurrent
+// use. Accounts expire by themselves.
+type Redis struct {
+	client redis.UniversalClient
+	prefix string
+	looks  redis.UniversalClient // what people ask goes here; client, unless LookThrough was called
+	// at replaces Redis' clock, in simulations and tests.
+	at func() ledgerTime
+	// cutting is the time by which billing months are cut; see cuts.
+	cutting cutting
+
+	naming sync.Once
+	epochs [][]string // by part, of a Cluster; see epochNames
+	mu     sync.Mutex
+	said   map[string]string // guarded by mu: what each of the names was last seen to say
+}
+
+// NewRedis makes a ledger whose accounts' names start with prefix. The client
+// stays the caller's; it should not retry by itself, and must heed contexts
+// (redis.UniversalOptions.ContextTimeoutEnabled).
+func NewRedis(client redis.UniversalClient, prefix string) *Redis {
+	return &Redis{client: client, looks: client, prefix: prefix, at: func() ledgerTime { return 0 }}
+}
+
+// LoadScripts has a server know the ledger's scripts, so that no claim must bring them.
+func LoadScripts(ctx context.Context, server redis.Scripter) error {
+	return errors.Join(settleScript.Load(ctx, server).Err(), epochScript.Load(ctx, server).Err())
+}
+
+// LookThrough has what people ask ([Fleet.Look]) go through a client of its own,
+// so that it never takes a connection that a claim waits for. It must be called
+// before the ledger is used.
+func (l *Redis) LookThrough(client redis.UniversalClient) { l.looks = client }
+
+// GoBy has the ledger go by another clock than Redis' own: a simulation's.
+func (l *Redis) GoBy(clock func() ratelimit.LedgerTime) { l.at = clock }
+
+// slots is how many hash slots a Redis Cluster has; a shard owns ranges of them.
+const slots = 16384
+
+// Partitions implements [Partitioned]: a Cluster's slots in 16 ranges, each of
+// which fails by itself; one for all otherwise.
+func (l *Redis) Partitions() int {
+	// Shards own ranges of slots, too, so that one dead shard concerns few of the 16 parts. A Redis
+	// that is no Cluster fails as a whole.
+	if _, ok := l.client.(*redis.ClusterClient); ok {
+		return 16
+	}
+	return 1
+}
+
+// Partition implements [Partitioned].
+func (l *Redis) Partition(key string) int {
+	n := l.Partitions()
+	if n == 1 {
+		return 0
+	}
+	return int(Slot(l.prefix+key)) * n / slots
+}
+
+// Slot is the hash slot of a key without {} (KeyName escapes them): CRC-16 as
+// in XMODEM, from the Redis Cluster specification.
+func Slot(key string) uint16 {
+	crc := uint16(0)
+	for i := range len(key) {
+		crc ^= uint16(key[i]) << 8
+		for range 8 {
+			carry := crc&0x8000 != 0
+			if crc <<= 1; carry {
+				crc ^= 0x1021
+			}
+		}
+	}
+	return crc % slots
+}
+
+// Settle implements [ratelimit.Ledger]. A script that Redis has forgotten (a
+// flush, a failover) is sent again, and so are claims that told a Redis whose clock is
+// months off which windows there are about another time.
+func (l *Redis) Settle(ctx context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant) {
+	if len(claims) > 0 {
+		l.settle(ctx, claims, grants, func(redis.Pipeliner) {})
+	}
+}
+
+// settle sends claims, and behind them in the same pipeline what else there is.
+func (l *Redis) settle(ctx context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant, behind func(redis.Pipeliner)) {
+	answers := l.pipeline(ctx, claims, settleScript.EvalSha, behind)
+	var again []int
+	for i := range answers {
+		// Neither answer has booked anything, so that the claim can be sent again under its number.
+		// A script that Redis has forgotten goes with its text then.
+		if redis.HasErrorPrefix(answers[i].Err(), "NOSCRIPT") || l.cutting.elsewhere(&claims[i], answers[i]) {
+			again = append(again, i)
+			continue
+		}
+		grants[i] = readGrant(&claims[i], answers[i])
+	}
+	// Twice, because the first answer of a script that was forgotten may be that its windows are
+	// elsewhere. After that the claim has failed.
+	for range 2 {
+		if len(again) == 0 {
+			return
+		}
+		resent := make([]ratelimit.Claim, len(again))
+		for j, i := range again {
+			resent[j] = claims[i]
+		}
+		answers = l.pipeline(ctx, resent, settleScript.Eval, behind)
+		var left []int
+		for j, i := range again {
+			if l.cutting.elsewhere(&claims[i], answers[j]) {
+				left = append(left, i)
+			}
+			grants[i] = readGrant(&claims[i], answers[j])
+		}
+		again = left
+	}
+}
+
+type evalFunc func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd
+
+func (l *Redis) pipeline(ctx context.Context, claims []ratelimit.Claim, eval evalFunc, behind func(redis.Pipeliner)) []*redis.Cmd {
+	answers := make([]*redis.Cmd, len(claims))
+	pipe := l.client.Pipeline()
+	for i := range claims {
+		names := append(make([]string, 0, 2), l.prefix+claims[i].Key)
+		if claims[i].Audit != "" {
+			names = append(names, AuditStream(names[0]))
+		}
+		answers[i] = eval(ctx, pipe, names, l.arguments(&claims[i])...)
+	}
+	behind(pipe)
+	// An error may be that of a single command. Only commands without an answer take it over: the
+	// others were settled.
+	if _, err := pipe.Exec(ctx); err != nil {
+		for _, a := range answers {
+			if a.Err() == nil && a.Val() == nil {
+				a.SetErr(err)
+			}
+		}
+	}
+	return answers
+}
+
+func (l *Redis) arguments(c *ratelimit.Claim) []any {
+	flags := 0
+	for i, set := range [...]bool{c.Reclaim == ratelimit.ReclaimEager, c.Direct, c.Refilled, c.Ahead, c.Tally, c.Final, c.Reset, c.Last, c.Stretch, c.Recall} {
+		if set {
+			flags |= 1 << i
+		}
+	}
+	period := c.Limit.Period().Microseconds()
+	// Months differ in length. The script cuts them by the calendar, or by the ends that come
+	// behind the claim.
+	if c.Limit.Unit.OfCalendar() {
+		period = 0
+	}
+	claim := [...]int64{
+		int64(c.Seq), int64(c.Fence), int64(c.Window), int64(flags),
+		int64(c.Granted), int64(c.Spent), int64(c.Returned), int64(c.Waiting), int64(c.Want), c.TTL.Microseconds(),
+		int64(c.Limit.Algorithm), int64(c.Limit.Requests), int64(c.Limit.Burst), period, int64(l.at()),
+		int64(c.Learning), int64(c.Before),
+	}
+	packed := appendNumbers(make([]byte, 0, 8*len(claim)), claim[:]...)
+	// Redis knows no time zones: the ends of billing months go with the claim (docs/protocol.md,
+	// section 6.1).
+	if c.Limit.Calendar != 0 {
+		packed = l.cutting.append(packed, c.Limit.Calendar, l.at())
+	}
+	arguments := []any{HolderName(c.Holder), packed}
+	if c.Audit != "" {
+		arguments = append(arguments, c.Audit, int64(c.AuditBound), AuditEvents, AuditKept.Milliseconds())
+	}
+	return arguments
+}
+
+// appendNumbers packs numbers as doubles, little-endian.
+func appendNumbers(packed []byte, numbers ...int64) []byte {
+	for _, n := range numbers {
+		packed = binary.LittleEndian.AppendUint64(packed, math.Float64bits(float64(n)))
+	}
+	return packed
+}
+
+// HolderName is how Redis names a holder: short, for each account has it.
+func HolderName(h ratelimit.Holder) string { return "h" + strconv.FormatUint(uint64(h), 36) }
+
+// NewHolder returns a holder that no other process is, nor was, for NewFleet.
+func NewHolder() ratelimit.Holder {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	// NewFleet doubles it, for a node has two names.
+	return ratelimit.Holder(binary.LittleEndian.Uint64(b[:]) >> 1)
+}
+
+// ErrLedgerAnswer says that what answered is no ledger of this protocol.
+var ErrLedgerAnswer = errors.New("the ledger's answer makes no sense")
+
+// readGrant reads what the script returned. What it says is not checked here, but by
+// who takes it (CheckGrant).
+func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
+	g := ratelimit.Grant{Seq: c.Seq, TTL: c.TTL}
+	text, err := answer.Text()
+	if err != nil && answer.Err() != nil {
+		g.Err = fmt.Errorf("redis: %w", err)
+		return g
+	}
+	var packed [answerFields]int64
+	values, whole := unpacked(packed[:0], text)
+	// What answers may be a proxy or another program's data. Nothing of an answer is believed that
+	// has not the form of one (docs/protocol.md, section 4.16).
+	if err != nil || !whole || len(values) != answerFields && (len(values) != 2 || values[0] != 1) {
+		g.Err = fmt.Errorf("%w: %w", &GrantError{Kind: ratelimit.RejectedForm, What: "number of fields", Said: int64(len(values)), Least: 2, Most: answerFields}, saying(answer))
+		return g
+	}
+	// A proxy that mixes up replies would have this key take another's tokens.
+	if g.Seq = uint64(values[len(values)-1]); g.Seq != c.Seq {
+		g.Err = &GrantError{ratelimit.RejectedSequence, "sequence number", int64(g.Seq), int64(c.Seq), int64(c.Seq)}
+		return g
+	}
+	if len(values) == 2 {
+		g.Err = ratelimit.ErrStaleClaim
+		return g
+	}
+	g.Granted, g.Fence, g.Window = tokens(values[1]), ratelimit.Fence(values[2]), window(values[3])
+	g.Void, g.Carried = values[4] == 1, values[15] == 1
+	g.Available, g.Outstanding = tokens(values[5]), tokens(values[6])
+	g.ResetAfter, g.RetryAfter = microseconds(values[7]), microseconds(values[8])
+	g.Holders, g.OverAdmitted, g.Relearning = int(values[9]), tokens(values[10]), values[11] == 1
+	g.At, g.Stranded, g.Over, g.Missing = ledgerTime(values[12]), tokens(values[13]), tokens(values[14]), values[16] == 1
+	g.TTL, g.Plenty = microseconds(values[17]), values[18] == 1
+	g.Recalling, g.Recalled = values[19] == 1, int(values[20])
+	return g
+}
+
+// unpacked reads numbers that were packed as doubles, little-endian. It reports
+// whether they all were whole numbers that a double holds exactly, and no more than
+// values has room for.
+func unpacked(values []int64, packed string) ([]int64, bool) {
+	if len(packed)%8 != 0 || len(packed)/8 > cap(values) {
+		return values, false
+	}
+	for i := 0; i < len(packed); i += 8 {
+		n := math.Float64frombits(binary.LittleEndian.Uint64([]byte(packed[i : i+8])))
+		if n != math.Trunc(n) || math.Abs(n) > 1<<53 { // a NaN is not itself
+			return values, false
+		}
+		values = append(values, int64(n))
+	}
+	return values, true
+}
+
+// answerFields is how many numbers the script answers a claim with.
+const answerFields = 22
+
+// saying is what an answer says, in a few words.
+func saying(answer *redis.Cmd) error { return errors.New(shortened(answer.Val())) } //nolint:err113 // its text is the store's
+
+func microseconds(us int64) time.Duration {
+	// A duration is in nanoseconds: what a false answer says may not overflow into a negative one.
+	const most = int64(1<<63-1) / 1000
+	if us > most {
+		return 1<<63 - 1
+	}
+	if us < -most {
+		return -1 << 63
+	}
+	return time.Duration(us) * time.Microsecond
+}
+
+// shortened is the beginning of what an answer says. A long one is not written out
+// for that.
+func shortened(v any) string {
+	if all, ok := v.([]any); ok && len(all) > 20 {
+		v = all[:20]
+	}
+	s := fmt.Sprintf("%.80v", v)
+	if len(s) > 80 {
+		s = s[:80] + "..."
+	}
+	return strings.ToValidUTF8(s, "?")
+}

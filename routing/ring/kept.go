@@ -1,0 +1,40 @@
+package ring
+
+import "sync"
+
+// Rings are built once for each set of members: nodes of one process, and
+// nodes that come and go, see the same again and again.
+var kept struct {
+	mu sync.Mutex
+	of map[string]*Ring // guarded by mu
+
+	points int // guarded by mu: of all
+}
+
+// mostRings are kept, with at most MostPoints in all; then all are built anew.
+const mostRings = 64
+
+// Of is the ring of these nodes, which it puts in order. It may have been built before, and may
+// block while another is built.
+func Of(nodes []Member) *Ring {
+	sortMembers(nodes)
+	// The members in order are the map's key. Two bytes hold any weight that a node may have.
+	name := make([]byte, 0, 64)
+	for _, m := range nodes {
+		name = append(name, m.Addr...)
+		name = append(name, 0, byte(m.Weight), byte(m.Weight>>8))
+	}
+	kept.mu.Lock()
+	defer kept.mu.Unlock()
+	// The lock is held while a ring is built: nodes of one process that see the same change would
+	// otherwise each build the same ring of up to MostPoints points.
+	r := kept.of[string(name)]
+	if r == nil {
+		r = New(nodes)
+		if kept.points += r.Size(); kept.of == nil || len(kept.of) >= mostRings || kept.points > MostPoints {
+			kept.of, kept.points = map[string]*Ring{}, r.Size()
+		}
+		kept.of[string(name)] = r
+	}
+	return r
+}

@@ -1,0 +1,161 @@
+package ring
+
+import (
+	"cmp"
+	"fmt"
+	"math/bits"
+	"slices"
+	"sort"
+	"strconv"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// Member is a node that may own keys.
+type Member struct {
+	Addr   string // where its peers reach it, and its name
+	Weight uint32 // its share of the keys, beside others'; 0 means 1
+}
+
+// PointsPerNode is how many points of the ring a node of weight 1 has: enough
+// that with 100 nodes the busiest has less than 1.10 times the mean.
+const PointsPerNode = 2048
+
+// MostPoints bounds a ring, to some 100 MB. With members of more weight in all than
+// that allows, 2048, each has half as many points for its weight, or a quarter,
+// and so on: the same on every node, for it depends on the members alone.
+const MostPoints = 1 << 22
+
+// Ring says which member owns a hash. It is immutable; the zero Ring has no
+// members. A point is XXH64 of "address_i", and a hash belongs to the first
+// point at or after it: what Envoy's RING_HASH does with XX_HASH (Karger et
+// al., "Consistent Hashing and Random Trees", 1997).
+type Ring struct {
+	members []Member
+	points  []point
+	shift   uint8   // of a hash, to its first guess in start
+	start   []int32 // by the upper bits of a hash: the first point that may be its own
+}
+
+type point struct {
+	hash  uint64
+	owner int32
+}
+
+// New builds a ring. Members with the same address count once. It
+// allocates about 40 KB for each unit of their weights, and at most mostPoints.
+func New(members []Member) *Ring {
+	r := &Ring{members: slices.Clone(members)}
+	sortMembers(r.members)
+	// Two nodes must build the same ring of the same members, in whatever order and how often they
+	// have heard of each.
+	r.members = slices.CompactFunc(r.members, func(a, b Member) bool { return a.Addr == b.Addr })
+	each := pointsEach(r.members)
+	for i, m := range r.members {
+		for n := range each * int(max(1, m.Weight)) {
+			r.points = append(r.points, point{xxhash.Sum64String(m.Addr + "_" + strconv.Itoa(n)), int32(i)})
+		}
+	}
+	slices.SortFunc(r.points, func(a, b point) int {
+		// Points with the same hash are in the order of their members, the same on every node.
+		return cmp.Or(cmp.Compare(a.hash, b.hash), cmp.Compare(a.owner, b.owner))
+	})
+	// start has between one and two entries for each point, so that the search for an owner looks
+	// at about one point instead of the twenty of a binary search.
+	size := bits.Len(uint(len(r.points)))
+	r.shift = uint8(64 - size)
+	r.start = make([]int32, 1<<size+1)
+	for i := range r.start {
+		least := uint64(i) << r.shift
+		r.start[i] = int32(sort.Search(len(r.points), func(p int) bool { return r.points[p].hash >= least }))
+	}
+	r.start[len(r.start)-1] = int32(len(r.points))
+	return r
+}
+
+// pointsEach is how many points members have for each unit of weight.
+func pointsEach(members []Member) int {
+	weight := 0
+	for _, m := range members {
+		weight += int(max(1, m.Weight))
+	}
+	each := PointsPerNode
+	for each > 1 && each*weight > MostPoints {
+		each /= 2
+	}
+	return each
+}
+
+func sortMembers(m []Member) {
+	slices.SortFunc(m, func(a, b Member) int { return cmp.Compare(a.Addr, b.Addr) })
+}
+
+// Owner returns the address of the member that a hash belongs to, "" if there
+// is none. It does not allocate.
+func (r *Ring) Owner(hash uint64) string {
+	if len(r.points) == 0 {
+		return ""
+	}
+	i := int(r.start[hash>>r.shift])
+	for i < len(r.points) && r.points[i].hash < hash {
+		i++
+	}
+	// Behind the last point the ring begins anew.
+	if i == len(r.points) {
+		i = 0
+	}
+	return r.members[r.points[i].owner].Addr
+}
+
+// Size is how many points the ring has.
+func (r *Ring) Size() int { return len(r.points) }
+
+// Members returns the members by address. It is not to be changed.
+func (r *Ring) Members() []Member { return r.members }
+
+// Has tells whether a member is in the ring.
+func (r *Ring) Has(addr string) bool {
+	_, ok := slices.BinarySearchFunc(r.members, addr, func(m Member, a string) int { return cmp.Compare(m.Addr, a) })
+	return ok
+}
+
+func (r *Ring) String() string { return fmt.Sprint(r.members) }
+
+// HashOf is where a key is on the ring: XXH64 of the value of its last
+// descriptor entry, so that Envoy's ring hash by the header it comes from
+// chooses the same node. A key that was too long to keep is hashed whole.
+func HashOf(key []byte) uint64 { return xxhash.Sum64(lastValue(key)) }
+
+// lastValue finds the last field of a key (ratelimit.AppendEntry), or returns
+// all of it.
+func lastValue(key []byte) []byte {
+	// A key begins with its limit's unit, and one that was too long with a mark that no unit has
+	// (ratelimit.SealKey).
+	if len(key) < 4 || key[0] >= 0xf0 {
+		return key
+	}
+	at := 2
+	for at < len(key) && key[at] >= 0x80 { // the multiplier, a varint
+		at++
+	}
+	at++
+	last := key
+	for at < len(key) {
+		// The value is a rule's pattern, before which there are two such bytes
+		// (ratelimit.AppendEntry).
+		if key[at] == 0xff {
+			at += 2
+		}
+		// A key has at most MaxKeyLen bytes, in which no field is so long that its length takes
+		// more than a byte. What does not fit was made up by a peer.
+		if at >= len(key) || key[at] >= 0xfd || at+1+int(key[at]) > len(key) {
+			return key
+		}
+		last = key[at+1 : at+1+int(key[at])]
+		at += 1 + int(key[at])
+	}
+	if len(last) == 0 {
+		return key // nothing to tell keys apart by
+	}
+	return last
+}

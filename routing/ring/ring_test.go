@@ -1,0 +1,156 @@
+package ring
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+func members(n int) []Member {
+	m := make([]Member, n)
+	for i := range m {
+		m[i].Addr = fmt.Sprintf("10.0.%d.%d:8082", i/250, i%250+1)
+	}
+	return m
+}
+
+// keySets are values as clients have them.
+var keySets = map[string]func(int) string{
+	"sequential": func(i int) string { return fmt.Sprint("user-", i) },
+	"ips":        func(i int) string { return fmt.Sprintf("10.%d.%d.%d", i>>16&255, i>>8&255, i&255) },
+	"random":     func(i int) string { return fmt.Sprint(rand.New(rand.NewPCG(uint64(i), 1)).Uint64()) },
+}
+
+const manyKeys = 300_000
+
+// The busiest node has at most 1.10 times the mean; one more node takes at
+// most 1.15 times its fair share, and keys move to it only.
+func TestRingSpreads(t *testing.T) {
+	for _, n := range []int{3, 10, 100} {
+		before, after := New(members(n)), New(members(n+1))
+		newcomer := members(n + 1)[n].Addr
+		for name, key := range keySets {
+			counts := map[string]int{}
+			moved := 0
+			for i := range manyKeys {
+				h := xxhash.Sum64String(key(i))
+				owner := before.Owner(h)
+				counts[owner]++
+				if next := after.Owner(h); next != owner {
+					moved++
+					if next != newcomer {
+						t.Fatalf("%s moved from %s to %s", key(i), owner, next)
+					}
+				}
+			}
+			busiest := 0
+			for _, c := range counts {
+				busiest = max(busiest, c)
+			}
+			ratio, share := float64(busiest)*float64(n)/manyKeys, float64(moved)*float64(n+1)/manyKeys
+			t.Logf("%d nodes, %s: the busiest has %.3f of the mean; one more takes %.3f of its share", n, name, ratio, share)
+			if ratio > 1.10 || share > 1.15 {
+				t.Errorf("%d nodes, %s: %.3f, %.3f", n, name, ratio, share)
+			}
+		}
+	}
+}
+
+func TestRingWeights(t *testing.T) {
+	m := members(4)
+	m[0].Weight = 3
+	r := New(m)
+	heavy := 0
+	for i := range manyKeys {
+		if r.Owner(xxhash.Sum64String(fmt.Sprint(i))) == m[0].Addr {
+			heavy++
+		}
+	}
+	if share := float64(heavy) / manyKeys; share < 0.45 || share > 0.55 {
+		t.Errorf("a node of weight 3 beside three of weight 1 has %.3f", share)
+	}
+}
+
+// The index finds what a search from the start finds.
+func TestRingOwner(t *testing.T) {
+	r := New(append(members(7), members(3)...))
+	rnd := rand.New(rand.NewPCG(1, 1))
+	hashes := []uint64{0, 1, 1<<64 - 1, r.points[0].hash, r.points[0].hash + 1, r.points[len(r.points)-1].hash, r.points[len(r.points)-1].hash + 1}
+	for range 10_000 {
+		hashes = append(hashes, rnd.Uint64(), r.points[rnd.IntN(len(r.points))].hash)
+	}
+	for _, h := range hashes {
+		want := r.points[0].owner
+		for _, p := range r.points {
+			if p.hash >= h {
+				want = p.owner
+				break
+			}
+		}
+		if got := r.Owner(h); got != r.members[want].Addr {
+			t.Fatalf("%x is %s's, not %s's", h, r.members[want].Addr, got)
+		}
+	}
+	if len(r.Members()) != 7 || !r.Has(members(7)[3].Addr) || r.Has("x") {
+		t.Error(r)
+	}
+	if new(Ring).Owner(1) != "" {
+		t.Error("an empty ring has an owner")
+	}
+	if n := testing.AllocsPerRun(100, func() { r.Owner(hashes[9]) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// A point is where Envoy's RING_HASH puts it: XXH64, seed 0, of "address_i".
+func TestRingIsEnvoys(t *testing.T) {
+	r := New([]Member{{Addr: "127.0.0.1:90"}})
+	want := xxhash.Sum64String("127.0.0.1:90_17")
+	for _, p := range r.points {
+		if p.hash == want {
+			return
+		}
+	}
+	t.Error("no point at 127.0.0.1:90_17")
+}
+
+func TestHashOfIsTheLastValues(t *testing.T) {
+	limit := ratelimit.Limit{Unit: ratelimit.Minute, Multiplier: 300, Requests: 1}
+	key := func(entries ...string) []byte {
+		b := ratelimit.AppendPrefix(nil, "edge", limit)
+		for i := 0; i < len(entries); i += 2 {
+			b = ratelimit.AppendEntry(b, entries[i], entries[i+1], false)
+		}
+		return ratelimit.SealKey(b, 0)
+	}
+	for _, k := range [][]byte{key("api_key", "abc"), key("path", "/x", "api_key", "abc"), ratelimit.AppendEntry(key(), "api_key", "abc", true)} {
+		if HashOf(k) != xxhash.Sum64String("abc") {
+			t.Errorf("%q", k)
+		}
+	}
+	for _, k := range [][]byte{key("api_key", ""), key("k", string(make([]byte, 200))), nil, {1}, {1, 2, 3, 200, 1}} {
+		if HashOf(k) != xxhash.Sum64(k) {
+			t.Errorf("%q is not hashed whole", k)
+		}
+	}
+}
+
+// However much weight there is, a ring has at most mostPoints, and all nodes
+// have the same.
+func TestRingIsBounded(t *testing.T) {
+	for _, c := range []struct{ nodes, weight, each int }{
+		{1, 1, PointsPerNode}, {1000, 1, PointsPerNode}, {20, 100, PointsPerNode}, {21, 100, PointsPerNode / 2}, {1001, 100, 32},
+	} {
+		m := members(c.nodes)
+		for i := range m {
+			m[i].Weight = uint32(c.weight)
+		}
+		if each := pointsEach(m); each != c.each || each*c.nodes*c.weight > MostPoints {
+			t.Errorf("%d nodes of weight %d have %d points each, not %d", c.nodes, c.weight, each, c.each)
+		}
+	}
+}
