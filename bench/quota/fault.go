@@ -99,9 +99,10 @@ func (b *bound) now(window int64) (n ratelimit.Tokens) {
 }
 
 // silent: an Envoy that stood still goes on with a lease, or one whose stream the node has
-// ended reads only now what was sent on it.
+// ended reads only now what was sent on it. The lease may last into the next window: nobody knows
+// that it is there, or (of a sliding window) nothing is left to charge it to.
 func (b *bound) silent(w *world) {
-	b.add(w.window(), w.window(), sublease.DeclareEach(w.rules.All()[0]).SilentEach)
+	b.add(w.window(), w.window()+1, sublease.DeclareEach(w.rules.All()[0]).SilentEach)
 }
 
 // killed: a node whose ledger is its memory forgets what it has granted.
