@@ -13,8 +13,8 @@ import (
 )
 
 type benchStreamsCmd struct {
-	Rounds      int           `default:"10" help:"Rounds of each server, in turn."`
-	Round       time.Duration `default:"5s" help:"Length of a round."`
+	Rounds      int           `default:"3" help:"Rounds of each server, in turn."`
+	Round       time.Duration `default:"1m" help:"Length of a round. All streams are granted anew when a minute ends: rounds that are whole minutes have one turn each."`
 	Calls       float64       `default:"1000" help:"Calls of RLS a second, to each server in its rounds."`
 	Connections int           `default:"4" help:"Connections they share."`
 	Keys        int           `default:"1000" help:"Distinct keys."`
