@@ -43,6 +43,15 @@ func (p *passes) most() (most int) {
 	return most
 }
 
+func (p *passes) all() (all int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, n := range p.minute {
+		all += n
+	}
+	return all
+}
+
 // askEach asks each Envoy so often, until ctx is done.
 func askEach(ctx context.Context, d time.Duration, id map[string]string, all ...*envoy.Live) *sync.WaitGroup {
 	var wg sync.WaitGroup
@@ -70,6 +79,9 @@ descriptors:
   descriptors:
   - key: api_key
     rate_limit: {unit: minute, requests_per_unit: 600}
+- key: bucket
+  algorithm: token_bucket
+  rate_limit: {unit: minute, requests_per_unit: 600}
 - key: brief
   rate_limit: {unit: second, requests_per_unit: 600}
 `
@@ -155,12 +167,18 @@ func TestEnvoysKeepTheLimit(t *testing.T) {
 	asking, stop := context.WithCancel(t.Context())
 	wg := askEach(asking, 20*time.Millisecond, id, envoyOf(t, s.rpc, p), envoyOf(t, s.rpc, p), envoyOf(t, s.rpc, p))
 	second := askEach(asking, 50*time.Millisecond, map[string]string{"brief": "x"}, envoyOf(t, s.rpc, brief))
+	bucket, began := &passes{minute: map[int64]int{}}, time.Now()
+	third := askEach(asking, 40*time.Millisecond, map[string]string{"bucket": "x"}, envoyOf(t, s.rpc, bucket), envoyOf(t, s.rpc, bucket))
 	time.Sleep(25 * time.Second)
 	stop()
 	wg.Wait()
 	second.Wait()
+	third.Wait()
 	if n := p.most(); n > 200 || n < 100 {
 		t.Errorf("%d passed in a minute, of a limit of 200 with 3750 asked for", n)
+	}
+	if n, most := bucket.all(), 200+int(time.Since(began).Seconds()*200/60)+1; n > most || n < most/2 {
+		t.Errorf("%d passed of a bucket, which may let pass %d", n, most)
 	}
 	if n := brief.most(); n != 0 {
 		t.Errorf("%d passed of a rule that cannot be divided", n)
