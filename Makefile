@@ -7,13 +7,16 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: platforms upgrade help run deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: platforms upgrade help run redis deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: ## serve the built-in example
 	$(GO) run ./cmd/sluice serve
+
+redis: ## install redis-server, if there is none: what the demo needs beside Go
+	@$(call install,redis-server,redis-server,redis)
 
 deps: ## install what tests need beside Go: redis-server, prometheus, chromium
 	@$(call install,redis-server,redis-server,redis)
@@ -92,7 +95,7 @@ linear: deps ## record SEEDS (20) histories of each kind of real fleet, and chec
 	$(GO) test -count=1 -v -timeout 60m -run '^TestLinear' ./cmd/sluice -linear-seeds $(SEEDS)
 
 exhaust: ## visit every state of small fleets, for about 10 minutes; docs/exhaustive.md
-	$(GO) test -count=1 -v -timeout 60m -run '^TestExhaust' ./leasing -exhaust
+	$(GO) test -count=1 -v -timeout 60m -run '^TestExhaust' ./leasing/ledger -exhaust
 
 # FILES='leasing/*.go' takes a part; docs/mutation.md says how to read it.
 BUDGET ?= 60m
@@ -116,7 +119,7 @@ bench-defaults: ## what each default costs and buys, beside what it might be ins
 
 bench-fleet: deps ## what a fleet on Redis admits and costs, through every fault
 	$(GO) test -count=1 -v -run '^TestFleet' ./cmd/sluice ./leasing | $(GO) run ./bench/results
-	$(GO) test -count=1 -v -run '^TestRedisAccountIsSmall' ./leasing | $(GO) run ./bench/results
+	$(GO) test -count=1 -v -run '^TestRedisAccountIsSmall' ./leasing/ledger | $(GO) run ./bench/results
 
 bench-approx: deps ## what mode approx admits beyond its limits, against what it declares
 	$(GO) test -count=1 -v -run '^TestApprox' ./cmd/sluice | $(GO) run ./bench/results

@@ -67,7 +67,9 @@ func NewKeeper(seats Seats, holder ratelimit.Holder, clock ratelimit.Clock) *Kee
 // in windows that began at begins. For buckets, which do not begin anew, heir
 // is the tenancy that takes over what they may have spent; 0 if there is
 // nothing. It neither blocks nor allocates.
-func (k *Keeper) Share(now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime) (share ratelimit.Tokens, heir ratelimit.Fence) {
+func (k *Keeper) Share(
+	now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime,
+) (share ratelimit.Tokens, heir ratelimit.Fence) {
 	t := k.now.Load()
 	if t.Seat < 0 || t.trial.on || now >= t.until || begins < t.Taint {
 		return 0, 0
@@ -132,7 +134,10 @@ func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 	t := k.judge(known)
 	if t.trial.on && known.ID != t.trial.epoch {
 		// It may be another's: whoever gets it next leaves alone what that one spent.
-		return Application{Holder: k.holder, Seats: min(max(1, wanted.seats), MaxSeats), TTL: SeatTTL, Now: t.Tenancy, Plan: wanted.id, Leave: true}, true
+		return Application{
+			Holder: k.holder, Seats: min(max(1, wanted.seats), MaxSeats), TTL: SeatTTL, Now: t.Tenancy,
+			Plan: wanted.id, Leave: true,
+		}, true
 	}
 	learning := known.Learning
 	held := t.Seat >= 0 && t.Seat < wanted.seats
@@ -144,7 +149,10 @@ func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 	if calm && now < t.until.Add(margin-SeatTTL/2) {
 		return Application{}, false
 	}
-	return Application{Holder: k.holder, Seats: min(wanted.seats, MaxSeats), TTL: SeatTTL, Now: t.Tenancy, Plan: wanted.id, epoch: known.ID}, true
+	return Application{
+		Holder: k.holder, Seats: min(wanted.seats, MaxSeats), TTL: SeatTTL, Now: t.Tenancy,
+		Plan: wanted.id, epoch: known.ID,
+	}, true
 }
 
 // judge ends the trial of a tenancy that has proven itself.
@@ -171,10 +179,16 @@ func (k *Keeper) epoch() ratelimit.EpochKnown {
 func (k *Keeper) Answer(sent ratelimit.Instant, a Application, wanted Plan, t Tenancy, err error) {
 	before := k.now.Load()
 	if err != nil {
-		k.now.Store(&held{Tenancy: before.Tenancy, until: before.until, wanted: wanted, agreed: before.agreed, trial: before.trial})
+		k.now.Store(&held{
+			Tenancy: before.Tenancy, until: before.until, wanted: wanted, agreed: before.agreed,
+			trial: before.trial,
+		})
 		return
 	}
-	after := &held{Tenancy: t, until: sent.Add(SeatTTL - margin), wanted: wanted, agreed: before.agreed, trial: before.trial}
+	after := &held{
+		Tenancy: t, until: sent.Add(SeatTTL - margin), wanted: wanted, agreed: before.agreed,
+		trial: before.trial,
+	}
 	now, known := k.clock(), k.epoch()
 	switch {
 	case t.Seat < 0:
@@ -212,7 +226,8 @@ const (
 	AllConfirmed Confirmed = true
 )
 
-// Leave gives the seat up, with what the ledger has confirmed. Run must have ended. It blocks for at most a second, or until ctx is
+// Leave gives the seat up, with what the ledger has confirmed. Run must have ended. It blocks for
+// at most a second, or until ctx is
 // done.
 func (k *Keeper) Leave(ctx context.Context, clean Confirmed) {
 	a, ok := k.Leaving(clean)
@@ -232,5 +247,8 @@ func (k *Keeper) Leaving(clean Confirmed) (Application, bool) {
 	if t.Seat < 0 {
 		return Application{}, false
 	}
-	return Application{Holder: k.holder, Seats: max(1, t.wanted.seats), TTL: SeatTTL, Now: t.Tenancy, Plan: t.wanted.id, Leave: true, Clean: bool(clean)}, true
+	return Application{
+		Holder: k.holder, Seats: max(1, t.wanted.seats), TTL: SeatTTL, Now: t.Tenancy, Plan: t.wanted.id,
+		Leave: true, Clean: bool(clean),
+	}, true
 }

@@ -58,7 +58,10 @@ func NewPlan(rules []*ratelimit.Rule) Plan {
 	for id := range p.shares {
 		ids = append(ids, id)
 	}
-	slices.SortFunc(ids, func(a, b ruleID) int { return cmp.Or(cmp.Compare(a.domain, b.domain), cmp.Compare(a.path, b.path)) })
+	slices.SortFunc(ids, func(a, b ruleID) int {
+		return cmp.Or(cmp.Compare(a.domain, b.domain),
+			cmp.Compare(a.path, b.path))
+	})
 	h := xxhash.New()
 	for _, id := range ids {
 		d := p.shares[id]
@@ -107,7 +110,9 @@ func agreed(before []agreement, p Plan, since ratelimit.LedgerTime, now ratelimi
 // that may have been in force in a window that began at begins, and of the rule's
 // own. A bucket does not begin anew: what was spent under an older division
 // counts until the rate has repaid it.
-func shareUnder(all []agreement, now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime) (ratelimit.Tokens, int) {
+func shareUnder(
+	all []agreement, now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime,
+) (ratelimit.Tokens, int) {
 	limit := rule.Limit.Capacity()
 	share, seats := divisionOf(rule).share(limit)
 	for i := len(all) - 1; i >= 0; i-- {

@@ -43,13 +43,15 @@ func (r *Redis) Sit(ctx context.Context, a Application) (Tenancy, error) {
 		return 0
 	}
 	values, err := seatsScript.Run(ctx, r.client, []string{r.name},
-		"h"+strconv.FormatUint(uint64(a.Holder), 36), a.Seats, a.TTL.Microseconds(), a.Now.Seat, int64(a.Now.Fence), int64(a.Now.Taint),
+		"h"+strconv.FormatUint(uint64(a.Holder), 36), a.Seats, a.TTL.Microseconds(), a.Now.Seat, int64(a.Now.Fence),
+		int64(a.Now.Taint),
 		flag(a.Leave), flag(a.Clean), int64(r.at()), strconv.FormatUint(a.Plan, 36), int64(a.Now.Since)).Int64Slice()
 	if err != nil {
 		return none, fmt.Errorf("redis: %w", err)
 	}
 	if len(values) != 5 || values[0] < -1 || values[0] >= int64(a.Seats) {
-		return none, fmt.Errorf("redis: the answer about seats makes no sense: %d numbers that begin with %v", len(values), values[:min(5, len(values))])
+		return none, fmt.Errorf("redis: the answer about seats makes no sense: %d numbers that begin with %v",
+			len(values), values[:min(5, len(values))])
 	}
 	if values[0] < 0 {
 		return none, nil

@@ -96,7 +96,10 @@ func sit(now ratelimit.LedgerTime, seats map[int]*seat, last *ratelimit.Fence, a
 		s := seats[own]
 		switch {
 		case s == nil && !a.Leave && own < a.Seats: // the ledger has forgotten
-			s = &seat{holder: a.Holder, fence: a.Now.Fence, taint: min(a.Now.Taint, now), plan: a.Plan, since: min(a.Now.Since, now)}
+			s = &seat{
+				holder: a.Holder, fence: a.Now.Fence, taint: min(a.Now.Taint, now), plan: a.Plan,
+				since: min(a.Now.Since, now),
+			}
 			seats[own] = s
 			*last = max(*last, s.fence)
 			fallthrough
@@ -138,7 +141,10 @@ func sit(now ratelimit.LedgerTime, seats map[int]*seat, last *ratelimit.Fence, a
 		}
 	}
 	*last = max(*last+1, ratelimit.Fence(now))
-	seats[best] = &seat{holder: a.Holder, fence: *last, expires: now.Add(a.TTL), taint: taint, plan: a.Plan, since: since}
+	seats[best] = &seat{
+		holder: a.Holder, fence: *last, expires: now.Add(a.TTL), taint: taint, plan: a.Plan,
+		since: since,
+	}
 	return tenancy(now, seats, best, a)
 }
 

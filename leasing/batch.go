@@ -156,7 +156,9 @@ func fillErrors(grants []ratelimit.Grant, err error) {
 
 // heard takes in what time it is in that part of the ledger, and returns what
 // is known of it, and by how much its clock was set.
-func (l *lane) heard(sent, answered instant, grants []ratelimit.Grant, at ledgerTime) (known lease.LedgerClock, step time.Duration) {
+func (l *lane) heard(
+	sent, answered instant, grants []ratelimit.Grant, at ledgerTime,
+) (known lease.LedgerClock, step time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range grants {
@@ -232,7 +234,9 @@ func (f *Fleet) judge(l *lane, grants []ratelimit.Grant, last error) {
 
 // read takes in an answer, wakes those who wait, and tells what it settled of
 // drift.
-func (f *Fleet) read(sent, now instant, there lease.LedgerClock, fl *flight, g *ratelimit.Grant) (r Reconciliation, drifted bool) {
+func (f *Fleet) read(
+	sent, now instant, there lease.LedgerClock, fl *flight, g *ratelimit.Grant,
+) (r Reconciliation, drifted bool) {
 	s := f.shard(fl.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()

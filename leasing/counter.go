@@ -146,7 +146,8 @@ func (c *counter) passesAfter(now ledgerTime, cost tokens, l *ratelimit.Limit) t
 	period := uint64(c.ends - c.begins)
 	cost = min(cost, l.Requests+1) // more makes no difference
 	if room := l.Requests - c.spent - cost; room >= 0 && c.extra > 0 {
-		return max(time.Microsecond, (c.ends - ledgerTime(weighsAtMost(uint64(c.extra), uint64(room), period))).Sub(now))
+		return max(time.Microsecond, (c.ends - ledgerTime(weighsAtMost(uint64(c.extra), uint64(room),
+			period))).Sub(now))
 	}
 	if room := l.Requests - cost; room >= 0 && c.spent > 0 {
 		return (c.ends + ledgerTime(period-weighsAtMost(uint64(c.spent), uint64(room), period))).Sub(now)

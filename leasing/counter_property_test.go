@@ -68,7 +68,7 @@ func (p *keyPlay) claims() {
 	h := p.holder()
 	h.seq++
 	waiting := tokens(p.upTo(12, "waiting"))
-	m := h.lease.Claim(p.now, h.seq, p.rule, waiting, waiting+tokens(p.upTo(12, "more")), false)
+	m := h.lease.Claim(p.now, h.seq, p.rule, waiting, waiting+tokens(p.upTo(12, "more")), lease.Keeps)
 	m.Key, m.Holder = string(keyOf(1)), h.name
 	g := settleOne(p.nodes[p.at], p.now, m)
 	if p.upTo(5, "lost") > 0 {

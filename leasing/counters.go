@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -80,7 +81,8 @@ func (p *counters) decide(at moment, key []byte, a *ask, v *verdict) bool {
 	case at.ledger >= c.Val.ends:
 		c.Note = p.limits.note(a.Rule.Limit.Capacity()) // which may have changed
 	}
-	if was, now := algorithmOf(c), uint8(a.Rule.Limit.Algorithm); c.Mark != now { // it was not known; see account.counter
+	// it was not known; see account.counter
+	if was, now := algorithmOf(c), uint8(a.Rule.Limit.Algorithm); c.Mark != now {
 		if c.Mark = now; algorithmOf(c) == ratelimit.TokenBucket || was == ratelimit.TokenBucket {
 			c.Val = counter{} // an account that no node can have written for this key
 		}
@@ -91,7 +93,9 @@ func (p *counters) decide(at moment, key []byte, a *ask, v *verdict) bool {
 }
 
 // add makes room for a key that is not there. Nothing in use is dropped for it.
-func (p *counters) add(s *counterShard, now ledgerTime, id keytable.ID, key []byte, algorithm ratelimit.Algorithm) *counterCell {
+func (p *counters) add(
+	s *counterShard, now ledgerTime, id keytable.ID, key []byte, algorithm ratelimit.Algorithm,
+) *counterCell {
 	c := s.keys.Add(id, key, func(c *counterCell) bool { return s.dead(c, now) })
 	if c != nil {
 		c.Mark = uint8(algorithm)
@@ -145,7 +149,7 @@ func (p *counters) undo(key []byte, a *ask, v *verdict) {
 	switch {
 	case c == nil:
 	case c.Mark&isShared != 0:
-		s.shared[id].lease.Undo(a, v, true)
+		s.shared[id].lease.Undo(a, v, lease.Returns)
 	default:
 		c.Val.undo(a, v)
 	}

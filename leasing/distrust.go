@@ -29,7 +29,8 @@ const (
 var ErrClockSet = errors.New("the store's clock was set: leases are claimed anew")
 
 // ErrEvicted says that an account was lost alone.
-var ErrEvicted = errors.New("the store has lost an account that was in use: its maxmemory-policy may evict, or somebody deleted it; what it had granted may be granted again")
+var ErrEvicted = errors.New("the store has lost an account that was in use: its maxmemory-policy may evict, or " +
+	"somebody deleted it; what it had granted may be granted again")
 
 // reject checks the grants of a batch; those that cannot be become errors. It returns
 // false when one speaks of a time that cannot be.
@@ -73,8 +74,9 @@ type clockSteps struct {
 	ahead bool // it went ahead
 }
 
-// may tells whether one more may be acted upon now.
-func (s *clockSteps) may(now instant, ahead bool) bool {
+// may tells whether one more may be acted upon now, by which the clock was set: 0 if data was
+// lost.
+func (s *clockSteps) may(now instant, step time.Duration) bool {
 	if now.Sub(s.since) >= stepsRest {
 		s.n, s.since = 0, now
 	}
@@ -82,7 +84,7 @@ func (s *clockSteps) may(now instant, ahead bool) bool {
 	if s.n <= mostSteps {
 		return true
 	}
-	s.late, s.ahead = true, s.ahead || ahead
+	s.late, s.ahead = true, s.ahead || step > 0
 	return false
 }
 
@@ -106,7 +108,7 @@ func (f *Fleet) stepped(l *lane, now instant, step time.Duration) {
 	}
 	f.warn(fmt.Errorf("%w (by at least %v)", ErrClockSet, step.Round(time.Millisecond)))
 	l.mu.Lock()
-	may := l.steps.may(now, ahead)
+	may := l.steps.may(now, step)
 	l.mu.Unlock()
 	if may {
 		f.lapse(now, ahead)
@@ -117,7 +119,7 @@ func (f *Fleet) stepped(l *lane, now instant, step time.Duration) {
 func (f *Fleet) lost(l *lane, now instant) {
 	f.stats.recoveries.Add(1)
 	l.mu.Lock()
-	may := l.losses.may(now, false)
+	may := l.losses.may(now, 0)
 	l.mu.Unlock()
 	if may {
 		f.doubtAll(now)

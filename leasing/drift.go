@@ -14,7 +14,9 @@ type Drift interface {
 	// A bucket does not begin anew: when heir is not 0, and new for the key, one
 	// share must first be taken as spent, for another may have spent it. It does
 	// not block.
-	Share(now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime) (share ratelimit.Tokens, heir ratelimit.Fence)
+	Share(
+		now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime,
+	) (share ratelimit.Tokens, heir ratelimit.Fence)
 }
 
 // Reconciliation is what a claim has settled of a node's drift.
@@ -22,7 +24,7 @@ type Reconciliation = lease.Reconciliation
 
 // drift spends from the node's share, if it may. waited says that the ledger
 // was asked for as long as the rule waits for it.
-func (f *Fleet) drift(now instant, a *ask, waited bool) (verdict, bool) {
+func (f *Fleet) drift(now instant, a *ask, waited lease.Waited) (verdict, bool) {
 	c := &a.Rule.Coordination
 	if c.Mode != ratelimit.Approx || f.Drift == nil || a.Kind != ratelimit.Spend {
 		return verdict{}, false

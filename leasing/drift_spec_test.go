@@ -280,7 +280,7 @@ func TestNoDriftByATakenName(t *testing.T) {
 		s, _ := newDriftScript(t, perMinute100)
 		s.passes(46 * time.Second)
 		take(s, s.keyHeld())
-		if v, ok := s.fleet.drift(s.now, &ask{Rule: s.rule, Key: keyOf(1), Cost: 1}, true); ok {
+		if v, ok := s.fleet.drift(s.now, &ask{Rule: s.rule, Key: keyOf(1), Cost: 1}, lease.Fully); ok {
 			t.Errorf("%s has the name: %+v", what, v)
 		}
 	}
@@ -414,7 +414,7 @@ func TestNoRoomToDrift(t *testing.T) {
 	s.SetDrift(d)
 	s.leased(1)
 	a := ask{Rule: s.rule, Key: keyOf(2), Cost: 1}
-	if v, ok := s.fleet.drift(s.now, &a, false); ok {
+	if v, ok := s.fleet.drift(s.now, &a, lease.NotYet); ok {
 		t.Errorf("%+v", v)
 	}
 }

@@ -60,10 +60,12 @@ func New(o Options) (*Limiter, error) {
 		o.MaxKeys = defaultMaxKeys
 	}
 	if o.MaxKeys < 0 || o.MaxKeys > mostMaxKeys {
-		return nil, fmt.Errorf("leasing: MaxKeys is %d, must be between 1 and %d, or 0 for %d", o.MaxKeys, mostMaxKeys, defaultMaxKeys)
+		return nil, fmt.Errorf("leasing: MaxKeys is %d, must be between 1 and %d, or 0 for %d", o.MaxKeys, mostMaxKeys,
+			defaultMaxKeys)
 	}
 	l := &Limiter{clock: ratelimit.MonotonicClock(), stop: func() {}, ended: make(chan struct{})}
 	l.calls.New = func() any { return new(call) }
+	// Without a Redis there is nothing to run beside the program, and nothing that Close waits for.
 	if o.Redis == nil {
 		l.local = NewLocal(o.MaxKeys, l.clock(), time.Now())
 		close(l.ended)
@@ -85,6 +87,7 @@ func New(o Options) (*Limiter, error) {
 
 // heeds tells what is wrong with how a client waits, as far as it can be seen.
 func heeds(client redis.UniversalClient) error {
+	// A client of another kind, such as a test's, is believed.
 	heeds, retries := true, 0
 	switch c := client.(type) {
 	case *redis.Client:
@@ -93,8 +96,8 @@ func heeds(client redis.UniversalClient) error {
 		heeds, retries = c.Options().ContextTimeoutEnabled, c.Options().MaxRetries
 	}
 	if !heeds || retries > 0 {
-		return fmt.Errorf("leasing: the Redis client has ContextTimeoutEnabled: %v and MaxRetries: %d, must be true and -1: "+
-			"a decision would wait for longer than its rule's StoreDeadline", heeds, retries)
+		return fmt.Errorf("leasing: the Redis client has ContextTimeoutEnabled: %v and MaxRetries: %d, "+
+			"must be true and -1: a decision would wait for longer than its rule's StoreDeadline", heeds, retries)
 	}
 	return nil
 }
@@ -120,7 +123,8 @@ func (l *Limiter) Ready(ctx context.Context) error {
 const readyEvery = 10 * time.Millisecond
 
 // Close gives back what is unspent, so that others need not wait for it to expire. It
-// blocks for some milliseconds, or for a few seconds where Redis does not answer. What is asked afterwards is decided without Redis.
+// blocks for some milliseconds, or for a few seconds where Redis does not answer. What is asked
+// afterwards is decided without Redis.
 func (l *Limiter) Close() {
 	l.stop()
 	<-l.ended
@@ -158,18 +162,27 @@ func NewRule(name string, limit ratelimit.Limit, coordination ...ratelimit.Coord
 	x := &r.Limit
 	check(name == "", "it has no name")
 	check(len(coordination) > 1, "it has %d coordinations, must have at most one", len(coordination))
-	check(x.Unit == ratelimit.UnitUnknown || x.Unit > ratelimit.BillingMonth, "Unit is %d, must be one of ratelimit.Second to ratelimit.BillingMonth", x.Unit)
-	check((x.Unit == ratelimit.BillingMonth) != (x.Calendar != 0), "Unit is %d and its calendar %v, must be ratelimit.BillingMonth with a calendar or neither: use Limit.Billed", x.Unit, x.Calendar)
-	check(x.Calendar != 0 && (x.Algorithm != ratelimit.FixedWindow || x.Multiplier > 0), "Algorithm is %v and Multiplier %d, must be FixedWindow and 0 with a calendar", x.Algorithm, x.Multiplier)
-	check(int(x.Algorithm) >= len(ratelimit.Algorithms), "Algorithm is %d, must be below %d", x.Algorithm, len(ratelimit.Algorithms))
-	check(x.Requests < 0 || x.Requests > ratelimit.MaxLimit, "Requests is %d, must be between 0 and %d", x.Requests, ratelimit.MaxLimit)
-	check(x.Burst < 0 || x.Burst > ratelimit.MaxLimit, "Burst is %d, must be between 0 and %d", x.Burst, ratelimit.MaxLimit)
+	check(x.Unit == ratelimit.UnitUnknown || x.Unit > ratelimit.BillingMonth,
+		"Unit is %d, must be one of ratelimit.Second to ratelimit.BillingMonth", x.Unit)
+	check((x.Unit == ratelimit.BillingMonth) != (x.Calendar != 0),
+		"Unit is %d and its calendar %v, must be ratelimit.BillingMonth with a calendar or neither: use Limit.Billed",
+		x.Unit, x.Calendar)
+	check(x.Calendar != 0 && (x.Algorithm != ratelimit.FixedWindow || x.Multiplier > 0),
+		"Algorithm is %v and Multiplier %d, must be FixedWindow and 0 with a calendar", x.Algorithm, x.Multiplier)
+	check(int(x.Algorithm) >= len(ratelimit.Algorithms), "Algorithm is %d, must be below %d", x.Algorithm,
+		len(ratelimit.Algorithms))
+	check(x.Requests < 0 || x.Requests > ratelimit.MaxLimit, "Requests is %d, must be between 0 and %d", x.Requests,
+		ratelimit.MaxLimit)
+	check(x.Burst < 0 || x.Burst > ratelimit.MaxLimit, "Burst is %d, must be between 0 and %d", x.Burst,
+		ratelimit.MaxLimit)
 	check(x.Burst != 0 && x.Algorithm != ratelimit.TokenBucket, "Burst is %d, and only a TokenBucket has one", x.Burst)
 	if len(problems) == 0 {
 		most := x.Unit.MostMultiplier()
-		check(x.Multiplier > most, "Multiplier is %d, must be at most %d: a period is at most a year", x.Multiplier, most)
+		check(x.Multiplier > most, "Multiplier is %d, must be at most %d: a period is at most a year", x.Multiplier,
+			most)
 	}
-	check(r.Coordination.Mode != ratelimit.Leasing, "its mode is %v, must be leasing: the others need the parts of a server", r.Coordination.Mode)
+	check(r.Coordination.Mode != ratelimit.Leasing,
+		"its mode is %v, must be leasing: the others need the parts of a server", r.Coordination.Mode)
 	for _, err := range r.Coordination.Validate() {
 		check(true, "%v", err)
 	}
@@ -253,7 +266,10 @@ func (l *Limiter) ask(ctx context.Context, k Key, n int64, kind ratelimit.Kind) 
 		l.local.Decide(ctx, now, c.asks[:], c.verdicts[:])
 	}
 	v := &c.verdicts[0]
-	d, err := Decision{Allowed: !v.OverLimit, Remaining: int64(v.Remaining), Reset: v.ResetAfter, WithoutRedis: v.Source == ratelimit.FromFallback}, v.Err
+	d, err := Decision{
+		Allowed: !v.OverLimit, Remaining: int64(v.Remaining), Reset: v.ResetAfter,
+		WithoutRedis: v.Source == ratelimit.FromFallback,
+	}, v.Err
 	l.calls.Put(c)
 	return d, err
 }

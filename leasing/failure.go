@@ -3,13 +3,14 @@ package leasing
 import (
 	"context"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // fail decides without the ledger, as the rule's on_store_failure says, and
 // counts why.
 func (f *Fleet) fail(ctx context.Context, now instant, a *ask, reason ratelimit.FallbackReason) verdict {
-	if v, ok := f.drift(now, a, true); ok {
+	if v, ok := f.drift(now, a, lease.Fully); ok {
 		return v
 	}
 	f.stats.fallbacks[reason].Add(1)

@@ -177,7 +177,9 @@ const (
 
 // NewFleet makes a limiter that tracks at most maxKeys keys. holder must be
 // new with each process, and below 1<<63.
-func NewFleet(ledger ratelimit.Ledger, holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time) *Fleet {
+func NewFleet(
+	ledger ratelimit.Ledger, holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time,
+) *Fleet {
 	f := &Fleet{
 		FleetOptions: FleetOptions{Random: rand.Float64},
 		ledgerSide:   ledgerSide{ledger: ledger},
@@ -268,7 +270,7 @@ func (f *Fleet) decide(now instant, asks []ask, verdicts []verdict) (missed bool
 		if !ok {
 			// Mode approx may spend before the ledger has answered, while more than the low
 			// watermark was left at the last answer (docs/protocol.md, section 4.12).
-			verdicts[i], ok = f.drift(now, &asks[i], false)
+			verdicts[i], ok = f.drift(now, &asks[i], lease.NotYet)
 		}
 		if !ok {
 			verdicts[i].Err = errUndecided
@@ -358,7 +360,8 @@ func (f *Fleet) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []rat
 // Stats returns the counts so far. It takes every lock once.
 func (f *Fleet) Stats() ratelimit.LimiterStats {
 	s := ratelimit.LimiterStats{
-		Claims: f.stats.claims.Load(), Evicted: f.stats.evicted.Load(), Stale: f.stats.stale.Load(), Void: f.stats.void.Load(),
+		Claims: f.stats.claims.Load(), Evicted: f.stats.evicted.Load(), Stale: f.stats.stale.Load(),
+		Void:       f.stats.void.Load(),
 		Recoveries: f.stats.recoveries.Load(), RoundTrips: f.stats.roundTrips.Load(), Failed: f.stats.failed.Load(),
 		StoreTime: f.stats.storeTime.Counts(), LeaseSizes: f.stats.leaseSizes.Counts(),
 	}

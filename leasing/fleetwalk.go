@@ -150,10 +150,10 @@ func (f *Fleet) releases(now instant, w *walk) (all map[*lane][]*flight, more bo
 			h.Turn(now)
 			f.do(h, now)
 			if h.Unsaid(now) {
-				f.release(all, h, false)
+				f.release(all, h, lease.Errand{GiveUp: true, Last: true})
 			}
 			if h.Next != nil {
-				f.release(all, h, true)
+				f.release(all, h, lease.Errand{GiveUp: true, Last: true, Ahead: true})
 			}
 		})
 	}
@@ -161,10 +161,10 @@ func (f *Fleet) releases(now instant, w *walk) (all map[*lane][]*flight, more bo
 }
 
 // release adds the flight that returns a key's lease, or that of the next window.
-func (f *Fleet) release(all map[*lane][]*flight, h *busyKey, ahead bool) {
+func (f *Fleet) release(all map[*lane][]*flight, h *busyKey, errand lease.Errand) {
 	// The ledger may fold the record of a holder that has said its last (docs/protocol.md, section
 	// 4.14).
-	fl := f.newFlight(h, &lease.Flight{Errand: lease.Errand{GiveUp: true, Last: true, Ahead: ahead}})
+	fl := f.newFlight(h, &lease.Flight{Errand: errand})
 	h.takes(fl)
 	l := f.laneOf(fl.name)
 	all[l] = append(all[l], fl)

@@ -116,6 +116,7 @@ func keyOfName(name string) (key []byte, ok bool) {
 		return nil, false
 	}
 	for rest := name[end:]; rest != ""; {
+		// A text ends where the next one begins: separators within texts are escaped.
 		separator := rest[0]
 		next := strings.IndexAny(rest[1:], "|=~") + 1
 		if next == 0 {
@@ -125,6 +126,7 @@ func keyOfName(name string) (key []byte, ok bool) {
 		if !ok || len(text) >= 0xfd {
 			return nil, false
 		}
+		// What the request brought itself is marked, so that it is no entry of the rule's own.
 		if separator == '~' {
 			key = append(key, 0xff, 0xff)
 		}
@@ -155,7 +157,8 @@ func prefixOf(header string) ([]byte, bool) {
 			continue
 		}
 		for a := range ratelimit.Algorithms {
-			if alg := ratelimit.Algorithm(a); alg.String() == algorithm || algorithm == "" && alg == ratelimit.FixedWindow {
+			if alg := ratelimit.Algorithm(a); alg.String() == algorithm ||
+				algorithm == "" && alg == ratelimit.FixedWindow {
 				return binary.AppendUvarint([]byte{byte(u), byte(a)}, multiplier), true
 			}
 		}
@@ -167,8 +170,10 @@ func prefixOf(header string) ([]byte, bool) {
 func billedPrefixOf(unit, period string) ([]byte, bool) {
 	first, zone, _ := strings.Cut(period, "@")
 	day, err := strconv.ParseUint(first, 10, 7)
+	// Days and zones are not checked here: a name that no rule has is no key's, and is found nowhere.
 	name, ok := unescape(zone)
-	if unit, algorithm, _ := strings.Cut(unit, "."); err != nil || !ok || len(name) >= 0xfd || unit != ratelimit.BillingMonth.String() || algorithm != "" {
+	if unit, algorithm, _ := strings.Cut(unit, "."); err != nil || !ok || len(name) >= 0xfd ||
+		unit != ratelimit.BillingMonth.String() || algorithm != "" {
 		return nil, false
 	}
 	key := []byte{byte(ratelimit.BillingMonth), byte(ratelimit.FixedWindow), byte(day), byte(len(name))}

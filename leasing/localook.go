@@ -3,6 +3,7 @@ package leasing
 import (
 	"context"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -22,7 +23,10 @@ func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask)
 		v.Ledger = k.account.Look(at, &a.Rule.Limit, func(h ratelimit.Holder) bool { return h == ledger.LocalHolder })
 	default:
 		v.Ledger = c.Val.look(at, a.Rule)
-		v.Ledger.Holders = []ratelimit.HolderLook{{Holder: ledger.LocalHolder, Here: true, Granted: v.Ledger.Charged, Spent: v.Ledger.Charged}}
+		v.Ledger.Holders = []ratelimit.HolderLook{{
+			Holder: ledger.LocalHolder, Here: true, Granted: v.Ledger.Charged,
+			Spent: v.Ledger.Charged,
+		}}
 	}
 	return v
 }
@@ -50,7 +54,10 @@ func (l *Local) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 		}
 		limit := l.tracked.limits.limit(c.Note)
 		all.add(n, float64(spent), func() ratelimit.HotKey {
-			return ratelimit.HotKey{Account: KeyName(s.keys.Key(c)), Spent: spent, Unspent: max(0, limit-spent), Limit: limit, Fence: fence}
+			return ratelimit.HotKey{
+				Account: KeyName(s.keys.Key(c)), Spent: spent, Unspent: max(0, limit-spent),
+				Limit: limit, Fence: fence,
+			}
 		})
 	})
 	return all.keys()
@@ -67,12 +74,14 @@ func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask
 	defer s.mu.Unlock()
 	switch {
 	case c == nil: // it has its whole limit
+	// Others may hold leases of the key: the account credits what is charged, and keeps their records.
 	case c.Mark&isShared != 0:
 		k := s.shared[id]
 		k.seq++
-		m := k.lease.Claim(now, k.seq, a.Rule, 0, 0, true)
+		m := k.lease.Claim(now, k.seq, a.Rule, 0, 0, lease.Returns)
 		m.Reset = true
 		k.settle(at, &m)
+		// What this node had concluded from the state before holds no more.
 		k.lease.Retry, k.lease.Debt = 0, 0
 	default:
 		c.Val.decide(at.ledger, &ask{Rule: a.Rule, Key: a.Key, Kind: ratelimit.Peek}, new(verdict)) // in this window

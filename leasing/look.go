@@ -23,7 +23,8 @@ func (f *Fleet) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.As
 	// A window of 0 is a lease before its first answer: there is nothing to show.
 	if h != nil && h.Lease.Window != 0 {
 		v.Lease = h.Lease.Look(now)
-		v.Lease.Heard, v.Lease.PerSecond, v.Lease.Asking, v.Lease.Reported = now.Sub(h.Heard), h.Demand.PerSec, h.flight != nil, h.Reported
+		v.Lease.Heard, v.Lease.PerSecond, v.Lease.Asking, v.Lease.Reported = now.Sub(h.Heard), h.Demand.PerSec,
+			h.flight != nil, h.Reported
 	}
 	s.mu.Unlock()
 	if v.Lease != nil {
@@ -39,7 +40,8 @@ func (f *Fleet) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.As
 	case err != nil:
 		v.LedgerError = err.Error()
 	case account != nil:
-		v.Ledger = account.Look(there, &a.Rule.Limit, func(h ratelimit.Holder) bool { return h == f.name || h == f.name^1 })
+		v.Ledger = account.Look(there, &a.Rule.Limit,
+			func(h ratelimit.Holder) bool { return h == f.name || h == f.name^1 })
 	}
 	return v
 }
@@ -90,7 +92,8 @@ func (all *hottest) add(n int, rate float64, key func() ratelimit.HotKey) {
 	if len(keys) == n && (n == 0 || keys[n-1].rate >= rate) {
 		return
 	}
-	at, _ := slices.BinarySearchFunc(keys, rate, func(k ratedKey, rate float64) int { return cmp.Compare(rate, k.rate) })
+	at, _ := slices.BinarySearchFunc(keys, rate,
+		func(k ratedKey, rate float64) int { return cmp.Compare(rate, k.rate) })
 	// Sorted at any time, so that the last one is the one to beat.
 	keys = slices.Insert(keys, at, ratedKey{rate, key()})
 	*all = keys[:min(n, len(keys))]

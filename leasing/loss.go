@@ -40,7 +40,8 @@ func (l *lane) query(now instant) ratelimit.EpochQuery {
 		// at first, and after a batch that failed. While this node has something to tell, it has
 		// the learning prolonged when half of it is over.
 		Part: l.part, Verify: m.epoch.ID == 0 || m.failed,
-		Telling: m.telling && l.notYet(now.Add(ledger.RelearnTime/2), m.epoch.Learning) != l.notYet(now, m.epoch.Learning),
+		Telling: m.telling && l.notYet(now.Add(ledger.RelearnTime/2), m.epoch.Learning) != l.notYet(now,
+			m.epoch.Learning),
 	}
 }
 

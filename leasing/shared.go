@@ -62,7 +62,8 @@ func counterOf(x ledger.Statement, own *lease.Lease, l *ratelimit.Limit) (counte
 	// The number of a bucket's window is a time in microseconds, which no window's number is as
 	// high as: it tells the algorithm where no limit is at hand.
 	if ledger.IsBucket(x.Window) {
-		return counter{spent: own.Spent, extra: x.Carry, begins: x.Now + x.Lag, ends: x.Dead, state: x.Level}, uint8(ratelimit.TokenBucket)
+		return counter{spent: own.Spent, extra: x.Carry, begins: x.Now + x.Lag, ends: x.Dead, state: x.Level},
+			uint8(ratelimit.TokenBucket)
 	}
 	c := counter{spent: x.Charged, begins: shiftedBy(x.Lag), ends: x.Dead, state: int64(x.Window)}
 	if l != nil && l.Algorithm == ratelimit.SlidingWindow || l == nil && x.Previous > 0 {
@@ -115,7 +116,7 @@ func (p *counters) decideShared(s *counterShard, at moment, c *counterCell, a *a
 		k.claim(at, a.Rule, l.Available) // to be drained
 		l.Retry, l.RetryCost = retry, cost
 	}
-	v := l.Settled(at.node, a, true)
+	v := l.Settled(at.node, a, lease.Returns)
 	v.Source = ratelimit.FromLease
 	// Most keys have no other holders after a while. As counters they are smaller and faster.
 	s.unshare(at, c, &a.Rule.Limit)
@@ -125,7 +126,7 @@ func (p *counters) decideShared(s *counterShard, at moment, c *counterCell, a *a
 // claim asks the account for what is to be spent at once.
 func (k *sharedKey) claim(at moment, rule *ratelimit.Rule, waiting tokens) {
 	k.seq++
-	m := k.lease.Claim(at.node, k.seq, rule, waiting, waiting, true)
+	m := k.lease.Claim(at.node, k.seq, rule, waiting, waiting, lease.Returns)
 	k.settle(at, &m)
 }
 

@@ -33,7 +33,10 @@ const (
 
 // NewStepped makes a node. after must call its function when the node's clock
 // has gone on by that much; random is for pauses.
-func NewStepped(holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time, after func(time.Duration, func()), random func() float64) *Stepped {
+func NewStepped(
+	holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time,
+	after func(time.Duration, func()), random func() float64,
+) *Stepped {
 	f := NewFleet(nil, holder, maxKeys, clock, wall)
 	f.Hash = keytable.Hasher{}
 	f.fallback.predictable()
@@ -114,7 +117,8 @@ func (w *Wait) Decided(i int) bool { return !errors.Is(w.verdicts[i].Err, errUnd
 // TimeOver takes in that the request's time is over, and returns how much more
 // there is; 0: none, the next Advance ends it.
 func (w *Wait) TimeOver() time.Duration {
-	if w.impatient(false) {
+	const gone = false
+	if w.impatient(gone) {
 		return w.deadline - w.check
 	}
 	return 0
@@ -136,6 +140,7 @@ func (s *Stepped) Batch() *Batch {
 			return nil
 		}
 		b := s.fleet.pack(l, flights)
+		// As the senders do: the breaker lets one batch through to see, and answers the others.
 		if b.allowed() {
 			s.busy++
 			return &Batch{b, s}
@@ -182,6 +187,7 @@ func (s *Stepped) Release(now ratelimit.Instant) []ratelimit.Claim {
 	var claims []ratelimit.Claim
 	for w, more := (walk{}), true; more; {
 		var some map[*lane][]*flight
+		// In steps, as a node that ends does it, so that what is under way is bounded.
 		some, more = s.fleet.releases(now, &w)
 		for l, flights := range some {
 			claims = append(claims, s.fleet.pack(l, flights).claims...)
@@ -201,9 +207,11 @@ func (s *Stepped) Check(key []byte, share ratelimit.Tokens) error {
 	l := &h.Lease
 	switch {
 	case l.Spent < 0 || l.Returned < 0 || l.Granted < 0:
-		return fmt.Errorf("the lease has granted %d, spent %d, returned %d: none may be negative", l.Granted, l.Spent, l.Returned)
+		return fmt.Errorf("the lease has granted %d, spent %d, returned %d: none may be negative", l.Granted, l.Spent,
+			l.Returned)
 	case l.Drifted() > share:
-		return fmt.Errorf("the node has spent %d and given back %d of %d granted: %d unconfirmed, and its share is %d", l.Spent, l.Returned, l.Granted, l.Drifted(), share)
+		return fmt.Errorf("the node has spent %d and given back %d of %d granted: %d unconfirmed, and its share is %d",
+			l.Spent, l.Returned, l.Granted, l.Drifted(), share)
 	}
 	return nil
 }

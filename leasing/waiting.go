@@ -100,7 +100,7 @@ func (w *waiting) decide(ctx context.Context, f *Fleet, now instant, i int) bool
 		}
 	}
 	if w.drifting {
-		if v, ok := f.drift(now, a, true); ok {
+		if v, ok := f.drift(now, a, lease.Fully); ok {
 			w.verdicts[i] = v
 			return true
 		}

@@ -67,15 +67,18 @@ var (
 	errHello   = errors.New("the peer did not introduce itself")
 	errWeight  = errors.New("the peer's weight is out of bounds")
 	errVersion = errors.New("the peer speaks a version that this node does not")
-	errOld     = errors.New("the peer is of an older version, whose proofs can be relayed: while a fleet is upgraded, PEER_ALLOW_OLD lets it in")
-	errPlain   = errors.New("the peer does not speak TLS 1.3: it is of an older version (while a fleet is upgraded, PEER_ALLOW_OLD lets it in), or no peer")
-	errSelf    = errors.New("the peer calls itself as this node does (its PEER_ADDR)")
+	errOld     = errors.New("the peer is of an older version, whose proofs can be relayed: while a fleet " +
+		"is upgraded, PEER_ALLOW_OLD lets it in")
+	errPlain = errors.New("the peer does not speak TLS 1.3: it is of an older version (while a fleet is upgraded, " +
+		"PEER_ALLOW_OLD lets it in), or no peer")
+	errSelf = errors.New("the peer calls itself as this node does (its PEER_ADDR)")
 )
 
 // CheckSecret tells what is wrong with a secret.
 func CheckSecret(secret string) error {
 	if len(secret) < leastSecret {
-		return fmt.Errorf("PEER_SECRET has %d bytes, must have at least %d, and at random, for it could be guessed: make one with `openssl rand -base64 32`", len(secret), leastSecret)
+		return fmt.Errorf("PEER_SECRET has %d bytes, must have at least %d, and at random, for it "+
+			"could be guessed: make one with `openssl rand -base64 32`", len(secret), leastSecret)
 	}
 	return nil
 }
@@ -99,7 +102,10 @@ func prove(secret, role string, binding []byte, caller, called *wire.Hello) []by
 		part(h, said.GetNonce())
 		part(h, said.GetMac())
 		absent := uint64(moved.Bit(said.GetAbsent(), 0))
-		for _, n := range [...]uint64{uint64(said.GetVersion()), uint64(said.GetWeight()), absent, said.GetIncarnation(), said.GetChanges()} {
+		for _, n := range [...]uint64{
+			uint64(said.GetVersion()), uint64(said.GetWeight()), absent,
+			said.GetIncarnation(), said.GetChanges(),
+		} {
 			part(h, binary.BigEndian.AppendUint64(nil, n))
 		}
 	}
@@ -130,7 +136,10 @@ func binding(stream context.Context) ([]byte, error) {
 // oldMac is a proof of versions 1 and 2, which says nothing of the connection.
 func oldMac(secret, role string, caller, called *wire.Hello) []byte {
 	h := hmac.New(sha256.New, []byte(secret))
-	for _, part := range [][]byte{[]byte(role), caller.GetNonce(), called.GetNonce(), []byte(caller.GetAddr()), []byte(called.GetAddr())} {
+	for _, part := range [][]byte{
+		[]byte(role), caller.GetNonce(), called.GetNonce(), []byte(caller.GetAddr()),
+		[]byte(called.GetAddr()),
+	} {
 		fmt.Fprintf(h, "%d:", len(part))
 		h.Write(part)
 	}
@@ -140,7 +149,8 @@ func oldMac(secret, role string, caller, called *wire.Hello) []byte {
 // check says what is wrong with a peer's hello.
 func check(h *wire.Hello) error {
 	switch {
-	case h == nil || h.GetAddr() == "" || len(h.GetAddr()) > maxAddr || len(h.GetNonce()) < nonceSize || len(h.GetNonce()) > mostNonce || len(h.GetMac()) > sha256.Size:
+	case h == nil || h.GetAddr() == "" || len(h.GetAddr()) > maxAddr || len(h.GetNonce()) < nonceSize ||
+		len(h.GetNonce()) > mostNonce || len(h.GetMac()) > sha256.Size:
 		return errHello
 	// A version later than this node's is not refused: during an upgrade the newer node speaks as
 	// the older one expects.
@@ -170,7 +180,8 @@ func (r *Router) introduce(stream caller, addr string) (*wire.Hello, error) {
 	// A node that answers for another's address would be asked for keys that it does not own, and
 	// never find itself in the ring by the name that others use.
 	if welcome.GetAddr() != addr {
-		return nil, fmt.Errorf("%w: it is known as %s, and calls itself %q (its PEER_ADDR)", errName, addr, welcome.GetAddr())
+		return nil, fmt.Errorf("%w: it is known as %s, and calls itself %q (its PEER_ADDR)", errName, addr,
+			welcome.GetAddr())
 	}
 	bound, err := binding(stream.Context())
 	switch {

@@ -29,12 +29,7 @@ type (
 //
 //	inbox.mu, mu, gate, link.mu; fetches' and tables' own locks last
 type core struct {
-	options Options
-	// incarnation names this life of the process. Parcels are numbered for each pair of
-	// incarnations, so that one of an earlier life is not taken for one of this (docs/protocol.md,
-	// section 4.15).
-	incarnation uint64
-	began       instant
+	identity
 	deciders
 	driven
 
@@ -44,6 +39,28 @@ type core struct {
 	// is charged here after the mover has taken it out.
 	gate sync.RWMutex
 	view atomic.Pointer[view]
+	awareness
+
+	mu       sync.Mutex
+	standing // guarded by mu
+	transit  // guarded by mu
+	heat
+	rules ruleCache
+	stats counted
+}
+
+// identity is who a node is, in this life.
+type identity struct {
+	options Options
+	// incarnation names this life of the process. Parcels are numbered for each pair of
+	// incarnations, so that one of an earlier life is not taken for one of this (docs/protocol.md,
+	// section 4.15).
+	incarnation uint64
+	began       instant
+}
+
+// awareness is what a node knows of how far it may decide.
+type awareness struct {
 	// ticked is when the node last looked after itself. expired says that too much time has passed
 	// since then for it to be an owner: others may have taken over its keys.
 	ticked  atomic.Int64
@@ -53,20 +70,13 @@ type core struct {
 	// ring without the other.
 	unheard atomic.Bool
 	looking atomic.Int64 // how many accounts are fetched
+}
 
-	mu       sync.Mutex
-	standing // guarded by mu
-	transit  // guarded by mu
-	// posts are queued when mu is free, because a call that cannot be sent ends at once, and what
-	// goes on then needs mu. They are guarded by mu.
-	posts []post
-
-	// hot is what others ask this node for as the owner; hotHere is what this node leases from
-	// other owners.
+// heat is which keys are hot: hot is what others ask this node for as the owner, hotHere
+// what this node leases from other owners.
+type heat struct {
 	hot     *hot.Finder
 	hotHere hot.Leases
-	rules   ruleCache
-	stats   counted
 }
 
 // deciders are the limiters behind a node of the ring. They are set before it is used,
@@ -109,6 +119,9 @@ type standing struct {
 
 // transit is the accounts that are on their way from node to node, without a store.
 type transit struct {
+	// posts are queued when mu is free, because a call that cannot be sent ends at once, and what
+	// goes on then needs mu. They are guarded by mu.
+	posts   []post
 	mover   mover
 	fetches map[string]*fetch // by key
 	inboxes map[uint64]*inbox // by the sender's incarnation
@@ -219,8 +232,11 @@ func newCore(o Options, clock ratelimit.Clock, wall time.Time) *core {
 // coreWith makes a core that decides by fallback when an owner does not answer.
 func coreWith(o Options, clock ratelimit.Clock, fallback *leasing.Local) *core {
 	c := &core{
-		options: o, began: clock(), driven: driven{clock: clock}, deciders: deciders{fallback: fallback}, standing: standing{members: map[string]*member{}},
-		hot: hot.New(o.HotRate), transit: transit{fetches: map[string]*fetch{}, inboxes: map[uint64]*inbox{}},
+		identity: identity{options: o, began: clock()}, driven: driven{clock: clock},
+		deciders: deciders{fallback: fallback},
+		standing: standing{members: map[string]*member{}},
+		heat:     heat{hot: hot.New(o.HotRate)},
+		transit:  transit{fetches: map[string]*fetch{}, inboxes: map[uint64]*inbox{}},
 	}
 	v := c.build(nil)
 	c.view.Store(v)

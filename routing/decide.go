@@ -59,7 +59,9 @@ func (c *core) decide(ctx context.Context, now instant, asks []ask, verdicts []v
 }
 
 // decideStoreless decides asks one by one: what is here does not wait.
-func (c *core) decideStoreless(ctx context.Context, now instant, asks []ask, verdicts []verdict, b func() bell) *waiting {
+func (c *core) decideStoreless(
+	ctx context.Context, now instant, asks []ask, verdicts []verdict, b func() bell,
+) *waiting {
 	for i := range asks {
 		if asks[i].Rule.Coordination.Mode != ratelimit.Routing {
 			c.local.Decide(ctx, now, asks[i:i+1], verdicts[i:i+1])
@@ -115,7 +117,8 @@ func (c *core) own(ctx context.Context, now instant, asks []ask, verdicts []verd
 	// Possession decides (docs/protocol.md, section 4.15). Each of these excludes that another node
 	// has the account: all have handed over; it is here; the key has been this node's own all
 	// along; or everybody has said, about this very ring, that they have none.
-	case v.stable.Load() || c.local.Has(asks[0].Key) || v.kept(hash, c.options.Addr) || found != nil && found.view == v && found.state == fetchAbsent:
+	case v.stable.Load() || c.local.Has(asks[0].Key) || v.kept(hash, c.options.Addr) ||
+		found != nil && found.view == v && found.state == fetchAbsent:
 		c.local.Decide(ctx, now, asks, verdicts)
 		return decided
 	}
@@ -188,7 +191,8 @@ func (c *core) newWaiting(ctx context.Context, now instant, asks []ask, verdicts
 		deadline = max(deadline, asks[i].Rule.Coordination.Deadline())
 	}
 	return &waiting{
-		core: c, ctx: ctx, asks: asks, verdicts: verdicts, states: make([]askState, len(asks)), until: now.Add(deadline), patience: deadline / 2, bell: b,
+		core: c, ctx: ctx, asks: asks, verdicts: verdicts, states: make([]askState, len(asks)),
+		until: now.Add(deadline), patience: deadline / 2, bell: b,
 	}
 }
 
@@ -494,11 +498,15 @@ func (w *waiting) failed(now instant, i int) bool {
 	}
 	a := &w.asks[i]
 	// The store was asked, too, or there was no time for it.
-	if w.canLease(i) && a.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen && w.view.Load().peers[w.elsewhere(a)].alive(now) {
+	if w.canLease(i) && a.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen &&
+		w.view.Load().peers[w.elsewhere(a)].alive(now) {
 		// The owner is late, and not gone: it may have spent what is left, and each
 		// node would admit some.
 		w.stats.fallbacks.Add(1)
-		w.verdicts[i] = verdict{OverLimit: true, Source: ratelimit.FromFallback, Reason: ratelimit.FallbackPeer, ResetAfter: a.Rule.Limit.Period()}
+		w.verdicts[i] = verdict{
+			OverLimit: true, Source: ratelimit.FromFallback, Reason: ratelimit.FallbackPeer,
+			ResetAfter: a.Rule.Limit.Period(),
+		}
 		return true
 	}
 	w.verdicts[i] = w.fail(w.ctx, now, a)
@@ -554,7 +562,8 @@ func (w *waiting) baseTime(now instant, from, to int) (asks []ask, within time.D
 func (w *waiting) decidedBelow(now instant, i int) {
 	s, a, v := &w.states[i], &w.asks[i], &w.verdicts[i]
 	s.decided, s.below = true, false
-	if !s.mine || v.OverLimit || v.Source != ratelimit.FromFallback || v.Reason != ratelimit.FallbackDeadline || a.Rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
+	if !s.mine || v.OverLimit || v.Source != ratelimit.FromFallback || v.Reason != ratelimit.FallbackDeadline ||
+		a.Rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
 		return
 	}
 	// What the base had admitted was charged to this node's budget for outages, which is given
@@ -612,8 +621,9 @@ func (c *core) read(now instant, a *ask, say *call) (v verdict, ok, elsewhere bo
 		c.hotHere.Start(now, a.Key)
 	}
 	return verdict{
-		OverLimit: reply.GetOverLimit(), Source: ratelimit.FromOwner, Remaining: ratelimit.Tokens(max(0, reply.GetRemaining())),
-		Charged: ratelimit.Tokens(max(0, reply.GetCharged())), ResetAfter: resetOf(&a.Rule.Limit, reply.GetResetUs()),
+		OverLimit: reply.GetOverLimit(), Source: ratelimit.FromOwner,
+		Remaining: ratelimit.Tokens(max(0, reply.GetRemaining())),
+		Charged:   ratelimit.Tokens(max(0, reply.GetCharged())), ResetAfter: resetOf(&a.Rule.Limit, reply.GetResetUs()),
 		Window: ratelimit.Window(reply.GetWindow()),
 	}, true, false
 }

@@ -60,6 +60,7 @@ func (d DNS) Find(ctx context.Context) ([]string, error) {
 // ParsePeers reads the setting PEERS: static:HOST:PORT,... or dns:NAME:PORT, or
 // gossip:HOST:PORT,..., whose nodes gossip makes a Discovery of.
 func ParsePeers(s string, gossip func(seeds []string) (Discovery, error)) (Discovery, error) {
+	// The kind says how the rest is read: names of hosts have colons behind them, too.
 	kind, rest, _ := strings.Cut(s, ":")
 	switch kind {
 	case "static", "gossip":
@@ -82,7 +83,8 @@ func ParsePeers(s string, gossip func(seeds []string) (Discovery, error)) (Disco
 		}
 		return DNS{Name: host, Port: port, Resolver: net.DefaultResolver}, nil
 	}
-	return nil, fmt.Errorf("PEERS is %q, must be static:HOST:PORT (and more, by comma), dns:NAME:PORT or gossip:HOST:PORT (and more)", s)
+	return nil, fmt.Errorf("PEERS is %q, must be static:HOST:PORT (and more, by comma), dns:NAME:PORT or "+
+		"gossip:HOST:PORT (and more)", s)
 }
 
 var errAddr = errors.New("must be host:port, with the port a number and the host not empty")

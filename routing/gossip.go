@@ -67,7 +67,10 @@ func (g *Gossip) listen(bind, peerAddr, secret string) error {
 		return errAddr
 	}
 	logger := log.New(gossipLog{g}, "", 0)
-	wires, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{BindAddrs: []string{host}, BindPort: int(n), Logger: logger})
+	wires, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{
+		BindAddrs: []string{host}, BindPort: int(n),
+		Logger: logger,
+	})
 	if err != nil {
 		return err
 	}
@@ -139,7 +142,8 @@ func (l gossipLog) Write(line []byte) (int, error) {
 		return len(line), nil
 	}
 	err := errGossip
-	if !strings.Contains(what, "decrypt") && !strings.Contains(what, "Decrypt") && !strings.Contains(what, "not encrypted") {
+	if !strings.Contains(what, "decrypt") && !strings.Contains(what, "Decrypt") &&
+		!strings.Contains(what, "not encrypted") {
 		err = fmt.Errorf("what it gossips makes no sense: %s", strconv.QuoteToASCII(what[:min(len(what), mostLine)]))
 	}
 	l.refuse("gossip of "+from[:min(len(from), mostLine)], err)
@@ -161,7 +165,8 @@ func (n *names) NotifyAlive(node *memberlist.Node) error {
 	defer n.mu.Unlock()
 	// Whoever knows the secret may name any node, and each name is dialled.
 	if len(node.Name) > maxAddr || checkAddr(node.Name) != nil || !n.all[node.Name] && len(n.all) >= maxPeers {
-		err := fmt.Errorf("a node is called %q, or is one too many of %d: %w", node.Name[:min(len(node.Name), maxAddr)], maxPeers, errAddr)
+		err := fmt.Errorf("a node is called %q, or is one too many of %d: %w", node.Name[:min(len(node.Name), maxAddr)],
+			maxPeers, errAddr)
 		n.refuse("gossip of "+node.Address(), err)
 		return err
 	}
@@ -200,7 +205,10 @@ type boundedStreams struct {
 }
 
 func boundStreams(t *memberlist.NetTransport, refuse func(from string, err error)) *boundedStreams {
-	b := &boundedStreams{NetTransport: t, streams: make(chan net.Conn), ended: make(chan struct{}), down: make(chan struct{})}
+	b := &boundedStreams{
+		NetTransport: t, streams: make(chan net.Conn), ended: make(chan struct{}),
+		down: make(chan struct{}),
+	}
 	b.end, b.stop = sync.OnceFunc(func() { close(b.ended) }), sync.OnceFunc(func() { close(b.down) })
 	go b.pass(refuse)
 	return b
@@ -218,7 +226,8 @@ func (b *boundedStreams) pass(refuse func(from string, err error)) {
 			select {
 			case room <- struct{}{}:
 			default:
-				refuse("gossip of "+conn.RemoteAddr().String(), fmt.Errorf("there are %d streams already", mostGossipStreams))
+				refuse("gossip of "+conn.RemoteAddr().String(),
+					fmt.Errorf("there are %d streams already", mostGossipStreams))
 				_ = conn.Close()
 				continue
 			}

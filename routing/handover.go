@@ -538,9 +538,11 @@ func (c *core) adoptLegacy(now instant, ts []*wire.Transfer) {
 
 func accountOf(t *wire.Transfer) ledger.Statement {
 	return ledger.Statement{
-		Now: ratelimit.LedgerTime(t.GetNow()), Fence: ratelimit.Fence(t.GetFence()), Window: ratelimit.Window(t.GetWindow()),
-		Charged: ratelimit.Tokens(t.GetCharged()), Previous: ratelimit.Tokens(t.GetPrevious()), Level: t.GetLevel(), Carry: t.GetCarry(),
-		Dead: ratelimit.LedgerTime(t.GetDead()),
+		Now: ratelimit.LedgerTime(t.GetNow()), Fence: ratelimit.Fence(t.GetFence()),
+		Window:  ratelimit.Window(t.GetWindow()),
+		Charged: ratelimit.Tokens(t.GetCharged()), Previous: ratelimit.Tokens(t.GetPrevious()), Level: t.GetLevel(),
+		Carry: t.GetCarry(),
+		Dead:  ratelimit.LedgerTime(t.GetDead()),
 	}
 }
 

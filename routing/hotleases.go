@@ -95,10 +95,13 @@ var (
 // expiry is taken, and for how long a lease lasts.
 func claimMessage(c *ratelimit.Claim) *wire.Claim {
 	rule := ratelimit.Rule{Limit: c.Limit}
-	rule.Coordination.Mode, rule.Coordination.Reclaim, rule.Coordination.Lease.TTL = ratelimit.Routing, c.Reclaim, max(c.TTL, ratelimit.MinLeaseTTL)
+	rule.Coordination.Mode, rule.Coordination.Reclaim, rule.Coordination.Lease.TTL = ratelimit.Routing, c.Reclaim,
+		max(c.TTL, ratelimit.MinLeaseTTL)
 	return &wire.Claim{
-		Key: []byte(c.Key), Rule: ruleMessage(&rule), Holder: uint64(c.Holder), Seq: c.Seq, Fence: int64(c.Fence), Window: int64(c.Window),
-		Granted: int64(c.Granted), Spent: int64(c.Spent), Returned: int64(c.Returned), Waiting: int64(c.Waiting), Want: int64(c.Want),
+		Key: []byte(c.Key), Rule: ruleMessage(&rule), Holder: uint64(c.Holder), Seq: c.Seq, Fence: int64(c.Fence),
+		Window:  int64(c.Window),
+		Granted: int64(c.Granted), Spent: int64(c.Spent), Returned: int64(c.Returned), Waiting: int64(c.Waiting),
+		Want:  int64(c.Want),
 		TtlUs: c.TTL.Microseconds(), Ahead: c.Ahead, Refilled: c.Refilled,
 	}
 }
@@ -116,7 +119,8 @@ func (c *core) claimOf(m *wire.Claim) (ratelimit.Claim, error) {
 			return ratelimit.Claim{}, errMessage
 		}
 	}
-	if len(m.GetKey()) == 0 || len(m.GetKey()) > ratelimit.MaxKeyLen || m.GetHolder() < 2 || m.GetSeq() == 0 || m.GetWindow() < 0 || m.GetWindow() > moved.MostTime || !moved.PossibleFence(ratelimit.Fence(m.GetFence())) ||
+	if len(m.GetKey()) == 0 || len(m.GetKey()) > ratelimit.MaxKeyLen || m.GetHolder() < 2 || m.GetSeq() == 0 ||
+		m.GetWindow() < 0 || m.GetWindow() > moved.MostTime || !moved.PossibleFence(ratelimit.Fence(m.GetFence())) ||
 		m.GetTtlUs() < 0 || m.GetTtlUs() > ratelimit.MaxLeaseTTL.Microseconds() {
 		return ratelimit.Claim{}, errMessage
 	}
@@ -125,11 +129,14 @@ func (c *core) claimOf(m *wire.Claim) (ratelimit.Claim, error) {
 		reclaim = ratelimit.ReclaimEager
 	}
 	return ratelimit.Claim{
-		Key: string(m.GetKey()), Limit: rule.Limit, Reclaim: reclaim, Holder: ratelimit.Holder(m.GetHolder()), Seq: m.GetSeq(),
+		Key: string(m.GetKey()), Limit: rule.Limit, Reclaim: reclaim, Holder: ratelimit.Holder(m.GetHolder()),
+		Seq:   m.GetSeq(),
 		Fence: ratelimit.Fence(m.GetFence()), Window: ratelimit.Window(m.GetWindow()),
-		Granted: ratelimit.Tokens(m.GetGranted()), Spent: ratelimit.Tokens(m.GetSpent()), Returned: ratelimit.Tokens(m.GetReturned()),
-		Waiting: ratelimit.Tokens(m.GetWaiting()), Want: max(ratelimit.Tokens(m.GetWant()), ratelimit.Tokens(m.GetWaiting())),
-		TTL: time.Duration(m.GetTtlUs()) * time.Microsecond, Ahead: m.GetAhead(), Refilled: m.GetRefilled(),
+		Granted: ratelimit.Tokens(m.GetGranted()), Spent: ratelimit.Tokens(m.GetSpent()),
+		Returned: ratelimit.Tokens(m.GetReturned()),
+		Waiting:  ratelimit.Tokens(m.GetWaiting()),
+		Want:     max(ratelimit.Tokens(m.GetWant()), ratelimit.Tokens(m.GetWaiting())),
+		TTL:      time.Duration(m.GetTtlUs()) * time.Microsecond, Ahead: m.GetAhead(), Refilled: m.GetRefilled(),
 	}, nil
 }
 
@@ -156,8 +163,10 @@ func (c *core) settleFor(msgs []*wire.Claim) []*wire.Reply {
 		default:
 			c.stats.received.Add(1)
 			replies[i].Grant = &wire.Grant{
-				Granted: int64(g.Granted), Fence: int64(g.Fence), Window: int64(g.Window), Void: g.Void, Available: int64(g.Available),
-				Outstanding: int64(g.Outstanding), ResetUs: g.ResetAfter.Microseconds(), RetryUs: g.RetryAfter.Microseconds(), At: int64(g.At),
+				Granted: int64(g.Granted), Fence: int64(g.Fence), Window: int64(g.Window), Void: g.Void,
+				Available:   int64(g.Available),
+				Outstanding: int64(g.Outstanding), ResetUs: g.ResetAfter.Microseconds(),
+				RetryUs: g.RetryAfter.Microseconds(), At: int64(g.At),
 				Holders: uint32(g.Holders), Relearning: g.Relearning, Stale: g.Err != nil,
 			}
 		}
@@ -173,13 +182,18 @@ func meant(c *ratelimit.Claim, m *wire.Grant) bool {
 	if m.GetWindow() == int64(c.Window) && !m.GetVoid() {
 		least = int64(c.Granted)
 	}
-	for _, n := range [...]int64{m.GetAvailable(), m.GetOutstanding(), m.GetResetUs(), m.GetRetryUs(), m.GetAt(), m.GetWindow(), m.GetFence()} {
+	for _, n := range [...]int64{
+		m.GetAvailable(), m.GetOutstanding(), m.GetResetUs(), m.GetRetryUs(), m.GetAt(),
+		m.GetWindow(), m.GetFence(),
+	} {
 		if n < 0 {
 			return false
 		}
 	}
-	return m.GetGranted() >= least && m.GetGranted() <= most && m.GetAvailable() <= moved.MostTokens && m.GetOutstanding() <= moved.MostTokens &&
-		m.GetFence() <= moved.MostTime && m.GetAt() <= moved.MostTime && m.GetWindow() <= moved.MostTime && m.GetHolders() <= mostGrantHolders
+	return m.GetGranted() >= least && m.GetGranted() <= most && m.GetAvailable() <= moved.MostTokens &&
+		m.GetOutstanding() <= moved.MostTokens &&
+		m.GetFence() <= moved.MostTime && m.GetAt() <= moved.MostTime && m.GetWindow() <= moved.MostTime &&
+		m.GetHolders() <= mostGrantHolders
 }
 
 // mostGrantHolders is how many holders an account can be said to have.
@@ -207,7 +221,8 @@ func grantOf(c *ratelimit.Claim, done *call) ratelimit.Grant {
 	most := longest(&c.Limit)
 	us := func(n int64) time.Duration { return min(time.Duration(min(n, 1<<52))*time.Microsecond, most) }
 	g.Carried = m.GetWindow() == int64(c.Window) || c.Limit.Algorithm == ratelimit.TokenBucket && c.Window != 0
-	g.Granted, g.Fence, g.Window, g.Void = ratelimit.Tokens(m.GetGranted()), ratelimit.Fence(m.GetFence()), ratelimit.Window(m.GetWindow()), m.GetVoid()
+	g.Granted, g.Fence, g.Window, g.Void = ratelimit.Tokens(m.GetGranted()), ratelimit.Fence(m.GetFence()),
+		ratelimit.Window(m.GetWindow()), m.GetVoid()
 	g.Available, g.Outstanding = ratelimit.Tokens(m.GetAvailable()), ratelimit.Tokens(m.GetOutstanding())
 	g.ResetAfter, g.RetryAfter, g.At = us(m.GetResetUs()), us(m.GetRetryUs()), ratelimit.LedgerTime(m.GetAt())
 	g.Holders, g.Relearning = int(m.GetHolders()), m.GetRelearning()

@@ -56,17 +56,20 @@ type link struct {
 	heard   atomic.Int64        // the instant of its last word
 	missed  atomic.Int64        // the instant at which an answer was last given up; 0: never
 
-	mu      sync.Mutex
-	queue   []*call          // guarded by mu
-	pending map[uint64]*call // guarded by mu: sent, not answered
-	next    uint64           // guarded by mu
-	// say, done and doneBy are what the peer is to be told once no parcel is left to send: that
-	// this node has nothing of others, under which ring, and at which of its changes. They are
-	// guarded by mu.
+	mu       sync.Mutex
+	queue    []*call          // guarded by mu
+	pending  map[uint64]*call // guarded by mu: sent, not answered
+	next     uint64           // guarded by mu
+	farewell                  // guarded by mu
+	out      outbox           // guarded by mu
+}
+
+// farewell is what a peer is to be told once no parcel is left to send: that this node has
+// nothing of others, under which ring, and at which of its changes.
+type farewell struct {
 	say    bool
-	done   uint64 // guarded by mu
-	doneBy uint64 // guarded by mu: this node's changes then
-	out    outbox // guarded by mu
+	done   uint64
+	doneBy uint64 // this node's changes then
 }
 
 // silent tells whether the other is not worth waiting for: an answer of it was

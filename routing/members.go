@@ -115,7 +115,10 @@ func (c *core) each(f func(m *member)) {
 func (c *core) hello(nonce []byte) *wire.Hello {
 	c.mu.Lock()
 	defer c.unlock()
-	return &wire.Hello{Version: version, Addr: c.options.Addr, Weight: c.options.Weight, Nonce: nonce, Absent: !c.present, Incarnation: c.incarnation, Changes: c.changes + 1}
+	return &wire.Hello{
+		Version: version, Addr: c.options.Addr, Weight: c.options.Weight, Nonce: nonce,
+		Absent: !c.present, Incarnation: c.incarnation, Changes: c.changes + 1,
+	}
 }
 
 // looks takes in which nodes there may be.
@@ -301,7 +304,8 @@ func (c *core) tick(now instant) (due instant) {
 	defer c.unlock()
 	// This comes first. What follows would otherwise bury all others for a silence that was this
 	// node's own.
-	if ticked := instant(c.ticked.Load()); ticked != 0 && now.Sub(ticked) > lapseAfter || c.expired.Load() && c.present {
+	if ticked := instant(c.ticked.Load()); ticked != 0 && now.Sub(ticked) > lapseAfter ||
+		c.expired.Load() && c.present {
 		c.lapse(now, now.Sub(ticked))
 	}
 	c.ticked.Store(int64(now))
@@ -332,7 +336,8 @@ func (c *core) lapse(now instant, slept time.Duration) {
 	if c.local == nil || !c.present {
 		return
 	}
-	c.tell("", fmt.Errorf("this node did not run for %v: others may own its keys by now, so that it joins the ring again", slept.Round(time.Millisecond)))
+	c.tell("", fmt.Errorf("this node did not run for %v: others may own its keys "+
+		"by now, so that it joins the ring again", slept.Round(time.Millisecond)))
 	// The accounts go to who owns their keys by now, and the node joins again when it has none
 	// (join).
 	c.expired.Store(true)

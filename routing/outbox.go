@@ -142,7 +142,8 @@ func (p *parcel) transfers() []*wire.Transfer {
 			}
 		}
 		ts = append(ts, &wire.Transfer{
-			Key: m.Key, Now: int64(a.Now), Fence: int64(a.Fence), Window: int64(a.Window), Charged: max(0, int64(charged)),
+			Key: m.Key, Now: int64(a.Now), Fence: int64(a.Fence), Window: int64(a.Window),
+			Charged:  max(0, int64(charged)),
 			Previous: int64(a.Previous), Level: a.Level, Carry: a.Carry, Dead: int64(a.Dead),
 		})
 	})

@@ -34,9 +34,12 @@ const (
 
 // rejectionNames are the kinds as metrics have them.
 var rejectionNames = [rejections]string{
-	rejectedPlain: "plaintext", rejectedTLS: "tls", rejectedIntroduction: "introduction", rejectedVersion: "version", rejectedWeight: "weight",
-	rejectedName: "name", rejectedSecret: "secret", rejectedGossip: "gossip", rejectedAddress: "address", rejectedFrame: "frame", rejectedSent: "sent",
-	rejectedAsk: "ask", rejectedReply: "reply", rejectedClaim: "claim", rejectedFetch: "fetch", rejectedPresence: "presence", rejectedParcel: "parcel",
+	rejectedPlain: "plaintext", rejectedTLS: "tls", rejectedIntroduction: "introduction", rejectedVersion: "version",
+	rejectedWeight: "weight",
+	rejectedName:   "name", rejectedSecret: "secret", rejectedGossip: "gossip", rejectedAddress: "address",
+	rejectedFrame: "frame", rejectedSent: "sent",
+	rejectedAsk: "ask", rejectedReply: "reply", rejectedClaim: "claim", rejectedFetch: "fetch",
+	rejectedPresence: "presence", rejectedParcel: "parcel",
 	rejectedAccount: "account", rejectedReceipt: "receipt",
 }
 

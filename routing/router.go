@@ -24,9 +24,10 @@ type Options struct {
 	Addr      string // this node's, for peers
 	Weight    uint32 // 0 means 1
 	Discovery Discovery
-	Secret    string                           // what all peers know; see CheckSecret
-	TLS       credentials.TransportCredentials // for dialling, TLS 1.3; nil: with certificates that say nothing, so that the secret is needed
-	HotRate   float64                          // hits a second from which on a key is hot; 0: ten times the mean
+	Secret    string // what all peers know; see CheckSecret
+	// for dialling, TLS 1.3; nil: with certificates that say nothing, so that the secret is needed
+	TLS     credentials.TransportCredentials
+	HotRate float64 // hits a second from which on a key is hot; 0: ten times the mean
 	// OnPeer, if set, is told what went wrong with a peer. It must not block.
 	OnPeer func(addr string, err error)
 	// AllowOld lets nodes of versions 1 and 2 in, for the time in which a fleet is
@@ -104,7 +105,9 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 // Decide implements [ratelimit.Limiter]. It blocks for at most
 // the longest store_deadline of their rules beyond what this node's own limiter does. Asks of
 // other nodes travel while this one decides its own.
-func (r *Router) Decide(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+func (r *Router) Decide(
+	ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict,
+) {
 	if w := r.decide(ctx, now, asks, verdicts, newBell); w != nil {
 		// The bell may ring for nothing, so that all that waits is looked at again each time.
 		for open := true; open; open = w.advance(r.clock()) {
@@ -228,7 +231,8 @@ func (r *Router) usable(found []string) []string {
 		addrs = append(addrs, a)
 	}
 	if wrong != "" {
-		r.tell("", fmt.Errorf("PEERS: of %d addresses found, %d are used; of those that are not, the last is %q: at most %d, each host:port", len(found), len(addrs), wrong, maxPeers))
+		r.tell("", fmt.Errorf("PEERS: of %d addresses found, %d are used; of those that are not, the last "+
+			"is %q: at most %d, each host:port", len(found), len(addrs), wrong, maxPeers))
 	}
 	return addrs
 }
@@ -290,7 +294,8 @@ func (r *Router) Leave(ctx context.Context) {
 		// The accounts are counted only now, because to count them all tables are walked through.
 		case <-ctx.Done():
 			if gone, left := r.gone(allThereIs); !gone {
-				r.tell("", fmt.Errorf("this node left the ring, and %d accounts were not acknowledged by their new owners in time: what they were charged in this window may be admitted again", left))
+				r.tell("", fmt.Errorf("this node left the ring, and %d accounts were not acknowledged "+
+					"by their new owners in time: what they were charged in this window may be admitted again", left))
 			}
 			return
 		}
@@ -326,8 +331,10 @@ func (c *core) routingStats() ratelimit.RoutingStats {
 		addrs = append(addrs, m.Addr)
 	}
 	return ratelimit.RoutingStats{
-		Forwarded: s.forwarded.Load(), Received: s.received.Load(), NotOwner: s.notOwner.Load(), Refused: s.refused.Load(),
-		Malformed: s.malformed.Load(), RejectedBy: c.rejected(), Handed: s.handed.Load(), Hot: s.hot.Load(), Instead: s.instead.Load(),
+		Forwarded: s.forwarded.Load(), Received: s.received.Load(), NotOwner: s.notOwner.Load(),
+		Refused:   s.refused.Load(),
+		Malformed: s.malformed.Load(), RejectedBy: c.rejected(), Handed: s.handed.Load(), Hot: s.hot.Load(),
+		Instead: s.instead.Load(),
 		Members: addrs, Ring: v.print, HotKeys: readable(c.hot.Names(c.clock())), HotHere: readable(c.hotHere.Names()),
 	}
 }

@@ -22,7 +22,8 @@ func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 		Algorithm: uint32(r.Limit.Algorithm), Unit: uint32(r.Limit.Unit), Multiplier: r.Limit.Multiplier,
 		Requests: int64(r.Limit.Requests), Burst: int64(r.Limit.Burst),
 		RefundDenied: c.OnDeny == ratelimit.DenyRefunds, Eager: c.Reclaim == ratelimit.ReclaimEager,
-		Mode: uint32(c.Mode) + 1, LeaseFixed: int64(c.Lease.Fixed), LeaseMin: int64(c.Lease.Min), LeaseMax: int64(c.Lease.Max), LeaseTtlUs: c.Lease.TTL.Microseconds(), LeaseAuto: c.Lease.Auto,
+		Mode: uint32(c.Mode) + 1, LeaseFixed: int64(c.Lease.Fixed), LeaseMin: int64(c.Lease.Min),
+		LeaseMax: int64(c.Lease.Max), LeaseTtlUs: c.Lease.TTL.Microseconds(), LeaseAuto: c.Lease.Auto,
 		StoreDeadlineUs: c.StoreDeadline.Microseconds(),
 	}
 	if calendar := r.Limit.Calendar; calendar != 0 {
@@ -61,8 +62,10 @@ const (
 
 func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 	k := ruleKey{
-		m.GetAlgorithm(), m.GetUnit(), m.GetMultiplier(), m.GetRequests(), m.GetBurst(), m.GetRefundDenied(), m.GetEager(),
-		m.GetLeaseFixed(), m.GetLeaseMin(), m.GetLeaseMax(), m.GetLeaseTtlUs(), m.GetAudit(), m.GetMode(), m.GetLeaseAuto(), m.GetStoreDeadlineUs(),
+		m.GetAlgorithm(), m.GetUnit(), m.GetMultiplier(), m.GetRequests(), m.GetBurst(), m.GetRefundDenied(),
+		m.GetEager(),
+		m.GetLeaseFixed(), m.GetLeaseMin(), m.GetLeaseMax(), m.GetLeaseTtlUs(), m.GetAudit(), m.GetMode(),
+		m.GetLeaseAuto(), m.GetStoreDeadlineUs(),
 		m.GetBillingDay(), m.GetTimeZone(),
 	}
 	c.mu.RLock()
@@ -71,6 +74,7 @@ func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 	if r != nil {
 		return r, nil
 	}
+	// Built without the lock: two that ask at once both build it, which is harmless.
 	r, err := k.rule()
 	if err != nil {
 		return nil, err
@@ -90,9 +94,14 @@ func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 // said is refused, so that a peer cannot make this node overflow or divide by zero.
 func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	const most = int64(ratelimit.MaxLimit)
-	r := &ratelimit.Rule{Domain: "(peer)", Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{}}
-	if int(k.algorithm) >= len(ratelimit.Algorithms) || k.unit > 255 || k.requests < 0 || k.requests > most || k.burst < 0 || k.burst > most ||
-		k.fixed < 0 || k.fixed > most || k.leaseMin < 0 || k.leaseMin > most || k.leaseMax < 0 || k.leaseMax > most || k.multiplier > 1<<20 || len(k.audit) > maxAuditName || int(k.mode) > len(ratelimit.Modes) {
+	r := &ratelimit.Rule{
+		Domain: "(peer)", Coordination: ratelimit.DefaultCoordination(),
+		Counters: &ratelimit.RuleCounters{},
+	}
+	if int(k.algorithm) >= len(ratelimit.Algorithms) || k.unit > 255 || k.requests < 0 || k.requests > most ||
+		k.burst < 0 || k.burst > most ||
+		k.fixed < 0 || k.fixed > most || k.leaseMin < 0 || k.leaseMin > most || k.leaseMax < 0 || k.leaseMax > most ||
+		k.multiplier > 1<<20 || len(k.audit) > maxAuditName || int(k.mode) > len(ratelimit.Modes) {
 		return nil, errMessage
 	}
 	r.Limit = ratelimit.Limit{
@@ -102,6 +111,7 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	if err := k.bill(&r.Limit); err != nil {
 		return nil, err
 	}
+	// What follows divides by the period, and adds periods to times.
 	if unit := r.Limit.Unit.Length(); unit <= 0 || int64(max(1, k.multiplier)) > math.MaxInt64/int64(unit) {
 		return nil, errMessage // a period that overflows may come out as none
 	}

@@ -29,7 +29,9 @@ func bounded(from *inlet, f *wire.Frame) bool {
 // serve takes in a frame of a peer, on the stream that the peer opened. What is
 // answered at once is given to answer, which may block. later is called with what
 // may wait.
-func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.Frame), later func(asks []*wire.Ask, claims []*wire.Claim)) {
+func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.Frame),
+	later func(asks []*wire.Ask, claims []*wire.Claim),
+) {
 	// The frame as a whole is left out. What it asks is decided at the asking node when its time is
 	// over.
 	if !bounded(from, f) {
@@ -174,7 +176,10 @@ func (c *core) decideFor(ctx context.Context, now instant, msgs []*wire.Ask, b b
 // undoFor takes back what this node had decided for a peer that did not wait for it: the
 // caller of that peer was answered otherwise, or not at all.
 func (c *core) undoFor(now instant, a *ask, m *wire.Ask) {
-	v := verdict{OverLimit: m.GetOverLimit(), Charged: ratelimit.Tokens(m.GetCharged()), Window: ratelimit.Window(m.GetWindow())}
+	v := verdict{
+		OverLimit: m.GetOverLimit(), Charged: ratelimit.Tokens(m.GetCharged()),
+		Window: ratelimit.Window(m.GetWindow()),
+	}
 	c.base.Undo(now, []ask{*a}, []verdict{v})
 	if c.observe != nil {
 		c.observe.undone(a, &v)
@@ -218,7 +223,8 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 // askOf reads an ask, which may hold anything.
 func (c *core) askOf(m *wire.Ask) (ratelimit.Ask, error) {
 	switch {
-	case len(m.GetKey()) == 0, len(m.GetKey()) > ratelimit.MaxKeyLen, m.GetCost() < 0, m.GetKind() > undo, m.GetWindow() < 0:
+	case len(m.GetKey()) == 0, len(m.GetKey()) > ratelimit.MaxKeyLen, m.GetCost() < 0, m.GetKind() > undo,
+		m.GetWindow() < 0:
 		return ratelimit.Ask{}, errMessage
 	case m.GetCharged() < 0, m.GetCharged() > m.GetCost(): // nobody was charged more than it asked for
 		return ratelimit.Ask{}, errMessage

@@ -171,7 +171,8 @@ func (r *Router) turnedAway(from string, kind rejection, err error) {
 // of it if it has a name.
 func (r *Router) refuse(from string, err error) {
 	for kind, what := range map[rejection]error{
-		rejectedIntroduction: errHello, rejectedVersion: errVersion, rejectedWeight: errWeight, rejectedSecret: ErrSecret, rejectedPlain: errPlain,
+		rejectedIntroduction: errHello, rejectedVersion: errVersion, rejectedWeight: errWeight,
+		rejectedSecret: ErrSecret, rejectedPlain: errPlain,
 	} {
 		if errors.Is(err, what) {
 			r.reject(kind)

@@ -28,17 +28,22 @@ type Stepped struct {
 	o     SteppedOptions
 	hot   *leasing.Stepped // leases of hot keys, where there is no store
 	inlet map[string]*inlet
-	waits []*steppedWait
-	asks  []*steppedAsks
-	hots  []*steppedBatch
-	dials []*member
-	ends  []*member
+	steppedWork
 	open  map[string]bool // streams that are open, or being opened
 	left  func()
 	due   instant // of the tick
 	alarm instant // the earliest that after was asked for; 0: none
 	woken bool
 	ended bool
+}
+
+// steppedWork is what a Stepped has begun, and what it wants of its driver.
+type steppedWork struct {
+	waits []*steppedWait
+	asks  []*steppedAsks
+	hots  []*steppedBatch
+	dials []*member
+	ends  []*member
 }
 
 // SteppedOptions are all that a Stepped node depends on.
@@ -203,7 +208,8 @@ func (s *Stepped) Accept(hello []byte) (welcome []byte, err error) {
 	}
 	addr := h.GetAddr()
 	s.inlet[addr] = &inlet{
-		addr: addr, incarnation: h.GetIncarnation(), version: h.GetVersion(), say: func(f *wire.Frame) { s.send(addr, reply, f) },
+		addr: addr, incarnation: h.GetIncarnation(), version: h.GetVersion(),
+		say: func(f *wire.Frame) { s.send(addr, reply, f) },
 	}
 	s.core.greeted(s.o.Clock(), &h)
 	welcome, err = proto.Marshal(s.core.hello(nonce))
@@ -271,9 +277,10 @@ func (s *Stepped) Receive(from string, answer bool, frame []byte) {
 	if m, in := s.member(from), s.inlet[from]; answer && m != nil && m.ready.Load() {
 		s.core.replied(now, m, &f)
 	} else if !answer && in != nil {
-		s.core.serve(now, in, &f, func(a *wire.Frame) { s.send(from, reply, a) }, func(asks []*wire.Ask, claims []*wire.Claim) {
-			s.serve(now, in, asks, claims)
-		})
+		s.core.serve(now, in, &f, func(a *wire.Frame) { s.send(from, reply, a) },
+			func(asks []*wire.Ask, claims []*wire.Claim) {
+				s.serve(now, in, asks, claims)
+			})
 	}
 	s.Pump()
 }
@@ -511,7 +518,8 @@ func Describe(frame []byte) string {
 	if err := proto.Unmarshal(frame, &f); err != nil {
 		return err.Error()
 	}
-	s := fmt.Sprintf("%d asks, %d fetches, %d claims, presences %v", len(f.GetAsks()), len(f.GetFetches()), len(f.GetClaims()), f.GetPresences())
+	s := fmt.Sprintf("%d asks, %d fetches, %d claims, presences %v", len(f.GetAsks()), len(f.GetFetches()),
+		len(f.GetClaims()), f.GetPresences())
 	if p := f.GetParcel(); p != nil {
 		n := 0
 		_ = moved.Read(p.GetAccounts(), func(moved.Entry) { n++ })

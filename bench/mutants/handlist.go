@@ -180,7 +180,7 @@ var allByHand = []byHand{
 		{keeper, "until: sent.Add(SeatTTL - margin)", "until: sent.Add(SeatTTL)"},
 	}},
 	{"a tenancy is counted from its answer", []replacement{
-		{keeper, "after := &held{Tenancy: t, until: sent.Add(", "after := &held{Tenancy: t, until: k.clock().Add("},
+		{keeper, "Tenancy: t, until: sent.Add(", "Tenancy: t, until: k.clock().Add("},
 	}},
 	{"a share is spent in the window in which the tenant before crashed", []replacement{
 		{keeper, "begins < t.Taint", "begins < 0"},

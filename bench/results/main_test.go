@@ -7,6 +7,9 @@ import (
 
 // What tests log and benchmarks print becomes rows under their names; a failure
 // is not passed over.
+//
+// Lines are of the test that speaks, whoever ends first; a part that only held is
+// not told when the whole test is.
 func TestResults(t *testing.T) {
 	const printed = `=== RUN   TestOne
     one_test.go:73: 3 nodes: admitted 1001 of 1000
@@ -14,6 +17,18 @@ func TestResults(t *testing.T) {
 --- PASS: TestOne (1.28s)
 --- PASS: TestQuiet (0.00s)
     --- PASS: TestParts/a (0.00s)
+=== RUN   TestFirst
+=== RUN   TestSecond
+=== CONT  TestFirst
+    two_test.go:1: of the first
+=== NAME  TestSecond/a
+    two_test.go:2: of the second's part
+--- PASS: TestSecond (0.1s)
+    --- PASS: TestSecond/a (0.1s)
+    --- PASS: TestSecond/b (0.1s)
+=== NAME  TestFirst
+    two_test.go:3: of the first, too
+--- PASS: TestFirst (0.2s)
 BenchmarkTake/keys=1-2         	24892316	        95.64 ns/op	       0 B/op
 PASS
 ok  	example	1.3s
@@ -29,6 +44,9 @@ ok  	example	1.3s
 		"|  | 3 nodes: admitted 5 \\| of 5 |\n" +
 		"| `TestQuiet` | holds |\n" +
 		"| `TestParts/a` | holds |\n" +
+		"| `TestFirst` | of the first |\n" +
+		"|  | of the first, too |\n" +
+		"| `TestSecond/a` | of the second's part |\n" +
 		"| `BenchmarkTake/keys=1` | 95.64 ns/op, 0 B/op |\n"
 	if b.String() != want {
 		t.Errorf("got\n%swant\n%s", b.String(), want)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -75,13 +76,14 @@ func TestRatelimitIsPure(t *testing.T) {
 	}
 }
 
-// Who reviews code sees two files side by side. A tab counts as four columns.
-// Package shed has a few longer lines.
+// What is read most has lines that fit a screen beside another: the core in its code, what
+// is around it in its tests, too.
 func TestLinesAreNarrow(t *testing.T) {
 	const most = 120
-	eachGoFile(t, func(path string, _ bool) {
+	eachGoFile(t, func(path string, test bool) {
 		name := strings.TrimPrefix(path, top)
-		if !strings.HasPrefix(name, "ratelimit/") || strings.HasPrefix(name, "ratelimit/shed/") {
+		if !inCore(name) && !strings.HasPrefix(name, "ratelimit/") || inCore(name) && test || strings.HasPrefix(name, "ratelimit/shed/") ||
+			strings.HasSuffix(name, ".pb.go") {
 			return
 		}
 		for i, line := range strings.Split(read(t, name), "\n") {
@@ -89,6 +91,113 @@ func TestLinesAreNarrow(t *testing.T) {
 				t.Errorf("%s:%d has %d columns, the most is %d", name, i+1, n, most)
 			}
 		}
+	})
+}
+
+// inCore tells whether a file is of the core.
+func inCore(name string) bool {
+	folder, rest, _ := strings.Cut(name, "/")
+	return folder == "leasing" || folder == "routing" || folder == "approx" || folder == "ratelimit" && !strings.Contains(rest, "/")
+}
+
+// flatOnPurpose are structs of the core with more than 12 fields of their own.
+var flatOnPurpose = map[string]string{
+	"Claim":          "a message, whose numbers docs/protocol.md has in this order",
+	"Grant":          "a message, whose numbers docs/protocol.md has in this order",
+	"Statement":      "a message, as routing/internal/moved writes it",
+	"Holding":        "a part of that message",
+	"AuditEvent":     "a line of JSON, whose names are published",
+	"AuditedWindow":  "a line of JSON, whose names are published",
+	"LeaseLook":      "an object of JSON, whose names are published",
+	"LimiterStats":   "counts, each of which is a metric",
+	"RoutingStats":   "counts, each of which is a metric",
+	"RuleCounters":   "counts, each of which is a metric",
+	"Rule":           "what a configuration says of a rule",
+	"SteppedOptions": "options, each for itself",
+	"ruleKey":        "a rule as a key of a map: every part of it counts",
+}
+
+// A struct of the core has at most 12 fields; others are put together under a name.
+func TestStructsHaveParts(t *testing.T) {
+	const most = 12
+	used := map[string]bool{}
+	eachOfTheCore(t, func(name string, n ast.Node) {
+		spec, ok := n.(*ast.TypeSpec)
+		if !ok {
+			return
+		}
+		fields := 0
+		if s, ok := spec.Type.(*ast.StructType); ok {
+			for _, f := range s.Fields.List {
+				fields += max(1, len(f.Names))
+			}
+		}
+		if flatOnPurpose[spec.Name.Name] != "" {
+			used[spec.Name.Name] = fields > most
+		} else if fields > most {
+			t.Errorf("%s: %s has %d fields, the most is %d: give those a name that belong together", name, spec.Name.Name, fields, most)
+		}
+	})
+	for name := range flatOnPurpose {
+		if !used[name] {
+			t.Errorf("%s is listed as flat on purpose, and is not", name)
+		}
+	}
+}
+
+// A call in the core says what true means: by a name, a constant or an expression. Calls of
+// functions that are not ours, and tests, may say true.
+func TestNoCallSaysTrue(t *testing.T) {
+	takesBool := map[string]bool{}
+	eachOfTheCore(t, func(_ string, n ast.Node) {
+		f, ok := n.(*ast.FuncDecl)
+		if !ok {
+			return
+		}
+		for _, p := range f.Type.Params.List {
+			if id, ok := p.Type.(*ast.Ident); ok && id.Name == "bool" {
+				takesBool[f.Name.Name] = true
+			}
+		}
+	})
+	eachOfTheCore(t, func(name string, n ast.Node) {
+		c, ok := n.(*ast.CallExpr)
+		if !ok {
+			return
+		}
+		called := ""
+		switch f := c.Fun.(type) {
+		case *ast.Ident:
+			called = f.Name
+		case *ast.SelectorExpr:
+			called = f.Sel.Name
+		}
+		for _, a := range c.Args {
+			if id, ok := a.(*ast.Ident); ok && takesBool[called] && (id.Name == "true" || id.Name == "false") {
+				t.Errorf("%s: a call of %s says %s: say what that is", name, called, id.Name)
+			}
+		}
+	})
+}
+
+// eachOfTheCore shows the syntax of the core's code, but for what is only for tests.
+func eachOfTheCore(t *testing.T, see func(name string, n ast.Node)) {
+	t.Helper()
+	eachGoFile(t, func(path string, test bool) {
+		name := strings.TrimPrefix(path, top)
+		if test || !inCore(name) || strings.HasSuffix(name, ".pb.go") || strings.HasPrefix(name, "leasing/redistest/") || strings.HasPrefix(name, "leasing/ledgertest/") {
+			return
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			if n != nil {
+				see(name, n)
+			}
+			return true
+		})
 	})
 }
 

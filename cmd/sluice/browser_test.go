@@ -165,7 +165,8 @@ func (b *browser) shoot(file string, width int, dark bool) {
 	b.Helper()
 	b.window(width, 900, dark)
 	var height int
-	if _, err := fmt.Sscan(b.eval("document.documentElement.scrollHeight"), &height); err != nil {
+	// The page hears of its new width in a moment; what it does then changes its height.
+	if _, err := fmt.Sscan(b.eval("dispatchEvent(new Event('resize')), document.documentElement.scrollHeight"), &height); err != nil {
 		b.Fatal(err)
 	}
 	b.window(width, height, dark)

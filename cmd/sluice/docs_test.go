@@ -125,43 +125,6 @@ func TestDocsNameTargetsThatExist(t *testing.T) {
 	}
 }
 
-// A promise stands beside what shows it: a test, a benchmark or other command, or
-// a link to a section that has one. What is not a promise of Sluice's may say so in
-// other words.
-func TestDocsShowWhatTheyPromise(t *testing.T) {
-	promise := regexp.MustCompile(`(?i)\b(never|always|at most|exact|exactly|cannot|guarantee[sd]?|nothing|no request|whatever)\b`)
-	shown := regexp.MustCompile("`(?:Test|Benchmark|Fuzz)[A-Z]|\\]\\([^)]*\\)|go (?:test|run) |`?make [a-z]|sluice (?:bench|sim|check)|`sluice_[a-z_]+|sluice serve --help|`_?test\\.go")
-	for page, text := range pages(t) {
-		if strings.HasPrefix(page, "docs/runbooks/") || page == "docs/protocol.md" { // each a page for one alert; TestProtocol... holds the other
-			continue
-		}
-		for _, section := range sections(text) {
-			if m := promise.FindString(section.text); m != "" && !shown.MatchString(section.text) {
-				t.Errorf("%s, %q: promises (%q), and names no test, command or section that shows it", page, section.title, m)
-			}
-		}
-	}
-}
-
-type section struct{ title, text string }
-
-// sections cuts a page at its headings.
-func sections(text string) (all []section) {
-	all = []section{{}}
-	code := false
-	for line := range strings.Lines(text) {
-		if strings.HasPrefix(line, "```") {
-			code = !code
-		}
-		if strings.HasPrefix(line, "#") && !code {
-			all = append(all, section{title: strings.TrimSpace(strings.TrimLeft(line, "# "))})
-			continue
-		}
-		all[len(all)-1].text += line
-	}
-	return all
-}
-
 // What tests print stands in tables, which a command writes (bench/results), not
 // as it was printed.
 func TestDocsHaveTables(t *testing.T) {

@@ -130,7 +130,7 @@ func TestConsoleScreens(t *testing.T) {
 	s.window(1400, 900, false)
 	page := "http://" + s.nodes[0].debug + "/console"
 	s.open(page)
-	s.shows("under load", "edge.api_key", "20 per second", "(this node)", "3 of 3 nodes are heard", "Nothing, since this node started.")
+	s.shows("under load", "edge.api_key", "20 per second", "(this node)", "3 of 3 nodes are heard", "Decided without the store")
 	s.eventually("charts have a line", "document.querySelector('#charts polyline') && document.querySelectorAll('#charts polyline')[0].getAttribute('points').split(' ').length > 4")
 	s.order()
 	s.pictures("load")

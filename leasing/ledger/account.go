@@ -143,7 +143,10 @@ func (a *Account) settleAt(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	if c.Final {
 		over := a.tally(r, c)
 		// A last word asks for nothing, and gets no fence: its window is over.
-		*r = record{holder: c.Holder, seq: c.Seq, window: c.Window, totals: totals{granted: c.Granted, spent: c.Spent, returned: c.Returned, over: over}}
+		*r = record{
+			holder: c.Holder, seq: c.Seq, window: c.Window,
+			totals: totals{granted: c.Granted, spent: c.Spent, returned: c.Returned, over: over},
+		}
 		return a.answer(r, c)
 	}
 	at := a.target(c)

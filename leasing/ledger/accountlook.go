@@ -35,7 +35,8 @@ func (a *Account) Look(now ledgerTime, l *ratelimit.Limit, own func(ratelimit.Ho
 			return
 		}
 		v.Holders = append(v.Holders, ratelimit.HolderLook{
-			Holder: r.holder, Here: own(r.holder), Fence: r.fence, Granted: r.granted + r.inflight, Spent: r.spent, Returned: r.returned,
+			Holder: r.holder, Here: own(r.holder), Fence: r.fence, Granted: r.granted + r.inflight, Spent: r.spent,
+			Returned:    r.returned,
 			Outstanding: r.outstanding(), Expires: r.expires.Sub(copied.now), Closed: r.closed,
 		})
 	})
@@ -122,10 +123,13 @@ func (a *Account) readRow(row any) error {
 				renamed: ratelimit.Fence(n[15]), moved: window(n[16]),
 			},
 			window: window(n[2]), base: tokens(n[3]), prev: tokens(n[4]), recalled: ledgerTime(n[17]),
-			overAdmission: overAdmission{over: tokens(n[5]), most: tokens(n[10]), left: tokens(n[11]), late: tokens(n[12])},
-			learning:      learning{relearn: ledgerTime(n[8]), relearned: tokens(n[9])},
-			fillLevel:     fillLevel{level: n[6] + n[25]*Micro, carry: n[7]},
-			others:        others,
+			overAdmission: overAdmission{
+				over: tokens(n[5]), most: tokens(n[10]), left: tokens(n[11]),
+				late: tokens(n[12]),
+			},
+			learning:  learning{relearn: ledgerTime(n[8]), relearned: tokens(n[9])},
+			fillLevel: fillLevel{level: n[6] + n[25]*Micro, carry: n[7]},
+			others:    others,
 		}
 		return nil
 	case ok && len(name) > 1 && len(n) == 10:
@@ -134,8 +138,12 @@ func (a *Account) readRow(row any) error {
 			break
 		}
 		a.others = append(a.others, record{
-			holder: ratelimit.Holder(holder), seq: uint64(n[0]), window: window(n[1]), expires: ledgerTime(n[2]), fence: ratelimit.Fence(n[3]),
-			totals: totals{granted: tokens(n[4]), inflight: tokens(n[5]), spent: tokens(n[6]), returned: tokens(n[7]), over: tokens(n[8])},
+			holder: ratelimit.Holder(holder), seq: uint64(n[0]), window: window(n[1]), expires: ledgerTime(n[2]),
+			fence: ratelimit.Fence(n[3]),
+			totals: totals{
+				granted: tokens(n[4]), inflight: tokens(n[5]), spent: tokens(n[6]), returned: tokens(n[7]),
+				over: tokens(n[8]),
+			},
 			marks: marks{
 				closed: n[9]&1 != 0, void: n[9]&2 != 0, direct: n[9]&4 != 0, eager: n[9]&8 != 0, last: n[9]&16 != 0,
 				missing: n[9]&32 != 0, recalled: recalled(n[9] / 64 % 4), plenty: n[9]&256 != 0,

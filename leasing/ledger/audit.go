@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -84,7 +85,8 @@ func ReadAuditEvent(key string, fields map[string]any) (AuditEvent, error) {
 	}
 	e.Kind, e.Rule, e.Holder = text("kind"), text("rule"), text("holder")
 	for name, into := range map[string]*int64{
-		"at": &e.At, "window": &e.Window, "claimed": &e.Claimed, "ends": &e.Ends, "fence": &e.Fence, "granted": &e.Granted, "spent": &e.Spent, "returned": &e.Returned,
+		"at": &e.At, "window": &e.Window, "claimed": &e.Claimed, "ends": &e.Ends, "fence": &e.Fence,
+		"granted": &e.Granted, "spent": &e.Spent, "returned": &e.Returned,
 		"waiting": &e.Waiting, "limit": &e.Limit, "bound": &e.Bound, "free": &e.Free, "over": &e.Over,
 	} {
 		n, err := strconv.ParseFloat(text(name), 64) // Lua writes large numbers so
@@ -99,9 +101,11 @@ func ReadAuditEvent(key string, fields map[string]any) (AuditEvent, error) {
 // NewAuditEvent is what a node knows of a claim and its answer.
 func NewAuditEvent(c *ratelimit.Claim, g *ratelimit.Grant) AuditEvent {
 	e := AuditEvent{
-		Kind: "report", Rule: c.Audit, Key: c.Key, Holder: HolderName(c.Holder), At: int64(g.At), Window: int64(g.Window), Claimed: int64(c.Window), Fence: int64(g.Fence),
+		Kind: "report", Rule: c.Audit, Key: c.Key, Holder: HolderName(c.Holder), At: int64(g.At),
+		Window: int64(g.Window), Claimed: int64(c.Window), Fence: int64(g.Fence),
 		Granted: int64(g.Granted), Spent: int64(c.Spent), Returned: int64(c.Returned), Waiting: int64(c.Waiting),
-		Limit: int64(c.Limit.Capacity()), Bound: int64(c.AuditBound), Free: int64(g.Available), Over: int64(g.OverAdmitted),
+		Limit: int64(c.Limit.Capacity()), Bound: int64(c.AuditBound), Free: int64(g.Available),
+		Over: int64(g.OverAdmitted),
 	}
 	if c.Limit.Algorithm != ratelimit.TokenBucket {
 		e.Ends = int64(c.Limit.WindowEnd(g.Window))
@@ -176,7 +180,7 @@ func ReplayAudit(events []AuditEvent) []*AuditedWindow {
 	events = slices.Clone(events)
 	// In the ledger's order, whatever order they were read in: the totals of a holder are
 	// cumulative, and the last one counts. That also makes events that come twice harmless.
-	slices.SortStableFunc(events, func(a, b AuditEvent) int { return int(a.At - b.At) })
+	slices.SortStableFunc(events, inOrder)
 	type id struct {
 		rule, key string
 		window    int64
@@ -191,7 +195,10 @@ func ReplayAudit(events []AuditEvent) []*AuditedWindow {
 		w := all[id{e.Rule, e.Key, e.Window}]
 		if w == nil {
 			// Events do not say when a window began; its first event is the nearest that is known.
-			w = &AuditedWindow{Rule: e.Rule, Key: e.Key, Window: e.Window, Begins: time.UnixMicro(e.At).UTC(), Limit: e.Limit, LeastFree: e.Free, totals: map[string]int64{}, Bucket: e.Ends == 0}
+			w = &AuditedWindow{
+				Rule: e.Rule, Key: e.Key, Window: e.Window, Begins: time.UnixMicro(e.At).UTC(),
+				Limit: e.Limit, LeastFree: e.Free, totals: map[string]int64{}, Bucket: e.Ends == 0,
+			}
 			if !w.Bucket {
 				w.Ends = time.UnixMicro(e.Ends).UTC()
 			}
@@ -210,6 +217,19 @@ func ReplayAudit(events []AuditEvent) []*AuditedWindow {
 		return int(a.Window - b.Window)
 	})
 	return order
+}
+
+// inOrder compares events of one window by when the ledger booked them. Its fences rise for
+// ever, and its clock may be set back; what expires has the fence under which it was granted.
+// The last word on a window has none, and comes when others have ended.
+func inOrder(a, b AuditEvent) int {
+	final := func(e *AuditEvent) int {
+		if e.Kind == "final" {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(final(&a)-final(&b), cmp.Compare(a.Fence, b.Fence), cmp.Compare(a.At, b.At))
 }
 
 func compare(a, b string) int {

@@ -53,9 +53,12 @@ func (k *cutting) elsewhere(c *ratelimit.Claim, answer *redis.Cmd) bool {
 	if err != nil {
 		return false
 	}
+	// The answer is the script's own, and checked as any: a false time would have this node send ends
+	// of windows about it until another answer says better.
 	var packed [3]int64
 	values, whole := unpacked(packed[:0], text)
-	if !whole || len(values) != 3 || values[0] != elsewhereAnswer || values[1] < 0 || values[1] > MostFence || uint64(values[2]) != c.Seq {
+	if !whole || len(values) != 3 || values[0] != elsewhereAnswer || values[1] < 0 || values[1] > MostFence ||
+		uint64(values[2]) != c.Seq {
 		return false
 	}
 	k.ahead.Store(values[1] - time.Now().UnixMicro())

@@ -45,6 +45,8 @@ func (l *Redis) epochNames(part int) []string {
 // clusterEpochs finds, by trying numbers, a name in the first and one in the last
 // slot of each part. It takes some milliseconds.
 func clusterEpochs(prefix string, parts int) [][]string {
+	// Nobody can choose a name for a slot but by trying: of 16,384 slots two for each part are wanted,
+	// and each try hits one of all.
 	wanted := map[uint16][2]int{}
 	for p := range parts {
 		first, last := (p*slots+parts-1)/parts, ((p+1)*slots+parts-1)/parts-1
@@ -73,6 +75,7 @@ func (l *Redis) near(ctx context.Context, names []string, claims []ratelimit.Cla
 	}
 	master := func(key string) string {
 		client, err := cluster.MasterForKey(ctx, key)
+		// A slot that nobody has now is asked about by its claims, whose error says so.
 		if err != nil {
 			return ""
 		}
@@ -92,7 +95,9 @@ func (l *Redis) near(ctx context.Context, names []string, claims []ratelimit.Cla
 }
 
 // SettleEpoch implements [ratelimit.Epochal].
-func (l *Redis) SettleEpoch(ctx context.Context, q ratelimit.EpochQuery, claims []ratelimit.Claim, grants []ratelimit.Grant) (ratelimit.Epoch, ledgerTime, error) {
+func (l *Redis) SettleEpoch(
+	ctx context.Context, q ratelimit.EpochQuery, claims []ratelimit.Claim, grants []ratelimit.Grant,
+) (ratelimit.Epoch, ledgerTime, error) {
 	all := l.epochNames(q.Part)
 	names := l.near(ctx, all, claims)
 	flags := 0
@@ -102,6 +107,7 @@ func (l *Redis) SettleEpoch(ctx context.Context, q ratelimit.EpochQuery, claims 
 	if q.Telling {
 		flags |= 2
 	}
+	// With nothing to claim, what the script says of the epoch is all that is to be learnt.
 	if len(claims) == 0 && flags > 0 {
 		at, failed := l.lookAfter(ctx, names, flags)
 		return l.inEpoch(all, at, failed)
@@ -111,6 +117,8 @@ func (l *Redis) SettleEpoch(ctx context.Context, q ratelimit.EpochQuery, claims 
 		// not known then shows below.
 		_, _ = l.lookAfter(ctx, names, flags)
 	}
+	// The epoch is read behind the claims, and not before: a loss between the two would be taken for
+	// one that the claims knew of.
 	reads := make([]*redis.StringCmd, len(names))
 	var clock *redis.TimeCmd
 	l.settle(ctx, claims, grants, func(pipe redis.Pipeliner) {
@@ -121,6 +129,7 @@ func (l *Redis) SettleEpoch(ctx context.Context, q ratelimit.EpochQuery, claims 
 			clock = pipe.Time(ctx)
 		}
 	})
+	// Of several times the latest: an account may wait in a window that its clock has left.
 	at := l.at()
 	if clock != nil && clock.Err() == nil {
 		at = max(at, ledgerTime(clock.Val().UnixMicro()))
@@ -169,10 +178,13 @@ func (l *Redis) keep(name, value string) {
 // lookAfter has the script look after the names.
 func (l *Redis) lookAfter(ctx context.Context, names []string, flags int) (at ledgerTime, failed error) {
 	for _, name := range names {
+		// The script takes this number if there is no epoch, or if another server has the data now. 0
+		// would mean that none is known.
 		var id [8]byte
 		_, _ = rand.Read(id[:]) // never fails
 		answer, err := epochScript.Run(ctx, l.client, []string{name},
-			strconv.FormatUint(binary.LittleEndian.Uint64(id[:])|1, 16), RelearnTime.Microseconds(), int64(l.at()), flags).StringSlice()
+			strconv.FormatUint(binary.LittleEndian.Uint64(id[:])|1, 16), RelearnTime.Microseconds(), int64(l.at()),
+			flags).StringSlice()
 		if err == nil && len(answer) != 2 {
 			err = fmt.Errorf("%w: %d parts about the epoch, want 2", ErrLedgerAnswer, len(answer))
 		}
@@ -206,6 +218,7 @@ func (l *Redis) readEpoch(names []string) (ratelimit.Epoch, error) {
 		if err := errors.Join(err1, err2, err3); err != nil {
 			return ratelimit.Epoch{}, fmt.Errorf("%w: epoch %q: %w", ErrLedgerAnswer, shortened(v), err)
 		}
+		// One number for all names of the part: it changes when that of any name does.
 		e.ID = 31*e.ID + id
 		e.Began, e.Learning = max(e.Began, ledgerTime(began)), max(e.Learning, ledgerTime(learning))
 	}

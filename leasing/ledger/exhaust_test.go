@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -38,6 +39,14 @@ type scope struct {
 	epoch    ledgerTime
 	lateness int    // ticks after which a late message is lost
 	worst    tokens // the most that was over in a state
+}
+
+// keeping is what its holders do with tokens that nobody spends.
+func (s *scope) keeping() lease.Keeping {
+	if s.direct {
+		return lease.Returns
+	}
+	return lease.Keeps
 }
 
 func newScope(name string, algorithm ratelimit.Algorithm, reclaim ratelimit.Reclaim, limit tokens, ticks, ttl int, faults ...int) *scope {

@@ -203,7 +203,7 @@ func (w *smallWorld) giveBack(p *party) {
 	if w.now() < p.lease.Reset && p.lease.Window != 0 {
 		c = p.lease.Release(w.now(), p.seq)
 	} else {
-		c = p.lease.Claim(w.now(), p.seq, &w.scope.rule, 0, 0, w.scope.direct)
+		c = p.lease.Claim(w.now(), p.seq, &w.scope.rule, 0, 0, w.scope.keeping())
 	}
 	c.Holder = p.name ^ p.other
 	w.exchange(p, &p.lease, &c)
@@ -272,7 +272,7 @@ func (w *smallWorld) passUntilWhole() {
 // askNow decides a request of one token, and tells whether it was admitted.
 func (w *smallWorld) askNow(p *party) bool {
 	a := ask{Rule: &w.scope.rule, Cost: 1}
-	if v, ok := p.lease.Take(w.now(), &a, w.scope.direct); ok {
+	if v, ok := p.lease.Take(w.now(), &a, w.scope.keeping()); ok {
 		return !v.OverLimit
 	}
 	p.seq++
@@ -280,9 +280,9 @@ func (w *smallWorld) askNow(p *party) bool {
 	if w.scope.direct {
 		want = 1
 	}
-	c := p.lease.Claim(w.now(), p.seq, &w.scope.rule, 1, want, w.scope.direct)
+	c := p.lease.Claim(w.now(), p.seq, &w.scope.rule, 1, want, w.scope.keeping())
 	c.Holder = p.name ^ p.other
 	w.exchange(p, &p.lease, &c)
-	v := p.lease.Settled(w.now(), &a, w.scope.direct)
+	v := p.lease.Settled(w.now(), &a, w.scope.keeping())
 	return !v.OverLimit
 }

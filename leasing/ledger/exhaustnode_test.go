@@ -47,7 +47,7 @@ func (w *smallWorld) ask(p *party, cost tokens) error {
 	if w.scope.broken == "a node does not look at its lease's expiry" && p.lease.Window != 0 {
 		p.lease.Deadline = w.now().Add(time.Hour)
 	}
-	v, ok := p.lease.Take(w.now(), &a, w.scope.direct)
+	v, ok := p.lease.Take(w.now(), &a, w.scope.keeping())
 	if !ok {
 		if !p.busy && p.resting == 0 {
 			w.claim(p, cost)
@@ -86,7 +86,7 @@ func (w *smallWorld) claim(p *party, cost tokens) {
 	if w.scope.direct {
 		want = cost
 	}
-	c := p.lease.Claim(w.now(), p.seq, &w.scope.rule, cost, want, w.scope.direct)
+	c := p.lease.Claim(w.now(), p.seq, &w.scope.rule, cost, want, w.scope.keeping())
 	c.Ahead = p.hasNext
 	c.Stretch, c.Recall = w.scope.recalls && w.scope.rule.Stretched(), w.scope.recalls
 	w.send(p, &c, cost, false)
@@ -106,7 +106,7 @@ func (w *smallWorld) claimAhead(p *party) {
 	p.seq++
 	p.tried = w.window() + 1
 	var fresh lease.Lease
-	c := fresh.Claim(w.now(), p.seq, &w.scope.rule, 0, w.scope.want, false)
+	c := fresh.Claim(w.now(), p.seq, &w.scope.rule, 0, w.scope.want, lease.Keeps)
 	c.Ahead, c.Window, c.Stretch = true, p.tried, w.scope.recalls && w.scope.rule.Stretched()
 	w.send(p, &c, 0, true)
 }
@@ -231,7 +231,7 @@ func (w *smallWorld) receive(m *smallMessage) error {
 		return nil
 	}
 	a := ask{Rule: &w.scope.rule, Cost: waiting}
-	v := p.lease.Settled(w.now(), &a, w.scope.direct)
+	v := p.lease.Settled(w.now(), &a, w.scope.keeping())
 	if v.OverLimit && waiting <= had {
 		return fmt.Errorf("node %d has refused %d that waited, and it had %d when it was answered", p.name/2, waiting, had)
 	}

@@ -3,6 +3,7 @@ package ledger
 import (
 	"fmt"
 
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -95,7 +96,7 @@ func (w *smallWorld) giveBackSome(p *party, keep tokens) {
 	before := l.Returned
 	l.Returned += max(0, l.Unspent()-keep)
 	p.seq++
-	c := l.Claim(w.now(), p.seq, &w.scope.rule, 0, 0, w.scope.direct)
+	c := l.Claim(w.now(), p.seq, &w.scope.rule, 0, 0, w.scope.keeping())
 	c.Recall, c.Ahead = true, p.hasNext
 	if w.scope.broken == "a node spends what it gave back to a recall" {
 		l.Returned = before
@@ -119,7 +120,7 @@ func (w *smallWorld) againOrTake(p *party) error {
 	cost := p.resting
 	p.resting = 0
 	a := ask{Rule: &w.scope.rule, Cost: cost}
-	if v, ok := p.lease.Take(w.now(), &a, w.scope.direct); ok {
+	if v, ok := p.lease.Take(w.now(), &a, w.scope.keeping()); ok {
 		p.settled = p.settled && v.Charged == 0
 		return w.decided(p, &v, cost, "that has waited for others")
 	}
@@ -134,7 +135,7 @@ func (w *smallWorld) tooLate(p *party) error {
 	if !p.lease.Current(w.now(), &a) {
 		return nil // on_store_failure decides
 	}
-	v, ok := p.lease.Take(w.now(), &a, w.scope.direct)
+	v, ok := p.lease.Take(w.now(), &a, w.scope.keeping())
 	if !ok {
 		v = p.lease.Deny(w.now(), &a)
 	}
@@ -177,7 +178,7 @@ func (w *smallWorld) checkRecalls() error {
 }
 
 func (w *smallWorld) claimFor(p *party, waiting, want tokens) ratelimit.Claim {
-	c := p.lease.Claim(w.now(), p.seq, &w.scope.rule, waiting, want, false)
+	c := p.lease.Claim(w.now(), p.seq, &w.scope.rule, waiting, want, lease.Keeps)
 	c.Holder, c.Stretch, c.Recall = p.name^p.other, w.scope.rule.Stretched(), true
 	return c
 }
@@ -187,7 +188,7 @@ func (w *smallWorld) claimFor(p *party, waiting, want tokens) ratelimit.Claim {
 func (w *smallWorld) askWithRecalls(p *party) bool {
 	a := ask{Rule: &w.scope.rule, Cost: 1}
 	for range 2 {
-		if v, ok := p.lease.Take(w.now(), &a, false); ok {
+		if v, ok := p.lease.Take(w.now(), &a, lease.Keeps); ok {
 			return !v.OverLimit
 		}
 		p.seq++
@@ -200,12 +201,12 @@ func (w *smallWorld) askWithRecalls(p *party) bool {
 				other.recall = 0
 				other.seq++
 				other.lease.GiveBack()
-				claim := other.lease.Claim(w.now(), other.seq, &w.scope.rule, 0, 0, false)
+				claim := other.lease.Claim(w.now(), other.seq, &w.scope.rule, 0, 0, lease.Keeps)
 				claim.Holder, claim.Recall = other.name^other.other, true
 				w.exchange(other, &other.lease, &claim)
 			}
 		}
 	}
-	v := p.lease.Settled(w.now(), &a, false)
+	v := p.lease.Settled(w.now(), &a, lease.Keeps)
 	return !v.OverLimit
 }

@@ -250,8 +250,9 @@ func (a *Account) closeExpired() {
 			return
 		}
 		r.closed = true
-		a.level += int64(r.outstanding()) * Micro                                // ignored by windows
-		r.granted, r.inflight = min(r.granted+r.inflight, r.spent+r.returned), 0 // what was spent unasked stays unconfirmed
+		a.level += int64(r.outstanding()) * Micro // ignored by windows
+		// what was spent unasked stays unconfirmed
+		r.granted, r.inflight = min(r.granted+r.inflight, r.spent+r.returned), 0
 	})
 }
 
@@ -259,8 +260,11 @@ func (a *Account) closeExpired() {
 func (a *Account) answer(r *record, c *ratelimit.Claim) ratelimit.Grant {
 	g := ratelimit.Grant{
 		Seq: c.Seq, Granted: r.granted + r.inflight, Fence: r.fence, Window: r.window,
-		Carried: r.window == c.Window || c.Limit.Algorithm == ratelimit.TokenBucket && c.Window != 0, Void: r.void, TTL: max(0, r.expires.Sub(a.now)), Plenty: r.plenty, Holders: a.liveHolders(r.window), OverAdmitted: r.over, Over: a.over,
-		At: a.ledger, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c), Relearning: a.now < a.relearn, Missing: r.missing,
+		Carried: r.window == c.Window || c.Limit.Algorithm == ratelimit.TokenBucket && c.Window != 0, Void: r.void,
+		TTL: max(0, r.expires.Sub(a.now)), Plenty: r.plenty, Holders: a.liveHolders(r.window), OverAdmitted: r.over,
+		Over: a.over,
+		At:   a.ledger, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c),
+		Relearning: a.now < a.relearn, Missing: r.missing,
 	}
 	if r.window < a.window { // a last word on the window before
 		g.Over = a.late

@@ -34,12 +34,14 @@ func (l *Redis) Health(ctx context.Context) (Health, error) {
 	if !ok {
 		return healthOf(ctx, l.client)
 	}
+	// ForEachMaster asks them at the same time.
 	var mu sync.Mutex
 	var all []Health
 	err := cluster.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
 		h, err := healthOf(ctx, c)
 		mu.Lock()
 		defer mu.Unlock()
+		// One that does not answer says nothing; what the others say still counts.
 		if err == nil {
 			all = append(all, h)
 		}
@@ -54,6 +56,8 @@ func worst(all []Health) Health {
 	}
 	w := all[0]
 	for _, h := range all[1:] {
+		// Data is as safe as on the server where it is safest least: all must save, and one that may
+		// evict is enough to warn.
 		w.Evicted += h.Evicted
 		w.RDB, w.AOF, w.Saves = w.RDB && h.RDB, w.AOF && h.AOF, w.Saves && h.Saves
 		if h.MayEvict() && !w.MayEvict() {
@@ -68,6 +72,7 @@ func healthOf(ctx context.Context, c redis.Cmdable) (Health, error) {
 	settings := pipe.ConfigGet(ctx, "maxmemory*")
 	save := pipe.ConfigGet(ctx, "save")
 	info := pipe.Info(ctx, "memory", "persistence", "stats")
+	// Managed services refuse CONFIG, and some INFO. One of the two is enough.
 	_, err := pipe.Exec(ctx)
 	text, infoErr := info.Result()
 	if infoErr != nil && settings.Err() != nil {
@@ -88,6 +93,7 @@ func healthOf(ctx context.Context, c redis.Cmdable) (Health, error) {
 func (h *Health) read(line string) {
 	name, value, _ := strings.Cut(line, ":")
 	switch name {
+	// INFO repeats what CONFIG has said, if it was allowed to.
 	case "maxmemory_policy":
 		if h.Policy == "" {
 			h.Policy = value

@@ -122,11 +122,11 @@ func (h *history) step(x *histHolder) {
 
 func (h *history) request(x *histHolder) {
 	a := ask{Rule: &h.rule, Cost: 1 + tokens(h.rnd.IntN(2)*h.rnd.IntN(4))}
-	lease := &x.lease
-	if h.broken == "deadline" && lease.Window != 0 { // a holder that never stops
-		lease.Deadline = h.now.Add(time.Hour)
+	l := &x.lease
+	if h.broken == "deadline" && l.Window != 0 { // a holder that never stops
+		l.Deadline = h.now.Add(time.Hour)
 	}
-	if v, ok := lease.Take(h.now, &a, false); ok {
+	if v, ok := l.Take(h.now, &a, lease.Keeps); ok {
 		if !v.OverLimit {
 			h.watch.spend(h, a.Cost)
 		} else {
@@ -138,7 +138,7 @@ func (h *history) request(x *histHolder) {
 		return
 	}
 	x.seq++
-	h.settle(x, lease.Claim(h.now, x.seq, &h.rule, a.Cost, a.Cost+tokens(h.rnd.IntN(50)), false))
+	h.settle(x, l.Claim(h.now, x.seq, &h.rule, a.Cost, a.Cost+tokens(h.rnd.IntN(50)), lease.Keeps))
 }
 
 func (h *history) settle(x *histHolder, c ratelimit.Claim) {

@@ -53,7 +53,8 @@ func (m *Memory) Booked(c *ratelimit.Claim) (b Booked) {
 	a := &cell.val
 	b.Current = a.window
 	if r := a.find(c.Holder); r != nil {
-		b.Granted, b.InFlight, b.Spent, b.Returned, b.Window, b.Expires = r.granted, r.inflight, r.spent, r.returned, r.window, r.expires
+		b.Granted, b.InFlight, b.Spent, b.Returned, b.Window, b.Expires = r.granted, r.inflight, r.spent, r.returned,
+			r.window, r.expires
 		b.Charged, b.InAll, b.Available = r.charged(), a.charged(r.window), a.available(c, r.window)
 	}
 	return b
@@ -73,8 +74,10 @@ func (m *Memory) Reclaimed(claim *ratelimit.Claim) bool {
 	}
 	now = max(now, a.now) // it waits for a clock that went back
 	r := a.find(claim.Holder)
-	return r != nil && claim.Reclaim == ratelimit.ReclaimEager && claim.Seq > r.seq && claim.Fence == r.fence && claim.Window == r.window &&
-		(claim.Limit.Algorithm == ratelimit.TokenBucket || claim.Limit.WindowAt(now) == r.window) && (r.closed || r.eager && now >= r.expires)
+	return r != nil && claim.Reclaim == ratelimit.ReclaimEager && claim.Seq > r.seq && claim.Fence == r.fence &&
+		claim.Window == r.window &&
+		(claim.Limit.Algorithm == ratelimit.TokenBucket || claim.Limit.WindowAt(now) == r.window) &&
+		(r.closed || r.eager && now >= r.expires)
 }
 
 // checkCopy is that the ledger's record of a holder is a copy of its claim, plus
@@ -87,9 +90,11 @@ func (a *Account) checkCopy(c *ratelimit.Claim, g *ratelimit.Grant) error {
 	switch {
 	case r == nil || r.closed || r.seq != c.Seq || r.window != c.Window && c.Limit.Algorithm != ratelimit.TokenBucket:
 	case r.spent != c.Spent || r.returned != c.Returned:
-		return fmt.Errorf("holder %d claims that it has spent %d and returned %d, and its record says %d and %d", c.Holder, c.Spent, c.Returned, r.spent, r.returned)
+		return fmt.Errorf("holder %d claims that it has spent %d and returned %d, and its record says %d and %d",
+			c.Holder, c.Spent, c.Returned, r.spent, r.returned)
 	case r.granted+r.inflight != g.Granted:
-		return fmt.Errorf("holder %d was answered %d granted, and its record says %d", c.Holder, g.Granted, r.granted+r.inflight)
+		return fmt.Errorf("holder %d was answered %d granted, and its record says %d", c.Holder, g.Granted,
+			r.granted+r.inflight)
 	}
 	return nil
 }
@@ -103,7 +108,8 @@ func (a *Account) check(limit *ratelimit.Limit) error {
 			}
 		})
 		if a.level < 0 || a.level+int64(held)*Micro > int64(limit.Burst)*Micro {
-			return fmt.Errorf("the bucket's level is %d micro-tokens, and live leases hold %d tokens: together they must be 0 to %d", a.level, held, limit.Burst)
+			return fmt.Errorf("the bucket's level is %d micro-tokens, and live leases hold "+
+				"%d tokens: together they must be 0 to %d", a.level, held, limit.Burst)
 		}
 		return nil
 	}
@@ -112,8 +118,10 @@ func (a *Account) check(limit *ratelimit.Limit) error {
 	for _, at := range [2]window{a.window, a.window + 1} {
 		free := a.free(c, at)
 		a.each(func(r *record) { // one that has just been granted what it had not spent
-			if r.window == at && r.expires.Sub(a.now) > 0 && r.inflight > 0 && r.paid() > r.spent && free < 0 && r.fence == a.fence {
-				err = fmt.Errorf("window %d: holder %d was granted %d when %d more than the limit of %d were charged", at, r.holder, r.inflight, -free, limit.Requests)
+			if r.window == at && r.expires.Sub(a.now) > 0 && r.inflight > 0 && r.paid() > r.spent && free < 0 &&
+				r.fence == a.fence {
+				err = fmt.Errorf("window %d: holder %d was granted %d when %d more than the limit of %d were charged",
+					at, r.holder, r.inflight, -free, limit.Requests)
 			}
 		})
 	}

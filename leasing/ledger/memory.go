@@ -35,7 +35,10 @@ type memoryShard struct {
 // NewMemory makes a ledger of at most maxAccounts that reads clock, which must
 // be the ledger's own (LedgerTime), when it is called through Settle.
 func NewMemory(maxAccounts int, clock func() ratelimit.LedgerTime) *Memory {
-	m := &Memory{clock: clock, hash: keytable.NewHasher(), shards: make([]memoryShard, keytable.ShardCount(maxAccounts))}
+	m := &Memory{
+		clock: clock, hash: keytable.NewHasher(),
+		shards: make([]memoryShard, keytable.ShardCount(maxAccounts)),
+	}
 	for i := range m.shards {
 		m.shards[i].accounts = newSlab[Account](keytable.ShareOf(maxAccounts, i, len(m.shards)))
 	}
@@ -44,6 +47,8 @@ func NewMemory(maxAccounts int, clock func() ratelimit.LedgerTime) *Memory {
 
 // Settle implements [ratelimit.Ledger].
 func (m *Memory) Settle(_ context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant) {
+	// One time for all: claims that travel together are settled at one instant, as a pipeline's nearly
+	// are.
 	now := m.clock()
 	for i := range claims {
 		key := []byte(claims[i].Key)
@@ -113,7 +118,9 @@ func NewLosable(m *Memory) *LosableMemory {
 }
 
 // SettleEpoch implements [ratelimit.Epochal].
-func (l *LosableMemory) SettleEpoch(ctx context.Context, q ratelimit.EpochQuery, claims []ratelimit.Claim, grants []ratelimit.Grant) (ratelimit.Epoch, ledgerTime, error) {
+func (l *LosableMemory) SettleEpoch(
+	ctx context.Context, q ratelimit.EpochQuery, claims []ratelimit.Claim, grants []ratelimit.Grant,
+) (ratelimit.Epoch, ledgerTime, error) {
 	at := l.clock()
 	// A holder still has accounts to tell: until it has, a key that looks new may have been spent
 	// (docs/protocol.md, section 4.9).

@@ -119,7 +119,7 @@ func (a *Account) drop(c *ratelimit.Claim) {
 		switch {
 		case r.holder == c.Holder:
 			return false
-		case a.obsolete(&r, &c.Limit, c.Tally):
+		case a.obsolete(&r, &c.Limit, keptBy(c)):
 			return true
 		case !a.ended(&r, oldest):
 			return false
@@ -139,7 +139,8 @@ func (a *Account) drop(c *ratelimit.Claim) {
 // ended tells whether a record may be folded: its holder has said that it ends,
 // a while ago; or its lease has expired, and its fence is below oldest.
 func (a *Account) ended(r *record, oldest ratelimit.Fence) bool {
-	return r.window == a.window && (r.last && a.now >= r.expires.Add(FoldAfter) || a.now >= r.expires && r.fence < oldest)
+	return r.window == a.window && (r.last && a.now >= r.expires.Add(FoldAfter) ||
+		a.now >= r.expires && r.fence < oldest)
 }
 
 // unfold makes a record again for a holder whose record was folded and who is
@@ -150,7 +151,10 @@ func (a *Account) unfold(r *record, c *ratelimit.Claim) {
 	if c.Window != a.window || c.Fence < a.born || c.Fence > a.folded {
 		return
 	}
-	*r = record{holder: r.holder, window: a.window, fence: c.Fence, totals: totals{granted: c.Granted, spent: c.Spent, returned: c.Returned}}
+	*r = record{
+		holder: r.holder, window: a.window, fence: c.Fence,
+		totals: totals{granted: c.Granted, spent: c.Spent, returned: c.Returned},
+	}
 	if c.Limit.Algorithm != ratelimit.TokenBucket {
 		a.base -= max(0, c.Granted-c.Returned)
 	}
@@ -182,12 +186,22 @@ func (a *Account) add(h ratelimit.Holder) *record {
 	return &a.others[len(a.others)-1]
 }
 
+// keptBy is for how many windows back a claim's rule needs the records of a fixed window: mode
+// approx sums up what was over in the window before.
+func keptBy(c *ratelimit.Claim) window {
+	if c.Tally {
+		return 1
+	}
+	return 0
+}
+
 // obsolete tells whether forgetting r admits nothing more: its window is over
-// and corrects nothing, or its bucket would have filled since it was heard.
-func (a *Account) obsolete(r *record, l *ratelimit.Limit, tally bool) bool {
+// and corrects nothing, or its bucket would have filled since it was heard. Records of a fixed
+// window are kept for so many windows back.
+func (a *Account) obsolete(r *record, l *ratelimit.Limit, kept window) bool {
 	switch l.Algorithm {
 	case ratelimit.FixedWindow:
-		return r.window < a.window && (!tally || r.window < a.window-1)
+		return r.window < a.window-kept
 	case ratelimit.SlidingWindow:
 		return r.window < a.window-1
 	default:

@@ -111,7 +111,9 @@ func (l *Redis) Settle(ctx context.Context, claims []ratelimit.Claim, grants []r
 }
 
 // settle sends claims, and behind them in the same pipeline what else there is.
-func (l *Redis) settle(ctx context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant, behind func(redis.Pipeliner)) {
+func (l *Redis) settle(
+	ctx context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant, behind func(redis.Pipeliner),
+) {
 	answers := l.pipeline(ctx, claims, settleScript.EvalSha, behind)
 	var again []int
 	for i := range answers {
@@ -147,10 +149,13 @@ func (l *Redis) settle(ctx context.Context, claims []ratelimit.Claim, grants []r
 
 type evalFunc func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd
 
-func (l *Redis) pipeline(ctx context.Context, claims []ratelimit.Claim, eval evalFunc, behind func(redis.Pipeliner)) []*redis.Cmd {
+func (l *Redis) pipeline(
+	ctx context.Context, claims []ratelimit.Claim, eval evalFunc, behind func(redis.Pipeliner),
+) []*redis.Cmd {
 	answers := make([]*redis.Cmd, len(claims))
 	pipe := l.client.Pipeline()
 	for i := range claims {
+		// The audit's stream is a second key of the script, for Redis wants all keys to be named.
 		names := append(make([]string, 0, 2), l.prefix+claims[i].Key)
 		if claims[i].Audit != "" {
 			names = append(names, AuditStream(names[0]))
@@ -172,7 +177,10 @@ func (l *Redis) pipeline(ctx context.Context, claims []ratelimit.Claim, eval eva
 
 func (l *Redis) arguments(c *ratelimit.Claim) []any {
 	flags := 0
-	for i, set := range [...]bool{c.Reclaim == ratelimit.ReclaimEager, c.Direct, c.Refilled, c.Ahead, c.Tally, c.Final, c.Reset, c.Last, c.Stretch, c.Recall} {
+	for i, set := range [...]bool{
+		c.Reclaim == ratelimit.ReclaimEager, c.Direct, c.Refilled, c.Ahead, c.Tally, c.Final,
+		c.Reset, c.Last, c.Stretch, c.Recall,
+	} {
 		if set {
 			flags |= 1 << i
 		}
@@ -189,6 +197,7 @@ func (l *Redis) arguments(c *ratelimit.Claim) []any {
 		int64(c.Limit.Algorithm), int64(c.Limit.Requests), int64(c.Limit.Burst), period, int64(l.at()),
 		int64(c.Learning), int64(c.Before),
 	}
+	// Packed, for Redis reads one long argument faster than 17 short ones.
 	packed := appendNumbers(make([]byte, 0, 8*len(claim)), claim[:]...)
 	// Redis knows no time zones: the ends of billing months go with the claim (docs/protocol.md,
 	// section 6.1).
@@ -238,7 +247,10 @@ func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 	// What answers may be a proxy or another program's data. Nothing of an answer is believed that
 	// has not the form of one (docs/protocol.md, section 4.16).
 	if err != nil || !whole || len(values) != answerFields && (len(values) != 2 || values[0] != 1) {
-		g.Err = fmt.Errorf("%w: %w", &GrantError{Kind: ratelimit.RejectedForm, What: "number of fields", Said: int64(len(values)), Least: 2, Most: answerFields}, saying(answer))
+		g.Err = fmt.Errorf("%w: %w", &GrantError{
+			Kind: ratelimit.RejectedForm, What: "number of fields",
+			Said: int64(len(values)), Least: 2, Most: answerFields,
+		}, saying(answer))
 		return g
 	}
 	// A proxy that mixes up replies would have this key take another's tokens.
@@ -246,6 +258,7 @@ func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 		g.Err = &GrantError{ratelimit.RejectedSequence, "sequence number", int64(g.Seq), int64(c.Seq), int64(c.Seq)}
 		return g
 	}
+	// The short form says that the claim was overtaken, and booked nothing.
 	if len(values) == 2 {
 		g.Err = ratelimit.ErrStaleClaim
 		return g
@@ -255,7 +268,8 @@ func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 	g.Available, g.Outstanding = tokens(values[5]), tokens(values[6])
 	g.ResetAfter, g.RetryAfter = microseconds(values[7]), microseconds(values[8])
 	g.Holders, g.OverAdmitted, g.Relearning = int(values[9]), tokens(values[10]), values[11] == 1
-	g.At, g.Stranded, g.Over, g.Missing = ledgerTime(values[12]), tokens(values[13]), tokens(values[14]), values[16] == 1
+	g.At, g.Stranded, g.Over, g.Missing = ledgerTime(values[12]), tokens(values[13]), tokens(values[14]),
+		values[16] == 1
 	g.TTL, g.Plenty = microseconds(values[17]), values[18] == 1
 	g.Recalling, g.Recalled = values[19] == 1, int(values[20])
 	return g
@@ -282,7 +296,9 @@ func unpacked(values []int64, packed string) ([]int64, bool) {
 const answerFields = 22
 
 // saying is what an answer says, in a few words.
-func saying(answer *redis.Cmd) error { return errors.New(shortened(answer.Val())) } //nolint:err113 // its text is the store's
+func saying(answer *redis.Cmd) error {
+	return errors.New(shortened(answer.Val())) //nolint:err113 // its text is the store's
+}
 
 func microseconds(us int64) time.Duration {
 	// A duration is in nanoseconds: what a false answer says may not overflow into a negative one.

@@ -44,8 +44,10 @@ const LocalHolder ratelimit.Holder = 1
 // holder of the same name.
 func (a *Account) Statement() Statement {
 	x := Statement{
-		Now: a.now, Fence: a.fence, Born: a.born, Folded: a.folded, Window: a.window, Charged: a.base, Previous: a.prev, Level: a.level, Carry: a.carry,
-		Dead: a.dead, Lag: a.lag, Most: a.most, Over: a.over, Left: a.left, Late: a.late, Relearn: a.relearn, Relearned: a.relearned,
+		Now: a.now, Fence: a.fence, Born: a.born, Folded: a.folded, Window: a.window, Charged: a.base, Previous: a.prev,
+		Level: a.level, Carry: a.carry,
+		Dead: a.dead, Lag: a.lag, Most: a.most, Over: a.over, Left: a.left, Late: a.late, Relearn: a.relearn,
+		Relearned: a.relearned,
 	}
 	a.each(func(r *record) {
 		if r.holder == LocalHolder {
@@ -55,8 +57,10 @@ func (a *Account) Statement() Statement {
 			return
 		}
 		x.Holders = append(x.Holders, Holding{
-			Holder: r.holder, Seq: r.seq, Window: r.window, Expires: r.expires, Fence: r.fence, Granted: r.granted, InFlight: r.inflight,
-			Spent: r.spent, Returned: r.returned, Over: r.over, Direct: r.direct, Closed: r.closed, Void: r.void, Eager: r.eager, Last: r.last,
+			Holder: r.holder, Seq: r.seq, Window: r.window, Expires: r.expires, Fence: r.fence, Granted: r.granted,
+			InFlight: r.inflight,
+			Spent:    r.spent, Returned: r.returned, Over: r.over, Direct: r.direct, Closed: r.closed, Void: r.void,
+			Eager: r.eager, Last: r.last,
 		})
 	})
 	return x
@@ -100,7 +104,7 @@ func (a *Account) Sole(now ledgerTime, l *ratelimit.Limit) bool {
 	a.each(func(r *record) {
 		// A holder that has said that it ends is waited for a while longer: a claim of it may still
 		// be on its way.
-		over := l != nil && (a.obsolete(r, l, false) || r.last && a.now >= r.expires.Add(FoldAfter))
+		over := l != nil && (a.obsolete(r, l, 0) || r.last && a.now >= r.expires.Add(FoldAfter))
 		sole = sole && (r.holder == LocalHolder || over)
 	})
 	return sole

@@ -43,6 +43,8 @@ func (l *Redis) Recalls(ctx context.Context, holders []ratelimit.Holder, recalle
 		if err := l.listen(ctx, channels, recalled); errors.Is(err, redis.ErrClosed) {
 			return // the client was closed, and will not open again
 		}
+		// A Redis that refuses is not asked in a loop: a recall that is missed meanwhile costs refusals,
+		// and nothing else.
 		rest.Reset(recallRest)
 	}
 }
@@ -66,6 +68,8 @@ func (l *Redis) listen(ctx context.Context, channels []string, recalled func(acc
 					recalled(account)
 				}
 			}
+		// A connection whose other end is gone may say nothing for hours. After a silence it is asked
+		// whether it lives; after a second one it is given up.
 		case asked, !errors.As(err, &late), !late.Timeout(), heard.Ping(ctx) != nil:
 			return err
 		default:

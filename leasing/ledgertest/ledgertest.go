@@ -138,7 +138,8 @@ var cases = []struct {
 		s.equal("the same again", s.settle(c), first)
 		c.Seq = 4
 		s.equal("a late one", s.settle(c).Err, ratelimit.ErrStaleClaim)
-		s.equal("left", s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 2, Seq: 1}, 0).Available, ratelimit.Tokens(17))
+		s.equal("left", s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 2, Seq: 1}, 0).Available,
+			ratelimit.Tokens(17))
 	}},
 	{"what was not received was not granted", false, func(s *script) {
 		s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 15}, 15)
@@ -171,7 +172,10 @@ var cases = []struct {
 		g := s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 20}, 20)
 		old := g.Window
 		s.Advance(45 * time.Second)
-		g = s.settle(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 2, Window: old, Fence: g.Fence, Granted: 20, Spent: 20, Waiting: 7})
+		g = s.settle(ratelimit.Claim{
+			Limit: perMinute(20), Holder: 1, Seq: 2, Window: old, Fence: g.Fence, Granted: 20,
+			Spent: 20, Waiting: 7,
+		})
 		s.equal("window", g.Window, old+1)
 		s.equal("granted in it", g.Granted, ratelimit.Tokens(7))
 		s.equal("available", g.Available, ratelimit.Tokens(13))
@@ -200,7 +204,8 @@ var cases = []struct {
 		s.Advance(30 * time.Second)
 		s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 2, Seq: 1, Waiting: 1}, 0)
 		g = s.granted(ratelimit.Claim{
-			Limit: perMinute(20), Holder: 1, Seq: 2, Fence: g.Fence, Window: g.Window, Granted: 20, Spent: 3, Returned: 17,
+			Limit: perMinute(20), Holder: 1, Seq: 2, Fence: g.Fence, Window: g.Window, Granted: 20, Spent: 3,
+			Returned: 17,
 		}, 0)
 		s.equal("void", g.Void, false)
 		s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 2, Seq: 2, Window: g.Window, Waiting: 17}, 17)
@@ -212,8 +217,9 @@ var cases = []struct {
 		other := ratelimit.Claim{Limit: perMinute(20), Holder: 2, Seq: 1, Waiting: 15, Reclaim: ratelimit.ReclaimEager}
 		s.granted(other, 15)
 		back := ratelimit.Claim{
-			Limit: perMinute(20), Holder: 1, Seq: 2, Fence: g.Fence, Window: g.Window, Granted: 20, Spent: 8, Returned: 12,
-			Reclaim: ratelimit.ReclaimEager,
+			Limit: perMinute(20), Holder: 1, Seq: 2, Fence: g.Fence, Window: g.Window, Granted: 20, Spent: 8,
+			Returned: 12,
+			Reclaim:  ratelimit.ReclaimEager,
 		}
 		g = s.settle(back)
 		s.equal("void", g.Void, true)
@@ -235,13 +241,19 @@ var cases = []struct {
 		g := s.granted(ratelimit.Claim{Limit: perMinute(1000), Holder: 1, Seq: 1, Waiting: 400}, 400)
 		s.granted(ratelimit.Claim{Limit: perMinute(1000), Holder: 2, Seq: 1, Waiting: 400}, 400)
 		s.Forget()
-		c := ratelimit.Claim{Limit: perMinute(1000), Holder: 1, Seq: 2, Fence: g.Fence, Window: g.Window, Granted: 400, Spent: 400, Waiting: 30}
+		c := ratelimit.Claim{
+			Limit: perMinute(1000), Holder: 1, Seq: 2, Fence: g.Fence, Window: g.Window, Granted: 400,
+			Spent: 400, Waiting: 30,
+		}
 		g = s.granted(c, 30)
 		s.equal("relearning", g.Relearning, true)
 		c.Seq, c.Granted, c.Spent = 3, 430, 430
 		g = s.granted(c, 20)
 		s.equal("the rest may come in", g.RetryAfter, 2*time.Second)
-		s.granted(ratelimit.Claim{Limit: perMinute(1000), Holder: 2, Seq: 2, Window: g.Window, Granted: 400, Spent: 400, Waiting: 30}, 0)
+		s.granted(ratelimit.Claim{
+			Limit: perMinute(1000), Holder: 2, Seq: 2, Window: g.Window, Granted: 400, Spent: 400,
+			Waiting: 30,
+		}, 0)
 		s.Advance(2 * time.Second)
 		c.Seq, c.Granted, c.Spent, c.Waiting = 4, 450, 450, 200
 		g = s.granted(c, 150)
@@ -250,7 +262,8 @@ var cases = []struct {
 	{"a holder that forgot its totals is still charged what it confirmed", false, func(s *script) {
 		g := s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 10}, 10)
 		s.granted(ratelimit.Claim{
-			Limit: perMinute(20), Holder: 1, Seq: 2, Fence: g.Fence, Window: g.Window, Granted: 10, Spent: 6, Returned: 4,
+			Limit: perMinute(20), Holder: 1, Seq: 2, Fence: g.Fence, Window: g.Window, Granted: 10, Spent: 6,
+			Returned: 4,
 		}, 0)
 		g = s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 3, Waiting: 2}, 2)
 		s.equal("available", g.Available, ratelimit.Tokens(12))
@@ -267,25 +280,35 @@ var cases = []struct {
 		c.Seq, c.Limit = 3, perMinute(30)
 		s.equal("available", s.granted(c, 1).Available, ratelimit.Tokens(19))
 	}},
-	{"drift is confirmed with tokens the limit still has, and what goes over is counted once, when it is spent", false, func(s *script) {
-		g := s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 17}, 17)
-		other := ratelimit.Claim{Limit: perMinute(20), Holder: 1, Window: g.Window, Fence: g.Fence, Granted: 17, Spent: 17}
-		c := ratelimit.Claim{Limit: perMinute(20), Holder: 2, Seq: 1, Spent: 5}
-		c.Window = s.settle(c).Window
-		c.Seq = 2
-		g = s.settle(c)
-		s.equal("confirmed", g.Granted, ratelimit.Tokens(3))
-		s.equal("over-admitted while the other has spent nothing", g.OverAdmitted, ratelimit.Tokens(0))
-		other.Seq = 2
-		s.equal("over-admitted when it has", s.settle(other).OverAdmitted, ratelimit.Tokens(2))
-		c.Seq, c.Granted = 3, 3
-		s.equal("over-admitted, again", s.settle(c).OverAdmitted, ratelimit.Tokens(0))
-		s.equal("confirmed, again", s.settle(c).Granted, ratelimit.Tokens(3))
-	}},
+	{
+		"drift is confirmed with tokens the limit still has, and what goes " +
+			"over is counted once, when it is spent", false,
+		func(s *script) {
+			g := s.granted(ratelimit.Claim{Limit: perMinute(20), Holder: 1, Seq: 1, Waiting: 17}, 17)
+			other := ratelimit.Claim{
+				Limit: perMinute(20), Holder: 1, Window: g.Window, Fence: g.Fence, Granted: 17,
+				Spent: 17,
+			}
+			c := ratelimit.Claim{Limit: perMinute(20), Holder: 2, Seq: 1, Spent: 5}
+			c.Window = s.settle(c).Window
+			c.Seq = 2
+			g = s.settle(c)
+			s.equal("confirmed", g.Granted, ratelimit.Tokens(3))
+			s.equal("over-admitted while the other has spent nothing", g.OverAdmitted, ratelimit.Tokens(0))
+			other.Seq = 2
+			s.equal("over-admitted when it has", s.settle(other).OverAdmitted, ratelimit.Tokens(2))
+			c.Seq, c.Granted = 3, 3
+			s.equal("over-admitted, again", s.settle(c).OverAdmitted, ratelimit.Tokens(0))
+			s.equal("confirmed, again", s.settle(c).Granted, ratelimit.Tokens(3))
+		},
+	},
 	{"a window's last reports count when it is over", false, func(s *script) {
 		l := perMinute(20)
 		g := s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 20, Tally: true}, 20)
-		first := ratelimit.Claim{Limit: l, Holder: 1, Seq: 2, Window: g.Window, Granted: 20, Spent: 20, Tally: true, Final: true}
+		first := ratelimit.Claim{
+			Limit: l, Holder: 1, Seq: 2, Window: g.Window, Granted: 20, Spent: 20, Tally: true,
+			Final: true,
+		}
 		late := ratelimit.Claim{Limit: l, Holder: 2, Seq: 1, Window: g.Window, Spent: 3, Tally: true}
 		s.Advance(45 * time.Second)
 		s.granted(ratelimit.Claim{Limit: l, Holder: 3, Seq: 1, Waiting: 1, Tally: true}, 1) // the window is over
@@ -297,7 +320,8 @@ var cases = []struct {
 		s.equal("the same again", s.settle(first).OverAdmitted, ratelimit.Tokens(3))
 		first.Seq = 3
 		s.equal("once more", s.settle(first).OverAdmitted, ratelimit.Tokens(0))
-		s.equal("what is left now", s.granted(ratelimit.Claim{Limit: l, Holder: 3, Seq: 2, Waiting: 19, Tally: true}, 19).Available, ratelimit.Tokens(1))
+		s.equal("what is left now", s.granted(ratelimit.Claim{Limit: l, Holder: 3, Seq: 2, Waiting: 19, Tally: true},
+			19).Available, ratelimit.Tokens(1))
 		s.Advance(time.Minute)
 		first.Seq = 4
 		s.equal("too late", s.settle(first).Err, ratelimit.ErrStaleClaim)
@@ -320,23 +344,33 @@ var cases = []struct {
 		s.Advance(15 * time.Second) // half of the minute is gone
 		g := s.granted(ratelimit.Claim{Limit: sliding20, Holder: 1, Seq: 1, Waiting: 20}, 20)
 		s.Advance(30*time.Second + 15*time.Second) // a quarter of the next
-		c := ratelimit.Claim{Limit: sliding20, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 20, Spent: 20, Waiting: 20}
+		c := ratelimit.Claim{
+			Limit: sliding20, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 20,
+			Spent: 20, Waiting: 20,
+		}
 		g = s.settle(c)
 		s.equal("granted", g.Granted, ratelimit.Tokens(5))
 		s.equal("the next comes after", g.RetryAfter, 3*time.Second)
 		s.Advance(time.Minute + 45*time.Second)
-		s.equal("available two windows on", s.settle(ratelimit.Claim{Limit: sliding20, Holder: 2, Seq: 1}).Available, ratelimit.Tokens(20))
+		s.equal("available two windows on", s.settle(ratelimit.Claim{Limit: sliding20, Holder: 2, Seq: 1}).Available,
+			ratelimit.Tokens(20))
 	}},
 	{"sliding: what a holder gave back of the window before is not held against it", false, func(s *script) {
 		g := s.granted(ratelimit.Claim{Limit: sliding20, Holder: 1, Seq: 1, Waiting: 20}, 20)
 		s.Advance(45 * time.Second)
-		g = s.settle(ratelimit.Claim{Limit: sliding20, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 20, Spent: 4, Returned: 16})
+		g = s.settle(ratelimit.Claim{
+			Limit: sliding20, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 20,
+			Spent: 4, Returned: 16,
+		})
 		s.equal("available", g.Available, ratelimit.Tokens(16))
 	}},
 	{"sliding: what a holder may have spent since it wrote the claim is", false, func(s *script) {
 		g := s.granted(ratelimit.Claim{Limit: sliding20, Holder: 1, Seq: 1, Waiting: 20}, 20)
 		s.Advance(45 * time.Second)
-		g = s.settle(ratelimit.Claim{Limit: sliding20, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 20, Spent: 4, Returned: 6})
+		g = s.settle(ratelimit.Claim{
+			Limit: sliding20, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 20,
+			Spent: 4, Returned: 6,
+		})
 		s.equal("available", g.Available, ratelimit.Tokens(6))
 	}},
 	{"bucket: starts full, refills evenly, never above burst", false, func(s *script) {
@@ -358,7 +392,10 @@ var cases = []struct {
 		g := s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 1}, 1)
 		s.Advance(12 * time.Second) // 10 s until it expires, 2 s to refill behind it
 		s.granted(ratelimit.Claim{Limit: l, Holder: 2, Seq: 1, Waiting: 2}, 2)
-		g = s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 1, Returned: 1}, 0)
+		g = s.granted(ratelimit.Claim{
+			Limit: l, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 1,
+			Returned: 1,
+		}, 0)
 		s.equal("available", g.Available, ratelimit.Tokens(0))
 	}},
 	{"bucket: level and what live leases may spend are at most burst", false, func(s *script) {
@@ -385,7 +422,10 @@ var cases = []struct {
 		l := onePerSecond(10)
 		g := s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 6}, 6)
 		s.Forget()
-		g = s.settle(ratelimit.Claim{Limit: l, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 6, Spent: 2})
+		g = s.settle(ratelimit.Claim{
+			Limit: l, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 6,
+			Spent: 2,
+		})
 		s.equal("available", g.Available, ratelimit.Tokens(4))
 	}},
 	{"plenty: a lease is a share of the limit, until the window ends", false, func(s *script) {
@@ -394,13 +434,17 @@ var cases = []struct {
 		s.equal("plenty", g.Plenty, true)
 		s.equal("ttl", g.TTL, 45*time.Second)
 		// What the holder has still counts in its share.
-		g = s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 50, Spent: 30, Waiting: 1, Stretch: true}, 30)
+		g = s.granted(ratelimit.Claim{
+			Limit: l, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 50,
+			Spent: 30, Waiting: 1, Stretch: true,
+		}, 30)
 		// Who wants more gets it, tapered as ever.
 		s.granted(ratelimit.Claim{Limit: l, Holder: 2, Seq: 1, Want: 200, Stretch: true}, 200)
 		for h := ratelimit.Holder(3); h <= 4; h++ {
 			s.granted(ratelimit.Claim{Limit: l, Holder: h, Seq: 1, Waiting: 1, Stretch: true}, 50)
 		}
-		s.granted(ratelimit.Claim{Limit: l, Holder: 5, Seq: 1, Waiting: 1, Stretch: true}, 40) // a fifth of the limit for five
+		// a fifth of the limit for five
+		s.granted(ratelimit.Claim{Limit: l, Holder: 5, Seq: 1, Waiting: 1, Stretch: true}, 40)
 		g = s.granted(ratelimit.Claim{Limit: l, Holder: 6, Seq: 1, Waiting: 90}, 90)
 		s.equal("ttl of who did not ask for more", g.TTL, 10*time.Second)
 		// Less than half is left, but what others have not spent can be recalled.
@@ -417,17 +461,28 @@ var cases = []struct {
 		l := perMinute(1000)
 		busy := ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 550}
 		g := s.granted(busy, 550)
-		s.equal("while it may give back", s.granted(ratelimit.Claim{Limit: l, Holder: 2, Seq: 1, Waiting: 1, Stretch: true}, 50).Plenty, true)
+		s.equal("while it may give back",
+			s.granted(ratelimit.Claim{Limit: l, Holder: 2, Seq: 1, Waiting: 1, Stretch: true}, 50).Plenty, true)
 		busy.Seq, busy.Waiting, busy.Window, busy.Fence, busy.Granted, busy.Spent = 2, 0, g.Window, g.Fence, 550, 550
 		s.granted(busy, 0)
-		s.equal("when it has spent", s.granted(ratelimit.Claim{Limit: l, Holder: 3, Seq: 1, Waiting: 1, Stretch: true}, 1).Plenty, false)
+		s.equal("when it has spent", s.granted(ratelimit.Claim{Limit: l, Holder: 3, Seq: 1, Waiting: 1, Stretch: true},
+			1).Plenty, false)
 	}},
 	{"plenty: small limits, long windows and buckets", false, func(s *script) {
-		g := s.granted(ratelimit.Claim{Key: "small", Limit: perMinute(10), Holder: 1, Seq: 1, Waiting: 1, Stretch: true}, 1)
+		g := s.granted(ratelimit.Claim{
+			Key: "small", Limit: perMinute(10), Holder: 1, Seq: 1, Waiting: 1,
+			Stretch: true,
+		}, 1)
 		s.equal("ttl", g.TTL, 45*time.Second)
-		g = s.granted(ratelimit.Claim{Key: "long", Limit: ratelimit.Limit{Unit: ratelimit.Day, Requests: 20}, Holder: 1, Seq: 1, Waiting: 1, Stretch: true}, 1)
+		g = s.granted(ratelimit.Claim{
+			Key: "long", Limit: ratelimit.Limit{Unit: ratelimit.Day, Requests: 20}, Holder: 1,
+			Seq: 1, Waiting: 1, Stretch: true,
+		}, 1)
 		s.equal("ttl", g.TTL, 5*time.Minute)
-		g = s.granted(ratelimit.Claim{Key: "bucket", Limit: onePerSecond(1000), Holder: 1, Seq: 1, Waiting: 1, Stretch: true}, 1)
+		g = s.granted(ratelimit.Claim{
+			Key: "bucket", Limit: onePerSecond(1000), Holder: 1, Seq: 1, Waiting: 1,
+			Stretch: true,
+		}, 1)
 		s.equal("plenty", g.Plenty, false)
 		s.equal("ttl", g.TTL, 10*time.Second)
 	}},
@@ -453,7 +508,8 @@ var cases = []struct {
 		s.Advance(10 * time.Millisecond)
 		s.equal("recalling after a while", claims(1).Recalling, false)
 		// It gives back all but one, which it needs.
-		one.Seq, one.Waiting, one.Window, one.Fence, one.Granted, one.Spent, one.Returned = 2, 0, g.Window, g.Fence, 6, 2, 3
+		one.Seq, one.Waiting, one.Window, one.Fence, one.Granted, one.Spent, one.Returned = 2, 0, g.Window, g.Fence, 6,
+			2, 3
 		g = s.granted(one, 0)
 		s.equal("what is there now", claims(3).Granted, ratelimit.Tokens(7))
 		again = claims(1)
@@ -469,20 +525,31 @@ var cases = []struct {
 	{"recall: a lease granted since is recalled at once", false, func(s *script) {
 		l := perMinute(10)
 		g := s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 10, Recall: true}, 10)
-		s.equal("recalled", s.granted(ratelimit.Claim{Limit: l, Holder: 2, Seq: 1, Waiting: 1, Recall: true}, 0).Recalled, 1)
-		back := ratelimit.Claim{Limit: l, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 10, Spent: 2, Returned: 8}
+		s.equal("recalled", s.granted(ratelimit.Claim{Limit: l, Holder: 2, Seq: 1, Waiting: 1, Recall: true},
+			0).Recalled, 1)
+		back := ratelimit.Claim{
+			Limit: l, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 10, Spent: 2,
+			Returned: 8,
+		}
 		g = s.granted(back, 0)
 		back.Seq, back.Fence, back.Waiting = 3, g.Fence, 8
 		s.granted(back, 8)
-		s.equal("recalled", s.granted(ratelimit.Claim{Limit: l, Holder: 3, Seq: 1, Waiting: 1, Recall: true}, 0).Recalled, 1)
+		s.equal("recalled", s.granted(ratelimit.Claim{Limit: l, Holder: 3, Seq: 1, Waiting: 1, Recall: true},
+			0).Recalled, 1)
 	}},
 	{"recall: not of the dead, nor of who ended", false, func(s *script) {
 		eager := ratelimit.Claim{Limit: onePerSecond(10), Holder: 1, Seq: 1, Waiting: 10}
 		s.granted(eager, 10)
 		s.Advance(9 * time.Second)
-		s.equal("a bucket's lease", s.settle(ratelimit.Claim{Limit: onePerSecond(10), Holder: 2, Seq: 1, Waiting: 1, Recall: true}).Recalled, 1)
+		s.equal("a bucket's lease", s.settle(ratelimit.Claim{
+			Limit: onePerSecond(10), Holder: 2, Seq: 1, Waiting: 1,
+			Recall: true,
+		}).Recalled, 1)
 		s.Advance(time.Second)
-		s.equal("one that has expired", s.settle(ratelimit.Claim{Limit: onePerSecond(10), Holder: 2, Seq: 2, Waiting: 10, Recall: true}).Recalled, 0)
+		s.equal("one that has expired", s.settle(ratelimit.Claim{
+			Limit: onePerSecond(10), Holder: 2, Seq: 2,
+			Waiting: 10, Recall: true,
+		}).Recalled, 0)
 	}},
 	{"keys are apart, and a batch answers in order", false, func(s *script) {
 		claims := make([]ratelimit.Claim, 40)

@@ -30,7 +30,10 @@ func NewProxy(tb testing.TB, target string) *Proxy {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	p := &Proxy{Addr: l.Addr().String(), target: target, listener: l, ended: make(chan struct{}), conns: map[net.Conn]bool{}}
+	p := &Proxy{
+		Addr: l.Addr().String(), target: target, listener: l, ended: make(chan struct{}),
+		conns: map[net.Conn]bool{},
+	}
 	var wg sync.WaitGroup
 	wg.Go(func() { p.accept(&wg) })
 	tb.Cleanup(func() {

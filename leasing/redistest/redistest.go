@@ -59,7 +59,8 @@ func (s *Server) Run() {
 	if err != nil {
 		s.Fatal(err)
 	}
-	args := append([]string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", s.dir}, s.args...)
+	args := append([]string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", s.dir},
+		s.args...)
 	if s.config != "" {
 		args = []string{s.config, "--sentinel", "--port", port, "--bind", "127.0.0.1", "--dir", s.dir}
 	}

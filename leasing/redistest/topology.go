@@ -17,7 +17,8 @@ func Cluster(tb testing.TB, n int) []*Server {
 	tb.Helper()
 	servers := make([]*Server, n)
 	for i := range servers {
-		servers[i] = Start(tb, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-node-timeout", "2000")
+		servers[i] = Start(tb, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no",
+			"--cluster-node-timeout", "2000")
 	}
 	for i, s := range servers {
 		first, last := i*16384/n, (i+1)*16384/n-1
@@ -34,7 +35,8 @@ func Cluster(tb testing.TB, n int) []*Server {
 	for _, s := range servers {
 		s.until("the cluster is whole", func() bool {
 			info, _ := s.Do("CLUSTER", "INFO").(string)
-			return strings.Contains(info, "cluster_state:ok") && strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d", n)) &&
+			return strings.Contains(info, "cluster_state:ok") &&
+				strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d", n)) &&
 				strings.Contains(info, "cluster_slots_ok:16384")
 		})
 	}
@@ -50,7 +52,8 @@ func Sentinel(tb testing.TB, name string, master *Server) *Server {
 		tb.Fatal(err)
 	}
 	config := filepath.Join(tb.TempDir(), "sentinel.conf")
-	text := fmt.Sprintf("sentinel monitor %s %s %s 1\nsentinel down-after-milliseconds %s 300\nsentinel failover-timeout %s 3000\n", name, host, port, name, name)
+	text := fmt.Sprintf("sentinel monitor %s %s %s 1\nsentinel down-after-milliseconds %s 300\n"+
+		"sentinel failover-timeout %s 3000\n", name, host, port, name, name)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		tb.Fatal(err)
 	}

@@ -52,7 +52,10 @@ const (
 )
 
 // Kinds are the names of the kinds, by value.
-var Kinds = [...]string{TooLong: "length", TooMany: "elements", TooDeep: "depth", TooLongLine: "line", TooMuch: "size", NoProtocol: "protocol"}
+var Kinds = [...]string{
+	TooLong: "length", TooMany: "elements", TooDeep: "depth", TooLongLine: "line", TooMuch: "size",
+	NoProtocol: "protocol",
+}
 
 // Error says why a connection was ended.
 type Error struct {
@@ -110,6 +113,13 @@ type Checker struct {
 	elements int64 // announced since Reset. Invariant: at most most / ElementBytes
 	err      *Error
 
+	reading
+	depth int
+	rest  [MaxDepth]int64 // values still to come, at each depth. Invariant: positive below depth
+}
+
+// reading is where in a value the next byte is.
+type reading struct {
 	place  place
 	cr     bool // the last byte of the line was \r
 	minus  bool // the length begins with it
@@ -117,8 +127,6 @@ type Checker struct {
 	kind   byte
 	line   int64 // bytes of the line so far
 	n      int64 // the length so far, or what is left of the bulk
-	depth  int
-	rest   [MaxDepth]int64 // values still to come, at each depth. Invariant: positive below depth
 }
 
 // NewChecker makes a checker of answers of at most most bytes between two Resets.

@@ -40,12 +40,13 @@ function chart(title, unit, at, lines, mark) {
   }
   if (mark) {
     s.append(svg('line', { class: 'mark', x1: left, x2: w - right, y1: y(mark[0]), y2: y(mark[0]) }));
-    s.append(svg('text', { class: 'axis', x: w - right, y: y(mark[0]) + (y(mark[0]) < 20 ? 11 : -3), 'text-anchor': 'end' }, mark[1]));
   }
   for (const l of shown) {
     const points = l.values.map((v, i) => v < 0 ? null : x(at[i]).toFixed(1) + ',' + y(v).toFixed(1)).filter((p) => p);
     s.append(svg('polyline', { class: l.className, points: points.join(' ') }));
   }
+  // Last, and with a rim: lines run behind it.
+  if (mark) s.append(svg('text', { class: 'axis label', x: left + 4, y: y(mark[0]) + (y(mark[0]) < 20 ? 11 : -3) }, mark[1]));
   const key = make('p');
   for (const l of shown) {
     const now = l.values.length ? l.values[l.values.length - 1] : undefined;
@@ -65,7 +66,7 @@ function drawCharts(rules) {
   const decisions = (c) => [
     { name: 'passed', className: 'one', values: c.passed },
     { name: 'refused', className: 'two', values: c.refused },
-    { name: 'of them without the store', className: 'three', values: c.alone, onlyIf: true },
+    { name: 'without the store, of these', className: 'three', values: c.alone, onlyIf: true },
   ];
   $('charts').replaceChildren(
     chart('All calls', 'calls a second', p.at_ms, [...decisions(p).slice(0, 2), { name: 'no decision', className: 'three', values: p.failed, onlyIf: true }]),

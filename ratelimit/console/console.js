@@ -25,10 +25,23 @@ function account(name) {
 const ruleName = (r) => r.domain + '.' + r.rule;
 const counted = (map, least) => Object.entries(map || {}).filter(([, n]) => n > least).map(([k, n]) => k.replaceAll('_', ' ') + ' ' + number(n)).join(', ');
 
+// reasons says why decisions were made without the store.
+const why = {
+  deadline: 'its answer came too late', error: 'it answered with an error', breaker: 'it had failed before, and was not asked',
+  queue_full: 'too many claims waited', table_full: 'too many keys', peer: 'the key\'s owner did not answer',
+};
+const reasons = (map) => Object.entries(map || {}).filter(([, n]) => n > 0).map(([k, n]) => number(n) + ': ' + (why[k] || k)).join('; ');
+
+// What claims are for.
+const claimed = {
+  waiting: 'for requests that wait', renewal: 'to renew, or to report', next_window: 'of the next window', return: 'to give back',
+  final: 'to settle a window',
+};
+
 function showProblems(list) {
   if (!list || !list.length) {
     $('problems').className = 'good';
-    $('problems').replaceChildren(make('p', 'Limits hold', 'verdict'));
+    $('problems').replaceChildren(make('p', 'Nothing is wrong: limits hold as declared', 'verdict'));
     return;
   }
   $('problems').className = list[0].severity;
@@ -58,10 +71,10 @@ function showCards(s) {
     [number(r.refused), 'refused/s, ' + share(r.refused, calls) + ' of them'],
     [number(r.failed), 'without a decision/s', r.failed > 0 ? 'bad' : ''],
     [number(r.alone), 'decided without the store/s', r.alone > 0 ? 'warn' : ''],
-    [r.p99_seconds > 0 ? number(r.p99_seconds * 1e3) + ' ms' : '–', 'p99; Envoy waits 20 ms', r.p99_seconds > 0.01 ? 'warn' : ''],
+    [r.p99_seconds > 0 ? number(r.p99_seconds * 1e3) + ' ms' : '–', 'slowest in a hundred (p99)', r.p99_seconds > 0.01 ? 'warn' : ''],
     [number(r.trips), 'round trips to the store/s'],
-    [share(s.leases, s.max_keys), number(s.leases) + ' keys of ' + number(s.max_keys)],
-    [!s.seat_wanted ? 'not wanted' : s.seat < 0 ? 'none' : String(s.seat), 'drift seat', s.seat_wanted && s.seat < 0 ? 'warn' : ''],
+    [number(s.leases), 'keys tracked, ' + share(s.leases, s.max_keys) + ' of ' + number(s.max_keys)],
+    ...(s.seat_wanted ? [[s.seat < 0 ? 'no seat' : 'seat ' + s.seat, 'this node\'s share of what mode approx may go over', s.seat < 0 ? 'warn' : '']] : []),
   ];
   $('cards').replaceChildren(...cards.map(([v, k, className]) => {
     const c = make('div', undefined, 'card ' + (className || ''));
@@ -69,6 +82,9 @@ function showCards(s) {
     return c;
   }));
 }
+
+// seldom is a figure that is 0 as a rule: cards leave it out then.
+const seldom = (n, kind) => [number(n), 'n ' + (n > 0 ? kind || '' : 'seldom')];
 
 let before = null;
 function showRules(s) {
@@ -81,14 +97,13 @@ function showRules(s) {
     return [[
       [ruleName(r)], [r.limit], [r.mode], [number(r.declared), 'n'],
       [rate(r.decisions - r.denied, o ? o.decisions - o.denied : 0), 'n'], [rate(r.denied, o ? o.denied : 0), 'n'], [share(r.denied, r.decisions), 'n'],
-      [number(r.over), 'n'], [number(r.over_by_policy), 'n'],
-      [number(r.windows_beyond_bound), r.windows_beyond_bound > 0 ? 'n bad' : 'n'], [number(r.windows_beyond_by_policy), 'n'],
-      [number(r.drifting), 'n'], [number(r.leased), 'n'], [number(r.stranded), r.stranded > 0 ? 'n warn' : 'n'],
-      [counted(r.sources, 0)],
+      seldom(r.over), seldom(r.over_by_policy), seldom(r.windows_beyond_bound, 'bad'), seldom(r.windows_beyond_by_policy),
+      seldom(r.drifting), seldom(r.leased), seldom(r.stranded, 'warn'),
+      [counted(r.sources, 0), 'long'],
     ], r.windows_beyond_bound > 0 ? 'wrong' : ''];
   }, 'There are no rules.');
   rows('alone', sorted.filter((r) => r.sources && r.sources.fallback > 0), id, (r) => [[
-    [ruleName(r)], [r.on_store_failure], [number(r.sources.fallback), 'n'], [counted(r.fallbacks, 0)],
+    [ruleName(r)], [r.on_store_failure], [number(r.sources.fallback), 'n'], [reasons(r.fallbacks), 'long'],
   ]], 'Nothing, since this node started.');
   before = s;
 }
@@ -103,8 +118,8 @@ function showFleet(s) {
     const gone = n.silent || s.nodes_old;
     return [[
       [cell], [n.version], [n.rules ? n.rules.slice(0, 12) : '–'], [duration((new Date(s.now) - new Date(n.started)) * 1e6)],
-      [number(rates(n).passed), 'n'], [number(rates(n).refused), 'n'], [number(rates(n).failed), 'n'], [number(rates(n).alone), 'n'],
-      [number(n.problems), n.problems > 0 ? 'n warn' : 'n'], [(n.silent ? 'SILENT, last heard ' : '') + n.seen_seconds + ' s ago', n.silent ? 'warn' : ''],
+      [number(rates(n).passed), 'n'], [number(rates(n).refused), 'n'], seldom(rates(n).failed), seldom(rates(n).alone),
+      seldom(n.problems, 'warn'), [(n.silent ? 'SILENT, last heard ' : '') + n.seen_seconds + ' s ago', n.silent ? 'warn late' : ''],
     ], gone ? 'gone' : ''];
   }, 'Without a shared store nodes do not know of each other.');
   const alive = nodes.filter((n) => !n.silent), total = (name) => number(alive.reduce((t, n) => t + (rates(n)[name] || 0), 0));
@@ -146,15 +161,15 @@ function show(s) {
     ['last answer', s.store.sync_age_seconds.toFixed(1) + ' s ago'],
     ['mean round trip', (s.store.mean_seconds * 1000).toFixed(2) + ' ms'],
     ['round trips', number(s.store.round_trips) + ', failed ' + number(s.store.failed)],
-    ...Object.entries(s.claims).map(([k, n]) => ['claims: ' + k.replaceAll('_', ' '), number(n)]),
-    ['stale claims', number(s.store.stale)], ['fences refused', number(s.store.fenced)],
-    ['recoveries', number(s.store.recoveries)], ['claims that wait', number(s.store.queued)],
-  ] : [['state', 'budgets are in this process, or nothing was asked yet']]);
+    ...Object.entries(s.claims).map(([k, n]) => ['claims ' + (claimed[k] || k), number(n)]),
+    ['claims that wait now', number(s.store.queued)], ['claims that came too late', number(s.store.stale)],
+    ['leases that had been reclaimed', number(s.store.fenced)], ['losses of its data, told anew', number(s.store.recoveries)],
+  ] : [['state', 'none, or not asked yet: budgets are in this process']]);
   list('ring', s.ring ? [
     ...s.ring.members.map((m, i) => ['node ' + (i + 1), m]), ['fingerprint', s.ring.fingerprint],
     ['forwarded', number(s.ring.forwarded)], ['received', number(s.ring.received)],
     ...(s.ring.hot_keys || []).map((k) => ['hot', k]), ...(s.ring.hot_here || []).map((k) => ['leased hot', k]),
-  ] : [['ring', 'PEERS is not set: nodes meet in the store']]);
+  ] : [['members', 'none: PEERS is not set']]);
 }
 
 async function poll() {
@@ -172,7 +187,7 @@ async function poll() {
   } else {
     // What is on the page is of then, and not of now.
     document.body.className = 'stale';
-    showProblems([{ severity: 'bad', what: 'This node does not answer', detail: heard ? 'Last heard at ' + clock(heard) + ', ' + Math.round((Date.now() - heard) / 1000) + ' s ago. What is below is of then.' : 'It was not heard yet.' }]);
+    showProblems([{ severity: 'bad', what: 'This node does not answer', detail: heard ? 'Last heard at ' + clock(heard) + ', ' + Math.round((Date.now() - heard) / 1000) + ' s ago. It has ended, hangs, or cannot be reached from here. What is below is of then.' : 'It was not heard yet.' }]);
   }
   setTimeout(poll, 2000);
 }

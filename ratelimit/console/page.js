@@ -35,6 +35,13 @@ function duration(ns) {
 
 const clock = (t) => new Date(t).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', second: '2-digit', hour12: false });
 
+// A window at most as wide as data-cards says shows a table's lines as cards.
+function fit() {
+  for (const t of document.querySelectorAll('table[data-cards]')) t.classList.toggle('cards', innerWidth <= Number(t.dataset.cards));
+}
+addEventListener('resize', fit);
+fit();
+
 // rows shows one line for each item, under its name: a line keeps its place for as
 // long as its item is there, and one that is new takes the place of one that went.
 const places = new Map(); // of each table: the names, in their order

@@ -46,7 +46,7 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 			"%s calls a second get no decision: errors, or shed", figure(recent.Failed))
 	}
 	if s.Config.Error != "" {
-		say(Bad, s.Config.Error, "The rules that are there now are bad: those before stay in force, since %s",
+		say(Bad, s.Config.Error, "The rules that are there now are bad, since %s: those from before stay in force",
 			s.Config.Failed.UTC().Format("15:04:05 MST"))
 	} else if s.Config.FromCopy {
 		say(Warn, "The rules were bad or not there when this node started.",
@@ -54,8 +54,8 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 	}
 	fleetProblems(s, say)
 	if recent.P99 > slowP99.Seconds() {
-		say(Warn, "Envoy waits 20 ms by default.", "One decision in a hundred takes longer than %.0f ms",
-			recent.P99*1e3)
+		say(Warn, "In the last ten seconds, at this node. Envoy waits 20 ms by default, then goes on without "+
+			"an answer.", "One decision in a hundred takes longer than %.0f ms", recent.P99*1e3)
 	}
 	if s.SeatWanted && s.Seat != nil && *s.Seat < 0 && !s.Store.BreakerOpen {
 		say(Warn, "There are more nodes than max_nodes, or the seats of nodes that have ended are not free yet.",
@@ -111,7 +111,8 @@ func fleetProblems(s *State, say sayer) {
 		}
 	}
 	if len(silent) > 0 {
-		say(Warn, "last heard: "+few(silent), "%d of %d nodes are silent", len(silent), len(s.Nodes))
+		say(Warn, "Last heard: "+few(silent)+". They have ended without saying so, hang, or do not reach the store.",
+			"%d of %d nodes are silent", len(silent), len(s.Nodes))
 	}
 	if len(sets) > 1 {
 		say(Warn, "While rules are rolled out that is so for a minute; else a node does not get them, or refuses them.",
@@ -139,7 +140,7 @@ func alone(s *State, rules recentRules) string {
 	for i := range by {
 		names[i] = by[i].name
 	}
-	return "a second, by rule and its on_store_failure: " + few(names)
+	return "By rule, with its on_store_failure, a second: " + few(names)
 }
 
 // few joins the first names.

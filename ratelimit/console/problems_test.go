@@ -55,8 +55,8 @@ func TestProblems(t *testing.T) {
 			recent: Rates{Alone: 14}, rules: lately(ruleRates{alone: 14}),
 			want: []string{
 				"bad The store does not answer: it did last 12 s ago|Leases in hand",
-				"warn 14 decisions a second are made without the store|a second, by rule and its " +
-					"on_store_failure: edge.login (open) 14",
+				"warn 14 decisions a second are made without the store|By rule, with its " +
+					"on_store_failure, a second: edge.login (open) 14",
 			},
 		},
 		"no decision": {
@@ -68,8 +68,8 @@ func TestProblems(t *testing.T) {
 				Error:  "a.yaml:3:1: unit is fortnight",
 				Failed: time.Unix(0, 0),
 			}}},
-			want: []string{"bad The rules that are there now are bad: those before stay in force, since " +
-				"00:00:00 UTC|a.yaml:3:1"},
+			want: []string{"bad The rules that are there now are bad, since 00:00:00 UTC: those from before stay in " +
+				"force|a.yaml:3:1"},
 		},
 		"rules from the copy": {
 			s:    State{State: metrics.State{Config: metrics.ConfigState{FromCopy: true}}},
@@ -81,7 +81,7 @@ func TestProblems(t *testing.T) {
 				Silent: true, Seen: 9, Rules: "z",
 			}}},
 			want: []string{
-				"warn 1 of 3 nodes are silent|last heard: c:1, 9 s ago",
+				"warn 1 of 3 nodes are silent|Last heard: c:1, 9 s ago",
 				"warn Nodes run 2 different sets of rules|",
 			},
 		},

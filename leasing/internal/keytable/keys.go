@@ -67,7 +67,8 @@ func (k *keys) begin(a *Arena, n uint8) {
 	if number != 0 {
 		k.unlink(number-1, 0)
 	} else {
-		k.pages = append(k.pages, page{bytes: (*[pageGrains * grain]byte)(a.take(int(unsafe.Sizeof([pageGrains * grain]byte{}))))})
+		type room [pageGrains * grain]byte
+		k.pages = append(k.pages, page{bytes: (*[pageGrains * grain]byte)(a.take(int(unsafe.Sizeof(room{}))))})
 		number = uint32(len(k.pages))
 	}
 	k.pages[number-1].grains = n

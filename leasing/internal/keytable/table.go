@@ -227,8 +227,10 @@ func (t *Table[T]) Walk(from Cursor, see func(*Cell[T])) Cursor {
 
 func hasPointers(t reflect.Type) bool {
 	switch t.Kind() { //nolint:exhaustive // all others have pointers
-	case reflect.Bool, reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Uint, reflect.Uint8,
-		reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr, reflect.Float32, reflect.Float64, reflect.Complex64, reflect.Complex128:
+	case reflect.Bool, reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Uint,
+		reflect.Uint8,
+		reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uintptr, reflect.Float32, reflect.Float64,
+		reflect.Complex64, reflect.Complex128:
 		return false
 	case reflect.Array:
 		return hasPointers(t.Elem())

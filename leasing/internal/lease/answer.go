@@ -9,7 +9,9 @@ import (
 
 // Answer takes in the answer to a flight that has landed, and tells what it settled of
 // drift. The claim was sent at sent; there is what is known of the ledger's clock.
-func (h *Held) Answer(sent, now instant, there LedgerClock, fl *Flight, g *ratelimit.Grant, random func() float64) (r Reconciliation, drifted bool) {
+func (h *Held) Answer(
+	sent, now instant, there LedgerClock, fl *Flight, g *ratelimit.Grant, random func() float64,
+) (r Reconciliation, drifted bool) {
 	if g.Err != nil {
 		h.windowOver(now, fl, g)
 		if kind, ok := ratelimit.RejectionOf(g.Err); ok && kind == ratelimit.RejectedFence {
@@ -19,7 +21,7 @@ func (h *Held) Answer(sent, now instant, there LedgerClock, fl *Flight, g *ratel
 			h.Lease.Fence = 0
 		}
 		if h.fruitless(now, fl, g) {
-			h.pauses(now, true, random)
+			h.fails(now, random)
 		}
 		return r, false
 	}
@@ -66,7 +68,11 @@ func (h *Held) Answer(sent, now instant, there LedgerClock, fl *Flight, g *ratel
 		h.giveBackSome(fl.Claim.Waiting)
 	}
 	h.again = now.Add(RefusalHold)
-	h.pauses(now, h.fruitless(now, fl, g), random)
+	if h.fruitless(now, fl, g) {
+		h.fails(now, random)
+	} else {
+		h.Fruits, h.Pause = 0, 0
+	}
 	// Under reclaim: eager what is spent must be reported by half of the lease's time, also where
 	// no further request comes.
 	h.reportInTime()
@@ -116,15 +122,12 @@ func (h *Held) fruitless(now instant, fl *Flight, g *ratelimit.Grant) bool {
 		got -= fl.Claim.Granted
 	}
 	short := got < fl.Claim.Waiting
-	return fl.Claim.Waiting > 0 && (now >= h.Lease.Reset || short && !g.Recalling && g.RetryAfter == 0 && now >= h.Lease.Retry)
+	return fl.Claim.Waiting > 0 && (now >= h.Lease.Reset ||
+		short && !g.Recalling && g.RetryAfter == 0 && now >= h.Lease.Retry)
 }
 
-// pauses has the key rest when one answer after the other was fruitless.
-func (h *Held) pauses(now instant, fruitless bool, jitter func() float64) {
-	if !fruitless {
-		h.Fruits, h.Pause = 0, 0
-		return
-	}
+// fails has the key rest when one answer after the other was fruitless.
+func (h *Held) fails(now instant, jitter func() float64) {
 	if h.Fruits++; h.Fruits < MostFruitless {
 		return
 	}

@@ -85,7 +85,8 @@ func (h *Held) Write(now instant, seq uint64, fl *Flight, recalls bool) ratelimi
 		// A fixed window of mode approx is over, and none was claimed ahead. The ledger still sums
 		// up what all nodes have spent in it, and needs this node's last word for that. The record
 		// of that window is left alone: the new window is claimed under the other name.
-		if h.Next == nil && now >= h.Lease.Reset && h.Lease.Window != 0 && h.Rule.Coordination.Mode == ratelimit.Approx && h.Lease.Algorithm == ratelimit.FixedWindow {
+		if h.Next == nil && now >= h.Lease.Reset && h.Lease.Window != 0 &&
+			h.Rule.Coordination.Mode == ratelimit.Approx && h.Lease.Algorithm == ratelimit.FixedWindow {
 			h.Finish()
 			h.Lease, h.Reported = Lease{}, 0
 			h.Name ^= 1
@@ -112,11 +113,12 @@ func (h *Held) Write(now instant, seq uint64, fl *Flight, recalls bool) ratelimi
 		case !h.Recalling:
 			want = h.Demand.want(h.Rule, fl.Waiting) - h.Lease.Left(now)
 		}
-		fl.Claim = h.Lease.Claim(now, seq, h.Rule, waiting, max(want, waiting), false)
+		fl.Claim = h.Lease.Claim(now, seq, h.Rule, waiting, max(want, waiting), Keeps)
 		// In this window or not at all: if the next has its lease, and if the last
 		// word on this one is to come.
 		fl.Claim.Stretch, fl.Claim.Recall = recalls && !fl.recall && h.Rule.Stretched(), recalls
-		fl.Claim.Ahead = h.Next != nil || fl.Claim.Tally && fl.Claim.Window != 0 && h.Lease.Algorithm == ratelimit.FixedWindow
+		fl.Claim.Ahead = h.Next != nil ||
+			fl.Claim.Tally && fl.Claim.Window != 0 && h.Lease.Algorithm == ratelimit.FixedWindow
 	}
 	fl.Claim.Holder, fl.Claim.Reset, fl.Claim.Last = name, fl.Reset, fl.Last
 	if h.Lease.Algorithm == ratelimit.SlidingWindow {

@@ -68,7 +68,8 @@ func (r *Renewal) Due(now instant, unspent tokens) bool { return unspent < r.bel
 // round trips pass before the last one is spent.
 func (d *Demand) Renewal(sent, now instant, left tokens, l *ratelimit.Limit, g *ratelimit.Grant) Renewal {
 	r := Renewal{After: sent.Add(g.TTL / 2)}
-	if rate := float64(l.Requests) / l.Period().Seconds(); l.Algorithm == ratelimit.TokenBucket && d.PerSec*float64(g.Holders) > rate {
+	if rate := float64(l.Requests) / l.Period().Seconds(); l.Algorithm == ratelimit.TokenBucket &&
+		d.PerSec*float64(g.Holders) > rate {
 		// The bucket takes no more than it knows to be spent: report before it is full.
 		full := g.ResetAfter.Seconds() - float64(left+g.Outstanding)/rate
 		r.After = min(r.After, sent.Add(max(BackOff, time.Duration(full*float64(time.Second)))))

@@ -139,11 +139,11 @@ type unbooked struct {
 // asked. waited says that the request has waited for a claim. The verdict is written where it
 // is needed, for copies of it cost more than the rest.
 func (h *Held) Take(now instant, a *ask, waited bool, v *verdict) (ok bool) {
-	*v, ok = h.Lease.Take(now, a, false)
+	*v, ok = h.Lease.Take(now, a, Keeps)
 	// The lease may have nothing to say because its window is over. Where the lease of the next
 	// window is here, and that window has certainly begun, it takes over and is asked.
 	if !ok && h.Turn(now) {
-		*v, ok = h.Lease.Take(now, a, false)
+		*v, ok = h.Lease.Take(now, a, Keeps)
 	}
 	if !ok {
 		if *v, ok = h.inDoubt(now, a); !ok {
@@ -213,7 +213,7 @@ func (h *Held) MayGo(now instant, full bool) bool {
 func (h *Held) Undo(a *ask, v *verdict) {
 	// What the ledger was told as spent may not be spent any more: the key is not settled
 	// before another claim has said so.
-	h.Lease.Undo(a, v, a.Rule.Limit.Algorithm == ratelimit.TokenBucket)
+	h.Lease.Undo(a, v, refundsTo(a.Rule.Limit.Algorithm))
 	h.Settled = false
 	h.Gauge()
 }

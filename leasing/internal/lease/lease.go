@@ -100,12 +100,30 @@ func (l *Lease) Current(now instant, a *ask) bool {
 	return now < l.Reset && l.under(&a.Rule.Limit)
 }
 
+// Keeping says what becomes of tokens that a lease has and that nobody spends.
+type Keeping uint8
+
+const (
+	// Keeps has them stay for later requests.
+	Keeps Keeping = iota
+	// Returns has them go back with the next claim: where a holder claims for each request.
+	Returns
+)
+
+// refundsTo is where tokens go that are not spent after all. How full a bucket is only the
+// ledger knows.
+func refundsTo(algorithm ratelimit.Algorithm) Keeping {
+	if algorithm == ratelimit.TokenBucket {
+		return Returns
+	}
+	return Keeps
+}
+
 // Take answers an ask from what is here, or says that the ledger must be
-// asked. continuous is for limits whose tokens come back with time, and which
-// ask for each decision so that what they say is exact.
-func (l *Lease) Take(now instant, a *ask, continuous bool) (v verdict, ok bool) {
+// asked: which a holder that Returns does for each request.
+func (l *Lease) Take(now instant, a *ask, keeping Keeping) (v verdict, ok bool) {
 	switch {
-	case continuous || !l.Current(now, a):
+	case keeping == Returns || !l.Current(now, a):
 		return verdict{}, false
 	case a.Kind == ratelimit.Spend:
 		if a.Cost <= l.Left(now) {
@@ -119,7 +137,7 @@ func (l *Lease) Take(now instant, a *ask, continuous bool) (v verdict, ok bool) 
 	case now >= l.Deadline: // what is available may have changed
 		return verdict{}, false
 	case a.Kind == ratelimit.Refund:
-		l.refund(a.Cost, l.Algorithm == ratelimit.TokenBucket)
+		l.refund(a.Cost, refundsTo(l.Algorithm))
 		return l.Report(now, verdict{}), true
 	}
 	return l.peek(now), true
@@ -127,8 +145,8 @@ func (l *Lease) Take(now instant, a *ask, continuous bool) (v verdict, ok bool) 
 
 // Settled answers an ask right after a claim for it was applied: whatever is
 // not here now is not to be had. A lease that may keep tokens between requests
-// keeps what is left over; a continuous one returns it.
-func (l *Lease) Settled(now instant, a *ask, continuous bool) verdict {
+// keeps what is left over; one that Returns gives it back.
+func (l *Lease) Settled(now instant, a *ask, keeping Keeping) verdict {
 	var v verdict
 	switch {
 	case a.Kind == ratelimit.Spend && a.Cost > l.Left(now):
@@ -137,11 +155,11 @@ func (l *Lease) Settled(now instant, a *ask, continuous bool) verdict {
 		l.Spent += a.Cost
 		v = l.Report(now, verdict{Charged: a.Cost})
 	case a.Kind == ratelimit.Refund:
-		v = l.refunded(now, a.Cost, continuous)
+		v = l.refunded(now, a.Cost, keeping)
 	default:
 		v = l.peek(now)
 	}
-	if continuous {
+	if keeping == Returns {
 		l.Available += l.Unspent()
 		l.GiveBack()
 	}
@@ -189,43 +207,43 @@ func (l *Lease) addDebt(a *ask, n tokens) {
 
 // refund gives n tokens back, at most what was spent in this window: into the
 // lease, or for a bucket to the ledger, which alone knows how full it is.
-func (l *Lease) refund(n tokens, continuous bool) {
+func (l *Lease) refund(n tokens, keeping Keeping) {
 	paid := min(n, l.Debt)
 	l.Debt -= paid
-	l.Unspend(min(n-paid, l.Spent), continuous)
+	l.Unspend(min(n-paid, l.Spent), keeping)
 }
 
 // Unspend takes n tokens as not spent: into the lease, or for a bucket, as far
 // as they had been granted, to the ledger.
-func (l *Lease) Unspend(n tokens, continuous bool) {
+func (l *Lease) Unspend(n tokens, keeping Keeping) {
 	if n <= 0 {
 		return
 	}
 	granted := max(0, n-l.Drifted())
 	l.Spent -= n
 	l.Retry = 0
-	if continuous {
+	if keeping == Returns {
 		l.Returned += granted
 	}
 }
 
 // refunded is refund where the ledger learns of it only with the next claim.
-func (l *Lease) refunded(now instant, n tokens, continuous bool) verdict {
+func (l *Lease) refunded(now instant, n tokens, keeping Keeping) verdict {
 	before := l.Returned
-	l.refund(n, continuous)
+	l.refund(n, keeping)
 	l.Available = min(l.Limit().Capacity()-l.Unspent(), l.Available+l.Returned-before)
 	return l.Report(now, verdict{})
 }
 
 // Undo takes back what a verdict charged, unless its window is over.
-func (l *Lease) Undo(a *ask, v *verdict, continuous bool) {
+func (l *Lease) Undo(a *ask, v *verdict, keeping Keeping) {
 	if v.Window != l.Window {
 		return
 	}
 	if v.OverLimit && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges && !l.Split {
 		l.addDebt(a, v.Charged-a.Cost)
 	}
-	l.Unspend(min(v.Charged, l.Spent), continuous)
+	l.Unspend(min(v.Charged, l.Spent), keeping)
 }
 
 // GiveBack returns all that is unspent; the next claim says so.
@@ -235,7 +253,9 @@ func (l *Lease) GiveBack() {
 
 // Claim writes the message that asks for waiting tokens now and want in all.
 // Tokens that may no longer be spent here are given back with it.
-func (l *Lease) Claim(now instant, seq uint64, rule *ratelimit.Rule, waiting, want tokens, direct bool) ratelimit.Claim {
+func (l *Lease) Claim(
+	now instant, seq uint64, rule *ratelimit.Rule, waiting, want tokens, keeping Keeping,
+) ratelimit.Claim {
 	if now >= l.Deadline || !l.under(&rule.Limit) {
 		l.GiveBack()
 	}
@@ -247,8 +267,9 @@ func (l *Lease) Claim(now instant, seq uint64, rule *ratelimit.Rule, waiting, wa
 	return ratelimit.Claim{
 		Limit: rule.Limit, Seq: seq, Fence: l.Fence, Window: l.Window, Reclaim: reclaim,
 		Granted: l.Granted, Spent: l.Spent, Returned: l.Returned,
-		Waiting: waiting, Want: want, TTL: rule.Coordination.Lease.TTL, Direct: direct, Refilled: l.refilled(now),
-		Tally: rule.Coordination.Mode == ratelimit.Approx,
+		Waiting: waiting, Want: want, TTL: rule.Coordination.Lease.TTL, Direct: keeping == Returns,
+		Refilled: l.refilled(now),
+		Tally:    rule.Coordination.Mode == ratelimit.Approx,
 	}
 }
 
@@ -370,8 +391,10 @@ func RefillTime(n tokens, l *ratelimit.Limit) time.Duration {
 // Look is the lease for people.
 func (l *Lease) Look(now instant) *ratelimit.LeaseLook {
 	return &ratelimit.LeaseLook{
-		Window: l.Window, Fence: l.Fence, Granted: l.Granted, Spent: l.Spent, Returned: l.Returned, Unspent: l.Left(now), Drifted: l.Drifted(),
-		Elsewhere: l.Available, Expires: l.Deadline.Sub(now), Resets: l.Reset.Sub(now), Refuses: max(0, l.Retry.Sub(now)),
+		Window: l.Window, Fence: l.Fence, Granted: l.Granted, Spent: l.Spent, Returned: l.Returned,
+		Unspent: l.Left(now), Drifted: l.Drifted(),
+		Elsewhere: l.Available, Expires: l.Deadline.Sub(now), Resets: l.Reset.Sub(now),
+		Refuses: max(0, l.Retry.Sub(now)),
 	}
 }
 

@@ -31,7 +31,7 @@ func newLeaseScript(t testing.TB, algorithm ratelimit.Algorithm, granted tokens)
 }
 
 func (s *leaseScript) claims(waiting, want tokens) {
-	s.claim = s.Lease.Claim(s.now, s.Lease.Seq+1, s.rule, waiting, want, false) //nolint:staticcheck // the field claim hides the method
+	s.claim = s.Lease.Claim(s.now, s.Lease.Seq+1, s.rule, waiting, want, Keeps) //nolint:staticcheck // the field claim hides the method
 }
 
 // answered has the claim answered at once. What the test does not say is as in
@@ -54,7 +54,7 @@ func (s *leaseScript) answered(g ratelimit.Grant) {
 }
 
 func (s *leaseScript) asks(kind ratelimit.Kind, cost tokens) (verdict, bool) {
-	return s.Take(s.now, &ask{Rule: s.rule, Kind: kind, Cost: cost}, false)
+	return s.Take(s.now, &ask{Rule: s.rule, Kind: kind, Cost: cost}, Keeps)
 }
 
 // spends expects that so many tokens are had here.
@@ -232,7 +232,7 @@ func TestDenialsDrain(t *testing.T) {
 			s := newLeaseScript(t, ratelimit.Algorithm(algorithm), 5)
 			s.rule.Coordination.OnDeny = ratelimit.OnDeny(onDeny)
 			s.spends(1)
-			v := s.Settled(s.now, &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 9}, false)
+			v := s.Settled(s.now, &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 9}, Keeps)
 			charged, debt := tokens(4), tokens(5)
 			if algorithm != int(ratelimit.FixedWindow) {
 				debt = 0
@@ -252,7 +252,7 @@ func TestDenialsDrain(t *testing.T) {
 // has them back at the ledger, which alone knows how full it is.
 func TestRefunds(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.FixedWindow, 5)
-	s.Settled(s.now, &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 7}, false) // drains 5, owes 2
+	s.Settled(s.now, &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 7}, Keeps) // drains 5, owes 2
 	if v, ok := s.asks(ratelimit.Peek, 0); !ok || v.OverLimit {
 		t.Errorf("30 are left at the ledger: %+v %v", v, ok)
 	}
@@ -281,7 +281,7 @@ func TestRefunds(t *testing.T) {
 func TestRefundOfDrift(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.TokenBucket, 5)
 	s.Overdraw(s.now, 8, 10)
-	s.refund(4, true)
+	s.refund(4, Returns)
 	s.holds(5, 4, 1)
 }
 
@@ -305,13 +305,13 @@ func TestUndoWithinItsWindow(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.FixedWindow, 5)
 	a := &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 2}
 	v := s.spends(2)
-	s.Undo(a, &v, false)
+	s.Undo(a, &v, Keeps)
 	s.holds(5, 0, 0)
 	s.spends(1)
 	a.Cost = 9
-	v = s.Settled(s.now, a, false) // drains 4, owes 5
+	v = s.Settled(s.now, a, Keeps) // drains 4, owes 5
 	s.addDebt(a, 2)                // another's
-	s.Undo(a, &v, false)
+	s.Undo(a, &v, Keeps)
 	s.holds(5, 1, 0)
 	if s.Debt != 2 {
 		t.Errorf("%d hits are owed, and 2 of them are another's", s.Debt)
@@ -320,7 +320,7 @@ func TestUndoWithinItsWindow(t *testing.T) {
 	s.claims(1, 1)
 	s.answered(ratelimit.Grant{Granted: 6, Window: 8})
 	s.spends(4)
-	s.Undo(a, &v, false)
+	s.Undo(a, &v, Keeps)
 	s.holds(6, 4, 0)
 }
 
@@ -368,15 +368,15 @@ func TestContinuousLeaseKeepsNothing(t *testing.T) {
 	a := &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 2}
 	s.claims(2, 5)
 	s.answered(ratelimit.Grant{Granted: 5, Available: 10})
-	if v := s.Settled(s.now, a, true); v.OverLimit || v.Charged != 2 || v.Remaining != 13 {
+	if v := s.Settled(s.now, a, Returns); v.OverLimit || v.Charged != 2 || v.Remaining != 13 {
 		t.Errorf("2 of 5 granted, and 10 more at the ledger: %+v", v)
 	}
 	s.holds(5, 2, 3)
-	if _, ok := s.Take(s.now, a, true); ok {
+	if _, ok := s.Take(s.now, a, Returns); ok {
 		t.Error("a limit that asks for each decision did not ask")
 	}
 	a.Kind, a.Cost = ratelimit.Refund, 1
-	if v := s.Settled(s.now, a, true); v.OverLimit || v.Remaining != 14 {
+	if v := s.Settled(s.now, a, Returns); v.OverLimit || v.Remaining != 14 {
 		t.Errorf("one is given back, beside 13: %+v", v)
 	}
 }
@@ -389,11 +389,11 @@ func TestRefusalTellsWhenToComeBack(t *testing.T) {
 	s.answered(ratelimit.Grant{RetryAfter: 20 * time.Second})
 	a := &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 8}
 	s.now = s.now.Add(20*time.Second - 1)
-	if v := s.Settled(s.now, a, false); v.ResetAfter != 1 {
+	if v := s.Settled(s.now, a, Keeps); v.ResetAfter != 1 {
 		t.Errorf("a nanosecond before: %v", v.ResetAfter)
 	}
 	s.now++
-	if v := s.Settled(s.now, a, false); v.ResetAfter != 30*time.Second {
+	if v := s.Settled(s.now, a, Keeps); v.ResetAfter != 30*time.Second {
 		t.Errorf("30 s before the window ends: %v", v.ResetAfter)
 	}
 }
@@ -464,11 +464,11 @@ func TestTotalsAreOfTheirWindow(t *testing.T) {
 func TestRefundWithinDrift(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.TokenBucket, 5)
 	s.Overdraw(s.now, 8, 10)
-	s.refund(2, true)
+	s.refund(2, Returns)
 	s.holds(5, 6, 0)
-	s.refund(1, true)
+	s.refund(1, Returns)
 	s.holds(5, 5, 0)
-	s.refund(1, true)
+	s.refund(1, Returns)
 	s.holds(5, 4, 1)
 }
 
@@ -481,13 +481,13 @@ func TestUndoneDriftGoesBackToTheBucket(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.TokenBucket, 5)
 	s.Spent = 7 // two of them unasked
 	s.claims(0, 0)
-	s.Unspend(1, true)
+	s.Unspend(1, Returns)
 	s.answered(ratelimit.Grant{Granted: 7, Fence: 2, Window: 7})
 	if s.Unspent() != 0 || s.Returned != 1 || s.Spent != 6 {
 		t.Errorf("of 7 granted, %d spent and %d given back: %d can be spent", s.Spent, s.Returned, s.Unspent())
 	}
 	s.claims(0, 0)
-	s.Unspend(2, true) // not unasked: given back at once, and not once more
+	s.Unspend(2, Returns) // not unasked: given back at once, and not once more
 	s.answered(ratelimit.Grant{Granted: 7, Fence: 3, Window: 7})
 	if s.Unspent() != 0 || s.Returned != 3 {
 		t.Errorf("%d were given back instead of 3, %d can be spent", s.Returned, s.Unspent())
@@ -497,7 +497,7 @@ func TestUndoneDriftGoesBackToTheBucket(t *testing.T) {
 func TestDenialDrainsNoMoreThanItsCost(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.FixedWindow, 5)
 	s.now = s.now.Add(9 * time.Second)
-	v := s.Settled(s.now, &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 3}, false)
+	v := s.Settled(s.now, &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 3}, Keeps)
 	if !v.OverLimit || v.Charged != 3 || s.Debt != 0 {
 		t.Errorf("3 of 5 that may not be spent any more: %+v, %d owed", v, s.Debt)
 	}
@@ -508,9 +508,9 @@ func TestDenialDrainsNoMoreThanItsCost(t *testing.T) {
 func TestDebtEndsAtNothing(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.FixedWindow, 5)
 	a := &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: 10}
-	v := s.Settled(s.now, a, false) // drains 5, owes 5
-	s.refund(3, false)
-	s.Undo(a, &v, false)
+	v := s.Settled(s.now, a, Keeps) // drains 5, owes 5
+	s.refund(3, Keeps)
+	s.Undo(a, &v, Keeps)
 	s.holds(5, 0, 0)
 	if s.Debt != 0 {
 		t.Errorf("%d are owed", s.Debt)
@@ -541,7 +541,7 @@ func TestFullBucketThatRelearns(t *testing.T) {
 // Who asked for all or nothing knows of nothing that costs less.
 func TestDirectRefusal(t *testing.T) {
 	s := newLeaseScript(t, ratelimit.FixedWindow, 0)
-	s.claim = s.Lease.Claim(s.now, s.Lease.Seq+1, s.rule, 8, 8, true) //nolint:staticcheck // the field claim hides the method
+	s.claim = s.Lease.Claim(s.now, s.Lease.Seq+1, s.rule, 8, 8, Returns) //nolint:staticcheck // the field claim hides the method
 	s.answered(ratelimit.Grant{Available: 2, RetryAfter: 20 * time.Second})
 	s.denies(8)
 	s.mustAsk(ratelimit.Spend, 7)

@@ -67,7 +67,7 @@ func (h *Held) claimAhead(now instant, seq uint64, giveUp bool) ratelimit.Claim 
 	h.Demand.measure(now, 0)
 	// The totals of a new window begin at 0, and nobody waits for it yet.
 	var fresh Lease
-	c := fresh.Claim(now, seq, h.Rule, 0, max(1, h.Demand.want(h.Rule, 0)), false)
+	c := fresh.Claim(now, seq, h.Rule, 0, max(1, h.Demand.want(h.Rule, 0)), Keeps)
 	c.Ahead, c.Window = true, h.triedAhead
 	return c
 }
@@ -82,7 +82,9 @@ func (h *Held) keepNext(sent, now instant, there LedgerClock, fl *Flight, g *rat
 	}
 	begins := fl.Claim.Limit.WindowEnd(g.Window - 1)
 	n := &NextLease{
-		heard: now, Told: sent, eager: fl.Claim.Reclaim == ratelimit.ReclaimEager, Expires: sent.Add(g.TTL - Margin(&fl.Claim, g.TTL)), jitter: jitter, Over: there.notBefore(now, begins), Start: there.surelyBy(now, begins),
+		heard: now, Told: sent, eager: fl.Claim.Reclaim == ratelimit.ReclaimEager,
+		Expires: sent.Add(g.TTL - Margin(&fl.Claim, g.TTL)), jitter: jitter, Over: there.notBefore(now, begins),
+		Start: there.surelyBy(now, begins),
 		Lease: Lease{Seq: g.Seq, Window: g.Window},
 	}
 	n.Lease.Apply(sent, &fl.Claim, g, Margin(&fl.Claim, g.TTL), lasts(sent, now, there, &fl.Claim.Limit, g))
@@ -112,7 +114,8 @@ func (h *Held) Turn(now instant) bool {
 	}
 	// The last word on the old window is said under the old name, before name and lease change.
 	h.Finish()
-	h.Lease, h.Renewal, h.Heard, h.Told, h.eager, h.expires, h.Next = n.Lease, n.Renewal, n.heard, n.Told, n.eager, n.Expires, nil
+	h.Lease, h.Renewal, h.Heard, h.Told, h.eager, h.expires, h.Next = n.Lease, n.Renewal, n.heard, n.Told, n.eager,
+		n.Expires, nil
 	h.Name ^= 1
 	// The ledger does not know yet what will be spent of the new lease.
 	h.Settled = false

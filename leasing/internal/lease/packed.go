@@ -138,12 +138,16 @@ func SpendPacked(b []byte, now instant, a *ask, v *verdict) bool {
 	if taken >= busyAfter*a.Cost {
 		return false
 	}
-	l := Lease{Granted: h.granted, Spent: h.spent + taken, Returned: h.returned, Available: h.available, Deadline: h.deadline, Reset: h.reset, Window: h.window}
+	l := Lease{
+		Granted: h.granted, Spent: h.spent + taken, Returned: h.returned, Available: h.available,
+		Deadline: h.deadline, Reset: h.reset, Window: h.window,
+	}
 	switch {
 	// Whatever else than spending is to be done needs all that is known: a limit that is another
 	// than the rule's, an end of the window, a pause, a claim ahead, a renewal. What was taken has
 	// 32 bits.
-	case head>>48&packedLimited == 0, now >= l.Reset, now < h.pause, now >= h.aheadAt, a.Cost > l.Left(now), taken+a.Cost > math.MaxUint32:
+	case head>>48&packedLimited == 0, now >= l.Reset, now < h.pause, now >= h.aheadAt, a.Cost > l.Left(now),
+		taken+a.Cost > math.MaxUint32:
 		return false
 	}
 	l.Spent += a.Cost
@@ -178,8 +182,10 @@ func (h *Held) front() packedFront {
 
 func (h *Held) setFront(x *packedFront) {
 	l := &h.Lease
-	h.Told, l.Deadline, l.Reset, l.Granted, l.Spent, l.Returned = x.told, x.deadline, x.reset, x.granted, x.spent, x.returned
-	l.Available, l.Window, h.below, h.After, h.AheadAt, h.Pause = x.available, x.window, x.below, x.after, x.aheadAt, x.pause
+	h.Told, l.Deadline, l.Reset, l.Granted, l.Spent, l.Returned = x.told, x.deadline, x.reset, x.granted, x.spent,
+		x.returned
+	l.Available, l.Window, h.below, h.After, h.AheadAt, h.Pause = x.available, x.window, x.below, x.after, x.aheadAt,
+		x.pause
 }
 
 // front walks through the numbers of a packedFront.
@@ -225,7 +231,8 @@ func (h *Held) flags() uint64 {
 func (h *Held) setFlags(flags uint64, name ratelimit.Holder) {
 	h.Fruits = uint8(flags / packedFruits)
 	h.Lease.Split, h.eager, h.asked = flags&packedSplit != 0, flags&packedEager != 0, flags&packedAsked != 0
-	h.Stretched, h.Recalling, h.Settled = flags&packedStretched != 0, flags&packedRecalling != 0, flags&packedSettled != 0
+	h.Stretched, h.Recalling, h.Settled = flags&packedStretched != 0, flags&packedRecalling != 0,
+		flags&packedSettled != 0
 	if flags&packedGauged != 0 {
 		h.Gauges.Of = h.Rule.Counters
 	}

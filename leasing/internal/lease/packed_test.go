@@ -123,7 +123,7 @@ func TestColdSpendsAsBusy(t *testing.T) {
 			var v verdict
 			ok := SpendPacked(kept, now, &a, &v)
 			busy := h
-			want, would := busy.Lease.Take(now, &a, false)
+			want, would := busy.Lease.Take(now, &a, Keeps)
 			plain := would && !want.OverLimit && now >= h.Pause && now < h.AheadAt && !busy.Due(now, busy.Lease.Unspent())
 			if ok != plain || ok && v != want {
 				t.Fatalf("%+v\nanswers %+v %v, and when it is cold %+v %v", h, want, would, v, ok)

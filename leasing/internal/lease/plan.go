@@ -54,7 +54,8 @@ func (h *Held) Plan(sent, now instant, fl *Flight, g *ratelimit.Grant, jitter fl
 		h.Lease.RetryCost = Grantable(g) + 1
 	}
 	got := g.Granted - fl.Claim.Granted
-	if h.Lease.Algorithm != ratelimit.FixedWindow && !h.Recalling && g.Available < max(1, h.Rule.Limit.Capacity()/100) && float64(got) < h.Demand.PerSec*BackOff.Seconds() {
+	if h.Lease.Algorithm != ratelimit.FixedWindow && !h.Recalling &&
+		g.Available < max(1, h.Rule.Limit.Capacity()/100) && float64(got) < h.Demand.PerSec*BackOff.Seconds() {
 		// Tokens come back one by one, and each claim would be granted one. So that a claim brings
 		// several, some gather for BackOff; of a bucket for half the time in which it would be
 		// full, for beyond that tokens are lost.

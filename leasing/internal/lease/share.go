@@ -29,12 +29,21 @@ type DriftShare struct {
 	Heir ratelimit.Fence
 }
 
+// Waited is how long a request has waited for the ledger before it drifts.
+type Waited uint8
+
+// How long.
+const (
+	NotYet Waited = iota // it has just come
+	Fully                // for as long as its rule waits
+)
+
 // Drifts tells whether the node may spend before the ledger has answered, if it has a share
 // of a window that began at begins. It makes the lease one of the window that it is now.
-func (h *Held) Drifts(now instant, there LedgerClock, a *ask, waited bool) (begins ledgerTime, ok bool) {
+func (h *Held) Drifts(now instant, there LedgerClock, a *ask, waited Waited) (begins ledgerTime, ok bool) {
 	// A node that does not know the ledger's clock cannot tell in which window it would spend.
 	// Below the watermark the request waits for an answer first (docs/protocol.md, section 4.12).
-	if there.At == 0 || !waited && a.Rule.Coordination.CheckTimeout > 0 && !h.plenty(now, a) {
+	if there.At == 0 || waited == NotYet && a.Rule.Coordination.CheckTimeout > 0 && !h.plenty(now, a) {
 		return 0, false
 	}
 	return h.begin(now, there, a)
@@ -42,7 +51,7 @@ func (h *Held) Drifts(now instant, there LedgerClock, a *ask, waited bool) (begi
 
 // Drift spends from the node's share, right after Drifts said that it may. waited says that
 // the ledger was asked for as long as the rule waits for it.
-func (h *Held) Drift(now instant, a *ask, of DriftShare, waited bool) (verdict, bool) {
+func (h *Held) Drift(now instant, a *ask, of DriftShare, waited Waited) (verdict, bool) {
 	share := of.Tokens
 	// Drift of the window before still counts in a sliding window, and what a learning ledger has
 	// confirmed frees no share: both use the share up.
@@ -60,7 +69,7 @@ func (h *Held) Drift(now instant, a *ask, of DriftShare, waited bool) (verdict, 
 	}
 	if !h.Lease.Overdraw(now, a.Cost, share) {
 		// Counted only when the ledger had its time to answer: before, the request goes on to wait.
-		if share > 0 && waited && a.Rule.Counters != nil {
+		if share > 0 && waited == Fully && a.Rule.Counters != nil {
 			a.Rule.Counters.ShareUsedUp.Add(1)
 		}
 		return verdict{}, false
@@ -107,7 +116,8 @@ func (h *Held) keepUsed(now instant, confirmed tokens) {
 func (h *Held) plenty(now instant, a *ask) bool {
 	c := &a.Rule.Coordination
 	left := h.Lease.Available + max(0, h.Lease.Unspent())
-	return h.Lease.Current(now, a) && now.Sub(h.Heard) <= a.Rule.SyncInterval() && left > c.LowWatermark.Of(a.Rule.Limit.Capacity())
+	return h.Lease.Current(now, a) && now.Sub(h.Heard) <= a.Rule.SyncInterval() &&
+		left > c.LowWatermark.Of(a.Rule.Limit.Capacity())
 }
 
 // begin makes the lease one of the window that it is by the ledger's clock,
@@ -190,14 +200,16 @@ func (h *Held) Finish() {
 // needsLastWord tells whether the ledger is to hear of the lease's window once more.
 func (h *Held) needsLastWord() bool {
 	l := &h.Lease
-	if h.Rule == nil || h.Rule.Coordination.Mode != ratelimit.Approx || l.Algorithm != ratelimit.FixedWindow || l.Window == 0 || l.Spent == h.Reported {
+	if h.Rule == nil || h.Rule.Coordination.Mode != ratelimit.Approx || l.Algorithm != ratelimit.FixedWindow ||
+		l.Window == 0 || l.Spent == h.Reported {
 		return false
 	}
 	// Where something drifted, or nothing was left, the window may be over its limit. Otherwise it
 	// is not by what this node knows. A last word is then sent only if windows are not shorter than
 	// sync_interval, for one claim more a window would be too many; and not under plenty, where
 	// more than half of the limit was left.
-	return l.Drifted() > 0 || l.Available <= 0 || !h.Stretched && h.Rule.Limit.Period() >= h.Rule.Coordination.SyncInterval
+	return l.Drifted() > 0 || l.Available <= 0 ||
+		!h.Stretched && h.Rule.Limit.Period() >= h.Rule.Coordination.SyncInterval
 }
 
 // Drifting tells whether what was spent of the key and is not confirmed may still

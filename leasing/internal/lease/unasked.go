@@ -34,9 +34,9 @@ func (h *Held) Unbook(a *ask, v *verdict) {
 		h.Unplaced = max(0, h.Unplaced-v.Charged)
 	case v.Booked != l.Window:
 	case l.Algorithm == ratelimit.TokenBucket: // what is confirmed, or forgiven, is no longer told apart
-		l.Unspend(min(v.Charged, l.Drifted()), false)
+		l.Unspend(min(v.Charged, l.Drifted()), Keeps)
 	default:
-		l.Unspend(min(v.Charged, l.Spent), false)
+		l.Unspend(min(v.Charged, l.Spent), Keeps)
 		if policy == ratelimit.FailCached {
 			l.Available += v.Charged
 		}
@@ -55,13 +55,17 @@ func (h *Held) Cached(now instant, a *ask) verdict {
 	h.Lease.Spent += a.Cost
 	h.Unasked = ratelimit.Booked(h.Unasked, a.Cost)
 	h.Settled = false
-	return verdict{Charged: a.Cost, Remaining: h.Lease.Available, ResetAfter: h.Lease.Reset.Sub(now), Booked: h.Lease.Window}
+	return verdict{
+		Charged: a.Cost, Remaining: h.Lease.Available, ResetAfter: h.Lease.Reset.Sub(now),
+		Booked: h.Lease.Window,
+	}
 }
 
 // BookUnplaced books what was admitted without the ledger, if that was in the
 // lease's window.
 func (h *Held) BookUnplaced() {
-	if h.UnplacedAt > h.Lease.Reset.Add(-h.Rule.Limit.WindowLength(h.Lease.Window)) || h.Rule.Limit.Algorithm == ratelimit.TokenBucket {
+	if h.UnplacedAt > h.Lease.Reset.Add(-h.Rule.Limit.WindowLength(h.Lease.Window)) ||
+		h.Rule.Limit.Algorithm == ratelimit.TokenBucket {
 		h.Lease.Spent = ratelimit.Booked(h.Lease.Spent, min(h.Unplaced, h.Rule.Limit.Capacity()))
 	} else {
 		h.Unasked = max(0, h.Unasked-h.Unplaced)

@@ -70,6 +70,7 @@ func (h *Finder) Hit(now ratelimit.Instant, key []byte) bool {
 
 // take gives a key the slot of the rarest; its count goes on from there.
 func (h *Finder) take(hash uint64, key []byte) {
+	// While there is room, each key has a count of its own, which is exact.
 	if len(h.slots) < mostSlots {
 		h.keys[hash] = len(h.slots)
 		h.slots = append(h.slots, slot{hash: hash, count: 1, name: string(key)})
@@ -101,6 +102,8 @@ func (h *Finder) turn(now ratelimit.Instant) {
 			threshold = least * seconds
 		}
 	}
+	// Each second is judged by itself: a key that was hot before and is not now goes back to its
+	// owner within two.
 	clear(h.current)
 	for i := range h.slots {
 		if s := &h.slots[i]; float64(s.count) > threshold {
@@ -153,12 +156,15 @@ const (
 func (h *Leases) Start(now ratelimit.Instant, key []byte) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	// Most nodes never lease one: the map is made when the first key is hot.
 	if h.m == nil {
 		h.m = map[uint64]*leased{}
 	}
 	if len(h.m) >= Most {
 		return
 	}
+	// Of two keys with one hash the second is taken for leased, too: it then has a lease of its own,
+	// which is right for any key.
 	hash := xxhash.Sum64(key)
 	if h.m[hash] == nil {
 		h.m[hash] = &leased{name: string(key), since: now}

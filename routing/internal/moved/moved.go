@@ -52,12 +52,14 @@ type Entry struct {
 // wait for ever, or its fences and levels overflow.
 func (m *Entry) Plausible(here, sent ratelimit.LedgerTime) bool {
 	a := &m.Account
-	if !possible(here, int64(a.Now)) || !possible(here, int64(a.Relearn)) || !PossibleFence(a.Fence) || !PossibleFence(a.Born) || !PossibleFence(a.Folded) {
+	if !possible(here, int64(a.Now)) || !possible(here, int64(a.Relearn)) || !PossibleFence(a.Fence) ||
+		!PossibleFence(a.Born) || !PossibleFence(a.Folded) {
 		return false
 	}
 	// An account goes by its former owner's clock, which may be behind the sender's by Lag: that
 	// clock must be possible, too.
-	if a.Dead < 0 || a.Dead > 2*never || a.Lag < 0 || here.Sub(sent-a.Lag) > MostApart || a.Level < 0 || a.Level > MostTokens || a.Carry < 0 || a.Carry > MostTokens ||
+	if a.Dead < 0 || a.Dead > 2*never || a.Lag < 0 || here.Sub(sent-a.Lag) > MostApart || a.Level < 0 ||
+		a.Level > MostTokens || a.Carry < 0 || a.Carry > MostTokens ||
 		!possibleWindow(here, a.Window) || a.Charged > MostTokens || a.Previous < 0 || a.Previous > MostTokens {
 		return false
 	}
@@ -151,7 +153,10 @@ func (w *Writer) holding(h *ledger.Holding) {
 	w.window(h.Window)
 	w.mark(int64(h.Expires))
 	w.mark(int64(h.Fence))
-	for _, n := range [...]int64{int64(h.Granted), int64(h.InFlight), int64(h.Spent), int64(h.Returned), int64(h.Over)} {
+	for _, n := range [...]int64{
+		int64(h.Granted), int64(h.InFlight), int64(h.Spent), int64(h.Returned),
+		int64(h.Over),
+	} {
 		w.number(n)
 	}
 	w.B = append(w.B, Bit(h.Direct, 0)|Bit(h.Closed, 1)|Bit(h.Void, 2)|Bit(h.Eager, 3)|Bit(h.Last, 4))
