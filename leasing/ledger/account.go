@@ -439,6 +439,12 @@ func (a *Account) tally(r *record, c *ratelimit.Claim) tokens {
 	if c.Window == 0 || c.Window != a.window-1 || r.window > c.Window {
 		return 0
 	}
+	// Records of the window before are kept for this in mode approx only. Without the holder's nobody
+	// knows how much of what it says was counted in time: to count it all would say that a limit
+	// which was just used up went over by as much again.
+	if !c.Tally && r.window != c.Window {
+		return 0
+	}
 	a.left -= c.Spent
 	if r.window == c.Window {
 		a.left += r.spent

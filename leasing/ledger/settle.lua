@@ -101,7 +101,7 @@ repeat
     -- A new holder may come without others' records being folded only until a[25]. One that has
     -- totals of this window is none: its record was folded, or lost.
     if now >= a[25] or at == w or sliding and at == w - 1 then break end
-    if at == w - 1 and at ~= 0 then -- the last word on the window before
+    if at == w - 1 and at ~= 0 and flags % 32 >= 16 then -- the last word on the window before, in mode approx
       left = left - spent
       over = max(late, -left) - late
       late = late + over
@@ -595,6 +595,7 @@ end
 -- over-admission.
 local function tally(r)
   if c.window == 0 or c.window ~= a.window - 1 or r[WINDOW] > c.window then return 0 end
+  if not c.tally and r[WINDOW] ~= c.window then return 0 end
   a.left = a.left - c.spent
   if r[WINDOW] == c.window then a.left = a.left + r[SPENT] end
   local before = a.late

@@ -326,6 +326,19 @@ var cases = []struct {
 		first.Seq = 4
 		s.equal("too late", s.settle(first).Err, ratelimit.ErrStaleClaim)
 	}},
+	{"what was told in time is not told again after another has begun the next window", false, func(s *script) {
+		l := perMinute(12)
+		g := s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 12}, 12)
+		told := ratelimit.Claim{Limit: l, Holder: 1, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: 12, Spent: 12}
+		g = s.settle(told)
+		s.equal("just used up", g.OverAdmitted, ratelimit.Tokens(0))
+		s.Advance(45 * time.Second) // the window is over
+		s.granted(ratelimit.Claim{Limit: l, Holder: 3, Seq: 1, Waiting: 1}, 1)
+		s.Advance(time.Millisecond)
+		s.granted(ratelimit.Claim{Limit: l, Holder: 4, Seq: 1, Waiting: 1}, 1)
+		told.Seq, told.Fence, told.Waiting = 3, g.Fence, 1
+		s.equal("the same, late", s.settle(told).OverAdmitted, ratelimit.Tokens(0))
+	}},
 	{"bucket: drift that it did not have is paid back as it refills", false, func(s *script) {
 		l := onePerSecond(10)
 		g := s.granted(ratelimit.Claim{Limit: l, Holder: 1, Seq: 1, Waiting: 10, Direct: true}, 10)

@@ -10,16 +10,16 @@ type Flight struct {
 	largest tokens // of one of them
 	Errand
 	Final *finalWord // what it says if it only reports on a window that is over; nobody waits
-	sent  bool
+	sent  bool       // it is written, and what comes now cannot go with it any more
 	Claim ratelimit.Claim
-	at    instant
+	at    instant // when it was written
 }
 
 // Errand is what a flight is for, if not for requests that wait, or for a renewal.
 type Errand struct {
 	GiveUp bool   // return what is unspent, and want nothing
 	recall bool   // return what the next moment does not need: others wait for it
-	keep   tokens // of that, what requests have waited for and are about to spend
+	keep   tokens // and but for what requests have waited for, who are about to spend it
 	Ahead  bool   // it is for the next window
 	Reset  bool   // the ledger is to count from nothing again
 	Beat   bool   // it has no claim, and no key: the ledger is only to be heard
@@ -114,8 +114,10 @@ func (h *Held) Write(now instant, seq uint64, fl *Flight, recalls bool) ratelimi
 			want = h.Demand.want(h.Rule, fl.Waiting) - h.Lease.Left(now)
 		}
 		fl.Claim = h.Lease.Claim(now, seq, h.Rule, waiting, max(want, waiting), Keeps)
-		// In this window or not at all: if the next has its lease, and if the last
-		// word on this one is to come.
+		// The claim is to be settled in its window or not at all in two cases. The next window has
+		// its lease under the other name: settled there under this name, the claim would make a
+		// second one. Or a last word on this window is still to come, for which the ledger must
+		// have this window's record.
 		fl.Claim.Stretch, fl.Claim.Recall = recalls && !fl.recall && h.Rule.Stretched(), recalls
 		fl.Claim.Ahead = h.Next != nil ||
 			fl.Claim.Tally && fl.Claim.Window != 0 && h.Lease.Algorithm == ratelimit.FixedWindow

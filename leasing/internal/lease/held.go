@@ -90,11 +90,12 @@ func (h *Held) Sent(fl *Flight) {
 // schedule says when what is claimed.
 type schedule struct {
 	Renewal
-	// From AheadAt on the next window is claimed; triedAhead is the one for
-	// which that was done.
+	// From AheadAt on a request has the next window claimed. triedAhead is the latest window
+	// for which that was done: each is claimed ahead once.
 	AheadAt    instant
 	triedAhead window
-	// Until pause the key is not claimed: fruits answers in a row were fruitless.
+	// Fruits is how many answers in a row were fruitless. From MostFruitless on, the key is not
+	// claimed until Pause (docs/protocol.md, section 4.16).
 	Fruits uint8
 	Pause  instant
 	again  instant // from here on a refusal is asked for again
@@ -105,7 +106,7 @@ type lastHeard struct {
 	Heard     instant // when that was
 	Told      instant // when the claim was sent that it settled then
 	eager     bool    // the lease was claimed under reclaim: eager
-	expires   instant // when the lease does, whatever its window
+	expires   instant // when its time is over for this node, also where its window ends before
 	elsewhere tokens  // unspent at other nodes then, less what was refused here since
 	stranded  tokens  // in expired leases of other nodes then
 	Reported  tokens  // of what was spent in this window, what the ledger knows
@@ -115,19 +116,20 @@ type lastHeard struct {
 	Gauges  gauges // what the rule's gauges have of it
 }
 
-// DriftKept is what a node must remember of drift when its window, or a tenancy, ends.
+// DriftKept is what a node must remember of drift when its window ends, or when the tenancy of
+// a seat does (docs/protocol.md, section 4.13).
 type DriftKept struct {
 	Carried  tokens // unconfirmed in the window before, and counting in this one
 	Before   tokens // charged in the window before, and counting in this one
 	used     tokens // of the drift share until usedTill, though it was confirmed; see keepUsed
 	usedTill instant
-	heir     ratelimit.Fence
+	heir     ratelimit.Fence // the tenancy for which a share of a bucket was taken as spent; see Drift
 }
 
 // unbooked is what was admitted without the ledger.
 type unbooked struct {
-	// Unplaced was admitted while no lease said of which window it was; the next grant
-	// books it, if its window had begun by UnplacedAt.
+	// Unplaced was admitted from UnplacedAt on, while no lease said of which window it was. The
+	// next grant books it, if its window had begun by UnplacedAt.
 	Unplaced   tokens
 	UnplacedAt instant
 	// Unasked is what on_store_failure admitted here in this window, unplaced included,
@@ -219,8 +221,8 @@ func (h *Held) Undo(a *ask, v *verdict) {
 }
 
 // Sweep looks after a key for which nothing is under way: it ends its window, and gives
-// back what is idle. roomy says that the table has room for keys that are not. It returns
-// whether the window is over.
+// back what is idle. roomy says that the table has room for idle keys, which then keep a lease
+// of plenty. It returns whether the window is over.
 func (h *Held) Sweep(now instant, roomy bool) (ended bool) {
 	h.Turn(now)
 	ended = h.Lease.Window == 0 || now >= h.Lease.Reset
@@ -265,7 +267,7 @@ func (h *Held) Tell(now instant, t Retelling) Telling {
 	h.Turn(now)
 	if n := h.Next; n != nil && n.Told < t.Doubt && now < n.Over {
 		// The ledger may not know this lease: if it were spent, the same tokens could be granted once
-		// more. It is claimed anew.
+		// more. Nothing of it is spent yet, so that it can be forgotten, and is claimed anew.
 		h.Next, h.triedAhead, h.AheadAt = nil, 0, now
 	}
 	if h.IsTold(now, t.Doubt) {

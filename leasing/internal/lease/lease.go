@@ -10,11 +10,11 @@ import (
 // Lease is a holder's side of one key (docs/protocol.md, section 3). The zero lease
 // knows nothing and must claim. It is not safe for concurrent use.
 type Lease struct {
-	// Cumulative totals for this window: granted is written by the ledger's
-	// grants, spent and returned only here.
-	// Invariant: spent + returned exceeds granted only by what was admitted before the
+	// Cumulative totals for this window: Granted is written by the ledger's
+	// grants, Spent and Returned only here.
+	// Invariant: Spent + Returned exceeds Granted only by what was admitted before the
 	// ledger granted it: drift (mode approx), and what on_store_failure admitted. See
-	// drifted.
+	// Drifted.
 	Granted, Spent, Returned tokens
 
 	Available tokens  // what the ledger had left besides, when last heard
@@ -31,7 +31,7 @@ type Lease struct {
 }
 
 // GrantedLimit is the limit that a lease was granted under, in parts so that all that
-// take looks at fits one cache line.
+// Take looks at fits one cache line.
 type GrantedLimit struct {
 	Requests, Burst         uint32 // their lower 32 bits of 40
 	RequestsHigh, BurstHigh uint8
@@ -41,7 +41,7 @@ type GrantedLimit struct {
 
 // denied is what denials leave behind.
 type denied struct {
-	// Before the instant retry, a request that needs at least RetryCost tokens more
+	// Before the instant Retry, a request that needs at least RetryCost tokens more
 	// than are unspent is refused without asking.
 	Retry     instant
 	RetryCost tokens

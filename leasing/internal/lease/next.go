@@ -24,7 +24,7 @@ type NextLease struct {
 	Start   instant // from here on the next certainly has begun
 }
 
-// The next window is claimed this long before it begins: early enough for a
+// The next window is claimed so long before it begins, at most: early enough for a
 // slow ledger, and not all keys and nodes at once.
 const (
 	leadShare = 4 // of a period, at most
@@ -58,7 +58,8 @@ func (h *Held) planAhead(sent, now instant, jitter float64) {
 
 // claimAhead writes the claim for the next window, or returns its lease.
 func (h *Held) claimAhead(now instant, seq uint64, giveUp bool) ratelimit.Claim {
-	// The key is idle: what was claimed for the next window goes back.
+	// The node ends: what was claimed for the next window goes back. (An idle key keeps it, and
+	// gives it back when it is the current one.)
 	if giveUp && h.Next != nil {
 		c := h.Next.Lease.Release(now, seq)
 		c.Ahead = true

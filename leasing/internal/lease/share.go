@@ -16,7 +16,7 @@ type Reconciliation struct {
 	Window    ratelimit.Window
 	Fence     ratelimit.Fence
 	Drift     ratelimit.Tokens // unconfirmed, when the claim was written
-	Confirmed ratelimit.Tokens // of it, by this answer
+	Confirmed ratelimit.Tokens // of it, by this answer, if that is about the claim's window
 	Over      ratelimit.Tokens // by which the window's over-admission grew
 	ByPolicy  ratelimit.Tokens // of it, what on_store_failure admitted at this node
 	Available ratelimit.Tokens // what the ledger has left
@@ -145,13 +145,19 @@ func (h *Held) begin(now instant, there LedgerClock, a *ask) (ledgerTime, bool) 
 	}
 	switch {
 	case h.Lease.Window == 0:
-		h.Lease.Window = w // an answer to what is under way still counts
+		// The key's first claim may be under way. Its answer is taken in all the same, for the lease
+		// keeps the number of its latest claim.
+		h.Lease.Window = w
 	case h.Lease.Window > w:
 		return 0, false // the ledger's clock was set back, and its account waits in a later window
 	case h.Lease.Window != w && limit.Algorithm == ratelimit.SlidingWindow && h.Lease.Spent != h.Reported:
-		return 0, false // what is not known of the window before counts in this one
+		// The window before counts in this one. While the ledger does not know all that was spent
+		// there, it would grant here what that has used up already.
+		return 0, false
 	case h.Lease.Window != w && (h.Next != nil || h.underWay != nil && h.underWay.Ahead):
-		return 0, false // the other name is taken, a moment before the turn
+		// The next window's lease is here under the other name, or is under way, and the turn is a
+		// moment away. What drifted now would need that name too: the request waits for the turn.
+		return 0, false
 	case h.Lease.Window != w:
 		h.Finish()
 		h.Carry(w)

@@ -33,7 +33,9 @@ func (h *Held) Unbook(a *ask, v *verdict) {
 	case v.Booked == 0:
 		h.Unplaced = max(0, h.Unplaced-v.Charged)
 	case v.Booked != l.Window:
-	case l.Algorithm == ratelimit.TokenBucket: // what is confirmed, or forgiven, is no longer told apart
+	// Of a bucket, what the ledger has confirmed, and what Forgive has forgotten, cannot be told
+	// from other spending any more. Only what is still unconfirmed is taken back.
+	case l.Algorithm == ratelimit.TokenBucket:
 		l.Unspend(min(v.Charged, l.Drifted()), Keeps)
 	default:
 		l.Unspend(min(v.Charged, l.Spent), Keeps)
@@ -61,8 +63,9 @@ func (h *Held) Cached(now instant, a *ask) verdict {
 	}
 }
 
-// BookUnplaced books what was admitted without the ledger, if that was in the
-// lease's window.
+// BookUnplaced books what was admitted without the ledger, if the first of it was admitted in
+// the lease's window. If that was before, nothing is booked: only the first instant is kept, and
+// what belongs to which window is not known. What was admitted behind the turn is then never told.
 func (h *Held) BookUnplaced() {
 	if h.UnplacedAt > h.Lease.Reset.Add(-h.Rule.Limit.WindowLength(h.Lease.Window)) ||
 		h.Rule.Limit.Algorithm == ratelimit.TokenBucket {
