@@ -1,6 +1,7 @@
 package quota
 
 import (
+	"context"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -68,6 +69,7 @@ type bound struct {
 	extra  []extra
 	most   ratelimit.Tokens
 	counts int64 // in how many windows after its own what was let pass counts: 1 of a sliding one
+	stays  bool  // what went over a bucket's limit stays owed
 }
 
 // extra may be let pass beyond the limit in the windows from first to last.
@@ -78,6 +80,9 @@ type extra struct {
 
 func (b *bound) add(first, last int64, n ratelimit.Tokens) {
 	b.extra = append(b.extra, extra{first, last, n})
+	if b.stays {
+		last = first // later windows have no less
+	}
 	for w := first; w <= last+b.counts; w++ {
 		b.most = max(b.most, b.now(w))
 	}
@@ -86,7 +91,7 @@ func (b *bound) add(first, last int64, n ratelimit.Tokens) {
 // now is what may be let pass beyond the limit in a window.
 func (b *bound) now(window int64) (n ratelimit.Tokens) {
 	for _, e := range b.extra {
-		if e.first <= window && window <= e.last+b.counts {
+		if e.first <= window && (b.stays || window <= e.last+b.counts) {
 			n += e.tokens
 		}
 	}
@@ -94,15 +99,16 @@ func (b *bound) now(window int64) (n ratelimit.Tokens) {
 }
 
 // silent: an Envoy that stood still goes on with a lease, or one whose stream the node has
-// ended reads only now what was sent on it.
+// ended reads only now what was sent on it. The lease may last into the next window: nobody knows
+// that it is there, or (of a sliding window) nothing is left to charge it to.
 func (b *bound) silent(w *world) {
-	b.add(w.window(), w.window(), sublease.DeclareEach(w.rules.All()[0]).SilentEach)
+	b.add(w.window(), w.window()+1, sublease.DeclareEach(w.rules.All()[0]).SilentEach)
 }
 
 // killed: a node whose ledger is its memory forgets what it has granted.
 func (b *bound) killed(w *world) {
 	if w.ledger == nil {
-		b.add(w.window(), w.window(), w.Rule.Limit.Requests)
+		b.add(w.window(), w.window(), w.Rule.Limit.Capacity())
 	}
 }
 
@@ -118,7 +124,7 @@ func (b *bound) forgot(w *world) {
 	n := w.declared().OnLoss
 	for _, f := range w.Faults {
 		if f.Kind == Kill {
-			n = r.Limit.Requests
+			n = r.Limit.Capacity()
 		}
 	}
 	b.add(w.window(), w.window(), n)
@@ -126,26 +132,58 @@ func (b *bound) forgot(w *world) {
 
 // outage: on_store_failure decides, at each node, until its leases are confirmed again.
 func (b *bound) outage(w *world, d time.Duration) {
-	last := int64(w.Rule.Limit.WindowAt(w.ledgerTime().Add(d + time.Second)))
-	b.add(w.window(), last, w.declared().OnOutage.Fleet().At(0))
+	l := &w.Rule.Limit
+	last := int64(l.WindowAt(w.ledgerTime().Add(d + time.Second)))
+	n := w.declared().OnOutage.Fleet().At(0)
+	if b.stays { // it is declared for each time to fill the bucket
+		full := float64(l.Burst) / float64(l.Requests) * float64(l.Period())
+		n *= 2 + ratelimit.Tokens(float64(d)/full)
+	}
+	b.add(w.window(), last, n)
 }
 
 // check looks whether Envoys may let more pass than there is: what they have let pass of
 // the window, and what they may still of what they have.
 func (w *world) check() {
 	window := w.window()
-	most := w.Rule.Limit.Requests + w.bound.now(window)
+	beyond := w.bound.now(window)
 	for _, k := range w.keys {
-		sum := k.spent[window]
+		var may ratelimit.Tokens
 		for _, p := range w.envoys {
 			if p.frozen == 0 {
-				sum += p.client.Live(p.clock(), k.id)
+				may += p.client.Live(p.clock(), k.id)
 			}
 		}
-		if sum > most {
-			w.violate("Envoys have let pass, or may, %d of key %v, and the limit is %d with %d declared beyond it",
-				sum, k.id, w.Rule.Limit.Requests, most-w.Rule.Limit.Requests)
+		rest := w.rest(k)
+		if room := w.room(k, window); may+rest > room+beyond {
+			w.violate("of key %v Envoys may let pass %d, and %d are there to be granted; of %v are left %d, with %d declared "+
+				"beyond it", k.id, may, rest, w.Rule.Limit, room, beyond)
 			return
 		}
 	}
+}
+
+// rest is what a bucket's account has: all of it may be granted and spent at this instant, too.
+// It is known of a node whose ledger is its own memory; else it is taken to be nothing.
+func (w *world) rest(k *key) ratelimit.Tokens {
+	if !w.bound.stays || w.ledger != nil || !w.nodes[0].alive {
+		return 0
+	}
+	rule := w.rules.All()[0]
+	if w.Direct == 0 { // nobody asks for more
+		rule = sublease.Rule(rule)
+	}
+	_, key := w.rules.Domain("d").MatchUnordered(k.entries(), nil)
+	var v [1]ratelimit.Verdict
+	w.nodes[0].limiter.Decide(context.Background(), w.nodes[0].clock(), []ratelimit.Ask{{Rule: rule, Key: key, Kind: ratelimit.Peek}}, v[:])
+	return v[0].Remaining
+}
+
+// room is what the limit has left of a key: of a bucket, what it would hold if all that was
+// let pass had been taken from it. Below 0, more was let pass.
+func (w *world) room(k *key, window int64) ratelimit.Tokens {
+	if w.bound.stays {
+		return k.judge.Room(w.ledgerTime())
+	}
+	return w.Rule.Limit.Requests - k.spent[window]
 }

@@ -27,11 +27,18 @@ func History(seed uint64) Options {
 		Trip:   time.Duration(h.Int64N(int64(40 * time.Millisecond))), Quirks: h.quirks(),
 	}
 	o.Rate = float64(limit) / 60 * (0.3 + 3*h.Float64())
-	if h.chance(0.3) {
-		o.Rule.Limit.Algorithm = ratelimit.SlidingWindow
+	switch l := &o.Rule.Limit; h.IntN(3) {
+	case 0:
+		l.Algorithm = ratelimit.SlidingWindow
+	case 1: // of a minute's tokens at least, and of four minutes' at most
+		l.Algorithm, l.Burst = ratelimit.TokenBucket, limit+ratelimit.Tokens(h.IntN(int(3*limit)))
 	}
 	if h.chance(0.2) {
 		o.Rule.Coordination.Lease.Max = 1 + ratelimit.Tokens(h.IntN(int(limit)))
+	}
+	o.Bursts = h.chance(0.4)
+	if h.chance(0.3) {
+		o.Direct = o.Rate * h.Float64()
 	}
 	if h.chance(0.85) {
 		h.faults(&o)
@@ -71,7 +78,7 @@ func (h *historian) faults(o *Options) {
 
 // Describe says what a run plays.
 func (o *Options) Describe() string {
-	return fmt.Sprintf("seed %d: %v, %d Envoys (skewed %t), %d nodes, %d keys, %.1f requests a second, from %v for %v, trip %v; "+
-		"faults %v; quirks %+v", o.Seed, o.Rule.Limit, o.Envoys, o.Skewed, o.Nodes, o.Keys, o.Rate, o.Start, o.Length, o.Trip,
+	return fmt.Sprintf("seed %d: %v, %d Envoys (skewed %t, bursts %t), %d nodes, %d keys, %.1f requests a second and %.1f over RLS, "+
+		"from %v for %v, trip %v; faults %v; quirks %+v", o.Seed, o.Rule.Limit, o.Envoys, o.Skewed, o.Bursts, o.Nodes, o.Keys, o.Rate, o.Direct, o.Start, o.Length, o.Trip,
 		o.Faults, o.Quirks)
 }

@@ -20,6 +20,7 @@ type node struct {
 	alive   bool
 	stepped *leasing.Stepped // nil: its ledger is its own
 	core    *rlqs.Node
+	limiter ratelimit.Limiter
 }
 
 func (n *node) start() {
@@ -27,17 +28,17 @@ func (n *node) start() {
 	w.names++
 	n.name, n.born, n.alive = w.names, w.now, true
 	wall := time.UnixMicro(int64(w.ledgerTime()))
-	var limiter ratelimit.Limiter = leasing.NewLocal(1<<10, n.clock(), wall)
+	n.limiter = leasing.NewLocal(1<<10, n.clock(), wall)
 	if w.ledger != nil {
 		rnd := rand.New(rand.NewPCG(w.Seed, 0x2000+uint64(n.name)))
 		n.stepped = leasing.NewStepped(n.name, 1<<10, n.clock, wall, n.after, rnd.Float64)
 		n.stepped.Hears()
 		n.stepped.Recalls()
-		limiter = prompt{n}
+		n.limiter = prompt{n}
 		n.in(time.Duration(w.rnd.Int64N(int64(leasing.SweepEvery))), n.sweep)
 	}
 	n.core = rlqs.NewNode(rlqs.Source{
-		Rules: func() *config.Rules { return w.rules }, Limiter: limiter,
+		Rules: func() *config.Rules { return w.rules }, Limiter: n.limiter,
 		Wall: func() time.Time { return time.UnixMicro(int64(w.ledgerTime())) },
 	}, rlqs.DefaultOptions())
 }

@@ -18,7 +18,10 @@ type Options struct {
 	Keys   int // buckets of each Envoy; all have the same
 	Rule   *ratelimit.Rule
 	Rate   float64 // requests a second, of all Envoys and keys
-	Skewed bool    // the n-th Envoy has 1/n of the first one's requests
+	Direct float64 // requests a second that are asked over RLS, of all keys and nodes
+	// Bursts has each Envoy have four times its requests for some seconds, and then hardly any.
+	Bursts bool
+	Skewed bool // the n-th Envoy has 1/n of the first one's requests
 	Length time.Duration
 	Start  time.Duration // into a window, at the beginning
 	Trip   time.Duration // one way between an Envoy and its node, in the mean; a half of it at least
@@ -77,6 +80,9 @@ func (o *Options) Validate() error {
 	}
 	if !(o.Rate > 0 && o.Rate <= 1e6) {
 		errs = append(errs, fmt.Errorf("the rate is %v requests a second, must be above 0 and at most 1e6", o.Rate))
+	}
+	if !(o.Direct >= 0 && o.Direct <= 1e6) {
+		errs = append(errs, fmt.Errorf("the rate over RLS is %v requests a second, must be 0 to 1e6", o.Direct))
 	}
 	for i, f := range o.Faults {
 		if int(f.Kind) >= len(FaultKinds) || f.Who < 0 || f.For < 0 || i > 0 && f.At < o.Faults[i-1].At {

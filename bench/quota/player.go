@@ -24,7 +24,17 @@ type player struct {
 	later  []func()
 	queued []*key // requests that wait while it stands still
 	timer  int64  // when its next Tick is due
+	quiet  bool   // it has hardly any requests, of those that come in bursts
+	turns  int64  // until when
 }
+
+// Of requests that come in bursts.
+const (
+	burstOf   = 4.0 // times the mean rate while there is one
+	quietOf   = 0.05
+	longBurst = 12 * time.Second // at most
+	longQuiet = 30 * time.Second
+)
 
 // mostQueued is how many requests wait in the sockets of one that stands still.
 const mostQueued = 1000
@@ -38,19 +48,31 @@ func (w *world) join() {
 
 // rate is its requests a second.
 func (p *player) rate() float64 {
+	times := 1.0
+	switch {
+	case p.Bursts && p.quiet:
+		times = quietOf
+	case p.Bursts:
+		times = burstOf
+	}
 	if !p.Skewed {
-		return p.Rate / float64(p.Envoys)
+		return times * p.Rate / float64(p.Envoys)
 	}
 	sum := 0.0
 	for i := range p.Envoys {
 		sum += 1 / float64(i+1)
 	}
-	return p.Rate / sum / float64(p.index+1)
+	return times * p.Rate / sum / float64(p.index+1)
 }
 
 // arrive has the next request come.
 func (p *player) arrive() {
-	p.in(time.Duration(p.rnd.ExpFloat64()/p.rate()*float64(time.Second)), func() {
+	took := time.Duration(p.rnd.ExpFloat64() / p.rate() * float64(time.Second))
+	if p.Bursts && p.now+int64(took) > p.turns {
+		p.at(p.turns, p.turn)
+		return
+	}
+	p.in(took, func() {
 		k := p.keys[p.rnd.IntN(len(p.keys))]
 		if p.frozen == 0 {
 			p.request(k)
@@ -59,6 +81,18 @@ func (p *player) arrive() {
 		}
 		p.arrive()
 	})
+}
+
+// turn begins a burst, or ends one. What comes at random has no memory: the next request may
+// be drawn anew.
+func (p *player) turn() {
+	p.quiet = !p.quiet
+	longest := longBurst
+	if p.quiet {
+		longest = longQuiet
+	}
+	p.turns = p.now + 1 + p.rnd.Int64N(int64(longest))
+	p.arrive()
 }
 
 func (p *player) clock() ratelimit.Instant {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/sluice-gate/sluice/bench/envoy"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/sublease"
 )
 
 // perMinute is a rule of so many requests a minute.
@@ -53,13 +54,68 @@ func TestAccuracy(t *testing.T) {
 						}
 						t.Logf("%.2f %% under, %d over; %.3f calls, %.2f messages for 1000 requests", 100*r.Under, r.Over,
 							1000*float64(r.Streams)/float64(r.Requests), 1000*float64(r.Reports+r.Answers)/float64(r.Requests))
-						if r.Violation != "" || r.Over != 0 || r.Under > most {
-							t.Errorf("%+v; at most %.0f %% may be left over", *r, 100*most)
+						if r.Violation != "" || r.Over != 0 || r.Under > most || r.Streams != int64(envoys) {
+							t.Errorf("%+v; at most %.0f %% may be left over, and each Envoy opens one stream", *r, 100*most)
 						}
 					})
 				}
 			}
 		}
+	}
+}
+
+// The same of token buckets: nothing is let pass beyond burst + rate x t, and of what refills
+// little is left over after the first minute. A tenth, for what an Envoy has not spent is not
+// credited.
+func TestBucketAccuracy(t *testing.T) {
+	t.Parallel()
+	for _, limit := range []ratelimit.Tokens{600, 60_000} {
+		for _, envoys := range []int{1, 3, 50} {
+			for _, skewed := range []bool{false, true} {
+				for _, nodes := range []int{0, 3} {
+					if limit/ratelimit.Tokens(envoys) < 2*sublease.LeastShare {
+						continue // it is refused: less than LeastShare is left for each
+					}
+					t.Run(fmt.Sprintf("%d Envoys, %d a minute, skewed %t, %d nodes", envoys, limit, skewed, nodes), func(t *testing.T) {
+						if testing.Short() && limit > 600 {
+							t.Skip("takes seconds")
+						}
+						o := usual(limit, envoys, nodes, skewed)
+						o.Rule.Limit.Algorithm, o.Rule.Limit.Burst = ratelimit.TokenBucket, limit
+						if limit > 600 {
+							o.Length = 3*time.Minute + 10*time.Second
+						}
+						r, err := Run(o)
+						if err != nil {
+							t.Fatal(err)
+						}
+						t.Logf("%.2f %% under, %d over; %.3f calls, %.2f messages for 1000 requests", 100*r.Under, r.Over,
+							1000*float64(r.Streams)/float64(r.Requests), 1000*float64(r.Reports+r.Answers)/float64(r.Requests))
+						if r.Violation != "" || r.Over != 0 || r.Under > 0.1 {
+							t.Errorf("%+v; at most a tenth may be left over", *r)
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// Fifty Envoys with few requests call once each, and never again: in time that is less than once
+// for a thousand requests.
+func TestCalls(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	o := usual(600, 50, 3, true)
+	o.Length = 45 * time.Minute
+	r, err := Run(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Streams != 50 || r.Streams*1000 > r.Requests || r.Violation != "" {
+		t.Errorf("%d streams for %d requests; %+v", r.Streams, r.Requests, *r)
 	}
 }
 

@@ -52,6 +52,7 @@ func Run(o Options) (*Result, error) {
 	if o.Rule.Limit.Algorithm == ratelimit.SlidingWindow {
 		w.bound.counts = 1
 	}
+	w.bound.stays = o.Rule.Limit.Algorithm == ratelimit.TokenBucket
 	if err := w.compile(); err != nil {
 		return nil, err
 	}
@@ -66,6 +67,10 @@ func Run(o Options) (*Result, error) {
 	for range o.Envoys {
 		w.join()
 	}
+	if o.Direct > 0 {
+		w.bound.shared(w)
+		w.ask()
+	}
 	for _, f := range o.Faults {
 		w.at(int64(f.At), func() { w.strike(f) })
 	}
@@ -78,6 +83,9 @@ func (w *world) compile() error {
 	r := w.Rule
 	text := fmt.Sprintf("domain: d\ndescriptors:\n- key: k\n  algorithm: %s\n  rate_limit: {unit: %s, requests_per_unit: %d}\n",
 		r.Limit.Algorithm, r.Limit.Unit, r.Limit.Requests)
+	if r.Limit.Algorithm == ratelimit.TokenBucket {
+		text += fmt.Sprintf("  burst: %d\n", r.Limit.Burst)
+	}
 	rules, _, problems := config.Parse([]config.Text{{Name: "quota", Data: []byte(text)}}, config.Options{Coordination: r.Coordination})
 	if problems != nil {
 		return fmt.Errorf("the rule cannot be used: %w", problems)
@@ -147,9 +155,15 @@ func (w *world) finish() *Result {
 	r.Declared = w.bound.most
 	first, last := int64(w.Rule.Limit.WindowAt(w.origin)), w.window()
 	for _, k := range w.keys {
+		var exact, spent ratelimit.Tokens
 		for window := first + 1; window < last; window++ {
-			if exact := k.exact[window]; exact > 0 {
-				r.Under = max(r.Under, float64(exact-min(exact, k.spent[window]))/float64(exact))
+			if w.bound.stays { // a bucket has no windows: what one minute misses, the next may have
+				exact, spent = exact+k.exact[window], spent+k.spent[window]
+			} else {
+				exact, spent = k.exact[window], k.spent[window]
+			}
+			if window == last-1 || !w.bound.stays {
+				r.Under = max(r.Under, float64(exact-min(exact, spent))/float64(max(1, exact)))
 			}
 		}
 	}

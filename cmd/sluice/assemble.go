@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/console"
@@ -91,7 +92,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	p.peerAddr = c.Ring.Addr
 	p.people = console.Source{
 		Metrics: p.shown, Inspector: p.limiter, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Name: p.name, Questions: c.Callers.ExplainRate, Log: log,
-		Quotas: quotas, History: console.NewHistory(p.shown, p.latency), Redact: redact,
+		Quotas: quotas, KeyName: leasing.KeyName, History: console.NewHistory(p.shown, p.latency), Redact: redact,
 	}
 	p.server, err = c.open(svc, c.RLQS.service(quotas, clock, log), budgets, p.shown, p.people, p.latency, p.spans, gate, log)
 	return p, err

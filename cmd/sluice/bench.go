@@ -16,6 +16,7 @@ type benchCmd struct {
 	Keys     benchKeysCmd     `cmd:"" help:"Memory and limits of one process under ever new keys."`
 	Overload benchOverloadCmd `cmd:"" help:"What a real server answers in time when it is asked for up to ten times what it can answer."`
 	Store    benchStoreCmd    `cmd:"" help:"What Redis does for a decision in each mode, beside a service that asks it for each request."`
+	Streams  benchStreamsCmd  `cmd:"" help:"What calls of RLS cost while thousands of streams of RLQS report."`
 	Table    benchTableCmd    `cmd:"" help:"Memory a key, and time a decision, for a million keys and more in one process."`
 	Empty    benchEmptyCmd    `cmd:"" hidden:"" help:"Serve the empty server."`
 	Baseline benchBaselineCmd `cmd:"" hidden:"" help:"Serve the server that asks Redis for each request."`

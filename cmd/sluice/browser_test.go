@@ -62,9 +62,12 @@ func newBrowser(t *testing.T) *browser {
 		b.read(from)
 	}()
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
+		// Without its pipe a Chromium ends in order: after its own processes, which write into its
+		// directory, and would do so while that is being removed if it was killed.
 		to.Close()
+		kill := time.AfterFunc(5*time.Second, func() { _ = cmd.Process.Kill() })
+		defer kill.Stop()
+		_ = cmd.Wait()
 		from.Close()
 		<-ended
 	})

@@ -52,6 +52,11 @@ func (f *quotaCheckFlags) declare(out io.Writer, rules *config.Rules) error {
 		default:
 			fmt.Fprintf(w, "%s\t%s\t0\t%d (one lease)\t0, by DENY_ALL\t%d for each broken stream; %v at a window's end\tone request refused, then a trip and at most %v\n",
 				name, r.Limit, b.SilentEach, b.Stranded, b.Turn, b.NewKey)
+			if b.Held > 0 {
+				others = append(others, fmt.Sprintf("%s: leases are of a bucket of %d; the other %d are what refills in %v, for so "+
+					"long may a token lie with an Envoy; callers over RLS may take them, and are then beyond the burst", name,
+					r.Limit.Burst-b.Held, b.Held, sublease.BucketWindow))
+			}
 		}
 	}
 	if err := w.Flush(); err != nil {

@@ -29,8 +29,9 @@ type Source struct {
 	Clock     ratelimit.Clock
 	// Token must come with corrections; "" allows none.
 	Token string
-	// Quotas, if set, is what streams of Envoys hold here.
-	Quotas *rlqs.Node
+	// Quotas, if set, is what streams of Envoys hold here, and KeyName names a key of theirs.
+	Quotas  *rlqs.Node
+	KeyName func(key []byte) string
 	// Nodes, if set, are those that share the store, and how old that is.
 	Nodes func() Fleet
 	// Name, if set, is this node's debug port, as others know it.
@@ -77,6 +78,7 @@ type Node struct {
 const (
 	shownRules = 200
 	shownKeys  = 20
+	shownHeld  = 24              // leases of Envoys
 	hotFor     = 2 * time.Second // an answer about the hottest keys serves so long
 	askTimeout = 2 * time.Second
 )
@@ -92,6 +94,8 @@ type console struct {
 	mu       sync.Mutex
 	hot      []ratelimit.HotKey // guarded by mu
 	hotTill  ratelimit.Instant  // guarded by mu
+	held     *Envoys            // guarded by mu
+	heldTill ratelimit.Instant  // guarded by mu
 }
 
 // Register adds the console's pages to a mux.
@@ -152,6 +156,7 @@ type State struct {
 	Recent   Rates              `json:"recent"`   // of the last ten seconds
 	Hottest  []ratelimit.HotKey `json:"hottest"`
 	Redacted bool               `json:"redacted"` // values in keys are hidden
+	Envoys   *Envoys            `json:"envoys"`   // that hold leases on streams to this node
 	Nodes    []Node             `json:"nodes"`    // that share the store; none: nobody knows
 	NodesAge float64            `json:"nodes_age_seconds"`
 	NodesOld bool               `json:"nodes_old"` // too old to tell who is silent
@@ -163,7 +168,8 @@ func (c *console) state(w http.ResponseWriter, _ *http.Request) {
 	fleet := c.fleet()
 	v := State{
 		State: c.Metrics.State(shownRules), Started: c.began.UTC(), Hottest: c.Redact.hottest(c.hottest()),
-		Redacted: c.Redact != nil, Nodes: fleet.Nodes, NodesAge: fleet.Age.Seconds(), NodesOld: fleet.Old,
+		Redacted: c.Redact != nil, Envoys: c.envoys(),
+		Nodes: fleet.Nodes, NodesAge: fleet.Age.Seconds(), NodesOld: fleet.Old,
 		Admin: c.Token != "", Now: time.Now().UTC(),
 	}
 	if c.Name != nil {

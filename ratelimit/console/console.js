@@ -129,6 +129,18 @@ function showFleet(s) {
     total('alone') + ' decisions a second without the store.';
 }
 
+function showEnvoys(s) {
+  const e = s.envoys, held = (e && e.held) || [];
+  $('envoys').hidden = !e || !e.streams;
+  if ($('envoys').hidden) return;
+  $('envoysnote').textContent = number(e.streams) + ' streams hold ' + number(e.leases) + ' leases; ' + number(e.unproven) +
+    ' tokens are charged and neither in use nor proven to be spent or dead.' +
+    (e.leases > held.length ? ' The largest ' + held.length + ' are shown, ' + number(e.leases - held.length) + ' more are not.' : '');
+  rows('held', held, (h) => h.name + '\n' + h.account, (h) => [[
+    [h.name], [account(h.account)], [number(h.per_second), 'n'], [number(h.charged), 'n'], [number(h.in_use), 'n'], [number(h.unproven), 'n'],
+  ]], 'No Envoy holds a lease now.');
+}
+
 function show(s) {
   document.body.className = '';
   heard = Date.now();
@@ -143,6 +155,7 @@ function show(s) {
     [account(k.account)], [k.rule], [k.per_second ? number(k.per_second) : '–', 'n'],
     [number(k.spent) + ' of ' + number(k.limit) + ' (' + share(k.spent, k.limit) + ')', 'n'], [number(Math.max(0, k.unspent)), 'n'],
   ]], 'No key was asked for lately.');
+  showEnvoys(s);
   list('store', s.store.used ? [
     ['state', s.store.breaker_open ? 'does not answer' : 'answers', s.store.breaker_open ? 'bad' : 'good'],
     ['last answer', s.store.sync_age_seconds.toFixed(1) + ' s ago'],
@@ -199,6 +212,11 @@ async function explain() {
       parts.push(make('p', 'The ledger has ' + r.ledger.free + ' of ' + r.ledger.limit + ' left' + (r.ledger.relearning ? ', and is being told what it had forgotten' : '')));
       parts.push(table(['Holder', 'Fence', 'Granted', 'Spent', 'Outstanding', 'Expires in', ''], (r.ledger.holders || []).map((h) =>
         [(h.node || h.holder) + (h.here ? ' (this node)' : ''), h.fence, h.granted, h.spent, h.outstanding, duration(h.expires_ns), h.closed ? 'reclaimed' : h.expires_ns < 0 ? 'silent' : ''])));
+    }
+    if (r.rlqs) parts.push(make('p', 'Envoys that ask over RLQS are told ' + r.rlqs));
+    if (r.envoys_in_all) {
+      parts.push(make('p', number(r.envoys_in_all) + ' Envoys hold leases of this node' + (r.envoys_in_all > r.envoys.length ? '; the busiest ' + r.envoys.length + ':' : ':')));
+      parts.push(table(['Envoy', 'Requests/s', 'Charged in its window', 'In use, at most', 'Not proven'], r.envoys.map((h) => [h.name, number(h.per_second), h.charged, h.in_use, h.unproven])));
     }
     if (r.ledger_error) parts.push(make('p', r.ledger_error, 'bad'));
     out.replaceChildren(...parts);

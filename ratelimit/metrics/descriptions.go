@@ -98,7 +98,8 @@ var (
 	quotaAbandoned   = ours("rlqs_abandoned_total", "Buckets that Envoys were told to forget.")
 	quotaTokens      = ours("rlqs_tokens_total",
 		"Tokens by what became of them: granted to Envoys, credited once proven "+
-			"dead, carried (charged to a second window, for their lease may cross), uncovered (to be charged, "+
+			"dead, forgone (the same of a token_bucket, which refills without them), carried (charged "+
+			"to a second window, for their lease may cross), uncovered (to be charged, "+
 			"and not to be "+
 			"had), excess (let pass, and never granted).", "what")
 	quotaLost    = ours("rlqs_reports_lost_total", "Reports that seem not to have arrived.")

@@ -2,6 +2,7 @@ package rlqs
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -64,7 +65,7 @@ func (s *Session) simple(now instant, b *bucket) (lease bool) {
 func (s *Session) turn(ctx context.Context, now instant) {
 	var over []*bucket
 	for _, b := range s.order {
-		if b.turnAt != 0 && now >= b.turnAt {
+		if at := s.turnOf(b); at != 0 && now >= at {
 			over = append(over, b)
 		}
 	}
@@ -76,23 +77,30 @@ func (s *Session) turn(ctx context.Context, now instant) {
 	}
 }
 
+// turnOf is when a bucket's window is to be looked at; 0: it has none. The windows of all streams
+// of a node end at once, and ten thousand that ask for leases in the same moment would keep calls
+// of RLS waiting: so they do one after the other. What is to be charged to the next window is so
+// without delay.
+func (s *Session) turnOf(b *bucket) instant {
+	if b.turnAt == 0 || b.refills() || b.holding.Crossing() > 0 {
+		return b.turnAt
+	}
+	all := min(time.Duration(s.node.stats.Streams.Load())*turnEach, longestTurn)
+	return b.turnAt.Add(time.Duration(s.place * float64(all)))
+}
+
 // look asks what there is of the buckets' budgets, and enters windows that have begun.
 func (s *Session) look(ctx context.Context, now instant, of []*bucket) []budget {
 	if len(of) == 0 {
 		return nil
 	}
-	asks, verdicts := make([]ratelimit.Ask, len(of)), make([]ratelimit.Verdict, len(of))
-	for i, b := range of {
-		asks[i] = b.ask(ratelimit.Peek, 0)
-	}
-	s.node.source.Limiter.Decide(ctx, now, asks, verdicts)
-	budgets := make([]budget, len(of))
+	budgets := s.budgets(ctx, now, of)
 	var carried []demand
 	for i, b := range of {
-		budgets[i] = s.budget(now, b, &verdicts[i])
 		// The end of a window is known to within the jitter of answers. A change of more than half
-		// a period cannot be jitter, so that a window has begun.
-		if ends := b.holding.Ends(); ends != 0 && budgets[i].ends.Sub(ends) > b.rule.Limit.Period()/2 {
+		// a window cannot be jitter, so that a window has begun.
+		window := sublease.WindowOf(&b.rule.Limit)
+		if ends := b.holding.Ends(); ends != 0 && budgets[i].ends.Sub(ends) > window/2 {
 			// Undo does not reach into the window before.
 			b.paid = payment{}
 			carry := b.holding.Turn(budgets[i].ends)
@@ -105,9 +113,43 @@ func (s *Session) look(ctx context.Context, now instant, of []*bucket) []budget 
 	return budgets
 }
 
-// budget is what a verdict says. Without a ledger, the wall clock says when the window
+// budgets are what there is of the buckets' budgets.
+func (s *Session) budgets(ctx context.Context, now instant, of []*bucket) []budget {
+	all := make([]budget, len(of))
+	var asks []ratelimit.Ask
+	var at []int // of each ask, whose it is
+	for i, b := range of {
+		if b.refills() {
+			all[i] = b.refilling(now)
+		} else {
+			asks, at = append(asks, b.ask(ratelimit.Peek, 0)), append(at, i)
+		}
+	}
+	if len(asks) == 0 {
+		return all
+	}
+	verdicts := make([]ratelimit.Verdict, len(asks))
+	s.node.source.Limiter.Decide(ctx, now, asks, verdicts)
+	for k, i := range at {
+		all[i] = s.windowed(now, of[i], &verdicts[k])
+	}
+	return all
+}
+
+// refilling is what there is of a token_bucket. Its limiter is not asked: what was left when it
+// last answered, and how fast that refills, are known, and a claim for each look would cost a
+// ledger more than the leases do. What it has not is refused with what it has (take).
+func (b *bucket) refilling(now instant) budget {
+	ends := b.holding.Ends()
+	if now >= ends { // or it has none yet
+		ends = now.Add(sublease.BucketWindow)
+	}
+	return budget{b.share.level(now, &b.asking.Limit), ends}
+}
+
+// windowed is what a verdict says. Without a ledger, the wall clock says when the window
 // ends, and only a claim can tell what there is.
-func (s *Session) budget(now instant, b *bucket, v *ratelimit.Verdict) budget {
+func (s *Session) windowed(now instant, b *bucket, v *ratelimit.Verdict) budget {
 	if v.Err == nil && v.Source != ratelimit.FromFallback && v.ResetAfter > 0 {
 		return budget{v.Remaining, now.Add(v.ResetAfter)}
 	}
@@ -133,6 +175,7 @@ func (s *Session) assign(ctx context.Context, now instant, of []*bucket) {
 			continue // not one whole second: it stays due until the next window
 		}
 		b.due = false
+		b.exactly(budgets[i].left)
 		if n, wanted := s.want(now, b, budgets[i]); wanted {
 			demands, ends = append(demands, demand{b, n}), append(ends, budgets[i].ends)
 		}
@@ -150,6 +193,9 @@ func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool
 	case b.leaving == silenced && b.holding.Settled():
 		b.leaving, b.due = abandoned, true
 		return 0, false
+	// A window's turn came between: nobody knows any more what the Envoy has of the one before.
+	case b.leaving == silenced && !b.holding.Told():
+		return 0, true
 	case b.leaving == silenced:
 		return 0, false
 	// A grant of nothing is sent first, so that what the Envoy still has cannot be spent after the
@@ -159,9 +205,12 @@ func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool
 		return 0, true
 	}
 	holders, perSec := b.share.sums()
+	l := &b.asking.Limit
 	return b.holding.Want(now, of.ends, sublease.Budget{
-		Limit: b.rule.Limit.Requests, Largest: b.rule.LargestLease(), Left: of.left, Holders: holders,
-		PerSecond: perSec,
+		Limit: l.Capacity(), Left: of.left, Holders: holders, PerSecond: perSec,
+		// Envoy's buckets are counted in 32 bits.
+		Largest: min(b.asking.LargestLease(), math.MaxUint32),
+		Refills: b.refills(), Refill: b.rule.Limit.Capacity() - l.Capacity(),
 	})
 }
 
@@ -220,6 +269,7 @@ func (s *Session) take(ctx context.Context, now instant, of []demand) []tokens {
 		asks, at = asks[:0:0], nil
 		for k, i := range tried {
 			v := &verdicts[k]
+			of[i].heard(now, v)
 			switch {
 			case v.Err != nil:
 			case v.OverLimit:
@@ -233,6 +283,13 @@ func (s *Session) take(ctx context.Context, now instant, of []demand) []tokens {
 		}
 	}
 	return got
+}
+
+// heard notes what a verdict says is left.
+func (b *bucket) heard(now instant, v *ratelimit.Verdict) {
+	if b.refills() && v.Err == nil && v.Source != ratelimit.FromFallback {
+		b.share.heard(now, v.Remaining)
+	}
 }
 
 // pay notes what was charged, so that it can be given back. What on_store_failure

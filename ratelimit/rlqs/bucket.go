@@ -32,8 +32,13 @@ type bucket struct {
 	entries []config.Entry // in the rule's order
 	how     service
 	rule    *ratelimit.Rule // of the configuration; nil: none matches
-	// asking is the rule as it is asked for: the same, but that a denial takes nothing.
-	asking  *ratelimit.Rule
+	// asking is the rule as it is asked for: with the limit of sublease.Rule, and a denial takes
+	// nothing.
+	asking *ratelimit.Rule
+	// exact is the same for a node that leases for single requests only, and keeps nothing between
+	// them. It is asked where tokens are short, and nil before.
+	exact   *ratelimit.Rule
+	short   bool
 	share   *share
 	holding sublease.Holding
 	shown   Holder // what the share has of it
@@ -119,11 +124,11 @@ func (b *bucket) serve(n *Node, d *config.Domain) {
 			b.share = n.join(b, key)
 		}
 	}
-	b.how, b.rule, b.asking = how, rule, new(ratelimit.Rule)
+	b.how, b.rule, b.asking, b.exact, b.short = how, rule, new(ratelimit.Rule), nil, false
 	if rule != nil {
 		// A lease that is refused must not drain what is left: it is asked for once more, with
 		// less.
-		*b.asking = *rule
+		b.asking = sublease.Rule(rule)
 		b.asking.Coordination.OnDeny = ratelimit.DenyRefunds
 	}
 	b.due = true
@@ -169,9 +174,30 @@ func (b *bucket) show(n *Node) {
 	b.share.set(b, is)
 }
 
+// refills tells whether the bucket's budget is one whose tokens come back with time alone.
+func (b *bucket) refills() bool { return sublease.Refills(&b.asking.Limit) }
+
+// exactBelow is which part of a limit must be left for leases to be taken from the node's own,
+// which it is granted ahead. Below, what lies unspent at nodes is missed by the Envoys of
+// others, and leases are claimed one by one; so are those of a token_bucket at any level, for
+// what its nodes do not spend in time is lost.
+const exactBelow = 4
+
+// exactly tells how leases are to be asked for from now on.
+func (b *bucket) exactly(left tokens) {
+	b.short = b.refills() || left < b.asking.Limit.Capacity()/exactBelow
+	if b.short && b.exact == nil {
+		b.exact = b.asking.PerRequest()
+	}
+}
+
 // ask is a question for the bucket's budget.
 func (b *bucket) ask(kind ratelimit.Kind, cost tokens) ratelimit.Ask {
-	return ratelimit.Ask{Rule: b.asking, Key: []byte(b.share.key), Kind: kind, Cost: cost}
+	rule := b.asking
+	if b.short {
+		rule = b.exact
+	}
+	return ratelimit.Ask{Rule: rule, Key: []byte(b.share.key), Kind: kind, Cost: cost}
 }
 
 // count books what a report says in the rule's statistics.

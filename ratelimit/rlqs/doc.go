@@ -10,6 +10,10 @@
 // It does not promise that every token is used: an Envoy whose stream breaks has what it
 // was granted until the window ends, and its next stream is granted anew.
 //
+// A token_bucket has no windows, and what refills of it meanwhile must not be granted while
+// its tokens lie with Envoys: each holder has windows of its own, in which what is not spent
+// is lost, and the budget is asked for with a smaller burst (sublease.Asked).
+//
 // A stream is a holder (package sublease has its books): an Envoy says nothing else of who
 // it is. A key is a domain and a BucketId, whose entries are matched against the same rules
 // as RLS descriptors, in an order that a rule declares, so that both ask for the same

@@ -1,16 +1,15 @@
 package rlqs
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/sublease"
 )
 
 type (
@@ -56,9 +55,10 @@ type Source struct {
 
 // Node is what all streams of a process share. It is safe for concurrent use.
 type Node struct {
-	stats   Stats
-	source  Source
-	options Options
+	stats    Stats
+	sessions atomic.Uint64 // made so far
+	source   Source
+	options  Options
 
 	mu     sync.Mutex
 	shares map[string]*share // guarded by mu, by key. Invariant: each has a holder
@@ -79,15 +79,26 @@ type share struct {
 	mu      sync.Mutex
 	holders map[*bucket]Holder // guarded by mu
 	perSec  float64            // guarded by mu. Invariant: the sum of the holders', but for rounding
+	// left is what a token_bucket had at the instant at; 0: it was never asked. Guarded by mu.
+	left tokens
+	at   instant
 }
 
-// Holder is what one stream has of a key.
-type Holder struct {
-	Name      string           `json:"name"` // of its Envoy: as its operator calls it, or its address
-	PerSecond float64          `json:"per_second"`
-	Charged   ratelimit.Tokens `json:"charged"`  // for it, in this window
-	InUse     ratelimit.Tokens `json:"in_use"`   // at most what is left of its last lease
-	Unproven  ratelimit.Tokens `json:"unproven"` // charged, and neither known to be spent nor in the lease in use
+// heard notes what a token_bucket has.
+func (s *share) heard(now instant, left tokens) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.left, s.at = left, now
+}
+
+// level is what a token_bucket has by now, if nobody but this node takes from it.
+func (s *share) level(now instant, l *ratelimit.Limit) tokens {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.at == 0 {
+		return l.Capacity()
+	}
+	return min(l.Capacity(), s.left+sublease.RefilledIn(l, now.Sub(s.at)))
 }
 
 // join adds a holder of a key.
@@ -130,26 +141,4 @@ func (s *share) sums() (holders int, perSec float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.holders), s.perSec
-}
-
-// mostShown is how many holders Look returns.
-const mostShown = 100
-
-// Look is what this node's streams have of a key, for people: those with most requests
-// first, the first hundred, and how many there are.
-func (n *Node) Look(key []byte) (holders []Holder, all int) {
-	n.mu.Lock()
-	s := n.shares[string(key)]
-	n.mu.Unlock()
-	if s == nil {
-		return nil, 0
-	}
-	s.mu.Lock()
-	holders = slices.Collect(maps.Values(s.holders))
-	s.mu.Unlock()
-	// It is sorted without the locks: it is for people, and streams must not wait for that.
-	slices.SortFunc(holders, func(a, b Holder) int {
-		return cmp.Or(cmp.Compare(b.PerSecond, a.PerSecond), cmp.Compare(a.Name, b.Name))
-	})
-	return holders[:min(mostShown, len(holders))], len(holders)
 }

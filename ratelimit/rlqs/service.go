@@ -57,7 +57,8 @@ func NewService(n *Node, clock ratelimit.Clock, log *slog.Logger) *Service {
 func (s *Service) Register(r grpc.ServiceRegistrar) { rlqs.RegisterRateLimitQuotaServiceServer(r, s) }
 
 // Drain ends all streams, and those to come: their Envoys ask another node within seconds,
-// and go on with what they have until then. It does not wait for them.
+// and go on with what they have until then. It does not take their leases back first, for
+// then they would refuse everything in those seconds. It does not wait for them.
 func (s *Service) Drain() { s.drain.Do(func() { close(s.draining) }) }
 
 type serverStream = grpc.BidiStreamingServer[rlqs.RateLimitQuotaUsageReports, rlqs.RateLimitQuotaResponse]

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
@@ -20,6 +21,10 @@ const (
 	StuckAfter = 10 * time.Second
 	// turnLag is how long after a window's end, as it is known, the next is asked for.
 	turnLag = 5 * time.Millisecond
+	// turnEach is how much later each stream asks than the one before, and longestTurn how long
+	// all of them take at most.
+	turnEach    = 200 * time.Microsecond
+	longestTurn = 2 * time.Second
 )
 
 // Session is one stream, driven from outside: its driver calls Reports, Acked and Wake,
@@ -30,6 +35,7 @@ type Session struct {
 	// Name is what people are shown of the Envoy. It may be set before the first call.
 	Name    string
 	node    *Node
+	place   float64 // among all streams when a window turns, from 0 to 1
 	domain  string
 	buckets map[string]*bucket // by canonical name
 	order   []*bucket          // as they came
@@ -43,7 +49,9 @@ type Session struct {
 
 // NewSession makes a session of a stream that has just begun.
 func (n *Node) NewSession() *Session {
-	return &Session{node: n, buckets: map[string]*bucket{}}
+	// Multiples of the golden ratio lie evenly, however many there are.
+	_, place := math.Modf(float64(n.sessions.Add(1)) / math.Phi)
+	return &Session{node: n, place: place, buckets: map[string]*bucket{}}
 }
 
 // BadReportError says what is wrong with a message of an Envoy's: its stream is to end.
@@ -166,7 +174,11 @@ func (s *Session) report(now instant, b *bucket, u sublease.Usage) (excess token
 	if o.Lost {
 		n.stats.LostReports.Add(1)
 	}
-	s.credit(now, b, o.Credit)
+	if b.refills() {
+		n.stats.Forgone.Add(uint64(o.Credit))
+	} else {
+		s.credit(now, b, o.Credit)
+	}
 	// Requests have come again, so that the bucket is not idle any more.
 	if u.Allowed+u.Denied > 0 {
 		b.leaving = staying
@@ -233,7 +245,7 @@ func (s *Session) Next() ratelimit.Instant {
 		}
 	}
 	for _, b := range s.order {
-		sooner(b.turnAt)
+		sooner(s.turnOf(b))
 	}
 	// An answer that is not acknowledged ends the stream in time.
 	if s.Waiting() {
@@ -299,8 +311,9 @@ func (b *bucket) debts(now instant) (debts []Debt) {
 	}
 	// With reclaim: safe the tokens stay charged until the window ends (docs/protocol.md, section
 	// 4.5). Under eager they are given back, but not before the Envoy's lease has certainly
-	// expired.
-	if give := min(unspent, b.paid.tokens); give > 0 && b.rule.Coordination.Eager() && expires < ends {
+	// expired. What comes back with time is not given back (sublease.Refills).
+	give := min(unspent, b.paid.tokens)
+	if give > 0 && b.rule.Coordination.Eager() && !b.refills() && expires < ends {
 		v := b.paid.verdict
 		v.Charged = give
 		debts = append(debts, Debt{At: expires.Add(keepalive), ask: b.ask(ratelimit.Spend, give), refund: &v})

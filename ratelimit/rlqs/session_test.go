@@ -71,10 +71,14 @@ func usageOf(allowed, denied uint64, id ...string) *rlqs.RateLimitQuotaUsageRepo
 	for i := 0; i < len(id); i += 2 {
 		of[id[i]] = id[i+1]
 	}
+	elapsed := 5 * time.Second
+	if allowed == 0 && denied == 1 { // the first report of a bucket is sent at once
+		elapsed = 0
+	}
 	return &rlqs.RateLimitQuotaUsageReports{
 		Domain: "d", BucketQuotaUsages: []*rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage{{
 			BucketId: &rlqs.BucketId{Bucket: of}, NumRequestsAllowed: allowed, NumRequestsDenied: denied,
-			TimeElapsed: durationpb.New(5 * time.Second),
+			TimeElapsed: durationpb.New(elapsed),
 		}},
 	}
 }
@@ -226,5 +230,40 @@ func TestStuckStream(t *testing.T) {
 	// The window ends meanwhile: what may still arrive is charged to the next.
 	if debts := s.Close(start.Add(59*time.Second + 800*time.Millisecond)); len(debts) != 1 || debts[0].Tokens() != 30 {
 		t.Errorf("debts %+v", debts)
+	}
+}
+
+// Ten thousand streams look at their windows one after the other, within two seconds; what may be
+// spent in the next window is charged to it at once.
+func TestTurnsAreSpread(t *testing.T) {
+	rules := rulesOf(t, oneRule)
+	s, n, _ := newSession(t, &rules)
+	n.stats.Streams.Store(20_000)
+	if err := s.Reports(t.Context(), start, usageOf(0, 1, "k", "v")); err != nil {
+		t.Fatal(err)
+	}
+	s.Answer(start)
+	turn := start.Add(time.Minute + turnLag)
+	if b := s.order[0]; s.turnOf(b) != turn {
+		t.Errorf("a lease that may arrive late is charged at %v, want %v", s.turnOf(b), turn)
+	}
+	s.Acked(t.Context(), start.Add(time.Millisecond), s.sent)
+	places := map[int]int{}
+	for range 10_000 {
+		s.place = n.NewSession().place
+		late := s.Next().Sub(turn)
+		if late < 0 || late >= longestTurn {
+			t.Fatalf("it looks %v after the window's end, want at most %v", late, longestTurn)
+		}
+		places[int(late/(200*time.Millisecond))]++
+	}
+	for k, n := range places {
+		if len(places) != 10 || n < 990 || n > 1010 {
+			t.Errorf("%d of 10000 are in tenth %d of %d", n, k, len(places))
+		}
+	}
+	n.stats.Streams.Store(1)
+	if late := s.Next().Sub(turn); late > turnEach {
+		t.Errorf("the only stream waits %v", late)
 	}
 }

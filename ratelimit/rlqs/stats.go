@@ -17,6 +17,7 @@ type Stats struct {
 	Abandoned   atomic.Uint64
 	Granted     atomic.Uint64 // tokens
 	Credited    atomic.Uint64 // tokens given back, once proven dead
+	Forgone     atomic.Uint64 // tokens of buckets that were not spent, and are not given back
 	LostReports atomic.Uint64 // by estimate
 	Excess      atomic.Uint64 // tokens that Envoys let pass and cannot have had
 	Carried     atomic.Uint64 // tokens charged to a second window, for their leases may cross

@@ -23,6 +23,9 @@ type Bounds struct {
 	// Turn is for how long a holder may be without a lease when a window ends that had
 	// tokens left.
 	Turn time.Duration
+	// Held is what RLS callers of the same key may take beyond a token_bucket's burst, in
+	// all: they ask for the whole of it, and leases only for a part (Asked).
+	Held ratelimit.Tokens
 	// NewKey is how long the node may take to divide a key of which it has not heard
 	// before, beside the way to it: three decisions, each of which may wait for the store.
 	NewKey time.Duration
@@ -37,16 +40,21 @@ func Declare(r *ratelimit.Rule, holders int) (Bounds, error) {
 	if r.Unlimited || r.Limit.Requests == 0 || r.Shadow {
 		return Bounds{}, nil
 	}
-	if n := r.Limit.Requests / ratelimit.Tokens(max(1, holders)); n < LeastShare {
+	limit := Asked(r.Limit).Capacity()
+	if n := limit / ratelimit.Tokens(max(1, holders)); n < LeastShare {
 		return Bounds{},
 			fmt.Errorf("a limit of %d leaves %d for each of %d Envoys, must be at least %d: ask over RLS, "+
-				"or have fewer Envoys share it", r.Limit.Requests, n, holders, LeastShare)
+				"or have fewer Envoys share it", limit, n, holders, LeastShare)
 	}
 	return DeclareEach(r), nil
 }
 
 // DeclareEach states the bounds of a rule with a limit, however many holders share it.
 func DeclareEach(r *ratelimit.Rule) Bounds {
-	most := r.LargestLease()
-	return Bounds{SilentEach: most, Stranded: most, Turn: unit + Slack, NewKey: 3 * r.Coordination.Deadline()}
+	asked := Rule(r)
+	most := asked.LargestLease()
+	return Bounds{
+		SilentEach: most, Stranded: most, Turn: unit + Slack, NewKey: 3 * r.Coordination.Deadline(),
+		Held: r.Limit.Capacity() - asked.Limit.Capacity(),
+	}
 }

@@ -13,6 +13,10 @@
 // receives it within Slack stops before. One that may have been received later is
 // charged to the next window as well (Holding.Turn).
 //
+// A token_bucket has no windows, so that each of its holdings has its own (BucketWindow).
+// Then burst + rate x t bounds what is spent in any t, if the budget is asked for as Asked
+// says, and what Report credits is not given back.
+//
 // It does not bound a holder that stands still with a lease in hand and goes on with
 // it after its TTL: that is one lease for each such holder, and declared as such
 // (Bound).

@@ -204,6 +204,9 @@ func (h *Holding) Deniable() bool {
 // InUse is at most what is left of its last lease.
 func (h *Holding) InUse() ratelimit.Tokens { return h.last.live }
 
+// Told tells whether anything was granted in this window, be it nothing.
+func (h *Holding) Told() bool { return h.last.message != 0 }
+
 // Settled tells whether the last lease is in use, and all before it gone.
 func (h *Holding) Settled() bool { return h.last.settled }
 

@@ -218,6 +218,30 @@ func TestLostReport(t *testing.T) {
 	}
 }
 
+// A holder whose stream was another's before is granted by what it says it has had; one that
+// asks for the first time says nothing of that.
+func TestFirstReport(t *testing.T) {
+	now := instant(time.Hour)
+	ends := now.Add(time.Minute)
+	b := Budget{Limit: 6000, Largest: 3000, Left: 6000, Holders: 10, PerSecond: 100}
+	for _, c := range []struct {
+		u    Usage
+		want tokens
+	}{
+		{Usage{Denied: 1}, 150}, // a part of what is left
+		{Usage{Allowed: 200, Denied: 50, Elapsed: 5 * time.Second}, 500},     // two reports' worth
+		{Usage{Allowed: 200, Denied: 50, Elapsed: time.Second - 1}, 150},     // nobody can tell how fast that was
+		{Usage{Elapsed: 5 * time.Second}, 75},                                // hardly any
+		{Usage{Allowed: 1 << 40, Denied: 0, Elapsed: 5 * time.Second}, 3000}, // all that one may have
+	} {
+		h := NewHolding()
+		h.Report(now, c.u)
+		if n, wanted := h.Want(now, ends, b); n != c.want || !wanted {
+			t.Errorf("after %+v it wants %d, not %d", c.u, n, c.want)
+		}
+	}
+}
+
 // What is let pass that was never granted is told, and then charged.
 func TestExcess(t *testing.T) {
 	h := NewHolding()

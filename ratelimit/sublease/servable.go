@@ -18,9 +18,12 @@ func Servable(r *ratelimit.Rule) error {
 	switch {
 	case r.Unlimited || l.Requests == 0:
 		return nil
+	case l.Algorithm == ratelimit.TokenBucket && fills(l) < ShortestWindow:
+		return fmt.Errorf("a burst of %d fills up in %v, must be at least %v: what refills in %v is held back of "+
+			"it, for so long may tokens lie with Envoys; use a burst of %d, or ask over RLS", l.Burst,
+			fills(l).Truncate(time.Millisecond), ShortestWindow, BucketWindow, refills(l, ShortestWindow))
 	case l.Algorithm == ratelimit.TokenBucket:
-		return fmt.Errorf("algorithm %s cannot be divided into leases: a bucket would refill while its tokens lie "+
-			"unspent at Envoys; use fixed_window or sliding_window, or ask over RLS", l.Algorithm)
+		return nil
 	case l.Period() < ShortestWindow:
 		return fmt.Errorf("a window of %v is shorter than %v: Envoy reports every %v, and leases last whole seconds; "+
 			"use a longer window, or ask over RLS", l.Period(), ShortestWindow, ReportEvery)

@@ -10,6 +10,10 @@ const (
 	ReportEvery = 5 * time.Second
 	// ahead is for how many reports a lease should last: one may come late.
 	ahead = 2
+	// aheadOfBucket is the same where nothing is credited that is not spent: half a report's
+	// tokens are lost of each lease. aheadWhenShort is where those are missed by others.
+	aheadOfBucket  = 1.5
+	aheadWhenShort = 1
 	// lastReports is for how many reports before a window's end all that is left is divided.
 	lastReports = 4
 	// shortest is the least time over which a rate is measured.
@@ -39,6 +43,12 @@ func (u *use) report(now instant, r Usage) (lost bool) {
 	u.denied = r.Denied > 0
 	if u.last == 0 {
 		u.last, u.every = now, ReportEvery
+		// The first report of a stream after another one says what was counted since that broke. A
+		// holder of which no rate was known would be granted less than it has, and refuse requests
+		// until its next report.
+		if r.Elapsed >= unit {
+			u.perSec, u.known = float64(r.Allowed+r.Denied)/r.Elapsed.Seconds(), true
+		}
 		return false
 	}
 	took := now.Sub(u.last)
@@ -83,6 +93,29 @@ type Budget struct {
 	Left      tokens  // of the window, as far as is known
 	Holders   int     // of the key at this node, at least 1
 	PerSecond float64 // of all of them
+	// Refills says that tokens come back with time alone, and Refill how many do in
+	// BucketWindow: what is leased then and not spent is lost, so that leases are short.
+	Refills bool
+	Refill  tokens
+}
+
+// spare is what may go to all holders together beyond their need.
+func (b *Budget) spare() tokens {
+	if b.Refills {
+		return min(b.Left, b.Refill) / parts
+	}
+	return b.Left / parts
+}
+
+// ahead is for how many reports a lease should last.
+func (b *Budget) ahead() float64 {
+	switch {
+	case !b.Refills:
+		return ahead
+	case b.short():
+		return aheadWhenShort
+	}
+	return aheadOfBucket
 }
 
 // Want says whether the holder is to have another lease, and how large one: what it
@@ -91,10 +124,14 @@ type Budget struct {
 // is nothing.
 func (h *Holding) Want(now, ends instant, b Budget) (n tokens, wanted bool) {
 	l := &h.last
-	n, need := h.size(ends.Sub(now), b)
+	left := ends.Sub(now)
+	if b.Refills { // what it cannot spend before its TTL is lost
+		left = TTL(now, ends)
+	}
+	n, need := h.size(left, b)
 	over := l.sent.Add(l.ttl)
 	// What is not enough until the next report runs out before anybody can tell.
-	soon := h.enough(min(h.use.every+unit, ends.Sub(now)))
+	soon := h.enough(min(h.use.every+unit, left))
 	switch {
 	case l.message == 0:
 		return n, true
@@ -102,7 +139,8 @@ func (h *Holding) Want(now, ends instant, b Budget) (n tokens, wanted bool) {
 		return max(n, min(l.live, b.Left)), true // its TTL passes before the window does
 	case l.live < soon || h.use.denied && l.live < need:
 		return n, n > l.live || l.live == 0 && l.size > 0
-	case b.short() && l.live > shrinkAbove*need+1:
+	// What a smaller lease leaves over would go to others, if it was credited.
+	case !b.Refills && b.short() && l.live > shrinkAbove*need+1:
 		return min(n, need), true
 	}
 	return 0, false
@@ -115,8 +153,8 @@ func (h *Holding) size(left time.Duration, b Budget) (n, need tokens) {
 		n = max(1, min(b.Limit/firstPart, b.Left/(4*holders)))
 		return min(n, b.Left, b.Largest), n
 	}
-	need = h.enough(min(ahead*max(h.use.every, unit), left))
-	part := b.Left / (parts * holders)
+	need = h.enough(min(time.Duration(b.ahead()*float64(max(h.use.every, unit))), left))
+	part := b.spare() / holders
 	most := max(1, part, h.share(left, b))
 	return min(max(need, part), most, b.Left, b.Largest), need
 }

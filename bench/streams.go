@@ -1,0 +1,150 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+// reporters are streams of the quota service that report in turn, for as long as they live:
+// what Envoys send, without what they enforce.
+type reporters struct {
+	streams []atomic.Pointer[wire]
+	reports [][]byte // of each group of streams
+	answers atomic.Int64
+	sent    atomic.Int64
+	ended   atomic.Int64 // streams that the server has ended
+	stop    context.CancelFunc
+	wg      sync.WaitGroup
+}
+
+// wire is one stream.
+type wire struct{ grpc.ClientStream }
+
+// sharing is how many streams share their buckets.
+const sharing = 100
+
+// perBucket is how many requests each report says of each bucket.
+const perBucket = 20
+
+// report is a message about so many buckets; the first has no time passed.
+func report(group, buckets int, elapsed time.Duration) ([]byte, error) {
+	m := &rlqs.RateLimitQuotaUsageReports{Domain: "bench"}
+	for i := range buckets {
+		u := &rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage{
+			BucketId: &rlqs.BucketId{Bucket: map[string]string{"bucket": fmt.Sprintf("%d-%d", group, i)}}, NumRequestsDenied: 1,
+		}
+		if elapsed > 0 {
+			u.TimeElapsed, u.NumRequestsAllowed, u.NumRequestsDenied = durationpb.New(elapsed), perBucket, 0
+		}
+		m.BucketQuotaUsages = append(m.BucketQuotaUsages, u)
+	}
+	b, err := proto.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("bench: %w", err)
+	}
+	return b, nil
+}
+
+// openReporters opens streams over a client's connections, and has each send its first report.
+func openReporters(ctx context.Context, c *client, streams, buckets int, perSecond float64) (*reporters, error) {
+	ctx, stop := context.WithCancel(ctx)
+	r := &reporters{stop: stop, streams: make([]atomic.Pointer[wire], streams)}
+	var opening errgroup.Group
+	opening.SetLimit(64)
+	for group := range (streams + sharing - 1) / sharing {
+		first, err := report(group, buckets, 0)
+		if err != nil {
+			stop()
+			return nil, err
+		}
+		// Each stream reports once in so long a time.
+		later, err := report(group, buckets, time.Duration(float64(streams)/perSecond*float64(time.Second)))
+		if err != nil {
+			stop()
+			return nil, err
+		}
+		r.reports = append(r.reports, later)
+		for i := group * sharing; i < min(streams, (group+1)*sharing); i++ {
+			opening.Go(func() error { return r.open(ctx, c, i, first) })
+		}
+	}
+	if err := opening.Wait(); err != nil {
+		r.close()
+		return nil, err
+	}
+	r.wg.Go(func() { r.send(ctx, perSecond) })
+	return r, nil
+}
+
+// open opens a stream, and another whenever one ends, as an Envoy does.
+func (r *reporters) open(ctx context.Context, c *client, i int, first []byte) error {
+	if err := r.connect(ctx, c, i, first); err != nil {
+		return err
+	}
+	r.wg.Go(func() {
+		var size int
+		for ctx.Err() == nil {
+			if err := r.streams[i].Load().RecvMsg(&size); err == nil {
+				r.answers.Add(1)
+				continue
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(reopenAfter):
+				r.ended.Add(1)
+				_ = r.connect(ctx, c, i, first) // if it fails, the stream that ended fails again
+			}
+		}
+	})
+	return nil
+}
+
+// reopenAfter is how long a stream that has ended is left alone.
+const reopenAfter = time.Second
+
+func (r *reporters) connect(ctx context.Context, c *client, i int, first []byte) error {
+	stream, err := c.conns[i%len(c.conns)].NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true},
+		rlqs.RateLimitQuotaService_StreamRateLimitQuotas_FullMethodName)
+	if err != nil {
+		return fmt.Errorf("opening stream %d: %w", i, err)
+	}
+	if err := stream.SendMsg(first); err != nil {
+		return fmt.Errorf("reporting on stream %d: %w", i, err)
+	}
+	r.streams[i].Store(&wire{stream})
+	return nil
+}
+
+// send has the streams report in turn.
+func (r *reporters) send(ctx context.Context, perSecond float64) {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	began := time.Now()
+	for n := 0; ; {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		for due := int(time.Since(began).Seconds() * perSecond); n < due; n++ {
+			i := n % len(r.streams)
+			if r.streams[i].Load().SendMsg(r.reports[i/sharing]) == nil {
+				r.sent.Add(1)
+			}
+		}
+	}
+}
+
+func (r *reporters) close() {
+	r.stop()
+	r.wg.Wait()
+}

@@ -1,0 +1,67 @@
+package sublease
+
+import (
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// BucketWindow is how long a token of a token_bucket may lie with a holder: each holding
+// of such a budget has windows of its own of this length, from its first grant on, and
+// what may be spent after one is charged again (Holding.Turn). It is 15 whole seconds of
+// lease and what TTL takes off; three reports fit in.
+const BucketWindow = 15*time.Second + Slack + applies
+
+// Asked is the limit with which a rule's budget is asked for where it is granted on.
+//
+// A bucket's is smaller by what refills in BucketWindow. Each token is charged at most
+// BucketWindow before it is spent, so that what is spent in a time t was charged in
+// t + BucketWindow, and that is at most
+//
+//	Asked burst + rate x (t + BucketWindow)  =  burst + rate x t
+//
+// The proof needs each token to be charged once and for good: of a bucket, nothing is
+// credited that was not spent (Refills).
+func Asked(l ratelimit.Limit) ratelimit.Limit {
+	if Refills(&l) {
+		l.Burst = max(0, l.Burst-refills(&l, BucketWindow))
+	}
+	return l
+}
+
+// Rule is a rule as its budget is asked for: with the limit that Asked says.
+func Rule(r *ratelimit.Rule) *ratelimit.Rule {
+	asked := *r
+	asked.Limit = Asked(r.Limit)
+	return &asked
+}
+
+// Refills tells whether tokens come back with time alone. What a holder has not spent of
+// such a budget must not be credited: while it lay there the account may have been refilled
+// to the brim, and the same tokens would be there twice.
+func Refills(l *ratelimit.Limit) bool { return l.Algorithm == ratelimit.TokenBucket }
+
+// WindowOf is how long the windows of a holding are; of months, about.
+func WindowOf(l *ratelimit.Limit) time.Duration {
+	if Refills(l) {
+		return BucketWindow
+	}
+	return l.Period()
+}
+
+// RefilledIn is how many whole tokens come back in a while, at most a full bucket's.
+func RefilledIn(l *ratelimit.Limit, d time.Duration) ratelimit.Tokens {
+	return tokens(min(float64(l.Burst), float64(l.Requests)*(float64(max(0, d))/float64(l.Period()))))
+}
+
+// refills is how many tokens come back in a while, rounded up.
+func refills(l *ratelimit.Limit, d time.Duration) tokens {
+	// MaxLimit times the milliseconds of a minute stays below 2^63.
+	of, period := tokens(d/time.Millisecond), tokens(l.Period()/time.Millisecond)
+	return (l.Requests*of + period - 1) / period
+}
+
+// fills is how long an empty bucket takes to be full.
+func fills(l *ratelimit.Limit) time.Duration {
+	return time.Duration(float64(l.Burst) / float64(l.Requests) * float64(l.Period()))
+}
