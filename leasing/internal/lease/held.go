@@ -148,7 +148,10 @@ func (h *Held) Take(now instant, a *ask, waited bool, v *verdict) (ok bool) {
 		*v, ok = h.Lease.Take(now, a, Keeps)
 	}
 	if !ok {
-		if *v, ok = h.inDoubt(now, a); !ok {
+		*v, ok = h.inDoubt(now, a)
+	}
+	if !ok {
+		if *v, ok = h.peekFull(now, a); !ok {
 			return false
 		}
 	}
@@ -184,6 +187,20 @@ func (h *Held) Take(now instant, a *ask, waited bool, v *verdict) (ok bool) {
 		h.askAgain(now, a)
 	}
 	return true
+}
+
+// peekFull answers a peek at a bucket that the last answer said was full. Such a bucket has
+// nothing to wait for, so that its lease is never current; what is known of it holds as long as
+// the lease does. Otherwise each peek would claim.
+func (h *Held) peekFull(now instant, a *ask) (verdict, bool) {
+	l := &h.Lease
+	if a.Kind != ratelimit.Peek || l.Algorithm != ratelimit.TokenBucket || l.Window == 0 || !l.under(&a.Rule.Limit) ||
+		l.Reset > h.Told || now >= l.Deadline {
+		return verdict{}, false
+	}
+	v := l.peek(now)
+	v.ResetAfter = 0
+	return v, true
 }
 
 // countUnder counts tokens that were refused here while others held them.
