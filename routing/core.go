@@ -79,13 +79,25 @@ type heat struct {
 	hotHere hot.Leases
 }
 
+// authority is what knows of each key what is left: a store that all nodes share, or each
+// owner for the keys that it owns. In a store nothing has to move when the ring changes, an
+// owner is the one who leases, and who does not reach it leases from the store itself. Without
+// one the owner's memory is all there is: accounts are handed over, and until all have been,
+// an owner asks for those that may be elsewhere.
+type authority struct {
+	// local has the budgets of the keys that this node owns; with a store it is nil.
+	local *leasing.Local
+}
+
+// inStore tells whether the authority is a store.
+func (a *authority) inStore() bool { return a.local == nil }
+
 // deciders are the limiters behind a node of the ring. They are set before it is used,
 // and not changed.
 type deciders struct {
 	base   limiter // decides what is this node's own
 	leases limiter // decides on hot keys of other owners
-	// local has the budgets where there is no store; with one it is nil.
-	local *leasing.Local
+	authority
 	// fallback decides under on_store_failure: local when an owner does not answer.
 	fallback *leasing.Local
 }
@@ -306,7 +318,7 @@ func (c *core) build(old *view) *view {
 func (c *core) turn() {
 	old := c.view.Load()
 	next := c.build(old)
-	if c.local == nil {
+	if c.inStore() {
 		next.stable.Store(true)
 		c.view.Store(next) // the store knows of all that is leased
 		return
@@ -349,7 +361,7 @@ func lessOnly(old, next *view) bool {
 // mu.
 func (c *core) settle() {
 	v := c.view.Load()
-	if c.local == nil || v.stable.Load() {
+	if c.inStore() || v.stable.Load() {
 		return
 	}
 	for _, m := range c.members {
@@ -397,7 +409,7 @@ func (c *core) tell(addr string, err error) {
 // stamp is the ledger's time here, for what is sent.
 func (c *core) stamp() int64 {
 	// With a store no peer compares clocks, and 0 says that there is nothing to compare.
-	if c.local == nil {
+	if c.inStore() {
 		return 0
 	}
 	return int64(c.local.LedgerNow(c.clock()))

@@ -42,7 +42,7 @@ const (
 // decide decides what can be decided at once. What is returned, if anything,
 // waits. It does not allocate where all asks are this node's own.
 func (c *core) decide(ctx context.Context, now instant, asks []ask, verdicts []verdict, b func() bell) *waiting {
-	if c.local != nil {
+	if !c.inStore() {
 		return c.decideStoreless(ctx, now, asks, verdicts, b)
 	}
 	for i := range asks {
@@ -324,7 +324,7 @@ func (w *waiting) one(now instant, i int) bool {
 // store, whose fences keep the limit whoever claims. Owners are only a saving there.
 func (w *waiting) canLease(i int) bool {
 	a := &w.asks[i]
-	return w.local == nil && !w.remote && a.Kind == ratelimit.Spend && a.Rule.Coordination.Mode == ratelimit.Routing
+	return w.inStore() && !w.remote && a.Kind == ratelimit.Spend && a.Rule.Coordination.Mode == ratelimit.Routing
 }
 
 // leaseAt is from when on this node leases a key whose owner has not answered; never,
@@ -360,7 +360,7 @@ func (w *waiting) instead(now instant, i int) bool {
 // here decides on a key of this node's own, or has its account looked for.
 func (w *waiting) here(now instant, i int) bool {
 	s := &w.states[i]
-	if w.local == nil {
+	if w.inStore() {
 		return false // baseAsks
 	}
 	switch w.own(w.ctx, now, w.asks[i:i+1], w.verdicts[i:i+1], nil) {
@@ -579,7 +579,7 @@ func (w *waiting) forBase(now instant, i int) bool {
 	if s.decided || s.below || s.call != nil || now < s.again && !s.mine {
 		return false
 	}
-	return a.Rule.Coordination.Mode != ratelimit.Routing || w.local == nil && (s.mine || w.elsewhere(a) == "")
+	return a.Rule.Coordination.Mode != ratelimit.Routing || w.inStore() && (s.mine || w.elsewhere(a) == "")
 }
 
 // advanceBelow goes on with what waits for a store.
@@ -690,7 +690,7 @@ func (c *core) undo(now instant, asks []ask, verdicts []verdict) {
 	// The owner of now has the account, even if another charged it: accounts move with their keys.
 	case v.Source == ratelimit.FromOwner && owner != "":
 		c.undoAt(owner, a, v)
-	case owner != "" && c.local != nil && v.Source < ratelimit.FromOverflow: // leased as a hot key
+	case owner != "" && !c.inStore() && v.Source < ratelimit.FromOverflow: // leased as a hot key
 		c.leases.Undo(now, asks, verdicts)
 	case v.Source == ratelimit.FromOwner: // it is this node's own by now
 		own := *v

@@ -196,7 +196,7 @@ func (m *member) roomForOne() bool {
 // caller holds mu.
 func (c *core) pullFrom(m *member) {
 	v := c.view.Load()
-	if c.local == nil || m.version != 1 || m.pulled || !m.ready.Load() || !m.mayHave(v) || !v.mine {
+	if c.inStore() || m.version != 1 || m.pulled || !m.ready.Load() || !m.mayHave(v) || !v.mine {
 		return
 	}
 	m.pulled = true

@@ -314,7 +314,7 @@ func (c *core) received(from *member, r *wire.Receipt) {
 // mu. What that node has received is lost with it, or charged twice if it is
 // not dead: then its half of the nodes and this one's count apart.
 func (c *core) reclaim(now instant, m *member) {
-	if c.local == nil {
+	if c.inStore() {
 		return
 	}
 	m.mu.Lock()
@@ -424,7 +424,7 @@ func (c *core) inboxOf(now instant, from *inlet) *inbox {
 func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
 	// Parcels are numbered for each pair of incarnations: one that belongs to none cannot be told
 	// from its repetition.
-	if c.local == nil || from.incarnation == 0 || p.GetNumber() == 0 || len(p.GetAccounts()) > mostParcel {
+	if c.inStore() || from.incarnation == 0 || p.GetNumber() == 0 || len(p.GetAccounts()) > mostParcel {
 		c.malformed(rejectedParcel) // a store has the accounts
 		return nil
 	}
@@ -512,7 +512,7 @@ func (p pull) answer() *wire.Frame { return &wire.Frame{Replies: []*wire.Reply{{
 // adoptLegacy takes in accounts of a node of version 1. It does not take back
 // what is not its receiver's; such an account goes on from here.
 func (c *core) adoptLegacy(now instant, ts []*wire.Transfer) {
-	if c.local == nil {
+	if c.inStore() {
 		for range ts {
 			c.malformed(rejectedAccount)
 		}
@@ -582,7 +582,7 @@ func (c *core) handedOver(p pull) bool {
 	v := c.view.Load()
 	// As long as this node does not see the other in the ring, its accounts have not begun to move.
 	// A leaving node that still is in its own ring goes on deciding, and may begin new accounts.
-	return c.local == nil || c.clean() && v.ring.Has(p.from.addr) && (!c.left || !v.mine)
+	return c.inStore() || c.clean() && v.ring.Has(p.from.addr) && (!c.left || !v.mine)
 }
 
 // keep has a pull answered later; the caller holds mu.

@@ -146,7 +146,7 @@ func (c *core) settleFor(msgs []*wire.Claim) []*wire.Reply {
 	for i, m := range msgs {
 		replies[i] = &wire.Reply{Id: m.GetId()}
 		claim, err := c.claimOf(m)
-		if err != nil || c.local == nil {
+		if err != nil || c.inStore() {
 			c.malformed(rejectedClaim)
 			replies[i].Status = malformed
 			continue

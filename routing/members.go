@@ -333,7 +333,7 @@ func (c *core) lapse(now instant, slept time.Duration) {
 		m.heard.Store(int64(now))
 	}
 	// With a store the leases end by themselves, and their fences keep the limit.
-	if c.local == nil || !c.present {
+	if c.inStore() || !c.present {
 		return
 	}
 	c.tell("", fmt.Errorf("this node did not run for %v: others may own its keys "+
@@ -431,7 +431,7 @@ func (c *core) join(now instant) {
 	c.joined = now
 	c.expired.Store(false)
 	// With a store two nodes may decide for one key: the store's fences keep the limit.
-	c.unheard.Store(c.local != nil)
+	c.unheard.Store(!c.inStore())
 	c.turn()
 }
 
@@ -544,5 +544,5 @@ func (c *core) isReady(now instant) bool {
 	if !c.present && !c.left || c.unheard.Load() {
 		return false
 	}
-	return c.local == nil || c.wasStable || now.Sub(c.joined) > readyAfter
+	return c.inStore() || c.wasStable || now.Sub(c.joined) > readyAfter
 }

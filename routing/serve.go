@@ -51,7 +51,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 	}
 	c.presences(now, from, f.GetPresences(), reply)
 	for _, m := range f.GetFetches() {
-		if len(m.GetKey()) == 0 || len(m.GetKey()) > ratelimit.MaxKeyLen || c.local == nil {
+		if len(m.GetKey()) == 0 || len(m.GetKey()) > ratelimit.MaxKeyLen || c.inStore() {
 			c.malformed(rejectedFetch)
 			reply(&wire.Reply{Id: m.GetId(), Status: malformed})
 			continue
@@ -88,7 +88,7 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 func (c *core) compareClocks(now instant, from *inlet, sent int64) {
 	// Nodes with a store keep no accounts of their own whose clocks could differ; and what is
 	// compared is kept for each life of a peer.
-	if sent == 0 || c.local == nil || from.incarnation == 0 {
+	if sent == 0 || c.inStore() || from.incarnation == 0 {
 		return
 	}
 	here := c.local.LedgerNow(now)

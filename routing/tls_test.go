@@ -15,20 +15,20 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// authority signs peers' certificates.
-type authority struct {
+// certifier signs peers' certificates.
+type certifier struct {
 	*testing.T
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 }
 
-func newAuthority(t *testing.T) *authority {
-	a := &authority{T: t}
+func newAuthority(t *testing.T) *certifier {
+	a := &certifier{T: t}
 	a.key, a.cert = a.issue(&x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, nil, nil)
 	return a
 }
 
-func (a *authority) issue(c, parent *x509.Certificate, signer *ecdsa.PrivateKey) (*ecdsa.PrivateKey, *x509.Certificate) {
+func (a *certifier) issue(c, parent *x509.Certificate, signer *ecdsa.PrivateKey) (*ecdsa.PrivateKey, *x509.Certificate) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		a.Fatal(err)
@@ -50,7 +50,7 @@ func (a *authority) issue(c, parent *x509.Certificate, signer *ecdsa.PrivateKey)
 }
 
 // peer returns a new peer's credentials, for dialling and for serving.
-func (a *authority) peer() (client, server credentials.TransportCredentials) {
+func (a *certifier) peer() (client, server credentials.TransportCredentials) {
 	key, cert := a.issue(&x509.Certificate{
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
 	}, a.cert, a.key)

@@ -235,7 +235,8 @@ func TestLargeRequestsGrowOnce(t *testing.T) {
 	}
 	// The collector may empty the pool now and then, and the race detector does so often.
 	if first, each := left(1), left(40); each > first/2 {
-		t.Errorf("a large request of %d bytes left %d to the collector, and each of 40 after it %d", len(in), first, each)
+		t.Errorf("a large request of %d bytes left %d to the collector, and each of 40 after it %d", len(in), first,
+			each)
 	}
 }
 

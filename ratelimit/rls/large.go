@@ -64,7 +64,8 @@ func (s *Service) answerLarge(ctx context.Context, c *call, start ratelimit.Inst
 		c.out = slices.Clone(grown.out)
 	}
 	// What is larger than nearly all large requests need is not kept.
-	if grown.in = nil; cap(grown.matches) <= 2*MaxDescriptors && cap(grown.keys) <= 256<<10 && cap(grown.out) <= 256<<10 {
+	if grown.in = nil; cap(grown.matches) <= 2*MaxDescriptors && cap(grown.keys) <= 256<<10 &&
+		cap(grown.out) <= 256<<10 {
 		s.large.calls.Put(grown)
 	}
 	return err

@@ -7,7 +7,8 @@
 // open call, each frame of its request with what the transport needs to keep it,
 // until the call's reply has left. When there is more, the connection that has
 // held most for longer than a moment is closed (or just most, where little has been held
-// for so long), so that callers who end what they begin go on. A Listener never has more connections than it may; beyond
+// for so long), so that callers who end what they begin go on. A Listener never has more
+// connections than it may; beyond
 // them, the one that has been silent longest is closed for the new one.
 //
 // With a Gated method, calls of it are begun only if its gate lets them in: the others
