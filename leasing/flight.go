@@ -63,7 +63,7 @@ func (f *Fleet) launch(h *busyKey, fl *flight) bool {
 		// The sender cannot be ahead of this line: it writes the claim under the shard's lock,
 		// which the caller holds.
 		h.flight = fl
-		h.Sent(&fl.Flight)
+		h.Queued(&fl.Flight)
 		return true
 	default:
 		return false

@@ -240,9 +240,9 @@ func (f *Fleet) tellKey(now instant, s *fleetShard, c *heldCell, t *teller) (tol
 	what := h.Tell(now, lease.Retelling{Doubt: t.doubt, Lapsed: instant(f.lapsed.Load()), UsedUp: t.pass == 0})
 	f.do(h, now)
 	switch what {
-	case lease.Told:
+	case lease.AllTold:
 		return true, false
-	case lease.ToldLater:
+	case lease.TellLater:
 		return false, false
 	case lease.TellNow:
 	}

@@ -139,7 +139,7 @@ func TestProtocolConstants(t *testing.T) {
 		{"`beatEvery`", beatEvery, "how long a node does without a word from the ledger"},
 		{"`leadMost`", lease.LeadMost, "a busy key's next lease is claimed this long before its window ends, at the earliest; earlier only where two round trips take longer"},
 		{"`doubtWait`", lease.DoubtWait, "the longest that a request waits for a window to have begun"},
-		{"`maxDrift`", fmt.Sprintf("1/%d", lease.MaxDrift), "by which two clocks may run apart"},
+		{"`maxSkew`", fmt.Sprintf("1/%d", lease.MaxSkew), "by which two clocks may run apart"},
 		{"`mostRecords`", ledger.MostRecords, "records of an account, beyond which those of expired leases are folded"},
 		{"`foldAfter`", ledger.FoldAfter, "after which the record of a holder that has ended may be folded"},
 		{"`bucketWaits`", ledger.BucketWaits, "the longest that a bucket waits for a clock that went back"},

@@ -104,7 +104,7 @@ var allByHand = []byHand{
 		{clock, "lo := nanos(t) - time.Duration(answered)", "lo := nanos(t) - time.Duration(sent)"},
 	}},
 	{"what is known of the ledger's clock does not age", []replacement{
-		{clock, "by := max(0, now.Sub(c.At)) / MaxDrift", "by := max(0, now.Sub(c.At)) / MaxDrift / 1000"},
+		{clock, "by := max(0, now.Sub(c.At)) / MaxSkew", "by := max(0, now.Sub(c.At)) / MaxSkew / 1000"},
 	}},
 
 	// The turn of a window.

@@ -9,11 +9,11 @@ type Flight struct {
 	Waiting tokens // of the requests behind it
 	largest tokens // of one of them
 	Errand
-	repaid tokens     // of what was spent, what a bucket had refilled when the claim was wanted
-	Final  *finalWord // what it says if it only reports on a window that is over; nobody waits
-	sent   bool       // it is written, and what comes now cannot go with it any more
-	Claim  ratelimit.Claim
-	at     instant // when it was written
+	repaid  tokens     // of what was spent, what a bucket had refilled when the claim was wanted
+	Final   *finalWord // what it says if it only reports on a window that is over; nobody waits
+	written bool       // it is written, and what comes now cannot go with it any more
+	Claim   ratelimit.Claim
+	at      instant // when it was written
 }
 
 // Errand is what a flight is for, if not for requests that wait, or for a renewal.
@@ -70,7 +70,7 @@ func (fl *Flight) most(rule *ratelimit.Rule) tokens {
 // what is known now. recalls says that the ledger can recall leases. The claim has no Key.
 func (h *Held) Write(now instant, seq uint64, fl *Flight, recalls bool) ratelimit.Claim {
 	// From here on no ask joins this flight: the claim says what waits.
-	fl.sent, fl.at = true, now
+	fl.written, fl.at = true, now
 	name := h.Name
 	switch {
 	case fl.Ahead:
@@ -181,7 +181,7 @@ func (h *Held) Join(now instant, a *ask) (how Joining, fl Flight) {
 		// A claim that has not left takes this ask along. One that has left cannot, and one for the
 		// next window brings this one nothing: the ask waits for its end, and then for a claim of
 		// its own. A key that was about to be given up as idle is in use again.
-		if !h.underWay.sent && !h.underWay.Ahead {
+		if !h.underWay.written && !h.underWay.Ahead {
 			h.underWay.Waiting += waiting
 			h.underWay.largest = max(h.underWay.largest, waiting)
 			h.underWay.GiveUp = false

@@ -27,7 +27,7 @@
 // a time (docs/protocol.md, section 4.2):
 //
 //	wanted by a request (Join), by the Held (Todo.Claim), or by its caller
-//	  --> queued (Flies, or Sent where nobody waits) --> Write --> Lands --> Answer
+//	  --> queued (Flies, or Queued where nobody waits) --> Write --> Lands --> Answer
 //
 // A request that comes before Write goes with the claim. One that comes later waits for its
 // end, and is then asked again. It makes no difference whether the key is packed in between.

@@ -34,7 +34,7 @@ type Todo struct {
 	// LastWords are claims for which nobody waits. When one cannot be sent it is dropped:
 	// the ledger's count of what was over-admitted is then too low.
 	LastWords []*Flight
-	// Claim is to be sent, if not nil; Sent says that it was. When it cannot be, for the
+	// Claim is to be sent, if not nil; Queued says that it was. When it cannot be, for the
 	// queue is full, the next request or sweep that finds it due tries again.
 	Claim *Flight
 	// Then, if At is not 0, ReportDue tells whether a report is to be sent.
@@ -78,8 +78,8 @@ func (h *Held) Flies(fl *Flight) { h.underWay = fl }
 // Lands takes in that none is under way any more, or that it was never sent.
 func (h *Held) Lands() { h.underWay = nil }
 
-// Sent takes in that what Todo had as its claim has been sent.
-func (h *Held) Sent(fl *Flight) {
+// Queued takes in that what Todo had as its claim has been sent.
+func (h *Held) Queued(fl *Flight) {
 	// Each next window is claimed once. When that claim is lost, the first request after the turn
 	// claims; a second one ahead would come too late anyway.
 	if h.underWay = fl; fl.Ahead {
@@ -274,8 +274,8 @@ type Telling uint8
 
 // How far.
 const (
-	Told      Telling = iota // all of it, or there is nothing to tell
-	ToldLater                // an answer has to come first, or others are more urgent
+	AllTold   Telling = iota // all of it, or there is nothing to tell
+	TellLater                // an answer has to come first, or others are more urgent
 	TellNow                  // by a claim that wants nothing
 )
 
@@ -288,7 +288,7 @@ func (h *Held) Tell(now instant, t Retelling) Telling {
 		h.Next, h.triedAhead, h.AheadAt = nil, 0, now
 	}
 	if h.IsTold(now, t.Doubt) {
-		return Told
+		return AllTold
 	}
 	// The ledger's clock has gone ahead, and leases from before that are expired there: this node
 	// must not spend what others may have.
@@ -299,7 +299,7 @@ func (h *Held) Tell(now instant, t Retelling) Telling {
 	// refuses by itself sends no claim, and the ledger would grant its whole limit again.
 	usedUp := h.Lease.Unspent() <= 0 || now < h.Lease.Retry
 	if h.underWay != nil || now < h.Pause || t.UsedUp && !usedUp {
-		return ToldLater
+		return TellLater
 	}
 	return TellNow
 }

@@ -15,10 +15,10 @@ type LedgerClock struct {
 	At     instant       // when they held; 0 if there are none
 }
 
-// MaxDrift is 1 part in so many: 100 parts per million, what a poor quartz
+// MaxSkew is 1 part in so many: 100 parts per million, what a poor quartz
 // does; NTP allows a disciplined clock 15 (PHI, RFC 5905). Two clocks that are
 // further apart contradict what was known, which is then forgotten.
-const MaxDrift = 10_000
+const MaxSkew = 10_000
 
 func nanos(t ledgerTime) time.Duration { return time.Duration(t) * time.Microsecond }
 
@@ -45,7 +45,7 @@ func (c *LedgerClock) Heard(sent, answered instant, t ledgerTime) (step time.Dur
 
 // Widened is what is known of the clock at now: less than when it was heard.
 func (c *LedgerClock) Widened(now instant) LedgerClock {
-	by := max(0, now.Sub(c.At)) / MaxDrift
+	by := max(0, now.Sub(c.At)) / MaxSkew
 	return LedgerClock{Lo: c.Lo - by, Hi: c.Hi + by, At: now}
 }
 
@@ -53,14 +53,14 @@ func (c *LedgerClock) Widened(now instant) LedgerClock {
 // then, what ends at t has not ended.
 func (c *LedgerClock) notBefore(now instant, t ledgerTime) instant {
 	w := c.Widened(now)
-	return instant(nanos(t) - w.Hi).Add(-max(0, nanos(t)-w.Hi-time.Duration(now)) / MaxDrift)
+	return instant(nanos(t) - w.Hi).Add(-max(0, nanos(t)-w.Hi-time.Duration(now)) / MaxSkew)
 }
 
 // surelyBy is the first instant at which it certainly is t: from then on, what
 // begins at t has begun.
 func (c *LedgerClock) surelyBy(now instant, t ledgerTime) instant {
 	w := c.Widened(now)
-	return instant(nanos(t) - w.Lo).Add(max(0, nanos(t)-w.Lo-time.Duration(now)) / MaxDrift)
+	return instant(nanos(t) - w.Lo).Add(max(0, nanos(t)-w.Lo-time.Duration(now)) / MaxSkew)
 }
 
 // Between is what time it is there, at least and at most.

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// However long the trips and however the clocks drift, within MaxDrift, the
+// However long the trips and however the clocks drift, within MaxSkew, the
 // truth stays within what is said, and what is said is soon narrower than a
 // trip.
 func TestLedgerClockBoundsTheTruth(t *testing.T) {
@@ -14,7 +14,7 @@ func TestLedgerClockBoundsTheTruth(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		between := func(lo, hi time.Duration) time.Duration { return lo + time.Duration(rnd.Int64N(int64(hi-lo)+1)) }
 		epoch := 1_800_000_000 * time.Second
-		rate := 1 + (2*rnd.Float64()-1)/MaxDrift
+		rate := 1 + (2*rnd.Float64()-1)/MaxSkew
 		there := func(x instant) time.Duration { return epoch + time.Duration(rate*float64(x)) }
 		var c LedgerClock
 		at := instant(0)

@@ -103,7 +103,7 @@ func (s *script) does() {
 // launches sends a claim for which nobody waits.
 func (s *script) launches(fl *Flight, who string) {
 	s.flying = fl
-	s.key.Sent(fl)
+	s.key.Queued(fl)
 	s.says("%s a claim, %s", who, errandName(fl))
 }
 
@@ -341,7 +341,7 @@ func (c *command) answered() {
 
 // lost has the claim under way stay without an answer.
 func (c *command) lost() {
-	if c.flying == nil || !c.flying.sent {
+	if c.flying == nil || !c.flying.written {
 		c.t.Fatalf("%s: nothing is under way", c.at)
 	}
 	c.takesIn(c.flying, &ratelimit.Grant{Err: context.DeadlineExceeded})
@@ -444,7 +444,7 @@ func (c *command) tells() {
 		return 0
 	}
 	what := c.key.Tell(c.now, Retelling{Doubt: since("doubt"), Lapsed: since("lapsed"), UsedUp: c.has("used-up")})
-	c.says("%s", [...]string{Told: "is told already", ToldLater: "is told later", TellNow: "is to be told now"}[what])
+	c.says("%s", [...]string{AllTold: "is told already", TellLater: "is told later", TellNow: "is to be told now"}[what])
 	c.does()
 	if what == TellNow {
 		c.launches(new(Flight), "tells by")
