@@ -10,6 +10,9 @@ import (
 // Book books n tokens that were admitted without the ledger as spent, so that they are told.
 // It returns the window, if that is known.
 func (h *Held) Book(now instant, a *ask, n tokens) window {
+	// The key may be here for no other reason than this. How long what was admitted counts is the
+	// rule's.
+	h.Rule = a.Rule
 	h.Settled = false
 	h.Unasked = ratelimit.Booked(h.Unasked, n)
 	if h.Lease.Current(now, a) {
