@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"sync"
 	"text/tabwriter"
 	"time"
@@ -64,15 +62,11 @@ descriptors:
 
 // Beside calls two servers in turn at the same rate, while the streams of one report.
 func Beside(ctx context.Context, o BesideOptions) (BesideReport, error) {
-	dir, err := os.MkdirTemp("", "sluice-bench")
+	rules, remove, err := process.Rules(besideRules)
 	if err != nil {
-		return BesideReport{}, fmt.Errorf("bench: %w", err)
+		return BesideReport{}, err
 	}
-	defer os.RemoveAll(dir)
-	rules := filepath.Join(dir, "rules.yaml")
-	if err := os.WriteFile(rules, []byte(besideRules), 0o600); err != nil {
-		return BesideReport{}, fmt.Errorf("bench: %w", err)
-	}
+	defer remove()
 	start := func(binary string) (*process.Process, error) {
 		return process.Sluice(binary, rules, "--log-level", "error", "--rlqs-max-streams", fmt.Sprint(o.Streams))
 	}

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"text/tabwriter"
 	"time"
 
@@ -70,15 +68,11 @@ descriptors:
 // Cost drives this service and an empty server of the same protocol in turn,
 // by the same client, and compares the processor time each uses for a call.
 func Cost(ctx context.Context, o CostOptions) (CostReport, error) {
-	dir, err := os.MkdirTemp("", "sluice-bench")
+	rules, remove, err := process.Rules(costRules)
 	if err != nil {
-		return CostReport{}, fmt.Errorf("bench: %w", err)
+		return CostReport{}, err
 	}
-	defer os.RemoveAll(dir)
-	rules := filepath.Join(dir, "rules.yaml")
-	if err := os.WriteFile(rules, []byte(costRules), 0o600); err != nil {
-		return CostReport{}, fmt.Errorf("bench: %w", err)
-	}
+	defer remove()
 	servers := []*contender{{name: "empty gRPC server", start: startEmpty}, {name: "sluice", start: func(binary string) (*process.Process, error) {
 		return process.Sluice(binary, rules, "--log-level", "error")
 	}}}

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -54,15 +53,11 @@ const keysBatch = 50
 // domains. It looks now and then at its memory, at its metrics and at a key that
 // had used up its budget before.
 func Keys(ctx context.Context, o KeysOptions) ([]KeysPoint, error) {
-	dir, err := os.MkdirTemp("", "sluice-bench")
+	rules, remove, err := process.Rules(keysRules)
 	if err != nil {
-		return nil, fmt.Errorf("bench: %w", err)
+		return nil, err
 	}
-	defer os.RemoveAll(dir)
-	rules := filepath.Join(dir, "rules.yaml")
-	if err := os.WriteFile(rules, []byte(keysRules), 0o600); err != nil {
-		return nil, fmt.Errorf("bench: %w", err)
-	}
+	defer remove()
 	if o.Memory > 0 { // read by the server when it starts, and not by this process any more
 		if err := os.Setenv("GOMEMLIMIT", fmt.Sprintf("%dMiB", o.Memory)); err != nil {
 			return nil, fmt.Errorf("bench: %w", err)

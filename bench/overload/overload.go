@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -106,15 +104,11 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "sluice-bench")
+	file, remove, err := process.Rules(rules)
 	if err != nil {
-		return nil, fmt.Errorf("bench: %w", err)
+		return nil, err
 	}
-	defer os.RemoveAll(dir)
-	file := filepath.Join(dir, "rules.yaml")
-	if err := os.WriteFile(file, []byte(rules), 0o600); err != nil {
-		return nil, fmt.Errorf("bench: %w", err)
-	}
+	defer remove()
 	start := time.Now()
 	share, rejoin, err := process.Divide()
 	if err != nil {

@@ -20,7 +20,7 @@ type Flight struct {
 type Errand struct {
 	GiveUp bool   // return what is unspent, and want nothing
 	recall bool   // return what the next moment does not need: others wait for it
-	keep   tokens // and but for what requests have waited for, who are about to spend it
+	keep   tokens // of that, what requests have waited for and are about to spend stays
 	Ahead  bool   // it is for the next window
 	Reset  bool   // the ledger is to count from nothing again
 	Beat   bool   // it has no claim, and no key: the ledger is only to be heard
@@ -96,7 +96,7 @@ func (h *Held) Write(now instant, seq uint64, fl *Flight, recalls bool) ratelimi
 		waiting := fl.most(h.Rule)
 		if waiting > 0 && h.Rule.Limit.Algorithm != ratelimit.FixedWindow {
 			// Tokens of these algorithms come back one by one, and the node refuses for a while so
-			// that some gather (see plan). Those refused meanwhile would have waited: they are
+			// that some gather (see Plan). Those refused meanwhile would have waited: they are
 			// asked for, too, up to the capacity.
 			waiting = max(waiting, min(h.Demand.Refused, h.Rule.Limit.Capacity()))
 		}
