@@ -7,11 +7,11 @@ import (
 	"net"
 
 	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
+	"github.com/sluice-gate/sluice/ratelimit/transport"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
-
-	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
 
 // empty answers every request with OK and nothing else, as a gRPC server does
@@ -41,7 +41,7 @@ func ServeEmpty(ctx context.Context, address string, out io.Writer) error {
 }
 
 func startEmpty(binary string) (*process.Process, error) {
-	ports, err := process.FreePorts(1)
+	ports, err := freeport.Find(1)
 	if err != nil {
 		return nil, err
 	}

@@ -6,10 +6,10 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
+	"github.com/sluice-gate/sluice/routing/ring"
 
 	"github.com/cespare/xxhash/v2"
-
-	"github.com/sluice-gate/sluice/routing/ring"
 )
 
 // pair is two nodes that own keys together; one of them is driven.
@@ -22,7 +22,7 @@ type pair struct {
 }
 
 func newPair(binary, rules, hotRate string) (*pair, error) {
-	ports, err := process.FreePorts(2)
+	ports, err := freeport.Find(2)
 	if err != nil {
 		return nil, err
 	}

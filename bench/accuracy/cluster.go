@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
 // cluster is a fleet of real nodes that own keys together and share a Redis, with
@@ -64,7 +65,7 @@ func openCluster(o *Options, dir string) (*cluster, error) {
 	for range o.Nodes + 1 { // one more may join
 		m := &member{}
 		c.members = append(c.members, m)
-		if m.ports, err = process.FreePorts(4); err == nil {
+		if m.ports, err = freeport.Find(4); err == nil {
 			if m.redis, err = newProxy("127.0.0.1:0", c.store.Addr); err == nil {
 				m.peer, err = newProxy("127.0.0.1:0", "127.0.0.1:"+m.ports[3])
 			}

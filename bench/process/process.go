@@ -6,15 +6,14 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
+
+	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
 // Process is a server in a process of its own. It is not safe for concurrent use.
@@ -73,7 +72,7 @@ func (p *Process) Stop() {
 
 // Sluice runs a node with these rules on free ports.
 func Sluice(binary, rules string, more ...string) (*Process, error) {
-	ports, err := FreePorts(3)
+	ports, err := freeport.Find(3)
 	if err != nil {
 		return nil, err
 	}
@@ -135,32 +134,3 @@ func (p *Process) PeakMemory() (int64, error) {
 	}
 	return 0, fmt.Errorf("memory of process %d: /proc says nothing of it", p.cmd.Process.Pid)
 }
-
-// FreePorts finds ports that nobody listens on now. They are below those that the
-// system gives to outgoing connections, and not found again in this process until
-// all have been.
-func FreePorts(n int) ([]string, error) {
-	ports := make([]string, 0, n)
-	for range portCount {
-		port := strconv.Itoa(firstPort + int(nextPort.Add(1)%portCount))
-		l, err := net.Listen("tcp", "127.0.0.1:"+port)
-		if err != nil {
-			continue
-		}
-		l.Close()
-		if ports = append(ports, port); len(ports) == n {
-			return ports, nil
-		}
-	}
-	return nil, fmt.Errorf("looking for %d free ports from %d on: there are none", n, firstPort)
-}
-
-const firstPort, portCount = 12_000, 20_000
-
-// nextPort begins elsewhere in each process, so that two rarely look at once at
-// the same.
-var nextPort = func() *atomic.Uint64 {
-	n := &atomic.Uint64{}
-	n.Store(rand.Uint64N(portCount))
-	return n
-}()

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
 // Redis is the store of a run: a process of its own, or one that is there.
@@ -29,7 +31,7 @@ var ErrNoRedis = errors.New("redis-server is not on the PATH: install Redis 6.2 
 func OpenRedis(addr string) (*Redis, error) {
 	s := &Redis{Addr: addr}
 	if addr == "" {
-		ports, err := FreePorts(1)
+		ports, err := freeport.Find(1)
 		if err != nil {
 			return nil, err
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-gate/sluice/bench/caller"
 	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
 // fleet is nodes, and a Redis that was empty when they started.
@@ -39,7 +40,7 @@ func openFleet(binary, dir string, row *Row, m *mode, nodes int) (f *fleet, err 
 	if err = os.WriteFile(rules, []byte(row.file(m)), 0o600); err != nil {
 		return f, fmt.Errorf("bench: %w", err)
 	}
-	ports, err := process.FreePorts(nodes)
+	ports, err := freeport.Find(nodes)
 	if err != nil {
 		return f, err
 	}
@@ -64,7 +65,7 @@ const maxKeys = 200_000
 
 func (f *fleet) startBaseline(binary string, row *Row, nodes int) error {
 	for range nodes {
-		ports, err := process.FreePorts(1)
+		ports, err := freeport.Find(1)
 		if err != nil {
 			return err
 		}

@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
 //go:embed demo.yaml
@@ -126,7 +127,7 @@ func demoRedis(dir string) (*process.Process, error) {
 	if err != nil {
 		return nil, errors.New("there is no redis-server on the PATH: install it (apt-get install redis-server), or name one by --redis")
 	}
-	ports, err := process.FreePorts(1)
+	ports, err := freeport.Find(1)
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +145,7 @@ func (c *demoCmd) start(dir, store string) (nodes []*process.Process, err error)
 	if err != nil {
 		return nil, err
 	}
-	ports, err := process.FreePorts(c.Nodes)
+	ports, err := freeport.Find(c.Nodes)
 	if err != nil {
 		return nil, err
 	}

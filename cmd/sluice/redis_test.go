@@ -17,8 +17,8 @@ import (
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
-	"github.com/sluice-gate/sluice/bench/process"
 	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
 // certificate writes a certificate for name, signed by itself, and its key.
@@ -49,7 +49,7 @@ func certificate(t *testing.T, dir, name string) (cert, key string) {
 
 func freeAddress(t *testing.T) (host, port string) {
 	t.Helper()
-	ports, err := process.FreePorts(1)
+	ports, err := freeport.Find(1)
 	if err != nil {
 		t.Fatal(err)
 	}

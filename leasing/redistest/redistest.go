@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
 // Server is a running redis-server.
@@ -32,12 +34,7 @@ type Server struct {
 // Start runs a redis-server with more arguments.
 func Start(tb testing.TB, args ...string) *Server {
 	tb.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	s := &Server{TB: tb, Addr: l.Addr().String(), args: args, dir: tb.TempDir()}
-	l.Close()
+	s := &Server{TB: tb, Addr: freeAddress(tb), args: args, dir: tb.TempDir()}
 	s.Run()
 	tb.Cleanup(s.Kill)
 	// A Redis that is empty, and not one that has lost its data a moment ago,
@@ -46,6 +43,16 @@ func Start(tb testing.TB, args ...string) *Server {
 	defer client.Close()
 	_ = client.Set(context.Background(), "sluice:epoch", "1 1 1 -", 0).Err()
 	return s
+}
+
+// freeAddress is one on which a server can be started, ended and started again.
+func freeAddress(tb testing.TB) string {
+	tb.Helper()
+	ports, err := freeport.Find(1, freeport.ClusterBus)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return net.JoinHostPort("127.0.0.1", ports[0])
 }
 
 // Run starts the server's process, again after Kill. It keeps nothing on disk.

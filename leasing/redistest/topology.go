@@ -57,12 +57,7 @@ func Sentinel(tb testing.TB, name string, master *Server) *Server {
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		tb.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	s := &Server{TB: tb, Addr: l.Addr().String(), dir: tb.TempDir(), config: config}
-	l.Close()
+	s := &Server{TB: tb, Addr: freeAddress(tb), dir: tb.TempDir(), config: config}
 	s.Run()
 	tb.Cleanup(s.Kill)
 	return s
