@@ -244,16 +244,16 @@ func TestWindowAfterWindow(t *testing.T) {
 // What is claimed for the next window is what lasts for two seconds at the
 // demand of this one.
 func TestNextWindowIsClaimedByDemand(t *testing.T) {
-	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Minute, Requests: 11})
+	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Minute, Requests: 41})
 	s.rule.Coordination.Lease.TTL = time.Hour
 	s.leased(0)
 	s.passes(4 * time.Second)
-	r := s.asks(10)
+	r := s.asks(40)
 	s.exchange()
 	r.says(false, ratelimit.FromClaim)
 	s.passes(40 * time.Second)
 	s.asks(0)
-	if _, c := s.sends(); !c.Ahead || c.Want != 3 { // 11 in 4 s, and 10 in 40: 1.5 a second, between the two
+	if _, c := s.sends(); !c.Ahead || c.Want != 3 { // 41 in 4 s, and 40 in 40, which says more: 1.2 a second
 		t.Errorf("%+v", c)
 	}
 }

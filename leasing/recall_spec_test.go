@@ -224,16 +224,16 @@ func TestRecallDuringAClaimIsAnsweredOnce(t *testing.T) {
 	s.quiet("the recall was answered")
 }
 
-// A recalled node keeps what it spends in 20 ms at its present rate, if it has as
-// much.
+// A recalled node keeps what it spends in 20 ms at the rate that it is sure of, if it has
+// as much.
 func TestRecalledNodeKeepsItsNextMoment(t *testing.T) {
-	for _, c := range []struct{ spends, returned tokens }{{99, 380}, {489, 0}} {
+	for _, c := range []struct{ spends, returned tokens }{{99, 384}, {489, 0}} {
 		s := newRecallScript(t, ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10_000})
 		r := s.asks(1)
 		s.exchange() // 500: a twentieth
 		r.says(false, ratelimit.FromClaim)
 		s.passes(100 * time.Millisecond)
-		s.spends(c.spends) // with the first one, 1000 a second, or 4900
+		s.spends(c.spends) // with the first one, 100 in 100 ms, which prove 800 a second; or 490, which prove 4457
 		s.Recalled(string(keyOf(1)))
 		if got, _ := s.exchange(); got.Spent != c.spends+1 || got.Returned != c.returned {
 			t.Errorf("it spent %d of 500 in 100 ms, and returns %d; it should return %d", got.Spent, got.Returned, c.returned)

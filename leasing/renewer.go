@@ -121,6 +121,7 @@ func (f *Fleet) Recalled(account string) {
 	if h == nil {
 		return
 	}
-	h.Recall()
-	f.do(h, f.clock())
+	now := f.clock()
+	h.Recall(now)
+	f.do(h, now)
 }

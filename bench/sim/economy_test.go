@@ -58,3 +58,34 @@ func TestEconomyOfClaims(t *testing.T) {
 		}
 	}
 }
+
+// Few tokens among many nodes: each of 30 and of 100 nodes is asked for a key a few times a
+// second, or less. What lies unspent at some of them is missing at others, and recalls bring it
+// there: what the limit allows is admitted.
+func TestManyNodesShareFewTokens(t *testing.T) {
+	t.Parallel()
+	for _, nodes := range []int{30, 100} {
+		for _, limit := range []ratelimit.Limit{
+			{Unit: ratelimit.Second, Multiplier: 1, Requests: 100},
+			{Unit: ratelimit.Minute, Multiplier: 1, Requests: 600},
+		} {
+			r := &ratelimit.Rule{
+				Domain: "d", Path: "k", Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{}, Limit: limit,
+			}
+			r.Coordination.Mode = ratelimit.Leasing
+			result, err := Run(Options{
+				Seed: 1, Nodes: nodes, Rule: r, Load: load.Load{Rate: 3000, Keys: 100, Skew: 1.1, Length: 10 * time.Second},
+				Net: Net{Trip: Delay{Least: 500 * time.Microsecond, Tail: 500 * time.Microsecond}, Hop: Delay{Least: 300 * time.Microsecond}},
+			})
+			if err != nil || result.Violation != nil {
+				t.Fatal(err, result.Violation)
+			}
+			t.Logf("%d nodes, %v: %d of %d refused too early, %d less than %d admitted; %.1f claims for 1,000 decisions, %d recalls",
+				nodes, &limit, result.Early, result.Offered, result.Under, result.Admitted+result.Under, result.ClaimsPerThousand(), result.Recalls)
+			if result.Over > 0 || result.Early*1000 > result.Offered || result.Under*1000 > result.Admitted {
+				t.Errorf("%d nodes, %v: %d over; %d of %d refused too early, %d under of %d",
+					nodes, &limit, result.Over, result.Early, result.Offered, result.Under, result.Admitted)
+			}
+		}
+	}
+}

@@ -30,10 +30,12 @@ func (h *Held) Answer(
 	if fl.Ahead {
 		h.keepNext(sent, now, there, fl, g, random())
 		h.Gauge()
+		h.heed(0)
 		return r, drifted
 	}
 	// The next window's lease has taken the place of the one that this claim was written for.
 	if g.Seq != h.Lease.Seq {
+		h.heed(0)
 		return r, drifted
 	}
 	// The answer is about another window than the claim's totals: a new window has begun.
@@ -62,11 +64,9 @@ func (h *Held) Answer(
 	// granted nothing that the ledger would have to hear of.
 	h.Settled = h.Lease.Unspent() == 0 && h.Lease.Spent == fl.Claim.Spent && g.Granted == fl.Claim.Granted
 	h.Plan(sent, now, fl, g, random())
-	// A recall that came while the claim was under way is answered now. What requests have waited
-	// for is kept: they spend it in a moment.
-	if h.Stretched = g.Plenty; h.asked {
-		h.giveBackSome(fl.Claim.Waiting)
-	}
+	h.Stretched = g.Plenty
+	// What requests have waited for is kept: they spend it in a moment.
+	h.heed(fl.Claim.Waiting)
 	h.again = now.Add(RefusalHold)
 	if h.fruitless(now, fl, g) {
 		h.fails(now, random)

@@ -27,14 +27,26 @@ const (
 	// Shortest is the least time a rate is measured over: a burst's first
 	// requests say little.
 	Shortest = 10 * time.Millisecond
+	// memory is for how long what was measured before counts as much as what is measured
+	// now: a claim a second halves what the rate was wrong by.
+	memory = time.Second
+	// proof is by how many standard deviations a count must be beyond a rate to prove that
+	// the rate is higher. Requests that come by chance come n together with a deviation of
+	// the root of n, so that fewer than five prove nothing.
+	proof = 2
 )
 
-// measure ends a stretch of use at now, with so many tokens still asked for.
+// measure ends a stretch of use at now, with so many tokens still asked for. The rate moves
+// towards what was measured by as much as the stretch is long; it rises at once to what so many
+// tokens prove, for a lease that is too small makes requests wait. A single request soon after a
+// claim is no rate: a fleet of many nodes with few requests each would lease far more than it
+// needs.
 func (d *Demand) measure(now instant, waiting tokens) {
 	if d.Since > 0 {
 		seconds := max(now.Sub(d.Since), Shortest).Seconds()
-		rate := float64(d.Used+waiting) / seconds
-		d.PerSec = max(rate, (d.PerSec+rate)/2)
+		n := float64(ratelimit.AddTokens(d.Used, waiting))
+		weight := seconds / (seconds + memory.Seconds())
+		d.PerSec = max(d.PerSec+weight*(n/seconds-d.PerSec), (n-proof*math.Sqrt(n))/seconds)
 	}
 	d.Since, d.Used, d.Refused = now, 0, 0
 }

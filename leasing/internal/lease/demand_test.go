@@ -10,9 +10,9 @@ import (
 
 const second = instant(time.Second)
 
-// A rate is known from the second claim on. It rises to what was measured at
-// once, for a lease that is too small makes requests wait; and falls by half of
-// the difference, for a pause is no proof.
+// A rate is known from the second claim on. It rises at once to what so many tokens
+// prove, for a lease that is too small makes requests wait; beyond that, and where it
+// falls, a second halves the difference, for a pause is no proof.
 func TestDemandRisesAtOnceAndFallsSlowly(t *testing.T) {
 	var d Demand
 	d.Used = 1000
@@ -25,7 +25,7 @@ func TestDemandRisesAtOnceAndFallsSlowly(t *testing.T) {
 		used, waiting tokens
 		want          float64
 	}{
-		{100, 0, 100}, {60, 40, 100}, {400, 0, 400}, {200, 0, 300}, {0, 0, 150},
+		{100, 0, 80}, {100, 0, 90}, {30, 60, 90}, {400, 0, 360}, {160, 0, 260}, {0, 0, 130}, {4, 0, 67},
 	} {
 		at += second
 		d.Used, d.Refused = step.used, 7
@@ -44,10 +44,30 @@ func TestDemandRisesAtOnceAndFallsSlowly(t *testing.T) {
 func TestDemandOfABurst(t *testing.T) {
 	var d Demand
 	d.measure(second, 0)
-	d.Used = 5
+	d.Used = 100
 	d.measure(second.Add(time.Microsecond), 0)
-	if d.PerSec != 500 {
-		t.Errorf("5 requests in a microsecond make %v a second", d.PerSec)
+	if d.PerSec != 8000 { // 100 less two deviations of 10
+		t.Errorf("100 requests in a microsecond make %v a second", d.PerSec)
+	}
+}
+
+// One request a few milliseconds after a claim is what chance brings. On each of a hundred
+// nodes that are asked seven times a second it happens all the time, and is no hundred a second.
+func TestDemandOfChance(t *testing.T) {
+	var d Demand
+	d.measure(second, 0)
+	at := second
+	for range 20 { // 7 a second, by pairs: one waits, and one comes 10 ms after its claim
+		for _, later := range []time.Duration{276 * time.Millisecond, 10 * time.Millisecond} {
+			at = at.Add(later)
+			d.measure(at, 1)
+			if d.PerSec > 10 {
+				t.Fatalf("%v a second where 7 come", d.PerSec)
+			}
+		}
+	}
+	if d.PerSec < 5 {
+		t.Errorf("%v a second where 7 come", d.PerSec)
 	}
 }
 

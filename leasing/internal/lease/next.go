@@ -22,6 +22,7 @@ type NextLease struct {
 	jitter  float64
 	Over    instant // from here on this window may be over
 	Start   instant // from here on the next certainly has begun
+	asked   bool    // it was recalled before that; see Recall
 }
 
 // The next window is claimed so long before it begins, at most: early enough for a
@@ -125,6 +126,9 @@ func (h *Held) Turn(now instant) bool {
 	h.Gauge()
 	h.planAhead(now, now, n.jitter)
 	h.reportInTime()
+	// A recall of the window that is over is over, too.
+	h.asked = n.asked
+	h.heed(0)
 	return true
 }
 

@@ -28,12 +28,26 @@ type recall struct {
 }
 
 // Recall takes in that others wait for what is leased of the key.
-func (h *Held) Recall() {
-	if h.underWay != nil {
+func (h *Held) Recall(now instant) {
+	// What others wait for is of the window that it is now, also where nobody has asked for the key
+	// since it began: it is then that the whole lease is here.
+	h.Turn(now)
+	switch n := h.Next; {
+	// For this node the next window may have begun, and for the ledger it has.
+	case n != nil && now >= n.Over:
+		n.asked = true
+	case h.underWay != nil:
 		h.asked = true
-		return
+	default:
+		h.giveBackSome(0)
 	}
-	h.giveBackSome(0)
+}
+
+// heed answers a recall that came while it could not be, but for keep.
+func (h *Held) heed(keep tokens) {
+	if h.asked && h.underWay == nil {
+		h.giveBackSome(keep)
+	}
 }
 
 // giveBackSome has a claim sent that returns what is not needed, but for keep.

@@ -419,7 +419,7 @@ func (c *command) grant(fl *Flight) ratelimit.Grant {
 }
 
 func (c *command) isRecalled() {
-	c.key.Recall()
+	c.key.Recall(c.now)
 	c.says("is recalled")
 	c.does()
 }
