@@ -57,11 +57,7 @@ func (f *Fleet) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 		for first := 0; first >= 0; first = s.eachBusy(first, func(h *busyKey) {
 			// Keys that nobody asks for any more still have the rate that was measured last.
 			if h.Rule != nil && now.Sub(h.Demand.LastUse) < lease.IdleAfter {
-				seconds := max(now.Sub(h.Demand.Since), lease.Shortest).Seconds()
-				// A rate is measured when a claim is written. Since then more may have been asked
-				// for, which is counted; a key that rests now keeps half of its last rate, so that
-				// it does not vanish between two looks.
-				rate := max(h.Demand.PerSec/2, float64(h.Demand.Used+h.Demand.Refused)/seconds)
+				rate := h.Demand.Rate(now)
 				all.add(n, rate, func() ratelimit.HotKey { return h.Hot(f.keyName(h.key()), rate) })
 			}
 		}) {

@@ -24,9 +24,9 @@ const (
 	// soon is how long before it is used up, at the present rate, a lease is renewed
 	// while there is plenty.
 	soon = 250 * time.Millisecond
-	// Shortest is the least time a rate is measured over: a burst's first
+	// shortest is the least time a rate is measured over: a burst's first
 	// requests say little.
-	Shortest = 10 * time.Millisecond
+	shortest = 10 * time.Millisecond
 	// memory is for how long what was measured before counts as much as what is measured
 	// now: a claim a second halves what the rate was wrong by.
 	memory = time.Second
@@ -36,19 +36,29 @@ const (
 	proof = 2
 )
 
-// measure ends a stretch of use at now, with so many tokens still asked for. The rate moves
-// towards what was measured by as much as the stretch is long; it rises at once to what so many
-// tokens prove, for a lease that is too small makes requests wait. A single request soon after a
-// claim is no rate: a fleet of many nodes with few requests each would lease far more than it
-// needs.
+// measure ends a stretch of use at now, with so many tokens still asked for.
 func (d *Demand) measure(now instant, waiting tokens) {
-	if d.Since > 0 {
-		seconds := max(now.Sub(d.Since), Shortest).Seconds()
-		n := float64(ratelimit.AddTokens(d.Used, waiting))
-		weight := seconds / (seconds + memory.Seconds())
-		d.PerSec = max(d.PerSec+weight*(n/seconds-d.PerSec), (n-proof*math.Sqrt(n))/seconds)
-	}
+	d.PerSec = d.rate(now, ratelimit.AddTokens(d.Used, waiting))
 	d.Since, d.Used, d.Refused = now, 0, 0
+}
+
+// Rate is how many tokens a second are asked for now, refused ones among them.
+func (d *Demand) Rate(now instant) float64 {
+	return d.rate(now, ratelimit.AddTokens(d.Used, d.Refused))
+}
+
+// rate is the rate, with n tokens asked for in the stretch until now. It moves towards what the
+// stretch had by as much as the stretch is long. It rises at once to what so many tokens prove,
+// for a lease that is too small makes requests wait. A single request soon after a claim is no
+// rate: a fleet of many nodes with few requests each would lease far more than it needs.
+func (d *Demand) rate(now instant, n tokens) float64 {
+	if d.Since == 0 {
+		return d.PerSec
+	}
+	seconds := max(now.Sub(d.Since), shortest).Seconds()
+	weight := seconds / (seconds + memory.Seconds())
+	proven := float64(n) - proof*math.Sqrt(float64(n))
+	return max(d.PerSec+weight*(float64(n)/seconds-d.PerSec), proven/seconds)
 }
 
 // want is what to ask for: what lasts for the horizon, within the rule's

@@ -71,6 +71,32 @@ func TestDemandOfChance(t *testing.T) {
 	}
 }
 
+// Between two claims the rate is what a claim would measure, and refused requests count: a key
+// that everyone is refused is asked for as much as before. Asking for it changes nothing.
+func TestDemandBetweenClaims(t *testing.T) {
+	d := Demand{PerSec: 100, Since: second}
+	for _, c := range []struct {
+		after         time.Duration
+		used, refused tokens
+		least, most   float64
+	}{
+		{time.Millisecond, 1, 0, 95, 105}, // a moment says nothing
+		{time.Second, 50, 50, 100, 100},
+		{time.Second, 0, 0, 50, 50}, // it rests
+		{9 * time.Second, 0, 0, 10, 10},
+		{time.Second, 0, 400, 360, 360}, // 400 less two deviations of 20 are proven
+	} {
+		d.Used, d.Refused = c.used, c.refused
+		now := second.Add(c.after)
+		if got := d.Rate(now); got < c.least || got > c.most || got != d.Rate(now) {
+			t.Errorf("%v after a claim, with %d used and %d refused, the rate of 100 is %v, and not %v to %v", c.after, c.used, c.refused, got, c.least, c.most)
+		}
+	}
+	if got := (&Demand{}).Rate(second); got != 0 {
+		t.Errorf("before the first claim it is %v", got)
+	}
+}
+
 // A lease is to last two seconds, or the period if that is shorter. It is at
 // least what waits and what the rule says, at most the limit and what the rule
 // says; a part of a token is a token.
