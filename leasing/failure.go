@@ -45,6 +45,10 @@ func (f *Fleet) fail(ctx context.Context, now instant, a *ask, reason ratelimit.
 // (package routing) spends from the same.
 func (f *Fleet) Alone() *Local { return f.fallback }
 
+// SpendAlone has this node's budgets for outages be those that another limiter of the node
+// spends from already. It must be called before the Fleet is used, which holds no lock for it.
+func (f *Fleet) SpendAlone(budgets *Local) { f.fallback = budgets }
+
 // local spends from a budget of this node alone: local_cap, or the limit's
 // share of one of max_nodes.
 func (f *Fleet) local(ctx context.Context, now instant, a *ask) verdict {

@@ -69,6 +69,9 @@ func (s *Stepped) Epoch() ratelimit.EpochKnown { return s.fleet.Epoch() }
 // Alone is the node's own budgets for outages; see Fleet.Alone.
 func (s *Stepped) Alone() *Local { return s.fleet.Alone() }
 
+// SpendAlone replaces them before the node is used; see Fleet.SpendAlone.
+func (s *Stepped) SpendAlone(budgets *Local) { s.fleet.SpendAlone(budgets) }
+
 // SetDrift lets rules of mode approx spend before the ledger has answered.
 func (s *Stepped) SetDrift(d Drift) { s.fleet.Drift = d }
 

@@ -687,6 +687,10 @@ func (c *core) undo(now instant, asks []ask, verdicts []verdict) {
 	// This comes first, whoever owns the key by now: no owner was ever charged.
 	case v.Source == ratelimit.FromFallback && v.Reason == ratelimit.FallbackPeer:
 		c.undoFallback(now, a, v)
+	// The owner did not answer a claim of the hot key's lease. Whoever owns the key by now, what
+	// decided instead is the limiter that leases: the base knows nothing of it.
+	case v.Source == ratelimit.FromFallback && !c.inStore():
+		c.leases.Undo(now, asks, verdicts)
 	// The owner of now has the account, even if another charged it: accounts move with their keys.
 	case v.Source == ratelimit.FromOwner && owner != "":
 		c.undoAt(owner, a, v)

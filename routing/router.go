@@ -89,7 +89,8 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 	r.base = blocking{base}
 	r.leases = r.base // the account in the store is the same
 	// A key has one budget for outages on each node, whether its store or its owner cannot be
-	// asked. With two of them, a node would admit twice what the rule declares.
+	// asked, and whether a request or a claim of a hot key's lease goes there. With two of them, a
+	// node would admit twice what the rule declares.
 	if f, ok := base.(interface{ Alone() *leasing.Local }); ok {
 		r.fallback = f.Alone()
 	}
@@ -97,6 +98,7 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 		r.storeless(local)
 		r.hotFleet = leasing.NewFleet(ownersLedger{r.core}, ledger.NewHolder(), hot.Most, clock, wall)
 		r.hotFleet.RawNames = true
+		r.hotFleet.SpendAlone(r.fallback)
 		r.leases = blocking{r.hotFleet}
 	}
 	return r
@@ -313,6 +315,9 @@ func (r *Router) Stats() ratelimit.RoutingStats {
 	}
 	return s
 }
+
+// SyncClock is for the budgets of this node alone; see [leasing.Local.SyncClock].
+func (r *Router) SyncClock(now ratelimit.Instant, wall time.Time) { r.fallback.SyncClock(now, wall) }
 
 // Fallbacks counts decisions made because an owner did not answer.
 func (r *Router) Fallbacks() uint64 { return r.stats.fallbacks.Load() }

@@ -120,6 +120,8 @@ func NewStepped(o SteppedOptions) *Stepped {
 			o.After(d, func() { do(); s.Pump() })
 		}, o.Random)
 		c.leases = stepping{s.hot}
+		// One budget for outages, as New has it.
+		s.hot.SpendAlone(c.fallback)
 		s.every(leasing.SweepEvery, func() { s.hot.Sweep(o.Clock()) })
 	}
 	s.every(pingEvery, s.ping)
@@ -315,6 +317,11 @@ func (s *Stepped) Ask(asks []ratelimit.Ask, verdicts []ratelimit.Verdict, decide
 		s.waits = append(s.waits, &steppedWait{w, decided})
 	}
 	s.Pump()
+}
+
+// SyncClock is for the budgets of this node alone; see [leasing.Local.SyncClock].
+func (s *Stepped) SyncClock(now ratelimit.Instant, wall time.Time) {
+	s.core.fallback.SyncClock(now, wall)
 }
 
 // Undo takes back what verdicts charged.

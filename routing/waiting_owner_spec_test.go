@@ -6,7 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing/internal/hot"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -249,5 +251,56 @@ func TestUndoingAnOutage(t *testing.T) {
 			t.Errorf("%v of kind %v: %d are left, want %d", x.policy, x.kind, got, x.left)
 		}
 		c.fallback.TakeOut(s.now, keyOf(1))
+	}
+}
+
+// Where there is no store, a node has one budget for outages of a key, whether its owner does not
+// answer a request or the claim of a hot key's lease: what it admits in all is what the rule
+// declares.
+func TestHotKeyHasOneBudgetForOutages(t *testing.T) {
+	s, a := newPair(t)
+	s.rule.Coordination.OnStoreFailure, s.rule.Coordination.LocalCap = ratelimit.FailLocal, 3
+	key, reasons, admitted := a.ownedBy("b:1"), map[ratelimit.FallbackReason]int{}, ratelimit.Tokens(0)
+	s.crash("b:1")
+	for i := range 12 {
+		a.core.hotHere = hot.Leases{}
+		if i%2 == 0 {
+			a.core.hotHere.Start(s.now, key)
+		}
+		v := make([]verdict, 1)
+		a.Ask([]ask{{Rule: s.rule, Key: key, Cost: 1}}, v, func() {
+			reasons[v[0].Reason]++
+			admitted += v[0].Charged
+		})
+		s.play(2 * ratelimit.StoreDeadline)
+	}
+	if admitted != 3 || reasons[ratelimit.FallbackPeer] != 6 || len(reasons) < 2 {
+		t.Errorf("%d were admitted, want 3; decisions without the owner by reason: %v", admitted, reasons)
+	}
+	r := New(leasing.NewLocal(10, s.now, time.Unix(0, 0)), Options{Addr: "a:1"}, func() instant { return s.now }, time.Unix(0, 0))
+	if r.hotFleet.Alone() != r.fallback {
+		t.Error("a node that serves has a second budget for hot keys")
+	}
+}
+
+// The budgets for outages turn their windows by the wall clock, as owners do.
+func TestOutageBudgetsFollowTheClock(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.rule.Limit.Unit, s.rule.Coordination.LocalCap = ratelimit.Minute, 1
+	s.rule.Coordination.OnStoreFailure = ratelimit.FailLocal
+	n, clock, wall := s.start("a:1"), func() instant { return s.now }, time.Unix(1_800_000_000, 0)
+	r := New(leasing.NewLocal(10, s.now, wall), Options{Addr: "a:1"}, clock, wall)
+	for _, x := range []struct {
+		what string
+		core *core
+		sync func(instant, time.Time)
+	}{{"stepped", n.core, n.SyncClock}, {"serving", r.core, r.SyncClock}} {
+		for i, ahead := range []time.Duration{0, 0, time.Minute, time.Minute} {
+			x.sync(s.now, wall.Add(ahead))
+			v := x.core.fail(context.Background(), s.now, &ask{Rule: s.rule, Key: keyOf(1), Cost: 1})
+			if v.OverLimit != (i%2 == 1) {
+				t.Errorf("%s, ask %d, the clock %v ahead: over limit %v", x.what, i, ahead, v.OverLimit)
+			}
+		}
 	}
 }

@@ -426,7 +426,8 @@ func TestWhereAVerdictIsUndone(t *testing.T) {
 		{"its own", "a:1", verdict{Source: ratelimit.FromLease}, ratelimit.FromLease, base},
 		{"one key too many", "b:1", verdict{Source: ratelimit.FromOverflow}, ratelimit.FromOverflow, base},
 		{"decided without its owner", "b:1", verdict{Source: ratelimit.FromFallback, Reason: ratelimit.FallbackPeer}, 0, nobody},
-		{"decided without a store", "b:1", verdict{Source: ratelimit.FromFallback, Reason: ratelimit.FallbackDeadline}, ratelimit.FromFallback, base},
+		{"its lease's owner did not answer", "b:1", verdict{Source: ratelimit.FromFallback, Reason: ratelimit.FallbackDeadline}, ratelimit.FromFallback, leases},
+		{"its lease's owner did not answer, and this node's by now", "a:1", verdict{Source: ratelimit.FromFallback, Reason: ratelimit.FallbackDeadline}, ratelimit.FromFallback, leases},
 	} {
 		s, a := newPair(t)
 		c, below, hot := a.core, &scriptedBase{}, &scriptedBase{}
@@ -439,6 +440,13 @@ func TestWhereAVerdictIsUndone(t *testing.T) {
 		if below.said != want[base] || hot.said != want[leases] || (len(m.take(0).GetAsks()) == 1) != (x.by == owner) {
 			t.Errorf("%s: the base is told %q, the leases %q", x.what, below.said, hot.said)
 		}
+	}
+	s, a := newPair(t)
+	b := a.withStore()
+	v := verdict{Source: ratelimit.FromFallback, Reason: ratelimit.FallbackDeadline, Charged: 4}
+	a.core.Undo(s.now, []ask{{Rule: s.rule, Key: a.ownedBy("b:1"), Cost: 5}}, []verdict{v})
+	if want := fmt.Sprintf("undo 1 of source %d\n", ratelimit.FromFallback); b.said != want {
+		t.Errorf("decided without a store: its limiter is told %q", b.said)
 	}
 }
 

@@ -4,8 +4,9 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
-	"sync/atomic"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -37,21 +38,74 @@ func (f *Failure) Error() string {
 	return fmt.Sprintf("seed %d: %v\n  of %s\n  replay: %s", f.Seed, f.Violation, f.What, f.Replay)
 }
 
-// Histories plays count histories from the seed first on, on so many cores,
-// until one fails or ctx is done. progress, if not nil, is told how many have
-// been played, from one goroutine at a time.
-func Histories(ctx context.Context, first uint64, count int64, cores int, progress func(int64)) (Summary, error) {
+// Selection is which histories are played. Those that it leaves out are made up, which takes
+// microseconds, and not played, so that a seed is the same history in every selection. The
+// zero Selection is all of them.
+type Selection struct {
+	Mode      string // the name of one of ratelimit.Modes; "": any
+	Storeless bool   // only rings without a store, which no mode but routing has
+}
+
+// Validate tells what no history can be.
+func (s Selection) Validate() error {
+	if s.Mode != "" && !slices.Contains(ratelimit.Modes[:], s.Mode) {
+		return fmt.Errorf("the mode is %q, must be one of %s", s.Mode, strings.Join(ratelimit.Modes[:], ", "))
+	}
+	if s.Storeless && s.Mode != "" && s.Mode != ratelimit.Routing.String() {
+		return fmt.Errorf("the mode is %s, and only mode routing is played without a store", s.Mode)
+	}
+	return nil
+}
+
+func (s Selection) has(o *Options) bool {
+	return (s.Mode == "" || s.Mode == o.Rule.Coordination.Mode.String()) && (!s.Storeless || o.Storeless)
+}
+
+// chosen deals histories out, in the order of their seeds. It is safe for concurrent use.
+type chosen struct {
+	Selection
+	mu   sync.Mutex
+	next uint64 // guarded by mu: the seed to look at
+	left int64  // guarded by mu
+}
+
+// take returns the next history; ok is false when there is none, or ctx is done.
+func (c *chosen) take(ctx context.Context) (o Options, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.left > 0 && ctx.Err() == nil {
+		o := History(c.next)
+		c.next++
+		if c.has(&o) {
+			c.left--
+			return o, true
+		}
+	}
+	return Options{}, false
+}
+
+func (c *chosen) stop() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.left = 0
+}
+
+// Histories plays count histories of a valid selection from the seed first on, on so many
+// cores, until one fails or ctx is done. progress, if not nil, is told how many have been
+// played, from one goroutine at a time.
+func Histories(
+	ctx context.Context, which Selection, first uint64, count int64, cores int, progress func(int64),
+) (Summary, error) {
 	sum := newSummary()
+	all := chosen{Selection: which, next: first, left: count}
 	var (
-		mu   sync.Mutex
-		next atomic.Int64
-		wg   sync.WaitGroup
-		err  error
+		mu  sync.Mutex
+		wg  sync.WaitGroup
+		err error
 	)
 	for range max(1, cores) {
 		wg.Go(func() {
-			for i := next.Add(1) - 1; i < count && ctx.Err() == nil; i = next.Add(1) - 1 {
-				o := History(first + uint64(i))
+			for o, ok := all.take(ctx); ok; o, ok = all.take(ctx) {
 				r, bad := Run(o)
 				mu.Lock()
 				if bad != nil {
@@ -68,7 +122,7 @@ func Histories(ctx context.Context, first uint64, count int64, cores int, progre
 				}
 				mu.Unlock()
 				if stop {
-					next.Store(count)
+					all.stop()
 				}
 			}
 		})

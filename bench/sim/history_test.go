@@ -59,6 +59,8 @@ func TestHistoriesOfBugs(t *testing.T) {
 		6440:  "a lease of mode approx that was reclaimed confirmed what had drifted",
 		27551: "a sliding window forgot what was spent while the claim that ended it travelled",
 		28235: "mode routing reclaimed eagerly, and is declared exact",
+
+		1045565: "a node had a second budget for outages, for hot keys whose owner did not answer",
 	} {
 		if r := play(t, seed); r.Violation != nil {
 			t.Errorf("it was: %s", was)

@@ -77,7 +77,9 @@ func (n *node) look() {
 // right.
 func (r *ring) step(do func()) {
 	if r.local != nil {
-		r.local.SyncClock(r.clock(), time.UnixMicro(int64(r.ledgerTime())))
+		wall := time.UnixMicro(int64(r.ledgerTime()))
+		r.local.SyncClock(r.clock(), wall)
+		r.SyncClock(r.clock(), wall)
 	}
 	do()
 	r.send()

@@ -7,12 +7,26 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // byUnit has limits for a second decided by one limiter, and all others by
 // another: REDIS_PERSECOND. It is safe for concurrent use.
-type byUnit struct{ usual, brief limiter }
+type byUnit struct {
+	usual, brief limiter
+	alone        *leasing.Local
+}
+
+// newByUnit makes one of two fleets, which must not have been used yet.
+func newByUnit(usual, brief *leasing.Fleet) *byUnit {
+	brief.SpendAlone(usual.Alone())
+	return &byUnit{usual, brief, usual.Alone()}
+}
+
+// Alone is the node's own budgets for outages. Both limiters spend from them, so that who decides
+// for a key whose owner is out of reach (package routing) need not know which of the two has it.
+func (b *byUnit) Alone() *leasing.Local { return b.alone }
 
 func (b *byUnit) of(a *ratelimit.Ask) limiter {
 	if a.Rule.Limit.Unit == ratelimit.Second {

@@ -22,21 +22,29 @@ type historiesCmd struct {
 	Count int64  `default:"1000" help:"How many histories."`
 	Seed  uint64 `default:"1" help:"Of the first one."`
 	Cores int    `default:"0" help:"Played at once; 0: one on each core."`
-	Trace bool   `help:"Play the one history of --seed, and print all that happens in it."`
-	JSON  bool   `help:"Print JSON."`
+	Mode  string `help:"Play histories of this mode only, and pass over the seeds of others: leasing, routing or approx."`
+	// NoStore is named as that of check.
+	NoStore bool `help:"Play only rings without a store, which are of mode routing."`
+	Trace   bool `help:"Play the one history of --seed, and print all that happens in it."`
+	JSON    bool `help:"Print JSON."`
 }
 
 // Help is what `sluice sim histories --help` says below its summary.
 func (*historiesCmd) Help() string {
 	return `Examples:
 
-  sluice sim histories --count 10000`
+  sluice sim histories --count 10000
+  sluice sim histories --no-store`
 }
 
 // Run fails if a history does.
 func (c *historiesCmd) Run(s streams) error {
 	if c.Count < 1 || c.Cores < 0 {
 		return fmt.Errorf("--count is %d, must be at least 1; --cores is %d, must not be negative", c.Count, c.Cores)
+	}
+	which := sim.Selection{Mode: c.Mode, Storeless: c.NoStore}
+	if err := which.Validate(); err != nil {
+		return err
 	}
 	if c.Trace {
 		return c.replay(s.out)
@@ -48,7 +56,7 @@ func (c *historiesCmd) Run(s streams) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	start := time.Now()
-	sum, err := sim.Histories(ctx, c.Seed, c.Count, c.Cores, progressLine(s.progress(), c.Count, "histories"))
+	sum, err := sim.Histories(ctx, which, c.Seed, c.Count, c.Cores, progressLine(s.progress(), c.Count, "histories"))
 	if err != nil {
 		return err
 	}

@@ -92,7 +92,7 @@ func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog
 		return nil, err
 	}
 	brief.OnAudit = record
-	d.limiter = &byUnit{usual: usual.Fleet, brief: brief.Fleet}
+	d.limiter = newByUnit(usual.Fleet, brief.Fleet)
 	d.who = newRegistry(usual.client, c.Redis.KeyPrefix, append(usual.Holders(), brief.Holders()...)...)
 	d.run = func(ctx context.Context) error {
 		g, ctx := errgroup.WithContext(ctx)

@@ -42,4 +42,7 @@ func (r routed) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.A
 }
 
 // SyncClock implements limiter.
-func (r routed) SyncClock(now ratelimit.Instant, wall time.Time) { r.base.SyncClock(now, wall) }
+func (r routed) SyncClock(now ratelimit.Instant, wall time.Time) {
+	r.base.SyncClock(now, wall)
+	r.Router.SyncClock(now, wall)
+}

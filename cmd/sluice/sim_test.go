@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-gate/sluice/bench/sim"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 func runLine(args ...string) (code int, out, errs string) {
@@ -31,6 +32,46 @@ func TestSimHistories(t *testing.T) {
 	}
 	if code, _, errs := runLine("sim", "histories", "--count", "0"); code != 1 || !strings.Contains(errs, "--count is 0") {
 		t.Errorf("%d %s", code, errs)
+	}
+}
+
+// Histories of some kind only are played with the seeds that they have among all.
+func TestSimHistoriesOfAKind(t *testing.T) {
+	t.Parallel()
+	for _, x := range []struct {
+		flags []string
+		has   func(o *sim.Options) bool
+	}{
+		{[]string{"--mode", "approx"}, func(o *sim.Options) bool { return o.Rule.Coordination.Mode == ratelimit.Approx }},
+		{[]string{"--no-store"}, func(o *sim.Options) bool { return o.Storeless }},
+		{[]string{"--mode", "routing", "--no-store"}, func(o *sim.Options) bool { return o.Storeless }},
+	} {
+		code, out, errs := runLine(append([]string{"sim", "histories", "--count", "5", "--json"}, x.flags...)...)
+		var sum sim.Summary
+		if err := json.Unmarshal([]byte(out), &sum); err != nil || code != 0 {
+			t.Fatalf("%v: %d %v %s", x.flags, code, err, errs)
+		}
+		played, decisions := int64(0), int64(0)
+		for seed := uint64(1); played < 5; seed++ {
+			if o := sim.History(seed); x.has(&o) {
+				r, err := sim.Run(o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				played, decisions = played+1, decisions+r.Requests
+			}
+		}
+		if sum.Histories != played || sum.Decisions != decisions {
+			t.Errorf("%v: %d histories with %d decisions, want the first %d with %d", x.flags, sum.Histories, sum.Decisions, played, decisions)
+		}
+	}
+	for want, flags := range map[string][]string{
+		"the mode is \"strict\", must be one of leasing": {"--mode", "strict"},
+		"only mode routing is played without a store":    {"--mode", "approx", "--no-store"},
+	} {
+		if code, _, errs := runLine(append([]string{"sim", "histories"}, flags...)...); code != 1 || !strings.Contains(errs, want) {
+			t.Errorf("%v: %d %s, want %q", flags, code, errs, want)
+		}
 	}
 }
 

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/routing"
+)
+
+// gone is a store that does not answer.
+type gone struct{}
+
+func (gone) Settle(_ context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant) {
+	for i := range claims {
+		grants[i] = ratelimit.Grant{Seq: claims[i].Seq, Err: errors.New("gone")}
+	}
+}
+
+// outageRule admits one token in each unit while nothing answers.
+func outageRule(unit ratelimit.Unit) *ratelimit.Rule {
+	r := &ratelimit.Rule{
+		Domain: "d", Path: "k", Limit: ratelimit.Limit{Unit: unit, Requests: 10},
+		Coordination: ratelimit.DefaultCoordination(), Counters: &ratelimit.RuleCounters{},
+	}
+	r.Coordination.OnStoreFailure, r.Coordination.LocalCap = ratelimit.FailLocal, 1
+	return r
+}
+
+// Of two stores, each for its units, a node has one set of budgets for outages: what either
+// limiter admits without its store, nobody admits again for want of a key's owner.
+func TestOneBudgetForOutagesOfTwoStores(t *testing.T) {
+	now, wall := ratelimit.Instant(time.Hour), time.Unix(1_800_000_000, 0)
+	clock := func() ratelimit.Instant { return now }
+	b := newByUnit(leasing.NewFleet(gone{}, 7, 100, clock, wall), leasing.NewFleet(gone{}, 8, 100, clock, wall))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // nobody waits for the store
+	for _, unit := range []ratelimit.Unit{ratelimit.Second, ratelimit.Minute} {
+		rule, v := outageRule(unit), make([]ratelimit.Verdict, 1)
+		asks := []ratelimit.Ask{{Rule: rule, Key: []byte(unit.String()), Cost: 1}}
+		b.Decide(ctx, now, asks, v)
+		if v[0].OverLimit || v[0].Source != ratelimit.FromFallback {
+			t.Fatalf("a limit of a %v is decided %+v", unit, v[0])
+		}
+		asks[0].Rule = rule.LocalShare()
+		if b.Alone().Decide(ctx, now, asks, v); !v[0].OverLimit {
+			t.Errorf("of a limit of a %v, the budget is admitted once more", unit)
+		}
+	}
+}
+
+// The ring's own budgets for outages follow the wall clock, as the base's do.
+func TestClockOfANodeInARing(t *testing.T) {
+	now, wall := ratelimit.Instant(time.Hour), time.Unix(1_800_000_000, 0)
+	clock := func() ratelimit.Instant { return now }
+	base := leasing.NewLocal(100, now, wall)
+	r := routed{routing.New(base, routing.Options{Addr: "a:1"}, clock, wall), base}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // nobody waits for a ring that this node is not in
+	rule := outageRule(ratelimit.Minute)
+	rule.Coordination.Mode = ratelimit.Routing
+	for _, x := range []struct {
+		ahead time.Duration
+		over  bool
+	}{{0, false}, {0, true}, {time.Minute, false}, {time.Minute, true}} {
+		r.SyncClock(now, wall.Add(x.ahead))
+		v := make([]ratelimit.Verdict, 1)
+		r.Decide(ctx, now, []ratelimit.Ask{{Rule: rule, Key: []byte("k"), Cost: 1}}, v)
+		if v[0].OverLimit != x.over || v[0].Reason != ratelimit.FallbackPeer {
+			t.Errorf("%v later: %+v, want over limit %v", x.ahead, v[0], x.over)
+		}
+	}
+}
