@@ -163,12 +163,12 @@ func TestLeaseIsRenewedInTime(t *testing.T) {
 func TestPlentyIsNotRenewedForItsTime(t *testing.T) {
 	minute := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 1000}
 	g := ratelimit.Grant{TTL: 40 * time.Second, Available: 900, Holders: 1, Plenty: true}
-	r := (&Demand{PerSec: 1}).Renewal(second, second, 50, &minute, &g)
+	r := (&Demand{PerSec: 100}).Renewal(second, second, 50, &minute, &g)
 	if r.After != 37*second || r.After >= second.Add(g.TTL-Margin(&ratelimit.Claim{}, g.TTL)) {
 		t.Errorf("a lease of 40 s is renewed after %v", r.After.Sub(second))
 	}
-	if r.Due(36*second, 1) || !r.Due(36*second, 0) {
-		t.Errorf("it is renewed below %d of 50, with a demand of 1 a second", r.below)
+	if r.Due(36*second, 25) || !r.Due(36*second, 24) {
+		t.Errorf("it is renewed below %d of 50, with a demand of 100 a second: those of a quarter of one are 25", r.below)
 	}
 }
 
