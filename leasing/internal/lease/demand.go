@@ -90,6 +90,11 @@ func (r *Renewal) Due(now instant, unspent tokens) bool { return unspent < r.bel
 // round trips pass before the last one is spent.
 func (d *Demand) Renewal(sent, now instant, left tokens, l *ratelimit.Limit, g *ratelimit.Grant) Renewal {
 	r := Renewal{After: sent.Add(g.TTL / 2)}
+	// A lease of plenty mostly ends with its window, and others who need what is left of it recall
+	// it: it is not renewed for time's sake, but before Margin has it end.
+	if g.Plenty {
+		r.After = sent.Add(g.TTL - g.TTL/10)
+	}
 	if rate := float64(l.Requests) / l.Period().Seconds(); l.Algorithm == ratelimit.TokenBucket &&
 		d.PerSec*float64(g.Holders) > rate {
 		// The bucket takes no more than it knows to be spent: report before it is full.

@@ -158,6 +158,20 @@ func TestLeaseIsRenewedInTime(t *testing.T) {
 	}
 }
 
+// A lease of plenty is renewed for its time's sake only in its last tenth, and before the node
+// stops spending it: most end with their window, and what a node does not need is recalled.
+func TestPlentyIsNotRenewedForItsTime(t *testing.T) {
+	minute := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 1000}
+	g := ratelimit.Grant{TTL: 40 * time.Second, Available: 900, Holders: 1, Plenty: true}
+	r := (&Demand{PerSec: 100}).Renewal(second, second, 50, &minute, &g)
+	if r.After != 37*second || r.After >= second.Add(g.TTL-Margin(&ratelimit.Claim{}, g.TTL)) {
+		t.Errorf("a lease of 40 s is renewed after %v", r.After.Sub(second))
+	}
+	if r.Due(36*second, 25) || !r.Due(36*second, 24) {
+		t.Errorf("it is renewed below %d of 50, with a demand of 100 a second: those of a quarter of one are 25", r.below)
+	}
+}
+
 // A bucket takes no more tokens than it has room for, and it holds room back
 // for what it does not know to be spent. So a bucket that is drawn on faster
 // than it fills is told before it would be full: what leases hold counts as

@@ -299,6 +299,7 @@ func (p *packer) numbers(h *Held, flags uint64) {
 	p.when(&h.UnplacedAt, h.Told)
 	packNumber(p, &h.Unasked)
 	p.when(&h.again, h.Heard.Add(RefusalHold))
+	packNumber(p, &h.collects)
 }
 
 // packNumber is a number that is often 0.

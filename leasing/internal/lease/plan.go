@@ -44,12 +44,12 @@ func (h *Held) Plan(sent, now instant, fl *Flight, g *ratelimit.Grant, jitter fl
 	left := h.Lease.Unspent()
 	got := fl.Got(g)
 	short := fl.Claim.Waiting > got
-	h.Recalling = short && g.Recalling
+	h.Recalling, h.collects = short && g.Recalling, 0
 	// Others were asked to give back: what waits claims again after RecallPause. Where nobody was
 	// asked, others may still return tokens by themselves, and the key claims after BackOff at the
 	// earliest. Chance spreads the claims of several nodes.
 	if h.Recalling {
-		h.resume = now.Add(RecallPause)
+		h.resume, h.collects = now.Add(RecallPause), fl.Claim.Waiting
 	} else if short && g.Outstanding > 0 && now >= h.Lease.Retry {
 		h.Lease.Retry = now.Add(BackOff + time.Duration(jitter*float64(BackOff)))
 		h.Lease.RetryCost = Grantable(g) + 1

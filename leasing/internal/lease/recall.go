@@ -25,6 +25,7 @@ type recall struct {
 	Stretched bool    // the lease was made larger and longer: it is not given back when idle
 	Recalling bool    // others have been asked to give back, for this node's claim
 	resume    instant // until then, what waits does not claim again
+	collects  tokens  // and needs so many, of which some may be here
 }
 
 // Recall takes in that others wait for what is leased of the key.
@@ -38,6 +39,10 @@ func (h *Held) Recall(now instant) {
 		n.asked = true
 	case h.underWay != nil:
 		h.asked = true
+	// Of what those who wait here have collected nothing goes back. Two nodes that wait for the same
+	// last tokens would take each other's, to and fro, until the time of both is over.
+	case h.Recalling && now < h.resume:
+		h.giveBackSome(h.collects)
 	default:
 		h.giveBackSome(0)
 	}
