@@ -476,6 +476,13 @@ func (c *command) mayGo() {
 	c.says("%s", may)
 }
 
+// hearsOfClock has another key's answer tell what time it is at the ledger.
+func (c *command) hearsOfClock() {
+	sent := c.now.Add(-2 * time.Millisecond)
+	c.there.Heard(sent, c.now, ledgerBegins.Add(sent.Add(time.Millisecond).Sub(scriptBegins)))
+	c.says("knows what time it is at the ledger")
+}
+
 // ends has the node end: it gives back the next window's lease, or else this one's.
 func (c *command) ends() {
 	c.launches(&Flight{Errand: Errand{GiveUp: true, Last: true, Ahead: c.key.Next != nil}}, "ends, by")
