@@ -460,8 +460,10 @@ func TestContinuousLeaseKeepsNothing(t *testing.T) {
 		t.Errorf("2 of 5 granted, and 10 more at the ledger: %+v", v)
 	}
 	s.holds(5, 2, 3)
-	if _, ok := s.Take(s.now, a, Returns); ok {
-		t.Error("a limit that asks for each decision did not ask")
+	for _, kind := range []ratelimit.Kind{ratelimit.Spend, ratelimit.Peek} {
+		if _, ok := s.Take(s.now, &ask{Rule: s.rule, Kind: kind, Cost: 2}, Returns); ok {
+			t.Errorf("a limit that asks for each decision did not ask for one of kind %d", kind)
+		}
 	}
 	a.Kind, a.Cost = ratelimit.Refund, 1
 	if v := s.Settled(s.now, a, Returns); v.OverLimit || v.Remaining != 14 {
@@ -603,6 +605,37 @@ func TestUndoneDriftIsReturnedAsFarAsItIsConfirmed(t *testing.T) {
 		if got := s.Returned - c.returned; got != c.back {
 			t.Errorf("%s: %d are given back, and not %d", c.name, got, c.back)
 		}
+	}
+}
+
+// A denial drains nothing where more was spent than was granted: what drifted is not given back by it.
+func TestDenialOfALeaseThatOwes(t *testing.T) {
+	s := newLeaseScript(t, ratelimit.FixedWindow, 5)
+	s.Spent = 7
+	if v := s.Deny(s.now, s.spend(3)); v.Charged != 0 || s.Spent != 7 {
+		t.Errorf("charged %d, and %d are spent", v.Charged, s.Spent)
+	}
+}
+
+// A bucket has no more than its burst, whatever is refunded: what is unspent here is a part of that.
+func TestRefundFillsABucketToItsBurst(t *testing.T) {
+	for _, c := range []struct{ available, want tokens }{{50, 58}, {90, 96}} {
+		s := newLeaseScript(t, ratelimit.TokenBucket, 12)
+		s.spends(8)
+		s.Available = c.available
+		a := s.spend(8)
+		a.Kind = ratelimit.Refund
+		s.Settled(s.now, a, Returns)
+		if s.Available != c.want+4 {
+			t.Errorf("of %d at the ledger and 8 that are refunded, %d are there", c.available, s.Available)
+		}
+	}
+}
+
+// A bucket of a limit of 0 takes a period for each token, and not for ever.
+func TestBucketThatNeverRefills(t *testing.T) {
+	if d := RefillTime(5, &ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute}); d != 5*time.Minute {
+		t.Errorf("5 tokens take %v", d)
 	}
 }
 

@@ -101,3 +101,12 @@ func TestUndoOfAForgottenKey(t *testing.T) {
 		t.Errorf("%+v is known of it", h.Lease)
 	}
 }
+
+// Nothing is to be done of a key of which nothing is known, not even a rule.
+func TestSweepOfAKeyWithoutARule(t *testing.T) {
+	var h Held
+	h.Begin(40)
+	if ended := h.Sweep(second, true); !ended || h.Ready() != nil {
+		t.Error("it wants something")
+	}
+}
