@@ -59,6 +59,9 @@ func TestABrokenBoundIsNotExcused(t *testing.T) {
 		{over: 8, all: 8, unasked: 8, declaredN: 5, byPolicy: 1, overByPolicy: 8},
 		{over: 8, all: 8, unasked: 3, declaredN: 5, near: 1, byPolicy: 1, overByPolicy: 3},
 		{over: 8, all: 8, unasked: 2, declaredN: 5, near: 1, beyond: 1, overByPolicy: 2},
+		{over: 1, all: 1, declaredN: 5},
+		{over: 3, all: 3, declaredN: 5},
+		{over: 5, all: 5, declaredN: 5, near: 1},                                   // as declared, and no more
 		{over: 3, all: 8, unasked: 99, declaredN: 5, byPolicy: 1, overByPolicy: 3}, // 5 were over before: near, and counted then
 	} {
 		rule := testRule(ratelimit.Limit{Unit: ratelimit.Day, Requests: 100})
@@ -66,6 +69,9 @@ func TestABrokenBoundIsNotExcused(t *testing.T) {
 		rule.Counters = &ratelimit.RuleCounters{}
 		got := lease.CountBound(rule, &ratelimit.Grant{OverAdmitted: c.over, Over: c.all}, c.unasked)
 		n := rule.Counters
+		if n.OverAdmitted.Load() != uint64(c.over) {
+			t.Errorf("%+v: %d count as over", c, n.OverAdmitted.Load())
+		}
 		if got != c.overByPolicy || n.NearBound.Load() != c.near || n.BeyondBound.Load() != c.beyond || n.BeyondByPolicy.Load() != c.byPolicy {
 			t.Errorf("%+v: %d by policy, near %d, beyond %d, beyond by policy %d", c, got, n.NearBound.Load(),
 				n.BeyondBound.Load(), n.BeyondByPolicy.Load())

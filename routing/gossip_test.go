@@ -65,8 +65,12 @@ func TestGossipedNames(t *testing.T) {
 	expect := func(name string, ok bool) {
 		t.Helper()
 		before := refused
-		if err := n.NotifyAlive(node(name)); (err == nil) != ok || (refused == before) != ok {
+		err := n.NotifyAlive(node(name))
+		if (err == nil) != ok || (refused == before) != ok {
 			t.Errorf("%q is let in %v: %v", name, !ok, err)
+		}
+		if err != nil && len(err.Error()) > maxAddr+200 {
+			t.Errorf("%d bytes of log for a name that somebody made up", len(err.Error()))
 		}
 	}
 	expect("10.0.0.1:1", true)
@@ -74,6 +78,7 @@ func TestGossipedNames(t *testing.T) {
 	expect(":1", false)
 	expect(long, true)
 	expect("h"+long, false)
+	expect(strings.Repeat("h", 10_000)+":1", false)
 	for i := range maxPeers {
 		name := fmt.Sprint("10.0.0.1:", i)
 		expect(name, true)

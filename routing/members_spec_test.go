@@ -169,13 +169,13 @@ func TestPresenceIsRemembered(t *testing.T) {
 	}
 }
 
-// A node says in its greeting whether it owns keys.
+// A node says in its greeting whether it owns keys, and how many beside others.
 func TestGreetingSaysWhoOwnsKeys(t *testing.T) {
 	s := newScript(t, 1, 10)
 	c := s.start("a:1").core
 	for _, present := range []bool{true, false} {
-		c.present = present
-		if h := c.hello(nonce); h.GetAbsent() == present || h.GetAddr() != "a:1" || h.GetIncarnation() != c.incarnation || h.GetVersion() != version {
+		c.present, c.options.Weight = present, 3
+		if h := c.hello(nonce); h.GetAbsent() == present || h.GetWeight() != 3 || h.GetAddr() != "a:1" || h.GetIncarnation() != c.incarnation || h.GetVersion() != version {
 			t.Errorf("present %v: %v", present, h)
 		}
 	}

@@ -283,6 +283,23 @@ func TestLateAnswerOfAnOwnerIsUndone(t *testing.T) {
 	}
 }
 
+// An owner that is to undo something hears whether it had refused: then what it charged is owed beyond
+// the limit, and is taken off that.
+func TestUndoSaysWhetherItWasRefused(t *testing.T) {
+	for _, over := range []bool{true, false} {
+		s := newScript(t, 1, 10)
+		s.ring("a:1", "b:1")
+		a := s.nodes["a:1"]
+		m := a.core.members["b:1"]
+		m.take(0)
+		v := verdict{OverLimit: over, Charged: 2, Window: 3}
+		a.core.undoAt("b:1", &ask{Rule: s.rule, Key: a.ownedBy("b:1"), Kind: ratelimit.Spend, Cost: 5}, &v)
+		if asks := m.take(0).GetAsks(); len(asks) != 1 || asks[0].GetOverLimit() != over || asks[0].GetCharged() != 2 {
+			t.Errorf("refused %v: it is told %v", over, asks)
+		}
+	}
+}
+
 // A peer's ask that its owner cannot answer in time is left to the peer; its policy
 // decides, and not this node's.
 func TestPeersAskThatTakesTooLong(t *testing.T) {

@@ -56,7 +56,7 @@ func (h *Held) Answer(
 	h.expires = sent.Add(g.TTL - Margin(&fl.Claim, g.TTL))
 	// When the next window's lease is here already, this one must end where that may begin.
 	h.agree()
-	if h.Reported = 0; g.Carried {
+	if g.Carried { // of another window than the claim's the ledger knows nothing yet, as begun says
 		h.Reported = fl.Claim.Spent
 	}
 	h.Gauge()

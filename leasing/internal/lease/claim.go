@@ -71,6 +71,11 @@ func (fl *Flight) most(rule *ratelimit.Rule) tokens {
 func (h *Held) Write(now instant, seq uint64, fl *Flight, recalls bool) ratelimit.Claim {
 	// From here on no ask joins this flight: the claim says what waits.
 	fl.written, fl.at = true, now
+	// The next window's lease was to be given back, and its window has begun meanwhile: it is the
+	// current one, and given back as that. A claim ahead would fetch a second lease of this window.
+	if fl.GiveUp && h.Next == nil {
+		fl.Ahead = false
+	}
 	name := h.Name
 	switch {
 	case fl.Ahead:

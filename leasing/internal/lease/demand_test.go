@@ -172,6 +172,22 @@ func TestPlentyIsNotRenewedForItsTime(t *testing.T) {
 	}
 }
 
+// Under plenty a claim fetches much, so that a quarter of a second before the lease is used up is soon
+// enough to renew it, or two round trips where those take longer.
+func TestLeaseOfPlentyIsRenewedLate(t *testing.T) {
+	minute := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10_000}
+	for _, c := range []struct {
+		perSec float64
+		trip   time.Duration
+		below  tokens
+	}{{40, time.Millisecond, 10}, {40, 200 * time.Millisecond, 16}, {4000, time.Millisecond, 500}} {
+		g := ratelimit.Grant{TTL: time.Minute, Available: 5000, Holders: 1, Plenty: true}
+		if r := (&Demand{PerSec: c.perSec}).Renewal(second, second.Add(c.trip), 1000, &minute, &g); r.below != c.below {
+			t.Errorf("at %v a second with trips of %v it is renewed below %d and not %d", c.perSec, c.trip, r.below, c.below)
+		}
+	}
+}
+
 // A bucket takes no more tokens than it has room for, and it holds room back
 // for what it does not know to be spent. So a bucket that is drawn on faster
 // than it fills is told before it would be full: what leases hold counts as

@@ -194,7 +194,7 @@ func (h *Held) Take(now instant, a *ask, waited bool, v *verdict) (ok bool) {
 // the lease does. Otherwise each peek would claim.
 func (h *Held) peekFull(now instant, a *ask) (verdict, bool) {
 	l := &h.Lease
-	if a.Kind != ratelimit.Peek || l.Algorithm != ratelimit.TokenBucket || l.Window == 0 || !l.under(&a.Rule.Limit) ||
+	if a.Kind != ratelimit.Peek || l.Algorithm != ratelimit.TokenBucket || !l.under(&a.Rule.Limit) ||
 		l.Reset > h.Told || now >= l.Deadline {
 		return verdict{}, false
 	}

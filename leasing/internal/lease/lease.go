@@ -292,9 +292,10 @@ func (l *Lease) refilled(now instant) bool {
 // drifted, a claim reported it, and the request was undone before the answer came.
 // They are returned: for a spent token the bucket has held back no refill.
 func (l *Lease) regretted(c *ratelimit.Claim, g *ratelimit.Grant) tokens {
-	drift := c.Spent - (c.Granted - c.Returned)
+	// What is undone is returned at once as far as it had been granted (Unspend): of what the claim
+	// said, only drift can be spent no more and not be returned either.
 	undone := (c.Spent - l.Spent) - (l.Returned - c.Returned)
-	return max(0, min(drift, g.Granted-c.Granted, undone))
+	return max(0, min(g.Granted-c.Granted, undone))
 }
 
 // Carries tells whether the lease's totals are about the grant's window: those

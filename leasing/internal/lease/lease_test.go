@@ -67,6 +67,9 @@ func (s *leaseScript) spends(n tokens) verdict {
 	return v
 }
 
+// spend is a request.
+func (s *leaseScript) spend(n tokens) *ask { return &ask{Rule: s.rule, Kind: ratelimit.Spend, Cost: n} }
+
 // mustAsk expects that the ledger has to be asked.
 func (s *leaseScript) mustAsk(kind ratelimit.Kind, n tokens) {
 	s.Helper()
@@ -324,6 +327,91 @@ func TestUndoWithinItsWindow(t *testing.T) {
 	s.holds(6, 4, 0)
 }
 
+// Undo takes back no more than the verdict charged: no debt where the request owed none, for it was
+// admitted, or only looked, or nobody charges denials now; and no more than is spent still, where
+// another has had a refund meanwhile.
+func TestUndoTakesBackOnlyItsOwn(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		undoes  func(s *leaseScript)
+		debt    tokens
+		spentAt tokens
+	}{
+		{"an admitted request", func(s *leaseScript) { v := s.spends(2); s.Undo(s.spend(2), &v, Keeps) }, 5, 0},
+		{"a look", func(s *leaseScript) {
+			a := &ask{Rule: s.rule, Kind: ratelimit.Peek, Cost: 3}
+			v, _ := s.Take(s.now, a, Keeps)
+			s.Undo(a, &v, Keeps)
+		}, 5, 0},
+		{"a refusal that was not charged, for on_deny was changed", func(s *leaseScript) {
+			s.rule.Coordination.OnDeny = ratelimit.DenyRefunds
+			v := s.Deny(s.now, s.spend(20))
+			s.Undo(s.spend(20), &v, Keeps)
+		}, 5, 0},
+		{"a refusal that was not charged, for others had tokens", func(s *leaseScript) {
+			s.Split = true
+			v := s.Deny(s.now, s.spend(20))
+			s.Undo(s.spend(20), &v, Keeps)
+		}, 5, 0},
+		{"an admitted request of which another was refunded a part", func(s *leaseScript) {
+			s.Debt = 0
+			v := s.spends(3)
+			s.asks(ratelimit.Refund, 2)
+			s.Undo(s.spend(3), &v, Keeps)
+		}, 0, 0},
+	} {
+		s := newLeaseScript(t, ratelimit.FixedWindow, 10)
+		s.Debt = 5
+		c.undoes(s)
+		if s.Debt != c.debt || s.Spent != c.spentAt {
+			t.Errorf("%s: %d are owed and %d spent, and it should be %d and %d", c.name, s.Debt, s.Spent, c.debt, c.spentAt)
+		}
+	}
+}
+
+// A counter that stands exactly at its limit is not over it: a look says so only once a denial was
+// charged beyond, be it of one hit.
+func TestLookAtAnEmptyLease(t *testing.T) {
+	s := newLeaseScript(t, ratelimit.FixedWindow, 5)
+	s.Available = 0
+	s.spends(5)
+	for _, c := range []struct {
+		debt tokens
+		over bool
+	}{{0, false}, {1, true}} {
+		s.Debt = c.debt
+		if v, ok := s.asks(ratelimit.Peek, 0); !ok || v.OverLimit != c.over {
+			t.Errorf("with %d charged beyond the limit a look answers %+v %v", c.debt, v, ok)
+		}
+	}
+	s.refund(2, Keeps) // one pays the debt, one is left
+	if v, ok := s.asks(ratelimit.Peek, 0); !ok || v.OverLimit || v.Remaining != 1 {
+		t.Errorf("with one left a look answers %+v %v", v, ok)
+	}
+}
+
+// A lease keeps the limit that it was granted under, whichever there may be: the next claim gives
+// back under it, and windows are counted by it.
+func TestLeaseKeepsItsLimit(t *testing.T) {
+	const leapYear = 366 * 24 * 60 * 60
+	for _, x := range []ratelimit.Limit{
+		{Unit: ratelimit.Second, Requests: 1},
+		{Unit: ratelimit.Second, Multiplier: leapYear, Requests: ratelimit.MaxLimit},
+		{Unit: ratelimit.Minute, Multiplier: 3, Requests: 1 << 33},
+		{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Year, Requests: 1<<32 - 1},
+		{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Hour, Requests: 7, Burst: ratelimit.MaxLimit},
+		{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Day, Requests: 1 << 39, Burst: 1<<32 + 1},
+	} {
+		var l GrantedLimit
+		if l.SetLimit(&x); l.Limit() != x {
+			t.Errorf("%+v has become %+v", x, l.Limit())
+		}
+		if !l.under(&x) {
+			t.Errorf("%+v: the lease does not know its own limit", x)
+		}
+	}
+}
+
 // A limit that was changed asks the ledger, and gives back what was had under
 // the other.
 func TestLeaseOfAChangedLimit(t *testing.T) {
@@ -372,8 +460,10 @@ func TestContinuousLeaseKeepsNothing(t *testing.T) {
 		t.Errorf("2 of 5 granted, and 10 more at the ledger: %+v", v)
 	}
 	s.holds(5, 2, 3)
-	if _, ok := s.Take(s.now, a, Returns); ok {
-		t.Error("a limit that asks for each decision did not ask")
+	for _, kind := range []ratelimit.Kind{ratelimit.Spend, ratelimit.Peek} {
+		if _, ok := s.Take(s.now, &ask{Rule: s.rule, Kind: kind, Cost: 2}, Returns); ok {
+			t.Errorf("a limit that asks for each decision did not ask for one of kind %d", kind)
+		}
 	}
 	a.Kind, a.Cost = ratelimit.Refund, 1
 	if v := s.Settled(s.now, a, Returns); v.OverLimit || v.Remaining != 14 {
@@ -491,6 +581,61 @@ func TestUndoneDriftGoesBackToTheBucket(t *testing.T) {
 	s.answered(ratelimit.Grant{Granted: 7, Fence: 3, Window: 7})
 	if s.Unspent() != 0 || s.Returned != 3 {
 		t.Errorf("%d were given back instead of 3, %d can be spent", s.Returned, s.Unspent())
+	}
+}
+
+// Of what drifted and was undone, the bucket gets back what it has confirmed, and no more: the rest it
+// never had. What had been given back before makes no difference.
+func TestUndoneDriftIsReturnedAsFarAsItIsConfirmed(t *testing.T) {
+	for _, c := range []struct {
+		name                                   string
+		spent, returned, undone, granted, back tokens
+	}{
+		{"all was confirmed", 9, 0, 3, 9, 3},
+		{"a part was confirmed", 9, 0, 3, 6, 1},
+		{"nothing was confirmed", 9, 0, 3, 5, 0},
+		{"a part was undone", 9, 0, 2, 9, 2},
+		{"some had been given back", 7, 2, 3, 9, 3},
+	} {
+		s := newLeaseScript(t, ratelimit.TokenBucket, 5)
+		s.Spent, s.Returned = c.spent, c.returned
+		s.claims(0, 0)
+		s.Unspend(c.undone, Returns)
+		s.answered(ratelimit.Grant{Granted: c.granted, Fence: 2, Window: 7})
+		if got := s.Returned - c.returned; got != c.back {
+			t.Errorf("%s: %d are given back, and not %d", c.name, got, c.back)
+		}
+	}
+}
+
+// A denial drains nothing where more was spent than was granted: what drifted is not given back by it.
+func TestDenialOfALeaseThatOwes(t *testing.T) {
+	s := newLeaseScript(t, ratelimit.FixedWindow, 5)
+	s.Spent = 7
+	if v := s.Deny(s.now, s.spend(3)); v.Charged != 0 || s.Spent != 7 {
+		t.Errorf("charged %d, and %d are spent", v.Charged, s.Spent)
+	}
+}
+
+// A bucket has no more than its burst, whatever is refunded: what is unspent here is a part of that.
+func TestRefundFillsABucketToItsBurst(t *testing.T) {
+	for _, c := range []struct{ available, want tokens }{{50, 58}, {90, 96}} {
+		s := newLeaseScript(t, ratelimit.TokenBucket, 12)
+		s.spends(8)
+		s.Available = c.available
+		a := s.spend(8)
+		a.Kind = ratelimit.Refund
+		s.Settled(s.now, a, Returns)
+		if s.Available != c.want+4 {
+			t.Errorf("of %d at the ledger and 8 that are refunded, %d are there", c.available, s.Available)
+		}
+	}
+}
+
+// A bucket of a limit of 0 takes a period for each token, and not for ever.
+func TestBucketThatNeverRefills(t *testing.T) {
+	if d := RefillTime(5, &ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute}); d != 5*time.Minute {
+		t.Errorf("5 tokens take %v", d)
 	}
 }
 

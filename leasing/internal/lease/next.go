@@ -61,7 +61,7 @@ func (h *Held) planAhead(sent, now instant, jitter float64) {
 func (h *Held) claimAhead(now instant, seq uint64, giveUp bool) ratelimit.Claim {
 	// The node ends: what was claimed for the next window goes back. (An idle key keeps it, and
 	// gives it back when it is the current one.)
-	if giveUp && h.Next != nil {
+	if giveUp {
 		c := h.Next.Lease.Release(now, seq)
 		c.Ahead = true
 		return c

@@ -50,7 +50,7 @@ func (h *Held) Plan(sent, now instant, fl *Flight, g *ratelimit.Grant, jitter fl
 	// earliest. Chance spreads the claims of several nodes.
 	if h.Recalling {
 		h.resume, h.collects = now.Add(RecallPause), fl.Claim.Waiting
-	} else if short && g.Outstanding > 0 && now >= h.Lease.Retry {
+	} else if short && g.Outstanding > 0 {
 		h.Lease.Retry = now.Add(BackOff + time.Duration(jitter*float64(BackOff)))
 		h.Lease.RetryCost = Grantable(g) + 1
 	}

@@ -214,21 +214,27 @@ func (c *command) value(name string) (string, bool) {
 
 // commands are what may happen to a key. Instants are durations from the script's beginning.
 var commands = map[string]func(*command){
-	"rule":    (*command).rule,       // rule 100/minute sliding_window burst=N FIELD=VALUE...: the rule is this one from now on
-	"at":      (*command).passes,     // at 12.5s: time passes, and what was to be done by then is done
-	"ask":     (*command).asks,       // ask 3 [peek|refund]: a request comes
-	"undo":    (*command).undoes,     // undo: what the last request was charged is taken back
-	"share":   (*command).shares,     // share 5 [heir=F]: the node's share of drift is 5 from now on
-	"checked": (*command).checked,    // checked: requests have waited for check_timeout
-	"late":    (*command).late,       // late [alive]: requests have waited for store_deadline; alive: the ledger answers others
-	"book":    (*command).books,      // book 4: on_store_failure has admitted 4
-	"cached":  (*command).cached,     // cached 4: on_store_failure: cached decides on 4
-	"leaves":  (*command).leaves,     // leaves [recalls] [last]: the claim that is wanted is written
-	"answer":  (*command).answered,   // answer granted=20 available=80 ...: see (*command).grant
-	"lost":    (*command).lost,       // lost: no answer comes
-	"recall":  (*command).isRecalled, // recall: the ledger asks for what is not needed
-	"sweep":   (*command).sweeps,     // sweep [full]: the shell looks after the key; full: its table is
-	"tell":    (*command).tells,      // tell doubt=1s [lapsed=1s] [used-up]: it looks for what is to be told again
-	"drop":    (*command).mayGo,      // drop [full]: it asks whether it may forget the key
-	"pack":    (*command).packs,      // pack: the key is packed, and unpacked
+	"rule":    (*command).rule,         // rule 100/minute sliding_window burst=N FIELD=VALUE...: the rule is this one from now on
+	"at":      (*command).passes,       // at 12.5s: time passes, and what was to be done by then is done
+	"ask":     (*command).asks,         // ask 3 [peek|refund]: a request comes
+	"undo":    (*command).undoes,       // undo: what the last request was charged is taken back
+	"share":   (*command).shares,       // share 5 [heir=F]: the node's share of drift is 5 from now on
+	"checked": (*command).checked,      // checked: requests have waited for check_timeout
+	"late":    (*command).late,         // late [alive]: requests have waited for store_deadline; alive: the ledger answers others
+	"book":    (*command).books,        // book 4: on_store_failure has admitted 4
+	"cached":  (*command).cached,       // cached 4: on_store_failure: cached decides on 4
+	"unbook":  (*command).unbooks,      // unbook: what book or cached has charged last is taken back
+	"leaves":  (*command).leaves,       // leaves [recalls] [reset]: the claim that is wanted is written
+	"answer":  (*command).answered,     // answer granted=20 available=80 chance=50 ...: see (*command).grant; chance is in percent
+	"lost":    (*command).lost,         // lost: no answer comes
+	"recall":  (*command).isRecalled,   // recall: the ledger asks for what is not needed
+	"sweep":   (*command).sweeps,       // sweep [full]: the shell looks after the key; full: its table is
+	"tell":    (*command).tells,        // tell doubt=1s [lapsed=1s] [used-up]: it looks for what is to be told again
+	"drop":    (*command).mayGo,        // drop [full]: it asks whether it may forget the key
+	"clock":   (*command).hearsOfClock, // clock: another key has heard what time it is at the ledger
+	"end":     (*command).ends,         // end: the node ends
+	"counts":  (*command).counts,       // counts: what metrics have of the key
+	"look":    (*command).isLookedAt,   // look: what people see of the lease
+	"seat":    (*command).leavesSeat,   // seat: the node gives up its seat (mode approx)
+	"pack":    (*command).packs,        // pack: the key is packed, and unpacked
 }

@@ -37,12 +37,14 @@ type script struct {
 	cools bool   // it is packed after each command
 
 	there    LedgerClock
+	chance   float64 // what the next answer draws
 	seq      uint64
 	flying   *Flight            // the claim under way
 	left     map[uint64]*Flight // all that have left
 	requests []*scriptRequest   // that wait
 	report   Report
 	last     scriptRequest // that was decided
+	booked   scriptRequest // that on_store_failure has admitted
 
 	charged map[window]tokens // by verdicts, and not undone
 }
@@ -289,13 +291,24 @@ func (c *command) undoes() {
 
 func (c *command) books() {
 	n := c.tokens(c.word(1))
-	switch w := c.key.Book(c.now, &ask{Rule: c.rules, Cost: n}, n); w {
+	r := scriptRequest{ask: ask{Rule: c.rules, Cost: n}}
+	r.v = verdict{Charged: n, Booked: c.key.Book(c.now, &r.ask, n)}
+	c.booked = r
+	switch w := r.v.Booked; w {
 	case 0:
 		c.says("%d were admitted without the ledger, in a window that is not known yet", n)
 	default:
 		c.charged[w] += n
 		c.says("%d were admitted without the ledger, and are spent of %s", n, windowName(w))
 	}
+}
+
+// unbooks takes back what the last request was charged by on_store_failure.
+func (c *command) unbooks() {
+	r := &c.booked
+	c.key.Unbook(&r.ask, &r.v)
+	c.charged[r.v.Booked] -= r.v.Charged
+	c.says("what on_store_failure charged for %s is taken back: %s", r, c.leaseNow())
 }
 
 func (c *command) cached() {
@@ -305,6 +318,7 @@ func (c *command) cached() {
 	if r.v.ResetAfter == 0 { // as Fleet.fail does
 		r.v.ResetAfter = c.rules.Limit.Period()
 	}
+	c.booked = *r
 	c.decided(r, "")
 }
 
@@ -314,6 +328,7 @@ func (c *command) leaves() {
 		c.t.Fatalf("%s: nothing is to be sent", c.at)
 	}
 	c.seq++
+	c.flying.Reset = c.has("reset")
 	claim := c.key.Write(c.now, c.seq, c.flying, c.has("recalls"))
 	c.left[c.seq] = c.flying
 	c.says("claim %s", c.claim(c.flying, &claim))
@@ -333,6 +348,7 @@ func (c *command) answered() {
 		c.t.Fatalf("%s: claim %d has not left", c.at, seq)
 	}
 	g := c.grant(fl)
+	c.chance = float64(c.number("chance", 0)) / 100
 	if g.Err == nil && g.At != 0 {
 		c.there.Heard(fl.at, c.now, g.At)
 	}
@@ -352,7 +368,7 @@ func (s *script) takesIn(fl *Flight, g *ratelimit.Grant) {
 		s.flying = nil
 		s.key.Lands()
 	}
-	r, drifted := s.key.Answer(fl.at, s.now, s.there, fl, g, func() float64 { return 0 })
+	r, drifted := s.key.Answer(fl.at, s.now, s.there, fl, g, func() float64 { return s.chance })
 	s.hears(fl, g)
 	if drifted {
 		s.says("of %d that drifted, %d are confirmed; %d went over the limit, %d of them by on_store_failure",
@@ -393,7 +409,8 @@ func (c *command) grant(fl *Flight) ratelimit.Grant {
 		Seq: claim.Seq, Fence: ratelimit.Fence(at), Window: claim.Window, At: at, Holders: 1,
 		Available: c.number("available", 0), Outstanding: c.number("outstanding", 0), OverAdmitted: c.number("over", 0),
 		TTL: c.lasts("ttl", claim.TTL), RetryAfter: c.lasts("retry", 0),
-		Plenty: c.has("plenty"), Recalling: c.has("recalling"), Relearning: c.has("relearning"), Void: c.has("void"),
+		Stranded: c.number("stranded", 0),
+		Plenty:   c.has("plenty"), Recalling: c.has("recalling"), Relearning: c.has("relearning"), Void: c.has("void"),
 	}
 	g.Over = g.OverAdmitted
 	l := claim.Limit
@@ -457,6 +474,46 @@ func (c *command) mayGo() {
 		may = "may be dropped"
 	}
 	c.says("%s", may)
+}
+
+// hearsOfClock has another key's answer tell what time it is at the ledger.
+func (c *command) hearsOfClock() {
+	sent := c.now.Add(-2 * time.Millisecond)
+	c.there.Heard(sent, c.now, ledgerBegins.Add(sent.Add(time.Millisecond).Sub(scriptBegins)))
+	c.says("knows what time it is at the ledger")
+}
+
+// ends has the node end: it gives back the next window's lease, or else this one's.
+func (c *command) ends() {
+	c.launches(&Flight{Errand: Errand{GiveUp: true, Last: true, Ahead: c.key.Next != nil}}, "ends, by")
+}
+
+// counts prints what metrics have of the key.
+func (c *command) counts() {
+	n := c.rules.Counters
+	c.says("metrics: leased %d, drifting %d, stranded %d; over %d, %d of them by on_store_failure; under %d; shares used up %d",
+		n.Leased.Load(), n.Drifting.Load(), n.Stranded.Load(), n.OverAdmitted.Load(), n.OverByPolicy.Load(),
+		n.UnderAdmitted.Load(), n.ShareUsedUp.Load())
+}
+
+// isLookedAt prints what people see of the lease.
+func (c *command) isLookedAt() {
+	l := c.key.Lease.Look(c.now)
+	fenced := "no fence"
+	if l.Fence != 0 {
+		fenced = "a fence"
+	}
+	c.says("of %s, with %s: granted %d, spent %d, returned %d; unspent %d, drifted %d, elsewhere %d; expires in %s, resets in %s, refuses for %s",
+		windowName(l.Window), fenced, l.Granted, l.Spent, l.Returned, l.Unspent, l.Drifted, l.Elsewhere, l.Expires, l.Resets, l.Refuses)
+}
+
+// leavesSeat prints whether whoever has the node's seat next may use a share at once.
+func (c *command) leavesSeat() {
+	if c.key.Drifting(c.now) {
+		c.says("drift of it counts: who has the seat next must wait")
+		return
+	}
+	c.says("no drift of it counts: who has the seat next need not wait")
 }
 
 func (c *command) packs() {

@@ -97,6 +97,8 @@ func (s *script) claim(fl *Flight, c *ratelimit.Claim) string {
 		{c.Stretch, "stretch"},
 		{c.Recall, "recall"},
 		{c.Refilled, "refilled"},
+		{c.Reset, "reset"},
+		{c.Last, "last"},
 		{c.Window != 0 && c.Fence == 0, "no fence"},
 	} {
 		if flag.set {

@@ -207,7 +207,7 @@ func (h *Held) Finish() {
 func (h *Held) needsLastWord() bool {
 	l := &h.Lease
 	if h.Rule == nil || h.Rule.Coordination.Mode != ratelimit.Approx || l.Algorithm != ratelimit.FixedWindow ||
-		l.Window == 0 || l.Spent == h.Reported {
+		l.Spent == h.Reported {
 		return false
 	}
 	// Where something drifted, or nothing was left, the window may be over its limit. Otherwise it

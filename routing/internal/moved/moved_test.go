@@ -103,6 +103,7 @@ func TestPlausibleAccounts(t *testing.T) {
 		{"a window of a second to come", func(a *ledger.Statement) { a.Window = second + 1 }, false},
 		{"a bucket's window", func(a *ledger.Statement) { a.Window = ratelimit.Window(latest) }, true},
 		{"a bucket's window to come", func(a *ledger.Statement) { a.Window = ratelimit.Window(latest) + 1 }, false},
+		{"a bucket's window of a node whose clock began in 1970", func(a *ledger.Statement) { a.Window = 1<<40 + 1 }, true},
 		{"no such window", func(a *ledger.Statement) { a.Window = -1 }, false},
 		{"a lease for a year", func(a *ledger.Statement) {
 			a.Holders = []ledger.Holding{{Expires: latest, Fence: 1 << 53, Window: second}}
@@ -114,6 +115,28 @@ func TestPlausibleAccounts(t *testing.T) {
 		m := Entry{Key: []byte("k")}
 		if c.change(&m.Account); m.Plausible(here, sent) != c.ok {
 			t.Errorf("%s: plausible %v", c.what, !c.ok)
+		}
+	}
+}
+
+// A peer's clock may be a year ahead of this node's or behind it, to the microsecond, and never shows a
+// time before 1970.
+func TestClocksThatMayBe(t *testing.T) {
+	const here, year = ratelimit.LedgerTime(1_800_000_000_000_000), int64(MostApart / 1000)
+	for _, c := range []struct {
+		here ratelimit.LedgerTime
+		t    int64
+		ok   bool
+	}{
+		{here, int64(here) + year, true},
+		{here, int64(here) + year + 1, false},
+		{here, int64(here) - year, true},
+		{here, int64(here) - year - 1, false},
+		{5, 0, true},
+		{5, -1, false},
+	} {
+		if Current(c.here, c.t) != c.ok {
+			t.Errorf("%d µs from this node's clock: it may be %v", c.t-int64(c.here), !c.ok)
 		}
 	}
 }
