@@ -89,3 +89,25 @@ func (c *serveCmd) sizeTable(m memory, log *slog.Logger) {
 			"max_keys", c.MaxKeys, "table_bytes_at_most", most, "memory_bytes", m.bytes, "memory_of", m.from)
 	}
 }
+
+// The ballast is a part of the heap that nobody reads or writes. Its pages are never touched, so that
+// the machine spends no memory on it. But the collector, which runs each time that the heap has
+// doubled, counts it as kept: the heap grows by a ballast more before it runs.
+//
+// A node keeps 3 MB on the heap, for its table of keys is elsewhere, and each call leaves 3.6 KB
+// behind. Without a ballast the collector runs once in a thousand calls, and takes a sixth of what they
+// cost; with it a fifth as often.
+//
+// GOGC, set to what has the same effect on 3 MB, would let a heap of 100 MB grow by a gigabyte before
+// the collector runs. The ballast adds the same to each heap.
+const mostBallast = 16 << 20
+
+// ballast is to be kept while calls are answered. It is a thirty-second of what this process may use at
+// most: GOMEMLIMIT counts it, although it takes no memory.
+func (m memory) ballast(lookup func(string) (string, bool)) []byte {
+	// Whoever sets GOGC has decided how often the collector runs.
+	if value, _ := lookup("GOGC"); value != "" {
+		return nil
+	}
+	return make([]byte, min(mostBallast, m.bytes/32))
+}

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"testing"
@@ -77,5 +78,34 @@ func TestTableFitsTheMemory(t *testing.T) {
 		if limit := debug.SetMemoryLimit(-1); c.m.from == "the container" && (limit > c.m.bytes*9/10-256<<20+1<<20 || limit < c.m.bytes/4) {
 			t.Errorf("%+v: the collector may use %d", c, limit)
 		}
+	}
+}
+
+// The ballast is a small part of the memory, and none where GOGC is set.
+func TestBallast(t *testing.T) {
+	unset := func(string) (string, bool) { return "", false }
+	for bytes, want := range map[int64]int{64 << 20: 2 << 20, 512 << 20: 16 << 20, 1 << 40: 16 << 20} {
+		if got := len((memory{bytes: bytes}).ballast(unset)); got != want {
+			t.Errorf("of %d bytes of memory, the ballast is %d, want %d", bytes, got, want)
+		}
+	}
+	if got := (memory{bytes: 1 << 40}).ballast(func(name string) (string, bool) { return "100", name == "GOGC" }); got != nil {
+		t.Errorf("with GOGC set the ballast is %d", len(got))
+	}
+}
+
+// With its ballast a node's collector runs when the heap has grown by as much more, and a quiet
+// process has no more memory than without it.
+func TestBallastTakesNoMemory(t *testing.T) {
+	file := t.TempDir() + "/rules.yaml"
+	writeFile(t, file, rules(10))
+	with, without := serve(t, nil, "--config", file), serve(t, []string{"GOGC=100"}, "--config", file)
+	const goal = "go_memstats_next_gc_bytes"
+	with.eventually("the collector counts the ballast", func() bool { return with.metric(goal) >= without.metric(goal)+mostBallast })
+	if runtime.GOOS != "linux" {
+		return // the rest reads what Linux says of processes
+	}
+	if a, b := with.memory("VmRSS"), without.memory("VmRSS"); a > b+mostBallast>>21 {
+		t.Errorf("a quiet process has %d MB, and %d without a ballast", a, b)
 	}
 }

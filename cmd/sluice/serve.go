@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -64,7 +65,9 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	if c.BackendType == memcache {
 		log.Warn("BACKEND_TYPE=memcache has no effect: memcached cannot keep a ledger", "REDIS_URL is set", c.Redis.URL != "", "SINGLE_REPLICA", c.SingleReplica)
 	}
-	c.sizeTable(ownMemory(os.ReadFile), log)
+	own := ownMemory(os.ReadFile)
+	c.sizeTable(own, log)
+	defer runtime.KeepAlive(own.ballast(lookup))
 	p, err := c.assemble(log)
 	if err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -77,7 +78,7 @@ var healthServices = []string{"", "ratelimit"}
 func New(s *rls.Service, public, debug, metrics http.Handler, o Options, log *slog.Logger) (*Server, error) {
 	v := &Server{options: o, log: log, health: health.NewServer()}
 	options := append(transport.Options(o.Caps, o.Budget, o.TLS, o.Gated), rls.ServerCodec(),
-		grpc.ChainStreamInterceptor(fewReflections()))
+		grpc.NumStreamWorkers(workersEach*uint32(runtime.GOMAXPROCS(0))), grpc.ChainStreamInterceptor(fewReflections()))
 	v.grpc = grpc.NewServer(append(options, o.Extra...)...)
 	s.Register(v.grpc)
 	if o.Streams != nil {
@@ -98,6 +99,13 @@ func New(s *rls.Service, public, debug, metrics http.Handler, o Options, log *sl
 	}
 	return v, nil
 }
+
+// workersEach is how many goroutines wait for calls, for each processor. A goroutine that is made for
+// a call begins with a small stack, which is copied to a larger one twice until it is answered: a
+// fifth of what a call costs. Those that wait have grown already. When all of them are at work (streams
+// keep theirs for as long as they last), a call gets a goroutine of its own. They take turns: with
+// hundreds for a processor, each would have a stack that has long left the processor's caches.
+const workersEach = 32
 
 // Reflection is for people, and each of its streams may have 64 KB of replies
 // that wait to be read. So few at a time, and for so long, are enough.
@@ -296,4 +304,5 @@ func (v *Server) close() {
 	for _, l := range v.listeners {
 		l.Close()
 	}
+	v.grpc.Stop() // it has goroutines that wait for calls, served or not
 }

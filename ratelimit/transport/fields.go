@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"bytes"
 	"time"
 
 	"golang.org/x/net/http2/hpack"
@@ -11,52 +12,288 @@ const forever = time.Duration(1<<63 - 1)
 
 // fields reads the header blocks of one connection, all of them and in their order,
 // for each may refer to what those before it have put into the table.
+//
+// Nothing is unpacked that need not be: of the fields that a call has of its own, such as a
+// traceparent, the length counts, and they are kept as they came.
+//
+// gRPC has a table, too. As long as it has read every block, it is the caller's. Once a block has been
+// kept from it that changed the caller's, the two are apart: from then on blocks are packed anew for
+// gRPC (repack), and what only one call has is no longer put into its table.
 type fields struct {
-	decoder *hpack.Decoder
-	// most is how many bytes of a block are looked at, unpacked: what is behind them only goes into the table.
-	most int
+	method  string
+	huffman []byte // the method's code
+	most    int    // bytes of a string
+	caller  table
+	grpc    shelf
+	apart   bool      // the two tables are
+	recent  []meaning // of what the block that is being looked at puts into the table
+	reading field     // of a block
+	timeout struct {  // the last that was unpacked
+		packed   []byte
+		patience time.Duration
+	}
+}
 
-	// Of the block that was read last:
-	method   string
+// sight is what a block says, before it has changed anything.
+type sight struct {
+	gated    bool
 	patience time.Duration
-	size     int
+	changes  bool // it changes the table
+	resizes  bool // it changes how large the table may be
 }
 
-// tableSize is how much of earlier blocks a caller may refer to: HTTP/2's default,
-// which gRPC's server does not change.
-const tableSize = 4096
-
-func newFields(most int) *fields {
-	f := &fields{most: most}
-	f.decoder = hpack.NewDecoder(tableSize, f.field)
-	f.decoder.SetMaxStringLength(most)
-	return f
+func newFields(method string, most int) *fields {
+	return &fields{
+		method: method, huffman: hpack.AppendHuffmanString(nil, method), most: most,
+		caller: newTable(), grpc: newShelf(),
+	}
 }
 
-// read takes in a block. After an error nothing on the connection can be understood.
-func (f *fields) read(block []byte) error {
-	f.method, f.patience, f.size = "", forever, 0
-	// An earlier block that was too long has switched it off (field).
-	f.decoder.SetEmitEnabled(true)
-	if _, err := f.decoder.Write(block); err != nil {
-		return err
+// look reads a block, and changes nothing. It is not ok if nothing on the connection can be understood
+// from here on.
+func (f *fields) look(block []byte) (s sight, ok bool) {
+	s.patience = forever
+	x := &f.reading
+	for len(block) > 0 {
+		index, rest := indexedField(block)
+		var m meaning
+		if index > 0 {
+			m, ok = f.means(index)
+		} else if rest, ok = x.next(block, f.most); ok && x.how != resize {
+			m, ok = f.names(x)
+		}
+		if !ok {
+			return s, false
+		}
+		block = rest
+		switch m.kind {
+		case path:
+			s.gated = m.gated
+		case patient:
+			s.patience = m.patience
+		}
+		if index > 0 {
+			continue
+		}
+		s.resizes = s.resizes || x.how == resize
+		s.changes = s.changes || s.resizes || x.how == inserted
+		if x.how == inserted {
+			f.recent = append(f.recent, m)
+		}
 	}
-	return f.decoder.Close()
+	f.recent = spare(f.recent, tableSize/32)
+	return s, true
 }
 
-func (f *fields) field(x hpack.HeaderField) {
-	// The block is still decoded to its end, for its fields may go into the table that later blocks
-	// refer to. They are only not looked at any more.
-	if f.size += int(x.Size()); f.size > f.most {
-		f.decoder.SetEmitEnabled(false)
-		return
+// spare is what a connection keeps of a buffer for the next block: nothing of one that an absurd block
+// has grown to more than most.
+func spare[E any](b []E, most int) []E {
+	if cap(b) > most {
+		return nil
 	}
-	switch x.Name {
-	case ":path":
-		f.method = x.Value
-	case "grpc-timeout":
-		f.patience = timeout(x.Value)
+	return b[:0]
+}
+
+// means is what the field of an index is, for the block that is being looked at.
+func (f *fields) means(index int) (m meaning, ok bool) {
+	i := index - staticFields
+	switch {
+	case index == staticPath || index == staticPath+1:
+		return meaning{kind: path}, true // it is / or /index.html
+	case i <= 0:
+		return meaning{}, true
+	case i <= len(f.recent):
+		return f.recent[len(f.recent)-i], true
 	}
+	if e := f.caller.at(i - len(f.recent)); e != nil {
+		return e.meaning, true
+	}
+	return meaning{}, false
+}
+
+// names is what a field is that has a value of its own.
+func (f *fields) names(x *field) (m meaning, ok bool) {
+	if x.index == 0 {
+		return f.valued(kindOf(&x.name), &x.value), true
+	}
+	m, ok = f.means(x.index)
+	return f.valued(m.kind, &x.value), ok
+}
+
+func (f *fields) valued(k kind, value *text) meaning {
+	m := meaning{kind: k}
+	switch k {
+	case path:
+		m.gated = value.is(f.method, f.huffman)
+	case patient:
+		m.patience = f.patienceOf(value)
+	}
+	return m
+}
+
+// patienceOf is what a timeout says. Callers have the same again and again.
+func (f *fields) patienceOf(value *text) time.Duration {
+	last := &f.timeout
+	// Eight digits and a unit are shorter, packed or not.
+	if len(value.all) > 16 {
+		return forever
+	}
+	if len(last.packed) == 0 || !bytes.Equal(last.packed, value.all) {
+		// Ten bytes are one more than a timeout has.
+		last.packed, last.patience = append(last.packed[:0], value.all...), timeout(value.unpacked(10))
+	}
+	return last.patience
+}
+
+const timeoutName = "grpc-timeout"
+
+var (
+	pathCode    = hpack.AppendHuffmanString(nil, ":path")
+	timeoutCode = hpack.AppendHuffmanString(nil, timeoutName)
+)
+
+func kindOf(name *text) kind {
+	switch {
+	case name.is(":path", pathCode):
+		return path
+	case name.is(timeoutName, timeoutCode):
+		return patient
+	default:
+		return other
+	}
+}
+
+// audience is who reads a block beside the screen.
+type audience int
+
+const (
+	nobody   audience = iota // its call is refused
+	original                 // gRPC, as it came
+	repacked                 // gRPC, packed anew
+)
+
+// take has a block change what it changes, after it was looked at; packed has it packed anew. It is not
+// ok if nothing on the connection can be understood from here on.
+func (f *fields) take(block []byte, by audience, packed []byte) (_ []byte, ok bool) {
+	x := &f.reading
+	for len(block) > 0 {
+		index, rest := indexedField(block)
+		switch {
+		case index == 0:
+			if rest, ok = x.next(block, f.most); !ok {
+				return packed, false
+			}
+			if x.how != resize {
+				index = x.index
+			}
+		case by == repacked:
+			x.how, x.index = indexed, index
+		default: // it changes nothing
+			block = rest
+			continue
+		}
+		block = rest
+		var named *entry // the field of the table that x is, or whose name it has
+		if index > staticFields {
+			if named = f.caller.at(index - staticFields); named == nil {
+				return packed, false
+			}
+		}
+		if by == repacked {
+			packed = f.repack(packed, x, named)
+		}
+		switch {
+		case x.how == resize && !f.resize(x.index, by):
+			return packed, false
+		case x.how == inserted && !f.insert(x, named, by):
+			return packed, false
+		}
+	}
+	return packed, true
+}
+
+func (f *fields) resize(most int, by audience) bool {
+	if most > tableSize {
+		return false
+	}
+	f.caller.resize(most)
+	if by != nobody {
+		f.grpc.resize(most)
+	}
+	return true
+}
+
+// insert puts a field into the caller's table, and says whether it could be read.
+func (f *fields) insert(x *field, named *entry, by audience) bool {
+	value, ok := x.value.length()
+	if !ok || value > f.most {
+		return false
+	}
+	// The room that is made for the field may be that of the one that has its name.
+	e := entry{static: uint8(x.index), meaning: meaning{kind: other}}
+	var own []byte // the name, packed
+	var name int   // its length
+	switch {
+	case named != nil:
+		e.static, e.kind, own, name = named.static, named.kind, named.packed[:named.value], int(named.name)
+	case x.index > 0:
+		name = staticNames[x.index]
+		if x.index == staticPath || x.index == staticPath+1 {
+			e.kind = path
+		}
+	default:
+		if name, ok = x.name.length(); !ok || name > f.most {
+			return false
+		}
+		e.kind, own = kindOf(&x.name), x.name.all
+	}
+	size := name + value + 32
+	switch by {
+	case original:
+		e.told = f.grpc.add(size)
+	case nobody:
+		f.apart = true
+	}
+	e.meaning, e.name, e.value, e.size = f.valued(e.kind, &x.value), uint16(name), uint16(len(own)), uint16(size)
+	if at := f.caller.put(size); at != nil {
+		e.packed = append(append(at.packed[:0], own...), x.value.all...)
+		*at = e
+	}
+	return true
+}
+
+// repack adds a field for gRPC, whose table has some of the fields that the caller's has.
+func (f *fields) repack(b []byte, x *field, named *entry) []byte {
+	switch {
+	case x.how == resize:
+		// gRPC's table may have fields that the caller's has no longer, and only an empty one may be resized
+		// twice.
+		f.grpc.resize(0)
+		return appendInteger(append(b, resize), resize, 5, x.index)
+	case x.how != indexed:
+		// It is put into no table before another block refers to it.
+		return append(f.repackName(b, x, named), x.value.all...)
+	case named == nil:
+		return appendInteger(b, indexed, 7, x.index)
+	case named.told > 0 && f.grpc.has(named.told):
+		return appendInteger(b, indexed, 7, f.grpc.index(named.told))
+	}
+	b = append(appendInteger(b, inserted, 6, int(named.static)), named.packed...)
+	named.told = f.grpc.add(int(named.size))
+	return b
+}
+
+func (f *fields) repackName(b []byte, x *field, named *entry) []byte {
+	how := x.how & never
+	switch {
+	case named == nil:
+		return append(appendInteger(b, how, 4, x.index), x.name.all...)
+	case named.static > 0:
+		return appendInteger(b, how, 4, int(named.static))
+	case named.told > 0 && f.grpc.has(named.told):
+		return appendInteger(b, how, 4, f.grpc.index(named.told))
+	}
+	return append(append(b, how), named.packed[:named.value]...)
 }
 
 // timeout is what a grpc-timeout says: at most eight digits and a unit. What is none
@@ -92,73 +329,4 @@ func timeout(s string) time.Duration {
 		return forever
 	}
 	return time.Duration(n) * unit
-}
-
-// tableChanges are the parts of a header block that put fields into the table (RFC
-// 7541, 6), in their order: a block of these alone changes it as the whole does. It is
-// not ok if the block is malformed, or changes the table's size.
-func tableChanges(block []byte) (changes []byte, ok bool) {
-	for len(block) > 0 {
-		rest, puts, ok := afterField(block)
-		if !ok {
-			return nil, false
-		}
-		if puts {
-			changes = append(changes, block[:len(block)-len(rest)]...)
-		}
-		block = rest
-	}
-	return changes, true
-}
-
-// afterField is what follows the first field of a block, and tells whether that is
-// put into the table.
-func afterField(b []byte) (rest []byte, puts, ok bool) {
-	first, name := b[0], 4 // the bits in which it names its name
-	switch {
-	case first&0x80 != 0: // both name and value are in the table
-		_, rest, ok = integer(b, 7)
-		return rest, false, ok
-	case first&0x40 != 0:
-		puts, name = true, 6
-	// An instruction to change the table's size. It is allowed, and rare: the block is then passed
-	// on as a whole.
-	case first&0x20 != 0:
-		return nil, false, false
-	}
-	index, rest, ok := integer(b, name)
-	if ok && index == 0 {
-		rest, ok = afterString(rest)
-	}
-	if ok {
-		rest, ok = afterString(rest)
-	}
-	return rest, puts, ok
-}
-
-func afterString(b []byte) ([]byte, bool) {
-	n, rest, ok := integer(b, 7)
-	if !ok || n > len(rest) {
-		return nil, false
-	}
-	return rest[n:], true
-}
-
-// integer is a number in the last bits of the first byte, or if that is full in those
-// that follow. No number here needs more than four of these.
-func integer(b []byte, bits int) (n int, rest []byte, ok bool) {
-	if len(b) == 0 {
-		return 0, nil, false
-	}
-	full := 1<<bits - 1
-	if n = int(b[0]) & full; n < full {
-		return n, b[1:], true
-	}
-	for i, shift := 1, 0; i < len(b) && i <= 4; i, shift = i+1, shift+7 {
-		n += int(b[i]&0x7f) << shift
-		if b[i]&0x80 == 0 {
-			return n, b[i+1:], true
-		}
-	}
-	return 0, nil, false
 }

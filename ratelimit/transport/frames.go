@@ -152,3 +152,17 @@ func appendFrame(b []byte, kind, flags byte, stream uint32, payload ...[]byte) [
 	}
 	return b
 }
+
+// mostFrame is how large a frame may be, where nobody has said otherwise.
+const mostFrame = 16 << 10
+
+// appendHeaders adds a header block, in as many frames as it needs.
+func appendHeaders(b []byte, flags byte, stream uint32, block []byte) []byte {
+	for kind := byte(frameHeaders); ; kind, flags = frameContinuation, 0 {
+		if len(block) <= mostFrame {
+			return appendFrame(b, kind, flags|flagEndHeaders, stream, block)
+		}
+		b = appendFrame(b, kind, flags, stream, block[:mostFrame])
+		block = block[mostFrame:]
+	}
+}

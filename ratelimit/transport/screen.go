@@ -38,12 +38,10 @@ type Gated struct {
 //
 // A call costs gRPC much of its price as soon as its headers are read, refused or not.
 // So the frames of a refused call are taken out of what gRPC reads, and its answer is
-// put between the frames that gRPC writes. What gRPC has to know of it all the same:
-//
-//   - The fields that its header block puts into the connection's table, which later
-//     blocks refer to. They are passed on in headers that gRPC finds malformed at
-//     their second field: it resets their stream, which the caller has forgotten.
-//   - Nothing else. The window for data that was taken out is given back here.
+// put between the frames that gRPC writes. gRPC hears nothing of it, although its header block may have
+// put fields into the connection's table, which later blocks refer to: from then on those that gRPC
+// is to read are packed anew, by a table that gRPC has (fields). The window for data that was taken out
+// is given back here.
 //
 // A call whose headers come in several frames, or in one of more than mostKept bytes,
 // is let in without asking the gate: no known caller sends such.
@@ -60,13 +58,14 @@ type screen struct {
 	pieces []byte            // of a header block that cannot be refused
 	// piecing says that a header block in several frames goes on, of which pieces has what came.
 	piecing bool
-	// passed is the last call that gRPC knows of, and changer the last refused one that changed the
-	// table.
+	first   frame // of that block
+	// passed is the last call that gRPC knows of.
 	passed uint32
 	// drop says that the frame under way is taken out of what gRPC reads.
 	drop    bool
-	changes []byte // of the table, that gRPC is to be told of
-	changer uint32 // the last call that made one
+	instead []byte // what gRPC is to read in the place of frames that were taken out
+	packed  []byte // a block that is packed anew
+	spill   []byte // what gRPC is to read and had no room for; it is read before anything else
 	// cut has the calls that were refused in this read and whose requests go on.
 	cut []uint32
 	// credit counts bytes of data that were taken out, and whose window was not given back yet.
@@ -79,11 +78,11 @@ type screen struct {
 	writing sync.Mutex // held while frames are written
 }
 
-// known is a header block that changes nothing of the table, and has not been read
+// known is a gated header block that changes nothing of the table, and has not been read
 // since the table was changed: the same bytes mean the same again.
 type known struct {
-	block    []byte // empty: none
-	patience time.Duration
+	block []byte // empty: none
+	sight sight
 }
 
 // Frames of headers up to mostKept are decided on when they are whole. It is less than
@@ -97,7 +96,7 @@ func newScreen(g *Gated, headerBytes uint32) *screen {
 	if headerBytes == 0 {
 		headerBytes = 1 << 20
 	}
-	return &screen{Gated: g, refusal: refusal(g.Code, g.Message), fields: newFields(int(headerBytes))}
+	return &screen{Gated: g, refusal: refusal(g.Code, g.Message), fields: newFields(g.Method, int(headerBytes))}
 }
 
 // refusal is a header block that changes nothing of the table, so that it can stand
@@ -120,6 +119,13 @@ func refusal(code codes.Code, message string) []byte {
 // readScreened reads until there is something that gRPC is to know of.
 func (g *guard) readScreened(p []byte) (int, error) {
 	for {
+		if s := g.screen; len(s.spill) > 0 {
+			n := copy(p, s.spill)
+			if s.spill = s.spill[n:]; len(s.spill) == 0 {
+				s.spill = nil
+			}
+			return n, nil
+		}
 		g.await()
 		// What was kept of the last read comes first. There is room, for it is at most mostKept
 		// bytes and p at least readBuffer.
@@ -175,16 +181,29 @@ func (g *guard) screenArrived(b []byte) (passed int, change int64, ok bool) {
 		case g.in.kind == framePing:
 			g.pongLocked(piece)
 		}
+		// All that was consumed so far is room for what is passed on.
+		consumed := len(b) - len(after)
+		if g.in.left == 0 {
+			passed = s.pass(b[:consumed], passed, s.instead)
+			s.instead = spare(s.instead, mostKept)
+		}
 		if !s.drop {
-			passed += s.tell(b[passed:])
-			passed += copy(b[passed:], rest[:len(rest)-len(after)])
+			passed = s.pass(b[:consumed], passed, rest[:len(rest)-len(after)])
 		}
 		rest = after
 	}
-	passed += s.tell(b[passed:])
 	s.settleLocked()
 	g.leaveLocked(s.now)
 	return passed, g.held - before, !g.ended
+}
+
+// pass has gRPC read some bytes behind the first passed of b, or behind what is spilled.
+func (s *screen) pass(b []byte, passed int, more []byte) int {
+	if len(s.spill) == 0 && len(more) <= len(b)-passed {
+		return passed + copy(b[passed:], more)
+	}
+	s.spill = append(s.spill, more...)
+	return passed
 }
 
 // between tells whether what comes next is a frame.
@@ -204,9 +223,11 @@ func whole(b []byte) bool {
 func (g *guard) screenFrameLocked(f *frame, after []byte) bool {
 	s := g.screen
 	switch {
-	case s.piecing && f.kind != frameContinuation:
-		g.ended = true // gRPC would say the same
-		return true
+	case s.piecing:
+		if f.kind != frameContinuation || f.stream != s.first.stream {
+			g.ended = true // gRPC would say the same
+		}
+		return !s.fields.apart
 	case f.kind == frameHeaders:
 		return g.screenHeadersLocked(f, after)
 	// Frames of the connection itself, and of calls that gRPC knows of.
@@ -236,50 +257,68 @@ func (g *guard) screenHeadersLocked(f *frame, after []byte) bool {
 	// A block that is not whole by now is larger than mostKept, or goes on in another frame. It is
 	// not kept, for what is kept has to fit into one read.
 	if f.flags&flagEndHeaders == 0 || len(after) < f.length {
-		s.piecing, s.pieces = true, s.pieces[:0]
+		s.piecing, s.pieces, s.first = true, s.pieces[:0], *f
 		g.letInLocked(f, unasked)
-		return true
+		return !s.fields.apart
 	}
 	block := bare(after[:f.length], f.flags)
-	patience, changes, asks, ok := s.understand(block)
+	says, ok := s.understand(block)
 	switch {
 	case !ok:
 		g.ended = true // gRPC would say the same
-	case !fresh || !asks:
+		return true
+	// What changes the table's size is rare, and gRPC has to know it.
+	case !fresh || !says.gated || says.resizes:
 		g.letInLocked(f, unasked)
-	case s.Gate.Arrive(s.now, s.inside, patience):
+	case s.Gate.Arrive(s.now, s.inside, says.patience):
 		s.inside++
 		g.letInLocked(f, letIn)
 	default:
-		// Blocks after this one may refer to the fields that it put into the table: gRPC has to
-		// know them, although it never hears of the call.
-		s.changes = append(s.changes, changes...)
+		if says.changes {
+			_, ok = s.fields.take(block, nobody, nil)
+			g.ended = g.ended || !ok
+		}
 		g.refuseLocked(f)
 		return false
 	}
-	return true
+	return g.readByBothLocked(f, block, says.changes)
 }
 
-// understand reads a header block. asks says that the gate is to be asked for its
-// call. It is not ok if nothing on the connection can be understood any more.
-func (s *screen) understand(block []byte) (patience time.Duration, changes []byte, asks, ok bool) {
-	// A proxy sends the same headers again and again. To compare them costs much less than to
-	// decode them.
+// understand reads a header block. It is not ok if nothing on the connection can be understood any
+// more.
+func (s *screen) understand(block []byte) (says sight, ok bool) {
+	// A proxy sends the same headers again and again. To compare them costs less than to read them.
 	if len(s.known.block) > 0 && bytes.Equal(block, s.known.block) {
-		return s.known.patience, nil, true, true
+		return s.known.sight, true
 	}
-	if err := s.fields.read(block); err != nil {
-		return 0, nil, false, false
+	if says, ok = s.fields.look(block); !ok {
+		return says, false
 	}
-	changes, ok = tableChanges(block)
-	asks = ok && s.fields.method == s.Method && len(block)-len(changes) >= len(malformed)
 	// After a change of the table the same bytes may refer to other fields.
-	if !ok || len(changes) > 0 {
+	if says.changes {
 		s.known.block = s.known.block[:0]
-	} else if asks {
-		s.known = known{append(s.known.block[:0], block...), s.fields.patience}
+	} else if says.gated {
+		s.known = known{append(s.known.block[:0], block...), says}
 	}
-	return s.fields.patience, changes, asks, true
+	return says, true
+}
+
+// readByBothLocked takes in a block that gRPC is to read, too, and tells whether it is to read it as it
+// came. f is the first frame of it.
+func (g *guard) readByBothLocked(f *frame, block []byte, changes bool) bool {
+	s, ok := g.screen, true
+	if !s.fields.apart {
+		if changes {
+			_, ok = s.fields.take(block, original, nil)
+		}
+		g.ended = g.ended || !ok
+		return true
+	}
+	s.packed, ok = s.fields.take(block, repacked, s.packed[:0])
+	g.ended = g.ended || !ok
+	s.instead = appendHeaders(s.instead, f.flags&flagEndStream, f.stream, s.packed)
+	s.packed = spare(s.packed, mostKept)
+	return false
 }
 
 // throughGate is whether the gate was asked about a frame: whether it has to be told when
@@ -309,31 +348,12 @@ func (g *guard) letInLocked(f *frame, counted throughGate) {
 // refuseLocked answers a call that gRPC never hears of.
 func (g *guard) refuseLocked(f *frame) {
 	s := g.screen
-	// gRPC is told of the table's change in a stream that the caller has used for this call and
-	// that is over: its number is higher than all that gRPC knows.
-	g.latest, s.changer = f.stream, f.stream
+	g.latest = f.stream
 	s.sayLocked(frameHeaders, flagEndHeaders|flagEndStream, f.stream, s.refusal)
 	// The caller goes on to send its request, until it is told to stop (settleLocked).
 	if f.flags&flagEndStream == 0 {
 		s.cut = append(s.cut, f.stream)
 	}
-}
-
-// malformed begins a header block that gRPC takes for malformed at once, and reads to
-// its end for the table's sake: a field like any, and :status after it, both of the
-// static table.
-var malformed = []byte{0x80 | 16, 0x80 | 8}
-
-// tell puts before what is passed on next how the table has changed. There is room
-// for it: the blocks that changed it were taken out, and each of them was longer than what
-// is told of it (understand).
-func (s *screen) tell(b []byte) int {
-	if len(s.changes) == 0 {
-		return 0
-	}
-	told := appendFrame(b[:0], frameHeaders, flagEndHeaders|flagEndStream, s.changer, malformed, s.changes)
-	s.changes = s.changes[:0]
-	return len(told)
 }
 
 // pieceLocked takes in a piece of a header block that is passed on whatever it says.
@@ -352,8 +372,8 @@ func (g *guard) pieceLocked(piece []byte) {
 	}
 	if g.in.flags&flagEndHeaders != 0 {
 		s.piecing = false
-		_, _, _, ok := s.understand(s.pieces)
-		g.ended = g.ended || !ok
+		s.known.block = s.known.block[:0]
+		g.readByBothLocked(&s.first, s.pieces, true)
 		s.pieces = nil
 	}
 }
