@@ -324,7 +324,7 @@ func TestChartRefuses(t *testing.T) {
 		"maxNodes is 10, and there may be 11 pods":        {"maxNodes": 10, "autoscaling": map[string]any{"enabled": true}},
 		"maxNodes is 2, and there may be 4 pods":          {"env": map[string]any{"COORDINATION_MAX_NODES": 2}},
 		"rules, a.yaml: max_nodes is 3, and there may be": {"rules": map[string]any{"a.yaml": "coordination: {mode: approx, max_nodes: 3}"}},
-		"lower maxKeys to 429496 at most":                 {"maxKeys": 1000000, "resources": map[string]any{"limits": map[string]any{"memory": "512Mi"}}},
+		"lower maxKeys to 671088 at most":                 {"maxKeys": 1000000, "resources": map[string]any{"limits": map[string]any{"memory": "512Mi"}}},
 	} {
 		v, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{Name: "sluice", Namespace: "sluice"}, chartutil.DefaultCapabilities)
 		if err != nil {
