@@ -145,8 +145,15 @@ func TestHashOfIsTheLastValues(t *testing.T) {
 		t.Error("of the last unit that there may be")
 	}
 	for _, k := range [][]byte{
-		key("api_key", ""), key("k", string(make([]byte, 200))), nil, {1}, {1, 2, 3, 200, 1}, tooLong,
-		{1, 2, 0x80, 0x80}, {1, 2, 3, 0xff}, {1, 2, 3, 5, 'a', 'b', 'c', 'd'}, append([]byte{1, 2, 3, 0xfd}, make([]byte, 0xfd)...),
+		key("api_key", ""), key("k", string(make([]byte, 200))), nil,
+		{1},
+		{1, 2, 3, 200, 1},
+		tooLong,
+		{1, 2, 0x80, 0x80},
+		{1, 2, 3, 0xff},
+		{1, 2, 3, 0xff, 9},
+		{1, 2, 3, 5, 'a', 'b', 'c', 'd'},
+		append([]byte{1, 2, 3, 0xfd}, make([]byte, 0xfd)...),
 	} {
 		if HashOf(k) != xxhash.Sum64(k) {
 			t.Errorf("%q is not hashed whole", k)
@@ -158,8 +165,15 @@ func TestHashOfIsTheLastValues(t *testing.T) {
 // have the same.
 func TestRingIsBounded(t *testing.T) {
 	for _, c := range []struct{ nodes, weight, each int }{
-		{1, 1, PointsPerNode}, {1000, 1, PointsPerNode}, {20, 100, PointsPerNode}, {21, 100, PointsPerNode / 2}, {1001, 100, 32},
-		{2048, 1, PointsPerNode}, {2049, 1, PointsPerNode / 2}, {4096, 0, PointsPerNode / 2}, {1, MostPoints, 1},
+		{1, 1, PointsPerNode},
+		{1000, 1, PointsPerNode},
+		{20, 100, PointsPerNode},
+		{21, 100, PointsPerNode / 2},
+		{1001, 100, 32},
+		{2048, 1, PointsPerNode},
+		{2049, 1, PointsPerNode / 2},
+		{4096, 0, PointsPerNode / 2},
+		{1, MostPoints, 1},
 	} {
 		m := members(c.nodes)
 		for i := range m {

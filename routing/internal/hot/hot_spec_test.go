@@ -1,6 +1,7 @@
 package hot
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -55,6 +56,8 @@ func TestHotKey(t *testing.T) {
 		{"of ten there is", 0, time.Second, append([]hits{{1, 300}}, others(9, 100)...), false},
 		{"more than ten times the mean of 20", 0, time.Second, append([]hits{{1, 3000}}, others(19, 1)...), true},
 		{"no more than ten times the mean of 20", 0, time.Second, append([]hits{{1, 1900}}, others(19, 100)...), false},
+		{"one more than ten times the mean", 0, time.Second, append([]hits{{1, 381}}, others(19, 20)...), true},
+		{"ten times the mean", 0, time.Second, append([]hits{{1, 380}}, others(19, 20)...), false},
 		{"ten times the mean, and no more than 200", 0, time.Second, append([]hits{{1, 200}}, others(100, 1)...), false},
 		{"ten times the mean, and more than 200", 0, time.Second, append([]hits{{1, 201}}, others(100, 1)...), true},
 		{"ten times the mean, and 300 in two seconds", 0, 2 * time.Second, append([]hits{{1, 300}}, others(100, 1)...), false},
@@ -82,10 +85,24 @@ func TestHotNames(t *testing.T) {
 	}
 }
 
+// A busy second says nothing of the next one.
+func TestHotAfterABusySecond(t *testing.T) {
+	h := New(0)
+	asked(h, time.Second, others(20, 5000)...)
+	now := 11 * second
+	for i := range 3000 {
+		h.Hit(now, keyOf(7))
+		h.Hit(now, keyOf(100+i%19))
+	}
+	if !h.Hit(now.Add(time.Second), keyOf(7)) {
+		t.Error("a key that is asked for 19 times as often as each of 19 others is not hot")
+	}
+}
+
 // Keys without number take no more room than some hundred, and the count of one that is asked for
 // while they come is never too low.
 func TestFloodHidesNoHotKey(t *testing.T) {
-	h := New(100)
+	h := New(199)
 	now := 10 * second
 	for i := range 20_000 {
 		h.Hit(now, keyOf(1_000_000+i))
@@ -100,6 +117,9 @@ func TestFloodHidesNoHotKey(t *testing.T) {
 	}
 	if !h.Hit(now.Add(time.Second), keyOf(7)) {
 		t.Error("a key that was asked for 200 times is not hot")
+	}
+	if names := h.Names(now.Add(time.Second)); !slices.Contains(names, string(keyOf(7))) {
+		t.Errorf("%q are hot", names)
 	}
 }
 
@@ -118,16 +138,17 @@ func TestLeasesOfHotKeys(t *testing.T) {
 	if names := h.Names(); len(names) != 1 || names[0] != string(keyOf(1)) {
 		t.Errorf("%q", names)
 	}
-	for range 98 {
-		h.Use(2*second, keyOf(1))
-	}
-	for i := range 2 {
-		// The 100th use in two seconds; then, of the next two, the first and only.
-		if kept := h.Use(second.Add(time.Duration(i+1)*2*time.Second), keyOf(1)); kept != (i == 0) {
+	// One use was above: 100 in each of two seconds, and again, and then 99.
+	for i, uses := range []int{98, 99, 98} {
+		end := second.Add(time.Duration(i+1) * 2 * time.Second)
+		for range uses {
+			h.Use(end.Add(-time.Second), keyOf(1))
+		}
+		if kept := h.Use(end, keyOf(1)); kept != (i < 2) {
 			t.Errorf("after %d seconds it is leased: %v", 2*(i+1), kept)
 		}
 	}
-	if h.n.Load() != 0 || len(h.Names()) != 0 || h.Use(6*second, keyOf(1)) {
+	if h.n.Load() != 0 || len(h.Names()) != 0 || h.Use(8*second, keyOf(1)) {
 		t.Errorf("%d are leased: %q", h.n.Load(), h.Names())
 	}
 }
