@@ -493,7 +493,12 @@ func TestLastWordIsWhole(t *testing.T) {
 	if c != want {
 		t.Errorf("got  %+v\nwant %+v", c, want)
 	}
-	b.Fail(errors.New("gone"))
+	var told []lease.Reconciliation
+	s.fleet.OnReconcile = func(r lease.Reconciliation) { told = append(told, r) }
+	b.Answer([]ratelimit.Grant{{Seq: c.Seq, Window: c.Window, Fence: c.Fence, Granted: c.Granted, Carried: true, OverAdmitted: 3, At: ledgertest.Epoch}})
+	if len(told) != 1 || told[0].Key != before.Key || told[0].Window != g.Window || told[0].Over != 3 {
+		t.Errorf("what the last word has settled is told as %+v", told)
+	}
 	if by := s.Stats().ClaimsBy; by[ratelimit.ClaimFinal] != 1 {
 		t.Errorf("%v", by)
 	}
@@ -609,6 +614,12 @@ func TestSmallLeasesAndVoidOnes(t *testing.T) {
 	b.Answer([]ratelimit.Grant{{Seq: c.Seq, Window: c.Window, Fence: c.Fence + 1, Granted: c.Spent, Void: true, Carried: true, TTL: c.TTL, ResetAfter: time.Minute, At: ledgertest.Epoch}})
 	if x := s.Stats(); x.LeaseSizes.Count != 1 || x.Void != 1 {
 		t.Errorf("%+v", x)
+	}
+	s.asks(1)
+	b, c = s.sends()
+	b.Answer([]ratelimit.Grant{{Seq: c.Seq, Window: c.Window, Fence: c.Fence + 1, Granted: c.Granted + 1, Carried: true, TTL: c.TTL, ResetAfter: time.Minute, At: ledgertest.Epoch}})
+	if x := s.Stats(); x.LeaseSizes.Count != 2 || x.LeaseSizes.Sum != 2 {
+		t.Errorf("two leases of one are counted as %+v", x.LeaseSizes)
 	}
 }
 

@@ -7,9 +7,10 @@ var thePlan = plan{
 		"leasing/internal/lease/lease.go", "leasing/internal/lease/held.go", "leasing/internal/lease/claim.go", "leasing/internal/lease/answer.go",
 		"leasing/internal/lease/next.go", "leasing/internal/lease/share.go", "leasing/internal/lease/plan.go", "leasing/internal/lease/unasked.go",
 		"leasing/internal/lease/demand.go", "leasing/internal/lease/gauges.go", "leasing/internal/lease/recall.go", "leasing/internal/lease/ledgerclock.go",
+		"leasing/internal/keytable/sharding.go",
 		"leasing/flight.go", "leasing/waiting.go", "leasing/batch.go", "leasing/failure.go", "leasing/loss.go", "leasing/breaker.go", "leasing/renewer.go", "leasing/late.go",
 		"approx/keeper.go", "approx/plan.go", "approx/seats.go", "approx/seats.lua",
-		"routing/decide.go", "routing/members.go", "routing/handover.go", "routing/fetch.go", "routing/outbox.go", "routing/internal/moved/moved.go", "routing/core.go", "routing/gossip.go", "routing/ring/kept.go",
+		"routing/decide.go", "routing/members.go", "routing/handover.go", "routing/fetch.go", "routing/outbox.go", "routing/internal/moved/moved.go", "routing/core.go", "routing/gossip.go", "routing/ring/kept.go", "routing/ring/ring.go", "routing/internal/hot/hot.go",
 	},
 	// As many as a run of an hour can hold, fewest where most are alike: what is
 	// written twice has most of its faults in both at once, for in one alone the
@@ -27,14 +28,16 @@ var thePlan = plan{
 		"leasing/renewer.go": 60, "leasing/late.go": 60,
 		"approx/keeper.go": 50, "approx/plan.go": 40, "approx/seats.go": 40, "approx/seats.lua": 25,
 		"routing/decide.go": 35, "routing/members.go": 35, "routing/handover.go": 35, "routing/fetch.go": 40, "routing/outbox.go": 40, "routing/internal/moved/moved.go": 20,
-		"routing/core.go": 35, "routing/gossip.go": 35, "routing/ring/kept.go": 60,
+		"routing/core.go": 35, "routing/gossip.go": 35, "routing/ring/kept.go": 60, "routing/ring/ring.go": 60, "routing/internal/hot/hot.go": 60,
 	},
 	suites: []suite{
 		{dir: "leasing", waits: "^TestFleet|^TestMoreKeys"},
 		{dir: "leasing/internal/lease"},
+		{dir: "leasing/internal/keytable"},
 		{dir: "leasing/ledger", waits: "^TestRedisReloads", labels: []string{"Histor=histories", "TestRedisAnswersAsMemoryDoes=comparison"}},
 		{dir: "approx", waits: "^Test(Drift|OverAdmission|OneNode)", labels: []string{"TestSeats$=comparison"}},
 		{dir: "routing/internal/moved"},
+		{dir: "routing/internal/hot"},
 		{dir: "routing/ring"},
 		{dir: "routing", waits: "^Test(Router|Gossip|DNS)"},
 		{

@@ -64,12 +64,11 @@ func New(members []Member) *Ring {
 	// at about one point instead of the twenty of a binary search.
 	size := bits.Len(uint(len(r.points)))
 	r.shift = uint8(64 - size)
-	r.start = make([]int32, 1<<size+1)
+	r.start = make([]int32, 1<<size)
 	for i := range r.start {
 		least := uint64(i) << r.shift
 		r.start[i] = int32(sort.Search(len(r.points), func(p int) bool { return r.points[p].hash >= least }))
 	}
-	r.start[len(r.start)-1] = int32(len(r.points))
 	return r
 }
 

@@ -118,10 +118,12 @@ func TestRingIsEnvoys(t *testing.T) {
 	t.Error("no point at 127.0.0.1:90_17")
 }
 
+// Whatever its limit's multiplier is, a key is where its last value is; and where it has none, or was
+// too long, or was made up, it is hashed whole.
 func TestHashOfIsTheLastValues(t *testing.T) {
-	limit := ratelimit.Limit{Unit: ratelimit.Minute, Multiplier: 300, Requests: 1}
+	multiplier := uint32(300)
 	key := func(entries ...string) []byte {
-		b := ratelimit.AppendPrefix(nil, "edge", limit)
+		b := ratelimit.AppendPrefix(nil, "edge", ratelimit.Limit{Unit: ratelimit.Minute, Multiplier: multiplier, Requests: 1})
 		for i := 0; i < len(entries); i += 2 {
 			b = ratelimit.AppendEntry(b, entries[i], entries[i+1], false)
 		}
@@ -132,7 +134,27 @@ func TestHashOfIsTheLastValues(t *testing.T) {
 			t.Errorf("%q", k)
 		}
 	}
-	for _, k := range [][]byte{key("api_key", ""), key("k", string(make([]byte, 200))), nil, {1}, {1, 2, 3, 200, 1}} {
+	for _, multiplier = range []uint32{0, 1, 127, 128, 129, 1 << 14, 1<<28 - 1} {
+		if HashOf(key("path", "/x", "api_key", "abc")) != xxhash.Sum64String("abc") {
+			t.Errorf("under a multiplier of %d", multiplier)
+		}
+	}
+	tooLong, lastUnit := key("api_key", "abc"), key("api_key", "abc")
+	tooLong[0], lastUnit[0] = 0xf0, 0xef
+	if HashOf(lastUnit) != xxhash.Sum64String("abc") {
+		t.Error("of the last unit that there may be")
+	}
+	for _, k := range [][]byte{
+		key("api_key", ""), key("k", string(make([]byte, 200))), nil,
+		{1},
+		{1, 2, 3, 200, 1},
+		tooLong,
+		{1, 2, 0x80, 0x80},
+		{1, 2, 3, 0xff},
+		{1, 2, 3, 0xff, 9},
+		{1, 2, 3, 5, 'a', 'b', 'c', 'd'},
+		append([]byte{1, 2, 3, 0xfd}, make([]byte, 0xfd)...),
+	} {
 		if HashOf(k) != xxhash.Sum64(k) {
 			t.Errorf("%q is not hashed whole", k)
 		}
@@ -143,7 +165,15 @@ func TestHashOfIsTheLastValues(t *testing.T) {
 // have the same.
 func TestRingIsBounded(t *testing.T) {
 	for _, c := range []struct{ nodes, weight, each int }{
-		{1, 1, PointsPerNode}, {1000, 1, PointsPerNode}, {20, 100, PointsPerNode}, {21, 100, PointsPerNode / 2}, {1001, 100, 32},
+		{1, 1, PointsPerNode},
+		{1000, 1, PointsPerNode},
+		{20, 100, PointsPerNode},
+		{21, 100, PointsPerNode / 2},
+		{1001, 100, 32},
+		{2048, 1, PointsPerNode},
+		{2049, 1, PointsPerNode / 2},
+		{4096, 0, PointsPerNode / 2},
+		{1, MostPoints, 1},
 	} {
 		m := members(c.nodes)
 		for i := range m {
@@ -152,5 +182,8 @@ func TestRingIsBounded(t *testing.T) {
 		if each := pointsEach(m); each != c.each || each*c.nodes*c.weight > MostPoints {
 			t.Errorf("%d nodes of weight %d have %d points each, not %d", c.nodes, c.weight, each, c.each)
 		}
+	}
+	if each := pointsEach([]Member{{Addr: "a:1", Weight: MostPoints + 1}}); each != 1 {
+		t.Errorf("however much it weighs, a node has points: %d each", each)
 	}
 }

@@ -1,6 +1,10 @@
 package keytable
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/cespare/xxhash/v2"
+)
 
 // Shards are of different sizes, and have all keys between them.
 func TestShardsHaveDifferentShares(t *testing.T) {
@@ -24,5 +28,87 @@ func TestShardsHaveDifferentShares(t *testing.T) {
 		if sum != limit {
 			t.Errorf("shards of %d keys have room for %d", limit, sum)
 		}
+	}
+}
+
+// A key's shard goes by the first bits of its hash: shards follow one another, none is left out, and
+// none is more than about twice as large as another.
+func TestShardOfAKey(t *testing.T) {
+	for _, limit := range []int{100, 1 << 12, 1 << 20} {
+		s, shares := NewSharding(limit)
+		counts := make([]int, len(shares))
+		last := uint8(0)
+		for i := range 1 << shardBits {
+			shard := s.ShardOf(ID{High: uint64(i) << (64 - shardBits), Low: ^uint64(0)})
+			if shard < last || int(shard) >= len(shares) {
+				t.Fatalf("of %d shards, %d follows %d", len(shares), shard, last)
+			}
+			last = shard
+			counts[shard]++
+		}
+		for shard, n := range counts {
+			if want := limit * n >> shardBits; shares[shard] < want || shares[shard] > want+1 {
+				t.Errorf("shard %d of %d has %d of %d hashes, and room for %d of %d keys", shard, len(shares), n, 1<<shardBits, shares[shard], limit)
+			}
+		}
+	}
+	a, _ := NewSharding(1)
+	b, _ := NewSharding(1)
+	if a.Hash.ID([]byte("k")) == b.Hash.ID([]byte("k")) {
+		t.Error("clients know where their keys are")
+	}
+}
+
+// A table has as many locks as it is large, up to 256, and none for fewer than a thousand keys.
+func TestShardsForSoManyKeys(t *testing.T) {
+	for keys, want := range map[int]int{0: 1, 1: 1, 2047: 1, 2048: 2, 4095: 2, 4096: 4, 1 << 18: 256, 1<<18 - 1: 128, 1 << 30: 256} {
+		if got := ShardCount(keys); got != want {
+			t.Errorf("%d keys are in %d shards, and not in %d", keys, got, want)
+		}
+	}
+}
+
+// Parts differ by one at most, the first are the larger ones, and together they are all.
+func TestShareOf(t *testing.T) {
+	for total := range 20 {
+		for parts := 1; parts < 8; parts++ {
+			sum, before := 0, total
+			for i := range parts {
+				n := ShareOf(total, i, parts)
+				if n > before || n < total/parts || n > total/parts+1 {
+					t.Errorf("part %d of %d has %d of %d", i, parts, n, total)
+				}
+				sum, before = sum+n, n
+			}
+			if sum != total {
+				t.Errorf("%d parts of %d are %d", parts, total, sum)
+			}
+		}
+	}
+}
+
+// A hasher of its own puts keys elsewhere than any other does, in both halves of their ID, and always
+// in the same place. The zero hasher is the same everywhere, and yet tells keys apart by either half.
+func TestHashers(t *testing.T) {
+	k := []byte("key")
+	a, b := NewHasher(), NewHasher()
+	if a.Of(k) == b.Of(k) || a.ID(k).High == b.ID(k).High || a.ID(k).Low == b.ID(k).Low || a.ID(k).High == a.ID(k).Low {
+		t.Error("two hashers are the same, or two halves")
+	}
+	if again := a; again.Of(k) != a.Of(k) || again.ID(k) != a.ID(k) {
+		t.Error("a hasher puts a key elsewhere the second time")
+	}
+	var zero Hasher
+	if zero.Of(k) != xxhash.Sum64(k) || zero.ID(k).Low != xxhash.Sum64(k) {
+		t.Error("simulations play otherwise elsewhere")
+	}
+	shards, places, tags := map[uint64]bool{}, map[uint32]bool{}, map[uint64]bool{}
+	for i := range 4096 {
+		id := zero.ID([]byte{byte(i), byte(i >> 8)})
+		shards[id.High>>(64-shardBits)], places[id.prefix()], tags[id.Low] = true, true, true
+	}
+	// Of 4096 that are thrown into as many places, 63 % of the places have one.
+	if n := len(shards); n < 2500 || n > 2700 || len(places) != 4096 || len(tags) != 4096 {
+		t.Errorf("%d shards, %d places and %d tags for 4096 keys", n, len(places), len(tags))
 	}
 }

@@ -94,12 +94,12 @@ func (h *Finder) take(hash uint64, key []byte) {
 // turn ends a second: who was hot is known now.
 func (h *Finder) turn(now ratelimit.Instant) {
 	// Where nobody asked for a while, the "second" was longer.
-	seconds := max(1, now.Sub(h.since).Seconds())
+	seconds := now.Sub(h.since).Seconds()
 	threshold := h.rate * seconds
 	if h.rate == 0 {
-		threshold = max(factor*float64(h.total)/float64(max(1, len(h.slots))), least*seconds)
-		if len(h.slots) < factor { // so few keys have no mean to speak of
-			threshold = least * seconds
+		threshold = least * seconds
+		if len(h.slots) >= factor { // fewer keys have no mean to speak of
+			threshold = max(threshold, factor*float64(h.total)/float64(len(h.slots)))
 		}
 	}
 	// Each second is judged by itself: a key that was hot before and is not now goes back to its
