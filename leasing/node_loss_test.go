@@ -159,6 +159,10 @@ func TestQueries(t *testing.T) {
 	}
 	s.passes(1100 * time.Millisecond)
 	expect("it learns for less than a second", false, true)
+	lane := &s.fleet.lanes[0]
+	lane.memory.telling = false
+	expect("it learns for less than a second, and nothing is to be told", false, false)
+	lane.memory.telling = true
 	b.Fail(errors.New("gone"))
 	expect("a batch has failed", true, true)
 	s.passes(time.Second)
@@ -368,6 +372,29 @@ func TestWhatIsNotTold(t *testing.T) {
 		if claims := s.allAnswered(); len(claims) != c.told {
 			t.Errorf("%s: told of %+v", what, claims)
 		}
+	}
+}
+
+// A key that rests when the ledger is told of all is told of when it has rested: until then the
+// telling goes on.
+func TestWhoRestsIsToldLater(t *testing.T) {
+	s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	s.asksFor(1, 1)
+	s.hearsOfALoss()
+	s.keyHeld().Pause = s.now.Add(300 * time.Millisecond)
+	sweeps := func() (told int) {
+		for range 3 * len(s.fleet.shards) {
+			s.Sweep(s.now)
+			told += len(s.allAnswered())
+		}
+		return told
+	}
+	if told := sweeps(); told != 0 || s.fleet.doubt.Load() == 0 {
+		t.Errorf("it rests, and was told %d times; in doubt is what was told before %d", told, s.fleet.doubt.Load())
+	}
+	s.passes(300 * time.Millisecond)
+	if told := sweeps(); told != 1 || s.fleet.doubt.Load() != 0 {
+		t.Errorf("it has rested, and was told %d times; in doubt is what was told before %d", told, s.fleet.doubt.Load())
 	}
 }
 
