@@ -44,7 +44,8 @@ func TestBatchesFollowEachOther(t *testing.T) {
 		{"a ledger that takes less", []time.Duration{400 * us}, []time.Duration{0, 100 * us, 1100 * us}, []time.Duration{0, 1000 * us, 2000 * us}},
 		{"a ledger that takes longer", []time.Duration{1700 * us}, []time.Duration{0, 100 * us, 1600 * us, 1800 * us}, []time.Duration{0, 1700 * us, 3400 * us}},
 		{
-			"a late ledger", []time.Duration{50_000 * us},
+			"a late ledger",
+			[]time.Duration{50_000 * us},
 			[]time.Duration{0, 100 * us, 2100 * us, 4100 * us, 6100 * us, 9000 * us},
 			[]time.Duration{0, 2000 * us, 4000 * us, 6000 * us, 50_000 * us},
 		},
