@@ -94,9 +94,9 @@ func (c *serveCmd) sizeTable(m memory, log *slog.Logger) {
 // the machine spends no memory on it. But the collector, which runs each time that the heap has
 // doubled, counts it as kept: the heap grows by a ballast more before it runs.
 //
-// A node keeps 3 MB on the heap, for its table of keys is elsewhere, and each call leaves 3.6 KB
-// behind. Without a ballast the collector runs once in a thousand calls, and takes a sixth of what they
-// cost; with it a fifth as often.
+// A node keeps a few MB on the heap, for its table of keys is elsewhere, and each call leaves a few KB
+// behind. Without a ballast the heap has doubled after some thousand calls, and the collector is a large
+// part of what they cost (GODEBUG=gctrace=1 shows both).
 //
 // GOGC, set to what has the same effect on 3 MB, would let a heap of 100 MB grow by a gigabyte before
 // the collector runs. The ballast adds the same to each heap.
