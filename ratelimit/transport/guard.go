@@ -71,6 +71,7 @@ type guard struct {
 	screen *screen // nil: all calls are begun
 	in     walker
 	out    walker
+	turns  turns
 	// timed says that a read has a deadline, which has to be taken away when no request is
 	// incomplete any more. It is the reader's alone.
 	timed bool
@@ -108,7 +109,7 @@ type call struct {
 }
 
 func newGuard(c, raw net.Conn, caps *Caps, budget *Budget) *guard {
-	g := &guard{Conn: c, caps: caps, budget: budget}
+	g := &guard{Conn: c, caps: caps, budget: budget, turns: newTurns()}
 	g.raw, _ = raw.(*conn)
 	g.in.skip = prefaceLen
 	budget.join(g)
@@ -121,9 +122,22 @@ func (g *guard) callCost() int64 { return int64(g.caps.HeaderBytes) + 8<<10 }
 
 // Read implements net.Conn.
 func (g *guard) Read(p []byte) (int, error) {
-	if g.screen != nil {
-		return g.readScreened(p)
+	if n, ok := g.turns.next(p); ok {
+		return n, nil
 	}
+	read := g.readPlain
+	if g.screen != nil {
+		read = g.readScreened
+	}
+	n, err := read(p)
+	// What came with an error is the last that comes.
+	if err == nil {
+		n = g.turns.first(p[:n])
+	}
+	return n, err
+}
+
+func (g *guard) readPlain(p []byte) (int, error) {
 	g.await()
 	n, err := g.Conn.Read(p)
 	if n > 0 {
@@ -353,6 +367,7 @@ func (g *guard) headersLocked(f *frame) {
 		g.ended = true
 		return
 	}
+	g.turns.begun++
 	g.open = append(g.open, call{stream: f.stream, since: g.now})
 	g.unfinished.Add(1)
 	c := &g.open[len(g.open)-1]
