@@ -348,6 +348,81 @@ func TestTellingLeavesRoom(t *testing.T) {
 	}
 }
 
+// So it is with the last keys of all: those that are used up are still told before the
+// others, and in a hurry, once there is room.
+func TestTellingLeavesRoomAtItsEnd(t *testing.T) {
+	s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	last, key := &s.fleet.shards[len(s.fleet.shards)-1], uint64(1)
+	for s.fleet.shard(s.fleet.Hash.ID(keyOf(key))) != last {
+		key++
+	}
+	s.asksFor(key, 1)
+	_, _, c := s.fleet.locked(keyOf(key))
+	c.Lease.Spent = 5 // all of it
+	last.mu.Unlock()
+	s.hearsOfALoss()
+	empties := s.fills()
+	for range 3 {
+		s.Sweep(s.now)
+	}
+	if x := &s.fleet.teller; x.pass != 0 || x.shard != len(s.fleet.shards)-1 {
+		t.Errorf("the last key is used up and was not told, and the teller is at %+v", *x)
+	}
+	empties()
+	s.Sweep(s.now)
+	if claims := s.allAnswered(); len(claims) != 1 || claims[0].Spent != 5 {
+		t.Errorf("told of %+v", claims)
+	}
+}
+
+// A key that has a lease of the next window since the loss is no reason to stop: all keys
+// are told, and the telling ends.
+func TestTellingEndsWhereTheNextWindowIsClaimed(t *testing.T) {
+	s := newLossScript(t, perMinute100)
+	s.asksFor(1, 1)
+	s.passes(45*time.Second - 600*time.Millisecond)
+	s.asksFor(1, 0)
+	h := s.keyHeld()
+	if h.Next == nil {
+		t.Fatal("the next window has no lease")
+	}
+	s.hearsOfALoss()
+	h.Next.Told = instant(s.fleet.doubt.Load())
+	for range 3 * len(s.fleet.shards) {
+		s.Sweep(s.now)
+		s.allAnswered()
+	}
+	if h.Next == nil || s.fleet.doubt.Load() != 0 {
+		t.Errorf("the next window has the lease %+v, all is told, and in doubt is what was told before %d", h.Next, s.fleet.doubt.Load())
+	}
+}
+
+// A cold key of which the ledger was told since the doubt stays cold: a node with millions of
+// keys does not unpack them all to find that there is nothing to tell.
+func TestTellingLeavesColdKeysPacked(t *testing.T) {
+	s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	s.KeepBusy(0)
+	s.asksFor(1, 1)
+	told := s.keyHeld().Told
+	s.passes(time.Second)
+	s.sweeps()
+	s.sweeps()
+	sh, c := s.fleet.cell(keyOf(1))
+	cold := c.Val.slot == 0
+	sh.mu.Unlock()
+	if !cold {
+		t.Fatal("nothing was asked for a second, and the key is busy")
+	}
+	s.fleet.doubtAll(told)
+	for s.fleet.doubt.Load() != 0 {
+		s.fleet.tell(s.now)
+	}
+	if sh.mu.Lock(); c.Val.slot != 0 {
+		t.Error("there was nothing to tell of it, and it was unpacked")
+	}
+	sh.mu.Unlock()
+}
+
 // What is not told: a key that rests, until its pause is over; and one whose window
 // is over.
 func TestWhatIsNotTold(t *testing.T) {
