@@ -120,3 +120,86 @@ func TestClockThatGoesBackByAWholePeriod(t *testing.T) {
 		a.gets(1, 1, 1)
 	}
 }
+
+// A claim that is for all or nothing is told when all that waits is there: what the
+// ledger confirms of the node's drift serves no request.
+func TestAllOrNothingWaitsForAll(t *testing.T) {
+	w := newTwins(t)
+	a, b := w.tenant(1, bucket100), w.tenant(2, bucket100)
+	b.gets(95, 95, 95)
+	b.c.Spent = 95
+	b.gets(0, 0, 0)
+	a.gets(0, 0, 0)
+	a.c.Direct, a.c.Spent = true, 2
+	g := a.gets(5, 5, 2)
+	w.expect("3 2s", g.Available, g.RetryAfter)
+	w.passes(g.RetryAfter)
+	a.gets(5, 5, 5)
+}
+
+// A node that spent nothing of a sliding window's lease, and has given it all back, weighs
+// nothing in the next window.
+func TestWhatWasGivenBackWeighsNothing(t *testing.T) {
+	w := newTwins(t)
+	a := w.tenant(1, sliding100)
+	a.gets(60, 60, 60)
+	w.passes(45 * time.Second) // all of the window before counts
+	a.c.Returned = 60
+	g := a.gets(0, 0, 0)
+	w.expect("100", g.Available)
+}
+
+// No fence is issued twice, though the ledger has lost its data and its clock went back:
+// a node's next fence is above the one that it has.
+func TestFencesRiseAfterALoss(t *testing.T) {
+	w := newTwins(t)
+	a := w.tenant(1, perMinute100)
+	before := a.gets(1, 1, 1).Fence
+	w.forget()
+	w.passes(-time.Hour)
+	if g := a.asks(0, 0); g.Fence <= before {
+		t.Errorf("the node had the fence %d, and is given %d", before, g.Fence)
+	}
+}
+
+// A lease of one token that has expired is void like any other when others have all that
+// the bucket holds: else it would give one more than that.
+func TestLastTokenOfALateLease(t *testing.T) {
+	w := newTwins(t)
+	late, other := w.tenant(2, bucket100), w.tenant(4, bucket100)
+	late.gets(1, 1, 1)
+	w.passes(11 * time.Second) // and it is refilled
+	other.gets(100, 100, 100)
+	g := late.says(nil)
+	w.expect("true 0", g.Void, g.Granted)
+}
+
+// When a window is over, the records of those who had leases of it go, whoever claims
+// first: an account does not keep holders that are silent.
+func TestRecordsGoWithTheirWindow(t *testing.T) {
+	w := newTwins(t)
+	a, b := w.tenant(1, perMinute100), w.tenant(2, perMinute100)
+	a.gets(1, 1, 1)
+	b.gets(1, 1, 1)
+	w.records(2)
+	w.passes(time.Minute)
+	a.gets(1, 1, 1)
+	w.records(1)
+	if fields, err := w.redis.client.HLen(t.Context(), "t:k").Result(); err != nil || fields != 2 {
+		t.Errorf("%d fields of the account and of one holder, %v", fields, err)
+	}
+}
+
+// A lease that was used up holds nothing that could be void, however late its node claims,
+// and though the bucket was made smaller than what others have.
+func TestUsedUpLeaseIsNotVoid(t *testing.T) {
+	w := newTwins(t)
+	late, other := w.tenant(2, bucket100), w.tenant(4, bucket100)
+	other.c.TTL = time.Minute
+	late.gets(10, 10, 10)
+	other.gets(50, 50, 50)
+	w.passes(11 * time.Second)
+	late.c.Spent, late.c.Limit.Burst = 10, 20
+	g := late.asks(0, 0)
+	w.expect("false 10", g.Void, g.Granted)
+}
