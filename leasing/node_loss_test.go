@@ -89,14 +89,17 @@ func TestNodeListens(t *testing.T) {
 	s.quiet("its ledger tells of no epochs")
 
 	l := newLossScript(t, perMinute100)
+	l.now = instant(time.Millisecond) // it has just started
 	l.Sweep(l.now)
 	b := l.Batch()
 	if b == nil || len(b.Claims()) != 0 {
 		t.Fatalf("it has never heard of the ledger, and sends %+v", b)
 	}
-	l.passes(time.Second)
-	l.Sweep(l.now)
-	l.quiet("it has asked already")
+	for range 2 {
+		l.passes(time.Second)
+		l.Sweep(l.now)
+		l.quiet("it has asked already")
+	}
 	l.answers(b)
 	l.passes(500*time.Millisecond - 1)
 	l.Sweep(l.now)
@@ -421,6 +424,95 @@ func TestTellingLeavesColdKeysPacked(t *testing.T) {
 		t.Error("there was nothing to tell of it, and it was unpacked")
 	}
 	sh.mu.Unlock()
+}
+
+// A part of the ledger that does not answer is told nothing, for what is told would only be
+// lost; it is told once it answers again.
+func TestDeadPartIsToldWhenItAnswers(t *testing.T) {
+	s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	s.asksFor(1, 1)
+	s.hearsOfALoss()
+	for range breakAfter {
+		s.fleet.judge(&s.fleet.lanes[0], nil, errors.New("gone"))
+	}
+	for range 3 {
+		s.Sweep(s.now)
+	}
+	s.quiet("its breaker is open")
+	s.fleet.Answered()
+	for range 3 * len(s.fleet.shards) {
+		s.Sweep(s.now)
+	}
+	if claims := s.allAnswered(); len(claims) != 1 || claims[0].Spent != 1 {
+		t.Errorf("told of %+v", claims)
+	}
+}
+
+// The telling that waited for room goes through the rest in a hurry, too: the ledger learns
+// for two seconds only.
+func TestTellingHurriesWhenThereIsRoom(t *testing.T) {
+	s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	in := map[int]uint64{} // by shard, a key
+	for key := uint64(1); len(in) < len(s.fleet.shards); key++ {
+		for i := range s.fleet.shards {
+			if s.fleet.shard(s.fleet.Hash.ID(keyOf(key))) == &s.fleet.shards[i] {
+				in[i] = key
+			}
+		}
+	}
+	s.asksFor(in[0], 1)
+	s.asksFor(in[len(s.fleet.shards)-1], 1)
+	s.hearsOfALoss()
+	empties := s.fills()
+	s.Sweep(s.now)
+	if x := &s.fleet.teller; x.pass != 1 || x.shard != 0 {
+		t.Errorf("neither key is used up, there is no room to tell of the first, and the teller is at %+v", *x)
+	}
+	empties()
+	s.Sweep(s.now)
+	if claims := s.allAnswered(); len(claims) != 2 {
+		t.Errorf("one sweep told of %+v, and there are two keys", claims)
+	}
+}
+
+// While nothing is in doubt the telling looks at no key: it would go through all of them
+// many times a second.
+func TestNothingIsLookedAtWithoutADoubt(t *testing.T) {
+	s := newLossScript(t, perMinute100)
+	s.asksFor(1, 1)
+	s.passes(45*time.Second - 600*time.Millisecond)
+	s.asksFor(1, 0)
+	s.passes(time.Second) // the next window has begun, which whoever looks at the key sees
+	s.fleet.tell(s.now)
+	if s.keyHeld().Next == nil {
+		t.Error("nothing is in doubt, and the key was looked at")
+	}
+}
+
+// What is known of a ledger in two parts is as old as what is known of the one that was
+// asked first; and the number of its epochs changes when that of either part does.
+func TestEpochOfAllParts(t *testing.T) {
+	s := newLossScript(t, perMinute100)
+	s.fleet.lanes = append(s.fleet.lanes, lane{})
+	known := func(parts ...instant) ratelimit.EpochKnown {
+		for i, sent := range parts {
+			s.fleet.lanes[i].memory = memory{epoch: ratelimit.Epoch{ID: uint64(10 + i)}, sent: sent, heard: s.now}
+		}
+		return s.fleet.Epoch()
+	}
+	for _, parts := range [][]instant{{5, 9}, {9, 5}} {
+		if k := known(parts...); k.Asked != 5 {
+			t.Errorf("its parts were asked at %v, and what is known is of %d", parts, k.Asked)
+		}
+	}
+	before := s.fleet.Epoch().ID
+	for i := range s.fleet.lanes {
+		known(5, 9)
+		s.fleet.lanes[i].memory.epoch.ID += 3
+		if after := s.fleet.Epoch().ID; after == before {
+			t.Errorf("part %d has another epoch, and that of all is still %d", i, after)
+		}
+	}
 }
 
 // What is not told: a key that rests, until its pause is over; and one whose window
