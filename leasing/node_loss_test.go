@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/ledger"
+	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -160,7 +161,9 @@ func TestQueries(t *testing.T) {
 	if b == nil || b.Claims()[0].Learning != learning {
 		t.Fatalf("it learns until %d, and the claims are %+v", learning, b)
 	}
-	s.passes(1100 * time.Millisecond)
+	s.passes(learning.Sub(ledgertest.Epoch) - s.now.Sub(instant(time.Hour)) - 1010*time.Millisecond)
+	expect("it learns for more than a second", false, false)
+	s.passes(20 * time.Millisecond)
 	expect("it learns for less than a second", false, true)
 	lane := &s.fleet.lanes[0]
 	lane.memory.telling = false
@@ -206,9 +209,12 @@ func TestEpochsThatAreHeard(t *testing.T) {
 		{"the same, later", 17, 6, false, 6, true},
 		{"another, as late", 17, 7, true, 7, true},
 	} {
-		l.memory.beating = true
+		l.memory.beating, l.memory.heard = true, 0
 		if lost := l.learned(c.sent, 100, ratelimit.Epoch{ID: c.id}); lost != c.lost || l.memory.epoch.ID != c.known || l.memory.telling != c.telling || l.memory.beating {
 			t.Errorf("%s: lost %v, known %+v", c.what, lost, l.memory)
+		}
+		if heard := l.memory.heard == 100; heard != (c.id == c.known) {
+			t.Errorf("%s: the ledger was heard of: %v", c.what, heard)
 		}
 	}
 }
@@ -351,6 +357,21 @@ func TestTellingLeavesRoom(t *testing.T) {
 	}
 }
 
+// The half that requests do not need is used for telling, to the last place.
+func TestTellingUsesItsHalf(t *testing.T) {
+	s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	s.leasesTo(4) // two of which are used up
+	s.hearsOfALoss()
+	l := &s.fleet.lanes[0]
+	for len(l.queue) < cap(l.queue)/2-1 {
+		l.queue <- &flight{Flight: lease.Flight{Errand: lease.Errand{Beat: true}}}
+	}
+	s.Sweep(s.now)
+	if n := len(l.queue); n != cap(l.queue)/2 {
+		t.Errorf("%d claims wait, and may be half of %d", n, cap(l.queue))
+	}
+}
+
 // So it is with the last keys of all: those that are used up are still told before the
 // others, and in a hurry, once there is room.
 func TestTellingLeavesRoomAtItsEnd(t *testing.T) {
@@ -417,8 +438,8 @@ func TestTellingLeavesColdKeysPacked(t *testing.T) {
 		t.Fatal("nothing was asked for a second, and the key is busy")
 	}
 	s.fleet.doubtAll(told)
-	for s.fleet.doubt.Load() != 0 {
-		s.fleet.tell(s.now)
+	if s.fleet.tell(s.now); s.fleet.doubt.Load() != 0 {
+		t.Errorf("there was nothing to tell, and after two passes the teller is at %+v", s.fleet.teller)
 	}
 	if sh.mu.Lock(); c.Val.slot != 0 {
 		t.Error("there was nothing to tell of it, and it was unpacked")
@@ -439,7 +460,13 @@ func TestDeadPartIsToldWhenItAnswers(t *testing.T) {
 		s.Sweep(s.now)
 	}
 	s.quiet("its breaker is open")
+	s.passes(beatEvery)
 	s.fleet.Answered()
+	if b := s.Batch(); b == nil {
+		t.Error("it has answered somebody, and is not asked")
+	} else {
+		s.answers(b)
+	}
 	for range 3 * len(s.fleet.shards) {
 		s.Sweep(s.now)
 	}
@@ -505,6 +532,12 @@ func TestEpochOfAllParts(t *testing.T) {
 			t.Errorf("its parts were asked at %v, and what is known is of %d", parts, k.Asked)
 		}
 	}
+	if parts, all := s.fleet.Heard(); parts != 2 || all != 2 {
+		t.Errorf("both parts were heard of, and not %d of %d", parts, all)
+	}
+	if q := (&lane{part: 3}).query(s.now); q.Part != 3 {
+		t.Errorf("part 3 is asked about part %d", q.Part)
+	}
 	before := s.fleet.Epoch().ID
 	for i := range s.fleet.lanes {
 		known(5, 9)
@@ -512,6 +545,57 @@ func TestEpochOfAllParts(t *testing.T) {
 		if after := s.fleet.Epoch().ID; after == before {
 			t.Errorf("part %d has another epoch, and that of all is still %d", i, after)
 		}
+	}
+}
+
+// All parts of a ledger are listened to, also where another part has been heard a moment
+// ago, and where nothing more can be sent to it.
+func TestAllPartsAreListenedTo(t *testing.T) {
+	s := newLossScript(t, perMinute100)
+	s.fleet.lanes = append(s.fleet.lanes, lane{part: 1, queue: make(chan *flight, 1)})
+	s.fleet.lanes[0].memory.heard = s.now
+	s.fleet.beat(s.now)
+	if first, second := len(s.fleet.lanes[0].queue), len(s.fleet.lanes[1].queue); first != 0 || second != 1 {
+		t.Errorf("one part was heard just now and the other never, and they are asked %d and %d times", first, second)
+	}
+}
+
+// A clock that differs by less than a tenth of a second from what is known of it was slewed,
+// or is of a busy machine; one that differs by more was set.
+func TestClockIsSetOrSlewed(t *testing.T) {
+	for _, c := range []struct {
+		by          time.Duration
+		ahead, back uint64
+	}{
+		{99 * time.Millisecond, 0, 0},
+		{-99 * time.Millisecond, 0, 0},
+		{101 * time.Millisecond, 1, 0},
+		{-101 * time.Millisecond, 0, 1},
+	} {
+		s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+		s.leased(1)
+		s.asks(1)
+		b, claim := s.sends()
+		g := make([]ratelimit.Grant, 1)
+		s.ledger.Settle(t.Context(), []ratelimit.Claim{claim}, g)
+		g[0].At = g[0].At.Add(c.by)
+		b.Answer(g)
+		if n := s.Stats().ClockSteps; n[0] != c.ahead || n[1] != c.back {
+			t.Errorf("by %v: set ahead %d times, and back %d times", c.by, n[0], n[1])
+		}
+	}
+}
+
+// After the ledger's clock went ahead, leases from before may be over there: nothing of them
+// is spent any more.
+func TestLeasesFromBeforeTheClockWentAhead(t *testing.T) {
+	s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	s.asksFor(1, 1)
+	s.passes(time.Second)
+	s.fleet.lapse(s.now, true)
+	s.Sweep(s.now)
+	if r := s.nodeScript.asks(1); r.decided() {
+		t.Errorf("it was decided by the lease from before: %+v", r.v)
 	}
 }
 
@@ -590,6 +674,23 @@ func TestNextWindowAfterALoss(t *testing.T) {
 		if h.Next == nil || h.Next.Told < instant(s.fleet.evicted.Load()) {
 			t.Errorf("claimed since the loss %v: it has none now", since)
 		}
+	}
+}
+
+// So it is where the lease of the current window was told since the loss.
+func TestNextWindowOfALeaseThatWasTold(t *testing.T) {
+	s := newLossScript(t, perMinute100)
+	s.asksFor(1, 1)
+	s.passes(45*time.Second - 600*time.Millisecond)
+	s.asksFor(1, 0)
+	s.hearsOfALoss()
+	h := s.keyHeld()
+	h.Told = instant(s.fleet.doubt.Load())
+	if h.Next == nil {
+		t.Fatal("the next window has no lease")
+	}
+	if s.Sweep(s.now); h.Next != nil {
+		t.Error("the lease of the next window is from before the loss, and is kept")
 	}
 }
 
