@@ -156,7 +156,7 @@ func (f *Fleet) parts() (heard, young int) {
 		l.mu.Lock()
 		if l.memory.heard != 0 {
 			heard++
-			if l.memory.epoch.ID != 0 && l.notYet(now, l.memory.epoch.Learning) {
+			if l.notYet(now, l.memory.epoch.Learning) {
 				young++
 			}
 		}
@@ -177,7 +177,7 @@ type teller struct {
 func (f *Fleet) tell(now instant) {
 	t := &f.teller
 	// A new doubt begins the passes anew: what was told meanwhile may have been told before it.
-	if doubt := instant(f.doubt.Load()); doubt != 0 && doubt != t.doubt {
+	if doubt := instant(f.doubt.Load()); doubt != t.doubt {
 		*t = teller{doubt: doubt}
 	}
 	// One call does a bounded number of steps, for a sweep has other work. The first passes hurry,

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/ledger"
+	"github.com/sluice-gate/sluice/leasing/ledgertest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -89,14 +90,17 @@ func TestNodeListens(t *testing.T) {
 	s.quiet("its ledger tells of no epochs")
 
 	l := newLossScript(t, perMinute100)
+	l.now = instant(time.Millisecond) // it has just started
 	l.Sweep(l.now)
 	b := l.Batch()
 	if b == nil || len(b.Claims()) != 0 {
 		t.Fatalf("it has never heard of the ledger, and sends %+v", b)
 	}
-	l.passes(time.Second)
-	l.Sweep(l.now)
-	l.quiet("it has asked already")
+	for range 2 {
+		l.passes(time.Second)
+		l.Sweep(l.now)
+		l.quiet("it has asked already")
+	}
 	l.answers(b)
 	l.passes(500*time.Millisecond - 1)
 	l.Sweep(l.now)
@@ -157,7 +161,9 @@ func TestQueries(t *testing.T) {
 	if b == nil || b.Claims()[0].Learning != learning {
 		t.Fatalf("it learns until %d, and the claims are %+v", learning, b)
 	}
-	s.passes(1100 * time.Millisecond)
+	s.passes(learning.Sub(ledgertest.Epoch) - s.now.Sub(instant(time.Hour)) - 1010*time.Millisecond)
+	expect("it learns for more than a second", false, false)
+	s.passes(20 * time.Millisecond)
 	expect("it learns for less than a second", false, true)
 	lane := &s.fleet.lanes[0]
 	lane.memory.telling = false
@@ -203,9 +209,12 @@ func TestEpochsThatAreHeard(t *testing.T) {
 		{"the same, later", 17, 6, false, 6, true},
 		{"another, as late", 17, 7, true, 7, true},
 	} {
-		l.memory.beating = true
+		l.memory.beating, l.memory.heard = true, 0
 		if lost := l.learned(c.sent, 100, ratelimit.Epoch{ID: c.id}); lost != c.lost || l.memory.epoch.ID != c.known || l.memory.telling != c.telling || l.memory.beating {
 			t.Errorf("%s: lost %v, known %+v", c.what, lost, l.memory)
+		}
+		if heard := l.memory.heard == 100; heard != (c.id == c.known) {
+			t.Errorf("%s: the ledger was heard of: %v", c.what, heard)
 		}
 	}
 }
@@ -348,6 +357,248 @@ func TestTellingLeavesRoom(t *testing.T) {
 	}
 }
 
+// The half that requests do not need is used for telling, to the last place.
+func TestTellingUsesItsHalf(t *testing.T) {
+	s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	s.leasesTo(4) // two of which are used up
+	s.hearsOfALoss()
+	l := &s.fleet.lanes[0]
+	for len(l.queue) < cap(l.queue)/2-1 {
+		l.queue <- &flight{Flight: lease.Flight{Errand: lease.Errand{Beat: true}}}
+	}
+	s.Sweep(s.now)
+	if n := len(l.queue); n != cap(l.queue)/2 {
+		t.Errorf("%d claims wait, and may be half of %d", n, cap(l.queue))
+	}
+}
+
+// So it is with the last keys of all: those that are used up are still told before the
+// others, and in a hurry, once there is room.
+func TestTellingLeavesRoomAtItsEnd(t *testing.T) {
+	s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	last, key := &s.fleet.shards[len(s.fleet.shards)-1], uint64(1)
+	for s.fleet.shard(s.fleet.Hash.ID(keyOf(key))) != last {
+		key++
+	}
+	s.asksFor(key, 1)
+	_, _, c := s.fleet.locked(keyOf(key))
+	c.Lease.Spent = 5 // all of it
+	last.mu.Unlock()
+	s.hearsOfALoss()
+	empties := s.fills()
+	for range 3 {
+		s.Sweep(s.now)
+	}
+	if x := &s.fleet.teller; x.pass != 0 || x.shard != len(s.fleet.shards)-1 {
+		t.Errorf("the last key is used up and was not told, and the teller is at %+v", *x)
+	}
+	empties()
+	s.Sweep(s.now)
+	if claims := s.allAnswered(); len(claims) != 1 || claims[0].Spent != 5 {
+		t.Errorf("told of %+v", claims)
+	}
+}
+
+// A key that has a lease of the next window since the loss is no reason to stop: all keys
+// are told, and the telling ends.
+func TestTellingEndsWhereTheNextWindowIsClaimed(t *testing.T) {
+	s := newLossScript(t, perMinute100)
+	s.asksFor(1, 1)
+	s.passes(45*time.Second - 600*time.Millisecond)
+	s.asksFor(1, 0)
+	h := s.keyHeld()
+	if h.Next == nil {
+		t.Fatal("the next window has no lease")
+	}
+	s.hearsOfALoss()
+	h.Next.Told = instant(s.fleet.doubt.Load())
+	for range 3 * len(s.fleet.shards) {
+		s.Sweep(s.now)
+		s.allAnswered()
+	}
+	if h.Next == nil || s.fleet.doubt.Load() != 0 {
+		t.Errorf("the next window has the lease %+v, all is told, and in doubt is what was told before %d", h.Next, s.fleet.doubt.Load())
+	}
+}
+
+// A cold key of which the ledger was told since the doubt stays cold: a node with millions of
+// keys does not unpack them all to find that there is nothing to tell.
+func TestTellingLeavesColdKeysPacked(t *testing.T) {
+	s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	s.KeepBusy(0)
+	s.asksFor(1, 1)
+	told := s.keyHeld().Told
+	s.passes(time.Second)
+	s.sweeps()
+	s.sweeps()
+	sh, c := s.fleet.cell(keyOf(1))
+	cold := c.Val.slot == 0
+	sh.mu.Unlock()
+	if !cold {
+		t.Fatal("nothing was asked for a second, and the key is busy")
+	}
+	s.fleet.doubtAll(told)
+	if s.fleet.tell(s.now); s.fleet.doubt.Load() != 0 {
+		t.Errorf("there was nothing to tell, and after two passes the teller is at %+v", s.fleet.teller)
+	}
+	if sh.mu.Lock(); c.Val.slot != 0 {
+		t.Error("there was nothing to tell of it, and it was unpacked")
+	}
+	sh.mu.Unlock()
+}
+
+// A part of the ledger that does not answer is told nothing, for what is told would only be
+// lost; it is told once it answers again.
+func TestDeadPartIsToldWhenItAnswers(t *testing.T) {
+	s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	s.asksFor(1, 1)
+	s.hearsOfALoss()
+	for range breakAfter {
+		s.fleet.judge(&s.fleet.lanes[0], nil, errors.New("gone"))
+	}
+	for range 3 {
+		s.Sweep(s.now)
+	}
+	s.quiet("its breaker is open")
+	s.passes(beatEvery)
+	s.fleet.Answered()
+	if b := s.Batch(); b == nil {
+		t.Error("it has answered somebody, and is not asked")
+	} else {
+		s.answers(b)
+	}
+	for range 3 * len(s.fleet.shards) {
+		s.Sweep(s.now)
+	}
+	if claims := s.allAnswered(); len(claims) != 1 || claims[0].Spent != 1 {
+		t.Errorf("told of %+v", claims)
+	}
+}
+
+// The telling that waited for room goes through the rest in a hurry, too: the ledger learns
+// for two seconds only.
+func TestTellingHurriesWhenThereIsRoom(t *testing.T) {
+	s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	in := map[int]uint64{} // by shard, a key
+	for key := uint64(1); len(in) < len(s.fleet.shards); key++ {
+		for i := range s.fleet.shards {
+			if s.fleet.shard(s.fleet.Hash.ID(keyOf(key))) == &s.fleet.shards[i] {
+				in[i] = key
+			}
+		}
+	}
+	s.asksFor(in[0], 1)
+	s.asksFor(in[len(s.fleet.shards)-1], 1)
+	s.hearsOfALoss()
+	empties := s.fills()
+	s.Sweep(s.now)
+	if x := &s.fleet.teller; x.pass != 1 || x.shard != 0 {
+		t.Errorf("neither key is used up, there is no room to tell of the first, and the teller is at %+v", *x)
+	}
+	empties()
+	s.Sweep(s.now)
+	if claims := s.allAnswered(); len(claims) != 2 {
+		t.Errorf("one sweep told of %+v, and there are two keys", claims)
+	}
+}
+
+// While nothing is in doubt the telling looks at no key: it would go through all of them
+// many times a second.
+func TestNothingIsLookedAtWithoutADoubt(t *testing.T) {
+	s := newLossScript(t, perMinute100)
+	s.asksFor(1, 1)
+	s.passes(45*time.Second - 600*time.Millisecond)
+	s.asksFor(1, 0)
+	s.passes(time.Second) // the next window has begun, which whoever looks at the key sees
+	s.fleet.tell(s.now)
+	if s.keyHeld().Next == nil {
+		t.Error("nothing is in doubt, and the key was looked at")
+	}
+}
+
+// What is known of a ledger in two parts is as old as what is known of the one that was
+// asked first; and the number of its epochs changes when that of either part does.
+func TestEpochOfAllParts(t *testing.T) {
+	s := newLossScript(t, perMinute100)
+	s.fleet.lanes = append(s.fleet.lanes, lane{})
+	known := func(parts ...instant) ratelimit.EpochKnown {
+		for i, sent := range parts {
+			s.fleet.lanes[i].memory = memory{epoch: ratelimit.Epoch{ID: uint64(10 + i)}, sent: sent, heard: s.now}
+		}
+		return s.fleet.Epoch()
+	}
+	for _, parts := range [][]instant{{5, 9}, {9, 5}} {
+		if k := known(parts...); k.Asked != 5 {
+			t.Errorf("its parts were asked at %v, and what is known is of %d", parts, k.Asked)
+		}
+	}
+	if parts, all := s.fleet.Heard(); parts != 2 || all != 2 {
+		t.Errorf("both parts were heard of, and not %d of %d", parts, all)
+	}
+	if q := (&lane{part: 3}).query(s.now); q.Part != 3 {
+		t.Errorf("part 3 is asked about part %d", q.Part)
+	}
+	before := s.fleet.Epoch().ID
+	for i := range s.fleet.lanes {
+		known(5, 9)
+		s.fleet.lanes[i].memory.epoch.ID += 3
+		if after := s.fleet.Epoch().ID; after == before {
+			t.Errorf("part %d has another epoch, and that of all is still %d", i, after)
+		}
+	}
+}
+
+// All parts of a ledger are listened to, also where another part has been heard a moment
+// ago, and where nothing more can be sent to it.
+func TestAllPartsAreListenedTo(t *testing.T) {
+	s := newLossScript(t, perMinute100)
+	s.fleet.lanes = append(s.fleet.lanes, lane{part: 1, queue: make(chan *flight, 1)})
+	s.fleet.lanes[0].memory.heard = s.now
+	s.fleet.beat(s.now)
+	if first, second := len(s.fleet.lanes[0].queue), len(s.fleet.lanes[1].queue); first != 0 || second != 1 {
+		t.Errorf("one part was heard just now and the other never, and they are asked %d and %d times", first, second)
+	}
+}
+
+// A clock that differs by less than a tenth of a second from what is known of it was slewed,
+// or is of a busy machine; one that differs by more was set.
+func TestClockIsSetOrSlewed(t *testing.T) {
+	for _, c := range []struct {
+		by          time.Duration
+		ahead, back uint64
+	}{
+		{99 * time.Millisecond, 0, 0},
+		{-99 * time.Millisecond, 0, 0},
+		{101 * time.Millisecond, 1, 0},
+		{-101 * time.Millisecond, 0, 1},
+	} {
+		s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+		s.leased(1)
+		s.asks(1)
+		b, claim := s.sends()
+		g := make([]ratelimit.Grant, 1)
+		s.ledger.Settle(t.Context(), []ratelimit.Claim{claim}, g)
+		g[0].At = g[0].At.Add(c.by)
+		b.Answer(g)
+		if n := s.Stats().ClockSteps; n[0] != c.ahead || n[1] != c.back {
+			t.Errorf("by %v: set ahead %d times, and back %d times", c.by, n[0], n[1])
+		}
+	}
+}
+
+// After the ledger's clock went ahead, leases from before may be over there: nothing of them
+// is spent any more.
+func TestLeasesFromBeforeTheClockWentAhead(t *testing.T) {
+	s := newLossScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
+	s.asksFor(1, 1)
+	s.passes(time.Second)
+	s.fleet.lapse(s.now, true)
+	s.Sweep(s.now)
+	if r := s.nodeScript.asks(1); r.decided() {
+		t.Errorf("it was decided by the lease from before: %+v", r.v)
+	}
+}
+
 // What is not told: a key that rests, until its pause is over; and one whose window
 // is over.
 func TestWhatIsNotTold(t *testing.T) {
@@ -423,6 +674,23 @@ func TestNextWindowAfterALoss(t *testing.T) {
 		if h.Next == nil || h.Next.Told < instant(s.fleet.evicted.Load()) {
 			t.Errorf("claimed since the loss %v: it has none now", since)
 		}
+	}
+}
+
+// So it is where the lease of the current window was told since the loss.
+func TestNextWindowOfALeaseThatWasTold(t *testing.T) {
+	s := newLossScript(t, perMinute100)
+	s.asksFor(1, 1)
+	s.passes(45*time.Second - 600*time.Millisecond)
+	s.asksFor(1, 0)
+	s.hearsOfALoss()
+	h := s.keyHeld()
+	h.Told = instant(s.fleet.doubt.Load())
+	if h.Next == nil {
+		t.Fatal("the next window has no lease")
+	}
+	if s.Sweep(s.now); h.Next != nil {
+		t.Error("the lease of the next window is from before the loss, and is kept")
 	}
 }
 

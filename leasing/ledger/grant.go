@@ -279,8 +279,8 @@ func (a *Account) answer(r *record, c *ratelimit.Claim) ratelimit.Grant {
 	})
 	if r.inflight < c.Waiting {
 		missing := tokens(1)
-		if c.Direct {
-			missing = c.Waiting - r.inflight
+		if c.Direct { // which was granted nothing: what is in flight confirms drift
+			missing = c.Waiting
 		}
 		g.RetryAfter = a.retryAfter(missing, c)
 	}

@@ -546,11 +546,13 @@ func TestLateClaimOnARefilledBucket(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		others tokens // leased to another before the late claim comes
+		spent  tokens // of the lease, and as many were given back
 		kept   tokens
 		void   bool
 	}{
-		{"nobody else has any", 0, 100, false},
-		{"others have what was refilled", 2, 0, true},
+		{"nobody else has any", 0, 0, 100, false},
+		{"others have what was refilled", 2, 0, 0, true},
+		{"others have less than is gone of it", 2, 40, 100, false},
 	} {
 		w := newTwins(t)
 		late, other := w.tenant(2, limit), w.tenant(4, limit)
@@ -559,6 +561,7 @@ func TestLateClaimOnARefilledBucket(t *testing.T) {
 		if c.others > 0 {
 			other.gets(c.others, c.others, c.others)
 		}
+		late.c.Spent, late.c.Returned = c.spent, c.spent
 		g := late.asks(0, 0)
 		if g.Void != c.void || g.Granted != c.kept {
 			t.Errorf("%s: %+v", c.name, g)

@@ -31,7 +31,7 @@ func TestTallyOfLongAgo(t *testing.T) {
 	a.c.Spent = 100
 	a.gets(0, 0, 0)
 	w.passes(2 * time.Minute)
-	a.c.Spent = 107
+	a.c.Spent = 250 // more than this limit, and that of the window before, were
 	g := a.gets(1, 1, 1)
 	w.expect("0 0 99", g.OverAdmitted, g.Over, g.Available)
 }

@@ -551,7 +551,8 @@ local function answer(r)
     end
   end
   local retry = 0
-  if r[INFLIGHT] < c.waiting then retry = retry_after(c.direct and c.waiting - r[INFLIGHT] or 1) end
+  -- A direct claim was granted nothing then: what is in flight confirms drift.
+  if r[INFLIGHT] < c.waiting then retry = retry_after(c.direct and c.waiting or 1) end
   return struct.pack(REPLY,
     0, r[GRANTED] + r[INFLIGHT], r[FENCE], r[WINDOW], flag(r, 2) and 1 or 0, available(r[WINDOW]), elsewhere, reset, retry,
     live_holders(r[WINDOW]), r[OVER], a.now < a.relearn and 1 or 0, ledger, stranded,
