@@ -116,20 +116,24 @@ func TestFaultsInLua(t *testing.T) {
 // would be right still; what is wrong in one of them leaves it.
 func TestFaultsInBothHaveNoShortcut(t *testing.T) {
 	short := twinShortcuts[0]
-	texts := map[string]string{settle: short.right + " then break end\nx = 1"}
+	rest := twinShortcuts[1].right + "\n"
+	texts := map[string]string{settle: short.right + " then break end\n" + rest + "x = 1"}
 	place := len(texts[settle]) - 1
 	one := edit{File: settle, Start: place, End: place + 1, Text: "2"}
 	twin, alone := &mutant{edits: []edit{{File: account}, one}}, &mutant{edits: []edit{one}}
 	if misfits := withoutShortcuts([]*mutant{twin, alone}, texts); len(misfits) > 0 {
 		t.Error(misfits)
 	}
-	for m, begins := range map[*mutant]string{twin: short.wrong, alone: short.right} {
-		if _, got := m.scriptText(texts); got != begins+" then break end\nx = 2" {
-			t.Errorf("the script is %q, and should begin %q", got, begins)
+	for m, want := range map[*mutant]string{
+		twin:  short.wrong + " then break end\n" + twinShortcuts[1].wrong + "\nx = 2",
+		alone: short.right + " then break end\n" + rest + "x = 2",
+	} {
+		if _, got := m.scriptText(texts); got != want {
+			t.Errorf("the script is %q, and should be %q", got, want)
 		}
 	}
 	texts[settle] = "if Algorithm == BUCKET then break end"
-	if misfits := withoutShortcuts([]*mutant{twin}, texts); len(misfits) != 1 {
+	if misfits := withoutShortcuts([]*mutant{twin}, texts); len(misfits) != len(twinShortcuts) {
 		t.Errorf("a shortcut that is not there is no misfit: %v", misfits)
 	}
 }

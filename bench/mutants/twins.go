@@ -25,7 +25,10 @@ var twinScripts = map[string]string{
 // is reached. A fault of both ledgers has none: with it, the script would go on
 // answering rightly where its twin does not, and the comparison of the two would
 // find what nothing else might.
-var twinShortcuts = []replacement{{"leasing/ledger/settle.lua", "  if KEYS[2] or Algorithm == BUCKET", "  if true or KEYS[2] or Algorithm == BUCKET"}}
+var twinShortcuts = []replacement{
+	{"leasing/ledger/settle.lua", "  if KEYS[2] or Algorithm == BUCKET", "  if true or KEYS[2] or Algorithm == BUCKET"},
+	{"leasing/ledger/settle.lua", "  if KEYS[2] or Algorithm ~= BUCKET", "  if true or KEYS[2] or Algorithm ~= BUCKET"},
+}
 
 // withoutShortcuts takes the shortcut from the scripts of faults that are in Go and
 // in Lua. It returns what it does not find.

@@ -89,9 +89,9 @@ func (l *Redis) Account(ctx context.Context, name string) (*Account, ledgerTime,
 	return a, there, nil
 }
 
-// accountFields is how many numbers settle.lua keeps of an account at most; the last is
-// there only where a bucket's level is 2^32 tokens or more.
-const accountFields = 26
+// accountFields is how many numbers settle.lua keeps of an account at most. There are fewer where there
+// is nothing to say at the end, and in accounts that releases before have written.
+const accountFields = 30
 
 // readRow takes in one field of an account's hash, as look.lua writes it.
 func (a *Account) readRow(row any) error {
@@ -111,7 +111,7 @@ func (a *Account) readRow(row any) error {
 		n = append(n, v)
 	}
 	switch {
-	case ok && name == "a" && (len(n) == 13 || len(n) == 17 || len(n) == accountFields-1 || len(n) == accountFields):
+	case ok && name == "a" && slices.Contains([]int{13, 17, 25, 26, accountFields}, len(n)):
 		// Shorter ones were written by releases before: what they lack counts as 0.
 		// Holders' fields may come before this one, and stay.
 		others := a.others

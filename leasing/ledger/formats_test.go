@@ -12,6 +12,7 @@ import (
 var (
 	accountPacked = regexp.MustCompile(`(?s)local function packed\(\).*?local all = \{ (.*?), sums\(\) \}`)
 	sumsReturned  = regexp.MustCompile(`(?s)local function sums\(\).*?\n  return (.*?)\n`)
+	aheadReturned = regexp.MustCompile(`(?s)local function ahead\(\).*?\n  return (.*?)\n`)
 	recordNames   = regexp.MustCompile(`local (SEQ, [A-Z, ]+) = `)
 	claimNumbers  = regexp.MustCompile(`local (Seq, [A-Za-z, ]+) =\s+struct\.unpack`)
 	tableRow      = regexp.MustCompile("(?m)^\\| ([0-9]+) \\| `([a-z_ ]+)`")
@@ -44,6 +45,7 @@ func TestProtocolFormats(t *testing.T) {
 	account := strings.Split(strings.ReplaceAll(one(accountPacked), "a.", ""), ", ")
 	account = append(account, strings.Split(one(sumsReturned), ", ")...)
 	account = append(account, one(regexp.MustCompile(fmt.Sprintf(`all\[%d\] = a\.(\w+)`, len(account)+1))))
+	account = append(account, strings.Split(one(aheadReturned), ", ")...)
 	if got := rows("account"); !slices.Equal(got, account) {
 		t.Errorf("the page has the account as\n%v, and settle.lua as\n%v", got, account)
 	}

@@ -62,7 +62,7 @@ func TestWeightIsNotForgottenByALook(t *testing.T) {
 	a.gets(0, 0, 0)
 	w.passes(45 * time.Second) // the next window has just begun
 	g := w.tenant(2, sliding100).gets(0, 0, 0)
-	w.expect("40 2m0s", g.Available, w.dead())
+	w.expect("40 2m0s", g.Available, w.dead(0))
 }
 
 // What others could give back makes a limit plenty, until their leases expire: from that
@@ -202,4 +202,38 @@ func TestUsedUpLeaseIsNotVoid(t *testing.T) {
 	late.c.Spent, late.c.Limit.Burst = 10, 20
 	g := late.asks(0, 0)
 	w.expect("false 10", g.Void, g.Granted)
+}
+
+// What an operator gives back in a sliding window counts in the next one by its weight, until a holder
+// speaks of that window; also for who claims a second time.
+func TestResetOfASlidingWindowWeighsInTheNext(t *testing.T) {
+	w := newTwins(t)
+	a, b := w.tenant(1, sliding100), w.tenant(2, sliding100)
+	a.gets(60, 60, 60)
+	a.c.Spent = 60
+	b.gets(0, 0, 0)
+	b.says(func(c *ratelimit.Claim) { c.Reset = true })
+	a.c.Returned, a.c.Spent = 40, 20 // of what the reset gave back already
+	a.gets(0, 0, 0)
+	w.passes(time.Minute)
+	c := w.tenant(3, sliding100)
+	c.gets(10, 10, 10)
+	c.c.Spent = 10
+	g := c.asks(0, 0)
+	w.expect("100", g.Available) // 90, and what the window before is below 0
+}
+
+// An account outlives the window that was claimed ahead, also where nothing was charged before and others
+// claim after that.
+func TestAccountOutlivesWhatWasClaimedAhead(t *testing.T) {
+	w := newTwins(t)
+	a, b := w.tenant(1, perMinute100), w.tenant(2, perMinute100)
+	a.gets(0, 0, 0)
+	g := b.says(func(c *ratelimit.Claim) {
+		c.Ahead, c.Window, c.Waiting, c.Want = true, perMinute100.WindowAt(w.now)+1, 5, 5
+	})
+	w.expect("5", g.Granted)
+	w.expect("1m45s", w.dead(0))
+	a.gets(0, 0, 0)
+	w.expect("1m45s", w.dead(0))
 }

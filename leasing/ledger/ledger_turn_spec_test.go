@@ -58,7 +58,7 @@ func TestBucketWithOneTokenOutIsKept(t *testing.T) {
 	a := w.tenant(1, bucket100)
 	a.c.TTL = 90 * time.Second
 	a.gets(1, 1, 1) // it is full in a second
-	w.expect("1m30s", w.dead())
+	w.expect("1m30s", w.dead(0))
 }
 
 // A bucket has what was unspent of a lease again when that is reclaimed, also where its

@@ -120,6 +120,9 @@ func compareLedgers(t *testing.T, m *movedRedis, seed uint64) (recalled int) {
 	limits := []ratelimit.Limit{limit, limit}
 	limits[1].Requests = max(1, limit.Requests/2)
 	tally := rnd.IntN(2) == 0
+	// Half of the histories that are not audited are calm: in the others, most claims have something
+	// about them that the script's quick way leaves to the long one.
+	calm := seed%4 == 0
 	holders := make([]ratelimit.Claim, 4)
 	granted := make([]ratelimit.Grant, 2)
 	seqs, learns := make([]uint64, len(holders)), ledgerTime(0)
@@ -128,17 +131,21 @@ func compareLedgers(t *testing.T, m *movedRedis, seed uint64) (recalled int) {
 		if rnd.IntN(40) == 0 {
 			m.now = m.now.Add(time.Duration(rnd.Int64N(3 * int64(limit.Period()))))
 		}
-		if rnd.IntN(50) == 0 { // the ledger's clock is set back, a little or by days
+		if rnd.IntN(50) == 0 && !calm { // the ledger's clock is set back, a little or by days
 			back := time.Duration(rnd.Int64N(int64(limit.Period()) * int64(1+rnd.IntN(2)*20)))
 			m.now = max(ledgertest.Epoch/2, m.now.Add(-back))
 		}
 		h := rnd.IntN(len(holders))
 		c := &holders[h]
-		mutate(rnd, c)
+		if calm && rnd.IntN(20) > 0 {
+			spendSome(rnd, c)
+		} else {
+			mutate(rnd, c)
+		}
 		c.Key, c.Holder, c.Reclaim, c.Tally = fmt.Sprint("seed", seed), ratelimit.Holder(h+1), ratelimit.Reclaim(rnd.IntN(2)), tally
 		c.Limit = limits[min(1, rnd.IntN(10)/9)]
 		c.Before = tokens(rnd.Int64N(1 + int64(limit.Requests)))
-		if c.Learning = 0; rnd.IntN(20) == 0 { // it hears that data was lost
+		if c.Learning = 0; rnd.IntN(20) == 0 && !calm { // it hears that data was lost
 			c.Learning = m.now.Add(time.Duration(rnd.Int64N(int64(limit.Period()))))
 		}
 		if c.Audit = ""; seed%2 == 1 {
@@ -226,10 +233,20 @@ func mutate(rnd *rand.Rand, c *ratelimit.Claim) {
 	case 4: // for the window to come, or one that was to come
 		*c = ratelimit.Claim{Seq: c.Seq, Window: c.Window + window(rnd.IntN(3)), Ahead: true}
 	}
+	ahead, final := c.Ahead, c.Final
+	spendSome(rnd, c)
 	c.Reset, c.Last = rnd.IntN(50) == 0, rnd.IntN(6) == 0
+	c.Ahead, c.Final = ahead, final
 	if rnd.IntN(3) == 0 {
 		c.Ahead, c.Final = false, false
 	}
+	c.Direct = rnd.IntN(5) == 0
+	c.Refilled = rnd.IntN(8) == 0
+}
+
+// spendSome is what most holders do from claim to claim.
+func spendSome(rnd *rand.Rand, c *ratelimit.Claim) {
+	c.Reset, c.Last, c.Ahead, c.Final, c.Direct, c.Refilled = false, false, false, false, false, false
 	c.Seq += uint64(1 + rnd.IntN(2))
 	left := c.Granted - c.Spent - c.Returned
 	if left > 0 {
@@ -247,8 +264,6 @@ func mutate(rnd *rand.Rand, c *ratelimit.Claim) {
 	}
 	c.Waiting = tokens(rnd.IntN(4))
 	c.Want = c.Waiting + tokens(rnd.IntN(100))
-	c.Direct = rnd.IntN(5) == 0
-	c.Refilled = rnd.IntN(8) == 0
 	c.Stretch, c.Recall = rnd.IntN(2) == 0, rnd.IntN(2) == 0
 }
 

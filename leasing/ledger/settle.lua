@@ -45,16 +45,15 @@ local NEVER = 9007199254740991 -- 2^53-1
 -- The quick way settles what nearly every claim is, without reading other holders' records
 -- and without what else is defined below: one for the window that is current, by a
 -- holder that is known, or new. What other records come to is kept in sums (19 to
--- 25 of field "a"; see sums). It does what the whole script does, to the letter, or
+-- 30 of field "a"; see sums). It does what the whole script does, to the letter, or
 -- ends the block and has changed nothing. It is a block, and no function, for a
--- function would be made for each claim.
+-- function would be made for each claim. Buckets have a block of their own behind it.
 repeat
   local flags, period = Flags, Period
   local low = flags % 256
-  -- Of the flags only tally, ahead and stretch or recall are settled here. An audited account
-  -- writes events, a bucket needs all leases that expire, and months need their ends: they take the
-  -- long way.
-  if KEYS[2] or Algorithm == BUCKET or period == 0 or (low ~= 0 and low ~= 16 and low ~= 8 and low ~= 24) then break end
+  -- Of the flags only eager, ahead, tally and stretch or recall are settled here. An audited account
+  -- writes events, and months need their ends: they take the long way.
+  if KEYS[2] or Algorithm == BUCKET or period == 0 or low >= 32 or low % 8 > 1 then break end
   local now, at = Time, Window
   if now == 0 then
     local time = redis.call('TIME')
@@ -63,11 +62,12 @@ repeat
   local fmod, max, min = math.fmod, math.max, math.min
   local w = (now - fmod(now, period)) / period + 1
   local sliding = Algorithm == SLIDING
-  -- The long way settles claims for the next window, claims while the ledger learns, and claims
-  -- that give their lease back, whose TTL is 0.
-  if low % 16 == 8 and (at ~= w or sliding) or Learning > now or TTL <= 0 then break end
   local holder, capacity, fence = ARGV[1], Requests, Fence
   local granted, spent, returned, waiting = Granted, Spent, Returned, Waiting
+  -- Ahead of its window, a holder claims once; the long way settles what it says of that lease later.
+  local ahead = low % 16 >= 8 and at == w + 1 and granted + spent + returned == 0
+  -- So it does claims while the ledger learns, and claims that give their lease back, whose TTL is 0.
+  if low % 16 >= 8 and (not ahead and at ~= w or sliding) or Learning > now or TTL <= 0 then break end
   -- Two fields, however many holders there are: the cost of a claim does not grow with them
   -- (docs/protocol.md, section 4.14).
   local found = redis.call('HMGET', KEYS[1], 'a', holder)
@@ -75,32 +75,89 @@ repeat
   if found[1] then
     a = unpack_record(found[1])
     -- Not of another window, nor while the ledger learns or its clock has gone back;
-    -- and only while no lease has expired since the sums were made.
-    if a[3] ~= w or now < a[1] or now < a[9] or not a[25] or now >= a[24] or fence > 0 and fence <= a[16] then break end
+    -- only while no lease has expired since the sums were made, which may have to be closed; nor where
+    -- a reset gave back more than has been charged since, which counts by its weight, too.
+    if a[3] ~= w or now < a[1] or now < a[9] or not a[26] or now >= a[24] or a[5] < 0 or fence > 0 and fence <= a[16] then break end
   else
-    a = { now, 0, w, 0, 0, 0, 0, 0, 0, 0, 0, capacity, 0, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9007199254740991, 9007199254740991 }
+    a = { now, 0, w, 0, 0, 0, 0, 0, 0, 0, 0, capacity, 0, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9007199254740991, 9007199254740991, 0 }
   end
-  local left, late, over = a[12], a[13], 0
+  -- A new holder may come without others' records being folded or forgotten only until a[25]; 1: only a
+  -- claim with tally keeps them all.
+  local tidy = now >= a[25] and not (a[25] == 1 and low >= 16)
+  if ahead then
+    -- An account that is not there yet would begin with a window in which nothing is charged.
+    if not found[1] or not found[2] and tidy then break end
+    if found[2] then
+      r = unpack_record(found[2])
+      -- The name is that of the window before last, and is free. The holder of a lease of this window
+      -- or the next has forgotten it.
+      if Seq <= r[1] or r[2] >= w or r[10] % 32 >= 16 then break end
+    end
+    -- 27 to 30 are the sums of the next window's records: charged, outstanding, how many, and when the
+    -- first of them expires.
+    local charged, elsewhere, live = a[27] or 0, a[28] or 0, (a[29] or 0) + 1
+    if now >= (a[30] or NEVER) then break end
+    local room = min(capacity, max(0, capacity - charged))
+    local lease = min(room, max(Want, waiting), max(waiting, (room - fmod(room, 2 * live)) / (2 * live)))
+    local expires, f = now + TTL, low % 2 * 8
+    if flags % 512 >= 256 and room > (capacity - fmod(capacity, ROOM_ABOVE)) / ROOM_ABOVE
+      and room + elsewhere > (capacity - fmod(capacity, PLENTY_ABOVE)) / PLENTY_ABOVE then
+      local parts = IDLE_SHARE * max(LEAST_SHARES, live)
+      local share = min((capacity - fmod(capacity, parts)) / parts, (room - fmod(room, 2 * live)) / (2 * live))
+      lease = max(lease, min(room, share))
+      expires, f = max(expires, now + min(LONGEST, at * period - now)), f + 256
+    end
+    if lease < waiting and flags >= 512 and elsewhere > 0 then break end -- others are to give back
+    local next_fence = max(a[2] + 1, now, min(fence, MOST_FENCE) + 1)
+    redis.call('HSET', KEYS[1], 'a', pack({
+      now, next_fence, w, a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15], a[16], a[17], a[18],
+      a[19], a[20], a[21], a[22], a[23], a[24], a[25], 0, charged + lease, elsewhere + lease, live, min(a[30] or NEVER, expires),
+    }), holder, pack({ Seq, at, expires, next_fence, 0, lease, 0, 0, 0, f }))
+    -- The first lease of the next window has the account outlive that.
+    if charged == 0 and lease > 0 then
+      local ms = math.floor((at * period - now) / 1000) + 1000
+      if Time > 0 then ms = ms + 3600000 end
+      redis.call('PEXPIRE', KEYS[1], min(ms, 31536000000 * 2))
+    end
+    return struct.pack(REPLY,
+      0, lease, next_fence, at, 0, min(capacity, max(0, room - lease)), elsewhere, at * period - now, lease < waiting and at * period - now or 0,
+      live, 0, 0, now, 0, a[6], 1, 0, expires - now, f >= 256 and 1 or 0, 0, 0, Seq
+    )
+  end
+  local prev, left, late, over = a[5], a[12], a[13], 0
   local was_charged, was_spent, was_out, was_live, was_stranded, answered = 0, 0, 0, 0, 0, 0
   if found[2] then
     -- A holder's record without an account: only the long way knows what to make of that.
     if not found[1] then break end
     r = unpack_record(found[2])
     local f = r[10]
-    -- Not a late or repeated claim, nor one about another window, of a lease that was
-    -- closed, granted directly, or which the holder or the ledger has forgotten.
-    if Seq <= r[1] or r[2] ~= w or at ~= w or f % 2 == 1 or f % 8 >= 4 or f % 32 >= 16
-      or fence == 0 and granted < r[5] or granted > r[5] + r[6] then
-      break
+    local paid = r[5] + r[6] - r[8]
+    -- Not a late or repeated claim, nor one about another window than its record, of a holder that
+    -- has ended, or has forgotten what it was granted.
+    if Seq <= r[1] or r[2] ~= at or f % 32 >= 16 or fence == 0 and granted < r[5] then break end
+    if at == w then
+      -- Nor of a lease that was closed or granted directly, or that the ledger has forgotten.
+      if f % 2 == 1 or f % 8 >= 4 or granted > r[5] + r[6] then break end
+      was_charged, was_spent = max(paid, r[7]), r[7]
+      was_out = max(0, paid - r[7])
+      if now < r[3] then was_live = 1 else was_stranded = was_out end
+      answered = f % 256 >= 64 and 128 or 0
+    else
+      -- The first claim after the turn still speaks of the window before, whose record others had
+      -- no reason to drop. For what it says then, see book and tally.
+      if at ~= w - 1 then break end
+      if sliding then
+        prev = max(0, prev - max(paid, r[7]) + max(spent, granted - returned))
+      else
+        left = left - spent + r[7]
+        over = max(late, -left) - late
+        late = late + over
+      end
+      granted, spent, returned = 0, 0, 0
     end
-    was_charged, was_spent = max(r[5] + r[6] - r[8], r[7]), r[7]
-    was_out = max(0, r[5] + r[6] - r[8] - r[7])
-    if now < r[3] then was_live = 1 else was_stranded = was_out end
-    answered = f % 256 >= 64 and 128 or 0
   else
-    -- A new holder may come without others' records being folded only until a[25]. One that has
-    -- totals of this window is none: its record was folded, or lost.
-    if now >= a[25] or at == w or sliding and at == w - 1 then break end
+    -- A holder that has totals of this window is no new one: its record was folded, or lost.
+    if tidy or at == w or sliding and at == w - 1 then break end
     if at == w - 1 and at ~= 0 and flags % 32 >= 16 then -- the last word on the window before, in mode approx
       left = left - spent
       over = max(late, -left) - late
@@ -110,11 +167,11 @@ repeat
   end
   local most = max(a[11], capacity)
   local weighted = 0
-  if sliding and a[5] > 0 then
+  if sliding and prev > 0 then
     local tick = max(1, math.floor(period / 1048576))
     local total = (period + tick - 1 - fmod(period + tick - 1, tick)) / tick
     local rest = w * period - now + tick - 1
-    local part, previous = (rest - fmod(rest, tick)) / tick, min(a[5], 4398046511104)
+    local part, previous = (rest - fmod(rest, tick)) / tick, min(prev, 4398046511104)
     local high = math.floor(previous / 1048576) -- in two parts, for previous x part may be 2^62
     local top = fmod(high * part, total)
     local low = top * 1048576 + (previous - high * 1048576) * part + total - 1
@@ -129,7 +186,7 @@ repeat
   over = over + max(0, beyond - a[6])
   local room = min(capacity, max(0, free))
   local lease = min(room, max(Want, waiting), max(waiting, (room - fmod(room, 2 * live)) / (2 * live)))
-  local expires, f = now + TTL, answered
+  local expires, f = now + TTL, answered + low % 2 * 8
   local elsewhere, stranded = a[21] - was_out, a[22] - was_stranded
   if flags % 512 >= 256 and room > (capacity - fmod(capacity, ROOM_ABOVE)) / ROOM_ABOVE
     and room + elsewhere - stranded > (capacity - fmod(capacity, PLENTY_ABOVE)) / PLENTY_ABOVE then
@@ -153,15 +210,16 @@ repeat
   -- An account that nothing was charged to could be deleted at any time.
   local kept = found[1] and (a[19] > 0 or a[5] > 0 or a[4] ~= 0)
   redis.call('HSET', KEYS[1], 'a', pack({
-    now, next_fence, w, a[4], a[5], beyond, a[7], a[8], a[9], a[10], most, left, late, a[14], a[15], a[16], a[17], a[18],
-    others + charged, a[20] - was_spent + spent, elsewhere + out, stranded, live, min(a[24], expires), a[25],
+    now, next_fence, w, a[4], prev, beyond, a[7], a[8], a[9], a[10], most, left, late, a[14], a[15], a[16], a[17], a[18],
+    others + charged, a[20] - was_spent + spent, elsewhere + out, stranded, live, min(a[24], expires), a[25], 0, a[27], a[28], a[29], a[30],
   }), holder, pack({ Seq, w, expires, next_fence, granted, inflight, spent, returned, over, f }))
   -- The expiry that was set last is still right while something was charged before: it is the end
   -- of the same window. This spares most claims a command.
   if not kept then
     local dead = w * period
     if sliding then dead = dead + period end
-    if others + charged == 0 and a[5] == 0 and a[4] >= 0 then dead = max(now, a[9]) end
+    if others + charged == 0 and prev == 0 and a[4] >= 0 then dead = max(now, a[9]) end
+    if (a[27] or 0) > 0 then dead = w * period + period end -- the next window was claimed ahead
     local ms = math.floor((dead - now) / 1000) + 1000
     -- A test's time stands still while that of Redis goes on: an hour more keeps the account.
     if Time > 0 then ms = ms + 3600000 end
@@ -170,6 +228,100 @@ repeat
   return struct.pack(REPLY,
     0, granted + inflight, next_fence, w, 0, min(capacity, max(0, capacity - weighted - a[4] - others - charged)), elsewhere, w * period - now, retry,
     live, over, 0, now, stranded, beyond, at == w and 1 or 0, 0, expires - now, f >= 256 and 1 or 0, 0, 0, Seq
+  )
+until true
+
+-- The quick way of buckets: of a holder whose lease has not expired, or who is new, and while no other
+-- has expired either since the sums were made. What is outstanding of leases bounds the level, and the sums say how much it is.
+repeat
+  local flags, period, requests, capacity = Flags, Period, Requests, Burst
+  local low = flags % 256
+  if KEYS[2] or Algorithm ~= BUCKET or period == 0 or low >= 32 or low % 16 >= 8 or low % 4 >= 2 or requests == 0 then break end
+  local now = Time
+  if now == 0 then
+    local time = redis.call('TIME')
+    now = time[1] * 1000000 + time[2]
+  end
+  if Learning > now or TTL <= 0 then break end
+  local holder, fence, granted, spent, returned, waiting = ARGV[1], Fence, Granted, Spent, Returned, Waiting
+  local found = redis.call('HMGET', KEYS[1], 'a', holder)
+  if not found[1] or not found[2] and (Window ~= 0 or granted + spent + returned > 0) then break end
+  local a = unpack_record(found[1])
+  -- As above; and not of a level that needs two numbers.
+  if now < a[1] or now < a[9] or not a[26] or a[26] > 0 or now >= a[24] or fence > 0 and fence <= a[16] then break end
+  local r = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  if found[2] then
+    r = unpack_record(found[2])
+    if Window == 0 or now >= r[3] then break end
+  elseif now >= a[25] then
+    break
+  end
+  local f = r[10]
+  if Seq <= r[1] or f % 2 == 1 or f % 8 >= 4 or f % 32 >= 16 or fence == 0 and granted < r[5] or granted > r[5] + r[6] then break end
+  local fmod, max, min = math.fmod, math.max, math.min
+  local seconds = period / 1000000
+  local paid = r[5] + r[6] - r[8]
+  local was_charged, was_out, answered = max(paid, r[7]), max(0, paid - r[7]), f % 256 >= 64 and 128 or 0
+  local level, carry = fmod(a[7], 1000000), a[8]
+  local whole = (a[7] - level) / 1000000
+  local held, elapsed = a[21] - a[22], now - a[1] -- what is leased and not spent
+  if elapsed > 0 then
+    -- Beyond 2^52 products would not be exact: those are for the long way.
+    local added = elapsed * requests + carry
+    if added >= 4503599627370496 then break end
+    local rest = fmod(added, period)
+    carry = fmod(rest, seconds)
+    local millionths = level + (rest - carry) / seconds
+    level = fmod(millionths, 1000000)
+    whole = whole + (added - rest) / period + (millionths - level) / 1000000
+    local full = max(0, capacity - held)
+    if whole >= full then whole, level, carry = full, 0, 0 end
+  end
+  -- What the holder has given up goes back.
+  local after, out_of_others = granted - returned, held - was_out
+  whole = whole + min(max(paid - after, -whole), capacity)
+  local full = max(0, capacity - out_of_others - max(0, after - spent))
+  if whole >= full then
+    whole, level = full, 0
+  end
+  local drift = max(0, spent - after)
+  local confirmed = min(drift, whole)
+  whole = whole - confirmed
+  local over = max(0, drift - confirmed - max(0, r[7] - paid))
+  local live, room = a[23] + (found[2] and 0 or 1), min(capacity, whole)
+  local lease = min(room, max(Want, waiting), max(waiting, (room - fmod(room, 2 * live)) / (2 * live)))
+  whole = whole - lease
+  local inflight, elsewhere = confirmed + lease, a[21] - was_out
+  f = (lease > 0 and 0 or answered) + low % 2 * 8
+  -- Others are to give back.
+  if inflight < waiting and flags >= 512 and elsewhere > 0 then break end
+  -- When the bucket is full again, and when it has a token. Both are rounded up.
+  if capacity * period >= 4503599627370496 or whole >= 4294967296 then break end
+  local there, filled, retry = level * seconds + carry, 0, 0
+  if capacity > whole then
+    local missing = (capacity - whole) * period - there
+    filled = (missing + requests - 1 - fmod(missing + requests - 1, requests)) / requests
+  end
+  if inflight < waiting and whole < min(1, capacity) then
+    local missing = period - there
+    retry = (missing + requests - 1 - fmod(missing + requests - 1, requests)) / requests
+  end
+  local charged, out = max(granted + inflight - returned, spent), max(0, granted + inflight - returned - spent)
+  local next_fence, expires = max(a[2] + 1, now, min(fence, MOST_FENCE) + 1), now + TTL
+  redis.call('HSET', KEYS[1], 'a', pack({
+    now, next_fence, a[3], a[4], a[5], a[6], whole * 1000000 + level, carry, a[9], a[10], a[11], a[12], a[13], a[14], a[15], a[16], a[17], a[18],
+    a[19] - was_charged + charged, a[20] - r[7] + spent, elsewhere + out, a[22], live, min(a[24], expires), min(a[25], expires + 2 * period), 0,
+  }), holder, pack({ Seq, 0, expires, next_fence, granted, inflight, spent, returned, over, f }))
+  -- The account may be deleted when the bucket is full and no lease is left. What was set last is
+  -- kept where it is later, for another lease may need it; and an eighth more is set than is needed,
+  -- so that not each claim has to.
+  local ms = math.floor((max(filled + 1, out > 0 and TTL or 0)) / 1000) + 1000
+  if Time > 0 then ms = ms + 3600000 end
+  ms = min(ms, 31536000000 * 2)
+  if redis.call('PTTL', KEYS[1]) < ms then redis.call('PEXPIRE', KEYS[1], ms + math.floor(ms / 8)) end
+  return struct.pack(REPLY,
+    0, granted + inflight, next_fence, a[3], 0, min(capacity, whole), elsewhere, filled, retry,
+    live, over, 0, now, a[22], a[6], found[2] and 1 or 0, 0, TTL, 0, 0, 0, Seq
   )
 until true
 
@@ -793,6 +945,7 @@ end
 -- without others' records being folded or forgotten for it.
 local function sums()
   local all_of, spent, out, stranded, live, first, tidy, count = 0, 0, 0, 0, 0, NEVER, NEVER, 0
+  local before, ended = false, false
   for _, r in pairs(records) do
     count = count + 1
     if here(r) then
@@ -800,17 +953,39 @@ local function sums()
       if a.now < r[EXPIRES] then
         live, first = live + 1, min(first, r[EXPIRES])
       else
-        stranded = stranded + outstanding(r)
+        stranded, ended = stranded + outstanding(r), true
+        -- It is to be closed by the next claim of an eager rule: quick must not settle that.
+        if flag(r, 8) and not flag(r, 1) then first = 0 end
       end
-    -- A record of a window that is over can be forgotten now: the next new holder does it.
-    elseif not sliding or r[WINDOW] < a.window - 1 then
+    -- A record of a window that is over can be forgotten now: the next new holder does it. That of the
+    -- window before is kept for tally.
+    elseif algorithm == FIXED and r[WINDOW] == a.window - 1 then
+      before = true
+    elseif r[WINDOW] < a.window and (not sliding or r[WINDOW] < a.window - 1) then
       tidy = 0
     end
     if flag(r, 16) then tidy = min(tidy, r[EXPIRES] + FOLD_AFTER) end
+    -- A bucket's record can be forgotten no sooner than that.
+    if bucket then tidy = min(tidy, r[EXPIRES] + 2 * period) end
   end
-  -- The next new holder would be one too many: it has others folded first.
-  if count >= MOST_RECORDS then tidy = 0 end
+  -- The next new holder would be one too many: it has others folded first, if any have ended.
+  if count >= MOST_RECORDS and ended then tidy = 0 end
+  if before then tidy = tidy == NEVER and 1 or 0 end
   return all_of, spent, out, stranded, live, first, tidy
+end
+
+-- ahead is what quick needs to know of the records of the next window: what they are charged, and may
+-- still spend, how many they are, and when the first expires. Of leases that have expired quick would
+-- not know enough: 0.
+local function ahead()
+  local next_of, next_out, next_live, next_first = 0, 0, 0, NEVER
+  for _, r in pairs(records) do
+    if r[WINDOW] > a.window then
+      next_of, next_out, next_live = next_of + charged(r), next_out + outstanding(r), next_live + 1
+      next_first = min(next_first, a.now < r[EXPIRES] and r[EXPIRES] or 0)
+    end
+  end
+  return next_of, next_out, next_live, next_first
 end
 
 -- packed is field "a". A level of up to 2^32 tokens is written in millionths, which
@@ -819,7 +994,10 @@ local function packed()
   local high = a.whole >= 4294967296
   local level = high and a.level or a.whole * MICRO + a.level
   local all = { a.now, a.fence, a.window, a.base, a.prev, a.over, level, a.carry, a.relearn, a.relearned, a.most, a.left, a.late, a.born, a.folded, a.renamed, a.moved, a.recalled, sums() }
+  all[26] = 0
   if high then all[26] = a.whole end
+  local next_of, next_out, next_live, next_first = ahead()
+  if next_live > 0 then all[27], all[28], all[29], all[30] = next_of, next_out, next_live, next_first end
   return pack(all)
 end
 
