@@ -203,3 +203,22 @@ func TestUsedUpLeaseIsNotVoid(t *testing.T) {
 	g := late.asks(0, 0)
 	w.expect("false 10", g.Void, g.Granted)
 }
+
+// A ledger that learns grants a token at least, also of a limit of less than twenty; and no
+// second one.
+func TestLedgerThatLearnsGrantsOneOfAFew(t *testing.T) {
+	w := newTwins(t)
+	a := w.tenant(1, ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10})
+	a.c.Learning = w.now.Add(RelearnTime)
+	a.gets(1, 1, 1)
+	a.gets(1, 1, 0)
+}
+
+// What was over in a window that the ledger knows nothing of counts from the first token on.
+func TestFirstWordOnAWindowThatWasLost(t *testing.T) {
+	w := newTwins(t)
+	a := w.tenant(1, perMinute100)
+	a.c.Tally, a.c.Window, a.c.Granted, a.c.Spent = true, perMinute100.WindowAt(w.now)-1, 100, 103
+	g := a.asks(0, 0)
+	w.expect("3", g.OverAdmitted)
+}

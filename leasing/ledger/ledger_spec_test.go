@@ -359,6 +359,9 @@ func TestLedgerThatForgot(t *testing.T) {
 		w.passes(time.Second)
 		g = b.gets(9, 9, 9)
 		w.expect("false 0s", g.Relearning, g.RetryAfter)
+		if g = b.asks(101, 101); g.RetryAfter <= 0 {
+			t.Errorf("it has learned, and has too little for what waits: %+v", g)
+		}
 	}
 }
 
