@@ -331,6 +331,14 @@ func TestNewSeatIsProven(t *testing.T) {
 			t.Errorf("%+v", a)
 		}
 	})
+	t.Run("the data was lost, and learned again", func(t *testing.T) {
+		s := begin(t)
+		known = ratelimit.EpochKnown{ID: 2, Asked: s.now}
+		if a := s.applies(); !a.Leave {
+			t.Errorf("the seat was given before the loss was noticed, and it applies for %+v", a)
+		}
+		s.share(epoch, 0, "the seat may be another's")
+	})
 	t.Run("another seat while the ledger learns", func(t *testing.T) {
 		s := begin(t)
 		known.Asked = s.now
