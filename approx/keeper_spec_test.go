@@ -438,3 +438,25 @@ func TestKeeperTellsOfChanges(t *testing.T) {
 		t.Errorf("told of %s\nwant    %s", got, want)
 	}
 }
+
+// A keeper whose first application finds all seats taken tells so, once; it wants a seat also
+// for a rule of one node.
+func TestKeeperTellsThatAllSeatsAreTaken(t *testing.T) {
+	s := newKeeperScript(t)
+	s.rule.Coordination.MaxNodes = 1
+	s.plan = NewPlan([]*ratelimit.Rule{s.rule})
+	for range 2 {
+		s.sits(none, 0)
+		if len(s.told) != 1 || s.told[0].Seat >= 0 {
+			t.Errorf("all seats are taken, and it told of %+v", s.told)
+		}
+		s.passes(SeatTTL)
+	}
+	if seat, wanted := s.Seat(); seat != -1 || !wanted {
+		t.Errorf("it has the seat %d and wants one: %v", seat, wanted)
+	}
+	s.sits(Tenancy{Seat: 0, Fence: 5}, 0)
+	if seat, wanted := s.Seat(); seat != 0 || !wanted {
+		t.Errorf("it has the seat %d and wants one: %v", seat, wanted)
+	}
+}
