@@ -284,6 +284,45 @@ func TestKeptHasRoom(t *testing.T) {
 	}
 }
 
+// A segment that is full does not grow if an eighth of what it may hold is dead, to the key.
+func TestAnEighthThatIsDeadIsRoom(t *testing.T) {
+	for _, c := range []struct {
+		dead  int
+		grows bool
+	}{{55, true}, {56, false}} {
+		table := New[value](NewArena(), 1000)
+		n := uint64(0)
+		for s := table.segment(0); len(s.tags) < SegmentCells || s.size < full(SegmentCells); s = table.segment(0) {
+			table.Add(idOf(n), nil, never).Val.n = int64(n)
+			n++
+		}
+		table.Add(idOf(n), nil, func(x *Cell[value]) bool { return x.Val.n < int64(c.dead) })
+		if grew := table.depth > 0; grew != c.grows {
+			t.Errorf("%d of %d keys were dead: it grew %v", c.dead, n, grew)
+		}
+	}
+}
+
+// Keys of which the hashes begin alike are told apart as far as the directory may grow, and
+// no further: then there is no room for more of them, and all others go on.
+func TestKeysOfOnePrefix(t *testing.T) {
+	table := New[value](NewArena(), 1<<20)
+	alike := func(n, differ uint64) ID { return ID{High: differ << (52 - mostDepth), Low: idOf(n).Low} }
+	n, groups := uint64(0), [2]int{}
+	for i := range groups { // which the last bit of the directory tells apart
+		for table.Add(alike(n, uint64(i)), nil, never) != nil {
+			groups[i]++
+			n++
+		}
+	}
+	if most := full(SegmentCells); groups != [2]int{most, most} || len(table.dir) != 1<<24 {
+		t.Errorf("%v keys of two prefixes are in a directory of %d, want %d each", groups, len(table.dir), most)
+	}
+	if table.Add(ID{High: 1 << 51}, nil, never) == nil || table.Get(alike(0, 0)) == nil {
+		t.Error("others have no room, or what was there is gone")
+	}
+}
+
 // To remove a key tells whether it was there.
 func TestRemoveTells(t *testing.T) {
 	table := New[value](NewArena(), 10)

@@ -40,8 +40,7 @@ const (
 	packedSettled
 	packedGauged  // its rule's gauges have it
 	packedOddName // it is under the node's second name
-	packedLimited // its lease's limit is that of its rule
-	packedOther   // it is another, which is among the numbers
+	packedLimited // its lease's limit is that of its rule, and else among the numbers
 	packedFruits  // and the bits above
 )
 
@@ -218,7 +217,6 @@ func (h *Held) flags() uint64 {
 		{h.Gauges.Of != nil, packedGauged},
 		{h.Name&1 != 0, packedOddName},
 		{h.limited(), packedLimited},
-		{!h.limited() && h.Lease.GrantedLimit != GrantedLimit{}, packedOther},
 	} {
 		if is.true {
 			flags |= is.bit
@@ -268,7 +266,7 @@ func (p *packer) numbers(h *Held, flags uint64) {
 		h.setFront(&x)
 	}
 	l := &h.Lease
-	if flags&packedOther != 0 {
+	if flags&packedLimited == 0 {
 		p.limit(&l.GrantedLimit)
 	}
 	p.when(&l.Retry, h.Told)

@@ -203,3 +203,25 @@ func TestLimitOfTheRuleTakesNoRoom(t *testing.T) {
 		t.Errorf("%d bytes without a limit, %d with the rule's, %d with another", without, same, larger)
 	}
 }
+
+// A cold key is looked at when its window is over if the ledger is to hear of that once more,
+// also where nobody keeps gauges of its rule; and not at all if there is nothing to do.
+func TestWhenAColdKeyIsLookedAt(t *testing.T) {
+	end := instant(time.Hour)
+	for _, c := range []struct {
+		what  string
+		spent tokens
+		want  instant
+	}{
+		{"all is reported", 0, Never},
+		{"some is not", 3, end},
+	} {
+		h := Held{Rule: testRule(perMinute100), Name: 40}
+		h.Rule.Coordination.Mode = ratelimit.Approx
+		h.Lease.SetLimit(&h.Rule.Limit)
+		h.Lease.Spent, h.Lease.Reset = c.spent, end
+		if got := h.OverDue(); got != c.want {
+			t.Errorf("%s: it is looked at at %d, want %d", c.what, got, c.want)
+		}
+	}
+}
