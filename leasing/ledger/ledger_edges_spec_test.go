@@ -222,3 +222,23 @@ func TestFirstWordOnAWindowThatWasLost(t *testing.T) {
 	g := a.asks(0, 0)
 	w.expect("3", g.OverAdmitted)
 }
+
+// A holder that has said it ends, and whose record was folded, goes on where it was if it is
+// still there: it is charged once for what it has. What it gives back only then stays charged,
+// for the ledger does not know any more what it was.
+func TestFoldedHolderGoesOn(t *testing.T) {
+	for _, limit := range []ratelimit.Limit{perMinute100, sliding100} {
+		w := newTwins(t)
+		a, b := w.tenant(1, limit), w.tenant(2, limit)
+		a.gets(20, 20, 20)
+		a.c.Spent = 12
+		a.hears(a.says(func(c *ratelimit.Claim) { c.Last = true }))
+		w.passes(20 * time.Second)
+		b.gets(0, 0, 0)
+		w.records(1)
+		a.c.Returned = 3
+		g := a.gets(0, 0, 0)
+		w.expect("false false 20 80", g.Void, g.Missing, g.Granted, g.Available)
+		w.records(2)
+	}
+}

@@ -288,7 +288,7 @@ end
 local function brim()
   local held = 0
   for _, r in pairs(records) do
-    if here(r) and not flag(r, 1) and a.now < r[EXPIRES] then held = held + outstanding(r) end
+    if here(r) and a.now < r[EXPIRES] then held = held + outstanding(r) end
   end
   return max(0, burst - held)
 end
