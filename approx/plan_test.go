@@ -251,3 +251,27 @@ func TestFillTime(t *testing.T) {
 		}
 	}
 }
+
+// Limits that requests bring along divide one budget in a domain, whichever descriptors they
+// come with.
+func TestLimitsOfRequestsHaveOneBudget(t *testing.T) {
+	ofDomain := approxRule(10_000, 2, 10_000)
+	ofDomain.Override, ofDomain.Path = true, ""
+	plan := agreed(nil, NewPlan([]*ratelimit.Rule{ofDomain}), 0, 0)
+	for domain, want := range map[string]ratelimit.Tokens{ofDomain.Domain: 50, "another": 0} {
+		request := *ofDomain
+		request.Domain, request.Path = domain, "some/descriptor"
+		if share, _ := shareUnder(plan, 0, &request, 0); share != want {
+			t.Errorf("domain %s: a share of %d, want %d", domain, share, want)
+		}
+	}
+}
+
+// A rule that does not say how many nodes there are is divided for one.
+func TestShareOfOneNode(t *testing.T) {
+	rule := approxRule(10_000, 0, 10_000)
+	plan := agreed(nil, NewPlan([]*ratelimit.Rule{rule}), 0, 0)
+	if share, seats := shareUnder(plan, 0, rule, 0); share != 100 || seats != 1 {
+		t.Errorf("a share of %d for %d seats", share, seats)
+	}
+}
