@@ -331,6 +331,14 @@ func TestNewSeatIsProven(t *testing.T) {
 			t.Errorf("%+v", a)
 		}
 	})
+	t.Run("the data was lost, and learned again", func(t *testing.T) {
+		s := begin(t)
+		known = ratelimit.EpochKnown{ID: 2, Asked: s.now}
+		if a := s.applies(); !a.Leave {
+			t.Errorf("the seat was given before the loss was noticed, and it applies for %+v", a)
+		}
+		s.share(epoch, 0, "the seat may be another's")
+	})
 	t.Run("another seat while the ledger learns", func(t *testing.T) {
 		s := begin(t)
 		known.Asked = s.now
@@ -428,5 +436,27 @@ func TestKeeperTellsOfChanges(t *testing.T) {
 	s.keep(context.Background(), NewPlan(nil))
 	if got, want := strings.Join(told, "; "), "-1 gone; 0 <nil>; -1 gone again; 0 <nil>; -1 <nil>"; got != want {
 		t.Errorf("told of %s\nwant    %s", got, want)
+	}
+}
+
+// A keeper whose first application finds all seats taken tells so, once; it wants a seat also
+// for a rule of one node.
+func TestKeeperTellsThatAllSeatsAreTaken(t *testing.T) {
+	s := newKeeperScript(t)
+	s.rule.Coordination.MaxNodes = 1
+	s.plan = NewPlan([]*ratelimit.Rule{s.rule})
+	for range 2 {
+		s.sits(none, 0)
+		if len(s.told) != 1 || s.told[0].Seat >= 0 {
+			t.Errorf("all seats are taken, and it told of %+v", s.told)
+		}
+		s.passes(SeatTTL)
+	}
+	if seat, wanted := s.Seat(); seat != -1 || !wanted {
+		t.Errorf("it has the seat %d and wants one: %v", seat, wanted)
+	}
+	s.sits(Tenancy{Seat: 0, Fence: 5}, 0)
+	if seat, wanted := s.Seat(); seat != 0 || !wanted {
+		t.Errorf("it has the seat %d and wants one: %v", seat, wanted)
 	}
 }

@@ -153,3 +153,125 @@ func TestPlansAreTheSameForTheSameRules(t *testing.T) {
 		}
 	}
 }
+
+// A node's share of a rule, and the seats that have one, are the least of all plans that may
+// have been in force in a window, and of the plan that the node has: for a window, since it
+// began; for a bucket, until it may have filled.
+func TestShareWhileMaxNodesChanges(t *testing.T) {
+	two, four := approxRule(10_000, 2, 10_000), approxRule(10_000, 4, 10_000) // 100 tokens for all
+	bucket := func(r *ratelimit.Rule) *ratelimit.Rule {
+		b := *r
+		b.Limit.Algorithm, b.Limit.Burst = ratelimit.TokenBucket, 20_000 // two minutes
+		b.Coordination.DriftBudget.PPM /= 2
+		return &b
+	}
+	var fromTwo, fromFour, lateTwo []agreement
+	plan := func(r *ratelimit.Rule) Plan { return NewPlan([]*ratelimit.Rule{r}) }
+	heard := ratelimit.Instant(time.Hour)
+	fromTwo = agreed(agreed(nil, plan(two), 0, heard), plan(four), 100, heard)
+	fromFour = agreed(agreed(nil, plan(four), 0, heard), plan(two), 100, heard)
+	lateTwo = agreed(nil, plan(two), 10, heard)
+	const filled = 2 * time.Minute
+	for _, c := range []struct {
+		what   string
+		all    []agreement
+		rule   *ratelimit.Rule
+		later  time.Duration
+		begins ratelimit.LedgerTime
+		share  ratelimit.Tokens
+		seats  int
+	}{
+		{"one plan", fromTwo[:1], two, 0, 50, 50, 2},
+		{"this node has another", fromTwo[:1], four, 0, 50, 25, 2},
+		{"this node has another, with fewer seats", fromFour[:1], two, 0, 50, 25, 2},
+		{"the window began with the new plan", fromTwo, four, 0, 100, 25, 4},
+		{"the window began with the old plan", fromTwo, four, 0, 99, 25, 2},
+		{"the window began with the old plan, of more seats", fromFour, two, 0, 99, 25, 2},
+		{"the window began before any", lateTwo, two, 0, 9, 0, 0},
+		{"other nodes may not know the rule", lateTwo, &ratelimit.Rule{Path: "new", Coordination: two.Coordination}, 0, 50, 0, 0},
+		{"a bucket under one plan", []agreement{{plan: plan(bucket(two)), heard: heard}}, bucket(two), 0, 0, 50, 2},
+		{"a bucket that has not filled", []agreement{{plan: plan(bucket(two)), since: 10, heard: heard}}, bucket(two), filled - 1, 50, 0, 0},
+		{"a bucket that has", []agreement{{plan: plan(bucket(two)), since: 10, heard: heard}}, bucket(two), filled, 50, 50, 2},
+	} {
+		if share, seats := shareUnder(c.all, heard.Add(c.later), c.rule, c.begins); share != c.share || seats != c.seats {
+			t.Errorf("%s: a share of %d for %d seats, want %d for %d", c.what, share, seats, c.share, c.seats)
+		}
+	}
+}
+
+// A node remembers the last eight plans that all agreed on, each once however often it hears
+// of it.
+func TestAgreementsAreRemembered(t *testing.T) {
+	var all []agreement
+	for nodes := 1; nodes <= 9; nodes++ {
+		for again := range 2 {
+			plan := NewPlan([]*ratelimit.Rule{approxRule(10_000, nodes, 10_000)})
+			all = agreed(all, plan, ratelimit.LedgerTime(nodes), ratelimit.Instant(10*nodes+again))
+		}
+		if want := min(nodes, 8); len(all) != want || all[0].since != ratelimit.LedgerTime(1+nodes-want) {
+			t.Fatalf("after %d plans it remembers %d, from %v", nodes, len(all), all[0].since)
+		}
+		if last := all[len(all)-1]; last.heard != ratelimit.Instant(10*nodes) {
+			t.Errorf("plan %d was first heard of at %d", nodes, last.heard)
+		}
+	}
+}
+
+// A rule without a limit needs no seats, nor do limits that requests bring along, whose
+// budget is only divided where there are seats for others.
+func TestRulesThatNeedNoSeats(t *testing.T) {
+	for _, c := range []struct {
+		what    string
+		change  func(*ratelimit.Rule)
+		seats   int
+		divided int
+	}{
+		{"of four nodes", func(*ratelimit.Rule) {}, 4, 1},
+		{"of the request", func(r *ratelimit.Rule) { r.Override = true }, 0, 1},
+		{"without a limit", func(r *ratelimit.Rule) { r.Unlimited = true }, 0, 0},
+		{"of mode leasing", func(r *ratelimit.Rule) { r.Coordination.Mode = ratelimit.Leasing }, 0, 0},
+	} {
+		rule := approxRule(100, 4, 10_000)
+		c.change(rule)
+		if p := NewPlan([]*ratelimit.Rule{rule}); p.Seats() != c.seats || len(p.shares) != c.divided {
+			t.Errorf("a rule %s: %d seats and %d budgets, want %d and %d", c.what, p.Seats(), len(p.shares), c.seats, c.divided)
+		}
+	}
+}
+
+// How long a bucket takes to fill follows from its size and its rate, also where it is slow.
+func TestFillTime(t *testing.T) {
+	for _, c := range []struct {
+		requests, burst ratelimit.Tokens
+		want            time.Duration
+	}{{60, 60, time.Minute}, {60, 90, 90 * time.Second}, {1, 3, 3 * time.Minute}, {2, 3, 90 * time.Second}, {0, 3, 3 * time.Minute}} {
+		l := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: c.requests, Burst: c.burst}
+		if got := fillTime(&l); got != c.want {
+			t.Errorf("%d of a size, at %d a minute: %v, want %v", c.burst, c.requests, got, c.want)
+		}
+	}
+}
+
+// Limits that requests bring along divide one budget in a domain, whichever descriptors they
+// come with.
+func TestLimitsOfRequestsHaveOneBudget(t *testing.T) {
+	ofDomain := approxRule(10_000, 2, 10_000)
+	ofDomain.Override, ofDomain.Path = true, ""
+	plan := agreed(nil, NewPlan([]*ratelimit.Rule{ofDomain}), 0, 0)
+	for domain, want := range map[string]ratelimit.Tokens{ofDomain.Domain: 50, "another": 0} {
+		request := *ofDomain
+		request.Domain, request.Path = domain, "some/descriptor"
+		if share, _ := shareUnder(plan, 0, &request, 0); share != want {
+			t.Errorf("domain %s: a share of %d, want %d", domain, share, want)
+		}
+	}
+}
+
+// A rule that does not say how many nodes there are is divided for one.
+func TestShareOfOneNode(t *testing.T) {
+	rule := approxRule(10_000, 0, 10_000)
+	plan := agreed(nil, NewPlan([]*ratelimit.Rule{rule}), 0, 0)
+	if share, seats := shareUnder(plan, 0, rule, 0); share != 100 || seats != 1 {
+		t.Errorf("a share of %d for %d seats", share, seats)
+	}
+}

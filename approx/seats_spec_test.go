@@ -289,3 +289,15 @@ func TestSeatOfAnOlderRelease(t *testing.T) {
 		t.Errorf("%+v %v", got, err)
 	}
 }
+
+// Who gives up a seat that the ledger of seats has forgotten has none afterwards, and another
+// may take it.
+func TestForgottenSeatGivenUp(t *testing.T) {
+	h := newHall(t, 1)
+	first := h.sits(1, none, nil)
+	h.forgets()
+	h.leaves(1, first, false)
+	if next := h.sits(2, none, nil); next.Seat != 0 {
+		t.Errorf("the one seat was given up, and another gets %+v", next)
+	}
+}

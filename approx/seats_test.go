@@ -125,11 +125,24 @@ func TestSeatsForgotten(t *testing.T) {
 	}
 }
 
+// There are at most ten thousand seats, and what asks for more, for none, for no time or for
+// nobody is no application.
 func TestApplicationsAreChecked(t *testing.T) {
 	m := NewMemory(func() ratelimit.LedgerTime { return epoch })
-	for _, a := range []Application{{}, {Holder: 1, Seats: MaxSeats + 1, TTL: time.Second}, {Holder: 1, Seats: 1}} {
-		if _, err := m.Sit(context.Background(), a); err == nil {
-			t.Errorf("%+v was granted", a)
+	for _, c := range []struct {
+		a  Application
+		ok bool
+	}{
+		{Application{}, false},
+		{Application{Holder: 1, Seats: 10_000, TTL: time.Second}, true},
+		{Application{Holder: 1, Seats: 10_001, TTL: time.Second}, false},
+		{Application{Holder: 1, Seats: 1, TTL: time.Second}, true},
+		{Application{Holder: 1, Seats: 0, TTL: time.Second}, false},
+		{Application{Holder: 1, Seats: 1}, false},
+		{Application{Seats: 1, TTL: time.Second}, false},
+	} {
+		if _, err := m.Sit(context.Background(), c.a); (err == nil) != c.ok {
+			t.Errorf("%+v is answered %v", c.a, err)
 		}
 	}
 }

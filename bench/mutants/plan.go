@@ -24,6 +24,7 @@ var thePlan = plan{
 		"leasing/internal/lease/answer.go": 50, "leasing/internal/lease/next.go": 60, "leasing/internal/lease/share.go": 40,
 		"leasing/internal/lease/plan.go": 60, "leasing/internal/lease/unasked.go": 60, "leasing/internal/lease/demand.go": 60,
 		"leasing/internal/lease/gauges.go": 60, "leasing/internal/lease/recall.go": 60, "leasing/internal/lease/ledgerclock.go": 60,
+		"leasing/internal/lease/packed.go": 20, "leasing/internal/keytable/table.go": 30,
 		"leasing/flight.go": 50, "leasing/waiting.go": 50, "leasing/batch.go": 30, "leasing/failure.go": 60, "leasing/loss.go": 25, "leasing/breaker.go": 60,
 		"leasing/renewer.go": 60, "leasing/late.go": 60,
 		"approx/keeper.go": 50, "approx/plan.go": 40, "approx/seats.go": 40, "approx/seats.lua": 25,

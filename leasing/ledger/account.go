@@ -415,7 +415,7 @@ func (a *Account) forget(r *record, bucket bool) {
 // claim it may have spent since. A holder that has forgotten what it had been granted
 // there says only what it has spent since then: that is added.
 func (a *Account) correctPrevious(r *record, c *ratelimit.Claim) {
-	if c.Window == 0 || c.Window != a.window-1 {
+	if c.Window != a.window-1 {
 		return
 	}
 	if forgot := c.Fence == 0 && c.Granted < r.granted; r.window == c.Window && !forgot {
@@ -436,7 +436,7 @@ func (a *Account) learnPrevious(r *record, c *ratelimit.Claim) {
 // tally counts what a holder's last word on the window before adds to its
 // over-admission.
 func (a *Account) tally(r *record, c *ratelimit.Claim) tokens {
-	if c.Window == 0 || c.Window != a.window-1 || r.window > c.Window {
+	if c.Window != a.window-1 || r.window > c.Window {
 		return 0
 	}
 	// Records of the window before are kept for this in mode approx only. Without the holder's nobody

@@ -76,7 +76,7 @@ func (a *Account) brim(l *ratelimit.Limit) int64 {
 func (a *Account) liveOutstanding() tokens {
 	var sum tokens
 	a.each(func(r *record) {
-		if r.window == a.window && !r.closed && a.now < r.expires {
+		if r.window == a.window && a.now < r.expires {
 			sum += r.outstanding()
 		}
 	})

@@ -224,3 +224,20 @@ func TestClusterEpochsOfAShard(t *testing.T) {
 		}
 	}
 }
+
+// What is known of the epoch is said also where nothing said what time it is: in a Cluster a
+// batch without claims hears no clock.
+func TestEpochWithoutAClock(t *testing.T) {
+	l := NewRedis(nil, "")
+	l.keep("one", "a 5 7 -")
+	e, at, err := l.inEpoch([]string{"one"}, 0, nil)
+	if want := (ratelimit.Epoch{ID: 10, Began: 5, Learning: 7}); e != want || at != 0 || err != nil {
+		t.Errorf("%+v at %d, %v", e, at, err)
+	}
+	if _, _, err := l.inEpoch([]string{"one"}, 0, redis.ErrClosed); !errors.Is(err, redis.ErrClosed) {
+		t.Errorf("nothing answered, and the error is %v", err)
+	}
+	if e, at, err := l.inEpoch([]string{"one"}, 9, redis.ErrClosed); e != (ratelimit.Epoch{}) || at != 9 || err != nil {
+		t.Errorf("not all answered: %+v at %d, %v", e, at, err)
+	}
+}

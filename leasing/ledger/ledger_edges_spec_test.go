@@ -237,3 +237,42 @@ func TestAccountOutlivesWhatWasClaimedAhead(t *testing.T) {
 	a.gets(0, 0, 0)
 	w.expect("1m45s", w.dead(0))
 }
+
+// A ledger that learns grants a token at least, also of a limit of less than twenty; and no
+// second one.
+func TestLedgerThatLearnsGrantsOneOfAFew(t *testing.T) {
+	w := newTwins(t)
+	a := w.tenant(1, ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10})
+	a.c.Learning = w.now.Add(RelearnTime)
+	a.gets(1, 1, 1)
+	a.gets(1, 1, 0)
+}
+
+// What was over in a window that the ledger knows nothing of counts from the first token on.
+func TestFirstWordOnAWindowThatWasLost(t *testing.T) {
+	w := newTwins(t)
+	a := w.tenant(1, perMinute100)
+	a.c.Tally, a.c.Window, a.c.Granted, a.c.Spent = true, perMinute100.WindowAt(w.now)-1, 100, 103
+	g := a.asks(0, 0)
+	w.expect("3", g.OverAdmitted)
+}
+
+// A holder that has said it ends, and whose record was folded, goes on where it was if it is
+// still there: it is charged once for what it has. What it gives back only then stays charged,
+// for the ledger does not know any more what it was.
+func TestFoldedHolderGoesOn(t *testing.T) {
+	for _, limit := range []ratelimit.Limit{perMinute100, sliding100} {
+		w := newTwins(t)
+		a, b := w.tenant(1, limit), w.tenant(2, limit)
+		a.gets(20, 20, 20)
+		a.c.Spent = 12
+		a.hears(a.says(func(c *ratelimit.Claim) { c.Last = true }))
+		w.passes(20 * time.Second)
+		b.gets(0, 0, 0)
+		w.records(1)
+		a.c.Returned = 3
+		g := a.gets(0, 0, 0)
+		w.expect("false false 20 80", g.Void, g.Missing, g.Granted, g.Available)
+		w.records(2)
+	}
+}

@@ -161,6 +161,7 @@ func TestSlidingWindowBeforeTheLoss(t *testing.T) {
 		left     string
 	}{
 		{"granted before the loss", 5, 7, 0, "85"},
+		{"refused before the loss", 0, 7, 0, "88"},
 		{"drifted, while it learns", 0, 0, time.Second, "58"},
 		{"drifted, when it has learned", 0, 0, 0, "68"},
 	} {

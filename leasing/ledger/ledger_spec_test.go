@@ -359,6 +359,9 @@ func TestLedgerThatForgot(t *testing.T) {
 		w.passes(time.Second)
 		g = b.gets(9, 9, 9)
 		w.expect("false 0s", g.Relearning, g.RetryAfter)
+		if g = b.asks(101, 101); g.RetryAfter <= 0 {
+			t.Errorf("it has learned, and has too little for what waits: %+v", g)
+		}
 	}
 }
 
@@ -421,11 +424,18 @@ func TestForgottenWindowStaysCharged(t *testing.T) {
 // let through; of a sliding window they are over in time.
 func TestOverAdmissionIsSummed(t *testing.T) {
 	for _, c := range []struct {
-		limit ratelimit.Limit
-		after string
-	}{{perMinute100, "2 12"}, {sliding100, "7 12"}} {
+		limit   ratelimit.Limit
+		reclaim ratelimit.Reclaim
+		after   string
+	}{
+		{perMinute100, ratelimit.ReclaimSafe, "2 12"},
+		{sliding100, ratelimit.ReclaimSafe, "7 12"},
+		{perMinute100, ratelimit.ReclaimEager, "2 12"},
+		{sliding100, ratelimit.ReclaimEager, "7 12"},
+	} {
 		w := newTwins(t)
 		a, b := w.tenant(1, c.limit), w.tenant(2, c.limit)
+		a.c.Reclaim, b.c.Reclaim = c.reclaim, c.reclaim
 		a.gets(90, 90, 90)
 		a.c.Spent = 95 // 5 by drift, which the limit has
 		g := a.gets(0, 0, 5)

@@ -440,7 +440,7 @@ end
 local function brim()
   local held = 0
   for _, r in pairs(records) do
-    if here(r) and not flag(r, 1) and a.now < r[EXPIRES] then held = held + outstanding(r) end
+    if here(r) and a.now < r[EXPIRES] then held = held + outstanding(r) end
   end
   return max(0, burst - held)
 end
@@ -747,7 +747,7 @@ end
 -- tally counts what a holder's last word on the window before adds to its
 -- over-admission.
 local function tally(r)
-  if c.window == 0 or c.window ~= a.window - 1 or r[WINDOW] > c.window then return 0 end
+  if c.window ~= a.window - 1 or r[WINDOW] > c.window then return 0 end
   if not c.tally and r[WINDOW] ~= c.window then return 0 end
   a.left = a.left - c.spent
   if r[WINDOW] == c.window then a.left = a.left + r[SPENT] end
@@ -792,7 +792,7 @@ local function book(r, at)
   -- The first claim after the turn still speaks of the window before, which counts by its weight:
   -- the ledger's guess of it becomes what the holder says.
   elseif sliding then
-    if c.window ~= 0 and c.window == a.window - 1 then
+    if c.window == a.window - 1 then
       if r[WINDOW] == c.window and not forgot then a.prev = a.prev - charged(r) end
       a.prev = max(0, a.prev + max(c.spent, c.granted - c.returned))
     end

@@ -222,7 +222,7 @@ func (t *Table[T]) Walk(from Cursor, see func(*Cell[T])) Cursor {
 	}
 	first := from.prefix &^ (1<<(32-s.depth) - 1)
 	next := first + 1<<(32-s.depth)
-	return Cursor{prefix: next, Done: next == 0 || s.depth == 0}
+	return Cursor{prefix: next, Done: next == 0} // also after the only segment: 1 << 32 is 0 in 32 bits
 }
 
 func hasPointers(t reflect.Type) bool {

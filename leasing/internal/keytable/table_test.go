@@ -118,14 +118,15 @@ func TestDeadKeysMakeRoom(t *testing.T) {
 	}
 }
 
-// A full table looks at a bounded number of keys for room, and finds what is dead.
+// A full table looks at two dozen keys for room at most, for clients may send new keys as
+// fast as they can; and it finds what is dead.
 func TestFullTable(t *testing.T) {
 	table := New[value](NewArena(), 5_000)
 	for n := range uint64(5_000) {
 		table.Add(idOf(n), nil, never).Val.n = int64(n)
 	}
 	looked := 0
-	if table.Add(idOf(5_000), nil, func(*Cell[value]) bool { looked++; return false }) != nil || looked > evictTries {
+	if table.Add(idOf(5_000), nil, func(*Cell[value]) bool { looked++; return false }) != nil || looked > 24 {
 		t.Fatalf("it looked at %d keys", looked)
 	}
 	for n := uint64(5_000); n < 10_000; n++ {
@@ -248,14 +249,141 @@ func TestBytesForEachKey(t *testing.T) {
 	}
 }
 
-// The values are out of the collector's sight: a type with pointers is refused.
-func TestNoPointers(t *testing.T) {
-	defer func() {
-		if recover() == nil {
-			t.Error("a type with a pointer was taken")
+// A full table finds room at once most of the time when one key in ten is dead.
+func TestFullTableFindsRoomSoon(t *testing.T) {
+	table := New[value](NewArena(), 5_000)
+	for n := range uint64(5_000) {
+		table.Add(idOf(n), nil, never).Val.n = int64(n % 10)
+	}
+	failed := 0
+	for n := uint64(5_000); n < 5_100; n++ {
+		if c := table.Add(idOf(n), nil, func(c *Cell[value]) bool { return c.Val.n == 0 }); c == nil {
+			failed++
+		} else {
+			c.Val.n = 1
 		}
-	}()
-	New[struct{ p *int }](NewArena(), 1)
+	}
+	if failed > 4 {
+		t.Errorf("%d of 100 keys found no room, and one in ten was dead", failed)
+	}
+}
+
+// What is kept beside a key has the room that it had when it gets shorter by one grain, for
+// states change often; what gets shorter by more gives its room back.
+func TestKeptHasRoom(t *testing.T) {
+	table := New[value](NewArena(), 10)
+	c := table.Add(idOf(1), []byte("key"), never)
+	for _, to := range []struct{ grains, room int }{{4, 4}, {4, 4}, {3, 4}, {4, 4}, {2, 2}, {3, 3}, {2, 3}} {
+		table.Keep(c, make([]byte, to.grains*grain-3))
+		if got := len(table.keys.bytes(c.key)) / grain; got != to.room {
+			t.Errorf("to %d grains: it has room for %d, want %d", to.grains, got, to.room)
+		}
+		if got := string(table.Key(c)); got != "key" {
+			t.Errorf("the key is %q", got)
+		}
+	}
+}
+
+// A segment that is full does not grow if an eighth of what it may hold is dead, to the key.
+func TestAnEighthThatIsDeadIsRoom(t *testing.T) {
+	for _, c := range []struct {
+		dead  int
+		grows bool
+	}{{55, true}, {56, false}} {
+		table := New[value](NewArena(), 1000)
+		n := uint64(0)
+		for s := table.segment(0); len(s.tags) < SegmentCells || s.size < full(SegmentCells); s = table.segment(0) {
+			table.Add(idOf(n), nil, never).Val.n = int64(n)
+			n++
+		}
+		table.Add(idOf(n), nil, func(x *Cell[value]) bool { return x.Val.n < int64(c.dead) })
+		if grew := table.depth > 0; grew != c.grows {
+			t.Errorf("%d of %d keys were dead: it grew %v", c.dead, n, grew)
+		}
+	}
+}
+
+// Keys of which the hashes begin alike are told apart as far as the directory may grow, and
+// no further: then there is no room for more of them, and all others go on.
+func TestKeysOfOnePrefix(t *testing.T) {
+	table := New[value](NewArena(), 1<<20)
+	alike := func(n, differ uint64) ID { return ID{High: differ << (52 - mostDepth), Low: idOf(n).Low} }
+	n, groups := uint64(0), [2]int{}
+	for i := range groups { // which the last bit of the directory tells apart
+		for table.Add(alike(n, uint64(i)), nil, never) != nil {
+			groups[i]++
+			n++
+		}
+	}
+	if most := full(SegmentCells); groups != [2]int{most, most} || len(table.dir) != 1<<24 {
+		t.Errorf("%v keys of two prefixes are in a directory of %d, want %d each", groups, len(table.dir), most)
+	}
+	if table.Add(ID{High: 1 << 51}, nil, never) == nil || table.Get(alike(0, 0)) == nil {
+		t.Error("others have no room, or what was there is gone")
+	}
+}
+
+// To remove a key tells whether it was there.
+func TestRemoveTells(t *testing.T) {
+	table := New[value](NewArena(), 10)
+	table.Add(idOf(1), nil, never)
+	for i, there := range []bool{true, false} {
+		if got := table.Remove(idOf(1)); got != there {
+			t.Errorf("removal %d says that the key was there: %v", i, got)
+		}
+	}
+}
+
+// The values are out of the collector's sight: a type with pointers is refused, wherever
+// they are in it, and any other is taken.
+func TestNoPointers(t *testing.T) {
+	type inner struct {
+		n int
+		p *int
+	}
+	for _, c := range []struct {
+		refused bool
+		make    func()
+	}{
+		{true, func() { New[struct{ p *int }](NewArena(), 1) }},
+		{true, func() { New[[2]inner](NewArena(), 1) }},
+		{true, func() { New[struct{ m map[int]int }](NewArena(), 1) }},
+		{true, func() { New[struct{ s string }](NewArena(), 1) }},
+		{true, func() { New[struct{ f func() }](NewArena(), 1) }},
+		{true, func() { New[struct{ i any }](NewArena(), 1) }},
+		{true, func() { New[struct{ s []int }](NewArena(), 1) }},
+		{true, func() { New[struct{ c chan int }](NewArena(), 1) }},
+		{false, func() { New[struct{ a bool }](NewArena(), 1) }},
+		{false, func() { New[int](NewArena(), 1) }},
+		{false, func() { New[int8](NewArena(), 1) }},
+		{false, func() { New[int16](NewArena(), 1) }},
+		{false, func() { New[int32](NewArena(), 1) }},
+		{false, func() { New[int64](NewArena(), 1) }},
+		{false, func() { New[uint](NewArena(), 1) }},
+		{false, func() { New[uint8](NewArena(), 1) }},
+		{false, func() { New[uint16](NewArena(), 1) }},
+		{false, func() { New[uint32](NewArena(), 1) }},
+		{false, func() { New[uint64](NewArena(), 1) }},
+		{false, func() { New[uintptr](NewArena(), 1) }},
+		{false, func() { New[float32](NewArena(), 1) }},
+		{false, func() { New[float64](NewArena(), 1) }},
+		{false, func() { New[complex64](NewArena(), 1) }},
+		{false, func() { New[complex128](NewArena(), 1) }},
+		{false, func() { New[[3]struct{ a, b uint16 }](NewArena(), 1) }},
+	} {
+		says := func() (says string) {
+			defer func() {
+				if r := recover(); r != nil {
+					says = fmt.Sprint(r)
+				}
+			}()
+			c.make()
+			return ""
+		}()
+		if refused := says != ""; refused != c.refused {
+			t.Errorf("it has pointers %v: New says %q", c.refused, says)
+		}
+	}
 }
 
 // Memory goes back to the system when nobody has the table any more.

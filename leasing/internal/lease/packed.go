@@ -40,8 +40,7 @@ const (
 	packedSettled
 	packedGauged  // its rule's gauges have it
 	packedOddName // it is under the node's second name
-	packedLimited // its lease's limit is that of its rule
-	packedOther   // it is another, which is among the numbers
+	packedLimited // its lease's limit is that of its rule, and else among the numbers
 	packedFruits  // and the bits above
 )
 
@@ -58,7 +57,7 @@ func (h *Held) Packable() bool {
 	if h.Gauges.Of != nil && h.Rule != nil && h.Gauges.Of != h.Rule.Counters {
 		h.Gauge() // a reload has given its rule other counters
 	}
-	return h.underWay == nil && h.Next == nil && h.Rule != nil && (h.Gauges.Of == nil || h.Gauges.Of == h.Rule.Counters)
+	return h.underWay == nil && h.Next == nil && h.Rule != nil
 }
 
 // OverDue is when a sweep must look at a key because its window is over.
@@ -76,7 +75,8 @@ func (h *Held) MayDrift() bool { return h.Lease.Drifted() > 0 || h.Carried > 0 }
 func (h *Held) Pack(b []byte, rule uint32) []byte {
 	start := len(b)
 	flags := h.flags()
-	b = append(b, 0, 0, 0, 0, 0, 0, byte(flags), byte(flags>>8), 0, 0, 0, 0)
+	b = binary.LittleEndian.AppendUint64(b, 0) // what is there is known at the end
+	b = binary.LittleEndian.AppendUint32(b, 0) // nothing was taken since it is cold
 	b = binary.LittleEndian.AppendUint32(b, uint32(TicksOf(h.Demand.LastUse)))
 	p := packer{b: binary.AppendUvarint(b, uint64(rule)), next: 1}
 	p.numbers(h, flags)
@@ -85,9 +85,7 @@ func (h *Held) Pack(b []byte, rule uint32) []byte {
 		p.present |= p.next
 		p.b = binary.LittleEndian.AppendUint64(p.b, math.Float64bits(h.Demand.PerSec))
 	}
-	for i := range 6 {
-		p.b[start+i] = byte(p.present >> (8 * i))
-	}
+	binary.LittleEndian.PutUint64(p.b[start:], p.present|flags<<48)
 	return p.b
 }
 
@@ -97,8 +95,8 @@ func PackedRule(b []byte) uint64 {
 	return number
 }
 
-// Unpack reads what Pack wrote. rule has the number that PackedRule says, and name is the
-// node's even name.
+// Unpack reads what Pack wrote, into a zero Held. rule has the number that PackedRule says,
+// and name is the node's even name.
 func (h *Held) Unpack(b []byte, rule *ratelimit.Rule, name ratelimit.Holder) {
 	head := binary.LittleEndian.Uint64(b)
 	flags := head >> 48
@@ -219,7 +217,6 @@ func (h *Held) flags() uint64 {
 		{h.Gauges.Of != nil, packedGauged},
 		{h.Name&1 != 0, packedOddName},
 		{h.limited(), packedLimited},
-		{!h.limited() && h.Lease.GrantedLimit != GrantedLimit{}, packedOther},
 	} {
 		if is.true {
 			flags |= is.bit
@@ -269,7 +266,7 @@ func (p *packer) numbers(h *Held, flags uint64) {
 		h.setFront(&x)
 	}
 	l := &h.Lease
-	if flags&packedOther != 0 {
+	if flags&packedLimited == 0 {
 		p.limit(&l.GrantedLimit)
 	}
 	p.when(&l.Retry, h.Told)
@@ -302,23 +299,23 @@ func (p *packer) numbers(h *Held, flags uint64) {
 	packNumber(p, &h.collects)
 }
 
-// packNumber is a number that is often 0.
+// packNumber is a number that is often 0, as it is where it is read to.
 func packNumber[T ~int64 | ~uint64](p *packer, v *T) {
 	bit := p.next
 	p.next <<= 1
 	switch {
-	case !p.reading && *v != 0:
+	case p.reading:
+		if p.present&bit != 0 {
+			n, size := binary.Varint(p.b)
+			*v, p.b = T(n), p.b[size:]
+		}
+	case *v != 0:
 		p.present |= bit
 		p.b = binary.AppendVarint(p.b, int64(*v))
-	case p.reading && p.present&bit != 0:
-		n, size := binary.Varint(p.b)
-		*v, p.b = T(n), p.b[size:]
-	case p.reading:
-		*v = 0
 	}
 }
 
-// when is an instant: its difference to another, plus 1, for 0 is never.
+// when is an instant that is often 0: its difference to another, plus 1, for 0 is never.
 func (p *packer) when(v *instant, near instant) {
 	bit := p.next
 	p.next <<= 1
@@ -326,7 +323,12 @@ func (p *packer) when(v *instant, near instant) {
 		near = 0
 	}
 	switch {
-	case !p.reading && *v != 0:
+	case p.reading:
+		if p.present&bit != 0 {
+			code, size := binary.Varint(p.b)
+			*v, p.b = instantOf(code, near), p.b[size:]
+		}
+	case *v != 0:
 		code := int64(0)
 		if *v != Never {
 			if code = int64(*v - near); code >= 0 {
@@ -335,20 +337,18 @@ func (p *packer) when(v *instant, near instant) {
 		}
 		p.present |= bit
 		p.b = binary.AppendVarint(p.b, code)
-	case p.reading && p.present&bit != 0:
-		code, size := binary.Varint(p.b)
-		p.b = p.b[size:]
-		switch {
-		case code == 0:
-			*v = Never
-		case code > 0:
-			*v = near + instant(code-1)
-		default:
-			*v = near + instant(code)
-		}
-	case p.reading:
-		*v = 0
 	}
+}
+
+// instantOf is what when has written.
+func instantOf(code int64, near instant) instant {
+	switch {
+	case code == 0:
+		return Never
+	case code > 0:
+		return near + instant(code-1)
+	}
+	return near + instant(code)
 }
 
 // Ticks are instants in steps of an eighth of a second, rounded up.

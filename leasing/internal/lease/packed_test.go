@@ -144,3 +144,84 @@ func TestColdSpendsAsBusy(t *testing.T) {
 		t.Errorf("%d of %d were answered", answered, asked)
 	}
 }
+
+// manyLeft is a cold key with so many tokens, which is not due to be renewed.
+func manyLeft(rule *ratelimit.Rule, n tokens) []byte {
+	h := Held{Rule: rule, Name: 40}
+	h.AheadAt = Never
+	h.Lease = Lease{Granted: n, Available: n, Deadline: Never, Reset: Never, Window: 3}
+	h.Renewal = Renewal{After: Never}
+	h.Lease.SetLimit(&rule.Limit)
+	return h.Pack(nil, 3)
+}
+
+// A key that is asked for again and again is made busy: after 64 requests, whatever each of
+// them costs.
+func TestColdKeyThatIsAskedForOften(t *testing.T) {
+	rule := testRule(perMinute100)
+	for _, cost := range []tokens{1, 3} {
+		kept := manyLeft(rule, 1000)
+		n, now := 0, instant(time.Hour)
+		for SpendPacked(kept, now, &ask{Rule: rule, Cost: cost}, new(verdict)) {
+			n++
+		}
+		if n != 64 {
+			t.Errorf("%d requests for %d tokens were answered by a cold key, want 64", n, cost)
+		}
+	}
+}
+
+// What a cold key has spent is counted in 32 bits: it spends as many tokens as they hold,
+// and a request for more makes it busy.
+func TestColdKeySpendsUpTo32Bits(t *testing.T) {
+	rule := testRule(perMinute100)
+	kept, now := manyLeft(rule, 1<<40), instant(time.Hour)
+	for _, c := range []struct {
+		cost tokens
+		ok   bool
+	}{{1 << 32, false}, {1 << 31, true}, {1 << 31, false}, {1<<31 - 1, true}} {
+		if ok := SpendPacked(kept, now, &ask{Rule: rule, Cost: c.cost}, new(verdict)); ok != c.ok {
+			t.Errorf("%d more tokens were spent: %v, want %v", c.cost, ok, c.ok)
+		}
+	}
+	var back Held
+	if back.Unpack(kept, rule, 40); back.Lease.Spent != 1<<32-1 {
+		t.Errorf("%d are spent", back.Lease.Spent)
+	}
+}
+
+// A cold key whose lease was granted under its rule's limit takes no room for that limit.
+func TestLimitOfTheRuleTakesNoRoom(t *testing.T) {
+	rule, other := testRule(perMinute100), perMinute100
+	other.Requests++
+	h := Held{Rule: rule, Name: 40}
+	h.Lease.SetLimit(&other)
+	without := len((&Held{Rule: rule, Name: 40}).Pack(nil, 3))
+	larger := len(h.Pack(nil, 3))
+	h.Lease.SetLimit(&rule.Limit)
+	if same := len(h.Pack(nil, 3)); same != without || larger <= same {
+		t.Errorf("%d bytes without a limit, %d with the rule's, %d with another", without, same, larger)
+	}
+}
+
+// A cold key is looked at when its window is over if the ledger is to hear of that once more,
+// also where nobody keeps gauges of its rule; and not at all if there is nothing to do.
+func TestWhenAColdKeyIsLookedAt(t *testing.T) {
+	end := instant(time.Hour)
+	for _, c := range []struct {
+		what  string
+		spent tokens
+		want  instant
+	}{
+		{"all is reported", 0, Never},
+		{"some is not", 3, end},
+	} {
+		h := Held{Rule: testRule(perMinute100), Name: 40}
+		h.Rule.Coordination.Mode = ratelimit.Approx
+		h.Lease.SetLimit(&h.Rule.Limit)
+		h.Lease.Spent, h.Lease.Reset = c.spent, end
+		if got := h.OverDue(); got != c.want {
+			t.Errorf("%s: it is looked at at %d, want %d", c.what, got, c.want)
+		}
+	}
+}
