@@ -184,6 +184,46 @@ func TestHandOverBetweenClocks(t *testing.T) {
 	}
 }
 
+// A key goes to a node whose clock is behind, and comes back; then its node's clock is set back. The
+// difference and the step are less than a period each, and together they are one: the window is not
+// granted once more when that clock shows it again. A key that somebody leases is an account, and one
+// that nobody does a counter.
+func TestClockThatIsSetBackAfterAMove(t *testing.T) {
+	wall := time.Unix(1_800_000_000, 0)
+	for _, leased := range []bool{true, false} {
+		for algorithm := range ratelimit.TokenBucket { // a bucket has no windows
+			r := testRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
+			const ahead, behind = 29 * time.Second, -29 * time.Second
+			start := instant(time.Second)
+			a, b := NewLocal(10, start, wall.Add(ahead)), NewLocal(10, start, wall.Add(behind))
+			// When a's clock has just begun a window, the key is used up there.
+			now := start.Add(time.Minute - ahead)
+			if leased {
+				claim := ratelimit.Claim{Key: string(keyOf(1)), Limit: r.Limit, Holder: 77, Seq: 1, TTL: time.Second}
+				a.Settle(now, []ratelimit.Claim{claim}, make([]ratelimit.Grant, 1))
+			}
+			if got := admit(a, now, r, 20); got != 10 {
+				t.Fatal(got)
+			}
+			handOver(t, now, a, b, everything)
+			handOver(t, now, b, a, everything)
+			a.SyncClock(start, wall.Add(behind))
+			total := 0
+			for range 58 { // until that clock shows what it showed when all were spent
+				total += admit(a, now, r, 1)
+				now = now.Add(time.Second)
+			}
+			if total += admit(a, now, r, 20); total != 0 {
+				t.Errorf("%s, leased %t: %d more were admitted in one window", ratelimit.Algorithms[algorithm], leased, total)
+			}
+			now = now.Add(90 * time.Second) // a sliding window has let go of half of it
+			if got := admit(a, now, r, 20); got == 0 {
+				t.Errorf("%s, leased %t: nothing was admitted in the next window", ratelimit.Algorithms[algorithm], leased)
+			}
+		}
+	}
+}
+
 // A visit shows every key that is there all the time, however many come and go.
 func TestVisitShowsAll(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 1))
