@@ -224,6 +224,30 @@ func TestClockThatIsSetBackAfterAMove(t *testing.T) {
 	}
 }
 
+// A key is used up, and dropped when its window is over. Then the clock is set back into that window, and
+// a holder claims: it is granted nothing before the next window, as a request would be.
+func TestClaimAfterAKeyWasDropped(t *testing.T) {
+	for algorithm := range ratelimit.TokenBucket { // a bucket is dropped when it is full
+		wall := time.Unix(1_800_000_000, 0)
+		l := NewLocal(10, 1, wall)
+		r := testRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
+		if got := admit(l, 1, r, 20); got != 10 {
+			t.Fatal(got)
+		}
+		over := instant(1).Add(2 * time.Minute)
+		if _, ok := l.TakeOut(over, keyOf(1)); ok {
+			t.Fatal("a key whose windows are over has something to move")
+		}
+		l.SyncClock(over, wall.Add(2*time.Minute-time.Second))
+		claim := ratelimit.Claim{Key: string(keyOf(1)), Limit: r.Limit, Holder: 77, Seq: 1, Waiting: 5, Want: 5, TTL: time.Second}
+		grants := make([]ratelimit.Grant, 1)
+		l.Settle(over, []ratelimit.Claim{claim}, grants)
+		if first := r.Limit.WindowAt(l.LedgerNow(over)); grants[0].Granted != 5 || grants[0].Window != first+1 {
+			t.Errorf("%s: %+v, want 5 of window %d", ratelimit.Algorithms[algorithm], grants[0], first+1)
+		}
+	}
+}
+
 // A visit shows every key that is there all the time, however many come and go.
 func TestVisitShowsAll(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 1))
