@@ -272,13 +272,18 @@ func (c *counter) dead(algorithm ratelimit.Algorithm) ledgerTime {
 	switch {
 	case algorithm == ratelimit.TokenBucket:
 		return c.ends
-	case c.spent == 0 && c.extra == 0:
-		return 0
+	case !c.charged() && c.begins >= 0:
+		// While a clock that was set back has yet to come to the window, a new counter would be in an
+		// earlier one, and grant it once more.
+		return c.begins
 	case algorithm == ratelimit.SlidingWindow && c.begins >= 0:
 		return c.ends + (c.ends - c.begins)
 	}
 	return c.ends
 }
+
+// charged tells whether anything counts against a limit by windows.
+func (c *counter) charged() bool { return c.spent != 0 || c.extra != 0 }
 
 // fullAt is from when on a bucket is full if nobody spends: never, if it does not
 // refill.

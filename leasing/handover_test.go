@@ -248,6 +248,32 @@ func TestClaimAfterAKeyWasDropped(t *testing.T) {
 	}
 }
 
+// A key is used up, and nothing is charged in the next window. Then the clock is set back into the first:
+// the key is not forgotten there, and moves, for elsewhere too it is known that the first is over.
+func TestKeyIsNotForgottenAheadOfItsClock(t *testing.T) {
+	for algorithm := range ratelimit.TokenBucket { // a bucket has no windows
+		wall := time.Unix(1_800_000_000, 0)
+		a, b := NewLocal(10, 1, wall), NewLocal(10, 1, wall)
+		r := testRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
+		if got := admit(a, 1, r, 20); got != 10 {
+			t.Fatal(got)
+		}
+		next := instant(1).Add(time.Minute + 30*time.Second)
+		one := ask{Rule: r, Key: keyOf(1), Cost: 1}
+		v := decideOne(a, next, one)
+		if v.OverLimit {
+			t.Fatalf("%+v", v)
+		}
+		a.Undo(next, []ask{one}, []verdict{v})
+		a.SyncClock(next, wall.Add(45*time.Second))
+		b.SyncClock(next, wall.Add(45*time.Second))
+		handOver(t, next, a, b, everything)
+		if got := decideOne(b, next, one); got.Window != v.Window {
+			t.Errorf("%s: a request is charged to window %d once more: %+v", ratelimit.Algorithms[algorithm], got.Window, got)
+		}
+	}
+}
+
 // A visit shows every key that is there all the time, however many come and go.
 func TestVisitShowsAll(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 1))
