@@ -57,10 +57,16 @@ func (c *counter) decideShifted(now, lag ledgerTime, a *ask, v *verdict) {
 	if w := l.WindowAt(now); window(c.state) > w+1 { // no clock shows it: what is charged counts now
 		here.state = int64(w)
 	}
-	here.begins, here.ends = l.WindowEnd(window(here.state-1))+lag, l.WindowEnd(window(here.state))+lag
+	begins, ends := l.WindowEnd(window(here.state-1)), l.WindowEnd(window(here.state))
+	// This node's clock may have been set back since. Lag and step together can be a period although
+	// neither is, and the counter would leave its window, which would then be granted once more.
+	if begins+lag-now >= ledgerTime(l.Period()/time.Microsecond) {
+		lag = max(0, now-begins)
+	}
+	here.begins, here.ends = begins+lag, ends+lag
 	here.decideWindow(now, a, v)
 	if here.state == c.state && lag > 0 {
-		here.begins, here.ends = c.begins, here.dead(l.Algorithm)
+		here.begins, here.ends = shiftedBy(lag), here.dead(l.Algorithm)
 	}
 	*c = here
 }
@@ -266,13 +272,18 @@ func (c *counter) dead(algorithm ratelimit.Algorithm) ledgerTime {
 	switch {
 	case algorithm == ratelimit.TokenBucket:
 		return c.ends
-	case c.spent == 0 && c.extra == 0:
-		return 0
+	case !c.charged() && c.begins >= 0:
+		// While a clock that was set back has yet to come to the window, a new counter would be in an
+		// earlier one, and grant it once more.
+		return c.begins
 	case algorithm == ratelimit.SlidingWindow && c.begins >= 0:
 		return c.ends + (c.ends - c.begins)
 	}
 	return c.ends
 }
+
+// charged tells whether anything counts against a limit by windows.
+func (c *counter) charged() bool { return c.spent != 0 || c.extra != 0 }
 
 // fullAt is from when on a bucket is full if nobody spends: never, if it does not
 // refill.

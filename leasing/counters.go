@@ -110,7 +110,7 @@ func (s *counterShard) dead(c *counterCell, now ledgerTime) bool {
 		if now < dead {
 			return false
 		}
-		if dead > 0 { // something was charged
+		if c.Val.charged() {
 			s.dropped = max(s.dropped, now)
 		}
 		return true

@@ -184,6 +184,96 @@ func TestHandOverBetweenClocks(t *testing.T) {
 	}
 }
 
+// A key goes to a node whose clock is behind, and comes back; then its node's clock is set back. The
+// difference and the step are less than a period each, and together they are one: the window is not
+// granted once more when that clock shows it again. A key that somebody leases is an account, and one
+// that nobody does a counter.
+func TestClockThatIsSetBackAfterAMove(t *testing.T) {
+	wall := time.Unix(1_800_000_000, 0)
+	for _, leased := range []bool{true, false} {
+		for algorithm := range ratelimit.TokenBucket { // a bucket has no windows
+			r := testRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
+			const ahead, behind = 29 * time.Second, -29 * time.Second
+			start := instant(time.Second)
+			a, b := NewLocal(10, start, wall.Add(ahead)), NewLocal(10, start, wall.Add(behind))
+			// When a's clock has just begun a window, the key is used up there.
+			now := start.Add(time.Minute - ahead)
+			if leased {
+				claim := ratelimit.Claim{Key: string(keyOf(1)), Limit: r.Limit, Holder: 77, Seq: 1, TTL: time.Second}
+				a.Settle(now, []ratelimit.Claim{claim}, make([]ratelimit.Grant, 1))
+			}
+			if got := admit(a, now, r, 20); got != 10 {
+				t.Fatal(got)
+			}
+			handOver(t, now, a, b, everything)
+			handOver(t, now, b, a, everything)
+			a.SyncClock(start, wall.Add(behind))
+			total := 0
+			for range 58 { // until that clock shows what it showed when all were spent
+				total += admit(a, now, r, 1)
+				now = now.Add(time.Second)
+			}
+			if total += admit(a, now, r, 20); total != 0 {
+				t.Errorf("%s, leased %t: %d more were admitted in one window", ratelimit.Algorithms[algorithm], leased, total)
+			}
+			now = now.Add(90 * time.Second) // a sliding window has let go of half of it
+			if got := admit(a, now, r, 20); got == 0 {
+				t.Errorf("%s, leased %t: nothing was admitted in the next window", ratelimit.Algorithms[algorithm], leased)
+			}
+		}
+	}
+}
+
+// A key is used up, and dropped when its window is over. Then the clock is set back into that window, and
+// a holder claims: it is granted nothing before the next window, as a request would be.
+func TestClaimAfterAKeyWasDropped(t *testing.T) {
+	for algorithm := range ratelimit.TokenBucket { // a bucket is dropped when it is full
+		wall := time.Unix(1_800_000_000, 0)
+		l := NewLocal(10, 1, wall)
+		r := testRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
+		if got := admit(l, 1, r, 20); got != 10 {
+			t.Fatal(got)
+		}
+		over := instant(1).Add(2 * time.Minute)
+		if _, ok := l.TakeOut(over, keyOf(1)); ok {
+			t.Fatal("a key whose windows are over has something to move")
+		}
+		l.SyncClock(over, wall.Add(2*time.Minute-time.Second))
+		claim := ratelimit.Claim{Key: string(keyOf(1)), Limit: r.Limit, Holder: 77, Seq: 1, Waiting: 5, Want: 5, TTL: time.Second}
+		grants := make([]ratelimit.Grant, 1)
+		l.Settle(over, []ratelimit.Claim{claim}, grants)
+		if first := r.Limit.WindowAt(l.LedgerNow(over)); grants[0].Granted != 5 || grants[0].Window != first+1 {
+			t.Errorf("%s: %+v, want 5 of window %d", ratelimit.Algorithms[algorithm], grants[0], first+1)
+		}
+	}
+}
+
+// A key is used up, and nothing is charged in the next window. Then the clock is set back into the first:
+// the key is not forgotten there, and moves, for elsewhere too it is known that the first is over.
+func TestKeyIsNotForgottenAheadOfItsClock(t *testing.T) {
+	for algorithm := range ratelimit.TokenBucket { // a bucket has no windows
+		wall := time.Unix(1_800_000_000, 0)
+		a, b := NewLocal(10, 1, wall), NewLocal(10, 1, wall)
+		r := testRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
+		if got := admit(a, 1, r, 20); got != 10 {
+			t.Fatal(got)
+		}
+		next := instant(1).Add(time.Minute + 30*time.Second)
+		one := ask{Rule: r, Key: keyOf(1), Cost: 1}
+		v := decideOne(a, next, one)
+		if v.OverLimit {
+			t.Fatalf("%+v", v)
+		}
+		a.Undo(next, []ask{one}, []verdict{v})
+		a.SyncClock(next, wall.Add(45*time.Second))
+		b.SyncClock(next, wall.Add(45*time.Second))
+		handOver(t, next, a, b, everything)
+		if got := decideOne(b, next, one); got.Window != v.Window {
+			t.Errorf("%s: a request is charged to window %d once more: %+v", ratelimit.Algorithms[algorithm], got.Window, got)
+		}
+	}
+}
+
 // A visit shows every key that is there all the time, however many come and go.
 func TestVisitShowsAll(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 1))

@@ -157,6 +157,9 @@ func (p *counters) settleFor(at moment, key []byte, m *ratelimit.Claim) ratelimi
 		if c = p.add(s, at.ledger, id, key, m.Limit.Algorithm); c == nil {
 			return ratelimit.Grant{Seq: m.Seq, Err: ratelimit.ErrLedgerFull}
 		}
+		// As for a request (decide): the key may have been here before, and been spent from in a window
+		// that was over when it was dropped, and that a clock which was set back shows again.
+		at.ledger = s.since(at.ledger, &m.Limit)
 	}
 	c.Note = p.limits.note(m.Limit.Capacity())
 	k := s.share(at.ledger, c)

@@ -120,7 +120,7 @@ func (f *fleet) load(key string, callers, n int, nodes ...int) *sync.WaitGroup {
 // fallbacks is how many decisions the nodes made without the store so far.
 func (f *fleet) fallbacks() (total int64) {
 	for _, n := range f.nodes {
-		total += int64(n.metric(`sluice_decision_sources_total{source="fallback"}`))
+		total += n.decidedAlone()
 	}
 	return total
 }

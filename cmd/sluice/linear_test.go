@@ -211,7 +211,7 @@ func record(t *testing.T, kind linearKind, seed uint64) (*recorder, int) {
 		}
 		early := r.early
 		for n := range r.running() {
-			early += n.decidedAlone()
+			early += int(n.decidedAlone())
 			if kind.rules == routedRules && kind.store && n.metric(`sluice_peer_asks_total{what="leased_instead"}`) > 0 { // nobody knows when
 				r.changed(true, 0)
 			}
@@ -274,7 +274,7 @@ func (r *recorder) running() map[*liveNode]bool {
 // kill ends the third node at once; its clients go to the first.
 func (r *recorder) kill(strands bool) {
 	n := r.live[2].Load()
-	r.early += n.decidedAlone()
+	r.early += int(n.decidedAlone())
 	r.changes(strands)
 	_ = n.cmd.Process.Kill()
 	r.live[2].Store(r.live[0].Load())
@@ -294,7 +294,7 @@ func (r *recorder) replace(strands bool) {
 	fresh := r.another()
 	fresh.eventually("the new node is healthy", fresh.healthy)
 	n := r.live[2].Swap(fresh)
-	r.early += n.decidedAlone()
+	r.early += int(n.decidedAlone())
 	n.Signal(syscall.SIGTERM)
 	if err := <-n.exited; err != nil {
 		r.Error("a node that was told to end:", err)
@@ -313,8 +313,8 @@ func (r *recorder) changed(strands bool, at time.Duration) {
 }
 
 // decidedAlone is how many requests this node has decided by their rules' policy.
-func (n *liveNode) decidedAlone() int {
-	return n.metric(`sluice_decision_sources_total{source="fallback"}`)
+func (s *sluice) decidedAlone() int64 {
+	return int64(s.metric(`sluice_decision_sources_total{source="fallback"}`))
 }
 
 // ask sends a request of 1 to 3 hits, or a peek, of a key to one of the nodes; some

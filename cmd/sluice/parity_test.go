@@ -193,13 +193,13 @@ type parityRun struct {
 }
 
 // answer starts the server and holds the exchanges against it. Decisions wait for the
-// store as long as they may: one that comes late would be no part of parity (there it
-// would be an error), and fails the test.
+// store as long as they may, also in mode approx, which drifts after 2 ms otherwise: one that
+// comes late would be no part of parity (there it would be an error), and fails the test.
 func (p parityRun) answer(t *testing.T) {
 	t.Helper()
 	env := append([]string{
 		"HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0", "DRAIN_TIME=0s",
-		fmt.Sprintf("CACHE_KEY_PREFIX=run %d:", parityRuns.Add(1)), "COORDINATION_STORE_DEADLINE=1s",
+		fmt.Sprintf("CACHE_KEY_PREFIX=run %d:", parityRuns.Add(1)), "COORDINATION_STORE_DEADLINE=1s", "COORDINATION_CHECK_TIMEOUT=900ms",
 	}, p.env...)
 	if p.routing {
 		host, port := freeAddress(t)

@@ -210,17 +210,23 @@ func (a *Account) clock(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	// An account of a node whose clock is behind (docs/protocol.md, section 4.15): as long as that
 	// clock shows the account's window, the account goes by it. When the window is over, it moves
 	// to the ledger's clock.
+	waits := ledgerTime(l.Period() / time.Microsecond)
+	if l.Algorithm == ratelimit.TokenBucket {
+		waits = min(waits, ledgerTime(BucketWaits/time.Microsecond))
+	}
 	if a.lag > 0 {
 		if l.Algorithm != ratelimit.TokenBucket && l.WindowAt(now-a.lag) <= a.window {
+			// The ledger's clock may have been set back after the account came. Lag and step together
+			// can be a period although neither is: the account would leave its window, which would then
+			// be granted once more. So it lags by no more than keeps its time from going ahead.
+			if a.now-(now-a.lag) >= waits {
+				a.lag = max(0, now-a.now)
+			}
 			now -= a.lag
 		} else {
 			a.shift(a.lag, l)
 			a.lag = 0
 		}
-	}
-	waits := ledgerTime(l.Period() / time.Microsecond)
-	if l.Algorithm == ratelimit.TokenBucket {
-		waits = min(waits, ledgerTime(BucketWaits/time.Microsecond))
 	}
 	if back := a.now - now; back >= waits && a.window != 0 {
 		a.shift(-back, l)

@@ -117,8 +117,12 @@ func TestHeldBodiesAreGivenUp(t *testing.T) {
 			t.Fatalf("%q", text)
 		}
 	}
-	if held := budget.Held(); held > 1<<20 {
-		t.Errorf("%d bytes are held of 1 MB", held)
+	// The four that stay may still grow, and what they grow by is held until the budget has made room
+	// for it. Then they have all that was sent of them, and no more is held again.
+	for end := time.Now().Add(10 * time.Second); budget.Held() > 1<<20; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d bytes are held of 1 MB", budget.Held())
+		}
 	}
 	r, err := http.Post(server.URL, "application/json",
 		strings.NewReader(`{"domain":"d","descriptors":[{"entries":[{"key":"twenty"}]}]}`))
