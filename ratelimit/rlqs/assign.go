@@ -66,7 +66,11 @@ func (s *Session) simple(now instant, b *bucket) (lease bool) {
 func (s *Session) turn(ctx context.Context, now instant) {
 	var over []*bucket
 	for _, b := range s.order {
-		if at := s.turnOf(b); at != 0 && now >= at {
+		switch at := s.turnOf(b); {
+		case at == 0 || now < at:
+		case b.waits(now):
+			b.turnAt = 0
+		default:
 			over = append(over, b)
 		}
 	}
@@ -201,7 +205,7 @@ func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool
 		return 0, false
 	// A grant of nothing is sent first, so that what the Envoy still has cannot be spent after the
 	// bucket is forgotten.
-	case b.holding.Idle() >= IdleAfter && b.holding.Settled():
+	case b.holding.Idle() >= b.idleAfter() && b.holding.Settled():
 		b.leaving = silenced
 		return 0, true
 	}
@@ -219,7 +223,10 @@ func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool
 // wanted, it would not help, and is given back.
 func (s *Session) grant(now instant, d demand, ends instant, got tokens) {
 	b, h := d.bucket, &d.holding
-	has := h.InUse()
+	has := h.Likely()
+	if b.refills() {
+		has = h.InUse()
+	}
 	switch {
 	case got == 0 && b.leaving != silenced && !h.Deniable():
 		return

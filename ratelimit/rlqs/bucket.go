@@ -2,6 +2,7 @@ package rlqs
 
 import (
 	"slices"
+	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -35,7 +36,9 @@ type state struct {
 	// due says that the bucket is to be looked at: it may want a lease.
 	due bool
 	// short says that its budget is to be asked for one by one (exactly).
-	short   bool
+	short bool
+	// scarce says that next to nothing was left of its budget when it was last looked at.
+	scarce  bool
 	leaving leaving
 }
 
@@ -144,9 +147,32 @@ func (b *bucket) refills() bool { return sublease.Refills(&b.terms.asking.Limit)
 // what its nodes do not spend in time is lost.
 const exactBelow = 4
 
+// scarceBelow is which part of a limit is left at the end of a window that was used up, about: what
+// all Envoys use of a minute from one report to the next.
+const scarceBelow = 12
+
+// idleAfter is for how long it may have no request before its Envoy is told to forget it.
+func (b *bucket) idleAfter() time.Duration {
+	if b.short {
+		return IdleAfter
+	}
+	return ForgottenAfter
+}
+
+// waits tells whether there is nothing to do about the end of the bucket's window: it gets its
+// next lease when it reports. So it is with one that is silent or idle; and with one whose budget was used up, for
+// what its first report in a window says may be of the window before and of the new lease, too, and
+// would count in both: up to a report's worth of each Envoy's tokens, which others would miss.
+// What may be spent in the next window must be charged to it at once.
+func (b *bucket) waits(now instant) bool {
+	return b.holding.Crossing() == 0 && (b.scarce || b.holding.Silent(now) || b.holding.Idle() >= IdleAfter || b.leaving != staying)
+}
+
 // exactly tells how leases are to be asked for from now on.
 func (b *bucket) exactly(left tokens) {
-	b.short = b.refills() || left < b.terms.asking.Limit.Capacity()/exactBelow
+	limit := b.terms.asking.Limit.Capacity()
+	b.short = b.refills() || left < limit/exactBelow
+	b.scarce = !b.refills() && left < limit/scarceBelow
 }
 
 // ask is a question for the bucket's budget.

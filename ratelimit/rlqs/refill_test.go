@@ -106,6 +106,7 @@ func TestIdleBucketOverATurn(t *testing.T) {
 	for _, text := range []string{oneRule, bucketRule} {
 		rules := rulesOf(t, text)
 		s, _, p := newSession(t, &rules)
+		p.left = 140 // so little that idle buckets are told to let go of it
 		for i := range 40 {
 			// Whole windows end between two reports, one of which silences the bucket.
 			at := start.Add(time.Duration(i) * 5 * time.Second)

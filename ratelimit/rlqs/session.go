@@ -17,8 +17,11 @@ import (
 
 const (
 	// IdleAfter is how long a bucket without requests is kept before its Envoy is told to
-	// forget it.
+	// forget it, if less than a quarter of its budget is left.
 	IdleAfter = 30 * time.Second
+	// ForgottenAfter is the same while there is more: to forget it would save a few hundred bytes,
+	// and cost an Envoy with few requests the first of them each time.
+	ForgottenAfter = 5 * time.Minute
 	// StuckAfter is how long an Envoy may take to acknowledge an answer.
 	StuckAfter = 10 * time.Second
 	// turnLag is how long after a window's end, as it is known, the next is asked for.
