@@ -27,9 +27,12 @@ const (
 	// turnLag is how long after a window's end, as it is known, the next is asked for.
 	turnLag = 5 * time.Millisecond
 	// turnEach is how much later each stream asks than the one before, and longestTurn how long
-	// all of them take at most.
-	turnEach    = 200 * time.Microsecond
-	longestTurn = 2 * time.Second
+	// all of them take at most: as long as it takes until all have reported, and then they need not
+	// ask. Ten thousand streams that ask within it are as many a second as report all the time. In
+	// less they would keep the processors busy for more than one second in a hundred, and one call
+	// of RLS in a hundred waits for as long as the most busy of these last.
+	turnEach    = 500 * time.Microsecond
+	longestTurn = sublease.ReportEvery
 )
 
 // Session is one stream, driven from outside: its driver calls Reports, Acked and Wake,
