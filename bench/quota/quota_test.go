@@ -193,3 +193,29 @@ func TestThousandStreams(t *testing.T) {
 		t.Errorf("%+v", *r)
 	}
 }
+
+// An Envoy that stands still adds a lease to what is declared only if it had one, or an answer, over
+// the end of a window.
+func TestWhatStandingStillDeclares(t *testing.T) {
+	t.Parallel()
+	one := sublease.DeclareEach(perMinute(600)).SilentEach
+	for _, c := range []struct {
+		name     string
+		at, long time.Duration
+		want     ratelimit.Tokens
+	}{
+		{"within a window", 70 * time.Second, 20 * time.Second, 0},
+		{"over its end", 110 * time.Second, 20 * time.Second, one},
+	} {
+		o := usual(600, 3, 0, false)
+		o.Check = true
+		o.Faults = []Fault{{At: c.at, Kind: Freeze, Who: 1, For: c.long}}
+		r, err := Run(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Declared != c.want || r.Violation != "" {
+			t.Errorf("%s: %d are declared, want %d; %+v", c.name, r.Declared, c.want, *r)
+		}
+	}
+}
