@@ -165,7 +165,8 @@ func (b *bucket) idleAfter() time.Duration {
 // would count in both: up to a report's worth of each Envoy's tokens, which others would miss.
 // What may be spent in the next window must be charged to it at once.
 func (b *bucket) waits(now instant) bool {
-	return b.holding.Crossing() == 0 && (b.scarce || b.holding.Silent(now) || b.holding.Idle() >= IdleAfter || b.leaving != staying)
+	h := &b.holding
+	return h.Crossing() == 0 && (b.scarce || h.Silent(now) || h.Idle() >= IdleAfter || b.leaving != staying)
 }
 
 // exactly tells how leases are to be asked for from now on.

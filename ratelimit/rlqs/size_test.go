@@ -23,8 +23,8 @@ func crowd(tb testing.TB, buckets int) (*Node, *rlqs.RateLimitQuotaUsageReports)
 		tb.Fatal(problems)
 	}
 	n := NewNode(Source{
-		Rules: func() *config.Rules { return rules }, Limiter: leasing.NewLocal(1000, start, time.Unix(1_800_000_000, 0)),
-		Wall: time.Now,
+		Rules: func() *config.Rules { return rules }, Wall: time.Now,
+		Limiter: leasing.NewLocal(1000, start, time.Unix(1_800_000_000, 0)),
 	}, DefaultOptions())
 	message := &rlqs.RateLimitQuotaUsageReports{Domain: "d"}
 	for k := range buckets {

@@ -304,6 +304,7 @@ func TestReportOfTheWindowBefore(t *testing.T) {
 	h.Acked(at(16), 3)
 	o := h.Report(at(21), Usage{Elapsed: 5 * time.Second})
 	if h.Charged() != 10 || o.Credit != 100 {
-		t.Errorf("it is charged %d after %d were credited, want 10 and 100: nothing was spent in this window", h.Charged(), o.Credit)
+		t.Errorf("it is charged %d after %d were credited, want 10 and 100: nothing was spent in this window",
+			h.Charged(), o.Credit)
 	}
 }
