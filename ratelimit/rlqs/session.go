@@ -324,8 +324,8 @@ func (s *Session) Close(now ratelimit.Instant) (debts []Debt) {
 			debts = append(debts, b.debts(now)...)
 		}
 		b.quit(s.node)
-		s.node.release(b.subject)
 		s.node.stats.Buckets.Add(-1)
+		s.node.release(b.subject)
 	}
 	s.order, s.byName = nil, nil
 	return debts
