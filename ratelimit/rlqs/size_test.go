@@ -3,6 +3,7 @@ package rlqs
 import (
 	"fmt"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -89,5 +90,41 @@ func TestReportsAllocateNothing(t *testing.T) {
 	}
 	if s.Answer(now) != nil || s.sent != sent {
 		t.Error("it answers: the test does not get to what it is about")
+	}
+}
+
+// Streams that come and go at once share what they share, and leave nothing behind; people look on.
+func TestStreamsAtOnce(t *testing.T) {
+	const streams, rounds = 8, 50
+	n, message := crowd(t, 5)
+	var wg sync.WaitGroup
+	for i := range streams {
+		wg.Go(func() {
+			for round := range rounds {
+				s, now := n.NewSession(), start.Add(time.Duration(round)*time.Second)
+				s.Name = fmt.Sprint(i)
+				for range 3 {
+					if err := s.Reports(t.Context(), now, message); err != nil {
+						t.Error(err)
+					}
+					s.Answer(now)
+					s.Acked(t.Context(), now, s.sent)
+					now = now.Add(200 * time.Millisecond)
+				}
+				n.Largest(3)
+				for _, b := range s.order {
+					if held, all := n.Look(b.share.account); all < 1 || all > streams || len(held) != all {
+						t.Errorf("%d of %d holders are shown, want 1 to %d", len(held), all, streams)
+					}
+				}
+				s.Close(now)
+			}
+		})
+	}
+	wg.Wait()
+	stats := n.Stats()
+	if len(n.shares)+len(n.subjects) != 0 || stats.Buckets.Load() != 0 || stats.Unproven.Load() != 0 {
+		t.Errorf("%d keys, %d BucketIds, %d buckets and %d unproven tokens are left behind", len(n.shares),
+			len(n.subjects), stats.Buckets.Load(), stats.Unproven.Load())
 	}
 }
