@@ -28,15 +28,21 @@ type BesideOptions struct {
 	Progress    io.Writer
 }
 
-// BesideReport compares calls of RLS at a server without streams, and at one whose streams
-// report all the time.
+// BesideReport compares calls of RLS at a server without streams, and at one that has them. Each
+// is called while the streams are silent, and while they report: the server without streams is then
+// called beside another process that uses the processor time which they take.
 type BesideReport struct {
+	Quiet  ServerCost `json:"without_streams_beside_nothing"`
 	Alone  ServerCost `json:"without_streams"`
+	Silent ServerCost `json:"with_silent_streams"`
 	Beside ServerCost `json:"with_streams"`
-	// Ratios are of the second to the first.
-	CPURatio float64 `json:"cpu_ratio"`
-	P50Ratio float64 `json:"p50_ratio"`
-	P99Ratio float64 `json:"p99_ratio"`
+	// Ratios are of Beside to Alone, and those of silent streams of Silent to Quiet.
+	CPURatio       float64 `json:"cpu_ratio"`
+	P50Ratio       float64 `json:"p50_ratio"`
+	P99Ratio       float64 `json:"p99_ratio"`
+	SilentCPURatio float64 `json:"silent_cpu_ratio"`
+	SilentP50Ratio float64 `json:"silent_p50_ratio"`
+	SilentP99Ratio float64 `json:"silent_p99_ratio"`
 	// Streams is what the streams take by themselves.
 	Streams struct {
 		Sent    float64 `json:"messages_per_second"`
@@ -45,6 +51,9 @@ type BesideReport struct {
 		Ended   int64   `json:"ended"` // by the server, and opened again
 		Memory  float64 `json:"mb"`    // resident at most, beyond the server without streams
 	} `json:"streams"`
+	// Others is how many cores processes took that have nothing to do with it: above a few
+	// hundredths, the times say little.
+	Others float64 `json:"cores_of_others"`
 }
 
 // besideRules have one rule for calls, and one for streams: of each of its keys, the streams
@@ -88,56 +97,131 @@ func Beside(ctx context.Context, o BesideOptions) (BesideReport, error) {
 		return BesideReport{}, err
 	}
 	defer streams.close()
-	return measure(ctx, o, servers, streams)
+	b := &beside{BesideOptions: o, servers: servers, streams: streams}
+	return b.measure(ctx)
 }
 
-func measure(ctx context.Context, o BesideOptions, servers [2]*contender, streams *reporters) (BesideReport, error) {
-	report := BesideReport{}
-	var quiet, spent time.Duration // of the one with streams, while the other is called
-	for i := -1; i < o.Rounds; i++ {
-		if o.Progress != nil && i >= 0 {
-			fmt.Fprintf(o.Progress, "\rround %d of %d", i+1, o.Rounds)
+// beside is a comparison under way.
+type beside struct {
+	BesideOptions
+	servers [2]*contender // without streams, and with them
+	streams *reporters
+	report  BesideReport
+	// Of the server with streams, while they report and the other one is called.
+	reporting, spent time.Duration
+}
+
+// besideCase is a server, and what the streams do while it is called.
+type besideCase struct {
+	*contender
+	reporting bool
+}
+
+func (b *beside) measure(ctx context.Context) (BesideReport, error) {
+	of := func(i int, name string) *contender {
+		c := *b.servers[i]
+		c.name = name
+		return &c
+	}
+	cases := []besideCase{
+		{of(0, "without streams"), false},
+		{of(0, "the same, beside as much"), true},
+		{of(1, "with silent streams"), false},
+		{of(1, "with streams"), true},
+	}
+	var others, took time.Duration
+	for i := -1; i < b.Rounds; i++ {
+		if b.Progress != nil && i >= 0 {
+			fmt.Fprintf(b.Progress, "\rround %d of %d", i+1, b.Rounds)
 		}
-		for n := range servers { // none is always the one after the other
-			called := servers[(i+1+n)%len(servers)]
-			before, err := servers[1].cpu()
+		for n := range cases { // none is always the one after another
+			used, err := b.others()
 			if err != nil {
-				return report, err
+				return b.report, err
 			}
-			sent, answers, began := streams.sent.Load(), streams.answers.Load(), time.Now()
-			if err := called.paced(ctx, o); err != nil {
-				return report, err
+			began := time.Now()
+			if err := b.round(ctx, cases[(i+1+n)%len(cases)], i >= 0); err != nil {
+				return b.report, err
 			}
-			after, err := servers[1].cpu()
+			after, err := b.others()
 			if err != nil {
-				return report, err
+				return b.report, err
 			}
-			if i >= 0 && called == servers[0] {
-				quiet, spent = quiet+time.Since(began), spent+after-before
-				report.Streams.Sent += float64(streams.sent.Load() - sent)
-				report.Streams.Answers += float64(streams.answers.Load() - answers)
-			}
+			others, took = others+after-used, took+time.Since(began)
 		}
 		if i < 0 { // connections, tables and heaps have grown
-			servers[0].rounds, servers[1].rounds = nil, nil
+			for _, c := range cases {
+				c.rounds = nil
+			}
+			others, took = 0, 0
 		}
 	}
-	if o.Progress != nil {
-		fmt.Fprintln(o.Progress)
+	if b.Progress != nil {
+		fmt.Fprintln(b.Progress)
 	}
-	report.Streams.Ended = streams.ended.Load()
-	report.Streams.Sent /= quiet.Seconds()
-	report.Streams.Answers /= quiet.Seconds()
-	report.Streams.Cores = spent.Seconds() / quiet.Seconds()
+	r := &b.report
+	r.Others = others.Seconds() / took.Seconds()
+	r.Streams.Ended = b.streams.ended.Load()
+	r.Streams.Sent /= b.reporting.Seconds()
+	r.Streams.Answers /= b.reporting.Seconds()
+	r.Streams.Cores = b.spent.Seconds() / b.reporting.Seconds()
 	// What its streams take is not what its calls cost.
-	for i := range servers[1].rounds {
-		r := &servers[1].rounds[i]
-		r.cpu -= time.Duration(report.Streams.Cores * float64(r.took))
+	for i := range cases[3].rounds {
+		c := &cases[3].rounds[i]
+		c.cpu -= time.Duration(r.Streams.Cores * float64(c.took))
 	}
-	report.Alone, report.Beside = servers[0].cost(), servers[1].cost()
-	report.CPURatio = report.Beside.CPUPerCall / report.Alone.CPUPerCall
-	report.P50Ratio, report.P99Ratio = report.Beside.P50/report.Alone.P50, report.Beside.P99/report.Alone.P99
-	return report, report.memory(servers)
+	r.Quiet, r.Alone, r.Silent, r.Beside = cases[0].cost(), cases[1].cost(), cases[2].cost(), cases[3].cost()
+	r.CPURatio, r.P50Ratio, r.P99Ratio = r.Beside.times(r.Alone)
+	r.SilentCPURatio, r.SilentP50Ratio, r.SilentP99Ratio = r.Silent.times(r.Quiet)
+	return *r, r.memory(b.servers)
+}
+
+// times is how many times as much a call costs and takes as at another server.
+func (s ServerCost) times(other ServerCost) (cpu, p50, p99 float64) {
+	return s.CPUPerCall / other.CPUPerCall, s.P50 / other.P50, s.P99 / other.P99
+}
+
+// round calls one server, while the streams report or are silent.
+func (b *beside) round(ctx context.Context, c besideCase, counts bool) error {
+	b.streams.silent.Store(!c.reporting)
+	before, err := b.servers[1].cpu()
+	if err != nil {
+		return err
+	}
+	sent, answers, began := b.streams.sent.Load(), b.streams.answers.Load(), time.Now()
+	if err := c.paced(ctx, b.BesideOptions); err != nil {
+		return err
+	}
+	after, err := b.servers[1].cpu()
+	if err != nil {
+		return err
+	}
+	if counts && c.reporting && c.process == b.servers[0].process {
+		b.reporting, b.spent = b.reporting+time.Since(began), b.spent+after-before
+		b.report.Streams.Sent += float64(b.streams.sent.Load() - sent)
+		b.report.Streams.Answers += float64(b.streams.answers.Load() - answers)
+	}
+	return nil
+}
+
+// others is what all processes have used but this one and its servers.
+func (b *beside) others() (time.Duration, error) {
+	all, err := process.AllCPU()
+	if err != nil {
+		return 0, fmt.Errorf("bench: %w", err)
+	}
+	own, err := process.OwnCPU()
+	if err != nil {
+		return 0, fmt.Errorf("bench: %w", err)
+	}
+	for _, c := range b.servers {
+		used, err := c.cpu()
+		if err != nil {
+			return 0, err
+		}
+		own += used
+	}
+	return all - own, nil
 }
 
 // memory is what the streams add to what a server has in memory.
@@ -217,15 +301,18 @@ func (c *client) paced(ctx context.Context, perSecond float64, length time.Durat
 func (r BesideReport) WriteTable(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "server\tcalls\tCPU a call\tover rounds\tcalls/s\tp50\tp99\t")
-	for _, s := range []ServerCost{r.Alone, r.Beside} {
+	for _, s := range []ServerCost{r.Quiet, r.Alone, r.Silent, r.Beside} {
 		fmt.Fprintf(w, "%s\t%d\t%.2f us\t%.2f-%.2f\t%.0f\t%.0f us\t%.0f us\t\n", s.Name, s.Calls, s.CPUPerCall, s.Least, s.Most, s.PerSecond, s.P50, s.P99)
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(out, "beside streams, a call takes %.2f times the CPU, and %.2f and %.2f times the time (p50, p99)\n"+
-		"the streams send %.0f messages a second, get %.0f answers, and take %.2f cores and %.0f MB of their server; %d were ended by it\n",
-		r.CPURatio, r.P50Ratio, r.P99Ratio, r.Streams.Sent, r.Streams.Answers, r.Streams.Cores, r.Streams.Memory, r.Streams.Ended)
+	_, err := fmt.Fprintf(out, "beside streams, a call takes %.2f times the CPU, and %.2f and %.2f times the time (p50, p99), of one beside another process that takes as much\n"+
+		"beside silent streams, %.2f times the CPU, and %.2f and %.2f times the time, of one beside nothing\n"+
+		"the streams send %.0f messages a second, get %.0f answers, and take %.2f cores and %.0f MB of their server; %d were ended by it\n"+
+		"processes that have nothing to do with it took %.2f cores\n",
+		r.CPURatio, r.P50Ratio, r.P99Ratio, r.SilentCPURatio, r.SilentP50Ratio, r.SilentP99Ratio,
+		r.Streams.Sent, r.Streams.Answers, r.Streams.Cores, r.Streams.Memory, r.Streams.Ended, r.Others)
 	return err
 }
 

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -8,7 +9,7 @@ import (
 	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
 
-// Two servers are called, and the streams of one of them report meanwhile.
+// Two servers are called, while the streams of one of them report and while they are silent.
 func TestBeside(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds sluice")
@@ -21,8 +22,11 @@ func TestBeside(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Alone.Calls != 200 || r.Beside.Calls != 200 || r.Streams.Sent < 100 || r.Streams.Cores <= 0 || r.Streams.Ended != 0 {
+	if r.Quiet.Calls != 200 || r.Silent.Calls != 200 || r.Alone.Calls != 200 || r.Beside.Calls != 200 || r.Streams.Sent < 100 || r.Streams.Cores <= 0 || r.Streams.Ended != 0 {
 		t.Errorf("%+v", r)
+	}
+	if r.Others < -0.1 || r.Others > float64(runtime.NumCPU()) {
+		t.Errorf("other processes took %v cores", r.Others)
 	}
 	var out strings.Builder
 	if err := r.WriteTable(&out); err != nil || !strings.Contains(out.String(), "beside streams, a call takes") {

@@ -22,6 +22,7 @@ type reporters struct {
 	answers atomic.Int64
 	sent    atomic.Int64
 	ended   atomic.Int64 // streams that the server has ended
+	silent  atomic.Bool  // none reports for now
 	stop    context.CancelFunc
 	wg      sync.WaitGroup
 }
@@ -124,19 +125,24 @@ func (r *reporters) connect(ctx context.Context, c *client, i int, first []byte)
 	return nil
 }
 
-// send has the streams report in turn.
+// send has the streams report in turn. A tick is the least for which a goroutine sleeps: streams of
+// many Envoys do not report several at once, and what comes at once waits for each other.
 func (r *reporters) send(ctx context.Context, perSecond float64) {
-	tick := time.NewTicker(5 * time.Millisecond)
+	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	began := time.Now()
-	for n := 0; ; {
+	began, next := time.Now(), 0
+	for sent := 0; ; {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
 		}
-		for due := int(time.Since(began).Seconds() * perSecond); n < due; n++ {
-			i := n % len(r.streams)
+		for due := int(time.Since(began).Seconds() * perSecond); sent < due; sent++ {
+			if r.silent.Load() {
+				continue // what was due meanwhile is not made up for
+			}
+			i := next % len(r.streams)
+			next++
 			if r.streams[i].Load().SendMsg(r.reports[i/sharing]) == nil {
 				r.sent.Add(1)
 			}

@@ -74,8 +74,8 @@ var sessionBugs = []plant.Bug{
 	},
 	{
 		Name: "one more is granted than was charged", File: "ratelimit/rlqs/assign.go",
-		Right: "oneShot(b.id, got, ttl)",
-		Wrong: "oneShot(b.id, got+1, ttl)",
+		Right: "oneShot(b.subject.id, got, ttl)",
+		Wrong: "oneShot(b.subject.id, got+1, ttl)",
 	},
 	{
 		Name: "a bucket refills", File: "ratelimit/rlqs/answer.go",
@@ -89,8 +89,8 @@ var sessionBugs = []plant.Bug{
 	},
 	{
 		Name: "Envoys may let all pass where nothing is left", File: "ratelimit/rlqs/assign.go",
-		Right: "blanket(b.id, nothing, denial(now, ends))",
-		Wrong: "blanket(b.id, everything, denial(now, ends))",
+		Right: "blanket(b.subject.id, nothing, denial(now, ends))",
+		Wrong: "blanket(b.subject.id, everything, denial(now, ends))",
 	},
 }
 
@@ -123,8 +123,8 @@ var bucketBugs = []plant.Bug{
 	},
 	{
 		Name: "of a bucket more is granted than was charged", File: "ratelimit/rlqs/assign.go",
-		Right: "got[i] = v.Charged",
-		Wrong: "got[i] = v.Charged\n\t\t\t\tif of[i].refills() {\n\t\t\t\t\tgot[i] += 2\n\t\t\t\t}",
+		Right: "x.got[i] = v.Charged",
+		Wrong: "x.got[i] = v.Charged\n\t\t\t\tif of[i].refills() {\n\t\t\t\t\tx.got[i] += 2\n\t\t\t\t}",
 	},
 }
 

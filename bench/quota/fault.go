@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	rlqsv3 "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/sublease"
 )
@@ -98,11 +100,42 @@ func (b *bound) now(window int64) (n ratelimit.Tokens) {
 	return n
 }
 
-// silent: an Envoy that stood still goes on with a lease, or one whose stream the node has
-// ended reads only now what was sent on it. The lease may last into the next window: nobody knows
-// that it is there, or (of a sliding window) nothing is left to charge it to.
-func (b *bound) silent(w *world) {
-	b.add(w.window(), w.window()+1, sublease.DeclareEach(w.rules.All()[0]).SilentEach)
+// silent: an Envoy may spend a lease in a window in which that was not charged for it.
+func (b *bound) silent(w *world, window int64) {
+	b.add(window, window, sublease.DeclareEach(w.rules.All()[0]).SilentEach)
+}
+
+// wentOn: an Envoy that has stood still since then goes on with the lease that it had.
+func (b *bound) wentOn(w *world, since int64) {
+	if since < w.window() {
+		b.silent(w, w.window())
+	}
+}
+
+// readLate: an Envoy reads only now what was sent to it in a window, for it stood still, or the node
+// has ended the stream meanwhile. It may spend that now, and if the lease lasts so long, which counts
+// from now on, in the next window: nobody knows that it is there, or (of a sliding window) nothing
+// is left to charge it to. Within its own window it is charged.
+func (b *bound) readLate(w *world, m *rlqsv3.RateLimitQuotaResponse, sent int64) {
+	now := w.window()
+	if sent < now {
+		b.silent(w, now)
+	}
+	over := w.ledgerTime().Add(longest(m))
+	if last := int64(w.Rule.Limit.WindowAt(over)); last > now {
+		b.silent(w, now+1)
+	}
+}
+
+// longest is for how long the longest lease of an answer lasts.
+func longest(m *rlqsv3.RateLimitQuotaResponse) (d time.Duration) {
+	for _, a := range m.GetBucketAction() {
+		x := a.GetQuotaAssignmentAction()
+		if x.GetRateLimitStrategy().GetTokenBucket() != nil {
+			d = max(d, x.GetAssignmentTimeToLive().AsDuration())
+		}
+	}
+	return d
 }
 
 // killed: a node whose ledger is its memory forgets what it has granted.

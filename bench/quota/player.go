@@ -139,8 +139,9 @@ func (p *player) freeze(d time.Duration) {
 		return
 	}
 	p.frozen = p.now + int64(d)
+	since := p.window()
 	p.at(p.frozen, func() {
-		p.bound.silent(p.world)
+		p.bound.wentOn(p.world, since)
 		p.frozen = 0
 		queued, later := p.queued, p.later
 		p.queued, p.later = nil, nil
@@ -227,11 +228,13 @@ func (s *stream) answer() {
 		s.answers++
 		s.result.Answers++
 		n := s.answers
+		sent := s.window()
 		s.travel(&s.back, func() {
-			if s.ended && s.now > s.endedAt+int64(sublease.Slack) {
-				s.bound.silent(s.world)
-			}
+			late := s.frozen != 0 || s.ended && s.now > s.endedAt+int64(sublease.Slack)
 			s.run(func() {
+				if late {
+					s.bound.readLate(s.world, m, sent)
+				}
 				s.client.Receive(s.clock(), m)
 				s.travel(&s.there, func() {
 					s.atNode(func() { s.session.Acked(context.Background(), s.node.clock(), n) })

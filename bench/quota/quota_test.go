@@ -64,7 +64,52 @@ func TestAccuracy(t *testing.T) {
 	}
 }
 
-// The same of token buckets: nothing is let pass beyond burst + rate x t, and of what refills
+// Where fewer requests come than the limit, or hardly more, few are refused. A lease ends up to a
+// second and a half before its window, which is 2.5 % of it; an Envoy whose first report of a window
+// is also of the window before is charged both, which is up to 8 % where the limit is just used up;
+// and an Envoy with a request each 10 s may have two of them before its next report.
+func TestPlenty(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		limit  ratelimit.Tokens
+		envoys int
+		demand float64 // times the limit
+		most   float64
+	}{
+		{60_000, 3, 0.5, 0.025},
+		{60_000, 50, 0.5, 0.025},
+		{60_000, 50, 0.95, 0.09},
+		{60_000, 50, 1.1, 0.06},
+		{600, 50, 0.3, 0.15},
+		{600, 50, 0.5, 0.13},
+	} {
+		for _, skewed := range []bool{false, true} {
+			for _, nodes := range []int{0, 3} {
+				name := fmt.Sprintf("%.2f times %d a minute, %d Envoys, skewed %t, %d nodes", c.demand, c.limit, c.envoys, skewed, nodes)
+				t.Run(name, func(t *testing.T) {
+					if testing.Short() && c.limit > 600 {
+						t.Skip("takes seconds")
+					}
+					o := usual(c.limit, c.envoys, nodes, skewed)
+					o.Rate = c.demand * float64(c.limit) / 60
+					if c.limit > 600 {
+						o.Length = 3*time.Minute + 10*time.Second
+					}
+					r, err := Run(o)
+					if err != nil {
+						t.Fatal(err)
+					}
+					t.Logf("%.2f %% under, %d over", 100*r.Under, r.Over)
+					if r.Violation != "" || r.Over != 0 || r.Under > c.most {
+						t.Errorf("%+v; at most %.1f %% may be refused that the limit had", *r, 100*c.most)
+					}
+				})
+			}
+		}
+	}
+}
+
+// The same as TestAccuracy, of token buckets: nothing is let pass beyond burst + rate x t, and of what refills
 // little is left over after the first minute. A tenth, for what an Envoy has not spent is not
 // credited.
 func TestBucketAccuracy(t *testing.T) {
@@ -146,5 +191,31 @@ func TestThousandStreams(t *testing.T) {
 		r.Declared, r.Streams, r.Reports+r.Answers)
 	if r.Violation != "" || r.Admitted < 60_000 {
 		t.Errorf("%+v", *r)
+	}
+}
+
+// An Envoy that stands still adds a lease to what is declared only if it had one, or an answer, over
+// the end of a window.
+func TestWhatStandingStillDeclares(t *testing.T) {
+	t.Parallel()
+	one := sublease.DeclareEach(perMinute(600)).SilentEach
+	for _, c := range []struct {
+		name     string
+		at, long time.Duration
+		want     ratelimit.Tokens
+	}{
+		{"within a window", 70 * time.Second, 20 * time.Second, 0},
+		{"over its end", 110 * time.Second, 20 * time.Second, one},
+	} {
+		o := usual(600, 3, 0, false)
+		o.Check = true
+		o.Faults = []Fault{{At: c.at, Kind: Freeze, Who: 1, For: c.long}}
+		r, err := Run(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Declared != c.want || r.Violation != "" {
+			t.Errorf("%s: %d are declared, want %d; %+v", c.name, r.Declared, c.want, *r)
+		}
 	}
 }

@@ -29,7 +29,7 @@ func (s *Session) work(ctx context.Context, now instant) {
 	if s.Waiting() {
 		return
 	}
-	var want []*bucket
+	want := s.scratch.want[:0]
 	for _, b := range s.order {
 		// A lease takes two actions: the first clears what is left of the bucket before. The rest
 		// stays due.
@@ -40,6 +40,7 @@ func (s *Session) work(ctx context.Context, now instant) {
 			want = append(want, b)
 		}
 	}
+	s.scratch.want = want
 	s.assign(ctx, now, want)
 }
 
@@ -47,13 +48,13 @@ func (s *Session) work(ctx context.Context, now instant) {
 func (s *Session) simple(now instant, b *bucket) (lease bool) {
 	switch {
 	case b.leaving == abandoned:
-		s.next = append(s.next, abandon(b.id))
+		s.next = append(s.next, abandon(b.subject.id))
 		s.node.stats.Abandoned.Add(1)
-	case b.how == granted:
+	case b.terms.how == granted:
 		return true
 	// A blanket expires at the Envoy. It is repeated at half of its time, at the next report.
 	case b.told == 0 || now.Sub(b.told) >= sublease.LongestTTL/2:
-		s.next = append(s.next, blanket(b.id, b.how == allowAll, sublease.LongestTTL))
+		s.next = append(s.next, blanket(b.subject.id, b.terms.how == allowAll, sublease.LongestTTL))
 		b.told = now
 	}
 	b.due = false
@@ -65,7 +66,11 @@ func (s *Session) simple(now instant, b *bucket) (lease bool) {
 func (s *Session) turn(ctx context.Context, now instant) {
 	var over []*bucket
 	for _, b := range s.order {
-		if at := s.turnOf(b); at != 0 && now >= at {
+		switch at := s.turnOf(b); {
+		case at == 0 || now < at:
+		case b.waits(now):
+			b.turnAt = 0
+		default:
 			over = append(over, b)
 		}
 	}
@@ -99,7 +104,7 @@ func (s *Session) look(ctx context.Context, now instant, of []*bucket) []budget 
 	for i, b := range of {
 		// The end of a window is known to within the jitter of answers. A change of more than half
 		// a window cannot be jitter, so that a window has begun.
-		window := sublease.WindowOf(&b.rule.Limit)
+		window := sublease.WindowOf(&b.terms.rule.Limit)
 		if ends := b.holding.Ends(); ends != 0 && budgets[i].ends.Sub(ends) > window/2 {
 			// Undo does not reach into the window before.
 			b.paid = payment{}
@@ -113,27 +118,27 @@ func (s *Session) look(ctx context.Context, now instant, of []*bucket) []budget 
 	return budgets
 }
 
-// budgets are what there is of the buckets' budgets.
+// budgets are what there is of the buckets' budgets, until it is called again.
 func (s *Session) budgets(ctx context.Context, now instant, of []*bucket) []budget {
-	all := make([]budget, len(of))
-	var asks []ratelimit.Ask
-	var at []int // of each ask, whose it is
+	x := s.scratch
+	x.budgets = sized(x.budgets, len(of))
+	x.reset()
 	for i, b := range of {
 		if b.refills() {
-			all[i] = b.refilling(now)
+			x.budgets[i] = b.refilling(now)
 		} else {
-			asks, at = append(asks, b.ask(ratelimit.Peek, 0)), append(at, i)
+			x.ask(i, b.ask(ratelimit.Peek, 0))
 		}
 	}
-	if len(asks) == 0 {
-		return all
+	if len(x.asks) == 0 {
+		return x.budgets
 	}
-	verdicts := make([]ratelimit.Verdict, len(asks))
-	s.node.source.Limiter.Decide(ctx, now, asks, verdicts)
-	for k, i := range at {
-		all[i] = s.windowed(now, of[i], &verdicts[k])
+	x.verdicts = sized(x.verdicts, len(x.asks))
+	s.node.source.Limiter.Decide(ctx, now, x.asks, x.verdicts)
+	for k, i := range x.of {
+		x.budgets[i] = s.windowed(now, of[i], &x.verdicts[k])
 	}
-	return all
+	return x.budgets
 }
 
 // refilling is what there is of a token_bucket. Its limiter is not asked: what was left when it
@@ -144,7 +149,7 @@ func (b *bucket) refilling(now instant) budget {
 	if now >= ends { // or it has none yet
 		ends = now.Add(sublease.BucketWindow)
 	}
-	return budget{b.share.level(now, &b.asking.Limit), ends}
+	return budget{b.share.level(now, &b.terms.asking.Limit), ends}
 }
 
 // windowed is what a verdict says. Without a ledger, the wall clock says when the window
@@ -154,11 +159,11 @@ func (s *Session) windowed(now instant, b *bucket, v *ratelimit.Verdict) budget 
 		return budget{v.Remaining, now.Add(v.ResetAfter)}
 	}
 	at := ratelimit.LedgerTime(s.node.source.Wall().UnixMicro())
-	l := &b.rule.Limit
+	l := &b.terms.rule.Limit
 	// Without the ledger nobody knows what is left. A node then has its share of the limit, or
 	// under open all of it.
-	left := b.rule.LocalShare().Limit.Capacity()
-	if b.rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
+	left := b.terms.rule.LocalShare().Limit.Capacity()
+	if b.terms.rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
 		left = l.Capacity()
 	}
 	return budget{left, now.Add(l.WindowEnd(l.WindowAt(at)).Sub(at))}
@@ -167,8 +172,7 @@ func (s *Session) windowed(now instant, b *bucket, v *ratelimit.Verdict) budget 
 // assign grants leases to those that want one.
 func (s *Session) assign(ctx context.Context, now instant, of []*bucket) {
 	budgets := s.look(ctx, now, of)
-	var demands []demand
-	var ends []instant
+	demands, ends := s.scratch.demands[:0], s.scratch.ends[:0]
 	for i, b := range of {
 		b.turnAt = budgets[i].ends.Add(turnLag)
 		if sublease.TTL(now, budgets[i].ends) == 0 {
@@ -180,6 +184,7 @@ func (s *Session) assign(ctx context.Context, now instant, of []*bucket) {
 			demands, ends = append(demands, demand{b, n}), append(ends, budgets[i].ends)
 		}
 	}
+	s.scratch.demands, s.scratch.ends = demands, ends
 	for i, got := range s.take(ctx, now, demands) {
 		s.grant(now, demands[i], ends[i], got)
 	}
@@ -200,17 +205,17 @@ func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool
 		return 0, false
 	// A grant of nothing is sent first, so that what the Envoy still has cannot be spent after the
 	// bucket is forgotten.
-	case b.holding.Idle() >= IdleAfter && b.holding.Settled():
+	case b.holding.Idle() >= b.idleAfter() && b.holding.Settled():
 		b.leaving = silenced
 		return 0, true
 	}
 	holders, perSec := b.share.sums()
-	l := &b.asking.Limit
+	l := &b.terms.asking.Limit
 	return b.holding.Want(now, of.ends, sublease.Budget{
 		Limit: l.Capacity(), Left: of.left, Holders: holders, PerSecond: perSec,
 		// Envoy's buckets are counted in 32 bits.
-		Largest: min(b.asking.LargestLease(), math.MaxUint32),
-		Refills: b.refills(), Refill: b.rule.Limit.Capacity() - l.Capacity(),
+		Largest: min(b.terms.asking.LargestLease(), math.MaxUint32),
+		Refills: b.refills(), Refill: b.terms.rule.Limit.Capacity() - l.Capacity(),
 	})
 }
 
@@ -218,7 +223,10 @@ func (s *Session) want(now instant, b *bucket, of budget) (n tokens, wanted bool
 // wanted, it would not help, and is given back.
 func (s *Session) grant(now instant, d demand, ends instant, got tokens) {
 	b, h := d.bucket, &d.holding
-	has := h.InUse()
+	has := h.Likely()
+	if b.refills() {
+		has = h.InUse()
+	}
 	switch {
 	case got == 0 && b.leaving != silenced && !h.Deniable():
 		return
@@ -230,9 +238,9 @@ func (s *Session) grant(now instant, d demand, ends instant, got tokens) {
 	ttl := sublease.TTL(now, ends)
 	// Without this first action Envoy would scale what is left of the bucket before, or keep it
 	// (see the package's doc).
-	s.next = append(s.next, blanket(b.id, nothing, denial(now, ends)))
+	s.next = append(s.next, blanket(b.subject.id, nothing, denial(now, ends)))
 	if got > 0 {
-		s.next = append(s.next, oneShot(b.id, got, ttl))
+		s.next = append(s.next, oneShot(b.subject.id, got, ttl))
 		s.node.stats.Assignments.Add(1)
 		s.node.stats.Granted.Add(uint64(got))
 	}
@@ -246,29 +254,30 @@ func denial(now, ends instant) time.Duration {
 	return (ends.Sub(now) + time.Second).Truncate(time.Second)
 }
 
-// take charges what can be had of what is wanted, and returns how much that is of each.
+// take charges what can be had of what is wanted, and returns how much that is of each, until it is
+// called again.
 func (s *Session) take(ctx context.Context, now instant, of []demand) []tokens {
-	got := make([]tokens, len(of))
-	var asks []ratelimit.Ask
-	var at []int // of each ask, whose demand it is
+	x := s.scratch
+	x.got = sized(x.got, len(of))
+	x.reset()
 	add := func(i int, n tokens) {
 		if n > 0 {
-			asks, at = append(asks, of[i].ask(ratelimit.Spend, n)), append(at, i)
+			x.ask(i, of[i].ask(ratelimit.Spend, n))
 		}
 	}
 	for i, d := range of {
 		add(i, d.tokens)
 	}
 	for range 2 { // the second time, for what was said to be left
-		if len(asks) == 0 {
-			return got
+		if len(x.asks) == 0 {
+			break
 		}
-		verdicts := make([]ratelimit.Verdict, len(asks))
-		s.node.source.Limiter.Decide(ctx, now, asks, verdicts)
-		tried := at
-		asks, at = asks[:0:0], nil
+		x.verdicts = sized(x.verdicts, len(x.asks))
+		s.node.source.Limiter.Decide(ctx, now, x.asks, x.verdicts)
+		tried := x.of
+		x.asks, x.of = x.asks[:0], nil // tried is read meanwhile
 		for k, i := range tried {
-			v := &verdicts[k]
+			v := &x.verdicts[k]
 			of[i].heard(now, v)
 			switch {
 			case v.Err != nil:
@@ -277,12 +286,15 @@ func (s *Session) take(ctx context.Context, now instant, of []demand) []tokens {
 				// again.
 				add(i, min(v.Remaining, of[i].tokens-1))
 			default:
-				got[i] = v.Charged
+				x.got[i] = v.Charged
 				of[i].pay(v)
 			}
 		}
+		if x.of == nil { // nothing is tried again
+			x.of = tried[:0]
+		}
 	}
-	return got
+	return x.got
 }
 
 // heard notes what a verdict says is left.
@@ -299,11 +311,10 @@ func (b *bucket) pay(v *ratelimit.Verdict) {
 		return
 	}
 	// Only what was paid in one window can be given back together.
-	if v.Window != b.paid.verdict.Window {
+	if v.Window != b.paid.window {
 		b.paid.tokens = 0
 	}
-	b.paid.verdict = *v
-	b.paid.tokens += v.Charged
+	b.paid = payment{b.paid.tokens + v.Charged, v.Window, v.Source}
 }
 
 // charge charges what Envoys have, whether or not there is so much.

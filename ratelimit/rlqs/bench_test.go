@@ -1,17 +1,12 @@
 package rlqs
 
 import (
-	"fmt"
 	"runtime"
 	"testing"
 	"time"
 
 	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/durationpb"
-
-	"github.com/sluice-gate/sluice/leasing"
-	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
 // BenchmarkReports is one message of reports of 10 buckets, from its bytes to those of its
@@ -19,24 +14,8 @@ import (
 // what they take of a processor. MB is what the streams keep.
 func BenchmarkReports(b *testing.B) {
 	const streams, buckets = 10_000, 10
-	rules, _, problems := config.Parse([]config.Text{{Name: "rules", Data: []byte(
-		"domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: minute, requests_per_unit: 1000000}\n")}},
-		config.Options{})
-	if problems != nil {
-		b.Fatal(problems)
-	}
+	n, message := crowd(b, buckets)
 	now := start
-	n := NewNode(Source{
-		Rules: func() *config.Rules { return rules }, Limiter: leasing.NewLocal(1000, now, time.Unix(1_800_000_000, 0)),
-		Wall: time.Now,
-	}, DefaultOptions())
-	message := &rlqs.RateLimitQuotaUsageReports{Domain: "d"}
-	for k := range buckets {
-		message.BucketQuotaUsages = append(message.BucketQuotaUsages, &rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage{
-			BucketId: &rlqs.BucketId{Bucket: map[string]string{"k": fmt.Sprint(k)}}, NumRequestsAllowed: 20,
-			TimeElapsed: durationpb.New(5 * time.Second),
-		})
-	}
 	bytes, err := proto.Marshal(message)
 	if err != nil {
 		b.Fatal(err)

@@ -1,55 +1,52 @@
 package rlqs
 
 import (
-	"fmt"
-	"maps"
 	"slices"
-	"unicode/utf8"
-
-	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/sublease"
 )
 
-// maxEntries is the most that a BucketId may have: so deep do rules go.
-const maxEntries = 16
-
-// service is how a bucket is served.
-type service uint8
-
-const (
-	granted  service = iota // leases of its rule's budget
-	allowAll                // no rule limits it
-	denyAll                 // its rule has nothing, or cannot be served so
-)
-
-// bucket is one that a stream has subscribed to.
+// bucket is one that a stream has subscribed to. Ten thousand streams have a hundred thousand
+// of them: what several of them share is kept once (subject, terms, share).
 type bucket struct {
-	of      string // the Envoy's name
-	id      *rlqs.BucketId
-	entries []config.Entry // in the rule's order
-	how     service
-	rule    *ratelimit.Rule // of the configuration; nil: none matches
-	// asking is the rule as it is asked for: with the limit of sublease.Rule, and a denial takes
-	// nothing.
-	asking *ratelimit.Rule
-	// exact is the same for a node that leases for single requests only, and keeps nothing between
-	// them. It is asked where tokens are short, and nil before.
-	exact   *ratelimit.Rule
-	short   bool
+	of      *Session
+	subject *subject
+	terms   *terms
 	share   *share
+	// levels are the entries in the rule's order, if its statistics name values of theirs.
+	levels  []config.Entry
 	holding sublease.Holding
-	shown   Holder // what the share has of it
+	shown   shown // what the share has of it
+	place   int32 // among the share's holders; guarded by its mu
 	paid    payment
 	// told is when a blanket rule was last sent; 0: none was.
 	told instant
 	// turnAt is when the window of holding is over, or is to be looked at again; 0: it has none.
 	turnAt instant
+	// matched is the number of the rules by which it was last served (Session.generation).
+	matched uint32
+	state
+}
+
+// state is what is to be done with a bucket.
+type state struct {
 	// due says that the bucket is to be looked at: it may want a lease.
-	due     bool
+	due bool
+	// short says that its budget is to be asked for one by one (exactly).
+	short bool
+	// scarce says that next to nothing was left of its budget when it was last looked at.
+	scarce  bool
 	leaving leaving
+}
+
+// shown is what others see of a bucket. Its own stream writes it, under the mu of the share that
+// the bucket has, and may read it without.
+type shown struct {
+	perSecond                float64
+	charged, inUse, unproven tokens
 }
 
 // leaving is how far a bucket is that is to be abandoned.
@@ -63,87 +60,55 @@ const (
 
 // payment is what was charged for a holding: Undo takes it back in its window only.
 type payment struct {
-	verdict ratelimit.Verdict
-	tokens  tokens
+	tokens tokens
+	window ratelimit.Window
+	source ratelimit.Source
 }
 
-// canonical is a BucketId's name: the same for the same entries. It is an error if the
-// BucketId has none, or is larger than the bounds.
-func canonical(id *rlqs.BucketId, o *Options) (name string, entries []config.Entry, err error) {
-	of := id.GetBucket()
-	// A BucketId comes from a caller, and its entries are sorted and matched at each report.
-	if len(of) == 0 || len(of) > maxEntries {
-		return "", nil, fmt.Errorf("a BucketId has %d entries, must be 1 to %d", len(of), maxEntries)
-	}
-	size := 0
-	for k, v := range of {
-		size += len(k) + len(v)
-		if !utf8.ValidString(k) || !utf8.ValidString(v) {
-			return "", nil, fmt.Errorf("a BucketId has an entry that is no UTF-8: %q", ratelimit.OneLine(k+"="+v))
-		}
-	}
-	if size > o.BucketBytes {
-		return "", nil, fmt.Errorf("a BucketId has %d bytes, the most is %d (RLQS_MAX_BUCKET_BYTES)", size,
-			o.BucketBytes)
-	}
-	var b []byte
-	// A map has no order, and the name must be the same for each report of the bucket.
-	for _, k := range slices.Sorted(maps.Keys(of)) {
-		entries = append(entries, config.Entry{Key: k, Value: of[k]})
-		b = ratelimit.AppendEntry(b, k, of[k], ratelimit.OfRequest)
-	}
-	return string(b), entries, nil
+// verdict is that of a payment of which so much is to be given back: it tells Undo whose it was,
+// and of which window.
+func (p *payment) verdict(n tokens) ratelimit.Verdict {
+	return ratelimit.Verdict{Source: p.source, Charged: n, Window: p.window}
 }
 
 // serve finds how a bucket is served by the rules in force, and joins the holders of its
 // key. What it held of another key stays charged.
-func (b *bucket) serve(n *Node, d *config.Domain) {
+func (b *bucket) serve(n *Node, rules *config.Rules, d *config.Domain) {
+	// Rules are built anew only when they change.
+	if b.matched == b.of.generation {
+		return
+	}
+	b.matched = b.of.generation
 	var rule *ratelimit.Rule
 	var key []byte
+	// The match leaves them in the order in which the rule declares them.
+	entries := slices.Clone(b.subject.entries)
 	if d != nil {
-		rule, key = d.MatchUnordered(b.entries, nil)
+		rule, key = d.MatchUnordered(entries, nil)
 	}
-	// The rules are built anew only when they change, so that the same rule is the same pointer.
-	if rule == b.rule && b.asking != nil {
+	if b.terms != nil && rule == b.terms.rule {
 		return
 	}
 	// A bucket that no rule ever matched is let through. One whose rule has gone is abandoned: its
 	// Envoy then asks anew, and is told what holds by now.
-	if rule == nil && b.rule != nil { // it was removed
+	if rule == nil && b.terms != nil { // it was removed
 		b.leaving, b.due = abandoned, true
 		return
 	}
-	how := serviceOf(rule)
+	t := n.termsOf(rules, rule)
 	// A rule that changed only its limit has the same key: what is held of it goes on.
-	if how != granted || b.share == nil || b.share.key != string(key) {
+	if t.how != granted || b.share == nil || b.share.key != string(key) {
 		b.quit(n)
 		b.holding = sublease.NewHolding()
 		// The blanket that was sent last may say the opposite of the next.
 		b.told = 0
-		if how == granted {
+		if t.how == granted {
 			b.share = n.join(b, key)
 		}
 	}
-	b.how, b.rule, b.asking, b.exact, b.short = how, rule, new(ratelimit.Rule), nil, false
-	if rule != nil {
-		// A lease that is refused must not drain what is left: it is asked for once more, with
-		// less.
-		b.asking = sublease.Rule(rule)
-		b.asking.Coordination.OnDeny = ratelimit.DenyRefunds
-	}
-	b.due = true
-}
-
-func serviceOf(rule *ratelimit.Rule) service {
-	switch {
-	case rule == nil || rule.Unlimited || rule.Shadow:
-		return allowAll
-	// What cannot be divided safely is denied, not let through: a limit must not be lost because a
-	// setting does not fit.
-	case rule.Limit.Requests == 0 || sublease.Servable(rule) != nil:
-		return denyAll
-	default:
-		return granted
+	b.terms, b.short, b.levels, b.due = t, false, nil, true
+	if rule != nil && rule.MetricNames.FromRequest() {
+		b.levels = entries
 	}
 }
 
@@ -152,9 +117,9 @@ func (b *bucket) quit(n *Node) {
 	// What was paid stays charged under the old key.
 	b.paid = payment{}
 	if b.share != nil {
-		n.stats.Unproven.Add(-int64(b.shown.Unproven))
+		n.stats.Unproven.Add(-int64(b.shown.unproven))
 		n.leave(b, b.share)
-		b.share, b.shown = nil, Holder{}
+		b.share, b.shown = nil, shown{}
 	}
 }
 
@@ -164,18 +129,17 @@ func (b *bucket) show(n *Node) {
 		return
 	}
 	h := &b.holding
-	is := Holder{b.of, h.PerSecond(), h.Charged(), h.InUse(), h.Unproven()}
+	is := shown{h.PerSecond(), h.Charged(), h.InUse(), h.Unproven()}
 	// Most reports change nothing that others see, and must not take the share's lock.
 	if is == b.shown {
 		return
 	}
-	n.stats.Unproven.Add(int64(is.Unproven - b.shown.Unproven))
-	b.shown = is
+	n.stats.Unproven.Add(int64(is.unproven - b.shown.unproven))
 	b.share.set(b, is)
 }
 
 // refills tells whether the bucket's budget is one whose tokens come back with time alone.
-func (b *bucket) refills() bool { return sublease.Refills(&b.asking.Limit) }
+func (b *bucket) refills() bool { return sublease.Refills(&b.terms.asking.Limit) }
 
 // exactBelow is which part of a limit must be left for leases to be taken from the node's own,
 // which it is granted ahead. Below, what lies unspent at nodes is missed by the Envoys of
@@ -183,33 +147,55 @@ func (b *bucket) refills() bool { return sublease.Refills(&b.asking.Limit) }
 // what its nodes do not spend in time is lost.
 const exactBelow = 4
 
+// scarceBelow is which part of a limit is left at the end of a window that was used up, about: what
+// all Envoys use of a minute from one report to the next.
+const scarceBelow = 12
+
+// idleAfter is for how long it may have no request before its Envoy is told to forget it.
+func (b *bucket) idleAfter() time.Duration {
+	if b.short {
+		return IdleAfter
+	}
+	return ForgottenAfter
+}
+
+// waits tells whether there is nothing to do about the end of the bucket's window: it gets its
+// next lease when it reports. So it is with one that is silent or idle; and with one whose budget was used up, for
+// what its first report in a window says may be of the window before and of the new lease, too, and
+// would count in both: up to a report's worth of each Envoy's tokens, which others would miss.
+// What may be spent in the next window must be charged to it at once.
+func (b *bucket) waits(now instant) bool {
+	h := &b.holding
+	return h.Crossing() == 0 && (b.scarce || h.Silent(now) || h.Idle() >= IdleAfter || b.leaving != staying)
+}
+
 // exactly tells how leases are to be asked for from now on.
 func (b *bucket) exactly(left tokens) {
-	b.short = b.refills() || left < b.asking.Limit.Capacity()/exactBelow
-	if b.short && b.exact == nil {
-		b.exact = b.asking.PerRequest()
-	}
+	limit := b.terms.asking.Limit.Capacity()
+	b.short = b.refills() || left < limit/exactBelow
+	b.scarce = !b.refills() && left < limit/scarceBelow
 }
 
 // ask is a question for the bucket's budget.
 func (b *bucket) ask(kind ratelimit.Kind, cost tokens) ratelimit.Ask {
-	rule := b.asking
+	rule := b.terms.asking
 	if b.short {
-		rule = b.exact
+		rule = b.terms.exact
 	}
-	return ratelimit.Ask{Rule: rule, Key: []byte(b.share.key), Kind: kind, Cost: cost}
+	return ratelimit.Ask{Rule: rule, Key: b.share.account, Kind: kind, Cost: cost}
 }
 
 // count books what a report says in the rule's statistics.
 func (b *bucket) count(u sublease.Usage) {
-	if b.rule == nil || b.rule.Counters == nil {
+	rule := b.terms.rule
+	if rule == nil || rule.Counters == nil {
 		return
 	}
-	c := b.rule.Counters
-	if b.rule.MetricNames.FromRequest() {
+	c := rule.Counters
+	if b.levels != nil {
 		var name []byte
-		for level, e := range b.entries {
-			name = b.rule.AppendLevel(name, level, e.Key, e.Value)
+		for level, e := range b.levels {
+			name = rule.AppendLevel(name, level, e.Key, e.Value)
 		}
 		c = c.Named(name)
 	}

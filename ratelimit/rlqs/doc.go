@@ -31,6 +31,6 @@
 //	no rule, shadow  ALLOW_ALL
 //	idle, rule gone  DENY_ALL, and abandon when that is acknowledged
 //
-// Bounds: Options. What a stream keeps is at most Buckets times BucketBytes and about a
+// Bounds: Options. What a stream keeps is at most Buckets times BucketBytes and about half a
 // kilobyte each; one answer at a time is under way to each.
 package rlqs

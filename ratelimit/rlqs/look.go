@@ -17,6 +17,11 @@ type Holder struct {
 	Unproven  ratelimit.Tokens `json:"unproven"` // charged, and neither known to be spent nor in the lease in use
 }
 
+// holder is what is shown of a bucket. Its share's mu is held.
+func (b *bucket) holder() Holder {
+	return Holder{b.of.Name, b.shown.perSecond, b.shown.charged, b.shown.inUse, b.shown.unproven}
+}
+
 // mostShown is how many holders Look returns.
 const mostShown = 100
 
@@ -30,7 +35,9 @@ func (n *Node) Look(key []byte) (holders []Holder, all int) {
 		return nil, 0
 	}
 	s.mu.Lock()
-	holders = slices.Collect(maps.Values(s.holders))
+	for _, b := range s.holders {
+		holders = append(holders, b.holder())
+	}
 	s.mu.Unlock()
 	// It is sorted without the locks: it is for people, and streams must not wait for that.
 	slices.SortFunc(holders, func(a, b Holder) int {
@@ -55,8 +62,8 @@ func (n *Node) Largest(most int) (held []Held, all int) {
 	for _, s := range shares {
 		s.mu.Lock()
 		all += len(s.holders)
-		for _, h := range s.holders {
-			held = insert(held, most, Held{h, []byte(s.key)})
+		for _, b := range s.holders {
+			held = insert(held, most, Held{b.holder(), []byte(s.key)})
 		}
 		s.mu.Unlock()
 	}

@@ -14,13 +14,13 @@ func TestLargest(t *testing.T) {
 		n := NewNode(Source{}, DefaultOptions())
 		var all []Held
 		for i := range rapid.IntRange(0, 60).Draw(t, "holders") {
-			b := &bucket{of: fmt.Sprint(i)}
+			b := &bucket{of: &Session{Name: fmt.Sprint(i)}}
 			key := []byte{byte(rapid.IntRange(0, 9).Draw(t, "key"))}
 			is := Holder{
-				Name: b.of, Charged: tokens(rapid.IntRange(0, 9).Draw(t, "charged")),
+				Name: b.of.Name, Charged: tokens(rapid.IntRange(0, 9).Draw(t, "charged")),
 				PerSecond: float64(rapid.IntRange(0, 3).Draw(t, "rate")),
 			}
-			n.join(b, key).set(b, is)
+			n.join(b, key).set(b, shown{perSecond: is.PerSecond, charged: is.Charged})
 			all = append(all, Held{is, key})
 		}
 		most := rapid.IntRange(1, 30).Draw(t, "most")

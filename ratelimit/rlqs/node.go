@@ -59,14 +59,22 @@ type Node struct {
 	sessions atomic.Uint64 // made so far
 	source   Source
 	options  Options
+	// scratches are those that no session uses now.
+	scratches chan *scratch
 
-	mu     sync.Mutex
-	shares map[string]*share // guarded by mu, by key. Invariant: each has a holder
+	mu       sync.Mutex
+	shares   map[string]*share          // guarded by mu, by key. Invariant: each has a holder
+	subjects map[string]*subject        // guarded by mu, by name. Invariant: each has a user
+	rules    *config.Rules              // guarded by mu: those that terms are of
+	terms    map[*ratelimit.Rule]*terms // guarded by mu
 }
 
 // NewNode makes a node without streams.
 func NewNode(s Source, o Options) *Node {
-	return &Node{source: s, options: o, shares: map[string]*share{}}
+	return &Node{
+		source: s, options: o, scratches: make(chan *scratch, mostScratches),
+		shares: map[string]*share{}, subjects: map[string]*subject{},
+	}
 }
 
 // Stats are the node's counts.
@@ -74,11 +82,12 @@ func (n *Node) Stats() *Stats { return &n.stats }
 
 // share is what a node's streams have of one key. It is safe for concurrent use.
 type share struct {
-	key string
+	key     string
+	account []byte // the same, for asks; it is not written to
 
 	mu      sync.Mutex
-	holders map[*bucket]Holder // guarded by mu
-	perSec  float64            // guarded by mu. Invariant: the sum of the holders', but for rounding
+	holders []*bucket // guarded by mu, as is what is shown of each. Invariant: b.place is where b is
+	perSec  float64   // guarded by mu. Invariant: the sum of the holders', but for rounding
 	// left is what a token_bucket had at the instant at; 0: it was never asked. Guarded by mu.
 	left tokens
 	at   instant
@@ -107,10 +116,13 @@ func (n *Node) join(b *bucket, key []byte) *share {
 	defer n.mu.Unlock()
 	s := n.shares[string(key)]
 	if s == nil {
-		s = &share{key: string(key), holders: map[*bucket]Holder{}}
+		s = &share{key: string(key), account: key}
 		n.shares[s.key] = s
 	}
-	s.set(b, Holder{Name: b.of})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b.place = int32(len(s.holders))
+	s.holders = append(s.holders, b)
 	return s
 }
 
@@ -121,20 +133,24 @@ func (n *Node) leave(b *bucket, s *share) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// Sums of floating-point numbers may end a little below 0.
-	s.perSec = max(0, s.perSec-s.holders[b].PerSecond)
+	s.perSec = max(0, s.perSec-b.shown.perSecond)
+	last := len(s.holders) - 1
+	s.holders[last].place = b.place
+	s.holders[b.place] = s.holders[last]
+	s.holders[last] = nil
 	// A key without holders is forgotten, so that keys of the past cost no memory. n.mu is held, so
 	// that nobody joins the share meanwhile.
-	if delete(s.holders, b); len(s.holders) == 0 {
+	if s.holders = s.holders[:last]; last == 0 {
 		delete(n.shares, s.key)
 	}
 }
 
 // set takes in what has become of a holder.
-func (s *share) set(b *bucket, is Holder) {
+func (s *share) set(b *bucket, is shown) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.perSec = max(0, s.perSec+is.PerSecond-s.holders[b].PerSecond)
-	s.holders[b] = is
+	s.perSec = max(0, s.perSec+is.perSecond-b.shown.perSecond)
+	b.shown = is
 }
 
 func (s *share) sums() (holders int, perSec float64) {

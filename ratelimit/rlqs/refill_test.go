@@ -46,7 +46,7 @@ func TestBucketIsNotCredited(t *testing.T) {
 	if forgone := n.Stats().Forgone.Load(); forgone == 0 {
 		t.Error("nothing was forgone: the test does not get to what it is about")
 	}
-	if b := s.order[0]; b.asking.Limit.Burst != 444 || sublease.BucketWindow != 15600*time.Millisecond {
+	if b := s.order[0].terms; b.asking.Limit.Burst != 444 || sublease.BucketWindow != 15600*time.Millisecond {
 		t.Errorf("it is asked for %d, want the burst without what refills in 15.6 s", b.asking.Limit.Burst)
 	}
 	if debts := s.Close(start.Add(56 * time.Second)); len(debts) != 0 {
@@ -106,6 +106,7 @@ func TestIdleBucketOverATurn(t *testing.T) {
 	for _, text := range []string{oneRule, bucketRule} {
 		rules := rulesOf(t, text)
 		s, _, p := newSession(t, &rules)
+		p.left = 140 // so little that idle buckets are told to let go of it
 		for i := range 40 {
 			// Whole windows end between two reports, one of which silences the bucket.
 			at := start.Add(time.Duration(i) * 5 * time.Second)

@@ -5,26 +5,34 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/sublease"
 )
 
 const (
 	// IdleAfter is how long a bucket without requests is kept before its Envoy is told to
-	// forget it.
+	// forget it, if less than a quarter of its budget is left.
 	IdleAfter = 30 * time.Second
+	// ForgottenAfter is the same while there is more: to forget it would save a few hundred bytes,
+	// and cost an Envoy with few requests the first of them each time.
+	ForgottenAfter = 5 * time.Minute
 	// StuckAfter is how long an Envoy may take to acknowledge an answer.
 	StuckAfter = 10 * time.Second
 	// turnLag is how long after a window's end, as it is known, the next is asked for.
 	turnLag = 5 * time.Millisecond
 	// turnEach is how much later each stream asks than the one before, and longestTurn how long
-	// all of them take at most.
-	turnEach    = 200 * time.Microsecond
-	longestTurn = 2 * time.Second
+	// all of them take at most: as long as it takes until all have reported, and then they need not
+	// ask. Ten thousand streams that ask within it are as many a second as report all the time. In
+	// less they would keep the processors busy for more than one second in a hundred, and one call
+	// of RLS in a hundred waits for as long as the most busy of these last.
+	turnEach    = 500 * time.Microsecond
+	longestTurn = sublease.ReportEvery
 )
 
 // Session is one stream, driven from outside: its driver calls Reports, Acked and Wake,
@@ -33,25 +41,30 @@ const (
 // decide (ratelimit.StoreDeadline, a few times). It is not safe for concurrent use.
 type Session struct {
 	// Name is what people are shown of the Envoy. It may be set before the first call.
-	Name    string
-	node    *Node
-	place   float64 // among all streams when a window turns, from 0 to 1
-	domain  string
-	buckets map[string]*bucket // by canonical name
-	order   []*bucket          // as they came
+	Name   string
+	node   *Node
+	place  float64 // among all streams when a window turns, from 0 to 1
+	domain string
+	rules  *config.Rules // by which buckets were last served
+	// generation counts these, so that a bucket knows whether it was served by them.
+	generation uint32
+	byName     []*bucket // by canonical name
+	order      []*bucket // as they came
 	// next is what the next answer has, once the last one is acknowledged.
 	next []*rlqs.RateLimitQuotaResponse_BucketAction
 	// sent and acked count answers. Invariant: acked is at most sent, which is at most one more.
 	sent   uint64
 	acked  uint64
 	sentAt instant
+	// scratch is there while something is taken in.
+	scratch *scratch
 }
 
 // NewSession makes a session of a stream that has just begun.
 func (n *Node) NewSession() *Session {
 	// Multiples of the golden ratio lie evenly, however many there are.
 	_, place := math.Modf(float64(n.sessions.Add(1)) / math.Phi)
-	return &Session{node: n, place: place, buckets: map[string]*bucket{}}
+	return &Session{node: n, place: place}
 }
 
 // BadReportError says what is wrong with a message of an Envoy's: its stream is to end.
@@ -83,7 +96,13 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, m *rlqs.Ra
 	case m.GetDomain() != "" && m.GetDomain() != s.domain:
 		return bad("a stream of domain %q reports for domain %q: a stream has one", s.domain, m.GetDomain())
 	}
+	s.begin()
+	defer s.end()
 	domain := rules.Domain(s.domain)
+	if s.rules != rules {
+		s.rules = rules
+		s.generation++
+	}
 	var excess []demand
 	for _, u := range m.GetBucketQuotaUsages() {
 		b, err := s.bucket(u.GetBucketId())
@@ -97,7 +116,7 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, m *rlqs.Ra
 			continue
 		}
 		// The rules may have changed since the last report, and with them how the bucket is served.
-		if b.serve(s.node, domain); b.leaving == abandoned {
+		if b.serve(s.node, rules, domain); b.leaving == abandoned {
 			continue
 		}
 		// What was let pass without having been granted is charged all the same, for it counts
@@ -128,15 +147,17 @@ func usage(u *rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage) sublease.Usage {
 
 // bucket finds a bucket, or subscribes to it; nil: the stream has as many as it may.
 func (s *Session) bucket(id *rlqs.BucketId) (*bucket, error) {
-	name, entries, err := canonical(id, &s.node.options)
-	if err != nil {
+	name := appendName(s.scratch.name[:0], id)
+	s.scratch.name = name
+	at, found := s.placeOf(name)
+	if found {
+		return s.byName[at], nil
+	}
+	// What a stream has subscribed to was within the bounds then.
+	if err := measure(id, &s.node.options); err != nil {
 		return nil, err
 	}
-	b := s.buckets[name]
-	switch {
-	case b != nil:
-		return b, nil
-	case len(s.buckets) >= s.node.options.Buckets:
+	if len(s.byName) >= s.node.options.Buckets {
 		s.node.stats.Refused.Add(1)
 		// An Envoy that repeats a refused bucket must not make the next answer longer without a
 		// bound.
@@ -145,8 +166,8 @@ func (s *Session) bucket(id *rlqs.BucketId) (*bucket, error) {
 		}
 		return nil, nil
 	}
-	b = &bucket{id: id, entries: entries, of: s.Name}
-	s.buckets[name] = b
+	b := &bucket{of: s, subject: s.node.subscribe(name, id)}
+	s.byName = slices.Insert(s.byName, at, b)
 	s.order = append(s.order, b)
 	s.node.stats.Buckets.Add(1)
 	return b, nil
@@ -162,10 +183,10 @@ func (s *Session) report(now instant, b *bucket, u sublease.Usage) (excess token
 	// Whether it needs another lease is seen when the ledger has said what is left (work).
 	b.due = true
 	// Nothing was granted for this bucket, so that nothing can be proven dead or be in excess.
-	if b.how != granted {
+	if b.terms.how != granted {
 		// A rule of 0 denies by intent. Others are denied because they cannot be served so, which
 		// an operator should see.
-		if b.how == denyAll && b.rule.Limit.Requests > 0 {
+		if b.terms.how == denyAll && b.terms.rule.Limit.Requests > 0 {
 			n.stats.Unserved.Add(1)
 		}
 		return 0
@@ -195,10 +216,8 @@ func (s *Session) credit(now instant, b *bucket, c tokens) {
 		return
 	}
 	b.paid.tokens -= c
-	v := b.paid.verdict
-	// The verdict is that of the last payment in this window, and tells Undo which window that is.
-	v.Charged = c
-	s.node.source.Limiter.Undo(now, []ratelimit.Ask{b.ask(ratelimit.Spend, c)}, []ratelimit.Verdict{v})
+	asks, verdicts := []ratelimit.Ask{b.ask(ratelimit.Spend, c)}, []ratelimit.Verdict{b.paid.verdict(c)}
+	s.node.source.Limiter.Undo(now, asks, verdicts)
 	s.node.stats.Credited.Add(uint64(c))
 }
 
@@ -209,6 +228,8 @@ func (s *Session) Acked(ctx context.Context, now ratelimit.Instant, upto uint64)
 	if upto = min(upto, s.sent); upto <= s.acked {
 		return
 	}
+	s.begin()
+	defer s.end()
 	s.acked = upto
 	kept := s.order[:0]
 	for _, b := range s.order {
@@ -228,13 +249,19 @@ func (s *Session) Acked(ctx context.Context, now ratelimit.Instant, upto uint64)
 
 func (s *Session) forget(b *bucket) {
 	b.quit(s.node)
-	name, _, _ := canonical(b.id, &s.node.options)
-	delete(s.buckets, name)
+	if at, found := s.placeOf([]byte(b.subject.name)); found {
+		s.byName = slices.Delete(s.byName, at, at+1)
+	}
+	s.node.release(b.subject)
 	s.node.stats.Buckets.Add(-1)
 }
 
 // Wake takes in that Next has come.
-func (s *Session) Wake(ctx context.Context, now ratelimit.Instant) { s.work(ctx, now) }
+func (s *Session) Wake(ctx context.Context, now ratelimit.Instant) {
+	s.begin()
+	defer s.end()
+	s.work(ctx, now)
+}
 
 // Next is when Wake is due at the latest; 0: there is nothing to wake up for.
 func (s *Session) Next() ratelimit.Instant {
@@ -292,13 +319,15 @@ func (d *Debt) Tokens() ratelimit.Tokens { return d.ask.Cost }
 // under reclaim: eager, what it cannot spend any more.
 func (s *Session) Close(now ratelimit.Instant) (debts []Debt) {
 	for _, b := range s.order {
-		if b.how == granted {
+		// A bucket whose message had a mistake further on was not served yet.
+		if b.terms != nil && b.terms.how == granted {
 			debts = append(debts, b.debts(now)...)
 		}
 		b.quit(s.node)
 		s.node.stats.Buckets.Add(-1)
+		s.node.release(b.subject)
 	}
-	s.order, s.buckets = nil, nil
+	s.order, s.byName = nil, nil
 	return debts
 }
 
@@ -313,9 +342,8 @@ func (b *bucket) debts(now instant) (debts []Debt) {
 	// 4.5). Under eager they are given back, but not before the Envoy's lease has certainly
 	// expired. What comes back with time is not given back (sublease.Refills).
 	give := min(unspent, b.paid.tokens)
-	if give > 0 && b.rule.Coordination.Eager() && !b.refills() && expires < ends {
-		v := b.paid.verdict
-		v.Charged = give
+	if give > 0 && b.terms.rule.Coordination.Eager() && !b.refills() && expires < ends {
+		v := b.paid.verdict(give)
 		debts = append(debts, Debt{At: expires.Add(keepalive), ask: b.ask(ratelimit.Spend, give), refund: &v})
 	}
 	return debts

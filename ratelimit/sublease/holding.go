@@ -49,6 +49,11 @@ type lease struct {
 	message uint64  // that carried it; 0: there is no lease
 	acked   instant // when that was acknowledged; 0: it was not
 	settled bool    // a report was sent after it had been applied
+	// likely is what is left of it, if it was used from when it was sent: live is more, for as long
+	// as a part of what was spent may have been of leases before it. How much is charged goes by
+	// live. When the next lease is due goes by this: by live, a holder would run out of tokens
+	// before it is due.
+	likely tokens
 }
 
 // ends is when a holder has stopped using the lease, unless it stands still; 0: nobody
@@ -107,16 +112,23 @@ type Outcome struct {
 
 // Report takes in a report that has come at now.
 func (h *Holding) Report(now instant, u Usage) (o Outcome) {
+	before := h.use.last
 	if o.Lost = h.use.report(now, u); o.Lost {
 		h.spent += h.Live() // all of it may have been spent since, unreported
+	}
+	if h.last.message == 0 && h.before == 0 {
+		// Nothing of this window may have been spent yet: it is of the window before, or was granted
+		// on another stream, and is charged there.
+		return o
 	}
 	if !h.blurred {
 		o.Excess = max(0, u.Allowed-h.Live())
 	}
 	h.spend(u.Allowed)
 	l := &h.last
+	l.likely = max(0, min(l.likely-tokens(h.since(now, before)*float64(u.Allowed)), l.live))
 	if l.settled && u.Denied > 0 { // under this lease, which does not refill: it is used up
-		l.live = 0
+		l.live, l.likely = 0, 0
 	}
 	if l.message != 0 && !l.settled && l.acked != 0 && now >= l.acked.Add(applies) {
 		l.settled, h.blurred = true, false
@@ -140,6 +152,15 @@ func (h *Holding) spend(n tokens) {
 	h.last.live = max(0, h.last.live-(n-old))
 }
 
+// since is the part of the time from one report to the next in which the last lease was there.
+func (h *Holding) since(now, before instant) float64 {
+	l := &h.last
+	if l.message == 0 || now <= before {
+		return 0
+	}
+	return min(1, float64(now.Sub(l.sent))/float64(now.Sub(before)))
+}
+
 // Charge takes in that n tokens more were to be charged for it: an excess.
 func (h *Holding) Charge(n ratelimit.Tokens) { h.granted += n }
 
@@ -159,7 +180,7 @@ func (h *Holding) Grant(now, ends instant, n tokens, ttl time.Duration, message 
 	}
 	h.before += h.last.live
 	h.granted += n
-	h.last = lease{size: n, live: n, sent: now, ttl: ttl, message: message}
+	h.last = lease{size: n, live: n, likely: n, sent: now, ttl: ttl, message: message}
 }
 
 // Acked takes in that the holder has received all messages up to one.
@@ -203,6 +224,9 @@ func (h *Holding) Deniable() bool {
 
 // InUse is at most what is left of its last lease.
 func (h *Holding) InUse() ratelimit.Tokens { return h.last.live }
+
+// Likely is what is left of its last lease, if it was used from when it was sent.
+func (h *Holding) Likely() ratelimit.Tokens { return h.last.likely }
 
 // Told tells whether anything was granted in this window, be it nothing.
 func (h *Holding) Told() bool { return h.last.message != 0 }

@@ -262,3 +262,49 @@ func TestExcess(t *testing.T) {
 		t.Errorf("%d are charged", h.Charged())
 	}
 }
+
+// A holder whose reports may be of leases before the last one is granted the next before it has run
+// out, though by what is charged it may still have more.
+func TestNextLeaseIsInTime(t *testing.T) {
+	h := NewHolding()
+	at := func(ms int) instant { return instant(time.Hour) + instant(ms)*instant(time.Millisecond) }
+	b := Budget{Limit: 6000, Largest: 3000, Left: 5000, Holders: 2, PerSecond: 20}
+	ends := at(60_000)
+	h.Report(at(0), Usage{Denied: 1})
+	h.Report(at(5000), Usage{Denied: 50, Elapsed: 5 * time.Second})
+	h.Grant(at(5001), ends, 120, 50*time.Second, 1) // lasts for 12 s
+	h.Acked(at(5002), 1)
+	h.Report(at(10_000), Usage{Allowed: 50, Elapsed: 5 * time.Second})
+	if h.InUse() != 120 || h.Likely() < 68 || h.Likely() > 72 {
+		t.Fatalf("it may have %d, and likely has %d: the test does not get to what it is about", h.InUse(), h.Likely())
+	}
+	h.Report(at(15_000), Usage{Allowed: 50, Elapsed: 5 * time.Second})
+	if n, wanted := h.Want(at(15_000), ends, b); !wanted || n < 100 {
+		t.Errorf("with 2 s' tokens left by its reports it is to have %d more: %t", n, wanted)
+	}
+}
+
+// What is reported before anything was granted in a window is of the window before, and is not
+// charged to this one as well.
+func TestReportOfTheWindowBefore(t *testing.T) {
+	h := NewHolding()
+	at := func(s int) instant { return instant(time.Hour) + instant(s)*instant(time.Second) }
+	h.Report(at(0), Usage{Denied: 1})
+	h.Grant(at(0), at(10), 100, 9*time.Second, 1)
+	h.Acked(at(0), 1)
+	h.Report(at(5), Usage{Allowed: 10, Elapsed: 5 * time.Second})
+	if carry := h.Turn(at(70)); carry != 0 {
+		t.Fatalf("%d are carried", carry)
+	}
+	h.Report(at(11), Usage{Allowed: 50, Elapsed: 5 * time.Second})
+	h.Grant(at(11), at(70), 100, 50*time.Second, 2)
+	h.Acked(at(11), 2)
+	h.Report(at(16), Usage{Elapsed: 5 * time.Second})
+	h.Grant(at(16), at(70), 10, 50*time.Second, 3)
+	h.Acked(at(16), 3)
+	o := h.Report(at(21), Usage{Elapsed: 5 * time.Second})
+	if h.Charged() != 10 || o.Credit != 100 {
+		t.Errorf("it is charged %d after %d were credited, want 10 and 100: nothing was spent in this window",
+			h.Charged(), o.Credit)
+	}
+}

@@ -130,6 +130,7 @@ func (h *Holding) Want(now, ends instant, b Budget) (n tokens, wanted bool) {
 	}
 	n, need := h.size(left, b)
 	over := l.sent.Add(l.ttl)
+	has := h.has(&b)
 	// What is not enough until the next report runs out before anybody can tell.
 	soon := h.enough(min(h.use.every+unit, left))
 	switch {
@@ -137,13 +138,23 @@ func (h *Holding) Want(now, ends instant, b Budget) (n tokens, wanted bool) {
 		return n, true
 	case l.size > 0 && over.Sub(now) < ahead*h.use.every && over.Sub(now)+unit < TTL(now, ends):
 		return max(n, min(l.live, b.Left)), true // its TTL passes before the window does
-	case l.live < soon || h.use.denied && l.live < need:
-		return n, n > l.live || l.live == 0 && l.size > 0
+	case has < soon || h.use.denied && has < need:
+		return n, n > has || has == 0 && l.size > 0
 	// What a smaller lease leaves over would go to others, if it was credited.
 	case !b.Refills && b.short() && l.live > shrinkAbove*need+1:
 		return min(n, need), true
 	}
 	return 0, false
+}
+
+// has is what the holder has, as far as its next lease is concerned. Where tokens are short, a lease
+// that is replaced too early takes some from others until that is settled, or for good (Refills); one
+// that is replaced too late takes none from anybody, for others have use for them.
+func (h *Holding) has(b *Budget) tokens {
+	if b.Refills || b.short() {
+		return h.last.live
+	}
+	return h.last.likely
 }
 
 // size is what the holder would be granted now, and what it needs of it.

@@ -1,0 +1,68 @@
+package rlqs
+
+import (
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/sublease"
+)
+
+// service is how a bucket is served.
+type service uint8
+
+const (
+	granted  service = iota // leases of its rule's budget
+	allowAll                // no rule limits it
+	denyAll                 // its rule has nothing, or cannot be served so
+)
+
+// terms are how the buckets of one rule are served. All of them have the same, and it is not
+// changed: a copy of the rule for each would be the largest part of a bucket.
+type terms struct {
+	how  service
+	rule *ratelimit.Rule // of the configuration; nil: none matches
+	// asking is the rule as it is asked for: with the limit of sublease.Rule, and a denial takes
+	// nothing.
+	asking *ratelimit.Rule
+	// exact is the same for a node that leases for single requests only, and keeps nothing between
+	// them. It is asked where tokens are short.
+	exact *ratelimit.Rule
+}
+
+// unmatched are those of buckets that no rule matches.
+var unmatched = &terms{how: allowAll, asking: new(ratelimit.Rule)}
+
+// termsOf are a rule's, in the rules in force.
+func (n *Node) termsOf(rules *config.Rules, rule *ratelimit.Rule) *terms {
+	if rule == nil {
+		return unmatched
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	// Rules that are not in force any more must not be kept for their terms.
+	if n.rules != rules {
+		n.rules, n.terms = rules, map[*ratelimit.Rule]*terms{}
+	}
+	t := n.terms[rule]
+	if t == nil {
+		t = &terms{how: serviceOf(rule), rule: rule, asking: sublease.Rule(rule)}
+		// A lease that is refused must not drain what is left: it is asked for once more, with
+		// less.
+		t.asking.Coordination.OnDeny = ratelimit.DenyRefunds
+		t.exact = t.asking.PerRequest()
+		n.terms[rule] = t
+	}
+	return t
+}
+
+func serviceOf(rule *ratelimit.Rule) service {
+	switch {
+	case rule == nil || rule.Unlimited || rule.Shadow:
+		return allowAll
+	// What cannot be divided safely is denied, not let through: a limit must not be lost because a
+	// setting does not fit.
+	case rule.Limit.Requests == 0 || sublease.Servable(rule) != nil:
+		return denyAll
+	default:
+		return granted
+	}
+}
