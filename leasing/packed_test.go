@@ -34,7 +34,7 @@ func TestWhatIsNotPacked(t *testing.T) {
 func TestTicksOf(t *testing.T) {
 	for at, want := range map[instant]lease.Ticks{
 		-instant(time.Hour): 0, // what is past is due
-		0: 0, 1: 1, instant(lease.Tick): 1, instant(lease.Tick) + 1: 2, lease.Never: lease.NeverDue, lease.Never - 1: lease.NeverDue,
+		0:                   0, 1: 1, instant(lease.Tick): 1, instant(lease.Tick) + 1: 2, lease.Never: lease.NeverDue, lease.Never - 1: lease.NeverDue,
 		instant(lease.NeverDue) * instant(lease.Tick): lease.NeverDue, (instant(lease.NeverDue) - 1) * instant(lease.Tick): lease.NeverDue - 1,
 	} {
 		if got := lease.TicksOf(at); got != want {
