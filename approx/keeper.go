@@ -2,7 +2,6 @@ package approx
 
 import (
 	"context"
-	"math"
 	"sync/atomic"
 	"time"
 
@@ -169,7 +168,7 @@ func (k *Keeper) judge(known ratelimit.EpochKnown) *held {
 
 func (k *Keeper) epoch() ratelimit.EpochKnown {
 	if k.Epoch == nil {
-		return ratelimit.EpochKnown{Asked: math.MaxInt64}
+		return ratelimit.EpochKnown{}
 	}
 	return k.Epoch()
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -313,6 +315,23 @@ func TestNewSeatIsProven(t *testing.T) {
 		}
 		s.share(epoch, 50, "the ledger lost its data later")
 	})
+	t.Run("the first seat is one like others", func(t *testing.T) {
+		s := newKeeperScript(t)
+		known = ratelimit.EpochKnown{ID: 1, Asked: s.now}
+		s.Epoch = func() ratelimit.EpochKnown { return known }
+		s.sits(Tenancy{Seat: 0, Fence: 5}, time.Second)
+		s.share(epoch, 0, "nothing was heard since")
+		known.Asked = s.now
+		s.waits("it is proven")
+		s.share(epoch, 50, "it is proven")
+	})
+	t.Run("the data was lost, and no rule needs a seat", func(t *testing.T) {
+		s := begin(t)
+		known, s.plan = ratelimit.EpochKnown{ID: 2, Asked: s.now, Learning: true}, NewPlan(nil)
+		if a := s.applies(); !a.Leave || a.valid() != nil {
+			t.Errorf("%+v", a)
+		}
+	})
 	t.Run("the data was lost", func(t *testing.T) {
 		s := begin(t)
 		known = ratelimit.EpochKnown{ID: 2, Asked: s.now, Learning: true}
@@ -459,4 +478,30 @@ func TestKeeperTellsThatAllSeatsAreTaken(t *testing.T) {
 	if seat, wanted := s.Seat(); seat != 0 || !wanted {
 		t.Errorf("it has the seat %d and wants one: %v", seat, wanted)
 	}
+	s.Answer(s.now, Application{}, NewPlan(nil), Tenancy{Seat: 0, Fence: 5}, nil)
+	if seat, wanted := s.Seat(); seat != 0 || wanted {
+		t.Errorf("no rule needs a seat; it has the seat %d and wants one: %v", seat, wanted)
+	}
+}
+
+// deadlines notes how long applications may take.
+type deadlines []time.Duration
+
+func (d *deadlines) Sit(ctx context.Context, _ Application) (Tenancy, error) {
+	end, _ := ctx.Deadline()
+	*d = append(*d, time.Until(end))
+	return Tenancy{Seat: 0, Fence: 5, TTL: SeatTTL}, nil
+}
+
+// The seats have a second to answer, also whoever leaves.
+func TestSeatsHaveASecondToAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, d := newKeeperScript(t), deadlines{}
+		s.seats = &d
+		s.keep(t.Context(), s.plan)
+		s.Leave(t.Context(), Unconfirmed)
+		if !slices.Equal(d, deadlines{time.Second, time.Second}) {
+			t.Errorf("an application, and the last, may take %v", d)
+		}
+	})
 }

@@ -59,8 +59,7 @@ func NewPlan(rules []*ratelimit.Rule) Plan {
 		ids = append(ids, id)
 	}
 	slices.SortFunc(ids, func(a, b ruleID) int {
-		return cmp.Or(cmp.Compare(a.domain, b.domain),
-			cmp.Compare(a.path, b.path))
+		return cmp.Or(cmp.Compare(a.domain, b.domain), cmp.Compare(a.path, b.path))
 	})
 	h := xxhash.New()
 	for _, id := range ids {

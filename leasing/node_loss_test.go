@@ -594,7 +594,7 @@ func TestLeasesFromBeforeTheClockWentAhead(t *testing.T) {
 	s.passes(time.Second)
 	s.fleet.lapse(s.now, true)
 	s.Sweep(s.now)
-	if r := s.nodeScript.asks(1); r.decided() {
+	if r := s.asks(1); r.decided() {
 		t.Errorf("it was decided by the lease from before: %+v", r.v)
 	}
 }

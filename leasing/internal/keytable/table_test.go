@@ -337,16 +337,12 @@ func TestRemoveTells(t *testing.T) {
 // The values are out of the collector's sight: a type with pointers is refused, wherever
 // they are in it, and any other is taken.
 func TestNoPointers(t *testing.T) {
-	type inner struct {
-		n int
-		p *int
-	}
 	for _, c := range []struct {
 		refused bool
 		make    func()
 	}{
 		{true, func() { New[struct{ p *int }](NewArena(), 1) }},
-		{true, func() { New[[2]inner](NewArena(), 1) }},
+		{true, func() { New[[2]struct{ p *int }](NewArena(), 1) }},
 		{true, func() { New[struct{ m map[int]int }](NewArena(), 1) }},
 		{true, func() { New[struct{ s string }](NewArena(), 1) }},
 		{true, func() { New[struct{ f func() }](NewArena(), 1) }},
