@@ -275,3 +275,14 @@ func TestShareOfOneNode(t *testing.T) {
 		t.Errorf("a share of %d for %d seats", share, seats)
 	}
 }
+
+// There are as many seats as the rule with the most nodes needs, in whichever order rules come.
+func TestSeatsOfSeveralRules(t *testing.T) {
+	four, two := approxRule(100, 4, 10_000), approxRule(100, 2, 10_000)
+	two.Path = "other"
+	for _, rules := range [][]*ratelimit.Rule{{four, two}, {two, four}} {
+		if n := NewPlan(rules).Seats(); n != 4 {
+			t.Errorf("%d seats for rules of 4 and of 2 nodes", n)
+		}
+	}
+}

@@ -276,3 +276,19 @@ func TestFoldedHolderGoesOn(t *testing.T) {
 		w.records(2)
 	}
 }
+
+// What a bucket refills, and how long it takes to fill, are exact where microseconds times
+// requests are more than 64 bits hold, to the one that is carried over.
+func TestBucketCountsBeyond64Bits(t *testing.T) {
+	l := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 1<<32 - 1}
+	// In so many microseconds it refills 2^64-1, in micro-tokens x seconds, and 1 is carried over.
+	level, carry := Refilled(0, 1, 1<<32+1, 1e18, &l)
+	if level != 307445734561825860 || carry != 16 { // of 60 seconds
+		t.Errorf("%d micro-tokens, and %d are carried over", level, carry)
+	}
+	l.Requests = 1 << 40
+	// 15 x 2^64 are missing, less the 1 that is carried over.
+	if got, want := TimeToLevel(1<<62, 0, 1, &l), 15<<24*time.Microsecond; got != want {
+		t.Errorf("it takes %v, want %v", got, want)
+	}
+}
