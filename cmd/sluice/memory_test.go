@@ -94,6 +94,19 @@ func TestBallast(t *testing.T) {
 	}
 }
 
+// The collector runs less often while there are many streams, and a number of them that goes up and down
+// does not have the setting follow.
+func TestManyStreamsEaseTheCollector(t *testing.T) {
+	now := usual
+	for _, step := range []struct{ streams, want int }{
+		{0, usual}, {999, usual}, {1000, rare}, {999, rare}, {500, rare}, {10_000, rare}, {499, usual}, {600, usual},
+	} {
+		if now = growth(now, step.streams); now != step.want {
+			t.Errorf("with %d streams the heap may grow by %d percent, want %d", step.streams, now, step.want)
+		}
+	}
+}
+
 // With its ballast a node's collector runs when the heap has grown by as much more, and a quiet
 // process has no more memory than without it.
 func TestBallastTakesNoMemory(t *testing.T) {

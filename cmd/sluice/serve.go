@@ -73,6 +73,8 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 		return err
 	}
 	defer p.spans.stop()
+	quotas := p.people.Quotas.Stats()
+	go easeCollector(drain, quotas.Streams.Load, lookup)
 	return c.live(drain, hurry, p, s)
 }
 
