@@ -66,7 +66,8 @@ repeat
   local granted, spent, returned, waiting = Granted, Spent, Returned, Waiting
   -- Ahead of its window, a holder claims once; the long way settles what it says of that lease later.
   local ahead = low % 16 >= 8 and at == w + 1 and granted + spent + returned == 0
-  -- So it does claims while the ledger learns, and claims that give their lease back, whose TTL is 0.
+  -- The long way also settles claims while the ledger learns, and those that give a lease back, whose
+  -- TTL is 0.
   if low % 16 >= 8 and (not ahead and at ~= w or sliding) or Learning > now or TTL <= 0 then break end
   -- Two fields, however many holders there are: the cost of a claim does not grow with them
   -- (docs/protocol.md, section 4.14).
@@ -81,12 +82,12 @@ repeat
   else
     a = { now, 0, w, 0, 0, 0, 0, 0, 0, 0, 0, capacity, 0, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9007199254740991, 9007199254740991, 0 }
   end
-  -- A new holder may come without others' records being folded or forgotten only until a[25]; 1: only a
-  -- claim with tally keeps them all.
-  local tidy = now >= a[25] and not (a[25] == 1 and low >= 16)
+  -- From a[25] on, a new holder has others' records folded or forgotten first, as the long way does; 1:
+  -- unless its claim has tally, which keeps them.
+  local untidy = now >= a[25] and not (a[25] == 1 and low >= 16)
   if ahead then
     -- An account that is not there yet would begin with a window in which nothing is charged.
-    if not found[1] or not found[2] and tidy then break end
+    if not found[1] or not found[2] and untidy then break end
     if found[2] then
       r = unpack_record(found[2])
       -- The name is that of the window before last, and is free. The holder of a lease of this window
@@ -157,7 +158,7 @@ repeat
     end
   else
     -- A holder that has totals of this window is no new one: its record was folded, or lost.
-    if tidy or at == w or sliding and at == w - 1 then break end
+    if untidy or at == w or sliding and at == w - 1 then break end
     if at == w - 1 and at ~= 0 and flags % 32 >= 16 then -- the last word on the window before, in mode approx
       left = left - spent
       over = max(late, -left) - late
