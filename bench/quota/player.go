@@ -5,6 +5,7 @@ import (
 	"time"
 
 	rlqsv3 "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-gate/sluice/bench/envoy"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -188,7 +189,12 @@ func (p *player) Open() bool {
 func (p *player) Send(m *rlqsv3.RateLimitQuotaUsageReports) {
 	s := p.stream
 	p.result.Reports++
-	s.travel(&s.there, func() { s.atNode(func() { s.reported(m) }) })
+	message, err := proto.Marshal(m)
+	if err != nil {
+		p.violate("Envoy %d cannot report: %v", p.index, err)
+		return
+	}
+	s.travel(&s.there, func() { s.atNode(func() { s.reported(message) }) })
 }
 
 // travel carries something, behind what goes the same way.
@@ -216,15 +222,19 @@ func (s *stream) atNode(do func()) {
 	s.answer()
 }
 
-func (s *stream) reported(m *rlqsv3.RateLimitQuotaUsageReports) {
-	if err := s.session.Reports(context.Background(), s.node.clock(), m); err != nil {
+func (s *stream) reported(message []byte) {
+	if err := s.session.Reports(context.Background(), s.node.clock(), message); err != nil {
 		s.violate("Envoy %d is told: %v", s.index, err)
 	}
 }
 
 // answer sends what there is, and wakes the session when it is to be.
 func (s *stream) answer() {
-	if m := s.session.Answer(s.node.clock()); m != nil {
+	if answer := s.session.Answer(s.node.clock()); answer != nil {
+		m := new(rlqsv3.RateLimitQuotaResponse)
+		if err := proto.Unmarshal(answer, m); err != nil {
+			s.violate("Envoy %d cannot read an answer: %v", s.index, err)
+		}
 		s.answers++
 		s.result.Answers++
 		n := s.answers

@@ -3,10 +3,9 @@ package rlqs
 import (
 	"time"
 
-	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
-	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 )
 
 // mostActions is how many an answer has, about: what is beyond waits for the next.
@@ -14,16 +13,6 @@ const mostActions = 256
 
 // never is the fill interval of a bucket that does not refill: a year, for one token.
 const never = 31_536_000 * time.Second
-
-type action = rlqs.RateLimitQuotaResponse_BucketAction
-
-func assignment(id *rlqs.BucketId, s *typev3.RateLimitStrategy, ttl time.Duration) *action {
-	return &action{BucketId: id, BucketAction: &rlqs.RateLimitQuotaResponse_BucketAction_QuotaAssignmentAction_{
-		QuotaAssignmentAction: &rlqs.RateLimitQuotaResponse_BucketAction_QuotaAssignmentAction{
-			AssignmentTimeToLive: durationpb.New(ttl), RateLimitStrategy: s,
-		},
-	}}
-}
 
 // passes is what an Envoy lets pass that has no lease to count by.
 type passes bool
@@ -33,29 +22,51 @@ const (
 	everything passes = true
 )
 
+// Actions are written as they are decided, one after the other: each is field 1 of a
+// RateLimitQuotaResponse. id is field 1 of the action (appendID).
+
+// appendAssignment writes an assignment, whose strategy appends itself.
+func appendAssignment(b, id []byte, ttl time.Duration, strategy func([]byte) []byte) []byte {
+	return wire.AppendMessage(b, 1, func(b []byte) []byte {
+		return wire.AppendMessage(append(b, id...), 2, func(b []byte) []byte { // quota_assignment_action
+			b = wire.AppendMessage(b, 2, func(b []byte) []byte { return appendDuration(b, ttl) })
+			return wire.AppendMessage(b, 3, strategy)
+		})
+	})
+}
+
 // blanket lets everything pass for a while, or nothing.
-func blanket(id *rlqs.BucketId, what passes, ttl time.Duration) *action {
+func (s *Session) blanket(id []byte, what passes, ttl time.Duration) {
 	rule := typev3.RateLimitStrategy_DENY_ALL
 	if what == everything {
 		rule = typev3.RateLimitStrategy_ALLOW_ALL
 	}
-	return assignment(id, &typev3.RateLimitStrategy{
-		Strategy: &typev3.RateLimitStrategy_BlanketRule_{BlanketRule: rule},
-	}, ttl)
+	s.add(appendAssignment(s.scratch.next, id, ttl, func(b []byte) []byte {
+		return wire.AppendVarint(b, 1, uint64(rule))
+	}))
 }
 
 // oneShot lets n requests pass, and no more. Envoy has no strategy of so many requests. A bucket
 // that is as large, and takes a year for the next token, is one.
-func oneShot(id *rlqs.BucketId, n tokens, ttl time.Duration) *action {
-	return assignment(id, &typev3.RateLimitStrategy{
-		Strategy: &typev3.RateLimitStrategy_TokenBucket{TokenBucket: &typev3.TokenBucket{
-			MaxTokens: uint32(n), TokensPerFill: wrapperspb.UInt32(1), FillInterval: durationpb.New(never),
-		}},
-	}, ttl)
+func (s *Session) oneShot(id []byte, n tokens, ttl time.Duration) {
+	s.add(appendAssignment(s.scratch.next, id, ttl, func(b []byte) []byte {
+		return wire.AppendMessage(b, 3, func(b []byte) []byte { // token_bucket
+			b = wire.AppendVarint(b, 1, uint64(n))
+			b = wire.AppendMessage(b, 2, func(b []byte) []byte { return wire.AppendVarint(b, 1, 1) })
+			return wire.AppendMessage(b, 3, func(b []byte) []byte { return appendDuration(b, never) })
+		})
+	}))
 }
 
-func abandon(id *rlqs.BucketId) *action {
-	return &action{BucketId: id, BucketAction: &rlqs.RateLimitQuotaResponse_BucketAction_AbandonAction_{
-		AbandonAction: &rlqs.RateLimitQuotaResponse_BucketAction_AbandonAction{},
-	}}
+// abandon has an Envoy forget a bucket.
+func (s *Session) abandon(id []byte) {
+	s.add(wire.AppendMessage(s.scratch.next, 1, func(b []byte) []byte {
+		return wire.AppendMessage(append(b, id...), 3, func(b []byte) []byte { return b }) // abandon_action
+	}))
+}
+
+// add has an action in the next answer: written is all that it has by now.
+func (s *Session) add(written []byte) {
+	s.scratch.next = written
+	s.actions++
 }

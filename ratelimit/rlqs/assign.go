@@ -33,7 +33,7 @@ func (s *Session) work(ctx context.Context, now instant) {
 	for _, b := range s.order {
 		// A lease takes two actions: the first clears what is left of the bucket before. The rest
 		// stays due.
-		if len(s.next)+2*len(want) >= mostActions {
+		if s.actions+2*len(want) >= mostActions {
 			break
 		}
 		if b.due && s.simple(now, b) {
@@ -48,13 +48,13 @@ func (s *Session) work(ctx context.Context, now instant) {
 func (s *Session) simple(now instant, b *bucket) (lease bool) {
 	switch {
 	case b.leaving == abandoned:
-		s.next = append(s.next, abandon(b.subject.id))
+		s.abandon(b.subject.id)
 		s.node.stats.Abandoned.Add(1)
 	case b.terms.how == granted:
 		return true
 	// A blanket expires at the Envoy. It is repeated at half of its time, at the next report.
 	case b.told == 0 || now.Sub(b.told) >= sublease.LongestTTL/2:
-		s.next = append(s.next, blanket(b.subject.id, b.terms.how == allowAll, sublease.LongestTTL))
+		s.blanket(b.subject.id, b.terms.how == allowAll, sublease.LongestTTL)
 		b.told = now
 	}
 	b.due = false
@@ -238,9 +238,9 @@ func (s *Session) grant(now instant, d demand, ends instant, got tokens) {
 	ttl := sublease.TTL(now, ends)
 	// Without this first action Envoy would scale what is left of the bucket before, or keep it
 	// (see the package's doc).
-	s.next = append(s.next, blanket(b.subject.id, nothing, denial(now, ends)))
+	s.blanket(b.subject.id, nothing, denial(now, ends))
 	if got > 0 {
-		s.next = append(s.next, oneShot(b.subject.id, got, ttl))
+		s.oneShot(b.subject.id, got, ttl)
 		s.node.stats.Assignments.Add(1)
 		s.node.stats.Granted.Add(uint64(got))
 	}

@@ -13,8 +13,8 @@ const bucketRule = "domain: d\ndescriptors:\n- key: k\n  algorithm: token_bucket
 	"  rate_limit: {unit: minute, requests_per_unit: 600}\n"
 
 // grantedIn is how many tokens an answer grants.
-func grantedIn(m *rlqs.RateLimitQuotaResponse) (n tokens) {
-	for _, a := range m.GetBucketAction() {
+func grantedIn(answer []byte) (n tokens) {
+	for _, a := range actionsOf(answer) {
 		n += tokens(a.GetQuotaAssignmentAction().GetRateLimitStrategy().GetTokenBucket().GetMaxTokens())
 	}
 	return n
@@ -33,7 +33,7 @@ func TestBucketIsNotCredited(t *testing.T) {
 		if i%3 == 0 {
 			denied = 10
 		}
-		if err := s.Reports(t.Context(), at, usageOf(uint64(5*min(i, 1)), denied, "k", "v")); err != nil {
+		if err := s.Reports(t.Context(), at, wired(usageOf(uint64(5*min(i, 1)), denied, "k", "v"))); err != nil {
 			t.Fatal(err)
 		}
 		granted += grantedIn(s.Answer(at))
@@ -62,7 +62,7 @@ func TestBucketThatArrivesLate(t *testing.T) {
 	at := func(ms int) instant { return start.Add(time.Duration(ms) * time.Millisecond) }
 	report := func(ms int, m *rlqs.RateLimitQuotaUsageReports) tokens {
 		t.Helper()
-		if err := s.Reports(t.Context(), at(ms), m); err != nil {
+		if err := s.Reports(t.Context(), at(ms), wired(m)); err != nil {
 			t.Fatal(err)
 		}
 		return grantedIn(s.Answer(at(ms)))
@@ -87,7 +87,7 @@ func TestBucketThatArrivesLate(t *testing.T) {
 func TestSmallBucketIsDenied(t *testing.T) {
 	rules := rulesOf(t, bucketRule+"  burst: 599\n")
 	s, n, p := newSession(t, &rules)
-	if err := s.Reports(t.Context(), start, usageOf(0, 1, "k", "v")); err != nil {
+	if err := s.Reports(t.Context(), start, wired(usageOf(0, 1, "k", "v"))); err != nil {
 		t.Fatal(err)
 	}
 	if got := say(s.Answer(start)); got != "DENY_ALL 1m0s" || p.left != 600 || n.Stats().Unserved.Load() != 1 {
@@ -123,7 +123,7 @@ func TestIdleBucketOverATurn(t *testing.T) {
 			if len(s.order) == 0 && i > 5 {
 				break
 			}
-			if err := s.Reports(t.Context(), at, usageOf(0, denied, "k", "v")); err != nil {
+			if err := s.Reports(t.Context(), at, wired(usageOf(0, denied, "k", "v"))); err != nil {
 				t.Fatal(err)
 			}
 			s.Answer(at)

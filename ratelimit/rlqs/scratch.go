@@ -1,12 +1,18 @@
 package rlqs
 
-import "github.com/sluice-gate/sluice/ratelimit"
+import (
+	"bytes"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
 
 // scratch is what a session needs while it takes something in, and not between: ten thousand
 // sessions share what a few of them use at a time, and a message leaves nothing for the collector
 // but its answer.
 type scratch struct {
+	report   report
 	name     []byte // of a BucketId
+	next     []byte // what the next answer has
 	asks     []ratelimit.Ask
 	verdicts []ratelimit.Verdict
 	of       []int // of each ask, whose it is
@@ -14,11 +20,15 @@ type scratch struct {
 	got      []tokens
 	want     []*bucket
 	demands  []demand
+	excess   []demand
 	ends     []instant
 }
 
 // mostScratches is how many a node keeps while nobody uses them.
 const mostScratches = 64
+
+// mostBytes is how long the buffers may be that are kept for the next message.
+const mostBytes = 64 << 10
 
 // begin has a session use a scratch until end.
 func (s *Session) begin() {
@@ -27,18 +37,28 @@ func (s *Session) begin() {
 	default:
 		s.scratch = new(scratch)
 	}
+	// An answer that waits goes on being written.
+	s.scratch.next = append(s.scratch.next[:0], s.next...)
 }
 
 func (s *Session) end() {
 	x := s.scratch
 	s.scratch = nil
+	// The answer gets bytes of its own, and no more than it has: it may wait, and gRPC keeps it.
+	if len(x.next) > len(s.next) {
+		s.next = bytes.Clone(x.next)
+	}
 	// What a large message has grown is dropped, so that memory follows what is typical.
-	if cap(x.asks) > mostActions || cap(x.want) > mostActions {
+	if cap(x.asks) > mostActions || cap(x.want) > mostActions || cap(x.excess) > mostActions ||
+		cap(x.next) > mostBytes || cap(x.name) > mostBytes {
 		return
 	}
+	// The message in which the strings of its last report lie is not the session's any more.
+	x.report = report{}
 	// Buckets of streams that end must not be kept.
 	clear(x.want[:cap(x.want)])
 	clear(x.demands[:cap(x.demands)])
+	clear(x.excess[:cap(x.excess)])
 	select {
 	case s.node.scratches <- x:
 	default:

@@ -29,7 +29,6 @@ const HolderHeader = "x-sluice-holder"
 
 // Service serves streams. It is safe for concurrent use.
 type Service struct {
-	rlqs.UnimplementedRateLimitQuotaServiceServer
 	node  *Node
 	clock ratelimit.Clock
 	log   *slog.Logger
@@ -40,6 +39,8 @@ type Service struct {
 	drain    sync.Once
 	// owing counts the debts of streams that have ended.
 	owing atomic.Int64
+	// messages are those that nobody reads now.
+	messages sync.Pool
 }
 
 // mostDebts is how many debts of ended streams a process remembers; those beyond are
@@ -50,21 +51,31 @@ const mostDebts = 100_000
 func NewService(n *Node, clock ratelimit.Clock, log *slog.Logger) *Service {
 	return &Service{
 		node: n, clock: clock, log: log, slots: make(chan struct{}, n.options.Streams), draining: make(chan struct{}),
+		messages: sync.Pool{New: func() any { return new(incoming) }},
 	}
 }
 
-// Register adds the service to a server made with transport.Options.
-func (s *Service) Register(r grpc.ServiceRegistrar) { rlqs.RegisterRateLimitQuotaServiceServer(r, s) }
+// Register adds the service to a server made with transport.Options and wire.ServerCodec.
+func (s *Service) Register(r grpc.ServiceRegistrar) {
+	of := rlqs.RateLimitQuotaService_ServiceDesc
+	r.RegisterService(&grpc.ServiceDesc{
+		ServiceName: of.ServiceName,
+		HandlerType: (*any)(nil),
+		Streams: []grpc.StreamDesc{{
+			StreamName: of.Streams[0].StreamName, ServerStreams: true, ClientStreams: true,
+			Handler: func(_ any, stream grpc.ServerStream) error { return s.serve(stream) },
+		}},
+		Metadata: of.Metadata,
+	}, s)
+}
 
 // Drain ends all streams, and those to come: their Envoys ask another node within seconds,
 // and go on with what they have until then. It does not take their leases back first, for
 // then they would refuse everything in those seconds. It does not wait for them.
 func (s *Service) Drain() { s.drain.Do(func() { close(s.draining) }) }
 
-type serverStream = grpc.BidiStreamingServer[rlqs.RateLimitQuotaUsageReports, rlqs.RateLimitQuotaResponse]
-
-// StreamRateLimitQuotas implements the service: it serves one stream, until that ends.
-func (s *Service) StreamRateLimitQuotas(stream serverStream) (err error) {
+// serve serves one stream, until that ends.
+func (s *Service) serve(stream grpc.ServerStream) (err error) {
 	select {
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
@@ -111,7 +122,7 @@ func nameOf(ctx context.Context) string {
 // exchange is one stream that is being served.
 type exchange struct {
 	service *Service
-	stream  serverStream
+	stream  grpc.ServerStream
 	talk    *transport.Talk
 	session *Session
 }
@@ -121,7 +132,7 @@ func (e *exchange) run() error {
 	ctx, stop := context.WithCancel(e.stream.Context())
 	defer stop()
 	// ended has room for one, so that the reader ends even if nobody waits for it any more.
-	reports, ended := make(chan *rlqs.RateLimitQuotaUsageReports), make(chan error, 1)
+	reports, ended := make(chan *incoming), make(chan error, 1)
 	// The session is not safe for concurrent use. One goroutine drives it, and another one waits in
 	// Recv, which knows no select.
 	go func() { ended <- e.read(ctx, reports) }() // it ends with the stream, which ends when this returns
@@ -131,7 +142,8 @@ func (e *exchange) run() error {
 		e.wakeIn(timer)
 		select {
 		case m := <-reports:
-			if err := e.session.Reports(ctx, e.service.clock(), m); err != nil {
+			err := e.session.Reports(ctx, e.service.clock(), m.bytes)
+			if e.service.release(m); err != nil {
 				return asStatus(err)
 			}
 		case <-e.talk.Notify():
@@ -153,7 +165,7 @@ func (e *exchange) run() error {
 		}
 		// Whatever happened may have been what an answer was waiting for.
 		if m := e.session.Answer(e.service.clock()); m != nil {
-			if err := e.stream.Send(m); err != nil {
+			if err := e.stream.SendMsg(&outgoing{m}); err != nil {
 				return err
 			}
 		}
@@ -161,12 +173,12 @@ func (e *exchange) run() error {
 }
 
 // read passes on what comes, no faster than a stream may ask.
-func (e *exchange) read(ctx context.Context, reports chan<- *rlqs.RateLimitQuotaUsageReports) error {
+func (e *exchange) read(ctx context.Context, reports chan<- *incoming) error {
 	o := &e.service.node.options
 	pace := rate.NewLimiter(rate.Limit(o.Messages), max(1, int(o.Messages)))
 	for {
-		m, err := e.stream.Recv()
-		if err != nil {
+		m := e.service.messages.Get().(*incoming)
+		if err := e.stream.RecvMsg(m); err != nil {
 			return err
 		}
 		// A stream that reports too fast is held back by its own HTTP/2 window, and not refused:
@@ -181,6 +193,13 @@ func (e *exchange) read(ctx context.Context, reports chan<- *rlqs.RateLimitQuota
 		case <-ctx.Done():
 			return ctx.Err()
 		}
+	}
+}
+
+// release lets another stream read into a message, unless that has grown far beyond what is typical.
+func (s *Service) release(m *incoming) {
+	if cap(m.bytes) <= mostBytes {
+		s.messages.Put(m)
 	}
 }
 

@@ -6,9 +6,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
-
-	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -50,8 +49,10 @@ type Session struct {
 	generation uint32
 	byName     []*bucket // by canonical name
 	order      []*bucket // as they came
-	// next is what the next answer has, once the last one is acknowledged.
-	next []*rlqs.RateLimitQuotaResponse_BucketAction
+	// next is the next answer, to be sent once the last one is acknowledged, and actions how many
+	// it has.
+	next    []byte
+	actions int
 	// sent and acked count answers. Invariant: acked is at most sent, which is at most one more.
 	sent   uint64
 	acked  uint64
@@ -79,51 +80,45 @@ func bad(format string, args ...any) error {
 
 var errNoRules = errors.New("no rate limit configuration loaded")
 
-// Reports takes in a message. An error ends the stream: a *BadReportError is the
-// caller's; otherwise there are no rules yet.
-func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, m *rlqs.RateLimitQuotaUsageReports) error {
+// Reports takes in a message, a RateLimitQuotaUsageReports, which is not kept. An error ends the
+// stream: a *BadReportError is the caller's; otherwise there are no rules yet.
+func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, message []byte) error {
 	rules := s.node.source.Rules()
 	// Without rules each bucket would look as if nothing limited it, and be let through.
 	if rules == nil {
 		return errNoRules
 	}
+	domain, err := domainOf(message)
 	switch {
+	case err != nil:
+		return err
 	// The first message names the domain of the stream, and later ones may leave it out.
-	case s.domain == "" && m.GetDomain() == "":
+	case s.domain == "" && domain == "":
 		return bad("the first message of a stream must name its domain")
 	case s.domain == "":
-		s.domain = m.GetDomain()
-	case m.GetDomain() != "" && m.GetDomain() != s.domain:
-		return bad("a stream of domain %q reports for domain %q: a stream has one", s.domain, m.GetDomain())
+		s.domain = strings.Clone(domain)
+	case domain != "" && domain != s.domain:
+		return bad("a stream of domain %q reports for domain %q: a stream has one", s.domain, domain)
 	}
 	s.begin()
 	defer s.end()
-	domain := rules.Domain(s.domain)
 	if s.rules != rules {
 		s.rules = rules
 		s.generation++
 	}
-	var excess []demand
-	for _, u := range m.GetBucketQuotaUsages() {
-		b, err := s.bucket(u.GetBucketId())
-		if err != nil {
-			return bad("%v", err)
-		}
-		s.node.stats.Reports.Add(1)
-		// An abandoned bucket's Envoy may have reported before it read the abandonment. It has been
-		// told to let nothing pass, so that there is nothing to grant.
-		if b == nil || b.leaving == abandoned {
-			continue
-		}
-		// The rules may have changed since the last report, and with them how the bucket is served.
-		if b.serve(s.node, rules, domain); b.leaving == abandoned {
-			continue
-		}
+	of := rules.Domain(s.domain)
+	excess := s.scratch.excess[:0]
+	err = eachReport(message, &s.scratch.report, func(r *report) error {
+		b, over, err := s.reported(now, of, r)
 		// What was let pass without having been granted is charged all the same, for it counts
 		// against the limit.
-		if over := s.report(now, b, usage(u)); over > 0 {
+		if over > 0 {
 			excess = append(excess, demand{b, over})
 		}
+		return err
+	})
+	if s.scratch.excess = excess; err != nil {
+		return err
 	}
 	// All excess of a message is charged in one call of the limiter, which may wait for the ledger.
 	s.charge(ctx, now, excess)
@@ -135,38 +130,47 @@ func (s *Session) Reports(ctx context.Context, now ratelimit.Instant, m *rlqs.Ra
 	return nil
 }
 
-// usage is what a report says, bounded.
-func usage(u *rlqs.RateLimitQuotaUsageReports_BucketQuotaUsage) sublease.Usage {
-	// A number that no Envoy can have counted must not overflow a sum.
-	count := func(n uint64) tokens { return tokens(min(n, uint64(ratelimit.MaxBooked))) }
-	return sublease.Usage{
-		Allowed: count(u.GetNumRequestsAllowed()), Denied: count(u.GetNumRequestsDenied()),
-		Elapsed: max(0, u.GetTimeElapsed().AsDuration()),
+// reported takes in one report of a message, and returns what was let pass that cannot have been
+// granted.
+func (s *Session) reported(now instant, domain *config.Domain, r *report) (b *bucket, excess tokens, err error) {
+	if b, err = s.bucket(r); err != nil {
+		return nil, 0, err
 	}
+	s.node.stats.Reports.Add(1)
+	// An abandoned bucket's Envoy may have reported before it read the abandonment. It has been
+	// told to let nothing pass, so that there is nothing to grant.
+	if b == nil || b.leaving == abandoned {
+		return nil, 0, nil
+	}
+	// The rules may have changed since the last report, and with them how the bucket is served.
+	if b.serve(s.node, s.rules, domain); b.leaving == abandoned {
+		return nil, 0, nil
+	}
+	return b, s.report(now, b, r.Usage), nil
 }
 
 // bucket finds a bucket, or subscribes to it; nil: the stream has as many as it may.
-func (s *Session) bucket(id *rlqs.BucketId) (*bucket, error) {
-	name := appendName(s.scratch.name[:0], id)
+func (s *Session) bucket(r *report) (*bucket, error) {
+	name := appendName(s.scratch.name[:0], r.id())
 	s.scratch.name = name
 	at, found := s.placeOf(name)
-	if found {
+	if found && !r.more {
 		return s.byName[at], nil
 	}
 	// What a stream has subscribed to was within the bounds then.
-	if err := measure(id, &s.node.options); err != nil {
+	if err := r.measure(&s.node.options); err != nil {
 		return nil, err
 	}
 	if len(s.byName) >= s.node.options.Buckets {
 		s.node.stats.Refused.Add(1)
 		// An Envoy that repeats a refused bucket must not make the next answer longer without a
 		// bound.
-		if len(s.next) < mostActions {
-			s.next = append(s.next, blanket(id, nothing, sublease.LongestTTL))
+		if s.actions < mostActions {
+			s.blanket(appendID(nil, r.id()), nothing, sublease.LongestTTL)
 		}
 		return nil, nil
 	}
-	b := &bucket{of: s, subject: s.node.subscribe(name, id)}
+	b := &bucket{of: s, subject: s.node.subscribe(name, r.id())}
 	s.byName = slices.Insert(s.byName, at, b)
 	s.order = append(s.order, b)
 	s.node.stats.Buckets.Add(1)
@@ -289,15 +293,15 @@ func (s *Session) Stuck(now ratelimit.Instant) bool {
 	return s.Waiting() && now >= s.sentAt.Add(StuckAfter)
 }
 
-// Answer is what to send now; nil: nothing, or the last answer is not acknowledged yet.
-func (s *Session) Answer(now ratelimit.Instant) *rlqs.RateLimitQuotaResponse {
+// Answer is what to send now, a RateLimitQuotaResponse, which is the caller's; nil: nothing, or
+// the last answer is not acknowledged yet.
+func (s *Session) Answer(now ratelimit.Instant) []byte {
 	// One answer at a time is under way, so that an acknowledgement says which grants have arrived.
-	if s.Waiting() || len(s.next) == 0 {
+	if s.Waiting() || s.actions == 0 {
 		return nil
 	}
-	m := &rlqs.RateLimitQuotaResponse{BucketAction: s.next}
-	// The message keeps the slice while it is sent.
-	s.next = nil
+	m := s.next
+	s.next, s.actions = nil, 0
 	s.sent++
 	s.sentAt = now
 	s.node.stats.Messages.Add(1)

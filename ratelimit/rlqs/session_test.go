@@ -1,14 +1,17 @@
 package rlqs
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -83,10 +86,28 @@ func usageOf(allowed, denied uint64, id ...string) *rlqs.RateLimitQuotaUsageRepo
 	}
 }
 
+// wired is a message as it comes.
+func wired(m proto.Message) []byte {
+	b, err := proto.Marshal(m)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// actionsOf are what an answer says, as the protobuf library reads it.
+func actionsOf(answer []byte) []*rlqs.RateLimitQuotaResponse_BucketAction {
+	var m rlqs.RateLimitQuotaResponse
+	if err := proto.Unmarshal(answer, &m); err != nil {
+		panic(err)
+	}
+	return m.GetBucketAction()
+}
+
 // say writes an answer as people would.
-func say(m *rlqs.RateLimitQuotaResponse) string {
+func say(answer []byte) string {
 	var parts []string
-	for _, a := range m.GetBucketAction() {
+	for _, a := range actionsOf(answer) {
 		x := a.GetQuotaAssignmentAction()
 		switch s := x.GetRateLimitStrategy().GetStrategy().(type) {
 		case *typev3.RateLimitStrategy_BlanketRule_:
@@ -106,7 +127,7 @@ func TestSession(t *testing.T) {
 	ctx := t.Context()
 	report := func(at time.Duration, m *rlqs.RateLimitQuotaUsageReports, want string) {
 		t.Helper()
-		if err := s.Reports(ctx, start.Add(at), m); err != nil {
+		if err := s.Reports(ctx, start.Add(at), wired(m)); err != nil {
 			t.Fatal(err)
 		}
 		if got := say(s.Answer(start.Add(at))); got != want {
@@ -172,7 +193,7 @@ func idleBucket(t *testing.T, left tokens, after time.Duration) {
 		if at == 0 {
 			denied = 1
 		}
-		if err := s.Reports(t.Context(), start.Add(at), usageOf(0, denied, "k", "v")); err != nil {
+		if err := s.Reports(t.Context(), start.Add(at), wired(usageOf(0, denied, "k", "v"))); err != nil {
 			t.Fatal(err)
 		}
 		if m := s.Answer(start.Add(at)); m != nil {
@@ -190,14 +211,21 @@ func idleBucket(t *testing.T, left tokens, after time.Duration) {
 // What is no report ends the stream, and says what is wrong; what is too much is denied.
 func TestSessionIsBounded(t *testing.T) {
 	rules := rulesOf(t, oneRule)
+	var many []string
+	for i := range maxEntries + 1 {
+		many = append(many, fmt.Sprint(i), "v")
+	}
 	for _, c := range []struct {
-		m    *rlqs.RateLimitQuotaUsageReports
+		m    []byte
 		want string
 	}{
-		{&rlqs.RateLimitQuotaUsageReports{}, "must name its domain"},
-		{usageOf(0, 1), "has 0 entries"},
-		{usageOf(0, 1, "k", strings.Repeat("x", 64)), "has 65 bytes, the most is 64 (RLQS_MAX_BUCKET_BYTES)"},
-		{usageOf(0, 1, "k", "\xff"), "no UTF-8"},
+		{nil, "must name its domain"},
+		{wired(usageOf(0, 1)), "has 0 entries"},
+		{wired(usageOf(0, 1, many...)), "has more than 16 entries"},
+		{wired(usageOf(0, 1, "k", strings.Repeat("x", 64))), "has 65 bytes, the most is 64 (RLQS_MAX_BUCKET_BYTES)"},
+		{bytes.ReplaceAll(wired(usageOf(0, 1, "k", "~")), []byte("~"), []byte("\xff")), "no UTF-8"},
+		{[]byte("\x0a\x01\xff"), "the domain is no UTF-8"},
+		{[]byte("\x0a\x01d\x12\x02\x0a\x05"), "malformed report: unexpected EOF"},
 	} {
 		s, _, _ := newSession(t, &rules)
 		err := s.Reports(t.Context(), start, c.m)
@@ -207,7 +235,7 @@ func TestSessionIsBounded(t *testing.T) {
 	}
 	s, n, _ := newSession(t, &rules)
 	for _, v := range []string{"1", "2", "3", "4", "4"} {
-		if err := s.Reports(t.Context(), start, usageOf(0, 1, "k", v)); err != nil {
+		if err := s.Reports(t.Context(), start, wired(usageOf(0, 1, "k", v))); err != nil {
 			t.Fatal(err)
 		}
 		s.Answer(start)
@@ -219,12 +247,12 @@ func TestSessionIsBounded(t *testing.T) {
 	}
 	other := usageOf(0, 1, "k", "1")
 	other.Domain = "e"
-	if err := s.Reports(t.Context(), start, other); err == nil || !strings.Contains(err.Error(),
+	if err := s.Reports(t.Context(), start, wired(other)); err == nil || !strings.Contains(err.Error(),
 		`of domain "d" reports for domain "e"`) {
 		t.Errorf("another domain: %v", err)
 	}
 	rules = nil
-	if err := s.Reports(t.Context(), start, usageOf(0, 1, "k", "1")); !errors.Is(err, errNoRules) {
+	if err := s.Reports(t.Context(), start, wired(usageOf(0, 1, "k", "1"))); !errors.Is(err, errNoRules) {
 		t.Errorf("without rules: %v", err)
 	}
 }
@@ -233,7 +261,7 @@ func TestSessionIsBounded(t *testing.T) {
 func TestStuckStream(t *testing.T) {
 	rules := rulesOf(t, oneRule)
 	s, _, _ := newSession(t, &rules)
-	if err := s.Reports(t.Context(), start, usageOf(0, 1, "k", "v")); err != nil {
+	if err := s.Reports(t.Context(), start, wired(usageOf(0, 1, "k", "v"))); err != nil {
 		t.Fatal(err)
 	}
 	if s.Answer(start) == nil || s.Stuck(start.Add(StuckAfter-1)) || !s.Stuck(start.Add(StuckAfter)) ||
@@ -252,7 +280,7 @@ func TestTurnsAreSpread(t *testing.T) {
 	rules := rulesOf(t, oneRule)
 	s, n, _ := newSession(t, &rules)
 	n.stats.Streams.Store(20_000)
-	if err := s.Reports(t.Context(), start, usageOf(0, 1, "k", "v")); err != nil {
+	if err := s.Reports(t.Context(), start, wired(usageOf(0, 1, "k", "v"))); err != nil {
 		t.Fatal(err)
 	}
 	s.Answer(start)
@@ -294,12 +322,12 @@ func TestUsedUpBucketWaits(t *testing.T) {
 		rules := rulesOf(t, oneRule)
 		s, _, p := newSession(t, &rules)
 		p.left = c.left
-		if err := s.Reports(t.Context(), start, usageOf(0, 1, "k", "v")); err != nil {
+		if err := s.Reports(t.Context(), start, wired(usageOf(0, 1, "k", "v"))); err != nil {
 			t.Fatal(err)
 		}
 		s.Answer(start)
 		s.Acked(t.Context(), start.Add(time.Millisecond), s.sent)
-		if err := s.Reports(t.Context(), start.Add(58*time.Second), usageOf(1, 0, "k", "v")); err != nil {
+		if err := s.Reports(t.Context(), start.Add(58*time.Second), wired(usageOf(1, 0, "k", "v"))); err != nil {
 			t.Fatal(err)
 		}
 		p.left = 600
@@ -316,7 +344,7 @@ func TestUsedUpBucketWaits(t *testing.T) {
 			t.Errorf("it is to wake up at %v, want at its report", next)
 		}
 		at := turn.Add(3 * time.Second)
-		if err := s.Reports(t.Context(), at, usageOf(20, 0, "k", "v")); err != nil {
+		if err := s.Reports(t.Context(), at, wired(usageOf(20, 0, "k", "v"))); err != nil {
 			t.Fatal(err)
 		}
 		if got := say(s.Answer(at)); !strings.Contains(got, "bucket") {

@@ -15,7 +15,7 @@ import (
 )
 
 // crowd is a node with a limiter that serves, and what each of its streams reports.
-func crowd(tb testing.TB, buckets int) (*Node, *rlqs.RateLimitQuotaUsageReports) {
+func crowd(tb testing.TB, buckets int) (*Node, []byte) {
 	tb.Helper()
 	rules, _, problems := config.Parse([]config.Text{{Name: "rules", Data: []byte(
 		"domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: minute, requests_per_unit: 1000000}\n")}},
@@ -34,7 +34,7 @@ func crowd(tb testing.TB, buckets int) (*Node, *rlqs.RateLimitQuotaUsageReports)
 			TimeElapsed: durationpb.New(5 * time.Second),
 		})
 	}
-	return n, message
+	return n, wired(message)
 }
 
 // What a node keeps of a bucket is about 300 bytes, if others have subscribed to the same: the

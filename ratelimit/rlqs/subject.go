@@ -1,13 +1,9 @@
 package rlqs
 
 import (
-	"fmt"
-	"maps"
 	"slices"
+	"strings"
 	"unicode/utf8"
-
-	rlqs "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -21,63 +17,52 @@ const maxEntries = 16
 // It is not changed but for users.
 type subject struct {
 	name    string         // canonical
-	id      *rlqs.BucketId // for answers
+	id      []byte         // as answers have it
 	entries []config.Entry // by key
 	users   int            // guarded by Node.mu. Invariant: at least 1 while the node knows it
 }
 
-// measure tells whether a BucketId is within the bounds.
-func measure(id *rlqs.BucketId, o *Options) error {
-	of := id.GetBucket()
-	// A BucketId comes from a caller, and its entries are sorted and matched.
-	if len(of) == 0 || len(of) > maxEntries {
-		return fmt.Errorf("a BucketId has %d entries, must be 1 to %d", len(of), maxEntries)
+// measure tells whether the BucketId of a report is within the bounds.
+func (r *report) measure(o *Options) error {
+	// A BucketId comes from a caller, and its entries are matched.
+	switch {
+	case r.count == 0:
+		return bad("a BucketId has 0 entries, must be 1 to %d", maxEntries)
+	case r.more:
+		return bad("a BucketId has more than %d entries, must be 1 to %d", maxEntries, maxEntries)
 	}
 	size := 0
-	for k, v := range of {
-		size += len(k) + len(v)
-		if !utf8.ValidString(k) || !utf8.ValidString(v) {
-			return fmt.Errorf("a BucketId has an entry that is no UTF-8: %q", ratelimit.OneLine(k+"="+v))
+	for _, e := range r.id() {
+		size += len(e.Key) + len(e.Value)
+		if !utf8.ValidString(e.Key) || !utf8.ValidString(e.Value) {
+			return bad("a BucketId has an entry that is no UTF-8: %q", ratelimit.OneLine(e.Key+"="+e.Value))
 		}
 	}
 	if size > o.BucketBytes {
-		return fmt.Errorf("a BucketId has %d bytes, the most is %d (RLQS_MAX_BUCKET_BYTES)", size, o.BucketBytes)
+		return bad("a BucketId has %d bytes, the most is %d (RLQS_MAX_BUCKET_BYTES)", size, o.BucketBytes)
 	}
 	return nil
 }
 
-// appendName appends the canonical name of a BucketId: the same for the same entries. What has
-// more entries than a BucketId may have has none.
-func appendName(b []byte, id *rlqs.BucketId) []byte {
-	of := id.GetBucket()
-	if len(of) > maxEntries {
-		return b
-	}
-	var keys [maxEntries]string
-	n := 0
-	for k := range of {
-		keys[n] = k
-		n++
-	}
-	// A map has no order, and the name must be the same for each report of the bucket.
-	slices.Sort(keys[:n])
-	for _, k := range keys[:n] {
-		b = ratelimit.AppendEntry(b, k, of[k], ratelimit.OfRequest)
+// appendName appends the canonical name of a BucketId: the same for the same entries.
+func appendName(b []byte, id []config.Entry) []byte {
+	for _, e := range id {
+		b = ratelimit.AppendEntry(b, e.Key, e.Value, ratelimit.OfRequest)
 	}
 	return b
 }
 
 // subscribe finds the subject of a BucketId that is within the bounds, or makes it; release gives
 // it back.
-func (n *Node) subscribe(name []byte, id *rlqs.BucketId) *subject {
+func (n *Node) subscribe(name []byte, id []config.Entry) *subject {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s := n.subjects[string(name)]
 	if s == nil {
-		// The message of which id is a part is not to be kept, nor written to.
-		s = &subject{name: string(name), id: proto.CloneOf(id)}
-		for _, k := range slices.Sorted(maps.Keys(s.id.GetBucket())) {
-			s.entries = append(s.entries, config.Entry{Key: k, Value: s.id.GetBucket()[k]})
+		s = &subject{name: string(name), id: appendID(nil, id)}
+		for _, e := range id {
+			// The message in which they lie is not kept.
+			s.entries = append(s.entries, config.Entry{Key: strings.Clone(e.Key), Value: strings.Clone(e.Value)})
 		}
 		n.subjects[s.name] = s
 	}

@@ -7,13 +7,13 @@ import (
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/encoding"
-	"google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
 	grpcstatus "google.golang.org/grpc/status"
+
+	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 )
 
-// Register adds the service to a server that was made with ServerCodec.
+// Register adds the service to a server that was made with wire.ServerCodec.
 func (s *Service) Register(r grpc.ServiceRegistrar) {
 	r.RegisterService(&grpc.ServiceDesc{
 		ServiceName: rlsv3.RateLimitService_ServiceDesc.ServiceName,
@@ -42,7 +42,7 @@ func shouldRateLimit(srv any, ctx context.Context, decode func(any) error, _ grp
 		s.calls.Put(c)
 		return nil, grpcstatus.Error(grpcCode(err), err.Error())
 	}
-	// The call goes back to the pool when gRPC has marshalled it (Codec.Marshal), not here.
+	// The call goes back to the pool when gRPC has marshalled it (call.Write), not here.
 	c.service = s
 	return c, nil
 }
@@ -60,50 +60,24 @@ func grpcCode(err error) codes.Code {
 	}
 }
 
-// Codec is the protobuf codec, with a short way for rate limit calls: they
-// stay bytes until the service reads them. Other messages (health, reflection)
-// go the ordinary way.
-type Codec struct{ ordinary encoding.CodecV2 }
-
-// ServerCodec makes a server use Codec.
-func ServerCodec() grpc.ServerOption {
-	return grpc.ForceServerCodecV2(Codec{encoding.GetCodecV2(proto.Name)})
-}
-
-// Name implements encoding.CodecV2.
-func (c Codec) Name() string { return proto.Name }
-
-// Unmarshal implements encoding.CodecV2.
-func (c Codec) Unmarshal(data mem.BufferSlice, v any) error {
-	call, ok := v.(*call)
-	if !ok {
-		return c.ordinary.Unmarshal(data, v)
-	}
-	n := data.Len()
-	if cap(call.in) < n {
-		call.in = make([]byte, n)
-	}
-	call.in = call.in[:n]
-	data.CopyTo(call.in)
+// Read implements wire.Reader: a call stays bytes until the service reads it.
+func (c *call) Read(data mem.BufferSlice) error {
+	c.in = wire.CopyTo(c.in, data)
 	return nil
 }
 
-// Marshal implements encoding.CodecV2. It ends an answered call.
-func (c Codec) Marshal(v any) (mem.BufferSlice, error) {
-	call, ok := v.(*call)
-	if !ok {
-		return c.ordinary.Marshal(v)
-	}
-	if call.large {
-		out := call.out
-		call.out, call.large = nil, false
-		call.service.release(call)
-		return mem.BufferSlice{mem.SliceBuffer(out)}, nil
+// Write implements wire.Writer. It ends an answered call.
+func (c *call) Write() mem.BufferSlice {
+	if c.large {
+		out := c.out
+		c.out, c.large = nil, false
+		c.service.release(c)
+		return mem.BufferSlice{mem.SliceBuffer(out)}
 	}
 	// gRPC keeps the bytes until they are written, and the call is another request's by then.
-	out := append([]byte(nil), call.out...)
-	call.service.release(call)
-	return mem.BufferSlice{mem.SliceBuffer(out)}, nil
+	out := append([]byte(nil), c.out...)
+	c.service.release(c)
+	return mem.BufferSlice{mem.SliceBuffer(out)}
 }
 
 // release puts a call back. One that an absurd request has grown is dropped,

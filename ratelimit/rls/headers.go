@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 )
 
 // appendHeaders writes response_headers_to_add for the descriptor with the
@@ -49,7 +50,7 @@ func (c *call) tightest() (least *status) {
 
 // appendHeader writes an envoy.config.core.v3.HeaderValue.
 func appendHeader(b []byte, name string, value uint64) []byte {
-	return appendMessage(b, 3, func(b []byte) []byte {
+	return wire.AppendMessage(b, 3, func(b []byte) []byte {
 		b = protowire.AppendString(protowire.AppendTag(b, 1, protowire.BytesType), name)
 		var digits [20]byte
 		b = protowire.AppendTag(b, 2, protowire.BytesType)
@@ -78,7 +79,7 @@ func appendField(b []byte, header string, name []byte, first string, n uint64, s
 	value := append(append(room[:0], name...), first...)
 	value = append(strconv.AppendUint(value, n, 10), second...)
 	value = strconv.AppendUint(value, m, 10)
-	return appendMessage(b, 3, func(b []byte) []byte {
+	return wire.AppendMessage(b, 3, func(b []byte) []byte {
 		b = protowire.AppendString(protowire.AppendTag(b, 1, protowire.BytesType), header)
 		return protowire.AppendBytes(protowire.AppendTag(b, 2, protowire.BytesType), value)
 	})

@@ -1,15 +1,15 @@
 package rls
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"unicode/utf8"
 	"unsafe"
 
-	"google.golang.org/protobuf/encoding/protowire"
-
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 )
 
 // Bounds of one request. What Envoy sends is far below them.
@@ -86,11 +86,11 @@ func (r *request) reset() {
 // are skipped. It does not allocate once r's slices have grown.
 func (r *request) decode(b []byte) error {
 	r.reset()
-	err := eachField(b, "request", func(num protowire.Number, typ protowire.Type, body []byte, n uint64) (err error) {
+	err := eachField(b, "request", func(f wire.Field) (err error) {
 		switch {
-		case num == 1 && typ == protowire.BytesType:
-			r.domain, err = text(body, "domain", -1, -1)
-		case num == 2 && typ == protowire.BytesType:
+		case f.IsBytes(1):
+			r.domain, err = text(f.Body, "domain", -1, -1)
+		case f.IsBytes(2):
 			// Bounds are looked at before anything is appended: a few bytes on the wire become far
 			// more in memory.
 			if len(r.descriptors) == MaxDescriptors {
@@ -98,9 +98,9 @@ func (r *request) decode(b []byte) error {
 			}
 			r.descriptors = append(r.descriptors, descriptor{first: len(r.entries)})
 			// It is named by its place, for errors and because appending moves the slice.
-			err = r.decodeDescriptor(body, len(r.descriptors)-1)
-		case num == 3 && typ == protowire.VarintType:
-			r.hits = uint32(n)
+			err = r.decodeDescriptor(f.Body, len(r.descriptors)-1)
+		case f.IsVarint(3):
+			r.hits = uint32(f.Value)
 		}
 		return err
 	})
@@ -119,9 +119,9 @@ func (r *request) decode(b []byte) error {
 // there twice the last counts, and a message that is there twice is joined.
 func (r *request) decodeDescriptor(b []byte, i int) error {
 	d := &r.descriptors[i]
-	err := eachField(b, "descriptor", func(num protowire.Number, typ protowire.Type, body []byte, n uint64) error {
+	err := eachField(b, "descriptor", func(f wire.Field) error {
 		switch {
-		case num == 1 && typ == protowire.BytesType:
+		case f.IsBytes(1):
 			if d.count == MaxEntries {
 				return bad("descriptor %d has more than %d entries", i, MaxEntries)
 			}
@@ -130,21 +130,21 @@ func (r *request) decodeDescriptor(b []byte, i int) error {
 			}
 			r.entries = append(r.entries, config.Entry{})
 			d.count++
-			return decodeEntry(body, &r.entries[len(r.entries)-1], i, d.count-1)
-		case num == 2 && typ == protowire.BytesType:
+			return decodeEntry(f.Body, &r.entries[len(r.entries)-1], i, d.count-1)
+		case f.IsBytes(2):
 			d.hasOverride = true
-			return decodeOverride(body, d)
-		case num == 3 && typ == protowire.BytesType:
+			return decodeOverride(f.Body, d)
+		case f.IsBytes(3):
 			// 0 is a value of its own here, so that it has to be told from nothing said.
 			d.hasHits = true
-			if err := decodeWrapper(body, &d.hits); err != nil {
+			if err := decodeWrapper(f.Body, &d.hits); err != nil {
 				return err
 			}
 			if d.hits > maxHits {
 				return bad("descriptor %d: hits_addend is %d, the most is %d", i, d.hits, int64(maxHits))
 			}
-		case num == 4 && typ == protowire.VarintType:
-			d.negative = n != 0
+		case f.IsVarint(4):
+			d.negative = f.Value != 0
 		}
 		return nil
 	})
@@ -156,29 +156,29 @@ func (r *request) decodeDescriptor(b []byte, i int) error {
 }
 
 func decodeEntry(b []byte, e *config.Entry, descriptor, entry int) error {
-	return eachField(b, "entry", func(num protowire.Number, typ protowire.Type, body []byte, _ uint64) (err error) {
+	return eachField(b, "entry", func(f wire.Field) (err error) {
 		switch {
-		case num == 1 && typ == protowire.BytesType:
-			e.Key, err = text(body, "key", descriptor, entry)
-		case num == 2 && typ == protowire.BytesType:
-			e.Value, err = text(body, "value", descriptor, entry)
+		case f.IsBytes(1):
+			e.Key, err = text(f.Body, "key", descriptor, entry)
+		case f.IsBytes(2):
+			e.Value, err = text(f.Body, "value", descriptor, entry)
 		}
 		return err
 	})
 }
 
 func decodeOverride(b []byte, d *descriptor) error {
-	return eachField(b, "limit override", func(num protowire.Number, typ protowire.Type, body []byte, n uint64) error {
+	return eachField(b, "limit override", func(f wire.Field) error {
 		switch {
-		case num == 1 && typ == protowire.VarintType:
-			d.override.Requests = ratelimit.Tokens(uint32(n))
-		case num == 2 && typ == protowire.VarintType:
-			d.unit = int32(n) // an enum has 32 bits
-		case num == 3 && typ == protowire.BytesType:
+		case f.IsVarint(1):
+			d.override.Requests = ratelimit.Tokens(uint32(f.Value))
+		case f.IsVarint(2):
+			d.unit = int32(f.Value) // an enum has 32 bits
+		case f.IsBytes(3):
 			// A wrapper that comes twice is joined, so that one without a number leaves that of the
 			// first.
 			multiplier := uint64(d.override.Multiplier)
-			if err := decodeWrapper(body, &multiplier); err != nil {
+			if err := decodeWrapper(f.Body, &multiplier); err != nil {
 				return err
 			}
 			d.override.Multiplier = uint32(multiplier)
@@ -203,44 +203,21 @@ func (d *descriptor) checkOverride(i int) error {
 
 // decodeWrapper reads a google.protobuf.UInt32Value or UInt64Value.
 func decodeWrapper(b []byte, value *uint64) error {
-	return eachField(b, "number", func(num protowire.Number, typ protowire.Type, _ []byte, n uint64) error {
-		if num == 1 && typ == protowire.VarintType {
-			*value = n
+	return eachField(b, "number", func(f wire.Field) error {
+		if f.IsVarint(1) {
+			*value = f.Value
 		}
 		return nil
 	})
 }
 
-// eachField calls f with each field of a message: its bytes, or its number.
-func eachField(b []byte, what string, f func(protowire.Number, protowire.Type, []byte, uint64) error) error {
-	for len(b) > 0 {
-		num, typ, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			return bad("malformed %s: %v", what, protowire.ParseError(n))
-		}
-		if num > protowire.MaxValidNumber { // which ConsumeTag lets pass, and no message may have
-			return bad("malformed %s: the field number %d is more than %d", what, num, protowire.MaxValidNumber)
-		}
-		b = b[n:]
-		var body []byte
-		var number uint64
-		switch typ {
-		case protowire.BytesType:
-			body, n = protowire.ConsumeBytes(b)
-		case protowire.VarintType:
-			number, n = protowire.ConsumeVarint(b)
-		default:
-			n = protowire.ConsumeFieldValue(num, typ, b)
-		}
-		if n < 0 {
-			return bad("malformed %s: %v", what, protowire.ParseError(n))
-		}
-		b = b[n:]
-		if err := f(num, typ, body, number); err != nil {
-			return err
-		}
+// eachField calls f with each field of a message.
+func eachField(b []byte, what string, f func(wire.Field) error) error {
+	err := wire.Each(b, f)
+	if _, ok := errors.AsType[*wire.MalformedError](err); ok { // of this one: those within have said so
+		return bad("malformed %s: %v", what, err)
 	}
-	return nil
+	return err
 }
 
 // text is b as a string, without a copy.

@@ -29,6 +29,7 @@ import (
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
 
+	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
 	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
@@ -77,7 +78,7 @@ var healthServices = []string{"", "ratelimit"}
 // metrics ports.
 func New(s *rls.Service, public, debug, metrics http.Handler, o Options, log *slog.Logger) (*Server, error) {
 	v := &Server{options: o, log: log, health: health.NewServer()}
-	options := append(transport.Options(o.Caps, o.Budget, o.TLS, o.Gated), rls.ServerCodec(),
+	options := append(transport.Options(o.Caps, o.Budget, o.TLS, o.Gated), wire.ServerCodec(),
 		grpc.NumStreamWorkers(workersEach*uint32(runtime.GOMAXPROCS(0))), grpc.ChainStreamInterceptor(fewReflections()))
 	v.grpc = grpc.NewServer(append(options, o.Extra...)...)
 	s.Register(v.grpc)
