@@ -235,6 +235,9 @@ func (h *hunt) next(m *mutant, todo []*unit) int {
 		}
 		of, here := h.names(m, u)
 		chance := 0.2
+		if m.alone() && u.label(u.test) == "comparison" { // that is what it is for
+			chance = 0.9
+		}
 		if u.group > 0 { // one of many tests, each of which is about something else
 			chance = 0.5
 		}

@@ -39,6 +39,13 @@ var thePlan = plan{
 			dir:    "leasing/ledger",
 			skip:   "^TestAccountOfOneHolderAllocatesNothing$", // a call of a copy by its number makes the account escape
 			waits:  "^TestRedisReloads",
+			// A tenth finds most of what is wrong in one ledger alone, and the rest must not be left out for
+			// its time.
+			slices: []slice{
+				{"TestRedisAnswersAsMemoryDoes", []string{"-compared", "60"}},
+				{"TestRedisAnswersAsMemoryDoes", []string{"-compared-first", "60", "-compared", "240"}},
+				{"TestRedisAnswersAsMemoryDoes", []string{"-compared-first", "300", "-compared", "300"}},
+			},
 			labels: []string{"Histor=histories", "TestRedisAnswersAsMemoryDoes=comparison"},
 		},
 		{dir: "approx", waits: "^Test(Drift|OverAdmission|OneNode)", labels: []string{"TestSeats$=comparison"}},

@@ -21,6 +21,20 @@ var twinScripts = map[string]string{
 	"approx/seats.go":           "approx/seats.lua",
 }
 
+// alone tells whether it is a fault of something that is written twice, in one of the two: whatever
+// compares them is to find it.
+func (m *mutant) alone() bool {
+	if len(m.parts) > 0 {
+		return false
+	}
+	for file, script := range twinScripts {
+		if m.file == file || m.file == script {
+			return true
+		}
+	}
+	return false
+}
+
 // twinShortcuts are ways through a script that answer most claims before the rest
 // is reached. A fault of both ledgers has none: with it, the script would go on
 // answering rightly where its twin does not, and the comparison of the two would
