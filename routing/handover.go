@@ -314,11 +314,8 @@ func (c *core) received(from *member, r *wire.Receipt) {
 // mu. What that node has received is lost with it, or charged twice if it is
 // not dead: then its half of the nodes and this one's count apart.
 func (c *core) reclaim(now instant, m *member) {
-	if c.inStore() {
-		return
-	}
 	m.mu.Lock()
-	parcels := m.out.empties()
+	parcels := m.out.empties() // none with a store, where accounts do not travel
 	m.mu.Unlock()
 	for _, p := range parcels {
 		c.putBack(now, p, func(int) bool { return true })
