@@ -40,7 +40,7 @@ func TestTallyOfLongAgo(t *testing.T) {
 func TestLeasesOfTheWindowBeforeMakeNoPlenty(t *testing.T) {
 	w := newTwins(t)
 	a, b, c := w.tenant(1, perMinute100), w.tenant(2, perMinute100), w.tenant(3, perMinute100)
-	b.c.TTL = 2 * time.Minute
+	b.c.TTL = 4 * time.Hour
 	b.gets(60, 60, 60)
 	w.passes(time.Minute)
 	a.c.Tally, c.c.Tally = true, true // whose claims keep the records of the window before
@@ -76,4 +76,58 @@ func TestBucketReclaimsAGrantThatWasNotHeardOf(t *testing.T) {
 	a.c.Returned = 8
 	g = a.gets(0, 0, 0)
 	w.expect("false 98", g.Void, g.Available)
+}
+
+// An account of a bucket is kept for as long as a lease of one token may be spent: a new one would be
+// full, and that token would be there twice.
+func TestBucketOutlivesALeaseOfOneToken(t *testing.T) {
+	quick := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Requests: 1000, Burst: 1000}
+	w := newTwins(t)
+	a := w.tenant(1, quick)
+	a.c.TTL = 2 * time.Hour
+	a.gets(0, 0, 0) // it is there
+	a.gets(1, 1, 1)
+	w.expect("2h0m0s", w.dead(time.Hour))
+	b := w.tenant(2, quick)
+	b.c.TTL = 4 * time.Hour
+	b.gets(1, 1, 1)
+	w.expect("4h0m0s", w.dead(time.Hour))
+}
+
+// A bucket that takes a hundred years to fill up says so to the microsecond.
+func TestBucketThatFillsInACentury(t *testing.T) {
+	slow := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Year, Requests: 1, Burst: 120}
+	w := newTwins(t)
+	a := w.tenant(1, slow)
+	a.gets(0, 0, 0)
+	g := a.gets(119, 119, 119)
+	w.expect("1042440h0m0s", g.ResetAfter) // 119 years of 365 days
+}
+
+// Accounts that a release before has written have fewer numbers: what they lack counts as 0, and claims
+// are answered as by an account that has them.
+func TestAccountOfAReleaseBefore(t *testing.T) {
+	for _, numbers := range []int{13, 17, 25, 26} {
+		for _, limit := range []ratelimit.Limit{perMinute100, sliding100, bucket100} {
+			w := newTwins(t)
+			a, b := w.tenant(1, limit), w.tenant(2, limit)
+			a.gets(10, 10, 10)
+			a.c.Spent = 10
+			const cut = `local a = cmsgpack.unpack(redis.call('HGET', KEYS[1], 'a'))
+				for i = ARGV[1] + 1, #a do a[i] = nil end
+				return redis.call('HSET', KEYS[1], 'a', cmsgpack.pack(a))`
+			if err := w.redis.client.Eval(t.Context(), cut, []string{"t:k"}, numbers).Err(); err != nil {
+				t.Fatal(err)
+			}
+			g := b.gets(20, 20, 20)
+			w.expect("70", g.Available)
+			a.gets(5, 5, 5)
+			c := w.tenant(3, limit) // it has a fence of this window, and no record
+			c.c.Window, c.c.Fence = g.Window, g.Fence
+			c.asks(1, 1)
+			w.passes(time.Minute)
+			a.asks(1, 1)
+			b.asks(1, 1)
+		}
+	}
 }

@@ -159,7 +159,7 @@ repeat
   else
     -- A holder that has totals of this window is no new one: its record was folded, or lost.
     if untidy or at == w or sliding and at == w - 1 then break end
-    if at == w - 1 and at ~= 0 and flags % 32 >= 16 then -- the last word on the window before, in mode approx
+    if at == w - 1 and flags % 32 >= 16 then -- the last word on the window before, in mode approx
       left = left - spent
       over = max(late, -left) - late
       late = late + over
@@ -257,8 +257,8 @@ repeat
   elseif now >= a[25] then
     break
   end
-  local f = r[10]
-  if Seq <= r[1] or f % 2 == 1 or f % 8 >= 4 or f % 32 >= 16 or fence == 0 and granted < r[5] or granted > r[5] + r[6] then break end
+  local f = r[10] -- not closed: that lease would have expired
+  if Seq <= r[1] or f % 8 >= 4 or f % 32 >= 16 or fence == 0 and granted < r[5] or granted > r[5] + r[6] then break end
   local fmod, max, min = math.fmod, math.max, math.min
   local seconds = period / 1000000
   local paid = r[5] + r[6] - r[8]
