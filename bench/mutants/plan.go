@@ -36,9 +36,9 @@ var thePlan = plan{
 		{dir: "leasing/internal/lease"},
 		{dir: "leasing/internal/keytable"},
 		{
-			dir:    "leasing/ledger",
-			skip:   "^TestAccountOfOneHolderAllocatesNothing$", // a call of a copy by its number makes the account escape
-			waits:  "^TestRedisReloads",
+			dir:   "leasing/ledger",
+			skip:  "^TestAccountOfOneHolderAllocatesNothing$", // a call of a copy by its number makes the account escape
+			waits: "^TestRedisReloads",
 			// A tenth finds most of what is wrong in one ledger alone, and the rest must not be left out for
 			// its time.
 			slices: []slice{
