@@ -131,7 +131,7 @@ func (a *Account) settleAt(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	// Silent holders' tokens are credited before the claim is booked, so that they can be granted
 	// to it (docs/protocol.md, section 4.5).
 	if c.Reclaim == ratelimit.ReclaimEager {
-		a.closeExpired()
+		a.closeExpired(&c.Limit)
 	}
 	if r == nil {
 		a.drop(c)

@@ -244,16 +244,22 @@ func (a *Account) weightedPrevious(l *ratelimit.Limit) tokens {
 // closeExpired credits what silent holders had not reported as spent. Only of
 // leases that were claimed under reclaim: eager: a holder of any other reports
 // seldom and stops late, for nobody told it that its tokens become another's.
-func (a *Account) closeExpired() {
+func (a *Account) closeExpired(l *ratelimit.Limit) {
+	closed := false
 	a.each(func(r *record) {
 		if !r.eager || r.closed || a.now < r.expires || r.window != a.window {
 			return
 		}
-		r.closed = true
+		r.closed, closed = true, true
 		a.level += int64(r.outstanding()) * Micro // ignored by windows
 		// what was spent unasked stays unconfirmed
 		r.granted, r.inflight = min(r.granted+r.inflight, r.spent+r.returned), 0
 	})
+	// From expiry on the bucket has refilled as if these tokens were gone. They were in it all the time:
+	// where it would overflow, what refilled meanwhile is too much.
+	if closed && l.Algorithm == ratelimit.TokenBucket {
+		a.level = min(a.level, a.brim(l))
+	}
 }
 
 // answer states what a record holds. The same claim twice gets it twice.

@@ -131,3 +131,18 @@ func TestAccountOfAReleaseBefore(t *testing.T) {
 		}
 	}
 }
+
+// What is reclaimed goes back into a bucket that has refilled since the lease expired: together they are
+// no more than the bucket holds, less what live leases may spend.
+func TestReclaimedTokensDoNotOverflowABucket(t *testing.T) {
+	w := newTwins(t)
+	a, b := w.tenant(1, bucket100), w.tenant(2, bucket100)
+	a.c.Reclaim, a.c.TTL = ratelimit.ReclaimEager, 10*time.Second
+	b.c.Reclaim, b.c.TTL = ratelimit.ReclaimEager, time.Minute
+	a.gets(50, 50, 50)
+	b.gets(10, 10, 10)
+	w.passes(15 * time.Second) // the lease of 50 expired 5 s ago, and 5 tokens have refilled since
+	b.c.Spent = 6              // a moment ago: the bucket was full until then
+	g := b.asks(0, 0)
+	w.expect("90", g.Available)
+}

@@ -724,6 +724,9 @@ local function close_expired()
       expired[#expired + 1] = name
     end
   end
+  -- From expiry on the bucket has refilled as if these tokens were gone. They were in it all the time:
+  -- where it would overflow, what refilled meanwhile is too much.
+  if bucket and #expired > 0 then cap(brim()) end
 end
 
 -- overfull tells whether the claim comes too late to keep what its lease has: the
