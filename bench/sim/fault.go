@@ -135,7 +135,13 @@ func (w *world) setClock(f Fault) {
 // lose has a key's account lost, or reset by an operator: either may give what was
 // spent of it once more, and what was drifted.
 func (w *world) lose(k *key, kind FaultKind) {
-	k.extra = append(k.extra, extra{w.now, k.rule.Limit.Capacity() + k.rule.Declare(len(w.nodes), ratelimit.SharedStore).Over.Drift})
+	drift := ratelimit.Tokens(0)
+	for _, r := range w.bound.versions(k) { // nodes may have any of them
+		own := *r
+		own.Limit = k.rule.Limit
+		drift = max(drift, own.Declare(len(w.nodes), ratelimit.SharedStore).Over.Drift)
+	}
+	k.extra = append(k.extra, extra{w.now, k.rule.Limit.Capacity() + drift})
 	if kind == Evict {
 		w.bound.evicts = true
 		w.store.ledger.Evict(string(k.name))
