@@ -79,8 +79,8 @@ var sessionBugs = []plant.Bug{
 	},
 	{
 		Name: "a bucket refills", File: "ratelimit/rlqs/answer.go",
-		Right: "durationpb.New(never)",
-		Wrong: "durationpb.New(time.Second)",
+		Right: "appendDuration(b, never)",
+		Wrong: "appendDuration(b, time.Second)",
 	},
 	{
 		Name: "silence credits", File: "ratelimit/rlqs/session.go",
