@@ -168,8 +168,11 @@ func (a *Account) settleAt(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 // does not mean that nothing was granted. That holds for a window which begins
 // meanwhile as well: it may have been claimed ahead before the loss.
 func (a *Account) learn(c *ratelimit.Claim) {
-	if c.Learning > max(a.now, a.relearn) {
-		a.relearnUntil(c.Learning)
+	// No ledger learns for longer from here on. One that seems to has had its clock set back meanwhile,
+	// and would refuse the key for as long as the step was.
+	until := min(c.Learning, a.now.Add(RelearnTime))
+	if until > max(a.now, a.relearn) {
+		a.relearnUntil(until)
 	}
 }
 

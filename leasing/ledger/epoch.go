@@ -149,6 +149,12 @@ func (l *Redis) SettleEpoch(
 		}
 		failed = errors.Join(failed, err)
 	}
+	// An end of the learning that is further away than a learning lasts is one from before the clock was
+	// set back: the script has it end in time.
+	if e, err := l.readEpoch(all); err == nil && at > 0 && e.Learning > at.Add(RelearnTime) {
+		_, err = l.lookAfter(ctx, names, flags)
+		failed = errors.Join(failed, err)
+	}
 	return l.inEpoch(all, at, failed)
 }
 

@@ -25,13 +25,15 @@ end
 local value = redis.call('GET', KEYS[1])
 local known, began, learning, run
 if value then known, began, learning, run = string.match(value, '^(%x+) (%d+) (%d+) (%S+)$') end
-if known and flags == 0 then return { value, number(now) } end
+-- A life learns for so long from any instant on, and not longer: where it seems to, the clock was set back.
+local most = now + learn
+if known and flags == 0 and tonumber(learning) <= most then return { value, number(now) } end
 local here = run
 if flags % 2 == 1 or not known then
   local info = redis.pcall('INFO', 'server') -- which an ACL may forbid
   here = type(info) == 'string' and string.match(info, 'run_id:(%x+)') or '-'
 end
-if not known or run ~= here and run ~= '-' and here ~= '-' then return put(id, now, now + learn, here) end
-learning = tonumber(learning)
-if flags >= 2 and now < learning then learning = math.max(learning, now + learn) end
+if not known or run ~= here and run ~= '-' and here ~= '-' then return put(id, now, most, here) end
+learning = math.min(tonumber(learning), most)
+if flags >= 2 and now < learning then learning = math.max(learning, most) end
 return put(known, tonumber(began), learning, here)

@@ -84,6 +84,33 @@ func TestRedisLearnsWhileItIsTold(t *testing.T) {
 	}
 }
 
+// A clock that goes back does not have the ledger learn for as long as the step was,
+// whoever reads the epoch.
+func TestEpochLearnsNoLongerForAStep(t *testing.T) {
+	claim := ratelimit.Claim{Key: "k", Limit: perMinute100, Holder: 1, Seq: 1, Waiting: 1, Want: 1, TTL: time.Second}
+	for what, q := range map[string]ratelimit.EpochQuery{"read": {}, "verified": verify, "told": telling} {
+		s := newEpochTeller(t)
+		began, _ := s.epoch(verify)
+		s.now = s.now.Add(-time.Hour)
+		for _, claims := range [][]ratelimit.Claim{{claim}, {}} {
+			if e, at := s.epoch(q, claims...); e.ID != began.ID || e.Learning != at.Add(RelearnTime) || at != s.now {
+				t.Errorf("%s at %d: %+v", what, at, e)
+			}
+		}
+		s.now = s.now.Add(RelearnTime)
+		if e, at := s.epoch(ratelimit.EpochQuery{}); e.Young(at) {
+			t.Errorf("%s, and %v later it still learns: %+v at %d", what, RelearnTime, e, at)
+		}
+	}
+	now := ledgertest.Epoch
+	m := NewLosable(NewMemory(10, func() ledgerTime { return now }))
+	m.Forget()
+	now = now.Add(-time.Hour)
+	if e, at, _ := m.SettleEpoch(t.Context(), ratelimit.EpochQuery{}, nil, nil); e.Learning != at.Add(RelearnTime) {
+		t.Errorf("in memory, at %d: %+v", at, e)
+	}
+}
+
 // Another epoch begins when the data was lost, for whoever reads next, and when
 // another server has it, for whoever verifies.
 func TestRedisBeginsAnotherEpoch(t *testing.T) {

@@ -132,6 +132,24 @@ func TestLedgerThatLearnsIsSetBack(t *testing.T) {
 	w.expect("false", g.Relearning)
 }
 
+// A claim that was written before the clock went back says that the ledger learns for as
+// long as the step was. It learns for as long as a ledger ever does. Before this was so,
+// nobody was granted more than a twentieth for the step's length, and nodes that had not
+// heard of it rejected the grants, whose retry after made no sense to them.
+func TestLedgerLearnsNoLongerForAStep(t *testing.T) {
+	for _, limit := range []ratelimit.Limit{perMinute100, bucket100} {
+		w := newTwins(t)
+		a := w.tenant(1, limit)
+		a.c.Learning = w.now.Add(30 * time.Minute)
+		g := a.gets(9, 9, 5)
+		w.expect("true 2s", g.Relearning, g.RetryAfter)
+		a.c.Learning = 0
+		w.passes(2 * time.Second)
+		g = a.gets(9, 9, 9)
+		w.expect("false", g.Relearning)
+	}
+}
+
 // From the instant on at which the ledger has learned, leases are recalled again.
 func TestRecallAfterLearning(t *testing.T) {
 	w := newTwins(t)

@@ -122,6 +122,7 @@ func (l *LosableMemory) SettleEpoch(
 	ctx context.Context, q ratelimit.EpochQuery, claims []ratelimit.Claim, grants []ratelimit.Grant,
 ) (ratelimit.Epoch, ledgerTime, error) {
 	at := l.clock()
+	l.epoch.Learning = min(l.epoch.Learning, at.Add(RelearnTime)) // the clock may have been set back
 	// A holder still has accounts to tell: until it has, a key that looks new may have been spent
 	// (docs/protocol.md, section 4.9).
 	if q.Telling && l.epoch.Young(at) {

@@ -655,9 +655,11 @@ local function relearn_until(time)
 end
 
 -- learn takes in that the ledger's data is young: what is not known of the account may have been lost. Of a window
--- that begins in that time, too, for leases of it may have been granted before.
+-- that begins in that time, too, for leases of it may have been granted before. For no longer than a ledger learns
+-- from here on: one that seems to has had its clock set back.
 local function learn()
-  if Learning > max(a.now, a.relearn) then relearn_until(Learning) end
+  local time = min(Learning, a.now + RELEARN_TIME)
+  if time > max(a.now, a.relearn) then relearn_until(time) end
 end
 
 local function retry_after(missing)
