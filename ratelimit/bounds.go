@@ -10,7 +10,8 @@ import (
 const StoreDeadline = 15 * time.Millisecond
 
 // Bounds are the worst case that a rule declares before it runs, for each key
-// and window (token_bucket: for each time to fill the bucket). Each is a number
+// and window (token_bucket: for each time to fill the bucket; of what a node admits alone
+// in an outage, its own share of the bucket, which rounding may have fill faster). Each is a number
 // with its unit, from which `sluice check`, the console, the simulator and the
 // benchmarks derive what they print and what they judge by. docs/bounds.md has the
 // formula of each, and the test that measures it.

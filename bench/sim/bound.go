@@ -227,8 +227,9 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	switch own.Limit.Algorithm { // declared for each window, and each incarnation has its own
 	case ratelimit.SlidingWindow:
 		share *= 2
-	case ratelimit.TokenBucket: // for each time to fill the bucket, and all of it stays owed
-		full := float64(own.Limit.Burst) / float64(own.Limit.Requests) * float64(own.Limit.Period())
+	case ratelimit.TokenBucket: // for each time to fill the node's own bucket, and all of it stays owed
+		alone := own.LocalShare().Limit
+		full := float64(alone.Burst) / float64(alone.Requests) * float64(alone.Period())
 		share *= 2 + ratelimit.Tokens(float64(b.now)/full)
 	}
 	return most + ratelimit.Tokens(b.names)*share
