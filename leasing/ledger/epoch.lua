@@ -35,5 +35,5 @@ if flags % 2 == 1 or not known then
 end
 if not known or run ~= here and run ~= '-' and here ~= '-' then return put(id, now, most, here) end
 learning = math.min(tonumber(learning), most)
-if flags >= 2 and now < learning then learning = math.max(learning, most) end
+if flags >= 2 and now < learning then learning = most end
 return put(known, tonumber(began), learning, here)
