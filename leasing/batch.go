@@ -64,11 +64,15 @@ func (f *Fleet) pack(l *lane, flights []*flight) *batch {
 	// Leases are counted from sent, which is before anything leaves (docs/protocol.md, section
 	// 4.7).
 	b.query, b.known = l.query(b.sent), l.known(b.sent)
+	there := l.time()
 	for i, fl := range flights {
-		c := f.write(b.sent, fl)
-		c.Learning = b.known.Learning
+		c := f.write(b.sent, there, fl)
+		// A ledger that is being told what it has lost lets nobody draw.
+		if c.Learning = b.known.Learning; c.Learning > 0 {
+			c.Draw = 0
+		}
 		// The claim that is sent is a copy. The answer is judged by the flight's own.
-		fl.Claim.Learning = c.Learning
+		fl.Claim.Learning, fl.Claim.Draw = c.Learning, c.Draw
 		b.claims[i] = c
 	}
 	return b
@@ -177,7 +181,7 @@ func (l *lane) heard(
 var errBreaker = errors.New("the ledger does not answer, and is not asked for a while")
 
 // write makes the claim of a flight from what is known now.
-func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
+func (f *Fleet) write(now instant, there lease.LedgerClock, fl *flight) ratelimit.Claim {
 	s := f.shard(fl.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -192,7 +196,7 @@ func (f *Fleet) write(now instant, fl *flight) ratelimit.Claim {
 		return fl.Claim
 	}
 	h := s.find(fl.id) // it is not evicted while in flight
-	fl.Claim = h.Write(now, s.seq, &fl.Flight, f.recalls)
+	fl.Claim = h.Write(now, there, s.seq, &fl.Flight, f.recalls)
 	fl.Claim.Key = fl.name
 	f.do(h, now)
 	return fl.Claim

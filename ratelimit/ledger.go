@@ -66,6 +66,10 @@ type Claim struct {
 	// while there is plenty of the limit left. A token_bucket's lease is not
 	// stretched.
 	Stretch bool
+	// Draw, if not 0, is a fixed window of which the claim may be a draw: its tokens are taken
+	// from the window's till, which a ledger has as long as it has settled no claim of the window.
+	// Nothing of what else the claim says is booked then. Seq is above 1.
+	Draw Window
 	// Recall says that the ledger can reach other holders (Recaller): it may ask
 	// them to give back what they do not need, where Waiting cannot be granted.
 	Recall bool
@@ -117,6 +121,9 @@ type Grant struct {
 	// (Claim.Stretch): it need not be given back when its key is idle, for the
 	// ledger asks for it when it is needed.
 	Plenty bool
+	// Drawn says that the tokens were drawn, and that the ledger has nothing else of the claim
+	// (Claim.Draw). Outstanding is then what others have drawn, spent or not.
+	Drawn bool
 	// Recalling says that what waits was not granted, and that other holders have
 	// just been asked to give back what they have: to ask once more in a few
 	// milliseconds may help.

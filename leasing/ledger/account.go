@@ -39,6 +39,7 @@ type Account struct {
 	learning
 	fillLevel
 
+	tills  []till // of windows that no claim was settled of
 	first  record // most keys have one holder
 	others []record
 }
@@ -88,10 +89,13 @@ type fillLevel struct {
 // (docs/protocol.md, sections 4.1 to 4.12). It allocates only when another holder
 // appears.
 func (a *Account) Settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
-	fresh := a.window == 0
+	if g, ok := a.draw(now, c); ok {
+		return g
+	}
+	fresh, tills, dead := a.window == 0, a.tills, a.dead
 	g := a.settleAt(now, c)
-	if fresh && g.Err != nil { // nothing was booked: there is no account yet
-		*a = Account{fences: fences{fence: a.fence}}
+	if fresh && g.Err != nil { // nothing was booked: there is no account yet, but what was drawn
+		*a = Account{fences: fences{fence: a.fence}, tills: tills, dead: dead}
 	}
 	return g
 }
@@ -112,6 +116,9 @@ func (a *Account) settleAt(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	a.learn(c)
 	if c.Ahead && c.Window != a.window && c.Window != a.target(c) {
 		return late // for a window that is over
+	}
+	if at := a.target(c); at > a.window { // the first claim of it, maybe
+		a.place(at, &c.Limit)
 	}
 	r := a.find(c.Holder)
 	// A claim that was sent twice is answered twice alike, and changes the account once. One that
@@ -159,6 +166,9 @@ func (a *Account) settleAt(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	a.grant(r, c, uncovered, at)
 	asked, recalling := a.recall(r, c)
 	a.dead = a.deadline(c) + a.lag // by the ledger's clock
+	for i := range a.tills {
+		a.dead = max(a.dead, c.Limit.WindowEnd(a.tills[i].window)+a.lag)
+	}
 	g := a.answer(r, c)
 	g.Recalled, g.Recalling = asked, recalling
 	return g
@@ -308,6 +318,10 @@ func (a *Account) advance(now ledgerTime, c *ratelimit.Claim) {
 		a.left, a.late = max(a.left, a.most)-a.spent(a.window), a.over
 	}
 	a.window, a.base, a.over, a.most = w, 0, 0, 0
+	// What was drawn of it so far counts from now on; what is drawn from now on does not.
+	if c.Limit.Algorithm == ratelimit.FixedWindow {
+		a.place(w, &c.Limit)
+	}
 }
 
 // book makes the record a copy of the claim. It returns how many of the tokens

@@ -21,7 +21,7 @@ func (a *Account) Look(now ledgerTime, l *ratelimit.Limit, own func(ratelimit.Ho
 	c := &ratelimit.Claim{Limit: *l}
 	copied := *a
 	// Records are changed in place: the copy needs its own.
-	copied.others = slices.Clone(a.others)
+	copied.others, copied.tills = slices.Clone(a.others), cloned(a.tills)
 	copied.advance(now, c)
 	v := &ratelimit.AccountLook{Window: copied.window, Limit: l.Capacity(), Relearning: copied.now < copied.relearn}
 	// Below 0 shows by how much a window is beyond its limit. A bucket has its level instead.

@@ -49,6 +49,7 @@ var notState = map[string]string{
 	"Grant.Stranded":     "is shown to people",
 	"Grant.Over":         "is shown to people",
 	"Grant.OverAdmitted": "is shown to people",
+	"Account.tills":      "is written by itself",
 	"Grant.Err":          "such an answer is delivered at once",
 }
 
@@ -204,6 +205,12 @@ func (s *stateWriter) header() {
 	if s.bucket {
 		s.number(int64(w.level))
 	}
+	for i := range w.ledger.tills {
+		if t := &w.ledger.tills[i]; t.window >= s.here {
+			s.window(t.window)
+			s.number(int64(t.total))
+		}
+	}
 	if w.scope.rule.Limit.Algorithm == ratelimit.FixedWindow && w.ledger.window < s.here {
 		s.buf = append(s.buf, 0) // all that it says is about a window that is over
 		s.ledgerTime(w.ledger.relearn)
@@ -256,6 +263,8 @@ func (s *stateWriter) party(p *party) {
 		s.lease(&p.next)
 	}
 	s.record(w.ledger.find(p.name ^ p.other ^ 1))
+	s.drawn(p.name ^ p.other)
+	s.drawn(p.name ^ p.other ^ 1)
 	s.messages(p)
 }
 
@@ -283,6 +292,18 @@ func (s *stateWriter) record(r *record) {
 	}
 	s.buf = append(s.buf, 1)
 	s.fields(unsafe.Pointer(r), stateOfRecord)
+}
+
+// drawn writes what a holder has drawn from tills that still matter.
+func (s *stateWriter) drawn(h ratelimit.Holder) {
+	for i := range s.w.ledger.tills {
+		for _, d := range s.w.ledger.tills[i].drawn {
+			if d.holder == h && s.w.ledger.tills[i].window >= s.here {
+				s.window(s.w.ledger.tills[i].window)
+				s.number(int64(d.n))
+			}
+		}
+	}
 }
 
 func (s *stateWriter) messages(p *party) {

@@ -122,7 +122,7 @@ func (w *smallWorld) newParty() party {
 
 func (w *smallWorld) clone() *smallWorld {
 	c := *w
-	c.ledger.others = append([]record(nil), w.ledger.others...)
+	c.ledger.others, c.ledger.tills = append([]record(nil), w.ledger.others...), cloned(w.ledger.tills)
 	c.parties = append([]party(nil), w.parties...)
 	c.net = append([]smallMessage(nil), w.net...)
 	return &c

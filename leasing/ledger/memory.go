@@ -150,7 +150,7 @@ func (l *LosableMemory) Copy() *Memory {
 				into := to.accounts.add(c.fullHash(), c.key[:c.len])
 				into.val = c.val
 				// A copy of its own: claims that come after this instant change only the original.
-				into.val.others = slices.Clone(c.val.others)
+				into.val.others, into.val.tills = slices.Clone(c.val.others), cloned(c.val.tills)
 			}
 		}
 		from.mu.Unlock()

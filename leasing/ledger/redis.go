@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -35,6 +37,9 @@ type Redis struct {
 	at func() ledgerTime
 	// cutting is the time by which billing months are cut; see cuts.
 	cutting cutting
+
+	// undrawn is that Redis does not let this user draw.
+	undrawn atomic.Bool
 
 	naming sync.Once
 	epochs [][]string // by part, of a Cluster; see epochNames
@@ -114,65 +119,94 @@ func (l *Redis) Settle(ctx context.Context, claims []ratelimit.Claim, grants []r
 func (l *Redis) settle(
 	ctx context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant, behind func(redis.Pipeliner),
 ) {
-	answers := l.pipeline(ctx, claims, settleScript.EvalSha, behind)
-	var again []int
-	for i := range answers {
-		// Neither answer has booked anything, so that the claim can be sent again under its number.
-		// A script that Redis has forgotten goes with its text then.
-		if redis.HasErrorPrefix(answers[i].Err(), "NOSCRIPT") || l.cutting.elsewhere(&claims[i], answers[i]) {
-			again = append(again, i)
-			continue
-		}
-		grants[i] = readGrant(&claims[i], answers[i])
+	t := &trip{Redis: l, claims: claims, grants: grants, eval: settleScript.EvalSha, draws: l.draws()}
+	t.left = make([]int, len(claims))
+	for i := range claims {
+		t.left[i] = i
 	}
-	// Twice, because the first answer of a script that was forgotten may be that its windows are
-	// elsewhere. After that the claim has failed.
-	for range 2 {
-		if len(again) == 0 {
+	// The script may have been forgotten, and when it is sent with its text, its first answer may be that
+	// its windows are elsewhere. Draws that were none come to it a trip later.
+	most := 3
+	if t.draws && slices.ContainsFunc(claims, func(c ratelimit.Claim) bool { return drawingOf(&c) > 0 }) {
+		most++
+	}
+	for range most {
+		if t.send(ctx, behind); len(t.left) == 0 {
 			return
 		}
-		resent := make([]ratelimit.Claim, len(again))
-		for j, i := range again {
-			resent[j] = claims[i]
-		}
-		answers = l.pipeline(ctx, resent, settleScript.Eval, behind)
-		var left []int
-		for j, i := range again {
-			if l.cutting.elsewhere(&claims[i], answers[j]) {
-				left = append(left, i)
-			}
-			grants[i] = readGrant(&claims[i], answers[j])
-		}
-		again = left
 	}
+	for _, i := range t.left {
+		grants[i] = ratelimit.Grant{Seq: claims[i].Seq, Err: fmt.Errorf("%w: %w", ErrLedgerAnswer, errUnsettled)}
+	}
+}
+
+// errUnsettled says that a claim was sent several times and never settled, which no Redis does.
+var errUnsettled = errors.New("the script is forgotten again and again, or its windows are elsewhere each time")
+
+// trip is claims on their way to Redis, which may take several round trips.
+type trip struct {
+	*Redis
+	claims []ratelimit.Claim
+	grants []ratelimit.Grant
+	left   []int // those that are not settled
+	eval   evalFunc
+	draws  bool // those that may be draws are tried as such
 }
 
 type evalFunc func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd
 
-func (l *Redis) pipeline(
-	ctx context.Context, claims []ratelimit.Claim, eval evalFunc, behind func(redis.Pipeliner),
-) []*redis.Cmd {
-	answers := make([]*redis.Cmd, len(claims))
-	pipe := l.client.Pipeline()
-	for i := range claims {
+// send makes one round trip, and keeps those that are to be sent again. No answer for which that is
+// so has booked anything, so that a claim can be sent again under its number.
+func (t *trip) send(ctx context.Context, behind func(redis.Pipeliner)) {
+	pipe := t.client.Pipeline()
+	answers, drawn := make([]*redis.Cmd, len(t.left)), tills{}
+	for j, i := range t.left {
+		c := &t.claims[i]
+		if n := drawingOf(c); n > 0 && t.draws {
+			if len(drawn.sent) == 0 {
+				drawn.at = t.at()
+			}
+			drawn.send(ctx, pipe, t.prefix, c, n)
+			continue
+		}
 		// The audit's stream is a second key of the script, for Redis wants all keys to be named.
-		names := append(make([]string, 0, 2), l.prefix+claims[i].Key)
-		if claims[i].Audit != "" {
+		names := append(make([]string, 0, 2), t.prefix+c.Key)
+		if c.Audit != "" {
 			names = append(names, AuditStream(names[0]))
 		}
-		answers[i] = eval(ctx, pipe, names, l.arguments(&claims[i])...)
+		answers[j] = t.eval(ctx, pipe, names, t.arguments(c)...)
 	}
+	drawn.tell(ctx, pipe)
 	behind(pipe)
 	// An error may be that of a single command. Only commands without an answer take it over: the
 	// others were settled.
-	if _, err := pipe.Exec(ctx); err != nil {
-		for _, a := range answers {
-			if a.Err() == nil && a.Val() == nil {
-				a.SetErr(err)
+	_, err := pipe.Exec(ctx)
+	var again []int
+	for j, i := range t.left {
+		c, a := &t.claims[i], answers[j]
+		if a == nil {
+			g, ok := drawn.next(c)
+			if !ok {
+				again = append(again, i)
 			}
+			t.grants[i] = g
+			continue
 		}
+		if err != nil && a.Err() == nil && a.Val() == nil {
+			a.SetErr(err)
+		}
+		// A script that Redis has forgotten goes with its text then.
+		if redis.HasErrorPrefix(a.Err(), "NOSCRIPT") || t.cutting.elsewhere(c, a) {
+			again = append(again, i)
+			t.eval = settleScript.Eval
+			continue
+		}
+		t.grants[i] = readGrant(c, a)
 	}
-	return answers
+	if drawn.forbidden {
+		t.undrawn.Store(true)
+	}
+	t.left, t.draws = again, false
 }
 
 func (l *Redis) arguments(c *ratelimit.Claim) []any {

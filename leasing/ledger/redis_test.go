@@ -54,10 +54,11 @@ var (
 func TestRedisAnswersAsMemoryDoes(t *testing.T) {
 	s := redistest.Start(t)
 	m, audited := newMovedRedis(t, s), audits{kinds: map[string]int{}}
-	recalled := 0
+	recalled, drawn := 0, 0
 	for seed := *comparedFirst; seed < *comparedFirst+*compared; seed++ {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			recalled += compareLedgers(t, m, seed)
+			r, d := compareLedgers(t, m, seed)
+			recalled, drawn = recalled+r, drawn+d
 			if seed%2 == 1 {
 				audited.compare(t, m, fmt.Sprint("seed", seed))
 			}
@@ -65,6 +66,9 @@ func TestRedisAnswersAsMemoryDoes(t *testing.T) {
 	}
 	if *compared < 600 {
 		return // too few for each kind to come
+	}
+	if drawn < 100 {
+		t.Errorf("only %d draws", drawn)
 	}
 	for _, kind := range []string{"grant", "refused", "return", "report", "expiry", "fenced", "recovery", "reset", "final", "stale", "clock"} {
 		if audited.kinds[kind] == 0 {
@@ -126,7 +130,7 @@ func (v *audits) compare(t *testing.T, m *movedRedis, key string) {
 	}
 }
 
-func compareLedgers(t *testing.T, m *movedRedis, seed uint64) (recalled int) {
+func compareLedgers(t *testing.T, m *movedRedis, seed uint64) (recalled, drawn int) {
 	rnd := rand.New(rand.NewPCG(seed, 7))
 	m.now = ledgertest.Epoch
 	memory := NewMemory(10, func() ledgerTime { return m.now })
@@ -165,6 +169,13 @@ func compareLedgers(t *testing.T, m *movedRedis, seed uint64) (recalled int) {
 		if c.Audit = ""; seed%2 == 1 {
 			c.Audit = "d.r"
 		}
+		if c.Draw = 0; seed%2 == 0 && rnd.IntN(6) > 0 {
+			c.Stretch = c.Stretch || rnd.IntN(3) > 0
+			c.Draw = limit.WindowAt(m.now) + []window{0, 0, 0, 0, 1, -1}[rnd.IntN(6)]
+			if c.Ahead && rnd.IntN(3) > 0 {
+				c.Draw = c.Window
+			}
+		}
 		c.TTL = time.Duration(1+rnd.Int64N(int64(limit.Period())/2)) / 1000 * 1000
 		memory.Settle(context.Background(), []ratelimit.Claim{*c}, granted[:1])
 		m.Settle(context.Background(), []ratelimit.Claim{*c}, granted[1:])
@@ -194,8 +205,11 @@ func compareLedgers(t *testing.T, m *movedRedis, seed uint64) (recalled int) {
 		if want.Recalled > 0 {
 			recalled++
 		}
+		if want.Drawn {
+			drawn++
+		}
 	}
-	return recalled
+	return recalled, drawn
 }
 
 func randomLimit(rnd *rand.Rand) ratelimit.Limit {

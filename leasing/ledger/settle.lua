@@ -80,6 +80,8 @@ repeat
     -- a reset gave back more than has been charged since, which counts by its weight, too.
     if a[3] ~= w or now < a[1] or now < a[9] or not a[26] or now >= a[24] or a[5] < 0 or fence > 0 and fence <= a[16] then break end
   else
+    -- What was drawn of the window's till is booked the long way (docs/protocol.md, section 4.17).
+    if not sliding and redis.call('EXISTS', string.format('{%s}:%.0f', KEYS[1], w)) == 1 then break end
     a = { now, 0, w, 0, 0, 0, 0, 0, 0, 0, 0, capacity, 0, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9007199254740991, 9007199254740991, 0 }
   end
   -- From a[25] on, a new holder has others' records folded or forgotten first, as the long way does; 1:
@@ -98,6 +100,8 @@ repeat
     -- first of them expires.
     local charged, elsewhere, live = a[27] or 0, a[28] or 0, (a[29] or 0) + 1
     if now >= (a[30] or NEVER) then break end
+    -- The first claim of the next window books what was drawn of its till, the long way.
+    if live == 1 and redis.call('EXISTS', string.format('{%s}:%.0f', KEYS[1], at)) == 1 then break end
     local room = min(capacity, max(0, capacity - charged))
     local lease = min(room, max(Want, waiting), max(waiting, (room - fmod(room, 2 * live)) / (2 * live)))
     local expires, f = now + TTL, low % 2 * 8
@@ -611,6 +615,26 @@ local function clock()
   return max(now, a.now)
 end
 
+-- place books what was drawn of a window's till: each holder's as granted by the last answer. The till ends when
+-- that is stored.
+local placed = {}
+local function place(at)
+  local till = string.format('{%s}:%.0f', KEYS[1], at)
+  if redis.call('EXISTS', till) == 0 then return end
+  local drawn = redis.call('HGETALL', till)
+  placed[#placed + 1] = till
+  a.fence = max(a.fence + 1, a.now)
+  for i = 1, #drawn, 2 do
+    local name, r = drawn[i], records[drawn[i]]
+    if name ~= 't' then
+      records[name] = {
+        max(r and r[SEQ] or 1, 1), at, a.now + min(LONGEST, window_end(at) - a.now), a.fence, 0, tonumber(drawn[i + 1]), 0, 0, 0, 256,
+      }
+      dirty[name] = true
+    end
+  end
+end
+
 local function advance()
   local fresh = a.window == 0
   now = clock()
@@ -645,6 +669,8 @@ local function advance()
     left, late = max(left, a.most) - all_spent(a.window), a.over
   end
   a.prev, a.left, a.late, a.window, a.base, a.over, a.most = prev, left, late, w, 0, 0, 0
+  -- What was drawn of it so far counts from now on; what is drawn from now on does not.
+  if algorithm == FIXED and period > 0 then place(w) end
   if not fresh then drop() end
 end
 
@@ -1051,11 +1077,21 @@ local function store()
     update[#update + 1] = pack({ d[1], w, d[3], d[4], d[5], d[6], d[7], d[8], d[9], d[10] })
   end
   for i = 1, #update, CHUNK do redis.call('HSET', KEYS[1], unpack(update, i, min(i + CHUNK - 1, #update))) end
+  for _, till in ipairs(placed) do redis.call('DEL', till) end
+end
+
+-- expire has the account deleted when nothing of it counts any more.
+local function expire()
+  -- A second more than needed: fences go on from the account while it is there.
+  local ms = floor((dead() - a.now) / 1000) + 1000
+  if Time > 0 then ms = ms + 3600000 end -- a test's time stands still, and Redis' goes on
+  redis.call('PEXPIRE', KEYS[1], min(ms, 31536000000 * 2))
 end
 
 -- kept is an answer that books nothing; but time has passed for the account.
 local function kept(said, late)
   if #fields > 0 then store() end
+  if #fields > 0 and #placed > 0 then expire() end
   if late then audit('stale', holder) end
   return said
 end
@@ -1063,6 +1099,7 @@ learn()
 -- A holder from before the ledger's clock went back has another number for each window.
 if c.fence > 0 and c.fence <= a.renamed then c.window = c.window - a.moved end
 if c.ahead and c.window ~= a.window and c.window ~= target() then return kept(too_late(), true) end -- for a window that is over
+if target() > a.window then place(target()) end -- the first claim of it, maybe
 local r = records[holder]
 -- A claim that was sent twice is answered twice alike, and changes the account once. One that was
 -- overtaken by a later claim is out of date (docs/protocol.md, section 4.2).
@@ -1107,8 +1144,5 @@ else
 end
 dirty[holder] = true
 store()
--- A second more than needed: fences go on from the account while it is there.
-local ms = floor((dead() - a.now) / 1000) + 1000
-if Time > 0 then ms = ms + 3600000 end -- a test's time stands still, and Redis' goes on
-redis.call('PEXPIRE', KEYS[1], min(ms, 31536000000 * 2))
+expire()
 return answer(r)

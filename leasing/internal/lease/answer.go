@@ -56,9 +56,12 @@ func (h *Held) Answer(
 	h.expires = sent.Add(g.TTL - Margin(&fl.Claim, g.TTL))
 	// When the next window's lease is here already, this one must end where that may begin.
 	h.agree()
-	if g.Carried { // of another window than the claim's the ledger knows nothing yet, as begun says
+	// Of another window than the claim's the ledger knows nothing yet, as begun says, and of what was
+	// drawn nothing more than that.
+	if g.Carried && !g.Drawn {
 		h.Reported = fl.Claim.Spent
 	}
+	h.drawn = g.Drawn
 	h.Gauge()
 	// Settled: nothing is left, nothing was spent while the claim was under way, and the answer
 	// granted nothing that the ledger would have to hear of.

@@ -67,8 +67,9 @@ func (fl *Flight) most(rule *ratelimit.Rule) tokens {
 }
 
 // Write makes the claim of a flight that leaves now, with the sequence number seq, from
-// what is known now. recalls says that the ledger can recall leases. The claim has no Key.
-func (h *Held) Write(now instant, seq uint64, fl *Flight, recalls bool) ratelimit.Claim {
+// what is known now, also of the ledger's clock. recalls says that the ledger can recall leases.
+// The claim has no Key.
+func (h *Held) Write(now instant, there LedgerClock, seq uint64, fl *Flight, recalls bool) ratelimit.Claim {
 	// From here on no ask joins this flight: the claim says what waits.
 	fl.written, fl.at = true, now
 	// The next window's lease was to be given back, and its window has begun meanwhile: it is the
@@ -129,6 +130,7 @@ func (h *Held) Write(now instant, seq uint64, fl *Flight, recalls bool) ratelimi
 			fl.Claim.Tally && fl.Claim.Window != 0 && h.Lease.Algorithm == ratelimit.FixedWindow
 	}
 	fl.Claim.Holder, fl.Claim.Reset, fl.Claim.Last = name, fl.Reset, fl.Last
+	fl.Claim.Draw = h.drawsFrom(now, there, fl)
 	// That a bucket has filled up since the last answer says that all is paid for which that answer
 	// knew of. What was spent since takes its own time: until then a ledger that has lost its data
 	// must charge it.

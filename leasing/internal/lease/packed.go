@@ -41,6 +41,7 @@ const (
 	packedGauged  // its rule's gauges have it
 	packedOddName // it is under the node's second name
 	packedLimited // its lease's limit is that of its rule, and else among the numbers
+	packedDrawn   // all that was granted of this window was drawn
 	packedFruits  // and the bits above
 )
 
@@ -212,6 +213,7 @@ func (h *Held) flags() uint64 {
 		{h.eager, packedEager},
 		{h.asked, packedAsked},
 		{h.Stretched, packedStretched},
+		{h.drawn, packedDrawn},
 		{h.Recalling, packedRecalling},
 		{h.Settled, packedSettled},
 		{h.Gauges.Of != nil, packedGauged},
@@ -228,6 +230,7 @@ func (h *Held) flags() uint64 {
 func (h *Held) setFlags(flags uint64, name ratelimit.Holder) {
 	h.Fruits = uint8(flags / packedFruits)
 	h.Lease.Split, h.eager, h.asked = flags&packedSplit != 0, flags&packedEager != 0, flags&packedAsked != 0
+	h.drawn = flags&packedDrawn != 0
 	h.Stretched, h.Recalling, h.Settled = flags&packedStretched != 0, flags&packedRecalling != 0,
 		flags&packedSettled != 0
 	if flags&packedGauged != 0 {

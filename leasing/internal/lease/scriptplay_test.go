@@ -329,7 +329,7 @@ func (c *command) leaves() {
 	}
 	c.seq++
 	c.flying.Reset = c.has("reset")
-	claim := c.key.Write(c.now, c.seq, c.flying, c.has("recalls"))
+	claim := c.key.Write(c.now, c.there, c.seq, c.flying, c.has("recalls"))
 	c.left[c.seq] = c.flying
 	c.says("claim %s", c.claim(c.flying, &claim))
 	// The package's guarantee: each claim says all that was spent.

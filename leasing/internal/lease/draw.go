@@ -1,0 +1,51 @@
+package lease
+
+import (
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// A claim may be a draw: the ledger takes its tokens from the window's till and looks at nothing
+// else, which costs it little (docs/protocol.md, section 4.17). What the holder says is told with the
+// next claim that is none. So nothing may be draws that the ledger is to hear of now.
+
+// turnSoon is how soon a window must not end for a draw of it to be sent: it would come too late,
+// and be a claim after all.
+const turnSoon = 5 * time.Millisecond
+
+// drawsFrom is the window of which a claim that was written may be a draw; 0 if it may not.
+func (h *Held) drawsFrom(now instant, there LedgerClock, fl *Flight) window {
+	c, l := &fl.Claim, &h.Lease
+	// A lease that a rule wants to be small, or to be reclaimed, is none of a till; nor is one of which
+	// the ledger keeps a record.
+	if !c.Stretch || c.Limit.Algorithm != ratelimit.FixedWindow || h.Rule.Coordination.Audit || fl.Reset || fl.Last ||
+		there.At == 0 {
+		return 0
+	}
+	// What on_store_failure admitted is to be told.
+	if h.Unasked > 0 || h.Unplaced > 0 {
+		return 0
+	}
+	early, late := there.Between(now)
+	w := c.Limit.WindowAt(early)
+	if w != c.Limit.WindowAt(late.Add(turnSoon)) {
+		return 0
+	}
+	// Where the last answer did not find plenty, the next one will hardly do: the draw would be one
+	// message more.
+	before := h.Stretched || h.Heard == 0
+	switch {
+	case fl.Ahead:
+		if before {
+			return c.Window
+		}
+	case c.Window == w: // all that it has of this window was drawn, or it has nothing of it yet
+		if (h.drawn || l.Fence == 0 && l.Granted == 0 && before) && l.Returned == 0 {
+			return w
+		}
+	case !c.Ahead && before && l.Drifted() == 0:
+		return w
+	}
+	return 0
+}

@@ -1,0 +1,167 @@
+package ledger
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// How a till is kept in Redis: a hash beside the account, field "t" what was drawn in all, and a
+// field for each holder. A draw writes to it first, and reads then whether the account has come
+// to the window: either the script found what was written and has booked it, or the draw finds
+// that the script was here. It reads no less than the script: commands of one pipeline are
+// executed in their order, and others may come between them (docs/protocol.md, section 4.17).
+
+// TillName is the name of a window's till, by its account's: it lies in the same slot of a Cluster.
+func TillName(account string, w ratelimit.Window) string {
+	return "{" + account + "}:" + strconv.FormatInt(int64(w), 10)
+}
+
+// draws tells whether claims may be draws. Not in a Cluster, where no command says what time it is
+// at the server that has an account.
+func (l *Redis) draws() bool { return !l.undrawn.Load() && l.Partitions() == 1 }
+
+// tills are the draws of one round trip, in the order of their claims.
+type tills struct {
+	at    ledgerTime // by the clock of a test, or 0
+	clock *redis.TimeCmd
+	sent  []sentDraw
+	// forbidden says that the server does not let this user draw.
+	forbidden bool
+}
+
+type sentDraw struct {
+	n          tokens
+	total, own *redis.IntCmd
+	account    *redis.StringCmd
+}
+
+// send adds a draw of n tokens to a pipeline.
+func (t *tills) send(ctx context.Context, pipe redis.Pipeliner, prefix string, c *ratelimit.Claim, n tokens) {
+	account := prefix + c.Key
+	till := TillName(account, c.Draw)
+	d := sentDraw{n: n}
+	d.total = pipe.HIncrBy(ctx, till, "t", int64(n))
+	d.own = pipe.HIncrBy(ctx, till, HolderName(c.Holder), int64(n))
+	// A second longer than the window: a till has no fence to go on from, but clocks are read a moment
+	// apart. A test's time stands still, and Redis' goes on.
+	if ends := c.Limit.WindowEnd(c.Draw).Add(time.Second); t.at != 0 {
+		pipe.PExpire(ctx, till, max(0, ends.Sub(t.at))+time.Hour)
+	} else {
+		pipe.PExpireAt(ctx, till, time.UnixMicro(int64(ends)))
+	}
+	d.account = pipe.HGet(ctx, account, "a")
+	t.sent = append(t.sent, d)
+}
+
+// tell has Redis say what time it is, behind the draws.
+func (t *tills) tell(ctx context.Context, pipe redis.Pipeliner) {
+	if len(t.sent) > 0 && t.at == 0 {
+		t.clock = pipe.Time(ctx)
+	}
+}
+
+// next is the answer to the next of the draws, which is that of c. It is false where the script is
+// to settle the claim.
+func (t *tills) next(c *ratelimit.Claim) (ratelimit.Grant, bool) {
+	d := t.sent[0]
+	t.sent = t.sent[1:]
+	account, err := d.account.Result()
+	if errors.Is(err, redis.Nil) { // there is none
+		err = nil
+	}
+	now := t.at
+	if t.clock != nil {
+		var clock time.Time
+		if clock, err = t.clock.Val(), errors.Join(err, t.clock.Err()); err == nil {
+			now = ledgerTime(clock.UnixMicro())
+		}
+	}
+	if err = errors.Join(d.total.Err(), d.own.Err(), err); err != nil {
+		var said redis.Error
+		if errors.As(err, &said) { // what Redis itself says: the script finds out how that is
+			t.forbidden = t.forbidden || redis.HasErrorPrefix(said, "NOPERM") ||
+				redis.HasErrorPrefix(said, "ERR unknown command")
+			return ratelimit.Grant{}, false
+		}
+		return ratelimit.Grant{Seq: c.Seq, Err: fmt.Errorf("redis: %w", err)}, true
+	}
+	total, own := tokens(d.total.Val()), tokens(d.own.Val())
+	if total < own || own < d.n || total > c.Limit.Capacity()/MostDrawn || !drawnInTime(c, now) ||
+		!openIn(account, c.Draw, now) {
+		return ratelimit.Grant{}, false
+	}
+	return drawn(c, now, d.n, total, own), true
+}
+
+// openIn tells whether a window's till is open, by field "a" of the account, as (*Account).open does:
+// its time, its window, until when it is told what was lost, and how many have claimed the next window.
+func openIn(account string, w window, now ledgerTime) bool {
+	if account == "" {
+		return true
+	}
+	var numbers [accountFields]int64
+	n, ok := packedNumbers(account, &numbers)
+	if !ok || n < 9 {
+		return false // the script says what is wrong with it
+	}
+	at := window(numbers[2])
+	return at < w && (at < w-1 || numbers[28] == 0) && now >= ledgerTime(numbers[8])
+}
+
+// packedNumbers reads an array of whole numbers as Redis' cmsgpack writes it (MessagePack,
+// github.com/msgpack/msgpack/blob/master/spec.md), and says how many there are.
+func packedNumbers(b string, numbers *[accountFields]int64) (n int, ok bool) {
+	switch {
+	case b[0]&0xf0 == 0x90:
+		n, b = int(b[0]&0x0f), b[1:]
+	case b[0] == 0xdc && len(b) > 2:
+		n, b = int(b[1])<<8|int(b[2]), b[3:]
+	default:
+		return 0, false
+	}
+	if n > len(numbers) {
+		return n, false
+	}
+	for i := range n {
+		if len(b) == 0 {
+			return n, false
+		}
+		kind := b[0]
+		b = b[1:]
+		size, known := packedSizes[kind]
+		switch {
+		case kind <= 0x7f || kind >= 0xe0:
+			numbers[i] = int64(int8(kind))
+			continue
+		case !known || len(b) < size:
+			return n, false
+		}
+		var wide [8]byte
+		copy(wide[8-size:], b[:size])
+		bits := binary.BigEndian.Uint64(wide[:])
+		b = b[size:]
+		switch {
+		case kind == 0xcb:
+			numbers[i] = int64(math.Float64frombits(bits))
+		case kind >= 0xd0: // of two's complement, in so many bytes
+			numbers[i] = int64(bits<<(64-8*size)) >> (64 - 8*size)
+		default:
+			numbers[i] = int64(bits)
+		}
+	}
+	return n, true
+}
+
+// packedSizes are the bytes behind each kind of number.
+var packedSizes = map[byte]int{
+	0xcb: 8, 0xcc: 1, 0xcd: 2, 0xce: 4, 0xcf: 8, 0xd0: 1, 0xd1: 2, 0xd2: 4, 0xd3: 8,
+}

@@ -1,0 +1,171 @@
+package ledger
+
+import (
+	"slices"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Most keys are asked for a few times in a window, and nobody runs short of them. Their first
+// claims need no judgement, and get none: the holder draws tokens from the window's till. A
+// till is two numbers and what each holder has drawn; in Redis three plain commands write to
+// it, which cost about what an INCR and an EXPIRE do, where a script costs several times as much.
+//
+// Guarantee: what holders have drawn and what they are granted is together at most the limit.
+// Half of it may be drawn. A till is open until the ledger settles a claim of its window; that
+// claim has all that was drawn booked first, as granted and in flight, so that from then on the
+// account knows of it what it knows of any lease. What is drawn later was not drawn: its holder
+// reads, behind what it wrote, that the account has come to the window, and takes nothing
+// (docs/protocol.md, section 4.17).
+
+// MostDrawn is the part of a limit that may be drawn: plenty is left as long as no more is. What
+// one claim draws without waiting for it is an eighth at most.
+const (
+	MostDrawn   = PlentyAbove
+	DrawnAtOnce = 8
+)
+
+// till is what has been drawn of a window.
+type till struct {
+	window window
+	total  tokens // also what was not taken, for it came too late or was too much
+	drawn  []drawing
+}
+
+// mostTills is how many are kept: of this window and the next, and of others for a clock that steps.
+const mostTills = 16
+
+// drawing is what a holder has drawn.
+type drawing struct {
+	holder ratelimit.Holder
+	n      tokens
+}
+
+// drawingOf is how much a claim draws; 0: it cannot be a draw.
+func drawingOf(c *ratelimit.Claim) tokens {
+	capacity := c.Limit.Capacity()
+	if c.Draw == 0 || !c.Stretch || c.Seq < 2 || c.Limit.Algorithm != ratelimit.FixedWindow || c.Limit.Unit.OfCalendar() ||
+		c.Ahead && c.Window != c.Draw || c.Want <= 0 || c.Final || c.Last || c.Reset || c.Direct || c.Audit != "" {
+		return 0
+	}
+	share, drift := capacity/(IdleShare*LeastShares), tokens(0)
+	if left := c.Granted - c.Returned - c.Spent; c.Window == c.Draw {
+		share, drift = share-max(0, left), max(0, -left)
+	}
+	// What was spent unasked is drawn besides.
+	n := max(c.Waiting, min(max(c.Want, share), capacity/DrawnAtOnce), 1) + drift
+	if n > capacity/MostDrawn {
+		return 0
+	}
+	return n
+}
+
+// drawnInTime tells whether the ledger's clock shows the window that a claim draws from, or the
+// one before it if it is claimed ahead.
+func drawnInTime(c *ratelimit.Claim, now ledgerTime) bool {
+	w := c.Limit.WindowAt(now)
+	return c.Draw == w || c.Ahead && c.Draw == w+1
+}
+
+// drawn is the answer to a claim that drew n of a till, of which total and by this holder own was
+// drawn then.
+func drawn(c *ratelimit.Claim, now ledgerTime, n, total, own tokens) ratelimit.Grant {
+	rest := c.Limit.WindowEnd(c.Draw).Sub(now)
+	g := ratelimit.Grant{
+		Seq: c.Seq, Granted: n, Fence: max(c.Fence+1, ratelimit.Fence(now)), Window: c.Draw, Carried: c.Window == c.Draw,
+		TTL: max(c.TTL, min(time.Duration(Longest)*time.Microsecond, rest)), Plenty: true, Drawn: true, Holders: 1,
+		Available: c.Limit.Capacity() - total, Outstanding: total - own, At: now, ResetAfter: rest,
+	}
+	if g.Carried {
+		g.Granted += c.Granted
+	}
+	return g
+}
+
+// draw settles a claim as a draw, if it may be one.
+func (a *Account) draw(now ledgerTime, c *ratelimit.Claim) (ratelimit.Grant, bool) {
+	n := drawingOf(c)
+	if n == 0 {
+		return ratelimit.Grant{}, false
+	}
+	// It is written down before anybody looks whether it is taken, as in Redis.
+	t := a.till(c.Draw)
+	t.total += n
+	own := t.add(c.Holder, n)
+	a.dead = max(a.dead, c.Limit.WindowEnd(c.Draw)+a.lag)
+	if t.total > c.Limit.Capacity()/MostDrawn || !drawnInTime(c, now) || !a.open(c.Draw, now) {
+		return ratelimit.Grant{}, false
+	}
+	return drawn(c, now, n, t.total, own), true
+}
+
+// open tells whether a window's till is: no claim of it was settled, nor one ahead of it, and the
+// account is not being told what its ledger has lost.
+func (a *Account) open(w window, now ledgerTime) bool {
+	ahead := false
+	a.each(func(r *record) { ahead = ahead || r.window >= w })
+	return a.window < w && !ahead && now >= a.relearn
+}
+
+// till finds the till of a window, or makes one.
+func (a *Account) till(w window) *till {
+	for i := range a.tills {
+		if a.tills[i].window == w {
+			return &a.tills[i]
+		}
+	}
+	// In Redis they expire. Of an account that nobody claims there is nothing else to forget them by.
+	if len(a.tills) == mostTills {
+		a.tills = slices.Delete(slices.Clone(a.tills), 0, 1)
+	}
+	a.tills = append(a.tills, till{window: w})
+	return &a.tills[len(a.tills)-1]
+}
+
+// add returns what a holder has drawn in all.
+func (t *till) add(h ratelimit.Holder, n tokens) tokens {
+	for i := range t.drawn {
+		if d := &t.drawn[i]; d.holder == h {
+			d.n += n
+			return d.n
+		}
+	}
+	t.drawn = append(t.drawn, drawing{h, n})
+	return n
+}
+
+// place books what was drawn of a window: each holder's as granted by the last answer, which it may
+// have or not (docs/protocol.md, section 4.3). It ends the till.
+func (a *Account) place(w window, l *ratelimit.Limit) {
+	i := slices.IndexFunc(a.tills, func(t till) bool { return t.window == w })
+	if i < 0 {
+		return
+	}
+	t := a.tills[i]
+	// A new list, for copies of the account have the old one.
+	a.tills = slices.Delete(slices.Clone(a.tills), i, i+1)
+	a.fence = max(a.fence+1, ratelimit.Fence(a.now))
+	for _, d := range t.drawn {
+		r := a.find(d.holder)
+		if r == nil {
+			r = a.add(d.holder)
+		}
+		// Claims are numbered from 1, and draws from 2: a claim that comes after the draw counts, and one
+		// that was sent before the draw does not.
+		placed := record{
+			holder: d.holder, seq: max(r.seq, 1), window: w, fence: a.fence,
+			expires: a.now + min(Longest, l.WindowEnd(w)-a.now), totals: totals{inflight: d.n}, marks: marks{plenty: true},
+		}
+		*r = placed
+	}
+}
+
+// cloned is a copy that later draws do not change.
+func cloned(tills []till) []till {
+	copies := slices.Clone(tills)
+	for i := range copies {
+		copies[i].drawn = slices.Clone(copies[i].drawn)
+	}
+	return copies
+}
