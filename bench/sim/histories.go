@@ -163,7 +163,7 @@ func (s *Summary) add(o *Options, r *Result) {
 	for what, is := range map[string]bool{
 		"two descriptors": o.Second != nil, "peeks, refunds, large costs": o.Mix != Mix{}, "full tables": o.Table > 0,
 		"long windows": o.Rule.Limit.Unit != ratelimit.Second, "lost messages": o.Net.Loss > 0, "a real Redis": o.Ledger != nil,
-		"recalls": r.Recalls > 0,
+		"draws": r.Draws > 0, "recalls": r.Recalls > 0,
 	} {
 		if is {
 			s.Played[what]++

@@ -61,6 +61,11 @@ func (h *historian) rule() {
 		r.Limit.Burst = max(1, requests/ratelimit.Tokens(1+h.IntN(3)))
 	}
 	h.coordination(&r.Coordination)
+	if h.o.Seed%10 == 9 { // as most rules are: tokens of such windows may be drawn
+		c := &r.Coordination
+		r.Limit.Algorithm, r.Limit.Burst, c.Reclaim, c.Audit = ratelimit.FixedWindow, 0, ratelimit.ReclaimSafe, false
+		c.Lease.Auto, c.Lease.Fixed, c.Lease.Max = true, 0, 0
+	}
 	h.o.Rule = r
 	h.o.Start = time.Duration(h.Int64N(int64(r.Limit.Period())))
 	if h.chance(0.15) { // long windows, of which one ends and one begins in the run

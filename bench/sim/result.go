@@ -27,6 +27,7 @@ type Result struct {
 	Claims  int64            `json:"claims"`  // that reached the store
 	Trips   int64            `json:"trips"`   // in which they did
 	Recalls int64            `json:"recalls"` // leases that the ledger asked for
+	Draws   int64            `json:"draws"`   // claims that were draws
 	Hops    int64            `json:"hops"`    // messages from node to node
 	Waited  int64            `json:"waited"`  // requests that were not decided at once
 	P50     time.Duration    `json:"wait_p50"`

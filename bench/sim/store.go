@@ -144,12 +144,15 @@ func (s *store) settle(n *node, q ratelimit.EpochQuery, claims []ratelimit.Claim
 	s.point.Claims += int64(len(claims))
 	for i := range claims {
 		s.claimed(&claims[i])
+		if grants[i].Drawn {
+			s.result.Draws++
+		}
 		if s.Trace != nil {
 			c, g := &claims[i], &grants[i]
 			s.trace("node %d as %d claims %d on key %d: window %d, granted %d, spent %d, returned %d; waiting %d, wants %d, fence %d",
 				n.slot, c.Holder, c.Seq, s.named[c.Key].index, c.Window, c.Granted, c.Spent, c.Returned, c.Waiting, c.Want, c.Fence)
-			s.trace("  the ledger grants %d in window %d, fence %d, void %v; left %d, outstanding %d, relearning %v, error %v",
-				g.Granted, g.Window, g.Fence, g.Void, g.Available, g.Outstanding, g.Relearning, g.Err)
+			s.trace("  the ledger grants %d in window %d, drawn %v, fence %d, void %v; left %d, outstanding %d, relearning %v, error %v",
+				g.Granted, g.Window, g.Drawn, g.Fence, g.Void, g.Available, g.Outstanding, g.Relearning, g.Err)
 		}
 		if s.Check {
 			s.check(&claims[i], &grants[i], reclaimed[i])
