@@ -89,6 +89,10 @@ func (k *checking) tokens(c *ratelimit.Claim, g *ratelimit.Grant) {
 	if c.Stretch {
 		more = max(more, int64(c.Limit.Capacity()/(IdleShare*LeastShares)))
 	}
+	if g.Drawn { // in whole units
+		_, unit := tillOf(&c.Limit)
+		more = max(more, int64(unitsOf(c)*unit))
+	}
 	if g.Carried {
 		base = int64(c.Granted)
 		if g.Void {

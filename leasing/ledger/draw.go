@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -14,11 +15,27 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// How a till is kept in Redis: a hash beside the account, field "t" what was drawn in all, and a
-// field for each holder. A draw writes to it first, and reads then whether the account has come
-// to the window: either the script found what was written and has booked it, or the draw finds
-// that the script was here. It reads no less than the script: commands of one pipeline are
-// executed in their order, and others may come between them (docs/protocol.md, section 4.17).
+// How a till is kept in Redis: a string beside the account, to which a draw appends an entry for each
+// unit. A draw writes first, and reads then whether the account has come to the window: either the
+// script found what was written and has booked it, or the draw finds that the script was here. For
+// commands of one pipeline are executed in their order, and others may come between them
+// (docs/protocol.md, section 4.17).
+
+// An entry is the holder's name, with blanks up to 14 characters, and how many tokens a unit is, as a
+// double of 8 bytes, little-endian. All are of one length, so that the string's says how many there are.
+const (
+	nameBytes  = 14
+	entryBytes = nameBytes + 8
+)
+
+// entries are what a holder appends.
+func entries(h ratelimit.Holder, units, unit tokens) string {
+	one := append(make([]byte, 0, entryBytes), HolderName(h)...)
+	for len(one) < nameBytes {
+		one = append(one, ' ')
+	}
+	return strings.Repeat(string(appendNumbers(one, int64(unit))), int(units))
+}
 
 // TillName is the name of a window's till, by its account's: it lies in the same slot of a Cluster.
 func TillName(account string, w ratelimit.Window) string {
@@ -39,23 +56,25 @@ type tills struct {
 }
 
 type sentDraw struct {
-	n          tokens
-	total, own *redis.IntCmd
-	account    *redis.StringCmd
+	units   tokens
+	length  *redis.IntCmd
+	account *redis.StringCmd
 }
 
-// send adds a draw of n tokens to a pipeline.
-func (t *tills) send(ctx context.Context, pipe redis.Pipeliner, prefix string, c *ratelimit.Claim, n tokens) {
+// send adds a draw of so many units to a pipeline.
+func (t *tills) send(ctx context.Context, pipe redis.Pipeliner, prefix string, c *ratelimit.Claim, units tokens) {
 	account := prefix + c.Key
 	till := TillName(account, c.Draw)
-	d := sentDraw{n: n}
-	d.total = pipe.HIncrBy(ctx, till, "t", int64(n))
-	d.own = pipe.HIncrBy(ctx, till, HolderName(c.Holder), int64(n))
-	// A second longer than the window: a till has no fence to go on from, but clocks are read a moment
-	// apart. A test's time stands still, and Redis' goes on.
-	if ends := c.Limit.WindowEnd(c.Draw).Add(time.Second); t.at != 0 {
+	_, unit := tillOf(&c.Limit)
+	d := sentDraw{units: units, length: pipe.Append(ctx, till, entries(c.Holder, units, unit))}
+	switch ends := c.Limit.WindowEnd(c.Draw).Add(time.Second); {
+	// Who has drawn of it before has set its end.
+	case c.Window == c.Draw && c.Granted > 0:
+	// A second longer than the window, for clocks are read a moment apart. A test's time stands still, and
+	// Redis' goes on.
+	case t.at != 0:
 		pipe.PExpire(ctx, till, max(0, ends.Sub(t.at))+time.Hour)
-	} else {
+	default:
 		pipe.PExpireAt(ctx, till, time.UnixMicro(int64(ends)))
 	}
 	d.account = pipe.HGet(ctx, account, "a")
@@ -85,7 +104,7 @@ func (t *tills) next(c *ratelimit.Claim) (ratelimit.Grant, bool) {
 			now = ledgerTime(clock.UnixMicro())
 		}
 	}
-	if err = errors.Join(d.total.Err(), d.own.Err(), err); err != nil {
+	if err = errors.Join(d.length.Err(), err); err != nil {
 		var said redis.Error
 		if errors.As(err, &said) { // what Redis itself says: the script finds out how that is
 			t.forbidden = t.forbidden || redis.HasErrorPrefix(said, "NOPERM") ||
@@ -94,12 +113,11 @@ func (t *tills) next(c *ratelimit.Claim) (ratelimit.Grant, bool) {
 		}
 		return ratelimit.Grant{Seq: c.Seq, Err: fmt.Errorf("redis: %w", err)}, true
 	}
-	total, own := tokens(d.total.Val()), tokens(d.own.Val())
-	if total < own || own < d.n || total > c.Limit.Capacity()/MostDrawn || !drawnInTime(c, now) ||
-		!openIn(account, c.Draw, now) {
+	length := d.length.Val()
+	if length%entryBytes != 0 || !drawnInTime(c, now) || !openIn(account, c.Draw, now) {
 		return ratelimit.Grant{}, false
 	}
-	return drawn(c, now, d.n, total, own), true
+	return drawn(c, now, d.units, tokens(length/entryBytes))
 }
 
 // openIn tells whether a window's till is open, by field "a" of the account, as (*Account).open does:

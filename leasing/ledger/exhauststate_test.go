@@ -208,7 +208,7 @@ func (s *stateWriter) header() {
 	for i := range w.ledger.tills {
 		if t := &w.ledger.tills[i]; t.window >= s.here {
 			s.window(t.window)
-			s.number(int64(t.total))
+			s.number(int64(t.units))
 		}
 	}
 	if w.scope.rule.Limit.Algorithm == ratelimit.FixedWindow && w.ledger.window < s.here {

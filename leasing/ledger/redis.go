@@ -127,7 +127,7 @@ func (l *Redis) settle(
 	// The script may have been forgotten, and when it is sent with its text, its first answer may be that
 	// its windows are elsewhere. Draws that were none come to it a trip later.
 	most := 3
-	if t.draws && slices.ContainsFunc(claims, func(c ratelimit.Claim) bool { return drawingOf(&c) > 0 }) {
+	if t.draws && slices.ContainsFunc(claims, func(c ratelimit.Claim) bool { return unitsOf(&c) > 0 }) {
 		most++
 	}
 	for range most {
@@ -162,7 +162,7 @@ func (t *trip) send(ctx context.Context, behind func(redis.Pipeliner)) {
 	answers, drawn := make([]*redis.Cmd, len(t.left)), tills{}
 	for j, i := range t.left {
 		c := &t.claims[i]
-		if n := drawingOf(c); n > 0 && t.draws {
+		if n := unitsOf(c); n > 0 && t.draws {
 			if len(drawn.sent) == 0 {
 				drawn.at = t.at()
 			}

@@ -617,21 +617,25 @@ end
 
 -- place books what was drawn of a window's till: each holder's as granted by the last answer. The till ends when
 -- that is stored.
-local placed = {}
+local placed, ENTRY = {}, 22
 local function place(at)
   local till = string.format('{%s}:%.0f', KEYS[1], at)
-  if redis.call('EXISTS', till) == 0 then return end
-  local drawn = redis.call('HGETALL', till)
+  local drawn = redis.call('GET', till)
+  if not drawn then return end
   placed[#placed + 1] = till
+  local names = {}
+  for i = 1, #drawn, ENTRY do
+    local name, n = struct.unpack('<c14d', drawn, i)
+    name = string.match(name, '%S+')
+    names[name] = (names[name] or 0) + n
+  end
   a.fence = max(a.fence + 1, a.now)
-  for i = 1, #drawn, 2 do
-    local name, r = drawn[i], records[drawn[i]]
-    if name ~= 't' then
-      records[name] = {
-        max(r and r[SEQ] or 1, 1), at, a.now + min(LONGEST, window_end(at) - a.now), a.fence, 0, tonumber(drawn[i + 1]), 0, 0, 0, 256,
-      }
-      dirty[name] = true
-    end
+  for name, n in pairs(names) do
+    local r = records[name]
+    -- Claims are numbered from 1, and draws from 2: a claim that comes after the draw counts, and one that was sent
+    -- before the draw does not.
+    records[name] = { max(r and r[SEQ] or 1, 1), at, a.now + min(LONGEST, window_end(at) - a.now), a.fence, 0, n, 0, 0, 0, 256 }
+    dirty[name] = true
   end
 end
 

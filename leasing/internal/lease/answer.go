@@ -70,7 +70,7 @@ func (h *Held) Answer(
 	h.Stretched = g.Plenty
 	// What requests have waited for is kept: they spend it in a moment.
 	h.heed(fl.Claim.Waiting)
-	h.again = now.Add(RefusalHold)
+	h.holdRefusal(now, fl.Claim.Waiting > fl.Got(g) && g.Outstanding == 0)
 	if h.fruitless(now, fl, g) {
 		h.fails(now, random)
 	} else {
@@ -150,6 +150,19 @@ func (h *Held) fails(now instant, jitter func() float64) {
 	h.Fruits = min(h.Fruits, MostFruitless+8)
 	wait := min(firstPause<<(h.Fruits-MostFruitless), LongestPause)
 	h.Pause = now.Add(wait/2 + time.Duration(jitter()*float64(wait/2)))
+}
+
+// holdRefusal decides when a refusal is asked for again: after each one that confirms the one before,
+// twice as long. Of a window that is used up nearly all are, and a key that is much asked for has most
+// of its claims then.
+func (h *Held) holdRefusal(now instant, refused bool) {
+	if !refused {
+		h.holds = 0
+	}
+	h.again = now.Add(RefusalHold << h.holds)
+	if refused {
+		h.holds = min(h.holds+1, mostHolds)
+	}
 }
 
 // askAgain has a refusal that is held for long asked for again, in the background, as

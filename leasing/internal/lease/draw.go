@@ -32,19 +32,14 @@ func (h *Held) drawsFrom(now instant, there LedgerClock, fl *Flight) window {
 	if w != c.Limit.WindowAt(late.Add(turnSoon)) {
 		return 0
 	}
-	// Where the last answer did not find plenty, the next one will hardly do: the draw would be one
-	// message more.
-	before := h.Stretched || h.Heard == 0
 	switch {
 	case fl.Ahead:
-		if before {
-			return c.Window
-		}
+		return c.Window
 	case c.Window == w: // all that it has of this window was drawn, or it has nothing of it yet
-		if (h.drawn || l.Fence == 0 && l.Granted == 0 && before) && l.Returned == 0 {
+		if (h.drawn || l.Fence == 0 && l.Granted == 0) && l.Returned == 0 {
 			return w
 		}
-	case !c.Ahead && before && l.Drifted() == 0:
+	case !c.Ahead && l.Drifted() == 0:
 		return w
 	}
 	return 0

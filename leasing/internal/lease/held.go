@@ -99,6 +99,7 @@ type schedule struct {
 	Fruits uint8
 	Pause  instant
 	again  instant // from here on a refusal is asked for again
+	holds  uint8   // how often RefusalHold is doubled then
 }
 
 // lastHeard is what the ledger last said of the lease.

@@ -38,11 +38,12 @@ const (
 	packedStretched
 	packedRecalling
 	packedSettled
-	packedGauged  // its rule's gauges have it
-	packedOddName // it is under the node's second name
-	packedLimited // its lease's limit is that of its rule, and else among the numbers
-	packedDrawn   // all that was granted of this window was drawn
-	packedFruits  // and the bits above
+	packedGauged                      // its rule's gauges have it
+	packedOddName                     // it is under the node's second name
+	packedLimited                     // its lease's limit is that of its rule, and else among the numbers
+	packedDrawn                       // all that was granted of this window was drawn
+	packedFruits                      // and the three bits above: how many, which are fewer than 16
+	packedHolds   = packedFruits << 4 // and the bit above
 )
 
 // Where the parts of a packed key are.
@@ -204,7 +205,7 @@ func (p *packer) front(x *packedFront) {
 }
 
 func (h *Held) flags() uint64 {
-	flags := uint64(h.Fruits) * packedFruits
+	flags := uint64(h.Fruits)*packedFruits + uint64(h.holds)*packedHolds
 	for _, is := range [...]struct {
 		true bool
 		bit  uint64
@@ -228,7 +229,7 @@ func (h *Held) flags() uint64 {
 }
 
 func (h *Held) setFlags(flags uint64, name ratelimit.Holder) {
-	h.Fruits = uint8(flags / packedFruits)
+	h.Fruits, h.holds = uint8(flags/packedFruits%16), uint8(flags/packedHolds)
 	h.Lease.Split, h.eager, h.asked = flags&packedSplit != 0, flags&packedEager != 0, flags&packedAsked != 0
 	h.drawn = flags&packedDrawn != 0
 	h.Stretched, h.Recalling, h.Settled = flags&packedStretched != 0, flags&packedRecalling != 0,
