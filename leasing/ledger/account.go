@@ -39,7 +39,8 @@ type Account struct {
 	learning
 	fillLevel
 
-	tills  []till // of windows that no claim was settled of
+	tills  []till // what was drawn and is not booked
+	shut   window // the last whose till is shut
 	first  record // most keys have one holder
 	others []record
 }
@@ -117,8 +118,8 @@ func (a *Account) settleAt(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	if c.Ahead && c.Window != a.window && c.Window != a.target(c) {
 		return late // for a window that is over
 	}
-	if at := a.target(c); at > a.window { // the first claim of it, maybe
-		a.place(at, &c.Limit)
+	if drawable(&c.Limit) {
+		a.place(a.target(c), &c.Limit)
 	}
 	r := a.find(c.Holder)
 	// A claim that was sent twice is answered twice alike, and changes the account once. One that
@@ -165,6 +166,7 @@ func (a *Account) settleAt(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	// it spent is not (docs/protocol.md, section 4.1).
 	a.grant(r, c, uncovered, at)
 	asked, recalling := a.recall(r, c)
+	a.shutWhenShort(c)
 	a.dead = a.deadline(c) + a.lag // by the ledger's clock
 	for i := range a.tills {
 		a.dead = max(a.dead, c.Limit.WindowEnd(a.tills[i].window)+a.lag)
@@ -268,7 +270,7 @@ func (a *Account) shift(by ledgerTime, l *ratelimit.Limit) {
 	}
 	a.window += windows
 	if windows != 0 {
-		a.renamed, a.moved = a.fence, -windows
+		a.renamed, a.moved, a.shut = a.fence, -windows, 0
 	}
 	a.each(func(r *record) {
 		r.expires += by
@@ -318,10 +320,6 @@ func (a *Account) advance(now ledgerTime, c *ratelimit.Claim) {
 		a.left, a.late = max(a.left, a.most)-a.spent(a.window), a.over
 	}
 	a.window, a.base, a.over, a.most = w, 0, 0, 0
-	// What was drawn of it so far counts from now on; what is drawn from now on does not.
-	if c.Limit.Algorithm == ratelimit.FixedWindow {
-		a.place(w, &c.Limit)
-	}
 }
 
 // book makes the record a copy of the claim. It returns how many of the tokens

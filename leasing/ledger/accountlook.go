@@ -128,8 +128,14 @@ func (a *Account) readRow(row any) error {
 				late: tokens(n[12]),
 			},
 			learning:  learning{relearn: ledgerTime(n[8]), relearned: tokens(n[9])},
-			fillLevel: fillLevel{level: n[6] + n[25]*Micro, carry: n[7]},
+			fillLevel: fillLevel{level: n[6], carry: n[7]},
 			others:    others,
+		}
+		// One number stands for what only a bucket has, and for what only a window has.
+		if IsBucket(a.window) {
+			a.level += n[25] * Micro
+		} else {
+			a.shut = window(n[25])
 		}
 		return nil
 	case ok && len(name) > 1 && len(n) == 10:

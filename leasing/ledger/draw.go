@@ -16,10 +16,9 @@ import (
 )
 
 // How a till is kept in Redis: a string beside the account, to which a draw appends an entry for each
-// unit. A draw writes first, and reads then whether the account has come to the window: either the
-// script found what was written and has booked it, or the draw finds that the script was here. For
-// commands of one pipeline are executed in their order, and others may come between them
-// (docs/protocol.md, section 4.17).
+// unit. A draw writes first, and reads then what the account has charged: a script that granted
+// something in between has found what was written, and counted it. For commands of one pipeline are
+// executed in their order, and others may come between them (docs/protocol.md, section 4.17).
 
 // An entry is the holder's name, with blanks up to 14 characters, and how many tokens a unit is, as a
 // double of 8 bytes, little-endian. All are of one length, so that the string's says how many there are.
@@ -67,14 +66,11 @@ func (t *tills) send(ctx context.Context, pipe redis.Pipeliner, prefix string, c
 	till := TillName(account, c.Draw)
 	_, unit := tillOf(&c.Limit)
 	d := sentDraw{units: units, length: pipe.Append(ctx, till, entries(c.Holder, units, unit))}
-	switch ends := c.Limit.WindowEnd(c.Draw).Add(time.Second); {
-	// Who has drawn of it before has set its end.
-	case c.Window == c.Draw && c.Granted > 0:
 	// A second longer than the window, for clocks are read a moment apart. A test's time stands still, and
 	// Redis' goes on.
-	case t.at != 0:
+	if ends := c.Limit.WindowEnd(c.Draw).Add(time.Second); t.at != 0 {
 		pipe.PExpire(ctx, till, max(0, ends.Sub(t.at))+time.Hour)
-	default:
+	} else {
 		pipe.PExpireAt(ctx, till, time.UnixMicro(int64(ends)))
 	}
 	d.account = pipe.HGet(ctx, account, "a")
@@ -114,25 +110,35 @@ func (t *tills) next(c *ratelimit.Claim) (ratelimit.Grant, bool) {
 		return ratelimit.Grant{Seq: c.Seq, Err: fmt.Errorf("redis: %w", err)}, true
 	}
 	length := d.length.Val()
-	if length%entryBytes != 0 || !drawnInTime(c, now) || !openIn(account, c.Draw, now) {
+	charged, open := openIn(account, c.Draw, now)
+	if !open || length%entryBytes != 0 || !drawnInTime(c, now) {
 		return ratelimit.Grant{}, false
 	}
-	return drawn(c, now, d.units, tokens(length/entryBytes))
+	return drawn(c, now, d.units, tokens(length/entryBytes), charged)
 }
 
-// openIn tells whether a window's till is open, by field "a" of the account, as (*Account).open does:
-// its time, its window, until when it is told what was lost, and how many have claimed the next window.
-func openIn(account string, w window, now ledgerTime) bool {
+// openIn tells whether a window's till is open, and what is charged of the window, by field "a" of the
+// account, as (*Account).open does.
+func openIn(account string, w window, now ledgerTime) (charged tokens, open bool) {
 	if account == "" {
-		return true
+		return 0, true
 	}
 	var numbers [accountFields]int64
-	n, ok := packedNumbers(account, &numbers)
-	if !ok || n < 9 {
-		return false // the script says what is wrong with it
+	// Without sums the account was last settled by a release before: the script makes them.
+	if n, ok := packedNumbers(account, &numbers); !ok || n < 26 {
+		return 0, false
 	}
-	at := window(numbers[2])
-	return at < w && (at < w-1 || numbers[28] == 0) && now >= ledgerTime(numbers[8])
+	switch at := window(numbers[2]); at {
+	case w:
+		charged = tokens(numbers[3] + numbers[18]) // of holders that are not recorded, and of records
+	case w - 1:
+		charged = tokens(numbers[26]) // of records of the next window
+	default:
+		if at > w {
+			return 0, false
+		}
+	}
+	return charged, window(numbers[25]) < w && now >= ledgerTime(numbers[8])
 }
 
 // packedNumbers reads an array of whole numbers as Redis' cmsgpack writes it (MessagePack,

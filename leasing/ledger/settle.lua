@@ -80,12 +80,12 @@ repeat
     -- a reset gave back more than has been charged since, which counts by its weight, too.
     if a[3] ~= w or now < a[1] or now < a[9] or not a[26] or now >= a[24] or a[5] < 0 or fence > 0 and fence <= a[16] then break end
   else
-    -- What was drawn of the window's till is booked the long way (docs/protocol.md, section 4.17).
-    if not sliding and redis.call('EXISTS', string.format('{%s}:%.0f', KEYS[1], w)) == 1 then break end
     a = { now, 0, w, 0, 0, 0, 0, 0, 0, 0, 0, capacity, 0, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9007199254740991, 9007199254740991, 0 }
   end
   -- From a[25] on, a new holder has others' records folded or forgotten first, as the long way does; 1:
   -- unless its claim has tally, which keeps them.
+  -- What was drawn is booked the long way, unless the window's till is shut (docs/protocol.md, section 4.17).
+  if not sliding and (ahead or a[26] < w) and redis.call('EXISTS', string.format('{%s}:%.0f', KEYS[1], ahead and at or w)) == 1 then break end
   local untidy = now >= a[25] and not (a[25] == 1 and low >= 16)
   if ahead then
     -- An account that is not there yet would begin with a window in which nothing is charged.
@@ -100,8 +100,6 @@ repeat
     -- first of them expires.
     local charged, elsewhere, live = a[27] or 0, a[28] or 0, (a[29] or 0) + 1
     if now >= (a[30] or NEVER) then break end
-    -- The first claim of the next window books what was drawn of its till, the long way.
-    if live == 1 and redis.call('EXISTS', string.format('{%s}:%.0f', KEYS[1], at)) == 1 then break end
     local room = min(capacity, max(0, capacity - charged))
     local lease = min(room, max(Want, waiting), max(waiting, (room - fmod(room, 2 * live)) / (2 * live)))
     local expires, f = now + TTL, low % 2 * 8
@@ -116,7 +114,7 @@ repeat
     local next_fence = max(a[2] + 1, now, min(fence, MOST_FENCE) + 1)
     redis.call('HSET', KEYS[1], 'a', pack({
       now, next_fence, w, a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15], a[16], a[17], a[18],
-      a[19], a[20], a[21], a[22], a[23], a[24], a[25], 0, charged + lease, elsewhere + lease, live, min(a[30] or NEVER, expires),
+      a[19], a[20], a[21], a[22], a[23], a[24], a[25], a[26], charged + lease, elsewhere + lease, live, min(a[30] or NEVER, expires),
     }), holder, pack({ Seq, at, expires, next_fence, 0, lease, 0, 0, 0, f }))
     -- The first lease of the next window has the account outlive that.
     if charged == 0 and lease > 0 then
@@ -214,9 +212,11 @@ repeat
   local next_fence = max(a[2] + 1, now, min(fence, MOST_FENCE) + 1)
   -- An account that nothing was charged to could be deleted at any time.
   local kept = found[1] and (a[19] > 0 or a[5] > 0 or a[4] ~= 0)
+  local shut = a[26]
+  if not sliding and capacity - a[4] - others - charged <= (capacity - fmod(capacity, ROOM_ABOVE)) / ROOM_ABOVE then shut = w end
   redis.call('HSET', KEYS[1], 'a', pack({
     now, next_fence, w, a[4], prev, beyond, a[7], a[8], a[9], a[10], most, left, late, a[14], a[15], a[16], a[17], a[18],
-    others + charged, a[20] - was_spent + spent, elsewhere + out, stranded, live, min(a[24], expires), a[25], 0, a[27], a[28], a[29], a[30],
+    others + charged, a[20] - was_spent + spent, elsewhere + out, stranded, live, min(a[24], expires), a[25], shut, a[27], a[28], a[29], a[30],
   }), holder, pack({ Seq, w, expires, next_fence, granted, inflight, spent, returned, over, f }))
   -- The expiry that was set last is still right while something was charged before: it is the end
   -- of the same window. This spares most claims a command.
@@ -384,7 +384,7 @@ local SEQ, WINDOW, EXPIRES, FENCE, GRANTED, INFLIGHT, SPENT, RETURNED, OVER, FLA
 local a = {
   now = 0, fence = 0, window = 0, base = 0, prev = 0, over = 0, whole = 0, level = 0, carry = 0, relearn = 0, relearned = 0,
   most = 0, left = 0, late = 0, born = 0, folded = 0,
-  renamed = 0, moved = 0, recalled = 0,
+  renamed = 0, moved = 0, recalled = 0, shut = 0,
 }
 local records, dirty, expired, shifted = {}, {}, {}, false
 local fields = redis.call('HGETALL', KEYS[1])
@@ -394,7 +394,7 @@ for i = 1, #fields, 2 do
     local v = unpack_record(fields[i + 1])
     a = {
       now = v[1], fence = v[2], window = v[3], base = v[4], prev = v[5], over = v[6], carry = v[8],
-      whole = div(v[7], MICRO) + (v[26] or 0), level = fmod(v[7], MICRO), -- a bucket's: whole tokens, and millionths of one
+      whole = div(v[7], MICRO) + (bucket and v[26] or 0), shut = bucket and 0 or v[26] or 0, level = fmod(v[7], MICRO), -- a bucket's: whole tokens, and millionths of one
       relearn = v[9], relearned = v[10], most = v[11], left = v[12], late = v[13], born = v[14] or 0, folded = v[15] or 0, renamed = v[16] or 0, moved = v[17] or 0,
       recalled = v[18] or 0,
     }
@@ -592,7 +592,7 @@ local function shift(by)
   local windows = 0
   if not bucket then windows = window_at(a.now) - a.window end
   a.window = a.window + windows
-  if windows ~= 0 then a.renamed, a.moved = a.fence, -windows end
+  if windows ~= 0 then a.renamed, a.moved, a.shut = a.fence, -windows, 0 end
   for name, r in pairs(records) do
     r[EXPIRES], r[WINDOW] = r[EXPIRES] + by, r[WINDOW] + windows
     -- Every record has moved, and is written again.
@@ -615,10 +615,11 @@ local function clock()
   return max(now, a.now)
 end
 
--- place books what was drawn of a window's till: each holder's as granted by the last answer. The till ends when
+-- place books what was drawn of a window's till: each holder's as granted by the last answer. The till is emptied when
 -- that is stored.
-local placed, ENTRY = {}, 22
+local placed, ENTRY, drawable = {}, 22, algorithm == FIXED and period > 0
 local function place(at)
+  if a.shut >= at then return end
   local till = string.format('{%s}:%.0f', KEYS[1], at)
   local drawn = redis.call('GET', till)
   if not drawn then return end
@@ -634,8 +635,10 @@ local function place(at)
     local r = records[name]
     -- Claims are numbered from 1, and draws from 2: a claim that comes after the draw counts, and one that was sent
     -- before the draw does not.
-    records[name] = { max(r and r[SEQ] or 1, 1), at, a.now + min(LONGEST, window_end(at) - a.now), a.fence, 0, n, 0, 0, 0, 256 }
-    dirty[name] = true
+    if not r or r[WINDOW] ~= at then r = { max(r and r[SEQ] or 1, 1), at, 0, 0, 0, 0, 0, 0, 0, 0 } end
+    r[EXPIRES], r[FENCE] = max(r[EXPIRES], a.now + min(LONGEST, window_end(at) - a.now)), a.fence
+    r[INFLIGHT], r[FLAGS] = r[INFLIGHT] + n, r[FLAGS] - answered(r) + (flag(r, 256) and 0 or 256)
+    records[name], dirty[name] = r, true
   end
 end
 
@@ -673,8 +676,6 @@ local function advance()
     left, late = max(left, a.most) - all_spent(a.window), a.over
   end
   a.prev, a.left, a.late, a.window, a.base, a.over, a.most = prev, left, late, w, 0, 0, 0
-  -- What was drawn of it so far counts from now on; what is drawn from now on does not.
-  if algorithm == FIXED and period > 0 then place(w) end
   if not fresh then drop() end
 end
 
@@ -1027,11 +1028,10 @@ end
 -- packed is field "a". A level of up to 2^32 tokens is written in millionths, which
 -- releases before knew alone; of a higher one the whole tokens stand behind the rest.
 local function packed()
-  local high = a.whole >= 4294967296
-  local level = high and a.level or a.whole * MICRO + a.level
+  local high = bucket and a.whole >= 4294967296
+  local level = not bucket and 0 or high and a.level or a.whole * MICRO + a.level
   local all = { a.now, a.fence, a.window, a.base, a.prev, a.over, level, a.carry, a.relearn, a.relearned, a.most, a.left, a.late, a.born, a.folded, a.renamed, a.moved, a.recalled, sums() }
-  all[26] = 0
-  if high then all[26] = a.whole end
+  all[26] = high and a.whole or a.shut
   local next_of, next_out, next_live, next_first = ahead()
   if next_live > 0 then all[27], all[28], all[29], all[30] = next_of, next_out, next_live, next_first end
   return pack(all)
@@ -1103,7 +1103,7 @@ learn()
 -- A holder from before the ledger's clock went back has another number for each window.
 if c.fence > 0 and c.fence <= a.renamed then c.window = c.window - a.moved end
 if c.ahead and c.window ~= a.window and c.window ~= target() then return kept(too_late(), true) end -- for a window that is over
-if target() > a.window then place(target()) end -- the first claim of it, maybe
+if drawable then place(target()) end
 local r = records[holder]
 -- A claim that was sent twice is answered twice alike, and changes the account once. One that was
 -- overtaken by a later claim is out of date (docs/protocol.md, section 4.2).
@@ -1144,6 +1144,8 @@ else
   -- spent is not (docs/protocol.md, section 4.1).
   grant(r, uncovered, at)
   recall(r)
+  -- Who would draw of what is left now would mostly get nothing.
+  if drawable and free(a.window) <= div(capacity, ROOM_ABOVE) then a.shut = a.window end
   audit(c.reset and 'reset' or settled(r, before, relearn), holder, r)
 end
 dirty[holder] = true

@@ -13,11 +13,12 @@ import (
 // that its length says how many were drawn: with what a draw reads behind that, five plain commands,
 // which cost a quarter of what the script does.
 //
-// Guarantee: what holders have drawn and what they are granted is together at most the limit. A till
-// is open until the ledger settles a claim of its window; that claim has all that was drawn booked
-// first, as granted and in flight, so that from then on the account knows of it what it knows of any
-// lease. What is appended later was not drawn: its holder reads, behind what it wrote, that the
-// account has come to the window, and takes nothing (docs/protocol.md, section 4.17).
+// Guarantee: what holders have drawn and what they are granted is together at most the limit. Who
+// draws reads, behind what it wrote, what the account has charged, and takes nothing if both are more.
+// A claim that the ledger settles has all that was drawn booked first, as granted and in flight, so
+// that the account knows of it what it knows of any lease. When an account has little left, it shuts
+// the window's till: what is appended from then on was not drawn, and is not looked at
+// (docs/protocol.md, section 4.17).
 
 // TillUnits is how many units a limit has, or as many as it has tokens. It is the same for each limit:
 // where nodes have different ones for a while, no more is drawn than the largest.
@@ -50,8 +51,7 @@ func tillOf(l *ratelimit.Limit) (units, unit tokens) {
 
 // unitsOf is how many units a claim draws; 0: it cannot be a draw.
 func unitsOf(c *ratelimit.Claim) tokens {
-	if c.Draw == 0 || !c.Stretch || c.Seq < 2 || c.Limit.Algorithm != ratelimit.FixedWindow ||
-		c.Limit.Unit.OfCalendar() || c.Ahead && c.Window != c.Draw || c.Want <= 0 || c.Final || c.Last || c.Reset ||
+	if c.Draw == 0 || !c.Stretch || c.Seq < 2 || !drawable(&c.Limit) || c.Ahead && c.Window != c.Draw || c.Want <= 0 || c.Final || c.Last || c.Reset ||
 		c.Direct || c.Audit != "" {
 		return 0
 	}
@@ -75,23 +75,23 @@ func drawnInTime(c *ratelimit.Claim, now ledgerTime) bool {
 	return c.Draw == w || c.Ahead && c.Draw == w+1
 }
 
-// drawn is the answer to a claim that drew so many units, of a till of which all have drawn units then.
-// It is false if that is more than there is.
-func drawn(c *ratelimit.Claim, now ledgerTime, n, all tokens) (ratelimit.Grant, bool) {
+// drawn is the answer to a claim that drew so many units, of a till of which all were drawn then, and
+// of a window of which the account has charged so much. It is false if that is more than there is.
+func drawn(c *ratelimit.Claim, now ledgerTime, n, all, charged tokens) (ratelimit.Grant, bool) {
 	units, unit := tillOf(&c.Limit)
-	if all > units {
+	left := c.Limit.Capacity() - max(0, charged) - all*unit
+	if all > units || left < 0 {
 		return ratelimit.Grant{}, false
 	}
 	rest := c.Limit.WindowEnd(c.Draw).Sub(now)
 	g := ratelimit.Grant{
 		Seq: c.Seq, Granted: n * unit, Fence: max(c.Fence+1, ratelimit.Fence(now)), Window: c.Draw,
 		Carried: c.Window == c.Draw, TTL: max(c.TTL, min(time.Duration(Longest)*time.Microsecond, rest)), Plenty: true,
-		Drawn: true, Holders: 1, Available: c.Limit.Capacity() - all*unit, At: now, ResetAfter: rest,
+		Drawn: true, Holders: 1, Available: left, Outstanding: (all - n) * unit, At: now, ResetAfter: rest,
 	}
 	if g.Carried {
 		g.Granted += c.Granted
 	}
-	g.Outstanding = max(0, all*unit-g.Granted)
 	return g, true
 }
 
@@ -106,18 +106,30 @@ func (a *Account) draw(now ledgerTime, c *ratelimit.Claim) (ratelimit.Grant, boo
 	_, unit := tillOf(&c.Limit)
 	t.add(c.Holder, n, unit)
 	a.dead = max(a.dead, c.Limit.WindowEnd(c.Draw)+a.lag)
-	if !drawnInTime(c, now) || !a.open(c.Draw, now) {
+	charged, open := a.open(c.Draw, now)
+	if !open || !drawnInTime(c, now) {
 		return ratelimit.Grant{}, false
 	}
-	return drawn(c, now, n, t.units)
+	return drawn(c, now, n, t.units, charged)
 }
 
-// open tells whether a window's till is: no claim of it was settled, nor one ahead of it, and the
-// account is not being told what its ledger has lost.
-func (a *Account) open(w window, now ledgerTime) bool {
-	ahead := false
-	a.each(func(r *record) { ahead = ahead || r.window >= w })
-	return a.window < w && !ahead && now >= a.relearn
+// open tells whether a window's till is, and what the account has charged of the window: not if it is
+// shut, or over, or while the account is being told what its ledger has lost.
+func (a *Account) open(w window, now ledgerTime) (charged tokens, open bool) {
+	return a.charged(w), a.window <= w && a.shut < w && now >= a.relearn
+}
+
+// shutWhenShort shuts the till of the account's window when little of it is left: who draws from then
+// on would mostly take nothing, and every claim would have to look what there is.
+func (a *Account) shutWhenShort(c *ratelimit.Claim) {
+	if drawable(&c.Limit) && a.free(c, a.window) <= c.Limit.Capacity()/RoomAbove {
+		a.shut = a.window
+	}
+}
+
+// drawable tells whether windows of a limit have tills.
+func drawable(l *ratelimit.Limit) bool {
+	return l.Algorithm == ratelimit.FixedWindow && !l.Unit.OfCalendar()
 }
 
 // till finds the till of a window, or makes one.
@@ -148,10 +160,10 @@ func (t *till) add(h ratelimit.Holder, units, unit tokens) {
 }
 
 // place books what was drawn of a window: each holder's as granted by the last answer, which it may
-// have or not (docs/protocol.md, section 4.3). It ends the till.
+// have or not (docs/protocol.md, section 4.3). It empties the till.
 func (a *Account) place(w window, l *ratelimit.Limit) {
 	i := slices.IndexFunc(a.tills, func(t till) bool { return t.window == w })
-	if i < 0 {
+	if i < 0 || a.shut >= w {
 		return
 	}
 	t := a.tills[i]
@@ -163,13 +175,14 @@ func (a *Account) place(w window, l *ratelimit.Limit) {
 		if r == nil {
 			r = a.add(d.holder)
 		}
-		// Claims are numbered from 1, and draws from 2: a claim that comes after the draw counts, and one
-		// that was sent before the draw does not.
-		placed := record{
-			holder: d.holder, seq: max(r.seq, 1), window: w, fence: a.fence,
-			expires: a.now + min(Longest, l.WindowEnd(w)-a.now), totals: totals{inflight: d.n}, marks: marks{plenty: true},
+		if r.window != w {
+			// Claims are numbered from 1, and draws from 2: a claim that comes after the draw counts, and one
+			// that was sent before the draw does not.
+			*r = record{holder: d.holder, seq: max(r.seq, 1), window: w}
 		}
-		*r = placed
+		r.fence, r.plenty, r.recalled = a.fence, true, notRecalled
+		r.expires = max(r.expires, a.now+min(Longest, l.WindowEnd(w)-a.now))
+		r.inflight += d.n
 	}
 }
 

@@ -61,7 +61,6 @@ func (h *Held) Answer(
 	if g.Carried && !g.Drawn {
 		h.Reported = fl.Claim.Spent
 	}
-	h.drawn = g.Drawn
 	h.Gauge()
 	// Settled: nothing is left, nothing was spent while the claim was under way, and the answer
 	// granted nothing that the ledger would have to hear of.
@@ -152,11 +151,11 @@ func (h *Held) fails(now instant, jitter func() float64) {
 	h.Pause = now.Add(wait/2 + time.Duration(jitter()*float64(wait/2)))
 }
 
-// holdRefusal decides when a refusal is asked for again: after each one that confirms the one before,
-// twice as long. Of a window that is used up nearly all are, and a key that is much asked for has most
-// of its claims then.
+// holdRefusal decides when a refusal is asked for again. In a window of a minute or less it is after each
+// one that confirms the one before twice as long: of a window that is used up nearly all do, and keys
+// that are much asked for would have most of their claims then.
 func (h *Held) holdRefusal(now instant, refused bool) {
-	if !refused {
+	if !refused || h.Rule.Limit.Period() > time.Minute {
 		h.holds = 0
 	}
 	h.again = now.Add(RefusalHold << h.holds)

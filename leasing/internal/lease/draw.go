@@ -18,7 +18,7 @@ const turnSoon = 5 * time.Millisecond
 func (h *Held) drawsFrom(now instant, there LedgerClock, fl *Flight) window {
 	c, l := &fl.Claim, &h.Lease
 	// A lease that a rule wants to be small, or to be reclaimed, is none of a till; nor is one of which
-	// the ledger keeps a record.
+	// the ledger keeps an audit.
 	if !c.Stretch || c.Limit.Algorithm != ratelimit.FixedWindow || h.Rule.Coordination.Audit || fl.Reset || fl.Last ||
 		there.At == 0 {
 		return 0
@@ -35,8 +35,10 @@ func (h *Held) drawsFrom(now instant, there LedgerClock, fl *Flight) window {
 	switch {
 	case fl.Ahead:
 		return c.Window
-	case c.Window == w: // all that it has of this window was drawn, or it has nothing of it yet
-		if (h.drawn || l.Fence == 0 && l.Granted == 0) && l.Returned == 0 {
+	case c.Window == w:
+		// What was returned is to be told. And where the last answer of this window did not find plenty, the
+		// till is shut, or will be: the draw would be one message more.
+		if l.Returned == 0 && (h.Stretched || l.Fence == 0) {
 			return w
 		}
 	case !c.Ahead && l.Drifted() == 0:

@@ -35,7 +35,9 @@ func (h *Held) Gauge() {
 }
 
 // begun forgets what was heard of the window before. What is unplaced is of this one.
-func (h *Held) begun() { h.Reported, h.elsewhere, h.stranded, h.Unasked, h.holds = 0, 0, 0, h.Unplaced, 0 }
+func (h *Held) begun() {
+	h.Reported, h.elsewhere, h.stranded, h.Unasked, h.holds = 0, 0, 0, h.Unplaced, 0
+}
 
 // CountBound counts a window when this claim has brought it near what its rule
 // declares to over-admit, or beyond. Up to unasked of what went over was admitted

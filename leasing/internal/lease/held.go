@@ -114,7 +114,6 @@ type lastHeard struct {
 	// Settled says that the ledger knows all that was spent, and that nothing
 	// is left to spend: the key can be forgotten.
 	Settled bool
-	drawn   bool   // all that was granted of this window was drawn: the ledger has heard nothing of it
 	Gauges  gauges // what the rule's gauges have of it
 }
 

@@ -23,7 +23,6 @@ type NextLease struct {
 	Over    instant // from here on this window may be over
 	Start   instant // from here on the next certainly has begun
 	asked   bool    // it was recalled before that; see Recall
-	drawn   bool    // as held's
 }
 
 // The next window is claimed so long before it begins, at most: early enough for a
@@ -88,7 +87,7 @@ func (h *Held) keepNext(sent, now instant, there LedgerClock, fl *Flight, g *rat
 		heard: now, Told: sent, eager: fl.Claim.Reclaim == ratelimit.ReclaimEager,
 		Expires: sent.Add(g.TTL - Margin(&fl.Claim, g.TTL)), jitter: jitter, Over: there.notBefore(now, begins),
 		Start: there.surelyBy(now, begins),
-		Lease: Lease{Seq: g.Seq, Window: g.Window}, drawn: g.Drawn,
+		Lease: Lease{Seq: g.Seq, Window: g.Window},
 	}
 	n.Lease.Apply(sent, &fl.Claim, g, Margin(&fl.Claim, g.TTL), lasts(sent, now, there, &fl.Claim.Limit, g))
 	n.Renewal = h.Demand.Renewal(sent, now, n.Lease.Unspent(), &fl.Claim.Limit, g)
@@ -121,7 +120,7 @@ func (h *Held) Turn(now instant) bool {
 		n.Expires, nil
 	h.Name ^= 1
 	// The ledger does not know yet what will be spent of the new lease.
-	h.Settled, h.drawn = false, n.drawn
+	h.Settled = false
 	h.begun()
 	h.BookUnplaced()
 	h.Gauge()

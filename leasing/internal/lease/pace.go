@@ -27,8 +27,8 @@ const (
 
 	// RefusalHold is how long a refusal is believed without a word from the ledger,
 	// whatever time it had named: one that was wrong ends so long after the ledger
-	// is right again. It costs a claim in that time, of keys that are asked for. Each
-	// answer that confirms it doubles that, up to four times as long.
+	// is right again. It costs a claim in that time, of keys that are asked for. In
+	// windows of up to a minute, each answer that confirms it doubles that, mostHolds times.
 	RefusalHold = 5 * time.Second
 	mostHolds   = 2
 )

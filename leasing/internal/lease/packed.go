@@ -41,7 +41,6 @@ const (
 	packedGauged                      // its rule's gauges have it
 	packedOddName                     // it is under the node's second name
 	packedLimited                     // its lease's limit is that of its rule, and else among the numbers
-	packedDrawn                       // all that was granted of this window was drawn
 	packedFruits                      // and the three bits above: how many, which are fewer than 16
 	packedHolds   = packedFruits << 4 // and the bit above
 )
@@ -214,7 +213,6 @@ func (h *Held) flags() uint64 {
 		{h.eager, packedEager},
 		{h.asked, packedAsked},
 		{h.Stretched, packedStretched},
-		{h.drawn, packedDrawn},
 		{h.Recalling, packedRecalling},
 		{h.Settled, packedSettled},
 		{h.Gauges.Of != nil, packedGauged},
@@ -231,7 +229,6 @@ func (h *Held) flags() uint64 {
 func (h *Held) setFlags(flags uint64, name ratelimit.Holder) {
 	h.Fruits, h.holds = uint8(flags/packedFruits%16), uint8(flags/packedHolds)
 	h.Lease.Split, h.eager, h.asked = flags&packedSplit != 0, flags&packedEager != 0, flags&packedAsked != 0
-	h.drawn = flags&packedDrawn != 0
 	h.Stretched, h.Recalling, h.Settled = flags&packedStretched != 0, flags&packedRecalling != 0,
 		flags&packedSettled != 0
 	if flags&packedGauged != 0 {
