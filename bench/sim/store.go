@@ -93,8 +93,10 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 		s.trace("node %d: %d claims are lost", n.slot, len(b.Claims()))
 		return
 	}
+	var first []ratelimit.Grant
 	s.in(there, func() {
 		grants, epoch, at, err := s.settle(n, b.Query(), b.Claims())
+		first = grants
 		if !s.reaches(n) || n.deaf > 0 {
 			s.bound.silent(n)
 			s.trace("node %d: %d grants are lost", n.slot, len(grants))
@@ -112,8 +114,25 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 		})
 	})
 	if s.Net.Dup > 0 && s.rnd.Float64() < s.Net.Dup {
-		s.in(there+time.Duration(s.rnd.Int64N(int64(2*leasing.ClaimTimeout))), func() { _, _, _, _ = s.settle(n, ratelimit.EpochQuery{}, b.Claims()) })
+		s.in(there+time.Duration(s.rnd.Int64N(int64(2*leasing.ClaimTimeout))), func() {
+			_, _, _, _ = s.settle(n, ratelimit.EpochQuery{}, again(b.Claims(), first))
+		})
 	}
+}
+
+// again are the claims of a message that comes twice, of which first are the answers if it was settled
+// already: a draw writes what it takes, and no claim follows it; one that was none was sent as a claim.
+func again(claims []ratelimit.Claim, first []ratelimit.Grant) []ratelimit.Claim {
+	var all []ratelimit.Claim
+	for i := range claims {
+		if first == nil || !first[i].Drawn {
+			all = append(all, claims[i])
+			if first != nil {
+				all[len(all)-1].Draw = 0
+			}
+		}
+	}
+	return all
 }
 
 // tell sends claims whose answers nobody awaits.

@@ -20,20 +20,26 @@ import (
 // something in between has found what was written, and counted it. For commands of one pipeline are
 // executed in their order, and others may come between them (docs/protocol.md, section 4.17).
 
-// An entry is the holder's name, with blanks up to 14 characters, and how many tokens a unit is, as a
-// double of 8 bytes, little-endian. All are of one length, so that the string's says how many there are.
+// An entry is the holder's name, with blanks up to 14 characters, how many tokens a unit is, and the
+// claim's sequence number, as doubles of 8 bytes, little-endian; the number is negative where the claim
+// knows of nothing that its holder has of the window. All are of one length, so that the string's says
+// how many there are.
 const (
 	nameBytes  = 14
-	entryBytes = nameBytes + 8
+	entryBytes = nameBytes + 2*8
 )
 
-// entries are what a holder appends.
-func entries(h ratelimit.Holder, units, unit tokens) string {
-	one := append(make([]byte, 0, entryBytes), HolderName(h)...)
+// entries are what a claim appends to draw so many units.
+func entries(c *ratelimit.Claim, units, unit tokens) string {
+	one := append(make([]byte, 0, entryBytes), HolderName(c.Holder)...)
 	for len(one) < nameBytes {
 		one = append(one, ' ')
 	}
-	return strings.Repeat(string(appendNumbers(one, int64(unit))), int(units))
+	seq := int64(c.Seq)
+	if freshDraw(c) {
+		seq = -seq
+	}
+	return strings.Repeat(string(appendNumbers(one, int64(unit), seq)), int(units))
 }
 
 // TillName is the name of a window's till, by its account's: it lies in the same slot of a Cluster.
@@ -65,7 +71,7 @@ func (t *tills) send(ctx context.Context, pipe redis.Pipeliner, prefix string, c
 	account := prefix + c.Key
 	till := TillName(account, c.Draw)
 	_, unit := tillOf(&c.Limit)
-	d := sentDraw{units: units, length: pipe.Append(ctx, till, entries(c.Holder, units, unit))}
+	d := sentDraw{units: units, length: pipe.Append(ctx, till, entries(c, units, unit))}
 	// A second longer than the window, for clocks are read a moment apart. A test's time stands still, and
 	// Redis' goes on.
 	if ends := c.Limit.WindowEnd(c.Draw).Add(time.Second); t.at != 0 {

@@ -617,25 +617,29 @@ end
 
 -- place books what was drawn of a window's till: each holder's as granted by the last answer. The till is emptied when
 -- that is stored.
-local placed, ENTRY, drawable = {}, 22, algorithm == FIXED and period > 0
+local placed, ENTRY, drawable = {}, 30, algorithm == FIXED and period > 0
 local function place(at)
   if a.shut >= at then return end
   local till = string.format('{%s}:%.0f', KEYS[1], at)
   local drawn = redis.call('GET', till)
   if not drawn then return end
   placed[#placed + 1] = till
-  local names = {}
+  local names, seqs, fresh = {}, {}, {}
   for i = 1, #drawn, ENTRY do
-    local name, n = struct.unpack('<c14d', drawn, i)
+    local name, n, seq = struct.unpack('<c14dd', drawn, i)
     name = string.match(name, '%S+')
-    names[name] = (names[name] or 0) + n
+    names[name], seqs[name], fresh[name] = (names[name] or 0) + n, max(seqs[name] or 0, math.abs(seq)), fresh[name] or seq < 0
   end
   a.fence = max(a.fence + 1, a.now)
   for name, n in pairs(names) do
     local r = records[name]
-    -- Claims are numbered from 1, and draws from 2: a claim that comes after the draw counts, and one that was sent
-    -- before the draw does not.
-    if not r or r[WINDOW] ~= at then r = { max(r and r[SEQ] or 1, 1), at, 0, 0, 0, 0, 0, 0, 0, 0 } end
+    local anew = at == a.window and fresh[name]
+    -- Who draws as if it were new, and is not, has forgotten what it had (docs/protocol.md, section 4.4).
+    if anew and r and r[WINDOW] == at then a.base = a.base + max(r[GRANTED] - r[RETURNED], r[SPENT]) end
+    if not r or r[WINDOW] ~= at or anew then r = { r and r[SEQ] or 0, at, 0, 0, 0, 0, 0, 0, 0, 0 } end
+    -- A claim that was sent before the draw, and comes now, would say that the holder has not got it. A draw that was none
+    -- is settled as a claim with the same number, which is above 1.
+    r[SEQ] = max(r[SEQ], seqs[name] - 1)
     r[EXPIRES], r[FENCE] = max(r[EXPIRES], a.now + min(LONGEST, window_end(at) - a.now)), a.fence
     r[INFLIGHT], r[FLAGS] = r[INFLIGHT] + n, r[FLAGS] - answered(r) + (flag(r, 256) and 0 or 256)
     records[name], dirty[name] = r, true
@@ -1031,7 +1035,8 @@ local function packed()
   local high = bucket and a.whole >= 4294967296
   local level = not bucket and 0 or high and a.level or a.whole * MICRO + a.level
   local all = { a.now, a.fence, a.window, a.base, a.prev, a.over, level, a.carry, a.relearn, a.relearned, a.most, a.left, a.late, a.born, a.folded, a.renamed, a.moved, a.recalled, sums() }
-  all[26] = high and a.whole or a.shut
+  all[26] = a.shut
+  if high then all[26] = a.whole end
   local next_of, next_out, next_live, next_first = ahead()
   if next_live > 0 then all[27], all[28], all[29], all[30] = next_of, next_out, next_live, next_first end
   return pack(all)

@@ -41,6 +41,8 @@ const mostTills = 16
 type drawing struct {
 	holder ratelimit.Holder
 	n      tokens
+	seq    uint64 // of the last of its claims
+	fresh  bool   // it has drawn without knowing of anything that it had of the window
 }
 
 // tillOf is how many units a limit's tills have, and of how many tokens.
@@ -104,7 +106,7 @@ func (a *Account) draw(now ledgerTime, c *ratelimit.Claim) (ratelimit.Grant, boo
 	// It is written down before anybody looks whether it is taken, as in Redis.
 	t := a.till(c.Draw)
 	_, unit := tillOf(&c.Limit)
-	t.add(c.Holder, n, unit)
+	t.add(c, n, unit)
 	a.dead = max(a.dead, c.Limit.WindowEnd(c.Draw)+a.lag)
 	charged, open := a.open(c.Draw, now)
 	if !open || !drawnInTime(c, now) {
@@ -147,16 +149,19 @@ func (a *Account) till(w window) *till {
 	return &a.tills[len(a.tills)-1]
 }
 
-// add has a holder have drawn so many units more.
-func (t *till) add(h ratelimit.Holder, units, unit tokens) {
+// freshDraw tells whether a claim knows of nothing that its holder has of the window that it draws from.
+func freshDraw(c *ratelimit.Claim) bool { return c.Fence == 0 || c.Window != c.Draw }
+
+// add has a claim's holder have drawn so many units more.
+func (t *till) add(c *ratelimit.Claim, units, unit tokens) {
 	t.units += units
 	for i := range t.drawn {
-		if d := &t.drawn[i]; d.holder == h {
-			d.n += units * unit
+		if d := &t.drawn[i]; d.holder == c.Holder {
+			d.n, d.seq, d.fresh = d.n+units*unit, max(d.seq, c.Seq), d.fresh || freshDraw(c)
 			return
 		}
 	}
-	t.drawn = append(t.drawn, drawing{h, units * unit})
+	t.drawn = append(t.drawn, drawing{c.Holder, units * unit, c.Seq, freshDraw(c)})
 }
 
 // place books what was drawn of a window: each holder's as granted by the last answer, which it may
@@ -175,11 +180,16 @@ func (a *Account) place(w window, l *ratelimit.Limit) {
 		if r == nil {
 			r = a.add(d.holder)
 		}
-		if r.window != w {
-			// Claims are numbered from 1, and draws from 2: a claim that comes after the draw counts, and one
-			// that was sent before the draw does not.
-			*r = record{holder: d.holder, seq: max(r.seq, 1), window: w}
+		// Who draws as if it were new, and is not, has forgotten what it had (docs/protocol.md, section 4.4).
+		if r.window == w && w == a.window && d.fresh {
+			a.forget(r, false)
 		}
+		if r.window != w || w == a.window && d.fresh {
+			*r = record{holder: d.holder, seq: r.seq, window: w}
+		}
+		// A claim that was sent before the draw, and comes now, would say that the holder has not got it. A draw
+		// that was none is settled as a claim with the same number, which is above 1.
+		r.seq = max(r.seq, d.seq-1)
 		r.fence, r.plenty, r.recalled = a.fence, true, notRecalled
 		r.expires = max(r.expires, a.now+min(Longest, l.WindowEnd(w)-a.now))
 		r.inflight += d.n
