@@ -13,7 +13,7 @@ import (
 
 // accounts is a ledger that can be looked into.
 type accounts interface {
-	Account(ctx context.Context, name string) (*ledger.Account, ledgerTime, error)
+	Account(ctx context.Context, name string, limit *ratelimit.Limit) (*ledger.Account, ledgerTime, error)
 }
 
 // Look implements [ratelimit.Inspector].
@@ -35,7 +35,7 @@ func (f *Fleet) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.As
 	if !ok {
 		return v
 	}
-	account, there, err := books.Account(ctx, v.Account)
+	account, there, err := books.Account(ctx, v.Account, &a.Rule.Limit)
 	switch {
 	case err != nil:
 		v.LedgerError = err.Error()

@@ -123,7 +123,7 @@ func TestManyHoldersInOneWindow(t *testing.T) {
 			w.claim(ratelimit.Claim{Limit: limit, Holder: 10 + h, Seq: 2, Window: g.Window, Fence: g.Fence, Granted: g.Granted, Spent: g.Granted})
 		}
 	}
-	a, _, err := w.redis.Account(context.Background(), "k")
+	a, _, err := w.redis.Account(context.Background(), "k", &perMinute100)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +181,7 @@ func TestManyRecordsAreDropped(t *testing.T) {
 	}
 	w.now = w.now.Add(3 * time.Hour)
 	w.claim(ratelimit.Claim{Limit: limit, Holder: 1, Seq: 1, Waiting: 1})
-	a, _, err := w.redis.Account(context.Background(), "k")
+	a, _, err := w.redis.Account(context.Background(), "k", &perMinute100)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,6 +23,9 @@ func (a *Account) Look(now ledgerTime, l *ratelimit.Limit, own func(ratelimit.Ho
 	// Records are changed in place: the copy needs its own.
 	copied.others, copied.tills = slices.Clone(a.others), cloned(a.tills)
 	copied.advance(now, c)
+	if drawable(l) {
+		copied.place(copied.window, l)
+	}
 	v := &ratelimit.AccountLook{Window: copied.window, Limit: l.Capacity(), Relearning: copied.now < copied.relearn}
 	// Below 0 shows by how much a window is beyond its limit. A bucket has its level instead.
 	if v.Free = copied.free(c, copied.window); l.Algorithm == ratelimit.TokenBucket {
@@ -50,8 +53,9 @@ var lookSource string
 
 var lookScript = redis.NewScript(lookSource)
 
-// Account reads an account; nil if there is none.
-func (l *Redis) Account(ctx context.Context, name string) (*Account, ledgerTime, error) {
+// Account reads the account of a key under that limit, with what was drawn of the window; nil if there
+// is neither.
+func (l *Redis) Account(ctx context.Context, name string, limit *ratelimit.Limit) (*Account, ledgerTime, error) {
 	var there ledgerTime
 	// A simulation has a clock of its own. Otherwise times are shown by Redis' clock, as the
 	// account has them.
@@ -63,14 +67,22 @@ func (l *Redis) Account(ctx context.Context, name string) (*Account, ledgerTime,
 		there = ledgerTime(t.UnixMicro())
 	}
 	rows, err := lookScript.Run(ctx, l.looks, []string{l.prefix + name}).Slice()
-	// No rows are no account: the key has not been used, or nothing of it counts any more.
-	if err != nil || len(rows) == 0 {
-		if err != nil {
-			err = fmt.Errorf("redis: %w", err)
-		}
-		return nil, there, err
+	if err != nil {
+		return nil, there, fmt.Errorf("redis: %w", err)
 	}
 	a := new(Account)
+	if drawable(limit) {
+		w := limit.WindowAt(there)
+		// What is no till is none for people either.
+		if t, ok := readTill(l.looks.Get(ctx, TillName(l.prefix+name, w)).Val()); ok {
+			t.window = w
+			a.tills = []till{t}
+		}
+	}
+	// No rows are no account: the key has not been used, or nothing of it counts any more.
+	if len(rows) == 0 && len(a.tills) == 0 {
+		return nil, there, nil
+	}
 	for _, row := range rows {
 		if err := a.readRow(row); err != nil {
 			return nil, there, err
@@ -114,7 +126,7 @@ func (a *Account) readRow(row any) error {
 	case ok && name == "a" && slices.Contains([]int{13, 17, 25, 26, accountFields}, len(n)):
 		// Shorter ones were written by releases before: what they lack counts as 0.
 		// Holders' fields may come before this one, and stay.
-		others := a.others
+		others, tills := a.others, a.tills
 		n = append(n, make([]int64, accountFields-len(n))...)
 		*a = Account{
 			clockwork: clockwork{now: ledgerTime(n[0])},
@@ -130,6 +142,7 @@ func (a *Account) readRow(row any) error {
 			learning:  learning{relearn: ledgerTime(n[8]), relearned: tokens(n[9])},
 			fillLevel: fillLevel{level: n[6], carry: n[7]},
 			others:    others,
+			tills:     tills,
 		}
 		// One number stands for what only a bucket has, and for what only a window has.
 		if IsBucket(a.window) {

@@ -42,6 +42,24 @@ func entries(c *ratelimit.Claim, units, unit tokens) string {
 	return strings.Repeat(string(appendNumbers(one, int64(unit), seq)), int(units))
 }
 
+// readTill reads what holders have appended; false where there is nothing, or something else.
+func readTill(text string) (t till, ok bool) {
+	for ; len(text) >= entryBytes; text = text[entryBytes:] {
+		var numbers [2]int64
+		holder, err := strconv.ParseUint(strings.TrimRight(text[1:nameBytes], " "), 36, 64)
+		n, whole := unpacked(numbers[:0], text[nameBytes:entryBytes])
+		if err != nil || !whole {
+			return t, false
+		}
+		c := ratelimit.Claim{Holder: ratelimit.Holder(holder), Seq: uint64(max(n[1], -n[1])), Fence: 1}
+		if n[1] < 0 {
+			c.Fence = 0
+		}
+		t.add(&c, 1, tokens(n[0]))
+	}
+	return t, len(t.drawn) > 0
+}
+
 // TillName is the name of a window's till, by its account's: it lies in the same slot of a Cluster.
 func TillName(account string, w ratelimit.Window) string {
 	return "{" + account + "}:" + strconv.FormatInt(int64(w), 10)

@@ -34,6 +34,7 @@ type scope struct {
 	direct  bool   // nodes claim what a request costs, and keep nothing
 	costTwo bool   // requests may cost 2
 	recalls bool   // the ledger can reach holders: leases are stretched while there is plenty, and recalled
+	draws   bool   // and claims may be draws
 	broken  string // the bug that is put in
 
 	epoch    ledgerTime

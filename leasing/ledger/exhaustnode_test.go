@@ -89,6 +89,9 @@ func (w *smallWorld) claim(p *party, cost tokens) {
 	c := p.lease.Claim(w.now(), p.seq, &w.scope.rule, cost, want, w.scope.keeping())
 	c.Ahead = p.hasNext
 	c.Stretch, c.Recall = w.scope.recalls && w.scope.rule.Stretched(), w.scope.recalls
+	if w.scope.draws {
+		c.Draw = w.window()
+	}
 	w.send(p, &c, cost, false)
 }
 
@@ -118,7 +121,7 @@ func (w *smallWorld) send(p *party, c *ratelimit.Claim, cost tokens, ahead bool)
 	}
 	p.busy, p.waiting = true, cost
 	if p.epoch.Young(w.ledgerNow()) {
-		c.Learning = p.epoch.Learning
+		c.Learning, c.Draw = p.epoch.Learning, 0
 	}
 	w.net = append(w.net, smallMessage{claim: c, sent: w.tick, ahead: ahead, known: p.epoch.ID})
 	w.say("node %d claims: %s", p.name/2, w.claimText(c))
@@ -135,7 +138,7 @@ func (w *smallWorld) claimText(c *ratelimit.Claim) string {
 	for _, is := range []struct {
 		so   bool
 		name string
-	}{{c.Ahead, "ahead"}, {c.Direct, "direct"}, {c.Refilled, "refilled"}, {c.Last, "last"}} {
+	}{{c.Draw != 0, "may be a draw"}, {c.Ahead, "ahead"}, {c.Direct, "direct"}, {c.Refilled, "refilled"}, {c.Last, "last"}} {
 		if is.so {
 			text += ", " + is.name
 		}
@@ -210,7 +213,7 @@ func (w *smallWorld) receive(m *smallMessage) error {
 	}
 	p.settled = false
 	if awaited {
-		if p.reported = 0; g.Window == m.claim.Window {
+		if p.reported = 0; g.Window == m.claim.Window && !g.Drawn {
 			p.reported = m.claim.Spent
 		}
 		p.after = sent.Add(g.TTL / 2)

@@ -29,6 +29,8 @@ func scopes(large bool) []*scope {
 		newScope("recall", fixed, safe, 3, 2, 1).with(recalls),
 		newScope("recall, at once", fixed, safe, 4, 2, 1).with(recalls, until(0)),
 		newScope("recall, all", fixed, safe, 4, 2, 1, everyFault...).with(recalls, steps(8)),
+		newScope("draws", fixed, safe, 4, 2, 1).with(recalls, draws, until(2)),
+		newScope("draws, all", fixed, safe, 4, 2, 1, faultLoss, faultDelay, faultCrash, faultPause, faultAmnesia).with(recalls, draws, steps(8)),
 	}
 }
 
@@ -43,6 +45,10 @@ func recalls(s *scope) {
 	s.rule.Coordination.Lease.Auto, s.rule.Coordination.Lease.Max = true, 0
 }
 
+// draws has claims be draws where they may be. No message comes twice then: a draw that was taken is
+// followed by no claim with its number, and a second copy of one here would be settled as such.
+func draws(s *scope) { s.draws = true }
+
 func three(s *scope)  { s.holders = 3 }
 func direct(s *scope) { s.direct = true }
 func two(s *scope)    { s.costTwo = true }
@@ -53,6 +59,10 @@ func steps(n int) func(*scope) { return func(s *scope) { s.steps = n } }
 
 func largeScopes() []*scope {
 	return []*scope{
+		newScope("draws, loss", fixed, safe, 4, 2, 1, faultLoss).with(recalls, draws, until(2)),
+		newScope("draws, delay", fixed, safe, 4, 2, 1, faultDelay).with(recalls, draws, until(2)),
+		newScope("draws, amnesia", fixed, safe, 3, 2, 1, faultAmnesia).with(recalls, draws, until(2)),
+		newScope("draws, three", fixed, safe, 3, 2, 1).with(recalls, draws, three, until(1)),
 		newScope("fixed, loss", fixed, safe, 4, 2, 1, faultLoss),
 		newScope("fixed, duplicate", fixed, safe, 3, 2, 1, faultDuplicate),
 		newScope("fixed, delay", fixed, safe, 3, 2, 1, faultDelay),

@@ -117,7 +117,7 @@ func newSmallWorld(s *scope) *smallWorld {
 
 func (w *smallWorld) newParty() party {
 	w.names += 2
-	return party{name: w.names, epoch: w.epoch}
+	return party{name: w.names, epoch: w.epoch, seq: uint64(btoi(w.scope.draws))} // a first claim is no draw
 }
 
 func (w *smallWorld) clone() *smallWorld {

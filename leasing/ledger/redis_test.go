@@ -110,7 +110,7 @@ func (v *audits) compare(t *testing.T, m *movedRedis, key string) {
 		}
 		events = append(events, event)
 	}
-	account, _, err := m.Account(context.Background(), key)
+	account, _, err := m.Account(context.Background(), key, &perMinute100)
 	if err != nil {
 		t.Fatal(err)
 	}

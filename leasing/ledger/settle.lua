@@ -633,10 +633,12 @@ local function place(at)
   a.fence = max(a.fence + 1, a.now)
   for name, n in pairs(names) do
     local r = records[name]
-    local anew = at == a.window and fresh[name]
-    -- Who draws as if it were new, and is not, has forgotten what it had (docs/protocol.md, section 4.4).
-    if anew and r and r[WINDOW] == at then a.base = a.base + max(r[GRANTED] - r[RETURNED], r[SPENT]) end
-    if not r or r[WINDOW] ~= at or anew then r = { r and r[SEQ] or 0, at, 0, 0, 0, 0, 0, 0, 0, 0 } end
+    if not r or r[WINDOW] ~= at then r = { r and r[SEQ] or 0, at, 0, 0, 0, 0, 0, 0, 0, 0 } end
+    -- Who draws as if it were new, and has been granted something, has forgotten that (docs/protocol.md, section 4.4).
+    if fresh[name] and r[GRANTED] > 0 and at == a.window then
+      a.base = a.base + max(r[GRANTED] - r[RETURNED], r[SPENT])
+      r = { r[SEQ], at, 0, 0, 0, 0, 0, 0, 0, 0 }
+    end
     -- A claim that was sent before the draw, and comes now, would say that the holder has not got it. A draw that was none
     -- is settled as a claim with the same number, which is above 1.
     r[SEQ] = max(r[SEQ], seqs[name] - 1)

@@ -89,11 +89,12 @@ func drawn(c *ratelimit.Claim, now ledgerTime, n, all, charged tokens) (ratelimi
 	g := ratelimit.Grant{
 		Seq: c.Seq, Granted: n * unit, Fence: max(c.Fence+1, ratelimit.Fence(now)), Window: c.Draw,
 		Carried: c.Window == c.Draw, TTL: max(c.TTL, min(time.Duration(Longest)*time.Microsecond, rest)), Plenty: true,
-		Drawn: true, Holders: 1, Available: left, Outstanding: (all - n) * unit, At: now, ResetAfter: rest,
+		Drawn: true, Holders: 1, Available: left, At: now, ResetAfter: rest,
 	}
 	if g.Carried {
 		g.Granted += c.Granted
 	}
+	g.Outstanding = max(0, all*unit-g.Granted) // of what it was granted, all may have been drawn
 	return g, true
 }
 
@@ -150,7 +151,7 @@ func (a *Account) till(w window) *till {
 }
 
 // freshDraw tells whether a claim knows of nothing that its holder has of the window that it draws from.
-func freshDraw(c *ratelimit.Claim) bool { return c.Fence == 0 || c.Window != c.Draw }
+func freshDraw(c *ratelimit.Claim) bool { return c.Fence == 0 && c.Granted == 0 || c.Window != c.Draw }
 
 // add has a claim's holder have drawn so many units more.
 func (t *till) add(c *ratelimit.Claim, units, unit tokens) {
@@ -180,11 +181,13 @@ func (a *Account) place(w window, l *ratelimit.Limit) {
 		if r == nil {
 			r = a.add(d.holder)
 		}
-		// Who draws as if it were new, and is not, has forgotten what it had (docs/protocol.md, section 4.4).
-		if r.window == w && w == a.window && d.fresh {
-			a.forget(r, false)
+		if r.window != w {
+			*r = record{holder: d.holder, seq: r.seq, window: w}
 		}
-		if r.window != w || w == a.window && d.fresh {
+		// Who draws as if it were new, and has been granted something, has forgotten that (docs/protocol.md,
+		// section 4.4).
+		if d.fresh && r.granted > 0 && w == a.window {
+			a.forget(r, false)
 			*r = record{holder: d.holder, seq: r.seq, window: w}
 		}
 		// A claim that was sent before the draw, and comes now, would say that the holder has not got it. A draw

@@ -1,0 +1,242 @@
+package ledger
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// drawer is a holder of the twins' key that may draw, and takes in what it is answered.
+type drawer struct {
+	*twins
+	c ratelimit.Claim
+}
+
+func (w *twins) drawer(h ratelimit.Holder) *drawer {
+	return &drawer{w, ratelimit.Claim{Limit: perMinute100, Holder: h, Seq: 1, Stretch: true, Recall: true, TTL: 10 * time.Second}}
+}
+
+// asks sends a claim, which may be a draw, for so many tokens.
+func (d *drawer) asks(n tokens, change func(*ratelimit.Claim)) ratelimit.Grant {
+	d.Helper()
+	d.c.Seq++
+	c := d.c
+	c.Waiting, c.Want, c.Draw = n, n, c.Limit.WindowAt(d.now)
+	if change != nil {
+		change(&c)
+	}
+	g := d.claim(c)
+	if !g.Carried {
+		d.c.Spent, d.c.Returned = 0, 0
+	}
+	d.c.Granted, d.c.Fence, d.c.Window = g.Granted, g.Fence, g.Window
+	return g
+}
+
+// claims sends one that is no draw.
+func (d *drawer) claims(n tokens) ratelimit.Grant {
+	d.Helper()
+	return d.asks(n, func(c *ratelimit.Claim) { c.Draw, c.Stretch = 0, false })
+}
+
+// What holders draw, and what the ledger grants them, is together at most the limit, in
+// whatever order; and who has drawn says so with the next claim, as of any lease.
+func TestDrawsAndClaimsShareALimit(t *testing.T) {
+	w := newTwins(t)
+	a, b, c := w.drawer(1), w.drawer(2), w.drawer(3)
+	g := a.asks(1, nil)
+	w.expect("true 5 95 0 true", g.Drawn, g.Granted, g.Available, g.Outstanding, g.Plenty)
+	g = b.asks(7, nil) // in whole units
+	w.expect("true 10 85 5", g.Drawn, g.Granted, g.Available, g.Outstanding)
+	a.c.Spent = 5
+	g = a.asks(1, nil)
+	w.expect("true 10 80 10", g.Drawn, g.Granted, g.Available, g.Outstanding)
+	// A claim that is none knows of all of them.
+	g = c.claims(30)
+	w.expect("false 30 50 20", g.Drawn, g.Granted, g.Available, g.Outstanding)
+	g = b.asks(1, nil)
+	w.expect("true 15 45", g.Drawn, g.Granted, g.Available)
+	a.c.Spent = 10
+	g = a.claims(0)
+	w.expect("false 10 45 45", g.Drawn, g.Granted, g.Available, g.Outstanding)
+	// More than there is cannot be drawn, and no more is granted than is left.
+	g = c.asks(50, nil)
+	w.expect("false 75 0", g.Drawn, g.Granted, g.Available)
+	g = a.asks(1, nil)
+	w.expect("false 10 0", g.Drawn, g.Granted, g.Available)
+}
+
+// With an eighth of the limit left, or less, a window's till is shut: the ledger judges who
+// gets the rest, and looks at no till any more. The next window has its own.
+func TestTillIsShut(t *testing.T) {
+	w := newTwins(t)
+	a, b := w.drawer(1), w.drawer(2)
+	a.claims(87)
+	g := b.asks(1, nil)
+	w.expect("true 5 8", g.Drawn, g.Granted, g.Available)
+	b.claims(0)
+	g = b.asks(1, nil)
+	w.expect("false 6 7", g.Drawn, g.Granted, g.Available)
+	w.passes(45 * time.Second)
+	g = b.asks(1, nil)
+	w.expect("true 5 95", g.Drawn, g.Granted, g.Available)
+}
+
+// What may not be drawn is claimed: of another window than the ledger's clock shows, of a rule that
+// fixes the size of leases or keeps an audit, and while the ledger learns.
+func TestDrawThatIsNone(t *testing.T) {
+	for what, change := range map[string]func(*ratelimit.Claim){
+		"the window before":      func(c *ratelimit.Claim) { c.Draw-- },
+		"the next, not ahead":    func(c *ratelimit.Claim) { c.Draw++ },
+		"leases of a fixed size": func(c *ratelimit.Claim) { c.Stretch = false },
+		"the first number":       func(c *ratelimit.Claim) { c.Seq = 1 },
+		"an operator's reset":    func(c *ratelimit.Claim) { c.Reset = true },
+		"a last claim":           func(c *ratelimit.Claim) { c.Last = true },
+		"more than the limit":    func(c *ratelimit.Claim) { c.Waiting, c.Want = 101, 101 },
+		"nothing":                func(c *ratelimit.Claim) { c.Waiting, c.Want = 0, 0 },
+		"all or nothing":         func(c *ratelimit.Claim) { c.Direct = true },
+		"a sliding window":       func(c *ratelimit.Claim) { c.Limit.Algorithm = ratelimit.SlidingWindow },
+	} {
+		w := newTwins(t)
+		a := w.drawer(1)
+		if g := a.asks(1, change); g.Drawn {
+			t.Errorf("%s was drawn: %+v", what, g)
+		}
+	}
+}
+
+// While an account is told what was lost, nobody draws, also not in the window after.
+func TestNobodyDrawsOfALedgerThatLearns(t *testing.T) {
+	w := newTwins(t)
+	a, b := w.drawer(1), w.drawer(2)
+	w.passes(44 * time.Second)
+	b.asks(0, func(c *ratelimit.Claim) { c.Learning = w.now.Add(2 * time.Second) })
+	w.passes(time.Second)
+	g := a.asks(1, nil)
+	w.expect("false true", g.Drawn, g.Relearning)
+	w.passes(time.Second)
+	g = b.asks(1, nil)
+	w.expect("true", g.Drawn)
+}
+
+// A claim that was sent before a draw and comes after it books nothing: it would say that its
+// holder has not got what was drawn.
+func TestClaimThatADrawHasOvertaken(t *testing.T) {
+	w := newTwins(t)
+	a, b := w.drawer(1), w.drawer(2)
+	late := a.c
+	late.Seq, late.Waiting, late.Want = 2, 1, 1
+	a.c.Seq = 2
+	g := a.asks(1, nil) // the third
+	w.expect("true 5", g.Drawn, g.Granted)
+	w.claim(late)
+	g = b.claims(0)
+	w.expect("95 5", g.Available, g.Outstanding)
+}
+
+// A holder that has forgotten what it had, and draws as if it were new, is charged for both.
+func TestHolderThatForgotDraws(t *testing.T) {
+	w := newTwins(t)
+	a, b := w.drawer(1), w.drawer(2)
+	a.claims(10)
+	a.c.Spent = 10
+	a.claims(0)
+	forgot := w.drawer(1)
+	forgot.c.Seq = a.c.Seq
+	g := forgot.asks(1, nil)
+	w.expect("true 5", g.Drawn, g.Granted)
+	forgot.c.Spent = 5
+	forgot.claims(0)
+	g = b.claims(0)
+	w.expect("85 0", g.Available, g.Outstanding)
+}
+
+// What was drawn and is not booked is shown to people as what its holders have.
+func TestWhatIsDrawnIsSeen(t *testing.T) {
+	w := newTwins(t)
+	w.drawer(1).asks(1, nil)
+	w.drawer(2).asks(6, nil)
+	a, there, err := w.redis.Account(context.Background(), "k", &perMinute100)
+	if err != nil || a == nil {
+		t.Fatal(a, err)
+	}
+	look := a.Look(there, &perMinute100, func(h ratelimit.Holder) bool { return h == 2 })
+	w.expect("15 85 2", look.Charged, look.Free, len(look.Holders))
+	w.expect("1 false 5 2 true 10", look.Holders[0].Holder, look.Holders[0].Here, look.Holders[0].Granted, look.Holders[1].Holder,
+		look.Holders[1].Here, look.Holders[1].Granted)
+	w.expect("5 10", look.Holders[0].Outstanding, look.Holders[1].Outstanding)
+}
+
+// A till goes away by itself, a second after its window. A Redis that does not let this user append is
+// asked once, and then the script.
+func TestTillsOnARedisOfItsOwnTime(t *testing.T) {
+	s := redistest.Start(t)
+	client := s.Client()
+	defer client.Close()
+	l := NewRedis(client, "t:")
+	limit := ratelimit.Limit{Unit: ratelimit.Hour, Requests: 100}
+	claim := func(seq uint64) ratelimit.Grant {
+		at := client.Time(context.Background()).Val()
+		var g [1]ratelimit.Grant
+		l.Settle(context.Background(), []ratelimit.Claim{{
+			Key: "k", Limit: limit, Holder: 7, Seq: seq, Waiting: 1, Want: 1, TTL: time.Second, Stretch: true,
+			Draw: limit.WindowAt(ledgerTime(at.UnixMicro())),
+		}}, g[:])
+		return g[0]
+	}
+	for { // a window that is not about to end
+		at := ledgerTime(client.Time(context.Background()).Val().UnixMicro())
+		if w := limit.WindowAt(at); w == limit.WindowAt(at.Add(10*time.Second)) {
+			break
+		}
+	}
+	g := claim(2)
+	if g.Err != nil || !g.Drawn || g.Granted != 5 {
+		t.Fatalf("%+v", g)
+	}
+	left := client.PTTL(context.Background(), TillName("t:k", g.Window)).Val()
+	if want := g.ResetAfter + time.Second; left > want+time.Second || left < want-5*time.Second {
+		t.Errorf("it expires in %v, and its window ends in %v", left, g.ResetAfter)
+	}
+	s.Do("ACL", "SETUSER", "default", "-append")
+	if g = claim(3); g.Err != nil || g.Drawn || g.Granted == 0 {
+		t.Errorf("without APPEND: %+v", g)
+	}
+	s.Do("ACL", "SETUSER", "default", "+append")
+	if g = claim(4); g.Err != nil || g.Drawn {
+		t.Errorf("afterwards: %+v", g)
+	}
+}
+
+// What Redis packs is read: every whole number that the script may write.
+func TestNumbersAreReadAsTheyWerePacked(t *testing.T) {
+	s := redistest.Start(t)
+	client := s.Client()
+	defer client.Close()
+	packed := client.Eval(context.Background(), `return cmsgpack.pack({0, 127, 128, 255, 256, 65535, 65536, 4294967295, 4294967296,
+		9007199254740991, -1, -32, -33, -128, -129, -32768, -32769, -2147483648, -2147483649, -9007199254740991})`, nil).Val().(string)
+	want := []int64{
+		0, 127, 128, 255, 256, 65535, 65536, 4294967295, 4294967296, 9007199254740991, -1, -32, -33, -128, -129, -32768, -32769,
+		-2147483648, -2147483649, -9007199254740991,
+	}
+	var got [accountFields]int64
+	if n, ok := packedNumbers(packed, &got); !ok || n != len(want) {
+		t.Fatalf("%d numbers, %v", n, ok)
+	}
+	for i := range want {
+		if got[i] != want[i] {
+			t.Errorf("%d was read as %d", want[i], got[i])
+		}
+	}
+	for end := range len(packed) {
+		if end == 0 {
+			continue // Redis has said that there is nothing
+		}
+		if _, ok := packedNumbers(packed[:end], &got); ok {
+			t.Errorf("the first %d bytes of %d are no account", end, len(packed))
+		}
+	}
+}
