@@ -187,8 +187,9 @@ func (f *Fleet) write(now instant, there lease.LedgerClock, fl *flight) ratelimi
 	defer s.mu.Unlock()
 	// Sequence numbers are the shard's and not the key's. A key that was dropped from the table and
 	// comes back goes on above what the ledger has seen of it; from 1 its claims would be refused
-	// as old (docs/protocol.md, section 4.2).
-	s.seq++
+	// as old (docs/protocol.md, section 4.2). Every second number is left out: with it the ledger says
+	// that a holder has drawn, and which of its claims came before that (section 4.17).
+	s.seq += 2
 	if fl.Final != nil {
 		// The last word on a window was written when the window ended: the key may be another
 		// window's by now, or gone.

@@ -68,7 +68,8 @@ type Claim struct {
 	Stretch bool
 	// Draw, if not 0, is a fixed window of which the claim may be a draw: its tokens are taken
 	// from the window's till, which a ledger has as long as it has settled no claim of the window.
-	// Nothing of what else the claim says is booked then. Seq is above 1.
+	// Nothing of what else the claim says is booked then. Seq is above 1, and the number before it is
+	// that of no claim of the holder.
 	Draw Window
 	// Recall says that the ledger can reach other holders (Recaller): it may ask
 	// them to give back what they do not need, where Waiting cannot be granted.

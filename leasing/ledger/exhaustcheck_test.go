@@ -132,6 +132,18 @@ func (w *smallWorld) checkReclaimed(before *Account, c *ratelimit.Claim) error {
 	return err
 }
 
+// drawnBy is what a holder has drawn of a window and is not booked, and whether it has.
+func (w *smallWorld) drawnBy(h ratelimit.Holder, at window) (n tokens, some bool) {
+	for _, t := range w.ledger.tills {
+		for _, d := range t.drawn {
+			if d.holder == h && t.window == at {
+				n, some = n+d.n, true
+			}
+		}
+	}
+	return n, some
+}
+
 // checkCharged is that the ledger charges each holder at least what it has
 // spent, unless it was told to forget that.
 func (w *smallWorld) checkCharged() error {
@@ -140,12 +152,16 @@ func (w *smallWorld) checkCharged() error {
 	}
 	for i := range w.parties {
 		p := &w.parties[i]
-		if p.lease.Window == 0 || p.lease.Window != w.ledger.window {
+		// What was drawn of a window that is over, or came too late, is no matter.
+		if p.lease.Window != w.ledger.window && p.lease.Window != w.window() {
 			continue
 		}
-		r := w.ledger.find(p.name ^ p.other)
-		if r != nil && r.window == p.lease.Window && !r.closed && r.charged() < p.lease.Spent {
-			return fmt.Errorf("node %d has spent %d, and the ledger charges it %d", p.name/2, p.lease.Spent, r.charged())
+		charged, known := w.drawnBy(p.name^p.other, p.lease.Window)
+		if r := w.ledger.find(p.name ^ p.other); r != nil && r.window == p.lease.Window && p.lease.Window == w.ledger.window && !r.closed {
+			charged, known = charged+r.charged(), true
+		}
+		if known && p.lease.Window != 0 && p.lease.Window >= w.ledger.window && charged < p.lease.Spent {
+			return fmt.Errorf("node %d has spent %d, and the ledger charges it %d", p.name/2, p.lease.Spent, charged)
 		}
 	}
 	return nil
@@ -201,7 +217,7 @@ func (w *smallWorld) exchange(p *party, l *lease.Lease, c *ratelimit.Claim) {
 
 // giveBack returns what a node holds, or lets the ledger hear from it.
 func (w *smallWorld) giveBack(p *party) {
-	p.seq++
+	p.seq += 1 + uint64(btoi(w.scope.draws)) // as a node numbers its claims
 	var c ratelimit.Claim
 	if w.now() < p.lease.Reset && p.lease.Window != 0 {
 		c = p.lease.Release(w.now(), p.seq)
@@ -211,7 +227,7 @@ func (w *smallWorld) giveBack(p *party) {
 	c.Holder = p.name ^ p.other
 	w.exchange(p, &p.lease, &c)
 	if p.hasNext {
-		p.seq++
+		p.seq += 1 + uint64(btoi(w.scope.draws)) // as a node numbers its claims
 		c = p.next.Release(w.now(), p.seq)
 		c.Holder, c.Ahead = p.name^p.other^1, true
 		w.exchange(p, &p.next, &c)
@@ -278,7 +294,7 @@ func (w *smallWorld) askNow(p *party) bool {
 	if v, ok := p.lease.Take(w.now(), &a, w.scope.keeping()); ok {
 		return !v.OverLimit
 	}
-	p.seq++
+	p.seq += 1 + uint64(btoi(w.scope.draws)) // as a node numbers its claims
 	want := w.scope.want
 	if w.scope.direct {
 		want = 1

@@ -89,13 +89,8 @@ func (w *smallWorld) cannotTell(p *party) {
 		if r := w.ledger.find(name); r != nil && r.window == w.ledger.window {
 			w.excuse[0] += r.charged()
 		}
-		for _, t := range w.ledger.tills {
-			for _, d := range t.drawn {
-				if d.holder == name && t.window == w.window() {
-					w.excuse[0] += d.n
-				}
-			}
-		}
+		drawn, _ := w.drawnBy(name, w.window())
+		w.excuse[0] += drawn
 	}
 }
 

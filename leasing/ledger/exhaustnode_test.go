@@ -81,7 +81,7 @@ func (w *smallWorld) decided(p *party, v *verdict, cost tokens, how string) erro
 
 // claim sends a claim for a request of that cost, or a renewal.
 func (w *smallWorld) claim(p *party, cost tokens) {
-	p.seq++
+	p.seq += 1 + uint64(btoi(w.scope.draws)) // as a node numbers its claims
 	want := max(cost, w.scope.want-p.lease.Left(w.now()))
 	if w.scope.direct {
 		want = cost
@@ -96,7 +96,7 @@ func (w *smallWorld) claim(p *party, cost tokens) {
 }
 
 func (w *smallWorld) release(p *party, last bool) {
-	p.seq++
+	p.seq += 1 + uint64(btoi(w.scope.draws)) // as a node numbers its claims
 	c := p.lease.Release(w.now(), p.seq)
 	c.Last = last
 	if w.scope.broken == "a node spends what it gave back" {
@@ -106,7 +106,7 @@ func (w *smallWorld) release(p *party, last bool) {
 }
 
 func (w *smallWorld) claimAhead(p *party) {
-	p.seq++
+	p.seq += 1 + uint64(btoi(w.scope.draws)) // as a node numbers its claims
 	p.tried = w.window() + 1
 	var fresh lease.Lease
 	c := fresh.Claim(w.now(), p.seq, &w.scope.rule, 0, w.scope.want, lease.Keeps)

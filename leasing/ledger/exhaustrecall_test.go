@@ -95,7 +95,7 @@ func (w *smallWorld) giveBackSome(p *party, keep tokens) {
 	}
 	before := l.Returned
 	l.Returned += max(0, l.Unspent()-keep)
-	p.seq++
+	p.seq += 1 + uint64(btoi(w.scope.draws)) // as a node numbers its claims
 	c := l.Claim(w.now(), p.seq, &w.scope.rule, 0, 0, w.scope.keeping())
 	c.Recall, c.Ahead = true, p.hasNext
 	if w.scope.broken == "a node spends what it gave back to a recall" {
@@ -162,7 +162,7 @@ func (w *smallWorld) checkRecalls() error {
 		case alone == nil:
 			alone = p
 		default: // it takes a lease, and nobody asks it for anything
-			p.seq++
+			p.seq += 1 + uint64(btoi(w.scope.draws)) // as a node numbers its claims
 			claim := c.claimFor(p, 0, c.scope.want)
 			c.exchange(p, &p.lease, &claim)
 		}
@@ -191,7 +191,7 @@ func (w *smallWorld) askWithRecalls(p *party) bool {
 		if v, ok := p.lease.Take(w.now(), &a, lease.Keeps); ok {
 			return !v.OverLimit
 		}
-		p.seq++
+		p.seq += 1 + uint64(btoi(w.scope.draws)) // as a node numbers its claims
 		c := w.claimFor(p, 1, w.scope.want)
 		g := w.ledger.Settle(w.ledgerNow(), &c)
 		w.recallHolders(&c, &g)

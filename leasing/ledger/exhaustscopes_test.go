@@ -29,8 +29,8 @@ func scopes(large bool) []*scope {
 		newScope("recall", fixed, safe, 3, 2, 1).with(recalls),
 		newScope("recall, at once", fixed, safe, 4, 2, 1).with(recalls, until(0)),
 		newScope("recall, all", fixed, safe, 4, 2, 1, everyFault...).with(recalls, steps(8)),
-		newScope("draws", fixed, safe, 4, 2, 1).with(recalls, draws, until(2)),
-		newScope("draws, all", fixed, safe, 4, 2, 1, faultLoss, faultDelay, faultCrash, faultPause, faultAmnesia).with(recalls, draws, steps(8)),
+		newScope("draws", fixed, safe, 3, 2, 1).with(recalls, draws, steps(14)),
+		newScope("draws, all", fixed, safe, 3, 2, 1, faultLoss, faultDelay, faultCrash, faultPause, faultAmnesia).with(recalls, draws, steps(10)),
 	}
 }
 
@@ -59,10 +59,9 @@ func steps(n int) func(*scope) { return func(s *scope) { s.steps = n } }
 
 func largeScopes() []*scope {
 	return []*scope{
-		newScope("draws, loss", fixed, safe, 4, 2, 1, faultLoss).with(recalls, draws, until(2)),
-		newScope("draws, delay", fixed, safe, 4, 2, 1, faultDelay).with(recalls, draws, until(2)),
-		newScope("draws, amnesia", fixed, safe, 3, 2, 1, faultAmnesia).with(recalls, draws, until(2)),
-		newScope("draws, three", fixed, safe, 3, 2, 1).with(recalls, draws, three, until(1)),
+		newScope("draws", fixed, safe, 3, 2, 1).with(recalls, draws, steps(22)),
+		newScope("draws, all", fixed, safe, 3, 2, 1, faultLoss, faultDelay, faultCrash, faultPause, faultAmnesia).with(recalls, draws, steps(13)),
+		newScope("draws, three", fixed, safe, 3, 2, 1).with(recalls, draws, three, steps(13)),
 		newScope("fixed, loss", fixed, safe, 4, 2, 1, faultLoss),
 		newScope("fixed, duplicate", fixed, safe, 3, 2, 1, faultDuplicate),
 		newScope("fixed, delay", fixed, safe, 3, 2, 1, faultDelay),

@@ -630,7 +630,8 @@ local function place(at)
     name = string.match(name, '%S+')
     names[name], seqs[name], fresh[name] = (names[name] or 0) + n, max(seqs[name] or 0, math.abs(seq)), fresh[name] or seq < 0
   end
-  a.fence = max(a.fence + 1, a.now)
+  local fence = max(a.fence + 1, a.now)
+  a.fence = fence + 1 -- which no grant has had
   for name, n in pairs(names) do
     local r = records[name]
     if not r or r[WINDOW] ~= at then r = { r and r[SEQ] or 0, at, 0, 0, 0, 0, 0, 0, 0, 0 } end
@@ -639,10 +640,10 @@ local function place(at)
       a.base = a.base + max(r[GRANTED] - r[RETURNED], r[SPENT])
       r = { r[SEQ], at, 0, 0, 0, 0, 0, 0, 0, 0 }
     end
-    -- A claim that was sent before the draw, and comes now, would say that the holder has not got it. A draw that was none
-    -- is settled as a claim with the same number, which is above 1.
+    -- A claim that was sent before the draw, and comes now, would say that the holder has not got it: it is too late. A
+    -- draw that was none is settled as a claim with the same number. Nodes leave out every second one.
     r[SEQ] = max(r[SEQ], seqs[name] - 1)
-    r[EXPIRES], r[FENCE] = max(r[EXPIRES], a.now + min(LONGEST, window_end(at) - a.now)), a.fence
+    r[EXPIRES], r[FENCE] = max(r[EXPIRES], a.now + min(LONGEST, window_end(at) - a.now)), fence
     r[INFLIGHT], r[FLAGS] = r[INFLIGHT] + n, r[FLAGS] - answered(r) + (flag(r, 256) and 0 or 256)
     records[name], dirty[name] = r, true
   end

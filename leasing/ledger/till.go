@@ -175,7 +175,8 @@ func (a *Account) place(w window, l *ratelimit.Limit) {
 	t := a.tills[i]
 	// A new list, for copies of the account have the old one.
 	a.tills = slices.Delete(slices.Clone(a.tills), i, i+1)
-	a.fence = max(a.fence+1, ratelimit.Fence(a.now))
+	fence := max(a.fence+1, ratelimit.Fence(a.now))
+	a.fence = fence + 1 // which no grant has had: those below were granted by nobody
 	for _, d := range t.drawn {
 		r := a.find(d.holder)
 		if r == nil {
@@ -190,10 +191,11 @@ func (a *Account) place(w window, l *ratelimit.Limit) {
 			a.forget(r, false)
 			*r = record{holder: d.holder, seq: r.seq, window: w}
 		}
-		// A claim that was sent before the draw, and comes now, would say that the holder has not got it. A draw
-		// that was none is settled as a claim with the same number, which is above 1.
+		// A claim that was sent before the draw, and comes now, would say that the holder has not got it: it is
+		// too late. A draw that was none is settled as a claim with the same number. Nodes leave out every second
+		// one, so that no claim has this.
 		r.seq = max(r.seq, d.seq-1)
-		r.fence, r.plenty, r.recalled = a.fence, true, notRecalled
+		r.fence, r.plenty, r.recalled = fence, true, notRecalled
 		r.expires = max(r.expires, a.now+min(Longest, l.WindowEnd(w)-a.now))
 		r.inflight += d.n
 	}
