@@ -94,6 +94,16 @@ var planted = []struct {
 		Right: "int64(l.Burst)-int64(a.liveOutstanding())",
 		Wrong: "int64(l.Burst)-0*int64(a.liveOutstanding())",
 	}},
+	{9, plant.Bug{
+		Name: "a draw does not look at what is charged", File: "leasing/ledger/till.go",
+		Right: "left := c.Limit.Capacity() - max(0, charged) - all*unit",
+		Wrong: "left := c.Limit.Capacity() - 0*max(0, charged) - all*unit",
+	}},
+	{9, plant.Bug{
+		Name: "what was drawn is not booked", File: "leasing/ledger/account.go",
+		Right: "a.place(a.target(c), &c.Limit)",
+		Wrong: "_ = a.place",
+	}},
 	{2, plant.Bug{
 		Name: "a fence goes back", File: "leasing/ledger/account.go",
 		Right: "max(a.fence+1, ratelimit.Fence(a.now), min(c.Fence, MostFence)+1)",
