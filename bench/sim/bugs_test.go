@@ -59,7 +59,7 @@ var planted = []struct {
 		Right: "lease := min(room, max(c.Want, c.Waiting), tapered)",
 		Wrong: "lease := min(max(c.Want, c.Waiting), tapered)",
 	}},
-	{815, plant.Bug{
+	{6868, plant.Bug{
 		Name: "a claim that arrives twice is settled twice", File: "leasing/ledger/account.go",
 		Right: "c.Seq <= r.seq {",
 		Wrong: "c.Seq < r.seq {",

@@ -39,8 +39,18 @@ type Account struct {
 	learning
 	fillLevel
 
-	tills  []till // what was drawn and is not booked
-	shut   window // the last whose till is shut
+	unbooked
+	holders
+}
+
+// unbooked is what is not booked of what holders drew.
+type unbooked struct {
+	tills []till
+	shut  window // the last whose till is shut
+}
+
+// holders are their records.
+type holders struct {
 	first  record // most keys have one holder
 	others []record
 }
@@ -96,7 +106,7 @@ func (a *Account) Settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 	fresh, tills, dead := a.window == 0, a.tills, a.dead
 	g := a.settleAt(now, c)
 	if fresh && g.Err != nil { // nothing was booked: there is no account yet, but what was drawn
-		*a = Account{fences: fences{fence: a.fence}, tills: tills, dead: dead}
+		*a = Account{fences: fences{fence: a.fence}, unbooked: unbooked{tills: tills}, dead: dead}
 	}
 	return g
 }

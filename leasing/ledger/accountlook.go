@@ -141,8 +141,8 @@ func (a *Account) readRow(row any) error {
 			},
 			learning:  learning{relearn: ledgerTime(n[8]), relearned: tokens(n[9])},
 			fillLevel: fillLevel{level: n[6], carry: n[7]},
-			others:    others,
-			tills:     tills,
+			holders:   holders{others: others},
+			unbooked:  unbooked{tills: tills},
 		}
 		// One number stands for what only a bucket has, and for what only a window has.
 		if IsBucket(a.window) {

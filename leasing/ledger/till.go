@@ -53,8 +53,8 @@ func tillOf(l *ratelimit.Limit) (units, unit tokens) {
 
 // unitsOf is how many units a claim draws; 0: it cannot be a draw.
 func unitsOf(c *ratelimit.Claim) tokens {
-	if c.Draw == 0 || !c.Stretch || c.Seq < 2 || !drawable(&c.Limit) || c.Ahead && c.Window != c.Draw || c.Want <= 0 || c.Final || c.Last || c.Reset ||
-		c.Direct || c.Audit != "" {
+	if c.Draw == 0 || !c.Stretch || c.Seq < 2 || !drawable(&c.Limit) || c.Ahead && c.Window != c.Draw ||
+		c.Want <= 0 || c.Final || c.Last || c.Reset || c.Direct || c.Audit != "" {
 		return 0
 	}
 	units, unit := tillOf(&c.Limit)
@@ -188,7 +188,7 @@ func (a *Account) place(w window, l *ratelimit.Limit) {
 		// Who draws as if it were new, and has been granted something, has forgotten that (docs/protocol.md,
 		// section 4.4).
 		if d.fresh && r.granted > 0 && w == a.window {
-			a.forget(r, false)
+			a.forget(r, IsBucket(w)) // which has no tills
 			*r = record{holder: d.holder, seq: r.seq, window: w}
 		}
 		// A claim that was sent before the draw, and comes now, would say that the holder has not got it: it is
