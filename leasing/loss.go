@@ -246,7 +246,7 @@ func (f *Fleet) tellKey(now instant, s *fleetShard, c *heldCell, t *teller) (tol
 		return false, false
 	case lease.TellNow:
 	}
-	fl := f.newFlight(h, new(lease.Flight))
+	fl := f.newFlight(h, &lease.Flight{Errand: lease.Errand{Tells: true}})
 	l := f.laneOf(fl.name)
 	if l.refused(now) {
 		return false, false // this part of the ledger is dead; a later pass tells it

@@ -54,9 +54,9 @@ func (m *Measured) title() string { return fmt.Sprintf("%s, %d nodes", m.Row, m.
 func (r *Report) costs() report.Table {
 	t := report.Table{
 		Title: "Processor time of Redis for one decision",
-		Head:  []string{"row", "mode", "us", "of baseline", "at most", "warm, us", "of baseline", "claims/1,000", "bytes", "nodes' CPU, us", "p50", "p99"},
+		Head:  []string{"row", "mode", "us", "of baseline", "at most", "warm, us", "of baseline", "scripts/1,000", "draws/1,000", "bytes", "nodes' CPU, us", "p50", "p99"},
 		Notes: []string{
-			"of baseline: to the baseline's in the same row. warm: in the last third of the time. claims: scripts that Redis ran, each of one key; none in the baseline.",
+			"of baseline: to the baseline's in the same row. warm: in the last third of the time. scripts, draws: claims of one key each, by the script or by plain commands, tried ones too; none in the baseline.",
 			"bytes: to and from Redis. What Redis needs with nobody connected is subtracted. p50, p99: of a call, from when it was meant to be made.",
 		},
 	}
@@ -75,7 +75,8 @@ func (r *Report) costs() report.Table {
 		}
 		t.Rows = append(t.Rows, report.Row{Bad: m.Most > 0 && m.Ratio > m.Most, Cells: []string{
 			name, m.Mode, fmt.Sprintf("%.2f", m.CPU), fmt.Sprintf("%.3f", m.Ratio), most, fmt.Sprintf("%.2f", m.Warm), fmt.Sprintf("%.3f", m.WarmRate),
-			fmt.Sprintf("%.1f", m.Claims), fmt.Sprintf("%.0f", m.Bytes), fmt.Sprintf("%.0f", m.NodeCPU), ms(m.P50), ms(m.P99),
+			fmt.Sprintf("%.1f", m.Claims), fmt.Sprintf("%.1f", m.Draws), fmt.Sprintf("%.0f", m.Bytes), fmt.Sprintf("%.0f", m.NodeCPU),
+			ms(m.P50), ms(m.P99),
 		}})
 	}
 	return t

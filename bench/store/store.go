@@ -112,6 +112,7 @@ type Measured struct {
 	WarmRate float64       `json:"ratio_warm"`     // of Warm to the baseline's
 	Idle     float64       `json:"redis_idle"`     // of a processor, with nobody connected; not in CPU
 	Claims   float64       `json:"claims"`         // scripts that Redis ran, for 1,000 decisions
+	Draws    float64       `json:"draws"`          // claims that were plain commands, for 1,000 decisions
 	Bytes    float64       `json:"bytes"`          // to and from Redis, for a decision
 	P50      time.Duration `json:"latency_p50"`    // of a call
 	P99      time.Duration `json:"latency_p99"`    //
@@ -230,6 +231,7 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 		CPU:     micros(used.CPU-scale(took, idle), asked),
 		Warm:    micros(after.Since(warmUse).CPU-scale(took-o.Length*2/3, idle), asked-warmAsked),
 		Claims:  1000 * float64(used.Scripts) / float64(asked),
+		Draws:   1000 * float64(used.Commands["append"].Calls) / float64(asked),
 		Bytes:   float64(used.In+used.Out) / float64(asked),
 		NodeCPU: micros(f.cpu()-cpu, asked),
 		P50:     t.quantile(50), P99: t.quantile(99), Early: t.early, Half: t.half,

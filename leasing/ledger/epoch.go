@@ -149,6 +149,15 @@ func (l *Redis) SettleEpoch(
 		}
 		failed = errors.Join(failed, err)
 	}
+	// A new connection may be one to another server, with older data that says of itself what the lost one
+	// did. A node that had nothing under way when the server changed hears of that in no other way.
+	if dials := l.dials.Load(); dials != l.verified.Load() && failed == nil {
+		_, err := l.lookAfter(ctx, names, flags|1)
+		failed = errors.Join(failed, err)
+		if err == nil {
+			l.verified.Store(dials)
+		}
+	}
 	// An end of the learning that is further away than a learning lasts is one from before the clock was
 	// set back: the script has it end in time.
 	if e, err := l.readEpoch(all); err == nil && at > 0 && e.Learning > at.Add(RelearnTime) {

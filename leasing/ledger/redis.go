@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,6 +42,10 @@ type Redis struct {
 	// undrawn is that Redis does not let this user draw.
 	undrawn atomic.Bool
 
+	// dials counts connections that were made, and verified those after which it was looked who has the
+	// data: another server may be at the end of a new one.
+	dials, verified atomic.Int64
+
 	naming sync.Once
 	epochs [][]string // by part, of a Cluster; see epochNames
 	mu     sync.Mutex
@@ -51,7 +56,30 @@ type Redis struct {
 // stays the caller's; it should not retry by itself, and must heed contexts
 // (redis.UniversalOptions.ContextTimeoutEnabled).
 func NewRedis(client redis.UniversalClient, prefix string) *Redis {
-	return &Redis{client: client, looks: client, prefix: prefix, at: func() ledgerTime { return 0 }}
+	l := &Redis{client: client, looks: client, prefix: prefix, at: func() ledgerTime { return 0 }}
+	if client != nil {
+		client.AddHook(dialCounter{&l.dials})
+	}
+	return l
+}
+
+// dialCounter counts the connections that a client makes.
+type dialCounter struct{ dials *atomic.Int64 }
+
+// DialHook implements [redis.Hook].
+func (d dialCounter) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		d.dials.Add(1)
+		return next(ctx, network, addr)
+	}
+}
+
+// ProcessHook implements [redis.Hook].
+func (dialCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+// ProcessPipelineHook implements [redis.Hook].
+func (dialCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
 }
 
 // LoadScripts has a server know the ledger's scripts, so that no claim must bring them.

@@ -52,7 +52,11 @@ func (h *Held) Answer(
 	// booked in it.
 	h.BookUnplaced()
 	h.Lease.Forgive(h.Rule.DriftShare())
-	h.Heard, h.Told, h.elsewhere, h.stranded = now, sent, g.Outstanding, g.Stranded
+	h.Heard, h.elsewhere, h.stranded = now, g.Outstanding, g.Stranded
+	// A draw tells nothing of what the holder had: a ledger that has lost that does not know it now.
+	if !g.Drawn || !g.Carried {
+		h.Told = sent
+	}
 	h.expires = sent.Add(g.TTL - Margin(&fl.Claim, g.TTL))
 	// When the next window's lease is here already, this one must end where that may begin.
 	h.agree()
@@ -69,7 +73,7 @@ func (h *Held) Answer(
 	h.Stretched = g.Plenty
 	// What requests have waited for is kept: they spend it in a moment.
 	h.heed(fl.Claim.Waiting)
-	h.holdRefusal(now, fl.Claim.Waiting > fl.Got(g) && g.Outstanding == 0)
+	h.holdRefusal(now, fl.Claim.Recall && fl.Claim.Waiting > fl.Got(g) && g.Outstanding == 0)
 	if h.fruitless(now, fl, g) {
 		h.fails(now, random)
 	} else {
@@ -151,7 +155,7 @@ func (h *Held) fails(now instant, jitter func() float64) {
 	h.Pause = now.Add(wait/2 + time.Duration(jitter()*float64(wait/2)))
 }
 
-// holdRefusal decides when a refusal is asked for again. In a window of a minute or less it is after each
+// holdRefusal decides when a refusal of a store is asked for again. In a window of a minute or less it is after each
 // one that confirms the one before twice as long: of a window that is used up nearly all do, and keys
 // that are much asked for would have most of their claims then.
 func (h *Held) holdRefusal(now instant, refused bool) {

@@ -24,6 +24,7 @@ type Errand struct {
 	Ahead  bool   // it is for the next window
 	Reset  bool   // the ledger is to count from nothing again
 	Beat   bool   // it has no claim, and no key: the ledger is only to be heard
+	Tells  bool   // it tells again what the ledger may have lost
 	Last   bool   // nothing more will be claimed: the node ends
 }
 

@@ -20,7 +20,7 @@ func (h *Held) drawsFrom(now instant, there LedgerClock, fl *Flight) window {
 	// A lease that a rule wants to be small, or to be reclaimed, is none of a till; nor is one of which
 	// the ledger keeps an audit.
 	if !c.Stretch || c.Limit.Algorithm != ratelimit.FixedWindow || h.Rule.Coordination.Audit || fl.Reset || fl.Last ||
-		there.At == 0 {
+		fl.Tells || there.At == 0 {
 		return 0
 	}
 	// What on_store_failure admitted is to be told.
