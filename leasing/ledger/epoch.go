@@ -119,6 +119,7 @@ func (l *Redis) SettleEpoch(
 	}
 	// The epoch is read behind the claims, and not before: a loss between the two would be taken for
 	// one that the claims knew of.
+	verified := l.verified.Load()
 	reads := make([]*redis.StringCmd, len(names))
 	var clock *redis.TimeCmd
 	l.settle(ctx, claims, grants, func(pipe redis.Pipeliner) {
@@ -150,8 +151,9 @@ func (l *Redis) SettleEpoch(
 		failed = errors.Join(failed, err)
 	}
 	// A new connection may be one to another server, with older data that says of itself what the lost one
-	// did. A node that had nothing under way when the server changed hears of that in no other way.
-	if dials := l.dials.Load(); dials != l.verified.Load() && failed == nil {
+	// did. A node that had nothing under way when the server changed hears of that in no other way. What counts
+	// is what was verified before: these claims may have come to the other server before it was looked at.
+	if dials := l.dials.Load(); dials != verified && failed == nil {
 		_, err := l.lookAfter(ctx, names, flags|1)
 		failed = errors.Join(failed, err)
 		if err == nil {
