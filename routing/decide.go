@@ -701,6 +701,9 @@ func (c *core) undo(now instant, asks []ask, verdicts []verdict) {
 		// The base does not know of owners; to it this is a charge of its own.
 		own.Source = ratelimit.FromLease
 		c.base.Undo(now, asks, []verdict{own})
+		if c.observe != nil { // whoever was the owner had said that it decided
+			c.observe.undone(a, v)
+		}
 	default:
 		c.base.Undo(now, asks, verdicts)
 	}

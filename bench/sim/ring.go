@@ -140,6 +140,10 @@ func (r *ring) undoneFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
 	}
 	r.named[string(a.Key)].judge.Retract(at, r.ledgerTime(), a.Cost)
 	r.result.Admitted -= a.Cost
+	if r.Decisions {
+		r.trace("node %d: key %d: %d are taken back, for who asked has not waited",
+			r.slot, r.named[string(a.Key)].index, a.Cost)
+	}
 }
 
 // hears tells whether a frame from node to node arrives. What is lost is sent
