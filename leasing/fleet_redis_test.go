@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"strings"
 	"testing"
 	"time"
 
@@ -345,6 +346,12 @@ func TestFleetSentinelFailover(t *testing.T) {
 	const limit = 20_000
 	rule := closedRule(limit)
 	first, _ := r.spend(rule, 1000, 6, one, 0)
+	// The replica is to know whose data it is a copy of: the test's own epoch, from before, does not say.
+	for end := time.Now().Add(10 * time.Second); strings.HasSuffix(replica.Do("GET", "sluice:epoch").(string), "-"); {
+		if time.Now().After(end) {
+			t.Fatal("the replica has not heard of the epoch for 10 s")
+		}
+	}
 	lag.Delay(time.Hour / 20) // from here on the replica hears nothing
 	second, _ := r.spend(rule, 9000, 6, one, 0)
 	master.Kill()

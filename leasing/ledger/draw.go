@@ -66,8 +66,9 @@ func TillName(account string, w ratelimit.Window) string {
 }
 
 // draws tells whether claims may be draws. Not in a Cluster, where no command says what time it is
-// at the server that has an account.
-func (l *Redis) draws() bool { return !l.undrawn.Load() && l.Partitions() == 1 }
+// at the server that has an account. Nor where a server does not say which run of it has the data: one
+// with older data is found out there only by what claims tell, and a draw tells nothing.
+func (l *Redis) draws() bool { return !l.undrawn.Load() && !l.unnamed.Load() && l.Partitions() == 1 }
 
 // tills are the draws of one round trip, in the order of their claims.
 type tills struct {
@@ -81,6 +82,7 @@ type tills struct {
 type sentDraw struct {
 	units   tokens
 	length  *redis.IntCmd
+	expiry  *redis.BoolCmd
 	account *redis.StringCmd
 }
 
@@ -93,9 +95,9 @@ func (t *tills) send(ctx context.Context, pipe redis.Pipeliner, prefix string, c
 	// A second longer than the window, for clocks are read a moment apart. A test's time stands still, and
 	// Redis' goes on.
 	if ends := c.Limit.WindowEnd(c.Draw).Add(time.Second); t.at != 0 {
-		pipe.PExpire(ctx, till, max(0, ends.Sub(t.at))+time.Hour)
+		d.expiry = pipe.PExpire(ctx, till, max(0, ends.Sub(t.at))+time.Hour)
 	} else {
-		pipe.PExpireAt(ctx, till, time.UnixMicro(int64(ends)))
+		d.expiry = pipe.PExpireAt(ctx, till, time.UnixMicro(int64(ends)))
 	}
 	d.account = pipe.HGet(ctx, account, "a")
 	t.sent = append(t.sent, d)
@@ -124,7 +126,7 @@ func (t *tills) next(c *ratelimit.Claim) (ratelimit.Grant, bool) {
 			now = ledgerTime(clock.UnixMicro())
 		}
 	}
-	if err = errors.Join(d.length.Err(), err); err != nil {
+	if err = errors.Join(d.length.Err(), d.expiry.Err(), err); err != nil {
 		var said redis.Error
 		if errors.As(err, &said) { // what Redis itself says: the script finds out how that is
 			t.forbidden = t.forbidden || redis.HasErrorPrefix(said, "NOPERM") ||

@@ -182,8 +182,12 @@ func (l *Redis) inEpoch(names []string, at ledgerTime, failed error) (ratelimit.
 	return e, at, nil
 }
 
+// noRun is what an epoch has of a server that does not say which run of it this is.
+const noRun = "-"
+
 // keep remembers what a name was last seen to say.
 func (l *Redis) keep(name, value string) {
+	l.unnamed.Store(strings.HasSuffix(value, " "+noRun))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.said == nil {

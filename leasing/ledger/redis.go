@@ -39,8 +39,9 @@ type Redis struct {
 	// cutting is the time by which billing months are cut; see cuts.
 	cutting cutting
 
-	// undrawn is that Redis does not let this user draw.
-	undrawn atomic.Bool
+	// undrawn is that Redis does not let this user draw, and unnamed that it was last seen not to say which
+	// run of it has the data.
+	undrawn, unnamed atomic.Bool
 
 	// dials counts connections that were made, and verified those after which it was looked who has the
 	// data: another server may be at the end of a new one.

@@ -170,7 +170,7 @@ func TestWhatIsDrawnIsSeen(t *testing.T) {
 	w.expect("5 10", look.Holders[0].Outstanding, look.Holders[1].Outstanding)
 }
 
-// A till goes away by itself, a second after its window. A Redis that does not let this user append is
+// A till goes away by itself, a second after its window. A Redis that does not let this user draw is
 // asked once, and then the script.
 func TestTillsOnARedisOfItsOwnTime(t *testing.T) {
 	s := redistest.Start(t)
@@ -201,13 +201,29 @@ func TestTillsOnARedisOfItsOwnTime(t *testing.T) {
 	if want := g.ResetAfter + time.Second; left > want+time.Second || left < want-5*time.Second {
 		t.Errorf("it expires in %v, and its window ends in %v", left, g.ResetAfter)
 	}
-	s.Do("ACL", "SETUSER", "default", "-append")
-	if g = claim(3); g.Err != nil || g.Drawn || g.Granted == 0 {
-		t.Errorf("without APPEND: %+v", g)
+	for i, command := range []string{"append", "pexpireat"} {
+		s.Do("ACL", "SETUSER", "default", "-"+command)
+		if g = claim(uint64(4 + 8*i)); g.Err != nil || g.Drawn || g.Granted == 0 {
+			t.Errorf("without %s: %+v", command, g)
+		}
+		s.Do("ACL", "SETUSER", "default", "+"+command)
+		if g = claim(uint64(6 + 8*i)); g.Err != nil || g.Drawn {
+			t.Errorf("after %s was forbidden: %+v", command, g)
+		}
+		l = NewRedis(client, "t:")
+		if g = claim(uint64(8 + 8*i)); g.Err != nil || !g.Drawn {
+			t.Errorf("of a node that starts when %s is allowed again: %+v", command, g)
+		}
 	}
-	s.Do("ACL", "SETUSER", "default", "+append")
-	if g = claim(4); g.Err != nil || g.Drawn {
-		t.Errorf("afterwards: %+v", g)
+	// Where the server does not say which run of it has the data, nobody draws; where it does, all do again.
+	for i, run := range []string{"-", "0123456789abcdef", "-"} {
+		s.Do("SET", "t:"+epochName, "1 1 1 "+run)
+		if e, _, err := l.SettleEpoch(context.Background(), ratelimit.EpochQuery{}, nil, nil); err != nil || e.ID != 1 {
+			t.Fatalf("epoch %+v, %v", e, err)
+		}
+		if g = claim(uint64(30 + 2*i)); g.Err != nil || g.Drawn != (run != "-") {
+			t.Errorf("with run %s: %+v", run, g)
+		}
 	}
 }
 
