@@ -39,18 +39,23 @@ type Redis struct {
 	// cutting is the time by which billing months are cut; see cuts.
 	cutting cutting
 
-	// undrawn is that Redis does not let this user draw, and unnamed that it was last seen not to say which
-	// run of it has the data.
-	undrawn, unnamed atomic.Bool
-
-	// dials counts connections that were made, and verified those after which it was looked who has the
-	// data: another server may be at the end of a new one.
-	dials, verified atomic.Int64
+	server
 
 	naming sync.Once
 	epochs [][]string // by part, of a Cluster; see epochNames
 	mu     sync.Mutex
 	said   map[string]string // guarded by mu: what each of the names was last seen to say
+}
+
+// server is what is known of who has the data, as far as draws depend on it.
+type server struct {
+	// undrawn is that it does not let this user draw, and unnamed that it was last seen not to say which run
+	// of it this is.
+	undrawn, unnamed atomic.Bool
+
+	// dials counts connections that were made, and verified those after which it was looked who has the
+	// data: another server may be at the end of a new one.
+	dials, verified atomic.Int64
 }
 
 // NewRedis makes a ledger whose accounts' names start with prefix. The client
