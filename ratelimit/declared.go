@@ -25,6 +25,9 @@ const (
 	// PlentyPart is the part of a limit that a lease of plenty is at most, as one of
 	// so many.
 	PlentyPart = 20
+	// MostDrawers is how many holders of a key may draw parts of that size: a fifth of the
+	// limit is for what all have idle.
+	MostDrawers = 4
 	// RecallsPerSecond is how many claims a second recalls cause at one node, at most:
 	// each second one that gives back what others wait for, and while this node waits
 	// itself, one each 2 ms for 10 ms.

@@ -67,7 +67,7 @@ type Claim struct {
 	// stretched.
 	Stretch bool
 	// Draw, if not 0, is a fixed window of which the claim may be a draw: its tokens are taken
-	// from the window's till, which a ledger has as long as it has settled no claim of the window.
+	// from the window's till, while that is open.
 	// Nothing of what else the claim says is booked then. Seq is above 1, and the number before it is
 	// that of no claim of the holder.
 	Draw Window

@@ -136,7 +136,7 @@ func (t *tills) next(c *ratelimit.Claim) (ratelimit.Grant, bool) {
 		return ratelimit.Grant{Seq: c.Seq, Err: fmt.Errorf("redis: %w", err)}, true
 	}
 	length := d.length.Val()
-	charged, open := openIn(account, c.Draw, now)
+	charged, open := openIn(account, c.Draw, now, &c.Limit)
 	if !open || length%entryBytes != 0 || !drawnInTime(c, now) {
 		return ratelimit.Grant{}, false
 	}
@@ -145,7 +145,7 @@ func (t *tills) next(c *ratelimit.Claim) (ratelimit.Grant, bool) {
 
 // openIn tells whether a window's till is open, and what is charged of the window, by field "a" of the
 // account, as (*Account).open does.
-func openIn(account string, w window, now ledgerTime) (charged tokens, open bool) {
+func openIn(account string, w window, now ledgerTime, l *ratelimit.Limit) (charged tokens, open bool) {
 	if account == "" {
 		return 0, true
 	}
@@ -159,6 +159,9 @@ func openIn(account string, w window, now ledgerTime) (charged tokens, open bool
 		charged = tokens(numbers[3] + numbers[18]) // of holders that are not recorded, and of records
 	case w - 1:
 		charged = tokens(numbers[26]) // of records of the next window
+		if l.Crowded(int(min(numbers[28], mostHolders))) {
+			return 0, false
+		}
 	default:
 		if at > w {
 			return 0, false

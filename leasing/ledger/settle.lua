@@ -38,6 +38,7 @@ local BUCKET_WAITS = 1000000
 local MOST_FENCE = 4503599627370496 -- 2^52: believed of a holder
 local MOST_RECORDS, KEPT_RECORDS, FOLD_AFTER = 256, 128, 10000000
 local PLENTY_ABOVE, ROOM_ABOVE, IDLE_SHARE, LEAST_SHARES, LONGEST = 2, 8, 5, 4, 300000000
+local UNITS_OF_TWO = 40 -- from here on a unit of a till is more than one token
 local RECALL_AGAIN, RECALL_TAKES = 1000000, 10000
 local FIXED, SLIDING, BUCKET = 0, 1, 2
 local NEVER = 9007199254740991 -- 2^53-1
@@ -213,7 +214,8 @@ repeat
   -- An account that nothing was charged to could be deleted at any time.
   local kept = found[1] and (a[19] > 0 or a[5] > 0 or a[4] ~= 0)
   local shut = a[26]
-  if not sliding and capacity - a[4] - others - charged <= (capacity - fmod(capacity, ROOM_ABOVE)) / ROOM_ABOVE then shut = w end
+  if not sliding and (capacity - a[4] - others - charged <= (capacity - fmod(capacity, ROOM_ABOVE)) / ROOM_ABOVE
+    or live > LEAST_SHARES and capacity >= UNITS_OF_TWO) then shut = w end
   redis.call('HSET', KEYS[1], 'a', pack({
     now, next_fence, w, a[4], prev, beyond, a[7], a[8], a[9], a[10], most, left, late, a[14], a[15], a[16], a[17], a[18],
     others + charged, a[20] - was_spent + spent, elsewhere + out, stranded, live, min(a[24], expires), a[25], shut, a[27], a[28], a[29], a[30],
@@ -1152,8 +1154,10 @@ else
   -- spent is not (docs/protocol.md, section 4.1).
   grant(r, uncovered, at)
   recall(r)
-  -- Who would draw of what is left now would mostly get nothing.
-  if drawable and free(a.window) <= div(capacity, ROOM_ABOVE) then a.shut = a.window end
+  -- Who would draw of what is left now would mostly get nothing; and many holders have less than units.
+  if drawable and (free(a.window) <= div(capacity, ROOM_ABOVE) or live_holders(a.window) > LEAST_SHARES and capacity >= UNITS_OF_TWO) then
+    a.shut = a.window
+  end
   audit(c.reset and 'reset' or settled(r, before, relearn), holder, r)
 end
 dirty[holder] = true

@@ -16,8 +16,8 @@ import (
 // Guarantee: what holders have drawn and what they are granted is together at most the limit. Who
 // draws reads, behind what it wrote, what the account has charged, and takes nothing if both are more.
 // A claim that the ledger settles has all that was drawn booked first, as granted and in flight, so
-// that the account knows of it what it knows of any lease. When an account has little left, it shuts
-// the window's till: what is appended from then on was not drawn, and is not looked at
+// that the account knows of it what it knows of any lease. When an account has little left, or many
+// holders, it shuts the window's till: what is appended from then on was not drawn, and is not looked at
 // (docs/protocol.md, section 4.17).
 
 // TillUnits is how many units a limit has, or as many as it has tokens. It is the same for each limit:
@@ -82,7 +82,9 @@ func drawnInTime(c *ratelimit.Claim, now ledgerTime) bool {
 func drawn(c *ratelimit.Claim, now ledgerTime, n, all, charged tokens) (ratelimit.Grant, bool) {
 	units, unit := tillOf(&c.Limit)
 	left := c.Limit.Capacity() - max(0, charged) - all*unit
-	if all > units || left < 0 {
+	// Of many nodes that ask for a key for the first time, the script decides who gets how much: a fifth of
+	// the limit is for all that have it idle.
+	if all > units || left < 0 || freshDraw(c) && c.Limit.Crowded(int(all-n+1)) {
 		return ratelimit.Grant{}, false
 	}
 	rest := c.Limit.WindowEnd(c.Draw).Sub(now)
@@ -109,7 +111,7 @@ func (a *Account) draw(now ledgerTime, c *ratelimit.Claim) (ratelimit.Grant, boo
 	_, unit := tillOf(&c.Limit)
 	t.add(c, n, unit)
 	a.dead = max(a.dead, c.Limit.WindowEnd(c.Draw)+a.lag)
-	charged, open := a.open(c.Draw, now)
+	charged, open := a.open(c.Draw, now, &c.Limit)
 	if !open || !drawnInTime(c, now) {
 		return ratelimit.Grant{}, false
 	}
@@ -117,15 +119,24 @@ func (a *Account) draw(now ledgerTime, c *ratelimit.Claim) (ratelimit.Grant, boo
 }
 
 // open tells whether a window's till is, and what the account has charged of the window: not if it is
-// shut, or over, or while the account is being told what its ledger has lost.
-func (a *Account) open(w window, now ledgerTime) (charged tokens, open bool) {
-	return a.charged(w), a.window <= w && a.shut < w && now >= a.relearn
+// shut, or over, or while the account is being told what its ledger has lost; nor for a window to come that
+// many holders have claimed of.
+func (a *Account) open(w window, now ledgerTime, l *ratelimit.Limit) (charged tokens, open bool) {
+	ahead := 0
+	a.each(func(r *record) {
+		if r.window > a.window {
+			ahead++
+		}
+	})
+	return a.charged(w), a.window <= w && a.shut < w && now >= a.relearn && !(w == a.window+1 && l.Crowded(ahead))
 }
 
 // shutWhenShort shuts the till of the account's window when little of it is left: who draws from then
-// on would mostly take nothing, and every claim would have to look what there is.
+// on would mostly take nothing, and every claim would have to look what there is. It shuts also where
+// there are many holders: their leases are smaller than units.
 func (a *Account) shutWhenShort(c *ratelimit.Claim) {
-	if drawable(&c.Limit) && a.free(c, a.window) <= c.Limit.Capacity()/RoomAbove {
+	if drawable(&c.Limit) &&
+		(a.free(c, a.window) <= c.Limit.Capacity()/RoomAbove || c.Limit.Crowded(a.liveHolders(a.window))) {
 		a.shut = a.window
 	}
 }

@@ -85,6 +85,47 @@ func TestTillIsShut(t *testing.T) {
 	w.expect("true 5 95", g.Drawn, g.Granted, g.Available)
 }
 
+// Four holders draw a twentieth of the limit each. Of more, the ledger judges who gets how much, and shuts the
+// till; so it does with the next window's. Where a unit is one token, nobody has anything idle, and all draw.
+func TestManyHoldersDoNotDraw(t *testing.T) {
+	ahead := func(c *ratelimit.Claim) { c.Ahead, c.Draw, c.Window = true, c.Draw+1, c.Draw+1 }
+	for what, change := range map[string]func(*ratelimit.Claim){"this window": nil, "the next": ahead} {
+		w := newTwins(t)
+		if change != nil { // an account is there
+			w.drawer(99).claims(0)
+		}
+		first := w.drawer(1)
+		for h := range ratelimit.Holder(6) {
+			d := w.drawer(h + 1)
+			if h == 0 {
+				d = first
+			}
+			if g := d.asks(1, change); g.Drawn != (h < 4) || g.Granted < 1 {
+				t.Errorf("%s: holder %d of %d: %+v", what, h+1, 6, g)
+			}
+		}
+		if first.c.Spent = 5; change != nil {
+			continue
+		}
+		if g := first.asks(1, nil); g.Drawn || !g.Plenty {
+			t.Errorf("the first holder's second draw, with six: %+v", g)
+		}
+	}
+	w := newTwins(t)
+	for h := range ratelimit.Holder(10) {
+		g := w.drawer(h+1).asks(1, func(c *ratelimit.Claim) { c.Limit.Requests = 20 })
+		w.expect("true 1", g.Drawn, g.Granted)
+	}
+	// A holder that draws again is none more: alone, it draws the whole limit.
+	w = newTwins(t)
+	one := w.drawer(1)
+	for one.c.Spent < 85 {
+		g := one.asks(1, nil)
+		w.expect("true", g.Drawn)
+		one.c.Spent = g.Granted
+	}
+}
+
 // What may not be drawn is claimed: of another window than the ledger's clock shows, of a rule that
 // fixes the size of leases or keeps an audit, and while the ledger learns.
 func TestDrawThatIsNone(t *testing.T) {

@@ -70,7 +70,7 @@ func (h *Held) Answer(
 	// granted nothing that the ledger would have to hear of.
 	h.Settled = h.Lease.Unspent() == 0 && h.Lease.Spent == fl.Claim.Spent && g.Granted == fl.Claim.Granted
 	h.Plan(sent, now, fl, g, random())
-	h.Stretched = g.Plenty
+	h.Stretched, h.crowded = g.Plenty, fl.Claim.Limit.Crowded(g.Holders)
 	// What requests have waited for is kept: they spend it in a moment.
 	h.heed(fl.Claim.Waiting)
 	h.holdRefusal(now, fl.Claim.Recall && fl.Claim.Waiting > fl.Got(g) && g.Outstanding == 0)

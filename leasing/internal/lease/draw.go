@@ -18,9 +18,9 @@ const turnSoon = 5 * time.Millisecond
 func (h *Held) drawsFrom(now instant, there LedgerClock, fl *Flight) window {
 	c, l := &fl.Claim, &h.Lease
 	// A lease that a rule wants to be small, or to be reclaimed, is none of a till; nor is one of which
-	// the ledger keeps an audit.
-	if !c.Stretch || c.Limit.Algorithm != ratelimit.FixedWindow || h.Rule.Coordination.Audit || fl.Reset || fl.Last ||
-		fl.Tells || there.At == 0 {
+	// the ledger keeps an audit, or one of many.
+	if h.crowded || !c.Stretch || c.Limit.Algorithm != ratelimit.FixedWindow || h.Rule.Coordination.Audit ||
+		fl.Reset || fl.Last || fl.Tells || there.At == 0 {
 		return 0
 	}
 	// What on_store_failure admitted is to be told.

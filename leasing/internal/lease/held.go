@@ -107,6 +107,7 @@ type lastHeard struct {
 	Heard     instant // when that was
 	Told      instant // when the claim was sent that it settled then
 	eager     bool    // the lease was claimed under reclaim: eager
+	crowded   bool    // the key had more holders then than draw
 	expires   instant // when its time is over for this node, also where its window ends before
 	elsewhere tokens  // unspent at other nodes then, less what was refused here since
 	stranded  tokens  // in expired leases of other nodes then

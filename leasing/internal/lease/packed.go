@@ -43,6 +43,7 @@ const (
 	packedLimited                     // its lease's limit is that of its rule, and else among the numbers
 	packedFruits                      // and the three bits above: how many, which are fewer than 16
 	packedHolds   = packedFruits << 4 // and the bit above
+	packedCrowded = packedHolds << 2
 )
 
 // Where the parts of a packed key are.
@@ -218,6 +219,7 @@ func (h *Held) flags() uint64 {
 		{h.Gauges.Of != nil, packedGauged},
 		{h.Name&1 != 0, packedOddName},
 		{h.limited(), packedLimited},
+		{h.crowded, packedCrowded},
 	} {
 		if is.true {
 			flags |= is.bit
@@ -227,7 +229,8 @@ func (h *Held) flags() uint64 {
 }
 
 func (h *Held) setFlags(flags uint64, name ratelimit.Holder) {
-	h.Fruits, h.holds = uint8(flags/packedFruits%16), uint8(flags/packedHolds)
+	h.Fruits, h.holds = uint8(flags/packedFruits%16), uint8(flags/packedHolds%4)
+	h.crowded = flags&packedCrowded != 0
 	h.Lease.Split, h.eager, h.asked = flags&packedSplit != 0, flags&packedEager != 0, flags&packedAsked != 0
 	h.Stretched, h.Recalling, h.Settled = flags&packedStretched != 0, flags&packedRecalling != 0,
 		flags&packedSettled != 0
