@@ -64,11 +64,12 @@ func (f *Fleet) pack(l *lane, flights []*flight) *batch {
 	// Leases are counted from sent, which is before anything leaves (docs/protocol.md, section
 	// 4.7).
 	b.query, b.known = l.query(b.sent), l.known(b.sent)
-	there := l.time()
+	there, set := l.time(), l.justSet(b.sent)
 	for i, fl := range flights {
 		c := f.write(b.sent, there, fl)
-		// A ledger that is being told what it has lost lets nobody draw.
-		if c.Learning = b.known.Learning; c.Learning > 0 {
+		// A ledger that is being told what it has lost lets nobody draw; nor does this node while it tells what
+		// it had before the ledger's clock was set.
+		if c.Learning = b.known.Learning; c.Learning > 0 || set {
 			c.Draw = 0
 		}
 		// The claim that is sent is a copy. The answer is judged by the flight's own.

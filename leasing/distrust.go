@@ -109,6 +109,7 @@ func (f *Fleet) stepped(l *lane, now instant, step time.Duration) {
 	f.warn(fmt.Errorf("%w (by at least %v)", ErrClockSet, step.Round(time.Millisecond)))
 	l.mu.Lock()
 	may := l.steps.may(now, step)
+	l.set = now
 	l.mu.Unlock()
 	if may {
 		f.lapse(now, ahead)

@@ -100,6 +100,7 @@ type lane struct {
 	memory   memory            // guarded by mu
 	steps    clockSteps        // guarded by mu
 	losses   clockSteps        // guarded by mu
+	set      instant           // guarded by mu: when the ledger's clock was last found to have been set; 0: never
 }
 
 // refused tells whether the breaker is open and no probe is due.

@@ -68,6 +68,13 @@ func (l *lane) known(now instant) ratelimit.Epoch {
 	return e
 }
 
+// justSet tells whether the ledger's clock was set so lately that nodes may not have told yet what they had.
+func (l *lane) justSet(now instant) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.set != 0 && now.Sub(l.set) < ledger.RelearnTime
+}
+
 // learned takes in in which epoch a batch was settled, and tells whether the data
 // that this node's claims had made was lost.
 func (l *lane) learned(sent, now instant, e ratelimit.Epoch) (lost bool) {

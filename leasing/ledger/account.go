@@ -129,7 +129,7 @@ func (a *Account) settleAt(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
 		return late // for a window that is over
 	}
 	if drawable(&c.Limit) {
-		a.place(a.target(c), &c.Limit)
+		a.place(a.target(c), c)
 	}
 	r := a.find(c.Holder)
 	// A claim that was sent twice is answered twice alike, and changes the account once. One that
@@ -226,7 +226,8 @@ func (a *Account) target(c *ratelimit.Claim) window {
 // until that time has passed again, so that no window is granted twice. When it
 // went back further, waiting would refuse the key for longer than a window, and
 // the account moves to the new time with all that is charged to it.
-func (a *Account) clock(now ledgerTime, l *ratelimit.Limit) ledgerTime {
+func (a *Account) clock(now ledgerTime, c *ratelimit.Claim) ledgerTime {
+	l := &c.Limit
 	a.ledger = now
 	// Where it was a counter, which keeps no time. A window that is far ahead is none of now.
 	if a.window != 0 && l.Algorithm != ratelimit.TokenBucket && a.window <= l.WindowAt(now)+1 {
@@ -254,6 +255,7 @@ func (a *Account) clock(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 		}
 	}
 	if back := a.now - now; back >= waits && a.window != 0 {
+		a.placeAll(c)
 		a.shift(-back, l)
 	}
 	return max(now, a.now)
@@ -291,7 +293,7 @@ func (a *Account) shift(by ledgerTime, l *ratelimit.Limit) {
 // advance moves the account to now: windows roll, buckets refill.
 func (a *Account) advance(now ledgerTime, c *ratelimit.Claim) {
 	fresh := a.window == 0
-	now = a.clock(now, &c.Limit)
+	now = a.clock(now, c)
 	if fresh {
 		a.born = max(a.fence+1, ratelimit.Fence(now))
 	}

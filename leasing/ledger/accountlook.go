@@ -24,7 +24,7 @@ func (a *Account) Look(now ledgerTime, l *ratelimit.Limit, own func(ratelimit.Ho
 	copied.others, copied.tills = slices.Clone(a.others), cloned(a.tills)
 	copied.advance(now, c)
 	if drawable(l) {
-		copied.place(copied.window, l)
+		copied.place(copied.window, c)
 	}
 	v := &ratelimit.AccountLook{Window: copied.window, Limit: l.Capacity(), Relearning: copied.now < copied.relearn}
 	// Below 0 shows by how much a window is beyond its limit. A bucket has its level instead.

@@ -136,7 +136,7 @@ func TestOnlyBilledClaimsAreLonger(t *testing.T) {
 	r := NewRedis(nil, "")
 	month := ratelimit.Limit{Unit: ratelimit.Month, Requests: 10}
 	for l, want := range map[ratelimit.Limit]int{month: 8 * 17, month.Cut(): 8 * 17, billedLimit(t, 15, "UTC"): 8 * (17 + 8)} {
-		if packed := r.arguments(&ratelimit.Claim{Limit: l, Seq: 1})[1].([]byte); len(packed) != want {
+		if packed := r.arguments(&ratelimit.Claim{Limit: l, Seq: 1}, false)[1].([]byte); len(packed) != want {
 			t.Errorf("%v: %d bytes, want %d", l, len(packed), want)
 		}
 	}

@@ -42,14 +42,15 @@ func entries(c *ratelimit.Claim, units, unit tokens) string {
 	return strings.Repeat(string(appendNumbers(one, int64(unit), seq)), int(units))
 }
 
-// readTill reads what holders have appended; false where there is nothing, or something else.
+// readTill reads what holders have appended; false where there is nothing. What is no entry is left out, as
+// the script does.
 func readTill(text string) (t till, ok bool) {
 	for ; len(text) >= entryBytes; text = text[entryBytes:] {
 		var numbers [2]int64
 		holder, err := strconv.ParseUint(strings.TrimRight(text[1:nameBytes], " "), 36, 64)
 		n, whole := unpacked(numbers[:0], text[nameBytes:entryBytes])
-		if err != nil || !whole {
-			return t, false
+		if err != nil || !whole || text[0] != 'h' || n[0] < 1 {
+			continue
 		}
 		c := ratelimit.Claim{Holder: ratelimit.Holder(holder), Seq: uint64(max(n[1], -n[1])), Fence: 1}
 		if n[1] < 0 {
@@ -60,10 +61,15 @@ func readTill(text string) (t till, ok bool) {
 	return t, len(t.drawn) > 0
 }
 
-// TillName is the name of a window's till, by its account's: it lies in the same slot of a Cluster.
+// TillName is the name of a window's till, by its account's: it has the prefix in front, for users that
+// may use keys with this prefix only. No account has braces in its name.
 func TillName(account string, w ratelimit.Window) string {
-	return "{" + account + "}:" + strconv.FormatInt(int64(w), 10)
+	return account + "{" + strconv.FormatInt(int64(w), 10) + "}"
 }
+
+// tillKept is how much longer than its window a till is kept: clocks are read a moment apart, and may be set
+// by a little.
+const tillKept = 10 * time.Second
 
 // draws tells whether claims may be draws. Not in a Cluster, where no command says what time it is
 // at the server that has an account. Nor where a server does not say which run of it has the data: one
@@ -92,9 +98,8 @@ func (t *tills) send(ctx context.Context, pipe redis.Pipeliner, prefix string, c
 	till := TillName(account, c.Draw)
 	_, unit := tillOf(&c.Limit)
 	d := sentDraw{units: units, length: pipe.Append(ctx, till, entries(c, units, unit))}
-	// A second longer than the window, for clocks are read a moment apart. A test's time stands still, and
-	// Redis' goes on.
-	if ends := c.Limit.WindowEnd(c.Draw).Add(time.Second); t.at != 0 {
+	// A test's time stands still, and Redis' goes on.
+	if ends := c.Limit.WindowEnd(c.Draw).Add(tillKept); t.at != 0 {
 		d.expiry = pipe.PExpire(ctx, till, max(0, ends.Sub(t.at))+time.Hour)
 	} else {
 		d.expiry = pipe.PExpireAt(ctx, till, time.UnixMicro(int64(ends)))
@@ -167,7 +172,7 @@ func openIn(account string, w window, now ledgerTime, l *ratelimit.Limit) (charg
 			return 0, false
 		}
 	}
-	return charged, window(numbers[25]) < w && now >= ledgerTime(numbers[8])
+	return charged, window(numbers[25]) < w && now >= ledgerTime(numbers[8]) && now > ledgerTime(numbers[15])
 }
 
 // packedNumbers reads an array of whole numbers as Redis' cmsgpack writes it (MessagePack,

@@ -184,7 +184,8 @@ type trip struct {
 	grants []ratelimit.Grant
 	left   []int // those that are not settled
 	eval   evalFunc
-	draws  bool // those that may be draws are tried as such
+	draws  bool // those that may be draws are tried as such,
+	tried  bool // or were
 }
 
 type evalFunc func(context.Context, redis.Scripter, []string, ...any) *redis.Cmd
@@ -196,7 +197,8 @@ func (t *trip) send(ctx context.Context, behind func(redis.Pipeliner)) {
 	answers, drawn := make([]*redis.Cmd, len(t.left)), tills{}
 	for j, i := range t.left {
 		c := &t.claims[i]
-		if n := unitsOf(c); n > 0 && t.draws {
+		n := unitsOf(c)
+		if n > 0 && t.draws {
 			if len(drawn.sent) == 0 {
 				drawn.at = t.at()
 			}
@@ -208,7 +210,7 @@ func (t *trip) send(ctx context.Context, behind func(redis.Pipeliner)) {
 		if c.Audit != "" {
 			names = append(names, AuditStream(names[0]))
 		}
-		answers[j] = t.eval(ctx, pipe, names, t.arguments(c)...)
+		answers[j] = t.eval(ctx, pipe, names, t.arguments(c, t.tried && n > 0)...)
 	}
 	drawn.tell(ctx, pipe)
 	behind(pipe)
@@ -240,14 +242,17 @@ func (t *trip) send(ctx context.Context, behind func(redis.Pipeliner)) {
 	if drawn.forbidden {
 		t.undrawn.Store(true)
 	}
-	t.left, t.draws = again, false
+	t.left, t.draws, t.tried = again, false, t.tried || t.draws
 }
 
-func (l *Redis) arguments(c *ratelimit.Claim) []any {
+func (l *Redis) arguments(c *ratelimit.Claim, tried bool) []any {
 	flags := 0
 	for i, set := range [...]bool{
 		c.Reclaim == ratelimit.ReclaimEager, c.Direct, c.Refilled, c.Ahead, c.Tally, c.Final,
 		c.Reset, c.Last, c.Stretch, c.Recall,
+		// Whether others may have drawn; and whether this holder did, and took nothing: a till that is shut may
+		// have grown by that.
+		l.Partitions() == 1, tried,
 	} {
 		if set {
 			flags |= 1 << i

@@ -20,10 +20,13 @@
 -- Times are in microseconds. Period is 0 for months of a calendar, Time 0 but in
 -- tests (it is Redis' own), Learning the time until when the ledger learns, Before
 -- what was charged in the window before. Flags: 1 eager, 2 direct, 4 refilled, 8
--- ahead, 16 tally, 32 final, 64 reset, 128 last, 256 stretch, 512 recall.
+-- ahead, 16 tally, 32 final, 64 reset, 128 last, 256 stretch, 512 recall, 1024 tills: others may have
+-- drawn, 2048 tried: this holder has, and took nothing.
 local Seq, Fence, Window, Flags, Granted, Spent, Returned, Waiting, Want, TTL, Algorithm, Requests, Burst, Period, Time, Learning, Before =
   struct.unpack('<ddddddddddddddddd', ARGV[2])
 local pack, unpack_record = cmsgpack.pack, cmsgpack.unpack
+local Tills, Tried = Flags % 2048 >= 1024, Flags >= 2048
+Flags = Flags % 1024
 
 -- REPLY is the format of an answer: 0, granted, fence, window, void, available, outstanding,
 -- reset after, retry after, holders, over-admitted, relearning, the ledger's time,
@@ -86,7 +89,14 @@ repeat
   -- From a[25] on, a new holder has others' records folded or forgotten first, as the long way does; 1:
   -- unless its claim has tally, which keeps them.
   -- What was drawn is booked the long way, unless the window's till is shut (docs/protocol.md, section 4.17).
-  if not sliding and (ahead or a[26] < w) and redis.call('EXISTS', string.format('{%s}:%.0f', KEYS[1], ahead and at or w)) == 1 then break end
+  -- Of one that is shut nobody reads what is appended.
+  if Tills and not sliding then
+    if ahead or a[26] < w then
+      if redis.call('EXISTS', KEYS[1] .. string.format('{%.0f}', ahead and at or w)) == 1 then break end
+    elseif Tried then
+      redis.call('DEL', KEYS[1] .. string.format('{%.0f}', w))
+    end
+  end
   local untidy = now >= a[25] and not (a[25] == 1 and low >= 16)
   if ahead then
     -- An account that is not there yet would begin with a window in which nothing is charged.
@@ -584,6 +594,59 @@ local function drop()
   for i = 1, #names, CHUNK do redis.call('HDEL', KEYS[1], unpack(names, i, min(i + CHUNK - 1, #names))) end
 end
 
+-- place books what was drawn of a window's till: each holder's as granted by the last answer. The till is emptied when
+-- that is stored. What is no entry of a till is left out.
+local placed, ENTRY, drawable = {}, 30, algorithm == FIXED and period > 0
+local function place(at)
+  if not Tills then return false end
+  local till = KEYS[1] .. string.format('{%.0f}', at)
+  if a.shut >= at then
+    if Tried then redis.call('DEL', till) end
+    return false
+  end
+  local drawn = redis.pcall('GET', till)
+  if not drawn then return false end
+  placed[#placed + 1] = till
+  local names, seqs, fresh, new = {}, {}, {}, false
+  for i = 1, type(drawn) == 'string' and #drawn - ENTRY + 1 or 0, ENTRY do
+    local name, n, seq = struct.unpack('<c14dd', drawn, i)
+    name = string.match(name, '^(h%w+) *$')
+    local number = math.abs(seq)
+    if name and n >= 1 and n < MOST_FENCE and fmod(n, 1) == 0 and number < MOST_FENCE and fmod(number, 1) == 0 then
+      names[name], seqs[name], fresh[name] = min((names[name] or 0) + n, MOST_FENCE), max(seqs[name] or 0, number), fresh[name] or seq < 0
+      new = new or not records[name]
+    end
+  end
+  local fence = max(a.fence + 1, a.now)
+  a.fence = fence + 1 -- which no grant has had
+  -- The number of records has a bound, whoever makes them.
+  if new then drop() end
+  for name, n in pairs(names) do
+    local r = records[name]
+    if r and r[WINDOW] > at then
+      -- Since then it has claimed of the next window under this name, and does not know that it has drawn: the answer was
+      -- lost. Whatever it has of that stays charged, without its name.
+      if at == a.window then a.base = a.base + n end
+    else
+      -- Who draws as if it were new, and has been granted something, has forgotten that; so has who draws of the next
+      -- window under the name of a lease of this one (docs/protocol.md, section 4.4).
+      if r and here(r) and (at ~= a.window or fresh[name] and r[GRANTED] > 0) then
+        a.base = a.base + max(r[GRANTED] - r[RETURNED], r[SPENT])
+        r = { r[SEQ], at, 0, 0, 0, 0, 0, 0, 0, 0 }
+      elseif not r or r[WINDOW] ~= at then
+        r = { r and r[SEQ] or 0, at, 0, 0, 0, 0, 0, 0, 0, 0 }
+      end
+      -- A claim that was sent before the draw, and comes now, would say that the holder has not got it: it is too late. A
+      -- draw that was none is settled as a claim with the same number. Nodes leave out every second one.
+      r[SEQ] = max(r[SEQ], seqs[name] - 1)
+      r[EXPIRES], r[FENCE] = max(r[EXPIRES], a.now + min(LONGEST, window_end(at) - a.now)), fence
+      r[INFLIGHT], r[FLAGS] = r[INFLIGHT] + n, 256
+      records[name], dirty[name] = r, true
+    end
+  end
+  return true
+end
+
 -- shift moves the account by so much on its clock: what is charged stays, and
 -- every lease lasts as long from here on as it would have.
 local function shift(by)
@@ -613,42 +676,16 @@ local function clock()
   -- claim finds to begin later: it has begun.
   if cuts and a.window == window_at(now) + 1 then a.now = max(a.now, window_end(a.window - 1)) end
   local back = a.now - now
-  if back >= waits and a.window ~= 0 then shift(-back) end
-  return max(now, a.now)
-end
-
--- place books what was drawn of a window's till: each holder's as granted by the last answer. The till is emptied when
--- that is stored.
-local placed, ENTRY, drawable = {}, 30, algorithm == FIXED and period > 0
-local function place(at)
-  if a.shut >= at then return end
-  local till = string.format('{%s}:%.0f', KEYS[1], at)
-  local drawn = redis.call('GET', till)
-  if not drawn then return end
-  placed[#placed + 1] = till
-  local names, seqs, fresh = {}, {}, {}
-  for i = 1, #drawn, ENTRY do
-    local name, n, seq = struct.unpack('<c14dd', drawn, i)
-    name = string.match(name, '%S+')
-    names[name], seqs[name], fresh[name] = (names[name] or 0) + n, max(seqs[name] or 0, math.abs(seq)), fresh[name] or seq < 0
-  end
-  local fence = max(a.fence + 1, a.now)
-  a.fence = fence + 1 -- which no grant has had
-  for name, n in pairs(names) do
-    local r = records[name]
-    if not r or r[WINDOW] ~= at then r = { r and r[SEQ] or 0, at, 0, 0, 0, 0, 0, 0, 0, 0 } end
-    -- Who draws as if it were new, and has been granted something, has forgotten that (docs/protocol.md, section 4.4).
-    if fresh[name] and r[GRANTED] > 0 and at == a.window then
-      a.base = a.base + max(r[GRANTED] - r[RETURNED], r[SPENT])
-      r = { r[SEQ], at, 0, 0, 0, 0, 0, 0, 0, 0 }
+  if back >= waits and a.window ~= 0 then
+    -- What was drawn before is booked by the numbers that windows had. Draws have the ledger's time as their fence: all
+    -- that holders may have is below the account's afterwards.
+    if drawable then
+      local this, next = place(a.window), place(a.window + 1)
+      if this or next then a.fence = max(a.fence, window_end(a.window + 1)) end
     end
-    -- A claim that was sent before the draw, and comes now, would say that the holder has not got it: it is too late. A
-    -- draw that was none is settled as a claim with the same number. Nodes leave out every second one.
-    r[SEQ] = max(r[SEQ], seqs[name] - 1)
-    r[EXPIRES], r[FENCE] = max(r[EXPIRES], a.now + min(LONGEST, window_end(at) - a.now)), fence
-    r[INFLIGHT], r[FLAGS] = r[INFLIGHT] + n, r[FLAGS] - answered(r) + (flag(r, 256) and 0 or 256)
-    records[name], dirty[name] = r, true
+    shift(-back)
   end
+  return max(now, a.now)
 end
 
 local function advance()

@@ -120,7 +120,8 @@ func (a *Account) draw(now ledgerTime, c *ratelimit.Claim) (ratelimit.Grant, boo
 
 // open tells whether a window's till is, and what the account has charged of the window: not if it is
 // shut, or over, or while the account is being told what its ledger has lost; nor for a window to come that
-// many holders have claimed of.
+// many holders have claimed of; nor, after the ledger's clock has gone back, until it shows later times than
+// before, for a fence of a draw is that time, and renamed ones are those up to it.
 func (a *Account) open(w window, now ledgerTime, l *ratelimit.Limit) (charged tokens, open bool) {
 	ahead := 0
 	a.each(func(r *record) {
@@ -128,7 +129,8 @@ func (a *Account) open(w window, now ledgerTime, l *ratelimit.Limit) (charged to
 			ahead++
 		}
 	})
-	return a.charged(w), a.window <= w && a.shut < w && now >= a.relearn && !(w == a.window+1 && l.Crowded(ahead))
+	open = a.window <= w && a.shut < w && now >= a.relearn && now > ledgerTime(a.renamed)
+	return a.charged(w), open && !(w == a.window+1 && l.Crowded(ahead))
 }
 
 // shutWhenShort shuts the till of the account's window when little of it is left: who draws from then
@@ -177,38 +179,66 @@ func (t *till) add(c *ratelimit.Claim, units, unit tokens) {
 }
 
 // place books what was drawn of a window: each holder's as granted by the last answer, which it may
-// have or not (docs/protocol.md, section 4.3). It empties the till.
-func (a *Account) place(w window, l *ratelimit.Limit) {
+// have or not (docs/protocol.md, section 4.3). It empties the till, and tells whether there was one.
+func (a *Account) place(w window, c *ratelimit.Claim) bool {
 	i := slices.IndexFunc(a.tills, func(t till) bool { return t.window == w })
-	if i < 0 || a.shut >= w {
-		return
+	// What is written into one that is shut nobody reads. It is emptied by whoever has tried to draw of it.
+	if i < 0 || a.shut >= w && unitsOf(c) == 0 {
+		return false
 	}
 	t := a.tills[i]
 	// A new list, for copies of the account have the old one.
 	a.tills = slices.Delete(slices.Clone(a.tills), i, i+1)
+	if a.shut >= w {
+		return false
+	}
 	fence := max(a.fence+1, ratelimit.Fence(a.now))
 	a.fence = fence + 1 // which no grant has had: those below were granted by nobody
+	// The number of records has a bound, whoever makes them.
+	if slices.ContainsFunc(t.drawn, func(d drawing) bool { return a.find(d.holder) == nil }) {
+		a.drop(c)
+	}
 	for _, d := range t.drawn {
 		r := a.find(d.holder)
 		if r == nil {
 			r = a.add(d.holder)
 		}
-		if r.window != w {
-			*r = record{holder: d.holder, seq: r.seq, window: w}
-		}
-		// Who draws as if it were new, and has been granted something, has forgotten that (docs/protocol.md,
-		// section 4.4).
-		if d.fresh && r.granted > 0 && w == a.window {
+		switch {
+		// Since then it has claimed of the next window under this name, and does not know that it has drawn: the
+		// answer was lost. Whatever it has of that stays charged, without its name.
+		case r.window > w:
+			if w == a.window {
+				a.base += d.n
+			}
+			continue
+		// Who draws as if it were new, and has been granted something, has forgotten that; so has who draws of the
+		// next window under the name of a lease of this one (docs/protocol.md, section 4.4).
+		case r.window == w && d.fresh && r.granted > 0 && w == a.window, r.window != w && r.window == a.window:
 			a.forget(r, IsBucket(w)) // which has no tills
+			*r = record{holder: d.holder, seq: r.seq, window: w}
+		case r.window != w:
 			*r = record{holder: d.holder, seq: r.seq, window: w}
 		}
 		// A claim that was sent before the draw, and comes now, would say that the holder has not got it: it is
 		// too late. A draw that was none is settled as a claim with the same number. Nodes leave out every second
 		// one, so that no claim has this.
 		r.seq = max(r.seq, d.seq-1)
-		r.fence, r.plenty, r.recalled = fence, true, notRecalled
-		r.expires = max(r.expires, a.now+min(Longest, l.WindowEnd(w)-a.now))
+		// Nothing else is so of the lease that it has now: who holds one that may be reclaimed does not draw.
+		r.fence, r.marks = fence, marks{plenty: true}
+		r.expires = max(r.expires, a.now+min(Longest, c.Limit.WindowEnd(w)-a.now))
 		r.inflight += d.n
+	}
+	return true
+}
+
+// placeAll books what was drawn before the ledger's clock was set back, by the numbers that windows had.
+// Draws have the ledger's time as their fence: all that holders may have is below the account's afterwards.
+func (a *Account) placeAll(c *ratelimit.Claim) {
+	if drawable(&c.Limit) {
+		this, next := a.place(a.window, c), a.place(a.window+1, c)
+		if this || next {
+			a.fence = max(a.fence, ratelimit.Fence(c.Limit.WindowEnd(a.window+1)))
+		}
 	}
 }
 

@@ -13,6 +13,10 @@ func (h *Held) Answer(
 	sent, now instant, there LedgerClock, fl *Flight, g *ratelimit.Grant, random func() float64,
 ) (r Reconciliation, drifted bool) {
 	if g.Err != nil {
+		// What was drawn may have been, and each further draw would be drawn besides.
+		if fl.Claim.Draw != 0 {
+			h.vain, h.Settled = true, false
+		}
 		h.windowOver(now, fl, g)
 		if kind, ok := ratelimit.RejectionOf(g.Err); ok && kind == ratelimit.RejectedFence {
 			// Either this fence was false or the one that the lease has. The lease's is forgotten:
@@ -25,6 +29,7 @@ func (h *Held) Answer(
 		}
 		return r, false
 	}
+	h.vain = h.vain && g.Drawn
 	r, drifted = fl.Reconciled(h.Rule, g, h.Unasked)
 	h.Unasked -= r.ByPolicy
 	if fl.Ahead {

@@ -108,6 +108,7 @@ type lastHeard struct {
 	Told      instant // when the claim was sent that it settled then
 	eager     bool    // the lease was claimed under reclaim: eager
 	crowded   bool    // the key had more holders then than draw
+	vain      bool    // a draw was not answered, and no other claim has been since
 	expires   instant // when its time is over for this node, also where its window ends before
 	elsewhere tokens  // unspent at other nodes then, less what was refused here since
 	stranded  tokens  // in expired leases of other nodes then

@@ -44,10 +44,12 @@ const (
 	packedFruits                      // and the three bits above: how many, which are fewer than 16
 	packedHolds   = packedFruits << 4 // and the bit above
 	packedCrowded = packedHolds << 2
+	packedVain    = packedHolds << 3
 )
 
 // Where the parts of a packed key are.
 const (
+	packedFlagsAt  = 47 // of its first 64 bits; below is which numbers are there
 	packedTaken    = 8
 	packedLastUsed = 12
 	packedHeader   = 16
@@ -87,7 +89,7 @@ func (h *Held) Pack(b []byte, rule uint32) []byte {
 		p.present |= p.next
 		p.b = binary.LittleEndian.AppendUint64(p.b, math.Float64bits(h.Demand.PerSec))
 	}
-	binary.LittleEndian.PutUint64(p.b[start:], p.present|flags<<48)
+	binary.LittleEndian.PutUint64(p.b[start:], p.present|flags<<packedFlagsAt)
 	return p.b
 }
 
@@ -101,9 +103,9 @@ func PackedRule(b []byte) uint64 {
 // and name is the node's even name.
 func (h *Held) Unpack(b []byte, rule *ratelimit.Rule, name ratelimit.Holder) {
 	head := binary.LittleEndian.Uint64(b)
-	flags := head >> 48
+	flags := head >> packedFlagsAt
 	_, n := binary.Uvarint(b[packedHeader:])
-	p := packer{b: b[packedHeader+n:], reading: true, next: 1, present: head & (1<<48 - 1)}
+	p := packer{b: b[packedHeader+n:], reading: true, next: 1, present: head & (1<<packedFlagsAt - 1)}
 	h.Rule = rule
 	h.setFlags(flags, name)
 	p.numbers(h, flags)
@@ -129,7 +131,7 @@ func LastUsedCold(b []byte) instant {
 func SpendPacked(b []byte, now instant, a *ask, v *verdict) bool {
 	head := binary.LittleEndian.Uint64(b)
 	_, n := binary.Uvarint(b[packedHeader:])
-	p := packer{b: b[packedHeader+n:], reading: true, next: 1, present: head & (1<<48 - 1)}
+	p := packer{b: b[packedHeader+n:], reading: true, next: 1, present: head & (1<<packedFlagsAt - 1)}
 	var h packedFront
 	p.front(&h)
 	taken := tokens(binary.LittleEndian.Uint32(b[packedTaken:]))
@@ -146,7 +148,7 @@ func SpendPacked(b []byte, now instant, a *ask, v *verdict) bool {
 	// Whatever else than spending is to be done needs all that is known: a limit that is another
 	// than the rule's, an end of the window, a pause, a claim ahead, a renewal. What was taken has
 	// 32 bits.
-	case head>>48&packedLimited == 0, now >= l.Reset, now < h.pause, now >= h.aheadAt, a.Cost > l.Left(now),
+	case head>>packedFlagsAt&packedLimited == 0, now >= l.Reset, now < h.pause, now >= h.aheadAt, a.Cost > l.Left(now),
 		taken+a.Cost > math.MaxUint32:
 		return false
 	}
@@ -220,6 +222,7 @@ func (h *Held) flags() uint64 {
 		{h.Name&1 != 0, packedOddName},
 		{h.limited(), packedLimited},
 		{h.crowded, packedCrowded},
+		{h.vain, packedVain},
 	} {
 		if is.true {
 			flags |= is.bit
@@ -230,7 +233,7 @@ func (h *Held) flags() uint64 {
 
 func (h *Held) setFlags(flags uint64, name ratelimit.Holder) {
 	h.Fruits, h.holds = uint8(flags/packedFruits%16), uint8(flags/packedHolds%4)
-	h.crowded = flags&packedCrowded != 0
+	h.crowded, h.vain = flags&packedCrowded != 0, flags&packedVain != 0
 	h.Lease.Split, h.eager, h.asked = flags&packedSplit != 0, flags&packedEager != 0, flags&packedAsked != 0
 	h.Stretched, h.Recalling, h.Settled = flags&packedStretched != 0, flags&packedRecalling != 0,
 		flags&packedSettled != 0

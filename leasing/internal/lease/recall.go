@@ -58,7 +58,7 @@ func (h *Held) heed(keep tokens) {
 // giveBackSome has a claim sent that returns what is not needed, but for keep.
 func (h *Held) giveBackSome(keep tokens) {
 	h.asked = false
-	if h.Lease.Unspent() <= 0 && h.Lease.Spent == h.Reported {
+	if h.Lease.Unspent() <= 0 && h.Lease.Spent == h.Reported && !h.vain {
 		return // the ledger knows it by now
 	}
 	h.send(Flight{Errand: Errand{recall: true, keep: keep}})

@@ -406,11 +406,12 @@ func (c *command) grant(fl *Flight) ratelimit.Grant {
 		}
 	}
 	g := ratelimit.Grant{
-		Seq: claim.Seq, Fence: ratelimit.Fence(at), Window: claim.Window, At: at, Holders: 1,
+		Seq: claim.Seq, Fence: ratelimit.Fence(at), Window: claim.Window, At: at, Holders: int(c.number("holders", 1)),
 		Available: c.number("available", 0), Outstanding: c.number("outstanding", 0), OverAdmitted: c.number("over", 0),
 		TTL: c.lasts("ttl", claim.TTL), RetryAfter: c.lasts("retry", 0),
 		Stranded: c.number("stranded", 0),
 		Plenty:   c.has("plenty"), Recalling: c.has("recalling"), Relearning: c.has("relearning"), Void: c.has("void"),
+		Drawn: c.has("drawn"),
 	}
 	g.Over = g.OverAdmitted
 	l := claim.Limit

@@ -100,6 +100,7 @@ func (s *script) claim(fl *Flight, c *ratelimit.Claim) string {
 		{c.Reset, "reset"},
 		{c.Last, "last"},
 		{c.Window != 0 && c.Fence == 0, "no fence"},
+		{c.Draw != 0, "may be a draw of " + windowName(c.Draw)},
 	} {
 		if flag.set {
 			text += ", " + flag.name

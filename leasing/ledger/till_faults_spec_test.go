@@ -1,0 +1,256 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// What can go wrong around tills: clocks that are set, names that are used twice, what others have written.
+
+// After the ledger's clock has gone back, the fences of draws would be below those that are renamed, and what
+// was drawn would count in no window: nobody draws until it shows later times than before.
+func TestNobodyDrawsBelowRenamedFences(t *testing.T) {
+	w := newTwins(t)
+	b := w.drawer(2)
+	b.claims(1)
+	w.passes(-time.Hour)
+	b.claims(0) // the account moves to the new time
+	got := tokens(1)
+	for h := range ratelimit.Holder(6) {
+		a := w.drawer(10 + 2*h)
+		g := a.asks(30, nil)
+		w.expect("false", g.Drawn)
+		a.c.Spent = g.Granted
+		got += g.Granted
+		a.claims(0)
+	}
+	w.expect("100", got)
+	w.passes(time.Hour + time.Minute)
+	g := w.drawer(30).asks(1, nil)
+	w.expect("true", g.Drawn)
+}
+
+// What was drawn in the account's window and the next stays charged when the ledger's clock goes back by more
+// than a window, also to holders with a fence from after the account was last settled.
+func TestDrawsBeforeTheClockWentBack(t *testing.T) {
+	w := newTwins(t)
+	a, b := w.drawer(1), w.drawer(2)
+	b.claims(5)
+	w.passes(time.Second)
+	for range 4 {
+		a.asks(20, nil)
+	}
+	a.c.Spent = 80
+	w.passes(-time.Hour)
+	g := b.claims(100)
+	w.expect("20 0", g.Granted, g.Available) // 5 of them from before
+	g = a.claims(0)
+	w.expect("true 80 0", g.Carried, g.Granted, g.Available)
+}
+
+// A node that has dropped a key, and draws ahead under the name that its lease of this window has, has
+// forgotten this one: what it spent stays charged.
+func TestDrawAheadUnderTheNameOfThisWindow(t *testing.T) {
+	w := newTwins(t)
+	a, b := w.drawer(3), w.drawer(4)
+	a.claims(50)
+	a.c.Spent = 50
+	a.claims(0)
+	ahead := func(c *ratelimit.Claim) { c.Ahead, c.Draw, c.Window = true, c.Draw+1, c.Draw+1 }
+	again := w.drawer(3)
+	again.c.Seq = a.c.Seq
+	g := again.asks(5, ahead)
+	w.expect("true 5", g.Drawn, g.Granted)
+	g = w.drawer(6).asks(5, func(c *ratelimit.Claim) { ahead(c); c.Draw, c.Stretch = 0, false })
+	w.expect("false 5", g.Drawn, g.Granted)
+	g = b.claims(100)
+	w.expect("50 0", g.Granted, g.Available)
+	// Both leases of the next window are charged there.
+	w.passes(45 * time.Second)
+	g = b.claims(0)
+	w.expect("90", g.Available)
+}
+
+// A draw ahead whose answer was lost is booked when its window is there. By then its holder may have claimed of
+// the next window under the same name, which stays.
+func TestLostDrawAheadUnderTheNameOfTheNextWindow(t *testing.T) {
+	w := newTwins(t)
+	ahead := func(c *ratelimit.Claim) { c.Ahead, c.Draw, c.Window = true, c.Draw+1, c.Draw+1 }
+	lost := w.drawer(3)
+	g := lost.asks(5, ahead)
+	w.expect("true", g.Drawn)
+	w.passes(time.Minute)
+	a := w.drawer(3) // of this window it has a lease under its other name
+	a.c.Seq = lost.c.Seq
+	g = a.asks(40, func(c *ratelimit.Claim) { ahead(c); c.Draw, c.Stretch = 0, false })
+	w.expect("false 40", g.Drawn, g.Granted)
+	x := w.drawer(6)
+	g = x.claims(1)
+	w.expect("1 94", g.Granted, g.Available) // the lost five are charged
+	w.passes(time.Minute)
+	g = x.claims(100)
+	w.expect("60", g.Granted)
+}
+
+// holderSays settles a claim as a drawer's, of the hour's window that it is.
+func holderSays(t *testing.T, l *Redis, c ratelimit.Claim) ratelimit.Grant {
+	t.Helper()
+	c.Key, c.TTL = "k", 10*time.Second
+	var g [1]ratelimit.Grant
+	l.Settle(context.Background(), []ratelimit.Claim{c}, g[:])
+	return g[0]
+}
+
+var fixedHour = ratelimit.Limit{Unit: ratelimit.Hour, Requests: 1000}
+
+// hourOf is a Redis ledger whose time stands still, and the window that it is.
+func hourOf(client redis.UniversalClient, prefix string) (*Redis, ratelimit.Window) {
+	l := NewRedis(client, prefix)
+	now := ledgerTime(1_700_000_000_000_000)
+	l.at = func() ledgerTime { return now }
+	return l, fixedHour.WindowAt(now)
+}
+
+// A user that may use keys with the ledger's prefix only can claim and draw; and in a Cluster any prefix will do,
+// also one that puts all accounts in one slot.
+func TestTillsLieUnderThePrefix(t *testing.T) {
+	s := redistest.Start(t)
+	client := s.Client()
+	defer client.Close()
+	s.Do("ACL", "SETUSER", "default", "resetkeys", "~t:*")
+	l, w := hourOf(client, "t:")
+	for seq, draw := range []ratelimit.Window{0, w} {
+		g := holderSays(t, l, ratelimit.Claim{
+			Limit: fixedHour, Holder: ratelimit.Holder(1 + seq), Seq: uint64(2 + 2*seq), Waiting: 1, Want: 1, Stretch: true, Draw: draw,
+		})
+		if g.Err != nil || g.Drawn != (draw != 0) {
+			t.Errorf("drawing of %d: %+v", draw, g)
+		}
+	}
+	var addrs []string
+	for _, node := range redistest.Cluster(t, 3) {
+		addrs = append(addrs, node.Addr)
+	}
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
+	defer cluster.Close()
+	for _, prefix := range []string{"t:", "{rl}:"} {
+		l, _ := hourOf(cluster, prefix)
+		if g := holderSays(t, l, ratelimit.Claim{Limit: fixedHour, Holder: 1, Seq: 2, Waiting: 1, Want: 1, Stretch: true}); g.Err != nil {
+			t.Errorf("prefix %s: %v", prefix, g.Err)
+		}
+	}
+}
+
+// What is in a till's place and is none costs nobody anything for long: a claim that finds it has it deleted.
+func TestTillThatIsNone(t *testing.T) {
+	s := redistest.Start(t)
+	client := s.Client()
+	defer client.Close()
+	l, w := hourOf(client, "t:")
+	till := TillName("t:k", w)
+	entry := func(name string, n, seq float64) string {
+		b := []byte(fmt.Sprintf("%-14s", name))
+		for _, f := range []float64{n, seq} {
+			for i := range 8 {
+				b = append(b, byte(math.Float64bits(f)>>(8*i)))
+			}
+		}
+		return string(b)
+	}
+	for what, text := range map[string]string{
+		"10 bytes":           "0123456789",
+		"a byte more":        entry("h1", 50, 4) + "x",
+		"no name":            entry("", 50, 4),
+		"not a number":       entry("h1", math.NaN(), 4),
+		"without end":        entry("h1", math.Inf(1), 4),
+		"less than nothing":  entry("h1", -5000, 4),
+		"a number too high":  entry("h2", 50, 1<<60),
+		"no sequence":        entry("h2", 50, math.NaN()),
+		"another name":       entry("a", 50, 4),
+		"no holder's name":   entry("h!%", 50, 4),
+		"half a token":       entry("h1", 0.5, 4),
+		"five names at once": strings.Repeat(entry("h1 h2", 50, 4), 5),
+		"a list":             "",
+	} {
+		s.Do("FLUSHALL")
+		if text == "" {
+			s.Do("RPUSH", till, "x")
+		} else {
+			s.Do("SET", till, text)
+		}
+		c := ratelimit.Claim{Limit: fixedHour, Holder: 2, Waiting: 1, Want: 1, Stretch: true, Recall: true, Draw: w}
+		for i := range 3 {
+			c.Seq = uint64(2 + 2*i)
+			g := holderSays(t, l, c)
+			if g.Err != nil || g.Granted == 0 {
+				t.Errorf("%s: claim %d: %+v", what, i, g)
+			}
+			if c.Granted, c.Fence, c.Window = g.Granted, g.Fence, g.Window; !g.Carried {
+				c.Spent = 0
+			}
+		}
+		// All of the limit that the two holders, and what is an entry, have not got is there.
+		g := holderSays(t, l, ratelimit.Claim{Limit: fixedHour, Holder: 7, Seq: 1, Waiting: 700, Want: 700})
+		if g.Err != nil || g.Granted != 700 {
+			t.Errorf("%s: another holder, of %d: %+v", what, fixedHour.Requests, g)
+		}
+	}
+}
+
+// Holders that draw and end leave no more records than others.
+func TestHoldersThatDrewAreFolded(t *testing.T) {
+	s := redistest.Start(t)
+	client := s.Client()
+	defer client.Close()
+	l := NewRedis(client, "t:")
+	now := ledgerTime(1_700_000_000_000_000)
+	l.at = func() ledgerTime { return now }
+	limit := ratelimit.Limit{Unit: ratelimit.Day, Requests: 1_000_000}
+	for h := range ratelimit.Holder(400) {
+		now = now.Add(15 * time.Second)
+		c := ratelimit.Claim{Limit: limit, Holder: h + 10, Seq: 2, Waiting: 1, Want: 1, Stretch: true, Draw: limit.WindowAt(now)}
+		g := holderSays(t, l, c)
+		last := ratelimit.Claim{
+			Limit: limit, Holder: c.Holder, Seq: 4, Granted: g.Granted, Spent: 1, Returned: g.Granted - 1, Fence: g.Fence, Window: g.Window,
+			Last: true,
+		}
+		if g = holderSays(t, l, last); g.Err != nil {
+			t.Fatal(g.Err)
+		}
+	}
+	if n := s.Do("HLEN", "t:k").(int64); n > 10 {
+		t.Errorf("%d fields are left of 400 holders that have ended", n)
+	}
+	if g := holderSays(t, l, ratelimit.Claim{Limit: limit, Holder: 1, Seq: 2}); g.Available != limit.Requests-400 {
+		t.Errorf("%d are left of %d, of which 400 are spent", g.Available, limit.Requests)
+	}
+}
+
+// What is appended to a till that is shut nobody reads. It does not pile up, whoever goes on drawing.
+func TestShutTillDoesNotGrow(t *testing.T) {
+	s := redistest.Start(t)
+	client := s.Client()
+	defer client.Close()
+	l, w := hourOf(client, "t:")
+	holderSays(t, l, ratelimit.Claim{Limit: fixedHour, Holder: 4, Seq: 1, Waiting: 1000, Want: 1000})
+	for i := range 50 { // a node that has dropped the key, and is asked for it again
+		g := holderSays(t, l, ratelimit.Claim{
+			Limit: fixedHour, Holder: 2, Seq: uint64(2 + 2*i), Waiting: 1000, Want: 1000, Stretch: true, Recall: i%2 == 0, Draw: w,
+		})
+		if g.Err != nil || g.Granted != 0 {
+			t.Fatalf("%+v", g)
+		}
+	}
+	if n := s.Do("STRLEN", TillName("t:k", w)).(int64); n > 20*entryBytes {
+		t.Errorf("the till has %d bytes", n)
+	}
+}
