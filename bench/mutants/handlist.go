@@ -13,6 +13,9 @@ const (
 	next    = "leasing/internal/lease/next.go"
 	share   = "leasing/internal/lease/share.go"
 	clock   = "leasing/internal/lease/ledgerclock.go"
+	till    = "leasing/ledger/till.go"
+	draw    = "leasing/ledger/draw.go"
+	draws   = "leasing/internal/lease/draw.go"
 	seats   = "approx/seats.go"
 	sit     = "approx/seats.lua"
 	keeper  = "approx/keeper.go"
@@ -42,6 +45,43 @@ var allByHand = []byHand{
 	{"a holder takes any answer for the answer to its latest claim", []replacement{
 		{lease, "if g.Err != nil || g.Seq != l.Seq {", "if g.Err != nil {"},
 		{answer, "if g.Seq != h.Lease.Seq {", "if false {"},
+	}},
+
+	// Draws.
+	{"a draw does not look at what is charged", []replacement{
+		{till, "c.Limit.Capacity() - max(0, charged) - all*unit", "c.Limit.Capacity() - all*unit"},
+	}},
+	{"a draw is taken with a fence that is renamed", []replacement{
+		{till, " && now > ledgerTime(a.renamed)", ""},
+		{draw, " && now > ledgerTime(numbers[15])", ""},
+	}},
+	{"a till stays behind when the clock goes back", []replacement{
+		{account, "		a.placeAll(c)\n", ""},
+		{settle, "local this, next = place(a.window), place(a.window + 1)", "local this, next = false, false"},
+	}},
+	{"a till that is booked late takes the place of the next window's lease", []replacement{
+		{till, "		case r.window > w:\n", "		case r.window > w && false:\n"},
+		{settle, "if r and r[WINDOW] > at then", "if false then"},
+	}},
+	{"a draw ahead has what is charged of this window forgotten", []replacement{
+		{till, "r.granted > 0 && w == a.window, r.window != w && r.window == a.window:", "r.granted > 0 && w == a.window:"},
+		{settle, "if r and here(r) and (at ~= a.window or fresh[name] and r[GRANTED] > 0) then", "if r and here(r) and at == a.window and fresh[name] and r[GRANTED] > 0 then"},
+	}},
+	{"who has forgotten what it had draws once more", []replacement{
+		{till, "case r.window == w && d.fresh && r.granted > 0 && w == a.window, ", "case "},
+		{settle, "(at ~= a.window or fresh[name] and r[GRANTED] > 0)", "at ~= a.window"},
+	}},
+	{"a draw says nothing of the claims that it has overtaken", []replacement{
+		{till, "r.seq = max(r.seq, d.seq-1)", "r.seq = max(r.seq, 1)"},
+		{settle, "r[SEQ] = max(r[SEQ], seqs[name] - 1)", "r[SEQ] = max(r[SEQ], 1)"},
+	}},
+	{"a till is never shut", []replacement{
+		{till, "a.shut = a.window", "_ = a.window"},
+		{settle, "    a.shut = a.window\n", ""},
+		{settle, "(capacity - fmod(capacity, ROOM_ABOVE)) / ROOM_ABOVE\n    or live > LEAST_SHARES and capacity >= UNITS_OF_TWO) then shut = w end", "0 and false) then shut = w end"},
+	}},
+	{"one draw after the other is sent and lost", []replacement{
+		{draws, " || h.vain {", " {"},
 	}},
 
 	// Fences.

@@ -18,6 +18,7 @@ var twinScripts = map[string]string{
 	"leasing/ledger/grant.go":   "leasing/ledger/settle.lua",
 	"leasing/ledger/records.go": "leasing/ledger/settle.lua",
 	"leasing/ledger/bucket.go":  "leasing/ledger/settle.lua",
+	"leasing/ledger/till.go":    "leasing/ledger/settle.lua",
 	"approx/seats.go":           "approx/seats.lua",
 }
 

@@ -29,7 +29,9 @@ func (h *Held) Answer(
 		}
 		return r, false
 	}
-	h.vain = h.vain && g.Drawn
+	if !g.Drawn && !fl.Ahead { // a claim ahead says nothing of this window
+		h.vain = false
+	}
 	r, drifted = fl.Reconciled(h.Rule, g, h.Unasked)
 	h.Unasked -= r.ByPolicy
 	if fl.Ahead {

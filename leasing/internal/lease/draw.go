@@ -24,9 +24,8 @@ func (h *Held) drawsFrom(now instant, there LedgerClock, fl *Flight) window {
 		return 0
 	}
 	// What on_store_failure admitted is to be told; so is, after a draw that was not answered, what this node
-	// has: what it has drawn in vain the ledger takes back then. Of a lease that the ledger may have reclaimed
-	// it has to say so.
-	if h.Unasked > 0 || h.Unplaced > 0 || h.vain || h.eager && !fl.Ahead {
+	// has: what it has drawn in vain the ledger takes back then.
+	if h.Unasked > 0 || h.Unplaced > 0 || h.vain {
 		return 0
 	}
 	early, late := there.Between(now)
