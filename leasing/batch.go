@@ -67,9 +67,9 @@ func (f *Fleet) pack(l *lane, flights []*flight) *batch {
 	there, set := l.time(), l.justSet(b.sent)
 	for i, fl := range flights {
 		c := f.write(b.sent, there, fl)
-		// A ledger that is being told what it has lost lets nobody draw; nor does this node while it tells what
-		// it had before the ledger's clock was set.
-		if c.Learning = b.known.Learning; c.Learning > 0 || set {
+		// A ledger that is being told what it has lost lets nobody draw. Nor does this node draw while it tells
+		// what it had before the ledger's clock was set, and before it knows whose data there is.
+		if c.Learning = b.known.Learning; c.Learning > 0 || set || f.beats && b.known.ID == 0 {
 			c.Draw = 0
 		}
 		// The claim that is sent is a copy. The answer is judged by the flight's own.
@@ -81,6 +81,9 @@ func (f *Fleet) pack(l *lane, flights []*flight) *batch {
 
 // refused answers claims that the breaker does not let pass.
 func (b *batch) refused(grants []ratelimit.Grant) {
+	for _, fl := range b.flights {
+		fl.Claim.Draw = 0 // nothing was sent
+	}
 	fillErrors(grants, errBreaker)
 	b.answered(grants, epochAnswer{err: errBreaker})
 }
@@ -139,6 +142,15 @@ func (b *batch) answered(grants []ratelimit.Grant, in epochAnswer) {
 	// (docs/protocol.md, sections 4.3 and 4.9).
 	if !trusted(b.known, in.epoch, in.at) {
 		fillErrors(grants, lease.ErrYoung)
+	}
+	// A draw tells its ledger nothing, so that one with older data would not show it: nothing is taken that was
+	// drawn of another epoch than the one known, or of one that is not known.
+	if b.beats && (b.known.ID == 0 || in.epoch.ID != b.known.ID) {
+		for i := range grants {
+			if grants[i].Drawn {
+				grants[i] = ratelimit.Grant{Err: lease.ErrYoung}
+			}
+		}
 	}
 	for i, fl := range b.flights {
 		// The audit hears of a grant before the lease has it, so that nothing is spent that is not

@@ -740,3 +740,40 @@ func TestWhatCameTooOftenIsActedUponLater(t *testing.T) {
 		}
 	}
 }
+
+// A draw tells its ledger nothing of what the node had. So nothing is drawn before the node knows whose data there
+// is, and what was drawn of another epoch, or of one that nobody could read, is not taken; the next claim tells.
+func TestDrawsOfAnotherEpochAreNotTaken(t *testing.T) {
+	for what, says := range map[string]func(ratelimit.Epoch) ratelimit.Epoch{
+		"the same":                    func(e ratelimit.Epoch) ratelimit.Epoch { return e },
+		"one that could not be read":  func(ratelimit.Epoch) ratelimit.Epoch { return ratelimit.Epoch{} },
+		"another that has learnt all": func(e ratelimit.Epoch) ratelimit.Epoch { e.ID++; return e },
+	} {
+		s := newLossScript(t, perMinute100)
+		s.Recalls()
+		s.rule.Coordination.Lease = ratelimit.DefaultCoordination().Lease
+		s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(1), Cost: 1}}, make([]verdict, 1))
+		b := s.Batch()
+		if c := b.Claims()[0]; c.Draw != 0 {
+			t.Fatalf("a node that has heard nothing draws: %+v", c)
+		}
+		s.answers(b)
+		s.passes(3 * time.Second) // what was lost before is told
+		s.allAnswered()
+		s.asksFor(2, 1)
+		s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(3), Cost: 1}}, make([]verdict, 1))
+		b = s.Batch()
+		g := make([]ratelimit.Grant, len(b.Claims()))
+		e, at, _ := s.losable.SettleEpoch(s.Context(), b.Query(), b.Claims(), g)
+		if len(g) != 1 || !g[0].Drawn {
+			t.Fatalf("%s: claimed %+v, granted %+v", what, b.Claims(), g)
+		}
+		b.AnswerIn(says(e), at, g)
+		sh, _, c := s.fleet.locked(keyOf(3))
+		taken := c.Lease.Granted
+		sh.mu.Unlock()
+		if (taken > 0) != (what == "the same") {
+			t.Errorf("drawn in %s: %d are taken", what, taken)
+		}
+	}
+}

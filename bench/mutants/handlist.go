@@ -49,7 +49,7 @@ var allByHand = []byHand{
 
 	// Draws.
 	{"a draw does not look at what is charged", []replacement{
-		{till, "c.Limit.Capacity() - max(0, charged) - all*unit", "c.Limit.Capacity() - all*unit"},
+		{till, "units*unit - max(0, charged) - all*unit", "units*unit - all*unit"},
 	}},
 	{"a draw is taken with a fence that is renamed", []replacement{
 		{till, " && now > ledgerTime(a.renamed)", ""},
@@ -65,15 +65,26 @@ var allByHand = []byHand{
 	}},
 	{"a draw ahead has what is charged of this window forgotten", []replacement{
 		{till, "r.granted > 0 && w == a.window, r.window != w && r.window == a.window:", "r.granted > 0 && w == a.window:"},
-		{settle, "if r and here(r) and (at ~= a.window or fresh[name] and r[GRANTED] > 0) then", "if r and here(r) and at == a.window and fresh[name] and r[GRANTED] > 0 then"},
+		{settle, "if r and here(r) and (at ~= a.window or fresh and r[GRANTED] > 0) then", "if r and here(r) and at == a.window and fresh and r[GRANTED] > 0 then"},
 	}},
 	{"who has forgotten what it had draws once more", []replacement{
 		{till, "case r.window == w && d.fresh && r.granted > 0 && w == a.window, ", "case "},
-		{settle, "(at ~= a.window or fresh[name] and r[GRANTED] > 0)", "at ~= a.window"},
+		{settle, "(at ~= a.window or fresh and r[GRANTED] > 0)", "at ~= a.window"},
 	}},
 	{"a draw says nothing of the claims that it has overtaken", []replacement{
 		{till, "r.seq = max(r.seq, d.seq-1)", "r.seq = max(r.seq, 1)"},
-		{settle, "r[SEQ] = max(r[SEQ], seqs[name] - 1)", "r[SEQ] = max(r[SEQ], 1)"},
+		{settle, "r[SEQ] = max(r[SEQ], seq - 1)", "r[SEQ] = max(r[SEQ], 1)"},
+	}},
+	{"a draw is booked that its holder had given up", []replacement{
+		{till, "case r.window == w && d.seq < r.seq:", "case false:"},
+		{settle, "elseif not (r and r[WINDOW] == at and seq < r[SEQ]) then", "else"},
+	}},
+	{"a claim ahead shuts the till of this window", []replacement{
+		{till, " && a.target(c) == a.window &&", " &&"},
+		{settle, "if drawable and at == a.window and", "if drawable and"},
+	}},
+	{"a limit's rest beyond whole units is drawn", []replacement{
+		{till, "units*unit - max(0, charged) - all*unit", "c.Limit.Capacity() - max(0, charged) - all*unit"},
 	}},
 	{"a till is never shut", []replacement{
 		{till, "a.shut = a.window", "_ = a.window"},

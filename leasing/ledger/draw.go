@@ -127,6 +127,9 @@ func (t *tills) next(c *ratelimit.Claim) (ratelimit.Grant, bool) {
 	now := t.at
 	if t.clock != nil {
 		var clock time.Time
+		// What does not say the time is no Redis, but something between: it will say it no better later.
+		var said redis.Error
+		t.forbidden = t.forbidden || errors.As(t.clock.Err(), &said)
 		if clock, err = t.clock.Val(), errors.Join(err, t.clock.Err()); err == nil {
 			now = ledgerTime(clock.UnixMicro())
 		}

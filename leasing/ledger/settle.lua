@@ -607,30 +607,38 @@ local function place(at)
   local drawn = redis.pcall('GET', till)
   if not drawn then return false end
   placed[#placed + 1] = till
-  local names, seqs, fresh, new = {}, {}, {}, false
+  local entries, new = {}, false
   for i = 1, type(drawn) == 'string' and #drawn - ENTRY + 1 or 0, ENTRY do
     local name, n, seq = struct.unpack('<c14dd', drawn, i)
     name = string.match(name, '^(h%w+) *$')
     local number = math.abs(seq)
     if name and n >= 1 and n < MOST_FENCE and fmod(n, 1) == 0 and number < MOST_FENCE and fmod(number, 1) == 0 then
-      names[name], seqs[name], fresh[name] = min((names[name] or 0) + n, MOST_FENCE), max(seqs[name] or 0, number), fresh[name] or seq < 0
-      new = new or not records[name]
+      local last = entries[#entries]
+      if last and last[1] == name and last[3] == number then -- a unit more of the same draw
+        last[2] = min(last[2] + n, MOST_FENCE)
+      else
+        entries[#entries + 1] = { name, n, number, seq < 0 }
+        new = new or not records[name]
+      end
     end
   end
   local fence = max(a.fence + 1, a.now)
   a.fence = fence + 1 -- which no grant has had
   -- The number of records has a bound, whoever makes them.
   if new then drop() end
-  for name, n in pairs(names) do
+  for _, entry in ipairs(entries) do
+    local name, n, seq, fresh = entry[1], entry[2], entry[3], entry[4]
     local r = records[name]
     if r and r[WINDOW] > at then
       -- Since then it has claimed of the next window under this name, and does not know that it has drawn: the answer was
       -- lost. Whatever it has of that stays charged, without its name.
-      if at == a.window then a.base = a.base + n end
-    else
+      if at == a.window then a.base = min(a.base + n, MOST_FENCE) end
+    -- A holder that has claimed since then had given the draw up, which was delayed. What it took of what it drew before
+    -- was booked by that claim.
+    elseif not (r and r[WINDOW] == at and seq < r[SEQ]) then
       -- Who draws as if it were new, and has been granted something, has forgotten that; so has who draws of the next
       -- window under the name of a lease of this one (docs/protocol.md, section 4.4).
-      if r and here(r) and (at ~= a.window or fresh[name] and r[GRANTED] > 0) then
+      if r and here(r) and (at ~= a.window or fresh and r[GRANTED] > 0) then
         a.base = a.base + max(r[GRANTED] - r[RETURNED], r[SPENT])
         r = { r[SEQ], at, 0, 0, 0, 0, 0, 0, 0, 0 }
       elseif not r or r[WINDOW] ~= at then
@@ -638,9 +646,9 @@ local function place(at)
       end
       -- A claim that was sent before the draw, and comes now, would say that the holder has not got it: it is too late. A
       -- draw that was none is settled as a claim with the same number. Nodes leave out every second one.
-      r[SEQ] = max(r[SEQ], seqs[name] - 1)
+      r[SEQ] = max(r[SEQ], seq - 1)
       r[EXPIRES], r[FENCE] = max(r[EXPIRES], a.now + min(LONGEST, window_end(at) - a.now)), fence
-      r[INFLIGHT], r[FLAGS] = r[INFLIGHT] + n, 256
+      r[INFLIGHT], r[FLAGS] = min(r[INFLIGHT] + n, MOST_FENCE), 256
       records[name], dirty[name] = r, true
     end
   end
@@ -1192,7 +1200,8 @@ else
   grant(r, uncovered, at)
   recall(r)
   -- Who would draw of what is left now would mostly get nothing; and many holders have less than units.
-  if drawable and (free(a.window) <= div(capacity, ROOM_ABOVE) or live_holders(a.window) > LEAST_SHARES and capacity >= UNITS_OF_TWO) then
+  -- A claim for the next window has not booked what was drawn of this one, which nobody would look for any more.
+  if drawable and at == a.window and (free(a.window) <= div(capacity, ROOM_ABOVE) or live_holders(a.window) > LEAST_SHARES and capacity >= UNITS_OF_TWO) then
     a.shut = a.window
   end
   audit(c.reset and 'reset' or settled(r, before, relearn), holder, r)

@@ -37,12 +37,12 @@ type till struct {
 // mostTills is how many are kept: of this window and the next, and of others for a clock that steps.
 const mostTills = 16
 
-// drawing is what a holder has drawn.
+// drawing is what a claim has drawn.
 type drawing struct {
 	holder ratelimit.Holder
 	n      tokens
-	seq    uint64 // of the last of its claims
-	fresh  bool   // it has drawn without knowing of anything that it had of the window
+	seq    uint64
+	fresh  bool // its holder did not know of anything that it had of the window
 }
 
 // tillOf is how many units a limit's tills have, and of how many tokens.
@@ -81,7 +81,7 @@ func drawnInTime(c *ratelimit.Claim, now ledgerTime) bool {
 // of a window of which the account has charged so much. It is false if that is more than there is.
 func drawn(c *ratelimit.Claim, now ledgerTime, n, all, charged tokens) (ratelimit.Grant, bool) {
 	units, unit := tillOf(&c.Limit)
-	left := c.Limit.Capacity() - max(0, charged) - all*unit
+	left := units*unit - max(0, charged) - all*unit // a node with another limit has units of its own
 	// Of many nodes that ask for a key for the first time, the script decides who gets how much: a fifth of
 	// the limit is for all that have it idle.
 	if all > units || left < 0 || freshDraw(c) && c.Limit.Crowded(int(all-n+1)) {
@@ -91,7 +91,12 @@ func drawn(c *ratelimit.Claim, now ledgerTime, n, all, charged tokens) (ratelimi
 	g := ratelimit.Grant{
 		Seq: c.Seq, Granted: n * unit, Fence: max(c.Fence+1, ratelimit.Fence(now)), Window: c.Draw,
 		Carried: c.Window == c.Draw, TTL: max(c.TTL, min(time.Duration(Longest)*time.Microsecond, rest)), Plenty: true,
-		Drawn: true, Holders: 1, Available: left, At: now, ResetAfter: rest,
+		Drawn: true, Holders: 1, Available: left + c.Limit.Capacity() - units*unit, At: now, ResetAfter: rest,
+	}
+	// In mode approx a lease of plenty need not be renewed for what others have spent. That is so as long as half of
+	// the limit is left.
+	if c.Tally {
+		g.Plenty = left > c.Limit.Capacity()/PlentyAbove
 	}
 	if g.Carried {
 		g.Granted += c.Granted
@@ -129,15 +134,18 @@ func (a *Account) open(w window, now ledgerTime, l *ratelimit.Limit) (charged to
 			ahead++
 		}
 	})
-	open = a.window <= w && a.shut < w && now >= a.relearn && now > ledgerTime(a.renamed)
-	return a.charged(w), open && !(w == a.window+1 && l.Crowded(ahead))
+	if w == a.window+1 && l.Crowded(ahead) {
+		return 0, false
+	}
+	return a.charged(w), a.window <= w && a.shut < w && now >= a.relearn && now > ledgerTime(a.renamed)
 }
 
 // shutWhenShort shuts the till of the account's window when little of it is left: who draws from then
 // on would mostly take nothing, and every claim would have to look what there is. It shuts also where
-// there are many holders: their leases are smaller than units.
+// there are many holders: their leases are smaller than units. A claim for the next window does not, for it has
+// not booked what was drawn of this one, which nobody would look for any more.
 func (a *Account) shutWhenShort(c *ratelimit.Claim) {
-	if drawable(&c.Limit) &&
+	if drawable(&c.Limit) && a.target(c) == a.window &&
 		(a.free(c, a.window) <= c.Limit.Capacity()/RoomAbove || c.Limit.Crowded(a.liveHolders(a.window))) {
 		a.shut = a.window
 	}
@@ -166,14 +174,12 @@ func (a *Account) till(w window) *till {
 // freshDraw tells whether a claim knows of nothing that its holder has of the window that it draws from.
 func freshDraw(c *ratelimit.Claim) bool { return c.Fence == 0 && c.Granted == 0 || c.Window != c.Draw }
 
-// add has a claim's holder have drawn so many units more.
+// add has a claim draw so many units.
 func (t *till) add(c *ratelimit.Claim, units, unit tokens) {
 	t.units += units
-	for i := range t.drawn {
-		if d := &t.drawn[i]; d.holder == c.Holder {
-			d.n, d.seq, d.fresh = d.n+units*unit, max(d.seq, c.Seq), d.fresh || freshDraw(c)
-			return
-		}
+	if n := len(t.drawn); n > 0 && t.drawn[n-1].holder == c.Holder && t.drawn[n-1].seq == c.Seq {
+		t.drawn[n-1].n += units * unit
+		return
 	}
 	t.drawn = append(t.drawn, drawing{c.Holder, units * unit, c.Seq, freshDraw(c)})
 }
@@ -204,6 +210,10 @@ func (a *Account) place(w window, c *ratelimit.Claim) bool {
 			r = a.add(d.holder)
 		}
 		switch {
+		// It has claimed since then: it had given the draw up, which was delayed. What it took of what it drew
+		// before was booked by that claim.
+		case r.window == w && d.seq < r.seq:
+			continue
 		// Since then it has claimed of the next window under this name, and does not know that it has drawn: the
 		// answer was lost. Whatever it has of that stays charged, without its name.
 		case r.window > w:

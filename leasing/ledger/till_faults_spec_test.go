@@ -65,12 +65,11 @@ func TestDrawAheadUnderTheNameOfThisWindow(t *testing.T) {
 	a.claims(50)
 	a.c.Spent = 50
 	a.claims(0)
-	ahead := func(c *ratelimit.Claim) { c.Ahead, c.Draw, c.Window = true, c.Draw+1, c.Draw+1 }
 	again := w.drawer(3)
 	again.c.Seq = a.c.Seq
-	g := again.asks(5, ahead)
+	g := again.asks(5, nextWindow)
 	w.expect("true 5", g.Drawn, g.Granted)
-	g = w.drawer(6).asks(5, func(c *ratelimit.Claim) { ahead(c); c.Draw, c.Stretch = 0, false })
+	g = w.drawer(6).asks(5, func(c *ratelimit.Claim) { nextWindow(c); c.Draw, c.Stretch = 0, false })
 	w.expect("false 5", g.Drawn, g.Granted)
 	g = b.claims(100)
 	w.expect("50 0", g.Granted, g.Available)
@@ -84,14 +83,13 @@ func TestDrawAheadUnderTheNameOfThisWindow(t *testing.T) {
 // the next window under the same name, which stays.
 func TestLostDrawAheadUnderTheNameOfTheNextWindow(t *testing.T) {
 	w := newTwins(t)
-	ahead := func(c *ratelimit.Claim) { c.Ahead, c.Draw, c.Window = true, c.Draw+1, c.Draw+1 }
 	lost := w.drawer(3)
-	g := lost.asks(5, ahead)
+	g := lost.asks(5, nextWindow)
 	w.expect("true", g.Drawn)
 	w.passes(time.Minute)
 	a := w.drawer(3) // of this window it has a lease under its other name
 	a.c.Seq = lost.c.Seq
-	g = a.asks(40, func(c *ratelimit.Claim) { ahead(c); c.Draw, c.Stretch = 0, false })
+	g = a.asks(40, func(c *ratelimit.Claim) { nextWindow(c); c.Draw, c.Stretch = 0, false })
 	w.expect("false 40", g.Drawn, g.Granted)
 	x := w.drawer(6)
 	g = x.claims(1)
@@ -99,6 +97,127 @@ func TestLostDrawAheadUnderTheNameOfTheNextWindow(t *testing.T) {
 	w.passes(time.Minute)
 	g = x.claims(100)
 	w.expect("60", g.Granted)
+}
+
+// nextWindow makes a claim one for the next window, which may be a draw.
+func nextWindow(c *ratelimit.Claim) { c.Ahead, c.Draw, c.Window = true, c.Draw+1, c.Draw+1 }
+
+// A claim for the next window has not booked what was drawn of this one, and does not shut its till: not with a
+// lower limit, of which little is left, nor after a last word, or a claim that comes late, has booked some.
+func TestClaimAheadDoesNotShutThisWindow(t *testing.T) {
+	w := newTwins(t)
+	a := w.drawer(2)
+	got := w.drawer(4).claims(45).Granted
+	for range 5 {
+		a.c.Spent = a.asks(10, nil).Granted
+	}
+	got += a.c.Granted
+	w.drawer(3).asks(1, nextWindow) // its till is there: the script takes the long way
+	w.drawer(7).asks(1, func(c *ratelimit.Claim) { nextWindow(c); c.Draw, c.Stretch, c.Limit.Requests = 0, false, 50 })
+	got += w.drawer(10).claims(100).Granted
+	w.expect("100", got)
+
+	for _, how := range []string{"late", "last word"} {
+		w := newTwins(t)
+		before := w.drawer(50)
+		before.claims(5)
+		w.passes(45 * time.Second)
+		w.drawer(60).claims(0)
+		a := w.drawer(2)
+		draw := func() {
+			g := a.asks(10, nil)
+			w.expect("true", g.Drawn)
+			a.c.Spent = g.Granted
+		}
+		for range 9 {
+			draw()
+		}
+		if how == "late" {
+			c := []ratelimit.Claim{{Key: "k", TTL: time.Second, Limit: perMinute100, Holder: 60, Seq: 1, Waiting: 1}}
+			for _, l := range []ratelimit.Ledger{w.memory, w.redis} {
+				l.Settle(context.Background(), c, make([]ratelimit.Grant, 1))
+			}
+		} else {
+			last := before.c
+			last.Seq, last.Spent, last.Final, last.Tally = 9, 5, true, true
+			w.claim(last)
+		}
+		draw()
+		w.drawer(3).asks(1, nextWindow)
+		w.drawer(7).asks(1, func(c *ratelimit.Claim) { nextWindow(c); c.Draw, c.Stretch = 0, false })
+		if g := w.drawer(10).claims(100); g.Granted != 0 {
+			t.Errorf("%s: 100 were drawn, and %d granted besides", how, g.Granted)
+		}
+	}
+}
+
+// Where nodes have different limits, whose units are not the same share of each, they draw together no more than
+// the larger one.
+func TestUnitsOfDifferentLimits(t *testing.T) {
+	for _, x := range []struct{ larger, lower, charged tokens }{{40, 39, 19}, {100, 79, 19}, {119, 100, 60}, {59, 40, 0}, {79, 60, 33}} {
+		for split := range 20 {
+			w := newTwins(t)
+			total := w.drawer(99).claims(x.charged).Granted
+			draws := func(d *drawer, limit tokens) {
+				was := d.c.Granted
+				g := d.asks(1, func(c *ratelimit.Claim) { c.Limit.Requests = limit })
+				d.c.Spent, total = g.Granted, total+g.Granted-was
+			}
+			a, b := w.drawer(2), w.drawer(4)
+			for range split {
+				draws(a, x.larger)
+			}
+			for range 20 {
+				draws(b, x.lower)
+			}
+			if total > x.larger {
+				t.Errorf("limits %d and %d, %d charged, %d draws of the larger: %d in all", x.larger, x.lower, x.charged, split, total)
+			}
+		}
+	}
+}
+
+// A draw that is executed behind its holder's next claims was given up: those say what the holder has.
+func TestDrawBehindItsHoldersClaims(t *testing.T) {
+	w := newTwins(t)
+	a, b := w.drawer(2), w.drawer(4)
+	late := a.c
+	late.Seq, late.Waiting, late.Want, late.Draw = 2, 1, 1, late.Limit.WindowAt(w.now)
+	a.c.Seq = 3
+	for _, n := range []tokens{40, 20, 0} {
+		a.claims(n)
+		a.c.Spent = a.c.Granted
+	}
+	w.claim(late) // its answer goes to nobody
+	b.claims(1)
+	g := a.claims(0)
+	w.expect("false false 60", g.Missing, g.Relearning, g.Granted)
+	g = b.claims(30)
+	w.expect("31 9", g.Granted, g.Available)
+
+	// The same of a holder that knows what it has: it was booked once, by a claim that said so.
+	w = newTwins(t)
+	a, b = w.drawer(2), w.drawer(4)
+	a.claims(5)
+	a.c.Spent = 5
+	late = a.c
+	late.Seq, late.Waiting, late.Want, late.Draw = a.c.Seq+1, 80, 80, late.Limit.WindowAt(w.now)
+	a.c.Seq += 2
+	a.claims(0)
+	w.claim(late)
+	g = b.claims(60)
+	w.expect("60 35", g.Granted, g.Available)
+}
+
+// In mode approx a lease need not be renewed for what others have spent while half of the limit is left.
+func TestDrawsTellOfPlenty(t *testing.T) {
+	w := newTwins(t)
+	a := w.drawer(2)
+	for _, want := range []string{"true", "true", "true", "true", "true", "true", "true", "true", "true", "false", "false"} {
+		g := a.asks(5, func(c *ratelimit.Claim) { c.Tally = true })
+		a.c.Spent = g.Granted
+		w.expect("true "+want, g.Drawn, g.Plenty)
+	}
 }
 
 // holderSays settles a claim as a drawer's, of the hour's window that it is.

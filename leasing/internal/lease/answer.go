@@ -27,6 +27,10 @@ func (h *Held) Answer(
 		if h.fruitless(now, fl, g) {
 			h.fails(now, random)
 		}
+		// A recall that came meanwhile is answered: others may wait for what was drawn in vain.
+		if h.vain {
+			h.heed(fl.Claim.Waiting)
+		}
 		return r, false
 	}
 	if !g.Drawn && !fl.Ahead { // a claim ahead says nothing of this window
@@ -75,7 +79,11 @@ func (h *Held) Answer(
 	h.Gauge()
 	// Settled: nothing is left, nothing was spent while the claim was under way, and the answer
 	// granted nothing that the ledger would have to hear of.
-	h.Settled = h.Lease.Unspent() == 0 && h.Lease.Spent == fl.Claim.Spent && g.Granted == fl.Claim.Granted
+	spent, granted := fl.Claim.Spent, fl.Claim.Granted
+	if !g.Carried { // the claim's are another window's
+		spent, granted = 0, 0
+	}
+	h.Settled = h.Lease.Unspent() == 0 && h.Lease.Spent == spent && g.Granted == granted
 	h.Plan(sent, now, fl, g, random())
 	h.Stretched, h.crowded = g.Plenty, fl.Claim.Limit.Crowded(g.Holders)
 	// What requests have waited for is kept: they spend it in a moment.

@@ -182,7 +182,7 @@ func (h *Held) begin(now instant, there LedgerClock, a *ask) (ledgerTime, bool) 
 
 // Untold tells whether there is something that the ledger should hear of.
 func (h *Held) Untold() bool {
-	return !h.Settled && (h.Lease.Spent != h.Reported || h.Lease.Unspent() > 0)
+	return !h.Settled && (h.Lease.Spent != h.Reported || h.Lease.Unspent() > 0 || h.vain)
 }
 
 // Finish has the last word on the lease's window told to the ledger, whose
