@@ -96,13 +96,13 @@ var planted = []struct {
 	}},
 	{9, plant.Bug{
 		Name: "a draw does not look at what is charged", File: "leasing/ledger/till.go",
-		Right: "left := c.Limit.Capacity() - max(0, charged) - all*unit",
-		Wrong: "left := c.Limit.Capacity() - 0*max(0, charged) - all*unit",
+		Right: "left := units*unit - max(0, charged) - all*unit",
+		Wrong: "left := units*unit - 0*max(0, charged) - all*unit",
 	}},
 	{9, plant.Bug{
 		Name: "what was drawn is not booked", File: "leasing/ledger/account.go",
-		Right: "a.place(a.target(c), &c.Limit)",
-		Wrong: "_ = a.place",
+		Right: "		a.place(a.target(c), c)",
+		Wrong: "		_ = a.place",
 	}},
 	{2, plant.Bug{
 		Name: "a fence goes back", File: "leasing/ledger/account.go",
