@@ -79,11 +79,9 @@ func (h *Held) Answer(
 	h.Gauge()
 	// Settled: nothing is left, nothing was spent while the claim was under way, and the answer
 	// granted nothing that the ledger would have to hear of.
-	spent, granted := fl.Claim.Spent, fl.Claim.Granted
-	if !g.Carried { // the claim's are another window's
-		spent, granted = 0, 0
-	}
-	h.Settled = h.Lease.Unspent() == 0 && h.Lease.Spent == spent && g.Granted == granted
+	// Totals of another window say nothing of this one, but where there are none.
+	h.Settled = h.Lease.Unspent() == 0 && h.Lease.Spent == fl.Claim.Spent && g.Granted == fl.Claim.Granted &&
+		(g.Carried || fl.Claim.Spent == 0 && fl.Claim.Granted == 0)
 	h.Plan(sent, now, fl, g, random())
 	h.Stretched, h.crowded = g.Plenty, fl.Claim.Limit.Crowded(g.Holders)
 	// What requests have waited for is kept: they spend it in a moment.
