@@ -18,7 +18,6 @@ func TestBoundsGoByThePaceOfLeases(t *testing.T) {
 		"between claims":               {ratelimit.ClaimBackOff, lease.BackOff},
 		"what a loss may cost, one of": {ratelimit.LossPart, ledger.RelearnShare},
 		"a lease of plenty, one of":    {ratelimit.PlentyPart, ledger.IdleShare * ledger.LeastShares},
-		"holders that draw":            {ratelimit.MostDrawers, ledger.LeastShares},
 		"claims for recalls in a second": {
 			ratelimit.RecallsPerSecond,
 			int(time.Second/us(ledger.RecallAgain)) + int(us(ledger.RecallTakes)/lease.RecallPause) + 1, // given back, asked again, and the first that wants one

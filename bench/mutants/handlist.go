@@ -60,7 +60,7 @@ var allByHand = []byHand{
 		{settle, "local this, next = place(a.window), place(a.window + 1)", "local this, next = false, false"},
 	}},
 	{"a till that is booked late takes the place of the next window's lease", []replacement{
-		{till, "		case r.window > w:\n", "		case r.window > w && false:\n"},
+		{till, "	case r.window > w:\n", "	case r.window > w && false:\n"},
 		{settle, "if r and r[WINDOW] > at then", "if false then"},
 	}},
 	{"a draw ahead has what is charged of this window forgotten", []replacement{

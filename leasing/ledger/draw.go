@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -127,9 +128,6 @@ func (t *tills) next(c *ratelimit.Claim) (ratelimit.Grant, bool) {
 	now := t.at
 	if t.clock != nil {
 		var clock time.Time
-		// What does not say the time is no Redis, but something between: it will say it no better later.
-		var said redis.Error
-		t.forbidden = t.forbidden || errors.As(t.clock.Err(), &said)
 		if clock, err = t.clock.Val(), errors.Join(err, t.clock.Err()); err == nil {
 			now = ledgerTime(clock.UnixMicro())
 		}
@@ -137,8 +135,8 @@ func (t *tills) next(c *ratelimit.Claim) (ratelimit.Grant, bool) {
 	if err = errors.Join(d.length.Err(), d.expiry.Err(), err); err != nil {
 		var said redis.Error
 		if errors.As(err, &said) { // what Redis itself says: the script finds out how that is
-			t.forbidden = t.forbidden || redis.HasErrorPrefix(said, "NOPERM") ||
-				redis.HasErrorPrefix(said, "ERR unknown command")
+			t.forbidden = t.forbidden || forbids(d.length.Err(), d.expiry.Err()) ||
+				t.clock != nil && forbids(t.clock.Err())
 			return ratelimit.Grant{}, false
 		}
 		return ratelimit.Grant{Seq: c.Seq, Err: fmt.Errorf("redis: %w", err)}, true
@@ -149,6 +147,16 @@ func (t *tills) next(c *ratelimit.Claim) (ratelimit.Grant, bool) {
 		return ratelimit.Grant{}, false
 	}
 	return drawn(c, now, d.units, tokens(length/entryBytes), charged)
+}
+
+// forbids tells whether one of the errors says that the server, or a proxy before it, never runs a command for this
+// user. What passes, such as a script that keeps the server busy or a replica that is asked, does not.
+func forbids(errs ...error) bool {
+	return slices.ContainsFunc(errs, func(err error) bool {
+		// The prefix "ERR" is left out there.
+		return redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "unknown command") ||
+			redis.HasErrorPrefix(err, "unsupported command")
+	})
 }
 
 // openIn tells whether a window's till is open, and what is charged of the window, by field "a" of the

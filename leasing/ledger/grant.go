@@ -18,7 +18,7 @@ const (
 	PlentyAbove = ratelimit.PlentyAbove   // more than one half of the limit is left, here or unspent at others,
 	RoomAbove   = 8                       // and more than an eighth here
 	IdleShare   = 5                       // all holders together: a fifth of the limit
-	LeastShares = 4                       // and one at most a quarter of that: a twentieth
+	LeastShares = ratelimit.MostDrawers   // and one at most a quarter of that: a twentieth
 	Longest     = ledgerTime(300_000_000) // until the window ends, or so many µs
 )
 

@@ -220,7 +220,7 @@ func TestDrawsTellOfPlenty(t *testing.T) {
 	}
 }
 
-// holderSays settles a claim as a drawer's, of the hour's window that it is.
+// holderSays has a Redis ledger settle one claim of key k.
 func holderSays(t *testing.T, l *Redis, c ratelimit.Claim) ratelimit.Grant {
 	t.Helper()
 	c.Key, c.TTL = "k", 10*time.Second

@@ -268,6 +268,31 @@ func TestTillsOnARedisOfItsOwnTime(t *testing.T) {
 	}
 }
 
+// A server that is busy or loading says no more than that: its nodes draw again afterwards.
+func TestWhatForbidsDraws(t *testing.T) {
+	for text, want := range map[string]bool{
+		"NOPERM User default has no permissions to run the 'append' command": true,
+		"ERR unknown command 'TIME', with args beginning with: ":             true,
+		"ERR unsupported command 'TIME'":                                     true,
+		"BUSY Redis is busy running a script":                                false,
+		"LOADING Redis is loading the dataset in memory":                     false,
+		"READONLY You can't write against a read only replica.":              false,
+		"OOM command not allowed when used memory > 'maxmemory'.":            false,
+		"ERR string exceeds maximum allowed size (proto-max-bulk-len)":       false,
+		"WRONGTYPE Operation against a key holding the wrong kind of value":  false,
+	} {
+		if got := forbids(nil, redisSays(text)); got != want {
+			t.Errorf("%q forbids draws for good: %v", text, got)
+		}
+	}
+}
+
+// redisSays is an error of Redis' own.
+type redisSays string
+
+func (s redisSays) Error() string { return string(s) }
+func (redisSays) RedisError()     {}
+
 // What Redis packs is read: every whole number that the script may write.
 func TestNumbersAreReadAsTheyWerePacked(t *testing.T) {
 	s := redistest.Start(t)

@@ -13,7 +13,8 @@ func (h *Held) Answer(
 	sent, now instant, there LedgerClock, fl *Flight, g *ratelimit.Grant, random func() float64,
 ) (r Reconciliation, drifted bool) {
 	if g.Err != nil {
-		// What was drawn may have been, and each further draw would be drawn besides.
+		// The draw may have been executed all the same. The next claim is to tell what this node has, so that the
+		// ledger takes it back: a second draw would be charged on top of it.
 		if fl.Claim.Draw != 0 {
 			h.vain, h.Settled = true, false
 		}
@@ -77,9 +78,9 @@ func (h *Held) Answer(
 		h.Reported = fl.Claim.Spent
 	}
 	h.Gauge()
-	// Settled: nothing is left, nothing was spent while the claim was under way, and the answer
-	// granted nothing that the ledger would have to hear of.
-	// Totals of another window say nothing of this one, but where there are none.
+	// Settled: nothing is left, nothing was spent while the claim was under way, and the answer granted nothing that
+	// the ledger would have to hear of. An answer about another window than the claim's totals shows that only if
+	// those are 0.
 	h.Settled = h.Lease.Unspent() == 0 && h.Lease.Spent == fl.Claim.Spent && g.Granted == fl.Claim.Granted &&
 		(g.Carried || fl.Claim.Spent == 0 && fl.Claim.Granted == 0)
 	h.Plan(sent, now, fl, g, random())

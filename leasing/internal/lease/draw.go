@@ -17,8 +17,9 @@ const turnSoon = 5 * time.Millisecond
 // drawsFrom is the window of which a claim that was written may be a draw; 0 if it may not.
 func (h *Held) drawsFrom(now instant, there LedgerClock, fl *Flight) window {
 	c, l := &fl.Claim, &h.Lease
-	// A lease that a rule wants to be small, or to be reclaimed, is none of a till; nor is one of which
-	// the ledger keeps an audit, or one of many.
+	// Not drawn are leases that their rule wants to be small or to be reclaimed (those are not stretched), whose grants
+	// an audit is to have on record, or of keys with many holders. An operator's reset, a node's last claim and what
+	// is told again after a loss are for the ledger to hear.
 	if h.crowded || !c.Stretch || c.Limit.Algorithm != ratelimit.FixedWindow || h.Rule.Coordination.Audit ||
 		fl.Reset || fl.Last || fl.Tells || there.At == 0 {
 		return 0
