@@ -3,6 +3,7 @@ package sim
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -44,6 +45,7 @@ func (f *Failure) Error() string {
 type Selection struct {
 	Mode      string // the name of one of ratelimit.Modes; "": any
 	Storeless bool   // only rings without a store, which no mode but routing has
+	Tills     bool   // only those made up to find what draws get wrong, which mode routing has none of
 }
 
 // Validate tells what no history can be.
@@ -54,11 +56,14 @@ func (s Selection) Validate() error {
 	if s.Storeless && s.Mode != "" && s.Mode != ratelimit.Routing.String() {
 		return fmt.Errorf("the mode is %s, and only mode routing is played without a store", s.Mode)
 	}
+	if s.Tills && (s.Storeless || s.Mode == ratelimit.Routing.String()) {
+		return errors.New("the histories that strain tills are of modes leasing and approx: choose one of them, or none")
+	}
 	return nil
 }
 
 func (s Selection) has(o *Options) bool {
-	return (s.Mode == "" || s.Mode == o.Rule.Coordination.Mode.String()) && (!s.Storeless || o.Storeless)
+	return (s.Mode == "" || s.Mode == o.Rule.Coordination.Mode.String()) && (!s.Storeless || o.Storeless) && (!s.Tills || o.strainsTills())
 }
 
 // chosen deals histories out, in the order of their seeds. It is safe for concurrent use.
@@ -163,7 +168,7 @@ func (s *Summary) add(o *Options, r *Result) {
 	for what, is := range map[string]bool{
 		"two descriptors": o.Second != nil, "peeks, refunds, large costs": o.Mix != Mix{}, "full tables": o.Table > 0,
 		"long windows": o.Rule.Limit.Unit != ratelimit.Second, "lost messages": o.Net.Loss > 0, "a real Redis": o.Ledger != nil,
-		"draws": r.Draws > 0, "recalls": r.Recalls > 0,
+		"draws": r.Draws > 0, "tills under strain": o.strainsTills(), "recalls": r.Recalls > 0,
 	} {
 		if is {
 			s.Played[what]++

@@ -26,6 +26,9 @@ func History(seed uint64) Options {
 		h.lengthen()
 	}
 	h.ring()
+	if h.o.strainsTills() {
+		h.drawn()
+	}
 	return h.o
 }
 

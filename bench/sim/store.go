@@ -168,8 +168,8 @@ func (s *store) settle(n *node, q ratelimit.EpochQuery, claims []ratelimit.Claim
 		}
 		if s.Trace != nil {
 			c, g := &claims[i], &grants[i]
-			s.trace("node %d as %d claims %d on key %d: window %d, granted %d, spent %d, returned %d; waiting %d, wants %d, fence %d",
-				n.slot, c.Holder, c.Seq, s.named[c.Key].index, c.Window, c.Granted, c.Spent, c.Returned, c.Waiting, c.Want, c.Fence)
+			s.trace("node %d as %d claims %d on key %d: window %d%s, granted %d, spent %d, returned %d; waiting %d, wants %d, fence %d",
+				n.slot, c.Holder, c.Seq, s.named[c.Key].index, c.Window, kindOf(c), c.Granted, c.Spent, c.Returned, c.Waiting, c.Want, c.Fence)
 			s.trace("  the ledger grants %d in window %d, drawn %v, fence %d, void %v; left %d, outstanding %d, relearning %v, error %v",
 				g.Granted, g.Window, g.Drawn, g.Fence, g.Void, g.Available, g.Outstanding, g.Relearning, g.Err)
 		}
@@ -253,4 +253,18 @@ func (s *store) leave(n *node, a approx.Application) {
 	if s.reaches(n) {
 		s.in(s.travel(s.Net.Trip), func() { _, _ = s.seats.Sit(s.ctx, a) })
 	}
+}
+
+// kindOf says in a trace what kind of claim it is, if it is no usual one.
+func kindOf(c *ratelimit.Claim) (kind string) {
+	if c.Ahead {
+		kind = " (ahead)"
+	}
+	if c.Last {
+		kind += " (the holder ends)"
+	}
+	if c.Final {
+		kind += " (last word)"
+	}
+	return kind
 }

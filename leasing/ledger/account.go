@@ -208,9 +208,11 @@ func (a *Account) relearnUntil(t ledgerTime) {
 }
 
 // target is the window that a claim is booked in: the current one, or the next of a
-// fixed window, for others are not claimed ahead.
+// fixed window, for others are not claimed ahead. A lease that is given back, whose TTL
+// is 0, is one of the next window when the ledger's clock has gone back since: what was
+// spent of it stays charged there.
 func (a *Account) target(c *ratelimit.Claim) window {
-	if c.Ahead && c.Window == a.window+1 {
+	if c.Window == a.window+1 && (c.Ahead || c.TTL <= 0) && c.Limit.Algorithm == ratelimit.FixedWindow {
 		return a.window + 1
 	}
 	return a.window

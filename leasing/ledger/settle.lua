@@ -432,9 +432,10 @@ end
 local function here(r) return r[WINDOW] == a.window end
 
 -- target is the window that the claim is booked in: the current one, or the next of a fixed window, for others are not
--- claimed ahead.
+-- claimed ahead. A lease that is given back, whose TTL is 0, is one of the next window when the ledger's clock has gone
+-- back since: what was spent of it stays charged there.
 local function target()
-  if c.ahead and c.window == a.window + 1 then return a.window + 1 end
+  if c.window == a.window + 1 and (c.ahead or TTL <= 0) and algorithm == FIXED then return a.window + 1 end
   return a.window
 end
 

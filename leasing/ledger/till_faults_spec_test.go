@@ -99,6 +99,24 @@ func TestLostDrawAheadUnderTheNameOfTheNextWindow(t *testing.T) {
 	w.expect("60", g.Granted)
 }
 
+// A lease of the next window, of which the node's clock says that it has begun, when the ledger's clock has gone
+// back before that: who gives it back has spent of it, and that stays charged there.
+func TestNextWindowsLeaseIsGivenBackAfterTheClockWentBack(t *testing.T) {
+	w := newTwins(t)
+	w.drawer(9).claims(1)
+	ahead := func(c *ratelimit.Claim) { nextWindow(c); c.Draw, c.Stretch = 0, false }
+	a, b := w.drawer(2), w.drawer(4)
+	a.asks(30, ahead)
+	w.passes(-90 * time.Second)
+	a.c.Spent, a.c.Returned, a.c.TTL, a.c.Last = 20, 10, -1, true // -1, for 0 is made ten seconds
+	a.c.Seq++
+	a.c.Stretch = false
+	g := w.claim(a.c)
+	w.expect("30 80", g.Granted, g.Available)
+	g = b.asks(100, ahead)
+	w.expect("80", g.Granted)
+}
+
 // nextWindow makes a claim one for the next window, which may be a draw.
 func nextWindow(c *ratelimit.Claim) { c.Ahead, c.Draw, c.Window = true, c.Draw+1, c.Draw+1 }
 
