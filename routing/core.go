@@ -157,6 +157,7 @@ type hands interface {
 	hangUp(m *member) // and no longer
 	redial(m *member) // on a new stream
 	wake()            // there is something to do for tick or step
+	yield()           // whoever waits for a processor goes first
 }
 
 // observer sees what an owner decides for its peers, for simulations.

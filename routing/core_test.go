@@ -218,6 +218,8 @@ type wakes struct {
 
 func (w *wakes) wake() { w.n++ }
 
+func (w *wakes) yield() {}
+
 // A node that did not run for longer than others wait for it is no owner from its
 // first decision on, which has that looked after; one that has never looked after
 // itself has not begun.

@@ -39,6 +39,7 @@ func (quiet) dial(m *member)   { m.wake = func() {} }
 func (quiet) hangUp(*member)   {}
 func (quiet) redial(m *member) {}
 func (quiet) wake()            {}
+func (quiet) yield()           {}
 
 // base is where the fuzzed core's clock is.
 var base = time.Unix(1_800_000_000, 0)

@@ -163,7 +163,7 @@ func (r *Router) Run(ctx context.Context) {
 // meanwhile, and each waits for what is before it.
 const (
 	workAtOnce  = 500 * time.Microsecond
-	restBetween = 4 * workAtOnce
+	restBetween = 9 * workAtOnce
 )
 
 // loop has the core look after itself, and accounts move.
@@ -272,6 +272,8 @@ func (r *Router) redial(m *member) { m.again.ring() }
 
 // wake implements hands.
 func (r *Router) wake() { r.work.ring() }
+
+func (r *Router) yield() { runtime.Gosched() }
 
 // Leave hands all keys over to the others. They are told first; until all have
 // heard, this node still decides. It goes on to forward. It blocks until all is

@@ -193,6 +193,8 @@ func (s *Stepped) redial(m *member) { s.ends = append(s.ends, m) }
 // wake implements hands.
 func (s *Stepped) wake() { s.woken = true }
 
+func (s *Stepped) yield() {} // it runs alone
+
 // Found takes in which nodes there may be.
 func (s *Stepped) Found(addrs []string) {
 	s.core.looks(s.o.Clock(), addrs)

@@ -14,7 +14,6 @@ func fromSystem(n int) []byte {
 	if err != nil {
 		panic(fmt.Sprintf("keytable: the system gives no %d bytes: %v", n, err))
 	}
-	preferHuge(b)
 	return b
 }
 
