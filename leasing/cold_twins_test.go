@@ -123,6 +123,9 @@ func newColdPlay(seed uint64, keepBusy int) *coldPlay {
 		p.Recalls()
 	}
 	p.keys = uint64(1 + p.rnd.IntN(6))
+	if seed%2 == 0 {
+		p.Gathers()
+	}
 	return p
 }
 

@@ -67,6 +67,7 @@ type ledgerSide struct {
 	epochal ratelimit.Epochal // the ledger, if it can tell that it lost its data
 	beats   bool              // it tells of its epochs
 	recalls bool              // it can ask holders to give back what they have
+	gathers bool              // round trips to it are dear: claims that may wait for others do
 }
 
 // doubts are what the ledger may not know any more, and when it was last heard.
@@ -91,8 +92,9 @@ type Partitioned interface {
 // lane is the way to one part of the ledger: what waits to be sent there,
 // whether it counts as dead, what time it is there, and whose data it has.
 type lane struct {
-	part     int
-	queue    chan *flight
+	part  int
+	queue chan *flight
+	company
 	mu       sync.Mutex
 	breaker  breaker           // guarded by mu
 	answered instant           // guarded by mu: when it last answered
@@ -203,9 +205,11 @@ func NewFleet(
 	}
 	f.lanes = make([]lane, lanes)
 	for i := range f.lanes {
-		f.lanes[i].part, f.lanes[i].queue = i, make(chan *flight, queueSize/lanes)
+		l := &f.lanes[i]
+		l.part, l.queue, l.company = i, make(chan *flight, queueSize/lanes), newCompany(queueSize/lanes)
 	}
 	f.epochal, f.beats = ledger.(ratelimit.Epochal)
+	f.gathers = f.beats
 	_, f.recalls = ledger.(ratelimit.Recaller)
 	f.tellAtOnce = make(chan struct{}, 1)
 	return f

@@ -157,6 +157,12 @@ func (f *Fleet) releases(now instant, w *walk) (all map[*lane][]*flight, more bo
 			}
 		})
 	}
+	for i := range f.lanes { // what was just said, and what has not left
+		l := &f.lanes[i]
+		if words := l.lastWords(); len(words) > 0 {
+			all[l] = append(words, all[l]...)
+		}
+	}
 	return all, more
 }
 

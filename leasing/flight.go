@@ -29,14 +29,12 @@ func (f *Fleet) doAll(h *busyKey, now instant, t *lease.Todo) {
 	for _, last := range t.LastWords {
 		fl := f.newFlight(h, last)
 		fl.Claim.Key = fl.name
-		select {
 		// A full queue is left to claims that requests wait for.
-		case f.laneOf(fl.name).queue <- fl:
-		default:
-		}
+		// It counts until another window has passed, and waits for company.
+		f.laneOf(fl.name).put(f, fl, lease.Company)
 	}
 	if t.Claim != nil {
-		f.launch(h, f.newFlight(h, t.Claim))
+		f.launch(now, h, f.newFlight(h, t.Claim))
 	}
 	if t.Report.At != 0 {
 		f.reportThen(h, now, t.Report)
@@ -50,24 +48,27 @@ func (f *Fleet) reportThen(h *busyKey, now instant, r lease.Report) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if h := s.find(id); h != nil && h.ReportDue(r) {
-			f.launch(h, f.newFlight(h, new(lease.Flight)))
+			f.launch(f.clock(), h, f.newFlight(h, new(lease.Flight)))
 		}
 	})
 }
 
 // launch queues a claim for which nobody waits; the caller holds the shard's
 // lock. It reports false when the queue is full.
-func (f *Fleet) launch(h *busyKey, fl *flight) bool {
-	select {
-	case f.laneOf(fl.name).queue <- fl:
-		// The sender cannot be ahead of this line: it writes the claim under the shard's lock,
-		// which the caller holds.
-		h.flight = fl
-		h.Queued(&fl.Flight)
-		return true
-	default:
+func (f *Fleet) launch(now instant, h *busyKey, fl *flight) bool {
+	patience := h.Patience(now, &fl.Flight)
+	// Alone, it is worth nothing before somebody waits; nor is it in a Cluster, where nothing is drawn.
+	if patience > lease.Company && (!f.gathers || len(f.lanes) > 1) {
 		return false
 	}
+	if !f.laneOf(fl.name).put(f, fl, patience) {
+		return false
+	}
+	// The sender cannot be ahead of this line: it writes the claim under the shard's lock,
+	// which the caller holds.
+	h.flight = fl
+	h.Queued(&fl.Flight)
+	return true
 }
 
 // newFlight is for what a key wants to claim.
@@ -123,6 +124,7 @@ func (f *Fleet) join(now instant, a *ask) (fl *flight, launch bool, reason ratel
 	case lease.UntilAgain:
 		return f.untilAgain(h, now), false, 0
 	case lease.Behind:
+		f.hurry(h)
 		return h.flight, false, 0
 	case lease.Paused:
 		return nil, false, ratelimit.FallbackError

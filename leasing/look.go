@@ -107,7 +107,8 @@ func (f *Fleet) Drop(_ ratelimit.Instant, key []byte) bool {
 	h.Lease.Retry = 0
 	// A claim that is under way fetches the ledger's answer anyway.
 	if h.flight == nil && h.Lease.Window != 0 {
-		f.launch(h, f.newFlight(h, &lease.Flight{Errand: lease.Errand{GiveUp: true}}))
+		f.launch(f.clock(), h, f.newFlight(h, &lease.Flight{Errand: lease.Errand{GiveUp: true}}))
+		f.hurry(h)
 	}
 	return true
 }

@@ -258,7 +258,7 @@ func (f *Fleet) tellKey(now instant, s *fleetShard, c *heldCell, t *teller) (tol
 	if l.refused(now) {
 		return false, false // this part of the ledger is dead; a later pass tells it
 	}
-	return false, len(l.queue) >= cap(l.queue)/2 || !f.launch(h, fl)
+	return false, len(l.queue) >= cap(l.queue)/2 || !f.launch(now, h, fl)
 }
 
 // beat hears of the parts of the ledger that nothing was heard of for a while.

@@ -132,6 +132,8 @@ func TestProtocolConstants(t *testing.T) {
 		{"`recallAgain`", us(ledger.RecallAgain), "before the same lease is recalled once more"},
 		{"`recallTakes`", us(ledger.RecallTakes), "for how long a node that was refused may ask again for what was recalled"},
 		{"`recallPause`", lease.RecallPause, "between two such claims"},
+		{"`company`", lease.Company, "for which a claim that nobody waits for may wait for others to travel with"},
+		{"`longCompany`", lease.LongCompany, "the same, of a lease of plenty that is used up, where the key is seldom asked for"},
 		{"`recallKeeps`", lease.RecallKeeps, "a recalled holder keeps what its demand needs for this long"},
 		{"`backOff`", lease.BackOff, "between claims while tokens are out at other holders; up to twice as long"},
 		{"`relearnTime`", ledger.RelearnTime, "how long a ledger that lost its data learns at least"},

@@ -36,18 +36,24 @@ func (f *Fleet) send(ctx context.Context, l *lane) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		var first *flight
+		var some []*flight
 		select {
 		case <-ctx.Done():
 			return
-		case first = <-l.queue:
+		case first := <-l.queue:
+			some = append(some, first)
+		case <-l.bell:
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case slots <- struct{}{}:
 		}
-		flights, back, left := l.take(first), make(chan struct{}), f.clock()
+		flights, back, left := l.take(some...), make(chan struct{}), f.clock()
+		if len(flights) == 0 { // the bell rang for what has left with others
+			<-slots
+			continue
+		}
 		wg.Go(func() {
 			f.settle(l, flights)
 			<-slots
@@ -60,19 +66,6 @@ func (f *Fleet) send(ctx context.Context, l *lane) {
 			await(ctx, nil, timer.C)
 		}
 	}
-}
-
-// take takes what waits, up to a batch, behind what was taken already.
-func (l *lane) take(flights ...*flight) []*flight {
-	for len(flights) < batchSize {
-		select {
-		case fl := <-l.queue:
-			flights = append(flights, fl)
-		default:
-			return flights
-		}
-	}
-	return flights
 }
 
 func reasonOf(err error) ratelimit.FallbackReason {
@@ -123,5 +116,6 @@ func (f *Fleet) Recalled(account string) {
 	}
 	now := f.clock()
 	h.Recall(now)
+	f.hurry(h)
 	f.do(h, now)
 }

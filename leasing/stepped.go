@@ -52,6 +52,10 @@ func (s *Stepped) Hears() { s.fleet.beats = true }
 // Recalled then.
 func (s *Stepped) Recalls() { s.fleet.recalls = true }
 
+// Gathers has claims for which nobody waits wait for others to travel with, as they do to a ledger
+// that is a server.
+func (s *Stepped) Gathers() { s.fleet.gathers = true }
+
 // KeepBusy has the node pack what it knows of keys that were not used lately as soon as
 // more than n of a shard are busy, which changes nothing but memory.
 func (s *Stepped) KeepBusy(n int) {
@@ -138,6 +142,9 @@ type Batch struct {
 func (s *Stepped) Batch() *Batch {
 	l := &s.fleet.lanes[0]
 	for s.busy < senders {
+		if len(l.queue) == 0 && !l.rung() {
+			return nil
+		}
 		flights := l.take()
 		if len(flights) == 0 {
 			return nil

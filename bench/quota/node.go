@@ -33,6 +33,7 @@ func (n *node) start() {
 		rnd := rand.New(rand.NewPCG(w.Seed, 0x2000+uint64(n.name)))
 		n.stepped = leasing.NewStepped(n.name, 1<<10, n.clock, wall, n.after, rnd.Float64)
 		n.stepped.Hears()
+		n.stepped.Gathers()
 		n.stepped.Recalls()
 		n.limiter = prompt{n}
 		n.in(time.Duration(w.rnd.Int64N(int64(leasing.SweepEvery))), n.sweep)

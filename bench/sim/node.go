@@ -81,6 +81,7 @@ func (n *node) start() {
 	n.keeper = approx.NewKeeper(nil, n.name, n.clock)
 	n.stepped.SetDrift(n.keeper)
 	n.stepped.Hears()
+	n.stepped.Gathers()
 	if w.Ledger == nil {
 		n.stepped.Recalls()
 	}

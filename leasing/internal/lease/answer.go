@@ -83,8 +83,8 @@ func (h *Held) Answer(
 	// those are 0.
 	h.Settled = h.Lease.Unspent() == 0 && h.Lease.Spent == fl.Claim.Spent && g.Granted == fl.Claim.Granted &&
 		(g.Carried || fl.Claim.Spent == 0 && fl.Claim.Granted == 0)
-	h.Plan(sent, now, fl, g, random())
 	h.Stretched, h.crowded = g.Plenty, fl.Claim.Limit.Crowded(g.Holders)
+	h.Plan(sent, now, fl, g, random())
 	// What requests have waited for is kept: they spend it in a moment.
 	h.heed(fl.Claim.Waiting)
 	h.holdRefusal(now, fl.Claim.Recall && fl.Claim.Waiting > fl.Got(g) && g.Outstanding == 0)
@@ -187,5 +187,5 @@ func (h *Held) holdRefusal(now instant, refused bool) {
 func (h *Held) askAgain(now instant, a *ask) {
 	h.again = now.Add(RefusalHold)
 	waiting := min(a.Cost, a.Rule.Limit.Capacity()+1)
-	h.send(Flight{Waiting: waiting, largest: waiting})
+	h.send(Flight{Waiting: waiting, largest: waiting, Errand: Errand{again: true}})
 }

@@ -11,6 +11,7 @@ type Flight struct {
 	Errand
 	repaid  tokens     // of what was spent, what a bucket had refilled when the claim was wanted
 	Final   *finalWord // what it says if it only reports on a window that is over; nobody waits
+	Lingers bool       // it waits for others to travel with
 	written bool       // it is written, and what comes now cannot go with it any more
 	Claim   ratelimit.Claim
 	at      instant // when it was written
@@ -21,6 +22,8 @@ type Errand struct {
 	GiveUp bool   // return what is unspent, and want nothing
 	recall bool   // return what the next moment does not need: others wait for it
 	keep   tokens // of that, what requests have waited for and are about to spend stays
+	again  bool   // ask again for what was refused: nobody waits
+	goesOn bool   // claim the window that has begun, for the key was used in the one before
 	Ahead  bool   // it is for the next window
 	Reset  bool   // the ledger is to count from nothing again
 	Beat   bool   // it has no claim, and no key: the ledger is only to be heard
@@ -41,7 +44,7 @@ func (fl *Flight) Reason() ratelimit.ClaimReason {
 		return ratelimit.ClaimFinal
 	case fl.GiveUp, fl.recall && fl.Claim.Waiting == 0:
 		return ratelimit.ClaimReturn
-	case fl.Ahead:
+	case fl.Ahead, fl.goesOn && fl.Claim.Waiting == 0:
 		return ratelimit.ClaimNext
 	case fl.Claim.Waiting > 0:
 		return ratelimit.ClaimWaiting
@@ -186,6 +189,7 @@ func (h *Held) Join(now instant, a *ask) (how Joining, fl Flight) {
 		return UntilAgain, fl
 	}
 	if h.underWay != nil {
+		h.withdrawn(now)
 		// A claim that has not left takes this ask along. One that has left cannot, and one for the
 		// next window brings this one nothing: the ask waits for its end, and then for a claim of
 		// its own. A key that was about to be given up as idle is in use again.

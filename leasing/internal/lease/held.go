@@ -1,6 +1,8 @@
 package lease
 
 import (
+	"time"
+
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -77,6 +79,50 @@ func (h *Held) Flies(fl *Flight) { h.underWay = fl }
 
 // Lands takes in that none is under way any more, or that it was never sent.
 func (h *Held) Lands() { h.underWay = nil }
+
+// Patience is how long a claim may wait for others to travel with; 0 where that could cost anything: where
+// others wait for it, here or at other nodes; where expiry may undo what it tells, or the ledger has lost
+// it; where something was spent unasked, for a node may have only so much of that, or what is known of
+// others gets old; and where the window ends soon, or what is left does not last.
+func (h *Held) Patience(now instant, fl *Flight) time.Duration {
+	l := &h.Lease
+	switch {
+	case fl.Waiting > 0 && !fl.again, fl.recall, fl.Tells, fl.Reset, fl.Last, h.eager, l.Drifted() > 0:
+		return 0
+	case fl.GiveUp:
+		return Company
+	case fl.goesOn:
+		return LongCompany
+	case l.Algorithm != ratelimit.FixedWindow, now.Add(mustLast) >= l.Reset:
+		return 0
+	case h.Rule.Coordination.Mode == ratelimit.Approx && (!h.Stretched || now >= h.After):
+		return 0
+	case fl.again:
+		return Company
+	case fl.Errand == Errand{} && h.seldom():
+		return LongCompany
+	case now.Add(mustLast) >= l.Deadline, float64(l.Unspent()) < mustLast.Seconds()*h.Demand.Rate(now):
+		return 0
+	}
+	return Company
+}
+
+// rides tells whether the only reason to claim is that the claim may travel with others.
+func (h *Held) rides(now instant) bool { return h.seldom() && now < h.After && now < h.AheadAt }
+
+// seldom tells whether a lease is used up that is drawn, of a key that is not asked for often.
+func (h *Held) seldom() bool {
+	return h.Lease.Unspent() <= 0 && h.drawn() && h.Demand.PerSec < often
+}
+
+// drawn tells whether the key's leases may be drawn, as far as is known.
+func (h *Held) drawn() bool {
+	return h.Stretched && !h.crowded && !h.vain && !h.Rule.Coordination.Audit &&
+		h.Lease.Algorithm == ratelimit.FixedWindow && !h.Rule.Limit.Unit.OfCalendar()
+}
+
+// Lingers tells whether the claim under way waits for others to travel with.
+func (h *Held) Lingers() bool { return h.underWay != nil && h.underWay.Lingers && !h.underWay.written }
 
 // Queued takes in that what Todo had as its claim has been sent.
 func (h *Held) Queued(fl *Flight) {
@@ -180,6 +226,9 @@ func (h *Held) Take(now instant, a *ask, waited bool, v *verdict) (ok bool) {
 	// A holder has one claim of a key under way (docs/protocol.md, section 4.2), and none during a
 	// pause after fruitless answers (section 4.16).
 	case h.underWay != nil || now < h.Pause:
+	// Of a key of which each claim brings what waits for it, and no more, nobody knows that it will be asked for
+	// again; nor of one whose window may end while the claim waits for company.
+	case h.rides(now) && (waited || now.Add(LongCompany+mustLast) >= h.Lease.Reset):
 	// A lease that is due is renewed; but not before retry, until when the ledger would grant
 	// nothing either. Spending that the ledger may reclaim (reclaim: eager) is reported even then.
 	case now >= h.AheadAt || h.Due(now, h.Lease.Unspent()) && (now >= h.Lease.Retry || h.mustReport()):
@@ -251,6 +300,7 @@ func (h *Held) Sweep(now instant, roomy bool) (ended bool) {
 	case ended:
 		h.Gauges.Set(nil, 0, 0, 0)
 		h.Finish()
+		h.goOn(now)
 	case h.Stretched && roomy:
 		// A lease of plenty is kept when idle. If others come to need it, it is recalled
 		// (docs/protocol.md, section 4.11). A table that is nearly full needs the place.

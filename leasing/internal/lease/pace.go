@@ -11,6 +11,15 @@ import (
 const (
 	// BackOff is the least time between claims while tokens are out elsewhere.
 	BackOff = ratelimit.ClaimBackOff
+	// Company is how long a claim for which nobody waits may wait for others to travel with;
+	// LongCompany, one for a key that is seldom asked for, whose lease is used up.
+	Company     = 20 * time.Millisecond
+	LongCompany = time.Second
+	// mustLast is how long what a key has must last for its claim to wait: for half of it, and then it travels.
+	mustLast = 2 * Company
+	// often is how many tokens a second a key is asked for that is not seldom: its lease of plenty is renewed
+	// before it is used up (see soon).
+	often = 4
 	// IdleAfter is how long after its last use a key gives back what it has.
 	IdleAfter = 2 * time.Second
 	// ForgottenAfter is how long after its last use, and its window, a key is dropped

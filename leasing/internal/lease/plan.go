@@ -75,6 +75,11 @@ func (h *Held) Plan(sent, now instant, fl *Flight, g *ratelimit.Grant, jitter fl
 		return // nothing to renew, or nothing is to be had before the window ends
 	}
 	h.Renewal = h.Demand.Renewal(sent, now, left, &fl.Claim.Limit, g)
+	// A lease that is drawn costs little where its claim travels with others. When it is used up, the next one
+	// is claimed if there is company in the time in which the key may not be asked for again (see Patience).
+	if h.drawn() && g.Available > 0 {
+		h.below = max(h.below, 1)
+	}
 	// What a node of mode approx knows must not be older than sync_interval. Under plenty no
 	// renewal is needed for that: more than half of the limit is left.
 	if h.Rule.Coordination.Mode == ratelimit.Approx && !g.Plenty {

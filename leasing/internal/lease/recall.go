@@ -37,6 +37,11 @@ func (h *Held) Recall(now instant) {
 	// For this node the next window may have begun, and for the ledger it has.
 	case n != nil && now >= n.Over:
 		n.asked = true
+	// What waits for others to travel with becomes the answer.
+	case h.Lingers() && h.underWay.Waiting == 0 && h.underWay.Errand == Errand{}:
+		h.underWay.Errand = Errand{recall: true}
+	case h.withdrawn(now):
+		h.underWay.Errand = Errand{recall: true}
 	case h.underWay != nil:
 		h.asked = true
 	// Of what those who wait here have collected nothing goes back. Two nodes that wait for the same
@@ -46,6 +51,17 @@ func (h *Held) Recall(now instant) {
 	default:
 		h.giveBackSome(0)
 	}
+}
+
+// withdrawn takes back a claim for the next window that waits for others to travel with, if that is under
+// way: this window is to be claimed first. It is made a plain claim.
+func (h *Held) withdrawn(now instant) bool {
+	if !h.Lingers() || h.underWay.Waiting > 0 || h.underWay.Errand != (Errand{Ahead: true}) {
+		return false
+	}
+	h.underWay.Errand = Errand{}
+	h.AheadAt, h.triedAhead = now, h.Lease.Window // it has not been tried
+	return true
 }
 
 // heed answers a recall that came while it could not be, but for keep.
