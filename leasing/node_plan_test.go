@@ -3,6 +3,7 @@ package leasing
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -538,6 +539,37 @@ func TestOutageChargesOnlyWhatIsSpent(t *testing.T) {
 			if v.OverLimit || v.Charged != 0 || v.Source != ratelimit.FromFallback || v.ResetAfter != time.Minute {
 				t.Errorf("policy %v, kind %v: %+v", policy, kind, v)
 			}
+		}
+	}
+}
+
+// A refusal is believed for five seconds, and in windows of up to a minute for twice as long after each answer that
+// confirms the one before, up to 20 s: keys beyond their limits make no more claims than that.
+func TestRefusalIsAskedForAgainEverLater(t *testing.T) {
+	for _, c := range []struct {
+		unit ratelimit.Unit
+		at   []int // seconds after the first refusal
+	}{{ratelimit.Minute, []int{5, 15, 35}}, {ratelimit.Hour, []int{5, 10, 15, 20, 25, 30, 35, 40}}} {
+		s := newNodeScript(t, ratelimit.Limit{Unit: c.unit, Requests: 100})
+		s.Recalls()
+		s.other(ratelimit.Claim{Seq: 1, Waiting: 100})
+		w := s.ledger.Booked(&ratelimit.Claim{Key: string(keyOf(1))}).Current
+		s.other(ratelimit.Claim{Seq: 2, Window: w, Granted: 100, Spent: 100})
+		r := s.asks(1)
+		s.exchange()
+		r.says(true, ratelimit.FromClaim)
+		first := s.now
+		var at []int
+		for range 43 {
+			s.passes(time.Second)
+			s.asks(1).says(true, ratelimit.FromLease)
+			if b := s.Batch(); b != nil {
+				at = append(at, int(s.now.Sub(first)/time.Second))
+				s.settled(b, 0)
+			}
+		}
+		if !slices.Equal(at, c.at) {
+			t.Errorf("%v: asked again after %v s, want %v", s.rule.Limit, at, c.at)
 		}
 	}
 }

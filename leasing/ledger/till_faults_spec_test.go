@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -389,5 +390,45 @@ func TestShutTillDoesNotGrow(t *testing.T) {
 	}
 	if n := s.Do("STRLEN", TillName("t:k", w)).(int64); n > 20*entryBytes {
 		t.Errorf("the till has %d bytes", n)
+	}
+}
+
+// Whatever a Redis says that an account is, a draw of it ends nothing: more numbers than there are fields, fewer than
+// are needed, and what is no array at all.
+func TestAccountThatIsNoneIsNotDrawnFrom(t *testing.T) {
+	s := redistest.Start(t)
+	client := s.Client()
+	defer client.Close()
+	l, w := hourOf(client, "t:")
+	for what, field := range map[string]string{
+		"many numbers":    "\xdc\x00\xff" + strings.Repeat("\x01", 255),
+		"numbers cut off": "\xdc\x00\x1e\x01\x01",
+		"without sums":    "\xdc\x00\x14" + strings.Repeat("\x00", 20),
+		"no array":        "\xa3abc",
+		"one byte":        "\xdc",
+	} {
+		if err := client.HSet(t.Context(), "t:k", "a", field).Err(); err != nil {
+			t.Fatal(err)
+		}
+		g := holderSays(t, l, ratelimit.Claim{Limit: fixedHour, Holder: 4, Seq: 2, Waiting: 1, Want: 1, Stretch: true, Draw: w})
+		if g.Drawn {
+			t.Errorf("%s: %+v", what, g)
+		}
+		s.Do("FLUSHALL")
+	}
+}
+
+// What a till holds can be read back: who has drawn how much, whether as if for the first time, and nothing that is no
+// entry.
+func TestTillIsReadBack(t *testing.T) {
+	c := ratelimit.Claim{Holder: 77, Seq: 4, Draw: 9, Window: 9, Fence: 3, Granted: 5}
+	fresh := ratelimit.Claim{Holder: 78, Seq: 6, Draw: 9}
+	got, ok := readTill(entries(&c, 2, 5) + strings.Repeat("x", entryBytes) + entries(&fresh, 1, 5))
+	want := []drawing{{holder: 77, n: 10, seq: 4}, {holder: 78, n: 5, seq: 6, fresh: true}}
+	if !ok || got.units != 3 || !slices.Equal(got.drawn, want) {
+		t.Errorf("%v %+v, want %+v", ok, got, want)
+	}
+	if got, ok := readTill("what is this"); ok {
+		t.Errorf("%+v", got)
 	}
 }

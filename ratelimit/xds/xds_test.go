@@ -97,14 +97,15 @@ func (m *manager) push(domains ...*rlsconf.RateLimitConfig) {
 	}
 }
 
-// until waits for a request that ok accepts.
+// until waits for a request that ok accepts. Those before it are dropped; those after it stay, for
+// a client may have sent its next one before the first was looked at.
 func (m *manager) until(what string, ok func(*discovery.DiscoveryRequest) bool) *discovery.DiscoveryRequest {
 	m.Helper()
 	for end := time.After(10 * time.Second); ; {
 		m.mu.Lock()
-		for _, r := range m.requests {
+		for i, r := range m.requests {
 			if ok(r) {
-				m.requests = nil
+				m.requests = m.requests[i+1:]
 				m.mu.Unlock()
 				return r
 			}

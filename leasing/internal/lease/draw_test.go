@@ -1,0 +1,57 @@
+package lease
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// A claim may be a draw where nothing but its tokens is of interest to the ledger, and what it draws from is certain.
+func TestWhichClaimsMayBeDraws(t *testing.T) {
+	const now, at = instant(time.Hour), ledgerTime(1_800_000_015_000_000) // 15 s into a minute
+	limit := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 100}
+	w := limit.WindowAt(at)
+	for name, c := range map[string]struct {
+		but  func(h *Held, fl *Flight, c *ratelimit.Claim)
+		want window
+	}{
+		"a renewal":                     {func(*Held, *Flight, *ratelimit.Claim) {}, w},
+		"many holders":                  {func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.crowded = true }, 0},
+		"a lease that is to be small":   {func(_ *Held, _ *Flight, c *ratelimit.Claim) { c.Stretch = false }, 0},
+		"a sliding window":              {func(_ *Held, _ *Flight, c *ratelimit.Claim) { c.Limit.Algorithm = ratelimit.SlidingWindow }, 0},
+		"an audited rule":               {func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.Rule.Coordination.Audit = true }, 0},
+		"an operator's reset":           {func(_ *Held, fl *Flight, _ *ratelimit.Claim) { fl.Reset = true }, 0},
+		"the node's last claim":         {func(_ *Held, fl *Flight, _ *ratelimit.Claim) { fl.Last = true }, 0},
+		"what the ledger has lost":      {func(_ *Held, fl *Flight, _ *ratelimit.Claim) { fl.Tells = true }, 0},
+		"admitted by a policy":          {func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.Unasked = 1 }, 0},
+		"admitted before a lease":       {func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.Unplaced = 1 }, 0},
+		"a draw without an answer":      {func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.vain = true }, 0},
+		"something given back":          {func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.Lease.Returned = 1 }, 0},
+		"no plenty":                     {func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.Stretched = false }, 0},
+		"the first of the window":       {func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.Stretched, h.Lease.Fence = false, 0 }, w},
+		"the next window":               {func(_ *Held, fl *Flight, c *ratelimit.Claim) { fl.Ahead, c.Ahead, c.Window = true, true, w+1 }, w + 1},
+		"after the turn":                {func(_ *Held, _ *Flight, c *ratelimit.Claim) { c.Window = w - 1 }, w},
+		"after the turn, by name":       {func(_ *Held, _ *Flight, c *ratelimit.Claim) { c.Window, c.Ahead = w-1, true }, 0},
+		"after the turn, spent unasked": {func(h *Held, _ *Flight, c *ratelimit.Claim) { c.Window, h.Lease.Spent = w-1, 9 }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var there LedgerClock
+			there.Heard(now, now, at)
+			h := &Held{Rule: testRule(limit)}
+			h.Stretched, h.Lease = true, Lease{Granted: 5, Spent: 5, Fence: 7, Window: w}
+			fl := &Flight{Claim: ratelimit.Claim{Limit: limit, Stretch: true, Window: w}}
+			c.but(h, fl, &fl.Claim)
+			if got := h.drawsFrom(now, there, fl); got != c.want {
+				t.Errorf("draws from %d, want %d of %d", got, c.want, w)
+			}
+			if got := h.drawsFrom(now, LedgerClock{}, fl); got != 0 {
+				t.Errorf("nothing is known of the ledger's clock, and it draws from %d", got)
+			}
+			end := now.Add(45 * time.Second)
+			if got := h.drawsFrom(end.Add(-turnSoon/2), there, fl); got != 0 && !fl.Ahead {
+				t.Errorf("the window ends in a moment, and it draws from %d", got)
+			}
+		})
+	}
+}
