@@ -77,7 +77,7 @@ bench: bench-core bench-cost ## what a decision costs, in the core and as a whol
 bench-accuracy: deps $(BIN) ## every load and fault under every mode, as a table and as .cache/accuracy.html
 	$(BIN) bench accuracy --all --html .cache/accuracy.html
 
-# About 55 minutes: eight rows, five modes, a minute each, and fleets in virtual time.
+# About 65 minutes: eight rows, five modes, a minute each and up to one of waiting for the turn of the window, and fleets in virtual time.
 bench-store: deps $(BIN) ## what Redis does for a decision, beside asking it for each, as a table and as .cache/store.html
 	$(BIN) bench store --nodes 3 --length 60s --html .cache/store.html
 

@@ -208,6 +208,9 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 	}
 	defer f.close()
 
+	if err := sleep(ctx, untilTurnIsHalfway(time.Now(), row.window(), o.Length)); err != nil {
+		return Measured{}, err
+	}
 	t := newTally(row.Limit, row.window())
 	l := row.load(o.Rate, o.Length)
 	ask := func(r load.Request, intended time.Time) { f.ask(ctx, t, r.Key, intended) }
@@ -253,6 +256,31 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 	return got, nil
 }
 
+// untilTurnIsHalfway is how long to wait so that a measurement of this length has the turn of a window
+// in its middle. At a turn each key is claimed anew by each node: of two modes, that which has the turn near an
+// end of its time would look better than it is. It is 0 for measurements of less than half a window,
+// which the turn would not be typical of, and for windows for whose turn nobody wants to wait.
+func untilTurnIsHalfway(now time.Time, window, length time.Duration) time.Duration {
+	if length < window/2 || window > longestWait {
+		return 0
+	}
+	// Windows are counted from the Unix epoch.
+	since := time.Duration((now.UnixNano() + int64(length/2)) % int64(window))
+	return (window - since) % window
+}
+
+// longestWait is that for the turn of a window.
+const longestWait = time.Minute
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
 func scale(d time.Duration, by float64) time.Duration { return time.Duration(float64(d) * by) }
 
 func micros(d time.Duration, n int64) float64 {
@@ -267,10 +295,8 @@ func idleRedis(ctx context.Context) (float64, error) {
 	}
 	defer r.Close()
 	before := r.Used().CPU
-	select {
-	case <-ctx.Done():
-		return 0, ctx.Err()
-	case <-time.After(idleTime):
+	if err := sleep(ctx, idleTime); err != nil {
+		return 0, err
 	}
 	return float64(r.Used().CPU-before) / float64(idleTime), nil
 }

@@ -35,6 +35,29 @@ func TestTally(t *testing.T) {
 	}
 }
 
+// Each mode has the turn of the window in the middle of its time.
+func TestTurnIsHalfway(t *testing.T) {
+	at := func(second int64) time.Time { return time.Unix(1_800_000_000+second, 0) } // a minute begins there
+	for _, c := range []struct {
+		now            int64
+		window, length time.Duration
+		want           time.Duration
+	}{
+		{0, time.Minute, time.Minute, 30 * time.Second},
+		{30, time.Minute, time.Minute, 0},
+		{31, time.Minute, time.Minute, 59 * time.Second},
+		{50, time.Minute, 40 * time.Second, 50 * time.Second},
+		{0, time.Minute, 20 * time.Second, 0},
+		{0, time.Hour, time.Minute, 0},
+		{0, time.Hour, time.Hour, 0},
+		{0, time.Second, time.Second, 500 * time.Millisecond},
+	} {
+		if got := untilTurnIsHalfway(at(c.now), c.window, c.length); got != c.want {
+			t.Errorf("at second %d, %v of windows of %v: waits %v, want %v", c.now, c.length, c.window, got, c.want)
+		}
+	}
+}
+
 // Real fleets, a Redis each: every mode answers all that is asked, within what it
 // declares, and what Redis did is there to compare.
 func TestStore(t *testing.T) {
