@@ -316,6 +316,8 @@ func TestTillThatIsNone(t *testing.T) {
 		"another name":       entry("a", 50, 4),
 		"no holder's name":   entry("h!%", 50, 4),
 		"half a token":       entry("h1", 0.5, 4),
+		"a token and a half": entry("h1", 500.5, 4),
+		"between numbers":    entry("h1", 500, 4.5),
 		"five names at once": strings.Repeat(entry("h1 h2", 50, 4), 5),
 		"a list":             "",
 	} {
