@@ -112,6 +112,13 @@ func TestWhoDoesNotWaitForCompany(t *testing.T) {
 			s.passes(20 * time.Millisecond)
 			s.spends(15)
 		},
+		"a sliding window": func(s *nodeScript) {
+			s.rule.Limit.Algorithm = ratelimit.SlidingWindow
+			s.leased(20)
+			s.spendsSlowly(9)
+			s.passes(200 * time.Millisecond)
+			s.spends(2)
+		},
 		"a busy key": func(s *nodeScript) { s.leased(20); s.passes(20 * time.Millisecond); s.spends(11) },
 		"the window's end": func(s *nodeScript) {
 			s.rule.Coordination.Lease.TTL = time.Minute
@@ -225,6 +232,29 @@ func TestCompanyOfManyClaims(t *testing.T) {
 	}
 	if answer(); claims != keys {
 		t.Errorf("%d renewals of %d left", claims, keys)
+	}
+}
+
+// As many as travel together do not wait for the end of their patience.
+func TestCompanyOfABatchLeaves(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.ledger = roomyLedger(s)
+	s.Gathers()
+	s.rule.Coordination.Lease.Fixed = 20
+	for key := range uint64(batchSize) {
+		s.asksOf(key)
+		s.settled(s.Batch(), 0)
+	}
+	s.passes(4 * time.Second)
+	for key := range uint64(batchSize) {
+		if b := s.Batch(); b != nil {
+			t.Fatalf("%d of %d renewals left", len(b.Claims()), key)
+		}
+		s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(key), Cost: 11}}, make([]verdict, 1))
+	}
+	s.Ask(s.now, []ask{{Rule: s.rule, Key: keyOf(0), Cost: 1}}, make([]verdict, 1))
+	if b := s.Batch(); b == nil || len(b.Claims()) != batchSize {
+		t.Errorf("of %d renewals left %+v", batchSize, b)
 	}
 }
 

@@ -24,7 +24,7 @@ type twins struct {
 func newTwins(t testing.TB) *twins {
 	w := &twins{TB: t, now: ledgertest.Epoch}
 	w.memory = NewMemory(10, func() ledgerTime { return w.now })
-	w.redis = newMovedRedis(t, redistest.Start(t))
+	w.redis = newMovedRedis(t, redistest.Shared(t))
 	w.redis.at = func() ledgerTime { return w.now }
 	return w
 }

@@ -28,7 +28,7 @@ func billedLimit(t testing.TB, day int, name string) ratelimit.Limit {
 // ends and leap years, on days that a month does not have, in zones far ahead of UTC and
 // far behind it, and where clocks are set at that midnight.
 func TestRedisBillingMonths(t *testing.T) {
-	m := newMovedRedis(t, redistest.Start(t))
+	m := newMovedRedis(t, redistest.Shared(t))
 	memory := NewMemory(10_000, func() ledgerTime { return m.now })
 	for _, c := range []struct {
 		day  int
@@ -99,7 +99,7 @@ func TestRedisCutsByItsOwnClock(t *testing.T) {
 // script needs the same: around a cut, and where an account is a month ahead, because the
 // ledger's clock went back.
 func TestNodesClocksCutNothing(t *testing.T) {
-	m := newMovedRedis(t, redistest.Start(t))
+	m := newMovedRedis(t, redistest.Shared(t))
 	memory := NewMemory(10_000, func() ledgerTime { return m.now })
 	l, calls, off := billedLimit(t, 30, "Africa/Cairo"), 0, ledgerTime(0)
 	m.at = func() ledgerTime { // the time that is sent with a claim, and then what it is cut about

@@ -297,7 +297,7 @@ func spendSome(rnd *rand.Rand, c *ratelimit.Claim) {
 
 // Months of the calendar begin and end in Redis when they do here.
 func TestRedisCalendarMonths(t *testing.T) {
-	m := newMovedRedis(t, redistest.Start(t))
+	m := newMovedRedis(t, redistest.Shared(t))
 	memory := NewMemory(10_000, func() ledgerTime { return m.now })
 	l := ratelimit.Limit{Unit: ratelimit.Month, Requests: 5}.Cut()
 	c := ratelimit.Claim{Limit: l, Holder: 1, Waiting: 1, Want: 1, TTL: time.Second}

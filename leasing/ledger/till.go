@@ -58,12 +58,12 @@ func unitsOf(c *ratelimit.Claim) tokens {
 		return 0
 	}
 	units, unit := tillOf(&c.Limit)
-	share, drift := unit, tokens(0)
-	if left := c.Granted - c.Returned - c.Spent; c.Window == c.Draw {
-		share, drift = share-max(0, left), max(0, -left)
+	drift := tokens(0)
+	if c.Window == c.Draw {
+		drift = max(0, c.Spent-(c.Granted-c.Returned))
 	}
 	// What was spent unasked is drawn besides.
-	n := max(c.Waiting, min(max(c.Want, share), c.Limit.Capacity()/DrawnAtOnce), 1) + drift
+	n := max(c.Waiting, min(max(c.Want, unit), c.Limit.Capacity()/DrawnAtOnce), 1) + drift
 	if n > units*unit {
 		return 0
 	}

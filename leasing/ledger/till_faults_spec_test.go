@@ -290,7 +290,7 @@ func TestTillsLieUnderThePrefix(t *testing.T) {
 
 // What is in a till's place and is none costs nobody anything for long: a claim that finds it has it deleted.
 func TestTillThatIsNone(t *testing.T) {
-	s := redistest.Start(t)
+	s := redistest.Shared(t)
 	client := s.Client()
 	defer client.Close()
 	l, w := hourOf(client, "t:")
@@ -348,7 +348,7 @@ func TestTillThatIsNone(t *testing.T) {
 
 // Holders that draw and end leave no more records than others.
 func TestHoldersThatDrewAreFolded(t *testing.T) {
-	s := redistest.Start(t)
+	s := redistest.Shared(t)
 	client := s.Client()
 	defer client.Close()
 	l := NewRedis(client, "t:")
@@ -377,7 +377,7 @@ func TestHoldersThatDrewAreFolded(t *testing.T) {
 
 // What is appended to a till that is shut nobody reads. It does not pile up, whoever goes on drawing.
 func TestShutTillDoesNotGrow(t *testing.T) {
-	s := redistest.Start(t)
+	s := redistest.Shared(t)
 	client := s.Client()
 	defer client.Close()
 	l, w := hourOf(client, "t:")
@@ -398,7 +398,7 @@ func TestShutTillDoesNotGrow(t *testing.T) {
 // Whatever a Redis says that an account is, a draw of it ends nothing: more numbers than there are fields, fewer than
 // are needed, and what is no array at all.
 func TestAccountThatIsNoneIsNotDrawnFrom(t *testing.T) {
-	s := redistest.Start(t)
+	s := redistest.Shared(t)
 	client := s.Client()
 	defer client.Close()
 	l, w := hourOf(client, "t:")

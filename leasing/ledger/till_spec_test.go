@@ -322,3 +322,16 @@ func TestNumbersAreReadAsTheyWerePacked(t *testing.T) {
 		}
 	}
 }
+
+// What a holder has spent beyond what it was granted is drawn besides what it asks for.
+func TestSpentUnaskedIsDrawnBesides(t *testing.T) {
+	w := newTwins(t)
+	a := w.drawer(1)
+	w.expect("true 5", w.drawn(a.asks(1, nil))...)
+	a.c.Spent = 8
+	w.expect("true 15", w.drawn(a.asks(5, nil))...)
+	a.c.Spent = 12 // 3 are left, and count for what it asks for
+	w.expect("true 20", w.drawn(a.asks(5, nil))...)
+}
+
+func (w *twins) drawn(g ratelimit.Grant) []any { return []any{g.Drawn, g.Granted} }

@@ -90,9 +90,76 @@ func TestNextWindowsLeasesStayKnown(t *testing.T) {
 	w.expect("1 40 59", g.Granted, g.Outstanding, g.Available)
 }
 
+// And what has expired of it is told as stranded.
+func TestNextWindowsLeasesExpire(t *testing.T) {
+	w := newTwins(t) // 15 s into a minute
+	w.tenant(1, perMinute100).gets(10, 10, 10)
+	w.expect("40", w.tenant(2, perMinute100).ahead(func(c *ratelimit.Claim) { c.Waiting = 40 }).Granted)
+	w.passes(11 * time.Second)
+	w.tenant(3, perMinute100).says(func(c *ratelimit.Claim) { c.Direct, c.Waiting = true, 1 })
+	g := w.tenant(4, perMinute100).ahead(func(c *ratelimit.Claim) { c.Waiting = 1 })
+	w.expect("1 40 40 59", g.Granted, g.Outstanding, g.Stranded, g.Available)
+}
+
+// A bucket whose tokens are no even parts of a second says to the microsecond when there are some, on both ways.
+func TestBucketOfUnevenTokens(t *testing.T) {
+	for _, requests := range []tokens{7, 13, 1001} {
+		w := newTwins(t)
+		limit := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: requests, Burst: 9}
+		a := w.tenant(1, limit)
+		for i := range 60 {
+			w.passes(time.Duration(1_234_567+i*98_765) * time.Microsecond)
+			g := a.hears(a.says(func(c *ratelimit.Claim) {
+				c.Waiting = tokens(1 + i%9)
+				c.Direct = i%2 == 0 // the long way, and for all or nothing
+			}))
+			a.c.Spent = g.Granted
+		}
+	}
+}
+
+// However slowly a bucket fills, its account is not kept for ever.
+func TestSlowBucketIsForgotten(t *testing.T) {
+	for _, direct := range []bool{false, true} {
+		w := newTwins(t)
+		limit := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Day, Requests: 1, Burst: 2000}
+		w.tenant(1, limit).says(func(c *ratelimit.Claim) { c.Waiting, c.Direct = 1000, direct })
+		w.tenant(2, limit).says(func(c *ratelimit.Claim) { c.Waiting, c.Direct = 1000, direct })
+		const years = 2 * 365 * 24 * time.Hour
+		kept, err := w.redis.client.PTTL(context.Background(), "t:k").Result()
+		if err != nil || kept > years+years/8 || kept < years-time.Minute {
+			t.Errorf("direct %v: kept for %v (%v)", direct, kept, err)
+		}
+	}
+}
+
+// A claim that is no draw has Redis tell the time once, in the script.
+func TestTimeIsToldOnce(t *testing.T) {
+	s := redistest.Shared(t)
+	client := s.Client()
+	defer client.Close()
+	l := NewRedis(client, "t:")
+	claims, grants := make([]ratelimit.Claim, 5), make([]ratelimit.Grant, 5)
+	for i := range claims {
+		claims[i] = ratelimit.Claim{
+			Key: "k", Limit: fixedHour, Holder: ratelimit.Holder(1 + i), Seq: 1, Waiting: 1, Want: 1, TTL: 10 * time.Second,
+		}
+	}
+	l.Settle(context.Background(), claims, grants) // and loads the script
+	before := s.Commands("time")
+	for i := range claims {
+		c, g := &claims[i], &grants[i]
+		c.Seq, c.Window, c.Fence, c.Granted = 2, g.Window, g.Fence, g.Granted
+	}
+	l.Settle(context.Background(), claims, grants)
+	if n := s.Commands("time") - before; n != len(claims) {
+		t.Errorf("%d claims had the time told %d times", len(claims), n)
+	}
+}
+
 // A record whose account is gone, as after an operator's HDEL, counts for what it says.
 func TestRecordWithoutItsAccount(t *testing.T) {
-	s := redistest.Start(t)
+	s := redistest.Shared(t)
 	client := s.Client()
 	defer client.Close()
 	l, _ := hourOf(client, "t:")
@@ -110,7 +177,7 @@ func TestRecordWithoutItsAccount(t *testing.T) {
 
 // A till that is shut does not grow either where what a draw failed for is settled on the long way.
 func TestShutTillIsEmptiedTheLongWay(t *testing.T) {
-	s := redistest.Start(t)
+	s := redistest.Shared(t)
 	client := s.Client()
 	defer client.Close()
 	l, w := hourOf(client, "t:")
@@ -129,7 +196,7 @@ func TestShutTillIsEmptiedTheLongWay(t *testing.T) {
 // With the time of Redis itself, an account is kept until its window ends, or the next one of which something was
 // claimed, and not for much longer; whichever way the claim was settled.
 func TestAccountIsKeptForItsWindow(t *testing.T) {
-	client := redistest.Start(t).Client()
+	client := redistest.Shared(t).Client()
 	defer client.Close()
 	l := NewRedis(client, "t:")
 	for key, change := range map[string]func(*ratelimit.Claim){
@@ -167,7 +234,7 @@ func TestAccountIsKeptForItsWindow(t *testing.T) {
 
 // An account's record says of a claim what the node that sent it says.
 func TestRecordSaysWhatTheNodeDoes(t *testing.T) {
-	s := redistest.Start(t)
+	s := redistest.Shared(t)
 	client := s.Client()
 	defer client.Close()
 	l, _ := hourOf(client, "t:")

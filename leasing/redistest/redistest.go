@@ -1,8 +1,9 @@
 // Package redistest runs real redis-servers for tests.
 //
-// Guarantee: a server runs in a directory of its own on a free loopback port,
-// and ends with the test. Where there is no redis-server the test fails, and
-// says how to get one: no test is skipped for want of it.
+// Guarantee: a server runs in a directory of its own on a free loopback port, and
+// ends with the test, or with all tests of a package if they share it. Where there is
+// no redis-server the test fails, and says how to get one: no test is skipped for want
+// of it.
 package redistest
 
 import (
@@ -37,12 +38,51 @@ func Start(tb testing.TB, args ...string) *Server {
 	s := &Server{TB: tb, Addr: freeAddress(tb), args: args, dir: tb.TempDir()}
 	s.Run()
 	tb.Cleanup(s.Kill)
-	// A Redis that is empty, and not one that has lost its data a moment ago,
-	// which a fleet could not tell from it; a Cluster's names are others.
+	s.begin()
+	return s
+}
+
+// begin makes it a Redis that is empty, and not one that has lost its data a moment ago,
+// which a fleet could not tell from it; a Cluster's names are others.
+func (s *Server) begin() {
 	client := s.Client()
 	defer client.Close()
 	_ = client.Set(context.Background(), "sluice:epoch", "1 1 1 -", 0).Err()
-	return s
+}
+
+// shared is the server that tests of a package share.
+var shared *Server
+
+// Shared is a server that is empty, as all tests of a package may share it, one after the other: to start
+// one takes longer than most tests do. A test that uses it cannot be parallel, and what it changes of the
+// server's settings it changes for those behind it. TestMain calls EndShared.
+func Shared(tb testing.TB) *Server {
+	tb.Helper()
+	tb.Setenv("SLUICE_REDISTEST", "shared") // which the testing package forbids in parallel tests
+	if shared == nil {
+		dir, err := os.MkdirTemp("", "redistest")
+		if err != nil {
+			tb.Fatal(err)
+		}
+		shared = &Server{TB: tb, Addr: freeAddress(tb), dir: dir}
+	}
+	shared.TB = tb
+	if shared.cmd == nil {
+		shared.Run()
+	} else {
+		shared.Do("FLUSHALL")
+	}
+	shared.begin()
+	return shared
+}
+
+// EndShared ends the server that Shared has started, if it has.
+func EndShared() {
+	if shared != nil {
+		shared.Kill()
+		_ = os.RemoveAll(shared.dir)
+		shared = nil
+	}
 }
 
 // freeAddress is one on which a server can be started, ended and started again.
