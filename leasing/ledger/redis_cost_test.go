@@ -87,3 +87,60 @@ func cpuOf(t testing.TB, s *redistest.Server) time.Duration {
 	}
 	return time.Duration(total * float64(time.Second))
 }
+
+// What round trips cost Redis, in processor time, that come at once when the one before is back, or seldom, so that
+// Redis has slept and the caches have other things in them: most trips of a fleet are of the second kind.
+//
+//	go test -run '^$' -bench RedisTrips -benchtime 1000x ./leasing/ledger
+func BenchmarkRedisTrips(b *testing.B) {
+	limit := ratelimit.Limit{Unit: ratelimit.Hour, Multiplier: 1, Requests: 60}
+	for _, trip := range []struct {
+		name         string
+		draw, others bool // it is a draw; others have drawn before
+		known        bool // the account was settled before
+	}{
+		{name: "time"},
+		{name: "draw", draw: true},
+		{name: "script, new account"},
+		{name: "script, new holder", known: true},
+		{name: "script that books what was drawn", others: true},
+	} {
+		for _, pause := range []time.Duration{0, 3 * time.Millisecond} {
+			b.Run(fmt.Sprintf("%s/pause %v", trip.name, pause), func(b *testing.B) {
+				s := redistest.Start(b)
+				client := s.Client()
+				defer client.Close()
+				l := NewRedis(client, "")
+				settle := func(key int, h ratelimit.Holder, draw bool) {
+					c := ratelimit.Claim{
+						Key: fmt.Sprint("hour|edge|user=", key), Limit: limit, Holder: h, Seq: 2, Waiting: 1, Want: 2, TTL: 10 * time.Second,
+						Stretch: true, Recall: true,
+					}
+					if draw {
+						c.Draw = limit.WindowAt(ledgerTime(time.Now().UnixMicro()))
+					}
+					var g [1]ratelimit.Grant
+					if l.Settle(context.Background(), []ratelimit.Claim{c}, g[:]); g[0].Err != nil || g[0].Drawn != draw {
+						b.Fatalf("%+v was answered %+v", c, g[0])
+					}
+				}
+				for i := range b.N {
+					if trip.others || trip.known {
+						settle(i, 4, trip.others)
+					}
+				}
+				before := cpuOf(b, s)
+				b.ResetTimer()
+				for i := range b.N {
+					if trip.name == "time" {
+						client.Time(context.Background())
+					} else {
+						settle(i, 2, trip.draw)
+					}
+					time.Sleep(pause)
+				}
+				b.ReportMetric((cpuOf(b, s)-before).Seconds()*1e6/float64(b.N), "redis-us/trip")
+			})
+		}
+	}
+}
