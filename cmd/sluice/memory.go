@@ -111,7 +111,11 @@ func (m memory) ballast(lookup func(string) (string, bool)) []byte {
 	if value, _ := lookup("GOGC"); value != "" {
 		return nil
 	}
-	return make([]byte, min(mostBallast, m.bytes/32))
+	b := make([]byte, min(mostBallast, m.bytes/32))
+	// Where the collector has run before, a part of this may have been used and freed, and then Go has
+	// written zeros to all of it.
+	release(b)
+	return b
 }
 
 // A node with many streams of RLQS keeps a hundred MB and more on the heap, all of it pointers, and each
