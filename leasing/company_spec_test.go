@@ -170,13 +170,19 @@ func TestSyncDoesNotWaitForCompany(t *testing.T) {
 	s.sends()
 }
 
+// spentElsewhere has another node spend 100 tokens of the key.
+func (s *nodeScript) spentElsewhere() {
+	s.Helper()
+	s.other(ratelimit.Claim{Seq: 1, Waiting: 100})
+	at := s.ledger.Booked(&ratelimit.Claim{Key: string(keyOf(1))}).Current
+	s.other(ratelimit.Claim{Seq: 2, Window: at, Granted: 100, Spent: 100})
+}
+
 // A refusal that is asked for again waits, for nobody waits for that.
 func TestAskingAgainWaitsForCompany(t *testing.T) {
 	s := newNodeScript(t, perMinute100)
 	s.Gathers()
-	s.other(ratelimit.Claim{Seq: 1, Waiting: 100})
-	at := s.ledger.Booked(&ratelimit.Claim{Key: string(keyOf(1))}).Current
-	s.other(ratelimit.Claim{Seq: 2, Window: at, Granted: 100, Spent: 100})
+	s.spentElsewhere()
 	r := s.asks(1)
 	s.exchange()
 	r.says(true, ratelimit.FromClaim)

@@ -552,9 +552,7 @@ func TestRefusalIsAskedForAgainEverLater(t *testing.T) {
 	}{{ratelimit.Minute, []int{5, 15, 35}}, {ratelimit.Hour, []int{5, 10, 15, 20, 25, 30, 35, 40}}} {
 		s := newNodeScript(t, ratelimit.Limit{Unit: c.unit, Requests: 100})
 		s.Recalls()
-		s.other(ratelimit.Claim{Seq: 1, Waiting: 100})
-		w := s.ledger.Booked(&ratelimit.Claim{Key: string(keyOf(1))}).Current
-		s.other(ratelimit.Claim{Seq: 2, Window: w, Granted: 100, Spent: 100})
+		s.spentElsewhere()
 		r := s.asks(1)
 		s.exchange()
 		r.says(true, ratelimit.FromClaim)

@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// release gives the pages of a slice back to the machine, which then has no more of them than that they are zeros:
-// they are there again when they are touched. Pages at its ends that others may share stay. It is a hint, and
-// an error changes nothing.
+// release gives the pages of a slice back to the machine. The slice reads as zeros from then on, and takes memory
+// again where it is written to. Pages at its ends, which other values may share, are kept. It is a hint: where the
+// machine does not take it, nothing changes.
 func release(b []byte) {
 	page := os.Getpagesize()
 	begin := 0

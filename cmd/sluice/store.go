@@ -17,7 +17,7 @@ type benchStoreCmd struct {
 	Nodes   []int         `default:"3,10" help:"Sizes of fleets of processes."`
 	Virtual []int         `default:"3,30,100" help:"Sizes of fleets in virtual time, up to 1000; 0: none."`
 	Rate    float64       `default:"3000" help:"Requests a second."`
-	Length  time.Duration `default:"15s" help:"Of each mode in each row. From half a window of a minute on, each waits to have its turn in the middle."`
+	Length  time.Duration `default:"15s" help:"Of each mode in each row. With 30s or more, rows whose windows are minutes begin so that a window turns halfway."`
 	Rows    []int         `placeholder:"N" help:"Only these rows of the table, from 1 to 8."`
 	Modes   []string      `placeholder:"MODE" help:"Only these, beside the baseline: strict, leasing, routing, approx."`
 	Seed    uint64        `default:"1" help:"Of the demand."`

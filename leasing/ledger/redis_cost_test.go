@@ -15,7 +15,7 @@ import (
 // What a claim costs Redis, in processor time: claims of keys that are known, in
 // pipelines of 100, by how many holders share the key.
 //
-//	go test -run '^$' -bench RedisClaim ./leasing
+//	go test -run '^$' -bench RedisClaim ./leasing/ledger
 func BenchmarkRedisClaim(b *testing.B) {
 	for _, holders := range []int{1, 3, 100, 1000} {
 		b.Run(fmt.Sprint("holders ", holders), func(b *testing.B) { benchmarkClaims(b, holders, 100) })
@@ -91,7 +91,7 @@ func cpuOf(t testing.TB, s *redistest.Server) time.Duration {
 // What round trips cost Redis, in processor time, that come at once when the one before is back, or seldom, so that
 // Redis has slept and the caches have other things in them: most trips of a fleet are of the second kind.
 //
-//	go test -run '^$' -bench RedisTrips -benchtime 1000x ./leasing/ledger
+//	go test -run '^$' -bench RedisTrips -benchtime 2000x ./leasing/ledger
 func BenchmarkRedisTrips(b *testing.B) {
 	limit := ratelimit.Limit{Unit: ratelimit.Hour, Multiplier: 1, Requests: 60}
 	for _, trip := range []struct {

@@ -375,13 +375,20 @@ func TestHoldersThatDrewAreFolded(t *testing.T) {
 	}
 }
 
+// shutTill is a ledger in which one holder has all of an hour's limit, and that hour.
+func shutTill(t *testing.T, s *redistest.Server) (*Redis, ratelimit.Window) {
+	t.Helper()
+	client := s.Client()
+	t.Cleanup(func() { client.Close() })
+	l, w := hourOf(client, "t:")
+	holderSays(t, l, ratelimit.Claim{Limit: fixedHour, Holder: 4, Seq: 1, Waiting: 1000, Want: 1000})
+	return l, w
+}
+
 // What is appended to a till that is shut nobody reads. It does not pile up, whoever goes on drawing.
 func TestShutTillDoesNotGrow(t *testing.T) {
 	s := redistest.Shared(t)
-	client := s.Client()
-	defer client.Close()
-	l, w := hourOf(client, "t:")
-	holderSays(t, l, ratelimit.Claim{Limit: fixedHour, Holder: 4, Seq: 1, Waiting: 1000, Want: 1000})
+	l, w := shutTill(t, s)
 	for i := range 50 { // a node that has dropped the key, and is asked for it again
 		g := holderSays(t, l, ratelimit.Claim{
 			Limit: fixedHour, Holder: 2, Seq: uint64(2 + 2*i), Waiting: 1000, Want: 1000, Stretch: true, Recall: i%2 == 0, Draw: w,

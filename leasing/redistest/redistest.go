@@ -53,12 +53,12 @@ func (s *Server) begin() {
 // shared is the server that tests of a package share.
 var shared *Server
 
-// Shared is a server that is empty, as all tests of a package may share it, one after the other: to start
-// one takes longer than most tests do. A test that uses it cannot be parallel, and what it changes of the
-// server's settings it changes for those behind it. TestMain calls EndShared.
+// Shared returns the one server that tests of a package share, and empties it: to start a server takes longer
+// than most tests do. Its tests run one after the other: it fails in a parallel one. A test that changes
+// settings of the server starts one of its own, for they would stay. The package's TestMain calls EndShared.
 func Shared(tb testing.TB) *Server {
 	tb.Helper()
-	tb.Setenv("SLUICE_REDISTEST", "shared") // which the testing package forbids in parallel tests
+	tb.Setenv("SLUICE_REDISTEST", "shared") // has package testing refuse parallel tests
 	if shared == nil {
 		dir, err := os.MkdirTemp("", "redistest")
 		if err != nil {
