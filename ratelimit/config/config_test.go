@@ -357,6 +357,19 @@ descriptors:
 	}
 }
 
+// What is no map cannot be merged; nor can an alias of a list, which the library does not take either.
+func TestOnlyMapsAreMerged(t *testing.T) {
+	for _, merged := range []string{"2", "", "[3, {key: y}]", "*list", "[*list]"} {
+		text := "domain: d\ndescriptors:\n- {key: x, metadata: {list: &list [{value: b}]}}\n- key: y\n  <<: " +
+			merged + "\n"
+		_, _, problems := Parse([]Text{{"f.yaml", []byte(text)}}, options())
+		if len(problems) != 1 || !strings.Contains(problems.Error(),
+			"error loading config file: map merge requires map or sequence of maps as the value") {
+			t.Errorf("%q: %v", merged, problems)
+		}
+	}
+}
+
 // There, a known key in the wrong place is ignored: here too, with a warning.
 func TestMisplacedKeysAreWarnedAbout(t *testing.T) {
 	text := "domain: d\ndescriptors:\n- key: a\n  unit: second\n  rate_limit: {unit: second, requests_per_unit: 1, " +

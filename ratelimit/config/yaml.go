@@ -219,8 +219,14 @@ func (r *resolver) entries(v *value, content []*yaml.Node, depth int) {
 func (r *resolver) merge(n *yaml.Node, depth int) []field {
 	m := r.resolve(n, depth+1)
 	merged := m.fields
+	fits := m.kind == mapping || m.kind == sequence && n.Kind == yaml.SequenceNode // not an alias of a list
 	for _, item := range m.items {
 		merged = append(merged, item.fields...)
+		fits = fits && item.kind == mapping
+	}
+	if !fits && !r.full {
+		r.problems.add(r.place(n), "error loading config file: map merge requires map or sequence of maps as the "+
+			"value: write <<: *name, or <<: [*name, *other], of anchors that stand before maps")
 	}
 	return merged
 }
