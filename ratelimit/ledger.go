@@ -122,6 +122,8 @@ type Grant struct {
 	// (Claim.Stretch): it need not be given back when its key is idle, for the
 	// ledger asks for it when it is needed.
 	Plenty bool
+	// Shut says that nothing can be drawn of the window any more (Claim.Draw).
+	Shut bool
 	// Drawn says that the tokens were drawn, and that the ledger has nothing else of the claim
 	// (Claim.Draw). Outstanding is then what others have drawn, spent or not.
 	Drawn bool

@@ -267,9 +267,9 @@ func (a *Account) answer(r *record, c *ratelimit.Claim) ratelimit.Grant {
 	g := ratelimit.Grant{
 		Seq: c.Seq, Granted: r.granted + r.inflight, Fence: r.fence, Window: r.window,
 		Carried: r.window == c.Window || c.Limit.Algorithm == ratelimit.TokenBucket && c.Window != 0, Void: r.void,
-		TTL: max(0, r.expires.Sub(a.now)), Plenty: r.plenty, Holders: a.liveHolders(r.window), OverAdmitted: r.over,
-		Over: a.over,
-		At:   a.ledger, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c),
+		TTL: max(0, r.expires.Sub(a.now)), Plenty: r.plenty, Shut: a.shut >= r.window,
+		Holders: a.liveHolders(r.window), OverAdmitted: r.over, Over: a.over,
+		At: a.ledger, Available: a.available(c, r.window), ResetAfter: a.resetAfter(r.window, c),
 		Relearning: a.now < a.relearn, Missing: r.missing,
 	}
 	if r.window < a.window { // a last word on the window before

@@ -343,7 +343,7 @@ func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 	g.Holders, g.OverAdmitted, g.Relearning = int(values[9]), tokens(values[10]), values[11] == 1
 	g.At, g.Stranded, g.Over, g.Missing = ledgerTime(values[12]), tokens(values[13]), tokens(values[14]),
 		values[16] == 1
-	g.TTL, g.Plenty = microseconds(values[17]), values[18] == 1
+	g.TTL, g.Plenty, g.Shut = microseconds(values[17]), values[18]&1 != 0, values[18]&2 != 0
 	g.Recalling, g.Recalled = values[19] == 1, int(values[20])
 	return g
 }

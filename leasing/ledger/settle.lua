@@ -30,7 +30,7 @@ Flags = Flags % 1024
 
 -- REPLY is the format of an answer: 0, granted, fence, window, void, available, outstanding,
 -- reset after, retry after, holders, over-admitted, relearning, the ledger's time,
--- stranded, over, carried, missing, ttl, plenty, recalling, recalled, seq.
+-- stranded, over, carried, missing, ttl, 1 for plenty and 2 for a till that is shut, recalling, recalled, seq.
 local REPLY = '<dddddddddddddddddddddd'
 local function too_late() return struct.pack('<dd', 1, Seq) end
 
@@ -41,6 +41,7 @@ local BUCKET_WAITS = 1000000
 local MOST_FENCE = 4503599627370496 -- 2^52: believed of a holder
 local MOST_RECORDS, KEPT_RECORDS, FOLD_AFTER = 256, 128, 10000000
 local PLENTY_ABOVE, ROOM_ABOVE, IDLE_SHARE, LEAST_SHARES, LONGEST = 2, 8, 5, 4, 300000000
+local ENTRY, MOST_DRAWN = 30, 100 * 30 -- the bytes of a draw's unit, and of what the quick way reads
 local UNITS_OF_TWO = 40 -- from here on a unit of a till is more than one token
 local RECALL_AGAIN, RECALL_TAKES = 1000000, 10000
 local FIXED, SLIDING, BUCKET = 0, 1, 2
@@ -76,33 +77,109 @@ repeat
   -- Two fields, however many holders there are: the cost of a claim does not grow with them
   -- (docs/protocol.md, section 4.14).
   local found = redis.call('HMGET', KEYS[1], 'a', holder)
-  local a, r
+  local a, r, kept, turned
   if found[1] then
     a = unpack_record(found[1])
-    -- Not of another window, nor while the ledger learns or its clock has gone back;
+    -- Not while the ledger learns, or its clock has gone back;
     -- only while no lease has expired since the sums were made, which may have to be closed; nor where
     -- a reset gave back more than has been charged since, which counts by its weight, too.
-    if a[3] ~= w or now < a[1] or now < a[9] or not a[26] or now >= a[24] or a[5] < 0 or fence > 0 and fence <= a[16] then break end
+    if now < a[1] or now < a[9] or not a[26] or fence > 0 and fence <= a[16] then break end
+    if a[3] == w then
+      if now >= a[24] or a[5] < 0 then break end
+      -- An account that nothing was charged to could be deleted at any time.
+      kept = a[19] > 0 or a[5] > 0 or a[4] ~= 0
+    else
+      -- The first claim of a fixed window forgets all records but those of tally, or of a window that was claimed ahead.
+      if a[3] > w or sliding or ahead or low >= 16 or (a[29] or 0) > 0 then break end
+      turned = true
+      local follows = a[3] == w - 1
+      local before = follows and a[4] + a[19] or 0
+      if before < 0 then break end
+      a[12], a[13] = follows and max(capacity, a[11]) - a[4] - a[20] or capacity, follows and a[6] or 0
+      a[3], a[4], a[5], a[6], a[11] = w, 0, before, 0, 0
+      a[19], a[20], a[21], a[22], a[23], a[24], a[25] = 0, 0, 0, 0, 0, NEVER, NEVER
+    end
+    if found[2] then r = unpack_record(found[2]) end
   else
+    -- A holder's record without an account: only the long way knows what to make of that.
+    if found[2] then break end
     a = { now, 0, w, 0, 0, 0, 0, 0, 0, 0, 0, capacity, 0, now, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9007199254740991, 9007199254740991, 0 }
   end
   -- From a[25] on, a new holder has others' records folded or forgotten first, as the long way does; 1:
   -- unless its claim has tally, which keeps them.
-  -- What was drawn is booked the long way, unless the window's till is shut (docs/protocol.md, section 4.17).
+  -- What was drawn is booked first, unless the window's till is shut (docs/protocol.md, section 4.17).
   -- Of one that is shut nobody reads what is appended.
+  local till, booked, books, changed -- booked is the fence of what is booked
   if Tills and not sliding then
-    if ahead or a[26] < w then
-      if redis.call('EXISTS', KEYS[1] .. string.format('{%.0f}', ahead and at or w)) == 1 then break end
-    elseif Tried then
-      redis.call('DEL', KEYS[1] .. string.format('{%.0f}', w))
+    till = KEYS[1] .. string.format('{%.0f}', ahead and at or w)
+    if ahead then
+      if redis.call('EXISTS', till) == 1 then break end
+    elseif a[26] >= w then
+      if Tried then redis.call('DEL', till) end
+    else
+      local drawn = redis.pcall('GET', till)
+      if drawn then
+        -- As place does below, but where an entry is none, or its holder has forgotten what it had, or its record has a mark.
+        local unclear = type(drawn) ~= 'string' or #drawn > MOST_DRAWN
+        local entries, names = {}, {}
+        for i = 1, unclear and 0 or #drawn - ENTRY + 1, ENTRY do
+          local name, n, seq = struct.unpack('<c14dd', drawn, i)
+          name = string.match(name, '^(h%w+) *$')
+          local number, last = math.abs(seq), entries[#entries]
+          if not name or n < 1 or n >= MOST_FENCE or fmod(n, 1) ~= 0 or number >= MOST_FENCE or fmod(number, 1) ~= 0 then
+            unclear = true
+            break
+          elseif last and last[1] == name and last[3] == number then
+            last[2] = min(last[2] + n, MOST_FENCE)
+          else
+            entries[#entries + 1], names[#names + 1] = { name, n, number, seq < 0 }, name
+          end
+        end
+        if unclear then break end
+        books, changed = {}, {}
+        local others = found[1] and not turned and #names > 0 and redis.call('HMGET', KEYS[1], unpack(names)) or {}
+        for i, name in ipairs(names) do
+          if name == holder then
+            books[name] = r
+          elseif others[i] and not books[name] then
+            books[name] = unpack_record(others[i])
+          end
+          -- It makes room first, as a new holder that claims does.
+          unclear = unclear or not books[name] and now >= a[25]
+        end
+        local ends = now + min(LONGEST, w * period - now)
+        booked = max(a[2] + 1, now)
+        a[2] = booked + 1
+        for _, entry in ipairs(entries) do
+          local name, n, number = entry[1], entry[2], entry[3]
+          local b = books[name]
+          local here = b and b[2] == w
+          if b and b[2] > w or here and number >= b[1] and (entry[4] and b[5] > 0 or b[10] % 64 > 0) then
+            unclear = true
+          elseif not here or number >= b[1] then
+            if here then
+              local out = max(0, b[5] + b[6] - b[8] - b[7])
+              a[19], a[21] = a[19] - max(b[5] + b[6] - b[8], b[7]), a[21] - out
+              if now < b[3] then a[23] = a[23] - 1 else a[22] = a[22] - out end
+            else
+              b = { b and b[1] or 0, w, 0, 0, 0, 0, 0, 0, 0, 0 }
+            end
+            b[1], b[3], b[4], b[6], b[10] = max(b[1], number - 1), max(b[3], ends), booked, min(b[6] + n, MOST_FENCE), 256
+            local paid = b[5] + b[6] - b[8]
+            a[19], a[21], a[23], a[24] = a[19] + max(paid, b[7]), a[21] + max(0, paid - b[7]), a[23] + 1, min(a[24], b[3])
+            books[name], changed[name] = b, b
+          end
+        end
+        if unclear then break end
+        r = books[holder] or r
+      end
     end
   end
   local untidy = now >= a[25] and not (a[25] == 1 and low >= 16)
   if ahead then
     -- An account that is not there yet would begin with a window in which nothing is charged.
-    if not found[1] or not found[2] and untidy then break end
-    if found[2] then
-      r = unpack_record(found[2])
+    if not found[1] or not r and untidy then break end
+    if r then
       -- The name is that of the window before last, and is free. The holder of a lease of this window
       -- or the next has forgotten it.
       if Seq <= r[1] or r[2] >= w or r[10] % 32 >= 16 then break end
@@ -140,16 +217,20 @@ repeat
   end
   local prev, left, late, over = a[5], a[12], a[13], 0
   local was_charged, was_spent, was_out, was_live, was_stranded, answered = 0, 0, 0, 0, 0, 0
-  if found[2] then
-    -- A holder's record without an account: only the long way knows what to make of that.
-    if not found[1] then break end
-    r = unpack_record(found[2])
+  local base = a[4]
+  if r then
     local f = r[10]
     local paid = r[5] + r[6] - r[8]
     -- Not a late or repeated claim, nor one about another window than its record, of a holder that
-    -- has ended, or has forgotten what it was granted.
-    if Seq <= r[1] or r[2] ~= at or f % 32 >= 16 or fence == 0 and granted < r[5] then break end
-    if at == w then
+    -- has ended, or has forgotten what it was granted; but one of a holder that has drawn of this window in vain.
+    local vain = books and books[holder] and r[2] == w and at ~= w
+    if Seq <= r[1] or r[2] ~= at and not vain or f % 32 >= 16 or fence == 0 and granted < r[5] and not vain then break end
+    if vain then
+      was_charged, was_spent, was_out = max(paid, r[7]), r[7], max(0, paid - r[7])
+      if now < r[3] then was_live = 1 else was_stranded = was_out end
+      base = base + max(r[5] - r[8], r[7])
+      granted, spent, returned = 0, 0, 0
+    elseif at == w then
       -- Nor of a lease that was closed or granted directly, or that the ledger has forgotten.
       if f % 2 == 1 or f % 8 >= 4 or granted > r[5] + r[6] then break end
       was_charged, was_spent = max(paid, r[7]), r[7]
@@ -193,9 +274,9 @@ repeat
   end
   local others, live = a[19] - was_charged, a[23] - was_live + 1
   local confirmed = max(0, spent - (granted - returned))
-  local free = capacity - weighted - a[4] - others - max(granted - returned, spent)
+  local free = capacity - weighted - base - others - max(granted - returned, spent)
   confirmed = max(0, confirmed - max(0, -free))
-  local beyond = max(0, weighted + a[4] + a[20] - was_spent + spent - most)
+  local beyond = max(0, weighted + base + a[20] - was_spent + spent - most)
   if not sliding then beyond = max(beyond, a[6]) end
   over = over + max(0, beyond - a[6])
   local room = min(capacity, max(0, free))
@@ -211,31 +292,58 @@ repeat
   end
   if lease > 0 then f = f - answered end
   local inflight = confirmed + lease
-  local retry = 0
+  local retry, recalled, recalling = 0, 0, 0
   -- When something is missing, the answer says from when on it may be there. Of a fixed window that
   -- is its end; the rest is for the long way.
   if inflight < waiting then
-    if sliding or flags >= 512 and elsewhere > 0 then break end -- others are to give back
+    if sliding then break end
     retry = w * period - now
+    -- Others are to give back: as recall does below.
+    if flags >= 512 and elsewhere > 0 then
+      books, changed = books or {}, changed or {}
+      local all = found[1] and not turned and redis.call('HGETALL', KEYS[1]) or {}
+      for i = 1, #all, 2 do
+        if all[i] ~= 'a' and not books[all[i]] then books[all[i]] = unpack_record(all[i + 1]) end
+      end
+      local some, again = false, now >= a[18] + RECALL_AGAIN
+      for name, b in pairs(books) do
+        local g = b[10]
+        if name ~= holder and b[2] == w and g % 2 == 0 and g % 32 < 16 and b[5] + (g % 8 < 4 and b[6] or 0) - b[8] > b[7] then
+          local asked = g % 256 - g % 64
+          if again or asked == 0 then
+            b[10], changed[name], recalled = g - asked + 64, b, recalled + 1
+            redis.pcall('PUBLISH', 'sluice:recall:' .. name, KEYS[1])
+          end
+          some = some or b[10] % 128 >= 64
+        end
+      end
+      if recalled > 0 then a[18] = now end
+      recalling = some and now < a[18] + RECALL_TAKES and 1 or 0
+    end
   end
   local charged = max(granted + inflight - returned, spent)
   local out = max(0, granted + inflight - returned - spent)
   local next_fence = max(a[2] + 1, now, min(fence, MOST_FENCE) + 1)
-  -- An account that nothing was charged to could be deleted at any time.
-  local kept = found[1] and (a[19] > 0 or a[5] > 0 or a[4] ~= 0)
   local shut = a[26]
-  if not sliding and (capacity - a[4] - others - charged <= (capacity - fmod(capacity, ROOM_ABOVE)) / ROOM_ABOVE
+  if not sliding and (capacity - base - others - charged <= (capacity - fmod(capacity, ROOM_ABOVE)) / ROOM_ABOVE
     or live > LEAST_SHARES and capacity >= UNITS_OF_TWO) then shut = w end
+  if turned then redis.call('DEL', KEYS[1]) end
   redis.call('HSET', KEYS[1], 'a', pack({
-    now, next_fence, w, a[4], prev, beyond, a[7], a[8], a[9], a[10], most, left, late, a[14], a[15], a[16], a[17], a[18],
+    now, next_fence, w, base, prev, beyond, a[7], a[8], a[9], a[10], most, left, late, a[14], a[15], a[16], a[17], a[18],
     others + charged, a[20] - was_spent + spent, elsewhere + out, stranded, live, min(a[24], expires), a[25], shut, a[27], a[28], a[29], a[30],
   }), holder, pack({ Seq, w, expires, next_fence, granted, inflight, spent, returned, over, f }))
+  if changed then
+    for name, b in pairs(changed) do
+      if name ~= holder then redis.call('HSET', KEYS[1], name, pack(b)) end
+    end
+  end
+  if booked then redis.call('DEL', till) end
   -- The expiry that was set last is still right while something was charged before: it is the end
   -- of the same window. This spares most claims a command.
   if not kept then
     local dead = w * period
     if sliding then dead = dead + period end
-    if others + charged == 0 and prev == 0 and a[4] >= 0 then dead = max(now, a[9]) end
+    if others + charged == 0 and prev == 0 and base >= 0 then dead = max(now, a[9]) end
     if (a[27] or 0) > 0 then dead = w * period + period end -- the next window was claimed ahead
     local ms = math.floor((dead - now) / 1000) + 1000
     -- A test's time stands still while that of Redis goes on: an hour more keeps the account.
@@ -243,8 +351,8 @@ repeat
     redis.call('PEXPIRE', KEYS[1], min(ms, 31536000000 * 2))
   end
   return struct.pack(REPLY,
-    0, granted + inflight, next_fence, w, 0, min(capacity, max(0, capacity - weighted - a[4] - others - charged)), elsewhere, w * period - now, retry,
-    live, over, 0, now, stranded, beyond, at == w and 1 or 0, 0, expires - now, f >= 256 and 1 or 0, 0, 0, Seq
+    0, granted + inflight, next_fence, w, 0, min(capacity, max(0, capacity - weighted - base - others - charged)), elsewhere, w * period - now, retry,
+    live, over, 0, now, stranded, beyond, at == w and 1 or 0, 0, expires - now, (f >= 256 and 1 or 0) + (shut >= w and 2 or 0), recalling, recalled, Seq
   )
 until true
 
@@ -597,7 +705,7 @@ end
 
 -- place books what was drawn of a window's till: each holder's as granted by the last answer. The till is emptied when
 -- that is stored. What is no entry of a till is left out.
-local placed, ENTRY, drawable = {}, 30, algorithm == FIXED and period > 0
+local placed, drawable = {}, algorithm == FIXED and period > 0
 local function place(at)
   if not Tills then return false end
   local till = KEYS[1] .. string.format('{%.0f}', at)
@@ -798,7 +906,7 @@ local function answer(r)
     0, r[GRANTED] + r[INFLIGHT], r[FENCE], r[WINDOW], flag(r, 2) and 1 or 0, available(r[WINDOW]), elsewhere, reset, retry,
     live_holders(r[WINDOW]), r[OVER], a.now < a.relearn and 1 or 0, ledger, stranded,
     r[WINDOW] < a.window and a.late or a.over, (r[WINDOW] == c.window or bucket and c.window ~= 0) and 1 or 0,
-    flag(r, 32) and 1 or 0, max(0, r[EXPIRES] - a.now), flag(r, 256) and 1 or 0, recalling and 1 or 0, recalled, c.seq
+    flag(r, 32) and 1 or 0, max(0, r[EXPIRES] - a.now), (flag(r, 256) and 1 or 0) + (a.shut >= r[WINDOW] and 2 or 0), recalling and 1 or 0, recalled, c.seq
   )
 end
 
@@ -1150,8 +1258,9 @@ end
 
 -- kept is an answer that books nothing; but time has passed for the account.
 local function kept(said, late)
-  if #fields > 0 then store() end
-  if #fields > 0 and #placed > 0 then expire() end
+  local there = #fields > 0 or #placed > 0 and not late
+  if there then store() end
+  if there and #placed > 0 then expire() end
   if late then audit('stale', holder) end
   return said
 end

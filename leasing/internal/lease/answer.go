@@ -75,7 +75,7 @@ func (h *Held) Answer(
 	// Of another window than the claim's the ledger knows nothing yet, as begun says, and of what was
 	// drawn nothing more than that.
 	if g.Carried && !g.Drawn {
-		h.Reported = fl.Claim.Spent
+		h.Reported, h.returned = fl.Claim.Spent, fl.Claim.Returned
 	}
 	h.Gauge()
 	// Settled: nothing is left, nothing was spent while the claim was under way, and the answer granted nothing that
@@ -83,7 +83,7 @@ func (h *Held) Answer(
 	// those are 0.
 	h.Settled = h.Lease.Unspent() == 0 && h.Lease.Spent == fl.Claim.Spent && g.Granted == fl.Claim.Granted &&
 		(g.Carried || fl.Claim.Spent == 0 && fl.Claim.Granted == 0)
-	h.Stretched, h.crowded = g.Plenty, fl.Claim.Limit.Crowded(g.Holders)
+	h.Stretched, h.shut, h.crowded = g.Plenty, g.Shut, fl.Claim.Limit.Crowded(g.Holders)
 	h.Plan(sent, now, fl, g, random())
 	// What requests have waited for is kept: they spend it in a moment.
 	h.heed(fl.Claim.Waiting)

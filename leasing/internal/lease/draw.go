@@ -38,9 +38,9 @@ func (h *Held) drawsFrom(now instant, there LedgerClock, fl *Flight) window {
 	case fl.Ahead:
 		return c.Window
 	case c.Window == w:
-		// What was returned is to be told. And where the last answer of this window did not find plenty, the
-		// till is shut, or will be: the draw would be one message more.
-		if l.Returned == 0 && (h.Stretched || l.Fence == 0) {
+		// What was returned is to be told; and what may be reclaimed, renewed. Of a till that is shut the draw would be
+		// one message more. And mode approx wants to hear more than a draw is told, unless there is plenty.
+		if l.Returned == h.returned && !h.eager && (l.Fence == 0 || !h.shut && (h.Stretched || !c.Tally)) {
 			return w
 		}
 	case !c.Ahead && l.Drifted() == 0:

@@ -37,6 +37,7 @@ func (h *Held) Gauge() {
 // begun forgets what was heard of the window before. What is unplaced is of this one.
 func (h *Held) begun() {
 	h.Reported, h.elsewhere, h.stranded, h.Unasked, h.holds = 0, 0, 0, h.Unplaced, 0
+	h.returned, h.shut = 0, false
 }
 
 // CountBound counts a window when this claim has brought it near what its rule

@@ -26,6 +26,7 @@ type Held struct {
 	todo     *Todo            // that Ready has not returned yet
 	schedule
 	lastHeard
+	undrawn
 	recall
 	DriftKept
 	unbooked
@@ -153,8 +154,6 @@ type lastHeard struct {
 	Heard     instant // when that was
 	Told      instant // when the claim was sent that it settled then
 	eager     bool    // the lease was claimed under reclaim: eager
-	crowded   bool    // the key had more holders then than draw
-	vain      bool    // a draw was not answered, and no other claim has been since
 	expires   instant // when its time is over for this node, also where its window ends before
 	elsewhere tokens  // unspent at other nodes then, less what was refused here since
 	stranded  tokens  // in expired leases of other nodes then
@@ -163,6 +162,14 @@ type lastHeard struct {
 	// is left to spend: the key can be forgotten.
 	Settled bool
 	Gauges  gauges // what the rule's gauges have of it
+}
+
+// undrawn is why a claim may be no draw.
+type undrawn struct {
+	crowded  bool   // the key had more holders, when last heard, than draw
+	shut     bool   // nothing could be drawn of the lease's window any more then
+	vain     bool   // a draw was not answered, and no other claim has been since
+	returned tokens // of what was given back in this window, what the ledger knows
 }
 
 // DriftKept is what a node must remember of drift when its window ends, or when the tenancy of

@@ -20,10 +20,14 @@ type NextLease struct {
 	eager   bool // as held's
 	Expires instant
 	jitter  float64
-	Over    instant // from here on this window may be over
-	Start   instant // from here on the next certainly has begun
-	asked   bool    // it was recalled before that; see Recall
+	said
+	Over  instant // from here on this window may be over
+	Start instant // from here on the next certainly has begun
+	asked bool    // it was recalled before that; see Recall
 }
+
+// said is what the answer says of the lease besides.
+type said struct{ plenty, crowded bool }
 
 // The next window is claimed so long before it begins, at most: early enough for a
 // slow ledger, and not all keys and nodes at once.
@@ -86,7 +90,7 @@ func (h *Held) keepNext(sent, now instant, there LedgerClock, fl *Flight, g *rat
 	n := &NextLease{
 		heard: now, Told: sent, eager: fl.Claim.Reclaim == ratelimit.ReclaimEager,
 		Expires: sent.Add(g.TTL - Margin(&fl.Claim, g.TTL)), jitter: jitter, Over: there.notBefore(now, begins),
-		Start: there.surelyBy(now, begins),
+		Start: there.surelyBy(now, begins), said: said{g.Plenty, fl.Claim.Limit.Crowded(g.Holders)},
 		Lease: Lease{Seq: g.Seq, Window: g.Window},
 	}
 	n.Lease.Apply(sent, &fl.Claim, g, Margin(&fl.Claim, g.TTL), lasts(sent, now, there, &fl.Claim.Limit, g))
@@ -136,6 +140,7 @@ func (h *Held) Turn(now instant) bool {
 	h.Lease, h.Renewal, h.Heard, h.Told, h.eager, h.expires, h.Next = n.Lease, n.Renewal, n.heard, n.Told, n.eager,
 		n.Expires, nil
 	h.Name ^= 1
+	h.Stretched, h.crowded = n.plenty, n.crowded
 	// The ledger does not know yet what will be spent of the new lease.
 	h.Settled = false
 	h.begun()

@@ -45,11 +45,12 @@ const (
 	packedHolds   = packedFruits << 4 // and the bit above
 	packedCrowded = packedHolds << 2
 	packedVain    = packedHolds << 3
+	packedShut    = packedHolds << 4
 )
 
 // Where the parts of a packed key are.
 const (
-	packedFlagsAt  = 47 // of its first 64 bits; below is which numbers are there
+	packedFlagsAt  = 46 // of its first 64 bits; below is which numbers are there
 	packedTaken    = 8
 	packedLastUsed = 12
 	packedHeader   = 16
@@ -223,6 +224,7 @@ func (h *Held) flags() uint64 {
 		{h.limited(), packedLimited},
 		{h.crowded, packedCrowded},
 		{h.vain, packedVain},
+		{h.shut, packedShut},
 	} {
 		if is.true {
 			flags |= is.bit
@@ -233,7 +235,7 @@ func (h *Held) flags() uint64 {
 
 func (h *Held) setFlags(flags uint64, name ratelimit.Holder) {
 	h.Fruits, h.holds = uint8(flags/packedFruits%16), uint8(flags/packedHolds%4)
-	h.crowded, h.vain = flags&packedCrowded != 0, flags&packedVain != 0
+	h.crowded, h.vain, h.shut = flags&packedCrowded != 0, flags&packedVain != 0, flags&packedShut != 0
 	h.Lease.Split, h.eager, h.asked = flags&packedSplit != 0, flags&packedEager != 0, flags&packedAsked != 0
 	h.Stretched, h.Recalling, h.Settled = flags&packedStretched != 0, flags&packedRecalling != 0,
 		flags&packedSettled != 0
@@ -304,6 +306,7 @@ func (p *packer) numbers(h *Held, flags uint64) {
 	packNumber(p, &h.Unasked)
 	p.when(&h.again, h.Heard.Add(RefusalHold))
 	packNumber(p, &h.collects)
+	packNumber(p, &h.returned)
 }
 
 // packNumber is a number that is often 0, as it is where it is read to.

@@ -424,6 +424,7 @@ func (c *command) grant(fl *Flight) ratelimit.Grant {
 	if l.Algorithm != ratelimit.TokenBucket {
 		g.ResetAfter = l.WindowEnd(g.Window).Sub(at)
 	}
+	g.Shut = l.Algorithm == ratelimit.FixedWindow && (c.has("shut") || g.Available <= l.Capacity()/8)
 	g.ResetAfter = c.lasts("reset", g.ResetAfter)
 	// A new window's totals begin at 0.
 	if g.Carried = claim.Window == g.Window; g.Carried {
