@@ -71,6 +71,9 @@ type Claim struct {
 	// Nothing of what else the claim says is booked then. Seq is above 1, and the number before it is
 	// that of no claim of the holder.
 	Draw Window
+	// Glance says that what is asked for was refused before: where nothing is left of the window Draw, and
+	// nobody has any, a ledger that sees that at a glance says so, and takes in nothing else of the claim.
+	Glance bool
 	// Recall says that the ledger can reach other holders (Recaller): it may ask
 	// them to give back what they do not need, where Waiting cannot be granted.
 	Recall bool

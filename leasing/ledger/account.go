@@ -100,6 +100,9 @@ type fillLevel struct {
 // (docs/protocol.md, sections 4.1 to 4.12). It allocates only when another holder
 // appears.
 func (a *Account) Settle(now ledgerTime, c *ratelimit.Claim) ratelimit.Grant {
+	if g, ok := a.glance(now, c); ok {
+		return g
+	}
 	if g, ok := a.draw(now, c); ok {
 		return g
 	}

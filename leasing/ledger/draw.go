@@ -93,9 +93,13 @@ type sentDraw struct {
 	account *redis.StringCmd
 }
 
-// send adds a draw of so many units to a pipeline.
+// send adds a draw of so many units to a pipeline, or a glance.
 func (t *tills) send(ctx context.Context, pipe redis.Pipeliner, prefix string, c *ratelimit.Claim, units tokens) {
 	account := prefix + c.Key
+	if units == 0 { // a glance
+		t.sent = append(t.sent, sentDraw{account: pipe.HGet(ctx, account, "a")})
+		return
+	}
 	till := TillName(account, c.Draw)
 	_, unit := tillOf(&c.Limit)
 	d := sentDraw{units: units, length: pipe.Append(ctx, till, entries(c, units, unit))}
@@ -132,21 +136,43 @@ func (t *tills) next(c *ratelimit.Claim) (ratelimit.Grant, bool) {
 			now = ledgerTime(clock.UnixMicro())
 		}
 	}
-	if err = errors.Join(d.length.Err(), d.expiry.Err(), err); err != nil {
+	var length, expiry error
+	if d.units > 0 {
+		length, expiry = d.length.Err(), d.expiry.Err()
+	}
+	if err = errors.Join(length, expiry, err); err != nil {
 		var said redis.Error
 		if errors.As(err, &said) { // what Redis itself says: the script finds out how that is
-			t.forbidden = t.forbidden || forbids(d.length.Err(), d.expiry.Err()) ||
-				t.clock != nil && forbids(t.clock.Err())
+			t.forbidden = t.forbidden || forbids(length, expiry) || t.clock != nil && forbids(t.clock.Err())
 			return ratelimit.Grant{}, false
 		}
 		return ratelimit.Grant{Seq: c.Seq, Err: fmt.Errorf("redis: %w", err)}, true
 	}
-	length := d.length.Val()
+	if d.units == 0 {
+		if !usedUpIn(account, now, c) {
+			return ratelimit.Grant{}, false
+		}
+		return glanced(c, now), true
+	}
+	all := d.length.Val()
 	charged, open := openIn(account, c.Draw, now, &c.Limit)
-	if !open || length%entryBytes != 0 || !drawnInTime(c, now) {
+	if !open || all%entryBytes != 0 || !drawnInTime(c, now) {
 		return ratelimit.Grant{}, false
 	}
-	return drawn(c, now, d.units, tokens(length/entryBytes), charged)
+	return drawn(c, now, d.units, tokens(all/entryBytes), charged)
+}
+
+// usedUpIn tells, by field "a" of the account, whether nothing is to be had of the window of a glance, as
+// (*Account).glance does.
+func usedUpIn(account string, now ledgerTime, c *ratelimit.Claim) bool {
+	var numbers [accountFields]int64
+	if account == "" {
+		return false
+	}
+	n, ok := packedNumbers(account, &numbers)
+	return ok && n >= 26 && window(numbers[2]) == c.Draw && window(numbers[25]) >= c.Draw && drawnInTime(c, now) &&
+		now >= max(ledgerTime(numbers[0]), ledgerTime(numbers[8]), ledgerTime(numbers[15])+1) &&
+		tokens(numbers[3]+numbers[18]) >= c.Limit.Capacity() && numbers[20] == 0
 }
 
 // forbids tells whether one of the errors says that the server, or a proxy before it, never runs a command for this

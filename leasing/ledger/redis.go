@@ -161,7 +161,7 @@ func (l *Redis) settle(
 	// The script may have been forgotten, and when it is sent with its text, its first answer may be that
 	// its windows are elsewhere. Draws that were none come to it a trip later.
 	most := 3
-	if t.draws && slices.ContainsFunc(claims, func(c ratelimit.Claim) bool { return unitsOf(&c) > 0 }) {
+	if t.draws && slices.ContainsFunc(claims, func(c ratelimit.Claim) bool { return unitsOf(&c) > 0 || mayGlance(&c) }) {
 		most++
 	}
 	for range most {
@@ -198,7 +198,7 @@ func (t *trip) send(ctx context.Context, behind func(redis.Pipeliner)) {
 	for j, i := range t.left {
 		c := &t.claims[i]
 		n := unitsOf(c)
-		if n > 0 && t.draws {
+		if t.draws && (n > 0 || mayGlance(c)) {
 			if len(drawn.sent) == 0 {
 				drawn.at = t.at()
 			}

@@ -53,7 +53,7 @@ func tillOf(l *ratelimit.Limit) (units, unit tokens) {
 
 // unitsOf is how many units a claim draws; 0: it cannot be a draw.
 func unitsOf(c *ratelimit.Claim) tokens {
-	if c.Draw == 0 || !c.Stretch || c.Seq < 2 || !drawable(&c.Limit) || c.Ahead && c.Window != c.Draw ||
+	if c.Draw == 0 || c.Glance || !c.Stretch || c.Seq < 2 || !drawable(&c.Limit) || c.Ahead && c.Window != c.Draw ||
 		c.Want <= 0 || c.Final || c.Last || c.Reset || c.Direct || c.Audit != "" {
 		return 0
 	}
@@ -120,6 +120,36 @@ func drawn(c *ratelimit.Claim, now ledgerTime, n, all, charged tokens) (ratelimi
 	}
 	g.Outstanding = max(0, all*unit-g.Granted) // of what it was granted, all may have been drawn
 	return g, true
+}
+
+// mayGlance tells whether a claim of a node that has nothing, and has said so, may be answered by what the account
+// says of its window as a whole.
+func mayGlance(c *ratelimit.Claim) bool {
+	return c.Glance && c.Draw != 0 && c.Window == c.Draw && drawable(&c.Limit) && c.Granted == c.Spent+c.Returned &&
+		!c.Ahead && !c.Tally && !c.Final && !c.Last && !c.Reset && !c.Direct && c.Audit == ""
+}
+
+// glanced is the answer to a claim of a window of which nothing is to be had: as it was.
+func glanced(c *ratelimit.Claim, now ledgerTime) ratelimit.Grant {
+	rest := c.Limit.WindowEnd(c.Draw).Sub(now)
+	return ratelimit.Grant{
+		Seq: c.Seq, Granted: c.Granted, Fence: max(c.Fence+1, ratelimit.Fence(now)), Window: c.Draw, Carried: true,
+		TTL: c.TTL, Drawn: true, Shut: true, Holders: 1, At: now, ResetAfter: rest, RetryAfter: rest,
+	}
+}
+
+// glance answers a claim for something that was refused before, if it still is. It changes nothing.
+func (a *Account) glance(now ledgerTime, c *ratelimit.Claim) (ratelimit.Grant, bool) {
+	if !mayGlance(c) || a.window != c.Draw || a.shut < a.window || a.lag != 0 || !drawnInTime(c, now) ||
+		now < max(a.now, a.relearn, ledgerTime(a.renamed)+1) || a.free(c, a.window) > 0 {
+		return ratelimit.Grant{}, false
+	}
+	unspent := false
+	a.each(func(r *record) { unspent = unspent || r.window == a.window && r.outstanding() > 0 })
+	if unspent {
+		return ratelimit.Grant{}, false
+	}
+	return glanced(c, now), true
 }
 
 // draw settles a claim as a draw, if it may be one.

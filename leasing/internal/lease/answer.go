@@ -15,7 +15,7 @@ func (h *Held) Answer(
 	if g.Err != nil {
 		// The draw may have been executed all the same. The next claim is to tell what this node has, so that the
 		// ledger takes it back: a second draw would be charged on top of it.
-		if fl.Claim.Draw != 0 {
+		if fl.Claim.Draw != 0 && !fl.Claim.Glance {
 			h.vain, h.Settled = true, false
 		}
 		h.windowOver(now, fl, g)
@@ -47,6 +47,13 @@ func (h *Held) Answer(
 	}
 	// The next window's lease has taken the place of the one that this claim was written for.
 	if g.Seq != h.Lease.Seq {
+		h.heed(0)
+		return r, drifted
+	}
+	// Nothing is to be had still, and the ledger has heard of nothing: all is as it was.
+	if fl.Claim.Glance && g.Drawn {
+		h.Heard = now
+		h.holdRefusal(now, true)
 		h.heed(0)
 		return r, drifted
 	}

@@ -134,7 +134,10 @@ func (h *Held) Write(now instant, there LedgerClock, seq uint64, fl *Flight, rec
 			fl.Claim.Tally && fl.Claim.Window != 0 && h.Lease.Algorithm == ratelimit.FixedWindow
 	}
 	fl.Claim.Holder, fl.Claim.Reset, fl.Claim.Last = name, fl.Reset, fl.Last
-	fl.Claim.Draw = h.drawsFrom(now, there, fl)
+	if fl.Claim.Draw = h.drawsFrom(now, there, fl); fl.again {
+		fl.Claim.Draw = h.glancesAt(now, there, fl)
+		fl.Claim.Glance = fl.Claim.Draw != 0
+	}
 	// That a bucket has filled up since the last answer says that all is paid for which that answer
 	// knew of. What was spent since takes its own time: until then a ledger that has lost its data
 	// must charge it.

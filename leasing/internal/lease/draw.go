@@ -29,12 +29,10 @@ func (h *Held) drawsFrom(now instant, there LedgerClock, fl *Flight) window {
 	if h.Unasked > 0 || h.Unplaced > 0 || h.vain {
 		return 0
 	}
-	early, late := there.Between(now)
-	w := c.Limit.WindowAt(early)
-	if w != c.Limit.WindowAt(late.Add(turnSoon)) {
-		return 0
-	}
+	w := certainWindow(now, there, &c.Limit)
 	switch {
+	case w == 0:
+		return 0
 	case fl.Ahead:
 		return c.Window
 	case c.Window == w:
@@ -44,6 +42,31 @@ func (h *Held) drawsFrom(now instant, there LedgerClock, fl *Flight) window {
 			return w
 		}
 	case !c.Ahead && l.Drifted() == 0:
+		return w
+	}
+	return 0
+}
+
+// certainWindow is the window that it is at the ledger, and will be when a claim arrives there; 0 where that is not certain.
+func certainWindow(now instant, there LedgerClock, l *ratelimit.Limit) window {
+	early, late := there.Between(now)
+	w := l.WindowAt(early)
+	if w != l.WindowAt(late.Add(turnSoon)) {
+		return 0
+	}
+	return w
+}
+
+// glancesAt is the window of which a claim that was written, and asks again for what was refused, may only want to know
+// whether anything is to be had; 0 where the ledger is to hear more.
+func (h *Held) glancesAt(now instant, there LedgerClock, fl *Flight) window {
+	c, l := &fl.Claim, &h.Lease
+	if c.Limit.Algorithm != ratelimit.FixedWindow || c.Tally || h.Rule.Coordination.Audit || h.vain || h.eager ||
+		h.Unasked > 0 || h.Unplaced > 0 || there.At == 0 || now >= l.Retry ||
+		l.Unspent() != 0 || l.Spent != h.Reported || l.Returned != h.returned {
+		return 0
+	}
+	if w := certainWindow(now, there, &c.Limit); w == c.Window {
 		return w
 	}
 	return 0

@@ -100,7 +100,8 @@ func (s *script) claim(fl *Flight, c *ratelimit.Claim) string {
 		{c.Reset, "reset"},
 		{c.Last, "last"},
 		{c.Window != 0 && c.Fence == 0, "no fence"},
-		{c.Draw != 0, "may be a draw of " + windowName(c.Draw)},
+		{c.Draw != 0 && !c.Glance, "may be a draw of " + windowName(c.Draw)},
+		{c.Glance, "at a glance of " + windowName(c.Draw)},
 	} {
 		if flag.set {
 			text += ", " + flag.name
