@@ -161,7 +161,8 @@ func (l *Redis) settle(
 	// The script may have been forgotten, and when it is sent with its text, its first answer may be that
 	// its windows are elsewhere. Draws that were none come to it a trip later.
 	most := 3
-	if t.draws && slices.ContainsFunc(claims, func(c ratelimit.Claim) bool { return unitsOf(&c) > 0 || mayGlance(&c) }) {
+	plain := func(c ratelimit.Claim) bool { return unitsOf(&c) > 0 || mayGlance(&c) }
+	if t.draws && slices.ContainsFunc(claims, plain) {
 		most++
 	}
 	for range most {

@@ -47,10 +47,10 @@ local RECALL_AGAIN, RECALL_TAKES = 1000000, 10000
 local FIXED, SLIDING, BUCKET = 0, 1, 2
 local NEVER = 9007199254740991 -- 2^53-1
 
--- The quick way settles what nearly every claim is, without reading other holders' records
--- and without what else is defined below: one for the window that is current, by a
--- holder that is known, or new. What other records come to is kept in sums (19 to
--- 30 of field "a"; see sums). It does what the whole script does, to the letter, or
+-- The quick way settles what nearly every claim is, without what else is defined below: one for the
+-- window that is current, or begins with it, by a holder that is known, or new. What other records come to
+-- is kept in sums (19 to 30 of field "a"; see sums), so that they are read only where what their holders have
+-- drawn is booked, or they are to give back. It does what the whole script does, to the letter, or
 -- ends the block and has changed nothing. It is a block, and no function, for a
 -- function would be made for each claim. Buckets have a block of their own behind it.
 repeat

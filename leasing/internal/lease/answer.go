@@ -51,9 +51,9 @@ func (h *Held) Answer(
 		return r, drifted
 	}
 	// Nothing is to be had still, and the ledger has heard of nothing: all is as it was.
-	if fl.Claim.Glance && g.Drawn {
+	if still := fl.Claim.Glance && g.Drawn; still {
 		h.Heard = now
-		h.holdRefusal(now, true)
+		h.holdRefusal(now, still)
 		h.heed(0)
 		return r, drifted
 	}

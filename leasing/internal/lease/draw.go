@@ -47,7 +47,8 @@ func (h *Held) drawsFrom(now instant, there LedgerClock, fl *Flight) window {
 	return 0
 }
 
-// certainWindow is the window that it is at the ledger, and will be when a claim arrives there; 0 where that is not certain.
+// certainWindow is the window that it is at the ledger, and will be when a claim arrives there; 0 where that is
+// not certain.
 func certainWindow(now instant, there LedgerClock, l *ratelimit.Limit) window {
 	early, late := there.Between(now)
 	w := l.WindowAt(early)
@@ -57,8 +58,8 @@ func certainWindow(now instant, there LedgerClock, l *ratelimit.Limit) window {
 	return w
 }
 
-// glancesAt is the window of which a claim that was written, and asks again for what was refused, may only want to know
-// whether anything is to be had; 0 where the ledger is to hear more.
+// glancesAt is the window of which a claim that was written, and asks again for what was refused, may only want to
+// know whether anything is to be had; 0 where the ledger is to hear more.
 func (h *Held) glancesAt(now instant, there LedgerClock, fl *Flight) window {
 	c, l := &fl.Claim, &h.Lease
 	if c.Limit.Algorithm != ratelimit.FixedWindow || c.Tally || h.Rule.Coordination.Audit || h.vain || h.eager ||

@@ -26,7 +26,6 @@ type Held struct {
 	todo     *Todo            // that Ready has not returned yet
 	schedule
 	lastHeard
-	undrawn
 	recall
 	DriftKept
 	unbooked
@@ -151,6 +150,7 @@ type schedule struct {
 
 // lastHeard is what the ledger last said of the lease.
 type lastHeard struct {
+	undrawn
 	Heard     instant // when that was
 	Told      instant // when the claim was sent that it settled then
 	eager     bool    // the lease was claimed under reclaim: eager
