@@ -145,6 +145,7 @@ func compareLedgers(t *testing.T, m *movedRedis, seed uint64) (recalled, drawn, 
 	granted := make([]ratelimit.Grant, 2)
 	seqs, learns := make([]uint64, len(holders)), ledgerTime(0)
 	for step := range 150 {
+		before := m.now
 		m.now = m.now.Add(time.Duration(rnd.Int64N(int64(limit.Period()) / 20)))
 		if rnd.IntN(40) == 0 {
 			m.now = m.now.Add(time.Duration(rnd.Int64N(3 * int64(limit.Period()))))
@@ -152,6 +153,10 @@ func compareLedgers(t *testing.T, m *movedRedis, seed uint64) (recalled, drawn, 
 		if rnd.IntN(50) == 0 && !calm { // the ledger's clock is set back, a little or by days
 			back := time.Duration(rnd.Int64N(int64(limit.Period()) * int64(1+rnd.IntN(2)*20)))
 			m.now = max(ledgertest.Epoch/2, m.now.Add(-back))
+		}
+		ages := seed%3 == 0
+		if ages {
+			m.ages("t:seed"+fmt.Sprint(seed), m.now.Sub(before))
 		}
 		h := rnd.IntN(len(holders))
 		c := &holders[h]
@@ -212,6 +217,10 @@ func compareLedgers(t *testing.T, m *movedRedis, seed uint64) (recalled, drawn, 
 		if want.Recalled > 0 {
 			recalled++
 		}
+		// A claim ahead of what has no windows is refused before anybody looks at the account.
+		if ages && !want.Drawn && (limit.Algorithm == ratelimit.FixedWindow || !c.Ahead && !c.Final) {
+			m.outlives(t, memory, m.now, c)
+		}
 		switch {
 		case want.Drawn && c.Glance:
 			glanced++
@@ -220,6 +229,26 @@ func compareLedgers(t *testing.T, m *movedRedis, seed uint64) (recalled, drawn, 
 		}
 	}
 	return recalled, drawn, glanced
+}
+
+// ages has an account's expiry come nearer, as it would if Redis' time went by as the test's does.
+func (m *movedRedis) ages(account string, by time.Duration) {
+	left := m.client.PTTL(context.Background(), account).Val()
+	if left > 0 { // there is one
+		m.client.PExpire(context.Background(), account, max(time.Minute, left-by))
+	}
+}
+
+// outlives holds that Redis keeps an account for as long as the memory does: what counts is not forgotten. Of a test's
+// own time Redis keeps it for an hour more.
+func (m *movedRedis) outlives(t *testing.T, memory *Memory, now ledgerTime, c *ratelimit.Claim) {
+	s, cell := memory.locked([]byte(c.Key))
+	dead := cell.val.deadline(c)
+	s.mu.Unlock()
+	left := m.client.PTTL(context.Background(), "t:"+c.Key).Val() - time.Hour
+	if counts := min(dead.Sub(now), 365*24*time.Hour); counts > 0 && left+5*time.Millisecond < counts {
+		t.Errorf("Redis keeps the account for %v, and it counts for %v, after %+v", left, counts, c)
+	}
 }
 
 func randomLimit(rnd *rand.Rand) ratelimit.Limit {

@@ -87,7 +87,7 @@ repeat
     if a[3] == w then
       if now >= a[24] or a[5] < 0 then break end
       -- An account that nothing was charged to could be deleted at any time.
-      kept = a[19] > 0 or a[5] > 0 or a[4] ~= 0
+      kept = a[19] > 0 or a[4] ~= 0
     else
       -- The first claim of a fixed window forgets all records but those of tally, or of a window that was claimed ahead.
       if a[3] > w or sliding or ahead or low >= 16 or (a[29] or 0) > 0 then break end
@@ -1250,17 +1250,19 @@ end
 
 -- expire has the account deleted when nothing of it counts any more.
 local function expire()
-  -- A second more than needed: fences go on from the account while it is there.
-  local ms = floor((dead() - a.now) / 1000) + 1000
+  -- A second more than needed: fences go on from the account while it is there. By Redis' clock, which may be behind
+  -- the account's.
+  local ms = floor((dead() - ledger) / 1000) + 1000
   if Time > 0 then ms = ms + 3600000 end -- a test's time stands still, and Redis' goes on
   redis.call('PEXPIRE', KEYS[1], min(ms, 31536000000 * 2))
 end
 
 -- kept is an answer that books nothing; but time has passed for the account.
 local function kept(said, late)
-  local there = #fields > 0 or #placed > 0 and not late
-  if there then store() end
-  if there and #placed > 0 then expire() end
+  if #fields > 0 or #placed > 0 and not late then
+    store()
+    expire() -- the window may have turned
+  end
   if late then audit('stale', holder) end
   return said
 end

@@ -441,3 +441,59 @@ func TestTillIsReadBack(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// A claim that comes too late may be the first of a window: the account turns with it, and is kept for the whole
+// window by whoever claims then. So may a repeated one, and in mode approx one that is for its window or none.
+func TestLateClaimTurnsTheWindow(t *testing.T) {
+	for name, late := range map[string]func(c *ratelimit.Claim){
+		"late":     func(c *ratelimit.Claim) { c.Seq-- },
+		"repeated": func(*ratelimit.Claim) {},
+		"approx":   func(c *ratelimit.Claim) { c.Seq, c.Ahead, c.Tally = c.Seq+1, true, true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newTwins(t)
+			a := w.drawer(2)
+			a.claims(10)
+			w.ages(50 * time.Second)
+			c := a.c
+			late(&c)
+			w.stales(c, name != "repeated")
+			for range 2 {
+				a.c.Seq += 2
+				a.asks(20, func(c *ratelimit.Claim) { c.Draw, c.Stretch, c.Ahead = 0, false, false })
+				a.c.Spent += 20
+				w.redis.outlives(t, w.memory, w.now, &ratelimit.Claim{Key: "k", Limit: perMinute100})
+				w.ages(20 * time.Second)
+			}
+		})
+	}
+}
+
+// An account that waits for the ledger's clock, which was set back by less than a window, is kept until the window
+// ends by that clock.
+func TestWaitingAccountIsKept(t *testing.T) {
+	w := newTwins(t)
+	w.ages(40 * time.Second)
+	a := w.drawer(2)
+	a.claims(60)
+	w.ages(-30 * time.Second)
+	a.c.Spent = 60
+	a.claims(20)
+	w.redis.outlives(t, w.memory, w.now, &ratelimit.Claim{Key: "k", Limit: perMinute100})
+}
+
+// ages has time go by, for the account's expiry as well.
+func (w *twins) ages(d time.Duration) {
+	w.passes(d)
+	w.redis.ages("t:k", d)
+}
+
+// stales sends a claim that neither ledger settles, or both do as before.
+func (w *twins) stales(c ratelimit.Claim, late bool) {
+	w.Helper()
+	if late {
+		w.stale(c)
+	} else {
+		w.claim(c)
+	}
+}
