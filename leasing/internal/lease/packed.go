@@ -10,8 +10,8 @@ import (
 
 // A cold key's state as bytes:
 //
-//	6 bytes   which of the numbers below are not 0, lowest bit first
-//	2 bytes   what is true or not, see packedFlags
+//	8 bytes   46 bits: which of the numbers below are not 0, lowest bit first;
+//	          18 bits: what is true or not, see the flags below
 //	4 bytes   tokens that were spent since it is cold, beyond those numbers
 //	4 bytes   when it was last used, in ticks
 //	varint    the rule's number in its shard
