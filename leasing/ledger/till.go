@@ -126,7 +126,7 @@ func drawn(c *ratelimit.Claim, now ledgerTime, n, all, charged tokens) (ratelimi
 // says of its window as a whole.
 func mayGlance(c *ratelimit.Claim) bool {
 	return c.Glance && c.Draw != 0 && c.Window == c.Draw && drawable(&c.Limit) && c.Granted == c.Spent+c.Returned &&
-		!c.Ahead && !c.Tally && !c.Final && !c.Last && !c.Reset && !c.Direct && c.Audit == ""
+		!c.Final && !c.Last && !c.Reset && !c.Direct && c.Audit == ""
 }
 
 // glanced is the answer to a claim of a window of which nothing is to be had: as it was.

@@ -37,8 +37,8 @@ func (h *Held) drawsFrom(now instant, there LedgerClock, fl *Flight) window {
 		return c.Window
 	case c.Window == w:
 		// What was returned is to be told; and what may be reclaimed, renewed. Of a till that is shut the draw would be
-		// one message more. And mode approx wants to hear more than a draw is told, unless there is plenty.
-		if l.Returned == h.returned && !h.eager && (l.Fence == 0 || !h.shut && (h.Stretched || !c.Tally)) {
+		// one message more.
+		if l.Returned == h.returned && !h.eager && (l.Fence == 0 || !h.shut) {
 			return w
 		}
 	case !c.Ahead && l.Drifted() == 0:
@@ -62,7 +62,7 @@ func certainWindow(now instant, there LedgerClock, l *ratelimit.Limit) window {
 // know whether anything is to be had; 0 where the ledger is to hear more.
 func (h *Held) glancesAt(now instant, there LedgerClock, fl *Flight) window {
 	c, l := &fl.Claim, &h.Lease
-	if c.Limit.Algorithm != ratelimit.FixedWindow || c.Tally || h.Rule.Coordination.Audit || h.vain || h.eager ||
+	if c.Limit.Algorithm != ratelimit.FixedWindow || h.Rule.Coordination.Audit || h.vain || h.eager ||
 		h.Unasked > 0 || h.Unplaced > 0 || there.At == 0 || now >= l.Retry ||
 		l.Unspent() != 0 || l.Spent != h.Reported || l.Returned != h.returned {
 		return 0
