@@ -58,26 +58,16 @@ func unitsOf(c *ratelimit.Claim) tokens {
 		return 0
 	}
 	units, unit := tillOf(&c.Limit)
+	drift := tokens(0)
+	if c.Window == c.Draw {
+		drift = max(0, c.Spent-(c.Granted-c.Returned))
+	}
 	// What was spent unasked is drawn besides.
-	n := max(c.Waiting, min(max(c.Want, unit), c.Limit.Capacity()/DrawnAtOnce), 1) + drifted(c)
+	n := max(c.Waiting, min(max(c.Want, unit), c.Limit.Capacity()/DrawnAtOnce), 1) + drift
 	if n > units*unit {
 		return 0
 	}
 	return (n + unit - 1) / unit
-}
-
-// leastUnits is how many of the units that a claim draws it needs.
-func leastUnits(c *ratelimit.Claim) tokens {
-	_, unit := tillOf(&c.Limit)
-	return (max(c.Waiting, 1) + drifted(c) + unit - 1) / unit
-}
-
-// drifted is what a claim says was spent unasked of the window that it draws from.
-func drifted(c *ratelimit.Claim) tokens {
-	if c.Window != c.Draw {
-		return 0
-	}
-	return max(0, c.Spent-(c.Granted-c.Returned))
 }
 
 // drawnInTime tells whether the ledger's clock shows the window that a claim draws from, or the
@@ -94,14 +84,7 @@ func drawn(c *ratelimit.Claim, now ledgerTime, n, all, charged tokens) (ratelimi
 	left := units*unit - max(0, charged) - all*unit // a node with another limit has units of its own
 	// Of many nodes that ask for a key for the first time, the script decides who gets how much: a fifth of
 	// the limit is for all that have it idle.
-	if freshDraw(c) && c.Limit.Crowded(int(all-n+1)) {
-		return ratelimit.Grant{}, false
-	}
-	// What nobody waits for may be less than was drawn. All of it is booked until the next claim says so.
-	if fewer := min((max(0, -left)+unit-1)/unit, n-leastUnits(c)); fewer > 0 {
-		n, left = n-fewer, left+fewer*unit
-	}
-	if left < 0 {
+	if left < 0 || freshDraw(c) && c.Limit.Crowded(int(all-n+1)) {
 		return ratelimit.Grant{}, false
 	}
 	rest := c.Limit.WindowEnd(c.Draw).Sub(now)

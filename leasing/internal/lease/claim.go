@@ -134,10 +134,7 @@ func (h *Held) Write(now instant, there LedgerClock, seq uint64, fl *Flight, rec
 			fl.Claim.Tally && fl.Claim.Window != 0 && h.Lease.Algorithm == ratelimit.FixedWindow
 	}
 	fl.Claim.Holder, fl.Claim.Reset, fl.Claim.Last = name, fl.Reset, fl.Last
-	if fl.Claim.Draw = h.drawsFrom(now, there, fl); fl.again {
-		fl.Claim.Draw = h.glancesAt(now, there, fl)
-		fl.Claim.Glance = fl.Claim.Draw != 0
-	}
+	h.plain(now, there, fl)
 	// That a bucket has filled up since the last answer says that all is paid for which that answer
 	// knew of. What was spent since takes its own time: until then a ledger that has lost its data
 	// must charge it.

@@ -47,6 +47,35 @@ func (h *Held) drawsFrom(now instant, there LedgerClock, fl *Flight) window {
 	return 0
 }
 
+// plain says whether a claim that was written may be settled by plain commands, as a draw or a glance.
+func (h *Held) plain(now instant, there LedgerClock, fl *Flight) {
+	c := &fl.Claim
+	if fl.again {
+		c.Draw = h.glancesAt(now, there, fl)
+		c.Glance = c.Draw != 0
+		return
+	}
+	c.Draw = h.drawsFrom(now, there, fl)
+	if c.Draw == 0 || c.Draw != c.Window || h.Lease.Fence == 0 || fl.Ahead {
+		return
+	}
+	// As much as was left when last heard: a draw of more would take nothing, and be one message more.
+	left := wholeUnits(&c.Limit, h.Lease.Available)
+	if c.Waiting+h.Lease.Drifted() > left || left == 0 {
+		c.Draw = 0
+		return
+	}
+	c.Want = min(c.Want, left)
+}
+
+// wholeUnits is how much can be drawn of what is left of a limit: a till has the limit in units of a PlentyPart of
+// it, and what it has beyond so many units is claimed.
+func wholeUnits(l *ratelimit.Limit, left tokens) tokens {
+	unit := max(1, l.Capacity()/ratelimit.PlentyPart)
+	beyond := l.Capacity() - min(ratelimit.PlentyPart, l.Capacity())*unit
+	return max(0, left-beyond) / unit * unit
+}
+
 // certainWindow is the window that it is at the ledger, and will be when a claim arrives there; 0 where that is
 // not certain.
 func certainWindow(now instant, there LedgerClock, l *ratelimit.Limit) window {

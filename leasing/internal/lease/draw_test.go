@@ -61,3 +61,82 @@ func TestWhichClaimsMayBeDraws(t *testing.T) {
 		})
 	}
 }
+
+// A draw is for no more than what was left when last heard of, in whole units; who waits for more claims.
+func TestDrawsWhatIsLeft(t *testing.T) {
+	const now, at = instant(time.Hour), ledgerTime(1_800_000_015_000_000) // 15 s into a minute
+	for _, c := range []struct {
+		limit, left, waiting, drift, want tokens
+		draws                             tokens // 0: it is no draw
+	}{
+		{limit: 60, left: 30, want: 20, draws: 20},
+		{limit: 60, left: 9, want: 20, draws: 9},
+		{limit: 60, left: 8, want: 20, draws: 6}, // in units of 3
+		{limit: 60, left: 2, want: 20},
+		{limit: 60, left: 6, waiting: 6, want: 20, draws: 6},
+		{limit: 60, left: 6, waiting: 7, want: 20},
+		{limit: 60, left: 6, waiting: 6, drift: 1, want: 20},
+		{limit: 60, left: 0, want: 20},
+		{limit: 119, left: 29, want: 50, draws: 10}, // 19 are beyond 20 units of 5
+		{limit: 119, left: 19, want: 50},
+		{limit: 7, left: 3, want: 5, draws: 3}, // seven units
+	} {
+		limit := ratelimit.Limit{Unit: ratelimit.Minute, Requests: c.limit}
+		w := limit.WindowAt(at)
+		var there LedgerClock
+		there.Heard(now, now, at)
+		h := &Held{Rule: testRule(limit)}
+		h.Lease = Lease{Granted: 5, Spent: 5 + c.drift, Fence: 7, Window: w, Available: c.left}
+		fl := &Flight{Claim: ratelimit.Claim{Limit: limit, Stretch: true, Window: w, Waiting: c.waiting, Want: c.want}}
+		h.plain(now, there, fl)
+		switch {
+		case c.draws == 0 && (fl.Claim.Draw != 0 || fl.Claim.Want != c.want):
+			t.Errorf("%+v: draws of %d, and wants %d", c, fl.Claim.Draw, fl.Claim.Want)
+		case c.draws > 0 && (fl.Claim.Draw != w || fl.Claim.Want != c.draws):
+			t.Errorf("%+v: draws of %d, and wants %d", c, fl.Claim.Draw, fl.Claim.Want)
+		}
+		// Of a window of which nothing is known it draws as it likes.
+		h.Lease.Window, fl.Claim.Window, h.Lease.Spent, fl.Claim.Want = w-1, w-1, 5, c.want
+		if h.plain(now, there, fl); fl.Claim.Draw != w || fl.Claim.Want != c.want {
+			t.Errorf("%+v: in a new window draws of %d, and wants %d", c, fl.Claim.Draw, fl.Claim.Want)
+		}
+	}
+}
+
+// Who asks again for what was refused may glance, where it has nothing and has nothing to tell.
+func TestWhichClaimsGlance(t *testing.T) {
+	const now, at = instant(time.Hour), ledgerTime(1_800_000_015_000_000) // 15 s into a minute
+	limit := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 100}
+	w := limit.WindowAt(at)
+	for name, but := range map[string]func(h *Held, fl *Flight, c *ratelimit.Claim){
+		"":                        func(*Held, *Flight, *ratelimit.Claim) {},
+		"something unspent":       func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.Lease.Granted++ },
+		"spent unasked":           func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.Lease.Granted-- },
+		"something untold":        func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.Reported-- },
+		"something given back":    func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.returned-- },
+		"a sliding window":        func(_ *Held, _ *Flight, c *ratelimit.Claim) { c.Limit.Algorithm = ratelimit.SlidingWindow },
+		"an audited rule":         func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.Rule.Coordination.Audit = true },
+		"a draw without answer":   func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.vain = true },
+		"may be reclaimed":        func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.eager = true },
+		"admitted by a policy":    func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.Unasked = 1 },
+		"admitted before a lease": func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.Unplaced = 1 },
+		"not refused any more":    func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.Lease.Retry = now },
+		"of another window":       func(_ *Held, _ *Flight, c *ratelimit.Claim) { c.Window-- },
+	} {
+		var there LedgerClock
+		there.Heard(now, now, at)
+		h := &Held{Rule: testRule(limit)}
+		h.Lease = Lease{Granted: 9, Spent: 7, Returned: 2, Fence: 7, Window: w}
+		h.Lease.Retry = now + 1
+		h.Reported, h.returned, h.shut = 7, 2, true
+		fl := &Flight{Errand: Errand{again: true}, Claim: ratelimit.Claim{Limit: limit, Stretch: true, Window: w, Waiting: 1, Want: 1}}
+		but(h, fl, &fl.Claim)
+		h.plain(now, there, fl)
+		if glances := fl.Claim.Glance && fl.Claim.Draw == w; glances != (name == "") || fl.Claim.Glance != (fl.Claim.Draw != 0) {
+			t.Errorf("%q: glances: %v, of %d", name, fl.Claim.Glance, fl.Claim.Draw)
+		}
+		if h.plain(now, LedgerClock{}, fl); fl.Claim.Glance {
+			t.Errorf("%q: nothing is known of the ledger's clock, and it glances", name)
+		}
+	}
+}
