@@ -50,13 +50,6 @@ func (h *Held) Answer(
 		h.heed(0)
 		return r, drifted
 	}
-	// Nothing is to be had still, and the ledger has heard of nothing: all is as it was.
-	if still := fl.Claim.Glance && g.Drawn; still {
-		h.Heard = now
-		h.holdRefusal(now, still)
-		h.heed(0)
-		return r, drifted
-	}
 	// The answer is about another window than the claim's totals: a new window has begun.
 	if !h.Lease.Carries(&fl.Claim, g) {
 		h.Carry(g.Window)
@@ -90,7 +83,8 @@ func (h *Held) Answer(
 	// those are 0.
 	h.Settled = h.Lease.Unspent() == 0 && h.Lease.Spent == fl.Claim.Spent && g.Granted == fl.Claim.Granted &&
 		(g.Carried || fl.Claim.Spent == 0 && fl.Claim.Granted == 0)
-	h.Stretched, h.shut, h.crowded = g.Plenty, g.Shut, fl.Claim.Limit.Crowded(g.Holders)
+	h.Stretched, h.shut = g.Plenty, g.Shut
+	h.crowded = fl.Claim.Limit.Crowded(g.Holders) || fl.Claim.Glance && g.Drawn && h.crowded // which says nothing of that
 	h.Plan(sent, now, fl, g, random())
 	// What requests have waited for is kept: they spend it in a moment.
 	h.heed(fl.Claim.Waiting)

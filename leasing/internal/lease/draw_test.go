@@ -30,11 +30,12 @@ func TestWhichClaimsMayBeDraws(t *testing.T) {
 		"something given back":        {func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.Lease.Returned = 1 }, 0},
 		"given back and told":         {func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.Lease.Returned, h.returned = 1, 1 }, w},
 		"no plenty":                   {func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.Stretched = false }, w},
-		"mode approx":                 {func(h *Held, _ *Flight, c *ratelimit.Claim) { h.Stretched, c.Tally = false, true }, w},
+		"no plenty, mode approx":      {func(h *Held, _ *Flight, c *ratelimit.Claim) { h.Stretched, c.Tally = false, true }, 0},
+		"mode approx":                 {func(_ *Held, _ *Flight, c *ratelimit.Claim) { c.Tally = true }, w},
 		"may be reclaimed":            {func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.eager = true }, 0},
 		"nothing can be drawn":        {func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.shut = true }, 0},
-		"the first of the window": {func(h *Held, _ *Flight, _ *ratelimit.Claim) {
-			h.shut, h.Lease.Fence = true, 0
+		"the first of the window": {func(h *Held, _ *Flight, c *ratelimit.Claim) {
+			h.Stretched, h.shut, c.Tally, h.Lease.Fence = false, true, true, 0
 		}, w},
 		"the next window":               {func(_ *Held, fl *Flight, c *ratelimit.Claim) { fl.Ahead, c.Ahead, c.Window = true, true, w+1 }, w + 1},
 		"after the turn":                {func(_ *Held, _ *Flight, c *ratelimit.Claim) { c.Window = w - 1 }, w},
