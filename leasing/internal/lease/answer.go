@@ -84,7 +84,8 @@ func (h *Held) Answer(
 	h.Settled = h.Lease.Unspent() == 0 && h.Lease.Spent == fl.Claim.Spent && g.Granted == fl.Claim.Granted &&
 		(g.Carried || fl.Claim.Spent == 0 && fl.Claim.Granted == 0)
 	h.Stretched, h.shut = g.Plenty, g.Shut
-	h.crowded = fl.Claim.Limit.Crowded(g.Holders) || fl.Claim.Glance && g.Drawn && h.crowded // which says nothing of that
+	// A glance says nothing of holders.
+	h.crowded = fl.Claim.Limit.Crowded(g.Holders) || fl.Claim.Glance && g.Drawn && h.crowded
 	h.Plan(sent, now, fl, g, random())
 	// What requests have waited for is kept: they spend it in a moment.
 	h.heed(fl.Claim.Waiting)
