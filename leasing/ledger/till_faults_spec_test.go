@@ -497,3 +497,12 @@ func (w *twins) stales(c ratelimit.Claim, late bool) {
 		w.claim(c)
 	}
 }
+
+// The long way keeps an account for its window, and no longer.
+func TestLongWayKeepsTheAccountForItsWindow(t *testing.T) {
+	w := newTwins(t)
+	w.tenant(1, perMinute100).says(func(c *ratelimit.Claim) { c.Direct, c.Waiting = true, 1 })
+	if left := w.dead(0); left != 45*time.Second {
+		t.Errorf("kept for %v", left)
+	}
+}
