@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -118,15 +117,9 @@ func TestWhichClaimsMayGlance(t *testing.T) {
 
 // On a Redis that shows its own time a glance is two commands that read.
 func TestGlanceOnARedisOfItsOwnTime(t *testing.T) {
-	s := redistest.Start(t)
-	client := s.Client()
-	defer client.Close()
-	l := NewRedis(client, "t:")
 	limit := ratelimit.Limit{Unit: ratelimit.Hour, Requests: 100}
-	at := func() ledgerTime { return ledgerTime(client.Time(context.Background()).Val().UnixMicro()) }
-	for limit.WindowAt(at()) != limit.WindowAt(at().Add(10*time.Second)) { // a window that is not about to end
-		time.Sleep(time.Second)
-	}
+	s, client := ofItsOwnTime(t, &limit)
+	l := NewRedis(client, "t:")
 	c := ratelimit.Claim{Key: "k", Limit: limit, Holder: 7, TTL: time.Second, Recall: true}
 	settle := func() ratelimit.Grant {
 		c.Seq++

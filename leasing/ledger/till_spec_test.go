@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -211,14 +213,26 @@ func TestWhatIsDrawnIsSeen(t *testing.T) {
 	w.expect("5 10", look.Holders[0].Outstanding, look.Holders[1].Outstanding)
 }
 
+// ofItsOwnTime is a Redis whose clock shows a window of the limit that is not about to end.
+func ofItsOwnTime(t *testing.T, limit *ratelimit.Limit) (*redistest.Server, *redis.Client) {
+	s := redistest.Start(t)
+	client := s.Client()
+	t.Cleanup(func() { client.Close() })
+	for {
+		at := ledgerTime(client.Time(context.Background()).Val().UnixMicro())
+		if limit.WindowAt(at) == limit.WindowAt(at.Add(10*time.Second)) {
+			return s, client
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
 // A till goes away by itself, ten seconds after its window. A Redis that does not let this user draw is
 // asked once, and then the script.
 func TestTillsOnARedisOfItsOwnTime(t *testing.T) {
-	s := redistest.Start(t)
-	client := s.Client()
-	defer client.Close()
-	l := NewRedis(client, "t:")
 	limit := ratelimit.Limit{Unit: ratelimit.Hour, Requests: 100}
+	s, client := ofItsOwnTime(t, &limit)
+	l := NewRedis(client, "t:")
 	claim := func(seq uint64) ratelimit.Grant {
 		at := client.Time(context.Background()).Val()
 		var g [1]ratelimit.Grant
@@ -227,12 +241,6 @@ func TestTillsOnARedisOfItsOwnTime(t *testing.T) {
 			Draw: limit.WindowAt(ledgerTime(at.UnixMicro())),
 		}}, g[:])
 		return g[0]
-	}
-	for { // a window that is not about to end
-		at := ledgerTime(client.Time(context.Background()).Val().UnixMicro())
-		if w := limit.WindowAt(at); w == limit.WindowAt(at.Add(10*time.Second)) {
-			break
-		}
 	}
 	g := claim(2)
 	if g.Err != nil || !g.Drawn || g.Granted != 5 {
