@@ -157,19 +157,6 @@ func TestDriftEndsWaitingForCompany(t *testing.T) {
 	s.sends()
 }
 
-// In mode approx what is known of others may be no older than sync_interval says.
-func TestSyncDoesNotWaitForCompany(t *testing.T) {
-	s, _ := newDriftScript(t, perMinute100)
-	s.Gathers()
-	s.rule.Coordination.SyncInterval = 100 * time.Millisecond
-	s.rule.Coordination.Lease.Fixed = 20
-	s.asks(1)
-	s.exchange()
-	s.passes(100 * time.Millisecond)
-	s.spends(1)
-	s.sends()
-}
-
 // spentElsewhere has another node spend 100 tokens of the key.
 func (s *nodeScript) spentElsewhere() {
 	s.Helper()

@@ -367,11 +367,13 @@ func TestLastWordIsSpared(t *testing.T) {
 		sync          time.Duration
 		said          bool
 	}{
-		{1, 0, true, time.Second, false},
-		{0, 0, true, time.Second, true},
-		{1, 1, true, time.Second, true},
-		{1, 0, false, time.Minute, true},
-		{1, 0, false, time.Minute + 1, false},
+		{51, 0, true, time.Second, false},
+		{50, 0, true, time.Minute, true},
+		{1, 0, true, time.Minute + 1, false},
+		{0, 0, true, time.Minute + 1, true},
+		{51, 1, true, time.Second, true},
+		{51, 0, false, time.Minute, true},
+		{51, 0, false, time.Minute + 1, false},
 	} {
 		s, _ := newDriftScript(t, perMinute100)
 		s.rule.Coordination.SyncInterval = c.sync

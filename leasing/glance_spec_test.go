@@ -70,24 +70,3 @@ func TestGlanceTellsWhenTheWindowEnds(t *testing.T) {
 		})
 	}
 }
-
-// In mode approx a renewal does not wait for others to travel with where that would take longer than what the node
-// knows may be old.
-func TestApproxRenewsWithinItsInterval(t *testing.T) {
-	s := newNodeScript(t, perMinute100)
-	s.Recalls()
-	s.Gathers()
-	c := &s.rule.Coordination
-	c.Mode, c.MaxNodes, c.CheckTimeout = ratelimit.Approx, 2, 2*time.Millisecond
-	c.LowWatermark, c.SyncInterval, c.Lease.Fixed = ratelimit.Share{PPM: 200_000}, 10*time.Millisecond, 5
-	g := s.other(ratelimit.Claim{Seq: 2, Waiting: 60})
-	s.other(ratelimit.Claim{Seq: 4, Fence: g.Fence, Window: g.Window, Granted: 60, Spent: 60})
-	r := s.asks(1)
-	s.exchange()
-	r.decided()
-	s.passes(9 * time.Millisecond)
-	s.asks(3).decided()
-	if s.Batch() == nil {
-		t.Error("it is not renewed")
-	}
-}

@@ -225,22 +225,19 @@ func TestWindowLastsAsTheLedgersClockSays(t *testing.T) {
 	s.spends(5)
 }
 
-// Under mode approx a lease is reported at least every sync_interval, if it is
-// used.
-func TestApproxReportsInTime(t *testing.T) {
+// Under mode approx the ledger hears at once of what it has not granted. What is spent of a lease it knows as granted:
+// that is told with the next claim, as in mode leasing, and not for sync_interval's sake.
+func TestApproxTellsOfDriftAtOnce(t *testing.T) {
 	s, _ := newDriftScript(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
-	s.rule.Coordination.Lease.Fixed = 100
+	s.rule.Coordination.Lease.Fixed, s.rule.Coordination.Lease.TTL = 100, time.Hour
 	s.drifts(1)
-	s.exchange()
-	s.spends(1)
-	s.passes(10*time.Second - 1)
-	s.spends(1)
-	s.quiet("it was told less than sync_interval ago")
-	s.passes(1)
-	s.spends(1)
-	if c, _ := s.exchange(); c.Spent != 5 {
-		t.Errorf("%+v", c)
+	if c, _ := s.exchange(); c.Spent != c.Granted+1 {
+		t.Errorf("what has drifted is told: %+v", c)
 	}
+	s.spends(1)
+	s.passes(2 * s.rule.SyncInterval())
+	s.spends(1)
+	s.quiet("it is of the lease")
 }
 
 // A rule of mode approx whose ledger fails draws on the node's share first, also

@@ -136,12 +136,8 @@ func (r *Rule) storeOps(nodes int) StoreOps {
 		// renewed when half of that is spent: in half a pause.
 		s.Short = 2 / ClaimBackOff.Seconds()
 	}
-	switch c.Mode {
-	case Approx:
-		s.Steady += 1 / r.SyncInterval().Seconds()
-	case Routing:
+	if c.Mode == Routing {
 		s.Nodes, s.OwnerGoneEach = 1, 1
-	case Leasing:
 	}
 	if size := max(c.Lease.Fixed, c.Lease.Max); size > 0 {
 		s.Each = max(1, size/2)

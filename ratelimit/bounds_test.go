@@ -59,7 +59,7 @@ func TestBoundsAreSaid(t *testing.T) {
 			map[string]string{"mode": "approx", "drift_budget": "5%", "on_store_failure": "open"},
 			3, ratelimit.SharedStore, 30, "", "30 and 3s of its demand for each node that crashes, for 1m0s at most",
 			"2ms, and none above the watermark; without a share one store round trip, at most 15ms",
-			"at most 1.7/s a key a node, 90 a window, and 27/s while requests are refused and tokens may come back",
+			"at most 1.2/s a key a node, 90 a window, and 27/s while requests are refused and tokens may come back",
 			"all demand",
 		},
 		{

@@ -175,7 +175,7 @@ type Drift struct {
 	DriftBudget  Share         // what may be admitted beyond the limit, over the whole fleet
 	LowWatermark Share         // a request waits for an answer only while no more than this is left,
 	CheckTimeout time.Duration // and at most so long, before it spends a share of the budget
-	SyncInterval time.Duration // how late a report may be while its key is in use
+	SyncInterval time.Duration // how old knowledge of what is left may be, to spend a share without waiting
 }
 
 // Failure is what decides when the store does not answer in time.

@@ -33,8 +33,8 @@ func (r *Rule) PerRequest() *Rule {
 	return &own
 }
 
-// SyncInterval is how late a node's report may be while its key is in use: half
-// a window at most.
+// SyncInterval is how old what a node knows of what is left may be for it to spend its
+// share without waiting, under mode approx: half a window at most.
 func (r *Rule) SyncInterval() time.Duration {
 	return min(r.Coordination.SyncInterval, r.Limit.Period()/2)
 }

@@ -22,7 +22,7 @@ type coordinationFlags struct {
 	LowWatermark   string `env:"COORDINATION_LOW_WATERMARK" name:"coordination-low-watermark" placeholder:"20%" help:"Under which approx waits for answers."`
 	CheckTimeout   string `env:"COORDINATION_CHECK_TIMEOUT" name:"coordination-check-timeout" placeholder:"2ms" help:"For how long."`
 	StoreDeadline  string `env:"COORDINATION_STORE_DEADLINE" name:"coordination-store-deadline" placeholder:"15ms" help:"The longest that a decision waits for the store, 1ms to 1s: then on_store_failure decides. Keep it below the timeout of Envoy's rate limit filter, which is 20ms where nobody says."`
-	SyncInterval   string `env:"COORDINATION_SYNC_INTERVAL" name:"coordination-sync-interval" placeholder:"2s" help:"How late a report may be."`
+	SyncInterval   string `env:"COORDINATION_SYNC_INTERVAL" name:"coordination-sync-interval" placeholder:"2s" help:"How old a node's knowledge of what is left may be for it to spend its share without waiting."`
 	OnStoreFailure string `env:"COORDINATION_ON_STORE_FAILURE" name:"coordination-on-store-failure" placeholder:"local" help:"local, open, closed or cached."`
 	LocalCap       string `env:"COORDINATION_LOCAL_CAP" name:"coordination-local-cap" placeholder:"0" help:"Tokens a node for local; 0: limit / max_nodes."`
 	MaxStaleness   string `env:"COORDINATION_MAX_STALENESS" name:"coordination-max-staleness" placeholder:"10s" help:"For cached."`

@@ -93,11 +93,6 @@ func drawn(c *ratelimit.Claim, now ledgerTime, n, all, charged tokens) (ratelimi
 		Carried: c.Window == c.Draw, TTL: max(c.TTL, min(time.Duration(Longest)*time.Microsecond, rest)), Plenty: true,
 		Drawn: true, Holders: 1, Available: left + c.Limit.Capacity() - units*unit, At: now, ResetAfter: rest,
 	}
-	// In mode approx a lease of plenty need not be renewed for what others have spent. That is so as long as half of
-	// the limit is left.
-	if c.Tally {
-		g.Plenty = left > c.Limit.Capacity()/PlentyAbove
-	}
 	if g.Carried {
 		g.Granted += c.Granted
 	}

@@ -228,17 +228,6 @@ func TestDrawBehindItsHoldersClaims(t *testing.T) {
 	w.expect("60 35", g.Granted, g.Available)
 }
 
-// In mode approx a lease need not be renewed for what others have spent while half of the limit is left.
-func TestDrawsTellOfPlenty(t *testing.T) {
-	w := newTwins(t)
-	a := w.drawer(2)
-	for _, want := range []string{"true", "true", "true", "true", "true", "true", "true", "true", "true", "false", "false"} {
-		g := a.asks(5, func(c *ratelimit.Claim) { c.Tally = true })
-		a.c.Spent = g.Granted
-		w.expect("true "+want, g.Drawn, g.Plenty)
-	}
-}
-
 // holderSays has a Redis ledger settle one claim of key k.
 func holderSays(t *testing.T, l *Redis, c ratelimit.Claim) ratelimit.Grant {
 	t.Helper()

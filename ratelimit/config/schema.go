@@ -97,7 +97,7 @@ func coordinationSchema() schema {
 		"check_timeout": duration("For approx: for how long it waits, up to 1s."),
 		"store_deadline": duration("How long a decision waits for the store or a key's owner, 1ms to 1s; 15ms " +
 			"unless said."),
-		"sync_interval": duration("For approx: how late a report may be, 10ms to 1h."),
+		"sync_interval": duration("For approx: how old what a node knows may be, not to wait, 10ms to 1h."),
 		"on_store_failure": described(schema{"enum": ratelimit.FailurePolicies},
 			"What decides while the store does not answer."),
 		"local_cap":     whole(0, "For on_store_failure: local: tokens a node; 0: limit / max_nodes."),

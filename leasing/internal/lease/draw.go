@@ -37,9 +37,8 @@ func (h *Held) drawsFrom(now instant, there LedgerClock, fl *Flight) window {
 		return c.Window
 	case c.Window == w:
 		// What was returned is to be told; and what may be reclaimed, renewed. Of a till that is shut the draw would be
-		// one message more. And in mode approx the ledger hears from each holder once in a sync_interval, unless there
-		// is plenty.
-		if l.Returned == h.returned && !h.eager && (l.Fence == 0 || !h.shut && (h.Stretched || !c.Tally)) {
+		// one message more.
+		if l.Returned == h.returned && !h.eager && (l.Fence == 0 || !h.shut) {
 			return w
 		}
 	case !c.Ahead && l.Drifted() == 0:

@@ -30,7 +30,7 @@ func TestWhichClaimsMayBeDraws(t *testing.T) {
 		"something given back":        {func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.Lease.Returned = 1 }, 0},
 		"given back and told":         {func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.Lease.Returned, h.returned = 1, 1 }, w},
 		"no plenty":                   {func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.Stretched = false }, w},
-		"no plenty, mode approx":      {func(h *Held, _ *Flight, c *ratelimit.Claim) { h.Stretched, c.Tally = false, true }, 0},
+		"no plenty, mode approx":      {func(h *Held, _ *Flight, c *ratelimit.Claim) { h.Stretched, c.Tally = false, true }, w},
 		"mode approx":                 {func(_ *Held, _ *Flight, c *ratelimit.Claim) { c.Tally = true }, w},
 		"may be reclaimed":            {func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.eager = true }, 0},
 		"nothing can be drawn":        {func(h *Held, _ *Flight, _ *ratelimit.Claim) { h.shut = true }, 0},

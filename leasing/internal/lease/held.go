@@ -95,8 +95,6 @@ func (h *Held) Patience(now instant, fl *Flight) time.Duration {
 		return LongCompany
 	case l.Algorithm != ratelimit.FixedWindow, now.Add(mustLast) >= l.Reset:
 		return 0
-	case h.Rule.Coordination.Mode == ratelimit.Approx && now.Add(Company) >= h.After:
-		return 0
 	case fl.again:
 		return Company
 	case fl.Errand == Errand{} && h.seldom():

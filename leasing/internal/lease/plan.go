@@ -80,9 +80,4 @@ func (h *Held) Plan(sent, now instant, fl *Flight, g *ratelimit.Grant, jitter fl
 	if h.drawn() && g.Available > 0 {
 		h.below = max(h.below, 1)
 	}
-	// What a node of mode approx knows must not be older than sync_interval. Under plenty no
-	// renewal is needed for that: more than half of the limit is left.
-	if h.Rule.Coordination.Mode == ratelimit.Approx && !g.Plenty {
-		h.After = min(h.After, sent.Add(h.Rule.SyncInterval()))
-	}
 }
