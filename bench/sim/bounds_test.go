@@ -216,7 +216,9 @@ func TestDeclaredWait(t *testing.T) {
 					net := near
 					net.Hop.Least = hop
 					result := played(t, Options{
-						Seed: 1, Nodes: 3, Rule: r, Net: net, Load: load.Load{Rate: 60, Keys: 20, Length: 10 * time.Second}, Faults: faults,
+						// A node's share of a key is seven tokens. It is asked for one in two seconds, so that the share
+						// lasts for as long as the store is hung.
+						Seed: 1, Nodes: 3, Rule: r, Net: net, Load: load.Load{Rate: 60, Keys: 40, Length: 10 * time.Second}, Faults: faults,
 					})
 					declared := r.Declare(3, ratelimit.SharedStore).Wait
 					if result.Longest > inBuckets(declared.Longest) || declared.Drifts && result.P999 > inBuckets(declared.WithShare) {
