@@ -40,8 +40,8 @@ func (w *twins) claim(c ratelimit.Claim) ratelimit.Grant {
 	var g [2]ratelimit.Grant
 	w.memory.Settle(context.Background(), []ratelimit.Claim{c}, g[:1])
 	w.redis.Settle(context.Background(), []ratelimit.Claim{c}, g[1:])
-	if d := cmp.Diff(fmt.Sprintf("%+v", g[0]), fmt.Sprintf("%+v", g[1])); d != "" {
-		w.Fatalf("claim %+v (-memory +redis):\n%s", c, d)
+	if memory, redis := fmt.Sprintf("%+v", g[0]), fmt.Sprintf("%+v", g[1]); memory != redis {
+		w.Fatalf("claim %+v (-memory +redis):\n%s", c, cmp.Diff(memory, redis))
 	}
 	return g[0]
 }
