@@ -76,12 +76,13 @@ func TestLedgerThatIsAlive(t *testing.T) {
 // What has waited in vain is decided by what is left of the key, as far as is known,
 // and the rule's policy, while the ledger answers others.
 func TestRefusedLateByWhatIsLeft(t *testing.T) {
+	const waits = instant(ratelimit.StoreDeadline)
 	for _, x := range []struct {
 		what      string
 		policy    ratelimit.FailurePolicy
 		algorithm ratelimit.Algorithm
 		left      tokens
-		heard     instant // 0: never
+		heard     instant // 0: never; below: so long before the request has waited for its whole time
 		alive     bool
 		late      bool
 		refused   bool
@@ -91,6 +92,12 @@ func TestRefusedLateByWhatIsLeft(t *testing.T) {
 		{"not enough, and the ledger may be gone", ratelimit.FailLocal, ratelimit.FixedWindow, 9, 5, false, true, false},
 		{"not enough, and it was never heard", ratelimit.FailOpen, ratelimit.FixedWindow, 9, 0, true, true, false},
 		{"not enough, of a window that slides", ratelimit.FailLocal, ratelimit.SlidingWindow, 9, 5, true, true, false},
+		{"half, of a window that slides", ratelimit.FailLocal, ratelimit.SlidingWindow, 50, -waits - 1, true, true, false},
+		{"half, of a window that slides, heard while it waited", ratelimit.FailCached, ratelimit.SlidingWindow, 50, -waits, true, true, true},
+		{"half, of a bucket, heard while it waited", ratelimit.FailCached, ratelimit.TokenBucket, 50, -waits, true, true, true},
+		{"more than half of it", ratelimit.FailCached, ratelimit.TokenBucket, 51, -waits, true, true, false},
+		{"half of it, and the policy admits", ratelimit.FailOpen, ratelimit.TokenBucket, 50, -waits, true, true, false},
+		{"half of it, and the ledger may be gone", ratelimit.FailCached, ratelimit.TokenBucket, 50, -waits, false, true, false},
 		{"half is left", ratelimit.FailLocal, ratelimit.FixedWindow, 50, 5, true, true, true},
 		{"half is left, and there is time", ratelimit.FailLocal, ratelimit.FixedWindow, 50, 5, true, false, false},
 		{"half is left, and the policy admits", ratelimit.FailOpen, ratelimit.FixedWindow, 50, 5, true, true, false},
@@ -103,7 +110,9 @@ func TestRefusedLateByWhatIsLeft(t *testing.T) {
 		s.exchange()
 		h := s.keyHeld()
 		s.passes(ratelimit.StoreDeadline + 1)
-		h.Heard, h.Recalling = x.heard, false
+		if h.Heard, h.Recalling = x.heard, false; x.heard < 0 {
+			h.Heard = s.now + x.heard
+		}
 		h.Lease.Algorithm = x.algorithm
 		h.Lease.Available = x.left - h.Lease.Unspent()
 		for i := range s.fleet.lanes {

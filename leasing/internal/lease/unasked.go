@@ -88,6 +88,9 @@ func (h *Held) BookUnplaced() {
 //	more                              as on_store_failure says, and charged
 //	never heard of                    so, too; but only one at a time, until it is heard of
 //
+// Of a sliding window and a bucket, to which tokens come back, that is so for as long as a request
+// waits; what was heard before says nothing.
+//
 // So a burst that a busy machine cannot answer in time does not go over a limit by
 // what each node may admit alone, and a first request on a cold key passes. The second
 // and the last line are not for on_store_failure: open, which would rather admit.
@@ -112,12 +115,14 @@ func (h *Held) RefuseLate(now instant, a *ask, by Lateness) (verdict, bool) {
 	}
 	left := max(0, l.Unspent()) + l.Available
 	short := a.Cost > left
+	justHeard := now.Sub(h.Heard) <= a.Rule.Coordination.Deadline()
 	switch {
-	case short && (by.Late || h.Recalling) && now.Sub(h.Heard) <= a.Rule.Coordination.Deadline():
+	case short && (by.Late || h.Recalling) && justHeard:
 		v := l.Deny(now, a)
 		v.Source = ratelimit.FromClaim
 		return v, true
-	case l.Algorithm != ratelimit.FixedWindow: // what was left says nothing soon: it comes back with time
+	// What was left says nothing soon, for it comes back with time.
+	case l.Algorithm != ratelimit.FixedWindow && !justHeard:
 		return verdict{}, false
 	case short && by.Alive && h.Heard != 0:
 	case cautious && h.Heard != 0 && left <= a.Rule.Limit.Capacity()/ratelimit.PlentyAbove:
