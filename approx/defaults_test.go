@@ -28,7 +28,6 @@ func TestDefaults(t *testing.T) {
 		{ratelimit.Approx, "drift_budget", []string{"1%", "0.1%", "5%"}},
 		{ratelimit.Approx, "low_watermark", []string{"20%", "0%", "100%"}},
 		{ratelimit.Approx, "check_timeout", []string{"2ms", "0s", "10ms"}},
-		{ratelimit.Approx, "sync_interval", []string{"2s", "200ms", "5s"}},
 	} {
 		for i, value := range c.values {
 			what := fmt.Sprintf("%-8s %-13s %-5s", c.mode, c.field, value)

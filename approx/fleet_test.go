@@ -18,8 +18,25 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
+// recalls are the ledger's messages that others wait for what holders have.
+type recalls struct {
+	mu      sync.Mutex
+	holders map[ratelimit.Holder]func(account string) // guarded by mu
+}
+
+func (r *recalls) send(account string, holders []ratelimit.Holder) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, h := range holders {
+		if recalled := r.holders[h]; recalled != nil {
+			go recalled(account)
+		}
+	}
+}
+
 // wire is a node's way to the ledger and the seats, in virtual time.
 type wire struct {
+	*recalls
 	ledger *ledger.Memory
 	seats  *approx.Memory
 	mu     sync.Mutex
@@ -60,6 +77,16 @@ func (w *wire) Settle(ctx context.Context, claims []ratelimit.Claim, grants []ra
 	}
 }
 
+// Recalls has the ledger grant leases of plenty and draws, as Redis does.
+func (w *wire) Recalls(ctx context.Context, holders []ratelimit.Holder, recalled func(account string)) {
+	w.recalls.mu.Lock()
+	for _, h := range holders {
+		w.holders[h] = recalled
+	}
+	w.recalls.mu.Unlock()
+	<-ctx.Done()
+}
+
 func (w *wire) Sit(ctx context.Context, a approx.Application) (approx.Tenancy, error) {
 	back, err := w.travel()
 	if err != nil {
@@ -88,7 +115,8 @@ type node struct {
 // world is nodes with drift shares on one ledger in memory.
 type world struct {
 	testing.TB
-	start  time.Time
+	start time.Time
+	recalls
 	ledger *ledger.Memory
 	seats  *approx.Memory
 	rule   *ratelimit.Rule
@@ -103,6 +131,7 @@ func newWorld(tb testing.TB, seed uint64, rule *ratelimit.Rule) *world {
 	w := &world{TB: tb, start: time.Now(), rule: rule, seed: seed, judge: judge.New(rule.Limit)}
 	rule.Counters = &ratelimit.RuleCounters{}
 	w.ledger, w.seats = ledger.NewMemory(1000, ledgerNow), approx.NewMemory(ledgerNow)
+	w.holders, w.ledger.OnRecall = map[ratelimit.Holder]func(string){}, w.recalls.send
 	return w
 }
 
@@ -112,7 +141,7 @@ func (w *world) clock() ratelimit.Instant { return ratelimit.Instant(time.Since(
 
 func (w *world) join(trip time.Duration) *node {
 	id := uint64(len(w.nodes) + 1)
-	n := &node{id: id, wire: &wire{ledger: w.ledger, seats: w.seats, trip: trip, rnd: rand.New(rand.NewPCG(w.seed, id))}}
+	n := &node{id: id, wire: &wire{recalls: &w.recalls, ledger: w.ledger, seats: w.seats, trip: trip, rnd: rand.New(rand.NewPCG(w.seed, id))}}
 	n.keeper = approx.NewKeeper(n.wire, ratelimit.Holder(id), w.clock)
 	n.fleet = leasing.NewFleet(n.wire, ratelimit.Holder(id), 1000, w.clock, w.start)
 	n.fleet.Drift = n.keeper

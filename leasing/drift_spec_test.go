@@ -436,6 +436,29 @@ func TestLostReportIsToldWhenIdle(t *testing.T) {
 	}
 }
 
+// So it is of a lease that was drawn, which is kept when idle while nothing is owed.
+func TestLostDriftOfADrawnLeaseIsToldWhenIdle(t *testing.T) {
+	s := newNodeScript(t, perMinute100)
+	s.Recalls()
+	c := &s.rule.Coordination
+	c.Mode, c.MaxNodes, c.CheckTimeout = ratelimit.Approx, 2, 2*time.Millisecond
+	s.SetDrift(&shareOfTen{})
+	o := s.other(ratelimit.Claim{Seq: 2, Waiting: 60})
+	s.other(ratelimit.Claim{Seq: 4, Fence: o.Fence, Window: o.Window, Granted: 60, Spent: 60})
+	r := s.asks(1)
+	s.exchange()
+	r.says(false, ratelimit.FromClaim)
+	l := &s.keyHeld().Lease
+	s.asks(l.Unspent()+4).says(false, ratelimit.FromDrift)
+	b, _ := s.sends()
+	b.Fail(errors.New("lost"))
+	s.passes(3 * time.Second)
+	s.sweeps()
+	if c, _ := s.exchange(); c.Spent != c.Granted-c.Returned+4 {
+		t.Errorf("it tells %+v", c)
+	}
+}
+
 // A lease of the next window that owes something takes nothing from what is leased of
 // this one.
 func TestGaugeOfALeaseThatOwes(t *testing.T) {

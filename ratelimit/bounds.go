@@ -142,6 +142,9 @@ func (r *Rule) storeOps(nodes int) StoreOps {
 	if size := max(c.Lease.Fixed, c.Lease.Max); size > 0 {
 		s.Each = max(1, size/2)
 	}
+	if c.Mode == Approx && r.DriftShare() > 0 && c.CheckTimeout == 0 {
+		s.Each = 1 // each request that finds no lease drifts at once, and is told by itself
+	}
 	return s
 }
 

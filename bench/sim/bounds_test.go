@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -53,7 +54,8 @@ var near = Net{Trip: Delay{Least: 500 * time.Microsecond, Tail: 500 * time.Micro
 func TestDeclaredStoreOps(t *testing.T) {
 	for algorithm := range ratelimit.Algorithms {
 		for _, requests := range []ratelimit.Tokens{30, 600, 3000} {
-			for _, fields := range coordinations {
+			// And one that never waits, and tells of each token by itself in the end.
+			for _, fields := range append(slices.Clone(coordinations), map[string]string{"mode": "approx", "drift_budget": "5%", "max_nodes": "3", "check_timeout": "0s"}) {
 				l := ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Minute, Multiplier: 1, Requests: requests, Burst: requests}
 				t.Run(fmt.Sprint(l, " ", fields), func(t *testing.T) {
 					t.Parallel()

@@ -60,8 +60,10 @@ func (h *Held) plain(now instant, there LedgerClock, fl *Flight) {
 		return
 	}
 	// As much as was left when last heard: a draw of more would take nothing, and be one message more.
-	left := wholeUnits(&c.Limit, h.Lease.Available)
-	if c.Waiting+h.Lease.Drifted() > left || left == 0 {
+	// What has drifted comes first, and a draw takes a unit besides.
+	unit := max(1, c.Limit.Capacity()/ratelimit.PlentyPart)
+	left := wholeUnits(&c.Limit, unit, h.Lease.Available) - h.Lease.Drifted()
+	if max(c.Waiting, unit) > left {
 		c.Draw = 0
 		return
 	}
@@ -70,8 +72,7 @@ func (h *Held) plain(now instant, there LedgerClock, fl *Flight) {
 
 // wholeUnits is how much can be drawn of what is left of a limit: a till has the limit in units of a PlentyPart of
 // it, and what it has beyond so many units is claimed.
-func wholeUnits(l *ratelimit.Limit, left tokens) tokens {
-	unit := max(1, l.Capacity()/ratelimit.PlentyPart)
+func wholeUnits(l *ratelimit.Limit, unit, left tokens) tokens {
 	beyond := l.Capacity() - min(ratelimit.PlentyPart, l.Capacity())*unit
 	return max(0, left-beyond) / unit * unit
 }

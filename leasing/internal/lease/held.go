@@ -82,8 +82,8 @@ func (h *Held) Lands() { h.underWay = nil }
 
 // Patience is how long a claim may wait for others to travel with; 0 where that could cost anything: where
 // others wait for it, here or at other nodes; where expiry may undo what it tells, or the ledger has lost
-// it; where something was spent unasked, for a node may have only so much of that, or what is known of
-// others gets old; and where the window ends soon, or what is left does not last.
+// it; where something was spent unasked, for a node may have only so much of that; and where the window ends
+// soon, or what is left does not last.
 func (h *Held) Patience(now instant, fl *Flight) time.Duration {
 	l := &h.Lease
 	switch {
@@ -306,9 +306,10 @@ func (h *Held) Sweep(now instant, roomy bool) (ended bool) {
 		h.Gauges.Set(nil, 0, 0, 0)
 		h.Finish()
 		h.goOn(now)
-	case h.Stretched && roomy:
+	case h.Stretched && roomy && h.Lease.Drifted() == 0:
 		// A lease of plenty is kept when idle. If others come to need it, it is recalled
-		// (docs/protocol.md, section 4.11). A table that is nearly full needs the place.
+		// (docs/protocol.md, section 4.11). A table that is nearly full needs the place. Drift of which
+		// the ledger was not told, for that claim was lost, is told now.
 	case now.Sub(h.Demand.LastUse) > IdleAfter && h.Untold():
 		h.send(Flight{Errand: Errand{GiveUp: true}})
 	}
