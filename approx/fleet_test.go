@@ -18,13 +18,13 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// recalls are the ledger's messages that others wait for what holders have.
-type recalls struct {
+// messages are those of the ledger, that others wait for what holders have.
+type messages struct {
 	mu      sync.Mutex
 	holders map[ratelimit.Holder]func(account string) // guarded by mu
 }
 
-func (r *recalls) send(account string, holders []ratelimit.Holder) {
+func (r *messages) send(account string, holders []ratelimit.Holder) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, h := range holders {
@@ -36,15 +36,15 @@ func (r *recalls) send(account string, holders []ratelimit.Holder) {
 
 // wire is a node's way to the ledger and the seats, in virtual time.
 type wire struct {
-	*recalls
-	ledger *ledger.Memory
-	seats  *approx.Memory
-	mu     sync.Mutex
-	trip   time.Duration // guarded by mu
-	loss   float64       // guarded by mu: of answers
-	cut    bool          // guarded by mu
-	rnd    *rand.Rand    // guarded by mu
-	calls  int           // guarded by mu
+	recalls *messages
+	ledger  *ledger.Memory
+	seats   *approx.Memory
+	mu      sync.Mutex
+	trip    time.Duration // guarded by mu
+	loss    float64       // guarded by mu: of answers
+	cut     bool          // guarded by mu
+	rnd     *rand.Rand    // guarded by mu
+	calls   int           // guarded by mu
 }
 
 var errCut = errors.New("the wire is cut")
@@ -81,7 +81,7 @@ func (w *wire) Settle(ctx context.Context, claims []ratelimit.Claim, grants []ra
 func (w *wire) Recalls(ctx context.Context, holders []ratelimit.Holder, recalled func(account string)) {
 	w.recalls.mu.Lock()
 	for _, h := range holders {
-		w.holders[h] = recalled
+		w.recalls.holders[h] = recalled
 	}
 	w.recalls.mu.Unlock()
 	<-ctx.Done()
@@ -115,23 +115,23 @@ type node struct {
 // world is nodes with drift shares on one ledger in memory.
 type world struct {
 	testing.TB
-	start time.Time
-	recalls
-	ledger *ledger.Memory
-	seats  *approx.Memory
-	rule   *ratelimit.Rule
-	seed   uint64
-	nodes  []*node
-	mu     sync.Mutex
-	judge  *judge.Judge // guarded by mu
-	waits  []time.Duration
+	start   time.Time
+	recalls messages
+	ledger  *ledger.Memory
+	seats   *approx.Memory
+	rule    *ratelimit.Rule
+	seed    uint64
+	nodes   []*node
+	mu      sync.Mutex
+	judge   *judge.Judge // guarded by mu
+	waits   []time.Duration
 }
 
 func newWorld(tb testing.TB, seed uint64, rule *ratelimit.Rule) *world {
 	w := &world{TB: tb, start: time.Now(), rule: rule, seed: seed, judge: judge.New(rule.Limit)}
 	rule.Counters = &ratelimit.RuleCounters{}
 	w.ledger, w.seats = ledger.NewMemory(1000, ledgerNow), approx.NewMemory(ledgerNow)
-	w.holders, w.ledger.OnRecall = map[ratelimit.Holder]func(string){}, w.recalls.send
+	w.recalls.holders, w.ledger.OnRecall = map[ratelimit.Holder]func(string){}, w.recalls.send
 	return w
 }
 
