@@ -45,9 +45,9 @@ type heldPlace struct {
 }
 
 const (
-	coldDrifts    = 1 << iota // it has drift that may still count
-	coldUntold                // when it is idle, there is something to tell, or to give back
-	coldStretched             // but only if room is scarce
+	coldDrifts = 1 << iota // it has drift that may still count
+	coldUntold             // when it is idle, there is something to tell, or to give back
+	coldKept               // but only if room is scarce
 )
 
 // packedMost is how long a packed key may be.
@@ -236,8 +236,8 @@ func (s *fleetShard) cool(h *busyKey) bool {
 	if h.Untold() {
 		c.Mark |= coldUntold
 	}
-	if h.Stretched {
-		c.Mark |= coldStretched
+	if h.KeptIdle() {
+		c.Mark |= coldKept
 	}
 	s.busy.leave(h)
 	return true
@@ -248,7 +248,7 @@ func (s *fleetShard) dueCold(now instant, c *heldCell) bool {
 	if lease.TicksOf(now) >= c.Val.over {
 		return true
 	}
-	mayReturn := c.Mark&coldUntold != 0 && (c.Mark&coldStretched == 0 || !s.roomy())
+	mayReturn := c.Mark&coldUntold != 0 && (c.Mark&coldKept == 0 || !s.roomy())
 	return mayReturn && now.Sub(lease.LastUsedCold(s.keys.Kept(c))) > lease.IdleAfter
 }
 

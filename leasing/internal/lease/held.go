@@ -306,15 +306,18 @@ func (h *Held) Sweep(now instant, roomy bool) (ended bool) {
 		h.Gauges.Set(nil, 0, 0, 0)
 		h.Finish()
 		h.goOn(now)
-	case h.Stretched && roomy && h.Lease.Drifted() == 0:
-		// A lease of plenty is kept when idle. If others come to need it, it is recalled
-		// (docs/protocol.md, section 4.11). A table that is nearly full needs the place. Drift of which
-		// the ledger was not told, for that claim was lost, is told now.
+	case roomy && h.KeptIdle():
+		// A table that is nearly full needs the place.
 	case now.Sub(h.Demand.LastUse) > IdleAfter && h.Untold():
 		h.send(Flight{Errand: Errand{GiveUp: true}})
 	}
 	return ended
 }
+
+// KeptIdle tells whether the lease is kept when idle, while the table has room: one of plenty, which is recalled
+// if others come to need it (docs/protocol.md, section 4.11). Drift of which the ledger was not told, because that
+// claim was lost, is told when the key is idle.
+func (h *Held) KeptIdle() bool { return h.Stretched && h.Lease.Drifted() == 0 }
 
 // Unsaid tells whether the ledger does not know all of what still counts.
 func (h *Held) Unsaid(now instant) bool {
