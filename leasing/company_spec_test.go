@@ -193,6 +193,19 @@ func TestCompanyIsNotStarved(t *testing.T) {
 	r.says(false, ratelimit.FromClaim)
 }
 
+// A batch that is full may have left others behind: the next one leaves at once.
+func TestFullBatchIsFollowedAtOnce(t *testing.T) {
+	for _, n := range []int{batchSize - 1, batchSize, batchSize + 1} {
+		l := &lane{queue: make(chan *flight, 2*batchSize), company: newCompany(1)}
+		for range n {
+			l.queue <- &flight{}
+		}
+		if took := len(l.take()); took != min(n, batchSize) || l.rung() != (n >= batchSize) {
+			t.Errorf("%d of %d leave, and the bell is wrong", took, n)
+		}
+	}
+}
+
 // Of many claims that wait for company as many leave as travel together, and where no more can wait, they
 // are sent at once: none is dropped.
 func TestCompanyOfManyClaims(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -69,6 +70,23 @@ func TestLedgerThatIsAlive(t *testing.T) {
 		l.breaker.failures = x.failures
 		if l.alive(x.now) != x.alive {
 			t.Errorf("%+v: alive %v", x, !x.alive)
+		}
+	}
+}
+
+// The ledger's clock was set just now for as long as others may not have told what they had. One that never was is
+// not, also where this process is younger than that.
+func TestClockThatWasJustSet(t *testing.T) {
+	const learns = instant(ledger.RelearnTime)
+	for _, x := range []struct {
+		set, now instant
+		just     bool
+	}{
+		{0, 1, false}, {0, learns - 1, false}, {1, 1, true}, {1, learns, true}, {1, learns + 1, false}, {learns, learns, true},
+	} {
+		l := &lane{set: x.set}
+		if just := l.justSet(x.now); just != x.just {
+			t.Errorf("set at %v, at %v: just set %v", x.set, x.now, just)
 		}
 	}
 }

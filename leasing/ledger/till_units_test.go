@@ -1,0 +1,69 @@
+package ledger
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// How many units a claim draws: what waits, or else what is wanted, but no more than an eighth of the limit; a unit
+// at least; and what was spent unasked besides.
+func TestUnitsOfADraw(t *testing.T) {
+	minute := func(n tokens) ratelimit.Limit { return ratelimit.Limit{Unit: ratelimit.Minute, Requests: n} }
+	for _, x := range []struct {
+		limit                tokens
+		waiting, want, drift tokens
+		before               bool // the drift is of another window
+		units                tokens
+	}{
+		{limit: 800, waiting: 1, want: 1, units: 1},
+		{limit: 800, want: 1, units: 1},
+		{limit: 800, want: 40, units: 1},
+		{limit: 800, want: 41, units: 2},
+		{limit: 800, want: 100, units: 3},
+		{limit: 800, want: 500, units: 3}, // 100 are an eighth
+		{limit: 800, waiting: 101, want: 500, units: 3},
+		{limit: 800, waiting: 121, want: 500, units: 4},
+		{limit: 800, waiting: 800, want: 800, units: 20},
+		{limit: 800, waiting: 801, want: 801, units: 0},
+		{limit: 800, waiting: 40, want: 40, drift: 1, units: 2},
+		{limit: 800, waiting: 40, want: 40, drift: 1, before: true, units: 1},
+		{limit: 800, waiting: 799, want: 800, drift: 1, units: 20},
+		{limit: 800, waiting: 799, want: 800, drift: 2, units: 0},
+		{limit: 7, waiting: 1, want: 5, units: 1}, // an eighth of 7 is nothing: what waits
+		{limit: 7, want: 5, units: 1},
+		{limit: 7, waiting: 7, want: 7, units: 7},
+		{limit: 7, waiting: 8, want: 8, units: 0},
+		{limit: 119, waiting: 100, want: 100, units: 20}, // 19 are in no unit
+		{limit: 119, waiting: 101, want: 101, units: 0},
+	} {
+		c := ratelimit.Claim{
+			Limit: minute(x.limit), Seq: 2, Stretch: true, Window: 9, Draw: 9,
+			Waiting: x.waiting, Want: x.want, Granted: 5, Spent: 5 + x.drift,
+		}
+		if x.before {
+			c.Window = 8
+		}
+		if got := unitsOf(&c); got != x.units {
+			t.Errorf("%+v: %d units", x, got)
+		}
+	}
+}
+
+// An account keeps what was drawn of the latest windows that have tills: of one too many, the first is forgotten.
+func TestTillsOfManyWindows(t *testing.T) {
+	var a Account
+	now := ledgerTime(1_800_000_015_000_000)
+	for i := range window(mostTills + 1) {
+		at := now + ledgerTime(i)*ledgerTime(time.Minute/time.Microsecond)
+		c := ratelimit.Claim{Limit: perMinute100, Holder: 2, Seq: 2, Stretch: true, Want: 1, Waiting: 1, TTL: time.Second}
+		c.Draw = c.Limit.WindowAt(at)
+		if _, ok := a.draw(at, &c); !ok {
+			t.Fatalf("nothing is drawn of window %d", i)
+		}
+	}
+	if len(a.tills) != mostTills || a.tills[0].window != perMinute100.WindowAt(now)+1 {
+		t.Errorf("%d tills, the first of window %d", len(a.tills), a.tills[0].window)
+	}
+}
