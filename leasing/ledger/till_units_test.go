@@ -1,8 +1,12 @@
 package ledger
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -65,5 +69,36 @@ func TestTillsOfManyWindows(t *testing.T) {
 	}
 	if len(a.tills) != mostTills || a.tills[0].window != perMinute100.WindowAt(now)+1 {
 		t.Errorf("%d tills, the first of window %d", len(a.tills), a.tills[0].window)
+	}
+}
+
+// A server that forbids one of the commands of a draw is not asked for draws again; one that says something else, and
+// one that is not reached, may be.
+func TestDrawsThatAreForbidden(t *testing.T) {
+	denied, busy, gone := redisSays("NOPERM this user has no permissions"), redisSays("BUSY a script runs"), errors.New("gone")
+	for _, x := range []struct {
+		length, expiry, clock error
+		before                bool
+		forbidden             bool
+	}{
+		{length: denied, forbidden: true},
+		{expiry: denied, forbidden: true},
+		{clock: denied, forbidden: true},
+		{length: busy},
+		{clock: busy},
+		{length: busy, before: true, forbidden: true},
+		{length: gone},
+	} {
+		ctx := context.Background()
+		d := sentDraw{units: 1, length: redis.NewIntCmd(ctx), expiry: redis.NewBoolCmd(ctx), account: redis.NewStringCmd(ctx)}
+		d.length.SetErr(x.length)
+		d.expiry.SetErr(x.expiry)
+		d.account.SetErr(redis.Nil)
+		trip := tills{clock: redis.NewTimeCmd(ctx), sent: []sentDraw{d}, forbidden: x.before}
+		trip.clock.SetErr(x.clock)
+		c := ratelimit.Claim{Limit: perMinute100, Draw: 9}
+		if _, ok := trip.next(&c); ok != (x.length == gone) || trip.forbidden != x.forbidden {
+			t.Errorf("%+v: answered %v, forbidden %v", x, ok, trip.forbidden)
+		}
 	}
 }

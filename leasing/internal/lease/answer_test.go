@@ -3,6 +3,7 @@ package lease
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -31,5 +32,38 @@ func TestNoReconciliationOfAnError(t *testing.T) {
 	fl := Flight{Claim: ratelimit.Claim{Limit: perMinute100, Window: 7, Granted: 3, Spent: 5}}
 	if r, drifted := fl.Reconciled(rule, &ratelimit.Grant{Err: errors.New("no answer"), OverAdmitted: 4}, 9); drifted || r != (Reconciliation{}) {
 		t.Errorf("%+v %v", r, drifted)
+	}
+}
+
+// Whether a key has too many holders for draws, a script's answer says, and a draw's; a glance, which is answered by
+// who has read the account, says nothing of it.
+func TestWhoSaysThatAKeyIsCrowded(t *testing.T) {
+	const now, at = instant(time.Hour), ledgerTime(1_800_000_015_000_000)
+	few := perMinute100.WindowAt(at)
+	for _, x := range []struct {
+		was, glance, drawn bool
+		holders            int
+		is                 bool
+	}{
+		{false, false, true, 1, false}, {true, false, true, 1, false}, {false, false, false, 5, true}, {true, false, false, 4, false},
+		{true, true, true, 1, true}, {false, true, true, 1, false}, {true, true, false, 1, false}, {false, true, false, 5, true},
+	} {
+		h := calmKey(now)
+		h.Lease.Spent, h.Lease.Window, h.crowded = h.Lease.Granted, few, x.was
+		fl := &Flight{Claim: ratelimit.Claim{
+			Limit: perMinute100, Holder: 40, Seq: 2, Window: few, Granted: h.Lease.Granted, Spent: h.Lease.Spent,
+			TTL: 10 * time.Second, Draw: few, Glance: x.glance,
+		}}
+		h.Lease.Seq = 2
+		g := &ratelimit.Grant{
+			Seq: 2, Granted: h.Lease.Granted, Fence: 7, Window: few, Carried: true, TTL: 10 * time.Second, Drawn: x.drawn,
+			Holders: x.holders, At: at, ResetAfter: 45 * time.Second,
+		}
+		var there LedgerClock
+		there.Heard(now, now, at)
+		h.Answer(now, now, there, fl, g, func() float64 { return 0 })
+		if h.crowded != x.is {
+			t.Errorf("%+v: crowded %v", x, h.crowded)
+		}
 	}
 }
