@@ -45,8 +45,14 @@ func TestWhoSaysThatAKeyIsCrowded(t *testing.T) {
 		holders            int
 		is                 bool
 	}{
-		{false, false, true, 1, false}, {true, false, true, 1, false}, {false, false, false, 5, true}, {true, false, false, 4, false},
-		{true, true, true, 1, true}, {false, true, true, 1, false}, {true, true, false, 1, false}, {false, true, false, 5, true},
+		{false, false, true, 1, false},
+		{true, false, true, 1, false},
+		{false, false, false, 5, true},
+		{true, false, false, 4, false},
+		{true, true, true, 1, true},
+		{false, true, true, 1, false},
+		{true, true, false, 1, false},
+		{false, true, false, 5, true},
 	} {
 		h := calmKey(now)
 		h.Lease.Spent, h.Lease.Window, h.crowded = h.Lease.Granted, few, x.was
