@@ -193,6 +193,35 @@ func TestCompanyIsNotStarved(t *testing.T) {
 	r.says(false, ratelimit.FromClaim)
 }
 
+// One bell is set for those that have little patience, and one for those that have much, and each is set again when it
+// has rung.
+func TestTwoBells(t *testing.T) {
+	type bell struct {
+		after time.Duration
+		ring  func()
+	}
+	var set []bell
+	f := &Fleet{after: func(d time.Duration, ring func()) { set = append(set, bell{d, ring}) }}
+	l := &lane{company: newCompany(1)}
+	for range 2 {
+		for _, d := range []time.Duration{lease.Company, lease.LongCompany, lease.Company, lease.LongCompany} {
+			l.ringAfter(f, d)
+		}
+		if len(set) != 2 || set[0].after != lease.Company || set[1].after != lease.LongCompany {
+			t.Fatalf("%d bells are set: %+v", len(set), set)
+		}
+		if l.rung() {
+			t.Error("one rings at once")
+		}
+		for _, b := range set {
+			if b.ring(); !l.rung() {
+				t.Errorf("the bell of %v does not ring", b.after)
+			}
+		}
+		set = nil
+	}
+}
+
 // A batch that is full may have left others behind: the next one leaves at once.
 func TestFullBatchIsFollowedAtOnce(t *testing.T) {
 	for _, n := range []int{batchSize - 1, batchSize, batchSize + 1} {

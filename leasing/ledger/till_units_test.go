@@ -44,7 +44,7 @@ func TestUnitsOfADraw(t *testing.T) {
 	} {
 		c := ratelimit.Claim{
 			Limit: minute(x.limit), Seq: 2, Stretch: true, Window: 9, Draw: 9,
-			Waiting: x.waiting, Want: x.want, Granted: 5, Spent: 5 + x.drift,
+			Waiting: x.waiting, Want: x.want, Granted: 7, Returned: 2, Spent: 5 + x.drift,
 		}
 		if x.before {
 			c.Window = 8
@@ -57,9 +57,10 @@ func TestUnitsOfADraw(t *testing.T) {
 
 // An account keeps what was drawn of the latest windows that have tills: of one too many, the first is forgotten.
 func TestTillsOfManyWindows(t *testing.T) {
+	const most = 16
 	var a Account
 	now := ledgerTime(1_800_000_015_000_000)
-	for i := range window(mostTills + 1) {
+	for i := range window(most + 1) {
 		at := now + ledgerTime(i)*ledgerTime(time.Minute/time.Microsecond)
 		c := ratelimit.Claim{Limit: perMinute100, Holder: 2, Seq: 2, Stretch: true, Want: 1, Waiting: 1, TTL: time.Second}
 		c.Draw = c.Limit.WindowAt(at)
@@ -67,7 +68,7 @@ func TestTillsOfManyWindows(t *testing.T) {
 			t.Fatalf("nothing is drawn of window %d", i)
 		}
 	}
-	if len(a.tills) != mostTills || a.tills[0].window != perMinute100.WindowAt(now)+1 {
+	if len(a.tills) != most || a.tills[0].window != perMinute100.WindowAt(now)+1 {
 		t.Errorf("%d tills, the first of window %d", len(a.tills), a.tills[0].window)
 	}
 }
@@ -96,9 +97,43 @@ func TestDrawsThatAreForbidden(t *testing.T) {
 		d.account.SetErr(redis.Nil)
 		trip := tills{clock: redis.NewTimeCmd(ctx), sent: []sentDraw{d}, forbidden: x.before}
 		trip.clock.SetErr(x.clock)
-		c := ratelimit.Claim{Limit: perMinute100, Draw: 9}
-		if _, ok := trip.next(&c); ok != (x.length == gone) || trip.forbidden != x.forbidden {
+		c := ratelimit.Claim{Limit: perMinute100, Draw: 9, Seq: 8}
+		g, ok := trip.next(&c)
+		if ok != (x.length == gone) || trip.forbidden != x.forbidden {
 			t.Errorf("%+v: answered %v, forbidden %v", x, ok, trip.forbidden)
+		}
+		if ok && (g.Seq != 8 || !errors.Is(g.Err, gone)) {
+			t.Errorf("%+v: answered with %+v", x, g)
+		}
+	}
+}
+
+// What one claim has drawn is read as it was written, and nothing is read of nothing.
+func TestTillIsReadAsItIsWritten(t *testing.T) {
+	c := ratelimit.Claim{Limit: perMinute100, Holder: 2, Seq: 8, Fence: 3, Window: 9, Draw: 9}
+	for units := range tokens(3) {
+		got, ok := readTill(entries(&c, units, 5))
+		if ok != (units > 0) || got.units != units {
+			t.Errorf("%d units: read %v, %+v", units, ok, got)
+		}
+		if ok && (len(got.drawn) != 1 || got.drawn[0] != drawing{holder: 2, n: 5 * units, seq: 8}) {
+			t.Errorf("%d units: %+v", units, got.drawn)
+		}
+	}
+}
+
+// A till is open once the ledger's clock is later than all that an account has renamed, or is told again.
+func TestTillOpensBehindWhatWasRenamed(t *testing.T) {
+	now := ledgerTime(1_800_000_015_000_000)
+	w := perMinute100.WindowAt(now)
+	for _, x := range []struct {
+		renamed, relearn ledgerTime
+		open             bool
+	}{{0, 0, true}, {now - 1, 0, true}, {now, 0, false}, {0, now, true}, {0, now + 1, false}} {
+		a := Account{window: w}
+		a.renamed, a.relearn = ratelimit.Fence(x.renamed), x.relearn
+		if _, open := a.open(w, now, &perMinute100); open != x.open {
+			t.Errorf("%+v: open %v", x, open)
 		}
 	}
 }

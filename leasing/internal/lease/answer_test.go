@@ -73,3 +73,32 @@ func TestWhoSaysThatAKeyIsCrowded(t *testing.T) {
 		}
 	}
 }
+
+// That a draw was lost is settled by the next claim of its window that is none. One for the next window says nothing
+// of it.
+func TestWhoSettlesALostDraw(t *testing.T) {
+	const now, at = instant(time.Hour), ledgerTime(1_800_000_015_000_000)
+	w := perMinute100.WindowAt(at)
+	for _, x := range []struct{ ahead, drawn, lost bool }{
+		{false, false, false}, {false, true, true}, {true, false, true}, {true, true, true},
+	} {
+		h := calmKey(now)
+		h.Lease.Window, h.Lease.Seq, h.vain = w, 2, true
+		fl := &Flight{Errand: Errand{Ahead: x.ahead}, Claim: ratelimit.Claim{
+			Limit: perMinute100, Holder: 40, Seq: 2, Window: w, Granted: 20, Spent: 10, TTL: 10 * time.Second, Ahead: x.ahead,
+		}}
+		g := &ratelimit.Grant{
+			Seq: 2, Granted: 20, Fence: 7, Window: w, Carried: true, TTL: 10 * time.Second, Drawn: x.drawn,
+			Holders: 1, At: at, ResetAfter: 45 * time.Second,
+		}
+		if x.ahead {
+			fl.Claim.Window, fl.Claim.Granted, fl.Claim.Spent, g.Window = w+1, 0, 0, w+1
+		}
+		var there LedgerClock
+		there.Heard(now, now, at)
+		h.Answer(now, now, there, fl, g, func() float64 { return 0 })
+		if h.vain != x.lost {
+			t.Errorf("%+v: lost %v", x, h.vain)
+		}
+	}
+}

@@ -92,3 +92,17 @@ func TestWhatIsDrawn(t *testing.T) {
 		}
 	}
 }
+
+// A claim lingers while it waits for others, and no longer than until it is written.
+func TestWhatLingers(t *testing.T) {
+	var h Held
+	if h.Lingers() {
+		t.Error("nothing is under way")
+	}
+	for _, fl := range []Flight{{}, {Lingers: true}, {written: true}, {Lingers: true, written: true}} {
+		h.Flies(&fl)
+		if want := fl.Lingers && !fl.written; h.Lingers() != want {
+			t.Errorf("lingers %v, written %v: %v", fl.Lingers, fl.written, h.Lingers())
+		}
+	}
+}

@@ -56,7 +56,7 @@ func TestWhichClaimsMayBeDraws(t *testing.T) {
 				t.Errorf("nothing is known of the ledger's clock, and it draws from %d", got)
 			}
 			end := now.Add(45 * time.Second)
-			if got := h.drawsFrom(end.Add(-turnSoon/2), there, fl); got != 0 {
+			if got := h.drawsFrom(end.Add(-4*time.Millisecond), there, fl); got != 0 {
 				t.Errorf("the window ends in a moment, and it draws from %d", got)
 			}
 		})
@@ -99,7 +99,12 @@ func TestDrawsWhatIsLeft(t *testing.T) {
 		case c.draws > 0 && (fl.Claim.Draw != w || fl.Claim.Want != c.draws):
 			t.Errorf("%+v: draws of %d, and wants %d", c, fl.Claim.Draw, fl.Claim.Want)
 		}
-		// Of a window of which nothing is known it draws as it likes.
+		// Of a window of which nothing is known it draws as it likes, whatever was left of another.
+		h.Lease.Fence, h.Lease.Spent, fl.Claim.Want = 0, 5, c.want
+		if h.plain(now, there, fl); fl.Claim.Draw != w || fl.Claim.Want != c.want {
+			t.Errorf("%+v: with no fence draws of %d, and wants %d", c, fl.Claim.Draw, fl.Claim.Want)
+		}
+		h.Lease.Fence = 7
 		h.Lease.Window, fl.Claim.Window, h.Lease.Spent, fl.Claim.Want = w-1, w-1, 5, c.want
 		if h.plain(now, there, fl); fl.Claim.Draw != w || fl.Claim.Want != c.want {
 			t.Errorf("%+v: in a new window draws of %d, and wants %d", c, fl.Claim.Draw, fl.Claim.Want)
