@@ -99,7 +99,7 @@ func TestDrawsThatAreForbidden(t *testing.T) {
 		trip.clock.SetErr(x.clock)
 		c := ratelimit.Claim{Limit: perMinute100, Draw: 9, Seq: 8}
 		g, ok := trip.next(&c)
-		if ok != (x.length == gone) || trip.forbidden != x.forbidden {
+		if ok != errors.Is(x.length, gone) || trip.forbidden != x.forbidden {
 			t.Errorf("%+v: answered %v, forbidden %v", x, ok, trip.forbidden)
 		}
 		if ok && (g.Seq != 8 || !errors.Is(g.Err, gone)) {
