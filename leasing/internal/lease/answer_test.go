@@ -39,7 +39,7 @@ func TestNoReconciliationOfAnError(t *testing.T) {
 // who has read the account, says nothing of it.
 func TestWhoSaysThatAKeyIsCrowded(t *testing.T) {
 	const now, at = instant(time.Hour), ledgerTime(1_800_000_015_000_000)
-	few := perMinute100.WindowAt(at)
+	w := perMinute100.WindowAt(at)
 	for _, x := range []struct {
 		was, glance, drawn bool
 		holders            int
@@ -55,14 +55,14 @@ func TestWhoSaysThatAKeyIsCrowded(t *testing.T) {
 		{false, true, false, 5, true},
 	} {
 		h := calmKey(now)
-		h.Lease.Spent, h.Lease.Window, h.crowded = h.Lease.Granted, few, x.was
+		h.Lease.Spent, h.Lease.Window, h.crowded = h.Lease.Granted, w, x.was
 		fl := &Flight{Claim: ratelimit.Claim{
-			Limit: perMinute100, Holder: 40, Seq: 2, Window: few, Granted: h.Lease.Granted, Spent: h.Lease.Spent,
-			TTL: 10 * time.Second, Draw: few, Glance: x.glance,
+			Limit: perMinute100, Holder: 40, Seq: 2, Window: w, Granted: h.Lease.Granted, Spent: h.Lease.Spent,
+			TTL: 10 * time.Second, Draw: w, Glance: x.glance,
 		}}
 		h.Lease.Seq = 2
 		g := &ratelimit.Grant{
-			Seq: 2, Granted: h.Lease.Granted, Fence: 7, Window: few, Carried: true, TTL: 10 * time.Second, Drawn: x.drawn,
+			Seq: 2, Granted: h.Lease.Granted, Fence: 7, Window: w, Carried: true, TTL: 10 * time.Second, Drawn: x.drawn,
 			Holders: x.holders, At: at, ResetAfter: 45 * time.Second,
 		}
 		var there LedgerClock

@@ -212,8 +212,8 @@ func (h *Held) needsLastWord() bool {
 	}
 	// Where something drifted, or nothing was left, the window may be over its limit. Otherwise it
 	// is not by what this node knows. A last word is then sent only if windows are not shorter than
-	// sync_interval, for one claim more a window would be too many; and not where more than half of
-	// the limit was left.
+	// sync_interval, for one claim more a window would be too many; and not under a lease of plenty
+	// with more than half of the limit left.
 	little := !h.Stretched || l.Available <= h.Rule.Limit.Capacity()/ratelimit.PlentyAbove
 	return l.Drifted() > 0 || l.Available <= 0 ||
 		little && h.Rule.Limit.Period() >= h.Rule.Coordination.SyncInterval

@@ -88,8 +88,8 @@ func (h *Held) BookUnplaced() {
 //	more                              as on_store_failure says, and charged
 //	never heard of                    so, too; but only one at a time, until it is heard of
 //
-// Of a sliding window and a bucket, to which tokens come back, that is so for as long as a request
-// waits; what was heard before says nothing.
+// To a sliding window and a bucket tokens come back: of these only what was heard while the request
+// waited counts, and on_store_failure decides where that is nothing.
 //
 // So a burst that a busy machine cannot answer in time does not go over a limit by
 // what each node may admit alone, and a first request on a cold key passes. The second
@@ -121,7 +121,7 @@ func (h *Held) RefuseLate(now instant, a *ask, by Lateness) (verdict, bool) {
 		v := l.Deny(now, a)
 		v.Source = ratelimit.FromClaim
 		return v, true
-	// What was left says nothing soon, for it comes back with time.
+	// What was left before says nothing now, for tokens come back.
 	case l.Algorithm != ratelimit.FixedWindow && !justHeard:
 		return verdict{}, false
 	case short && by.Alive && h.Heard != 0:
