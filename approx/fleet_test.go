@@ -25,11 +25,12 @@ type messages struct {
 }
 
 func (r *messages) send(account string, holders []ratelimit.Holder) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	for _, h := range holders {
-		if recalled := r.holders[h]; recalled != nil {
-			go recalled(account)
+		r.mu.Lock()
+		recalled := r.holders[h]
+		r.mu.Unlock()
+		if recalled != nil {
+			recalled(account)
 		}
 	}
 }
