@@ -47,7 +47,7 @@ var thePlan = plan{
 				{"TestRedisAnswersAsMemoryDoes", []string{"-compared-first", "60", "-compared", "240"}},
 				{"TestRedisAnswersAsMemoryDoes", []string{"-compared-first", "300", "-compared", "300"}},
 			},
-			labels: []string{"Histor=histories", "TestRedisAnswersAsMemoryDoes=comparison"},
+			labels: []string{"Histor=histories", "TestRedis.*AsMemoryDoes=comparison"},
 		},
 		{dir: "approx", waits: "^Test(Drift|OverAdmission|OneNode)", labels: []string{"TestSeats$=comparison"}},
 		{dir: "routing/internal/moved"},
