@@ -53,22 +53,21 @@ func (f *Fleet) reportThen(h *busyKey, now instant, r lease.Report) {
 	})
 }
 
-// launch queues a claim for which nobody waits; the caller holds the shard's
-// lock. It reports false when the queue is full.
-func (f *Fleet) launch(now instant, h *busyKey, fl *flight) bool {
+// launch queues a claim for which nobody waits, or does nothing when the queue is full; the caller
+// holds the shard's lock.
+func (f *Fleet) launch(now instant, h *busyKey, fl *flight) {
 	patience := h.Patience(now, &fl.Flight)
 	// Alone, it is worth nothing before somebody waits; nor is it in a Cluster, where nothing is drawn.
 	if patience > lease.Company && (!f.gathers || len(f.lanes) > 1) {
-		return false
+		return
 	}
 	if !f.laneOf(fl.name).put(f, fl, patience) {
-		return false
+		return
 	}
 	// The sender cannot be ahead of this line: it writes the claim under the shard's lock,
 	// which the caller holds.
 	h.flight = fl
 	h.Queued(&fl.Flight)
-	return true
 }
 
 // newFlight is for what a key wants to claim.

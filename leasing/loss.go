@@ -258,7 +258,11 @@ func (f *Fleet) tellKey(now instant, s *fleetShard, c *heldCell, t *teller) (tol
 	if l.refused(now) {
 		return false, false // this part of the ledger is dead; a later pass tells it
 	}
-	return false, len(l.queue) >= cap(l.queue)/2 || !f.launch(now, h, fl)
+	if len(l.queue) >= cap(l.queue)/2 {
+		return false, true
+	}
+	f.launch(now, h, fl) // where the queue has filled up since, a later pass tells it
+	return false, false
 }
 
 // beat hears of the parts of the ledger that nothing was heard of for a while.

@@ -215,14 +215,10 @@ func openIn(account string, w window, now ledgerTime, l *ratelimit.Limit) (charg
 // packedNumbers reads an array of whole numbers as Redis' cmsgpack writes it (MessagePack,
 // github.com/msgpack/msgpack/blob/master/spec.md), and says how many there are.
 func packedNumbers(b string, numbers *[accountFields]int64) (n int, ok bool) {
-	switch {
-	case b[0]&0xf0 == 0x90:
-		n, b = int(b[0]&0x0f), b[1:]
-	case b[0] == 0xdc && len(b) > 2:
-		n, b = int(b[1])<<8|int(b[2]), b[3:]
-	default:
+	if len(b) < 3 || b[0] != 0xdc { // of fewer than 16 numbers, which have another form, nobody needs any
 		return 0, false
 	}
+	n, b = int(b[1])<<8|int(b[2]), b[3:]
 	if n > len(numbers) {
 		return n, false
 	}

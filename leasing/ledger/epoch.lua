@@ -27,7 +27,6 @@ local known, began, learning, run
 if value then known, began, learning, run = string.match(value, '^(%x+) (%d+) (%d+) (%S+)$') end
 -- A life learns for so long from any instant on, and not longer: where it seems to, the clock was set back.
 local most = now + learn
-if known and flags == 0 and tonumber(learning) <= most then return { value, number(now) } end
 local here = run
 if flags % 2 == 1 or not known then
   local info = redis.pcall('INFO', 'server') -- which an ACL may forbid

@@ -75,6 +75,9 @@ func (w *twins) records(n int) {
 	if got := c.val.records(); got != n {
 		w.Errorf("there are records of %d holders, want %d", got, n)
 	}
+	if fields := w.redis.client.HLen(w.Context(), "t:k").Val(); fields != int64(n)+1 { // and the account's own
+		w.Errorf("in Redis there are records of %d holders, want %d", fields-1, n)
+	}
 }
 
 // What was leased two sliding windows ago counts no more: to have it given back
@@ -314,6 +317,23 @@ func TestSilentHoldersAreFoldedFirst(t *testing.T) {
 	w.tenant(1, limit).gets(1, 1, 1)
 	w.records(keptRecords + 1)
 	holders[0].gets(0, 0, 0) // which spoke last
+	w.records(keptRecords + 1)
+}
+
+// A holder that is known claims where there are more records than an account keeps, and all others have expired: it
+// makes no room. The next new one does, whichever way its claim is settled.
+func TestNextNewHolderMakesRoom(t *testing.T) {
+	w := newTwins(t)
+	limit := ratelimit.Limit{Unit: ratelimit.Year, Requests: 1 << 30}
+	holders := make([]*tenant, MostRecords+1)
+	for i := range holders {
+		holders[i] = w.tenant(ratelimit.Holder(10+i), limit)
+		holders[i].gets(1, 1, 1)
+	}
+	w.passes(10 * time.Second)
+	holders[0].gets(0, 0, 0)
+	w.records(MostRecords + 1)
+	w.tenant(1, limit).gets(1, 1, 1)
 	w.records(keptRecords + 1)
 }
 

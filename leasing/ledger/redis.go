@@ -320,11 +320,19 @@ func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 	values, whole := unpacked(packed[:0], text)
 	// What answers may be a proxy or another program's data. Nothing of an answer is believed that
 	// has not the form of one (docs/protocol.md, section 4.16).
-	if err != nil || !whole || len(values) != answerFields && (len(values) != 2 || values[0] != 1) {
+	if err != nil || !whole || len(values) != answerFields && len(values) != 2 {
 		g.Err = fmt.Errorf("%w: %w", &GrantError{
 			Kind: ratelimit.RejectedForm, What: "number of fields",
 			Said: int64(len(values)), Least: 2, Most: answerFields,
 		}, saying(answer))
+		return g
+	}
+	form := int64(0)
+	if len(values) == 2 {
+		form = 1
+	}
+	if values[0] != form {
+		g.Err = fmt.Errorf("%w: %w", &GrantError{ratelimit.RejectedForm, "first field", values[0], form, form}, saying(answer))
 		return g
 	}
 	// A proxy that mixes up replies would have this key take another's tokens.

@@ -223,7 +223,7 @@ repeat
     local paid = r[5] + r[6] - r[8]
     -- Not a late or repeated claim, nor one about another window than its record, of a holder that
     -- has ended, or has forgotten what it was granted; but one of a holder that has drawn of this window in vain.
-    local vain = books and books[holder] and r[2] == w and at ~= w
+    local vain = books and books[holder] and at ~= w -- its record is of this window by now
     if Seq <= r[1] or r[2] ~= at and not vain or f % 32 >= 16 or fence == 0 and granted < r[5] and not vain then break end
     if vain then
       was_charged, was_spent, was_out = max(paid, r[7]), r[7], max(0, paid - r[7])

@@ -110,7 +110,7 @@ const (
 // goOn has the lease of a window that has begun claimed; see goesOnAbove.
 func (h *Held) goOn(now instant) {
 	l := &h.Lease
-	if l.Window != 0 && l.Spent > 1 && h.drawn() && h.Rule.Limit.Period() >= goesOnAbove &&
+	if l.Spent > 1 && h.drawn() && h.Rule.Limit.Period() >= goesOnAbove &&
 		now < l.Reset.Add(goesOnFor) {
 		h.send(Flight{Errand: Errand{goesOn: true}})
 	}
