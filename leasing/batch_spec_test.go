@@ -75,14 +75,17 @@ func (s *nodeScript) newKeyFlight(waiting tokens) *flight {
 // A time that no clock can show says nothing of the ledger's: not when it comes alone,
 // nor with a grant that says another.
 func TestImpossibleTimesAreNotHeard(t *testing.T) {
-	for _, at := range []ledgerTime{-1, ledger.MostFence + 1} {
+	for at, timely := range map[ledgerTime]bool{
+		-1: true, ledger.MostFence + 1: true,
+		ledgertest.Epoch.Add(time.Second): false, // one that could be, beside one that could not
+	} {
 		s := newNodeScript(t, perMinute100)
 		s.Hears()
 		s.leased(5)
 		l := &s.fleet.lanes[0]
 		before := l.clock
 		s.passes(time.Second)
-		b := &batch{Fleet: s.fleet, lane: l, sent: s.now, timely: true}
+		b := &batch{Fleet: s.fleet, lane: l, sent: s.now, timely: timely}
 		b.answered(nil, epochAnswer{at: at})
 		if l.clock != before || s.Stats().ClockSteps != [2]uint64{} {
 			t.Errorf("%d is believed: %+v, and before %+v", at, l.clock, before)
@@ -248,5 +251,29 @@ func TestAnswerOfTheNextWindowCarriesDrift(t *testing.T) {
 	s.settled(b, 0)
 	if h := s.keyHeld(); h.Carried != 4 || h.Before != 5 {
 		t.Errorf("%d of 4 unconfirmed, and %d of 5 that were spent, count in the next window", h.Carried, h.Before)
+	}
+}
+
+// A node that hears of epochs draws nothing before it knows one: it could not tell that the data was lost since.
+func TestNobodyDrawsInAnUnknownEpoch(t *testing.T) {
+	for _, hears := range []bool{false, true} {
+		s := newNodeScript(t, perMinute100)
+		s.ledger = roomyLedger(s)
+		s.Recalls()
+		s.rule.Coordination.Lease.Auto, s.rule.Coordination.Lease.Fixed = true, 0
+		if hears {
+			s.Hears()
+		}
+		s.asks(1)
+		b, _ := s.sends()
+		s.settled(b, 0) // the ledger's clock is known from here on
+		s.asksOf(2)
+		b = s.Batch()
+		if b == nil || len(b.Claims()) != 1 || !b.Claims()[0].Stretch {
+			t.Fatalf("a claim for the second key was due: %+v", b)
+		}
+		if draws := b.Claims()[0].Draw != 0; draws == hears {
+			t.Errorf("it hears of epochs, %v, and knows none; it draws: %v", hears, draws)
+		}
 	}
 }

@@ -162,8 +162,8 @@ func (l *Redis) SettleEpoch(
 	}
 	// An end of the learning that is further away than a learning lasts is one from before the clock was
 	// set back: the script has it end in time.
-	if e, err := l.readEpoch(all); err == nil && at > 0 && e.Learning > at.Add(RelearnTime) {
-		_, err = l.lookAfter(ctx, names, flags)
+	if e, known := l.readEpoch(all); known && at > 0 && e.Learning > at.Add(RelearnTime) {
+		_, err := l.lookAfter(ctx, names, flags)
 		failed = errors.Join(failed, err)
 	}
 	return l.inEpoch(all, at, failed)
@@ -175,9 +175,9 @@ func (l *Redis) inEpoch(names []string, at ledgerTime, failed error) (ratelimit.
 	if failed != nil && at == 0 {
 		return ratelimit.Epoch{}, 0, fmt.Errorf("redis: %w", failed)
 	}
-	e, err := l.readEpoch(names)
-	if failed != nil || err != nil {
-		return ratelimit.Epoch{}, at, nil //nolint:nilerr // the claims were settled, in an epoch that is not known
+	e, known := l.readEpoch(names)
+	if failed != nil || !known {
+		return ratelimit.Epoch{}, at, nil // the claims were settled, in an epoch that is not known
 	}
 	return e, at, nil
 }
@@ -222,26 +222,24 @@ func (l *Redis) lookAfter(ctx context.Context, names []string, flags int) (at le
 }
 
 // readEpoch joins what the names of a part were last seen to say: it is another
-// epoch when one of them is, and young as long as one is.
-func (l *Redis) readEpoch(names []string) (ratelimit.Epoch, error) {
+// epoch when one of them is, and young as long as one is. It is false where one says what is no epoch, or nothing.
+func (l *Redis) readEpoch(names []string) (e ratelimit.Epoch, known bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var e ratelimit.Epoch
 	for _, name := range names {
-		v := l.said[name]
-		fields := strings.Fields(v)
+		fields := strings.Fields(l.said[name])
 		if len(fields) != 4 {
-			return ratelimit.Epoch{}, fmt.Errorf("%w: epoch %q", ErrLedgerAnswer, shortened(v))
+			return ratelimit.Epoch{}, false
 		}
 		id, err1 := strconv.ParseUint(fields[0], 16, 64)
 		began, err2 := strconv.ParseInt(fields[1], 10, 64)
 		learning, err3 := strconv.ParseInt(fields[2], 10, 64)
-		if err := errors.Join(err1, err2, err3); err != nil {
-			return ratelimit.Epoch{}, fmt.Errorf("%w: epoch %q: %w", ErrLedgerAnswer, shortened(v), err)
+		if errors.Join(err1, err2, err3) != nil {
+			return ratelimit.Epoch{}, false
 		}
 		// One number for all names of the part: it changes when that of any name does.
 		e.ID = 31*e.ID + id
 		e.Began, e.Learning = max(e.Began, ledgerTime(began)), max(e.Learning, ledgerTime(learning))
 	}
-	return e, nil
+	return e, true
 }
