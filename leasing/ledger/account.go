@@ -243,7 +243,7 @@ func (a *Account) clock(now ledgerTime, c *ratelimit.Claim) ledgerTime {
 	// to the ledger's clock.
 	waits := ledgerTime(l.Period() / time.Microsecond)
 	if l.Algorithm == ratelimit.TokenBucket {
-		waits = min(waits, ledgerTime(BucketWaits/time.Microsecond))
+		waits = ledgerTime(BucketWaits / time.Microsecond) // no period is shorter
 	}
 	if a.lag > 0 {
 		if l.Algorithm != ratelimit.TokenBucket && l.WindowAt(now-a.lag) <= a.window {

@@ -427,7 +427,7 @@ repeat
     local missing = (capacity - whole) * period - there
     filled = (missing + requests - 1 - fmod(missing + requests - 1, requests)) / requests
   end
-  if inflight < waiting and whole < min(1, capacity) then
+  if inflight < waiting and whole < 1 then
     local missing = period - there
     retry = (missing + requests - 1 - fmod(missing + requests - 1, requests)) / requests
   end
@@ -788,7 +788,7 @@ local function clock()
   -- A period of 0 is a calendar month: 30 days, in microseconds. A bucket waits for a second at
   -- most (docs/protocol.md, section 4.8).
   local waits = period == 0 and 2592000000000 or period
-  if bucket then waits = min(waits, BUCKET_WAITS) end
+  if bucket then waits = BUCKET_WAITS end
   -- Of two nodes whose time zone data differ, one may have turned the account to a window that the other's
   -- claim finds to begin later: it has begun.
   if cuts and a.window == window_at(now) + 1 then a.now = max(a.now, window_end(a.window - 1)) end
