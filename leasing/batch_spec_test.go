@@ -206,6 +206,30 @@ func TestMissedAccountHasOthersTold(t *testing.T) {
 	}
 }
 
+// A ledger without epochs tells that it has lost its data by an answer: all leases are told again. One with epochs has
+// another sign.
+func TestLossThatAnAnswerTells(t *testing.T) {
+	for _, hears := range []bool{false, true} {
+		s := newNodeScript(t, perMinute100)
+		s.fleet.beats = hears
+		s.leased(1)
+		s.asks(1)
+		b, c := s.sends()
+		sent, losses := s.now, uint64(1)
+		if hears {
+			sent, losses = 0, 0
+		}
+		s.passes(5 * time.Millisecond)
+		b.Answer([]ratelimit.Grant{{
+			Seq: c.Seq, Window: c.Window, Fence: c.Fence + 1, Granted: c.Granted + 1, Carried: true, Relearning: true,
+			TTL: c.TTL, ResetAfter: time.Minute, At: ledgertest.Epoch,
+		}})
+		if got := instant(s.fleet.doubt.Load()); got != sent || s.Stats().Recoveries != losses {
+			t.Errorf("hears %v: told again is what was told before %v, not %v: %+v", hears, got, sent, s.Stats())
+		}
+	}
+}
+
 // What a ledger that is being told of its losses has confirmed frees no share, be it
 // one token.
 func TestConfirmedByALedgerThatLearns(t *testing.T) {

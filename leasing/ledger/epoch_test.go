@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -266,5 +268,44 @@ func TestEpochWithoutAClock(t *testing.T) {
 	}
 	if e, at, err := l.inEpoch([]string{"one"}, 9, redis.ErrClosed); e != (ratelimit.Epoch{}) || at != 9 || err != nil {
 		t.Errorf("not all answered: %+v at %d, %v", e, at, err)
+	}
+}
+
+// A new connection that comes to another server, whose data says of itself what that of the first did: it is another
+// epoch, though nobody asked for it to be verified, and nothing was under way when the server changed.
+func TestEpochOfAnotherServerWithTheSameData(t *testing.T) {
+	s := newEpochTeller(t)
+	other := redistest.Start(t)
+	var to atomic.Pointer[redistest.Server]
+	to.Store(s.server)
+	client := redis.NewClient(&redis.Options{Dialer: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", to.Load().Addr)
+	}})
+	defer client.Close()
+	l := NewRedis(client, "")
+	first, _, err := l.SettleEpoch(t.Context(), verify, nil, nil)
+	if err != nil || first.ID == 0 {
+		t.Fatal(first, err)
+	}
+	ask := func() ratelimit.Epoch {
+		t.Helper()
+		claim := ratelimit.Claim{Key: "k", Limit: perMinute100, Holder: 1, Seq: 1, Waiting: 1, Want: 1, TTL: time.Second}
+		for range 5 { // an old connection is noticed when it is used
+			e, _, err := l.SettleEpoch(t.Context(), ratelimit.EpochQuery{}, []ratelimit.Claim{claim}, make([]ratelimit.Grant, 1))
+			if err == nil && e.ID != 0 {
+				return e
+			}
+		}
+		t.Fatal("no epoch is heard of")
+		return ratelimit.Epoch{}
+	}
+	if e := ask(); e.ID != first.ID {
+		t.Fatalf("the same server is in epoch %x, and was in %x", e.ID, first.ID)
+	}
+	other.Do("SET", epochName, s.server.Do("GET", epochName))
+	to.Store(other)
+	s.server.Do("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+	if e := ask(); e.ID == first.ID {
+		t.Errorf("another server has the data, and it is in epoch %x as before", e.ID)
 	}
 }

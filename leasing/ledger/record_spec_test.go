@@ -155,7 +155,9 @@ func TestResetEndsLearning(t *testing.T) {
 	g := a.says(func(c *ratelimit.Claim) { c.Learning, c.Waiting = w.now.Add(2*time.Second), 9 })
 	w.expect("5 true", g.Granted, g.Relearning)
 	a.c.Seq++
-	g = a.says(func(c *ratelimit.Claim) { c.Reset, c.Granted, c.Spent, c.Fence, c.Window = true, 5, 5, g.Fence, g.Window })
+	g = a.says(func(c *ratelimit.Claim) {
+		c.Reset, c.Granted, c.Spent, c.Fence, c.Window = true, 5, 5, g.Fence, g.Window
+	})
 	w.expect("false", g.Relearning)
 	w.expect("100", w.tenant(2, perMinute100).asks(100, 100).Granted)
 }

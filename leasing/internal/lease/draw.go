@@ -56,7 +56,7 @@ func (h *Held) plain(now instant, there LedgerClock, fl *Flight) {
 		return
 	}
 	c.Draw = h.drawsFrom(now, there, fl)
-	if c.Draw == 0 || c.Draw != c.Window || h.Lease.Fence == 0 || fl.Ahead {
+	if c.Draw != c.Window || h.Lease.Fence == 0 || fl.Ahead {
 		return
 	}
 	// As much as was left when last heard: a draw of more would take nothing, and be one message more.
@@ -93,10 +93,11 @@ func certainWindow(now instant, there LedgerClock, l *ratelimit.Limit) window {
 func (h *Held) glancesAt(now instant, there LedgerClock, fl *Flight) window {
 	c, l := &fl.Claim, &h.Lease
 	if c.Limit.Algorithm != ratelimit.FixedWindow || h.Rule.Coordination.Audit || h.vain || h.eager ||
-		h.Unasked > 0 || h.Unplaced > 0 || there.At == 0 || now >= l.Retry ||
+		h.Unasked > 0 || h.Unplaced > 0 || now >= l.Retry ||
 		l.Unspent() != 0 || l.Spent != h.Reported || l.Returned != h.returned {
 		return 0
 	}
+	// A clock of which nothing is known shows a window of long ago, which is no claim's.
 	if w := certainWindow(now, there, &c.Limit); w == c.Window {
 		return w
 	}

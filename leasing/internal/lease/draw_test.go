@@ -9,7 +9,8 @@ import (
 
 // A claim may be a draw where nothing but its tokens is of interest to the ledger, and what it draws from is certain.
 func TestWhichClaimsMayBeDraws(t *testing.T) {
-	const now, at = instant(time.Hour), ledgerTime(1_800_000_015_000_000) // 15 s into a minute
+	// 15 s into a minute, on both clocks: one of which nothing is known would show some window, too.
+	const now, at = instant(time.Hour + 15*time.Second), ledgerTime(1_800_000_015_000_000)
 	limit := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 100}
 	w := limit.WindowAt(at)
 	for name, c := range map[string]struct {
@@ -84,6 +85,7 @@ func TestDrawsWhatIsLeft(t *testing.T) {
 		{limit: 119, left: 29, want: 50, draws: 10}, // 19 are beyond 20 units of 5
 		{limit: 119, left: 19, want: 50},
 		{limit: 7, left: 3, want: 5, draws: 3}, // seven units
+		{limit: 7, left: 0, want: 5},
 	} {
 		limit := ratelimit.Limit{Unit: ratelimit.Minute, Requests: c.limit}
 		w := limit.WindowAt(at)
@@ -141,7 +143,7 @@ func TestWhichClaimsGlance(t *testing.T) {
 		fl := &Flight{Errand: Errand{again: true}, Claim: ratelimit.Claim{Limit: limit, Stretch: true, Window: w, Waiting: 1, Want: 1}}
 		but(h, fl, &fl.Claim)
 		h.plain(now, there, fl)
-		if glances := fl.Claim.Glance && fl.Claim.Draw == w; glances != (name == "") || fl.Claim.Glance != (fl.Claim.Draw != 0) {
+		if want := name == ""; fl.Claim.Glance != want || want && fl.Claim.Draw != w || !want && fl.Claim.Draw != 0 {
 			t.Errorf("%q: glances: %v, of %d", name, fl.Claim.Glance, fl.Claim.Draw)
 		}
 		if h.plain(now, LedgerClock{}, fl); fl.Claim.Glance {

@@ -44,7 +44,7 @@ func (h *Held) Plan(sent, now instant, fl *Flight, g *ratelimit.Grant, jitter fl
 	left := h.Lease.Unspent()
 	got := fl.Got(g)
 	short := fl.Claim.Waiting > got
-	h.Recalling, h.collects = short && g.Recalling, 0
+	h.Recalling = short && g.Recalling
 	// Others were asked to give back: what waits claims again after RecallPause. Where nobody was
 	// asked, others may still return tokens by themselves, and the key claims after BackOff at the
 	// earliest. Chance spreads the claims of several nodes.
