@@ -332,7 +332,8 @@ func readGrant(c *ratelimit.Claim, answer *redis.Cmd) ratelimit.Grant {
 		form = 1
 	}
 	if values[0] != form {
-		g.Err = fmt.Errorf("%w: %w", &GrantError{ratelimit.RejectedForm, "first field", values[0], form, form}, saying(answer))
+		wrong := &GrantError{ratelimit.RejectedForm, "first field", values[0], form, form}
+		g.Err = fmt.Errorf("%w: %w", wrong, saying(answer))
 		return g
 	}
 	// A proxy that mixes up replies would have this key take another's tokens.
