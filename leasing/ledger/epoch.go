@@ -177,7 +177,7 @@ func (l *Redis) inEpoch(names []string, at ledgerTime, failed error) (ratelimit.
 	}
 	e, known := l.readEpoch(names)
 	if failed != nil || !known {
-		return ratelimit.Epoch{}, at, nil // the claims were settled, in an epoch that is not known
+		return ratelimit.Epoch{}, at, nil //nolint:nilerr // the claims were settled, in an epoch that is not known
 	}
 	return e, at, nil
 }
