@@ -181,6 +181,23 @@ func TestFenceAfterALie(t *testing.T) {
 	}
 }
 
+// hearsOfALoss has a request wait for a claim that is answered 5 ms later, as the test wants it, and returns when the
+// claim was sent.
+func (s *nodeScript) hearsOfALoss(by func(*ratelimit.Grant)) (sent instant) {
+	s.Helper()
+	s.asks(1)
+	b, c := s.sends()
+	sent = s.now
+	s.passes(5 * time.Millisecond)
+	g := ratelimit.Grant{
+		Seq: c.Seq, Window: c.Window, Fence: c.Fence + 1, Granted: c.Granted + 1, Carried: true,
+		TTL: c.TTL, ResetAfter: time.Minute, At: ledgertest.Epoch,
+	}
+	by(&g)
+	b.Answer([]ratelimit.Grant{g})
+	return sent
+}
+
 // Where the ledger has missed an account, what was told before that claim was sent is
 // told again, and nothing that it has heard since. Who hears no epochs does not tell:
 // data that was lost has another sign there.
@@ -189,14 +206,7 @@ func TestMissedAccountHasOthersTold(t *testing.T) {
 		s := newNodeScript(t, perMinute100)
 		s.fleet.beats = hears
 		s.leased(1)
-		s.asks(1)
-		b, c := s.sends()
-		sent, missing := s.now, uint64(1)
-		s.passes(5 * time.Millisecond)
-		b.Answer([]ratelimit.Grant{{
-			Seq: c.Seq, Window: c.Window, Fence: c.Fence + 1, Granted: c.Granted + 1, Carried: true, Missing: true,
-			TTL: c.TTL, ResetAfter: time.Minute, At: ledgertest.Epoch,
-		}})
+		sent, missing := s.hearsOfALoss(func(g *ratelimit.Grant) { g.Missing = true }), uint64(1)
 		if !hears {
 			sent, missing = 0, 0
 		}
@@ -213,17 +223,10 @@ func TestLossThatAnAnswerTells(t *testing.T) {
 		s := newNodeScript(t, perMinute100)
 		s.fleet.beats = hears
 		s.leased(1)
-		s.asks(1)
-		b, c := s.sends()
-		sent, losses := s.now, uint64(1)
+		sent, losses := s.hearsOfALoss(func(g *ratelimit.Grant) { g.Relearning = true }), uint64(1)
 		if hears {
 			sent, losses = 0, 0
 		}
-		s.passes(5 * time.Millisecond)
-		b.Answer([]ratelimit.Grant{{
-			Seq: c.Seq, Window: c.Window, Fence: c.Fence + 1, Granted: c.Granted + 1, Carried: true, Relearning: true,
-			TTL: c.TTL, ResetAfter: time.Minute, At: ledgertest.Epoch,
-		}})
 		if got := instant(s.fleet.doubt.Load()); got != sent || s.Stats().Recoveries != losses {
 			t.Errorf("hears %v: told again is what was told before %v, not %v: %+v", hears, got, sent, s.Stats())
 		}

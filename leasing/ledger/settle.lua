@@ -427,7 +427,7 @@ repeat
     local missing = (capacity - whole) * period - there
     filled = (missing + requests - 1 - fmod(missing + requests - 1, requests)) / requests
   end
-  if inflight < waiting and whole < 1 then
+  if inflight < waiting and whole < min(1, capacity) then
     local missing = period - there
     retry = (missing + requests - 1 - fmod(missing + requests - 1, requests)) / requests
   end

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -284,30 +283,21 @@ func TestTillThatIsNone(t *testing.T) {
 	defer client.Close()
 	l, w := hourOf(client, "t:")
 	till := TillName("t:k", w)
-	entry := func(name string, n, seq float64) string {
-		b := []byte(fmt.Sprintf("%-14s", name))
-		for _, f := range []float64{n, seq} {
-			for i := range 8 {
-				b = append(b, byte(math.Float64bits(f)>>(8*i)))
-			}
-		}
-		return string(b)
-	}
 	for what, text := range map[string]string{
 		"10 bytes":           "0123456789",
-		"a byte more":        entry("h1", 50, 4) + "x",
-		"no name":            entry("", 50, 4),
-		"not a number":       entry("h1", math.NaN(), 4),
-		"without end":        entry("h1", math.Inf(1), 4),
-		"less than nothing":  entry("h1", -5000, 4),
-		"a number too high":  entry("h2", 50, 1<<60),
-		"no sequence":        entry("h2", 50, math.NaN()),
-		"another name":       entry("a", 50, 4),
-		"no holder's name":   entry("h!%", 50, 4),
-		"half a token":       entry("h1", 0.5, 4),
-		"a token and a half": entry("h1", 500.5, 4),
-		"between numbers":    entry("h1", 500, 4.5),
-		"five names at once": strings.Repeat(entry("h1 h2", 50, 4), 5),
+		"a byte more":        drawnEntry("h1", 50, 4) + "x",
+		"no name":            drawnEntry("", 50, 4),
+		"not a number":       drawnEntry("h1", math.NaN(), 4),
+		"without end":        drawnEntry("h1", math.Inf(1), 4),
+		"less than nothing":  drawnEntry("h1", -5000, 4),
+		"a number too high":  drawnEntry("h2", 50, 1<<60),
+		"no sequence":        drawnEntry("h2", 50, math.NaN()),
+		"another name":       drawnEntry("a", 50, 4),
+		"no holder's name":   drawnEntry("h!%", 50, 4),
+		"half a token":       drawnEntry("h1", 0.5, 4),
+		"a token and a half": drawnEntry("h1", 500.5, 4),
+		"between numbers":    drawnEntry("h1", 500, 4.5),
+		"five names at once": strings.Repeat(drawnEntry("h1 h2", 50, 4), 5),
 		"a list":             "",
 	} {
 		s.Do("FLUSHALL")

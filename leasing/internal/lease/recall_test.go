@@ -3,8 +3,6 @@ package lease
 import (
 	"testing"
 	"time"
-
-	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // What becomes of a recall, by what is under way: a claim that still waits for others becomes the answer, or a claim
@@ -87,35 +85,6 @@ func TestWhatIsUntold(t *testing.T) {
 		c.with(h)
 		if h.Untold() != c.untold {
 			t.Errorf("%s: untold %v", what, h.Untold())
-		}
-	}
-}
-
-// A draw that was taken tells nothing of what its holder had: it does not count as told. Every other answer does.
-func TestWhatADrawTells(t *testing.T) {
-	const now, at = instant(time.Hour), ledgerTime(1_800_000_015_000_000)
-	w := perMinute100.WindowAt(at)
-	for _, c := range []struct{ drawn, carried, told bool }{
-		{false, true, true}, {false, false, true}, {true, false, true}, {true, true, false},
-	} {
-		h := calmKey(now)
-		h.Lease.Window, h.Lease.Seq = w, 2
-		fl := &Flight{Claim: ratelimit.Claim{
-			Limit: perMinute100, Holder: 40, Seq: 2, Window: w, Granted: h.Lease.Granted, Spent: h.Lease.Spent, TTL: 10 * time.Second, Draw: w,
-		}}
-		g := &ratelimit.Grant{
-			Seq: 2, Granted: h.Lease.Granted, Fence: 7, Window: w, Carried: c.carried, TTL: 10 * time.Second, Drawn: c.drawn,
-			Holders: 1, At: at, ResetAfter: 45 * time.Second,
-		}
-		if !c.carried {
-			g.Window = w + 1
-		}
-		var there LedgerClock
-		there.Heard(now, now, at)
-		h.Told = now - 5
-		h.Answer(now, now+1, there, fl, g, func() float64 { return 0 })
-		if told := h.Told == now; told != c.told {
-			t.Errorf("drawn %v, carried %v: told at %d", c.drawn, c.carried, h.Told)
 		}
 	}
 }
