@@ -11,8 +11,7 @@ import (
 type Arena struct {
 	mu     sync.Mutex
 	blocks *blocks                  // guarded by mu
-	block  []byte                   // the last; guarded by mu
-	rest   []byte                   // of it; guarded by mu
+	rest   []byte                   // of the last block; guarded by mu
 	next   int                      // bytes of the next block; guarded by mu
 	free   map[int][]unsafe.Pointer // what was given back, by size; guarded by mu
 	taken  int                      // bytes of all blocks; guarded by mu
@@ -23,9 +22,7 @@ type Arena struct {
 type blocks struct{ all [][]byte }
 
 // Blocks double from firstBlock to mostBlock, so that a small table is small, and a
-// large one may be made of huge pages: when a block is used up. Before that, the first
-// use of each huge page would have the system clear 2 MB while a shard is locked, which
-// takes 7 ms on a virtual machine that has to ask its host for them.
+// large one is not of many blocks.
 const (
 	firstBlock = 32 << 10
 	mostBlock  = 16 << 20
@@ -64,10 +61,9 @@ func (a *Arena) take(n int) unsafe.Pointer {
 		return p
 	}
 	if len(a.rest) < n {
-		preferHuge(a.block)
-		a.block = fromSystem(max(a.next, n))
-		a.rest = a.block
-		a.blocks.all = append(a.blocks.all, a.block)
+		a.rest = fromSystem(max(a.next, n))
+		keepSmall(a.rest)
+		a.blocks.all = append(a.blocks.all, a.rest)
 		a.taken += len(a.rest)
 		a.next = min(2*a.next, mostBlock)
 	}

@@ -18,5 +18,5 @@
 // who walk through the table.
 //
 // Memory comes from an [Arena], which takes it from the operating system in blocks
-// and asks for huge pages where a block is used up. It is reused, and given back when the arena is forgotten.
+// of small pages. It is reused, and given back when the arena is forgotten.
 package keytable
