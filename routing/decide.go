@@ -154,6 +154,7 @@ type askState struct {
 	call    *call
 	to      string
 	fetch   *fetch
+	comes   instant // by when what is looked for should be here, if it is on its way; else 0
 	again   instant
 	// held says that the node which is asked has called itself the owner. It is then asked again
 	// although this node's ring names another.
@@ -226,7 +227,9 @@ func (w *waiting) due() instant {
 		switch s := &w.states[i]; {
 		// These need no time of their own: what waits below has its own, and the end of a fetch
 		// rings the bell.
-		case s.decided || s.below || s.fetch != nil:
+		case s.decided || s.below || s.fetch != nil && s.comes == 0:
+		case s.fetch != nil:
+			due = min(due, s.comes)
 		case s.call == nil:
 			due = min(due, s.again)
 		default:
@@ -389,10 +392,13 @@ func (w *waiting) here(now instant, i int) bool {
 // may go on.
 func (w *waiting) found(now instant, i int) bool {
 	s := &w.states[i]
-	how, holder := w.outcome(s.fetch)
+	how, holder, comes := w.outcome(now, s.fetch)
+	s.comes = comes
 	switch how {
 	case fetching:
 		return false
+	case fetchHere:
+		s.fetch = nil
 	case fetchHeld:
 		if s.fetch = nil; s.final { // two nodes take themselves for the owner: neither sends it back
 			s.status, s.decided = notOwner, true

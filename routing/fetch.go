@@ -1,6 +1,8 @@
 package routing
 
 import (
+	"time"
+
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/sluice-gate/sluice/routing/ring"
@@ -12,7 +14,8 @@ import (
 //
 //	asking --all say none, under this ring--> absent: it is a new key
 //	   |-----one is its owner, as it sees it--> held: that one decides
-//	   '-----it is on its way, or the ring is another's--> again, in a moment
+//	   |-----it is on its way to this node--> asking, until it is taken in--> here
+//	   '-----it is on its way to another node, or the ring is another's--> again, in a moment
 //
 // One who says none will have none as long as it sees the same ring: it takes in
 // only what is its own.
@@ -21,7 +24,10 @@ type fetch struct {
 	view   *view
 	open   int // answers that are missing
 	state  fetchState
-	soon   bool   // some have said to ask again
+	soon   bool // some have said to ask again
+	coming bool // one has said that it is on its way to this node
+	// comes is by when an account that is on its way should be here; 0: none is. After that it is asked for again.
+	comes  instant
 	holder string // who decides, if it is held
 	bells  []bell
 }
@@ -33,11 +39,16 @@ const (
 	fetchAbsent
 	fetchHeld
 	fetchAgain
+	fetchHere
 )
 
 // disagree is how long nodes may see different rings before each decides by its
 // own: without a bound, one that others cannot reach would keep new keys waiting.
 const disagree = 2 * TakeOver
+
+// comesWithin is how long an account that is on its way is waited for until others are asked for it again. They need
+// not be, unless the ring has turned and it was refused here, or the stream has broken that it was sent on.
+const comesWithin = 5 * time.Millisecond
 
 // maxFetches bounds the keys that are looked for at once.
 const maxFetches = 16 << 10
@@ -103,6 +114,8 @@ func (c *core) ask(f *fetch, m *member) {
 		case wire.Found_NONE:
 		case wire.Found_OWNER:
 			f.holder = m.addr
+		case wire.Found_COMING:
+			f.coming = true
 		case wire.Found_OTHER_RING: // who goes on to see another counts apart
 			f.soon = f.soon || c.clock().Sub(f.view.began) < disagree
 		default:
@@ -123,8 +136,23 @@ func (c *core) answeredFetch(f *fetch) {
 	case f.open > 0:
 	case f.soon:
 		c.fetched(f, fetchAgain)
+	case f.coming:
+		c.awaitComing(f)
 	default:
 		c.fetched(f, fetchAbsent)
+	}
+}
+
+// awaitComing has a fetch wait for the account, which ends it when it is taken in; the caller holds mu.
+func (c *core) awaitComing(f *fetch) {
+	// The answer that it was on its way has come behind the account.
+	if c.local.Has([]byte(f.key)) {
+		c.fetched(f, fetchHere)
+		return
+	}
+	f.comes = c.clock().Add(comesWithin)
+	for _, b := range f.bells { // they learn until when to wait
+		b.ring()
 	}
 }
 
@@ -140,11 +168,15 @@ func (c *core) fetched(f *fetch, how fetchState) {
 	}
 }
 
-// outcome is what is known of a fetch.
-func (c *core) outcome(f *fetch) (fetchState, string) {
+// outcome is what is known of a fetch, and by when an account that is on its way should be here. One that has not
+// come by then ends the fetch.
+func (c *core) outcome(now instant, f *fetch) (how fetchState, holder string, comes instant) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	return f.state, f.holder
+	defer c.unlock()
+	if f.state == fetching && f.comes != 0 && now >= f.comes {
+		c.fetched(f, fetchAgain)
+	}
+	return f.state, f.holder, f.comes
 }
 
 // asked answers a fetch of a peer. An account that is found is sent in a parcel,
@@ -181,7 +213,10 @@ func (c *core) asked(now instant, from string, m *wire.Fetch) wire.Found {
 	case to == nil || !to.ready.Load() || !to.roomForOne():
 		return wire.Found_ELSEWHERE
 	}
-	c.send(now, to, key)
+	// It may have ended since it was looked for: then the next look finds none.
+	if !c.send(now, to, key) {
+		return wire.Found_ELSEWHERE
+	}
 	to.flush()
 	return wire.Found_COMING
 }

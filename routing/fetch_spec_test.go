@@ -7,6 +7,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -96,12 +97,13 @@ func TestAnswersToAFetch(t *testing.T) {
 	}{
 		{"one has not answered", wire.Found_NONE, wire.Found_NOT_SAID, 0, fetching, ""},
 		{"nobody has any", wire.Found_NONE, wire.Found_NONE, 0, fetchAbsent, ""},
-		{"one comes", wire.Found_NONE, wire.Found_COMING, 0, fetchAgain, ""},
+		{"one comes", wire.Found_NONE, wire.Found_COMING, 0, fetching, ""},
 		{"one is on its way to somebody else", wire.Found_ELSEWHERE, wire.Found_NONE, 0, fetchAgain, ""},
 		{"one is the owner, whatever others say", wire.Found_NOT_SAID, wire.Found_OWNER, 0, fetchHeld, "c:1"},
 		{"one sees another ring", wire.Found_OTHER_RING, wire.Found_NONE, disagree - time.Millisecond, fetchAgain, ""},
 		{"and goes on to", wire.Found_OTHER_RING, wire.Found_NONE, disagree, fetchAbsent, ""},
-		{"and another has some", wire.Found_OTHER_RING, wire.Found_COMING, disagree, fetchAgain, ""},
+		{"and another has some", wire.Found_OTHER_RING, wire.Found_COMING, disagree, fetching, ""},
+		{"one comes, and one is to be asked again", wire.Found_ELSEWHERE, wire.Found_COMING, 0, fetchAgain, ""},
 	} {
 		s := newScript(t, 1, 10)
 		s.ring("a:1", "b:1", "c:1")
@@ -128,6 +130,91 @@ func TestAnswersToAFetch(t *testing.T) {
 		if f.state != c.state || f.holder != c.holder {
 			t.Errorf("%s: the fetch is %v of %q, and should be %v of %q", c.why, f.state, f.holder, c.state, c.holder)
 		}
+		if comes := c.state == fetching && c.c == wire.Found_COMING; comes != (f.comes == core.clock().Add(comesWithin)) || !comes && f.comes != 0 {
+			t.Errorf("%s: it waits until %v for an account that is on its way", c.why, f.comes.Sub(s.now))
+		}
+	}
+}
+
+// An account that is on its way is waited for, and decided on when it is there: others are not asked for it a second
+// time, unless it does not come.
+func TestAccountThatComesIsWaitedFor(t *testing.T) {
+	for _, x := range []struct {
+		what      string
+		before    bool          // it is here before the answer that it is on its way
+		after     time.Duration // how long after that answer it comes; 0: not at all
+		looked    time.Duration // when the request looks
+		decided   bool
+		askedMore bool
+	}{
+		{what: "it has not come yet", looked: comesWithin - time.Microsecond},
+		{what: "it does not come", looked: comesWithin, askedMore: true},
+		{what: "it comes", after: time.Millisecond, looked: time.Millisecond, decided: true},
+		{what: "it was here already", before: true, decided: true},
+	} {
+		s, a := newPair(t)
+		c, key := a.core, a.ownedBy("a:1")
+		v := c.view.Load()
+		c.view.Store(&view{ring: v.ring, print: v.print, mine: true, peers: v.peers})
+		b := c.members["b:1"]
+		b.done = 0 // it may have some
+		b.take(0)
+		w := a.waits("a:1", 1)
+		if !w.advance(s.now) {
+			t.Fatal("it is decided, and may be elsewhere")
+		}
+		if x.before {
+			a.has(key)
+		}
+		id := b.take(0).GetFetches()[0].GetId()
+		c.replied(s.now, b, &wire.Frame{Replies: []*wire.Reply{{Id: id, Found: wire.Found_COMING}}})
+		if len(w.bell) != 1 {
+			t.Fatalf("%s: the request did not hear that it is on its way", x.what)
+		}
+		if !x.before && (!w.advance(s.now) || w.due() != s.now.Add(comesWithin)) {
+			t.Errorf("%s: the request goes on after %v", x.what, w.due().Sub(s.now))
+		}
+		if x.after > 0 {
+			here := c.local.LedgerNow(s.now)
+			c.take(s.now, moved.Entry{Key: key, Account: ledger.Statement{
+				Now: here, Window: s.rule.Limit.WindowAt(here), Charged: 1, Dead: here.Add(time.Hour),
+			}}, here)
+		}
+		open := w.advance(s.now.Add(x.looked))
+		if open == x.decided || x.decided && w.verdicts[0].OverLimit {
+			t.Errorf("%s: it waits %v: %+v", x.what, open, w.verdicts[0])
+		}
+		if x.askedMore {
+			w.advance(s.now.Add(x.looked + askAgain))
+		}
+		if asked := len(b.take(0).GetFetches()) > 0; asked != x.askedMore {
+			t.Errorf("%s: it is asked for again %v", x.what, asked)
+		}
+	}
+}
+
+// What somebody waits for is answered before a parcel of the same message is taken in.
+func TestAnswersBeforeAParcel(t *testing.T) {
+	s := newScript(t, 1, 10)
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	c := a.core
+	key := a.ownedBy("a:1")
+	w := moved.NewWriter(c.local.LedgerNow(s.now))
+	here := c.local.LedgerNow(s.now)
+	w.Account(key, &ledger.Statement{Now: here, Window: s.rule.Limit.WindowAt(here), Charged: 1, Dead: here.Add(time.Hour)})
+	var said []*wire.Frame
+	c.serve(s.now, &inlet{addr: "b:1", incarnation: 7, version: 2}, &wire.Frame{
+		Fetches: []*wire.Fetch{{Id: 3, Key: a.ownedBy("b:1"), Ring: c.view.Load().print}},
+		Parcel:  &wire.Parcel{Number: 1, First: 1, Sent: int64(here), Accounts: w.B},
+	}, func(f *wire.Frame) {
+		if len(said) == 0 && c.local.Has(key) {
+			t.Error("the parcel was taken in first")
+		}
+		said = append(said, f)
+	}, nil)
+	if len(said) != 2 || len(said[0].GetReplies()) != 1 || said[0].GetReplies()[0].GetId() != 3 || len(said[1].GetReceipts()) != 1 || len(said[1].GetReplies()) != 0 || !c.local.Has(key) {
+		t.Errorf("it says %v", said)
 	}
 }
 

@@ -222,12 +222,12 @@ func (m *member) state(now instant) way {
 	return takes
 }
 
-// send puts a key's account on its way.
-func (c *core) send(now instant, to *member, key []byte) {
+// send puts a key's account on its way. It reports false where there is none.
+func (c *core) send(now instant, to *member, key []byte) bool {
 	// The account may have ended since the walk saw it.
 	a, ok := c.local.TakeOut(now, key)
 	if !ok {
-		return
+		return false
 	}
 	// The hash is of the whole key. HashOf is of its last value only, and is the same for many
 	// keys.
@@ -240,6 +240,7 @@ func (c *core) send(now instant, to *member, key []byte) {
 	if full {
 		to.wake()
 	}
+	return true
 }
 
 // sealAll has what there is sent.
@@ -493,9 +494,9 @@ func (c *core) take(now instant, m moved.Entry, sent ratelimit.LedgerTime) bool 
 	c.gate.RUnlock()
 	if mine && c.looking.Load() > 0 {
 		c.mu.Lock()
-		// Whoever looks for the account looks again, and finds it here.
+		// Whoever looks for the account finds it here.
 		if f := c.fetches[string(m.Key)]; f != nil {
-			c.fetched(f, fetchAgain)
+			c.fetched(f, fetchHere)
 		}
 		c.unlock()
 	}

@@ -440,7 +440,7 @@ func TestFetchEndsWhenTheAccountComes(t *testing.T) {
 	if c.take(s.now, moved.Entry{Key: other, Account: account}, here); f.state != fetching {
 		t.Error("another account has come")
 	}
-	if c.take(s.now, moved.Entry{Key: key, Account: account}, here); f.state != fetchAgain || len(waits) != 1 || c.looking.Load() != 0 {
+	if c.take(s.now, moved.Entry{Key: key, Account: account}, here); f.state != fetchHere || len(waits) != 1 || c.looking.Load() != 0 {
 		t.Errorf("it has come: the fetch is %v, %d look for accounts", f.state, c.looking.Load())
 	}
 }

@@ -101,7 +101,7 @@ func TestAccountsThatCannotGo(t *testing.T) {
 	}
 	other.ready.Store(true)
 	other.paused = 0
-	for range parcelsAtOnce {
+	for range walkedAtOnce {
 		b.out.sealed = append(b.out.sealed, &parcel{w: moved.NewWriter(1)})
 	}
 	if m := takesOut(toB, toC); m.full != b || m.stuck || !c.local.Has(toB) || !c.local.Has(toC) {
@@ -139,7 +139,7 @@ func TestWalkWaitsForRoom(t *testing.T) {
 	w := &wakes{hands: c.hands}
 	c.hands = w
 	a.has(key)
-	for i := range uint64(parcelsAtOnce) {
+	for i := range uint64(walkedAtOnce) {
 		m.out.add(1, i, &moved.Entry{Key: keyOf(1000 + int(i))})
 		m.out.seal()
 	}

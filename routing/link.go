@@ -23,8 +23,10 @@ const (
 	framesAtOnce = 64
 	maxFrame     = 4 << 20
 	// parcelsAtOnce is how many parcels to one peer may be without a receipt: each is kept in
-	// memory until then.
+	// memory until then. The walk fills only walkedAtOnce, which keep the peer busy: an account that
+	// somebody waits for travels behind all that were sent before it.
 	parcelsAtOnce = 8
+	walkedAtOnce  = 2
 )
 
 var (

@@ -37,12 +37,14 @@ type parcel struct {
 	hashes []uint64 // of the keys, whole
 }
 
-// room tells whether another account may be added.
-func (o *outbox) room() bool { return len(o.sealed) < parcelsAtOnce }
+// room tells whether the walk may add another account.
+func (o *outbox) room() bool { return len(o.sealed) < walkedAtOnce }
 
-// roomForOne tells whether an account may be added that somebody waits for. It may still go into an
-// open parcel when no further parcel may be begun.
-func (o *outbox) roomForOne() bool { return o.room() || o.open != nil && len(o.open.w.B) < parcelBytes }
+// roomForOne tells whether an account may be added that somebody waits for: also where the walk has to wait, and to a
+// parcel that is open when no further one may be begun.
+func (o *outbox) roomForOne() bool {
+	return len(o.sealed) < parcelsAtOnce || o.open != nil && len(o.open.w.B) < parcelBytes
+}
 
 // add puts an account on its way.
 func (o *outbox) add(now ratelimit.LedgerTime, hash uint64, m *moved.Entry) {
@@ -70,7 +72,7 @@ func (o *outbox) seal() {
 func (o *outbox) next() *parcel {
 	// The open parcel is sealed only when those before it are sent: until then more accounts fit
 	// in.
-	if o.urgent && o.room() && o.unsent == len(o.sealed) {
+	if o.urgent && len(o.sealed) < parcelsAtOnce && o.unsent == len(o.sealed) {
 		o.seal()
 	}
 	if o.unsent < len(o.sealed) {

@@ -48,7 +48,10 @@ func TestOutbox(t *testing.T) {
 	if got := o.empties(); len(got) != 2 || got[0] != first || got[1].number != 3 || o.unsent != 0 || o.urgent || o.next() != nil {
 		t.Errorf("%+v", o)
 	}
-	for range parcelsAtOnce {
+	for i := range parcelsAtOnce {
+		if o.room() != (i < walkedAtOnce) || !o.roomForOne() {
+			t.Errorf("%d parcels are on their way: the walk may add to them %v, who is waited for %v", i, o.room(), o.roomForOne())
+		}
 		add(4)
 		o.seal()
 	}

@@ -162,8 +162,8 @@ func (r *Router) Run(ctx context.Context) {
 // What moving accounts may take of a node's processor time: requests go on
 // meanwhile, and each waits for what is before it.
 const (
-	workAtOnce  = 500 * time.Microsecond
-	restBetween = 9 * workAtOnce
+	workAtOnce  = 250 * time.Microsecond
+	restBetween = 14 * workAtOnce
 )
 
 // loop has the core look after itself, and accounts move.

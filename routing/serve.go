@@ -58,7 +58,13 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 		}
 		reply(&wire.Reply{Id: m.GetId(), Found: c.asked(now, from.addr, m)})
 	}
-	if p := f.GetParcel(); p != nil {
+	p := f.GetParcel()
+	// Somebody waits for these, and a parcel takes a while.
+	if p != nil && len(a.Replies) > 0 {
+		answer(&wire.Frame{Replies: a.Replies})
+		a.Replies = nil
+	}
+	if p != nil {
 		if r := c.adopt(now, from, p); r != nil {
 			a.Receipts = append(a.Receipts, r)
 		}
