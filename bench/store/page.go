@@ -16,10 +16,14 @@ func percent(part, whole int64) string {
 // Page shows the report: Redis' work for a decision, what it bought, and what becomes
 // of both in larger fleets.
 func (r *Report) Page() *report.Page {
+	start := "a cold start"
+	if r.Warm {
+		start = "when each node had been asked for each key once"
+	}
 	p := &report.Page{
 		Title: "The store: what Redis does for one decision",
 		Lead: []string{
-			fmt.Sprintf("%.0f requests a second for %v from a cold start, for each mode of each row; Redis is a process of its own that was empty.", r.Rate, r.Length),
+			fmt.Sprintf("%.0f requests a second for %v from %s, for each mode of each row; Redis is a process of its own that was empty at first.", r.Rate, r.Length, start),
 			"The baseline asks Redis for each request as envoyproxy/ratelimit does (INCRBY and EXPIRE in one pipeline); strict is a lease of one token.",
 		},
 	}

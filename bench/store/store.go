@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
 
 	"github.com/sluice-gate/sluice/bench/caller"
 	"github.com/sluice-gate/sluice/bench/load"
@@ -26,6 +28,7 @@ type Options struct {
 	Length   time.Duration // of each mode of each row
 	Rows     []int         // from 1; none: all
 	Modes    []string      // besides the baseline; none: all
+	Warm     bool          // each node is asked for each key once before
 	Seed     uint64
 	Progress func(done int, what string)
 }
@@ -139,6 +142,7 @@ type Report struct {
 	Virtual  []Virtual     `json:"virtual,omitempty"`
 	Rate     float64       `json:"rate"`
 	Length   time.Duration `json:"length"`
+	Warm     bool          `json:"warm"`
 	Took     time.Duration `json:"took"`
 }
 
@@ -149,7 +153,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	start := time.Now()
-	r := &Report{Rate: o.Rate, Length: o.Length}
+	r := &Report{Rate: o.Rate, Length: o.Length, Warm: o.Warm}
 	done := 0
 	tell := func(what string) {
 		if o.Progress != nil {
@@ -208,10 +212,17 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 	}
 	defer f.close()
 
+	t := newTally(row.Limit, row.window())
+	earlier := int64(0) // decisions that are not measured
+	if o.Warm {
+		if err := f.warm(ctx, t, row.Keys); err != nil {
+			return Measured{}, err
+		}
+		earlier = t.begin()
+	}
 	if err := sleep(ctx, untilTurnIsHalfway(time.Now(), row.window(), o.Length)); err != nil {
 		return Measured{}, err
 	}
-	t := newTally(row.Limit, row.window())
 	l := row.load(o.Rate, o.Length)
 	ask := func(r load.Request, intended time.Time) { f.ask(ctx, t, r.Key, intended) }
 	var warmUse process.RedisUse
@@ -228,11 +239,11 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 		return Measured{}, err
 	}
 	after, took := f.redis.Used(), time.Since(start)
-	used, asked := after.Since(before), max(1, t.decisions())
+	used, asked := after.Since(before), max(1, t.decisions()-earlier)
 	got := Measured{
 		Row: row.Name, Mode: m.name, Nodes: nodes, Asked: asked, Failed: t.failed, Idle: idle,
-		CPU:     micros(used.CPU-scale(took, idle), asked),
-		Warm:    micros(after.Since(warmUse).CPU-scale(took-o.Length*2/3, idle), asked-warmAsked),
+		CPU:     micros(beyond(used.CPU, took, idle), asked),
+		Warm:    micros(beyond(after.Since(warmUse).CPU, took-o.Length*2/3, idle), asked+earlier-warmAsked),
 		Claims:  1000 * float64(used.Scripts) / float64(asked),
 		Draws:   1000 * float64(used.Commands["append"].Calls) / float64(asked),
 		Bytes:   float64(used.In+used.Out) / float64(asked),
@@ -281,7 +292,11 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-func scale(d time.Duration, by float64) time.Duration { return time.Duration(float64(d) * by) }
+// beyond is what Redis used in a time beyond what an idle one does. That was measured before, and may have been more on a
+// machine that had more to do then.
+func beyond(used, took time.Duration, idle float64) time.Duration {
+	return max(0, used-time.Duration(float64(took)*idle))
+}
 
 func micros(d time.Duration, n int64) float64 {
 	return float64(d.Nanoseconds()) / 1e3 / float64(max(1, n))
@@ -301,12 +316,41 @@ func idleRedis(ctx context.Context) (float64, error) {
 	return float64(r.Used().CPU-before) / float64(idleTime), nil
 }
 
-// ask makes one call, and counts the answer.
+// warmers is how many calls are under way at a time while a fleet gets warm.
+const warmers = 16
+
+// warm asks each node for each key once, so that it has a lease of it.
+func (f *fleet) warm(ctx context.Context, t *tally, keys int) error {
+	var wg sync.WaitGroup
+	next := make(chan int)
+	for range warmers {
+		wg.Go(func() {
+			for key := range next {
+				for _, node := range f.pool.All() {
+					f.askAt(ctx, node, t, key, time.Now())
+				}
+			}
+		})
+	}
+	for key := range keys {
+		next <- key
+	}
+	close(next)
+	wg.Wait()
+	// What is claimed in the background is over by then.
+	return sleep(ctx, time.Second)
+}
+
+// ask makes one call to the node whose turn it is, and counts the answer.
 func (f *fleet) ask(ctx context.Context, t *tally, key int, intended time.Time) {
+	f.askAt(ctx, f.pool.Next(), t, key, intended)
+}
+
+func (f *fleet) askAt(ctx context.Context, node *grpc.ClientConn, t *tally, key int, intended time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, caller.Timeout)
 	defer cancel()
 	sent := time.Now()
-	answer, err := rls.NewRateLimitServiceClient(f.pool.Next()).ShouldRateLimit(ctx, &rls.RateLimitRequest{
+	answer, err := rls.NewRateLimitServiceClient(node).ShouldRateLimit(ctx, &rls.RateLimitRequest{
 		Domain: domain, Descriptors: []*common.RateLimitDescriptor{{Entries: []*common.RateLimitDescriptor_Entry{{Key: entry, Value: fmt.Sprintf("client-%d", key)}}}},
 	})
 	t.answered(key, intended, sent, time.Now(), answer.GetOverallCode() == rls.RateLimitResponse_OK, err)

@@ -106,6 +106,16 @@ func (t *tally) decisions() int64 {
 	return t.asked
 }
 
+// begin forgets how long calls took, and which were refused early: what is measured begins. It returns how many were
+// made before. What was admitted counts on.
+func (t *tally) begin() int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.latency.Reset()
+	t.early, t.half = 0, 0
+	return t.asked
+}
+
 func (t *tally) quantile(q float64) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -20,6 +20,7 @@ type benchStoreCmd struct {
 	Length  time.Duration `default:"15s" help:"Of each mode in each row. With 30s or more, rows whose windows are minutes begin so that a window turns halfway."`
 	Rows    []int         `placeholder:"N" help:"Only these rows of the table, from 1 to 8."`
 	Modes   []string      `placeholder:"MODE" help:"Only these, beside the baseline: strict, leasing, routing, approx."`
+	Warm    bool          `help:"Ask each node for each key once before, and measure then."`
 	Seed    uint64        `default:"1" help:"Of the demand."`
 	JSON    bool          `help:"Print JSON."`
 	HTML    string        `placeholder:"FILE" help:"Write a page with charts, too."`
@@ -30,7 +31,8 @@ type benchStoreCmd struct {
 func (*benchStoreCmd) Help() string {
 	return `Examples:
 
-  sluice bench store --nodes 3 --virtual 0`
+  sluice bench store --nodes 3 --virtual 0
+  sluice bench store --nodes 3 --virtual 0 --rows 2,3 --length 60s --warm`
 }
 
 // Run fails if a mode went further over a limit than it declares.
@@ -43,7 +45,7 @@ func (c *benchStoreCmd) Run(s streams) error {
 		c.Virtual = nil
 	}
 	o := store.Options{
-		Binary: self, Nodes: c.Nodes, Virtual: c.Virtual, Rate: c.Rate, Length: c.Length, Rows: c.Rows, Modes: c.Modes, Seed: c.Seed,
+		Binary: self, Nodes: c.Nodes, Virtual: c.Virtual, Rate: c.Rate, Length: c.Length, Rows: c.Rows, Modes: c.Modes, Warm: c.Warm, Seed: c.Seed,
 	}
 	if out := s.progress(); out != nil {
 		count := o.Count()
