@@ -16,14 +16,17 @@ func percent(part, whole int64) string {
 // Page shows the report: Redis' work for a decision, what it bought, and what becomes
 // of both in larger fleets.
 func (r *Report) Page() *report.Page {
-	start := "a cold start"
+	length, start := r.Length.String(), "a cold start"
+	if r.Rounds > 1 {
+		length += fmt.Sprintf(", %d times in turn,", r.Rounds)
+	}
 	if r.Warm {
 		start = "when each node had been asked for each key once"
 	}
 	p := &report.Page{
 		Title: "The store: what Redis does for one decision",
 		Lead: []string{
-			fmt.Sprintf("%.0f requests a second for %v from %s, for each mode of each row; Redis is a process of its own that was empty at first.", r.Rate, r.Length, start),
+			fmt.Sprintf("%.0f requests a second for %s from %s, for each mode of each row; Redis is a process of its own that was empty at first.", r.Rate, length, start),
 			"The baseline asks Redis for each request as envoyproxy/ratelimit does (INCRBY and EXPIRE in one pipeline); strict is a lease of one token.",
 		},
 	}
@@ -61,7 +64,7 @@ func (r *Report) costs() report.Table {
 		Head:  []string{"row", "mode", "us", "of baseline", "at most", "warm, us", "of baseline", "scripts/1,000", "draws/1,000", "bytes", "nodes' CPU, us", "p50", "p99"},
 		Notes: []string{
 			"of baseline: to the baseline's in the same row. warm: in the last third of the time. scripts, draws: claims of one key each, by the script or by plain commands, tried ones too; none in the baseline.",
-			"bytes: to and from Redis. What Redis needs with nobody connected is subtracted. p50, p99: of a call, from when it was meant to be made.",
+			"bytes: to and from Redis. What Redis needs with nobody connected is subtracted. p50, p99: of a call, from when it was meant to be made; of several rounds, the worst.",
 		},
 	}
 	last := ""
@@ -78,12 +81,20 @@ func (r *Report) costs() report.Table {
 			most = fmt.Sprintf("%.3g", m.Most)
 		}
 		t.Rows = append(t.Rows, report.Row{Bad: m.Most > 0 && m.Ratio > m.Most, Cells: []string{
-			name, m.Mode, fmt.Sprintf("%.2f", m.CPU), fmt.Sprintf("%.3f", m.Ratio), most, fmt.Sprintf("%.2f", m.Warm), fmt.Sprintf("%.3f", m.WarmRate),
+			name, m.Mode, fmt.Sprintf("%.2f", m.CPU), r.ratio(m), most, fmt.Sprintf("%.2f", m.Warm), fmt.Sprintf("%.3f", m.WarmRate),
 			fmt.Sprintf("%.1f", m.Claims), fmt.Sprintf("%.1f", m.Draws), fmt.Sprintf("%.0f", m.Bytes), fmt.Sprintf("%.0f", m.NodeCPU),
 			ms(m.P50), ms(m.P99),
 		}})
 	}
 	return t
+}
+
+// ratio is that of a mode to the baseline, with what single rounds had.
+func (r *Report) ratio(m *Measured) string {
+	if r.Rounds < 2 {
+		return fmt.Sprintf("%.3f", m.Ratio)
+	}
+	return fmt.Sprintf("%.3f (%.3f to %.3f)", m.Ratio, m.Least, m.Greatest)
 }
 
 // accuracy is what was admitted meanwhile.

@@ -29,6 +29,7 @@ type Options struct {
 	Rows     []int         // from 1; none: all
 	Modes    []string      // besides the baseline; none: all
 	Warm     bool          // each node is asked for each key once before
+	Rounds   int           // how often each mode of a row is measured, in turn; 0 is 1
 	Seed     uint64
 	Progress func(done int, what string)
 }
@@ -54,6 +55,9 @@ func (o *Options) Validate() error {
 	}
 	if o.Length < time.Second || o.Length > 10*time.Minute {
 		bad("--length", o.Length, "1s to 10m")
+	}
+	if o.Rounds < 0 || o.Rounds > 10 {
+		bad("--rounds", o.Rounds, "1 to 10")
 	}
 	for _, n := range o.Rows {
 		if n < 1 || n > len(rows) {
@@ -97,7 +101,7 @@ func (o *Options) fleets(r *Row) []int {
 // Count is how many measurements Run makes with processes.
 func (o *Options) Count() (n int) {
 	for _, r := range o.rows() {
-		n += len(o.fleets(&r)) * len(o.modes())
+		n += len(o.fleets(&r)) * len(o.modes()) * o.rounds()
 	}
 	return n
 }
@@ -112,6 +116,8 @@ type Measured struct {
 	CPU      float64       `json:"redis_us"`       // processor time of Redis for a decision, in microseconds
 	Warm     float64       `json:"redis_us_warm"`  // the same in the last third of the time
 	Ratio    float64       `json:"ratio"`          // of CPU to the baseline's
+	Least    float64       `json:"ratio_least"`    // that Ratio was in a round
+	Greatest float64       `json:"ratio_greatest"` //
 	WarmRate float64       `json:"ratio_warm"`     // of Warm to the baseline's
 	Idle     float64       `json:"redis_idle"`     // of a processor, with nobody connected; not in CPU
 	Claims   float64       `json:"claims"`         // scripts that Redis ran, for 1,000 decisions
@@ -143,6 +149,7 @@ type Report struct {
 	Rate     float64       `json:"rate"`
 	Length   time.Duration `json:"length"`
 	Warm     bool          `json:"warm"`
+	Rounds   int           `json:"rounds"`
 	Took     time.Duration `json:"took"`
 }
 
@@ -153,7 +160,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	start := time.Now()
-	r := &Report{Rate: o.Rate, Length: o.Length, Warm: o.Warm}
+	r := &Report{Rate: o.Rate, Length: o.Length, Warm: o.Warm, Rounds: o.rounds()}
 	done := 0
 	tell := func(what string) {
 		if o.Progress != nil {
@@ -163,19 +170,11 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	for _, row := range o.rows() {
 		for _, nodes := range o.fleets(&row) {
-			base := Measured{}
-			for i, m := range o.modes() {
-				tell(fmt.Sprintf("%s, %s, %d nodes", m.name, row.Name, nodes))
-				got, err := o.measure(ctx, &row, &m, nodes)
-				if err != nil {
-					return nil, fmt.Errorf("%s, %s, %d nodes: %w", m.name, row.Name, nodes, err)
-				}
-				if i == 0 {
-					base = got
-				}
-				got.Ratio, got.WarmRate = got.CPU/base.CPU, got.Warm/base.Warm
-				r.Measured = append(r.Measured, got)
+			all, err := o.measureRow(ctx, &row, nodes, tell)
+			if err != nil {
+				return nil, err
 			}
+			r.Measured = append(r.Measured, all...)
 		}
 	}
 	if len(o.Virtual) > 0 {

@@ -20,6 +20,7 @@ type benchStoreCmd struct {
 	Length  time.Duration `default:"15s" help:"Of each mode in each row. With 30s or more, rows whose windows are minutes begin so that a window turns halfway."`
 	Rows    []int         `placeholder:"N" help:"Only these rows of the table, from 1 to 8."`
 	Modes   []string      `placeholder:"MODE" help:"Only these, beside the baseline: strict, leasing, routing, approx."`
+	Rounds  int           `default:"1" help:"Measure each mode of a row so often, in turn."`
 	Warm    bool          `help:"Ask each node for each key once before, and measure then."`
 	Seed    uint64        `default:"1" help:"Of the demand."`
 	JSON    bool          `help:"Print JSON."`
@@ -45,7 +46,7 @@ func (c *benchStoreCmd) Run(s streams) error {
 		c.Virtual = nil
 	}
 	o := store.Options{
-		Binary: self, Nodes: c.Nodes, Virtual: c.Virtual, Rate: c.Rate, Length: c.Length, Rows: c.Rows, Modes: c.Modes, Warm: c.Warm, Seed: c.Seed,
+		Binary: self, Nodes: c.Nodes, Virtual: c.Virtual, Rate: c.Rate, Length: c.Length, Rows: c.Rows, Modes: c.Modes, Warm: c.Warm, Rounds: c.Rounds, Seed: c.Seed,
 	}
 	if out := s.progress(); out != nil {
 		count := o.Count()

@@ -99,6 +99,8 @@ func BenchmarkRedisTrips(b *testing.B) {
 		draw, others bool // it is a draw; others have drawn before
 		known        bool // the account was settled before
 	}{
+		{name: "ping"},
+		{name: "incrby and expire"}, // what envoyproxy/ratelimit does for a decision
 		{name: "time"},
 		{name: "draw", draw: true},
 		{name: "script, new account"},
@@ -132,9 +134,19 @@ func BenchmarkRedisTrips(b *testing.B) {
 				before := cpuOf(b, s)
 				b.ResetTimer()
 				for i := range b.N {
-					if trip.name == "time" {
+					switch trip.name {
+					case "ping":
+						client.Ping(context.Background())
+					case "incrby and expire":
+						pipe := client.Pipeline()
+						pipe.IncrBy(context.Background(), fmt.Sprint("edge_user_", i), 1)
+						pipe.Expire(context.Background(), fmt.Sprint("edge_user_", i), time.Hour)
+						if _, err := pipe.Exec(context.Background()); err != nil {
+							b.Fatal(err)
+						}
+					case "time":
 						client.Time(context.Background())
-					} else {
+					default:
 						settle(i, 2, trip.draw)
 					}
 					time.Sleep(pause)
