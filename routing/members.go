@@ -33,6 +33,9 @@ const (
 	pingEvery = 500 * time.Millisecond
 	tickEvery = pingEvery / 2
 	tickSoon  = 5 * time.Millisecond // while something is to be said again
+	// tellFast is for how long after a node has joined it says so again each askAgain to whom has not taken it in, and not
+	// each tickSoon: until all have, nobody decides on the keys that are its own now, and requests for them wait.
+	tellFast = 100 * time.Millisecond
 	// leaveTells is for how long a leaving node waits until all have heard of it: one that does not
 	// answer must not keep it.
 	leaveTells = 500 * time.Millisecond
@@ -319,7 +322,10 @@ func (c *core) tick(now instant) (due instant) {
 	}
 	leaving := c.depart(now)
 	// What is to be tried again needs the node sooner than it would look after itself.
-	if saying || leaving || !c.present && !c.left || c.mover.retry != 0 {
+	if saying {
+		return now.Add(c.tellsAgain(now))
+	}
+	if leaving || !c.present && !c.left || c.mover.retry != 0 {
 		return now.Add(tickSoon)
 	}
 	return now.Add(tickEvery)
@@ -465,13 +471,22 @@ func (c *core) announce(now instant) (saying bool) {
 			if say.err == nil && say.reply.GetStatus() == answered {
 				m.told = want
 			} else {
-				m.soon = c.clock().Add(tickSoon) // it dials back
+				now := c.clock()
+				m.soon = now.Add(c.tellsAgain(now)) // it dials back
 			}
 			c.hands.wake()
 		}
 		c.post(m.link, say)
 	})
 	return saying
+}
+
+// tellsAgain is how long this node waits to say again whether it owns keys; the caller holds mu.
+func (c *core) tellsAgain(now instant) time.Duration {
+	if c.present && now.Sub(c.joined) < tellFast {
+		return askAgain
+	}
+	return tickSoon
 }
 
 // leave has this node own nothing any more. Until all others have heard, it

@@ -110,7 +110,18 @@ func TestTicks(t *testing.T) {
 		want   time.Duration
 	}{
 		"nothing is to be done":  {func(*core) {}, tickEvery},
-		"somebody has not heard": {func(c *core) { c.members["b:1"].told, c.members["b:1"].telling = unknown, true }, tickSoon},
+		"somebody has not heard": {func(c *core) {
+			c.members["b:1"].told, c.members["b:1"].telling = unknown, true
+			c.joined = c.clock().Add(-tellFast)
+		}, tickSoon},
+		"somebody has not heard that it has just joined": {func(c *core) {
+			c.members["b:1"].told, c.members["b:1"].telling = unknown, true
+			c.joined = c.clock().Add(1 - tellFast)
+		}, askAgain},
+		"somebody has not heard that it is away": {func(c *core) {
+			c.members["b:1"].told, c.members["b:1"].telling = unknown, true
+			c.present, c.left, c.leftAt, c.joined = false, true, c.clock(), c.clock()
+		}, tickSoon},
 		"it has not joined":      {func(c *core) { c.present, c.looked, c.members["b:1"].told = false, false, away }, tickSoon},
 		"one cannot be told": {func(c *core) {
 			c.members["b:1"].told = unknown
@@ -204,15 +215,22 @@ func TestDoneOfBefore(t *testing.T) {
 // That a node owns keys is said again to one who was too busy to hear it, in a
 // moment.
 func TestPresenceIsSaidAgain(t *testing.T) {
+	for _, x := range []struct{ joined, again time.Duration }{{tellFast, tickSoon}, {tellFast / 2, askAgain}} {
+		saysItsPresenceAgain(t, x.joined, x.again)
+	}
+}
+
+func saysItsPresenceAgain(t *testing.T, joined, again time.Duration) {
 	s, a := newPair(t)
 	c := a.core
+	c.joined = s.now.Add(-joined)
 	m := c.members["b:1"]
 	m.told, m.queue = unknown, make([]*call, peerQueue)
 	if c.tick(s.now); m.told == here || m.telling {
 		t.Fatalf("it was too busy, and has heard: told %v, telling %v", m.told, m.telling)
 	}
 	m.queue = nil
-	at := s.now.Add(tickSoon)
+	at := s.now.Add(again)
 	if c.tick(at - 1); len(m.queue) > 0 {
 		t.Error("it is told again at once")
 	}
@@ -230,13 +248,13 @@ func TestPresenceIsSaidAgain(t *testing.T) {
 	if m.told == here {
 		t.Error("it did not take that in")
 	}
-	c.tick(s.now.Add(2 * tickSoon))
+	c.tick(s.now.Add(2 * again))
 	f = m.take(0)
 	m.replied([]*wire.Reply{{Id: f.GetPresences()[0].GetId()}})
 	if m.told != here {
 		t.Error("it has heard")
 	}
-	if c.tick(s.now.Add(4 * tickSoon)); len(m.queue) > 0 {
+	if c.tick(s.now.Add(4 * again)); len(m.queue) > 0 {
 		t.Error("it has heard, and is told again")
 	}
 }
