@@ -109,7 +109,7 @@ func TestTicks(t *testing.T) {
 		change func(c *core)
 		want   time.Duration
 	}{
-		"nothing is to be done":  {func(*core) {}, tickEvery},
+		"nothing is to be done": {func(*core) {}, tickEvery},
 		"somebody has not heard": {func(c *core) {
 			c.members["b:1"].told, c.members["b:1"].telling = unknown, true
 			c.joined = c.clock().Add(-tellFast)
@@ -122,7 +122,7 @@ func TestTicks(t *testing.T) {
 			c.members["b:1"].told, c.members["b:1"].telling = unknown, true
 			c.present, c.left, c.leftAt, c.joined = false, true, c.clock(), c.clock()
 		}, tickSoon},
-		"it has not joined":      {func(c *core) { c.present, c.looked, c.members["b:1"].told = false, false, away }, tickSoon},
+		"it has not joined": {func(c *core) { c.present, c.looked, c.members["b:1"].told = false, false, away }, tickSoon},
 		"one cannot be told": {func(c *core) {
 			c.members["b:1"].told = unknown
 			c.members["b:1"].ready.Store(false)
