@@ -365,6 +365,10 @@ func (c *core) settle() {
 	if c.inStore() || v.stable.Load() {
 		return
 	}
+	// What this node has sent away, and has no receipt for, may be its own again under this ring, and come back.
+	if len(c.mover.underway) > 0 {
+		return
+	}
 	for _, m := range c.members {
 		if m.mayHave(v) {
 			return

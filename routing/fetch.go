@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"slices"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -83,6 +84,9 @@ func (c *core) fetch(key []byte, b bell) *fetch {
 		}
 	})
 	f.open = len(of)
+	// This node has sent the account away, and there is no receipt: the ring has turned since, and the receiver may refuse
+	// it. That others have none does not make it a new key.
+	f.soon = c.mover.underway[xxhash.Sum64(key)] != ""
 	for _, m := range of {
 		c.ask(f, m)
 	}
@@ -153,6 +157,21 @@ func (c *core) awaitComing(f *fetch) {
 	f.comes = c.clock().Add(comesWithin)
 	for _, b := range f.bells { // they learn until when to wait
 		b.ring()
+	}
+}
+
+// endFetches ends those whose account has not come in time, and which nobody waits for any more: whoever waits ends
+// one by looking (outcome). The caller holds mu.
+func (c *core) endFetches(now instant) {
+	var late []string
+	for key, f := range c.fetches {
+		if f.comes != 0 && now >= f.comes {
+			late = append(late, key)
+		}
+	}
+	slices.Sort(late) // so that a simulation does the same in every run
+	for _, key := range late {
+		c.fetched(c.fetches[key], fetchAgain)
 	}
 }
 

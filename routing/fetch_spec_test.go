@@ -360,7 +360,7 @@ func TestAccountThatIsAskedForGoesAtOnce(t *testing.T) {
 	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
 	asks := &wire.Fetch{Key: key, Ring: c.view.Load().print}
 	a.has(key)
-	for range parcelsAtOnce {
+	for range parcelsAtOnce + 1 {
 		m.out.sealed = append(m.out.sealed, &parcel{w: moved.NewWriter(1)})
 	}
 	if got := c.asked(s.now, "b:1", asks); got != wire.Found_ELSEWHERE || !c.local.Has(key) {
@@ -436,5 +436,143 @@ func TestPullsOfVersion1(t *testing.T) {
 		if got := m.done == v.print && m.doneBy == 9; got != x.counts || c.view.Load().stable.Load() != x.counts {
 			t.Errorf("%s: it is done %v, stable %v", x.what, got, c.view.Load().stable.Load())
 		}
+	}
+}
+
+// What is asked for is sent although the walk has to wait for room; where it has ended since it was seen, it is not said
+// to be coming.
+func TestAskedForBesideTheWalk(t *testing.T) {
+	s, a := newPair(t)
+	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
+	a.has(key)
+	for range walkedAtOnce {
+		m.out.fullParcel()
+	}
+	for m.take(0) != nil {
+	}
+	if got := c.asked(s.now, "b:1", &wire.Fetch{Key: key, Ring: c.view.Load().print}); got != wire.Found_COMING {
+		t.Fatalf("it says %v", got)
+	}
+	if f := m.take(0); f == nil || f.GetParcel() == nil {
+		t.Error("it waits behind what the walk has found")
+	}
+	delete(c.mover.underway, xxhash.Sum64(key))
+	a.has(key)
+	s.now = s.now.Add(2 * s.rule.Limit.Period()) // its window is over
+	if got := c.asked(s.now, "b:1", &wire.Fetch{Key: key, Ring: c.view.Load().print}); got == wire.Found_COMING {
+		t.Error("an account that has ended is said to be coming")
+	}
+}
+
+// A key whose account this node has sent away, and has no receipt for, is no new key, though it is this node's own again
+// and nobody else has it: whoever has left refuses it behind its answer.
+func TestSentAwayIsNotNew(t *testing.T) {
+	s, a := newPair(t)
+	c, key := a.core, a.ownedBy("a:1")
+	v := c.view.Load()
+	c.view.Store(&view{ring: v.ring, print: v.print, mine: true, peers: v.peers})
+	b := c.members["b:1"]
+	b.take(0)
+	b.done = 0
+	c.mover.underway[xxhash.Sum64(key)] = "b:1"
+	f := c.fetch(key, make(bell, 1))
+	c.replied(s.now, b, &wire.Frame{Replies: []*wire.Reply{{Id: b.take(0).GetFetches()[0].GetId(), Found: wire.Found_NONE}}})
+	if f.state != fetchAgain {
+		t.Errorf("nobody else has it, and it may come back: the fetch is %v", f.state)
+	}
+	b.done, b.doneBy = v.print, b.changes
+	c.mu.Lock()
+	c.settle()
+	c.unlock()
+	if c.view.Load().stable.Load() {
+		t.Error("all others have handed over, and what this node has sent away may come back")
+	}
+	delete(c.mover.underway, xxhash.Sum64(key))
+	c.mu.Lock()
+	c.settle()
+	c.unlock()
+	if !c.view.Load().stable.Load() {
+		t.Error("nobody has anything")
+	}
+}
+
+// The last receipt may be what a node waited for to know that nobody has anything of its own.
+func TestLastReceiptSettles(t *testing.T) {
+	s, a := newPair(t)
+	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
+	v := c.view.Load()
+	c.view.Store(&view{ring: v.ring, print: v.print, mine: true, peers: v.peers})
+	m.done, m.doneBy = v.print, m.changes
+	a.has(key)
+	c.mu.Lock()
+	c.send(s.now, m, key)
+	c.unlock()
+	m.flush()
+	for m.take(0) != nil {
+	}
+	c.received(m, &wire.Receipt{Number: m.out.number})
+	if !c.view.Load().stable.Load() {
+		t.Error("there is a receipt for all, and all others have handed over")
+	}
+}
+
+// A fetch whose account never comes ends also where nobody waits any more; and at once where the account is sent back.
+func TestFetchesThatNobodyWaitsForEnd(t *testing.T) {
+	for _, refused := range []bool{false, true} {
+		s, a := newPair(t)
+		c, key := a.core, a.ownedBy("a:1")
+		v := c.view.Load()
+		c.view.Store(&view{ring: v.ring, print: v.print, mine: true, peers: v.peers})
+		b := c.members["b:1"]
+		b.take(0)
+		b.done = 0
+		f := c.fetch(key, make(bell, 1))
+		c.replied(s.now, b, &wire.Frame{Replies: []*wire.Reply{{Id: b.take(0).GetFetches()[0].GetId(), Found: wire.Found_COMING}}})
+		if refused {
+			c.view.Store(&view{ring: ring.Of([]ring.Member{{Addr: "b:1", Weight: 1}}), mine: true, peers: v.peers})
+			here := c.local.LedgerNow(s.now)
+			if c.take(s.now, moved.Entry{Key: key, Account: ledger.Statement{Now: here, Window: 1, Dead: here.Add(time.Hour)}}, here) {
+				t.Fatal("it is another's, and was taken in")
+			}
+		} else {
+			c.tick(s.now.Add(comesWithin - 1))
+			if f.state != fetching {
+				t.Fatal("it may still come")
+			}
+			c.tick(s.now.Add(comesWithin))
+		}
+		if f.state != fetchAgain || len(c.fetches) != 0 || c.looking.Load() != 0 {
+			t.Errorf("refused %v: the fetch is %v, %d are looked for", refused, f.state, c.looking.Load())
+		}
+	}
+}
+
+// What is asked for waits while as many are on their way as may be, and goes with the next receipt.
+func TestReceiptLetsTheNextGo(t *testing.T) {
+	_, a := newPair(t)
+	c, m := a.core, a.core.members["b:1"]
+	c.mover.underway[1<<63] = "b:1" // so that it does not say that it is done
+	woken := 0
+	m.link.wake = func() { woken++ }
+	sends := func() (sent bool) {
+		for f := m.take(0); f != nil; f = m.take(0) {
+			sent = sent || f.GetParcel() != nil
+		}
+		return sent
+	}
+	for i := range parcelsAtOnce - walkedAtOnce + 1 {
+		m.out.add(1, uint64(i), &moved.Entry{Key: keyOf(i)})
+		m.flush()
+		if sent := sends(); sent != (i < parcelsAtOnce-walkedAtOnce) {
+			t.Fatalf("%d are on their way, and another goes: %v", i, sent)
+		}
+	}
+	woken = 0
+	if c.received(m, &wire.Receipt{Number: 1}); woken == 0 || !sends() {
+		t.Errorf("woken %d times", woken)
+	}
+	woken = 0
+	if c.received(m, &wire.Receipt{Number: 2}); woken != 0 {
+		t.Error("woken, and nothing is to be sent")
 	}
 }

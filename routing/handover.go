@@ -285,7 +285,11 @@ func (c *core) received(from *member, r *wire.Receipt) {
 	defer c.unlock()
 	from.mu.Lock()
 	p := from.out.received(r.GetNumber())
+	goes := from.out.next() != nil
 	from.mu.Unlock()
+	if goes { // there was no room for it before
+		from.wake()
+	}
 	// The receipt has come twice, or what was in the parcel has been taken back meanwhile
 	// (reclaim).
 	if p == nil {
@@ -307,6 +311,7 @@ func (c *core) received(from *member, r *wire.Receipt) {
 		from.paused = now.Add(tickSoon) // it sees another ring yet
 	}
 	c.stats.handed.Add(uint64(len(p.hashes) - len(refused)))
+	c.settle()
 	c.settled()
 	c.hands.wake()
 }
@@ -492,11 +497,15 @@ func (c *core) take(now instant, m moved.Entry, sent ratelimit.LedgerTime) bool 
 		c.stats.lost.Add(1) // no room: it shares a budget with others, as any key beyond the most
 	}
 	c.gate.RUnlock()
-	if mine && c.looking.Load() > 0 {
+	if c.looking.Load() > 0 {
+		// Whoever looks for the account finds it here, or asks for it again where it goes back to.
+		how := fetchAgain
+		if mine {
+			how = fetchHere
+		}
 		c.mu.Lock()
-		// Whoever looks for the account finds it here.
 		if f := c.fetches[string(m.Key)]; f != nil {
-			c.fetched(f, fetchHere)
+			c.fetched(f, how)
 		}
 		c.unlock()
 	}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
-	"github.com/sluice-gate/sluice/routing/internal/moved"
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
@@ -102,7 +102,7 @@ func TestAccountsThatCannotGo(t *testing.T) {
 	other.ready.Store(true)
 	other.paused = 0
 	for range walkedAtOnce {
-		b.out.sealed = append(b.out.sealed, &parcel{w: moved.NewWriter(1)})
+		b.out.fullParcel()
 	}
 	if m := takesOut(toB, toC); m.full != b || m.stuck || !c.local.Has(toB) || !c.local.Has(toC) {
 		t.Errorf("there is no room at one: %+v", m)
@@ -139,9 +139,8 @@ func TestWalkWaitsForRoom(t *testing.T) {
 	w := &wakes{hands: c.hands}
 	c.hands = w
 	a.has(key)
-	for i := range uint64(walkedAtOnce) {
-		m.out.add(1, i, &moved.Entry{Key: keyOf(1000 + int(i))})
-		m.out.seal()
+	for range walkedAtOnce {
+		m.out.fullParcel()
 	}
 	c.mover.all()
 	for range 2 * c.local.Parts() {
@@ -292,5 +291,79 @@ func TestLastReceiptIsDone(t *testing.T) {
 	}
 	if c.received(other, &wire.Receipt{Number: other.out.number}); !b.say || !other.say {
 		t.Error("all have arrived, and nobody is told")
+	}
+}
+
+// accounts is how many accounts a node has.
+func (n *scriptNode) accounts() (all int) {
+	for part := range n.local.Parts() {
+		for v := (leasing.Visit{Part: part}); !n.local.Visit(&v, func([]byte) { all++ }); {
+		}
+	}
+	return all
+}
+
+// A node that leaves goes on to hand over its accounts while its heir is asked for 10,000 other keys a second, each of
+// which it has to ask for.
+func TestStepsWalkGoesOnBesideFetches(t *testing.T) {
+	const keys, every, length = 20_000, 100 * time.Microsecond, time.Second
+	s := newScript(t, keys, 10)
+	s.delay, s.tail = time.Millisecond, 100*time.Microsecond
+	s.ring("a:1", "b:1")
+	a := s.nodes["a:1"]
+	for k := range keys {
+		if key := keyOf(k); a.core.view.Load().ring.Owner(ring.HashOf(key)) == "a:1" {
+			a.has(key)
+		} else {
+			s.nodes["b:1"].has(key)
+		}
+	}
+	gone := false
+	a.Leave(func() { gone = true })
+	s.until("the ring has turned", func() bool { return !a.core.view.Load().mine })
+	order := s.rnd.Perm(keys)
+	for i := range int(length / every) {
+		s.in(time.Duration(i)*every, func() { s.ask("b:1", order[i], 1) })
+	}
+	s.play(length / 5)
+	if left := a.accounts(); !gone || left > 0 {
+		t.Errorf("after %v it has %d accounts left", length/5, left)
+	}
+	s.play(length)
+	if asked := int(length / every); s.failed > asked/100 {
+		t.Errorf("%d of %d requests failed", s.failed, asked)
+	}
+}
+
+// A node has joined, and leaves before what was sent to it has arrived: the keys are the sender's again, and the
+// accounts may come back. That nobody else has them does not make them new.
+func TestStepsOwnParcelsOutlastALeave(t *testing.T) {
+	s := newScript(t, 400, 10)
+	s.delay, s.tail = time.Millisecond, 0
+	s.ring("a:1")
+	s.fill(5, "a:1")
+	s.addrs = append(s.addrs, "b:1")
+	a := s.nodes["a:1"]
+	a.Found(s.addrs)
+	b := s.start("b:1")
+	s.until("accounts are on their way", func() bool { return len(a.core.mover.underway) > 0 })
+	a.end("b:1", true) // they are lost with the stream
+	b.Leave(func() {})
+	s.until("the ring has turned back", func() bool { return len(a.Stats().Members) == 1 })
+	for range 20 {
+		if a.core.view.Load().stable.Load() {
+			break
+		}
+		s.play(time.Millisecond)
+	}
+	s.fill(6, "a:1") // 5 and 6 are more than 10
+	s.play(2 * TakeOver)
+	for k, n := range s.admitted {
+		if n > 10 {
+			t.Fatalf("key %d admitted %d of 10", k, n)
+		}
+	}
+	if n := a.accounts(); n != len(s.admitted) {
+		t.Errorf("%d of %d accounts have come back", n, len(s.admitted))
 	}
 }

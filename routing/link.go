@@ -22,9 +22,9 @@ const (
 	// before.
 	framesAtOnce = 64
 	maxFrame     = 4 << 20
-	// parcelsAtOnce is how many parcels to one peer may be without a receipt: each is kept in
-	// memory until then. The walk fills only walkedAtOnce, which keep the peer busy: an account that
-	// somebody waits for travels behind all that were sent before it.
+	// parcelsAtOnce is how many parcels to one peer may be without a receipt, and one more: each is
+	// kept in memory until then. The walk fills only walkedAtOnce of them, which keep the peer busy, for an
+	// account that somebody waits for travels behind all that were sent before it.
 	parcelsAtOnce = 8
 	walkedAtOnce  = 2
 )

@@ -313,6 +313,7 @@ func (c *core) tick(now instant) (due instant) {
 	}
 	c.ticked.Store(int64(now))
 	c.bury(now)
+	c.endFetches(now)
 	c.join(now)
 	saying := c.announce(now)
 	// Own keys are decided here only once all have heard that this node owns them. One that never

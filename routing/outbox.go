@@ -37,13 +37,22 @@ type parcel struct {
 	hashes []uint64 // of the keys, whole
 }
 
-// room tells whether the walk may add another account.
-func (o *outbox) room() bool { return len(o.sealed) < walkedAtOnce }
+// room tells whether the walk may add another account: it fills no more than walkedAtOnce parcels at a time. Those that
+// carry what somebody waits for are small, and do not keep it waiting.
+func (o *outbox) room() bool { return o.full() < walkedAtOnce && len(o.sealed) < parcelsAtOnce }
 
 // roomForOne tells whether an account may be added that somebody waits for: also where the walk has to wait, and to a
-// parcel that is open when no further one may be begun.
-func (o *outbox) roomForOne() bool {
-	return len(o.sealed) < parcelsAtOnce || o.open != nil && len(o.open.w.B) < parcelBytes
+// parcel that is open until another may be sent, if it is not full before.
+func (o *outbox) roomForOne() bool { return len(o.sealed) <= parcelsAtOnce }
+
+// full is how many of the sealed parcels are.
+func (o *outbox) full() (n int) {
+	for _, p := range o.sealed {
+		if len(p.w.B) >= parcelBytes {
+			n++
+		}
+	}
+	return n
 }
 
 // add puts an account on its way.
@@ -71,8 +80,9 @@ func (o *outbox) seal() {
 // next is the parcel to be sent, if there is one.
 func (o *outbox) next() *parcel {
 	// The open parcel is sealed only when those before it are sent: until then more accounts fit
-	// in.
-	if o.urgent && len(o.sealed) < parcelsAtOnce && o.unsent == len(o.sealed) {
+	// in. Parcels that are not full leave room for those that the walk fills: accounts that are asked for one after the
+	// other would else keep it from going on.
+	if small := len(o.sealed) - o.full(); o.urgent && small < parcelsAtOnce-walkedAtOnce && o.unsent == len(o.sealed) {
 		o.seal()
 	}
 	if o.unsent < len(o.sealed) {

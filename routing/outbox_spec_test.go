@@ -48,26 +48,81 @@ func TestOutbox(t *testing.T) {
 	if got := o.empties(); len(got) != 2 || got[0] != first || got[1].number != 3 || o.unsent != 0 || o.urgent || o.next() != nil {
 		t.Errorf("%+v", o)
 	}
-	for i := range parcelsAtOnce {
-		if o.room() != (i < walkedAtOnce) || !o.roomForOne() {
-			t.Errorf("%d parcels are on their way: the walk may add to them %v, who is waited for %v", i, o.room(), o.roomForOne())
+	for range parcelsAtOnce {
+		if !o.roomForOne() {
+			t.Errorf("%d parcels are on their way, and there is no room for what is waited for", len(o.sealed))
 		}
 		add(4)
 		o.seal()
 	}
-	if o.room() || o.roomForOne() {
+	if o.room() || !o.roomForOne() {
+		t.Error("what somebody waits for may be put to what is sent then")
+	}
+	o.fullParcel()
+	if o.room() || o.roomForOne() || len(o.sealed) != parcelsAtOnce+1 {
 		t.Error("it has no room")
 	}
+	o.received(o.sealed[parcelsAtOnce].number)
 	add(5)
-	if o.room() || !o.roomForOne() {
-		t.Error("one that somebody waits for may be put to what is open")
-	}
 	if o.urgent = true; o.unsent != 0 {
 		t.Fatal(o.unsent)
 	}
 	o.unsent = len(o.sealed)
 	if o.next() != nil {
 		t.Error("as many are on their way as may be")
+	}
+}
+
+// fullParcel adds accounts until a parcel is full.
+func (o *outbox) fullParcel() {
+	for n := len(o.sealed); len(o.sealed) == n; {
+		o.add(1, 1, &moved.Entry{Key: make([]byte, ratelimit.MaxKeyLen)})
+	}
+}
+
+// The walk fills two parcels at a time, and what is asked for goes besides: up to six parcels of it, one after the
+// other, and what comes then goes together. Neither keeps the other from going.
+func TestOutboxHasRoomForBoth(t *testing.T) {
+	var o outbox
+	for range walkedAtOnce {
+		if !o.room() {
+			t.Fatalf("the walk has filled %d", len(o.sealed))
+		}
+		o.fullParcel()
+	}
+	sends := func() (sent int) {
+		for ; o.next() != nil; sent++ {
+			o.unsent++
+		}
+		return sent
+	}
+	if o.room() || sends() != walkedAtOnce {
+		t.Fatalf("the walk may go on %v, with %d of %d parcels sent", o.room(), o.unsent, len(o.sealed))
+	}
+	for i := range parcelsAtOnce {
+		if !o.roomForOne() {
+			t.Fatalf("%d that are asked for are on their way, and there is no room for another", i)
+		}
+		o.add(1, 2, &moved.Entry{Key: keyOf(i)})
+		o.urgent = true
+		if sent := sends(); (sent == 1) != (i < parcelsAtOnce-walkedAtOnce) {
+			t.Errorf("%d that are asked for are on their way, and %d more are sent", i, sent)
+		}
+	}
+	if o.received(1) == nil || !o.room() {
+		t.Error("the walk has room for one more, whatever is asked for")
+	}
+	o.received(2)
+	if o.fullParcel(); !o.room() {
+		t.Error("one of two is filled")
+	}
+	if sends() != 1 || o.open != nil {
+		t.Error("what was asked for last went with what the walk has found")
+	}
+	o.add(1, 2, &moved.Entry{Key: keyOf(9)})
+	o.urgent = true
+	if o.received(3) == nil || sends() != 1 {
+		t.Error("there is a receipt for one that was asked for: the next may go")
 	}
 }
 
