@@ -84,8 +84,8 @@ func (c *core) fetch(key []byte, b bell) *fetch {
 		}
 	})
 	f.open = len(of)
-	// This node has sent the account away, and there is no receipt: the ring has turned since, and the receiver may refuse
-	// it. That others have none does not make it a new key.
+	// This node has sent the account away, and there is no receipt: the ring has turned since, and the
+	// receiver may refuse it. That others have none does not make it a new key.
 	f.soon = c.mover.underway[xxhash.Sum64(key)] != ""
 	for _, m := range of {
 		c.ask(f, m)

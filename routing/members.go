@@ -33,8 +33,9 @@ const (
 	pingEvery = 500 * time.Millisecond
 	tickEvery = pingEvery / 2
 	tickSoon  = 5 * time.Millisecond // while something is to be said again
-	// tellFast is for how long after a node has joined it says so again each askAgain to whom has not taken it in, and not
-	// each tickSoon: until all have, nobody decides on the keys that are its own now, and requests for them wait.
+	// tellFast is for how long after a node has joined it says so again each askAgain to whom has not
+	// taken it in, and not each tickSoon: until all have, nobody decides on the keys that are its own
+	// now, and requests for them wait.
 	tellFast = 100 * time.Millisecond
 	// leaveTells is for how long a leaving node waits until all have heard of it: one that does not
 	// answer must not keep it.
