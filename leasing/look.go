@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/ledger"
@@ -116,8 +117,14 @@ func (f *Fleet) Drop(_ ratelimit.Instant, key []byte) bool {
 // ErrBusy says that the ledger could not be asked.
 var ErrBusy = errors.New("the ledger could not be asked: it does not answer, or too many claims wait")
 
-// Reset implements [ratelimit.Inspector].
+// resetMost is how long a reset waits: a claim is answered within a second, or given up, and another may be under way
+// before it. The claims of a node that has ended are never answered.
+const resetMost = 3 * time.Second
+
+// Reset implements [ratelimit.Inspector]. It waits for resetMost at most.
 func (f *Fleet) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
+	ctx, cancel := context.WithTimeout(ctx, resetMost)
+	defer cancel()
 	for ctx.Err() == nil {
 		// A peek needs a claim and spends nothing. Where one is under way already, the reset waits
 		// for its end, and makes a claim of its own.
