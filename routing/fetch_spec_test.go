@@ -553,7 +553,7 @@ func TestReceiptLetsTheNextGo(t *testing.T) {
 	c, m := a.core, a.core.members["b:1"]
 	c.mover.underway[1<<63] = "b:1" // so that it does not say that it is done
 	woken := 0
-	m.link.wake = func() { woken++ }
+	m.wake = func() { woken++ }
 	sends := func() (sent bool) {
 		for f := m.take(0); f != nil; f = m.take(0) {
 			sent = sent || f.GetParcel() != nil
