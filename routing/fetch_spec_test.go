@@ -27,6 +27,15 @@ func (n *scriptNode) has(key []byte) {
 	n.local.Decide(context.Background(), n.now, []ask{{Rule: n.rule, Key: key, Cost: 1}}, make([]verdict, 1))
 }
 
+// mayHave has a node not know whether another has accounts of its keys; nothing else is to be said to that one.
+func (n *scriptNode) mayHave(other string) *member {
+	n.unsettled()
+	m := n.core.members[other]
+	m.done = 0
+	m.take(0)
+	return m
+}
+
 // What a node says of an account that another looks for. A key counts as new
 // when all have said none: so that is said only of what certainly is not here,
 // and not on its way.
@@ -154,11 +163,7 @@ func TestAccountThatComesIsWaitedFor(t *testing.T) {
 	} {
 		s, a := newPair(t)
 		c, key := a.core, a.ownedBy("a:1")
-		v := c.view.Load()
-		c.view.Store(&view{ring: v.ring, print: v.print, mine: true, peers: v.peers})
-		b := c.members["b:1"]
-		b.done = 0 // it may have some
-		b.take(0)
+		b := a.mayHave("b:1")
 		w := a.waits("a:1", 1)
 		if !w.advance(s.now) {
 			t.Fatal("it is decided, and may be elsewhere")
@@ -469,18 +474,14 @@ func TestAskedForBesideTheWalk(t *testing.T) {
 func TestSentAwayIsNotNew(t *testing.T) {
 	s, a := newPair(t)
 	c, key := a.core, a.ownedBy("a:1")
-	v := c.view.Load()
-	c.view.Store(&view{ring: v.ring, print: v.print, mine: true, peers: v.peers})
-	b := c.members["b:1"]
-	b.take(0)
-	b.done = 0
+	b := a.mayHave("b:1")
 	c.mover.underway[xxhash.Sum64(key)] = "b:1"
 	f := c.fetch(key, make(bell, 1))
 	c.replied(s.now, b, &wire.Frame{Replies: []*wire.Reply{{Id: b.take(0).GetFetches()[0].GetId(), Found: wire.Found_NONE}}})
 	if f.state != fetchAgain {
 		t.Errorf("nobody else has it, and it may come back: the fetch is %v", f.state)
 	}
-	b.done, b.doneBy = v.print, b.changes
+	b.done, b.doneBy = c.view.Load().print, b.changes
 	c.mu.Lock()
 	c.settle()
 	c.unlock()
@@ -499,10 +500,8 @@ func TestSentAwayIsNotNew(t *testing.T) {
 // The last receipt may be what a node waited for to know that nobody has anything of its own.
 func TestLastReceiptSettles(t *testing.T) {
 	s, a := newPair(t)
-	c, m, key := a.core, a.core.members["b:1"], a.ownedBy("b:1")
-	v := c.view.Load()
-	c.view.Store(&view{ring: v.ring, print: v.print, mine: true, peers: v.peers})
-	m.done, m.doneBy = v.print, m.changes
+	c, m, key := a.core, a.mayHave("b:1"), a.ownedBy("b:1")
+	m.done, m.doneBy = c.view.Load().print, m.changes
 	a.has(key)
 	c.mu.Lock()
 	c.send(s.now, m, key)
@@ -521,15 +520,11 @@ func TestFetchesThatNobodyWaitsForEnd(t *testing.T) {
 	for _, refused := range []bool{false, true} {
 		s, a := newPair(t)
 		c, key := a.core, a.ownedBy("a:1")
-		v := c.view.Load()
-		c.view.Store(&view{ring: v.ring, print: v.print, mine: true, peers: v.peers})
-		b := c.members["b:1"]
-		b.take(0)
-		b.done = 0
+		b := a.mayHave("b:1")
 		f := c.fetch(key, make(bell, 1))
 		c.replied(s.now, b, &wire.Frame{Replies: []*wire.Reply{{Id: b.take(0).GetFetches()[0].GetId(), Found: wire.Found_COMING}}})
 		if refused {
-			c.view.Store(&view{ring: ring.Of([]ring.Member{{Addr: "b:1", Weight: 1}}), mine: true, peers: v.peers})
+			c.view.Store(&view{ring: ring.Of([]ring.Member{{Addr: "b:1", Weight: 1}}), mine: true, peers: c.view.Load().peers})
 			here := c.local.LedgerNow(s.now)
 			if c.take(s.now, moved.Entry{Key: key, Account: ledger.Statement{Now: here, Window: 1, Dead: here.Add(time.Hour)}}, here) {
 				t.Fatal("it is another's, and was taken in")
