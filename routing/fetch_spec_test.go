@@ -522,6 +522,9 @@ func TestFetchesThatNobodyWaitsForEnd(t *testing.T) {
 		c, key := a.core, a.ownedBy("a:1")
 		b := a.mayHave("b:1")
 		f := c.fetch(key, make(bell, 1))
+		if c.tick(s.now); f.state != fetching {
+			t.Fatal("nobody has answered, and it has ended")
+		}
 		c.replied(s.now, b, &wire.Frame{Replies: []*wire.Reply{{Id: b.take(0).GetFetches()[0].GetId(), Found: wire.Found_COMING}}})
 		if refused {
 			c.view.Store(&view{ring: ring.Of([]ring.Member{{Addr: "b:1", Weight: 1}}), mine: true, peers: c.view.Load().peers})

@@ -126,6 +126,16 @@ func TestOutboxHasRoomForBoth(t *testing.T) {
 	}
 }
 
+// A parcel counts as full from the size on with which the walk's are sealed.
+func TestFullParcels(t *testing.T) {
+	for size, full := range map[int]int{parcelBytes - 1: 0, parcelBytes: 1} {
+		o := outbox{sealed: []*parcel{{w: &moved.Writer{B: make([]byte, size)}}}}
+		if got := o.full(); got != full {
+			t.Errorf("a parcel of %d bytes: %d are full", size, got)
+		}
+	}
+}
+
 // A parcel that is full goes as it is.
 func TestFullParcelGoes(t *testing.T) {
 	var o outbox
