@@ -29,6 +29,7 @@ func TestColdKeysInARace(t *testing.T) {
 		r.Counters = counters
 		if i%3 == 0 {
 			r.Coordination.Mode, r.Coordination.MaxNodes = ratelimit.Approx, 2
+			r.Coordination.DriftBudget = ratelimit.Share{Tokens: 10}
 		}
 		if i%3 == 1 {
 			r.Coordination.Reclaim = ratelimit.ReclaimEager

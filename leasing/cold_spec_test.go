@@ -223,6 +223,7 @@ func TestColdLastWordOfAFullTable(t *testing.T) {
 		s.rule.Counters = new(ratelimit.RuleCounters)
 		c := &s.rule.Coordination
 		c.Mode, c.MaxNodes, c.CheckTimeout, c.LowWatermark = ratelimit.Approx, 2, 2*time.Millisecond, ratelimit.Share{PPM: 200_000}
+		c.DriftBudget = ratelimit.Share{Tokens: 20}
 		c.SyncInterval, c.Lease.TTL = 10*time.Second, time.Hour
 		s.SetDrift(d)
 		s.leased(1)

@@ -155,6 +155,7 @@ func (p *coldPlay) chooseRules() {
 	}
 	if p.rnd.IntN(2) == 0 {
 		c.Mode, c.MaxNodes, c.SyncInterval = ratelimit.Approx, 2, 10*time.Second
+		c.DriftBudget = ratelimit.Share{Tokens: 20}
 	}
 	again, smaller := *p.rule, *p.rule
 	smaller.Limit.Requests -= 5

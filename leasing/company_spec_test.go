@@ -157,6 +157,63 @@ func TestDriftEndsWaitingForCompany(t *testing.T) {
 	s.sends()
 }
 
+// The first request of a window of which nothing was heard is admitted by the node's share, and told of when there is
+// company, within a second; a second one has the claim leave, and waits for its answer.
+func TestFirstDriftWaitsForCompany(t *testing.T) {
+	first := func(limit ratelimit.Limit) *nodeScript {
+		s, _ := newDriftScript(t, limit)
+		s.ledger = roomyLedger(s)
+		s.Gathers()
+		s.Recalls()
+		s.rule.Coordination.Lease.Auto, s.rule.Coordination.Lease.Fixed = true, 0
+		if r := s.asksOf(2); !r.decided() || r.v[0].OverLimit || r.v[0].Source != ratelimit.FromDrift || r.v[0].Remaining != 99 {
+			t.Fatalf("the first request of a key: %+v", r.v[0])
+		}
+		return s
+	}
+	s := first(perMinute100)
+	s.passes(lease.LongCompany - time.Millisecond)
+	s.quiet("nobody waits")
+	s.passes(time.Millisecond)
+	if _, c := s.sends(); c.Spent != 1 || c.Granted != 0 || c.Want != 1 || c.Waiting != 0 || c.Draw == 0 {
+		t.Errorf("the ledger is to hear of it, by a draw: %+v", c)
+	}
+
+	s = first(perMinute100)
+	s.passes(100 * time.Millisecond)
+	r := s.asksOf(2)
+	s.waitsFor(r, 2*time.Millisecond)
+	b, c := s.sends()
+	if c.Spent != 1 || c.Waiting != 1 {
+		t.Errorf("it goes with the second: %+v", c)
+	}
+	s.settled(b, 0)
+	if !r.decided() || r.v[0].OverLimit || r.v[0].Source != ratelimit.FromClaim {
+		t.Errorf("the second, by the ledger: %+v", r.v[0])
+	}
+
+	s = first(perMinute100)
+	for key := range uint64(3) {
+		s.asksOf(key + 3)
+	}
+	s.passes(lease.LongCompany)
+	if b := s.Batch(); b == nil || len(b.Claims()) != 4 {
+		t.Errorf("they travel together: %+v", b)
+	}
+
+	// Where the window may end before they travel, they leave at once; and of other algorithms.
+	s, _ = newDriftScript(t, perMinute100)
+	s.ledger = roomyLedger(s)
+	s.Gathers()
+	s.passes(44 * time.Second)
+	s.asksOf(2)
+	s.sends()
+	sliding := perMinute100
+	sliding.Algorithm = ratelimit.SlidingWindow
+	s = first(sliding)
+	s.sends()
+}
+
 // spentElsewhere has another node spend 100 tokens of the key.
 func (s *nodeScript) spentElsewhere() {
 	s.Helper()
@@ -378,6 +435,7 @@ func TestLastWordsAreSaidAtTheEnd(t *testing.T) {
 		rule := testRule(ratelimit.Limit{Unit: ratelimit.Second, Requests: 1000})
 		c := &rule.Coordination
 		c.Mode, c.MaxNodes, c.SyncInterval, c.Lease.Fixed, c.Lease.TTL = ratelimit.Approx, 2, time.Second, 20, time.Hour
+		c.DriftBudget = ratelimit.Share{Tokens: 20}
 		w.ask(0, rule, 1, 1)
 		w.ask(0, rule, 1, 3)
 		for len(f.lanes[0].calm) == 0 { // until a sweep has said it

@@ -25,8 +25,7 @@ type Reconciliation = lease.Reconciliation
 // drift spends from the node's share, if it may. waited says that the ledger
 // was asked for as long as the rule waits for it.
 func (f *Fleet) drift(now instant, a *ask, waited lease.Waited) (verdict, bool) {
-	c := &a.Rule.Coordination
-	if c.Mode != ratelimit.Approx || f.Drift == nil || a.Kind != ratelimit.Spend {
+	if !a.Rule.Drifts() || f.Drift == nil || a.Kind != ratelimit.Spend {
 		return verdict{}, false
 	}
 	s, id, h := f.locked(a.Key)
@@ -40,13 +39,14 @@ func (f *Fleet) drift(now instant, a *ask, waited lease.Waited) (verdict, bool) 
 	}
 	defer f.do(h, now)
 	h.Turn(now)
-	begins, ok := h.Drifts(now, f.laneOf(f.keyName(a.Key)).time(), a, waited)
+	there := f.laneOf(f.keyName(a.Key)).time()
+	begins, ok := h.Drifts(now, there, a, waited)
 	if !ok {
 		return verdict{}, false
 	}
 	share, heir := f.Drift.Share(now, a.Rule, begins)
 	f.hurry(h) // what is spent unasked is told at once
-	return h.Drift(now, a, lease.DriftShare{Tokens: share, Heir: heir}, waited)
+	return h.Drift(now, there, a, lease.DriftShare{Tokens: share, Heir: heir}, waited)
 }
 
 // Drifting tells whether this node has spent what the ledger has not

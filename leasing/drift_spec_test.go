@@ -28,7 +28,7 @@ func newDriftScript(t testing.TB, l ratelimit.Limit) (*nodeScript, *shareOfTen) 
 	s, d := newNodeScript(t, l), &shareOfTen{}
 	c := &s.rule.Coordination
 	c.Mode, c.MaxNodes, c.CheckTimeout, c.LowWatermark = ratelimit.Approx, 2, 2*time.Millisecond, ratelimit.Share{PPM: 200_000}
-	c.SyncInterval, c.Lease.TTL = 10*time.Second, time.Hour
+	c.SyncInterval, c.Lease.TTL, c.DriftBudget = 10*time.Second, time.Hour, ratelimit.Share{Tokens: 20}
 	s.SetDrift(d)
 	s.leased(1)
 	return s, d
@@ -442,6 +442,7 @@ func TestLostDriftOfADrawnLeaseIsToldWhenIdle(t *testing.T) {
 	s.Recalls()
 	c := &s.rule.Coordination
 	c.Mode, c.MaxNodes, c.CheckTimeout = ratelimit.Approx, 2, 2*time.Millisecond
+	c.DriftBudget = ratelimit.Share{Tokens: 20}
 	s.SetDrift(&shareOfTen{})
 	o := s.other(ratelimit.Claim{Seq: 2, Waiting: 60})
 	s.other(ratelimit.Claim{Seq: 4, Fence: o.Fence, Window: o.Window, Granted: 60, Spent: 60})

@@ -57,8 +57,9 @@ func (f *Fleet) reportThen(h *busyKey, now instant, r lease.Report) {
 // holds the shard's lock.
 func (f *Fleet) launch(now instant, h *busyKey, fl *flight) {
 	patience := h.Patience(now, &fl.Flight)
-	// Alone, it is worth nothing before somebody waits; nor is it in a Cluster, where nothing is drawn.
-	if patience > lease.Company && (!f.gathers || len(f.lanes) > 1) {
+	// Alone, it is worth nothing before somebody waits; nor is it in a Cluster, where nothing is drawn. What has
+	// drifted is told all the same.
+	if patience > lease.Company && (!f.gathers || len(f.lanes) > 1) && h.Lease.Drifted() == 0 {
 		return
 	}
 	if !f.laneOf(fl.name).put(f, fl, patience) {

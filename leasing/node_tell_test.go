@@ -135,6 +135,7 @@ func TestRequestsPatience(t *testing.T) {
 	rule := func(mode ratelimit.Mode, d time.Duration) ask {
 		r := testRule(perMinute100)
 		r.Coordination.Mode, r.Coordination.CheckTimeout = mode, d
+		r.Coordination.DriftBudget = ratelimit.Share{Tokens: 20}
 		return ask{Rule: r}
 	}
 	a, b, long, other := rule(ratelimit.Approx, 3*time.Millisecond), rule(ratelimit.Approx, time.Millisecond), rule(ratelimit.Approx, time.Hour), rule(ratelimit.Leasing, time.Millisecond)

@@ -164,8 +164,8 @@ func storeDeadline(asks []ratelimit.Ask, verdicts []ratelimit.Verdict) time.Dura
 func checkTime(asks []ratelimit.Ask, verdicts []ratelimit.Verdict) time.Duration {
 	longest, deadline := time.Duration(0), storeDeadline(asks, verdicts)
 	for i := range asks {
-		if c := &asks[i].Rule.Coordination; c.Mode == ratelimit.Approx && errors.Is(verdicts[i].Err, errUndecided) {
-			longest = max(longest, c.CheckTimeout)
+		if asks[i].Rule.Drifts() && errors.Is(verdicts[i].Err, errUndecided) {
+			longest = max(longest, asks[i].Rule.Coordination.CheckTimeout)
 		}
 	}
 	// No rule here drifts early: there is one timer, the deadline.

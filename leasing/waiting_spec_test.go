@@ -25,6 +25,7 @@ func TestPatienceOfSeveralRules(t *testing.T) {
 	waits := func(check, deadline time.Duration, mode ratelimit.Mode) *ratelimit.Rule {
 		r := testRule(perMinute100)
 		r.Coordination.Mode, r.Coordination.CheckTimeout, r.Coordination.StoreDeadline = mode, check, deadline
+		r.Coordination.DriftBudget = ratelimit.Share{Tokens: 20}
 		return r
 	}
 	for _, x := range []struct {

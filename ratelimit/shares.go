@@ -46,6 +46,10 @@ func (r *Rule) DriftShare() Tokens {
 	return c.DriftBudget.Of(r.Limit.Capacity()) / Tokens(c.MaxNodes)
 }
 
+// Drifts tells whether a node may spend of a key before the ledger has answered. A rule of mode approx
+// of whose drift budget no node has a token is as one of mode leasing.
+func (r *Rule) Drifts() bool { return r.Coordination.Mode == Approx && r.DriftShare() > 0 }
+
 // LargestLease is the most that one holder is granted at once under reclaim:
 // eager, but for a single request that costs more: half of a whole budget, or
 // what the rule fixes.

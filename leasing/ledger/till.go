@@ -62,8 +62,8 @@ func unitsOf(c *ratelimit.Claim) tokens {
 	if c.Window == c.Draw {
 		drift = max(0, c.Spent-(c.Granted-c.Returned))
 	}
-	// What was spent unasked is drawn besides.
-	n := max(c.Waiting, min(max(c.Want, unit), c.Limit.Capacity()/DrawnAtOnce), 1) + drift
+	// What was spent unasked is drawn besides; of a unit that nobody waits for it is a part.
+	n := max(max(c.Waiting, 1)+drift, min(max(c.Want+drift, unit), c.Limit.Capacity()/DrawnAtOnce))
 	if n > units*unit {
 		return 0
 	}

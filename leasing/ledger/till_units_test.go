@@ -12,7 +12,7 @@ import (
 )
 
 // How many units a claim draws: what waits, or else what is wanted, but no more than an eighth of the limit; a unit
-// at least; and what was spent unasked besides.
+// at least; and no less than what was spent unasked and what waits besides.
 func TestUnitsOfADraw(t *testing.T) {
 	minute := func(n tokens) ratelimit.Limit { return ratelimit.Limit{Unit: ratelimit.Minute, Requests: n} }
 	for _, x := range []struct {
@@ -32,6 +32,12 @@ func TestUnitsOfADraw(t *testing.T) {
 		{limit: 800, waiting: 800, want: 800, units: 20},
 		{limit: 800, waiting: 801, want: 801, units: 0},
 		{limit: 800, waiting: 40, want: 40, drift: 1, units: 2},
+		{limit: 800, want: 1, drift: 1, units: 1}, // both are in the unit
+		{limit: 800, want: 39, drift: 1, units: 1},
+		{limit: 800, want: 40, drift: 1, units: 2},
+		{limit: 800, want: 1, drift: 40, units: 2},
+		{limit: 800, want: 500, drift: 100, units: 3}, // an eighth holds it,
+		{limit: 800, want: 500, drift: 130, units: 4}, // or does not
 		{limit: 800, waiting: 40, want: 40, drift: 1, before: true, units: 1},
 		{limit: 800, waiting: 799, want: 800, drift: 1, units: 20},
 		{limit: 800, waiting: 799, want: 800, drift: 2, units: 0},

@@ -24,6 +24,7 @@ type Errand struct {
 	keep   tokens // of that, what requests have waited for and are about to spend stays
 	again  bool   // ask again for what was refused: nobody waits
 	goesOn bool   // claim the window that has begun, for the key was used in the one before
+	first  bool   // tell of a first request, which has drifted
 	Ahead  bool   // it is for the next window
 	Reset  bool   // the ledger is to count from nothing again
 	Beat   bool   // it has no claim, and no key: the ledger is only to be heard
@@ -97,7 +98,7 @@ func (h *Held) Write(now instant, there LedgerClock, seq uint64, fl *Flight, rec
 		// up what all nodes have spent in it, and needs this node's last word for that. The record
 		// of that window is left alone: the new window is claimed under the other name.
 		if h.Next == nil && now >= h.Lease.Reset && h.Lease.Window != 0 &&
-			h.Rule.Coordination.Mode == ratelimit.Approx && h.Lease.Algorithm == ratelimit.FixedWindow {
+			h.Rule.Drifts() && h.Lease.Algorithm == ratelimit.FixedWindow {
 			h.Finish()
 			h.Lease, h.Reported = Lease{}, 0
 			h.Name ^= 1
@@ -123,6 +124,9 @@ func (h *Held) Write(now instant, there LedgerClock, seq uint64, fl *Flight, rec
 		// claim, it asks for no more than what waits.
 		case !h.Recalling:
 			want = h.Demand.want(h.Rule, fl.Waiting) - h.Lease.Left(now)
+			if fl.first { // one request is no demand, and a claim that wants nothing is no draw
+				want = max(want, 1)
+			}
 		}
 		fl.Claim = h.Lease.Claim(now, seq, h.Rule, waiting, max(want, waiting), Keeps)
 		// The claim is to be settled in its window or not at all in two cases. The next window has

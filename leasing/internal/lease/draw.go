@@ -60,14 +60,14 @@ func (h *Held) plain(now instant, there LedgerClock, fl *Flight) {
 		return
 	}
 	// As much as was left when last heard: a draw of more would take nothing, and be one message more.
-	// What has drifted comes first, and a draw takes a unit besides.
+	// What has drifted is drawn besides what waits.
 	unit := max(1, c.Limit.Capacity()/ratelimit.PlentyPart)
-	left := wholeUnits(&c.Limit, unit, h.Lease.Available) - h.Lease.Drifted()
-	if max(c.Waiting, unit) > left {
+	left, drift := wholeUnits(&c.Limit, unit, h.Lease.Available), h.Lease.Drifted()
+	if max(max(c.Waiting, 1)+drift, unit) > left {
 		c.Draw = 0
 		return
 	}
-	c.Want = min(c.Want, left)
+	c.Want = min(c.Want, left-drift)
 }
 
 // wholeUnits is how much can be drawn of what is left of a limit: a till has the limit in units of a PlentyPart of

@@ -87,7 +87,11 @@ func (h *Held) Lands() { h.underWay = nil }
 func (h *Held) Patience(now instant, fl *Flight) time.Duration {
 	l := &h.Lease
 	switch {
-	case fl.Waiting > 0 && !fl.again, fl.recall, fl.Tells, fl.Reset, fl.Last, h.eager, l.Drifted() > 0:
+	case fl.Waiting > 0 && !fl.again, fl.recall, fl.Tells, fl.Reset, fl.Last, h.eager:
+		return 0
+	case fl.first && l.Algorithm == ratelimit.FixedWindow && now.Add(LongCompany+mustLast) < l.Reset:
+		return LongCompany
+	case l.Drifted() > 0:
 		return 0
 	case fl.GiveUp:
 		return Company

@@ -217,7 +217,7 @@ func TestWhenAColdKeyIsLookedAt(t *testing.T) {
 		{"some is not", 3, end},
 	} {
 		h := Held{Rule: testRule(perMinute100), Name: 40}
-		h.Rule.Coordination.Mode = ratelimit.Approx
+		h.Rule.Coordination.Mode, h.Rule.Coordination.DriftBudget = ratelimit.Approx, ratelimit.Share{Tokens: 20}
 		h.Lease.SetLimit(&h.Rule.Limit)
 		h.Lease.Spent, h.Lease.Reset = c.spent, end
 		if got := h.OverDue(); got != c.want {

@@ -219,7 +219,7 @@ func (s *script) decides(r *scriptRequest, waited bool) {
 
 // drifts decides on a request by the node's share, if it has one.
 func (s *script) drifts(r *scriptRequest, waited Waited) bool {
-	if r.Rule.Coordination.Mode != ratelimit.Approx || r.Kind != ratelimit.Spend {
+	if !r.Rule.Drifts() || r.Kind != ratelimit.Spend {
 		return false
 	}
 	defer s.does()
@@ -227,7 +227,7 @@ func (s *script) drifts(r *scriptRequest, waited Waited) bool {
 	if _, ok := s.key.Drifts(s.now, s.there, &r.ask, waited); !ok {
 		return false
 	}
-	v, ok := s.key.Drift(s.now, &r.ask, s.drift, waited)
+	v, ok := s.key.Drift(s.now, s.there, &r.ask, s.drift, waited)
 	if !ok {
 		s.says("%s is more than the share allows", r)
 		return false

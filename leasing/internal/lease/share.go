@@ -39,20 +39,29 @@ const (
 )
 
 // Drifts tells whether the node may spend before the ledger has answered, if it has a share
-// of a window that began at begins. It makes the lease one of the window that it is now.
+// of a window that began at begins.
 func (h *Held) Drifts(now instant, there LedgerClock, a *ask, waited Waited) (begins ledgerTime, ok bool) {
 	// A node that does not know the ledger's clock cannot tell in which window it would spend.
-	// Below the watermark the request waits for an answer first (docs/protocol.md, section 4.12).
-	if there.At == 0 || waited == NotYet && a.Rule.Coordination.CheckTimeout > 0 && !h.plenty(now, a) {
+	// Below the watermark the request waits for an answer first (docs/protocol.md, section 4.12); the first
+	// one of which the ledger has said nothing that counts does not.
+	if there.At == 0 || waited == NotYet && a.Rule.Coordination.CheckTimeout > 0 && !h.plenty(now, a) && !h.unheard(now) {
 		return 0, false
 	}
-	return h.begin(now, there, a)
+	_, begins, ok = h.driftsIn(now, there, &a.Rule.Limit)
+	return begins, ok
 }
 
-// Drift spends from the node's share, right after Drifts said that it may. waited says that
-// the ledger was asked for as long as the rule waits for it.
-func (h *Held) Drift(now instant, a *ask, of DriftShare, waited Waited) (verdict, bool) {
+// Drift spends from the node's share, right after Drifts said that it may; it makes the lease one of the
+// window that it is now. waited says that the ledger was asked for as long as the rule waits for it.
+func (h *Held) Drift(now instant, there LedgerClock, a *ask, of DriftShare, waited Waited) (verdict, bool) {
 	share := of.Tokens
+	// A node that may spend nothing knows the key as before, so that it claims as under mode leasing.
+	w, _, ok := h.driftsIn(now, there, &a.Rule.Limit)
+	if !ok || share <= 0 {
+		return verdict{}, false
+	}
+	unheard := waited == NotYet && h.unheard(now)
+	h.begin(now, there, w, &a.Rule.Limit)
 	// Drift of the window before still counts in a sliding window, and what a learning ledger has
 	// confirmed frees no share: both use the share up.
 	share -= h.Carried
@@ -79,10 +88,14 @@ func (h *Held) Drift(now instant, a *ask, of DriftShare, waited Waited) (verdict
 	h.Demand.Used = ratelimit.AddTokens(h.Demand.Used, a.Cost)
 	h.Gauge()
 	if h.underWay == nil && now >= h.Pause {
-		// The ledger hears of it at once: only an answer frees the share again.
-		h.send(Flight{})
+		// The ledger hears of it at once, for only an answer frees the share again; of a first request
+		// when there is company, or when a second one comes (see Patience).
+		h.send(Flight{Errand: Errand{first: unheard}})
 	}
 	v := h.Lease.Report(now, verdict{Charged: a.Cost})
+	if unheard { // as far as is known, all the rest is left
+		v.Remaining = max(0, a.Rule.Limit.Capacity()-a.Cost)
+	}
 	v.Source = ratelimit.FromDrift
 	return v, true
 }
@@ -120,44 +133,55 @@ func (h *Held) plenty(now instant, a *ask) bool {
 		left > c.LowWatermark.Of(a.Rule.Limit.Capacity())
 }
 
-// begin makes the lease one of the window that it is by the ledger's clock,
-// and tells from when on spending counts in it. It reports false when the
-// window is in doubt.
-func (h *Held) begin(now instant, there LedgerClock, a *ask) (ledgerTime, bool) {
-	limit := &a.Rule.Limit
-	early, late := there.Between(now)
+// unheard tells whether nothing is known of the key that counts now, so that a request is the
+// first one here: of this window, of this life of a bucket.
+func (h *Held) unheard(now instant) bool {
+	return h.underWay == nil && h.Unplaced == 0 && now >= h.Lease.Counts()
+}
+
+// driftsIn is the window that it is by the ledger's clock, 1 for a bucket, and from when on spending counts
+// in it; false when the window is in doubt.
+func (h *Held) driftsIn(now instant, there LedgerClock, limit *ratelimit.Limit) (w window, begins ledgerTime, ok bool) {
+	// A bucket has no windows, and so none can be in doubt: it has one life. What was spent of it counts until
+	// it is full again at the latest.
 	if limit.Algorithm == ratelimit.TokenBucket {
-		// A bucket has no windows, and so none can be in doubt. What was spent of it counts until
-		// it is full again at the latest.
-		full := RefillTime(limit.Burst, limit)
-		if h.Lease.Window == 0 {
-			h.Lease.Window = 1 // it has one life
-		}
-		h.Lease.SetLimit(limit)
-		h.Lease.Reset = max(h.Lease.Reset, now.Add(full))
-		return 1<<63 - 1, true
+		return max(1, h.Lease.Window), 1<<63 - 1, true
 	}
-	w := limit.WindowAt(early)
+	early, late := there.Between(now)
+	w = limit.WindowAt(early)
 	// The ledger's clock is known to an interval. While that holds the end of a window, the
 	// spending could count in either.
 	if w != limit.WindowAt(late) {
-		return 0, false
+		return 0, 0, false
 	}
+	switch {
+	case h.Lease.Window == 0:
+	case h.Lease.Window > w:
+		return 0, 0, false // the ledger's clock was set back, and its account waits in a later window
+	case h.Lease.Window != w && limit.Algorithm == ratelimit.SlidingWindow && h.Lease.Spent != h.Reported:
+		// The window before counts in this one. While the ledger does not know all that was spent
+		// there, it would grant here what that has used up already.
+		return 0, 0, false
+	case h.Lease.Window != w && (h.Next != nil || h.underWay != nil && h.underWay.Ahead):
+		// The next window's lease is here under the other name, or is under way, and the turn is a
+		// moment away. What drifted now would need that name too: the request waits for the turn.
+		return 0, 0, false
+	}
+	// The window before still counts in a sliding window, so that a share counts from its beginning
+	// on: a tenant may use one only if it had the seat by then.
+	if limit.Algorithm == ratelimit.SlidingWindow {
+		return w, limit.WindowEnd(w - 2), true // the window before still counts
+	}
+	return w, limit.WindowEnd(w - 1), true
+}
+
+// begin makes the lease one of the window that driftsIn has found.
+func (h *Held) begin(now instant, there LedgerClock, w window, limit *ratelimit.Limit) {
 	switch {
 	case h.Lease.Window == 0:
 		// The key's first claim may be under way. Its answer is taken in all the same, for the lease
 		// keeps the number of its latest claim.
 		h.Lease.Window = w
-	case h.Lease.Window > w:
-		return 0, false // the ledger's clock was set back, and its account waits in a later window
-	case h.Lease.Window != w && limit.Algorithm == ratelimit.SlidingWindow && h.Lease.Spent != h.Reported:
-		// The window before counts in this one. While the ledger does not know all that was spent
-		// there, it would grant here what that has used up already.
-		return 0, false
-	case h.Lease.Window != w && (h.Next != nil || h.underWay != nil && h.underWay.Ahead):
-		// The next window's lease is here under the other name, or is under way, and the turn is a
-		// moment away. What drifted now would need that name too: the request waits for the turn.
-		return 0, false
 	case h.Lease.Window != w:
 		h.Finish()
 		h.Carry(w)
@@ -167,17 +191,15 @@ func (h *Held) begin(now instant, there LedgerClock, a *ask) (ledgerTime, bool) 
 			h.Name ^= 1
 		}
 	}
-	if !h.Lease.Current(now, a) {
+	switch {
+	case limit.Algorithm == ratelimit.TokenBucket:
+		h.Lease.SetLimit(limit)
+		h.Lease.Reset = max(h.Lease.Reset, now.Add(RefillTime(limit.Burst, limit)))
+	case now >= h.Lease.Reset || !h.Lease.under(limit):
 		h.Lease.GiveBack()
 		h.Lease.SetLimit(limit)
 		h.Lease.Reset = there.notBefore(now, limit.WindowEnd(w))
 	}
-	// The window before still counts in a sliding window, so that a share counts from its beginning
-	// on: a tenant may use one only if it had the seat by then.
-	if limit.Algorithm == ratelimit.SlidingWindow {
-		return limit.WindowEnd(w - 2), true // the window before still counts
-	}
-	return limit.WindowEnd(w - 1), true
 }
 
 // Untold tells whether there is something that the ledger should hear of.
@@ -206,7 +228,7 @@ func (h *Held) Finish() {
 // needsLastWord tells whether the ledger is to hear of the lease's window once more.
 func (h *Held) needsLastWord() bool {
 	l := &h.Lease
-	if h.Rule == nil || h.Rule.Coordination.Mode != ratelimit.Approx || l.Algorithm != ratelimit.FixedWindow ||
+	if h.Rule == nil || !h.Rule.Drifts() || l.Algorithm != ratelimit.FixedWindow ||
 		l.Spent == h.Reported {
 		return false
 	}
