@@ -15,6 +15,9 @@ const SeatTTL = 10 * time.Second
 // tenant stops that much earlier.
 const margin = SeatTTL / 20
 
+// seatless is how long a node that found all seats taken waits until it applies again.
+const seatless = SeatTTL / 4
+
 // sitTimeout bounds one application.
 const sitTimeout = time.Second
 
@@ -37,6 +40,7 @@ type Keeper struct {
 type held struct {
 	Tenancy
 	until  ratelimit.Instant
+	asked  ratelimit.Instant     // when it was applied for
 	wanted Plan        // no seats: no rule needs one
 	agreed []agreement // Invariant: in the order of since
 	trial  trial
@@ -143,6 +147,10 @@ func (k *Keeper) Due(now ratelimit.Instant, wanted Plan) (Application, bool) {
 	if learning && !held && (t.Seat < 0 || now >= t.until) {
 		return Application{}, false
 	}
+	// Where all seats are taken, one is free when its tenant has left: that is no news of a moment.
+	if t.Seat < 0 && t.wanted.id == wanted.id && t.asked != 0 && now < t.asked.Add(seatless) {
+		return Application{}, false
+	}
 	// While not all have the same plan, or the ledger learns, there is news to hear.
 	calm := held && !learning && t.Agreed && t.wanted.id == wanted.id
 	if calm && now < t.until.Add(margin-SeatTTL/2) {
@@ -185,11 +193,13 @@ func (k *Keeper) Answer(sent ratelimit.Instant, a Application, wanted Plan, t Te
 		return
 	}
 	after := &held{
-		Tenancy: t, until: sent.Add(SeatTTL - margin), wanted: wanted, agreed: before.agreed,
+		Tenancy: t, until: sent.Add(SeatTTL - margin), asked: sent, wanted: wanted, agreed: before.agreed,
 		trial: before.trial,
 	}
 	now, known := k.clock(), k.epoch()
 	switch {
+	case t.Seat < 0 && a.Leave: // it was given up for a reason, and another may be taken
+		after.trial, after.asked = trial{}, 0
 	case t.Seat < 0:
 		after.trial = trial{}
 	case t.Fence != before.Fence:

@@ -18,8 +18,9 @@ import (
 // windows that began when every tenant of a seat had the new rules, which the
 // ledger of seats knows; in others it uses the least of those that were in force.
 
-// Plan says how the rules of one configuration divide their drift budgets. It is
-// immutable. The zero Plan has no rules of mode approx.
+// Plan says how the rules of one configuration divide their drift budgets, and their
+// reserves ([ratelimit.Rule.Reserve]), which are the drift budgets of their rules for a
+// ledger. It is immutable. The zero Plan has no rules that drift.
 type Plan struct {
 	id     uint64 // the same for the same rules
 	seats  int
@@ -42,13 +43,14 @@ func (d division) share(limit ratelimit.Tokens) (ratelimit.Tokens, int) {
 // overridePath stands for limits that requests bring along.
 const overridePath = "(request override)"
 
-// NewPlan makes the plan of rules; those that are not of mode approx do not count.
+// NewPlan makes the plan of rules; those that do not drift do not count.
 // Their domain defaults are given as rules with Override.
 func NewPlan(rules []*ratelimit.Rule) Plan {
 	p := Plan{shares: map[ruleID]division{}}
 	for _, r := range rules {
-		if r.Coordination.Mode == ratelimit.Approx && !r.Unlimited {
-			p.shares[idOf(r)] = divisionOf(r)
+		at := r.AtLedger()
+		if (r.Coordination.Mode == ratelimit.Approx || at != r) && !r.Unlimited {
+			p.shares[idOf(at)] = divisionOf(at)
 			if !r.Override { // requests that bring limits along are no reason to have seats
 				p.seats = max(p.seats, r.Coordination.MaxNodes)
 			}

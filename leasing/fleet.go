@@ -67,7 +67,10 @@ type ledgerSide struct {
 	epochal ratelimit.Epochal // the ledger, if it can tell that it lost its data
 	beats   bool              // it tells of its epochs
 	recalls bool              // it can ask holders to give back what they have
-	gathers bool              // round trips to it are dear: claims that may wait for others do
+	// Undivided says that the ledger counts up to the whole limit of a rule, also of one with a reserve,
+	// which are for what a fleet shares.
+	Undivided bool
+	gathers   bool // round trips to it are dear: claims that may wait for others do
 }
 
 // doubts are what the ledger may not know any more, and when it was last heard.
@@ -262,8 +265,12 @@ func (f *Fleet) locked(key []byte) (*fleetShard, keytable.ID, *busyKey) {
 // Decide implements [ratelimit.Limiter]. It blocks for at most
 // the longest store_deadline of their rules. All asks that need the ledger wait together.
 func (f *Fleet) Decide(ctx context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+	inside := f.atLedger(asks)
 	if f.decide(now, asks, verdicts) {
 		f.wait(ctx, now, asks, verdicts)
+	}
+	if inside {
+		whole(asks, verdicts)
 	}
 }
 
@@ -272,7 +279,9 @@ func (f *Fleet) Decide(ctx context.Context, now ratelimit.Instant, asks []rateli
 func (f *Fleet) decide(now instant, asks []ask, verdicts []verdict) (missed bool) {
 	for i := range asks {
 		ok := f.take(now, &asks[i], nil, &verdicts[i])
-		if !ok {
+		if ok {
+			f.spare(now, &asks[i], &verdicts[i])
+		} else {
 			// Mode approx may spend before the ledger has answered, while more than the low
 			// watermark was left at the last answer (docs/protocol.md, section 4.12).
 			verdicts[i], ok = f.drift(now, &asks[i], lease.NotYet)
@@ -344,6 +353,9 @@ func (f *Fleet) admit(s *fleetShard, now instant, id keytable.ID, key []byte) *b
 
 // Undo implements [ratelimit.Limiter].
 func (f *Fleet) Undo(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+	if f.atLedger(asks) {
+		defer whole(asks, nil)
+	}
 	for i := range asks {
 		a := &asks[i]
 		switch verdicts[i].Source {

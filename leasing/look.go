@@ -36,12 +36,13 @@ func (f *Fleet) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.As
 	if !ok {
 		return v
 	}
-	account, there, err := books.Account(ctx, v.Account, &a.Rule.Limit)
+	limit := &f.ruleAtLedger(a.Rule).Limit
+	account, there, err := books.Account(ctx, v.Account, limit)
 	switch {
 	case err != nil:
 		v.LedgerError = err.Error()
 	case account != nil:
-		v.Ledger = account.Look(there, &a.Rule.Limit,
+		v.Ledger = account.Look(there, limit,
 			func(h ratelimit.Holder) bool { return h == f.name || h == f.name^1 })
 	}
 	return v
@@ -125,10 +126,11 @@ const resetMost = 3 * time.Second
 func (f *Fleet) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
 	ctx, cancel := context.WithTimeout(ctx, resetMost)
 	defer cancel()
+	rule := f.ruleAtLedger(a.Rule)
 	for ctx.Err() == nil {
 		// A peek needs a claim and spends nothing. Where one is under way already, the reset waits
 		// for its end, and makes a claim of its own.
-		fl, launch, _ := f.join(now, &ratelimit.Ask{Rule: a.Rule, Key: a.Key, Kind: ratelimit.Peek})
+		fl, launch, _ := f.join(now, &ratelimit.Ask{Rule: rule, Key: a.Key, Kind: ratelimit.Peek})
 		// The table is full, or the store counts as dead.
 		if fl == nil {
 			return ErrBusy

@@ -56,6 +56,10 @@ func (s *Stepped) Recalls() { s.fleet.recalls = true }
 // that is a server.
 func (s *Stepped) Gathers() { s.fleet.gathers = true }
 
+// Undivided has the ledger count up to the whole limit of a rule, also of one with a reserve; see
+// Fleet.Undivided.
+func (s *Stepped) Undivided() { s.fleet.Undivided = true }
+
 // KeepBusy has the node pack what it knows of keys that were not used lately as soon as
 // more than n of a shard are busy, which changes nothing but memory.
 func (s *Stepped) KeepBusy(n int) {
@@ -85,7 +89,11 @@ func (s *Stepped) Stats() ratelimit.LimiterStats { return s.fleet.Stats() }
 // Ask decides what can be decided at once; if that is not all, the rest waits.
 // The slices are the Wait's until it has ended.
 func (s *Stepped) Ask(now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) *Wait {
+	inside := s.fleet.atLedger(asks)
 	if !s.fleet.decide(now, asks, verdicts) {
+		if inside {
+			whole(asks, verdicts)
+		}
 		return nil
 	}
 	w := &Wait{waiting: newWaiting(asks, verdicts), node: s}
@@ -115,7 +123,11 @@ func (w *Wait) Patience() time.Duration { return w.check }
 
 // Advance decides what can be decided now. It reports whether anything waits.
 func (w *Wait) Advance(now ratelimit.Instant) bool {
-	return w.advance(context.Background(), w.node.fleet, now)
+	more := w.advance(context.Background(), w.node.fleet, now)
+	if !more {
+		whole(w.asks, w.verdicts)
+	}
+	return more
 }
 
 // Decided tells whether one ask is decided: what it was charged, it was then.

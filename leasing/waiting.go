@@ -74,6 +74,7 @@ func (w *waiting) decide(ctx context.Context, f *Fleet, now instant, i int) bool
 		// brought enough, too, so that the lease is asked even while the flight goes on.
 		var v verdict
 		if f.take(now, a, fl, &v) {
+			f.spare(now, a, &v)
 			w.verdicts[i] = v
 			return true
 		}

@@ -143,6 +143,8 @@ type LeaseSize struct {
 	// while there is plenty of the limit left. It is off when a TTL or a size was
 	// chosen.
 	Auto bool
+	// Reserve is a part of the limit that the ledger does not grant; see [Rule.Reserve].
+	Reserve Share
 }
 
 // Stretched tells whether leases of a rule may be larger and longer while there
@@ -217,6 +219,9 @@ const (
 	MaxMaxNodes      = 10_000
 )
 
+// MostReserve is the most that a rule may hold back of its limit, in parts per million.
+const MostReserve = 100_000
+
 // Eager tells whether a silent holder's tokens are credited at expiry. Under mode
 // routing they never are: a key's owner is its one holder, and the mode is exact.
 func (c *Coordination) Eager() bool { return c.Reclaim == ReclaimEager && c.Mode != Routing }
@@ -249,6 +254,10 @@ func (c Coordination) Validate() []error {
 	if c.MaxNodes < 1 || c.MaxNodes > MaxMaxNodes {
 		bad("max_nodes", c.MaxNodes, fmt.Sprintf("between 1 and %d", MaxMaxNodes))
 	}
+	// Of more the ledger would have little left to grant.
+	if most := uint32(MostReserve); c.Lease.Reserve.Tokens == 0 && c.Lease.Reserve.PPM > most {
+		bad("lease.reserve", c.Lease.Reserve, fmt.Sprintf("at most %v of the limit", Share{PPM: most}))
+	}
 	if c.Lease.Max > 0 && c.Lease.Min > c.Lease.Max {
 		bad("lease.min", c.Lease.Min, fmt.Sprintf("at most lease.max (%d)", c.Lease.Max))
 	}
@@ -265,7 +274,7 @@ func (e *FieldError) Error() string {
 
 // CoordinationFields are the names that Set knows, in the order of the docs.
 var CoordinationFields = []string{
-	"mode", "lease.size", "lease.min", "lease.max", "lease.ttl", "reclaim", "drift_budget", "max_nodes",
+	"mode", "lease.size", "lease.min", "lease.max", "lease.ttl", "lease.reserve", "reclaim", "drift_budget", "max_nodes",
 	"low_watermark",
 	"check_timeout", "store_deadline", "sync_interval", "on_store_failure", "local_cap", "max_staleness", "on_deny",
 	"audit",
@@ -291,6 +300,8 @@ func (c *Coordination) Set(field, text string) error {
 		if !c.Lease.Auto {
 			err = setDuration(&c.Lease.TTL, text)
 		}
+	case "lease.reserve":
+		c.Lease.Reserve, err = ParseShare(text)
 	case "reclaim":
 		err = setName(&c.Reclaim, Reclaims[:], text)
 	case "drift_budget":

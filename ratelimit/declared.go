@@ -92,6 +92,8 @@ type Under struct {
 	Crashed Amount `json:"each_crashed_node"`
 	// Lasts is for how long it is missed at most.
 	Lasts time.Duration `json:"lasts_ns,omitempty"`
+	// Reserve is the tokens of the rule's reserve, which only the nodes reach that have its shares.
+	Reserve Tokens `json:"reserve_tokens,omitempty"`
 }
 
 // String is for people.
@@ -99,7 +101,11 @@ func (u Under) String() string {
 	if u == (Under{}) {
 		return "0"
 	}
-	return fmt.Sprintf("%v for each node that crashes, for %v at most", u.Crashed, u.Lasts)
+	crash := fmt.Sprintf("%v for each node that crashes, for %v at most", u.Crashed, u.Lasts)
+	if u.Reserve == 0 {
+		return crash
+	}
+	return fmt.Sprintf("%d in reserve, as far as nodes do not need their shares of it; %s", u.Reserve, crash)
 }
 
 // WaitFor is what a decision may wait for.

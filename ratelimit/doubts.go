@@ -31,6 +31,11 @@ func (r *Rule) Doubts() []string {
 				"and answers say %d of it, and of what is left while that is more; headers say both exactly",
 				r.Limit.Requests, uint32(math.MaxUint32)))
 	}
+	if reserve := c.Lease.Reserve.Of(limit); reserve > 0 && reserve < Tokens(c.MaxNodes) && r.reserves() {
+		doubts = append(doubts, fmt.Sprintf("lease.reserve %v of %d is %d tokens, less than one for each of max_nodes "+
+			"%d: nothing is held back; raise it to %d tokens, or lower max_nodes", c.Lease.Reserve, limit, reserve,
+			c.MaxNodes, c.MaxNodes))
+	}
 	if c.Mode != Approx {
 		return doubts
 	}

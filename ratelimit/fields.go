@@ -28,6 +28,8 @@ func (c *Coordination) Get(field string) string {
 		return durationText(c.Lease.TTL)
 	case "reclaim":
 		return c.Reclaim.String()
+	case "lease.reserve":
+		return c.Lease.Reserve.String()
 	case "drift_budget":
 		return c.DriftBudget.String()
 	case "max_nodes":

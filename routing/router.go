@@ -97,7 +97,7 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 	if local, ok := base.(*leasing.Local); ok {
 		r.storeless(local)
 		r.hotFleet = leasing.NewFleet(ownersLedger{r.core}, ledger.NewHolder(), hot.Most, clock, wall)
-		r.hotFleet.RawNames = true
+		r.hotFleet.RawNames, r.hotFleet.Undivided = true, true
 		r.hotFleet.SpendAlone(r.fallback)
 		r.leases = blocking{r.hotFleet}
 	}

@@ -29,6 +29,9 @@ func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 	if calendar := r.Limit.Calendar; calendar != 0 {
 		m.BillingDay, m.TimeZone = uint32(calendar.Day()), calendar.Zone()
 	}
+	if n := r.Reserve(); n > 0 {
+		m.Reserve, m.MaxNodes, m.Domain, m.Path = int64(n), uint32(c.MaxNodes), r.Domain, r.Path
+	}
 	return m
 }
 
@@ -53,6 +56,9 @@ type ruleKey struct {
 	deadlineUs                       int64
 	day                              uint32
 	zone                             string
+	reserve                          int64
+	nodes                            uint32
+	domain, path                     string
 }
 
 const (
@@ -67,6 +73,7 @@ func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 		m.GetLeaseFixed(), m.GetLeaseMin(), m.GetLeaseMax(), m.GetLeaseTtlUs(), m.GetAudit(), m.GetMode(),
 		m.GetLeaseAuto(), m.GetStoreDeadlineUs(),
 		m.GetBillingDay(), m.GetTimeZone(),
+		m.GetReserve(), m.GetMaxNodes(), m.GetDomain(), m.GetPath(),
 	}
 	c.mu.RLock()
 	r := c.rules[k]
@@ -148,10 +155,28 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	if k.deadlineUs > 0 {
 		c.StoreDeadline = time.Duration(k.deadlineUs) * time.Microsecond
 	}
+	if err := k.reserves(r); err != nil {
+		return nil, err
+	}
 	if errs := c.Validate(); len(errs) > 0 {
 		return nil, errMessage
 	}
+	r.Prepare()
 	return r, nil
+}
+
+// reserves has the rule hold back what the message says. Which share of it this node has is for its own
+// rules to say, by the rule's name.
+func (k *ruleKey) reserves(r *ratelimit.Rule) error {
+	if k.reserve < 0 || k.reserve > int64(r.Limit.Requests) || len(k.domain)+len(k.path) > maxAuditName ||
+		k.nodes > ratelimit.MaxMaxNodes || k.reserve == 0 && (k.nodes != 0 || k.domain != "" || k.path != "") {
+		return errMessage
+	}
+	if k.reserve > 0 {
+		r.Domain, r.Path = k.domain, k.path
+		r.Coordination.Lease.Reserve, r.Coordination.MaxNodes = ratelimit.Share{Tokens: ratelimit.Tokens(k.reserve)}, int(k.nodes)
+	}
+	return nil
 }
 
 // bill cuts the limit's windows by the calendar that the message names. Nothing but a

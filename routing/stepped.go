@@ -119,6 +119,7 @@ func NewStepped(o SteppedOptions) *Stepped {
 		s.hot = leasing.NewStepped(o.Holder, hot.Most, o.Clock, o.Wall, func(d time.Duration, do func()) {
 			o.After(d, func() { do(); s.Pump() })
 		}, o.Random)
+		s.hot.Undivided()
 		c.leases = stepping{s.hot}
 		// One budget for outages, as New has it.
 		s.hot.SpendAlone(c.fallback)

@@ -176,7 +176,7 @@ func (b *bound) tokens(k *key) ratelimit.Tokens {
 			most += x.n
 		}
 	}
-	return most
+	return most + unreserved(b.versions(k))
 }
 
 // versions are those of the rule that made the key.
@@ -205,7 +205,7 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	}
 	for i := range b.forgets {
 		if b.forgets[i].at >= b.now-b.lasts(&own) {
-			most += declared.OnLoss + b.untold(k, &b.forgets[i])
+			most += declared.OnLoss + own.Reserve() + b.untold(k, &b.forgets[i])
 		}
 	}
 	most += b.recent(b.steps, &own)*capacity + b.split(&own)
@@ -282,8 +282,8 @@ func (n *node) check(k *key, r *ratelimit.Rule) {
 		return // then more may be spent than was granted, as declared
 	}
 	share := ratelimit.Tokens(0)
-	if c.Mode == ratelimit.Approx {
-		share = r.DriftShare()
+	if at := r.AtLedger(); at.Drifts() {
+		share = at.DriftShare()
 	}
 	if err := n.stepped.Check(k.name, share); err != nil {
 		n.violate(n.slot, k.index, "%v", err)

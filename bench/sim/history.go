@@ -29,6 +29,10 @@ func History(seed uint64) Options {
 	if h.o.strainsTills() {
 		h.drawn()
 	}
+	if h.o.reserves() {
+		h.reserve()
+		h.rereserve()
+	}
 	return h.o
 }
 

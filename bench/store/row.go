@@ -59,6 +59,9 @@ var modes = []mode{
 	{"leasing", map[string]string{"mode": "leasing"}},
 	{"routing", map[string]string{"mode": "routing"}},
 	{"approx", map[string]string{"mode": "approx"}},
+	// As a fleet of three sets it, that may be one of five while it is rolled.
+	{"leasing-reserve", map[string]string{"mode": "leasing", "lease.reserve": "0.5%", "max_nodes": "5"}},
+	{"routing-reserve", map[string]string{"mode": "routing", "lease.reserve": "0.5%", "max_nodes": "5"}},
 }
 
 // rule is the row's rule under a mode.

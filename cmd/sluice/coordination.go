@@ -16,6 +16,7 @@ type coordinationFlags struct {
 	LeaseMin       string `env:"COORDINATION_LEASE_MIN" name:"coordination-lease-min" placeholder:"0" help:"Tokens."`
 	LeaseMax       string `env:"COORDINATION_LEASE_MAX" name:"coordination-lease-max" placeholder:"0" help:"Tokens; 0: no bound."`
 	LeaseTTL       string `env:"COORDINATION_LEASE_TTL" name:"coordination-lease-ttl" placeholder:"auto" help:"How long a lease may be spent from. auto: 10s, and longer while there is plenty."`
+	LeaseReserve   string `env:"COORDINATION_LEASE_RESERVE" name:"coordination-lease-reserve" placeholder:"0" help:"What is held back of a limit, of it or in tokens, so that first requests of a key need not wait."`
 	Reclaim        string `env:"COORDINATION_RECLAIM" name:"coordination-reclaim" placeholder:"safe" help:"safe or eager: a silent node's tokens."`
 	DriftBudget    string `env:"COORDINATION_DRIFT_BUDGET" name:"coordination-drift-budget" placeholder:"1%" help:"Over-admission that approx allows, of the limit or in tokens."`
 	MaxNodes       string `env:"COORDINATION_MAX_NODES" name:"coordination-max-nodes" placeholder:"10" help:"Nodes that share the drift budget."`
@@ -34,7 +35,7 @@ type coordinationFlags struct {
 func (f *coordinationFlags) coordination() (ratelimit.Coordination, error) {
 	c := ratelimit.DefaultCoordination()
 	texts := []string{
-		f.Mode, f.LeaseSize, f.LeaseMin, f.LeaseMax, f.LeaseTTL, f.Reclaim, f.DriftBudget, f.MaxNodes, f.LowWatermark,
+		f.Mode, f.LeaseSize, f.LeaseMin, f.LeaseMax, f.LeaseTTL, f.LeaseReserve, f.Reclaim, f.DriftBudget, f.MaxNodes, f.LowWatermark,
 		f.CheckTimeout, f.StoreDeadline, f.SyncInterval, f.OnStoreFailure, f.LocalCap, f.MaxStaleness, f.OnDeny, f.Audit,
 	}
 	var errs []error

@@ -302,6 +302,13 @@ func idle(field string, c *ratelimit.Coordination) string {
 		if c.Lease.Fixed > 0 {
 			return fmt.Sprintf("lease.size is %d, and these are bounds for auto", c.Lease.Fixed)
 		}
+	case "lease.reserve":
+		switch {
+		case c.Mode == ratelimit.Approx:
+			return "it is for modes leasing and routing; mode approx has drift_budget"
+		case c.Audit:
+			return "an audit has all that is spent on record before it is spent"
+		}
 	case "reclaim":
 		if c.Reclaim == ratelimit.ReclaimEager && !c.Eager() {
 			return "under mode routing nothing is reclaimed eagerly"

@@ -344,6 +344,7 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	if c.domain.Name != "" {
 		r.Counters = c.options.Counters(r.Domain, strings.Join(r.Keys, "\x00"))
 	}
+	r.Prepare()
 	return r
 }
 

@@ -55,6 +55,14 @@ var Effects = []Effect{
 		Meanwhile: "the limit holds as always",
 	},
 	{
+		Fields: []string{"lease.reserve"},
+		Spent:  "count on",
+		Leases: "stay; nodes with the new rules claim up to the limit less the new reserve",
+		Meanwhile: "a node uses the smaller of its two shares until a window begins in which all nodes with a seat have " +
+			"the new rules; nodes without a seat, and those of rules without a reserve, grant themselves what is " +
+			"reserved: the fleet may admit the larger reserve beyond the limit",
+	},
+	{
 		Fields:    []string{"reclaim"},
 		Spent:     "count on",
 		Leases:    "are reclaimed early only if they were claimed as eager",

@@ -490,8 +490,14 @@ type Rule struct {
 	StoreDeadlineUs int64                  `protobuf:"varint,15,opt,name=store_deadline_us,json=storeDeadlineUs,proto3" json:"store_deadline_us,omitempty"` // how long the owner waits for a store; 0: as long as by default
 	// Of a billing month (unit 9, which older nodes refuse): the day of the month, and
 	// the time zone by its IANA name.
-	BillingDay    uint32 `protobuf:"varint,16,opt,name=billing_day,json=billingDay,proto3" json:"billing_day,omitempty"`
-	TimeZone      string `protobuf:"bytes,17,opt,name=time_zone,json=timeZone,proto3" json:"time_zone,omitempty"`
+	BillingDay uint32 `protobuf:"varint,16,opt,name=billing_day,json=billingDay,proto3" json:"billing_day,omitempty"`
+	TimeZone   string `protobuf:"bytes,17,opt,name=time_zone,json=timeZone,proto3" json:"time_zone,omitempty"`
+	// Of a rule with a reserve, how many tokens that is, for how many nodes, and the rule's name: the
+	// owner spends its own share of it (docs/protocol.md, section 4.18).
+	Reserve       int64  `protobuf:"varint,18,opt,name=reserve,proto3" json:"reserve,omitempty"`
+	MaxNodes      uint32 `protobuf:"varint,19,opt,name=max_nodes,json=maxNodes,proto3" json:"max_nodes,omitempty"`
+	Domain        string `protobuf:"bytes,20,opt,name=domain,proto3" json:"domain,omitempty"`
+	Path          string `protobuf:"bytes,21,opt,name=path,proto3" json:"path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -641,6 +647,34 @@ func (x *Rule) GetBillingDay() uint32 {
 func (x *Rule) GetTimeZone() string {
 	if x != nil {
 		return x.TimeZone
+	}
+	return ""
+}
+
+func (x *Rule) GetReserve() int64 {
+	if x != nil {
+		return x.Reserve
+	}
+	return 0
+}
+
+func (x *Rule) GetMaxNodes() uint32 {
+	if x != nil {
+		return x.MaxNodes
+	}
+	return 0
+}
+
+func (x *Rule) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *Rule) GetPath() string {
+	if x != nil {
+		return x.Path
 	}
 	return ""
 }
@@ -1507,7 +1541,7 @@ const file_wire_proto_rawDesc = "" +
 	"over_limit\x18\b \x01(\bR\toverLimit\x12\x18\n" +
 	"\acharged\x18\t \x01(\x03R\acharged\x12\x12\n" +
 	"\x04held\x18\n" +
-	" \x01(\bR\x04held\"\xf5\x03\n" +
+	" \x01(\bR\x04held\"\xd8\x04\n" +
 	"\x04Rule\x12\x1c\n" +
 	"\talgorithm\x18\x01 \x01(\rR\talgorithm\x12\x12\n" +
 	"\x04unit\x18\x02 \x01(\rR\x04unit\x12\x1e\n" +
@@ -1532,7 +1566,11 @@ const file_wire_proto_rawDesc = "" +
 	"\x11store_deadline_us\x18\x0f \x01(\x03R\x0fstoreDeadlineUs\x12\x1f\n" +
 	"\vbilling_day\x18\x10 \x01(\rR\n" +
 	"billingDay\x12\x1b\n" +
-	"\ttime_zone\x18\x11 \x01(\tR\btimeZone\"\xab\x02\n" +
+	"\ttime_zone\x18\x11 \x01(\tR\btimeZone\x12\x18\n" +
+	"\areserve\x18\x12 \x01(\x03R\areserve\x12\x1b\n" +
+	"\tmax_nodes\x18\x13 \x01(\rR\bmaxNodes\x12\x16\n" +
+	"\x06domain\x18\x14 \x01(\tR\x06domain\x12\x12\n" +
+	"\x04path\x18\x15 \x01(\tR\x04path\"\xab\x02\n" +
 	"\x05Reply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\rR\x06status\x12\x1d\n" +

@@ -125,10 +125,11 @@ func (fl *Flight) Reconciled(rule *ratelimit.Rule, g *ratelimit.Grant, unasked t
 	}
 	byPolicy := CountBound(rule, g, unasked)
 	drift := max(0, c.Spent-(c.Granted-c.Returned))
+	over, _ := rule.Beyond(g)
 	return Reconciliation{
 		Rule: rule, Window: g.Window, Fence: g.Fence, Drift: drift,
-		Confirmed: min(drift, fl.confirmed(g)), Over: g.OverAdmitted, ByPolicy: byPolicy, Available: g.Available,
-	}, drift > 0 || g.OverAdmitted > 0
+		Confirmed: min(drift, fl.confirmed(g)), Over: over, ByPolicy: byPolicy, Available: g.Available,
+	}, drift > 0 || over > 0
 }
 
 // Got is what an answer has brought: where it is about another window than the claim's totals,

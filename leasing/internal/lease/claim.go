@@ -135,7 +135,7 @@ func (h *Held) Write(now instant, there LedgerClock, seq uint64, fl *Flight, rec
 		// have this window's record.
 		fl.Claim.Stretch, fl.Claim.Recall = recalls && !fl.recall && h.Rule.Stretched(), recalls
 		fl.Claim.Ahead = h.Next != nil ||
-			fl.Claim.Tally && fl.Claim.Window != 0 && h.Lease.Algorithm == ratelimit.FixedWindow
+			h.Rule.Drifts() && fl.Claim.Window != 0 && h.Lease.Algorithm == ratelimit.FixedWindow
 	}
 	fl.Claim.Holder, fl.Claim.Reset, fl.Claim.Last = name, fl.Reset, fl.Last
 	h.plain(now, there, fl)

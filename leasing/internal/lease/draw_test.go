@@ -79,7 +79,9 @@ func TestDrawsWhatIsLeft(t *testing.T) {
 		{limit: 60, left: 6, waiting: 7, want: 20},
 		{limit: 60, left: 6, waiting: 6, drift: 1, want: 20},
 		{limit: 60, left: 6, waiting: 5, drift: 1, want: 20, draws: 5},
-		{limit: 60, left: 6, drift: 4, want: 20}, // a unit besides would be more than there is
+		{limit: 60, left: 6, drift: 6, want: 20}, // something besides would be more than there is
+		{limit: 60, left: 6, drift: 5, want: 20, draws: 1},
+		{limit: 60, left: 6, drift: 4, want: 20, draws: 2},
 		{limit: 60, left: 6, drift: 3, want: 20, draws: 3},
 		{limit: 60, left: 0, want: 20},
 		{limit: 119, left: 29, want: 50, draws: 10}, // 19 are beyond 20 units of 5

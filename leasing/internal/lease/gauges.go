@@ -48,16 +48,17 @@ func CountBound(rule *ratelimit.Rule, g *ratelimit.Grant, unasked tokens) (byPol
 	if g.OverAdmitted <= 0 || rule.Counters == nil {
 		return 0
 	}
-	rule.Counters.OverAdmitted.Add(uint64(g.OverAdmitted))
-	byPolicy = min(g.OverAdmitted, unasked)
+	grown, over := rule.Beyond(g)
+	rule.Counters.OverAdmitted.Add(uint64(grown))
+	byPolicy = min(grown, unasked)
 	rule.Counters.OverByPolicy.Add(uint64(byPolicy))
-	declared, before := rule.DeclaredOver(), g.Over-g.OverAdmitted
-	if near := declared - declared/5; before < near && g.Over-byPolicy >= near {
+	declared, before := rule.DeclaredOver(), over-grown
+	if near := declared - declared/5; before < near && over-byPolicy >= near {
 		rule.Counters.NearBound.Add(1)
 	}
 	switch {
-	case before > declared || g.Over <= declared:
-	case g.Over-byPolicy <= declared:
+	case before > declared || over <= declared:
+	case over-byPolicy <= declared:
 		rule.Counters.BeyondByPolicy.Add(1)
 	default:
 		rule.Counters.BeyondBound.Add(1)

@@ -269,7 +269,7 @@ func (l *Lease) Claim(
 		Granted: l.Granted, Spent: l.Spent, Returned: l.Returned,
 		Waiting: waiting, Want: want, TTL: rule.Coordination.Lease.TTL, Direct: keeping == Returns,
 		Refilled: l.refilled(now),
-		Tally:    rule.Drifts(),
+		Tally:    rule.Tallied(),
 	}
 }
 

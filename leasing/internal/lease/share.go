@@ -36,6 +36,7 @@ type Waited uint8
 const (
 	NotYet Waited = iota // it has just come
 	Fully                // for as long as its rule waits
+	InVain               // it was refused, of what the ledger grants
 )
 
 // Drifts tells whether the node may spend before the ledger has answered, if it has a share
@@ -228,7 +229,7 @@ func (h *Held) Finish() {
 // needsLastWord tells whether the ledger is to hear of the lease's window once more.
 func (h *Held) needsLastWord() bool {
 	l := &h.Lease
-	if h.Rule == nil || !h.Rule.Drifts() || l.Algorithm != ratelimit.FixedWindow ||
+	if h.Rule == nil || !h.Rule.Tallied() || l.Algorithm != ratelimit.FixedWindow ||
 		l.Spent == h.Reported {
 		return false
 	}

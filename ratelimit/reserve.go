@@ -1,0 +1,92 @@
+package ratelimit
+
+import "math/bits"
+
+// A rule may hold a part of its limit back, its reserve (lease.reserve), so that a request need not wait
+// for the ledger where nothing is known of its key. The ledger counts up to the limit less the reserve.
+// The reserve is divided into as many shares as there are seats (max_nodes), and a node that has a seat
+// spends its share as one of mode approx does, before the ledger has answered (docs/protocol.md, section
+// 4.18). What mode approx may admit beyond what the ledger counts to is therefore within the limit: the
+// price is not over-admission but tokens that nobody can reach, those of seats that nobody has and of
+// nodes that do not need them.
+
+// Reserve is how many tokens of the limit the ledger does not grant: as many whole ones for each of
+// max_nodes as lease.reserve has; 0 where a rule has none. It is for fixed windows. A rule of mode approx
+// has a drift budget instead, an audit has all that is spent on record, and a limit that a request brings
+// along is no rule whose reserve nodes could agree on.
+func (r *Rule) Reserve() Tokens {
+	c := &r.Coordination
+	if c.Lease.Reserve == (Share{}) || !r.reserves() {
+		return 0
+	}
+	nodes := Tokens(max(1, c.MaxNodes))
+	most := Share{PPM: MostReserve}.Of(r.Limit.Capacity())
+	return min(c.Lease.Reserve.Of(r.Limit.Capacity()), most) / nodes * nodes
+}
+
+// reserves tells whether the rule is one that may have a reserve.
+func (r *Rule) reserves() bool {
+	c := &r.Coordination
+	return c.Mode != Approx && !c.Audit && r.Limit.Algorithm == FixedWindow && !r.Override && !r.Unlimited
+}
+
+// reserved is what a rule for the ledger knows of the rule that it was made of. The zero reserved is no
+// rule's for a ledger.
+type reserved struct {
+	of     *Rule
+	tokens Tokens
+}
+
+// AtLedger is the rule as a ledger knows it: of a limit that is less by the reserve, which drifts. Without a
+// reserve it is the rule itself. It does not allocate if Prepare was called.
+func (r *Rule) AtLedger() *Rule {
+	if r.Coordination.Lease.Reserve == (Share{}) {
+		return r
+	}
+	// A copy of a prepared rule may have been changed since: its rule for the ledger is its own.
+	if at := r.atLedger; at != nil && at.reserved.of == r {
+		return at
+	}
+	n := r.Reserve()
+	if n == 0 {
+		return r
+	}
+	at := *r
+	at.atLedger, at.reserved = nil, reserved{of: r, tokens: n}
+	at.Limit.Requests -= n
+	at.Coordination.Lease.Reserve, at.Coordination.DriftBudget = Share{}, Share{Tokens: n}
+	return &at
+}
+
+// Prepare makes what AtLedger returns. It is called once, before others have the rule.
+func (r *Rule) Prepare() {
+	if at := r.AtLedger(); at != r {
+		r.atLedger = at
+	}
+}
+
+// Whole is the rule that a rule for a ledger was made of; nil, if it is none.
+func (r *Rule) Whole() *Rule { return r.reserved.of }
+
+// Remaining is what is left of the whole limit, as a share, if so much is of a ledger's part of it. It is 0
+// only where nothing is left.
+func (r *Rule) Remaining(left Tokens) Tokens {
+	at := uint64(r.Limit.Capacity())
+	if r.reserved.tokens == 0 || left <= 0 || at == 0 {
+		return left
+	}
+	hi, lo := bits.Mul64(uint64(left), at+uint64(r.reserved.tokens))
+	lo, carry := bits.Add64(lo, at-1, 0)
+	whole, _ := bits.Div64(hi+carry, lo, at)
+	return Tokens(whole)
+}
+
+// Beyond is by how much an answer has grown what was over-admitted of a window, and how much that is in
+// all. What a ledger counts beyond its part of the limit is within the limit, up to the reserve.
+func (r *Rule) Beyond(g *Grant) (grown, all Tokens) {
+	if r.reserved.tokens == 0 {
+		return g.OverAdmitted, g.Over
+	}
+	all = max(0, g.Over-r.reserved.tokens)
+	return max(0, all-max(0, g.Over-g.OverAdmitted-r.reserved.tokens)), all
+}
