@@ -40,9 +40,9 @@ type Keeper struct {
 type held struct {
 	Tenancy
 	until  ratelimit.Instant
-	asked  ratelimit.Instant     // when it was applied for
-	wanted Plan        // no seats: no rule needs one
-	agreed []agreement // Invariant: in the order of since
+	asked  ratelimit.Instant // when it was applied for
+	wanted Plan              // no seats: no rule needs one
+	agreed []agreement       // Invariant: in the order of since
 	trial  trial
 }
 

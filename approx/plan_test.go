@@ -286,3 +286,64 @@ func TestSeatsOfSeveralRules(t *testing.T) {
 		}
 	}
 }
+
+// A reserve is divided as a drift budget is: a node has its share while all that have seats hold back the same, in
+// windows that began since, and of two reserves the smaller share.
+func TestReservesAreDividedBySeats(t *testing.T) {
+	rule := &ratelimit.Rule{Domain: "d", Path: "k", Limit: ratelimit.Limit{Unit: ratelimit.Minute, Requests: 1000}, Coordination: ratelimit.DefaultCoordination()}
+	c := &rule.Coordination
+	c.MaxNodes, c.Lease.Reserve = 5, ratelimit.Share{PPM: 10_000}
+	r := newRollout(t, 6, rule)
+	all := func(int) bool { return true }
+	for range 10 {
+		r.step(10*time.Second, all)
+	}
+	begins := r.now - r.now%ratelimit.LedgerTime(r.length/time.Microsecond)
+	share := func(node int, of *ratelimit.Rule) ratelimit.Tokens {
+		n, heir := r.keepers[node].Share(r.clock(), of.AtLedger(), begins)
+		if heir != 0 {
+			t.Errorf("a fixed window has an heir: %d", heir)
+		}
+		return n
+	}
+	seated := 0
+	for node := range 6 {
+		if n := share(node, rule); n == 2 {
+			seated++
+		} else if n != 0 {
+			t.Errorf("node %d has %d of ten among five", node, n)
+		}
+	}
+	if seated != 5 {
+		t.Errorf("%d of six nodes have a share", seated)
+	}
+	// Half as much is held back, node by node.
+	less := *rule
+	less.Coordination.Lease.Reserve = ratelimit.Share{PPM: 5_000}
+	r.rules[0] = &less
+	r.step(time.Second, all)
+	if n := share(0, &less); n > 1 {
+		t.Errorf("the smaller share is 1, and it has %d", n)
+	}
+	none := *rule
+	none.Coordination.Lease.Reserve = ratelimit.Share{}
+	if p := NewPlan([]*ratelimit.Rule{&none}); p.Seats() != 0 {
+		t.Errorf("a rule without a reserve wants %d seats", p.Seats())
+	}
+}
+
+// Who found all seats taken applies again after a while; who has other rules, or has given one up, at once.
+func TestSeatlessNodeWaits(t *testing.T) {
+	s := newKeeperScript(t)
+	s.sits(none, 0)
+	s.waits("all seats are taken")
+	s.passes(seatless - time.Millisecond)
+	s.waits("nor have they become free in a moment")
+	s.passes(time.Millisecond)
+	s.applies()
+	s.sits(none, 0)
+	wide := *s.rule
+	wide.Path = "q"
+	s.plan = NewPlan([]*ratelimit.Rule{s.rule, &wide})
+	s.applies()
+}

@@ -45,7 +45,9 @@ func (f *Fleet) drift(now instant, a *ask, waited lease.Waited) (verdict, bool) 
 		return verdict{}, false
 	}
 	share, heir := f.Drift.Share(now, a.Rule, begins)
-	f.hurry(h) // what is spent unasked is told at once
+	if waited != lease.InVain {
+		f.hurry(h) // what is spent unasked is told at once
+	}
 	return h.Drift(now, there, a, lease.DriftShare{Tokens: share, Heir: heir}, waited)
 }
 

@@ -92,8 +92,8 @@ func (r *Rule) overApart(nodes int) Over {
 }
 
 // under is what is out of reach of the requests that other nodes refuse. A lease of
-// plenty strands its share of the limit; a reserve, what nobody spends of it. Any other strands what it was sized by, and the
-// half of the lease before that was left when it was renewed.
+// plenty strands its share of the limit; a reserve, what nobody spends of it. Any other strands what it was sized by,
+// and the half of the lease before that was left when it was renewed.
 func (r *Rule) under() Under {
 	u := Under{
 		Crashed: Amount{Demand: LeaseHorizon + LeaseHorizon/2}, Lasts: r.Limit.Period(), Reserve: r.Reserve(),

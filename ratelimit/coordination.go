@@ -274,8 +274,8 @@ func (e *FieldError) Error() string {
 
 // CoordinationFields are the names that Set knows, in the order of the docs.
 var CoordinationFields = []string{
-	"mode", "lease.size", "lease.min", "lease.max", "lease.ttl", "lease.reserve", "reclaim", "drift_budget", "max_nodes",
-	"low_watermark",
+	"mode", "lease.size", "lease.min", "lease.max", "lease.ttl", "lease.reserve", "reclaim", "drift_budget",
+	"max_nodes", "low_watermark",
 	"check_timeout", "store_deadline", "sync_interval", "on_store_failure", "local_cap", "max_staleness", "on_deny",
 	"audit",
 }

@@ -55,6 +55,8 @@ func (r *Rule) AtLedger() *Rule {
 	at.atLedger, at.reserved = nil, reserved{of: r, tokens: n}
 	at.Limit.Requests -= n
 	at.Coordination.Lease.Reserve, at.Coordination.DriftBudget = Share{}, Share{Tokens: n}
+	// Where a node knows that little is left, it waits for the ledger as long as any, and others may give back.
+	at.Coordination.CheckTimeout = r.Coordination.Deadline()
 	return &at
 }
 

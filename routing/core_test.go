@@ -3,6 +3,7 @@ package routing
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -83,6 +84,44 @@ func TestRuleTravelsWithItsCalendar(t *testing.T) {
 	}
 	if got, err := rules.get(before); err != nil || got.Limit != routed(1000).Limit {
 		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// A rule's reserve travels with its name, for the owner has a share of it by its own rules; what no rule could hold
+// back is malformed. A rule without one is said in the bytes that it was said in before.
+func TestRuleTravelsWithItsReserve(t *testing.T) {
+	var rules ruleCache
+	r := routed(1000)
+	r.Domain, r.Path = "d", "tier.key"
+	r.Coordination.MaxNodes, r.Coordination.Lease.Reserve = 7, ratelimit.Share{PPM: 10_000}
+	got, err := rules.get(ruleMessage(r))
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, want := got.AtLedger(), r.AtLedger()
+	if at.Limit != want.Limit || at.DriftShare() != want.DriftShare() || at.Domain != "d" || at.Path != "tier.key" {
+		t.Errorf("%v of %s.%s, a share of %d; want %v, %d", at.Limit, at.Domain, at.Path, at.DriftShare(), want.Limit, want.DriftShare())
+	}
+	if other := got.AtLedger(); other != at {
+		t.Error("it is made anew for each request")
+	}
+	for what, spoil := range map[string]func(*wire.Rule){
+		"less than nothing":        func(m *wire.Rule) { m.Reserve = -1 },
+		"more than the limit":      func(m *wire.Rule) { m.Reserve = 1001 },
+		"of no node":               func(m *wire.Rule) { m.MaxNodes = 0 },
+		"of too many nodes":        func(m *wire.Rule) { m.MaxNodes = ratelimit.MaxMaxNodes + 1 },
+		"a long name":              func(m *wire.Rule) { m.Path = strings.Repeat("x", maxAuditName) },
+		"a name without a reserve": func(m *wire.Rule) { m.Reserve, m.MaxNodes = 0, 0 },
+	} {
+		m := ruleMessage(r)
+		spoil(m)
+		if got, err := rules.get(m); err == nil {
+			t.Errorf("%s: read as %v of %v", what, got.Coordination.Lease.Reserve, got.Limit)
+		}
+	}
+	without := ruleMessage(routed(1000))
+	if without.GetReserve() != 0 || without.GetMaxNodes() != 0 || without.GetDomain() != "" || without.GetPath() != "" {
+		t.Errorf("%v", without)
 	}
 }
 

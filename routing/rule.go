@@ -174,7 +174,8 @@ func (k *ruleKey) reserves(r *ratelimit.Rule) error {
 	}
 	if k.reserve > 0 {
 		r.Domain, r.Path = k.domain, k.path
-		r.Coordination.Lease.Reserve, r.Coordination.MaxNodes = ratelimit.Share{Tokens: ratelimit.Tokens(k.reserve)}, int(k.nodes)
+		r.Coordination.MaxNodes = int(k.nodes)
+		r.Coordination.Lease.Reserve = ratelimit.Share{Tokens: ratelimit.Tokens(k.reserve)}
 	}
 	return nil
 }

@@ -39,6 +39,11 @@ var planted = []struct {
 		Right: "return share, heir",
 		Wrong: "return 2 * share, heir",
 	}},
+	{87, plant.Bug{
+		Name: "a reserve is granted by the ledger too", File: "ratelimit/reserve.go",
+		Right: "at.Limit.Requests -= n\n",
+		Wrong: "at.Limit.Requests -= 0 * n\n",
+	}},
 	{132, plant.Bug{
 		Name: "a seat is given twice", File: "approx/seats.go",
 		Right: "s.free(now); ok && ",

@@ -37,6 +37,7 @@ descriptors:
   - {key: five, rate_limit: {unit: year, requests_per_unit: 5}}
   - {key: hundred, rate_limit: {unit: year, requests_per_unit: 100}}
   - {key: many, rate_limit: {unit: year, requests_per_unit: 20000}}
+  - {key: held, coordination: {max_nodes: 3, lease: {reserve: 0.5%}}, rate_limit: {unit: year, requests_per_unit: 9000}}
   - {key: million, rate_limit: {unit: day, requests_per_unit: 1000000}}
   - {key: plenty, rate_limit: {unit: year, requests_per_unit: 100000000}}
   - {key: closed, coordination: {on_store_failure: closed}, rate_limit: {unit: year, requests_per_unit: 20000}}
@@ -132,7 +133,7 @@ func (f *fleet) claims() int { return f.redis.Commands("evalsha") + f.redis.Comm
 func TestFleetOnRedisAdmitsTheLimit(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 3)
-	for key, limit := range map[string]int64{"five": 5, "hundred": 100, "many": 20_000, "million": 1_000_000, "bucket": 1000, "sliding": 1000} {
+	for key, limit := range map[string]int64{"five": 5, "hundred": 100, "many": 20_000, "held": 9000, "million": 1_000_000, "bucket": 1000, "sliding": 1000} {
 		f.admitted.Store(0)
 		before, day := f.claims(), time.Now().UTC().YearDay()
 		f.hits = uint64(max(1, limit/10_000))

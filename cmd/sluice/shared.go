@@ -142,7 +142,7 @@ func logSeats(log *slog.Logger) func(approx.Tenancy, error) {
 		case err != nil:
 			complain(err)
 		case t.Seat < 0:
-			log.Info("no drift seat: rules of mode approx run as leasing here")
+			log.Info("no drift seat: rules of mode approx run as leasing here, and first requests under rules with a lease.reserve wait for the store")
 		default:
 			log.Info("drift seat taken", "seat", t.Seat, "fence", t.Fence, "windows_from", time.UnixMicro(int64(t.Taint)).UTC())
 		}

@@ -58,9 +58,9 @@ var Effects = []Effect{
 		Fields: []string{"lease.reserve"},
 		Spent:  "count on",
 		Leases: "stay; nodes with the new rules claim up to the limit less the new reserve",
-		Meanwhile: "a node uses the smaller of its two shares until a window begins in which all nodes with a seat have " +
-			"the new rules; nodes without a seat, and those of rules without a reserve, grant themselves what is " +
-			"reserved: the fleet may admit the larger reserve beyond the limit",
+		Meanwhile: "a node uses the smaller of its two shares until a window begins in which all nodes with a seat " +
+			"have the new rules; nodes without a seat, and those of rules without a reserve, grant themselves what " +
+			"is reserved: the fleet may admit the larger reserve beyond the limit",
 	},
 	{
 		Fields:    []string{"reclaim"},

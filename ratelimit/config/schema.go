@@ -87,8 +87,8 @@ func coordinationSchema() schema {
 			"approx may, by its drift budget, and waits less."),
 		"lease": object("How tokens are leased.", schema{
 			"size": size, "min": whole(0, "Bound for size: auto."), "max": whole(0, "Bound for size: auto; 0: none."),
-			"ttl": ttl, "reserve": share("Of the limit (0.4%) or in tokens, up to a tenth of it: what the ledger does not " +
-				"grant, so that nodes can admit first requests without waiting; 0: nothing."),
+			"ttl": ttl, "reserve": share("Of the limit (0.5%) or in tokens, up to a tenth of it: what the ledger " +
+				"does not grant, so that nodes can admit first requests without waiting; 0: nothing."),
 		}),
 		"reclaim":      described(schema{"enum": ratelimit.Reclaims}, "What becomes of a silent node's tokens."),
 		"drift_budget": share("For approx: over-admission allowed to the fleet, of the limit (1%) or in tokens."),

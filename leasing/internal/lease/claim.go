@@ -24,7 +24,7 @@ type Errand struct {
 	keep   tokens // of that, what requests have waited for and are about to spend stays
 	again  bool   // ask again for what was refused: nobody waits
 	goesOn bool   // claim the window that has begun, for the key was used in the one before
-	first  bool   // tell of a first request, which has drifted
+	calm   bool   // tell of what has drifted, when there is company
 	Ahead  bool   // it is for the next window
 	Reset  bool   // the ledger is to count from nothing again
 	Beat   bool   // it has no claim, and no key: the ledger is only to be heard
@@ -124,7 +124,7 @@ func (h *Held) Write(now instant, there LedgerClock, seq uint64, fl *Flight, rec
 		// claim, it asks for no more than what waits.
 		case !h.Recalling:
 			want = h.Demand.want(h.Rule, fl.Waiting) - h.Lease.Left(now)
-			if fl.first { // one request is no demand, and a claim that wants nothing is no draw
+			if fl.calm { // one request is no demand, and a claim that wants nothing is no draw
 				want = max(want, 1)
 			}
 		}

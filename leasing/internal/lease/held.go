@@ -89,7 +89,7 @@ func (h *Held) Patience(now instant, fl *Flight) time.Duration {
 	switch {
 	case fl.Waiting > 0 && !fl.again, fl.recall, fl.Tells, fl.Reset, fl.Last, h.eager:
 		return 0
-	case fl.first && l.Algorithm == ratelimit.FixedWindow && now.Add(LongCompany+mustLast) < l.Reset:
+	case fl.calm && l.Algorithm == ratelimit.FixedWindow && now.Add(LongCompany+mustLast) < l.Reset:
 		return LongCompany
 	case l.Drifted() > 0:
 		return 0

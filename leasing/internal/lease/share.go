@@ -45,7 +45,8 @@ func (h *Held) Drifts(now instant, there LedgerClock, a *ask, waited Waited) (be
 	// A node that does not know the ledger's clock cannot tell in which window it would spend.
 	// Below the watermark the request waits for an answer first (docs/protocol.md, section 4.12); the first
 	// one of which the ledger has said nothing that counts does not.
-	if there.At == 0 || waited == NotYet && a.Rule.Coordination.CheckTimeout > 0 && !h.plenty(now, a) && !h.unheard(now) {
+	waits := waited == NotYet && a.Rule.Coordination.CheckTimeout > 0
+	if there.At == 0 || waits && !h.plenty(now, a) && !h.unheard(now) {
 		return 0, false
 	}
 	_, begins, ok = h.driftsIn(now, there, &a.Rule.Limit)
@@ -90,8 +91,9 @@ func (h *Held) Drift(now instant, there LedgerClock, a *ask, of DriftShare, wait
 	h.Gauge()
 	if h.underWay == nil && now >= h.Pause {
 		// The ledger hears of it at once, for only an answer frees the share again; of a first request
-		// when there is company, or when a second one comes (see Patience).
-		h.send(Flight{Errand: Errand{first: unheard}})
+		// when there is company, or when a second one comes (see Patience). A ledger that has nothing left
+		// frees nothing.
+		h.send(Flight{Errand: Errand{calm: unheard || waited == InVain}})
 	}
 	v := h.Lease.Report(now, verdict{Charged: a.Cost})
 	if unheard { // as far as is known, all the rest is left

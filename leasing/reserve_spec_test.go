@@ -1,0 +1,138 @@
+package leasing
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// newReserveScript is a node under a rule of 1,000 a minute, of which 10 are held back for five nodes. It knows
+// what time it is at the ledger, and nothing else. seat says that it has one.
+func newReserveScript(t testing.TB, seat bool) *nodeScript {
+	s := newNodeScript(t, ratelimit.Limit{Unit: ratelimit.Minute, Requests: 1000})
+	s.ledger = roomyLedger(s)
+	s.Gathers()
+	s.Recalls()
+	c := &s.rule.Coordination
+	c.Lease.Auto, c.Lease.Reserve, c.MaxNodes = true, ratelimit.Share{PPM: 10_000}, 5
+	s.rule.Prepare()
+	if seat {
+		s.SetDrift(shareOfTwo{})
+	}
+	other := testRule(perMinute100)
+	r := &nodeRequest{nodeScript: s, v: make([]verdict, 1)}
+	r.wait = s.Ask(s.now, []ask{{Rule: other, Key: keyOf(99), Cost: 1}}, r.v)
+	s.exchange()
+	r.says(false, ratelimit.FromClaim)
+	return s
+}
+
+// shareOfTwo is a seat: a fifth of ten tokens.
+type shareOfTwo struct{}
+
+func (shareOfTwo) Share(_ ratelimit.Instant, r *ratelimit.Rule, _ ratelimit.LedgerTime) (ratelimit.Tokens, ratelimit.Fence) {
+	return r.DriftShare(), 0
+}
+
+// The first request of a key is admitted from the reserve, and who asks sees the whole limit. The claim goes with
+// others, up to the limit less the reserve.
+func TestFirstRequestOfAReserve(t *testing.T) {
+	s := newReserveScript(t, true)
+	asks, v := []ask{{Rule: s.rule, Key: keyOf(1), Cost: 1}}, make([]verdict, 1)
+	if w := s.Ask(s.now, asks, v); w != nil {
+		t.Fatal("it waits")
+	}
+	if v[0].OverLimit || v[0].Source != ratelimit.FromDrift || v[0].Remaining != 999 || asks[0].Rule != s.rule {
+		t.Errorf("%+v of %v", v[0], asks[0].Rule.Limit)
+	}
+	s.quiet("nobody waits")
+	s.passes(lease.LongCompany)
+	if _, c := s.sends(); c.Limit.Requests != 990 || c.Spent != 1 || c.Tally {
+		t.Errorf("%+v", c)
+	}
+}
+
+// Without a seat a node waits for the ledger, and has no more than the others leave of its part.
+func TestReserveWithoutASeat(t *testing.T) {
+	s := newReserveScript(t, false)
+	r := s.asks(1)
+	s.waitsFor(r, 15*time.Millisecond)
+	if c, _ := s.exchange(); c.Limit.Requests != 990 {
+		t.Errorf("%+v", c)
+	}
+	if v := r.says(false, ratelimit.FromClaim); v.Remaining != 999 {
+		t.Errorf("%+v", v)
+	}
+	if r.v[0].OverLimit || s.rule.Limit.Requests != 1000 {
+		t.Errorf("%+v", r.v[0])
+	}
+}
+
+// usedUp has another node spend all that the ledger grants, and this one be refused.
+func (s *nodeScript) usedUpAtLedger() {
+	s.Helper()
+	whole := s.rule
+	s.rule = whole.AtLedger()
+	s.other(ratelimit.Claim{Seq: 1, Waiting: 990})
+	at := s.ledger.Booked(&ratelimit.Claim{Key: string(keyOf(1))}).Current
+	s.other(ratelimit.Claim{Seq: 2, Window: at, Granted: 990, Spent: 990})
+	s.rule = whole
+}
+
+// What the ledger refuses, the node admits from its reserve: its own share, and no more. The denials that were
+// turned into admissions have charged nothing.
+func TestReserveIsSpentInTheEnd(t *testing.T) {
+	s := newReserveScript(t, true)
+	charges := *s.rule
+	charges.Coordination.OnDeny, charges.Counters = ratelimit.DenyCharges, new(ratelimit.RuleCounters)
+	s.rule = &charges
+	s.usedUpAtLedger()
+	s.asks(1).says(false, ratelimit.FromDrift) // nothing is known of the key
+	r := s.asks(1)
+	s.exchange()
+	r.says(false, ratelimit.FromDrift) // the ledger had nothing, and of the share one is left
+	for range 3 {
+		s.passes(time.Millisecond)
+		s.asks(1).says(true, ratelimit.FromLease)
+	}
+	if h := s.keyHeld(); h.Lease.Drifted() != 2 || h.Lease.Debt != 3 {
+		t.Errorf("%d have drifted, and denials have charged %d", h.Lease.Drifted(), h.Lease.Debt)
+	}
+	if n := s.rule.Counters.OverAdmitted.Load(); n != 0 {
+		t.Errorf("%d count as over the limit", n)
+	}
+}
+
+// The share is one node's: it is not spent for a request that costs more, nor to peek, and undone it is there again.
+func TestReserveOfLargeRequests(t *testing.T) {
+	s := newReserveScript(t, true)
+	s.usedUpAtLedger()
+	r := s.asks(3)
+	s.exchange()
+	r.says(true, ratelimit.FromClaim)
+	asks, v := []ask{{Rule: s.rule, Key: keyOf(1), Cost: 2}}, make([]verdict, 1)
+	if w := s.Ask(s.now, asks, v); w != nil || v[0].OverLimit || v[0].Charged != 2 {
+		t.Fatalf("%+v", v[0])
+	}
+	s.asks(1).says(true, ratelimit.FromLease)
+	s.Undo(s.now, asks, v)
+	if asks[0].Rule != s.rule {
+		t.Error("the ask has another rule")
+	}
+	r = s.asks(2)
+	s.exchange()
+	r.says(false, ratelimit.FromDrift)
+	s.asks(1).says(true, ratelimit.FromLease)
+}
+
+// A ledger that one node has for itself counts up to the whole limit.
+func TestUndividedHasNoReserve(t *testing.T) {
+	s := newReserveScript(t, true)
+	s.Undivided()
+	s.asks(1)
+	if _, c := s.sends(); c.Limit.Requests != 1000 {
+		t.Errorf("%+v", c)
+	}
+}
