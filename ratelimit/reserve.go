@@ -44,7 +44,7 @@ func (r *Rule) AtLedger() *Rule {
 		return r
 	}
 	// A copy of a prepared rule may have been changed since: its rule for the ledger is its own.
-	if at := r.atLedger; at != nil && at.reserved.of == r {
+	if at := r.atLedger; at != nil && at.held.of == r {
 		return at
 	}
 	n := r.Reserve()
@@ -52,7 +52,7 @@ func (r *Rule) AtLedger() *Rule {
 		return r
 	}
 	at := *r
-	at.atLedger, at.reserved = nil, reserved{of: r, tokens: n}
+	at.atLedger, at.held = nil, reserved{of: r, tokens: n}
 	at.Limit.Requests -= n
 	at.Coordination.Lease.Reserve, at.Coordination.DriftBudget = Share{}, Share{Tokens: n}
 	// Where a node knows that little is left, it waits for the ledger as long as any, and others may give back.
@@ -68,16 +68,16 @@ func (r *Rule) Prepare() {
 }
 
 // Whole is the rule that a rule for a ledger was made of; nil, if it is none.
-func (r *Rule) Whole() *Rule { return r.reserved.of }
+func (r *Rule) Whole() *Rule { return r.held.of }
 
 // Remaining is what is left of the whole limit, as a share, if so much is of a ledger's part of it. It is 0
 // only where nothing is left.
 func (r *Rule) Remaining(left Tokens) Tokens {
 	at := uint64(r.Limit.Capacity())
-	if r.reserved.tokens == 0 || left <= 0 || at == 0 {
+	if r.held.tokens == 0 || left <= 0 || at == 0 {
 		return left
 	}
-	hi, lo := bits.Mul64(uint64(left), at+uint64(r.reserved.tokens))
+	hi, lo := bits.Mul64(uint64(left), at+uint64(r.held.tokens))
 	lo, carry := bits.Add64(lo, at-1, 0)
 	whole, _ := bits.Div64(hi+carry, lo, at)
 	return Tokens(whole)
@@ -86,9 +86,9 @@ func (r *Rule) Remaining(left Tokens) Tokens {
 // Beyond is by how much an answer has grown what was over-admitted of a window, and how much that is in
 // all. What a ledger counts beyond its part of the limit is within the limit, up to the reserve.
 func (r *Rule) Beyond(g *Grant) (grown, all Tokens) {
-	if r.reserved.tokens == 0 {
+	if r.held.tokens == 0 {
 		return g.OverAdmitted, g.Over
 	}
-	all = max(0, g.Over-r.reserved.tokens)
-	return max(0, all-max(0, g.Over-g.OverAdmitted-r.reserved.tokens)), all
+	all = max(0, g.Over-r.held.tokens)
+	return max(0, all-max(0, g.Over-g.OverAdmitted-r.held.tokens)), all
 }

@@ -25,8 +25,8 @@ type Rule struct {
 	Counters     *RuleCounters
 	// MetricNames say how much of a request's values the statistics may name.
 	MetricNames MetricNaming
-	atLedger    *Rule // see Prepare
-	reserved          // of a rule that AtLedger has made
+	atLedger    *Rule    // see Prepare
+	held        reserved // of a rule that AtLedger has made
 }
 
 // AuditName is the rule's name for the audit, or "" if it has none.

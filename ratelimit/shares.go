@@ -49,11 +49,11 @@ func (r *Rule) DriftShare() Tokens {
 // Drifts tells whether a node may spend of a key before the ledger has answered. A rule of mode approx
 // of whose drift budget no node has a token is as one of mode leasing.
 func (r *Rule) Drifts() bool {
-	return (r.Coordination.Mode == Approx || r.reserved.tokens > 0) && r.DriftShare() > 0
+	return (r.Coordination.Mode == Approx || r.held.tokens > 0) && r.DriftShare() > 0
 }
 
 // Tallied tells whether the ledger is to sum up what was spent of each window, for more than the limit may be.
-func (r *Rule) Tallied() bool { return r.Drifts() && r.reserved.tokens == 0 }
+func (r *Rule) Tallied() bool { return r.Drifts() && r.held.tokens == 0 }
 
 // LargestLease is the most that one holder is granted at once under reclaim:
 // eager, but for a single request that costs more: half of a whole budget, or

@@ -49,8 +49,8 @@ func (h *Held) Drifts(now instant, there LedgerClock, a *ask, waited Waited) (be
 	if there.At == 0 || waits && !h.plenty(now, a) && !h.unheard(now) {
 		return 0, false
 	}
-	_, begins, ok = h.driftsIn(now, there, &a.Rule.Limit)
-	return begins, ok
+	in, ok := h.driftsIn(now, there, &a.Rule.Limit)
+	return in.begins, ok
 }
 
 // Drift spends from the node's share, right after Drifts said that it may; it makes the lease one of the
@@ -58,12 +58,12 @@ func (h *Held) Drifts(now instant, there LedgerClock, a *ask, waited Waited) (be
 func (h *Held) Drift(now instant, there LedgerClock, a *ask, of DriftShare, waited Waited) (verdict, bool) {
 	share := of.Tokens
 	// A node that may spend nothing knows the key as before, so that it claims as under mode leasing.
-	w, _, ok := h.driftsIn(now, there, &a.Rule.Limit)
+	in, ok := h.driftsIn(now, there, &a.Rule.Limit)
 	if !ok || share <= 0 {
 		return verdict{}, false
 	}
 	unheard := waited == NotYet && h.unheard(now)
-	h.begin(now, there, w, &a.Rule.Limit)
+	h.begin(now, there, in.window, &a.Rule.Limit)
 	// Drift of the window before still counts in a sliding window, and what a learning ledger has
 	// confirmed frees no share: both use the share up.
 	share -= h.Carried
@@ -142,40 +142,45 @@ func (h *Held) unheard(now instant) bool {
 	return h.underWay == nil && h.Unplaced == 0 && now >= h.Lease.Counts()
 }
 
-// driftsIn is the window that it is by the ledger's clock, 1 for a bucket, and from when on spending counts
-// in it; false when the window is in doubt.
-func (h *Held) driftsIn(now instant, there LedgerClock, limit *ratelimit.Limit) (w window, begins ledgerTime, ok bool) {
+// driftWindow is a window that something drifts in: 1 for a bucket, which has one life.
+type driftWindow struct {
+	window
+	begins ledgerTime // from when on spending counts in it
+}
+
+// driftsIn is the window that it is by the ledger's clock; false when that is in doubt.
+func (h *Held) driftsIn(now instant, there LedgerClock, limit *ratelimit.Limit) (driftWindow, bool) {
 	// A bucket has no windows, and so none can be in doubt: it has one life. What was spent of it counts until
 	// it is full again at the latest.
 	if limit.Algorithm == ratelimit.TokenBucket {
-		return max(1, h.Lease.Window), 1<<63 - 1, true
+		return driftWindow{max(1, h.Lease.Window), 1<<63 - 1}, true
 	}
 	early, late := there.Between(now)
-	w = limit.WindowAt(early)
+	w := limit.WindowAt(early)
 	// The ledger's clock is known to an interval. While that holds the end of a window, the
 	// spending could count in either.
 	if w != limit.WindowAt(late) {
-		return 0, 0, false
+		return driftWindow{}, false
 	}
 	switch {
 	case h.Lease.Window == 0:
 	case h.Lease.Window > w:
-		return 0, 0, false // the ledger's clock was set back, and its account waits in a later window
+		return driftWindow{}, false // the ledger's clock was set back, and its account waits in a later window
 	case h.Lease.Window != w && limit.Algorithm == ratelimit.SlidingWindow && h.Lease.Spent != h.Reported:
 		// The window before counts in this one. While the ledger does not know all that was spent
 		// there, it would grant here what that has used up already.
-		return 0, 0, false
+		return driftWindow{}, false
 	case h.Lease.Window != w && (h.Next != nil || h.underWay != nil && h.underWay.Ahead):
 		// The next window's lease is here under the other name, or is under way, and the turn is a
 		// moment away. What drifted now would need that name too: the request waits for the turn.
-		return 0, 0, false
+		return driftWindow{}, false
 	}
 	// The window before still counts in a sliding window, so that a share counts from its beginning
 	// on: a tenant may use one only if it had the seat by then.
 	if limit.Algorithm == ratelimit.SlidingWindow {
-		return w, limit.WindowEnd(w - 2), true // the window before still counts
+		return driftWindow{w, limit.WindowEnd(w - 2)}, true // the window before still counts
 	}
-	return w, limit.WindowEnd(w - 1), true
+	return driftWindow{w, limit.WindowEnd(w - 1)}, true
 }
 
 // begin makes the lease one of the window that driftsIn has found.
