@@ -49,7 +49,7 @@ var planted = []struct {
 		Right: "s.free(now); ok && ",
 		Wrong: "s.free(now); (ok || true) && ",
 	}},
-	{416425, plant.Bug{
+	{80774, plant.Bug{
 		Name: "a seat is used before it is proven", File: "approx/keeper.go",
 		Right: "on: k.Epoch != nil",
 		Wrong: "on: false",
