@@ -13,7 +13,7 @@ import (
 
 // measureRow measures each mode of a row, so many times in turn.
 func (o *Options) measureRow(ctx context.Context, row *Row, nodes int, tell func(string)) ([]Measured, error) {
-	modes := o.modes()
+	modes := o.modes(row)
 	all := make([]Measured, len(modes))
 	for round := range o.rounds() {
 		base := Measured{}

@@ -60,8 +60,19 @@ var modes = []mode{
 	{"routing", map[string]string{"mode": "routing"}},
 	{"approx", map[string]string{"mode": "approx"}},
 	// As a fleet of three sets it, that may be one of five while it is rolled.
-	{"leasing-reserve", map[string]string{"mode": "leasing", "lease.reserve": "0.5%", "max_nodes": "5"}},
-	{"routing-reserve", map[string]string{"mode": "routing", "lease.reserve": "0.5%", "max_nodes": "5"}},
+	{"leasing" + reserve, map[string]string{"mode": "leasing", "lease.reserve": "0.5%", "max_nodes": "5"}},
+	{"routing" + reserve, map[string]string{"mode": "routing", "lease.reserve": "0.5%", "max_nodes": "5"}},
+}
+
+// reserve ends the names of modes in which rules have one.
+const reserve = "-reserve"
+
+// modeNames are those that may be asked for.
+func modeNames() (names []string) {
+	for _, m := range modes[1:] {
+		names = append(names, m.name)
+	}
+	return names
 }
 
 // rule is the row's rule under a mode.

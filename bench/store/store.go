@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -66,7 +67,7 @@ func (o *Options) Validate() error {
 	}
 	for _, name := range o.Modes {
 		if !slices.ContainsFunc(modes[1:], func(m mode) bool { return m.name == name }) {
-			bad("--modes", name, "strict, leasing, routing or approx")
+			bad("--modes", name, strings.Join(modeNames(), ", "))
 		}
 	}
 	return errors.Join(errs...)
@@ -81,8 +82,12 @@ func (o *Options) rows() (chosen []Row) {
 	return chosen
 }
 
-func (o *Options) modes() (chosen []mode) {
+// modes are those in which a row is measured: not with a reserve that is no token for each node.
+func (o *Options) modes(r *Row) (chosen []mode) {
 	for i, m := range modes {
+		if _, reserves := m.fields["lease.reserve"]; reserves && r.rule(&m).Reserve() == 0 {
+			continue
+		}
 		if i == 0 || len(o.Modes) == 0 || slices.Contains(o.Modes, m.name) {
 			chosen = append(chosen, m)
 		}
@@ -101,7 +106,7 @@ func (o *Options) fleets(r *Row) []int {
 // Count is how many measurements Run makes with processes.
 func (o *Options) Count() (n int) {
 	for _, r := range o.rows() {
-		n += len(o.fleets(&r)) * len(o.modes()) * o.rounds()
+		n += len(o.fleets(&r)) * len(o.modes(&r)) * o.rounds()
 	}
 	return n
 }
@@ -256,7 +261,8 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 		if got.Over > got.Declared {
 			got.Problem = fmt.Sprintf("%d over the limit of %d, and %d are declared", got.Over, row.Limit, got.Declared)
 		}
-		if i := slices.Index([]string{"leasing", "routing", "approx"}, m.name); i >= 0 && row.Most != nil {
+		name := strings.TrimSuffix(m.name, reserve)
+		if i := slices.Index([]string{"leasing", "routing", "approx"}, name); i >= 0 && row.Most != nil {
 			got.Most = row.Most[i]
 		}
 	}

@@ -166,7 +166,7 @@ func TestOptions(t *testing.T) {
 		{Options{Rate: 1e6, Length: time.Second}, "--rate is 1e+06, must be at most 100000"},
 		{Options{Rate: 1, Length: time.Millisecond}, "--length is 1ms, must be 1s to 10m"},
 		{Options{Rate: 1, Length: time.Second, Rows: []int{9}}, "--rows is 9, must be 1 to 8"},
-		{Options{Rate: 1, Length: time.Second, Modes: []string{"baseline"}}, "--modes is baseline, must be strict, leasing, routing or approx"},
+		{Options{Rate: 1, Length: time.Second, Modes: []string{"baseline"}}, "--modes is baseline, must be strict, leasing, routing, approx, leasing-reserve, routing-reserve"},
 	} {
 		if err := c.o.Validate(); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v; want %q", c.o, err, c.want)

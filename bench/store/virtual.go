@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/sim"
@@ -33,8 +34,8 @@ var virtualRows = []int{1, 2, 5, 6}
 func (o *Options) virtual(ctx context.Context, r *Report, tell func(string)) (all []Virtual, err error) {
 	for _, i := range virtualRows {
 		row := &rows[i-1]
-		for _, m := range o.modes()[1:] {
-			if m.name == "strict" || m.name == "routing" {
+		for _, m := range o.modes(row)[1:] {
+			if m.name == "strict" || strings.HasPrefix(m.name, "routing") {
 				continue // one asks for each request, the other has one holder a key, whatever the fleet
 			}
 			for _, nodes := range o.Virtual {
