@@ -25,7 +25,8 @@ type Reconciliation = lease.Reconciliation
 // drift spends from the node's share, if it may. waited says that the ledger
 // was asked for as long as the rule waits for it.
 func (f *Fleet) drift(now instant, a *ask, waited lease.Waited) (verdict, bool) {
-	if !a.Rule.Drifts() || f.Drift == nil || a.Kind != ratelimit.Spend {
+	// What is spent when the node has told all would never be told, and its seat has been left as clean.
+	if !a.Rule.Drifts() || f.Drift == nil || a.Kind != ratelimit.Spend || f.ended.Load() {
 		return verdict{}, false
 	}
 	s, id, h := f.locked(a.Key)

@@ -144,7 +144,8 @@ type Rule struct {
 // the same; the number of requests should be, or the last who asks decides. The name is
 // the domain of a rule file, so that a server may share the budget, too (Key). With more
 // than the limit, the coordination may be given (see [ratelimit.DefaultCoordination]);
-// its mode must be leasing, for the others need a server's parts.
+// its mode must be leasing, for the others need a server's parts. Nor is there a part of a reserve
+// (lease.reserve) for it: what the rule holds back, servers spend.
 func NewRule(name string, limit ratelimit.Limit, coordination ...ratelimit.Coordination) (*Rule, error) {
 	r := &ratelimit.Rule{Domain: name, Path: "key", Limit: limit, Coordination: ratelimit.DefaultCoordination()}
 	if len(coordination) > 0 {
@@ -189,6 +190,7 @@ func NewRule(name string, limit ratelimit.Limit, coordination ...ratelimit.Coord
 	if len(problems) > 0 {
 		return nil, fmt.Errorf("leasing: rule %q: %s", name, strings.Join(problems, "; "))
 	}
+	r.Prepare()
 	return &Rule{rule: r, prefix: ratelimit.AppendPrefix(nil, name, r.Limit)}, nil
 }
 

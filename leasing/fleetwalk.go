@@ -113,6 +113,7 @@ const releaseMost = 5 * time.Second
 
 // releaseAll returns what is unspent before the process ends.
 func (f *Fleet) releaseAll() {
+	f.ended.Store(true)
 	now := f.clock()
 	for w, more := (walk{}), true; more && f.clock().Sub(now) < releaseMost; {
 		var some map[*lane][]*flight

@@ -30,10 +30,10 @@ func whole(asks []ask, verdicts []verdict) {
 			continue
 		}
 		if verdicts != nil {
-			switch v := &verdicts[i]; v.Source {
-			case ratelimit.FromLease, ratelimit.FromClaim, ratelimit.FromDrift:
+			switch v := &verdicts[i]; {
+			case v.OverLimit: // who asks for what is left then is to get it
+			case v.Source == ratelimit.FromLease, v.Source == ratelimit.FromClaim, v.Source == ratelimit.FromDrift:
 				v.Remaining = asks[i].Rule.Remaining(v.Remaining)
-			case ratelimit.FromFallback, ratelimit.FromOverflow, ratelimit.FromOwner:
 			}
 		}
 		asks[i].Rule = of
@@ -51,18 +51,23 @@ func (f *Fleet) ruleAtLedger(r *ratelimit.Rule) *ratelimit.Rule {
 // spare admits what was refused, if the node has it in reserve: what the ledger grants is used up then,
 // and the limit is not.
 func (f *Fleet) spare(now instant, a *ask, v *verdict) {
-	// A refusal that has drained what was left is as good as what it took.
-	if !v.OverLimit || v.Charged > 0 || a.Rule.Whole() == nil {
+	if !v.OverLimit || a.Rule.Whole() == nil {
 		return
 	}
-	drifted, ok := f.drift(now, a, lease.InVain)
-	if !ok {
-		return
+	var drifted verdict
+	spared := false
+	// A refusal that has drained what was left is as good as what it took.
+	if v.Charged == 0 {
+		drifted, spared = f.drift(now, a, lease.InVain)
 	}
 	s, _, h := f.locked(a.Key)
-	if h != nil {
-		h.Undo(a, v) // what the denial has charged beyond the limit
+	if h != nil && spared {
+		h.Spared(a, v)
+	} else if h != nil {
+		h.CountRefused(a)
 	}
 	s.mu.Unlock()
-	*v = drifted
+	if spared {
+		*v = drifted
+	}
 }

@@ -31,6 +31,10 @@ func (r *Rule) Doubts() []string {
 				"and answers say %d of it, and of what is left while that is more; headers say both exactly",
 				r.Limit.Requests, uint32(math.MaxUint32)))
 	}
+	if n := len(r.Domain) + len(r.Path); c.Lease.Reserve != (Share{}) && n > MostReserveName {
+		doubts = append(doubts, fmt.Sprintf("lease.reserve %v has no effect: the rule's name has %d bytes, and with a "+
+			"reserve it may have %d; shorten its keys or values", c.Lease.Reserve, n, MostReserveName))
+	}
 	if reserve := c.Lease.Reserve.Of(limit); reserve > 0 && reserve < Tokens(c.MaxNodes) && r.reserves() {
 		doubts = append(doubts, fmt.Sprintf("lease.reserve %v of %d is %d tokens, less than one for each of max_nodes "+
 			"%d: nothing is held back; raise it to %d tokens, or lower max_nodes", c.Lease.Reserve, limit, reserve,

@@ -24,10 +24,15 @@ func (r *Rule) Reserve() Tokens {
 	return min(c.Lease.Reserve.Of(r.Limit.Capacity()), most) / nodes * nodes
 }
 
+// MostReserveName is the longest name, domain and path together, of a rule that may have a reserve, in bytes: under
+// mode routing it goes with each ask.
+const MostReserveName = 1 << 10
+
 // reserves tells whether the rule is one that may have a reserve.
 func (r *Rule) reserves() bool {
 	c := &r.Coordination
-	return c.Mode != Approx && !c.Audit && r.Limit.Algorithm == FixedWindow && !r.Override && !r.Unlimited
+	return c.Mode != Approx && !c.Audit && r.Limit.Algorithm == FixedWindow && !r.Override && !r.Unlimited &&
+		len(r.Domain)+len(r.Path) <= MostReserveName
 }
 
 // reserved is what a rule for the ledger knows of the rule that it was made of. The zero reserved is no
@@ -71,7 +76,7 @@ func (r *Rule) Prepare() {
 func (r *Rule) Whole() *Rule { return r.held.of }
 
 // Remaining is what is left of the whole limit, as a share, if so much is of a ledger's part of it. It is 0
-// only where nothing is left.
+// only where nothing of that part is left.
 func (r *Rule) Remaining(left Tokens) Tokens {
 	at := uint64(r.Limit.Capacity())
 	if r.held.tokens == 0 || left <= 0 || at == 0 {

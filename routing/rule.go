@@ -168,14 +168,19 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 // reserves has the rule hold back what the message says. Which share of it this node has is for its own
 // rules to say, by the rule's name.
 func (k *ruleKey) reserves(r *ratelimit.Rule) error {
-	if k.reserve < 0 || k.reserve > int64(r.Limit.Requests) || len(k.domain)+len(k.path) > maxAuditName ||
-		k.nodes > ratelimit.MaxMaxNodes || k.reserve == 0 && (k.nodes != 0 || k.domain != "" || k.path != "") {
+	if k.reserve == 0 && k.nodes == 0 && k.domain == "" && k.path == "" {
+		return nil
+	}
+	if k.reserve <= 0 || k.nodes < 1 || k.nodes > ratelimit.MaxMaxNodes {
 		return errMessage
 	}
-	if k.reserve > 0 {
-		r.Domain, r.Path = k.domain, k.path
-		r.Coordination.MaxNodes = int(k.nodes)
-		r.Coordination.Lease.Reserve = ratelimit.Share{Tokens: ratelimit.Tokens(k.reserve)}
+	r.Domain, r.Path = k.domain, k.path
+	r.Coordination.MaxNodes = int(k.nodes)
+	r.Coordination.Lease.Reserve = ratelimit.Share{Tokens: ratelimit.Tokens(k.reserve)}
+	// What this node would hold back by it is to be what the peer holds back. It is nothing of rules that have no
+	// reserve, which must not go by another rule's name.
+	if r.Reserve() != ratelimit.Tokens(k.reserve) {
+		return errMessage
 	}
 	return nil
 }

@@ -292,7 +292,12 @@ func idle(field string, c *ratelimit.Coordination) string {
 		return fmt.Sprintf("it is for on_store_failure: %s, and this rule's is %s", p, c.OnStoreFailure)
 	}
 	switch field {
-	case "drift_budget", "low_watermark", "check_timeout", "sync_interval":
+	case "drift_budget", "check_timeout":
+		return mode(ratelimit.Approx)
+	case "low_watermark", "sync_interval":
+		if c.Lease.Reserve != (ratelimit.Share{}) {
+			return "" // they say when a node spends of its reserve
+		}
 		return mode(ratelimit.Approx)
 	case "local_cap":
 		return policy(ratelimit.FailLocal)

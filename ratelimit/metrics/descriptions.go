@@ -34,8 +34,8 @@ var (
 	claims      = ours("ledger_claims_total", "Claims settled by the ledger.")
 	fallbacks   = ours("fallback_decisions_total", "Decisions without the ledger, by reason.", "reason")
 	breaker     = ours("store_breaker_open", "1 while the store does not answer and is not asked.")
-	seat        = ours("drift_seat", "This node's drift seat; -1: it has none, and its approx rules lease.")
-	seatsWanted = ours("drift_seat_wanted", "1 if a rule in force is of mode approx.")
+	seat        = ours("drift_seat", "This node's drift seat; -1: it has none, and its rules lease.")
+	seatsWanted = ours("drift_seat_wanted", "1 if a rule in force is of mode approx, or has a lease.reserve.")
 	ringMembers = ours("ring_members", "Nodes in the ring, as this one sees it.")
 	ringPrint   = ours("ring_fingerprint", "Of the ring: nodes that agree show the same.")
 	peerAsks    = ours("peer_asks_total", "Asks between nodes: forwarded to an owner, received and decided, not this "+

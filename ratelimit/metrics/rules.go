@@ -93,7 +93,10 @@ func (w *ruleRow) declare(r *ratelimit.Rule) {
 		return
 	}
 	w.declared = r.DeclaredOver()
-	if r.Coordination.Mode == ratelimit.Approx {
+	switch at := r.AtLedger(); {
+	case at != r:
+		w.share, w.driftLimit = at.DriftShare(), r.Reserve()
+	case r.Coordination.Mode == ratelimit.Approx:
 		w.share, w.driftLimit = r.DriftShare(), r.Coordination.DriftBudget.Of(r.Limit.Capacity())
 	}
 }

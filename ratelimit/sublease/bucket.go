@@ -33,6 +33,7 @@ func Asked(l ratelimit.Limit) ratelimit.Limit {
 func Rule(r *ratelimit.Rule) *ratelimit.Rule {
 	asked := *r
 	asked.Limit = Asked(r.Limit)
+	asked.Prepare()
 	return &asked
 }
 

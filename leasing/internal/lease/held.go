@@ -220,8 +220,8 @@ func (h *Held) Take(now instant, a *ask, waited bool, v *verdict) (ok bool) {
 	// have unspent tokens, they are also under-admission: refused while tokens were left elsewhere.
 	if v.OverLimit {
 		h.Demand.Refused = ratelimit.AddTokens(h.Demand.Refused, a.Cost)
-		if h.elsewhere > 0 {
-			h.countUnder(min(a.Cost, h.elsewhere))
+		if a.Rule.Whole() == nil { // otherwise the reserve may have it
+			h.CountRefused(a)
 		}
 	}
 	// A full table drops a key only while the ledger knows all that was spent of it
@@ -262,6 +262,19 @@ func (h *Held) peekFull(now instant, a *ask) (verdict, bool) {
 	v := l.peek(now)
 	v.ResetAfter = 0
 	return v, true
+}
+
+// CountRefused counts what was refused here, as far as others held it.
+func (h *Held) CountRefused(a *ask) {
+	if h.elsewhere > 0 {
+		h.countUnder(min(a.Cost, h.elsewhere))
+	}
+}
+
+// Spared takes back what a verdict of Take has refused, for it was admitted from the reserve.
+func (h *Held) Spared(a *ask, refused *verdict) {
+	h.Undo(a, refused) // what the denial has charged beyond the limit
+	h.Demand.Refused = max(0, h.Demand.Refused-a.Cost)
 }
 
 // countUnder counts tokens that were refused here while others held them.
