@@ -67,7 +67,7 @@ type ledgerSide struct {
 	epochal ratelimit.Epochal // the ledger, if it can tell that it lost its data
 	beats   bool              // it tells of its epochs
 	recalls bool              // it can ask holders to give back what they have
-	ended     atomic.Bool // nothing more is told to the ledger
+	ended   atomic.Bool       // nothing more is told to the ledger
 	// Undivided says that the ledger counts up to the whole limit of a rule, also of one with a reserve,
 	// which are for what a fleet shares.
 	Undivided bool
