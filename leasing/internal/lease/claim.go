@@ -108,8 +108,12 @@ func (h *Held) Write(now instant, there LedgerClock, seq uint64, fl *Flight, rec
 		if waiting > 0 && h.Rule.Limit.Algorithm != ratelimit.FixedWindow {
 			// Tokens of these algorithms come back one by one, and the node refuses for a while so
 			// that some gather (see Plan). Those refused meanwhile would have waited: they are
-			// asked for, too, up to the capacity.
-			waiting = max(waiting, min(h.Demand.Refused, h.Rule.Limit.Capacity()))
+			// asked for, too, up to the capacity, or to the largest lease that the rule declares.
+			refused := min(h.Demand.Refused, h.Rule.Limit.Capacity())
+			if h.Rule.Coordination.Eager() {
+				refused = min(refused, h.Rule.LargestLease())
+			}
+			waiting = max(waiting, refused)
 		}
 		want := waiting
 		// A claim that is repeated because of a recall follows the one before within milliseconds,
