@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"runtime"
 	"slices"
 	"strconv"
@@ -72,7 +73,7 @@ func (v *served) String() string {
 // half of the machine.
 func (v *served) room() bool { return v.rest <= v.wall*time.Duration(runtime.NumCPU())/2 }
 
-// honest asks 200 times a second, over a connection of its own, until ctx is done.
+// honest asks as often as -honest-rate says, over a connection of its own, until ctx is done.
 func (s *sluice) honest(ctx context.Context) *served {
 	s.Helper()
 	client := rls.NewRateLimitServiceClient(s.dial())
@@ -84,7 +85,7 @@ func (s *sluice) honest(ctx context.Context) *served {
 	var mu sync.Mutex // guards v
 	var calls sync.WaitGroup
 	begun, server, busy := time.Now(), s.processor(), s.busy()
-	for due := begun; ctx.Err() == nil; due = due.Add(5 * time.Millisecond) {
+	for due := begun; ctx.Err() == nil; due = due.Add(time.Second / time.Duration(*honestRate)) {
 		// A client that was late makes up for it, so that no time is passed over.
 		time.Sleep(time.Until(due))
 		calls.Go(func() {
@@ -110,13 +111,18 @@ func (s *sluice) honest(ctx context.Context) *served {
 	return &v
 }
 
-// attacked is what an honest client has of the server while a row is done to it.
-func (s *sluice) attacked(a attack, share float64) *served {
-	s.Helper()
-	cmd := command([]string{
+// attacker is a process that does a row to the server as soon as it reads a line.
+func (s *sluice) attacker(a attack, share float64) *exec.Cmd {
+	return command([]string{
 		"SLUICE_ATTACK=" + a.name, "SLUICE_ATTACK_RPC=" + s.rpc, "SLUICE_ATTACK_HTTP=" + s.http,
 		"SLUICE_ATTACK_SHARE=" + strconv.FormatFloat(share, 'f', -1, 64),
 	})
+}
+
+// attacked is what an honest client has of the server while a row is done to it.
+func (s *sluice) attacked(a attack, share float64) *served {
+	s.Helper()
+	cmd := s.attacker(a, share)
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &said
 	begin, err := cmd.StdinPipe()

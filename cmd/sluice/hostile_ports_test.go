@@ -5,12 +5,14 @@ import (
 	"context"
 	goflag "flag" // flag is a function here
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -49,6 +51,12 @@ var attacks = []attack{
 		}
 		return nil
 	}},
+	{"headers of 4.3 KB", func(rpc, _ string) error { return hostile.Headers(rpc, 4, 4300, time.Second) }, nil},
+	{"pings", func(rpc, _ string) error { return hostile.Frames(rpc, 4, hostile.Pings, time.Second) }, nil},
+	{"priorities", func(rpc, _ string) error { return hostile.Frames(rpc, 4, hostile.Priorities, time.Second) }, nil},
+	{"settings", func(rpc, _ string) error { return hostile.Frames(rpc, 4, hostile.Settings, time.Second) }, nil},
+	{"empty data", func(rpc, _ string) error { return hostile.Frames(rpc, 4, hostile.EmptyData, time.Second) }, nil},
+	{"windows", func(rpc, _ string) error { return hostile.Frames(rpc, 4, hostile.Windows, time.Second) }, nil},
 	{"4 MB of {} at once", func(_, web string) error { return posts(web, 8, hostile.Empties(4<<20)) }, nil},
 	{"256 KB of {} at once", func(_, web string) error { return posts(web, 64, hostile.Empties(250<<10)) }, nil},
 	{"300 bodies of 3.9 MB held open", func(_, web string) error { return bodies(web, 300, 39<<20/10) }, nil},
@@ -126,6 +134,7 @@ func attacker(name string) {
 
 var (
 	attackShare = goflag.Float64("attack-share", 0.5, "of one processor that an attacker may take; 0: what it can get")
+	honestRate  = goflag.Int("honest-rate", 200, "calls a second of the honest client")
 	attackJudge = goflag.Bool("attack-judge", false, "whether the honest client's p99 is judged: on a machine that does nothing else")
 )
 
@@ -160,7 +169,7 @@ func hostilePorts(t *testing.T, a attack) (before, during *served) {
 	t.Helper()
 	file := t.TempDir() + "/rules.yaml"
 	writeFile(t, file, rules(1<<30))
-	s := serve(t, nil, "--config", file)
+	s := serve(t, []string{"DRAIN_TIME=" + hostileDrain.String(), "GRACE_TIME=" + hostileGrace.String()}, "--config", file)
 	second, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	before = s.honest(second)
@@ -177,7 +186,37 @@ func hostilePorts(t *testing.T, a attack) (before, during *served) {
 	if got := s.post("k", "after"); got != 200 {
 		t.Errorf("after it: %d", got)
 	}
-	_ = s.cmd.Process.Kill()
-	<-s.exited
+	s.endsUnder(a)
 	return before, during
 }
+
+// endsUnder has a node end by SIGTERM while it is attacked: within the time that it has for it, whatever the
+// attacker does.
+func (s *sluice) endsUnder(a attack) {
+	s.Helper()
+	cmd := s.attacker(a, *attackShare)
+	begin, err := cmd.StdinPipe()
+	if err != nil {
+		s.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		s.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	_, _ = io.WriteString(begin, "\n")
+	time.Sleep(attackFor / 10)
+	_ = s.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case err := <-s.exited:
+		if err != nil {
+			s.Errorf("SIGTERM while it is attacked: %v", err)
+		}
+	case <-time.After(hostileDrain + hostileGrace + 2*time.Second):
+		s.Errorf("SIGTERM while it is attacked: it goes on after %v", hostileDrain+hostileGrace+2*time.Second)
+		_ = s.cmd.Process.Kill()
+		<-s.exited
+	}
+}
+
+// What a node has for its end in these tests.
+const hostileDrain, hostileGrace = 100 * time.Millisecond, time.Second

@@ -103,6 +103,7 @@ func hostileFleet(t *testing.T, flags *redisFlags) (*leasing.Fleet, *ledger.Redi
 	}
 	clock := ratelimit.MonotonicClock()
 	store := ledger.NewRedis(client, "")
+	store.Refused = flags.refused
 	f := leasing.NewFleet(store, ledger.NewHolder(), 1000, clock, time.Now())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})

@@ -47,7 +47,7 @@ type redisFlags struct {
 	PerSecond   perSecondFlags `embed:""`
 
 	pool    *metrics.Pool  // counts connections; nil: not counted
-	refused *atomic.Uint64 // connections that were closed because of REDIS_MAX_REPLY; nil: not counted
+	refused *atomic.Uint64 // replies that were not taken in, REDIS_MAX_REPLY among the reasons; nil: not counted
 
 	names string // what its settings begin with: "" means REDIS_
 }

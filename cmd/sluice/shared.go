@@ -42,6 +42,7 @@ func (c *serveCmd) shared(flags *redisFlags, seats func() approx.Plan, audit fun
 	}
 	holder := ledger.NewHolder()
 	ledger := ledger.NewRedis(client, flags.KeyPrefix)
+	ledger.Refused = flags.refused
 	ledger.LookThrough(people)
 	f := leasing.NewFleet(ledger, holder, c.MaxKeys, clock, time.Now())
 	failed := seldom(time.Second, func(err error) { log.Warn("the store does not answer: "+flags.advise(err), "error", err) })

@@ -82,8 +82,8 @@ type tills struct {
 	at    ledgerTime // by the clock of a test, or 0
 	clock *redis.TimeCmd
 	sent  []sentDraw
-	// forbidden says that the server does not let this user draw.
-	forbidden bool
+	// forbidden says that the server does not let this user draw, and doubted that an answer cannot be true.
+	forbidden, doubted bool
 }
 
 type sentDraw struct {
@@ -159,7 +159,9 @@ func (t *tills) next(c *ratelimit.Claim) (ratelimit.Grant, bool) {
 	if !open || all%entryBytes != 0 || !drawnInTime(c, now) {
 		return ratelimit.Grant{}, false
 	}
-	return drawn(c, now, d.units, tokens(all/entryBytes), charged)
+	units := tokens(all / entryBytes)
+	t.doubted = t.doubted || !hasOwn(c, d.units, units, charged)
+	return drawn(c, now, d.units, units, charged)
 }
 
 // usedUpIn tells, by field "a" of the account, whether nothing is to be had of the window of a glance, as

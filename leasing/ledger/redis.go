@@ -33,7 +33,9 @@ var settleScript = redis.NewScript(settleLua)
 type Redis struct {
 	client redis.UniversalClient
 	prefix string
-	looks  redis.UniversalClient // what people ask goes here; client, unless LookThrough was called
+	// Refused, if set, counts replies that were no answer. It is set before the first use.
+	Refused *atomic.Uint64
+	looks   redis.UniversalClient // what people ask goes here; client, unless LookThrough was called
 	// at replaces Redis' clock, in simulations and tests.
 	at func() ledgerTime
 	// cutting is the time by which billing months are cut; see cuts.
@@ -242,6 +244,9 @@ func (t *trip) send(ctx context.Context, behind func(redis.Pipeliner)) {
 	}
 	if drawn.forbidden {
 		t.undrawn.Store(true)
+	}
+	if drawn.doubted && t.Refused != nil {
+		t.Refused.Add(1)
 	}
 	t.left, t.draws, t.tried = again, false, t.tried || t.draws
 }

@@ -77,6 +77,17 @@ func drawnInTime(c *ratelimit.Claim, now ledgerTime) bool {
 	return c.Draw == w || c.Ahead && c.Draw == w+1
 }
 
+// hasOwn tells whether a till of so many units, and an account that has charged so much, have the claim's n units and
+// all else that its holder has taken of the window. Otherwise the till was lost, or what was read is not true.
+func hasOwn(c *ratelimit.Claim, n, all, charged tokens) bool {
+	_, unit := tillOf(&c.Limit)
+	own := n * unit
+	if c.Window == c.Draw {
+		own += c.Granted - c.Returned
+	}
+	return max(0, charged)+all*unit >= own
+}
+
 // drawn is the answer to a claim that drew so many units, of a till of which all were drawn then, and
 // of a window of which the account has charged so much. It is false if that is more than there is.
 func drawn(c *ratelimit.Claim, now ledgerTime, n, all, charged tokens) (ratelimit.Grant, bool) {
@@ -84,7 +95,7 @@ func drawn(c *ratelimit.Claim, now ledgerTime, n, all, charged tokens) (ratelimi
 	left := units*unit - max(0, charged) - all*unit // a node with another limit has units of its own
 	// Of many nodes that ask for a key for the first time, the script decides who gets how much: a fifth of
 	// the limit is for all that have it idle.
-	if left < 0 || freshDraw(c) && c.Limit.Crowded(int(all-n+1)) {
+	if left < 0 || !hasOwn(c, n, all, charged) || freshDraw(c) && c.Limit.Crowded(int(all-n+1)) {
 		return ratelimit.Grant{}, false
 	}
 	rest := c.Limit.WindowEnd(c.Draw).Sub(now)

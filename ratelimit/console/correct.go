@@ -15,9 +15,9 @@ import (
 func (c *console) correct(what string, change func(context.Context, *ratelimit.Ask) (string, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		looked, right := c.throttle.guess(r.RemoteAddr, func() bool {
-			given, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+			scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 			have, want := sha256.Sum256([]byte(given)), sha256.Sum256([]byte(c.Token))
-			return c.Token != "" && subtle.ConstantTimeCompare(have[:], want[:]) == 1
+			return c.Token != "" && strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare(have[:], want[:]) == 1
 		})
 		if !looked {
 			tooMany(w, "too many wrong tokens came from this address")

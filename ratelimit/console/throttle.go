@@ -1,6 +1,7 @@
 package console
 
 import (
+	"hash/maphash"
 	"net"
 	"net/http"
 	"sync"
@@ -16,9 +17,9 @@ const (
 	DefaultQuestions = 20
 	questionsAtOnce  = 4
 	// An address may guess the token once a second, and guessBurst times at once.
-	guessRate  = 1
-	guessBurst = 5
-	guessers   = 1024 // addresses that are known; others share what one has
+	guessRate   = 1
+	guessBurst  = 5
+	guessPlaces = 1 << 13 // of a row
 )
 
 // throttle bounds what the store is asked for people, and how often a token is
@@ -28,20 +29,31 @@ type throttle struct {
 	slots     chan struct{}
 	now       func() time.Time
 
-	mu      sync.Mutex
-	forgot  time.Time                // guarded by mu: when the table was last looked through
-	guesses map[string]*rate.Limiter // guarded by mu, by address. Invariant: at most guessers, and one for all others
+	seeds [2]maphash.Seed
+	mu    sync.Mutex
+	// guesses are guarded by mu. An address has a place in each row, which others may share by chance, and
+	// has guessed too often if both places have: so its places are its own but for chance, however many guess.
+	guesses [2][]guesses
+}
+
+// guesses are those of the addresses of one place: how many are left, and when that was reckoned.
+type guesses struct {
+	left float64
+	at   time.Time // zero: all are left
 }
 
 func newThrottle(questions int, now func() time.Time) *throttle {
 	if questions == 0 {
 		questions = DefaultQuestions
 	}
-	return &throttle{
+	t := &throttle{
 		questions: rate.NewLimiter(rate.Limit(questions), 2*questions), slots: make(chan struct{}, questionsAtOnce),
-		now:     now,
-		guesses: map[string]*rate.Limiter{},
+		now: now,
 	}
+	for i := range t.guesses {
+		t.seeds[i], t.guesses[i] = maphash.MakeSeed(), make([]guesses, guessPlaces)
+	}
+	return t
 }
 
 // question tells whether one more may be asked; then done must be called.
@@ -58,49 +70,32 @@ func (t *throttle) question() (done func(), ok bool) {
 	return func() { <-t.slots }, true
 }
 
-// others is the address of all that are not known.
-const others = ""
-
 // guess looks at a token, unless its address was wrong too often: then it is not
 // looked at, so that guessing faster finds nothing more.
 func (t *throttle) guess(address string, right func() bool) (looked, ok bool) {
-	now := t.now()
-	from := prefixOf(address)
+	now, from := t.now(), prefixOf(address)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	l := t.guesses[from]
-	if l == nil && len(t.guesses) >= guessers {
-		if t.forgetLocked(now); len(t.guesses) >= guessers {
-			from = others
-			l = t.guesses[from]
+	var places [2]*guesses
+	most := 0.0
+	for i := range places {
+		g := &t.guesses[i][maphash.String(t.seeds[i], from)%guessPlaces]
+		if g.at.IsZero() {
+			g.left = guessBurst
 		}
+		g.left, g.at = min(guessBurst, g.left+guessRate*now.Sub(g.at).Seconds()), now
+		most, places[i] = max(most, g.left), g
 	}
-	if l != nil && l.TokensAt(now) < 1 {
+	if most < 1 {
 		return false, false
 	}
 	if right() {
 		return true, true
 	}
-	if l == nil {
-		l = rate.NewLimiter(guessRate, guessBurst)
-		t.guesses[from] = l
+	for _, g := range places {
+		g.left = max(0, g.left-1)
 	}
-	l.AllowN(now, 1)
 	return true, false
-}
-
-// forgetLocked drops who has not guessed for a while. It looks once a second at
-// most, for it looks through all.
-func (t *throttle) forgetLocked(now time.Time) {
-	if now.Sub(t.forgot) < time.Second {
-		return
-	}
-	t.forgot = now
-	for from, l := range t.guesses {
-		if l.TokensAt(now) >= guessBurst {
-			delete(t.guesses, from)
-		}
-	}
 }
 
 // prefixOf is whom an address belongs to: of IPv6, the network of 64 bits.

@@ -67,8 +67,8 @@ var (
 	inFlight = ours("bytes_in_flight", "Of calls and bodies that callers have begun and not ended, as they are "+
 		"kept.", "port")
 	callersEnded = ours("callers_ended_total", "Connections and bodies ended by a bound: crowded (more connections "+
-		"than there may be), heaviest (too many bytes in flight), stalled (it did not go on), excess (far more calls "+
-		"than one connection may have).", "port", "why")
+		"than there may be), heaviest (too many bytes in flight), stalled (it did not go on), excess (far "+
+		"more calls, or idle frames, than one connection may have).", "port", "why")
 	queueSize  = ours("claims_queue_size", "Claims that may wait to be sent.")
 	clockSteps = ours("store_clock_steps_total", "Times that the store's clock was set, by at least 100 ms.",
 		"direction")

@@ -3,7 +3,9 @@ package rls
 import (
 	"errors"
 	"fmt"
+	"mime"
 	"net/http"
+	"net/url"
 	"strconv"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -14,12 +16,17 @@ import (
 // ServeJSON answers POST /json: the request as protojson in the body, the
 // answer as protojson with 200 (OK) or 429 (OVER_LIMIT), which comes with Retry-After:
 // the seconds until every limit that refused may admit again. A bad request is 400
-// (413 if it is too large), and 503, with Retry-After, that there is no decision,
+// (413 if it is too large, 415 if a strange page may have a browser send it), and 503, with Retry-After, that there is no decision,
 // or that the node is overloaded and did not begin.
 func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
 		http.Error(w, "use POST with a RateLimitRequest as JSON", http.StatusMethodNotAllowed)
+		return
+	}
+	if why := foreign(r); why != "" {
+		s.Stats.count(bad("%s", why))
+		http.Error(w, why, http.StatusUnsupportedMediaType)
 		return
 	}
 	body, forget, err := s.readBody(w, r)
@@ -58,6 +65,21 @@ func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusTooManyRequests)
 	}
 	_, _ = w.Write(append(text, '\n'))
+}
+
+// foreign says why a request may be one that a strange page has a browser send: then it is not taken in. A page may
+// send text without asking, and a browser says whose page it is. Other clients, curl among them, send neither.
+func foreign(r *http.Request) string {
+	if origin := r.Header.Get("Origin"); origin != "" {
+		if u, err := url.Parse(origin); err != nil || u.Host != r.Host {
+			return fmt.Sprintf("the request comes from a page of %.200q: pages of other hosts may not ask", origin)
+		}
+	}
+	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if kind == "text/plain" || kind == "multipart/form-data" {
+		return fmt.Sprintf("the Content-Type is %s: send application/json", kind)
+	}
+	return ""
 }
 
 // retryAfter is when all that refused may admit again, in seconds, at least one.

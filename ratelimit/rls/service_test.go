@@ -546,6 +546,40 @@ func TestJSON(t *testing.T) {
 	}
 }
 
+// What a page of another site can have a browser send, without the browser asking first, is not taken in.
+func TestJSONOfStrangePages(t *testing.T) {
+	f := newFixture(t, Options{}, testRules)
+	for _, c := range []struct {
+		origin, kind string
+		code         int
+	}{
+		{"", "", 200},
+		{"", "application/json", 200},
+		{"", "application/x-www-form-urlencoded", 200}, // as curl -d sends it
+		{"", "text/plain", 415},
+		{"", "Text/Plain; charset=utf-8", 415},
+		{"", "multipart/form-data; boundary=x", 415},
+		{"http://example.com", "application/json", 200}, // a page of the same host
+		{"http://evil.example", "application/json", 415},
+		{"https://evil.example", "application/x-www-form-urlencoded", 415},
+		{"null", "", 415},
+		{"%", "", 415},
+	} {
+		r := httptest.NewRequest(http.MethodPost, "/json", strings.NewReader(
+			`{"domain":"d","descriptors":[{"entries":[{"key":"twenty","value":"x"}]}]}`))
+		if c.origin != "" {
+			r.Header.Set("Origin", c.origin)
+		}
+		if c.kind != "" {
+			r.Header.Set("Content-Type", c.kind)
+		}
+		w := httptest.NewRecorder()
+		if f.ServeJSON(w, r); w.Code != c.code {
+			t.Errorf("%+v: %d %s", c, w.Code, w.Body)
+		}
+	}
+}
+
 type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return copy(p, bytes.Repeat([]byte(" "), len(p))), nil }

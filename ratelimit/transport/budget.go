@@ -27,7 +27,7 @@ type Counts struct {
 	Crowded  atomic.Uint64 // connections closed for newer ones, or at once
 	Heaviest atomic.Uint64 // connections and bodies ended because too many bytes were held
 	Stalled  atomic.Uint64 // connections closed because they did not go on
-	Excess   atomic.Uint64 // connections closed for opening far more calls than they may
+	Excess   atomic.Uint64 // connections closed for far more calls, or idle frames, than they may send
 }
 
 // holder is a connection, or the body of an HTTP request. None of its methods

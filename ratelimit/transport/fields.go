@@ -40,6 +40,7 @@ type sight struct {
 	patience time.Duration
 	changes  bool // it changes the table
 	resizes  bool // it changes how large the table may be
+	size     int  // of its fields, as HTTP/2 counts them: at least so much, for what is packed is not unpacked
 }
 
 func newFields(method string, most int) *fields {
@@ -66,6 +67,7 @@ func (f *fields) look(block []byte) (s sight, ok bool) {
 			return s, false
 		}
 		block = rest
+		s.size += m.size
 		switch m.kind {
 		case path:
 			s.gated = m.gated
@@ -99,25 +101,32 @@ func (f *fields) means(index int) (m meaning, ok bool) {
 	i := index - staticFields
 	switch {
 	case index == staticPath || index == staticPath+1:
-		return meaning{kind: path}, true // it is / or /index.html
+		return meaning{kind: path, size: staticNames[index] + 32}, true // it is / or /index.html
 	case i <= 0:
-		return meaning{}, true
+		return meaning{size: staticNames[index] + 32}, true
 	case i <= len(f.recent):
 		return f.recent[len(f.recent)-i], true
 	}
 	if e := f.caller.at(i - len(f.recent)); e != nil {
-		return e.meaning, true
+		m = e.meaning
+		m.size = int(e.size)
+		return m, true
 	}
 	return meaning{}, false
 }
 
 // names is what a field is that has a value of its own.
 func (f *fields) names(x *field) (m meaning, ok bool) {
+	name := 0
 	if x.index == 0 {
-		return f.valued(kindOf(&x.name), &x.value), true
+		m, ok = meaning{kind: kindOf(&x.name)}, true
+		name = x.name.least()
+	} else if m, ok = f.means(x.index); x.index <= staticFields {
+		name = staticNames[x.index]
 	}
-	m, ok = f.means(x.index)
-	return f.valued(m.kind, &x.value), ok
+	m = f.valued(m.kind, &x.value)
+	m.size = name + x.value.least() + 32
+	return m, ok
 }
 
 func (f *fields) valued(k kind, value *text) meaning {

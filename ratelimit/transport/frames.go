@@ -10,6 +10,7 @@ const (
 	frameData         = 0
 	frameHeaders      = 1
 	frameReset        = 3
+	frameSettings     = 4
 	framePing         = 6
 	frameWindow       = 8
 	frameContinuation = 9

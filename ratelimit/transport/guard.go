@@ -125,14 +125,18 @@ func (g *guard) Read(p []byte) (int, error) {
 	if n, ok := g.turns.next(p); ok {
 		return n, nil
 	}
-	read := g.readPlain
-	if g.screen != nil {
-		read = g.readScreened
+	if g.screen == nil {
+		n, err := g.readPlain(p)
+		// What came with an error is the last that comes.
+		if err == nil {
+			n = g.turns.first(p, n, nil)
+		}
+		return n, err
 	}
-	n, err := read(p)
-	// What came with an error is the last that comes.
-	if err == nil {
-		n = g.turns.first(p[:n])
+	n, err := g.readScreened(p)
+	if s := g.screen; err == nil {
+		n = g.turns.first(p, n, s.spill)
+		s.spill = spare(s.spill, readBuffer)
 	}
 	return n, err
 }
@@ -453,6 +457,9 @@ func (g *guard) left(b []byte) (change int64) {
 		var begun bool
 		var piece []byte
 		begun, piece, b = g.out.next(b)
+		if begun && g.screen != nil {
+			g.screen.wroteLocked(&g.out.frame)
+		}
 		switch {
 		// The end of the reply is the end of the call: gRPC keeps nothing of it any more.
 		case begun && g.out.ends():

@@ -140,6 +140,14 @@ func (t *text) unpacked(most int) string {
 	return s
 }
 
+// least is how long the text is at least when it is unpacked: no code is longer than 30 bits.
+func (t *text) least() int {
+	if t.huffman {
+		return 8 * len(t.content) / 30
+	}
+	return len(t.content)
+}
+
 // length is that of the text when it is unpacked. It is not ok if it cannot be.
 func (t *text) length() (n int, ok bool) {
 	if !t.huffman {

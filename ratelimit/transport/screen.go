@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc/codes"
 
@@ -43,22 +44,23 @@ type Gated struct {
 // is to read are packed anew, by a table that gRPC has (fields). The window for data that was taken out
 // is given back here.
 //
-// A call whose headers come in several frames, or in one of more than mostKept bytes,
-// is let in without asking the gate: no known caller sends such.
+// The gate is asked when all of a call's headers are there, for they say how patient its caller is. gRPC
+// gets none of them before.
 type screen struct {
 	*Gated
 	refusal []byte // the header block of an answer to a refused call
 	fields  *fields
 
 	// Of the reader alone:
-	now    ratelimit.Instant // of the bytes that are being reckoned
-	kept   []byte            // the beginning of a frame that is decided on when it is whole
-	since  int64             // when it came
-	known  known             // what was understood last of a caller who repeats itself
-	pieces []byte            // of a header block that cannot be refused
-	// piecing says that a header block in several frames goes on, of which pieces has what came.
+	now   ratelimit.Instant // of the bytes that are being reckoned
+	kept  []byte            // the beginning of a frame that is decided on when it is whole
+	since int64             // when it came
+	known known             // what was understood last of a caller who repeats itself
+	// piecing says that a header block goes on that is larger than mostKept, or comes in several frames.
 	piecing bool
-	first   frame // of that block
+	pieces  []byte // of that block: what came
+	first   frame  // of it
+	fresh   bool   // it begins a call
 	// passed is the last call that gRPC knows of.
 	passed uint32
 	// drop says that the frame under way is taken out of what gRPC reads.
@@ -66,11 +68,13 @@ type screen struct {
 	instead []byte // what gRPC is to read in the place of frames that were taken out
 	packed  []byte // a block that is packed anew
 	spill   []byte // what gRPC is to read and had no room for; it is read before anything else
+	idle    idle   // frames that begin no call and bring nothing
 	// cut has the calls that were refused in this read and whose requests go on.
 	cut []uint32
 	// credit counts bytes of data that were taken out, and whose window was not given back yet.
 	credit int
 
+	lowered lowered             // guarded by guard.mu
 	said    *[]byte             // guarded by guard.mu: frames that are to be written between gRPC's; nil: none
 	inside  int                 // guarded by guard.mu: calls that the gate let in, and was not told of since
 	leaving []ratelimit.Instant // guarded by guard.mu: when calls arrived that the gate is to be told of
@@ -116,16 +120,9 @@ func refusal(code codes.Code, message string) []byte {
 	return b.Bytes()
 }
 
-// readScreened reads until there is something that gRPC is to know of.
+// readScreened reads until there is something that gRPC is to know of. What has no room in p is spilled.
 func (g *guard) readScreened(p []byte) (int, error) {
 	for {
-		if s := g.screen; len(s.spill) > 0 {
-			n := copy(p, s.spill)
-			if s.spill = s.spill[n:]; len(s.spill) == 0 {
-				s.spill = nil
-			}
-			return n, nil
-		}
 		g.await()
 		// What was kept of the last read comes first. There is room, for it is at most mostKept
 		// bytes and p at least readBuffer.
@@ -144,7 +141,7 @@ func (g *guard) readScreened(p []byte) (int, error) {
 			return n, failed
 		}
 		// Where all that came was of refused calls, gRPC has nothing to read, and the next read waits here.
-		if n > 0 || err != nil {
+		if n > 0 || err != nil || len(g.screen.spill) > 0 {
 			return n, err
 		}
 	}
@@ -163,8 +160,6 @@ func (g *guard) screenArrived(b []byte) (passed int, change int64, ok bool) {
 	older := len(s.kept) > 0
 	s.kept = s.kept[:0]
 	for rest := b; len(rest) > 0 && !g.ended; {
-		// The gate is asked for a call when its headers are all there, for they say how patient the
-		// caller is.
 		if g.in.between() && !whole(rest) {
 			if s.kept = append(s.kept, rest...); !older || len(rest) < len(b) {
 				s.since = g.now
@@ -179,7 +174,11 @@ func (g *guard) screenArrived(b []byte) (passed int, change int64, ok bool) {
 		case s.piecing:
 			g.pieceLocked(piece)
 		case g.in.kind == framePing:
-			g.pongLocked(piece)
+			if g.pongLocked(piece) {
+				s.idle.credit++ // the answer to a ping of ours is no idle frame
+			}
+		case g.in.kind == frameSettings && g.in.flags&flagAck == 0:
+			s.lowered.readLocked(begun, piece)
 		}
 		// All that was consumed so far is room for what is passed on.
 		consumed := len(b) - len(after)
@@ -222,12 +221,18 @@ func whole(b []byte) bool {
 // gRPC is to have it. after is what follows.
 func (g *guard) screenFrameLocked(f *frame, after []byte) bool {
 	s := g.screen
+	if !s.idle.afford(f, g.now) {
+		if g.budget != nil {
+			g.budget.Excess.Add(1)
+		}
+		g.ended = true
+	}
 	switch {
 	case s.piecing:
 		if f.kind != frameContinuation || f.stream != s.first.stream {
 			g.ended = true // gRPC would say the same
 		}
-		return !s.fields.apart
+		return false
 	case f.kind == frameHeaders:
 		return g.screenHeadersLocked(f, after)
 	// Frames of the connection itself, and of calls that gRPC knows of.
@@ -246,27 +251,40 @@ func (g *guard) screenFrameLocked(f *frame, after []byte) bool {
 	}
 }
 
-// screenHeadersLocked decides on a call.
+// screenHeadersLocked takes in the first frame of a header block.
 func (g *guard) screenHeadersLocked(f *frame, after []byte) bool {
 	s := g.screen
 	fresh := f.stream > g.latest
-	if !fresh && f.stream > s.passed { // of a refused call, which gRPC would take for a new one
+	if f.length > mostFrame || !fresh && f.stream > s.passed {
+		// gRPC would say the same of the first. The second is of a refused call, and gRPC would take it for a new one.
 		g.ended = true
 		return true
 	}
-	// A block that is not whole by now is larger than mostKept, or goes on in another frame. It is
-	// not kept, for what is kept has to fit into one read.
-	if f.flags&flagEndHeaders == 0 || len(after) < f.length {
-		s.piecing, s.pieces, s.first = true, s.pieces[:0], *f
-		g.letInLocked(f, unasked)
-		return !s.fields.apart
+	if f.flags&flagEndHeaders != 0 && len(after) >= f.length {
+		return g.decideLocked(f, fresh, bare(after[:f.length], f.flags))
 	}
-	block := bare(after[:f.length], f.flags)
+	s.piecing, s.pieces, s.first, s.fresh = true, s.pieces[:0], *f, fresh
+	// It is charged from here on, and its request is not complete before its headers are.
+	incomplete := *f
+	incomplete.flags &^= flagEndStream
+	g.headersLocked(&incomplete)
+	return false
+}
+
+// decideLocked decides on a call, or on what ends one, whose first frame was f; and tells whether gRPC is
+// to read its header block as it came.
+func (g *guard) decideLocked(f *frame, fresh bool, block []byte) bool {
+	s := g.screen
 	says, ok := s.understand(block)
 	switch {
 	case !ok:
 		g.ended = true // gRPC would say the same
 		return true
+	// gRPC reads no more of such a block than that it is too large. Packed anew it might be larger by far.
+	case fresh && s.fields.apart && says.size > s.fields.most:
+		g.withholdLocked(f, block, says.changes)
+		s.sayLocked(frameReset, 0, f.stream, []byte{0, 0, 0, byte(http2.ErrCodeFrameSize)})
+		return false
 	// What changes the table's size is rare, and gRPC has to know it.
 	case !fresh || !says.gated || says.resizes:
 		g.letInLocked(f, unasked)
@@ -274,11 +292,12 @@ func (g *guard) screenHeadersLocked(f *frame, after []byte) bool {
 		s.inside++
 		g.letInLocked(f, letIn)
 	default:
-		if says.changes {
-			_, ok = s.fields.take(block, nobody, nil)
-			g.ended = g.ended || !ok
+		g.withholdLocked(f, block, says.changes)
+		s.sayLocked(frameHeaders, flagEndHeaders|flagEndStream, f.stream, s.refusal)
+		// The caller goes on to send its request, until it is told to stop (settleLocked).
+		if f.flags&flagEndStream == 0 {
+			s.cut = append(s.cut, f.stream)
 		}
-		g.refuseLocked(f)
 		return false
 	}
 	return g.readByBothLocked(f, block, says.changes)
@@ -345,18 +364,17 @@ func (g *guard) letInLocked(f *frame, counted throughGate) {
 	}
 }
 
-// refuseLocked answers a call that gRPC never hears of.
-func (g *guard) refuseLocked(f *frame) {
-	s := g.screen
-	g.latest = f.stream
-	s.sayLocked(frameHeaders, flagEndHeaders|flagEndStream, f.stream, s.refusal)
-	// The caller goes on to send its request, until it is told to stop (settleLocked).
-	if f.flags&flagEndStream == 0 {
-		s.cut = append(s.cut, f.stream)
+// withholdLocked keeps a call from gRPC, and takes in what its header block changes.
+func (g *guard) withholdLocked(f *frame, block []byte, changes bool) {
+	if changes {
+		_, ok := g.screen.fields.take(block, nobody, nil)
+		g.ended = g.ended || !ok
 	}
+	g.closeLocked(f.stream) // a block in pieces was charged
+	g.latest = f.stream
 }
 
-// pieceLocked takes in a piece of a header block that is passed on whatever it says.
+// pieceLocked takes in a piece of a header block, and decides on the call when it is the last.
 func (g *guard) pieceLocked(piece []byte) {
 	s := g.screen
 	s.pieces = append(s.pieces, piece...)
@@ -372,9 +390,10 @@ func (g *guard) pieceLocked(piece []byte) {
 	}
 	if g.in.flags&flagEndHeaders != 0 {
 		s.piecing = false
-		s.known.block = s.known.block[:0]
-		g.readByBothLocked(&s.first, s.pieces, true)
-		s.pieces = nil
+		if g.decideLocked(&s.first, s.fresh, s.pieces) {
+			s.instead = appendHeaders(s.instead, s.first.flags&flagEndStream, s.first.stream, s.pieces)
+		}
+		s.pieces = spare(s.pieces, mostKept)
 	}
 }
 
@@ -430,6 +449,7 @@ func (g *guard) writeSaid() error {
 	}
 	// A refusal from here on goes into another buffer, while this one is written without mu.
 	s.said = nil
+	*b = s.lowered.tellLocked(*b)
 	g.mu.Unlock()
 	defer spoken.Put(b)
 	g.hurry()

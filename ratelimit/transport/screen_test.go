@@ -141,7 +141,7 @@ func (d *dialogue) call(t *rapid.T) {
 	if rapid.IntRange(0, 3).Draw(t, "traced") == 0 {
 		fields = append(
 			fields,
-			[2]string{"traceparent", fmt.Sprintf("%0*d", rapid.IntRange(1, 1500).Draw(t, "length"), id)},
+			[2]string{"traceparent", fmt.Sprintf("%0*d", rapid.SampledFrom([]int{1, 50, 1500, 6000}).Draw(t, "length"), id)},
 		)
 	}
 	for _, f := range fields {
@@ -162,20 +162,21 @@ func (d *dialogue) call(t *rapid.T) {
 	switch rapid.IntRange(0, 19).Draw(t, "shape") {
 	case 0:
 		p.PadLength = rapid.Uint8().Draw(t, "padding")
+		_ = d.framer.WriteHeaders(p)
 	case 1:
 		p.Priority = http2.PriorityParam{Weight: 7, StreamDep: 0}
+		_ = d.framer.WriteHeaders(p)
 	case 2:
 		cut := rapid.IntRange(0, d.block.Len()).Draw(t, "cut")
 		p.EndHeaders, p.BlockFragment = false, d.block.Bytes()[:cut]
 		_ = d.framer.WriteHeaders(p)
 		_ = d.framer.WriteContinuation(id, true, d.block.Bytes()[cut:])
-		d.body(t, id, p.EndStream)
-		return
+	default:
+		_ = d.framer.WriteHeaders(p)
 	}
 	if c.gated {
 		d.asks++
 	}
-	_ = d.framer.WriteHeaders(p)
 	d.body(t, id, p.EndStream)
 }
 
@@ -284,6 +285,9 @@ func (i *inner) serve() {
 	var last uint32
 	for {
 		n, err := i.guard.Read(p)
+		if n == 0 && err == nil {
+			i.Fatal("a read brings nothing, and gRPC asks again at once")
+		}
 		i.read.Write(p[:n])
 		if err != nil && !errors.Is(err, io.EOF) {
 			i.Fatal(err)
@@ -337,7 +341,8 @@ func (i *inner) serve() {
 func (i *inner) answer() {
 	for n := len(i.guard.open); n > 0 && rapid.Bool().Draw(i.T, "answer one"); n = len(i.guard.open) {
 		id := i.guard.open[rapid.IntRange(0, n-1).Draw(i.T, "which")].stream
-		if i.answered[id] {
+		// Of a call whose headers are not all there, gRPC knows nothing.
+		if s := i.guard.screen; i.answered[id] || s.piecing && s.first.stream == id {
 			break
 		}
 		i.answered[id] = true
@@ -668,6 +673,74 @@ func TestNonsenseEndsTheConnection(t *testing.T) {
 		if v.gate.in != 0 {
 			t.Errorf("%s: %d calls are inside, says the gate", name, v.gate.in)
 		}
+	}
+}
+
+// Frames that begin no call and bring nothing end a connection when there are far more of them than its calls and
+// its time explain.
+func TestIdleFramesEndAConnection(t *testing.T) {
+	for name, write := range map[string]func(f *http2.Framer, n int){
+		"pings":         func(f *http2.Framer, _ int) { _ = f.WritePing(false, [8]byte{}) },
+		"answers":       func(f *http2.Framer, _ int) { _ = f.WritePing(true, [8]byte{}) },
+		"settings":      func(f *http2.Framer, _ int) { _ = f.WriteSettings() },
+		"priorities":    func(f *http2.Framer, _ int) { _ = f.WritePriority(5, http2.PriorityParam{}) },
+		"windows":       func(f *http2.Framer, _ int) { _ = f.WriteWindowUpdate(0, 1) },
+		"empty data":    func(f *http2.Framer, _ int) { _ = f.WriteData(1, false, nil) },
+		"bytes of data": func(f *http2.Framer, _ int) { _ = f.WriteData(1, false, []byte{0}) },
+		"resets":        func(f *http2.Framer, n int) { _ = f.WriteRSTStream(uint32(2*n+1), http2.ErrCodeCancel) },
+		"empty pieces of headers": func(f *http2.Framer, n int) {
+			if n == 0 {
+				_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 3, BlockFragment: []byte{0x83}})
+			}
+			_ = f.WriteContinuation(3, false, nil)
+		},
+	} {
+		v := newTalk(t, &Caps{HeaderBytes: 8 << 10})
+		budget := NewBudget(1 << 20)
+		v.budget = budget
+		v.headers(1)
+		v.read()
+		n, p := 0, make([]byte, readBuffer)
+		for err := error(nil); err == nil && n < 3*framesInStock; n++ {
+			write(v.said.framer, n)
+			v.line.pieces = append(v.line.pieces, bytes.Clone(v.said.Bytes()))
+			v.said.Reset()
+			_, err = v.Read(p)
+			if errors.Is(err, io.EOF) { // nothing for gRPC to read
+				err = nil
+			}
+		}
+		if n < framesInStock || n > framesInStock+framesACall+10*framesASecond || budget.Excess.Load() != 1 {
+			t.Errorf("%s: the connection ended after %d, %d are counted", name, n, budget.Excess.Load())
+		}
+	}
+}
+
+// Callers whose frames their calls and their time explain go on.
+func TestIdleFramesOfHonestCallers(t *testing.T) {
+	var i idle
+	now := int64(0)
+	take := func(kind byte, length int) {
+		t.Helper()
+		if !i.afford(&frame{kind: kind, length: length}, now) {
+			t.Fatalf("a frame of kind %d, after %v, ended the connection", kind, time.Duration(now))
+		}
+	}
+	for range 10_000 { // as gRPC's own client, whose calls are answered and given up
+		take(frameHeaders, 30)
+		take(frameData, 60)
+		take(framePing, 8)
+		take(frameWindow, 4)
+		take(frameWindow, 4)
+		take(frameReset, 4)
+	}
+	for range 10_000 { // a stream of reports, and 50 pings a second
+		now += int64(20 * time.Millisecond)
+		take(frameData, 200)
+		take(framePing, 8)
+	}
+	for range 1000 { // a large body
+		take(frameData, 16<<10)
 	}
 }
 

@@ -15,6 +15,7 @@ type meaning struct {
 	kind     kind
 	gated    bool          // of a path
 	patience time.Duration // of a timeout
+	size     int           // of the field, as HTTP/2 counts it: at least so much
 }
 
 type kind uint8

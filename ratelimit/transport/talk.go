@@ -174,20 +174,20 @@ func (g *guard) ask() error {
 	return err
 }
 
-// pongLocked takes in a piece of a ping, which may be the answer to one of ours.
-func (g *guard) pongLocked(piece []byte) {
+// pongLocked takes in a piece of a ping, and tells whether it is the end of an answer that was waited for.
+func (g *guard) pongLocked(piece []byte) (answered bool) {
 	a := &g.asked
 	if g.in.flags&flagAck == 0 || g.in.length != len(a.pong) || a.have+len(piece) > len(a.pong) {
-		return
+		return false
 	}
 	a.have += copy(a.pong[a.have:], piece)
 	// gRPC's own pings are answered on the same connection.
 	if a.have < len(a.pong) || [4]byte(a.pong[:4]) != pingMark {
-		return
+		return false
 	}
 	seq := binary.BigEndian.Uint32(a.pong[4:])
 	if seq > a.seq {
-		return // it was never asked
+		return false // it was never asked
 	}
 	n := 0
 	// HTTP/2 keeps the order on a connection: whoever has answered a ping has read all before it.
@@ -196,6 +196,7 @@ func (g *guard) pongLocked(piece []byte) {
 		n++
 	}
 	a.wait = append(a.wait[:0], a.wait[n:]...)
+	return n > 0
 }
 
 func (t *Talk) acknowledge(n uint64) {

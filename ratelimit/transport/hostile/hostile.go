@@ -316,6 +316,80 @@ func (c *Caller) flood(request []byte, d time.Duration) (calls int, err error) {
 	return calls, nil
 }
 
+// Headers has connections make calls for a while whose headers are so many bytes, and differ from call to call.
+func Headers(address string, connections, size int, d time.Duration) error {
+	return each(address, connections, d, func(c *Caller, n int) error {
+		// In no table, and in a code that has to be looked at bit by bit.
+		x := hpack.HeaderField{Name: "x", Value: fmt.Sprintf("%0*d", size*8/5, n), Sensitive: true}
+		stream, err := c.Call(x, hpack.HeaderField{Name: "grpc-timeout", Value: "20m"})
+		if err != nil {
+			return err
+		}
+		return c.LastData(stream, Message(0, nil))
+	})
+}
+
+// Frame writes one that begins no call, and brings nothing.
+type Frame func(c *Caller, n int) error
+
+// Pings, and other frames of that kind.
+var (
+	Pings      Frame = func(c *Caller, n int) error { return c.framer.WritePing(false, [8]byte{byte(n)}) }
+	Priorities Frame = func(c *Caller, n int) error {
+		return c.framer.WritePriority(uint32(2*(n%100)+1), http2.PriorityParam{Weight: uint8(n)})
+	}
+	Settings  Frame = func(c *Caller, _ int) error { return c.framer.WriteSettings() }
+	EmptyData Frame = func(c *Caller, n int) error {
+		if n == 0 {
+			if _, err := c.Call(); err != nil {
+				return err
+			}
+		}
+		return c.Data(c.stream, nil)
+	}
+	Windows Frame = func(c *Caller, _ int) error { return c.framer.WriteWindowUpdate(0, 1) }
+)
+
+// Frames has connections send such frames for a while.
+func Frames(address string, connections int, write Frame, d time.Duration) error {
+	return each(address, connections, d, write)
+}
+
+// each has connections write for a while, and opens those anew that the server ends.
+func each(address string, connections int, d time.Duration, write Frame) error {
+	end := time.Now().Add(d)
+	errs := make([]error, connections)
+	var all sync.WaitGroup
+	for i := range errs {
+		all.Go(func() {
+			for time.Now().Before(end) && errs[i] == nil {
+				errs[i] = writes(address, end, write)
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+func writes(address string, end time.Time, write Frame) error {
+	c, err := Dial(address)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for n := 0; time.Now().Before(end); n++ {
+		select {
+		case <-c.ended:
+			return nil
+		default:
+		}
+		if write(c, n) != nil || n%64 == 63 && c.Flush() != nil {
+			return nil // the server has ended it, and need not say so first
+		}
+	}
+	return nil
+}
+
 // dataFrame is the most that a server takes in one frame unless it says otherwise.
 const dataFrame = 16 << 10
 
