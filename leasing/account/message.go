@@ -1,0 +1,109 @@
+package account
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+type (
+	tokens  = ratelimit.Tokens
+	instant = ratelimit.LedgerTime
+)
+
+// Kind says what a message does.
+type Kind uint8
+
+// The kinds.
+const (
+	// States states the holder's total and asks for tokens: a claim.
+	States Kind = iota
+	// Draws adds Want tokens to the holder's total, with nothing looked at.
+	Draws
+	// Leaves is the last claim of a holder that ends: its record goes, and its total stays in the sum.
+	Leaves
+)
+
+// Claim is a holder's message about one account. Of a draw only Key, Window, Limit, Holder and Want count.
+// The zero Claim means nothing.
+type Claim struct {
+	Kind   Kind
+	Key    string           // at the ledger
+	Window ratelimit.Window // of the account; 0: of a token bucket
+	Limit  ratelimit.Limit  // that the claim is judged by: the rule's, or less (drift within the limit)
+	Holder ratelimit.Holder // 64 random bits: never the name of a machine
+	// Seq rises with each claim of the holder on the key. A claim that is not above the last is overtaken.
+	Seq uint64
+	// Taken is the holder's total: what it has of the account, spent or in hand. Spent is what it has admitted and
+	// charged, and may be more than Taken: what was charged without asking is booked whole. Both may be below 0, by
+	// refunds of what other holders were charged.
+	Taken, Spent tokens
+	// Need is granted as a whole where it is free; of what is wanted beyond it, at most one Share-th of what is free
+	// (at least 1; two for each node alive).
+	Need, Want tokens
+	Share      int
+	// TTL is how long the holder keeps what it has in hand, counted by the ledger from when it settles the claim:
+	// for Eager, after which it may be credited; of a bucket, its slot.
+	TTL   time.Duration
+	Eager bool
+	// Learning is until when, as far as the holder knows, the ledger may have lost what was known of the account.
+	Learning instant
+}
+
+// Grant is the answer to one claim, or what a draw found.
+type Grant struct {
+	// Granted is new, beside the total that the claim stated; of a draw it is 0: its sender judges (Owned).
+	Granted tokens
+	// Total is the holder's total at the ledger after the message, and Sum that of all holders: of a sliding window,
+	// with what still counts of the window before; of a bucket, its burst less its level. It may be above the limit.
+	Total, Sum tokens
+	// InHand is what others have taken and, as far as they have said, not spent. Of a draw it is not known: -1.
+	InHand tokens
+	// Cut is what of a refund was not credited, for the account would be below nothing: the holder adds it to its
+	// totals, as the ledger did.
+	Cut   tokens
+	Fence ratelimit.Fence
+	// At is the ledger's clock then, and Learning until when the account learns: it grants little, and what it
+	// confirms frees no share.
+	At, Learning instant
+	// Missing says that the holder had more of the account than the ledger knew: it was lost, alone.
+	Missing bool
+	// Recalling says that others were asked to give back, for this need.
+	Recalling bool
+	// Err says that the message was not settled, or is not known to be; then nothing else is meant.
+	Err error
+}
+
+// Owned is what of n tokens that a draw added lay below the limit.
+func (g *Grant) Owned(n tokens, limit *ratelimit.Limit) tokens {
+	return max(0, n-max(0, g.Sum-limit.Capacity()))
+}
+
+// Errors of single messages. Both are matched with errors.Is.
+var (
+	// ErrOvertaken answers a claim whose Seq is not above the last.
+	ErrOvertaken = errors.New("the claim was overtaken by a later one of its holder")
+	// ErrOver answers a message for an account that is not kept any more, or not yet: nothing was booked.
+	ErrOver = errors.New("the window of the claim is not kept at the ledger")
+)
+
+// MostBooked bounds each total of a holder, and the sum of all: what is beyond is not counted. 1,000 holders at the
+// bound stay below 2^53, up to which the doubles of Redis' scripts are exact.
+const MostBooked tokens = 1 << 43
+
+// Learn is for how long an account that was lost learns, and a ledger that lost its data.
+const Learn = 2 * time.Second
+
+// LearnPart is which part of the limit is granted meanwhile, in all.
+const LearnPart = 20
+
+// Ledger is the one authority over accounts. Each message is settled atomically.
+//
+// Settle fills grants[i] for claims[i]; the slices are the caller's again when it returns. It blocks at most until
+// ctx is done. A message that was not settled by then has an Err, and may still be settled later. Epoch is that of
+// the data right after; it is not known, and every grant an error, if err is not nil.
+type Ledger interface {
+	Settle(ctx context.Context, claims []Claim, grants []Grant) (ratelimit.Epoch, error)
+}
