@@ -119,7 +119,7 @@ func (h *Held) Write(now instant, there LedgerClock, seq uint64, fl *Flight, rec
 		// A claim that is repeated because of a recall follows the one before within milliseconds,
 		// and the demand was measured for that one.
 		if !h.Recalling {
-			h.Demand.measure(now, fl.Waiting)
+			h.Demand.Measure(now, fl.Waiting)
 		}
 		switch {
 		case fl.recall:
@@ -127,7 +127,7 @@ func (h *Held) Write(now instant, there LedgerClock, seq uint64, fl *Flight, rec
 		// A renewal fills the lease up to what the demand needs. While others give back for this
 		// claim, it asks for no more than what waits.
 		case !h.Recalling:
-			want = h.Demand.want(h.Rule, fl.Waiting) - h.Lease.Left(now)
+			want = h.Demand.Want(h.Rule, fl.Waiting) - h.Lease.Left(now)
 			if fl.calm { // one request is no demand, and a claim that wants nothing is no draw
 				want = max(want, 1)
 			}

@@ -36,8 +36,8 @@ const (
 	proof = 2
 )
 
-// measure ends a stretch of use at now, with so many tokens still asked for.
-func (d *Demand) measure(now instant, waiting tokens) {
+// Measure ends a stretch of use at now, with so many tokens still asked for.
+func (d *Demand) Measure(now instant, waiting tokens) {
 	d.PerSec = d.rate(now, ratelimit.AddTokens(d.Used, waiting))
 	d.Since, d.Used, d.Refused = now, 0, 0
 }
@@ -61,9 +61,9 @@ func (d *Demand) rate(now instant, n tokens) float64 {
 	return max(d.PerSec+weight*(float64(n)/seconds-d.PerSec), proven/seconds)
 }
 
-// want is what to ask for: what lasts for the horizon, within the rule's
+// Want is what to ask for: what lasts for the horizon, within the rule's
 // bounds, and at least what waits.
-func (d *Demand) want(rule *ratelimit.Rule, waiting tokens) tokens {
+func (d *Demand) Want(rule *ratelimit.Rule, waiting tokens) tokens {
 	size := rule.Coordination.Lease
 	if size.Fixed > 0 {
 		return max(size.Fixed, waiting)

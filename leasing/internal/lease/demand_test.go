@@ -16,7 +16,7 @@ const second = instant(time.Second)
 func TestDemandRisesAtOnceAndFallsSlowly(t *testing.T) {
 	var d Demand
 	d.Used = 1000
-	d.measure(second, 0)
+	d.Measure(second, 0)
 	if d.PerSec != 0 {
 		t.Errorf("%v a second after the first claim: nobody knows since when", d.PerSec)
 	}
@@ -29,7 +29,7 @@ func TestDemandRisesAtOnceAndFallsSlowly(t *testing.T) {
 	} {
 		at += second
 		d.Used, d.Refused = step.used, 7
-		d.measure(at, step.waiting)
+		d.Measure(at, step.waiting)
 		if d.PerSec != step.want {
 			t.Errorf("%d were used in a second and %d wait, and the rate is %v instead of %v", step.used, step.waiting, d.PerSec, step.want)
 		}
@@ -43,9 +43,9 @@ func TestDemandRisesAtOnceAndFallsSlowly(t *testing.T) {
 // taken 10 ms, or a lease would be asked for that lasts for hours.
 func TestDemandOfABurst(t *testing.T) {
 	var d Demand
-	d.measure(second, 0)
+	d.Measure(second, 0)
 	d.Used = 100
-	d.measure(second.Add(time.Microsecond), 0)
+	d.Measure(second.Add(time.Microsecond), 0)
 	if d.PerSec != 8000 { // 100 less two deviations of 10
 		t.Errorf("100 requests in a microsecond make %v a second", d.PerSec)
 	}
@@ -55,12 +55,12 @@ func TestDemandOfABurst(t *testing.T) {
 // nodes that are asked seven times a second it happens all the time, and is no hundred a second.
 func TestDemandOfChance(t *testing.T) {
 	var d Demand
-	d.measure(second, 0)
+	d.Measure(second, 0)
 	at := second
 	for range 20 { // 7 a second, by pairs: one waits, and one comes 10 ms after its claim
 		for _, later := range []time.Duration{276 * time.Millisecond, 10 * time.Millisecond} {
 			at = at.Add(later)
-			d.measure(at, 1)
+			d.Measure(at, 1)
 			if d.PerSec > 10 {
 				t.Fatalf("%v a second where 7 come", d.PerSec)
 			}
@@ -124,7 +124,7 @@ func TestDemandWants(t *testing.T) {
 	} {
 		rule := testRule(ratelimit.Limit{Unit: c.unit, Requests: 1000})
 		rule.Coordination.Lease = c.size
-		if got := (&Demand{PerSec: c.perSec}).want(rule, c.waiting); got != c.want {
+		if got := (&Demand{PerSec: c.perSec}).Want(rule, c.waiting); got != c.want {
 			t.Errorf("%s: %v a second, %d wait: it wants %d and not %d", c.name, c.perSec, c.waiting, got, c.want)
 		}
 	}

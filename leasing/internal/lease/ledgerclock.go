@@ -49,16 +49,16 @@ func (c *LedgerClock) Widened(now instant) LedgerClock {
 	return LedgerClock{Lo: c.Lo - by, Hi: c.Hi + by, At: now}
 }
 
-// notBefore is the last instant before which it certainly is not t yet: until
+// NotBefore is the last instant before which it certainly is not t yet: until
 // then, what ends at t has not ended.
-func (c *LedgerClock) notBefore(now instant, t ledgerTime) instant {
+func (c *LedgerClock) NotBefore(now instant, t ledgerTime) instant {
 	w := c.Widened(now)
 	return instant(nanos(t) - w.Hi).Add(-max(0, nanos(t)-w.Hi-time.Duration(now)) / MaxSkew)
 }
 
-// surelyBy is the first instant at which it certainly is t: from then on, what
+// SurelyBy is the first instant at which it certainly is t: from then on, what
 // begins at t has begun.
-func (c *LedgerClock) surelyBy(now instant, t ledgerTime) instant {
+func (c *LedgerClock) SurelyBy(now instant, t ledgerTime) instant {
 	w := c.Widened(now)
 	return instant(nanos(t) - w.Lo).Add(max(0, nanos(t)-w.Lo-time.Duration(now)) / MaxSkew)
 }

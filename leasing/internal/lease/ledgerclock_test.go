@@ -28,10 +28,10 @@ func TestLedgerClockBoundsTheTruth(t *testing.T) {
 			at = answered
 			// An event of the ledger, up to ten seconds from now.
 			event := ledgerTime((there(at) + between(0, 10*time.Second)) / time.Microsecond)
-			if x := c.notBefore(at, event); there(x) > nanos(event) {
+			if x := c.NotBefore(at, event); there(x) > nanos(event) {
 				t.Fatalf("seed %d: it was said to be before %v, and it was %v after", seed, event, there(x)-nanos(event))
 			}
-			if x := c.surelyBy(at, event); there(x) < nanos(event) {
+			if x := c.SurelyBy(at, event); there(x) < nanos(event) {
 				t.Fatalf("seed %d: it was said to be past %v, and it was %v before", seed, event, nanos(event)-there(x))
 			}
 		}
@@ -46,7 +46,7 @@ func TestLedgerClockIsSet(t *testing.T) {
 	var c LedgerClock
 	c.Heard(1000, 2000, 5_000_000)
 	c.Heard(3000, 4000, 1_000_000)
-	if x := c.surelyBy(4000, 1_000_001); x < 3000 || x > 8000 {
+	if x := c.SurelyBy(4000, 1_000_001); x < 3000 || x > 8000 {
 		t.Errorf("a microsecond later is at %d", x)
 	}
 }

@@ -70,10 +70,10 @@ func (h *Held) claimAhead(now instant, seq uint64, giveUp bool) ratelimit.Claim 
 		c.Ahead = true
 		return c
 	}
-	h.Demand.measure(now, 0)
+	h.Demand.Measure(now, 0)
 	// The totals of a new window begin at 0, and nobody waits for it yet.
 	var fresh Lease
-	c := fresh.Claim(now, seq, h.Rule, 0, max(1, h.Demand.want(h.Rule, 0)), Keeps)
+	c := fresh.Claim(now, seq, h.Rule, 0, max(1, h.Demand.Want(h.Rule, 0)), Keeps)
 	c.Ahead, c.Window = true, h.triedAhead
 	return c
 }
@@ -89,8 +89,8 @@ func (h *Held) keepNext(sent, now instant, there LedgerClock, fl *Flight, g *rat
 	begins := fl.Claim.Limit.WindowEnd(g.Window - 1)
 	n := &NextLease{
 		heard: now, Told: sent, eager: fl.Claim.Reclaim == ratelimit.ReclaimEager,
-		Expires: sent.Add(g.TTL - Margin(&fl.Claim, g.TTL)), jitter: jitter, Over: there.notBefore(now, begins),
-		Start: there.surelyBy(now, begins), said: said{g.Plenty, fl.Claim.Limit.Crowded(g.Holders)},
+		Expires: sent.Add(g.TTL - Margin(&fl.Claim, g.TTL)), jitter: jitter, Over: there.NotBefore(now, begins),
+		Start: there.SurelyBy(now, begins), said: said{g.Plenty, fl.Claim.Limit.Crowded(g.Holders)},
 		Lease: Lease{Seq: g.Seq, Window: g.Window},
 	}
 	n.Lease.Apply(sent, &fl.Claim, g, Margin(&fl.Claim, g.TTL), lasts(sent, now, there, &fl.Claim.Limit, g))

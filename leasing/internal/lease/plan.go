@@ -13,7 +13,7 @@ func lasts(sent, now instant, there LedgerClock, l *ratelimit.Limit, g *ratelimi
 		// It counts from sent: too early is safe, too late is not.
 		return sent.Add(g.ResetAfter)
 	}
-	return there.notBefore(now, l.WindowEnd(g.Window))
+	return there.NotBefore(now, l.WindowEnd(g.Window))
 }
 
 // mustReport tells whether there is spending that expiry would undo.

@@ -206,7 +206,7 @@ func (h *Held) begin(now instant, there LedgerClock, w window, limit *ratelimit.
 	case now >= h.Lease.Reset || !h.Lease.under(limit):
 		h.Lease.GiveBack()
 		h.Lease.SetLimit(limit)
-		h.Lease.Reset = there.notBefore(now, limit.WindowEnd(w))
+		h.Lease.Reset = there.NotBefore(now, limit.WindowEnd(w))
 	}
 }
 

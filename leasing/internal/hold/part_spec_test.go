@@ -1,0 +1,233 @@
+package hold
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// scene is one part, and what it says to a ledger that is played by hand.
+type scene struct {
+	*testing.T
+	Part
+	limit  ratelimit.Limit
+	q      Asking
+	number uint32
+	last   Message
+}
+
+func newScene(t *testing.T, limit tokens) *scene {
+	return &scene{
+		T: t, Part: Part{Window: 7, Deadline: Never, Elsewhere: -1}, limit: ratelimit.Limit{Unit: ratelimit.Minute, Requests: limit},
+		q: Asking{Now: 1e9, Epoch: ratelimit.Epoch{ID: 1}, Share: 2, TTL: time.Second},
+	}
+}
+
+// says has the part write a message, and returns it.
+func (s *scene) says(need, want tokens) *account.Claim {
+	s.number++
+	s.Write(&s.last, s.number, account.Claim{Limit: s.limit, Holder: 5, Seq: uint64(s.number), Need: need, Want: want}, &s.q)
+	return &s.last.Claim
+}
+
+// hears answers the last message after a millisecond.
+func (s *scene) hears(g account.Grant) bool {
+	return s.hearsLater(g, time.Millisecond)
+}
+
+func (s *scene) hearsLater(g account.Grant, after time.Duration) bool {
+	s.q.Now = s.q.Now.Add(after)
+	return s.Hear(&s.last, &g, &Answer{Now: s.q.Now, Epoch: s.q.Epoch, At: 1})
+}
+
+func (s *scene) has(taken, spent, hand tokens) {
+	s.Helper()
+	if s.Taken != taken || s.Spent != spent || s.InHand(s.q.Now) != hand {
+		s.Fatalf("taken %d, spent %d, in hand %d; want %d, %d, %d", s.Taken, s.Spent, s.InHand(s.q.Now), taken, spent, hand)
+	}
+}
+
+func (s *scene) kind(want account.Kind) {
+	s.Helper()
+	if got := s.says(1, 1).Kind; got != want {
+		s.Fatalf("kind %d, want %d", got, want)
+	}
+	s.Lost(&s.last)
+}
+
+func TestSpecDraws(t *testing.T) {
+	s := newScene(t, 100)
+	if c := s.says(1, 20); c.Kind != account.Draws || c.Want != 20 || c.Window != 7 {
+		t.Fatalf("%+v", c)
+	}
+	if !s.hears(account.Grant{Total: 20, Sum: 90}) {
+		t.Fatal("the answer does not count")
+	}
+	s.has(20, 0, 20)
+	s.kind(account.States) // 90 of 100 are more than seven eighths
+	s = newScene(t, 100)
+	s.says(1, 20)
+	s.hears(account.Grant{Total: 20, Sum: 110})
+	s.has(10, 0, 10) // of 91 to 110 it owns those up to 100
+	if c := s.says(1, 1); c.Kind != account.States || c.Taken != 10 {
+		t.Fatalf("what lay beyond is not given back: %+v", c)
+	}
+	s.hears(account.Grant{Total: 11, Sum: 101, Granted: 0})
+	s.has(10, 0, 10)
+}
+
+// Each of these has the next message be a claim.
+func TestSpecClaimsInsteadOfDraws(t *testing.T) {
+	for name, change := range map[string]func(s *scene){
+		"no epoch is known":             func(s *scene) { s.q.Epoch = ratelimit.Epoch{} },
+		"the ledger may have lost data": func(s *scene) { s.q.Young = true },
+		"the rule is eager":             func(s *scene) { s.q.Eager, s.q.Deadline = true, true },
+		"each grant is on record":       func(s *scene) { s.q.Audited = true },
+		"a message was not answered":    func(s *scene) { s.says(1, 1); s.Lost(&s.last) },
+		"a refund is to be told":        func(s *scene) { s.Refund(3) },
+		"tokens are to be given back":   func(s *scene) { s.GiveBack(0) },
+		"the limit is a bucket": func(s *scene) {
+			s.limit = ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Requests: 1, Burst: 9}
+		},
+		"others took nearly all":                          func(s *scene) { s.Sum = 89 },
+		"a claim was eager, and the rule is not any more": func(s *scene) { s.eager = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t, 100)
+			s.says(1, 20)
+			s.hears(account.Grant{Total: 20, Sum: 20})
+			change(s)
+			s.kind(account.States)
+		})
+	}
+	s := newScene(t, 100)
+	s.says(1, 20)
+	s.hears(account.Grant{Total: 20, Sum: 20})
+	s.kind(account.Draws)
+}
+
+// What counts as no answer: tokens of it are never spent, and the next claim takes them back.
+func TestSpecNoAnswer(t *testing.T) {
+	for name, g := range map[string]account.Grant{
+		"more than was drawn, for a draw came late": {Total: 41, Sum: 41},
+		"less, for the record was lost":             {Total: 5, Sum: 5},
+		"an error":                                  {Total: 25, Sum: 25, Err: account.ErrOver},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t, 100)
+			s.says(1, 20)
+			s.hears(account.Grant{Total: 20, Sum: 20})
+			s.says(1, 5)
+			if s.hears(g) {
+				t.Error("it counts")
+			}
+			s.has(20, 0, 20)
+			if c := s.says(1, 1); c.Kind != account.States || c.Taken != 20 {
+				t.Errorf("%+v", c)
+			} else if lost := g.Total == 5; lost != (c.Learning > 0) {
+				t.Errorf("the ledger is told to learn: %d", c.Learning)
+			}
+		})
+	}
+	t.Run("of another epoch", func(t *testing.T) {
+		s := newScene(t, 100)
+		s.says(1, 20)
+		s.q.Epoch.ID = 2
+		if s.hears(account.Grant{Total: 20, Sum: 20}) {
+			t.Error("it counts")
+		}
+		s.has(0, 0, 0)
+	})
+	t.Run("to an earlier message", func(t *testing.T) {
+		s := newScene(t, 100)
+		s.says(1, 20)
+		first := s.last
+		s.Lost(&first)
+		s.says(1, 3)
+		if s.Hear(&first, &account.Grant{Total: 20, Sum: 20}, &Answer{Now: s.q.Now, Epoch: s.q.Epoch}) {
+			t.Error("it counts")
+		}
+		s.has(0, 0, 0)
+	})
+}
+
+// The answer to the first eager claim is lost: what was in hand ends all the same, for the ledger may credit it.
+func TestSpecDeadlineOfAnUnansweredClaim(t *testing.T) {
+	s := newScene(t, 100)
+	s.says(1, 60)
+	s.hears(account.Grant{Total: 60, Sum: 60})
+	s.q.Eager, s.q.Deadline = true, true
+	s.says(1, 1)
+	s.Lost(&s.last)
+	s.q.Now = s.q.Now.Add(750 * time.Millisecond)
+	s.has(60, 0, 0)
+	if c := s.says(1, 1); c.Taken != 0 {
+		t.Errorf("it claims %d as its own", c.Taken)
+	}
+}
+
+func TestSpecAnswerAfterTheDeadline(t *testing.T) {
+	s := newScene(t, 100)
+	s.q.Eager, s.q.Deadline = true, true
+	s.says(1, 60)
+	s.hears(account.Grant{Granted: 60, Total: 60, Sum: 60})
+	s.has(60, 0, 60)
+	s.says(1, 1)
+	s.hearsLater(account.Grant{Granted: 1, Total: 61, Sum: 61}, 760*time.Millisecond)
+	// What was in hand is gone; what is new has ended by now, too.
+	s.has(1, 0, 0)
+}
+
+// A refund credits wherever it arrives, and is in nobody's hand; what is cut of it is taken in.
+func TestSpecRefunds(t *testing.T) {
+	s := newScene(t, 100)
+	s.says(1, 20)
+	s.hears(account.Grant{Total: 20, Sum: 70})
+	s.Refund(50)
+	s.has(-30, -50, 20)
+	if c := s.says(0, 0); c.Taken != -30 || c.Spent != -50 {
+		t.Errorf("%+v", c)
+	}
+	s.hears(account.Grant{Total: -30, Sum: 20})
+	s.has(-30, -50, 20)
+	s.Refund(40)
+	s.says(0, 0)
+	s.hears(account.Grant{Total: -50, Sum: 0, Cut: 20})
+	s.has(-50, -70, 20)
+	s.kind(account.Draws)
+}
+
+// A charge beyond what is in hand is told whole; tokens of the limit confirm it, as far as there are any.
+func TestSpecChargesBeyondTheLimit(t *testing.T) {
+	s := newScene(t, 100)
+	s.says(1, 10)
+	s.hears(account.Grant{Total: 10, Sum: 60})
+	s.Spent += 150
+	if c := s.says(0, 0); c.Kind != account.Draws || c.Want != 140 {
+		t.Fatalf("%+v", c)
+	}
+	s.hears(account.Grant{Total: 150, Sum: 200})
+	if s.Taken != 50 || s.Drift() != 100 {
+		t.Errorf("taken %d, drift %d", s.Taken, s.Drift())
+	}
+	if c := s.says(0, 0); c.Kind != account.States || c.Spent != 150 {
+		t.Errorf("%+v", c)
+	}
+	s.hears(account.Grant{Total: 150, Sum: 200})
+	if s.Taken != 50 {
+		t.Errorf("taken %d", s.Taken)
+	}
+	s.Refund(30)
+	s.says(0, 0)
+	s.hears(account.Grant{Total: 120, Sum: 170, Learning: 9, At: 1})
+	if s.Taken != 20 {
+		t.Errorf("a ledger that learns confirms: taken %d", s.Taken)
+	}
+	s.says(0, 0)
+	s.hears(account.Grant{Total: 120, Sum: 90}) // others gave back
+	if s.Taken != 120 || s.Drift() != 0 {
+		t.Errorf("taken %d, drift %d", s.Taken, s.Drift())
+	}
+}
