@@ -1,0 +1,155 @@
+package account
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// epochAt is when tests begin: the start of a minute, of an hour and of a day. It is in the future, for a Redis' own
+// clock, by which accounts expire.
+const epochAt instant = 20_834 * 86_400 * 1_000_000
+
+// bench is a ledger in memory, whose clock the test moves, and what it asks holders for.
+type bench struct {
+	*testing.T
+	*Memory
+	now   instant
+	limit ratelimit.Limit
+	asked []ratelimit.Holder
+	seq   uint64
+	// dropped is the total of records that were dropped.
+	dropped tokens
+}
+
+func fixed(n tokens) ratelimit.Limit { return ratelimit.Limit{Unit: ratelimit.Minute, Requests: n} }
+
+func sliding(n tokens) ratelimit.Limit {
+	return ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Minute, Requests: n}
+}
+
+func newBench(t *testing.T, l ratelimit.Limit) *bench {
+	b := &bench{T: t, now: epochAt, limit: l}
+	b.Memory = NewMemory(100, func() ratelimit.LedgerTime { return b.now })
+	b.OnRecall = func(h ratelimit.Holder, _ string, _ ratelimit.Window) { b.asked = append(b.asked, h) }
+	return b
+}
+
+// window is the one of now, and so many later.
+func (b *bench) window(later int) ratelimit.Window {
+	if b.limit.Algorithm == ratelimit.TokenBucket {
+		return 0
+	}
+	return b.limit.WindowAt(b.now) + ratelimit.Window(later)
+}
+
+// claims settles a claim of a holder with these totals, which needs and wants as much.
+func (b *bench) claims(h ratelimit.Holder, taken, spent, need tokens, change ...func(*Claim)) Grant {
+	b.Helper()
+	b.seq++
+	c := Claim{Key: "k", Window: b.window(0), Limit: b.limit, Holder: h, Seq: b.seq, Taken: taken, Spent: spent, Need: need, Want: need, Share: 1}
+	for _, f := range change {
+		f(&c)
+	}
+	return b.settles(&c)
+}
+
+func (b *bench) draws(h ratelimit.Holder, n tokens, change ...func(*Claim)) Grant {
+	return b.claims(h, 0, 0, 0, append([]func(*Claim){func(c *Claim) { c.Kind, c.Want = Draws, n }}, change...)...)
+}
+
+func (b *bench) settles(c *Claim) Grant {
+	b.Helper()
+	grants := make([]Grant, 1)
+	if _, err := b.Settle(b.Context(), []Claim{*c}, grants); err != nil {
+		b.Fatal(err)
+	}
+	b.holds(c.Key, c.Window)
+	return grants[0]
+}
+
+// holds checks the invariants of an account.
+func (b *bench) holds(key string, w ratelimit.Window) {
+	b.Helper()
+	if k := b.shard(key).accounts[name{key, w}]; k != nil {
+		if err := k.invariants(b.now, &b.limit, b.dropped); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// is fails the test if a grant is not so: granted, the holder's total, the sum of all, and what others have in hand.
+func (b *bench) is(g Grant, granted, total, sum, inHand tokens) {
+	b.Helper()
+	if g.Err != nil || g.Granted != granted || g.Total != total || g.Sum != sum || g.InHand != inHand {
+		b.Fatalf("granted %d, total %d, sum %d, in hand %d, %v; want %d, %d, %d, %d",
+			g.Granted, g.Total, g.Sum, g.InHand, g.Err, granted, total, sum, inHand)
+	}
+}
+
+func TestGrants(t *testing.T) {
+	b := newBench(t, fixed(100))
+	share := func(n int, want tokens) func(*Claim) { return func(c *Claim) { c.Share, c.Want = n, want } }
+	b.is(b.claims(1, 0, 0, 10, share(8, 80)), 12, 12, 12, 0)  // an eighth of what is free
+	b.is(b.claims(2, 0, 0, 20, share(8, 80)), 20, 20, 32, 12) // what is needed, all of it
+	b.is(b.claims(3, 0, 0, 1, share(8, 4)), 4, 4, 36, 32)     // no more than is wanted
+	b.is(b.claims(4, 0, 0, 90), 64, 64, 100, 36)              // no more than is free
+	b.is(b.claims(2, 5, 5, 0), 0, 5, 85, 80)                  // giving back is a smaller total
+	b.is(b.claims(5, 0, 0, 0, share(2, 90)), 7, 7, 92, 80)    // without need, a share
+}
+
+// The holder's total is the truth: a lost answer is taken back, and what was admitted without asking is booked whole.
+func TestTotalsAreTheTruth(t *testing.T) {
+	b := newBench(t, fixed(100))
+	b.is(b.claims(1, 0, 0, 40), 40, 40, 40, 0)
+	b.is(b.claims(1, 0, 0, 40), 40, 40, 40, 0)     // the answer was lost
+	b.is(b.claims(1, 40, 250, 10), 0, 250, 250, 0) // 210 were charged
+	b.is(b.claims(2, 0, 0, 1), 0, 0, 250, 0)       // debt refuses others
+	b.is(b.draws(2, 5), 0, 5, 255, -1)
+}
+
+func TestDraws(t *testing.T) {
+	b := newBench(t, fixed(100))
+	l := b.limit
+	g := b.draws(1, 90)
+	b.is(g, 0, 90, 90, -1)
+	if n := g.Owned(90, &l); n != 90 {
+		t.Errorf("%d owned", n)
+	}
+	g = b.draws(2, 30)
+	b.is(g, 0, 30, 120, -1)
+	if n := g.Owned(30, &l); n != 10 {
+		t.Errorf("%d owned", n)
+	}
+	b.is(b.claims(2, 10, 10, 1), 0, 10, 100, 90) // what was drawn in vain is given back
+	b.is(b.claims(1, 90, 50, 0), 0, 90, 100, 0)
+	b.is(b.claims(2, 10, 10, 1), 0, 10, 100, 40)
+}
+
+func TestOvertaken(t *testing.T) {
+	b := newBench(t, fixed(100))
+	b.claims(1, 0, 0, 10)
+	g := b.claims(1, 0, 0, 10, func(c *Claim) { c.Seq = 1 })
+	if !errors.Is(g.Err, ErrOvertaken) {
+		t.Error(g.Err)
+	}
+	b.is(b.claims(2, 0, 0, 1), 1, 1, 11, 10)
+}
+
+func TestFencesRise(t *testing.T) {
+	b := newBench(t, fixed(100))
+	b.now = b.now.Add(time.Second)
+	g := b.claims(1, 0, 0, 1)
+	if g.Fence != ratelimit.Fence(b.now) || g.At != b.now {
+		t.Error(g.Fence, g.At)
+	}
+	if next := b.claims(2, 0, 0, 1); next.Fence != g.Fence+1 {
+		t.Error(next.Fence)
+	}
+	b.now = b.now.Add(-time.Second)
+	if next := b.claims(2, 1, 0, 1); next.Fence != g.Fence+2 {
+		t.Error(next.Fence)
+	}
+}

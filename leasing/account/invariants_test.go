@@ -1,0 +1,43 @@
+package account
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+var errInvariant = errors.New("an invariant is broken")
+
+// invariants tells which invariant of an account is broken. dropped is the total of records that were dropped.
+func (k *kept) invariants(now instant, l *ratelimit.Limit, dropped tokens) error {
+	if k.bucket != nil {
+		return k.bucket.invariants(l)
+	}
+	a := &k.account
+	var sum, spent tokens
+	for i := range a.records {
+		r := &a.records[i]
+		sum, spent = sum+r.total(), spent+r.spent
+		if r.inHand() < 0 || r.fence > a.fence {
+			return fmt.Errorf("%w: record %+v, fence %d", errInvariant, *r, a.fence)
+		}
+		if r.expires > safe && (a.eagerly == 0 || a.eagerly > max(r.expires, now.Add(readAgain))) {
+			return fmt.Errorf("%w: a lease ends at %d, and is looked for at %d", errInvariant, r.expires, a.eagerly)
+		}
+	}
+	if sum != a.sum-dropped || spent != a.spent-dropped {
+		return fmt.Errorf("%w: sum %d of records' %d, spent %d of %d", errInvariant, a.sum, sum, a.spent, spent)
+	}
+	if a.learned > max(1, l.Capacity()/LearnPart) && a.learns > now {
+		return fmt.Errorf("%w: %d granted while it learns", errInvariant, a.learned)
+	}
+	return nil
+}
+
+func (b *bucket) invariants(l *ratelimit.Limit) error {
+	if b.hand < 0 || b.old < 0 || b.level > 0 && b.level > int64(burstOf(l)-b.hand-b.old)*micro || b.ends.Sub(b.at) > b.slot {
+		return fmt.Errorf("%w: bucket %+v", errInvariant, *b)
+	}
+	return nil
+}

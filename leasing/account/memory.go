@@ -1,0 +1,255 @@
+package account
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// errClaim says that a claim means nothing. Its sender has a bug.
+var errClaim = errors.New("the claim means nothing")
+
+// check tells what is wrong with a claim, before it is sent or settled.
+func check(c *Claim) error {
+	bucket := c.Limit.Algorithm == ratelimit.TokenBucket
+	switch {
+	case c.Key == "", c.Holder == 0, bucket != (c.Window == 0), c.Kind > Leaves,
+		c.Kind == Draws && (c.Want < 1 || c.Want > ratelimit.MaxLimit || bucket), c.Kind != Draws && c.Seq == 0:
+		return fmt.Errorf("%w: %+v", errClaim, *c)
+	}
+	return nil
+}
+
+// Memory is a ledger in this process: the embedded default, an owner's, the simulator's. It is safe for concurrent
+// use, blocks on nothing but its own short locks, allocates for new accounts and holders, and has at most as many
+// accounts as it was made for: a claim of one more fails with [ratelimit.ErrLedgerFull], and none in use is dropped.
+type Memory struct {
+	clock  func() ratelimit.LedgerTime
+	seed   maphash.Seed
+	shards []memoryShard
+	// OnRecall, if set before the first claim, is told whom a claim asks to give back what it has in hand of an
+	// account. It is called with no lock held.
+	OnRecall func(holder ratelimit.Holder, key string, window ratelimit.Window)
+
+	mu    sync.Mutex
+	epoch ratelimit.Epoch // guarded by mu
+}
+
+// name is that of an account; its window is 0 for a bucket's.
+type name struct {
+	key    string
+	window ratelimit.Window
+}
+
+type memoryShard struct {
+	mu       sync.Mutex
+	accounts map[name]*kept // guarded by mu
+	most     int
+	sweep    int     // guarded by mu; as soon as there are so many, those that are over are dropped
+	oldest   instant // guarded by mu; no account is over before, of those that were there at the last sweep
+	_        [32]byte
+}
+
+// kept is an account, or a bucket's, and from when on it may be dropped.
+type kept struct {
+	account
+	*bucket
+	over instant
+}
+
+const memoryShards = 16
+
+// NewMemory makes a ledger of at most about maxAccounts, which reads clock once for each Settle. It begins with an
+// epoch in which nothing is to be learnt.
+func NewMemory(maxAccounts int, clock func() ratelimit.LedgerTime) *Memory {
+	m := &Memory{clock: clock, seed: maphash.MakeSeed(), epoch: ratelimit.Epoch{ID: 1, Began: clock()}}
+	m.shards = make([]memoryShard, min(memoryShards, max(1, maxAccounts/memoryShards)))
+	for i := range m.shards {
+		m.shards[i].accounts = map[name]*kept{}
+		m.shards[i].most = max(1, (maxAccounts+len(m.shards)-1)/len(m.shards))
+	}
+	return m
+}
+
+// Settle implements [Ledger]. All claims are settled at one instant.
+func (m *Memory) Settle(_ context.Context, claims []Claim, grants []Grant) (ratelimit.Epoch, error) {
+	now := m.clock()
+	for i := range claims {
+		grants[i] = m.settle(now, &claims[i])
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	// A learning that ends later than that began before the clock was set back.
+	m.epoch.Learning = min(m.epoch.Learning, now.Add(Learn))
+	return m.epoch, nil
+}
+
+func (m *Memory) settle(now instant, c *Claim) Grant {
+	if err := check(c); err != nil {
+		return Grant{Err: err}
+	}
+	s := spanOf(&c.Limit, c.Window)
+	if !s.kept(now) {
+		return Grant{Err: ErrOver}
+	}
+	var asked []ratelimit.Holder
+	g := m.shard(c.Key).settle(now, c, &s, func(h ratelimit.Holder) { asked = append(asked, h) })
+	if m.OnRecall != nil {
+		for _, h := range asked {
+			m.OnRecall(h, c.Key, c.Window)
+		}
+	}
+	return g
+}
+
+// shard is where all accounts of a key are.
+func (m *Memory) shard(key string) *memoryShard {
+	return &m.shards[maphash.String(m.seed, key)%uint64(len(m.shards))]
+}
+
+func (s *memoryShard) settle(now instant, c *Claim, at *span, ask func(ratelimit.Holder)) Grant {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.findOrAddLocked(now, name{c.Key, c.Window})
+	if k == nil {
+		return Grant{Err: ratelimit.ErrLedgerFull}
+	}
+	if c.Window == 0 {
+		if k.bucket == nil {
+			k.bucket = &bucket{}
+		}
+		g := k.bucket.claim(now, c)
+		k.over = k.full(&c.Limit)
+		return g
+	}
+	k.over = max(k.over, at.over)
+	before := at.before(now, &c.Limit, s.sumLocked(name{c.Key, c.Window - 1}))
+	if c.Kind == Draws {
+		return k.draw(now, c, before)
+	}
+	return k.account.claim(now, c, before, ask)
+}
+
+// sumLocked is the sum of an account, which need not be there.
+func (s *memoryShard) sumLocked(n name) tokens {
+	if k := s.accounts[n]; k != nil {
+		return k.sum
+	}
+	return 0
+}
+
+// findOrAddLocked returns nil if there is no room for another account.
+func (s *memoryShard) findOrAddLocked(now instant, n name) *kept {
+	k := s.accounts[n]
+	if k != nil {
+		return k
+	}
+	if len(s.accounts) >= min(s.sweep, s.most) && now >= s.oldest {
+		s.sweepLocked(now)
+	}
+	if len(s.accounts) >= s.most {
+		return nil
+	}
+	k = &kept{}
+	s.accounts[n] = k
+	return k
+}
+
+// sweepLocked drops the accounts that are over. The next sweep is when there are twice as many, so that a claim pays
+// for few of others.
+func (s *memoryShard) sweepLocked(now instant) {
+	oldest := lastTime
+	maps.DeleteFunc(s.accounts, func(_ name, k *kept) bool {
+		if now < k.over {
+			oldest = min(oldest, k.over)
+		}
+		return now >= k.over
+	})
+	s.sweep, s.oldest = max(64, 2*len(s.accounts)), oldest
+	if len(s.accounts) < s.most {
+		s.oldest = 0
+	}
+}
+
+// Accounts returns how many there are, also such as are over and not dropped yet.
+func (m *Memory) Accounts() int {
+	n := 0
+	for i := range m.shards {
+		m.shards[i].mu.Lock()
+		n += len(m.shards[i].accounts)
+		m.shards[i].mu.Unlock()
+	}
+	return n
+}
+
+// Copy is the data as it is now: a replica's, or on a disk. It is another ledger.
+func (m *Memory) Copy() *Memory {
+	other := &Memory{clock: m.clock, seed: m.seed, shards: make([]memoryShard, len(m.shards))}
+	for i := range m.shards {
+		from, to := &m.shards[i], &other.shards[i]
+		from.mu.Lock()
+		to.most, to.accounts = from.most, make(map[name]*kept, len(from.accounts))
+		for n, k := range from.accounts {
+			to.accounts[n] = k.copied()
+		}
+		from.mu.Unlock()
+	}
+	return other
+}
+
+func (k *kept) copied() *kept {
+	c := *k
+	c.account.records = slices.Clone(k.account.records)
+	if k.bucket != nil {
+		b := *k.bucket
+		b.records = slices.Clone(b.records)
+		c.bucket = &b
+	}
+	return &c
+}
+
+// Lose goes on with an older copy of the data, or with nothing if it is nil, as after a failover or FLUSHALL: another
+// epoch begins, with this id, and the ledger learns. The copy is the ledger's from then on.
+func (m *Memory) Lose(older *Memory, id uint64) {
+	for i := range m.shards {
+		s := &m.shards[i]
+		s.mu.Lock()
+		if s.accounts = map[name]*kept{}; older != nil {
+			s.accounts = older.shards[i].accounts
+		}
+		s.mu.Unlock()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	at := m.clock()
+	m.epoch = ratelimit.Epoch{ID: id, Began: at, Learning: at.Add(Learn)}
+}
+
+// Evict loses one account and tells nobody, as a Redis with maxmemory does.
+func (m *Memory) Evict(key string, window ratelimit.Window) {
+	s := m.shard(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.accounts, name{key, window})
+}
+
+// Prolong implements [Prolonger].
+func (m *Memory) Prolong(context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if now := m.clock(); m.epoch.Young(now) {
+		m.epoch.Learning = now.Add(Learn)
+	}
+	return nil
+}
+
+var (
+	_ Ledger    = (*Memory)(nil)
+	_ Prolonger = (*Memory)(nil)
+)

@@ -1,0 +1,51 @@
+package account
+
+import (
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// recall is when holders were asked to give back what they have in hand. The zero recall asks at once.
+// A recall is a hint: if it is lost, requests are refused that might have been served, and nothing else.
+type recall struct {
+	asked instant
+	pause time.Duration // before they are asked again; it grows while nothing comes back
+	// least is the shortest pause. Invariant: it grows with the number of records, so that reading them takes a small
+	// part of the ledger's time.
+	least time.Duration
+}
+
+// How often holders are asked.
+const (
+	askedRarely  = time.Second           // the longest pause
+	recordsPause = 20 * time.Microsecond // for each record, which takes a microsecond to read
+)
+
+// recallAll asks all but one who have something in hand to give it back, if it is time. It tells whether they were
+// asked now or a moment ago. It reads all records, and moves them.
+func (a *account) recallAll(but ratelimit.Holder, now instant, ask func(ratelimit.Holder)) bool {
+	since := now.Sub(a.asked)
+	if since >= 0 && since < a.pause {
+		return since < readAgain
+	}
+	a.askedAt(now, since)
+	a.records.forget(now)
+	for i := range a.records {
+		if r := &a.records[i]; r.holder != but && r.inHand() > 0 {
+			ask(r.holder)
+		}
+	}
+	return true
+}
+
+// askedAt sets when they are asked again.
+func (a *account) askedAt(now instant, since time.Duration) {
+	pause := 2 * a.pause
+	if since < 0 || since > 2*askedRarely {
+		pause = 0
+	}
+	a.asked = now
+	a.least = max(readAgain, time.Duration(len(a.records))*recordsPause)
+	a.pause = max(a.least, min(pause, askedRarely))
+}
