@@ -49,7 +49,7 @@ func (f *callerFlags) budgets() budgets {
 }
 
 // peers has the listener of the peers' port, and its budget, in bounds.
-func (f *callerFlags) peers(l net.Listener) (net.Listener, *transport.Budget) {
+func (f *callerFlags) peers(l net.Listener) (*transport.Listener, *transport.Budget) {
 	budget := transport.NewBudget(f.PeerBytes)
 	return transport.Listen(l, f.PeerConnections, budget), budget
 }

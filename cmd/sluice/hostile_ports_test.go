@@ -6,6 +6,7 @@ import (
 	goflag "flag" // flag is a function here
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"slices"
@@ -18,6 +19,7 @@ import (
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"golang.org/x/net/http2"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-gate/sluice/ratelimit/transport/hostile"
@@ -204,7 +206,14 @@ func (s *sluice) endsUnder(a attack) {
 	}
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	_, _ = io.WriteString(begin, "\n")
-	time.Sleep(attackFor / 10)
+	// Callers that have not shaken hands: one says nothing, one half of its first frame in two pieces.
+	silent, half := s.stranger(), s.stranger()
+	defer silent.Close()
+	defer half.Close()
+	_, _ = io.WriteString(half, http2.ClientPreface+"\x00\x00\x3c\x04")
+	time.Sleep(attackFor / 20)
+	_, _ = io.WriteString(half, "\x00\x00\x00\x00\x00")
+	time.Sleep(attackFor / 20)
 	_ = s.cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case err := <-s.exited:
@@ -216,6 +225,16 @@ func (s *sluice) endsUnder(a attack) {
 		_ = s.cmd.Process.Kill()
 		<-s.exited
 	}
+}
+
+// stranger is a connection to the gRPC port.
+func (s *sluice) stranger() net.Conn {
+	s.Helper()
+	c, err := net.Dial("tcp", s.rpc)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return c
 }
 
 // What a node has for its end in these tests.

@@ -103,19 +103,20 @@ func (f *peerFlags) route(bounds *callerFlags, base limiter, baseRun func(contex
 		return routed{}, nil, fmt.Errorf("%s: %w", setting, err)
 	}
 	r := routing.New(base, o, clock, time.Now())
-	l, budget := bounds.peers(l)
+	bounded, budget := bounds.peers(l)
 	server := r.NewServer(serverTLS, budget)
 	run := func(ctx context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		var wg sync.WaitGroup
-		wg.Go(func() { _ = server.Serve(l) })
+		wg.Go(func() { _ = server.Serve(bounded) })
 		wg.Go(func() { r.Run(ctx) })
 		err := baseRun(ctx)
 		if err != nil {
 			cancel()
 		}
 		<-ctx.Done()
+		bounded.End() // gRPC waits for those that have not shaken hands
 		server.Stop()
 		wg.Wait()
 		if g, ok := o.Discovery.(io.Closer); ok {

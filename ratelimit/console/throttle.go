@@ -32,7 +32,8 @@ type throttle struct {
 	seeds [2]maphash.Seed
 	mu    sync.Mutex
 	// guesses are guarded by mu. An address has a place in each row, which others may share by chance, and
-	// has guessed too often if both places have: so its places are its own but for chance, however many guess.
+	// has guessed too often if both places have: so its places are its own but for chance, while far fewer than
+	// guessPlaces guess.
 	guesses [2][]guesses
 }
 
@@ -98,7 +99,7 @@ func (t *throttle) guess(address string, right func() bool) (looked, ok bool) {
 	return true, false
 }
 
-// prefixOf is whom an address belongs to: of IPv6, the network of 64 bits.
+// prefixOf is whom an address belongs to: of IPv6, the network of 48 bits, for that is what a site is given.
 func prefixOf(address string) string {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -109,7 +110,7 @@ func prefixOf(address string) string {
 		return host
 	}
 	if ip.To4() == nil {
-		return ip.Mask(net.CIDRMask(64, 128)).String()
+		return ip.Mask(net.CIDRMask(48, 128)).String()
 	}
 	return ip.String()
 }

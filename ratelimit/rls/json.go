@@ -3,10 +3,10 @@ package rls
 import (
 	"errors"
 	"fmt"
-	"mime"
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -75,8 +75,12 @@ func foreign(r *http.Request) string {
 			return fmt.Sprintf("the request comes from a page of %.200q: pages of other hosts may not ask", origin)
 		}
 	}
-	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
-	if kind == "text/plain" || kind == "multipart/form-data" {
+	if site := r.Header.Get("Sec-Fetch-Site"); site == "cross-site" {
+		return "the request comes from a page of another site: pages of other hosts may not ask"
+	}
+	kind, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
+	switch kind = strings.ToLower(strings.TrimSpace(kind)); kind {
+	case "text/plain", "multipart/form-data":
 		return fmt.Sprintf("the Content-Type is %s: send application/json", kind)
 	}
 	return ""

@@ -558,6 +558,7 @@ func TestJSONOfStrangePages(t *testing.T) {
 		{"", "application/x-www-form-urlencoded", 200}, // as curl -d sends it
 		{"", "text/plain", 415},
 		{"", "Text/Plain; charset=utf-8", 415},
+		{"", "text/plain;a=1;a=2", 415},
 		{"", "multipart/form-data; boundary=x", 415},
 		{"http://example.com", "application/json", 200}, // a page of the same host
 		{"http://evil.example", "application/json", 415},

@@ -286,7 +286,12 @@ func (v *Server) drain(hurry context.Context) {
 	grace, cancel := context.WithTimeout(context.Background(), v.options.GraceTime)
 	defer cancel()
 	// GracefulStop has no time of its own: after the grace time Stop cuts off what is left.
-	stop := context.AfterFunc(grace, v.grpc.Stop)
+	stop := context.AfterFunc(grace, func() {
+		for _, l := range v.listeners {
+			l.(*transport.Listener).End() // gRPC waits for those that have not shaken hands
+		}
+		v.grpc.Stop()
+	})
 	defer stop()
 	var g errgroup.Group
 	for _, h := range v.https {

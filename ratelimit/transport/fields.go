@@ -226,8 +226,12 @@ func (f *fields) resize(most int, by audience) bool {
 		return false
 	}
 	f.caller.resize(most)
-	if by != nobody {
+	switch by {
+	case original:
 		f.grpc.resize(most)
+	case nobody: // gRPC's table is as large as it was
+		f.apart = true
+	case repacked:
 	}
 	return true
 }
@@ -275,10 +279,12 @@ func (f *fields) insert(x *field, named *entry, by audience) bool {
 func (f *fields) repack(b []byte, x *field, named *entry) []byte {
 	switch {
 	case x.how == resize:
-		// gRPC's table may have fields that the caller's has no longer, and only an empty one may be resized
-		// twice.
-		f.grpc.resize(0)
-		return appendInteger(append(b, resize), resize, 5, x.index)
+		// What gRPC is told is packed here, by a table that need not be as small as the caller's.
+		if x.index <= f.grpc.most {
+			return b
+		}
+		f.grpc.resize(tableSize)
+		return appendInteger(b, resize, 5, tableSize)
 	case x.how != indexed:
 		// It is put into no table before another block refers to it.
 		return append(f.repackName(b, x, named), x.value.all...)

@@ -34,6 +34,8 @@ type walker struct {
 	have   int // bytes of header
 	// left counts the bytes of the frame's payload that are still to come.
 	left int
+	// block says that a header block goes on in another frame, before which no other may come.
+	block bool
 	frame
 }
 
@@ -67,6 +69,9 @@ func (w *walker) next(b []byte) (begun bool, piece, rest []byte) {
 	// The highest bit of a stream's number is reserved (RFC 9113, 4.1).
 	w.kind, w.flags, w.stream = h[3], h[4], binary.BigEndian.Uint32(h[5:])&^(1<<31)
 	w.left = w.length
+	if w.kind == frameHeaders || w.kind == frameContinuation {
+		w.block = w.flags&flagEndHeaders == 0
+	}
 	return true, nil, b[n:]
 }
 

@@ -244,7 +244,7 @@ func (g *guard) stalled(err error) bool {
 // await gives the next read the time that the oldest incomplete request has left.
 func (g *guard) await() {
 	// Requests of conversations need never be complete.
-	if g.caps.Conversations || g.caps.RequestTimeout == 0 {
+	if g.caps.Conversations || g.caps.RequestTimeout == 0 || g.raw != nil && g.raw.shaking.Load() {
 		return
 	}
 	// The beginning of a frame of headers belongs to no call yet, but keeps memory as one.

@@ -23,27 +23,30 @@ const (
 	framesACall = 8
 	// framesAnAnswer are for the windows that a caller gives back for a frame of data.
 	framesAnAnswer = 4
+	// mostEarned is what calls earn for later: as many as may be open, and their windows, all reset at once.
+	mostEarned = 4000
 	// leastData is how much of a message makes a frame of data no idle one.
 	leastData = 32
 )
 
 func (i *idle) earn(frames int) { i.credit += frames }
 
-// afford takes in a frame, and tells whether its caller may send it.
-func (i *idle) afford(f *frame, now int64) bool {
+// afford takes in a frame, of a call that is open or not, and tells whether its caller may send it.
+func (i *idle) afford(f *frame, open bool, now int64) bool {
 	switch {
 	case f.kind == frameHeaders:
 		i.earn(framesACall)
 		return true
-	case f.kind == frameData && f.length >= leastData:
-		return true
+	case f.kind == frameData && open && f.length >= leastData:
+		return true // it is charged as what it brings
 	}
 	i.used -= i.credit
 	i.credit = 0
 	if every := int64(time.Second / framesASecond); now-i.at >= every {
-		i.used -= int((now - i.at) / every)
+		// Time fills the stock, and no more: a connection that was silent for a day has earned nothing for later.
+		i.used = min(i.used, max(0, i.used-int((now-i.at)/every)))
 		i.at += (now - i.at) / every * every
 	}
-	i.used = max(0, i.used) + 1
+	i.used = max(-mostEarned, i.used) + 1
 	return i.used <= framesInStock
 }

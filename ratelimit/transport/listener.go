@@ -35,6 +35,8 @@ type conn struct {
 	// untimed is set where others have set the deadlines, so that they are set
 	// again by those who need them.
 	untimed atomic.Bool
+	// shaking says that gRPC has set the time for the handshake, which must not be taken away.
+	shaking atomic.Bool
 }
 
 // Accept implements net.Listener.
@@ -85,6 +87,19 @@ func (l *Listener) Open() int {
 	return len(l.conns)
 }
 
+// End closes all connections.
+func (l *Listener) End() {
+	l.mu.Lock()
+	all := make([]*conn, 0, len(l.conns))
+	for c := range l.conns {
+		all = append(all, c)
+	}
+	l.mu.Unlock()
+	for _, c := range all {
+		_ = c.Close()
+	}
+}
+
 // Read implements net.Conn.
 func (c *conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
@@ -97,6 +112,7 @@ func (c *conn) Read(p []byte) (int, error) {
 // SetDeadline implements net.Conn.
 func (c *conn) SetDeadline(t time.Time) error {
 	c.untimed.Store(true)
+	c.shaking.Store(!t.IsZero())
 	return c.Conn.SetDeadline(t)
 }
 

@@ -51,6 +51,8 @@ func (s *screen) wroteLocked(f *frame) {
 	switch {
 	case f.kind == frameData:
 		s.idle.earn(framesAnAnswer)
+	case f.kind == framePing && f.flags&flagAck == 0:
+		s.idle.earn(1) // its answer
 	case f.kind == frameHeaders:
 		l.owed = 0 // gRPC has said it
 	case f.kind == frameSettings && f.flags&flagAck != 0:

@@ -60,9 +60,6 @@ type screen struct {
 	piecing bool
 	pieces  []byte // of that block: what came
 	first   frame  // of it
-	fresh   bool   // it begins a call
-	// passed is the last call that gRPC knows of.
-	passed uint32
 	// drop says that the frame under way is taken out of what gRPC reads.
 	drop    bool
 	instead []byte // what gRPC is to read in the place of frames that were taken out
@@ -171,6 +168,7 @@ func (g *guard) screenArrived(b []byte) (passed int, change int64, ok bool) {
 			s.drop = !g.screenFrameLocked(&g.in.frame, after)
 		}
 		switch {
+		case s.piecing && !begun && piece == nil: // a part of a frame's header
 		case s.piecing:
 			g.pieceLocked(piece)
 		case g.in.kind == framePing:
@@ -205,8 +203,8 @@ func (s *screen) pass(b []byte, passed int, more []byte) int {
 	return passed
 }
 
-// between tells whether what comes next is a frame.
-func (w *walker) between() bool { return w.skip == 0 && w.left == 0 && w.have == 0 }
+// between tells whether what comes next is a frame, and any.
+func (w *walker) between() bool { return w.skip == 0 && w.left == 0 && w.have == 0 && !w.block }
 
 // whole tells whether b begins with a frame that can be decided on.
 func whole(b []byte) bool {
@@ -221,7 +219,9 @@ func whole(b []byte) bool {
 // gRPC is to have it. after is what follows.
 func (g *guard) screenFrameLocked(f *frame, after []byte) bool {
 	s := g.screen
-	if !s.idle.afford(f, g.now) {
+	known := g.callLocked(f.stream) != nil
+	// Data of no call would be free; HTTP/2 knows none of a call that has not begun.
+	if !s.idle.afford(f, known, g.now) || f.kind == frameData && f.stream > g.latest {
 		if g.budget != nil {
 			g.budget.Excess.Add(1)
 		}
@@ -229,14 +229,14 @@ func (g *guard) screenFrameLocked(f *frame, after []byte) bool {
 	}
 	switch {
 	case s.piecing:
-		if f.kind != frameContinuation || f.stream != s.first.stream {
+		if f.kind != frameContinuation || f.stream != s.first.stream || f.length > mostFrame {
 			g.ended = true // gRPC would say the same
 		}
 		return false
 	case f.kind == frameHeaders:
 		return g.screenHeadersLocked(f, after)
 	// Frames of the connection itself, and of calls that gRPC knows of.
-	case f.stream == 0 || f.stream > g.latest || g.callLocked(f.stream) != nil:
+	case f.stream == 0 || f.stream > g.latest || known:
 		g.beganLocked(f)
 		return true
 	// The call was refused, or is over: of what still comes, gRPC would count the bytes.
@@ -254,16 +254,16 @@ func (g *guard) screenFrameLocked(f *frame, after []byte) bool {
 // screenHeadersLocked takes in the first frame of a header block.
 func (g *guard) screenHeadersLocked(f *frame, after []byte) bool {
 	s := g.screen
-	fresh := f.stream > g.latest
-	if f.length > mostFrame || !fresh && f.stream > s.passed {
-		// gRPC would say the same of the first. The second is of a refused call, and gRPC would take it for a new one.
+	// gRPC would say the same of a frame that is too large, and of headers behind a call's first: its requests have no
+	// trailers. Those of a refused call it would take for a new one.
+	if f.length > mostFrame || f.stream <= g.latest {
 		g.ended = true
 		return true
 	}
 	if f.flags&flagEndHeaders != 0 && len(after) >= f.length {
-		return g.decideLocked(f, fresh, bare(after[:f.length], f.flags))
+		return g.decideLocked(f, bare(after[:f.length], f.flags))
 	}
-	s.piecing, s.pieces, s.first, s.fresh = true, s.pieces[:0], *f, fresh
+	s.piecing, s.pieces, s.first = true, s.pieces[:0], *f
 	// It is charged from here on, and its request is not complete before its headers are.
 	incomplete := *f
 	incomplete.flags &^= flagEndStream
@@ -271,22 +271,23 @@ func (g *guard) screenHeadersLocked(f *frame, after []byte) bool {
 	return false
 }
 
-// decideLocked decides on a call, or on what ends one, whose first frame was f; and tells whether gRPC is
-// to read its header block as it came.
-func (g *guard) decideLocked(f *frame, fresh bool, block []byte) bool {
+// decideLocked decides on a call whose first frame was f, and tells whether gRPC is to read its header block as it
+// came.
+func (g *guard) decideLocked(f *frame, block []byte) bool {
 	s := g.screen
 	says, ok := s.understand(block)
 	switch {
 	case !ok:
 		g.ended = true // gRPC would say the same
 		return true
-	// gRPC reads no more of such a block than that it is too large. Packed anew it might be larger by far.
-	case fresh && s.fields.apart && says.size > s.fields.most:
+	// Of such a block gRPC reads no more than that it is too large: twice, for fields named trailer have a bound of
+	// their own. Packed anew, or cut anew, it might end the connection.
+	case says.size > 2*s.fields.most && (s.fields.apart || len(block) > mostFrame):
 		g.withholdLocked(f, block, says.changes)
 		s.sayLocked(frameReset, 0, f.stream, []byte{0, 0, 0, byte(http2.ErrCodeFrameSize)})
 		return false
 	// What changes the table's size is rare, and gRPC has to know it.
-	case !fresh || !says.gated || says.resizes:
+	case !says.gated || says.resizes:
 		g.letInLocked(f, unasked)
 	case s.Gate.Arrive(s.now, s.inside, says.patience):
 		s.inside++
@@ -352,7 +353,6 @@ const (
 // letInLocked has gRPC know of a call, or of what ends one.
 func (g *guard) letInLocked(f *frame, counted throughGate) {
 	s := g.screen
-	s.passed = max(s.passed, f.stream)
 	g.headersLocked(f)
 	if !counted {
 		return
@@ -390,7 +390,7 @@ func (g *guard) pieceLocked(piece []byte) {
 	}
 	if g.in.flags&flagEndHeaders != 0 {
 		s.piecing = false
-		if g.decideLocked(&s.first, s.fresh, s.pieces) {
+		if g.decideLocked(&s.first, s.pieces) {
 			s.instead = appendHeaders(s.instead, s.first.flags&flagEndStream, s.first.stream, s.pieces)
 		}
 		s.pieces = spare(s.pieces, mostKept)

@@ -525,6 +525,20 @@ func (v *talk) read() (passed, written string) {
 	return kinds(p[:n]), kinds(v.line.written.Bytes())
 }
 
+// drain has all that was added be read, and fails if the connection ends.
+func (v *talk) drain(what string) {
+	v.Helper()
+	v.line.pieces = append(v.line.pieces, bytes.Clone(v.said.Bytes()))
+	v.said.Reset()
+	for p := make([]byte, readBuffer); ; {
+		if _, err := v.Read(p); errors.Is(err, io.EOF) {
+			return
+		} else if err != nil {
+			v.Fatalf("%s: %v", what, err)
+		}
+	}
+}
+
 func kinds(b []byte) (s string) {
 	f := http2.NewFramer(nil, bytes.NewReader(b))
 	for {
@@ -650,6 +664,14 @@ func TestNonsenseEndsTheConnection(t *testing.T) {
 			v.headers(3)
 			v.headers(3)
 		},
+		"trailers": func(v *talk, f *http2.Framer) {
+			_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0x83}, EndHeaders: true, EndStream: true})
+		},
+		"headers that go on in a frame of 16 MB": func(_ *talk, f *http2.Framer) {
+			_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 3, BlockFragment: []byte{0x83}})
+			_ = f.WriteRawFrame(http2.FrameContinuation, 0, 3, make([]byte, 1<<20))
+		},
+		"data of a call that has not begun": func(_ *talk, f *http2.Framer) { _ = f.WriteData(99, false, make([]byte, 100)) },
 		"more calls than any caller opens": func(v *talk, _ *http2.Framer) {
 			for id := uint32(3); id < 3000; id += 2 {
 				v.headers(id)
@@ -673,6 +695,81 @@ func TestNonsenseEndsTheConnection(t *testing.T) {
 		if v.gate.in != 0 {
 			t.Errorf("%s: %d calls are inside, says the gate", name, v.gate.in)
 		}
+	}
+}
+
+// Blocks that resize the table again and again are not packed anew as whole fields each time.
+func TestResizesDoNotGrow(t *testing.T) {
+	v := newTalk(t, &Caps{HeaderBytes: 8 << 10, Streams: 1000})
+	v.admit = false
+	v.said.block.Reset()
+	_ = v.said.encoder.WriteField(hpack.HeaderField{Name: ":path", Value: gatedMethod})
+	_ = v.said.encoder.WriteField(hpack.HeaderField{Name: "x", Value: string(bytes.Repeat([]byte{'x'}, 3900))})
+	_ = v.said.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: v.said.block.Bytes(), EndHeaders: true, EndStream: true})
+	v.read()
+	for id := uint32(3); v.said.Len() < readBuffer-100; id += 2 {
+		_ = v.said.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: []byte{0x3f, 0xe1, 0x1f, 0xbe}, EndHeaders: true, EndStream: true})
+		_ = v.said.framer.WriteRSTStream(id, http2.ErrCodeCancel)
+	}
+	v.line.pieces = [][]byte{bytes.Clone(v.said.Bytes())}
+	got := 0
+	for p := make([]byte, readBuffer); ; {
+		n, err := v.Read(p)
+		if got += n; errors.Is(err, io.EOF) {
+			break
+		}
+	}
+	if got > 3*readBuffer {
+		t.Errorf("%d bytes became %d", readBuffer, got)
+	}
+}
+
+// No refusal, nor a ping, comes between the frames of one of gRPC's header blocks.
+func TestNothingWithinABlock(t *testing.T) {
+	v := newTalk(t, &Caps{HeaderBytes: 8 << 10})
+	v.headers(1)
+	v.read()
+	v.admit = false
+	v.headers(3) // it puts nothing into the table
+	v.line.written.Reset()
+	var out bytes.Buffer
+	f := http2.NewFramer(&out, nil)
+	_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: make([]byte, 100), EndStream: true})
+	_, _ = v.Write(out.Bytes())
+	v.line.pieces = append(v.line.pieces, bytes.Clone(v.said.Bytes()))
+	_, _ = v.Read(make([]byte, readBuffer))
+	out.Reset()
+	_ = f.WriteContinuation(1, true, make([]byte, 10))
+	_, _ = v.Write(out.Bytes())
+	if got := kinds(v.line.written.Bytes()); got != "HEADERS(1) CONTINUATION(1) HEADERS(3) RST_STREAM(3) " {
+		t.Errorf("written %q", got)
+	}
+}
+
+// A block in two frames, of which the first is padded and the second comes byte by byte, is what it is.
+func TestPiecesByteByByte(t *testing.T) {
+	v := newTalk(t, &Caps{HeaderBytes: 8 << 10})
+	v.headers(1)
+	v.read()
+	v.said.block.Reset()
+	for _, x := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", gatedMethod}, {"x", "0123456789"}} {
+		_ = v.said.encoder.WriteField(hpack.HeaderField{Name: x[0], Value: x[1]})
+	}
+	block := v.said.block.Bytes()
+	_ = v.said.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 3, BlockFragment: block[:5], PadLength: 3})
+	_ = v.said.framer.WriteContinuation(3, true, block[5:])
+	for _, b := range v.said.Bytes() {
+		v.line.pieces = append(v.line.pieces, []byte{b})
+	}
+	var got []byte
+	for p := make([]byte, readBuffer); ; {
+		n, err := v.Read(p)
+		if got = append(got, p[:n]...); err != nil {
+			break
+		}
+	}
+	if len(got) != frameHeader+len(block) || !bytes.Equal(got[frameHeader:], block) {
+		t.Errorf("gRPC gets %x, of the block %x", got, block)
 	}
 }
 
@@ -718,11 +815,26 @@ func TestIdleFramesEndAConnection(t *testing.T) {
 
 // Callers whose frames their calls and their time explain go on.
 func TestIdleFramesOfHonestCallers(t *testing.T) {
+	for name, write := range map[string]func(f *http2.Framer, id uint32){
+		"all given up at once":           func(f *http2.Framer, id uint32) { _ = f.WriteRSTStream(id, http2.ErrCodeCancel) },
+		"all given back a little window": func(f *http2.Framer, id uint32) { _ = f.WriteWindowUpdate(id, 10) },
+	} {
+		v := newTalk(t, &Caps{HeaderBytes: 8 << 10, Streams: 1000})
+		for id := uint32(1); id < 2000; id += 2 {
+			v.headers(id)
+			_ = v.said.framer.WriteData(id, true, make([]byte, 60))
+		}
+		v.drain(name)
+		for id := uint32(1); id < 2000; id += 2 {
+			write(v.said.framer, id)
+		}
+		v.drain(name)
+	}
 	var i idle
 	now := int64(0)
 	take := func(kind byte, length int) {
 		t.Helper()
-		if !i.afford(&frame{kind: kind, length: length}, now) {
+		if !i.afford(&frame{kind: kind, length: length}, true, now) {
 			t.Fatalf("a frame of kind %d, after %v, ended the connection", kind, time.Duration(now))
 		}
 	}
