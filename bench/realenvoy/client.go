@@ -90,8 +90,8 @@ func (c *Client) Get(ctx context.Context, path string, headers ...string) (Answe
 type Tally struct {
 	Passed, Limited, Failed int64                   // by the answer: 200, 429, all else
 	Keys                    map[int]int64           // passed, of each key
-	Latency                 *hdrhistogram.Histogram // microseconds, from the instant at which a request was meant to be sent
-	Slow                    []time.Duration         // instants since the start of requests that took longer than Drive was told
+	Latency                 *hdrhistogram.Histogram // microseconds, from the instant that the load says
+	Slow                    []time.Duration         // such instants, of requests that took longer than Drive was told
 	Err                     error                   // the last that was not an answer
 }
 

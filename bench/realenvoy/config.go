@@ -134,8 +134,7 @@ func accessLog(file string) []any {
 			"@type": "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog",
 			"path":  file,
 			"log_format": object{"json_format": object{
-				"id": "%REQ(x-test-id)%", "code": "%RESPONSE_CODE%", "flags": "%RESPONSE_FLAGS%", "details": "%RESPONSE_CODE_DETAILS%",
-				"path": "%REQ(:path)%", "ms": "%DURATION%", "ratelimit": "%DYNAMIC_METADATA(envoy.filters.http.ratelimit)%",
+				"id": "%REQ(x-test-id)%", "code": "%RESPONSE_CODE%", "flags": "%RESPONSE_FLAGS%", "ms": "%DURATION%",
 			}},
 		},
 	}}

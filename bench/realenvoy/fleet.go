@@ -38,7 +38,8 @@ func StartFleet(binary, rules string, nodes int, more ...string) (*Fleet, error)
 			"--host", "127.0.0.1", "--port", ports[1], "--debug-host", "127.0.0.1", "--debug-port", ports[2],
 		}
 		if nodes > 1 {
-			args = append(args, "--peers", "static:"+strings.Join(f.Peers, ","), "--peer-addr", f.Peers[i], "--peer-secret", "only-for-benchmarks")
+			args = append(args, "--peers", "static:"+strings.Join(f.Peers, ","), "--peer-addr", f.Peers[i],
+				"--peer-secret", "only-for-benchmarks")
 		}
 		f.args = append(f.args, append(args, more...))
 		if err := f.Start(i); err != nil {

@@ -101,8 +101,15 @@ func (w *world) need(err error) {
 // run starts it all. Several nodes share a Redis.
 func (w *world) run() *world {
 	w.Helper()
-	envoy, err := Find()
-	if err != nil {
+	w.prepare()
+	w.start()
+	return w
+}
+
+// prepare starts what Envoy needs.
+func (w *world) prepare() {
+	w.Helper()
+	if _, err := Find(); err != nil {
 		w.Skip("REPORTED MISSING: nothing was run with an Envoy: ", err)
 	}
 	sluice, err := binary()
@@ -121,23 +128,24 @@ func (w *world) run() *world {
 	w.backend, err = StartBackend(w.handler)
 	w.need(err)
 	w.Cleanup(w.backend.Stop)
-	if w.config.Clusters == nil {
-		w.config.Clusters = map[string][]string{}
-	}
+	w.config.Clusters = map[string][]string{"sluice": w.fleet.Addresses()}
 	if !strings.Contains(w.config.Text, "stat_prefix: service") { // it answers by itself
 		w.config.Clusters["service"] = []string{w.backend.Address}
 	}
-	if w.config.Clusters["sluice"] == nil {
-		w.config.Clusters["sluice"] = w.fleet.Addresses()
-	}
 	w.config.HashKeys = w.fleet.Peers
+}
+
+// start starts Envoy, and waits until it has found all nodes well.
+func (w *world) start() {
+	w.Helper()
+	envoy, err := Find()
+	w.need(err)
 	w.envoy, err = Start(envoy, w.TempDir(), &w.config)
 	w.need(err)
 	w.Cleanup(w.envoy.Stop)
 	w.need(w.envoy.UntilStat("cluster.sluice.membership_healthy", int64(len(w.config.Clusters["sluice"]))))
 	w.client = NewClient(w.envoy.URL)
 	w.Cleanup(w.client.Close)
-	return w
 }
 
 // get is the answer to one request.
