@@ -94,16 +94,11 @@ func shippedApprox(t *testing.T) {
 	for _, n := range w.fleet.Nodes {
 		w.need(n.Pause(true))
 	}
-	if n := w.passes(5, "/"); n != 5 {
+	w.need(Until("all three stand still", func() bool { return w.passes(3, "/") == 3 }))
+	if n := w.passes(5, "/", "x-test-id", "hung"); n != 5 {
 		t.Errorf("%d of 5 passed while no node answers", n)
 	}
-	w.need(Until("the requests are in the access log", func() bool {
-		all, err := w.envoy.Accesses()
-		return err == nil && len(all) == 45
-	}))
-	all, err := w.envoy.Accesses()
-	w.need(err)
-	for _, a := range all[40:] {
+	for _, a := range w.logged("hung", 5) {
 		if a.Ms < 5 || a.Ms > 100 {
 			t.Errorf("a request waited for %d ms, the filter's timeout is 5", a.Ms)
 		}

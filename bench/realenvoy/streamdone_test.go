@@ -220,16 +220,7 @@ func (w *world) doneRow(p *tap, r *doneRow) {
 	if a, err := w.client.Get(ctx, "/"+r.id, headers...); (err != nil) != (r.answer == 0) || a.Status != r.answer {
 		w.Errorf("the answer is %d (%v), not %d", a.Status, err, r.answer)
 	}
-	w.need(Until("the request is in the access log", func() bool {
-		all, err := w.envoy.Accesses()
-		n := 0
-		for _, l := range all {
-			if l.ID == r.id {
-				n++
-			}
-		}
-		return err == nil && n == requests
-	}))
+	w.logged(r.id, requests)
 	after := "after-" + r.id
 	w.get("/marker", "x-test-id", after)
 	w.need(Until("the next stream is done", func() bool { return len(p.of(after)) == 2 }))

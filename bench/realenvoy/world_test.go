@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -171,12 +172,15 @@ func (w *world) passes(n int, path string, headers ...string) (passed int) {
 	return passed
 }
 
-// stat is a counter of Envoy's.
-func (w *world) stat(name string) int64 {
+// logged waits until so many requests with an id are in the access log.
+func (w *world) logged(id string, n int) (found []Access) {
 	w.Helper()
-	all, err := w.envoy.Stats()
-	w.need(err)
-	return all[name]
+	w.need(Until("the requests are in the access log", func() bool {
+		all, err := w.envoy.Accesses()
+		found = slices.DeleteFunc(all, func(a Access) bool { return a.ID != id })
+		return err == nil && len(found) == n
+	}))
+	return found
 }
 
 // metric is a number that a node counts; 0 where it has none of this name.
