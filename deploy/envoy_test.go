@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	bootstrap "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/rate_limit_quota/v3"
@@ -61,8 +62,12 @@ func validEnvoy(t *testing.T, name string) {
 		if len(c.HealthChecks) != 1 || c.HealthChecks[0].GetGrpcHealthCheck().GetServiceName() != "ratelimit" {
 			t.Fatalf("the cluster %s has no health check by gRPC: nodes that drain or hang are still asked", c.Name)
 		}
-		if h := c.HealthChecks[0]; h.NoTrafficInterval.AsDuration() != h.Interval.AsDuration() {
+		h := c.HealthChecks[0]
+		if h.NoTrafficInterval.AsDuration() != h.Interval.AsDuration() {
 			t.Errorf("without traffic, a node that was not ready at the first check is checked again after a minute")
+		}
+		if gone := h.Interval.AsDuration() + h.Timeout.AsDuration(); gone > 2*time.Second || h.UnhealthyThreshold.GetValue() != 1 {
+			t.Errorf("a node that hangs is asked for more than %v: deploy/README.md says 2 s", gone)
 		}
 	}
 }
