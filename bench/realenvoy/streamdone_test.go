@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // doneRules admit one request of each id, and whatever comes when a stream is done.
@@ -86,6 +87,11 @@ func TestStreamDone(t *testing.T) {
 		t.Run(r.id, func(t *testing.T) {
 			(&world{T: t, envoy: w.envoy, backend: w.backend, client: w.client}).doneRow(p, &r)
 		})
+	}
+	for _, c := range p.of("own") {
+		if c.wait <= 0 || c.wait > time.Second {
+			t.Errorf("%s: the call says that Envoy waits %v, its timeout is 1s", c.text, c.wait)
+		}
 	}
 	t.Run("concurrent", func(t *testing.T) {
 		var wg sync.WaitGroup

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -33,7 +34,7 @@ type tap struct {
 
 type call struct {
 	id, text, nonce string
-	hits            uint32 // of the request itself
+	wait            time.Duration // that the caller has said it waits; 0: it has not
 }
 
 func newTap(t *testing.T, node string) *tap {
@@ -59,7 +60,10 @@ func newTap(t *testing.T, node string) *tap {
 // ShouldRateLimit passes a call on. An id that begins with hold waits for release, one with fail is an
 // error. Each answer has a nonce of its own in its dynamic metadata.
 func (p *tap) ShouldRateLimit(ctx context.Context, r *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
-	c := &call{hits: r.HitsAddend}
+	c := &call{}
+	if end, ok := ctx.Deadline(); ok {
+		c.wait = time.Until(end)
+	}
 	var texts []string
 	for _, d := range r.Descriptors {
 		texts = append(texts, c.describe(d))

@@ -60,6 +60,7 @@ type world struct {
 	file    string // of the rules
 	nodes   int
 	flags   []string // of Sluice
+	unwell  bool     // Envoy is to find no node well
 	handler http.HandlerFunc
 
 	redis   *redistest.Server
@@ -144,7 +145,11 @@ func (w *world) start() {
 	w.envoy, err = Start(envoy, w.TempDir(), &w.config)
 	w.need(err)
 	w.Cleanup(w.envoy.Stop)
-	w.need(w.envoy.UntilStat("cluster.sluice.membership_healthy", int64(len(w.config.Clusters["sluice"]))))
+	well := len(w.config.Clusters["sluice"])
+	if w.unwell {
+		well = 0
+	}
+	w.need(w.envoy.UntilStat("cluster.sluice.membership_healthy", int64(well)))
 	w.client = NewClient(w.envoy.URL)
 	w.Cleanup(w.client.Close)
 }
