@@ -45,13 +45,15 @@ func (b *Backend) Stop() { _ = b.server.Close() }
 
 // Client asks an Envoy, over connections that it keeps.
 type Client struct {
-	URL  string
-	http *http.Client
+	URL       string
+	Path      string // of the requests of Drive
+	KeyHeader string // in which they have their keys
+	http      *http.Client
 }
 
 // NewClient makes a client of the Envoy at a URL.
 func NewClient(url string) *Client {
-	return &Client{URL: url, http: &http.Client{
+	return &Client{URL: url, Path: "/", KeyHeader: "x-api-key", http: &http.Client{
 		Timeout: 10 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 256},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
@@ -104,13 +106,13 @@ func (t *Tally) Over(limit int64) (over int64) {
 }
 
 // Drive sends a load, whatever became of the requests before, and waits for all answers. slow is from when on a
-// request is listed. Each request has its key in the header x-api-key.
+// request is listed.
 func (c *Client) Drive(ctx context.Context, l load.Load, slow time.Duration) *Tally {
 	t := &Tally{Keys: map[int]int64{}, Latency: hdrhistogram.New(1, int64(10*time.Second/time.Microsecond), 3)}
 	var mu sync.Mutex
 	start := time.Now()
 	caller.Open(ctx, l, 1, start, func(r load.Request, intended time.Time) {
-		a, err := c.Get(ctx, "/", "x-api-key", fmt.Sprintf("key-%d", r.Key))
+		a, err := c.Get(ctx, c.Path, c.KeyHeader, fmt.Sprintf("key-%d", r.Key))
 		took := time.Since(intended)
 		mu.Lock()
 		defer mu.Unlock()

@@ -2,6 +2,7 @@ package realenvoy
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"path/filepath"
@@ -45,10 +46,10 @@ func at[T any](tree any, path ...any) (found T) {
 
 // placed is a configuration with the addresses of here, and what they are.
 type placed struct {
-	text      []byte            // JSON
-	listeners map[string]string // HOST:PORT by the listener's name
-	admin     string
-	log       string // the access log's file
+	text   []byte // JSON
+	listen string // of the first listener, HOST:PORT
+	admin  string
+	log    string // the access log's file
 }
 
 // place puts a configuration's addresses where they are free, and its files below a directory.
@@ -58,19 +59,21 @@ func (c *Config) place(dir string) (*placed, error) {
 		return nil, fmt.Errorf("reading a configuration of Envoy: %w", err)
 	}
 	listeners := at[[]any](tree, "static_resources", "listeners")
+	if len(listeners) == 0 {
+		return nil, errors.New("a configuration of Envoy without listeners")
+	}
 	ports, err := freeport.Find(len(listeners) + 1)
 	if err != nil {
 		return nil, err
 	}
-	p := &placed{listeners: map[string]string{}, admin: "127.0.0.1:" + ports[0], log: filepath.Join(dir, "access.log")}
+	p := &placed{admin: "127.0.0.1:" + ports[0], listen: "127.0.0.1:" + ports[1], log: filepath.Join(dir, "access.log")}
 	moved := map[string]string{} // ports
 	for i, l := range listeners {
 		a := at[object](l, "address", "socket_address")
 		moved[fmt.Sprint(a["port_value"])] = ports[i+1]
-		p.listeners[at[string](l, "name")] = "127.0.0.1:" + ports[i+1]
 		setAddress(a, "127.0.0.1:"+ports[i+1])
 		for _, f := range at[[]any](l, "filter_chains", 0, "filters") {
-			if m := at[object](f, "typed_config"); at[string](m, "stat_prefix") == "ingress" {
+			if m := at[object](f, "typed_config"); i == 0 && m != nil {
 				m["access_log"] = accessLog(p.log)
 			}
 		}

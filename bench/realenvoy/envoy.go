@@ -40,7 +40,7 @@ func Find() (binary string, err error) {
 
 // Envoy is a running Envoy. It is safe for concurrent use.
 type Envoy struct {
-	URL      string // of its listener ingress
+	URL      string // of its first listener
 	admin    string
 	accesses string
 	cmd      *exec.Cmd
@@ -61,7 +61,7 @@ func Start(binary, dir string, c *Config) (*Envoy, error) {
 		return nil, fmt.Errorf("writing a configuration of Envoy: %w", err)
 	}
 	e := &Envoy{
-		URL: "http://" + p.listeners["ingress"], admin: p.admin, accesses: p.log, ended: make(chan struct{}),
+		URL: "http://" + p.listen, admin: p.admin, accesses: p.log, ended: make(chan struct{}),
 		cmd: exec.Command(binary, "--config-path", file, "--log-level", "warn", "--log-format", "[%l] %v",
 			"--disable-hot-restart", "--concurrency", "1", "--file-flush-interval-msec", "10"),
 	}

@@ -20,7 +20,7 @@ type Fleet struct {
 }
 
 // StartFleet runs so many nodes with a file of rules until Stop, and returns when all have
-// joined. more is added to each command line.
+// joined. more is added to each command line; without a file, it says where rules come from.
 func StartFleet(binary, rules string, nodes int, more ...string) (*Fleet, error) {
 	f := &Fleet{binary: binary, Nodes: make([]*process.Process, nodes)}
 	all := make([][]string, nodes) // gRPC, HTTP, debug and peers
@@ -34,8 +34,11 @@ func StartFleet(binary, rules string, nodes int, more ...string) (*Fleet, error)
 	}
 	for i, ports := range all {
 		args := []string{
-			"serve", "--config", rules, "--log-level", "error", "--grpc-host", "127.0.0.1", "--grpc-port", ports[0],
+			"serve", "--log-level", "error", "--grpc-host", "127.0.0.1", "--grpc-port", ports[0],
 			"--host", "127.0.0.1", "--port", ports[1], "--debug-host", "127.0.0.1", "--debug-port", ports[2],
+		}
+		if rules != "" {
+			args = append(args, "--config", rules)
 		}
 		if nodes > 1 {
 			args = append(args, "--peers", "static:"+strings.Join(f.Peers, ","), "--peer-addr", f.Peers[i],

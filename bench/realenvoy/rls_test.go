@@ -31,7 +31,8 @@ var rlsRoutes = map[string]string{
 	"refund-back": "[{actions: [KEY(refund)], hits_addend: {number: 2, is_negative_hits: true}}]",
 	"done": "[{actions: [KEY(done)], hits_addend: {number: 0}}, " +
 		"{actions: [KEY(done)], apply_on_stream_done: true, hits_addend: {number: 4}}]",
-	"own":        "[{actions: [KEY(own)], limit: {dynamic_metadata: {metadata_key: {key: test, path: [{key: limit}]}}}}]",
+	"own": "[{actions: [KEY(own)], limit: {dynamic_metadata: " +
+		"{metadata_key: {key: test, path: [{key: limit}]}}}}]",
 	"own-static": "[{actions: [KEY(own), KEY(static)], limit: {rate_limit: {requests_per_unit: 4, unit: DAY}}}]",
 	"tier": "[{actions: [{metadata: {descriptor_key: tier, source: DYNAMIC, " +
 		"metadata_key: {key: test, path: [{key: tier}]}}}]}]",
@@ -50,19 +51,23 @@ func rlsConfig(t *testing.T) string {
 		}
 		routes += fmt.Sprintf("%s- {match: {path: /%s}, route: {cluster: service}, response_headers_to_add: [{header: "+
 			"{key: x-plan, value: \"%%DYNAMIC_METADATA(envoy.filters.http.ratelimit:metadata:plan)%%\"}}], "+
-			"typed_per_filter_config: {envoy.filters.http.ratelimit: {\"@type\": %s, rate_limits: %s}}}\n", strings.Repeat(" ", 24), path, perRoute, limits)
+			"typed_per_filter_config: {envoy.filters.http.ratelimit: {\"@type\": %s, rate_limits: %s}}}\n",
+			strings.Repeat(" ", 24), path, perRoute, limits)
 	}
 	return change(t, shipped(t, "envoy/envoy.yaml"), first, routes,
 		"use_remote_address: true", "use_remote_address: true\n                xff_num_trusted_hops: 1",
-		"failure_mode_deny: false", "failure_mode_deny: true\n                      enable_retry_after_header: true",
+		"timeout: 0.02s", "timeout: 1s", "failure_mode_deny: false", "failure_mode_deny: true\n                      enable_retry_after_header: true",
 		filters, filters+`                  - name: envoy.filters.http.set_metadata
                     typed_config:
                       "@type": type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config
-                      metadata: [{metadata_namespace: test, value: {tier: gold, limit: {requests_per_unit: 4, unit: DAY}}}]
+                      metadata:
+                        - metadata_namespace: test
+                          value: {tier: gold, limit: {requests_per_unit: 4, unit: DAY}}
 `)
 }
 
-// What Envoy makes of Sluice's answers, rule by rule. Requests fail where Sluice fails, so that what passes was decided.
+// What Envoy makes of Sluice's answers, rule by rule. Requests fail where Sluice fails, so that what
+// passes was decided.
 func TestRLS(t *testing.T) {
 	w := (&world{T: t, rules: rlsRules, config: Config{Text: rlsConfig(t)}, flags: []string{
 		"--response-dynamic-metadata", "--limit-response-headers-enabled", "--limit-ietf-headers-enabled",

@@ -83,13 +83,17 @@ func TestTLS(t *testing.T) {
 	own := "tls_certificates: [{certificate_chain: {filename: " + a.file("envoy.crt") + "}, " +
 		"private_key: {filename: " + a.file("envoy.key") + "}}], "
 	server := []string{
-		"--grpc-server-use-tls", "--grpc-server-tls-cert", a.file("sluice.crt"), "--grpc-server-tls-key", a.file("sluice.key"),
+		"--grpc-server-use-tls", "--grpc-server-tls-cert", a.file("sluice.crt"),
+		"--grpc-server-tls-key", a.file("sluice.key"),
 	}
-	mutual := slices.Concat(server, []string{"--grpc-client-tls-cacert", a.file("ca.crt"), "--grpc-client-tls-san", "envoy"})
+	mutual := slices.Concat(server, []string{
+		"--grpc-client-tls-cacert", a.file("ca.crt"), "--grpc-client-tls-san", "envoy",
+	})
 	const h2 = "alpn_protocols: [h2], "
-	plain := change(t, shipped(t, "envoy/envoy.yaml"), "failure_mode_deny: false", "failure_mode_deny: true")
+	plain := change(t, shipped(t, "envoy/envoy.yaml"), "failure_mode_deny: false", "failure_mode_deny: true", "timeout: 0.02s", "timeout: 1s")
 	with := func(context string) string {
-		return change(t, plain, "      health_checks:", "      transport_socket:\n        name: tls\n        typed_config: {\"@type\": "+
+		return change(t, plain, "      health_checks:", "      transport_socket:\n        name: tls\n"+
+			"        typed_config: {\"@type\": "+
 			"type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext, sni: sluice, "+
 			"common_tls_context: {"+context+"}}\n      health_checks:")
 	}

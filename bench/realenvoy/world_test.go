@@ -1,6 +1,7 @@
 package realenvoy
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -60,7 +61,9 @@ type world struct {
 	file    string // of the rules
 	nodes   int
 	flags   []string // of Sluice
+	alone   bool     // without a Redis
 	unwell  bool     // Envoy is to find no node well
+	cluster string   // of the nodes; sluice, unless said
 	handler http.HandlerFunc
 
 	redis   *redistest.Server
@@ -100,7 +103,7 @@ func (w *world) need(err error) {
 	}
 }
 
-// run starts it all. Several nodes share a Redis.
+// run starts it all. Several nodes share a Redis, unless alone.
 func (w *world) run() *world {
 	w.Helper()
 	w.prepare()
@@ -116,11 +119,11 @@ func (w *world) prepare() {
 	}
 	sluice, err := binary()
 	w.need(err)
-	if w.file == "" {
+	if w.file == "" && w.rules != "" { // else they are pushed
 		w.file = filepath.Join(w.TempDir(), "rules.yaml")
 		w.need(os.WriteFile(w.file, []byte(w.rules), 0o600))
 	}
-	if w.nodes > 1 {
+	if w.nodes > 1 && !w.alone {
 		w.redis = redistest.Start(w)
 		w.flags = append(w.flags, "--redis-url", w.redis.Addr)
 	}
@@ -130,7 +133,8 @@ func (w *world) prepare() {
 	w.backend, err = StartBackend(w.handler)
 	w.need(err)
 	w.Cleanup(w.backend.Stop)
-	w.config.Clusters = map[string][]string{"sluice": w.fleet.Addresses()}
+	w.cluster = cmp.Or(w.cluster, "sluice")
+	w.config.Clusters = map[string][]string{w.cluster: w.fleet.Addresses()}
 	if !strings.Contains(w.config.Text, "stat_prefix: service") { // it answers by itself
 		w.config.Clusters["service"] = []string{w.backend.Address}
 	}
@@ -145,11 +149,11 @@ func (w *world) start() {
 	w.envoy, err = Start(envoy, w.TempDir(), &w.config)
 	w.need(err)
 	w.Cleanup(w.envoy.Stop)
-	well := len(w.config.Clusters["sluice"])
+	well := len(w.config.Clusters[w.cluster])
 	if w.unwell {
 		well = 0
 	}
-	w.need(w.envoy.UntilStat("cluster.sluice.membership_healthy", int64(well)))
+	w.need(w.envoy.UntilStat("cluster."+w.cluster+".membership_healthy", int64(well)))
 	w.client = NewClient(w.envoy.URL)
 	w.Cleanup(w.client.Close)
 }
@@ -177,6 +181,20 @@ func (w *world) passes(n int, path string, headers ...string) (passed int) {
 	return passed
 }
 
+// undecidedStat is how often Envoy's filter got no decision.
+const undecidedStat = "cluster.service.ratelimit.error"
+
+// admits holds how many of so many requests pass against a limit. A call that Envoy gave up because
+// this machine was busy lets its request pass undecided, and is charged or not.
+func (w *world) admits(limit, of int, path string, headers ...string) {
+	w.Helper()
+	passed := w.passes(of, path, headers...)
+	undecided := int(w.stat(undecidedStat))
+	if passed < limit || passed > limit+undecided {
+		w.Errorf("%s %v: %d of %d passed, the limit is %d; %d were undecided so far", path, headers, passed, of, limit, undecided)
+	}
+}
+
 // logged waits until so many requests with an id are in the access log.
 func (w *world) logged(id string, n int) (found []Access) {
 	w.Helper()
@@ -186,6 +204,14 @@ func (w *world) logged(id string, n int) (found []Access) {
 		return err == nil && len(found) == n
 	}))
 	return found
+}
+
+// stat is a counter or gauge of Envoy's.
+func (w *world) stat(name string) int64 {
+	w.Helper()
+	all, err := w.envoy.Stats()
+	w.need(err)
+	return all[name]
 }
 
 // metric is a number that a node counts; 0 where it has none of this name.
