@@ -54,9 +54,13 @@ func rlsConfig(t *testing.T) string {
 			"typed_per_filter_config: {envoy.filters.http.ratelimit: {\"@type\": %s, rate_limits: %s}}}\n",
 			strings.Repeat(" ", 24), path, perRoute, limits)
 	}
+	routes += fmt.Sprintf("%s- {match: {path: /direct}, direct_response: {status: 200}, typed_per_filter_config: {"+
+		"envoy.filters.http.ratelimit: {\"@type\": %s, rate_limits: [{actions: [%s]}]}}}\n",
+		strings.Repeat(" ", 24), perRoute, "{generic_key: {descriptor_key: plain, descriptor_value: v}}")
 	return change(t, shipped(t, "envoy/envoy.yaml"), first, routes,
 		"use_remote_address: true", "use_remote_address: true\n                xff_num_trusted_hops: 1",
-		"timeout: 0.02s", "timeout: 1s", "failure_mode_deny: false", "failure_mode_deny: true\n                      enable_retry_after_header: true",
+		"timeout: 0.02s", "timeout: 1s", "failure_mode_deny: false",
+		"failure_mode_deny: true\n                      enable_retry_after_header: true",
 		filters, filters+`                  - name: envoy.filters.http.set_metadata
                     typed_config:
                       "@type": type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config
@@ -100,6 +104,7 @@ func TestRLS(t *testing.T) {
 	if s, err := strconv.Atoi(a.Header.Get("Retry-After")); err != nil || s < 1 || s > 3600 {
 		t.Errorf("Retry-After is %q", a.Header.Get("Retry-After"))
 	}
+	passes(2, 2, "/direct") // it has the limit of /plain, and is not asked about
 	has(w.get("/five"), http.StatusOK, "X-Ratelimit-Limit", "2, 2;w=300")
 	passes(1, 2, "/five")
 	passes(5, 5, "/shadow")

@@ -90,7 +90,8 @@ func TestTLS(t *testing.T) {
 		"--grpc-client-tls-cacert", a.file("ca.crt"), "--grpc-client-tls-san", "envoy",
 	})
 	const h2 = "alpn_protocols: [h2], "
-	plain := change(t, shipped(t, "envoy/envoy.yaml"), "failure_mode_deny: false", "failure_mode_deny: true", "timeout: 0.02s", "timeout: 1s")
+	plain := change(t, shipped(t, "envoy/envoy.yaml"),
+		"failure_mode_deny: false", "failure_mode_deny: true", "timeout: 0.02s", "timeout: 1s")
 	with := func(context string) string {
 		return change(t, plain, "      health_checks:", "      transport_socket:\n        name: tls\n"+
 			"        typed_config: {\"@type\": "+

@@ -191,7 +191,8 @@ func (w *world) admits(limit, of int, path string, headers ...string) {
 	passed := w.passes(of, path, headers...)
 	undecided := int(w.stat(undecidedStat))
 	if passed < limit || passed > limit+undecided {
-		w.Errorf("%s %v: %d of %d passed, the limit is %d; %d were undecided so far", path, headers, passed, of, limit, undecided)
+		w.Errorf("%s %v: %d of %d passed, the limit is %d; %d were undecided so far",
+			path, headers, passed, of, limit, undecided)
 	}
 }
 
