@@ -11,6 +11,12 @@ import (
 // checks have found it. None fails, and what hung is asked again when it goes on.
 func TestHungNode(t *testing.T) {
 	needsLong(t)
+	for _, mode := range []string{"leasing", "approx", "routing"} {
+		t.Run(mode, func(t *testing.T) { hungNode(t, mode) })
+	}
+}
+
+func hungNode(t *testing.T, mode string) {
 	const (
 		rate   = 500
 		found  = 2 * time.Second // interval and timeout of the health check
@@ -18,7 +24,7 @@ func TestHungNode(t *testing.T) {
 		hangs  = 2 * time.Second // since the start
 	)
 	w := (&world{
-		T: t, rules: fleetRules("mode: leasing", 1e6), nodes: 3, config: Config{Text: shipped(t, "envoy/envoy.yaml")},
+		T: t, rules: fleetRules("mode: "+mode, 1e6), nodes: 3, config: Config{Text: shipped(t, "envoy/envoy.yaml")},
 	}).run()
 	type moment struct {
 		after    time.Duration // since the node hung
@@ -44,8 +50,8 @@ func TestHungNode(t *testing.T) {
 	all, err := w.envoy.Stats()
 	w.need(err)
 	timeouts := all["cluster.sluice.upstream_rq_timeout"]
-	t.Logf("out after %v: %d calls timed out until then, %d in the rest; %d failed; slowest of 100 %dus, of all %dus",
-		at.after, at.timeouts, timeouts-at.timeouts, c.Failed, c.Latency.ValueAtQuantile(99), c.Latency.Max())
+	t.Logf("%s, out after %v: %d calls timed out until then, %d in the rest; %d failed; "+
+		"slowest of 100 %dus, of all %dus", mode, at.after, at.timeouts, timeouts-at.timeouts, c.Failed, c.Latency.ValueAtQuantile(99), c.Latency.Max())
 	if c.Failed != 0 || c.Limited != 0 {
 		t.Errorf("%d failed (%v), %d were refused", c.Failed, c.Err, c.Limited)
 	}
