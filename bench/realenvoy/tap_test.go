@@ -28,8 +28,7 @@ type tap struct {
 	address string
 	node    rls.RateLimitServiceClient
 	mu      sync.Mutex
-	calls   []*call       // guarded by mu, in the order in which they came
-	release chan struct{} // lets calls go that are held
+	calls   []*call // guarded by mu, in the order in which they came
 }
 
 type call struct {
@@ -47,7 +46,7 @@ func newTap(t *testing.T, node string) *tap {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &tap{address: l.Addr().String(), node: rls.NewRateLimitServiceClient(conn), release: make(chan struct{})}
+	p := &tap{address: l.Addr().String(), node: rls.NewRateLimitServiceClient(conn)}
 	server, healthy := grpc.NewServer(), health.NewServer()
 	healthy.SetServingStatus("ratelimit", healthpb.HealthCheckResponse_SERVING)
 	healthpb.RegisterHealthServer(server, healthy)
@@ -57,8 +56,8 @@ func newTap(t *testing.T, node string) *tap {
 	return p
 }
 
-// ShouldRateLimit passes a call on. An id that begins with hold waits for release, one with fail is an
-// error. Each answer has a nonce of its own in its dynamic metadata.
+// ShouldRateLimit passes a call on. One whose id begins with hold is not answered, one with fail is answered with
+// UNAVAILABLE, and one with unknown with UNKNOWN. Each answer has a nonce of its own in its dynamic metadata.
 func (p *tap) ShouldRateLimit(ctx context.Context, r *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	c := &call{}
 	if end, ok := ctx.Deadline(); ok {
@@ -75,12 +74,11 @@ func (p *tap) ShouldRateLimit(ctx context.Context, r *rls.RateLimitRequest) (*rl
 	p.mu.Unlock()
 	switch {
 	case strings.HasPrefix(c.id, "hold"):
-		select {
-		case <-p.release:
-		case <-ctx.Done():
-		}
+		<-ctx.Done()
 	case strings.HasPrefix(c.id, "fail"):
 		return nil, status.Error(codes.Unavailable, "as the test wants it")
+	case strings.HasPrefix(c.id, "unknown"):
+		return nil, status.Error(codes.Unknown, "as the test wants it")
 	}
 	a, err := p.node.ShouldRateLimit(ctx, r)
 	if err != nil {
