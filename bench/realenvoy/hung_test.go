@@ -51,7 +51,8 @@ func hungNode(t *testing.T, mode string) {
 	w.need(err)
 	timeouts := all["cluster.sluice.upstream_rq_timeout"]
 	t.Logf("%s, out after %v: %d calls timed out until then, %d in the rest; %d failed; "+
-		"slowest of 100 %dus, of all %dus", mode, at.after, at.timeouts, timeouts-at.timeouts, c.Failed, c.Latency.ValueAtQuantile(99), c.Latency.Max())
+		"slowest of 100 %dus, of all %dus", mode, at.after,
+		at.timeouts, timeouts-at.timeouts, c.Failed, c.Latency.ValueAtQuantile(99), c.Latency.Max())
 	if c.Failed != 0 || c.Limited != 0 {
 		t.Errorf("%d failed (%v), %d were refused", c.Failed, c.Err, c.Limited)
 	}

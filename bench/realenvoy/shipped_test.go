@@ -47,6 +47,7 @@ descriptors:
 
 // Each configuration of deploy starts without a warning of ours, and limits what its comments say.
 func TestShippedConfigurations(t *testing.T) {
+	needsEnvoy(t)
 	t.Run("envoy.yaml", shippedEnvoy)
 	t.Run("approx.yaml", shippedApprox)
 	t.Run("ring-hash.yaml", shippedRingHash)

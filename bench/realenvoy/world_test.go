@@ -53,6 +53,14 @@ func needsLong(t *testing.T) {
 	}
 }
 
+// needsEnvoy leaves a test out where there is none, and says so.
+func needsEnvoy(t *testing.T) {
+	t.Helper()
+	if _, err := Find(); err != nil {
+		t.Skipf("REPORTED MISSING: nothing was run with an Envoy: %v", err)
+	}
+}
+
 // world is an Envoy and all that it needs, each a process of its own but for the service behind it.
 type world struct {
 	*testing.T
@@ -114,9 +122,7 @@ func (w *world) run() *world {
 // prepare starts what Envoy needs.
 func (w *world) prepare() {
 	w.Helper()
-	if _, err := Find(); err != nil {
-		w.Skip("REPORTED MISSING: nothing was run with an Envoy: ", err)
-	}
+	needsEnvoy(w.T)
 	sluice, err := binary()
 	w.need(err)
 	if w.file == "" && w.rules != "" { // else they are pushed
