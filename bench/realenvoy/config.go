@@ -1,0 +1,144 @@
+package realenvoy
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strconv"
+
+	"github.com/goccy/go-yaml"
+
+	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
+)
+
+// Config is a configuration of Envoy, and where its clusters are here.
+type Config struct {
+	Text string // YAML, as it is shipped
+	// Clusters are addresses, HOST:PORT, by a cluster's name. They stand in for its endpoints.
+	// A cluster of one of the configuration's own listeners follows it.
+	Clusters map[string][]string
+	// HashKeys are the hash_key of each endpoint, for the clusters whose endpoints have one.
+	HashKeys []string
+}
+
+type object = map[string]any
+
+// at is what is below an object by names of fields and numbers of elements. It is nil where there is nothing.
+func at[T any](tree any, path ...any) (found T) {
+	for _, step := range path {
+		switch s := step.(type) {
+		case string:
+			o, _ := tree.(object)
+			tree = o[s]
+		case int:
+			l, _ := tree.([]any)
+			if s >= len(l) {
+				return found
+			}
+			tree = l[s]
+		}
+	}
+	found, _ = tree.(T)
+	return found
+}
+
+// placed is a configuration with the addresses of here, and what they are.
+type placed struct {
+	text   []byte // JSON
+	listen string // of the first listener, HOST:PORT
+	admin  string
+	log    string // the access log's file
+}
+
+// place puts a configuration's addresses where they are free, and its files below a directory.
+func (c *Config) place(dir string) (*placed, error) {
+	var tree object
+	if err := yaml.Unmarshal([]byte(c.Text), &tree); err != nil {
+		return nil, fmt.Errorf("reading a configuration of Envoy: %w", err)
+	}
+	listeners := at[[]any](tree, "static_resources", "listeners")
+	if len(listeners) == 0 {
+		return nil, errors.New("a configuration of Envoy without listeners")
+	}
+	ports, err := freeport.Find(len(listeners) + 1)
+	if err != nil {
+		return nil, err
+	}
+	p := &placed{admin: "127.0.0.1:" + ports[0], listen: "127.0.0.1:" + ports[1], log: filepath.Join(dir, "access.log")}
+	moved := map[string]string{} // ports
+	for i, l := range listeners {
+		a := at[object](l, "address", "socket_address")
+		moved[fmt.Sprint(a["port_value"])] = ports[i+1]
+		setAddress(a, "127.0.0.1:"+ports[i+1])
+		for _, f := range at[[]any](l, "filter_chains", 0, "filters") {
+			if m := at[object](f, "typed_config"); i == 0 && m != nil {
+				m["access_log"] = accessLog(p.log)
+			}
+		}
+	}
+	for _, cluster := range at[[]any](tree, "static_resources", "clusters") {
+		if err := c.move(cluster, moved); err != nil {
+			return nil, err
+		}
+	}
+	tree["admin"] = object{"address": object{"socket_address": setAddress(object{}, p.admin)}}
+	if p.text, err = json.Marshal(tree); err != nil {
+		return nil, fmt.Errorf("writing a configuration of Envoy: %w", err)
+	}
+	return p, nil
+}
+
+// move gives a cluster its endpoints.
+func (c *Config) move(cluster any, moved map[string]string) error {
+	name := at[string](cluster, "name")
+	group := at[object](cluster, "load_assignment", "endpoints", 0)
+	shipped := at[[]any](group, "lb_endpoints")
+	if len(shipped) == 0 {
+		return fmt.Errorf("cluster %s has no endpoints to stand in for", name)
+	}
+	addresses := c.Clusters[name]
+	if own := at[object](shipped[0], "endpoint", "address", "socket_address"); addresses == nil {
+		port := moved[fmt.Sprint(own["port_value"])]
+		if port == "" {
+			return fmt.Errorf("cluster %s has no address here", name)
+		}
+		addresses = []string{"127.0.0.1:" + port}
+	}
+	_, keyed := at[any](shipped[0], "metadata", "filter_metadata", "envoy.lb", "hash_key").(string)
+	if keyed && len(c.HashKeys) != len(addresses) {
+		return fmt.Errorf("cluster %s has %d endpoints, and %d hash keys", name, len(addresses), len(c.HashKeys))
+	}
+	here := make([]any, len(addresses))
+	for i, address := range addresses {
+		e := object{"endpoint": object{"address": object{"socket_address": setAddress(object{}, address)}}}
+		if keyed {
+			e["metadata"] = object{"filter_metadata": object{"envoy.lb": object{"hash_key": c.HashKeys[i]}}}
+		}
+		here[i] = e
+	}
+	group["lb_endpoints"] = here
+	return nil
+}
+
+func setAddress(a object, address string) object {
+	host, port, _ := net.SplitHostPort(address)
+	a["address"] = host
+	a["port_value"], _ = strconv.Atoi(port)
+	return a
+}
+
+// accessLog has a line of JSON for each request, see Access.
+func accessLog(file string) []any {
+	return []any{object{
+		"name": "envoy.access_loggers.file",
+		"typed_config": object{
+			"@type": "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog",
+			"path":  file,
+			"log_format": object{"json_format": object{
+				"id": "%REQ(x-test-id)%", "code": "%RESPONSE_CODE%", "flags": "%RESPONSE_FLAGS%", "ms": "%DURATION%",
+			}},
+		},
+	}}
+}

