@@ -92,7 +92,7 @@ func (b *batch) refused(grants []ratelimit.Grant) {
 func (b *batch) allowed() bool {
 	b.lane.mu.Lock()
 	defer b.lane.mu.Unlock()
-	return b.lane.breaker.allow(b.sent)
+	return b.lane.breaker.Allow(b.sent)
 }
 
 // settled counts that the batch was sent, and tells the breaker how it went.
@@ -239,12 +239,12 @@ func (f *Fleet) judge(l *lane, grants []ratelimit.Grant, last error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if all {
-		l.breaker.failure(now, f.Random())
+		l.breaker.Failure(now, f.Random())
 		// When it answers again, it may be another server with older data: the next batch has the
 		// epoch verified.
 		l.memory.failed = true
 	} else {
-		l.breaker.success()
+		l.breaker.Success()
 		l.answered = now
 		f.heard.Store(int64(now))
 	}

@@ -2,13 +2,13 @@ package leasing
 
 import "time"
 
-// breaker stops calls to a dead store. The zero breaker is closed. It is not
+// Breaker stops calls to a dead store. The zero Breaker is closed. It is not
 // safe for concurrent use.
 //
 //	closed --breakAfter failures in a row--> open --its time--> probing
 //	   ^                                      ^                   |
 //	   +----------------- success ------------|------ failure ----+
-type breaker struct {
+type Breaker struct {
 	failures int
 	openTill instant // until then, calls are refused
 	probing  bool    // one call is out to see
@@ -21,29 +21,29 @@ const (
 	breakLongest = time.Second
 )
 
-// allow tells whether a call may be made now. After the open time the first
+// Allow tells whether a call may be made now. After the open time the first
 // caller is the probe.
-func (b *breaker) allow(now instant) bool {
-	if b.refuses(now) {
+func (b *Breaker) Allow(now instant) bool {
+	if b.Refuses(now) {
 		return false
 	}
-	b.probing = b.open()
+	b.probing = b.Open()
 	return true
 }
 
-// open tells whether the store counts as dead.
-func (b *breaker) open() bool { return b.failures >= breakAfter }
+// Open tells whether the store counts as dead.
+func (b *Breaker) Open() bool { return b.failures >= breakAfter }
 
-// refuses tells whether a call would not be allowed now.
-func (b *breaker) refuses(now instant) bool {
-	return b.open() && (now < b.openTill || b.probing)
+// Refuses tells whether a call would not be allowed now.
+func (b *Breaker) Refuses(now instant) bool {
+	return b.Open() && (now < b.openTill || b.probing)
 }
 
-func (b *breaker) success() { *b = breaker{} }
+func (b *Breaker) Success() { *b = Breaker{} }
 
-// failure books a failed call. jitter is from 0 to 1: nodes must not probe in
+// Failure books a failed call. jitter is from 0 to 1: nodes must not probe in
 // step.
-func (b *breaker) failure(now instant, jitter float64) {
+func (b *Breaker) Failure(now instant, jitter float64) {
 	b.failures++
 	b.probing = false
 	if b.failures < breakAfter {

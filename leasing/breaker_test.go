@@ -8,7 +8,7 @@ import (
 // breakerScript plays a breaker through instants of one store.
 type breakerScript struct {
 	testing.TB
-	breaker
+	Breaker
 	now instant
 }
 
@@ -16,10 +16,10 @@ type breakerScript struct {
 func (s *breakerScript) fails(n int, jitter float64) {
 	s.Helper()
 	for range n {
-		if !s.allow(s.now) {
+		if !s.Allow(s.now) {
 			s.Fatalf("at %v a call was refused that was to fail", time.Duration(s.now))
 		}
-		s.failure(s.now, jitter)
+		s.Failure(s.now, jitter)
 	}
 }
 
@@ -27,12 +27,12 @@ func (s *breakerScript) fails(n int, jitter float64) {
 func (s *breakerScript) refusesFor(d time.Duration) {
 	s.Helper()
 	for _, at := range []time.Duration{0, d / 2, d - 1} {
-		if !s.refuses(s.now.Add(at)) || s.allow(s.now.Add(at)) {
+		if !s.Refuses(s.now.Add(at)) || s.Allow(s.now.Add(at)) {
 			s.Errorf("%v after the failure a call was allowed: calls must be refused for %v", at, d)
 		}
 	}
 	s.now = s.now.Add(d)
-	if s.refuses(s.now) {
+	if s.Refuses(s.now) {
 		s.Errorf("%v after the failure a call is refused still", d)
 	}
 }
@@ -42,13 +42,13 @@ func (s *breakerScript) refusesFor(d time.Duration) {
 func TestBreakerOpensAtTheThirdFailure(t *testing.T) {
 	s := &breakerScript{TB: t, now: 1}
 	s.fails(2, 0.5)
-	s.success()
+	s.Success()
 	s.fails(2, 0.5)
-	if s.open() || s.refuses(s.now) {
+	if s.Open() || s.Refuses(s.now) {
 		t.Fatal("it is open after two failures in a row")
 	}
 	s.fails(1, 0.5)
-	if !s.open() {
+	if !s.Open() {
 		t.Fatal("it is closed after three failures in a row")
 	}
 	s.refusesFor(50 * time.Millisecond)
@@ -60,15 +60,15 @@ func TestBreakerProbesWithOneCall(t *testing.T) {
 	s := &breakerScript{TB: t, now: 1}
 	s.fails(3, 0.5)
 	s.refusesFor(50 * time.Millisecond)
-	if !s.allow(s.now) {
+	if !s.Allow(s.now) {
 		t.Fatal("no call went out to see")
 	}
-	if later := s.now.Add(time.Hour); s.allow(later) || !s.refuses(later) {
+	if later := s.now.Add(time.Hour); s.Allow(later) || !s.Refuses(later) {
 		t.Error("a second call went out while the first was not answered")
 	}
-	s.success()
+	s.Success()
 	for range 2 {
-		if s.open() || !s.allow(s.now) {
+		if s.Open() || !s.Allow(s.now) {
 			t.Error("the probe was answered, and calls are refused")
 		}
 	}
@@ -85,10 +85,10 @@ func TestBreakerWaitsLongerEachTime(t *testing.T) {
 			s.fails(1, 0.5)
 		}
 		s.now = s.now.Add(2 * time.Second)
-		if !s.allow(s.now) {
+		if !s.Allow(s.now) {
 			t.Fatal("no call went out to see, two seconds later")
 		}
-		s.success()
+		s.Success()
 	}
 }
 

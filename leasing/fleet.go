@@ -100,7 +100,7 @@ type lane struct {
 	queue chan *flight
 	company
 	mu       sync.Mutex
-	breaker  breaker           // guarded by mu
+	breaker  Breaker           // guarded by mu
 	answered instant           // guarded by mu: when it last answered
 	clock    lease.LedgerClock // guarded by mu
 	memory   memory            // guarded by mu
@@ -113,7 +113,7 @@ type lane struct {
 func (l *lane) refused(now instant) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.breaker.refuses(now)
+	return l.breaker.Refuses(now)
 }
 
 // time is what is known of the ledger's clock.
@@ -408,7 +408,7 @@ func (f *Fleet) Stats() ratelimit.LimiterStats {
 	for i := range f.lanes {
 		l := &f.lanes[i]
 		l.mu.Lock()
-		s.BreakerOpen = s.BreakerOpen || l.breaker.open()
+		s.BreakerOpen = s.BreakerOpen || l.breaker.Open()
 		s.Queued, s.QueueSize = s.Queued+len(l.queue), s.QueueSize+cap(l.queue)
 		l.mu.Unlock()
 	}

@@ -148,7 +148,7 @@ func (f *Fleet) Answered() {
 	for i := range f.lanes {
 		l := &f.lanes[i]
 		l.mu.Lock()
-		l.breaker.success()
+		l.breaker.Success()
 		l.mu.Unlock()
 	}
 	f.beat(f.clock())
@@ -274,7 +274,7 @@ func (f *Fleet) beat(now instant) {
 		l := &f.lanes[i]
 		l.mu.Lock()
 		m := &l.memory
-		due := !m.beating && (m.heard == 0 || now.Sub(m.heard) >= beatEvery) && !l.breaker.refuses(now)
+		due := !m.beating && (m.heard == 0 || now.Sub(m.heard) >= beatEvery) && !l.breaker.Refuses(now)
 		m.beating = m.beating || due
 		l.mu.Unlock()
 		if !due {

@@ -60,7 +60,8 @@ func (a *account) claim(now instant, c *Claim, before tokens, ask func(ratelimit
 		a.leave(r, now)
 	} else {
 		g.Granted = a.grant(r, c, now, before)
-		short = g.Granted < c.Need
+		// Where more is charged than there is, nobody is to admit from what he has in hand.
+		short = g.Granted < c.Need || a.sum+before > c.Limit.Capacity()
 	}
 	a.fence = max(a.fence+1, ratelimit.Fence(now))
 	r.fence = a.fence

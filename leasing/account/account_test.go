@@ -63,7 +63,7 @@ func (b *bench) draws(h ratelimit.Holder, n tokens, change ...func(*Claim)) Gran
 func (b *bench) settles(c *Claim) Grant {
 	b.Helper()
 	grants := make([]Grant, 1)
-	if _, err := b.Settle(b.Context(), []Claim{*c}, grants); err != nil {
+	if _, _, err := b.Settle(b.Context(), []Claim{*c}, grants); err != nil {
 		b.Fatal(err)
 	}
 	b.holds(c.Key, c.Window)

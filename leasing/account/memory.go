@@ -78,7 +78,7 @@ func NewMemory(maxAccounts int, clock func() ratelimit.LedgerTime) *Memory {
 }
 
 // Settle implements [Ledger]. All claims are settled at one instant.
-func (m *Memory) Settle(_ context.Context, claims []Claim, grants []Grant) (ratelimit.Epoch, error) {
+func (m *Memory) Settle(_ context.Context, claims []Claim, grants []Grant) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
 	now := m.clock()
 	for i := range claims {
 		grants[i] = m.settle(now, &claims[i])
@@ -87,7 +87,7 @@ func (m *Memory) Settle(_ context.Context, claims []Claim, grants []Grant) (rate
 	defer m.mu.Unlock()
 	// A learning that ends later than that began before the clock was set back.
 	m.epoch.Learning = min(m.epoch.Learning, now.Add(Learn))
-	return m.epoch, nil
+	return m.epoch, now, nil
 }
 
 func (m *Memory) settle(now instant, c *Claim) Grant {

@@ -102,8 +102,9 @@ const LearnPart = 20
 // Ledger is the one authority over accounts. Each message is settled atomically.
 //
 // Settle fills grants[i] for claims[i]; the slices are the caller's again when it returns. It blocks at most until
-// ctx is done. A message that was not settled by then has an Err, and may still be settled later. Epoch is that of
-// the data right after; it is not known, and every grant an error, if err is not nil.
+// ctx is done. A message that was not settled by then has an Err, and may still be settled later. There may be no
+// claims: then only the answer's other parts are asked for, which are the epoch of the data right after, and what time
+// it was then by the ledger's clock. Neither is known, and every grant an error, if err is not nil.
 type Ledger interface {
-	Settle(ctx context.Context, claims []Claim, grants []Grant) (ratelimit.Epoch, error)
+	Settle(ctx context.Context, claims []Claim, grants []Grant) (ratelimit.Epoch, ratelimit.LedgerTime, error)
 }

@@ -17,19 +17,23 @@ type Key struct {
 	// A request of more than most tokens is refused without asking, before the instant until; from again on it is
 	// asked for in the background whether that is still so.
 	until, again instant
-	most         tokens
-	holds        uint8 // how often the time to again is doubled
+	// Before calm nothing is asked for that nobody waits for: others need what there is, or there was nothing.
+	calm    instant
+	Waiting tokens // what requests wait for that were not answered yet
+	most    tokens
+	largest tokens // cost of one request since the demand was measured
+	holds   uint8  // how often the time to again is doubled
 }
 
 // Times of what a node does by itself.
 const (
 	// soon is how long before it is used up, at the present rate, a lease is renewed.
 	soon = 250 * time.Millisecond
+	// paced is how soon after an answer more is asked for in the background, and scarce how long after a recall.
+	paced, scarce = 10 * time.Millisecond, 100 * time.Millisecond
 	// refusal is how long a refusal is believed before the ledger is asked again, at first, and doubled with each
 	// that it repeats up to longestRefusal. Refunds at other nodes are seen then.
 	refusal, doublings = 100 * time.Millisecond, 3
-	// fresh is how old what was heard may be for a peek where nothing is in hand.
-	fresh = 50 * time.Millisecond
 	// idle is how long a key is not asked for until what it has is given back, where it lasts no longer than that.
 	idle = 2 * lease.Horizon
 )
@@ -81,10 +85,15 @@ func (k *Key) Take(now instant, a *ratelimit.Ask, waited, last bool, v *ratelimi
 		*v = ratelimit.Verdict{}
 		next = Booked
 	case ratelimit.Peek:
-		if k.InHand(now) == 0 && !waited && now.Sub(k.Heard) > fresh {
+		// Who has tokens knows that there are some. Otherwise what was last heard is believed only of a key that is used
+		// up: others may have charged meanwhile.
+		over := k.usedUp(&a.Rule.Limit)
+		if k.InHand(now) == 0 && !waited && (now >= k.until || !over) {
 			return Asks
 		}
-		*v = ratelimit.Verdict{OverLimit: k.usedUp(&a.Rule.Limit)}
+		if *v = (ratelimit.Verdict{OverLimit: over}); over {
+			k.Demand.Refused = ratelimit.AddTokens(k.Demand.Refused, 1) // so that it is asked for again
+		}
 	default:
 		next = k.spend(now, a, waited, last, v)
 	}
@@ -100,6 +109,7 @@ func (k *Key) Take(now instant, a *ratelimit.Ask, waited, last bool, v *ratelimi
 }
 
 func (k *Key) spend(now instant, a *ratelimit.Ask, waited, last bool, v *ratelimit.Verdict) Next {
+	k.largest = max(k.largest, a.Cost)
 	if a.Cost <= k.InHand(now) {
 		k.Spent += a.Cost
 		k.Demand.Used = ratelimit.AddTokens(k.Demand.Used, a.Cost)
@@ -115,20 +125,23 @@ func (k *Key) spend(now instant, a *ratelimit.Ask, waited, last bool, v *ratelim
 	if a.Rule.Coordination.OnDeny == ratelimit.DenyRefunds {
 		return Answered
 	}
-	// A denial charges its cost whole, as there. Where the ledger knows that the key is used up, it is told with the
-	// next message; otherwise before the caller hears of it, for then others must refuse, too.
+	// A denial charges its cost whole. It is told before the caller hears of it, for from then on others must refuse
+	// peeks, too; but where the ledger knows that more is charged than there is, a flood of refusals is told now and then.
 	v.Charged = a.Cost
 	k.Spent = min(k.Spent+a.Cost, account.MostBooked)
-	if known && k.full {
+	if limit := a.Rule.Limit.Capacity(); known && k.Sum > limit && (k.Spent-k.booked < limit/account.LearnPart || now < k.told()) {
 		return Answered
 	}
 	return Booked
 }
 
-// usedUp tells whether more was charged than the limit, as far as is known.
+// told is from when on what was refused may be told again, though nobody asks.
+func (k *Key) told() instant { return k.Heard.Add(refusal / 2) }
+
+// usedUp tells whether more was charged than the limit, as far as is known. Others may have tokens in hand all the same:
+// they are asked to give them back, for they pay for it.
 func (k *Key) usedUp(limit *ratelimit.Limit) bool {
-	unknown := max(k.Taken, k.Spent) - k.booked
-	return k.Sum+unknown-max(0, k.Taken-k.Spent)-max(0, k.Elsewhere) > limit.Capacity()
+	return k.Sum+max(k.Taken, k.Spent)-k.booked > limit.Capacity()
 }
 
 // report adds to a verdict what is left, and until when.
@@ -170,13 +183,26 @@ type Sizing struct {
 // Wants is how much is to be asked for, beside what waits, and into how many parts what is free is shared.
 func (k *Key) Wants(now instant, need tokens, s Sizing) (want tokens, share int) {
 	limit := &s.Rule.Limit
-	k.Demand.Measure(now, need)
-	want = k.Demand.Want(s.Rule, need)
+	k.measure(now, need)
 	share = 2 * max(1, s.Nodes)
-	if k.plenty(s.Rule) {
-		want = max(want, need, limit.Capacity()/tokens(5*max(4, s.Nodes)))
+	if now < k.calm {
+		return need, share
 	}
-	return max(0, want-max(0, k.InHand(now))), share
+	if want = limit.Capacity() / tokens(5*max(4, s.Nodes)); !k.plenty(s.Rule) {
+		want = k.Demand.Want(s.Rule, need)
+	}
+	return max(need, want-k.InHand(now)), share
+}
+
+// measure ends a stretch of use, with so much still asked for. What is counted are requests of the largest cost in it:
+// one of thousands of tokens proves no more of a rate than one of a single token.
+func (k *Key) measure(now instant, need tokens) {
+	each := max(1, k.largest)
+	d := k.Demand
+	d.Used, d.Refused, d.PerSec = d.Used/each, d.Refused/each, d.PerSec/float64(each)
+	d.Measure(now, need/each)
+	d.PerSec *= float64(each)
+	k.Demand, k.largest = d, 0
 }
 
 // plenty tells whether a share of the limit may be kept until the window ends.
@@ -192,13 +218,23 @@ func (k *Key) Due(now instant, limit *ratelimit.Limit) bool {
 	switch {
 	case k.asked != 0 || k.Deadline == 0:
 		return false
-	case k.doubt || k.Taken != k.booked && k.Taken > k.Spent || k.Taken < k.booked && !k.full:
+	case k.doubt:
 		return true
-	case k.until > now:
-		return now >= k.again && k.Demand.Refused > 0
+	case now < k.until: // what is refused meanwhile is told when it is asked again
+		return now >= k.again && (k.Demand.Refused > 0 || k.Untold())
+	case k.Untold():
+		return true
 	}
 	hand := float64(k.InHand(now))
-	return hand > 0 && k.Sum < limit.Capacity() && hand < min(k.Demand.PerSec*soon.Seconds(), float64(k.Taken)/2)
+	return now >= k.calm && hand > 0 && k.Sum < limit.Capacity() && hand < min(k.Demand.PerSec*soon.Seconds(), float64(k.Taken)/2)
+}
+
+// Recalled gives back what others need, but for what requests wait for here. The ledger is told also where nothing is
+// in hand: to it, what was drawn is unspent.
+func (k *Key) Recalled(now instant) {
+	k.GiveBack(k.Waiting)
+	k.Doubt()
+	k.calm = now.Add(scarce)
 }
 
 // Idle tells whether what is in hand is of no use to this node, and may be to others.
@@ -209,12 +245,13 @@ func (k *Key) Idle(now instant) bool {
 // Learned takes in an answer that counts (Hear): what is refused from here on without asking.
 func (k *Key) Learned(now instant, m *Message, g *account.Grant, rule *ratelimit.Rule) {
 	limit := &rule.Limit
-	k.until, k.again = 0, 0
-	if m.Claim.Kind == account.Draws || g.Granted >= m.Claim.Need && g.Sum < limit.Capacity() {
-		k.holds = 0
-		return
-	}
-	if k.learning || g.Recalling {
+	k.until, k.again, k.calm = 0, 0, max(k.calm, now.Add(paced))
+	short := g.Granted < m.Claim.Need
+	nothing := g.InHand <= 0 && (short || g.Sum >= limit.Capacity())
+	if m.Claim.Kind == account.Draws || k.learning || !nothing && (!short || g.Recalling) {
+		if !short {
+			k.holds = 0
+		}
 		return
 	}
 	// What others have in hand they may give back; what nobody has comes back with time, or with a refund.

@@ -116,7 +116,7 @@ func (m *model) claim(c *account.Claim, now instant) account.Grant {
 		return account.Grant{Err: account.ErrOvertaken}
 	}
 	learn := ledgerTime(account.Learn / time.Microsecond)
-	if r.taken < c.Taken && r.expires != -1 || c.Learning == 1 {
+	if r.taken < c.Taken && r.expires != -1 {
 		a.learns = max(a.learns, t+learn)
 	}
 	a.learns = min(t+learn, max(a.learns, c.Learning))

@@ -55,6 +55,7 @@ type Message struct {
 // Asking is what a node knows of the ledger when it writes, and what the rule wants.
 type Asking struct {
 	Now      instant
+	There    ledgerTime      // at least so late is it at the ledger
 	Epoch    ratelimit.Epoch // 0: not known
 	Young    bool            // it may still be told what was lost
 	Eager    bool            // the rule has the ledger credit what silent nodes had in hand
@@ -112,7 +113,7 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 	c.Taken, c.Spent, c.Share = p.Taken, p.Spent, q.Share
 	c.Eager, c.TTL, c.Learning = q.Eager, q.TTL, q.Epoch.Learning
 	if p.short {
-		c.Learning = max(c.Learning, 1) // the ledger reckons until when, by its own clock
+		c.Learning = max(c.Learning, q.There.Add(account.Learn))
 	}
 	// The ledger may settle it, and its answer be lost: from here on it may credit what is in hand by its time to live,
 	// whatever was agreed before.
@@ -199,6 +200,9 @@ func (p *Part) claimed(m *Message, g *account.Grant, a *Answer) {
 	p.booked, p.Sum, p.Elsewhere, p.Heard = g.Total, g.Sum, g.InHand, a.Now
 	p.full = c.Limit.Capacity()-g.Sum <= 0 && g.InHand == 0 && !p.learning
 }
+
+// Doubt has the next message be a claim: what this node has is to be told.
+func (p *Part) Doubt() { p.doubt = true }
 
 // Refund credits what was charged, here or at another node: it stays in nobody's hand.
 func (p *Part) Refund(n tokens) { p.Taken, p.Spent = p.Taken-n, p.Spent-n }

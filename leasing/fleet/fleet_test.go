@@ -1,0 +1,175 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// cluster is some nodes on one ledger in memory, in real time.
+type cluster struct {
+	testing.TB
+	nodes  []*Fleet
+	ledger *account.Memory
+	rule   *ratelimit.Rule
+	clock  ratelimit.Clock
+	end    func()
+}
+
+func newCluster(t testing.TB, n int, limit ratelimit.Limit) *cluster {
+	clock := ratelimit.MonotonicClock()
+	began := time.Now()
+	at := clock()
+	c := &cluster{TB: t, clock: clock}
+	c.ledger = account.NewMemory(1000, func() ratelimit.LedgerTime {
+		return ratelimit.LedgerTime(began.Add(clock().Sub(at)).UnixMicro())
+	})
+	c.rule = &ratelimit.Rule{Domain: "d", Path: "p", Limit: limit, Coordination: ratelimit.DefaultCoordination()}
+	c.rule.Coordination.OnStoreFailure = ratelimit.FailClosed
+	c.rule.Coordination.StoreDeadline = time.Second // of a busy machine nothing is to be said here
+	ctx, cancel := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	for i := range n {
+		f := New(c.ledger, ratelimit.Holder(rand.Uint64()>>16<<8)+ratelimit.Holder(i), 1000, clock, began)
+		f.Nodes = func() int { return n }
+		c.nodes = append(c.nodes, f)
+		all.Go(func() { f.Run(ctx) })
+	}
+	c.ledger.OnRecall = func(h ratelimit.Holder, key string, w ratelimit.Window) {
+		for _, f := range c.nodes {
+			go f.Recalled(key, w)
+		}
+	}
+	c.end = func() { cancel(); all.Wait() }
+	t.Cleanup(c.end)
+	return c
+}
+
+func (c *cluster) ask(node int, key string, kind ratelimit.Kind, cost tokens) ratelimit.Verdict {
+	var v [1]ratelimit.Verdict
+	a := []ratelimit.Ask{{Rule: c.rule, Key: []byte(key), Cost: cost, Kind: kind}}
+	c.nodes[node].Decide(context.Background(), c.clock(), a, v[:])
+	if v[0].Source == ratelimit.FromFallback {
+		c.Errorf("node %d: the ledger did not decide: %v", node, v[0].Reason)
+	}
+	return v[0]
+}
+
+var hour = ratelimit.Limit{Unit: ratelimit.Year, Requests: 100}
+
+// All nodes together admit the limit, neither more nor less.
+func TestFleetAdmitsTheLimit(t *testing.T) {
+	for _, n := range []int{1, 3, 10} {
+		for _, limit := range []tokens{1, 10, 100, 1000} {
+			t.Run(fmt.Sprint(n, " nodes, limit ", limit), func(t *testing.T) {
+				c := newCluster(t, n, ratelimit.Limit{Unit: ratelimit.Year, Requests: limit})
+				var admitted atomic.Int64
+				var all sync.WaitGroup
+				for i := range 8 {
+					all.Go(func() {
+						for j := range int(limit)/4 + 20 {
+							if v := c.ask((i+j)%n, "k", ratelimit.Spend, 1); !v.OverLimit {
+								admitted.Add(1)
+							}
+						}
+					})
+				}
+				all.Wait()
+				if got := admitted.Load(); got != int64(limit) {
+					t.Errorf("%d of %d were admitted", got, limit)
+				}
+			})
+		}
+	}
+}
+
+// Charges after the fact are booked whole, wherever they arrive: from then on all nodes refuse, peeks included.
+func TestChargesAreBookedWhole(t *testing.T) {
+	c := newCluster(t, 3, ratelimit.Limit{Unit: ratelimit.Year, Requests: 10_000})
+	for i := range 3 {
+		if v := c.ask(i, "k", ratelimit.Peek, 0); v.OverLimit {
+			t.Fatalf("node %d refuses a peek at nothing: %+v", i, v)
+		}
+	}
+	for i := range 3 {
+		v := c.ask(i, "k", ratelimit.Spend, 5000)
+		if want := i == 2; v.OverLimit != want {
+			t.Fatalf("charge %d: %+v", i, v)
+		}
+	}
+	for i := range 3 {
+		if v := c.ask(i, "k", ratelimit.Peek, 0); !v.OverLimit {
+			t.Errorf("node %d admits a peek, and 15,000 of 10,000 are used: %+v", i, v)
+		}
+		if v := c.ask(i, "k", ratelimit.Spend, 1); !v.OverLimit {
+			t.Errorf("node %d admits 1, and 15,000 of 10,000 are used: %+v", i, v)
+		}
+	}
+}
+
+// What envoyproxy/ratelimit counts: a counter that charges add to, and refunds of them take from, at any node. A node
+// that has refused learns a moment later of a refund elsewhere, and tells of what it refused beyond the limit.
+func TestRefundsCreditAnywhere(t *testing.T) {
+	for seed := range uint64(100) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		c := newCluster(t, 3, hour)
+		count, refunded := tokens(0), time.Time{}
+		var did []string
+		for range 20 {
+			node, n := r.IntN(3), tokens(1+r.IntN(40))
+			for end := time.Now().Add(3 * time.Second); ; {
+				v := c.ask(node, "k", ratelimit.Peek, 0)
+				if v.OverLimit == (count > 100) {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatalf("seed %d: of 100, %d are used, and a peek at node %d is over: %v\n%v", seed, count, node, v.OverLimit, did)
+				}
+			}
+			if r.IntN(2) == 0 {
+				if n = min(n, count); n > 0 {
+					c.ask(node, "k", ratelimit.Refund, n)
+					count -= n
+					refunded = time.Now()
+					did = append(did, fmt.Sprintf("%d: refund %d", node, n))
+				}
+				continue
+			}
+			v := c.ask(node, "k", ratelimit.Spend, n)
+			did = append(did, fmt.Sprintf("%d: charge %d", node, n))
+			// A refusal that is too much is one of a node that has not learned yet of a refund elsewhere.
+			if count += n; !v.OverLimit && count > 100 || v.OverLimit && count <= 100 && time.Since(refunded) > 2*time.Second {
+				t.Fatalf("seed %d: of 100, %d are used, and the charge is over: %v\n%v", seed, count, v.OverLimit, did)
+			}
+		}
+		c.end()
+		if g := c.total("k"); g != count {
+			t.Fatalf("seed %d: %d are used, and the ledger has %d", seed, count, g)
+		}
+	}
+}
+
+// total is what the ledger has of a key when all nodes have given back what they had in hand.
+func (c *cluster) total(key string) tokens {
+	w := c.rule.Limit.WindowAt(ratelimit.LedgerTime(time.Now().UnixMicro()))
+	grants := make([]account.Grant, 1)
+	_, _, err := c.ledger.Settle(context.Background(), []account.Claim{{
+		Key: leasing.KeyName([]byte(key)), Window: w, Limit: c.rule.Limit, Holder: 1, Seq: 1, Share: 1,
+	}}, grants)
+	if err != nil || grants[0].Err != nil {
+		c.Fatal(err, grants[0].Err)
+	}
+	return grants[0].Sum
+}
