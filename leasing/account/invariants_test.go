@@ -22,7 +22,7 @@ func (k *kept) invariants(now instant, l *ratelimit.Limit, dropped tokens) error
 		if r.inHand() < 0 || r.fence > a.fence {
 			return fmt.Errorf("%w: record %+v, fence %d", errInvariant, *r, a.fence)
 		}
-		if r.expires > safe && (a.eagerly == 0 || a.eagerly > max(r.expires, now.Add(readAgain))) {
+		if r.expires > safe && (a.eagerly == 0 || a.eagerly > r.expires.Add(readAgain)) {
 			return fmt.Errorf("%w: a lease ends at %d, and is looked for at %d", errInvariant, r.expires, a.eagerly)
 		}
 	}
