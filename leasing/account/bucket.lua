@@ -1,5 +1,6 @@
--- bucket settles a claim about a token bucket: bucket.go, in Lua. KEYS[1] is its account. "b" is level, carry, at, hand,
--- old, turn, ends, slot; "fence" and "h:NAME" are integers; "c:NAME" is a holder's last claim: seq, spent, fence, turn.
+-- bucket settles a claim about a token bucket: bucket.go, in Lua. KEYS[1] is its account. "b" is level, carry, at,
+-- hand, old, turn, ends, slot; "fence" and "h:NAME" are integers; "c:NAME" is a holder's last claim: seq, spent,
+-- fence, turn.
 local MICRO, MOST_BURST = 1000000, 4294967295
 
 local got = redis.call('HMGET', KEYS[1], 'b', 'fence', holder, claimed)

@@ -126,10 +126,12 @@ if Kind == STATES and grant < Need and others > 0 then
   end
 end
 
-redis.call('HSET', KEYS[1], 'sum', text(sum), holder, text(total), claimed, struct.pack('<dddd', Seq, says, fence, expires),
-  'a', struct.pack('<dddddddd', spent, fence, learns, learned, eagerly, asked, pause, least))
+redis.call('HSET', KEYS[1], 'sum', text(sum), holder, text(total),
+  claimed, struct.pack('<dddd', Seq, says, fence, expires), 'a',
+  struct.pack('<dddddddd', spent, fence, learns, learned, eagerly, asked, pause, least))
 if Kind == LEAVES then gone[#gone + 1] = holder end
 for i = 1, #set, 4000 do redis.call('HSET', KEYS[1], unpack(set, i, min(i + 3999, #set))) end
 for i = 1, #gone, 4000 do redis.call('HDEL', KEYS[1], unpack(gone, i, min(i + 3999, #gone))) end
 redis.call('PEXPIREAT', KEYS[1], expire)
-return reply(0, grant, total, sum + before, others, cut, fence, now, learns > now and learns or 0, flag(missing), flag(recalling))
+return reply(0, grant, total, sum + before, others, cut, fence, now, learns > now and learns or 0,
+  flag(missing), flag(recalling))

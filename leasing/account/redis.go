@@ -162,13 +162,13 @@ type trip struct {
 	epoch  ratelimit.Epoch // right after; the zero one is not known
 }
 
-type evalFunc func(*redis.Script, context.Context, redis.Scripter, []string, ...any) *redis.Cmd
+type evalFunc func(context.Context, *redis.Script, redis.Scripter, []string, ...any) *redis.Cmd
 
-func evalSha(s *redis.Script, ctx context.Context, c redis.Scripter, keys []string, args ...any) *redis.Cmd {
+func evalSha(ctx context.Context, s *redis.Script, c redis.Scripter, keys []string, args ...any) *redis.Cmd {
 	return s.EvalSha(ctx, c, keys, args...)
 }
 
-func evalText(s *redis.Script, ctx context.Context, c redis.Scripter, keys []string, args ...any) *redis.Cmd {
+func evalText(ctx context.Context, s *redis.Script, c redis.Scripter, keys []string, args ...any) *redis.Cmd {
 	return s.Eval(ctx, c, keys, args...)
 }
 
@@ -199,7 +199,7 @@ func (t *trip) send(ctx context.Context) error {
 	d, answers := t.draws(ctx, pipe), make([]*redis.Cmd, len(t.left))
 	for j, i := range t.left {
 		if c := &t.claims[i]; !d.has(i) {
-			answers[j] = t.eval(scriptOf(c), ctx, pipe, t.names(c), hexOf(c.Holder), t.arguments(c))
+			answers[j] = t.eval(ctx, scriptOf(c), pipe, t.names(c), hexOf(c.Holder), t.arguments(c))
 		}
 	}
 	tail := t.server.ask(ctx, pipe)

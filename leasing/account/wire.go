@@ -95,10 +95,19 @@ func readGrant(c *Claim, a *redis.Cmd, failed error) Grant {
 		Granted: tokens(n[2]), Total: tokens(n[3]), Sum: tokens(n[4]), InHand: tokens(n[5]), Cut: tokens(n[6]),
 		Fence: ratelimit.Fence(n[7]), At: instant(n[8]), Learning: instant(n[9]), Missing: n[10] == 1, Recalling: n[11] == 1,
 	}
-	if n[0] != wasSettled || g.Granted < 0 || g.Granted > max(0, c.Want) || c.Kind != States && g.Granted > 0 || g.Cut < 0 || g.At <= 0 {
+	if n[0] != wasSettled || !plausible(c, &g) {
 		return garbage(errShape, a.Val())
 	}
 	return g
+}
+
+// plausible tells whether a ledger may grant this to a claim.
+func plausible(c *Claim, g *Grant) bool {
+	most := max(0, c.Want)
+	if c.Kind != States {
+		most = 0
+	}
+	return 0 <= g.Granted && g.Granted <= most && g.Cut >= 0 && g.At > 0 && g.Fence >= 0
 }
 
 func garbage(err error, v any) Grant {
