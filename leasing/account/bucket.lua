@@ -1,11 +1,12 @@
 -- bucket settles a claim about a token bucket: bucket.go, in Lua. KEYS[1] is its account. "b" is level, carry, at,
--- hand, old, turn, ends, slot; "fence" and "h:NAME" are integers; "c:NAME" is a holder's last claim: seq, spent,
--- fence, turn.
+-- hand, old, turn, ends, slot; "f" is fence, learns; "h:NAME" is an integer, "c:NAME" a holder's last claim: seq,
+-- spent, fence, turn.
 local MICRO, MOST_BURST = 1000000, 4294967295
 
-local got = redis.call('HMGET', KEYS[1], 'b', 'fence', holder, claimed)
+local got = redis.call('HMGET', KEYS[1], 'b', 'f', holder, claimed)
 local level, carry, at, hand, old, turn, ends, slot = unpacked(got[1], 8)
-local fence, had = integer(got[2]), integer(got[3])
+local fence, learns = unpacked(got[2], 2)
+local had = integer(got[3])
 local seq, told, _, claimedIn = unpacked(got[4], 4)
 if Seq <= seq then return nothing(OVERTAKEN) end
 local left = claimedIn < CLOSED
@@ -27,27 +28,31 @@ local function fill(elapsed)
   level = level + added
 end
 
-if slot == 0 then
-  at, ends, slot, level = now, now + TTL, TTL, Limit * MICRO
-  if missing or Learning > now then level, old = 0, Limit end
-else
-  if now < at then at, ends = now, min(ends, now + slot) end
-  while at < now do
-    local stop, idle = min(now, ends), hand + old == 0
-    if idle then stop = now end
-    fill(stop - at)
-    at = stop
-    if idle and stop >= ends then
-      turn, ends = turn + 2, now + slot
-    elseif stop == ends then
-      turn, old, hand, ends = turn + 1, hand, 0, ends + slot
-    end
+if slot == 0 then at, ends, slot, level = now, now + TTL, TTL, Limit * MICRO end
+if now < at then at, ends = now, min(ends, now + slot) end
+while at < now do
+  local stop, idle = min(now, ends), hand + old == 0
+  if idle then stop = now end
+  fill(stop - at)
+  at = stop
+  if idle and stop >= ends then
+    turn, ends = turn + 2, now + slot
+  elseif stop == ends then
+    turn, old, hand, ends = turn + 1, hand, 0, ends + slot
   end
-  if TTL > slot then
-    slot = TTL
-  elseif hand + old == 0 then
-    slot, ends = TTL, min(ends, now + TTL)
+end
+if TTL > slot then
+  slot = TTL
+elseif hand + old == 0 then
+  slot, ends = TTL, min(ends, now + TTL)
+end
+local lost = (missing or Learning > now) and learns <= now
+if missing or Learning > now then
+  if lost then
+    level, carry, ends, hand, old = min(0, level), 0, now + slot, 0, Limit
+    seq, told, had, left = 0, 0, 0, false
   end
+  learns = max(learns, Learning, now + LEARN)
 end
 
 -- book
@@ -80,9 +85,11 @@ end
 level, hand, total, fence = level - grant * MICRO, hand + grant, total + grant, max(fence + 1, now)
 
 -- It expires when the level alone is full, for then nothing would be lost; and not before leases are over.
-local full = at + min(math.ceil(max(0, Limit * MICRO - level) / max(1, Requests) * Seconds), 63072000000000)
+local lacks = Limit * MICRO - level
+local full = at + (lacks > 0 and min(math.ceil(lacks / Requests * Seconds), 63072000000000) or 0)
+if lost then redis.call('DEL', KEYS[1]) end
 redis.call('HSET', KEYS[1], 'b', struct.pack('<dddddddd', level, carry, at, hand, old, turn, ends, slot),
-  'fence', text(fence), holder, text(total), claimed, struct.pack('<dddd', Seq, says, fence, expires))
+  'f', struct.pack('<dd', fence, learns), holder, text(total), claimed, struct.pack('<dddd', Seq, says, fence, expires))
 if Kind == LEAVES then redis.call('HDEL', KEYS[1], holder) end
 redis.call('PEXPIREAT', KEYS[1], text(floor((max(ends + slot, full) + 999) / 1000)))
 return reply(0, grant, total, floor((Limit * MICRO - level + MICRO - 1) / MICRO), hand + old - held(total, says), cut,

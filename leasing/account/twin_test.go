@@ -293,7 +293,7 @@ func (w *twins) same(n name, k *kept) {
 	if k.bucket == nil {
 		want["sum"] = fmt.Sprint(int64(k.sum))
 	}
-	for _, f := range []string{"a", "b", "fence"} {
+	for _, f := range []string{"a", "b", "f"} {
 		delete(fields, f)
 	}
 	for f := range fields {
