@@ -19,8 +19,8 @@ type account struct {
 	learning
 	recall
 
-	// eagerly is before when no eager lease is looked for that is over: none is, or it was looked a moment ago.
-	// 0: there is none.
+	// eagerly is before when no eager lease is looked for that is over; 0: there is none. Invariant: at most readAgain
+	// after the end of any that was not credited.
 	eagerly instant
 	records records
 }

@@ -49,7 +49,10 @@ func (b *bench) window(later int) ratelimit.Window {
 func (b *bench) claims(h ratelimit.Holder, taken, spent, need tokens, change ...func(*Claim)) Grant {
 	b.Helper()
 	b.seq++
-	c := Claim{Key: "k", Window: b.window(0), Limit: b.limit, Holder: h, Seq: b.seq, Taken: taken, Spent: spent, Need: need, Want: need, Share: 1}
+	c := Claim{
+		Key: "k", Window: b.window(0), Limit: b.limit, Holder: h, Seq: b.seq,
+		Taken: taken, Spent: spent, Need: need, Want: need, Share: 1,
+	}
 	for _, f := range change {
 		f(&c)
 	}

@@ -17,8 +17,9 @@ const mostBurst tokens = 1<<32 - 1
 //
 // Guarantee: what holders spend of their leases in any time t is at most burst + rate x t. Whatever a slot is long, a
 // lease counts as live for one at least from when it was claimed, and what is in hand keeps its room until then.
-// The zero bucket is new. It is not safe for concurrent use. An account that is full expires, and holders that
-// know it to be full forget it: who has taken something of a bucket that is not there says that it was lost.
+// The zero bucket is new, and full. It is not safe for concurrent use. An account that is full expires, and holders
+// that know it to be full forget it: who has taken something of a bucket that is not there says that it was lost.
+// Claim.Learning is of a bucket until when one that was empty when the data was lost has filled.
 type bucket struct {
 	// Invariant: level + hand + old is at most the burst; level is below nothing by charges that were not asked for.
 	level int64 // millionths
@@ -33,6 +34,7 @@ type bucket struct {
 	// hand: nodes may have different ones for a while.
 	slot    time.Duration
 	fence   ratelimit.Fence // Invariant: as in account
+	learns  instant         // until when it is known that it was lost, and has begun empty
 	records records
 }
 
@@ -46,9 +48,7 @@ func (b *bucket) claim(now instant, c *Claim) Grant {
 	burst := burstOf(&c.Limit)
 	g := Grant{At: now, Missing: r == nil && c.Taken > 0}
 	b.advance(now, c, burst, g.Missing)
-	if r == nil {
-		r = b.records.findOrAdd(c.Holder)
-	}
+	r = b.records.findOrAdd(c.Holder)
 	refunded := b.book(r, c)
 	g.Cut = b.cut(burst, refunded)
 	r.taken, r.spent = r.taken+g.Cut, r.spent+g.Cut
@@ -73,16 +73,10 @@ func burstOf(l *ratelimit.Limit) tokens { return max(0, min(l.Burst, mostBurst))
 func handOf(taken, spent tokens) tokens { return max(0, min(taken-spent, mostBurst)) }
 
 // advance has time pass, and slots have the length that leases have.
-func (b *bucket) advance(now instant, c *Claim, burst tokens, lost bool) {
+func (b *bucket) advance(now instant, c *Claim, burst tokens, missing bool) {
 	slot := max(time.Microsecond, c.TTL.Truncate(time.Microsecond))
 	if b.slot == 0 {
-		*b = bucket{at: now, ends: now.Add(slot), slot: slot, level: int64(burst) * micro, fence: b.fence}
-		// A bucket that was lost begins as if all of it were leased in the slot before: empty, and it fills once
-		// the leases of before are over.
-		if lost || c.Learning > now {
-			b.level, b.old = 0, burst
-		}
-		return
+		b.at, b.ends, b.slot, b.level = now, now.Add(slot), slot, int64(burst)*micro
 	}
 	b.refill(now, &c.Limit, burst)
 	if slot > b.slot {
@@ -90,6 +84,21 @@ func (b *bucket) advance(now instant, c *Claim, burst tokens, lost bool) {
 	} else if b.hand+b.old == 0 {
 		b.slot, b.ends = slot, min(b.ends, now.Add(slot))
 	}
+	if missing || c.Learning > now {
+		b.lose(now, c, burst)
+	}
+}
+
+// lose has a bucket that was lost, or goes on with an older copy, begin as if all of it were leased in the slot
+// before: empty, and it fills once the leases of before are over. Who tells of the same loss later changes nothing;
+// but the first message may have been one that did not know of it.
+func (b *bucket) lose(now instant, c *Claim, burst tokens) {
+	if b.learns <= now {
+		b.level, b.carry, b.ends = min(0, b.level), 0, now.Add(b.slot)
+		// What was granted of a bucket that was not so full is no credit when it is given back.
+		b.hand, b.old, b.records = 0, burst, nil
+	}
+	b.learns = max(b.learns, c.Learning, now.Add(Learn))
 }
 
 // refill brings the bucket to now, slot by slot: what expires on the way makes room.
@@ -176,7 +185,9 @@ func (b *bucket) cut(burst, refunded tokens) tokens {
 
 // full is when the level alone will be full; not before two slots are over, as leases are by then.
 func (b *bucket) full(l *ratelimit.Limit) instant {
-	missing := max(0, float64(burstOf(l))*micro-float64(b.level))
-	us := missing / float64(max(1, l.Requests)) * l.Period().Seconds()
+	us := 0.0
+	if missing := float64(burstOf(l))*micro - float64(b.level); missing > 0 {
+		us = missing / float64(l.Requests) * l.Period().Seconds() // never, if nothing comes in
+	}
 	return max(b.ends.Add(b.slot), b.at+instant(min(math.Ceil(us), float64(2*ratelimit.MaxPeriod.Microseconds()))))
 }

@@ -22,7 +22,7 @@ func (k *kept) invariants(now instant, l *ratelimit.Limit, dropped tokens) error
 		if r.inHand() < 0 || r.fence > a.fence {
 			return fmt.Errorf("%w: record %+v, fence %d", errInvariant, *r, a.fence)
 		}
-		if r.expires > safe && (a.eagerly == 0 || a.eagerly > max(r.expires, now.Add(readAgain))) {
+		if r.expires > safe && (a.eagerly == 0 || a.eagerly > r.expires.Add(readAgain)) {
 			return fmt.Errorf("%w: a lease ends at %d, and is looked for at %d", errInvariant, r.expires, a.eagerly)
 		}
 	}
@@ -36,7 +36,8 @@ func (k *kept) invariants(now instant, l *ratelimit.Limit, dropped tokens) error
 }
 
 func (b *bucket) invariants(l *ratelimit.Limit) error {
-	if b.hand < 0 || b.old < 0 || b.level > 0 && b.level > int64(burstOf(l)-b.hand-b.old)*micro || b.ends.Sub(b.at) > b.slot {
+	room := int64(burstOf(l)-b.hand-b.old) * micro
+	if b.hand < 0 || b.old < 0 || b.level > 0 && b.level > room || b.ends.Sub(b.at) > b.slot {
 		return fmt.Errorf("%w: bucket %+v", errInvariant, *b)
 	}
 	return nil

@@ -19,8 +19,10 @@ var errClaim = errors.New("the claim means nothing")
 func check(c *Claim) error {
 	bucket := c.Limit.Algorithm == ratelimit.TokenBucket
 	switch {
-	case c.Key == "", c.Holder == 0, bucket != (c.Window == 0), c.Kind > Leaves,
-		c.Kind == Draws && (c.Want < 1 || c.Want > ratelimit.MaxLimit || bucket), c.Kind != Draws && c.Seq == 0:
+	case c.Key == "", c.Holder == 0, c.Kind > Leaves, bucket != (c.Window == 0), c.TTL < 0, c.TTL > ratelimit.MaxPeriod,
+		c.Limit.Period() <= 0, c.Limit.Requests < 0, c.Limit.Requests > ratelimit.MaxLimit,
+		c.Kind == Draws && (c.Want < 1 || c.Want > ratelimit.MaxLimit || bucket),
+		c.Kind != Draws && (c.Seq == 0 || c.Seq > 1<<52):
 		return fmt.Errorf("%w: %+v", errClaim, *c)
 	}
 	return nil

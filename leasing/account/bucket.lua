@@ -1,0 +1,96 @@
+-- bucket settles a claim about a token bucket: bucket.go, in Lua. KEYS[1] is its account. "b" is level, carry, at,
+-- hand, old, turn, ends, slot; "f" is fence, learns; "h:NAME" is an integer, "c:NAME" a holder's last claim: seq,
+-- spent, fence, turn.
+local MICRO, MOST_BURST = 1000000, 4294967295
+
+local got = redis.call('HMGET', KEYS[1], 'b', 'f', holder, claimed)
+local level, carry, at, hand, old, turn, ends, slot = unpacked(got[1], 8)
+local fence, learns = unpacked(got[2], 2)
+local had = integer(got[3])
+local seq, told, _, claimedIn = unpacked(got[4], 4)
+if Seq <= seq then return nothing(OVERTAKEN) end
+local left = claimedIn < CLOSED
+if left then had = had + told end
+local missing = seq == 0 and Taken > 0
+local function held(taken, spent) return max(0, min(taken - spent, MOST_BURST)) end
+local function room() return max(0, Limit - hand - old) * MICRO - level end
+
+local function fill(elapsed)
+  local whole, rest, space = floor(Requests / Seconds), Requests % Seconds, room()
+  if space <= 0 or whole > 0 and elapsed > floor(space / whole) then
+    level, carry = level + max(0, space), 0
+    return
+  end
+  local part = elapsed % Seconds * rest + carry
+  local added = elapsed * whole + floor(elapsed / Seconds) * rest + floor(part / Seconds)
+  carry = part % Seconds
+  if added >= space then added, carry = space, 0 end
+  level = level + added
+end
+
+if slot == 0 then at, ends, slot, level = now, now + TTL, TTL, Limit * MICRO end
+if now < at then at, ends = now, min(ends, now + slot) end
+while at < now do
+  local stop, idle = min(now, ends), hand + old == 0
+  if idle then stop = now end
+  fill(stop - at)
+  at = stop
+  if idle and stop >= ends then
+    turn, ends = turn + 2, now + slot
+  elseif stop == ends then
+    turn, old, hand, ends = turn + 1, hand, 0, ends + slot
+  end
+end
+if TTL > slot then
+  slot = TTL
+elseif hand + old == 0 then
+  slot, ends = TTL, min(ends, now + TTL)
+end
+local lost = (missing or Learning > now) and learns <= now
+if missing or Learning > now then
+  if lost then
+    level, carry, ends, hand, old = min(0, level), 0, now + slot, 0, Limit
+    seq, told, had, left = 0, 0, 0, false
+  end
+  learns = max(learns, Learning, now + LEARN)
+end
+
+-- book
+local taken, own, paid = Taken, held(Taken, Spent)
+if seq == 0 then
+  paid = own + max(0, Spent - taken)
+  if Seq == 1 then paid = paid + min(0, taken) end
+elseif not left and turn - claimedIn <= 1 then
+  if turn == claimedIn then hand = hand - held(had, told) else old = old - held(had, told) end
+  paid = max(taken, Spent) - had
+else
+  paid, own, taken = max(0, Spent - had) + min(0, Spent - told), 0, Spent
+end
+hand = hand + own
+level = max(level - max(-MOST_BURST, min(paid, MOST_BURST)) * MICRO, -MOST)
+local total, says, cut = max(taken, Spent), Spent, 0
+local over = -room()
+if over > 0 and level > 0 then
+  level, carry = max(0, level - over), 0
+  cut = min(max(0, -paid), floor(over / MICRO))
+  total, says = total + cut, says + cut
+end
+
+local grant, expires = 0, turn
+if Kind == LEAVES then
+  says, expires = total, min(-now, CLOSED - 1)
+else
+  grant = granted(floor(max(0, level) / MICRO))
+end
+level, hand, total, fence = level - grant * MICRO, hand + grant, total + grant, max(fence + 1, now)
+
+-- It expires when the level alone is full, for then nothing would be lost; and not before leases are over.
+local lacks = Limit * MICRO - level
+local full = at + (lacks > 0 and min(math.ceil(lacks / Requests * Seconds), 63072000000000) or 0)
+if lost then redis.call('DEL', KEYS[1]) end
+redis.call('HSET', KEYS[1], 'b', struct.pack('<dddddddd', level, carry, at, hand, old, turn, ends, slot),
+  'f', struct.pack('<dd', fence, learns), holder, text(total), claimed, struct.pack('<dddd', Seq, says, fence, expires))
+if Kind == LEAVES then redis.call('HDEL', KEYS[1], holder) end
+redis.call('PEXPIREAT', KEYS[1], text(floor((max(ends + slot, full) + 999) / 1000)))
+return reply(0, grant, total, floor((Limit * MICRO - level + MICRO - 1) / MICRO), hand + old - held(total, says), cut,
+  fence, now, 0, flag(missing), 0)

@@ -1,0 +1,337 @@
+package account
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// filled is a bucket of so many tokens, and so many more a second.
+func filled(burst, rate tokens) ratelimit.Limit {
+	return ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Requests: rate, Burst: burst}
+}
+
+func slot(d time.Duration) func(*Claim) { return func(c *Claim) { c.TTL = d } }
+
+const ms100 = 100 * time.Millisecond
+
+// A bucket begins full, and refills to its burst less what live leases have in hand.
+func TestBucket(t *testing.T) {
+	b := newBench(t, filled(100, 10))
+	b.is(b.claims(1, 0, 0, 60, slot(ms100)), 60, 60, 60, 0)
+	b.is(b.claims(2, 0, 0, 60, slot(ms100)), 40, 40, 100, 60)
+	b.pass(ms100 / 2) // half a token
+	b.is(b.claims(2, 40, 40, 60, slot(ms100)), 0, 40, 100, 60)
+	b.pass(ms100)
+	b.is(b.claims(2, 40, 40, 60, slot(ms100)), 1, 41, 100, 60)
+	b.pass(time.Minute) // what 1 has in hand is gone
+	b.is(b.claims(3, 0, 0, 5, slot(ms100)), 5, 5, 5, 0)
+	b.is(b.claims(1, 60, 60, 0, slot(ms100)), 0, 60, 5, 5) // it had been charged for
+	b.is(b.claims(2, 41, 50, 0, slot(ms100)), 0, 50, 14, 5)
+}
+
+// While a lease is live, the room of what is in hand stays free: burst + rate x t bounds what is spent.
+func TestBucketKeepsRoomForLeases(t *testing.T) {
+	b := newBench(t, filled(100, 1000))
+	b.is(b.claims(1, 0, 0, 100, slot(ms100)), 100, 100, 100, 0)
+	b.pass(ms100 - time.Microsecond)
+	b.is(b.claims(2, 0, 0, 100, slot(ms100)), 0, 0, 100, 100)
+	b.pass(time.Microsecond) // the lease was claimed in this slot, and lives through the next
+	b.is(b.claims(2, 0, 0, 100, slot(ms100)), 0, 0, 100, 100)
+	b.pass(ms100)
+	b.is(b.claims(2, 0, 0, 100, slot(ms100)), 0, 0, 100, 0)
+	b.pass(ms100 / 2)
+	b.is(b.claims(2, 0, 0, 100, slot(ms100)), 50, 50, 100, 0)
+}
+
+// A charge that does not fit is debt. A refund pays, also at a holder that the bucket does not know, and what does not
+// fit is cut.
+func TestBucketDebtAndRefunds(t *testing.T) {
+	b := newBench(t, filled(100, 1))
+	b.is(b.claims(1, 0, 150, 0, slot(ms100)), 0, 150, 150, 0)
+	first := func(c *Claim) { c.Seq = 1 }
+	b.is(b.claims(2, -30, -30, 0, slot(ms100), first), 0, -30, 120, 0)
+	b.is(b.claims(2, -50, -50, 0, slot(ms100)), 0, -50, 100, 0)
+	b.is(b.claims(3, 0, 0, 1, slot(ms100)), 0, 0, 100, 0)
+	b.pass(time.Second)
+	b.is(b.claims(3, 0, 0, 9, slot(ms100)), 1, 1, 100, 0)
+	b.pass(time.Second)
+	b.is(b.claims(2, -60, -60, 0, slot(ms100)), 0, -60, 89, 0) // its lease is over, and it had nothing in hand
+	g := b.claims(2, -260, -260, 0, slot(ms100))
+	b.is(g, 0, -149, 0, 0)
+	if g.Cut != 111 {
+		t.Errorf("%d were cut", g.Cut)
+	}
+	b.is(b.claims(9, -5, -5, 0, slot(ms100)), 0, -5, 0, 0) // told again, it is no refund
+}
+
+// Slots have the length that leases have: the longer at once, the shorter when nothing is in hand.
+func TestBucketSlotsOfDifferentLengths(t *testing.T) {
+	b := newBench(t, filled(100, 10))
+	b.is(b.claims(1, 0, 0, 50, slot(ms100)), 50, 50, 50, 0)
+	b.pass(ms100 / 2)
+	b.is(b.claims(2, 0, 0, 50, slot(time.Second)), 50, 50, 100, 50)
+	b.pass(ms100)
+	b.is(b.claims(3, 0, 0, 9, slot(ms100)), 0, 0, 100, 100)
+	b.pass(900 * time.Millisecond) // both are live: whoever has them may hold them for a second
+	b.is(b.claims(3, 0, 0, 9, slot(ms100)), 0, 0, 100, 100)
+	b.pass(time.Second)
+	b.is(b.claims(3, 0, 0, 9, slot(ms100)), 9, 9, 100, 0)
+	k := b.shard("k").accounts[name{"k", 0}]
+	if k.slot != ms100 {
+		t.Errorf("slots are %v long", k.slot)
+	}
+}
+
+// A clock that goes back has no lease be over, and no bucket refuse for as long as the step was.
+func TestBucketWhoseClockGoesBack(t *testing.T) {
+	b := newBench(t, filled(100, 10))
+	b.is(b.claims(1, 0, 0, 100, slot(ms100)), 100, 100, 100, 0)
+	b.pass(-24 * time.Hour)
+	b.is(b.claims(2, 0, 0, 9, slot(ms100)), 0, 0, 100, 100)
+	b.is(b.claims(1, 100, 50, 0, slot(ms100)), 0, 100, 100, 0)
+	b.is(b.claims(2, 0, 0, 9, slot(ms100)), 0, 0, 100, 50)
+	b.pass(2 * time.Second)
+	b.is(b.claims(2, 0, 0, 99, slot(ms100)), 20, 20, 100, 0)
+}
+
+// A bucket that was lost begins empty, and fills once the leases of before are over.
+func TestBucketThatWasLost(t *testing.T) {
+	b := newBench(t, filled(100, 10))
+	learning := func(c *Claim) { c.Learning = b.now.Add(time.Second) }
+	b.is(b.claims(1, 0, 0, 9, slot(time.Second), learning), 0, 0, 100, 100)
+	b.pass(time.Second)
+	b.is(b.claims(1, 0, 0, 9, slot(time.Second)), 0, 0, 100, 0)
+	b.pass(time.Second)
+	b.is(b.claims(1, 0, 0, 99, slot(time.Second)), 10, 10, 100, 0)
+	b.Evict("k", 0)
+	g := b.claims(1, 10, 7, 9, slot(time.Second)) // of what it had only what is in hand counts
+	b.is(g, 0, 10, 103, 100)
+	if !g.Missing {
+		t.Errorf("%+v", g)
+	}
+}
+
+// A bucket is not dropped before it is full, nor while a lease is live.
+func TestBucketExpires(t *testing.T) {
+	b := newBench(t, filled(100, 10))
+	over := func() time.Duration { return b.shard("k").accounts[name{"k", 0}].over.Sub(epochAt) }
+	b.claims(1, 0, 0, 50, slot(time.Second))
+	if d := over(); d != 5*time.Second {
+		t.Errorf("after %v", d)
+	}
+	b.pass(time.Second / 2)
+	b.claims(1, 50, 0, 0, slot(10*time.Second))
+	if d := over(); d != 11*time.Second {
+		t.Errorf("after %v", d)
+	}
+	b.limit.Requests = 0
+	b.claims(1, 50, 50, 0)
+	if d := over(); d < 365*24*time.Hour {
+		t.Errorf("after %v", d)
+	}
+}
+
+// Nothing is lost to rounding, whatever the rate, the steps and the size.
+func TestBucketFillsExactly(t *testing.T) {
+	for seed := range uint64(300) {
+		rnd := rand.New(rand.NewPCG(seed, 3))
+		l := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Unit(1 + rnd.IntN(4)), Multiplier: uint32(1 + rnd.IntN(3)),
+			Requests: tokens(rnd.Int64N([]int64{2, 100, 1_000_000, 1_000_000_000_000}[rnd.IntN(4)])), Burst: tokens(1 + rnd.Int64N(1<<32-1))}
+		b := bucket{slot: time.Second, ends: 1}
+		elapsed := int64(0)
+		for range 50 {
+			step := rnd.Int64N([]int64{2, 1000, 10_000_000}[rnd.IntN(3)])
+			b.refill(instant(elapsed+step), &l, l.Burst)
+			elapsed += step
+		}
+		seconds := int64(l.Period() / time.Second)
+		full := float64(l.Burst) * micro
+		if want := float64(elapsed) * float64(l.Requests) / float64(seconds); want < full {
+			// Whole numbers below 2^53, computed as they are written.
+			whole, rest := int64(l.Requests)/seconds, int64(l.Requests)%seconds
+			exact := elapsed*whole + elapsed/seconds*rest + elapsed%seconds*rest/seconds
+			if b.level != exact {
+				t.Errorf("seed %d: %v: %d millionths after %d us, want %d", seed, l, b.level, elapsed, exact)
+			}
+		} else if b.level != int64(l.Burst)*micro {
+			t.Errorf("seed %d: %v: %d millionths after %d us, and it is full", seed, l, b.level, elapsed)
+		}
+	}
+}
+
+// leaser is a holder of a bucket's leases.
+type leaser struct {
+	Claim
+	deadline, paused instant
+	asked            *Claim
+	sent             instant
+	epoch            int // as of the last message
+}
+
+// bucketWorld is a bucket, its holders, and messages under way.
+type bucketWorld struct {
+	*rand.Rand
+	*bucket
+	limit    ratelimit.Limit
+	now      instant // real; the ledger's clock is off by step
+	step     instant
+	learning instant
+	left     int64 // millionths that a bucket would have that knew all at once
+	spent    int
+	holders  []*leaser
+	net      []underway
+	names    int
+	epoch    int
+	slots    bool // leases of nodes differ in length. With a loss at the same time more is spent: declared
+	faults   map[string]int
+}
+
+type underway struct {
+	at     instant
+	to     *leaser
+	claim  *Claim
+	answer *Grant
+	epoch  int // in which it was settled
+}
+
+func newBucketWorld(seed uint64, faults map[string]int) *bucketWorld {
+	w := &bucketWorld{Rand: rand.New(rand.NewPCG(seed, 9)), bucket: &bucket{}, now: epochAt, slots: seed%2 == 1, faults: faults}
+	w.limit = filled([]tokens{1, 3, 10, 100}[w.IntN(4)], []tokens{1, 10, 100, 1000}[w.IntN(4)])
+	w.left = int64(w.limit.Burst) * micro
+	for range 1 + w.IntN(5) {
+		w.holders = append(w.holders, w.holder())
+	}
+	return w
+}
+
+func (w *bucketWorld) holder() *leaser {
+	w.names++
+	return &leaser{Claim: Claim{Key: "k", Limit: w.limit, Holder: ratelimit.Holder(w.names), Share: 2}, deadline: -1}
+}
+
+// play tells what went wrong.
+func (w *bucketWorld) play() error {
+	lossy, late, steps := w.Float64()*0.4, []int64{5, 30, 120}[w.IntN(3)], 50+w.IntN(1500)
+	send := func(u underway) {
+		for range 1 + w.IntN(5)/4 {
+			if u.at = w.now + instant(w.Int64N(late*1000+1)); w.Float64() > lossy {
+				w.net = append(w.net, u)
+			}
+		}
+	}
+	for range steps {
+		pause := instant([]int64{0, 1, 2, 5, 20}[w.IntN(5)] * 1000)
+		w.now += pause
+		w.left = min(int64(w.limit.Burst)*micro, w.left+int64(pause)*int64(w.limit.Requests))
+		i := w.IntN(len(w.holders))
+		if h := w.holders[i]; w.now >= h.paused {
+			switch event := w.IntN(1000); {
+			case event < 700:
+				if !w.take(h) {
+					w.ask(h, send)
+				}
+			case event < 720:
+				h.paused = w.now + instant(w.IntN(200_000))
+			case event < 725:
+				w.holders[i] = w.holder()
+			case event < 730 && !w.slots:
+				w.bucket = &bucket{}
+				w.epoch++
+				w.learning = w.now + w.step + w.fill() + 400_000
+				w.faults["lost"]++
+			case event < 732:
+				w.step -= instant(w.IntN(10_000_000))
+				w.faults["back"]++
+			}
+		}
+		if w.left < 0 {
+			return fmt.Errorf("%d millionths too many were spent: %v, after %d", -w.left, w.limit, w.spent)
+		}
+		if err := w.deliver(send); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fill is how long an empty bucket takes to be full.
+func (w *bucketWorld) fill() instant { return instant(int64(w.limit.Burst) * micro / int64(w.limit.Requests)) }
+
+func (w *bucketWorld) take(h *leaser) bool {
+	if h.Taken <= h.Spent || w.now >= h.deadline {
+		return false
+	}
+	h.Spent++
+	w.spent++
+	w.left -= micro
+	return true
+}
+
+func (w *bucketWorld) ask(h *leaser, send func(underway)) {
+	if h.asked != nil && w.now-h.sent <= 15_000 {
+		return
+	}
+	if w.now >= h.deadline || w.IntN(10) == 0 {
+		h.Taken = h.Spent
+	}
+	h.Seq++
+	h.Need, h.Want, h.TTL = 1, tokens(1+w.IntN(20)), 50*time.Millisecond
+	if w.slots {
+		h.TTL = []time.Duration{20, 50, 200}[w.IntN(3)] * time.Millisecond
+	}
+	h.Learning = w.learning
+	// A lease that is renewed for a shorter time ends then, whether it is answered or not.
+	h.deadline = min(h.deadline, w.now+instant(h.TTL.Microseconds()*3/4))
+	c := h.Claim
+	h.asked, h.sent, h.epoch = &c, w.now, w.epoch
+	send(underway{to: h, claim: &c})
+}
+
+func (w *bucketWorld) deliver(send func(underway)) error {
+	w.Shuffle(len(w.net), func(i, j int) { w.net[i], w.net[j] = w.net[j], w.net[i] })
+	due := slices.DeleteFunc(slices.Clone(w.net), func(u underway) bool { return u.at > w.now })
+	w.net = slices.DeleteFunc(w.net, func(u underway) bool { return u.at <= w.now })
+	for _, u := range due {
+		if u.answer == nil {
+			g := w.bucket.claim(w.now+w.step, u.claim)
+			if err := w.bucket.invariants(&w.limit); err != nil {
+				return err
+			}
+			send(underway{to: u.to, claim: u.claim, answer: &g, epoch: w.epoch})
+			continue
+		}
+		if h := u.to; h.asked == u.claim && w.now >= h.paused {
+			h.asked = nil
+			// What a message was granted that did not know of a loss is not taken.
+			if u.answer.Err == nil && u.epoch == h.epoch {
+				if w.now >= h.deadline {
+					h.Taken = h.Spent
+				}
+				h.Taken += u.answer.Granted
+				h.deadline = h.sent + instant(u.claim.TTL.Microseconds()*3/4)
+			}
+		}
+	}
+	return nil
+}
+
+// What is spent of a bucket in any time t is at most burst + rate x t, whatever is lost, late or doubled, whoever is
+// silent, whatever the ledger loses, however long slots are, and if its clock goes back.
+func TestBucketHistories(t *testing.T) {
+	faults, spent := map[string]int{}, 0
+	for seed := range uint64(1500) {
+		w := newBucketWorld(seed, faults)
+		if err := w.play(); err != nil {
+			t.Errorf("seed %d: %v", seed, err)
+		}
+		spent += w.spent
+	}
+	if faults["lost"] < 500 || faults["back"] < 500 || spent < 10_000 {
+		t.Errorf("%v, %d tokens spent", faults, spent)
+	}
+}

@@ -1,0 +1,137 @@
+-- claim settles a message about the account of a window: account.go, in Lua. KEYS[1] is the account, and of a sliding
+-- window KEYS[2] the one before. "sum" and "h:NAME" are integers, to which draws add. "c:NAME" is a holder's last
+-- claim: seq, spent, fence, expiry. "a" is the account's: spent, fence, learns, learned, eagerly, asked, pause, least.
+local PART, PARTS, AGAIN, RARELY, RECORD, LEFT = 20, 1000000, 10000, 1000000, 20, 60000000
+
+if now < Opens or now >= Over then return nothing(OVER) end
+local got = redis.call('HMGET', KEYS[1], 'sum', holder, claimed, 'a')
+local sum, drawn = integer(got[1]), integer(got[2])
+
+local before = 0
+if KEYS[2] and now < Ends then
+  before = integer(redis.call('HGET', KEYS[2], 'sum'))
+  if now < Begins then
+    before = max(before, Limit)
+  else
+    before = max(0, before)
+    local part = floor((Ends - now + (Ends - Begins) / PARTS - 1) / ((Ends - Begins) / PARTS))
+    before = floor(before / PARTS) * part + floor((before % PARTS * part + PARTS - 1) / PARTS)
+  end
+end
+local expire = text(floor((Over + 999) / 1000))
+
+if Kind == DRAWS then
+  redis.call('HINCRBY', KEYS[1], 'sum', text(Want))
+  redis.call('HINCRBY', KEYS[1], holder, text(Want))
+  redis.call('PEXPIREAT', KEYS[1], expire)
+  return reply(0, 0, drawn + Want, sum + Want + before, -1, 0, 0, now, 0, 0, 0)
+end
+
+local seq, told, _, expires = unpacked(got[3], 4)
+if Seq <= seq then return nothing(OVERTAKEN) end
+local spent, fence, learns, learned, eagerly, asked, pause, least = unpacked(got[4], 8)
+local had = drawn + (expires < CLOSED and told or 0)
+
+-- learn
+local missing = Taken > had and expires ~= CLOSED
+local latest = max(learns, Learning, missing and now + LEARN or 0)
+latest = min(latest, now + LEARN)
+if latest > now and learns <= now then learned = 0 end
+learns = latest
+
+-- book
+local total, cut = max(Taken, Spent), 0
+total = max(min(total, had + MOST - sum), had - MOST - sum)
+if now >= learns then cut = min(max(0, had - total - sum), max(0, had - total)) end
+if total < had then pause = least end
+total = total + cut
+local says = min(Spent + cut, total)
+sum, spent, expires = sum + total - had, spent + says - told, SAFE
+if Eager == 1 then
+  expires = now + TTL
+  if eagerly == 0 or expires < eagerly then eagerly = expires end
+end
+
+-- each calls f with the name, total, spent, claim and expiry of each other holder. It returns how many there are.
+local set, gone, all, n = {}, {}, nil, 0
+local function each(f)
+  if not all then
+    all = {}
+    local fields = redis.call('HGETALL', KEYS[1])
+    for i = 1, #fields, 2 do
+      local kind, name = string.match(fields[i], '^([hc]):(.*)$')
+      if kind and name ~= ARGV[1] then
+        local r = all[name]
+        if not r then r, n = { taken = 0, spent = 0, expires = SAFE }, n + 1 end
+        all[name] = r
+        if kind == 'h' then
+          r.taken = integer(fields[i + 1])
+        else
+          r.seq, r.spent, r.fence, r.expires = unpacked(fields[i + 1], 4)
+        end
+      end
+    end
+  end
+  for name, r in pairs(all) do f(name, r) end
+end
+local function hand(r) return r.taken + (r.expires < CLOSED and r.spent or 0) - r.spent end
+
+-- credit
+local free = Limit - max(0, sum) - before
+if Kind == STATES and Eager == 1 and free < Need and eagerly ~= 0 and now >= eagerly then
+  eagerly = expires
+  each(function(name, r)
+    if r.expires > SAFE and r.expires <= now then
+      sum = sum - hand(r)
+      r.taken, r.expires = r.spent, CLOSED
+      set[#set + 1], set[#set + 2] = 'h:' .. name, text(r.taken)
+      set[#set + 1], set[#set + 2] = 'c:' .. name, struct.pack('<dddd', r.seq, r.spent, r.fence, CLOSED)
+    elseif r.expires > SAFE then
+      eagerly = min(eagerly, r.expires)
+    end
+  end)
+  eagerly = max(eagerly, now + AGAIN)
+  free = Limit - max(0, sum) - before
+end
+
+-- grant
+local grant, recalling = 0, false
+if Kind == STATES then
+  if now < learns then free = min(free, max(1, floor(Limit / PART)) - learned) end
+  grant = granted(free)
+  if now < learns then learned = learned + grant end
+  total, sum = total + grant, sum + grant
+else
+  spent, says, expires = spent + total - says, total, min(-now, CLOSED - 1)
+end
+fence = max(fence + 1, now)
+local others = sum - spent - (total - says)
+
+-- recall
+if Kind == STATES and grant < Need and others > 0 then
+  local since = now - asked
+  recalling = since >= 0 and since < AGAIN
+  if since < 0 or since >= pause then
+    recalling, asked = true, now
+    each(function(name, r)
+      if r.expires < CLOSED and r.taken == 0 and now + r.expires >= LEFT then
+        gone[#gone + 1] = 'c:' .. name
+      elseif hand(r) > 0 then
+        redis.call('PUBLISH', 'sluice:recalled:' .. name, KEYS[1])
+      end
+    end)
+    pause = (since < 0 or since > 2 * RARELY) and 0 or 2 * pause
+    least = max(AGAIN, RECORD * (n + 1))
+    pause = max(least, min(pause, RARELY))
+  end
+end
+
+redis.call('HSET', KEYS[1], 'sum', text(sum), holder, text(total),
+  claimed, struct.pack('<dddd', Seq, says, fence, expires), 'a',
+  struct.pack('<dddddddd', spent, fence, learns, learned, eagerly, asked, pause, least))
+if Kind == LEAVES then gone[#gone + 1] = holder end
+for i = 1, #set, 4000 do redis.call('HSET', KEYS[1], unpack(set, i, min(i + 3999, #set))) end
+for i = 1, #gone, 4000 do redis.call('HDEL', KEYS[1], unpack(gone, i, min(i + 3999, #gone))) end
+redis.call('PEXPIREAT', KEYS[1], expire)
+return reply(0, grant, total, sum + before, others, cut, fence, now, learns > now and learns or 0,
+  flag(missing), flag(recalling))

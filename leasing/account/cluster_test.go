@@ -1,0 +1,142 @@
+package account
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+func newClustered(t *testing.T, servers []*redistest.Server, l ratelimit.Limit) *live {
+	addrs := make([]string, len(servers))
+	for i, s := range servers {
+		addrs[i] = s.Addr
+	}
+	return newLive(t, redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs, ContextTimeoutEnabled: true}), l)
+}
+
+// heldBy is a key whose account is on a server.
+func (r *live) heldBy(s *redistest.Server) string {
+	for i := range 1000 {
+		key := fmt.Sprint("k", i)
+		c, err := r.cluster.MasterForKey(r.Context(), r.nameOf(key, 1))
+		if err != nil {
+			r.Fatal(err)
+		}
+		if c.Options().Addr == s.Addr {
+			return key
+		}
+	}
+	r.Fatalf("no key is on %v", s)
+	return ""
+}
+
+// In a Cluster each server has its own epoch. A loss at any of them makes the ledger's another one.
+func TestCluster(t *testing.T) {
+	servers := redistest.Cluster(t, 3)
+	r := newClustered(t, servers, ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Week, Requests: 100})
+	if n := len(r.all); n != 3 {
+		t.Fatalf("%d servers are known", n)
+	}
+	epoch := func() ratelimit.Epoch {
+		t.Helper()
+		e, err := r.Settle(t.Context(), nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	first := epoch()
+	if first.ID == 0 || first.Learning > first.Began {
+		t.Errorf("%+v: nobody else is alive", first)
+	}
+	var claims []Claim
+	for _, s := range servers {
+		key := r.heldBy(s)
+		claims = append(claims, r.draw(key, 1, 60), r.claim(key, 2, 1, 50))
+	}
+	for i, g := range r.settle(claims...) {
+		if want := []Grant{{Total: 60, Sum: 60}, {Granted: 40, Total: 40, Sum: 100}}[i%2]; g.Err != nil ||
+			g.Granted != want.Granted || g.Total != want.Total || g.Sum != want.Sum {
+			t.Errorf("message %d: %+v", i, g)
+		}
+	}
+	for _, s := range servers {
+		expires(t, s.Client())
+		if s.Commands("multi") > 0 {
+			t.Error("a draw was a transaction")
+		}
+	}
+	for _, s := range servers {
+		key := r.heldBy(s)
+		s.Do("FLUSHALL")
+		e, err := r.Settle(t.Context(), []Claim{r.draw(key, 1, 1)}, make([]Grant, 1))
+		if err != nil || e.ID == first.ID || e.Learning < e.Began {
+			t.Errorf("%v has lost its data: %+v, %v", s, e, err)
+		}
+		if first = epoch(); first != e {
+			t.Errorf("%+v, and then %+v", e, first)
+		}
+	}
+}
+
+// A server that slots have moved to has an epoch, whichever slots they are, and messages find it.
+func TestClusterWhoseSlotsMove(t *testing.T) {
+	servers := redistest.Cluster(t, 2)
+	r := newClustered(t, servers, daily(100))
+	first, err := r.Settle(t.Context(), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := r.heldBy(servers[0])
+	slot := int(servers[0].Do("CLUSTER", "KEYSLOT", r.nameOf(key, r.window)).(int64))
+	ids := []any{servers[0].Do("CLUSTER", "MYID"), servers[1].Do("CLUSTER", "MYID")}
+	servers[0].Do("DEL", r.all[0].name)
+	moving := []int{slot, 0} // also the slot in which the epoch was
+	for _, n := range moving {
+		for _, s := range slices.Backward(servers) {
+			s.Do("CLUSTER", "SETSLOT", n, "NODE", ids[1])
+		}
+	}
+	grants := make([]Grant, 1)
+	tries := 0
+	for ; tries < 4; tries++ {
+		_, err = r.Settle(t.Context(), []Claim{r.claim(key, 1, 1, 5)}, grants)
+		if err == nil && grants[0].Err == nil {
+			break
+		}
+	}
+	if err != nil || grants[0].Granted != 5 {
+		t.Fatalf("after %d tries %+v, %v", tries, grants[0], err)
+	}
+	second, err := r.Settle(t.Context(), nil, nil)
+	if err != nil || second.ID == first.ID {
+		t.Errorf("%+v, and it was %+v; %v", second, first, err)
+	}
+	for _, s := range servers {
+		s.Do("FLUSHALL")
+		e, err := r.Settle(t.Context(), nil, nil)
+		if err != nil || e.ID == second.ID {
+			t.Errorf("%v has lost its data: %+v, %v", s, e, err)
+		}
+		second = e
+	}
+}
+
+func TestSlotTags(t *testing.T) {
+	for prefix, want := range map[string]int{"": clusterSlots, "p{": clusterSlots, "p{}": clusterSlots, "p{x}:": 1} {
+		if n := len(slotTags(prefix)); n != want {
+			t.Errorf("%q: %d names, want %d", prefix, n, want)
+		}
+	}
+	for slot, tag := range slotTags("") {
+		if int(slotOf(strconv.FormatUint(uint64(tag), 36))) != slot {
+			t.Fatalf("the tag %d is not in slot %d", tag, slot)
+		}
+	}
+}

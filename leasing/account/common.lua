@@ -1,0 +1,39 @@
+-- What both scripts begin with. Numbers are whole and within 2^53, so that doubles hold them. All is checked
+-- before anything is written: what is not as this protocol writes it is an error, and changes nothing.
+
+local Kind, Seq, Taken, Spent, Need, Want, Share, TTL, Eager, Learning, Limit, Opens, Begins, Ends, Over, Requests,
+  Seconds, Now = struct.unpack('<dddddddddddddddddd', ARGV[2])
+local max, min, floor = math.max, math.min, math.floor
+local STATES, DRAWS, LEAVES, SAFE, CLOSED = 0, 1, 2, 0, -1
+local OVERTAKEN, OVER, MOST, LEARN = 1, 2, 4503599627370496, 2000000 -- MOST: mostSum
+local holder, claimed = 'h:' .. ARGV[1], 'c:' .. ARGV[1]
+
+local function number(x)
+  if x % 1 ~= 0 or x > 2 * MOST or x < -2 * MOST then error('no whole number in ' .. KEYS[1]) end
+  return x
+end
+local function integer(text)
+  if not text then return 0 end
+  if not string.match(text, '^%-?%d+$') then error('no integer in ' .. KEYS[1]) end
+  return number(tonumber(text))
+end
+-- unpacked reads so many doubles; zeros where there is nothing.
+local function unpacked(packed, n)
+  if not packed then packed = string.rep('\0', 8 * n) end
+  if #packed ~= 8 * n then error('no record in ' .. KEYS[1]) end
+  local all = { struct.unpack('<' .. string.rep('d', n), packed) }
+  for i = 1, n do number(all[i]) end
+  return unpack(all, 1, n)
+end
+local function text(n) return string.format('%.0f', n) end
+-- reply: code, seq, granted, total, sum, in hand, cut, fence, time, learning, missing, recalling
+local function reply(code, ...) return struct.pack('<dddddddddddd', code, Seq, ...) end
+local function nothing(code) return reply(code, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) end
+local function flag(x) return x and 1 or 0 end
+local function granted(free) return max(0, min(free, Want, max(Need, floor(free / Share)))) end
+
+local now = Now -- 0 but in tests
+if now == 0 then
+  local t = redis.call('TIME')
+  now = t[1] * 1000000 + t[2]
+end

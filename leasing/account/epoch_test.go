@@ -1,0 +1,367 @@
+package account
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+func (m *moved) epochs(t *testing.T) ratelimit.Epoch {
+	t.Helper()
+	e, err := m.Settle(t.Context(), nil, nil)
+	if err != nil || e.ID == 0 {
+		t.Fatal(e, err)
+	}
+	return e
+}
+
+// another is a second node of the same Redis.
+func another(t *testing.T, s *redistest.Server, now instant, alone func() bool) *moved {
+	m := newMoved(t, s)
+	m.alone, m.now = alone, now
+	return m
+}
+
+// An empty ledger has nothing to learn only for a node that is alone, and only if it did not know it before.
+func TestEpochBegins(t *testing.T) {
+	s := redistest.Shared(t)
+	m := another(t, s, epochAt, func() bool { return true })
+	if e := m.epochs(t); e.Began != m.now || e.Young(m.now) {
+		t.Errorf("%+v", e)
+	}
+	first := m.epochs(t)
+	m.now = m.now.Add(time.Minute)
+	if e := m.epochs(t); e != first {
+		t.Errorf("%+v, and it was %+v", e, first)
+	}
+	s.Do("FLUSHALL") // it has known what is lost
+	if e := m.epochs(t); e.ID == first.ID || e.Learning != m.now.Add(Learn) {
+		t.Errorf("%+v", e)
+	}
+	s.Do("FLUSHALL")
+	if e := another(t, s, m.now, nil).epochs(t); e.Learning != m.now.Add(Learn) {
+		t.Errorf("%+v", e)
+	}
+	s.Do("SET", "t:"+epochName, "what is this") // it is not empty
+	if e := another(t, s, m.now, m.alone).epochs(t); e.Learning != m.now.Add(Learn) {
+		t.Errorf("%+v", e)
+	}
+}
+
+// Who has something to tell prolongs the learning while it goes on. It is never further ahead than Learn.
+func TestEpochLearns(t *testing.T) {
+	s := redistest.Shared(t)
+	m := another(t, s, epochAt, nil)
+	memory := NewMemory(10, func() ratelimit.LedgerTime { return m.now })
+	memory.Lose(nil, 7)
+	m.epochs(t)
+	step := func(by time.Duration, tell bool, want instant) {
+		t.Helper()
+		m.now = m.now.Add(by)
+		for what, l := range map[string]Ledger{"memory": memory, "Redis": m} {
+			if tell {
+				if err := l.(Prolonger).Prolong(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if e, err := l.Settle(t.Context(), nil, nil); err != nil || e.Learning != want {
+				t.Errorf("%s at %d: %+v, %v, want it to learn until %d", what, m.now, e, err, want)
+			}
+		}
+	}
+	step(0, false, epochAt.Add(2*time.Second))
+	step(time.Second, false, epochAt.Add(2*time.Second))
+	step(0, true, epochAt.Add(3*time.Second))
+	step(-time.Hour, false, epochAt.Add(3*time.Second-time.Hour))
+	step(2*time.Second, true, epochAt.Add(3*time.Second-time.Hour))
+}
+
+// An epoch that names another run is not this server's; nor is one of another replication, if the server was a replica
+// since.
+func TestEpochOfAnotherServer(t *testing.T) {
+	s := redistest.Shared(t)
+	m := another(t, s, epochAt, nil)
+	first := m.epochs(t)
+	value := s.Do("GET", m.one.name).(string)
+	fields := strings.Fields(value)
+	put := func(run, replid string) {
+		s.Do("SET", m.one.name, strings.Join([]string{fields[0], fields[1], fields[2], run, replid}, " "))
+	}
+	put(fields[3], strings.Repeat("a", 40))
+	if e, err := m.Verify(t.Context()); err != nil || e != first {
+		t.Errorf("its first replica has come: %+v, %v", e, err)
+	}
+	put(strings.Repeat("a", 40), fields[4])
+	second := m.epochs(t) // seen with the messages, for the connection has another name
+	if second.ID == first.ID || second.Learning != m.now.Add(Learn) {
+		t.Errorf("%+v", second)
+	}
+	put("-", "-")
+	if e := m.epochs(t); e.ID != first.ID {
+		t.Errorf("that of a server that did not say who it is: %+v", e)
+	}
+}
+
+// restarted is a server that comes back with its data of before: the connections' names tell.
+func TestEpochAfterARestart(t *testing.T) {
+	s := redistest.Start(t)
+	m := another(t, s, epochAt, nil)
+	first := m.epochs(t)
+	value := s.Do("GET", m.one.name)
+	s.Kill()
+	if _, err := m.Settle(t.Context(), nil, nil); err == nil {
+		t.Error("a dead server told its epoch")
+	}
+	s.Run()
+	s.Do("SET", m.one.name, value)
+	if e := m.epochs(t); e.ID == first.ID || !e.Young(m.now) {
+		t.Errorf("%+v, and it was %+v", e, first)
+	}
+}
+
+// A master that was a replica for a moment goes on with what the other had, on connections that were kept.
+func TestEpochAfterAFailoverAndBack(t *testing.T) {
+	a, b := redistest.Start(t, "--repl-diskless-sync-delay", "0"), redistest.Start(t, "--repl-diskless-sync-delay", "0")
+	m := another(t, a, epochAt, nil)
+	first := m.epochs(t)
+	replicate := func(of, from *redistest.Server) {
+		host, port, _ := net.SplitHostPort(from.Addr)
+		of.Do("REPLICAOF", host, port)
+		of.UntilInfo("replication", "master_link_status:up")
+	}
+	replicate(b, a)
+	if e, err := m.Verify(t.Context()); err != nil || e != first {
+		t.Errorf("a replica has come: %+v, %v", e, err)
+	}
+	b.Do("REPLICAOF", "NO", "ONE")
+	replicate(a, b)
+	g := make([]Grant, 1)
+	l := fixed(10)
+	c := Claim{Key: "k", Window: l.WindowAt(m.now), Limit: l, Holder: 1, Seq: 1, Want: 1, Need: 1}
+	if _, err := m.Settle(t.Context(), []Claim{c}, g); err == nil && g[0].Err == nil {
+		t.Error("a replica settled a claim")
+	}
+	a.Do("REPLICAOF", "NO", "ONE")
+	// What it answered as a replica has it looked at without waiting for a heartbeat.
+	if e := m.epochs(t); e.ID == first.ID {
+		t.Errorf("%+v", e)
+	}
+	second := m.epochs(t)
+	replicate(a, b)
+	a.Do("REPLICAOF", "NO", "ONE")
+	if e, err := m.Verify(t.Context()); err != nil || e.ID == second.ID {
+		t.Errorf("%+v, %v", e, err)
+	}
+}
+
+// Where the connections of a client end at two servers that both have the data, no message counts as of the epoch
+// that was known, unless it was settled by the server that the epoch names.
+func TestConnectionsToTwoServers(t *testing.T) {
+	a, b := redistest.Start(t), redistest.Start(t)
+	to := a.Addr
+	client := redis.NewClient(&redis.Options{MaxRetries: -1, DisableIdentity: true, PoolFIFO: true, PoolSize: 3,
+		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, to)
+		}})
+	r := newLive(t, client, daily(100))
+	first, err := r.Settle(t.Context(), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Do("SET", r.one.name, a.Do("GET", r.one.name)) // b is a replica of a that was promoted
+	blocked := make(chan struct{})
+	go func() { // has the connection to a, so that another one is dialled
+		defer close(blocked)
+		pipe := client.Pipeline()
+		pipe.BLPop(context.Background(), 0, "a list")
+		_, _ = pipe.Exec(context.Background())
+	}()
+	a.UntilInfo("clients", "blocked_clients:1")
+	to = b.Addr
+	e, err := r.Settle(t.Context(), nil, nil)
+	if err == nil && e.ID == first.ID {
+		t.Errorf("settled at b in the epoch of a: %+v", e)
+	}
+	a.Do("RPUSH", "a list", "go on")
+	<-blocked
+	counts := map[string]int{}
+	for range 10 {
+		before := a.Commands("hincrby")
+		grants := make([]Grant, 1)
+		e, err := r.Settle(t.Context(), []Claim{r.draw("k", 1, 1)}, grants)
+		atA := a.Commands("hincrby") > before
+		counts[fmt.Sprint(atA)]++
+		if (err != nil) != (grants[0].Err != nil) || err == nil && (e.ID == first.ID) != atA {
+			t.Errorf("at a: %v, %+v, %v", atA, e, err)
+		}
+	}
+	if len(counts) != 2 {
+		t.Errorf("all went to one of them: %v", counts)
+	}
+}
+
+// fake answers each command as a Redis would, but for one.
+type fake struct {
+	*testing.T
+	spoilt, reply string
+}
+
+func (f *fake) serve(c net.Conn) {
+	defer c.Close()
+	in := bufio.NewReader(c)
+	queued := 0
+	for {
+		args, err := readCommand(in)
+		if err != nil {
+			return
+		}
+		command := strings.ToLower(args[0])
+		reply := f.good(command, args)
+		switch {
+		case command == "multi":
+			queued = 1
+		case command == "exec":
+			queued = 0
+		case queued > 0:
+			reply = "+QUEUED\r\n"
+		}
+		if command == f.spoilt && reply != "+QUEUED\r\n" {
+			reply = f.reply
+		}
+		if _, err := io.WriteString(c, reply); err != nil {
+			return
+		}
+	}
+}
+
+func bulk(s string) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(s), s) }
+
+const aTime = "*2\r\n$10\r\n1800057600\r\n$1\r\n5\r\n"
+
+func (f *fake) good(command string, args []string) string {
+	switch command {
+	case "hello":
+		return "-ERR unknown command\r\n"
+	case "client":
+		if strings.EqualFold(args[1], "getname") {
+			return bulk(connPrefix + "abc")
+		}
+	case "info":
+		return bulk("run_id:abc\r\n")
+	case "time":
+		return aTime
+	case "get":
+		return bulk("1f 1 2 abc def")
+	case "exec":
+		return "*4\r\n" + aTime + ":5\r\n:5\r\n:1\r\n"
+	case "evalsha":
+		answer := []float64{0, 1, 5, 5, 5, 0, 0, 9, 1_800_057_600_000_005, 0, 0, 0}
+		var b []byte
+		for _, n := range answer {
+			b = binary.LittleEndian.AppendUint64(b, math.Float64bits(n))
+		}
+		return bulk(string(b))
+	}
+	return "+OK\r\n"
+}
+
+func readCommand(in *bufio.Reader) ([]string, error) {
+	n, err := readSize(in)
+	args := make([]string, n)
+	for i := range args {
+		size, err := readSize(in)
+		if err != nil {
+			return nil, err
+		}
+		b := make([]byte, size+2)
+		if _, err := io.ReadFull(in, b); err != nil {
+			return nil, err
+		}
+		args[i] = string(b[:size])
+	}
+	return args, err
+}
+
+func readSize(in *bufio.Reader) (int, error) {
+	line, err := in.ReadString('\n')
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(line[1:]))
+}
+
+// settles has a fake Redis settle a claim and a draw.
+func (f *fake) settles() []Grant {
+	client := redis.NewClient(&redis.Options{
+		MaxRetries: -1, DisableIdentity: true, Protocol: 2, ReadTimeout: 20 * time.Millisecond, ContextTimeoutEnabled: true,
+		Dialer: func(context.Context, string, string) (net.Conn, error) {
+			here, there := net.Pipe()
+			go f.serve(there)
+			return here, nil
+		},
+	})
+	defer client.Close()
+	l, err := NewRedis(client, "t:", nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	l.heard.Store(int64(epochAt))
+	limit := fixed(100)
+	c := Claim{Key: "k", Window: limit.WindowAt(epochAt), Limit: limit, Holder: 1, Seq: 1, Want: 5, Need: 5}
+	d := c
+	d.Kind = Draws
+	grants := make([]Grant, 2)
+	if _, err := l.Settle(f.Context(), []Claim{c, d}, grants); err != nil {
+		for _, g := range grants {
+			if g.Err == nil {
+				f.Errorf("%s is %q: the epoch is not known, and %+v", f.spoilt, f.reply, g)
+			}
+		}
+	}
+	return grants
+}
+
+// Whatever one command is answered, none of the messages that it is about is granted anything.
+func TestGarbage(t *testing.T) {
+	f := &fake{T: t}
+	for i, g := range f.settles() {
+		if g.Err != nil || g.Total != 5 {
+			t.Fatalf("message %d of a Redis that is well: %+v", i, g)
+		}
+	}
+	all := []string{
+		"+OK\r\n", ":1\r\n", "$-1\r\n", "*-1\r\n", "*0\r\n", "-ERR no\r\n", "$0\r\n\r\n", "$3\r\nabc\r\n", "*1\r\n:1\r\n",
+		"*3\r\n:1\r\n:2\r\n:3\r\n", "*4\r\n:1\r\n:2\r\n:3\r\n:1\r\n", "*4\r\n" + aTime + "$1\r\n5\r\n:5\r\n:1\r\n",
+		"*4\r\n" + aTime + ":5\r\n:5\r\n:0\r\n", "*4\r\n" + aTime + ":5\r\n-ERR hash value is not an integer\r\n:1\r\n",
+		"*4\r\n" + aTime + ":9223372036854775807\r\n:5\r\n:1\r\n", "*5\r\n" + aTime + ":5\r\n:5\r\n:1\r\n:1\r\n",
+		"*4\r\n*2\r\n$1\r\nx\r\n$1\r\n5\r\n:5\r\n:5\r\n:1\r\n", bulk(strings.Repeat("\xff", 8*answerFields)),
+		bulk(strings.Repeat("\x00", 8*answerFields)), bulk("1f 1 2 abc"), "!\r\n", "$99999\r\nshort\r\n",
+	}
+	about := map[string][]int{"evalsha": {0}, "exec": {1}, "time": {0, 1}, "get": {0, 1}}
+	for f.spoilt = range about {
+		for _, f.reply = range all {
+			grants := f.settles()
+			for _, i := range about[f.spoilt] {
+				if f.spoilt == "time" && f.reply == "*0\r\n" {
+					continue // the client takes it for no time at all
+				}
+				if grants[i].Err == nil {
+					t.Errorf("%s is %q: %+v", f.spoilt, f.reply, grants[i])
+				}
+			}
+		}
+	}
+}

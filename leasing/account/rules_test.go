@@ -1,0 +1,392 @@
+package account
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+func eagerly(ttl time.Duration) func(*Claim) {
+	return func(c *Claim) { c.Eager, c.TTL = true, ttl }
+}
+
+func leaves(c *Claim) { c.Kind = Leaves }
+
+func at(seq uint64) func(*Claim) { return func(c *Claim) { c.Seq = seq } }
+
+func (b *bench) pass(d time.Duration) { b.now = b.now.Add(d) }
+
+// A refund credits the account at whichever holder it arrives, and stays in nobody's hand.
+func TestRefundsCreditAnywhere(t *testing.T) {
+	b := newBench(t, fixed(100))
+	b.is(b.claims(1, 0, 100, 0), 0, 100, 100, 0)
+	b.is(b.claims(2, 0, 0, 1), 0, 0, 100, 0)
+	b.is(b.claims(3, -30, -30, 0), 0, -30, 70, 0)
+	b.is(b.claims(2, 0, 0, 50), 30, 30, 100, 0)
+}
+
+// What would bring an account below nothing is cut, from the record as well: told again after a loss, it would be
+// credited then.
+func TestRefundsAreCutAtNothing(t *testing.T) {
+	b := newBench(t, fixed(100))
+	b.is(b.claims(1, 0, 20, 0), 0, 20, 20, 0)
+	g := b.claims(2, -50, -50, 10)
+	b.is(g, 10, -10, 10, 0)
+	if g.Cut != 30 {
+		t.Errorf("%d were cut", g.Cut)
+	}
+	// The holder that was not answered says so again: there is a charge now that it counts against.
+	b.is(b.claims(1, 20, 40, 0), 0, 40, 30, 10)
+	if g = b.claims(2, -50, -50, 0); g.Cut != 10 {
+		t.Errorf("%+v", g)
+	}
+	b.is(g, 0, -40, 0, 0)
+}
+
+// While an account learns nothing is cut, for the charge may not have been told yet; nothing below 0 is granted either.
+func TestNothingIsCutWhileItLearns(t *testing.T) {
+	b := newBench(t, fixed(100))
+	knows := func(c *Claim) { c.Learning = b.now.Add(time.Second) }
+	g := b.claims(2, -50, -50, 100, knows)
+	b.is(g, 5, -45, -45, 0)
+	if g.Cut != 0 || g.Learning != b.now.Add(time.Second) {
+		t.Errorf("%+v", g)
+	}
+	b.is(b.claims(1, 0, 50, 0), 0, 50, 5, 5)
+	b.pass(time.Second)
+	b.is(b.claims(3, 0, 0, 100), 95, 95, 100, 5)
+}
+
+// An account that lost a record grants a twentieth in all for two seconds, however many lose something.
+func TestLearning(t *testing.T) {
+	b := newBench(t, fixed(100))
+	g := b.claims(1, 40, 40, 9)
+	b.is(g, 5, 45, 45, 0)
+	if !g.Missing || g.Learning != b.now.Add(Learn) {
+		t.Errorf("%+v", g)
+	}
+	b.pass(time.Second)
+	b.is(b.claims(2, 30, 0, 9), 0, 30, 75, 5)
+	b.pass(Learn - time.Microsecond)
+	b.is(b.claims(3, 0, 0, 9), 0, 0, 75, 35)
+	b.pass(time.Microsecond)
+	b.is(b.claims(3, 0, 0, 9), 9, 9, 84, 35)
+	b.is(b.claims(2, 31, 31, 9), 5, 36, 90, 14) // what was lost anew has a twentieth of its own
+	b.is(b.claims(4, 0, 0, 9), 0, 0, 90, 19)
+}
+
+// The learning of which a holder knows is at most as long as any.
+func TestLearningOfAStep(t *testing.T) {
+	b := newBench(t, fixed(100))
+	g := b.claims(1, 0, 0, 9, func(c *Claim) { c.Learning = b.now.Add(time.Hour) })
+	if g.Learning != b.now.Add(Learn) {
+		t.Errorf("%+v", g)
+	}
+	b.is(g, 5, 5, 5, 0)
+	one := newBench(t, fixed(3))
+	one.is(one.claims(1, 0, 0, 9, func(c *Claim) { c.Learning = one.now + 1 }), 1, 1, 1, 0)
+	one.is(one.claims(2, 0, 0, 9, func(c *Claim) { c.Learning = one.now + 1 }), 0, 0, 1, 1)
+}
+
+// What silent holders did not report as spent is credited when their eager lease is over and tokens are short.
+func TestEager(t *testing.T) {
+	b := newBench(t, fixed(100))
+	b.is(b.claims(1, 0, 0, 60, eagerly(time.Second)), 60, 60, 60, 0)
+	b.is(b.claims(1, 60, 20, 0, eagerly(time.Second)), 0, 60, 60, 0)
+	b.is(b.claims(2, 0, 0, 30), 30, 30, 90, 40) // safe: it never expires
+	b.pass(time.Second - time.Microsecond)
+	b.is(b.claims(3, 0, 0, 20, eagerly(time.Second)), 10, 10, 100, 70)
+	b.pass(time.Microsecond)
+	b.is(b.claims(3, 10, 10, 1), 0, 10, 100, 70) // whoever is safe has nothing credited
+	b.is(b.claims(3, 10, 10, 1, eagerly(time.Second)), 1, 11, 61, 30)
+	b.pass(time.Second / 2)
+	// It comes back: what it spent is booked, its lease is gone, and nothing was lost.
+	g := b.claims(1, 50, 50, 0)
+	b.is(g, 0, 50, 91, 31)
+	if g.Missing {
+		t.Error("a lease that was credited is missing")
+	}
+}
+
+// All records are read at most once in 10 ms, and only when what is needed is not free.
+func TestEagerLooksRarely(t *testing.T) {
+	b := newBench(t, fixed(100))
+	for h := range ratelimit.Holder(10) {
+		b.is(b.claims(1+h, 0, 0, 10, eagerly(time.Duration(10+h)*time.Millisecond)), 10, 10, 10*(1+tokens(h)), 10*tokens(h))
+	}
+	b.pass(10 * time.Millisecond)
+	b.is(b.claims(20, 0, 0, 1, eagerly(time.Second)), 1, 1, 91, 90)
+	b.pass(9 * time.Millisecond)
+	b.is(b.claims(21, 0, 0, 10, eagerly(time.Second)), 9, 9, 100, 91)
+	b.pass(time.Millisecond)
+	b.is(b.claims(21, 9, 9, 10, eagerly(time.Second)), 10, 19, 20, 1)
+}
+
+// A holder that has left has nothing in hand, and its late messages change nothing.
+func TestLeaving(t *testing.T) {
+	b := newBench(t, fixed(100))
+	b.is(b.claims(3, 0, 50, 0), 0, 50, 50, 0)
+	b.is(b.claims(1, 0, 0, 40), 40, 40, 90, 0)
+	late := b.seq + 1
+	b.is(b.claims(1, -20, -20, 9, leaves, at(late+1)), 0, -20, 30, 0)
+	b.seq += 2
+	b.is(b.claims(2, 0, 0, 10), 10, 10, 40, 0)
+	if g := b.claims(1, -20, -20, 9, at(late)); !errors.Is(g.Err, ErrOvertaken) {
+		t.Errorf("late: %+v", g)
+	}
+	b.is(b.claims(1, -20, -20, 0, leaves), 0, -20, 40, 10) // its answer was lost, and it says it again
+	b.is(b.draws(1, 5), 0, 5, 45, -1)                      // a draw came late
+	b.is(b.claims(2, 10, 10, 0), 0, 10, 45, 5)
+	b.is(b.claims(1, -20, 7, 0, leaves), 0, 7, 67, 0) // a total is a total
+}
+
+// What a holder that left has is in nobody's hand, though it did not give it back.
+func TestLeavingWithTokensInHand(t *testing.T) {
+	b := newBench(t, fixed(100))
+	b.is(b.claims(1, 0, 0, 40), 40, 40, 40, 0)
+	b.is(b.claims(1, 40, 10, 0, leaves), 0, 40, 40, 0)
+	b.is(b.claims(2, 0, 0, 99), 60, 60, 100, 0)
+	if len(b.asked) > 0 {
+		t.Errorf("%v were asked", b.asked)
+	}
+}
+
+// The names of those that left are dropped by a recall a minute later, and what they spent stays.
+func TestThoseThatLeftAreDropped(t *testing.T) {
+	b := newBench(t, ratelimit.Limit{Unit: ratelimit.Hour, Requests: 100})
+	b.claims(1, 0, 30, 0, leaves)
+	b.claims(2, 0, 0, 70)
+	records := func() int { return len(b.shard("k").accounts[name{"k", b.window(0)}].account.records) }
+	b.pass(leftKept - 1)
+	b.is(b.claims(3, 0, 0, 1), 0, 0, 100, 70)
+	if n := records(); n != 3 {
+		t.Errorf("%d records", n)
+	}
+	b.pass(time.Second)
+	b.dropped = 30
+	b.is(b.claims(3, 0, 0, 1), 0, 0, 100, 70)
+	if n := records(); n != 2 {
+		t.Errorf("%d records", n)
+	}
+}
+
+// Who has something in hand is asked to give it back by a claim that needs more than there is.
+func TestRecall(t *testing.T) {
+	b := newBench(t, fixed(100))
+	recalls := func(want bool, holders ...ratelimit.Holder) {
+		t.Helper()
+		g := b.claims(9, 0, 0, 1)
+		if g.Granted != 0 || g.Recalling != want || !slices.Equal(b.asked, holders) {
+			t.Errorf("at %v: recalling %v, asked %v, want %v, %v", b.now.Sub(epochAt), g.Recalling, b.asked, want, holders)
+		}
+		b.asked = nil
+	}
+	b.claims(1, 0, 0, 50)
+	b.claims(2, 0, 0, 30)
+	b.claims(3, 0, 20, 0) // has nothing in hand
+	recalls(true, 1, 2)
+	recalls(true) // they were asked a moment ago
+	b.pass(9999 * time.Microsecond)
+	recalls(true)
+	b.pass(time.Microsecond)
+	recalls(true, 1, 2)
+	b.pass(10 * time.Millisecond)
+	recalls(false) // nothing came back: the pause is twice as long
+	b.pass(10 * time.Millisecond)
+	recalls(true, 1, 2)
+	b.claims(1, 40, 30, 0) // something came back
+	b.claims(4, 0, 10, 0)
+	b.pass(10 * time.Millisecond)
+	recalls(true, 1, 2)
+	for range 20 {
+		b.pass(time.Second)
+		recalls(true, 1, 2)
+	}
+	b.pass(999 * time.Millisecond)
+	recalls(false)
+	b.claims(1, 40, 40, 0)
+	b.claims(2, 30, 30, 0)
+	b.pass(time.Hour)
+	b.claims(1, 0, 100, 0)
+	recalls(false) // nobody has anything
+}
+
+func TestRecallCostsLittleOfManyRecords(t *testing.T) {
+	a := &account{records: make(records, 5000)}
+	a.askedAt(epochAt, time.Hour)
+	if a.pause != 100*time.Millisecond {
+		t.Errorf("after reading 5,000 records a pause of %v", a.pause)
+	}
+}
+
+// Of the window before counts what the last period still covers of it.
+func TestSliding(t *testing.T) {
+	b := newBench(t, sliding(100))
+	b.is(b.claims(1, 0, 80, 0), 0, 80, 80, 0)
+	b.pass(time.Minute)
+	b.is(b.claims(1, 0, 0, 99), 20, 20, 100, 0)
+	b.pass(15 * time.Second)
+	b.is(b.claims(2, 0, 0, 99), 20, 20, 100, 20)
+	b.pass(time.Microsecond)
+	b.is(b.claims(2, 20, 20, 99), 0, 20, 100, 20) // rounded up
+	b.is(b.draws(2, 3), 0, 23, 103, -1)
+	b.pass(45*time.Second - 2*time.Microsecond)
+	b.is(b.draws(2, 1), 0, 24, 45, -1)
+	b.pass(time.Microsecond)
+	b.is(b.draws(2, 1), 0, 1, 45, -1) // all of what was spent in the window before
+}
+
+// Of a sliding window that has not begun the window before counts as the whole limit: nobody who spends it looks here.
+func TestSlidingHasNoEarlyClaims(t *testing.T) {
+	b := newBench(t, sliding(100))
+	next := func(c *Claim) { c.Window++ }
+	b.pass(59_999_999 * time.Microsecond)
+	b.is(b.claims(1, 0, 0, 50, next), 0, 0, 100, 0)
+	b.is(b.draws(1, 5, next), 0, 5, 105, -1)
+	f := newBench(t, fixed(100))
+	f.pass(59_999_999 * time.Microsecond)
+	f.is(f.claims(1, 0, 0, 50, next), 50, 50, 50, 0)
+}
+
+// An account is there from the window before on, and for one window longer, of a fixed one a day at most.
+func TestWhenAnAccountIsOver(t *testing.T) {
+	for _, l := range []ratelimit.Limit{
+		fixed(100), sliding(100), {Unit: ratelimit.Week, Requests: 100}, {Unit: ratelimit.CalendarMonth, Requests: 100},
+		{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Week, Requests: 100},
+	} {
+		b := newBench(t, l)
+		w := b.window(0)
+		this := func(c *Claim) { c.Window = w }
+		kept := l.WindowEnd(w).Sub(l.WindowEnd(w - 1))
+		if l.Algorithm == ratelimit.FixedWindow {
+			kept = min(kept, 24*time.Hour)
+		}
+		for now, over := range map[instant]bool{
+			l.WindowEnd(w-2) - 1: true, l.WindowEnd(w - 2): false,
+			l.WindowEnd(w).Add(kept) - 1: false, l.WindowEnd(w).Add(kept): true,
+		} {
+			b.now = now
+			for what, g := range map[string]Grant{"claim": b.claims(1, 0, 0, 0, this), "draw": b.draws(1, 1, this)} {
+				if errors.Is(g.Err, ErrOver) != over || !over && g.Err != nil {
+					t.Errorf("%v: a %s of window %d at %d: %v", l, what, w, now, g.Err)
+				}
+			}
+		}
+	}
+	b := newBench(t, fixed(100))
+	for _, w := range []ratelimit.Window{-1, 1 << 40, 1<<63 - 1} {
+		if g := b.claims(1, 0, 0, 1, func(c *Claim) { c.Window = w }); !errors.Is(g.Err, ErrOver) {
+			t.Errorf("window %d: %+v", w, g)
+		}
+	}
+	if n := b.Accounts(); n != 0 {
+		t.Errorf("%d accounts", n)
+	}
+}
+
+// Totals are counted up to a bound, and the sum of them up to another. What is beyond is in no record either.
+func TestTotalsSaturate(t *testing.T) {
+	b := newBench(t, fixed(100))
+	b.is(b.claims(1, 0, 1<<62, 1), 0, MostBooked, MostBooked, 0)
+	b.is(b.claims(1, -1<<62, -1<<62, 0), 0, 0, 0, 0)
+	k := b.shard("k").accounts[name{"k", b.window(0)}]
+	k.account = account{sum: mostSum - 5, spent: mostSum - 5, records: records{{holder: 3, taken: mostSum - 5, spent: mostSum - 5}}}
+	b.is(b.claims(2, 0, 9, 0), 0, 5, mostSum, 0)
+	b.is(b.claims(2, 0, 2, 0), 0, 2, mostSum-3, 0)
+}
+
+func TestClaimsThatMeanNothing(t *testing.T) {
+	b := newBench(t, fixed(100))
+	for what, change := range map[string]func(*Claim){
+		"no key":           func(c *Claim) { c.Key = "" },
+		"no holder":        func(c *Claim) { c.Holder = 0 },
+		"no number":        func(c *Claim) { c.Seq = 0 },
+		"a far number":     func(c *Claim) { c.Seq = 1 << 53 },
+		"no window":        func(c *Claim) { c.Window = 0 },
+		"no kind":          func(c *Claim) { c.Kind = 9 },
+		"a draw of none":   func(c *Claim) { c.Kind, c.Want = Draws, 0 },
+		"a negative draw":  func(c *Claim) { c.Kind, c.Want = Draws, -1 },
+		"a bucket's draw":  func(c *Claim) { c.Kind, c.Limit.Algorithm, c.Window = Draws, ratelimit.TokenBucket, 0 },
+		"a vast draw":      func(c *Claim) { c.Kind, c.Want = Draws, 1<<50 },
+		"a negative lease": func(c *Claim) { c.TTL = -1 },
+		"no period":        func(c *Claim) { c.Limit.Unit = 0 },
+		"a vast limit":     func(c *Claim) { c.Limit.Requests = 1 << 50 },
+	} {
+		if g := b.claims(1, 0, 0, 1, change); !errors.Is(g.Err, errClaim) {
+			t.Errorf("%s: %+v", what, g)
+		}
+	}
+}
+
+// The number of accounts has a bound. None in use is dropped.
+func TestMemoryIsFull(t *testing.T) {
+	b := newBench(t, fixed(100))
+	b.Memory = NewMemory(3, b.clock)
+	key := func(k string) func(*Claim) { return func(c *Claim) { c.Key = k } }
+	for _, k := range []string{"a", "b", "c"} {
+		b.is(b.claims(1, 0, 0, 1, key(k)), 1, 1, 1, 0)
+	}
+	if g := b.claims(1, 0, 0, 1, key("d")); !errors.Is(g.Err, ratelimit.ErrLedgerFull) {
+		t.Errorf("%+v", g)
+	}
+	b.is(b.claims(1, 1, 1, 1, key("a")), 1, 2, 2, 0)
+	b.pass(2 * time.Minute)
+	b.is(b.claims(1, 0, 0, 1, key("d")), 1, 1, 1, 0)
+	if n := b.Accounts(); n != 1 {
+		t.Errorf("%d accounts", n)
+	}
+}
+
+// Accounts that are over are dropped long before there is no room.
+func TestMemoryDropsWhatIsOver(t *testing.T) {
+	b := newBench(t, ratelimit.Limit{Unit: ratelimit.Second, Requests: 100})
+	b.Memory = NewMemory(1_000_000, b.clock)
+	for range 10_000 {
+		b.pass(10 * time.Millisecond)
+		b.claims(1, 0, 0, 1)
+		b.claims(1, 0, 0, 1, func(c *Claim) { c.Key = string(rune('a' + b.now/10_000%1000)) })
+	}
+	if n := b.Accounts(); n > 3000 {
+		t.Errorf("%d accounts, and 400 are in use", n)
+	}
+}
+
+// A copy of the data is another ledger, and goes on in an epoch of its own.
+func TestLoss(t *testing.T) {
+	b := newBench(t, fixed(100))
+	before, _ := b.Settle(t.Context(), nil, nil)
+	b.claims(1, 0, 0, 10)
+	older := b.Copy()
+	b.is(b.claims(1, 10, 10, 10), 10, 20, 20, 0)
+	b.Lose(older, 7)
+	after, _ := b.Settle(t.Context(), nil, nil)
+	if after.ID != 7 || after == before || after.Learning != b.now.Add(Learn) {
+		t.Errorf("%+v, and then %+v", before, after)
+	}
+	g := b.claims(1, 20, 20, 10)
+	b.is(g, 5, 25, 25, 0)
+	if !g.Missing {
+		t.Errorf("%+v", g)
+	}
+	b.Evict("k", b.window(0))
+	b.is(b.claims(2, 0, 0, 10), 10, 10, 10, 0)
+	b.Lose(nil, 8)
+	b.is(b.claims(2, 0, 0, 9), 9, 9, 9, 0)
+}
+
+// A claim of a known holder allocates nothing.
+func TestClaimsAllocateNothing(t *testing.T) {
+	b := newBench(t, fixed(1_000_000))
+	b.claims(1, 0, 0, 1)
+	claims := []Claim{{Key: "k", Window: b.window(0), Limit: b.limit, Holder: 1, Seq: 9, Need: 1, Want: 1}}
+	grants := make([]Grant, 1)
+	if n := testing.AllocsPerRun(100, func() {
+		claims[0].Seq++
+		_, _ = b.Settle(t.Context(), claims, grants)
+	}); n > 0 || grants[0].Granted != 1 {
+		t.Errorf("%v allocations; %+v", n, grants[0])
+	}
+}

@@ -1,0 +1,154 @@
+package account
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// servers are those that hold accounts.
+type servers struct {
+	one *server // that which is no Cluster
+
+	mu    sync.Mutex
+	all   []*server   // guarded by mu; of a Cluster, as last read
+	tags  []uint32    // guarded by mu; a number for each slot of a Cluster that makes a name of it
+	stale atomic.Bool // the servers of the Cluster, or their slots, are others
+}
+
+// server is one that holds accounts. In a Cluster it is the master of a shard.
+type server struct {
+	client *redis.Client
+	// name is that of its epoch's key. In a Cluster it is in the lowest of the server's slots. Nodes that know other
+	// slots read another key of it, and find out as well, for both are lost together.
+	name string
+	// first is that it was there when this process began. Invariant: it is not written after.
+	first bool
+	// doubted is that it may not be the one that it was.
+	doubted atomic.Bool
+	epoch   atomic.Pointer[ratelimit.Epoch] // as last heard; nil: not yet
+}
+
+func (l *Redis) single(c *redis.Client) {
+	l.one = &server{client: c, name: l.prefix + epochName, first: true}
+	l.all = []*server{l.one}
+}
+
+// known returns the servers, which of a Cluster are read at first and after each hint that they are others.
+func (l *Redis) known(ctx context.Context) ([]*server, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cluster == nil || l.all != nil && !l.stale.Load() {
+		return l.all, nil
+	}
+	if l.all != nil {
+		l.cluster.ReloadState(ctx)
+	}
+	l.stale.Store(false)
+	all, err := l.readLocked(ctx)
+	if err != nil {
+		l.stale.Store(true)
+		return nil, err
+	}
+	l.all = all
+	return all, nil
+}
+
+// readLocked finds the masters of all slots, as the client knows them. What is known of those that stay is kept.
+func (l *Redis) readLocked(ctx context.Context) ([]*server, error) {
+	if l.tags == nil {
+		l.tags = slotTags(l.prefix)
+	}
+	var all []*server
+	var failed error
+	for slot := range l.tags {
+		name := l.epochKey(l.tags[slot])
+		c, err := l.cluster.MasterForKey(ctx, name)
+		if err != nil { // a slot that nobody has now: its claims say so
+			if failed = err; ctx.Err() != nil {
+				break
+			}
+			continue
+		}
+		if !slices.ContainsFunc(all, func(s *server) bool { return s.client == c }) {
+			all = append(all, l.keptLocked(c, name))
+		}
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("redis: no server of the Cluster is known: %w", failed)
+	}
+	return all, nil
+}
+
+func (l *Redis) keptLocked(c *redis.Client, name string) *server {
+	for _, s := range l.all {
+		if s.client == c && s.name == name {
+			return s
+		}
+	}
+	return &server{client: c, name: name, first: l.all == nil}
+}
+
+func (l *Redis) epochKey(tag uint32) string {
+	return l.prefix + epochName + "{" + strconv.FormatUint(uint64(tag), 36) + "}"
+}
+
+// clusterSlots is how many slots a Cluster has.
+const clusterSlots = 16384
+
+// slotTags finds for each slot, by trying, a number whose name is in it. A prefix that has a {tag} of its own has all
+// accounts in one slot; then one name is enough. It takes some milliseconds.
+func slotTags(prefix string) []uint32 {
+	if open := strings.IndexByte(prefix, '{'); open >= 0 && strings.IndexByte(prefix[open:], '}') > 1 {
+		return []uint32{1}
+	}
+	tags, found := make([]uint32, clusterSlots), 0
+	for n := uint32(1); found < clusterSlots; n++ {
+		if at := slotOf(strconv.FormatUint(uint64(n), 36)); tags[at] == 0 {
+			tags[at] = n
+			found++
+		}
+	}
+	return tags
+}
+
+// slotOf is the slot of a {tag}: CRC-16 as in XMODEM, from the Cluster's specification.
+func slotOf(tag string) uint16 {
+	crc := uint16(0)
+	for i := range len(tag) {
+		crc ^= uint16(tag[i]) << 8
+		for range 8 {
+			carry := crc&0x8000 != 0
+			if crc <<= 1; carry {
+				crc ^= 0x1021
+			}
+		}
+	}
+	return crc % clusterSlots
+}
+
+// serverOf is the server of a Cluster that has a name, as the client knows.
+func (l *Redis) serverOf(ctx context.Context, known []*server, name string) (*server, error) {
+	c, err := l.cluster.MasterForKey(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("redis: %w", err)
+	}
+	for _, s := range known {
+		if s.client == c {
+			return s, nil
+		}
+	}
+	l.stale.Store(true)
+	return nil, fmt.Errorf("redis: %w", errMoved)
+}
+
+var errMoved = errors.New("the slots of the Cluster have moved")

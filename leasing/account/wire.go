@@ -1,0 +1,224 @@
+package account
+
+import (
+	_ "embed"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// The scripts. Both begin with what they have in common.
+var (
+	//go:embed common.lua
+	commonLua string
+	//go:embed claim.lua
+	claimLua string
+	//go:embed bucket.lua
+	bucketLua string
+
+	claimScript  = redis.NewScript(commonLua + claimLua)
+	bucketScript = redis.NewScript(commonLua + bucketLua)
+)
+
+func scriptOf(c *Claim) *redis.Script {
+	if c.Window == 0 {
+		return bucketScript
+	}
+	return claimScript
+}
+
+// arguments are the numbers of a claim, packed as doubles: Redis reads one long argument faster than many short ones.
+func (l *Redis) arguments(c *Claim) []byte {
+	s, eager := spanOf(&c.Limit, c.Window), int64(0)
+	if c.Eager {
+		eager = 1
+	}
+	limit := c.Limit.Capacity()
+	ttl := c.TTL.Microseconds()
+	if c.Window == 0 {
+		limit, ttl = burstOf(&c.Limit), max(1, ttl)
+	}
+	all := [...]int64{
+		int64(c.Kind), int64(c.Seq), int64(clamped(c.Taken)), int64(clamped(c.Spent)),
+		int64(min(c.Need, mostSum)), int64(min(c.Want, mostSum)), int64(max(1, c.Share)), ttl, eager,
+		int64(max(0, min(c.Learning, lastTime))), int64(limit),
+		int64(s.opens), int64(s.begins), int64(min(s.ends, lastTime)), int64(min(s.over, lastTime)),
+		int64(c.Limit.Requests), int64(c.Limit.Period() / time.Second), int64(l.at()),
+	}
+	packed := make([]byte, 0, 8*len(all))
+	for _, n := range all {
+		packed = binary.LittleEndian.AppendUint64(packed, math.Float64bits(float64(n)))
+	}
+	return packed
+}
+
+// What a script answers first.
+const (
+	wasSettled   = 0
+	wasOvertaken = 1
+	wasOver      = 2
+)
+
+// answerFields are how many numbers a script answers with.
+const answerFields = 12
+
+var errShape = errors.New("not so many whole numbers as a grant has")
+
+// readGrant reads what a script answered. What is not exactly of its form is an error, and grants nothing.
+func readGrant(c *Claim, a *redis.Cmd, failed error) Grant {
+	text, err := a.Text()
+	if a.Err() != nil || a.Val() == nil {
+		return Grant{Err: fmt.Errorf("redis: %w", errors.Join(a.Err(), failed))}
+	}
+	n, ok := unpackAnswer(text)
+	if err != nil || !ok {
+		return garbage(errShape, a.Val())
+	}
+	// A proxy that mixes up replies would have this account take another's tokens.
+	if n[1] != int64(c.Seq) {
+		return garbage(errShape, a.Val())
+	}
+	switch n[0] {
+	case wasOvertaken:
+		return Grant{Err: ErrOvertaken}
+	case wasOver:
+		return Grant{Err: ErrOver}
+	}
+	g := Grant{
+		Granted: tokens(n[2]), Total: tokens(n[3]), Sum: tokens(n[4]), InHand: tokens(n[5]), Cut: tokens(n[6]),
+		Fence: ratelimit.Fence(n[7]), At: instant(n[8]), Learning: instant(n[9]), Missing: n[10] == 1, Recalling: n[11] == 1,
+	}
+	if n[0] != wasSettled || !plausible(c, &g) {
+		return garbage(errShape, a.Val())
+	}
+	return g
+}
+
+// plausible tells whether a ledger may grant this to a claim.
+func plausible(c *Claim, g *Grant) bool {
+	most := max(0, c.Want)
+	if c.Kind != States {
+		most = 0
+	}
+	return 0 <= g.Granted && g.Granted <= most && g.Cut >= 0 && g.At > 0 && g.Fence >= 0
+}
+
+func garbage(err error, v any) Grant {
+	return Grant{Err: fmt.Errorf("%w: %w: %.60q", errAnswer, err, fmt.Sprint(v))}
+}
+
+// unpackAnswer reads doubles, which must be whole numbers that a double holds exactly.
+func unpackAnswer(packed string) (all [answerFields]int64, ok bool) {
+	if len(packed) != 8*len(all) {
+		return all, false
+	}
+	for i := range all {
+		n := math.Float64frombits(binary.LittleEndian.Uint64([]byte(packed[8*i : 8*i+8])))
+		if n != math.Trunc(n) || math.Abs(n) > 1<<53 { // a NaN is not itself
+			return all, false
+		}
+		all[i] = int64(n)
+	}
+	return all, true
+}
+
+// read reads what a transaction answered: the time, and of each draw the sum, the holder's total, whether there was an
+// account to expire, and of a sliding window the sum of the account before.
+func (d *draws) read(t *trip, failed error) {
+	if d.sent == nil {
+		return
+	}
+	replies, ok := d.exec.Val().([]any)
+	if err := d.exec.Err(); err != nil || !ok {
+		d.fail(t, fmt.Errorf("redis: the draws' transaction: %w", errors.Join(err, failed, errAnswer)))
+		return
+	}
+	at, ok := int64(0), len(replies) == d.replies(t)
+	if ok {
+		at, ok = readTime(replies[0])
+	}
+	if !ok {
+		d.fail(t, fmt.Errorf("%w: %.60q", errAnswer, fmt.Sprint(replies)))
+		return
+	}
+	if own := t.at(); own != 0 {
+		at = int64(own)
+	}
+	rest := replies[d.pre:]
+	for _, i := range d.sent {
+		n := repliesOf(&t.claims[i])
+		t.grants[i] = readDraw(&t.claims[i], rest[:n], instant(at))
+		rest = rest[n:]
+	}
+}
+
+func (d *draws) fail(t *trip, err error) {
+	for _, i := range d.sent {
+		t.grants[i] = Grant{Err: err}
+	}
+}
+
+// replies is how many there must be.
+func (d *draws) replies(t *trip) int {
+	n := d.pre
+	for _, i := range d.sent {
+		n += repliesOf(&t.claims[i])
+	}
+	return n
+}
+
+func repliesOf(c *Claim) int {
+	if c.Limit.Algorithm == ratelimit.SlidingWindow {
+		return 4
+	}
+	return 3
+}
+
+func readDraw(c *Claim, replies []any, at instant) Grant {
+	sum, ok1 := replies[0].(int64)
+	total, ok2 := replies[1].(int64)
+	there, ok3 := replies[2].(int64)
+	was, ok4 := int64(0), true
+	if len(replies) == 4 && replies[3] != nil {
+		was, ok4 = readInteger(replies[3])
+	}
+	if !ok1 || !ok2 || !ok3 || !ok4 || there != 1 || !exact(sum) || !exact(total) || !exact(was) {
+		if err, failed := replies[0].(error); failed {
+			return Grant{Err: fmt.Errorf("redis: a draw: %w", err)}
+		}
+		return garbage(errShape, replies)
+	}
+	s := spanOf(&c.Limit, c.Window)
+	if !s.kept(at) {
+		return Grant{Err: ErrOver}
+	}
+	return Grant{Total: tokens(total), Sum: tokens(sum) + s.before(at, &c.Limit, tokens(was)), InHand: -1, At: at}
+}
+
+// exact tells whether a double holds the number.
+func exact(n int64) bool { return -1<<53 <= n && n <= 1<<53 }
+
+func readInteger(v any) (int64, bool) {
+	s, ok := v.(string)
+	n, err := strconv.ParseInt(s, 10, 64)
+	return n, ok && err == nil
+}
+
+// readTime reads what TIME answers, in microseconds.
+func readTime(v any) (int64, bool) {
+	two, ok := v.([]any)
+	if !ok || len(two) != 2 {
+		return 0, false
+	}
+	seconds, ok1 := readInteger(two[0])
+	us, ok2 := readInteger(two[1])
+	ok = ok1 && ok2 && seconds > 0 && seconds < int64(lastTime)/1e6 && us >= 0 && us < 1e6
+	return seconds*1e6 + us, ok
+}
