@@ -140,8 +140,10 @@ func TestBucketExpires(t *testing.T) {
 func TestBucketFillsExactly(t *testing.T) {
 	for seed := range uint64(300) {
 		rnd := rand.New(rand.NewPCG(seed, 3))
-		l := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Unit(1 + rnd.IntN(4)), Multiplier: uint32(1 + rnd.IntN(3)),
-			Requests: tokens(rnd.Int64N([]int64{2, 100, 1_000_000, 1_000_000_000_000}[rnd.IntN(4)])), Burst: tokens(1 + rnd.Int64N(1<<32-1))}
+		l := ratelimit.Limit{
+			Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Unit(1 + rnd.IntN(4)), Multiplier: uint32(1 + rnd.IntN(3)),
+			Requests: tokens(rnd.Int64N([]int64{2, 100, 1_000_000, 1_000_000_000_000}[rnd.IntN(4)])), Burst: tokens(1 + rnd.Int64N(1<<32-1)),
+		}
 		b := bucket{slot: time.Second, ends: 1}
 		elapsed := int64(0)
 		for range 50 {
@@ -260,7 +262,9 @@ func (w *bucketWorld) play() error {
 }
 
 // fill is how long an empty bucket takes to be full.
-func (w *bucketWorld) fill() instant { return instant(int64(w.limit.Burst) * micro / int64(w.limit.Requests)) }
+func (w *bucketWorld) fill() instant {
+	return instant(int64(w.limit.Burst) * micro / int64(w.limit.Requests))
+}
 
 func (w *bucketWorld) take(h *leaser) bool {
 	if h.Taken <= h.Spent || w.now >= h.deadline {

@@ -108,7 +108,7 @@ fence = max(fence + 1, now)
 local others = sum - spent - (total - says)
 
 -- recall
-if Kind == STATES and grant < Need and others > 0 then
+if Kind == STATES and (grant < Need or sum + before > Limit) and others > 0 then
   local since = now - asked
   recalling = since >= 0 and since < AGAIN
   if since < 0 or since >= pause then
@@ -117,7 +117,7 @@ if Kind == STATES and grant < Need and others > 0 then
       if r.expires < CLOSED and r.taken == 0 and now + r.expires >= LEFT then
         gone[#gone + 1] = 'c:' .. name
       elseif hand(r) > 0 then
-        redis.call('PUBLISH', 'sluice:recalled:' .. name, KEYS[1])
+        redis.call('PUBLISH', 'sluice:recalled:' .. string.sub(name, 1, 9), KEYS[1])
       end
     end)
     pause = (since < 0 or since > 2 * RARELY) and 0 or 2 * pause

@@ -45,7 +45,7 @@ func TestCluster(t *testing.T) {
 	}
 	epoch := func() ratelimit.Epoch {
 		t.Helper()
-		e, err := r.Settle(t.Context(), nil, nil)
+		e, _, err := r.Settle(t.Context(), nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -75,7 +75,7 @@ func TestCluster(t *testing.T) {
 	for _, s := range servers {
 		key := r.heldBy(s)
 		s.Do("FLUSHALL")
-		e, err := r.Settle(t.Context(), []Claim{r.draw(key, 1, 1)}, make([]Grant, 1))
+		e, _, err := r.Settle(t.Context(), []Claim{r.draw(key, 1, 1)}, make([]Grant, 1))
 		if err != nil || e.ID == first.ID || e.Learning < e.Began {
 			t.Errorf("%v has lost its data: %+v, %v", s, e, err)
 		}
@@ -89,7 +89,7 @@ func TestCluster(t *testing.T) {
 func TestClusterWhoseSlotsMove(t *testing.T) {
 	servers := redistest.Cluster(t, 2)
 	r := newClustered(t, servers, daily(100))
-	first, err := r.Settle(t.Context(), nil, nil)
+	first, _, err := r.Settle(t.Context(), nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func TestClusterWhoseSlotsMove(t *testing.T) {
 	grants := make([]Grant, 1)
 	tries := 0
 	for ; tries < 4; tries++ {
-		_, err = r.Settle(t.Context(), []Claim{r.claim(key, 1, 1, 5)}, grants)
+		_, _, err = r.Settle(t.Context(), []Claim{r.claim(key, 1, 1, 5)}, grants)
 		if err == nil && grants[0].Err == nil {
 			break
 		}
@@ -114,13 +114,13 @@ func TestClusterWhoseSlotsMove(t *testing.T) {
 	if err != nil || grants[0].Granted != 5 {
 		t.Fatalf("after %d tries %+v, %v", tries, grants[0], err)
 	}
-	second, err := r.Settle(t.Context(), nil, nil)
+	second, _, err := r.Settle(t.Context(), nil, nil)
 	if err != nil || second.ID == first.ID {
 		t.Errorf("%+v, and it was %+v; %v", second, first, err)
 	}
 	for _, s := range servers {
 		s.Do("FLUSHALL")
-		e, err := r.Settle(t.Context(), nil, nil)
+		e, _, err := r.Settle(t.Context(), nil, nil)
 		if err != nil || e.ID == second.ID {
 			t.Errorf("%v has lost its data: %+v, %v", s, e, err)
 		}

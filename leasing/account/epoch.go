@@ -94,6 +94,7 @@ func (t *trip) look(ctx context.Context, a *tail, failed error) error {
 	if now == 0 {
 		now = ratelimit.LedgerTime(at.UnixMicro())
 	}
+	t.time = now
 	t.heard.Store(int64(now))
 	run, isNamed := strings.CutPrefix(name, connPrefix)
 	life, ok := parseLife(value)

@@ -21,7 +21,7 @@ import (
 
 func (m *moved) epochs(t *testing.T) ratelimit.Epoch {
 	t.Helper()
-	e, err := m.Settle(t.Context(), nil, nil)
+	e, _, err := m.Settle(t.Context(), nil, nil)
 	if err != nil || e.ID == 0 {
 		t.Fatal(e, err)
 	}
@@ -77,7 +77,7 @@ func TestEpochLearns(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if e, err := l.Settle(t.Context(), nil, nil); err != nil || e.Learning != want {
+			if e, _, err := l.Settle(t.Context(), nil, nil); err != nil || e.Learning != want {
 				t.Errorf("%s at %d: %+v, %v, want it to learn until %d", what, m.now, e, err, want)
 			}
 		}
@@ -122,7 +122,7 @@ func TestEpochAfterARestart(t *testing.T) {
 	first := m.epochs(t)
 	value := s.Do("GET", m.one.name)
 	s.Kill()
-	if _, err := m.Settle(t.Context(), nil, nil); err == nil {
+	if _, _, err := m.Settle(t.Context(), nil, nil); err == nil {
 		t.Error("a dead server told its epoch")
 	}
 	s.Run()
@@ -151,7 +151,7 @@ func TestEpochAfterAFailoverAndBack(t *testing.T) {
 	g := make([]Grant, 1)
 	l := fixed(10)
 	c := Claim{Key: "k", Window: l.WindowAt(m.now), Limit: l, Holder: 1, Seq: 1, Want: 1, Need: 1}
-	if _, err := m.Settle(t.Context(), []Claim{c}, g); err == nil && g[0].Err == nil {
+	if _, _, err := m.Settle(t.Context(), []Claim{c}, g); err == nil && g[0].Err == nil {
 		t.Error("a replica settled a claim")
 	}
 	a.Do("REPLICAOF", "NO", "ONE")
@@ -172,12 +172,14 @@ func TestEpochAfterAFailoverAndBack(t *testing.T) {
 func TestConnectionsToTwoServers(t *testing.T) {
 	a, b := redistest.Start(t), redistest.Start(t)
 	to := a.Addr
-	client := redis.NewClient(&redis.Options{MaxRetries: -1, DisableIdentity: true, PoolFIFO: true, PoolSize: 3,
+	client := redis.NewClient(&redis.Options{
+		MaxRetries: -1, DisableIdentity: true, PoolFIFO: true, PoolSize: 3,
 		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, to)
-		}})
+		},
+	})
 	r := newLive(t, client, daily(100))
-	first, err := r.Settle(t.Context(), nil, nil)
+	first, _, err := r.Settle(t.Context(), nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +193,7 @@ func TestConnectionsToTwoServers(t *testing.T) {
 	}()
 	a.UntilInfo("clients", "blocked_clients:1")
 	to = b.Addr
-	e, err := r.Settle(t.Context(), nil, nil)
+	e, _, err := r.Settle(t.Context(), nil, nil)
 	if err == nil && e.ID == first.ID {
 		t.Errorf("settled at b in the epoch of a: %+v", e)
 	}
@@ -201,7 +203,7 @@ func TestConnectionsToTwoServers(t *testing.T) {
 	for range 10 {
 		before := a.Commands("hincrby")
 		grants := make([]Grant, 1)
-		e, err := r.Settle(t.Context(), []Claim{r.draw("k", 1, 1)}, grants)
+		e, _, err := r.Settle(t.Context(), []Claim{r.draw("k", 1, 1)}, grants)
 		atA := a.Commands("hincrby") > before
 		counts[fmt.Sprint(atA)]++
 		if (err != nil) != (grants[0].Err != nil) || err == nil && (e.ID == first.ID) != atA {
@@ -324,7 +326,7 @@ func (f *fake) settles() []Grant {
 	d := c
 	d.Kind = Draws
 	grants := make([]Grant, 2)
-	if _, err := l.Settle(f.Context(), []Claim{c, d}, grants); err != nil {
+	if _, _, err := l.Settle(f.Context(), []Claim{c, d}, grants); err != nil {
 		for _, g := range grants {
 			if g.Err == nil {
 				f.Errorf("%s is %q: the epoch is not known, and %+v", f.spoilt, f.reply, g)

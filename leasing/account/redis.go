@@ -86,13 +86,13 @@ func (l *Redis) parseName(s string) (key string, w ratelimit.Window, ok bool) {
 
 // Settle implements [Ledger]. With no claims it asks each server for its epoch. An error of single messages is in
 // their grants; the epoch is not known only if no server answered. It allocates.
-func (l *Redis) Settle(ctx context.Context, claims []Claim, grants []Grant) (ratelimit.Epoch, error) {
+func (l *Redis) Settle(ctx context.Context, claims []Claim, grants []Grant) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
 	trips, err := l.trips(ctx, claims, grants)
 	if err != nil {
 		for i := range grants {
 			grants[i] = Grant{Err: err}
 		}
-		return ratelimit.Epoch{}, err
+		return ratelimit.Epoch{}, 0, err
 	}
 	errs := make([]error, len(trips))
 	var wg sync.WaitGroup
@@ -102,12 +102,12 @@ func (l *Redis) Settle(ctx context.Context, claims []Claim, grants []Grant) (rat
 	errs[0] = trips[0].settle(ctx)
 	wg.Wait()
 	e := l.epoch(trips)
-	for _, err := range errs {
+	for i, err := range errs {
 		if err == nil {
-			return e, nil
+			return e, trips[i].time, nil
 		}
 	}
-	return ratelimit.Epoch{}, errors.Join(errs...)
+	return ratelimit.Epoch{}, 0, errors.Join(errs...)
 }
 
 // trips sorts claims by the server that has their accounts. Those without one have an error in their grants. Without
@@ -160,6 +160,7 @@ type trip struct {
 	left   []int // those that are not settled
 	eval   evalFunc
 	epoch  ratelimit.Epoch // right after; the zero one is not known
+	time   ratelimit.LedgerTime
 }
 
 type evalFunc func(context.Context, *redis.Script, redis.Scripter, []string, ...any) *redis.Cmd
@@ -304,5 +305,11 @@ func (d *draws) has(i int) bool {
 // hexOf is the holder's name.
 func hexOf(h ratelimit.Holder) string { return strconv.FormatUint(uint64(h), 16) }
 
-// NewHolder returns a holder that no other process is, nor was.
-func NewHolder() ratelimit.Holder { return ratelimit.Holder(rand.Uint64() | 1) }
+// namesOfANode is how many bits of a holder's name a node may count by, from NewHolder on: when it has forgotten an
+// account, it comes back under another name.
+const namesOfANode = 28
+
+// NewHolder returns a node's first holder, which no other process has, nor had.
+func NewHolder() ratelimit.Holder {
+	return ratelimit.Holder((rand.Uint64() | 1<<63) >> namesOfANode << namesOfANode)
+}

@@ -54,7 +54,7 @@ func (r *live) draw(key string, h ratelimit.Holder, n tokens) Claim {
 func (r *live) settle(claims ...Claim) []Grant {
 	r.Helper()
 	grants := make([]Grant, len(claims))
-	if _, err := r.Settle(r.Context(), claims, grants); err != nil {
+	if _, _, err := r.Settle(r.Context(), claims, grants); err != nil {
 		r.Fatal(err)
 	}
 	return grants
@@ -98,8 +98,11 @@ func TestMessagesOfOneTrip(t *testing.T) {
 	r := newLive(t, s.Client(), daily(100))
 	g := r.settle(r.draw("k", 1, 60), r.claim("k", 2, 1, 10), r.draw("k", 1, 5), r.claim("j", 2, 1, 10), r.draw("j", 3, 1))
 	for i, want := range []Grant{
-		{Total: 60, Sum: 60}, {Granted: 10, Total: 10, Sum: 75}, {Total: 65, Sum: 65},
-		{Granted: 10, Total: 10, Sum: 11}, {Total: 1, Sum: 1},
+		{Total: 60, Sum: 60},
+		{Granted: 10, Total: 10, Sum: 75},
+		{Total: 65, Sum: 65},
+		{Granted: 10, Total: 10, Sum: 11},
+		{Total: 1, Sum: 1},
 	} {
 		if g[i].Err != nil || g[i].Granted != want.Granted || g[i].Total != want.Total || g[i].Sum != want.Sum || g[i].At == 0 {
 			t.Errorf("message %d: %+v, want %+v", i, g[i], want)
@@ -119,7 +122,7 @@ func TestForgottenScripts(t *testing.T) {
 	if g := r.settle(r.claim("k", 1, 1, 7), r.draw("k", 2, 1)); g[0].Granted != 7 || g[1].Total != 1 {
 		t.Errorf("%+v", g)
 	}
-	if _, err := r.Settle(t.Context(), []Claim{{}}, make([]Grant, 1)); err != nil {
+	if _, _, err := r.Settle(t.Context(), []Claim{{}}, make([]Grant, 1)); err != nil {
 		t.Error(err)
 	}
 }
@@ -216,7 +219,7 @@ func TestPipelineThatIsCut(t *testing.T) {
 		left = cut
 		claims := []Claim{r.draw("a", 1, 5), r.claim("b", 1, 1, 5), r.draw("b", 2, 5), r.draw("c", 1, 5)}
 		grants := make([]Grant, len(claims))
-		_, err := r.Settle(t.Context(), claims, grants)
+		_, _, err := r.Settle(t.Context(), claims, grants)
 		whole = err == nil
 		for i := range grants {
 			if (grants[i].Err == nil) != whole {

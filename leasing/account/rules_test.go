@@ -254,7 +254,9 @@ func TestSlidingHasNoEarlyClaims(t *testing.T) {
 // An account is there from the window before on, and for one window longer, of a fixed one a day at most.
 func TestWhenAnAccountIsOver(t *testing.T) {
 	for _, l := range []ratelimit.Limit{
-		fixed(100), sliding(100), {Unit: ratelimit.Week, Requests: 100}, {Unit: ratelimit.CalendarMonth, Requests: 100},
+		fixed(100), sliding(100),
+		{Unit: ratelimit.Week, Requests: 100},
+		{Unit: ratelimit.CalendarMonth, Requests: 100},
 		{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Week, Requests: 100},
 	} {
 		b := newBench(t, l)
@@ -357,12 +359,12 @@ func TestMemoryDropsWhatIsOver(t *testing.T) {
 // A copy of the data is another ledger, and goes on in an epoch of its own.
 func TestLoss(t *testing.T) {
 	b := newBench(t, fixed(100))
-	before, _ := b.Settle(t.Context(), nil, nil)
+	before, _, _ := b.Settle(t.Context(), nil, nil)
 	b.claims(1, 0, 0, 10)
 	older := b.Copy()
 	b.is(b.claims(1, 10, 10, 10), 10, 20, 20, 0)
 	b.Lose(older, 7)
-	after, _ := b.Settle(t.Context(), nil, nil)
+	after, _, _ := b.Settle(t.Context(), nil, nil)
 	if after.ID != 7 || after == before || after.Learning != b.now.Add(Learn) {
 		t.Errorf("%+v, and then %+v", before, after)
 	}
@@ -385,7 +387,7 @@ func TestClaimsAllocateNothing(t *testing.T) {
 	grants := make([]Grant, 1)
 	if n := testing.AllocsPerRun(100, func() {
 		claims[0].Seq++
-		_, _ = b.Settle(t.Context(), claims, grants)
+		_, _, _ = b.Settle(t.Context(), claims, grants)
 	}); n > 0 || grants[0].Granted != 1 {
 		t.Errorf("%v allocations; %+v", n, grants[0])
 	}

@@ -96,10 +96,10 @@ func (w *twins) play(steps int) {
 		w.redis.heard.Store(int64(w.redis.now) * int64(step%2))
 		c := w.next()
 		got, want := make([]Grant, 1), make([]Grant, 1)
-		if _, err := w.memory.Settle(w.Context(), []Claim{c}, want); err != nil {
+		if _, _, err := w.memory.Settle(w.Context(), []Claim{c}, want); err != nil {
 			w.Fatal(err)
 		}
-		if _, err := w.redis.Settle(w.Context(), []Claim{c}, got); err != nil {
+		if _, _, err := w.redis.Settle(w.Context(), []Claim{c}, got); err != nil {
 			w.Fatal(err)
 		}
 		if d := cmp.Diff(shown(want[0]), shown(got[0])); d != "" {

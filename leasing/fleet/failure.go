@@ -69,10 +69,10 @@ func reason(err error) ratelimit.FallbackReason {
 
 // stats are what a Fleet did.
 type stats struct {
-	claims, draws, roundTrips, failed, stale atomic.Uint64
-	unreported                               atomic.Uint64 // accounts whose last totals were not told
-	missing                                  atomic.Uint64
-	fallbacks                                [len(ratelimit.FallbackReasons)]atomic.Uint64
+	claims, roundTrips, failed, stale atomic.Uint64
+	unreported                        atomic.Uint64 // accounts whose last totals were not told
+	missing                           atomic.Uint64
+	fallbacks                         [len(ratelimit.FallbackReasons)]atomic.Uint64
 }
 
 func (f *Fleet) count(grants []account.Grant, err error) {

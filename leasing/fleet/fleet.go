@@ -34,11 +34,12 @@ type Fleet struct {
 	ledger account.Ledger
 	clock  ratelimit.Clock
 	keytable.Sharding
-	shards   []shard
-	alone    *leasing.Local // for outages
-	lane     lane
-	stats    stats
-	overflow atomic.Uint64
+	name      ratelimit.Holder // the first
+	forgotten atomic.Uint64    // keys: each has those that come behind it have another name
+	shards    []shard
+	alone     *leasing.Local // for outages
+	lane      lane
+	stats     stats
 }
 
 // Sizes of what is under way.
@@ -50,16 +51,16 @@ const (
 	sweep     = 100 * time.Millisecond
 )
 
-// New makes a limiter that tracks at most maxKeys keys. holder is 64 random bits, new with each process.
+// New makes a limiter that tracks at most maxKeys keys. holder is account.NewHolder's, new with each process.
 func New(ledger account.Ledger, holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time) *Fleet {
 	f := &Fleet{
-		ledger: ledger, clock: clock,
+		ledger: ledger, clock: clock, name: holder,
 		alone: leasing.NewLocal(max(leasing.OverflowSlots, maxKeys/8), clock(), wall),
 	}
 	parts, shares := keytable.NewSharding(maxKeys)
 	f.Sharding, f.shards = parts, make([]shard, len(shares))
 	for i, share := range shares {
-		f.shards[i] = shard{keys: map[keytable.ID]*key{}, most: share, name: holder + ratelimit.Holder(i)<<32}
+		f.shards[i] = shard{keys: map[keytable.ID]*key{}, most: share}
 	}
 	f.lane.queue = make(chan *flight, queueSize)
 	return f
@@ -114,7 +115,7 @@ func (f *Fleet) Decide(ctx context.Context, now instant, asks []ratelimit.Ask, v
 		}
 	}
 	if len(waits) > 0 {
-		f.wait(ctx, now, waits)
+		f.wait(ctx, waits)
 	}
 }
 
@@ -130,7 +131,7 @@ type waiter struct {
 }
 
 // wait looks again whenever something has been heard, until all is decided or the time is over.
-func (f *Fleet) wait(ctx context.Context, now instant, waits []*waiter) {
+func (f *Fleet) wait(ctx context.Context, waits []*waiter) {
 	longest := time.Duration(0)
 	for _, w := range waits {
 		longest = max(longest, w.ask.Rule.Coordination.Deadline())
@@ -141,8 +142,7 @@ func (f *Fleet) wait(ctx context.Context, now instant, waits []*waiter) {
 		for !w.done {
 			select {
 			case <-w.flight.done:
-				now = f.clock()
-				f.look(now, w)
+				f.look(f.clock(), w)
 				continue
 			case <-late.C:
 				late.Reset(0) // for the others
@@ -181,7 +181,7 @@ func (f *Fleet) look(now instant, w *waiter) {
 	s, id, k := f.find(w.ask)
 	defer s.mu.Unlock()
 	if k == nil {
-		if k = s.addLocked(id, w.ask, now); k == nil {
+		if k = f.addLocked(s, id, w.ask, now); k == nil {
 			f.failLocked(context.Background(), now, w, nil, ratelimit.FallbackTableFull)
 			return
 		}
@@ -195,7 +195,7 @@ func (f *Fleet) look(now instant, w *waiter) {
 	over, certain := k.Enter(now, &there, &k.rule.Limit)
 	f.tellLocked(id, k, over)
 	if !certain {
-		f.uncertainLocked(s, id, k, w, &there, now)
+		f.uncertainLocked(k, w, &there, now)
 		return
 	}
 	asked := w.with && w.flight.heard
@@ -270,7 +270,7 @@ func (f *Fleet) bookedLocked(s *shard, id keytable.ID, k *key, w *waiter) {
 
 // uncertainLocked has a waiter wait until it is clear which window it is: for a first answer of the ledger, or for a
 // moment.
-func (f *Fleet) uncertainLocked(s *shard, id keytable.ID, k *key, w *waiter, there *hold.LedgerClock, now instant) {
+func (f *Fleet) uncertainLocked(k *key, w *waiter, there *hold.LedgerClock, now instant) {
 	w.with = false
 	if there.At != 0 {
 		w.flight = f.rest(time.Millisecond)

@@ -41,8 +41,8 @@ func newCluster(t testing.TB, n int, limit ratelimit.Limit) *cluster {
 	c.rule.Coordination.StoreDeadline = time.Second // of a busy machine nothing is to be said here
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
-	for i := range n {
-		f := New(c.ledger, ratelimit.Holder(rand.Uint64()>>16<<8)+ratelimit.Holder(i), 1000, clock, began)
+	for range n {
+		f := New(c.ledger, account.NewHolder(), 1000, clock, began)
 		f.Nodes = func() int { return n }
 		c.nodes = append(c.nodes, f)
 		all.Go(func() { f.Run(ctx) })

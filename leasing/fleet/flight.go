@@ -39,9 +39,8 @@ type lateReport struct {
 }
 
 var (
-	errNoAnswer  = errors.New("the answer does not count")
-	errBreaker   = errors.New("the store does not answer, and is not asked for a while")
-	errQueueFull = errors.New("too many messages wait to be sent")
+	errNoAnswer = errors.New("the answer does not count")
+	errBreaker  = errors.New("the store does not answer, and is not asked for a while")
 )
 
 // lane is the way to the ledger.

@@ -11,12 +11,9 @@ import (
 
 // shard is a part of the keys.
 type shard struct {
-	mu   sync.Mutex
-	keys map[keytable.ID]*key // guarded by mu. Invariant: at most most
-	most int
-	// name is that of this node for keys that it begins to know. After one was forgotten it is another: under the old
-	// one the key would take back what it has spent. It is guarded by mu.
-	name   ratelimit.Holder
+	mu     sync.Mutex
+	keys   map[keytable.ID]*key // guarded by mu. Invariant: at most most
+	most   int
 	seq    uint64 // guarded by mu: of claims
 	number uint32 // guarded by mu: of messages
 	_      [40]byte
@@ -41,33 +38,35 @@ func (s *shard) nextLocked() uint64 {
 const tries = 16
 
 // addLocked tracks a key; nil: there is no room.
-func (s *shard) addLocked(id keytable.ID, a *ratelimit.Ask, now instant) *key {
-	if len(s.keys) >= s.most && !s.forgetOneLocked(now) {
+func (f *Fleet) addLocked(s *shard, id keytable.ID, a *ratelimit.Ask, now instant) *key {
+	if len(s.keys) >= s.most && !f.forgetOneLocked(s, now) {
 		return nil
 	}
-	k := &key{name: leasing.KeyName(a.Key), rule: a.Rule, as: s.name}
+	k := &key{name: leasing.KeyName(a.Key), rule: a.Rule, as: f.name + ratelimit.Holder(f.forgotten.Load()&(1<<28-1))}
 	s.keys[id] = k
 	return k
 }
 
 // forgetOneLocked forgets a key of which the ledger knows all.
-func (s *shard) forgetOneLocked(now instant) bool {
+func (f *Fleet) forgetOneLocked(s *shard, now instant) bool {
 	n := 0
 	for id, k := range s.keys { // in no order
 		if n++; n > tries {
 			return false
 		}
 		if k.mayGo(now) {
-			s.forgetLocked(id)
+			f.forgetLocked(s, id)
 			return true
 		}
 	}
 	return false
 }
 
-func (s *shard) forgetLocked(id keytable.ID) {
+// forgetLocked forgets a key. If it comes back it has another name: under the old one it would take back what it has
+// spent.
+func (f *Fleet) forgetLocked(s *shard, id keytable.ID) {
 	delete(s.keys, id)
-	s.name++
+	f.forgotten.Add(1)
 }
 
 // mayGo tells whether nothing is lost with the key: the ledger knows all of it, and nothing is in hand.
@@ -96,7 +95,7 @@ func (f *Fleet) sweepLocked(now instant, there *hold.LedgerClock, epoch ratelimi
 		// Nobody asks for it: what is over is told, and the key goes.
 		over, certain := k.Enter(now, there, &k.rule.Limit)
 		if f.tellLocked(id, k, over); certain && now.Sub(k.Demand.LastUse) > k.rule.Limit.Period() {
-			s.forgetLocked(id)
+			f.forgetLocked(s, id)
 		}
 		return
 	}
