@@ -199,7 +199,8 @@ func (f *Fleet) look(now instant, w *waiter) {
 		return
 	}
 	asked := w.with && w.flight.heard
-	switch k.Take(now, w.ask, asked, asked && w.flight.refused, w.verdict) {
+	hopeless := asked && (w.flight.refused || w.flight.recalling && w.ask.Cost > w.flight.most)
+	switch k.Take(now, w.ask, asked, hopeless, w.verdict) {
 	case hold.Answered:
 		w.done = true
 		w.waitsLocked(k, 0)

@@ -24,10 +24,11 @@ type flight struct {
 	done chan struct{}
 	// Read after done: what became of it.
 	err       error
-	heard     bool // the answer counts
-	told      bool // what the node had when it was written is booked
-	refused   bool // the ledger has less than is needed, and others have nothing that they could give back
-	recalling bool // others have, and were asked
+	heard     bool   // the answer counts
+	told      bool   // what the node had when it was written is booked
+	refused   bool   // the ledger has less than is needed, and others have nothing that they could give back
+	recalling bool   // others have, and were asked
+	most      tokens // that there would be if all gave back what they have in hand
 }
 
 type lateReport struct {
@@ -321,6 +322,7 @@ func (f *Fleet) hear(now instant, fl *flight, g *account.Grant, e ratelimit.Epoc
 		// A draw that took too little says nothing of what others have in hand: a claim does.
 		short := c.Kind == account.States && g.Granted < c.Need
 		fl.told, fl.refused, fl.recalling = true, short && g.InHand <= 0, short && g.InHand > 0
+		fl.most = c.Limit.Capacity() - g.Sum + max(0, g.InHand) + max(0, k.Taken-k.Spent)
 	}
 	if k.Due(now, &k.rule.Limit) && err == nil {
 		f.launchLocked(s, fl.id, k)

@@ -120,23 +120,35 @@ func (f *Fleet) keptIdle(k *key) bool {
 	return k.Deadline == hold.Never && k.Sum <= k.rule.Limit.Capacity()*7/8
 }
 
-// leave gives back all that is in hand, at the node's end.
+// leave gives back all that is in hand, at the node's end, in a few rounds: a message may be under way.
 func (f *Fleet) leave() {
-	var last []*flight
-	for i := range f.shards {
-		s := &f.shards[i]
-		s.mu.Lock()
-		for id, k := range s.keys {
-			if k.Taken > k.Spent || k.Untold() {
-				k.GiveBack(0)
-				if fl, _ := f.joinLocked(s, id, k); fl != nil {
-					last = append(last, fl)
-				}
-			}
+	for range leaveRounds {
+		var last []*flight
+		for i := range f.shards {
+			last = append(last, f.leaveShard(&f.shards[i])...)
 		}
-		s.mu.Unlock()
+		if len(last) == 0 {
+			return
+		}
+		for _, fl := range last {
+			<-fl.done
+		}
 	}
-	for _, fl := range last {
-		<-fl.done
+}
+
+const leaveRounds = 3
+
+func (f *Fleet) leaveShard(s *shard) (last []*flight) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, k := range s.keys {
+		if k.Taken <= k.Spent && !k.Untold() && !k.Asked() {
+			continue
+		}
+		k.GiveBack(0)
+		if fl, _ := f.joinLocked(s, id, k); fl != nil {
+			last = append(last, fl)
+		}
 	}
+	return last
 }

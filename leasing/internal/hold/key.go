@@ -22,6 +22,7 @@ type Key struct {
 	Waiting tokens // what requests wait for that were not answered yet
 	most    tokens
 	largest tokens // cost of one request since the demand was measured
+	usual   tokens // cost of the larger requests, of late
 	holds   uint8  // how often the time to again is doubled
 }
 
@@ -85,10 +86,10 @@ func (k *Key) Take(now instant, a *ratelimit.Ask, waited, last bool, v *ratelimi
 		*v = ratelimit.Verdict{}
 		next = Booked
 	case ratelimit.Peek:
-		// Who has tokens knows that there are some. Otherwise what was last heard is believed only of a key that is used
-		// up: others may have charged meanwhile.
+		// Who has tokens for a request of the usual cost knows that it may pass. Otherwise what was last heard is believed
+		// only of a key that is used up: others may have charged meanwhile.
 		over := k.usedUp(&a.Rule.Limit)
-		if k.InHand(now) == 0 && !waited && (now >= k.until || !over) {
+		if k.InHand(now) < max(1, k.usual) && !waited && (now >= k.until || !over) {
 			return Asks
 		}
 		if *v = (ratelimit.Verdict{OverLimit: over}); over {
@@ -109,7 +110,7 @@ func (k *Key) Take(now instant, a *ratelimit.Ask, waited, last bool, v *ratelimi
 }
 
 func (k *Key) spend(now instant, a *ratelimit.Ask, waited, last bool, v *ratelimit.Verdict) Next {
-	k.largest = max(k.largest, a.Cost)
+	k.largest, k.usual = max(k.largest, a.Cost), max(a.Cost, k.usual-k.usual/8)
 	if a.Cost <= k.InHand(now) {
 		k.Spent += a.Cost
 		k.Demand.Used = ratelimit.AddTokens(k.Demand.Used, a.Cost)
@@ -188,8 +189,9 @@ func (k *Key) Wants(now instant, need tokens, s Sizing) (want tokens, share int)
 	if now < k.calm {
 		return need, share
 	}
+	// Of more than a share of the limit, others would have to ask for it back.
 	if want = limit.Capacity() / tokens(5*max(4, s.Nodes)); !k.plenty(s.Rule) {
-		want = k.Demand.Want(s.Rule, need)
+		want = min(want, k.Demand.Want(s.Rule, 0))
 	}
 	return max(need, want-k.InHand(now)), share
 }
