@@ -62,6 +62,9 @@ func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog
 			run:     func(context.Context) error { return nil }, ping: func(context.Context) error { return nil }, ready: func() bool { return true },
 		}, nil
 	}
+	if c.Ledger == "sums" {
+		return c.sums(clock, store, log)
+	}
 	audit, err := c.audit(log)
 	if err != nil {
 		return nil, err

@@ -172,6 +172,15 @@ func readNode(name, value string, now time.Time) (console.Node, bool) {
 	}, true
 }
 
+// count is how many nodes have been heard in the last minute, this one included.
+func (r *registry) count() int {
+	h := r.nodes.Load()
+	if h == nil {
+		return 1
+	}
+	return max(1, len(h.nodes))
+}
+
 // all are the nodes that have been heard in the last minute, and which of them are
 // silent: not heard since they should have been. While the store does not answer
 // nobody can tell.

@@ -97,6 +97,9 @@ func (f *Fleet) launchLocked(s *shard, id keytable.ID, k *key) {
 	_, _ = f.joinLocked(s, id, k)
 }
 
+// Greet has the ledger asked what time it is, and whose data it has, though nobody waits for it.
+func (f *Fleet) Greet() { _ = f.greetLocked() }
+
 // greetLocked has the ledger asked for nothing but what time it is.
 func (f *Fleet) greetLocked() *flight {
 	l := &f.lane
@@ -269,7 +272,7 @@ func lasting(q *hold.Asking, r *ratelimit.Rule) {
 	case q.Eager:
 		q.TTL = r.Coordination.Lease.TTL
 	case bucket:
-		q.TTL = min(time.Second, max(50*time.Millisecond, r.Limit.Period()/10))
+		q.TTL = hold.Slot(&r.Limit)
 	}
 }
 

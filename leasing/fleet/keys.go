@@ -74,6 +74,33 @@ func (k *key) mayGo(now instant) bool {
 	return k.flight == nil && !k.Asked() && !k.Untold() && (k.Taken <= k.Spent || now >= k.Till) && k.Drift() == 0
 }
 
+// Settled tells whether the ledger was heard of, and knows all that nodes have to tell.
+func (f *Fleet) Settled() bool {
+	there, epoch := f.lane.known()
+	early, _ := there.Between(f.clock())
+	return epoch.ID != 0 && !epoch.Young(early)
+}
+
+// Telling tells whether the ledger may have lost its data, and has not been told all that this node has.
+func (f *Fleet) Telling() bool {
+	there, epoch := f.lane.known()
+	if early, _ := there.Between(f.clock()); epoch.ID == 0 || !epoch.Young(early) {
+		return false
+	}
+	for i := range f.shards {
+		s := &f.shards[i]
+		s.mu.Lock()
+		for _, k := range s.keys {
+			if k.told != epoch.ID && k.Heard != 0 && max(k.Taken, k.Spent) > 0 {
+				s.mu.Unlock()
+				return true
+			}
+		}
+		s.mu.Unlock()
+	}
+	return false
+}
+
 // sweep looks after all keys: windows that are over, what is idle, what is to be told.
 func (f *Fleet) sweep(now instant) {
 	there, epoch := f.lane.known()

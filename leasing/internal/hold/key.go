@@ -12,8 +12,8 @@ import (
 type Key struct {
 	Part
 	Demand lease.Demand
-	// Till is the last instant until which the window certainly goes on.
-	Till instant
+	// Till is the last instant until which the window certainly goes on, and ends when it is over, as far as is known.
+	Till, ends instant
 	// A request of more than most tokens is refused without asking, before the instant until; from again on it is
 	// asked for in the background whether that is still so.
 	until, again instant
@@ -56,9 +56,10 @@ func (k *Key) Enter(now instant, there *LedgerClock, limit *ratelimit.Limit) (ov
 	if now < k.Till {
 		return Part{}, true
 	}
-	w := window(0)
+	w, early := window(0), ledgerTime(0)
 	if limit.Algorithm != ratelimit.TokenBucket {
-		early, late := there.Between(now)
+		var late ledgerTime
+		early, late = there.Between(now)
 		if w = limit.WindowAt(early); there.At == 0 || w != limit.WindowAt(late) {
 			return Part{}, false
 		}
@@ -66,6 +67,7 @@ func (k *Key) Enter(now instant, there *LedgerClock, limit *ratelimit.Limit) (ov
 	k.Till = Never
 	if limit.Algorithm != ratelimit.TokenBucket {
 		k.Till = there.NotBefore(now, limit.WindowEnd(w))
+		k.ends = now.Add(limit.WindowEnd(w).Sub(early))
 	}
 	if k.Window != w || k.Deadline == 0 { // the zero Key has no deadline
 		over = k.Part
@@ -128,7 +130,7 @@ func (k *Key) spend(now instant, a *ratelimit.Ask, waited, last bool, v *ratelim
 	}
 	// A denial charges its cost whole. It is told before the caller hears of it, for from then on others must refuse
 	// peeks, too; but where the ledger knows that more is charged than there is, a flood of refusals is told now and then.
-	v.Charged = a.Cost
+	v.Charged = min(a.Cost, k.left(&a.Rule.Limit))
 	k.Spent = min(k.Spent+a.Cost, account.MostBooked)
 	if limit := a.Rule.Limit.Capacity(); known && k.Sum > limit && (k.Spent-k.booked < limit/account.LearnPart || now < k.told()) {
 		return Answered
@@ -139,6 +141,15 @@ func (k *Key) spend(now instant, a *ratelimit.Ask, waited, last bool, v *ratelim
 // told is from when on what was refused may be told again, though nobody asks.
 func (k *Key) told() instant { return k.Heard.Add(refusal / 2) }
 
+// Refuses is for how long the key is refused without asking.
+func (k *Key) Refuses(now instant) time.Duration { return max(0, k.until.Sub(now)) }
+
+// Slot is how long what a node has in hand of a bucket lasts: short, for a bucket fills only as far as what is in hand
+// lets it.
+func Slot(l *ratelimit.Limit) time.Duration {
+	return min(time.Second, max(50*time.Millisecond, l.Period()/10))
+}
+
 // usedUp tells whether more was charged than the limit, as far as is known. Others may have tokens in hand all the same:
 // they are asked to give them back, for they pay for it.
 func (k *Key) usedUp(limit *ratelimit.Limit) bool {
@@ -148,18 +159,20 @@ func (k *Key) usedUp(limit *ratelimit.Limit) bool {
 // report adds to a verdict what is left, and until when.
 func (k *Key) report(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	limit := &a.Rule.Limit
-	unknown := max(k.Taken, k.Spent) - k.booked
-	v.Remaining = max(0, min(limit.Capacity(), limit.Capacity()-k.Sum-unknown+max(0, k.Taken-k.Spent)))
+	v.Remaining = k.left(limit)
 	v.Window = k.Window
-	if v.ResetAfter = k.Till.Sub(now); limit.Algorithm == ratelimit.TokenBucket {
+	if v.ResetAfter = k.ends.Sub(now); limit.Algorithm == ratelimit.TokenBucket {
 		v.ResetAfter = Refill(limit.Capacity()-v.Remaining, limit)
 	}
-	if v.OverLimit {
-		v.Remaining = 0
-		if k.until > now && limit.Algorithm != ratelimit.FixedWindow {
-			v.ResetAfter = k.until.Sub(now)
-		}
+	if v.OverLimit && k.until > now && limit.Algorithm != ratelimit.FixedWindow {
+		v.ResetAfter = k.until.Sub(now)
 	}
+}
+
+// left is what is left of the limit, as far as is known, with what this node has in hand.
+func (k *Key) left(limit *ratelimit.Limit) tokens {
+	unknown := max(k.Taken, k.Spent) - k.booked
+	return max(0, min(limit.Capacity(), limit.Capacity()-k.Sum-unknown+max(0, k.Taken-k.Spent)))
 }
 
 // Refill is how long a bucket takes for n tokens.
@@ -169,8 +182,12 @@ func Refill(n tokens, l *ratelimit.Limit) time.Duration {
 
 // Undo takes back what a verdict charged, unless its window is over.
 func (k *Key) Undo(a *ratelimit.Ask, v *ratelimit.Verdict) {
-	if v.Charged > 0 && v.Window == k.Window {
-		k.Spent -= v.Charged
+	n := v.Charged
+	if v.OverLimit && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
+		n = a.Cost // of which Charged is what the limit had
+	}
+	if n > 0 && v.Window == k.Window {
+		k.Spent -= n
 		k.until = 0
 	}
 }
