@@ -260,7 +260,9 @@ func (w *bucketWorld) play() error {
 }
 
 // fill is how long an empty bucket takes to be full.
-func (w *bucketWorld) fill() instant { return instant(int64(w.limit.Burst) * micro / int64(w.limit.Requests)) }
+func (w *bucketWorld) fill() instant {
+	return instant(int64(w.limit.Burst) * micro / int64(w.limit.Requests))
+}
 
 func (w *bucketWorld) take(h *leaser) bool {
 	if h.Taken <= h.Spent || w.now >= h.deadline {

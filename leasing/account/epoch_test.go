@@ -3,10 +3,8 @@ package account
 import (
 	"bufio"
 	"context"
-	"encoding/binary"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"strconv"
 	"strings"
@@ -268,12 +266,7 @@ func (f *fake) good(command string, args []string) string {
 	case "exec":
 		return "*4\r\n" + aTime + ":5\r\n:5\r\n:1\r\n"
 	case "evalsha":
-		answer := []float64{0, 1, 5, 5, 5, 0, 0, 9, 1_800_057_600_000_005, 0, 0, 0}
-		var b []byte
-		for _, n := range answer {
-			b = binary.LittleEndian.AppendUint64(b, math.Float64bits(n))
-		}
-		return bulk(string(b))
+		return bulk(answer(0, 1, 5, 5, 5, 0, 0, 9, 1_800_057_600_000_005, 0, 0, 0))
 	}
 	return "+OK\r\n"
 }

@@ -2,9 +2,11 @@ package account
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"math"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -271,6 +273,38 @@ func TestRecallsThroughRedis(t *testing.T) {
 	}
 	cancel()
 	<-ended
+}
+
+// answer packs numbers as the scripts do.
+func answer(all ...float64) string {
+	var b []byte
+	for _, n := range all {
+		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(n))
+	}
+	return string(b)
+}
+
+// What is not exactly a grant of what was asked for is none.
+func TestAnswers(t *testing.T) {
+	c := Claim{Key: "k", Window: 20, Limit: fixed(100), Holder: 1, Seq: 3, Want: 5}
+	good := []float64{0, 3, 5, 9, 9, 4, 0, 1, 1, 0, 0, 1}
+	for _, spoilt := range []struct {
+		field int
+		n     float64
+		ok    bool
+	}{
+		{2, 5, true}, {2, 6, false}, {2, -1, false}, {2, 0.5, false}, {2, math.NaN(), false}, {2, math.Inf(1), false},
+		{0, 3, false}, {0, -1, false}, {0, 1, false}, {0, 2, false}, {1, 2, false}, {6, -1, false}, {8, 0, false},
+		{3, 1 << 54, false}, {3, -(1 << 54), false}, {3, -7, true}, {7, -1, false},
+	} {
+		all := slices.Clone(good)
+		all[spoilt.field] = spoilt.n
+		a := redis.NewCmd(context.Background())
+		a.SetVal(answer(all...))
+		if g := readGrant(&c, a, nil); (g.Err == nil) != spoilt.ok {
+			t.Errorf("field %d is %v: %+v", spoilt.field, spoilt.n, g)
+		}
+	}
 }
 
 // A trip whose server answers what makes no sense grants nothing, whichever answer it is.

@@ -58,6 +58,12 @@ func TestNothingIsCutWhileItLearns(t *testing.T) {
 	b.is(b.claims(1, 0, 50, 0), 0, 50, 5, 5)
 	b.pass(time.Second)
 	b.is(b.claims(3, 0, 0, 100), 95, 95, 100, 5)
+
+	// A charge that is never told: what stays below nothing is not granted.
+	b = newBench(t, fixed(100))
+	b.is(b.claims(2, -50, -50, 0, knows), 0, -50, -50, 0)
+	b.pass(time.Second)
+	b.is(b.claims(3, 0, 0, 200), 100, 100, 50, 0)
 }
 
 // An account that lost a record grants a twentieth in all for two seconds, however many lose something.
