@@ -170,10 +170,12 @@ func TestEpochAfterAFailoverAndBack(t *testing.T) {
 func TestConnectionsToTwoServers(t *testing.T) {
 	a, b := redistest.Start(t), redistest.Start(t)
 	to := a.Addr
-	client := redis.NewClient(&redis.Options{MaxRetries: -1, DisableIdentity: true, PoolFIFO: true, PoolSize: 3,
+	client := redis.NewClient(&redis.Options{
+		MaxRetries: -1, DisableIdentity: true, PoolFIFO: true, PoolSize: 3,
 		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, to)
-		}})
+		},
+	})
 	r := newLive(t, client, daily(100))
 	first, err := r.Settle(t.Context(), nil, nil)
 	if err != nil {

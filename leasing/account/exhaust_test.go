@@ -31,10 +31,10 @@ const mostHolders = 3
 
 // node is a holder, as small as one can be that keeps the protocol.
 type node struct {
-	taken, spent, booked  tokens
-	seq                   uint64
-	number, asked         int // of its messages; of the one that it waits for
-	doubt, left, answered bool
+	taken, spent, booked tokens
+	seq                  uint64
+	number, asked        int // of its messages; of the one that it waits for
+	doubt, left          bool
 }
 
 // letter is a message or an answer under way.
@@ -52,14 +52,14 @@ type world struct {
 	nodes                          [mostHolders]node
 	net                            []letter
 	charges, refunds, doubles, cut int
-	taken, evicted, granted        tokens // admitted of what was in hand
+	taken, evicted                 tokens // admitted of what was in hand
 	parent                         int32
 	by                             string
 }
 
 func (w *world) copied() *world {
 	c := *w
-	c.account.records = append(records(nil), w.account.records...)
+	c.records = append(records(nil), w.records...)
 	c.net = append([]letter(nil), w.net...)
 	return &c
 }
@@ -78,7 +78,7 @@ func (w *world) key() string {
 		}
 		return 0
 	}
-	n(w.sum, w.account.spent, w.learned, flag(w.learns > epochAt), w.taken, w.evicted,
+	n(w.sum, w.spent, w.learned, flag(w.learns > epochAt), w.taken, w.evicted,
 		tokens(w.charges), tokens(w.refunds), tokens(w.doubles), tokens(w.cut))
 	for i := range w.holders {
 		p := &w.nodes[i]
@@ -110,9 +110,6 @@ func (w *world) next(f func(*world)) {
 		w.nodeMoves(i, f)
 	}
 	for i := range w.net {
-		if i > 0 && w.net[i].holder == w.net[i-1].holder && w.net[i].number == w.net[i-1].number && w.net[i].answer == w.net[i-1].answer {
-			continue // the same message
-		}
 		l := w.net[i]
 		// One that is lost is one that never arrives.
 		f(w.with(fmt.Sprintf("%s arrives", l), func(c *world) { c.remove(i); c.deliver(l) }))
@@ -197,9 +194,9 @@ func (w *world) deliver(l letter) {
 	}
 	l.answer = true
 	if l.claim.Kind == Draws {
-		l.grant = w.account.draw(epochAt, &l.claim, 0)
+		l.grant = w.draw(epochAt, &l.claim, 0)
 	} else {
-		l.grant = w.account.claim(epochAt, &l.claim, 0, func(ratelimit.Holder) {})
+		l.grant = w.claim(epochAt, &l.claim, 0, func(ratelimit.Holder) {})
 	}
 	l.grant = Grant{Granted: l.grant.Granted, Total: l.grant.Total, Sum: l.grant.Sum, Cut: l.grant.Cut, Err: l.grant.Err}
 	if l.number == w.nodes[l.holder].asked && !w.nodes[l.holder].left {
@@ -234,13 +231,12 @@ func (p *node) hear(l *letter, w *world) {
 
 // broken tells which invariant does not hold.
 func (w *world) broken() error {
-	inHand, excess := tokens(0), tokens(0)
+	inHand := tokens(0)
 	for i := range w.holders {
 		p := &w.nodes[i]
 		if !p.left {
 			inHand += max(0, p.taken-p.spent)
 		}
-		excess += max(0, p.spent-p.taken)
 	}
 	// What was refunded may be spent once more, and an account that was lost may grant its limit again.
 	if all, most := w.taken+inHand, w.limit*(1+w.evicted)+tokens(w.refunds); all > most {

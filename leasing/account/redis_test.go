@@ -100,10 +100,14 @@ func TestMessagesOfOneTrip(t *testing.T) {
 	r := newLive(t, s.Client(), daily(100))
 	g := r.settle(r.draw("k", 1, 60), r.claim("k", 2, 1, 10), r.draw("k", 1, 5), r.claim("j", 2, 1, 10), r.draw("j", 3, 1))
 	for i, want := range []Grant{
-		{Total: 60, Sum: 60}, {Granted: 10, Total: 10, Sum: 75}, {Total: 65, Sum: 65},
-		{Granted: 10, Total: 10, Sum: 11}, {Total: 1, Sum: 1},
+		{Total: 60, Sum: 60},
+		{Granted: 10, Total: 10, Sum: 75},
+		{Total: 65, Sum: 65},
+		{Granted: 10, Total: 10, Sum: 11},
+		{Total: 1, Sum: 1},
 	} {
-		if g[i].Err != nil || g[i].Granted != want.Granted || g[i].Total != want.Total || g[i].Sum != want.Sum || g[i].At == 0 {
+		is := Grant{Granted: g[i].Granted, Total: g[i].Total, Sum: g[i].Sum}
+		if g[i].Err != nil || is != want || g[i].At == 0 {
 			t.Errorf("message %d: %+v, want %+v", i, g[i], want)
 		}
 	}
@@ -194,7 +198,7 @@ func (c cutConn) Write(b []byte) (int, error) {
 	*c.left -= n
 	if n < len(b) {
 		_, _ = c.Conn.Write(b[:n])
-		c.Conn.Close()
+		c.Close()
 		return n, net.ErrClosed
 	}
 	return c.Conn.Write(b)
@@ -293,9 +297,23 @@ func TestAnswers(t *testing.T) {
 		n     float64
 		ok    bool
 	}{
-		{2, 5, true}, {2, 6, false}, {2, -1, false}, {2, 0.5, false}, {2, math.NaN(), false}, {2, math.Inf(1), false},
-		{0, 3, false}, {0, -1, false}, {0, 1, false}, {0, 2, false}, {1, 2, false}, {6, -1, false}, {8, 0, false},
-		{3, 1 << 54, false}, {3, -(1 << 54), false}, {3, -7, true}, {7, -1, false},
+		{2, 5, true},
+		{2, 6, false},
+		{2, -1, false},
+		{2, 0.5, false},
+		{2, math.NaN(), false},
+		{2, math.Inf(1), false},
+		{0, 3, false},
+		{0, -1, false},
+		{0, 1, false},
+		{0, 2, false},
+		{1, 2, false},
+		{6, -1, false},
+		{8, 0, false},
+		{3, 1 << 54, false},
+		{3, -(1 << 54), false},
+		{3, -7, true},
+		{7, -1, false},
 	} {
 		all := slices.Clone(good)
 		all[spoilt.field] = spoilt.n
@@ -325,7 +343,9 @@ func FuzzAnswers(f *testing.F) {
 		if n := g.Owned(d.Want, &d.Limit); g.Err == nil && (n < 0 || n > d.Want) {
 			t.Errorf("%d owned of %+v", n, g)
 		}
-		for _, garbage := range [][]any{{text, total, int64(1)}, {sum, text, int64(1)}, {sum, total, text}, {nil, total, int64(1)}} {
+		for _, garbage := range [][]any{
+			{text, total, int64(1)}, {sum, text, int64(1)}, {sum, total, text}, {nil, total, int64(1)},
+		} {
 			if g := readDraw(&d, garbage, epochAt); g.Err == nil {
 				t.Errorf("%v: %+v", garbage, g)
 			}

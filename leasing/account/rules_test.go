@@ -260,7 +260,9 @@ func TestSlidingHasNoEarlyClaims(t *testing.T) {
 // An account is there from the window before on, and for one window longer, of a fixed one a day at most.
 func TestWhenAnAccountIsOver(t *testing.T) {
 	for _, l := range []ratelimit.Limit{
-		fixed(100), sliding(100), {Unit: ratelimit.Week, Requests: 100}, {Unit: ratelimit.CalendarMonth, Requests: 100},
+		fixed(100), sliding(100),
+		{Unit: ratelimit.Week, Requests: 100},
+		{Unit: ratelimit.CalendarMonth, Requests: 100},
 		{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Week, Requests: 100},
 	} {
 		b := newBench(t, l)
@@ -299,7 +301,8 @@ func TestTotalsSaturate(t *testing.T) {
 	b.is(b.claims(1, 0, 1<<62, 1), 0, MostBooked, MostBooked, 0)
 	b.is(b.claims(1, -1<<62, -1<<62, 0), 0, 0, 0, 0)
 	k := b.shard("k").accounts[name{"k", b.window(0)}]
-	k.account = account{sum: mostSum - 5, spent: mostSum - 5, records: records{{holder: 3, taken: mostSum - 5, spent: mostSum - 5}}}
+	most := record{holder: 3, taken: mostSum - 5, spent: mostSum - 5}
+	k.account = account{sum: most.taken, spent: most.spent, records: records{most}}
 	b.is(b.claims(2, 0, 9, 0), 0, 5, mostSum, 0)
 	b.is(b.claims(2, 0, 2, 0), 0, 2, mostSum-3, 0)
 }
