@@ -300,11 +300,12 @@ func readSize(in *bufio.Reader) (int, error) {
 
 // settles has a fake Redis settle a claim and a draw.
 func (f *fake) settles() []Grant {
+	as := *f // connections may outlive it by a moment
 	client := redis.NewClient(&redis.Options{
 		MaxRetries: -1, DisableIdentity: true, Protocol: 2, ReadTimeout: 20 * time.Millisecond, ContextTimeoutEnabled: true,
 		Dialer: func(context.Context, string, string) (net.Conn, error) {
 			here, there := net.Pipe()
-			go f.serve(there)
+			go as.serve(there)
 			return here, nil
 		},
 	})
