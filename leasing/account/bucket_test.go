@@ -141,8 +141,11 @@ func TestBucketFillsExactly(t *testing.T) {
 	for seed := range uint64(300) {
 		rnd := rand.New(rand.NewPCG(seed, 3))
 		l := ratelimit.Limit{
-			Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Unit(1 + rnd.IntN(4)), Multiplier: uint32(1 + rnd.IntN(3)),
-			Requests: tokens(rnd.Int64N([]int64{2, 100, 1_000_000, 1_000_000_000_000}[rnd.IntN(4)])), Burst: tokens(1 + rnd.Int64N(1<<32-1)),
+			Algorithm:  ratelimit.TokenBucket,
+			Unit:       ratelimit.Unit(1 + rnd.IntN(4)),
+			Multiplier: uint32(1 + rnd.IntN(3)),
+			Requests:   tokens(rnd.Int64N([]int64{2, 100, 1_000_000, 1_000_000_000_000}[rnd.IntN(4)])),
+			Burst:      tokens(1 + rnd.Int64N(1<<32-1)),
 		}
 		b := bucket{slot: time.Second, ends: 1}
 		elapsed := int64(0)
@@ -202,7 +205,9 @@ type underway struct {
 }
 
 func newBucketWorld(seed uint64, faults map[string]int) *bucketWorld {
-	w := &bucketWorld{Rand: rand.New(rand.NewPCG(seed, 9)), bucket: &bucket{}, now: epochAt, slots: seed%2 == 1, faults: faults}
+	w := &bucketWorld{
+		Rand: rand.New(rand.NewPCG(seed, 9)), bucket: &bucket{}, now: epochAt, slots: seed%2 == 1, faults: faults,
+	}
 	w.limit = filled([]tokens{1, 3, 10, 100}[w.IntN(4)], []tokens{1, 10, 100, 1000}[w.IntN(4)])
 	w.left = int64(w.limit.Burst) * micro
 	for range 1 + w.IntN(5) {
@@ -286,7 +291,7 @@ func (w *bucketWorld) ask(h *leaser, send func(underway)) {
 	h.Seq++
 	h.Need, h.Want, h.TTL = 1, tokens(1+w.IntN(20)), 50*time.Millisecond
 	if w.slots {
-		h.TTL = []time.Duration{20, 50, 200}[w.IntN(3)] * time.Millisecond
+		h.TTL = []time.Duration{20 * time.Millisecond, 50 * time.Millisecond, 200 * time.Millisecond}[w.IntN(3)]
 	}
 	h.Learning = w.learning
 	// A lease that is renewed for a shorter time ends then, whether it is answered or not.
@@ -302,8 +307,8 @@ func (w *bucketWorld) deliver(send func(underway)) error {
 	w.net = slices.DeleteFunc(w.net, func(u underway) bool { return u.at <= w.now })
 	for _, u := range due {
 		if u.answer == nil {
-			g := w.bucket.claim(w.now+w.step, u.claim)
-			if err := w.bucket.invariants(&w.limit); err != nil {
+			g := w.claim(w.now+w.step, u.claim)
+			if err := w.invariants(&w.limit); err != nil {
 				return err
 			}
 			send(underway{to: u.to, claim: u.claim, answer: &g, epoch: w.epoch})

@@ -7,12 +7,12 @@
 // below nothing. It does not promise that every token gets used: what a holder took and lost stays taken until the
 // window ends.
 //
-// An account is a sum, and one total for each holder:
+// An account is a sum, and one total for each holder. In Redis it is a hash:
 //
-//	sum          taken by all holders, and not given back
-//	h:NAME       this holder's total                      plain integers: any client can add to them
-//	c:NAME       its last claim: seq, spent, fence, expiry     written by claims only
-//	spent, fence, learns, learned, recalled, expires      of the account, written by claims only
+//	sum      taken by all holders, and not given back
+//	h:NAME   this holder's total                       plain integers: any client can add to them
+//	c:NAME   its last claim: seq, spent, fence, expiry     packed, written by claims only
+//	a        of the account: spent, fence, what it learns, whom it recalls     packed, written by claims only
 //
 // The window is part of the account's name, so nothing turns over inside an account: the next window is another
 // account, and a late report goes to the old one, which is kept one window longer.
@@ -25,6 +25,13 @@
 // A token bucket is an account without a window: a level that refills, and what live leases have in hand. Of buckets
 // there are claims only.
 //
+// A holder that ends says so (Leaves): its total stays in the sum, and its name is kept for a minute at least, for
+// messages of it that are late. Nothing is deleted that would change the sum.
+//
+// It does not see: a ledger's clock that jumps ahead, by which eager leases and those of buckets are over early; two
+// masters that both answer, behind a partition, each of which is an epoch of its own; an account that was evicted,
+// until somebody who had some of it claims; and the window before of a sliding one, if that was evicted.
+//
 // Start with message.go, then account.go. Memory and Redis are the two ledgers; claim.lua is account.go once more,
-// and the tests compare the two claim by claim.
+// bucket.lua bucket.go, and the tests compare them message by message.
 package account

@@ -3,10 +3,8 @@ package account
 import (
 	"bufio"
 	"context"
-	"encoding/binary"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"strconv"
 	"strings"
@@ -270,12 +268,7 @@ func (f *fake) good(command string, args []string) string {
 	case "exec":
 		return "*4\r\n" + aTime + ":5\r\n:5\r\n:1\r\n"
 	case "evalsha":
-		answer := []float64{0, 1, 5, 5, 5, 0, 0, 9, 1_800_057_600_000_005, 0, 0, 0}
-		var b []byte
-		for _, n := range answer {
-			b = binary.LittleEndian.AppendUint64(b, math.Float64bits(n))
-		}
-		return bulk(string(b))
+		return bulk(answer(0, 1, 5, 5, 5, 0, 0, 9, 1_800_057_600_000_005, 0, 0, 0))
 	}
 	return "+OK\r\n"
 }
@@ -307,11 +300,12 @@ func readSize(in *bufio.Reader) (int, error) {
 
 // settles has a fake Redis settle a claim and a draw.
 func (f *fake) settles() []Grant {
+	as := *f // connections may outlive it by a moment
 	client := redis.NewClient(&redis.Options{
 		MaxRetries: -1, DisableIdentity: true, Protocol: 2, ReadTimeout: 20 * time.Millisecond, ContextTimeoutEnabled: true,
 		Dialer: func(context.Context, string, string) (net.Conn, error) {
 			here, there := net.Pipe()
-			go f.serve(there)
+			go as.serve(there)
 			return here, nil
 		},
 	})

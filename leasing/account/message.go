@@ -22,7 +22,7 @@ const (
 	States Kind = iota
 	// Draws adds Want tokens to the holder's total, with nothing looked at.
 	Draws
-	// Leaves is the last claim of a holder that ends: its record goes, and its total stays in the sum.
+	// Leaves is the last claim of a holder that ends: its record goes, its total stays in the sum, and in nobody's hand.
 	Leaves
 )
 
@@ -48,7 +48,8 @@ type Claim struct {
 	// for Eager, after which it may be credited; of a bucket, its slot.
 	TTL   time.Duration
 	Eager bool
-	// Learning is until when, as far as the holder knows, the ledger may have lost what was known of the account.
+	// Learning is until when, as far as the holder knows, the ledger may have lost what was known of the account: for a
+	// bucket, until one that was empty when the epoch began has filled.
 	Learning instant
 }
 

@@ -2,9 +2,11 @@ package account
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"math"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -104,7 +106,8 @@ func TestMessagesOfOneTrip(t *testing.T) {
 		{Granted: 10, Total: 10, Sum: 11},
 		{Total: 1, Sum: 1},
 	} {
-		if g[i].Err != nil || g[i].Granted != want.Granted || g[i].Total != want.Total || g[i].Sum != want.Sum || g[i].At == 0 {
+		is := Grant{Granted: g[i].Granted, Total: g[i].Total, Sum: g[i].Sum}
+		if g[i].Err != nil || is != want || g[i].At == 0 {
 			t.Errorf("message %d: %+v, want %+v", i, g[i], want)
 		}
 	}
@@ -195,7 +198,7 @@ func (c cutConn) Write(b []byte) (int, error) {
 	*c.left -= n
 	if n < len(b) {
 		_, _ = c.Conn.Write(b[:n])
-		c.Conn.Close()
+		c.Close()
 		return n, net.ErrClosed
 	}
 	return c.Conn.Write(b)
@@ -276,6 +279,52 @@ func TestRecallsThroughRedis(t *testing.T) {
 	<-ended
 }
 
+// answer packs numbers as the scripts do.
+func answer(all ...float64) string {
+	var b []byte
+	for _, n := range all {
+		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(n))
+	}
+	return string(b)
+}
+
+// What is not exactly a grant of what was asked for is none.
+func TestAnswers(t *testing.T) {
+	c := Claim{Key: "k", Window: 20, Limit: fixed(100), Holder: 1, Seq: 3, Want: 5}
+	good := []float64{0, 3, 5, 9, 9, 4, 0, 1, 1, 0, 0, 1}
+	for _, spoilt := range []struct {
+		field int
+		n     float64
+		ok    bool
+	}{
+		{2, 5, true},
+		{2, 6, false},
+		{2, -1, false},
+		{2, 0.5, false},
+		{2, math.NaN(), false},
+		{2, math.Inf(1), false},
+		{0, 3, false},
+		{0, -1, false},
+		{0, 1, false},
+		{0, 2, false},
+		{1, 2, false},
+		{6, -1, false},
+		{8, 0, false},
+		{3, 1 << 54, false},
+		{3, -(1 << 54), false},
+		{3, -7, true},
+		{7, -1, false},
+	} {
+		all := slices.Clone(good)
+		all[spoilt.field] = spoilt.n
+		a := redis.NewCmd(context.Background())
+		a.SetVal(answer(all...))
+		if g := readGrant(&c, a, nil); (g.Err == nil) != spoilt.ok {
+			t.Errorf("field %d is %v: %+v", spoilt.field, spoilt.n, g)
+		}
+	}
+}
+
 // A trip whose server answers what makes no sense grants nothing, whichever answer it is.
 func FuzzAnswers(f *testing.F) {
 	good := strings.Repeat("\x00", 8*answerFields)
@@ -294,7 +343,9 @@ func FuzzAnswers(f *testing.F) {
 		if n := g.Owned(d.Want, &d.Limit); g.Err == nil && (n < 0 || n > d.Want) {
 			t.Errorf("%d owned of %+v", n, g)
 		}
-		for _, garbage := range [][]any{{text, total, int64(1)}, {sum, text, int64(1)}, {sum, total, text}, {nil, total, int64(1)}} {
+		for _, garbage := range [][]any{
+			{text, total, int64(1)}, {sum, text, int64(1)}, {sum, total, text}, {nil, total, int64(1)},
+		} {
 			if g := readDraw(&d, garbage, epochAt); g.Err == nil {
 				t.Errorf("%v: %+v", garbage, g)
 			}

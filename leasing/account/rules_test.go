@@ -58,6 +58,12 @@ func TestNothingIsCutWhileItLearns(t *testing.T) {
 	b.is(b.claims(1, 0, 50, 0), 0, 50, 5, 5)
 	b.pass(time.Second)
 	b.is(b.claims(3, 0, 0, 100), 95, 95, 100, 5)
+
+	// A charge that is never told: what stays below nothing is not granted.
+	b = newBench(t, fixed(100))
+	b.is(b.claims(2, -50, -50, 0, knows), 0, -50, -50, 0)
+	b.pass(time.Second)
+	b.is(b.claims(3, 0, 0, 200), 100, 100, 50, 0)
 }
 
 // An account that lost a record grants a twentieth in all for two seconds, however many lose something.
@@ -295,7 +301,8 @@ func TestTotalsSaturate(t *testing.T) {
 	b.is(b.claims(1, 0, 1<<62, 1), 0, MostBooked, MostBooked, 0)
 	b.is(b.claims(1, -1<<62, -1<<62, 0), 0, 0, 0, 0)
 	k := b.shard("k").accounts[name{"k", b.window(0)}]
-	k.account = account{sum: mostSum - 5, spent: mostSum - 5, records: records{{holder: 3, taken: mostSum - 5, spent: mostSum - 5}}}
+	most := record{holder: 3, taken: mostSum - 5, spent: mostSum - 5}
+	k.account = account{sum: most.taken, spent: most.spent, records: records{most}}
 	b.is(b.claims(2, 0, 9, 0), 0, 5, mostSum, 0)
 	b.is(b.claims(2, 0, 2, 0), 0, 2, mostSum-3, 0)
 }

@@ -1,0 +1,311 @@
+package account
+
+import (
+	"flag"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+var exhaustMore = flag.Int("exhaust", 0, "so many more messages of each holder in the exhaustive search")
+
+// scope is how small a world is that is searched whole: every order in which messages are sent, lost, late, doubled and
+// overtaken, and requests come.
+type scope struct {
+	name     string
+	holders  int
+	limit    tokens
+	messages int // that each holder sends at most
+	charges  int // of one token, at any holder, without asking
+	refunds  int
+	doubles  int // messages that arrive twice
+	leaves   bool
+	evicts   int // times that the account is lost, alone
+}
+
+const mostHolders = 3
+
+// node is a holder, as small as one can be that keeps the protocol.
+type node struct {
+	taken, spent, booked tokens
+	seq                  uint64
+	number, asked        int // of its messages; of the one that it waits for
+	doubt, left          bool
+}
+
+// letter is a message or an answer under way.
+type letter struct {
+	holder, number int
+	answer, again  bool
+	claim          Claim
+	grant          Grant
+}
+
+// world is one state.
+type world struct {
+	*scope
+	account
+	nodes                          [mostHolders]node
+	net                            []letter
+	charges, refunds, doubles, cut int
+	taken, evicted                 tokens // admitted of what was in hand
+	parent                         int32
+	by                             string
+}
+
+func (w *world) copied() *world {
+	c := *w
+	c.records = append(records(nil), w.records...)
+	c.net = append([]letter(nil), w.net...)
+	return &c
+}
+
+// key is the state, without what changes nothing: fences, and in which order things lie about.
+func (w *world) key() string {
+	var b []byte
+	n := func(all ...tokens) {
+		for _, x := range all {
+			b = append(b, byte(x+64))
+		}
+	}
+	flag := func(x bool) tokens {
+		if x {
+			return 1
+		}
+		return 0
+	}
+	n(w.sum, w.spent, w.learned, flag(w.learns > epochAt), w.taken, w.evicted,
+		tokens(w.charges), tokens(w.refunds), tokens(w.doubles), tokens(w.cut))
+	for i := range w.holders {
+		p := &w.nodes[i]
+		n(p.taken, p.spent, p.booked, tokens(p.seq), tokens(p.number), tokens(p.asked), flag(p.doubt), flag(p.left))
+		if r := w.records.find(ratelimit.Holder(i + 1)); r != nil {
+			n(r.taken, r.spent, tokens(r.seq), flag(r.left()), 99)
+		}
+	}
+	letters := make([]string, len(w.net))
+	for i := range w.net {
+		l := &w.net[i]
+		letters[i] = string([]byte{
+			byte(l.holder), byte(l.number), byte(flag(l.answer)), byte(flag(l.again)), byte(l.claim.Kind), byte(l.claim.Seq),
+			byte(l.claim.Taken + 64), byte(l.claim.Spent + 64), byte(l.claim.Want), byte(l.grant.Granted),
+			byte(l.grant.Total + 64), byte(l.grant.Sum + 64), byte(l.grant.Cut), byte(flag(l.grant.Err != nil)),
+		})
+	}
+	for i := range letters { // few: sorted by insertion
+		for j := i; j > 0 && letters[j] < letters[j-1]; j-- {
+			letters[j], letters[j-1] = letters[j-1], letters[j]
+		}
+	}
+	return string(b) + strings.Join(letters, "")
+}
+
+// next calls f with every state that follows.
+func (w *world) next(f func(*world)) {
+	for i := range w.holders {
+		w.nodeMoves(i, f)
+	}
+	for i := range w.net {
+		l := w.net[i]
+		// One that is lost is one that never arrives.
+		f(w.with(fmt.Sprintf("%s arrives", l), func(c *world) { c.remove(i); c.deliver(l) }))
+		if !l.answer && !l.again && w.doubles < w.scope.doubles {
+			f(w.with(fmt.Sprintf("%s arrives, and will again", l), func(c *world) {
+				c.doubles++
+				c.net[i].again = true
+				c.deliver(l)
+			}))
+		}
+	}
+	if int(w.evicted) < w.evicts {
+		f(w.with("the account is lost", func(c *world) { c.account = account{}; c.evicted++ }))
+	}
+}
+
+func (w *world) nodeMoves(i int, f func(*world)) {
+	p := &w.nodes[i]
+	if p.left {
+		return
+	}
+	if p.taken > p.spent {
+		f(w.with(fmt.Sprintf("%d spends", i), func(c *world) { c.nodes[i].spent++; c.taken++ }))
+	}
+	if w.charges < w.scope.charges {
+		f(w.with(fmt.Sprintf("%d is charged", i), func(c *world) { c.nodes[i].spent++; c.charges++ }))
+	}
+	if w.refunds < w.scope.refunds {
+		f(w.with(fmt.Sprintf("%d refunds", i), func(c *world) { c.nodes[i].spent--; c.nodes[i].taken--; c.refunds++ }))
+	}
+	if p.number >= w.messages {
+		return
+	}
+	if p.asked == 0 && !p.doubt && p.taken == p.booked && p.taken >= p.spent {
+		for n := tokens(1); n <= 2; n++ {
+			f(w.with(fmt.Sprintf("%d draws %d", i, n), func(c *world) { c.send(i, Claim{Kind: Draws, Want: n}) }))
+		}
+	}
+	for back := range min(max(p.taken-p.spent, 0), 1) + 1 {
+		f(w.with(fmt.Sprintf("%d claims, and gives back %d", i, back), func(c *world) {
+			c.nodes[i].taken -= back
+			c.send(i, Claim{Need: 1, Want: 2, Share: 1})
+		}))
+	}
+	if w.leaves {
+		f(w.with(fmt.Sprintf("%d leaves", i), func(c *world) {
+			c.nodes[i].taken = min(c.nodes[i].taken, c.nodes[i].spent)
+			c.send(i, Claim{Kind: Leaves})
+			c.nodes[i].left = true
+		}))
+	}
+}
+
+func (w *world) with(by string, change func(*world)) *world {
+	c := w.copied()
+	c.by = by
+	change(c)
+	return c
+}
+
+func (w *world) remove(i int) { w.net = append(w.net[:i:i], w.net[i+1:]...) }
+
+func (w *world) send(i int, c Claim) {
+	p := &w.nodes[i]
+	// Nobody listens to the answer of a message before.
+	w.net = slices.DeleteFunc(w.net, func(l letter) bool { return l.holder == i && l.answer })
+	p.doubt = p.doubt || p.asked > 0
+	p.number++
+	p.asked = p.number
+	c.Holder, c.Limit.Requests = ratelimit.Holder(i+1), w.limit
+	if c.Kind != Draws {
+		p.seq++
+		c.Seq, c.Taken, c.Spent = p.seq, p.taken, p.spent
+	}
+	w.net = append(w.net, letter{holder: i, number: p.number, claim: c})
+}
+
+func (w *world) deliver(l letter) {
+	if l.answer {
+		w.nodes[l.holder].hear(&l, w)
+		return
+	}
+	l.answer = true
+	if l.claim.Kind == Draws {
+		l.grant = w.draw(epochAt, &l.claim, 0)
+	} else {
+		l.grant = w.claim(epochAt, &l.claim, 0, func(ratelimit.Holder) {})
+	}
+	l.grant = Grant{Granted: l.grant.Granted, Total: l.grant.Total, Sum: l.grant.Sum, Cut: l.grant.Cut, Err: l.grant.Err}
+	if l.number == w.nodes[l.holder].asked && !w.nodes[l.holder].left {
+		w.net = append(w.net, l)
+	}
+}
+
+// hear has the node know what it owns.
+func (p *node) hear(l *letter, w *world) {
+	if l.number != p.asked || p.left {
+		return
+	}
+	p.asked = 0
+	g := &l.grant
+	switch over := max(0, g.Sum-w.limit); {
+	case g.Err != nil:
+		p.doubt = true
+		return
+	case l.claim.Kind == Draws && g.Total != p.booked+l.claim.Want:
+		p.doubt = true
+		return
+	case l.claim.Kind == Draws:
+		p.taken += g.Owned(l.claim.Want, &l.claim.Limit)
+	default:
+		p.taken += g.Granted + g.Cut + max(0, max(0, l.claim.Spent-l.claim.Taken)-over)
+		p.spent += g.Cut
+		w.cut += int(g.Cut)
+		p.doubt = false
+	}
+	p.booked = g.Total
+}
+
+// broken tells which invariant does not hold.
+func (w *world) broken() error {
+	inHand := tokens(0)
+	for i := range w.holders {
+		p := &w.nodes[i]
+		if !p.left {
+			inHand += max(0, p.taken-p.spent)
+		}
+	}
+	// What was refunded may be spent once more, and an account that was lost may grant its limit again.
+	if all, most := w.taken+inHand, w.limit*(1+w.evicted)+tokens(w.refunds); all > most {
+		return fmt.Errorf("%d were spent or are in hand, of %d", all, most)
+	}
+	k := kept{account: w.account}
+	return k.invariants(epochAt, &ratelimit.Limit{Requests: w.limit}, 0)
+}
+
+func (l letter) String() string {
+	what := []string{"claim", "draw", "last claim"}[l.claim.Kind]
+	if l.answer {
+		what = fmt.Sprintf("answer (%d of %d) to the %s", l.grant.Granted, l.grant.Sum, what)
+	}
+	return fmt.Sprintf("%d's %s number %d", l.holder, what, l.number)
+}
+
+// search visits every state of a scope, nearest first, and returns how many there are, and the way to one that is
+// broken.
+func (s *scope) search() (states int, err error) {
+	first := &world{scope: s, parent: -1}
+	seen, all := map[string]bool{first.key(): true}, []*world{first}
+	for at := 0; at < len(all) && err == nil; at++ {
+		w := all[at]
+		w.next(func(c *world) {
+			k := c.key()
+			if err != nil || seen[k] {
+				return
+			}
+			seen[k] = true
+			c.parent = int32(at)
+			all = append(all, c)
+			if err = c.broken(); err != nil {
+				way := c.by
+				for i := c.parent; i > 0; i = all[i].parent {
+					way = all[i].by + "\n" + way
+				}
+				err = fmt.Errorf("%w, after\n%s", err, way)
+			}
+		})
+		// What was expanded is needed only for the way to it.
+		all[at] = &world{parent: w.parent, by: w.by}
+	}
+	return len(seen), err
+}
+
+// scopes are searched whole, each in a second or two.
+func scopes() []*scope {
+	return []*scope{
+		{name: "two holders", holders: 2, limit: 2, messages: 2, doubles: 1},
+		{name: "three holders", holders: 3, limit: 1, messages: 1, doubles: 1},
+		{name: "costs", holders: 2, limit: 1, messages: 2, charges: 1},
+		{name: "refunds", holders: 2, limit: 1, messages: 2, refunds: 1},
+		{name: "holders that leave", holders: 2, limit: 1, messages: 2, leaves: true, doubles: 1},
+		{name: "an account that is lost", holders: 2, limit: 1, messages: 2, evicts: 1},
+	}
+}
+
+func TestExhaustive(t *testing.T) {
+	for _, s := range scopes() {
+		s.messages += *exhaustMore
+		began := time.Now()
+		states, err := s.search()
+		if err != nil {
+			t.Errorf("%s: %v", s.name, err)
+		}
+		t.Logf("%s: %d states in %v", s.name, states, time.Since(began).Round(time.Millisecond))
+		if states < 1000 {
+			t.Errorf("%s: only %d states", s.name, states)
+		}
+	}
+}

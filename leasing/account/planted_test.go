@@ -1,0 +1,205 @@
+package account
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/bench/plant"
+	"github.com/sluice-gate/sluice/leasing/redistest"
+)
+
+// planted are faults in the Go code, each of which a test must notice that needs no Redis.
+var planted = []struct{ file, name, right, wrong string }{
+	{"account.go", "an overtaken claim is settled", "r != nil && c.Seq <= r.seq", "r != nil && c.Seq < r.seq"},
+	{"account.go", "the holder's total is not booked", "a.sum += total - had", "a.sum += max(0, total-had)"},
+	{
+		"account.go", "what was charged is not booked",
+		"total := max(clamped(c.Taken), clamped(c.Spent))",
+		"total := clamped(c.Taken)",
+	},
+	{"account.go", "more is granted than is free", "max(0, min(free, c.Want,", "max(0, min(free+1, c.Want,"},
+	{"account.go", "what is needed is not granted whole", "max(c.Need, free/", "max(1, free/"},
+	{"account.go", "a grant is in the sum only", "r.taken += n", "r.taken += 0"},
+	{"account.go", "a draw is in the record only", "a.sum += c.Want", "a.sum += 0"},
+	{
+		"account.go", "a refund below nothing is credited",
+		"cut = min(max(0, had-total-a.sum)",
+		"cut = min(0, min(0, had-total-a.sum)",
+	},
+	{"account.go", "a refund is cut while the account learns", "if now >= a.learns {", "if now >= 0 {"},
+	{
+		"account.go", "what is below nothing is granted",
+		"free := limit - max(0, a.sum) - before",
+		"free := limit - a.sum - before",
+	},
+	{
+		"account.go", "an account that lost a record does not learn",
+		"until = max(until, now.Add(Learn))",
+		"until = max(until, now)",
+	},
+	{
+		"account.go", "it learns for as long as a clock was set back",
+		"until = min(until, now.Add(Learn))",
+		"until = min(until, lastTime)",
+	},
+	{"account.go", "it grants a twentieth to each claim", "a.learned += n", "a.learned = n"},
+	{"account.go", "a lease is credited before it is over", "r != but && r.expires <= now", "r != but"},
+	{
+		"account.go", "a safe lease is credited",
+		"if r.expires <= safe {\n\t\t\tcontinue",
+		"if r.expires < safe {\n\t\t\tcontinue",
+	},
+	{
+		"account.go", "a credited lease is not closed",
+		"r.taken, r.expires = r.spent, closed",
+		"r.taken, r.expires = r.spent, safe",
+	},
+	{"account.go", "who leaves takes its total along", "a.spent += r.total() - r.spent", "a.sum -= r.total()"},
+	{
+		"account.go", "a fence comes twice",
+		"a.fence = max(a.fence+1, ratelimit.Fence(now))",
+		"a.fence = max(a.fence, ratelimit.Fence(now))",
+	},
+	{
+		"records.go", "the name of who left is dropped at once",
+		"now.Sub(-r.expires) >= leftKept",
+		"now.Sub(-r.expires) >= 0",
+	},
+	{"recall.go", "holders are asked at once again", "if since >= 0 && since < a.pause {", "if since < 0 {"},
+	{"recall.go", "holders are asked as often while nothing comes", "pause := 2 * a.pause", "pause := a.pause"},
+	{"span.go", "an early claim sees nothing of the window before", "case now < s.begins:", "case now < s.opens:"},
+	{"span.go", "the window before is rounded down", "return (n + d - 1) / d", "return n / d"},
+	{"span.go", "an account is kept for ever", "return s.opens <= now && now < s.over", "return s.opens <= now"},
+	{
+		"bucket.go", "a bucket fills beside what is leased",
+		"room := int64(max(0, burst-b.hand-b.old))*micro - b.level",
+		"room := int64(burst)*micro - b.level",
+	},
+	{"bucket.go", "a late lease counts as live", "case !r.left() && b.turn-r.expires <= 1:", "case !r.left():"},
+	{"bucket.go", "a lease is over with its slot", "b.turn+1, b.hand, 0,", "b.turn+1, 0, 0,"},
+	{
+		"bucket.go", "a lost bucket is full",
+		"b.level, b.carry, b.ends = min(0, b.level), 0,",
+		"b.level, b.carry, b.ends = b.level, 0,",
+	},
+	{
+		"bucket.go", "a lost bucket fills at once",
+		"b.hand, b.old, b.records = 0, burst, nil",
+		"b.hand, b.old, b.records = 0, 0, nil",
+	},
+	{
+		"bucket.go", "a lost bucket keeps its records",
+		"b.hand, b.old, b.records = 0, burst, nil",
+		"b.hand, b.old = 0, burst",
+	},
+	{"bucket.go", "a slot shrinks under live leases", "} else if b.hand+b.old == 0 {", "} else {"},
+	{"bucket.go", "a refill is rounded down", "b.carry = part % seconds", "b.carry = 0"},
+	{"memory.go", "accounts are never dropped", "return now >= k.over", "return false"},
+	{"wire.go", "a grant of more than was wanted is believed", "g.Granted <= most", "g.Granted <= most+1<<60"},
+	{
+		"wire.go", "a number that is none is read",
+		"if n != math.Trunc(n) || math.Abs(n) > 1<<53",
+		"if math.Abs(n) > 1<<60",
+	},
+}
+
+// Each planted fault is noticed. It builds the tests once, with all faults in them.
+func TestPlanted(t *testing.T) {
+	if os.Getenv(plant.Variable) != "" || testing.Short() {
+		t.Skip("this is a run with a fault, or one that is to be short")
+	}
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bugs := make([]plant.Bug, len(planted))
+	for i, p := range planted {
+		bugs[i] = plant.Bug{Name: p.name, File: "leasing/account/" + p.file, Right: p.right, Wrong: p.wrong}
+	}
+	tests, err := plant.Tests(t.Context(), root, "leasing/account", t.TempDir(), bugs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The long ones only where the short ones found nothing.
+	const short = "^Test(Grants|Totals|Draws|Overtaken|Fences|Refunds|Nothing|Learning|Eager|Leaving|Those|Recall|" +
+		"Sliding|When|Memory|Loss|Answers|Bucket[^H]?)[A-Za-z]*$"
+	run := func(name, names string) error {
+		return tests.Command(t.Context(), name,
+			"-test.failfast", "-test.short", "-test.run", names, "-test.skip", "ThroughRedis").Run()
+	}
+	for _, names := range []string{short, "BucketHistories|Exhaustive"} {
+		if err := run("", names); err != nil {
+			t.Fatalf("without a fault: %v", err)
+		}
+	}
+	for _, p := range planted {
+		if run(p.name, short) == nil && run(p.name, "BucketHistories|Exhaustive") == nil {
+			t.Errorf("NOT NOTICED: %s", p.name)
+		}
+	}
+}
+
+// plantedScripts are faults in the scripts, which the twins notice.
+var plantedScripts = []struct{ right, wrong string }{
+	{
+		"if Seq <= seq then return nothing(OVERTAKEN) end\nlocal spent",
+		"if Seq < seq then return nothing(OVERTAKEN) end\nlocal spent",
+	},
+	{"if now < Opens or now >= Over", "if now >= Over"},
+	{"before = max(before, Limit)", "before = max(before, 0)"},
+	{"+ PARTS - 1) / PARTS)", ") / PARTS)"},
+	{"local missing = Taken > had and expires ~= CLOSED", "local missing = Taken > had"},
+	{"if latest > now and learns <= now then learned = 0 end", ""},
+	{"if now >= learns then cut", "if true then cut"},
+	{"if total < had then pause = least end", ""},
+	{"if r.expires > SAFE and r.expires <= now then", "if r.expires > SAFE and r.expires < now then"},
+	{"r.taken, r.expires = r.spent, CLOSED", "r.taken, r.expires = r.taken, CLOSED"},
+	{"spent, says, expires = spent + total - says, total,", "says, expires = total,"},
+	{"now + r.expires >= LEFT", "now + r.expires >= 0"},
+	{"if since < 0 or since >= pause then", "if since >= pause then"},
+	{"if Kind == LEAVES then gone[#gone + 1] = holder end", ""},
+	{"redis.call('PEXPIREAT', KEYS[1], expire)\nreturn", "return"},
+	{"turn - claimedIn <= 1", "turn - claimedIn <= 2"},
+	{"if Seq == 1 then paid = paid + min(0, taken) end", ""},
+	{"seq, told, had, left = 0, 0, 0, false", ""},
+	{"elseif hand + old == 0 then", "else"},
+	{"carry = part % Seconds", "carry = 0"},
+}
+
+func TestPlantedScripts(t *testing.T) {
+	if os.Getenv(plant.Variable) != "" || testing.Short() {
+		t.Skip("this is a run with a fault, or one that is to be short")
+	}
+	s := redistest.Shared(t)
+	claims, buckets := claimScript, bucketScript
+	defer func() { claimScript, bucketScript = claims, buckets }()
+	for _, p := range plantedScripts {
+		claim, bucket := commonLua+claimLua, commonLua+bucketLua
+		if strings.Count(claim, p.right)+strings.Count(bucket, p.right) != 1 {
+			t.Errorf("%q is not in the scripts once", p.right)
+			continue
+		}
+		claimScript = redis.NewScript(strings.Replace(claim, p.right, p.wrong, 1))
+		bucketScript = redis.NewScript(strings.Replace(bucket, p.right, p.wrong, 1))
+		if !noticed(t, s) {
+			t.Errorf("NOT NOTICED: %q", p.wrong)
+		}
+		s.Do("FLUSHALL")
+	}
+}
+
+// noticed tells whether twins differ.
+func noticed(t *testing.T, s *redistest.Server) bool {
+	m := newMoved(t, s)
+	for seed := range uint64(400) {
+		w := newTwins(t, m, seed, map[string]int{})
+		if w.differ(150) != "" {
+			return true
+		}
+	}
+	return false
+}
