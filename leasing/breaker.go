@@ -39,6 +39,7 @@ func (b *Breaker) Refuses(now instant) bool {
 	return b.Open() && (now < b.openTill || b.probing)
 }
 
+// Success books a call that was answered.
 func (b *Breaker) Success() { *b = Breaker{} }
 
 // Failure books a failed call. jitter is from 0 to 1: nodes must not probe in

@@ -192,9 +192,7 @@ func (f *Fleet) look(now instant, w *waiter) {
 		return
 	}
 	there := f.lane.time()
-	over, certain := k.Enter(now, &there, &k.rule.Limit)
-	f.tellLocked(id, k, over)
-	if !certain {
+	if !f.enterLocked(now, &there, id, k) {
 		f.uncertainLocked(k, w, &there, now)
 		return
 	}
@@ -214,6 +212,22 @@ func (f *Fleet) look(now instant, w *waiter) {
 	case hold.Asks, hold.Turns:
 		f.askLocked(now, s, id, k, w)
 	}
+}
+
+// enterLocked sees to it that the key is in the window that goes on; false: it is not certain which that is.
+func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, id keytable.ID, k *key) bool {
+	if k.flight == nil && k.Stale(now, &k.rule.Limit) {
+		k.Restart()
+		k.as = f.nextName()
+	}
+	over, certain := k.Enter(now, there, &k.rule.Limit)
+	f.tellLocked(id, k, over)
+	return certain
+}
+
+// nextName is a name of this node that no key has had before.
+func (f *Fleet) nextName() ratelimit.Holder {
+	return f.name + ratelimit.Holder(f.forgotten.Add(1)&(1<<28-1))
 }
 
 // askLocked has the ledger asked for what a waiter needs, or says that it cannot be.

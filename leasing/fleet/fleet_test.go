@@ -122,43 +122,85 @@ func TestChargesAreBookedWhole(t *testing.T) {
 // What envoyproxy/ratelimit counts: a counter that charges add to, and refunds of them take from, at any node. A node
 // that has refused learns a moment later of a refund elsewhere, and tells of what it refused beyond the limit.
 func TestRefundsCreditAnywhere(t *testing.T) {
-	for seed := range uint64(100) {
-		r := rand.New(rand.NewPCG(seed, 1))
-		c := newCluster(t, 3, hour)
-		count, refunded := tokens(0), time.Time{}
-		var did []string
-		for range 20 {
-			node, n := r.IntN(3), tokens(1+r.IntN(40))
-			for end := time.Now().Add(3 * time.Second); ; {
-				v := c.ask(node, "k", ratelimit.Peek, 0)
-				if v.OverLimit == (count > 100) {
-					break
-				}
-				if time.Now().After(end) {
-					t.Fatalf("seed %d: of 100, %d are used, and a peek at node %d is over: %v\n%v", seed, count, node, v.OverLimit, did)
-				}
+	const groups = 10
+	for group := range uint64(groups) {
+		t.Run(fmt.Sprint("from seed ", group*groups), func(t *testing.T) {
+			t.Parallel()
+			for seed := group * groups; seed < (group+1)*groups; seed++ {
+				creditsAnywhere(t, seed)
 			}
-			if r.IntN(2) == 0 {
-				if n = min(n, count); n > 0 {
-					c.ask(node, "k", ratelimit.Refund, n)
-					count -= n
-					refunded = time.Now()
-					did = append(did, fmt.Sprintf("%d: refund %d", node, n))
-				}
-				continue
+		})
+	}
+}
+
+func creditsAnywhere(t *testing.T, seed uint64) {
+	r := rand.New(rand.NewPCG(seed, 1))
+	c := newCluster(t, 3, hour)
+	count, refunded := tokens(0), time.Time{}
+	var did []string
+	for range 20 {
+		node, n := r.IntN(3), tokens(1+r.IntN(40))
+		for end := time.Now().Add(3 * time.Second); ; {
+			v := c.ask(node, "k", ratelimit.Peek, 0)
+			if v.OverLimit == (count > 100) {
+				break
 			}
-			v := c.ask(node, "k", ratelimit.Spend, n)
-			did = append(did, fmt.Sprintf("%d: charge %d", node, n))
-			// A refusal that is too much is one of a node that has not learned yet of a refund elsewhere.
-			if count += n; !v.OverLimit && count > 100 || v.OverLimit && count <= 100 && time.Since(refunded) > 2*time.Second {
-				t.Fatalf("seed %d: of 100, %d are used, and the charge is over: %v\n%v", seed, count, v.OverLimit, did)
+			if time.Now().After(end) {
+				t.Fatalf("seed %d: of 100, %d are used, and a peek at node %d is over: %v\n%v", seed, count, node, v.OverLimit, did)
 			}
 		}
-		c.end()
-		if g := c.total("k"); g != count {
-			t.Fatalf("seed %d: %d are used, and the ledger has %d", seed, count, g)
+		if r.IntN(2) == 0 {
+			if n = min(n, count); n > 0 {
+				c.ask(node, "k", ratelimit.Refund, n)
+				count -= n
+				refunded = time.Now()
+				did = append(did, fmt.Sprintf("%d: refund %d", node, n))
+			}
+			continue
+		}
+		v := c.ask(node, "k", ratelimit.Spend, n)
+		did = append(did, fmt.Sprintf("%d: charge %d", node, n))
+		c.told()
+		// A refusal that is too much is one of a node that has not learned yet of a refund elsewhere.
+		if count += n; !v.OverLimit && count > 100 || v.OverLimit && count <= 100 && time.Since(refunded) > 2*time.Second {
+			t.Fatalf("seed %d: of 100, %d are used, and the charge is over: %v\n%v", seed, count, v.OverLimit, did)
 		}
 	}
+	c.end()
+	if g := c.total("k"); g != count {
+		t.Fatalf("seed %d: %d are used, and the ledger has %d", seed, count, g)
+	}
+}
+
+// told waits until the ledger knows all that nodes have charged, though nobody asks for it.
+func (c *cluster) told() {
+	c.Helper()
+	for end := time.Now().Add(3 * time.Second); ; {
+		untold := 0
+		for _, f := range c.nodes {
+			for i := range f.shards {
+				s := &f.shards[i]
+				s.mu.Lock()
+				for _, k := range s.keys {
+					untold += btoi(k.Untold())
+				}
+				s.mu.Unlock()
+			}
+		}
+		if untold == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			c.Fatalf("%d keys have something to tell, and do not", untold)
+		}
+	}
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // total is what the ledger has of a key when all nodes have given back what they had in hand.

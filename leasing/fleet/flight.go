@@ -248,8 +248,9 @@ func (f *Fleet) write(now instant, there *hold.LedgerClock, epoch ratelimit.Epoc
 		return account.Claim{}, false
 	}
 	fl.written = true
-	over, certain := k.Enter(now, there, &k.rule.Limit)
-	f.tellLocked(fl.id, k, over)
+	k.flight = nil
+	certain := f.enterLocked(now, there, fl.id, k)
+	k.flight = fl
 	if !certain { // the window may be over: it is clear in a moment
 		k.flight, fl.err = nil, errNoAnswer
 		close(fl.done)

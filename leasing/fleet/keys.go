@@ -120,8 +120,7 @@ func (f *Fleet) sweepLocked(now instant, there *hold.LedgerClock, epoch ratelimi
 	}
 	if now >= k.Till {
 		// Nobody asks for it: what is over is told, and the key goes.
-		over, certain := k.Enter(now, there, &k.rule.Limit)
-		if f.tellLocked(id, k, over); certain && now.Sub(k.Demand.LastUse) > k.rule.Limit.Period() {
+		if f.enterLocked(now, there, id, k) && now.Sub(k.Demand.LastUse) > k.rule.Limit.Period() {
 			f.forgetLocked(s, id)
 		}
 		return

@@ -79,7 +79,7 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ratelimit.Ask) error 
 		return errReset
 	}
 	// Under a name of its own, which is used once: a holder that refunds what others were charged.
-	by := f.name + ratelimit.Holder(f.forgotten.Add(1)&(1<<28-1))
+	by := f.nextName()
 	c := account.Claim{Key: leasing.KeyName(a.Key), Window: w, Limit: a.Rule.Limit, Holder: by, Seq: 1, Share: 1, TTL: hold.Slot(&a.Rule.Limit)}
 	for refunded := tokens(0); ; c.Seq++ {
 		var g [1]account.Grant

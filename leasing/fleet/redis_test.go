@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -179,5 +180,36 @@ func TestFleetOnRedis(t *testing.T) {
 				t.Errorf("%d of 1000 were admitted", got)
 			}
 		})
+	}
+}
+
+// A bucket that nobody has used until it is full is gone at the ledger: who used it before is nobody whose account was
+// lost, and it is full.
+func TestFullBucketIsForgotten(t *testing.T) {
+	c := newOnRedis(t, 2, ratelimit.Limit{Unit: ratelimit.Second, Requests: 1000, Burst: 10, Algorithm: ratelimit.TokenBucket})
+	client := c.store.Client()
+	defer client.Close()
+	name := "{" + leasing.KeyName([]byte("k")) + "}0"
+	for round := range 3 {
+		for i := range 10 {
+			if v := c.ask(i%2, "k", ratelimit.Spend, 1); v.OverLimit && round == 0 && i == 0 {
+				t.Fatalf("round %d: token %d is refused: %+v", round, i, v)
+			}
+		}
+		for end := time.Now().Add(5 * time.Second); client.Exists(context.Background(), name).Val() > 0; {
+			if time.Now().After(end) {
+				t.Fatal("the account is still there")
+			}
+		}
+		if v := c.ask(0, "k", ratelimit.Spend, 10); v.OverLimit {
+			t.Errorf("round %d: a full bucket refuses its burst: %+v", round, v)
+		}
+		for end := time.Now().Add(5 * time.Second); client.Exists(context.Background(), name).Val() > 0 && time.Now().Before(end); {
+		}
+	}
+	for i, f := range c.nodes {
+		if n := f.Stats().Missing; n > 0 {
+			t.Errorf("node %d: %d accounts are taken for lost", i, n)
+		}
 	}
 }

@@ -150,6 +150,25 @@ func Slot(l *ratelimit.Limit) time.Duration {
 	return min(time.Second, max(50*time.Millisecond, l.Period()/10))
 }
 
+// Stale tells whether the account of a bucket may soon be gone, for it is full: who claimed of it then, and had taken
+// something, would be taken for one whose account was lost. The key is to go on under another name, as one that knows
+// nothing (Restart). Nothing is lost with it: the ledger knows all that was spent, and nothing is in hand. What was to be
+// given back has come back with time.
+func (k *Key) Stale(now instant, limit *ratelimit.Limit) bool {
+	if limit.Algorithm != ratelimit.TokenBucket || k.Heard == 0 || k.asked != 0 || k.Spent > k.booked {
+		return false
+	}
+	// The ledger keeps it for a slot at least, and until it is full.
+	kept := max(Slot(limit)*3/4, Refill(k.Sum, limit)/2)
+	return k.InHand(now) == 0 && k.Drift() == 0 && now.Sub(k.Heard) >= kept
+}
+
+// Restart forgets the account, and keeps what the key is asked for.
+func (k *Key) Restart() {
+	k.Part, k.Till = Part{}, 0
+	k.until, k.again, k.holds = 0, 0, 0
+}
+
 // usedUp tells whether more was charged than the limit, as far as is known. Others may have tokens in hand all the same:
 // they are asked to give them back, for they pay for it.
 func (k *Key) usedUp(limit *ratelimit.Limit) bool {
@@ -239,8 +258,9 @@ func (k *Key) Due(now instant, limit *ratelimit.Limit) bool {
 		return false
 	case k.doubt:
 		return true
-	case now < k.until: // what is refused meanwhile is told when it is asked again
-		return now >= k.again && (k.Demand.Refused > 0 || k.Untold())
+	case now < k.until: // what is refused meanwhile is told when it is asked again, and sooner if it is much
+		return now >= k.again && (k.Demand.Refused > 0 || k.Untold()) ||
+			k.Spent-k.booked >= max(1, limit.Capacity()/account.LearnPart) && now >= k.told()
 	case k.Untold():
 		return true
 	}

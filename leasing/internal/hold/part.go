@@ -112,6 +112,10 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 	}
 	c.Taken, c.Spent, c.Share = p.Taken, p.Spent, q.Share
 	c.Eager, c.TTL, c.Learning = q.Eager, q.TTL, q.Epoch.Learning
+	if e := q.Epoch; c.Limit.Algorithm == ratelimit.TokenBucket && e.Learning > e.Began {
+		// A bucket that was lost is known again when one that was empty then has filled.
+		c.Learning = max(e.Learning, e.Began.Add(Refill(c.Limit.Burst, &c.Limit)))
+	}
 	if p.short {
 		c.Learning = max(c.Learning, q.There.Add(account.Learn))
 	}
