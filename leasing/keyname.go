@@ -99,9 +99,9 @@ func escape(out *strings.Builder, text []byte) {
 	}
 }
 
-// keyOfName is the key whose account has that name: KeyName, backwards. ok is
+// KeyOfName is the key whose account has that name: KeyName, backwards. ok is
 // false for what is no key's name.
-func keyOfName(name string) (key []byte, ok bool) {
+func KeyOfName(name string) (key []byte, ok bool) {
 	if digest, found := strings.CutPrefix(name, "#"); found {
 		key, err := hex.DecodeString(digest)
 		return key, err == nil

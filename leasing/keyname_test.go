@@ -32,7 +32,7 @@ func TestKeysOfNames(t *testing.T) {
 			key = ratelimit.AppendEntry(key, text(), text(), rnd.IntN(4) == 0)
 		}
 		key = ratelimit.SealKey(key, 0)
-		if got, ok := keyOfName(KeyName(key)); !ok || !bytes.Equal(got, key) {
+		if got, ok := KeyOfName(KeyName(key)); !ok || !bytes.Equal(got, key) {
 			t.Fatalf("%q is the name of %q, and read as that of %q", KeyName(key), key, got)
 		}
 	}
@@ -43,7 +43,7 @@ func TestKeysOfNames(t *testing.T) {
 		"", "#0", "x|y", "minute", "minute.none|d", "minute*x|d", "minute|%", "minute|%G0",
 		"month@|d", "month@x@UTC|d", "month@200@UTC|d", "minute@1@UTC|d", "month.sliding_window@1@UTC|d", "month@1@%|d", "sluice:epoch",
 	} {
-		if key, ok := keyOfName(name); ok {
+		if key, ok := KeyOfName(name); ok {
 			t.Errorf("%q is the name of %q", name, key)
 		}
 	}

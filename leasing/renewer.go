@@ -105,7 +105,7 @@ func (f *Fleet) Recalled(account string) {
 	key := []byte(account)
 	if !f.RawNames {
 		var ok bool
-		if key, ok = keyOfName(account); !ok {
+		if key, ok = KeyOfName(account); !ok {
 			return // nothing of this version's
 		}
 	}

@@ -78,10 +78,10 @@ func (f *Fleet) Run(ctx context.Context) {
 	}
 	tick := time.NewTicker(sweep)
 	defer tick.Stop()
-	for ctx.Err() == nil {
+	for n := 0; ctx.Err() == nil; n++ {
 		select {
 		case <-tick.C:
-			f.sweep(f.clock())
+			f.sweep(f.clock(), n)
 		case <-ctx.Done():
 		}
 	}
@@ -90,18 +90,17 @@ func (f *Fleet) Run(ctx context.Context) {
 	all.Wait()
 }
 
-// Recalled has tokens of an account given back, for another node needs them.
+// Recalled has tokens of an account given back, for another node needs them. It does not block.
 func (f *Fleet) Recalled(name string, w window) {
-	for i := range f.shards {
-		s := &f.shards[i]
-		s.mu.Lock()
-		for id, k := range s.keys {
-			if k.Window == w && k.name == name {
-				k.Recalled(f.clock())
-				f.launchLocked(s, id, k)
-			}
-		}
-		s.mu.Unlock()
+	bytes, ok := leasing.KeyOfName(name)
+	if !ok {
+		return // nothing of this version's
+	}
+	s, id, k := f.find(&ratelimit.Ask{Key: bytes})
+	defer s.mu.Unlock()
+	if k != nil && k.Window == w {
+		k.Recalled(f.clock())
+		f.launchLocked(s, id, k)
 	}
 }
 

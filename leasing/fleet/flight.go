@@ -152,7 +152,11 @@ func (f *Fleet) send(stop chan struct{}) {
 		select {
 		case first = <-f.lane.queue:
 		case <-stop:
-			return
+			select {
+			case first = <-f.lane.queue: // what is told last
+			default:
+				return
+			}
 		}
 		flights := []*flight{first}
 		for len(flights) < batchSize {

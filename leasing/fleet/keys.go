@@ -101,12 +101,22 @@ func (f *Fleet) Telling() bool {
 	return false
 }
 
-// sweep looks after all keys: windows that are over, what is idle, what is to be told.
-func (f *Fleet) sweep(now instant) {
+// A sweep looks at a part of the shards of a large table, so that no request waits for long.
+const (
+	large = 1000 // keys of a shard
+	part  = 10
+)
+
+// sweep looks after keys: windows that are over, what is idle, what is to be told. n counts the sweeps.
+func (f *Fleet) sweep(now instant, n int) {
 	there, epoch := f.lane.known()
 	for i := range f.shards {
 		s := &f.shards[i]
 		s.mu.Lock()
+		if len(s.keys) > large && i%part != n%part {
+			s.mu.Unlock()
+			continue
+		}
 		for id, k := range s.keys {
 			f.sweepLocked(now, &there, epoch, s, id, k)
 		}
