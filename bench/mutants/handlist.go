@@ -160,10 +160,10 @@ var allByHand = []byHand{
 
 	// The turn of a window.
 	{"the next window's lease is spent when its window may have begun", []replacement{
-		{next, "Start: there.surelyBy(now, begins)", "Start: there.notBefore(now, begins)"},
+		{next, "Start: there.SurelyBy(now, begins)", "Start: there.NotBefore(now, begins)"},
 	}},
 	{"this window's lease is spent until the next has certainly begun", []replacement{
-		{next, "Over: there.notBefore(now, begins)", "Over: there.surelyBy(now, begins)"},
+		{next, "Over: there.NotBefore(now, begins)", "Over: there.SurelyBy(now, begins)"},
 	}},
 	{"in doubt about the window, a request is charged to the next one only", []replacement{
 		{next, "\th.Lease.Spent += a.Cost // at most what is unspent\n", ""},

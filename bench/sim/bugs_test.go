@@ -31,7 +31,7 @@ var planted = []struct {
 	}},
 	{8, plant.Bug{
 		Name: "a grant is counted from its answer", File: "leasing/internal/lease/plan.go",
-		Right: "return there.notBefore(now, l.WindowEnd(g.Window))",
+		Right: "return there.NotBefore(now, l.WindowEnd(g.Window))",
 		Wrong: "return now.Add(g.ResetAfter + 20*time.Millisecond)",
 	}},
 	{12, plant.Bug{

@@ -149,7 +149,8 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // never fails
 	answer, err := epochScript.Run(ctx, s.client, []string{s.name},
-		strconv.FormatUint(binary.LittleEndian.Uint64(id[:])|1, 16), Learn.Microseconds(), int64(l.at()), flags).StringSlice()
+		strconv.FormatUint(binary.LittleEndian.Uint64(id[:])|1, 16), Learn.Microseconds(), int64(l.at()),
+		flags).StringSlice()
 	if err != nil {
 		l.stale.Store(l.cluster != nil)
 		return life{}, fmt.Errorf("redis: %w", err)

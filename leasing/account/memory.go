@@ -80,7 +80,9 @@ func NewMemory(maxAccounts int, clock func() ratelimit.LedgerTime) *Memory {
 }
 
 // Settle implements [Ledger]. All claims are settled at one instant.
-func (m *Memory) Settle(_ context.Context, claims []Claim, grants []Grant) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
+func (m *Memory) Settle(
+	_ context.Context, claims []Claim, grants []Grant,
+) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
 	now := m.clock()
 	for i := range claims {
 		grants[i] = m.settle(now, &claims[i])

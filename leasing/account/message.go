@@ -22,7 +22,8 @@ const (
 	States Kind = iota
 	// Draws adds Want tokens to the holder's total, with nothing looked at.
 	Draws
-	// Leaves is the last claim of a holder that ends: its record goes, its total stays in the sum, and in nobody's hand.
+	// Leaves is the last claim of a holder that ends: its record goes, its total stays in the sum, and in nobody's
+	// hand.
 	Leaves
 )
 

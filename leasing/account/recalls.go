@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// recallChannel is where claim.lua publishes what a node is asked for: the account's name in Redis. Behind it comes what
-// all names of the node begin with.
+// recallChannel is where claim.lua publishes what a node is asked for: the account's name in Redis. Behind it comes
+// what all names of the node begin with.
 const recallChannel = "sluice:recalled:"
 
 // nodeDigits are those of a holder's name that all names of its node have.
@@ -26,10 +26,12 @@ const (
 	recallRest    = time.Second
 )
 
-// Recalls calls recalled with an account of which the node of a holder is asked to give back what it has in hand, until ctx is
-// done. It blocks, and subscribes anew whenever its subscription breaks: what is missed meanwhile costs refusals only.
+// Recalls calls recalled with an account of which the node of a holder is asked to give back what it has in hand,
+// until ctx is done. It blocks, and subscribes anew whenever its subscription breaks: what is missed meanwhile costs
+// refusals only.
 func (l *Redis) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(key string, w ratelimit.Window)) {
-	rest := time.NewTimer(0)
+	rest, channel := time.NewTimer(0), recallChannel+hexOf(h)
+	channel = channel[:min(len(recallChannel)+nodeDigits, len(channel))]
 	defer rest.Stop()
 	for {
 		select {
@@ -37,7 +39,7 @@ func (l *Redis) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(k
 			return
 		case <-rest.C:
 		}
-		if err := l.listen(ctx, recallChannel+hexOf(h)[:min(nodeDigits, len(hexOf(h)))], recalled); errors.Is(err, redis.ErrClosed) {
+		if err := l.listen(ctx, channel, recalled); errors.Is(err, redis.ErrClosed) {
 			return // the client was closed, and will not open again
 		}
 		rest.Reset(recallRest) // a Redis that refuses is not asked in a loop

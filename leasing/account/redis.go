@@ -86,7 +86,9 @@ func (l *Redis) parseName(s string) (key string, w ratelimit.Window, ok bool) {
 
 // Settle implements [Ledger]. With no claims it asks each server for its epoch. An error of single messages is in
 // their grants; the epoch is not known only if no server answered. It allocates.
-func (l *Redis) Settle(ctx context.Context, claims []Claim, grants []Grant) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
+func (l *Redis) Settle(
+	ctx context.Context, claims []Claim, grants []Grant,
+) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
 	trips, err := l.trips(ctx, claims, grants)
 	if err != nil {
 		for i := range grants {

@@ -93,7 +93,8 @@ func readGrant(c *Claim, a *redis.Cmd, failed error) Grant {
 	}
 	g := Grant{
 		Granted: tokens(n[2]), Total: tokens(n[3]), Sum: tokens(n[4]), InHand: tokens(n[5]), Cut: tokens(n[6]),
-		Fence: ratelimit.Fence(n[7]), At: instant(n[8]), Learning: instant(n[9]), Missing: n[10] == 1, Recalling: n[11] == 1,
+		Fence: ratelimit.Fence(n[7]), At: instant(n[8]), Learning: instant(n[9]), Missing: n[10] == 1,
+		Recalling: n[11] == 1,
 	}
 	if n[0] != wasSettled || !plausible(c, &g) {
 		return garbage(errShape, a.Val())

@@ -161,8 +161,12 @@ func (f *Fleet) decideLate(ctx context.Context, now instant, w *waiter) {
 	defer s.mu.Unlock()
 	w.waitsLocked(k, 0)
 	// A late answer is no outage: where the key is known to be used up, that decides.
-	if k != nil && k.Take(now, w.ask, true, k.Heard != 0 && k.Sum >= w.ask.Rule.Limit.Capacity(), w.verdict) != hold.Asks {
-		return
+	const waited = true
+	if k != nil {
+		known := k.Heard != 0 && k.Sum >= w.ask.Rule.Limit.Capacity()
+		if k.Take(now, w.ask, waited, known, w.verdict) != hold.Asks {
+			return
+		}
 	}
 	f.failLocked(ctx, now, w, k, ratelimit.FallbackDeadline)
 }

@@ -133,8 +133,8 @@ func (f *Fleet) tellLocked(id keytable.ID, k *key, over hold.Part) {
 	if over.Deadline == 0 || !over.Untold() {
 		return
 	}
-	fl := &flight{id: id, done: make(chan struct{}), late: &lateReport{Part: over, name: k.name, as: k.as, rule: k.rule}}
-	f.tellLate(fl)
+	late := &lateReport{Part: over, name: k.name, as: k.as, rule: k.rule}
+	f.tellLate(&flight{id: id, done: make(chan struct{}), late: late})
 }
 
 func (f *Fleet) tellLate(fl *flight) {
@@ -205,7 +205,9 @@ func (f *Fleet) settle(flights []*flight) {
 }
 
 // ask has the ledger settle claims, unless it counts as dead.
-func (f *Fleet) ask(sent instant, claims []account.Claim, grants []account.Grant) (e ratelimit.Epoch, at ratelimit.LedgerTime, err error) {
+func (f *Fleet) ask(
+	sent instant, claims []account.Claim, grants []account.Grant,
+) (e ratelimit.Epoch, at ratelimit.LedgerTime, err error) {
 	f.lane.mu.Lock()
 	may := f.lane.breaker.Allow(sent)
 	f.lane.mu.Unlock()
@@ -281,10 +283,15 @@ func lasting(q *hold.Asking, r *ratelimit.Rule) {
 	}
 }
 
+// lastSeq is where the numbers of late reports begin: above those of all other claims, and small enough that a script's
+// doubles hold them.
+const lastSeq = 1 << 50
+
 func (l *lateReport) write(q *hold.Asking, m *hold.Message) account.Claim {
 	lasting(q, l.rule)
 	l.GiveBack(0)
-	l.Write(m, uint32(l.tries+1), account.Claim{Key: l.name, Limit: l.rule.Limit, Holder: l.as, Seq: 1<<62 + uint64(l.tries)}, q)
+	c := account.Claim{Key: l.name, Limit: l.rule.Limit, Holder: l.as, Seq: lastSeq + uint64(l.tries)}
+	l.Write(m, uint32(l.tries+1), c, q)
 	return m.Claim
 }
 

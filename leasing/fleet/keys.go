@@ -124,7 +124,9 @@ func (f *Fleet) sweep(now instant, n int) {
 	}
 }
 
-func (f *Fleet) sweepLocked(now instant, there *hold.LedgerClock, epoch ratelimit.Epoch, s *shard, id keytable.ID, k *key) {
+func (f *Fleet) sweepLocked(
+	now instant, there *hold.LedgerClock, epoch ratelimit.Epoch, s *shard, id keytable.ID, k *key,
+) {
 	if k.flight != nil || k.Deadline == 0 {
 		return
 	}

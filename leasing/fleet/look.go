@@ -41,8 +41,8 @@ func (f *Fleet) Hottest(now instant, n int) []ratelimit.HotKey {
 		for _, k := range s.keys {
 			if k.Heard != 0 && !k.Idle(now) {
 				all = append(all, ratelimit.HotKey{
-					Account: k.name, Rule: k.rule.Domain + "." + k.rule.Path, PerSecond: k.Demand.PerSec, Spent: k.Spent,
-					Unspent: k.InHand(now), Limit: k.rule.Limit.Capacity(),
+					Account: k.name, Rule: k.rule.Domain + "." + k.rule.Path,
+					PerSecond: k.Demand.PerSec, Spent: k.Spent, Unspent: k.InHand(now), Limit: k.rule.Limit.Capacity(),
 				})
 			}
 		}
@@ -80,7 +80,10 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ratelimit.Ask) error 
 	}
 	// Under a name of its own, which is used once: a holder that refunds what others were charged.
 	by := f.nextName()
-	c := account.Claim{Key: leasing.KeyName(a.Key), Window: w, Limit: a.Rule.Limit, Holder: by, Seq: 1, Share: 1, TTL: hold.Slot(&a.Rule.Limit)}
+	c := account.Claim{
+		Key: leasing.KeyName(a.Key), Window: w, Limit: a.Rule.Limit, Holder: by, Seq: 1, Share: 1,
+		TTL: hold.Slot(&a.Rule.Limit),
+	}
 	for refunded := tokens(0); ; c.Seq++ {
 		var g [1]account.Grant
 		if _, _, err := f.ledger.Settle(ctx, []account.Claim{c}, g[:]); err != nil || g[0].Err != nil {

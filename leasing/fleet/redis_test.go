@@ -213,3 +213,33 @@ func TestFullBucketIsForgotten(t *testing.T) {
 		}
 	}
 }
+
+// Windows turn: of each no more is admitted than its limit, and what is told when it is over is told.
+func TestWindowsTurn(t *testing.T) {
+	const limit = 40
+	c := newOnRedis(t, 3, ratelimit.Limit{Unit: ratelimit.Second, Requests: limit})
+	admitted := map[ratelimit.Window]tokens{}
+	asked := 0
+	for end := time.Now().Add(2500 * time.Millisecond); time.Now().Before(end); asked++ {
+		if v := c.ask(asked%3, "k", ratelimit.Spend, 1); !v.OverLimit {
+			admitted[v.Window]++
+		}
+	}
+	for w, n := range admitted {
+		if n > limit {
+			t.Errorf("window %d: %d of %d are admitted", w, n, limit)
+		}
+	}
+	if len(admitted) < 3 {
+		t.Errorf("%d windows, of which there were at least three", len(admitted))
+	}
+	c.end()
+	for i, f := range c.nodes {
+		if n := f.stats.unreported.Load(); n > 0 {
+			t.Errorf("node %d: %d windows were not told to their end", i, n)
+		}
+		if n := f.Stats().Missing; n > 0 {
+			t.Errorf("node %d: %d accounts are taken for lost", i, n)
+		}
+	}
+}

@@ -17,7 +17,8 @@ func (c *console) correct(what string, change func(context.Context, *ratelimit.A
 		looked, right := c.throttle.guess(r.RemoteAddr, func() bool {
 			scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 			have, want := sha256.Sum256([]byte(given)), sha256.Sum256([]byte(c.Token))
-			return c.Token != "" && strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare(have[:], want[:]) == 1
+			return c.Token != "" && strings.EqualFold(scheme, "Bearer") &&
+				subtle.ConstantTimeCompare(have[:], want[:]) == 1
 		})
 		if !looked {
 			tooMany(w, "too many wrong tokens came from this address")

@@ -16,8 +16,8 @@ import (
 // ServeJSON answers POST /json: the request as protojson in the body, the
 // answer as protojson with 200 (OK) or 429 (OVER_LIMIT), which comes with Retry-After:
 // the seconds until every limit that refused may admit again. A bad request is 400
-// (413 if it is too large, 415 if a strange page may have a browser send it), and 503, with Retry-After, that there is no decision,
-// or that the node is overloaded and did not begin.
+// (413 if it is too large, 415 if a strange page may have a browser send it), and 503, with Retry-After, that there
+// is no decision, or that the node is overloaded and did not begin.
 func (s *Service) ServeJSON(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)

@@ -273,7 +273,8 @@ func (s *script) play(address string) (fates map[uint32]string, err error) {
 		case *http2.HeadersFrame:
 			block := frame.HeaderBlockFragment()
 			if owed && block[0]&0xe0 != resize {
-				return fates, fmt.Errorf("call %d: the table may have %d bytes, and its headers begin with %x", frame.StreamID, limit, block[0])
+				return fates, fmt.Errorf("call %d: the table may have %d bytes, and its headers begin with %x",
+					frame.StreamID, limit, block[0])
 			}
 			owed = false
 			fields, err := decoder.DecodeFull(block)
@@ -386,7 +387,8 @@ func TestScreenIsNotSeen(t *testing.T) {
 	}
 	close(seeds)
 	all.Wait()
-	t.Logf("%d connections: %d calls answered, %d refused, %d too large", *connections, answered.Load(), refused.Load(), large.Load())
+	t.Logf("%d connections: %d calls answered, %d refused, %d too large",
+		*connections, answered.Load(), refused.Load(), large.Load())
 	if answered.Load() == 0 || refused.Load() == 0 || large.Load() == 0 {
 		t.Error("calls of one of these kinds were not played")
 	}
@@ -482,7 +484,8 @@ func TestRefusalSaysHowSmallTheTableIs(t *testing.T) {
 		v := newTalk(t, &Caps{HeaderBytes: 8 << 10})
 		v.admit = false
 		_ = v.said.framer.WriteSettings(
-			http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1 << 14}, http2.Setting{ID: http2.SettingHeaderTableSize, Val: size})
+			http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1 << 14},
+			http2.Setting{ID: http2.SettingHeaderTableSize, Val: size})
 		passed, _ := v.read()
 		if passed != "SETTINGS(0) " {
 			t.Fatalf("gRPC gets %q", passed)

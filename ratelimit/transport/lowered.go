@@ -38,7 +38,8 @@ func (l *lowered) readLocked(begun bool, piece []byte) {
 		}
 		l.have = 0
 		size := binary.BigEndian.Uint32(l.entry[2:])
-		if binary.BigEndian.Uint16(l.entry[:]) == settingTableSize && size < tableSize && (l.least == 0 || size+1 < l.least) {
+		if binary.BigEndian.Uint16(l.entry[:]) == settingTableSize && size < tableSize &&
+			(l.least == 0 || size+1 < l.least) {
 			l.least = size + 1
 			l.asked = append(l.asked, lower{l.read, size})
 		}

@@ -141,7 +141,8 @@ func (d *dialogue) call(t *rapid.T) {
 	if rapid.IntRange(0, 3).Draw(t, "traced") == 0 {
 		fields = append(
 			fields,
-			[2]string{"traceparent", fmt.Sprintf("%0*d", rapid.SampledFrom([]int{1, 50, 1500, 6000}).Draw(t, "length"), id)},
+			[2]string{"traceparent", fmt.Sprintf(
+				"%0*d", rapid.SampledFrom([]int{1, 50, 1500, 6000}).Draw(t, "length"), id)},
 		)
 	}
 	for _, f := range fields {
@@ -665,13 +666,17 @@ func TestNonsenseEndsTheConnection(t *testing.T) {
 			v.headers(3)
 		},
 		"trailers": func(v *talk, f *http2.Framer) {
-			_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0x83}, EndHeaders: true, EndStream: true})
+			_ = f.WriteHeaders(http2.HeadersFrameParam{
+				StreamID: 1, BlockFragment: []byte{0x83}, EndHeaders: true, EndStream: true,
+			})
 		},
 		"headers that go on in a frame of 16 MB": func(_ *talk, f *http2.Framer) {
 			_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 3, BlockFragment: []byte{0x83}})
 			_ = f.WriteRawFrame(http2.FrameContinuation, 0, 3, make([]byte, 1<<20))
 		},
-		"data of a call that has not begun": func(_ *talk, f *http2.Framer) { _ = f.WriteData(99, false, make([]byte, 100)) },
+		"data of a call that has not begun": func(_ *talk, f *http2.Framer) {
+			_ = f.WriteData(99, false, make([]byte, 100))
+		},
 		"more calls than any caller opens": func(v *talk, _ *http2.Framer) {
 			for id := uint32(3); id < 3000; id += 2 {
 				v.headers(id)
@@ -705,10 +710,14 @@ func TestResizesDoNotGrow(t *testing.T) {
 	v.said.block.Reset()
 	_ = v.said.encoder.WriteField(hpack.HeaderField{Name: ":path", Value: gatedMethod})
 	_ = v.said.encoder.WriteField(hpack.HeaderField{Name: "x", Value: string(bytes.Repeat([]byte{'x'}, 3900))})
-	_ = v.said.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: v.said.block.Bytes(), EndHeaders: true, EndStream: true})
+	_ = v.said.framer.WriteHeaders(http2.HeadersFrameParam{
+		StreamID: 1, BlockFragment: v.said.block.Bytes(), EndHeaders: true, EndStream: true,
+	})
 	v.read()
 	for id := uint32(3); v.said.Len() < readBuffer-100; id += 2 {
-		_ = v.said.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: []byte{0x3f, 0xe1, 0x1f, 0xbe}, EndHeaders: true, EndStream: true})
+		_ = v.said.framer.WriteHeaders(http2.HeadersFrameParam{
+			StreamID: id, BlockFragment: []byte{0x3f, 0xe1, 0x1f, 0xbe}, EndHeaders: true, EndStream: true,
+		})
 		_ = v.said.framer.WriteRSTStream(id, http2.ErrCodeCancel)
 	}
 	v.line.pieces = [][]byte{bytes.Clone(v.said.Bytes())}
@@ -752,7 +761,9 @@ func TestPiecesByteByByte(t *testing.T) {
 	v.headers(1)
 	v.read()
 	v.said.block.Reset()
-	for _, x := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", gatedMethod}, {"x", "0123456789"}} {
+	for _, x := range [][2]string{
+		{":method", "POST"}, {":scheme", "http"}, {":path", gatedMethod}, {"x", "0123456789"},
+	} {
 		_ = v.said.encoder.WriteField(hpack.HeaderField{Name: x[0], Value: x[1]})
 	}
 	block := v.said.block.Bytes()
@@ -816,7 +827,9 @@ func TestIdleFramesEndAConnection(t *testing.T) {
 // Callers whose frames their calls and their time explain go on.
 func TestIdleFramesOfHonestCallers(t *testing.T) {
 	for name, write := range map[string]func(f *http2.Framer, id uint32){
-		"all given up at once":           func(f *http2.Framer, id uint32) { _ = f.WriteRSTStream(id, http2.ErrCodeCancel) },
+		"all given up at once": func(f *http2.Framer, id uint32) {
+			_ = f.WriteRSTStream(id, http2.ErrCodeCancel)
+		},
 		"all given back a little window": func(f *http2.Framer, id uint32) { _ = f.WriteWindowUpdate(id, 10) },
 	} {
 		v := newTalk(t, &Caps{HeaderBytes: 8 << 10, Streams: 1000})

@@ -88,8 +88,8 @@ func (k *Key) Take(now instant, a *ratelimit.Ask, waited, last bool, v *ratelimi
 		*v = ratelimit.Verdict{}
 		next = Booked
 	case ratelimit.Peek:
-		// Who has tokens for a request of the usual cost knows that it may pass. Otherwise what was last heard is believed
-		// only of a key that is used up: others may have charged meanwhile.
+		// Who has tokens for a request of the usual cost knows that it may pass. Otherwise what was last heard is
+		// believed only of a key that is used up: others may have charged meanwhile.
 		over := k.usedUp(&a.Rule.Limit)
 		if k.InHand(now) < max(1, k.usual) && !waited && (now >= k.until || !over) {
 			return Asks
@@ -129,10 +129,12 @@ func (k *Key) spend(now instant, a *ratelimit.Ask, waited, last bool, v *ratelim
 		return Answered
 	}
 	// A denial charges its cost whole. It is told before the caller hears of it, for from then on others must refuse
-	// peeks, too; but where the ledger knows that more is charged than there is, a flood of refusals is told now and then.
+	// peeks, too; but where the ledger knows that more is charged than there is, a flood of refusals is told now and
+	// then.
 	v.Charged = min(a.Cost, k.left(&a.Rule.Limit))
 	k.Spent = min(k.Spent+a.Cost, account.MostBooked)
-	if limit := a.Rule.Limit.Capacity(); known && k.Sum > limit && (k.Spent-k.booked < limit/account.LearnPart || now < k.told()) {
+	limit := a.Rule.Limit.Capacity()
+	if known && k.Sum > limit && (k.Spent-k.booked < limit/account.LearnPart || now < k.told()) {
 		return Answered
 	}
 	return Booked
@@ -152,8 +154,8 @@ func Slot(l *ratelimit.Limit) time.Duration {
 
 // Stale tells whether the account of a bucket may soon be gone, for it is full: who claimed of it then, and had taken
 // something, would be taken for one whose account was lost. The key is to go on under another name, as one that knows
-// nothing (Restart). Nothing is lost with it: the ledger knows all that was spent, and nothing is in hand. What was to be
-// given back has come back with time.
+// nothing (Restart). Nothing is lost with it: the ledger knows all that was spent, and nothing is in hand. What was
+// to be given back has come back with time.
 func (k *Key) Stale(now instant, limit *ratelimit.Limit) bool {
 	if limit.Algorithm != ratelimit.TokenBucket || k.Heard == 0 || k.asked != 0 || k.Spent > k.booked {
 		return false
@@ -169,8 +171,8 @@ func (k *Key) Restart() {
 	k.until, k.again, k.holds = 0, 0, 0
 }
 
-// usedUp tells whether more was charged than the limit, as far as is known. Others may have tokens in hand all the same:
-// they are asked to give them back, for they pay for it.
+// usedUp tells whether more was charged than the limit, as far as is known. Others may have tokens in hand all the
+// same: they are asked to give them back, for they pay for it.
 func (k *Key) usedUp(limit *ratelimit.Limit) bool {
 	return k.Sum+max(k.Taken, k.Spent)-k.booked > limit.Capacity()
 }
@@ -265,7 +267,8 @@ func (k *Key) Due(now instant, limit *ratelimit.Limit) bool {
 		return true
 	}
 	hand := float64(k.InHand(now))
-	return now >= k.calm && hand > 0 && k.Sum < limit.Capacity() && hand < min(k.Demand.PerSec*soon.Seconds(), float64(k.Taken)/2)
+	return now >= k.calm && hand > 0 && k.Sum < limit.Capacity() &&
+		hand < min(k.Demand.PerSec*soon.Seconds(), float64(k.Taken)/2)
 }
 
 // Recalled gives back what others need, but for what requests wait for here. The ledger is told also where nothing is

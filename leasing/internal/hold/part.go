@@ -154,7 +154,8 @@ func (p *Part) Hear(m *Message, g *account.Grant, a *Answer) bool {
 	p.asked = 0
 	// A ledger in another epoch has not known all holders; and a learning one only of those who tell it so.
 	unaware := a.Epoch.Young(a.At) && m.Claim.Learning < a.Epoch.Learning
-	if g.Err != nil || a.Epoch.ID != m.epoch && m.epoch != 0 || m.Claim.Kind == account.Draws && m.epoch == 0 || unaware {
+	if g.Err != nil || a.Epoch.ID != m.epoch && m.epoch != 0 || m.Claim.Kind == account.Draws && m.epoch == 0 ||
+		unaware {
 		p.doubt = true
 		p.short = p.short && !errors.Is(g.Err, account.ErrOvertaken)
 		return false
