@@ -63,10 +63,11 @@ type division struct {
 	envoys  []*Envoy
 	proxies []*redistest.Proxy
 	book    book
-	start   int64        // the first whole minute
+	start   int64 // the first whole minute
 	asks    sync.WaitGroup
-	offered atomic.Int64 // requests that were answered
-	failed  atomic.Int64 // that were not, or with neither 200 nor 429
+	unask   []context.CancelFunc // of each Envoy
+	offered atomic.Int64         // requests that were answered
+	failed  atomic.Int64         // that were not, or with neither 200 nor 429
 }
 
 // Envoys with the shipped configuration divide budgets through Sluice, and are asked for a quarter more than these.
@@ -100,17 +101,23 @@ func (d *division) begin(envoys int) {
 	}
 	binary, err := Find()
 	d.need(err)
-	asking, stop := context.WithCancel(context.Background())
-	d.Cleanup(func() { stop(); d.asks.Wait() })
+	d.envoys, d.unask = make([]*Envoy, envoys), make([]context.CancelFunc, envoys)
 	for i := range envoys {
-		d.envoys = append(d.envoys, d.startEnvoy(binary, i))
+		d.join(binary, i)
 		d.Cleanup(func() { _ = d.envoys[i].Pause(false); d.envoys[i].Stop() })
-		d.asks.Go(func() { d.ask(asking, d.envoys[i].URL, envoys) })
 	}
+	d.Cleanup(func() {
+		for _, stop := range d.unask {
+			stop()
+		}
+		_ = d.envoys[1].Pause(false) // what waits there is decided
+		d.asks.Wait()
+	})
 	d.start = time.Now().Unix()/60 + 1
 }
 
-func (d *division) startEnvoy(binary string, i int) *Envoy {
+// join starts an Envoy, and asks it.
+func (d *division) join(binary string, i int) {
 	d.Helper()
 	c := Config{
 		Text:     change(d.T, d.config.Text, "value: edge-1", fmt.Sprintf("value: edge-%d", i)),
@@ -119,19 +126,23 @@ func (d *division) startEnvoy(binary string, i int) *Envoy {
 	for _, p := range d.proxies {
 		c.Clusters["sluice"] = append(c.Clusters["sluice"], p.Addr)
 	}
-	e, err := Start(binary, d.TempDir(), &c)
+	var err error
+	d.envoys[i], err = Start(binary, d.TempDir(), &c)
 	d.need(err)
-	return e
+	var ctx context.Context
+	ctx, d.unask[i] = context.WithCancel(context.Background())
+	url := d.envoys[i].URL
+	d.asks.Go(func() { d.ask(ctx, url, len(d.envoys)) })
 }
 
 // ask sends an Envoy its part of all requests, whatever becomes of those before, until ctx is done.
 func (d *division) ask(ctx context.Context, url string, envoys int) {
 	client := NewClient(url)
-	client.http.Timeout = time.Minute // what waits while it stands still is decided when it goes on
+	client.http.Timeout = 2 * time.Minute // what waits while it stands still is decided when it goes on
 	defer client.Close()
 	const small, large = smallLimit * smallKeys, largeLimit * largeKeys
 	mean := time.Duration(float64(time.Minute) * float64(envoys) / (asked * (small + large)))
-	waiting := make(chan struct{}, 300)
+	waiting := make(chan struct{}, 1500)
 	var all sync.WaitGroup
 	next := time.Now()
 	for ctx.Err() == nil {
@@ -184,32 +195,34 @@ func (d *division) opened() (sum int64) {
 func (d *division) play() {
 	binary, err := Find()
 	d.need(err)
+	// More is left over where hardly more is asked for than there is (docs/rlqs.md); the model says as much.
+	left := 0.1
+	if len(d.fleet.Nodes) > 1 {
+		left = 0.25
+	}
 	d.until(120)
 	d.Logf("well: %d streams for %d requests, which is %.2f for 1,000; %.2f answers for 1,000",
 		d.opened(), d.offered.Load(), 1000*float64(d.opened())/float64(d.offered.Load()),
 		1000*d.reports("sluice_rlqs_messages_total")/float64(d.offered.Load()))
-	d.minute("well", 0, 0, 0.03)
-	d.minute("well", 1, 0, 0.03)
+	d.minute("well", 0, 0, left)
+	d.minute("well", 1, 0, left)
 
 	d.until(140)
-	killed := d.envoys[0]
-	d.need(killed.Kill())
+	d.unask[0]()
+	d.need(d.envoys[0].Kill())
 	time.Sleep(3 * time.Second)
-	d.envoys[0] = d.startEnvoy(binary, 0)
-	ctx, stop := context.WithCancel(context.Background())
-	d.Cleanup(stop)
-	d.asks.Go(func() { d.ask(ctx, d.envoys[0].URL, len(d.envoys)) })
+	d.join(binary, 0)
 	d.until(180)
 	d.minute("one killed", 2, 0, 0.5)
 
 	d.until(230)
 	frozen := d.envoys[1]
 	d.need(frozen.Pause(true))
-	d.until(255)
+	d.until(290)
 	d.need(frozen.Pause(false))
 	d.until(300)
 	d.minute("one stands still from its second 50", 3, 0, 0.5)
-	d.minute("it goes on in its second 15", 4, 0.5, 0.5)
+	d.minute("it goes on in its second 50", 4, 0.5, 0.5)
 
 	d.until(320)
 	for _, p := range d.proxies {
@@ -229,7 +242,7 @@ func (d *division) play() {
 	d.until(420)
 	d.minute("nodes restarted", 6, over, 1)
 	d.until(480)
-	d.minute("well again", 7, 0, 0.03)
+	d.minute("well again", 7, 0, left)
 	d.Logf("tokens: excess %v, uncovered %v, carried %v; %d of %d requests failed", d.reports(
 		`sluice_rlqs_tokens_total{what="excess"}`), d.reports(`sluice_rlqs_tokens_total{what="uncovered"}`),
 		d.reports(`sluice_rlqs_tokens_total{what="carried"}`), d.failed.Load(), d.failed.Load()+d.offered.Load())
@@ -303,4 +316,3 @@ func (e *Envoy) Pause(on bool) error {
 	}
 	return e.cmd.Process.Signal(s)
 }
-

@@ -31,9 +31,9 @@ import (
 type dealer struct {
 	address string
 	mu      sync.Mutex
-	down    chan struct{}                                             // guarded by mu; closed: streams end at once
+	down    chan struct{}                                                     // guarded by mu; closed: streams end at once
 	streams map[string]rlqs.RateLimitQuotaService_StreamRateLimitQuotasServer // guarded by mu; of each bucket
-	had     map[string][]usage                                        // guarded by mu
+	had     map[string][]usage                                                // guarded by mu
 }
 
 // usage is a report of a bucket.
