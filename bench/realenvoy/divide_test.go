@@ -195,7 +195,8 @@ func (d *division) opened() (sum int64) {
 func (d *division) play() {
 	binary, err := Find()
 	d.need(err)
-	// More is left over where hardly more is asked for than there is (docs/rlqs.md); the model says as much.
+	// More is left over where hardly more is asked for than there is (docs/rlqs.md); the model says as much. In the
+	// first minute nobody knows yet what each Envoy needs.
 	left := 0.1
 	if len(d.fleet.Nodes) > 1 {
 		left = 0.25
@@ -204,7 +205,7 @@ func (d *division) play() {
 	d.Logf("well: %d streams for %d requests, which is %.2f for 1,000; %.2f answers for 1,000",
 		d.opened(), d.offered.Load(), 1000*float64(d.opened())/float64(d.offered.Load()),
 		1000*d.reports("sluice_rlqs_messages_total")/float64(d.offered.Load()))
-	d.minute("well", 0, 0, left)
+	d.minute("well, at first", 0, 0, 0.25)
 	d.minute("well", 1, 0, left)
 
 	d.until(140)

@@ -272,7 +272,8 @@ func (w *way) cost() Way {
 
 // WriteTable writes the report for people.
 func (r EndToEndReport) WriteTable(out io.Writer) error {
-	fmt.Fprintf(out, "Envoy %s, nodes of Sluice: %d, %v requests a second. CPU is of one request.\n", r.Envoy, r.Nodes, r.Rate)
+	fmt.Fprintf(out, "Envoy %s, nodes of Sluice: %d, %v requests a second. CPU is of one request.\n",
+		r.Envoy, r.Nodes, r.Rate)
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "Envoy asks\trequests\trefused\tundecided\tp50\tp99\tEnvoy's CPU\tthe service's CPU\tRedis' CPU\t")
 	for i := range r.Ways {

@@ -197,7 +197,8 @@ var scripts = func() []script {
 		},
 	}}
 	deny, allow := blanket(typev3.RateLimitStrategy_DENY_ALL), blanket(typev3.RateLimitStrategy_ALLOW_ALL)
-	hour, brief := durationpb.New(anHour), durationpb.New(time.Second)
+	hour := durationpb.New(anHour)
+	lasts := func(d time.Duration) action { return assign(bucketOf(10, 1, aYear), durationpb.New(d)) }
 	return []script{
 		{"requests_per_time_unit of 7", "gold", []step{gives(0, assign(perMinute, hour)), asks(soon, 20)}},
 		{
@@ -213,7 +214,9 @@ var scripts = func() []script {
 		},
 		{
 			"a bucket of 5, no strategy, the same bucket", "gold",
-			[]step{gives(0, lease(5)), asks(soon, 2), gives(2*soon, assign(nil, hour)), gives(3*soon, lease(5)), asks(4*soon, 9)},
+			[]step{
+				gives(0, lease(5)), asks(soon, 2), gives(2*soon, assign(nil, hour)), gives(3*soon, lease(5)), asks(4*soon, 9),
+			},
 		},
 		{"a first bucket of 5", "gold", []step{gives(0, lease(5)), asks(soon, 20)}},
 		{
@@ -243,7 +246,8 @@ var scripts = func() []script {
 		{
 			"a fill each 1.5 s, 6 s later", "gold",
 			[]step{
-				gives(0, assign(bucketOf(10, 1, 1500*time.Millisecond), hour)), asks(soon, 11), asks(soon+6500*time.Millisecond, 20),
+				gives(0, assign(bucketOf(10, 1, 1500*time.Millisecond), hour)), asks(soon, 11),
+				asks(soon+6500*time.Millisecond, 20),
 			},
 		},
 		{
@@ -266,57 +270,61 @@ var scripts = func() []script {
 		},
 		{
 			"a TTL of 1.9 s, after 1.5 s", "gold",
-			[]step{gives(0, assign(bucketOf(10, 1, aYear), durationpb.New(1900*time.Millisecond))), asks(1500*time.Millisecond, 20)},
+			[]step{gives(0, lasts(1900*time.Millisecond)), asks(1500*time.Millisecond, 20)},
 		},
 		{
 			"a TTL of 0.9 s, after 0.4 s", "gold",
-			[]step{gives(0, assign(bucketOf(10, 1, aYear), durationpb.New(900*time.Millisecond))), asks(400*time.Millisecond, 20)},
+			[]step{gives(0, lasts(900*time.Millisecond)), asks(400*time.Millisecond, 20)},
 		},
 		{
 			"a TTL of 3 s, after 2.5 and 3.5 s", "gold",
 			[]step{
-				gives(0, assign(bucketOf(10, 1, aYear), durationpb.New(3*time.Second))),
+				gives(0, lasts(3*time.Second)),
 				asks(2500*time.Millisecond, 4), asks(3500*time.Millisecond, 20),
 			},
 		},
 		{"no TTL", "gold", []step{gives(0, assign(bucketOf(10, 1, aYear), nil)), asks(soon, 20)}},
-		{"a TTL of 0", "gold", []step{gives(0, assign(bucketOf(10, 1, aYear), durationpb.New(0))), asks(soon, 20)}},
+		{"a TTL of 0", "gold", []step{gives(0, lasts(0)), asks(soon, 20)}},
 		{
 			"the same bucket with a TTL anew, of 2 s each, after 3 s", "gold",
 			[]step{
-				gives(0, assign(bucketOf(10, 1, aYear), durationpb.New(2*time.Second))), asks(soon, 3),
-				gives(3*soon, assign(bucketOf(10, 1, aYear), durationpb.New(2*time.Second))), asks(3*time.Second, 20),
+				gives(0, lasts(2*time.Second)), asks(soon, 3),
+				gives(3*soon, lasts(2*time.Second)), asks(3*time.Second, 20),
 			},
 		},
 		{
 			"the same bucket after it has expired", "gold",
 			[]step{
-				gives(0, assign(bucketOf(10, 1, aYear), brief)), asks(soon, 4),
+				gives(0, lasts(time.Second)), asks(soon, 4),
 				gives(4*soon, assign(bucketOf(10, 1, aYear), hour)), asks(5*soon, 20),
 			},
 		},
 		{
 			"expired, with reuse_last_assignment", "reuse",
-			[]step{gives(0, assign(bucketOf(10, 1, aYear), brief)), asks(3*soon, 20)},
+			[]step{gives(0, lasts(time.Second)), asks(3*soon, 20)},
 		},
 		{
 			"expired, with ALLOW_ALL for 5 s", "allow",
-			[]step{gives(0, assign(bucketOf(10, 1, aYear), brief)), asks(4*soon, 20), asks(8*time.Second, 20)},
+			[]step{gives(0, lasts(time.Second)), asks(4*soon, 20), asks(8*time.Second, 20)},
 		},
 		{
 			"expired, without expired_assignment_behavior", "none",
-			[]step{gives(0, assign(bucketOf(10, 1, aYear), brief)), asks(4*soon, 20)},
+			[]step{gives(0, lasts(time.Second)), asks(4*soon, 20)},
 		},
 		{"new, with ALLOW_ALL; then a bucket of 5", "open", []step{asks(0, 7), gives(soon, lease(5)), asks(2*soon, 20)}},
 		{
 			"expired, without that, and new is ALLOW_ALL", "open",
-			[]step{gives(0, assign(bucketOf(10, 1, aYear), brief)), asks(4*soon, 20)},
+			[]step{gives(0, lasts(time.Second)), asks(4*soon, 20)},
 		},
-		{"ALLOW_ALL, then abandoned", "gold", []step{gives(0, allow), asks(soon, 9), gives(2*soon, abandon), asks(3*soon, 9)}},
+		{
+			"ALLOW_ALL, then abandoned", "gold",
+			[]step{gives(0, allow), asks(soon, 9), gives(2*soon, abandon), asks(3*soon, 9)},
+		},
 		{
 			"a bucket of 5, abandoned, subscribed anew, a bucket of 5", "gold",
 			[]step{
-				gives(0, lease(5)), asks(soon, 9), gives(2*soon, abandon), asks(3*soon, 1), gives(4*soon, lease(5)), asks(5*soon, 9),
+				gives(0, lease(5)), asks(soon, 9), gives(2*soon, abandon), asks(3*soon, 1),
+				gives(4*soon, lease(5)), asks(5*soon, 9),
 			},
 		},
 	}
@@ -374,12 +382,12 @@ var tiers = map[string]envoy.Options{
 func tiered(t *testing.T) string {
 	t.Helper()
 	fallback := func(rule string) object { return object{"fallback_rate_limit": object{"blanket_rule": rule}} }
-	text := shipped(t, "envoy/rlqs.yaml")
+	text := change(t, shipped(t, "envoy/rlqs.yaml"), "reporting_interval: 5s", "reporting_interval: 1s")
 	var tree object
 	var matchers []any
 	for tier, o := range tiers {
 		var one object // a copy of its own
-		if err := yaml.Unmarshal([]byte(change(t, text, "reporting_interval: 5s", "reporting_interval: 1s")), &one); err != nil {
+		if err := yaml.Unmarshal([]byte(text), &one); err != nil {
 			t.Fatal(err)
 		}
 		tree = one
