@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -481,7 +482,53 @@ func TestModelIsEnvoy(t *testing.T) {
 			t.Errorf("%s: Envoy lets %s pass, and the model %s", scripts[i].name, r.real, r.model)
 		}
 	}
+	standsStill(t, d, e, client, actual)
 	losesReports(t, d, map[string]func(tier, key string) (bool, error){"real": actual, "model": model})
+}
+
+// standsStill has Envoy stand still until after its lease has ended, with requests that wait. The model decides these
+// first, which is the worst case: Envoy may, and no more than the lease had pass.
+func standsStill(t *testing.T, d *dealer, e *Envoy, client *Client, ask func(tier, key string) (bool, error)) {
+	t.Helper()
+	const key, rest = "real stands still", 10
+	if _, err := ask("gold", key); err != nil {
+		t.Fatal(err)
+	}
+	if err := Until(key+" is subscribed", func() bool { return len(d.of(key)) > 0 }); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.send("gold", key, assign(bucketOf(rest, 1, aYear), durationpb.New(2*time.Second))); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Second)
+	if err := e.Pause(true); err != nil {
+		t.Fatal(err)
+	}
+	var passed atomic.Int64
+	var all sync.WaitGroup
+	for range 3 * rest {
+		all.Go(func() {
+			a, err := client.Get(context.Background(), "/", "x-tier", "gold", "x-api-key", key)
+			if err != nil {
+				t.Error(err)
+			} else if a.Status == http.StatusOK {
+				passed.Add(1)
+			}
+		})
+	}
+	time.Sleep(3 * time.Second)
+	if err := e.Pause(false); err != nil {
+		t.Fatal(err)
+	}
+	all.Wait()
+	t.Logf("a lease of %d that ended 2 s before Envoy went on: %d of %d waiting requests passed", rest, passed.Load(), 3*rest)
+	if passed.Load() > rest {
+		t.Errorf("%d passed of a lease of %d", passed.Load(), rest)
+	}
+	time.Sleep(200 * time.Millisecond)
+	if ok, err := ask("gold", key); ok || err != nil {
+		t.Errorf("the lease goes on after it has ended (%v)", err)
+	}
 }
 
 // losesReports holds how often Envoy reports, and what becomes of a report without a stream, against the model.
