@@ -521,7 +521,8 @@ func standsStill(t *testing.T, d *dealer, e *Envoy, client *Client, ask func(tie
 		t.Fatal(err)
 	}
 	all.Wait()
-	t.Logf("a lease of %d that ended 2 s before Envoy went on: %d of %d waiting requests passed", rest, passed.Load(), 3*rest)
+	t.Logf("a lease of %d that ended 2 s before Envoy went on: %d of %d waiting requests passed",
+		rest, passed.Load(), 3*rest)
 	if passed.Load() > rest {
 		t.Errorf("%d passed of a lease of %d", passed.Load(), rest)
 	}
