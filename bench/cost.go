@@ -73,7 +73,7 @@ func Cost(ctx context.Context, o CostOptions) (CostReport, error) {
 		return CostReport{}, err
 	}
 	defer remove()
-	servers := []*contender{{name: "empty gRPC server", start: startEmpty}, {name: "sluice", start: func(binary string) (*process.Process, error) {
+	servers := []*contender{{name: "empty gRPC server", start: StartEmpty}, {name: "sluice", start: func(binary string) (*process.Process, error) {
 		return process.Sluice(binary, rules, "--log-level", "error")
 	}}}
 	if o.Forwarded {

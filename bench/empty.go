@@ -12,6 +12,8 @@ import (
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
 
 // empty answers every request with OK and nothing else, as a gRPC server does
@@ -34,13 +36,17 @@ func ServeEmpty(ctx context.Context, address string, out io.Writer) error {
 	}
 	s := grpc.NewServer(transport.Options(transport.Default(), nil, nil, nil)...)
 	rls.RegisterRateLimitServiceServer(s, empty{})
+	healthy := health.NewServer() // Envoy asks for it
+	healthy.SetServingStatus("ratelimit", healthpb.HealthCheckResponse_SERVING)
+	healthpb.RegisterHealthServer(s, healthy)
 	stop := context.AfterFunc(ctx, s.Stop)
 	defer stop()
 	fmt.Fprintf(out, "empty server on %s\n", l.Addr())
 	return s.Serve(l)
 }
 
-func startEmpty(binary string) (*process.Process, error) {
+// StartEmpty runs it as a process of its own, by sluice itself.
+func StartEmpty(binary string) (*process.Process, error) {
 	ports, err := freeport.Find(1)
 	if err != nil {
 		return nil, err

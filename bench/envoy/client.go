@@ -19,6 +19,8 @@ type Quirks struct {
 	FixedInterval bool
 	// DropsPerTimeUnit ignores an assignment of requests_per_time_unit.
 	DropsPerTimeUnit bool
+	// DropsNoStrategy ignores an assignment without a strategy, instead of allowing all.
+	DropsNoStrategy bool
 	// ScalesChanged starts a bucket that differs from the one before at
 	// max_new * remaining/max_old, instead of full.
 	ScalesChanged bool
@@ -41,9 +43,9 @@ type Quirks struct {
 	WholeSecondElapsed bool
 }
 
-// Stock is what Envoy of mid-2026 does.
+// Stock is what Envoy 1.40 does.
 func Stock() Quirks {
-	return Quirks{true, true, true, true, true, true, true, true, true, true}
+	return Quirks{true, true, true, true, true, true, true, true, true, true, true}
 }
 
 // Behavior is what to do without an assignment.
@@ -281,6 +283,10 @@ func (c *Client) assign(now ratelimit.Instant, b *bucket, x *rlqs.RateLimitQuota
 			return
 		}
 		a.tokens = c.tokens(now, s, b)
+	case nil:
+		if c.Quirks.DropsNoStrategy {
+			return
+		}
 	}
 	switch ttl := x.GetAssignmentTimeToLive(); {
 	case ttl == nil && !c.Quirks.UnsetTTLExpires:

@@ -166,6 +166,14 @@ func TestQuirks(t *testing.T) {
 			func(c *Client) int { c.Receive(t0, give(perMinute(7))); return passes(c, t0, 20) }, 0, 7, nil, nil,
 		},
 		{
+			"an assignment without a strategy is dropped", func(q *Quirks, on bool) { q.DropsNoStrategy = on },
+			func(c *Client) int {
+				c.Receive(t0, give(bucketOf(5, 1, year)))
+				c.Receive(t0, give(nil))
+				return passes(c, t0, 20)
+			}, 5, 20, nil, nil,
+		},
+		{
 			"a first bucket starts full", func(*Quirks, bool) {},
 			func(c *Client) int { c.Receive(t0, give(bucketOf(5, 1, year))); return passes(c, t0, 20) }, 5, 5, nil, nil,
 		},

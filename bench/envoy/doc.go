@@ -1,6 +1,7 @@
 // Package envoy is a client of the Rate Limit Quota Service that does what stock Envoy
 // does, as read in the source of its filter (source/extensions/filters/http/
-// rate_limit_quota, mid-2026), quirks included. It was never run against Envoy itself.
+// rate_limit_quota, mid-2026), quirks included. TestModelIsEnvoy of bench/realenvoy holds it
+// against an Envoy 1.40: both get the same messages, and let the same requests pass.
 //
 // Each quirk is a switch (Quirks), so that an Envoy which has mended one is a setting away.
 // The zero Quirks are what the protocol's own documentation says; Stock is what the source

@@ -11,12 +11,15 @@ import (
 
 // CPU is the processor time the process has used since it started, by the
 // kernel's clock of that process (clock_getcpuclockid).
-func (p *Process) CPU() (time.Duration, error) {
+func (p *Process) CPU() (time.Duration, error) { return CPUOf(p.cmd.Process.Pid) }
+
+// CPUOf is the same of any process of this user.
+func CPUOf(pid int) (time.Duration, error) {
 	const schedClock = 2
 	var ts unix.Timespec
-	id := int32(^p.cmd.Process.Pid)<<3 | schedClock
+	id := int32(^pid)<<3 | schedClock
 	if err := unix.ClockGettime(id, &ts); err != nil {
-		return 0, fmt.Errorf("processor time of process %d: %w", p.cmd.Process.Pid, err)
+		return 0, fmt.Errorf("processor time of process %d: %w", pid, err)
 	}
 	return time.Duration(ts.Nano()), nil
 }

@@ -46,8 +46,9 @@ func (b *Backend) Stop() { _ = b.server.Close() }
 // Client asks an Envoy, over connections that it keeps.
 type Client struct {
 	URL       string
-	Path      string // of the requests of Drive
-	KeyHeader string // in which they have their keys
+	Path      string   // of the requests of Drive
+	KeyHeader string   // in which they have their keys
+	Headers   []string // that they have besides, as Get takes them
 	http      *http.Client
 }
 
@@ -112,7 +113,7 @@ func (c *Client) Drive(ctx context.Context, l load.Load, slow time.Duration) *Ta
 	var mu sync.Mutex
 	start := time.Now()
 	caller.Open(ctx, l, 1, start, func(r load.Request, intended time.Time) {
-		a, err := c.Get(ctx, c.Path, c.KeyHeader, fmt.Sprintf("key-%d", r.Key))
+		a, err := c.Get(ctx, c.Path, append([]string{c.KeyHeader, fmt.Sprintf("key-%d", r.Key)}, c.Headers...)...)
 		took := time.Since(intended)
 		mu.Lock()
 		defer mu.Unlock()

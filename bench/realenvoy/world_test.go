@@ -20,7 +20,7 @@ import (
 )
 
 // long has the tests run that take longer than a minute together: make envoy-test.
-var long = flag.Bool("envoy", false, "run all tests with a real Envoy, for some minutes")
+var long = flag.Bool("envoy", false, "run all tests with a real Envoy, for 25 minutes")
 
 // binary is sluice, built once for all tests.
 var binary = sync.OnceValues(func() (string, error) {

@@ -13,6 +13,7 @@ import (
 type benchCmd struct {
 	Accuracy benchAccuracyCmd `cmd:"" help:"What each mode admits against its limits, with real processes, and what it costs."`
 	Cost     benchCostCmd     `cmd:"" help:"Server CPU a call, against an empty gRPC server of the same protocol, in one run."`
+	Envoy    benchEnvoyCmd    `cmd:"" help:"How long requests take through an Envoy with Sluice in each mode, and what they cost, beside an empty server and no filter."`
 	Keys     benchKeysCmd     `cmd:"" help:"Memory and limits of one process under ever new keys."`
 	Overload benchOverloadCmd `cmd:"" help:"What a real server answers in time when it is asked for up to ten times what it can answer."`
 	Store    benchStoreCmd    `cmd:"" help:"What Redis does for a decision in each mode, beside a service that asks it for each request."`

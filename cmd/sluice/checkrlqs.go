@@ -27,8 +27,11 @@ func (f *quotaCheckFlags) validate() error {
 	return nil
 }
 
-// filterSettings are what the bounds hang on.
+// filterSettings are what the bounds hang on, and what UNDER leaves out.
 const filterSettings = `
+UNDER is beside what lies at Envoys that do not need it when a window ends: more of it the nearer demand is to the limit
+(docs/rlqs.md, "How much is used").
+
 They hold with these settings of Envoy's filter (deploy/envoy/rlqs.yaml), for every bucket:
 
   no_assignment_behavior: {fallback_rate_limit: {blanket_rule: DENY_ALL}}

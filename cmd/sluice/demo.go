@@ -27,6 +27,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/bench/realenvoy"
+	"github.com/sluice-gate/sluice/deploy"
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
@@ -39,6 +41,7 @@ type demoCmd struct {
 	Rate  float64       `default:"1500" help:"Requests a second, of all clients."`
 	For   time.Duration `help:"How long; 0: until interrupted."`
 	Redis string        `placeholder:"HOST:PORT" help:"A Redis to use; without, one is started (redis-server must be installed)."`
+	Envoy bool          `default:"true" negatable:"" help:"Start an Envoy in front of the nodes, where there is one on the PATH or below .cache/envoy."`
 	HTTP  string        `name:"http" placeholder:"URL" help:"Start nothing, and send the demand to an Envoy, as HTTP requests."`
 }
 
@@ -91,10 +94,36 @@ func (c *demoCmd) Run(s streams) error {
 	if err != nil {
 		return err
 	}
-	return c.show(ctx, s, nodes, store)
+	front, err := c.front(dir, nodes)
+	if err != nil {
+		return err
+	}
+	if front != nil {
+		defer front.Stop()
+	}
+	return c.show(ctx, s, nodes, store, front)
 }
 
-func (c *demoCmd) show(ctx context.Context, s streams, nodes []*process.Process, store string) error {
+// front starts an Envoy that asks the nodes, or none where there is none: it answers by itself what they let pass.
+func (c *demoCmd) front(dir string, nodes []*process.Process) (*realenvoy.Envoy, error) {
+	if !c.Envoy {
+		return nil, nil //nolint:nilnil // without one, clients ask the nodes themselves
+	}
+	binary, err := realenvoy.Find()
+	if errors.Is(err, realenvoy.ErrNoEnvoy) {
+		return nil, nil //nolint:nilnil // the same
+	}
+	if err != nil {
+		return nil, err
+	}
+	config := realenvoy.Config{Text: deploy.EnvoyCompose, Clusters: map[string][]string{}}
+	for _, n := range nodes {
+		config.Clusters["sluice"] = append(config.Clusters["sluice"], n.Address)
+	}
+	return realenvoy.Start(binary, dir, &config)
+}
+
+func (c *demoCmd) show(ctx context.Context, s streams, nodes []*process.Process, store string, front *realenvoy.Envoy) error {
 	var debug []string
 	var askers []asker
 	fmt.Fprintf(s.out, "%d nodes share limits through the Redis at %s, and get %v requests a second for 20 keys, more than the limits allow.\n"+
@@ -115,6 +144,10 @@ func (c *demoCmd) show(ctx context.Context, s streams, nodes []*process.Process,
 		name = "go run ./cmd/sluice"
 	}
 	fmt.Fprintf(s.out, "\nAll of them, and why a key is refused, in another terminal:\n\n  %s top %s\n  %s explain --debug %s edge api_key=key-0\n\n", name, strings.Join(debug, " "), name, debug[0])
+	if front != nil {
+		askers = []asker{httpAsker(front.URL)}
+		fmt.Fprintf(s.out, "An Envoy stands in front of them, with deploy/compose/envoy.yaml. Ask it, too:\n\n  curl -i -H 'x-api-key: key-0' %s\n\n", front.URL)
+	}
 	told := async(func() { (&teller{out: s.out, debug: debug}).tell(ctx) })
 	err := c.demand(ctx, s, askers)
 	<-told

