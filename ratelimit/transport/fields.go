@@ -39,7 +39,6 @@ type sight struct {
 	gated    bool
 	patience time.Duration
 	changes  bool // it changes the table
-	resizes  bool // it changes how large the table may be
 	size     int  // of its fields, as HTTP/2 counts them: at least so much, for what is packed is not unpacked
 }
 
@@ -77,8 +76,7 @@ func (f *fields) look(block []byte) (s sight, ok bool) {
 		if index > 0 {
 			continue
 		}
-		s.resizes = s.resizes || x.how == resize
-		s.changes = s.changes || s.resizes || x.how == inserted
+		s.changes = s.changes || x.how == resize || x.how == inserted
 		if x.how == inserted {
 			f.recent = append(f.recent, m)
 		}

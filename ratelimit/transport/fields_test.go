@@ -72,7 +72,7 @@ func (p *pair) read(block []byte, refuse bool) bool {
 	}
 	by := original
 	switch {
-	case refuse && !says.resizes:
+	case refuse:
 		by = nobody
 	case p.fields.apart:
 		by = repacked

@@ -286,8 +286,7 @@ func (g *guard) decideLocked(f *frame, block []byte) bool {
 		g.withholdLocked(f, block, says.changes)
 		s.sayLocked(frameReset, 0, f.stream, []byte{0, 0, 0, byte(http2.ErrCodeFrameSize)})
 		return false
-	// What changes the table's size is rare, and gRPC has to know it.
-	case !says.gated || says.resizes:
+	case !says.gated:
 		g.letInLocked(f, unasked)
 	case s.Gate.Arrive(s.now, s.inside, says.patience):
 		s.inside++

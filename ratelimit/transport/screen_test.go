@@ -755,6 +755,24 @@ func TestNothingWithinABlock(t *testing.T) {
 	}
 }
 
+// A call is refused whatever it does to the table: one that resizes it is no way around the gate.
+func TestCallsThatResizeAreRefused(t *testing.T) {
+	v := newTalk(t, &Caps{HeaderBytes: 8 << 10})
+	v.headers(1)
+	v.read()
+	v.admit = false
+	v.said.block.Reset()
+	v.said.encoder.SetMaxDynamicTableSize(100)
+	v.headers(3)
+	if v.said.Bytes()[frameHeader]&0xe0 != resize {
+		t.Fatalf("the block does not resize: %x", v.said.Bytes())
+	}
+	v.expect("", "HEADERS(3) RST_STREAM(3) ")
+	v.admit = true
+	v.headers(5) // which refers to what call 3 has put into the table
+	v.expect("HEADERS(5) ", "")
+}
+
 // A block in two frames, of which the first is padded and the second comes byte by byte, is what it is.
 func TestPiecesByteByByte(t *testing.T) {
 	v := newTalk(t, &Caps{HeaderBytes: 8 << 10})
