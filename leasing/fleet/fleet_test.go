@@ -140,7 +140,7 @@ func creditsAnywhere(t *testing.T, seed uint64) {
 	var did []string
 	for range 20 {
 		node, n := r.IntN(3), tokens(1+r.IntN(40))
-		for end := time.Now().Add(3 * time.Second); ; {
+		for end := time.Now().Add(10 * time.Second); ; {
 			v := c.ask(node, "k", ratelimit.Peek, 0)
 			if v.OverLimit == (count > 100) {
 				break
@@ -175,7 +175,7 @@ func creditsAnywhere(t *testing.T, seed uint64) {
 // told waits until the ledger knows all that nodes have charged, though nobody asks for it.
 func (c *cluster) told() {
 	c.Helper()
-	for end := time.Now().Add(3 * time.Second); ; {
+	for end := time.Now().Add(10 * time.Second); ; {
 		untold := 0
 		for _, f := range c.nodes {
 			for i := range f.shards {
