@@ -41,6 +41,7 @@ func (f *Fleet) failLocked(ctx context.Context, now instant, w *waiter, k *key, 
 	}
 	if k != nil && v.Charged > 0 {
 		k.Spent = min(k.Spent+v.Charged, account.MostBooked)
+		v.Booked = k.Window
 	}
 	v.Source, v.Reason = ratelimit.FromFallback, why
 	if v.ResetAfter == 0 {

@@ -304,18 +304,29 @@ func (f *Fleet) uncertainLocked(k *key, w *waiter, there *hold.LedgerClock, now 
 // Undo implements [ratelimit.Limiter].
 func (f *Fleet) Undo(now instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
 	for i := range asks {
-		v := &verdicts[i]
-		if v.Source == ratelimit.FromFallback || v.Source == ratelimit.FromOverflow {
-			own := asks[i]
-			own.Rule = own.Rule.LocalShare()
-			f.alone.Undo(now, []ratelimit.Ask{own}, []ratelimit.Verdict{*v})
+		v := verdicts[i]
+		if v.Source == ratelimit.FromFallback {
+			f.undoAlone(now, &asks[i], &v)
+			v.Window = v.Booked // what is booked for the ledger, beside what this node's own budget had
 		}
 		s, _, k := f.find(&asks[i])
 		if k != nil {
-			k.Undo(&asks[i], v)
+			k.Undo(&asks[i], &v)
 		}
 		s.mu.Unlock()
 	}
+}
+
+// undoAlone takes back what a verdict without the ledger took of this node's own budget, if it was one that does.
+func (f *Fleet) undoAlone(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) {
+	policy := a.Rule.Coordination.OnStoreFailure
+	spent := policy == ratelimit.FailLocal || v.Reason == ratelimit.FallbackTableFull && policy != ratelimit.FailClosed
+	if !spent || v.Charged <= 0 {
+		return
+	}
+	own, at := *a, *v
+	own.Rule, at.Source = a.Rule.LocalShare(), ratelimit.FromLease
+	f.alone.Undo(now, []ratelimit.Ask{own}, []ratelimit.Verdict{at})
 }
 
 // jitter is from 0 to 1: nodes must not probe a store in step.
