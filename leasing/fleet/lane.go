@@ -116,7 +116,8 @@ func (f *Fleet) lane(k entry) *lane {
 // leaves at once.
 func (f *Fleet) joinLocked(k entry) (*flight, ratelimit.FallbackReason) {
 	l := f.lane(k)
-	if fl := k.use.flight; fl != nil { // one message at a time: those who come when it is written look again when it has ended
+	// One message at a time: those who come when it is written look again when it has ended.
+	if fl := k.use.flight; fl != nil {
 		if fl.calm && !fl.written && l.send(fl) {
 			fl.calm = false
 		}

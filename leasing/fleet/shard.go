@@ -136,8 +136,8 @@ func (f *Fleet) trackLocked(s *shard, now instant, id keytable.ID, a *ask) *cell
 	return c
 }
 
-// mayGoLocked tells whether nothing is lost with the key: the ledger knows all of it, and nothing is in hand. It is about
-// to be forgotten then. If it comes back it has another name: under the old one it would take back what it has spent.
+// mayGoLocked tells whether nothing is lost with the key: the ledger knows all of it, and nothing is in hand. It is
+// about to be forgotten then. If it comes back it has another name: under the old one it would take back what it spent.
 func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 	k := &c.Val
 	if k.Asked() || k.Untold() || k.InHand(now) > 0 || k.Drift() > 0 {

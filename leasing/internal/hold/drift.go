@@ -38,8 +38,8 @@ func (e Entry) Drifts(now instant, there *LedgerClock, a *ratelimit.Ask, waited 
 	}
 }
 
-// SpendShare admits a request from this node's share, if it lies within it. What was spent of the share is free again when
-// the ledger has confirmed it.
+// SpendShare admits a request from this node's share, if it lies within it. What was spent of the share is free again
+// when the ledger has confirmed it.
 func (e Entry) SpendShare(now instant, a *ratelimit.Ask, share tokens, v *ratelimit.Verdict) bool {
 	e.sized(a.Cost)
 	if a.Cost > share-e.carried-e.Drift() {
