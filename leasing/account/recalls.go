@@ -86,7 +86,7 @@ func (l *Redis) subscribe(ctx context.Context, channel string) *redis.PubSub {
 func received(ctx context.Context, heard *redis.PubSub) (m any, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("%w: %v", errAnswer, r)
+			err = fmt.Errorf("%w: %v", ErrAnswer, r)
 		}
 	}()
 	return heard.ReceiveTimeout(ctx, recallSilence)

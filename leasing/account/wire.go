@@ -112,7 +112,7 @@ func plausible(c *Claim, g *Grant) bool {
 }
 
 func garbage(err error, v any) Grant {
-	return Grant{Err: fmt.Errorf("%w: %w: %.60q", errAnswer, err, fmt.Sprint(v))}
+	return Grant{Err: fmt.Errorf("%w: %w: %.60q", ErrAnswer, err, fmt.Sprint(v))}
 }
 
 // unpackAnswer reads doubles, which must be whole numbers that a double holds exactly.
@@ -138,7 +138,7 @@ func (d *draws) read(t *trip, failed error) {
 	}
 	replies, ok := d.exec.Val().([]any)
 	if err := d.exec.Err(); err != nil || !ok {
-		d.fail(t, fmt.Errorf("redis: the draws' transaction: %w", errors.Join(err, failed, errAnswer)))
+		d.fail(t, fmt.Errorf("redis: the draws' transaction: %w", errors.Join(err, failed, ErrAnswer)))
 		return
 	}
 	at, ok := int64(0), len(replies) == d.replies(t)
@@ -146,7 +146,7 @@ func (d *draws) read(t *trip, failed error) {
 		at, ok = readTime(replies[0])
 	}
 	if !ok {
-		d.fail(t, fmt.Errorf("%w: %.60q", errAnswer, fmt.Sprint(replies)))
+		d.fail(t, fmt.Errorf("%w: %.60q", ErrAnswer, fmt.Sprint(replies)))
 		return
 	}
 	if own := t.at(); own != 0 {

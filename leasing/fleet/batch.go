@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing"
@@ -131,7 +132,7 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	}
 	c.Need = k.Waiting
 	c.Want, q.Share = k.Wants(q.Now, k.Waiting, size)
-	fl.charged, fl.unasked = k.Charged, k.Unasked
+	fl.beyond = k.Beyond
 	k.Write(&fl.message, s.sent, c, q)
 	return fl.message.Claim, true
 }
@@ -202,9 +203,7 @@ func (f *Fleet) stepped(by time.Duration) {
 	default:
 		return
 	}
-	if f.OnWarning != nil {
-		f.OnWarning(leasing.ErrClockSet)
-	}
+	f.warn(fmt.Errorf("%w (by at least %v)", leasing.ErrClockSet, by.Round(time.Millisecond)))
 }
 
 // hear takes in the answer to a flight, and wakes those who wait.

@@ -43,16 +43,27 @@ type Fleet struct {
 	ledger account.Ledger
 	clock  ratelimit.Clock
 	keytable.Sharding
+	names
+	shards []shard
+	alone  *leasing.Local // for outages
+	lanes  []lane
+	after  func(time.Duration, func())
+	sweeper
+	ended atomic.Bool // nothing more is told to the ledger
+	stats stats
+}
+
+// names are those by which the ledger knows this node.
+type names struct {
 	name      ratelimit.Holder // the first
 	forgotten atomic.Uint64    // keys: each has those that come behind it have another name
-	shards    []shard
-	alone     *leasing.Local // for outages
-	lanes     []lane
-	after     func(time.Duration, func())
-	part      int // of the shards, that the next sweep looks at
-	gauged    gauges
-	ended     atomic.Bool // nothing more is told to the ledger
-	stats     stats
+}
+
+// sweeper is what sweeps know from one to the next.
+type sweeper struct {
+	part    int // of the shards, that the next sweep looks at
+	gauged  gauges
+	evicted atomic.Int64 // when all was last told again because single accounts were lost
 }
 
 // Partitioned is a ledger whose parts fail each by itself, such as a Redis Cluster. Messages to one part never wait
@@ -78,7 +89,7 @@ const (
 func New(ledger account.Ledger, holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time) *Fleet {
 	f := &Fleet{
 		Options: Options{Random: rand.Float64}, //nolint:gosec // no secret
-		ledger:  ledger, clock: clock, name: holder,
+		ledger:  ledger, clock: clock, names: names{name: holder},
 		alone: leasing.NewLocal(max(leasing.OverflowSlots, maxKeys/8), clock(), wall),
 		after: func(d time.Duration, call func()) { time.AfterFunc(d, call) },
 	}
@@ -186,11 +197,21 @@ func (f *Fleet) wait(ctx context.Context, c *call) {
 	for more := true; more; more = c.advance(f.clock()) {
 		// One timer bounds all rounds together. It runs for the time that rules which drift wait, and then for the
 		// rest of the deadline.
-		if !await(ctx, c.next(), timer.C) {
+		// Answers that come in time and are not enough must not keep a request beyond its time.
+		if !await(ctx, c.next(), timer.C) || fired(timer.C) {
 			if rest := c.timeOver(ctx.Err() != nil); rest > 0 {
 				timer.Reset(rest)
 			}
 		}
+	}
+}
+
+func fired(timer <-chan time.Time) bool {
+	select {
+	case <-timer:
+		return true
+	default:
+		return false
 	}
 }
 

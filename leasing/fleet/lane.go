@@ -17,16 +17,19 @@ type flight struct {
 	id    keytable.ID
 	shard *shard // nil: no key's, or late
 	// late is an account whose window is over, and what is to be told of it; nil: the key's own.
-	late  *lateReport
-	greet bool // it asks for nothing but the time
-	early bool // it asks for tokens of the next window
+	late    *lateReport
+	greet   bool // it asks for nothing but the time
+	early   bool // it asks for tokens of the next window
+	calm    bool // guarded by shard.mu: nobody waits for it, so that it waits for others to travel with
+	written bool // guarded by shard.mu: what comes now cannot go with it
+	message hold.Message
+	beyond  hold.Beyond // that the message tells of
+	done    chan struct{}
+	outcome // read after done
+}
 
-	calm             bool // guarded by shard.mu: nobody waits for it, so that it waits for others to travel with
-	written          bool // guarded by shard.mu: what comes now cannot go with it
-	message          hold.Message
-	charged, unasked tokens // that the message tells of
-	done             chan struct{}
-	// Read after done: what became of it.
+// outcome is what became of a flight.
+type outcome struct {
 	err       error
 	heard     bool   // the answer counts
 	told      bool   // what the node had when it was written is booked

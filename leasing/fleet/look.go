@@ -12,13 +12,43 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Look implements [ratelimit.Inspector]. Of the ledger it shows what was last heard.
-func (f *Fleet) Look(_ context.Context, now instant, a *ask) ratelimit.Look {
+// books is a ledger that people can look into.
+type books interface {
+	Look(ctx context.Context, key string, w window, limit *ratelimit.Limit) (*ratelimit.AccountLook, error)
+}
+
+// Look implements [ratelimit.Inspector]. Where the ledger cannot be looked into, it shows what was last heard of it.
+func (f *Fleet) Look(ctx context.Context, now instant, a *ask) ratelimit.Look {
+	rule := a.Rule.AtLedger()
 	v := ratelimit.Look{Account: f.keyName(a.Key)}
+	w := f.lookHere(now, a, &v)
+	of, ok := f.ledger.(books)
+	if !ok {
+		return v
+	}
+	if w == 0 && rule.Limit.Algorithm != ratelimit.TokenBucket {
+		there := f.laneOf(v.Account).time()
+		early, _ := there.Between(now)
+		w = rule.Limit.WindowAt(early)
+	}
+	is, err := of.Look(ctx, v.Account, w, &rule.Limit)
+	if err != nil {
+		v.LedgerError = err.Error()
+	}
+	if v.Ledger = is; is != nil {
+		for i := range is.Holders {
+			is.Holders[i].Here = account.NodeOf(is.Holders[i].Holder) == f.name
+		}
+	}
+	return v
+}
+
+// lookHere shows what this node has of a key, and returns its window.
+func (f *Fleet) lookHere(now instant, a *ask, v *ratelimit.Look) window {
 	s, _, c := f.find(a.Key)
 	defer s.mu.Unlock()
 	if c == nil || c.Val.Deadline == 0 {
-		return v
+		return 0
 	}
 	var scratch use
 	k := s.view(c, &scratch)
@@ -32,7 +62,7 @@ func (f *Fleet) Look(_ context.Context, now instant, a *ask) ratelimit.Look {
 	if k.Heard != 0 {
 		v.Ledger = &ratelimit.AccountLook{Window: k.Window, Limit: limit, Free: limit - k.Sum, Charged: k.Sum}
 	}
-	return v
+	return k.Window
 }
 
 // Hottest implements [ratelimit.Inspector]. It looks at busy keys, under one lock after the other.

@@ -13,11 +13,18 @@ import (
 type stats struct {
 	claims, roundTrips, failed, stale atomic.Uint64
 	unreported                        atomic.Uint64 // accounts whose last totals were not told
-	missing, missingTokens            atomic.Uint64
-	recoveries                        atomic.Uint64
+	claimsBy                          [len(ratelimit.ClaimReasons)]atomic.Uint64
 	fallbacks                         [len(ratelimit.FallbackReasons)]atomic.Uint64
-	clockSteps                        [2]atomic.Uint64 // ahead, back
 	storeTime, leaseSizes             ratelimit.Distribution
+	distrusted
+}
+
+// distrusted counts what the ledger said that cannot be, or had lost.
+type distrusted struct {
+	rejected               atomic.Uint64
+	missing, missingTokens atomic.Uint64
+	recoveries             atomic.Uint64
+	clockSteps             [2]atomic.Uint64 // ahead, back
 }
 
 func (b *batch) count(grants []account.Grant, err error) {
@@ -32,7 +39,11 @@ func (b *batch) count(grants []account.Grant, err error) {
 	}
 	for i := range grants {
 		g := &grants[i]
+		f.stats.claimsBy[b.carried[i].reason()].Add(1)
 		switch {
+		case errors.Is(g.Err, account.ErrAnswer):
+			f.stats.rejected.Add(1)
+			f.warn(g.Err)
 		case errors.Is(g.Err, account.ErrOvertaken):
 			f.stats.stale.Add(1)
 		case g.Granted > 0:
@@ -41,11 +52,31 @@ func (b *batch) count(grants []account.Grant, err error) {
 		if g.Missing {
 			f.stats.missing.Add(1)
 			f.stats.missingTokens.Add(uint64(max(0, b.claims[i].Taken)))
-			if f.OnWarning != nil {
-				f.OnWarning(leasing.ErrEvicted)
-			}
+			f.warn(leasing.ErrEvicted)
 		}
 	}
+}
+
+func (f *Fleet) warn(err error) {
+	if f.OnWarning != nil {
+		f.OnWarning(err)
+	}
+}
+
+// reason says what a message is for.
+func (fl *flight) reason() ratelimit.ClaimReason {
+	c := &fl.message.Claim
+	switch {
+	case fl.late != nil:
+		return ratelimit.ClaimFinal
+	case fl.early:
+		return ratelimit.ClaimNext
+	case !fl.calm:
+		return ratelimit.ClaimWaiting
+	case c.Want == 0:
+		return ratelimit.ClaimReturn
+	}
+	return ratelimit.ClaimRenewal
 }
 
 // Stats returns the counts so far. It takes every lock once.
@@ -59,6 +90,10 @@ func (f *Fleet) Stats() ratelimit.LimiterStats {
 	for i := range f.stats.fallbacks {
 		s.Fallbacks[i] = f.stats.fallbacks[i].Load()
 	}
+	for i := range f.stats.claimsBy {
+		s.ClaimsBy[i] = f.stats.claimsBy[i].Load()
+	}
+	s.Rejected[ratelimit.RejectedForm] = f.stats.rejected.Load()
 	for i := range f.stats.clockSteps {
 		s.ClockSteps[i] = f.stats.clockSteps[i].Load()
 	}
@@ -97,8 +132,9 @@ type Reconciliation struct {
 // reconcile counts what an answer says of what was spent without asking.
 func (f *Fleet) reconcile(k entry, fl *flight, g *account.Grant) {
 	told := fl.message.Drift()
-	charged, unasked := min(fl.charged, told), min(fl.unasked, max(0, told-fl.charged))
-	k.Charged, k.Unasked = max(0, k.Charged-fl.charged), max(0, k.Unasked-fl.unasked)
+	charged := min(fl.beyond.Charged, told)
+	unasked := min(fl.beyond.Unasked, told-charged)
+	k.Charged, k.Unasked = max(0, k.Charged-fl.beyond.Charged), max(0, k.Unasked-fl.beyond.Unasked)
 	rule := k.rule()
 	if told <= 0 {
 		return

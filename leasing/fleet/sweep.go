@@ -1,6 +1,8 @@
 package fleet
 
 import (
+	"time"
+
 	"github.com/sluice-gate/sluice/leasing/internal/hold"
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -135,6 +137,34 @@ func (f *Fleet) Learning() bool {
 
 // Ready tells whether each part of the ledger was heard of, and knows all that nodes have to tell.
 func (f *Fleet) Ready() bool { return f.Epoch().ID != 0 && !f.Learning() }
+
+// Heard is of how many parts of the ledger something was heard, and how many there are.
+func (f *Fleet) Heard() (heard, all int) {
+	for i := range f.lanes {
+		if f.lanes[i].time().At != 0 {
+			heard++
+		}
+	}
+	return heard, len(f.lanes)
+}
+
+// evictionRest is how often all is told again because single accounts were lost, at most.
+const evictionRest = time.Minute
+
+// DoubtEvicted has all accounts told again that were told before asked, for the ledger may have lost some of them: it
+// is known to evict.
+func (f *Fleet) DoubtEvicted(_, now instant) {
+	last := f.evicted.Load()
+	if last != 0 && now.Sub(instant(last)) < evictionRest || !f.evicted.CompareAndSwap(last, int64(now)) {
+		return
+	}
+	for i := range f.lanes {
+		l := &f.lanes[i]
+		l.mu.Lock()
+		l.life++
+		l.mu.Unlock()
+	}
+}
 
 // Epoch is what is known of the epochs of all parts together.
 func (f *Fleet) Epoch() ratelimit.EpochKnown {

@@ -22,22 +22,32 @@ type Key struct {
 // forgotten asks once more.
 type Use struct {
 	Demand lease.Demand
-	// A request of more than most tokens is refused without asking, before the instant until; from again on it is
-	// asked for in the background whether that is still so.
-	until, again instant
+	refusals
 	// Before calm nothing is asked for that nobody waits for: others need what there is, or there was nothing.
 	calm    instant
-	Waiting tokens // what requests wait for that were not answered yet
-	most    tokens
-	under   tokens // the limit by which that is so
-	largest tokens // cost of one request since the demand was measured
-	usual   tokens // cost of the larger requests, of late
-	// Of what was spent and not taken: what was charged after the fact, and what on_store_failure admitted.
-	Charged, Unasked tokens
-	Over             tokens // of what drifted in this window, beyond the limit
+	ends    instant // when the window is over, as far as is known: for people
+	Waiting tokens  // what requests wait for that were not answered yet
+	largest tokens  // cost of one request since the demand was measured
+	usual   tokens  // cost of the larger requests, of late
+	Beyond
 	// Next is the part of the window that begins next, claimed early; its Deadline is 0 if there is none.
-	Next  Part
-	holds uint8 // how often the time to again is doubled
+	Next Part
+}
+
+// refusals are what is refused without asking. The zero refusals are nothing.
+type refusals struct {
+	// A request of more than most tokens is, before the instant until; from again on it is asked for in the background
+	// whether that is still so.
+	until, again instant
+	most, under  tokens // under is the limit by which that is so
+	holds        uint8  // how often the time to again is doubled
+}
+
+// Beyond says how it came about that more was spent than taken, in this window.
+type Beyond struct {
+	Charged tokens // after the fact, and not told yet
+	Unasked tokens // as on_store_failure said, and not told yet
+	Over    tokens // drift that was told, and lay beyond the limit
 }
 
 // Entry is all that a node knows of one key. Its methods must not be called at the same time for the same key.
@@ -49,6 +59,7 @@ type Entry struct {
 // Remember takes in what the key itself says of a use that was forgotten: a fixed window that was used up stays so, but
 // for a refund.
 func (e Entry) Remember(now instant, limit *ratelimit.Limit) {
+	e.ends = e.Till
 	if e.full && limit.Algorithm == ratelimit.FixedWindow {
 		e.until, e.again, e.under = e.Till, now, limit.Capacity()
 	}
@@ -89,7 +100,8 @@ func (e Entry) Enter(now instant, there *LedgerClock, limit *ratelimit.Limit) (o
 	}
 	e.Till = Never
 	if limit.Algorithm != ratelimit.TokenBucket {
-		e.Till = there.NotBefore(now, limit.WindowEnd(w))
+		early, _ := there.Between(now)
+		e.Till, e.ends = there.NotBefore(now, limit.WindowEnd(w)), now.Add(limit.WindowEnd(w).Sub(early))
 	}
 	if e.Window != w || e.Deadline == 0 { // the zero Key has no deadline
 		over = e.Part
@@ -116,8 +128,7 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 		next = Part{Window: w, Deadline: Never}
 	}
 	e.Part, e.carried, e.Next = next, carried, Part{}
-	e.until, e.again, e.holds = 0, 0, 0
-	e.Charged, e.Unasked, e.Over = 0, 0, 0
+	e.refusals, e.Beyond = refusals{}, Beyond{}
 }
 
 // Early tells whether tokens of the next window are to be claimed now, so that its first requests need not wait: for
@@ -165,7 +176,7 @@ func (k *Key) Stale(now instant, limit *ratelimit.Limit) bool {
 // Restart forgets the account, and keeps what the key is asked for.
 func (e Entry) Restart() {
 	e.Part, e.Till = Part{}, 0
-	e.until, e.again, e.holds = 0, 0, 0
+	e.refusals = refusals{}
 }
 
 // Refill is how long a bucket takes for n tokens.

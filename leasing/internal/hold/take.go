@@ -121,7 +121,7 @@ func (e Entry) report(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	limit := &a.Rule.Limit
 	v.Remaining = e.left(limit)
 	v.Window = e.Window
-	if v.ResetAfter = e.Till.Sub(now); limit.Algorithm == ratelimit.TokenBucket {
+	if v.ResetAfter = e.ends.Sub(now); limit.Algorithm == ratelimit.TokenBucket {
 		v.ResetAfter = Refill(limit.Capacity()-v.Remaining, limit)
 	}
 	if v.OverLimit && e.until > now && limit.Algorithm != ratelimit.FixedWindow {
