@@ -47,7 +47,7 @@ if total < had then pause = least end
 total = total + cut
 local says = min(Spent + cut, total)
 sum, spent, expires = sum + total - had, spent + says - told, SAFE
-if Eager == 1 then
+if TTL > 0 then
   expires = now + TTL
   if eagerly == 0 or expires < eagerly then eagerly = expires end
 end
@@ -78,7 +78,7 @@ local function hand(r) return r.taken + (r.expires < CLOSED and r.spent or 0) - 
 
 -- credit
 local free = Limit - max(0, sum) - before
-if Kind == STATES and Eager == 1 and free < Need and eagerly ~= 0 and now >= eagerly then
+if Kind == STATES and TTL > 0 and free < Need and eagerly ~= 0 and now >= eagerly then
   eagerly = expires
   each(function(name, r)
     if r.expires > SAFE and r.expires <= now then

@@ -1,8 +1,8 @@
 -- What both scripts begin with. Numbers are whole and within 2^53, so that doubles hold them. All is checked
 -- before anything is written: what is not as this protocol writes it is an error, and changes nothing.
 
-local Kind, Seq, Taken, Spent, Need, Want, Share, TTL, Eager, Learning, Limit, Opens, Begins, Ends, Over, Requests,
-  Seconds, Now = struct.unpack('<dddddddddddddddddd', ARGV[2])
+local Kind, Seq, Taken, Spent, Need, Want, Share, TTL, Learning, Limit, Opens, Begins, Ends, Over, Requests,
+  Seconds, Now = struct.unpack('<ddddddddddddddddd', ARGV[2])
 local max, min, floor = math.max, math.min, math.floor
 local STATES, DRAWS, LEAVES, SAFE, CLOSED = 0, 1, 2, 0, -1
 local OVERTAKEN, OVER, MOST, LEARN = 1, 2, 4503599627370496, 2000000 -- MOST: mostSum

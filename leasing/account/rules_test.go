@@ -10,7 +10,7 @@ import (
 )
 
 func eagerly(ttl time.Duration) func(*Claim) {
-	return func(c *Claim) { c.Eager, c.TTL = true, ttl }
+	return func(c *Claim) { c.TTL = ttl }
 }
 
 func leaves(c *Claim) { c.Kind = Leaves }

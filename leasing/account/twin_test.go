@@ -190,7 +190,10 @@ func (w *twins) next() Claim {
 	c := Claim{
 		Kind: States, Key: w.key, Window: w.window(), Limit: w.limit, Holder: ratelimit.Holder(0xabc0 + i), Seq: last.Seq + 1,
 		Taken: last.Taken, Spent: last.Spent, Need: w.some(), Want: w.some(), Share: w.IntN(10),
-		TTL: time.Duration(1+w.Int64N(100)) * time.Millisecond, Eager: w.IntN(3) == 0,
+		TTL: time.Duration(1+w.Int64N(100)) * time.Millisecond,
+	}
+	if c.Window != 0 && w.IntN(3) > 0 {
+		c.TTL = 0 // not eager
 	}
 	if last.Window == c.Window && c.Taken > c.Spent {
 		c.Spent += tokens(w.Int64N(int64(c.Taken-c.Spent) + 1))

@@ -36,18 +36,14 @@ func scriptOf(c *Claim) *redis.Script {
 
 // arguments are the numbers of a claim, packed as doubles: Redis reads one long argument faster than many short ones.
 func (l *Redis) arguments(c *Claim) []byte {
-	s, eager := spanOf(&c.Limit, c.Window), int64(0)
-	if c.Eager {
-		eager = 1
-	}
-	limit := c.Limit.Capacity()
+	s, limit := spanOf(&c.Limit, c.Window), c.Limit.Capacity()
 	ttl := c.TTL.Microseconds()
 	if c.Window == 0 {
 		limit, ttl = burstOf(&c.Limit), max(1, ttl)
 	}
 	all := [...]int64{
 		int64(c.Kind), int64(c.Seq), int64(clamped(c.Taken)), int64(clamped(c.Spent)),
-		int64(min(c.Need, mostSum)), int64(min(c.Want, mostSum)), int64(max(1, c.Share)), ttl, eager,
+		int64(min(c.Need, mostSum)), int64(min(c.Want, mostSum)), int64(max(1, c.Share)), ttl,
 		int64(max(0, min(c.Learning, lastTime))), int64(limit),
 		int64(s.opens), int64(s.begins), int64(min(s.ends, lastTime)), int64(min(s.over, lastTime)),
 		int64(c.Limit.Requests), int64(c.Limit.Period() / time.Second), int64(l.at()),

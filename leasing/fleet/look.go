@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
@@ -72,9 +73,9 @@ var errReset = errors.New("the ledger could not be asked")
 func (f *Fleet) Reset(ctx context.Context, now instant, a *ratelimit.Ask) error {
 	there := f.lane.time()
 	early, late := there.Between(now)
-	w := a.Rule.Limit.WindowAt(early)
+	w, ttl := a.Rule.Limit.WindowAt(early), time.Duration(0)
 	if a.Rule.Limit.Algorithm == ratelimit.TokenBucket {
-		w = 0
+		w, ttl = 0, hold.Slot(&a.Rule.Limit)
 	} else if there.At == 0 || w != a.Rule.Limit.WindowAt(late) {
 		return errReset
 	}
@@ -82,7 +83,7 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ratelimit.Ask) error 
 	by := f.nextName()
 	c := account.Claim{
 		Key: leasing.KeyName(a.Key), Window: w, Limit: a.Rule.Limit, Holder: by, Seq: 1, Share: 1,
-		TTL: hold.Slot(&a.Rule.Limit),
+		TTL: ttl,
 	}
 	for refunded := tokens(0); ; c.Seq++ {
 		var g [1]account.Grant
