@@ -51,6 +51,8 @@ type Claim struct {
 	// Learning is until when, as far as the holder knows, the ledger may have lost what was known of the account: for a
 	// bucket, until one that was empty when the epoch began has filled.
 	Learning instant
+	// Audit is what the claim is to be on record by (AuditOf); "": it is not. A draw cannot be.
+	Audit string
 }
 
 // Eager tells whether the ledger may credit what is in hand when its time is over.
