@@ -44,8 +44,8 @@ func (c *serveCmd) sums(clock ratelimit.Clock, store *config.Store, log *slog.Lo
 	}
 	if rules := store.Rules(); rules != nil {
 		for _, r := range rules.All() {
-			if r.Coordination.Mode != ratelimit.Leasing || r.Coordination.Audit {
-				log.Warn("LEDGER=sums decides rules of all modes as leasing, and keeps no audit", "first", r.Domain+"."+r.Path)
+			if r.Coordination.Mode != ratelimit.Leasing {
+				log.Warn("LEDGER=sums decides rules of all modes as leasing", "first", r.Domain+"."+r.Path)
 				break
 			}
 		}
@@ -55,6 +55,9 @@ func (c *serveCmd) sums(clock ratelimit.Clock, store *config.Store, log *slog.Lo
 	c.Redis.refused, c.Redis.pool = &d.refused, d.pools["redis_pool"]
 	s, err := c.newSums(clock, log)
 	if err != nil {
+		return nil, err
+	}
+	if s.OnAudit, err = c.recordSums(log); err != nil {
 		return nil, err
 	}
 	d.limiter, d.run, d.ready = s.Fleet, s.run, s.ready

@@ -164,8 +164,8 @@ func (w *Window) take(h *holder, total, spent tokens) {
 	h.total, h.spent = total, spent
 }
 
-// judge has what lies beyond the limit after an event be by whatever came last: what was granted, then what was charged,
-// then what the ledger was told again.
+// judge has what lies beyond the limit after an event be by whatever came last: what was granted, before that what was
+// charged, and before that what the ledger was told again.
 func (w *Window) judge(e *account.Event, charged, told tokens) {
 	level, limit := e.Sum, w.Limit
 	if w.Window != 0 {

@@ -26,6 +26,8 @@ type Options struct {
 	Nodes     func() int  // how many are alive; nil: one
 	OnFailure func(error) // of a round trip; it is called often
 	OnWarning func(error) // of an answer that cannot be
+	// OnAudit is told each answer to a claim of a rule that is audited, before anything of it is spent.
+	OnAudit func(*account.Claim, *account.Grant)
 }
 
 // Fleet implements [ratelimit.Limiter]. It is safe for concurrent use. Run must run for it to ask the ledger.

@@ -263,6 +263,7 @@ func (f *Fleet) write(now instant, there *hold.LedgerClock, epoch ratelimit.Epoc
 		return account.Claim{}, false
 	}
 	c := account.Claim{Key: k.name, Limit: k.rule.Limit, Holder: k.as, Seq: s.nextLocked(), Need: k.Waiting}
+	c.Audit = account.AuditOf(k.rule)
 	c.Want, q.Share = k.Wants(now, k.Waiting, hold.Sizing{Rule: k.rule, Nodes: f.nodes()})
 	lasting(&q, k.rule)
 	s.number++
@@ -291,6 +292,7 @@ func (l *lateReport) write(q *hold.Asking, m *hold.Message) account.Claim {
 	lasting(q, l.rule)
 	l.GiveBack(0)
 	c := account.Claim{Key: l.name, Limit: l.rule.Limit, Holder: l.as, Seq: lastSeq + uint64(l.tries)}
+	c.Audit = account.AuditOf(l.rule)
 	l.Write(m, uint32(l.tries+1), c, q)
 	return m.Claim
 }
@@ -307,6 +309,7 @@ func (f *Fleet) hear(now instant, fl *flight, g *account.Grant, e ratelimit.Epoc
 	if err != nil && g.Err == nil {
 		g.Err = err
 	}
+	f.audit(&fl.message.Claim, g)
 	a := hold.Answer{Now: now, Epoch: e, At: at}
 	if fl.late != nil {
 		f.heardLate(fl, g, &a)
@@ -341,6 +344,13 @@ func (f *Fleet) hear(now instant, fl *flight, g *account.Grant, e ratelimit.Epoc
 	}
 	if k.Due(now, &k.rule.Limit) && err == nil {
 		f.launchLocked(s, fl.id, k)
+	}
+}
+
+// audit has the audit hear of an answer before the key has it, so that nothing is spent that is not on record.
+func (f *Fleet) audit(c *account.Claim, g *account.Grant) {
+	if c.Audit != "" && f.OnAudit != nil {
+		f.OnAudit(c, g)
 	}
 }
 

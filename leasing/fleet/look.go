@@ -83,11 +83,12 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ratelimit.Ask) error 
 	by := f.nextName()
 	c := account.Claim{
 		Key: leasing.KeyName(a.Key), Window: w, Limit: a.Rule.Limit, Holder: by, Seq: 1, Share: 1,
-		TTL: ttl,
+		TTL: ttl, Audit: account.AuditOf(a.Rule),
 	}
 	for refunded := tokens(0); ; c.Seq++ {
 		var g [1]account.Grant
-		if _, _, err := f.ledger.Settle(ctx, []account.Claim{c}, g[:]); err != nil || g[0].Err != nil {
+		_, _, err := f.ledger.Settle(ctx, []account.Claim{c}, g[:])
+		if f.audit(&c, &g[0]); err != nil || g[0].Err != nil {
 			return errors.Join(errReset, err, g[0].Err)
 		}
 		if refunded > 0 || g[0].Sum <= 0 {
