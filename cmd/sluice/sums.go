@@ -88,7 +88,7 @@ func (c *serveCmd) newSums(clock ratelimit.Clock, log *slog.Logger) (*sums, erro
 // ready tells whether the first request is answered by a ledger that knows all; after a grace, also where it does not.
 func (s *sums) ready() bool {
 	at := ratelimit.Instant(s.warmed.Load())
-	return at != 0 && (s.Settled() || s.clock().Sub(at) >= storeSettles)
+	return at != 0 && (s.Ready() || s.clock().Sub(at) >= storeSettles)
 }
 
 // verifyEvery is how often it is looked whether the same server has the data.

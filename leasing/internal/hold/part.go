@@ -26,8 +26,7 @@ type Part struct {
 	// drift, or debt. Both may be below 0: by refunds of what other nodes were charged.
 	Taken, Spent tokens
 	booked       tokens // what the ledger has as this node's total, as far as is known
-	// Sum is what all nodes have taken, when last heard, and Elsewhere what others had in hand then; -1: not known.
-	Sum, Elsewhere tokens
+	Sum          tokens // what all nodes have taken, when last heard
 	// Deadline is the first instant at which what is in hand may not be spent.
 	Deadline instant
 	Heard    instant // when the ledger was last heard of this account; 0: never
@@ -51,6 +50,9 @@ type Message struct {
 	epoch        uint64 // that the node knew; 0: none
 	taken, spent tokens // as stated, or as they were when a draw was written
 }
+
+// Drift is what the sender had spent and not taken, when the message was written.
+func (m *Message) Drift() tokens { return max(0, m.spent-m.taken) }
 
 // Asking is what a node knows of the ledger when it writes, and what the rule wants.
 type Asking struct {
@@ -78,6 +80,9 @@ func (p *Part) Drift() tokens { return max(0, p.Spent-p.Taken) }
 
 // Asked tells whether a message is under way.
 func (p *Part) Asked() bool { return p.asked != 0 }
+
+// Reported is this node's total, as the ledger knows it.
+func (p *Part) Reported() tokens { return p.booked }
 
 // Untold tells whether the ledger has another total than this node.
 func (p *Part) Untold() bool { return p.doubt || max(p.Taken, p.Spent) != p.booked }
@@ -177,7 +182,7 @@ func (p *Part) drew(m *Message, g *account.Grant, a *Answer) bool {
 		return false
 	}
 	p.Taken += g.Owned(n, &m.Claim.Limit)
-	p.booked, p.Sum, p.Elsewhere, p.Heard = g.Total, g.Sum, -1, a.Now
+	p.booked, p.Sum, p.Heard = g.Total, g.Sum, a.Now
 	p.full = false
 	if p.Taken != p.booked { // what lay beyond is given back with the next claim
 		p.doubt = true
@@ -203,7 +208,7 @@ func (p *Part) claimed(m *Message, g *account.Grant, a *Answer) {
 	if c.Eager() || c.Limit.Algorithm == ratelimit.TokenBucket {
 		p.Deadline = lasts(m.At, c.TTL)
 	}
-	p.booked, p.Sum, p.Elsewhere, p.Heard = g.Total, g.Sum, g.InHand, a.Now
+	p.booked, p.Sum, p.Heard = g.Total, g.Sum, a.Now
 	p.full = c.Limit.Capacity()-g.Sum <= 0 && g.InHand == 0 && !p.learning
 }
 
