@@ -225,6 +225,9 @@ func (h *history) check(met map[string]int) {
 	if h.exact() && (w.Over != 0 || w.Beyond != max(0, last.Sum-limit) || w.Debt != w.Beyond || !w.Held()) {
 		h.Errorf("%+v of %d, and the ledger has %d", w.Totals, limit, last.Sum)
 	}
+	if adds := w.Granted + w.Charged - w.Refunded - w.Returned; h.exact() && w.Taken != adds {
+		h.Errorf("%+v, which adds up to %d", w.Totals, adds)
+	}
 	// What was admitted beyond the limit is over-admission: nothing was charged, or refunded.
 	if !h.exact() && (w.Over < w.Spent-limit || w.Over > h.may || w.Debt != 0) {
 		h.Errorf("%+v of %d, and %d may be over", w.Totals, limit, h.may)
@@ -307,6 +310,9 @@ func TestReplayJudges(t *testing.T) {
 		"a record that begins late": {[]account.Event{
 			event(8, "a", 9000, 15_000, 0, 0, 19_000), event(9, "b", 4000, 4000, 0, 0, 19_000),
 		}, 0, 6000, true},
+		"a bucket that was lost, and is taken to be empty": {[]account.Event{
+			with(event(9, "a", 3000, 1000, 0, 0, 12_000), func(e *account.Event) { e.Kind, e.Window = account.WasRecovery, 0 }),
+		}, 0, 0, true},
 		"messages that changed nothing": {[]account.Event{
 			event(1, "a", 0, 10, 0, 0, 10), event(0, "a", 20_000, 20_000, 0, 5, 0),
 		}, 0, 0, true},
