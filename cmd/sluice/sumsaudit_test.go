@@ -128,8 +128,8 @@ func grantTooMuch(t *testing.T, store *redistest.Server, prefix, key string) {
 		case "holder":
 			b = []byte("beef")
 		case "claim":
+			put(1, 0)
 			put(2, 0)
-			put(3, 0)
 		case "answer":
 			put(2, 7)
 			put(3, 7)

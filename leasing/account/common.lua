@@ -33,7 +33,7 @@ local function answered(name, ...)
   local answer = struct.pack('<dddddddddddd', ...)
   if Stream then
     redis.call('XADD', Stream, 'MAXLEN', '~', EVENTS, '*', 'account', KEYS[1], 'rule', ARGV[3], 'holder', name,
-      'claim', ARGV[2], 'answer', answer)
+      'claim', struct.pack('<dddddd', Kind, Taken, Spent, Need, Limit, Ends), 'answer', answer)
     redis.call('PEXPIRE', Stream, KEPT)
   end
   return answer

@@ -63,16 +63,20 @@ func RecordName(prefix, key string) string { return prefix + "{" + key + "}:reco
 // NewEvent is what a claim and its answer come to.
 func NewEvent(c *Claim, g *Grant) Event {
 	n := numbersOf(c)
-	return newEvent(Event{Rule: c.Audit, Key: c.Key, Holder: hexOf(c.Holder), Window: c.Window}, &n, g)
+	said := [...]int64{n[0], n[2], n[3], n[4], n[9], n[12]}
+	return newEvent(Event{Rule: c.Audit, Key: c.Key, Holder: hexOf(c.Holder), Window: c.Window}, &said, g)
 }
 
-func newEvent(e Event, n *[claimFields]int64, g *Grant) Event {
+// saidFields are how many numbers of a claim are on record: kind, taken, spent, need, limit, and when the window ends.
+const saidFields = 6
+
+func newEvent(e Event, n *[saidFields]int64, g *Grant) Event {
 	bound, rule, _ := strings.Cut(e.Rule, " ")
 	most, _ := strconv.ParseInt(bound, 10, 64)
 	e.Rule, e.Bound = rule, tokens(most)
-	e.Taken, e.Spent, e.Need, e.Limit = tokens(n[2]), tokens(n[3]), tokens(n[4]), tokens(n[9])
+	e.Taken, e.Spent, e.Need, e.Limit = tokens(n[1]), tokens(n[2]), tokens(n[3]), tokens(n[4])
 	if e.Window != 0 {
-		e.Ends = instant(n[12])
+		e.Ends = instant(n[5])
 	}
 	e.At, e.Fence, e.Granted, e.Total = g.At, g.Fence, g.Granted, g.Total
 	e.Sum, e.InHand, e.Cut = g.Sum, g.InHand, g.Cut
@@ -120,7 +124,7 @@ func ReadEvent(prefix string, fields map[string]any) (Event, error) {
 		s, _ := fields[name].(string)
 		return s
 	}
-	var n [claimFields]int64
+	var n [saidFields]int64
 	var a [answerFields]int64
 	key, w, ours := parseName(prefix, text("account"))
 	h, err := strconv.ParseUint(text("holder"), 16, 64)
