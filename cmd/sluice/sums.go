@@ -40,14 +40,6 @@ func (c *serveCmd) sums(clock ratelimit.Clock, store *config.Store, log *slog.Lo
 	if err != nil {
 		return nil, err
 	}
-	if rules := store.Rules(); rules != nil {
-		for _, r := range rules.All() {
-			if r.Coordination.Audit {
-				log.Warn("LEDGER=sums keeps no audit", "first", r.Domain+"."+r.Path)
-				break
-			}
-		}
-	}
 	redis.SetLogger(redisLog{log})
 	d := &decider{pools: map[string]*metrics.Pool{"redis_pool": {}}}
 	c.Redis.refused, c.Redis.pool = &d.refused, d.pools["redis_pool"]
@@ -57,6 +49,11 @@ func (c *serveCmd) sums(clock ratelimit.Clock, store *config.Store, log *slog.Lo
 		return nil, err
 	}
 	d.seat, d.safety = s.keeper.Seat, s.watch.safety
+	record, err := c.recordSums(log)
+	if err != nil {
+		return nil, err
+	}
+	s.OnAudit = record
 	d.who = newRegistry(s.client, c.Redis.KeyPrefix, s.holder)
 	nodes := func() int { return d.who.count() }
 	s.Nodes = nodes
@@ -70,7 +67,7 @@ func (c *serveCmd) sums(clock ratelimit.Clock, store *config.Store, log *slog.Lo
 	if err != nil {
 		return nil, err
 	}
-	brief.Nodes = nodes
+	brief.Nodes, brief.OnAudit = nodes, record
 	d.limiter = newByUnit(s.Fleet, brief.Fleet)
 	d.who = newRegistry(s.client, c.Redis.KeyPrefix, s.holder, brief.holder)
 	d.run = func(ctx context.Context) error {

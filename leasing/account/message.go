@@ -45,14 +45,18 @@ type Claim struct {
 	// (at least 1; two for each node alive).
 	Need, Want tokens
 	Share      int
-	// TTL is how long the holder keeps what it has in hand, counted by the ledger from when it settles the claim:
-	// for Eager, after which it may be credited; of a bucket, its slot.
-	TTL   time.Duration
-	Eager bool
+	// TTL is how long the holder keeps what it has in hand, counted by the ledger from when it settles the claim: of a
+	// bucket, its slot; of a window, the time after which it may be credited (Eager), and 0: never.
+	TTL time.Duration
 	// Learning is until when, as far as the holder knows, the ledger may have lost what was known of the account: for a
 	// bucket, until one that was empty when the epoch began has filled.
 	Learning instant
+	// Audit is what the claim is to be on record by (AuditOf); "": it is not. A draw cannot be.
+	Audit string
 }
+
+// Eager tells whether the ledger may credit what is in hand when its time is over.
+func (c *Claim) Eager() bool { return c.Window != 0 && c.TTL >= time.Microsecond }
 
 // Grant is the answer to one claim, or what a draw found.
 type Grant struct {

@@ -75,8 +75,8 @@ func (l *Redis) nameOf(key string, w ratelimit.Window) string {
 }
 
 // parseName is nameOf, backwards.
-func (l *Redis) parseName(s string) (key string, w ratelimit.Window, ok bool) {
-	s, ours := strings.CutPrefix(s, l.prefix+"{")
+func parseName(prefix, s string) (key string, w ratelimit.Window, ok bool) {
+	s, ours := strings.CutPrefix(s, prefix+"{")
 	end := strings.LastIndexByte(s, '}')
 	if !ours || end < 0 {
 		return "", 0, false
@@ -203,7 +203,7 @@ func (t *trip) send(ctx context.Context) error {
 	d, answers := t.draws(ctx, pipe), make([]*redis.Cmd, len(t.left))
 	for j, i := range t.left {
 		if c := &t.claims[i]; !d.has(i) {
-			answers[j] = t.eval(ctx, scriptOf(c), pipe, t.names(c), hexOf(c.Holder), t.arguments(c))
+			answers[j] = t.eval(ctx, scriptOf(c), pipe, t.names(c), t.arguments(c)...)
 		}
 	}
 	tail := t.server.ask(ctx, pipe)
@@ -247,6 +247,9 @@ func (t *trip) names(c *Claim) []string {
 	names := []string{t.nameOf(c.Key, c.Window)}
 	if c.Limit.Algorithm == ratelimit.SlidingWindow {
 		names = append(names, t.nameOf(c.Key, c.Window-1))
+	}
+	if c.Audit != "" {
+		names = append(names, RecordName(t.prefix, c.Key))
 	}
 	return names
 }

@@ -122,6 +122,7 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	s.seq++
 	s.sent = max(1, s.sent+1) // 0 is no message
 	c := account.Claim{Key: f.keyName(k.key()), Limit: rule.Limit, Holder: f.as(k), Seq: s.seq}
+	c.Audit = account.AuditOf(rule)
 	lasting(q, rule)
 	size := hold.Sizing{Rule: rule, Nodes: f.nodes()}
 	if part := &k.Next; fl.early && k.Waiting == 0 && !k.Untold() {
@@ -211,6 +212,7 @@ func (f *Fleet) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 	if err != nil && g.Err == nil {
 		g.Err = err
 	}
+	f.audit(&fl.message.Claim, g)
 	if fl.late != nil {
 		f.heardLate(fl, g, &a)
 		return
@@ -249,6 +251,13 @@ func (f *Fleet) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 	}
 	if err == nil {
 		f.renewLocked(now, k)
+	}
+}
+
+// audit has the audit hear of an answer before the key has it, so that nothing is spent that is not on record.
+func (f *Fleet) audit(c *account.Claim, g *account.Grant) {
+	if c.Audit != "" && f.OnAudit != nil {
+		f.OnAudit(c, g)
 	}
 }
 

@@ -35,6 +35,8 @@ type Options struct {
 	OnFailure   func(error) // of a round trip; it is called often
 	OnWarning   func(error) // of an answer that cannot be, and of accounts that the ledger has lost
 	OnReconcile func(*Reconciliation)
+	// OnAudit is told each answer to a claim of a rule that is audited, before anything of it is spent.
+	OnAudit func(*account.Claim, *account.Grant)
 }
 
 // Fleet implements [ratelimit.Limiter]. It is safe for concurrent use. Run must run for it to ask the ledger.

@@ -262,6 +262,7 @@ func (l *lateReport) write(q *hold.Asking, m *hold.Message) account.Claim {
 	lasting(q, l.rule)
 	l.GiveBack(0)
 	c := account.Claim{Key: l.name, Limit: l.rule.Limit, Holder: l.as, Seq: lastSeq + uint64(l.tries)}
+	c.Audit = account.AuditOf(l.rule)
 	l.Write(m, uint32(l.tries+1), c, q)
 	return m.Claim
 }

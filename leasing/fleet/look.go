@@ -126,11 +126,15 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 	// Under a name of its own, which is used once: a holder that refunds what others were charged.
 	c := account.Claim{
 		Key: name, Window: w, Limit: rule.Limit, Holder: f.name + ratelimit.Holder(f.nextName()), Seq: 1, Share: 1,
-		TTL: hold.Slot(&rule.Limit),
+		Audit: account.AuditOf(rule),
+	}
+	if w == 0 {
+		c.TTL = hold.Slot(&rule.Limit)
 	}
 	for refunded := tokens(0); ; c.Seq++ {
 		var g [1]account.Grant
-		if _, _, err := f.ledger.Settle(ctx, []account.Claim{c}, g[:]); err != nil || g[0].Err != nil {
+		_, _, err := f.ledger.Settle(ctx, []account.Claim{c}, g[:])
+		if f.audit(&c, &g[0]); err != nil || g[0].Err != nil {
 			return errors.Join(errReset, err, g[0].Err)
 		}
 		if refunded > 0 || g[0].Sum <= 0 {

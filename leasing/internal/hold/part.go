@@ -116,7 +116,7 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 		p.Taken = p.Spent
 	}
 	c.Taken, c.Spent, c.Share = p.Taken, p.Spent, q.Share
-	c.Eager, c.TTL, c.Learning = q.Eager, q.TTL, q.Epoch.Learning
+	c.Learning = q.Epoch.Learning
 	if e := q.Epoch; c.Limit.Algorithm == ratelimit.TokenBucket && e.Learning > e.Began {
 		// A bucket that was lost is known again when one that was empty then has filled.
 		c.Learning = max(e.Learning, e.Began.Add(Refill(c.Limit.Burst, &c.Limit)))
@@ -127,6 +127,7 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 	// The ledger may settle it, and its answer be lost: from here on it may credit what is in hand by its time to live,
 	// whatever was agreed before.
 	if q.Deadline {
+		c.TTL = q.TTL
 		p.eager = p.eager || q.Eager
 		p.Deadline = min(p.Deadline, lasts(q.Now, q.TTL))
 	}
@@ -202,9 +203,9 @@ func (p *Part) claimed(m *Message, g *account.Grant, a *Answer) {
 	if told := max(0, c.Spent-c.Taken); !p.learning {
 		p.Taken += max(0, told-over) // only tokens that the limit has confirm what was spent without asking
 	}
-	p.doubt, p.short, p.eager = false, false, c.Eager
+	p.doubt, p.short, p.eager = false, false, c.Eager()
 	p.Deadline = Never
-	if c.Eager || c.Limit.Algorithm == ratelimit.TokenBucket {
+	if c.Eager() || c.Limit.Algorithm == ratelimit.TokenBucket {
 		p.Deadline = lasts(m.At, c.TTL)
 	}
 	p.booked, p.Sum, p.Heard = g.Total, g.Sum, a.Now
