@@ -138,8 +138,9 @@ func (s *sums) ready() bool {
 	}
 }
 
-// verifyEvery is how often it is looked whether the same server has the data.
-const verifyEvery = 500 * time.Millisecond
+// greetEvery is how often the store is heard of at least, and verifyEvery how often it is looked whether the same server
+// has the data, which answers of the same server tell as well, but not after each change of its replication.
+const greetEvery, verifyEvery = 500 * time.Millisecond, 2 * time.Second
 
 // run claims and keeps a seat until ctx is done, and then gives all back. It returns an error at once if the store did
 // not come in time.
@@ -171,12 +172,22 @@ func (s *sums) run(ctx context.Context) error {
 
 // verify has the ledger look whose data there is, and prolong its learning as long as this node has more to tell.
 func (s *sums) verify(ctx context.Context) {
-	every(ctx, verifyEvery, func() {
-		s.Greet()
+	verified, losses := s.clock(), uint64(0)
+	every(ctx, greetEvery, func() {
+		// Who has known another life of the ledger says so once, also if nothing is left to tell: otherwise it would
+		// look like a ledger that nobody has known.
+		telling := s.Telling() || s.Recoveries() != losses
+		losses = s.Recoveries()
+		if now := s.clock(); !telling && now.Sub(verified) < verifyEvery {
+			s.Greet()
+			return
+		} else if !telling {
+			verified = now
+		}
 		bounded, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		ask := s.ledger.Prolong
-		if !s.Telling() {
+		if !telling {
 			ask = func(ctx context.Context) error { _, err := s.ledger.Verify(ctx); return err }
 		}
 		if err := ask(bounded); err != nil && ctx.Err() == nil {

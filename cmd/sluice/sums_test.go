@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -118,21 +116,5 @@ func TestSumsPostPaid(t *testing.T) {
 	t.Logf("%d passed, %d refused, %d used of %d", passed.Load(), refused.Load(), used.Load(), limit)
 	if used.Load() > limit+clients*cost {
 		t.Errorf("%d were used, of %d and %d in flight", used.Load(), limit, clients)
-	}
-}
-
-// What the new protocol does not have yet is refused, with what to do.
-func TestSumsRefusesWhatItLacks(t *testing.T) {
-	for _, env := range [][]string{
-		{"REDIS_URL=localhost:1,localhost:2", "REDIS_TYPE=CLUSTER"},
-		{"REDIS_URL=localhost:1", "PEERS=static:127.0.0.1:1", "PEER_ADDR=127.0.0.1:1", "PEER_SECRET=sixteen-bytes-or-more"},
-		{"REDIS_URL=localhost:1", "REDIS_PERSECOND=true", "REDIS_PERSECOND_URL=localhost:2"},
-	} {
-		cmd := command(append(env, "LEDGER=sums"), "serve", "--port=0", "--grpc-port=0", "--debug-port=0")
-		var said strings.Builder
-		cmd.Stdout, cmd.Stderr = io.Discard, &said
-		if err := cmd.Run(); err == nil || !strings.Contains(said.String(), "set LEDGER=accounts") {
-			t.Errorf("%v: %v, %s", env, err, said.String())
-		}
 	}
 }

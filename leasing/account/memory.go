@@ -259,7 +259,7 @@ func (m *Memory) Lose(older *Memory, id uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	at := m.clock()
-	m.epoch = ratelimit.Epoch{ID: id, Began: at, Learning: at.Add(Learn)}
+	m.epoch = ratelimit.Epoch{ID: id, Began: at, Learning: at.Add(Learn) + 1} // somebody has something to tell (Told)
 }
 
 // Evict loses one account and tells nobody, as a Redis with maxmemory does.

@@ -102,6 +102,10 @@ const MostBooked tokens = 1 << 43
 // Learn is for how long an account that was lost learns, and a ledger that lost its data.
 const Learn = 2 * time.Second
 
+// Told tells whether somebody had something to tell a ledger of an epoch, which prolonged its learning: otherwise it
+// began with a ledger that nobody had known, and nothing was lost.
+func Told(e ratelimit.Epoch) bool { return e.Learning > e.Began.Add(Learn) }
+
 // LearnPart is which part of the limit is granted meanwhile, in all.
 const LearnPart = 20
 

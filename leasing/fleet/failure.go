@@ -45,6 +45,7 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 		var alone [1]verdict
 		c.alone.Decide(context.Background(), now, []ask{own}, alone[:])
 		*v = alone[0]
+		v.Debt = 0 // which is that budget's
 	}
 	if k != nil && v.Charged > 0 {
 		k.Admitted(v.Charged)

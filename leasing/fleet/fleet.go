@@ -250,7 +250,7 @@ func (f *Fleet) Undo(now instant, asks []ask, verdicts []verdict) {
 		}
 		s, id, c := f.find(asks[i].Key)
 		if c != nil {
-			s.entry(now, id, c).Undo(&asks[i], &v)
+			s.entry(now, id, c).Undo(&v)
 		}
 		s.mu.Unlock()
 	}

@@ -57,6 +57,9 @@ func (b *batch) count(grants []account.Grant, err error) {
 	}
 }
 
+// Recoveries is how often the ledger was found to have begun another life.
+func (f *Fleet) Recoveries() uint64 { return f.stats.recoveries.Load() }
+
 func (f *Fleet) warn(err error) {
 	if f.OnWarning != nil {
 		f.OnWarning(err)

@@ -23,12 +23,13 @@ type Key struct {
 type Use struct {
 	Demand lease.Demand
 	refusals
-	// Before calm nothing is asked for that nobody waits for: others need what there is, or there was nothing.
-	calm    instant
-	ends    instant // when the window is over, as far as is known: for people
-	Waiting tokens  // what requests wait for that were not answered yet
-	largest tokens  // cost of one request since the demand was measured
-	usual   tokens  // cost of the larger requests, of late
+	// Before calm nothing is asked for in the background, and before scarce nothing that nobody waits for: others need
+	// what there is.
+	calm, scarce instant
+	ends         instant // when the window is over, as far as is known: for people
+	Waiting      tokens  // what requests wait for that were not answered yet
+	largest      tokens  // cost of one request since the demand was measured
+	usual        tokens  // cost of the larger requests, of late
 	Beyond
 	// Next is the part of the window that begins next, claimed early; its Deadline is 0 if there is none.
 	Next Part
@@ -41,6 +42,7 @@ type refusals struct {
 	until, again instant
 	most, under  tokens // under is the limit by which that is so
 	holds        uint8  // how often the time to again is doubled
+	frees        bool   // tokens have come back meanwhile
 }
 
 // Beyond says how it came about that more was spent than taken, in this window.
@@ -77,9 +79,9 @@ const (
 	soon = 250 * time.Millisecond
 	// paced is how soon after an answer more is asked for in the background, and scarce how long after a recall.
 	paced, scarce = 10 * time.Millisecond, 100 * time.Millisecond
-	// refusal is how long a refusal is believed before the ledger is asked again, at first, and doubled with each
-	// that it repeats up to longestRefusal. Refunds at other nodes are seen then.
-	refusal, doublings = 100 * time.Millisecond, 3
+	// refusal is how long a refusal is believed before the ledger is asked again, at first. It is doubled with each that
+	// it repeats, so often at most: seldom for a key to which tokens come back, by refunds at other nodes.
+	refusal, doublings, seldom = 100 * time.Millisecond, 7, 3
 	// idle is how long a key is not asked for until what it has is given back, where it lasts no longer than that.
 	idle = 2 * lease.Horizon
 	// early is how long before a window begins its tokens are claimed.
@@ -204,14 +206,14 @@ func (e Entry) Due(now instant, limit *ratelimit.Limit) bool {
 }
 
 // told is from when on what was refused may be told again, though nobody asks.
-func (k *Key) told() instant { return k.Heard.Add(refusal / 2) }
+func (e Entry) told() instant { return e.Heard.Add(refusal / 2 << e.holds) }
 
 // Recalled gives back what others need, but for what requests wait for here. The ledger is told also where nothing is
 // in hand: to it, what was drawn is unspent.
 func (e Entry) Recalled(now instant) {
 	e.GiveBack(e.Waiting)
 	e.Doubt()
-	e.calm = now.Add(scarce)
+	e.calm, e.scarce = now.Add(scarce), now.Add(scarce)
 }
 
 // Forgive has the ledger asked again about what is refused.
@@ -226,6 +228,9 @@ func (e Entry) Idle(now instant) bool {
 func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimit.Rule) {
 	limit := &rule.Limit
 	e.until, e.again, e.calm = 0, 0, max(e.calm, now.Add(paced))
+	if g.Sum < m.Sum() && limit.Algorithm == ratelimit.FixedWindow {
+		e.frees, e.holds = true, 0
+	}
 	short := g.Granted < m.Claim.Need
 	nothing := g.InHand <= 0 && (short || g.Sum >= limit.Capacity())
 	if m.Claim.Kind == account.Draws || e.learning || !nothing && (!short || g.Recalling) {
@@ -238,7 +243,9 @@ func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimi
 	free := max(0, limit.Capacity()-g.Sum)
 	e.most, e.under = free+max(0, e.Taken-e.Spent), limit.Capacity()
 	pause := refusal << e.holds
-	e.holds = min(e.holds+1, doublings)
+	if e.holds = min(e.holds+1, doublings); e.frees {
+		e.holds = min(e.holds, seldom)
+	}
 	e.again = now.Add(pause)
 	switch limit.Algorithm {
 	case ratelimit.FixedWindow:

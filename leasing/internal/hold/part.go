@@ -49,10 +49,14 @@ type Message struct {
 	Claim        account.Claim
 	epoch        uint64 // that the node knew; 0: none
 	taken, spent tokens // as stated, or as they were when a draw was written
+	sum          tokens // as heard then, less what this node takes back with it
 }
 
 // Drift is what the sender had spent and not taken, when the message was written.
 func (m *Message) Drift() tokens { return max(0, m.spent-m.taken) }
+
+// Sum is less than which the account's sum can only be if others have given something back, or refunded it.
+func (m *Message) Sum() tokens { return m.sum }
 
 // Asking is what a node knows of the ledger when it writes, and what the rule wants.
 type Asking struct {
@@ -106,6 +110,7 @@ func (p *Part) Write(m *Message, number uint32, c account.Claim, q *Asking) {
 		c.Need, c.Want = need, want
 	}
 	*m = Message{Number: number, At: q.Now, Claim: c, epoch: q.Epoch.ID, taken: p.Taken, spent: p.Spent}
+	m.sum = p.Sum + min(0, max(p.Taken, p.Spent)-p.booked)
 	p.asked = number
 }
 
@@ -117,7 +122,7 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 	}
 	c.Taken, c.Spent, c.Share = p.Taken, p.Spent, q.Share
 	c.Learning = q.Epoch.Learning
-	if e := q.Epoch; c.Limit.Algorithm == ratelimit.TokenBucket && e.Learning > e.Began {
+	if e := q.Epoch; c.Limit.Algorithm == ratelimit.TokenBucket && account.Told(e) {
 		// A bucket that was lost is known again when one that was empty then has filled.
 		c.Learning = max(e.Learning, e.Began.Add(Refill(c.Limit.Burst, &c.Limit)))
 	}

@@ -46,7 +46,7 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Ver
 	switch a.Kind {
 	case ratelimit.Refund:
 		e.Refund(a.Cost)
-		e.until = 0
+		e.refusals = refusals{frees: true}
 		*v = ratelimit.Verdict{}
 		next = Booked
 	case ratelimit.Peek:
@@ -91,6 +91,7 @@ func (e Entry) spend(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Ve
 	// peeks, too; but where the ledger knows that more is charged than there is, a flood of refusals is told now and
 	// then.
 	v.Charged = min(a.Cost, e.left(&a.Rule.Limit))
+	v.Debt = a.Cost - v.Charged
 	e.charge(a.Cost, &e.Charged)
 	limit := a.Rule.Limit.Capacity()
 	if known && e.Sum > limit && (e.Spent-e.booked < limit/account.LearnPart || now < e.told()) {
@@ -136,14 +137,12 @@ func (k *Key) left(limit *ratelimit.Limit) tokens {
 }
 
 // Undo takes back what a verdict charged, unless its window is over.
-func (e Entry) Undo(a *ratelimit.Ask, v *ratelimit.Verdict) {
-	n := v.Charged
-	if v.OverLimit && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
-		n = a.Cost // of which Charged is what the limit had
-		e.Charged = max(0, e.Charged-n)
-	}
+func (e Entry) Undo(v *ratelimit.Verdict) {
+	n := v.Charged + v.Debt
 	if n > 0 && v.Window == e.Window {
-		e.Spent -= n
+		if e.Spent -= n; v.OverLimit {
+			e.Charged = max(0, e.Charged-n)
+		}
 		e.until = 0
 	}
 }

@@ -14,7 +14,7 @@ type Sizing struct {
 func (e Entry) Wants(now instant, need tokens, s Sizing) (want tokens, share int) {
 	e.measure(now, need)
 	share = 2 * max(1, s.Nodes)
-	if now < e.calm {
+	if now < e.scarce {
 		return need, share
 	}
 	// Of more than a share of the limit, others would have to ask for it back.
