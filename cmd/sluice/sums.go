@@ -153,7 +153,10 @@ func (s *sums) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	all.Go(func() {
-		if err := s.start.run(ctx, s.client, func() { s.warmed.Store(int64(s.clock())) }, s.failed); err != nil {
+		if err := s.start.run(ctx, s.client, func() {
+			s.Answered()
+			s.warmed.Store(int64(s.clock()))
+		}, s.failed); err != nil {
 			cancel(err)
 		}
 	})

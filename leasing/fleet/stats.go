@@ -125,7 +125,7 @@ type Reconciliation struct {
 	Key     string // as the ledger names it
 	Window  window
 	Fence   ratelimit.Fence
-	Drift   tokens // spent and not taken, when the message was written: drift, what on_store_failure admitted, charges
+	Drift   tokens // spent and not taken since the last: drift, what on_store_failure admitted, charges
 	Charged tokens // of it, charges after the fact
 	Unasked tokens // and what on_store_failure admitted
 	Over    tokens // of it, beyond the limit
@@ -134,12 +134,18 @@ type Reconciliation struct {
 
 // reconcile counts what an answer says of what was spent without asking.
 func (f *Fleet) reconcile(k entry, fl *flight, g *account.Grant) {
-	told := fl.message.Drift()
+	// A draw that was not covered as a whole is put right by a claim, which says it all once more.
+	if fl.message.Claim.Kind == account.Draws && k.Drift() > 0 {
+		return
+	}
+	// What was told before, and is still not covered, was counted then.
+	told := max(0, fl.message.Drift()-fl.beyond.Told)
 	charged := min(fl.beyond.Charged, told)
 	unasked := min(fl.beyond.Unasked, told-charged)
 	k.Charged, k.Unasked = max(0, k.Charged-fl.beyond.Charged), max(0, k.Unasked-fl.beyond.Unasked)
+	k.Told = min(max(0, fl.message.Drift()), max(0, g.Sum-fl.message.Claim.Limit.Capacity()))
 	rule := k.rule()
-	if told <= 0 {
+	if told <= 0 || fl.message.Claim.Kind == account.Draws {
 		return
 	}
 	limit := rule.Limit.Capacity()
@@ -151,11 +157,13 @@ func (f *Fleet) reconcile(k entry, fl *flight, g *account.Grant) {
 		Drift: told, Charged: charged, Unasked: unasked, Over: min(told, max(0, g.Sum-limit)), Sum: g.Sum,
 	}
 	if c := rule.Counters; c != nil {
-		// What is beyond the limit is first what was charged after the fact: nothing was admitted by that.
-		over := max(0, r.Over-charged)
+		// Nothing was admitted by what was charged after the fact. Of the rest, what is beyond the limit is counted first:
+		// the account does not say what others were charged, so that this is never too little.
+		over := min(r.Over, told-charged)
+		byPolicy := min(over, unasked)
 		c.OverAdmitted.Add(uint64(over))
-		c.OverByPolicy.Add(uint64(min(over, unasked)))
-		k.bounded(rule, over-min(over, unasked), min(over, unasked))
+		c.OverByPolicy.Add(uint64(byPolicy))
+		k.bounded(rule, over-byPolicy, byPolicy)
 	}
 	if f.OnReconcile != nil {
 		f.OnReconcile(&r)
