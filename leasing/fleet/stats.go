@@ -157,8 +157,8 @@ func (f *Fleet) reconcile(k entry, fl *flight, g *account.Grant) {
 		Drift: told, Charged: charged, Unasked: unasked, Over: min(told, max(0, g.Sum-limit)), Sum: g.Sum,
 	}
 	if c := rule.Counters; c != nil {
-		// Nothing was admitted by what was charged after the fact. Of the rest, what is beyond the limit is counted first:
-		// the account does not say what others were charged, so that this is never too little.
+		// Nothing was admitted by what was charged after the fact. Of the rest, what is beyond the limit is counted
+		// first: the account does not say what others were charged, so that this is never too little.
 		over := min(r.Over, told-charged)
 		byPolicy := min(over, unasked)
 		c.OverAdmitted.Add(uint64(over))
