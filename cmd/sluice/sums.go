@@ -116,7 +116,7 @@ func reconciled(log *slog.Logger) func(*leased.Reconciliation) {
 	return func(r *leased.Reconciliation) {
 		if log.Enabled(context.Background(), slog.LevelDebug) {
 			log.Debug("drift reconciled", "domain", r.Rule.Domain, "rule", r.Rule.Path, "key", r.Key, "window", r.Window, "fence", r.Fence,
-				"drift", r.Drift, "charged", r.Charged, "by_policy", r.Unasked, "over", r.Over, "sum", r.Sum)
+				"drift", r.Drift, "confirmed", r.Confirmed, "charged", r.Charged, "over", r.Over, "by_policy", r.ByPolicy, "sum", r.Sum)
 		}
 	}
 }

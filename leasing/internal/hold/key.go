@@ -47,10 +47,11 @@ type refusals struct {
 
 // Beyond says how it came about that more was spent than taken, in this window.
 type Beyond struct {
+	Drifted tokens // from this node's share
+	Unasked tokens // as on_store_failure said
 	Charged tokens // after the fact, and not told yet
-	Unasked tokens // as on_store_failure said, and not told yet
-	Told    tokens // and not covered: it lay beyond the limit
-	Over    tokens // drift that was told, and lay beyond the limit
+	// Of what was told, so much lay beyond the limit at most: of Drifted, and of Unasked.
+	Over, ByPolicy tokens
 }
 
 // Entry is all that a node knows of one key. Its methods must not be called at the same time for the same key.
@@ -71,7 +72,7 @@ func (e Entry) Remember(now instant, limit *ratelimit.Limit) {
 // Kept tells whether the use must not be forgotten: it has tokens in hand of the next window, or says of what was spent
 // how it came about.
 func (u *Use) Kept() bool {
-	return u.Next.Deadline != 0 || u.Charged > 0 || u.Unasked > 0 || u.Waiting > 0
+	return u.Next.Deadline != 0 || u.Beyond != (Beyond{}) || u.Waiting > 0
 }
 
 // Times of what a node does by itself.
