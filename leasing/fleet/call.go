@@ -240,7 +240,7 @@ func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 	// Only an answer frees the share again, so the ledger is told at once. Of a first request it is told in company,
 	// and one that has nothing left frees nothing.
 	if unheard || waited == hold.InVain {
-		c.launchLocked(k)
+		c.launchLongLocked(now, k)
 	} else {
 		_, _ = c.joinLocked(k)
 	}

@@ -57,8 +57,8 @@ var (
 type lane struct {
 	queue chan *flight // nil flights only have a batch leave
 
-	mu       sync.Mutex
-	company  []*flight        // guarded by mu: calm ones. Invariant: at most queueSize
+	mu sync.Mutex
+	gathering
 	clock    hold.LedgerClock // guarded by mu
 	epoch    ratelimit.Epoch  // guarded by mu
 	life     uint8            // guarded by mu: which of the epochs heard of it is, the last bits of the number
@@ -71,10 +71,16 @@ type lane struct {
 	left instant    // guarded by pace: when the last batch left
 }
 
+// gathering is messages for which nobody waits, which wait for others to travel with. It is guarded by its lane's mu.
+type gathering struct {
+	company []*flight // Invariant: at most queueSize
+	rings   instant   // when it leaves at the latest
+}
+
 const (
-	// companyWaits is how long a message for which nobody waits does, for others to travel with: a round trip costs
-	// Redis more than a message.
-	companyWaits = 20 * time.Millisecond
+	// companyWaits is how long a message for which nobody waits does, for others to travel with, for a round trip costs
+	// Redis more than a message; and longWaits, if it is of no use to anybody soon.
+	companyWaits, longWaits = 20 * time.Millisecond, time.Second
 	// batchEvery is from when one batch leaves to the next.
 	batchEvery = time.Millisecond
 	// aliveFor is for how long after its last answer the ledger counts as one that answers others.
@@ -150,14 +156,27 @@ func (l *lane) send(fl *flight) bool {
 // launchLocked has a message leave for which nobody waits. It does so in company, or alone after a while.
 func (f *Fleet) launchLocked(k entry) {
 	if k.use.flight == nil {
-		k.use.flight = f.calm(f.lane(k), &flight{id: k.id(), shard: k.shard, calm: true, done: make(chan struct{})})
+		fl := &flight{id: k.id(), shard: k.shard, calm: true, done: make(chan struct{})}
+		k.use.flight = f.calm(f.lane(k), fl, companyWaits)
+	}
+}
+
+// launchLongLocked has a message leave that is of no use to anybody soon.
+func (f *Fleet) launchLongLocked(now instant, k entry) {
+	switch {
+	case k.use.flight != nil:
+	case k.Till.Sub(now) < 2*longWaits:
+		f.launchLocked(k)
+	default:
+		fl := &flight{id: k.id(), shard: k.shard, calm: true, done: make(chan struct{})}
+		k.use.flight = f.calm(f.lane(k), fl, longWaits)
 	}
 }
 
 // launchEarlyLocked has tokens of the next window be asked for.
 func (f *Fleet) launchEarlyLocked(k entry) {
 	k.use.flight = f.calm(f.lane(k),
-		&flight{id: k.id(), shard: k.shard, calm: true, early: true, done: make(chan struct{})})
+		&flight{id: k.id(), shard: k.shard, calm: true, early: true, done: make(chan struct{})}, companyWaits)
 }
 
 // renewLocked has a message leave if there is something to tell, or to ask for, though nobody waits.
@@ -166,20 +185,28 @@ func (f *Fleet) renewLocked(now instant, k entry) {
 	case k.use.flight != nil:
 	case k.Due(now, &rule.Limit):
 		f.launchLocked(k)
+	case k.Rides(now, rule):
+		f.launchLongLocked(now, k)
 	case k.Early(now, rule):
 		f.launchEarlyLocked(k)
 	}
 }
 
 // calm adds a flight to the company; nil: there is no room, or the store is dead.
-func (f *Fleet) calm(l *lane, fl *flight) *flight {
+func (f *Fleet) calm(l *lane, fl *flight, wait time.Duration) *flight {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.company) >= queueSize || l.breaker.Refuses(f.clock()) {
+	now := f.clock()
+	if len(l.company) >= queueSize || l.breaker.Refuses(now) {
 		return nil
 	}
-	if l.company = append(l.company, fl); len(l.company) == 1 {
-		f.after(companyWaits, func() { l.send(nil) })
+	l.company = append(l.company, fl)
+	switch at := now.Add(wait); {
+	case len(l.company) == batchSize:
+		l.send(nil)
+	case len(l.company) == 1 || at < l.rings:
+		l.rings = at
+		f.after(wait, func() { l.send(nil) })
 	}
 	return fl
 }
@@ -291,7 +318,7 @@ func (f *Fleet) tellLocked(k entry, over hold.Part) {
 func (f *Fleet) as(k entry) ratelimit.Holder { return f.name + ratelimit.Holder(k.cell.Val.as) }
 
 func (f *Fleet) tellLate(fl *flight) {
-	if f.calm(f.laneOf(fl.late.name), fl) == nil {
+	if f.calm(f.laneOf(fl.late.name), fl, companyWaits) == nil {
 		f.stats.unreported.Add(1)
 		close(fl.done)
 	}

@@ -98,7 +98,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 			k.Doubt()
 			f.launchLocked(k)
 		}
-	case k.Due(now, &rule.Limit), k.Early(now, rule):
+	case k.Due(now, &rule.Limit), k.Early(now, rule), k.Rides(now, rule):
 		f.renewLocked(now, k.busy(now))
 	case k.Idle(now) && !f.keptIdle(k):
 		k = k.busy(now)

@@ -83,7 +83,10 @@ const (
 	paced, scarce = 10 * time.Millisecond, 100 * time.Millisecond
 	// refusal is how long a refusal is believed before the ledger is asked again, at first. It is doubled with each
 	// that it repeats, so often at most: seldom for a key to which tokens come back, by refunds at other nodes.
-	refusal, doublings, seldom = 100 * time.Millisecond, 7, 3
+	refusal, doublings = 100 * time.Millisecond, 3
+	seldom             = 8 // times as long
+	// often is from how many tokens a second on a key is renewed before its lease is used up.
+	often = 4
 	// idle is how long a key is not asked for until what it has is given back, where it lasts no longer than that.
 	idle = 2 * lease.Horizon
 	// early is how long before a window begins its tokens are claimed.
@@ -196,8 +199,10 @@ func (e Entry) Due(now instant, limit *ratelimit.Limit) bool {
 		return false
 	case e.doubt:
 		return true
-	case now < e.until: // what is refused meanwhile is told when it is asked again, and sooner if it is much
-		return now >= e.again && (e.Demand.Refused > 0 || e.Untold()) ||
+	case now < e.until:
+		// What is refused meanwhile is told when it is asked again, and sooner if it is much and the ledger does not
+		// know that all is used up.
+		return now >= e.again && (e.Demand.Refused > 0 || e.Untold()) || e.Sum <= limit.Capacity() &&
 			e.Spent-e.booked >= max(1, limit.Capacity()/account.LearnPart) && now >= e.told()
 	case e.Untold():
 		return true
@@ -207,8 +212,15 @@ func (e Entry) Due(now instant, limit *ratelimit.Limit) bool {
 		hand < min(e.Demand.PerSec*soon.Seconds(), float64(e.Taken)/2)
 }
 
+// Rides tells whether a lease that is used up may be renewed if others travel too, of a key that is not asked for
+// often: its next request need not wait then.
+func (e Entry) Rides(now instant, rule *ratelimit.Rule) bool {
+	return e.asked == 0 && e.Taken == e.Spent && e.Heard != 0 && now >= e.calm && now < e.Till &&
+		e.Demand.PerSec < often && e.plenty(rule) && now.Sub(e.Demand.LastUse) < time.Second
+}
+
 // told is from when on what was refused may be told again, though nobody asks.
-func (e Entry) told() instant { return e.Heard.Add(refusal / 2 << e.holds) }
+func (e Entry) told() instant { return e.Heard.Add(refusal / 2) }
 
 // Recalled gives back what others need, but for what requests wait for here. The ledger is told also where nothing is
 // in hand: to it, what was drawn is unspent.
@@ -250,8 +262,8 @@ func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimi
 	free := max(0, limit.Capacity()-g.Sum)
 	e.most, e.under = free+max(0, e.Taken-e.Spent), limit.Capacity()
 	pause := refusal << e.holds
-	if e.holds = min(e.holds+1, doublings); e.frees {
-		e.holds = min(e.holds, seldom)
+	if e.holds = min(e.holds+1, doublings); !e.frees {
+		pause *= seldom
 	}
 	e.again = now.Add(pause)
 	switch limit.Algorithm {

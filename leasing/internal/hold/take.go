@@ -94,7 +94,7 @@ func (e Entry) spend(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Ve
 	v.Debt = a.Cost - v.Charged
 	e.charge(a.Cost, &e.Charged)
 	limit := a.Rule.Limit.Capacity()
-	if known && e.Sum > limit && (e.Spent-e.booked < limit/account.LearnPart || now < e.told()) {
+	if known && e.Sum > limit {
 		return Answered
 	}
 	return Booked
