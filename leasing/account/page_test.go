@@ -1,0 +1,303 @@
+package account
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/big"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/leasing/specpage"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// The specification's numbers are the code's.
+func TestPageConstants(t *testing.T) {
+	page := specpage.Read(t)
+	one := func(s string) []string { return []string{s} }
+	of := func(d time.Duration) []string { return one(specpage.Duration(d)) }
+	page.Constants([]string{"account"}, map[string][]string{
+		"account.Learn":         of(Learn),
+		"account.LearnPart":     one(fmt.Sprint("1/", LearnPart)),
+		"account.MostBooked":    one(specpage.Power(int64(MostBooked))),
+		"account.mostSum":       one(specpage.Power(int64(mostSum))),
+		"account.mostBurst":     one(fmt.Sprint(int64(mostBurst))),
+		"account.readAgain":     of(readAgain),
+		"account.leftKept":      of(leftKept),
+		"account.keptMost":      of(keptMost),
+		"account.recordsPause":  of(recordsPause),
+		"account.askedRarely":   of(askedRarely),
+		"account.parts":         one(fmt.Sprint("1/", parts)),
+		"account.nodeDigits":    one(strconv.Itoa(nodeDigits)),
+		"account.namesOfANode":  one(strconv.Itoa(namesOfANode)),
+		"account.claimFields":   one(strconv.Itoa(claimFields)),
+		"account.answerFields":  one(strconv.Itoa(answerFields)),
+		"account.wasSettled":    one(strconv.Itoa(wasSettled)),
+		"account.wasOvertaken":  one(strconv.Itoa(wasOvertaken)),
+		"account.wasOver":       one(strconv.Itoa(wasOver)),
+		"account.wasExpired":    one(strconv.Itoa(wasExpired)),
+		"account.safe":          one(strconv.Itoa(int(safe))),
+		"account.closed":        one(strconv.Itoa(int(closed))),
+	})
+	// Each package of which there are constants has such a test.
+	want := []string{"account", "approx", "fleet", "hold", "lease", "leasing", "ratelimit"}
+	if d := cmp.Diff(want, page.Packages()); d != "" {
+		t.Error(d)
+	}
+	for _, words := range []string{recallChannel, epochName, connPrefix + "`"} {
+		page.Says("`" + strings.TrimSuffix(words, "`"))
+	}
+	if top := NewHolder() >> 63; top != 1 {
+		t.Error("the top bit of a name is not set")
+	}
+}
+
+// The tests that the specification names are there.
+func TestPageNamesTests(t *testing.T) {
+	page, tests := specpage.Read(t), map[string]bool{}
+	function := regexp.MustCompile(`(?m)^func (Test[A-Za-z0-9]+)\(`)
+	for _, folder := range []string{"leasing/account", "leasing/internal/*", "leasing/fleet", "approx", "cmd/sluice"} {
+		files, _ := filepath.Glob(filepath.Join(specpage.Top(t), folder, "*_test.go"))
+		for _, file := range files {
+			source, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range function.FindAllStringSubmatch(string(source), -1) {
+				tests[m[1]] = true
+			}
+		}
+	}
+	named := regexp.MustCompile(`<!-- held by ([A-Za-z0-9, ]+) -->`).FindAllStringSubmatch(page.Text, -1)
+	if len(named) < 15 {
+		t.Errorf("%d sentences are tied to tests", len(named))
+	}
+	for _, m := range named {
+		for _, name := range strings.Split(m[1], ", ") {
+			if !tests[name] {
+				t.Errorf("the page names %s, and there is no such test", name)
+			}
+		}
+	}
+}
+
+// The two messages have the fields that the specification has, of these types.
+func TestPageMessages(t *testing.T) {
+	page := specpage.Read(t)
+	for name, of := range map[string]reflect.Type{"Claim": reflect.TypeFor[Claim](), "Grant": reflect.TypeFor[Grant]()} {
+		var got, want [][2]string
+		for _, row := range page.Rows("message: " + name) {
+			got = append(got, [2]string{strings.Trim(row[0], "`"), row[1]})
+		}
+		for i := range of.NumField() {
+			f := of.Field(i)
+			kind := f.Type.Kind().String()
+			if f.Type == reflect.TypeFor[error]() {
+				kind = "error"
+			}
+			want = append(want, [2]string{f.Name, kind})
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("%s: code -, page +\n%s", name, d)
+		}
+	}
+}
+
+// wholeOf reads 5, -2^43, 10^12 and 365 d.
+func wholeOf(t *testing.T, text string) int64 {
+	t.Helper()
+	if days, ok := strings.CutSuffix(text, " d"); ok {
+		return wholeOf(t, days) * int64(24*time.Hour)
+	}
+	digits, sign := strings.CutPrefix(text, "-")
+	base, power, ok := strings.Cut(digits, "^")
+	if !ok {
+		power = "1"
+	}
+	b, err1 := strconv.ParseInt(base, 10, 64)
+	p, err2 := strconv.ParseInt(power, 10, 64)
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	n := new(big.Int).Exp(big.NewInt(b), big.NewInt(p), nil).Int64()
+	if sign {
+		return -n
+	}
+	return n
+}
+
+// The ledger refuses, or clamps, what is outside the bounds that the specification states, and nothing within.
+func TestPageBounds(t *testing.T) {
+	bounded := regexp.MustCompile(`^(clamped |draws )?(\S+) to (\S+(?: d)?)$`)
+	n := 0
+	for _, row := range specpage.Read(t).Rows("message: Claim") {
+		m := bounded.FindStringSubmatch(row[3])
+		if m == nil {
+			continue
+		}
+		n++
+		field, least, most := strings.Trim(row[0], "`"), wholeOf(t, m[2]), wholeOf(t, m[3])
+		for _, v := range []int64{least - 1, least, most, most + 1} {
+			b := newBench(t, fixed(100))
+			c := Claim{Key: "k", Window: b.window(0), Limit: b.limit, Holder: 1, Seq: 1}
+			if m[1] == "draws " {
+				c.Kind = Draws
+			}
+			at := reflect.ValueOf(&c).Elem().FieldByName(field)
+			if field == "Limit" {
+				at = at.FieldByName("Requests")
+			}
+			if v < 0 && at.CanUint() {
+				continue
+			} else if at.CanUint() {
+				at.SetUint(uint64(v))
+			} else {
+				at.SetInt(v)
+			}
+			g, outside := b.settles(&c), v < least || v > most
+			if m[1] == "clamped " {
+				c.Need, c.Seq = 0, 1
+				if want := max(v, 0); v > 0 && g.Total != tokens(min(want, most)) {
+					t.Errorf("%s of %d makes a total of %d", field, v, g.Total)
+				}
+				if v < 0 && clamped(tokens(v)) != tokens(max(v, least)) {
+					t.Errorf("%s of %d is %d", field, v, clamped(tokens(v)))
+				}
+			} else if errors.Is(g.Err, errClaim) != outside {
+				t.Errorf("%s of %d: %v", field, v, g.Err)
+			}
+		}
+	}
+	if n < 7 {
+		t.Errorf("%d fields have bounds", n)
+	}
+}
+
+// The scripts' arguments and answers are in the specification's order.
+func TestPageScripts(t *testing.T) {
+	page := specpage.Read(t)
+	told := regexp.MustCompile(`(?s)\nlocal (Kind, .*?) = struct\.unpack`).FindStringSubmatch(commonLua)
+	says := regexp.MustCompile(`-- answered: (.*)`).FindStringSubmatch(commonLua)
+	for mark, names := range map[string]string{"script: arguments": told[1], "script: answer": says[1]} {
+		want := strings.Split(strings.Join(strings.Fields(names), " "), ", ")
+		if d := cmp.Diff(want, specpage.Quoted(page.Between(mark))); d != "" {
+			t.Errorf("%s: code -, page +\n%s", mark, d)
+		}
+	}
+}
+
+// All fields in Redis are the specification's, and each packed number is what it says.
+func TestPageFields(t *testing.T) {
+	s := redistest.Shared(t)
+	client := s.Client()
+	defer client.Close()
+	for mark, of := range map[string]ratelimit.Limit{"fields: window": fixed(100), "fields: bucket": bucketOf10} {
+		m := newMoved(t, s)
+		b := newBench(t, of)
+		send := func(after time.Duration, c Claim) {
+			b.now = b.now.Add(after)
+			m.now = b.now
+			c.Key, c.Limit, c.Window, c.TTL = "k", of, b.window(0), time.Second
+			grants := make([]Grant, 1)
+			if _, _, err := m.Settle(t.Context(), []Claim{c}, grants); err != nil || grants[0].Err != nil {
+				t.Fatal(err, grants[0].Err)
+			}
+			b.settles(&c)
+		}
+		// So that no two numbers are the same: it learns, recalls, and has eager leases.
+		send(0, Claim{Holder: 1, Seq: 3, Need: 3, Want: 3})
+		send(1100*time.Millisecond, Claim{Holder: 2, Seq: 5, Taken: 7, Spent: 6, Need: 1, Want: 1})
+		send(70*time.Millisecond, Claim{Holder: 1, Seq: 9, Taken: 4, Spent: 2, Need: 99, Want: 99, Share: 1})
+		pageFields(t, mark, client.HGetAll(t.Context(), m.nameOf("k", b.window(0))).Val(), b)
+		client.Del(context.Background(), m.nameOf("k", b.window(0)))
+	}
+}
+
+var bucketOf10 = ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Requests: 7, Burst: 10}
+
+// pageFields compares fields of a hash with those of the page, and with an account in memory.
+func pageFields(t *testing.T, mark string, fields map[string]string, b *bench) {
+	forms := map[string][]string{} // names of numbers that are packed in a field
+	for _, row := range specpage.Read(t).Rows(mark) {
+		names := specpage.Quoted(row[1])
+		if forms[strings.Trim(row[0], "`")] = names; len(names) > 0 &&
+			!strings.HasPrefix(row[1], fmt.Sprint(len(names), " doubles")) {
+			t.Errorf("%s: %d names, and %q", mark, len(names), row[1])
+		}
+	}
+	k := b.shard("k").accounts[name{"k", b.window(0)}]
+	seen, values := map[string]bool{}, b.accountNumbers(k)
+	for field, value := range fields {
+		kind, holder, isHolder := strings.Cut(field, ":")
+		form, numbers := field, values
+		if isHolder {
+			form = kind + ":NAME"
+			r := k.account.records.find(ratelimit.Holder(holder[0] - '0'))
+			if k.bucket != nil {
+				r = k.bucket.records.find(ratelimit.Holder(holder[0] - '0'))
+			}
+			numbers = map[string]float64{
+				"seq": float64(r.seq), "spent": float64(r.spent), "fence": float64(r.fence),
+				"expires": float64(r.expires), "turn": float64(r.expires), "": float64(r.total()),
+			}
+		}
+		names, ok := forms[form]
+		seen[form] = true
+		switch {
+		case !ok:
+			t.Errorf("%s: Redis has a field %s", mark, field)
+		case len(names) == 0: // an integer
+			if n, _ := strconv.ParseFloat(value, 64); n != numbers[""] {
+				t.Errorf("%s: %s is %q, and in memory %v", mark, field, value, numbers[""])
+			}
+		case len(value) != 8*len(names):
+			t.Errorf("%s: %s has %d bytes, and %d numbers", mark, field, len(value), len(names))
+		default:
+			for i, name := range names {
+				n := doubleAt(value, i)
+				if want, ok := numbers[name]; !ok || n != want {
+					t.Errorf("%s: %s of %s is %v, and in memory %v", mark, name, field, n, want)
+				}
+			}
+		}
+	}
+	if len(seen) != len(forms) {
+		t.Errorf("%s: the page has %v, and Redis %v", mark, forms, fields)
+	}
+}
+
+// accountNumbers are the numbers of an account, by the names that they have on the page.
+func (b *bench) accountNumbers(k *kept) map[string]float64 {
+	if k.bucket == nil {
+		us := func(d time.Duration) float64 { return float64(d.Microseconds()) }
+		return map[string]float64{
+			"": float64(k.sum), "spent": float64(k.spent), "fence": float64(k.account.fence), "learns": float64(k.account.learns),
+			"learned": float64(k.learned), "eagerly": float64(k.eagerly), "asked": float64(k.asked), "pause": us(k.pause),
+			"least": us(k.least),
+		}
+	}
+	return map[string]float64{
+		"level": float64(k.level), "carry": float64(k.carry), "at": float64(k.at), "hand": float64(k.hand),
+		"old": float64(k.old), "turn": float64(k.turn), "ends": float64(k.ends),
+		"slot": float64(k.slot.Microseconds()), "fence": float64(k.bucket.fence), "learns": float64(k.bucket.learns),
+	}
+}
+
+func doubleAt(packed string, i int) float64 {
+	bits := uint64(0)
+	for j := range 8 {
+		bits |= uint64(packed[8*i+j]) << (8 * j)
+	}
+	return math.Float64frombits(bits)
+}
