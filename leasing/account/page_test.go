@@ -28,27 +28,27 @@ func TestPageConstants(t *testing.T) {
 	one := func(s string) []string { return []string{s} }
 	of := func(d time.Duration) []string { return one(specpage.Duration(d)) }
 	page.Constants([]string{"account"}, map[string][]string{
-		"account.Learn":         of(Learn),
-		"account.LearnPart":     one(fmt.Sprint("1/", LearnPart)),
-		"account.MostBooked":    one(specpage.Power(int64(MostBooked))),
-		"account.mostSum":       one(specpage.Power(int64(mostSum))),
-		"account.mostBurst":     one(fmt.Sprint(int64(mostBurst))),
-		"account.readAgain":     of(readAgain),
-		"account.leftKept":      of(leftKept),
-		"account.keptMost":      of(keptMost),
-		"account.recordsPause":  of(recordsPause),
-		"account.askedRarely":   of(askedRarely),
-		"account.parts":         one(fmt.Sprint("1/", parts)),
-		"account.nodeDigits":    one(strconv.Itoa(nodeDigits)),
-		"account.namesOfANode":  one(strconv.Itoa(namesOfANode)),
-		"account.claimFields":   one(strconv.Itoa(claimFields)),
-		"account.answerFields":  one(strconv.Itoa(answerFields)),
-		"account.wasSettled":    one(strconv.Itoa(wasSettled)),
-		"account.wasOvertaken":  one(strconv.Itoa(wasOvertaken)),
-		"account.wasOver":       one(strconv.Itoa(wasOver)),
-		"account.wasExpired":    one(strconv.Itoa(wasExpired)),
-		"account.safe":          one(strconv.Itoa(int(safe))),
-		"account.closed":        one(strconv.Itoa(int(closed))),
+		"account.Learn":        of(Learn),
+		"account.LearnPart":    one(fmt.Sprint("1/", LearnPart)),
+		"account.MostBooked":   one(specpage.Power(int64(MostBooked))),
+		"account.mostSum":      one(specpage.Power(int64(mostSum))),
+		"account.mostBurst":    one(fmt.Sprint(int64(mostBurst))),
+		"account.readAgain":    of(readAgain),
+		"account.leftKept":     of(leftKept),
+		"account.keptMost":     of(keptMost),
+		"account.recordsPause": of(recordsPause),
+		"account.askedRarely":  of(askedRarely),
+		"account.parts":        one(fmt.Sprint("1/", parts)),
+		"account.nodeDigits":   one(strconv.Itoa(nodeDigits)),
+		"account.namesOfANode": one(strconv.Itoa(namesOfANode)),
+		"account.claimFields":  one(strconv.Itoa(claimFields)),
+		"account.answerFields": one(strconv.Itoa(answerFields)),
+		"account.wasSettled":   one(strconv.Itoa(wasSettled)),
+		"account.wasOvertaken": one(strconv.Itoa(wasOvertaken)),
+		"account.wasOver":      one(strconv.Itoa(wasOver)),
+		"account.wasExpired":   one(strconv.Itoa(wasExpired)),
+		"account.safe":         one(strconv.Itoa(int(safe))),
+		"account.closed":       one(strconv.Itoa(int(closed))),
 	})
 	// Each package of which there are constants has such a test.
 	want := []string{"account", "approx", "fleet", "hold", "lease", "leasing", "ratelimit"}
@@ -130,11 +130,14 @@ func wholeOf(t *testing.T, text string) int64 {
 	if err := errors.Join(err1, err2); err != nil {
 		t.Fatal(err)
 	}
-	n := new(big.Int).Exp(big.NewInt(b), big.NewInt(p), nil).Int64()
-	if sign {
-		return -n
+	n := new(big.Int).Exp(big.NewInt(b), big.NewInt(p), nil)
+	if !n.IsInt64() {
+		t.Fatalf("%s is no bound", text)
 	}
-	return n
+	if sign {
+		return -n.Int64()
+	}
+	return n.Int64()
 }
 
 // The ledger refuses, or clamps, what is outside the bounds that the specification states, and nothing within.
@@ -181,6 +184,36 @@ func TestPageBounds(t *testing.T) {
 	}
 	if n < 7 {
 		t.Errorf("%d fields have bounds", n)
+	}
+}
+
+// What the specification says of single values of a claim is so.
+func TestPageValues(t *testing.T) {
+	page, b := specpage.Read(t), newBench(t, fixed(100))
+	page.Says(fmt.Sprintf("| %d claims, %d draws, %d leaves |", States, Draws, Leaves))
+	page.Says("if that is more; below 1 is 1 |")
+	for h, share := range []int{-1, 0, 1} {
+		b.is(b.claims(ratelimit.Holder(h+1), 0, 0, 0, func(c *Claim) { c.Want, c.Share = 10, share }), 10, 10,
+			tokens(10*(h+1)), tokens(10*h))
+	}
+	page.Says("below 1 µs: the lease has no end |")
+	for ttl, eager := range map[time.Duration]bool{999: false, 1000: true} {
+		if c := (Claim{Window: 1, TTL: ttl}); c.Eager() != eager {
+			t.Errorf("a TTL of %v makes an eager lease: %v", ttl, c.Eager())
+		}
+	}
+	page.Says("its number; 0 of a bucket, and only then |")
+	page.Says("| not 0 | the holder's name |")
+	page.Says("| not empty | the key's name |")
+	for what, change := range map[string]func(*Claim){
+		"no window":             func(c *Claim) { c.Window = 0 },
+		"a bucket and a window": func(c *Claim) { c.Limit.Algorithm = ratelimit.TokenBucket },
+		"no holder":             func(c *Claim) { c.Holder = 0 },
+		"no key":                func(c *Claim) { c.Key = "" },
+	} {
+		if g := b.claims(1, 0, 0, 0, change); !errors.Is(g.Err, errClaim) {
+			t.Errorf("%s: %v", what, g.Err)
+		}
 	}
 }
 
