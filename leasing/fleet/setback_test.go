@@ -16,12 +16,13 @@ type setBack struct {
 	by     time.Duration
 	ledger *account.Memory
 	rule   *ratelimit.Rule
+	key    []byte
 	timers []func()
 }
 
 func newSetBack(t *testing.T, l ratelimit.Limit) *setBack {
 	const begins = instant(time.Hour)
-	b := &setBack{T: t, now: begins}
+	b := &setBack{T: t, now: begins, key: []byte("k")}
 	b.ledger = account.NewMemory(100, func() ledgerTime {
 		return ledgerTime(20_834 * 86_400 * 1_000_000).Add(b.now.Sub(begins) + b.by)
 	})
@@ -53,7 +54,7 @@ func (b *setBack) exchange() {
 
 func (b *setBack) ask(cost tokens) (admitted bool) {
 	v := make([]verdict, 1)
-	w := b.Ask(b.now, []ask{{Rule: b.rule, Key: []byte("k"), Cost: cost}}, v)
+	w := b.Ask(b.now, []ask{{Rule: b.rule, Key: b.key, Cost: cost}}, v)
 	for i := 0; w != nil && w.Advance(b.now); i++ {
 		b.exchange()
 		if b.now = b.now.Add(time.Millisecond); i > 50 {
