@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/fleet"
 	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -34,6 +36,7 @@ type Kind string
 const (
 	Local Kind = "local"
 	Fleet Kind = "fleet"
+	Sums  Kind = "sums" // a fleet's node of the next core
 )
 
 // Options are what is measured.
@@ -119,7 +122,7 @@ func Run(o Options) (Result, error) {
 // warming is how often all keys are asked about before decisions in a row: a first
 // lease is of one token, and the next claim would be waited for, one key after the other.
 func warming(k Kind) int {
-	if k == Fleet {
+	if k != Local {
 		return 3
 	}
 	return 0
@@ -143,11 +146,21 @@ func (m *measure) clock() ratelimit.Instant {
 // open makes the limiter; stop ends it.
 func (m *measure) open() (stop func()) {
 	wall := time.Unix(1_800_000_000, 0)
-	if m.Kind != Fleet {
+	if m.Kind == Local {
 		m.limiter = leasing.NewLocal(m.Keys+m.Keys/8, 1, wall)
 		return func() {}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
+	if m.Kind == Sums {
+		f := fleet.New(ample{m.clock}, account.NewHolder(), m.Keys+m.Keys/2, m.clock, wall)
+		var ended sync.WaitGroup
+		ended.Go(func() { f.Run(ctx) })
+		m.limiter = f
+		return func() {
+			cancel()
+			ended.Wait()
+		}
+	}
 	// With half as much room again as keys, what is leased stays, as it does where MAX_KEYS
 	// was not reached.
 	f := leasing.NewFleet(generous{m.clock}, ledger.NewHolder(), m.Keys+m.Keys/2, m.clock, wall)
@@ -207,7 +220,7 @@ func (a *asker) ask(n uint64) {
 // each decision. Where it must wait for a ledger, many do at once.
 func (m *measure) each(what string, n int) Times {
 	callers := 1
-	if m.Kind == Fleet {
+	if m.Kind != Local {
 		callers = 512
 	}
 	took := make([]uint32, n)
@@ -328,6 +341,20 @@ func (l generous) Settle(_ context.Context, claims []ratelimit.Claim, grants []r
 // Recalls implements [ratelimit.Recaller]: as with Redis, a lease is then large and
 // long while there is plenty. Nothing is ever recalled.
 func (l generous) Recalls(ctx context.Context, _ []ratelimit.Holder, _ func(string)) { <-ctx.Done() }
+
+// ample is a ledger of the next core that grants everything and keeps nothing.
+type ample struct{ clock ratelimit.Clock }
+
+// Settle implements [account.Ledger].
+func (l ample) Settle(_ context.Context, claims []account.Claim, grants []account.Grant) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
+	at := ratelimit.LedgerTime(1_800_000_000_000_000).Add(time.Duration(l.clock()))
+	for i := range claims {
+		c := &claims[i]
+		total := max(c.Taken, c.Spent) + max(c.Want, c.Need)
+		grants[i] = account.Grant{Granted: max(c.Want, c.Need), Total: total, Sum: total, Fence: 1, At: at}
+	}
+	return ratelimit.Epoch{}, at, nil // of no epoch, so that nobody draws: it keeps no totals
+}
 
 // collector is how many seconds of CPU the garbage collector has used.
 func collector() float64 {

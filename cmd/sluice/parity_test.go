@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -189,6 +190,7 @@ type parityRun struct {
 	routing   bool
 	exchanges []exchange
 	json      bool
+	nodes     int                           // of a fleet, which are asked in turn; 0: one
 	after     func(t *testing.T, s *sluice) // if the exchanges went well
 }
 
@@ -206,24 +208,72 @@ func (p parityRun) answer(t *testing.T) {
 		own := net.JoinHostPort(host, port)
 		env = append(env, "PEERS=static:"+own, "PEER_ADDR="+own, "PEER_SECRET=sixteen-bytes-or-more")
 	}
-	s := serveWith(t, env, "serve")
-	s.untilHealthy()
-	ask := s.overGRPC()
-	if p.json {
-		ask = s.overJSON()
+	var asks []func(*rls.RateLimitRequest) string
+	var all []*sluice
+	for range max(1, p.nodes) {
+		s := serveWith(t, env, "serve")
+		all = append(all, s)
+		if asks = append(asks, s.overGRPC()); p.json {
+			asks[0] = s.overJSON()
+		}
 	}
-	for _, x := range p.exchanges {
-		if got := ask(parseRequest(t, x.request)); got != x.want && (!strings.HasPrefix(x.want, "error: ") || !strings.Contains(got, x.want[len("error: "):])) {
+	for _, s := range all {
+		s.untilHealthy()
+	}
+	for i, x := range p.exchanges {
+		got, want := asks[i%len(asks)](parseRequest(t, x.request)), x.want
+		if p.nodes > 0 { // what is left is what a node has last heard of
+			got, want = codesOf(got), codesOf(want)
+		}
+		if got != want && (!strings.HasPrefix(x.want, "error: ") || !strings.Contains(got, x.want[len("error: "):])) {
 			t.Errorf("%s\n got  %s\n want %s", x.request, got, x.want)
 		}
 	}
-	if n := s.late(); n != 0 {
-		t.Errorf("%d decisions were made without the store", n)
+	for _, s := range all {
+		if n := s.late(); n != 0 {
+			t.Errorf("%d decisions were made without the store", n)
+		}
 	}
 	if p.after != nil {
-		p.after(t, s)
+		p.after(t, all[0])
 	}
-	_ = s.cmd.Process.Kill()
+	for _, s := range all {
+		_ = s.cmd.Process.Kill()
+	}
+}
+
+// codesOf is an answer without what is left.
+func codesOf(answer string) string {
+	return regexp.MustCompile(` left \d+`).ReplaceAllString(answer, "")
+}
+
+// What is asked of three nodes in turn is answered as one node answers it: requests, charges after the fact, refunds and
+// peeks, each at whichever node it arrives.
+func TestParityOfFleets(t *testing.T) {
+	files, store := runtimeDirectory(t), redistest.Start(t)
+	for _, mode := range []string{"leasing", "approx"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			env := append([]string{"COORDINATION_MODE=" + mode, "REDIS_URL=" + store.Addr, "LEDGER=sums"}, files...)
+			p := parityRun{env: env, nodes: 3, exchanges: slices.Concat(parityExchanges, fileExchanges, fleetExchanges)}
+			p.answer(t)
+		})
+	}
+}
+
+// fleetExchanges are what a language model's gateway asks: a peek, a charge when the response is done, a refund.
+var fleetExchanges = []exchange{
+	{"other=llm hits=0", "OK [OK 5/DAY left 5]"},
+	{"other=llm hits=4", "OK [OK 5/DAY left 1]"},
+	{"other=llm hits=0", "OK [OK 5/DAY left 1]"},
+	{"other=llm hits=400", "OVER_LIMIT [OVER_LIMIT 5/DAY left 0]"},
+	{"other=llm hits=0", "OVER_LIMIT [OVER_LIMIT 5/DAY left 0]"},
+	{"other=llm hits=0", "OVER_LIMIT [OVER_LIMIT 5/DAY left 0]"},
+	{"other=llm", "OVER_LIMIT [OVER_LIMIT 5/DAY left 0]"},
+	{"other=back hits=5", "OK [OK 5/DAY left 0]"},
+	{"other=back hits=3 refund", "OK [OK 5/DAY left 3]"},
+	{"other=back hits=3", "OK [OK 5/DAY left 0]"},
+	{"other=back", "OVER_LIMIT [OVER_LIMIT 5/DAY left 0]"},
 }
 
 // late counts decisions without the store, and those that drifted.
@@ -277,9 +327,6 @@ func TestParity(t *testing.T) {
 	files := runtimeDirectory(t)
 	for store, env := range parityStores(t) {
 		for _, mode := range []string{"leasing", "routing", "approx"} {
-			if store == "sums" && mode == "routing" { // which that does not have yet
-				continue
-			}
 			t.Run(store+"/"+mode, func(t *testing.T) {
 				t.Parallel() // a node on a store that is new to it is not healthy for two seconds
 				sink := newLineSink(t)
@@ -296,7 +343,7 @@ func TestParity(t *testing.T) {
 				json := parityRun{env: env, routing: p.routing, exchanges: p.exchanges, json: true}
 				json.answer(t)
 				for _, g := range globalExchanges {
-					if store != "single" && g.statistics == nil { // no store has a part in these
+					if store != "single" && store != "sums" && g.statistics == nil { // no store has a part in these
 						continue
 					}
 					t.Run(strings.Join(g.env, " "), func(t *testing.T) {

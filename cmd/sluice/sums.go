@@ -116,7 +116,7 @@ func reconciled(log *slog.Logger) func(*leased.Reconciliation) {
 	return func(r *leased.Reconciliation) {
 		if log.Enabled(context.Background(), slog.LevelDebug) {
 			log.Debug("drift reconciled", "domain", r.Rule.Domain, "rule", r.Rule.Path, "key", r.Key, "window", r.Window, "fence", r.Fence,
-				"drift", r.Drift, "charged", r.Charged, "by_policy", r.Unasked, "over", r.Over, "sum", r.Sum)
+				"drift", r.Drift, "confirmed", r.Confirmed, "charged", r.Charged, "over", r.Over, "by_policy", r.ByPolicy, "sum", r.Sum)
 		}
 	}
 }
@@ -153,7 +153,10 @@ func (s *sums) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	all.Go(func() {
-		if err := s.start.run(ctx, s.client, func() { s.warmed.Store(int64(s.clock())) }, s.failed); err != nil {
+		if err := s.start.run(ctx, s.client, func() {
+			s.Answered()
+			s.warmed.Store(int64(s.clock()))
+		}, s.failed); err != nil {
 			cancel(err)
 		}
 	})

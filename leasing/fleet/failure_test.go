@@ -70,7 +70,7 @@ func TestUndoWithoutTheStore(t *testing.T) {
 }
 
 // decided asks a node, and has the ledger answer until it has decided.
-func decided(t *testing.T, node *Stepped, ledger account.Ledger, a ratelimit.Ask) ratelimit.Verdict {
+func decided(t testing.TB, node *Stepped, ledger account.Ledger, a ratelimit.Ask) ratelimit.Verdict {
 	t.Helper()
 	verdicts := make([]ratelimit.Verdict, 1)
 	w := node.Ask(node.clock(), []ratelimit.Ask{a}, verdicts)

@@ -211,6 +211,17 @@ func (l *lane) take(first *flight) (flights []*flight) {
 	return flights
 }
 
+// Answered takes in that the ledger has answered somebody else: it counts as dead no more.
+func (f *Fleet) Answered() {
+	for i := range f.lanes {
+		l := &f.lanes[i]
+		l.mu.Lock()
+		l.breaker.Success()
+		l.mu.Unlock()
+	}
+	f.Greet()
+}
+
 // Greet has the ledger asked what time it is, and whose data it has, though nobody waits for it.
 func (f *Fleet) Greet() {
 	for i := range f.lanes {

@@ -123,6 +123,7 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 			return errReset
 		}
 	}
+	f.forgive(now, a.Key)
 	// Under a name of its own, which is used once: a holder that refunds what others were charged.
 	c := account.Claim{
 		Key: name, Window: w, Limit: rule.Limit, Holder: f.name + ratelimit.Holder(f.nextName()), Seq: 1, Share: 1,
@@ -143,13 +144,18 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 		refunded = g[0].Sum
 		c.Taken, c.Spent = c.Taken-refunded, c.Spent-refunded
 	}
-	s, id, at := f.find(a.Key)
+	f.forgive(now, a.Key)
+	return nil
+}
+
+// forgive forgets what this node has concluded of a key before it was reset.
+func (f *Fleet) forgive(now instant, key []byte) {
+	s, id, at := f.find(key)
 	defer s.mu.Unlock()
-	if at != nil { // what this node concluded from before holds no more
+	if at != nil {
 		k := s.entry(now, id, at)
 		k.Forgive()
 		k.Doubt()
 		f.launchLocked(k)
 	}
-	return nil
 }

@@ -119,66 +119,70 @@ func (f *Fleet) Stats() ratelimit.LimiterStats {
 	return s
 }
 
-// Reconciliation is what an answer has settled of what this node had spent without asking.
+// Reconciliation is what a claim has settled of what this node had spent without asking.
 type Reconciliation struct {
-	Rule    *ratelimit.Rule
-	Key     string // as the ledger names it
-	Window  window
-	Fence   ratelimit.Fence
-	Drift   tokens // spent and not taken, when the message was written: drift, what on_store_failure admitted, charges
-	Charged tokens // of it, charges after the fact
-	Unasked tokens // and what on_store_failure admitted
-	Over    tokens // of it, beyond the limit
-	Sum     tokens // of the account
+	Rule      *ratelimit.Rule
+	Key       string // as the ledger names it
+	Window    window
+	Fence     ratelimit.Fence
+	Drift     tokens // spent and not taken, when the claim was written: drift, what on_store_failure admitted, charges
+	Confirmed tokens // of it
+	Charged   tokens // of it, charges after the fact that were not told before
+	Over      tokens // by which what was over-admitted has grown
+	ByPolicy  tokens // of Over, what on_store_failure admitted
+	Sum       tokens // of the account
 }
 
-// reconcile counts what an answer says of what was spent without asking.
+// reconcile counts what an answer says of what was spent without asking. A draw that was not covered as a whole is put
+// right by a claim, which says it all once more.
 func (f *Fleet) reconcile(k entry, fl *flight, g *account.Grant) {
 	told := fl.message.Drift()
-	charged := min(fl.beyond.Charged, told)
-	unasked := min(fl.beyond.Unasked, told-charged)
-	k.Charged, k.Unasked = max(0, k.Charged-fl.beyond.Charged), max(0, k.Unasked-fl.beyond.Unasked)
-	rule := k.rule()
+	if fl.message.Claim.Kind == account.Draws {
+		return
+	}
+	k.Charged = max(0, k.Charged-fl.beyond.Charged)
 	if told <= 0 {
 		return
 	}
-	limit := rule.Limit.Capacity()
-	if of := rule.Whole(); of != nil {
-		limit = of.Limit.Capacity() // what lies beyond the ledger's part is within it
-	}
+	rule := k.rule()
+	over := min(told, max(0, g.Sum-fl.message.Claim.Limit.Capacity()))
 	r := Reconciliation{
 		Rule: rule, Key: fl.message.Claim.Key, Window: fl.message.Claim.Window, Fence: g.Fence,
-		Drift: told, Charged: charged, Unasked: unasked, Over: min(told, max(0, g.Sum-limit)), Sum: g.Sum,
+		Drift: told, Confirmed: told - over, Charged: fl.beyond.Charged, Sum: g.Sum,
 	}
+	if of := rule.Whole(); of != nil { // what lies beyond the ledger's part is within the limit
+		over = min(told, max(0, g.Sum-of.Limit.Capacity()))
+	}
+	// The account does not say which of its tokens refusals were charged. So what drifted counts first, and what a
+	// window was over-admitted is never said to be less than it is, nor more than this node's share.
+	drifted := min(over, fl.beyond.Drifted, rule.DriftShare())
+	byPolicy := min(over-drifted, fl.beyond.Unasked)
+	r.ByPolicy = max(0, byPolicy-k.ByPolicy)
+	r.Over = max(0, drifted-k.Over) + r.ByPolicy
+	k.bounded(rule, max(k.Over, drifted), max(k.ByPolicy, byPolicy))
 	if c := rule.Counters; c != nil {
-		// What is beyond the limit is first what was charged after the fact: nothing was admitted by that.
-		over := max(0, r.Over-charged)
-		c.OverAdmitted.Add(uint64(over))
-		c.OverByPolicy.Add(uint64(min(over, unasked)))
-		k.bounded(rule, over-min(over, unasked), min(over, unasked))
+		c.OverAdmitted.Add(uint64(r.Over))
+		c.OverByPolicy.Add(uint64(r.ByPolicy))
 	}
 	if f.OnReconcile != nil {
 		f.OnReconcile(&r)
 	}
 }
 
-// bounded counts a window of a key when this node's part of what was over-admitted comes near its part of what the rule
-// declares, or goes beyond it. What on_store_failure admitted is declared apart.
+// bounded counts a window of a key when this node's part of what was over-admitted comes near its share of what the
+// rule declares. What on_store_failure admitted is declared apart.
 func (k entry) bounded(rule *ratelimit.Rule, drifted, byPolicy tokens) {
-	if drifted+byPolicy <= 0 {
+	before, beyond := k.Over, k.ByPolicy > 0
+	k.Over, k.ByPolicy = drifted, byPolicy
+	c, share := rule.Counters, rule.DriftShare()
+	if c == nil {
 		return
 	}
-	declared := rule.DriftShare()
-	before := k.use.Over
-	k.use.Over += drifted
-	if near := declared - declared/5; before < near && k.use.Over >= near {
-		rule.Counters.NearBound.Add(1)
+	if near := share - share/5; before < near && drifted >= near {
+		c.NearBound.Add(1)
 	}
-	switch {
-	case before <= declared && k.use.Over > declared:
-		rule.Counters.BeyondBound.Add(1)
-	case byPolicy > 0:
-		rule.Counters.BeyondByPolicy.Add(1)
+	if byPolicy > 0 && !beyond {
+		c.BeyondByPolicy.Add(1)
 	}
 }
 

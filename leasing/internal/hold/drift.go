@@ -1,6 +1,7 @@
 package hold
 
 import (
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -48,6 +49,7 @@ func (e Entry) SpendShare(now instant, a *ratelimit.Ask, share tokens, v *rateli
 	unheard := e.Unheard()
 	// What is in hand is spent first.
 	e.Spent += a.Cost
+	e.Drifted = min(e.Drifted+a.Cost, account.MostBooked)
 	e.Demand.Used = ratelimit.AddTokens(e.Demand.Used, a.Cost)
 	e.Demand.LastUse = now
 	*v = ratelimit.Verdict{Charged: a.Cost, Source: ratelimit.FromDrift}

@@ -47,9 +47,11 @@ type refusals struct {
 
 // Beyond says how it came about that more was spent than taken, in this window.
 type Beyond struct {
+	Drifted tokens // from this node's share
+	Unasked tokens // as on_store_failure said
 	Charged tokens // after the fact, and not told yet
-	Unasked tokens // as on_store_failure said, and not told yet
-	Over    tokens // drift that was told, and lay beyond the limit
+	// Of what was told, so much lay beyond the limit at most: of Drifted, and of Unasked.
+	Over, ByPolicy tokens
 }
 
 // Entry is all that a node knows of one key. Its methods must not be called at the same time for the same key.
@@ -70,7 +72,7 @@ func (e Entry) Remember(now instant, limit *ratelimit.Limit) {
 // Kept tells whether the use must not be forgotten: it has tokens in hand of the next window, or says of what was spent
 // how it came about.
 func (u *Use) Kept() bool {
-	return u.Next.Deadline != 0 || u.Charged > 0 || u.Unasked > 0 || u.Waiting > 0
+	return u.Next.Deadline != 0 || u.Beyond != (Beyond{}) || u.Waiting > 0
 }
 
 // Times of what a node does by itself.
@@ -79,8 +81,8 @@ const (
 	soon = 250 * time.Millisecond
 	// paced is how soon after an answer more is asked for in the background, and scarce how long after a recall.
 	paced, scarce = 10 * time.Millisecond, 100 * time.Millisecond
-	// refusal is how long a refusal is believed before the ledger is asked again, at first. It is doubled with each that
-	// it repeats, so often at most: seldom for a key to which tokens come back, by refunds at other nodes.
+	// refusal is how long a refusal is believed before the ledger is asked again, at first. It is doubled with each
+	// that it repeats, so often at most: seldom for a key to which tokens come back, by refunds at other nodes.
 	refusal, doublings, seldom = 100 * time.Millisecond, 7, 3
 	// idle is how long a key is not asked for until what it has is given back, where it lasts no longer than that.
 	idle = 2 * lease.Horizon
@@ -216,8 +218,13 @@ func (e Entry) Recalled(now instant) {
 	e.calm, e.scarce = now.Add(scarce), now.Add(scarce)
 }
 
-// Forgive has the ledger asked again about what is refused.
-func (u *Use) Forgive() { u.until = 0 }
+// Forgive has the ledger asked again about what is refused, and forgets what refusals were charged that it was not told
+// yet: an operator wants a new beginning.
+func (e Entry) Forgive() {
+	e.refusals = refusals{}
+	e.Spent -= e.Charged
+	e.Charged = 0
+}
 
 // Idle tells whether what is in hand is of no use to this node, and may be to others.
 func (e Entry) Idle(now instant) bool {
