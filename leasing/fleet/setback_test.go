@@ -92,3 +92,28 @@ func TestWindowThatComesBack(t *testing.T) {
 		t.Error("133 of 100 are admitted")
 	}
 }
+
+// The same window, of which the node has told a last word meanwhile: its number is above that of all its claims, and so
+// each of them is overtaken, without end.
+func TestWindowThatComesBackAfterALateReport(t *testing.T) {
+	t.Skip("the node claims under the name of its late report, and on_store_failure decides until the window ends")
+	b := newSetBack(t, ratelimit.Limit{Unit: ratelimit.Minute, Requests: 100})
+	if !b.ask(50) {
+		t.Fatal("50 of 100 are refused")
+	}
+	b.passes(55)
+	// A refund that is not answered before the window ends.
+	v := make([]verdict, 1)
+	w := b.Ask(b.now, []ask{{Rule: b.rule, Key: b.key, Cost: 5, Kind: ratelimit.Refund}}, v)
+	for w != nil && w.Advance(b.now) {
+		w.TimeOver()
+	}
+	b.now = b.now.Add(6 * time.Second)
+	b.exchange()
+	b.passes(10)
+	b.by = -65 * time.Second
+	b.passes(49)
+	if !b.ask(1) {
+		t.Error("46 of 100 are refused")
+	}
+}
