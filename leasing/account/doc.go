@@ -25,8 +25,9 @@
 // A token bucket is an account without a window: a level that refills, and what live leases have in hand. Of buckets
 // there are claims only.
 //
-// A holder that ends says so (Leaves): its total stays in the sum, and its name is kept for a minute at least, for
-// messages of it that are late. Nothing is deleted that would change the sum.
+// A holder that ends may say so (Leaves): its total stays in the sum, and its name is kept for a minute at least, for
+// messages of it that are late. One that does not leaves its record until the account is over. Nothing is deleted that
+// would change the sum.
 //
 // What is settled of an audited rule is on record in a stream beside the key's accounts, written in the same step
 // (event.go): also what was granted to a node that never heard of it. Of such rules there are no draws.

@@ -41,8 +41,8 @@ type Claim struct {
 	// charged, and may be more than Taken: what was charged without asking is booked whole. Both may be below 0, by
 	// refunds of what other holders were charged.
 	Taken, Spent tokens
-	// Need is granted as a whole where it is free; of what is wanted beyond it, at most one Share-th of what is free
-	// (at least 1; two for each node alive).
+	// Need is granted as far as it is free. Up to Want is granted beyond it, but no more in all than one Share-th of
+	// what is free. A Share below 1 is 1; nodes say two for each that is alive.
 	Need, Want tokens
 	Share      int
 	// TTL is how long the holder keeps what it has in hand, counted by the ledger from when it settles the claim: of a

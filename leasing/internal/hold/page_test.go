@@ -1,0 +1,84 @@
+package hold
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
+	"github.com/sluice-gate/sluice/leasing/specpage"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// eighths says which part of a limit of 800 a sum may be at most for something to hold.
+func eighths(t *testing.T, holds func(sum tokens) bool) []string {
+	t.Helper()
+	for sum := range tokens(801) {
+		if !holds(sum + 1) {
+			if sum%100 != 0 {
+				t.Errorf("%d of 800 are no eighths", sum)
+			}
+			return []string{fmt.Sprintf("%d/8", sum/100)}
+		}
+	}
+	t.Error("it always holds")
+	return nil
+}
+
+// The specification's numbers of a node's side are the code's.
+func TestPageConstants(t *testing.T) {
+	page := specpage.Read(t)
+	of := func(d time.Duration) []string { return []string{specpage.Duration(d)} }
+	count := func(n int) []string { return []string{fmt.Sprint(n)} }
+	limit := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 800}
+	rule := &ratelimit.Rule{Limit: limit, Coordination: ratelimit.DefaultCoordination()}
+	const ttl = 400 * time.Millisecond
+	slot := func(seconds uint32) time.Duration {
+		return Slot(&ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Multiplier: seconds})
+	}
+	shortest := Slot(&ratelimit.Limit{}) // of a period that is shorter than any
+	slots := []string{
+		fmt.Sprintf("1/%d", 5*time.Second/slot(5)), specpage.Duration(shortest), specpage.Duration(slot(3600)),
+	}
+	page.Constants([]string{"hold", "lease"}, map[string][]string{
+		"hold.mayDraw": eighths(t, func(sum tokens) bool {
+			p := Part{Window: 1, Sum: sum, Deadline: Never}
+			return p.mayDraw(&Asking{Epoch: ratelimit.Epoch{ID: 1}}, &limit)
+		}),
+		"hold.plenty":    eighths(t, func(sum tokens) bool { return (&Key{Part: Part{Sum: sum}}).plenty(rule) }),
+		"hold.lasts":     {fmt.Sprintf("%d/4", 4*time.Duration(lasts(0, ttl))/ttl)},
+		"hold.Slot":      slots,
+		"hold.soon":      of(soon),
+		"hold.paced":     of(paced),
+		"hold.scarce":    of(scarce),
+		"hold.refusal":   of(refusal),
+		"hold.doublings": count(doublings),
+		"hold.seldom":    count(seldom),
+		"hold.idle":      of(idle),
+		"hold.early":     of(early),
+		"lease.Horizon":  of(lease.Horizon),
+		"lease.MaxSkew":  {fmt.Sprint("1/", lease.MaxSkew)},
+	})
+}
+
+// What a node wants while there is plenty is by the specification's formula.
+func TestPageFormulas(t *testing.T) {
+	page := specpage.Read(t)
+	page.Says("`limit / (5 x max(4, nodes))`, at least 1")
+	page.Says("`share` is `2 x nodes`")
+	page.Says("a hundredth of the period, at least 5 ms")
+	page.Says("an eighth of the period before")
+	for _, nodes := range []int{1, 3, 4, 5, 100} {
+		for _, limit := range []tokens{1, 100, 100_000} {
+			rule := &ratelimit.Rule{
+				Limit:        ratelimit.Limit{Unit: ratelimit.Minute, Requests: limit},
+				Coordination: ratelimit.DefaultCoordination(),
+			}
+			e := Entry{&Key{Part: Part{Deadline: Never}}, &Use{}}
+			want, share := e.Wants(1, 0, Sizing{Rule: rule, Nodes: nodes})
+			if formula := max(1, limit/tokens(5*max(4, nodes))); want != formula || share != 2*nodes {
+				t.Errorf("limit %d, %d nodes: wants %d in %d parts, and the page says %d", limit, nodes, want, share, formula)
+			}
+		}
+	}
+}
