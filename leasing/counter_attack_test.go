@@ -42,6 +42,26 @@ func TestBucketThatOthersLeaseFirst(t *testing.T) {
 	}
 }
 
+// A message that was under way when its lease of a bucket was over keeps nothing: the bucket has filled in its place.
+func TestLeaseThatIsOverIsVoid(t *testing.T) {
+	l := NewLocal(10, 1, testWall)
+	r := testRule(ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 60_000, Burst: 100})
+	var h Held
+	if x := tell(l, 1, r, 8, &h, 1, 100); x.Granted != 50 || x.For != time.Second {
+		t.Fatalf("%+v", x)
+	}
+	m := h.Tell(instant(900*time.Millisecond), 2, 0)
+	late := instant(1500 * time.Millisecond)
+	a := ask{Rule: r, Key: keyOf(1), Kind: ratelimit.Peek}
+	x := l.DecideFor(late, 8, m, &a, new(verdict))
+	if h.Hear(m.Seq, x); !x.Void || h.InHand(late) != 0 {
+		t.Errorf("%+v: %d are in hand", x, h.InHand(late))
+	}
+	if n := admit(l, late, r, 200); n != 100 {
+		t.Errorf("%d are admitted of a bucket that has filled", n)
+	}
+}
+
 // A bucket that another holder leases first begins full.
 func TestSlowBucketThatOthersLeaseFirst(t *testing.T) {
 	for _, req := range []tokens{0, 1} {

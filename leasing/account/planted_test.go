@@ -97,7 +97,7 @@ var planted = []struct{ file, name, right, wrong string }{
 		"b.hand, b.old = 0, burst",
 	},
 	{"bucket.go", "a slot shrinks under live leases", "} else if b.hand+b.old == 0 {", "} else {"},
-	{"bucket.go", "a refill is rounded down", "b.carry = part % seconds", "b.carry = 0"},
+	{"refill.go", "a refill is rounded down", "level + int64(added), int64(rest)", "level + int64(added), 0 * int64(rest)"},
 	{"memory.go", "accounts are never dropped", "return now >= k.over", "return false"},
 	{"wire.go", "a grant of more than was wanted is believed", "g.Granted <= most", "g.Granted <= most+1<<60"},
 	{
