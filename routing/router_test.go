@@ -38,6 +38,7 @@ type ringWorld struct {
 	lis   []net.Listener
 
 	tableSize int
+	hotRate   float64
 }
 
 func newRingWorld(t *testing.T, n int) *ringWorld {
@@ -79,7 +80,7 @@ func (w *ringWorld) run(n *node, l net.Listener, server credentials.TransportCre
 func (w *ringWorld) make(i int, secret string, client credentials.TransportCredentials) *node {
 	n := &node{addr: w.addrs[i], errs: make(chan error, 1000)}
 	n.Router = New(leasing.NewLocal(w.tableSize, w.clock(), w.wall), Options{
-		Addr: n.addr, Discovery: Static(w.addrs), Secret: secret, TLS: client,
+		Addr: n.addr, Discovery: Static(w.addrs), Secret: secret, TLS: client, HotRate: w.hotRate,
 		OnPeer: func(addr string, err error) {
 			select {
 			case n.errs <- fmt.Errorf("%s: %w", addr, err):
