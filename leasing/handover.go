@@ -138,7 +138,7 @@ func (l *Local) Adopt(now ratelimit.Instant, key []byte, x Account, sent ratelim
 	} else if bucket {
 		both.mergeBucket(&other)
 	} else {
-		both.merge(&other, x.Algorithm)
+		both.merge(&other)
 		c.Mark = c.Mark&isLent | max(uint8(x.Algorithm), uint8(algorithmOf(c)))
 	}
 	if k != nil {
@@ -163,7 +163,7 @@ func (x *Account) counter(lag ledgerTime) counter {
 
 // merge adds what was charged in the other's windows to those that are the same here. An older window than the
 // other's ends first: it is over on one of the clocks, and otherwise what is charged in the newer one would be lost.
-func (c *counter) merge(other *counter, algorithm ratelimit.Algorithm) {
+func (c *counter) merge(other *counter) {
 	if c.state < other.state {
 		*c, *other = *other, *c
 	}

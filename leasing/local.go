@@ -83,7 +83,9 @@ func (l *Local) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimi
 // DecideFor decides one ask of a holder that leases the key (mode routing without a store): first what it says of its
 // lease is booked, and then it is leased more. Where there is no room for the key there is no lease, and nothing
 // that it says is booked. It never blocks.
-func (l *Local) DecideFor(now ratelimit.Instant, h ratelimit.Holder, m Totals, a *ratelimit.Ask, v *ratelimit.Verdict) Lease {
+func (l *Local) DecideFor(
+	now ratelimit.Instant, h ratelimit.Holder, m Totals, a *ratelimit.Ask, v *ratelimit.Verdict,
+) Lease {
 	at := l.ledgerNow(now)
 	*v = verdict{}
 	x, ok := l.tracked.decideFor(at, h, &m, a, v)

@@ -82,7 +82,7 @@ func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask
 		inHand = k.inHand()
 		k.refused = 0
 	}
-	at, was := c.Val.enter(at, &a.Rule.Limit) // in this window
+	_, was := c.Val.enter(at, &a.Rule.Limit) // in this window
 	c.Val.empty(&a.Rule.Limit, inHand)
 	c.Val.leave(was, &a.Rule.Limit)
 	return nil

@@ -141,8 +141,8 @@ func check(h *wire.Hello) error {
 		return errHello
 	// First of all, for the fields of another version may mean something else.
 	case h.GetVersion() != version:
-		return fmt.Errorf("%w: it speaks version %d, and this node version %d. They share no budgets: finish the upgrade "+
-			"(docs/upgrading.md)", errVersion, h.GetVersion(), version)
+		return fmt.Errorf("%w: it speaks version %d, and this node version %d. They share no budgets: "+
+			"finish the upgrade (docs/upgrading.md)", errVersion, h.GetVersion(), version)
 	case h.GetAddr() == "" || len(h.GetAddr()) > maxAddr || len(h.GetNonce()) < nonceSize ||
 		len(h.GetNonce()) > mostNonce || h.GetIncarnation() == 0:
 		return errHello

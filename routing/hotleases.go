@@ -105,8 +105,9 @@ func totalsOf(m *wire.Totals) (leasing.Totals, bool) {
 		ok = ok && n >= -most && n <= most
 	}
 	return leasing.Totals{
-		Life: m.GetLife(), Seq: m.GetSeq(), Window: ratelimit.Window(m.GetWindow()), Taken: ratelimit.Tokens(m.GetTaken()),
-		Spent: ratelimit.Tokens(m.GetSpent()), Want: ratelimit.Tokens(m.GetWant()),
+		Life: m.GetLife(), Seq: m.GetSeq(), Window: ratelimit.Window(m.GetWindow()),
+		Taken: ratelimit.Tokens(m.GetTaken()), Spent: ratelimit.Tokens(m.GetSpent()),
+		Want: ratelimit.Tokens(m.GetWant()),
 	}, ok
 }
 
@@ -137,7 +138,7 @@ func (c *core) later(a *ask, v *verdict, say *call) {
 	if c.inStore() || a.Kind == ratelimit.Peek || v.OverLimit {
 		return
 	}
-	told, refund := *a, a.Kind == ratelimit.Refund
+	told := *a
 	told.Key = append([]byte(nil), a.Key...)
 	if say == nil {
 		say = newCall(nil)
@@ -145,11 +146,13 @@ func (c *core) later(a *ask, v *verdict, say *call) {
 	}
 	say.regret(func() {
 		at, answered := verdictOf(&told, say)
+		booked := answered && (!at.OverLimit || told.Rule.Coordination.OnDeny == ratelimit.DenyCharges)
 		switch {
-		case !refund && answered && at.OverLimit && a.Rule.Coordination.OnDeny == ratelimit.DenyRefunds, !refund && !answered:
+		case booked:
+		case told.Kind == ratelimit.Spend:
 			c.hotHere.Admit(&told)
 		// Where nobody knows whether the owner has heard of it, a charge is told once more, and a refund is not.
-		case refund && !answered && (!say.sent || say.reply != nil):
+		case !say.sent || say.reply != nil:
 			c.hotHere.Credit(&told)
 		}
 		c.hands.wake()

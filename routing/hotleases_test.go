@@ -212,9 +212,9 @@ func TestRestartsLoseNoLeases(t *testing.T) {
 	wg.Wait()
 	last := *live.Load()
 	for _, n := range last { // what is in hand goes back, and is used up
-		n.core.hotHere.End()
+		n.hotHere.End()
 		n.wake()
-		w.eventually("all is given back", func() bool { return n.core.hotHere.Open() == 0 })
+		w.eventually("all is given back", func() bool { return n.hotHere.Open() == 0 })
 	}
 	for admitted.Load() <= limit && !last[0].ask(rule, 1, 1).OverLimit {
 		admitted.Add(1)

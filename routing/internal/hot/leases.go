@@ -205,7 +205,8 @@ func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verd
 	}
 	hand := l.held.InHand(now)
 	*v = ratelimit.Verdict{
-		Charged: cost, Window: w, Remaining: min(l.left+hand, a.Rule.Limit.Capacity()), ResetAfter: max(0, l.reset.Sub(now)),
+		Charged: cost, Window: w, Remaining: min(l.left+hand, a.Rule.Limit.Capacity()),
+		ResetAfter: max(0, l.reset.Sub(now)),
 	}
 	return true, hand < l.half && !l.held.Telling() && now >= l.calm
 }

@@ -15,18 +15,19 @@ import (
 func TestParcelIsReadAsItWasWritten(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 1))
 	n := func() int64 { return rnd.Int64N(1 << rnd.IntN(43)) }
+	below := func() int64 { return -n() }
 	w := NewWriter(1_800_000_000_000_000)
 	var want []Entry
 	for i := range 1000 {
 		a := leasing.Account{
-			Algorithm: ratelimit.Algorithm(i % 3), Sum: ratelimit.Tokens(n()), Extra: n(), State: n() - n(),
+			Algorithm: ratelimit.Algorithm(i % 3), Sum: ratelimit.Tokens(n()), Extra: n(), State: n() + below(),
 			At: ratelimit.LedgerTime(n()), Dead: ratelimit.LedgerTime(n()), Lag: ratelimit.LedgerTime(n()),
 		}
 		for range rnd.IntN(4) {
 			life := 1 + uint64(n())
 			a.Lessees = append(a.Lessees, leasing.Lessee{
 				Holder: ratelimit.Holder(1 + rnd.Uint64()>>1), Life: life, Seq: life + uint64(n()), Window: ratelimit.Window(n() >> 3),
-				Taken: ratelimit.Tokens(n() - n()), Before: ratelimit.Tokens(n() - n()), Hand: ratelimit.Tokens(n()),
+				Taken: ratelimit.Tokens(n() + below()), Before: ratelimit.Tokens(n() + below()), Hand: ratelimit.Tokens(n()),
 				Until: ratelimit.LedgerTime(n()),
 			})
 		}
