@@ -264,12 +264,18 @@ func brim(l *ratelimit.Limit) int64 { return int64(l.Burst) * account.Micro }
 
 func (c *counter) room(l *ratelimit.Limit) int64 { return max(0, brim(l)-int64(c.sum)*account.Micro) }
 
+// Booked is what a verdict booked on an account: a denial that charges costs the ask whole, of which Charged is what the
+// limit still had.
+func Booked(a *ratelimit.Ask, v *ratelimit.Verdict) ratelimit.Tokens {
+	if v.OverLimit && a.Kind == ratelimit.Spend && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
+		return a.Cost
+	}
+	return v.Charged
+}
+
 // undo takes back what a verdict booked, unless its window is over.
 func (c *counter) undo(a *ask, v *verdict) {
-	l, n := &a.Rule.Limit, v.Charged
-	if v.OverLimit && a.Kind == ratelimit.Spend && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
-		n = a.Cost // of which Charged is what the limit had
-	}
+	l, n := &a.Rule.Limit, Booked(a, v)
 	switch {
 	case l.Algorithm == ratelimit.TokenBucket && v.Window != 0 && c.begins != 0:
 		c.pour(n, l)

@@ -25,6 +25,9 @@ func (h *Held) InHand(now ratelimit.Instant) ratelimit.Tokens {
 	return max(0, h.totals.Taken-h.totals.Spent)
 }
 
+// Window is that of the totals; 0: the owner has named none.
+func (h *Held) Window() ratelimit.Window { return h.totals.Window }
+
 // Take spends n tokens, if they are in hand. It returns the window that they are of.
 func (h *Held) Take(now ratelimit.Instant, n ratelimit.Tokens) (ratelimit.Window, bool) {
 	if n > h.InHand(now) {

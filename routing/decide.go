@@ -628,6 +628,9 @@ func (c *core) read(now instant, a *ask, say *call) (v verdict, ok, elsewhere bo
 	case ok && say.reply.GetHot():
 		c.hotHere.Start(now, a.Key)
 	}
+	if ok && v.OverLimit && !c.inStore() {
+		c.hotHere.Refused(now, a, &v)
+	}
 	return v, ok, say.err == nil && say.reply != nil && say.reply.GetStatus() == notOwner
 }
 
@@ -711,7 +714,7 @@ func (c *core) undo(now instant, asks []ask, verdicts []verdict) {
 	case v.Source == ratelimit.FromOwner && owner != "":
 		c.undoAt(owner, a, v)
 	case v.Source == ratelimit.FromLease && owner != "" && !c.inStore(): // from what is in hand of a hot key
-		if !c.hotHere.Untake(a.Key, v) {
+		if !c.hotHere.Untake(a, v) {
 			c.undoAt(owner, a, v)
 		}
 	case v.Source == ratelimit.FromOwner: // it is this node's own by now

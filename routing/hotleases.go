@@ -92,8 +92,9 @@ func (c *core) callFor(a *ask, m *wire.Ask, totals *leasing.Totals) *call {
 }
 
 func (c *core) heard(now instant, a *ask, seq uint64, x leasing.Lease, v *verdict) {
-	c.hotHere.Hear(now, a.Key, seq, x, v)
-	c.hands.wake() // more may be due, sooner than was known
+	if c.hotHere.Hear(now, a.Key, seq, x, v) {
+		c.hands.wake()
+	}
 }
 
 // totalsOf reads what a peer says of its lease, which may be anything; ok is false if it cannot be meant.

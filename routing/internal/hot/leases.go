@@ -38,6 +38,7 @@ type leased struct {
 	calm  ratelimit.Instant // before, nothing is asked for: the key is short
 	left  ratelimit.Tokens  // of the limit, as last heard, in nobody's hand
 	reset ratelimit.Instant // when the limit is whole again, as last heard
+	shut  ratelimit.Instant // until then it counts as used up
 }
 
 // Most is how many keys may be leased here: one more is asked of its owner, as any other. MostTold is how many there
@@ -56,6 +57,9 @@ const (
 	// that had no answer is followed by another after retry.
 	TellEvery = 100 * time.Millisecond
 	retry     = 5 * TellEvery
+	// believed is for how long the owner's word is believed that a key is used up: a flood of refusals does not reach
+	// it, and a refund elsewhere is seen soon.
+	believed = 20 * time.Millisecond
 	// ahead is for how long what is asked for is to last, at the present rate.
 	ahead = 250 * time.Millisecond
 )
@@ -199,6 +203,11 @@ func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verd
 		l.usual = max(cost, l.usual-l.usual/8)
 		l.used = ratelimit.AddTokens(l.used, cost)
 	}
+	if now < l.shut && a.Kind == ratelimit.Spend {
+		*v = ratelimit.Verdict{OverLimit: true, Window: l.held.Window(), ResetAfter: max(0, l.reset.Sub(now))}
+		l.held.Admit(leasing.Booked(a, v)) // it is charged, too
+		return true, false
+	}
 	w, ok := l.held.Take(now, cost)
 	if !ok {
 		return false, false
@@ -211,13 +220,25 @@ func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verd
 	return true, hand < l.half && !l.held.Telling() && now >= l.calm
 }
 
-// Untake takes back what Take has spent. It reports false where the owner has to: of the key nothing is known here
-// any more, or not of that window.
-func (h *Leases) Untake(key []byte, v *ratelimit.Verdict) bool {
+// Refused takes in that the owner has refused an ask: where nothing is left, others are refused here for a moment.
+func (h *Leases) Refused(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict) {
+	if h.n.Load() == 0 || a.Kind != ratelimit.Spend || v.Charged+v.Remaining > 0 {
+		return
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	l := h.find(key)
-	return l != nil && l.held.Untake(v.Window, v.Charged)
+	if l := h.find(a.Key); l != nil && l.hot && l.held.Window() == v.Window {
+		l.shut, l.reset = now.Add(min(believed, v.ResetAfter)), now.Add(v.ResetAfter)
+	}
+}
+
+// Untake takes back what Take has booked. It reports false where the owner has to: of the key nothing is known here
+// any more, or not of that window.
+func (h *Leases) Untake(a *ratelimit.Ask, v *ratelimit.Verdict) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l := h.find(a.Key)
+	return l != nil && l.held.Untake(v.Window, leasing.Booked(a, v))
 }
 
 // Admit notes what was admitted in place of the owner, and Credit what is to be given back: the owner is told.
@@ -288,18 +309,26 @@ func (h *Leases) Due(now ratelimit.Instant, mine func(key string) bool) (all []M
 			h.stop(l)
 		}
 		switch {
-		case l.held.Telling():
-		case !l.held.Open():
+		case !l.held.Open() && !l.held.Telling():
 			if !l.hot {
 				delete(h.keys, key)
 			}
-		case l.rule != nil && now >= l.next:
+		case l.rule != nil && now >= l.next && !l.held.Telling():
 			due = append(due, key)
-		case next == 0 || l.next < next:
-			next = l.next
+		default: // of one that is under way it is looked at again whether there is an answer
+			at := l.next
+			if at <= now {
+				at = now.Add(TellEvery)
+			}
+			if next == 0 || at < next {
+				next = at
+			}
 		}
 	}
 	h.n.Store(int64(len(h.keys)))
+	if len(due) > 0 && (next == 0 || next > now.Add(TellEvery)) {
+		next = now.Add(TellEvery)
+	}
 	slices.Sort(due) // the same in each run of a simulation
 	for _, key := range due {
 		all = append(all, Message{h.keys[key].rule, key, h.tell(now, h.keys[key])})
@@ -307,13 +336,16 @@ func (h *Leases) Due(now ratelimit.Instant, mine func(key string) bool) (all []M
 	return all, next
 }
 
-// Hear takes in what an owner answers to a message. v is its verdict on the ask that the message went with.
-func (h *Leases) Hear(now ratelimit.Instant, key []byte, seq uint64, x leasing.Lease, v *ratelimit.Verdict) {
+// Hear takes in what an owner answers to a message. v is its verdict on the ask that the message went with. It tells
+// whether the next message is due before those are that were known of.
+func (h *Leases) Hear(
+	now ratelimit.Instant, key []byte, seq uint64, x leasing.Lease, v *ratelimit.Verdict,
+) (soon bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l := h.find(key)
 	if l == nil {
-		return
+		return false
 	}
 	l.held.Hear(seq, x)
 	// What does not suffice for a request is of use to others only.
@@ -325,9 +357,9 @@ func (h *Leases) Hear(now ratelimit.Instant, key []byte, seq uint64, x leasing.L
 	l.left, l.reset = max(0, v.Remaining-x.Granted), now.Add(v.ResetAfter)
 	l.next = l.held.Sent().Add(min(TellEvery, x.For/2))
 	if !x.Keep {
-		l.calm = now.Add(TellEvery)
-		l.next = now
+		l.calm, l.next = now.Add(retry), now
 	}
+	return l.next < l.held.Sent().Add(TellEvery) && l.held.Open()
 }
 
 // Lost takes in that a message was not answered.
