@@ -264,8 +264,8 @@ func brim(l *ratelimit.Limit) int64 { return int64(l.Burst) * account.Micro }
 
 func (c *counter) room(l *ratelimit.Limit) int64 { return max(0, brim(l)-int64(c.sum)*account.Micro) }
 
-// Booked is what a verdict booked on an account: a denial that charges costs the ask whole, of which Charged is what the
-// limit still had.
+// Booked is what a verdict booked on an account: a denial that charges costs the ask whole, of which Charged is what
+// the limit still had.
 func Booked(a *ratelimit.Ask, v *ratelimit.Verdict) ratelimit.Tokens {
 	if v.OverLimit && a.Kind == ratelimit.Spend && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
 		return a.Cost
