@@ -119,7 +119,7 @@ var planted = []struct {
 		Right: "	c.sum += x.Granted\n",
 		Wrong: "	c.sum += 0 * x.Granted\n",
 	}},
-	{1, plant.Bug{
+	{55, plant.Bug{
 		Name: "an account moves without its sum", File: "leasing/handover.go",
 		Right: "	c := counter{sum: x.Sum,",
 		Wrong: "	c := counter{sum: 0 * x.Sum,",
