@@ -117,7 +117,7 @@ func (c *counter) answerWindow(now ledgerTime, a *ask, v *verdict) {
 		v.OverLimit = true
 		if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
 			c.sum = min(ratelimit.AddTokens(c.sum, a.Cost), account.MostBooked)
-			v.Charged = left
+			v.Charged, v.Debt = left, a.Cost-left
 			left = 0
 		}
 	}
@@ -214,7 +214,7 @@ func (c *counter) answerBucket(now ledgerTime, a *ask, v *verdict) {
 		v.OverLimit = true
 		if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
 			c.drain(a.Cost)
-			v.Charged = left
+			v.Charged, v.Debt = left, a.Cost-left
 			left = 0
 		}
 	}
@@ -264,18 +264,9 @@ func brim(l *ratelimit.Limit) int64 { return int64(l.Burst) * account.Micro }
 
 func (c *counter) room(l *ratelimit.Limit) int64 { return max(0, brim(l)-int64(c.sum)*account.Micro) }
 
-// Booked is what a verdict booked on an account: a denial that charges costs the ask whole, of which Charged is what
-// the limit still had.
-func Booked(a *ratelimit.Ask, v *ratelimit.Verdict) ratelimit.Tokens {
-	if v.OverLimit && a.Kind == ratelimit.Spend && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
-		return a.Cost
-	}
-	return v.Charged
-}
-
 // undo takes back what a verdict booked, unless its window is over.
 func (c *counter) undo(a *ask, v *verdict) {
-	l, n := &a.Rule.Limit, Booked(a, v)
+	l, n := &a.Rule.Limit, v.Charged+v.Debt
 	switch {
 	case l.Algorithm == ratelimit.TokenBucket && v.Window != 0 && c.begins != 0:
 		c.pour(n, l)

@@ -112,10 +112,9 @@ func (w *lentWorld) ask(kind ratelimit.Kind, cost tokens) (ask, verdict) {
 // spends asks the owner: refusals that charge are debt.
 func (w *lentWorld) spends() {
 	a, v := w.ask(ratelimit.Spend, tokens(1+w.IntN(12)))
-	booked := v.Charged
-	if v.OverLimit && w.rule.Coordination.OnDeny == ratelimit.DenyCharges {
-		booked = a.Cost
-		w.beyond[v.Window] += a.Cost
+	booked := v.Charged + v.Debt
+	if v.OverLimit {
+		w.beyond[v.Window] += booked
 	}
 	w.counts(v.Window, booked)
 	switch {
@@ -326,7 +325,7 @@ var lentBugs = []struct{ file, name, right, wrong string }{
 	{"held.go", "totals of the window before go on", "if h.told.Window != 0 && x.Window > h.told.Window {", "if x.Window > h.told.Window+1<<40 {"},
 	{"held.go", "what was admitted is told twice", "t.Taken, t.Spent = 0, max(0, t.Spent-t.Taken-drift)", "t.Taken, t.Spent = 0, max(0, t.Spent)"},
 	{"handover.go", "lessees stay behind", "x.Lessees = k.lessees", "x.Lessees = nil"},
-	{"counter.go", "a denial is undone in part", "		return a.Cost\n", "		return v.Charged\n"},
+	{"counter.go", "a denial is undone in part", "v.Charged+v.Debt", "v.Charged"},
 }
 
 func TestLentHistoriesFindBugs(t *testing.T) {

@@ -61,6 +61,7 @@ type Verdict struct {
 	Source    Source
 	Remaining Tokens // of the limit, after this ask
 	Charged   Tokens // what this ask took: its cost, or what was left
+	Debt      Tokens // and what it was charged beyond that
 	// ResetAfter is the time until the limit is whole again; when a
 	// sliding_window or a token_bucket refuses, it is the time until the same
 	// cost would pass.

@@ -639,16 +639,25 @@ func verdictOf(a *ask, say *call) (v verdict, ok bool) {
 	reply := say.reply
 	// No owner charges more than an ask costs. A peer that says so could make Undo give back tokens
 	// that were never spent.
-	if say.err != nil || reply == nil || reply.GetStatus() != answered || reply.GetCharged() > int64(a.Cost) ||
-		reply.GetRemaining() > moved.MostTokens || reply.GetWindow() < 0 {
+	if say.err != nil || reply == nil || reply.GetStatus() != answered ||
+		!charges(reply, a.Cost) || reply.GetRemaining() > moved.MostTokens || reply.GetWindow() < 0 {
 		return verdict{}, false
 	}
 	return verdict{
 		OverLimit: reply.GetOverLimit(), Source: ratelimit.FromOwner,
 		Remaining: ratelimit.Tokens(max(0, reply.GetRemaining())),
-		Charged:   ratelimit.Tokens(max(0, reply.GetCharged())), ResetAfter: resetOf(&a.Rule.Limit, reply.GetResetUs()),
+		Charged:   ratelimit.Tokens(reply.GetCharged()), Debt: ratelimit.Tokens(reply.GetDebt()), ResetAfter: resetOf(&a.Rule.Limit, reply.GetResetUs()),
 		Window: ratelimit.Window(reply.GetWindow()),
 	}, true
+}
+
+// charges tells whether what was charged, as a message says, can be of an ask of that cost.
+func charges(m interface {
+	GetCharged() int64
+	GetDebt() int64
+}, cost ratelimit.Tokens,
+) bool {
+	return m.GetCharged() >= 0 && m.GetDebt() >= 0 && m.GetCharged() <= int64(cost)-m.GetDebt()
 }
 
 // resetOf is how long an owner says that a limit takes to be whole again, at most
@@ -714,7 +723,7 @@ func (c *core) undo(now instant, asks []ask, verdicts []verdict) {
 	case v.Source == ratelimit.FromOwner && owner != "":
 		c.undoAt(owner, a, v)
 	case v.Source == ratelimit.FromLease && owner != "" && !c.inStore(): // from what is in hand of a hot key
-		if !c.hotHere.Untake(a, v) {
+		if !c.hotHere.Untake(a.Key, v) {
 			c.undoAt(owner, a, v)
 		}
 	case v.Source == ratelimit.FromOwner: // it is this node's own by now
@@ -750,7 +759,9 @@ func (c *core) undoAt(owner string, a *ask, v *verdict) {
 	if a.Kind != ratelimit.Spend {
 		return
 	}
-	m := &wire.Ask{Window: int64(v.Window), OverLimit: v.OverLimit, Charged: int64(v.Charged)}
+	m := &wire.Ask{
+		Window: int64(v.Window), OverLimit: v.OverLimit, Charged: int64(v.Charged), Debt: int64(v.Debt),
+	}
 	say := c.callFor(a, m, nil)
 	m.Kind = undo
 	c.view.Load().peers[owner].post(say)

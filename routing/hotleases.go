@@ -147,7 +147,7 @@ func (c *core) later(a *ask, v *verdict, say *call) {
 	}
 	say.regret(func() {
 		at, answered := verdictOf(&told, say)
-		booked := answered && (!at.OverLimit || told.Rule.Coordination.OnDeny == ratelimit.DenyCharges)
+		booked := answered && (told.Kind == ratelimit.Refund || at.Charged+at.Debt > 0)
 		switch {
 		case booked:
 		case told.Kind == ratelimit.Spend:

@@ -183,7 +183,7 @@ func (c *core) lesseeOf(from *inlet, m *wire.Ask) *lessee {
 // caller of that peer was answered otherwise, or not at all.
 func (c *core) undoFor(now instant, a *ask, m *wire.Ask) {
 	v := verdict{
-		OverLimit: m.GetOverLimit(), Charged: ratelimit.Tokens(m.GetCharged()),
+		OverLimit: m.GetOverLimit(), Charged: ratelimit.Tokens(m.GetCharged()), Debt: ratelimit.Tokens(m.GetDebt()),
 		Window: ratelimit.Window(m.GetWindow()),
 	}
 	c.base.Undo(now, []ask{*a}, []verdict{v})
@@ -219,7 +219,7 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 		if s.observe != nil {
 			s.observe.decided(&s.asks[i], v)
 		}
-		r.OverLimit, r.Remaining, r.Charged = v.OverLimit, int64(v.Remaining), int64(v.Charged)
+		r.OverLimit, r.Remaining, r.Charged, r.Debt = v.OverLimit, int64(v.Remaining), int64(v.Charged), int64(v.Debt)
 		r.ResetUs, r.Window = v.ResetAfter.Microseconds(), int64(v.Window)
 		r.Hot = s.hot.Hit(now, s.asks[i].Key)
 		if x := s.states[i].leases; x != nil && x.lease.Window != 0 {
@@ -235,7 +235,7 @@ func (c *core) askOf(m *wire.Ask) (ratelimit.Ask, error) {
 	case len(m.GetKey()) == 0, len(m.GetKey()) > ratelimit.MaxKeyLen, m.GetCost() < 0, m.GetKind() > undo,
 		m.GetWindow() < 0:
 		return ratelimit.Ask{}, errMessage
-	case m.GetCharged() < 0, m.GetCharged() > m.GetCost(): // nobody was charged more than it asked for
+	case !charges(m, ratelimit.Tokens(m.GetCost())): // nobody was charged more than it asked for
 		return ratelimit.Ask{}, errMessage
 	}
 	rule, err := c.rules.get(m.GetRule())

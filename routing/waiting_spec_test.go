@@ -276,9 +276,9 @@ func TestUndoSaysWhetherItWasRefused(t *testing.T) {
 		a := s.nodes["a:1"]
 		m := a.core.members["b:1"]
 		m.take(0)
-		v := verdict{OverLimit: over, Charged: 2, Window: 3}
+		v := verdict{OverLimit: over, Charged: 2, Debt: 1, Window: 3}
 		a.core.undoAt("b:1", &ask{Rule: s.rule, Key: a.ownedBy("b:1"), Kind: ratelimit.Spend, Cost: 5}, &v)
-		if asks := m.take(0).GetAsks(); len(asks) != 1 || asks[0].GetOverLimit() != over || asks[0].GetCharged() != 2 {
+		if asks := m.take(0).GetAsks(); len(asks) != 1 || asks[0].GetOverLimit() != over || asks[0].GetCharged() != 2 || asks[0].GetDebt() != 1 {
 			t.Errorf("refused %v: it is told %v", over, asks)
 		}
 	}

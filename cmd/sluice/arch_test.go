@@ -107,6 +107,7 @@ var flatOnPurpose = map[string]string{
 	"Statement":      "a message, as routing/internal/moved writes it",
 	"Holding":        "a part of that message",
 	"AuditEvent":     "a line of JSON, whose names are published",
+	"Event":          "a line of JSON, whose names are published",
 	"AuditedWindow":  "a line of JSON, whose names are published",
 	"LeaseLook":      "an object of JSON, whose names are published",
 	"LimiterStats":   "counts, each of which is a metric",

@@ -109,6 +109,7 @@ func (c *serveCmd) open(svc *rls.Service, streams server.Streams, budgets budget
 	public := http.NewServeMux()
 	public.Handle("/json", spans.http("/json", http.HandlerFunc(svc.ServeJSON)))
 	options := c.serverOptions(budgets)
+	options.Held = true
 	options.Extra, options.Streams = spans.grpc(), streams
 	options.Gated = gated(gate, people.Clock)
 	options.Note = seatNote(shown.Seat)

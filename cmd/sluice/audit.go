@@ -4,11 +4,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/audit"
 	"github.com/sluice-gate/sluice/leasing/ledger"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // auditCmd replays what was recorded of rules with audit: true.
@@ -32,41 +36,57 @@ func (*auditCmd) Help() string {
 // Run prints for each window what was admitted at most, and fails if that went
 // beyond what the rule declares.
 func (c *auditCmd) Run(s streams) error {
-	events, trimmed, err := c.read()
+	all, trimmed, err := c.read()
 	if err != nil {
 		return err
 	}
 	for _, t := range trimmed {
 		fmt.Fprintln(s.err, "sluice:", t)
 	}
-	kept := events[:0]
-	for _, e := range events {
-		if strings.Contains(e.Rule, c.Rule) && strings.Contains(e.Key, c.Key) {
-			kept = append(kept, e)
-		}
-	}
+	all.sums = slices.DeleteFunc(all.sums, func(e account.Event) bool { return !c.wants(e.Rule, e.Key) })
+	all.accounts = slices.DeleteFunc(all.accounts, func(e ledger.AuditEvent) bool { return !c.wants(e.Rule, e.Key) })
 	if c.Events {
-		for i := range kept {
-			if err := writeJSONLine(s, &kept[i]); err != nil {
-				return err
-			}
+		if err := writeJSONLines(s, all.sums); err != nil {
+			return err
+		}
+		if err := writeJSONLines(s, all.accounts); err != nil {
+			return err
 		}
 	}
-	windows := ledger.ReplayAudit(kept)
-	if len(windows) == 0 {
+	sums, windows := audit.Replay(all.sums), ledger.ReplayAudit(all.accounts)
+	n := len(sums) + len(windows)
+	if n == 0 {
 		return errors.New("there is no record: is audit: true set in a rule's coordination, and REDIS_URL (and CACHE_KEY_PREFIX) what the nodes have?")
 	}
-	if err := c.print(s, windows); err != nil {
+	if err := errors.Join(c.printSums(s, sums), c.print(s, windows)); err != nil {
 		return err
 	}
 	broken := 0
+	for _, w := range sums {
+		if !w.Held() {
+			broken++
+		}
+	}
 	for _, w := range windows {
 		if !w.Held() {
 			broken++
 		}
 	}
 	if broken > 0 {
-		return fmt.Errorf("%d of %d windows went beyond their limit and what their rules declare", broken, len(windows))
+		return fmt.Errorf("%d of %d windows went beyond their limit and what their rules declare", broken, n)
+	}
+	return nil
+}
+
+func (c *auditCmd) wants(rule, key string) bool {
+	return strings.Contains(rule, c.Rule) && strings.Contains(key, c.Key)
+}
+
+func writeJSONLines[T any](s streams, all []T) error {
+	for i := range all {
+		if err := writeJSONLine(s, &all[i]); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -80,6 +100,44 @@ func writeJSONLine(s streams, v any) error {
 	return err
 }
 
+// printSums says of each window what was used at most, and how what lies beyond its limit came there.
+func (c *auditCmd) printSums(s streams, windows []*audit.Window) error {
+	if c.JSON {
+		for _, w := range windows {
+			if err := writeJSONLine(s, struct {
+				*audit.Window
+				Held bool
+			}{w, w.Held()}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if len(windows) == 0 {
+		return nil
+	}
+	t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "RULE\tACCOUNT\tWINDOW ENDS\tLIMIT\tUSED AT MOST\tBEYOND IT\tCHARGED AFTER THE FACT\tOVER-ADMITTED\tMAY BE\tHOLDERS\tMESSAGES\tREFUSED\tRECOVERIES\t")
+	var debt ratelimit.Tokens
+	for _, w := range windows {
+		ends, used, verdict := w.Ends.Format(time.RFC3339), fmt.Sprint(w.Taken), "held"
+		if w.Window == 0 {
+			ends, used = "(bucket)", used+" since "+w.Begins.Format(time.RFC3339)
+		}
+		if !w.Held() {
+			verdict = "BROKEN"
+		}
+		debt += w.Debt
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\n", w.Rule, w.Key, ends, w.Limit, used,
+			w.Beyond, w.Debt, w.Over, w.Bound, w.Holders, w.Events, w.Refused, w.Recoveries, verdict)
+	}
+	if err := t.Flush(); err != nil || debt == 0 {
+		return err
+	}
+	_, err := fmt.Fprintf(s.out, "Beyond the limits, charged after the fact: %d. What is charged when it is done is booked whole, and admitted by no limit.\n", debt)
+	return err
+}
+
 func (c *auditCmd) print(s streams, windows []*ledger.AuditedWindow) error {
 	if c.JSON {
 		for _, w := range windows {
@@ -90,6 +148,9 @@ func (c *auditCmd) print(s streams, windows []*ledger.AuditedWindow) error {
 				return err
 			}
 		}
+		return nil
+	}
+	if len(windows) == 0 {
 		return nil
 	}
 	t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)

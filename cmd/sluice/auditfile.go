@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -39,6 +40,24 @@ func (c *serveCmd) audit(log *slog.Logger) (func(leasing.Reconciliation), error)
 // record writes what the ledger settles of audited rules to AUDIT_FILE. A line
 // is written before anything is spent of what it grants; nil: there is no file.
 func (c *serveCmd) record(log *slog.Logger) (func(*ratelimit.Claim, *ratelimit.Grant), error) {
+	write, err := c.recorder(log)
+	if write == nil {
+		return nil, err
+	}
+	return func(claim *ratelimit.Claim, g *ratelimit.Grant) { write(ledger.NewAuditEvent(claim, g)) }, nil
+}
+
+// recordSums is record, of LEDGER=sums.
+func (c *serveCmd) recordSums(log *slog.Logger) (func(*account.Claim, *account.Grant), error) {
+	write, err := c.recorder(log)
+	if write == nil {
+		return nil, err
+	}
+	return func(claim *account.Claim, g *account.Grant) { write(account.NewEvent(claim, g)) }, nil
+}
+
+// recorder writes events as lines of AUDIT_FILE; nil: there is no file.
+func (c *serveCmd) recorder(log *slog.Logger) (write func(event any), err error) {
 	if c.AuditFile == "" {
 		return nil, nil
 	}
@@ -47,8 +66,8 @@ func (c *serveCmd) record(log *slog.Logger) (func(*ratelimit.Claim, *ratelimit.G
 		return nil, fmt.Errorf("AUDIT_FILE is %q: %w", c.AuditFile, err)
 	}
 	failed := seldom(time.Minute, func(err error) { log.Error("the audit is incomplete (AUDIT_FILE)", "error", err) })
-	return func(claim *ratelimit.Claim, g *ratelimit.Grant) {
-		line, err := json.Marshal(ledger.NewAuditEvent(claim, g))
+	return func(event any) {
+		line, err := json.Marshal(event)
 		if err == nil {
 			_, err = f.Write(append(line, '\n'))
 		}

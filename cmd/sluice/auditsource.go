@@ -13,50 +13,67 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/ledger"
 )
 
+// events are those of accounts that are sums, and those of LEDGER=accounts.
+type events struct {
+	sums     []account.Event
+	accounts []ledger.AuditEvent
+}
+
 // read returns all events there are, and what is known to be missing.
-func (c *auditCmd) read() (events []ledger.AuditEvent, missing []string, err error) {
+func (c *auditCmd) read() (all events, missing []string, err error) {
 	for _, name := range c.Files {
-		if events, err = readAuditFile(events, name); err != nil {
-			return nil, nil, err
+		if err = all.readFile(name); err != nil {
+			return all, nil, err
 		}
 	}
 	if len(c.Files) > 0 {
-		return events, nil, nil
+		return all, nil, nil
 	}
 	if c.Redis.URL == "" {
-		return nil, nil, errors.New("REDIS_URL must name the nodes' Redis, or give the files of AUDIT_FILE")
+		return all, nil, errors.New("REDIS_URL must name the nodes' Redis, or give the files of AUDIT_FILE")
 	}
 	redis.SetLogger(redisLog{slog.New(slog.DiscardHandler)})
 	client, err := c.Redis.client()
 	if err != nil {
-		return nil, nil, err
+		return all, nil, err
 	}
 	defer func() { _ = client.Close() }()
 	r := streamReader{client: client, prefix: c.Redis.KeyPrefix}
 	if err := r.all(context.Background()); err != nil {
-		return nil, nil, fmt.Errorf("reading the record: %s: %w", c.Redis.advise(err), err)
+		return all, nil, fmt.Errorf("reading the record: %s: %w", c.Redis.advise(err), err)
 	}
 	return r.events, r.missing, nil
 }
 
-func readAuditFile(events []ledger.AuditEvent, name string) ([]ledger.AuditEvent, error) {
+func (all *events) readFile(name string) error {
 	f, err := os.Open(name)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { _ = f.Close() }()
 	lines := bufio.NewScanner(f)
 	for n := 1; lines.Scan(); n++ {
-		var e ledger.AuditEvent
-		if err := json.Unmarshal(lines.Bytes(), &e); err != nil || e.Kind == "" {
-			return nil, fmt.Errorf("%s:%d is no event of AUDIT_FILE: %w", name, n, errors.Join(err))
+		var e account.Event
+		var was struct {
+			ledger.AuditEvent
+			Claimed *int64 `json:"claimed"` // which events of sums do not have
 		}
-		events = append(events, e)
+		err := errors.Join(json.Unmarshal(lines.Bytes(), &e), json.Unmarshal(lines.Bytes(), &was))
+		switch {
+		case err != nil || e.Kind == "":
+			return fmt.Errorf("%s:%d is no event of AUDIT_FILE: %w", name, n, errors.Join(err))
+		case was.Claimed != nil:
+			was.AuditEvent.Claimed = *was.Claimed
+			all.accounts = append(all.accounts, was.AuditEvent)
+		default:
+			all.sums = append(all.sums, e)
+		}
 	}
-	return events, lines.Err()
+	return lines.Err()
 }
 
 // streamReader reads the streams of all audited accounts.
@@ -64,8 +81,8 @@ type streamReader struct {
 	client  redis.UniversalClient
 	prefix  string
 	mu      sync.Mutex
-	events  []ledger.AuditEvent // guarded by mu
-	missing []string            // guarded by mu
+	events  events   // guarded by mu
+	missing []string // guarded by mu
 }
 
 func (r *streamReader) all(ctx context.Context) error {
@@ -77,13 +94,19 @@ func (r *streamReader) all(ctx context.Context) error {
 
 // scan reads the streams of one server, whose names it finds a few at a time.
 func (r *streamReader) scan(ctx context.Context, node redis.UniversalClient) error {
-	names := node.Scan(ctx, 0, ledger.AuditStream(globLiteral(r.prefix)+"*"), 1000).Iterator()
-	for names.Next(ctx) {
-		if err := r.stream(ctx, node, names.Val()); err != nil {
+	prefix := globLiteral(r.prefix)
+	for _, pattern := range []string{account.RecordName(prefix, "*"), ledger.AuditStream(prefix + "*")} {
+		names := node.Scan(ctx, 0, pattern, 1000).Iterator()
+		for names.Next(ctx) {
+			if err := r.stream(ctx, node, names.Val()); err != nil {
+				return err
+			}
+		}
+		if err := names.Err(); err != nil {
 			return err
 		}
 	}
-	return names.Err()
+	return nil
 }
 
 // globLiteral is text for a pattern that matches nothing else.
@@ -104,7 +127,6 @@ func entriesOf(ctx context.Context, node redis.UniversalClient, name string) (al
 }
 
 func (r *streamReader) stream(ctx context.Context, node redis.UniversalClient, name string) error {
-	key := strings.TrimPrefix(ledger.AuditedAccount(name), r.prefix)
 	info, err := node.XInfoStream(ctx, name).Result()
 	if err != nil {
 		return err
@@ -116,14 +138,24 @@ func (r *streamReader) stream(ctx context.Context, node redis.UniversalClient, n
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if gone := info.EntriesAdded - int64(len(entries)); gone > 0 {
-		r.missing = append(r.missing, fmt.Sprintf("of %s the first %d events are no longer kept: its oldest window may lack some", key, gone))
+		r.missing = append(r.missing, fmt.Sprintf("of %s the first %d events are no longer kept: its oldest window may lack some", name, gone))
 	}
 	for _, entry := range entries {
-		e, err := ledger.ReadAuditEvent(key, entry.Values)
-		if err != nil {
+		if err := r.events.read(r.prefix, name, entry.Values); err != nil {
 			return fmt.Errorf("%s, entry %s: %w", name, entry.ID, err)
 		}
-		r.events = append(r.events, e)
 	}
 	return nil
+}
+
+// read takes in an entry of a stream.
+func (all *events) read(prefix, stream string, fields map[string]any) error {
+	if fields["answer"] == nil {
+		e, err := ledger.ReadAuditEvent(strings.TrimPrefix(ledger.AuditedAccount(stream), prefix), fields)
+		all.accounts = append(all.accounts, e)
+		return err
+	}
+	e, err := account.ReadEvent(prefix, fields)
+	all.sums = append(all.sums, e)
+	return err
 }

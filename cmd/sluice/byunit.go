@@ -11,6 +11,13 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
+// fleetLike is a limiter over a store.
+type fleetLike interface {
+	limiter
+	Alone() *leasing.Local
+	SpendAlone(*leasing.Local)
+}
+
 // byUnit has limits for a second decided by one limiter, and all others by
 // another: REDIS_PERSECOND. It is safe for concurrent use.
 type byUnit struct {
@@ -19,7 +26,7 @@ type byUnit struct {
 }
 
 // newByUnit makes one of two fleets, which must not have been used yet.
-func newByUnit(usual, brief *leasing.Fleet) *byUnit {
+func newByUnit(usual, brief fleetLike) *byUnit {
 	brief.SpendAlone(usual.Alone())
 	return &byUnit{usual, brief, usual.Alone()}
 }

@@ -80,7 +80,10 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 		case v.Ledger == nil:
 			row("ledger", "has no account: nothing was spent")
 		default:
-			row("ledger", "%d of %d left in window %d", v.Ledger.Free, v.Ledger.Limit, v.Ledger.Window)
+			row("ledger", "%d of %d left in window %d", max(0, v.Ledger.Free), v.Ledger.Limit, v.Ledger.Window)
+			if v.Ledger.Free < 0 {
+				row("", "%d are charged beyond the limit: requests that were over it, or charges after the fact", -v.Ledger.Free)
+			}
 			for _, h := range v.Ledger.Holders {
 				where := fmt.Sprint(h.Holder)
 				if h.Node != "" {

@@ -13,17 +13,25 @@ func (c *serveCmd) healthy(p *parts) bool {
 	return p.ready() && (c.ForceStart && !c.HealthyWithOne || p.store.Rules() != nil) && (p.ring == nil || p.ring.Ready())
 }
 
-// keepHealthy makes the server healthy once it is ready.
-func keepHealthy(ctx context.Context, v *server.Server, healthy func() bool) {
+// startGrace is after which the gRPC port opens although the node is not healthy: its store does not answer, so that
+// on_store_failure decides.
+const startGrace = 5 * time.Second
+
+// keepHealthy makes the server healthy once it is ready, and opens the gRPC port then, or after startGrace.
+func keepHealthy(ctx context.Context, v *server.Server, healthy func() bool, open func()) {
 	ctx, ready := context.WithCancel(ctx)
 	defer ready()
-	v.SetHealthy(healthy())
-	every(ctx, 100*time.Millisecond, func() {
+	late := time.AfterFunc(startGrace, open)
+	defer late.Stop()
+	look := func() {
 		if healthy() {
 			v.SetHealthy(true)
+			open()
 			ready()
 		}
-	})
+	}
+	look()
+	every(ctx, 20*time.Millisecond, look)
 }
 
 // watchStore has health follow the store: REDIS_HEALTH_CHECK_ACTIVE_CONNECTION.

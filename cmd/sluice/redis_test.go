@@ -181,7 +181,7 @@ descriptors:
 		return r.Statuses
 	}
 	claims := func(s *redistest.Server) int {
-		return s.Commands("evalsha") + s.Commands("eval") + s.Commands("append")
+		return s.Commands("evalsha") + s.Commands("eval") + s.Commands("hincrby")
 	}
 	s.untilHealthy()
 	before, briefly := claims(usual), claims(brief) // both have been asked whose data they have

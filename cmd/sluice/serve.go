@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -89,7 +90,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *parts, s streams) error
 	go followWallClock(background, p.limiter, p.clock)
 	go watchRules(background, p.store, p.log)
 	healthy := func() bool { return c.healthy(p) }
-	go keepHealthy(background, p.server, healthy)
+	go keepHealthy(background, p.server, healthy, sync.OnceFunc(p.server.Open))
 	if c.Redis.HealthCheck {
 		go watchStore(background, p.server, healthy, p.ping, p.log)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -52,7 +53,7 @@ func (c *serveCmd) shared(flags *redisFlags, seats func() approx.Plan, audit fun
 	keeper := approx.NewKeeper(approx.NewRedis(client, flags.KeyPrefix), holder, clock)
 	keeper.OnChange, keeper.Epoch = logSeats(log), f.Epoch
 	f.Drift = keeper
-	watch := &storeWatch{name: flags.setting("URL"), ledger: ledger, fleet: f, clock: clock, log: log}
+	watch := &storeWatch{name: flags.setting("URL"), health: oldHealth(ledger), doubt: f.DoubtEvicted, clock: clock, log: log}
 	return &shared{Fleet: f, keeper: keeper, client: client, people: people, seats: seats, failed: failed, watch: watch, start: start, clock: clock}, nil
 }
 
@@ -74,6 +75,13 @@ func warnings(log *slog.Logger) func(error) {
 		default:
 			wrong(err)
 		}
+	}
+}
+
+func oldHealth(l *ledger.Redis) func(context.Context) (account.Health, error) {
+	return func(ctx context.Context) (account.Health, error) {
+		h, err := l.Health(ctx)
+		return account.Health(h), err
 	}
 }
 

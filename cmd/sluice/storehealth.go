@@ -7,8 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing"
-	"github.com/sluice-gate/sluice/leasing/ledger"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
@@ -18,8 +17,8 @@ import (
 // tells nothing.
 type storeWatch struct {
 	name   string // of the setting that names the store
-	ledger *ledger.Redis
-	fleet  *leasing.Fleet
+	health func(context.Context) (account.Health, error)
+	doubt  func(asked, now ratelimit.Instant) // accounts that were told before may be lost
 	clock  ratelimit.Clock
 	log    *slog.Logger
 
@@ -41,7 +40,7 @@ func (w *storeWatch) look(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	asked := w.clock()
-	h, err := w.ledger.Health(bounded)
+	h, err := w.health(bounded)
 	if err != nil { // that it does not answer, claims say; and it may be forbidden
 		w.log.Debug("the store does not say how it keeps its data", "setting", w.name, "error", err)
 		return
@@ -60,7 +59,7 @@ func (w *storeWatch) look(ctx context.Context) {
 	}
 	if before.Known && now.Evicted > before.Evicted {
 		w.log.Warn("the store has evicted keys: all accounts are told to it again", "setting", w.name, "keys", now.Evicted-before.Evicted)
-		w.fleet.DoubtEvicted(asked, w.clock())
+		w.doubt(asked, w.clock())
 	}
 }
 
@@ -78,7 +77,7 @@ func (w *storeWatch) safety() metrics.StoreSafety {
 	return w.last
 }
 
-func safetyOf(h *ledger.Health) metrics.StoreSafety {
+func safetyOf(h *account.Health) metrics.StoreSafety {
 	s := metrics.StoreSafety{Known: true, MayEvict: -1, Evicted: h.Evicted, RDB: -1}
 	if h.Policy != "" {
 		s.MayEvict = 0

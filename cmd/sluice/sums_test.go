@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -20,26 +18,41 @@ import (
 // sumsFleet is three processes with LEDGER=sums on one Redis.
 func sumsFleet(t *testing.T, rules string) []rls.RateLimitServiceClient {
 	t.Helper()
-	store := redistest.Start(t)
+	_, nodes := sumsNodes(t, redistest.Start(t), rules, nil)
+	return nodes
+}
+
+// sumsNodes are three processes. Each writes a file of its own, if there are any.
+func sumsNodes(
+	t *testing.T, store *redistest.Server, rules string, files []string,
+) (all []*sluice, nodes []rls.RateLimitServiceClient) {
+	t.Helper()
 	file := t.TempDir() + "/rules.yaml"
 	writeFile(t, file, rules)
-	var nodes []rls.RateLimitServiceClient
-	var all []*sluice
-	for range 3 {
-		s := serve(t, []string{"REDIS_URL=" + store.Addr, "LEDGER=sums", "COORDINATION_STORE_DEADLINE=1s"}, "--config", file)
+	for i := range 3 {
+		env := []string{"REDIS_URL=" + store.Addr, "LEDGER=sums", "COORDINATION_STORE_DEADLINE=1s"}
+		if files != nil {
+			env = append(env, "CACHE_KEY_PREFIX=p[x]*", "AUDIT_FILE="+files[i])
+		}
+		s := serve(t, env, "--config", file)
 		all, nodes = append(all, s), append(nodes, rls.NewRateLimitServiceClient(s.dial()))
 	}
 	for _, s := range all {
 		s.untilHealthy()
 	}
-	return nodes
+	return all, nodes
 }
 
 // charge is whether a node refuses a charge of so many tokens; 0 peeks, and fewer than none refunds.
 func charge(t testing.TB, node rls.RateLimitServiceClient, key string, n int) (over bool) {
 	t.Helper()
+	return chargeOf(t, node, "key", key, n)
+}
+
+func chargeOf(t testing.TB, node rls.RateLimitServiceClient, of, key string, n int) (over bool) {
+	t.Helper()
 	d := &common.RateLimitDescriptor{
-		Entries:    []*common.RateLimitDescriptor_Entry{{Key: "key", Value: key}},
+		Entries:    []*common.RateLimitDescriptor_Entry{{Key: of, Value: key}},
 		HitsAddend: wrapperspb.UInt64(uint64(max(n, -n))), IsNegativeHits: n < 0,
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -103,21 +116,5 @@ func TestSumsPostPaid(t *testing.T) {
 	t.Logf("%d passed, %d refused, %d used of %d", passed.Load(), refused.Load(), used.Load(), limit)
 	if used.Load() > limit+clients*cost {
 		t.Errorf("%d were used, of %d and %d in flight", used.Load(), limit, clients)
-	}
-}
-
-// What the new protocol does not have yet is refused, with what to do.
-func TestSumsRefusesWhatItLacks(t *testing.T) {
-	for _, env := range [][]string{
-		{"REDIS_URL=localhost:1,localhost:2", "REDIS_TYPE=CLUSTER"},
-		{"REDIS_URL=localhost:1", "PEERS=static:127.0.0.1:1", "PEER_ADDR=127.0.0.1:1", "PEER_SECRET=sixteen-bytes-or-more"},
-		{"REDIS_URL=localhost:1", "REDIS_PERSECOND=true", "REDIS_PERSECOND_URL=localhost:2"},
-	} {
-		cmd := command(append(env, "LEDGER=sums"), "serve", "--port=0", "--grpc-port=0", "--debug-port=0")
-		var said strings.Builder
-		cmd.Stdout, cmd.Stderr = io.Discard, &said
-		if err := cmd.Run(); err == nil || !strings.Contains(said.String(), "set LEDGER=accounts") {
-			t.Errorf("%v: %v, %s", env, err, said.String())
-		}
 	}
 }

@@ -107,7 +107,7 @@ func (a *account) book(r *record, c *Claim, now instant) (cut tokens) {
 	a.sum += total - had
 	a.spent += spent - r.spent
 	r.taken, r.spent, r.seq, r.expires = total, spent, c.Seq, safe
-	if c.Eager {
+	if c.Eager() {
 		a.lease(r, now.Add(c.TTL))
 	}
 	return cut
@@ -133,7 +133,7 @@ func (a *account) leave(r *record, now instant) {
 func (a *account) grant(r *record, c *Claim, now instant, before tokens) tokens {
 	limit := c.Limit.Capacity()
 	free := limit - max(0, a.sum) - before
-	if c.Eager && free < c.Need && a.eagerly != 0 && now >= a.eagerly {
+	if c.Eager() && free < c.Need && a.eagerly != 0 && now >= a.eagerly {
 		a.credit(r, now)
 		free = limit - max(0, a.sum) - before
 	}

@@ -87,10 +87,11 @@ level, hand, total, fence = level - grant * MICRO, hand + grant, total + grant, 
 -- It expires when the level alone is full, for then nothing would be lost; and not before leases are over.
 local lacks = Limit * MICRO - level
 local full = at + (lacks > 0 and min(math.ceil(lacks / Requests * Seconds), 63072000000000) or 0)
+local answer = reply(0, grant, total, floor((Limit * MICRO - level + MICRO - 1) / MICRO), hand + old - held(total, says),
+  cut, fence, now, 0, flag(missing), 0)
 if lost then redis.call('DEL', KEYS[1]) end
 redis.call('HSET', KEYS[1], 'b', struct.pack('<dddddddd', level, carry, at, hand, old, turn, ends, slot),
   'f', struct.pack('<dd', fence, learns), holder, text(total), claimed, struct.pack('<dddd', Seq, says, fence, expires))
 if Kind == LEAVES then redis.call('HDEL', KEYS[1], holder) end
 redis.call('PEXPIREAT', KEYS[1], text(floor((max(ends + slot, full) + 999) / 1000)))
-return reply(0, grant, total, floor((Limit * MICRO - level + MICRO - 1) / MICRO), hand + old - held(total, says), cut,
-  fence, now, 0, flag(missing), 0)
+return answer

@@ -8,7 +8,7 @@ local got = redis.call('HMGET', KEYS[1], 'sum', holder, claimed, 'a')
 local sum, drawn = integer(got[1]), integer(got[2])
 
 local before = 0
-if KEYS[2] and now < Ends then
+if KEYS[2] and KEYS[2] ~= Stream and now < Ends then
   before = integer(redis.call('HGET', KEYS[2], 'sum'))
   if now < Begins then
     before = max(before, Limit)
@@ -47,7 +47,7 @@ if total < had then pause = least end
 total = total + cut
 local says = min(Spent + cut, total)
 sum, spent, expires = sum + total - had, spent + says - told, SAFE
-if Eager == 1 then
+if TTL > 0 then
   expires = now + TTL
   if eagerly == 0 or expires < eagerly then eagerly = expires end
 end
@@ -78,7 +78,7 @@ local function hand(r) return r.taken + (r.expires < CLOSED and r.spent or 0) - 
 
 -- credit
 local free = Limit - max(0, sum) - before
-if Kind == STATES and Eager == 1 and free < Need and eagerly ~= 0 and now >= eagerly then
+if Kind == STATES and TTL > 0 and free < Need and eagerly ~= 0 and now >= eagerly then
   eagerly = expires
   each(function(name, r)
     if r.expires > SAFE and r.expires <= now then
@@ -91,6 +91,9 @@ if Kind == STATES and Eager == 1 and free < Need and eagerly ~= 0 and now >= eag
     end
   end)
   eagerly = max(eagerly, now + AGAIN)
+  for i = 1, #set, 4 do
+    answered(string.sub(set[i], 3), EXPIRED, 0, 0, tonumber(set[i + 1]), sum + before, 0, 0, fence, now, 0, 0, 0)
+  end
   free = Limit - max(0, sum) - before
 end
 
@@ -126,6 +129,8 @@ if Kind == STATES and (grant < Need or sum + before > Limit) and others > 0 then
   end
 end
 
+local answer = reply(0, grant, total, sum + before, others, cut, fence, now, learns > now and learns or 0,
+  flag(missing), flag(recalling))
 redis.call('HSET', KEYS[1], 'sum', text(sum), holder, text(total),
   claimed, struct.pack('<dddd', Seq, says, fence, expires), 'a',
   struct.pack('<dddddddd', spent, fence, learns, learned, eagerly, asked, pause, least))
@@ -133,5 +138,4 @@ if Kind == LEAVES then gone[#gone + 1] = holder end
 for i = 1, #set, 4000 do redis.call('HSET', KEYS[1], unpack(set, i, min(i + 3999, #set))) end
 for i = 1, #gone, 4000 do redis.call('HDEL', KEYS[1], unpack(gone, i, min(i + 3999, #gone))) end
 redis.call('PEXPIREAT', KEYS[1], expire)
-return reply(0, grant, total, sum + before, others, cut, fence, now, learns > now and learns or 0,
-  flag(missing), flag(recalling))
+return answer

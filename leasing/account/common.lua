@@ -1,11 +1,13 @@
 -- What both scripts begin with. Numbers are whole and within 2^53, so that doubles hold them. All is checked
 -- before anything is written: what is not as this protocol writes it is an error, and changes nothing.
 
-local Kind, Seq, Taken, Spent, Need, Want, Share, TTL, Eager, Learning, Limit, Opens, Begins, Ends, Over, Requests,
-  Seconds, Now = struct.unpack('<dddddddddddddddddd', ARGV[2])
+local Kind, Seq, Taken, Spent, Need, Want, Share, TTL, Learning, Limit, Opens, Begins, Ends, Over, Requests,
+  Seconds, Now = struct.unpack('<ddddddddddddddddd', ARGV[2])
+local Stream = ARGV[3] and KEYS[#KEYS] -- of an audited rule: what is settled is on record there, before it is written
 local max, min, floor = math.max, math.min, math.floor
 local STATES, DRAWS, LEAVES, SAFE, CLOSED = 0, 1, 2, 0, -1
-local OVERTAKEN, OVER, MOST, LEARN = 1, 2, 4503599627370496, 2000000 -- MOST: mostSum
+local OVERTAKEN, OVER, EXPIRED, MOST, LEARN = 1, 2, 3, 4503599627370496, 2000000 -- MOST: mostSum
+local EVENTS, KEPT = 10000, 7776000000
 local holder, claimed = 'h:' .. ARGV[1], 'c:' .. ARGV[1]
 
 local function number(x)
@@ -26,8 +28,17 @@ local function unpacked(packed, n)
   return unpack(all, 1, n)
 end
 local function text(n) return string.format('%.0f', n) end
--- reply: code, seq, granted, total, sum, in hand, cut, fence, time, learning, missing, recalling
-local function reply(code, ...) return struct.pack('<dddddddddddd', code, Seq, ...) end
+-- answered: code, seq, granted, total, sum, in hand, cut, fence, time, learning, missing, recalling
+local function answered(name, ...)
+  local answer = struct.pack('<dddddddddddd', ...)
+  if Stream then
+    redis.call('XADD', Stream, 'MAXLEN', '~', EVENTS, '*', 'account', KEYS[1], 'rule', ARGV[3], 'holder', name,
+      'claim', struct.pack('<dddddd', Kind, Taken, Spent, Need, Limit, Ends), 'answer', answer)
+    redis.call('PEXPIRE', Stream, KEPT)
+  end
+  return answer
+end
+local function reply(code, ...) return answered(ARGV[1], code, Seq, ...) end
 local function nothing(code) return reply(code, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) end
 local function flag(x) return x and 1 or 0 end
 local function granted(free) return max(0, min(free, Want, max(Need, floor(free / Share)))) end

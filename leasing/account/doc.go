@@ -28,6 +28,9 @@
 // A holder that ends says so (Leaves): its total stays in the sum, and its name is kept for a minute at least, for
 // messages of it that are late. Nothing is deleted that would change the sum.
 //
+// What is settled of an audited rule is on record in a stream beside the key's accounts, written in the same step
+// (event.go): also what was granted to a node that never heard of it. Of such rules there are no draws.
+//
 // It does not see: a ledger's clock that jumps ahead, by which eager leases and those of buckets are over early; two
 // masters that both answer, behind a partition, each of which is an epoch of its own; an account that was evicted,
 // until somebody who had some of it claims; and the window before of a sliding one, if that was evicted.

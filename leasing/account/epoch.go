@@ -162,7 +162,7 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 			return is, nil
 		}
 	}
-	return life{}, fmt.Errorf("%w: %.60q", errAnswer, fmt.Sprint(answer))
+	return life{}, fmt.Errorf("%w: %.60q", ErrAnswer, fmt.Sprint(answer))
 }
 
 // epoch joins those of all servers: it is another when one of them is, and learns as long as one does. Of servers that

@@ -21,7 +21,7 @@ func check(c *Claim) error {
 	switch {
 	case c.Key == "", c.Holder == 0, c.Kind > Leaves, bucket != (c.Window == 0), c.TTL < 0, c.TTL > ratelimit.MaxPeriod,
 		c.Limit.Period() <= 0, c.Limit.Requests < 0, c.Limit.Requests > ratelimit.MaxLimit,
-		c.Kind == Draws && (c.Want < 1 || c.Want > ratelimit.MaxLimit || bucket),
+		c.Kind == Draws && (c.Want < 1 || c.Want > ratelimit.MaxLimit || bucket || c.Audit != ""),
 		c.Kind != Draws && (c.Seq == 0 || c.Seq > 1<<52):
 		return fmt.Errorf("%w: %+v", errClaim, *c)
 	}
@@ -38,6 +38,8 @@ type Memory struct {
 	// OnRecall, if set before the first claim, is told whom a claim asks to give back what it has in hand of an
 	// account. It is called with no lock held.
 	OnRecall func(holder ratelimit.Holder, key string, window ratelimit.Window)
+	// OnEvent, if set before the first claim, is told what is settled of audited rules, likewise.
+	OnEvent func(*Event)
 
 	mu    sync.Mutex
 	epoch ratelimit.Epoch // guarded by mu
@@ -99,17 +101,30 @@ func (m *Memory) settle(now instant, c *Claim) Grant {
 		return Grant{Err: err}
 	}
 	s := spanOf(&c.Limit, c.Window)
-	if !s.kept(now) {
-		return Grant{Err: ErrOver}
+	var t told
+	g := Grant{Err: ErrOver}
+	if s.kept(now) {
+		g = m.shard(c.Key).settle(now, c, &s, &t)
 	}
-	var asked []ratelimit.Holder
-	g := m.shard(c.Key).settle(now, c, &s, func(h ratelimit.Holder) { asked = append(asked, h) })
 	if m.OnRecall != nil {
-		for _, h := range asked {
+		for _, h := range t.asked {
 			m.OnRecall(h, c.Key, c.Window)
 		}
 	}
+	if c.Audit != "" && m.OnEvent != nil {
+		for i := range t.expired {
+			m.OnEvent(&t.expired[i])
+		}
+		e := NewEvent(c, &g)
+		m.OnEvent(&e)
+	}
 	return g
+}
+
+// told is what others hear of a claim.
+type told struct {
+	asked   []ratelimit.Holder
+	expired []Event
 }
 
 // shard is where all accounts of a key are.
@@ -117,7 +132,7 @@ func (m *Memory) shard(key string) *memoryShard {
 	return &m.shards[maphash.String(m.seed, key)%uint64(len(m.shards))]
 }
 
-func (s *memoryShard) settle(now instant, c *Claim, at *span, ask func(ratelimit.Holder)) Grant {
+func (s *memoryShard) settle(now instant, c *Claim, at *span, t *told) Grant {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.findOrAddLocked(now, name{c.Key, c.Window})
@@ -137,7 +152,19 @@ func (s *memoryShard) settle(now instant, c *Claim, at *span, ask func(ratelimit
 	if c.Kind == Draws {
 		return k.draw(now, c, before)
 	}
-	return k.account.claim(now, c, before, ask)
+	var over []ratelimit.Holder
+	if c.Audit != "" {
+		over = k.account.records.over(now)
+	}
+	fence := k.account.fence
+	g := k.account.claim(now, c, before, func(h ratelimit.Holder) { t.asked = append(t.asked, h) })
+	for _, h := range over {
+		if r := k.account.records.find(h); r.expires == closed {
+			g := Grant{Total: r.spent, Sum: g.Sum - g.Granted, Fence: fence, At: now}
+			t.expired = append(t.expired, expiry(h, NewEvent(c, &g)))
+		}
+	}
+	return g
 }
 
 // sumLocked is the sum of an account, which need not be there.
@@ -232,7 +259,7 @@ func (m *Memory) Lose(older *Memory, id uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	at := m.clock()
-	m.epoch = ratelimit.Epoch{ID: id, Began: at, Learning: at.Add(Learn)}
+	m.epoch = ratelimit.Epoch{ID: id, Began: at, Learning: at.Add(Learn) + 1} // somebody has something to tell (Told)
 }
 
 // Evict loses one account and tells nobody, as a Redis with maxmemory does.

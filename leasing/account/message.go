@@ -45,14 +45,18 @@ type Claim struct {
 	// (at least 1; two for each node alive).
 	Need, Want tokens
 	Share      int
-	// TTL is how long the holder keeps what it has in hand, counted by the ledger from when it settles the claim:
-	// for Eager, after which it may be credited; of a bucket, its slot.
-	TTL   time.Duration
-	Eager bool
+	// TTL is how long the holder keeps what it has in hand, counted by the ledger from when it settles the claim: of a
+	// bucket, its slot; of a window, the time after which it may be credited (Eager), and 0: never.
+	TTL time.Duration
 	// Learning is until when, as far as the holder knows, the ledger may have lost what was known of the account: for a
 	// bucket, until one that was empty when the epoch began has filled.
 	Learning instant
+	// Audit is what the claim is to be on record by (AuditOf); "": it is not. A draw cannot be.
+	Audit string
 }
+
+// Eager tells whether the ledger may credit what is in hand when its time is over.
+func (c *Claim) Eager() bool { return c.Window != 0 && c.TTL >= time.Microsecond }
 
 // Grant is the answer to one claim, or what a draw found.
 type Grant struct {
@@ -97,6 +101,10 @@ const MostBooked tokens = 1 << 43
 
 // Learn is for how long an account that was lost learns, and a ledger that lost its data.
 const Learn = 2 * time.Second
+
+// Told tells whether somebody had something to tell a ledger of an epoch, which prolonged its learning: otherwise it
+// began with a ledger that nobody had known, and nothing was lost.
+func Told(e ratelimit.Epoch) bool { return e.Learning > e.Began.Add(Learn) }
 
 // LearnPart is which part of the limit is granted meanwhile, in all.
 const LearnPart = 20

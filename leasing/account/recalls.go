@@ -61,7 +61,7 @@ func (l *Redis) listen(ctx context.Context, channel string, recalled func(string
 		case err == nil:
 			asked = false
 			if m, ok := m.(*redis.Message); ok {
-				if key, w, ours := l.parseName(m.Payload); ours {
+				if key, w, ours := parseName(l.prefix, m.Payload); ours {
 					recalled(key, w)
 				}
 			}
@@ -86,7 +86,7 @@ func (l *Redis) subscribe(ctx context.Context, channel string) *redis.PubSub {
 func received(ctx context.Context, heard *redis.PubSub) (m any, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("%w: %v", errAnswer, r)
+			err = fmt.Errorf("%w: %v", ErrAnswer, r)
 		}
 	}()
 	return heard.ReceiveTimeout(ctx, recallSilence)

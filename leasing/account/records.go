@@ -73,6 +73,16 @@ func (rs *records) findOrAdd(h ratelimit.Holder) *record {
 	return &(*rs)[len(*rs)-1]
 }
 
+// over are the holders whose eager lease is over, and may be credited.
+func (rs records) over(now instant) (all []ratelimit.Holder) {
+	for i := range rs {
+		if r := &rs[i]; r.expires > safe && r.expires <= now {
+			all = append(all, r.holder)
+		}
+	}
+	return all
+}
+
 // forget drops those of holders that have left a while ago. What they have spent stays in the sum.
 func (rs *records) forget(now instant) {
 	*rs = slices.DeleteFunc(*rs, func(r record) bool { return r.forgettable(now) })

@@ -22,7 +22,8 @@ import (
 // a Cluster, or a window may not have begun, a draw is a script.
 type Redis struct {
 	prefix  string
-	cluster *redis.ClusterClient // nil: one server
+	cluster *redis.ClusterClient  // nil: one server
+	people  redis.UniversalClient // for what people ask
 	// alone tells whether no other node is alive: then an empty ledger has nothing to learn.
 	alone func() bool
 	// at is the time by which the ledger goes; 0 but in tests: Redis' own clock.
@@ -35,8 +36,8 @@ type Redis struct {
 // ErrClient says that a client is none that a ledger can be sure of.
 var ErrClient = errors.New("the ledger needs a redis.Client or redis.ClusterClient without retries")
 
-// errAnswer says that what answered is no ledger of this protocol.
-var errAnswer = errors.New("the ledger's answer makes no sense")
+// ErrAnswer says that what answered is no ledger of this protocol.
+var ErrAnswer = errors.New("the ledger's answer makes no sense")
 
 // NewRedis makes a ledger whose accounts' names start with prefix. It must be made before the client is used, for it
 // sets what a new connection does first (OnConnect): it asks which run of a server is at its end, and takes that for
@@ -74,8 +75,8 @@ func (l *Redis) nameOf(key string, w ratelimit.Window) string {
 }
 
 // parseName is nameOf, backwards.
-func (l *Redis) parseName(s string) (key string, w ratelimit.Window, ok bool) {
-	s, ours := strings.CutPrefix(s, l.prefix+"{")
+func parseName(prefix, s string) (key string, w ratelimit.Window, ok bool) {
+	s, ours := strings.CutPrefix(s, prefix+"{")
 	end := strings.LastIndexByte(s, '}')
 	if !ours || end < 0 {
 		return "", 0, false
@@ -185,7 +186,7 @@ func (t *trip) settle(ctx context.Context) error {
 		err = t.send(ctx)
 	}
 	for _, i := range t.left {
-		t.grants[i] = Grant{Err: fmt.Errorf("%w: the script is forgotten again and again", errAnswer)}
+		t.grants[i] = Grant{Err: fmt.Errorf("%w: the script is forgotten again and again", ErrAnswer)}
 	}
 	if err != nil {
 		for _, i := range all {
@@ -202,7 +203,7 @@ func (t *trip) send(ctx context.Context) error {
 	d, answers := t.draws(ctx, pipe), make([]*redis.Cmd, len(t.left))
 	for j, i := range t.left {
 		if c := &t.claims[i]; !d.has(i) {
-			answers[j] = t.eval(ctx, scriptOf(c), pipe, t.names(c), hexOf(c.Holder), t.arguments(c))
+			answers[j] = t.eval(ctx, scriptOf(c), pipe, t.names(c), t.arguments(c)...)
 		}
 	}
 	tail := t.server.ask(ctx, pipe)
@@ -246,6 +247,9 @@ func (t *trip) names(c *Claim) []string {
 	names := []string{t.nameOf(c.Key, c.Window)}
 	if c.Limit.Algorithm == ratelimit.SlidingWindow {
 		names = append(names, t.nameOf(c.Key, c.Window-1))
+	}
+	if c.Audit != "" {
+		names = append(names, RecordName(t.prefix, c.Key))
 	}
 	return names
 }

@@ -10,7 +10,7 @@ import (
 )
 
 func eagerly(ttl time.Duration) func(*Claim) {
-	return func(c *Claim) { c.Eager, c.TTL = true, ttl }
+	return func(c *Claim) { c.TTL = ttl }
 }
 
 func leaves(c *Claim) { c.Kind = Leaves }
@@ -320,6 +320,7 @@ func TestClaimsThatMeanNothing(t *testing.T) {
 		"a negative draw":  func(c *Claim) { c.Kind, c.Want = Draws, -1 },
 		"a bucket's draw":  func(c *Claim) { c.Kind, c.Limit.Algorithm, c.Window = Draws, ratelimit.TokenBucket, 0 },
 		"a vast draw":      func(c *Claim) { c.Kind, c.Want = Draws, 1<<50 },
+		"a draw on record": func(c *Claim) { c.Kind, c.Want, c.Audit = Draws, 1, "0 d.rule" },
 		"a negative lease": func(c *Claim) { c.TTL = -1 },
 		"no period":        func(c *Claim) { c.Limit.Unit = 0 },
 		"a vast limit":     func(c *Claim) { c.Limit.Requests = 1 << 50 },

@@ -28,7 +28,7 @@ func spanOf(l *ratelimit.Limit, w ratelimit.Window) span {
 	if l.Algorithm == ratelimit.TokenBucket {
 		return span{ends: math.MaxInt64, over: math.MaxInt64}
 	}
-	if w < 1 || w > l.WindowAt(lastTime) {
+	if w < 1 || w > lastWindow(l) {
 		return span{}
 	}
 	s := span{l.WindowEnd(w - 2), l.WindowEnd(w - 1), l.WindowEnd(w), 0}
@@ -40,6 +40,18 @@ func spanOf(l *ratelimit.Limit, w ratelimit.Window) span {
 	s.over = s.ends.Add(kept)
 	return s
 }
+
+// lastWindow is one that begins after every time of a ledger's clock, or about then: numbers of later ones are no
+// window's.
+func lastWindow(l *ratelimit.Limit) ratelimit.Window {
+	if l.Unit.OfCalendar() {
+		return lastMonth
+	}
+	return l.WindowAt(lastTime)
+}
+
+// lastMonth is the number of the last month of the year 2112.
+const lastMonth = (2112 - 1970 + 1) * 12
 
 // kept tells whether the ledger has the account at a time of its clock.
 func (s *span) kept(now instant) bool { return s.opens <= now && now < s.over }

@@ -5,6 +5,8 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -46,6 +48,8 @@ type twins struct {
 	key    string
 	limit  ratelimit.Limit
 	told   []Claim // what each holder last said
+	audit  string
+	events []Event // of the ledger in memory
 	met    map[string]int
 }
 
@@ -65,6 +69,9 @@ func TestTwins(t *testing.T) {
 	for _, kind := range []string{
 		"draw", "claim", "left", "overtaken", "over", "cut", "missing", "recalling", "learning", "granted",
 		"lost", "evicted", "full", "bucket", "sliding", "early", "credited", "back", "forgotten",
+		"on record: " + WasOvertaken, "on record: " + WasOver, "on record: " + WasExpired, "on record: " + WasRecovery,
+		"on record: " + WasLeaving, "on record: " + WasLearning, "on record: " + WasRefused, "on record: " + WasCharge,
+		"on record: " + WasGrant, "on record: " + WasReport,
 	} {
 		if met[kind] < 5 {
 			t.Errorf("%q came %d times", kind, met[kind])
@@ -86,6 +93,10 @@ func newTwins(t *testing.T, m *moved, seed uint64, met map[string]int) *twins {
 		w.limit.Algorithm, w.limit.Unit = ratelimit.FixedWindow, ratelimit.CalendarMonth
 	}
 	w.told = make([]Claim, 2+w.IntN(6))
+	if seed%4 > 0 {
+		w.audit = fmt.Sprintf("%d d.rule %d", seed, seed)
+	}
+	w.memory.OnEvent = func(e *Event) { w.events = append(w.events, *e) }
 	return w
 }
 
@@ -124,7 +135,41 @@ func (w *twins) differ(steps int) string {
 			return d
 		}
 	}
+	return w.sameRecord()
+}
+
+// sameRecord compares what is on record, event by event.
+func (w *twins) sameRecord() string {
+	at := RecordName("t:", w.key)
+	var there []Event
+	for _, entry := range w.redis.one.client.XRange(w.Context(), at, "-", "+").Val() {
+		e, err := ReadEvent("t:", entry.Values)
+		if err != nil {
+			return err.Error()
+		}
+		there = append(there, e)
+		w.met["on record: "+e.Kind]++
+	}
+	if d := cmp.Diff(inRuns(w.events), inRuns(there)); d != "" {
+		return fmt.Sprintf("%s: memory -, Redis +\n%s", at, d)
+	}
+	if ttl := w.redis.one.client.PTTL(w.Context(), at).Val(); len(there) > 0 && ttl < 89*24*time.Hour {
+		return fmt.Sprintf("%s is kept for %v", at, ttl)
+	}
 	return ""
+}
+
+// inRuns has leases that one claim had credited be in the order of their holders: a script reads them in any.
+func inRuns(events []Event) []Event {
+	for i := 0; i < len(events); i++ {
+		n := i
+		for n < len(events) && events[n].Kind == WasExpired {
+			n++
+		}
+		slices.SortFunc(events[i:n], func(a, b Event) int { return strings.Compare(a.Holder, b.Holder) })
+		i = n
+	}
+	return events
 }
 
 // shown is a grant with its error as text: what went wrong is the same, not how it is said.
@@ -167,6 +212,9 @@ func (w *twins) pass() {
 func (w *twins) del(pattern string) {
 	c := w.redis.one.client
 	for _, name := range c.Keys(w.Context(), pattern).Val() {
+		if name == RecordName("t:", w.key) {
+			continue
+		}
 		if err := c.Del(w.Context(), name).Err(); err != nil {
 			w.Fatal(err)
 		}
@@ -190,7 +238,10 @@ func (w *twins) next() Claim {
 	c := Claim{
 		Kind: States, Key: w.key, Window: w.window(), Limit: w.limit, Holder: ratelimit.Holder(0xabc0 + i), Seq: last.Seq + 1,
 		Taken: last.Taken, Spent: last.Spent, Need: w.some(), Want: w.some(), Share: w.IntN(10),
-		TTL: time.Duration(1+w.Int64N(100)) * time.Millisecond, Eager: w.IntN(3) == 0,
+		TTL: time.Duration(1+w.Int64N(100)) * time.Millisecond, Audit: w.audit,
+	}
+	if c.Window != 0 && w.IntN(3) > 0 {
+		c.TTL = 0 // not eager
 	}
 	if last.Window == c.Window && c.Taken > c.Spent {
 		c.Spent += tokens(w.Int64N(int64(c.Taken-c.Spent) + 1))
@@ -217,7 +268,7 @@ func (w *twins) next() Claim {
 		c.Learning = w.redis.now.Add(time.Duration(w.Int64N(int64(4 * time.Second))))
 	}
 	if w.limit.Algorithm != ratelimit.TokenBucket && w.IntN(4) == 0 {
-		c.Kind, c.Want = Draws, 1+w.some()
+		c.Kind, c.Want, c.Audit = Draws, 1+w.some(), ""
 	}
 	if w.IntN(20) == 0 {
 		c.Limit.Requests /= 2

@@ -34,29 +34,38 @@ func scriptOf(c *Claim) *redis.Script {
 	return claimScript
 }
 
-// arguments are the numbers of a claim, packed as doubles: Redis reads one long argument faster than many short ones.
-func (l *Redis) arguments(c *Claim) []byte {
-	s, eager := spanOf(&c.Limit, c.Window), int64(0)
-	if c.Eager {
-		eager = 1
-	}
-	limit := c.Limit.Capacity()
+// claimFields are how many numbers a script is told.
+const claimFields = 17
+
+// numbersOf are those of a claim, but for the time.
+func numbersOf(c *Claim) [claimFields]int64 {
+	s, limit := spanOf(&c.Limit, c.Window), c.Limit.Capacity()
 	ttl := c.TTL.Microseconds()
 	if c.Window == 0 {
 		limit, ttl = burstOf(&c.Limit), max(1, ttl)
 	}
-	all := [...]int64{
+	return [...]int64{
 		int64(c.Kind), int64(c.Seq), int64(clamped(c.Taken)), int64(clamped(c.Spent)),
-		int64(min(c.Need, mostSum)), int64(min(c.Want, mostSum)), int64(max(1, c.Share)), ttl, eager,
+		int64(min(c.Need, mostSum)), int64(min(c.Want, mostSum)), int64(max(1, c.Share)), ttl,
 		int64(max(0, min(c.Learning, lastTime))), int64(limit),
 		int64(s.opens), int64(s.begins), int64(min(s.ends, lastTime)), int64(min(s.over, lastTime)),
-		int64(c.Limit.Requests), int64(c.Limit.Period() / time.Second), int64(l.at()),
+		int64(c.Limit.Requests), int64(c.Limit.Period() / time.Second), 0,
 	}
+}
+
+// arguments are the holder's name; the numbers of a claim, packed as doubles, for Redis reads one long argument faster
+// than many short ones; and what it is on record by.
+func (l *Redis) arguments(c *Claim) []any {
+	all := numbersOf(c)
+	all[claimFields-1] = int64(l.at())
 	packed := make([]byte, 0, 8*len(all))
 	for _, n := range all {
 		packed = binary.LittleEndian.AppendUint64(packed, math.Float64bits(float64(n)))
 	}
-	return packed
+	if c.Audit == "" {
+		return []any{hexOf(c.Holder), packed}
+	}
+	return []any{hexOf(c.Holder), packed, c.Audit}
 }
 
 // What a script answers first.
@@ -64,6 +73,7 @@ const (
 	wasSettled   = 0
 	wasOvertaken = 1
 	wasOver      = 2
+	wasExpired   = 3 // on record only: another holder's lease was credited
 )
 
 // answerFields are how many numbers a script answers with.
@@ -77,29 +87,32 @@ func readGrant(c *Claim, a *redis.Cmd, failed error) Grant {
 	if a.Err() != nil || a.Val() == nil {
 		return Grant{Err: fmt.Errorf("redis: %w", errors.Join(a.Err(), failed))}
 	}
-	n, ok := unpackAnswer(text)
-	if err != nil || !ok {
+	var n [answerFields]int64
+	if err != nil || !unpacked(text, n[:]) {
 		return garbage(errShape, a.Val())
 	}
 	// A proxy that mixes up replies would have this account take another's tokens.
 	if n[1] != int64(c.Seq) {
 		return garbage(errShape, a.Val())
 	}
+	if g := grantOf(&n); g.Err != nil || n[0] == wasSettled && plausible(c, &g) {
+		return g
+	}
+	return garbage(errShape, a.Val())
+}
+
+func grantOf(n *[answerFields]int64) Grant {
 	switch n[0] {
 	case wasOvertaken:
 		return Grant{Err: ErrOvertaken}
 	case wasOver:
 		return Grant{Err: ErrOver}
 	}
-	g := Grant{
+	return Grant{
 		Granted: tokens(n[2]), Total: tokens(n[3]), Sum: tokens(n[4]), InHand: tokens(n[5]), Cut: tokens(n[6]),
 		Fence: ratelimit.Fence(n[7]), At: instant(n[8]), Learning: instant(n[9]), Missing: n[10] == 1,
 		Recalling: n[11] == 1,
 	}
-	if n[0] != wasSettled || !plausible(c, &g) {
-		return garbage(errShape, a.Val())
-	}
-	return g
 }
 
 // plausible tells whether a ledger may grant this to a claim.
@@ -112,22 +125,22 @@ func plausible(c *Claim, g *Grant) bool {
 }
 
 func garbage(err error, v any) Grant {
-	return Grant{Err: fmt.Errorf("%w: %w: %.60q", errAnswer, err, fmt.Sprint(v))}
+	return Grant{Err: fmt.Errorf("%w: %w: %.60q", ErrAnswer, err, fmt.Sprint(v))}
 }
 
-// unpackAnswer reads doubles, which must be whole numbers that a double holds exactly.
-func unpackAnswer(packed string) (all [answerFields]int64, ok bool) {
+// unpacked reads doubles, which must be whole numbers that a double holds exactly.
+func unpacked(packed string, all []int64) bool {
 	if len(packed) != 8*len(all) {
-		return all, false
+		return false
 	}
 	for i := range all {
 		n := math.Float64frombits(binary.LittleEndian.Uint64([]byte(packed[8*i : 8*i+8])))
 		if n != math.Trunc(n) || math.Abs(n) > 1<<53 { // a NaN is not itself
-			return all, false
+			return false
 		}
 		all[i] = int64(n)
 	}
-	return all, true
+	return true
 }
 
 // read reads what a transaction answered: the time, and of each draw the sum, the holder's total, whether there was an
@@ -138,7 +151,7 @@ func (d *draws) read(t *trip, failed error) {
 	}
 	replies, ok := d.exec.Val().([]any)
 	if err := d.exec.Err(); err != nil || !ok {
-		d.fail(t, fmt.Errorf("redis: the draws' transaction: %w", errors.Join(err, failed, errAnswer)))
+		d.fail(t, fmt.Errorf("redis: the draws' transaction: %w", errors.Join(err, failed, ErrAnswer)))
 		return
 	}
 	at, ok := int64(0), len(replies) == d.replies(t)
@@ -146,7 +159,7 @@ func (d *draws) read(t *trip, failed error) {
 		at, ok = readTime(replies[0])
 	}
 	if !ok {
-		d.fail(t, fmt.Errorf("%w: %.60q", errAnswer, fmt.Sprint(replies)))
+		d.fail(t, fmt.Errorf("%w: %.60q", ErrAnswer, fmt.Sprint(replies)))
 		return
 	}
 	if own := t.at(); own != 0 {

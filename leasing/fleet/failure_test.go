@@ -40,25 +40,16 @@ func TestUndoWithoutTheStore(t *testing.T) {
 			now := instant(time.Hour)
 			clock := func() instant { return now }
 			ledger := &gone{Ledger: account.NewMemory(10, func() ratelimit.LedgerTime { return 1_800_000_000_000_000 })}
-			f := New(ledger, account.NewHolder(), 100, clock, time.Now())
+			node := NewStepped(account.NewHolder(), 100, clock, time.Now(), func(time.Duration, func()) {},
+				func() float64 { return 0.5 })
 			ask := ratelimit.Ask{Rule: rule, Key: []byte("k"), Cost: 1}
-			decide := func() ratelimit.Verdict {
-				w := waiter{ask: &ask, verdict: new(ratelimit.Verdict)}
-				for f.look(now, &w); !w.done; f.look(now, &w) {
-					select {
-					case fl := <-f.lane.queue:
-						f.settle([]*flight{fl})
-					default:
-						t.Fatal("it waits, and nothing is under way")
-					}
-				}
-				return *w.verdict
-			}
+			decide := func() ratelimit.Verdict { return decided(t, node, ledger, ask) }
 			if v := decide(); v.OverLimit || v.Source != ratelimit.FromClaim {
 				t.Fatalf("%+v", v)
 			}
-			_, _, k := f.find(&ask)
-			f.shards[f.ShardOf(f.Hash.ID(ask.Key))].mu.Unlock()
+			s, _, c := node.find(ask.Key)
+			s.mu.Unlock()
+			k := &c.Val
 			ledger.away = true
 			for k.InHand(now) > 0 {
 				decide()
@@ -69,11 +60,35 @@ func TestUndoWithoutTheStore(t *testing.T) {
 				if v.OverLimit || v.Charged != 1 || v.Source != ratelimit.FromFallback || k.Spent != before+1 {
 					t.Fatalf("request %d: %+v, spent %d of %d before", i, v, k.Spent, before)
 				}
-				f.Undo(now, []ratelimit.Ask{ask}, []ratelimit.Verdict{v})
+				node.Undo(now, []ratelimit.Ask{ask}, []ratelimit.Verdict{v})
 				if k.Spent != before {
 					t.Fatalf("request %d was undone, and %d are spent, %d before", i, k.Spent, before)
 				}
 			}
 		})
 	}
+}
+
+// decided asks a node, and has the ledger answer until it has decided.
+func decided(t *testing.T, node *Stepped, ledger account.Ledger, a ratelimit.Ask) ratelimit.Verdict {
+	t.Helper()
+	verdicts := make([]ratelimit.Verdict, 1)
+	w := node.Ask(node.clock(), []ratelimit.Ask{a}, verdicts)
+	for w != nil {
+		b := node.Batch()
+		if b == nil {
+			t.Fatal("it waits, and nothing is under way")
+		}
+		grants := make([]account.Grant, len(b.Claims()))
+		epoch, at, err := ledger.Settle(t.Context(), b.Claims(), grants)
+		if err != nil {
+			b.Fail(err)
+		} else {
+			b.Answer(epoch, at, grants)
+		}
+		if !w.Advance(node.clock()) {
+			w = nil
+		}
+	}
+	return verdicts[0]
 }

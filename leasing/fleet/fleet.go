@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -10,22 +9,34 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/internal/hold"
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 type (
-	tokens  = ratelimit.Tokens
-	instant = ratelimit.Instant
-	window  = ratelimit.Window
+	tokens     = ratelimit.Tokens
+	instant    = ratelimit.Instant
+	window     = ratelimit.Window
+	ask        = ratelimit.Ask
+	verdict    = ratelimit.Verdict
+	ledgerTime = ratelimit.LedgerTime
 )
 
 // Options are what a Fleet may be told. They are set before Run.
 type Options struct {
-	Nodes     func() int  // how many are alive; nil: one
-	OnFailure func(error) // of a round trip; it is called often
-	OnWarning func(error) // of an answer that cannot be
+	Nodes  func() int     // how many are alive; nil: one
+	Random func() float64 // from 0 to 1: nodes must not probe a store in step. Safe for concurrent use
+	// Drift lets rules that drift spend before the ledger has answered; nil: they lease.
+	Drift leasing.Drift
+	// RawNames names accounts by their keys as they are: for a ledger that is no operator's to look at.
+	RawNames bool
+
+	// These are told of what goes on, and must not block.
+	OnFailure   func(error) // of a round trip; it is called often
+	OnWarning   func(error) // of an answer that cannot be, and of accounts that the ledger has lost
+	OnReconcile func(*Reconciliation)
+	// OnAudit is told each answer to a claim of a rule that is audited, before anything of it is spent.
+	OnAudit func(*account.Claim, *account.Grant)
 }
 
 // Fleet implements [ratelimit.Limiter]. It is safe for concurrent use. Run must run for it to ask the ledger.
@@ -34,300 +45,262 @@ type Fleet struct {
 	ledger account.Ledger
 	clock  ratelimit.Clock
 	keytable.Sharding
+	names
+	shards []shard
+	alone  *leasing.Local // for outages
+	lanes  []lane
+	after  func(time.Duration, func())
+	sweeper
+	ended atomic.Bool // nothing more is told to the ledger
+	stats stats
+}
+
+// names are those by which the ledger knows this node.
+type names struct {
 	name      ratelimit.Holder // the first
 	forgotten atomic.Uint64    // keys: each has those that come behind it have another name
-	shards    []shard
-	alone     *leasing.Local // for outages
-	lane      lane
-	stats     stats
+}
+
+// sweeper is what sweeps know from one to the next.
+type sweeper struct {
+	part    int // of the shards, that the next sweep looks at
+	gauged  gauges
+	evicted atomic.Int64 // when all was last told again because single accounts were lost
+}
+
+// Partitioned is a ledger whose parts fail each by itself, such as a Redis Cluster. Messages to one part never wait
+// for another.
+type Partitioned interface {
+	account.Ledger
+	Partitions() int
+	Partition(key string) int // below Partitions
 }
 
 // Sizes of what is under way.
 const (
-	senders   = 4
+	senders   = 4 // round trips under way at once, to each part of the ledger
 	batchSize = 256
 	queueSize = 8192
-	timeLimit = time.Second // of a round trip: then it has failed
-	sweep     = 100 * time.Millisecond
+	// TimeLimit is after which a round trip has failed.
+	TimeLimit = time.Second
+	// SweepEvery is how often Run looks after keys that nobody asks for.
+	SweepEvery = 100 * time.Millisecond
 )
 
 // New makes a limiter that tracks at most maxKeys keys. holder is account.NewHolder's, new with each process.
 func New(ledger account.Ledger, holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time) *Fleet {
 	f := &Fleet{
-		ledger: ledger, clock: clock, name: holder,
+		Options: Options{Random: rand.Float64}, //nolint:gosec // no secret
+		ledger:  ledger, clock: clock, names: names{name: holder},
 		alone: leasing.NewLocal(max(leasing.OverflowSlots, maxKeys/8), clock(), wall),
+		after: func(d time.Duration, call func()) { time.AfterFunc(d, call) },
 	}
+	arena := keytable.NewArena()
 	parts, shares := keytable.NewSharding(maxKeys)
 	f.Sharding, f.shards = parts, make([]shard, len(shares))
 	for i, share := range shares {
-		f.shards[i] = shard{keys: map[keytable.ID]*key{}, most: share}
+		f.shards[i].open(arena, share)
 	}
-	f.lane.queue = make(chan *flight, queueSize)
+	f.lanes = make([]lane, 1)
+	if p, ok := ledger.(Partitioned); ok {
+		f.lanes = make([]lane, p.Partitions())
+	}
+	for i := range f.lanes {
+		f.lanes[i].queue = make(chan *flight, queueSize/len(f.lanes))
+	}
 	return f
 }
 
 // SyncClock is for the budgets of this node alone; see [leasing.Local.SyncClock].
 func (f *Fleet) SyncClock(now instant, wall time.Time) { f.alone.SyncClock(now, wall) }
 
+// Alone is this node's own budgets for outages; SpendAlone replaces them before the node is used, by those of another
+// limiter of the same node: a key has one budget for outages, whoever decides about it.
+func (f *Fleet) Alone() *leasing.Local { return f.alone }
+
+// SpendAlone is told of in Alone.
+func (f *Fleet) SpendAlone(budgets *leasing.Local) { f.alone = budgets }
+
 // Run asks the ledger until ctx is done, and then gives back what is in hand.
 func (f *Fleet) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	stop := make(chan struct{})
-	for range senders {
-		all.Go(func() { f.send(stop) })
+	for i := range f.lanes {
+		for range senders {
+			all.Go(func() { f.send(&f.lanes[i], stop) })
+		}
 	}
-	tick := time.NewTicker(sweep)
+	tick := time.NewTicker(SweepEvery)
 	defer tick.Stop()
-	for n := 0; ctx.Err() == nil; n++ {
+	for ctx.Err() == nil {
 		select {
 		case <-tick.C:
-			f.sweep(f.clock(), n)
+			f.sweep(f.clock())
 		case <-ctx.Done():
 		}
 	}
 	f.leave()
+	f.ended.Store(true)
 	close(stop)
 	all.Wait()
 }
 
-// Recalled has tokens of an account given back, for another node needs them. It does not block.
-func (f *Fleet) Recalled(name string, w window) {
-	bytes, ok := leasing.KeyOfName(name)
-	if !ok {
-		return // nothing of this version's
+// Decide implements [ratelimit.Limiter]. It blocks for at most the longest store_deadline of the rules. From what is in
+// hand it does not block, and does not allocate.
+func (f *Fleet) Decide(ctx context.Context, now instant, asks []ask, verdicts []verdict) {
+	inside := atLedger(asks)
+	if c := f.begin(now, asks, verdicts); c != nil {
+		f.wait(ctx, c)
 	}
-	s, id, k := f.find(&ratelimit.Ask{Key: bytes})
-	defer s.mu.Unlock()
-	if k != nil && k.Window == w {
-		k.Recalled(f.clock())
-		f.launchLocked(s, id, k)
+	if inside {
+		whole(asks, verdicts)
 	}
 }
 
-// Decide implements [ratelimit.Limiter]. It blocks for at most the longest store_deadline of the rules.
-func (f *Fleet) Decide(ctx context.Context, now instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
-	var waits []*waiter
+// begin decides what can be decided at once; nil: that is all.
+func (f *Fleet) begin(now instant, asks []ask, verdicts []verdict) *call {
+	var c *call
 	for i := range asks {
-		w := waiter{ask: &asks[i], verdict: &verdicts[i]}
-		if f.look(now, &w); !w.done {
-			waits = append(waits, &w)
+		if verdicts[i] = (verdict{}); f.spend(now, &asks[i], &verdicts[i]) {
+			continue
 		}
+		if c == nil {
+			c = &call{Fleet: f}
+		}
+		c.add(&asks[i], &verdicts[i])
 	}
-	if len(waits) > 0 {
-		f.wait(ctx, waits)
+	if c == nil || !c.advance(now) {
+		return nil
 	}
+	return c
 }
 
-// waiter is one ask that needs the ledger.
-type waiter struct {
-	ask     *ratelimit.Ask
-	verdict *ratelimit.Verdict
-	flight  *flight
-	booking bool // the verdict is final, and waits for being booked
-	waits   tokens
-	with    bool // the flight takes it along: it was not written yet
-	done    bool
+// spend answers a request from what is in hand, if that suffices.
+func (f *Fleet) spend(now instant, a *ask, v *verdict) bool {
+	s, id, c := f.find(a.Key)
+	defer s.mu.Unlock()
+	if c == nil || s.rules.of(c) != a.Rule {
+		return false
+	}
+	k := s.entry(now, id, c)
+	if !k.Spend(now, a, v) {
+		return false
+	}
+	if k.use.flight == nil && k.Due(now, &a.Rule.Limit) {
+		f.launchLocked(k)
+	}
+	return true
 }
 
 // wait looks again whenever something has been heard, until all is decided or the time is over.
-func (f *Fleet) wait(ctx context.Context, waits []*waiter) {
-	longest := time.Duration(0)
-	for _, w := range waits {
-		longest = max(longest, w.ask.Rule.Coordination.Deadline())
-	}
-	late := time.NewTimer(longest)
-	defer late.Stop()
-	for _, w := range waits {
-		for !w.done {
-			select {
-			case <-w.flight.done:
-				f.look(f.clock(), w)
-				continue
-			case <-late.C:
-				late.Reset(0) // for the others
-			case <-ctx.Done():
+func (f *Fleet) wait(ctx context.Context, c *call) {
+	timer := time.NewTimer(c.check)
+	defer timer.Stop()
+	for more := true; more; more = c.advance(f.clock()) {
+		// One timer bounds all rounds together. It runs for the time that rules which drift wait, and then for the
+		// rest of the deadline.
+		// Answers that come in time and are not enough must not keep a request beyond its time.
+		if !await(ctx, c.next(), timer.C) || fired(timer.C) {
+			if rest := c.timeOver(ctx.Err() != nil); rest > 0 {
+				timer.Reset(rest)
 			}
-			f.decideLate(ctx, f.clock(), w)
 		}
 	}
 }
 
-// decideLate decides what was not heard of in time. What is only to be booked is, later.
-func (f *Fleet) decideLate(ctx context.Context, now instant, w *waiter) {
-	if w.done = true; w.booking {
-		return
-	}
-	s, _, k := f.find(w.ask)
-	defer s.mu.Unlock()
-	w.waitsLocked(k, 0)
-	// A late answer is no outage: where the key is known to be used up, that decides.
-	const waited = true
-	if k != nil {
-		known := k.Heard != 0 && k.Sum >= w.ask.Rule.Limit.Capacity()
-		if k.Take(now, w.ask, waited, known, w.verdict) != hold.Asks {
-			return
-		}
-	}
-	f.failLocked(ctx, now, w, k, ratelimit.FallbackDeadline)
-}
-
-// find returns the key of an ask, nil if it is not tracked, with its shard locked.
-func (f *Fleet) find(a *ratelimit.Ask) (*shard, keytable.ID, *key) {
-	id := f.Hash.ID(a.Key)
-	s := &f.shards[f.ShardOf(id)]
-	s.mu.Lock()
-	return s, id, s.keys[id]
-}
-
-// look answers an ask, or sees to it that it is behind a flight.
-func (f *Fleet) look(now instant, w *waiter) {
-	s, id, k := f.find(w.ask)
-	defer s.mu.Unlock()
-	if k == nil {
-		if k = f.addLocked(s, id, w.ask, now); k == nil {
-			f.failLocked(context.Background(), now, w, nil, ratelimit.FallbackTableFull)
-			return
-		}
-	}
-	k.rule = w.ask.Rule
-	if w.booking {
-		f.bookedLocked(s, id, k, w)
-		return
-	}
-	there := f.lane.time()
-	if !f.enterLocked(now, &there, id, k) {
-		f.uncertainLocked(k, w, &there, now)
-		return
-	}
-	asked := w.with && w.flight.heard
-	hopeless := asked && (w.flight.refused || w.flight.recalling && w.ask.Cost > w.flight.most)
-	switch k.Take(now, w.ask, asked, hopeless, w.verdict) {
-	case hold.Answered:
-		w.done = true
-		w.waitsLocked(k, 0)
-		if k.Due(now, &k.rule.Limit) {
-			f.launchLocked(s, id, k)
-		}
-	case hold.Booked:
-		w.booking, w.with = true, false
-		w.waitsLocked(k, 0)
-		f.bookedLocked(s, id, k, w)
-	case hold.Asks, hold.Turns:
-		f.askLocked(now, s, id, k, w)
+func fired(timer <-chan time.Time) bool {
+	select {
+	case <-timer:
+		return true
+	default:
+		return false
 	}
 }
 
-// enterLocked sees to it that the key is in the window that goes on; false: it is not certain which that is.
-func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, id keytable.ID, k *key) bool {
-	if k.flight == nil && k.Stale(now, &k.rule.Limit) {
-		k.Restart()
-		k.as = f.nextName()
+// await reports whether done was closed in time.
+func await(ctx context.Context, done <-chan struct{}, timer <-chan time.Time) bool {
+	select {
+	case <-done: // even if it is late: it is here
+		return true
+	default:
 	}
-	over, certain := k.Enter(now, there, &k.rule.Limit)
-	f.tellLocked(id, k, over)
-	return certain
-}
-
-// nextName is a name of this node that no key has had before.
-func (f *Fleet) nextName() ratelimit.Holder {
-	return f.name + ratelimit.Holder(f.forgotten.Add(1)&(1<<28-1))
-}
-
-// askLocked has the ledger asked for what a waiter needs, or says that it cannot be.
-func (f *Fleet) askLocked(now instant, s *shard, id keytable.ID, k *key, w *waiter) {
-	switch {
-	case w.with && w.flight.err != nil && !retried(w.flight.err):
-		f.failLocked(context.Background(), now, w, k, reason(w.flight.err))
-		return
-	case w.with && w.flight.recalling:
-		// Others were asked to give back: that takes about as long as a round trip.
-		w.flight, w.with = f.rest(recallPause), false
-		return
+	select {
+	case <-done:
+		return true
+	case <-timer:
+	case <-ctx.Done():
 	}
-	need := w.ask.Cost
-	if w.ask.Kind != ratelimit.Spend {
-		need = 0
-	}
-	fl, why := f.joinLocked(s, id, k)
-	if fl == nil {
-		f.failLocked(context.Background(), now, w, k, why)
-		return
-	}
-	w.flight, w.with = fl, !fl.written
-	w.waitsLocked(k, need)
-}
-
-// waitsLocked says how much a waiter waits for; 0: it waits no longer.
-func (w *waiter) waitsLocked(k *key, n tokens) {
-	if k != nil {
-		k.Waiting += n - w.waits
-		w.waits = n
-	}
-}
-
-const recallPause = 2 * time.Millisecond
-
-// retried tells whether an error says nothing of the store: the claim is made again.
-func retried(err error) bool {
-	return errors.Is(err, errNoAnswer) || errors.Is(err, account.ErrOvertaken) || errors.Is(err, account.ErrOver)
-}
-
-// bookedLocked has what was charged or refunded be told, and the waiter wait for that.
-func (f *Fleet) bookedLocked(s *shard, id keytable.ID, k *key, w *waiter) {
-	if w.with && w.flight.told || !k.Untold() && !k.Asked() {
-		w.done = true
-		return
-	}
-	fl, _ := f.joinLocked(s, id, k)
-	if fl == nil { // it is told when the store is back
-		w.done = true
-		return
-	}
-	w.flight, w.with = fl, !fl.written
-}
-
-// uncertainLocked has a waiter wait until it is clear which window it is: for a first answer of the ledger, or for a
-// moment.
-func (f *Fleet) uncertainLocked(k *key, w *waiter, there *hold.LedgerClock, now instant) {
-	w.with = false
-	if there.At != 0 {
-		w.flight = f.rest(time.Millisecond)
-		return
-	}
-	if fl := f.greetLocked(); fl != nil {
-		w.flight = fl
-		return
-	}
-	f.failLocked(context.Background(), now, w, k, ratelimit.FallbackBreaker)
+	return false
 }
 
 // Undo implements [ratelimit.Limiter].
-func (f *Fleet) Undo(now instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
+func (f *Fleet) Undo(now instant, asks []ask, verdicts []verdict) {
+	if atLedger(asks) {
+		defer whole(asks, nil)
+	}
 	for i := range asks {
 		v := verdicts[i]
-		if v.Source == ratelimit.FromFallback {
+		switch v.Source {
+		case ratelimit.FromFallback:
 			f.undoAlone(now, &asks[i], &v)
 			v.Window = v.Booked // what is booked for the ledger, beside what this node's own budget had
+		case ratelimit.FromOverflow, ratelimit.FromOwner:
+			continue // not this node's
+		case ratelimit.FromLease, ratelimit.FromClaim, ratelimit.FromDrift:
 		}
-		s, _, k := f.find(&asks[i])
-		if k != nil {
-			k.Undo(&asks[i], &v)
+		s, id, c := f.find(asks[i].Key)
+		if c != nil {
+			s.entry(now, id, c).Undo(&v)
 		}
 		s.mu.Unlock()
 	}
 }
 
-// undoAlone takes back what a verdict without the ledger took of this node's own budget, if it was one that does.
-func (f *Fleet) undoAlone(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) {
-	policy := a.Rule.Coordination.OnStoreFailure
-	spent := policy == ratelimit.FailLocal || v.Reason == ratelimit.FallbackTableFull && policy != ratelimit.FailClosed
-	if !spent || v.Charged <= 0 {
-		return
+// Recalled has tokens of an account given back, for another node needs them. It does not block.
+func (f *Fleet) Recalled(name string, w window) {
+	bytes, ok := []byte(name), f.RawNames
+	if !ok {
+		bytes, ok = leasing.KeyOfName(name)
 	}
-	own, at := *a, *v
-	own.Rule, at.Source = a.Rule.LocalShare(), ratelimit.FromLease
-	f.alone.Undo(now, []ratelimit.Ask{own}, []ratelimit.Verdict{at})
+	if !ok {
+		return // nothing of this version's
+	}
+	s, id, c := f.find(bytes)
+	defer s.mu.Unlock()
+	if c != nil && c.Val.Window == w {
+		k := s.entry(f.clock(), id, c)
+		k.Recalled(f.clock())
+		_, _ = f.joinLocked(k) // a request waits for it, at another node
+	}
 }
 
-// jitter is from 0 to 1: nodes must not probe a store in step.
-func jitter() float64 { return rand.Float64() } //nolint:gosec // no secret
+// nextName is a name of this node that no key has had before: what is behind its own.
+func (f *Fleet) nextName() uint32 { return uint32(f.forgotten.Add(1) & (1<<28 - 1)) }
+
+func (f *Fleet) nodes() int {
+	if f.Nodes == nil {
+		return 1
+	}
+	return max(1, f.Nodes())
+}
+
+// keyName is a key as the ledger names its account.
+func (f *Fleet) keyName(key []byte) string {
+	if f.RawNames {
+		return string(key)
+	}
+	return leasing.KeyName(key)
+}
+
+// laneOf is the way to the part of the ledger that has the account.
+func (f *Fleet) laneOf(name string) *lane {
+	if len(f.lanes) == 1 {
+		return &f.lanes[0]
+	}
+	return &f.lanes[f.ledger.(Partitioned).Partition(name)] //nolint:forcetypeassert // New has looked
+}
+
+var _ interface {
+	ratelimit.Limiter
+	ratelimit.Inspector
+} = (*Fleet)(nil)

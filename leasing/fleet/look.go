@@ -6,62 +6,106 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/internal/hold"
+	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Look implements [ratelimit.Inspector]. Of the ledger it shows what was last heard.
-func (f *Fleet) Look(_ context.Context, now instant, a *ratelimit.Ask) ratelimit.Look {
-	v := ratelimit.Look{Account: leasing.KeyName(a.Key)}
-	s, _, k := f.find(a)
-	defer s.mu.Unlock()
-	if k == nil || k.Heard == 0 {
+// books is a ledger that people can look into.
+type books interface {
+	Look(ctx context.Context, key string, w window, limit *ratelimit.Limit) (*ratelimit.AccountLook, error)
+}
+
+// Look implements [ratelimit.Inspector]. Where the ledger cannot be looked into, it shows what was last heard of it.
+func (f *Fleet) Look(ctx context.Context, now instant, a *ask) ratelimit.Look {
+	rule := a.Rule.AtLedger()
+	v := ratelimit.Look{Account: f.keyName(a.Key)}
+	w := f.lookHere(now, a, &v)
+	of, ok := f.ledger.(books)
+	if !ok {
 		return v
 	}
-	v.Lease = &ratelimit.LeaseLook{
-		Window: k.Window, Granted: k.Taken, Spent: k.Spent, Unspent: k.InHand(now), Drifted: k.Drift(),
-		Elsewhere: max(0, k.rule.Limit.Capacity()-k.Sum), Expires: k.Deadline.Sub(now), Resets: k.Till.Sub(now),
-		Heard: now.Sub(k.Heard), Refuses: k.Refuses(now), PerSecond: k.Demand.PerSec, Asking: k.flight != nil,
-		Failing: f.lane.refuses(now),
+	if w == 0 && rule.Limit.Algorithm != ratelimit.TokenBucket {
+		there := f.laneOf(v.Account).time()
+		early, _ := there.Between(now)
+		w = rule.Limit.WindowAt(early)
 	}
-	v.Ledger = &ratelimit.AccountLook{
-		Window: k.Window, Limit: k.rule.Limit.Capacity(), Free: k.rule.Limit.Capacity() - k.Sum, Charged: k.Sum,
+	is, err := of.Look(ctx, v.Account, w, &rule.Limit)
+	if err != nil {
+		v.LedgerError = err.Error()
+	}
+	if v.Ledger = is; is != nil {
+		for i := range is.Holders {
+			is.Holders[i].Here = account.NodeOf(is.Holders[i].Holder) == f.name
+		}
 	}
 	return v
 }
 
-// Hottest implements [ratelimit.Inspector].
+// lookHere shows what this node has of a key, and returns its window.
+func (f *Fleet) lookHere(now instant, a *ask, v *ratelimit.Look) window {
+	s, _, c := f.find(a.Key)
+	defer s.mu.Unlock()
+	if c == nil || c.Val.Deadline == 0 {
+		return 0
+	}
+	var scratch use
+	k := s.view(c, &scratch)
+	limit := k.rule().Limit.Capacity()
+	v.Lease = &ratelimit.LeaseLook{
+		Window: k.Window, Granted: k.Taken, Spent: k.Spent, Unspent: k.InHand(now), Drifted: k.Drift(),
+		Elsewhere: max(0, limit-k.Sum), Expires: k.Deadline.Sub(now), Resets: k.Till.Sub(now),
+		Heard: now.Sub(k.Heard), Refuses: k.Refuses(now), PerSecond: k.Demand.PerSec, Asking: k.use.flight != nil,
+		Reported: k.Reported(), Failing: f.lane(k).refuses(now),
+	}
+	if k.Heard != 0 {
+		v.Ledger = &ratelimit.AccountLook{Window: k.Window, Limit: limit, Free: limit - k.Sum, Charged: k.Sum}
+	}
+	return k.Window
+}
+
+// Hottest implements [ratelimit.Inspector]. It looks at busy keys, under one lock after the other.
 func (f *Fleet) Hottest(now instant, n int) []ratelimit.HotKey {
 	var all []ratelimit.HotKey
 	for i := range f.shards {
 		s := &f.shards[i]
 		s.mu.Lock()
-		for _, k := range s.keys {
-			if k.Heard != 0 && !k.Idle(now) {
-				all = append(all, ratelimit.HotKey{
-					Account: k.name, Rule: k.rule.Domain + "." + k.rule.Path,
-					PerSecond: k.Demand.PerSec, Spent: k.Spent, Unspent: k.InHand(now), Limit: k.rule.Limit.Capacity(),
-				})
+		for _, u := range s.uses {
+			c := s.keys.Get(u.id)
+			if c == nil || c.Val.use == 0 || s.uses[c.Val.use-1] != u || now.Sub(u.Demand.LastUse) > lease.IdleAfter {
+				continue
 			}
+			k := entry{hold.Entry{Key: &c.Val.Key, Use: &u.Use}, s, c, u}
+			rate := u.Demand.Rate(now)
+			if len(all) == n && (n == 0 || all[n-1].PerSecond >= rate) {
+				continue // most are not among them
+			}
+			rule := k.rule()
+			at, _ := slices.BinarySearchFunc(all, rate,
+				func(x ratelimit.HotKey, rate float64) int { return cmp.Compare(rate, x.PerSecond) })
+			all = slices.Insert(all, at, ratelimit.HotKey{
+				Account: f.keyName(k.key()), Rule: rule.Domain + "." + rule.Path, PerSecond: rate,
+				Spent: k.Spent, Unspent: k.InHand(now), Limit: rule.Limit.Capacity(),
+			})
+			all = all[:min(n, len(all))]
 		}
 		s.mu.Unlock()
-		slices.SortFunc(all, func(x, y ratelimit.HotKey) int { return cmp.Compare(y.PerSecond, x.PerSecond) })
-		all = all[:min(n, len(all))]
 	}
 	return all
 }
 
 // Drop implements [ratelimit.Inspector].
 func (f *Fleet) Drop(now instant, key []byte) bool {
-	s, id, k := f.find(&ratelimit.Ask{Key: key})
+	s, id, c := f.find(key)
 	defer s.mu.Unlock()
-	if k == nil {
+	if c == nil {
 		return false
 	}
+	k := s.entry(now, id, c)
 	k.Recalled(now)
-	f.launchLocked(s, id, k)
+	k.Forgive()
+	_, _ = f.joinLocked(k)
 	return true
 }
 
@@ -69,30 +113,43 @@ var errReset = errors.New("the ledger could not be asked")
 
 // Reset implements [ratelimit.Inspector]: it refunds all that the account has. Tokens that nodes have in hand at that
 // moment are spent besides.
-func (f *Fleet) Reset(ctx context.Context, now instant, a *ratelimit.Ask) error {
-	there := f.lane.time()
-	early, late := there.Between(now)
-	w := a.Rule.Limit.WindowAt(early)
-	if a.Rule.Limit.Algorithm == ratelimit.TokenBucket {
-		w = 0
-	} else if there.At == 0 || w != a.Rule.Limit.WindowAt(late) {
-		return errReset
+func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
+	rule, name := a.Rule.AtLedger(), f.keyName(a.Key)
+	w := window(0)
+	if rule.Limit.Algorithm != ratelimit.TokenBucket {
+		there := f.laneOf(name).time()
+		early, late := there.Between(now)
+		if w = rule.Limit.WindowAt(early); there.At == 0 || w != rule.Limit.WindowAt(late) {
+			return errReset
+		}
 	}
 	// Under a name of its own, which is used once: a holder that refunds what others were charged.
-	by := f.nextName()
 	c := account.Claim{
-		Key: leasing.KeyName(a.Key), Window: w, Limit: a.Rule.Limit, Holder: by, Seq: 1, Share: 1,
-		TTL: hold.Slot(&a.Rule.Limit),
+		Key: name, Window: w, Limit: rule.Limit, Holder: f.name + ratelimit.Holder(f.nextName()), Seq: 1, Share: 1,
+		Audit: account.AuditOf(rule),
+	}
+	if w == 0 {
+		c.TTL = hold.Slot(&rule.Limit)
 	}
 	for refunded := tokens(0); ; c.Seq++ {
 		var g [1]account.Grant
-		if _, _, err := f.ledger.Settle(ctx, []account.Claim{c}, g[:]); err != nil || g[0].Err != nil {
+		_, _, err := f.ledger.Settle(ctx, []account.Claim{c}, g[:])
+		if f.audit(&c, &g[0]); err != nil || g[0].Err != nil {
 			return errors.Join(errReset, err, g[0].Err)
 		}
 		if refunded > 0 || g[0].Sum <= 0 {
-			return nil
+			break
 		}
 		refunded = g[0].Sum
 		c.Taken, c.Spent = c.Taken-refunded, c.Spent-refunded
 	}
+	s, id, at := f.find(a.Key)
+	defer s.mu.Unlock()
+	if at != nil { // what this node concluded from before holds no more
+		k := s.entry(now, id, at)
+		k.Forgive()
+		k.Doubt()
+		f.launchLocked(k)
+	}
+	return nil
 }

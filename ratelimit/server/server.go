@@ -42,6 +42,7 @@ type Options struct {
 	GRPCSocket        string                           // a path: instead of GRPC
 	TLS               credentials.TransportCredentials // of gRPC; nil: none
 	Metrics           string                           // host:port for metrics alone, "" for none
+	Held              bool                             // gRPC's port is closed until Open
 	Caps              transport.Caps                   // of gRPC; its RequestTimeout also of HTTP
 	Budget            *transport.Budget                // of what callers have begun on gRPC
 	HTTPBudget        *transport.Budget                // counts connections of HTTP, debug and metrics that were closed
@@ -69,6 +70,7 @@ type Server struct {
 	ready     atomic.Bool
 	https     []*http.Server
 	listeners []net.Listener // of the HTTP servers, and of gRPC last
+	calls     gate
 }
 
 // healthServices are the names that the health service knows.
@@ -174,13 +176,21 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 		if p.address == "" {
 			continue
 		}
-		shared := net.ListenConfig{Control: sharePort} // by several processes
-		l, err := shared.Listen(context.Background(), p.network, p.address)
+		open := func() (*transport.Listener, error) {
+			shared := net.ListenConfig{Control: sharePort} // by several processes
+			l, err := shared.Listen(context.Background(), p.network, p.address)
+			if err != nil {
+				return nil, fmt.Errorf("cannot open the %s port: %w", p.what, err)
+			}
+			return transport.Listen(l, p.connections, p.budget), nil
+		}
+		l, err := open()
 		if err != nil {
-			return fmt.Errorf("cannot open the %s port: %w", p.what, err)
+			return err
 		}
 		// gRPC's port is the last of the list, so that each HTTP server has its listener's index.
-		v.listeners = append(v.listeners, transport.Listen(l, p.connections, p.budget))
+		v.listeners = append(v.listeners, l)
+		v.calls = gate{opens: make(chan struct{}), again: open, is: l, fixed: p.network == "tcp" && !strings.HasSuffix(p.address, ":0")}
 		if p.handler != nil {
 			v.https = append(v.https, &http.Server{
 				Handler: p.handler, ReadTimeout: v.options.Caps.RequestTimeout, WriteTimeout: p.answer,
@@ -214,6 +224,9 @@ func removeStaleSocket(path string) {
 func (v *Server) Addresses() (http, grpc, debug net.Addr) {
 	return v.listeners[0].Addr(), v.listeners[len(v.listeners)-1].Addr(), v.listeners[1].Addr()
 }
+
+// Open has gRPC's port open, if it was held. It is called once.
+func (v *Server) Open() { close(v.calls.opens) }
 
 // SetHealthy says what health checks are told.
 func (v *Server) SetHealthy(ok bool) {
@@ -262,7 +275,8 @@ func (v *Server) Serve(ctx, hurry context.Context) error {
 	for i, h := range v.https {
 		run(h.Serve, v.listeners[i])
 	}
-	run(v.grpc.Serve, v.listeners[len(v.listeners)-1])
+	run(func(net.Listener) error { return v.calls.serve(failed, v.options.Held, v.grpc.Serve) },
+		v.listeners[len(v.listeners)-1])
 	<-failed.Done()
 	v.drain(hurry)
 	return g.Wait()
@@ -290,6 +304,7 @@ func (v *Server) drain(hurry context.Context) {
 		for _, l := range v.listeners {
 			l.(*transport.Listener).End() // gRPC waits for those that have not shaken hands
 		}
+		v.calls.end()
 		v.grpc.Stop()
 	})
 	defer stop()

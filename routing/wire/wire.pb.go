@@ -329,6 +329,7 @@ type Ask struct {
 	Window    int64                  `protobuf:"varint,7,opt,name=window,proto3" json:"window,omitempty"`                        // of an undo: where it was charged
 	OverLimit bool                   `protobuf:"varint,8,opt,name=over_limit,json=overLimit,proto3" json:"over_limit,omitempty"` // of an undo: that it had been refused
 	Charged   int64                  `protobuf:"varint,9,opt,name=charged,proto3" json:"charged,omitempty"`                      // of an undo
+	Debt      int64                  `protobuf:"varint,12,opt,name=debt,proto3" json:"debt,omitempty"`                           // of an undo: what it was charged beyond that
 	// held says that the receiver has called itself the key's owner when it was
 	// asked for the account: it decides, or says that it no longer is.
 	Held          bool    `protobuf:"varint,10,opt,name=held,proto3" json:"held,omitempty"`
@@ -419,6 +420,13 @@ func (x *Ask) GetOverLimit() bool {
 func (x *Ask) GetCharged() int64 {
 	if x != nil {
 		return x.Charged
+	}
+	return 0
+}
+
+func (x *Ask) GetDebt() int64 {
+	if x != nil {
+		return x.Debt
 	}
 	return 0
 }
@@ -615,7 +623,7 @@ type Rule struct {
 	Audit           string                 `protobuf:"bytes,12,opt,name=audit,proto3" json:"audit,omitempty"` // the rule's name, if its claims are to be audited
 	Mode            uint32                 `protobuf:"varint,13,opt,name=mode,proto3" json:"mode,omitempty"`
 	LeaseAuto       bool                   `protobuf:"varint,14,opt,name=lease_auto,json=leaseAuto,proto3" json:"lease_auto,omitempty"`                     // leases may be larger and longer while there is plenty
-	StoreDeadlineUs int64                  `protobuf:"varint,15,opt,name=store_deadline_us,json=storeDeadlineUs,proto3" json:"store_deadline_us,omitempty"` // how long the owner waits for a store
+	StoreDeadlineUs int64                  `protobuf:"varint,15,opt,name=store_deadline_us,json=storeDeadlineUs,proto3" json:"store_deadline_us,omitempty"` // how long the owner waits for a store; 0: as long as by default
 	// Of a billing month (unit 9): the day of the month, and
 	// the time zone by its IANA name.
 	BillingDay uint32 `protobuf:"varint,16,opt,name=billing_day,json=billingDay,proto3" json:"billing_day,omitempty"`
@@ -814,6 +822,7 @@ type Reply struct {
 	OverLimit     bool                   `protobuf:"varint,3,opt,name=over_limit,json=overLimit,proto3" json:"over_limit,omitempty"`
 	Remaining     int64                  `protobuf:"varint,4,opt,name=remaining,proto3" json:"remaining,omitempty"`
 	Charged       int64                  `protobuf:"varint,5,opt,name=charged,proto3" json:"charged,omitempty"`
+	Debt          int64                  `protobuf:"varint,11,opt,name=debt,proto3" json:"debt,omitempty"`
 	ResetUs       int64                  `protobuf:"varint,6,opt,name=reset_us,json=resetUs,proto3" json:"reset_us,omitempty"`
 	Window        int64                  `protobuf:"varint,7,opt,name=window,proto3" json:"window,omitempty"`
 	Hot           bool                   `protobuf:"varint,8,opt,name=hot,proto3" json:"hot,omitempty"`
@@ -884,6 +893,13 @@ func (x *Reply) GetRemaining() int64 {
 func (x *Reply) GetCharged() int64 {
 	if x != nil {
 		return x.Charged
+	}
+	return 0
+}
+
+func (x *Reply) GetDebt() int64 {
+	if x != nil {
+		return x.Debt
 	}
 	return 0
 }
@@ -1199,7 +1215,7 @@ const file_wire_proto_rawDesc = "" +
 	"\x05nonce\x18\x04 \x01(\fR\x05nonce\x12\x16\n" +
 	"\x06absent\x18\x06 \x01(\bR\x06absent\x12 \n" +
 	"\vincarnation\x18\a \x01(\x06R\vincarnation\x12\x18\n" +
-	"\achanges\x18\b \x01(\x04R\achanges\"\x94\x02\n" +
+	"\achanges\x18\b \x01(\x04R\achanges\"\xa8\x02\n" +
 	"\x03Ask\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x12\n" +
@@ -1210,6 +1226,7 @@ const file_wire_proto_rawDesc = "" +
 	"\n" +
 	"over_limit\x18\b \x01(\bR\toverLimit\x12\x18\n" +
 	"\acharged\x18\t \x01(\x03R\acharged\x12\x12\n" +
+	"\x04debt\x18\f \x01(\x03R\x04debt\x12\x12\n" +
 	"\x04held\x18\n" +
 	" \x01(\bR\x04held\x121\n" +
 	"\x06totals\x18\v \x01(\v2\x19.sluice.routing.v1.TotalsR\x06totals\"\x86\x01\n" +
@@ -1254,14 +1271,15 @@ const file_wire_proto_rawDesc = "" +
 	"\areserve\x18\x12 \x01(\x03R\areserve\x12\x1b\n" +
 	"\tmax_nodes\x18\x13 \x01(\rR\bmaxNodes\x12\x16\n" +
 	"\x06domain\x18\x14 \x01(\tR\x06domain\x12\x12\n" +
-	"\x04path\x18\x15 \x01(\tR\x04path\"\xab\x02\n" +
+	"\x04path\x18\x15 \x01(\tR\x04path\"\xbf\x02\n" +
 	"\x05Reply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\rR\x06status\x12\x1d\n" +
 	"\n" +
 	"over_limit\x18\x03 \x01(\bR\toverLimit\x12\x1c\n" +
 	"\tremaining\x18\x04 \x01(\x03R\tremaining\x12\x18\n" +
-	"\acharged\x18\x05 \x01(\x03R\acharged\x12\x19\n" +
+	"\acharged\x18\x05 \x01(\x03R\acharged\x12\x12\n" +
+	"\x04debt\x18\v \x01(\x03R\x04debt\x12\x19\n" +
 	"\breset_us\x18\x06 \x01(\x03R\aresetUs\x12\x16\n" +
 	"\x06window\x18\a \x01(\x03R\x06window\x12\x10\n" +
 	"\x03hot\x18\b \x01(\bR\x03hot\x12.\n" +

@@ -52,7 +52,7 @@ type node struct {
 
 func (n *node) part(w window) *Part {
 	if n.parts[w] == nil {
-		n.parts[w] = &Part{Window: w, Deadline: Never, Elsewhere: -1}
+		n.parts[w] = &Part{Window: w, Deadline: Never}
 	}
 	return n.parts[w]
 }

@@ -8,22 +8,69 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Key is all that a node knows of one key: its account of the window that goes on, and what the key is asked for.
+// Key is what a node has of one key: its part of the account of the window that goes on. Nothing of it may be
+// forgotten while the ledger does not know it.
 type Key struct {
 	Part
+	// Till is the last instant until which the window certainly goes on.
+	Till instant
+	// carried is what was spent of the window before, and not confirmed, where that still counts (sliding windows).
+	carried tokens
+}
+
+// Use is how a key is used of late, and what is asked for. It is worth a better guess, and no more: a key whose Use was
+// forgotten asks once more.
+type Use struct {
 	Demand lease.Demand
-	// Till is the last instant until which the window certainly goes on, and ends when it is over, as far as is known.
-	Till, ends instant
-	// A request of more than most tokens is refused without asking, before the instant until; from again on it is
-	// asked for in the background whether that is still so.
+	refusals
+	// Before calm nothing is asked for in the background, and before scarce nothing that nobody waits for: others need
+	// what there is.
+	calm, scarce instant
+	ends         instant // when the window is over, as far as is known: for people
+	Waiting      tokens  // what requests wait for that were not answered yet
+	largest      tokens  // cost of one request since the demand was measured
+	usual        tokens  // cost of the larger requests, of late
+	Beyond
+	// Next is the part of the window that begins next, claimed early; its Deadline is 0 if there is none.
+	Next Part
+}
+
+// refusals are what is refused without asking. The zero refusals are nothing.
+type refusals struct {
+	// A request of more than most tokens is, before the instant until; from again on it is asked for in the background
+	// whether that is still so.
 	until, again instant
-	// Before calm nothing is asked for that nobody waits for: others need what there is, or there was nothing.
-	calm    instant
-	Waiting tokens // what requests wait for that were not answered yet
-	most    tokens
-	largest tokens // cost of one request since the demand was measured
-	usual   tokens // cost of the larger requests, of late
-	holds   uint8  // how often the time to again is doubled
+	most, under  tokens // under is the limit by which that is so
+	holds        uint8  // how often the time to again is doubled
+	frees        bool   // tokens have come back meanwhile
+}
+
+// Beyond says how it came about that more was spent than taken, in this window.
+type Beyond struct {
+	Charged tokens // after the fact, and not told yet
+	Unasked tokens // as on_store_failure said, and not told yet
+	Over    tokens // drift that was told, and lay beyond the limit
+}
+
+// Entry is all that a node knows of one key. Its methods must not be called at the same time for the same key.
+type Entry struct {
+	*Key
+	*Use
+}
+
+// Remember takes in what the key itself says of a use that was forgotten: a fixed window that was used up stays so, but
+// for a refund.
+func (e Entry) Remember(now instant, limit *ratelimit.Limit) {
+	e.ends = e.Till
+	if e.full && limit.Algorithm == ratelimit.FixedWindow {
+		e.until, e.again, e.under = e.Till, now, limit.Capacity()
+	}
+}
+
+// Kept tells whether the use must not be forgotten: it has tokens in hand of the next window, or says of what was spent
+// how it came about.
+func (u *Use) Kept() bool {
+	return u.Next.Deadline != 0 || u.Charged > 0 || u.Unasked > 0 || u.Waiting > 0
 }
 
 // Times of what a node does by itself.
@@ -32,119 +79,82 @@ const (
 	soon = 250 * time.Millisecond
 	// paced is how soon after an answer more is asked for in the background, and scarce how long after a recall.
 	paced, scarce = 10 * time.Millisecond, 100 * time.Millisecond
-	// refusal is how long a refusal is believed before the ledger is asked again, at first, and doubled with each
-	// that it repeats up to longestRefusal. Refunds at other nodes are seen then.
-	refusal, doublings = 100 * time.Millisecond, 3
+	// refusal is how long a refusal is believed before the ledger is asked again, at first. It is doubled with each that
+	// it repeats, so often at most: seldom for a key to which tokens come back, by refunds at other nodes.
+	refusal, doublings, seldom = 100 * time.Millisecond, 7, 3
 	// idle is how long a key is not asked for until what it has is given back, where it lasts no longer than that.
 	idle = 2 * lease.Horizon
-)
-
-// Next says what a request needs that Take cannot answer.
-type Next uint8
-
-// What it may need.
-const (
-	Answered Next = iota // nothing: it is answered
-	Booked               // answered, and to be told to the ledger before its caller hears of it
-	Asks                 // the ledger has to be asked
-	Turns                // the window may be over and may not: it is clear in a moment
+	// early is how long before a window begins its tokens are claimed.
+	early = 100 * time.Millisecond
 )
 
 // Enter sees to it that the part is of the window that goes on. It returns the part of a window that is over, if it has
 // something to tell; and false where it is not certain which window it is.
-func (k *Key) Enter(now instant, there *LedgerClock, limit *ratelimit.Limit) (over Part, certain bool) {
-	if now < k.Till {
+func (e Entry) Enter(now instant, there *LedgerClock, limit *ratelimit.Limit) (over Part, certain bool) {
+	if now < e.Till {
 		return Part{}, true
 	}
-	w, early := window(0), ledgerTime(0)
+	w := window(0)
 	if limit.Algorithm != ratelimit.TokenBucket {
-		var late ledgerTime
-		early, late = there.Between(now)
-		if w = limit.WindowAt(early); there.At == 0 || w != limit.WindowAt(late) {
+		if w, certain = windowAt(now, there, limit); !certain {
 			return Part{}, false
 		}
 	}
-	k.Till = Never
+	e.Till = Never
 	if limit.Algorithm != ratelimit.TokenBucket {
-		k.Till = there.NotBefore(now, limit.WindowEnd(w))
-		k.ends = now.Add(limit.WindowEnd(w).Sub(early))
+		early, _ := there.Between(now)
+		e.Till, e.ends = there.NotBefore(now, limit.WindowEnd(w)), now.Add(limit.WindowEnd(w).Sub(early))
 	}
-	if k.Window != w || k.Deadline == 0 { // the zero Key has no deadline
-		over = k.Part
-		k.Part = Part{Window: w, Deadline: Never, Elsewhere: -1}
-		k.until, k.again, k.holds = 0, 0, 0
+	if e.Window != w || e.Deadline == 0 { // the zero Key has no deadline
+		over = e.Part
+		e.begin(w, limit)
 	}
 	return over, true
 }
 
-// Take answers a request, or says what it needs. waited says that the ledger was asked for it, and asks that it may
-// still be asked again. The part must be that of the window that goes on (Enter).
-func (k *Key) Take(now instant, a *ratelimit.Ask, waited, last bool, v *ratelimit.Verdict) Next {
-	next := Answered
-	switch a.Kind {
-	case ratelimit.Refund:
-		k.Refund(a.Cost)
-		k.until = 0
-		*v = ratelimit.Verdict{}
-		next = Booked
-	case ratelimit.Peek:
-		// Who has tokens for a request of the usual cost knows that it may pass. Otherwise what was last heard is
-		// believed only of a key that is used up: others may have charged meanwhile.
-		over := k.usedUp(&a.Rule.Limit)
-		if k.InHand(now) < max(1, k.usual) && !waited && (now >= k.until || !over) {
-			return Asks
-		}
-		if *v = (ratelimit.Verdict{OverLimit: over}); over {
-			k.Demand.Refused = ratelimit.AddTokens(k.Demand.Refused, 1) // so that it is asked for again
-		}
-	default:
-		next = k.spend(now, a, waited, last, v)
-	}
-	if next == Asks {
-		return next
-	}
-	k.Demand.LastUse = now
-	k.report(now, a, v)
-	if waited {
-		v.Source = ratelimit.FromClaim
-	}
-	return next
+// windowAt is the window that goes on by the ledger's clock, if that is certain.
+func windowAt(now instant, there *LedgerClock, limit *ratelimit.Limit) (w window, certain bool) {
+	early, late := there.Between(now)
+	w = limit.WindowAt(early)
+	return w, there.At != 0 && w == limit.WindowAt(late)
 }
 
-func (k *Key) spend(now instant, a *ratelimit.Ask, waited, last bool, v *ratelimit.Verdict) Next {
-	k.largest, k.usual = max(k.largest, a.Cost), max(a.Cost, k.usual-k.usual/8)
-	if a.Cost <= k.InHand(now) {
-		k.Spent += a.Cost
-		k.Demand.Used = ratelimit.AddTokens(k.Demand.Used, a.Cost)
-		*v = ratelimit.Verdict{Charged: a.Cost}
-		return Answered
+// begin has a window begin, with what was claimed of it early.
+func (e Entry) begin(w window, limit *ratelimit.Limit) {
+	carried := tokens(0)
+	if limit.Algorithm == ratelimit.SlidingWindow && e.Deadline != 0 && e.Window == w-1 {
+		carried = e.Drift()
 	}
-	known := now < k.until && a.Cost > k.most
-	if !known && (!waited || !last) {
-		return Asks
+	next := e.Next
+	if next.Deadline == 0 || next.Window != w {
+		next = Part{Window: w, Deadline: Never}
 	}
-	*v = ratelimit.Verdict{OverLimit: true}
-	k.Demand.Refused = ratelimit.AddTokens(k.Demand.Refused, a.Cost)
-	if a.Rule.Coordination.OnDeny == ratelimit.DenyRefunds {
-		return Answered
-	}
-	// A denial charges its cost whole. It is told before the caller hears of it, for from then on others must refuse
-	// peeks, too; but where the ledger knows that more is charged than there is, a flood of refusals is told now and
-	// then.
-	v.Charged = min(a.Cost, k.left(&a.Rule.Limit))
-	k.Spent = min(k.Spent+a.Cost, account.MostBooked)
-	limit := a.Rule.Limit.Capacity()
-	if known && k.Sum > limit && (k.Spent-k.booked < limit/account.LearnPart || now < k.told()) {
-		return Answered
-	}
-	return Booked
+	e.Part, e.carried, e.Next = next, carried, Part{}
+	e.refusals, e.Beyond = refusals{}, Beyond{}
 }
 
-// told is from when on what was refused may be told again, though nobody asks.
-func (k *Key) told() instant { return k.Heard.Add(refusal / 2) }
+// Early tells whether tokens of the next window are to be claimed now, so that its first requests need not wait: for
+// who was asked of late. A window that is claimed early must be of its own (sliding ones count the one before), and
+// its lease must not end before it begins.
+func (e Entry) Early(now instant, rule *ratelimit.Rule) bool {
+	return rule.Limit.Algorithm == ratelimit.FixedWindow && !rule.Coordination.Eager() && e.Next.Deadline == 0 &&
+		e.asked == 0 && e.Deadline != 0 && now < e.Till && e.Till.Sub(now) <= min(early, rule.Limit.Period()/8) &&
+		e.Demand.PerSec > 0 && now.Sub(e.Demand.LastUse) < min(time.Second, rule.Limit.Period())
+}
+
+// PartOf is the part of a window; nil, if the key has none of it any more.
+func (e Entry) PartOf(w window) *Part {
+	switch {
+	case e.Deadline != 0 && e.Window == w:
+		return &e.Part
+	case e.Next.Deadline != 0 && e.Next.Window == w:
+		return &e.Next
+	}
+	return nil
+}
 
 // Refuses is for how long the key is refused without asking.
-func (k *Key) Refuses(now instant) time.Duration { return max(0, k.until.Sub(now)) }
+func (e Entry) Refuses(now instant) time.Duration { return max(0, e.until.Sub(now)) }
 
 // Slot is how long what a node has in hand of a bucket lasts: short, for a bucket fills only as far as what is in hand
 // lets it.
@@ -166,34 +176,9 @@ func (k *Key) Stale(now instant, limit *ratelimit.Limit) bool {
 }
 
 // Restart forgets the account, and keeps what the key is asked for.
-func (k *Key) Restart() {
-	k.Part, k.Till = Part{}, 0
-	k.until, k.again, k.holds = 0, 0, 0
-}
-
-// usedUp tells whether more was charged than the limit, as far as is known. Others may have tokens in hand all the
-// same: they are asked to give them back, for they pay for it.
-func (k *Key) usedUp(limit *ratelimit.Limit) bool {
-	return k.Sum+max(k.Taken, k.Spent)-k.booked > limit.Capacity()
-}
-
-// report adds to a verdict what is left, and until when.
-func (k *Key) report(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) {
-	limit := &a.Rule.Limit
-	v.Remaining = k.left(limit)
-	v.Window = k.Window
-	if v.ResetAfter = k.ends.Sub(now); limit.Algorithm == ratelimit.TokenBucket {
-		v.ResetAfter = Refill(limit.Capacity()-v.Remaining, limit)
-	}
-	if v.OverLimit && k.until > now && limit.Algorithm != ratelimit.FixedWindow {
-		v.ResetAfter = k.until.Sub(now)
-	}
-}
-
-// left is what is left of the limit, as far as is known, with what this node has in hand.
-func (k *Key) left(limit *ratelimit.Limit) tokens {
-	unknown := max(k.Taken, k.Spent) - k.booked
-	return max(0, min(limit.Capacity(), limit.Capacity()-k.Sum-unknown+max(0, k.Taken-k.Spent)))
+func (e Entry) Restart() {
+	e.Part, e.Till = Part{}, 0
+	e.refusals = refusals{}
 }
 
 // Refill is how long a bucket takes for n tokens.
@@ -201,117 +186,77 @@ func Refill(n tokens, l *ratelimit.Limit) time.Duration {
 	return lease.RefillTime(max(0, n), l)
 }
 
-// Undo takes back what a verdict charged, unless its window is over.
-func (k *Key) Undo(a *ratelimit.Ask, v *ratelimit.Verdict) {
-	n := v.Charged
-	if v.OverLimit && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
-		n = a.Cost // of which Charged is what the limit had
-	}
-	if n > 0 && v.Window == k.Window {
-		k.Spent -= n
-		k.until = 0
-	}
-}
-
-// Sizing is what a claim of a key may ask for.
-type Sizing struct {
-	Rule  *ratelimit.Rule
-	Nodes int // alive, as far as is known; at least 1
-}
-
-// Wants is how much is to be asked for, beside what waits, and into how many parts what is free is shared.
-func (k *Key) Wants(now instant, need tokens, s Sizing) (want tokens, share int) {
-	limit := &s.Rule.Limit
-	k.measure(now, need)
-	share = 2 * max(1, s.Nodes)
-	if now < k.calm {
-		return need, share
-	}
-	// Of more than a share of the limit, others would have to ask for it back.
-	if want = limit.Capacity() / tokens(5*max(4, s.Nodes)); !k.plenty(s.Rule) {
-		want = min(want, k.Demand.Want(s.Rule, 0))
-	}
-	return max(need, want-k.InHand(now)), share
-}
-
-// measure ends a stretch of use, with so much still asked for. What is counted are requests of the largest cost in it:
-// one of thousands of tokens proves no more of a rate than one of a single token.
-func (k *Key) measure(now instant, need tokens) {
-	each := max(1, k.largest)
-	d := k.Demand
-	d.Used, d.Refused, d.PerSec = d.Used/each, d.Refused/each, d.PerSec/float64(each)
-	d.Measure(now, need/each)
-	d.PerSec *= float64(each)
-	k.Demand, k.largest = d, 0
-}
-
-// plenty tells whether a share of the limit may be kept until the window ends.
-func (k *Key) plenty(r *ratelimit.Rule) bool {
-	l := &r.Limit
-	return l.Algorithm == ratelimit.FixedWindow && r.Coordination.Lease.Auto && !r.Coordination.Eager() &&
-		k.Sum <= l.Capacity()-l.Capacity()/8
-}
-
 // Due tells whether a message is to leave in the background: to tell what the ledger does not know, to renew what is
 // nearly used up, or to ask again for what was refused.
-func (k *Key) Due(now instant, limit *ratelimit.Limit) bool {
+func (e Entry) Due(now instant, limit *ratelimit.Limit) bool {
 	switch {
-	case k.asked != 0 || k.Deadline == 0:
+	case e.asked != 0 || e.Deadline == 0:
 		return false
-	case k.doubt:
+	case e.doubt:
 		return true
-	case now < k.until: // what is refused meanwhile is told when it is asked again, and sooner if it is much
-		return now >= k.again && (k.Demand.Refused > 0 || k.Untold()) ||
-			k.Spent-k.booked >= max(1, limit.Capacity()/account.LearnPart) && now >= k.told()
-	case k.Untold():
+	case now < e.until: // what is refused meanwhile is told when it is asked again, and sooner if it is much
+		return now >= e.again && (e.Demand.Refused > 0 || e.Untold()) ||
+			e.Spent-e.booked >= max(1, limit.Capacity()/account.LearnPart) && now >= e.told()
+	case e.Untold():
 		return true
 	}
-	hand := float64(k.InHand(now))
-	return now >= k.calm && hand > 0 && k.Sum < limit.Capacity() &&
-		hand < min(k.Demand.PerSec*soon.Seconds(), float64(k.Taken)/2)
+	hand := float64(e.InHand(now))
+	return now >= e.calm && hand > 0 && e.Sum < limit.Capacity() &&
+		hand < min(e.Demand.PerSec*soon.Seconds(), float64(e.Taken)/2)
 }
+
+// told is from when on what was refused may be told again, though nobody asks.
+func (e Entry) told() instant { return e.Heard.Add(refusal / 2 << e.holds) }
 
 // Recalled gives back what others need, but for what requests wait for here. The ledger is told also where nothing is
 // in hand: to it, what was drawn is unspent.
-func (k *Key) Recalled(now instant) {
-	k.GiveBack(k.Waiting)
-	k.Doubt()
-	k.calm = now.Add(scarce)
+func (e Entry) Recalled(now instant) {
+	e.GiveBack(e.Waiting)
+	e.Doubt()
+	e.calm, e.scarce = now.Add(scarce), now.Add(scarce)
 }
 
+// Forgive has the ledger asked again about what is refused.
+func (u *Use) Forgive() { u.until = 0 }
+
 // Idle tells whether what is in hand is of no use to this node, and may be to others.
-func (k *Key) Idle(now instant) bool {
-	return k.asked == 0 && k.Taken > k.Spent && now.Sub(k.Demand.LastUse) > idle
+func (e Entry) Idle(now instant) bool {
+	return e.asked == 0 && e.Taken > e.Spent && now.Sub(e.Demand.LastUse) > idle
 }
 
 // Learned takes in an answer that counts (Hear): what is refused from here on without asking.
-func (k *Key) Learned(now instant, m *Message, g *account.Grant, rule *ratelimit.Rule) {
+func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimit.Rule) {
 	limit := &rule.Limit
-	k.until, k.again, k.calm = 0, 0, max(k.calm, now.Add(paced))
+	e.until, e.again, e.calm = 0, 0, max(e.calm, now.Add(paced))
+	if g.Sum < m.Sum() && limit.Algorithm == ratelimit.FixedWindow {
+		e.frees, e.holds = true, 0
+	}
 	short := g.Granted < m.Claim.Need
 	nothing := g.InHand <= 0 && (short || g.Sum >= limit.Capacity())
-	if m.Claim.Kind == account.Draws || k.learning || !nothing && (!short || g.Recalling) {
+	if m.Claim.Kind == account.Draws || e.learning || !nothing && (!short || g.Recalling) {
 		if !short {
-			k.holds = 0
+			e.holds = 0
 		}
 		return
 	}
 	// What others have in hand they may give back; what nobody has comes back with time, or with a refund.
 	free := max(0, limit.Capacity()-g.Sum)
-	k.most = free + max(0, k.Taken-k.Spent)
-	pause := refusal << k.holds
-	k.holds = min(k.holds+1, doublings)
-	k.again = now.Add(pause)
+	e.most, e.under = free+max(0, e.Taken-e.Spent), limit.Capacity()
+	pause := refusal << e.holds
+	if e.holds = min(e.holds+1, doublings); e.frees {
+		e.holds = min(e.holds, seldom)
+	}
+	e.again = now.Add(pause)
 	switch limit.Algorithm {
 	case ratelimit.FixedWindow:
-		k.until = k.Till
+		e.until = e.Till
 		if g.InHand > 0 {
-			k.until = min(k.until, k.again)
+			e.until = min(e.until, e.again)
 		}
 	case ratelimit.TokenBucket:
-		k.until = now.Add(max(time.Millisecond, Refill(max(1, m.Claim.Need-free), limit)))
-		k.until = min(k.until, k.again)
+		e.until = now.Add(max(time.Millisecond, Refill(max(1, m.Claim.Need-free), limit)))
+		e.until = min(e.until, e.again)
 	case ratelimit.SlidingWindow:
-		k.until = min(now.Add(max(5*time.Millisecond, limit.Period()/100)), k.again)
+		e.until = min(now.Add(max(5*time.Millisecond, limit.Period()/100)), e.again)
 	}
 }

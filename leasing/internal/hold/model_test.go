@@ -130,13 +130,13 @@ func (m *model) claim(c *account.Claim, now instant) account.Grant {
 		m.cutBack[c.Window] += cut
 	}
 	*r = modelRecord{taken: total, spent: c.Spent + cut, seq: c.Seq}
-	if c.Eager {
+	if c.Eager() {
 		r.expires = t + ledgerTime(c.TTL/time.Microsecond)
 	}
 	m.told[modelTold{modelHolder{c.Window, c.Holder}, m.epoch.ID}] = true
 	used := max(0, a.sum) + m.before(c.Window, now)
 	free := c.Limit.Capacity() - used
-	if c.Eager && free < c.Need {
+	if c.Eager() && free < c.Need {
 		for h, x := range a.records {
 			if x != r && x.expires > 0 && t > x.expires {
 				a.sum -= x.taken - x.spent

@@ -26,8 +26,7 @@ type Part struct {
 	// drift, or debt. Both may be below 0: by refunds of what other nodes were charged.
 	Taken, Spent tokens
 	booked       tokens // what the ledger has as this node's total, as far as is known
-	// Sum is what all nodes have taken, when last heard, and Elsewhere what others had in hand then; -1: not known.
-	Sum, Elsewhere tokens
+	Sum          tokens // what all nodes have taken, when last heard
 	// Deadline is the first instant at which what is in hand may not be spent.
 	Deadline instant
 	Heard    instant // when the ledger was last heard of this account; 0: never
@@ -50,7 +49,14 @@ type Message struct {
 	Claim        account.Claim
 	epoch        uint64 // that the node knew; 0: none
 	taken, spent tokens // as stated, or as they were when a draw was written
+	sum          tokens // as heard then, less what this node takes back with it
 }
+
+// Drift is what the sender had spent and not taken, when the message was written.
+func (m *Message) Drift() tokens { return max(0, m.spent-m.taken) }
+
+// Sum is less than which the account's sum can only be if others have given something back, or refunded it.
+func (m *Message) Sum() tokens { return m.sum }
 
 // Asking is what a node knows of the ledger when it writes, and what the rule wants.
 type Asking struct {
@@ -79,6 +85,9 @@ func (p *Part) Drift() tokens { return max(0, p.Spent-p.Taken) }
 // Asked tells whether a message is under way.
 func (p *Part) Asked() bool { return p.asked != 0 }
 
+// Reported is this node's total, as the ledger knows it.
+func (p *Part) Reported() tokens { return p.booked }
+
 // Untold tells whether the ledger has another total than this node.
 func (p *Part) Untold() bool { return p.doubt || max(p.Taken, p.Spent) != p.booked }
 
@@ -101,6 +110,7 @@ func (p *Part) Write(m *Message, number uint32, c account.Claim, q *Asking) {
 		c.Need, c.Want = need, want
 	}
 	*m = Message{Number: number, At: q.Now, Claim: c, epoch: q.Epoch.ID, taken: p.Taken, spent: p.Spent}
+	m.sum = p.Sum + min(0, max(p.Taken, p.Spent)-p.booked)
 	p.asked = number
 }
 
@@ -111,8 +121,8 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 		p.Taken = p.Spent
 	}
 	c.Taken, c.Spent, c.Share = p.Taken, p.Spent, q.Share
-	c.Eager, c.TTL, c.Learning = q.Eager, q.TTL, q.Epoch.Learning
-	if e := q.Epoch; c.Limit.Algorithm == ratelimit.TokenBucket && e.Learning > e.Began {
+	c.Learning = q.Epoch.Learning
+	if e := q.Epoch; c.Limit.Algorithm == ratelimit.TokenBucket && account.Told(e) {
 		// A bucket that was lost is known again when one that was empty then has filled.
 		c.Learning = max(e.Learning, e.Began.Add(Refill(c.Limit.Burst, &c.Limit)))
 	}
@@ -122,6 +132,7 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 	// The ledger may settle it, and its answer be lost: from here on it may credit what is in hand by its time to live,
 	// whatever was agreed before.
 	if q.Deadline {
+		c.TTL = q.TTL
 		p.eager = p.eager || q.Eager
 		p.Deadline = min(p.Deadline, lasts(q.Now, q.TTL))
 	}
@@ -176,7 +187,7 @@ func (p *Part) drew(m *Message, g *account.Grant, a *Answer) bool {
 		return false
 	}
 	p.Taken += g.Owned(n, &m.Claim.Limit)
-	p.booked, p.Sum, p.Elsewhere, p.Heard = g.Total, g.Sum, -1, a.Now
+	p.booked, p.Sum, p.Heard = g.Total, g.Sum, a.Now
 	p.full = false
 	if p.Taken != p.booked { // what lay beyond is given back with the next claim
 		p.doubt = true
@@ -197,12 +208,12 @@ func (p *Part) claimed(m *Message, g *account.Grant, a *Answer) {
 	if told := max(0, c.Spent-c.Taken); !p.learning {
 		p.Taken += max(0, told-over) // only tokens that the limit has confirm what was spent without asking
 	}
-	p.doubt, p.short, p.eager = false, false, c.Eager
+	p.doubt, p.short, p.eager = false, false, c.Eager()
 	p.Deadline = Never
-	if c.Eager || c.Limit.Algorithm == ratelimit.TokenBucket {
+	if c.Eager() || c.Limit.Algorithm == ratelimit.TokenBucket {
 		p.Deadline = lasts(m.At, c.TTL)
 	}
-	p.booked, p.Sum, p.Elsewhere, p.Heard = g.Total, g.Sum, g.InHand, a.Now
+	p.booked, p.Sum, p.Heard = g.Total, g.Sum, a.Now
 	p.full = c.Limit.Capacity()-g.Sum <= 0 && g.InHand == 0 && !p.learning
 }
 

@@ -20,7 +20,7 @@ type scene struct {
 
 func newScene(t *testing.T, limit tokens) *scene {
 	return &scene{
-		T: t, Part: Part{Window: 7, Deadline: Never, Elsewhere: -1}, limit: ratelimit.Limit{Unit: ratelimit.Minute, Requests: limit},
+		T: t, Part: Part{Window: 7, Deadline: Never}, limit: ratelimit.Limit{Unit: ratelimit.Minute, Requests: limit},
 		q: Asking{Now: 1e9, Epoch: ratelimit.Epoch{ID: 1}, Share: 2, TTL: time.Second},
 	}
 }

@@ -205,7 +205,10 @@ func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verd
 	}
 	if now < l.shut && a.Kind == ratelimit.Spend {
 		*v = ratelimit.Verdict{OverLimit: true, Window: l.held.Window(), ResetAfter: max(0, l.reset.Sub(now))}
-		l.held.Admit(leasing.Booked(a, v)) // it is charged, too
+		if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
+			v.Debt = cost
+			l.held.Admit(cost)
+		}
 		return true, false
 	}
 	w, ok := l.held.Take(now, cost)
@@ -234,11 +237,11 @@ func (h *Leases) Refused(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.V
 
 // Untake takes back what Take has booked. It reports false where the owner has to: of the key nothing is known here
 // any more, or not of that window.
-func (h *Leases) Untake(a *ratelimit.Ask, v *ratelimit.Verdict) bool {
+func (h *Leases) Untake(key []byte, v *ratelimit.Verdict) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	l := h.find(a.Key)
-	return l != nil && l.held.Untake(v.Window, leasing.Booked(a, v))
+	l := h.find(key)
+	return l != nil && l.held.Untake(v.Window, v.Charged+v.Debt)
 }
 
 // Admit notes what was admitted in place of the owner, and Credit what is to be given back: the owner is told.

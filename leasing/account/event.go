@@ -1,0 +1,140 @@
+package account
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Event is a message of an audited rule as it was settled, or a lease that was credited. In Redis the script that
+// settles it writes it to a stream, in the same step: what was granted is on record, whatever becomes of the node. A
+// stream keeps about 10,000 events of a key, for 90 days after the last.
+type Event struct {
+	Kind   string               `json:"kind"`
+	Rule   string               `json:"rule"`
+	Key    string               `json:"key"`
+	Holder string               `json:"holder"`
+	At     ratelimit.LedgerTime `json:"at_us"`
+	Window ratelimit.Window     `json:"window"`  // 0: of a bucket
+	Ends   ratelimit.LedgerTime `json:"ends_us"` // the window; 0: a bucket has no end
+	Fence  ratelimit.Fence      `json:"fence"`   // 0: nothing was settled
+	// Taken and Spent are the holder's totals, as it said, and Total is what the ledger has as its total afterwards.
+	Taken   tokens `json:"taken"`
+	Spent   tokens `json:"spent"`
+	Total   tokens `json:"total"`
+	Granted tokens `json:"granted"`
+	Need    tokens `json:"need"`
+	Limit   tokens `json:"limit"`
+	Bound   tokens `json:"bound"`   // what the rule declares to over-admit
+	Sum     tokens `json:"sum"`     // as in Grant, as is the rest
+	InHand  tokens `json:"in_hand"` // of others
+	Cut     tokens `json:"cut"`     // of a refund
+}
+
+// Kinds of events that changed nothing come first.
+const (
+	WasFailed    = "failed"    // it is not known whether it was settled; only in records of nodes
+	WasOvertaken = "overtaken" // by a later claim of its holder
+	WasOver      = "over"      // its window is not kept any more, or not yet
+	WasExpired   = "expiry"    // an eager lease was credited to the account: its holder is silent
+	WasRecovery  = "recovery"  // the ledger was told what it had lost
+	WasLeaving   = "leaves"    // the last one of a holder
+	WasLearning  = "learning"  // less was granted than is needed, for the ledger may not know all
+	WasRefused   = "refused"   // less was granted than is needed
+	WasCharge    = "charge"    // more was spent than taken: charged after the fact, or without asking
+	WasGrant     = "grant"
+	WasReport    = "report" // totals, as they are; refunded, or given back
+)
+
+// AuditOf is what claims of a rule are on record by: what it declares to over-admit, and its name.
+func AuditOf(r *ratelimit.Rule) string {
+	if !r.Coordination.Audit {
+		return ""
+	}
+	return strconv.FormatInt(int64(r.DeclaredOver()), 10) + " " + r.AuditName()
+}
+
+// RecordName names the stream of a key's events, in the slot of its accounts.
+func RecordName(prefix, key string) string { return prefix + "{" + key + "}:record" }
+
+// NewEvent is what a claim and its answer come to.
+func NewEvent(c *Claim, g *Grant) Event {
+	n := numbersOf(c)
+	said := [...]int64{n[0], n[2], n[3], n[4], n[9], n[12]}
+	return newEvent(Event{Rule: c.Audit, Key: c.Key, Holder: hexOf(c.Holder), Window: c.Window}, &said, g)
+}
+
+// saidFields are how many numbers of a claim are on record: kind, taken, spent, need, limit, and when the window ends.
+const saidFields = 6
+
+func newEvent(e Event, n *[saidFields]int64, g *Grant) Event {
+	bound, rule, _ := strings.Cut(e.Rule, " ")
+	most, _ := strconv.ParseInt(bound, 10, 64)
+	e.Rule, e.Bound = rule, tokens(most)
+	e.Taken, e.Spent, e.Need, e.Limit = tokens(n[1]), tokens(n[2]), tokens(n[3]), tokens(n[4])
+	if e.Window != 0 {
+		e.Ends = instant(n[5])
+	}
+	e.At, e.Fence, e.Granted, e.Total = g.At, g.Fence, g.Granted, g.Total
+	e.Sum, e.InHand, e.Cut = g.Sum, g.InHand, g.Cut
+	e.Kind = e.kindOf(Kind(n[0]), g)
+	return e
+}
+
+func (e *Event) kindOf(k Kind, g *Grant) string {
+	switch {
+	case errors.Is(g.Err, ErrOvertaken):
+		return WasOvertaken
+	case errors.Is(g.Err, ErrOver):
+		return WasOver
+	case g.Err != nil:
+		return WasFailed
+	// First what explains numbers that would look wrong for a plain grant.
+	case g.Missing:
+		return WasRecovery
+	case k == Leaves:
+		return WasLeaving
+	case e.Granted < e.Need && g.Learning > g.At:
+		return WasLearning
+	case e.Granted < e.Need:
+		return WasRefused
+	case e.Spent > e.Taken:
+		return WasCharge
+	case e.Granted > 0:
+		return WasGrant
+	}
+	return WasReport
+}
+
+// expiry is the event of a lease that was credited, made from that of the claim which had it credited. Nothing was
+// said by its holder.
+func expiry(h ratelimit.Holder, e Event) Event {
+	e.Kind, e.Holder, e.Taken, e.Spent, e.Need = WasExpired, hexOf(h), e.Total, e.Total, 0
+	return e
+}
+
+var errEvent = errors.New("the entry is no event")
+
+// ReadEvent reads an entry of a key's stream.
+func ReadEvent(prefix string, fields map[string]any) (Event, error) {
+	text := func(name string) string {
+		s, _ := fields[name].(string)
+		return s
+	}
+	var n [saidFields]int64
+	var a [answerFields]int64
+	key, w, ours := parseName(prefix, text("account"))
+	h, err := strconv.ParseUint(text("holder"), 16, 64)
+	if !ours || err != nil || text("rule") == "" || !unpacked(text("claim"), n[:]) || !unpacked(text("answer"), a[:]) {
+		return Event{}, fmt.Errorf("%w: %.200q", errEvent, fmt.Sprint(fields))
+	}
+	g := grantOf(&a)
+	e := newEvent(Event{Rule: text("rule"), Key: key, Holder: text("holder"), Window: w}, &n, &g)
+	if a[0] == wasExpired {
+		e = expiry(ratelimit.Holder(h), e)
+	}
+	return e, nil
+}

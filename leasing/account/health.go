@@ -1,0 +1,110 @@
+package account
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Health is what a Redis says of how safe its data is.
+type Health struct {
+	// Policy is its maxmemory-policy; "" when it does not say, as managed services
+	// may not.
+	Policy    string
+	MaxMemory uint64 // bytes; 0: no bound
+	Evicted   uint64 // keys since it started; of a Cluster, all of its servers'
+	RDB, AOF  bool   // it saves snapshots, it keeps a log; as far as it says
+	// Saves says that RDB is known: CONFIG may be refused, and INFO does not say.
+	Saves bool
+}
+
+// MayEvict tells whether it may drop accounts that are in use. A policy without a
+// bound of memory drops nothing yet.
+func (h *Health) MayEvict() bool { return h.Policy != "" && h.Policy != "noeviction" }
+
+// Health asks Redis, or each master of a Cluster, of which the worst counts. CONFIG
+// may be refused: then INFO says what it can.
+func (l *Redis) Health(ctx context.Context) (Health, error) {
+	cluster := l.cluster
+	if cluster == nil {
+		return healthOf(ctx, l.one.client)
+	}
+	// ForEachMaster asks them at the same time.
+	var mu sync.Mutex
+	var all []Health
+	err := cluster.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error {
+		h, err := healthOf(ctx, c)
+		mu.Lock()
+		defer mu.Unlock()
+		// One that does not answer says nothing; what the others say still counts.
+		if err == nil {
+			all = append(all, h)
+		}
+		return err
+	})
+	return worst(all), err
+}
+
+func worst(all []Health) Health {
+	if len(all) == 0 {
+		return Health{}
+	}
+	w := all[0]
+	for _, h := range all[1:] {
+		// Data is as safe as on the server where it is safest least: all must save, and one that may
+		// evict is enough to warn.
+		w.Evicted += h.Evicted
+		w.RDB, w.AOF, w.Saves = w.RDB && h.RDB, w.AOF && h.AOF, w.Saves && h.Saves
+		if h.MayEvict() && !w.MayEvict() {
+			w.Policy, w.MaxMemory = h.Policy, h.MaxMemory
+		}
+	}
+	return w
+}
+
+func healthOf(ctx context.Context, c redis.Cmdable) (Health, error) {
+	pipe := c.Pipeline()
+	settings := pipe.ConfigGet(ctx, "maxmemory*")
+	save := pipe.ConfigGet(ctx, "save")
+	info := pipe.Info(ctx, "memory", "persistence", "stats")
+	// Managed services refuse CONFIG, and some INFO. One of the two is enough.
+	_, err := pipe.Exec(ctx)
+	text, infoErr := info.Result()
+	if infoErr != nil && settings.Err() != nil {
+		return Health{}, fmt.Errorf("redis: %w", errors.Join(err, infoErr))
+	}
+	h := Health{Policy: settings.Val()["maxmemory-policy"]}
+	h.MaxMemory, _ = strconv.ParseUint(settings.Val()["maxmemory"], 10, 64)
+	if saves, err := save.Result(); err == nil {
+		h.Saves, h.RDB = true, saves["save"] != ""
+	}
+	for line := range strings.Lines(text) {
+		h.read(strings.TrimSpace(line))
+	}
+	return h, nil
+}
+
+// read takes in a line of INFO.
+func (h *Health) read(line string) {
+	name, value, _ := strings.Cut(line, ":")
+	switch name {
+	// INFO repeats what CONFIG has said, if it was allowed to.
+	case "maxmemory_policy":
+		if h.Policy == "" {
+			h.Policy = value
+		}
+	case "maxmemory":
+		if h.MaxMemory == 0 {
+			h.MaxMemory, _ = strconv.ParseUint(value, 10, 64)
+		}
+	case "evicted_keys":
+		h.Evicted, _ = strconv.ParseUint(value, 10, 64)
+	case "aof_enabled":
+		h.AOF = value == "1"
+	}
+}

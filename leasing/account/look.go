@@ -1,0 +1,137 @@
+package account
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// NodeOf is what all names of the node of a holder have in common: the node's first.
+func NodeOf(h ratelimit.Holder) ratelimit.Holder { return h >> namesOfANode << namesOfANode }
+
+// LookThrough has people's questions asked over a client of their own, so that they never wait for the connections
+// that claims need, nor claims for theirs. It is called before the ledger is used.
+func (l *Redis) LookThrough(people redis.UniversalClient) { l.people = people }
+
+// Look reads an account for people; nil: there is none. It blocks until ctx is done, at most.
+func (l *Redis) Look(
+	ctx context.Context, key string, w ratelimit.Window, limit *ratelimit.Limit,
+) (*ratelimit.AccountLook, error) {
+	client := l.people
+	if client == nil {
+		return nil, fmt.Errorf("%w: nobody looks at it", ErrAnswer)
+	}
+	pipe := client.Pipeline()
+	fields, before := pipe.HGetAll(ctx, l.nameOf(key, w)), (*redis.StringCmd)(nil)
+	if limit.Algorithm == ratelimit.SlidingWindow {
+		before = pipe.HGet(ctx, l.nameOf(key, w-1), "sum")
+	}
+	at := pipe.Time(ctx)
+	_, _ = pipe.Exec(ctx) // each has its own error
+	if err := fields.Err(); err != nil {
+		return nil, fmt.Errorf("redis: %w", err)
+	}
+	if err := at.Err(); err != nil {
+		return nil, fmt.Errorf("redis: %w", err)
+	}
+	now := ratelimit.LedgerTime(at.Val().UnixMicro())
+	v, err := lookAt(fields.Val(), now, limit)
+	if v != nil {
+		v.Window = w
+		if before != nil {
+			n, _ := before.Int64() // none: nothing was spent
+			s := spanOf(limit, w)
+			v.Charged += s.before(now, limit, tokens(n))
+		}
+		v.Free = v.Limit - v.Charged
+	}
+	return v, err
+}
+
+// lookAt reads the fields of an account as the scripts write them.
+func lookAt(fields map[string]string, now instant, limit *ratelimit.Limit) (*ratelimit.AccountLook, error) {
+	if len(fields) == 0 {
+		return nil, nil //nolint:nilnil // there is no account
+	}
+	v := &ratelimit.AccountLook{Limit: limit.Capacity()}
+	sum, err := strconv.ParseInt(fields["sum"], 10, 64)
+	if bucket, ok := doubles(fields["b"], 8); ok { // level, ...
+		err, sum = nil, int64(math.Ceil((float64(v.Limit)*Micro-bucket[0])/Micro))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: the account's sum is %.40q", ErrAnswer, fields["sum"])
+	}
+	v.Charged = tokens(sum)
+	if of, ok := doubles(fields["a"], 8); ok {
+		v.Relearning = instant(of[2]) > now
+	}
+	for name, text := range fields {
+		of, ours := strings.CutPrefix(name, "h:")
+		h, err := strconv.ParseUint(of, 16, 64)
+		taken, err2 := strconv.ParseInt(text, 10, 64)
+		if !ours || err != nil || err2 != nil {
+			continue
+		}
+		v.Holders = append(v.Holders, holderLook(ratelimit.Holder(h), tokens(taken), fields["c:"+of], now, limit))
+	}
+	return v, nil
+}
+
+func holderLook(
+	h ratelimit.Holder, taken tokens, claimed string, now instant, limit *ratelimit.Limit,
+) ratelimit.HolderLook {
+	x := ratelimit.HolderLook{Holder: h, Granted: taken}
+	if last, ok := doubles(claimed, 4); ok { // seq, spent, fence, expires
+		x.Spent, x.Fence = tokens(last[1]), ratelimit.Fence(last[2])
+		if ends := instant(last[3]); limit.Algorithm != ratelimit.TokenBucket {
+			x.Closed = ends == closed
+			if ends > safe {
+				x.Expires = ends.Sub(now)
+			}
+		}
+	}
+	x.Outstanding = max(0, taken-x.Spent)
+	return x
+}
+
+// doubles reads what a script has packed.
+func doubles(packed string, n int) (all []float64, ok bool) {
+	if len(packed) != 8*n {
+		return nil, false
+	}
+	for i := range n {
+		all = append(all, math.Float64frombits(binary.LittleEndian.Uint64([]byte(packed[8*i:]))))
+	}
+	return all, true
+}
+
+// partitions is in how many parts the slots of a Cluster are divided.
+const partitions = 16
+
+// Partitions is in how many parts accounts are kept that fail each by itself: one, but of a Cluster. A part's slots are
+// next to each other, and so mostly at one or two servers.
+func (l *Redis) Partitions() int {
+	if l.cluster == nil {
+		return 1
+	}
+	return partitions
+}
+
+// Partition is the part of a key's accounts, below Partitions.
+func (l *Redis) Partition(key string) int {
+	if l.cluster == nil {
+		return 0
+	}
+	tag, _, _ := strings.Cut(key, "}")
+	if open := strings.IndexByte(l.prefix, '{'); open >= 0 {
+		tag, _, _ = strings.Cut(l.prefix[open+1:], "}")
+	}
+	return int(slotOf(tag)) * partitions / clusterSlots
+}

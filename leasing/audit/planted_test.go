@@ -1,0 +1,67 @@
+package audit
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/sluice-gate/sluice/bench/plant"
+)
+
+// planted are faults of the replay, each of which a test must notice.
+var planted = []struct{ name, right, wrong string }{
+	{"events count twice", "if seen[*e] {", "if false {"},
+	{"events count as they come", "slices.SortStableFunc(events, inOrder)", ""},
+	{"a lease is credited before its claim", "last(&a)-last(&b),", "last(&b)-last(&a),"},
+	{"the lowest limit counts", "max(w.Limit, e.Limit), max(w.Bound", "e.Limit, max(w.Bound"},
+	{"what changed nothing counts", "if e.Fence == 0 {", "if e.Fence < 0 {"},
+	{"what was lost is not seen", "level = max(level, w.Taken)", "level = max(level, 0)"},
+	{
+		"what a silent holder spent is not seen",
+		"if e.Kind == account.WasRecovery || h.closed {", "if e.Kind == account.WasRecovery {",
+	},
+	{
+		"what was known before the record began is over",
+		"if e.Kind == account.WasRecovery || h.closed {", "if true {",
+	},
+	{"a lease is credited and stays", "w.take(h, e.Total, h.spent)\n\t\th.closed", "h.closed"},
+	{"what is charged counts again", "max(0, e.Spent-max(e.Taken, known))", "max(0, e.Spent-e.Taken)"},
+	{"grants are told as charges", "granted := min(e.Granted, w.Beyond)", "granted := min(0, w.Beyond)"},
+	{"charges excuse grants", "w.Over += granted + min(told,", "w.Over += max(0, granted-w.Charged) + min(told,"},
+	{"a debt that was paid stays", "w.Debt = min(w.Debt+charged, w.Beyond)", "w.Debt += charged"},
+	{"a refund is given back", "max(0, h.total-total-refunded)", "max(0, h.total-total)"},
+	{"what is cut is refunded", "min(e.Spent+e.Cut, e.Total-e.Granted)", "min(e.Spent, e.Total-e.Granted)"},
+	{"debt breaks a limit", "return w.Over <= w.Bound", "return w.Over+w.Debt <= w.Bound"},
+	{"nothing may be over", "return w.Over <= w.Bound", "return w.Over <= 0"},
+	{"a bucket that was lost is over", "limit, told = e.Limit, 0", "limit = e.Limit"},
+}
+
+// Each planted fault is noticed. It builds the tests once, with all faults in them.
+func TestPlanted(t *testing.T) {
+	if os.Getenv(plant.Variable) != "" || testing.Short() {
+		t.Skip("this is a run with a fault, or one that is to be short")
+	}
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bugs := make([]plant.Bug, len(planted))
+	for i, p := range planted {
+		bugs[i] = plant.Bug{Name: p.name, File: "leasing/audit/replay.go", Right: p.right, Wrong: p.wrong}
+	}
+	tests, err := plant.Tests(t.Context(), root, "leasing/audit", t.TempDir(), bugs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := func(name string) error {
+		return tests.Command(t.Context(), name, "-test.failfast", "-test.run", "Replay", "-replays", "900").Run()
+	}
+	if err := run(""); err != nil {
+		t.Fatalf("without a fault: %v", err)
+	}
+	for _, p := range planted {
+		if run(p.name) == nil {
+			t.Errorf("NOT NOTICED: %s", p.name)
+		}
+	}
+}

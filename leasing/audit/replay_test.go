@@ -1,0 +1,328 @@
+package audit
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+var replaySeeds = flag.Uint64("replays", 2000, "how many histories TestReplayTellsWhatTheLedgerHas plays")
+
+const begins = ratelimit.LedgerTime(1_700_000_000_000_000)
+
+// node is an honest holder: it spends what it owns, and tells all.
+type node struct {
+	name                 ratelimit.Holder
+	taken, spent, booked tokens
+	seq                  uint64
+	deadline             ratelimit.LedgerTime
+}
+
+// history is some nodes on one account of a ledger, and what is known of them besides.
+type history struct {
+	*testing.T
+	*rand.Rand
+	ledger *account.Memory
+	now    ratelimit.LedgerTime
+	rule   ratelimit.Rule
+	nodes  []node
+	left   []node
+	events []account.Event
+	ttl    time.Duration
+	lossy  bool
+	truth  Totals
+	// may is how much may have been admitted beyond the limit: of each account that was lost, the limit, and of each
+	// lease that was credited what its holder had not told.
+	may tokens
+}
+
+func newHistory(t *testing.T, seed uint64) *history {
+	h := &history{T: t, Rand: rand.New(rand.NewPCG(seed, 30)), now: begins, nodes: make([]node, 4)}
+	h.rule = ratelimit.Rule{Domain: "d", Path: "rule", Coordination: ratelimit.DefaultCoordination()}
+	h.rule.Coordination.Audit = true
+	h.rule.Limit = ratelimit.Limit{
+		Algorithm: ratelimit.Algorithm(seed % 3), Unit: ratelimit.Hour, Requests: []tokens{3, 50, 1000}[h.IntN(3)],
+	}
+	h.rule.Limit.Burst = h.rule.Limit.Requests
+	switch {
+	case h.rule.Limit.Algorithm == ratelimit.TokenBucket:
+		h.ttl = time.Second
+	case seed%5 == 0:
+		h.ttl, h.rule.Coordination.Reclaim = 100*time.Millisecond, ratelimit.ReclaimEager
+	case seed%5 == 1:
+		h.lossy = true
+	}
+	h.ledger = account.NewMemory(10, func() ratelimit.LedgerTime { return h.now })
+	h.ledger.OnEvent = h.hear
+	for i := range h.nodes {
+		h.nodes[i] = h.newNode()
+	}
+	return h
+}
+
+func (h *history) hear(e *account.Event) {
+	h.events = append(h.events, *e)
+	for i := range h.nodes {
+		if n := &h.nodes[i]; e.Kind == account.WasExpired && e.Holder == fmt.Sprintf("%x", uint64(n.name)) {
+			h.may += n.spent - e.Spent
+		}
+	}
+}
+
+func (h *history) newNode() node {
+	return node{name: ratelimit.Holder(1 + h.Uint64N(1<<40)), deadline: 1 << 60}
+}
+
+func (h *history) window() ratelimit.Window {
+	if h.rule.Limit.Algorithm == ratelimit.TokenBucket {
+		return 0
+	}
+	return h.rule.Limit.WindowAt(begins)
+}
+
+func (h *history) some() tokens { return tokens(h.Int64N(2 + int64(h.rule.Limit.Requests)/2)) }
+
+// exact tells whether what is taken is exactly what was granted and not given back: nothing is lost, or credited.
+func (h *history) exact() bool { return !h.lossy && !h.rule.Coordination.Eager() }
+
+func (h *history) play() {
+	for range 60 {
+		h.now = h.now.Add(time.Duration(h.Int64N(int64(30 * time.Millisecond))))
+		n := &h.nodes[h.IntN(len(h.nodes))]
+		switch h.IntN(8) {
+		case 0, 1:
+			if n.taken > n.spent && h.now < n.deadline {
+				n.spent += 1 + tokens(h.Int64N(int64(n.taken-n.spent)))
+			}
+		case 2: // charged after the fact
+			if h.exact() {
+				n.spent += h.some()
+			}
+		case 3:
+			if back := h.some(); h.exact() && h.IntN(2) == 0 {
+				n.taken, n.spent = n.taken-back, n.spent-back
+			}
+		case 4:
+			n.taken = min(n.taken, n.spent) // given back
+		case 5:
+			if h.lossy && h.IntN(3) == 0 {
+				h.may += h.rule.Limit.Requests
+				h.ledger.Evict("k", h.window())
+				if h.IntN(2) == 0 {
+					h.claim(&h.nodes[0], account.States, h.some()) // before the others tell what they have
+				}
+				for i := range h.nodes {
+					h.claim(&h.nodes[i], account.States, 0)
+				}
+			}
+		case 6:
+			if h.IntN(4) == 0 {
+				n.taken = min(n.taken, n.spent)
+				h.claim(n, account.Leaves, 0)
+				h.left = append(h.left, *n)
+				*n = h.newNode()
+			}
+		default:
+			h.claim(n, account.States, h.some())
+		}
+	}
+	for i := range h.nodes {
+		n := &h.nodes[i]
+		h.claim(n, account.States, 0)
+	}
+}
+
+func (h *history) claim(n *node, kind account.Kind, need tokens) {
+	if h.now >= n.deadline {
+		n.taken = min(n.taken, n.spent)
+	}
+	n.seq++
+	c := account.Claim{
+		Kind: kind, Key: "k", Window: h.window(), Limit: h.rule.Limit, Holder: n.name, Seq: n.seq, Taken: n.taken, Spent: n.spent,
+		Need: need, Want: need, Share: 1, TTL: h.ttl, Audit: account.AuditOf(&h.rule),
+	}
+	g := h.settle(c)
+	h.truth.Granted += g.Granted
+	h.truth.Charged += max(0, n.spent-max(n.taken, n.booked))
+	n.booked = g.Total
+	if h.ttl > 0 {
+		n.deadline = h.now.Add(h.ttl * 3 / 4)
+	}
+	if h.IntN(6) == 0 && kind == account.States && g.Cut == 0 {
+		return // the answer is lost
+	}
+	n.taken += g.Granted + g.Cut + max(0, c.Spent-c.Taken-max(0, g.Sum-c.Limit.Capacity()))
+	n.spent += g.Cut
+}
+
+func (h *history) settle(c account.Claim) account.Grant {
+	h.Helper()
+	var g [1]account.Grant
+	if _, _, err := h.ledger.Settle(h.Context(), []account.Claim{c}, g[:]); err != nil || g[0].Err != nil {
+		h.Fatal(err, g[0].Err)
+	}
+	return g[0]
+}
+
+// Random histories: what the record says is what the ledger has, and what its holders know. What is beyond the limit is
+// told apart: charged after the fact, or granted for a loss or a silent holder.
+func TestReplayTellsWhatTheLedgerHas(t *testing.T) {
+	met := map[string]int{}
+	for seed := range *replaySeeds {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			h := newHistory(t, seed)
+			h.play()
+			h.check(met)
+		})
+	}
+	t.Log(met)
+	for _, kind := range []string{"debt", "lost", "silent", "refunded", "returned", "expired", "recoveries", "bucket"} {
+		if met[kind] < 10 && *replaySeeds >= 1000 {
+			t.Errorf("%q came %d times", kind, met[kind])
+		}
+	}
+}
+
+func (h *history) check(met map[string]int) {
+	all := Replay(h.events)
+	if len(all) != 1 {
+		h.Fatalf("%d windows", len(all))
+	}
+	w := all[0]
+	// In any order, and some of it twice.
+	again := slices.Concat(h.events, h.events[len(h.events)/2:])
+	h.Shuffle(len(again), func(i, j int) { again[i], again[j] = again[j], again[i] })
+	if d := cmp.Diff(w, Replay(again)[0], cmpopts.IgnoreUnexported(Window{})); d != "" {
+		h.Error(d)
+	}
+	last := h.settle(account.Claim{
+		Key: "k", Window: h.window(), Limit: h.rule.Limit, Holder: 1 << 50, Seq: 1, Share: 1, TTL: h.ttl,
+	})
+	limit := h.rule.Limit.Capacity()
+	var taken, spent tokens
+	for _, n := range append(h.left, h.nodes...) {
+		taken, spent = taken+n.booked, spent+n.spent
+	}
+	bucket := w.Window == 0
+	if w.Granted != h.truth.Granted || w.Charged != h.truth.Charged || w.Sum != last.Sum {
+		h.Errorf("%+v, want %+v, sum %d", w.Totals, h.truth, last.Sum)
+	}
+	if w.Taken != taken || w.Spent != spent {
+		h.Errorf("%+v, and holders took %d and spent %d", w.Totals, taken, spent)
+	}
+	if !h.lossy && !bucket && w.Taken != last.Sum {
+		h.Errorf("%d were taken, the ledger has %d", w.Taken, last.Sum)
+	}
+	if h.exact() && (w.Over != 0 || w.Beyond != max(0, last.Sum-limit) || w.Debt != w.Beyond || !w.Held()) {
+		h.Errorf("%+v of %d, and the ledger has %d", w.Totals, limit, last.Sum)
+	}
+	if adds := w.Granted + w.Charged - w.Refunded - w.Returned; h.exact() && w.Taken != adds {
+		h.Errorf("%+v, which adds up to %d", w.Totals, adds)
+	}
+	// What was admitted beyond the limit is over-admission: nothing was charged, or refunded.
+	if !h.exact() && (w.Over < w.Spent-limit || w.Over > h.may || w.Debt != 0) {
+		h.Errorf("%+v of %d, and %d may be over", w.Totals, limit, h.may)
+	}
+	for kind, is := range map[string]bool{
+		"debt": w.Debt > 0, "lost": w.Over > 0 && h.lossy,
+		"silent": w.Over > 0 && !h.lossy, "refunded": w.Refunded > 0, "returned": w.Returned > 0,
+		"expired": w.Expired > 0, "recoveries": w.Recoveries > 0, "bucket": bucket,
+	} {
+		if is {
+			met[kind]++
+		}
+	}
+}
+
+// event is one of an account of 10,000 a minute, by a holder's name and totals.
+func event(fence ratelimit.Fence, holder string, taken, spent, need, granted, sum tokens) account.Event {
+	e := account.Event{
+		Kind: account.WasReport, Rule: "llm.key", Key: "k", Holder: holder, At: 5e6, Window: 7, Ends: 6e7, Fence: fence,
+		Taken: taken, Spent: spent, Need: need, Granted: granted, Total: max(taken, spent) + granted, Limit: 10_000, Sum: sum,
+	}
+	return e
+}
+
+// 50 clients peek, and charge 5,000 when they are done: two charges fit, and what the others charged is told as that.
+func TestReplayOfChargesAfterTheFact(t *testing.T) {
+	events := []account.Event{event(1, "a", 0, 0, 5000, 5000, 5000), event(2, "a", 5000, 5000, 5000, 5000, 10_000)}
+	for i := range tokens(48) {
+		before, after := 10_000+i*5000, 15_000+i*5000
+		events = append(events, event(ratelimit.Fence(3+2*i), "a", 10_000, before, 5000, 0, before),
+			event(ratelimit.Fence(4+2*i), "a", 10_000, after, 0, 0, after))
+	}
+	w := Replay(events)[0]
+	want := Totals{
+		Granted: 10_000, Taken: 250_000, Spent: 250_000, Charged: 240_000, Sum: 250_000, Beyond: 240_000, Debt: 240_000,
+	}
+	if w.Totals != want || !w.Held() || w.Refused != 48 {
+		t.Errorf("%+v, %d refused, want %+v", w.Totals, w.Refused, want)
+	}
+}
+
+// What was granted beyond the limit is found, also where it is hidden behind what was charged, or the ledger had lost
+// what it knew; and it may be what the rule declares. Nothing else is taken for it.
+func TestReplayJudges(t *testing.T) {
+	with := func(e account.Event, change func(*account.Event)) account.Event {
+		change(&e)
+		return e
+	}
+	recovery := func(e *account.Event) { e.Kind = account.WasRecovery }
+	lower := func(e *account.Event) { e.Limit = 6000 }
+	for name, play := range map[string]struct {
+		events     []account.Event
+		over, debt tokens
+		held       bool
+	}{
+		"a grant too many": {[]account.Event{
+			event(1, "a", 0, 0, 10_000, 10_000, 10_000), event(2, "b", 0, 0, 5, 5, 10_005),
+		}, 5, 0, false},
+		"that is declared": {[]account.Event{
+			event(1, "a", 0, 0, 10_000, 10_000, 10_000),
+			with(event(2, "b", 0, 0, 5, 5, 10_005), func(e *account.Event) { e.Bound = 5 }),
+		}, 5, 0, true},
+		"behind a charge that fits": {[]account.Event{
+			event(1, "a", 0, 6000, 0, 0, 6000), event(2, "b", 0, 0, 6000, 6000, 12_000),
+		}, 2000, 0, false},
+		"beside one that does not": {[]account.Event{
+			event(1, "a", 0, 12_000, 0, 0, 12_000), event(2, "b", 0, 0, 6000, 6000, 18_000),
+		}, 6000, 2000, false},
+		"after a loss": {[]account.Event{
+			event(1, "a", 0, 0, 10_000, 10_000, 10_000), event(2, "b", 0, 0, 500, 500, 500),
+			with(event(3, "a", 10_000, 10_000, 0, 0, 10_500), recovery),
+		}, 500, 0, false},
+		"a limit that was lowered": {[]account.Event{
+			event(1, "a", 0, 0, 10_000, 10_000, 10_000), with(event(2, "a", 10_000, 9000, 5, 0, 10_000), lower),
+		}, 0, 0, true},
+		"a debt that is refunded, and made again": {[]account.Event{
+			event(1, "a", 0, 15_000, 0, 0, 15_000), event(2, "a", -7000, 8000, 0, 0, 8000),
+			event(3, "a", 0, 15_000, 0, 0, 15_000),
+		}, 0, 5000, true},
+		"a record that begins late": {[]account.Event{
+			event(8, "a", 9000, 15_000, 0, 0, 19_000), event(9, "b", 4000, 4000, 0, 0, 19_000),
+		}, 0, 6000, true},
+		"a bucket that was lost, and is taken to be empty": {[]account.Event{
+			with(event(9, "a", 3000, 1000, 0, 0, 12_000), func(e *account.Event) { e.Kind, e.Window = account.WasRecovery, 0 }),
+		}, 0, 0, true},
+		"messages that changed nothing": {[]account.Event{
+			event(1, "a", 0, 10, 0, 0, 10), event(0, "a", 20_000, 20_000, 0, 5, 0),
+		}, 0, 0, true},
+	} {
+		w := Replay(play.events)[0]
+		if w.Over != play.over || w.Debt != play.debt || w.Held() != play.held {
+			t.Errorf("%s: %+v, held %t, want %+v", name, w.Totals, w.Held(), play)
+		}
+	}
+	if all := Replay([]account.Event{event(0, "a", 1, 1, 1, 0, 0)}); len(all) != 0 {
+		t.Errorf("a window of nothing: %+v", all[0])
+	}
+}

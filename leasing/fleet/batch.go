@@ -1,0 +1,276 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/internal/hold"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// send takes all flights that wait, and settles them in one round trip, until stop.
+func (f *Fleet) send(l *lane, stop chan struct{}) {
+	for {
+		select {
+		case first := <-l.queue:
+			f.turn(l)
+			f.settle(l, l.take(first))
+		case <-stop:
+			for { // what is told last
+				flights := l.take(nil)
+				if len(flights) == 0 {
+					return
+				}
+				f.settle(l, flights)
+			}
+		}
+	}
+}
+
+// turn waits until the next batch may leave. Under load more messages travel together so.
+func (f *Fleet) turn(l *lane) {
+	l.pace.Lock()
+	defer l.pace.Unlock()
+	if wait := l.left.Add(batchEvery).Sub(f.clock()); l.left != 0 && wait > 0 {
+		time.Sleep(wait)
+	}
+	l.left = f.clock()
+}
+
+// settle has messages settled, and takes in the answers. No lock is held meanwhile.
+func (f *Fleet) settle(l *lane, flights []*flight) {
+	if len(flights) == 0 {
+		return
+	}
+	b := f.pack(l, flights)
+	grants := make([]account.Grant, len(b.claims))
+	if !b.allowed() {
+		b.answered(grants, ratelimit.Epoch{}, 0, errBreaker)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), TimeLimit)
+	defer cancel()
+	epoch, at, err := f.ledger.Settle(ctx, b.claims, grants)
+	f.stats.storeTime.Observe(int64(f.clock().Sub(b.sent) / time.Microsecond))
+	b.answered(grants, epoch, at, err)
+}
+
+// batch is messages that travel together.
+type batch struct {
+	*Fleet
+	lane    *lane
+	claims  []account.Claim
+	carried []*flight // one for each claim
+	greeted []*flight
+	sent    instant
+}
+
+// pack writes the messages of flights.
+func (f *Fleet) pack(l *lane, flights []*flight) *batch {
+	b := &batch{Fleet: f, lane: l, sent: f.clock()}
+	l.mu.Lock()
+	there, epoch := l.clock, l.epoch
+	l.mu.Unlock()
+	early, _ := there.Between(b.sent)
+	q := hold.Asking{Now: b.sent, There: early, Epoch: epoch, Young: there.At == 0 || epoch.Young(early)}
+	for _, fl := range flights {
+		if fl.greet {
+			b.greeted = append(b.greeted, fl)
+			continue
+		}
+		own := q
+		if c, ok := f.write(&own, &there, fl); ok {
+			b.claims, b.carried = append(b.claims, c), append(b.carried, fl)
+		}
+	}
+	return b
+}
+
+// allowed asks the breaker whether the batch may be sent.
+func (b *batch) allowed() bool {
+	b.lane.mu.Lock()
+	defer b.lane.mu.Unlock()
+	return b.lane.breaker.Allow(b.sent)
+}
+
+// write makes a flight's message. It is false where there is nothing to say any more.
+func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (account.Claim, bool) {
+	if fl.late != nil {
+		return fl.late.write(q, &fl.message), true
+	}
+	s := fl.shard
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := s.keys.Get(fl.id)
+	if at == nil || fl.written { // it has left with others already
+		return account.Claim{}, false
+	}
+	k := s.entry(q.Now, fl.id, at)
+	fl.written, k.use.flight = true, nil
+	certain := f.enterLocked(q.Now, there, k)
+	k.use.flight = fl
+	if !certain { // the window may be over: it is clear in a moment
+		k.use.flight, fl.err = nil, errNoAnswer
+		close(fl.done)
+		return account.Claim{}, false
+	}
+	rule := k.rule()
+	s.seq++
+	s.sent = max(1, s.sent+1) // 0 is no message
+	c := account.Claim{Key: f.keyName(k.key()), Limit: rule.Limit, Holder: f.as(k), Seq: s.seq}
+	c.Audit = account.AuditOf(rule)
+	lasting(q, rule)
+	size := hold.Sizing{Rule: rule, Nodes: f.nodes()}
+	if part := &k.Next; fl.early && k.Waiting == 0 && !k.Untold() {
+		*part = hold.Part{Window: k.Window + 1, Deadline: hold.Never}
+		c.Want, q.Share = k.WantsEarly(size)
+		part.Write(&fl.message, s.sent, c, q)
+		return fl.message.Claim, true
+	}
+	c.Need = k.Waiting
+	c.Want, q.Share = k.Wants(q.Now, k.Waiting, size)
+	fl.beyond = k.Beyond
+	k.Write(&fl.message, s.sent, c, q)
+	return fl.message.Claim, true
+}
+
+// lasting says how long what is granted under a rule lasts.
+func lasting(q *hold.Asking, r *ratelimit.Rule) {
+	q.Eager, q.Audited = r.Coordination.Eager(), r.Coordination.Audit
+	bucket := r.Limit.Algorithm == ratelimit.TokenBucket
+	q.Deadline = q.Eager || bucket
+	switch {
+	case q.Eager:
+		q.TTL = r.Coordination.Lease.TTL
+	case bucket:
+		q.TTL = hold.Slot(&r.Limit)
+	}
+}
+
+// answered takes in what came of a batch.
+func (b *batch) answered(grants []account.Grant, e ratelimit.Epoch, at ledgerTime, err error) {
+	now := b.clock()
+	b.lane.heard(b, now, at, e, err)
+	b.count(grants, err)
+	for i, fl := range b.carried {
+		b.hear(now, fl, &grants[i], hold.Answer{Now: now, Epoch: e, At: at}, err)
+	}
+	for _, fl := range b.greeted {
+		b.lane.mu.Lock()
+		b.lane.greeting = nil
+		b.lane.mu.Unlock()
+		fl.err = err
+		close(fl.done)
+	}
+}
+
+// heard takes in what time it is at the ledger, and whose data it has.
+func (l *lane) heard(b *batch, now instant, at ledgerTime, e ratelimit.Epoch, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil {
+		if !errors.Is(err, errBreaker) {
+			l.breaker.Failure(now, b.Random())
+		}
+		return
+	}
+	l.breaker.Success()
+	l.answered = now
+	if at > 0 {
+		b.stepped(l.clock.Heard(b.sent, now, at))
+	}
+	if e.ID != l.epoch.ID {
+		if l.epoch.ID != 0 {
+			b.stats.recoveries.Add(1)
+		}
+		l.life++
+	}
+	l.epoch, l.asked = e, b.sent
+}
+
+// stepLeast is by how much the ledger's clock must be found to have been set for people to be told.
+const stepLeast = time.Second
+
+func (f *Fleet) stepped(by time.Duration) {
+	switch {
+	case by >= stepLeast:
+		f.stats.clockSteps[0].Add(1)
+	case by <= -stepLeast:
+		f.stats.clockSteps[1].Add(1)
+	default:
+		return
+	}
+	f.warn(fmt.Errorf("%w (by at least %v)", leasing.ErrClockSet, by.Round(time.Millisecond)))
+}
+
+// hear takes in the answer to a flight, and wakes those who wait.
+func (f *Fleet) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, err error) {
+	if err != nil && g.Err == nil {
+		g.Err = err
+	}
+	f.audit(&fl.message.Claim, g)
+	if fl.late != nil {
+		f.heardLate(fl, g, &a)
+		return
+	}
+	s := fl.shard
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer close(fl.done)
+	at := s.keys.Get(fl.id)
+	if at == nil {
+		return
+	}
+	k := s.entry(now, fl.id, at)
+	k.use.flight = nil
+	c := &fl.message.Claim
+	part := k.PartOf(c.Window)
+	switch {
+	case part == nil: // the window has turned meanwhile; what it was told is told again as late
+		fl.err = errNoAnswer
+		return
+	case part != &k.Part:
+		part.Hear(&fl.message, g, &a)
+		return
+	}
+	fl.heard = k.Hear(&fl.message, g, &a)
+	switch {
+	case g.Err != nil:
+		fl.err = g.Err
+	case !fl.heard:
+		fl.err = errNoAnswer
+	default:
+		if life, ok := f.lane(k).is(a.Epoch); ok {
+			k.cell.Val.told = life
+		}
+		f.heardLocked(now, k, fl, g)
+	}
+	if err == nil {
+		f.renewLocked(now, k)
+	}
+}
+
+// audit has the audit hear of an answer before the key has it, so that nothing is spent that is not on record.
+func (f *Fleet) audit(c *account.Claim, g *account.Grant) {
+	if c.Audit != "" && f.OnAudit != nil {
+		f.OnAudit(c, g)
+	}
+}
+
+// heardLocked takes in an answer that counts.
+func (f *Fleet) heardLocked(now instant, k entry, fl *flight, g *account.Grant) {
+	c, rule := &fl.message.Claim, k.rule()
+	k.Learned(now, &fl.message, g, rule)
+	// A draw that took too little says nothing of what others have in hand: a claim does.
+	short := c.Kind == account.States && g.Granted < c.Need
+	fl.told, fl.refused, fl.recalling = true, short && g.InHand <= 0, short && g.InHand > 0
+	fl.most = c.Limit.Capacity() - g.Sum + max(0, g.InHand) + max(0, k.Taken-k.Spent)
+	if short && g.InHand > 0 && rule.Counters != nil {
+		rule.Counters.UnderAdmitted.Add(uint64(c.Need - g.Granted))
+	}
+	f.reconcile(k, fl, g)
+}

@@ -1,0 +1,145 @@
+package fleet
+
+import (
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Stepped is a Fleet that somebody else drives, in whatever time they keep: it has no goroutine, reads no clock but the
+// one it is given, and does the same in every run that asks it the same. It decides as a Fleet does, by the same code;
+// only who waits is different. It is not safe for concurrent use.
+//
+// Its driver calls Ask for each request, Answer with what the ledger said or Fail with why it did not, Sweep every
+// SweepEvery, and what after was given; after each of these, Advance of all that waits, and Batch until there is none.
+type Stepped struct {
+	*Fleet
+	busy int // batches under way
+}
+
+// NewStepped makes a node. after must call its function when the node's clock has gone on by that much; random is for
+// pauses.
+func NewStepped(
+	holder ratelimit.Holder, maxKeys int, clock ratelimit.Clock, wall time.Time,
+	after func(time.Duration, func()), random func() float64,
+) *Stepped {
+	f := New(nil, holder, maxKeys, clock, wall)
+	f.Hash = keytable.Hasher{}
+	f.alone = leasing.NewLocal(max(leasing.OverflowSlots, maxKeys/8), clock(), wall).Predictable()
+	f.after, f.Random, f.RawNames = after, random, true
+	return &Stepped{Fleet: f}
+}
+
+// Ask decides what can be decided at once; if that is not all, the rest waits. The slices are the Wait's until it has
+// ended.
+func (s *Stepped) Ask(now instant, asks []ask, verdicts []verdict) *Wait {
+	atLedger(asks)
+	if c := s.begin(now, asks, verdicts); c != nil {
+		return &Wait{c, asks, verdicts}
+	}
+	whole(asks, verdicts)
+	return nil
+}
+
+// Wait is a request that waits for the ledger.
+type Wait struct {
+	call     *call
+	asks     []ask
+	verdicts []verdict
+}
+
+// Patience is how long after the request its time is over, at first.
+func (w *Wait) Patience() time.Duration { return w.call.check }
+
+// Advance decides what can be decided now. It reports whether anything waits.
+func (w *Wait) Advance(now instant) bool {
+	more := w.call.advance(now)
+	if !more {
+		whole(w.asks, w.verdicts)
+	}
+	return more
+}
+
+// Decided tells whether one ask is decided: what it was charged, it was then.
+func (w *Wait) Decided(i int) bool {
+	for j := range w.call.waits {
+		if p := &w.call.waits[j]; p.verdict == &w.verdicts[i] {
+			return p.done || p.booking
+		}
+	}
+	return true
+}
+
+// TimeOver takes in that the request's time is over, and returns how much more there is; 0: none, the next Advance ends
+// it.
+func (w *Wait) TimeOver() time.Duration {
+	const gone = false
+	return w.call.timeOver(gone)
+}
+
+// Batch is messages that travel together. It is answered once.
+type Batch struct {
+	*batch
+	node *Stepped
+}
+
+// Batch takes messages to be sent; nil when there are none, or as many batches are under way as may be.
+func (s *Stepped) Batch() *Batch {
+	l := &s.lanes[0]
+	for s.busy < senders {
+		var flights []*flight
+		select {
+		case first := <-l.queue:
+			flights = l.take(first)
+		default:
+			return nil
+		}
+		if len(flights) == 0 {
+			continue
+		}
+		b := s.pack(l, flights)
+		// As the senders do: the breaker lets one batch through to see, and answers the others.
+		if b.allowed() {
+			s.busy++
+			return &Batch{b, s}
+		}
+		b.answered(make([]account.Grant, len(b.claims)), ratelimit.Epoch{}, 0, errBreaker)
+	}
+	return nil
+}
+
+// Claims are the batch's; there may be none, if the ledger is only to be heard.
+func (b *Batch) Claims() []account.Claim { return b.claims }
+
+// Answer takes in what the ledger said, a grant for each claim, and the epoch and time right after.
+func (b *Batch) Answer(epoch ratelimit.Epoch, at ledgerTime, grants []account.Grant) {
+	b.node.busy--
+	b.answered(grants, epoch, at, nil)
+}
+
+// Fail takes in that the batch was not answered, and why.
+func (b *Batch) Fail(err error) {
+	b.node.busy--
+	b.answered(make([]account.Grant, len(b.claims)), ratelimit.Epoch{}, 0, err)
+}
+
+// Sweep looks after a part of the keys; see SweepEvery.
+func (s *Stepped) Sweep(now instant) { s.sweep(now) }
+
+// Release writes the messages that give back all that is unspent: a node's last words. They are not answered.
+func (s *Stepped) Release() []account.Claim {
+	var claims []account.Claim
+	for i := range s.shards {
+		for at := (keytable.Cursor{}); !at.Done; {
+			at, _ = s.leaveSome(&s.shards[i], at)
+			for flights := s.lanes[0].take(nil); len(flights) > 0; flights = s.lanes[0].take(nil) {
+				claims = append(claims, s.pack(&s.lanes[0], flights).claims...)
+			}
+		}
+	}
+	s.ended.Store(true)
+	return claims
+}

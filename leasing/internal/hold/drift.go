@@ -1,0 +1,76 @@
+package hold
+
+import (
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Waited is how long a request has waited for the ledger before it drifts.
+type Waited uint8
+
+// How long.
+const (
+	NotYet Waited = iota // it has just come
+	Fully                // for as long as its rule waits
+	InVain               // it was refused, of what the ledger grants
+)
+
+// Drifts tells whether a request may be admitted before the ledger has answered, if this node has a share of a window
+// that began at begins: whoever had the share before must not have spent it in the same window. The part must be that
+// of the window that goes on (Enter).
+func (e Entry) Drifts(now instant, there *LedgerClock, a *ratelimit.Ask, waited Waited) (begins ledgerTime, ok bool) {
+	if a.Kind != ratelimit.Spend || !a.Rule.Drifts() || there.At == 0 {
+		return 0, false
+	}
+	// Below the watermark a request waits for an answer first. The first of a window does not.
+	if waited == NotYet && a.Rule.Coordination.CheckTimeout > 0 && !e.Unheard() && !e.ample(now, a.Rule) {
+		return 0, false
+	}
+	limit := &a.Rule.Limit
+	switch limit.Algorithm {
+	case ratelimit.TokenBucket:
+		// What was spent of a bucket counts until it has filled again.
+		early, _ := there.Between(now)
+		return early.Add(-Refill(limit.Burst, limit)), true
+	case ratelimit.SlidingWindow:
+		return limit.WindowEnd(e.Window - 2), true // the window before counts in this one
+	default:
+		return limit.WindowEnd(e.Window - 1), true
+	}
+}
+
+// SpendShare admits a request from this node's share, if it lies within it. What was spent of the share is free again
+// when the ledger has confirmed it.
+func (e Entry) SpendShare(now instant, a *ratelimit.Ask, share tokens, v *ratelimit.Verdict) bool {
+	e.sized(a.Cost)
+	if a.Cost > share-e.carried-e.Drift() {
+		return false
+	}
+	unheard := e.Unheard()
+	// What is in hand is spent first.
+	e.Spent += a.Cost
+	e.Demand.Used = ratelimit.AddTokens(e.Demand.Used, a.Cost)
+	e.Demand.LastUse = now
+	*v = ratelimit.Verdict{Charged: a.Cost, Source: ratelimit.FromDrift}
+	e.report(now, a, v)
+	if unheard {
+		v.Remaining = max(0, a.Rule.Limit.Capacity()-a.Cost) // as far as is known, all the rest is left
+	}
+	v.Source = ratelimit.FromDrift
+	return true
+}
+
+// Unheard tells whether nothing was heard of the window, nor was it asked for.
+func (k *Key) Unheard() bool { return k.Heard == 0 && k.asked == 0 && k.Spent == 0 }
+
+// Drifting tells whether what was spent and not confirmed may still count: then who has the share next must have none
+// of the same window.
+func (k *Key) Drifting(now instant) bool {
+	return k.Deadline != 0 && (k.Drift() > 0 || k.carried > 0) && now < k.Till
+}
+
+// ample tells whether more than the watermark was left a short while ago.
+func (k *Key) ample(now instant, r *ratelimit.Rule) bool {
+	c := &r.Coordination
+	left := r.Limit.Capacity() - k.Sum + max(0, k.Taken-k.Spent)
+	return k.Heard != 0 && now.Sub(k.Heard) <= r.SyncInterval() && left > c.LowWatermark.Of(r.Limit.Capacity())
+}

@@ -1,0 +1,67 @@
+package server
+
+import (
+	"context"
+	"net"
+	"sync"
+
+	"github.com/sluice-gate/sluice/ratelimit/transport"
+)
+
+// gate is the gRPC port until calls are served. An Envoy without health checks takes what a node answers for the truth,
+// and goes on at once where a connection is refused: so the port of a node that could only answer by its
+// on_store_failure is closed. It was open for a moment, so that an address in use is an error at the start.
+type gate struct {
+	opens chan struct{} // closed by who opens it
+	again func() (*transport.Listener, error)
+	fixed bool // the address is the same if it is opened again: otherwise callers wait to be accepted
+
+	mu    sync.Mutex
+	is    *transport.Listener // guarded by mu
+	ended bool                // guarded by mu
+}
+
+// serve serves calls until the port ends, of one that is held from when it is opened. It returns nil if ctx is done
+// before.
+func (g *gate) serve(ctx context.Context, held bool, serve func(net.Listener) error) error {
+	l := g.is
+	if held {
+		if g.fixed {
+			_ = l.Close() // it is opened again
+		}
+		select {
+		case <-g.opens:
+		case <-ctx.Done():
+			_ = l.Close()
+			return nil
+		}
+		if g.fixed {
+			var err error
+			if l, err = g.open(); err != nil {
+				return err
+			}
+		}
+	}
+	return serve(l)
+}
+
+func (g *gate) open() (*transport.Listener, error) {
+	l, err := g.again()
+	if err != nil {
+		return nil, err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.is = l; g.ended {
+		l.End()
+	}
+	return l, nil
+}
+
+// end ends connections that have not shaken hands.
+func (g *gate) end() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.ended = true
+	g.is.End()
+}
