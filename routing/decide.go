@@ -646,8 +646,9 @@ func verdictOf(a *ask, say *call) (v verdict, ok bool) {
 	return verdict{
 		OverLimit: reply.GetOverLimit(), Source: ratelimit.FromOwner,
 		Remaining: ratelimit.Tokens(max(0, reply.GetRemaining())),
-		Charged:   ratelimit.Tokens(reply.GetCharged()), Debt: ratelimit.Tokens(reply.GetDebt()), ResetAfter: resetOf(&a.Rule.Limit, reply.GetResetUs()),
-		Window: ratelimit.Window(reply.GetWindow()),
+		Charged:   ratelimit.Tokens(reply.GetCharged()), Debt: ratelimit.Tokens(reply.GetDebt()),
+		ResetAfter: resetOf(&a.Rule.Limit, reply.GetResetUs()),
+		Window:     ratelimit.Window(reply.GetWindow()),
 	}, true
 }
 

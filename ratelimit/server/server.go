@@ -190,7 +190,8 @@ func (v *Server) open(public, debug, metrics http.Handler) error {
 		}
 		// gRPC's port is the last of the list, so that each HTTP server has its listener's index.
 		v.listeners = append(v.listeners, l)
-		v.calls = gate{opens: make(chan struct{}), again: open, is: l, fixed: p.network == "tcp" && !strings.HasSuffix(p.address, ":0")}
+		fixed := p.network == "tcp" && !strings.HasSuffix(p.address, ":0")
+		v.calls = gate{opens: make(chan struct{}), again: open, is: l, fixed: fixed}
 		if p.handler != nil {
 			v.https = append(v.https, &http.Server{
 				Handler: p.handler, ReadTimeout: v.options.Caps.RequestTimeout, WriteTimeout: p.answer,

@@ -79,8 +79,8 @@ const (
 	soon = 250 * time.Millisecond
 	// paced is how soon after an answer more is asked for in the background, and scarce how long after a recall.
 	paced, scarce = 10 * time.Millisecond, 100 * time.Millisecond
-	// refusal is how long a refusal is believed before the ledger is asked again, at first. It is doubled with each that
-	// it repeats, so often at most: seldom for a key to which tokens come back, by refunds at other nodes.
+	// refusal is how long a refusal is believed before the ledger is asked again, at first. It is doubled with each
+	// that it repeats, so often at most: seldom for a key to which tokens come back, by refunds at other nodes.
 	refusal, doublings, seldom = 100 * time.Millisecond, 7, 3
 	// idle is how long a key is not asked for until what it has is given back, where it lasts no longer than that.
 	idle = 2 * lease.Horizon
