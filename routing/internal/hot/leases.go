@@ -203,17 +203,9 @@ func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verd
 		l.usual = max(cost, l.usual-l.usual/8)
 		l.used = ratelimit.AddTokens(l.used, cost)
 	}
-	if now < l.shut && a.Kind == ratelimit.Spend {
-		*v = ratelimit.Verdict{OverLimit: true, Window: l.held.Window(), ResetAfter: max(0, l.reset.Sub(now))}
-		if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
-			v.Debt = cost
-			l.held.Admit(cost)
-		}
-		return true, false
-	}
 	w, ok := l.held.Take(now, cost)
 	if !ok {
-		return false, false
+		return l.refuses(now, a, v), false
 	}
 	hand := l.held.InHand(now)
 	*v = ratelimit.Verdict{
@@ -221,6 +213,19 @@ func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verd
 		ResetAfter: max(0, l.reset.Sub(now)),
 	}
 	return true, hand < l.half && !l.held.Telling() && now >= l.calm
+}
+
+// refuses refuses an ask, if nothing is left of the key; the caller holds mu.
+func (l *leased) refuses(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict) bool {
+	if now >= l.shut {
+		return false
+	}
+	*v = ratelimit.Verdict{OverLimit: true, Window: l.held.Window(), ResetAfter: max(0, l.reset.Sub(now))}
+	if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
+		v.Debt = a.Cost
+		l.held.Admit(a.Cost)
+	}
+	return true
 }
 
 // Refused takes in that the owner has refused an ask: where nothing is left, others are refused here for a moment.
