@@ -49,10 +49,19 @@ func (h *Held) Untake(w ratelimit.Window, n ratelimit.Tokens) bool {
 // Admit notes what was admitted without asking.
 func (h *Held) Admit(n ratelimit.Tokens) { h.totals.Spent += min(n, MostTotal-max(0, h.totals.Spent)) }
 
-// Credit lowers the totals: what was refunded is nobody's.
-func (h *Held) Credit(n ratelimit.Tokens) {
+// Credit lowers the totals: what was refunded is nobody's. Where it is of one window only, 0: of that which goes on, it
+// reports false if the totals are of another.
+func (h *Held) Credit(w ratelimit.Window, n ratelimit.Tokens) bool {
+	t := &h.totals
+	if w != 0 && t.Window == 0 && t.Taken == 0 && t.Spent == 0 {
+		t.Window = w
+	}
+	if w != 0 && t.Window != w {
+		return false
+	}
 	n = min(n, MostTotal)
-	h.totals.Taken, h.totals.Spent = max(h.totals.Taken-n, -MostTotal), max(h.totals.Spent-n, -MostTotal)
+	t.Taken, t.Spent = max(t.Taken-n, -MostTotal), max(t.Spent-n, -MostTotal)
+	return true
 }
 
 // Open tells whether there is something that the owner is to hear of, now or later: it has another total, or something

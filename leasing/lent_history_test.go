@@ -149,7 +149,7 @@ func (w *lentWorld) admits() {
 	w.counts(at, cost)
 	w.exact = w.exact && n.held.totals.Window == at && !n.held.Telling()
 	if w.IntN(2) == 0 {
-		n.held.Credit(cost)
+		n.held.Credit(0, cost)
 		w.counts(at, -cost)
 	}
 }

@@ -492,7 +492,15 @@ func (w *waiting) regret(now instant, i int) {
 	late.Key = append([]byte(nil), late.Key...)
 	c := w.core
 	say.regret(func() { // when the owner answers, or the conversation ends
-		if v, ok, _ := c.read(now, &late, say); ok && !v.OverLimit {
+		v, ok, _ := c.read(now, &late, say)
+		switch {
+		case !ok || v.OverLimit:
+		case !c.inStore() && c.hotHere.Credit(&late, v.Window): // whoever owns the key by the time that it is told
+			if c.observe != nil {
+				c.observe.undone(&late, &v)
+			}
+			c.hands.wake()
+		default:
 			c.Undo(now, []ask{late}, []verdict{v})
 		}
 	})
@@ -747,7 +755,7 @@ func (c *core) undoFallback(now instant, a *ask, v *verdict) {
 		return
 	}
 	if !c.inStore() && !v.OverLimit {
-		c.hotHere.Credit(a)
+		c.hotHere.Credit(a, 0)
 	}
 	if a.Rule.Coordination.OnStoreFailure == ratelimit.FailLocal {
 		own, charged := *a, *v

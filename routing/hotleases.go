@@ -154,7 +154,7 @@ func (c *core) later(a *ask, v *verdict, say *call) {
 			c.hotHere.Admit(&told)
 		// Where nobody knows whether the owner has heard of it, a charge is told once more, and a refund is not.
 		case !say.sent || say.reply != nil:
-			c.hotHere.Credit(&told)
+			c.hotHere.Credit(&told, 0)
 		}
 		c.hands.wake()
 	})

@@ -195,9 +195,8 @@ func TestRestartsLoseNoLeases(t *testing.T) {
 	w.eventually("the key is leased", func() bool { return nodes[0].Stats().Hot+nodes[1].Stats().Hot+nodes[2].Stats().Hot > 100 })
 	hot := uint64(0)
 	for i := range restarts {
-		all := append([]*node(nil), (*live.Load())[1:]...)
-		old := (*live.Load())[0]
-		live.Store(&all)
+		old, rest := (*live.Load())[0], append([]*node(nil), (*live.Load())[1:]...)
+		live.Store(&rest)
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		old.Leave(ctx)
 		cancel()
@@ -205,7 +204,7 @@ func TestRestartsLoseNoLeases(t *testing.T) {
 		old.end()
 		next := w.start(3+i, known)
 		w.eventually("it is ready", next.Ready)
-		all = append(append([]*node(nil), all...), next)
+		all := append(append([]*node(nil), rest...), next)
 		live.Store(&all)
 	}
 	stop.Store(1)

@@ -249,19 +249,26 @@ func (h *Leases) Untake(key []byte, v *ratelimit.Verdict) bool {
 	return l != nil && l.held.Untake(v.Window, v.Charged+v.Debt)
 }
 
-// Admit notes what was admitted in place of the owner, and Credit what is to be given back: the owner is told.
-func (h *Leases) Admit(a *ratelimit.Ask) { h.note(a, (*leasing.Held).Admit) }
+// Admit notes what was admitted in place of the owner, which is told.
+func (h *Leases) Admit(a *ratelimit.Ask) {
+	h.note(a, func(held *leasing.Held) bool { held.Admit(a.Cost); return true })
+}
 
-// Credit notes what was refunded and could not be told.
-func (h *Leases) Credit(a *ratelimit.Ask) { h.note(a, (*leasing.Held).Credit) }
+// Credit notes what is to be given back: what was refunded, and the owner could not be asked, or what it has charged
+// in a window for nothing. It reports false where there is no room for it, or the window is another one.
+func (h *Leases) Credit(a *ratelimit.Ask, w ratelimit.Window) bool {
+	return h.note(a, func(held *leasing.Held) bool { return held.Credit(w, a.Cost) })
+}
 
-func (h *Leases) note(a *ratelimit.Ask, book func(*leasing.Held, ratelimit.Tokens)) {
+func (h *Leases) note(a *ratelimit.Ask, book func(*leasing.Held) bool) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if l := h.findOrAdd(a.Key, MostTold); l != nil {
-		l.rule = a.Rule
-		book(&l.held, a.Cost)
+	l := h.findOrAdd(a.Key, MostTold)
+	if l == nil {
+		return false
 	}
+	l.rule = a.Rule
+	return book(&l.held)
 }
 
 // Tell is what an ask that is forwarded to its owner says of the key's lease, if there is anything to say.
