@@ -5,41 +5,57 @@ import (
 	"math/bits"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing/ledger"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// counter is a key's budget on the one node that decides about it: lease and account
-// in one, for there is nobody to lease to. All its answers are exact. Its 40 bytes
+// counter is a key's account on the one node that decides about it. All its answers are exact. Its 40 bytes
 // are what a cold key takes besides its name; which of three algorithms it counts by
 // is not in it, but in the table's cell (keytable.Cell.Mark). The zero counter is new.
 //
-// Its guarantee is the account's: in a window at most the limit is spent, whatever
-// the order of asks and however the clock is set.
+// Guarantee: the sum is what was charged, and what others were leased, in the window, and what is admitted keeps it
+// within the limit, whatever the order of asks and however the clock is set. A denial that charges is booked whole:
+// what does not fit is debt. A refund credits the account, never below nothing.
 type counter struct {
-	spent tokens // in this window; of a token_bucket, as far as it may be refunded
-	// extra is of a fixed_window what denials charged beyond the limit, which refunds
-	// pay first; of a sliding_window what was spent in the window before; of a
+	sum tokens // of this window; of a token_bucket what others have in hand, for which it keeps room
+	// extra is of a sliding_window the sum of the window before; of a
 	// token_bucket what is left of a refill, in micro-tokens x the period's seconds.
 	extra  int64
 	begins ledgerTime // the window; of a token_bucket: up to when it is refilled; see shiftedBy
 	ends   ledgerTime // the window; of a token_bucket: when it is full again
 	// state is the window's number, 0 for none yet; of a token_bucket its level, in
-	// micro-tokens.
+	// micro-tokens: below nothing by what is owed.
 	state int64
 }
 
-// bucketWindow is what verdicts call the one window that a token_bucket has.
-const bucketWindow window = 1
+const (
+	// bucketWindow is what verdicts call the one window that a token_bucket has.
+	bucketWindow window = 1
+	// mostDebt is the most that one charge takes from a bucket, and that a bucket owes: levels do not overflow.
+	mostDebt tokens = 1 << 41
+)
 
 // decide answers an ask at an instant of the ledger's clock. The verdict must be zero.
 func (c *counter) decide(now ledgerTime, a *ask, v *verdict) {
+	at, was := c.enter(now, &a.Rule.Limit)
+	c.answer(at, a, v)
+	c.leave(was, &a.Rule.Limit)
+}
+
+// enter brings the counter to an instant, and returns the time to go by. leave is to be called with the rest.
+func (c *counter) enter(now ledgerTime, l *ratelimit.Limit) (at ledgerTime, was shifts) {
+	if l.Algorithm == ratelimit.TokenBucket {
+		return c.fill(now, l), shifts{}
+	}
+	was = c.unshift(now, l)
+	return c.turn(now, l), was
+}
+
+func (c *counter) answer(now ledgerTime, a *ask, v *verdict) {
 	if a.Rule.Limit.Algorithm == ratelimit.TokenBucket {
-		c.decideBucket(now, a, v)
-	} else if lag, shifted := c.shifted(); shifted {
-		c.decideShifted(now, lag, a, v)
+		c.answerBucket(now, a, v)
 	} else {
-		c.decideWindow(now, a, v)
+		c.answerWindow(now, a, v)
 	}
 }
 
@@ -51,52 +67,61 @@ func shiftedBy(lag ledgerTime) ledgerTime { return -1 - lag }
 
 func (c *counter) shifted() (lag ledgerTime, shifted bool) { return -1 - c.begins, c.begins < 0 }
 
-func (c *counter) decideShifted(now, lag ledgerTime, a *ask, v *verdict) {
-	l := &a.Rule.Limit
-	here := *c
-	if w := l.WindowAt(now); window(c.state) > w+1 { // no clock shows it: what is charged counts now
-		here.state = int64(w)
+// shifts is the window that lags, and by how much; the zero shifts is that of one that does not.
+type shifts struct {
+	state int64
+	lag   ledgerTime
+}
+
+// unshift has begins and ends say when a window is that lags.
+func (c *counter) unshift(now ledgerTime, l *ratelimit.Limit) (was shifts) {
+	lag, shifted := c.shifted()
+	if !shifted {
+		return shifts{}
 	}
-	begins, ends := l.WindowEnd(window(here.state-1)), l.WindowEnd(window(here.state))
+	was = shifts{c.state, lag}
+	if w := l.WindowAt(now); window(c.state) > w+1 { // no clock shows it: what is charged counts now
+		c.state = int64(w)
+	}
+	begins, ends := l.WindowEnd(window(c.state-1)), l.WindowEnd(window(c.state))
 	// This node's clock may have been set back since. Lag and step together can be a period although
 	// neither is, and the counter would leave its window, which would then be granted once more.
 	if begins+lag-now >= ledgerTime(l.Period()/time.Microsecond) {
-		lag = max(0, now-begins)
+		was.lag = max(0, now-begins)
 	}
-	here.begins, here.ends = begins+lag, ends+lag
-	here.decideWindow(now, a, v)
-	if here.state == c.state && lag > 0 {
-		here.begins, here.ends = shiftedBy(lag), here.dead(l.Algorithm)
-	}
-	*c = here
+	c.begins, c.ends = begins+was.lag, ends+was.lag
+	return was
 }
 
-func (c *counter) decideWindow(now ledgerTime, a *ask, v *verdict) {
+// leave has a window that goes on lag as before.
+func (c *counter) leave(was shifts, l *ratelimit.Limit) {
+	if was.lag > 0 && c.state == was.state {
+		c.begins, c.ends = shiftedBy(was.lag), c.dead(l.Algorithm)
+	}
+}
+
+func (c *counter) answerWindow(now ledgerTime, a *ask, v *verdict) {
 	l := &a.Rule.Limit
-	now = c.turn(now, l)
-	left := c.left(now, l)
-	v.Window = window(c.state)
+	left := max(0, l.Requests-c.used(now, l))
 	switch {
 	case a.Kind == ratelimit.Refund:
-		c.refund(a.Cost, l.Algorithm)
-		left = c.left(now, l)
+		c.sum -= min(a.Cost, c.sum)
+		left = max(0, l.Requests-c.used(now, l))
 	case a.Kind == ratelimit.Peek:
-		v.OverLimit = l.Algorithm == ratelimit.FixedWindow && c.extra > 0 && left == 0
+		v.OverLimit = c.used(now, l) > l.Requests
 	case a.Cost <= left:
-		c.spent += a.Cost
+		c.sum += a.Cost
 		v.Charged = a.Cost
 		left -= a.Cost
 	default:
 		v.OverLimit = true
 		if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
-			c.spent += left
-			v.Charged = left
-			if l.Algorithm == ratelimit.FixedWindow {
-				c.extra = int64(ratelimit.AddTokens(tokens(c.extra), a.Cost-left))
-			}
+			c.sum = min(ratelimit.AddTokens(c.sum, a.Cost), account.MostBooked)
+			v.Charged, v.Debt = left, a.Cost-left
 			left = 0
 		}
 	}
+	v.Window = window(c.state)
 	v.Remaining = left
 	v.ResetAfter = c.ends.Sub(now)
 	if v.OverLimit && l.Algorithm == ratelimit.SlidingWindow && a.Kind == ratelimit.Spend {
@@ -118,31 +143,21 @@ func (c *counter) turn(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	switch {
 	case c.state == 0 || now < c.begins:
 	case l.Algorithm == ratelimit.SlidingWindow && w == c.state+1:
-		c.spent, c.extra = 0, int64(c.spent)
+		c.sum, c.extra = 0, int64(c.sum)
 	default:
-		c.spent, c.extra = 0, 0
+		c.sum, c.extra = 0, 0
 	}
 	c.state, c.begins, c.ends = w, l.WindowEnd(window(w-1)), l.WindowEnd(window(w))
 	return now
 }
 
-// left is what may be spent now.
-func (c *counter) left(now ledgerTime, l *ratelimit.Limit) tokens {
+// used is what counts against the limit now.
+func (c *counter) used(now ledgerTime, l *ratelimit.Limit) tokens {
 	weighted := tokens(0)
 	if l.Algorithm == ratelimit.SlidingWindow && c.extra > 0 {
 		weighted = tokens(ceilMulDiv(uint64(c.extra), uint64(c.ends-now), uint64(c.ends-c.begins)))
 	}
-	return max(0, l.Requests-weighted-c.spent)
-}
-
-// refund gives n tokens back: at most what was spent in this window.
-func (c *counter) refund(n tokens, algorithm ratelimit.Algorithm) {
-	if algorithm == ratelimit.FixedWindow {
-		paid := min(n, tokens(c.extra))
-		c.extra -= int64(paid)
-		n -= paid
-	}
-	c.spent -= min(n, c.spent)
+	return c.sum + weighted
 }
 
 // passesAfter is when a cost that a sliding window refuses now would pass, if nobody
@@ -151,12 +166,12 @@ func (c *counter) refund(n tokens, algorithm ratelimit.Algorithm) {
 func (c *counter) passesAfter(now ledgerTime, cost tokens, l *ratelimit.Limit) time.Duration {
 	period := uint64(c.ends - c.begins)
 	cost = min(cost, l.Requests+1) // more makes no difference
-	if room := l.Requests - c.spent - cost; room >= 0 && c.extra > 0 {
+	if room := l.Requests - c.sum - cost; room >= 0 && c.extra > 0 {
 		return max(time.Microsecond, (c.ends - ledgerTime(weighsAtMost(uint64(c.extra), uint64(room),
 			period))).Sub(now))
 	}
-	if room := l.Requests - cost; room >= 0 && c.spent > 0 {
-		return (c.ends + ledgerTime(period-weighsAtMost(uint64(c.spent), uint64(room), period))).Sub(now)
+	if room := l.Requests - cost; room >= 0 && c.sum > 0 {
+		return (c.ends + ledgerTime(period-weighsAtMost(uint64(c.sum), uint64(room), period))).Sub(now)
 	}
 	return c.ends.Sub(now)
 }
@@ -182,17 +197,15 @@ func ceilMulDiv(a, b, c uint64) uint64 {
 	return q
 }
 
-func (c *counter) decideBucket(now ledgerTime, a *ask, v *verdict) {
+func (c *counter) answerBucket(now ledgerTime, a *ask, v *verdict) {
 	l := &a.Rule.Limit
-	now = c.fill(now, l)
-	left := min(l.Burst, tokens(c.state/ledger.Micro))
-	v.Window = bucketWindow
+	left := c.whole(l)
 	switch {
 	case a.Kind == ratelimit.Peek:
+		v.OverLimit = c.state < 0
 	case a.Kind == ratelimit.Refund:
-		n := min(a.Cost, c.spent)
-		c.spent -= n
-		left = c.pour(n, l)
+		c.pour(a.Cost, l)
+		left = c.whole(l)
 	case a.Cost <= left:
 		c.drain(a.Cost)
 		v.Charged = a.Cost
@@ -200,17 +213,23 @@ func (c *counter) decideBucket(now ledgerTime, a *ask, v *verdict) {
 	default:
 		v.OverLimit = true
 		if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
-			c.drain(left)
-			v.Charged = left
+			c.drain(a.Cost)
+			v.Charged, v.Debt = left, a.Cost-left
 			left = 0
 		}
 	}
+	v.Window = bucketWindow
 	v.Remaining = left
 	c.ends = c.fullAt(now, l)
-	v.ResetAfter = ledger.TimeToLevel(brim(l), c.state, c.extra, l)
+	v.ResetAfter = account.RefilledAfter(brim(l), c.state, c.extra, l)
 	if v.OverLimit {
-		v.ResetAfter = ledger.TimeToLevel(int64(min(a.Cost, l.Burst))*ledger.Micro, c.state, c.extra, l)
+		v.ResetAfter = account.RefilledAfter(int64(min(a.Cost, l.Burst))*account.Micro, c.state, c.extra, l)
 	}
+}
+
+// whole is how many tokens a bucket has.
+func (c *counter) whole(l *ratelimit.Limit) tokens {
+	return max(0, min(l.Burst, tokens(c.state/account.Micro)))
 }
 
 // fill refills a bucket up to now, and returns the time to go by: a clock that went
@@ -218,53 +237,51 @@ func (c *counter) decideBucket(now ledgerTime, a *ask, v *verdict) {
 func (c *counter) fill(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	switch {
 	case c.begins == 0:
-		c.begins, c.state = now, brim(l)
-	case now < c.begins && c.begins.Sub(now) < min(l.Period(), ledger.BucketWaits):
+		c.begins, c.state = now, c.room(l)
+	case now < c.begins && c.begins.Sub(now) < min(l.Period(), bucketWaits):
 		now = c.begins
 	default:
-		c.state, c.extra = ledger.Refilled(c.state, c.extra, max(0, now-c.begins), brim(l), l)
+		c.state, c.extra = account.Refilled(c.state, c.extra, int64(max(0, now-c.begins)), c.room(l), l)
 		c.begins = now
 	}
 	return now
 }
 
+// bucketWaits is for how long a bucket stands still when the clock goes back, at most.
+const bucketWaits = time.Second
+
 func (c *counter) drain(n tokens) {
-	c.state -= int64(n) * ledger.Micro
-	c.spent = ratelimit.AddTokens(c.spent, n)
+	c.state = max(c.state-int64(min(n, mostDebt))*account.Micro, -int64(mostDebt)*account.Micro)
 }
 
-// pour adds n tokens to a bucket, and returns what it has.
-func (c *counter) pour(n tokens, l *ratelimit.Limit) tokens {
-	c.state = min(brim(l), c.state+int64(min(n, l.Burst))*ledger.Micro)
-	return tokens(c.state / ledger.Micro)
+// pour adds n tokens to a bucket, as far as there is room.
+func (c *counter) pour(n tokens, l *ratelimit.Limit) {
+	c.state = min(c.room(l), c.state+int64(min(n, mostDebt))*account.Micro)
 }
 
-// brim is a full bucket's level.
-func brim(l *ratelimit.Limit) int64 { return int64(l.Burst) * ledger.Micro }
+// brim is a full bucket's level, and room the highest that leaves room for what others have in hand.
+func brim(l *ratelimit.Limit) int64 { return int64(l.Burst) * account.Micro }
 
-// undo takes back what a verdict charged, unless its window is over.
+func (c *counter) room(l *ratelimit.Limit) int64 { return max(0, brim(l)-int64(c.sum)*account.Micro) }
+
+// undo takes back what a verdict booked, unless its window is over.
 func (c *counter) undo(a *ask, v *verdict) {
-	l := &a.Rule.Limit
+	l, n := &a.Rule.Limit, v.Charged+v.Debt
 	switch {
 	case l.Algorithm == ratelimit.TokenBucket && v.Window != 0 && c.begins != 0:
-		n := min(v.Charged, c.spent)
-		c.spent -= n
 		c.pour(n, l)
 		c.ends = c.fullAt(c.begins, l)
 	case l.Algorithm != ratelimit.TokenBucket && v.Window == window(c.state) && c.state != 0:
-		if v.OverLimit && l.Algorithm == ratelimit.FixedWindow && a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
-			c.extra = max(0, c.extra-int64(a.Cost-v.Charged))
-		}
-		c.spent -= min(v.Charged, c.spent)
+		c.sum -= min(n, c.sum)
 	}
 }
 
-// empty gives a key its whole limit again.
-func (c *counter) empty(l *ratelimit.Limit) {
-	c.spent, c.extra = 0, 0
-	if l.Algorithm == ratelimit.TokenBucket {
-		c.state = brim(l)
+// empty gives a key its whole limit again, but for what others have in hand.
+func (c *counter) empty(l *ratelimit.Limit, inHand tokens) {
+	if c.sum = inHand; l.Algorithm == ratelimit.TokenBucket {
+		c.state = c.room(l)
 	}
+	c.extra = 0
 }
 
 // dead is from when on a counter of that algorithm means the same as a new one.
@@ -283,7 +300,7 @@ func (c *counter) dead(algorithm ratelimit.Algorithm) ledgerTime {
 }
 
 // charged tells whether anything counts against a limit by windows.
-func (c *counter) charged() bool { return c.spent != 0 || c.extra != 0 }
+func (c *counter) charged() bool { return c.sum != 0 || c.extra != 0 }
 
 // fullAt is from when on a bucket is full if nobody spends: never, if it does not
 // refill.
@@ -291,7 +308,7 @@ func (c *counter) fullAt(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	if l.Requests == 0 && c.state < brim(l) {
 		return math.MaxInt64
 	}
-	us := ledgerTime(ledger.TimeToLevel(brim(l), c.state, c.extra, l) / time.Microsecond)
+	us := ledgerTime(account.RefilledAfter(brim(l), c.state, c.extra, l) / time.Microsecond)
 	if us >= math.MaxInt64-now-1 {
 		return math.MaxInt64
 	}

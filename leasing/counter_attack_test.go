@@ -7,52 +7,58 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-func settleOne(l *Local, now instant, m ratelimit.Claim) ratelimit.Grant {
-	g := make([]ratelimit.Grant, 1)
-	l.Settle(now, []ratelimit.Claim{m}, g)
-	return g[0]
+// tell has a holder tell its totals, and hear what the owner answers.
+func tell(l *Local, now instant, r *ratelimit.Rule, holder ratelimit.Holder, h *Held, seq uint64, want tokens) Lease {
+	a := ask{Rule: r, Key: keyOf(1), Kind: ratelimit.Peek}
+	m := h.Tell(now, seq, want)
+	x := l.DecideFor(now, holder, m, &a, new(verdict))
+	h.Hear(m.Seq, x)
+	return x
 }
 
-// A bucket that another holder leases first is not full again when nobody leases it any more.
+// A bucket that another holder leases first is not full again when nobody leases it any more, nor where it moves.
 func TestBucketThatOthersLeaseFirst(t *testing.T) {
-	l := NewLocal(10, 1, testWall)
-	r := testRule(ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Day, Requests: 20, Burst: 20})
-	key := keyOf(1)
-	m := ratelimit.Claim{Key: string(key), Limit: r.Limit, Holder: 8, Seq: 1, Waiting: 20, Want: 20, TTL: time.Second}
-	g := settleOne(l, 1, m)
-	if g.Granted != 20 {
-		t.Fatalf("%+v", g)
-	}
-	m.Seq, m.Fence, m.Window, m.Granted, m.Spent, m.Waiting, m.Want, m.Last = 2, g.Fence, g.Window, 20, 20, 0, 0, true
-	settleOne(l, 1, m)
-	now := instant(time.Minute)
-	decideOne(l, now, ask{Rule: r, Key: key, Kind: ratelimit.Peek})
-	if n := admit(l, now, r, 40); n != 0 {
-		t.Errorf("20 were spent of a bucket of 20 a minute ago, and %d more are admitted", n)
+	for _, moves := range []bool{false, true} {
+		l, to := NewLocal(10, 1, testWall), NewLocal(10, 1, testWall)
+		r := testRule(ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Day, Requests: 20, Burst: 20})
+		var h Held
+		if x := tell(l, 1, r, 8, &h, 1, 20); x.Granted != 10 {
+			t.Fatalf("%+v", x)
+		}
+		if _, ok := h.Take(1, 10); !ok {
+			t.Fatal("what was granted cannot be spent")
+		}
+		tell(l, 1, r, 8, &h, 2, 0)
+		if n := admit(l, 1, r, 40); n != 10 {
+			t.Fatal(n)
+		}
+		if moves {
+			handOver(t, 1, l, to, everything)
+			l = to
+		}
+		if n := admit(l, instant(time.Minute), r, 40); n != 0 {
+			t.Errorf("20 were spent of a bucket of 20 a minute ago, and %d more are admitted", n)
+		}
 	}
 }
 
-// A bucket that another holder leases first, and that moves, stays as empty as it is.
-func TestBucketThatOthersLeaseFirstMoves(t *testing.T) {
-	l, to := NewLocal(10, 1, testWall), NewLocal(10, 1, testWall)
-	r := testRule(ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Day, Requests: 20, Burst: 20})
-	key := keyOf(1)
-	m := ratelimit.Claim{Key: string(key), Limit: r.Limit, Holder: 8, Seq: 1, Waiting: 1, Want: 1, TTL: time.Second}
-	g := settleOne(l, 1, m)
-	m.Seq, m.Fence, m.Window, m.Granted, m.Spent, m.Waiting, m.Want, m.Last = 2, g.Fence, g.Window, 1, 1, 0, 0, true
-	settleOne(l, 1, m)
-	now := instant(2)
-	if n := admit(l, now, r, 40); n != 19 {
-		t.Fatal(n)
+// A message that was under way when its lease of a bucket was over keeps nothing: the bucket has filled in its place.
+func TestLeaseThatIsOverIsVoid(t *testing.T) {
+	l := NewLocal(10, 1, testWall)
+	r := testRule(ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 60_000, Burst: 100})
+	var h Held
+	if x := tell(l, 1, r, 8, &h, 1, 100); x.Granted != 50 || x.For != time.Second {
+		t.Fatalf("%+v", x)
 	}
-	x, ok := l.TakeOut(now, key)
-	t.Logf("%+v", x)
-	if !ok || !to.Adopt(now, key, x, l.LedgerNow(now)) {
-		t.Fatal(ok)
+	m := h.Tell(instant(900*time.Millisecond), 2, 0)
+	late := instant(1500 * time.Millisecond)
+	a := ask{Rule: r, Key: keyOf(1), Kind: ratelimit.Peek}
+	x := l.DecideFor(late, 8, m, &a, new(verdict))
+	if h.Hear(m.Seq, x); !x.Void || h.InHand(late) != 0 {
+		t.Errorf("%+v: %d are in hand", x, h.InHand(late))
 	}
-	now = instant(time.Minute)
-	if n := admit(to, now, r, 40); n != 0 {
-		t.Errorf("%d", n)
+	if n := admit(l, late, r, 200); n != 100 {
+		t.Errorf("%d are admitted of a bucket that has filled", n)
 	}
 }
 
@@ -61,9 +67,9 @@ func TestSlowBucketThatOthersLeaseFirst(t *testing.T) {
 	for _, req := range []tokens{0, 1} {
 		l := NewLocal(10, 1, testWall)
 		r := testRule(ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Year, Requests: req, Burst: 1000})
-		g := settleOne(l, 1, ratelimit.Claim{Key: string(keyOf(1)), Limit: r.Limit, Holder: 8, Seq: 1, Waiting: 100, Want: 100, TTL: time.Second})
-		if g.Granted != 100 {
-			t.Errorf("%v: a new bucket of 1000, and of 100 wanted %d granted: %+v", r.Limit, g.Granted, g)
+		var h Held
+		if x := tell(l, 1, r, 8, &h, 1, 100); x.Granted != 100 {
+			t.Errorf("%v: a new bucket of 1000, and of 100 wanted %+v", r.Limit, x)
 		}
 	}
 }
@@ -120,9 +126,9 @@ func TestWindowBeforeIsNoDebt(t *testing.T) {
 	l := NewLocal(10, 1, testWall)
 	r := testRule(ratelimit.Limit{Unit: ratelimit.Minute, Requests: 10})
 	key := keyOf(1)
-	g := settleOne(l, 1, ratelimit.Claim{Key: string(key), Limit: r.Limit, Holder: 8, Seq: 1, Waiting: 5, Want: 5, TTL: time.Second})
-	if g.Granted != 5 {
-		t.Fatal(g)
+	var h Held
+	if x := tell(l, 1, r, 8, &h, 1, 5); x.Granted != 5 {
+		t.Fatal(x)
 	}
 	now := instant(50 * time.Second) // the next window
 	admit(l, now, r, 10)
@@ -131,27 +137,6 @@ func TestWindowBeforeIsNoDebt(t *testing.T) {
 	}
 	if v := decideOne(l, now, ask{Rule: r, Key: key, Cost: 4, Kind: ratelimit.Refund}); v.Remaining != 4 {
 		t.Errorf("%+v, want 4", v)
-	}
-}
-
-// A refund is booked, also when nobody else has anything of the key any more.
-func TestRefundIsKeptWhenNobodyElseHasAny(t *testing.T) {
-	for algorithm := range ratelimit.Algorithms {
-		l := NewLocal(10, 1, testWall)
-		r := testRule(ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Day, Requests: 20, Burst: 20})
-		key := keyOf(1)
-		decideOne(l, 1, ask{Rule: r, Key: key, Cost: 1})
-		m := ratelimit.Claim{Key: string(key), Limit: r.Limit, Holder: 8, Seq: 1, Waiting: 5, Want: 5, TTL: time.Second}
-		g := settleOne(l, 1, m)
-		decideOne(l, 1, ask{Rule: r, Key: key, Cost: 10})
-		m.Seq, m.Fence, m.Window, m.Granted, m.Returned, m.Waiting, m.Want, m.Last = 2, g.Fence, g.Window, 5, 5, 0, 0, true
-		settleOne(l, 1, m)
-		now := instant(time.Minute)
-		v := decideOne(l, now, ask{Rule: r, Key: key, Cost: 10, Kind: ratelimit.Refund})
-		w := decideOne(l, now, ask{Rule: r, Key: key, Kind: ratelimit.Peek})
-		if v.Remaining != 19 || w.Remaining != 19 {
-			t.Errorf("%v: refund says %d, then peek %d; want 19", r.Limit, v.Remaining, w.Remaining)
-		}
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -25,15 +24,14 @@ type keyPlay struct {
 }
 
 type playHolder struct {
-	name  ratelimit.Holder
-	lease lease.Lease
-	seq   uint64
+	name ratelimit.Holder
+	held Held
+	seq  uint64
 }
 
 func newKeyPlay(t *rapid.T, l ratelimit.Limit) *keyPlay {
 	p := &keyPlay{T: t, rule: testRule(l), now: 1, names: 10}
 	p.rule.Coordination.OnDeny = ratelimit.OnDeny(p.upTo(1, "on_deny"))
-	p.rule.Coordination.Lease.TTL = time.Duration(1+19*p.upTo(1, "ttl")) * time.Second
 	for i := range p.nodes {
 		p.nodes[i] = NewLocal(64, 1, testWall)
 		p.holders[i].name = ratelimit.Holder(2 + i)
@@ -63,40 +61,44 @@ func (p *keyPlay) peeks() {
 	decideOne(p.nodes[p.at], p.now, ask{Rule: p.rule, Key: keyOf(1), Kind: ratelimit.Peek})
 }
 
-// claims has a holder claim; the answer may be lost.
-func (p *keyPlay) claims() {
+// tells has a holder tell its totals; the answer may be lost.
+func (p *keyPlay) tells() {
 	h := p.holder()
 	h.seq++
-	waiting := tokens(p.upTo(12, "waiting"))
-	m := h.lease.Claim(p.now, h.seq, p.rule, waiting, waiting+tokens(p.upTo(12, "more")), lease.Keeps)
-	m.Key, m.Holder = string(keyOf(1)), h.name
-	g := settleOne(p.nodes[p.at], p.now, m)
+	m := h.held.Tell(p.now, h.seq, tokens(p.upTo(24, "want")))
+	a := ask{Rule: p.rule, Key: keyOf(1), Kind: ratelimit.Peek}
+	x := p.nodes[p.at].DecideFor(p.now, h.name, m, &a, new(verdict))
 	if p.upTo(5, "lost") > 0 {
-		h.lease.Apply(p.now, &m, &g, 0, p.now.Add(g.ResetAfter))
+		h.held.Hear(m.Seq, x)
+	} else {
+		h.held.Lost(m.Seq)
 	}
 }
 
 // spends has a holder spend from its lease.
 func (p *keyPlay) spends() {
 	h := p.holder()
-	bucket := p.rule.Limit.Algorithm == ratelimit.TokenBucket
-	if h.lease.Window == 0 || p.now >= h.lease.Reset && !bucket {
-		return
+	n := min(h.held.InHand(p.now), tokens(1+p.upTo(11, "cost")))
+	if w, ok := h.held.Take(p.now, n); ok && n > 0 {
+		p.spent(w, n)
+		if p.upTo(4, "undo") == 0 && h.held.Untake(w, n) {
+			p.undone(w, n)
+		}
 	}
-	n := min(h.lease.Left(p.now), tokens(1+p.upTo(11, "cost")))
-	h.lease.Spent += n
-	p.spent(h.lease.Window, n)
 }
 
 // ends has a holder end in good order, and another take its place.
 func (p *keyPlay) ends() {
 	h := p.holder()
-	if h.lease.Window != 0 {
-		m := h.lease.Release(p.now, h.seq+1)
-		m.Key, m.Holder, m.Last = string(keyOf(1)), h.name, true
-		settleOne(p.nodes[p.at], p.now, m)
+	h.held.GiveBack()
+	h.seq++
+	m := h.held.Tell(p.now, h.seq, 0)
+	a := ask{Rule: p.rule, Key: keyOf(1), Kind: ratelimit.Peek}
+	p.nodes[p.at].DecideFor(p.now, h.name, m, &a, new(verdict))
+	if p.names++; p.upTo(1, "life") == 0 { // it has forgotten the key
+		h.held = Held{}
+		return
 	}
-	p.names++
 	*h = playHolder{name: p.names}
 }
 
@@ -114,7 +116,7 @@ func (p *keyPlay) moves() {
 }
 
 func (p *keyPlay) steps(more ...func()) {
-	all := append([]func(){p.asks, p.asks, p.asks, p.peeks, p.claims, p.claims, p.spends, p.ends, p.moves}, more...)
+	all := append([]func(){p.asks, p.asks, p.asks, p.peeks, p.tells, p.tells, p.spends, p.spends, p.ends, p.moves}, more...)
 	for range 1 + p.upTo(59, "steps") {
 		all[p.upTo(len(all)-1, "step")]()
 	}

@@ -146,44 +146,6 @@ func TestBucketThatDoesNotRefill(t *testing.T) {
 	}
 }
 
-// A key that is leased to others, and has been given back by them, goes on to the
-// token, whatever it was before.
-func TestSharedKeyBecomesACounterAgain(t *testing.T) {
-	for algorithm := range ratelimit.Algorithms {
-		l := NewLocal(10, 1, testWall)
-		r := testRule(ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Hour, Requests: 20, Burst: 20})
-		key := keyOf(1)
-		spend := func(n tokens) verdict { return decideOne(l, 1, ask{Rule: r, Key: key, Cost: n}) }
-		spend(3)
-		m := ratelimit.Claim{Key: string(key), Limit: r.Limit, Holder: 8, Seq: 1, Waiting: 5, Want: 5, TTL: time.Second}
-		grants := make([]ratelimit.Grant, 1)
-		l.Settle(1, []ratelimit.Claim{m}, grants)
-		g := grants[0]
-		if g.Granted != 5 {
-			t.Fatalf("%v: %+v", r.Limit, g)
-		}
-		if v := spend(2); v.OverLimit || v.Remaining != 10 {
-			t.Errorf("%v: while 5 are leased: %+v", r.Limit, v)
-		}
-		m.Seq, m.Fence, m.Window, m.Granted, m.Spent, m.Returned = 2, g.Fence, g.Window, 5, 1, 4
-		m.Waiting, m.Want, m.Last = 0, 0, true
-		l.Settle(1, []ratelimit.Claim{m}, grants)
-		now := instant(time.Minute)
-		v := decideOne(l, now, ask{Rule: r, Key: key, Kind: ratelimit.Peek})
-		if v.Remaining != 14 {
-			t.Errorf("%v: 6 are spent: %+v", r.Limit, v)
-		}
-		s, _, _ := l.tracked.locked(key)
-		s.mu.Unlock()
-		if len(s.shared) != 0 {
-			t.Errorf("%v: nobody else has anything of it, and it has an account still", r.Limit)
-		}
-		if v = decideOne(l, now, ask{Rule: r, Key: key, Cost: 15}); !v.OverLimit {
-			t.Errorf("%v: %+v", r.Limit, v)
-		}
-	}
-}
-
 // Limits are remembered by number, and only so many.
 func TestLimitNotes(t *testing.T) {
 	var n limitNotes

@@ -4,13 +4,12 @@ import (
 	"sync"
 
 	"github.com/sluice-gate/sluice/leasing/internal/keytable"
-	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // counters is a bounded table of counters, of the keys that this node alone decides
-// about. Keys that other nodes lease from it (mode routing without a store) have an
-// account besides, for as long as they do: see shared. It is safe for concurrent use.
+// about. Of keys that other nodes lease from it (mode routing without a store) there are
+// records besides: see lent. It is safe for concurrent use.
 type counters struct {
 	keytable.Sharding
 	shards []counterShard
@@ -20,30 +19,37 @@ type counters struct {
 }
 
 type counterShard struct {
-	mu     sync.Mutex
-	keys   *keytable.Table[counter]   // guarded by mu
-	shared map[keytable.ID]*sharedKey // guarded by mu; of cells that have isShared
-	floor  ratelimit.Fence            // guarded by mu; at least every fence of an account that is gone
+	mu   sync.Mutex
+	keys *keytable.Table[counter] // guarded by mu
+	lent map[keytable.ID]*lent    // guarded by mu; of cells that have isLent
 	// dropped is when the last key was dropped whose window was over: a clock that goes
 	// back to before it must not have that window given again. Guarded by mu.
 	dropped ledgerTime
-	_       [16]byte
+	_       [24]byte
 }
 
-// counterCell is a key's place: Mark is its algorithm and whether it isShared, Note the
+// counterCell is a key's place: Mark is its algorithm and whether it isLent, Note the
 // number of its limit.
 type counterCell = keytable.Cell[counter]
 
-const isShared = 0x80
+const isLent = 0x80
 
-func algorithmOf(c *counterCell) ratelimit.Algorithm { return ratelimit.Algorithm(c.Mark &^ isShared) }
+func algorithmOf(c *counterCell) ratelimit.Algorithm { return ratelimit.Algorithm(c.Mark &^ isLent) }
+
+// of is what others lease of a key; nil if nobody does.
+func (s *counterShard) of(c *counterCell) *lent {
+	if c.Mark&isLent == 0 {
+		return nil
+	}
+	return s.lent[c.ID()]
+}
 
 func newCounters(arena *keytable.Arena, maxKeys int) *counters {
 	parts, shares := keytable.NewSharding(maxKeys)
 	p := &counters{Sharding: parts, shards: make([]counterShard, len(shares))}
 	for i, share := range shares {
 		p.shards[i].keys = keytable.New[counter](arena, share)
-		p.shards[i].shared = map[keytable.ID]*sharedKey{}
+		p.shards[i].lent = map[keytable.ID]*lent{}
 	}
 	return p
 }
@@ -58,38 +64,71 @@ func (p *counters) locked(key []byte) (*counterShard, keytable.ID, *counterCell)
 }
 
 // decide answers, or reports that there is no room for the key. The verdict must be zero.
-func (p *counters) decide(at moment, key []byte, a *ask, v *verdict) bool {
-	s, id, c := p.locked(key)
+func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
+	s, id, c := p.locked(a.Key)
 	defer s.mu.Unlock()
-	switch {
-	case c == nil && a.Kind != ratelimit.Spend: // nothing is known of it, nor need be
+	if c == nil && a.Kind != ratelimit.Spend { // nothing is known of it, nor need be
 		fresh := counter{}
-		fresh.decide(at.ledger, a, v)
+		fresh.decide(now, a, v)
 		return true
+	}
+	if now, c = p.enter(s, now, id, c, a); c == nil {
+		return false
+	}
+	if k := s.of(c); k != nil {
+		k.decide(now, &c.Val, a, v)
+	} else {
+		c.Val.decide(now, a, v)
+	}
+	return true
+}
+
+// decideFor books what a holder says of its lease, answers an ask of it, and leases it more.
+func (p *counters) decideFor(now ledgerTime, h ratelimit.Holder, m *Totals, a *ask, v *verdict) (x Lease, ok bool) {
+	s, id, c := p.locked(a.Key)
+	defer s.mu.Unlock()
+	if now, c = p.enter(s, now, id, c, a); c == nil {
+		return Lease{}, false
+	}
+	k := s.of(c)
+	if k == nil {
+		k = newLent()
+		s.lent[id] = k
+		c.Mark |= isLent
+	}
+	return k.decideFor(now, &c.Val, h, m, a, v), true
+}
+
+// enter finds room for a key, and has it count by the rule's algorithm. It returns the time to go by, and no cell if
+// there is no room.
+func (p *counters) enter(
+	s *counterShard, now ledgerTime, id keytable.ID, c *counterCell, a *ask,
+) (ledgerTime, *counterCell) {
+	l := &a.Rule.Limit
+	switch {
 	case c == nil:
-		if c = p.add(s, at.ledger, id, key, a.Rule.Limit.Algorithm); c == nil {
-			return false
+		if c = p.add(s, now, id, a.Key, l.Algorithm); c == nil {
+			return now, nil
 		}
-		c.Note = p.limits.note(a.Rule.Limit.Capacity())
+		c.Note = p.limits.note(l.Capacity())
 		if p.before != nil {
 			c.Val = p.before(a)
 		}
-		at.ledger = s.since(at.ledger, &a.Rule.Limit)
-	case c.Mark&isShared != 0:
-		*v = p.decideShared(s, at, c, a)
-		return true
-	case at.ledger >= c.Val.ends:
-		c.Note = p.limits.note(a.Rule.Limit.Capacity()) // which may have changed
+		return s.since(now, l), c
+	case now >= c.Val.ends:
+		c.Note = p.limits.note(l.Capacity()) // which may have changed
 	}
-	// it was not known; see account.counter
-	if was, now := algorithmOf(c), uint8(a.Rule.Limit.Algorithm); c.Mark != now {
-		if c.Mark = now; algorithmOf(c) == ratelimit.TokenBucket || was == ratelimit.TokenBucket {
-			c.Val = counter{} // an account that no node can have written for this key
+	// Another algorithm than before: windows have a sum of the one before or not, and a bucket has nothing in common
+	// with them.
+	if was := algorithmOf(c); was != l.Algorithm {
+		c.Mark = c.Mark&isLent | uint8(l.Algorithm)
+		if l.Algorithm == ratelimit.TokenBucket || was == ratelimit.TokenBucket {
+			c.Val, c.Mark = counter{}, uint8(l.Algorithm)
+			delete(s.lent, id)
 		}
 		c.Val.extra = 0
 	}
-	c.Val.decide(at.ledger, a, v)
-	return true
+	return now, c
 }
 
 // add makes room for a key that is not there. Nothing in use is dropped for it.
@@ -105,23 +144,14 @@ func (p *counters) add(
 
 // dead tells whether a key means the same as a new one; it is about to be dropped.
 func (s *counterShard) dead(c *counterCell, now ledgerTime) bool {
-	if c.Mark&isShared == 0 {
-		dead := c.Val.dead(algorithmOf(c))
-		if now < dead {
-			return false
-		}
-		if c.Val.charged() {
-			s.dropped = max(s.dropped, now)
-		}
-		return true
-	}
-	k := s.shared[c.ID()]
-	if now < k.account.Dead() {
+	k := s.of(c)
+	if now < c.Val.dead(algorithmOf(c)) || k != nil && k.live(now) {
 		return false
 	}
-	s.dropped = max(s.dropped, now)
-	s.floor = max(s.floor, k.account.Fence())
-	delete(s.shared, c.ID())
+	if c.Val.charged() {
+		s.dropped = max(s.dropped, now)
+	}
+	delete(s.lent, c.ID())
 	return true
 }
 
@@ -142,15 +172,11 @@ func (p *counters) since(now ledgerTime, a *ask) ledgerTime {
 	return s.since(now, &a.Rule.Limit)
 }
 
-// undo takes back what a verdict charged, if its key is still here.
+// undo takes back what a verdict booked, if its key is still here.
 func (p *counters) undo(key []byte, a *ask, v *verdict) {
-	s, id, c := p.locked(key)
+	s, _, c := p.locked(key)
 	defer s.mu.Unlock()
-	switch {
-	case c == nil:
-	case c.Mark&isShared != 0:
-		s.shared[id].lease.Undo(a, v, lease.Returns)
-	default:
+	if c != nil {
 		c.Val.undo(a, v)
 	}
 }

@@ -68,10 +68,7 @@ type ledgerSide struct {
 	beats   bool              // it tells of its epochs
 	recalls bool              // it can ask holders to give back what they have
 	ended   atomic.Bool       // nothing more is told to the ledger
-	// Undivided says that the ledger counts up to the whole limit of a rule, also of one with a reserve,
-	// which are for what a fleet shares.
-	Undivided bool
-	gathers   bool // round trips to it are dear: claims that may wait for others do
+	gathers bool              // round trips to it are dear: claims that may wait for others do
 }
 
 // doubts are what the ledger may not know any more, and when it was last heard.

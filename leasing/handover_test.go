@@ -124,29 +124,26 @@ func TestAdoptOverAnotherWindow(t *testing.T) {
 	}
 }
 
-// A bucket and its holders: what they may still spend is charged once, before
-// and after.
+// A holder's lease is charged once, before a hand-over and after it, and goes on.
 func TestHandOverOfHolders(t *testing.T) {
 	for algorithm := range ratelimit.Algorithms {
 		wall := time.Unix(1_800_000_000, 0)
 		a, b := NewLocal(10, 1, wall), NewLocal(10, 1, wall)
 		r := testRule(ratelimit.Limit{Algorithm: ratelimit.Algorithm(algorithm), Unit: ratelimit.Hour, Requests: 1000, Burst: 1000})
-		claim := ratelimit.Claim{Key: string(keyOf(1)), Limit: r.Limit, Holder: 77, Seq: 1, Waiting: 500, Want: 500, TTL: time.Minute}
-		grants := make([]ratelimit.Grant, 1)
-		a.Settle(1, []ratelimit.Claim{claim}, grants)
-		if grants[0].Granted != 500 {
-			t.Fatalf("%+v", grants)
+		var h Held
+		if x := tell(a, 1, r, 77, &h, 1, 500); x.Granted != 500 {
+			t.Fatalf("%+v", x)
 		}
 		if got := admit(a, 1, r, 100); got != 100 {
 			t.Fatal(got)
 		}
 		handOver(t, 2, a, b, everything)
 		// The holder spends all, and wants more of whoever has the account now.
-		claim.Seq, claim.Fence, claim.Window, claim.Granted, claim.Spent = 2, grants[0].Fence, grants[0].Window, 500, 500
-		claim.Waiting, claim.Want = 100, 100
-		b.Settle(2, []ratelimit.Claim{claim}, grants)
-		if grants[0].Err != nil || grants[0].Granted != 600 || grants[0].Void {
-			t.Errorf("%s: %+v", ratelimit.Algorithms[algorithm], grants[0])
+		if _, ok := h.Take(2, 500); !ok {
+			t.Fatal("it was leased")
+		}
+		if x := tell(b, 2, r, 77, &h, 2, 100); x.Granted != 100 || x.Void {
+			t.Errorf("%s: %+v", ratelimit.Algorithms[algorithm], x)
 		}
 		if got := admit(b, 2, r, 1000); got != 300 {
 			t.Errorf("%s: 500 and 100 leased and 100 spent of 1000, and %d more were admitted", ratelimit.Algorithms[algorithm], got)
@@ -186,21 +183,20 @@ func TestHandOverBetweenClocks(t *testing.T) {
 
 // A key goes to a node whose clock is behind, and comes back; then its node's clock is set back. The
 // difference and the step are less than a period each, and together they are one: the window is not
-// granted once more when that clock shows it again. A key that somebody leases is an account, and one
-// that nobody does a counter.
+// granted once more when that clock shows it again.
 func TestClockThatIsSetBackAfterAMove(t *testing.T) {
 	wall := time.Unix(1_800_000_000, 0)
 	for _, leased := range []bool{true, false} {
 		for algorithm := range ratelimit.TokenBucket { // a bucket has no windows
 			r := testRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
+			r.Coordination.OnDeny = ratelimit.DenyRefunds
 			const ahead, behind = 29 * time.Second, -29 * time.Second
 			start := instant(time.Second)
 			a, b := NewLocal(10, start, wall.Add(ahead)), NewLocal(10, start, wall.Add(behind))
 			// When a's clock has just begun a window, the key is used up there.
 			now := start.Add(time.Minute - ahead)
 			if leased {
-				claim := ratelimit.Claim{Key: string(keyOf(1)), Limit: r.Limit, Holder: 77, Seq: 1, TTL: time.Second}
-				a.Settle(now, []ratelimit.Claim{claim}, make([]ratelimit.Grant, 1))
+				tell(a, now, r, 77, new(Held), 1, 0)
 			}
 			if got := admit(a, now, r, 20); got != 10 {
 				t.Fatal(got)
@@ -231,6 +227,7 @@ func TestClaimAfterAKeyWasDropped(t *testing.T) {
 		wall := time.Unix(1_800_000_000, 0)
 		l := NewLocal(10, 1, wall)
 		r := testRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
+		r.Coordination.OnDeny = ratelimit.DenyRefunds
 		if got := admit(l, 1, r, 20); got != 10 {
 			t.Fatal(got)
 		}
@@ -239,11 +236,9 @@ func TestClaimAfterAKeyWasDropped(t *testing.T) {
 			t.Fatal("a key whose windows are over has something to move")
 		}
 		l.SyncClock(over, wall.Add(2*time.Minute-time.Second))
-		claim := ratelimit.Claim{Key: string(keyOf(1)), Limit: r.Limit, Holder: 77, Seq: 1, Waiting: 5, Want: 5, TTL: time.Second}
-		grants := make([]ratelimit.Grant, 1)
-		l.Settle(over, []ratelimit.Claim{claim}, grants)
-		if first := r.Limit.WindowAt(l.LedgerNow(over)); grants[0].Granted != 5 || grants[0].Window != first+1 {
-			t.Errorf("%s: %+v, want 5 of window %d", ratelimit.Algorithms[algorithm], grants[0], first+1)
+		x := tell(l, over, r, 77, new(Held), 1, 5)
+		if first := r.Limit.WindowAt(l.LedgerNow(over)); x.Granted != 5 || x.Window != first+1 {
+			t.Errorf("%s: %+v, want 5 of window %d", ratelimit.Algorithms[algorithm], x, first+1)
 		}
 	}
 }
@@ -255,6 +250,7 @@ func TestKeyIsNotForgottenAheadOfItsClock(t *testing.T) {
 		wall := time.Unix(1_800_000_000, 0)
 		a, b := NewLocal(10, 1, wall), NewLocal(10, 1, wall)
 		r := testRule(ratelimit.Limit{Algorithm: algorithm, Unit: ratelimit.Minute, Requests: 10})
+		r.Coordination.OnDeny = ratelimit.DenyRefunds
 		if got := admit(a, 1, r, 20); got != 10 {
 			t.Fatal(got)
 		}

@@ -56,7 +56,7 @@ func (l *Local) overflowed(a *ask) counter {
 	var buf [2 * ratelimit.MaxKeyLen]byte
 	s, _, c := l.overflow.locked(l.overflowKey(buf[:0], a))
 	defer s.mu.Unlock()
-	if c != nil && c.Mark&isShared == 0 {
+	if c != nil {
 		return c.Val
 	}
 	return counter{}
@@ -71,20 +71,37 @@ func (l *Local) SyncClock(now ratelimit.Instant, wall time.Time) {
 
 // Decide implements [ratelimit.Limiter]. It never blocks.
 func (l *Local) Decide(_ context.Context, now ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratelimit.Verdict) {
-	at := l.at(now)
+	at := l.ledgerNow(now)
 	for i := range asks {
 		verdicts[i] = verdict{}
-		if !l.tracked.decide(at, asks[i].Key, &asks[i], &verdicts[i]) {
+		if !l.tracked.decide(at, &asks[i], &verdicts[i]) {
 			l.decideOverflow(at, &asks[i], &verdicts[i])
 		}
 	}
 }
 
-func (l *Local) decideOverflow(at moment, a *ask, v *verdict) {
+// DecideFor decides one ask of a holder that leases the key (mode routing without a store): first what it says of its
+// lease is booked, and then it is leased more. Where there is no room for the key there is no lease, and nothing
+// that it says is booked. It never blocks.
+func (l *Local) DecideFor(
+	now ratelimit.Instant, h ratelimit.Holder, m Totals, a *ratelimit.Ask, v *ratelimit.Verdict,
+) Lease {
+	at := l.ledgerNow(now)
+	*v = verdict{}
+	x, ok := l.tracked.decideFor(at, h, &m, a, v)
+	if !ok {
+		l.decideOverflow(at, a, v)
+	}
+	return x
+}
+
+func (l *Local) decideOverflow(at ledgerTime, a *ask, v *verdict) {
 	l.shared.Add(1)
 	var buf [2 * ratelimit.MaxKeyLen]byte
-	at.ledger = l.tracked.since(at.ledger, a)
-	if !l.overflow.decide(at, l.overflowKey(buf[:0], a), a, v) {
+	at = l.tracked.since(at, a)
+	own := *a
+	own.Key = l.overflowKey(buf[:0], a)
+	if !l.overflow.decide(at, &own, v) {
 		*v = verdict{OverLimit: true, ResetAfter: a.Rule.Limit.Period()}
 	}
 	v.Source = ratelimit.FromOverflow
@@ -121,8 +138,6 @@ func (l *Local) Undo(_ ratelimit.Instant, asks []ratelimit.Ask, verdicts []ratel
 func (l *Local) Stats() ratelimit.LimiterStats {
 	return ratelimit.LimiterStats{Overflow: l.shared.Load(), Accounts: l.tracked.len() + l.overflow.len()}
 }
-
-func (l *Local) at(now instant) moment { return moment{now, l.ledgerNow(now)} }
 
 func (l *Local) ledgerNow(now instant) ledgerTime {
 	return ledgerTime((int64(now) + l.epoch.Load()) / int64(time.Microsecond))

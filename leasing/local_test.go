@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -52,88 +53,64 @@ type paper struct {
 	limit  ratelimit.Limit
 	onDeny ratelimit.OnDeny
 	window int64
-	used   tokens // fixed: hits, also those that were refused
-	spent  tokens // admitted, and drained
+	used   tokens // in the window, and before
 	prev   tokens
 	at     time.Duration
 	level  float64
 }
 
-func (c *paper) ask(at time.Duration, kind ratelimit.Kind, cost tokens) (over bool, remaining tokens) {
-	switch c.limit.Algorithm {
-	case ratelimit.TokenBucket:
-		return c.bucket(at, kind, cost)
-	case ratelimit.SlidingWindow:
-		return c.sliding(at, kind, cost)
-	}
-	c.roll(at)
-	switch kind {
-	case ratelimit.Refund:
-		c.used = max(0, c.used-cost)
-		return c.used > c.limit.Requests && false, max(0, c.limit.Requests-c.used)
-	case ratelimit.Spend:
-		if c.used+cost > c.limit.Requests && c.onDeny == ratelimit.DenyRefunds {
-			return true, max(0, c.limit.Requests-c.used)
-		}
-		c.used += cost
-	}
-	return c.used > c.limit.Requests, max(0, c.limit.Requests-c.used)
-}
-
+// roll brings it to an instant.
 func (c *paper) roll(at time.Duration) {
-	if w := int64(at / c.limit.Period()); w != c.window {
-		c.prev = 0
-		if w == c.window+1 {
-			c.prev = c.spent
-		}
-		c.window, c.used, c.spent = w, 0, 0
-	}
-}
-
-func (c *paper) take(free *tokens, kind ratelimit.Kind, cost tokens) (over bool) {
-	if kind != ratelimit.Spend {
-		return false
-	}
-	over = cost > *free
-	if !over {
-		*free -= cost
-	} else if c.onDeny == ratelimit.DenyCharges {
-		*free = 0
-	}
-	return over
-}
-
-func (c *paper) sliding(at time.Duration, kind ratelimit.Kind, cost tokens) (bool, tokens) {
-	c.roll(at)
-	left := c.limit.Period() - at%c.limit.Period()
-	weighted := (int64(c.prev)*int64(left) + int64(c.limit.Period()) - 1) / int64(c.limit.Period())
-	if kind == ratelimit.Refund {
-		c.spent -= min(cost, c.spent)
-	}
-	free := max(0, c.limit.Requests-c.spent-tokens(weighted))
-	before := free
-	over := c.take(&free, kind, cost)
-	c.spent += before - free
-	return over, free
-}
-
-func (c *paper) bucket(at time.Duration, kind ratelimit.Kind, cost tokens) (bool, tokens) {
 	c.level = min(float64(c.limit.Burst), c.level+float64(at-c.at)*float64(c.limit.Requests)/float64(c.limit.Period()))
 	c.at = at
-	if kind == ratelimit.Refund {
-		c.level = min(float64(c.limit.Burst), c.level+float64(min(cost, c.spent)))
-		c.spent -= min(cost, c.spent)
+	if w := int64(at / c.limit.Period()); w != c.window {
+		c.prev = 0
+		if w == c.window+1 && c.limit.Algorithm == ratelimit.SlidingWindow {
+			c.prev = c.used
+		}
+		c.window, c.used = w, 0
 	}
-	free := tokens(c.level + 1e-6)
-	before := free
-	over := c.take(&free, kind, cost)
-	c.level -= float64(before - free)
-	c.spent += before - free
-	return over, free
+}
+
+// left is what may be spent; below nothing by what is owed.
+func (c *paper) left() tokens {
+	if c.limit.Algorithm == ratelimit.TokenBucket {
+		return tokens(math.Floor(c.level + 1e-6))
+	}
+	left := c.limit.Period() - c.at%c.limit.Period()
+	weighted := (int64(c.prev)*int64(left) + int64(c.limit.Period()) - 1) / int64(c.limit.Period())
+	return c.limit.Requests - c.used - tokens(weighted)
+}
+
+// book books n tokens, or credits them.
+func (c *paper) book(n tokens) {
+	c.level = min(float64(c.limit.Burst), c.level-float64(n))
+	c.used = max(0, c.used+n)
+}
+
+// ask answers, and says what was booked.
+func (c *paper) ask(at time.Duration, kind ratelimit.Kind, cost tokens) (over bool, remaining, booked tokens) {
+	c.roll(at)
+	switch {
+	case kind == ratelimit.Refund:
+		c.book(-cost)
+	case kind == ratelimit.Peek:
+		over = c.left() < 0
+	case cost > c.left():
+		if over = true; c.onDeny == ratelimit.DenyCharges {
+			booked = cost
+		}
+	default:
+		booked = cost
+	}
+	if booked > 0 {
+		c.book(booked)
+	}
+	return over, max(0, c.left()), booked
 }
 
 // Random requests at random instants, against the budget above: on one node
-// every answer is exact.
+// every answer is exact, a denial is booked whole, and undone so.
 func TestLocalIsExact(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		// A second is 2^20 ticks of a sliding window at most: whole
@@ -160,10 +137,15 @@ func TestLocalIsExact(t *testing.T) {
 			if kind == ratelimit.Peek {
 				cost = 0
 			}
-			over, remaining := model.ask(at, kind, cost)
-			v := decideOne(l, instant(at)+1, ask{Rule: rule, Key: keyOf(1), Cost: cost, Kind: kind})
+			over, remaining, booked := model.ask(at, kind, cost)
+			a := ask{Rule: rule, Key: keyOf(1), Cost: cost, Kind: kind}
+			v := decideOne(l, instant(at)+1, a)
 			if v.OverLimit != over || v.Remaining != remaining {
 				t.Fatalf("at %v, %v of %d under %v: over %v, remaining %d; want %v, %d", at, kind, cost, limit, v.OverLimit, v.Remaining, over, remaining)
+			}
+			if rapid.IntRange(0, 5).Draw(t, "undo") == 0 && booked > 0 {
+				model.book(-booked)
+				l.Undo(instant(at)+1, []ask{a}, []verdict{v})
 			}
 		}
 	})

@@ -3,8 +3,7 @@ package leasing
 import (
 	"context"
 
-	"github.com/sluice-gate/sluice/leasing/internal/lease"
-	"github.com/sluice-gate/sluice/leasing/ledger"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -14,20 +13,23 @@ import (
 func (l *Local) Look(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
 	v := ratelimit.Look{Account: KeyName(a.Key)}
 	at := l.ledgerNow(now)
-	s, id, c := l.tracked.locked(a.Key)
+	s, _, c := l.tracked.locked(a.Key)
 	defer s.mu.Unlock()
-	switch {
-	case c == nil:
-	case c.Mark&isShared != 0:
-		k := s.shared[id]
-		v.Ledger = k.account.Look(at, &a.Rule.Limit, func(h ratelimit.Holder) bool { return h == ledger.LocalHolder })
-	default:
-		v.Ledger = c.Val.look(at, a.Rule)
-		v.Ledger.Holders = []ratelimit.HolderLook{{
-			Holder: ledger.LocalHolder, Here: true, Granted: v.Ledger.Charged,
-			Spent: v.Ledger.Charged,
-		}}
+	if c == nil {
+		return v
 	}
+	v.Ledger = c.Val.look(at, a.Rule)
+	here := ratelimit.HolderLook{Here: true, Granted: v.Ledger.Charged}
+	if k := s.of(c); k != nil {
+		for _, r := range k.lessees {
+			v.Ledger.Holders = append(v.Ledger.Holders, ratelimit.HolderLook{
+				Holder: r.Holder, Granted: r.Taken, Spent: r.Taken - r.Hand, Outstanding: r.Hand,
+			})
+			here.Granted -= r.Taken
+		}
+	}
+	here.Spent = here.Granted
+	v.Ledger.Holders = append(v.Ledger.Holders, here)
 	return v
 }
 
@@ -45,18 +47,17 @@ func (l *Local) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
 	var all hottest
 	at := l.ledgerNow(now)
 	l.tracked.walk(func(s *counterShard, c *counterCell) {
-		spent, fence := c.Val.spent, ratelimit.Fence(0)
-		if c.Mark&isShared != 0 {
-			k := s.shared[c.ID()]
-			spent, fence = k.account.Charged(), k.account.Fence()
-		} else if at >= c.Val.dead(algorithmOf(c)) {
+		if at >= c.Val.dead(algorithmOf(c)) {
 			return
 		}
 		limit := l.tracked.limits.limit(c.Note)
+		spent := c.Val.sum
+		if algorithmOf(c) == ratelimit.TokenBucket {
+			spent = limit - max(0, tokens(c.Val.state/account.Micro))
+		}
 		all.add(n, float64(spent), func() ratelimit.HotKey {
 			return ratelimit.HotKey{
-				Account: KeyName(s.keys.Key(c)), Spent: spent, Unspent: max(0, limit-spent),
-				Limit: limit, Fence: fence,
+				Account: KeyName(s.keys.Key(c)), Spent: spent, Unspent: max(0, limit-spent), Limit: limit,
 			}
 		})
 	})
@@ -69,23 +70,20 @@ func (l *Local) Drop(_ ratelimit.Instant, key []byte) bool { return l.Has(key) }
 
 // Reset implements [ratelimit.Inspector].
 func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
-	at := l.at(now)
-	s, id, c := l.tracked.locked(a.Key)
+	at := l.ledgerNow(now)
+	s, _, c := l.tracked.locked(a.Key)
 	defer s.mu.Unlock()
-	switch {
-	case c == nil: // it has its whole limit
-	// Others may hold leases of the key: the account credits what is charged, and keeps their records.
-	case c.Mark&isShared != 0:
-		k := s.shared[id]
-		k.seq++
-		m := k.lease.Claim(now, k.seq, a.Rule, 0, 0, lease.Returns)
-		m.Reset = true
-		k.settle(at, &m)
-		// What this node had concluded from the state before holds no more.
-		k.lease.Retry, k.lease.Debt = 0, 0
-	default:
-		c.Val.decide(at.ledger, &ask{Rule: a.Rule, Key: a.Key, Kind: ratelimit.Peek}, new(verdict)) // in this window
-		c.Val.empty(&a.Rule.Limit)
+	if c == nil { // it has its whole limit
+		return nil
 	}
+	inHand := tokens(0)
+	if k := s.of(c); k != nil {
+		k.expire(at, &c.Val, &a.Rule.Limit)
+		inHand = k.inHand()
+		k.refused = 0
+	}
+	_, was := c.Val.enter(at, &a.Rule.Limit) // in this window
+	c.Val.empty(&a.Rule.Limit, inHand)
+	c.Val.leave(was, &a.Rule.Limit)
 	return nil
 }

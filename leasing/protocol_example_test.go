@@ -244,18 +244,16 @@ func playHandOver(p *play) {
 	one, two := NewLocal(10, p.now, wall), NewLocal(10, p.now, wall.Add(ahead))
 	p.says("two", "has a clock that is %v ahead of one's", ahead)
 	p.decides("one", one, 6)
-	hot := ratelimit.Claim{Key: string(keyOf(1)), Limit: p.rule.Limit, Holder: 6, Seq: 1, Waiting: 2, Want: 2, TTL: 10 * time.Second}
-	grants := make([]ratelimit.Grant, 1)
-	one.Settle(p.now, []ratelimit.Claim{hot}, grants)
-	p.says("one", "leases %d to node C, for which the key is hot", grants[0].Granted)
+	var c Held
+	x := tell(one, p.now, p.rule, 6, &c, 1, 2)
+	p.says("one", "leases %d to node C, for which the key is hot", x.Granted)
+	c.Take(p.now, 1)
 	p.passes(time.Second)
 	account, ok := one.TakeOut(p.now, keyOf(1))
-	if !ok || len(account.Holders) != 1 {
+	if !ok || len(account.Lessees) != 1 {
 		p.Fatalf("one has %+v", account)
 	}
-	h := account.Holders[0]
-	p.says("one", "sends   the account: window %d, charged %d, fence %s", account.Window, account.Charged, p.fence(account.Fence))
-	p.says("", "        with C's lease: granted %d, in flight %d, spent %d, fence %s", h.Granted, h.InFlight, h.Spent, p.fence(h.Fence))
+	p.says("one", "sends   the account: window %d, sum %d; of it C has taken %d", account.State, account.Sum, account.Lessees[0].Taken)
 	sent := one.LedgerNow(p.now)
 	p.passes(wire)
 	if !two.Adopt(p.now, keyOf(1), account, sent) {
@@ -264,9 +262,13 @@ func playHandOver(p *play) {
 	p.says("two", "adopts it")
 	p.decides("two", two, 2)
 	p.decides("two", two, 1)
-	hot.Seq, hot.Window, hot.Fence, hot.Granted, hot.Spent, hot.Waiting, hot.Want = 2, grants[0].Window, grants[0].Fence, 2, 2, 0, 0
-	two.Settle(p.now, []ratelimit.Claim{hot}, grants)
-	p.says("two", "is told by C of %d spent, and answers granted %d, fence %s, available %d", hot.Spent, grants[0].Granted, p.fence(grants[0].Fence), grants[0].Available)
+	if x = tell(two, p.now, p.rule, 6, &c, 2, 2); x.Keep {
+		p.Fatal("it is used up")
+	}
+	p.says("two", "is told by C of 2 taken, grants %d, and asks for what C has in hand", x.Granted)
+	tell(two, p.now, p.rule, 6, &c, 3, 0)
+	p.says("two", "is told by C of 1 taken")
+	p.decides("two", two, 1)
 	p.until(42500 * time.Millisecond)
 	p.decides("two", two, 1)
 	p.until(45500 * time.Millisecond)

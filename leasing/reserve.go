@@ -10,9 +10,6 @@ import (
 
 // atLedger gives asks the rules that the ledger knows; whole undoes it. It reports whether there are any.
 func (f *Fleet) atLedger(asks []ask) (any bool) {
-	if f.Undivided {
-		return false
-	}
 	for i := range asks {
 		if at := asks[i].Rule.AtLedger(); at != asks[i].Rule {
 			asks[i].Rule, any = at, true
@@ -42,9 +39,6 @@ func whole(asks []ask, verdicts []verdict) {
 
 // ruleAtLedger is the rule that the ledger knows of one.
 func (f *Fleet) ruleAtLedger(r *ratelimit.Rule) *ratelimit.Rule {
-	if f.Undivided {
-		return r
-	}
 	return r.AtLedger()
 }
 

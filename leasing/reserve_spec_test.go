@@ -127,16 +127,6 @@ func TestReserveOfLargeRequests(t *testing.T) {
 	s.asks(1).says(true, ratelimit.FromLease)
 }
 
-// A ledger that one node has for itself counts up to the whole limit.
-func TestUndividedHasNoReserve(t *testing.T) {
-	s := newReserveScript(t, true)
-	s.Undivided()
-	s.asks(1)
-	if _, c := s.sends(); c.Limit.Requests != 1000 {
-		t.Errorf("%+v", c)
-	}
-}
-
 // decidesIn has a request wait, with the ledger answering at once and rests of half a millisecond, until it is decided.
 func (r *nodeRequest) decidesIn(each func(passed time.Duration)) (passed time.Duration) {
 	r.Helper()

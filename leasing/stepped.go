@@ -56,10 +56,6 @@ func (s *Stepped) Recalls() { s.fleet.recalls = true }
 // that is a server.
 func (s *Stepped) Gathers() { s.fleet.gathers = true }
 
-// Undivided has the ledger count up to the whole limit of a rule, also of one with a reserve; see
-// Fleet.Undivided.
-func (s *Stepped) Undivided() { s.fleet.Undivided = true }
-
 // KeepBusy has the node pack what it knows of keys that were not used lately as soon as
 // more than n of a shard are busy, which changes nothing but memory.
 func (s *Stepped) KeepBusy(n int) {
@@ -76,9 +72,6 @@ func (s *Stepped) Epoch() ratelimit.EpochKnown { return s.fleet.Epoch() }
 
 // Alone is the node's own budgets for outages; see Fleet.Alone.
 func (s *Stepped) Alone() *Local { return s.fleet.Alone() }
-
-// SpendAlone replaces them before the node is used; see Fleet.SpendAlone.
-func (s *Stepped) SpendAlone(budgets *Local) { s.fleet.SpendAlone(budgets) }
 
 // SetDrift lets rules of mode approx spend before the ledger has answered.
 func (s *Stepped) SetDrift(d Drift) { s.fleet.Drift = d }

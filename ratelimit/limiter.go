@@ -208,8 +208,6 @@ type RoutingStats struct {
 	Ring       uint64            // a fingerprint of it: nodes that agree show the same
 	HotKeys    []string          // of this owner, that are asked for a lot, as the ledger names accounts
 	HotHere    []string          // of other owners, that this node leases
-	// Rejected are grants of owners that said what cannot be, by kind.
-	Rejected [len(Rejections)]uint64
 }
 
 // FallbackReason says why the ledger was not asked, or not heard.

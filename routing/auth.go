@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 
-	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
@@ -41,9 +40,8 @@ import (
 // find somebody to prove to. Who answers there with TLS of their own gets the
 // caller's proof, and can try secrets on it at home: hence leastSecret.
 
-// version of the messages. Version 2 hands accounts over in numbered parcels, and
-// fetches; version 3 binds the introduction to the connection.
-const version, boundVersion, leastVersion = 3, 3, 1
+// version of the messages. Nodes of another one are refused: what they say of budgets means something else.
+const version = 4
 
 // Bounds of what a node says of itself.
 const (
@@ -66,12 +64,9 @@ var ErrSecret = errors.New("the peer does not know PEER_SECRET, or has another o
 var (
 	errHello   = errors.New("the peer did not introduce itself")
 	errWeight  = errors.New("the peer's weight is out of bounds")
-	errVersion = errors.New("the peer speaks a version that this node does not")
-	errOld     = errors.New("the peer is of an older version, whose proofs can be relayed: while a fleet " +
-		"is upgraded, PEER_ALLOW_OLD lets it in")
-	errPlain = errors.New("the peer does not speak TLS 1.3: it is of an older version (while a fleet is upgraded, " +
-		"PEER_ALLOW_OLD lets it in), or no peer")
-	errSelf = errors.New("the peer calls itself as this node does (its PEER_ADDR)")
+	errVersion = errors.New("the peer speaks another version of the peers' messages")
+	errPlain   = errors.New("the peer does not speak TLS 1.3: it is of an older version, or no peer")
+	errSelf    = errors.New("the peer calls itself as this node does (its PEER_ADDR)")
 )
 
 // CheckSecret tells what is wrong with a secret.
@@ -95,13 +90,12 @@ func prove(secret, role string, binding []byte, caller, called *wire.Hello) []by
 	h := hmac.New(sha256.New, []byte(secret))
 	// The version is in the proof, so that one which a later version makes of the same fields is
 	// another.
-	part(h, []byte("sluice introduction 3, "+role))
+	part(h, []byte("sluice introduction 4, "+role))
 	part(h, binding)
 	for _, said := range []*wire.Hello{caller, called} {
 		part(h, []byte(said.GetAddr()))
 		part(h, said.GetNonce())
-		part(h, said.GetMac())
-		absent := uint64(moved.Bit(said.GetAbsent(), 0))
+		absent := bit(said.GetAbsent())
 		for _, n := range [...]uint64{
 			uint64(said.GetVersion()), uint64(said.GetWeight()), absent,
 			said.GetIncarnation(), said.GetChanges(),
@@ -133,29 +127,25 @@ func binding(stream context.Context) ([]byte, error) {
 	return info.State.ExportKeyingMaterial("EXPORTER-Channel-Binding", nil, sha256.Size)
 }
 
-// oldMac is a proof of versions 1 and 2, which says nothing of the connection.
-func oldMac(secret, role string, caller, called *wire.Hello) []byte {
-	h := hmac.New(sha256.New, []byte(secret))
-	for _, part := range [][]byte{
-		[]byte(role), caller.GetNonce(), called.GetNonce(), []byte(caller.GetAddr()),
-		[]byte(called.GetAddr()),
-	} {
-		fmt.Fprintf(h, "%d:", len(part))
-		h.Write(part)
+func bit(set bool) uint64 {
+	if set {
+		return 1
 	}
-	return h.Sum(nil)
+	return 0
 }
 
 // check says what is wrong with a peer's hello.
 func check(h *wire.Hello) error {
 	switch {
-	case h == nil || h.GetAddr() == "" || len(h.GetAddr()) > maxAddr || len(h.GetNonce()) < nonceSize ||
-		len(h.GetNonce()) > mostNonce || len(h.GetMac()) > sha256.Size:
+	case h == nil:
 		return errHello
-	// A version later than this node's is not refused: during an upgrade the newer node speaks as
-	// the older one expects.
-	case h.GetVersion() < leastVersion:
-		return fmt.Errorf("%w: %d", errVersion, h.GetVersion())
+	// First of all, for the fields of another version may mean something else.
+	case h.GetVersion() != version:
+		return fmt.Errorf("%w: it speaks version %d, and this node version %d. They share no budgets: "+
+			"finish the upgrade (docs/upgrading.md)", errVersion, h.GetVersion(), version)
+	case h.GetAddr() == "" || len(h.GetAddr()) > maxAddr || len(h.GetNonce()) < nonceSize ||
+		len(h.GetNonce()) > mostNonce || h.GetIncarnation() == 0:
+		return errHello
 	case h.GetWeight() > maxWeight:
 		return fmt.Errorf("%w: it is %d (its PEER_WEIGHT), and may be at most %d", errWeight, h.GetWeight(), maxWeight)
 	}
@@ -184,10 +174,7 @@ func (r *Router) introduce(stream caller, addr string) (*wire.Hello, error) {
 			welcome.GetAddr())
 	}
 	bound, err := binding(stream.Context())
-	switch {
-	case welcome.GetVersion() < boundVersion:
-		return r.introduceToOld(stream, hello, welcome)
-	case err != nil:
+	if err != nil {
 		return nil, err
 	}
 	if err := stream.Send(&wire.Frame{Proof: prove(r.options.Secret, "caller", bound, hello, welcome)}); err != nil {
@@ -200,17 +187,6 @@ func (r *Router) introduce(stream caller, addr string) (*wire.Hello, error) {
 		return nil, ErrSecret
 	}
 	return welcome, nil
-}
-
-// introduceToOld is for a node of version 1 or 2, which has proved first.
-func (r *Router) introduceToOld(stream caller, hello, welcome *wire.Hello) (*wire.Hello, error) {
-	if !r.options.AllowOld {
-		return nil, fmt.Errorf("%w: version %d", errOld, welcome.GetVersion())
-	}
-	if !hmac.Equal(welcome.GetMac(), oldMac(r.options.Secret, "called", hello, welcome)) {
-		return nil, ErrSecret
-	}
-	return welcome, stream.Send(&wire.Frame{Proof: oldMac(r.options.Secret, "caller", hello, welcome)})
 }
 
 // welcome takes in a peer's introduction.
@@ -228,10 +204,7 @@ func (r *Router) welcome(stream called) (*wire.Hello, error) {
 		return hello, errSelf
 	}
 	bound, err := binding(stream.Context())
-	switch {
-	case hello.GetVersion() < boundVersion:
-		return hello, r.welcomeOld(stream, hello)
-	case err != nil:
+	if err != nil {
 		return hello, err
 	}
 	own := r.hello(newNonce())
@@ -245,25 +218,4 @@ func (r *Router) welcome(stream called) (*wire.Hello, error) {
 		return hello, ErrSecret
 	}
 	return hello, stream.Send(&wire.Frame{Proof: prove(r.options.Secret, "called", bound, hello, own)})
-}
-
-// welcomeOld is for a node of version 1 or 2, which expects the called one to
-// prove first.
-func (r *Router) welcomeOld(stream called, hello *wire.Hello) error {
-	if !r.options.AllowOld {
-		return fmt.Errorf("%w: version %d", errOld, hello.GetVersion())
-	}
-	own := r.hello(newNonce())
-	own.Mac = oldMac(r.options.Secret, "called", hello, own)
-	if err := stream.Send(&wire.Frame{Welcome: own}); err != nil {
-		return err
-	}
-	f, err := stream.Recv()
-	if err != nil {
-		return err
-	}
-	if !hmac.Equal(f.GetProof(), oldMac(r.options.Secret, "caller", hello, own)) {
-		return ErrSecret
-	}
-	return nil
 }

@@ -1,7 +1,6 @@
 package routing
 
 import (
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -14,7 +13,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 )
 
 // What peers say is encrypted and authenticated, whether or not there are
@@ -47,11 +45,9 @@ func anonymous() (client, server credentials.TransportCredentials) {
 	return client, server
 }
 
-// door takes in connections of peers: those that speak TLS, and, where plain is
-// set, those of versions 1 and 2 that do not. It is safe for concurrent use.
+// door takes in connections of peers: those that speak TLS. It is safe for concurrent use.
 type door struct {
 	credentials.TransportCredentials
-	plain   bool
 	refused func(from string, kind rejection, err error)
 }
 
@@ -61,15 +57,12 @@ const tlsHandshake = 22
 // ServerHandshake implements [credentials.TransportCredentials]. Its caller
 // bounds the time.
 func (d *door) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	// Old nodes without certificates do not speak TLS. The first byte tells which of the two it is.
+	// The first byte tells whether it is TLS at all.
 	begun := &peeked{Conn: raw}
 	if _, err := io.ReadFull(raw, begun.first[:]); err != nil {
 		return nil, nil, err // somebody who only looks whether the port is open
 	}
 	if begun.first[0] != tlsHandshake {
-		if d.plain {
-			return insecure.NewCredentials().ServerHandshake(begun)
-		}
 		d.refused(raw.RemoteAddr().String(), rejectedPlain, errPlain)
 		return nil, nil, errPlain
 	}
@@ -82,7 +75,7 @@ func (d *door) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, er
 
 // Clone implements [credentials.TransportCredentials].
 func (d *door) Clone() credentials.TransportCredentials {
-	return &door{d.TransportCredentials.Clone(), d.plain, d.refused}
+	return &door{d.TransportCredentials.Clone(), d.refused}
 }
 
 // peeked is a connection of which the first byte has been read.
@@ -99,28 +92,4 @@ func (p *peeked) Read(b []byte) (int, error) {
 	}
 	p.given = true
 	return copy(b, p.first[:]), nil
-}
-
-// dials are the ways to dial a node, the best first.
-func (r *Router) dials() []credentials.TransportCredentials {
-	ways := []credentials.TransportCredentials{r.options.TLS}
-	// With certificates of an authority, old nodes are dialled by TLS, too.
-	if r.options.AllowOld && r.anonymous {
-		ways = append(ways, insecure.NewCredentials())
-	}
-	return ways
-}
-
-// connect holds one conversation, until it breaks.
-func (r *Router) connect(ctx context.Context, m *member) error {
-	var err error
-	for _, way := range r.dials() {
-		var met bool
-		// Once there was a conversation the next dial begins with the best way again: the node may
-		// have been upgraded.
-		if met, err = r.connectBy(ctx, m, way); met || ctx.Err() != nil {
-			break
-		}
-	}
-	return err
 }

@@ -95,8 +95,7 @@ func (a *authority) inStore() bool { return a.local == nil }
 // deciders are the limiters behind a node of the ring. They are set before it is used,
 // and not changed.
 type deciders struct {
-	base   limiter // decides what is this node's own
-	leases limiter // decides on hot keys of other owners
+	base limiter // decides what is this node's own
 	authority
 	// fallback decides under on_store_failure: local when an owner does not answer.
 	fallback *leasing.Local
@@ -115,8 +114,7 @@ type driven struct {
 type standing struct {
 	members map[string]*member
 	present bool // in the ring
-	// changes is how often that has changed. Messages say one more, because 0 is what older nodes
-	// send.
+	// changes is how often that has changed. Messages say one more, because 0 is not said.
 	changes uint64
 	joined  instant // when it entered
 	left    bool    // for good
@@ -140,7 +138,6 @@ type transit struct {
 	// numbered is the highest number of a parcel to any node that was forgotten. Numbers to such a
 	// node go on from there if it comes back.
 	numbered uint64
-	pulls    []pull // of version 1, not answered
 }
 
 // counted is what a node counts for its metrics.
@@ -334,11 +331,6 @@ func (c *core) turn() {
 	c.view.Store(next)
 	c.gate.Unlock()
 	c.settle()
-	c.each(func(m *member) {
-		// An answer to an earlier pull was about an earlier ring.
-		m.pulled = false
-		c.pullFrom(m)
-	})
 	c.settled() // done, under the new ring, where nothing moves
 	c.hands.wake()
 }

@@ -16,8 +16,7 @@ import (
 )
 
 // What a message says of a rule is what the rule says, as far as its owner must
-// know: under mode routing, reclaim: eager never credits an owner's lease. What
-// version 1 says, without a mode, is routed.
+// know: under mode routing, reclaim: eager never credits an owner's lease.
 func TestRuleTravelsWithItsMode(t *testing.T) {
 	var rules ruleCache
 	for mode := range ratelimit.Modes {
@@ -31,13 +30,9 @@ func TestRuleTravelsWithItsMode(t *testing.T) {
 			t.Errorf("%v: the owner has mode %v, eager %v", r.Coordination.Mode, got.Coordination.Mode, got.Coordination.Eager())
 		}
 	}
-	old := ruleMessage(routed(1000))
-	old.Mode, old.Eager = 0, true
-	if got, err := rules.get(old); err != nil || got.Coordination.Mode != ratelimit.Routing || got.Coordination.Eager() {
-		t.Errorf("version 1: %+v, %v", got, err)
-	}
-	old.Mode = 99
-	if _, err := rules.get(old); err == nil {
+	odd := ruleMessage(routed(1000))
+	odd.Mode = 99
+	if _, err := rules.get(odd); err == nil {
 		t.Error("a mode that there is not was read")
 	}
 }
@@ -132,7 +127,7 @@ func TestRuleTravelsWithItsReserve(t *testing.T) {
 
 // A weight without bound would be a ring without bound.
 func TestWeightIsBounded(t *testing.T) {
-	h := &wire.Hello{Version: version, Addr: "a:1", Nonce: newNonce(), Weight: maxWeight}
+	h := &wire.Hello{Version: version, Addr: "a:1", Nonce: newNonce(), Incarnation: 7, Weight: maxWeight}
 	if err := check(h); err != nil {
 		t.Error(err)
 	}
@@ -431,26 +426,6 @@ func TestTurnWithAStore(t *testing.T) {
 	c.unlock()
 	if !c.view.Load().stable.Load() {
 		t.Error("it waits for others to hand over")
-	}
-}
-
-// Under each ring a node of version 1 is asked once whether it has handed over.
-func TestPullsUnderEachRing(t *testing.T) {
-	_, a := newPair(t)
-	c := a.core
-	m := c.members["b:1"]
-	m.version, m.pulled, m.done = 1, true, 0
-	m.take(0)
-	m.weight++
-	for range 2 {
-		c.mu.Lock()
-		c.turn()
-		c.pullFrom(m) // it was
-		c.unlock()
-		if f := m.take(0); len(f.GetPulls()) != 1 || !m.pulled {
-			t.Errorf("it is asked %v", f)
-		}
-		m.weight++
 	}
 }
 

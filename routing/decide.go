@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/ring"
@@ -66,7 +67,7 @@ func (c *core) decideStoreless(
 		if asks[i].Rule.Coordination.Mode != ratelimit.Routing {
 			c.local.Decide(ctx, now, asks[i:i+1], verdicts[i:i+1])
 			// What has been decided so far stays decided; the request waits with the rest from here on.
-		} else if c.own(ctx, now, asks[i:i+1], verdicts[i:i+1], nil) != decided {
+		} else if c.own(ctx, now, asks[i:i+1], verdicts[i:i+1], nil, nil) != decided {
 			return c.wait(ctx, now, asks, verdicts, i, b())
 		}
 	}
@@ -80,12 +81,13 @@ func (c *core) elsewhere(a *ask) string {
 	}
 	// An empty ring has no owner, which reads as "this node" here. With a store that is right, for
 	// the store decides. Without one, own looks at the ring itself and decides nothing.
-	owner := c.view.Load().ring.Owner(ring.HashOf(a.Key))
-	if owner == c.options.Addr {
-		return ""
+	if owner := c.ownerOf(a.Key); owner != c.options.Addr {
+		return owner
 	}
-	return owner
+	return ""
 }
+
+func (c *core) ownerOf(key []byte) string { return c.view.Load().ring.Owner(ring.HashOf(key)) }
 
 // owned is what came of an ask for a key that may be this node's own.
 type owned uint8
@@ -101,7 +103,9 @@ const (
 
 // own decides on one key of this node's, if it can: where it has the account,
 // where nobody else can have it, or where nobody was found to.
-func (c *core) own(ctx context.Context, now instant, asks []ask, verdicts []verdict, found *fetch) owned {
+func (c *core) own(
+	ctx context.Context, now instant, asks []ask, verdicts []verdict, found *fetch, leases *lessee,
+) owned {
 	hash := ring.HashOf(asks[0].Key)
 	c.gate.RLock()
 	defer c.gate.RUnlock()
@@ -119,7 +123,11 @@ func (c *core) own(ctx context.Context, now instant, asks []ask, verdicts []verd
 	// along; or everybody has said, about this very ring, that they have none.
 	case v.stable.Load() || c.local.Has(asks[0].Key) || v.kept(hash, c.options.Addr) ||
 		found != nil && found.view == v && found.state == fetchAbsent:
-		c.local.Decide(ctx, now, asks, verdicts)
+		if leases == nil {
+			c.local.Decide(ctx, now, asks, verdicts)
+		} else {
+			leases.lease = c.local.DecideFor(now, leases.holder, leases.totals, &asks[0], &verdicts[0])
+		}
 		return decided
 	}
 	return unsure
@@ -165,6 +173,8 @@ type askState struct {
 	below bool
 	// mine says that this node leases the key from the store itself, although another node owns it.
 	mine bool
+	// leases is the peer that asks, if it says something of a lease of the key.
+	leases *lessee
 }
 
 // below is a run of asks that waits for a store.
@@ -278,14 +288,14 @@ func (w *waiting) one(now instant, i int) bool {
 		return now >= w.leaseAt(i) && w.instead(now, i)
 	}
 	if s.fetch != nil && !w.found(now, i) {
-		return w.late && w.failed(now, i)
+		return w.late && w.failed(now, i, nil)
 	}
 	switch {
 	// found decides some asks itself.
 	case s.decided:
 		return true
 	case w.late:
-		return w.failed(now, i)
+		return w.failed(now, i, nil)
 	case s.mine || a.Rule.Coordination.Mode != ratelimit.Routing:
 		return false // baseAsks
 	case now >= w.leaseAt(i): // the ring is changing, and nobody has answered
@@ -295,7 +305,7 @@ func (w *waiting) one(now instant, i int) bool {
 	// This node's ring may name itself or a third node. Whoever has said that it owns the key is
 	// asked all the same, for it may have the account.
 	case s.held:
-		w.forward(i, s.to)
+		w.forward(now, i, s.to)
 		return s.call.ended() && w.answered(now, i)
 	}
 	owner := w.elsewhere(a)
@@ -307,9 +317,13 @@ func (w *waiting) one(now instant, i int) bool {
 	case w.remote:
 		s.status = notOwner
 		return true
-	case w.hotHere.Use(now, a.Key):
+	case !w.inStore():
+		if w.fromHand(now, a, &w.verdicts[i]) {
+			return true
+		}
+	case w.hotHere.Use(now, a.Key): // from the store, as its owner does
 		w.stats.hot.Add(1)
-		if b := w.leases.ask(w.ctx, now, 0, w.asks[i:i+1], w.verdicts[i:i+1]); b != nil {
+		if b := w.base.ask(w.ctx, now, 0, w.asks[i:i+1], w.verdicts[i:i+1]); b != nil {
 			w.addBelow(now, b, 0, i, i+1)
 			return false
 		}
@@ -319,7 +333,7 @@ func (w *waiting) one(now instant, i int) bool {
 	if w.canLease(i) && w.view.Load().peers[owner].silent(now) {
 		return w.lease(i)
 	}
-	w.forward(i, owner)
+	w.forward(now, i, owner)
 	return s.call.ended() && w.answered(now, i)
 }
 
@@ -366,7 +380,7 @@ func (w *waiting) here(now instant, i int) bool {
 	if w.inStore() {
 		return false // baseAsks
 	}
-	switch w.own(w.ctx, now, w.asks[i:i+1], w.verdicts[i:i+1], nil) {
+	switch w.own(w.ctx, now, w.asks[i:i+1], w.verdicts[i:i+1], nil, s.leases) {
 	case decided:
 		return true
 	// Either the ring has just changed, or this node may not own anything yet: both pass in a
@@ -417,7 +431,7 @@ func (w *waiting) found(now instant, i int) bool {
 		}
 		// own looks at the view again, under the gate: the ring may turn between the comparison
 		// above and the decision.
-		if w.own(w.ctx, now, w.asks[i:i+1], w.verdicts[i:i+1], f) == decided {
+		if w.own(w.ctx, now, w.asks[i:i+1], w.verdicts[i:i+1], f, s.leases) == decided {
 			s.fetch, s.decided = nil, true
 			return true
 		}
@@ -426,26 +440,18 @@ func (w *waiting) found(now instant, i int) bool {
 	return true
 }
 
-// forward has an ask sent to its owner.
-func (w *waiting) forward(i int, owner string) {
+// forward has an ask sent to its owner, with what this node has to say of a lease of its key.
+func (w *waiting) forward(now instant, i int, owner string) {
 	s, a := &w.states[i], &w.asks[i]
-	v := w.view.Load()
-	m := &wire.Ask{
-		Key:  append([]byte(nil), a.Key...), // it outlives the request, if that gives up
-		Cost: int64(a.Cost), Kind: uint32(a.Kind), Rule: ruleMessage(a.Rule), Held: s.held,
-	}
-	// While accounts move, a node of version 1 has to be told who owned the key before.
-	if !v.stable.Load() && len(v.since) > 0 {
-		if before := v.since[0].Owner(ring.HashOf(a.Key)); before != owner {
-			m.Previous = before // for version 1
+	var totals *leasing.Totals
+	if !w.inStore() && !w.remote {
+		if m, ok := w.hotHere.Tell(now, a); ok {
+			totals = &m
 		}
 	}
-	s.call = newCall(func(f *wire.Frame, id uint64) {
-		m.Id = id
-		f.Asks = append(f.Asks, m)
-	})
+	s.call = w.callFor(a, &wire.Ask{Held: s.held}, totals)
 	s.call.bell, s.to = w.bell, owner
-	v.peers[owner].post(s.call)
+	w.view.Load().peers[owner].post(s.call)
 	w.stats.forwarded.Add(1)
 }
 
@@ -453,7 +459,8 @@ func (w *waiting) forward(i int, owner string) {
 // again, of whom this node then thinks it is.
 func (w *waiting) answered(now instant, i int) bool {
 	s, a := &w.states[i], &w.asks[i]
-	v, ok, moved := w.read(now, a, s.call)
+	say := s.call
+	v, ok, moved := w.read(now, a, say)
 	s.call = nil
 	switch {
 	case ok:
@@ -463,15 +470,15 @@ func (w *waiting) answered(now instant, i int) bool {
 	// the owner has failed. The next try goes by this node's own ring again.
 	case moved || s.held:
 		s.held, s.again = false, now.Add(askAgain)
-		return w.late && w.failed(now, i)
+		return w.late && w.failed(now, i, say)
 	}
-	return w.failed(now, i)
+	return w.failed(now, i, say)
 }
 
 // abandon decides without the owner, whose answer did not come in time. If the
 // ask is refused here, what the owner charges for it is taken back.
 func (w *waiting) abandon(now instant, i int) {
-	w.failed(now, i)
+	w.failed(now, i, w.states[i].call)
 	// An ask that the policy admits has cost what the owner charged for it, which therefore stays.
 	// One that is refused has cost nothing.
 	if w.verdicts[i].OverLimit && !w.remote {
@@ -485,7 +492,15 @@ func (w *waiting) regret(now instant, i int) {
 	late.Key = append([]byte(nil), late.Key...)
 	c := w.core
 	say.regret(func() { // when the owner answers, or the conversation ends
-		if v, ok, _ := c.read(now, &late, say); ok && !v.OverLimit {
+		v, ok, _ := c.read(now, &late, say)
+		switch {
+		case !ok || v.OverLimit:
+		case !c.inStore() && c.hotHere.Credit(&late, v.Window): // whoever owns the key by the time that it is told
+			if c.observe != nil {
+				c.observe.undone(&late, &v)
+			}
+			c.hands.wake()
+		default:
 			c.Undo(now, []ask{late}, []verdict{v})
 		}
 	})
@@ -493,8 +508,8 @@ func (w *waiting) regret(now instant, i int) {
 
 // failed decides without the key's owner: by a lease, where there is a store and
 // time, else as the rule says. A peer's ask is not decided: the asking node has the
-// rule's policy.
-func (w *waiting) failed(now instant, i int) bool {
+// rule's policy. say is the call that failed, or waits for its answer; nil: nobody was asked.
+func (w *waiting) failed(now instant, i int, say *call) bool {
 	if !w.late && w.canLease(i) {
 		return w.lease(i)
 	}
@@ -516,6 +531,7 @@ func (w *waiting) failed(now instant, i int) bool {
 		return true
 	}
 	w.verdicts[i] = w.fail(w.ctx, now, a)
+	w.later(a, &w.verdicts[i], say)
 	return true
 }
 
@@ -613,25 +629,44 @@ func (w *waiting) advanceBelow(now instant) {
 
 // read takes a verdict from a reply, if there is one.
 func (c *core) read(now instant, a *ask, say *call) (v verdict, ok, elsewhere bool) {
-	reply := say.reply
-	if say.err != nil || reply == nil || reply.GetStatus() != answered {
-		return verdict{}, false, reply != nil && reply.GetStatus() == notOwner
+	v, ok = verdictOf(a, say)
+	switch {
+	case !ok && say.err == nil && say.reply != nil && say.reply.GetStatus() == answered:
+		c.malformed(rejectedReply)
+	case ok && say.reply.GetHot():
+		c.hotHere.Start(now, a.Key)
 	}
+	if ok && v.OverLimit && !c.inStore() {
+		c.hotHere.Refused(now, a, &v)
+	}
+	return v, ok, say.err == nil && say.reply != nil && say.reply.GetStatus() == notOwner
+}
+
+// verdictOf is what an owner answered; ok is false if it did not, or if that cannot be an answer.
+func verdictOf(a *ask, say *call) (v verdict, ok bool) {
+	reply := say.reply
 	// No owner charges more than an ask costs. A peer that says so could make Undo give back tokens
 	// that were never spent.
-	if reply.GetCharged() > int64(a.Cost) || reply.GetRemaining() > moved.MostTokens || reply.GetWindow() < 0 {
-		c.malformed(rejectedReply)
-		return verdict{}, false, false
-	}
-	if reply.GetHot() {
-		c.hotHere.Start(now, a.Key)
+	if say.err != nil || reply == nil || reply.GetStatus() != answered ||
+		!charges(reply, a.Cost) || reply.GetRemaining() > moved.MostTokens || reply.GetWindow() < 0 {
+		return verdict{}, false
 	}
 	return verdict{
 		OverLimit: reply.GetOverLimit(), Source: ratelimit.FromOwner,
 		Remaining: ratelimit.Tokens(max(0, reply.GetRemaining())),
-		Charged:   ratelimit.Tokens(max(0, reply.GetCharged())), ResetAfter: resetOf(&a.Rule.Limit, reply.GetResetUs()),
-		Window: ratelimit.Window(reply.GetWindow()),
-	}, true, false
+		Charged:   ratelimit.Tokens(reply.GetCharged()), Debt: ratelimit.Tokens(reply.GetDebt()),
+		ResetAfter: resetOf(&a.Rule.Limit, reply.GetResetUs()),
+		Window:     ratelimit.Window(reply.GetWindow()),
+	}, true
+}
+
+// charges tells whether what was charged, as a message says, can be of an ask of that cost.
+func charges(m interface {
+	GetCharged() int64
+	GetDebt() int64
+}, cost ratelimit.Tokens,
+) bool {
+	return m.GetCharged() >= 0 && m.GetDebt() >= 0 && m.GetCharged() <= int64(cost)-m.GetDebt()
 }
 
 // resetOf is how long an owner says that a limit takes to be whole again, at most
@@ -656,7 +691,7 @@ func (c *core) fail(ctx context.Context, now instant, a *ask) verdict {
 	c.stats.fallbacks.Add(1)
 	var v verdict
 	switch policy := a.Rule.Coordination.OnStoreFailure; {
-	// There is nothing to admit or to refuse: a peek is answered, and a refund is lost.
+	// There is nothing to admit or to refuse: a peek is answered, and a refund is told later.
 	case a.Kind != ratelimit.Spend:
 	case policy == ratelimit.FailOpen:
 		v.Charged = a.Cost
@@ -693,15 +728,13 @@ func (c *core) undo(now instant, asks []ask, verdicts []verdict) {
 	// This comes first, whoever owns the key by now: no owner was ever charged.
 	case v.Source == ratelimit.FromFallback && v.Reason == ratelimit.FallbackPeer:
 		c.undoFallback(now, a, v)
-	// The owner did not answer a claim of the hot key's lease. Whoever owns the key by now, what
-	// decided instead is the limiter that leases: the base knows nothing of it.
-	case v.Source == ratelimit.FromFallback && !c.inStore():
-		c.leases.Undo(now, asks, verdicts)
 	// The owner of now has the account, even if another charged it: accounts move with their keys.
 	case v.Source == ratelimit.FromOwner && owner != "":
 		c.undoAt(owner, a, v)
-	case owner != "" && !c.inStore() && v.Source < ratelimit.FromOverflow: // leased as a hot key
-		c.leases.Undo(now, asks, verdicts)
+	case v.Source == ratelimit.FromLease && owner != "" && !c.inStore(): // from what is in hand of a hot key
+		if !c.hotHere.Untake(a.Key, v) {
+			c.undoAt(owner, a, v)
+		}
 	case v.Source == ratelimit.FromOwner: // it is this node's own by now
 		own := *v
 		// The base does not know of owners; to it this is a charge of its own.
@@ -716,14 +749,19 @@ func (c *core) undo(now instant, asks []ask, verdicts []verdict) {
 }
 
 // undoFallback gives back what was charged to this node's share, without an
-// owner; never to the account, which was not charged.
+// owner, and what the owner is told of it.
 func (c *core) undoFallback(now instant, a *ask, v *verdict) {
-	if a.Rule.Coordination.OnStoreFailure != ratelimit.FailLocal || a.Kind != ratelimit.Spend {
+	if a.Kind != ratelimit.Spend {
 		return
 	}
-	own, charged := *a, *v
-	own.Rule, charged.Source = a.Rule.LocalShare(), ratelimit.FromLease
-	c.fallback.Undo(now, []ask{own}, []verdict{charged})
+	if !c.inStore() && !v.OverLimit {
+		c.hotHere.Credit(a, 0)
+	}
+	if a.Rule.Coordination.OnStoreFailure == ratelimit.FailLocal {
+		own, charged := *a, *v
+		own.Rule, charged.Source = a.Rule.LocalShare(), ratelimit.FromLease
+		c.fallback.Undo(now, []ask{own}, []verdict{charged})
+	}
 }
 
 func (c *core) undoAt(owner string, a *ask, v *verdict) {
@@ -731,11 +769,9 @@ func (c *core) undoAt(owner string, a *ask, v *verdict) {
 		return
 	}
 	m := &wire.Ask{
-		Key: append([]byte(nil), a.Key...), Cost: int64(a.Cost), Kind: undo, Rule: ruleMessage(a.Rule),
-		Window: int64(v.Window), OverLimit: v.OverLimit, Charged: int64(v.Charged),
+		Window: int64(v.Window), OverLimit: v.OverLimit, Charged: int64(v.Charged), Debt: int64(v.Debt),
 	}
-	c.view.Load().peers[owner].post(newCall(func(f *wire.Frame, id uint64) {
-		m.Id = id
-		f.Asks = append(f.Asks, m)
-	}))
+	say := c.callFor(a, m, nil)
+	m.Kind = undo
+	c.view.Load().peers[owner].post(say)
 }

@@ -2,6 +2,7 @@ package routing
 
 import (
 	"context"
+	"math"
 	"testing"
 	"time"
 
@@ -102,7 +103,8 @@ func TestVerdictOfAPeer(t *testing.T) {
 	}{
 		{&wire.Reply{}, verdict{Source: ratelimit.FromOwner}, true, false},
 		{&wire.Reply{OverLimit: true, Remaining: 1, Charged: 2, ResetUs: 3, Window: 4}, verdict{OverLimit: true, Source: ratelimit.FromOwner, Remaining: 1, Charged: 2, ResetAfter: 3 * time.Microsecond, Window: 4}, true, false},
-		{&wire.Reply{Remaining: -1, Charged: -2, ResetUs: -3}, verdict{Source: ratelimit.FromOwner}, true, false}, // nothing is negative
+		{&wire.Reply{Remaining: -1, ResetUs: -3}, verdict{Source: ratelimit.FromOwner}, true, false}, // nothing is negative
+		{&wire.Reply{OverLimit: true, Charged: 1, Debt: 1}, verdict{OverLimit: true, Source: ratelimit.FromOwner, Charged: 1, Debt: 1}, true, false},
 		{&wire.Reply{Status: notOwner}, verdict{}, false, true},
 		{&wire.Reply{Status: malformed}, verdict{}, false, false},
 		{&wire.Reply{Status: notInTime}, verdict{}, false, false},
@@ -132,7 +134,11 @@ func TestRepliesWithinBounds(t *testing.T) {
 		{&wire.Reply{Charged: 6}, false},
 		{&wire.Reply{Remaining: moved.MostTokens + 1}, false},
 		{&wire.Reply{Window: -1}, false},
-		{&wire.Reply{Charged: -1, Remaining: -1}, true}, // nothing
+		{&wire.Reply{Remaining: -1}, true}, // nothing
+		{&wire.Reply{Charged: -1}, false},
+		{&wire.Reply{Charged: 2, Debt: 3}, true},
+		{&wire.Reply{Charged: 2, Debt: 4}, false},
+		{&wire.Reply{Debt: math.MinInt64}, false},
 	} {
 		x.reply.Status = answered
 		if v, ok, _ := c.read(s.now, &a, &call{reply: x.reply}); ok != x.ok || v.Charged < 0 || v.Remaining < 0 {

@@ -97,7 +97,7 @@ func (c *core) fetch(key []byte, b bell) *fetch {
 
 // ask asks one node for a key's account; the caller holds mu.
 func (c *core) ask(f *fetch, m *member) {
-	if m.version == 1 || !m.ready.Load() { // its answer to a pull is awaited, or its way
+	if !m.ready.Load() {
 		f.open--
 		f.soon = true
 		return
@@ -244,25 +244,4 @@ func (m *member) roomForOne() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.out.roomForOne()
-}
-
-// pullFrom asks a node of version 1 to say when it has handed over all; the
-// caller holds mu.
-func (c *core) pullFrom(m *member) {
-	v := c.view.Load()
-	if c.inStore() || m.version != 1 || m.pulled || !m.ready.Load() || !m.mayHave(v) || !v.mine {
-		return
-	}
-	m.pulled = true
-	say := newCall(func(f *wire.Frame, id uint64) { f.Pulls = append(f.Pulls, &wire.Pull{Id: id}) })
-	say.then = func(say *call) {
-		c.mu.Lock()
-		defer c.unlock()
-		// Under another view the pull is repeated (turn).
-		if say.err == nil && c.view.Load() == v {
-			m.done, m.doneBy = v.print, m.changes
-			c.settle()
-		}
-	}
-	c.post(m.link, say)
 }

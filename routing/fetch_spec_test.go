@@ -7,7 +7,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
-	"github.com/sluice-gate/sluice/leasing/ledger"
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -181,8 +181,8 @@ func TestAccountThatComesIsWaitedFor(t *testing.T) {
 		}
 		if x.after > 0 {
 			here := c.local.LedgerNow(s.now)
-			c.take(s.now, moved.Entry{Key: key, Account: ledger.Statement{
-				Now: here, Window: s.rule.Limit.WindowAt(here), Charged: 1, Dead: here.Add(time.Hour),
+			c.take(s.now, moved.Entry{Key: key, Account: leasing.Account{
+				State: int64(s.rule.Limit.WindowAt(here)), Sum: 1, Dead: here.Add(time.Hour),
 			}}, here)
 		}
 		open := w.advance(s.now.Add(x.looked))
@@ -207,9 +207,9 @@ func TestAnswersBeforeAParcel(t *testing.T) {
 	key := a.ownedBy("a:1")
 	w := moved.NewWriter(c.local.LedgerNow(s.now))
 	here := c.local.LedgerNow(s.now)
-	w.Account(key, &ledger.Statement{Now: here, Window: s.rule.Limit.WindowAt(here), Charged: 1, Dead: here.Add(time.Hour)})
+	w.Account(key, &leasing.Account{State: int64(s.rule.Limit.WindowAt(here)), Sum: 1, Dead: here.Add(time.Hour)})
 	var said []*wire.Frame
-	c.serve(s.now, &inlet{addr: "b:1", incarnation: 7, version: 2}, &wire.Frame{
+	c.serve(s.now, &inlet{addr: "b:1", incarnation: 7}, &wire.Frame{
 		Fetches: []*wire.Fetch{{Id: 3, Key: a.ownedBy("b:1"), Ring: c.view.Load().print}},
 		Parcel:  &wire.Parcel{Number: 1, First: 1, Sent: int64(here), Accounts: w.B},
 	}, func(f *wire.Frame) {
@@ -288,7 +288,7 @@ func TestForwardedAskIsNotForwarded(t *testing.T) {
 		owner  string
 		status uint32
 	}{{"a:1", answered}, {"b:1", notOwner}} {
-		serving, bad := a.core.decideFor(context.Background(), s.now, []*wire.Ask{{Id: 7, Key: a.ownedBy(c.owner), Cost: 1, Rule: ruleMessage(s.rule)}}, nil)
+		serving, bad := a.core.decideFor(context.Background(), s.now, &inlet{addr: "c:1", incarnation: 9}, []*wire.Ask{{Id: 7, Key: a.ownedBy(c.owner), Cost: 1, Rule: ruleMessage(s.rule)}}, nil)
 		if len(bad) > 0 {
 			t.Fatal(bad)
 		}
@@ -342,15 +342,14 @@ func TestFetchesAsk(t *testing.T) {
 // Who cannot be asked may still have it: the key is looked for again.
 func TestFetchOfWhoCannotBeAsked(t *testing.T) {
 	for _, x := range []struct {
-		version uint32
-		ready   bool
-		state   fetchState
-	}{{1, true, fetchAgain}, {2, false, fetchAgain}, {2, true, fetching}} {
+		ready bool
+		state fetchState
+	}{{false, fetchAgain}, {true, fetching}} {
 		_, a := newPair(t)
 		c := a.core
 		m := c.members["b:1"]
 		m.take(0)
-		m.done, m.version, m.pulled = 0, x.version, true
+		m.done = 0
 		m.ready.Store(x.ready)
 		f := c.fetch(keyOf(1), make(bell, 1))
 		if f.state != x.state || (m.take(0) != nil) != (x.state == fetching) || (c.looking.Load() == 0) != (x.state == fetchAgain) {
@@ -381,65 +380,6 @@ func TestAccountThatIsAskedForGoesAtOnce(t *testing.T) {
 		m.out.urgent = false
 		if got := c.asked(s.now, "b:1", asks); got != wire.Found_COMING || !m.out.urgent || c.local.Has(key) {
 			t.Errorf("it says %v, and it is to go at once: %v", got, m.out.urgent)
-		}
-	}
-}
-
-// A node of version 1 is asked once whether it has handed over, by a node in the ring
-// that may lack something; its answer counts under the ring that it was asked under.
-func TestPullsOfVersion1(t *testing.T) {
-	for name, x := range map[string]struct {
-		change func(c *core, m *member)
-		asked  bool
-	}{
-		"it may have some":       {func(*core, *member) {}, true},
-		"it is of version 2":     {func(_ *core, m *member) { m.version = 2 }, false},
-		"it was asked":           {func(_ *core, m *member) { m.pulled = true }, false},
-		"there is no way to it":  {func(_ *core, m *member) { m.ready.Store(false) }, false},
-		"it has said it has not": {func(c *core, m *member) { m.done, m.doneBy = c.view.Load().print, m.changes }, false},
-		"this one is not in it":  {func(c *core, _ *member) { c.view.Load().mine = false }, false},
-		"there is a store":       {func(c *core, _ *member) { c.local = nil }, false},
-	} {
-		_, a := newPair(t)
-		c := a.core
-		m := c.members["b:1"]
-		m.version, m.pulled, m.done = 1, false, 0
-		m.take(0)
-		x.change(c, m)
-		c.mu.Lock()
-		c.pullFrom(m)
-		c.unlock()
-		if got := len(m.take(0).GetPulls()) == 1; got != x.asked || x.asked && !m.pulled {
-			t.Errorf("%s: asked %v", name, got)
-		}
-	}
-	for _, x := range []struct {
-		what   string
-		broken bool
-		turned bool
-		counts bool
-	}{{"it answers", false, false, true}, {"the way breaks", true, false, false}, {"the ring has changed", false, true, false}} {
-		_, a := newPair(t)
-		c := a.core
-		m := c.members["b:1"]
-		m.version, m.pulled, m.done, m.changes = 1, false, 0, 9
-		v := c.view.Load()
-		v.stable.Store(false)
-		m.take(0)
-		c.mu.Lock()
-		c.pullFrom(m)
-		c.unlock()
-		id := m.take(0).GetPulls()[0].GetId()
-		if x.turned {
-			c.view.Store(&view{ring: v.ring, print: v.print, mine: true})
-		}
-		if x.broken {
-			m.broke(errPeerGone)
-		} else {
-			m.replied([]*wire.Reply{{Id: id}})
-		}
-		if got := m.done == v.print && m.doneBy == 9; got != x.counts || c.view.Load().stable.Load() != x.counts {
-			t.Errorf("%s: it is done %v, stable %v", x.what, got, c.view.Load().stable.Load())
 		}
 	}
 }
@@ -529,7 +469,7 @@ func TestFetchesThatNobodyWaitsForEnd(t *testing.T) {
 		if refused {
 			c.view.Store(&view{ring: ring.Of([]ring.Member{{Addr: "b:1", Weight: 1}}), mine: true, peers: c.view.Load().peers})
 			here := c.local.LedgerNow(s.now)
-			if c.take(s.now, moved.Entry{Key: key, Account: ledger.Statement{Now: here, Window: 1, Dead: here.Add(time.Hour)}}, here) {
+			if c.take(s.now, moved.Entry{Key: key, Account: leasing.Account{State: 1, Dead: here.Add(time.Hour)}}, here) {
 				t.Fatal("it is another's, and was taken in")
 			}
 		} else {

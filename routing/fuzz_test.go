@@ -9,7 +9,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-gate/sluice/leasing"
-	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/fuzztest"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
@@ -18,18 +17,17 @@ import (
 )
 
 // target is a live core in a ring of two, to which the other node says whatever
-// it likes. Some of its own calls wait for replies: 1 an ask, 2 a claim, 3 a
+// it likes. Some of its own calls wait for replies: 1 an ask, 2 one that tells of a lease, 3 a
 // fetch, 4 a parcel.
 type target struct {
 	*core
-	t      *testing.T
-	now    instant
-	peer   *member
-	from   *inlet
-	asked  ask
-	call   *call
-	claims []ratelimit.Claim
-	lease  *claiming
+	t     *testing.T
+	now   instant
+	peer  *member
+	from  *inlet
+	asked ask
+	call  *call
+	sent  leasing.Totals
 }
 
 // quiet hands do nothing.
@@ -45,11 +43,11 @@ func (quiet) yield()           {}
 var base = time.Unix(1_800_000_000, 0)
 
 func newTarget(t *testing.T) *target {
-	x := &target{t: t, now: instant(time.Hour), from: &inlet{addr: "peer:1", incarnation: 7, version: version}}
+	x := &target{t: t, now: instant(time.Hour), from: &inlet{addr: "peer:1", incarnation: 7}}
 	local := leasing.NewLocal(64, x.now, base)
 	x.core = coreWith(Options{Addr: "own:1", Weight: 1}, func() instant { return x.now }, local) // small: each input has its own
 	x.hands, x.random, x.incarnation = quiet{}, func() float64 { return 0.5 }, 1
-	x.base, x.leases = blocking{local}, blocking{local}
+	x.base = blocking{local}
 	x.storeless(local)
 	x.looks(x.now, []string{"peer:1"})
 	x.peer = x.members["peer:1"]
@@ -68,13 +66,14 @@ func (x *target) waits() {
 	x.asked = ask{Rule: routed(10), Key: x.key("peer:1"), Cost: 3}
 	x.call = newCall(func(f *wire.Frame, id uint64) { f.Asks = append(f.Asks, &wire.Ask{Id: id}) })
 	x.peer.post(x.call)
-	x.claims = []ratelimit.Claim{{Key: string(x.asked.Key), Limit: x.asked.Rule.Limit, Holder: 9, Seq: 1, Want: 5, TTL: time.Second}}
-	x.lease = x.claim(&x.claims[0], nil)
+	x.hotHere.Start(x.now, x.asked.Key)
+	x.sent, _ = x.hotHere.Tell(x.now, &x.asked)
+	x.peer.post(x.callFor(&x.asked, &wire.Ask{}, &x.sent))
 	x.mu.Lock()
 	x.ask(&fetch{key: string(x.asked.Key), view: x.view.Load(), open: 1}, x.peer)
 	x.unlock()
 	x.peer.mu.Lock()
-	x.peer.out.add(x.local.LedgerNow(x.now), 1, &moved.Entry{Key: x.asked.Key, Account: ledger.Statement{Window: 1}})
+	x.peer.out.add(x.local.LedgerNow(x.now), 1, &moved.Entry{Key: x.asked.Key, Account: leasing.Account{State: 1}})
 	x.peer.out.seal()
 	x.peer.mu.Unlock()
 	for x.peer.take(x.stamp()) != nil {
@@ -97,9 +96,8 @@ func (x *target) takes(f *wire.Frame, answer bool) {
 		x.replied(x.now, x.peer, f)
 		return
 	}
-	x.serve(x.now, x.from, f, x.says, func(asks []*wire.Ask, claims []*wire.Claim) {
-		x.says(&wire.Frame{Replies: x.settleFor(claims)})
-		s, replies := x.decideFor(context.Background(), x.now, asks, nil)
+	x.serve(x.now, x.from, f, x.says, func(asks []*wire.Ask) {
+		s, replies := x.decideFor(context.Background(), x.now, x.from, asks, nil)
 		x.says(&wire.Frame{Replies: replies})
 		if s != nil {
 			s.advance(x.now)
@@ -112,8 +110,8 @@ func (x *target) takes(f *wire.Frame, answer bool) {
 // says looks at what the node answers.
 func (x *target) says(f *wire.Frame) {
 	for _, r := range f.GetReplies() {
-		g := r.GetGrant()
-		if r.GetStatus() > notInTime || r.GetRemaining() < 0 || r.GetResetUs() < 0 || g.GetGranted() < 0 || g.GetAvailable() < 0 || g.GetResetUs() < 0 || g.GetRetryUs() < 0 {
+		g := r.GetLease()
+		if r.GetStatus() > notInTime || r.GetRemaining() < 0 || r.GetResetUs() < 0 || g.GetGranted() < 0 || g.GetForUs() < 0 {
 			x.t.Errorf("it answers %v", r)
 		}
 	}
@@ -127,21 +125,17 @@ func (x *target) holds(f *wire.Frame) {
 	if v, ok, _ := x.read(x.now, &x.asked, x.call); x.call.ended() && ok && (v.Charged > x.asked.Cost || v.ResetAfter < 0 || v.ResetAfter > longest(&x.asked.Rule.Limit) || v.Remaining < 0) {
 		x.t.Errorf("an owner's verdict: %+v", v)
 	}
-	if x.lease.call.ended() {
-		if g := x.lease.grant(); g.Err == nil && (g.Granted < 0 || g.Granted > 5 || g.ResetAfter < 0 || g.RetryAfter < 0 || g.ResetAfter > longest(&x.claims[0].Limit)) {
-			x.t.Errorf("an owner's grant: %+v", g)
-		}
+	var v verdict
+	if ok, _ := x.hotHere.Take(x.now, &ask{Rule: x.asked.Rule, Key: x.asked.Key, Cost: x.sent.Want + 1}, &v); ok {
+		x.t.Errorf("more is in hand than was asked for: %+v", v)
 	}
 	if len(x.members) > 2 || x.view.Load().ring.Size() > 2*ring.PointsPerNode || x.stats.handed.Load() > 1 {
 		x.t.Errorf("%d members, %d points, %d handed over", len(x.members), x.view.Load().ring.Size(), x.stats.handed.Load())
 	}
 	x.decidesStill()
 	_ = moved.Read(f.GetParcel().GetAccounts(), func(m moved.Entry) { x.handsOn(m.Key) })
-	for _, t := range f.GetTransfers() {
-		x.handsOn(t.GetKey())
-	}
-	for _, c := range f.GetClaims() {
-		x.handsOn(c.GetKey())
+	for _, a := range f.GetAsks() {
+		x.handsOn(a.GetKey())
 	}
 }
 
@@ -199,30 +193,33 @@ func (x *target) handsOn(key []byte) {
 func frames(x *target) map[string]*wire.Frame {
 	own, rule := x.key("own:1"), ruleMessage(routed(10))
 	here := int64(x.local.LedgerNow(x.now))
-	parcel := func(a ledger.Statement) []byte {
+	parcel := func(a leasing.Account) []byte {
 		w := moved.NewWriter(ratelimit.LedgerTime(here))
 		w.Account(own, &a)
 		return w.B
 	}
 	window := routed(10).Limit.WindowAt(ratelimit.LedgerTime(here))
-	holders := []ledger.Holding{{Holder: 9, Seq: 1, Window: window, Expires: ratelimit.LedgerTime(here + 1e6), Granted: 4, Spent: 1}}
+	lessees := []leasing.Lessee{{Holder: 9, Life: 1, Seq: 1, Window: window, Taken: 4, Hand: 3}}
 	return map[string]*wire.Frame{
-		"asks":      {Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 1, Rule: rule}, {Id: 2, Key: own, Cost: 1, Kind: 2, Rule: rule}, {Id: 3, Key: own, Kind: 1, Rule: rule}}},
-		"undo":      {Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 5, Charged: 5, Kind: undo, Rule: rule, Window: int64(window)}}},
-		"claims":    {Claims: []*wire.Claim{{Id: 1, Key: own, Rule: rule, Holder: 9, Seq: 1, Want: 5, TtlUs: 1e6}, {Id: 2, Key: own, Rule: rule, Holder: 9, Seq: 2, Fence: math.MaxInt64}}},
+		"asks": {Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 1, Rule: rule}, {Id: 2, Key: own, Cost: 1, Kind: 2, Rule: rule}, {Id: 3, Key: own, Kind: 1, Rule: rule}}},
+		"undo": {Asks: []*wire.Ask{{Id: 1, Key: own, Cost: 5, Charged: 5, Kind: undo, Rule: rule, Window: int64(window)}}},
+		"leases": {Asks: []*wire.Ask{
+			{Id: 1, Key: own, Kind: 1, Rule: rule, Totals: &wire.Totals{Life: 1, Seq: 1, Want: 5}},
+			{Id: 2, Key: own, Kind: 1, Rule: rule, Totals: &wire.Totals{Life: 1, Seq: 2, Window: int64(window), Taken: 5, Spent: 1 << 43}},
+			{Id: 3, Key: own, Kind: 1, Rule: rule, Totals: &wire.Totals{Life: 2, Seq: 1}},
+		}},
 		"fetches":   {Fetches: []*wire.Fetch{{Id: 1, Key: own, Ring: x.view.Load().print}, {Id: 2}}},
 		"presences": {Presences: []*wire.Presence{{Id: 1, Here: true}, {Id: 2}}},
 		"leaves":    {Presences: []*wire.Presence{{Id: 1}}, Done: x.view.Load().print, Ping: 5, Sent: here},
-		"parcel":    {Parcel: &wire.Parcel{Number: 1, First: 1, Sent: here, Accounts: parcel(ledger.Statement{Now: ratelimit.LedgerTime(here), Window: window, Charged: 3, Dead: 1 << 60, Holders: holders})}},
-		"bucket":    {Parcel: &wire.Parcel{Number: 9, First: 1, Sent: here, Accounts: parcel(ledger.Statement{Now: ratelimit.LedgerTime(here), Window: ratelimit.Window(here), Level: 1 << 50, Carry: 1 << 50, Dead: 1 << 60})}},
-		"future":    {Parcel: &wire.Parcel{Number: 1, Sent: here, Accounts: parcel(ledger.Statement{Now: 1 << 61, Fence: 1 << 61, Window: 1 << 61, Dead: 1 << 61})}, Sent: math.MaxInt64},
-		"transfers": {Transfers: []*wire.Transfer{{Id: 1, Key: own, Now: here, Window: int64(window), Charged: 3, Dead: math.MaxInt64}}, Pulls: []*wire.Pull{{Id: 2}}},
+		"parcel":    {Parcel: &wire.Parcel{Number: 1, First: 1, Sent: here, Accounts: parcel(leasing.Account{State: int64(window), Sum: 3, Dead: 1 << 60, Lessees: lessees})}},
+		"bucket":    {Parcel: &wire.Parcel{Number: 9, First: 1, Sent: here, Accounts: parcel(leasing.Account{Algorithm: ratelimit.TokenBucket, At: ratelimit.LedgerTime(here), State: -(1 << 60), Extra: 1 << 50, Dead: 1 << 60})}},
+		"future":    {Parcel: &wire.Parcel{Number: 1, Sent: here, Accounts: parcel(leasing.Account{At: 1 << 61, State: 1 << 61, Dead: 1 << 61})}, Sent: math.MaxInt64},
 		"replies": {Replies: []*wire.Reply{
 			{Id: 1, Charged: 3, Remaining: 7, ResetUs: 1e6, Window: int64(window), Hot: true},
-			{Id: 2, Grant: &wire.Grant{Granted: 5, Fence: 8, Window: int64(window), Available: 5, ResetUs: math.MaxInt64, At: here}},
+			{Id: 2, Remaining: 7, Window: int64(window), Lease: &wire.Lease{Granted: 5, Window: int64(window), Keep: true, ForUs: math.MaxInt64}},
 			{Id: 3, Found: wire.Found_OTHER_RING},
 		}},
-		"lies":     {Replies: []*wire.Reply{{Id: 1, Charged: 1 << 40, ResetUs: math.MaxInt64}, {Id: 2, Grant: &wire.Grant{Granted: 1 << 40}}, {Id: 3, Found: 99, Status: 99}}},
+		"lies":     {Replies: []*wire.Reply{{Id: 1, Charged: 1 << 40, ResetUs: math.MaxInt64}, {Id: 2, Lease: &wire.Lease{Granted: 1 << 40, Window: 1}}, {Id: 3, Found: 99, Status: 99}}},
 		"receipts": {Receipts: []*wire.Receipt{{Number: 1, Refused: []uint32{0, 1, math.MaxUint32}}, {Number: 1}}},
 	}
 }
@@ -236,9 +233,9 @@ func FuzzFrame(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		f.Add(b, name == "replies" || name == "lies" || name == "receipts", uint8(version))
+		f.Add(b, name == "replies" || name == "lies" || name == "receipts")
 	}
-	f.Fuzz(func(t *testing.T, b []byte, answer bool, speaks uint8) {
+	f.Fuzz(func(t *testing.T, b []byte, answer bool) {
 		if len(b) > 4<<10 {
 			return // more of the same
 		}
@@ -248,8 +245,6 @@ func FuzzFrame(f *testing.F) {
 				return
 			}
 			x := newTarget(t)
-			x.from.version = max(leastVersion, min(version, uint32(speaks)))
-			x.from.say = x.says
 			x.takes(&frame, answer)
 			x.holds(&frame)
 		})
@@ -264,13 +259,12 @@ func TestFramesAreCountedByKind(t *testing.T) {
 	}{
 		{"asks", nil},
 		{"undo", nil},
-		{"claims", []string{"claim"}},
+		{"leases", []string{"lease"}},
 		{"fetches", []string{"fetch"}},
 		{"presences", []string{"presence"}},
 		{"parcel", nil},
 		{"future", []string{"account", "sent"}},
-		{"transfers", []string{"frame"}},
-		{"lies", []string{"reply"}},
+		{"lies", []string{"reply", "lease"}},
 		{"receipts", []string{"receipt"}},
 	} {
 		x := newTarget(t)

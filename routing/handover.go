@@ -7,7 +7,6 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/sluice-gate/sluice/leasing"
-	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/ring"
@@ -267,13 +266,11 @@ func (c *core) settled() {
 		return
 	}
 	c.each(c.sayDone)
-	c.answerPulls()
 }
 
 func (c *core) sayDone(m *member) {
-	if m.ready.Load() && m.version >= 2 {
-		// In messages, counts of changes begin at 1: 0 is what older nodes send, which do not say
-		// it.
+	if m.ready.Load() {
+		// In messages, counts of changes begin at 1: 0 is not said.
 		m.sayDone(c.view.Load().print, c.changes+1)
 	}
 }
@@ -430,9 +427,8 @@ const adoptedAtOnce = 16
 
 // adopt takes in a parcel, once.
 func (c *core) adopt(now instant, from *inlet, p *wire.Parcel) *wire.Receipt {
-	// Parcels are numbered for each pair of incarnations: one that belongs to none cannot be told
-	// from its repetition.
-	if c.inStore() || from.incarnation == 0 || p.GetNumber() == 0 || len(p.GetAccounts()) > mostParcel {
+	// Without a number it cannot be told from its repetition.
+	if c.inStore() || p.GetNumber() == 0 || len(p.GetAccounts()) > mostParcel {
 		c.malformed(rejectedParcel) // a store has the accounts
 		return nil
 	}
@@ -510,104 +506,4 @@ func (c *core) take(now instant, m moved.Entry, sent ratelimit.LedgerTime) bool 
 		c.unlock()
 	}
 	return mine
-}
-
-// What version 1 says: accounts in messages of their own, without numbers, and
-// pulls that are answered when all has been handed over.
-
-// pull is a wish of a node of version 1.
-type pull struct {
-	from *inlet
-	id   uint64
-}
-
-func (p pull) answer() *wire.Frame { return &wire.Frame{Replies: []*wire.Reply{{Id: p.id}}} }
-
-// adoptLegacy takes in accounts of a node of version 1. It does not take back
-// what is not its receiver's; such an account goes on from here.
-func (c *core) adoptLegacy(now instant, ts []*wire.Transfer) {
-	if c.inStore() {
-		for range ts {
-			c.malformed(rejectedAccount)
-		}
-		return
-	}
-	here := c.local.LedgerNow(now)
-	for _, t := range ts {
-		m := moved.Entry{Key: t.GetKey(), Account: accountOf(t)}
-		if len(m.Key) == 0 || len(m.Key) > ratelimit.MaxKeyLen || m.Account.Charged < 0 || !m.Plausible(here, here) {
-			c.malformed(rejectedAccount)
-			continue
-		}
-		if !c.take(now, m, c.local.LedgerNow(now)) {
-			c.local.Adopt(now, m.Key, m.Account, c.local.LedgerNow(now))
-			c.mu.Lock()
-			// The walk may have passed this place, and the account has to go on to its owner.
-			c.mover.mark(c.local.Part(m.Key))
-			c.unlock()
-		}
-	}
-	c.hands.wake()
-}
-
-func accountOf(t *wire.Transfer) ledger.Statement {
-	return ledger.Statement{
-		Now: ratelimit.LedgerTime(t.GetNow()), Fence: ratelimit.Fence(t.GetFence()),
-		Window:  ratelimit.Window(t.GetWindow()),
-		Charged: ratelimit.Tokens(t.GetCharged()), Previous: ratelimit.Tokens(t.GetPrevious()), Level: t.GetLevel(),
-		Carry: t.GetCarry(),
-		Dead:  ratelimit.LedgerTime(t.GetDead()),
-	}
-}
-
-// pulled takes in wishes of a node of version 1: to be answered when nothing of
-// its is here.
-func (c *core) pulled(from *inlet, pulls []*wire.Pull, answer func(*wire.Frame)) {
-	for _, w := range pulls {
-		p := pull{from, w.GetId()}
-		c.mu.Lock()
-		at := c.handedOver(p)
-		if !at {
-			c.keep(p)
-		}
-		c.unlock()
-		if at {
-			answer(p.answer()) // blocks while the peer does not read, and so without a lock
-		}
-	}
-}
-
-// answerPulls answers what can be answered by now. The caller holds mu, so that
-// nothing waits for a peer to read.
-func (c *core) answerPulls() {
-	pulls := c.pulls
-	c.pulls = nil
-	for _, p := range pulls {
-		if c.handedOver(p) {
-			p.from.say(p.answer())
-		} else {
-			c.keep(p)
-		}
-	}
-}
-
-// handedOver tells whether nothing of a node's is here; the caller holds mu.
-func (c *core) handedOver(p pull) bool {
-	v := c.view.Load()
-	// As long as this node does not see the other in the ring, its accounts have not begun to move.
-	// A leaving node that still is in its own ring goes on deciding, and may begin new accounts.
-	return c.inStore() || c.clean() && v.ring.Has(p.from.addr) && (!c.left || !v.mine)
-}
-
-// keep has a pull answered later; the caller holds mu.
-func (c *core) keep(p pull) {
-	for i := range c.pulls {
-		if c.pulls[i].from.addr == p.from.addr { // it has asked again, under its next view
-			c.pulls[i] = p
-			return
-		}
-	}
-	if len(c.pulls) < maxPeers {
-		c.pulls = append(c.pulls, p)
-	}
 }

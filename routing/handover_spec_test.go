@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing/ledger"
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/ring"
@@ -73,7 +73,7 @@ func TestMostInboxes(t *testing.T) {
 func (s *script) accounts(keys ...[]byte) []byte {
 	w := moved.NewWriter(ratelimit.LedgerTime(1_800_000_000_000_000))
 	for _, k := range keys {
-		w.Account(k, &ledger.Statement{Now: 1_800_000_000_000_000, Window: s.rule.Limit.WindowAt(1_800_000_000_000_000), Charged: 4})
+		w.Account(k, &leasing.Account{State: int64(s.rule.Limit.WindowAt(1_800_000_000_000_000)), Sum: 4, Dead: 1 << 60})
 	}
 	return w.B
 }
@@ -85,12 +85,12 @@ func TestParcelsThatMakeNoSense(t *testing.T) {
 	s.ring("a:1")
 	n := s.nodes["a:1"]
 	c := n.core
-	from := &inlet{addr: "b:1", incarnation: 7, version: 2}
+	from := &inlet{addr: "b:1", incarnation: 7}
 	bad, sent := uint64(0), int64(c.local.LedgerNow(s.now))
 	for _, p := range []struct {
 		from *inlet
 		p    *wire.Parcel
-	}{{&inlet{addr: "b:1"}, &wire.Parcel{Number: 1, Sent: sent}}, {from, &wire.Parcel{Sent: sent}}, {from, &wire.Parcel{Number: 1, Sent: -1}}} {
+	}{{from, &wire.Parcel{Sent: sent}}, {from, &wire.Parcel{Number: 1, Sent: -1}}} {
 		bad++
 		if r := c.adopt(s.now, p.from, p.p); r != nil || c.stats.malformed.Load() != bad {
 			t.Errorf("%+v: answered %v, and %d of %d counted", p.p, r, c.stats.malformed.Load(), bad)
@@ -111,43 +111,6 @@ func TestParcelsThatMakeNoSense(t *testing.T) {
 	}
 	if r := c.adopt(s.now, from, &wire.Parcel{Number: last, First: 1, Sent: sent}); r == nil {
 		t.Error("the last parcel came again, and was not answered")
-	}
-}
-
-// An account of a node of version 1 is taken in as it was sent, whatever window or
-// fence; what cannot be is counted, and left.
-func TestTransfersOfVersion1(t *testing.T) {
-	s := newScript(t, 1, 10)
-	s.ring("a:1")
-	c := s.nodes["a:1"].core
-	for i, bad := range []*wire.Transfer{
-		{},
-		{Key: make([]byte, ratelimit.MaxKeyLen+1)},
-		{Key: keyOf(1), Charged: -1},
-		{Key: keyOf(1), Previous: -1},
-		{Key: keyOf(1), Window: -1},
-		{Key: keyOf(1), Level: -1},
-		{Key: keyOf(1), Carry: -1},
-		{Key: keyOf(1), Now: -1},
-		{Key: keyOf(1), Fence: -1},
-	} {
-		if c.adoptLegacy(s.now, []*wire.Transfer{bad}); c.stats.malformed.Load() != uint64(i+1) || c.local.Has(keyOf(1)) {
-			t.Errorf("%v: %d of %d counted", bad, c.stats.malformed.Load(), i+1)
-		}
-	}
-	whole := &wire.Transfer{Key: keyOf(1), Now: 2, Fence: 3, Window: 4, Charged: 5, Previous: 6, Level: 7, Carry: 8, Dead: 9}
-	if got, want := accountOf(whole), (ledger.Statement{Now: 2, Fence: 3, Window: 4, Charged: 5, Previous: 6, Level: 7, Carry: 8, Dead: 9}); fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("%+v", got)
-	}
-	c.adoptLegacy(s.now, []*wire.Transfer{{Key: keyOf(1)}})
-	if !c.local.Has(keyOf(1)) || c.stats.malformed.Load() != 9 {
-		t.Error("an account of nothing is one")
-	}
-	w := moved.NewWriter(2)
-	w.Account(keyOf(1), &ledger.Statement{Now: 2, Fence: 3, Window: 4, Previous: 6, Level: 7, Carry: 8, Dead: 9})
-	p := &parcel{w: w}
-	if got := p.transfers(); len(got) != 1 || got[0].GetCharged() != 0 || got[0].GetLevel() != 7 || got[0].GetPrevious() != 6 || got[0].GetCarry() != 8 || got[0].GetDead() != 9 {
-		t.Errorf("%v", got)
 	}
 }
 
@@ -208,7 +171,7 @@ func TestAccountOfAnotherIsNotTaken(t *testing.T) {
 		}
 	}
 	now := c.local.LedgerNow(s.now)
-	account := ledger.Statement{Now: now, Window: s.rule.Limit.WindowAt(now), Charged: 4, Dead: now.Add(time.Hour)}
+	account := leasing.Account{State: int64(s.rule.Limit.WindowAt(now)), Sum: 4, Dead: now.Add(time.Hour)}
 	for _, x := range []struct {
 		key  []byte
 		mine bool
@@ -274,17 +237,13 @@ func TestAnotherLifeHasNoAccounts(t *testing.T) {
 	}
 }
 
-// With a store no accounts move: a parcel, or an account of version 1, is no node's
-// of this ring.
+// With a store no accounts move: a parcel is no node's of this ring.
 func TestNothingMovesWithAStore(t *testing.T) {
 	s, a := newPair(t)
 	c := a.core
 	c.local = nil
 	if r := c.adopt(s.now, &inlet{addr: "b:1", incarnation: 7}, &wire.Parcel{Number: 1, Sent: 1}); r != nil || c.stats.rejected[rejectedParcel].Load() != 1 {
 		t.Errorf("a parcel is answered %v, and %d were counted", r, c.stats.rejected[rejectedParcel].Load())
-	}
-	if c.adoptLegacy(s.now, make([]*wire.Transfer, 3)); c.stats.rejected[rejectedAccount].Load() != 3 {
-		t.Errorf("%d of 3 accounts were counted", c.stats.rejected[rejectedAccount].Load())
 	}
 	if !c.clean() || c.step(s.now) {
 		t.Error("there is nothing to walk through")
@@ -325,7 +284,7 @@ func TestReceiptThatRefusesSome(t *testing.T) {
 func TestAccountsWithoutRoomAreCounted(t *testing.T) {
 	x := newTarget(t)
 	here := x.local.LedgerNow(x.now)
-	account := ledger.Statement{Now: here, Window: routed(10).Limit.WindowAt(here), Charged: 4, Dead: 1 << 60}
+	account := leasing.Account{State: int64(routed(10).Limit.WindowAt(here)), Sum: 4, Dead: 1 << 60}
 	absent := uint64(0)
 	for k, n := 0, 0; n < 300; k++ {
 		key := keyOf(k)
@@ -366,7 +325,7 @@ func TestAccountsWithoutRoomAreCounted(t *testing.T) {
 // about this one: which of them are not the receiver's own, by their places.
 func TestWhatIsSaidOfAParcel(t *testing.T) {
 	s, a := newPair(t)
-	c, from := a.core, &inlet{addr: "b:1", incarnation: 7, version: 2}
+	c, from := a.core, &inlet{addr: "b:1", incarnation: 7}
 	sent := int64(c.local.LedgerNow(s.now))
 	for size, ok := range map[int]bool{mostParcel: true, mostParcel + 1: false} {
 		if r := c.adopt(s.now, from, &wire.Parcel{Number: uint64(size), Sent: sent, Accounts: make([]byte, size)}); (r != nil) != ok {
@@ -408,7 +367,7 @@ func TestAccountsGoOnByTheirSendersClock(t *testing.T) {
 		taken bool
 	}{{0, true}, {5_000_000, true}, {ratelimit.LedgerTime((moved.MostApart - behind) / time.Microsecond), true}, {ratelimit.LedgerTime((moved.MostApart-behind)/time.Microsecond) + 1, false}} {
 		w := moved.NewWriter(here)
-		w.Account(keyOf(i), &ledger.Statement{Now: here.Add(-behind) - x.lag, Window: window, Charged: 4, Dead: here.Add(time.Hour), Lag: x.lag})
+		w.Account(keyOf(i), &leasing.Account{State: int64(window), Sum: 4, Dead: here.Add(time.Hour), Lag: x.lag})
 		rejected := c.stats.rejected[rejectedAccount].Load()
 		r := c.adopt(s.now, &inlet{addr: "b:1", incarnation: uint64(7 + i)}, &wire.Parcel{Number: 1, Sent: int64(here.Add(-behind)), Accounts: w.B})
 		a, ok := c.local.TakeOut(s.now, keyOf(i))
@@ -425,7 +384,7 @@ func TestAccountsGoOnByTheirSendersClock(t *testing.T) {
 func TestFetchEndsWhenTheAccountComes(t *testing.T) {
 	s, a := newPair(t)
 	c, here := a.core, a.core.local.LedgerNow(s.now)
-	account := ledger.Statement{Now: here, Window: s.rule.Limit.WindowAt(here), Charged: 4, Dead: here.Add(time.Hour)}
+	account := leasing.Account{State: int64(s.rule.Limit.WindowAt(here)), Sum: 4, Dead: here.Add(time.Hour)}
 	key := a.ownedBy("a:1")
 	var other []byte
 	for k := 0; other == nil; k++ {

@@ -7,17 +7,15 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/sluice-gate/sluice/leasing"
@@ -52,9 +50,6 @@ func (n *node) meet(t *testing.T, h *wire.Hello, secret string) (caller, error) 
 	welcome, err := say(s, &wire.Frame{Hello: h})
 	if err != nil {
 		return nil, err
-	}
-	if len(welcome.GetWelcome().GetMac()) > 0 {
-		t.Error("the called node has proved first")
 	}
 	bound, err := binding(s.Context())
 	if err != nil {
@@ -198,7 +193,7 @@ func TestProofsAreNotPlayedAgain(t *testing.T) {
 	n := w.start(0, known)
 	client, server := anonymous()
 	// Of a good introduction, what was said.
-	hello := &wire.Hello{Version: version, Addr: w.addrs[2], Nonce: newNonce()}
+	hello := &wire.Hello{Version: version, Addr: w.addrs[2], Nonce: newNonce(), Incarnation: 7}
 	first := dialTo(t, n.addr, client)
 	f, err := say(first, &wire.Frame{Hello: hello})
 	if err != nil {
@@ -252,7 +247,7 @@ func (r *reflector) Exchange(from called) error {
 		return err
 	}
 	back := dialTo(r.t, r.to, r.client)
-	f, err := say(back, &wire.Frame{Hello: &wire.Hello{Version: version, Addr: r.own, Nonce: newNonce()}})
+	f, err := say(back, &wire.Frame{Hello: &wire.Hello{Version: version, Addr: r.own, Nonce: newNonce(), Incarnation: 7}})
 	if err != nil {
 		return err
 	}
@@ -273,7 +268,7 @@ func (r *reflector) Exchange(from called) error {
 // Everything in an introduction is in its proof, whatever is added to it.
 func TestProofCoversAll(t *testing.T) {
 	say := func() *wire.Hello {
-		return &wire.Hello{Version: 3, Addr: "a:1", Weight: 1, Nonce: make([]byte, 16), Mac: []byte{1}, Incarnation: 5}
+		return &wire.Hello{Version: 3, Addr: "a:1", Weight: 1, Nonce: make([]byte, 16), Incarnation: 5}
 	}
 	was := string(prove(known, "caller", []byte("connection"), say(), say()))
 	differs := func(what string, secret, role, binding string, caller, called *wire.Hello) {
@@ -337,138 +332,50 @@ func TestPlainConnectionsAreTurnedAway(t *testing.T) {
 	}
 }
 
-// oldNode speaks as nodes of version 2 do: without TLS, and the called one proves
-// first.
-type oldNode struct {
-	wire.UnimplementedPeerServer
-	addr string
-	met  atomic.Int64
+// Nodes of two versions refuse each other, whoever calls, and say why and what to do.
+func TestOtherVersionsAreRefused(t *testing.T) {
+	w := newRingWorld(t, 2)
+	n := w.start(0, known)
+	for _, other := range []uint32{0, version - 1, version + 1} {
+		_, err := n.meet(t, &wire.Hello{Version: other, Addr: w.addrs[1], Weight: 1, Nonce: newNonce(), Incarnation: 7}, known)
+		says := fmt.Sprintf("it speaks version %d, and this node version %d", other, version)
+		if err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "docs/upgrading.md") {
+			t.Errorf("version %d is told %v", other, err)
+		}
+	}
+	old := grpc.NewServer(grpc.Creds(n.served))
+	wire.RegisterPeerServer(old, &otherVersion{addr: w.addrs[1]})
+	go func() { _ = old.Serve(w.lis[1]) }()
+	t.Cleanup(old.Stop)
+	w.eventually("it complains of the node that it has called", func() bool {
+		select {
+		case err := <-n.errs:
+			return errors.Is(err, errVersion)
+		default:
+			return false
+		}
+	})
+	if slices.Contains(n.Stats().Members, w.addrs[1]) {
+		t.Errorf("it is in a ring with %v", n.Stats().Members)
+	}
 }
 
-func (o *oldNode) hello() *wire.Hello {
-	return &wire.Hello{Version: 2, Addr: o.addr, Weight: 1, Nonce: newNonce(), Incarnation: 77}
+// otherVersion is a node that speaks the version before.
+type otherVersion struct {
+	wire.UnimplementedPeerServer
+	addr string
 }
 
 // Exchange is called by the new node.
-func (o *oldNode) Exchange(s called) error {
-	f, err := s.Recv()
-	if err != nil {
+func (o *otherVersion) Exchange(s called) error {
+	if _, err := s.Recv(); err != nil {
 		return err
 	}
-	hello, own := f.GetHello(), o.hello()
-	own.Mac = oldMac(known, "called", hello, own)
-	if err := s.Send(&wire.Frame{Welcome: own}); err != nil {
-		return err
-	}
-	if f, err = s.Recv(); err != nil {
-		return err
-	}
-	if string(f.GetProof()) != string(oldMac(known, "caller", hello, own)) {
-		return status.Error(codes.PermissionDenied, "a wrong proof")
-	}
-	o.met.Add(1)
+	_ = s.Send(&wire.Frame{Welcome: &wire.Hello{
+		Version: version - 1, Addr: o.addr, Weight: 1, Nonce: newNonce(), Incarnation: 77,
+	}})
 	<-s.Context().Done()
 	return nil
-}
-
-// calls has the old node introduce itself to a new one.
-func (o *oldNode) calls(t *testing.T, addr string) error {
-	s, hello := dialTo(t, addr, insecure.NewCredentials()), o.hello()
-	f, err := say(s, &wire.Frame{Hello: hello})
-	if err != nil {
-		return err
-	}
-	if string(f.GetWelcome().GetMac()) != string(oldMac(known, "called", hello, f.GetWelcome())) {
-		return ErrSecret
-	}
-	if err := s.Send(&wire.Frame{Proof: oldMac(known, "caller", hello, f.GetWelcome())}); err != nil {
-		return err
-	}
-	_, err = say(s, &wire.Frame{Ping: 1})
-	return err
-}
-
-// Nodes of the version before and new ones meet in both directions while
-// AllowOld is set, and not otherwise.
-func TestUpgradeFromVersion2(t *testing.T) {
-	for _, allowed := range []bool{true, false} {
-		w := newRingWorld(t, 2)
-		n := w.make(0, known, nil)
-		n.options.AllowOld = allowed
-		o := &oldNode{addr: w.addrs[1]}
-		s := grpc.NewServer()
-		wire.RegisterPeerServer(s, o)
-		go func() { _ = s.Serve(w.lis[1]) }()
-		t.Cleanup(s.Stop)
-		w.run(n, w.lis[0], nil)
-		if !allowed {
-			w.eventually("it complains", func() bool { return len(n.errs) > 0 })
-			conn, err := net.Dial("tcp", n.addr)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			_, _ = io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-			w.eventually("an old node is turned away", func() bool { return n.Stats().RejectedBy["plaintext"] == 1 })
-			if o.met.Load() > 0 {
-				t.Error("a new node met an old one that it must not")
-			}
-			continue
-		}
-		w.eventually("the new node has met the old one", func() bool { return o.met.Load() > 0 && len(n.Stats().Members) == 2 })
-		if err := o.calls(t, n.addr); err != nil {
-			t.Errorf("the old node is refused: %v", err)
-		}
-	}
-}
-
-// Of a fleet that is upgraded in two steps, nodes of both steps meet, by TLS.
-func TestUpgradeSecondStep(t *testing.T) {
-	w := newRingWorld(t, 2)
-	first, second := w.make(0, known, nil), w.make(1, known, nil)
-	first.options.AllowOld = true
-	w.run(first, w.lis[0], nil)
-	w.run(second, w.lis[1], nil)
-	w.agree(first, second)
-	if n := first.Stats().RejectedBy["plaintext"] + second.Stats().RejectedBy["plaintext"]; n > 0 {
-		t.Errorf("%d connections without TLS", n)
-	}
-}
-
-// A node of version 1 that pulls, and reads nothing, stops nobody but itself.
-func TestPeerThatDoesNotReadHoldsNoLock(t *testing.T) {
-	w := newRingWorld(t, 1)
-	n := w.make(0, known, nil)
-	var wg sync.WaitGroup
-	from := &inlet{addr: "old:1", version: 1}
-	stuck, release := make(chan struct{}), make(chan struct{})
-	block := func(*wire.Frame) { stuck <- struct{}{}; <-release }
-	stop := from.answerPulls(block)
-	defer stop()
-	for id := range 100 { // more than what is kept for it
-		from.say(&wire.Frame{Ping: uint64(id)})
-	}
-	<-stuck
-	// An answer that is given at once blocks the stream's own reader alone.
-	n.mu.Lock()
-	n.members["old:1"] = &member{link: &link{addr: "old:1", wake: func() {}, pending: map[uint64]*call{}}, alive: true}
-	n.turn()
-	n.unlock()
-	for n.step(n.clock()) { // nothing of the old node's is here
-	}
-	wg.Go(func() {
-		n.serve(n.clock(), from, &wire.Frame{Pulls: []*wire.Pull{{Id: 1}}}, block, nil)
-	})
-	<-stuck
-	free := make(chan struct{})
-	go func() { n.Stats(); n.tick(n.clock()); close(free) }()
-	select {
-	case <-free:
-	case <-time.After(5 * time.Second):
-		t.Error("the node waits for a peer to read")
-	}
-	close(release)
-	wg.Wait()
 }
 
 // A secret has a least length, and the error says how to make one.

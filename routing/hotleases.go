@@ -1,230 +1,161 @@
 package routing
 
 import (
-	"errors"
-	"time"
+	"context"
+	"math"
 
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
-	"github.com/sluice-gate/sluice/routing/internal/moved"
-	"github.com/sluice-gate/sluice/routing/ring"
+	"github.com/sluice-gate/sluice/routing/internal/hot"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-// A hot key of another owner is leased where there is no store: this node claims from the
-// owner's ledger in memory, as a fleet's node claims from Redis, and pays the hop once a
-// lease instead of once a request.
+// Where there is no store, a hot key of another owner is leased from it. What this node has of the key goes with an
+// ask that is forwarded anyway, or with a peek that nobody waits for; the answer leases more. What this node answered
+// in place of an owner is told the same way.
 
-// claim sends a claim to the owner of its key. What is returned has ended
-// already where there is no way, or where the owner is this node: then grant is
-// its answer.
-func (c *core) claim(claim *ratelimit.Claim, b bell) *claiming {
-	x := &claiming{claim: claim, call: newCall(nil)}
-	x.call.bell = b
-	key := []byte(claim.Key)
-	v := c.view.Load()
-	owner := v.ring.Owner(ring.HashOf(key))
-	if owner == c.options.Addr {
-		// The ring has turned since the key was hot elsewhere. The lease goes on, from this
-		// node's own account: it was handed over with what the lease is charged.
-		x.own = &ratelimit.Grant{}
-		if !c.settleOwn(claim, x.own) {
-			*x.own = ratelimit.Grant{Seq: claim.Seq, Err: errMoved}
+// lessee is a node that leases the key of its ask.
+type lessee struct {
+	holder ratelimit.Holder
+	totals leasing.Totals
+	lease  leasing.Lease // the answer
+}
+
+// fromHand answers an ask from what this node has in hand of a hot key.
+func (c *core) fromHand(now instant, a *ask, v *verdict) bool {
+	ok, more := c.hotHere.Take(now, a, v)
+	if more {
+		if m, open := c.hotHere.Next(now, a.Key); open {
+			c.tellOwner(now, &m)
 		}
-		x.call.finish(nil, nil)
-		return x
 	}
-	m := claimMessage(claim)
-	x.call.put = func(f *wire.Frame, id uint64) {
+	if ok {
+		c.stats.hot.Add(1)
+	}
+	return ok
+}
+
+// tellOwners tells owners what is due, and returns when more will be; 0: nothing.
+func (c *core) tellOwners(now instant) (due instant) {
+	all, due := c.hotHere.Due(now, func(key string) bool { return c.ownerOf([]byte(key)) == c.options.Addr })
+	for i := range all {
+		c.tellOwner(now, &all[i])
+	}
+	return due
+}
+
+// tellOwner sends a message to the owner of its key, or takes it in where that is this node by now.
+func (c *core) tellOwner(now instant, m *hot.Message) {
+	a := ask{Rule: m.Rule, Key: []byte(m.Key), Kind: ratelimit.Peek}
+	if owner := c.ownerOf(a.Key); owner != c.options.Addr {
+		c.view.Load().peers[owner].post(c.callFor(&a, &wire.Ask{}, &m.Totals))
+		return
+	}
+	var one [1]verdict
+	x := lessee{holder: ratelimit.Holder(c.incarnation), totals: m.Totals}
+	if c.own(context.Background(), now, []ask{a}, one[:], nil, &x) == decided {
+		c.heard(now, &a, m.Totals.Seq, x.lease, &one[0])
+	} else {
+		c.hotHere.Lost(now, a.Key, m.Totals.Seq)
+	}
+}
+
+// callFor is an ask as a call to its owner. totals are those of a lease of its key; nil: there are none.
+func (c *core) callFor(a *ask, m *wire.Ask, totals *leasing.Totals) *call {
+	m.Key = append([]byte(nil), a.Key...) // it outlives the request, if that gives up
+	m.Cost, m.Kind, m.Rule = int64(a.Cost), uint32(a.Kind), ruleMessage(a.Rule)
+	say := newCall(func(f *wire.Frame, id uint64) {
 		m.Id = id
-		f.Claims = append(f.Claims, m)
+		f.Asks = append(f.Asks, m)
+	})
+	if totals == nil {
+		return say
 	}
-	// Where there is no way to the owner the call has failed already when post returns, and
-	// on_store_failure decides.
-	v.peers[owner].post(x.call)
-	return x
-}
-
-// claiming is a claim on its way to an owner.
-type claiming struct {
-	claim *ratelimit.Claim
-	own   *ratelimit.Grant // of this node's own ledger
-	call  *call
-}
-
-// grant is the answer, once the call has ended.
-func (x *claiming) grant() ratelimit.Grant {
-	if x.own != nil {
-		return *x.own
+	m.Totals = &wire.Totals{
+		Life: totals.Life, Seq: totals.Seq, Window: int64(totals.Window), Taken: int64(totals.Taken),
+		Spent: int64(totals.Spent), Want: int64(totals.Want),
 	}
-	return grantOf(x.claim, x.call)
-}
-
-// settleOwn settles a claim on a key that is this node's; it reports false when
-// it is not.
-func (c *core) settleOwn(claim *ratelimit.Claim, g *ratelimit.Grant) bool {
-	key := []byte(claim.Key)
-	hash, now := ring.HashOf(key), c.clock()
-	c.gate.RLock()
-	v := c.view.Load()
-	mine := v.ring.Owner(hash) == c.options.Addr && !c.lapsed(now)
-	// An account that is not here may be on its way from the owner before. To begin a new one
-	// would grant the limit once more, so it is settled only if it is here, or if nobody else
-	// can have it: all have handed over (stable), or the key was this node's before the ring turned.
-	sure := mine && (v.stable.Load() || c.local.Has(key) || v.kept(hash, c.options.Addr))
-	if sure {
-		one := make([]ratelimit.Grant, 1)
-		c.local.Settle(now, []ratelimit.Claim{*claim}, one)
-		*g = one[0]
-	}
-	c.gate.RUnlock()
-	// The claim is not kept waiting: the holder repeats it, and by then the account is here, or
-	// known to be nowhere.
-	if mine && !sure { // its account is looked for meanwhile: ask again
-		c.fetch(key, nil)
-		*g = ratelimit.Grant{Seq: claim.Seq, Err: errLate}
-	}
-	return mine
-}
-
-var (
-	errMoved = errors.New("the key is another node's")
-	errLate  = errors.New("the key was not handed over in time")
-)
-
-// claimMessage writes a claim. Of its rule it has what an account goes by: the limit, how
-// expiry is taken, and for how long a lease lasts.
-func claimMessage(c *ratelimit.Claim) *wire.Claim {
-	rule := ratelimit.Rule{Limit: c.Limit}
-	rule.Coordination.Mode, rule.Coordination.Reclaim, rule.Coordination.Lease.TTL = ratelimit.Routing, c.Reclaim,
-		max(c.TTL, ratelimit.MinLeaseTTL)
-	return &wire.Claim{
-		Key: []byte(c.Key), Rule: ruleMessage(&rule), Holder: uint64(c.Holder), Seq: c.Seq, Fence: int64(c.Fence),
-		Window:  int64(c.Window),
-		Granted: int64(c.Granted), Spent: int64(c.Spent), Returned: int64(c.Returned), Waiting: int64(c.Waiting),
-		Want:  int64(c.Want),
-		TtlUs: c.TTL.Microseconds(), Ahead: c.Ahead, Refilled: c.Refilled,
-	}
-}
-
-// claimOf reads a claim, which may hold anything.
-func (c *core) claimOf(m *wire.Claim) (ratelimit.Claim, error) {
-	rule, err := c.rules.get(m.GetRule())
-	if err != nil {
-		return ratelimit.Claim{}, err
-	}
-	// Sums of two of them, and of these over an account's holders, must not overflow.
-	const most = 1 << 40
-	for _, n := range []int64{m.GetGranted(), m.GetSpent(), m.GetReturned(), m.GetWaiting(), m.GetWant()} {
-		if n < 0 || n > most {
-			return ratelimit.Claim{}, errMessage
-		}
-	}
-	if len(m.GetKey()) == 0 || len(m.GetKey()) > ratelimit.MaxKeyLen || m.GetHolder() < 2 || m.GetSeq() == 0 ||
-		m.GetWindow() < 0 || m.GetWindow() > moved.MostTime || !moved.PossibleFence(ratelimit.Fence(m.GetFence())) ||
-		m.GetTtlUs() < 0 || m.GetTtlUs() > ratelimit.MaxLeaseTTL.Microseconds() {
-		return ratelimit.Claim{}, errMessage
-	}
-	reclaim := ratelimit.ReclaimSafe
-	if rule.Coordination.Eager() {
-		reclaim = ratelimit.ReclaimEager
-	}
-	return ratelimit.Claim{
-		Key: string(m.GetKey()), Limit: rule.Limit, Reclaim: reclaim, Holder: ratelimit.Holder(m.GetHolder()),
-		Seq:   m.GetSeq(),
-		Fence: ratelimit.Fence(m.GetFence()), Window: ratelimit.Window(m.GetWindow()),
-		Granted: ratelimit.Tokens(m.GetGranted()), Spent: ratelimit.Tokens(m.GetSpent()),
-		Returned: ratelimit.Tokens(m.GetReturned()),
-		Waiting:  ratelimit.Tokens(m.GetWaiting()),
-		Want:     max(ratelimit.Tokens(m.GetWant()), ratelimit.Tokens(m.GetWaiting())),
-		TTL:      time.Duration(m.GetTtlUs()) * time.Microsecond, Ahead: m.GetAhead(), Refilled: m.GetRefilled(),
-	}, nil
-}
-
-// settleFor settles what a peer claims.
-func (c *core) settleFor(msgs []*wire.Claim) []*wire.Reply {
-	replies := make([]*wire.Reply, len(msgs))
-	for i, m := range msgs {
-		replies[i] = &wire.Reply{Id: m.GetId()}
-		claim, err := c.claimOf(m)
-		if err != nil || c.inStore() {
-			c.malformed(rejectedClaim)
-			replies[i].Status = malformed
-			continue
-		}
-		var g ratelimit.Grant
-		switch ok := c.settleOwn(&claim, &g); {
-		case !ok:
-			c.stats.notOwner.Add(1)
-			replies[i].Status = notOwner
-		// A stale claim is an answer: its holder begins anew. Other errors mean that there is none
-		// yet.
-		case g.Err != nil && g.Err != ratelimit.ErrStaleClaim: //nolint:errorlint // it is never wrapped
-			replies[i].Status = notInTime
-		default:
-			c.stats.received.Add(1)
-			replies[i].Grant = &wire.Grant{
-				Granted: int64(g.Granted), Fence: int64(g.Fence), Window: int64(g.Window), Void: g.Void,
-				Available:   int64(g.Available),
-				Outstanding: int64(g.Outstanding), ResetUs: g.ResetAfter.Microseconds(),
-				RetryUs: g.RetryAfter.Microseconds(), At: int64(g.At),
-				Holders: uint32(g.Holders), Relearning: g.Relearning, Stale: g.Err != nil,
+	said := *a
+	said.Key = m.Key
+	say.then = func(say *call) {
+		now := c.clock()
+		if v, ok := verdictOf(&said, say); ok && say.reply.GetLease() != nil {
+			if x, ok := leaseOf(&said.Rule.Limit, totals, say.reply.GetLease()); ok {
+				c.heard(now, &said, totals.Seq, x, &v)
+				return
 			}
+			c.malformed(rejectedLease)
 		}
+		c.hotHere.Lost(now, said.Key, totals.Seq)
 	}
-	return replies
+	return say
 }
 
-// meant tells whether a grant can be the answer to a claim. What is granted is a
-// sum since the window began: at most all that was asked for is new in it.
-func meant(c *ratelimit.Claim, m *wire.Grant) bool {
-	least, most := int64(0), int64(c.Granted)+int64(max(c.Want, c.Waiting))
-	// In the same window a total cannot have become less, unless the lease was void.
-	if m.GetWindow() == int64(c.Window) && !m.GetVoid() {
-		least = int64(c.Granted)
+func (c *core) heard(now instant, a *ask, seq uint64, x leasing.Lease, v *verdict) {
+	if c.hotHere.Hear(now, a.Key, seq, x, v) {
+		c.hands.wake()
 	}
-	for _, n := range [...]int64{
-		m.GetAvailable(), m.GetOutstanding(), m.GetResetUs(), m.GetRetryUs(), m.GetAt(),
-		m.GetWindow(), m.GetFence(),
-	} {
-		if n < 0 {
-			return false
-		}
-	}
-	return m.GetGranted() >= least && m.GetGranted() <= most && m.GetAvailable() <= moved.MostTokens &&
-		m.GetOutstanding() <= moved.MostTokens &&
-		m.GetFence() <= moved.MostTime && m.GetAt() <= moved.MostTime && m.GetWindow() <= moved.MostTime &&
-		m.GetHolders() <= mostGrantHolders
 }
 
-// mostGrantHolders is how many holders an account can be said to have.
-const mostGrantHolders = 1 << 20
+// totalsOf reads what a peer says of its lease, which may be anything; ok is false if it cannot be meant.
+func totalsOf(m *wire.Totals) (leasing.Totals, bool) {
+	const most = int64(leasing.MostTotal)
+	ok := m.GetLife() > 0 && m.GetSeq() >= m.GetLife() && m.GetSeq() <= math.MaxInt64 &&
+		m.GetWindow() >= 0 && m.GetWindow() <= mostWindow && m.GetWant() >= 0 && m.GetWant() <= most
+	for _, n := range [...]int64{m.GetTaken(), m.GetSpent()} {
+		ok = ok && n >= -most && n <= most
+	}
+	return leasing.Totals{
+		Life: m.GetLife(), Seq: m.GetSeq(), Window: ratelimit.Window(m.GetWindow()),
+		Taken: ratelimit.Tokens(m.GetTaken()), Spent: ratelimit.Tokens(m.GetSpent()),
+		Want: ratelimit.Tokens(m.GetWant()),
+	}, ok
+}
 
-// grantOf is what a claim came to. An owner is believed as far as a store is: what cannot
-// be the answer to this claim is an error, and then on_store_failure decides. Times are
-// cut to the longest that the limit can mean, so that no answer has a key rest for ever.
-func grantOf(c *ratelimit.Claim, done *call) ratelimit.Grant {
-	g := ratelimit.Grant{Seq: c.Seq, TTL: c.TTL}
-	m := done.reply.GetGrant()
-	switch {
-	case done.err != nil:
-		g.Err = done.err
-	case m == nil:
-		g.Err = errMoved
-	case m.GetStale():
-		g.Err = ratelimit.ErrStaleClaim
-	case !meant(c, m):
-		g.Err = errMessage
+// mostWindow bounds the number of a window: there are less than 2^40 seconds.
+const mostWindow = 1 << 40
+
+// leaseOf reads an owner's answer, which may be anything; ok is false if it cannot be one to these totals.
+func leaseOf(l *ratelimit.Limit, asked *leasing.Totals, m *wire.Lease) (x leasing.Lease, ok bool) {
+	if m.GetWindow() < 1 || m.GetWindow() > mostWindow || m.GetGranted() < 0 || m.GetGranted() > int64(asked.Want) ||
+		m.GetForUs() < 0 {
+		return x, false
 	}
-	if g.Err != nil {
-		return g
+	return leasing.Lease{
+		Window: ratelimit.Window(m.GetWindow()), Granted: ratelimit.Tokens(m.GetGranted()), Keep: m.GetKeep(),
+		Void: m.GetVoid(), For: resetOf(l, m.GetForUs()),
+	}, true
+}
+
+func leaseMessage(x *leasing.Lease) *wire.Lease {
+	return &wire.Lease{
+		Window: int64(x.Window), Granted: int64(x.Granted), Keep: x.Keep, Void: x.Void, ForUs: x.For.Microseconds(),
 	}
-	most := longest(&c.Limit)
-	us := func(n int64) time.Duration { return min(time.Duration(min(n, 1<<52))*time.Microsecond, most) }
-	g.Carried = m.GetWindow() == int64(c.Window) || c.Limit.Algorithm == ratelimit.TokenBucket && c.Window != 0
-	g.Granted, g.Fence, g.Window, g.Void = ratelimit.Tokens(m.GetGranted()), ratelimit.Fence(m.GetFence()),
-		ratelimit.Window(m.GetWindow()), m.GetVoid()
-	g.Available, g.Outstanding = ratelimit.Tokens(m.GetAvailable()), ratelimit.Tokens(m.GetOutstanding())
-	g.ResetAfter, g.RetryAfter, g.At = us(m.GetResetUs()), us(m.GetRetryUs()), ratelimit.LedgerTime(m.GetAt())
-	g.Holders, g.Relearning = int(m.GetHolders()), m.GetRelearning()
-	return g
+}
+
+// later has the owner told what this node answered in its place, if the owner has not booked it itself: once its
+// answer comes, or it is known that there will be none. say is the call to it; nil: it was not asked.
+func (c *core) later(a *ask, v *verdict, say *call) {
+	if c.inStore() || a.Kind == ratelimit.Peek || v.OverLimit {
+		return
+	}
+	told := *a
+	told.Key = append([]byte(nil), a.Key...)
+	if say == nil {
+		say = newCall(nil)
+		say.finish(nil, errPeerGone)
+	}
+	say.regret(func() {
+		at, answered := verdictOf(&told, say)
+		booked := answered && (told.Kind == ratelimit.Refund || at.Charged+at.Debt > 0)
+		switch {
+		case booked:
+		case told.Kind == ratelimit.Spend:
+			c.hotHere.Admit(&told)
+		// Where nobody knows whether the owner has heard of it, a charge is told once more, and a refund is not.
+		case !say.sent || say.reply != nil:
+			c.hotHere.Credit(&told, 0)
+		}
+		c.hands.wake()
+	})
 }

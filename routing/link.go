@@ -98,6 +98,7 @@ type call struct {
 	reply *wire.Reply // read after done
 	err   error       // read after done
 	done  chan struct{}
+	sent  bool // it was written into a frame; read after done
 
 	mu   sync.Mutex
 	over bool // guarded by mu
@@ -201,6 +202,7 @@ func (l *link) take(stamp int64) *wire.Frame {
 func (l *link) put(f *wire.Frame, c *call) {
 	l.next++
 	l.pending[l.next] = c
+	c.sent = true
 	c.put(f, l.next)
 }
 

@@ -55,7 +55,6 @@ type member struct {
 
 	// What the node has told of itself.
 	weight      uint32
-	version     uint32
 	incarnation uint64
 	alive       bool // in the ring
 	// holds says that the node has been in the ring, and has not said since that it has nothing of
@@ -66,7 +65,6 @@ type member struct {
 	// counts no more.
 	doneBy  uint64
 	changes uint64 // how often it has joined or left, as last heard
-	pulled  bool   // of version 1: asked for what it has of this node's
 }
 
 // reached is how far this node has come with telling another of itself.
@@ -193,11 +191,10 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 	}
 	m.heard.Store(int64(now))
 	c.introduced(now, m, h)
-	m.version, m.tried, m.failures, m.told, m.telling = h.GetVersion(), true, 0, unknown, false
+	m.tried, m.failures, m.told, m.telling = true, 0, unknown, false
 	m.mu.Lock()
 	// Parcels that were sent on the last stream may be lost, and are all sent again. The receiver
 	// knows by their numbers which it has.
-	m.out.version = m.version
 	m.out.again()
 	m.mu.Unlock()
 	// From here on others may post to it without mu, so that all the above has to be set.
@@ -220,7 +217,6 @@ func (c *core) opened(now instant, m *member, h *wire.Hello) {
 		c.sayDone(m)
 	}
 	c.mover.unstick()
-	c.pullFrom(m)
 	m.wake()
 	c.hands.wake()
 }
@@ -230,7 +226,7 @@ func (c *core) closed(m *member) {
 	m.broke(errPeerGone)
 	c.mu.Lock()
 	defer c.unlock()
-	m.tried, m.pulled, m.telling = true, false, false
+	m.tried, m.telling = true, false
 	m.failures++
 	c.hands.wake()
 }
@@ -304,6 +300,14 @@ func (c *core) saidDone(addr string, print, changes uint64) {
 // tick looks after what only time tells. It returns when it wants to be called
 // again, at the latest.
 func (c *core) tick(now instant) (due instant) {
+	due = c.lookAfter(now)
+	if next := c.tellOwners(now); next != 0 {
+		due = min(due, next)
+	}
+	return due
+}
+
+func (c *core) lookAfter(now instant) (due instant) {
 	c.mu.Lock()
 	defer c.unlock()
 	// This comes first. What follows would otherwise bury all others for a silence that was this
@@ -499,6 +503,7 @@ func (c *core) leave(now instant) {
 	if !c.left {
 		c.quitRing()
 		c.left, c.leftAt = true, now
+		c.hotHere.End()
 		c.hands.wake()
 	}
 }
@@ -540,7 +545,8 @@ func (c *core) gone(count counting) (bool, int) {
 	if v.mine {
 		return false, 0
 	}
-	if c.clean() {
+	// Where nobody is left, nobody takes back what is in hand.
+	if c.clean() && (c.inStore() || len(v.ring.Members()) == 0 || c.hotHere.Open() == 0) {
 		return true, 0
 	}
 	n := len(c.mover.underway)

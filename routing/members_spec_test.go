@@ -82,8 +82,8 @@ func TestWaysBreakAndOpen(t *testing.T) {
 	c := a.core
 	m := c.members["b:1"]
 	for i := range 3 {
-		m.tried, m.pulled, m.telling = false, true, true
-		if c.closed(m); m.failures != i+1 || !m.tried || m.pulled || m.telling {
+		m.tried, m.telling = false, true
+		if c.closed(m); m.failures != i+1 || !m.tried || m.telling {
 			t.Errorf("closed %d times: %+v", i+1, m)
 		}
 	}

@@ -26,9 +26,8 @@ type outbox struct {
 	sealed []*parcel // not received for
 	// unsent is where in sealed those parcels begin that were not sent on this stream. After a
 	// stream has broken it is 0: nobody knows which arrived.
-	unsent  int
-	urgent  bool   // what is open is to be sent
-	version uint32 // of the peer
+	unsent int
+	urgent bool // what is open is to be sent
 }
 
 type parcel struct {
@@ -122,42 +121,5 @@ func (o *outbox) empties() []*parcel {
 func (l *link) parcel(f *wire.Frame, p *parcel, stamp int64) {
 	l.out.unsent++
 	// First tells the receiver which receipts it may forget.
-	if l.out.version >= 2 {
-		f.Parcel = &wire.Parcel{Number: p.number, First: l.out.sealed[0].number, Sent: stamp, Accounts: p.w.B}
-		return
-	}
-	// Version 1 answers one message for the whole parcel. It refuses nothing, so that its answer
-	// stands for a receipt of all accounts.
-	c := newCall(func(f *wire.Frame, id uint64) {
-		if f.Transfers = p.transfers(); len(f.Transfers) > 0 {
-			f.Transfers[0].Id = id
-		}
-	})
-	c.then = func(c *call) {
-		if c.err == nil {
-			l.receipt(&wire.Receipt{Number: p.number})
-		}
-	}
-	l.put(f, c)
-}
-
-// transfers are the parcel's accounts as version 1 has them, which knows of no
-// holders: what those may spend is charged.
-func (p *parcel) transfers() []*wire.Transfer {
-	var ts []*wire.Transfer
-	_ = moved.Read(p.w.B, func(m moved.Entry) {
-		a := &m.Account
-		charged := a.Charged
-		for i := range a.Holders {
-			if h := &a.Holders[i]; h.Window == a.Window {
-				charged += max(h.Granted+h.InFlight-h.Returned, h.Spent)
-			}
-		}
-		ts = append(ts, &wire.Transfer{
-			Key: m.Key, Now: int64(a.Now), Fence: int64(a.Fence), Window: int64(a.Window),
-			Charged:  max(0, int64(charged)),
-			Previous: int64(a.Previous), Level: a.Level, Carry: a.Carry, Dead: int64(a.Dead),
-		})
-	})
-	return ts
+	f.Parcel = &wire.Parcel{Number: p.number, First: l.out.sealed[0].number, Sent: stamp, Accounts: p.w.B}
 }

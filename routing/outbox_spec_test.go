@@ -3,10 +3,8 @@ package routing
 import (
 	"testing"
 
-	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
-	"github.com/sluice-gate/sluice/routing/wire"
 )
 
 // A parcel goes when it is full, or when somebody is in a hurry and nothing else is
@@ -164,33 +162,5 @@ func TestReceiptBeforeItIsSentAgain(t *testing.T) {
 	}
 	if p := o.next(); p == nil || p.number != 2 {
 		t.Errorf("to be sent is %+v", p)
-	}
-}
-
-// To a node of version 1, which knows of no holders, an account says that all is
-// charged which its holders may spend in its window, or have spent beyond that.
-func TestTransfersSayWhatHoldersHave(t *testing.T) {
-	w := moved.NewWriter(1_800_000_000_000_000)
-	w.Account(keyOf(1), &ledger.Statement{
-		Now: 1_800_000_000_000_000, Fence: 77, Window: 30, Charged: 5, Previous: 6, Level: 7, Carry: 8, Dead: 9,
-		Holders: []ledger.Holding{
-			{Holder: 2, Seq: 1, Window: 30, Granted: 10, InFlight: 3, Returned: 2, Spent: 4},
-			{Holder: 4, Seq: 1, Window: 30, Granted: 10, Spent: 12},
-			{Holder: 6, Seq: 1, Window: 29, Granted: 100, Spent: 100},
-		},
-	})
-	w.Account(keyOf(2), &ledger.Statement{Charged: -5, Window: 1})
-	ts := (&parcel{w: w}).transfers()
-	if len(ts) != 2 {
-		t.Fatalf("%v", ts)
-	}
-	got, want := ts[0], &wire.Transfer{
-		Key: keyOf(1), Now: 1_800_000_000_000_000, Fence: 77, Window: 30, Charged: 5 + 11 + 12, Previous: 6, Level: 7, Carry: 8, Dead: 9,
-	}
-	if got.String() != want.String() {
-		t.Errorf("got  %v\nwant %v", got, want)
-	}
-	if ts[1].GetCharged() != 0 {
-		t.Errorf("less than nothing is charged: %v", ts[1])
 	}
 }

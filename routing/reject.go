@@ -23,7 +23,7 @@ const (
 	rejectedSent                          // of a ledger whose clock cannot be right
 	rejectedAsk
 	rejectedReply
-	rejectedClaim
+	rejectedLease // totals of a lease, or the answer to them
 	rejectedFetch
 	rejectedPresence
 	rejectedParcel
@@ -38,7 +38,7 @@ var rejectionNames = [rejections]string{
 	rejectedWeight: "weight",
 	rejectedName:   "name", rejectedSecret: "secret", rejectedGossip: "gossip", rejectedAddress: "address",
 	rejectedFrame: "frame", rejectedSent: "sent",
-	rejectedAsk: "ask", rejectedReply: "reply", rejectedClaim: "claim", rejectedFetch: "fetch",
+	rejectedAsk: "ask", rejectedReply: "reply", rejectedLease: "lease", rejectedFetch: "fetch",
 	rejectedPresence: "presence", rejectedParcel: "parcel",
 	rejectedAccount: "account", rejectedReceipt: "receipt",
 }

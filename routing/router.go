@@ -13,10 +13,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/sluice-gate/sluice/leasing"
-	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
-	"github.com/sluice-gate/sluice/routing/internal/hot"
-	"github.com/sluice-gate/sluice/routing/ring"
 )
 
 // Options are a node's settings as one of a ring.
@@ -30,11 +27,6 @@ type Options struct {
 	HotRate float64 // hits a second from which on a key is hot; 0: ten times the mean
 	// OnPeer, if set, is told what went wrong with a peer. It must not block.
 	OnPeer func(addr string, err error)
-	// AllowOld lets nodes of versions 1 and 2 in, for the time in which a fleet is
-	// upgraded: their proofs can be relayed, and without certificates what is said
-	// to them can be read and changed on the way. Somebody in between can have two
-	// new nodes take each other for old ones.
-	AllowOld bool
 }
 
 // Validate tells all that is wrong with who may be a peer.
@@ -59,11 +51,9 @@ func (o *Options) Validate() error {
 // concurrent use. Run must be running for peers to be met.
 type Router struct {
 	*core
-	hotFleet *leasing.Fleet // leases of hot keys of other owners, where there is no store; else nil
-	work     bell
+	work bell
 
-	served    credentials.TransportCredentials // for serving without certificates
-	anonymous bool                             // dialled so too
+	served credentials.TransportCredentials // for serving without certificates
 
 	run     sync.Mutex
 	ctx     context.Context // guarded by run: Run's
@@ -74,8 +64,8 @@ type Router struct {
 // New makes a router over the node's own limiter.
 func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Time) *Router {
 	dialled, served := anonymous()
-	r := &Router{work: make(bell, 1), served: served, anonymous: o.TLS == nil}
-	if r.anonymous {
+	r := &Router{work: make(bell, 1), served: served}
+	if o.TLS == nil {
 		o.TLS = dialled
 	}
 	// The core's options are those with the credentials that are dialled with.
@@ -85,23 +75,25 @@ func New(base ratelimit.Limiter, o Options, clock ratelimit.Clock, wall time.Tim
 		refused := func(from string, err error) { r.turnedAway(from, rejectedGossip, err) }
 		g.told.Store(&refused)
 	}
-	r.hands, r.random, r.incarnation = r, rand.Float64, uint64(ledger.NewHolder())
+	r.hands, r.random, r.incarnation = r, rand.Float64, incarnation()
 	r.base = blocking{base}
-	r.leases = r.base // the account in the store is the same
 	// A key has one budget for outages on each node, whether its store or its owner cannot be
-	// asked, and whether a request or a claim of a hot key's lease goes there. With two of them, a
-	// node would admit twice what the rule declares.
+	// asked. With two of them, a node would admit twice what the rule declares.
 	if f, ok := base.(interface{ Alone() *leasing.Local }); ok {
 		r.fallback = f.Alone()
 	}
 	if local, ok := base.(*leasing.Local); ok {
 		r.storeless(local)
-		r.hotFleet = leasing.NewFleet(ownersLedger{r.core}, ledger.NewHolder(), hot.Most, clock, wall)
-		r.hotFleet.RawNames, r.hotFleet.Undivided = true, true
-		r.hotFleet.SpendAlone(r.fallback)
-		r.leases = blocking{r.hotFleet}
 	}
 	return r
+}
+
+// incarnation is a name for this life of the process.
+func incarnation() (n uint64) {
+	for n == 0 {
+		n = rand.Uint64()
+	}
+	return n
 }
 
 // Decide implements [ratelimit.Limiter]. It blocks for at most
@@ -147,13 +139,6 @@ func (r *Router) Run(ctx context.Context) {
 	}
 	r.waiting = nil
 	r.run.Unlock()
-	if r.hotFleet != nil {
-		leases, end := context.WithCancel(context.WithoutCancel(ctx))
-		defer end()
-		released := make(chan struct{})
-		go func() { defer close(released); r.hotFleet.Run(leases) }()
-		defer func() { end(); <-released }()
-	}
 	wg.Go(func() { r.find(ctx) })
 	r.loop(ctx)
 	wg.Wait()
@@ -310,13 +295,7 @@ func (r *Router) Leave(ctx context.Context) {
 func (r *Router) Ready() bool { return r.isReady(r.clock()) }
 
 // Stats returns the counts so far.
-func (r *Router) Stats() ratelimit.RoutingStats {
-	s := r.routingStats()
-	if r.hotFleet != nil {
-		s.Rejected = r.hotFleet.Stats().Rejected
-	}
-	return s
-}
+func (r *Router) Stats() ratelimit.RoutingStats { return r.routingStats() }
 
 // SyncClock is for the budgets of this node alone; see [leasing.Local.SyncClock].
 func (r *Router) SyncClock(now ratelimit.Instant, wall time.Time) { r.fallback.SyncClock(now, wall) }
@@ -343,41 +322,5 @@ func (c *core) routingStats() ratelimit.RoutingStats {
 		Malformed: s.malformed.Load(), RejectedBy: c.rejected(), Handed: s.handed.Load(), Hot: s.hot.Load(),
 		Instead: s.instead.Load(),
 		Members: addrs, Ring: v.print, HotKeys: readable(c.hot.Names(c.clock())), HotHere: readable(c.hotHere.Names()),
-	}
-}
-
-// ownersLedger is the ratelimit.Ledger of hot keys where there is no store:
-// each claim goes to its key's owner, whose memory is the ledger.
-type ownersLedger struct{ *core }
-
-// hotParts is how many owners fail each by itself (leasing.Partitioned).
-const hotParts = 16
-
-// Partitions implements [leasing.Partitioned].
-func (ownersLedger) Partitions() int { return hotParts }
-
-// Partition implements [leasing.Partitioned]: claims of one owner go together.
-func (l ownersLedger) Partition(key string) int {
-	owner := l.view.Load().ring.Owner(ring.HashOf([]byte(key)))
-	part := 0
-	for i := range len(owner) {
-		part = (31*part + int(owner[i])) % hotParts
-	}
-	return part
-}
-
-// Settle implements [ratelimit.Ledger].
-func (l ownersLedger) Settle(ctx context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant) {
-	all := make([]*claiming, len(claims))
-	for i := range claims {
-		all[i] = l.claim(&claims[i], nil)
-	}
-	for i, x := range all {
-		select {
-		case <-x.call.done:
-			grants[i] = x.grant()
-		case <-ctx.Done():
-			grants[i] = ratelimit.Grant{Seq: claims[i].Seq, Err: ctx.Err()}
-		}
 	}
 }

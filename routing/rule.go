@@ -22,7 +22,7 @@ func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 		Algorithm: uint32(r.Limit.Algorithm), Unit: uint32(r.Limit.Unit), Multiplier: r.Limit.Multiplier,
 		Requests: int64(r.Limit.Requests), Burst: int64(r.Limit.Burst),
 		RefundDenied: c.OnDeny == ratelimit.DenyRefunds, Eager: c.Reclaim == ratelimit.ReclaimEager,
-		Mode: uint32(c.Mode) + 1, LeaseFixed: int64(c.Lease.Fixed), LeaseMin: int64(c.Lease.Min),
+		Mode: uint32(c.Mode), LeaseFixed: int64(c.Lease.Fixed), LeaseMin: int64(c.Lease.Min),
 		LeaseMax: int64(c.Lease.Max), LeaseTtlUs: c.Lease.TTL.Microseconds(), LeaseAuto: c.Lease.Auto,
 		StoreDeadlineUs: c.StoreDeadline.Microseconds(),
 	}
@@ -108,7 +108,7 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	if int(k.algorithm) >= len(ratelimit.Algorithms) || k.unit > 255 || k.requests < 0 || k.requests > most ||
 		k.burst < 0 || k.burst > most ||
 		k.fixed < 0 || k.fixed > most || k.leaseMin < 0 || k.leaseMin > most || k.leaseMax < 0 || k.leaseMax > most ||
-		k.multiplier > 1<<20 || len(k.audit) > maxAuditName || int(k.mode) > len(ratelimit.Modes) {
+		k.multiplier > 1<<20 || len(k.audit) > maxAuditName || int(k.mode) >= len(ratelimit.Modes) {
 		return nil, errMessage
 	}
 	r.Limit = ratelimit.Limit{
@@ -135,11 +135,7 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	if c.Audit = k.audit != ""; c.Audit {
 		r.Domain, r.Path, _ = strings.Cut(k.audit, ".")
 	}
-	// Version 1 does not say the mode, and forwards what is routed only. With the
-	// mode that a rule has here, an owner's lease is never credited at expiry.
-	if c.Mode = ratelimit.Routing; k.mode > 0 {
-		c.Mode = ratelimit.Mode(k.mode - 1)
-	}
+	c.Mode = ratelimit.Mode(k.mode)
 	if k.eager {
 		c.Reclaim = ratelimit.ReclaimEager
 	}
@@ -151,7 +147,6 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	if k.deadlineUs < 0 || k.deadlineUs > int64(ratelimit.MaxStoreDeadline/time.Microsecond) {
 		return nil, errMessage
 	}
-	// Older versions do not say it: the owner then waits for its store as long as by default.
 	if k.deadlineUs > 0 {
 		c.StoreDeadline = time.Duration(k.deadlineUs) * time.Microsecond
 	}

@@ -14,27 +14,24 @@ var errMessage = errors.New("a message makes no sense")
 // Bounds of one frame. A node puts at most frameCalls calls into one, and one
 // parcel, which is sealed by the account that fills it.
 const (
-	mostCalls     = 4 * frameCalls
-	mostTransfers = 16 << 10 // of version 1: a parcel's accounts
-	mostParcel    = 16 * parcelBytes
+	mostCalls  = 4 * frameCalls
+	mostParcel = 16 * parcelBytes
 )
 
-// bounded tells whether a node of the inlet's version sends such a frame.
-func bounded(from *inlet, f *wire.Frame) bool {
-	calls := len(f.GetAsks()) + len(f.GetClaims()) + len(f.GetFetches()) + len(f.GetPresences()) + len(f.GetPulls())
-	old := len(f.GetPulls()) + len(f.GetTransfers())
-	return calls <= mostCalls && len(f.GetTransfers()) <= mostTransfers && (old == 0 || from.version == 1)
+// bounded tells whether a node sends such a frame.
+func bounded(f *wire.Frame) bool {
+	return len(f.GetAsks())+len(f.GetFetches())+len(f.GetPresences()) <= mostCalls
 }
 
 // serve takes in a frame of a peer, on the stream that the peer opened. What is
 // answered at once is given to answer, which may block. later is called with what
 // may wait.
 func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.Frame),
-	later func(asks []*wire.Ask, claims []*wire.Claim),
+	later func(asks []*wire.Ask),
 ) {
 	// The frame as a whole is left out. What it asks is decided at the asking node when its time is
 	// over.
-	if !bounded(from, f) {
+	if !bounded(f) {
 		c.malformed(rejectedFrame)
 		return
 	}
@@ -45,9 +42,9 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 	}
 	// Before the parcel is taken in: its accounts keep the sender's clock where it is behind.
 	c.compareClocks(now, from, f.GetSent())
-	// Asks and claims may have to wait for a store, and the stream is read on meanwhile.
-	if claims := from.ownClaims(c, f.GetClaims()); len(f.GetAsks()) > 0 || len(claims) > 0 {
-		later(f.GetAsks(), claims)
+	// Asks may have to wait for a store, and the stream is read on meanwhile.
+	if len(f.GetAsks()) > 0 {
+		later(f.GetAsks())
 	}
 	c.presences(now, from, f.GetPresences(), reply)
 	for _, m := range f.GetFetches() {
@@ -69,15 +66,6 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 			a.Receipts = append(a.Receipts, r)
 		}
 	}
-	if ts := f.GetTransfers(); len(ts) > 0 {
-		c.adoptLegacy(now, ts)
-		for _, t := range ts {
-			// Version 1 numbers one account of a parcel, and the reply to that stands for all.
-			if t.GetId() != 0 {
-				reply(&wire.Reply{Id: t.GetId()})
-			}
-		}
-	}
 	// After the parcel of the same frame, which may be the last: a node that is believed to
 	// have nothing of others any more is asked for no account.
 	if f.GetDone() != 0 {
@@ -86,15 +74,13 @@ func (c *core) serve(now instant, from *inlet, f *wire.Frame, answer func(*wire.
 	if len(a.Replies) > 0 || len(a.Receipts) > 0 {
 		answer(&a)
 	}
-	// Last, for the answer to a pull says that all before it on the stream was taken in.
-	c.pulled(from, f.GetPulls(), answer)
 }
 
 // compareClocks takes in what a peer's ledger clock shows.
 func (c *core) compareClocks(now instant, from *inlet, sent int64) {
 	// Nodes with a store keep no accounts of their own whose clocks could differ; and what is
 	// compared is kept for each life of a peer.
-	if sent == 0 || c.inStore() || from.incarnation == 0 {
+	if sent == 0 || c.inStore() {
 		return
 	}
 	here := c.local.LedgerNow(now)
@@ -149,11 +135,13 @@ type serving struct {
 
 // decideFor begins to decide what a peer asks. What made no sense is replied to
 // at once, and what is to be undone is undone.
-func (c *core) decideFor(ctx context.Context, now instant, msgs []*wire.Ask, b bell) (*serving, []*wire.Reply) {
+func (c *core) decideFor(
+	ctx context.Context, now instant, from *inlet, msgs []*wire.Ask, b bell,
+) (*serving, []*wire.Reply) {
 	var replies []*wire.Reply
 	s := &serving{ids: make([]uint64, 0, len(msgs))}
 	asks := make([]ask, 0, len(msgs))
-	final := make([]bool, 0, len(msgs))
+	states := make([]askState, 0, len(msgs))
 	for _, m := range msgs {
 		a, err := c.askOf(m)
 		switch {
@@ -165,7 +153,8 @@ func (c *core) decideFor(ctx context.Context, now instant, msgs []*wire.Ask, b b
 			c.undoFor(now, &a, m)
 			replies = append(replies, &wire.Reply{Id: m.GetId()})
 		default:
-			asks, s.ids, final = append(asks, a), append(s.ids, m.GetId()), append(final, m.GetHeld())
+			asks, s.ids = append(asks, a), append(s.ids, m.GetId())
+			states = append(states, askState{final: m.GetHeld(), leases: c.lesseeOf(from, m)})
 		}
 	}
 	if len(asks) == 0 {
@@ -173,17 +162,28 @@ func (c *core) decideFor(ctx context.Context, now instant, msgs []*wire.Ask, b b
 	}
 	s.waiting = c.newWaiting(ctx, now, asks, make([]verdict, len(asks)), b)
 	s.remote, s.sent = true, make([]bool, len(asks))
-	for i := range final {
-		s.states[i].final = final[i]
-	}
+	s.states = states
 	return s, replies
+}
+
+// lesseeOf is the peer as one that leases the key of its ask; nil if it says nothing of that.
+func (c *core) lesseeOf(from *inlet, m *wire.Ask) *lessee {
+	if m.GetTotals() == nil || c.inStore() {
+		return nil
+	}
+	totals, ok := totalsOf(m.GetTotals())
+	if !ok {
+		c.malformed(rejectedLease)
+		return nil
+	}
+	return &lessee{holder: ratelimit.Holder(from.incarnation), totals: totals}
 }
 
 // undoFor takes back what this node had decided for a peer that did not wait for it: the
 // caller of that peer was answered otherwise, or not at all.
 func (c *core) undoFor(now instant, a *ask, m *wire.Ask) {
 	v := verdict{
-		OverLimit: m.GetOverLimit(), Charged: ratelimit.Tokens(m.GetCharged()),
+		OverLimit: m.GetOverLimit(), Charged: ratelimit.Tokens(m.GetCharged()), Debt: ratelimit.Tokens(m.GetDebt()),
 		Window: ratelimit.Window(m.GetWindow()),
 	}
 	c.base.Undo(now, []ask{*a}, []verdict{v})
@@ -219,9 +219,12 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 		if s.observe != nil {
 			s.observe.decided(&s.asks[i], v)
 		}
-		r.OverLimit, r.Remaining, r.Charged = v.OverLimit, int64(v.Remaining), int64(v.Charged)
+		r.OverLimit, r.Remaining, r.Charged, r.Debt = v.OverLimit, int64(v.Remaining), int64(v.Charged), int64(v.Debt)
 		r.ResetUs, r.Window = v.ResetAfter.Microseconds(), int64(v.Window)
 		r.Hot = s.hot.Hit(now, s.asks[i].Key)
+		if x := s.states[i].leases; x != nil && x.lease.Window != 0 {
+			r.Lease = leaseMessage(&x.lease)
+		}
 	}
 	return r
 }
@@ -232,7 +235,7 @@ func (c *core) askOf(m *wire.Ask) (ratelimit.Ask, error) {
 	case len(m.GetKey()) == 0, len(m.GetKey()) > ratelimit.MaxKeyLen, m.GetCost() < 0, m.GetKind() > undo,
 		m.GetWindow() < 0:
 		return ratelimit.Ask{}, errMessage
-	case m.GetCharged() < 0, m.GetCharged() > m.GetCost(): // nobody was charged more than it asked for
+	case !charges(m, ratelimit.Tokens(m.GetCost())): // nobody was charged more than it asked for
 		return ratelimit.Ask{}, errMessage
 	}
 	rule, err := c.rules.get(m.GetRule())

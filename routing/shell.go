@@ -45,15 +45,14 @@ func (r *Router) converse(ctx context.Context, m *member) {
 	}
 }
 
-// connectBy holds one conversation over a connection of one kind, until it
-// breaks. It reports whether it came to one.
-func (r *Router) connectBy(ctx context.Context, m *member, way credentials.TransportCredentials) (met bool, err error) {
+// connect holds one conversation, until it breaks.
+func (r *Router) connect(ctx context.Context, m *member) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	conn, err := grpc.NewClient(m.addr, grpc.WithTransportCredentials(way), grpc.WithNoProxy(),
+	conn, err := grpc.NewClient(m.addr, grpc.WithTransportCredentials(r.options.TLS), grpc.WithNoProxy(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxFrame), grpc.MaxCallSendMsgSize(maxFrame)))
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer conn.Close()
 	// The stream ends with the context, so that a node which is silent in the middle of the
@@ -61,14 +60,12 @@ func (r *Router) connectBy(ctx context.Context, m *member, way credentials.Trans
 	late := time.AfterFunc(opening, cancel)
 	stream, err := wire.NewPeerClient(conn).Exchange(ctx)
 	if err != nil {
-		return false, err
+		return err
 	}
 	welcome, err := r.introduce(stream, m.addr)
 	if err != nil {
 		r.refuse("", err)
-		// Where nothing speaks this kind of connection at the other end, the next kind is tried
-		// (dials). Any other refusal is an answer to this node, and would be the same again.
-		return status.Code(err) != codes.Unavailable, err
+		return err
 	}
 	late.Stop()
 	select { // of the last conversation
@@ -83,7 +80,7 @@ func (r *Router) connectBy(ctx context.Context, m *member, way credentials.Trans
 	go func() { ended <- r.listen(stream, m); cancel() }()
 	err = r.speak(ctx, stream, m)
 	cancel()
-	return true, errors.Join(<-ended, err)
+	return errors.Join(<-ended, err)
 }
 
 // speak sends what there is to say, as much as is there in one message.
@@ -140,12 +137,10 @@ func Caps() transport.Caps {
 // Its listener should be a transport.Listener of the same budget, which bounds
 // what peers and strangers together have begun to say.
 func (r *Router) NewServer(creds credentials.TransportCredentials, budget *transport.Budget) *grpc.Server {
-	// With certificates of an authority, versions 1 and 2 speak TLS as well.
-	plain := creds == nil && r.options.AllowOld
 	if creds == nil {
 		creds = r.served
 	}
-	options := transport.Options(Caps(), budget, &door{creds, plain, r.turnedAway}, nil)
+	options := transport.Options(Caps(), budget, &door{creds, r.turnedAway}, nil)
 	s := grpc.NewServer(append(options, grpc.MaxSendMsgSize(maxFrame))...)
 	wire.RegisterPeerServer(s, exchange{Router: r})
 	return s
@@ -177,9 +172,6 @@ func (r *Router) refuse(from string, err error) {
 		if errors.Is(err, what) {
 			r.reject(kind)
 		}
-	}
-	if errors.Is(err, errOld) {
-		r.reject(rejectedVersion)
 	}
 	if errors.Is(err, errSelf) || errors.Is(err, errName) {
 		r.reject(rejectedName)
@@ -213,7 +205,7 @@ func (r *Router) exchange(stream called) error {
 		return status.Error(codes.PermissionDenied, err.Error())
 	}
 	// Who the node is was said and checked in its introduction. Later frames are not asked.
-	from := &inlet{addr: hello.GetAddr(), incarnation: hello.GetIncarnation(), version: hello.GetVersion()}
+	from := &inlet{addr: hello.GetAddr(), incarnation: hello.GetIncarnation()}
 	r.greeted(r.clock(), hello)
 	// Replies come from as many goroutines as there are frames under way, and a stream may be
 	// sent on by one at a time.
@@ -223,15 +215,14 @@ func (r *Router) exchange(stream called) error {
 		defer sending.Unlock()
 		_ = stream.Send(f) // a broken stream ends Recv too
 	}
-	defer from.answerPulls(answer)()
 	room := make(chan struct{}, framesAtOnce)
 	var working sync.WaitGroup
 	defer working.Wait()
 	ctx := stream.Context()
-	later := func(asks []*wire.Ask, claims []*wire.Claim) {
+	later := func(asks []*wire.Ask) {
 		room <- struct{}{} // a peer that floods waits here
 		working.Go(func() {
-			r.answerTo(ctx, asks, claims, answer)
+			r.answerTo(ctx, from, asks, answer)
 			<-room
 		})
 	}
@@ -247,21 +238,15 @@ func (r *Router) exchange(stream called) error {
 	}
 }
 
-// answerTo decides and settles what a peer asks, and answers as it goes.
-func (r *Router) answerTo(ctx context.Context, asks []*wire.Ask, claims []*wire.Claim, answer func(*wire.Frame)) {
+// answerTo decides what a peer asks, and answers as it goes.
+func (r *Router) answerTo(ctx context.Context, from *inlet, asks []*wire.Ask, answer func(*wire.Frame)) {
 	say := func(replies []*wire.Reply) {
 		if len(replies) > 0 {
 			answer(&wire.Frame{Replies: replies})
 		}
 	}
-	if len(claims) > 0 {
-		say(r.settleFor(claims))
-	}
-	if len(asks) == 0 {
-		return
-	}
 	now := r.clock()
-	s, replies := r.decideFor(ctx, now, asks, newBell())
+	s, replies := r.decideFor(ctx, now, from, asks, newBell())
 	if s == nil {
 		say(replies)
 		return

@@ -9,7 +9,6 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
-	"github.com/sluice-gate/sluice/routing/internal/hot"
 	"github.com/sluice-gate/sluice/routing/internal/moved"
 	"github.com/sluice-gate/sluice/routing/wire"
 )
@@ -26,7 +25,6 @@ import (
 type Stepped struct {
 	core  *core
 	o     SteppedOptions
-	hot   *leasing.Stepped // leases of hot keys, where there is no store
 	inlet map[string]*inlet
 	steppedWork
 	open  map[string]bool // streams that are open, or being opened
@@ -41,7 +39,6 @@ type Stepped struct {
 type steppedWork struct {
 	waits []*steppedWait
 	asks  []*steppedAsks
-	hots  []*steppedBatch
 	dials []*member
 	ends  []*member
 }
@@ -51,8 +48,7 @@ type SteppedOptions struct {
 	Addr        string
 	Weight      uint32
 	HotRate     float64
-	Incarnation uint64           // not 0, and another one for each that ever had the address
-	Holder      ratelimit.Holder // of leases of hot keys; another one for each, too
+	Incarnation uint64 // not 0, and another one for each that ever had the address
 	Clock       ratelimit.Clock
 	Wall        time.Time
 	After       func(time.Duration, func()) // calls when the node's clock has gone on by that much
@@ -90,14 +86,6 @@ type steppedAsks struct {
 	from *inlet
 }
 
-// steppedBatch is a batch of claims of hot keys: each goes to another owner, and the batch
-// is answered when all have been, or at until.
-type steppedBatch struct {
-	*leasing.Batch
-	claims []*claiming
-	until  instant
-}
-
 // NewStepped makes a node. It knows nobody yet: see Found.
 func NewStepped(o SteppedOptions) *Stepped {
 	c := newCore(Options{Addr: o.Addr, Weight: o.Weight, HotRate: o.HotRate, OnPeer: o.OnPeer}, o.Clock, o.Wall)
@@ -108,22 +96,11 @@ func NewStepped(o SteppedOptions) *Stepped {
 	if o.Decided != nil {
 		c.observe = observed{o}
 	}
-	// Hot keys are leased with the limiter that leases all others: the store has one account of
-	// each key, whoever claims.
 	if o.Store != nil {
 		c.base, c.fallback = stepping{o.Store}, o.Store.Alone()
-		c.leases = c.base
 	} else {
 		c.base = blocking{o.Local}
 		c.storeless(o.Local)
-		s.hot = leasing.NewStepped(o.Holder, hot.Most, o.Clock, o.Wall, func(d time.Duration, do func()) {
-			o.After(d, func() { do(); s.Pump() })
-		}, o.Random)
-		s.hot.Undivided()
-		c.leases = stepping{s.hot}
-		// One budget for outages, as New has it.
-		s.hot.SpendAlone(c.fallback)
-		s.every(leasing.SweepEvery, func() { s.hot.Sweep(o.Clock()) })
 	}
 	s.every(pingEvery, s.ping)
 	s.woken = true
@@ -212,10 +189,7 @@ func (s *Stepped) Accept(hello []byte) (welcome []byte, err error) {
 		return nil, err
 	}
 	addr := h.GetAddr()
-	s.inlet[addr] = &inlet{
-		addr: addr, incarnation: h.GetIncarnation(), version: h.GetVersion(),
-		say: func(f *wire.Frame) { s.send(addr, reply, f) },
-	}
+	s.inlet[addr] = &inlet{addr: addr, incarnation: h.GetIncarnation()}
 	s.core.greeted(s.o.Clock(), &h)
 	welcome, err = proto.Marshal(s.core.hello(nonce))
 	s.Pump()
@@ -283,27 +257,18 @@ func (s *Stepped) Receive(from string, answer bool, frame []byte) {
 		s.core.replied(now, m, &f)
 	} else if !answer && in != nil {
 		s.core.serve(now, in, &f, func(a *wire.Frame) { s.send(from, reply, a) },
-			func(asks []*wire.Ask, claims []*wire.Claim) {
-				s.serve(now, in, asks, claims)
-			})
+			func(asks []*wire.Ask) { s.serve(now, in, asks) })
 	}
 	s.Pump()
 }
 
-func (s *Stepped) serve(now instant, from *inlet, asks []*wire.Ask, claims []*wire.Claim) {
-	var replies []*wire.Reply
-	if len(claims) > 0 {
-		replies = s.core.settleFor(claims)
-	}
-	if len(asks) > 0 {
-		serving, bad := s.core.decideFor(context.Background(), now, asks, nil)
-		replies = append(replies, bad...)
-		if serving != nil {
-			if serving.advance(now) {
-				s.asks = append(s.asks, &steppedAsks{serving, from})
-			}
-			replies = append(replies, serving.replies(now)...)
+func (s *Stepped) serve(now instant, from *inlet, asks []*wire.Ask) {
+	serving, replies := s.core.decideFor(context.Background(), now, from, asks, nil)
+	if serving != nil {
+		if serving.advance(now) {
+			s.asks = append(s.asks, &steppedAsks{serving, from})
 		}
+		replies = append(replies, serving.replies(now)...)
 	}
 	if len(replies) > 0 {
 		s.send(from.addr, true, &wire.Frame{Replies: replies})
@@ -385,7 +350,6 @@ func (s *Stepped) Pump() {
 
 // advance goes on with all that waits. It reports whether something ended.
 func (s *Stepped) advance(now instant) (ended bool) {
-	s.settleHot(now)
 	// What is decided may ask again at once, which adds to waits.
 	waits := s.waits
 	s.waits = nil
@@ -411,46 +375,6 @@ func (s *Stepped) advance(now instant) (ended bool) {
 	clear(s.asks[len(asks):])
 	s.asks = asks
 	return ended
-}
-
-// settleHot sends claims on hot keys to their owners, and takes in the answers.
-func (s *Stepped) settleHot(now instant) {
-	if s.hot == nil {
-		return
-	}
-	for b := s.hot.Batch(); b != nil; b = s.hot.Batch() {
-		x := &steppedBatch{Batch: b, until: now.Add(leasing.ClaimTimeout)}
-		claims := b.Claims()
-		for i := range claims {
-			x.claims = append(x.claims, s.core.claim(&claims[i], nil))
-		}
-		s.hots = append(s.hots, x)
-	}
-	hots := s.hots[:0]
-	for _, x := range s.hots {
-		if !x.answered(now) {
-			hots = append(hots, x)
-		}
-	}
-	clear(s.hots[len(hots):])
-	s.hots = hots
-}
-
-// answered takes in a batch's grants when all are there, or its time is over.
-func (x *steppedBatch) answered(now instant) bool {
-	grants := make([]ratelimit.Grant, len(x.claims))
-	for i, c := range x.claims {
-		switch {
-		case c.call.ended():
-			grants[i] = c.grant()
-		case now < x.until:
-			return false
-		default:
-			grants[i] = ratelimit.Grant{Seq: c.claim.Seq, Err: context.DeadlineExceeded}
-		}
-	}
-	x.Answer(grants)
-	return true
 }
 
 // talk hands over to the wires what there is to say.
@@ -501,9 +425,6 @@ func (s *Stepped) wakeUp(now instant) {
 	for _, a := range s.asks {
 		due = min(due, a.due())
 	}
-	for _, x := range s.hots {
-		due = min(due, x.until)
-	}
 	// Something that is due now and cannot go on would have the node pumped for ever at the same
 	// instant.
 	due = max(due, now.Add(time.Microsecond))
@@ -528,8 +449,7 @@ func Describe(frame []byte) string {
 	if err := proto.Unmarshal(frame, &f); err != nil {
 		return err.Error()
 	}
-	s := fmt.Sprintf("%d asks, %d fetches, %d claims, presences %v", len(f.GetAsks()), len(f.GetFetches()),
-		len(f.GetClaims()), f.GetPresences())
+	s := fmt.Sprintf("%d asks, %d fetches, presences %v", len(f.GetAsks()), len(f.GetFetches()), f.GetPresences())
 	if p := f.GetParcel(); p != nil {
 		n := 0
 		_ = moved.Read(p.GetAccounts(), func(moved.Entry) { n++ })

@@ -158,23 +158,27 @@ func TestHotKeyIsLeased(t *testing.T) {
 			t.Errorf("hot %v: %q are leased", hot, c.hotHere.Names())
 		}
 	}
-	lease := &scriptedWaiter{open: true, patience: time.Millisecond}
-	leases := &scriptedBase{waiter: lease}
-	c.leases = leases
-	w := a.waits("b:1", 2)
+	// From now on an ask says what it wants, and what it is granted decides those after it.
+	w := a.waits("b:1", 1)
+	w.advance(s.now)
+	asks := m.take(0).GetAsks()
+	if totals := asks[0].GetTotals(); totals.GetLife() != totals.GetSeq() || totals.GetWant() < 5 {
+		t.Fatalf("it says %v", totals)
+	}
+	m.replied([]*wire.Reply{{Id: asks[0].GetId(), Charged: 5, Remaining: 100, Lease: &wire.Lease{
+		Window: 3, Granted: asks[0].GetTotals().GetWant(), Keep: true, ForUs: 1e6,
+	}}})
+	w = a.waits("b:1", 2)
 	w.asks[0].Key = a.ownedBy("a:1")
-	if !w.advance(s.now) || !w.states[0].decided || w.states[1].decided || !w.states[1].below {
+	if w.advance(s.now) || c.stats.hot.Load() != 1 || m.take(0) != nil {
 		t.Errorf("%+v", w.states)
 	}
-	if leases.said != "asked 1 within 0s\n" || c.stats.hot.Load() != 1 || m.take(0) != nil {
-		t.Errorf("%+v, %q", w.states, leases.said)
+	if v := w.verdicts[1]; v.OverLimit || v.Source != ratelimit.FromLease || v.Window != 3 || v.Charged != 5 {
+		t.Errorf("%+v", v)
 	}
-	if lease.open = false; w.advance(s.now) {
-		t.Errorf("%+v", w.states)
-	}
-	leases.waiter = nil
-	if w = a.waits("b:1", 1); w.advance(s.now) || len(w.below) != 0 {
-		t.Error("there is a lease, and it is waited for")
+	s.now = s.now.Add(time.Second)
+	if w = a.waits("b:1", 1); !w.advance(s.now) || len(m.take(0).GetAsks()) != 1 {
+		t.Error("the lease is over, and it is spent")
 	}
 }
 
@@ -274,12 +278,8 @@ func TestHotKeyHasOneBudgetForOutages(t *testing.T) {
 		})
 		s.play(2 * ratelimit.StoreDeadline)
 	}
-	if admitted != 3 || reasons[ratelimit.FallbackPeer] != 6 || len(reasons) < 2 {
+	if admitted != 3 || reasons[ratelimit.FallbackPeer] != 12 || len(reasons) > 1 {
 		t.Errorf("%d were admitted, want 3; decisions without the owner by reason: %v", admitted, reasons)
-	}
-	r := New(leasing.NewLocal(10, s.now, time.Unix(0, 0)), Options{Addr: "a:1"}, func() instant { return s.now }, time.Unix(0, 0))
-	if r.hotFleet.Alone() != r.fallback {
-		t.Error("a node that serves has a second budget for hot keys")
 	}
 }
 

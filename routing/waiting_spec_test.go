@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing/ring"
 	"github.com/sluice-gate/sluice/routing/wire"
@@ -59,7 +60,7 @@ func (n *scriptNode) waits(owner string, asks int) *waiting {
 // withStore has a core lease from a store.
 func (n *scriptNode) withStore() *scriptedBase {
 	b := &scriptedBase{}
-	n.core.local, n.core.base, n.core.leases = nil, b, b
+	n.core.local, n.core.base = nil, b
 	return b
 }
 
@@ -112,7 +113,7 @@ func TestWhoDecidesOnOwnKeys(t *testing.T) {
 			}
 		}
 		vs := make([]verdict, 1)
-		got := c.own(context.Background(), s.now, []ask{{Rule: s.rule, Key: x.key, Cost: 1}}, vs, found)
+		got := c.own(context.Background(), s.now, []ask{{Rule: s.rule, Key: x.key, Cost: 1}}, vs, found, nil)
 		if got != x.want || (vs[0].Charged == 1) != (got == decided) {
 			t.Errorf("%s: %v, want %v: %+v", x.what, got, x.want, vs[0])
 		}
@@ -193,41 +194,23 @@ func TestWaitingBelow(t *testing.T) {
 	}
 }
 
-// An ask that is forwarded says all that its owner needs; to one of version 1, who had
-// the key before.
+// An ask that is forwarded says all that its owner needs.
 func TestWhatIsForwarded(t *testing.T) {
-	_, a := newPair(t)
+	s, a := newPair(t)
 	c, m := a.core, a.core.members["b:1"]
-	v := c.view.Load()
-	alone := ring.Of([]ring.Member{{Addr: "a:1", Weight: 1}})
-	for _, x := range []struct {
-		what   string
-		stable bool
-		since  []*ring.Ring
-		before string
-	}{
-		{"all have handed over", true, []*ring.Ring{alone}, ""},
-		{"nobody knows who had it", false, nil, ""},
-		{"this node had it", false, []*ring.Ring{alone}, "a:1"},
-		{"its owner had it", false, []*ring.Ring{v.ring, alone}, ""},
-	} {
-		now := &view{ring: v.ring, print: v.print, peers: v.peers, mine: true, since: x.since}
-		now.stable.Store(x.stable)
-		c.view.Store(now)
-		m.take(0)
-		w, before := a.waits("b:1", 1), c.stats.forwarded.Load()
-		w.states[0].held = true
-		w.forward(0, "b:1")
-		asks := m.take(0).GetAsks()
-		if len(asks) != 1 || asks[0].GetPrevious() != x.before || !asks[0].GetHeld() || string(asks[0].GetKey()) != string(w.asks[0].Key) || asks[0].GetCost() != 5 || asks[0].GetRule() == nil {
-			t.Errorf("%s: it says %v", x.what, asks)
-		}
-		if c.stats.forwarded.Load() != before+1 || w.states[0].to != "b:1" {
-			t.Errorf("%s: %d were forwarded, to %q", x.what, c.stats.forwarded.Load()-before, w.states[0].to)
-		}
-		if m.replied([]*wire.Reply{{Id: asks[0].GetId()}}); len(w.bell) != 1 {
-			t.Errorf("%s: it is answered, and who waits was not woken", x.what)
-		}
+	m.take(0)
+	w, before := a.waits("b:1", 1), c.stats.forwarded.Load()
+	w.states[0].held = true
+	w.forward(s.now, 0, "b:1")
+	asks := m.take(0).GetAsks()
+	if len(asks) != 1 || !asks[0].GetHeld() || string(asks[0].GetKey()) != string(w.asks[0].Key) || asks[0].GetCost() != 5 || asks[0].GetRule() == nil || asks[0].GetTotals() != nil {
+		t.Errorf("it says %v", asks)
+	}
+	if c.stats.forwarded.Load() != before+1 || w.states[0].to != "b:1" {
+		t.Errorf("%d were forwarded, to %q", c.stats.forwarded.Load()-before, w.states[0].to)
+	}
+	if m.replied([]*wire.Reply{{Id: asks[0].GetId()}}); len(w.bell) != 1 {
+		t.Error("it is answered, and who waits was not woken")
 	}
 }
 
@@ -271,14 +254,19 @@ func TestLateAnswerOfAnOwnerIsUndone(t *testing.T) {
 			x.reply.Id = id
 			m.replied([]*wire.Reply{x.reply})
 		}
-		asks := m.take(0).GetAsks()
+		a.core.tick(s.now)
+		var asks []*wire.Ask
+		if f := m.take(0); f != nil {
+			asks = f.GetAsks()
+		}
 		if (len(asks) == 1) != x.undone {
 			t.Fatalf("%s: it is told %v", x.what, asks)
 		}
 		if x.undone {
 			key := string(a.ownedBy("b:1"))
-			if u := asks[0]; u.GetKind() != 3 || u.GetCharged() != 5 || u.GetCost() != 5 || u.GetWindow() != 3 || u.GetOverLimit() || u.GetRule() == nil || string(u.GetKey()) != key {
-				t.Errorf("%s: to be undone is %v", x.what, u)
+			u, totals := asks[0], asks[0].GetTotals()
+			if u.GetKind() != uint32(ratelimit.Peek) || totals.GetSpent() != -5 || totals.GetTaken() != -5 || totals.GetWindow() != 3 || u.GetRule() == nil || string(u.GetKey()) != key {
+				t.Errorf("%s: it is told %v", x.what, u)
 			}
 		}
 	}
@@ -293,9 +281,9 @@ func TestUndoSaysWhetherItWasRefused(t *testing.T) {
 		a := s.nodes["a:1"]
 		m := a.core.members["b:1"]
 		m.take(0)
-		v := verdict{OverLimit: over, Charged: 2, Window: 3}
+		v := verdict{OverLimit: over, Charged: 2, Debt: 1, Window: 3}
 		a.core.undoAt("b:1", &ask{Rule: s.rule, Key: a.ownedBy("b:1"), Kind: ratelimit.Spend, Cost: 5}, &v)
-		if asks := m.take(0).GetAsks(); len(asks) != 1 || asks[0].GetOverLimit() != over || asks[0].GetCharged() != 2 {
+		if asks := m.take(0).GetAsks(); len(asks) != 1 || asks[0].GetOverLimit() != over || asks[0].GetCharged() != 2 || asks[0].GetDebt() != 1 {
 			t.Errorf("refused %v: it is told %v", over, asks)
 		}
 	}
@@ -339,7 +327,7 @@ func TestNeitherOwnerNorStore(t *testing.T) {
 		s.now = s.now.Add(time.Hour)
 		w.view.Load().peers["b:1"].heard.Store(int64(s.now.Add(-x.heard)))
 		before := w.stats.fallbacks.Load()
-		if !w.failed(s.now, 0) {
+		if !w.failed(s.now, 0, nil) {
 			t.Fatal("its time is over")
 		}
 		v := w.verdicts[0]
@@ -429,7 +417,7 @@ func TestAdmittedWithoutOwnerOrStore(t *testing.T) {
 // What is undone is told to whoever charged it: the owner, the lease of a hot key, this
 // node's own account if the key is its own by now, or its share of an outage.
 func TestWhereAVerdictIsUndone(t *testing.T) {
-	const owner, leases, base, nobody = "owner", "leases", "base", "nobody"
+	const owner, hand, base, nobody = "owner", "hand", "base", "nobody"
 	for _, x := range []struct {
 		what   string
 		owner  string
@@ -439,24 +427,32 @@ func TestWhereAVerdictIsUndone(t *testing.T) {
 	}{
 		{"charged by its owner", "b:1", verdict{Source: ratelimit.FromOwner}, 0, owner},
 		{"charged by its owner, and this node's by now", "a:1", verdict{Source: ratelimit.FromOwner}, ratelimit.FromLease, base},
-		{"leased as a hot key", "b:1", verdict{Source: ratelimit.FromLease}, ratelimit.FromLease, leases},
-		{"claimed as a hot key", "b:1", verdict{Source: ratelimit.FromClaim}, ratelimit.FromClaim, leases},
+		{"leased as a hot key", "b:1", verdict{Source: ratelimit.FromLease, Window: 3}, 0, hand},
+		{"leased in another window", "b:1", verdict{Source: ratelimit.FromLease, Window: 2}, 0, owner},
 		{"its own", "a:1", verdict{Source: ratelimit.FromLease}, ratelimit.FromLease, base},
 		{"one key too many", "b:1", verdict{Source: ratelimit.FromOverflow}, ratelimit.FromOverflow, base},
 		{"decided without its owner", "b:1", verdict{Source: ratelimit.FromFallback, Reason: ratelimit.FallbackPeer}, 0, nobody},
-		{"its lease's owner did not answer", "b:1", verdict{Source: ratelimit.FromFallback, Reason: ratelimit.FallbackDeadline}, ratelimit.FromFallback, leases},
-		{"its lease's owner did not answer, and this node's by now", "a:1", verdict{Source: ratelimit.FromFallback, Reason: ratelimit.FallbackDeadline}, ratelimit.FromFallback, leases},
 	} {
 		s, a := newPair(t)
-		c, below, hot := a.core, &scriptedBase{}, &scriptedBase{}
-		c.base, c.leases = below, hot
+		c, below := a.core, &scriptedBase{}
+		c.base = below
+		c.hotHere.Start(s.now, a.ownedBy("b:1"))
+		totals, _ := c.hotHere.Tell(s.now, &ask{Rule: s.rule, Key: a.ownedBy("b:1")})
+		x3 := leasing.Lease{Window: 3, Granted: 5, Keep: true, For: time.Second}
+		c.hotHere.Hear(s.now, a.ownedBy("b:1"), totals.Seq, x3, &verdict{})
+		spent := ask{Rule: s.rule, Key: a.ownedBy("b:1"), Cost: 4}
+		c.hotHere.Take(s.now, &spent, new(verdict))
 		m := c.members["b:1"]
 		m.take(0)
 		x.v.Charged = 4
 		c.Undo(s.now, []ask{{Rule: s.rule, Key: a.ownedBy(x.owner), Cost: 5}}, []verdict{x.v})
 		want := map[string]string{x.by: fmt.Sprintf("undo 1 of source %d\n", x.source)}
-		if below.said != want[base] || hot.said != want[leases] || (len(m.take(0).GetAsks()) == 1) != (x.by == owner) {
-			t.Errorf("%s: the base is told %q, the leases %q", x.what, below.said, hot.said)
+		if below.said != want[base] || (len(m.take(0).GetAsks()) == 1) != (x.by == owner) {
+			t.Errorf("%s: the base is told %q", x.what, below.said)
+		}
+		spent.Cost = 5
+		if ok, _ := c.hotHere.Take(s.now, &spent, new(verdict)); ok != (x.by == hand) {
+			t.Errorf("%s: it is in hand again %v", x.what, ok)
 		}
 	}
 	s, a := newPair(t)

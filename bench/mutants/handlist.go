@@ -305,6 +305,6 @@ var allByHand = []byHand{
 		{decides, "case v.Source == ratelimit.FromFallback && v.Reason == ratelimit.FallbackPeer:\n\t\tc.undoFallback(now, a, v)\n", ""},
 	}},
 	{"an ask that was forwarded is forwarded again", []replacement{
-		{decides, "\tcase w.remote:\n\t\ts.status = notOwner\n\t\treturn true\n\tcase w.hotHere", "\tcase w.hotHere"},
+		{decides, "\tcase w.remote:\n\t\ts.status = notOwner\n\t\treturn true\n\tcase !w.inStore():", "\tcase !w.inStore():"},
 	}},
 }

@@ -114,6 +114,16 @@ var planted = []struct {
 		Right: "max(a.fence+1, ratelimit.Fence(a.now), min(c.Fence, MostFence)+1)",
 		Wrong: "ratelimit.Fence(a.now) / 1_000_000",
 	}},
+	{214, plant.Bug{
+		Name: "what an owner leases is not charged", File: "leasing/lent.go",
+		Right: "	c.sum += x.Granted\n",
+		Wrong: "	c.sum += 0 * x.Granted\n",
+	}},
+	{55, plant.Bug{
+		Name: "an account moves without its sum", File: "leasing/handover.go",
+		Right: "	c := counter{sum: x.Sum,",
+		Wrong: "	c := counter{sum: 0 * x.Sum,",
+	}},
 }
 
 // A checker that cannot fail proves nothing. Each of these bugs is put into the product's own

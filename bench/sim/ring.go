@@ -45,7 +45,7 @@ func (n *node) joinRing() {
 	wall := time.UnixMicro(int64(w.ledgerTime()))
 	r := &ring{node: n, streams: map[string]*stream{}}
 	o := routing.SteppedOptions{
-		Addr: n.addr, Incarnation: uint64(n.name), Holder: hotHolder + n.name, HotRate: w.HotRate, Clock: n.clock, Wall: wall, Wires: r,
+		Addr: n.addr, Incarnation: uint64(n.name), HotRate: w.HotRate, Clock: n.clock, Wall: wall, Wires: r,
 		Random: rand.New(rand.NewPCG(w.Seed, 0x2000+uint64(n.name))).Float64, Decided: r.decidedFor, Undone: r.undoneFor,
 		After: func(d time.Duration, do func()) { n.in(d, func() { r.step(do) }) },
 	}
@@ -59,9 +59,6 @@ func (n *node) joinRing() {
 	r.Stepped = routing.NewStepped(o)
 	n.look()
 }
-
-// hotHolder is where the names of those begin who lease hot keys from their owners.
-const hotHolder ratelimit.Holder = 1 << 40
 
 // look has the node look for others, now and again.
 func (n *node) look() {

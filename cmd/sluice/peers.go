@@ -27,7 +27,6 @@ type peerFlags struct {
 	Addr       string  `env:"PEER_ADDR" name:"peer-addr" placeholder:"HOST:PORT" help:"This node's own address for its peers, as they find it."`
 	Bind       string  `env:"PEER_BIND" name:"peer-bind" placeholder:"HOST:PORT" help:"Where this node listens for its peers, where that is not PEER_ADDR: behind a NAT or a proxy."`
 	Secret     string  `env:"PEER_SECRET" name:"peer-secret" placeholder:"SECRET" help:"What all peers know, at least 16 bytes, made at random (openssl rand -base64 32). Needed, but with PEER_TLS_*."`
-	AllowOld   bool    `env:"PEER_ALLOW_OLD" name:"peer-allow-old" help:"While a fleet is upgraded from a version before 3 of the peers' messages, at most for that day: let old nodes in, whose proofs can be relayed, and speak to them without TLS."`
 	Weight     uint32  `env:"PEER_WEIGHT" name:"peer-weight" default:"1" help:"This node's share of the keys, beside others'; 1 to 100."`
 	GossipAddr string  `env:"PEER_GOSSIP_ADDR" name:"peer-gossip-addr" placeholder:"HOST:PORT" help:"Where this node gossips, TCP and UDP, with PEERS gossip. Unset: PEER_ADDR with the next port."`
 	TLSCert    string  `env:"PEER_TLS_CERT" name:"peer-tls-cert" placeholder:"FILE" help:"This node's certificate; peers present theirs to each other."`
@@ -38,6 +37,9 @@ type peerFlags struct {
 
 // options checks the settings and makes them a router's.
 func (f *peerFlags) options() (o routing.Options, serverTLS credentials.TransportCredentials, err error) {
+	if os.Getenv("PEER_ALLOW_OLD") != "" {
+		return o, nil, errors.New("PEER_ALLOW_OLD is set, and nodes of older versions are not let in any more: unset it. While a fleet is upgraded its old nodes and its new ones are two rings (docs/upgrading.md)")
+	}
 	host, port, err := net.SplitHostPort(f.Addr)
 	own, notNumber := strconv.Atoi(port)
 	if err != nil || host == "" || notNumber != nil {
@@ -59,7 +61,7 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 	if f.HotRate < 0 {
 		return o, nil, fmt.Errorf("HOT_KEY_RATE is %v, must not be negative", f.HotRate)
 	}
-	o.Addr, o.Secret, o.Weight, o.HotRate, o.AllowOld = f.Addr, f.Secret, f.Weight, f.HotRate, f.AllowOld
+	o.Addr, o.Secret, o.Weight, o.HotRate = f.Addr, f.Secret, f.Weight, f.HotRate
 	if f.TLSCert == "" && f.TLSKey == "" && f.TLSCA == "" {
 		if f.Secret == "" {
 			return o, nil, errors.New("PEERS is set, and neither PEER_SECRET nor PEER_TLS_CERT, PEER_TLS_KEY and PEER_TLS_CACERT are: anybody could change budgets")
@@ -89,9 +91,6 @@ func (f *peerFlags) route(bounds *callerFlags, base limiter, baseRun func(contex
 	o, serverTLS, err := f.options()
 	if err != nil {
 		return routed{}, nil, err
-	}
-	if f.AllowOld {
-		log.Warn("PEER_ALLOW_OLD is set: somebody between two nodes can read and change what they say to each other. It is for the time of an upgrade only; unset it when all nodes are new")
 	}
 	o.OnPeer = peerLog(log)
 	setting, bind := "PEER_ADDR", f.Addr

@@ -21,7 +21,7 @@ import (
 var settings = map[string]map[string]any{
 	"default": {},
 	"everything": {
-		"peers": map[string]any{"enabled": true, "allowOld": true}, "existingSecret": "sluice", "autoscaling": map[string]any{"enabled": true},
+		"peers": map[string]any{"enabled": true}, "existingSecret": "sluice", "autoscaling": map[string]any{"enabled": true},
 		"serviceMonitor": map[string]any{"enabled": true, "labels": map[string]any{"release": "prometheus"}}, "prometheusRule": map[string]any{"enabled": true},
 		"grafanaDashboards": map[string]any{"enabled": true}, "env": map[string]any{"COORDINATION_MODE": "approx", "SHADOW_MODE": true},
 		"imagePullSecrets": []any{map[string]any{"name": "pull"}}, "podAnnotations": map[string]any{"a": "b"}, "nodeSelector": map[string]any{"disk": "ssd"},

@@ -150,8 +150,11 @@ func (a *account) grant(r *record, c *Claim, now instant, before tokens) tokens 
 }
 
 // granted is how much of what is free a claim gets.
-func granted(free tokens, c *Claim) tokens {
-	return max(0, min(free, c.Want, max(c.Need, free/tokens(max(1, c.Share)))))
+func granted(free tokens, c *Claim) tokens { return Granted(free, c.Need, c.Want, c.Share) }
+
+// Granted is what is needed, where that is free; of what is wanted beyond it, at most one share-th of what is free.
+func Granted(free, need, want tokens, share int) tokens {
+	return max(0, min(free, want, max(need, free/tokens(max(1, share)))))
 }
 
 // credit takes back what holders had in hand whose eager leases are over, and closes them: they have not told whether

@@ -7,8 +7,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// micro is how many millionths are in a token: buckets count in them.
-const micro = 1_000_000
+// Micro is how many millionths are in a token: buckets count in them.
+const Micro = 1_000_000
 
 // mostBurst is what a bucket holds at most, whatever its rule says: doubles hold that many millionths.
 const mostBurst tokens = 1<<32 - 1
@@ -55,15 +55,15 @@ func (b *bucket) claim(now instant, c *Claim) Grant {
 	if c.Kind == Leaves {
 		r.taken, r.spent, r.expires = 0, r.taken, min(-now, closed-1)
 	} else {
-		g.Granted = granted(tokens(max(0, b.level)/micro), c)
+		g.Granted = granted(tokens(max(0, b.level)/Micro), c)
 	}
-	b.level -= int64(g.Granted) * micro
+	b.level -= int64(g.Granted) * Micro
 	b.hand += g.Granted
 	r.taken += g.Granted
 	b.fence = max(b.fence+1, ratelimit.Fence(now))
 	r.seq, r.fence = c.Seq, b.fence
 	g.Total, g.Fence, g.InHand = r.total(), b.fence, b.hand+b.old-handOf(r.total(), r.spent)
-	g.Sum = tokens(roundUp(int64(burst)*micro-b.level, micro))
+	g.Sum = tokens(roundUp(int64(burst)*Micro-b.level, Micro))
 	return g
 }
 
@@ -76,7 +76,7 @@ func handOf(taken, spent tokens) tokens { return max(0, min(taken-spent, mostBur
 func (b *bucket) advance(now instant, c *Claim, burst tokens, missing bool) {
 	slot := max(time.Microsecond, c.TTL.Truncate(time.Microsecond))
 	if b.slot == 0 {
-		b.at, b.ends, b.slot, b.level = now, now.Add(slot), slot, int64(burst)*micro
+		b.at, b.ends, b.slot, b.level = now, now.Add(slot), slot, int64(burst)*Micro
 	}
 	b.refill(now, &c.Limit, burst)
 	if slot > b.slot {
@@ -124,22 +124,13 @@ func (b *bucket) refill(now instant, l *ratelimit.Limit, burst tokens) {
 }
 
 // fill adds what comes in so many microseconds, as far as there is room. Nothing is lost to rounding: what makes no
-// whole millionth is carried over. No product is beyond 2^53, for the script's doubles.
+// whole millionth is carried over.
 func (b *bucket) fill(elapsed int64, l *ratelimit.Limit, burst tokens) {
-	seconds, requests := int64(l.Period()/time.Second), int64(l.Requests)
-	room := int64(max(0, burst-b.hand-b.old))*micro - b.level
-	whole, rest := requests/seconds, requests%seconds // millionths a microsecond
-	if room <= 0 || whole > 0 && elapsed > room/whole {
-		b.level, b.carry = b.level+max(0, room), 0
-		return
+	if room := int64(max(0, burst-b.hand-b.old)) * Micro; b.level < room {
+		b.level, b.carry = Refilled(b.level, b.carry, elapsed, room, l)
+	} else {
+		b.carry = 0
 	}
-	part := elapsed%seconds*rest + b.carry
-	added := elapsed*whole + elapsed/seconds*rest + part/seconds
-	b.carry = part % seconds
-	if added >= room {
-		added, b.carry = room, 0
-	}
-	b.level += added
 }
 
 // book makes the record a copy of what the holder says, and has the level pay for what it took. It returns how much
@@ -168,25 +159,25 @@ func (b *bucket) book(r *record, c *Claim) (refunded tokens) {
 		taken = spent
 	}
 	b.hand += hand
-	b.level = max(b.level-int64(max(-mostBurst, min(paid, mostBurst)))*micro, -int64(mostSum))
+	b.level = max(b.level-int64(max(-mostBurst, min(paid, mostBurst)))*Micro, -int64(mostSum))
 	r.taken, r.spent, r.expires = max(taken, spent), spent, b.turn
 	return max(0, -paid)
 }
 
 // cut keeps the level where there is room for what is in hand, and returns what of a refund is not credited for that.
 func (b *bucket) cut(burst, refunded tokens) tokens {
-	over := b.level - int64(max(0, burst-b.hand-b.old))*micro
+	over := b.level - int64(max(0, burst-b.hand-b.old))*Micro
 	if over <= 0 || b.level <= 0 {
 		return 0
 	}
 	b.level, b.carry = max(0, b.level-over), 0
-	return min(refunded, tokens(over/micro))
+	return min(refunded, tokens(over/Micro))
 }
 
 // full is when the level alone will be full; not before two slots are over, as leases are by then.
 func (b *bucket) full(l *ratelimit.Limit) instant {
 	us := 0.0
-	if missing := float64(burstOf(l))*micro - float64(b.level); missing > 0 {
+	if missing := float64(burstOf(l))*Micro - float64(b.level); missing > 0 {
 		us = missing / float64(l.Requests) * l.Period().Seconds() // never, if nothing comes in
 	}
 	return max(b.ends.Add(b.slot), b.at+instant(min(math.Ceil(us), float64(2*ratelimit.MaxPeriod.Microseconds()))))

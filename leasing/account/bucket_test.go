@@ -155,7 +155,7 @@ func TestBucketFillsExactly(t *testing.T) {
 			elapsed += step
 		}
 		seconds := int64(l.Period() / time.Second)
-		full := float64(l.Burst) * micro
+		full := float64(l.Burst) * Micro
 		if want := float64(elapsed) * float64(l.Requests) / float64(seconds); want < full {
 			// Whole numbers below 2^53, computed as they are written.
 			whole, rest := int64(l.Requests)/seconds, int64(l.Requests)%seconds
@@ -163,7 +163,7 @@ func TestBucketFillsExactly(t *testing.T) {
 			if b.level != exact {
 				t.Errorf("seed %d: %v: %d millionths after %d us, want %d", seed, l, b.level, elapsed, exact)
 			}
-		} else if b.level != int64(l.Burst)*micro {
+		} else if b.level != int64(l.Burst)*Micro {
 			t.Errorf("seed %d: %v: %d millionths after %d us, and it is full", seed, l, b.level, elapsed)
 		}
 	}
@@ -209,7 +209,7 @@ func newBucketWorld(seed uint64, faults map[string]int) *bucketWorld {
 		Rand: rand.New(rand.NewPCG(seed, 9)), bucket: &bucket{}, now: epochAt, slots: seed%2 == 1, faults: faults,
 	}
 	w.limit = filled([]tokens{1, 3, 10, 100}[w.IntN(4)], []tokens{1, 10, 100, 1000}[w.IntN(4)])
-	w.left = int64(w.limit.Burst) * micro
+	w.left = int64(w.limit.Burst) * Micro
 	for range 1 + w.IntN(5) {
 		w.holders = append(w.holders, w.holder())
 	}
@@ -234,7 +234,7 @@ func (w *bucketWorld) play() error {
 	for range steps {
 		pause := instant([]int64{0, 1, 2, 5, 20}[w.IntN(5)] * 1000)
 		w.now += pause
-		w.left = min(int64(w.limit.Burst)*micro, w.left+int64(pause)*int64(w.limit.Requests))
+		w.left = min(int64(w.limit.Burst)*Micro, w.left+int64(pause)*int64(w.limit.Requests))
 		i := w.IntN(len(w.holders))
 		if h := w.holders[i]; w.now >= h.paused {
 			switch event := w.IntN(1000); {
@@ -268,7 +268,7 @@ func (w *bucketWorld) play() error {
 
 // fill is how long an empty bucket takes to be full.
 func (w *bucketWorld) fill() instant {
-	return instant(int64(w.limit.Burst) * micro / int64(w.limit.Requests))
+	return instant(int64(w.limit.Burst) * Micro / int64(w.limit.Requests))
 }
 
 func (w *bucketWorld) take(h *leaser) bool {
@@ -277,7 +277,7 @@ func (w *bucketWorld) take(h *leaser) bool {
 	}
 	h.Spent++
 	w.spent++
-	w.left -= micro
+	w.left -= Micro
 	return true
 }
 

@@ -63,7 +63,7 @@ func lookAt(fields map[string]string, now instant, limit *ratelimit.Limit) (*rat
 	v := &ratelimit.AccountLook{Limit: limit.Capacity()}
 	sum, err := strconv.ParseInt(fields["sum"], 10, 64)
 	if bucket, ok := doubles(fields["b"], 8); ok { // level, ...
-		err, sum = nil, int64(math.Ceil((float64(v.Limit)*micro-bucket[0])/micro))
+		err, sum = nil, int64(math.Ceil((float64(v.Limit)*Micro-bucket[0])/Micro))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: the account's sum is %.40q", ErrAnswer, fields["sum"])

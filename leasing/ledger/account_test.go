@@ -189,23 +189,3 @@ func TestManyRecordsAreDropped(t *testing.T) {
 		t.Errorf("after two windows there are records of %d holders, want 1", n)
 	}
 }
-
-// A bucket that comes from a node whose clock is behind moves to the ledger's clock at once: no time has
-// passed, so that nothing has refilled and no lease has expired.
-func TestBucketThatComesFromASlowerClock(t *testing.T) {
-	const lag = 10 * time.Second
-	limit := ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 60, Burst: 100}
-	claim := ratelimit.Claim{Limit: limit, Holder: 7, Seq: 1, Waiting: 50, Want: 50, TTL: 10 * time.Second}
-	var there Account
-	if g := there.Settle(ledgertest.Epoch, &claim); g.Err != nil || g.Granted != 50 {
-		t.Fatalf("%+v", g)
-	}
-	said := there.Statement()
-	here := FromStatement(&said, ledgerTime(lag/time.Microsecond))
-	claim.Holder, claim.Waiting, claim.Want = 8, 0, 0
-	g := here.Settle(ledgertest.Epoch.Add(lag+time.Second), &claim)
-	// The lease of 50 is live, and holds refills back; all else is there.
-	if g.Err != nil || g.Outstanding != 50 || g.Stranded != 0 || g.Holders != 2 || g.Available != 50 {
-		t.Errorf("a second later it says %+v, want 50 left, and 50 that the other holder may spend", g)
-	}
-}

@@ -121,3 +121,7 @@ func TimeToLevel(level, has, carry int64, l *ratelimit.Limit) time.Duration {
 	}
 	return time.Duration(us) * time.Microsecond
 }
+
+// IsBucket tells a bucket's window, which is the time at which it began, from
+// the number of a window: there are less than 2^40 seconds.
+func IsBucket(w window) bool { return w > 1<<40 }

@@ -16,8 +16,7 @@
 //   - [LosableMemory] can lose its data, as a Redis can.
 //
 // An account reads no clock and takes no lock: [Account.Settle] gets the time and a claim,
-// and returns a grant. A [Statement] is an account written down, for another process to go
-// on with. [CheckGrant] is what a node believes of a ledger's answer.
+// and returns a grant. [CheckGrant] is what a node believes of a ledger's answer.
 //
 // docs/protocol.md, sections 4 and 6, specify what is here.
 package ledger

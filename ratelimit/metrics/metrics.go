@@ -247,9 +247,6 @@ func (c Collector) collectFleet(count func(*prometheus.Desc, uint64, ...string),
 	}
 	if c.Ring != nil {
 		s := c.Ring()
-		for i, kind := range ratelimit.Rejections {
-			count(rejected, s.Rejected[i], "peer", kind)
-		}
 		gauge(ringMembers, len(s.Members))
 		gauge(ringPrint, int(s.Ring>>12)) // what a float holds
 		count(peerAsks, s.Forwarded, "forwarded")

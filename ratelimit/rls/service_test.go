@@ -287,8 +287,8 @@ func TestAnswers(t *testing.T) {
 		},
 		"token_bucket says when to come back": func(f *fixture) {
 			f.expect("OK: OK 0/60 3s", rlsRequest(hits(desc("bucket=x"), 3)))
-			f.expect("OVER_LIMIT: OVER_LIMIT 0/60 2s", rlsRequest(hits(desc("bucket=x"), 2)))
-			f.now = f.now.Add(time.Second)
+			f.expect("OVER_LIMIT: OVER_LIMIT 0/60 4s", rlsRequest(hits(desc("bucket=x"), 2))) // which are owed
+			f.now = f.now.Add(3 * time.Second)
 			f.expect("OK: OK 0/60 3s", rlsRequest(desc("bucket=x")))
 		},
 	} {
@@ -442,7 +442,7 @@ func TestLargeHits(t *testing.T) {
 	for range 3 { // the sum of what was refused must not overflow
 		f.expect("OVER_LIMIT: OVER_LIMIT 0/20 45s", rlsRequest(hits(desc("twenty=x"), 1<<63-1)))
 	}
-	f.expect("OK: OK 0/20 45s", rlsRequest(negative(hits(desc("twenty=x"), 1<<63-1)))) // pays what went over
+	f.expect("OK: OK 20/20 45s", rlsRequest(negative(hits(desc("twenty=x"), 1<<63-1)))) // pays what went over, too
 	f.expect("OK: OK 20/20 45s", rlsRequest(negative(hits(desc("twenty=x"), 1<<63-1))))
 	f.expect("OK: OK 19/20 45s", rlsRequest(desc("twenty=x")))
 	for _, key := range []string{"bucket", "refund"} {

@@ -1,14 +1,13 @@
 // Package hot finds the keys that are asked for much more often than others, and keeps
-// which of them this node leases from their owners.
+// what this node leases of them from their owners.
 //
-// Guarantee: memory is bounded, whatever is asked for: some hundred keys that are counted, and
-// at most [Most] that are leased. It does not promise to find every hot key at once; one that
-// stays hot is found within two seconds (TestHotKeysAreFound).
+// Guarantee: memory is bounded, whatever is asked for: some hundred keys that are counted, at most [Most] that are
+// leased, and at most [MostTold] of which there is something to tell. It does not promise to find every hot key at
+// once; one that stays hot is found within two seconds (TestHotKeysAreFound).
 package hot
 
 import (
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -127,85 +126,4 @@ func (h *Finder) Names(now ratelimit.Instant) []string {
 		all = append(all, name)
 	}
 	return all
-}
-
-// Leases are the keys of other owners that this node leases for itself.
-type Leases struct {
-	n  atomic.Int64
-	mu sync.Mutex
-	m  map[uint64]*leased // guarded by mu
-}
-
-type leased struct {
-	name  string
-	since ratelimit.Instant
-	uses  int
-}
-
-// Most is how many keys may be leased here: one more is asked of its owner, as any other.
-const Most = 1024
-
-const (
-	// lookedAt is for how long a key is leased here before it is looked at again.
-	lookedAt = 2 * time.Second
-	// cool is the rate of uses here, in a second, below which the key goes back to its owner.
-	cool = least / 4
-)
-
-// Start leases a key here, if there is room for one more.
-func (h *Leases) Start(now ratelimit.Instant, key []byte) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	// Most nodes never lease one: the map is made when the first key is hot.
-	if h.m == nil {
-		h.m = map[uint64]*leased{}
-	}
-	if len(h.m) >= Most {
-		return
-	}
-	// Of two keys with one hash the second is taken for leased, too: it then has a lease of its own,
-	// which is right for any key.
-	hash := xxhash.Sum64(key)
-	if h.m[hash] == nil {
-		h.m[hash] = &leased{name: string(key), since: now}
-		h.n.Store(int64(len(h.m)))
-	}
-}
-
-// Names are the keys that are leased here.
-func (h *Leases) Names() []string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	var all []string
-	for _, l := range h.m {
-		all = append(all, l.name)
-	}
-	return all
-}
-
-// Use tells whether a key is hot here, and counts that it was asked for.
-func (h *Leases) Use(now ratelimit.Instant, key []byte) bool {
-	// Most nodes lease no hot key at most times, and must not take a lock for each request.
-	if h.n.Load() == 0 {
-		return false
-	}
-	hash := xxhash.Sum64(key)
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	l := h.m[hash]
-	if l == nil {
-		return false
-	}
-	l.uses++
-	if age := now.Sub(l.since); age >= lookedAt {
-		// The key is left to its owner well below the rate at which it becomes hot, so that one
-		// near that rate does not go to and fro.
-		if float64(l.uses) < cool*age.Seconds() {
-			delete(h.m, hash)
-			h.n.Store(int64(len(h.m)))
-			return false
-		}
-		l.since, l.uses = now, 0
-	}
-	return true
 }

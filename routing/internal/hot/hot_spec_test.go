@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -148,6 +149,7 @@ func TestLeasesOfHotKeys(t *testing.T) {
 			t.Errorf("after %d seconds it is leased: %v", 2*(i+1), kept)
 		}
 	}
+	h.Due(8*second, func(string) bool { return false }) // forgets what there is nothing to tell of
 	if h.n.Load() != 0 || len(h.Names()) != 0 || h.Use(8*second, keyOf(1)) {
 		t.Errorf("%d are leased: %q", h.n.Load(), h.Names())
 	}
@@ -174,5 +176,42 @@ func TestMostLeases(t *testing.T) {
 	}
 	if len(h.Names()) != Most || h.n.Load() != Most || h.Use(second, keyOf(Most)) || !h.Use(second, keyOf(Most-1)) {
 		t.Errorf("%d are leased", len(h.Names()))
+	}
+}
+
+// A key that its owner has said to be used up is refused here for a moment, and what that charges is told once. What
+// is undone is not.
+func TestUsedUpKeyIsRefusedHere(t *testing.T) {
+	for _, charges := range []bool{true, false} {
+		var h Leases
+		r := &ratelimit.Rule{Limit: ratelimit.Limit{Unit: ratelimit.Hour, Requests: 10}, Coordination: ratelimit.DefaultCoordination()}
+		if !charges {
+			r.Coordination.OnDeny = ratelimit.DenyRefunds
+		}
+		a, v := ratelimit.Ask{Rule: r, Key: keyOf(1), Cost: 3}, ratelimit.Verdict{}
+		h.Start(second, a.Key)
+		m, _ := h.Tell(second, &a)
+		h.Hear(second, a.Key, m.Seq, leasing.Lease{Window: 7, For: time.Hour}, &v)
+		if ok, _ := h.Take(second, &a, &v); ok {
+			t.Fatal("nothing is in hand, and nobody has refused")
+		}
+		h.Refused(second, &a, &ratelimit.Verdict{OverLimit: true, Window: 7, ResetAfter: time.Minute, Remaining: 2, Charged: 0})
+		if ok, _ := h.Take(second, &a, &v); ok {
+			t.Fatal("something is left")
+		}
+		h.Refused(second, &a, &ratelimit.Verdict{OverLimit: true, Window: 7, ResetAfter: time.Minute})
+		for range 2 {
+			if ok, _ := h.Take(second.Add(believed-1), &a, &v); !ok || !v.OverLimit || v.Window != 7 || (v.Debt == 3) != charges {
+				t.Errorf("%+v", v)
+			}
+		}
+		h.Untake(a.Key, &v)
+		if ok, _ := h.Take(second.Add(believed), &a, &v); ok {
+			t.Error("it is refused for longer")
+		}
+		m, ok := h.Tell(second.Add(time.Second), &a)
+		if want := map[bool]ratelimit.Tokens{true: 3}[charges]; !ok || m.Spent != want {
+			t.Errorf("charges %v: it tells %+v", charges, m)
+		}
 	}
 }

@@ -45,9 +45,6 @@
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 - {name: PEER_ADDR, value: "$(POD_IP):8082"}
 - {name: PEERS, value: "dns:{{ include "sluice.name" . }}-peers.{{ .Release.Namespace }}.svc:8082"}
-{{- if .Values.peers.allowOld }}
-- {name: PEER_ALLOW_OLD, value: "true"}
-{{- end }}
 {{- end }}
 {{- with .Values.existingSecret }}
 {{- range list "REDIS_AUTH" "REDIS_SENTINEL_AUTH" "REDIS_PERSECOND_AUTH" "PEER_SECRET" "ADMIN_TOKEN" }}

@@ -1,0 +1,55 @@
+package account
+
+import (
+	"math"
+	"math/bits"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// The arithmetic of buckets: levels in millionths of a token, and nothing lost to rounding.
+
+// Refilled is a level, and what is carried over, after so many microseconds, up to full. What makes no whole millionth
+// is carried over; a full bucket carries nothing.
+func Refilled(level, carry, elapsed, full int64, l *ratelimit.Limit) (int64, int64) {
+	if level >= full {
+		return full, 0
+	}
+	seconds := uint64(l.Period() / time.Second)
+	// Microseconds times requests may exceed 64 bits: the product is held in 128.
+	hi, lo := bits.Mul64(uint64(elapsed), uint64(l.Requests))
+	lo, overflow := bits.Add64(lo, uint64(carry), 0)
+	hi += overflow
+	if hi >= seconds { // more than 2^64 millionths
+		return full, 0
+	}
+	added, rest := bits.Div64(hi, lo, seconds)
+	if added >= uint64(full-level) {
+		return full, 0
+	}
+	return level + int64(added), int64(rest)
+}
+
+// RefilledAfter is how long a bucket takes from a level, and what it carries over, to another one, rounded up. One that
+// does not refill takes no time, for nobody can say when.
+func RefilledAfter(to, level, carry int64, l *ratelimit.Limit) time.Duration {
+	missing := to - level
+	if missing <= 0 || l.Requests == 0 {
+		return 0
+	}
+	hi, lo := bits.Mul64(uint64(missing), uint64(l.Period()/time.Second))
+	lo, borrow := bits.Sub64(lo, uint64(carry), 0)
+	hi -= borrow
+	if hi >= uint64(l.Requests) {
+		return math.MaxInt64
+	}
+	us, rest := bits.Div64(hi, lo, uint64(l.Requests))
+	if rest > 0 {
+		us++
+	}
+	if us > math.MaxInt64/1000 {
+		return math.MaxInt64
+	}
+	return time.Duration(us) * time.Microsecond
+}

@@ -1,0 +1,388 @@
+package hot
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Leases is what this node has of keys of other owners: those that are hot, which it leases, and those of which it has
+// something to tell, because it answered in place of an owner that did not. It sends nothing and waits for nothing:
+// its messages are given out, and their answers are told. It is safe for concurrent use. The zero Leases has none.
+type Leases struct {
+	n    atomic.Int64 // keys
+	mu   sync.Mutex
+	keys map[string]*leased // guarded by mu
+	hot  int                // guarded by mu: how many of them are leased
+	seq  uint64             // guarded by mu: of the last message
+	// ended says that the node ends in good order: nothing is leased any more. Guarded by mu.
+	ended bool
+}
+
+// leased is one key.
+type leased struct {
+	rule *ratelimit.Rule // nil until it was asked for
+	held leasing.Held
+	hot  bool // it is leased; else there is something to tell
+	// since is when it was last looked at whether it still is, and uses how often it was asked for then.
+	since ratelimit.Instant
+	uses  int
+	used  ratelimit.Tokens  // asked for since the last message
+	usual ratelimit.Tokens  // cost of the larger requests, of late
+	half  ratelimit.Tokens  // when less is in hand, more is asked for at once
+	next  ratelimit.Instant // when there is something to tell it is told then, at the latest
+	calm  ratelimit.Instant // before, nothing is asked for: the key is short
+	left  ratelimit.Tokens  // of the limit, as last heard, in nobody's hand
+	reset ratelimit.Instant // when the limit is whole again, as last heard
+	shut  ratelimit.Instant // until then it counts as used up
+}
+
+// Most is how many keys may be leased here: one more is asked of its owner, as any other. MostTold is how many there
+// may be with those of which there is something to tell; of one more it is not told.
+const (
+	Most     = 1024
+	MostTold = 8 * Most
+)
+
+const (
+	// lookedAt is for how long a key is leased here before it is looked at again.
+	lookedAt = 2 * time.Second
+	// cool is the rate of uses here, in a second, below which the key goes back to its owner.
+	cool = least / 4
+	// TellEvery is how often a message leaves of a key that has something in hand, or something to tell: at least. One
+	// that had no answer is followed by another after retry.
+	TellEvery = 100 * time.Millisecond
+	retry     = 5 * TellEvery
+	// believed is for how long the owner's word is believed that a key is used up: a flood of refusals does not reach
+	// it, and a refund elsewhere is seen soon.
+	believed = 20 * time.Millisecond
+	// ahead is for how long what is asked for is to last, at the present rate.
+	ahead = 250 * time.Millisecond
+)
+
+// Message is what is to be told to the owner of a key.
+type Message struct {
+	Rule   *ratelimit.Rule
+	Key    string
+	Totals leasing.Totals
+}
+
+// find is what there is of a key; nil if nothing is. The caller holds mu.
+func (h *Leases) find(key []byte) *leased { return h.keys[string(key)] }
+
+// findOrAdd makes room for a key; nil if there is none. The caller holds mu.
+func (h *Leases) findOrAdd(key []byte, most int) *leased {
+	l := h.find(key)
+	if l == nil && len(h.keys) < most {
+		// Most nodes never lease one: the map is made when the first key is hot.
+		if h.keys == nil {
+			h.keys = map[string]*leased{}
+		}
+		l = &leased{}
+		h.keys[string(key)] = l
+		h.n.Store(int64(len(h.keys)))
+	}
+	return l
+}
+
+// Start leases a key here, if there is room for one more.
+func (h *Leases) Start(now ratelimit.Instant, key []byte) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ended || h.hot >= Most {
+		return
+	}
+	if l := h.findOrAdd(key, MostTold); l != nil && !l.hot {
+		l.hot, l.since, l.uses = true, now, 0
+		h.hot++
+	}
+}
+
+// stop leases a key here no more: what is in hand goes back. The caller holds mu.
+func (h *Leases) stop(l *leased) {
+	if l.hot {
+		l.hot = false
+		h.hot--
+	}
+	l.held.GiveBack()
+}
+
+// End has all that is in hand be given back with the next messages, and nothing leased any more.
+func (h *Leases) End() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ended = true
+	for _, l := range h.keys {
+		h.stop(l)
+		l.next = 0
+	}
+}
+
+// Names are the keys that are leased here.
+func (h *Leases) Names() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var all []string
+	for name, l := range h.keys {
+		if l.hot {
+			all = append(all, name)
+		}
+	}
+	return all
+}
+
+// Open is of how many keys the owners are to hear something yet.
+func (h *Leases) Open() (n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, l := range h.keys {
+		if l.held.Open() || l.held.Telling() {
+			n++
+		}
+	}
+	return n
+}
+
+// Use tells whether a key is hot here, and counts that it was asked for.
+func (h *Leases) Use(now ratelimit.Instant, key []byte) bool {
+	// Most nodes lease no hot key at most times, and must not take a lock for each request.
+	if h.n.Load() == 0 {
+		return false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l := h.find(key)
+	return l != nil && h.use(now, l)
+}
+
+// use counts that a key was asked for; the caller holds mu.
+func (h *Leases) use(now ratelimit.Instant, l *leased) bool {
+	l.uses++
+	h.look(now, l)
+	return l.hot
+}
+
+// look looks whether a key still is hot, if it is time; the caller holds mu.
+func (h *Leases) look(now ratelimit.Instant, l *leased) {
+	if age := now.Sub(l.since); l.hot && age >= lookedAt {
+		// The key is left to its owner well below the rate at which it becomes hot, so that one
+		// near that rate does not go to and fro.
+		if float64(l.uses) < cool*age.Seconds() {
+			h.stop(l)
+		}
+		l.since, l.uses = now, 0
+	}
+}
+
+// Take answers an ask from what is in hand, if that suffices. A peek passes where a request of the usual cost would.
+// more says that the key's next message is due.
+func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict) (ok, more bool) {
+	if h.n.Load() == 0 {
+		return false, false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l := h.find(a.Key)
+	if l == nil || !h.use(now, l) {
+		return false, false
+	}
+	l.rule = a.Rule
+	cost := a.Cost
+	switch a.Kind {
+	case ratelimit.Refund:
+		return false, false // it credits the account
+	case ratelimit.Peek:
+		if cost = 0; l.held.InHand(now) < max(1, l.usual) {
+			return false, false
+		}
+	default:
+		l.usual = max(cost, l.usual-l.usual/8)
+		l.used = ratelimit.AddTokens(l.used, cost)
+	}
+	w, ok := l.held.Take(now, cost)
+	if !ok {
+		return l.refuses(now, a, v), false
+	}
+	hand := l.held.InHand(now)
+	*v = ratelimit.Verdict{
+		Charged: cost, Window: w, Remaining: min(l.left+hand, a.Rule.Limit.Capacity()),
+		ResetAfter: max(0, l.reset.Sub(now)),
+	}
+	return true, hand < l.half && !l.held.Telling() && now >= l.calm
+}
+
+// refuses refuses an ask, if nothing is left of the key; the caller holds mu.
+func (l *leased) refuses(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict) bool {
+	if now >= l.shut {
+		return false
+	}
+	*v = ratelimit.Verdict{OverLimit: true, Window: l.held.Window(), ResetAfter: max(0, l.reset.Sub(now))}
+	if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
+		v.Debt = a.Cost
+		l.held.Admit(a.Cost)
+	}
+	return true
+}
+
+// Refused takes in that the owner has refused an ask: where nothing is left, others are refused here for a moment.
+func (h *Leases) Refused(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verdict) {
+	if h.n.Load() == 0 || a.Kind != ratelimit.Spend || v.Charged+v.Remaining > 0 {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if l := h.find(a.Key); l != nil && l.hot && l.held.Window() == v.Window {
+		l.shut, l.reset = now.Add(min(believed, v.ResetAfter)), now.Add(v.ResetAfter)
+	}
+}
+
+// Untake takes back what Take has booked. It reports false where the owner has to: of the key nothing is known here
+// any more, or not of that window.
+func (h *Leases) Untake(key []byte, v *ratelimit.Verdict) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l := h.find(key)
+	return l != nil && l.held.Untake(v.Window, v.Charged+v.Debt)
+}
+
+// Admit notes what was admitted in place of the owner, which is told.
+func (h *Leases) Admit(a *ratelimit.Ask) {
+	h.note(a, func(held *leasing.Held) bool { held.Admit(a.Cost); return true })
+}
+
+// Credit notes what is to be given back: what was refunded, and the owner could not be asked, or what it has charged
+// in a window for nothing. It reports false where there is no room for it, or the window is another one.
+func (h *Leases) Credit(a *ratelimit.Ask, w ratelimit.Window) bool {
+	return h.note(a, func(held *leasing.Held) bool { return held.Credit(w, a.Cost) })
+}
+
+func (h *Leases) note(a *ratelimit.Ask, book func(*leasing.Held) bool) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l := h.findOrAdd(a.Key, MostTold)
+	if l == nil {
+		return false
+	}
+	l.rule = a.Rule
+	return book(&l.held)
+}
+
+// Tell is what an ask that is forwarded to its owner says of the key's lease, if there is anything to say.
+func (h *Leases) Tell(now ratelimit.Instant, a *ratelimit.Ask) (m leasing.Totals, ok bool) {
+	if h.n.Load() == 0 {
+		return m, false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l := h.find(a.Key)
+	if l == nil || l.held.Telling() || !l.held.Open() && (!l.hot || now < l.calm) {
+		return m, false
+	}
+	l.rule = a.Rule
+	return h.tell(now, l), true
+}
+
+// tell is the next message of a key; the caller holds mu.
+func (h *Leases) tell(now ratelimit.Instant, l *leased) leasing.Totals {
+	want := ratelimit.Tokens(0)
+	if l.hot && now >= l.calm {
+		each := max(10*time.Millisecond, min(now.Sub(max(l.since, l.held.Sent())), time.Second))
+		lasts := float64(max(l.used, l.usual, 1)) * ahead.Seconds() / each.Seconds()
+		want = max(0, ratelimit.Tokens(min(lasts, float64(ratelimit.MaxLimit)))-l.held.InHand(now))
+	}
+	l.used, l.next = 0, now.Add(TellEvery)
+	h.seq++
+	return l.held.Tell(now, h.seq, want)
+}
+
+// Next is the message of one key, if it has none under way.
+func (h *Leases) Next(now ratelimit.Instant, key []byte) (m Message, ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l := h.find(key)
+	if l == nil || l.rule == nil || l.held.Telling() {
+		return m, false
+	}
+	return Message{l.rule, string(key), h.tell(now, l)}, true
+}
+
+// Due are the messages that are due, and when others are; 0: there are none. Keys that mine says are this node's own
+// by now are leased no more. It forgets keys of which there is nothing to tell.
+func (h *Leases) Due(now ratelimit.Instant, mine func(key string) bool) (all []Message, next ratelimit.Instant) {
+	if h.n.Load() == 0 {
+		return nil, 0
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var due []string
+	for key, l := range h.keys {
+		if h.look(now, l); mine(key) {
+			h.stop(l)
+		}
+		switch {
+		case !l.held.Open() && !l.held.Telling():
+			if !l.hot {
+				delete(h.keys, key)
+			}
+		case l.rule != nil && now >= l.next && !l.held.Telling():
+			due = append(due, key)
+		default: // of one that is under way it is looked at again whether there is an answer
+			at := l.next
+			if at <= now {
+				at = now.Add(TellEvery)
+			}
+			if next == 0 || at < next {
+				next = at
+			}
+		}
+	}
+	h.n.Store(int64(len(h.keys)))
+	if len(due) > 0 && (next == 0 || next > now.Add(TellEvery)) {
+		next = now.Add(TellEvery)
+	}
+	slices.Sort(due) // the same in each run of a simulation
+	for _, key := range due {
+		all = append(all, Message{h.keys[key].rule, key, h.tell(now, h.keys[key])})
+	}
+	return all, next
+}
+
+// Hear takes in what an owner answers to a message. v is its verdict on the ask that the message went with. It tells
+// whether the next message is due before those are that were known of.
+func (h *Leases) Hear(
+	now ratelimit.Instant, key []byte, seq uint64, x leasing.Lease, v *ratelimit.Verdict,
+) (soon bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l := h.find(key)
+	if l == nil {
+		return false
+	}
+	l.held.Hear(seq, x)
+	// What does not suffice for a request is of use to others only.
+	if hand := l.held.InHand(now); !l.hot || hand < l.usual {
+		x.Keep = false
+		l.held.GiveBack()
+	}
+	l.half = l.held.InHand(now) / 2
+	l.left, l.reset = max(0, v.Remaining-x.Granted), now.Add(v.ResetAfter)
+	l.next = l.held.Sent().Add(min(TellEvery, x.For/2))
+	if !x.Keep {
+		l.calm, l.next = now.Add(retry), now
+	}
+	return l.next < l.held.Sent().Add(TellEvery) && l.held.Open()
+}
+
+// Lost takes in that a message was not answered.
+func (h *Leases) Lost(now ratelimit.Instant, key []byte, seq uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if l := h.find(key); l != nil {
+		l.held.Lost(seq)
+		l.next = now.Add(retry)
+	}
+}
