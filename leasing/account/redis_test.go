@@ -292,7 +292,7 @@ func answer(all ...float64) string {
 
 // What is not exactly a grant of what was asked for is none.
 func TestAnswers(t *testing.T) {
-	c := Claim{Key: "k", Window: 20, Limit: fixed(100), Holder: 1, Seq: 3, Want: 5}
+	c := Claim{Key: "k", Window: 20, Limit: fixed(100), Holder: 1, Seq: 3, Taken: 4, Spent: 3, Want: 5}
 	good := []float64{0, 3, 5, 9, 9, 4, 0, 1, 1, 0, 0, 1}
 	for _, spoilt := range []struct {
 		field int
@@ -314,7 +314,9 @@ func TestAnswers(t *testing.T) {
 		{8, 0, false},
 		{3, 1 << 54, false},
 		{3, -(1 << 54), false},
-		{3, -7, true},
+		{2, 4, false}, // what the holder had, and 4, are not 9
+		{3, 10, false},
+		{3, -7, false},
 		{7, -1, false},
 	} {
 		all := slices.Clone(good)

@@ -121,7 +121,14 @@ func plausible(c *Claim, g *Grant) bool {
 	if c.Kind != States {
 		most = 0
 	}
-	return 0 <= g.Granted && g.Granted <= most && g.Cut >= 0 && g.At > 0 && g.Fence >= 0
+	if g.Granted < 0 || g.Granted > most || g.Cut < 0 || g.At <= 0 || g.Fence < 0 {
+		return false
+	}
+	// The total is what the holder said, and what it got. A bucket forgets what was in hand when its lease is over, and
+	// totals that are not counted are cut.
+	total := max(c.Taken, c.Spent)
+	small := -MostBooked < min(c.Taken, c.Spent) && total < MostBooked && g.Sum < mostSum-MostBooked
+	return c.Window == 0 || c.Kind != States || !small || g.Total == total+g.Cut+g.Granted
 }
 
 func garbage(err error, v any) Grant {

@@ -155,6 +155,11 @@ func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry) bool 
 	}
 	over, certain := k.Enter(now, there, &k.rule().Limit)
 	f.tellLocked(k, over)
+	// A ledger's clock that was set back has a window come again of which this node has forgotten what it spent: under
+	// the same name its first claim would take that back.
+	if certain && over.Deadline != 0 && k.Window < over.Window {
+		k.cell.Val.as = f.nextName()
+	}
 	return certain
 }
 

@@ -11,7 +11,6 @@ import (
 
 // A table that is full of keys which nobody asks for any more has room for others: what they have in hand goes back.
 func TestIdleLeasesMakeRoom(t *testing.T) {
-	t.Skip("a lease of plenty is kept until its window ends, also where the table is full (keptIdle)")
 	b := newSetBack(t, ratelimit.Limit{Unit: ratelimit.Day, Requests: 1000})
 	b.ledger = account.NewMemory(10_000, func() ledgerTime {
 		return ledgerTime(20_834 * 86_400 * 1_000_000).Add(b.now.Sub(instant(time.Hour)))

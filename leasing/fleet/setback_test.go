@@ -80,7 +80,6 @@ func (b *setBack) passes(seconds int) {
 // left. It begins there with nothing, under the name by which the ledger has what it spent: its first claim takes all
 // that back. A key that was forgotten would come back under another name.
 func TestWindowThatComesBack(t *testing.T) {
-	t.Skip("the node admits the window's limit once more, which docs/protocol-sums.md declares (section 18)")
 	b := newSetBack(t, ratelimit.Limit{Unit: ratelimit.Minute, Requests: 100})
 	if !b.ask(73) {
 		t.Fatal("73 of 100 are refused")
@@ -96,7 +95,6 @@ func TestWindowThatComesBack(t *testing.T) {
 // The same window, of which the node has told a last word meanwhile: its number is above that of all its claims, and so
 // each of them is overtaken, without end.
 func TestWindowThatComesBackAfterALateReport(t *testing.T) {
-	t.Skip("the node claims under the name of its late report, and on_store_failure decides until the window ends")
 	b := newSetBack(t, ratelimit.Limit{Unit: ratelimit.Minute, Requests: 100})
 	if !b.ask(50) {
 		t.Fatal("50 of 100 are refused")

@@ -114,9 +114,10 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 const restAfter = 2 * SweepEvery * sweepParts
 
 // keptIdle tells whether a lease stays with its node though nobody asks for the key: one of plenty, which others recall
-// when they need it, and which no time ends.
+// when they need it, and which no time ends. Where the table is nearly full, other keys need its place.
 func (f *Fleet) keptIdle(k entry) bool {
-	return k.Deadline == hold.Never && k.Sum <= k.rule().Limit.Capacity()*7/8
+	t := k.shard.keys
+	return t.Len() <= t.Limit()*3/4 && k.Deadline == hold.Never && k.Sum <= k.rule().Limit.Capacity()*7/8
 }
 
 // Learning tells whether a part of the ledger may have lost its data a moment ago.
