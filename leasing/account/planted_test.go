@@ -102,7 +102,7 @@ var planted = []struct{ file, name, right, wrong string }{
 	{"memory.go", "what came too late is on no record", "if c.Audit != \"\" && m", "if c.Audit != \"\" && g.Err == nil && m"},
 	{"event.go", "a refusal is on record as a charge", "case e.Granted < e.Need:", "case e.Granted < e.Need-1000:"},
 	{"memory.go", "accounts are never dropped", "return now >= k.over", "return false"},
-	{"wire.go", "a grant of more than was wanted is believed", "g.Granted > most ||", "false ||"},
+	{"wire.go", "a grant of more than was wanted is believed", "g.Granted > most ||", "g.Granted > most+1<<60 ||"},
 	{
 		"wire.go", "a number that is none is read",
 		"if n != math.Trunc(n) || math.Abs(n) > 1<<53",
