@@ -318,9 +318,14 @@ func TestAnswers(t *testing.T) {
 		{3, 10, false},
 		{3, -7, false},
 		{7, -1, false},
+		{5, 0.5, false},
+		{5, math.NaN(), false},
 	} {
 		all := slices.Clone(good)
 		all[spoilt.field] = spoilt.n
+		if spoilt.field == 2 && spoilt.n == 6 {
+			all[3] = 10 // it adds up, and is more than was wanted
+		}
 		a := redis.NewCmd(context.Background())
 		a.SetVal(answer(all...))
 		if g := readGrant(&c, a, nil); (g.Err == nil) != spoilt.ok {
