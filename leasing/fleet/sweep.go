@@ -100,7 +100,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 		f.renewLocked(now, k.busy(now))
 	case k.Idle(now) && !f.keptIdle(k):
 		k = k.busy(now)
-		k.GiveBack(0)
+		k.Resign(now.Add(SweepEvery)) // what it gave back is not to come again with the answer
 		f.launchLocked(k)
 	case c.Val.use != 0 && unused > restAfter && !k.Kept():
 		s.leave(c.Val.use - 1)
@@ -221,7 +221,7 @@ func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, l
 			return
 		}
 		k = k.busy(now)
-		if k.GiveBack(0); early && k.use.flight == nil {
+		if k.Resign(hold.Never); early && k.use.flight == nil {
 			f.leaveEarlyLocked(k)
 		}
 		if fl, _ := f.joinLocked(k); fl != nil {

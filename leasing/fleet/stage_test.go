@@ -1,0 +1,135 @@
+package fleet
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// stage is some nodes on one ledger in memory, in a time that the test keeps. Messages take none.
+type stage struct {
+	*testing.T
+	now    instant
+	rule   *ratelimit.Rule
+	ledger *account.Memory
+	nodes  []*Stepped
+	timers []timer
+	claims int
+}
+
+type timer struct {
+	at instant
+	do func()
+}
+
+func newStage(t *testing.T, n, maxKeys int, limit tokens, fields map[string]string) *stage {
+	t.Helper()
+	s := &stage{T: t, now: instant(time.Hour)}
+	s.rule = &ratelimit.Rule{
+		Domain: "d", Path: "p", Limit: ratelimit.Limit{Unit: ratelimit.Hour, Multiplier: 1, Requests: limit},
+		Coordination: ratelimit.DefaultCoordination(),
+	}
+	for _, field := range ratelimit.CoordinationFields {
+		if text, ok := fields[field]; ok {
+			if err := s.rule.Coordination.Set(field, text); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	s.ledger = account.NewMemory(1000, func() ratelimit.LedgerTime {
+		return 1_800_144_000_000_000 + ratelimit.LedgerTime(s.now/1000)
+	})
+	for i := range n {
+		after := func(d time.Duration, do func()) { s.timers = append(s.timers, timer{s.now.Add(d), do}) }
+		node := NewStepped(ratelimit.Holder(i+1)<<28, maxKeys, func() instant { return s.now }, time.UnixMicro(0), after,
+			func() float64 { return 0.5 })
+		node.Nodes = func() int { return n }
+		s.nodes = append(s.nodes, node)
+	}
+	return s
+}
+
+// settle has the ledger settle all that is to be sent.
+func (s *stage) settle() {
+	for _, n := range s.nodes {
+		for b := n.Batch(); b != nil; b = n.Batch() {
+			s.claims += len(b.Claims())
+			grants := make([]account.Grant, len(b.Claims()))
+			epoch, at, err := s.ledger.Settle(context.Background(), b.Claims(), grants)
+			if err != nil {
+				s.Fatal(err)
+			}
+			b.Answer(epoch, at, grants)
+		}
+	}
+}
+
+// goOn has time pass, and with it timers and sweeps.
+func (s *stage) goOn(d time.Duration) {
+	for end := s.now.Add(d); s.now < end; {
+		s.now = s.now.Add(10 * time.Millisecond)
+		due := s.timers
+		s.timers = nil
+		for _, t := range due {
+			if t.at > s.now {
+				s.timers = append(s.timers, t)
+			} else {
+				t.do()
+			}
+		}
+		if s.now%instant(SweepEvery) == 0 {
+			for _, n := range s.nodes {
+				n.Sweep(s.now)
+			}
+		}
+		s.settle()
+	}
+}
+
+// ask has a node decide, in a second at most.
+func (s *stage) ask(node int, key string, cost tokens) ratelimit.Verdict {
+	asks, v := []ask{{Rule: s.rule, Key: []byte(key), Cost: cost}}, make([]verdict, 1)
+	w := s.nodes[node].Ask(s.now, asks, v)
+	for tries := 0; w != nil && w.Advance(s.now); tries++ {
+		if s.settle(); tries > 100 {
+			w.TimeOver()
+		}
+		s.goOn(10 * time.Millisecond)
+	}
+	return v[0]
+}
+
+// used is what the ledger has of a key.
+func (s *stage) used(key string) tokens {
+	now := 1_800_144_000_000_000 + ratelimit.LedgerTime(s.now/1000)
+	var g [1]account.Grant
+	limit := s.rule.AtLedger().Limit
+	_, _, err := s.ledger.Settle(context.Background(), []account.Claim{{
+		Key: key, Window: limit.WindowAt(now), Limit: limit, Holder: 1, Seq: uint64(s.now), Share: 1,
+	}}, g[:])
+	if err != nil || g[0].Err != nil {
+		s.Fatal(err, g[0].Err)
+	}
+	return g[0].Sum
+}
+
+// A node that gives back what it has in hand, for nobody asks for it or because it ends, does not take more with the same
+// message: it would be stranded.
+func TestWhoGivesBackTakesNothing(t *testing.T) {
+	s := newStage(t, 2, 100, 100, map[string]string{"lease.size": "30"})
+	s.ask(1, "k", 90)
+	s.ask(0, "k", 1) // then there is no plenty
+	s.goOn(10 * time.Second)
+	if used := s.used("k"); used != 91 {
+		t.Errorf("%d are used of an idle key, and 91 were admitted", used)
+	}
+	s.ask(0, "k", 1)
+	claims := s.nodes[0].Release()
+	if len(claims) == 0 || slices.ContainsFunc(claims, func(c account.Claim) bool { return c.Need > 0 || c.Want > 0 }) {
+		t.Errorf("the last words are %+v", claims)
+	}
+}
