@@ -265,4 +265,5 @@ func (f *Fleet) heardLocked(now instant, k entry, fl *flight, g *account.Grant) 
 		rule.Counters.UnderAdmitted.Add(uint64(c.Need - g.Granted))
 	}
 	f.reconcile(k, fl, g)
+	f.timeLocked(now, k)
 }

@@ -178,8 +178,8 @@ func (f *Fleet) spend(now instant, a *ask, v *verdict) bool {
 	if !k.Spend(now, a, v) {
 		return false
 	}
-	if k.use.flight == nil && k.Due(now, &a.Rule.Limit) {
-		f.launchLocked(k)
+	if k.Due(now, a.Rule) {
+		f.dueLocked(now, k)
 	}
 	return true
 }

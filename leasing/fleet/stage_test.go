@@ -133,3 +133,38 @@ func TestWhoGivesBackTakesNothing(t *testing.T) {
 		t.Errorf("the last words are %+v", claims)
 	}
 }
+
+// A node that is alive tells what it spent of an eager lease before the ledger credits it, however seldom it is asked,
+// and also of a key that it has no room for.
+func TestEagerSpendingIsToldInTime(t *testing.T) {
+	for _, ttl := range []time.Duration{100 * time.Millisecond, 2 * time.Second} {
+		s := newStage(t, 2, 100, 100, map[string]string{"reclaim": "eager", "lease.ttl": ttl.String()})
+		admitted := tokens(0)
+		for range 3 {
+			if v := s.ask(0, "k", 1); !v.OverLimit {
+				admitted++
+			}
+			s.goOn(10 * time.Millisecond)
+		}
+		s.goOn(ttl + ttl/4)
+		for range 200 {
+			if v := s.ask(1, "k", 1); !v.OverLimit {
+				admitted++
+			}
+		}
+		if admitted != 100 {
+			t.Errorf("ttl %v: %d were admitted, of 100", ttl, admitted)
+		}
+	}
+	s := newStage(t, 2, 1, 10, map[string]string{"reclaim": "eager", "lease.ttl": "100ms"})
+	if v := s.ask(0, "k", 1); v.OverLimit {
+		t.Fatalf("%+v", v)
+	}
+	id := s.nodes[0].Hash.ID([]byte("k"))
+	of := &s.nodes[0].shards[s.nodes[0].ShardOf(id)]
+	c := of.keys.Get(id)
+	c.Val.Deadline = s.now // nothing is in hand
+	if s.nodes[0].mayGoLocked(of, s.now, c) {
+		t.Error("a key may be forgotten of which the ledger does not know what was spent")
+	}
+}

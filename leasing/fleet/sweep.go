@@ -96,7 +96,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 			k.Doubt()
 			f.launchLocked(k)
 		}
-	case k.Due(now, &rule.Limit), k.Early(now, rule):
+	case k.Due(now, rule), k.Early(now, rule):
 		f.renewLocked(now, k.busy(now))
 	case k.Idle(now) && !f.keptIdle(k):
 		k = k.busy(now)
@@ -217,7 +217,7 @@ func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, l
 	next = s.keys.Walk(at, func(c *cell) {
 		k := s.view(c, &scratch)
 		early := k.Next.Deadline != 0 && k.Next.Taken > k.Next.Spent
-		if k.Taken <= k.Spent && !k.Untold() && !k.Asked() && !early {
+		if k.Taken <= k.Spent && !k.Owes() && !k.Asked() && !early {
 			return
 		}
 		k = k.busy(now)

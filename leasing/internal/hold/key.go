@@ -175,11 +175,12 @@ func Refill(n tokens, l *ratelimit.Limit) time.Duration {
 
 // Due tells whether a message is to leave in the background: to tell what the ledger does not know, to renew what is
 // nearly used up, or to ask again for what was refused.
-func (e Entry) Due(now instant, limit *ratelimit.Limit) bool {
+func (e Entry) Due(now instant, rule *ratelimit.Rule) bool {
+	limit := &rule.Limit
 	switch {
 	case e.asked != 0 || e.Deadline == 0:
 		return false
-	case e.doubt:
+	case e.doubt, e.used && now >= e.Renews(rule):
 		return true
 	case now < e.until: // what is refused meanwhile is told when it is asked again, and sooner if it is much
 		return now >= e.again && (e.Demand.Refused > 0 || e.Untold()) ||
@@ -190,6 +191,15 @@ func (e Entry) Due(now instant, limit *ratelimit.Limit) bool {
 	hand := float64(e.InHand(now))
 	return now >= e.calm && hand > 0 && e.Sum < limit.Capacity() &&
 		hand < min(e.Demand.PerSec*soon.Seconds(), float64(e.Taken)/2)
+}
+
+// Renews is from when on what was spent of an eager lease is to be told: at half of its time, for at its end the ledger
+// credits what it was not told of. Never, of others.
+func (p *Part) Renews(rule *ratelimit.Rule) instant {
+	if !p.eager || p.Deadline == Never {
+		return Never
+	}
+	return p.Deadline.Add(-rule.Coordination.Lease.TTL / 4) // which is three quarters of it
 }
 
 // told is from when on what was refused may be told again, though nobody asks.
