@@ -1,6 +1,7 @@
 package hold
 
 import (
+	"math"
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
@@ -190,7 +191,15 @@ func (e Entry) Due(now instant, rule *ratelimit.Rule) bool {
 	}
 	hand := float64(e.InHand(now))
 	return now >= e.calm && hand > 0 && e.Sum < limit.Capacity() &&
-		hand < min(e.Demand.PerSec*soon.Seconds(), float64(e.Taken)/2)
+		hand < min(e.Demand.PerSec*soon.Seconds(), float64(e.Taken)/2, halfLease(rule))
+}
+
+// halfLease is half of what a rule that sizes leases lets a node have at once: above it there is nothing to ask for.
+func halfLease(rule *ratelimit.Rule) float64 {
+	if size := max(rule.Coordination.Lease.Fixed, rule.Coordination.Lease.Max); size > 0 {
+		return float64(size) / 2
+	}
+	return math.Inf(1)
 }
 
 // Renews is from when on what was spent of an eager lease is to be told: at half of its time, for at its end the ledger
