@@ -183,3 +183,29 @@ func TestSmallLeasesAreNotRenewedForNothing(t *testing.T) {
 		t.Errorf("%d claims of a key that nobody asks for", s.claims)
 	}
 }
+
+// always is a drift budget that this node has a share of.
+type always struct{ share tokens }
+
+func (a always) Share(instant, *ratelimit.Rule, ledgerTime) (tokens, ratelimit.Fence) {
+	return a.share, 0
+}
+
+// What is refused by the ledger, charged, and then admitted from the reserve is charged once; and the reserve admits
+// nothing where more is charged than the limit.
+func TestReserveIsChargedOnce(t *testing.T) {
+	s := newStage(t, 1, 100, 100, map[string]string{"lease.reserve": "20", "max_nodes": "1"})
+	s.nodes[0].Drift = always{s.rule.AtLedger().DriftShare()}
+	admitted, charged := tokens(0), tokens(0)
+	for range 130 {
+		charged++
+		if v := s.ask(0, "k", 1); !v.OverLimit {
+			admitted++
+		}
+	}
+	s.goOn(5 * time.Second)
+	s.nodes[0].Drift = nil
+	if used := s.used("k"); admitted != 100 || used != charged {
+		t.Errorf("%d of 100 were admitted, and the ledger has %d of %d that were charged", admitted, used, charged)
+	}
+}

@@ -105,6 +105,21 @@ func (e Entry) charge(n tokens, of *tokens) {
 	*of = min(*of+n, account.MostBooked)
 }
 
+// Uncharge takes back what a refusal has charged a moment ago, for the request may be admitted after all; Recharge
+// charges it again.
+func (e Entry) Uncharge(a *ratelimit.Ask) {
+	if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
+		e.Spent, e.Charged = e.Spent-a.Cost, e.Charged-a.Cost
+	}
+}
+
+// Recharge undoes Uncharge.
+func (e Entry) Recharge(a *ratelimit.Ask) {
+	if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
+		e.charge(a.Cost, &e.Charged)
+	}
+}
+
 // sized notes what a request costs.
 func (u *Use) sized(cost tokens) {
 	u.largest, u.usual = max(u.largest, cost), max(cost, u.usual-u.usual/8)
