@@ -237,6 +237,9 @@ func (f *Fleet) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 		return
 	}
 	fl.heard = k.Hear(&fl.message, g, &a)
+	if errors.Is(g.Err, account.ErrOver) { // the ledger's clock was set: which window goes on is looked at anew
+		k.Till = 0
+	}
 	switch {
 	case g.Err != nil:
 		fl.err = g.Err

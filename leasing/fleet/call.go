@@ -165,6 +165,9 @@ func (c *call) askLocked(k entry, w *waiter) {
 	case w.with && w.flight.err != nil && !retried(w.flight.err):
 		c.failLocked(c.clock(), w, &k, reason(w.flight.err))
 		return
+	case w.with && errors.Is(w.flight.err, account.ErrOver):
+		w.flight, w.with = c.rest(time.Millisecond), false // it is looked which window goes on, and not asked in a loop
+		return
 	case w.with && w.flight.recalling:
 		// Others were asked to give back: that takes about as long as a round trip.
 		w.flight, w.with = c.rest(recallPause), false

@@ -19,6 +19,7 @@ type stage struct {
 	nodes  []*Stepped
 	timers []timer
 	claims int
+	ahead  time.Duration // the ledger's clock
 }
 
 type timer struct {
@@ -40,9 +41,7 @@ func newStage(t *testing.T, n, maxKeys int, limit tokens, fields map[string]stri
 			}
 		}
 	}
-	s.ledger = account.NewMemory(1000, func() ratelimit.LedgerTime {
-		return 1_800_144_000_000_000 + ratelimit.LedgerTime(s.now/1000)
-	})
+	s.ledger = account.NewMemory(1000, s.time)
 	for i := range n {
 		after := func(d time.Duration, do func()) { s.timers = append(s.timers, timer{s.now.Add(d), do}) }
 		node := NewStepped(ratelimit.Holder(i+1)<<28, maxKeys, func() instant { return s.now }, time.UnixMicro(0), after,
@@ -51,6 +50,11 @@ func newStage(t *testing.T, n, maxKeys int, limit tokens, fields map[string]stri
 		s.nodes = append(s.nodes, node)
 	}
 	return s
+}
+
+// time is what the ledger's clock shows.
+func (s *stage) time() ratelimit.LedgerTime {
+	return 1_800_144_000_000_000 + ratelimit.LedgerTime(s.now.Add(s.ahead)/1000)
 }
 
 // settle has the ledger settle all that is to be sent.
@@ -105,7 +109,7 @@ func (s *stage) ask(node int, key string, cost tokens) ratelimit.Verdict {
 
 // used is what the ledger has of a key.
 func (s *stage) used(key string) tokens {
-	now := 1_800_144_000_000_000 + ratelimit.LedgerTime(s.now/1000)
+	now := s.time()
 	var g [1]account.Grant
 	limit := s.rule.AtLedger().Limit
 	_, _, err := s.ledger.Settle(context.Background(), []account.Claim{{
@@ -207,5 +211,25 @@ func TestReserveIsChargedOnce(t *testing.T) {
 	s.nodes[0].Drift = nil
 	if used := s.used("k"); admitted != 100 || used != charged {
 		t.Errorf("%d of 100 were admitted, and the ledger has %d of %d that were charged", admitted, used, charged)
+	}
+}
+
+// A clock of the ledger that is set by more than a window has nodes look at once which window goes on: they do not ask
+// for the old one in a loop until it would have ended.
+func TestClockSetByMoreThanAWindow(t *testing.T) {
+	for _, by := range []time.Duration{5 * time.Hour, -5 * time.Hour} {
+		s := newStage(t, 1, 100, 100, nil)
+		s.ask(0, "k", 1)
+		s.goOn(time.Second)
+		s.ahead += by
+		s.claims = 0
+		for range 50 {
+			if v := s.ask(0, "k", 1); v.OverLimit || v.Source == ratelimit.FromFallback {
+				t.Fatalf("by %v: %+v", by, v)
+			}
+		}
+		if used := s.used("k"); s.claims > 100 || used < 40 {
+			t.Errorf("by %v: %d claims for 50 requests, and %d are used of the window that goes on", by, s.claims, used)
+		}
 	}
 }
