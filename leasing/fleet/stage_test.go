@@ -233,3 +233,37 @@ func TestClockSetByMoreThanAWindow(t *testing.T) {
 		}
 	}
 }
+
+// What a node drifted in a sliding window counts against its share in the next one, so that the key is not forgotten
+// while it does.
+func TestDriftOfTheWindowBeforeIsKept(t *testing.T) {
+	s := newStage(t, 1, 100, 100, map[string]string{"mode": "approx", "check_timeout": "0s", "drift_budget": "4", "max_nodes": "1"})
+	s.rule.Limit.Algorithm, s.rule.Limit.Unit = ratelimit.SlidingWindow, ratelimit.Minute
+	n := s.nodes[0]
+	n.Drift = always{4}
+	s.ask(0, "other", 1) // what time it is there
+	s.goOn(50 * time.Second)
+	for range 4 {
+		v := make([]verdict, 1)
+		w := n.Ask(s.now, []ask{{Rule: s.rule, Key: []byte("k"), Cost: 1}}, v)
+		for w != nil && w.Advance(s.now) {
+			w.TimeOver()
+		}
+		if v[0].Source != ratelimit.FromDrift {
+			t.Fatalf("%+v", v)
+		}
+	}
+	id := n.Hash.ID([]byte("k"))
+	of := &n.shards[n.ShardOf(id)]
+	c := of.keys.Get(id)
+	k := of.entry(s.now, id, c)
+	before, there := k.Window, n.lane(k).time()
+	s.now = s.now.Add(20 * time.Second) // nothing was told, and the window has turned
+	k.use.flight = nil
+	if certain := n.enterLocked(s.now, &there, k); !certain || k.Window != before+1 {
+		t.Fatalf("window %d follows %d, %v", k.Window, before, certain)
+	}
+	if n.mayGoLocked(of, s.now, c) {
+		t.Error("a key may be forgotten whose drift still counts")
+	}
+}
