@@ -168,8 +168,8 @@ func (f *Fleet) renewLocked(now instant, k entry) {
 	}
 }
 
-// dueLocked has a message leave for which nobody waits: in company, but for one that renews an eager lease, whose time is
-// short.
+// dueLocked has a message leave for which nobody waits: in company, but for one that renews an eager lease, whose time
+// is short.
 func (f *Fleet) dueLocked(now instant, k entry) {
 	if now >= k.Renews(k.rule()) {
 		_, _ = f.joinLocked(k)

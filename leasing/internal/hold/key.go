@@ -126,7 +126,8 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 // its lease must not end before it begins.
 func (e Entry) Early(now instant, rule *ratelimit.Rule) bool {
 	return rule.Limit.Algorithm == ratelimit.FixedWindow && !rule.Coordination.Eager() && e.Next.Deadline == 0 &&
-		e.asked == 0 && e.Deadline != 0 && now < e.Till && now >= e.calm && e.Till.Sub(now) <= min(early, rule.Limit.Period()/8) &&
+		e.asked == 0 && e.Deadline != 0 && now < e.Till && now >= e.calm &&
+		e.Till.Sub(now) <= min(early, rule.Limit.Period()/8) &&
 		e.Demand.PerSec > 0 && now.Sub(e.Demand.LastUse) < min(time.Second, rule.Limit.Period())
 }
 
@@ -222,8 +223,8 @@ func (e Entry) Recalled(now instant) {
 	e.calm = now.Add(scarce)
 }
 
-// Resign gives back all that is in hand, and takes nothing from here on but what requests wait for: the key is of no use
-// to this node, or the node ends. It lasts until the instant.
+// Resign gives back all that is in hand, and takes nothing from here on but what requests wait for: the key is of no
+// use to this node, or the node ends. It lasts until the instant.
 func (e Entry) Resign(until instant) {
 	e.GiveBack(0)
 	e.calm = max(e.calm, until)
