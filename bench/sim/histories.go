@@ -168,7 +168,7 @@ func (s *Summary) add(o *Options, r *Result) {
 	for what, is := range map[string]bool{
 		"two descriptors": o.Second != nil, "peeks, refunds, large costs": o.Mix != Mix{}, "full tables": o.Table > 0,
 		"long windows": o.Rule.Limit.Unit != ratelimit.Second, "lost messages": o.Net.Loss > 0, "a real Redis": o.Ledger != nil,
-		"draws": r.Draws > 0, "tills under strain": o.strainsTills(), "recalls": r.Recalls > 0,
+		"draws": r.Draws > 0, "a ledger of parts": o.Parts > 1, "debt": r.Debt > 0, "refunds that were cut": r.Cut > 0, "totals compared at the end": r.Settled > 0, "a reserve": o.Rule.Coordination.Lease.Reserve != ratelimit.Share{}, "tills under strain": o.strainsTills(), "recalls": r.Recalls > 0,
 	} {
 		if is {
 			s.Played[what]++
@@ -203,9 +203,9 @@ func failure(o Options, r *Result) *Failure {
 
 func describe(o *Options) string {
 	c := &o.Rule.Coordination
-	return fmt.Sprintf("%v, mode %v, %d nodes, %d keys, %.0f requests a second %v; trip %v+%v, loss %.2g, clocks %.2g apart; lease %+v, reclaim %v, drift %v of %d seats, on_store_failure %v; faults %v; changes %v; mix %v, second %v, table %d",
+	return fmt.Sprintf("%v, mode %v, %d nodes, %d keys, %.0f requests a second %v; trip %v+%v, loss %.2g, clocks %.2g apart; lease %+v, reclaim %v, drift %v of %d seats, on_store_failure %v, %d parts; faults %v; changes %v; mix %v, second %v, table %d",
 		o.Rule.Limit, c.Mode, o.Nodes, o.Load.Keys, o.Load.Rate, o.Load.Shape, o.Net.Trip.Least, o.Net.Trip.Tail, o.Net.Loss, o.Net.Skew,
-		c.Lease, c.Reclaim, c.DriftBudget, c.MaxNodes, c.OnStoreFailure, o.Faults, changesOf(o), o.Mix, o.Second != nil, o.Table)
+		c.Lease, c.Reclaim, c.DriftBudget, c.MaxNodes, c.OnStoreFailure, max(1, o.Parts), o.Faults, changesOf(o), o.Mix, o.Second != nil, o.Table)
 }
 
 func changesOf(o *Options) (all []string) {

@@ -33,6 +33,7 @@ func History(seed uint64) Options {
 		h.reserve()
 		h.rereserve()
 	}
+	h.parts()
 	return h.o
 }
 
@@ -188,7 +189,7 @@ func (h *historian) changed(r *ratelimit.Rule) string {
 // can keep.
 func (h *historian) mix() {
 	if h.chance(0.3) {
-		h.o.Mix = Mix{Peeks: 0.1 * h.Float64(), Refunds: 0.1 * h.Float64(), Large: 0.05 * h.Float64()}
+		h.o.Mix = Mix{Peeks: 0.1 * h.Float64(), Refunds: 0.1 * h.Float64(), Large: 0.05 * h.Float64(), Honest: h.o.Seed%3 != 0}
 	}
 	if h.o.Rule.Coordination.Mode != ratelimit.Routing && h.chance(0.2) {
 		second := *h.o.Rule

@@ -7,6 +7,7 @@ import (
 
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/fleet"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -17,7 +18,9 @@ type node struct {
 	slot    int
 	addr    string // the same for all that were in its slot
 	name    ratelimit.Holder
-	stepped *leasing.Stepped
+	stepped *fleet.Stepped   // nil in mode routing
+	old     *leasing.Stepped // nil in all others
+	known   map[*key]known
 	keeper  *approx.Keeper
 	born    int64
 	rate    float64 // of its clock, beside the ledger's
@@ -74,20 +77,19 @@ func (n *node) start() {
 	if w.Table > 0 {
 		table = w.Table
 	}
-	n.stepped = leasing.NewStepped(n.name, table, n.clock, wall, n.after, rnd.Float64)
-	if n.slot%2 == 0 {
-		n.stepped.KeepBusy(0) // others pack what they know only where many keys are asked for
-	}
 	n.keeper = approx.NewKeeper(nil, n.name, n.clock)
-	n.stepped.SetDrift(n.keeper)
-	n.stepped.Hears()
-	n.stepped.Gathers()
-	if w.Ledger == nil {
-		n.stepped.Recalls()
+	if w.routed() {
+		n.startOld(table, wall, rnd.Float64)
+	} else {
+		n.known = map[*key]known{}
+		n.stepped = fleet.NewStepped(n.name<<nameBits, table, n.clock, wall, n.after, rnd.Float64)
+		n.stepped.Divide(&w.store)
+		n.stepped.Nodes, n.stepped.Drift = w.alive, n.keeper
+		n.keeper.Epoch = n.stepped.Epoch
+		n.in(time.Duration(w.rnd.Int64N(int64(verifyEvery))), n.verify)
 	}
-	n.keeper.Epoch = n.stepped.Epoch
 	n.joinRing()
-	n.in(time.Duration(w.rnd.Int64N(int64(leasing.SweepEvery))), n.sweep)
+	n.in(time.Duration(w.rnd.Int64N(int64(fleet.SweepEvery))), n.sweep)
 	n.in(0, n.sit)
 }
 
@@ -132,9 +134,42 @@ func (n *node) run(do func()) {
 }
 
 func (n *node) sweep() {
-	n.stepped.Sweep(n.clock())
-	n.in(leasing.SweepEvery, n.sweep)
+	if n.old != nil {
+		n.old.Sweep(n.clock())
+	} else {
+		n.stepped.Sweep(n.clock())
+	}
+	n.in(fleet.SweepEvery, n.sweep)
 	n.send()
+}
+
+// verify has the ledger heard of, as each process does now and again, and prolongs its learning while there is more to
+// tell.
+func (n *node) verify() {
+	n.stepped.Greet()
+	n.send()
+	if n.stepped.Telling() {
+		n.store.prolong(n)
+	}
+	n.in(verifyEvery, n.verify)
+}
+
+const (
+	// verifyEvery is how often a node looks whose data the ledger has.
+	verifyEvery = 500 * time.Millisecond
+	// nameBits are those of a holder's name that a node counts by: see account.NewHolder.
+	nameBits = 28
+)
+
+// alive is how many nodes there are.
+func (w *world) alive() int {
+	n := 0
+	for _, other := range w.nodes {
+		if other.alive {
+			n++
+		}
+	}
+	return n
 }
 
 // impatient is when a request has waited as long as it may, or as long as its
@@ -143,6 +178,7 @@ func (n *node) impatient(q *request) {
 	if q.over {
 		return
 	}
+	q.late = true
 	more := q.wait.TimeOver()
 	n.advance(q)
 	if !q.over && more > 0 {
@@ -164,6 +200,10 @@ func (n *node) advance(q *request) {
 
 // send sends what claims there are.
 func (n *node) send() {
+	if n.old != nil {
+		n.sendOld()
+		return
+	}
 	for b := n.stepped.Batch(); b != nil; b = n.stepped.Batch() {
 		n.store.ask(n, b)
 	}
@@ -223,9 +263,15 @@ func (n *node) leave() {
 
 // goodbye gives back what is leased.
 func (n *node) goodbye() {
-	claims := n.stepped.Release(n.clock())
-	n.store.tell(n, claims)
-	if a, ok := n.keeper.Leaving(approx.Confirmed(!n.stepped.Drifting())); ok {
+	var clean approx.Confirmed
+	if n.old != nil {
+		n.store.old.tell(n, n.old.Release(n.clock()))
+		clean = approx.Confirmed(!n.old.Drifting())
+	} else {
+		n.store.tell(n, n.stepped.Release())
+		clean = approx.Confirmed(!n.stepped.Drifting())
+	}
+	if a, ok := n.keeper.Leaving(clean); ok {
 		n.store.leave(n, a)
 	}
 	n.end()

@@ -46,7 +46,7 @@ func (w *world) opsAt(node ratelimit.Holder, k *key) *ops {
 		return nil
 	}
 	o := w.ops[opsOf{node, k}]
-	stretch := int64(k.rule.Limit.WindowAt(w.ledgerTime()))
+	stretch := int64(k.rule.Limit.WindowAt(k.part.time()))
 	if l := &k.rule.Limit; l.Algorithm == ratelimit.TokenBucket {
 		stretch = int64(float64(w.now) / float64(l.Period()) * float64(l.Requests) / float64(l.Burst))
 	}
@@ -72,9 +72,9 @@ func (w *world) closeOps(o *ops) {
 	}
 }
 
-// claimed counts a claim that has reached the store.
-func (w *world) claimed(c *ratelimit.Claim) {
-	if o := w.opsAt(c.Holder>>1, w.named[c.Key]); o != nil {
+// claimed counts a claim of a node that has reached the store.
+func (w *world) claimed(node ratelimit.Holder, key string) {
+	if o := w.opsAt(node, w.named[key]); o != nil {
 		o.claims++
 	}
 }
@@ -88,7 +88,7 @@ func (w *world) asked(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	if w.unowned(k) {
 		o.demand.Unowned += a.Cost
 	}
-	if k.judge.Room(w.ledgerTime()) <= k.rule.Limit.Capacity()/2 {
+	if k.judge.Room(k.part.time()) <= k.rule.Limit.Capacity()/2 {
 		o.short.seen(w.now)
 	}
 	if v.OverLimit {

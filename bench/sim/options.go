@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/load"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -20,9 +21,10 @@ type Options struct {
 	Second  *ratelimit.Rule
 	Changes []Change // of Rule, in the order of their times
 	Mix     Mix
+	Parts   int // of the ledger, each with its own data and clock; 0: one. Not with mode routing
 	Table   int // keys that a node may track; 0: as many as there are
 	// Ledger, if set, is used instead of a ledger in memory: a real one. It gets the
-	// ledger's clock.
+	// ledger's clock. Not with mode routing.
 	Ledger    func(clock func() ratelimit.LedgerTime) (Ledger, error)
 	Load      load.Load
 	Source    func() load.Source // instead of Load's stream; Load still says Keys and Length
@@ -51,14 +53,15 @@ type Change struct {
 // Mix is what requests want, beside spending what they cost; each a share of all.
 type Mix struct {
 	Peeks, Refunds float64
+	Honest         bool    // nothing is refunded that was not spent
 	Large          float64 // cost as much as a tenth of the limit to three times it
 }
 
 // Ledger is what a run may be played against.
 type Ledger interface {
-	ratelimit.Epochal
-	Forget()          // loses everything
-	Evict(key string) // loses one account, and tells nobody
+	account.Ledger
+	Forget()                                   // loses everything
+	Evict(key string, window ratelimit.Window) // loses one account, and tells nobody
 }
 
 // Net is what lies between a node and the store, and between two nodes.
@@ -125,6 +128,7 @@ func (f Fault) String() string {
 const (
 	MaxNodes  = 1000
 	maxPoints = 10_000
+	maxParts  = 64
 )
 
 // Validate reports every problem, each with its value and its bound.
@@ -148,6 +152,12 @@ func (o *Options) Validate() error {
 		if d < 0 || d > time.Minute {
 			errs = append(errs, fmt.Errorf("a trip takes %v, must be 0 to 1m", d))
 		}
+	}
+	if o.Parts < 0 || o.Parts > maxParts {
+		errs = append(errs, fmt.Errorf("the ledger has %d parts, must be 0 to %d", o.Parts, maxParts))
+	}
+	if o.Rule != nil && o.Rule.Coordination.Mode == ratelimit.Routing && (o.Parts > 1 || o.Ledger != nil) {
+		errs = append(errs, errors.New("mode routing is played with a ledger of one part in memory"))
 	}
 	if o.Points < 0 || o.Points > maxPoints {
 		errs = append(errs, fmt.Errorf("the timeline has %d points, must be 0 to %d", o.Points, maxPoints))

@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/load"
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/fleet"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -18,8 +18,9 @@ type request struct {
 	n        int                     // of them
 	at       int64                   // when it came
 	admitted [2]ratelimit.LedgerTime // when each descriptor's tokens were, by the ledger's clock
-	wait     *leasing.Wait
+	wait     *fleet.Wait
 	over     bool // decided, or nobody waits any more
+	late     bool // it has waited for all its time
 }
 
 // arrive asks a node.
@@ -67,6 +68,11 @@ func (w *world) wanted(rule *ratelimit.Rule, k *key, cost ratelimit.Tokens) rate
 		a.Kind, a.Cost = ratelimit.Peek, 0
 	case chance < w.Mix.Peeks+w.Mix.Refunds:
 		a.Kind = ratelimit.Refund
+		if l := &rule.Limit; w.Mix.Honest && l.Algorithm != ratelimit.TokenBucket {
+			if a.Cost = min(a.Cost, k.judge.Spent(k.part.time())); a.Cost == 0 {
+				a.Kind = ratelimit.Peek
+			}
+		}
 	case chance < w.Mix.Peeks+w.Mix.Refunds+w.Mix.Large:
 		limit := int64(rule.Limit.Capacity())
 		a.Cost = ratelimit.Tokens(1 + limit/10 + w.rnd.Int64N(3*limit))
@@ -132,9 +138,6 @@ func (w *world) counts(n *node, q *request) {
 			continue
 		}
 		q.counted[i] = true
-		if w.Check {
-			n.check(q.keys[i], q.asks[i].Rule)
-		}
 		w.count(n, q, i)
 	}
 }
@@ -150,8 +153,12 @@ func (w *world) refundDenied(n *node, q *request) {
 		if a.Rule.Coordination.OnDeny != ratelimit.DenyRefunds || v.OverLimit || a.Kind != ratelimit.Spend {
 			continue
 		}
+		w.books.undo(n, q.keys[i], a, v)
 		n.stepped.Undo(n.clock(), q.asks[i:i+1], q.verdicts[i:i+1])
-		q.keys[i].judge.Retract(q.admitted[i], w.ledgerTime(), a.Cost)
+		if k := q.keys[i]; a.Rule.Limit.Algorithm != ratelimit.TokenBucket && k.judge.Spent(k.part.time()) < a.Cost {
+			k.extra = append(k.extra, extra{w.now, a.Cost}) // it was refunded already, and is now once more
+		}
+		q.keys[i].judge.Retract(q.admitted[i], q.keys[i].part.time(), a.Cost)
 		w.result.Admitted -= a.Cost
 		w.result.Refused += a.Cost
 		if w.Decisions {
@@ -164,20 +171,26 @@ func (w *world) refundDenied(n *node, q *request) {
 func (w *world) count(n *node, q *request, i int) {
 	v, a, k := &q.verdicts[i], &q.asks[i], q.keys[i]
 	w.asked(n, k, a, v)
+	if w.Check && n.stepped != nil {
+		w.books.decided(n, k, a, v)
+	}
 	code := uint64(k.index)<<8 | uint64(v.Source)<<1
 	switch {
 	case a.Kind == ratelimit.Peek:
 	case a.Kind == ratelimit.Refund:
-		k.judge.Credit(w.ledgerTime(), a.Cost)
-		if a.Rule.Limit.Algorithm == ratelimit.TokenBucket { // the ledger hears of it later, when it may be less full
+		unspent := k.judge.Credit(k.part.time(), a.Cost)
+		switch {
+		case a.Rule.Limit.Algorithm == ratelimit.TokenBucket: // the ledger hears of it later, when it may be less full
 			k.extra = append(k.extra, extra{w.now, a.Cost})
+		case unspent > 0: // what nodes have in hand is taken, to the ledger, and so it is credited
+			k.extra = append(k.extra, extra{w.now, unspent})
 		}
 	case v.OverLimit:
-		k.judge.Refuse(w.ledgerTime(), a.Cost)
+		k.judge.Refuse(k.part.time(), a.Cost)
 		w.result.Refused += a.Cost
 	default:
 		code |= 1
-		q.admitted[i] = w.ledgerTime()
+		q.admitted[i] = k.part.time()
 		over := k.judge.Admit(q.admitted[i], a.Cost)
 		w.result.Admitted += a.Cost
 		w.point.Admitted += a.Cost

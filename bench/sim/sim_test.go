@@ -75,7 +75,7 @@ func plain(mode ratelimit.Mode, limit ratelimit.Tokens, keys, nodes int, rate fl
 	}
 }
 
-// With a prompt store and no fault every mode admits the limit, and no more.
+// With a prompt store and no fault every mode admits the limit, and no more but what mode approx declares.
 func TestPlainFleetsAreExact(t *testing.T) {
 	t.Parallel()
 	for mode := range ratelimit.Modes {
@@ -85,7 +85,7 @@ func TestPlainFleetsAreExact(t *testing.T) {
 		if err != nil || r.Violation != nil {
 			t.Fatal(err, r.Violation)
 		}
-		if r.Over != 0 || r.Admitted < 3*3000-20 {
+		if drift := o.Rule.Declare(o.Nodes, ratelimit.SharedStore).Over.Drift; r.Over > drift || r.Admitted < 3*3000-20 {
 			t.Errorf("%s: %d over, %d of 9000 admitted", ratelimit.Modes[mode], r.Over, r.Admitted)
 		}
 	}

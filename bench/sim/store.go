@@ -3,74 +3,148 @@ package sim
 import (
 	"context"
 	"errors"
+	"hash/fnv"
 	"time"
 
 	"github.com/sluice-gate/sluice/approx"
-	"github.com/sluice-gate/sluice/leasing"
-	"github.com/sluice-gate/sluice/leasing/ledger"
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/fleet"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// store is the ledger, and the wires to it.
+// store is the ledger in all its parts, the seats, and the wires to them.
 type store struct {
 	*world
-	ledger Ledger
-	memory *ledger.LosableMemory // ledger, if it is one in memory
-	seats  *approx.Memory
-	copies map[int64]*ledger.Memory // by the instant of the failover that goes on with it
-	slow   time.Duration
-	hung   int // by so many faults
+	parts []*part // Invariant: there is one; the first has the seats as well
+	seats *approx.Memory
+	slow  time.Duration
+	ctx   context.Context
+	old   *oldStore // of mode routing; nil in all others
+}
+
+// part is a server with accounts of its own, with an epoch and a clock that are its own. It fails alone.
+type part struct {
+	*store
+	index  int
+	ledger Ledger // nil in mode routing
+	ahead  ratelimit.LedgerTime
+	set    ratelimit.LedgerTime // by how much its clock was set, in all
+	hung   int                  // by so many faults
 	down   int
-	ctx    context.Context
+}
+
+// memory is a ledger in memory that may lose its data.
+type memory struct {
+	*account.Memory
+	epoch  uint64
+	copies map[int64]*account.Memory // by the instant of the failover that goes on with it
+}
+
+// Forget implements [Ledger].
+func (m *memory) Forget() { m.failOver(nil) }
+
+func (m *memory) failOver(older *account.Memory) {
+	m.epoch++
+	m.Lose(older, m.epoch)
 }
 
 var errRefused = errors.New("connection refused")
 
 func (s *store) open(w *world) {
 	s.world, s.ctx = w, context.Background()
-	s.copies = map[int64]*ledger.Memory{}
-	s.seats = approx.NewMemory(w.ledgerTime)
-	if w.Ledger != nil {
-		l, err := w.Ledger(w.ledgerTime)
-		if err != nil {
-			w.violate(-1, -1, "the ledger cannot be used: %v", err)
+	for i := range max(1, w.Parts) {
+		p := &part{store: s, index: i}
+		if i > 0 { // servers' clocks are never quite the same
+			p.ahead = ratelimit.LedgerTime(w.rnd.Int64N(int64(mostApart/time.Microsecond))) - ratelimit.LedgerTime(mostApart/time.Microsecond)/2
 		}
-		s.ledger = l
+		s.parts = append(s.parts, p)
+	}
+	s.seats = approx.NewMemory(w.ledgerTime)
+	if w.routed() {
+		s.openOld()
 		return
 	}
-	s.memory = ledger.NewLosable(ledger.NewMemory(max(1<<16, 4*max(1, w.Load.Keys)), w.ledgerTime).Predictable())
-	s.memory.OnRecall = s.recall
-	s.ledger = s.memory
-}
-
-// recall carries the ledger's wish that holders give back what they have.
-func (s *store) recall(account string, holders []ratelimit.Holder) {
-	for _, h := range holders {
-		for _, n := range s.nodes {
-			if n.name != h>>1 || !n.alive {
-				continue
-			}
-			s.result.Recalls++
-			if !s.reaches(n) || n.deaf > 0 {
-				continue
-			}
-			s.trace("the ledger recalls key %d from node %d", s.named[account].index, n.slot)
-			s.in(s.travel(s.Net.Trip)+s.slow+n.late, func() {
-				n.run(func() {
-					n.stepped.Recalled(account)
-					n.send()
-				})
-			})
-		}
+	for _, p := range s.parts {
+		p.open()
 	}
 }
 
-// reaches tells whether a message between a node and the store arrives.
-func (s *store) reaches(n *node) bool { return n.cut == 0 && s.hung == 0 && s.down == 0 && !s.lost() }
+// mostApart bounds how far the clocks of the ledger's parts are apart.
+const mostApart = 20 * time.Millisecond
+
+func (p *part) open() {
+	if p.Ledger != nil {
+		l, err := p.Ledger(p.time)
+		if err != nil {
+			p.violate(-1, -1, "the ledger cannot be used: %v", err)
+		}
+		p.ledger = l
+		return
+	}
+	m := &memory{account.NewMemory(max(1<<16, 8*max(1, p.Load.Keys)), p.time).Predictable(), 1, map[int64]*account.Memory{}}
+	m.OnRecall = p.recall
+	p.ledger = m
+}
+
+// time is what the part's clock shows.
+func (p *part) time() ratelimit.LedgerTime {
+	return p.origin + p.ahead + p.set + ratelimit.LedgerTime(p.now/1000)
+}
+
+// Partition implements [fleet.Partitioned].
+func (s *store) Partition(key string) int {
+	if len(s.parts) == 1 {
+		return 0
+	}
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(key)) // never fails
+	return int(h.Sum32() % uint32(len(s.parts)))
+}
+
+// Partitions implements [fleet.Partitioned].
+func (s *store) Partitions() int { return len(s.parts) }
+
+// Settle is there for fleet.Partitioned alone: nodes that somebody drives do not call it.
+func (s *store) Settle(context.Context, []account.Claim, []account.Grant) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
+	return ratelimit.Epoch{}, 0, errRefused
+}
+
+var _ fleet.Partitioned = (*store)(nil)
+
+// recall carries the ledger's wish that a holder gives back what it has.
+func (p *part) recall(h ratelimit.Holder, name string, w ratelimit.Window) {
+	p.result.Recalls++
+	n := p.nodeOf(h)
+	if n == nil || !n.alive || !p.reaches(n, p) || n.deaf > 0 {
+		return
+	}
+	p.trace("the ledger recalls key %d, window %d, from node %d", p.named[name].index, w, n.slot)
+	p.in(p.travel(p.Net.Trip)+p.slow+n.late, func() {
+		n.run(func() {
+			n.stepped.Recalled(name, w)
+			n.send()
+		})
+	})
+}
+
+// nodeOf is the node that a holder is; nil, if it is there no more.
+func (w *world) nodeOf(h ratelimit.Holder) *node {
+	for _, n := range w.nodes {
+		if n.name == h>>nameBits {
+			return n
+		}
+	}
+	return nil
+}
+
+// reaches tells whether a message between a node and a part of the store arrives.
+func (s *store) reaches(n *node, p *part) bool {
+	return n.cut == 0 && p.hung == 0 && p.down == 0 && !s.lost()
+}
 
 // ask sends a batch, and has the node hear the answer, or that there is none.
-func (s *store) ask(n *node, b *leasing.Batch) {
-	ended := false
+func (s *store) ask(n *node, b *fleet.Batch) {
+	p, ended := s.parts[b.Part()], false
 	end := func(do func()) func() {
 		return func() {
 			if !ended {
@@ -80,24 +154,36 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 			}
 		}
 	}
+	claims, sent := b.Claims(), s.now
+	fail := func(err error) func() {
+		return end(func() {
+			b.Fail(err)
+		})
+	}
 	there, back := s.travel(s.Net.Trip), s.travel(s.Net.Trip)+s.slow+n.late
 	s.bound.late(n, there+back)
-	if s.down > 0 && s.Refuses && n.cut == 0 {
+	if p.down > 0 && s.Refuses && n.cut == 0 {
 		s.bound.silent(n)
-		s.in(there+back, func() { n.run(end(func() { b.Fail(errRefused) })) })
+		s.in(there+back, func() { n.run(fail(errRefused)) })
 		return
 	}
-	n.in(leasing.ClaimTimeout, end(func() { b.Fail(context.DeadlineExceeded) }))
-	if !s.reaches(n) {
+	n.in(fleet.TimeLimit, fail(context.DeadlineExceeded))
+	if s.Net.Dup > 0 && s.rnd.Float64() < s.Net.Dup && n.cut == 0 {
+		// The first may be lost, and this one be the only one, which nobody waits for any more.
+		s.in(there+time.Duration(s.rnd.Int64N(int64(2*fleet.TimeLimit))), func() {
+			if p.down == 0 && p.hung == 0 {
+				_, _, _, _ = p.settle(n, claims)
+			}
+		})
+	}
+	if !s.reaches(n, p) {
 		s.bound.silent(n)
-		s.trace("node %d: %d claims are lost", n.slot, len(b.Claims()))
+		s.trace("node %d: %d claims are lost", n.slot, len(claims))
 		return
 	}
-	var first []ratelimit.Grant
 	s.in(there, func() {
-		grants, epoch, at, err := s.settle(n, b.Query(), b.Claims())
-		first = grants
-		if !s.reaches(n) || n.deaf > 0 {
+		grants, epoch, at, err := p.settle(n, claims)
+		if !s.reaches(n, p) || n.deaf > 0 {
 			s.bound.silent(n)
 			s.trace("node %d: %d grants are lost", n.slot, len(grants))
 			return
@@ -108,124 +194,158 @@ func (s *store) ask(n *node, b *leasing.Batch) {
 					b.Fail(err)
 					return
 				}
-				b.AnswerIn(epoch, at, grants)
-				n.checkClaims(b.Claims())
+				b.Answer(epoch, at, grants)
+				n.heard(sent, claims, grants)
 			}))
 		})
 	})
-	if s.Net.Dup > 0 && s.rnd.Float64() < s.Net.Dup {
-		s.in(there+time.Duration(s.rnd.Int64N(int64(2*leasing.ClaimTimeout))), func() {
-			_, _, _, _ = s.settle(n, ratelimit.EpochQuery{}, again(b.Claims(), first))
-		})
-	}
-}
-
-// again are the claims of a message that comes twice, of which first are the answers if it was settled
-// already: a draw writes what it takes, and no claim follows it; one that was none was sent as a claim.
-func again(claims []ratelimit.Claim, first []ratelimit.Grant) []ratelimit.Claim {
-	var all []ratelimit.Claim
-	for i := range claims {
-		if first == nil || !first[i].Drawn {
-			all = append(all, claims[i])
-			if first != nil {
-				all[len(all)-1].Draw = 0
-			}
-		}
-	}
-	return all
 }
 
 // tell sends claims whose answers nobody awaits.
-func (s *store) tell(n *node, claims []ratelimit.Claim) {
-	if s.reaches(n) {
-		s.in(s.travel(s.Net.Trip), func() { _, _, _, _ = s.settle(n, ratelimit.EpochQuery{}, claims) })
+func (s *store) tell(n *node, claims []account.Claim) {
+	for _, c := range claims {
+		p := s.parts[s.Partition(c.Key)]
+		if s.reaches(n, p) {
+			s.in(s.travel(s.Net.Trip), func() { _, _, _, _ = p.settle(n, []account.Claim{c}) })
+		}
 	}
 }
 
-// settle has the ledger settle claims now.
-func (s *store) settle(n *node, q ratelimit.EpochQuery, claims []ratelimit.Claim) ([]ratelimit.Grant, ratelimit.Epoch, ratelimit.LedgerTime, error) {
-	grants := make([]ratelimit.Grant, len(claims))
-	reclaimed := make([]bool, len(claims))
-	if s.Check && s.memory != nil {
-		for i := range claims {
-			reclaimed[i] = s.memory.Reclaimed(&claims[i])
+// prolong has the ledger learn for longer, for a node has more to tell.
+func (s *store) prolong(n *node) {
+	for _, p := range s.parts {
+		if l, ok := p.ledger.(account.Prolonger); ok && s.reaches(n, p) {
+			s.in(s.travel(s.Net.Trip), func() {
+				if err := l.Prolong(s.ctx); err != nil {
+					s.violate(n.slot, -1, "the ledger failed: %v", err)
+				}
+			})
 		}
 	}
-	epoch, at, err := s.ledger.SettleEpoch(s.ctx, q, claims, grants)
-	if err != nil && s.Ledger != nil {
-		s.violate(n.slot, -1, "the ledger failed: %v", err)
+}
+
+// settle has the part settle claims now.
+func (p *part) settle(n *node, claims []account.Claim) ([]account.Grant, ratelimit.Epoch, ratelimit.LedgerTime, error) {
+	grants := make([]account.Grant, len(claims))
+	epoch, at, err := p.ledger.Settle(p.ctx, claims, grants)
+	if err != nil {
+		p.violate(n.slot, -1, "the ledger failed: %v", err)
 	}
 	if len(claims) == 0 {
 		return grants, epoch, at, err
 	}
-	s.result.Trips++
-	s.result.Claims += int64(len(claims))
-	s.point.Claims += int64(len(claims))
+	p.result.Trips++
+	p.result.Claims += int64(len(claims))
+	p.point.Claims += int64(len(claims))
 	for i := range claims {
-		s.claimed(&claims[i])
-		if grants[i].Drawn {
-			s.result.Draws++
+		c, g := &claims[i], &grants[i]
+		p.claimed(c.Holder>>nameBits, c.Key)
+		if c.Kind == account.Draws {
+			p.result.Draws++
 		}
-		if s.Trace != nil {
-			c, g := &claims[i], &grants[i]
-			s.trace("node %d as %d claims %d on key %d: window %d%s, granted %d, spent %d, returned %d; waiting %d, wants %d, fence %d",
-				n.slot, c.Holder, c.Seq, s.named[c.Key].index, c.Window, kindOf(c), c.Granted, c.Spent, c.Returned, c.Waiting, c.Want, c.Fence)
-			s.trace("  the ledger grants %d in window %d, drawn %v, fence %d, void %v; left %d, outstanding %d, relearning %v, error %v",
-				g.Granted, g.Window, g.Drawn, g.Fence, g.Void, g.Available, g.Outstanding, g.Relearning, g.Err)
+		if p.Trace != nil {
+			p.trace("node %d as %x: %s %d on key %d, window %d of %d: taken %d, spent %d; needs %d, wants %d, eager %v for %v, learning %d",
+				n.slot, c.Holder, kinds[c.Kind], c.Seq, p.named[c.Key].index, c.Window, c.Limit.Capacity(), c.Taken, c.Spent, c.Need, c.Want, c.Eager, c.TTL, c.Learning)
+			p.trace("  the ledger grants %d of %d: total %d, in hand elsewhere %d, cut %d, fence %d, missing %v, learning %d, recalling %v, epoch %d, error %v",
+				g.Granted, g.Sum, g.Total, g.InHand, g.Cut, g.Fence, g.Missing, g.Learning, g.Recalling, epoch.ID, g.Err)
 		}
-		if s.Check {
-			s.check(&claims[i], &grants[i], reclaimed[i])
+		if p.Check {
+			p.books.settled(p, c, g)
 		}
 	}
 	return grants, epoch, at, err
 }
 
-// check looks at an account after a claim.
-func (s *store) check(c *ratelimit.Claim, g *ratelimit.Grant, reclaimed bool) {
-	k := s.named[c.Key]
-	key := k.index
-	if s.memory != nil && !s.bound.lossy() { // what is told again may be more than there is
-		if err := s.memory.Check(c, g); err != nil {
-			s.violate(-1, key, "%v", err)
-		}
-	}
-	if g.Err != nil {
+var kinds = [...]string{account.States: "claim", account.Draws: "draw", account.Leaves: "last claim"}
+
+// keep copies a part of the ledger for the failover at an instant.
+func (p *part) keep(failover int64) {
+	if p.old != nil {
+		p.old.copies[failover] = p.old.ledger.Copy()
 		return
 	}
-	switch {
-	case g.Fence > k.fence:
-		k.fence = g.Fence
-	case c.Fence != 0 && g.Fence == c.Fence:
-		s.violate(-1, key, "claim %d of holder %d was answered with the fence that it had, %d", c.Seq, c.Holder, g.Fence)
-	}
-	if reclaimed && !g.Void {
-		s.violate(-1, key, "holder %d still has fence %d, whose lease was reclaimed", c.Holder, c.Fence)
-	}
-}
-
-// keep copies the ledger for the failover at an instant.
-func (s *store) keep(failover int64) {
-	if s.memory != nil {
-		s.copies[failover] = s.memory.Copy()
+	if m, ok := p.ledger.(*memory); ok {
+		m.copies[failover] = m.Copy()
+		p.books.keep(p, failover)
 	}
 }
 
 // failOver goes on with the copy that was kept for it.
-func (s *store) failOver(at int64) {
-	if c := s.copies[at]; c != nil && s.memory != nil {
-		s.memory.FailOver(c)
+func (p *part) failOver(at int64) {
+	if p.old != nil {
+		if c := p.old.copies[at]; c != nil {
+			p.old.ledger.FailOver(c)
+		}
+		return
+	}
+	if m, ok := p.ledger.(*memory); ok && m.copies[at] != nil {
+		m.failOver(m.copies[at])
+		delete(m.copies, at)
+		p.books.failOver(p, at)
 	}
 }
 
 // forget loses everything.
-func (s *store) forget() {
-	s.ledger.Forget()
-	s.seats.Forget()
+func (p *part) forget() {
+	if p.index == 0 {
+		p.seats.Forget()
+	}
+	if p.old != nil {
+		p.old.ledger.Forget()
+		return
+	}
+	p.ledger.Forget()
+	p.books.forget(p)
+}
+
+// evict loses the account of a key that nodes spend of now.
+func (p *part) evict(k *key) {
+	if p.old != nil {
+		p.old.ledger.Evict(string(k.name))
+		return
+	}
+	w := k.window()
+	p.ledger.Evict(string(k.name), w)
+	p.books.evict(k, w)
+}
+
+// window is the one that goes on at the ledger; 0: of a bucket.
+func (k *key) window() ratelimit.Window {
+	if k.rule.Limit.Algorithm == ratelimit.TokenBucket {
+		return 0
+	}
+	return k.rule.Limit.WindowAt(k.part.time())
+}
+
+// reset has an operator refund all that an account has, as fleet.Fleet.Reset does. It returns how much that is.
+func (p *part) reset(k *key) (refunded ratelimit.Tokens) {
+	if p.old != nil {
+		p.old.reset(k)
+		return 0
+	}
+	p.resets++
+	c := account.Claim{
+		Key: string(k.name), Window: k.window(), Limit: k.rule.AtLedger().Limit, Share: 1, TTL: time.Second,
+		Holder: (operator + ratelimit.Holder(p.resets)) << nameBits, Seq: 1,
+	}
+	var g [1]account.Grant
+	for range 2 {
+		_, _, _ = p.ledger.Settle(p.ctx, []account.Claim{c}, g[:])
+		if p.Check {
+			p.books.settled(p, &c, &g[0])
+		}
+		if g[0].Err != nil || g[0].Sum <= 0 {
+			break
+		}
+		refunded = max(refunded, g[0].Sum)
+		c.Seq, c.Taken, c.Spent = c.Seq+1, c.Taken-g[0].Sum, c.Spent-g[0].Sum
+	}
+	return refunded
 }
 
 // sit carries an application for a seat.
 func (s *store) sit(n *node, sent ratelimit.Instant, a approx.Application, plan approx.Plan) {
-	ended := false
+	p, ended := s.parts[0], false
 	end := func(t approx.Tenancy, err error) func() {
 		return func() {
 			if !ended {
@@ -236,12 +356,12 @@ func (s *store) sit(n *node, sent ratelimit.Instant, a approx.Application, plan 
 	}
 	none := approx.Tenancy{Seat: -1}
 	n.in(time.Second, end(none, context.DeadlineExceeded))
-	if !s.reaches(n) {
+	if !s.reaches(n, p) {
 		return
 	}
 	s.in(s.travel(s.Net.Trip), func() {
 		t, err := s.seats.Sit(s.ctx, a)
-		if !s.reaches(n) || n.deaf > 0 {
+		if !s.reaches(n, p) || n.deaf > 0 {
 			return
 		}
 		s.in(s.travel(s.Net.Trip)+s.slow+n.late, func() { n.run(end(t, err)) })
@@ -250,21 +370,7 @@ func (s *store) sit(n *node, sent ratelimit.Instant, a approx.Application, plan 
 
 // leave gives up a seat.
 func (s *store) leave(n *node, a approx.Application) {
-	if s.reaches(n) {
+	if s.reaches(n, s.parts[0]) {
 		s.in(s.travel(s.Net.Trip), func() { _, _ = s.seats.Sit(s.ctx, a) })
 	}
-}
-
-// kindOf says in a trace what kind of claim it is, if it is no usual one.
-func kindOf(c *ratelimit.Claim) (kind string) {
-	if c.Ahead {
-		kind = " (ahead)"
-	}
-	if c.Last {
-		kind += " (the holder ends)"
-	}
-	if c.Final {
-		kind += " (last word)"
-	}
-	return kind
 }

@@ -29,7 +29,7 @@ func TestRecommendations(t *testing.T) {
 		wait time.Duration
 		want string
 	}{
-		{ratelimit.Share{}, 15 * time.Millisecond, "Use leasing"},
+		{ratelimit.Share{}, 15 * time.Millisecond, "it is never over the limit"},
 		{ratelimit.Share{PPM: 50_000}, 15 * time.Millisecond, "Use "},
 		{ratelimit.Share{}, time.Microsecond, "Nothing keeps within 1µs"},
 	} {

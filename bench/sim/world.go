@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/bench/judge"
 	"github.com/sluice-gate/sluice/bench/load"
-	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/fleet"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -34,14 +34,16 @@ type world struct {
 	named   map[string]*key // by their names in the ledger
 	free    []*request
 	scratch []byte
-	rules   []*ratelimit.Rule    // all versions that some node may have
-	set     ratelimit.LedgerTime // by how much the ledger's clock was set, in all
+	rules   []*ratelimit.Rule // all versions that some node may have
+	books   books
+	resets  int // of keys, by an operator
 
 	result Result
 	waits  *hdrhistogram.Histogram // microseconds, of those that waited
 	print  uint64
 	point  Point
 	every  int64 // nanoseconds to a point
+	ends   int64 // the run
 	idle   int   // events at this instant
 	bound  bound
 	ops    map[opsOf]*ops // of nodes and keys, if they are counted
@@ -52,6 +54,7 @@ type key struct {
 	index int
 	name  []byte
 	rule  *ratelimit.Rule // with the largest limit that some node has
+	part  *part           // of the ledger
 	judge *judge.Judge
 	fence ratelimit.Fence // the highest seen
 	// spent is by whom, in the window of the judge and the one before: what those
@@ -99,13 +102,16 @@ func newWorld(o *Options) *world {
 		w.queue.push(w.every, w.mark)
 	}
 	w.bound.open(w)
+	w.books.open(w)
+	w.ends = int64(o.Load.Length) + int64(fleet.TimeLimit) // what was under way at the end has ended
+	if o.Check && !w.routed() {
+		w.ends = w.settleUp()
+	}
 	return w
 }
 
-// ledgerTime is what the ledger's clock shows.
-func (w *world) ledgerTime() ratelimit.LedgerTime {
-	return w.origin + w.set + ratelimit.LedgerTime(w.now/1000)
-}
+// ledgerTime is what the clock of the ledger's first part shows.
+func (w *world) ledgerTime() ratelimit.LedgerTime { return w.store.parts[0].time() }
 
 // in has something happen after a while.
 func (w *world) in(d time.Duration, do func()) { w.queue.push(w.now+int64(d), do) }
@@ -127,8 +133,8 @@ func (w *world) play() {
 			next, more = source.Next()
 			continue
 		}
-		if !more && at > int64(w.Load.Length)+int64(leasing.ClaimTimeout) {
-			return // what was under way at the end has ended
+		if !more && at > w.ends {
+			return
 		}
 		if w.Progress != nil && at >= progress {
 			w.Progress(float64(at) / float64(w.Load.Length))
@@ -150,7 +156,6 @@ const livelock = 200_000
 // finish draws the sums.
 func (w *world) finish() *Result {
 	r := &w.result
-	at := w.ledgerTime()
 	w.finishOps()
 	for _, n := range w.nodes { // a node that is still paused
 		n.forsake()
@@ -159,7 +164,7 @@ func (w *world) finish() *Result {
 		j := k.judge
 		r.Keys++
 		r.Over = max(r.Over, j.Worst())
-		r.Under += j.Under(at)
+		r.Under += j.Under(k.part.time())
 		r.Early += j.Early()
 	}
 	r.Declared, r.Used = w.Rule.Declare(len(w.nodes), ratelimit.SharedStore).Over.Drift, w.bound.used
@@ -205,7 +210,7 @@ func (w *world) key(rule *ratelimit.Rule, i int) *key {
 	w.scratch = ratelimit.AppendEntry(w.scratch, rule.Path, strconv.Itoa(i), false)
 	k := w.named[string(w.scratch)]
 	if k == nil {
-		k = &key{index: len(w.keys), name: slices.Clone(w.scratch), rule: rule, judge: judge.New(rule.Limit)}
+		k = &key{index: len(w.keys), name: slices.Clone(w.scratch), rule: rule, judge: judge.New(rule.Limit), part: w.store.parts[w.store.Partition(string(w.scratch))]}
 		w.keys = append(w.keys, k)
 		w.named[string(w.scratch)] = k
 	}

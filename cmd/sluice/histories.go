@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -58,7 +59,7 @@ func (c *historiesCmd) Run(s streams) error {
 	defer stop()
 	start := time.Now()
 	sum, err := sim.Histories(ctx, which, c.Seed, c.Count, c.Cores, progressLine(s.progress(), c.Count, "histories"))
-	if err != nil {
+	if err != nil && !errors.Is(err, context.Canceled) { // of one that was interrupted, what was played is told
 		return err
 	}
 	if c.JSON {
@@ -78,6 +79,9 @@ func (c *historiesCmd) Run(s streams) error {
 	if f := sum.Failure; f != nil {
 		fmt.Fprintf(s.err, "the last events:\n%s", f.Trace)
 		return f
+	}
+	if err != nil {
+		return err
 	}
 	if !c.JSON {
 		took := time.Since(start)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/zone"
 )
 
 func eagerly(ttl time.Duration) func(*Claim) {
@@ -398,5 +399,27 @@ func TestClaimsAllocateNothing(t *testing.T) {
 		_, _, _ = b.Settle(t.Context(), claims, grants)
 	}); n > 0 || grants[0].Granted != 1 {
 		t.Errorf("%v allocations; %+v", n, grants[0])
+	}
+}
+
+// The calendar of a billing month is not asked for the end of time with each claim: that took a second.
+func TestClaimsOfBillingMonthsAreQuick(t *testing.T) {
+	c, err := zone.Calendar(31, "America/New_York")
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := (ratelimit.Limit{Unit: ratelimit.Month, Multiplier: 1, Requests: 10}).Cut().Billed(c)
+	began := time.Now()
+	for range 100 {
+		w := limit.WindowAt(epochAt)
+		if s := spanOf(&limit, w); !s.kept(epochAt) {
+			t.Fatalf("window %d is not kept: %+v", w, s)
+		}
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("100 claims took %v", took)
+	}
+	if s := spanOf(&limit, lastMonth+1); s.kept(epochAt) {
+		t.Error("a window after the end of time is kept")
 	}
 }

@@ -20,6 +20,9 @@ type span struct {
 // lastTime is after every time of a ledger's clock: the year 2112. Doubles hold microseconds up to twice as many.
 const lastTime instant = 1 << 52
 
+// lastMonth is a month after it, by any calendar: to ask a calendar for it costs what all its months until then do.
+const lastMonth ratelimit.Window = (2113 - 1970) * 12
+
 // keptMost bounds how long a fixed window's account is kept after its end, for late reports.
 const keptMost = 24 * time.Hour
 
@@ -28,7 +31,11 @@ func spanOf(l *ratelimit.Limit, w ratelimit.Window) span {
 	if l.Algorithm == ratelimit.TokenBucket {
 		return span{ends: math.MaxInt64, over: math.MaxInt64}
 	}
-	if w < 1 || w > lastWindow(l) {
+	last := lastMonth
+	if !l.Unit.OfCalendar() {
+		last = l.WindowAt(lastTime)
+	}
+	if w < 1 || w > last {
 		return span{}
 	}
 	s := span{l.WindowEnd(w - 2), l.WindowEnd(w - 1), l.WindowEnd(w), 0}
@@ -40,18 +47,6 @@ func spanOf(l *ratelimit.Limit, w ratelimit.Window) span {
 	s.over = s.ends.Add(kept)
 	return s
 }
-
-// lastWindow is one that begins after every time of a ledger's clock, or about then: numbers of later ones are no
-// window's.
-func lastWindow(l *ratelimit.Limit) ratelimit.Window {
-	if l.Unit.OfCalendar() {
-		return lastMonth
-	}
-	return l.WindowAt(lastTime)
-}
-
-// lastMonth is the number of the last month of the year 2112.
-const lastMonth = (2112 - 1970 + 1) * 12
 
 // kept tells whether the ledger has the account at a time of its clock.
 func (s *span) kept(now instant) bool { return s.opens <= now && now < s.over }

@@ -238,6 +238,9 @@ func (f *Fleet) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 		return
 	}
 	fl.heard = k.Hear(&fl.message, g, &a)
+	if errors.Is(g.Err, account.ErrOver) { // the ledger's clock was set: which window goes on is looked at anew
+		k.Till = 0
+	}
 	switch {
 	case g.Err != nil:
 		fl.err = g.Err
@@ -273,4 +276,5 @@ func (f *Fleet) heardLocked(now instant, k entry, fl *flight, g *account.Grant) 
 		rule.Counters.UnderAdmitted.Add(uint64(c.Need - g.Granted))
 	}
 	f.reconcile(k, fl, g)
+	f.timeLocked(now, k)
 }

@@ -115,12 +115,13 @@ func (c *call) look(now instant, w *waiter) {
 	}
 	asked := hold.Asked{Waited: w.with && w.flight.heard}
 	asked.Last = asked.Waited && (w.flight.refused || w.flight.recalling && w.ask.Cost > w.flight.most)
-	switch k.Take(now, w.ask, asked, w.verdict) {
+	next := k.Take(now, w.ask, asked, w.verdict)
+	if next != hold.Asks && w.verdict.OverLimit && c.spareLocked(now, &there, k, w) {
+		next = hold.Answered
+	}
+	switch next {
 	case hold.Answered:
 		w.finish(k)
-		if w.verdict.OverLimit {
-			c.spareLocked(now, &there, k, w)
-		}
 		c.renewLocked(now, k)
 	case hold.Booked:
 		w.booking, w.with = true, false
@@ -168,6 +169,9 @@ func (c *call) askLocked(k entry, w *waiter) {
 	switch {
 	case w.with && w.flight.err != nil && !retried(w.flight.err):
 		c.failLocked(c.clock(), w, &k, reason(w.flight.err))
+		return
+	case w.with && errors.Is(w.flight.err, account.ErrOver):
+		w.flight, w.with = c.rest(time.Millisecond), false // it is looked which window goes on, and not asked in a loop
 		return
 	case w.with && w.flight.recalling:
 		// Others were asked to give back: that takes about as long as a round trip.
@@ -253,15 +257,20 @@ func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 }
 
 // spareLocked admits what was refused, if the node has it in reserve: what the ledger grants is used up then, and the
-// limit is not. A refusal that was charged is as good as what it took.
-func (c *call) spareLocked(now instant, there *hold.LedgerClock, k entry, w *waiter) {
-	if w.ask.Rule.Whole() == nil || w.verdict.Charged > 0 {
-		return
+// limit is not, as far as is known. What the refusal has charged is not charged twice.
+func (c *call) spareLocked(now instant, there *hold.LedgerClock, k entry, w *waiter) bool {
+	whole := w.ask.Rule.Whole()
+	if whole == nil || w.ask.Kind != ratelimit.Spend || k.Sum+w.ask.Cost > whole.Limit.Capacity() {
+		return false
 	}
 	refused := *w.verdict
-	if !c.driftLocked(now, there, k, w, hold.InVain) {
-		*w.verdict = refused
+	k.Uncharge(w.ask)
+	if c.driftLocked(now, there, k, w, hold.InVain) {
+		return true
 	}
+	k.Recharge(w.ask)
+	*w.verdict = refused
+	return false
 }
 
 // driftLate decides an ask that has waited as long as its rule does before it drifts.

@@ -101,14 +101,19 @@ func New(ledger account.Ledger, holder ratelimit.Holder, maxKeys int, clock rate
 	for i, share := range shares {
 		f.shards[i].open(arena, share)
 	}
+	f.openLanes()
+	return f
+}
+
+// openLanes makes a way to each part of the ledger.
+func (f *Fleet) openLanes() {
 	f.lanes = make([]lane, 1)
-	if p, ok := ledger.(Partitioned); ok {
+	if p, ok := f.ledger.(Partitioned); ok {
 		f.lanes = make([]lane, p.Partitions())
 	}
 	for i := range f.lanes {
 		f.lanes[i].queue = make(chan *flight, queueSize/len(f.lanes))
 	}
-	return f
 }
 
 // SyncClock is for the budgets of this node alone; see [leasing.Local.SyncClock].

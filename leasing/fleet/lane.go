@@ -183,13 +183,48 @@ func (f *Fleet) launchEarlyLocked(k entry) {
 func (f *Fleet) renewLocked(now instant, k entry) {
 	switch rule := k.rule(); {
 	case k.use.flight != nil:
-	case k.Due(now, &rule.Limit):
-		f.launchLocked(k)
+	case k.Due(now, rule):
+		f.dueLocked(now, k)
 	case k.Rides(now, rule):
 		f.launchLongLocked(now, k)
 	case k.Early(now, rule):
 		f.launchEarlyLocked(k)
 	}
+}
+
+// dueLocked has a message leave for which nobody waits: in company, but for one that renews an eager lease, whose time
+// is short.
+func (f *Fleet) dueLocked(now instant, k entry) {
+	if now >= k.Renews(k.rule()) {
+		_, _ = f.joinLocked(k)
+		return
+	}
+	f.launchLocked(k)
+}
+
+// timeLocked sees to it that an eager lease is renewed in time, if it is spent of: sweeps come too seldom for that.
+func (f *Fleet) timeLocked(now instant, k entry) {
+	at, id := k.Renews(k.rule()), k.id()
+	if at == hold.Never || k.use.timed {
+		return
+	}
+	k.use.timed = true
+	f.after(max(0, at.Sub(now)), func() {
+		s := k.shard
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		c := s.keys.Get(id)
+		if c == nil {
+			return
+		}
+		now := f.clock()
+		k := s.entry(now, id, c)
+		k.use.timed = false
+		f.renewLocked(now, k)
+		if k.use.flight == nil && k.Renews(k.rule()) > now { // it was renewed meanwhile
+			f.timeLocked(now, k)
+		}
+	})
 }
 
 // calm adds a flight to the company; nil: there is no room, or the store is dead.

@@ -39,6 +39,7 @@ type use struct {
 	hold.Use
 	id      keytable.ID
 	flight  *flight // under way, or to be sent; nil: there is none
+	timed   bool    // a timer looks after its eager lease
 	touched bool    // since the search for one to forget last came by
 }
 
@@ -140,7 +141,7 @@ func (f *Fleet) trackLocked(s *shard, now instant, id keytable.ID, a *ask) *cell
 // about to be forgotten then. If it comes back it has another name: under the old one it would take back what it spent.
 func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 	k := &c.Val
-	if k.Asked() || k.Untold() || k.InHand(now) > 0 || k.Drift() > 0 {
+	if k.Asked() || k.Owes() || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now) {
 		return false
 	}
 	if k.use != 0 {

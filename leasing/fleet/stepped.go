@@ -17,7 +17,7 @@ import (
 // SweepEvery, and what after was given; after each of these, Advance of all that waits, and Batch until there is none.
 type Stepped struct {
 	*Fleet
-	busy int // batches under way
+	busy []int // batches under way, to each part of the ledger
 }
 
 // NewStepped makes a node. after must call its function when the node's clock has gone on by that much; random is for
@@ -30,7 +30,14 @@ func NewStepped(
 	f.Hash = keytable.Hasher{}
 	f.alone = leasing.NewLocal(max(leasing.OverflowSlots, maxKeys/8), clock(), wall).Predictable()
 	f.after, f.Random, f.RawNames = after, random, true
-	return &Stepped{Fleet: f}
+	return &Stepped{f, make([]int, 1)}
+}
+
+// Divide has the node know the parts of its ledger, before it is used. Its driver settles what is for each part there
+// (Batch.Part); Settle is not called.
+func (s *Stepped) Divide(ledger Partitioned) {
+	s.ledger, s.busy = ledger, make([]int, ledger.Partitions())
+	s.openLanes()
 }
 
 // Ask decides what can be decided at once; if that is not all, the rest waits. The slices are the Wait's until it has
@@ -84,12 +91,26 @@ func (w *Wait) TimeOver() time.Duration {
 type Batch struct {
 	*batch
 	node *Stepped
+	part int
 }
 
-// Batch takes messages to be sent; nil when there are none, or as many batches are under way as may be.
+// Part is the part of the ledger that the batch is for.
+func (b *Batch) Part() int { return b.part }
+
+// Batch takes messages to be sent to a part of the ledger; nil when there are none, or as many batches are under way as
+// may be.
 func (s *Stepped) Batch() *Batch {
-	l := &s.lanes[0]
-	for s.busy < senders {
+	for i := range s.lanes {
+		if b := s.batch(i); b != nil {
+			return b
+		}
+	}
+	return nil
+}
+
+func (s *Stepped) batch(part int) *Batch {
+	l := &s.lanes[part]
+	for s.busy[part] < senders {
 		var flights []*flight
 		select {
 		case first := <-l.queue:
@@ -103,8 +124,8 @@ func (s *Stepped) Batch() *Batch {
 		b := s.pack(l, flights)
 		// As the senders do: the breaker lets one batch through to see, and answers the others.
 		if b.allowed() {
-			s.busy++
-			return &Batch{b, s}
+			s.busy[part]++
+			return &Batch{b, s, part}
 		}
 		b.answered(make([]account.Grant, len(b.claims)), ratelimit.Epoch{}, 0, errBreaker)
 	}
@@ -116,27 +137,36 @@ func (b *Batch) Claims() []account.Claim { return b.claims }
 
 // Answer takes in what the ledger said, a grant for each claim, and the epoch and time right after.
 func (b *Batch) Answer(epoch ratelimit.Epoch, at ledgerTime, grants []account.Grant) {
-	b.node.busy--
+	b.node.busy[b.part]--
 	b.answered(grants, epoch, at, nil)
 }
 
 // Fail takes in that the batch was not answered, and why.
 func (b *Batch) Fail(err error) {
-	b.node.busy--
+	b.node.busy[b.part]--
 	b.answered(make([]account.Grant, len(b.claims)), ratelimit.Epoch{}, 0, err)
 }
 
 // Sweep looks after a part of the keys; see SweepEvery.
 func (s *Stepped) Sweep(now instant) { s.sweep(now) }
 
-// Release writes the messages that give back all that is unspent: a node's last words. They are not answered.
+// Release writes the messages that give back all that is unspent: a node's last words. They are not answered, and
+// overtake what is under way.
 func (s *Stepped) Release() []account.Claim {
 	var claims []account.Claim
 	for i := range s.shards {
+		for _, u := range s.shards[i].uses {
+			if u.flight != nil && u.flight.written {
+				u.flight = nil
+			}
+		}
 		for at := (keytable.Cursor{}); !at.Done; {
 			at, _ = s.leaveSome(&s.shards[i], at)
-			for flights := s.lanes[0].take(nil); len(flights) > 0; flights = s.lanes[0].take(nil) {
-				claims = append(claims, s.pack(&s.lanes[0], flights).claims...)
+			for j := range s.lanes {
+				l := &s.lanes[j]
+				for flights := l.take(nil); len(flights) > 0; flights = l.take(nil) {
+					claims = append(claims, s.pack(l, flights).claims...)
+				}
 			}
 		}
 	}

@@ -98,11 +98,11 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 			k.Doubt()
 			f.launchLocked(k)
 		}
-	case k.Due(now, &rule.Limit), k.Early(now, rule), k.Rides(now, rule):
+	case k.Due(now, rule), k.Early(now, rule), k.Rides(now, rule):
 		f.renewLocked(now, k.busy(now))
 	case k.Idle(now) && !f.keptIdle(k):
 		k = k.busy(now)
-		k.Recalled(now)
+		k.Resign(now.Add(SweepEvery)) // what it gave back is not to come again with the answer
 		f.launchLocked(k)
 	case c.Val.use != 0 && unused > restAfter && !k.Kept():
 		s.leave(c.Val.use - 1)
@@ -248,11 +248,11 @@ func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, l
 	next = s.keys.Walk(at, func(c *cell) {
 		k := s.view(c, &scratch)
 		early := k.Next.Deadline != 0 && k.Next.Taken > k.Next.Spent
-		if k.Taken <= k.Spent && !k.Untold() && !k.Asked() && !early {
+		if k.Taken <= k.Spent && !k.Owes() && !k.Asked() && !early {
 			return
 		}
 		k = k.busy(now)
-		if k.Recalled(now); early && k.use.flight == nil {
+		if k.Resign(hold.Never); early && k.use.flight == nil {
 			f.leaveEarlyLocked(k)
 		}
 		if fl, _ := f.joinLocked(k); fl != nil {

@@ -48,7 +48,7 @@ func (e Entry) SpendShare(now instant, a *ratelimit.Ask, share tokens, v *rateli
 	}
 	unheard := e.Unheard()
 	// What is in hand is spent first.
-	e.Spent += a.Cost
+	e.Spent, e.used = e.Spent+a.Cost, true
 	e.Drifted = min(e.Drifted+a.Cost, account.MostBooked)
 	e.Demand.Used = ratelimit.AddTokens(e.Demand.Used, a.Cost)
 	e.Demand.LastUse = now

@@ -1,6 +1,7 @@
 package hold
 
 import (
+	"math"
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
@@ -108,7 +109,8 @@ func (e Entry) Enter(now instant, there *LedgerClock, limit *ratelimit.Limit) (o
 	e.Till = Never
 	if limit.Algorithm != ratelimit.TokenBucket {
 		early, _ := there.Between(now)
-		e.Till, e.ends = there.NotBefore(now, limit.WindowEnd(w)), now.Add(limit.WindowEnd(w).Sub(early))
+		e.Till = there.NotBefore(now, limit.WindowEnd(w))
+		e.ends = now.Add(limit.WindowEnd(w).Sub(early))
 	}
 	if e.Window != w || e.Deadline == 0 { // the zero Key has no deadline
 		over = e.Part
@@ -143,7 +145,8 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 // its lease must not end before it begins.
 func (e Entry) Early(now instant, rule *ratelimit.Rule) bool {
 	return rule.Limit.Algorithm == ratelimit.FixedWindow && !rule.Coordination.Eager() && e.Next.Deadline == 0 &&
-		e.asked == 0 && e.Deadline != 0 && now < e.Till && e.Till.Sub(now) <= min(early, rule.Limit.Period()/8) &&
+		e.asked == 0 && e.Deadline != 0 && now < e.Till && now >= e.calm &&
+		e.Till.Sub(now) <= min(early, rule.Limit.Period()/8) &&
 		e.Demand.PerSec > 0 && now.Sub(e.Demand.LastUse) < min(time.Second, rule.Limit.Period())
 }
 
@@ -193,11 +196,12 @@ func Refill(n tokens, l *ratelimit.Limit) time.Duration {
 
 // Due tells whether a message is to leave in the background: to tell what the ledger does not know, to renew what is
 // nearly used up, or to ask again for what was refused.
-func (e Entry) Due(now instant, limit *ratelimit.Limit) bool {
+func (e Entry) Due(now instant, rule *ratelimit.Rule) bool {
+	limit := &rule.Limit
 	switch {
 	case e.asked != 0 || e.Deadline == 0:
 		return false
-	case e.doubt:
+	case e.doubt, e.used && now >= e.Renews(rule):
 		return true
 	case now < e.until:
 		// What is refused meanwhile is told when it is asked again, and sooner if it is much and the ledger does not
@@ -209,14 +213,31 @@ func (e Entry) Due(now instant, limit *ratelimit.Limit) bool {
 	}
 	hand := float64(e.InHand(now))
 	return now >= e.calm && hand > 0 && e.Sum < limit.Capacity() &&
-		hand < min(e.Demand.PerSec*soon.Seconds(), float64(e.Taken)/2)
+		hand < min(e.Demand.PerSec*soon.Seconds(), float64(e.Taken)/2, halfLease(rule))
+}
+
+// halfLease is half of what a rule that sizes leases lets a node have at once: above it there is nothing to ask for.
+func halfLease(rule *ratelimit.Rule) float64 {
+	if size := max(rule.Coordination.Lease.Fixed, rule.Coordination.Lease.Max); size > 0 {
+		return float64(size) / 2
+	}
+	return math.Inf(1)
+}
+
+// Renews is from when on what was spent of an eager lease is to be told: at half of its time, for at its end the ledger
+// credits what it was not told of. Never, of others.
+func (p *Part) Renews(rule *ratelimit.Rule) instant {
+	if !p.eager || p.Deadline == Never {
+		return Never
+	}
+	return p.Deadline.Add(-rule.Coordination.Lease.TTL / 4) // which is three quarters of it
 }
 
 // Rides tells whether a lease that is used up may be renewed if others travel too, of a key that is not asked for
-// often: its next request need not wait then.
+// often: its next request need not wait then. A lease of a single token is used up by the request that it is for.
 func (e Entry) Rides(now instant, rule *ratelimit.Rule) bool {
 	return e.asked == 0 && e.Taken == e.Spent && e.Heard != 0 && now >= e.calm && now < e.Till &&
-		e.Demand.PerSec < often && e.plenty(rule) && now.Sub(e.Demand.LastUse) < time.Second
+		e.Demand.PerSec < often && e.plenty(rule) && rule.Limit.Capacity() >= 2*leastShare && now.Sub(e.Demand.LastUse) < time.Second
 }
 
 // told is from when on what was refused may be told again, though nobody asks.
@@ -228,6 +249,13 @@ func (e Entry) Recalled(now instant) {
 	e.GiveBack(e.Waiting)
 	e.Doubt()
 	e.calm, e.scarce = now.Add(scarce), now.Add(scarce)
+}
+
+// Resign gives back all that is in hand, and takes nothing from here on but what requests wait for: the key is of no
+// use to this node, or the node ends. It lasts until the instant.
+func (e Entry) Resign(until instant) {
+	e.GiveBack(0)
+	e.calm, e.scarce = max(e.calm, until), max(e.scarce, until)
 }
 
 // Forgive has the ledger asked again about what is refused, and forgets what refusals were charged that it was not told

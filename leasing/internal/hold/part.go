@@ -39,6 +39,7 @@ type flags struct {
 	short    bool // the ledger had less than this node knew: it may have lost the account
 	eager    bool // the ledger may credit what is in hand: the last claim that left was eager
 	learning bool // the ledger granted little, and confirmed nothing
+	used     bool // something was spent since the last claim was written
 	full     bool // nothing was free, and nobody had anything in hand, when last heard
 }
 
@@ -91,6 +92,9 @@ func (p *Part) Reported() tokens { return p.booked }
 // Untold tells whether the ledger has another total than this node.
 func (p *Part) Untold() bool { return p.doubt || max(p.Taken, p.Spent) != p.booked }
 
+// Owes tells whether the ledger does not know all that this node has spent: of an eager lease it credits that.
+func (p *Part) Owes() bool { return p.Untold() || p.eager && p.used }
+
 // mayDraw tells whether the next message may be a draw: while there is plenty, and where the ledger's number is this
 // node's own. What the ledger must judge, or have on record, or may credit, is claimed.
 func (p *Part) mayDraw(q *Asking, limit *ratelimit.Limit) bool {
@@ -120,6 +124,7 @@ func (p *Part) state(c *account.Claim, q *Asking) {
 	if p.Taken > p.Spent && q.Now >= p.Deadline {
 		p.Taken = p.Spent
 	}
+	p.used = false
 	c.Taken, c.Spent, c.Share = p.Taken, p.Spent, q.Share
 	c.Learning = q.Epoch.Learning
 	if e := q.Epoch; c.Limit.Algorithm == ratelimit.TokenBucket && account.Told(e) {

@@ -32,7 +32,7 @@ func (e Entry) Spend(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) bool {
 		return false
 	}
 	e.sized(a.Cost)
-	e.Spent += a.Cost
+	e.Spent, e.used = e.Spent+a.Cost, true
 	e.Demand.Used = ratelimit.AddTokens(e.Demand.Used, a.Cost)
 	e.Demand.LastUse = now
 	*v = ratelimit.Verdict{Charged: a.Cost}
@@ -102,8 +102,23 @@ func (e Entry) spend(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Ve
 
 // charge spends tokens that the node may not have, for a reason that is counted in of.
 func (e Entry) charge(n tokens, of *tokens) {
-	e.Spent = min(e.Spent+n, account.MostBooked)
+	e.Spent, e.used = min(e.Spent+n, account.MostBooked), true // a grant on its way may cover it
 	*of = min(*of+n, account.MostBooked)
+}
+
+// Uncharge takes back what a refusal has charged a moment ago, for the request may be admitted after all; Recharge
+// charges it again.
+func (e Entry) Uncharge(a *ratelimit.Ask) {
+	if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
+		e.Spent, e.Charged = e.Spent-a.Cost, e.Charged-a.Cost
+	}
+}
+
+// Recharge undoes Uncharge.
+func (e Entry) Recharge(a *ratelimit.Ask) {
+	if a.Rule.Coordination.OnDeny == ratelimit.DenyCharges {
+		e.charge(a.Cost, &e.Charged)
+	}
 }
 
 // sized notes what a request costs.

@@ -35,8 +35,11 @@ func (e Entry) WantsEarly(s Sizing) (want tokens, share int) {
 
 // most is the share of the limit that a node takes while there is plenty.
 func (s *Sizing) most() tokens {
-	return max(1, s.Rule.Limit.Capacity()/tokens(5*max(4, s.Nodes)))
+	return max(1, s.Rule.Limit.Capacity()/tokens(max(leastShare, 5*s.Nodes)))
 }
+
+// leastShare is which part of a limit a node takes at most, while there is plenty: of a fleet of four, or fewer.
+const leastShare = 5 * 4
 
 // measure ends a stretch of use, with so much still asked for. What is counted are requests of the largest cost in it:
 // one of thousands of tokens proves no more of a rate than one of a single token.

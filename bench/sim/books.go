@@ -1,0 +1,382 @@
+package sim
+
+import (
+	"cmp"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// books are kept beside the ledger: what each account must have by the messages that were settled, added up by a model
+// that knows no more than an account's definition; and what nodes have booked by their decisions. At the end of a run,
+// when nodes have told all, both must be the same.
+type books struct {
+	*world
+	accounts map[name]*book
+	copies   map[copyOf]map[name]*book
+	booked   map[booking]*tally
+}
+
+// name names an account.
+type name struct {
+	key    *key
+	window ratelimit.Window
+}
+
+// copyOf is a copy of a part for the failover at an instant.
+type copyOf struct {
+	part int
+	at   int64
+}
+
+// book is an account as the model has it.
+type book struct {
+	holders map[ratelimit.Holder]*entry
+	sum     ratelimit.Tokens
+	fence   ratelimit.Fence
+	lost    bool // it was lost, or is an older copy: refunds may lie below nothing
+}
+
+// entry is what the model has of a holder.
+type entry struct {
+	total, spent ratelimit.Tokens
+	seq          uint64
+	expires      ratelimit.LedgerTime // of its eager lease; 0: it has none
+	loose        ratelimit.Tokens     // of draws that may have come twice
+}
+
+// booking is what one node booked in an account.
+type booking struct {
+	node ratelimit.Holder
+	name
+}
+
+// tally is how much that was.
+type tally struct {
+	n     ratelimit.Tokens
+	cut   ratelimit.Tokens // of refunds, which were not credited
+	vague bool             // something was booked of which no answer says in which window
+}
+
+func (b *books) open(w *world) {
+	b.world = w
+	b.accounts, b.copies, b.booked = map[name]*book{}, map[copyOf]map[name]*book{}, map[booking]*tally{}
+}
+
+func (b *books) of(k *key, w ratelimit.Window) *book {
+	a := name{k, w}
+	if b.accounts[a] == nil {
+		b.accounts[a] = &book{holders: map[ratelimit.Holder]*entry{}}
+	}
+	return b.accounts[a]
+}
+
+func (b *book) entry(h ratelimit.Holder) *entry {
+	if b.holders[h] == nil {
+		b.holders[h] = &entry{}
+	}
+	return b.holders[h]
+}
+
+// settled takes in a message, and holds the ledger's answer against the model.
+func (b *books) settled(p *part, c *account.Claim, g *account.Grant) {
+	k := b.named[c.Key]
+	switch {
+	case errors.Is(g.Err, account.ErrOver):
+		return
+	case errors.Is(g.Err, account.ErrOvertaken):
+		if book := b.of(k, c.Window); c.Window != 0 && !b.stepped(p) && c.Seq > book.entry(c.Holder).seq {
+			b.violate(-1, k.index, "claim %d of holder %x was answered as if it were overtaken", c.Seq, c.Holder)
+		}
+		return
+	case g.Err != nil:
+		b.violate(-1, k.index, "the ledger refused %+v: %v", *c, g.Err)
+		return
+	case c.Window == 0:
+		b.bucket(k, c, g)
+		return
+	}
+	book := b.of(k, c.Window)
+	e := book.entry(c.Holder)
+	if c.Kind == account.Draws {
+		e.total, book.sum = e.total+c.Want, book.sum+c.Want
+		e.loose += c.Want
+	} else {
+		book.claimed(p, c, g, e)
+		b.tallyOf(c.Holder>>nameBits, k, c.Window).cut += g.Cut
+		if g.Fence <= book.fence && !b.stepped(p) {
+			b.violate(-1, k.index, "fence %d came after %d", g.Fence, book.fence)
+		}
+		book.fence = g.Fence
+	}
+	b.compare(p, k, c, g, book, e)
+}
+
+// stepped tells whether a clock of the part was set: then it may have dropped accounts that it is asked for again.
+func (b *books) stepped(p *part) bool {
+	return slices.ContainsFunc(b.bound.steps, func(s step) bool { return s.part == p })
+}
+
+// claimed books a claim.
+func (b *book) claimed(p *part, c *account.Claim, g *account.Grant, e *entry) {
+	total := max(c.Taken, c.Spent) + g.Cut
+	b.sum += total - e.total
+	e.total, e.spent, e.seq, e.expires, e.loose = total, min(c.Spent+g.Cut, total), c.Seq, 0, 0
+	if c.Eager() {
+		e.expires = p.time().Add(c.TTL)
+		b.credit(p.time(), g, e)
+	}
+	free := c.Limit.Capacity() - max(0, b.sum)
+	if g.Granted > max(0, free) || g.Granted > max(c.Need, c.Want) {
+		p.violate(-1, p.named[c.Key].index, "%d were granted of %d that are free, for a need of %d", g.Granted, free, c.Need)
+	}
+	e.total, b.sum = e.total+g.Granted, b.sum+g.Granted
+}
+
+// credit takes back what others had in hand of eager leases that are over, if the ledger did.
+func (b *book) credit(now ratelimit.LedgerTime, g *account.Grant, own *entry) {
+	if b.sum+g.Granted <= g.Sum {
+		return
+	}
+	for _, e := range b.holders {
+		if e != own && e.expires > 0 && e.expires <= now {
+			b.sum -= e.total - e.spent
+			e.total, e.expires = e.spent, 0
+		}
+	}
+}
+
+// compare holds an answer against the model. Of a sliding window the sum has more, which is of the window before.
+func (b *books) compare(p *part, k *key, c *account.Claim, g *account.Grant, book *book, e *entry) {
+	if b.stepped(p) {
+		e.total, book.sum = g.Total, book.sum+g.Total-e.total // as far as is known
+		return
+	}
+	b.result.Debt, b.result.Cut = max(b.result.Debt, g.Sum-c.Limit.Capacity()), b.result.Cut+g.Cut
+	before := g.Sum - book.sum
+	if g.Total != e.total || before < 0 || before > 0 && c.Limit.Algorithm != ratelimit.SlidingWindow {
+		b.violate(-1, k.index, "window %d has %d of %d for holder %x, and must have %d of %d", c.Window, g.Total, g.Sum, c.Holder, e.total, book.sum)
+	}
+	if g.Granted > 0 && g.Sum > c.Limit.Capacity() {
+		b.violate(-1, k.index, "%d were granted beyond the limit: the sum is %d", g.Granted, g.Sum)
+	}
+	forgot := slices.ContainsFunc(b.bound.forgets, func(f loss) bool { return f.part == p }) // while it learns nothing is cut
+	if book.sum < 0 && !book.lost && !forgot {
+		b.violate(-1, k.index, "window %d has %d: below nothing", c.Window, book.sum)
+	}
+}
+
+// bucket holds the answer to a claim of a bucket against what must hold of every one: what is in hand has its room, but
+// for what was given back when others had it already.
+func (b *books) bucket(k *key, c *account.Claim, g *account.Grant) {
+	book := b.of(k, 0)
+	if g.Fence <= book.fence && !b.stepped(k.part) && !book.lost {
+		b.violate(-1, k.index, "fence %d came after %d", g.Fence, book.fence)
+	}
+	book.fence = g.Fence
+	if g.Granted > 0 && g.Granted > c.Want || g.Granted > 0 && g.Sum > c.Limit.Burst {
+		b.violate(-1, k.index, "%d were granted, %d are wanted, and the bucket has %d of %d", g.Granted, c.Want, c.Limit.Burst-g.Sum, c.Limit.Burst)
+	}
+	if hand := g.InHand + max(0, min(g.Granted, g.Total-c.Spent-g.Cut)); hand > g.Sum && !book.lost && b.Second == nil && b.Mix.Refunds == 0 && len(b.Changes) == 0 {
+		b.violate(-1, k.index, "%d are in hand, and the bucket has %d of %d", hand, c.Limit.Burst-g.Sum, c.Limit.Burst)
+	}
+}
+
+// keep, failOver, forget and evict do to the model what happens to a part.
+func (b *books) keep(p *part, at int64) {
+	kept := map[name]*book{}
+	for a, is := range b.accounts {
+		if a.key.part == p {
+			kept[a] = is.copied()
+		}
+	}
+	b.copies[copyOf{p.index, at}] = kept
+}
+
+func (b *book) copied() *book {
+	c := *b
+	c.holders = map[ratelimit.Holder]*entry{}
+	for h, e := range b.holders {
+		own := *e
+		c.holders[h] = &own
+	}
+	return &c
+}
+
+func (b *books) failOver(p *part, at int64) {
+	b.forget(p)
+	maps.Copy(b.accounts, b.copies[copyOf{p.index, at}])
+	for a, is := range b.accounts {
+		is.lost = is.lost || a.key.part == p
+	}
+}
+
+func (b *books) forget(p *part) {
+	for a := range b.accounts {
+		if a.key.part == p {
+			b.accounts[a] = &book{holders: map[ratelimit.Holder]*entry{}, lost: true}
+		}
+	}
+}
+
+func (b *books) evict(k *key, w ratelimit.Window) {
+	b.accounts[name{k, w}] = &book{holders: map[ratelimit.Holder]*entry{}, lost: true}
+}
+
+// known is what a node was last told of an account.
+type known struct {
+	window ratelimit.Window
+	sum    ratelimit.Tokens
+	hand   ratelimit.Tokens // its own then
+	taken  int64            // when it last took something back: what was told before is nothing known
+}
+
+// heard takes in that a node was answered.
+func (n *node) heard(sent int64, claims []account.Claim, grants []account.Grant) {
+	if n.bound.lossy() { // an answer may not count
+		clear(n.known)
+		return
+	}
+	for i := range claims {
+		c, g := &claims[i], &grants[i]
+		k := n.named[c.Key]
+		if is := n.known[k]; c.Kind == account.States && g.Err == nil && c.Limit.Algorithm == ratelimit.FixedWindow && sent > is.taken {
+			n.known[k] = known{c.Window, g.Sum, max(0, g.Total-c.Spent), is.taken}
+		}
+	}
+}
+
+// takesBack takes in that a node gives back what it was charged, or others.
+func (n *node) takesBack(k *key) { n.known[k] = known{window: -1, taken: n.now} }
+
+// decided takes in what a node has decided, and books what it has charged.
+func (b *books) decided(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
+	b.refuses(n, k, a, v)
+	t := b.tally(n, k, v)
+	switch {
+	case a.Kind == ratelimit.Peek:
+	case a.Kind == ratelimit.Refund && v.Source == ratelimit.FromFallback:
+		t.vague = true
+		n.takesBack(k)
+	case a.Kind == ratelimit.Refund:
+		t.n -= a.Cost
+		n.takesBack(k)
+	default:
+		t.n += v.Charged + v.Debt
+	}
+}
+
+// refuses tells whether a node refuses what it knows to be used up.
+func (b *books) refuses(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
+	is, ok := n.known[k]
+	if !ok || v.Window != is.window || v.OverLimit || v.Source != ratelimit.FromLease && v.Source != ratelimit.FromClaim {
+		return
+	}
+	limit := a.Rule.AtLedger().Limit.Capacity()
+	if a.Kind == ratelimit.Spend && is.sum > limit || a.Kind == ratelimit.Peek && is.sum-is.hand > limit {
+		b.violate(n.slot, k.index, "it admits %d, and was told that %d of %d are used", a.Cost, is.sum, limit)
+	}
+}
+
+func (b *books) tally(n *node, k *key, v *ratelimit.Verdict) *tally {
+	w := v.Window
+	if v.Source == ratelimit.FromFallback {
+		w = v.Booked
+	}
+	return b.tallyOf(n.name, k, w)
+}
+
+func (b *books) tallyOf(node ratelimit.Holder, k *key, w ratelimit.Window) *tally {
+	at := booking{node, name{k, w}}
+	if b.booked[at] == nil {
+		b.booked[at] = &tally{}
+	}
+	return b.booked[at]
+}
+
+// undo takes in that a node is about to take back what it has charged, unless the window is over.
+func (b *books) undo(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
+	if !b.Check || n.stepped == nil {
+		return
+	}
+	n.takesBack(k)
+	t, l := b.tally(n, k, v), n.stepped.Look(b.store.ctx, n.clock(), a).Lease
+	w := v.Window
+	if v.Source == ratelimit.FromFallback {
+		w = v.Booked
+	}
+	switch {
+	case l == nil || l.Window != w:
+	default:
+		t.n -= v.Charged + v.Debt
+	}
+}
+
+// Times at the end of a run that is checked.
+const (
+	tellTime  = 3 * time.Second // for nodes to tell all, over wires that lose nothing
+	leaveSoon = 1500 * time.Millisecond
+	sinceTurn = 500 * time.Millisecond // all nodes are certain of a window that began so long ago, and ends as late
+)
+
+// settleUp has nodes tell all, and leave, and then the books be closed. It returns when that is over.
+func (w *world) settleUp() int64 {
+	at := int64(w.Load.Length)
+	w.queue.push(at, func() { w.Net.Loss, w.Net.Dup = 0, 0 })
+	at += int64(tellTime)
+	w.queue.push(at, w.books.leave)
+	return at + int64(leaveSoon) + 1
+}
+
+// leave has all nodes leave that can be heard.
+func (b *books) leave() {
+	whole := !slices.ContainsFunc(b.store.parts, func(p *part) bool { return p.down > 0 || p.hung > 0 })
+	var told []*node
+	for _, n := range b.nodes {
+		if n.alive && !n.paused && n.cut == 0 && n.deaf == 0 && n.late == 0 && whole && !n.stepped.Stats().BreakerOpen {
+			told = append(told, n)
+		}
+	}
+	windows := map[*key]ratelimit.Window{}
+	for _, k := range b.keys {
+		w, at := k.window(), k.part.time()
+		if l := &k.rule.Limit; w != 0 && at >= l.WindowEnd(w-1).Add(sinceTurn) && at.Add(sinceTurn) < l.WindowEnd(w) {
+			windows[k] = w
+		}
+	}
+	for _, n := range told {
+		n.leave()
+	}
+	b.in(leaveSoon, func() { b.closed(told, windows) })
+}
+
+// closed compares what nodes have booked that have told all with what the accounts have of them.
+func (b *books) closed(told []*node, windows map[*key]ratelimit.Window) {
+	for _, n := range told {
+		for _, k := range b.keys {
+			t, book := b.booked[booking{n.name, name{k, windows[k]}}], b.accounts[name{k, windows[k]}]
+			if windows[k] == 0 || t == nil || t.vague || book == nil || b.stepped(k.part) || book.lost && b.Table > 0 {
+				continue
+			}
+			total, loose := book.has(n.name)
+			if total < t.n || total > t.n+t.cut+loose && b.Table == 0 {
+				b.violate(n.slot, k.index, "window %d has %d of this node, which has booked %d", windows[k], total, t.n)
+			}
+			b.result.Settled++
+		}
+	}
+}
+
+// has is what an account has of a node under all its names, and how much of it may be draws that came twice.
+func (b *book) has(node ratelimit.Holder) (total, loose ratelimit.Tokens) {
+	for _, h := range slices.SortedFunc(maps.Keys(b.holders), cmp.Compare[ratelimit.Holder]) {
+		if e := b.holders[h]; h>>nameBits == node {
+			total, loose = total+e.total, loose+e.loose
+		}
+	}
+	return total, loose
+}
