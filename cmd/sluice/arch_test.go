@@ -104,8 +104,6 @@ func inCore(name string) bool {
 var flatOnPurpose = map[string]string{
 	"Claim":          "a message, whose numbers docs/protocol.md has in this order",
 	"Grant":          "a message, whose numbers docs/protocol.md has in this order",
-	"Statement":      "a message, as routing/internal/moved writes it",
-	"Holding":        "a part of that message",
 	"AuditEvent":     "a line of JSON, whose names are published",
 	"Event":          "a line of JSON, whose names are published",
 	"AuditedWindow":  "a line of JSON, whose names are published",

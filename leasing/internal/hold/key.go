@@ -236,8 +236,9 @@ func (p *Part) Renews(rule *ratelimit.Rule) instant {
 // Rides tells whether a lease that is used up may be renewed if others travel too, of a key that is not asked for
 // often: its next request need not wait then. A lease of a single token is used up by the request that it is for.
 func (e Entry) Rides(now instant, rule *ratelimit.Rule) bool {
-	return e.asked == 0 && e.Taken == e.Spent && e.Heard != 0 && now >= e.calm && now < e.Till &&
-		e.Demand.PerSec < often && e.plenty(rule) && rule.Limit.Capacity() >= 2*leastShare && now.Sub(e.Demand.LastUse) < time.Second
+	usedUp := e.asked == 0 && e.Taken == e.Spent && e.Heard != 0 && now >= e.calm && now < e.Till
+	return usedUp && e.Demand.PerSec < often && now.Sub(e.Demand.LastUse) < time.Second &&
+		e.plenty(rule) && rule.Limit.Capacity() >= 2*leastShare
 }
 
 // told is from when on what was refused may be told again, though nobody asks.

@@ -36,8 +36,13 @@ type leased struct {
 	half  ratelimit.Tokens  // when less is in hand, more is asked for at once
 	next  ratelimit.Instant // when there is something to tell it is told then, at the latest
 	calm  ratelimit.Instant // before, nothing is asked for: the key is short
-	left  ratelimit.Tokens  // of the limit, as last heard, in nobody's hand
-	reset ratelimit.Instant // when the limit is whole again, as last heard
+	answer
+}
+
+// answer is what the owner last said.
+type answer struct {
+	left  ratelimit.Tokens  // of the limit, in nobody's hand
+	reset ratelimit.Instant // when the limit is whole again
 	shut  ratelimit.Instant // until then it counts as used up
 }
 
