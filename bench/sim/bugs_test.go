@@ -14,7 +14,7 @@ var planted = []struct {
 	seed int
 	plant.Bug
 }{
-	{75, plant.Bug{
+	{665, plant.Bug{
 		Name: "a claim that arrives twice is settled twice", File: "leasing/account/account.go",
 		Right: "r != nil && c.Seq <= r.seq",
 		Wrong: "r != nil && c.Seq < r.seq",
@@ -49,17 +49,17 @@ var planted = []struct {
 		Right: "case l.Algorithm != ratelimit.SlidingWindow || now >= s.ends:",
 		Wrong: "case l.Algorithm != ratelimit.SlidingWindow || now >= s.begins:",
 	}},
-	{4448, plant.Bug{
+	{3973, plant.Bug{
 		Name: "a bucket fills beside what is leased", File: "leasing/account/bucket.go",
 		Right: "room := int64(max(0, burst-b.hand-b.old)) * Micro",
 		Wrong: "room := int64(burst) * Micro",
 	}},
-	{665, plant.Bug{
+	{482, plant.Bug{
 		Name: "a draw keeps what lies beyond the limit", File: "leasing/internal/hold/part.go",
 		Right: "p.Taken += g.Owned(n, &m.Claim.Limit)",
 		Wrong: "p.Taken += n",
 	}},
-	{86, plant.Bug{
+	{87, plant.Bug{
 		Name: "telling of drift confirms it", File: "leasing/internal/hold/part.go",
 		Right: "p.Taken += max(0, told-over)",
 		Wrong: "p.Taken += told + 0*over",
@@ -84,7 +84,7 @@ var planted = []struct {
 		Right: "return w, there.At != 0 && w == limit.WindowAt(late)",
 		Wrong: "return limit.WindowAt(late), there.At != 0",
 	}},
-	{12, plant.Bug{
+	{42, plant.Bug{
 		Name: "a window is spent of when it may be over", File: "leasing/internal/hold/key.go",
 		Right: "e.Till = there.NotBefore(now,",
 		Wrong: "e.Till = there.SurelyBy(now,",
@@ -139,12 +139,12 @@ var planted = []struct {
 		Right: "return &f.lanes[f.ledger.(Partitioned).Partition(name)]",
 		Wrong: "return &f.lanes[0*f.ledger.(Partitioned).Partition(name)]",
 	}},
-	{115, plant.Bug{
+	{118, plant.Bug{
 		Name: "a node alone takes the whole limit", File: "leasing/fleet/failure.go",
 		Right: "own.Rule = a.Rule.LocalShare()\n\t\tvar",
 		Wrong: "own.Rule = a.Rule\n\t\tvar",
 	}},
-	{2, plant.Bug{
+	{14, plant.Bug{
 		Name: "what a node admitted alone is not told", File: "leasing/fleet/failure.go",
 		Right: "k.Admitted(v.Charged)",
 		Wrong: "k.Admitted(0)",
@@ -163,11 +163,6 @@ var planted = []struct {
 		Name: "a reserve is granted by the ledger too", File: "ratelimit/reserve.go",
 		Right: "at.Limit.Requests -= n\n",
 		Wrong: "at.Limit.Requests -= 0 * n\n",
-	}},
-	{18484, plant.Bug{
-		Name: "what drifted is forgotten with its key", File: "leasing/fleet/shard.go",
-		Right: "k.Drift() > 0 || k.Drifting(now) {",
-		Wrong: "k.Drift() > 0 {",
 	}},
 	{1005636, plant.Bug{
 		Name: "a clock that was set is not looked at", File: "leasing/fleet/batch.go",
@@ -208,12 +203,12 @@ func TestHistoriesFindBugs(t *testing.T) {
 	for _, p := range planted {
 		t.Run(p.Name, func(t *testing.T) {
 			t.Parallel()
-			if text, failed := playBroken(t, tests, "", p.seed, 1); failed {
+			if text, failed := playBroken(t, tests, "", &p.Bug, p.seed, 1); failed {
 				t.Fatalf("seed %d fails without the bug: %s", p.seed, text)
 			}
-			text, failed := playBroken(t, tests, p.Name, p.seed, 1)
+			text, failed := playBroken(t, tests, p.Name, &p.Bug, p.seed, 1)
 			if !failed { // histories are made up otherwise now
-				text, failed = playBroken(t, tests, p.Name, 1, 6000)
+				text, failed = playBroken(t, tests, p.Name, &p.Bug, 1, 6000)
 			}
 			if !failed {
 				t.Fatalf("6000 histories do not find it: %s", text)
@@ -228,10 +223,12 @@ func TestHistoriesFindBugs(t *testing.T) {
 	}
 }
 
-// playBroken plays histories with a bug, and tells what it found.
-func playBroken(t *testing.T, tests *plant.Binary, bug string, seed, histories int) (text string, found bool) {
+// playBroken plays histories with a bug, or without one those that find it, and tells what it found.
+func playBroken(t *testing.T, tests *plant.Binary, bug string, of *plant.Bug, seed, histories int) (text string, found bool) {
+	// Histories of mode routing find only what owners do.
+	sums := strconv.FormatBool(of.File != "leasing/lent.go" && of.File != "leasing/handover.go")
 	play := tests.Command(t.Context(), bug,
-		"-test.run", "^TestHistories$", "-test.timeout", "3m", "-sums", "-seed", strconv.Itoa(seed), "-histories", strconv.Itoa(histories))
+		"-test.run", "^TestHistories$", "-test.timeout", "3m", "-sums="+sums, "-seed", strconv.Itoa(seed), "-histories", strconv.Itoa(histories))
 	out, err := play.CombinedOutput()
 	return string(out), err != nil && strings.Contains(string(out), "replay: ")
 }
