@@ -125,14 +125,17 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	c.Audit = account.AuditOf(rule)
 	lasting(q, rule)
 	size := hold.Sizing{Rule: rule, Nodes: f.nodes()}
-	if part := &k.Next; fl.early && k.Waiting == 0 && !k.Untold() {
+	leaving := f.leaving.Load()
+	if part := &k.Next; fl.early && !leaving && k.Waiting == 0 && !k.Untold() {
 		*part = hold.Part{Window: k.Window + 1, Deadline: hold.Never}
 		c.Want, q.Share = k.WantsEarly(size)
 		part.Write(&fl.message, s.sent, c, q)
 		return fl.message.Claim, true
 	}
 	c.Need = k.Waiting
-	c.Want, q.Share = k.Wants(q.Now, k.Waiting, size)
+	if c.Want, q.Share = k.Wants(q.Now, k.Waiting, size); leaving {
+		c.Want = c.Need
+	}
 	fl.beyond = k.Beyond
 	k.Write(&fl.message, s.sent, c, q)
 	return fl.message.Claim, true

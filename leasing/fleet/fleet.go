@@ -65,6 +65,7 @@ type names struct {
 type sweeper struct {
 	part    int // of the shards, that the next sweep looks at
 	gauged  gauges
+	leaving atomic.Bool  // the node ends: nothing is asked for that no request waits for
 	evicted atomic.Int64 // when all was last told again because single accounts were lost
 }
 

@@ -222,6 +222,7 @@ func (f *Fleet) any(is func(*entry) bool) (found bool) {
 
 // leave gives back all that is in hand, at the node's end, in a few rounds: a message may be under way.
 func (f *Fleet) leave() {
+	f.leaving.Store(true)
 	for more, round := true, 0; more && round < leaveRounds; round++ {
 		more = false
 		for i := range f.shards {
