@@ -241,9 +241,18 @@ func (f *Fleet) calm(l *lane, fl *flight, wait time.Duration) *flight {
 		l.send(nil)
 	case len(l.company) == 1 || at < l.rings:
 		l.rings = at
-		f.after(wait, func() { l.send(nil) })
+		f.after(wait, func() { l.ring(at) })
 	}
 	return fl
+}
+
+// ring has the company leave whose time has come: one that left meanwhile with others takes its time along.
+func (l *lane) ring(at instant) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.company) > 0 && l.rings == at {
+		l.send(nil)
+	}
 }
 
 // take gathers a batch behind a first flight, which may be nil: what waits, and then the company.
@@ -267,7 +276,7 @@ func (l *lane) take(first *flight) (flights []*flight) {
 	n := min(len(l.company), batchSize-len(flights))
 	flights = append(flights, l.company[:n]...)
 	l.company = append(l.company[:0], l.company[n:]...)
-	if len(l.company) > 0 {
+	if l.rings = 0; len(l.company) > 0 {
 		l.send(nil)
 	}
 	return flights
