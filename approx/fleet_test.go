@@ -14,31 +14,29 @@ import (
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/bench/judge"
 	"github.com/sluice-gate/sluice/leasing"
-	"github.com/sluice-gate/sluice/leasing/ledger"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // messages are those of the ledger, that others wait for what holders have.
 type messages struct {
 	mu      sync.Mutex
-	holders map[ratelimit.Holder]func(account string) // guarded by mu
+	holders map[ratelimit.Holder]func(string, ratelimit.Window) // guarded by mu
 }
 
-func (r *messages) send(account string, holders []ratelimit.Holder) {
-	for _, h := range holders {
-		r.mu.Lock()
-		recalled := r.holders[h]
-		r.mu.Unlock()
-		if recalled != nil {
-			recalled(account)
-		}
+func (r *messages) send(h ratelimit.Holder, name string, w ratelimit.Window) {
+	r.mu.Lock()
+	recalled := r.holders[account.NodeOf(h)]
+	r.mu.Unlock()
+	if recalled != nil {
+		recalled(name, w)
 	}
 }
 
 // wire is a node's way to the ledger and the seats, in virtual time.
 type wire struct {
 	recalls *messages
-	ledger  *ledger.Memory
+	ledger  *account.Memory
 	seats   *approx.Memory
 	mu      sync.Mutex
 	trip    time.Duration // guarded by mu
@@ -65,28 +63,31 @@ func (w *wire) travel() (back time.Duration, err error) {
 	return trip / 2, err
 }
 
-func (w *wire) Settle(ctx context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant) {
+func (w *wire) Settle(
+	ctx context.Context, claims []account.Claim, grants []account.Grant,
+) (e ratelimit.Epoch, at ratelimit.LedgerTime, err error) {
 	back, err := w.travel()
 	if err == nil || back > 0 {
-		w.ledger.Settle(ctx, claims, grants)
+		e, at, _ = w.ledger.Settle(ctx, claims, grants) // it never fails
 	}
 	time.Sleep(back)
 	if err != nil {
-		for i := range grants {
-			grants[i] = ratelimit.Grant{Err: err}
-		}
+		clear(grants)
+		return ratelimit.Epoch{}, 0, err
 	}
+	return e, at, nil
 }
 
-// Recalls has the ledger grant leases of plenty and draws, as Redis does.
-func (w *wire) Recalls(ctx context.Context, holders []ratelimit.Holder, recalled func(account string)) {
+// Recalls has the node hear of recalls, as Redis has.
+func (w *wire) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(string, ratelimit.Window)) {
 	w.recalls.mu.Lock()
-	for _, h := range holders {
-		w.recalls.holders[h] = recalled
-	}
+	w.recalls.holders[h] = recalled
 	w.recalls.mu.Unlock()
 	<-ctx.Done()
 }
+
+func (w *wire) Verify(context.Context) (ratelimit.Epoch, error) { return ratelimit.Epoch{}, nil }
+func (w *wire) Prolong(ctx context.Context) error               { return w.ledger.Prolong(ctx) }
 
 func (w *wire) Sit(ctx context.Context, a approx.Application) (approx.Tenancy, error) {
 	back, err := w.travel()
@@ -118,7 +119,7 @@ type world struct {
 	testing.TB
 	start   time.Time
 	recalls messages
-	ledger  *ledger.Memory
+	ledger  *account.Memory
 	seats   *approx.Memory
 	rule    *ratelimit.Rule
 	seed    uint64
@@ -131,8 +132,8 @@ type world struct {
 func newWorld(tb testing.TB, seed uint64, rule *ratelimit.Rule) *world {
 	w := &world{TB: tb, start: time.Now(), rule: rule, seed: seed, judge: judge.New(rule.Limit)}
 	rule.Counters = &ratelimit.RuleCounters{}
-	w.ledger, w.seats = ledger.NewMemory(1000, ledgerNow), approx.NewMemory(ledgerNow)
-	w.recalls.holders, w.ledger.OnRecall = map[ratelimit.Holder]func(string){}, w.recalls.send
+	w.ledger, w.seats = account.NewMemory(1000, ledgerNow), approx.NewMemory(ledgerNow)
+	w.recalls.holders, w.ledger.OnRecall = map[ratelimit.Holder]func(string, ratelimit.Window){}, w.recalls.send
 	return w
 }
 
@@ -143,8 +144,8 @@ func (w *world) clock() ratelimit.Instant { return ratelimit.Instant(time.Since(
 func (w *world) join(trip time.Duration) *node {
 	id := uint64(len(w.nodes) + 1)
 	n := &node{id: id, wire: &wire{recalls: &w.recalls, ledger: w.ledger, seats: w.seats, trip: trip, rnd: rand.New(rand.NewPCG(w.seed, id))}}
-	n.keeper = approx.NewKeeper(n.wire, ratelimit.Holder(id), w.clock)
-	n.fleet = leasing.NewFleet(n.wire, ratelimit.Holder(id), 1000, w.clock, w.start)
+	n.keeper = approx.NewKeeper(n.wire, ratelimit.Holder(id)<<28, w.clock)
+	n.fleet = leasing.NewFleet(n.wire, ratelimit.Holder(id)<<28, 1000, w.clock, w.start)
 	n.fleet.Drift = n.keeper
 	n.fleet.Random = seeded(w.seed, 100+id)
 	ctx, cancel := context.WithCancel(context.Background())

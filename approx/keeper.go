@@ -67,24 +67,19 @@ func NewKeeper(seats Seats, holder ratelimit.Holder, clock ratelimit.Clock) *Kee
 // Share returns how many tokens of each key this node may spend under the rule
 // before the ledger has answered: its part of the drift budget, while it holds
 // a seat that counts for the rule and whose earlier tenants cannot have spent
-// in windows that began at begins. For buckets, which do not begin anew, heir
-// is the tenancy that takes over what they may have spent; 0 if there is
-// nothing. It neither blocks nor allocates.
+// in windows that began at begins. It neither blocks nor allocates.
 func (k *Keeper) Share(
 	now ratelimit.Instant, rule *ratelimit.Rule, begins ratelimit.LedgerTime,
-) (share ratelimit.Tokens, heir ratelimit.Fence) {
+) ratelimit.Tokens {
 	t := k.now.Load()
 	if t.Seat < 0 || t.trial.on || now >= t.until || begins < t.Taint {
-		return 0, 0
+		return 0
 	}
 	share, seats := shareUnder(t.agreed, now, rule, begins)
 	if t.Seat >= seats {
-		return 0, 0
+		return 0
 	}
-	if t.Taint > 0 {
-		heir = t.Fence
-	}
-	return share, heir
+	return share
 }
 
 // Seat is this node's: -1 if it has none now, and whether one is wanted.

@@ -57,11 +57,7 @@ func (s *keeperScript) waits(why string) {
 // share expects so many tokens of a window that began at begins.
 func (s *keeperScript) share(begins ratelimit.LedgerTime, want ratelimit.Tokens, why string) {
 	s.Helper()
-	got, heir := s.Share(s.now, s.rule, begins)
-	if got == 0 && heir != 0 {
-		s.Errorf("%s: nothing is shared, and heir is %d", why, heir)
-	}
-	if got != want {
+	if got := s.Share(s.now, s.rule, begins); got != want {
 		s.Errorf("%s: the share is %d and not %d", why, got, want)
 	}
 }
@@ -120,21 +116,12 @@ func TestSeatIsRenewedAtHalf(t *testing.T) {
 }
 
 // Windows that began before the seat's last tenant had certainly ended are not
-// to be spent in: it may have spent its share there. From then on they are. A
-// bucket's share is passed on, and its heir says so.
+// to be spent in: it may have spent its share there. From then on they are.
 func TestSeatHasATaint(t *testing.T) {
 	s := newKeeperScript(t)
 	s.sits(Tenancy{Seat: 0, Fence: 5, Taint: epoch}, 0)
 	s.share(epoch-1, 0, "the window began before the taint")
 	s.share(epoch, 50, "the window began with it")
-	if _, heir := s.Share(s.now, s.rule, epoch); heir != 5 {
-		t.Errorf("heir %d, want the tenancy's fence", heir)
-	}
-	clean := newKeeperScript(t)
-	clean.sits(Tenancy{Seat: 0, Fence: 5}, 0)
-	if _, heir := clean.Share(clean.now, clean.rule, epoch); heir != 0 {
-		t.Errorf("heir %d of a seat on which nobody was", heir)
-	}
 }
 
 // A seat that the rule does not divide by is no seat for it; nor is one that
@@ -146,7 +133,7 @@ func TestSeatBeyondTheRule(t *testing.T) {
 	s.plan = NewPlan([]*ratelimit.Rule{s.rule, &wide})
 	s.sits(Tenancy{Seat: 2, Fence: 5}, 0)
 	s.share(epoch, 0, "the rule divides by 2, and this is seat 2")
-	if got, _ := s.Share(s.now, &wide, epoch); got != 20 {
+	if got := s.Share(s.now, &wide, epoch); got != 20 {
 		t.Errorf("a fifth of 100 is %d", got)
 	}
 	s.plan = NewPlan([]*ratelimit.Rule{s.rule})

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing"
-	"github.com/sluice-gate/sluice/leasing/ledger"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
@@ -79,7 +79,7 @@ func BenchmarkLease(b *testing.B) {
 	rule := &ratelimit.Rule{Domain: "d", Limit: ratelimit.Limit{Unit: ratelimit.Day, Requests: 1<<32 - 1}, Coordination: ratelimit.DefaultCoordination()}
 	rule.Coordination.Lease.Min = 1 << 30
 	clock := ratelimit.MonotonicClock()
-	fleet := leasing.NewFleet(ledger.NewMemory(1000, func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) }), 1, 1000, clock, time.Now())
+	fleet := leasing.NewFleet(account.NewMemory(1000, func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) }), 1, 1000, clock, time.Now())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); fleet.Run(ctx) }()

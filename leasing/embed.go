@@ -11,7 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-gate/sluice/leasing/ledger"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -37,8 +37,9 @@ type Limiter struct {
 // limits alone.
 type Options struct {
 	// Redis is asked for leases. Nil: this program counts alone, and nothing ever waits.
-	// The client stays the caller's; it must be made with ContextTimeoutEnabled: true and
-	// MaxRetries: -1, or a decision could wait for longer than its rule's StoreDeadline.
+	// It must be a redis.Client or redis.ClusterClient that was not used yet, made with ContextTimeoutEnabled: true and
+	// MaxRetries: -1, or a decision could wait for longer than its rule's StoreDeadline. New sets its OnConnect, and it
+	// stays the caller's.
 	Redis redis.UniversalClient
 	// Prefix begins the names of all that is written to Redis.
 	Prefix string
@@ -64,7 +65,7 @@ func New(o Options) (*Limiter, error) {
 			defaultMaxKeys)
 	}
 	l := &Limiter{clock: ratelimit.MonotonicClock(), stop: func() {}, ended: make(chan struct{})}
-	l.calls.New = func() any { return new(call) }
+	l.calls.New = func() any { return new(question) }
 	// Without a Redis there is nothing to run beside the program, and nothing that Close waits for.
 	if o.Redis == nil {
 		l.local = NewLocal(o.MaxKeys, l.clock(), time.Now())
@@ -74,7 +75,11 @@ func New(o Options) (*Limiter, error) {
 	if err := heeds(o.Redis); err != nil {
 		return nil, err
 	}
-	l.fleet = NewFleet(ledger.NewRedis(o.Redis, o.Prefix), ledger.NewHolder(), o.MaxKeys, l.clock, time.Now())
+	ledger, err := account.NewRedis(o.Redis, o.Prefix, nil)
+	if err != nil {
+		return nil, fmt.Errorf("leasing: %w", err)
+	}
+	l.fleet = NewFleet(ledger, account.NewHolder(), o.MaxKeys, l.clock, time.Now())
 	l.fleet.OnFailure = o.OnFailure
 	var ctx context.Context
 	ctx, l.stop = context.WithCancel(context.Background())
@@ -87,8 +92,7 @@ func New(o Options) (*Limiter, error) {
 
 // heeds tells what is wrong with how a client waits, as far as it can be seen.
 func heeds(client redis.UniversalClient) error {
-	// A client of another kind, such as a test's, is believed.
-	heeds, retries := true, 0
+	heeds, retries := true, 0 // of another kind of client: the ledger refuses it
 	switch c := client.(type) {
 	case *redis.Client:
 		heeds, retries = c.Options().ContextTimeoutEnabled, c.Options().MaxRetries
@@ -220,8 +224,8 @@ type Decision struct {
 	WithoutRedis bool
 }
 
-// call is what one decision needs, kept so that it allocates nothing.
-type call struct {
+// question is what one decision needs, kept so that it allocates nothing.
+type question struct {
 	asks     [1]ratelimit.Ask
 	verdicts [1]ratelimit.Verdict
 	key      []byte
@@ -257,7 +261,7 @@ func (l *Limiter) ask(ctx context.Context, k Key, n int64, kind ratelimit.Kind) 
 	case n < 1 && kind != ratelimit.Peek:
 		return Decision{}, ErrCost
 	}
-	c, now := l.calls.Get().(*call), l.clock()
+	c, now := l.calls.Get().(*question), l.clock()
 	c.key = append(c.key[:0], k.name...)
 	c.asks[0] = ratelimit.Ask{Rule: k.rule, Key: c.key, Cost: ratelimit.Tokens(n), Kind: kind}
 	c.verdicts[0] = ratelimit.Verdict{}

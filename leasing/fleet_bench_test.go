@@ -4,31 +4,48 @@ import (
 	"context"
 	"testing"
 	"time"
+	"unsafe"
 
-	"github.com/sluice-gate/sluice/leasing/ledger"
-	"github.com/sluice-gate/sluice/leasing/ledgertest"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// What a decision from a lease costs on a fleet's node, of one busy key.
-func BenchmarkFleetDecide(b *testing.B) {
-	memory := ledger.NewMemory(10, func() ledgerTime { return ledgertest.Epoch })
+// A decision from what is in hand does not allocate.
+func TestDecideDoesNotAllocate(t *testing.T) {
+	f, asks, verdicts := warm(t)
+	if n := testing.AllocsPerRun(1000, func() { f.Decide(context.Background(), f.clock(), asks, verdicts) }); n != 0 {
+		t.Errorf("a decision allocates %v times", n)
+	}
+}
+
+// What must not be forgotten of a key is small, for there are tens of millions.
+func TestKeysAreSmall(t *testing.T) {
+	if n := unsafe.Sizeof(key{}); n > 104 {
+		t.Errorf("a key takes %d bytes", n)
+	}
+	t.Log(unsafe.Sizeof(key{}), unsafe.Sizeof(use{}), unsafe.Sizeof(cell{}))
+}
+
+func warm(t testing.TB) (*Fleet, []ratelimit.Ask, []ratelimit.Verdict) {
+	rule := &ratelimit.Rule{
+		Domain: "d", Path: "p", Limit: ratelimit.Limit{Unit: ratelimit.Year, Requests: 1 << 31},
+		Coordination: ratelimit.DefaultCoordination(),
+	}
+	ledger := account.NewMemory(1000, func() ratelimit.LedgerTime { return 1_800_000_000_000_000 })
 	now := instant(time.Hour)
-	f := NewFleet(memory, 1, 100, func() instant { return now }, testWall)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { f.Run(ctx); close(done) }()
-	defer func() { cancel(); <-done }()
-	rule := testRule(ratelimit.Limit{Unit: ratelimit.Day, Requests: 1 << 38})
-	rule.Coordination.Lease.Fixed = 1 << 37
-	asks, verdicts := []ask{{Rule: rule, Key: keyOf(1), Cost: 1}}, make([]verdict, 1)
-	f.Decide(ctx, now, asks, verdicts)
+	node := NewStepped(account.NewHolder(), 100_000, func() instant { return now }, time.Now(), func(time.Duration, func()) {},
+		func() float64 { return 0.5 })
+	asks := []ratelimit.Ask{{Rule: rule, Key: []byte("k"), Cost: 1}}
+	if v := decided(t, node, ledger, asks[0]); v.OverLimit {
+		t.Fatal(v)
+	}
+	return node.Fleet, asks, make([]ratelimit.Verdict, 1)
+}
+
+func BenchmarkFleetDecide(b *testing.B) {
+	f, asks, verdicts := warm(b)
 	b.ReportAllocs()
 	for b.Loop() {
-		verdicts[0] = verdict{}
-		f.Decide(ctx, now, asks, verdicts)
-	}
-	if verdicts[0].Source != ratelimit.FromLease {
-		b.Fatalf("%+v", verdicts[0])
+		f.Decide(context.Background(), f.clock(), asks, verdicts)
 	}
 }

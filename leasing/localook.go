@@ -1,7 +1,9 @@
 package leasing
 
 import (
+	"cmp"
 	"context"
+	"slices"
 
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -86,4 +88,33 @@ func (l *Local) Reset(_ context.Context, now ratelimit.Instant, a *ratelimit.Ask
 	c.Val.empty(&a.Rule.Limit, inHand)
 	c.Val.leave(was, &a.Rule.Limit)
 	return nil
+}
+
+// hottest are keys by falling rate.
+type hottest []ratedKey
+
+type ratedKey struct {
+	rate float64
+	key  ratelimit.HotKey
+}
+
+func (all hottest) keys() []ratelimit.HotKey {
+	keys := make([]ratelimit.HotKey, len(all))
+	for i := range all {
+		keys[i] = all[i].key
+	}
+	return keys
+}
+
+func (all *hottest) add(n int, rate float64, key func() ratelimit.HotKey) {
+	keys := *all
+	// Most keys are not among the n hottest. They end here, before a name is made for them.
+	if len(keys) == n && (n == 0 || keys[n-1].rate >= rate) {
+		return
+	}
+	at, _ := slices.BinarySearchFunc(keys, rate,
+		func(k ratedKey, rate float64) int { return cmp.Compare(rate, k.rate) })
+	// Sorted at any time, so that the last one is the one to beat.
+	keys = slices.Insert(keys, at, ratedKey{rate, key()})
+	*all = keys[:min(n, len(keys))]
 }

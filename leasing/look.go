@@ -1,161 +1,154 @@
 package leasing
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"slices"
-	"time"
 
-	"github.com/sluice-gate/sluice/leasing/internal/lease"
-	"github.com/sluice-gate/sluice/leasing/ledger"
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/internal/hold"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// accounts is a ledger that can be looked into.
-type accounts interface {
-	Account(ctx context.Context, name string, limit *ratelimit.Limit) (*ledger.Account, ledgerTime, error)
+// books is a ledger that people can look into.
+type books interface {
+	Look(ctx context.Context, key string, w window, limit *ratelimit.Limit) (*ratelimit.AccountLook, error)
 }
 
-// Look implements [ratelimit.Inspector].
-func (f *Fleet) Look(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) ratelimit.Look {
+// Look implements [ratelimit.Inspector]. Where the ledger cannot be looked into, it shows what was last heard of it.
+func (f *Fleet) Look(ctx context.Context, now instant, a *ask) ratelimit.Look {
+	rule := a.Rule.AtLedger()
 	v := ratelimit.Look{Account: f.keyName(a.Key)}
-	s, _, h := f.locked(a.Key)
-	// A window of 0 is a lease before its first answer: there is nothing to show.
-	if h != nil && h.Lease.Window != 0 {
-		v.Lease = h.Lease.Look(now)
-		v.Lease.Heard, v.Lease.PerSecond, v.Lease.Asking, v.Lease.Reported = now.Sub(h.Heard), h.Demand.PerSec,
-			h.flight != nil, h.Reported
-	}
-	s.mu.Unlock()
-	if v.Lease != nil {
-		v.Lease.Failing = f.laneOf(v.Account).refused(now)
-	}
-	// Where another node has the ledger (mode routing), this node can show only its lease.
-	books, ok := f.ledger.(accounts)
+	w := f.lookHere(now, a, &v)
+	of, ok := f.ledger.(books)
 	if !ok {
 		return v
 	}
-	limit := &f.ruleAtLedger(a.Rule).Limit
-	account, there, err := books.Account(ctx, v.Account, limit)
-	switch {
-	case err != nil:
+	if w == 0 && rule.Limit.Algorithm != ratelimit.TokenBucket {
+		there := f.laneOf(v.Account).time()
+		early, _ := there.Between(now)
+		w = rule.Limit.WindowAt(early)
+	}
+	is, err := of.Look(ctx, v.Account, w, &rule.Limit)
+	if err != nil {
 		v.LedgerError = err.Error()
-	case account != nil:
-		v.Ledger = account.Look(there, limit,
-			func(h ratelimit.Holder) bool { return h == f.name || h == f.name^1 })
+	}
+	if v.Ledger = is; is != nil {
+		for i := range is.Holders {
+			is.Holders[i].Here = account.NodeOf(is.Holders[i].Holder) == f.name
+		}
 	}
 	return v
 }
 
-// Hottest implements [ratelimit.Inspector]. It looks at busy keys: a cold one is busy again
-// when it has been asked for often enough.
-func (f *Fleet) Hottest(now ratelimit.Instant, n int) []ratelimit.HotKey {
-	// One chunk of keys at a time is under its shard's lock: requests do not wait for the whole
-	// search.
+// lookHere shows what this node has of a key, and returns its window.
+func (f *Fleet) lookHere(now instant, a *ask, v *ratelimit.Look) window {
+	s, _, c := f.find(a.Key)
+	defer s.mu.Unlock()
+	if c == nil || c.Val.Deadline == 0 {
+		return 0
+	}
+	var scratch use
+	k := s.view(c, &scratch)
+	limit := k.rule().Limit.Capacity()
+	v.Lease = &ratelimit.LeaseLook{
+		Window: k.Window, Granted: k.Taken, Spent: k.Spent, Unspent: k.InHand(now), Drifted: k.Drift(),
+		Elsewhere: max(0, limit-k.Sum), Expires: k.Deadline.Sub(now), Resets: k.Till.Sub(now),
+		Heard: now.Sub(k.Heard), Refuses: k.Refuses(now), PerSecond: k.Demand.PerSec, Asking: k.use.flight != nil,
+		Reported: k.Reported(), Failing: f.lane(k).refuses(now),
+	}
+	if k.Heard != 0 {
+		v.Ledger = &ratelimit.AccountLook{Window: k.Window, Limit: limit, Free: limit - k.Sum, Charged: k.Sum}
+	}
+	return k.Window
+}
+
+// Hottest implements [ratelimit.Inspector]. It looks at busy keys, under one lock after the other.
+func (f *Fleet) Hottest(now instant, n int) []ratelimit.HotKey {
 	var all hottest
 	for i := range f.shards {
 		s := &f.shards[i]
-		for first := 0; first >= 0; first = s.eachBusy(first, func(h *busyKey) {
-			// Keys that nobody asks for any more still have the rate that was measured last.
-			if h.Rule != nil && now.Sub(h.Demand.LastUse) < lease.IdleAfter {
-				rate := h.Demand.Rate(now)
-				all.add(n, rate, func() ratelimit.HotKey { return h.Hot(f.keyName(h.key()), rate) })
+		s.mu.Lock()
+		for _, u := range s.uses {
+			c := s.keys.Get(u.id)
+			if c == nil || c.Val.use == 0 || s.uses[c.Val.use-1] != u || now.Sub(u.Demand.LastUse) > restAfter {
+				continue
 			}
-		}) {
+			k := entry{hold.Entry{Key: &c.Val.Key, Use: &u.Use}, s, c, u}
+			rate := u.Demand.Rate(now)
+			all.add(n, rate, func() ratelimit.HotKey {
+				rule := k.rule()
+				return ratelimit.HotKey{
+					Account: f.keyName(k.key()), Rule: rule.Domain + "." + rule.Path, PerSecond: rate,
+					Spent: k.Spent, Unspent: k.InHand(now), Limit: rule.Limit.Capacity(),
+				}
+			})
 		}
+		s.mu.Unlock()
 	}
 	return all.keys()
 }
 
-// hottest are keys by falling rate.
-type hottest []ratedKey
-
-type ratedKey struct {
-	rate float64
-	key  ratelimit.HotKey
-}
-
-func (all hottest) keys() []ratelimit.HotKey {
-	keys := make([]ratelimit.HotKey, len(all))
-	for i := range all {
-		keys[i] = all[i].key
-	}
-	return keys
-}
-
-func (all *hottest) add(n int, rate float64, key func() ratelimit.HotKey) {
-	keys := *all
-	// Most keys are not among the n hottest. They end here, before a name is made for them.
-	if len(keys) == n && (n == 0 || keys[n-1].rate >= rate) {
-		return
-	}
-	at, _ := slices.BinarySearchFunc(keys, rate,
-		func(k ratedKey, rate float64) int { return cmp.Compare(rate, k.rate) })
-	// Sorted at any time, so that the last one is the one to beat.
-	keys = slices.Insert(keys, at, ratedKey{rate, key()})
-	*all = keys[:min(n, len(keys))]
-}
-
 // Drop implements [ratelimit.Inspector].
-func (f *Fleet) Drop(_ ratelimit.Instant, key []byte) bool {
-	s, _, h := f.locked(key)
+func (f *Fleet) Drop(now instant, key []byte) bool {
+	s, id, c := f.find(key)
 	defer s.mu.Unlock()
-	if h == nil {
+	if c == nil {
 		return false
 	}
-	// An operator who drops a lease wants the ledger to be asked again, also where the node refuses
-	// by itself.
-	h.Lease.Retry = 0
-	// A claim that is under way fetches the ledger's answer anyway.
-	if h.flight == nil && h.Lease.Window != 0 {
-		f.launch(f.clock(), h, f.newFlight(h, &lease.Flight{Errand: lease.Errand{GiveUp: true}}))
-		f.hurry(h)
-	}
+	k := s.entry(now, id, c)
+	k.Recalled(now)
+	k.Forgive()
+	_, _ = f.joinLocked(k)
 	return true
 }
 
-// ErrBusy says that the ledger could not be asked.
-var ErrBusy = errors.New("the ledger could not be asked: it does not answer, or too many claims wait")
+var errReset = errors.New("the ledger could not be asked")
 
-// resetMost is how long a reset waits: a claim is answered within a second, or given up, and another may be under way
-// before it. The claims of a node that has ended are never answered.
-const resetMost = 3 * time.Second
-
-// Reset implements [ratelimit.Inspector]. It waits for resetMost at most.
-func (f *Fleet) Reset(ctx context.Context, now ratelimit.Instant, a *ratelimit.Ask) error {
-	ctx, cancel := context.WithTimeout(ctx, resetMost)
-	defer cancel()
-	rule := f.ruleAtLedger(a.Rule)
-	for ctx.Err() == nil {
-		// A peek needs a claim and spends nothing. Where one is under way already, the reset waits
-		// for its end, and makes a claim of its own.
-		fl, launch, _ := f.join(now, &ratelimit.Ask{Rule: rule, Key: a.Key, Kind: ratelimit.Peek})
-		// The table is full, or the store counts as dead.
-		if fl == nil {
-			return ErrBusy
+// Reset implements [ratelimit.Inspector]: it refunds all that the account has. Tokens that nodes have in hand at that
+// moment are spent besides.
+func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
+	rule, name := a.Rule.AtLedger(), f.keyName(a.Key)
+	w := window(0)
+	if rule.Limit.Algorithm != ratelimit.TokenBucket {
+		there := f.laneOf(name).time()
+		early, late := there.Between(now)
+		if w = rule.Limit.WindowAt(early); there.At == 0 || w != rule.Limit.WindowAt(late) {
+			return errReset
 		}
-		if launch {
-			fl.Reset = true
-			f.enqueue(fl)
-		}
-		select {
-		case <-fl.done:
-		// The claim stays under way and may still reset the account; nobody waits for it any more.
-		case <-ctx.Done():
-			return ErrBusy
-		}
-		if !launch {
-			continue // it was another's claim
-		}
-		s, _, h := f.locked(a.Key)
-		if h != nil {
-			// What this node had concluded from the state before the reset holds no more: neither
-			// its refusals, nor what denials charged.
-			h.Lease.Retry, h.Lease.Debt = 0, 0
-		}
-		s.mu.Unlock()
-		return fl.err
 	}
-	return ErrBusy
+	f.forgive(now, a.Key)
+	// Under a name of its own, which is used once: a holder that refunds what others were charged.
+	c := account.Claim{
+		Key: name, Window: w, Limit: rule.Limit, Holder: f.name + ratelimit.Holder(f.nextName()), Seq: 1, Share: 1,
+		Audit: account.AuditOf(rule),
+	}
+	if w == 0 {
+		c.TTL = hold.Slot(&rule.Limit)
+	}
+	for refunded := tokens(0); ; c.Seq++ {
+		var g [1]account.Grant
+		_, _, err := f.ledger.Settle(ctx, []account.Claim{c}, g[:])
+		if f.audit(&c, &g[0]); err != nil || g[0].Err != nil {
+			return errors.Join(errReset, err, g[0].Err)
+		}
+		if refunded > 0 || g[0].Sum <= 0 {
+			break
+		}
+		refunded = g[0].Sum
+		c.Taken, c.Spent = c.Taken-refunded, c.Spent-refunded
+	}
+	f.forgive(now, a.Key)
+	return nil
+}
+
+// forgive forgets what this node has concluded of a key before it was reset.
+func (f *Fleet) forgive(now instant, key []byte) {
+	s, id, at := f.find(key)
+	defer s.mu.Unlock()
+	if at != nil {
+		k := s.entry(now, id, at)
+		k.Forgive()
+		k.Doubt()
+		f.launchLocked(k)
+	}
 }

@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	"errors"
 	"time"
 )
 
@@ -107,7 +106,7 @@ type LimiterStats struct {
 	Failed     uint64                    // of them, those that failed as a whole
 	StoreTime  DistributionCounts        // of round trips, in microseconds
 	LeaseSizes DistributionCounts        // tokens granted with a claim, where any were
-	Rejected   [len(Rejections)]uint64   // grants that said what cannot be, and were not taken
+	Rejected   uint64                    // answers that said what cannot be, and were not taken
 	ClockSteps [2]uint64                 // times that the ledger's clock was set: ahead, and back
 	// Missing are accounts that were found to have been lost singly, as by eviction,
 	// and MissingTokens what they had granted: the most that may have been granted again.
@@ -129,10 +128,7 @@ func (s *LimiterStats) Add(o LimiterStats) {
 	s.BreakerOpen = s.BreakerOpen || o.BreakerOpen
 	s.SyncAge = max(s.SyncAge, o.SyncAge)
 	s.Stale, s.Void, s.Recoveries = s.Stale+o.Stale, s.Void+o.Void, s.Recoveries+o.Recoveries
-	s.RoundTrips, s.Failed = s.RoundTrips+o.RoundTrips, s.Failed+o.Failed
-	for i := range s.Rejected {
-		s.Rejected[i] += o.Rejected[i]
-	}
+	s.RoundTrips, s.Failed, s.Rejected = s.RoundTrips+o.RoundTrips, s.Failed+o.Failed, s.Rejected+o.Rejected
 	for i := range s.ClockSteps {
 		s.ClockSteps[i] += o.ClockSteps[i]
 	}
@@ -140,39 +136,6 @@ func (s *LimiterStats) Add(o LimiterStats) {
 	s.Queued, s.QueueSize = s.Queued+o.Queued, s.QueueSize+o.QueueSize
 	s.StoreTime.Add(o.StoreTime)
 	s.LeaseSizes.Add(o.LeaseSizes)
-}
-
-// Rejection says what of a ledger's answer could not be.
-type Rejection uint8
-
-// The kinds of rejections.
-const (
-	RejectedForm     Rejection = iota // it is no answer to a claim
-	RejectedSequence                  // it answers another claim
-	RejectedGrant                     // more than was asked for, or than the limit; or less than nothing
-	RejectedFence                     // it goes back, or is out of all bounds
-	RejectedWindow                    // it is not one of the ledger's clock
-	RejectedTime                      // longer than the rule's windows
-	RejectedClock                     // out of all bounds
-	RejectedCount                     // of what is left, or of what others hold
-)
-
-// RejectionOf is why an answer of a ledger was rejected; false for an error that says nothing
-// of that.
-func RejectionOf(err error) (Rejection, bool) {
-	if e, ok := errors.AsType[interface {
-		error
-		Rejected() Rejection
-	}](err); ok {
-		return e.Rejected(), true
-	}
-	return 0, false
-}
-
-// Rejections are the names of the kinds, by value.
-var Rejections = [...]string{
-	RejectedForm: "form", RejectedSequence: "sequence", RejectedGrant: "grant", RejectedFence: "fence",
-	RejectedWindow: "window", RejectedTime: "time", RejectedClock: "clock", RejectedCount: "count",
 }
 
 // ClaimReason says what a claim is for.

@@ -87,13 +87,3 @@ func (r *Rule) Remaining(left Tokens) Tokens {
 	whole, _ := bits.Div64(hi+carry, lo, at)
 	return Tokens(whole)
 }
-
-// Beyond is by how much an answer has grown what was over-admitted of a window, and how much that is in
-// all. What a ledger counts beyond its part of the limit is within the limit, up to the reserve.
-func (r *Rule) Beyond(g *Grant) (grown, all Tokens) {
-	if r.held.tokens == 0 {
-		return g.OverAdmitted, g.Over
-	}
-	all = max(0, g.Over-r.held.tokens)
-	return max(0, all-max(0, g.Over-g.OverAdmitted-r.held.tokens)), all
-}

@@ -125,19 +125,3 @@ func TestRemainingOfTheWhole(t *testing.T) {
 		t.Error("without a reserve it is what it is")
 	}
 }
-
-// What the ledger counts beyond its part is over-admitted only beyond the reserve.
-func TestBeyondTheReserve(t *testing.T) {
-	at := reserving(1000, 5, "1%").AtLedger() // 10
-	for _, c := range []struct{ grew, over, grown, all ratelimit.Tokens }{
-		{0, 0, 0, 0}, {4, 4, 0, 0}, {6, 10, 0, 0}, {1, 11, 1, 1}, {5, 13, 3, 3}, {2, 15, 2, 5}, {0, 15, 0, 5},
-	} {
-		grown, all := at.Beyond(&ratelimit.Grant{OverAdmitted: c.grew, Over: c.over})
-		if grown != c.grown || all != c.all {
-			t.Errorf("%+v: %d, %d", c, grown, all)
-		}
-	}
-	if grown, all := reserving(1000, 5, "0").Beyond(&ratelimit.Grant{OverAdmitted: 4, Over: 9}); grown != 4 || all != 9 {
-		t.Errorf("without a reserve: %d, %d", grown, all)
-	}
-}

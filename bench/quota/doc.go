@@ -1,6 +1,6 @@
 // Package quota plays Envoys that enforce by themselves, and the nodes that divide budgets
 // among them, in virtual time: the clients are package envoy's, the nodes' side is
-// rlqs.Session over the limiters that serve (leasing.Local, or fleet.Stepped nodes that
+// rlqs.Session over the limiters that serve (leasing.Local, or leasing.Stepped nodes that
 // share a ledger). Only who waits, and how messages travel, is this package's own.
 //
 // Guarantee: the same Options give the same Result on any machine. Every request that an

@@ -7,7 +7,6 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/fleet"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/rlqs"
@@ -20,7 +19,7 @@ type node struct {
 	name    ratelimit.Holder
 	born    int64
 	alive   bool
-	stepped *fleet.Stepped // nil: its ledger is its own
+	stepped *leasing.Stepped // nil: its ledger is its own
 	core    *rlqs.Node
 	limiter ratelimit.Limiter
 }
@@ -33,10 +32,10 @@ func (n *node) start() {
 	n.limiter = leasing.NewLocal(1<<10, n.clock(), wall)
 	if w.ledger != nil {
 		rnd := rand.New(rand.NewPCG(w.Seed, 0x2000+uint64(n.name)))
-		n.stepped = fleet.NewStepped(n.name<<nameBits, 1<<10, n.clock, wall, n.after, rnd.Float64)
+		n.stepped = leasing.NewStepped(n.name<<nameBits, 1<<10, n.clock, wall, n.after, rnd.Float64)
 		n.stepped.Nodes = w.alive
 		n.limiter = prompt{n}
-		n.in(time.Duration(w.rnd.Int64N(int64(fleet.SweepEvery))), n.sweep)
+		n.in(time.Duration(w.rnd.Int64N(int64(leasing.SweepEvery))), n.sweep)
 		n.in(time.Duration(w.rnd.Int64N(int64(verifyEvery))), n.verify)
 	}
 	n.core = rlqs.NewNode(rlqs.Source{
@@ -65,7 +64,7 @@ func (n *node) sweep() {
 	n.run(func() {
 		n.stepped.Sweep(n.clock())
 		n.pump()
-		n.in(fleet.SweepEvery, n.sweep)
+		n.in(leasing.SweepEvery, n.sweep)
 	})
 }
 

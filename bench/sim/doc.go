@@ -1,6 +1,6 @@
 // Package sim plays fleets in virtual time: the nodes' own code, a ledger, the
 // wires between them, and what goes wrong with each. Nodes are
-// fleet.Stepped, seats are approx.Keeper's, the ledger is account.Memory, in one
+// leasing.Stepped, seats are approx.Keeper's, the ledger is account.Memory, in one
 // part or in several; nodes of a ring are routing.Stepped, and are still played on
 // what they are built on (old.go). Only who waits, and how messages travel, is the
 // simulator's.

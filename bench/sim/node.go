@@ -7,7 +7,6 @@ import (
 
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/leasing"
-	"github.com/sluice-gate/sluice/leasing/fleet"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -18,8 +17,7 @@ type node struct {
 	slot    int
 	addr    string // the same for all that were in its slot
 	name    ratelimit.Holder
-	stepped *fleet.Stepped   // nil in mode routing
-	old     *leasing.Stepped // nil in all others
+	stepped *leasing.Stepped
 	known   map[*key]known
 	keeper  *approx.Keeper
 	born    int64
@@ -78,18 +76,14 @@ func (n *node) start() {
 		table = w.Table
 	}
 	n.keeper = approx.NewKeeper(nil, n.name, n.clock)
-	if w.routed() {
-		n.startOld(table, wall, rnd.Float64)
-	} else {
-		n.known = map[*key]known{}
-		n.stepped = fleet.NewStepped(n.name<<nameBits, table, n.clock, wall, n.after, rnd.Float64)
-		n.stepped.Divide(&w.store)
-		n.stepped.Nodes, n.stepped.Drift = w.alive, n.keeper
-		n.keeper.Epoch = n.stepped.Epoch
-		n.in(time.Duration(w.rnd.Int64N(int64(verifyEvery))), n.verify)
-	}
+	n.known = map[*key]known{}
+	n.stepped = leasing.NewStepped(n.name<<nameBits, table, n.clock, wall, n.after, rnd.Float64)
+	n.stepped.Divide(&w.store)
+	n.stepped.Nodes, n.stepped.Drift = w.alive, n.keeper
+	n.keeper.Epoch = n.stepped.Epoch
+	n.in(time.Duration(w.rnd.Int64N(int64(verifyEvery))), n.verify)
 	n.joinRing()
-	n.in(time.Duration(w.rnd.Int64N(int64(fleet.SweepEvery))), n.sweep)
+	n.in(time.Duration(w.rnd.Int64N(int64(leasing.SweepEvery))), n.sweep)
 	n.in(0, n.sit)
 }
 
@@ -134,12 +128,8 @@ func (n *node) run(do func()) {
 }
 
 func (n *node) sweep() {
-	if n.old != nil {
-		n.old.Sweep(n.clock())
-	} else {
-		n.stepped.Sweep(n.clock())
-	}
-	n.in(fleet.SweepEvery, n.sweep)
+	n.stepped.Sweep(n.clock())
+	n.in(leasing.SweepEvery, n.sweep)
 	n.send()
 }
 
@@ -200,10 +190,6 @@ func (n *node) advance(q *request) {
 
 // send sends what claims there are.
 func (n *node) send() {
-	if n.old != nil {
-		n.sendOld()
-		return
-	}
 	for b := n.stepped.Batch(); b != nil; b = n.stepped.Batch() {
 		n.store.ask(n, b)
 	}
@@ -263,15 +249,8 @@ func (n *node) leave() {
 
 // goodbye gives back what is leased.
 func (n *node) goodbye() {
-	var clean approx.Confirmed
-	if n.old != nil {
-		n.store.old.tell(n, n.old.Release(n.clock()))
-		clean = approx.Confirmed(!n.old.Drifting())
-	} else {
-		n.store.tell(n, n.stepped.Release())
-		clean = approx.Confirmed(!n.stepped.Drifting())
-	}
-	if a, ok := n.keeper.Leaving(clean); ok {
+	n.store.tell(n, n.stepped.Release())
+	if a, ok := n.keeper.Leaving(approx.Confirmed(!n.stepped.Drifting())); ok {
 		n.store.leave(n, a)
 	}
 	n.end()

@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/load"
-	"github.com/sluice-gate/sluice/leasing/fleet"
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -18,7 +18,7 @@ type request struct {
 	n        int                     // of them
 	at       int64                   // when it came
 	admitted [2]ratelimit.LedgerTime // when each descriptor's tokens were, by the ledger's clock
-	wait     *fleet.Wait
+	wait     *leasing.Wait
 	over     bool // decided, or nobody waits any more
 	late     bool // it has waited for all its time
 }

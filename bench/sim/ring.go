@@ -53,7 +53,7 @@ func (n *node) joinRing() {
 		r.local = leasing.NewLocal(max(1<<10, 4*w.Load.Keys), n.clock(), wall).Predictable()
 		o.Local = r.local
 	} else {
-		o.Store = n.old
+		o.Store = n.stepped
 	}
 	n.ring = r
 	r.Stepped = routing.NewStepped(o)

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/approx"
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/fleet"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -19,7 +19,6 @@ type store struct {
 	seats *approx.Memory
 	slow  time.Duration
 	ctx   context.Context
-	old   *oldStore // of mode routing; nil in all others
 }
 
 // part is a server with accounts of its own, with an epoch and a clock that are its own. It fails alone.
@@ -60,10 +59,6 @@ func (s *store) open(w *world) {
 		s.parts = append(s.parts, p)
 	}
 	s.seats = approx.NewMemory(w.ledgerTime)
-	if w.routed() {
-		s.openOld()
-		return
-	}
 	for _, p := range s.parts {
 		p.open()
 	}
@@ -91,7 +86,7 @@ func (p *part) time() ratelimit.LedgerTime {
 	return p.origin + p.ahead + p.set + ratelimit.LedgerTime(p.now/1000)
 }
 
-// Partition implements [fleet.Partitioned].
+// Partition implements [leasing.Partitioned].
 func (s *store) Partition(key string) int {
 	if len(s.parts) == 1 {
 		return 0
@@ -101,15 +96,15 @@ func (s *store) Partition(key string) int {
 	return int(h.Sum32() % uint32(len(s.parts)))
 }
 
-// Partitions implements [fleet.Partitioned].
+// Partitions implements [leasing.Partitioned].
 func (s *store) Partitions() int { return len(s.parts) }
 
-// Settle is there for fleet.Partitioned alone: nodes that somebody drives do not call it.
+// Settle is there for leasing.Partitioned alone: nodes that somebody drives do not call it.
 func (s *store) Settle(context.Context, []account.Claim, []account.Grant) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
 	return ratelimit.Epoch{}, 0, errRefused
 }
 
-var _ fleet.Partitioned = (*store)(nil)
+var _ leasing.Partitioned = (*store)(nil)
 
 // recall carries the ledger's wish that a holder gives back what it has.
 func (p *part) recall(h ratelimit.Holder, name string, w ratelimit.Window) {
@@ -143,7 +138,7 @@ func (s *store) reaches(n *node, p *part) bool {
 }
 
 // ask sends a batch, and has the node hear the answer, or that there is none.
-func (s *store) ask(n *node, b *fleet.Batch) {
+func (s *store) ask(n *node, b *leasing.Batch) {
 	p, ended := s.parts[b.Part()], false
 	end := func(do func()) func() {
 		return func() {
@@ -167,10 +162,10 @@ func (s *store) ask(n *node, b *fleet.Batch) {
 		s.in(there+back, func() { n.run(fail(errRefused)) })
 		return
 	}
-	n.in(fleet.TimeLimit, fail(context.DeadlineExceeded))
+	n.in(leasing.TimeLimit, fail(context.DeadlineExceeded))
 	if s.Net.Dup > 0 && s.rnd.Float64() < s.Net.Dup && n.cut == 0 {
 		// The first may be lost, and this one be the only one, which nobody waits for any more.
-		s.in(there+time.Duration(s.rnd.Int64N(int64(2*fleet.TimeLimit))), func() {
+		s.in(there+time.Duration(s.rnd.Int64N(int64(2*leasing.TimeLimit))), func() {
 			if p.down == 0 && p.hung == 0 {
 				_, _, _, _ = p.settle(n, claims)
 			}
@@ -214,7 +209,7 @@ func (s *store) tell(n *node, claims []account.Claim) {
 // prolong has the ledger learn for longer, for a node has more to tell.
 func (s *store) prolong(n *node) {
 	for _, p := range s.parts {
-		if l, ok := p.ledger.(account.Prolonger); ok && s.reaches(n, p) {
+		if l, ok := p.ledger.(interface{ Prolong(context.Context) error }); ok && s.reaches(n, p) {
 			s.in(s.travel(s.Net.Trip), func() {
 				if err := l.Prolong(s.ctx); err != nil {
 					s.violate(n.slot, -1, "the ledger failed: %v", err)
@@ -260,10 +255,6 @@ var kinds = [...]string{account.States: "claim", account.Draws: "draw", account.
 
 // keep copies a part of the ledger for the failover at an instant.
 func (p *part) keep(failover int64) {
-	if p.old != nil {
-		p.old.copies[failover] = p.old.ledger.Copy()
-		return
-	}
 	if m, ok := p.ledger.(*memory); ok {
 		m.copies[failover] = m.Copy()
 		p.books.keep(p, failover)
@@ -272,12 +263,6 @@ func (p *part) keep(failover int64) {
 
 // failOver goes on with the copy that was kept for it.
 func (p *part) failOver(at int64) {
-	if p.old != nil {
-		if c := p.old.copies[at]; c != nil {
-			p.old.ledger.FailOver(c)
-		}
-		return
-	}
 	if m, ok := p.ledger.(*memory); ok && m.copies[at] != nil {
 		m.failOver(m.copies[at])
 		delete(m.copies, at)
@@ -290,20 +275,12 @@ func (p *part) forget() {
 	if p.index == 0 {
 		p.seats.Forget()
 	}
-	if p.old != nil {
-		p.old.ledger.Forget()
-		return
-	}
 	p.ledger.Forget()
 	p.books.forget(p)
 }
 
 // evict loses the account of a key that nodes spend of now.
 func (p *part) evict(k *key) {
-	if p.old != nil {
-		p.old.ledger.Evict(string(k.name))
-		return
-	}
 	w := k.window()
 	p.ledger.Evict(string(k.name), w)
 	p.books.evict(k, w)
@@ -317,12 +294,8 @@ func (k *key) window() ratelimit.Window {
 	return k.rule.Limit.WindowAt(k.part.time())
 }
 
-// reset has an operator refund all that an account has, as fleet.Fleet.Reset does. It returns how much that is.
+// reset has an operator refund all that an account has, as leasing.Fleet.Reset does. It returns how much that is.
 func (p *part) reset(k *key) (refunded ratelimit.Tokens) {
-	if p.old != nil {
-		p.old.reset(k)
-		return 0
-	}
 	p.resets++
 	c := account.Claim{
 		Key: string(k.name), Window: k.window(), Limit: k.rule.AtLedger().Limit, Share: 1, TTL: time.Second,

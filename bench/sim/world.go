@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/bench/judge"
 	"github.com/sluice-gate/sluice/bench/load"
-	"github.com/sluice-gate/sluice/leasing/fleet"
+	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -103,8 +103,8 @@ func newWorld(o *Options) *world {
 	}
 	w.bound.open(w)
 	w.books.open(w)
-	w.ends = int64(o.Load.Length) + int64(fleet.TimeLimit) // what was under way at the end has ended
-	if o.Check && !w.routed() {
+	w.ends = int64(o.Load.Length) + int64(leasing.TimeLimit) // what was under way at the end has ended
+	if o.Check && !o.Storeless {
 		w.ends = w.settleUp()
 	}
 	return w

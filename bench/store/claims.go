@@ -8,7 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-gate/sluice/bench/process"
-	"github.com/sluice-gate/sluice/leasing/ledger"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -50,13 +50,18 @@ func claimCost(ctx context.Context, holders, pipeline int) (float64, error) {
 		return 0, err
 	}
 	defer r.Close()
-	client := redis.NewClient(&redis.Options{Addr: r.Addr})
+	client := redis.NewClient(&redis.Options{Addr: r.Addr, MaxRetries: -1})
 	defer func() { _ = client.Close() }()
-	ledger := ledger.NewRedis(client, "")
-	claims, grants := make([]ratelimit.Claim, claimKeys), make([]ratelimit.Grant, claimKeys)
+	ledger, err := account.NewRedis(client, "", nil)
+	if err != nil {
+		return 0, err
+	}
+	claims, grants := make([]account.Claim, claimKeys), make([]account.Grant, claimKeys)
 	settle := func(pipeline int) error {
 		for i := 0; i < claimKeys; i += pipeline {
-			ledger.Settle(ctx, claims[i:i+pipeline], grants[i:i+pipeline])
+			if _, _, err := ledger.Settle(ctx, claims[i:i+pipeline], grants[i:i+pipeline]); err != nil {
+				return fmt.Errorf("claims: %w", err)
+			}
 		}
 		for i := range grants {
 			if grants[i].Err != nil {
@@ -65,11 +70,13 @@ func claimCost(ctx context.Context, holders, pipeline int) (float64, error) {
 		}
 		return nil
 	}
+	limit := ratelimit.Limit{Unit: ratelimit.Day, Multiplier: 1, Requests: 1_000_000}
+	window := limit.WindowAt(ratelimit.LedgerTime(time.Now().UnixMicro()))
 	for h := range holders {
 		for i := range claims {
-			claims[i] = ratelimit.Claim{
-				Key: fmt.Sprint("minute|edge|user=", i), Limit: ratelimit.Limit{Unit: ratelimit.Day, Multiplier: 1, Requests: 1_000_000},
-				Holder: ratelimit.Holder(1)<<60 + ratelimit.Holder(h), Seq: 1, Waiting: 1, Want: 2, TTL: time.Hour, Stretch: true, Recall: true,
+			claims[i] = account.Claim{
+				Key: fmt.Sprint("minute|edge|user=", i), Window: window, Limit: limit, Seq: 1, Need: 1, Want: 2, Share: 2,
+				Holder: ratelimit.Holder(1)<<60 + ratelimit.Holder(h)<<32,
 			}
 		}
 		if err := settle(claimKeys); err != nil {
@@ -81,7 +88,7 @@ func claimCost(ctx context.Context, holders, pipeline int) (float64, error) {
 		for i := range claims {
 			c, g := &claims[i], &grants[i]
 			c.Seq++
-			c.Window, c.Fence, c.Granted, c.Spent = g.Window, g.Fence, g.Granted, g.Granted
+			c.Taken, c.Spent = g.Total, g.Total
 		}
 		if err := settle(pipeline); err != nil {
 			return 0, err

@@ -249,7 +249,7 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 		CPU:     micros(beyond(used.CPU, took, idle), asked),
 		Warm:    micros(beyond(after.Since(warmUse).CPU, took-o.Length*2/3, idle), asked+earlier-warmAsked),
 		Claims:  1000 * float64(used.Scripts) / float64(asked),
-		Draws:   1000 * float64(used.Commands["append"].Calls) / float64(asked),
+		Draws:   1000 * float64(used.Commands["hincrby"].Calls) / 2 / float64(asked),
 		Bytes:   float64(used.In+used.Out) / float64(asked),
 		NodeCPU: micros(f.cpu()-cpu, asked),
 		P50:     t.quantile(50), P99: t.quantile(99), Early: t.early, Half: t.half,

@@ -23,8 +23,6 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/fleet"
-	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -36,7 +34,6 @@ type Kind string
 const (
 	Local Kind = "local"
 	Fleet Kind = "fleet"
-	Sums  Kind = "sums" // a fleet's node of the next core
 )
 
 // Options are what is measured.
@@ -151,28 +148,15 @@ func (m *measure) open() (stop func()) {
 		return func() {}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	if m.Kind == Sums {
-		f := fleet.New(ample{m.clock}, account.NewHolder(), m.Keys+m.Keys/2, m.clock, wall)
-		var ended sync.WaitGroup
-		ended.Go(func() { f.Run(ctx) })
-		m.limiter = f
-		return func() {
-			cancel()
-			ended.Wait()
-		}
-	}
 	// With half as much room again as keys, what is leased stays, as it does where MAX_KEYS
 	// was not reached.
-	f := leasing.NewFleet(generous{m.clock}, ledger.NewHolder(), m.Keys+m.Keys/2, m.clock, wall)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		f.Run(ctx)
-	}()
+	f := leasing.NewFleet(ample{m.clock}, account.NewHolder(), m.Keys+m.Keys/2, m.clock, wall)
+	var ended sync.WaitGroup
+	ended.Go(func() { f.Run(ctx) })
 	m.limiter = f
 	return func() {
 		cancel()
-		<-ended
+		ended.Wait()
 	}
 }
 
@@ -314,35 +298,7 @@ func coldRead(n int) float64 {
 	return took
 }
 
-// generous is a ledger that grants everything and keeps nothing.
-type generous struct{ clock ratelimit.Clock }
-
-// Settle implements [ratelimit.Ledger].
-func (l generous) Settle(_ context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant) {
-	for i := range claims {
-		c := &claims[i]
-		at := ratelimit.LedgerTime(1_800_000_000_000_000).Add(time.Duration(l.clock()))
-		w := c.Limit.WindowAt(at)
-		more, ttl := max(c.Want, c.Waiting), c.TTL
-		if c.Stretch {
-			more, ttl = max(more, c.Limit.Requests/20), max(ttl, 5*time.Minute)
-		}
-		granted := more
-		if c.Window == w {
-			granted += c.Granted
-		}
-		grants[i] = ratelimit.Grant{
-			Seq: c.Seq, Granted: granted, Fence: max(c.Fence+1, ratelimit.Fence(at)), Window: w, // as Redis' are Carried: c.Window == w,
-			TTL: ttl, Available: c.Limit.Requests / 2, ResetAfter: c.Limit.WindowEnd(w).Sub(at), At: at, Holders: 1, Plenty: c.Stretch,
-		}
-	}
-}
-
-// Recalls implements [ratelimit.Recaller]: as with Redis, a lease is then large and
-// long while there is plenty. Nothing is ever recalled.
-func (l generous) Recalls(ctx context.Context, _ []ratelimit.Holder, _ func(string)) { <-ctx.Done() }
-
-// ample is a ledger of the next core that grants everything and keeps nothing.
+// ample is a ledger that grants everything and keeps nothing.
 type ample struct{ clock ratelimit.Clock }
 
 // Settle implements [account.Ledger].

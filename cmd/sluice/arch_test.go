@@ -184,7 +184,7 @@ func eachOfTheCore(t *testing.T, see func(name string, n ast.Node)) {
 	t.Helper()
 	eachGoFile(t, func(path string, test bool) {
 		name := strings.TrimPrefix(path, top)
-		if test || !inCore(name) || strings.HasSuffix(name, ".pb.go") || strings.HasPrefix(name, "leasing/redistest/") || strings.HasPrefix(name, "leasing/ledgertest/") {
+		if test || !inCore(name) || strings.HasSuffix(name, ".pb.go") || strings.HasPrefix(name, "leasing/redistest/") {
 			return
 		}
 		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)

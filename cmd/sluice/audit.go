@@ -11,7 +11,6 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/audit"
-	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -43,50 +42,31 @@ func (c *auditCmd) Run(s streams) error {
 	for _, t := range trimmed {
 		fmt.Fprintln(s.err, "sluice:", t)
 	}
-	all.sums = slices.DeleteFunc(all.sums, func(e account.Event) bool { return !c.wants(e.Rule, e.Key) })
-	all.accounts = slices.DeleteFunc(all.accounts, func(e ledger.AuditEvent) bool { return !c.wants(e.Rule, e.Key) })
+	all = slices.DeleteFunc(all, func(e account.Event) bool {
+		return !strings.Contains(e.Rule, c.Rule) || !strings.Contains(e.Key, c.Key)
+	})
 	if c.Events {
-		if err := writeJSONLines(s, all.sums); err != nil {
-			return err
-		}
-		if err := writeJSONLines(s, all.accounts); err != nil {
-			return err
+		for i := range all {
+			if err := writeJSONLine(s, &all[i]); err != nil {
+				return err
+			}
 		}
 	}
-	sums, windows := audit.Replay(all.sums), ledger.ReplayAudit(all.accounts)
-	n := len(sums) + len(windows)
-	if n == 0 {
+	windows := audit.Replay(all)
+	if len(windows) == 0 {
 		return errors.New("there is no record: is audit: true set in a rule's coordination, and REDIS_URL (and CACHE_KEY_PREFIX) what the nodes have?")
 	}
-	if err := errors.Join(c.printSums(s, sums), c.print(s, windows)); err != nil {
+	if err := c.print(s, windows); err != nil {
 		return err
 	}
 	broken := 0
-	for _, w := range sums {
-		if !w.Held() {
-			broken++
-		}
-	}
 	for _, w := range windows {
 		if !w.Held() {
 			broken++
 		}
 	}
 	if broken > 0 {
-		return fmt.Errorf("%d of %d windows went beyond their limit and what their rules declare", broken, n)
-	}
-	return nil
-}
-
-func (c *auditCmd) wants(rule, key string) bool {
-	return strings.Contains(rule, c.Rule) && strings.Contains(key, c.Key)
-}
-
-func writeJSONLines[T any](s streams, all []T) error {
-	for i := range all {
-		if err := writeJSONLine(s, &all[i]); err != nil {
-			return err
-		}
+		return fmt.Errorf("%d of %d windows went beyond their limit and what their rules declare", broken, len(windows))
 	}
 	return nil
 }
@@ -100,8 +80,8 @@ func writeJSONLine(s streams, v any) error {
 	return err
 }
 
-// printSums says of each window what was used at most, and how what lies beyond its limit came there.
-func (c *auditCmd) printSums(s streams, windows []*audit.Window) error {
+// print says of each window what was used at most, and how what lies beyond its limit came there.
+func (c *auditCmd) print(s streams, windows []*audit.Window) error {
 	if c.JSON {
 		for _, w := range windows {
 			if err := writeJSONLine(s, struct {
@@ -111,9 +91,6 @@ func (c *auditCmd) printSums(s streams, windows []*audit.Window) error {
 				return err
 			}
 		}
-		return nil
-	}
-	if len(windows) == 0 {
 		return nil
 	}
 	t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
@@ -136,37 +113,4 @@ func (c *auditCmd) printSums(s streams, windows []*audit.Window) error {
 	}
 	_, err := fmt.Fprintf(s.out, "Beyond the limits, charged after the fact: %d. What is charged when it is done is booked whole, and admitted by no limit.\n", debt)
 	return err
-}
-
-func (c *auditCmd) print(s streams, windows []*ledger.AuditedWindow) error {
-	if c.JSON {
-		for _, w := range windows {
-			if err := writeJSONLine(s, struct {
-				*ledger.AuditedWindow
-				Held bool
-			}{w, w.Held()}); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	if len(windows) == 0 {
-		return nil
-	}
-	t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "RULE\tACCOUNT\tWINDOW ENDS\tLIMIT\tMAY GO OVER BY\tADMITTED AT MOST\tHOLDERS\tCLAIMS\tREFUSED\tFENCED\tRECOVERIES\t")
-	for _, w := range windows {
-		ends, admitted, verdict := "(bucket)", fmt.Sprint(w.Admitted), "held"
-		if !w.Bucket {
-			ends = w.Ends.Format(time.RFC3339)
-		}
-		if w.Bucket {
-			admitted += " since " + w.Begins.Format(time.RFC3339)
-		}
-		if !w.Held() {
-			verdict = "BROKEN"
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%s\n", w.Rule, w.Key, ends, w.Limit, w.Bound, admitted, w.Holders, w.Events, w.Refused, w.Fenced, w.Recoveries, verdict)
-	}
-	return t.Flush()
 }

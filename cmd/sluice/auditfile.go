@@ -11,13 +11,11 @@ import (
 
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/ledger"
-	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// audit writes what claims settle of drift: to the log at debug level, and to
+// reconciled writes what answers have settled of what was spent without asking: to the log at debug level, and to
 // DRIFT_AUDIT_FILE as JSON lines.
-func (c *serveCmd) audit(log *slog.Logger) (func(leasing.Reconciliation), error) {
+func (c *serveCmd) reconciled(log *slog.Logger) (func(*leasing.Reconciliation), error) {
 	sinks := []*slog.Logger{log}
 	if c.DriftAuditFile != "" {
 		f, err := openCapped(c.DriftAuditFile, auditBytes)
@@ -26,38 +24,20 @@ func (c *serveCmd) audit(log *slog.Logger) (func(leasing.Reconciliation), error)
 		}
 		sinks = append(sinks, slog.New(slog.NewJSONHandler(f, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	}
-	return func(r leasing.Reconciliation) {
+	return func(r *leasing.Reconciliation) {
 		for _, s := range sinks {
 			if !s.Enabled(context.Background(), slog.LevelDebug) {
 				continue
 			}
 			s.Debug("drift reconciled", "domain", r.Rule.Domain, "rule", r.Rule.Path, "key", r.Key, "window", r.Window, "fence", r.Fence,
-				"drift", r.Drift, "confirmed", r.Confirmed, "over", r.Over, "available", r.Available)
+				"drift", r.Drift, "confirmed", r.Confirmed, "charged", r.Charged, "over", r.Over, "by_policy", r.ByPolicy, "sum", r.Sum)
 		}
 	}, nil
 }
 
-// record writes what the ledger settles of audited rules to AUDIT_FILE. A line
-// is written before anything is spent of what it grants; nil: there is no file.
-func (c *serveCmd) record(log *slog.Logger) (func(*ratelimit.Claim, *ratelimit.Grant), error) {
-	write, err := c.recorder(log)
-	if write == nil {
-		return nil, err
-	}
-	return func(claim *ratelimit.Claim, g *ratelimit.Grant) { write(ledger.NewAuditEvent(claim, g)) }, nil
-}
-
-// recordSums is record, of LEDGER=sums.
-func (c *serveCmd) recordSums(log *slog.Logger) (func(*account.Claim, *account.Grant), error) {
-	write, err := c.recorder(log)
-	if write == nil {
-		return nil, err
-	}
-	return func(claim *account.Claim, g *account.Grant) { write(account.NewEvent(claim, g)) }, nil
-}
-
-// recorder writes events as lines of AUDIT_FILE; nil: there is no file.
-func (c *serveCmd) recorder(log *slog.Logger) (write func(event any), err error) {
+// record writes what the ledger settles of audited rules to AUDIT_FILE, a line for each event, before anything is spent
+// of what it grants; nil: there is no file.
+func (c *serveCmd) record(log *slog.Logger) (func(*account.Claim, *account.Grant), error) {
 	if c.AuditFile == "" {
 		return nil, nil
 	}
@@ -66,8 +46,8 @@ func (c *serveCmd) recorder(log *slog.Logger) (write func(event any), err error)
 		return nil, fmt.Errorf("AUDIT_FILE is %q: %w", c.AuditFile, err)
 	}
 	failed := seldom(time.Minute, func(err error) { log.Error("the audit is incomplete (AUDIT_FILE)", "error", err) })
-	return func(event any) {
-		line, err := json.Marshal(event)
+	return func(claim *account.Claim, g *account.Grant) {
+		line, err := json.Marshal(account.NewEvent(claim, g))
 		if err == nil {
 			_, err = f.Write(append(line, '\n'))
 		}

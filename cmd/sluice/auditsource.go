@@ -14,19 +14,12 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/ledger"
 )
 
-// events are those of accounts that are sums, and those of LEDGER=accounts.
-type events struct {
-	sums     []account.Event
-	accounts []ledger.AuditEvent
-}
-
 // read returns all events there are, and what is known to be missing.
-func (c *auditCmd) read() (all events, missing []string, err error) {
+func (c *auditCmd) read() (all []account.Event, missing []string, err error) {
 	for _, name := range c.Files {
-		if err = all.readFile(name); err != nil {
+		if err = readFile(name, &all); err != nil {
 			return all, nil, err
 		}
 	}
@@ -49,7 +42,7 @@ func (c *auditCmd) read() (all events, missing []string, err error) {
 	return r.events, r.missing, nil
 }
 
-func (all *events) readFile(name string) error {
+func readFile(name string, all *[]account.Event) error {
 	f, err := os.Open(name)
 	if err != nil {
 		return err
@@ -58,20 +51,10 @@ func (all *events) readFile(name string) error {
 	lines := bufio.NewScanner(f)
 	for n := 1; lines.Scan(); n++ {
 		var e account.Event
-		var was struct {
-			ledger.AuditEvent
-			Claimed *int64 `json:"claimed"` // which events of sums do not have
-		}
-		err := errors.Join(json.Unmarshal(lines.Bytes(), &e), json.Unmarshal(lines.Bytes(), &was))
-		switch {
-		case err != nil || e.Kind == "":
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil || e.Kind == "" {
 			return fmt.Errorf("%s:%d is no event of AUDIT_FILE: %w", name, n, errors.Join(err))
-		case was.Claimed != nil:
-			was.AuditEvent.Claimed = *was.Claimed
-			all.accounts = append(all.accounts, was.AuditEvent)
-		default:
-			all.sums = append(all.sums, e)
 		}
+		*all = append(*all, e)
 	}
 	return lines.Err()
 }
@@ -81,8 +64,8 @@ type streamReader struct {
 	client  redis.UniversalClient
 	prefix  string
 	mu      sync.Mutex
-	events  events   // guarded by mu
-	missing []string // guarded by mu
+	events  []account.Event // guarded by mu
+	missing []string        // guarded by mu
 }
 
 func (r *streamReader) all(ctx context.Context) error {
@@ -94,19 +77,13 @@ func (r *streamReader) all(ctx context.Context) error {
 
 // scan reads the streams of one server, whose names it finds a few at a time.
 func (r *streamReader) scan(ctx context.Context, node redis.UniversalClient) error {
-	prefix := globLiteral(r.prefix)
-	for _, pattern := range []string{account.RecordName(prefix, "*"), ledger.AuditStream(prefix + "*")} {
-		names := node.Scan(ctx, 0, pattern, 1000).Iterator()
-		for names.Next(ctx) {
-			if err := r.stream(ctx, node, names.Val()); err != nil {
-				return err
-			}
-		}
-		if err := names.Err(); err != nil {
+	names := node.Scan(ctx, 0, account.RecordName(globLiteral(r.prefix), "*"), 1000).Iterator()
+	for names.Next(ctx) {
+		if err := r.stream(ctx, node, names.Val()); err != nil {
 			return err
 		}
 	}
-	return nil
+	return names.Err()
 }
 
 // globLiteral is text for a pattern that matches nothing else.
@@ -141,21 +118,11 @@ func (r *streamReader) stream(ctx context.Context, node redis.UniversalClient, n
 		r.missing = append(r.missing, fmt.Sprintf("of %s the first %d events are no longer kept: its oldest window may lack some", name, gone))
 	}
 	for _, entry := range entries {
-		if err := r.events.read(r.prefix, name, entry.Values); err != nil {
+		e, err := account.ReadEvent(r.prefix, entry.Values)
+		if err != nil {
 			return fmt.Errorf("%s, entry %s: %w", name, entry.ID, err)
 		}
+		r.events = append(r.events, e)
 	}
 	return nil
-}
-
-// read takes in an entry of a stream.
-func (all *events) read(prefix, stream string, fields map[string]any) error {
-	if fields["answer"] == nil {
-		e, err := ledger.ReadAuditEvent(strings.TrimPrefix(ledger.AuditedAccount(stream), prefix), fields)
-		all.accounts = append(all.accounts, e)
-		return err
-	}
-	e, err := account.ReadEvent(prefix, fields)
-	all.sums = append(all.sums, e)
-	return err
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/routing"
 )
@@ -14,10 +15,8 @@ import (
 // gone is a store that does not answer.
 type gone struct{}
 
-func (gone) Settle(_ context.Context, claims []ratelimit.Claim, grants []ratelimit.Grant) {
-	for i := range claims {
-		grants[i] = ratelimit.Grant{Seq: claims[i].Seq, Err: errors.New("gone")}
-	}
+func (gone) Settle(context.Context, []account.Claim, []account.Grant) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
+	return ratelimit.Epoch{}, 0, errors.New("gone")
 }
 
 // outageRule admits one token in each unit while nothing answers.

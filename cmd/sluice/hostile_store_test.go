@@ -18,7 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-gate/sluice/leasing"
-	"github.com/sluice-gate/sluice/leasing/ledger"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/leasing/resp"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -95,16 +95,18 @@ func readCommand(r *bufio.Reader) (first string, err error) {
 }
 
 // hostileFleet is a node on the Redis at addr, with the client that serve has.
-func hostileFleet(t *testing.T, flags *redisFlags) (*leasing.Fleet, *ledger.Redis) {
+func hostileFleet(t *testing.T, flags *redisFlags) (*leasing.Fleet, *account.Redis) {
 	t.Helper()
 	client, err := flags.client()
 	if err != nil {
 		t.Fatal(err)
 	}
 	clock := ratelimit.MonotonicClock()
-	store := ledger.NewRedis(client, "")
-	store.Refused = flags.refused
-	f := leasing.NewFleet(store, ledger.NewHolder(), 1000, clock, time.Now())
+	store, err := account.NewRedis(client, "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := leasing.NewFleet(store, account.NewHolder(), 1000, clock, time.Now())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); f.Run(ctx) }()
@@ -204,7 +206,7 @@ func TestHostileEviction(t *testing.T) {
 	store := redistest.Start(t, "--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru", "--maxmemory-samples", "64")
 	f, ledger := hostileFleet(t, &redisFlags{URL: store.Addr, Type: "SINGLE", PoolSize: 4, Timeout: time.Second})
 	var log lines
-	watch := &storeWatch{name: "REDIS_URL", health: oldHealth(ledger), doubt: f.DoubtEvicted, clock: ratelimit.MonotonicClock(), log: slog.New(slog.NewTextHandler(&log, nil))}
+	watch := &storeWatch{name: "REDIS_URL", health: ledger.Health, doubt: f.DoubtEvicted, clock: ratelimit.MonotonicClock(), log: slog.New(slog.NewTextHandler(&log, nil))}
 	watch.look(t.Context())
 	if s := watch.safety(); !s.Known || s.MayEvict != 1 || s.RDB != 0 || s.AOF != 0 || !strings.Contains(log.String(), "maxmemory_policy=allkeys-lru") {
 		t.Errorf("%+v\n%s", s, &log)
@@ -215,11 +217,11 @@ func TestHostileEviction(t *testing.T) {
 	}
 	client := store.Client()
 	defer client.Close()
-	account := leasing.KeyName([]byte("quiet"))
-	if n := client.Exists(t.Context(), account).Val(); n != 1 {
-		t.Fatalf("there is no account %q", account)
+	name := "{" + leasing.KeyName([]byte("quiet")) + "}" + fmt.Sprint(rule.Limit.WindowAt(ratelimit.LedgerTime(time.Now().UnixMicro())))
+	if n := client.Exists(t.Context(), name).Val(); n != 1 {
+		t.Fatalf("there is no account %q", name)
 	}
-	evictQuiet(t, client, account)
+	evictQuiet(t, client, name)
 	watch.look(t.Context())
 	if s := watch.safety(); s.Evicted == 0 || !strings.Contains(log.String(), "has evicted keys") {
 		t.Errorf("%+v\n%s", s, &log)
@@ -242,17 +244,17 @@ func evictQuiet(t *testing.T, client *redis.Client, quiet string) {
 	if err := client.Do(t.Context(), "RESTORE", quiet, ttl.Milliseconds(), dump, "REPLACE", "IDLETIME", 1000).Err(); err != nil {
 		t.Fatal(err)
 	}
-	epoch := client.Get(t.Context(), "sluice:epoch").Val()
+	epoch := client.Get(t.Context(), "sluice:life").Val()
 	junk := strings.Repeat("x", 100_000)
 	for i := range 3000 {
 		pipe := client.Pipeline()
-		pipe.Get(t.Context(), "sluice:epoch")
+		pipe.Get(t.Context(), "sluice:life")
 		pipe.Set(t.Context(), fmt.Sprint("junk", i), junk, 0)
 		gone := pipe.Exists(t.Context(), quiet)
 		_, _ = pipe.Exec(t.Context())
 		if gone.Err() == nil && gone.Val() == 0 {
-			client.ConfigSet(t.Context(), "maxmemory", "0")                                 // no more is evicted, not even for the account made anew
-			if err := client.Set(t.Context(), "sluice:epoch", epoch, 0).Err(); err != nil { // if it went, too
+			client.ConfigSet(t.Context(), "maxmemory", "0")                                // no more is evicted, not even for the account made anew
+			if err := client.Set(t.Context(), "sluice:life", epoch, 0).Err(); err != nil { // if it went, too
 				t.Fatal(err)
 			}
 			return

@@ -62,10 +62,7 @@ func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog
 			run:     func(context.Context) error { return nil }, ping: func(context.Context) error { return nil }, ready: func() bool { return true },
 		}, nil
 	}
-	if c.Ledger == "sums" {
-		return c.sums(clock, store, log)
-	}
-	audit, err := c.audit(log)
+	reconciled, err := c.reconciled(log)
 	if err != nil {
 		return nil, err
 	}
@@ -77,35 +74,36 @@ func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog
 	d := &decider{pools: map[string]*metrics.Pool{"redis_pool": {}}}
 	c.Redis.refused, c.Redis.pool = &d.refused, d.pools["redis_pool"]
 	seats := plans(store)
-	usual, err := c.shared(&c.Redis, seats, audit, clock, log)
+	s, err := c.shared(&c.Redis, seats, reconciled, clock, log)
 	if err != nil {
 		return nil, err
 	}
-	usual.OnAudit = record
-	d.seat, d.safety = usual.keeper.Seat, usual.watch.safety
+	d.seat, d.safety = s.keeper.Seat, s.watch.safety
+	d.who = newRegistry(s.client, c.Redis.KeyPrefix, s.holder)
+	nodes := func() int { return d.who.count() }
+	s.OnAudit, s.Nodes = record, nodes
+	d.limiter, d.run, d.ready, d.ping = s.Fleet, s.run, s.ready, s.ping
 	if other == nil {
-		d.limiter, d.run, d.who = usual.Fleet, usual.run, newRegistry(usual.client, c.Redis.KeyPrefix, usual.Holders()...)
-		d.ping, d.ready = usual.ping, usual.ready
 		return d, nil
 	}
 	d.pools["redis_per_second_pool"] = &metrics.Pool{}
 	other.refused, other.pool = &d.refused, d.pools["redis_per_second_pool"]
-	brief, err := c.shared(other, seats, audit, clock, log)
+	brief, err := c.shared(other, seats, reconciled, clock, log)
 	if err != nil {
 		return nil, err
 	}
-	brief.OnAudit = record
-	d.limiter = newByUnit(usual.Fleet, brief.Fleet)
-	d.who = newRegistry(usual.client, c.Redis.KeyPrefix, append(usual.Holders(), brief.Holders()...)...)
+	brief.OnAudit, brief.Nodes = record, nodes
+	d.limiter = newByUnit(s.Fleet, brief.Fleet)
+	d.who = newRegistry(s.client, c.Redis.KeyPrefix, s.holder, brief.holder)
 	d.run = func(ctx context.Context) error {
 		g, ctx := errgroup.WithContext(ctx)
 		g.Go(func() error { return brief.run(ctx) })
-		g.Go(func() error { return usual.run(ctx) })
+		g.Go(func() error { return s.run(ctx) })
 		return g.Wait()
 	}
-	d.ping = func(ctx context.Context) error { return errors.Join(usual.ping(ctx), brief.ping(ctx)) }
-	d.ready = func() bool { return usual.ready() && brief.ready() }
-	d.safety = func() metrics.StoreSafety { return worse(usual.watch.safety(), brief.watch.safety()) }
+	d.ping = func(ctx context.Context) error { return errors.Join(s.ping(ctx), brief.ping(ctx)) }
+	d.ready = func() bool { return s.ready() && brief.ready() }
+	d.safety = func() metrics.StoreSafety { return worse(s.watch.safety(), brief.watch.safety()) }
 	return d, nil
 }
 

@@ -13,7 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-gate/sluice/leasing/ledger"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 	"github.com/sluice-gate/sluice/ratelimit/server"
@@ -62,7 +62,7 @@ type said struct {
 }
 
 func newRegistry(client redis.UniversalClient, prefix string, holders ...ratelimit.Holder) *registry {
-	return &registry{client: client, key: prefix + "sluice:nodes", name: ledger.HolderName(holders[0]), holders: holders}
+	return &registry{client: client, key: prefix + "sluice:nodes", name: account.HolderName(holders[0]), holders: holders}
 }
 
 // run says that this node is there until ctx is done, and then that it is gone.

@@ -254,7 +254,7 @@ func TestParityOfFleets(t *testing.T) {
 	for _, mode := range []string{"leasing", "approx"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			env := append([]string{"COORDINATION_MODE=" + mode, "REDIS_URL=" + store.Addr, "LEDGER=sums"}, files...)
+			env := append([]string{"COORDINATION_MODE=" + mode, "REDIS_URL=" + store.Addr}, files...)
 			p := parityRun{env: env, nodes: 3, exchanges: slices.Concat(parityExchanges, fileExchanges, fleetExchanges)}
 			p.answer(t)
 		})
@@ -312,7 +312,6 @@ func parityStores(t *testing.T) map[string][]string {
 	return map[string][]string{
 		"memory":   nil,
 		"single":   {"REDIS_URL=" + single.Addr},
-		"sums":     {"REDIS_URL=" + single.Addr, "LEDGER=sums"},
 		"sentinel": {"REDIS_TYPE=SENTINEL", "REDIS_URL=main," + sentinel.Addr},
 		"cluster":  {"REDIS_TYPE=CLUSTER", "REDIS_URL=" + strings.Join(cluster, ",")},
 		"tls": {
@@ -343,7 +342,7 @@ func TestParity(t *testing.T) {
 				json := parityRun{env: env, routing: p.routing, exchanges: p.exchanges, json: true}
 				json.answer(t)
 				for _, g := range globalExchanges {
-					if store != "single" && store != "sums" && g.statistics == nil { // no store has a part in these
+					if store != "single" && g.statistics == nil { // no store has a part in these
 						continue
 					}
 					t.Run(strings.Join(g.env, " "), func(t *testing.T) {

@@ -85,7 +85,6 @@ type settings struct {
 	LocalCacheSize int64 `group:"log" env:"LOCAL_CACHE_SIZE_IN_BYTES" name:"local-cache-size-in-bytes" help:"Above 0: count refusals of keys that are known to be over as over_limit_with_local_cache, for as many keys as envoyproxy/ratelimit's cache of that size holds. Decides nothing."`
 	LatencyMillis  bool  `group:"log" env:"PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS" name:"prometheus-response-time-as-milliseconds" help:"ratelimit_service_response_time_seconds is in milliseconds."`
 
-	Ledger        string `group:"store" env:"LEDGER" default:"accounts" enum:"accounts,sums" help:"Protocol of budgets in Redis: accounts, or sums. Sums is the next one, and experimental: it books charges beyond what is left, and refunds at any node. It has no mode approx, reserves or Redis Cluster yet. Nodes of both do not share budgets."`
 	BackendType   string `group:"store" env:"BACKEND_TYPE" default:"redis" help:"redis, or memcache: which is refused, for there is no ledger in memcached yet, unless REDIS_URL is set or SINGLE_REPLICA."`
 	SingleReplica bool   `group:"store" env:"SINGLE_REPLICA" help:"There is only this one replica, so that budgets in its memory are whole: allows BACKEND_TYPE=memcache without REDIS_URL."`
 

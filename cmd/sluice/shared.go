@@ -14,25 +14,25 @@ import (
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/ledger"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // shared is a limiter over one Redis, with a drift seat there.
 type shared struct {
 	*leasing.Fleet
+	holder ratelimit.Holder
 	keeper *approx.Keeper
+	seats  func() approx.Plan // that are wanted
 	client redis.UniversalClient
 	people redis.UniversalClient // for what people ask: never of the connections that claims need
-	seats  func() approx.Plan    // that are wanted
-	failed func(error)
 	watch  *storeWatch
 	start  *startup
-	warmed atomic.Int64 // the instant at which the store's connections were there; 0: not yet
 	clock  ratelimit.Clock
+	warmed atomic.Int64 // the instant at which the store's connections were there; 0: not yet
+	failed func(error)
 }
 
-func (c *serveCmd) shared(flags *redisFlags, seats func() approx.Plan, audit func(leasing.Reconciliation), clock ratelimit.Clock, log *slog.Logger) (*shared, error) {
+func (c *serveCmd) shared(flags *redisFlags, seats func() approx.Plan, reconciled func(*leasing.Reconciliation), clock ratelimit.Clock, log *slog.Logger) (*shared, error) {
 	client, start, err := flags.heldClient()
 	if err != nil {
 		return nil, err
@@ -41,20 +41,70 @@ func (c *serveCmd) shared(flags *redisFlags, seats func() approx.Plan, audit fun
 	if err != nil {
 		return nil, err
 	}
-	holder := ledger.NewHolder()
-	ledger := ledger.NewRedis(client, flags.KeyPrefix)
-	ledger.Refused = flags.refused
+	// Whether others are alive is not known at once: a ledger that nobody has known learns.
+	ledger, err := account.NewRedis(client, flags.KeyPrefix, nil)
+	if err != nil {
+		return nil, err
+	}
 	ledger.LookThrough(people)
-	f := leasing.NewFleet(ledger, holder, c.MaxKeys, clock, time.Now())
-	failed := seldom(time.Second, func(err error) { log.Warn("the store does not answer: "+flags.advise(err), "error", err) })
-	f.OnFailure = failed
-	f.OnWarning = warnings(log)
-	f.OnReconcile = audit
-	keeper := approx.NewKeeper(approx.NewRedis(client, flags.KeyPrefix), holder, clock)
-	keeper.OnChange, keeper.Epoch = logSeats(log), f.Epoch
-	f.Drift = keeper
-	watch := &storeWatch{name: flags.setting("URL"), health: oldHealth(ledger), doubt: f.DoubtEvicted, clock: clock, log: log}
-	return &shared{Fleet: f, keeper: keeper, client: client, people: people, seats: seats, failed: failed, watch: watch, start: start, clock: clock}, nil
+	holder := account.NewHolder()
+	s := &shared{
+		Fleet: leasing.NewFleet(ledger, holder, c.MaxKeys, clock, time.Now()), holder: holder, seats: seats,
+		client: client, people: people, start: start, clock: clock,
+	}
+	s.failed = seldom(time.Second, func(err error) { log.Warn("the store does not answer: "+flags.advise(err), "error", err) })
+	s.OnFailure, s.OnWarning, s.OnReconcile = s.failed, warnings(log), reconciled
+	s.keeper = approx.NewKeeper(approx.NewRedis(client, flags.KeyPrefix), holder, clock)
+	s.keeper.OnChange, s.keeper.Epoch = logSeats(log), s.Epoch
+	s.Drift = s.keeper
+	s.watch = &storeWatch{name: flags.setting("URL"), health: ledger.Health, doubt: s.DoubtEvicted, clock: clock, log: log}
+	return s, nil
+}
+
+// ping asks whether the Redis answers. It blocks until ctx is done, at most.
+func (s *shared) ping(ctx context.Context) error { return s.client.Ping(ctx).Err() }
+
+// ready tells whether the first request is answered by a ledger that knows all; after a grace, also where it does not.
+func (s *shared) ready() bool {
+	at := ratelimit.Instant(s.warmed.Load())
+	heard, all := s.Heard()
+	switch {
+	case at == 0:
+		return false
+	case s.Ready(), s.start.late.Load() && heard == all:
+		return true
+	default:
+		return heard > 0 && s.clock().Sub(at) >= storeSettles
+	}
+}
+
+// run claims and keeps a seat until ctx is done, and then gives all back. It returns an error at once if the store did
+// not come in time.
+func (s *shared) run(ctx context.Context) error {
+	var all sync.WaitGroup
+	defer func() {
+		_ = s.client.Close()
+		_ = s.people.Close()
+	}()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	all.Go(func() {
+		if err := s.start.run(ctx, s.client, func() {
+			s.Answered()
+			s.warmed.Store(int64(s.clock()))
+		}, s.failed); err != nil {
+			cancel(err)
+		}
+	})
+	all.Go(func() { s.watch.run(ctx) })
+	all.Go(func() { s.Run(ctx) })
+	all.Go(func() { s.keeper.Run(ctx, s.seats) })
+	all.Wait()
+	s.keeper.Leave(context.Background(), approx.Confirmed(!s.Drifting()))
+	if err := context.Cause(ctx); errors.Is(err, errStartup) {
+		return err
+	}
+	return nil
 }
 
 // warnings logs what is wrong with what the store says, each kind seldom: metrics
@@ -78,70 +128,9 @@ func warnings(log *slog.Logger) func(error) {
 	}
 }
 
-func oldHealth(l *ledger.Redis) func(context.Context) (account.Health, error) {
-	return func(ctx context.Context) (account.Health, error) {
-		h, err := l.Health(ctx)
-		return account.Health(h), err
-	}
-}
-
-// ping asks whether the Redis answers. It blocks until ctx is done, at most.
-func (s *shared) ping(ctx context.Context) error { return s.client.Ping(ctx).Err() }
-
 // storeSettles is how long a node that is warm waits for parts of its store that do
 // not answer, and for a store to know all again that has just lost its data.
 const storeSettles = 5 * time.Second
-
-// ready tells whether the first request is answered by the store: it has answered over
-// the connections that the request will use, and all of its parts were heard of and know
-// what nodes have to tell. For some parts, and for a store that is new, a node waits for
-// storeSettles at most; and where the store was not there when the node started, not at
-// all: then it is as the nodes are that were there before.
-func (s *shared) ready() bool {
-	at := ratelimit.Instant(s.warmed.Load())
-	if at == 0 {
-		return false
-	}
-	heard, all := s.Heard()
-	switch {
-	case s.Ready():
-		return true
-	case s.start.late.Load() && heard == all:
-		return true
-	default:
-		return heard > 0 && s.clock().Sub(at) >= storeSettles
-	}
-}
-
-// run claims and keeps a seat until ctx is done, and then gives all back. It returns an
-// error at once if the store did not come in time.
-func (s *shared) run(ctx context.Context) error {
-	var wg sync.WaitGroup
-	defer func() {
-		_ = s.client.Close()
-		_ = s.people.Close()
-	}()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	wg.Go(func() {
-		err := s.start.run(ctx, s.client, func() {
-			s.Answered()
-			s.warmed.Store(int64(s.clock()))
-		}, s.failed)
-		if err != nil {
-			cancel(err)
-		}
-	})
-	wg.Go(func() { s.watch.run(ctx) })
-	wg.Go(func() { s.Run(ctx) })
-	wg.Go(func() { s.keeper.Run(ctx, s.seats) })
-	wg.Wait()
-	s.keeper.Leave(context.Background(), approx.Confirmed(!s.Drifting()))
-	if err := context.Cause(ctx); errors.Is(err, errStartup) {
-		return err
-	}
-	return nil
-}
 
 // logSeats says when this node gets or loses its drift seat.
 func logSeats(log *slog.Logger) func(approx.Tenancy, error) {

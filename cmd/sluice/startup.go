@@ -11,7 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-gate/sluice/leasing/ledger"
+	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/resp"
 )
 
@@ -129,7 +129,7 @@ func (s *startup) warmUp(ctx context.Context, client redis.UniversalClient) erro
 }
 
 func (s *startup) warmServer(ctx context.Context, client *redis.Client) error {
-	if err := ledger.LoadScripts(ctx, client); err != nil {
+	if err := account.LoadScripts(ctx, client); err != nil {
 		return err
 	}
 	var wg sync.WaitGroup

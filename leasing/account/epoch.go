@@ -195,7 +195,8 @@ func (s *server) known() ratelimit.Epoch {
 // connections stayed. It is for each heartbeat, costs a script for each server, and blocks until ctx is done at most.
 func (l *Redis) Verify(ctx context.Context) (ratelimit.Epoch, error) { return l.each(ctx, 0) }
 
-// Prolong implements [Prolonger].
+// Prolong has the learning after a loss go on, if it still does: who has totals to tell calls it. Until then, what looks
+// unspent may be spent. It blocks until ctx is done at most.
 func (l *Redis) Prolong(ctx context.Context) error {
 	_, err := l.each(ctx, telling)
 	return err
@@ -210,7 +211,4 @@ func (l *Redis) each(ctx context.Context, flags int) (ratelimit.Epoch, error) {
 	return l.epoch(nil), err
 }
 
-var (
-	_ Ledger    = (*Redis)(nil)
-	_ Prolonger = (*Redis)(nil)
-)
+var _ Ledger = (*Redis)(nil)

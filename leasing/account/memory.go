@@ -30,7 +30,7 @@ func check(c *Claim) error {
 
 // Memory is a ledger in this process: the embedded default, an owner's, the simulator's. It is safe for concurrent
 // use, blocks on nothing but its own short locks, allocates for new accounts and holders, and has at most as many
-// accounts as it was made for: a claim of one more fails with [ratelimit.ErrLedgerFull], and none in use is dropped.
+// accounts as it was made for: a claim of one more fails with [ErrFull], and none in use is dropped.
 type Memory struct {
 	clock  func() ratelimit.LedgerTime
 	seed   maphash.Seed
@@ -145,7 +145,7 @@ func (s *memoryShard) settle(now instant, c *Claim, at *span, t *told) Grant {
 	defer s.mu.Unlock()
 	k := s.findOrAddLocked(now, name{c.Key, c.Window})
 	if k == nil {
-		return Grant{Err: ratelimit.ErrLedgerFull}
+		return Grant{Err: ErrFull}
 	}
 	if c.Window == 0 {
 		if k.bucket == nil {
@@ -278,7 +278,7 @@ func (m *Memory) Evict(key string, window ratelimit.Window) {
 	delete(s.accounts, name{key, window})
 }
 
-// Prolong implements [Prolonger].
+// Prolong has the learning go on, as [Redis.Prolong] has.
 func (m *Memory) Prolong(context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -288,7 +288,4 @@ func (m *Memory) Prolong(context.Context) error {
 	return nil
 }
 
-var (
-	_ Ledger    = (*Memory)(nil)
-	_ Prolonger = (*Memory)(nil)
-)
+var _ Ledger = (*Memory)(nil)

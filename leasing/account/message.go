@@ -93,6 +93,8 @@ var (
 	ErrOvertaken = errors.New("the claim was overtaken by a later one of its holder")
 	// ErrOver answers a message for an account that is not kept any more, or not yet: nothing was booked.
 	ErrOver = errors.New("the window of the claim is not kept at the ledger")
+	// ErrFull answers a claim on a new key when a ledger in memory holds as many accounts as it may.
+	ErrFull = errors.New("the ledger is full: every account it may hold is in use")
 )
 
 // MostBooked bounds each total of a holder, and the sum of all: what is beyond is not counted. 1,000 holders at the

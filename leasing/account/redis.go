@@ -308,7 +308,15 @@ func (d *draws) has(i int) bool {
 	return false
 }
 
-// hexOf is the holder's name.
+// LoadScripts has a server know the ledger's scripts, so that no claim must bring them.
+func LoadScripts(ctx context.Context, server redis.Scripter) error {
+	return errors.Join(claimScript.Load(ctx, server).Err(), bucketScript.Load(ctx, server).Err(),
+		epochScript.Load(ctx, server).Err())
+}
+
+// HolderName is what a holder is called in Redis.
+func HolderName(h ratelimit.Holder) string { return hexOf(h) }
+
 func hexOf(h ratelimit.Holder) string { return strconv.FormatUint(uint64(h), 16) }
 
 // namesOfANode is how many bits of a holder's name a node may count by, from NewHolder on: when it has forgotten an

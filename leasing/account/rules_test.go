@@ -340,7 +340,7 @@ func TestMemoryIsFull(t *testing.T) {
 	for _, k := range []string{"a", "b", "c"} {
 		b.is(b.claims(1, 0, 0, 1, key(k)), 1, 1, 1, 0)
 	}
-	if g := b.claims(1, 0, 0, 1, key("d")); !errors.Is(g.Err, ratelimit.ErrLedgerFull) {
+	if g := b.claims(1, 0, 0, 1, key("d")); !errors.Is(g.Err, ErrFull) {
 		t.Errorf("%+v", g)
 	}
 	b.is(b.claims(1, 1, 1, 1, key("a")), 1, 2, 2, 0)

@@ -19,7 +19,7 @@ import (
 )
 
 // Path is that of the page, from the top of the module.
-const Path = "docs/protocol-sums.md"
+const Path = "docs/protocol.md"
 
 // Page is the text of it. It is not changed by reading.
 type Page struct {

@@ -168,9 +168,7 @@ func (c Collector) collectConfig(ch chan<- prometheus.Metric) {
 func (c Collector) collectStore(s ratelimit.LimiterStats, count func(*prometheus.Desc, uint64, ...string),
 	gauge func(*prometheus.Desc, int, ...string),
 ) {
-	for i, kind := range ratelimit.Rejections {
-		count(rejected, s.Rejected[i], "store", kind)
-	}
+	count(rejected, s.Rejected, "store", "answer")
 	count(clockSteps, s.ClockSteps[0], "ahead")
 	count(clockSteps, s.ClockSteps[1], "back")
 	count(missing, s.Missing)

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -22,7 +21,7 @@ type Key struct {
 // Use is how a key is used of late, and what is asked for. It is worth a better guess, and no more: a key whose Use was
 // forgotten asks once more.
 type Use struct {
-	Demand lease.Demand
+	Demand Demand
 	refusals
 	// Before calm nothing is asked for in the background, and before scarce nothing that nobody waits for: others need
 	// what there is.
@@ -89,7 +88,7 @@ const (
 	// often is from how many tokens a second on a key is renewed before its lease is used up.
 	often = 4
 	// idle is how long a key is not asked for until what it has is given back, where it lasts no longer than that.
-	idle = 2 * lease.Horizon
+	idle = 2 * Horizon
 	// early is how long before a window begins its tokens are claimed.
 	early = 100 * time.Millisecond
 )
@@ -191,7 +190,7 @@ func (e Entry) Restart() {
 
 // Refill is how long a bucket takes for n tokens.
 func Refill(n tokens, l *ratelimit.Limit) time.Duration {
-	return lease.RefillTime(max(0, n), l)
+	return time.Duration(math.Ceil(float64(max(0, n)) / float64(max(1, l.Requests)) * float64(l.Period())))
 }
 
 // Due tells whether a message is to leave in the background: to tell what the ledger does not know, to renew what is

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/leasing/specpage"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -56,8 +55,8 @@ func TestPageConstants(t *testing.T) {
 		"hold.seldom":    count(seldom),
 		"hold.idle":      of(idle),
 		"hold.early":     of(early),
-		"lease.Horizon":  of(lease.Horizon),
-		"lease.MaxSkew":  {fmt.Sprint("1/", lease.MaxSkew)},
+		"Horizon":        of(Horizon),
+		"MaxSkew":        {fmt.Sprint("1/", MaxSkew)},
 	})
 }
 

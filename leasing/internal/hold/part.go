@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/internal/lease"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -235,6 +234,3 @@ func (p *Part) GiveBack(keep tokens) {
 		p.doubt = true
 	}
 }
-
-// LedgerClock bounds what time it is at the ledger.
-type LedgerClock = lease.LedgerClock

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/audit"
+	"github.com/sluice-gate/sluice/leasing/redistest"
+)
+
+const llmAudited = `domain: llm
+coordination: {audit: true, on_store_failure: closed}
+descriptors:
+  - {key: fixed, rate_limit: {unit: year, requests_per_unit: 10000}}
+  - {key: sliding, algorithm: sliding_window, rate_limit: {unit: year, requests_per_unit: 10000}}
+  - {key: bucket, algorithm: token_bucket, rate_limit: {unit: year, requests_per_unit: 10000}}
+  - {key: quiet, coordination: {audit: false}, rate_limit: {unit: year, requests_per_unit: 10000}}
+`
+
+// replayed are the windows that sluice audit prints, by their rules; none if it fails.
+func replayed(args ...string) map[string]audit.Window {
+	code, out, _ := runLine(append([]string{"audit", "--json"}, args...)...)
+	all := map[string]audit.Window{}
+	for line := range strings.Lines(out) {
+		var w struct {
+			audit.Window
+			Held bool
+		}
+		if err := json.Unmarshal([]byte(line), &w); err != nil || !w.Held || code != 0 {
+			return nil
+		}
+		all[strings.TrimPrefix(w.Rule, "llm.")] = w.Window
+	}
+	return all
+}
+
+// 50 clients peek, and charge 5,000 of 10,000 when they are done. The record says how much was used, how much of it
+// beyond the limit, and that it was charged after the fact; also of nodes that were killed. A grant beyond the limit is
+// found behind it.
+func TestAuditOfCharges(t *testing.T) {
+	const limit, cost, clients = 10_000, 5000, 50
+	store, dir := redistest.Start(t), t.TempDir()
+	files := []string{dir + "/0", dir + "/1", dir + "/2"}
+	procs, n := nodesOfThree(t, store, llmAudited, files)
+	for _, of := range []string{"fixed", "sliding", "bucket", "quiet"} {
+		for i := range clients {
+			if chargeOf(t, n[i%3], of, "k", 0) {
+				t.Errorf("%s: client %d is refused, and nothing was used", of, i)
+			}
+		}
+		var all sync.WaitGroup
+		for i := range clients {
+			all.Go(func() { chargeOf(t, n[(i+1)%3], of, "k", cost) })
+		}
+		all.Wait()
+		if !chargeOf(t, n[0], of, "k", 0) {
+			t.Errorf("%s: %d are used of %d, and a peek passes", of, clients*cost, limit)
+		}
+	}
+	redis := []string{"--redis-url=" + store.Addr, "--cache-key-prefix=p[x]*"}
+	for _, from := range [][]string{redis, files} {
+		procs[0].eventually("what is refused is told now and then", func() bool {
+			w := replayed(from...)
+			return min(w["fixed"].Spent, w["sliding"].Spent, w["bucket"].Spent) >= clients*cost
+		})
+	}
+	for _, p := range procs {
+		_ = p.cmd.Process.Kill()
+		<-p.exited
+	}
+	for what, windows := range map[string]map[string]audit.Window{
+		"streams": replayed(redis...), "files": replayed(files...),
+	} {
+		if len(windows) != 3 {
+			t.Errorf("%s: %d windows", what, len(windows))
+		}
+		for _, of := range []string{"fixed", "sliding", "bucket"} {
+			w := windows[of]
+			t.Logf("%s: %s: %+v", what, of, w.Totals)
+			// What the nodes had in hand when they were killed may have been used, too.
+			inHand := w.Taken - clients*cost
+			if inHand < 0 || inHand > limit/10 || w.Spent != clients*cost || w.Beyond != w.Sum-limit {
+				t.Errorf("%s: %s: %+v", what, of, w.Totals)
+			}
+			if w.Debt != w.Beyond || w.Charged < w.Beyond || w.Beyond < clients*cost-limit || w.Over != 0 || w.Limit != limit || w.Holders < 3 {
+				t.Errorf("%s: %s: %+v", what, of, w)
+			}
+		}
+	}
+	fixed := replayed(redis...)["fixed"]
+	code, out, errs := runLine(append([]string{"audit", "--rule=fixed", "--events"}, redis...)...)
+	for _, want := range []string{
+		fmt.Sprintf("charged after the fact: %d.", fixed.Debt), `"kind":"grant"`, `"kind":"charge"`, `"kind":"refused"`, "held",
+	} {
+		if code != 0 || !strings.Contains(out, want) || strings.Contains(out, "sliding") {
+			t.Errorf("%q is not in: %d %s\n%s", want, code, errs, out)
+		}
+	}
+	grantTooMuch(t, store, "p[x]*", fixed.Key)
+	code, out, errs = runLine(append([]string{"audit"}, redis...)...)
+	if code != 1 || !strings.Contains(out, "BROKEN") || !strings.Contains(errs, "1 of 3 windows") {
+		t.Errorf("a limit that was not kept: %d %s\n%s", code, errs, out)
+	}
+}
+
+// grantTooMuch puts on record that seven more were granted to somebody.
+func grantTooMuch(t *testing.T, store *redistest.Server, prefix, key string) {
+	t.Helper()
+	client := store.Client()
+	defer client.Close()
+	name := account.RecordName(prefix, key)
+	last, err := client.XRevRangeN(context.Background(), name, "+", "-", 1).Result()
+	if err != nil || len(last) != 1 {
+		t.Fatal(last, err)
+	}
+	args := []any{"XADD", name, "*"}
+	for field, v := range last[0].Values {
+		b := []byte(v.(string))
+		put := func(i int, n float64) { binary.LittleEndian.PutUint64(b[8*i:], math.Float64bits(n)) }
+		switch field {
+		case "holder":
+			b = []byte("beef")
+		case "claim":
+			put(1, 0)
+			put(2, 0)
+		case "answer":
+			put(2, 7)
+			put(3, 7)
+			put(7, math.Float64frombits(binary.LittleEndian.Uint64(b[56:]))+1)
+		}
+		args = append(args, field, string(b))
+	}
+	store.Do(args...)
+}

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
+)
+
+// fleetOfThree is three processes on one Redis.
+func fleetOfThree(t *testing.T, rules string) []rls.RateLimitServiceClient {
+	t.Helper()
+	_, nodes := nodesOfThree(t, redistest.Start(t), rules, nil)
+	return nodes
+}
+
+// nodesOfThree are three processes. Each writes a file of its own, if there are any.
+func nodesOfThree(
+	t *testing.T, store *redistest.Server, rules string, files []string,
+) (all []*sluice, nodes []rls.RateLimitServiceClient) {
+	t.Helper()
+	file := t.TempDir() + "/rules.yaml"
+	writeFile(t, file, rules)
+	for i := range 3 {
+		env := []string{"REDIS_URL=" + store.Addr, "COORDINATION_STORE_DEADLINE=1s"}
+		if files != nil {
+			env = append(env, "CACHE_KEY_PREFIX=p[x]*", "AUDIT_FILE="+files[i])
+		}
+		s := serve(t, env, "--config", file)
+		all, nodes = append(all, s), append(nodes, rls.NewRateLimitServiceClient(s.dial()))
+	}
+	for _, s := range all {
+		s.untilHealthy()
+	}
+	return all, nodes
+}
+
+// charge is whether a node refuses a charge of so many tokens; 0 peeks, and fewer than none refunds.
+func charge(t testing.TB, node rls.RateLimitServiceClient, key string, n int) (over bool) {
+	t.Helper()
+	return chargeOf(t, node, "key", key, n)
+}
+
+func chargeOf(t testing.TB, node rls.RateLimitServiceClient, of, key string, n int) (over bool) {
+	t.Helper()
+	d := &common.RateLimitDescriptor{
+		Entries:    []*common.RateLimitDescriptor_Entry{{Key: of, Value: key}},
+		HitsAddend: wrapperspb.UInt64(uint64(max(n, -n))), IsNegativeHits: n < 0,
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	a, err := node.ShouldRateLimit(ctx, &rls.RateLimitRequest{Domain: "llm", Descriptors: []*common.RateLimitDescriptor{d}})
+	if err != nil {
+		t.Error(err)
+		return true
+	}
+	return a.OverallCode == rls.RateLimitResponse_OVER_LIMIT
+}
+
+const llmRules = "domain: llm\ndescriptors:\n  - {key: key, rate_limit: {unit: year, requests_per_unit: %d}}\n"
+
+// A refund of what was refused elsewhere frees nothing that somebody else has used.
+func TestRefundElsewhere(t *testing.T) {
+	n := fleetOfThree(t, fmt.Sprintf(llmRules, 100))
+	if charge(t, n[0], "k", 100) {
+		t.Fatal("100 of 100 are refused")
+	}
+	for range 8 {
+		if !charge(t, n[1], "k", 1) {
+			t.Error("node 1 admits the 101st")
+		}
+	}
+	for range 8 {
+		charge(t, n[0], "k", -1)
+	}
+	if !charge(t, n[0], "k", 8) {
+		t.Error("100 and 8 are charged, 8 refunded, and 8 more are admitted")
+	}
+}
+
+// 50 clients peek, and charge 5,000 of 10,000 when they are done: what is used is at most the limit and what was in
+// flight, and from then on all nodes refuse.
+func TestPostPaid(t *testing.T) {
+	const limit, cost, clients = 10_000, 5000, 50
+	n := fleetOfThree(t, fmt.Sprintf(llmRules, limit))
+	var used, passed, refused atomic.Int64
+	var all sync.WaitGroup
+	for i := range clients {
+		all.Go(func() {
+			for j := range 8 {
+				if charge(t, n[(i+j)%3], "k", 0) {
+					refused.Add(1)
+					continue
+				}
+				passed.Add(1)
+				time.Sleep(100 * time.Millisecond) // the completion
+				charge(t, n[(i+2*j+1)%3], "k", cost)
+				used.Add(cost)
+			}
+		})
+	}
+	all.Wait()
+	for i := range n {
+		if !charge(t, n[i], "k", 0) || !charge(t, n[i], "k", 1) {
+			t.Errorf("node %d admits, and %d of %d are used", i, used.Load(), limit)
+		}
+	}
+	t.Logf("%d passed, %d refused, %d used of %d", passed.Load(), refused.Load(), used.Load(), limit)
+	if used.Load() > limit+clients*cost {
+		t.Errorf("%d were used, of %d and %d in flight", used.Load(), limit, clients)
+	}
+}

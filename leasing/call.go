@@ -1,0 +1,326 @@
+package leasing
+
+import (
+	"errors"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/internal/hold"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// call is asks that wait for the ledger, together. It is told what happens, and needs neither goroutine nor clock.
+//
+//	patient --check has passed--> drifting --the deadline has passed--> late
+//
+// Rules that drift are patient for their check_timeout, and then drift as far as they may; late, on_store_failure
+// decides.
+type call struct {
+	*Fleet
+	waits    []waiter
+	check    time.Duration // Invariant: at most deadline
+	deadline time.Duration // the longest of the rules'
+	drifts   bool          // a rule does
+	drifting bool
+	late     bool
+}
+
+// waiter is one ask that needs the ledger.
+type waiter struct {
+	ask     *ask
+	verdict *verdict
+	flight  *flight // that it is behind; nil: none yet
+	booking bool    // the verdict is final, and waits for being booked
+	with    bool    // the flight takes it along: it was not written yet
+	done    bool
+	waits   tokens
+}
+
+func (c *call) add(a *ask, v *verdict) {
+	c.waits = append(c.waits, waiter{ask: a, verdict: v})
+	of := &a.Rule.Coordination
+	c.deadline = max(c.deadline, of.Deadline())
+	if !c.drifts {
+		c.check = c.deadline
+	}
+	if a.Rule.Drifts() {
+		if c.drifts {
+			c.check = max(c.check, of.CheckTimeout)
+		} else {
+			c.check, c.drifts = of.CheckTimeout, true
+		}
+	}
+	c.check = min(c.check, c.deadline)
+}
+
+// advance decides what can be decided now, and has the ledger asked for the rest. It reports whether anything waits.
+func (c *call) advance(now instant) (open bool) {
+	for i := range c.waits {
+		w := &c.waits[i]
+		if !w.done && (w.flight == nil || w.flight.ended()) {
+			c.look(now, w)
+		}
+		if !w.done && c.drifting {
+			c.driftLate(now, w)
+		}
+		if !w.done && c.late {
+			c.decideLate(now, w)
+		}
+		open = open || !w.done
+	}
+	return open
+}
+
+// timeOver takes in that the time it had has passed, or that nobody waits any more. It returns how much more there is.
+func (c *call) timeOver(gone bool) time.Duration {
+	c.late = c.drifting || gone || c.check == c.deadline
+	c.drifting = true
+	if c.late {
+		return 0
+	}
+	return c.deadline - c.check
+}
+
+// next is closed when the flight ends that the first undecided ask is behind. Answers are awaited one after the other,
+// which takes no longer than together.
+func (c *call) next() <-chan struct{} {
+	for i := range c.waits {
+		if w := &c.waits[i]; !w.done && w.flight != nil {
+			return w.flight.done
+		}
+	}
+	return nil
+}
+
+// look answers an ask, or sees to it that it is behind a flight.
+func (c *call) look(now instant, w *waiter) {
+	s, id, at := c.find(w.ask.Key)
+	defer s.mu.Unlock()
+	if at == nil {
+		if at = c.trackLocked(s, now, id, w.ask); at == nil {
+			c.failLocked(now, w, nil, ratelimit.FallbackTableFull)
+			return
+		}
+	}
+	s.under(at, w.ask.Rule)
+	k := s.entry(now, id, at)
+	if w.booking {
+		c.bookedLocked(k, w)
+		return
+	}
+	there := c.lane(k).time()
+	if !c.enterLocked(now, &there, k) {
+		c.uncertainLocked(k, w, &there)
+		return
+	}
+	asked := hold.Asked{Waited: w.with && w.flight.heard}
+	asked.Last = asked.Waited && (w.flight.refused || w.flight.recalling && w.ask.Cost > w.flight.most)
+	next := k.Take(now, w.ask, asked, w.verdict)
+	if next != hold.Asks && w.verdict.OverLimit && c.spareLocked(now, &there, k, w) {
+		next = hold.Answered
+	}
+	switch next {
+	case hold.Answered:
+		w.finish(k)
+		c.renewLocked(now, k)
+	case hold.Booked:
+		w.booking, w.with = true, false
+		w.waitsLocked(k, 0)
+		c.bookedLocked(k, w)
+	case hold.Asks:
+		if !c.driftLocked(now, &there, k, w, hold.NotYet) {
+			c.askLocked(k, w)
+		}
+	}
+}
+
+// finish takes in that a waiter is answered.
+func (w *waiter) finish(k entry) {
+	w.done = true
+	w.waitsLocked(k, 0)
+}
+
+// waitsLocked says how much a waiter waits for; 0: it waits no longer.
+func (w *waiter) waitsLocked(k entry, n tokens) {
+	if k.use != nil {
+		k.Waiting = max(0, k.Waiting+n-w.waits)
+	}
+	w.waits = n
+}
+
+// enterLocked sees to it that the key is in the window that goes on; false: it is not certain which that is.
+func (f *Fleet) enterLocked(now instant, there *hold.LedgerClock, k entry) bool {
+	if k.use.flight == nil && k.Stale(now, &k.rule().Limit) {
+		k.Restart()
+		k.cell.Val.as = f.nextName()
+	}
+	over, certain := k.Enter(now, there, &k.rule().Limit)
+	f.tellLocked(k, over)
+	// A ledger's clock that was set back has a window come again of which this node has forgotten what it spent: under
+	// the same name its first claim would take that back.
+	if certain && over.Deadline != 0 && k.Window < over.Window {
+		k.cell.Val.as = f.nextName()
+	}
+	return certain
+}
+
+// askLocked has the ledger asked for what a waiter needs, or says that it cannot be.
+func (c *call) askLocked(k entry, w *waiter) {
+	switch {
+	case w.with && w.flight.err != nil && !retried(w.flight.err):
+		c.failLocked(c.clock(), w, &k, reason(w.flight.err))
+		return
+	case w.with && errors.Is(w.flight.err, account.ErrOver):
+		w.flight, w.with = c.rest(time.Millisecond), false // it is looked which window goes on, and not asked in a loop
+		return
+	case w.with && w.flight.recalling:
+		// Others were asked to give back: that takes about as long as a round trip.
+		w.flight, w.with = c.rest(recallPause), false
+		return
+	}
+	need := w.ask.Cost
+	if w.ask.Kind != ratelimit.Spend {
+		need = 0
+	}
+	fl, why := c.joinLocked(k)
+	if fl == nil {
+		c.failLocked(c.clock(), w, &k, why)
+		return
+	}
+	w.flight, w.with = fl, !fl.written
+	w.waitsLocked(k, need)
+}
+
+const recallPause = 2 * time.Millisecond
+
+// retried tells whether an error says nothing of the store: the claim is made again.
+func retried(err error) bool {
+	return errors.Is(err, errNoAnswer) || errors.Is(err, account.ErrOvertaken) || errors.Is(err, account.ErrOver)
+}
+
+// bookedLocked has what was charged or refunded be told, and the waiter wait for that.
+func (c *call) bookedLocked(k entry, w *waiter) {
+	if w.with && w.flight.told || !k.Untold() && !k.Asked() {
+		w.finish(k)
+		return
+	}
+	fl, _ := c.joinLocked(k)
+	if fl == nil { // it is told when the store is back
+		w.finish(k)
+		return
+	}
+	w.flight, w.with = fl, !fl.written
+}
+
+// uncertainLocked has a waiter wait until it is clear which window it is: for a first answer of the ledger, or for a
+// moment.
+func (c *call) uncertainLocked(k entry, w *waiter, there *hold.LedgerClock) {
+	w.with = false
+	if there.At != 0 {
+		w.flight = c.rest(time.Millisecond)
+		return
+	}
+	if fl := c.greet(c.lane(k)); fl != nil {
+		w.flight = fl
+		return
+	}
+	c.failLocked(c.clock(), w, &k, ratelimit.FallbackBreaker)
+}
+
+// driftLocked admits from this node's share, if it may.
+func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *waiter, waited hold.Waited) bool {
+	// What is spent when the node has told all would never be told.
+	if c.Drift == nil || c.ended.Load() {
+		return false
+	}
+	begins, ok := k.Drifts(now, there, w.ask, waited)
+	if !ok {
+		return false
+	}
+	share := c.Drift.Share(now, w.ask.Rule, begins)
+	unheard := k.Unheard()
+	if share <= 0 || !k.SpendShare(now, w.ask, share, w.verdict) {
+		if share > 0 && waited == hold.Fully && w.ask.Rule.Counters != nil {
+			w.ask.Rule.Counters.ShareUsedUp.Add(1)
+		}
+		return false
+	}
+	w.finish(k)
+	// Only an answer frees the share again, so the ledger is told at once. Of a first request it is told in company,
+	// and one that has nothing left frees nothing.
+	if unheard || waited == hold.InVain {
+		c.launchLongLocked(now, k)
+	} else {
+		_, _ = c.joinLocked(k)
+	}
+	return true
+}
+
+// spareLocked admits what was refused, if the node has it in reserve: what the ledger grants is used up then, and the
+// limit is not, as far as is known. What the refusal has charged is not charged twice.
+func (c *call) spareLocked(now instant, there *hold.LedgerClock, k entry, w *waiter) bool {
+	whole := w.ask.Rule.Whole()
+	if whole == nil || w.ask.Kind != ratelimit.Spend || k.Sum+w.ask.Cost > whole.Limit.Capacity() {
+		return false
+	}
+	refused := *w.verdict
+	k.Uncharge(w.ask)
+	if c.driftLocked(now, there, k, w, hold.InVain) {
+		return true
+	}
+	k.Recharge(w.ask)
+	*w.verdict = refused
+	return false
+}
+
+// driftLate decides an ask that has waited as long as its rule does before it drifts.
+func (c *call) driftLate(now instant, w *waiter) {
+	s, id, at := c.find(w.ask.Key)
+	defer s.mu.Unlock()
+	if at == nil || w.booking || !w.ask.Rule.Drifts() {
+		return
+	}
+	k := s.entry(now, id, at)
+	there := c.lane(k).time()
+	if !c.enterLocked(now, &there, k) {
+		return
+	}
+	const cautious = true
+	if w.flight != nil && w.flight.recalling && k.Late(now, w.ask, c.lane(k).alive(now), cautious) == hold.Short {
+		k.Deny(now, w.ask, w.verdict)
+		w.finish(k)
+		return
+	}
+	c.driftLocked(now, &there, k, w, hold.Fully)
+}
+
+// decideLate decides what was not heard of in time. What is only to be booked is, later.
+func (c *call) decideLate(now instant, w *waiter) {
+	s, id, at := c.find(w.ask.Key)
+	defer s.mu.Unlock()
+	if at == nil {
+		c.failLocked(now, w, nil, ratelimit.FallbackDeadline)
+		return
+	}
+	k := s.entry(now, id, at)
+	if w.booking {
+		w.finish(k)
+		return
+	}
+	if w.ask.Kind == ratelimit.Spend {
+		alive := c.lane(k).alive(now)
+		switch k.Late(now, w.ask, alive, w.ask.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen) {
+		case hold.Short:
+			if k.Take(now, w.ask, hold.Asked{Waited: true, Last: true}, w.verdict) != hold.Asks {
+				w.finish(k)
+				return
+			}
+		case hold.Doubtful:
+			k.Deny(now, w.ask, w.verdict)
+			w.finish(k)
+			return
+		case hold.Undecided:
+		}
+	}
+	c.failLocked(now, w, &k, ratelimit.FallbackDeadline)
+}

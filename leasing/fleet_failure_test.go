@@ -1,0 +1,94 @@
+package leasing
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// gone is a ledger that answers as long as it is there.
+type gone struct {
+	account.Ledger
+	away bool
+}
+
+var errGone = errors.New("it is gone")
+
+func (g *gone) Settle(
+	ctx context.Context, claims []account.Claim, grants []account.Grant,
+) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
+	if g.away {
+		return ratelimit.Epoch{}, 0, errGone
+	}
+	return g.Ledger.Settle(ctx, claims, grants)
+}
+
+// What is admitted without the store is booked, and taken back where it was taken: of this node's own budget, and of
+// what is to be told.
+func TestUndoWithoutTheStore(t *testing.T) {
+	for policy, own := range map[ratelimit.FailurePolicy]tokens{ratelimit.FailLocal: 10, ratelimit.FailOpen: 1000} {
+		t.Run(policy.String(), func(t *testing.T) {
+			rule := &ratelimit.Rule{
+				Domain: "d", Path: "p", Limit: ratelimit.Limit{Unit: ratelimit.Year, Requests: 100},
+				Coordination: ratelimit.DefaultCoordination(),
+			}
+			rule.Coordination.OnStoreFailure = policy
+			now := instant(time.Hour)
+			clock := func() instant { return now }
+			ledger := &gone{Ledger: account.NewMemory(10, func() ratelimit.LedgerTime { return 1_800_000_000_000_000 })}
+			node := NewStepped(account.NewHolder(), 100, clock, time.Now(), func(time.Duration, func()) {},
+				func() float64 { return 0.5 })
+			ask := ratelimit.Ask{Rule: rule, Key: []byte("k"), Cost: 1}
+			decide := func() ratelimit.Verdict { return decided(t, node, ledger, ask) }
+			if v := decide(); v.OverLimit || v.Source != ratelimit.FromClaim {
+				t.Fatalf("%+v", v)
+			}
+			s, _, c := node.find(ask.Key)
+			s.mu.Unlock()
+			k := &c.Val
+			ledger.away = true
+			for k.InHand(now) > 0 {
+				decide()
+			}
+			before := k.Spent
+			for i := range 3 * own {
+				v := decide()
+				if v.OverLimit || v.Charged != 1 || v.Source != ratelimit.FromFallback || k.Spent != before+1 {
+					t.Fatalf("request %d: %+v, spent %d of %d before", i, v, k.Spent, before)
+				}
+				node.Undo(now, []ratelimit.Ask{ask}, []ratelimit.Verdict{v})
+				if k.Spent != before {
+					t.Fatalf("request %d was undone, and %d are spent, %d before", i, k.Spent, before)
+				}
+			}
+		})
+	}
+}
+
+// decided asks a node, and has the ledger answer until it has decided.
+func decided(t testing.TB, node *Stepped, ledger account.Ledger, a ratelimit.Ask) ratelimit.Verdict {
+	t.Helper()
+	verdicts := make([]ratelimit.Verdict, 1)
+	w := node.Ask(node.clock(), []ratelimit.Ask{a}, verdicts)
+	for w != nil {
+		b := node.Batch()
+		if b == nil {
+			t.Fatal("it waits, and nothing is under way")
+		}
+		grants := make([]account.Grant, len(b.Claims()))
+		epoch, at, err := ledger.Settle(t.Context(), b.Claims(), grants)
+		if err != nil {
+			b.Fail(err)
+		} else {
+			b.Answer(epoch, at, grants)
+		}
+		if !w.Advance(node.clock()) {
+			w = nil
+		}
+	}
+	return verdicts[0]
+}

@@ -1,0 +1,269 @@
+package leasing
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// stage is some nodes on one ledger in memory, in a time that the test keeps. Messages take none.
+type stage struct {
+	*testing.T
+	now    instant
+	rule   *ratelimit.Rule
+	ledger *account.Memory
+	nodes  []*Stepped
+	timers []timer
+	claims int
+	ahead  time.Duration // the ledger's clock
+}
+
+type timer struct {
+	at instant
+	do func()
+}
+
+func newStage(t *testing.T, n, maxKeys int, limit tokens, fields map[string]string) *stage {
+	t.Helper()
+	s := &stage{T: t, now: instant(time.Hour)}
+	s.rule = &ratelimit.Rule{
+		Domain: "d", Path: "p", Limit: ratelimit.Limit{Unit: ratelimit.Hour, Multiplier: 1, Requests: limit},
+		Coordination: ratelimit.DefaultCoordination(),
+	}
+	for _, field := range ratelimit.CoordinationFields {
+		if text, ok := fields[field]; ok {
+			if err := s.rule.Coordination.Set(field, text); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	s.ledger = account.NewMemory(1000, s.time)
+	for i := range n {
+		after := func(d time.Duration, do func()) { s.timers = append(s.timers, timer{s.now.Add(d), do}) }
+		node := NewStepped(ratelimit.Holder(i+1)<<28, maxKeys, func() instant { return s.now }, time.UnixMicro(0), after,
+			func() float64 { return 0.5 })
+		node.Nodes = func() int { return n }
+		s.nodes = append(s.nodes, node)
+	}
+	return s
+}
+
+// time is what the ledger's clock shows.
+func (s *stage) time() ratelimit.LedgerTime {
+	return 1_800_144_000_000_000 + ratelimit.LedgerTime(s.now.Add(s.ahead)/1000)
+}
+
+// settle has the ledger settle all that is to be sent.
+func (s *stage) settle() {
+	for _, n := range s.nodes {
+		for b := n.Batch(); b != nil; b = n.Batch() {
+			s.claims += len(b.Claims())
+			grants := make([]account.Grant, len(b.Claims()))
+			epoch, at, err := s.ledger.Settle(context.Background(), b.Claims(), grants)
+			if err != nil {
+				s.Fatal(err)
+			}
+			b.Answer(epoch, at, grants)
+		}
+	}
+}
+
+// goOn has time pass, and with it timers and sweeps.
+func (s *stage) goOn(d time.Duration) {
+	for end := s.now.Add(d); s.now < end; {
+		s.now = s.now.Add(10 * time.Millisecond)
+		due := s.timers
+		s.timers = nil
+		for _, t := range due {
+			if t.at > s.now {
+				s.timers = append(s.timers, t)
+			} else {
+				t.do()
+			}
+		}
+		if s.now%instant(SweepEvery) == 0 {
+			for _, n := range s.nodes {
+				n.Sweep(s.now)
+			}
+		}
+		s.settle()
+	}
+}
+
+// ask has a node decide, in a second at most.
+func (s *stage) ask(node int, key string, cost tokens) ratelimit.Verdict {
+	asks, v := []ask{{Rule: s.rule, Key: []byte(key), Cost: cost}}, make([]verdict, 1)
+	w := s.nodes[node].Ask(s.now, asks, v)
+	for tries := 0; w != nil && w.Advance(s.now); tries++ {
+		if s.settle(); tries > 100 {
+			w.TimeOver()
+		}
+		s.goOn(10 * time.Millisecond)
+	}
+	return v[0]
+}
+
+// used is what the ledger has of a key.
+func (s *stage) used(key string) tokens {
+	now := s.time()
+	var g [1]account.Grant
+	limit := s.rule.AtLedger().Limit
+	_, _, err := s.ledger.Settle(context.Background(), []account.Claim{{
+		Key: key, Window: limit.WindowAt(now), Limit: limit, Holder: 1, Seq: uint64(s.now), Share: 1,
+	}}, g[:])
+	if err != nil || g[0].Err != nil {
+		s.Fatal(err, g[0].Err)
+	}
+	return g[0].Sum
+}
+
+// A node that gives back what it has in hand, for nobody asks for it or because it ends, does not take more with the same
+// message: it would be stranded.
+func TestWhoGivesBackTakesNothing(t *testing.T) {
+	s := newStage(t, 2, 100, 100, map[string]string{"lease.size": "30"})
+	s.ask(1, "k", 90)
+	s.ask(0, "k", 1) // then there is no plenty
+	s.goOn(10 * time.Second)
+	if used := s.used("k"); used != 91 {
+		t.Errorf("%d are used of an idle key, and 91 were admitted", used)
+	}
+	s.ask(0, "k", 1)
+	claims := s.nodes[0].Release()
+	if len(claims) == 0 || slices.ContainsFunc(claims, func(c account.Claim) bool { return c.Need > 0 || c.Want > 0 }) {
+		t.Errorf("the last words are %+v", claims)
+	}
+}
+
+// A node that is alive tells what it spent of an eager lease before the ledger credits it, however seldom it is asked,
+// and also of a key that it has no room for.
+func TestEagerSpendingIsToldInTime(t *testing.T) {
+	for _, ttl := range []time.Duration{100 * time.Millisecond, 2 * time.Second} {
+		s := newStage(t, 2, 100, 100, map[string]string{"reclaim": "eager", "lease.ttl": ttl.String()})
+		admitted := tokens(0)
+		for range 3 {
+			if v := s.ask(0, "k", 1); !v.OverLimit {
+				admitted++
+			}
+			s.goOn(10 * time.Millisecond)
+		}
+		s.goOn(ttl + ttl/4)
+		for range 200 {
+			if v := s.ask(1, "k", 1); !v.OverLimit {
+				admitted++
+			}
+		}
+		if admitted != 100 {
+			t.Errorf("ttl %v: %d were admitted, of 100", ttl, admitted)
+		}
+	}
+	s := newStage(t, 2, 1, 10, map[string]string{"reclaim": "eager", "lease.ttl": "100ms"})
+	if v := s.ask(0, "k", 1); v.OverLimit {
+		t.Fatalf("%+v", v)
+	}
+	id := s.nodes[0].Hash.ID([]byte("k"))
+	of := &s.nodes[0].shards[s.nodes[0].ShardOf(id)]
+	c := of.keys.Get(id)
+	c.Val.Deadline = s.now // nothing is in hand
+	if s.nodes[0].mayGoLocked(of, s.now, c) {
+		t.Error("a key may be forgotten of which the ledger does not know what was spent")
+	}
+}
+
+// Where a rule has a node have few tokens at once, it does not ask for more of them than that, again and again.
+func TestSmallLeasesAreNotRenewedForNothing(t *testing.T) {
+	s := newStage(t, 2, 100, 1000, map[string]string{"lease.size": "1"})
+	var last verdict
+	for range 50 {
+		last = s.ask(0, "k", 1)
+	}
+	s.nodes[0].Undo(s.now, []ask{{Rule: s.rule, Key: []byte("k"), Cost: 1}}, []verdict{last})
+	s.claims = 0
+	s.goOn(3 * time.Second)
+	if s.claims > 4 {
+		t.Errorf("%d claims of a key that nobody asks for", s.claims)
+	}
+}
+
+// always is a drift budget that this node has a share of.
+type always struct{ share tokens }
+
+func (a always) Share(instant, *ratelimit.Rule, ledgerTime) tokens {
+	return a.share
+}
+
+// What is refused by the ledger, charged, and then admitted from the reserve is charged once; and the reserve admits
+// nothing where more is charged than the limit.
+func TestReserveIsChargedOnce(t *testing.T) {
+	s := newStage(t, 1, 100, 100, map[string]string{"lease.reserve": "20", "max_nodes": "1"})
+	s.nodes[0].Drift = always{s.rule.AtLedger().DriftShare()}
+	admitted, charged := tokens(0), tokens(0)
+	for range 130 {
+		charged++
+		if v := s.ask(0, "k", 1); !v.OverLimit {
+			admitted++
+		}
+	}
+	s.goOn(5 * time.Second)
+	s.nodes[0].Drift = nil
+	if used := s.used("k"); admitted != 100 || used != charged {
+		t.Errorf("%d of 100 were admitted, and the ledger has %d of %d that were charged", admitted, used, charged)
+	}
+}
+
+// A clock of the ledger that is set by more than a window has nodes look at once which window goes on: they do not ask
+// for the old one in a loop until it would have ended.
+func TestClockSetByMoreThanAWindow(t *testing.T) {
+	for _, by := range []time.Duration{5 * time.Hour, -5 * time.Hour} {
+		s := newStage(t, 1, 100, 100, nil)
+		s.ask(0, "k", 1)
+		s.goOn(time.Second)
+		s.ahead += by
+		s.claims = 0
+		for range 50 {
+			if v := s.ask(0, "k", 1); v.OverLimit || v.Source == ratelimit.FromFallback {
+				t.Fatalf("by %v: %+v", by, v)
+			}
+		}
+		if used := s.used("k"); s.claims > 100 || used < 40 {
+			t.Errorf("by %v: %d claims for 50 requests, and %d are used of the window that goes on", by, s.claims, used)
+		}
+	}
+}
+
+// What a node drifted in a sliding window counts against its share in the next one, so that the key is not forgotten
+// while it does.
+func TestDriftOfTheWindowBeforeIsKept(t *testing.T) {
+	s := newStage(t, 1, 100, 100, map[string]string{"mode": "approx", "check_timeout": "0s", "drift_budget": "4", "max_nodes": "1"})
+	s.rule.Limit.Algorithm, s.rule.Limit.Unit = ratelimit.SlidingWindow, ratelimit.Minute
+	n := s.nodes[0]
+	n.Drift = always{4}
+	s.ask(0, "other", 1) // what time it is there
+	s.goOn(50 * time.Second)
+	for range 4 {
+		v := make([]verdict, 1)
+		w := n.Ask(s.now, []ask{{Rule: s.rule, Key: []byte("k"), Cost: 1}}, v)
+		for w != nil && w.Advance(s.now) {
+			w.TimeOver()
+		}
+		if v[0].Source != ratelimit.FromDrift {
+			t.Fatalf("%+v", v)
+		}
+	}
+	id := n.Hash.ID([]byte("k"))
+	of := &n.shards[n.ShardOf(id)]
+	c := of.keys.Get(id)
+	k := of.entry(s.now, id, c)
+	before, there := k.Window, n.lane(k).time()
+	s.now = s.now.Add(20 * time.Second) // nothing was told, and the window has turned
+	k.use.flight = nil
+	if certain := n.enterLocked(s.now, &there, k); !certain || k.Window != before+1 {
+		t.Fatalf("window %d follows %d, %v", k.Window, before, certain)
+	}
+	if n.mayGoLocked(of, s.now, c) {
+		t.Error("a key may be forgotten whose drift still counts")
+	}
+}

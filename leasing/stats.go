@@ -1,0 +1,228 @@
+package leasing
+
+import (
+	"errors"
+	"sync/atomic"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// stats are what a Fleet did.
+type stats struct {
+	claims, roundTrips, failed, stale atomic.Uint64
+	unreported                        atomic.Uint64 // accounts whose last totals were not told
+	claimsBy                          [len(ratelimit.ClaimReasons)]atomic.Uint64
+	fallbacks                         [len(ratelimit.FallbackReasons)]atomic.Uint64
+	storeTime, leaseSizes             ratelimit.Distribution
+	distrusted
+}
+
+// distrusted counts what the ledger said that cannot be, or had lost.
+type distrusted struct {
+	rejected               atomic.Uint64
+	missing, missingTokens atomic.Uint64
+	recoveries             atomic.Uint64
+	clockSteps             [2]atomic.Uint64 // ahead, back
+}
+
+func (b *batch) count(grants []account.Grant, err error) {
+	f := b.Fleet
+	f.stats.roundTrips.Add(1)
+	f.stats.claims.Add(uint64(len(grants)))
+	if err != nil {
+		f.stats.failed.Add(1)
+		if f.OnFailure != nil {
+			f.OnFailure(err)
+		}
+	}
+	for i := range grants {
+		g := &grants[i]
+		f.stats.claimsBy[b.carried[i].reason()].Add(1)
+		switch {
+		case errors.Is(g.Err, account.ErrAnswer):
+			f.stats.rejected.Add(1)
+			f.warn(g.Err)
+		case errors.Is(g.Err, account.ErrOvertaken):
+			f.stats.stale.Add(1)
+		case g.Granted > 0:
+			f.stats.leaseSizes.Observe(int64(g.Granted))
+		}
+		if g.Missing {
+			f.stats.missing.Add(1)
+			f.stats.missingTokens.Add(uint64(max(0, b.claims[i].Taken)))
+			f.warn(ErrEvicted)
+		}
+	}
+}
+
+// Recoveries is how often the ledger was found to have begun another life.
+func (f *Fleet) Recoveries() uint64 { return f.stats.recoveries.Load() }
+
+func (f *Fleet) warn(err error) {
+	if f.OnWarning != nil {
+		f.OnWarning(err)
+	}
+}
+
+// reason says what a message is for.
+func (fl *flight) reason() ratelimit.ClaimReason {
+	c := &fl.message.Claim
+	switch {
+	case fl.late != nil:
+		return ratelimit.ClaimFinal
+	case fl.early:
+		return ratelimit.ClaimNext
+	case !fl.calm:
+		return ratelimit.ClaimWaiting
+	case c.Want == 0:
+		return ratelimit.ClaimReturn
+	}
+	return ratelimit.ClaimRenewal
+}
+
+// Stats returns the counts so far. It takes every lock once.
+func (f *Fleet) Stats() ratelimit.LimiterStats {
+	s := ratelimit.LimiterStats{
+		Claims: f.stats.claims.Load(), RoundTrips: f.stats.roundTrips.Load(), Failed: f.stats.failed.Load(),
+		Stale: f.stats.stale.Load(), Rejected: f.stats.rejected.Load(), Missing: f.stats.missing.Load(), MissingTokens: f.stats.missingTokens.Load(),
+		Recoveries: f.stats.recoveries.Load(), Evicted: f.forgotten.Load(),
+		StoreTime: f.stats.storeTime.Counts(), LeaseSizes: f.stats.leaseSizes.Counts(),
+	}
+	for i := range f.stats.fallbacks {
+		s.Fallbacks[i] = f.stats.fallbacks[i].Load()
+	}
+	for i := range f.stats.claimsBy {
+		s.ClaimsBy[i] = f.stats.claimsBy[i].Load()
+	}
+	for i := range f.stats.clockSteps {
+		s.ClockSteps[i] = f.stats.clockSteps[i].Load()
+	}
+	s.Overflow = s.Fallbacks[ratelimit.FallbackTableFull]
+	for i := range f.shards {
+		f.shards[i].mu.Lock()
+		s.Leases += f.shards[i].keys.Len()
+		f.shards[i].mu.Unlock()
+	}
+	for i := range f.lanes {
+		l := &f.lanes[i]
+		l.mu.Lock()
+		s.BreakerOpen = s.BreakerOpen || l.breaker.Open()
+		s.Queued, s.QueueSize = s.Queued+len(l.queue)+len(l.company), s.QueueSize+cap(l.queue)
+		if l.answered != 0 {
+			s.SyncAge = max(s.SyncAge, f.clock().Sub(l.answered))
+		}
+		l.mu.Unlock()
+	}
+	return s
+}
+
+// Reconciliation is what a claim has settled of what this node had spent without asking.
+type Reconciliation struct {
+	Rule      *ratelimit.Rule
+	Key       string // as the ledger names it
+	Window    window
+	Fence     ratelimit.Fence
+	Drift     tokens // spent and not taken, when the claim was written: drift, what on_store_failure admitted, charges
+	Confirmed tokens // of it
+	Charged   tokens // of it, charges after the fact that were not told before
+	Over      tokens // by which what was over-admitted has grown
+	ByPolicy  tokens // of Over, what on_store_failure admitted
+	Sum       tokens // of the account
+}
+
+// reconcile counts what an answer says of what was spent without asking. A draw that was not covered as a whole is put
+// right by a claim, which says it all once more.
+func (f *Fleet) reconcile(k entry, fl *flight, g *account.Grant) {
+	told := fl.message.Drift()
+	if fl.message.Claim.Kind == account.Draws {
+		return
+	}
+	k.Charged = max(0, k.Charged-fl.beyond.Charged)
+	if told <= 0 {
+		return
+	}
+	rule := k.rule()
+	over := min(told, max(0, g.Sum-fl.message.Claim.Limit.Capacity()))
+	r := Reconciliation{
+		Rule: rule, Key: fl.message.Claim.Key, Window: fl.message.Claim.Window, Fence: g.Fence,
+		Drift: told, Confirmed: told - over, Charged: fl.beyond.Charged, Sum: g.Sum,
+	}
+	if of := rule.Whole(); of != nil { // what lies beyond the ledger's part is within the limit
+		over = min(told, max(0, g.Sum-of.Limit.Capacity()))
+	}
+	// The account does not say which of its tokens refusals were charged. So what drifted counts first, and what a
+	// window was over-admitted is never said to be less than it is, nor more than this node's share.
+	drifted := min(over, fl.beyond.Drifted, rule.DriftShare())
+	byPolicy := min(over-drifted, fl.beyond.Unasked)
+	r.ByPolicy = max(0, byPolicy-k.ByPolicy)
+	r.Over = max(0, drifted-k.Over) + r.ByPolicy
+	k.bounded(rule, max(k.Over, drifted), max(k.ByPolicy, byPolicy))
+	if c := rule.Counters; c != nil {
+		c.OverAdmitted.Add(uint64(r.Over))
+		c.OverByPolicy.Add(uint64(r.ByPolicy))
+	}
+	if f.OnReconcile != nil {
+		f.OnReconcile(&r)
+	}
+}
+
+// bounded counts a window of a key when this node's part of what was over-admitted comes near its share of what the
+// rule declares. What on_store_failure admitted is declared apart.
+func (k entry) bounded(rule *ratelimit.Rule, drifted, byPolicy tokens) {
+	before, beyond := k.Over, k.ByPolicy > 0
+	k.Over, k.ByPolicy = drifted, byPolicy
+	c, share := rule.Counters, rule.DriftShare()
+	if c == nil {
+		return
+	}
+	if near := share - share/5; before < near && drifted >= near {
+		c.NearBound.Add(1)
+	}
+	if byPolicy > 0 && !beyond {
+		c.BeyondByPolicy.Add(1)
+	}
+}
+
+// gauges are sums over the keys of each rule's counters, as of one round of sweeps.
+type gauges struct {
+	sums      map[*ratelimit.RuleCounters]*gauge
+	published map[*ratelimit.RuleCounters]*gauge
+}
+
+type gauge struct{ leased, drifting tokens }
+
+func (g *gauges) add(rule *ratelimit.Rule, k *entry, now instant) {
+	if rule.Counters == nil {
+		return
+	}
+	if g.sums == nil {
+		g.sums = map[*ratelimit.RuleCounters]*gauge{}
+	}
+	of := g.sums[rule.Counters]
+	if of == nil {
+		of = &gauge{}
+		g.sums[rule.Counters] = of
+	}
+	of.leased += k.InHand(now)
+	of.drifting += max(0, k.Drift()-k.Charged)
+}
+
+// publish has the counters show what was found, and begins anew.
+func (g *gauges) publish() {
+	for c, before := range g.published {
+		is := g.sums[c]
+		if is == nil {
+			is = &gauge{}
+		}
+		c.Leased.Add(int64(is.leased - before.leased))
+		c.Drifting.Add(int64(is.drifting - before.drifting))
+	}
+	for c, is := range g.sums {
+		if g.published[c] == nil {
+			c.Leased.Add(int64(is.leased))
+			c.Drifting.Add(int64(is.drifting))
+		}
+	}
+	g.published, g.sums = g.sums, nil
+}

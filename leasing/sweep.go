@@ -1,0 +1,271 @@
+package leasing
+
+import (
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/internal/hold"
+	"github.com/sluice-gate/sluice/leasing/internal/keytable"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// sweepParts is in how many sweeps each shard of a large table is looked at once, so that no request waits for long.
+const (
+	sweepParts = 10
+	largeShard = 1000 // keys
+)
+
+// sweep looks after keys that nobody asks for: windows that are over, what is idle, what is to be told.
+func (f *Fleet) sweep(now instant) {
+	for i := range f.shards {
+		s := &f.shards[i]
+		s.mu.Lock()
+		large := s.keys.Len() > largeShard
+		s.mu.Unlock()
+		if !large || i%sweepParts == f.part || f.Learning() {
+			f.sweepShard(now, s)
+		}
+	}
+	if f.part = (f.part + 1) % sweepParts; f.part == 0 {
+		f.gauged.publish()
+	}
+}
+
+// sweepShard walks through a shard, a bounded number of keys under one lock.
+func (f *Fleet) sweepShard(now instant, s *shard) {
+	var over []keytable.ID
+	for at := (keytable.Cursor{}); !at.Done; {
+		s.mu.Lock()
+		over = over[:0]
+		at = s.keys.Walk(at, func(c *cell) {
+			if f.sweepLocked(now, s, c) {
+				over = append(over, c.ID())
+			}
+		})
+		for _, id := range over {
+			if c := s.keys.Get(id); c != nil && f.mayGoLocked(s, now, c) {
+				s.keys.Remove(id)
+			}
+		}
+		s.mu.Unlock()
+	}
+}
+
+// view is what is known of a cell, which does not make it busy.
+func (s *shard) view(c *cell, scratch *use) entry {
+	if c.Val.use != 0 {
+		scratch = s.uses[c.Val.use-1]
+	} else {
+		*scratch = use{id: c.ID()}
+	}
+	return entry{hold.Entry{Key: &c.Val.Key, Use: &scratch.Use}, s, c, scratch}
+}
+
+// busy makes the key busy, so that it can have a flight.
+func (k entry) busy(now instant) entry {
+	if k.cell.Val.use != 0 {
+		return k
+	}
+	return k.shard.entry(now, k.cell.ID(), k.cell)
+}
+
+// sweepLocked looks after one key. It reports whether the key may be forgotten.
+func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
+	var scratch use
+	k := s.view(c, &scratch)
+	rule := k.rule()
+	f.gauged.add(rule, &k, now)
+	if k.use.flight != nil {
+		return false
+	}
+	l := f.lane(k)
+	l.mu.Lock()
+	there, epoch, life := l.clock, l.epoch, l.life
+	l.mu.Unlock()
+	unused := now.Sub(k.Demand.LastUse)
+	if now >= k.Till || k.Stale(now, &rule.Limit) {
+		// What is over is told. If nobody asks for it, the key goes.
+		if f.enterLocked(now, &there, k) && unused > rule.Limit.Period() {
+			return true
+		}
+		return false
+	}
+	switch {
+	case c.Val.told != life && epoch.ID != 0:
+		// After a loss the ledger is told what it may have lost; of a key that is new there is nothing to tell.
+		c.Val.told = life
+		if max(k.Taken, k.Spent) != 0 && k.Heard != 0 {
+			k = k.busy(now)
+			k.Doubt()
+			f.launchLocked(k)
+		}
+	case k.Due(now, rule), k.Early(now, rule), k.Rides(now, rule):
+		f.renewLocked(now, k.busy(now))
+	case k.Idle(now) && !f.keptIdle(k):
+		k = k.busy(now)
+		k.Resign(now.Add(SweepEvery)) // what it gave back is not to come again with the answer
+		f.launchLocked(k)
+	case c.Val.use != 0 && unused > restAfter && !k.Kept():
+		s.leave(c.Val.use - 1)
+	}
+	return false
+}
+
+// restAfter is for how long a key is busy after it was last asked for.
+const restAfter = 2 * SweepEvery * sweepParts
+
+// keptIdle tells whether a lease stays with its node though nobody asks for the key: one of plenty, which others recall
+// when they need it, and which no time ends. Where the table is nearly full, other keys need its place.
+func (f *Fleet) keptIdle(k entry) bool {
+	t := k.shard.keys
+	return t.Len() <= t.Limit()*3/4 && k.Deadline == hold.Never && k.Sum <= k.rule().Limit.Capacity()*7/8
+}
+
+// Learning tells whether a part of the ledger may have lost its data a moment ago.
+func (f *Fleet) Learning() bool {
+	now := f.clock()
+	for i := range f.lanes {
+		l := &f.lanes[i]
+		l.mu.Lock()
+		early, _ := l.clock.Between(now)
+		young := l.epoch.Young(early)
+		l.mu.Unlock()
+		if young {
+			return true
+		}
+	}
+	return false
+}
+
+// Ready tells whether each part of the ledger was heard of, and knows all that nodes have to tell.
+func (f *Fleet) Ready() bool { return f.Epoch().ID != 0 && !f.Learning() }
+
+// Heard is of how many parts of the ledger something was heard, and how many there are.
+func (f *Fleet) Heard() (heard, all int) {
+	for i := range f.lanes {
+		if f.lanes[i].time().At != 0 {
+			heard++
+		}
+	}
+	return heard, len(f.lanes)
+}
+
+// evictionRest is how often all is told again because single accounts were lost, at most.
+const evictionRest = time.Minute
+
+// DoubtEvicted has all accounts told again that were told before asked, for the ledger may have lost some of them: it
+// is known to evict.
+func (f *Fleet) DoubtEvicted(_, now instant) {
+	last := f.evicted.Load()
+	if last != 0 && now.Sub(instant(last)) < evictionRest || !f.evicted.CompareAndSwap(last, int64(now)) {
+		return
+	}
+	for i := range f.lanes {
+		l := &f.lanes[i]
+		l.mu.Lock()
+		l.life++
+		l.mu.Unlock()
+	}
+}
+
+// Epoch is what is known of the epochs of all parts together.
+func (f *Fleet) Epoch() ratelimit.EpochKnown {
+	known := ratelimit.EpochKnown{Learning: f.Learning()}
+	for i := range f.lanes {
+		l := &f.lanes[i]
+		l.mu.Lock()
+		id, asked := l.epoch.ID, l.asked
+		l.mu.Unlock()
+		if id == 0 {
+			return ratelimit.EpochKnown{Learning: true}
+		}
+		known.ID = known.ID*31 + id
+		if i == 0 || asked < known.Asked {
+			known.Asked = asked
+		}
+	}
+	known.ID |= 1
+	return known
+}
+
+// Telling tells whether the ledger may have lost its data, and has not been told all that this node has.
+func (f *Fleet) Telling() bool {
+	return f.Learning() && f.any(func(k *entry) bool {
+		l := f.lane(*k)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return k.cell.Val.told != l.life && k.Heard != 0 && max(k.Taken, k.Spent) > 0
+	})
+}
+
+// Drifting tells whether this node has spent what the ledger has not confirmed, in windows that go on.
+func (f *Fleet) Drifting() bool {
+	now := f.clock()
+	return f.any(func(k *entry) bool { return k.Drifting(now) })
+}
+
+// any tells whether something holds of a key. It takes every lock in turn, for a bounded number of keys.
+func (f *Fleet) any(is func(*entry) bool) (found bool) {
+	var scratch use
+	for i := range f.shards {
+		s := &f.shards[i]
+		for at := (keytable.Cursor{}); !at.Done && !found; {
+			s.mu.Lock()
+			at = s.keys.Walk(at, func(c *cell) {
+				k := s.view(c, &scratch)
+				found = found || is(&k)
+			})
+			s.mu.Unlock()
+		}
+	}
+	return found
+}
+
+// leave gives back all that is in hand, at the node's end, in a few rounds: a message may be under way.
+func (f *Fleet) leave() {
+	f.leaving.Store(true)
+	for more, round := true, 0; more && round < leaveRounds; round++ {
+		more = false
+		for i := range f.shards {
+			for at := (keytable.Cursor{}); !at.Done; {
+				var last []*flight
+				at, last = f.leaveSome(&f.shards[i], at)
+				for _, fl := range last { // in steps, so that what is under way is bounded
+					<-fl.done
+				}
+				more = more || len(last) > 0
+			}
+		}
+	}
+}
+
+const leaveRounds = 3
+
+// leaveSome has the next few keys of a shard give back all that is in hand.
+func (f *Fleet) leaveSome(s *shard, at keytable.Cursor) (next keytable.Cursor, last []*flight) {
+	now := f.clock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var scratch use
+	next = s.keys.Walk(at, func(c *cell) {
+		k := s.view(c, &scratch)
+		early := k.Next.Deadline != 0 && k.Next.Taken > k.Next.Spent
+		if k.Taken <= k.Spent && !k.Owes() && !k.Asked() && !early {
+			return
+		}
+		k = k.busy(now)
+		if k.Resign(hold.Never); early && k.use.flight == nil {
+			f.leaveEarlyLocked(k)
+		}
+		if fl, _ := f.joinLocked(k); fl != nil {
+			last = append(last, fl)
+		}
+	})
+	return next, last
+}
+
+// leaveEarlyLocked has what was claimed of the next window go back as a late report would.
+func (f *Fleet) leaveEarlyLocked(k entry) {
+	k.Next.GiveBack(0)
+	f.tellLocked(k, k.Next)
+	k.Next = hold.Part{}
+}
