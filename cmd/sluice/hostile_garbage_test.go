@@ -144,7 +144,7 @@ func TestGarbageInEveryReply(t *testing.T) {
 					t.Errorf("%q: %d of %d were admitted", bytes, admitted, limit)
 				}
 				noted := refused.Load() + counted.Failed + counted.Missing + counted.Recoveries
-				for _, r := range append(counted.Rejected[:], counted.Fallbacks[:]...) {
+				for _, r := range append(counted.Fallbacks[:], counted.Rejected) {
 					noted += r
 				}
 				if n > 0 && noted == 0 && admitted != limit {
