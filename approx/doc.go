@@ -20,8 +20,8 @@
 //   - [Keeper] takes a seat, renews it, gives it up; it is the
 //     leasing limiter's Drift.
 //
-// The rules, and why each is needed, are in docs/protocol.md, sections 4.12 and 4.13.
+// The rules, and why each is needed, are in docs/protocol.md, section 13.
 //
 // How shares are spent, claimed for and confirmed is package leasing's
-// (drift.go), for that is one protocol with leases.
+// (leasing/internal/hold, drift.go), for that is one protocol with leases.
 package approx

@@ -1,35 +1,34 @@
-// Package leasing lets a node spend a budget it shares with other nodes
-// without asking for each request: it leases tokens from a ledger and spends
-// them locally.
+// Package leasing lets a node spend a limit that it shares with other nodes without asking for each request. Nodes take
+// tokens from a ledger and spend them locally.
 //
-// Guarantee: under reclaim: safe, and as long as the ledger keeps its data and its
-// clock is not set, what holders have spent of a key in a window plus what they may
-// still spend of it is at most its limit, at every instant. What eager, drift and
-// on_store_failure may add is declared (docs/protocol.md, section 4). It does not
-// promise that every token gets used: those of a silent holder are stranded until the
-// window ends.
+// Guarantee: under reclaim: safe, and as long as the ledger keeps its data, what nodes have admitted of a key in a window
+// is at most its limit, at every instant. What eager, drift and on_store_failure may add is declared (docs/protocol.md,
+// section 18). A cost that is known late is booked whole, also beyond the limit, and from then on all nodes refuse; a
+// refund credits the key at any node. It does not promise that every token gets used: those of a silent node are
+// stranded until the window ends.
 //
-// A program that wants to limit by itself needs [New], [NewRule], [Rule.Key] and
-// [Limiter.Take], and nothing else of what follows; see the examples.
+// A program that limits by itself needs [New], [NewRule], [Rule.Key] and [Limiter.Take], and nothing else of what
+// follows; see the examples.
 //
-// docs/protocol.md specifies the protocol: its rules and why each is needed, its
-// messages and records, and worked examples. Its two sides are packages of their own,
-// which are pure: time and messages are arguments, and there is no goroutine, no clock
-// and no lock.
+// docs/protocol.md specifies the protocol. Its two sides are packages of their own, which are pure: time and messages
+// are arguments, and there is no goroutine, no clock and no lock.
 //
-//   - leasing/ledger: the ledger's side of a key, in memory and in Redis. It books claims
-//     and grants.
-//   - leasing/internal/lease: a node's side of a key. It spends, says what is to be
-//     claimed, and takes answers in.
+//   - leasing/account: the ledger's side, in memory and in Redis. It books claims and grants.
+//   - leasing/internal/hold: a node's side of one key. It spends, says what is to be claimed, and takes answers in.
 //
-// What is here holds locks, queues and clocks around them:
+// Here are the shells around them, with locks, queues and clocks:
 //
-//   - [Local] is a [ratelimit.Limiter] of a node that decides alone. A key is a counter,
-//     which is account and lease in one, and nothing ever waits.
-//   - [Fleet] is a [ratelimit.Limiter] over any ledger: claims are sent in the
-//     background, and requests wait for them when they must. [Stepped] is a Fleet that a
-//     simulator drives.
-//   - [Limiter] is one of the first two, for programs that are no server.
+//   - [Fleet] is a node of a fleet: the table of keys (shard.go), requests that wait (call.go), messages under way
+//     (lane.go, batch.go), what is done unasked (sweep.go, attend.go), outages (failure.go), what people see (look.go,
+//     stats.go). [Stepped] is a Fleet without goroutines, for simulations.
+//   - [Local] is a node that decides alone, or that owns keys (mode routing without a store). A key is a counter, and
+//     nothing ever waits.
+//   - [Limiter] is one of the two, for programs that are no server.
 //
-// The states of a lease are drawn in docs/protocol.md, section 3.
+// A request of a Fleet:
+//
+//	Decide --enough in hand--> answered
+//	  |  not enough, or to be booked
+//	  v
+//	flight --a sender takes all that wait--> Write --Settle--> Hear --wakes--> Decide looks again
 package leasing

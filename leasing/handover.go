@@ -54,7 +54,7 @@ func (l *Local) Has(key []byte) bool {
 }
 
 // Account is all that a node knows of a key, enough to go on in another process, to the token
-// (docs/protocol.md, sections 4.15 and 6.5).
+// (docs/internals/peers.md).
 type Account struct {
 	Algorithm ratelimit.Algorithm
 	// Sum, Extra and State are those of a counter: of a window what was taken in it, of a sliding one what was in the

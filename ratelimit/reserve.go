@@ -6,7 +6,7 @@ import "math/bits"
 // for the ledger where nothing is known of its key. The ledger counts up to the limit less the reserve.
 // The reserve is divided into as many shares as there are seats (max_nodes), and a node that has a seat
 // spends its share as one of mode approx does, before the ledger has answered (docs/protocol.md, section
-// 4.18). What mode approx may admit beyond what the ledger counts to is therefore within the limit: the
+// 13). What mode approx may admit beyond what the ledger counts to is therefore within the limit: the
 // price is not over-admission but tokens that nobody can reach, those of seats that nobody has and of
 // nodes that do not need them.
 

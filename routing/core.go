@@ -25,7 +25,7 @@ type (
 // its links. [Router] and [Stepped] drive it. It is safe for concurrent use.
 //
 // Locks are taken in this order, and none is held while something waits
-// (docs/protocol.md, section 7 has those of other packages too):
+// (docs/internals/peers.md has those of other packages too):
 //
 //	inbox.mu, mu, gate, link.mu; fetches' and tables' own locks last
 type core struct {
@@ -53,8 +53,7 @@ type core struct {
 type identity struct {
 	options Options
 	// incarnation names this life of the process. Parcels are numbered for each pair of
-	// incarnations, so that one of an earlier life is not taken for one of this (docs/protocol.md,
-	// section 4.15).
+	// incarnations, so that one of an earlier life is not taken for one of this (docs/internals/peers.md).
 	incarnation uint64
 	began       instant
 }

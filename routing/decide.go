@@ -118,7 +118,7 @@ func (c *core) own(
 	// heard of it, another may decide as well.
 	case c.lapsed(now), c.unheard.Load():
 		return overslept
-	// Possession decides (docs/protocol.md, section 4.15). Each of these excludes that another node
+	// Possession decides (docs/internals/peers.md). Each of these excludes that another node
 	// has the account: all have handed over; it is here; the key has been this node's own all
 	// along; or everybody has said, about this very ring, that they have none.
 	case v.stable.Load() || c.local.Has(asks[0].Key) || v.kept(hash, c.options.Addr) ||

@@ -18,7 +18,7 @@
 // than its rule's store_deadline, and then the rule's on_store_failure decides.
 // Nodes that go on to see different rings count apart after some seconds.
 //
-// docs/protocol.md, section 4.15 has the rules, and section 6.5 the messages.
+// docs/internals/peers.md has the rules and the messages.
 //
 //   - [Ring] is the ring: immutable, pure.
 //   - [hot] finds keys that are asked for much more than others: pure.

@@ -367,7 +367,7 @@ func (c *core) bury(now instant) {
 	c.each(func(m *member) {
 		heard := instant(m.heard.Load())
 		// After this long, nobody waits for its accounts: their keys are taken for new ones. That
-		// is what a crash may cost (docs/protocol.md, section 4.15).
+		// is what a crash may cost (docs/internals/peers.md).
 		if (m.alive || m.holds) && now.Sub(heard) > TakeOver {
 			changed = changed || m.alive
 			m.alive, m.holds = false, false

@@ -343,7 +343,7 @@ func (b *bucket) debts(now instant) (debts []Debt) {
 		debts = append(debts, Debt{At: ends.Add(sublease.Slack), ask: b.ask(ratelimit.Spend, crossing)})
 	}
 	// With reclaim: safe the tokens stay charged until the window ends (docs/protocol.md, section
-	// 4.5). Under eager they are given back, but not before the Envoy's lease has certainly
+	// 11). Under eager they are given back, but not before the Envoy's lease has certainly
 	// expired. What comes back with time is not given back (sublease.Refills).
 	give := min(unspent, b.paid.tokens)
 	if give > 0 && b.terms.rule.Coordination.Eager() && !b.refills() && expires < ends {

@@ -629,7 +629,7 @@ type Rule struct {
 	BillingDay uint32 `protobuf:"varint,16,opt,name=billing_day,json=billingDay,proto3" json:"billing_day,omitempty"`
 	TimeZone   string `protobuf:"bytes,17,opt,name=time_zone,json=timeZone,proto3" json:"time_zone,omitempty"`
 	// Of a rule with a reserve, how many tokens that is, for how many nodes, and the rule's name: the
-	// owner spends its own share of it (docs/protocol.md, section 4.18).
+	// owner spends its own share of it (docs/protocol.md, section 13).
 	Reserve       int64  `protobuf:"varint,18,opt,name=reserve,proto3" json:"reserve,omitempty"`
 	MaxNodes      uint32 `protobuf:"varint,19,opt,name=max_nodes,json=maxNodes,proto3" json:"max_nodes,omitempty"`
 	Domain        string `protobuf:"bytes,20,opt,name=domain,proto3" json:"domain,omitempty"`

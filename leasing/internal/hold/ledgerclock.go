@@ -3,7 +3,7 @@ package hold
 import "time"
 
 // LedgerClock bounds how far the ledger's clock is ahead of this node's, for only that
-// clock cuts windows (docs/protocol.md, section 4.8). Each
+// clock cuts windows (docs/protocol.md, section 4). Each
 // answer that says what time it is there was written between its claim's
 // sending and its receipt, and so bounds the offset from both sides; what all
 // of them allow is narrower than any round trip (the intersection of intervals
