@@ -9,19 +9,19 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// server is a ledger that may lose its data, and that asks nodes to give back what others need. [account.Redis] is one.
+// server is a ledger that may lose its data, and asks nodes to give back what others need. [account.Redis] is one.
 type server interface {
 	account.Ledger
-	// Recalls calls recalled with each account of which the node is asked to give back what it has in hand, until ctx is
-	// done.
+	// Recalls calls recalled with each account of which the node is asked to give back what it has in hand, until ctx
+	// is done.
 	Recalls(ctx context.Context, node ratelimit.Holder, recalled func(key string, w ratelimit.Window))
 	// Verify looks whether the same server has the data; Prolong also has its learning go on, if it has lost it.
 	Verify(ctx context.Context) (ratelimit.Epoch, error)
 	Prolong(ctx context.Context) error
 }
 
-// greetEvery is how often a server is heard of at least, and verifyEvery how often it is looked whether the same one has
-// the data: answers of the same server tell it as well, but not after each change of its replication.
+// greetEvery is how often a server is heard of at least, and verifyEvery how often it is looked whether the same one
+// has the data: answers of the same server tell it as well, but not after each change of its replication.
 const greetEvery, verifyEvery = 500 * time.Millisecond, 2 * time.Second
 
 // attend listens to a server, and looks after what it knows, until ctx is done.

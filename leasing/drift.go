@@ -6,8 +6,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Drift says how much this node may spend of a key before the ledger has answered (docs/protocol.md, section 13). Package
-// approx implements it.
+// Drift says how much this node may spend of a key before the ledger has answered (docs/protocol.md, section 13).
+// Package approx implements it.
 type Drift interface {
 	// Share returns that many tokens, of each key under the rule, in a window that began at begins by the ledger's
 	// clock; 0 if this node may not now. It does not block.

@@ -29,7 +29,8 @@ type FleetOptions struct {
 	OnAudit func(*account.Claim, *account.Grant)
 }
 
-// Fleet implements [ratelimit.Limiter]: a node of a fleet that shares limits through a ledger. It is safe for concurrent use. Run must run for it to ask the ledger.
+// Fleet implements [ratelimit.Limiter]: a node of a fleet that shares limits through a ledger. It is safe for
+// concurrent use. Run must run for it to ask the ledger.
 type Fleet struct {
 	FleetOptions
 	ledger account.Ledger

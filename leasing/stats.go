@@ -85,7 +85,8 @@ func (fl *flight) reason() ratelimit.ClaimReason {
 func (f *Fleet) Stats() ratelimit.LimiterStats {
 	s := ratelimit.LimiterStats{
 		Claims: f.stats.claims.Load(), RoundTrips: f.stats.roundTrips.Load(), Failed: f.stats.failed.Load(),
-		Stale: f.stats.stale.Load(), Rejected: f.stats.rejected.Load(), Missing: f.stats.missing.Load(), MissingTokens: f.stats.missingTokens.Load(),
+		Stale: f.stats.stale.Load(), Rejected: f.stats.rejected.Load(),
+		Missing: f.stats.missing.Load(), MissingTokens: f.stats.missingTokens.Load(),
 		Recoveries: f.stats.recoveries.Load(), Evicted: f.forgotten.Load(),
 		StoreTime: f.stats.storeTime.Counts(), LeaseSizes: f.stats.leaseSizes.Counts(),
 	}
@@ -152,12 +153,13 @@ func (f *Fleet) reconcile(k entry, fl *flight, g *account.Grant) {
 		over = min(told, max(0, g.Sum-of.Limit.Capacity()))
 	}
 	// The account does not say which of its tokens refusals were charged. So what drifted counts first, and what a
-	// window was over-admitted is never said to be less than it is, nor more than this node's share.
-	drifted := min(over, fl.beyond.Drifted, rule.DriftShare())
+	// window was over-admitted is never said to be less than it is.
+	drifted := min(over, fl.beyond.Drifted)
 	byPolicy := min(over-drifted, fl.beyond.Unasked)
 	r.ByPolicy = max(0, byPolicy-k.ByPolicy)
 	r.Over = max(0, drifted-k.Over) + r.ByPolicy
 	k.bounded(rule, max(k.Over, drifted), max(k.ByPolicy, byPolicy))
+	k.Drifted = min(k.Drifted, k.Drift()) // the rest is confirmed
 	if c := rule.Counters; c != nil {
 		c.OverAdmitted.Add(uint64(r.Over))
 		c.OverByPolicy.Add(uint64(r.ByPolicy))
@@ -178,6 +180,9 @@ func (k entry) bounded(rule *ratelimit.Rule, drifted, byPolicy tokens) {
 	}
 	if near := share - share/5; before < near && drifted >= near {
 		c.NearBound.Add(1)
+	}
+	if before <= share && drifted > share {
+		c.BeyondBound.Add(1)
 	}
 	if byPolicy > 0 && !beyond {
 		c.BeyondByPolicy.Add(1)

@@ -31,7 +31,6 @@ type RuleCounters struct {
 	OverByPolicy   atomic.Uint64
 	BeyondByPolicy atomic.Uint64
 	ShareUsedUp    atomic.Uint64 // decisions that could not drift: this node's share of the key was used up
-	Stranded       atomic.Int64  // tokens in expired leases of silent nodes, of keys held here
 	// Budget bounds the names below all counters that share it; nil: there is
 	// only MaxNames.
 	Budget *NameBudget

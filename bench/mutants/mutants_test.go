@@ -112,32 +112,6 @@ func TestFaultsInLua(t *testing.T) {
 	}
 }
 
-// What is wrong in both ledgers has the script answer nothing by its shortcut, which
-// would be right still; what is wrong in one of them leaves it.
-func TestFaultsInBothHaveNoShortcut(t *testing.T) {
-	short := twinShortcuts[0]
-	rest := twinShortcuts[1].right + "\n"
-	texts := map[string]string{settle: short.right + " then break end\n" + rest + "x = 1"}
-	place := len(texts[settle]) - 1
-	one := edit{File: settle, Start: place, End: place + 1, Text: "2"}
-	twin, alone := &mutant{edits: []edit{{File: account}, one}}, &mutant{edits: []edit{one}}
-	if misfits := withoutShortcuts([]*mutant{twin, alone}, texts); len(misfits) > 0 {
-		t.Error(misfits)
-	}
-	for m, want := range map[*mutant]string{
-		twin:  short.wrong + " then break end\n" + twinShortcuts[1].wrong + "\nx = 2",
-		alone: short.right + " then break end\n" + rest + "x = 2",
-	} {
-		if _, got := m.scriptText(texts); got != want {
-			t.Errorf("the script is %q, and should be %q", got, want)
-		}
-	}
-	texts[settle] = "if Algorithm == BUCKET then break end"
-	if misfits := withoutShortcuts([]*mutant{twin}, texts); len(misfits) != len(twinShortcuts) {
-		t.Errorf("a shortcut that is not there is no misfit: %v", misfits)
-	}
-}
-
 // What is planned fits the sources as they are: each fault made by hand, and what is
 // taken from scripts of faults in both ledgers. So do the entries of the list of equivalents, which go stale when
 // their line is written anew: a hunt would tell of that, at its end.

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"fmt"
 	"regexp"
-	"slices"
 	"strings"
 )
 
@@ -14,12 +12,11 @@ import (
 
 // twinScripts are the Go files that say the same as a script.
 var twinScripts = map[string]string{
-	"leasing/ledger/account.go": "leasing/ledger/settle.lua",
-	"leasing/ledger/grant.go":   "leasing/ledger/settle.lua",
-	"leasing/ledger/records.go": "leasing/ledger/settle.lua",
-	"leasing/ledger/bucket.go":  "leasing/ledger/settle.lua",
-	"leasing/ledger/till.go":    "leasing/ledger/settle.lua",
-	"approx/seats.go":           "approx/seats.lua",
+	"leasing/account/account.go": "leasing/account/claim.lua",
+	"leasing/account/records.go": "leasing/account/claim.lua",
+	"leasing/account/recall.go":  "leasing/account/claim.lua",
+	"leasing/account/bucket.go":  "leasing/account/bucket.lua",
+	"approx/seats.go":            "approx/seats.lua",
 }
 
 // alone tells whether it is a fault of something that is written twice, in one of the two: whatever
@@ -36,43 +33,9 @@ func (m *mutant) alone() bool {
 	return false
 }
 
-// twinShortcuts are ways through a script that answer most claims before the rest
-// is reached. A fault of both ledgers has none: with it, the script would go on
-// answering rightly where its twin does not, and the comparison of the two would
-// find what nothing else might.
-var twinShortcuts = []replacement{
-	{"leasing/ledger/settle.lua", "  if KEYS[2] or Algorithm == BUCKET", "  if true or KEYS[2] or Algorithm == BUCKET"},
-	{"leasing/ledger/settle.lua", "  if KEYS[2] or Algorithm ~= BUCKET", "  if true or KEYS[2] or Algorithm ~= BUCKET"},
-}
-
-// withoutShortcuts takes the shortcut from the scripts of faults that are in Go and
-// in Lua. It returns what it does not find.
-func withoutShortcuts(all []*mutant, texts map[string]string) (misfits []string) {
-	for _, s := range twinShortcuts {
-		text, ok := texts[s.file]
-		if !ok {
-			continue
-		}
-		if n := strings.Count(text, s.right); n != 1 {
-			misfits = append(misfits, fmt.Sprintf("the shortcut %q is %d times in %s: write what is there now, once", s.right, n, s.file))
-			continue
-		}
-		at := strings.Index(text, s.right)
-		for _, m := range all {
-			if m.changes(s.file) && slices.ContainsFunc(m.edits, func(e edit) bool { return twinScripts[e.File] == s.file }) {
-				m.edits = append(m.edits, edit{File: s.file, Start: at, End: at + len(s.right), Text: s.wrong})
-			}
-		}
-	}
-	return misfits
-}
-
 // twinFunctions are functions of the same sense, by their names in Go and in
 // Lua; others are twins when their names are the same but for case and _.
 var twinFunctions = map[string]string{
-	"(*Account).settle": "script", "(*Account).forget": "book", "(*Account).correctPrevious": "book",
-	"(*Account).charged": "all_charged", "(*Account).spent": "all_spent", "(*Account).resetAfter": "answer",
-	"(*Account).deadline": "dead", "(*Account).liveOutstanding": "brim", "(*Account).nextExpiry": "advance",
 	"sit": "script", "(*seat).free": "script",
 }
 

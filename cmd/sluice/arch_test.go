@@ -103,10 +103,7 @@ func inCore(name string) bool {
 // flatOnPurpose are structs of the core with more than 12 fields of their own.
 var flatOnPurpose = map[string]string{
 	"Claim":          "a message, whose numbers docs/protocol.md has in this order",
-	"Grant":          "a message, whose numbers docs/protocol.md has in this order",
-	"AuditEvent":     "a line of JSON, whose names are published",
 	"Event":          "a line of JSON, whose names are published",
-	"AuditedWindow":  "a line of JSON, whose names are published",
 	"LeaseLook":      "an object of JSON, whose names are published",
 	"LimiterStats":   "counts, each of which is a metric",
 	"RoutingStats":   "counts, each of which is a metric",

@@ -125,10 +125,16 @@ func TestGarbageInEveryReply(t *testing.T) {
 		"$-1\r\n", "*-1\r\n", "*0\r\n", "*2\r\n:1\r\n:1\r\n", "+OK\r\n", "-ERR no\r\n", ",1.5\r\n", "#t\r\n", "_\r\n",
 		"%1\r\n:1\r\n:2\r\n", "(3492890328409238509324850943850943825024385\r\n",
 	}
-	for _, command := range []string{"append", "hget", "pexpireat", "time", "evalsha", "eval", "get"} {
+	for _, command := range []string{"hincrby", "exec", "multi", "pexpireat", "time", "evalsha", "eval", "get", "client"} {
 		t.Run(command, func(t *testing.T) {
 			t.Parallel()
 			store := redistest.Start(t)
+			// A ledger that learns grants little, whatever is answered.
+			honest, _ := hostileFleet(t, &redisFlags{URL: store.Addr, Type: "SINGLE", PoolSize: 2, Timeout: time.Second})
+			honest.Greet()
+			if !becomes(honest.Ready) {
+				t.Fatal("the ledger learns for ever")
+			}
 			spoiled := 0
 			for i, bytes := range garbage {
 				s := newSpoiler(t, store.Addr, command, bytes)

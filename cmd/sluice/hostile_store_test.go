@@ -211,6 +211,9 @@ func TestHostileEviction(t *testing.T) {
 	if s := watch.safety(); !s.Known || s.MayEvict != 1 || s.RDB != 0 || s.AOF != 0 || !strings.Contains(log.String(), "maxmemory_policy=allkeys-lru") {
 		t.Errorf("%+v\n%s", s, &log)
 	}
+	if f.Greet(); !becomes(f.Ready) {
+		t.Fatal("the ledger learns for ever")
+	}
 	rule := hostileRule(1000)
 	if admitted := spend(f, rule, "quiet", 1010); admitted != 1000 {
 		t.Fatalf("%d of 1000 were admitted", admitted)

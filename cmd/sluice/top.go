@@ -195,7 +195,6 @@ func (v *looked) addRule(r metrics.RuleState) {
 	all.Decisions, all.Denied, all.Admitted = all.Decisions+r.Decisions, all.Denied+r.Denied, all.Admitted+r.Admitted
 	all.Near, all.Beyond = all.Near+r.Near, all.Beyond+r.Beyond
 	all.Over, all.Under, all.Drifting, all.Leased = all.Over+r.Over, all.Under+r.Under, all.Drifting+r.Drifting, all.Leased+r.Leased
-	all.Stranded = max(all.Stranded, r.Stranded)
 }
 
 // topSummary is a look, for programs.
@@ -311,11 +310,11 @@ func (c *topCmd) print(out io.Writer, before, now *looked) error {
 	now.trouble(out, v.Sets)
 	fmt.Fprintln(out)
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "RULE\tLIMIT\tMODE\tADMITTED/S\tDENIED/S\tMAY GO OVER BY\tNEAR\tBEYOND\tOVER IN ALL\tDRIFT\tLEASED\tSTRANDED\t")
+	fmt.Fprintln(t, "RULE\tLIMIT\tMODE\tADMITTED/S\tDENIED/S\tMAY GO OVER BY\tNEAR\tBEYOND\tOVER IN ALL\tDRIFT\tLEASED\t")
 	for i := range v.Rules {
 		r := &v.Rules[i]
-		fmt.Fprintf(t, "%s.%s\t%s\t%s\t%.0f\t%.0f\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t\n", r.Domain, r.Rule, r.Limit, r.Mode, r.AdmittedRate,
-			r.DeniedRate, r.Declared, r.Near, r.Beyond, r.Over, r.Drifting, r.Leased, r.Stranded)
+		fmt.Fprintf(t, "%s.%s\t%s\t%s\t%.0f\t%.0f\t%d\t%d\t%d\t%d\t%d\t%d\t\n", r.Domain, r.Rule, r.Limit, r.Mode, r.AdmittedRate,
+			r.DeniedRate, r.Declared, r.Near, r.Beyond, r.Over, r.Drifting, r.Leased)
 	}
 	return t.Flush()
 }

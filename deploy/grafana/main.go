@@ -65,7 +65,6 @@ var dashboards = []dashboard{
 			{`sum by (mode, source) (rate(sluice_decisions_total{` + on + `}[$__rate_interval]))`, "{{mode}} {{source}}"},
 		}},
 		{"Tokens leased and unspent", "As of each key's last claim.", "short", false, false, []query{{`sum by (` + by + `) (sluice_leased_tokens{` + on + `})`, "{{domain}}.{{rule}}"}}},
-		{"Stranded tokens", "In expired leases of silent nodes: nobody will spend them in this window.", "short", false, false, []query{{`max by (` + by + `) (sluice_stranded_tokens{` + on + `})`, "{{domain}}.{{rule}}"}}},
 		{"Lease sizes", "Tokens granted with a claim.", "short", false, false, []query{
 			{`histogram_quantile(0.5, sum by (le) (rate(sluice_lease_tokens_bucket{` + in + `}[$__rate_interval])))`, "median"},
 			{`histogram_quantile(0.99, sum by (le) (rate(sluice_lease_tokens_bucket{` + in + `}[$__rate_interval])))`, "p99"},

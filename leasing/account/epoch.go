@@ -195,8 +195,8 @@ func (s *server) known() ratelimit.Epoch {
 // connections stayed. It is for each heartbeat, costs a script for each server, and blocks until ctx is done at most.
 func (l *Redis) Verify(ctx context.Context) (ratelimit.Epoch, error) { return l.each(ctx, 0) }
 
-// Prolong has the learning after a loss go on, if it still does: who has totals to tell calls it. Until then, what looks
-// unspent may be spent. It blocks until ctx is done at most.
+// Prolong has the learning after a loss go on, if it still does: who has totals to tell calls it. Until then, what
+// looks unspent may be spent. It blocks until ctx is done at most.
 func (l *Redis) Prolong(ctx context.Context) error {
 	_, err := l.each(ctx, telling)
 	return err

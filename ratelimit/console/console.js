@@ -98,7 +98,7 @@ function showRules(s) {
       [ruleName(r)], [r.limit], [r.mode], [number(r.declared), 'n'],
       [rate(r.decisions - r.denied, o ? o.decisions - o.denied : 0), 'n'], [rate(r.denied, o ? o.denied : 0), 'n'], [share(r.denied, r.decisions), 'n'],
       seldom(r.over), seldom(r.over_by_policy), seldom(r.windows_beyond_bound, 'bad'), seldom(r.windows_beyond_by_policy),
-      seldom(r.drifting), seldom(r.leased), seldom(r.stranded, 'warn'),
+      seldom(r.drifting), seldom(r.leased),
       [counted(r.sources, 0), 'long'],
     ], r.windows_beyond_bound > 0 ? 'wrong' : ''];
   }, 'There are no rules.');

@@ -40,7 +40,7 @@ type ruleRow struct {
 	over, under                 uint64
 	near, beyond, usedUp        uint64
 	overByPolicy, byPolicy      uint64
-	leased, stranded, drifting  int64
+	leased, drifting            int64
 	declared, share, driftLimit ratelimit.Tokens
 }
 
@@ -112,7 +112,6 @@ func (w *ruleRow) add(c *ratelimit.RuleCounters) {
 	w.byPolicy += c.BeyondByPolicy.Load()
 	w.usedUp += c.ShareUsedUp.Load()
 	w.leased += c.Leased.Load()
-	w.stranded += c.Stranded.Load()
 	w.drifting += c.Drifting.Load()
 }
 
@@ -152,6 +151,10 @@ var (
 			"ratelimit_service_rate_limit_shadow_mode", "Hits over a limit in shadow_mode.",
 			func(n *counts) uint64 { return n.shadow },
 		},
+		{
+			"ratelimit_service_rate_limit_total_negative_hits", "Hits refunded by is_negative_hits.",
+			func(n *counts) uint64 { return n.refunded },
+		},
 	}
 	ruleMetrics = []struct {
 		name, kind, help string
@@ -183,12 +186,12 @@ var (
 			limited, func(r *ruleRow) int64 { return int64(r.under) },
 		},
 		{
-			"sluice_windows_near_bound_total", "counter", "Keys and windows whose over-admission came to 4/5 of what " +
-				"the rule declares, as the ledger told this node.", limited,
+			"sluice_windows_near_bound_total", "counter", "Keys and windows of which this node over-admitted 4/5 of " +
+				"its share of what the rule declares.", limited,
 			func(r *ruleRow) int64 { return int64(r.near) },
 		},
-		{"sluice_windows_beyond_bound_total", "counter", "Keys and windows whose over-admission went beyond what the " +
-			"rule declares, as the ledger told this node.", limited, func(r *ruleRow) int64 { return int64(r.beyond) }},
+		{"sluice_windows_beyond_bound_total", "counter", "Keys and windows of which this node over-admitted more " +
+			"than its share of what the rule declares.", limited, func(r *ruleRow) int64 { return int64(r.beyond) }},
 		{
 			"sluice_over_admitted_by_policy_tokens_total", "counter",
 			"Of the tokens admitted beyond the limit, those that " +
@@ -206,8 +209,6 @@ var (
 			"sluice_leased_tokens", "gauge", "Tokens leased to this node and unspent, as of each key's last claim.",
 			limited, func(r *ruleRow) int64 { return r.leased },
 		},
-		{"sluice_stranded_tokens", "gauge", "Tokens in expired leases of silent nodes, of keys that this node holds: " +
-			"nobody will spend them in this window.", limited, func(r *ruleRow) int64 { return r.stranded }},
 		{"sluice_drift_unconfirmed_tokens", "gauge", "Tokens spent here and not yet confirmed by the ledger, of all " +
 			"keys.", limited, func(r *ruleRow) int64 { return r.drifting }},
 		{
@@ -266,12 +267,6 @@ func (c Collector) WriteRuleMetrics(w io.Writer) error {
 		"make it.")
 	for i := range rules {
 		rules[i].decisions(func(labels string, n uint64) { line("sluice_decisions_total", labels, int64(n)) })
-	}
-	head("sluice_refunded_tokens_total", "counter", "Tokens refunded by is_negative_hits.")
-	for i := range hits {
-		if n := hits[i].refunded; n > 0 {
-			line("sluice_refunded_tokens_total", hits[i].theirs, int64(n))
-		}
 	}
 	return flush()
 }

@@ -93,7 +93,6 @@ type RuleState struct {
 	DriftBudget    ratelimit.Tokens  `json:"drift_budget"`
 	Drifting       int64             `json:"drifting"`
 	Leased         int64             `json:"leased"`
-	Stranded       int64             `json:"stranded"`
 	Sources        map[string]uint64 `json:"sources"`
 }
 
@@ -158,7 +157,7 @@ func (w *ruleRow) state() RuleState {
 			w.fallbacks[:]),
 		Policy: ratelimit.FailurePolicies[w.rule.Coordination.OnStoreFailure], Declared: w.declared,
 		DriftBudget: w.driftLimit,
-		Drifting:    w.drifting, Leased: w.leased, Stranded: w.stranded,
+		Drifting:    w.drifting, Leased: w.leased,
 		Sources: named(ratelimit.Sources[:], w.sources[:]),
 	}
 	if !w.rule.Unlimited {

@@ -18,7 +18,7 @@ func (c Collector) WriteStats(w io.Writer) {
 	c.Gauges(write)
 }
 
-// Counters gives each counter under envoyproxy/ratelimit's statsd name: six for
+// Counters gives each counter under envoyproxy/ratelimit's statsd name: seven for
 // each rule, or for each name that its requests bring along; of these names, and
 // of those of unknown domains, there are at most so many ([ratelimit.MaxNames]).
 func (c Collector) Counters(each func(name string, n uint64)) {
@@ -35,6 +35,7 @@ func (c Collector) Counters(each func(name string, n uint64)) {
 		each(name+"over_limit", n.OverLimit.Load())
 		each(name+"over_limit_with_local_cache", n.OverLocally.Load())
 		each(name+"shadow_mode", n.ShadowMode.Load())
+		each(name+"total_negative_hits", n.Refunded.Load())
 	})
 	loaded, failed := c.Store.Loads()
 	each("ratelimit.service.config_load_success", loaded)

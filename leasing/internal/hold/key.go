@@ -47,7 +47,7 @@ type refusals struct {
 
 // Beyond says how it came about that more was spent than taken, in this window.
 type Beyond struct {
-	Drifted tokens // from this node's share
+	Drifted tokens // from this node's share, and not confirmed: at most the share
 	Unasked tokens // as on_store_failure said
 	Charged tokens // after the fact, and not told yet
 	// Of what was told, so much lay beyond the limit at most: of Drifted, and of Unasked.

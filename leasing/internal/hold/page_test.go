@@ -39,7 +39,7 @@ func TestPageConstants(t *testing.T) {
 	slots := []string{
 		fmt.Sprintf("1/%d", 5*time.Second/slot(5)), specpage.Duration(shortest), specpage.Duration(slot(3600)),
 	}
-	page.Constants([]string{"hold", "lease"}, map[string][]string{
+	page.Constants([]string{"hold"}, map[string][]string{
 		"hold.mayDraw": eighths(t, func(sum tokens) bool {
 			p := Part{Window: 1, Sum: sum, Deadline: Never}
 			return p.mayDraw(&Asking{Epoch: ratelimit.Epoch{ID: 1}}, &limit)
@@ -55,8 +55,8 @@ func TestPageConstants(t *testing.T) {
 		"hold.seldom":    count(seldom),
 		"hold.idle":      of(idle),
 		"hold.early":     of(early),
-		"Horizon":        of(Horizon),
-		"MaxSkew":        {fmt.Sprint("1/", MaxSkew)},
+		"hold.Horizon":   of(Horizon),
+		"hold.MaxSkew":   {fmt.Sprint("1/", MaxSkew)},
 	})
 }
 
