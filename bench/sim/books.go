@@ -298,9 +298,9 @@ func (b *books) tallyOf(node ratelimit.Holder, k *key, w ratelimit.Window) *tall
 	return b.booked[at]
 }
 
-// undo takes in that a node is about to take back what it has charged, unless the window is over.
+// undo takes in that a node takes back what it has charged, unless the window is over.
 func (b *books) undo(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
-	if !b.Check || n.stepped == nil {
+	if !b.Check || b.Storeless {
 		return
 	}
 	n.takesBack(k)
@@ -348,8 +348,8 @@ func (b *books) leave() {
 			windows[k] = w
 		}
 	}
-	for _, n := range told {
-		n.leave()
+	for _, n := range told { // at once, also in a ring: nothing is asked any more, and what is leased has no heir
+		n.goodbye()
 	}
 	b.in(leaveSoon, func() { b.closed(told, windows) })
 }

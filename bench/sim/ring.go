@@ -131,15 +131,16 @@ func (r *ring) decidedFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
 // undoneFor takes back what an owner had decided for another node, which did not
 // wait for it.
 func (r *ring) undoneFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
+	k := r.named[string(a.Key)]
 	at := r.ledgerTime()
 	if l := &a.Rule.Limit; l.Algorithm != ratelimit.TokenBucket && v.Window > 0 {
 		at = min(at, l.WindowEnd(v.Window)-1)
 	}
-	r.named[string(a.Key)].judge.Retract(at, r.ledgerTime(), a.Cost)
+	r.books.undo(r.node, k, a, v)
+	k.judge.Retract(at, r.ledgerTime(), a.Cost)
 	r.result.Admitted -= a.Cost
 	if r.Decisions {
-		r.trace("node %d: key %d: %d are taken back, for who asked has not waited",
-			r.slot, r.named[string(a.Key)].index, a.Cost)
+		r.trace("node %d: key %d: %d are taken back, for who asked has not waited", r.slot, k.index, a.Cost)
 	}
 }
 
