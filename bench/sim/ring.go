@@ -85,16 +85,19 @@ func (r *ring) step(do func()) {
 // route has a node decide as one of its ring.
 func (w *world) route(n *node, q *request) {
 	n.waits = append(n.waits, q)
+	counts := func(int) {
+		if !q.over && !q.counted[0] && q.verdicts[0].Source != ratelimit.FromOwner { // else the owner's was counted
+			q.counted[0] = true
+			w.count(n, q, 0)
+		}
+	}
 	n.ring.step(func() {
-		n.ring.Ask(q.asks[:q.n], q.verdicts[:q.n], func() {
-			if q.over {
-				return
+		n.ring.Ask(q.asks[:q.n], q.verdicts[:q.n], counts, func() {
+			if !q.over {
+				counts(0)
+				q.over = true
+				w.waited(q)
 			}
-			q.over = true
-			if q.verdicts[0].Source != ratelimit.FromOwner { // else the owner's was counted
-				w.count(n, q, 0)
-			}
-			w.waited(q)
 		})
 	})
 	n.forget()
