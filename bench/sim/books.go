@@ -244,6 +244,9 @@ func (n *node) heard(sent int64, claims []account.Claim, grants []account.Grant)
 	for i := range claims {
 		c, g := &claims[i], &grants[i]
 		k := n.named[c.Key]
+		if c.Kind == account.Draws && g.Err == nil { // it says less than was said before, where others have given back
+			n.known[k] = known{window: -1, taken: n.known[k].taken}
+		}
 		if is := n.known[k]; c.Kind == account.States && g.Err == nil && c.Limit.Algorithm == ratelimit.FixedWindow && sent > is.taken {
 			n.known[k] = known{c.Window, g.Sum, max(0, g.Total-c.Spent), is.taken}
 		}

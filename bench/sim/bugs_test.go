@@ -151,8 +151,8 @@ var planted = []struct {
 	}},
 	{12, plant.Bug{
 		Name: "a drift share is doubled", File: "approx/keeper.go",
-		Right: "return share, heir",
-		Wrong: "return 2 * share, heir",
+		Right: "return share\n",
+		Wrong: "return 2 * share\n",
 	}},
 	{132, plant.Bug{
 		Name: "a seat is given twice", File: "approx/seats.go",
