@@ -14,7 +14,7 @@ var planted = []struct {
 	seed int
 	plant.Bug
 }{
-	{665, plant.Bug{
+	{452, plant.Bug{
 		Name: "a claim that arrives twice is settled twice", File: "leasing/account/account.go",
 		Right: "r != nil && c.Seq <= r.seq",
 		Wrong: "r != nil && c.Seq < r.seq",
@@ -84,7 +84,7 @@ var planted = []struct {
 		Right: "return w, there.At != 0 && w == limit.WindowAt(late)",
 		Wrong: "return limit.WindowAt(late), there.At != 0",
 	}},
-	{42, plant.Bug{
+	{219, plant.Bug{
 		Name: "a window is spent of when it may be over", File: "leasing/internal/hold/key.go",
 		Right: "e.Till = there.NotBefore(now,",
 		Wrong: "e.Till = there.SurelyBy(now,",
