@@ -55,8 +55,8 @@ func TestPageConstants(t *testing.T) {
 		"hold.seldom":    count(seldom),
 		"hold.idle":      of(idle),
 		"hold.early":     of(early),
-		"Horizon":        of(Horizon),
-		"MaxSkew":        {fmt.Sprint("1/", MaxSkew)},
+		"hold.Horizon":   of(Horizon),
+		"hold.MaxSkew":   {fmt.Sprint("1/", MaxSkew)},
 	})
 }
 
