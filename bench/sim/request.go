@@ -20,7 +20,6 @@ type request struct {
 	admitted [2]ratelimit.LedgerTime // when each descriptor's tokens were, by the ledger's clock
 	wait     *leasing.Wait
 	over     bool // decided, or nobody waits any more
-	late     bool // it has waited for all its time
 }
 
 // arrive asks a node.

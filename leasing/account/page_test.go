@@ -51,7 +51,7 @@ func TestPageConstants(t *testing.T) {
 		"account.closed":       one(strconv.Itoa(int(closed))),
 	})
 	// Each package of which there are constants has such a test.
-	want := []string{"account", "approx", "fleet", "hold", "lease", "leasing", "ratelimit"}
+	want := []string{"account", "approx", "hold", "leasing", "ratelimit"}
 	if d := cmp.Diff(want, page.Packages()); d != "" {
 		t.Error(d)
 	}
