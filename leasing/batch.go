@@ -125,7 +125,9 @@ func (f *Fleet) write(q *hold.Asking, there *hold.LedgerClock, fl *flight) (acco
 	lasting(q, rule)
 	size := hold.Sizing{Rule: rule, Nodes: f.nodes()}
 	leaving := f.leaving.Load()
-	if part := &k.Next; fl.early && !leaving && k.Waiting == 0 && !k.Untold() {
+	// It may have waited for company until the window turned: then the next is a window away, and not soon.
+	early := fl.early && k.Ends(q.Now, rule) && !leaving && k.Waiting == 0 && !k.Untold()
+	if part := &k.Next; early {
 		*part = hold.Part{Window: k.Window + 1, Deadline: hold.Never}
 		c.Want, q.Share = k.WantsEarly(size)
 		part.Write(&fl.message, s.sent, c, q)
@@ -250,7 +252,7 @@ func (f *Fleet) hear(now instant, fl *flight, g *account.Grant, a hold.Answer, e
 		fl.err = errNoAnswer
 	default:
 		if life, ok := f.lane(k).is(a.Epoch); ok {
-			k.cell.Val.told = life
+			k.toldIn(life)
 		}
 		f.heardLocked(now, k, fl, g)
 	}

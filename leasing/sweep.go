@@ -68,6 +68,15 @@ func (k entry) busy(now instant) entry {
 	return k.shard.entry(now, k.cell.ID(), k.cell)
 }
 
+// toldIn takes in that the ledger is told of the key in an epoch. What was claimed early before is told when its window
+// begins.
+func (k entry) toldIn(life uint8) {
+	if k.cell.Val.told != life {
+		k.cell.Val.told = life
+		k.Next.Doubt()
+	}
+}
+
 // sweepLocked looks after one key. It reports whether the key may be forgotten.
 func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	var scratch use
@@ -92,7 +101,7 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	switch {
 	case c.Val.told != life && epoch.ID != 0:
 		// After a loss the ledger is told what it may have lost; of a key that is new there is nothing to tell.
-		c.Val.told = life
+		k.toldIn(life)
 		if max(k.Taken, k.Spent) != 0 && k.Heard != 0 {
 			k = k.busy(now)
 			k.Doubt()

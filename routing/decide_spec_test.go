@@ -18,7 +18,7 @@ func TestForwardedAsksAreCounted(t *testing.T) {
 	key := a.ownedBy("b:1")
 	for i := range uint64(3) {
 		asks, v := []ask{{Rule: s.rule, Key: key, Cost: 1}}, make([]verdict, 1)
-		a.Ask(asks, v, func() {})
+		a.Ask(asks, v, nil, func() {})
 		s.play(10 * time.Millisecond)
 		if v[0].Source != ratelimit.FromOwner || a.core.stats.forwarded.Load() != i+1 {
 			t.Errorf("%+v, and %d forwarded", v[0], a.core.stats.forwarded.Load())

@@ -14,7 +14,7 @@ import (
 // at asks a node, and goes on with its verdict.
 func (s *script) at(addr string, kind ratelimit.Kind, cost ratelimit.Tokens, then func(v *verdict)) {
 	asks, v := []ask{{Rule: s.rule, Key: keyOf(0), Kind: kind, Cost: cost}}, make([]verdict, 1)
-	s.nodes[addr].Ask(asks, v, func() { then(&v[0]) })
+	s.nodes[addr].Ask(asks, v, nil, func() { then(&v[0]) })
 }
 
 // hotKeys is how many decisions were made on hot keys that are leased.

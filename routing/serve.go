@@ -131,6 +131,7 @@ type serving struct {
 	*waiting
 	ids  []uint64
 	sent []bool
+	seen []bool // by the observer
 }
 
 // decideFor begins to decide what a peer asks. What made no sense is replied to
@@ -161,7 +162,7 @@ func (c *core) decideFor(
 		return nil, replies
 	}
 	s.waiting = c.newWaiting(ctx, now, asks, make([]verdict, len(asks)), b)
-	s.remote, s.sent = true, make([]bool, len(asks))
+	s.remote, s.sent, s.seen = true, make([]bool, len(asks)), make([]bool, len(asks))
 	s.states = states
 	return s, replies
 }
@@ -216,9 +217,7 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 		r.Status = notInTime // whoever asked has the rule's policy
 	default:
 		s.stats.received.Add(1)
-		if s.observe != nil {
-			s.observe.decided(&s.asks[i], v)
-		}
+		s.see(i)
 		r.OverLimit, r.Remaining, r.Charged, r.Debt = v.OverLimit, int64(v.Remaining), int64(v.Charged), int64(v.Debt)
 		r.ResetUs, r.Window = v.ResetAfter.Microseconds(), int64(v.Window)
 		r.Hot = s.hot.Hit(now, s.asks[i].Key)
@@ -227,6 +226,14 @@ func (s *serving) reply(now instant, i int) *wire.Reply {
 		}
 	}
 	return r
+}
+
+// see shows an ask that is decided to the observer, once.
+func (s *serving) see(i int) {
+	if s.observe != nil && !s.seen[i] {
+		s.seen[i] = true
+		s.observe.decided(&s.asks[i], &s.verdicts[i])
+	}
 }
 
 // askOf reads an ask, which may hold anything.

@@ -78,6 +78,7 @@ type Wires interface {
 type steppedWait struct {
 	*waiting
 	decided func()
+	booked  func(i int)
 }
 
 // steppedAsks are those of a peer's frame that are not decided yet.
@@ -265,7 +266,8 @@ func (s *Stepped) Receive(from string, answer bool, frame []byte) {
 func (s *Stepped) serve(now instant, from *inlet, asks []*wire.Ask) {
 	serving, replies := s.core.decideFor(context.Background(), now, from, asks, nil)
 	if serving != nil {
-		if serving.advance(now) {
+		open := serving.advance(now)
+		if serving.watch(serving.see); open {
 			s.asks = append(s.asks, &steppedAsks{serving, from})
 		}
 		replies = append(replies, serving.replies(now)...)
@@ -275,14 +277,29 @@ func (s *Stepped) serve(now instant, from *inlet, asks []*wire.Ask) {
 	}
 }
 
+// watch tells of asks that the store's limiter has charged or credited, though the store does not know it yet, or others
+// hold them up.
+func (w *waiting) watch(see func(i int)) {
+	for _, b := range w.below {
+		store, ok := b.waiter.(*leasing.Wait)
+		for i := b.from; ok && see != nil && i < b.to; i++ {
+			if store.Decided(i-b.from) && w.verdicts[i].Source != ratelimit.FromFallback && w.verdicts[i].Err == nil {
+				see(i)
+			}
+		}
+	}
+}
+
 // Ask decides; decided is called when all is, perhaps at once. The slices are
-// the node's until then.
-func (s *Stepped) Ask(asks []ratelimit.Ask, verdicts []ratelimit.Verdict, decided func()) {
+// the node's until then. booked, if set, is called before, perhaps again and again,
+// for each ask that this node has charged or credited.
+func (s *Stepped) Ask(asks []ratelimit.Ask, verdicts []ratelimit.Verdict, booked func(i int), decided func()) {
 	w := s.core.decide(context.Background(), s.o.Clock(), asks, verdicts, func() bell { return nil })
 	if w == nil {
 		decided()
 	} else {
-		s.waits = append(s.waits, &steppedWait{w, decided})
+		w.watch(booked)
+		s.waits = append(s.waits, &steppedWait{w, decided, booked})
 	}
 	s.Pump()
 }
@@ -355,6 +372,7 @@ func (s *Stepped) advance(now instant) (ended bool) {
 	s.waits = nil
 	for _, w := range waits {
 		if w.advance(now) {
+			w.watch(w.booked)
 			s.waits = append(s.waits, w)
 			continue
 		}
@@ -364,6 +382,7 @@ func (s *Stepped) advance(now instant) (ended bool) {
 	asks := s.asks[:0]
 	for _, a := range s.asks {
 		open := a.advance(now)
+		a.watch(a.see)
 		if replies := a.replies(now); len(replies) > 0 {
 			s.send(a.from.addr, reply, &wire.Frame{Replies: replies})
 		}

@@ -262,7 +262,7 @@ func (s *script) ring(addrs ...string) {
 // ask asks a node, and counts.
 func (s *script) ask(addr string, k int, cost ratelimit.Tokens) {
 	asks, v := []ask{{Rule: s.rule, Key: keyOf(k), Cost: cost}}, make([]verdict, 1)
-	s.nodes[addr].Ask(asks, v, func() {
+	s.nodes[addr].Ask(asks, v, nil, func() {
 		switch {
 		case v[0].Source == ratelimit.FromFallback:
 			s.failed++

@@ -272,7 +272,7 @@ func TestHotKeyHasOneBudgetForOutages(t *testing.T) {
 			a.core.hotHere.Start(s.now, key)
 		}
 		v := make([]verdict, 1)
-		a.Ask([]ask{{Rule: s.rule, Key: key, Cost: 1}}, v, func() {
+		a.Ask([]ask{{Rule: s.rule, Key: key, Cost: 1}}, v, nil, func() {
 			reasons[v[0].Reason]++
 			admitted += v[0].Charged
 		})

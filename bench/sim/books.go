@@ -244,6 +244,9 @@ func (n *node) heard(sent int64, claims []account.Claim, grants []account.Grant)
 	for i := range claims {
 		c, g := &claims[i], &grants[i]
 		k := n.named[c.Key]
+		if c.Kind == account.Draws && g.Err == nil { // it says less than was said before, where others have given back
+			n.known[k] = known{window: -1, taken: n.known[k].taken}
+		}
 		if is := n.known[k]; c.Kind == account.States && g.Err == nil && c.Limit.Algorithm == ratelimit.FixedWindow && sent > is.taken {
 			n.known[k] = known{c.Window, g.Sum, max(0, g.Total-c.Spent), is.taken}
 		}
@@ -298,9 +301,9 @@ func (b *books) tallyOf(node ratelimit.Holder, k *key, w ratelimit.Window) *tall
 	return b.booked[at]
 }
 
-// undo takes in that a node is about to take back what it has charged, unless the window is over.
+// undo takes in that a node takes back what it has charged, unless the window is over.
 func (b *books) undo(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
-	if !b.Check || n.stepped == nil {
+	if !b.Check || b.Storeless {
 		return
 	}
 	n.takesBack(k)
@@ -348,8 +351,8 @@ func (b *books) leave() {
 			windows[k] = w
 		}
 	}
-	for _, n := range told {
-		n.leave()
+	for _, n := range told { // at once, also in a ring: nothing is asked any more, and what is leased has no heir
+		n.goodbye()
 	}
 	b.in(leaveSoon, func() { b.closed(told, windows) })
 }

@@ -14,7 +14,7 @@ var planted = []struct {
 	seed int
 	plant.Bug
 }{
-	{665, plant.Bug{
+	{452, plant.Bug{
 		Name: "a claim that arrives twice is settled twice", File: "leasing/account/account.go",
 		Right: "r != nil && c.Seq <= r.seq",
 		Wrong: "r != nil && c.Seq < r.seq",
@@ -84,7 +84,7 @@ var planted = []struct {
 		Right: "return w, there.At != 0 && w == limit.WindowAt(late)",
 		Wrong: "return limit.WindowAt(late), there.At != 0",
 	}},
-	{42, plant.Bug{
+	{219, plant.Bug{
 		Name: "a window is spent of when it may be over", File: "leasing/internal/hold/key.go",
 		Right: "e.Till = there.NotBefore(now,",
 		Wrong: "e.Till = there.SurelyBy(now,",
@@ -151,8 +151,8 @@ var planted = []struct {
 	}},
 	{12, plant.Bug{
 		Name: "a drift share is doubled", File: "approx/keeper.go",
-		Right: "return share, heir",
-		Wrong: "return 2 * share, heir",
+		Right: "return share\n",
+		Wrong: "return 2 * share\n",
 	}},
 	{132, plant.Bug{
 		Name: "a seat is given twice", File: "approx/seats.go",

@@ -1,8 +1,8 @@
 // Package sim plays fleets in virtual time: the nodes' own code, a ledger, the
 // wires between them, and what goes wrong with each. Nodes are
 // leasing.Stepped, seats are approx.Keeper's, the ledger is account.Memory, in one
-// part or in several; nodes of a ring are routing.Stepped, and are still played on
-// what they are built on (old.go). Only who waits, and how messages travel, is the
+// part or in several; nodes of a ring are routing.Stepped, over these or over
+// budgets of their own. Only who waits, and how messages travel, is the
 // simulator's.
 //
 // Guarantee: the same Options give the same Result, byte for byte, on any

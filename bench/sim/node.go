@@ -168,7 +168,6 @@ func (n *node) impatient(q *request) {
 	if q.over {
 		return
 	}
-	q.late = true
 	more := q.wait.TimeOver()
 	n.advance(q)
 	if !q.over && more > 0 {

@@ -20,7 +20,6 @@ type request struct {
 	admitted [2]ratelimit.LedgerTime // when each descriptor's tokens were, by the ledger's clock
 	wait     *leasing.Wait
 	over     bool // decided, or nobody waits any more
-	late     bool // it has waited for all its time
 }
 
 // arrive asks a node.
@@ -171,7 +170,7 @@ func (w *world) refundDenied(n *node, q *request) {
 func (w *world) count(n *node, q *request, i int) {
 	v, a, k := &q.verdicts[i], &q.asks[i], q.keys[i]
 	w.asked(n, k, a, v)
-	if w.Check && n.stepped != nil {
+	if w.Check && !w.Storeless {
 		w.books.decided(n, k, a, v)
 	}
 	code := uint64(k.index)<<8 | uint64(v.Source)<<1

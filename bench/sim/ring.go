@@ -85,16 +85,19 @@ func (r *ring) step(do func()) {
 // route has a node decide as one of its ring.
 func (w *world) route(n *node, q *request) {
 	n.waits = append(n.waits, q)
+	counts := func(int) {
+		if !q.over && !q.counted[0] && q.verdicts[0].Source != ratelimit.FromOwner { // else the owner's was counted
+			q.counted[0] = true
+			w.count(n, q, 0)
+		}
+	}
 	n.ring.step(func() {
-		n.ring.Ask(q.asks[:q.n], q.verdicts[:q.n], func() {
-			if q.over {
-				return
+		n.ring.Ask(q.asks[:q.n], q.verdicts[:q.n], counts, func() {
+			if !q.over {
+				counts(0)
+				q.over = true
+				w.waited(q)
 			}
-			q.over = true
-			if q.verdicts[0].Source != ratelimit.FromOwner { // else the owner's was counted
-				w.count(n, q, 0)
-			}
-			w.waited(q)
 		})
 	})
 	n.forget()
@@ -131,15 +134,16 @@ func (r *ring) decidedFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
 // undoneFor takes back what an owner had decided for another node, which did not
 // wait for it.
 func (r *ring) undoneFor(a *ratelimit.Ask, v *ratelimit.Verdict) {
+	k := r.named[string(a.Key)]
 	at := r.ledgerTime()
 	if l := &a.Rule.Limit; l.Algorithm != ratelimit.TokenBucket && v.Window > 0 {
 		at = min(at, l.WindowEnd(v.Window)-1)
 	}
-	r.named[string(a.Key)].judge.Retract(at, r.ledgerTime(), a.Cost)
+	r.books.undo(r.node, k, a, v)
+	k.judge.Retract(at, r.ledgerTime(), a.Cost)
 	r.result.Admitted -= a.Cost
 	if r.Decisions {
-		r.trace("node %d: key %d: %d are taken back, for who asked has not waited",
-			r.slot, r.named[string(a.Key)].index, a.Cost)
+		r.trace("node %d: key %d: %d are taken back, for who asked has not waited", r.slot, k.index, a.Cost)
 	}
 }
 

@@ -25,7 +25,7 @@ type store struct {
 type part struct {
 	*store
 	index  int
-	ledger Ledger // nil in mode routing
+	ledger Ledger
 	ahead  ratelimit.LedgerTime
 	set    ratelimit.LedgerTime // by how much its clock was set, in all
 	hung   int                  // by so many faults

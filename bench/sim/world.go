@@ -56,7 +56,6 @@ type key struct {
 	rule  *ratelimit.Rule // with the largest limit that some node has
 	part  *part           // of the ledger
 	judge *judge.Judge
-	fence ratelimit.Fence // the highest seen
 	// spent is by whom, in the window of the judge and the one before: what those
 	// had spent who cannot tell it, is not known to a ledger that lost its data.
 	spent map[ratelimit.Holder]spending

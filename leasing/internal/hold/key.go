@@ -144,9 +144,13 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 // its lease must not end before it begins.
 func (e Entry) Early(now instant, rule *ratelimit.Rule) bool {
 	return rule.Limit.Algorithm == ratelimit.FixedWindow && !rule.Coordination.Eager() && e.Next.Deadline == 0 &&
-		e.asked == 0 && e.Deadline != 0 && now < e.Till && now >= e.calm &&
-		e.Till.Sub(now) <= min(early, rule.Limit.Period()/8) &&
+		e.asked == 0 && e.Deadline != 0 && now >= e.calm && e.Ends(now, rule) &&
 		e.Demand.PerSec > 0 && now.Sub(e.Demand.LastUse) < min(time.Second, rule.Limit.Period())
+}
+
+// Ends tells whether the window is about to end, so that tokens of the next may be claimed.
+func (k *Key) Ends(now instant, rule *ratelimit.Rule) bool {
+	return now < k.Till && k.Till.Sub(now) <= min(early, rule.Limit.Period()/8)
 }
 
 // PartOf is the part of a window; nil, if the key has none of it any more.

@@ -1,0 +1,91 @@
+package leasing
+
+import (
+	"context"
+	"testing"
+	"time"
+)
+
+// earlyAtTurn is a node that is about to ask for tokens of the next window, a moment before it begins.
+func earlyAtTurn(t *testing.T) (s *stage, n *Stepped, turn instant) {
+	t.Helper()
+	s = newStage(t, 1, 100, 1000, map[string]string{"mode": "leasing"})
+	turn = instant(2 * time.Hour)
+	s.now = turn - instant(2*time.Second)
+	for s.now < turn-instant(100*time.Millisecond) {
+		s.ask(0, "k", 1)
+		s.goOn(50 * time.Millisecond)
+	}
+	return s, s.nodes[0], turn
+}
+
+// A message that asks for tokens early may wait for company until the window has turned. It asks for none of the window
+// behind the next: those are told to nobody for a whole window, and a ledger that loses its data gives them again.
+func TestEarlyMessageThatLeavesLate(t *testing.T) {
+	t.Parallel()
+	s, n, turn := earlyAtTurn(t)
+	s.now = turn - instant(time.Millisecond)
+	s.wantEarly(n, "k")
+	s.now = turn + instant(5*time.Millisecond)
+	for b := n.Batch(); b != nil; b = n.Batch() {
+		for _, c := range b.Claims() {
+			if c.Window > s.rule.Limit.WindowAt(s.time()) {
+				t.Errorf("it asks for %d of window %d, and %d goes on", c.Want, c.Window, s.rule.Limit.WindowAt(s.time()))
+			}
+		}
+		b.Fail(context.DeadlineExceeded)
+	}
+}
+
+// What was claimed early, and lost by the ledger before its window began, is told in it.
+func TestEarlyClaimIsToldAfterALoss(t *testing.T) {
+	t.Parallel()
+	s, n, turn := earlyAtTurn(t)
+	s.now = turn - instant(50*time.Millisecond)
+	s.wantEarly(n, "k")
+	s.settle()
+	if k := s.held(n, "k"); k.Next.Taken == 0 {
+		t.Fatal("nothing was claimed early")
+	}
+	s.ledger.Lose(nil, 2)
+	n.Greet()
+	s.settle()
+	s.sweepAll(n) // the account of the window that ends is told, before the turn
+	s.settle()
+	s.goOn(3 * time.Second)
+	if k, used := s.held(n, "k"), s.used("k"); k.Taken == 0 || used < k.Taken {
+		t.Errorf("the ledger has %d, and the node has taken %d", used, k.Taken)
+	}
+}
+
+// wantEarly has a node want tokens of a key's next window.
+func (s *stage) wantEarly(n *Stepped, name string) {
+	s.Helper()
+	k := s.held(n, name)
+	if k.use.flight != nil || k.Next.Deadline != 0 {
+		s.Fatal("something is under way")
+	}
+	n.launchEarlyLocked(k)
+	l := n.lane(k)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.send(nil) // its time to wait for company is over
+}
+
+// held is what a node has of a key. Nothing else of the node may run meanwhile.
+func (s *stage) held(n *Stepped, name string) entry {
+	s.Helper()
+	sh, id, c := n.find([]byte(name))
+	defer sh.mu.Unlock()
+	if c == nil {
+		s.Fatal("the key is not known")
+	}
+	return sh.entry(s.now, id, c)
+}
+
+// sweepAll has a node look after all its keys now.
+func (s *stage) sweepAll(n *Stepped) {
+	for range sweepParts {
+		n.Sweep(s.now)
+	}
+}
