@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,33 +20,115 @@ import (
 // onRedis is some nodes on one real Redis, each with a client of its own.
 type onRedis struct {
 	cluster
-	store *redistest.Server
+	store *redistest.Server // nil, if it is not a single one
+	run   func(*Fleet)
+	all   sync.WaitGroup
+	used  atomic.Bool
+	size  atomic.Int32
 }
 
 func newOnRedis(t testing.TB, n int, limit ratelimit.Limit) *onRedis {
 	t.Helper()
-	c := &onRedis{cluster: cluster{TB: t, clock: ratelimit.MonotonicClock()}, store: redistest.Start(t)}
+	store := redistest.Start(t)
+	c := newOnClients(t, n, limit, clientOf(store.Addr))
+	c.store = store
+	return c
+}
+
+// clientOf connects to one server.
+func clientOf(addr string) func() redis.UniversalClient {
+	return func() redis.UniversalClient {
+		return redis.NewClient(&redis.Options{
+			Addr: addr, MaxRetries: -1, ContextTimeoutEnabled: true, PoolSize: 8, DialTimeout: 200 * time.Millisecond,
+		})
+	}
+}
+
+// newOnClients has each node come by its ledger as it likes.
+func newOnClients(t testing.TB, n int, limit ratelimit.Limit, connect func() redis.UniversalClient) *onRedis {
+	t.Helper()
+	c := &onRedis{cluster: cluster{TB: t, clock: ratelimit.MonotonicClock()}}
 	c.rule = &ratelimit.Rule{Domain: "d", Path: "p", Limit: limit, Coordination: ratelimit.DefaultCoordination()}
 	c.rule.Coordination.OnStoreFailure = ratelimit.FailClosed
 	c.rule.Coordination.StoreDeadline = time.Second // of a busy machine nothing is to be said here
 	ctx, cancel := context.WithCancel(context.Background())
-	var all sync.WaitGroup
-	for range n {
-		client := redis.NewClient(&redis.Options{Addr: c.store.Addr, MaxRetries: -1, ContextTimeoutEnabled: true, PoolSize: 8})
-		ledger, err := account.NewRedis(client, "", func() bool { return true })
-		if err != nil {
-			t.Fatal(err)
-		}
-		name := account.NewHolder()
-		f := NewFleet(ledger, name, 1000, c.clock, time.Now())
-		f.Nodes = func() int { return n }
-		c.nodes = append(c.nodes, f)
-		all.Go(func() { f.Run(ctx) })
-		t.Cleanup(func() { client.Close() })
-	}
-	c.end = func() { cancel(); all.Wait() }
+	c.run = func(f *Fleet) { c.all.Go(func() { f.Run(ctx) }) }
+	c.end = func() { cancel(); c.all.Wait() }
 	t.Cleanup(c.end)
+	for range n {
+		c.join(connect)
+	}
 	return c
+}
+
+// join adds a node. While there is none, an empty ledger has nothing to learn.
+func (c *onRedis) join(connect func() redis.UniversalClient) {
+	c.Helper()
+	client := connect()
+	ledger, err := account.NewRedis(client, "", func() bool { return !c.used.Load() })
+	if err != nil {
+		c.Fatal(err)
+	}
+	f := NewFleet(ledger, account.NewHolder(), 1000, c.clock, time.Now())
+	f.Nodes = func() int { return int(c.size.Load()) }
+	c.Cleanup(func() { c.end(); client.Close() })
+	c.nodes = append(c.nodes, f)
+	c.size.Add(1)
+	c.run(f)
+}
+
+// ready waits until all nodes have heard of the ledger, and nothing is to be learnt.
+func (c *onRedis) ready() {
+	c.Helper()
+	c.until("the ledger has not been heard of, or still learns", func() bool {
+		return !slices.ContainsFunc(c.nodes, func(f *Fleet) bool { return !f.Ready() })
+	})
+	c.used.Store(true)
+}
+
+// until waits for a condition, for 20 s at most.
+func (c *onRedis) until(otherwise string, is func() bool) {
+	c.Helper()
+	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			c.Fatal(otherwise)
+		}
+	}
+}
+
+// attempt asks for tokens of a key, whoever decides, and says how long that took.
+func (c *onRedis) attempt(node int, key string, cost tokens) (v verdict, took time.Duration) {
+	var all [1]verdict
+	began := c.clock()
+	c.nodes[node].Decide(context.Background(), began, []ask{{Rule: c.rule, Key: []byte(key), Cost: cost}}, all[:])
+	return all[0], c.clock().Sub(began)
+}
+
+// load has callers ask for single tokens, n in all, of keys in turn and at all nodes in turn. It returns what was
+// admitted of each key, and how long each took, in order.
+func (c *onRedis) load(n, callers int, pause time.Duration, keys ...string) (map[string]int, []time.Duration) {
+	admitted := map[string]int{}
+	var times []time.Duration
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for i := range callers {
+		all.Go(func() {
+			for j := range n / callers {
+				key := keys[(i+j*callers)%len(keys)]
+				v, took := c.attempt((i+j)%len(c.nodes), key, 1)
+				mu.Lock()
+				times = append(times, took)
+				if !v.OverLimit {
+					admitted[key]++
+				}
+				mu.Unlock()
+				time.Sleep(pause)
+			}
+		})
+	}
+	all.Wait()
+	slices.Sort(times)
+	return admitted, times
 }
 
 // commands is how many commands Redis has executed.

@@ -9,13 +9,21 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	redis.SetLogger(silent{}) // servers die in these tests
+	goleak.VerifyTestMain(m)
+}
+
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
 
 // cluster is some nodes on one ledger in memory, in real time.
 type cluster struct {
