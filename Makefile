@@ -72,13 +72,13 @@ format: ## format the code
 
 # Two at a time, each with one process: while one is built, the other runs.
 FUZZED := ratelimit/config:FuzzParse ratelimit/config:FuzzPattern bench/load:FuzzRecorded routing/internal/moved:FuzzParcel routing:FuzzFrame \
-  leasing/resp:FuzzReplies leasing:FuzzGrant ratelimit/rls:FuzzAnswer ratelimit/rlqs:FuzzReports ratelimit/xds:FuzzResource ratelimit/transport:FuzzFields ratelimit/transport:FuzzScreen
+  leasing/resp:FuzzReplies ratelimit/rls:FuzzAnswer ratelimit/rlqs:FuzzReports ratelimit/xds:FuzzResource ratelimit/transport:FuzzFields ratelimit/transport:FuzzScreen
 fuzz: ## run each fuzz target FUZZTIME times (5000x; or a time, 30s)
 	@echo $(FUZZED) | xargs -n 1 -P 2 sh -c 't=$$0; $(GO) test -vet=off -run "^$$" -fuzz "^$${t#*:}$$" -fuzztime $(FUZZTIME) -parallel 1 -fuzzminimizetime 10x ./$${t%:*}'
 
 # On one core; an input stands for 9 runs (package fuzztest). A number, not a time: see FUZZTIME.
 RATED_RUNS ?= 30000x
-RATED := ./leasing:FuzzGrant ./routing:FuzzFrame ./ratelimit/rls:FuzzAnswer ./ratelimit/xds:FuzzResource
+RATED := ./routing:FuzzFrame ./ratelimit/rls:FuzzAnswer ./ratelimit/xds:FuzzResource
 bench-fuzz: ## how many grants, frames, requests and resources fuzzing tries a second
 	@for t in $(RATED); do \
 	  $(GO) test -run '^$$' -fuzz "^$${t#*:}\$$" -fuzztime $(RATED_RUNS) -parallel 1 -fuzzminimizetime 10x $${t%:*} | \
@@ -110,7 +110,7 @@ linear: deps ## record SEEDS (20) histories of each kind of real fleet, and chec
 	$(GO) test -count=1 -v -timeout 60m -run '^TestLinear' ./cmd/sluice -linear-seeds $(SEEDS)
 
 exhaust: ## visit every state of small fleets, for 20 to 40 minutes and some GB of memory; docs/exhaustive.md
-	$(GO) test -count=1 -v -timeout 60m -run '^TestExhaust' ./leasing/ledger -exhaust
+	$(GO) test -count=1 -v -timeout 60m -run '^TestExhaust' ./leasing/account -exhaust 1
 
 # FILES='leasing/*.go' takes a part; docs/mutation.md says how to read it.
 BUDGET ?= 60m
@@ -134,7 +134,6 @@ bench-defaults: ## what each default costs and buys, beside what it might be ins
 
 bench-fleet: deps ## what a fleet on Redis admits and costs, through every fault
 	$(GO) test -count=1 -v -run '^TestFleet' ./cmd/sluice ./leasing | $(GO) run ./bench/results
-	$(GO) test -count=1 -v -run '^TestRedisAccountIsSmall' ./leasing/ledger | $(GO) run ./bench/results
 
 bench-approx: deps ## what mode approx admits beyond its limits, against what it declares
 	$(GO) test -count=1 -v -run '^TestApprox' ./cmd/sluice | $(GO) run ./bench/results
