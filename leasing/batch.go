@@ -280,5 +280,6 @@ func (f *Fleet) heardLocked(now instant, k entry, fl *flight, g *account.Grant) 
 		rule.Counters.UnderAdmitted.Add(uint64(c.Need - g.Granted))
 	}
 	f.reconcile(k, fl, g)
+	k.Drifted = min(k.Drifted, k.Drift()) // the rest is confirmed
 	f.timeLocked(now, k)
 }

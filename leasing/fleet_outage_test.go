@@ -192,7 +192,7 @@ func TestRedisThatLosesItsData(t *testing.T) {
 		"FLUSHALL": func(s *redistest.Server) { s.Do("FLUSHALL") },
 		"restart":  func(s *redistest.Server) { s.Kill(); s.Run() },
 	} {
-		for _, algorithm := range []ratelimit.Algorithm{ratelimit.FixedWindow} {
+		for _, algorithm := range []ratelimit.Algorithm{ratelimit.FixedWindow, ratelimit.SlidingWindow} {
 			t.Run(how+" "+algorithm.String(), func(t *testing.T) {
 				t.Parallel()
 				const limit, keys = 200, 20

@@ -159,7 +159,6 @@ func (f *Fleet) reconcile(k entry, fl *flight, g *account.Grant) {
 	r.ByPolicy = max(0, byPolicy-k.ByPolicy)
 	r.Over = max(0, drifted-k.Over) + r.ByPolicy
 	k.bounded(rule, max(k.Over, drifted), max(k.ByPolicy, byPolicy))
-	k.Drifted = min(k.Drifted, k.Drift()) // the rest is confirmed
 	if c := rule.Counters; c != nil {
 		c.OverAdmitted.Add(uint64(r.Over))
 		c.OverByPolicy.Add(uint64(r.ByPolicy))

@@ -186,6 +186,20 @@ func (k *Key) Stale(now instant, limit *ratelimit.Limit) bool {
 	return k.InHand(now) == 0 && k.Drift() == 0 && now.Sub(k.Heard) >= kept
 }
 
+// Counts tells whether what this node has taken of the account still counts: a ledger that loses its data must be told.
+func (k *Key) Counts(now instant, limit *ratelimit.Limit) bool {
+	switch {
+	case max(k.Taken, k.Spent) == 0:
+		return false
+	case limit.Algorithm == ratelimit.TokenBucket:
+		return !k.Stale(now, limit)
+	case limit.Algorithm == ratelimit.SlidingWindow: // also in the window that comes next
+		return now < k.Till || now.Sub(k.Till) < limit.Period()
+	default:
+		return now < k.Till
+	}
+}
+
 // Restart forgets the account, and keeps what the key is asked for.
 func (e Entry) Restart() {
 	e.Part, e.Till = Part{}, 0
