@@ -3,9 +3,9 @@
 //
 // Guarantee: under reclaim: safe, and as long as the ledger keeps its data, what nodes have admitted of a key in a
 // window is at most its limit, at every instant. What eager, drift and on_store_failure may add is declared
-// (docs/protocol.md, section 18). A cost that is known late is booked whole, also beyond the limit, and from then on all nodes refuse; a
-// refund credits the key at any node. It does not promise that every token gets used: those of a silent node are
-// stranded until the window ends.
+// (docs/protocol.md, section 18). A cost that is known late is booked whole, also beyond the limit, and from then on
+// all nodes refuse; a refund credits the key at any node. It does not promise that every token gets used: those of a
+// silent node are stranded until the window ends.
 //
 // A program that limits by itself needs [New], [NewRule], [Rule.Key] and [Limiter.Take], and nothing else of what
 // follows; see the examples.

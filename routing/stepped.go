@@ -277,8 +277,8 @@ func (s *Stepped) serve(now instant, from *inlet, asks []*wire.Ask) {
 	}
 }
 
-// watch tells of asks that the store's limiter has charged or credited, though the store does not know it yet, or others
-// hold them up.
+// watch tells of asks that the store's limiter has charged or credited, though the store does not know it yet, or
+// others hold them up.
 func (w *waiting) watch(see func(i int)) {
 	for _, b := range w.below {
 		store, ok := b.waiter.(*leasing.Wait)

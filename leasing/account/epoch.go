@@ -92,7 +92,9 @@ func (t *trip) look(ctx context.Context, a *tail, failed error) error {
 	}
 	now := t.at()
 	if now == 0 {
-		now = ratelimit.LedgerTime(at.UnixMicro())
+		if now = ratelimit.LedgerTime(at.UnixMicro()); now <= 0 || now >= lastTime {
+			return fmt.Errorf("%w: the time is %v", ErrAnswer, at)
+		}
 	}
 	t.time = now
 	t.heard.Store(int64(now))

@@ -121,7 +121,7 @@ func plausible(c *Claim, g *Grant) bool {
 	if c.Kind != States {
 		most = 0
 	}
-	if g.Granted < 0 || g.Granted > most || g.Cut < 0 || g.At <= 0 || g.Fence < 0 {
+	if g.Granted < 0 || g.Granted > most || g.Cut < 0 || g.Cut > 2*MostBooked || g.At <= 0 || g.Fence < 0 {
 		return false
 	}
 	// The total is what the holder said, and what it got. A bucket forgets what was in hand when its lease is over, and

@@ -102,7 +102,7 @@ func (e Entry) spend(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Ve
 
 // charge spends tokens that the node may not have, for a reason that is counted in of.
 func (e Entry) charge(n tokens, of *tokens) {
-	e.Spent, e.used = min(e.Spent+n, account.MostBooked), true // a grant on its way may cover it
+	e.Spent, e.used = max(e.Spent, min(e.Spent+n, account.MostBooked)), true // a grant on its way may cover it
 	*of = min(*of+n, account.MostBooked)
 }
 
