@@ -17,7 +17,7 @@ func TestEconomyOfClaims(t *testing.T) {
 	t.Parallel()
 	// Mode approx does not wait for a recall for longer than its check_timeout.
 	// A refusal is charged although others have tokens in hand: the rest of its window is refused that much earlier.
-	early := [...]float64{ratelimit.Leasing: 0.006, ratelimit.Routing: 0.001, ratelimit.Approx: 0.011}
+	early := [...]float64{ratelimit.Leasing: 0.006, ratelimit.Routing: 0.006, ratelimit.Approx: 0.011}
 	for _, row := range []struct {
 		name     string
 		unit     ratelimit.Unit
@@ -27,11 +27,11 @@ func TestEconomyOfClaims(t *testing.T) {
 		most     [len(ratelimit.Modes)]float64
 		scripts  [len(ratelimit.Modes)]float64 // of them no draws, which cost Redis several times as much
 	}{
-		{"60 a minute, 10,000 keys", ratelimit.Minute, 60, 10_000, 1.1, [...]float64{ratelimit.Leasing: 520, ratelimit.Routing: 200, ratelimit.Approx: 520}, [...]float64{ratelimit.Leasing: 260, ratelimit.Routing: 3.5, ratelimit.Approx: 260}},
-		{"1,000 an hour, 10,000 keys", ratelimit.Hour, 1000, 10_000, 1.1, [...]float64{ratelimit.Leasing: 205, ratelimit.Routing: 125, ratelimit.Approx: 205}, [...]float64{ratelimit.Leasing: 17, ratelimit.Routing: 1.5, ratelimit.Approx: 17}},
+		{"60 a minute, 10,000 keys", ratelimit.Minute, 60, 10_000, 1.1, [...]float64{ratelimit.Leasing: 520, ratelimit.Routing: 260, ratelimit.Approx: 520}, [...]float64{ratelimit.Leasing: 260, ratelimit.Routing: 26, ratelimit.Approx: 260}},
+		{"1,000 an hour, 10,000 keys", ratelimit.Hour, 1000, 10_000, 1.1, [...]float64{ratelimit.Leasing: 205, ratelimit.Routing: 130, ratelimit.Approx: 205}, [...]float64{ratelimit.Leasing: 17, ratelimit.Routing: 7, ratelimit.Approx: 17}},
 		{"1,000,000 a day, 10,000 keys", ratelimit.Day, 1_000_000, 10_000, 1.1, [...]float64{ratelimit.Leasing: 195, ratelimit.Routing: 115, ratelimit.Approx: 195}, [...]float64{ratelimit.Leasing: 1, ratelimit.Routing: 1, ratelimit.Approx: 1}},
 		{"10 a minute, 100,000 keys", ratelimit.Minute, 10, 100_000, 0, [...]float64{ratelimit.Leasing: 1100, ratelimit.Routing: 1100, ratelimit.Approx: 1100}, [...]float64{ratelimit.Leasing: 1, ratelimit.Routing: 1, ratelimit.Approx: 1}},
-		{"100 a second, 100 keys", ratelimit.Second, 100, 100, 1.1, [...]float64{ratelimit.Leasing: 465, ratelimit.Routing: 120, ratelimit.Approx: 465}, [...]float64{ratelimit.Leasing: 125, ratelimit.Routing: 21, ratelimit.Approx: 125}},
+		{"100 a second, 100 keys", ratelimit.Second, 100, 100, 1.1, [...]float64{ratelimit.Leasing: 465, ratelimit.Routing: 350, ratelimit.Approx: 465}, [...]float64{ratelimit.Leasing: 125, ratelimit.Routing: 62, ratelimit.Approx: 125}},
 		{"1,000,000 a day, 10 keys", ratelimit.Day, 1_000_000, 10, 1.1, [...]float64{ratelimit.Leasing: 1, ratelimit.Routing: 1, ratelimit.Approx: 1}, [...]float64{ratelimit.Leasing: 1, ratelimit.Routing: 1, ratelimit.Approx: 1}},
 	} {
 		for mode, most := range row.most {
