@@ -41,11 +41,6 @@ func (m *mutant) key() string {
 	return name + "\n- " + m.old + "\n+ " + m.new
 }
 
-// changes tells whether a file is among those that it edits.
-func (m *mutant) changes(file string) bool {
-	return slices.ContainsFunc(m.edits, func(e edit) bool { return e.File == file })
-}
-
 func (m *mutant) isLua() bool { return strings.HasSuffix(m.file, ".lua") }
 
 // number gives mutants that read the same in one function an ordinal.
