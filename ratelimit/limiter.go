@@ -100,7 +100,6 @@ type LimiterStats struct {
 
 	ClaimsBy   [len(ClaimReasons)]uint64 // Claims, by what they were for
 	Stale      uint64                    // claims that the ledger refused as older than what it knows
-	Void       uint64                    // claims whose fence had been closed
 	Recoveries uint64                    // times that the ledger was found to have forgotten
 	RoundTrips uint64                    // batches of claims sent
 	Failed     uint64                    // of them, those that failed as a whole
@@ -127,7 +126,7 @@ func (s *LimiterStats) Add(o LimiterStats) {
 	}
 	s.BreakerOpen = s.BreakerOpen || o.BreakerOpen
 	s.SyncAge = max(s.SyncAge, o.SyncAge)
-	s.Stale, s.Void, s.Recoveries = s.Stale+o.Stale, s.Void+o.Void, s.Recoveries+o.Recoveries
+	s.Stale, s.Recoveries = s.Stale+o.Stale, s.Recoveries+o.Recoveries
 	s.RoundTrips, s.Failed, s.Rejected = s.RoundTrips+o.RoundTrips, s.Failed+o.Failed, s.Rejected+o.Rejected
 	for i := range s.ClockSteps {
 		s.ClockSteps[i] += o.ClockSteps[i]

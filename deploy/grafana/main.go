@@ -89,8 +89,7 @@ var dashboards = []dashboard{
 		{"Breaker", "1 while the store does not answer that node and is not asked.", "none", false, false, []query{{`sluice_store_breaker_open{` + in + `}`, "{{instance}}"}}},
 		{"Time since the store answered", "", "s", false, false, []query{{`sluice_store_sync_age_seconds{` + in + `}`, "{{instance}}"}}},
 		{"Claims that wait to be sent", "", "short", false, false, []query{{`sluice_claims_queued{` + in + `}`, "{{instance}}"}}},
-		{"Fences, late claims and recoveries", "Claims under closed fences, claims that came late, and times that the ledger had lost data.", "short", false, false, []query{
-			{`sum (increase(sluice_fences_refused_total{` + in + `}[5m]))`, "fences refused"},
+		{"Late claims and recoveries", "Claims that came late, and times that the ledger had lost data.", "short", false, false, []query{
 			{`sum (increase(sluice_claims_stale_total{` + in + `}[5m]))`, "late claims"},
 			{`sum (increase(sluice_ledger_recoveries_total{` + in + `}[5m]))`, "recoveries"},
 		}},

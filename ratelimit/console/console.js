@@ -163,7 +163,7 @@ function show(s) {
     ['round trips', number(s.store.round_trips) + ', failed ' + number(s.store.failed)],
     ...Object.entries(s.claims).map(([k, n]) => ['claims ' + (claimed[k] || k), number(n)]),
     ['claims that wait now', number(s.store.queued)], ['claims that came too late', number(s.store.stale)],
-    ['leases that had been reclaimed', number(s.store.fenced)], ['losses of its data, told anew', number(s.store.recoveries)],
+    ['losses of its data, told anew', number(s.store.recoveries)],
   ] : [['state', 'none, or not asked yet: budgets are in this process']]);
   list('ring', s.ring ? [
     ...s.ring.members.map((m, i) => ['node ' + (i + 1), m]), ['fingerprint', s.ring.fingerprint],

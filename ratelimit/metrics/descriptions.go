@@ -54,8 +54,6 @@ var (
 	claimsBy     = ours("claims_total", "Claims sent to the ledger, by what they were for.", "for")
 	stale        = ours("claims_stale_total", "Claims that the ledger refused as older than what it knows, or for a "+
 		"window that is over.")
-	void = ours("fences_refused_total", "Claims whose fence had been closed: their lease was another's, and "+
-		"nothing of it was spent.")
 	recoveries = ours("ledger_recoveries_total", "Times that the ledger was found to have lost data, and was told "+
 		"again.")
 	roundTrips = ours("store_operations_total", "Round trips to the store.", "result")
@@ -111,7 +109,7 @@ var (
 		callErrors, calls, loadSuccess, loadError, coalesced, copyErrors, fromCopy, configInfo, configLoaded,
 		reloadGood, sources, answers, shadowed,
 		unknown, badCalls, panics, keys, keysMax, evicted, claims, fallbacks, breaker,
-		ruleCount, domains, build, seat, seatsWanted, syncAge, claimsBy, stale, void, recoveries, roundTrips,
+		ruleCount, domains, build, seat, seatsWanted, syncAge, claimsBy, stale, recoveries, roundTrips,
 		storeTime, leaseSizes, saved, queued, queueSize,
 		ringMembers, ringPrint, peerAsks, peerRefused, peerMalformed, rejected, handed, hotDecisions, hotKeys,
 		inFlight, callersEnded,

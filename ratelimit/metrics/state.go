@@ -54,7 +54,6 @@ type StoreState struct {
 	Mean        float64 `json:"mean_seconds"`
 	Claims      uint64  `json:"claims"`
 	Stale       uint64  `json:"stale"`
-	Fenced      uint64  `json:"fenced"`
 	Recoveries  uint64  `json:"recoveries"`
 	Queued      int     `json:"queued"`
 }
@@ -108,7 +107,7 @@ func (c Collector) State(n int) State {
 		Store: StoreState{
 			Used: l.RoundTrips > 0, BreakerOpen: l.BreakerOpen, SyncAge: l.SyncAge.Seconds(), RoundTrips: l.RoundTrips,
 			Failed: l.Failed, Claims: l.Claims,
-			Mean: float64(l.StoreTime.Sum) / 1e6 / float64(max(1, l.StoreTime.Count)), Stale: l.Stale, Fenced: l.Void,
+			Mean: float64(l.StoreTime.Sum) / 1e6 / float64(max(1, l.StoreTime.Count)), Stale: l.Stale,
 			Recoveries: l.Recoveries, Queued: l.Queued,
 		},
 	}
