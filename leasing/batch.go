@@ -32,8 +32,8 @@ func (f *Fleet) send(l *lane, stop chan struct{}) {
 
 // turn waits until the next batch may leave. Under load more messages travel together so.
 func (f *Fleet) turn(l *lane) {
-	l.pace.Lock()
-	defer l.pace.Unlock()
+	l.pace <- struct{}{}
+	defer func() { <-l.pace }()
 	if wait := l.left.Add(batchEvery).Sub(f.clock()); l.left != 0 && wait > 0 {
 		time.Sleep(wait)
 	}

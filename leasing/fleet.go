@@ -107,6 +107,7 @@ func (f *Fleet) openLanes() {
 	}
 	for i := range f.lanes {
 		f.lanes[i].queue = make(chan *flight, queueSize/len(f.lanes))
+		f.lanes[i].pace = make(chan struct{}, 1)
 	}
 }
 

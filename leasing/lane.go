@@ -66,8 +66,8 @@ type lane struct {
 	greeting *flight          // guarded by mu: a message without a claim, for a first answer
 	answered instant          // guarded by mu
 
-	pace sync.Mutex // held while a sender waits for its turn
-	left instant    // guarded by pace: when the last batch left
+	pace chan struct{} // has one while a sender waits for its turn
+	left instant       // of that sender: when the last batch left
 }
 
 // gathering is messages for which nobody waits, which wait for others to travel with. It is guarded by its lane's mu.

@@ -190,6 +190,7 @@ func (k entry) bounded(rule *ratelimit.Rule, drifted, byPolicy tokens) {
 
 // gauges are sums over the keys of each rule's counters, as of one round of sweeps.
 type gauges struct {
+	on        bool // what is looked at now counts
 	sums      map[*ratelimit.RuleCounters]*gauge
 	published map[*ratelimit.RuleCounters]*gauge
 }
@@ -197,7 +198,7 @@ type gauges struct {
 type gauge struct{ leased, drifting tokens }
 
 func (g *gauges) add(rule *ratelimit.Rule, k *entry, now instant) {
-	if rule.Counters == nil {
+	if rule.Counters == nil || !g.on {
 		return
 	}
 	if g.sums == nil {
@@ -209,7 +210,12 @@ func (g *gauges) add(rule *ratelimit.Rule, k *entry, now instant) {
 		g.sums[rule.Counters] = of
 	}
 	of.leased += k.InHand(now)
-	of.drifting += max(0, k.Drift()-k.Charged)
+	// Of what was spent and not taken, the rest was charged: no answer will confirm it.
+	unconfirmed := k.Drifted
+	if k.Untold() {
+		unconfirmed += k.Unasked
+	}
+	of.drifting += min(k.Drift(), unconfirmed)
 }
 
 // publish has the counters show what was found, and begins anew.

@@ -21,7 +21,8 @@ func (f *Fleet) sweep(now instant) {
 		s.mu.Lock()
 		large := s.keys.Len() > largeShard
 		s.mu.Unlock()
-		if !large || i%sweepParts == f.part || f.Learning() {
+		f.gauged.on = i%sweepParts == f.part // each key once in a round, however often it is looked at
+		if !large || f.gauged.on || f.Learning() {
 			f.sweepShard(now, s)
 		}
 	}

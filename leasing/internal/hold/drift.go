@@ -46,10 +46,10 @@ func (e Entry) SpendShare(now instant, a *ratelimit.Ask, share tokens, v *rateli
 	if a.Cost > share-e.carried-e.Drift() {
 		return false
 	}
-	unheard := e.Unheard()
+	unheard, before := e.Unheard(), e.Drift()
 	// What is in hand is spent first.
 	e.Spent, e.used = e.Spent+a.Cost, true
-	e.Drifted = min(e.Drifted+a.Cost, account.MostBooked)
+	e.Drifted = min(e.Drifted+e.Drift()-before, account.MostBooked)
 	e.Demand.Used = ratelimit.AddTokens(e.Demand.Used, a.Cost)
 	e.Demand.LastUse = now
 	*v = ratelimit.Verdict{Charged: a.Cost, Source: ratelimit.FromDrift}
