@@ -147,7 +147,8 @@ func TestWarmFleet(t *testing.T) {
 	if asks := baseline.Commands["incrby"].Calls; asks != baseline.Asked || asks < 700 || asks > 1300 {
 		t.Errorf("%d INCRBY for %d decisions", asks, baseline.Asked)
 	}
-	if leasing.Asked < 700 || leasing.Asked > 1300 || leasing.Claims+leasing.Draws > 0 || leasing.Reasons["waiting"] == 0 {
+	// Each node looks whose data there is, by a script, every two seconds.
+	if leasing.Asked < 700 || leasing.Asked > 1300 || leasing.Claims > 8 || leasing.Draws > 0 || leasing.Reasons["waiting"] == 0 {
 		t.Errorf("for each of 1,000 decisions %v scripts and %v draws: %+v", leasing.Claims, leasing.Draws, leasing)
 	}
 	if want := leasing.Asked + 2*2*10; leasing.Allowed != want {
