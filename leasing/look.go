@@ -117,7 +117,9 @@ func (f *Fleet) Reset(ctx context.Context, now instant, a *ask) error {
 		}
 	}
 	f.forgive(now, a.Key)
-	// Under a name of its own, which is used once: a holder that refunds what others were charged.
+	// Under a name of its own, which is used once: a holder that refunds what others were charged. A key that comes
+	// next must have another.
+	defer f.nextName()
 	c := account.Claim{
 		Key: name, Window: w, Limit: rule.Limit, Holder: f.name + ratelimit.Holder(f.nextName()), Seq: 1, Share: 1,
 		Audit: account.AuditOf(rule),

@@ -101,12 +101,15 @@ func (f *Fleet) sweepLocked(now instant, s *shard, c *cell) (over bool) {
 	}
 	switch {
 	case c.Val.told != life && epoch.ID != 0:
-		// After a loss the ledger is told what it may have lost; of a key that is new there is nothing to tell.
-		k.toldIn(life)
+		// After a loss the ledger is told what it may have lost, and is told when its answer is here. Of a key that is
+		// new there is nothing to tell.
 		if max(k.Taken, k.Spent) != 0 && k.Heard != 0 {
 			k = k.busy(now)
+			k.Next.Doubt()
 			k.Doubt()
 			f.launchLocked(k)
+		} else {
+			k.toldIn(life)
 		}
 	case k.Due(now, rule), k.Early(now, rule), k.Rides(now, rule):
 		f.renewLocked(now, k.busy(now))

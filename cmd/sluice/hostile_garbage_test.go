@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -116,6 +117,15 @@ func readReply(r *bufio.Reader) (string, error) {
 	return line, nil
 }
 
+// learned waits until the ledger at an address has learned.
+func learned(t *testing.T, addr string) {
+	t.Helper()
+	f, _ := hostileFleet(t, &redisFlags{URL: addr, Type: "SINGLE", PoolSize: 2, Timeout: time.Second})
+	if f.Greet(); !becomes(f.Ready) {
+		t.Fatal("the ledger learns for ever")
+	}
+}
+
 // Garbage of every type as the reply to each command: no more is admitted than the limit, and what was not taken in
 // is counted.
 func TestGarbageInEveryReply(t *testing.T) {
@@ -125,15 +135,13 @@ func TestGarbageInEveryReply(t *testing.T) {
 		"$-1\r\n", "*-1\r\n", "*0\r\n", "*2\r\n:1\r\n:1\r\n", "+OK\r\n", "-ERR no\r\n", ",1.5\r\n", "#t\r\n", "_\r\n",
 		"%1\r\n:1\r\n:2\r\n", "(3492890328409238509324850943850943825024385\r\n",
 	}
-	for _, command := range []string{"hincrby", "exec", "multi", "pexpireat", "time", "evalsha", "eval", "get", "client"} {
+	for _, command := range []string{"hincrby", "exec", "multi", "pexpireat", "time", "evalsha", "eval", "get"} {
 		t.Run(command, func(t *testing.T) {
 			t.Parallel()
 			store := redistest.Start(t)
-			// A ledger that learns grants little, whatever is answered.
-			honest, _ := hostileFleet(t, &redisFlags{URL: store.Addr, Type: "SINGLE", PoolSize: 2, Timeout: time.Second})
-			honest.Greet()
-			if !becomes(honest.Ready) {
-				t.Fatal("the ledger learns for ever")
+			// A ledger that learns grants little, whatever is answered, and never has a draw.
+			if slices.Contains([]string{"hincrby", "exec", "multi", "pexpireat", "get"}, command) {
+				learned(t, store.Addr)
 			}
 			spoiled := 0
 			for i, bytes := range garbage {

@@ -43,6 +43,9 @@ func (e Entry) Drifts(now instant, there *LedgerClock, a *ratelimit.Ask, waited 
 // when the ledger has confirmed it.
 func (e Entry) SpendShare(now instant, a *ratelimit.Ask, share tokens, v *ratelimit.Verdict) bool {
 	e.sized(a.Cost)
+	if now >= e.Deadline && e.Taken > e.Spent { // what was in hand is the ledger's again
+		e.Taken = e.Spent
+	}
 	if a.Cost > share-e.carried-e.Drift() {
 		return false
 	}

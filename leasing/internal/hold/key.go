@@ -135,8 +135,14 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 	if next.Deadline == 0 || next.Window != w {
 		next = Part{Window: w, Deadline: Never}
 	}
+	// What was admitted or refunded before it was heard which window goes on is booked in this one.
+	if e.Deadline == 0 {
+		next.Taken, next.Spent, next.used = next.Taken+e.Taken, next.Spent+e.Spent, next.used || e.used
+	} else {
+		e.Beyond = Beyond{}
+	}
 	e.Part, e.carried, e.Next = next, carried, Part{}
-	e.refusals, e.Beyond = refusals{}, Beyond{}
+	e.refusals = refusals{}
 }
 
 // Early tells whether tokens of the next window are to be claimed now, so that its first requests need not wait: for

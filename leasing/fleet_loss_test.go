@@ -1,0 +1,65 @@
+package leasing
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+)
+
+// A ledger that has lost its data is told of all keys, however many there are: a node has more to tell until the last one
+// is answered, and learning goes on for so long.
+func TestManyKeysAreToldAfterALoss(t *testing.T) {
+	const keys = 12_000 // more than may wait at once
+	s := newStage(t, 1, 2*keys, 100, nil)
+	s.ledger = account.NewMemory(2*keys, s.time)
+	node := s.nodes[0]
+	for i := range keys {
+		s.ask(0, fmt.Sprint("k", i), 60)
+	}
+	s.goOn(3 * time.Second)
+	s.ledger.Lose(nil, 99)
+	node.Greet()
+	s.settle()
+	for range sweepParts {
+		node.Sweep(s.now)
+	}
+	if !node.Telling() {
+		t.Error("nothing was answered, and it has nothing more to tell")
+	}
+	for range 40 {
+		if node.Telling() {
+			if err := s.ledger.Prolong(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.goOn(100 * time.Millisecond)
+	}
+	for i := range keys {
+		if used := s.used(fmt.Sprint("k", i)); used < 60 {
+			t.Fatalf("key %d: the ledger knows of %d of 60", i, used)
+		}
+	}
+}
+
+// What was admitted before the ledger was heard of is booked when it is.
+func TestAdmittedBeforeTheFirstAnswer(t *testing.T) {
+	s := newStage(t, 1, 100, 100, map[string]string{"on_store_failure": "open"})
+	node := s.nodes[0]
+	a := []ask{{Rule: s.rule, Key: []byte("k"), Cost: 50}}
+	v := make([]verdict, 1)
+	w := node.Ask(s.now, a, v)
+	for w.TimeOver() > 0 {
+		w.Advance(s.now)
+	}
+	if w.Advance(s.now) || v[0].OverLimit {
+		t.Fatalf("the store is away, and it is decided %+v", v[0])
+	}
+	s.goOn(time.Second)
+	s.ask(0, "k", 1)
+	s.goOn(time.Second)
+	if used := s.used("k"); used < 51 {
+		t.Errorf("%d are booked of 51", used)
+	}
+}
