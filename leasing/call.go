@@ -1,7 +1,9 @@
 package leasing
 
 import (
+	"bytes"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
@@ -51,6 +53,11 @@ func (c *call) add(a *ask, v *verdict) {
 		}
 	}
 	c.check = min(c.check, c.deadline)
+}
+
+// waitsFor tells whether an ask for a key is among those that wait; none do in a nil call.
+func (c *call) waitsFor(key []byte) bool {
+	return c != nil && slices.ContainsFunc(c.waits, func(w waiter) bool { return bytes.Equal(w.ask.Key, key) })
 }
 
 // advance decides what can be decided now, and has the ledger asked for the rest. It reports whether anything waits.

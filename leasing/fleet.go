@@ -164,7 +164,8 @@ func (f *Fleet) Decide(ctx context.Context, now instant, asks []ask, verdicts []
 func (f *Fleet) begin(now instant, asks []ask, verdicts []verdict) *call {
 	var c *call
 	for i := range asks {
-		if verdicts[i] = (verdict{}); f.spend(now, &asks[i], &verdicts[i]) {
+		// Of one key, who came first is answered first.
+		if verdicts[i] = (verdict{}); !c.waitsFor(asks[i].Key) && f.spend(now, &asks[i], &verdicts[i]) {
 			continue
 		}
 		if c == nil {
