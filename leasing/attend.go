@@ -12,8 +12,7 @@ import (
 // server is a ledger that may lose its data, and asks nodes to give back what others need. [account.Redis] is one.
 type server interface {
 	account.Ledger
-	// Recalls calls recalled with each account of which the node is asked to give back what it has in hand, until ctx
-	// is done.
+	// Recalls calls recalled with each account whose tokens other nodes need. It returns when ctx is done.
 	Recalls(ctx context.Context, node ratelimit.Holder, recalled func(key string, w ratelimit.Window))
 	// Verify looks whether the same server has the data; Prolong also has its learning go on, if it has lost it.
 	Verify(ctx context.Context) (ratelimit.Epoch, error)
@@ -43,8 +42,8 @@ func (f *Fleet) verify(ctx context.Context, s server) {
 			return
 		case <-tick.C:
 		}
-		// Who has known another life of the ledger says so once, also if nothing is left to tell: otherwise it would
-		// look like a ledger that nobody has known.
+		// A node that has known another life of the ledger says so once, also with nothing left to tell. Otherwise the
+		// ledger would count as new.
 		telling := f.Telling() || f.Recoveries() != losses
 		losses = f.Recoveries()
 		if now := f.clock(); !telling && now.Sub(verified) < verifyEvery {

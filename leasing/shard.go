@@ -139,7 +139,7 @@ func (f *Fleet) trackLocked(s *shard, now instant, id keytable.ID, a *ask) *cell
 
 // mayGoLocked tells whether nothing is lost with the key: the ledger knows all of it, and nothing is in hand. It is
 // about to be forgotten then. If it comes back it has another name: under the old one it would take back what it spent.
-// A key that counts goes only from a full table, for nobody else can tell a ledger of it that loses its data.
+// A key that counts goes from a full table only: after a loss of data no other node can state it.
 func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 	k := &c.Val
 	if k.Asked() || k.Owes() || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now) {

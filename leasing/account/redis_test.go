@@ -294,6 +294,7 @@ func answer(all ...float64) string {
 func TestAnswers(t *testing.T) {
 	c := Claim{Key: "k", Window: 20, Limit: fixed(100), Holder: 1, Seq: 3, Taken: 4, Spent: 3, Want: 5}
 	good := []float64{0, 3, 5, 9, 9, 4, 0, 1, 1, 0, 0, 1}
+	const huge = 1 << 50 // a cut that adds up, and that no holder can have
 	for _, spoilt := range []struct {
 		field int
 		n     float64
@@ -311,6 +312,7 @@ func TestAnswers(t *testing.T) {
 		{0, 2, false},
 		{1, 2, false},
 		{6, -1, false},
+		{6, huge, false},
 		{8, 0, false},
 		{3, 1 << 54, false},
 		{3, -(1 << 54), false},
@@ -325,6 +327,9 @@ func TestAnswers(t *testing.T) {
 		all[spoilt.field] = spoilt.n
 		if spoilt.field == 2 && spoilt.n == 6 {
 			all[3] = 10 // it adds up, and is more than was wanted
+		}
+		if spoilt.n == huge {
+			all[3] += huge
 		}
 		a := redis.NewCmd(context.Background())
 		a.SetVal(answer(all...))

@@ -186,12 +186,12 @@ var (
 			limited, func(r *ruleRow) int64 { return int64(r.under) },
 		},
 		{
-			"sluice_windows_near_bound_total", "counter", "Keys and windows of which this node over-admitted 4/5 of " +
-				"its share of what the rule declares.", limited,
+			"sluice_windows_near_bound_total", "counter", "Keys and windows whose over-admission at this node " +
+				"reached 4/5 of its share.", limited,
 			func(r *ruleRow) int64 { return int64(r.near) },
 		},
-		{"sluice_windows_beyond_bound_total", "counter", "Keys and windows of which this node over-admitted more " +
-			"than its share of what the rule declares.", limited, func(r *ruleRow) int64 { return int64(r.beyond) }},
+		{"sluice_windows_beyond_bound_total", "counter", "Keys and windows whose over-admission at this node " +
+			"went beyond its share.", limited, func(r *ruleRow) int64 { return int64(r.beyond) }},
 		{
 			"sluice_over_admitted_by_policy_tokens_total", "counter",
 			"Of the tokens admitted beyond the limit, those that " +

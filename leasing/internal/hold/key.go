@@ -209,7 +209,7 @@ func (k *Key) Counts(now instant, limit *ratelimit.Limit) bool {
 // Restart forgets the account, and keeps what the key is asked for.
 func (e Entry) Restart() {
 	e.Part, e.Till = Part{}, 0
-	e.refusals = refusals{}
+	e.refusals, e.Beyond = refusals{}, Beyond{}
 }
 
 // Refill is how long a bucket takes for n tokens.

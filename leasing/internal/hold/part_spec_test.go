@@ -231,3 +231,27 @@ func TestSpecChargesBeyondTheLimit(t *testing.T) {
 		t.Errorf("taken %d, drift %d", s.Taken, s.Drift())
 	}
 }
+
+// What was in hand when a lease ended is the ledger's again: beside the share it is not spent.
+func TestExpiredHandIsNoDrift(t *testing.T) {
+	rule := &ratelimit.Rule{
+		Limit:        ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Minute, Requests: 100, Burst: 100},
+		Coordination: ratelimit.DefaultCoordination(),
+	}
+	e := Entry{&Key{Part: Part{Taken: 45, Spent: 5, booked: 45, Deadline: 1e9, Heard: 1}}, &Use{}}
+	admitted := 0
+	for e.SpendShare(2e9, &ratelimit.Ask{Rule: rule, Cost: 1}, 2, &ratelimit.Verdict{}) {
+		admitted++
+	}
+	if admitted != 2 || !e.Untold() {
+		t.Errorf("%d were admitted, of a share of 2; told %v", admitted, !e.Untold())
+	}
+}
+
+// An account that begins anew has nothing to say of what was spent of the one before.
+func TestRestartForgetsWhatLayBeyond(t *testing.T) {
+	e := Entry{&Key{Part: Part{Taken: 5, Spent: 5}}, &Use{Beyond: Beyond{Over: 3, Unasked: 2}}}
+	if e.Restart(); e.Kept() || e.Beyond != (Beyond{}) {
+		t.Errorf("%+v", e.Beyond)
+	}
+}
