@@ -147,6 +147,11 @@ func (s *memoryShard) settle(now instant, c *Claim, at *span, t *told) Grant {
 	if k == nil {
 		return Grant{Err: ErrFull}
 	}
+	return k.settle(now, c, at, s.sumLocked(name{c.Key, c.Window - 1}), t)
+}
+
+// settle settles a claim of the account at an instant. sum is that of the account of the window before.
+func (k *kept) settle(now instant, c *Claim, at *span, sum tokens, t *told) Grant {
 	if c.Window == 0 {
 		if k.bucket == nil {
 			k.bucket = &bucket{}
@@ -156,7 +161,7 @@ func (s *memoryShard) settle(now instant, c *Claim, at *span, t *told) Grant {
 		return g
 	}
 	k.over = max(k.over, at.over)
-	before := at.before(now, &c.Limit, s.sumLocked(name{c.Key, c.Window - 1}))
+	before := at.before(now, &c.Limit, sum)
 	if c.Kind == Draws {
 		return k.draw(now, c, before)
 	}

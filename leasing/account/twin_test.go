@@ -39,21 +39,25 @@ func newMoved(t *testing.T, s *redistest.Server) *moved {
 	return m
 }
 
-// twins are the two ledgers, and holders that send to both.
+// twins are the three ledgers, and holders that send to all.
 type twins struct {
 	*testing.T
 	*rand.Rand
 	redis  *moved
 	memory *Memory
+	cas    *CAS
+	store  *MemoryStore // of cas
 	key    string
 	limit  ratelimit.Limit
 	told   []Claim // what each holder last said
 	audit  string
-	events []Event // of the ledger in memory
+	// Of the ledger in memory, and of that on a store which compares and sets.
+	events, written []Event
 	met    map[string]int
 }
 
-// Random messages through the scripts and plain draws, and through the code in Go: every answer is the same.
+// Random messages through the scripts and plain draws, through the code in Go, and through that on a store which compares
+// and sets: every answer is the same.
 func TestTwins(t *testing.T) {
 	s := redistest.Shared(t)
 	m, met := newMoved(t, s), map[string]int{}
@@ -97,6 +101,9 @@ func newTwins(t *testing.T, m *moved, seed uint64, met map[string]int) *twins {
 		w.audit = fmt.Sprintf("%d d.rule %d", seed, seed)
 	}
 	w.memory.OnEvent = func(e *Event) { w.events = append(w.events, *e) }
+	w.store = NewMemoryStore(w.memory.clock)
+	w.store.OnEvent = func(e *Event) { w.written = append(w.written, *e) }
+	w.cas = NewCAS(w.store, "t:", nil)
 	return w
 }
 
@@ -107,7 +114,7 @@ func (w *twins) play(steps int) {
 	}
 }
 
-// differ says where the two ledgers answer differently, or an invariant is broken; "" if all is well.
+// differ says where the ledgers answer differently, or an invariant is broken; "" if all is well.
 func (w *twins) differ(steps int) string {
 	for step := range steps {
 		w.pass()
@@ -123,6 +130,12 @@ func (w *twins) differ(steps int) string {
 		}
 		if d := cmp.Diff(shown(want[0]), shown(got[0])); d != "" {
 			return fmt.Sprintf("step %d at %d, %+v: memory -, Redis +\n%s", step, w.redis.now, c, d)
+		}
+		if _, _, err := w.cas.Settle(w.Context(), []Claim{c}, got); err != nil {
+			return err.Error()
+		}
+		if d := cmp.Diff(shown(want[0]), shown(got[0])); d != "" {
+			return fmt.Sprintf("step %d at %d, %+v: memory -, CAS +\n%s", step, w.redis.now, c, d)
 		}
 		if err := w.holds(&c); err != nil {
 			return err.Error()
@@ -140,6 +153,9 @@ func (w *twins) differ(steps int) string {
 
 // sameRecord compares what is on record, event by event.
 func (w *twins) sameRecord() string {
+	if d := cmp.Diff(inRuns(w.events), inRuns(w.written)); d != "" {
+		return "on record: memory -, CAS +\n" + d
+	}
 	at := RecordName("t:", w.key)
 	var there []Event
 	for _, entry := range w.redis.one.client.XRange(w.Context(), at, "-", "+").Val() {
@@ -193,6 +209,7 @@ func (w *twins) pass() {
 		w.met["back"]++
 	case n < 70:
 		w.memory.Lose(nil, w.Uint64())
+		w.store.Lose(nil, fmt.Sprint(w.Uint64()))
 		w.del("t:{" + w.key + "}*")
 		w.met["lost"]++
 	case n < 76:
@@ -203,6 +220,7 @@ func (w *twins) pass() {
 	case n < 78:
 		win := w.window()
 		w.memory.Evict(w.key, win)
+		delete(w.store.records, w.cas.keyOf(&Claim{Key: w.key, Limit: w.limit}, win).Name)
 		w.del(w.redis.nameOf(w.key, win))
 		w.met["evicted"]++
 	}

@@ -1,0 +1,401 @@
+package account
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	mathrand "math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// CAS is the ledger on any store that changes a record only if it is unchanged (compare and set). An account is one
+// record. The claims of one message on an account are one change; where another node was quicker, the account is read
+// again, after a pause at random, until ctx is done or triesMost is reached. It is safe for concurrent use, and
+// allocates.
+//
+// Guarantee: that of the package. A change is made of what its account was when it was read, at the store's time then,
+// and only if the account and the life of the data are still the same.
+type CAS struct {
+	store  Store
+	prefix string
+	alone  func() bool
+	known  atomic.Bool // whether an epoch was known before
+}
+
+// NewCAS makes a ledger whose records' names begin with prefix. alone tells whether no other node is alive, when a store
+// is empty that this process has not known before; nil says that others may be.
+func NewCAS(store Store, prefix string, alone func() bool) *CAS {
+	return &CAS{store: store, prefix: prefix, alone: alone}
+}
+
+const (
+	// triesMost is how often one message tries to change an account at most.
+	triesMost = 16
+	// contended is the longest pause before the second try. It doubles up to contendedMost.
+	contended, contendedMost = time.Millisecond, 16 * time.Millisecond
+)
+
+// ErrContended answers claims on an account that others have changed again and again. Nothing was settled.
+var ErrContended = errors.New("other nodes have changed the account each time that it was tried")
+
+// errNewLife says that the data is in another life than when it was read.
+var errNewLife = errors.New("the store's data was lost, or is another copy's")
+
+// Settle implements [Ledger].
+func (l *CAS) Settle(
+	ctx context.Context, claims []Claim, grants []Grant,
+) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
+	left := l.sort(claims, grants)
+	var e ratelimit.Epoch
+	var at instant
+	for try := 1; ; try++ {
+		epoch, now, err := l.round(ctx, &left, grants)
+		if err == nil && e.ID != 0 && e.ID != epoch.ID {
+			err = errNewLife // and what was settled before counts no more
+		} else if err == nil {
+			e, at = epoch, now
+		}
+		switch {
+		case err != nil && (e.ID == 0 || errors.Is(err, errNewLife)):
+			for i := range grants {
+				grants[i] = Grant{Err: err}
+			}
+			return ratelimit.Epoch{}, 0, err
+		case len(left) == 0:
+			return e, at, nil
+		case err == nil && try == triesMost:
+			err = ErrContended
+		case err == nil:
+			err = pause(ctx, try)
+		}
+		if err != nil {
+			for _, w := range left {
+				w.fail(grants, err)
+			}
+			return e, at, nil
+		}
+	}
+}
+
+// pause waits before another try, for a time at random: nodes that met do not meet again.
+func pause(ctx context.Context, try int) error {
+	most := min(contended<<(try-1), contendedMost)
+	t := time.NewTimer(time.Duration(mathrand.Int64N(int64(most))))
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}
+
+// work is what is to be settled of one account.
+type work struct {
+	key    StoreKey
+	before StoreKey // the account of the window before
+	claims []*Claim
+	at     []int // of their grants
+}
+
+func (w *work) fail(grants []Grant, err error) {
+	for _, i := range w.at {
+		grants[i] = Grant{Err: err}
+	}
+}
+
+// sort gathers claims by their accounts. Those that mean nothing have an error in their grants.
+func (l *CAS) sort(claims []Claim, grants []Grant) (all []*work) {
+	byName := map[string]*work{}
+	for i := range claims {
+		c := &claims[i]
+		if err := check(c); err != nil {
+			grants[i] = Grant{Err: err}
+			continue
+		}
+		key := l.keyOf(c, c.Window)
+		w := byName[key.Name]
+		if w == nil {
+			w = &work{key: key}
+			if c.Window > 1 {
+				w.before = l.keyOf(c, c.Window-1)
+			}
+			byName[key.Name] = w
+			all = append(all, w)
+		}
+		w.claims, w.at = append(w.claims, c), append(w.at, i)
+	}
+	// All nodes write in the same order, so that none waits for another that waits for it.
+	slices.SortFunc(all, func(a, b *work) int { return strings.Compare(a.key.Name, b.key.Name) })
+	return all
+}
+
+// keyOf names the account of a window.
+func (l *CAS) keyOf(c *Claim, w ratelimit.Window) StoreKey {
+	k := StoreKey{Name: l.prefix + "{" + c.Key + "}" + strconv.FormatInt(int64(w), 10)}
+	if w != 0 {
+		s := spanOf(&c.Limit, w)
+		k.Over = s.over
+	}
+	return k
+}
+
+// round tries to settle what is left, and leaves what others have changed meanwhile. With nothing left it asks for the
+// epoch.
+func (l *CAS) round(ctx context.Context, left *[]*work, grants []Grant) (ratelimit.Epoch, instant, error) {
+	keys := make([]StoreKey, 1, 1+2*len(*left))
+	keys[0] = l.life()
+	for _, w := range *left {
+		if keys = append(keys, w.key); w.before.Name != "" {
+			keys = append(keys, w.before)
+		}
+	}
+	s, err := l.read(ctx, keys)
+	if err != nil {
+		return ratelimit.Epoch{}, 0, err
+	}
+	e, err := l.epochOf(ctx, &s, 0)
+	if err != nil {
+		return ratelimit.Epoch{}, 0, err
+	}
+	var changes []Change
+	var changing []*work
+	records := s.Records[1:]
+	for _, w := range *left {
+		before := Record{}
+		own := records[0]
+		if records = records[1:]; w.before.Name != "" {
+			before, records = records[0], records[1:]
+		}
+		c, err := w.settle(s.Now, own, before, grants)
+		if err != nil {
+			w.fail(grants, err)
+		} else if c.Data != nil || len(c.Events) > 0 {
+			changes, changing = append(changes, c), append(changing, w)
+		}
+	}
+	*left = nil
+	if len(changes) == 0 {
+		return e, s.Now, nil
+	}
+	made, err := l.store.Write(ctx, s.Life, changes)
+	if err == nil && len(made) != len(changes) {
+		err = fmt.Errorf("%w: %d answers to %d changes", ErrAnswer, len(made), len(changes))
+	}
+	if err != nil { // any may have been made
+		for _, w := range changing {
+			w.fail(grants, err)
+		}
+		return ratelimit.Epoch{}, 0, fmt.Errorf("the store: %w", err)
+	}
+	for i, ok := range made {
+		if !ok {
+			*left = append(*left, changing[i])
+		}
+	}
+	return e, s.Now, nil
+}
+
+func (l *CAS) read(ctx context.Context, keys []StoreKey) (Snapshot, error) {
+	s, err := l.store.Read(ctx, keys)
+	switch {
+	case err != nil:
+		return s, fmt.Errorf("the store: %w", err)
+	case len(s.Records) != len(keys) || s.Now <= 0 || s.Now >= lastTime || s.Life == "":
+		return s, fmt.Errorf("%w: %d records of %d, the time %d and the life %q", ErrAnswer, len(s.Records), len(keys), s.Now,
+			s.Life)
+	}
+	return s, nil
+}
+
+// settle settles the claims of one account, which is as it was read. There is no change if none was kept.
+func (w *work) settle(now instant, own, before Record, grants []Grant) (Change, error) {
+	var k, was kept
+	if err := errors.Join(k.decode(own.Data), was.decode(before.Data)); err != nil {
+		return Change{}, err
+	}
+	c := Change{StoreKey: w.key, Version: own.Version}
+	settled := false
+	for n, i := range w.at {
+		claim, t := w.claims[n], told{}
+		span := spanOf(&claim.Limit, claim.Window)
+		g := Grant{Err: ErrOver}
+		if span.kept(now) {
+			g = k.settle(now, claim, &span, was.sum, &t)
+		}
+		grants[i] = g
+		settled = settled || g.Err == nil
+		c.Recalled = append(c.Recalled, t.asked...)
+		if claim.Audit != "" {
+			c.Events = append(append(c.Events, t.expired...), NewEvent(claim, &g))
+		}
+	}
+	if settled {
+		c.Data, c.Until = k.encode(), k.over
+	}
+	return c, nil
+}
+
+// A store's data has an epoch, in a record beside the accounts. It names the life that the store says its data is in.
+// Where it names another, or is not there, a new epoch begins.
+
+// life is the record of the epoch. It is never over.
+func (l *CAS) life() StoreKey { return StoreKey{Name: l.prefix + epochName} }
+
+// epochOf is the epoch of what was read, whose first record it is: a new one where it is of another life. telling
+// has the learning go on, if it does.
+func (l *CAS) epochOf(ctx context.Context, s *Snapshot, flags int) (ratelimit.Epoch, error) {
+	own := s.Records[0]
+	was, life, ok := parseEpoch(string(own.Data))
+	is := was
+	switch {
+	case !ok || life != s.Life:
+		var id [8]byte
+		_, _ = rand.Read(id[:]) // never fails
+		is = ratelimit.Epoch{ID: binary.LittleEndian.Uint64(id[:]) | 1, Began: s.Now, Learning: s.Now.Add(Learn)}
+		if own.Version == 0 && !l.known.Load() && l.alone != nil && l.alone() {
+			is.Learning = s.Now
+		}
+	case flags&telling != 0 && is.Young(s.Now):
+		is.Learning = s.Now.Add(Learn)
+	default:
+		// Nobody learns for longer from now: what is further ahead is from before the clock was set back.
+		is.Learning = min(is.Learning, s.Now.Add(Learn))
+	}
+	if is != was {
+		data := fmt.Sprintf("%x %d %d %s", is.ID, is.Began, is.Learning, s.Life)
+		made, err := l.store.Write(ctx, s.Life, []Change{{StoreKey: l.life(), Version: own.Version, Data: []byte(data),
+			Until: lastTime}})
+		if err != nil {
+			return ratelimit.Epoch{}, fmt.Errorf("the store: %w", err)
+		}
+		if is.ID != was.ID && (len(made) != 1 || !made[0]) {
+			return ratelimit.Epoch{}, errNewLife // somebody else has begun one
+		}
+	}
+	l.known.Store(true)
+	return is, nil
+}
+
+func parseEpoch(s string) (e ratelimit.Epoch, life string, ok bool) {
+	fields := strings.SplitN(s, " ", 4)
+	if len(fields) != 4 {
+		return e, "", false
+	}
+	id, err1 := strconv.ParseUint(fields[0], 16, 64)
+	began, err2 := strconv.ParseInt(fields[1], 10, 64)
+	ends, err3 := strconv.ParseInt(fields[2], 10, 64)
+	e = ratelimit.Epoch{ID: id, Began: instant(began), Learning: instant(ends)}
+	return e, fields[3], id != 0 && errors.Join(err1, err2, err3) == nil
+}
+
+// Verify asks whose data there is. It blocks until ctx is done at most.
+func (l *CAS) Verify(ctx context.Context) (ratelimit.Epoch, error) { return l.look(ctx, 0) }
+
+// Prolong has the learning after a loss go on, if it still does, as [Redis.Prolong] has.
+func (l *CAS) Prolong(ctx context.Context) error {
+	_, err := l.look(ctx, telling)
+	return err
+}
+
+func (l *CAS) look(ctx context.Context, flags int) (ratelimit.Epoch, error) {
+	s, err := l.read(ctx, []StoreKey{l.life()})
+	if err != nil {
+		return ratelimit.Epoch{}, err
+	}
+	return l.epochOf(ctx, &s, flags)
+}
+
+// Listener is a store that passes on whom a change recalls.
+type Listener interface {
+	// Listen calls heard with the name of each record of which the node of a holder is asked to give something back. It
+	// returns when ctx is done.
+	Listen(ctx context.Context, node ratelimit.Holder, heard func(name string))
+}
+
+// Recalls calls recalled with an account of which the node of a holder is asked to give back what it has in hand, as
+// [Redis.Recalls] does. Through a store that is no [Listener] nobody is asked.
+func (l *CAS) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(key string, w ratelimit.Window)) {
+	if s, ok := l.store.(Listener); ok {
+		s.Listen(ctx, NodeOf(h), func(name string) {
+			if key, w, ours := parseName(l.prefix, name); ours {
+				recalled(key, w)
+			}
+		})
+		return
+	}
+	<-ctx.Done()
+}
+
+// Look reads an account for people; nil: there is none. It blocks until ctx is done, at most.
+func (l *CAS) Look(
+	ctx context.Context, key string, w ratelimit.Window, limit *ratelimit.Limit,
+) (*ratelimit.AccountLook, error) {
+	c := Claim{Key: key, Limit: *limit}
+	keys := []StoreKey{l.keyOf(&c, w)}
+	if w > 1 {
+		keys = append(keys, l.keyOf(&c, w-1))
+	}
+	s, err := l.read(ctx, keys)
+	if err != nil {
+		return nil, err
+	}
+	var k, was kept
+	if err := k.decode(s.Records[0].Data); err != nil {
+		return nil, err
+	}
+	if len(keys) > 1 {
+		if err := was.decode(s.Records[1].Data); err != nil {
+			return nil, err
+		}
+	}
+	if s.Records[0].Version == 0 {
+		return nil, nil //nolint:nilnil // there is no account
+	}
+	v := &ratelimit.AccountLook{Window: w, Limit: limit.Capacity()}
+	of := k.account.records
+	if b := k.bucket; b != nil {
+		v.Charged, of = tokens(roundUp(int64(v.Limit)*Micro-b.level, Micro)), b.records
+		v.Relearning = b.learns > s.Now
+	} else {
+		span := spanOf(limit, w)
+		v.Charged, v.Relearning = k.sum+span.before(s.Now, limit, was.sum), k.account.learns > s.Now
+	}
+	v.Free = v.Limit - v.Charged
+	for i := range of {
+		r := &of[i]
+		x := ratelimit.HolderLook{Holder: r.holder, Granted: r.total(), Spent: r.spent, Fence: r.fence}
+		if k.bucket == nil {
+			if x.Closed = r.expires == closed; r.expires > safe {
+				x.Expires = r.expires.Sub(s.Now)
+			}
+		}
+		x.Outstanding = max(0, x.Granted-x.Spent)
+		v.Holders = append(v.Holders, x)
+	}
+	return v, nil
+}
+
+// Sweep has the store drop what is over. Each node calls it now and then. It blocks until ctx is done, at most.
+func (l *CAS) Sweep(ctx context.Context) error {
+	for more := true; more; {
+		s, err := l.read(ctx, nil)
+		if err == nil {
+			_, more, err = l.store.Drop(ctx, s.Now)
+		}
+		if err != nil {
+			return fmt.Errorf("the store: %w", err)
+		}
+	}
+	return nil
+}
+
+var _ Ledger = (*CAS)(nil)

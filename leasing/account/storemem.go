@@ -1,0 +1,108 @@
+package account
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// MemoryStore is a [Store] in this process, for tests and simulations.
+type MemoryStore struct {
+	clock func() ratelimit.LedgerTime
+	// OnRecall and OnEvent, if set before the first change, are told of what a change has of them.
+	OnRecall func(h ratelimit.Holder, name string)
+	OnEvent  func(*Event)
+
+	mu      sync.Mutex
+	life    string                  // guarded by mu
+	version uint64                  // guarded by mu: the last one given
+	records map[string]memoryRecord // guarded by mu
+}
+
+type memoryRecord struct {
+	Record
+	until instant
+}
+
+// NewMemoryStore makes an empty store.
+func NewMemoryStore(clock func() ratelimit.LedgerTime) *MemoryStore {
+	return &MemoryStore{clock: clock, life: "1", records: map[string]memoryRecord{}}
+}
+
+// Read implements [Store].
+func (s *MemoryStore) Read(_ context.Context, keys []StoreKey) (Snapshot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x := Snapshot{Records: make([]Record, len(keys)), Now: s.clock(), Life: s.life}
+	for i, k := range keys {
+		x.Records[i] = s.records[k.Name].Record
+	}
+	return x, nil
+}
+
+// ErrLife says that a store's data is in another life than a change is for.
+var ErrLife = errors.New("the store's data is in another life: it was lost, or an older copy goes on")
+
+// Write implements [Store].
+func (s *MemoryStore) Write(_ context.Context, life string, changes []Change) ([]bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if life != s.life {
+		return nil, ErrLife
+	}
+	made := make([]bool, len(changes))
+	for i := range changes {
+		c := &changes[i]
+		if c.Data != nil {
+			if s.records[c.Name].Version != c.Version {
+				continue
+			}
+			s.version++
+			s.records[c.Name] = memoryRecord{Record{s.version, slices.Clone(c.Data)}, c.Until}
+		}
+		made[i] = true
+		for _, h := range c.Recalled {
+			if s.OnRecall != nil {
+				s.OnRecall(h, c.Name)
+			}
+		}
+		for j := range c.Events {
+			if s.OnEvent != nil {
+				s.OnEvent(&c.Events[j])
+			}
+		}
+	}
+	return made, nil
+}
+
+// Drop implements [Store].
+func (s *MemoryStore) Drop(_ context.Context, before ratelimit.LedgerTime) (n int, more bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n = len(s.records)
+	maps.DeleteFunc(s.records, func(_ string, r memoryRecord) bool { return r.until <= before })
+	return n - len(s.records), false, nil
+}
+
+// Copy is the data as it is now: a standby's, or on a disk. It is another store.
+func (s *MemoryStore) Copy() *MemoryStore {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &MemoryStore{clock: s.clock, life: s.life, version: s.version, records: maps.Clone(s.records)}
+}
+
+// Lose goes on with an older copy of the data, or with nothing if it is nil, in another life.
+func (s *MemoryStore) Lose(older *MemoryStore, life string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.records = map[string]memoryRecord{}; older != nil {
+		s.records = maps.Clone(older.records)
+	}
+	s.life = life
+}
+
+var _ Store = (*MemoryStore)(nil)
