@@ -1,0 +1,323 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Store is a database. It is safe for concurrent use. Each call blocks until its context is done, at most.
+type Store struct {
+	pool     *pgxpool.Pool
+	prefix   string
+	prepared atomic.Bool
+	recalls  chan recalled
+	listened atomic.Bool
+}
+
+// recalled is what a node is asked to give back.
+type recalled struct {
+	node ratelimit.Holder
+	name string
+}
+
+// Open makes a store of the database that a URL names, in the form of libpq: several hosts, TLS, passwords and
+// settings of the session are as it reads them. It does not connect: [Store.Prepare] does. prefix tells fleets apart
+// that share the database. conns is how many connections there may be, at least 2.
+func Open(rawURL, prefix string, conns int) (*Store, error) {
+	c, err := pgxpool.ParseConfig(rawURL)
+	if err != nil {
+		return nil, fmt.Errorf("the store's URL is not one of PostgreSQL: %w", withoutSecret(err))
+	}
+	c.MaxConns, c.MinConns = int32(max(2, conns)), int32(min(max(2, conns), 4))
+	if len(c.ConnConfig.Fallbacks) > 0 && c.ConnConfig.ValidateConnect == nil {
+		c.ConnConfig.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
+	}
+	defaults := map[string]string{
+		"application_name": "sluice",
+		// Rows are locked in the order in which they are named, so that nodes wait for each other in no circle; and
+		// tables are small when they are planned for.
+		"enable_hashjoin": "off", "enable_mergejoin": "off", "enable_seqscan": "off", "jit": "off",
+	}
+	for name, value := range defaults {
+		if c.ConnConfig.RuntimeParams[name] == "" {
+			c.ConnConfig.RuntimeParams[name] = value
+		}
+	}
+	c.AfterConnect = named
+	pool, err := pgxpool.NewWithConfig(context.Background(), c)
+	if err != nil {
+		return nil, fmt.Errorf("postgres: %w", withoutSecret(err))
+	}
+	return &Store{pool: pool, prefix: prefix, recalls: make(chan recalled, mostRecalls)}, nil
+}
+
+// withoutSecret leaves out a URL, which may hold a password.
+func withoutSecret(err error) error {
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		return u.Err
+	}
+	if text := err.Error(); strings.Contains(text, "://") {
+		_, reason, _ := strings.Cut(text, "`: ")
+		return errors.New(reason)
+	}
+	return err
+}
+
+// named has a connection know the server at its end, which does not change as long as it lasts. Where commits may be
+// lost by a crash, each start of the server is another one.
+func named(ctx context.Context, c *pgx.Conn) error {
+	_, err := c.Exec(ctx, `SELECT set_config('sluice.server', (SELECT system_identifier FROM pg_control_system()) ||
+  CASE WHEN current_setting('synchronous_commit') = 'off' OR current_setting('fsync') = 'off'
+    THEN '-' || extract(epoch FROM pg_postmaster_start_time()) ELSE '' END, false)`)
+	return err
+}
+
+// life is the life of the data: the server's, and its timeline, which a promotion changes.
+const life = `current_setting('sluice.server') || '-' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)`
+
+// Prepare connects, and makes the tables what this release needs. It is called until it returns nil, before the store is
+// used: until then all other calls fail.
+func (s *Store) Prepare(ctx context.Context) error {
+	if s.prepared.Load() {
+		return nil
+	}
+	err := s.pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return migrate(ctx, c.Conn()) })
+	if err != nil {
+		return fmt.Errorf("postgres: %w", err)
+	}
+	if err := s.widen(ctx); err != nil {
+		return err
+	}
+	s.prepared.Store(true)
+	return nil
+}
+
+var errUnprepared = errors.New("postgres: the tables are not known to be there yet")
+
+// Ping asks whether the server answers.
+func (s *Store) Ping(ctx context.Context) error { return s.pool.Ping(ctx) }
+
+// Close ends all connections. It waits for what is under way.
+func (s *Store) Close() { s.pool.Close() }
+
+const readSQL = `SELECT (extract(epoch FROM statement_timestamp()) * 1000000)::bigint, ` + life + `, a.version, a.data
+FROM (SELECT 1) one
+LEFT JOIN unnest($1::text[], $2::bigint[]) WITH ORDINALITY k(name, over, n) ON true
+LEFT JOIN sluice_accounts a ON a.name = k.name AND a.over = k.over
+ORDER BY k.n`
+
+// Read implements [account.Store].
+func (s *Store) Read(ctx context.Context, keys []account.StoreKey) (x account.Snapshot, err error) {
+	if !s.prepared.Load() {
+		return x, errUnprepared
+	}
+	names, overs := make([]string, len(keys)), make([]int64, len(keys))
+	for i, k := range keys {
+		names[i], overs[i] = k.Name, int64(k.Over)
+	}
+	rows, err := s.pool.Query(ctx, readSQL, names, overs)
+	if err != nil {
+		return x, fmt.Errorf("postgres: %w", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var version *int64
+		var r account.Record
+		if err := rows.Scan(&x.Now, &x.Life, &version, &r.Data); err != nil {
+			return x, fmt.Errorf("postgres: %w", err)
+		}
+		if version != nil {
+			r.Version = uint64(*version)
+		}
+		x.Records = append(x.Records, r)
+	}
+	if err := rows.Err(); err != nil {
+		return x, fmt.Errorf("postgres: %w", err)
+	}
+	x.Records = x.Records[:min(len(keys), len(x.Records))]
+	return x, nil
+}
+
+const writeSQL = `WITH c AS MATERIALIZED (
+  SELECT * FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bytea[]) WITH ORDINALITY
+    c(name, over, version, until, data, n)
+  WHERE ` + life + ` = $1
+), changed AS (
+  UPDATE sluice_accounts a SET version = a.version + 1, until = c.until, data = c.data
+  FROM c WHERE c.version <> 0 AND a.name = c.name AND a.over = c.over AND a.version = c.version
+  RETURNING c.n
+), added AS (
+  INSERT INTO sluice_accounts (name, over, version, until, data)
+  SELECT name, over, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, until, data FROM c WHERE c.version = 0
+  ON CONFLICT DO NOTHING
+  RETURNING name, over
+)
+SELECT ` + life + ` = $1, ARRAY(SELECT n FROM changed UNION ALL SELECT c.n FROM added JOIN c USING (name, over))`
+
+// Write implements [account.Store]. It makes all changes in one transaction.
+func (s *Store) Write(ctx context.Context, inLife string, changes []account.Change) ([]bool, error) {
+	if !s.prepared.Load() {
+		return nil, errUnprepared
+	}
+	made, err := s.write(ctx, inLife, changes)
+	if e, ok := errors.AsType[*pgconn.PgError](err); ok && e.Code == noPartition {
+		if err = s.partitions(ctx, changes); err == nil {
+			made, err = s.write(ctx, inLife, changes)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	for i := range changes {
+		if made[i] {
+			s.recall(&changes[i])
+		}
+	}
+	return made, nil
+}
+
+// noPartition is PostgreSQL's code for a row that has no place: check_violation.
+const noPartition = "23514"
+
+func (s *Store) write(ctx context.Context, inLife string, changes []account.Change) ([]bool, error) {
+	var names []string
+	var overs, versions, untils []int64
+	var data [][]byte
+	var of []int
+	made, audited := make([]bool, len(changes)), false
+	for i := range changes {
+		c := &changes[i]
+		audited = audited || len(c.Events) > 0
+		if made[i] = c.Data == nil; made[i] {
+			continue
+		}
+		names, overs, versions = append(names, c.Name), append(overs, int64(c.Over)), append(versions, int64(c.Version))
+		untils, data, of = append(untils, int64(c.Until)), append(data, c.Data), append(of, i)
+	}
+	do := func(q querier) error {
+		var alive bool
+		var done []int64
+		err := q.QueryRow(ctx, writeSQL, inLife, names, overs, versions, untils, data).Scan(&alive, &done)
+		switch {
+		case err != nil:
+			return fmt.Errorf("postgres: %w", err)
+		case !alive:
+			return fmt.Errorf("postgres: %w", account.ErrLife)
+		}
+		for _, n := range done {
+			made[of[n-1]] = true
+		}
+		return nil
+	}
+	if !audited {
+		return made, do(s.pool)
+	}
+	// What is on record is written in the same transaction as what it tells of.
+	return made, pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		if err := do(tx); err != nil {
+			return err
+		}
+		return s.record(ctx, tx, changes, made)
+	})
+}
+
+type querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// Listen implements [account.Listener].
+func (s *Store) Listen(ctx context.Context, node ratelimit.Holder, heard func(name string)) {
+	go s.pass(ctx)
+	for ctx.Err() == nil {
+		_ = s.listen(ctx, node, heard) // what is missed costs refusals only
+		select {
+		case <-ctx.Done():
+		case <-time.After(listenAgain):
+		}
+	}
+}
+
+const (
+	listenAgain = time.Second
+	// mostRecalls bounds those that wait to be passed on; more are left out.
+	mostRecalls = 1 << 10
+	// mostPayload is the longest text that a notification has.
+	mostPayload = 7999
+)
+
+func channelOf(node ratelimit.Holder) string { return "sluice_" + account.HolderName(node) }
+
+func (s *Store) listen(ctx context.Context, node ratelimit.Holder, heard func(name string)) error {
+	// One connection of its own: it waits for ever, and would be missed in the pool.
+	c, err := pgx.ConnectConfig(ctx, s.pool.Config().ConnConfig)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close(context.WithoutCancel(ctx)) }()
+	if _, err := c.Exec(ctx, "LISTEN "+pgx.Identifier{channelOf(node)}.Sanitize()); err != nil {
+		return err
+	}
+	for {
+		n, err := c.WaitForNotification(ctx)
+		if err != nil {
+			return err
+		}
+		heard(n.Payload)
+	}
+}
+
+// recall has nodes asked that have what others need. It does not wait.
+func (s *Store) recall(c *account.Change) {
+	for _, h := range c.Recalled {
+		select {
+		case s.recalls <- recalled{account.NodeOf(h), c.Name}:
+		default:
+		}
+	}
+}
+
+// pass sends what nodes are asked for. It is not part of the transaction that asks: PostgreSQL commits those with
+// notifications one after the other.
+func (s *Store) pass(ctx context.Context) {
+	if s.listened.Swap(true) {
+		return
+	}
+	defer s.listened.Store(false)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case r := <-s.recalls:
+			channels, names := []string{channelOf(r.node)}, []string{r.name}
+			for more := true; more && len(names) < 100; {
+				select {
+				case r := <-s.recalls:
+					channels, names = append(channels, channelOf(r.node)), append(names, r.name)
+				default:
+					more = false
+				}
+			}
+			bounded, cancel := context.WithTimeout(ctx, time.Second)
+			_, _ = s.pool.Exec(bounded, `SELECT pg_notify(c, n) FROM unnest($1::text[], $2::text[]) r(c, n)
+WHERE length(n) <= $3`, channels, names, mostPayload)
+			cancel()
+		}
+	}
+}
+
+var (
+	_ account.Store    = (*Store)(nil)
+	_ account.Listener = (*Store)(nil)
+)

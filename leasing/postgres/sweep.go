@@ -1,0 +1,146 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// A partition has the accounts that are over within ten minutes.
+const partitionWidth = ratelimit.LedgerTime(10 * time.Minute / time.Microsecond)
+
+const partitionPrefix = "sluice_accounts_"
+
+func partitionOf(over ratelimit.LedgerTime) int64 { return int64(over / partitionWidth) }
+
+// partitions makes those that changes need, which are there from then on.
+func (s *Store) partitions(ctx context.Context, changes []account.Change) error {
+	var all []int64
+	for i := range changes {
+		if c := &changes[i]; c.Data != nil && c.Over > 0 {
+			all = append(all, partitionOf(c.Over))
+		}
+	}
+	return s.add(ctx, all)
+}
+
+// widen makes the partitions of the near future, so that no request waits for one.
+func (s *Store) widen(ctx context.Context) error {
+	var now ratelimit.LedgerTime
+	err := s.pool.QueryRow(ctx, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint").Scan(&now)
+	if err != nil {
+		return fmt.Errorf("postgres: %w", err)
+	}
+	first := partitionOf(now)
+	all := []int64{first, first + 1, first + 2, first + 3}
+	for _, period := range []time.Duration{time.Hour, 24 * time.Hour} {
+		p := ratelimit.LedgerTime(period / time.Microsecond)
+		all = append(all, partitionOf((now/p+2)*p))
+	}
+	return s.add(ctx, all)
+}
+
+func (s *Store) add(ctx context.Context, all []int64) error {
+	slices.Sort(all)
+	for _, n := range slices.Compact(all) {
+		// A table that is made and then attached blocks nobody; one that is made in its place would.
+		name := partitionPrefix + strconv.FormatInt(n, 10)
+		from, to := max(1, n*int64(partitionWidth)), (n+1)*int64(partitionWidth)
+		err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", int64(lockSchema)); err != nil {
+				return err
+			}
+			var there bool
+			if err := tx.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", name).Scan(&there); err != nil || there {
+				return err
+			}
+			_, err := tx.Exec(ctx, fmt.Sprintf(`CREATE TABLE %[1]s (LIKE sluice_accounts INCLUDING ALL) WITH (fillfactor = 70);
+ALTER TABLE %[1]s ADD CHECK (over >= %[2]d AND over < %[3]d);
+ALTER TABLE sluice_accounts ATTACH PARTITION %[1]s FOR VALUES FROM (%[2]d) TO (%[3]d)`, name, from, to))
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("postgres: making the partition %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// dropMost bounds how many rows of buckets one call deletes.
+const dropMost = 10_000
+
+// Drop implements [account.Store]: whole partitions, and buckets that are full, one by one. Of nodes that call it at
+// once, one does it. It gives up what is in use for longer than a moment.
+func (s *Store) Drop(ctx context.Context, before ratelimit.LedgerTime) (n int, more bool, err error) {
+	if !s.prepared.Load() {
+		return 0, false, errUnprepared
+	}
+	if err := s.widen(ctx); err != nil {
+		return 0, false, err
+	}
+	err = s.pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
+		return pgx.BeginFunc(ctx, c, func(tx pgx.Tx) error {
+			var mine bool
+			err := tx.QueryRow(ctx, "SELECT pg_try_advisory_xact_lock($1)", int64(lockSweep)).Scan(&mine)
+			if err != nil || !mine {
+				return err
+			}
+			if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '200ms'; SET LOCAL enable_seqscan = on"); err != nil {
+				return err
+			}
+			if n, err = dropPartitions(ctx, tx, before); err != nil {
+				return err
+			}
+			gone, err := tx.Exec(ctx, `DELETE FROM sluice_accounts_0 WHERE ctid = ANY(ARRAY(
+SELECT ctid FROM sluice_accounts_0 WHERE until <= $1 LIMIT $2))`, int64(before), dropMost)
+			n += int(gone.RowsAffected())
+			more = gone.RowsAffected() == dropMost
+			return err
+		})
+	})
+	if err != nil {
+		return 0, false, fmt.Errorf("postgres: dropping accounts that are over: %w", err)
+	}
+	return n, more, nil
+}
+
+// dropPartitions drops those of which all is over. It returns how many rows they had, as far as PostgreSQL knows.
+func dropPartitions(ctx context.Context, tx pgx.Tx, before ratelimit.LedgerTime) (rows int, err error) {
+	found, err := tx.Query(ctx, `SELECT c.relname, greatest(c.reltuples, 0)::bigint FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+WHERE i.inhparent = 'sluice_accounts'::regclass`)
+	if err != nil {
+		return 0, err
+	}
+	var over []string
+	for found.Next() {
+		var name string
+		var n int
+		if err := found.Scan(&name, &n); err != nil {
+			found.Close()
+			return 0, err
+		}
+		number, err := strconv.ParseInt(strings.TrimPrefix(name, partitionPrefix), 10, 64)
+		if err == nil && number > 0 && ratelimit.LedgerTime(number+1)*partitionWidth <= before {
+			over = append(over, name)
+			rows += n
+		}
+	}
+	if err := found.Err(); err != nil {
+		return 0, err
+	}
+	for _, name := range over {
+		if _, err := tx.Exec(ctx, "DROP TABLE "+pgx.Identifier{name}.Sanitize()); err != nil {
+			return 0, err
+		}
+	}
+	return rows, nil
+}
