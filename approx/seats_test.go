@@ -8,28 +8,21 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
-	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 const epoch ratelimit.LedgerTime = 1_800_000_000_000_000
 
-// Random applications, to the seats in memory and to those in Redis: the
+// Random applications, to the seats in memory and to those in a record: the
 // answers are the same, no seat has two tenants, and a seat that may have been
 // spent from is tainted.
 func TestSeats(t *testing.T) {
-	server := redistest.Start(t)
-	client := redis.NewClient(&redis.Options{Addr: server.Addr})
-	t.Cleanup(func() { client.Close() })
 	for seed := range uint64(100) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(seed, 3))
 			now := epoch
-			inRedis := NewRedis(client, fmt.Sprint(seed, ":"))
-			inRedis.at = func() ratelimit.LedgerTime { return now }
-			memory := NewMemory(func() ratelimit.LedgerTime { return now })
+			clock := func() ratelimit.LedgerTime { return now }
+			stored, memory := NewStored(&memoryCell{clock: clock}), NewMemory(clock)
 			const ttl = 10 * time.Second
 			seats := 1 + rnd.IntN(4)
 			type tenant struct {
@@ -67,10 +60,10 @@ func TestSeats(t *testing.T) {
 					Holder: ratelimit.Holder(i + 1), Seats: seats, TTL: ttl, Now: x.Tenancy, Plan: plans[i],
 					Leave: rnd.IntN(8) == 0, Clean: rnd.IntN(2) == 0,
 				}
-				got, err := inRedis.Sit(context.Background(), a)
+				got, err := stored.Sit(context.Background(), a)
 				want, err2 := memory.Sit(context.Background(), a)
 				if err != nil || err2 != nil || got != want {
-					t.Fatalf("step %d: %+v: redis %+v %v, memory %+v %v", step, a, got, err, want, err2)
+					t.Fatalf("step %d: %+v: the record %+v %v, memory %+v %v", step, a, got, err, want, err2)
 				}
 				lost := rnd.IntN(5) == 0
 				held := x.Seat >= 0 && now < x.till

@@ -46,6 +46,7 @@ type Selection struct {
 	Mode      string // the name of one of ratelimit.Modes; "": any
 	Storeless bool   // only rings without a store, which no mode but routing has
 	Tills     bool   // only those made up to find what draws get wrong, which mode routing has none of
+	CAS       bool   // the same histories, played with the ledger on a store that compares and sets
 }
 
 // Validate tells what no history can be.
@@ -83,6 +84,7 @@ func (c *chosen) take(ctx context.Context) (o Options, ok bool) {
 		c.next++
 		if c.has(&o) {
 			c.left--
+			o.CAS = c.CAS
 			return o, true
 		}
 	}

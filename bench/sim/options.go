@@ -26,6 +26,7 @@ type Options struct {
 	// Ledger, if set, is used instead of a ledger in memory: a real one. It gets the
 	// ledger's clock. Not with mode routing.
 	Ledger    func(clock func() ratelimit.LedgerTime) (Ledger, error)
+	CAS       bool // the ledger is on a store that compares and sets, in memory
 	Load      load.Load
 	Source    func() load.Source // instead of Load's stream; Load still says Keys and Length
 	Start     time.Duration      // into a window, at the beginning

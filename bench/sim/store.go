@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"errors"
+	"fmt"
 	"hash/fnv"
 	"time"
 
@@ -32,6 +33,12 @@ type part struct {
 	down   int
 }
 
+// copied is a ledger that goes on with an older copy of its data after a failover.
+type copied interface {
+	keep(failover int64)
+	failOver(failover int64) bool // false: nothing was kept for it
+}
+
 // memory is a ledger in memory that may lose its data.
 type memory struct {
 	*account.Memory
@@ -40,11 +47,65 @@ type memory struct {
 }
 
 // Forget implements [Ledger].
-func (m *memory) Forget() { m.failOver(nil) }
+func (m *memory) Forget() { m.lose(nil) }
 
-func (m *memory) failOver(older *account.Memory) {
+func (m *memory) lose(older *account.Memory) {
 	m.epoch++
 	m.Lose(older, m.epoch)
+}
+
+func (m *memory) keep(at int64) { m.copies[at] = m.Copy() }
+
+func (m *memory) failOver(at int64) bool {
+	older := m.copies[at]
+	if older == nil {
+		return false
+	}
+	m.lose(older)
+	delete(m.copies, at)
+	return true
+}
+
+// cas is the same on a store that compares and sets.
+type cas struct {
+	*account.CAS
+	store  *account.MemoryStore
+	lives  int
+	copies map[int64]*account.MemoryStore
+}
+
+func newCAS(p *part) *cas {
+	c := &cas{store: account.NewMemoryStore(p.time), copies: map[int64]*account.MemoryStore{}}
+	c.CAS = account.NewCAS(c.store, "", func() bool { return true })
+	c.store.OnRecall = func(h ratelimit.Holder, name string) {
+		if key, w, ok := account.ParseName("", name); ok {
+			p.recall(h, key, w)
+		}
+	}
+	return c
+}
+
+// Forget implements [Ledger].
+func (c *cas) Forget() { c.lose(nil) }
+
+func (c *cas) lose(older *account.MemoryStore) {
+	c.lives++
+	c.store.Lose(older, fmt.Sprint("after ", c.lives))
+}
+
+// Evict implements [Ledger].
+func (c *cas) Evict(key string, w ratelimit.Window) { c.store.Evict(account.NameOf("", key, w)) }
+
+func (c *cas) keep(at int64) { c.copies[at] = c.store.Copy() }
+
+func (c *cas) failOver(at int64) bool {
+	older := c.copies[at]
+	if older == nil {
+		return false
+	}
+	c.lose(older)
+	delete(c.copies, at)
+	return true
 }
 
 var errRefused = errors.New("connection refused")
@@ -74,6 +135,10 @@ func (p *part) open() {
 			p.violate(-1, -1, "the ledger cannot be used: %v", err)
 		}
 		p.ledger = l
+		return
+	}
+	if p.CAS {
+		p.ledger = newCAS(p)
 		return
 	}
 	m := &memory{account.NewMemory(max(1<<16, 8*max(1, p.Load.Keys)), p.time).Predictable(), 1, map[int64]*account.Memory{}}
@@ -255,17 +320,15 @@ var kinds = [...]string{account.States: "claim", account.Draws: "draw", account.
 
 // keep copies a part of the ledger for the failover at an instant.
 func (p *part) keep(failover int64) {
-	if m, ok := p.ledger.(*memory); ok {
-		m.copies[failover] = m.Copy()
+	if m, ok := p.ledger.(copied); ok {
+		m.keep(failover)
 		p.books.keep(p, failover)
 	}
 }
 
 // failOver goes on with the copy that was kept for it.
 func (p *part) failOver(at int64) {
-	if m, ok := p.ledger.(*memory); ok && m.copies[at] != nil {
-		m.failOver(m.copies[at])
-		delete(m.copies, at)
+	if m, ok := p.ledger.(copied); ok && m.failOver(at) {
 		p.books.failOver(p, at)
 	}
 }

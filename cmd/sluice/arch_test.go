@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -58,6 +59,42 @@ func TestImportsPointDownwards(t *testing.T) {
 	for dir, ok := range documented {
 		if !ok {
 			t.Errorf("%s has no package doc", dir)
+		}
+	}
+}
+
+// behindTheDoor is who may use a store's client library: the door itself, the ledgers that it opens, the library's own
+// door for programs (leasing.Options.Redis), and what measures or tests a store beside Sluice.
+var behindTheDoor = []string{
+	"cmd/sluice/store/", "leasing/account/", "leasing/postgres/", "leasing/embed.go", "leasing/redistest/",
+	"bench/process/", "bench/store/", "bench/mutants/",
+}
+
+// One door leads to the store: whoever adds a store touches nothing else.
+func TestClientLibrariesStayBehindTheDoor(t *testing.T) {
+	used := map[string]bool{}
+	eachGoFile(t, func(path string, test bool) {
+		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := strings.TrimPrefix(path, top)
+		for _, spec := range f.Imports {
+			lib := strings.Trim(spec.Path.Value, `"`)
+			if test || !strings.HasPrefix(lib, "github.com/redis/") && !strings.HasPrefix(lib, "github.com/jackc/") {
+				continue
+			}
+			at := slices.IndexFunc(behindTheDoor, func(door string) bool { return strings.HasPrefix(name, door) })
+			if at < 0 {
+				t.Errorf("%s imports %s: ask the store through cmd/sluice/store", name, lib)
+				continue
+			}
+			used[behindTheDoor[at]] = true
+		}
+	})
+	for _, door := range behindTheDoor {
+		if !used[door] {
+			t.Errorf("%s is listed and imports no client library", door)
 		}
 	}
 }

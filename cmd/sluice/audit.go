@@ -9,6 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/audit"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -16,12 +17,12 @@ import (
 
 // auditCmd replays what was recorded of rules with audit: true.
 type auditCmd struct {
-	Files  []string   `arg:"" optional:"" type:"existingfile" help:"Records of nodes (AUDIT_FILE). Without: those that the Redis keeps."`
-	Redis  redisFlags `embed:""`
-	Rule   string     `help:"Only rules whose name contains this."`
-	Key    string     `help:"Only accounts whose name contains this."`
-	Events bool       `help:"Print every event, too, as JSON lines."`
-	JSON   bool       `name:"json" help:"Print the windows as JSON lines."`
+	Files  []string    `arg:"" optional:"" type:"existingfile" help:"Records of nodes (AUDIT_FILE). Without: those that the Redis keeps."`
+	Store  store.Flags `embed:""`
+	Rule   string      `help:"Only rules whose name contains this."`
+	Key    string      `help:"Only accounts whose name contains this."`
+	Events bool        `help:"Print every event, too, as JSON lines."`
+	JSON   bool        `name:"json" help:"Print the windows as JSON lines."`
 }
 
 // Help is what `sluice audit --help` says below its summary.

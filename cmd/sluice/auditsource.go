@@ -8,11 +8,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"strings"
-	"sync"
 
-	"github.com/redis/go-redis/v9"
-
+	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing/account"
 )
 
@@ -26,20 +23,19 @@ func (c *auditCmd) read() (all []account.Event, missing []string, err error) {
 	if len(c.Files) > 0 {
 		return all, nil, nil
 	}
-	if c.Redis.URL == "" {
-		return all, nil, errors.New("REDIS_URL must name the nodes' Redis, or give the files of AUDIT_FILE")
+	if !c.Store.Shared() {
+		return all, nil, errors.New("STORE_URL or REDIS_URL must name the nodes' store, or give the files of AUDIT_FILE")
 	}
-	redis.SetLogger(redisLog{slog.New(slog.DiscardHandler)})
-	client, err := c.Redis.client()
+	s, err := store.Open(store.Options{Flags: c.Store, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return all, nil, err
 	}
-	defer func() { _ = client.Close() }()
-	r := streamReader{client: client, prefix: c.Redis.KeyPrefix}
-	if err := r.all(context.Background()); err != nil {
-		return all, nil, fmt.Errorf("reading the record: %s: %w", c.Redis.advise(err), err)
+	defer s.Close()
+	missing, err = s.Events(context.Background(), func(e *account.Event) { all = append(all, *e) })
+	if err != nil {
+		return all, nil, fmt.Errorf("reading the record: %s: %w", s.Advise(err), err)
 	}
-	return r.events, r.missing, nil
+	return all, missing, nil
 }
 
 func readFile(name string, all *[]account.Event) error {
@@ -57,72 +53,4 @@ func readFile(name string, all *[]account.Event) error {
 		*all = append(*all, e)
 	}
 	return lines.Err()
-}
-
-// streamReader reads the streams of all audited accounts.
-type streamReader struct {
-	client  redis.UniversalClient
-	prefix  string
-	mu      sync.Mutex
-	events  []account.Event // guarded by mu
-	missing []string        // guarded by mu
-}
-
-func (r *streamReader) all(ctx context.Context) error {
-	if cluster, ok := r.client.(*redis.ClusterClient); ok {
-		return cluster.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error { return r.scan(ctx, node) })
-	}
-	return r.scan(ctx, r.client)
-}
-
-// scan reads the streams of one server, whose names it finds a few at a time.
-func (r *streamReader) scan(ctx context.Context, node redis.UniversalClient) error {
-	names := node.Scan(ctx, 0, account.RecordName(globLiteral(r.prefix), "*"), 1000).Iterator()
-	for names.Next(ctx) {
-		if err := r.stream(ctx, node, names.Val()); err != nil {
-			return err
-		}
-	}
-	return names.Err()
-}
-
-// globLiteral is text for a pattern that matches nothing else.
-func globLiteral(text string) string {
-	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`).Replace(text)
-}
-
-// entriesOf reads a stream in pages: all of it may be more than one answer may be
-// (REDIS_MAX_REPLY).
-func entriesOf(ctx context.Context, node redis.UniversalClient, name string) (all []redis.XMessage, err error) {
-	const page = 1000
-	for from := "-"; ; from = "(" + all[len(all)-1].ID {
-		some, err := node.XRangeN(ctx, name, from, "+", page).Result()
-		if all = append(all, some...); err != nil || len(some) < page {
-			return all, err
-		}
-	}
-}
-
-func (r *streamReader) stream(ctx context.Context, node redis.UniversalClient, name string) error {
-	info, err := node.XInfoStream(ctx, name).Result()
-	if err != nil {
-		return err
-	}
-	entries, err := entriesOf(ctx, node, name)
-	if err != nil {
-		return err
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if gone := info.EntriesAdded - int64(len(entries)); gone > 0 {
-		r.missing = append(r.missing, fmt.Sprintf("of %s the first %d events are no longer kept: its oldest window may lack some", name, gone))
-	}
-	for _, entry := range entries {
-		e, err := account.ReadEvent(r.prefix, entry.Values)
-		if err != nil {
-			return fmt.Errorf("%s, entry %s: %w", name, entry.ID, err)
-		}
-		r.events = append(r.events, e)
-	}
-	return nil
 }

@@ -15,7 +15,7 @@ func (s *settings) validateBackend() error {
 		return nil
 	case s.BackendType != memcache:
 		return fmt.Errorf("BACKEND_TYPE is %q, must be redis or memcache", s.BackendType)
-	case s.Redis.URL != "" || s.SingleReplica:
+	case s.Store.Shared() || s.SingleReplica:
 		return nil
 	}
 	return errors.New("BACKEND_TYPE is memcache, and memcached cannot keep a ledger: each replica would count alone, " +

@@ -27,6 +27,7 @@ type historiesCmd struct {
 	// NoStore is named as that of check.
 	NoStore bool `help:"Play only rings without a store, which are of mode routing."`
 	Tills   bool `help:"Play only those that are made up to find what draws get wrong: one of twenty."`
+	CAS     bool `name:"cas" help:"Play them with the ledger on a store that compares and sets, as PostgreSQL is."`
 	Trace   bool `help:"Play the one history of --seed, and print all that happens in it."`
 	JSON    bool `help:"Print JSON."`
 }
@@ -44,7 +45,7 @@ func (c *historiesCmd) Run(s streams) error {
 	if c.Count < 1 || c.Cores < 0 {
 		return fmt.Errorf("--count is %d, must be at least 1; --cores is %d, must not be negative", c.Count, c.Cores)
 	}
-	which := sim.Selection{Mode: c.Mode, Storeless: c.NoStore, Tills: c.Tills}
+	which := sim.Selection{Mode: c.Mode, Storeless: c.NoStore, Tills: c.Tills, CAS: c.CAS}
 	if err := which.Validate(); err != nil {
 		return err
 	}

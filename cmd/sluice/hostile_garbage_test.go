@@ -120,7 +120,7 @@ func readReply(r *bufio.Reader) (string, error) {
 // learned waits until the ledger at an address has learned.
 func learned(t *testing.T, addr string) {
 	t.Helper()
-	f, _ := hostileFleet(t, &redisFlags{URL: addr, Type: "SINGLE", PoolSize: 2, Timeout: time.Second})
+	f, _ := hostileFleet(t, addr, nil)
 	if f.Greet(); !becomes(f.Ready) {
 		t.Fatal("the ledger learns for ever")
 	}
@@ -147,7 +147,7 @@ func TestGarbageInEveryReply(t *testing.T) {
 			for i, bytes := range garbage {
 				s := newSpoiler(t, store.Addr, command, bytes)
 				var refused atomic.Uint64
-				f, _ := hostileFleet(t, &redisFlags{URL: s.Addr, Type: "SINGLE", PoolSize: 2, Timeout: time.Second, refused: &refused})
+				f, _ := hostileFleet(t, s.Addr, &refused)
 				admitted := spend(f, hostileRule(limit), fmt.Sprint("k", i), 3*limit)
 				counted := f.Stats()
 				s.mu.Lock()

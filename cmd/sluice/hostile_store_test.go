@@ -17,10 +17,11 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/store"
+	"github.com/sluice-gate/sluice/cmd/sluice/store/resp"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/redistest"
-	"github.com/sluice-gate/sluice/leasing/resp"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
@@ -94,24 +95,30 @@ func readCommand(r *bufio.Reader) (first string, err error) {
 	return first, err
 }
 
-// hostileFleet is a node on the Redis at addr, with the client that serve has.
-func hostileFleet(t *testing.T, flags *redisFlags) (*leasing.Fleet, *account.Redis) {
+// hostileFleet is a node on the Redis at addr, with the client that serve has. refused counts connections; it may be nil.
+func hostileFleet(t *testing.T, addr string, refused *atomic.Uint64) (*leasing.Fleet, store.Store) {
 	t.Helper()
-	client, err := flags.client()
+	there, err := store.Open(hostileOptions(store.Redis{URL: addr, Type: "SINGLE", PoolSize: 4}, refused))
 	if err != nil {
 		t.Fatal(err)
 	}
-	clock := ratelimit.MonotonicClock()
-	store, err := account.NewRedis(client, "", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := leasing.NewFleet(store, account.NewHolder(), 1000, clock, time.Now())
+	f := leasing.NewFleet(there.Ledger(), account.NewHolder(), 1000, ratelimit.MonotonicClock(), time.Now())
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { defer close(done); f.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-done; client.Close() })
-	return f, store
+	var all sync.WaitGroup
+	came := make(chan struct{})
+	all.Go(func() { f.Run(ctx) })
+	all.Go(func() { _ = there.Start(ctx, sync.OnceFunc(func() { close(came) }), func(error) {}) })
+	t.Cleanup(func() { cancel(); all.Wait(); there.Close() })
+	select {
+	case <-came:
+	case <-time.After(200 * time.Millisecond): // it says nothing that makes sense
+	}
+	return f, there
+}
+
+func hostileOptions(r store.Redis, refused *atomic.Uint64) store.Options {
+	r.Timeout, r.StartupInitial, r.StartupMax = time.Second, 10*time.Millisecond, 50*time.Millisecond
+	return store.Options{Flags: store.Flags{Redis: r}, Refused: refused}
 }
 
 func hostileRule(limit ratelimit.Tokens) *ratelimit.Rule {
@@ -151,7 +158,7 @@ func TestHostileReplies(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newScripted(t, reply)
 			var refused atomic.Uint64
-			f, _ := hostileFleet(t, &redisFlags{URL: s.Addr, Type: "SINGLE", PoolSize: 4, Timeout: time.Second, refused: &refused})
+			f, _ := hostileFleet(t, s.Addr, &refused)
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			if admitted := spend(f, hostileRule(10), "k", 20); admitted > 0 {
@@ -172,30 +179,35 @@ func TestHostileReplies(t *testing.T) {
 // said where it is reached.
 func TestHostileRepliesOfEveryType(t *testing.T) {
 	s := newScripted(t, "$99999999999\r\n")
-	for name, flags := range map[string]*redisFlags{
+	for name, flags := range map[string]store.Redis{
 		"single":   {URL: s.Addr, Type: "SINGLE"},
 		"cluster":  {URL: s.Addr + "," + s.Addr, Type: "CLUSTER"},
 		"sentinel": {URL: "m," + s.Addr, Type: "SENTINEL"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var refused atomic.Uint64
-			flags.PoolSize, flags.Timeout, flags.refused = 2, time.Second, &refused
-			client, err := flags.client()
+			flags.PoolSize = 2
+			there, err := store.Open(hostileOptions(flags, &refused))
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer client.Close()
+			defer there.Close()
 			ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 			defer cancel()
-			if err := client.Ping(ctx).Err(); err == nil || refused.Load() == 0 {
-				t.Errorf("%v, %d connections refused", err, refused.Load())
-			} else if name == "single" && !strings.Contains(flags.advise(err), "REDIS_MAX_REPLY") {
-				t.Errorf("advice for %v: %s", err, flags.advise(err))
+			advice := ""
+			_ = there.Start(ctx, func() { t.Error("it has answered") }, func(err error) {
+				advice = there.Advise(err)
+				cancel()
+			})
+			if refused.Load() == 0 {
+				t.Error("no connection was refused")
+			} else if name == "single" && !strings.Contains(advice, "REDIS_MAX_REPLY") {
+				t.Errorf("the advice is %q", advice)
 			}
 		})
 	}
-	bad := redisFlags{URL: s.Addr, Type: "SINGLE", PoolSize: 1, MaxReply: resp.LeastReply - 1}
-	if _, err := bad.options(); err == nil || !strings.Contains(err.Error(), "REDIS_MAX_REPLY is 131071") {
+	bad := hostileOptions(store.Redis{URL: s.Addr, Type: "SINGLE", PoolSize: 1, MaxReply: resp.LeastReply - 1}, nil)
+	if _, err := store.Open(bad); err == nil || !strings.Contains(err.Error(), "REDIS_MAX_REPLY is 131071") {
 		t.Error(err)
 	}
 }
@@ -203,10 +215,10 @@ func TestHostileRepliesOfEveryType(t *testing.T) {
 // A real Redis whose policy evicts is warned about; when it has evicted, it is told
 // all accounts again, and those that it had lost are counted.
 func TestHostileEviction(t *testing.T) {
-	store := redistest.Start(t, "--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru", "--maxmemory-samples", "64")
-	f, ledger := hostileFleet(t, &redisFlags{URL: store.Addr, Type: "SINGLE", PoolSize: 4, Timeout: time.Second})
+	server := redistest.Start(t, "--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru", "--maxmemory-samples", "64")
+	f, there := hostileFleet(t, server.Addr, nil)
 	var log lines
-	watch := &storeWatch{name: "REDIS_URL", health: ledger.Health, doubt: f.DoubtEvicted, clock: ratelimit.MonotonicClock(), log: slog.New(slog.NewTextHandler(&log, nil))}
+	watch := &storeWatch{name: "REDIS_URL", ask: there.Safety, doubt: f.DoubtEvicted, clock: ratelimit.MonotonicClock(), log: slog.New(slog.NewTextHandler(&log, nil))}
 	watch.look(t.Context())
 	if s := watch.safety(); !s.Known || s.MayEvict != 1 || s.RDB != 0 || s.AOF != 0 || !strings.Contains(log.String(), "maxmemory_policy=allkeys-lru") {
 		t.Errorf("%+v\n%s", s, &log)
@@ -218,7 +230,7 @@ func TestHostileEviction(t *testing.T) {
 	if admitted := spend(f, rule, "quiet", 1010); admitted != 1000 {
 		t.Fatalf("%d of 1000 were admitted", admitted)
 	}
-	client := store.Client()
+	client := server.Client()
 	defer client.Close()
 	name := "{" + leasing.KeyName([]byte("quiet")) + "}" + fmt.Sprint(rule.Limit.WindowAt(ratelimit.LedgerTime(time.Now().UnixMicro())))
 	if n := client.Exists(t.Context(), name).Val(); n != 1 {
@@ -233,7 +245,7 @@ func TestHostileEviction(t *testing.T) {
 	if !becomes(counted) {
 		t.Fatalf("the lost account is not counted: %+v", f.Stats())
 	}
-	other, _ := hostileFleet(t, &redisFlags{URL: store.Addr, Type: "SINGLE", PoolSize: 4, Timeout: time.Second})
+	other, _ := hostileFleet(t, server.Addr, nil)
 	if admitted := spend(other, rule, "quiet", 50); admitted > 0 {
 		t.Errorf("%d more were admitted after the account was told again", admitted)
 	}

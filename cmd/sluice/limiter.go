@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-gate/sluice/approx"
+	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
@@ -43,19 +44,17 @@ type decider struct {
 	pools   map[string]*metrics.Pool // connections, by the pool's name
 }
 
-// decider chooses by REDIS_URL: leases from a shared ledger and a drift seat, or
-// budgets in this process.
-func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog.Logger) (*decider, error) {
-	other, err := c.Redis.perSecond()
-	if err != nil {
-		return nil, err
-	}
-	if c.Redis.URL == "" {
-		for _, r := range store.Rules().All() {
+// decider chooses by STORE_URL and REDIS_URL: leases from a shared ledger and a drift seat, or budgets in this process.
+func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog.Logger) (*decider, error) {
+	if !c.Store.Shared() {
+		for _, r := range rules.Rules().All() {
 			if r.Coordination.Audit {
-				log.Warn("a rule asks for an audit, and without REDIS_URL there is no record", "first", r.Domain+"."+r.Path)
+				log.Warn("a rule asks for an audit, and without a store there is no record", "first", r.Domain+"."+r.Path)
 				break
 			}
+		}
+		if _, err := store.PerSecond(store.Options{Flags: c.Store}); err != nil {
+			return nil, err
 		}
 		return &decider{
 			limiter: leasing.NewLocal(c.MaxKeys, clock(), time.Now()),
@@ -70,40 +69,57 @@ func (c *serveCmd) decider(clock ratelimit.Clock, store *config.Store, log *slog
 	if err != nil {
 		return nil, err
 	}
-	redis.SetLogger(redisLog{log})
 	d := &decider{pools: map[string]*metrics.Pool{"redis_pool": {}}}
-	c.Redis.refused, c.Redis.pool = &d.refused, d.pools["redis_pool"]
-	seats := plans(store)
-	s, err := c.shared(&c.Redis, seats, reconciled, clock, log)
+	options := store.Options{Flags: c.Store, Log: log, Pool: d.pools["redis_pool"], Refused: &d.refused}
+	usual, err := store.Open(options)
 	if err != nil {
 		return nil, err
 	}
-	d.seat, d.safety = s.keeper.Seat, s.watch.safety
-	d.who = newRegistry(s.client, c.Redis.KeyPrefix, s.holder)
-	nodes := func() int { return d.who.count() }
-	s.OnAudit, s.Nodes = record, nodes
-	d.limiter, d.run, d.ready, d.ping = s.Fleet, s.run, s.ready, s.ping
-	if other == nil {
-		return d, nil
-	}
-	d.pools["redis_per_second_pool"] = &metrics.Pool{}
-	other.refused, other.pool = &d.refused, d.pools["redis_per_second_pool"]
-	brief, err := c.shared(other, seats, reconciled, clock, log)
+	options.Pool = &metrics.Pool{}
+	perSecond, err := store.PerSecond(options)
 	if err != nil {
 		return nil, err
 	}
-	brief.OnAudit, brief.Nodes = record, nodes
-	d.limiter = newByUnit(s.Fleet, brief.Fleet)
-	d.who = newRegistry(s.client, c.Redis.KeyPrefix, s.holder, brief.holder)
+	setting := "REDIS_URL"
+	if c.Store.URL != "" {
+		setting = "STORE_URL"
+	}
+	all := []*shared{c.shared(setting, usual, plans(rules), clock, log)}
+	if perSecond != nil {
+		d.pools["redis_per_second_pool"] = options.Pool
+		all = append(all, c.shared("REDIS_PERSECOND_URL", perSecond, plans(rules), clock, log))
+	}
+	var holders []ratelimit.Holder
+	for _, s := range all {
+		s.OnReconcile, s.OnAudit, s.Nodes = reconciled, record, func() int { return d.who.count() }
+		holders = append(holders, s.holder)
+	}
+	d.who = newRegistry(usual, holders...)
+	d.seat = all[0].keeper.Seat
+	if d.limiter = all[0].Fleet; perSecond != nil {
+		d.limiter = newByUnit(all[0].Fleet, all[1].Fleet)
+	}
 	d.run = func(ctx context.Context) error {
 		g, ctx := errgroup.WithContext(ctx)
-		g.Go(func() error { return brief.run(ctx) })
-		g.Go(func() error { return s.run(ctx) })
+		for _, s := range all {
+			g.Go(func() error { return s.run(ctx) })
+		}
 		return g.Wait()
 	}
-	d.ping = func(ctx context.Context) error { return errors.Join(s.ping(ctx), brief.ping(ctx)) }
-	d.ready = func() bool { return s.ready() && brief.ready() }
-	d.safety = func() metrics.StoreSafety { return worse(s.watch.safety(), brief.watch.safety()) }
+	d.ping = func(ctx context.Context) (err error) {
+		for _, s := range all {
+			err = errors.Join(err, s.Ping(ctx))
+		}
+		return err
+	}
+	d.ready = func() bool { return !slices.ContainsFunc(all, func(s *shared) bool { return !s.ready() }) }
+	d.safety = func() metrics.StoreSafety {
+		x := all[0].watch.safety()
+		for _, s := range all[1:] {
+			x = worse(x, s.watch.safety())
+		}
+		return x
+	}
 	return d, nil
 }
 

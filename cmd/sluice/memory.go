@@ -74,7 +74,7 @@ func (m memory) keys(each int64) int {
 // collector from using what the table may need.
 func (c *serveCmd) sizeTable(m memory, log *slog.Logger) {
 	each := int64(leasing.FleetKeyBytes)
-	if c.Redis.URL == "" {
+	if !c.Store.Shared() {
 		each = leasing.LocalKeyBytes
 	}
 	from := "MAX_KEYS"

@@ -68,7 +68,7 @@ func TestTableFitsTheMemory(t *testing.T) {
 	} {
 		var log bytes.Buffer
 		s := serveCmd{}
-		s.Redis.URL, s.MaxKeys = c.url, c.max
+		s.Store.Redis.URL, s.MaxKeys = c.url, c.max
 		s.sizeTable(c.m, slog.New(slog.NewTextHandler(&log, nil)))
 		if s.MaxKeys != c.want {
 			t.Errorf("%+v: %d keys", c, s.MaxKeys)

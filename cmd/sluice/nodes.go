@@ -6,25 +6,22 @@ import (
 	"net"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
+	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/console"
 	"github.com/sluice-gate/sluice/ratelimit/server"
 )
 
-// registry is who else there is, for people: nodes that share a Redis say so
+// registry is who else there is, for people: nodes that share a store say so
 // there, every two seconds, or less often in a large fleet. No decision depends
 // on it.
 type registry struct {
-	client  redis.UniversalClient
-	key     string
+	store   store.Store
 	name    string // of this node, which no other has
 	holders []ratelimit.Holder
 	nodes   atomic.Pointer[heardOf]
@@ -43,7 +40,6 @@ const (
 	sayEvery  = 2 * time.Second
 	sayForOne = 100 * time.Millisecond // for each node
 	saySeldom = 10 * time.Second       // at most; what nodes of older versions do
-	silentFor = time.Minute            // then a node is gone
 	mostNodes = 1000                   // that are shown
 )
 
@@ -61,8 +57,8 @@ type said struct {
 	Wrong int            `json:"problems,omitempty"`
 }
 
-func newRegistry(client redis.UniversalClient, prefix string, holders ...ratelimit.Holder) *registry {
-	return &registry{client: client, key: prefix + "sluice:nodes", name: account.HolderName(holders[0]), holders: holders}
+func newRegistry(s store.Store, holders ...ratelimit.Holder) *registry {
+	return &registry{store: s, name: account.HolderName(holders[0]), holders: holders}
 }
 
 // run says that this node is there until ctx is done, and then that it is gone.
@@ -124,51 +120,30 @@ func debugName(v *server.Server, peerAddr string) string {
 func (r *registry) say(ctx context.Context, text string) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	now, err := r.client.Time(ctx).Result()
+	all, err := r.store.Say(ctx, r.name, text)
 	if err != nil {
 		return
 	}
-	pipe := r.client.Pipeline()
-	if text == "" {
-		pipe.HDel(ctx, r.key, r.name)
-	} else {
-		pipe.HSet(ctx, r.key, r.name, strconv.FormatInt(now.Unix(), 10)+" "+text)
-	}
-	pipe.Expire(ctx, r.key, 2*silentFor)
-	all := pipe.HGetAll(ctx, r.key)
-	if _, err := pipe.Exec(ctx); err != nil {
-		return
-	}
 	var nodes []console.Node
-	var silent []string
-	for name, value := range all.Val() {
-		n, ok := readNode(name, value, now)
-		switch {
-		case !ok || n.Seen > int64(silentFor/time.Second):
-			silent = append(silent, name)
-		case len(nodes) < mostNodes:
-			n.Here = name == r.name
+	for _, x := range all {
+		if n, ok := readNode(x); ok && len(nodes) < mostNodes {
+			n.Here = n.Name == r.name
 			nodes = append(nodes, n)
 		}
-	}
-	if len(silent) > 0 {
-		r.client.HDel(ctx, r.key, silent...)
 	}
 	slices.SortFunc(nodes, func(a, b console.Node) int { return strings.Compare(a.Debug+a.Name, b.Debug+b.Name) })
 	r.nodes.Store(&heardOf{nodes, time.Now(), r.pause()})
 }
 
-// readNode reads "Unix seconds, by Redis' clock" and what a node said then.
-func readNode(name, value string, now time.Time) (console.Node, bool) {
-	at, text, _ := strings.Cut(value, " ")
-	heard, err := strconv.ParseInt(at, 10, 64)
+// readNode reads what a node said of itself.
+func readNode(x store.Said) (console.Node, bool) {
 	var s said
-	if err != nil || json.Unmarshal([]byte(text), &s) != nil {
+	if json.Unmarshal([]byte(x.Text), &s) != nil {
 		return console.Node{}, false
 	}
 	return console.Node{
-		Name: name, Host: s.Host, Debug: s.Debug, Version: s.Version, Started: time.Unix(s.Started, 0).UTC(), Seen: max(0, now.Unix()-heard), Holders: s.Holders,
-		Rules: s.Rules, Rates: s.Rates, Wrong: s.Wrong, Every: time.Duration(s.Every * float64(time.Second)),
+		Name: x.Node, Host: s.Host, Debug: s.Debug, Version: s.Version, Started: time.Unix(s.Started, 0).UTC(), Seen: int64(x.Ago / time.Second),
+		Holders: s.Holders, Rules: s.Rules, Rates: s.Rates, Wrong: s.Wrong, Every: time.Duration(s.Every * float64(time.Second)),
 	}, true
 }
 

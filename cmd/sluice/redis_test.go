@@ -17,6 +17,8 @@ import (
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
+	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
@@ -122,9 +124,9 @@ func TestRedisClientCertificateIsRenewed(t *testing.T) {
 	i := newIssuer(t)
 	i.leaf("server", time.Hour, "localhost")
 	i.leaf("client", time.Hour)
-	own := &clientCertificate{cert: i.file("client.crt"), key: i.file("client.key"), certSetting: "CERT", keySetting: "KEY"}
+	own := &clienttls.Certificate{Cert: i.file("client.crt"), Key: i.file("client.key"), CertSetting: "CERT", KeySetting: "KEY"}
 	var c tls.Config
-	if err := own.use(&c); err != nil {
+	if err := own.Use(&c); err != nil {
 		t.Fatal(err)
 	}
 	serial := func() string {
@@ -148,7 +150,7 @@ func TestRedisClientCertificateIsRenewed(t *testing.T) {
 	if serial() != second {
 		t.Error("the last good certificate is not used")
 	}
-	if err := own.use(&c); err == nil || !strings.Contains(err.Error(), "CERT "+i.file("client.crt")+" and KEY") {
+	if err := own.Use(&c); err == nil || !strings.Contains(err.Error(), "CERT "+i.file("client.crt")+" and KEY") {
 		t.Errorf("at start: %v", err)
 	}
 }
@@ -209,25 +211,22 @@ func over(yes bool) rls.RateLimitResponse_Code {
 }
 
 func TestBadPerSecond(t *testing.T) {
-	good := redisFlags{URL: "localhost:6379", Type: "SINGLE", PoolSize: 1, PerSecond: perSecondFlags{Use: true, URL: "localhost:6380", Type: "SINGLE", PoolSize: 1}}
-	for want, change := range map[string]func(*redisFlags){
-		"REDIS_PERSECOND_URL is \"\"":                  func(f *redisFlags) { f.PerSecond.URL = "" },
-		"REDIS_URL is \"\"":                            func(f *redisFlags) { f.URL = "" },
-		"REDIS_PERSECOND_TYPE is \"ODD\"":              func(f *redisFlags) { f.PerSecond.Type = "ODD" },
-		"REDIS_PERSECOND_URL has the address \"host\"": func(f *redisFlags) { f.PerSecond.URL = "host" },
-		"REDIS_PERSECOND_POOL_SIZE is 0":               func(f *redisFlags) { f.PerSecond.PoolSize = 0 },
+	good := store.Redis{URL: "localhost:6379", Type: "SINGLE", PoolSize: 1, PerSecond: store.RedisPerSecond{Use: true, URL: "localhost:6380", Type: "SINGLE", PoolSize: 1}}
+	for want, change := range map[string]func(*store.Flags){
+		"REDIS_PERSECOND_URL is \"\"":                  func(f *store.Flags) { f.Redis.PerSecond.URL = "" },
+		"REDIS_URL is \"\"":                            func(f *store.Flags) { f.Redis.URL = "" },
+		"REDIS_PERSECOND_TYPE is \"ODD\"":              func(f *store.Flags) { f.Redis.PerSecond.Type = "ODD" },
+		"REDIS_PERSECOND_URL has the address \"host\"": func(f *store.Flags) { f.Redis.PerSecond.URL = "host" },
+		"REDIS_PERSECOND_POOL_SIZE is 0":               func(f *store.Flags) { f.Redis.PerSecond.PoolSize = 0 },
+		"works beside REDIS_URL only":                  func(f *store.Flags) { f.URL = "postgres://localhost/db" },
 	} {
-		f := good
+		f := store.Flags{Redis: good}
 		change(&f)
-		other, err := f.perSecond()
-		if err == nil {
-			_, err = other.options()
-		}
-		if err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := store.PerSecond(store.Options{Flags: f}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	if other, err := (&redisFlags{}).perSecond(); other != nil || err != nil {
+	if other, err := store.PerSecond(store.Options{}); other != nil || err != nil {
 		t.Errorf("%v %v", other, err)
 	}
 }

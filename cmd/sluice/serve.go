@@ -64,7 +64,7 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 		log.Warn("these settings have no effect in this version", "names", strings.Join(names, " "))
 	}
 	if c.BackendType == memcache {
-		log.Warn("BACKEND_TYPE=memcache has no effect: memcached cannot keep a ledger", "REDIS_URL is set", c.Redis.URL != "", "SINGLE_REPLICA", c.SingleReplica)
+		log.Warn("BACKEND_TYPE=memcache has no effect: memcached cannot keep a ledger", "a store is set", c.Store.Shared(), "SINGLE_REPLICA", c.SingleReplica)
 	}
 	own := ownMemory(os.ReadFile)
 	c.sizeTable(own, log)
@@ -91,7 +91,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *parts, s streams) error
 	go watchRules(background, p.store, p.log)
 	healthy := func() bool { return c.healthy(p) }
 	go keepHealthy(background, p.server, healthy, sync.OnceFunc(p.server.Open))
-	if c.Redis.HealthCheck {
+	if c.Store.Redis.HealthCheck {
 		go watchStore(background, p.server, healthy, p.ping, p.log)
 	}
 	counting, uncount := context.WithCancel(context.Background())

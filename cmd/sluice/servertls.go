@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
@@ -150,14 +151,14 @@ func (f *tlsFlags) read(now time.Time) (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("GRPC_SERVER_TLS_CERT %s and GRPC_SERVER_TLS_KEY %s: %w", f.Cert, f.Key, err)
 	}
-	if err := inDate(pair.Leaf, "GRPC_SERVER_TLS_CERT", f.Cert, now); err != nil {
+	if err := clienttls.InDate(pair.Leaf, "GRPC_SERVER_TLS_CERT", f.Cert, now); err != nil {
 		return nil, err
 	}
 	c := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"}}
 	if f.ClientCA == "" {
 		return c, nil
 	}
-	if c.ClientCAs, err = readPool(f.ClientCA); err != nil {
+	if c.ClientCAs, err = clienttls.Pool(f.ClientCA); err != nil {
 		return nil, fmt.Errorf("GRPC_CLIENT_TLS_CACERT: %w", err)
 	}
 	c.ClientAuth = tls.RequireAndVerifyClientCert
@@ -167,18 +168,6 @@ func (f *tlsFlags) read(now time.Time) (*tls.Config, error) {
 		}
 	}
 	return c, nil
-}
-
-func readPool(file string) (*x509.CertPool, error) {
-	pem, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("%s has no certificate", file)
-	}
-	return pool, nil
 }
 
 // alternativeNames are all that a certificate is for.

@@ -21,6 +21,8 @@ import (
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+
+	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
 )
 
 // issuer signs certificates into a directory.
@@ -83,7 +85,7 @@ func (i *issuer) leaf(name string, lasts time.Duration, dns ...string) {
 // call dials with a client certificate, if one is named, and asks once.
 func (i *issuer) call(address, client string) (serial *big.Int, err error) {
 	i.Helper()
-	pool, err := readPool(i.file("ca.crt"))
+	pool, err := clienttls.Pool(i.file("ca.crt"))
 	if err != nil {
 		i.Fatal(err)
 	}
@@ -139,7 +141,7 @@ func TestServerTLS(t *testing.T) {
 			t.Errorf("client %q was answered", client)
 		}
 	}
-	pool, err := readPool(i.file("ca.crt"))
+	pool, err := clienttls.Pool(i.file("ca.crt"))
 	if err != nil {
 		t.Fatal(err)
 	}

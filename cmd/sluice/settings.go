@@ -10,6 +10,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/server"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
@@ -71,7 +72,7 @@ type settings struct {
 	RuleCaps     ruleCapFlags      `embed:"" group:"rules"`
 	Tracing      tracingFlags      `embed:"" group:"log"`
 	Coordination coordinationFlags `embed:"" group:"coordination"`
-	Redis        redisFlags        `embed:"" group:"store"`
+	Store        store.Flags       `embed:"" group:"store"`
 	Ring         peerFlags         `embed:"" group:"peers"`
 
 	MaxKeys        int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Most keys tracked at once; 0: as many as have room in half of this process's memory (GOMEMLIMIT, or the container's), or in a quarter of the machine's: at most 10,000,000. A key takes at most 550 bytes on a node alone, usually 140, and 800 with a Redis, usually 220. Beyond it new keys share budgets: they may be refused early, and never get more than their limit."`

@@ -3,66 +3,44 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-gate/sluice/approx"
+	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing"
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// shared is a limiter over one Redis, with a drift seat there.
+// shared is a limiter over one store, with a drift seat there.
 type shared struct {
 	*leasing.Fleet
+	store.Store
 	holder ratelimit.Holder
 	keeper *approx.Keeper
 	seats  func() approx.Plan // that are wanted
-	client redis.UniversalClient
-	people redis.UniversalClient // for what people ask: never of the connections that claims need
 	watch  *storeWatch
-	start  *startup
 	clock  ratelimit.Clock
 	warmed atomic.Int64 // the instant at which the store's connections were there; 0: not yet
 	failed func(error)
 }
 
-func (c *serveCmd) shared(flags *redisFlags, seats func() approx.Plan, reconciled func(*leasing.Reconciliation), clock ratelimit.Clock, log *slog.Logger) (*shared, error) {
-	client, start, err := flags.heldClient()
-	if err != nil {
-		return nil, err
-	}
-	people, err := flags.peoplesClient()
-	if err != nil {
-		return nil, err
-	}
-	// Whether others are alive is not known at once: a ledger that nobody has known learns.
-	ledger, err := account.NewRedis(client, flags.KeyPrefix, nil)
-	if err != nil {
-		return nil, err
-	}
-	ledger.LookThrough(people)
+func (c *serveCmd) shared(setting string, s store.Store, seats func() approx.Plan, clock ratelimit.Clock, log *slog.Logger) *shared {
 	holder := account.NewHolder()
-	s := &shared{
-		Fleet: leasing.NewFleet(ledger, holder, c.MaxKeys, clock, time.Now()), holder: holder, seats: seats,
-		client: client, people: people, start: start, clock: clock,
+	x := &shared{
+		Fleet: leasing.NewFleet(s.Ledger(), holder, c.MaxKeys, clock, time.Now()), Store: s, holder: holder, seats: seats, clock: clock,
 	}
-	s.failed = seldom(time.Second, func(err error) { log.Warn("the store does not answer: "+flags.advise(err), "error", err) })
-	s.OnFailure, s.OnWarning, s.OnReconcile = s.failed, warnings(log), reconciled
-	s.keeper = approx.NewKeeper(approx.NewRedis(client, flags.KeyPrefix), holder, clock)
-	s.keeper.OnChange, s.keeper.Epoch = logSeats(log), s.Epoch
-	s.Drift = s.keeper
-	s.watch = &storeWatch{name: flags.setting("URL"), health: ledger.Health, doubt: s.DoubtEvicted, clock: clock, log: log}
-	return s, nil
+	x.failed = seldom(time.Second, func(err error) { log.Warn("the store does not answer: "+s.Advise(err), "error", err) })
+	x.OnFailure, x.OnWarning = x.failed, warnings(log)
+	x.keeper = approx.NewKeeper(approx.NewStored(s.Seats()), holder, clock)
+	x.keeper.OnChange, x.keeper.Epoch = logSeats(log), x.Epoch
+	x.Drift = x.keeper
+	x.watch = &storeWatch{name: setting, ask: s.Safety, doubt: x.DoubtEvicted, clock: clock, log: log}
+	return x
 }
-
-// ping asks whether the Redis answers. It blocks until ctx is done, at most.
-func (s *shared) ping(ctx context.Context) error { return s.client.Ping(ctx).Err() }
 
 // ready tells whether the first request is answered by a ledger that knows all; after a grace, also where it does not.
 func (s *shared) ready() bool {
@@ -71,7 +49,7 @@ func (s *shared) ready() bool {
 	switch {
 	case at == 0:
 		return false
-	case s.Ready(), s.start.late.Load() && heard == all:
+	case s.Ready(), s.Late() && heard == all:
 		return true
 	default:
 		return heard > 0 && s.clock().Sub(at) >= storeSettles
@@ -82,14 +60,11 @@ func (s *shared) ready() bool {
 // not come in time.
 func (s *shared) run(ctx context.Context) error {
 	var all sync.WaitGroup
-	defer func() {
-		_ = s.client.Close()
-		_ = s.people.Close()
-	}()
+	defer s.Close()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	all.Go(func() {
-		if err := s.start.run(ctx, s.client, func() {
+		if err := s.Start(ctx, func() {
 			s.Answered()
 			s.warmed.Store(int64(s.clock()))
 		}, s.failed); err != nil {
@@ -101,7 +76,7 @@ func (s *shared) run(ctx context.Context) error {
 	all.Go(func() { s.keeper.Run(ctx, s.seats) })
 	all.Wait()
 	s.keeper.Leave(context.Background(), approx.Confirmed(!s.Drifting()))
-	if err := context.Cause(ctx); errors.Is(err, errStartup) {
+	if err := context.Cause(ctx); errors.Is(err, store.ErrStartup) {
 		return err
 	}
 	return nil
@@ -144,15 +119,5 @@ func logSeats(log *slog.Logger) func(approx.Tenancy, error) {
 		default:
 			log.Info("drift seat taken", "seat", t.Seat, "fence", t.Fence, "windows_from", time.UnixMicro(int64(t.Taint)).UTC())
 		}
-	}
-}
-
-// redisLog takes the client library's own lines at debug level.
-type redisLog struct{ log *slog.Logger }
-
-// Printf implements the library's logger.
-func (l redisLog) Printf(ctx context.Context, format string, args ...any) {
-	if l.log.Enabled(ctx, slog.LevelDebug) {
-		l.log.DebugContext(ctx, fmt.Sprintf(format, args...))
 	}
 }

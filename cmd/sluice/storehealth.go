@@ -2,12 +2,10 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"sync"
 	"time"
 
-	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
@@ -16,11 +14,11 @@ import (
 // use, and whether it has: Redis counts the keys that it evicts, whose holders it
 // tells nothing.
 type storeWatch struct {
-	name   string // of the setting that names the store
-	health func(context.Context) (account.Health, error)
-	doubt  func(asked, now ratelimit.Instant) // accounts that were told before may be lost
-	clock  ratelimit.Clock
-	log    *slog.Logger
+	name  string // of the setting that names the store
+	ask   func(context.Context) (metrics.StoreSafety, []any, error)
+	doubt func(asked, now ratelimit.Instant) // accounts that were told before may be lost
+	clock ratelimit.Clock
+	log   *slog.Logger
 
 	mu   sync.Mutex
 	last metrics.StoreSafety // guarded by mu
@@ -40,22 +38,21 @@ func (w *storeWatch) look(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	asked := w.clock()
-	h, err := w.health(bounded)
+	now, says, err := w.ask(bounded)
+	says = append([]any{"setting", w.name}, says...)
 	if err != nil { // that it does not answer, claims say; and it may be forbidden
 		w.log.Debug("the store does not say how it keeps its data", "setting", w.name, "error", err)
 		return
 	}
-	before, now := w.safety(), safetyOf(&h)
+	before := w.safety()
 	w.mu.Lock()
 	w.last = now
 	w.mu.Unlock()
 	if now.MayEvict != before.MayEvict && now.MayEvict > 0 {
-		w.log.Warn("the store may evict accounts that are in use: each time, up to the limit of the key may be admitted once more; set its maxmemory-policy to noeviction",
-			"setting", w.name, "maxmemory_policy", h.Policy, "maxmemory", h.MaxMemory)
+		w.log.Warn("the store may evict accounts that are in use: each time, up to the limit of the key may be admitted once more; set its maxmemory-policy to noeviction", says...)
 	}
 	if !before.Known {
-		w.log.Info("how the store keeps its data; without, nodes tell a restarted one what they know, and it grants a twentieth meanwhile",
-			"setting", w.name, "rdb", persistence(h.RDB, h.Saves), "aof", h.AOF)
+		w.log.Info("how the store keeps its data; what it loses, nodes tell it again, and it grants a twentieth meanwhile", says...)
 	}
 	if before.Known && now.Evicted > before.Evicted {
 		w.log.Warn("the store has evicted keys: all accounts are told to it again", "setting", w.name, "keys", now.Evicted-before.Evicted)
@@ -63,38 +60,11 @@ func (w *storeWatch) look(ctx context.Context) {
 	}
 }
 
-func persistence(on, known bool) string {
-	if !known {
-		return "unknown"
-	}
-	return fmt.Sprint(on)
-}
-
 // safety is what was last heard.
 func (w *storeWatch) safety() metrics.StoreSafety {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.last
-}
-
-func safetyOf(h *account.Health) metrics.StoreSafety {
-	s := metrics.StoreSafety{Known: true, MayEvict: -1, Evicted: h.Evicted, RDB: -1}
-	if h.Policy != "" {
-		s.MayEvict = 0
-		if h.MayEvict() {
-			s.MayEvict = 1
-		}
-	}
-	if h.Saves {
-		s.RDB = 0
-		if h.RDB {
-			s.RDB = 1
-		}
-	}
-	if h.AOF {
-		s.AOF = 1
-	}
-	return s
 }
 
 // worse joins what two stores say.

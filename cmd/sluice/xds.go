@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
 	"github.com/sluice-gate/sluice/ratelimit/xds"
 )
 
@@ -85,7 +86,7 @@ func (f *xdsFlags) advise(err error) string {
 		return fmt.Sprintf("CONFIG_GRPC_XDS_CLIENT_TLS_CERT, which is %q: the server refuses it", f.Cert)
 	case strings.Contains(text, "first record does not look like a TLS handshake"), strings.Contains(text, "error reading server preface"):
 		return fmt.Sprintf("CONFIG_GRPC_XDS_SERVER_USE_TLS, which is %t", f.UseTLS)
-	case f.UseTLS && cutOff(text):
+	case f.UseTLS && clienttls.CutOff(text):
 		return fmt.Sprintf("CONFIG_GRPC_XDS_CLIENT_TLS_CERT, which is %q: the server may refuse it", f.Cert)
 	}
 	return "CONFIG_GRPC_XDS_SERVER_URL"
@@ -130,18 +131,18 @@ func (f *xdsFlags) credentials() (credentials.TransportCredentials, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if f.CA != "" {
 		var err error
-		if c.RootCAs, err = readPool(f.CA); err != nil {
+		if c.RootCAs, err = clienttls.Pool(f.CA); err != nil {
 			return nil, fmt.Errorf("CONFIG_GRPC_XDS_SERVER_TLS_CACERT: %w", err)
 		}
 	}
-	own := clientCertificate{cert: f.Cert, key: f.Key, certSetting: "CONFIG_GRPC_XDS_CLIENT_TLS_CERT", keySetting: "CONFIG_GRPC_XDS_CLIENT_TLS_KEY"}
-	if err := own.use(c); err != nil {
+	own := clienttls.Certificate{Cert: f.Cert, Key: f.Key, CertSetting: "CONFIG_GRPC_XDS_CLIENT_TLS_CERT", KeySetting: "CONFIG_GRPC_XDS_CLIENT_TLS_KEY"}
+	if err := own.Use(c); err != nil {
 		return nil, err
 	}
 	if want := f.SAN; want != "" {
 		c.InsecureSkipVerify = true // the chain and the name are checked here
 		c.VerifyConnection = func(s tls.ConnectionState) error {
-			if err := verifyChain(c.RootCAs, s); err != nil {
+			if err := clienttls.VerifyChain(c.RootCAs, s); err != nil {
 				return err
 			}
 			return hasName(s.PeerCertificates[0], want, "the management server's", "CONFIG_GRPC_XDS_SERVER_TLS_SAN")

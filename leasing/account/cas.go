@@ -2,16 +2,16 @@ package account
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	mathrand "math/rand/v2"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/cespare/xxhash/v2"
 
 	"github.com/sluice-gate/sluice/ratelimit"
 )
@@ -30,8 +30,8 @@ type CAS struct {
 	known  atomic.Bool // whether an epoch was known before
 }
 
-// NewCAS makes a ledger whose records' names begin with prefix. alone tells whether no other node is alive, when a store
-// is empty that this process has not known before; nil says that others may be.
+// NewCAS makes a ledger whose records' names begin with prefix. alone tells whether no other node is alive, when a
+// store is empty that this process has not known before; nil says that others may be.
 func NewCAS(store Store, prefix string, alone func() bool) *CAS {
 	return &CAS{store: store, prefix: prefix, alone: alone}
 }
@@ -88,7 +88,7 @@ func (l *CAS) Settle(
 // pause waits before another try, for a time at random: nodes that met do not meet again.
 func pause(ctx context.Context, try int) error {
 	most := min(contended<<(try-1), contendedMost)
-	t := time.NewTimer(time.Duration(mathrand.Int64N(int64(most))))
+	t := time.NewTimer(time.Duration(rand.Int64N(int64(most))))
 	defer t.Stop()
 	select {
 	case <-ctx.Done():
@@ -140,7 +140,7 @@ func (l *CAS) sort(claims []Claim, grants []Grant) (all []*work) {
 
 // keyOf names the account of a window.
 func (l *CAS) keyOf(c *Claim, w ratelimit.Window) StoreKey {
-	k := StoreKey{Name: l.prefix + "{" + c.Key + "}" + strconv.FormatInt(int64(w), 10)}
+	k := StoreKey{Name: NameOf(l.prefix, c.Key, w)}
 	if w != 0 {
 		s := spanOf(&c.Limit, w)
 		k.Over = s.over
@@ -210,8 +210,8 @@ func (l *CAS) read(ctx context.Context, keys []StoreKey) (Snapshot, error) {
 	case err != nil:
 		return s, fmt.Errorf("the store: %w", err)
 	case len(s.Records) != len(keys) || s.Now <= 0 || s.Now >= lastTime || s.Life == "":
-		return s, fmt.Errorf("%w: %d records of %d, the time %d and the life %q", ErrAnswer, len(s.Records), len(keys), s.Now,
-			s.Life)
+		return s, fmt.Errorf("%w: %d records of %d, the time %d and the life %q", ErrAnswer, len(s.Records), len(keys),
+			s.Now, s.Life)
 	}
 	return s, nil
 }
@@ -258,9 +258,8 @@ func (l *CAS) epochOf(ctx context.Context, s *Snapshot, flags int) (ratelimit.Ep
 	is := was
 	switch {
 	case !ok || life != s.Life:
-		var id [8]byte
-		_, _ = rand.Read(id[:]) // never fails
-		is = ratelimit.Epoch{ID: binary.LittleEndian.Uint64(id[:]) | 1, Began: s.Now, Learning: s.Now.Add(Learn)}
+		id := xxhash.Sum64String(fmt.Sprint(s.Life, " ", s.Now)) | 1 // of nodes that begin one at once, one is heard
+		is = ratelimit.Epoch{ID: id, Began: s.Now, Learning: s.Now.Add(Learn)}
 		if own.Version == 0 && !l.known.Load() && l.alone != nil && l.alone() {
 			is.Learning = s.Now
 		}
@@ -272,8 +271,10 @@ func (l *CAS) epochOf(ctx context.Context, s *Snapshot, flags int) (ratelimit.Ep
 	}
 	if is != was {
 		data := fmt.Sprintf("%x %d %d %s", is.ID, is.Began, is.Learning, s.Life)
-		made, err := l.store.Write(ctx, s.Life, []Change{{StoreKey: l.life(), Version: own.Version, Data: []byte(data),
-			Until: lastTime}})
+		made, err := l.store.Write(ctx, s.Life, []Change{{
+			StoreKey: l.life(), Version: own.Version, Data: []byte(data),
+			Until: lastTime,
+		}})
 		if err != nil {
 			return ratelimit.Epoch{}, fmt.Errorf("the store: %w", err)
 		}
@@ -326,7 +327,7 @@ type Listener interface {
 func (l *CAS) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(key string, w ratelimit.Window)) {
 	if s, ok := l.store.(Listener); ok {
 		s.Listen(ctx, NodeOf(h), func(name string) {
-			if key, w, ours := parseName(l.prefix, name); ours {
+			if key, w, ours := ParseName(l.prefix, name); ours {
 				recalled(key, w)
 			}
 		})

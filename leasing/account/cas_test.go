@@ -266,7 +266,8 @@ func FuzzStoredAccount(f *testing.F) {
 	f.Add(a.encode())
 	b := kept{bucket: &bucket{}}
 	b.bucket.claim(epochAt, &Claim{Holder: 9, Seq: 1, Need: 3, Want: 3, TTL: 1000, Limit: ratelimit.Limit{
-		Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Requests: 7, Burst: 7}})
+		Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Requests: 7, Burst: 7,
+	}})
 	f.Add(b.encode())
 	f.Add([]byte{1})
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -126,7 +126,7 @@ func ReadEvent(prefix string, fields map[string]any) (Event, error) {
 	}
 	var n [saidFields]int64
 	var a [answerFields]int64
-	key, w, ours := parseName(prefix, text("account"))
+	key, w, ours := ParseName(prefix, text("account"))
 	h, err := strconv.ParseUint(text("holder"), 16, 64)
 	if !ours || err != nil || text("rule") == "" || !unpacked(text("claim"), n[:]) || !unpacked(text("answer"), a[:]) {
 		return Event{}, fmt.Errorf("%w: %.200q", errEvent, fmt.Sprint(fields))

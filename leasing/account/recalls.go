@@ -61,7 +61,7 @@ func (l *Redis) listen(ctx context.Context, channel string, recalled func(string
 		case err == nil:
 			asked = false
 			if m, ok := m.(*redis.Message); ok {
-				if key, w, ours := parseName(l.prefix, m.Payload); ours {
+				if key, w, ours := ParseName(l.prefix, m.Payload); ours {
 					recalled(key, w)
 				}
 			}

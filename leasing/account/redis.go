@@ -69,13 +69,15 @@ func NewRedis(client redis.UniversalClient, prefix string, alone func() bool) (*
 // GoBy has the ledger go by another clock than Redis' own: a simulation's. Accounts still expire by Redis' own.
 func (l *Redis) GoBy(clock func() ratelimit.LedgerTime) { l.at = clock }
 
-// nameOf is the account's name in Redis. The accounts of a key are in one slot of a Cluster.
-func (l *Redis) nameOf(key string, w ratelimit.Window) string {
-	return l.prefix + "{" + key + "}" + strconv.FormatInt(int64(w), 10)
+// NameOf is an account's name at a store. In a Cluster the accounts of a key are in one slot.
+func NameOf(prefix, key string, w ratelimit.Window) string {
+	return prefix + "{" + key + "}" + strconv.FormatInt(int64(w), 10)
 }
 
-// parseName is nameOf, backwards.
-func parseName(prefix, s string) (key string, w ratelimit.Window, ok bool) {
+func (l *Redis) nameOf(key string, w ratelimit.Window) string { return NameOf(l.prefix, key, w) }
+
+// ParseName is NameOf, backwards.
+func ParseName(prefix, s string) (key string, w ratelimit.Window, ok bool) {
 	s, ours := strings.CutPrefix(s, prefix+"{")
 	end := strings.LastIndexByte(s, '}')
 	if !ours || end < 0 {

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Store is a transactional store of small records, as [CAS] needs it: Postgres, etcd, or [Records] in memory. It is safe
-// for concurrent use, and blocks until ctx is done at most.
+// Store is a transactional store of small records, as [CAS] needs it: Postgres, or [MemoryStore]. It is safe for
+// concurrent use, and blocks until ctx is done at most.
 type Store interface {
 	// Read returns the records of these keys, in their order, as they all were at one instant.
 	Read(ctx context.Context, keys []StoreKey) (Snapshot, error)
@@ -71,8 +71,8 @@ func (k *kept) encode() []byte {
 	}
 	a := &k.account
 	w.int(0)
-	w.int(int64(a.sum), int64(a.spent), int64(a.fence), int64(a.learns), int64(a.learned), int64(a.asked), int64(a.pause),
-		int64(a.least), int64(a.eagerly))
+	w.int(int64(a.sum), int64(a.spent), int64(a.fence), int64(a.learns), int64(a.learned), int64(a.asked),
+		int64(a.pause), int64(a.least), int64(a.eagerly))
 	w.records(a.records)
 	return w
 }

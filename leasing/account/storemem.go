@@ -88,6 +88,13 @@ func (s *MemoryStore) Drop(_ context.Context, before ratelimit.LedgerTime) (n in
 	return n - len(s.records), false, nil
 }
 
+// Evict loses one record, and tells nobody.
+func (s *MemoryStore) Evict(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.records, name)
+}
+
 // Copy is the data as it is now: a standby's, or on a disk. It is another store.
 func (s *MemoryStore) Copy() *MemoryStore {
 	s.mu.Lock()

@@ -53,7 +53,7 @@ type twins struct {
 	audit  string
 	// Of the ledger in memory, and of that on a store which compares and sets.
 	events, written []Event
-	met    map[string]int
+	met             map[string]int
 }
 
 // Random messages through the scripts and plain draws, through the code in Go, and through that on a store which compares

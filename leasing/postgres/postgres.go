@@ -34,13 +34,16 @@ type recalled struct {
 
 // Open makes a store of the database that a URL names, in the form of libpq: several hosts, TLS, passwords and
 // settings of the session are as it reads them. It does not connect: [Store.Prepare] does. prefix tells fleets apart
-// that share the database. conns is how many connections there may be, at least 2.
-func Open(rawURL, prefix string, conns int) (*Store, error) {
+// that share the database. There are ten connections at most, unless the URL says pool_max_conns.
+func Open(rawURL, prefix string) (*Store, error) {
 	c, err := pgxpool.ParseConfig(rawURL)
 	if err != nil {
 		return nil, fmt.Errorf("the store's URL is not one of PostgreSQL: %w", withoutSecret(err))
 	}
-	c.MaxConns, c.MinConns = int32(max(2, conns)), int32(min(max(2, conns), 4))
+	if !strings.Contains(rawURL, "pool_max_conns") {
+		c.MaxConns = 10
+	}
+	c.MinConns = min(c.MaxConns, 4)
 	if len(c.ConnConfig.Fallbacks) > 0 && c.ConnConfig.ValidateConnect == nil {
 		c.ConnConfig.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	}
@@ -87,8 +90,8 @@ func named(ctx context.Context, c *pgx.Conn) error {
 // life is the life of the data: the server's, and its timeline, which a promotion changes.
 const life = `current_setting('sluice.server') || '-' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)`
 
-// Prepare connects, and makes the tables what this release needs. It is called until it returns nil, before the store is
-// used: until then all other calls fail.
+// Prepare connects, and makes the tables what this release needs. It is called until it returns nil, before the store
+// is used: until then all other calls fail.
 func (s *Store) Prepare(ctx context.Context) error {
 	if s.prepared.Load() {
 		return nil

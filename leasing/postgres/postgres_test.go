@@ -24,7 +24,7 @@ var kills = flag.Int("kills", 3, "how often TestKilledServer kills the server")
 
 func open(t *testing.T, url string) *Store {
 	t.Helper()
-	s, err := Open(url, "t:", 8)
+	s, err := Open(url, "t:")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,10 +219,10 @@ func TestRestoredCopy(t *testing.T) {
 
 // Bad servers, passwords and schemas are errors that say what to do, and a server that hangs ends with the deadline.
 func TestErrors(t *testing.T) {
-	if _, err := Open("postgres://u:geheim@host:port/db", "", 2); err == nil || strings.Contains(err.Error(), "geheim") {
+	if _, err := Open("postgres://u:geheim@host:port/db", ""); err == nil || strings.Contains(err.Error(), "geheim") {
 		t.Errorf("the error of a bad URL is %v", err)
 	}
-	server := pgtest.Start(t, "max_connections=10", "superuser_reserved_connections=1")
+	server := pgtest.Start(t, "max_connections=20", "superuser_reserved_connections=1")
 	s := open(t, server.URL())
 	if _, err := s.Read(t.Context(), nil); !errors.Is(err, errUnprepared) {
 		t.Errorf("before it is prepared it answers %v", err)
@@ -231,9 +231,11 @@ func TestErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	server.Exec("INSERT INTO sluice_schema VALUES (99)")
-	if err := open(t, server.URL()).Prepare(t.Context()); !errors.Is(err, ErrSchema) || !strings.Contains(err.Error(), "99") {
+	later := open(t, server.URL())
+	if err := later.Prepare(t.Context()); !errors.Is(err, ErrSchema) || !strings.Contains(err.Error(), "99") {
 		t.Errorf("a later release's tables are answered %v", err)
 	}
+	later.Close()
 	server.Exec("DELETE FROM sluice_schema WHERE version = 99")
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -252,7 +254,7 @@ func TestErrors(t *testing.T) {
 	// All connections are taken by others.
 	var rest []*Store
 	full := error(nil)
-	for range 10 {
+	for range 20 {
 		other := open(t, server.URL())
 		rest = append(rest, other)
 		if full = other.Ping(t.Context()); full != nil {

@@ -35,8 +35,8 @@ func migrate(ctx context.Context, c *pgx.Conn) error {
 			return err
 		}
 		if version > len(migrations) {
-			return fmt.Errorf("%w: their version is %d, and this release knows %d; run a release that is at least as new as "+
-				"the newest that has used this database", ErrSchema, version, len(migrations))
+			return fmt.Errorf("%w: their version is %d, and this release knows %d; run a release that is at least as "+
+				"new as the newest that has used this database", ErrSchema, version, len(migrations))
 		}
 		for ; version < len(migrations); version++ {
 			if _, err := tx.Exec(ctx, migrations[version]); err != nil {

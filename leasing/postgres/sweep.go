@@ -63,7 +63,8 @@ func (s *Store) add(ctx context.Context, all []int64) error {
 			if err := tx.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", name).Scan(&there); err != nil || there {
 				return err
 			}
-			_, err := tx.Exec(ctx, fmt.Sprintf(`CREATE TABLE %[1]s (LIKE sluice_accounts INCLUDING ALL) WITH (fillfactor = 70);
+			_, err := tx.Exec(ctx, fmt.Sprintf(`CREATE TABLE %[1]s (LIKE sluice_accounts INCLUDING ALL)
+  WITH (fillfactor = 70);
 ALTER TABLE %[1]s ADD CHECK (over >= %[2]d AND over < %[3]d);
 ALTER TABLE sluice_accounts ATTACH PARTITION %[1]s FOR VALUES FROM (%[2]d) TO (%[3]d)`, name, from, to))
 			return err
@@ -115,7 +116,8 @@ SELECT ctid FROM sluice_accounts_0 WHERE until <= $1 LIMIT $2))`, int64(before),
 
 // dropPartitions drops those of which all is over. It returns how many rows they had, as far as PostgreSQL knows.
 func dropPartitions(ctx context.Context, tx pgx.Tx, before ratelimit.LedgerTime) (rows int, err error) {
-	found, err := tx.Query(ctx, `SELECT c.relname, greatest(c.reltuples, 0)::bigint FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+	found, err := tx.Query(ctx, `SELECT c.relname, greatest(c.reltuples, 0)::bigint
+FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 WHERE i.inhparent = 'sluice_accounts'::regclass`)
 	if err != nil {
 		return 0, err

@@ -6,6 +6,7 @@ package pgtest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -36,7 +37,8 @@ type Server struct {
 func Start(tb testing.TB, settings ...string) *Server {
 	tb.Helper()
 	s := newServer(tb, settings)
-	s.do("initdb", "-D", s.data, "-U", "sluice", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions")
+	s.do("initdb", "-D", s.data, "-U", "sluice", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync",
+		"--no-instructions")
 	s.Run()
 	return s
 }
@@ -126,7 +128,7 @@ func (s *Server) children() (pids []int) {
 func (s *Server) Signal(sig syscall.Signal) {
 	s.Helper()
 	for _, pid := range append([]int{s.cmd.Process.Pid}, s.children()...) {
-		if err := syscall.Kill(pid, sig); err != nil {
+		if err := syscall.Kill(pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) { // one has ended
 			s.Fatal(err)
 		}
 	}
@@ -139,8 +141,8 @@ func (s *Server) Standby(name string) *Server {
 		return strings.HasPrefix(setting, "synchronous_standby_names=") // it has none of its own
 	})
 	other := newServer(s.TB, settings)
-	other.do("pg_basebackup", "-h", "127.0.0.1", "-p", s.Port, "-U", "sluice", "-D", other.data, "-X", "stream", "-R", "--no-sync",
-		"-c", "fast")
+	other.do("pg_basebackup", "-h", "127.0.0.1", "-p", s.Port, "-U", "sluice", "-D", other.data, "-X", "stream", "-R",
+		"--no-sync", "-c", "fast")
 	conninfo := fmt.Sprintf("primary_conninfo=host=127.0.0.1 port=%s user=sluice application_name=%s", s.Port, name)
 	other.args = append(settings, conninfo)
 	other.Run()

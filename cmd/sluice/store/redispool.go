@@ -1,11 +1,11 @@
-package main
+package store
 
 import (
 	"context"
 	"net"
 	"sync"
 
-	"github.com/sluice-gate/sluice/leasing/resp"
+	"github.com/sluice-gate/sluice/cmd/sluice/store/resp"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 

@@ -1,4 +1,4 @@
-package main
+package store
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/store/resp"
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/leasing/resp"
 )
 
 // startup holds a client back until its Redis has answered for the first time, and
@@ -26,13 +26,13 @@ import (
 // last attempt said: a pool that has failed often dials only once a second, which
 // would be too late for a Redis that comes.
 type startup struct {
-	flags *redisFlags
-	tried chan struct{} // closed when the first attempt has ended
-	came  chan struct{} // closed when the Redis has answered
-	ended chan struct{} // closed when nobody asks any more
+	flags *Redis
+	ping  func(context.Context) error // over a connection of its own
+	tried chan struct{}               // closed when the first attempt has ended
+	came  chan struct{}               // closed when the Redis has answered
+	ended chan struct{}               // closed when nobody asks any more
 	why   atomic.Pointer[error]
 	late  atomic.Bool // an attempt failed: it was not there when this node started
-	warm  atomic.Bool
 }
 
 // Bounds of a start.
@@ -44,46 +44,56 @@ const (
 
 var (
 	errNotAsked = errors.New("the store has not answered yet since this node started")
-	errStartup  = errors.New("the store did not answer within REDIS_STARTUP_MAX_ELAPSED_TIME")
+	// ErrStartup says that the store did not come in time.
+	ErrStartup = errors.New("the store did not answer within REDIS_STARTUP_MAX_ELAPSED_TIME")
 )
 
-func newStartup(flags *redisFlags) *startup {
-	return &startup{flags: flags, tried: make(chan struct{}), came: make(chan struct{}), ended: make(chan struct{})}
+func newStartup(flags *Redis, ping func(context.Context) error) *startup {
+	return &startup{flags: flags, ping: ping, tried: make(chan struct{}), came: make(chan struct{}), ended: make(chan struct{})}
 }
 
-// run asks until the Redis answers, calls answered, and warms the client. It returns
-// when that is done, or an error when it took longer than the settings allow. It
-// blocks; failed is told of each attempt that failed.
-func (s *startup) run(ctx context.Context, client redis.UniversalClient, answered func(), failed func(error)) error {
+// run asks until the Redis answers, calls came, and warms the client. It returns when that is done, or an error when it
+// took longer than the settings allow. It blocks; failed is told of each attempt that failed.
+func (s *startup) run(ctx context.Context, client redis.UniversalClient, came func(), failed func(error)) error {
 	defer close(s.ended)
-	if most := s.flags.StartupMaxElapsed; most > 0 {
-		bounded, cancel := context.WithTimeoutCause(ctx, most, errStartup)
+	first := true
+	return s.flags.insist(ctx, func(ctx context.Context) error {
+		err := s.attempt(ctx, client, came)
+		if first {
+			close(s.tried)
+			first = false
+		}
+		return err
+	}, func(err error) {
+		s.late.Store(true)
+		failed(err)
+	})
+}
+
+// insist tries until it succeeds or ctx is done, as often as the settings say. It returns an error if it took longer
+// than they allow; failed is told of each try that failed.
+func (f *Redis) insist(ctx context.Context, try func(context.Context) error, failed func(error)) error {
+	if most := f.StartupMaxElapsed; most > 0 {
+		bounded, cancel := context.WithTimeoutCause(ctx, most, ErrStartup)
 		defer cancel()
 		ctx = bounded
 	}
-	pause := min(s.flags.StartupInitial, askEvery)
-	for first := true; ; first = false {
-		err := s.attempt(ctx, client, answered)
-		if first {
-			close(s.tried)
-		}
+	for pause := min(f.StartupInitial, askEvery); ; pause = min(2*pause, f.StartupMax, askEvery) {
+		err := try(ctx)
 		if err == nil {
-			s.warm.Store(true)
 			return nil
 		}
 		if ctx.Err() == nil {
-			s.late.Store(true)
 			failed(err)
 		}
 		select {
 		case <-ctx.Done():
-			if errors.Is(context.Cause(ctx), errStartup) {
-				return fmt.Errorf("%w, which is %v: %w", errStartup, s.flags.StartupMaxElapsed, err)
+			if errors.Is(context.Cause(ctx), ErrStartup) {
+				return fmt.Errorf("%w, which is %v: %w", ErrStartup, f.StartupMaxElapsed, err)
 			}
 			return nil
 		case <-time.After(pause):
 		}
-		pause = min(2*pause, s.flags.StartupMax, askEvery)
 	}
 }
 
@@ -91,7 +101,7 @@ func (s *startup) attempt(ctx context.Context, client redis.UniversalClient, ans
 	ctx, cancel := context.WithTimeout(ctx, attemptTime)
 	defer cancel()
 	if s.refusal() != nil {
-		if err := s.ask(ctx); err != nil {
+		if err := s.ping(ctx); err != nil {
 			s.why.Store(&err)
 			return err
 		}
@@ -102,18 +112,6 @@ func (s *startup) attempt(ctx context.Context, client redis.UniversalClient, ans
 	}
 	answered()
 	return nil
-}
-
-// ask asks over a connection of its own.
-func (s *startup) ask(ctx context.Context) error {
-	o, err := s.flags.options()
-	if err != nil {
-		return err
-	}
-	o.PoolSize, o.MinIdleConns = 1, 0
-	client := redis.NewUniversalClient(o)
-	defer func() { _ = client.Close() }() // it only ends
-	return client.Ping(ctx).Err()
 }
 
 // warmUp has each server know the ledger's scripts, and the pool hold connections that

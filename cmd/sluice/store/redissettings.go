@@ -1,4 +1,4 @@
-package main
+package store
 
 import (
 	"cmp"
@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,13 +16,14 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
-	"github.com/sluice-gate/sluice/leasing/resp"
+	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
+	"github.com/sluice-gate/sluice/cmd/sluice/store/resp"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
-// redisFlags say where the shared ledger is. Names and forms are
+// Redis says where the shared Redis is. Names and forms are
 // envoyproxy/ratelimit's.
-type redisFlags struct {
+type Redis struct {
 	URL          string        `env:"REDIS_URL" name:"redis-url" placeholder:"URL" help:"host:port, a socket path or a redis:// URI; cluster: a comma list; sentinel: master,host:port,... Unset: budgets in this process's memory."`
 	Type         string        `env:"REDIS_TYPE" name:"redis-type" default:"SINGLE" help:"SINGLE, SENTINEL or CLUSTER."`
 	SocketType   string        `env:"REDIS_SOCKET_TYPE" name:"redis-socket-type" default:"tcp" help:"tcp, or unix for a socket path."`
@@ -44,17 +44,14 @@ type redisFlags struct {
 	StartupMaxElapsed time.Duration `env:"REDIS_STARTUP_MAX_ELAPSED_TIME" name:"redis-startup-max-elapsed-time" default:"0s" help:"End with an error when Redis has not answered after this time from the start; 0: wait for ever, unhealthy."`
 
 	HealthCheck bool           `env:"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION" name:"redis-health-check-active-connection" help:"Fail health while Redis does not answer. Decisions go on as rules say, so that a balancer need not know."`
-	PerSecond   perSecondFlags `embed:""`
-
-	pool    *metrics.Pool  // counts connections; nil: not counted
-	refused *atomic.Uint64 // replies that were not taken in, REDIS_MAX_REPLY among the reasons; nil: not counted
+	PerSecond   RedisPerSecond `embed:""`
 
 	names string // what its settings begin with: "" means REDIS_
 }
 
-// perSecondFlags say which other Redis has the limits for a second. What they
+// RedisPerSecond says which other Redis has the limits for a second. What they
 // leave out (certificates) is the first one's.
-type perSecondFlags struct {
+type RedisPerSecond struct {
 	Use          bool          `env:"REDIS_PERSECOND" name:"redis-persecond" help:"Keep limits for a second in another Redis."`
 	URL          string        `env:"REDIS_PERSECOND_URL" name:"redis-persecond-url" placeholder:"URL" help:"As REDIS_URL."`
 	Type         string        `env:"REDIS_PERSECOND_TYPE" name:"redis-persecond-type" default:"SINGLE" help:"As REDIS_TYPE."`
@@ -67,7 +64,7 @@ type perSecondFlags struct {
 }
 
 // perSecond are the flags of the other Redis; nil: there is none.
-func (f *redisFlags) perSecond() (*redisFlags, error) {
+func (f *Redis) perSecond() (*Redis, error) {
 	p := &f.PerSecond
 	if !p.Use {
 		return nil, nil
@@ -83,47 +80,15 @@ func (f *redisFlags) perSecond() (*redisFlags, error) {
 }
 
 // setting is a setting's name in the environment.
-func (f *redisFlags) setting(name string) string {
+func (f *Redis) setting(name string) string {
 	if f.names == "" {
 		return "REDIS_" + name
 	}
 	return f.names + name
 }
 
-// client makes a client for what the flags say; it does not connect yet.
-func (f *redisFlags) client() (redis.UniversalClient, error) {
-	o, err := f.options()
-	if err != nil {
-		return nil, err
-	}
-	return redis.NewUniversalClient(o), nil
-}
-
-// heldClient is client, held back until its Redis has answered.
-func (f *redisFlags) heldClient() (redis.UniversalClient, *startup, error) {
-	o, err := f.options()
-	if err != nil {
-		return nil, nil, err
-	}
-	s := newStartup(f)
-	o.Dialer = s.hold(o.Dialer)
-	client := redis.NewUniversalClient(o)
-	client.AddHook(s)
-	return client, s, nil
-}
-
-// peoplesClient is one of its own for what people ask, with two connections at
-// most, which it opens when they are needed.
-func (f *redisFlags) peoplesClient() (redis.UniversalClient, error) {
-	o, err := f.options()
-	if err != nil {
-		return nil, err
-	}
-	o.PoolSize, o.MinIdleConns = 2, 0
-	return redis.NewUniversalClient(o), nil
-}
-
-func (f *redisFlags) options() (*redis.UniversalOptions, error) {
+// options are a client's, whose connections dial makes.
+func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.UniversalOptions, error) {
 	o := &redis.UniversalOptions{
 		MaxRetries: -1, ContextTimeoutEnabled: true, // the renewer claims again by itself
 		DialTimeout: f.Timeout, DialerRetries: 1, MinIdleConns: min(f.PoolSize, 4), ReadTimeout: f.Timeout, WriteTimeout: f.Timeout, PoolSize: f.PoolSize,
@@ -161,24 +126,24 @@ func (f *redisFlags) options() (*redis.UniversalOptions, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.Dialer = f.dialer(o)
+	o.Dialer = f.dialer(o, pool, refused)
 	return o, f.checkAddresses(o.Addrs)
 }
 
-func (f *redisFlags) maxReply() int64 { return cmp.Or(f.MaxReply, resp.DefaultReply) }
+func (f *Redis) maxReply() int64 { return cmp.Or(f.MaxReply, resp.DefaultReply) }
 
 // dialer makes the client's connections, of whatever type, and bounds what they
 // answer. With a dialer of its own the client leaves TLS to it.
-func (f *redisFlags) dialer(o *redis.UniversalOptions) resp.Dial {
+func (f *Redis) dialer(o *redis.UniversalOptions, pool *metrics.Pool, refused *atomic.Uint64) resp.Dial {
 	dial := redis.NewDialer(&redis.Options{DialTimeout: o.DialTimeout, TLSConfig: o.TLSConfig})
-	return resp.Dialer(countedDial(dial, f.pool), f.maxReply(), func(*resp.Error) {
-		if f.refused != nil {
-			f.refused.Add(1)
+	return resp.Dialer(countedDial(dial, pool), f.maxReply(), func(*resp.Error) {
+		if refused != nil {
+			refused.Add(1)
 		}
 	})
 }
 
-func (f *redisFlags) single(o *redis.UniversalOptions) error {
+func (f *Redis) single(o *redis.UniversalOptions) error {
 	if !strings.Contains(f.URL, "://") {
 		if o.Addrs = []string{f.URL}; f.SocketType == "unix" && !strings.HasPrefix(f.URL, "/") {
 			return fmt.Errorf("%s is %q, and %s unix wants a path", f.setting("URL"), f.URL, f.setting("SOCKET_TYPE"))
@@ -199,15 +164,7 @@ func (f *redisFlags) single(o *redis.UniversalOptions) error {
 	return nil
 }
 
-// withoutSecret leaves out the URL, which may hold a password.
-func withoutSecret(err error) error {
-	if u, ok := errors.AsType[*url.Error](err); ok {
-		return u.Err
-	}
-	return err
-}
-
-func (f *redisFlags) checkAddresses(addresses []string) error {
+func (f *Redis) checkAddresses(addresses []string) error {
 	for _, a := range addresses {
 		if strings.HasPrefix(a, "/") {
 			continue
@@ -231,28 +188,28 @@ func userAndPassword(auth string) (user, password string) {
 	return user, password
 }
 
-func (f *redisFlags) tls() (*tls.Config, error) {
+func (f *Redis) tls() (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if f.TLSCACert != "" {
 		var err error
-		if c.RootCAs, err = readPool(f.TLSCACert); err != nil {
+		if c.RootCAs, err = clienttls.Pool(f.TLSCACert); err != nil {
 			return nil, fmt.Errorf("REDIS_TLS_CACERT: %w", err)
 		}
 	}
-	own := clientCertificate{cert: f.TLSCert, key: f.TLSKey, certSetting: "REDIS_TLS_CLIENT_CERT", keySetting: "REDIS_TLS_CLIENT_KEY"}
-	if err := own.use(c); err != nil {
+	own := clienttls.Certificate{Cert: f.TLSCert, Key: f.TLSKey, CertSetting: "REDIS_TLS_CLIENT_CERT", KeySetting: "REDIS_TLS_CLIENT_KEY"}
+	if err := own.Use(c); err != nil {
 		return nil, err
 	}
 	if f.TLSSkip {
 		c.InsecureSkipVerify = true
-		c.VerifyConnection = func(state tls.ConnectionState) error { return verifyChain(c.RootCAs, state) }
+		c.VerifyConnection = func(state tls.ConnectionState) error { return clienttls.VerifyChain(c.RootCAs, state) }
 	}
 	return c, nil
 }
 
 // advise names the settings that an error of Redis speaks of, with what they
 // say; passwords are left out.
-func (f *redisFlags) advise(err error) string {
+func (f *Redis) advise(err error) string {
 	text := err.Error()
 	says := func(parts ...string) bool {
 		return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(text, part) })
@@ -276,7 +233,7 @@ func (f *redisFlags) advise(err error) string {
 		return fmt.Sprintf("check %s, which is %q: the server refuses it", tlsSetting("CLIENT_CERT"), f.TLSCert)
 	case says("sentinels specified in configuration are unreachable"):
 		return fmt.Sprintf("check %s and %s", f.setting("URL"), f.setting("SENTINEL_AUTH"))
-	case f.TLS && cutOff(text):
+	case f.TLS && clienttls.CutOff(text):
 		return fmt.Sprintf("check %s, which is %q: the server may refuse it", tlsSetting("CLIENT_CERT"), f.TLSCert)
 	case f.TLS: // a server without TLS waits for the end of a line
 		return fmt.Sprintf("check %s, and %s, which is true", f.setting("URL"), f.setting("TLS"))

@@ -1,0 +1,147 @@
+package store
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-gate/sluice/approx"
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
+)
+
+// Database is a store that changes records only if they are unchanged, and that keeps what else nodes share.
+type Database interface {
+	account.Store
+	account.Listener
+	// Prepare connects, and makes what is needed there. It is called until it succeeds, before all else.
+	Prepare(ctx context.Context) error
+	Ping(ctx context.Context) error
+	// Say notes what a node says, "" that it is gone, and calls see with what each has said in a time until now.
+	Say(ctx context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration)) error
+	Events(ctx context.Context, see func(*account.Event)) error
+	// Forget deletes events from before a time.
+	Forget(ctx context.Context, before time.Time) error
+	// Durable tells whether a write that was reported survives a crash.
+	Durable(ctx context.Context) (bool, error)
+	Close()
+}
+
+// inDatabase is a Store in a Database.
+type inDatabase struct {
+	Database
+	flags  *Redis // of which it has the prefix and the times of a start
+	ledger *account.CAS
+	advice func(error) string
+	late   atomic.Bool
+}
+
+func newDatabase(d Database, o *Options, advice func(error) string) Store {
+	// Whether others are alive is not known at once: a ledger that nobody has known learns.
+	return &inDatabase{Database: d, flags: &o.Redis, ledger: account.NewCAS(d, o.Redis.KeyPrefix, nil), advice: advice}
+}
+
+const (
+	sweepEvery = 30 * time.Second
+	// eventsKept is for how long the record of an audited rule is kept: as in Redis.
+	eventsKept = 90 * 24 * time.Hour
+)
+
+// Start implements [Store]. Then it has what is over dropped, until ctx is done.
+func (s *inDatabase) Start(ctx context.Context, came func(), failed func(error)) error {
+	err := s.flags.insist(ctx, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, prepareTime)
+		defer cancel()
+		return s.Prepare(ctx)
+	}, func(err error) {
+		s.late.Store(true)
+		failed(err)
+	})
+	if err != nil || ctx.Err() != nil {
+		return err
+	}
+	came()
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for forgot := time.Now(); ; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		bounded, cancel := context.WithTimeout(ctx, sweepEvery)
+		err := s.ledger.Sweep(bounded)
+		if now := time.Now(); err == nil && now.Sub(forgot) > time.Hour {
+			forgot, err = now, s.Forget(bounded, now.Add(-eventsKept))
+		}
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			failed(err)
+		}
+	}
+}
+
+// prepareTime bounds one attempt to make the tables: other nodes may be making them.
+const prepareTime = 10 * time.Second
+
+// Ledger implements [Store].
+func (s *inDatabase) Ledger() account.Ledger { return s.ledger }
+
+// Late implements [Store].
+func (s *inDatabase) Late() bool { return s.late.Load() }
+
+// Advise implements [Store].
+func (s *inDatabase) Advise(err error) string { return s.advice(err) }
+
+// Say implements [Store].
+func (s *inDatabase) Say(ctx context.Context, node, text string) (all []Said, err error) {
+	err = s.Database.Say(ctx, node, text, SilentFor, func(node, text string, ago time.Duration) {
+		all = append(all, Said{node, text, ago})
+	})
+	return all, err
+}
+
+// Events implements [Store].
+func (s *inDatabase) Events(ctx context.Context, see func(*account.Event)) ([]string, error) {
+	return nil, s.Database.Events(ctx, see)
+}
+
+// Safety implements [Store]. A database drops nothing that it was not told to.
+func (s *inDatabase) Safety(ctx context.Context) (metrics.StoreSafety, []any, error) {
+	durable, err := s.Durable(ctx)
+	return metrics.StoreSafety{Known: err == nil, RDB: -1, AOF: flag(durable)}, []any{"durable", durable}, err
+}
+
+// Seats implements [Store].
+func (s *inDatabase) Seats() approx.Cell {
+	return &databaseCell{s.Database, account.StoreKey{Name: s.flags.KeyPrefix + "sluice:seats"}}
+}
+
+// databaseCell is one record.
+type databaseCell struct {
+	account.Store
+	key account.StoreKey
+}
+
+// Load implements [approx.Cell].
+func (c *databaseCell) Load(ctx context.Context) ([]byte, uint64, ratelimit.LedgerTime, error) {
+	s, err := c.Read(ctx, []account.StoreKey{c.key})
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	return s.Records[0].Data, s.Records[0].Version, s.Now, nil
+}
+
+// never is a time at which nothing is over.
+const never = ratelimit.LedgerTime(1) << 62
+
+// Save implements [approx.Cell]. The record may be of an older life of the data: who has a seat there says so.
+func (c *databaseCell) Save(ctx context.Context, version uint64, data []byte) (bool, error) {
+	s, err := c.Read(ctx, nil)
+	if err != nil {
+		return false, err
+	}
+	made, err := c.Write(ctx, s.Life, []account.Change{{StoreKey: c.key, Version: version, Data: data, Until: never}})
+	return err == nil && made[0], err
+}

@@ -1,0 +1,5 @@
+//go:build nopostgres
+
+package store
+
+var postgresScheme []scheme

@@ -1,0 +1,41 @@
+//go:build !nopostgres
+
+package store
+
+import (
+	"errors"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/sluice-gate/sluice/leasing/postgres"
+)
+
+// postgresScheme is left out of builds with the tag nopostgres.
+var postgresScheme = []scheme{{[]string{"postgres", "postgresql"}, func(o *Options) (Store, error) {
+	s, err := postgres.Open(o.URL, o.Redis.KeyPrefix)
+	if err != nil {
+		return nil, err
+	}
+	return newDatabase(s, o, advisePostgres), nil
+}}}
+
+// advisePostgres names what an error of PostgreSQL speaks of.
+func advisePostgres(err error) string {
+	if e, ok := errors.AsType[*pgconn.PgError](err); ok {
+		switch {
+		case strings.HasPrefix(e.Code, "28"): // invalid authorization
+			return "check the user and the password in STORE_URL, and pg_hba.conf of the server"
+		case e.Code == "3D000": // invalid catalog name
+			return "check the database's name in STORE_URL, or create the database"
+		case e.Code == "42501": // insufficient privilege
+			return "let the user of STORE_URL create tables in its schema (GRANT CREATE ON SCHEMA)"
+		case e.Code == "53300": // too many connections
+			return "raise max_connections of the server, or give STORE_URL a pool_max_conns, which is 10 for each node"
+		}
+	}
+	if errors.Is(err, postgres.ErrSchema) {
+		return "run the newest release that has used this database"
+	}
+	return "check STORE_URL: its host, its port and its sslmode"
+}

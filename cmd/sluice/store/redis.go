@@ -1,0 +1,217 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/approx"
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
+)
+
+// inRedis is a Redis: single, Sentinel or Cluster.
+type inRedis struct {
+	*startup
+	flags  *Redis
+	client redis.UniversalClient
+	people redis.UniversalClient // for what people ask: never of the connections that claims need
+	ledger *account.Redis
+}
+
+func openRedis(o *Options) (Store, error) {
+	f := &o.Redis
+	if f.URL == "" {
+		f.URL = o.URL
+	}
+	if o.Log != nil {
+		redis.SetLogger(redisLog{o.Log})
+	}
+	options := func() (*redis.UniversalOptions, error) { return f.options(o.Pool, o.Refused) }
+	held, err := options()
+	if err != nil {
+		return nil, err
+	}
+	few, err := options()
+	if err != nil {
+		return nil, err
+	}
+	few.PoolSize, few.MinIdleConns = 2, 0
+	s := &inRedis{flags: f, people: redis.NewUniversalClient(few)}
+	s.startup = newStartup(f, func(ctx context.Context) error {
+		o, err := options()
+		if err != nil {
+			return err
+		}
+		o.PoolSize, o.MinIdleConns = 1, 0
+		client := redis.NewUniversalClient(o)
+		defer func() { _ = client.Close() }() // it only ends
+		return client.Ping(ctx).Err()
+	})
+	held.Dialer = s.hold(held.Dialer)
+	s.client = redis.NewUniversalClient(held)
+	s.client.AddHook(s.startup)
+	// Whether others are alive is not known at once: a ledger that nobody has known learns.
+	if s.ledger, err = account.NewRedis(s.client, f.KeyPrefix, nil); err != nil {
+		return nil, err
+	}
+	s.ledger.LookThrough(s.people)
+	return s, nil
+}
+
+// Ledger implements [Store].
+func (s *inRedis) Ledger() account.Ledger { return s.ledger }
+
+// Late implements [Store].
+func (s *inRedis) Late() bool { return s.late.Load() }
+
+// Start implements [Store].
+func (s *inRedis) Start(ctx context.Context, came func(), failed func(error)) error {
+	return s.run(ctx, s.client, came, failed)
+}
+
+// Ping implements [Store].
+func (s *inRedis) Ping(ctx context.Context) error { return s.client.Ping(ctx).Err() }
+
+// Advise implements [Store].
+func (s *inRedis) Advise(err error) string { return s.flags.advise(err) }
+
+// Close implements [Store].
+func (s *inRedis) Close() {
+	_ = s.client.Close()
+	_ = s.people.Close()
+}
+
+// Say implements [Store]: a field of a hash for each node, with Unix seconds by Redis' clock before what it says.
+func (s *inRedis) Say(ctx context.Context, node, text string) (all []Said, err error) {
+	key := s.flags.KeyPrefix + "sluice:nodes"
+	now, err := s.client.Time(ctx).Result()
+	if err != nil {
+		return nil, fmt.Errorf("redis: %w", err)
+	}
+	pipe := s.client.Pipeline()
+	if text == "" {
+		pipe.HDel(ctx, key, node)
+	} else {
+		pipe.HSet(ctx, key, node, strconv.FormatInt(now.Unix(), 10)+" "+text)
+	}
+	pipe.Expire(ctx, key, 2*SilentFor)
+	fields := pipe.HGetAll(ctx, key)
+	if _, err := pipe.Exec(ctx); err != nil {
+		return nil, fmt.Errorf("redis: %w", err)
+	}
+	var silent []string
+	for name, value := range fields.Val() {
+		at, text, _ := strings.Cut(value, " ")
+		heard, err := strconv.ParseInt(at, 10, 64)
+		ago := max(0, time.Duration(now.Unix()-heard)*time.Second)
+		if err != nil || ago > SilentFor {
+			silent = append(silent, name)
+			continue
+		}
+		all = append(all, Said{name, text, ago})
+	}
+	if len(silent) > 0 {
+		s.client.HDel(ctx, key, silent...)
+	}
+	return all, nil
+}
+
+// Safety implements [Store].
+func (s *inRedis) Safety(ctx context.Context) (metrics.StoreSafety, []any, error) {
+	h, err := s.ledger.Health(ctx)
+	if err != nil {
+		return metrics.StoreSafety{}, nil, err
+	}
+	x := metrics.StoreSafety{Known: true, MayEvict: -1, Evicted: h.Evicted, RDB: -1}
+	if h.Policy != "" {
+		x.MayEvict = flag(h.MayEvict())
+	}
+	rdb := "unknown"
+	if h.Saves {
+		x.RDB, rdb = flag(h.RDB), fmt.Sprint(h.RDB)
+	}
+	x.AOF = flag(h.AOF)
+	return x, []any{"rdb", rdb, "aof", h.AOF, "maxmemory_policy", h.Policy, "maxmemory", h.MaxMemory}, nil
+}
+
+func flag(yes bool) int {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
+// Seats implements [Store].
+func (s *inRedis) Seats() approx.Cell {
+	return &redisCell{s.client, s.flags.KeyPrefix + "sluice:seats"}
+}
+
+// redisCell is a string that changes only if it is unchanged: WATCH, and a transaction. Its version is its digest: what
+// reads the same is the same.
+type redisCell struct {
+	client redis.UniversalClient
+	name   string
+}
+
+// Load implements [approx.Cell].
+func (c *redisCell) Load(ctx context.Context) ([]byte, uint64, ratelimit.LedgerTime, error) {
+	pipe := c.client.Pipeline()
+	at, get := pipe.Time(ctx), pipe.Get(ctx, c.name)
+	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+		return nil, 0, 0, fmt.Errorf("redis: %w", err)
+	}
+	data, version, err := versioned(get)
+	return data, version, ratelimit.LedgerTime(at.Val().UnixMicro()), err
+}
+
+func versioned(get *redis.StringCmd) ([]byte, uint64, error) {
+	data, err := get.Bytes()
+	if errors.Is(err, redis.Nil) {
+		return nil, 0, nil
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("redis: %w", err)
+	}
+	return data, xxhash.Sum64(data) | 1, nil
+}
+
+// Save implements [approx.Cell].
+func (c *redisCell) Save(ctx context.Context, version uint64, data []byte) (bool, error) {
+	err := c.client.Watch(ctx, func(tx *redis.Tx) error {
+		_, is, err := versioned(tx.Get(ctx, c.name))
+		if err != nil || is != version {
+			return errors.Join(err, redis.TxFailedErr)
+		}
+		_, err = tx.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
+			pipe.Set(ctx, c.name, data, 0)
+			return nil
+		})
+		return err
+	}, c.name)
+	if errors.Is(err, redis.TxFailedErr) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("redis: %w", err)
+	}
+	return true, nil
+}
+
+// redisLog takes the client library's own lines at debug level.
+type redisLog struct{ log *slog.Logger }
+
+// Printf implements the library's logger.
+func (l redisLog) Printf(ctx context.Context, format string, args ...any) {
+	if l.log.Enabled(ctx, slog.LevelDebug) {
+		l.log.DebugContext(ctx, fmt.Sprintf(format, args...))
+	}
+}

@@ -1,0 +1,125 @@
+// Package store is the one door to what the nodes of a fleet share: the ledger, drift seats, who else there is, and the
+// record of audited rules. The URL's scheme chooses the store; nothing else imports a store's client library, but the
+// ledger on Redis (package account).
+//
+// A store is one entry in schemes. One that changes records only if they are unchanged (account.Store) needs a Database
+// and no more: see database.go.
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-gate/sluice/approx"
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit/metrics"
+)
+
+// Store is what nodes share. It is safe for concurrent use. Calls with a context block until that is done, at most.
+type Store interface {
+	// Ledger is that of a [leasing.Fleet], which finds out what it can do besides.
+	Ledger() account.Ledger
+	// Seats is the record that drift seats are in.
+	Seats() approx.Cell
+	// Say notes what a node says of itself, "" that it is gone, and returns what each node has said that was heard in
+	// the last minute.
+	Say(ctx context.Context, node, text string) ([]Said, error)
+	// Events calls see with what is on record of audited rules, the events of each key in order. It returns what is
+	// known to be missing.
+	Events(ctx context.Context, see func(*account.Event)) (missing []string, err error)
+	// Safety is how the store keeps its data, and in what words it says so, as attributes of a log line.
+	Safety(ctx context.Context) (s metrics.StoreSafety, says []any, err error)
+	// Start connects, and calls came when the first requests may come; failed is told of each attempt that failed. It
+	// returns an error at once if the store did not come in time (ErrStartup), and goes on with what the store needs
+	// done until ctx is done.
+	Start(ctx context.Context, came func(), failed func(error)) error
+	// Late tells whether the store was not there when Start began.
+	Late() bool
+	Ping(ctx context.Context) error
+	// Advise names the settings that an error of the store speaks of.
+	Advise(err error) string
+	// Close ends all connections.
+	Close()
+}
+
+// Said is what a node says of itself.
+type Said struct {
+	Node, Text string
+	Ago        time.Duration // by the store's clock
+}
+
+// SilentFor is after what time a node that says nothing is gone.
+const SilentFor = time.Minute
+
+// Flags say which store there is.
+type Flags struct {
+	URL   string `env:"STORE_URL" name:"store-url" placeholder:"URL" help:"The store that nodes share: postgres://user:pass@host,host/db?sslmode=verify-full, or redis:// and rediss:// as REDIS_URL. Unset: REDIS_URL, and without that, budgets in this process's memory."`
+	Redis Redis  `embed:""`
+}
+
+// Shared tells whether there is a store.
+func (f *Flags) Shared() bool { return f.URL != "" || f.Redis.URL != "" }
+
+// Options are how a store is opened.
+type Options struct {
+	Flags
+	Log     *slog.Logger
+	Pool    *metrics.Pool  // counts connections; nil: not counted
+	Refused *atomic.Uint64 // counts answers that were not taken in; nil: not counted
+}
+
+// scheme is one kind of store.
+type scheme struct {
+	names []string
+	open  func(*Options) (Store, error)
+}
+
+// schemes are all kinds of stores. A build may leave some out by tags.
+var schemes = slices.Concat([]scheme{{[]string{"redis", "rediss"}, openRedis}}, postgresScheme)
+
+// Open opens the store that the settings name. It does not connect: Start does.
+func Open(o Options) (Store, error) {
+	if o.URL == "" {
+		return openRedis(&o)
+	}
+	if o.Redis.URL != "" {
+		return nil, fmt.Errorf("STORE_URL and REDIS_URL are both set: there is one store, unset one of them")
+	}
+	name, _, _ := strings.Cut(o.URL, "://")
+	var known []string
+	for _, s := range schemes {
+		if slices.Contains(s.names, name) {
+			return s.open(&o)
+		}
+		known = append(known, s.names...)
+	}
+	return nil, fmt.Errorf("STORE_URL begins with %q, must begin with one of %s://", name, strings.Join(known, "://, "))
+}
+
+// PerSecond is the store of the limits for a second (REDIS_PERSECOND); nil: they are where all are.
+func PerSecond(o Options) (Store, error) {
+	other, err := o.Redis.perSecond()
+	if other == nil || err != nil {
+		return nil, err
+	}
+	if o.URL != "" {
+		return nil, errors.New("REDIS_PERSECOND is set, and works beside REDIS_URL only: unset it or STORE_URL")
+	}
+	o.Redis = *other
+	return openRedis(&o)
+}
+
+// withoutSecret leaves out the URL, which may hold a password.
+func withoutSecret(err error) error {
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		return u.Err
+	}
+	return err
+}

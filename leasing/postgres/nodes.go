@@ -1,0 +1,51 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Say notes what a node says of itself, "" that it is gone, and calls see with what each has said in a time until now.
+// What is older is deleted.
+func (s *Store) Say(
+	ctx context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration),
+) error {
+	var b pgx.Batch
+	if text == "" {
+		b.Queue("DELETE FROM sluice_nodes WHERE prefix = $1 AND name = $2", s.prefix, node)
+	} else {
+		b.Queue(`INSERT INTO sluice_nodes (prefix, name, said, at)
+VALUES ($1, $2, $3, statement_timestamp())
+ON CONFLICT (prefix, name) DO UPDATE SET said = excluded.said, at = excluded.at`, s.prefix, node, text)
+	}
+	b.Queue(`DELETE FROM sluice_nodes WHERE prefix = $1 AND at < now() - $2::interval`, s.prefix, within)
+	b.Queue(`SELECT name, said, extract(epoch FROM statement_timestamp() - at)::float8 FROM sluice_nodes
+WHERE prefix = $1`, s.prefix).Query(func(rows pgx.Rows) error {
+		for rows.Next() {
+			var name, said string
+			var ago float64
+			if err := rows.Scan(&name, &said, &ago); err != nil {
+				return err
+			}
+			see(name, said, max(0, time.Duration(ago*float64(time.Second))))
+		}
+		return rows.Err()
+	})
+	if err := s.pool.SendBatch(ctx, &b).Close(); err != nil {
+		return fmt.Errorf("postgres: %w", err)
+	}
+	return nil
+}
+
+// Durable tells whether what is committed survives a crash of the server.
+func (s *Store) Durable(ctx context.Context) (yes bool, err error) {
+	err = s.pool.QueryRow(ctx, `SELECT current_setting('synchronous_commit') <> 'off'
+  AND current_setting('fsync') <> 'off' AND current_setting('full_page_writes') <> 'off'`).Scan(&yes)
+	if err != nil {
+		return false, fmt.Errorf("postgres: %w", err)
+	}
+	return yes, nil
+}
