@@ -53,7 +53,8 @@ func timeOf(at ratelimit.LedgerTime) time.Time { return time.UnixMicro(int64(at)
 func (s *Store) Events(ctx context.Context, see func(*account.Event)) error {
 	rows, err := s.pool.Query(ctx, `SELECT (extract(epoch FROM at) * 1000000)::bigint, rule, key, kind, holder,
   window_number, coalesce((extract(epoch FROM window_ends) * 1000000)::bigint, 0),
-  fence, taken, spent, total, granted, need, of_limit, bound, sum, in_hand, cut FROM sluice_events WHERE prefix = $1 ORDER BY key, id`, s.prefix)
+  fence, taken, spent, total, granted, need, of_limit, bound, sum, in_hand, cut
+FROM sluice_events WHERE prefix = $1 ORDER BY key, id`, s.prefix)
 	if err != nil {
 		return fmt.Errorf("postgres: %w", err)
 	}
