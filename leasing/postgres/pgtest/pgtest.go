@@ -238,3 +238,28 @@ func (s *Server) credential() *syscall.Credential {
 	}
 	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
 }
+
+// CPU is the processor time that all processes of the server have used so far.
+func (s *Server) CPU() (all time.Duration) {
+	s.Helper()
+	for _, pid := range append(s.children(), s.cmd.Process.Pid) {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			continue // it has ended, and is one of those that the first has waited for
+		}
+		_, rest, _ := strings.Cut(string(text), ") ")
+		fields := strings.Fields(rest)
+		times := fields[11:13] // user, system
+		if pid == s.cmd.Process.Pid {
+			times = fields[11:15] // and of children that have ended
+		}
+		for _, ticks := range times {
+			n, err := strconv.ParseInt(ticks, 10, 64)
+			if err != nil {
+				s.Fatal(err)
+			}
+			all += time.Duration(n) * time.Second / 100
+		}
+	}
+	return all
+}
