@@ -4,7 +4,6 @@ package main
 const (
 	clock   = "leasing/internal/hold/ledgerclock.go"
 	seats   = "approx/seats.go"
-	sit     = "approx/seats.lua"
 	keeper  = "approx/keeper.go"
 	mover   = "routing/handover.go"
 	fetches = "routing/fetch.go"
@@ -30,19 +29,15 @@ var allByHand = []byHand{
 	// Drift, and who may.
 	{"a new tenant uses the shares of one that crashed", []replacement{
 		{seats, "return s.expires, true", "return s.taint, true"},
-		{sit, "(now >= s[EXPIRES] and s[EXPIRES])", "(now >= s[EXPIRES] and s[TAINT])"},
 	}},
 	{"a seat that is given up with spending unconfirmed is as good as new", []replacement{
 		{seats, "\t\t\tif !a.Clean {\n\t\t\t\ts.taint = now\n\t\t\t}\n", ""},
-		{sit, "clean and s[TAINT] or now", "s[TAINT]"},
 	}},
 	{"a tenancy that the ledger had forgotten comes back without its taint", []replacement{
 		{seats, "taint: min(a.Now.Taint, now), plan:", "plan:"},
-		{sit, "{ holder, fence, 0, math.min(taint, now), plan,", "{ holder, fence, 0, 0, plan,"},
 	}},
 	{"a seat's fence does not count for who may renew it", []replacement{
 		{seats, "case s != nil && s.holder == a.Holder && s.fence == a.Now.Fence && !a.Leave", "case s != nil && s.holder == a.Holder && !a.Leave"},
-		{sit, "local mine = s and s[1] == holder and s[FENCE] == fence", "local mine = s and s[1] == holder"},
 	}},
 	{"a tenant stops only when the ledger does", []replacement{
 		{keeper, "until: sent.Add(SeatTTL - margin)", "until: sent.Add(SeatTTL)"},

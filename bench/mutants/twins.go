@@ -16,7 +16,6 @@ var twinScripts = map[string]string{
 	"leasing/account/records.go": "leasing/account/claim.lua",
 	"leasing/account/recall.go":  "leasing/account/claim.lua",
 	"leasing/account/bucket.go":  "leasing/account/bucket.lua",
-	"approx/seats.go":            "approx/seats.lua",
 }
 
 // alone tells whether it is a fault of something that is written twice, in one of the two: whatever
@@ -33,13 +32,8 @@ func (m *mutant) alone() bool {
 	return false
 }
 
-// twinFunctions are functions of the same sense, by their names in Go and in
-// Lua; others are twins when their names are the same but for case and _.
-var twinFunctions = map[string]string{
-	"sit": "script", "(*seat).free": "script",
-}
-
-// twins pairs faults of Go and of Lua that change the same text in the same way.
+// twins pairs faults of Go and of Lua that change the same text in the same way, in functions of the same name but for
+// case and _.
 func twins(all []*mutant, texts map[string]string) []*mutant {
 	inLua := map[string][]*mutant{}
 	for _, m := range all {
@@ -69,9 +63,6 @@ func twins(all []*mutant, texts map[string]string) []*mutant {
 }
 
 func twinFunction(fn string) string {
-	if name := twinFunctions[fn]; name != "" {
-		return name
-	}
 	return fn[strings.LastIndexByte(fn, '.')+1:]
 }
 
