@@ -36,7 +36,8 @@ func (r *live) heldBy(s *redistest.Server) string {
 	return ""
 }
 
-// In a Cluster each server has its own epoch. A loss at any of them makes the ledger's another one.
+// In a Cluster each server has its own epoch. A loss at one of them makes that of its parts another one, and of no
+// other part.
 func TestCluster(t *testing.T) {
 	servers := redistest.Cluster(t, 3)
 	r := newClustered(t, servers, ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Week, Requests: 100})
@@ -72,17 +73,49 @@ func TestCluster(t *testing.T) {
 			t.Error("a draw was a transaction")
 		}
 	}
-	for _, s := range servers {
+	known := make([]ratelimit.Epoch, r.Partitions())
+	for part := range known {
+		known[part], _, _ = r.part(part)
+	}
+	for i, s := range servers {
 		key := r.heldBy(s)
 		s.Do("FLUSHALL")
-		e, _, err := r.Settle(t.Context(), []Claim{r.draw(key, 1, 1)}, make([]Grant, 1))
-		if err != nil || e.ID == first.ID || e.Learning < e.Began {
+		e, at, err := r.Settle(t.Context(), []Claim{r.draw(key, 1, 1)}, make([]Grant, 1))
+		if err != nil || e.Learning < e.Began {
 			t.Errorf("%v has lost its data: %+v, %v", s, e, err)
 		}
-		if first = epoch(); first != e {
-			t.Errorf("%+v, and then %+v", e, first)
+		if p := r.Partition(key); (at != 0) != (len(r.parts[p]) == 1) {
+			t.Errorf("part %d has %d clocks, and it is said to be %d", p, len(r.parts[p]), at)
+		}
+		for part, was := range known {
+			is, from, to := r.part(part)
+			if lost := slices.Contains(r.parts[part], r.all[i]); lost == (is.ID == was.ID) ||
+				part == r.Partition(key) && is != e {
+				t.Errorf("part %d was in %+v, and is in %+v; it lost its data: %v", part, was, is, lost)
+			}
+			if from > to || from < to && len(r.parts[part]) == 1 {
+				t.Errorf("part %d: it is from %d to %d", part, from, to)
+			}
+			known[part] = is
 		}
 	}
+	servers[2].Kill()
+	for _, part := range []int{0, len(known) * 2 / 3, len(known) - 1} {
+		_, _, _, err := r.Ask(t.Context(), part)
+		if dead := slices.Contains(r.parts[part], r.all[2]); dead != (err != nil) {
+			t.Errorf("part %d, of a server that is dead: %v: %v", part, dead, err)
+		}
+	}
+}
+
+// part asks a part of the ledger.
+func (r *live) part(part int) (e ratelimit.Epoch, from, to instant) {
+	r.Helper()
+	e, from, to, err := r.Ask(r.Context(), part)
+	if err != nil || e.ID == 0 {
+		r.Fatalf("part %d: %+v, %v", part, e, err)
+	}
+	return e, from, to
 }
 
 // A server that slots have moved to has an epoch, whichever slots they are, and messages find it.

@@ -167,13 +167,11 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 	return life{}, fmt.Errorf("%w: %.60q", ErrAnswer, fmt.Sprint(answer))
 }
 
-// epoch joins those of all servers: it is another when one of them is, and learns as long as one does. Of servers that
+// epochOf joins those of servers: it is another when one of them is, and learns as long as one does. Of servers that
 // were asked by trips it is what those were told: what others have heard since says nothing of these messages.
-func (l *Redis) epoch(trips []*trip) ratelimit.Epoch {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func epochOf(all []*server, trips []*trip) ratelimit.Epoch {
 	var e ratelimit.Epoch
-	for _, s := range l.all {
+	for _, s := range all {
 		is := s.known()
 		for _, t := range trips {
 			if t.server == s && t.epoch.ID != 0 {
@@ -205,12 +203,12 @@ func (l *Redis) Prolong(ctx context.Context) error {
 }
 
 func (l *Redis) each(ctx context.Context, flags int) (ratelimit.Epoch, error) {
-	all, err := l.known(ctx)
+	all, _, err := l.known(ctx)
 	for _, s := range all {
 		_, one := l.lookAfter(ctx, s, flags)
 		err = errors.Join(err, one)
 	}
-	return l.epoch(nil), err
+	return epochOf(all, nil), err
 }
 
 var _ Ledger = (*Redis)(nil)
