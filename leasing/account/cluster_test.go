@@ -1,10 +1,13 @@
 package account
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strconv"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -97,6 +100,24 @@ func TestCluster(t *testing.T) {
 				t.Errorf("part %d: it is from %d to %d", part, from, to)
 			}
 			known[part] = is
+		}
+	}
+	// A server that hangs does not keep others from being looked at.
+	servers[0].Signal(syscall.SIGSTOP)
+	var lives []ratelimit.Epoch
+	for i, s := range servers[1:] {
+		lives = append(lives, r.all[i+1].known())
+		s.Do("FLUSHALL")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if _, err := r.Verify(ctx); err == nil {
+		t.Error("a server that hangs was looked at")
+	}
+	servers[0].Signal(syscall.SIGCONT)
+	for i, s := range r.all[1:] {
+		if s.known() == lives[i] {
+			t.Errorf("%v has lost its data, and was not looked at", servers[i+1])
 		}
 	}
 	servers[2].Kill()

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 
@@ -202,13 +203,23 @@ func (l *Redis) Prolong(ctx context.Context) error {
 	return err
 }
 
+// verifiers is at how many servers each looks at the same time: one that hangs must not take the time of the others.
+const verifiers = 16
+
 func (l *Redis) each(ctx context.Context, flags int) (ratelimit.Epoch, error) {
 	all, _, err := l.known(ctx)
-	for _, s := range all {
-		_, one := l.lookAfter(ctx, s, flags)
-		err = errors.Join(err, one)
+	errs := make([]error, len(all))
+	turn := make(chan struct{}, verifiers)
+	var wg sync.WaitGroup
+	for i, s := range all {
+		turn <- struct{}{}
+		wg.Go(func() {
+			_, errs[i] = l.lookAfter(ctx, s, flags)
+			<-turn
+		})
 	}
-	return epochOf(all, nil), err
+	wg.Wait()
+	return epochOf(all, nil), errors.Join(err, errors.Join(errs...))
 }
 
 var _ Ledger = (*Redis)(nil)
