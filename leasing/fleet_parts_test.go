@@ -110,6 +110,13 @@ func TestPartsOfACluster(t *testing.T) {
 
 	// Where two servers have accounts of a part, its clock is both of theirs, whoever has answered last. Claims ask only
 	// one, and so do not answer a greeting that was sent with them.
+	both := func(after string) {
+		clock := f.lanes[mixed].time()
+		early, late := clock.Between(c.clock())
+		if now := time.Now(); early > ledgerTime(now.UnixMicro()) || late < ledgerTime(now.Add(by).UnixMicro())-1e4 {
+			t.Errorf("after %s: at %d it is said to be from %d to %d, and one server is ahead by %v", after, now.UnixMicro(), early, late, by)
+		}
+	}
 	for _, s := range servers[1:] {
 		var key string
 		for i := 0; key == "" || ledger.Partition(KeyName([]byte(key))) != mixed; i++ {
@@ -117,6 +124,7 @@ func TestPartsOfACluster(t *testing.T) {
 		}
 		c.until("it is not the same window at both", in(350, 700))
 		c.attempt(0, key, 1)
+		both("a claim")
 		claim, greeting, sent := &flight{done: make(chan struct{})}, &flight{greet: true, done: make(chan struct{})}, c.clock()
 		claim.shard, claim.id, _ = f.find([]byte(key))
 		claim.shard.mu.Unlock()
@@ -125,10 +133,7 @@ func TestPartsOfACluster(t *testing.T) {
 		if clock.At < sent || !claim.heard {
 			t.Errorf("it was heard at %d, and a greeting sent at %d; the claim was heard: %v", clock.At, sent, claim.heard)
 		}
-		early, late := clock.Between(c.clock())
-		if now := time.Now(); early > ledgerTime(now.UnixMicro()) || late < ledgerTime(now.Add(by).UnixMicro())-1e4 {
-			t.Errorf("at %d it is said to be from %d to %d, and one server is ahead by %v", now.UnixMicro(), early, late, by)
-		}
+		both("a greeting")
 	}
 
 	servers[who].Kill()

@@ -157,16 +157,32 @@ func TestClusterWhoseSlotsMove(t *testing.T) {
 			s.Do("CLUSTER", "SETSLOT", n, "NODE", ids[1])
 		}
 	}
+	// The client hears of it before the ledger does.
+	r.cluster.ReloadState(t.Context())
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		c, err := r.cluster.MasterForKey(t.Context(), r.nameOf(key, r.window))
+		if err == nil && c.Options().Addr == servers[1].Addr {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("the client does not hear of it")
+		}
+	}
 	grants := make([]Grant, 1)
 	tries := 0
+	var moved ratelimit.Epoch
 	for ; tries < 4; tries++ {
-		_, _, err = r.Settle(t.Context(), []Claim{r.claim(key, 1, 1, 5)}, grants)
+		moved, _, err = r.Settle(t.Context(), []Claim{r.claim(key, 1, 1, 5)}, grants)
 		if err == nil && grants[0].Err == nil {
 			break
 		}
 	}
 	if err != nil || grants[0].Granted != 5 {
 		t.Fatalf("after %d tries %+v, %v", tries, grants[0], err)
+	}
+	servers[1].Do("FLUSHALL")
+	if e, _, err := r.Settle(t.Context(), []Claim{r.claim(key, 1, 2, 5)}, grants); err != nil || e.ID == moved.ID {
+		t.Errorf("the server that has the slot now has lost its data, and the key's epoch is %+v; %v", e, err)
 	}
 	second, _, err := r.Settle(t.Context(), nil, nil)
 	if err != nil || second.ID == first.ID {
