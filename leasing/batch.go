@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
@@ -12,19 +13,20 @@ import (
 )
 
 // send takes all flights that wait, and settles them in one round trip, until stop.
-func (f *Fleet) send(l *lane, stop chan struct{}) {
+func (f *Fleet) send(part int, stop chan struct{}) {
+	l := &f.lanes[part]
 	for {
 		select {
 		case first := <-l.queue:
 			f.turn(l)
-			f.settle(l, l.take(first))
+			f.settle(part, l.take(first))
 		case <-stop:
 			for { // what is told last
 				flights := l.take(nil)
 				if len(flights) == 0 {
 					return
 				}
-				f.settle(l, flights)
+				f.settle(part, flights)
 			}
 		}
 	}
@@ -41,21 +43,34 @@ func (f *Fleet) turn(l *lane) {
 }
 
 // settle has messages settled, and takes in the answers. No lock is held meanwhile.
-func (f *Fleet) settle(l *lane, flights []*flight) {
+func (f *Fleet) settle(part int, flights []*flight) {
+	// A greeting goes alone: it asks all servers of the part, and claims only those that have their accounts.
+	if i := slices.IndexFunc(flights, func(fl *flight) bool { return fl.greet }); i >= 0 && len(flights) > 1 {
+		defer f.settle(part, []*flight{flights[i]})
+		flights = slices.Delete(flights, i, i+1)
+	}
 	if len(flights) == 0 {
 		return
 	}
-	b := f.pack(l, flights)
+	b := f.pack(&f.lanes[part], flights)
 	grants := make([]account.Grant, len(b.claims))
 	if !b.allowed() {
-		b.answered(grants, ratelimit.Epoch{}, 0, errBreaker)
+		b.failed(errBreaker)
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), TimeLimit)
 	defer cancel()
-	epoch, at, err := f.ledger.Settle(ctx, b.claims, grants)
+	var epoch ratelimit.Epoch
+	var from, to ledgerTime
+	var err error
+	if p, ok := f.ledger.(Partitioned); ok && len(b.claims) == 0 {
+		epoch, from, to, err = p.Ask(ctx, part)
+	} else {
+		epoch, from, err = f.ledger.Settle(ctx, b.claims, grants)
+		to = from
+	}
 	f.stats.storeTime.Observe(int64(f.clock().Sub(b.sent) / time.Microsecond))
-	b.answered(grants, epoch, at, err)
+	b.answered(grants, epoch, from, to, err)
 }
 
 // batch is messages that travel together.
@@ -155,13 +170,18 @@ func lasting(q *hold.Asking, r *ratelimit.Rule) {
 	}
 }
 
-// answered takes in what came of a batch.
-func (b *batch) answered(grants []account.Grant, e ratelimit.Epoch, at ledgerTime, err error) {
+// failed takes in that nothing came of a batch.
+func (b *batch) failed(err error) {
+	b.answered(make([]account.Grant, len(b.claims)), ratelimit.Epoch{}, 0, 0, err)
+}
+
+// answered takes in what came of a batch. What time it is in the part is between from and to; 0: that is not known.
+func (b *batch) answered(grants []account.Grant, e ratelimit.Epoch, from, to ledgerTime, err error) {
 	now := b.clock()
-	b.lane.heard(b, now, at, e, err)
+	b.lane.heard(b, now, from, to, e, err)
 	b.count(grants, err)
 	for i, fl := range b.carried {
-		b.hear(now, fl, &grants[i], hold.Answer{Now: now, Epoch: e, At: at}, err)
+		b.hear(now, fl, &grants[i], hold.Answer{Now: now, Epoch: e}, err)
 	}
 	for _, fl := range b.greeted {
 		b.lane.mu.Lock()
@@ -173,7 +193,7 @@ func (b *batch) answered(grants []account.Grant, e ratelimit.Epoch, at ledgerTim
 }
 
 // heard takes in what time it is at the ledger, and whose data it has.
-func (l *lane) heard(b *batch, now instant, at ledgerTime, e ratelimit.Epoch, err error) {
+func (l *lane) heard(b *batch, now instant, from, to ledgerTime, e ratelimit.Epoch, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err != nil {
@@ -184,8 +204,8 @@ func (l *lane) heard(b *batch, now instant, at ledgerTime, e ratelimit.Epoch, er
 	}
 	l.breaker.Success()
 	l.answered = now
-	if at > 0 {
-		b.stepped(l.clock.Heard(b.sent, now, at))
+	if from > 0 {
+		b.stepped(l.clock.Heard(b.sent, now, from, to))
 	}
 	if e.ID != l.epoch.ID {
 		if l.epoch.ID != 0 {

@@ -61,11 +61,14 @@ type sweeper struct {
 }
 
 // Partitioned is a ledger whose parts fail each by itself, such as a Redis Cluster. Messages to one part never wait
-// for another.
+// for another. A Settle is of claims of one part, and what it tells is of that part.
 type Partitioned interface {
 	account.Ledger
 	Partitions() int
 	Partition(key string) int // below Partitions
+	// Ask asks a part for its epoch, and for the time: its servers' clocks are between the two. It fails if one of its
+	// servers does not answer.
+	Ask(ctx context.Context, part int) (e ratelimit.Epoch, from, to ratelimit.LedgerTime, err error)
 }
 
 // Sizes of what is under way.
@@ -127,7 +130,7 @@ func (f *Fleet) Run(ctx context.Context) {
 	stop := make(chan struct{})
 	for i := range f.lanes {
 		for range senders {
-			all.Go(func() { f.send(&f.lanes[i], stop) })
+			all.Go(func() { f.send(i, stop) })
 		}
 	}
 	if s, ok := f.ledger.(server); ok {

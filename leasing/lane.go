@@ -281,18 +281,19 @@ func (l *lane) take(first *flight) (flights []*flight) {
 	return flights
 }
 
-// Answered takes in that the ledger has answered somebody else: it counts as dead no more.
+// Answered takes in that the ledger has answered somebody else. A part of it that counts as dead still does until it
+// has answered itself, but is asked now.
 func (f *Fleet) Answered() {
 	for i := range f.lanes {
 		l := &f.lanes[i]
 		l.mu.Lock()
-		l.breaker.Success()
+		l.breaker.openTill = 0
 		l.mu.Unlock()
 	}
 	f.Greet()
 }
 
-// Greet has the ledger asked what time it is, and whose data it has, though nobody waits for it.
+// Greet has each part of the ledger asked what time it is, and whose data it has, though nobody waits for it.
 func (f *Fleet) Greet() {
 	for i := range f.lanes {
 		_ = f.greet(&f.lanes[i])

@@ -126,7 +126,7 @@ func (s *Stepped) batch(part int) *Batch {
 			s.busy[part]++
 			return &Batch{b, s, part}
 		}
-		b.answered(make([]account.Grant, len(b.claims)), ratelimit.Epoch{}, 0, errBreaker)
+		b.failed(errBreaker)
 	}
 	return nil
 }
@@ -137,13 +137,13 @@ func (b *Batch) Claims() []account.Claim { return b.claims }
 // Answer takes in what the ledger said, a grant for each claim, and the epoch and time right after.
 func (b *Batch) Answer(epoch ratelimit.Epoch, at ledgerTime, grants []account.Grant) {
 	b.node.busy[b.part]--
-	b.answered(grants, epoch, at, nil)
+	b.answered(grants, epoch, at, at, nil)
 }
 
 // Fail takes in that the batch was not answered, and why.
 func (b *Batch) Fail(err error) {
 	b.node.busy[b.part]--
-	b.answered(make([]account.Grant, len(b.claims)), ratelimit.Epoch{}, 0, err)
+	b.failed(err)
 }
 
 // Sweep looks after a part of the keys; see SweepEvery.

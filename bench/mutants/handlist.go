@@ -17,7 +17,7 @@ const (
 var allByHand = []byHand{
 	// Expiry, and whose clock.
 	{"the ledger's clock is taken to have stood still while the answer travelled", []replacement{
-		{clock, "lo := nanos(t) - time.Duration(answered)", "lo := nanos(t) - time.Duration(sent)"},
+		{clock, "lo := nanos(from) - time.Duration(answered)", "lo := nanos(from) - time.Duration(sent)"},
 	}},
 	{"what is known of the ledger's clock does not age", []replacement{
 		{clock, "by := max(0, now.Sub(c.At)) / MaxSkew", "by := max(0, now.Sub(c.At)) / MaxSkew / 1000"},

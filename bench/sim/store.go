@@ -169,6 +169,11 @@ func (s *store) Settle(context.Context, []account.Claim, []account.Grant) (ratel
 	return ratelimit.Epoch{}, 0, errRefused
 }
 
+// Ask is there for the same reason.
+func (s *store) Ask(context.Context, int) (e ratelimit.Epoch, from, to ratelimit.LedgerTime, err error) {
+	return e, 0, 0, errRefused
+}
+
 var _ leasing.Partitioned = (*store)(nil)
 
 // recall carries the ledger's wish that a holder gives back what it has.

@@ -1,10 +1,13 @@
 package account
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strconv"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -36,7 +39,8 @@ func (r *live) heldBy(s *redistest.Server) string {
 	return ""
 }
 
-// In a Cluster each server has its own epoch. A loss at any of them makes the ledger's another one.
+// In a Cluster each server has its own epoch. A loss at one of them makes that of its parts another one, and of no
+// other part.
 func TestCluster(t *testing.T) {
 	servers := redistest.Cluster(t, 3)
 	r := newClustered(t, servers, ratelimit.Limit{Algorithm: ratelimit.SlidingWindow, Unit: ratelimit.Week, Requests: 100})
@@ -72,17 +76,67 @@ func TestCluster(t *testing.T) {
 			t.Error("a draw was a transaction")
 		}
 	}
-	for _, s := range servers {
+	known := make([]ratelimit.Epoch, r.Partitions())
+	for part := range known {
+		known[part], _, _ = r.part(part)
+	}
+	for i, s := range servers {
 		key := r.heldBy(s)
 		s.Do("FLUSHALL")
-		e, _, err := r.Settle(t.Context(), []Claim{r.draw(key, 1, 1)}, make([]Grant, 1))
-		if err != nil || e.ID == first.ID || e.Learning < e.Began {
+		e, at, err := r.Settle(t.Context(), []Claim{r.draw(key, 1, 1)}, make([]Grant, 1))
+		if err != nil || e.Learning < e.Began {
 			t.Errorf("%v has lost its data: %+v, %v", s, e, err)
 		}
-		if first = epoch(); first != e {
-			t.Errorf("%+v, and then %+v", e, first)
+		if p := r.Partition(key); (at != 0) != (len(r.parts[p]) == 1) {
+			t.Errorf("part %d has %d clocks, and it is said to be %d", p, len(r.parts[p]), at)
+		}
+		for part, was := range known {
+			is, from, to := r.part(part)
+			if lost := slices.Contains(r.parts[part], r.all[i]); lost == (is.ID == was.ID) ||
+				part == r.Partition(key) && is != e {
+				t.Errorf("part %d was in %+v, and is in %+v; it lost its data: %v", part, was, is, lost)
+			}
+			if from > to || from < to && len(r.parts[part]) == 1 {
+				t.Errorf("part %d: it is from %d to %d", part, from, to)
+			}
+			known[part] = is
 		}
 	}
+	// A server that hangs does not keep others from being looked at.
+	servers[0].Signal(syscall.SIGSTOP)
+	var lives []ratelimit.Epoch
+	for i, s := range servers[1:] {
+		lives = append(lives, r.all[i+1].known())
+		s.Do("FLUSHALL")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if _, err := r.Verify(ctx); err == nil {
+		t.Error("a server that hangs was looked at")
+	}
+	servers[0].Signal(syscall.SIGCONT)
+	for i, s := range r.all[1:] {
+		if s.known() == lives[i] {
+			t.Errorf("%v has lost its data, and was not looked at", servers[i+1])
+		}
+	}
+	servers[2].Kill()
+	for _, part := range []int{0, len(known) * 2 / 3, len(known) - 1} {
+		_, _, _, err := r.Ask(t.Context(), part)
+		if dead := slices.Contains(r.parts[part], r.all[2]); dead != (err != nil) {
+			t.Errorf("part %d, of a server that is dead: %v: %v", part, dead, err)
+		}
+	}
+}
+
+// part asks a part of the ledger.
+func (r *live) part(part int) (e ratelimit.Epoch, from, to instant) {
+	r.Helper()
+	e, from, to, err := r.Ask(r.Context(), part)
+	if err != nil || e.ID == 0 {
+		r.Fatalf("part %d: %+v, %v", part, e, err)
+	}
+	return e, from, to
 }
 
 // A server that slots have moved to has an epoch, whichever slots they are, and messages find it.
@@ -103,16 +157,32 @@ func TestClusterWhoseSlotsMove(t *testing.T) {
 			s.Do("CLUSTER", "SETSLOT", n, "NODE", ids[1])
 		}
 	}
+	// The client hears of it before the ledger does.
+	r.cluster.ReloadState(t.Context())
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		c, err := r.cluster.MasterForKey(t.Context(), r.nameOf(key, r.window))
+		if err == nil && c.Options().Addr == servers[1].Addr {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("the client does not hear of it")
+		}
+	}
 	grants := make([]Grant, 1)
 	tries := 0
+	var moved ratelimit.Epoch
 	for ; tries < 4; tries++ {
-		_, _, err = r.Settle(t.Context(), []Claim{r.claim(key, 1, 1, 5)}, grants)
+		moved, _, err = r.Settle(t.Context(), []Claim{r.claim(key, 1, 1, 5)}, grants)
 		if err == nil && grants[0].Err == nil {
 			break
 		}
 	}
 	if err != nil || grants[0].Granted != 5 {
 		t.Fatalf("after %d tries %+v, %v", tries, grants[0], err)
+	}
+	servers[1].Do("FLUSHALL")
+	if e, _, err := r.Settle(t.Context(), []Claim{r.claim(key, 1, 2, 5)}, grants); err != nil || e.ID == moved.ID {
+		t.Errorf("the server that has the slot now has lost its data, and the key's epoch is %+v; %v", e, err)
 	}
 	second, _, err := r.Settle(t.Context(), nil, nil)
 	if err != nil || second.ID == first.ID {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 
@@ -167,13 +168,11 @@ func (l *Redis) lookAfter(ctx context.Context, s *server, flags int) (life, erro
 	return life{}, fmt.Errorf("%w: %.60q", ErrAnswer, fmt.Sprint(answer))
 }
 
-// epoch joins those of all servers: it is another when one of them is, and learns as long as one does. Of servers that
+// epochOf joins those of servers: it is another when one of them is, and learns as long as one does. Of servers that
 // were asked by trips it is what those were told: what others have heard since says nothing of these messages.
-func (l *Redis) epoch(trips []*trip) ratelimit.Epoch {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func epochOf(all []*server, trips []*trip) ratelimit.Epoch {
 	var e ratelimit.Epoch
-	for _, s := range l.all {
+	for _, s := range all {
 		is := s.known()
 		for _, t := range trips {
 			if t.server == s && t.epoch.ID != 0 {
@@ -204,13 +203,23 @@ func (l *Redis) Prolong(ctx context.Context) error {
 	return err
 }
 
+// verifiers is at how many servers each looks at the same time: one that hangs must not take the time of the others.
+const verifiers = 16
+
 func (l *Redis) each(ctx context.Context, flags int) (ratelimit.Epoch, error) {
-	all, err := l.known(ctx)
-	for _, s := range all {
-		_, one := l.lookAfter(ctx, s, flags)
-		err = errors.Join(err, one)
+	all, _, err := l.known(ctx)
+	errs := make([]error, len(all))
+	turn := make(chan struct{}, verifiers)
+	var wg sync.WaitGroup
+	for i, s := range all {
+		turn <- struct{}{}
+		wg.Go(func() {
+			_, errs[i] = l.lookAfter(ctx, s, flags)
+			<-turn
+		})
 	}
-	return l.epoch(nil), err
+	wg.Wait()
+	return epochOf(all, nil), errors.Join(err, errors.Join(errs...))
 }
 
 var _ Ledger = (*Redis)(nil)

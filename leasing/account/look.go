@@ -116,9 +116,9 @@ func doubles(packed string, n int) (all []float64, ok bool) {
 const partitions = 16
 
 // Partitions is in how many parts accounts are kept that fail each by itself: one, but of a Cluster. A part's slots are
-// next to each other, and so mostly at one or two servers.
+// next to each other, and so mostly at one or two servers. A prefix with a brace may have all accounts in one slot.
 func (l *Redis) Partitions() int {
-	if l.cluster == nil {
+	if l.cluster == nil || strings.Contains(l.prefix, "{") {
 		return 1
 	}
 	return partitions
@@ -126,12 +126,10 @@ func (l *Redis) Partitions() int {
 
 // Partition is the part of a key's accounts, below Partitions.
 func (l *Redis) Partition(key string) int {
-	if l.cluster == nil {
+	n := l.Partitions()
+	if n == 1 {
 		return 0
 	}
 	tag, _, _ := strings.Cut(key, "}")
-	if open := strings.IndexByte(l.prefix, '{'); open >= 0 {
-		tag, _, _ = strings.Cut(l.prefix[open+1:], "}")
-	}
-	return int(slotOf(tag)) * partitions / clusterSlots
+	return int(slotOf(tag)) * n / clusterSlots
 }

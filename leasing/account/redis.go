@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -87,18 +88,58 @@ func ParseName(prefix, s string) (key string, w ratelimit.Window, ok bool) {
 	return s[:end], ratelimit.Window(n), err == nil
 }
 
-// Settle implements [Ledger]. With no claims it asks each server for its epoch. An error of single messages is in
-// their grants; the epoch is not known only if no server answered. It allocates.
+// Settle implements [Ledger]. With no claims it asks each server for its epoch. The epoch is that of all servers that
+// have accounts of the claims' parts; where these are several, no time is told, for each has a clock of its own. An
+// error of single messages is in their grants; the epoch is not known only if no server answered. It allocates.
 func (l *Redis) Settle(
 	ctx context.Context, claims []Claim, grants []Grant,
 ) (ratelimit.Epoch, ratelimit.LedgerTime, error) {
-	trips, err := l.trips(ctx, claims, grants)
+	trips, of, err := l.trips(ctx, claims, grants)
 	if err != nil {
 		for i := range grants {
 			grants[i] = Grant{Err: err}
 		}
 		return ratelimit.Epoch{}, 0, err
 	}
+	errs := settleAll(ctx, trips)
+	if !slices.Contains(errs, nil) {
+		return ratelimit.Epoch{}, 0, errors.Join(errs...)
+	}
+	at := ratelimit.LedgerTime(0)
+	if len(of) == 1 {
+		at = trips[0].time
+	}
+	return epochOf(of, trips), at, nil
+}
+
+// Ask asks all servers that have accounts of a part for its epoch, and between which times their clocks are. It is an
+// error if one of them does not answer. It blocks until ctx is done at most.
+func (l *Redis) Ask(ctx context.Context, part int) (e ratelimit.Epoch, from, to ratelimit.LedgerTime, err error) {
+	_, parts, err := l.known(ctx)
+	if err != nil {
+		return e, 0, 0, err
+	}
+	of := parts[part]
+	if len(of) == 0 {
+		l.stale.Store(true)
+		return e, 0, 0, errMoved
+	}
+	trips := make([]*trip, len(of))
+	for i, s := range of {
+		trips[i] = &trip{Redis: l, server: s}
+	}
+	if err := errors.Join(settleAll(ctx, trips)...); err != nil {
+		return e, 0, 0, err
+	}
+	from, to = trips[0].time, trips[0].time
+	for _, t := range trips {
+		from, to = min(from, t.time), max(to, t.time)
+	}
+	return epochOf(of, trips), from, to, nil
+}
+
+// settleAll makes all trips at the same time.
+func settleAll(ctx context.Context, trips []*trip) []error {
 	errs := make([]error, len(trips))
 	var wg sync.WaitGroup
 	for i, t := range trips[1:] {
@@ -106,23 +147,19 @@ func (l *Redis) Settle(
 	}
 	errs[0] = trips[0].settle(ctx)
 	wg.Wait()
-	e := l.epoch(trips)
-	for i, err := range errs {
-		if err == nil {
-			return e, trips[i].time, nil
-		}
-	}
-	return ratelimit.Epoch{}, 0, errors.Join(errs...)
+	return errs
 }
 
 // trips sorts claims by the server that has their accounts. Those without one have an error in their grants. Without
-// claims there is a trip to each server. There is at least one, if there is no error.
-func (l *Redis) trips(ctx context.Context, claims []Claim, grants []Grant) ([]*trip, error) {
-	known, err := l.known(ctx)
+// claims there is a trip to each server. There is at least one, if there is no error. of is the servers of all parts
+// that the claims are of.
+func (l *Redis) trips(
+	ctx context.Context, claims []Claim, grants []Grant,
+) (trips []*trip, of []*server, err error) {
+	all, parts, err := l.known(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var trips []*trip
 	add := func(s *server) *trip {
 		for _, t := range trips {
 			if t.server == s {
@@ -133,15 +170,22 @@ func (l *Redis) trips(ctx context.Context, claims []Claim, grants []Grant) ([]*t
 		return trips[len(trips)-1]
 	}
 	if len(claims) == 0 {
-		for _, s := range known {
+		of = all
+		for _, s := range all {
 			add(s)
 		}
 	}
 	for i := range claims {
-		s := known[0]
+		part := parts[l.Partition(claims[i].Key)]
+		for _, s := range part {
+			if !slices.Contains(of, s) {
+				of = append(of, s)
+			}
+		}
+		s := all[0]
 		err := check(&claims[i])
 		if err == nil && l.cluster != nil {
-			s, err = l.serverOf(ctx, known, l.nameOf(claims[i].Key, 0))
+			s, err = l.serverOf(ctx, part, l.nameOf(claims[i].Key, 0))
 		}
 		if err != nil {
 			grants[i] = Grant{Err: err}
@@ -150,10 +194,13 @@ func (l *Redis) trips(ctx context.Context, claims []Claim, grants []Grant) ([]*t
 		t := add(s)
 		t.left = append(t.left, i)
 	}
-	if len(trips) == 0 { // nothing of it can be sent
-		add(known[0])
+	if len(of) == 0 { // of the slots of its part
+		return nil, nil, errMoved
 	}
-	return trips, nil
+	if len(trips) == 0 { // nothing of it can be sent
+		add(of[0])
+	}
+	return trips, of, nil
 }
 
 // trip is messages on their way to one server.

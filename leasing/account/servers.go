@@ -21,6 +21,7 @@ type servers struct {
 
 	mu    sync.Mutex
 	all   []*server   // guarded by mu; of a Cluster, as last read
+	parts [][]*server // guarded by mu; those that have accounts of each part, likewise
 	tags  []uint32    // guarded by mu; a number for each slot of a Cluster that makes a name of it
 	stale atomic.Bool // the servers of the Cluster, or their slots, are others
 }
@@ -41,35 +42,36 @@ type server struct {
 func (l *Redis) single(c *redis.Client) {
 	l.one = &server{client: c, name: l.prefix + epochName, first: true}
 	l.all = []*server{l.one}
+	l.parts = [][]*server{l.all}
 }
 
-// known returns the servers, which of a Cluster are read at first and after each hint that they are others.
-func (l *Redis) known(ctx context.Context) ([]*server, error) {
+// known returns the servers, in all and of each part, which of a Cluster are read at first and after each hint that
+// they are others.
+func (l *Redis) known(ctx context.Context) (all []*server, parts [][]*server, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.cluster == nil || l.all != nil && !l.stale.Load() {
-		return l.all, nil
+		return l.all, l.parts, nil
 	}
 	if l.all != nil {
 		l.cluster.ReloadState(ctx)
 	}
 	l.stale.Store(false)
-	all, err := l.readLocked(ctx)
+	all, parts, err = l.readLocked(ctx)
 	if err != nil {
 		l.stale.Store(true)
-		return nil, err
+		return nil, nil, err
 	}
-	l.all = all
-	return all, nil
+	l.all, l.parts = all, parts
+	return all, parts, nil
 }
 
 // readLocked finds the masters of all slots, as the client knows them. What is known of those that stay is kept.
-func (l *Redis) readLocked(ctx context.Context) ([]*server, error) {
+func (l *Redis) readLocked(ctx context.Context) (all []*server, parts [][]*server, failed error) {
 	if l.tags == nil {
 		l.tags = slotTags(l.prefix)
 	}
-	var all []*server
-	var failed error
+	parts = make([][]*server, l.Partitions())
 	for slot := range l.tags {
 		name := l.epochKey(l.tags[slot])
 		c, err := l.cluster.MasterForKey(ctx, name)
@@ -79,14 +81,18 @@ func (l *Redis) readLocked(ctx context.Context) ([]*server, error) {
 			}
 			continue
 		}
-		if !slices.ContainsFunc(all, func(s *server) bool { return s.client == c }) {
-			all = append(all, l.keptLocked(c, name))
+		i := slices.IndexFunc(all, func(s *server) bool { return s.client == c })
+		if i < 0 {
+			i, all = len(all), append(all, l.keptLocked(c, name))
+		}
+		if part := &parts[slot*len(parts)/clusterSlots]; !slices.Contains(*part, all[i]) {
+			*part = append(*part, all[i])
 		}
 	}
 	if len(all) == 0 {
-		return nil, fmt.Errorf("redis: no server of the Cluster is known: %w", failed)
+		return nil, nil, fmt.Errorf("redis: no server of the Cluster is known: %w", failed)
 	}
-	return all, nil
+	return all, parts, nil
 }
 
 func (l *Redis) keptLocked(c *redis.Client, name string) *server {
@@ -136,13 +142,14 @@ func slotOf(tag string) uint16 {
 	return crc % clusterSlots
 }
 
-// serverOf is the server of a Cluster that has a name, as the client knows.
-func (l *Redis) serverOf(ctx context.Context, known []*server, name string) (*server, error) {
+// serverOf is the server of a Cluster that has a name, as the client knows. It must be one of those of its part, for
+// else a loss of its data would not be seen in the part's epoch.
+func (l *Redis) serverOf(ctx context.Context, part []*server, name string) (*server, error) {
 	c, err := l.cluster.MasterForKey(ctx, name)
 	if err != nil {
 		return nil, fmt.Errorf("redis: %w", err)
 	}
-	for _, s := range known {
+	for _, s := range part {
 		if s.client == c {
 			return s, nil
 		}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,8 +18,7 @@ func Cluster(tb testing.TB, n int) []*Server {
 	tb.Helper()
 	servers := make([]*Server, n)
 	for i := range servers {
-		servers[i] = Start(tb, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no",
-			"--cluster-node-timeout", "2000")
+		servers[i] = startClustered(tb)
 	}
 	for i, s := range servers {
 		first, last := i*16384/n, (i+1)*16384/n-1
@@ -28,10 +28,26 @@ func Cluster(tb testing.TB, n int) []*Server {
 		}
 		s.Do(args...)
 		if i > 0 {
-			host, port, _ := net.SplitHostPort(servers[0].Addr)
-			s.Do("CLUSTER", "MEET", host, port)
+			s.meet(servers[0])
 		}
 	}
+	untilWhole(servers, n)
+	return servers
+}
+
+func startClustered(tb testing.TB) *Server {
+	tb.Helper()
+	return Start(tb, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no",
+		"--cluster-node-timeout", "2000", "--repl-diskless-sync-delay", "0")
+}
+
+func (s *Server) meet(other *Server) {
+	host, port, _ := net.SplitHostPort(other.Addr)
+	s.Do("CLUSTER", "MEET", host, port)
+}
+
+// untilWhole waits until each knows a Cluster of n servers, and all of its slots.
+func untilWhole(servers []*Server, n int) {
 	for _, s := range servers {
 		s.until("the cluster is whole", func() bool {
 			info, _ := s.Do("CLUSTER", "INFO").(string)
@@ -40,7 +56,32 @@ func Cluster(tb testing.TB, n int) []*Server {
 				strings.Contains(info, "cluster_slots_ok:16384")
 		})
 	}
-	return servers
+}
+
+// Replicas starts a replica of each master of a Cluster, and waits until it follows.
+func Replicas(tb testing.TB, masters []*Server) []*Server {
+	tb.Helper()
+	replicas := make([]*Server, len(masters))
+	for i := range replicas {
+		replicas[i] = startClustered(tb)
+		replicas[i].meet(masters[0])
+	}
+	untilWhole(slices.Concat(masters, replicas), 2*len(masters))
+	for i, s := range replicas {
+		s.Do("CLUSTER", "REPLICATE", masters[i].Do("CLUSTER", "MYID"))
+	}
+	for _, s := range replicas {
+		s.UntilInfo("replication", "master_link_status:up")
+	}
+	return replicas
+}
+
+// Sever has a replica hear nothing more of its master, which stays its master: it must not dial it again.
+func (s *Server) Sever(master *Server) {
+	s.Helper()
+	s.Do("CONFIG", "SET", "masterauth", "what no master takes")
+	master.Do("CLIENT", "KILL", "TYPE", "replica")
+	s.UntilInfo("replication", "master_link_status:down")
 }
 
 // Sentinel starts one sentinel that watches master under a name, and is quick

@@ -62,7 +62,7 @@ var faults = []plant.Bug{
 	},
 	{
 		Name: "a grant that did not know of a loss is taken", File: partFile,
-		Right: "a.Epoch.Young(a.At) && m.Claim.Learning < a.Epoch.Learning", Wrong: "false",
+		Right: "a.Epoch.Young(g.At) && m.Claim.Learning < a.Epoch.Learning", Wrong: "false",
 	},
 	{
 		Name: "what was not answered is drawn on", File: partFile,

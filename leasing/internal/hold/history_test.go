@@ -133,13 +133,13 @@ func (p *play) ask(n *node, w window, again time.Duration) {
 
 func (p *play) settle(n *node, w window, m *Message) {
 	g := p.ledger.settle(&m.Claim, p.now)
-	a := Answer{Epoch: p.ledger.epoch, At: p.ledger.time(p.now)}
+	a, at := Answer{Epoch: p.ledger.epoch}, p.ledger.time(p.now)
 	p.send(func() {
 		if !slices.Contains(p.nodes, n) || p.now < n.paused {
 			return
 		}
 		a.Now = p.now
-		n.clock.Heard(m.At, p.now, a.At)
+		n.clock.Heard(m.At, p.now, at, at)
 		n.epoch = a.Epoch
 		if part := n.parts[w]; part != nil {
 			part.Hear(m, &g, &a)

@@ -22,14 +22,15 @@ const MaxSkew = 10_000
 
 func nanos(t ledgerTime) time.Duration { return time.Duration(t) * time.Microsecond }
 
-// Heard takes in that the ledger's clock stood at t at some instant from sent
-// to answered. When that cannot be, the ledger's clock was set, or another
-// server answers: what was known is forgotten. It returns by how much at least
-// the clock went on, or back, beside this node's.
-func (c *LedgerClock) Heard(sent, answered instant, t ledgerTime) (step time.Duration) {
-	lo := nanos(t) - time.Duration(answered)
-	hi := nanos(t+1) - time.Duration(sent) // t is cut off to a microsecond
-	if c.At > 0 {
+// Heard takes in that the ledger's clocks stood between from and to at instants
+// from sent to answered. When that cannot be, the ledger's clock was set, or another
+// server answers: what was known is forgotten. So it is where clocks differ, for
+// one of them may be new, and what others allow is nothing to bound it by. It
+// returns by how much at least the clock went on, or back, beside this node's.
+func (c *LedgerClock) Heard(sent, answered instant, from, to ledgerTime) (step time.Duration) {
+	lo := nanos(from) - time.Duration(answered)
+	hi := nanos(to+1) - time.Duration(sent) // it is cut off to a microsecond
+	if c.At > 0 && from == to {
 		wider := c.Widened(answered)
 		if l, h := max(lo, wider.Lo), min(hi, wider.Hi); l <= h {
 			lo, hi = l, h

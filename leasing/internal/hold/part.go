@@ -157,7 +157,6 @@ func (p *Part) Lost(m *Message) {
 type Answer struct {
 	Now   instant
 	Epoch ratelimit.Epoch // of the data right after; 0: not known
-	At    ledgerTime
 }
 
 // Hear takes in the answer to a message. It tells whether it counts: an answer to another message than the latest
@@ -168,7 +167,7 @@ func (p *Part) Hear(m *Message, g *account.Grant, a *Answer) bool {
 	}
 	p.asked = 0
 	// A ledger in another epoch has not known all holders; and a learning one only of those who tell it so.
-	unaware := a.Epoch.Young(a.At) && m.Claim.Learning < a.Epoch.Learning
+	unaware := a.Epoch.Young(g.At) && m.Claim.Learning < a.Epoch.Learning
 	if g.Err != nil || a.Epoch.ID != m.epoch && m.epoch != 0 || m.Claim.Kind == account.Draws && m.epoch == 0 ||
 		unaware {
 		p.doubt = true

@@ -39,7 +39,7 @@ func (s *scene) hears(g account.Grant) bool {
 
 func (s *scene) hearsLater(g account.Grant, after time.Duration) bool {
 	s.q.Now = s.q.Now.Add(after)
-	return s.Hear(&s.last, &g, &Answer{Now: s.q.Now, Epoch: s.q.Epoch, At: 1})
+	return s.Hear(&s.last, &g, &Answer{Now: s.q.Now, Epoch: s.q.Epoch})
 }
 
 func (s *scene) has(taken, spent, hand tokens) {

@@ -1,0 +1,157 @@
+package leasing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// ahead has a client read that a server's clock is ahead by so much.
+type ahead time.Duration
+
+func (ahead) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (ahead) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (a ahead) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		for _, c := range cmds {
+			if t, ok := c.(*redis.TimeCmd); ok && t.Err() == nil {
+				t.SetVal(t.Val().Add(time.Duration(a)))
+			}
+		}
+		return err
+	}
+}
+
+// clusterAhead connects to a Cluster of which one server's clock is ahead.
+func clusterAhead(servers []*redistest.Server, who int, by time.Duration) func() redis.UniversalClient {
+	return func() redis.UniversalClient {
+		c := clusterOf(servers...)().(*redis.ClusterClient)
+		c.Options().NewClient = func(o *redis.Options) *redis.Client {
+			one := redis.NewClient(o)
+			if o.Addr == servers[who].Addr {
+				one.AddHook(ahead(by))
+			}
+			return one
+		}
+		return c
+	}
+}
+
+// heldBy are n keys whose accounts a server of a Cluster has.
+func (c *onRedis) heldBy(s *redistest.Server, of string, n int) (keys []string) {
+	held := s.Client()
+	defer held.Close()
+	for i := 0; len(keys) < n; i++ {
+		if i > 1000 {
+			c.Fatalf("%v has no key", s)
+		}
+		key := fmt.Sprint(of, i)
+		// Another server says who has it.
+		if errors.Is(held.Get(context.Background(), "{"+KeyName([]byte(key))+"}").Err(), redis.Nil) {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// greeted greets a part of the ledger, and waits for what comes of it.
+func (c *onRedis) greeted(node, part int) {
+	c.Helper()
+	f := c.nodes[node]
+	var fl *flight
+	c.until("it cannot be greeted", func() bool { fl = f.greet(&f.lanes[part]); return fl != nil })
+	<-fl.done
+}
+
+// Each part of a Cluster is heard of by itself: what its servers say bounds its clock, and that they answer is why it
+// counts as alive.
+func TestPartsOfACluster(t *testing.T) {
+	t.Parallel()
+	const limit, by, who = 100, 300 * time.Millisecond, 2
+	servers := redistest.Cluster(t, 3)
+	c := newOnClients(t, 1, ratelimit.Limit{Unit: ratelimit.Second, Requests: limit}, clusterAhead(servers, who, by))
+	c.strict()
+	c.ready()
+	f := c.nodes[0]
+	ledger := f.ledger.(*account.Redis)
+	last := ledger.Partitions() - 1
+	mixed := ledger.Partitions() * who / 3 // of which servers 1 and 2 have accounts
+	keys := c.heldBy(servers[who], "k", 1)
+	there := func() time.Time { return time.Now().Add(by) }
+	in := func(from, to int) func() bool { // a window of that server, ms
+		return func() bool { ms := there().Nanosecond() / 1e6; return ms >= from && ms < to }
+	}
+
+	// A node that went by another server's clock would spend tokens of the window before in the next.
+	for _, key := range keys {
+		part := ledger.Partition(KeyName([]byte(key)))
+		c.until("its window does not begin", in(10, 100))
+		c.greeted(0, part)
+		window, admitted := there().Unix(), 0
+		for there().Unix() == window {
+			if v, _ := c.attempt(0, key, 1); !v.OverLimit && there().Unix() == window {
+				admitted++
+			}
+		}
+		if admitted > limit || admitted == 0 {
+			t.Errorf("%d of %d were admitted in a window of the server's clock", admitted, limit)
+		}
+	}
+
+	// Where two servers have accounts of a part, its clock is both of theirs, whoever has answered last. Claims ask only
+	// one, and so do not answer a greeting that was sent with them.
+	both := func(after string) {
+		clock := f.lanes[mixed].time()
+		early, late := clock.Between(c.clock())
+		if now := time.Now(); early > ledgerTime(now.UnixMicro()) || late < ledgerTime(now.Add(by).UnixMicro())-1e4 {
+			t.Errorf("after %s: at %d it is said to be from %d to %d, and one server is ahead by %v", after, now.UnixMicro(), early, late, by)
+		}
+	}
+	for _, s := range servers[1:] {
+		var key string
+		for i := 0; key == "" || ledger.Partition(KeyName([]byte(key))) != mixed; i++ {
+			key = c.heldBy(s, fmt.Sprint("m", i, "."), 1)[0]
+		}
+		c.until("it is not the same window at both", in(350, 700))
+		c.attempt(0, key, 1)
+		both("a claim")
+		claim, greeting, sent := &flight{done: make(chan struct{})}, &flight{greet: true, done: make(chan struct{})}, c.clock()
+		claim.shard, claim.id, _ = f.find([]byte(key))
+		claim.shard.mu.Unlock()
+		f.settle(mixed, []*flight{claim, greeting})
+		clock := f.lanes[mixed].time()
+		if clock.At < sent || !claim.heard {
+			t.Errorf("it was heard at %d, and a greeting sent at %d; the claim was heard: %v", clock.At, sent, claim.heard)
+		}
+		both("a greeting")
+	}
+
+	servers[who].Kill()
+	open := func(part int) bool {
+		l := &f.lanes[part]
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.breaker.Open()
+	}
+	c.until("a part that is dead counts as alive", func() bool { c.greeted(0, last); return open(last) })
+	f.Answered()
+	for part := range f.lanes {
+		c.greeted(0, part)
+		if dead := part >= mixed; open(part) != dead && (!dead || part == last) {
+			t.Errorf("part %d counts as dead: %v", part, open(part))
+		}
+		if l := &f.lanes[part]; l.alive(c.clock()) != (part < mixed) {
+			t.Errorf("part %d counts as alive: %v", part, part >= mixed)
+		}
+	}
+}
