@@ -181,7 +181,7 @@ func (f *Fleet) launchEarlyLocked(k entry) {
 // renewLocked has a message leave if there is something to tell, or to ask for, though nobody waits.
 func (f *Fleet) renewLocked(now instant, k entry) {
 	switch rule := k.rule(); {
-	case k.use.flight != nil:
+	case k.use.flight != nil, f.ended.Load(): // senders end when nothing is left to be sent
 	case k.Due(now, rule):
 		f.dueLocked(now, k)
 	case k.Rides(now, rule):
