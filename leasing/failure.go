@@ -49,6 +49,8 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 	}
 	if k != nil && v.Charged > 0 {
 		k.Admitted(v.Charged)
+	}
+	if k != nil {
 		v.Booked = k.Window
 	}
 	v.Source, v.Reason = ratelimit.FromFallback, why

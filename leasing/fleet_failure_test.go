@@ -92,3 +92,24 @@ func decided(t testing.TB, node *Stepped, ledger account.Ledger, a ratelimit.Ask
 	}
 	return verdicts[0]
 }
+
+// A refund that comes while a window turns, and is not heard of in time, says in which window it is booked, as a charge
+// does.
+func TestRefundWithoutTheStoreSaysWhere(t *testing.T) {
+	for _, kind := range []ratelimit.Kind{ratelimit.Refund, ratelimit.Spend} {
+		s := newStage(t, 1, 100, 100, map[string]string{"on_store_failure": "open"})
+		s.ask(0, "k", 5)
+		k := s.key(0, "k")
+		s.now = s.now.Add(s.rule.Limit.WindowEnd(k.Window).Sub(s.time())) // the window may be over, or not
+		spent, verdicts := k.Spent, make([]verdict, 1)
+		w := s.nodes[0].Ask(s.now, []ask{{Rule: s.rule, Key: []byte("k"), Cost: 2, Kind: kind}}, verdicts)
+		if w == nil {
+			t.Fatalf("it is certain which window goes on: %+v", verdicts[0])
+		}
+		w.TimeOver()
+		waits, v := w.Advance(s.now), &verdicts[0]
+		if waits || v.Source != ratelimit.FromFallback || v.Booked != k.Window || k.Spent == spent {
+			t.Errorf("kind %d: %+v, of window %d, and %d are spent of %d before", kind, v, k.Window, k.Spent, spent)
+		}
+	}
+}

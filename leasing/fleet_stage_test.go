@@ -107,6 +107,13 @@ func (s *stage) ask(node int, key string, cost tokens) ratelimit.Verdict {
 	return v[0]
 }
 
+// key is what a node has of a key.
+func (s *stage) key(node int, name string) entry {
+	of, id, c := s.nodes[node].find([]byte(name))
+	defer of.mu.Unlock()
+	return of.entry(s.now, id, c)
+}
+
 // used is what the ledger has of a key.
 func (s *stage) used(key string) tokens {
 	now := s.time()

@@ -68,8 +68,8 @@ type Verdict struct {
 	// Window is the one that Charged was taken from, for Undo; 0 if it was from
 	// no lease.
 	Window Window
-	// Booked is the window in which what on_store_failure admitted is to be told
-	// to the ledger; 0 if that is not known yet.
+	// Booked is the window in which what on_store_failure admitted, or what was
+	// refunded meanwhile, is to be told to the ledger; 0 if that is not known yet.
 	Booked Window
 	// Reason is why the ledger did not decide, if Source is FromFallback.
 	Reason FallbackReason
