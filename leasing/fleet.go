@@ -56,8 +56,9 @@ type names struct {
 type sweeper struct {
 	part    int // of the shards, that the next sweep looks at
 	gauged  gauges
-	leaving atomic.Bool  // the node ends: nothing is asked for that no request waits for
-	evicted atomic.Int64 // when all was last told again because single accounts were lost
+	leaving atomic.Bool // the node ends: nothing is asked for that no request waits for
+	doubted atomic.Bool // single accounts may be lost: all is to be told again
+	retold  instant     // when it last was for that; 0: never
 }
 
 // Partitioned is a ledger whose parts fail each by itself, such as a Redis Cluster. Messages to one part never wait

@@ -57,7 +57,7 @@ func (c *serveCmd) shared(flags *redisFlags, seats func() approx.Plan, reconcile
 	s.keeper = approx.NewKeeper(approx.NewRedis(client, flags.KeyPrefix), holder, clock)
 	s.keeper.OnChange, s.keeper.Epoch = logSeats(log), s.Epoch
 	s.Drift = s.keeper
-	s.watch = &storeWatch{name: flags.setting("URL"), health: ledger.Health, doubt: s.DoubtEvicted, clock: clock, log: log}
+	s.watch = &storeWatch{name: flags.setting("URL"), health: ledger.Health, doubt: s.DoubtEvicted, log: log}
 	return s, nil
 }
 

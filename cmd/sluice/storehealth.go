@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/sluice-gate/sluice/leasing/account"
-	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
@@ -18,8 +17,7 @@ import (
 type storeWatch struct {
 	name   string // of the setting that names the store
 	health func(context.Context) (account.Health, error)
-	doubt  func(asked, now ratelimit.Instant) // accounts that were told before may be lost
-	clock  ratelimit.Clock
+	doubt  func() // accounts may be lost
 	log    *slog.Logger
 
 	mu   sync.Mutex
@@ -39,7 +37,6 @@ func (w *storeWatch) run(ctx context.Context) {
 func (w *storeWatch) look(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	asked := w.clock()
 	h, err := w.health(bounded)
 	if err != nil { // that it does not answer, claims say; and it may be forbidden
 		w.log.Debug("the store does not say how it keeps its data", "setting", w.name, "error", err)
@@ -58,8 +55,8 @@ func (w *storeWatch) look(ctx context.Context) {
 			"setting", w.name, "rdb", persistence(h.RDB, h.Saves), "aof", h.AOF)
 	}
 	if before.Known && now.Evicted > before.Evicted {
-		w.log.Warn("the store has evicted keys: all accounts are told to it again", "setting", w.name, "keys", now.Evicted-before.Evicted)
-		w.doubt(asked, w.clock())
+		w.log.Warn("the store has evicted keys: all accounts are told to it again, at most once in a minute", "setting", w.name, "keys", now.Evicted-before.Evicted)
+		w.doubt()
 	}
 }
 
