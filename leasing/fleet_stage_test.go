@@ -274,3 +274,17 @@ func TestDriftOfTheWindowBeforeIsKept(t *testing.T) {
 		t.Error("a key may be forgotten whose drift still counts")
 	}
 }
+
+// What a request has waited for is not given back by a sweep that comes before the request is woken, though nobody has
+// used the key before.
+func TestWhatWasWaitedForIsKept(t *testing.T) {
+	s := newStage(t, 1, 100, 100, nil)
+	s.ask(0, "other", 1) // what time it is there
+	verdicts := make([]verdict, 1)
+	w := s.nodes[0].Ask(s.now, []ask{{Rule: s.rule, Key: []byte("k"), Cost: 95}}, verdicts)
+	s.settle()
+	s.nodes[0].Sweep(s.now)
+	if w.Advance(s.now) || verdicts[0].OverLimit {
+		t.Errorf("it waits still, and 95 were granted: %+v", verdicts[0])
+	}
+}

@@ -290,9 +290,10 @@ func (e Entry) Forgive() {
 	e.Charged = 0
 }
 
-// Idle tells whether what is in hand is of no use to this node, and may be to others.
+// Idle tells whether what is in hand is of no use to this node, and may be to others. It may be what a request has
+// waited for that is not woken yet, of a key that was never used before.
 func (e Entry) Idle(now instant) bool {
-	return e.asked == 0 && e.Taken > e.Spent && now.Sub(e.Demand.LastUse) > idle
+	return e.asked == 0 && e.Waiting == 0 && e.Taken > e.Spent && now.Sub(e.Demand.LastUse) > idle
 }
 
 // Learned takes in an answer that counts (Hear): what is refused from here on without asking.
