@@ -126,6 +126,9 @@ func (c *call) look(now instant, w *waiter) {
 	if next != hold.Asks && w.verdict.OverLimit && c.spareLocked(now, &there, k, w) {
 		next = hold.Answered
 	}
+	if next != hold.Asks {
+		w.under(k)
+	}
 	switch next {
 	case hold.Answered:
 		w.finish(k)
@@ -145,6 +148,13 @@ func (c *call) look(now instant, w *waiter) {
 func (w *waiter) finish(k entry) {
 	w.done = true
 	w.waitsLocked(k, 0)
+}
+
+// under counts a request that is refused while others have tokens in hand.
+func (w *waiter) under(k entry) {
+	if c := w.ask.Rule.Counters; w.verdict.OverLimit && w.ask.Kind == ratelimit.Spend && k.Elsewhere() && c != nil {
+		c.UnderAdmitted.Add(uint64(w.ask.Cost))
+	}
 }
 
 // waitsLocked says how much a waiter waits for; 0: it waits no longer.
@@ -295,6 +305,7 @@ func (c *call) driftLate(now instant, w *waiter) {
 	const cautious = true
 	if w.flight != nil && w.flight.recalling && k.Late(now, w.ask, c.lane(k).alive(now), cautious) == hold.Short {
 		k.Deny(now, w.ask, w.verdict)
+		w.under(k)
 		w.finish(k)
 		return
 	}
@@ -319,11 +330,13 @@ func (c *call) decideLate(now instant, w *waiter) {
 		switch k.Late(now, w.ask, alive, w.ask.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen) {
 		case hold.Short:
 			if k.Take(now, w.ask, hold.Asked{Waited: true, Last: true}, w.verdict) != hold.Asks {
+				w.under(k)
 				w.finish(k)
 				return
 			}
 		case hold.Doubtful:
 			k.Deny(now, w.ask, w.verdict)
+			w.under(k)
 			w.finish(k)
 			return
 		case hold.Undecided:

@@ -52,6 +52,7 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 	}
 	if k != nil {
 		v.Booked = k.Window
+		w.under(*k)
 	}
 	v.Source, v.Reason = ratelimit.FromFallback, why
 	if v.ResetAfter == 0 {

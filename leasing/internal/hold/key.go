@@ -43,6 +43,7 @@ type refusals struct {
 	most, under  tokens // under is the limit by which that is so
 	holds        uint8  // how often the time to again is doubled
 	frees        bool   // tokens have come back meanwhile
+	others       bool   // have what is refused in hand, when last heard
 }
 
 // Beyond says how it came about that more was spent than taken, in this window.
@@ -172,6 +173,9 @@ func (e Entry) PartOf(w window) *Part {
 
 // Refuses is for how long the key is refused without asking.
 func (e Entry) Refuses(now instant) time.Duration { return max(0, e.until.Sub(now)) }
+
+// Elsewhere tells whether others had tokens in hand when the ledger last fell short of what was needed here.
+func (e Entry) Elsewhere() bool { return e.others }
 
 // Slot is how long what a node has in hand of a bucket lasts: short, for a bucket fills only as far as what is in hand
 // lets it.
@@ -304,6 +308,8 @@ func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimi
 		e.frees, e.holds = true, 0
 	}
 	short := g.Granted < m.Claim.Need
+	// A draw does not say what others have in hand.
+	e.others = m.Claim.Kind != account.Draws && short && g.InHand > 0
 	nothing := g.InHand <= 0 && (short || g.Sum >= limit.Capacity())
 	if m.Claim.Kind == account.Draws || e.learning || !nothing && (!short || g.Recalling) {
 		if !short {
