@@ -20,6 +20,7 @@ type stage struct {
 	timers []timer
 	claims int
 	ahead  time.Duration // the ledger's clock
+	looks  uint64        // into the ledger
 }
 
 type timer struct {
@@ -116,11 +117,17 @@ func (s *stage) key(node int, name string) entry {
 
 // used is what the ledger has of a key.
 func (s *stage) used(key string) tokens {
-	now := s.time()
+	return s.usedIn(key, s.rule.Limit.WindowAt(s.time()))
+}
+
+// usedIn is what the ledger has of a key in a window.
+func (s *stage) usedIn(key string, w window) tokens {
+	s.Helper()
 	var g [1]account.Grant
+	s.looks++
 	limit := s.rule.AtLedger().Limit
 	_, _, err := s.ledger.Settle(context.Background(), []account.Claim{{
-		Key: key, Window: limit.WindowAt(now), Limit: limit, Holder: 1, Seq: uint64(s.now), Share: 1,
+		Key: key, Window: w, Limit: limit, Holder: 1, Seq: s.looks, Share: 1,
 	}}, g[:])
 	if err != nil || g[0].Err != nil {
 		s.Fatal(err, g[0].Err)

@@ -362,20 +362,26 @@ func (f *Fleet) as(k entry) ratelimit.Holder { return f.name + ratelimit.Holder(
 
 func (f *Fleet) tellLate(fl *flight) {
 	if f.calm(f.laneOf(fl.late.name), fl, companyWaits) == nil {
-		f.stats.unreported.Add(1)
-		close(fl.done)
+		f.retryLate(fl)
 	}
+}
+
+// retryLate has a late report told again in a while, unless it was tried often enough: then it is lost.
+func (f *Fleet) retryLate(fl *flight) {
+	if fl.late.tries++; fl.late.tries < lateTries {
+		f.after(SweepEvery, func() { f.tellLate(fl) })
+		return
+	}
+	f.stats.unreported.Add(1)
+	close(fl.done)
 }
 
 func (f *Fleet) heardLate(fl *flight, g *account.Grant, a *hold.Answer) {
 	l := fl.late
 	if !l.Hear(&fl.message, g, a) && !errors.Is(g.Err, account.ErrOver) {
 		l.Lost(&fl.message)
-		if l.tries++; l.tries < lateTries {
-			f.after(SweepEvery, func() { f.tellLate(fl) })
-			return
-		}
-		f.stats.unreported.Add(1)
+		f.retryLate(fl)
+		return
 	}
 	close(fl.done)
 }

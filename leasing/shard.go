@@ -145,7 +145,8 @@ func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 	if k.Asked() || k.Owes() || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now) {
 		return false
 	}
-	if s.keys.Len() < s.keys.Limit() && k.Counts(now, &s.rules.of(c).Limit) {
+	counts := k.Counts(now, &s.rules.of(c).Limit)
+	if counts && s.keys.Len() < s.keys.Limit() {
 		return false
 	}
 	if k.use != 0 {
@@ -156,6 +157,9 @@ func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 	}
 	s.rules.leave(k.rule)
 	f.forgotten.Add(1)
+	if counts {
+		f.stats.evicted.Add(1)
+	}
 	return true
 }
 
