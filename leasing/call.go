@@ -127,7 +127,7 @@ func (c *call) look(now instant, w *waiter) {
 		next = hold.Answered
 	}
 	if next != hold.Asks {
-		w.under(k)
+		w.decided(k)
 	}
 	switch next {
 	case hold.Answered:
@@ -148,6 +148,12 @@ func (c *call) look(now instant, w *waiter) {
 func (w *waiter) finish(k entry) {
 	w.done = true
 	w.waitsLocked(k, 0)
+}
+
+// decided takes in that the verdict is final, though it may wait for being booked.
+func (w *waiter) decided(k entry) {
+	w.verdict.Window = k.account(&w.ask.Rule.Limit)
+	w.under(k)
 }
 
 // under counts a request that is refused while others have tokens in hand.
@@ -262,6 +268,7 @@ func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 		}
 		return false
 	}
+	w.decided(k)
 	w.finish(k)
 	// Only an answer frees the share again, so the ledger is told at once. Of a first request it is told in company,
 	// and one that has nothing left frees nothing.
@@ -305,7 +312,7 @@ func (c *call) driftLate(now instant, w *waiter) {
 	const cautious = true
 	if w.flight != nil && w.flight.recalling && k.Late(now, w.ask, c.lane(k).alive(now), cautious) == hold.Short {
 		k.Deny(now, w.ask, w.verdict)
-		w.under(k)
+		w.decided(k)
 		w.finish(k)
 		return
 	}
@@ -330,13 +337,13 @@ func (c *call) decideLate(now instant, w *waiter) {
 		switch k.Late(now, w.ask, alive, w.ask.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen) {
 		case hold.Short:
 			if k.Take(now, w.ask, hold.Asked{Waited: true, Last: true}, w.verdict) != hold.Asks {
-				w.under(k)
+				w.decided(k)
 				w.finish(k)
 				return
 			}
 		case hold.Doubtful:
 			k.Deny(now, w.ask, w.verdict)
-			w.under(k)
+			w.decided(k)
 			w.finish(k)
 			return
 		case hold.Undecided:

@@ -51,7 +51,7 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 		k.Admitted(v.Charged)
 	}
 	if k != nil {
-		v.Booked = k.Window
+		v.Booked = k.account(&a.Rule.Limit)
 		w.under(*k)
 	}
 	v.Source, v.Reason = ratelimit.FromFallback, why

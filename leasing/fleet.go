@@ -191,6 +191,7 @@ func (f *Fleet) spend(now instant, a *ask, v *verdict) bool {
 	if !k.Spend(now, a, v) {
 		return false
 	}
+	v.Window = k.account(&a.Rule.Limit)
 	if k.use.flight == nil {
 		f.renewLocked(now, k)
 	}
@@ -255,7 +256,10 @@ func (f *Fleet) Undo(now instant, asks []ask, verdicts []verdict) {
 		}
 		s, id, c := f.find(asks[i].Key)
 		if c != nil {
-			s.entry(now, id, c).Undo(&v)
+			if k := s.entry(now, id, c); v.Window == k.account(&asks[i].Rule.Limit) {
+				v.Window = k.Window
+				k.Undo(&v)
+			}
 		}
 		s.mu.Unlock()
 	}

@@ -113,3 +113,26 @@ func TestRefundWithoutTheStoreSaysWhere(t *testing.T) {
 		}
 	}
 }
+
+// A bucket's key that was forgotten meanwhile is another account of this node: it is not credited what the one before
+// was charged. Where the key is known still, it is.
+func TestUndoOfAForgottenBucket(t *testing.T) {
+	for _, forgotten := range []bool{false, true} {
+		s := newStage(t, 1, 100, 100, nil)
+		s.rule.Limit = ratelimit.Limit{Unit: ratelimit.Second, Requests: 100, Burst: 100, Algorithm: ratelimit.TokenBucket}
+		asks, verdicts := []ask{{Rule: s.rule, Key: []byte("k"), Cost: 100}}, make([]verdict, 1)
+		verdicts[0] = s.ask(0, "k", 100)
+		if forgotten {
+			s.goOn(5 * time.Second) // it is full, and was 3 s ago
+		}
+		hand := func() tokens { k := s.key(0, "k"); return k.InHand(s.now) }
+		if v := s.ask(0, "k", 1); v.OverLimit == forgotten {
+			t.Fatalf("forgotten %v: %+v", forgotten, v)
+		}
+		before := hand()
+		s.nodes[0].Undo(s.now, asks, verdicts)
+		if credited := hand() > before; credited == forgotten {
+			t.Errorf("forgotten %v: %d are in hand, and were %d: %+v", forgotten, hand(), before, verdicts[0])
+		}
+	}
+}

@@ -64,6 +64,15 @@ type entry struct {
 	use   *use
 }
 
+// account is what verdicts name the account by, for Undo. A bucket has no window, but is another one for this node each
+// time that its key was forgotten: what one was charged, the next was not.
+func (k *entry) account(l *ratelimit.Limit) window {
+	if l.Algorithm == ratelimit.TokenBucket {
+		return window(k.cell.Val.as) + 1
+	}
+	return k.Window
+}
+
 func (k *entry) rule() *ratelimit.Rule { return k.shard.rules.of(k.cell) }
 func (k *entry) key() []byte           { return k.shard.keys.Key(k.cell) }
 func (k *entry) id() keytable.ID       { return k.use.id }

@@ -66,7 +66,7 @@ type Verdict struct {
 	// cost would pass.
 	ResetAfter time.Duration
 	// Window is the one that Charged was taken from, for Undo; 0 if it was from
-	// no lease.
+	// no lease. Of a bucket it only says whether that is still the same account.
 	Window Window
 	// Booked is the window in which what on_store_failure admitted, or what was
 	// refunded meanwhile, is to be told to the ledger; 0 if that is not known yet.
