@@ -296,9 +296,6 @@ func (f *Fleet) heardLocked(now instant, k entry, fl *flight, g *account.Grant) 
 	short := c.Kind == account.States && g.Granted < c.Need
 	fl.told, fl.refused, fl.recalling = true, short && g.InHand <= 0, short && g.InHand > 0
 	fl.most = c.Limit.Capacity() - g.Sum + max(0, g.InHand) + max(0, k.Taken-k.Spent)
-	if short && g.InHand > 0 && rule.Counters != nil {
-		rule.Counters.UnderAdmitted.Add(uint64(c.Need - g.Granted))
-	}
 	f.reconcile(k, fl, g)
 	k.Drifted = min(k.Drifted, k.Drift()) // the rest is confirmed
 	f.timeLocked(now, k)

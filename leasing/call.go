@@ -126,6 +126,9 @@ func (c *call) look(now instant, w *waiter) {
 	if next != hold.Asks && w.verdict.OverLimit && c.spareLocked(now, &there, k, w) {
 		next = hold.Answered
 	}
+	if next != hold.Asks {
+		w.decided(k)
+	}
 	switch next {
 	case hold.Answered:
 		w.finish(k)
@@ -145,6 +148,19 @@ func (c *call) look(now instant, w *waiter) {
 func (w *waiter) finish(k entry) {
 	w.done = true
 	w.waitsLocked(k, 0)
+}
+
+// decided takes in that the verdict is final, though it may wait for being booked.
+func (w *waiter) decided(k entry) {
+	w.verdict.Window = k.account(&w.ask.Rule.Limit)
+	w.under(k)
+}
+
+// under counts a request that is refused while others have tokens in hand.
+func (w *waiter) under(k entry) {
+	if c := w.ask.Rule.Counters; w.verdict.OverLimit && w.ask.Kind == ratelimit.Spend && k.Elsewhere() && c != nil {
+		c.UnderAdmitted.Add(uint64(w.ask.Cost))
+	}
 }
 
 // waitsLocked says how much a waiter waits for; 0: it waits no longer.
@@ -252,6 +268,7 @@ func (c *call) driftLocked(now instant, there *hold.LedgerClock, k entry, w *wai
 		}
 		return false
 	}
+	w.decided(k)
 	w.finish(k)
 	// Only an answer frees the share again, so the ledger is told at once. Of a first request it is told in company,
 	// and one that has nothing left frees nothing.
@@ -295,6 +312,7 @@ func (c *call) driftLate(now instant, w *waiter) {
 	const cautious = true
 	if w.flight != nil && w.flight.recalling && k.Late(now, w.ask, c.lane(k).alive(now), cautious) == hold.Short {
 		k.Deny(now, w.ask, w.verdict)
+		w.decided(k)
 		w.finish(k)
 		return
 	}
@@ -319,11 +337,13 @@ func (c *call) decideLate(now instant, w *waiter) {
 		switch k.Late(now, w.ask, alive, w.ask.Rule.Coordination.OnStoreFailure != ratelimit.FailOpen) {
 		case hold.Short:
 			if k.Take(now, w.ask, hold.Asked{Waited: true, Last: true}, w.verdict) != hold.Asks {
+				w.decided(k)
 				w.finish(k)
 				return
 			}
 		case hold.Doubtful:
 			k.Deny(now, w.ask, w.verdict)
+			w.decided(k)
 			w.finish(k)
 			return
 		case hold.Undecided:

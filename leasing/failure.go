@@ -49,7 +49,10 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 	}
 	if k != nil && v.Charged > 0 {
 		k.Admitted(v.Charged)
-		v.Booked = k.Window
+	}
+	if k != nil {
+		v.Booked = k.account(&a.Rule.Limit)
+		w.under(*k)
 	}
 	v.Source, v.Reason = ratelimit.FromFallback, why
 	if v.ResetAfter == 0 {

@@ -56,8 +56,9 @@ type names struct {
 type sweeper struct {
 	part    int // of the shards, that the next sweep looks at
 	gauged  gauges
-	leaving atomic.Bool  // the node ends: nothing is asked for that no request waits for
-	evicted atomic.Int64 // when all was last told again because single accounts were lost
+	leaving atomic.Bool // the node ends: nothing is asked for that no request waits for
+	doubted atomic.Bool // single accounts may be lost: all is to be told again
+	retold  instant     // when it last was for that; 0: never
 }
 
 // Partitioned is a ledger whose parts fail each by itself, such as a Redis Cluster. Messages to one part never wait
@@ -193,6 +194,7 @@ func (f *Fleet) spend(now instant, a *ask, v *verdict) bool {
 	if !k.Spend(now, a, v) {
 		return false
 	}
+	v.Window = k.account(&a.Rule.Limit)
 	if k.use.flight == nil {
 		f.renewLocked(now, k)
 	}
@@ -257,7 +259,10 @@ func (f *Fleet) Undo(now instant, asks []ask, verdicts []verdict) {
 		}
 		s, id, c := f.find(asks[i].Key)
 		if c != nil {
-			s.entry(now, id, c).Undo(&v)
+			if k := s.entry(now, id, c); v.Window == k.account(&asks[i].Rule.Limit) {
+				v.Window = k.Window
+				k.Undo(&v)
+			}
 		}
 		s.mu.Unlock()
 	}

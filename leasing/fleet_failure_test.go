@@ -92,3 +92,47 @@ func decided(t testing.TB, node *Stepped, ledger account.Ledger, a ratelimit.Ask
 	}
 	return verdicts[0]
 }
+
+// A refund that comes while a window turns, and is not heard of in time, says in which window it is booked, as a charge
+// does.
+func TestRefundWithoutTheStoreSaysWhere(t *testing.T) {
+	for _, kind := range []ratelimit.Kind{ratelimit.Refund, ratelimit.Spend} {
+		s := newStage(t, 1, 100, 100, map[string]string{"on_store_failure": "open"})
+		s.ask(0, "k", 5)
+		k := s.key(0, "k")
+		s.now = s.now.Add(s.rule.Limit.WindowEnd(k.Window).Sub(s.time())) // the window may be over, or not
+		spent, verdicts := k.Spent, make([]verdict, 1)
+		w := s.nodes[0].Ask(s.now, []ask{{Rule: s.rule, Key: []byte("k"), Cost: 2, Kind: kind}}, verdicts)
+		if w == nil {
+			t.Fatalf("it is certain which window goes on: %+v", verdicts[0])
+		}
+		w.TimeOver()
+		waits, v := w.Advance(s.now), &verdicts[0]
+		if waits || v.Source != ratelimit.FromFallback || v.Booked != k.Window || k.Spent == spent {
+			t.Errorf("kind %d: %+v, of window %d, and %d are spent of %d before", kind, v, k.Window, k.Spent, spent)
+		}
+	}
+}
+
+// A bucket's key that was forgotten meanwhile is another account of this node: it is not credited what the one before
+// was charged. Where the key is known still, it is.
+func TestUndoOfAForgottenBucket(t *testing.T) {
+	for _, forgotten := range []bool{false, true} {
+		s := newStage(t, 1, 100, 100, nil)
+		s.rule.Limit = ratelimit.Limit{Unit: ratelimit.Second, Requests: 100, Burst: 100, Algorithm: ratelimit.TokenBucket}
+		asks, verdicts := []ask{{Rule: s.rule, Key: []byte("k"), Cost: 100}}, make([]verdict, 1)
+		verdicts[0] = s.ask(0, "k", 100)
+		if forgotten {
+			s.goOn(5 * time.Second) // it is full, and was 3 s ago
+		}
+		hand := func() tokens { k := s.key(0, "k"); return k.InHand(s.now) }
+		if v := s.ask(0, "k", 1); v.OverLimit == forgotten {
+			t.Fatalf("forgotten %v: %+v", forgotten, v)
+		}
+		before := hand()
+		s.nodes[0].Undo(s.now, asks, verdicts)
+		if credited := hand() > before; credited == forgotten {
+			t.Errorf("forgotten %v: %d are in hand, and were %d: %+v", forgotten, hand(), before, verdicts[0])
+		}
+	}
+}

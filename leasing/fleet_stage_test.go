@@ -20,6 +20,7 @@ type stage struct {
 	timers []timer
 	claims int
 	ahead  time.Duration // the ledger's clock
+	looks  uint64        // into the ledger
 }
 
 type timer struct {
@@ -107,13 +108,26 @@ func (s *stage) ask(node int, key string, cost tokens) ratelimit.Verdict {
 	return v[0]
 }
 
+// key is what a node has of a key.
+func (s *stage) key(node int, name string) entry {
+	of, id, c := s.nodes[node].find([]byte(name))
+	defer of.mu.Unlock()
+	return of.entry(s.now, id, c)
+}
+
 // used is what the ledger has of a key.
 func (s *stage) used(key string) tokens {
-	now := s.time()
+	return s.usedIn(key, s.rule.Limit.WindowAt(s.time()))
+}
+
+// usedIn is what the ledger has of a key in a window.
+func (s *stage) usedIn(key string, w window) tokens {
+	s.Helper()
 	var g [1]account.Grant
+	s.looks++
 	limit := s.rule.AtLedger().Limit
 	_, _, err := s.ledger.Settle(context.Background(), []account.Claim{{
-		Key: key, Window: limit.WindowAt(now), Limit: limit, Holder: 1, Seq: uint64(s.now), Share: 1,
+		Key: key, Window: w, Limit: limit, Holder: 1, Seq: s.looks, Share: 1,
 	}}, g[:])
 	if err != nil || g[0].Err != nil {
 		s.Fatal(err, g[0].Err)
@@ -265,5 +279,19 @@ func TestDriftOfTheWindowBeforeIsKept(t *testing.T) {
 	}
 	if n.mayGoLocked(of, s.now, c) {
 		t.Error("a key may be forgotten whose drift still counts")
+	}
+}
+
+// What a request has waited for is not given back by a sweep that comes before the request is woken, though nobody has
+// used the key before.
+func TestWhatWasWaitedForIsKept(t *testing.T) {
+	s := newStage(t, 1, 100, 100, nil)
+	s.ask(0, "other", 1) // what time it is there
+	verdicts := make([]verdict, 1)
+	w := s.nodes[0].Ask(s.now, []ask{{Rule: s.rule, Key: []byte("k"), Cost: 95}}, verdicts)
+	s.settle()
+	s.nodes[0].Sweep(s.now)
+	if w.Advance(s.now) || verdicts[0].OverLimit {
+		t.Errorf("it waits still, and 95 were granted: %+v", verdicts[0])
 	}
 }

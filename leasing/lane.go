@@ -181,7 +181,7 @@ func (f *Fleet) launchEarlyLocked(k entry) {
 // renewLocked has a message leave if there is something to tell, or to ask for, though nobody waits.
 func (f *Fleet) renewLocked(now instant, k entry) {
 	switch rule := k.rule(); {
-	case k.use.flight != nil:
+	case k.use.flight != nil, f.ended.Load(): // senders end when nothing is left to be sent
 	case k.Due(now, rule):
 		f.dueLocked(now, k)
 	case k.Rides(now, rule):
@@ -363,20 +363,26 @@ func (f *Fleet) as(k entry) ratelimit.Holder { return f.name + ratelimit.Holder(
 
 func (f *Fleet) tellLate(fl *flight) {
 	if f.calm(f.laneOf(fl.late.name), fl, companyWaits) == nil {
-		f.stats.unreported.Add(1)
-		close(fl.done)
+		f.retryLate(fl)
 	}
+}
+
+// retryLate has a late report told again in a while, unless it was tried often enough: then it is lost.
+func (f *Fleet) retryLate(fl *flight) {
+	if fl.late.tries++; fl.late.tries < lateTries {
+		f.after(SweepEvery, func() { f.tellLate(fl) })
+		return
+	}
+	f.stats.unreported.Add(1)
+	close(fl.done)
 }
 
 func (f *Fleet) heardLate(fl *flight, g *account.Grant, a *hold.Answer) {
 	l := fl.late
 	if !l.Hear(&fl.message, g, a) && !errors.Is(g.Err, account.ErrOver) {
 		l.Lost(&fl.message)
-		if l.tries++; l.tries < lateTries {
-			f.after(SweepEvery, func() { f.tellLate(fl) })
-			return
-		}
-		f.stats.unreported.Add(1)
+		f.retryLate(fl)
+		return
 	}
 	close(fl.done)
 }

@@ -64,6 +64,15 @@ type entry struct {
 	use   *use
 }
 
+// account is what verdicts name the account by, for Undo. A bucket has no window, but is another one for this node each
+// time that its key was forgotten: what one was charged, the next was not.
+func (k *entry) account(l *ratelimit.Limit) window {
+	if l.Algorithm == ratelimit.TokenBucket {
+		return window(k.cell.Val.as) + 1
+	}
+	return k.Window
+}
+
 func (k *entry) rule() *ratelimit.Rule { return k.shard.rules.of(k.cell) }
 func (k *entry) key() []byte           { return k.shard.keys.Key(k.cell) }
 func (k *entry) id() keytable.ID       { return k.use.id }
@@ -145,7 +154,8 @@ func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 	if k.Asked() || k.Owes() || k.InHand(now) > 0 || k.Drift() > 0 || k.Drifting(now) {
 		return false
 	}
-	if s.keys.Len() < s.keys.Limit() && k.Counts(now, &s.rules.of(c).Limit) {
+	counts := k.Counts(now, &s.rules.of(c).Limit)
+	if counts && s.keys.Len() < s.keys.Limit() {
 		return false
 	}
 	if k.use != 0 {
@@ -156,6 +166,9 @@ func (f *Fleet) mayGoLocked(s *shard, now instant, c *cell) bool {
 	}
 	s.rules.leave(k.rule)
 	f.forgotten.Add(1)
+	if counts {
+		f.stats.evicted.Add(1)
+	}
 	return true
 }
 

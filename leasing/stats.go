@@ -12,6 +12,7 @@ import (
 type stats struct {
 	claims, roundTrips, failed, stale atomic.Uint64
 	unreported                        atomic.Uint64 // accounts whose last totals were not told
+	evicted                           atomic.Uint64 // keys that count, and went from a full table
 	claimsBy                          [len(ratelimit.ClaimReasons)]atomic.Uint64
 	fallbacks                         [len(ratelimit.FallbackReasons)]atomic.Uint64
 	storeTime, leaseSizes             ratelimit.Distribution
@@ -87,7 +88,7 @@ func (f *Fleet) Stats() ratelimit.LimiterStats {
 		Claims: f.stats.claims.Load(), RoundTrips: f.stats.roundTrips.Load(), Failed: f.stats.failed.Load(),
 		Stale: f.stats.stale.Load(), Rejected: f.stats.rejected.Load(),
 		Missing: f.stats.missing.Load(), MissingTokens: f.stats.missingTokens.Load(),
-		Recoveries: f.stats.recoveries.Load(), Evicted: f.forgotten.Load(),
+		Recoveries: f.stats.recoveries.Load(), Evicted: f.stats.evicted.Load(), Unreported: f.stats.unreported.Load(),
 		StoreTime: f.stats.storeTime.Counts(), LeaseSizes: f.stats.leaseSizes.Counts(),
 	}
 	for i := range f.stats.fallbacks {
@@ -209,7 +210,7 @@ func (g *gauges) add(rule *ratelimit.Rule, k *entry, now instant) {
 		of = &gauge{}
 		g.sums[rule.Counters] = of
 	}
-	of.leased += k.InHand(now)
+	of.leased += k.InHand(now) + k.Next.InHand(now)
 	// Of what was spent and not taken, the rest was charged: no answer will confirm it.
 	unconfirmed := k.Drifted
 	if k.Untold() {

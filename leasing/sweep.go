@@ -16,6 +16,7 @@ const (
 
 // sweep looks after keys that nobody asks for: windows that are over, what is idle, what is to be told.
 func (f *Fleet) sweep(now instant) {
+	f.retell(now)
 	for i := range f.shards {
 		s := &f.shards[i]
 		s.mu.Lock()
@@ -165,13 +166,16 @@ func (f *Fleet) Heard() (heard, all int) {
 // evictionRest is how often all is told again because single accounts were lost, at most.
 const evictionRest = time.Minute
 
-// DoubtEvicted has all accounts told again that were told before asked, for the ledger may have lost some of them: it
-// is known to evict.
-func (f *Fleet) DoubtEvicted(_, now instant) {
-	last := f.evicted.Load()
-	if last != 0 && now.Sub(instant(last)) < evictionRest || !f.evicted.CompareAndSwap(last, int64(now)) {
+// DoubtEvicted has all accounts told again, for the ledger may have lost some of them: it is known to evict. It does
+// not block. Sweeps tell them, at most once in evictionRest.
+func (f *Fleet) DoubtEvicted() { f.doubted.Store(true) }
+
+// retell has all accounts told again, if some may have been evicted since that was last done.
+func (f *Fleet) retell(now instant) {
+	if f.retold != 0 && now.Sub(f.retold) < evictionRest || !f.doubted.Swap(false) {
 		return
 	}
+	f.retold = now
 	for i := range f.lanes {
 		l := &f.lanes[i]
 		l.mu.Lock()

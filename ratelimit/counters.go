@@ -21,9 +21,9 @@ type RuleCounters struct {
 	Fallbacks [len(FallbackReasons)]atomic.Uint64
 	// What the ledger has told of a limit that was not kept to the token.
 	OverAdmitted  atomic.Uint64 // tokens spent beyond the limit, by all nodes, as told to this one
-	UnderAdmitted atomic.Uint64 // tokens refused here while others held unspent ones
+	UnderAdmitted atomic.Uint64 // cost of requests that were refused here while others had tokens in hand
 	Drifting      atomic.Int64  // tokens spent here and not confirmed, now
-	Leased        atomic.Int64  // tokens leased to this node and unspent, as of the last claim of each key
+	Leased        atomic.Int64  // tokens leased to this node and unspent, also of the window that begins next
 	NearBound     atomic.Uint64 // keys and windows that went 4/5 of the way to what the rule declares to over-admit
 	BeyondBound   atomic.Uint64 // and beyond it, but for those of BeyondByPolicy
 	// Of the two above, what on_store_failure admitted here: tokens of OverAdmitted,

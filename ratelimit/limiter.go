@@ -66,10 +66,10 @@ type Verdict struct {
 	// cost would pass.
 	ResetAfter time.Duration
 	// Window is the one that Charged was taken from, for Undo; 0 if it was from
-	// no lease.
+	// no lease. Of a bucket it only says whether that is still the same account.
 	Window Window
-	// Booked is the window in which what on_store_failure admitted is to be told
-	// to the ledger; 0 if that is not known yet.
+	// Booked is the window in which what on_store_failure admitted, or what was
+	// refunded meanwhile, is to be told to the ledger; 0 if that is not known yet.
 	Booked Window
 	// Reason is why the ledger did not decide, if Source is FromFallback.
 	Reason FallbackReason
@@ -88,7 +88,7 @@ type Limiter interface {
 // LimiterStats counts what a Limiter did since it was made.
 type LimiterStats struct {
 	Claims   uint64 // asked of the ledger
-	Evicted  uint64 // leases given back to make room
+	Evicted  uint64 // keys of which it had taken tokens, dropped to make room
 	Overflow uint64 // decisions that shared an overflow budget
 	Leases   int    // held now
 	Accounts int    // in a ledger of this process now
@@ -110,8 +110,9 @@ type LimiterStats struct {
 	// Missing are accounts that were found to have been lost singly, as by eviction,
 	// and MissingTokens what they had granted: the most that may have been granted again.
 	Missing, MissingTokens uint64
-	Queued                 int // claims that wait to be sent
-	QueueSize              int // that may wait
+	Unreported             uint64 // accounts whose window is over, and whose last total the ledger was not told
+	Queued                 int    // claims that wait to be sent
+	QueueSize              int    // that may wait
 }
 
 // Add adds what another limiter did.
@@ -132,6 +133,7 @@ func (s *LimiterStats) Add(o LimiterStats) {
 		s.ClockSteps[i] += o.ClockSteps[i]
 	}
 	s.Missing, s.MissingTokens = s.Missing+o.Missing, s.MissingTokens+o.MissingTokens
+	s.Unreported += o.Unreported
 	s.Queued, s.QueueSize = s.Queued+o.Queued, s.QueueSize+o.QueueSize
 	s.StoreTime.Add(o.StoreTime)
 	s.LeaseSizes.Add(o.LeaseSizes)

@@ -59,7 +59,7 @@ type booking struct {
 type tally struct {
 	n     ratelimit.Tokens
 	cut   ratelimit.Tokens // of refunds, which were not credited
-	vague bool             // something was booked of which no answer says in which window
+	vague bool             // it was booked before it was known in which window
 }
 
 func (b *books) open(w *world) {
@@ -260,11 +260,9 @@ func (n *node) takesBack(k *key) { n.known[k] = known{window: -1, taken: n.now} 
 func (b *books) decided(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	b.refuses(n, k, a, v)
 	t := b.tally(n, k, v)
+	t.vague = t.vague || v.Source == ratelimit.FromFallback && v.Booked == 0 && a.Kind != ratelimit.Peek
 	switch {
 	case a.Kind == ratelimit.Peek:
-	case a.Kind == ratelimit.Refund && v.Source == ratelimit.FromFallback:
-		t.vague = true
-		n.takesBack(k)
 	case a.Kind == ratelimit.Refund:
 		t.n -= a.Cost
 		n.takesBack(k)
@@ -362,7 +360,8 @@ func (b *books) closed(told []*node, windows map[*key]ratelimit.Window) {
 	for _, n := range told {
 		for _, k := range b.keys {
 			t, book := b.booked[booking{n.name, name{k, windows[k]}}], b.accounts[name{k, windows[k]}]
-			if windows[k] == 0 || t == nil || t.vague || book == nil || b.stepped(k.part) || book.lost && b.Table > 0 {
+			early := b.booked[booking{n.name, name{k, 0}}]
+			if windows[k] == 0 || t == nil || early != nil && early.vague || book == nil || b.stepped(k.part) || book.lost && b.Table > 0 {
 				continue
 			}
 			total, loose := book.has(n.name)

@@ -38,7 +38,7 @@ func (c *serveCmd) shared(setting string, s store.Store, seats func() approx.Pla
 	x.keeper = approx.NewKeeper(approx.NewStored(s.Seats()), holder, clock)
 	x.keeper.OnChange, x.keeper.Epoch = logSeats(log), x.Epoch
 	x.Drift = x.keeper
-	x.watch = &storeWatch{name: setting, ask: s.Safety, doubt: x.DoubtEvicted, clock: clock, log: log}
+	x.watch = &storeWatch{name: setting, ask: s.Safety, doubt: x.DoubtEvicted, log: log}
 	return x
 }
 

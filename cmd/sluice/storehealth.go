@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
@@ -16,8 +15,7 @@ import (
 type storeWatch struct {
 	name  string // of the setting that names the store
 	ask   func(context.Context) (metrics.StoreSafety, []any, error)
-	doubt func(asked, now ratelimit.Instant) // accounts that were told before may be lost
-	clock ratelimit.Clock
+	doubt func() // accounts may be lost
 	log   *slog.Logger
 
 	mu   sync.Mutex
@@ -37,7 +35,6 @@ func (w *storeWatch) run(ctx context.Context) {
 func (w *storeWatch) look(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	asked := w.clock()
 	now, says, err := w.ask(bounded)
 	says = append([]any{"setting", w.name}, says...)
 	if err != nil { // that it does not answer, claims say; and it may be forbidden
@@ -55,8 +52,8 @@ func (w *storeWatch) look(ctx context.Context) {
 		w.log.Info("how the store keeps its data; what it loses, nodes tell it again, and it grants a twentieth meanwhile", says...)
 	}
 	if before.Known && now.Evicted > before.Evicted {
-		w.log.Warn("the store has evicted keys: all accounts are told to it again", "setting", w.name, "keys", now.Evicted-before.Evicted)
-		w.doubt(asked, w.clock())
+		w.log.Warn("the store has evicted keys: all accounts are told to it again, at most once in a minute", "setting", w.name, "keys", now.Evicted-before.Evicted)
+		w.doubt()
 	}
 }
 

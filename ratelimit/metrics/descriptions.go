@@ -30,7 +30,7 @@ var (
 	panics      = ours("panics_total", "Requests that met a bug in sluice.")
 	keys        = ours("keys", "Keys held now.", "in")
 	keysMax     = ours("keys_max", "Keys that may be tracked.")
-	evicted     = ours("leases_evicted_total", "Leases given back to make room for others.")
+	evicted     = ours("leases_evicted_total", "Keys in use that a full table dropped to make room for others.")
 	claims      = ours("ledger_claims_total", "Claims settled by the ledger.")
 	fallbacks   = ours("fallback_decisions_total", "Decisions without the ledger, by reason.", "reason")
 	breaker     = ours("store_breaker_open", "1 while the store does not answer and is not asked.")
@@ -54,6 +54,8 @@ var (
 	claimsBy     = ours("claims_total", "Claims sent to the ledger, by what they were for.", "for")
 	stale        = ours("claims_stale_total", "Claims that the ledger refused as older than what it knows, or for a "+
 		"window that is over.")
+	unreported = ours("late_reports_lost_total", "Accounts whose window is over, and whose last total was not told "+
+		"to the store in three tries.")
 	recoveries = ours("ledger_recoveries_total", "Times that the ledger was found to have lost data, and was told "+
 		"again.")
 	roundTrips = ours("store_operations_total", "Round trips to the store.", "result")

@@ -120,6 +120,7 @@ func (c Collector) Collect(ch chan<- prometheus.Metric) {
 		count(claimsBy, local.ClaimsBy[i], name)
 	}
 	count(stale, local.Stale)
+	count(unreported, local.Unreported)
 	count(recoveries, local.Recoveries)
 	count(roundTrips, local.RoundTrips-min(local.Failed, local.RoundTrips), "answered")
 	count(roundTrips, local.Failed, "failed")

@@ -43,6 +43,7 @@ type refusals struct {
 	most, under  tokens // under is the limit by which that is so
 	holds        uint8  // how often the time to again is doubled
 	frees        bool   // tokens have come back meanwhile
+	others       bool   // have what is refused in hand, when last heard
 }
 
 // Beyond says how it came about that more was spent than taken, in this window.
@@ -173,6 +174,9 @@ func (e Entry) PartOf(w window) *Part {
 // Refuses is for how long the key is refused without asking.
 func (e Entry) Refuses(now instant) time.Duration { return max(0, e.until.Sub(now)) }
 
+// Elsewhere tells whether others had tokens in hand when the ledger last fell short of what was needed here.
+func (e Entry) Elsewhere() bool { return e.others }
+
 // Slot is how long what a node has in hand of a bucket lasts: short, for a bucket fills only as far as what is in hand
 // lets it.
 func Slot(l *ratelimit.Limit) time.Duration {
@@ -290,9 +294,10 @@ func (e Entry) Forgive() {
 	e.Charged = 0
 }
 
-// Idle tells whether what is in hand is of no use to this node, and may be to others.
+// Idle tells whether what is in hand is of no use to this node, and may be to others. It may be what a request has
+// waited for that is not woken yet, of a key that was never used before.
 func (e Entry) Idle(now instant) bool {
-	return e.asked == 0 && e.Taken > e.Spent && now.Sub(e.Demand.LastUse) > idle
+	return e.asked == 0 && e.Waiting == 0 && e.Taken > e.Spent && now.Sub(e.Demand.LastUse) > idle
 }
 
 // Learned takes in an answer that counts (Hear): what is refused from here on without asking.
@@ -303,6 +308,8 @@ func (e Entry) Learned(now instant, m *Message, g *account.Grant, rule *ratelimi
 		e.frees, e.holds = true, 0
 	}
 	short := g.Granted < m.Claim.Need
+	// A draw does not say what others have in hand.
+	e.others = m.Claim.Kind != account.Draws && short && g.InHand > 0
 	nothing := g.InHand <= 0 && (short || g.Sum >= limit.Capacity())
 	if m.Claim.Kind == account.Draws || e.learning || !nothing && (!short || g.Recalling) {
 		if !short {

@@ -1,0 +1,152 @@
+package leasing
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// A request that is refused while others have tokens counts once, with its cost, however often the ledger was asked for
+// it. One that is admitted after all does not count, though the ledger fell short at first.
+func TestUnderAdmissionIsCounted(t *testing.T) {
+	for _, deny := range []ratelimit.OnDeny{ratelimit.DenyRefunds, ratelimit.DenyCharges} {
+		s := newStage(t, 2, 100, 100, nil)
+		s.rule.Counters, s.rule.Coordination.OnDeny = &ratelimit.RuleCounters{}, deny
+		under := &s.rule.Counters.UnderAdmitted
+		s.ask(1, "k", 1) // 4 more are in hand there
+		if v := s.ask(0, "k", 97); !v.OverLimit || under.Load() != 97 {
+			t.Errorf("deny %v: %d are counted, and 97 were refused: %+v", deny, under.Load(), v)
+		}
+		s.ask(1, "other", 1)
+		s.ledger.OnRecall = func(h ratelimit.Holder, key string, w ratelimit.Window) {
+			s.timers = append(s.timers, timer{s.now, func() { s.nodes[1].Recalled(key, w) }})
+		}
+		if v := s.ask(0, "other", 97); v.OverLimit || under.Load() != 97 {
+			t.Errorf("deny %v: %d are counted, and the second was to be admitted: %+v", deny, under.Load(), v)
+		}
+		s.goOn(time.Second)
+		if v := s.ask(0, "other", 10); !v.OverLimit || under.Load() != 97 { // nobody has more
+			t.Errorf("deny %v: %d are counted, and nothing was left: %+v", deny, under.Load(), v)
+		}
+	}
+}
+
+// A key counts as evicted if a full table drops it and this node had taken tokens of it in the window. One that is over,
+// and goes by itself, does not.
+func TestEvictedKeysAreCounted(t *testing.T) {
+	s := newStage(t, 1, 1, 10, nil) // of so small a limit a node takes what it needs
+	s.ask(0, "over", 1)
+	s.goOn(150 * time.Minute)
+	if n := s.nodes[0].Stats(); n.Leases != 0 || n.Evicted != 0 {
+		t.Errorf("%d keys are there, and %d were evicted: its window is over", n.Leases, n.Evicted)
+	}
+	s.ask(0, "k", 1)
+	s.goOn(10 * time.Millisecond)
+	s.ask(0, "other", 1)
+	if n := s.nodes[0].Stats(); n.Leases != 1 || n.Evicted != 1 {
+		t.Errorf("%d keys are there, and %d were evicted", n.Leases, n.Evicted)
+	}
+}
+
+// A late report for which there is no room is tried again. Where it has none in three tries it is lost, and counted.
+func TestLateReportWithoutRoom(t *testing.T) {
+	for room, want := range map[time.Duration]tokens{SweepEvery: 0, 3 * SweepEvery: 5} {
+		s := newStage(t, 1, 100, 100, nil)
+		s.ask(0, "k", 1)
+		k := s.key(0, "k")
+		w := k.Window
+		k.Refund(1) // which the ledger, that has 5, does not know when the window ends
+		l := &s.nodes[0].lanes[0]
+		l.company = make([]*flight, queueSize)
+		s.now = s.now.Add(s.rule.Limit.WindowEnd(w).Sub(s.time()) + time.Second)
+		s.nodes[0].Sweep(s.now)
+		s.goOn(room)
+		l.company = nil
+		s.goOn(time.Second)
+		lost := s.nodes[0].Stats().Unreported
+		if used := s.usedIn("k", w); used != want || (lost > 0) != (want == 5) {
+			t.Errorf("room after %v: the ledger has %d, must have %d, and %d reports are lost", room, used, want, lost)
+		}
+	}
+}
+
+// gauged has sweeps look at all keys.
+func (s *stage) gauged() *ratelimit.RuleCounters {
+	for range 2 * sweepParts { // the first of them may end a round that began before
+		for _, n := range s.nodes {
+			n.Sweep(s.now)
+		}
+	}
+	return s.rule.Counters
+}
+
+// The gauge of leased tokens is what the ledger has less what was admitted, at each moment: of the window that goes on,
+// and of the next as soon as tokens of that are claimed.
+func TestLeasedAgreesWithACountByHand(t *testing.T) {
+	for seed := range uint64(5) {
+		s := newStage(t, 2, 100, 1000, nil)
+		s.rule.Counters = &ratelimit.RuleCounters{}
+		turn := instant(2 * time.Hour)
+		s.now = turn.Add(-3 * time.Second)
+		r := rand.New(rand.NewPCG(seed, 7))
+		admitted, early := map[window]tokens{}, tokens(0)
+		for s.now < turn.Add(time.Second) {
+			if v := s.ask(r.IntN(2), fmt.Sprint("k", r.IntN(4)), 1+tokens(r.IntN(8))); !v.OverLimit {
+				admitted[v.Window] += v.Charged
+			}
+			if s.goOn(30 * time.Millisecond); s.now == turn { // nobody is certain which window goes on
+				s.goOn(10 * time.Millisecond)
+			}
+			leased, w := s.gauged().Leased.Load(), s.rule.Limit.WindowAt(s.time())
+			hand, next := -admitted[w], tokens(0)
+			for i := range 4 {
+				hand, next = hand+s.usedIn(fmt.Sprint("k", i), w), next+s.usedIn(fmt.Sprint("k", i), w+1)
+			}
+			if tokens(leased) != hand+next {
+				t.Fatalf("seed %d, at %v: %d are leased, and %d and %d are in hand", seed, s.now, leased, hand, next)
+			}
+			early = max(early, next)
+		}
+		if early == 0 {
+			t.Errorf("seed %d: no tokens were claimed early", seed)
+		}
+	}
+}
+
+// The gauge of drifting tokens is what was admitted from shares, until the ledger has confirmed it.
+func TestDriftingAgreesWithACountByHand(t *testing.T) {
+	s := newStage(t, 2, 100, 1000, map[string]string{
+		"mode": "approx", "check_timeout": "0s", "drift_budget": "100", "max_nodes": "2",
+	})
+	s.rule.Counters = &ratelimit.RuleCounters{}
+	for _, n := range s.nodes {
+		n.Drift = always{50}
+		s.ask(0, "other", 1) // what time it is there
+		s.ask(1, "other", 1)
+	}
+	s.goOn(3 * time.Second)
+	r, drifted := rand.New(rand.NewPCG(1, 7)), tokens(0)
+	for range 40 {
+		asks := []ask{{Rule: s.rule, Key: fmt.Append(nil, "k", r.IntN(4)), Cost: 1 + tokens(r.IntN(3))}}
+		v := make([]verdict, 1)
+		for w := s.nodes[r.IntN(2)].Ask(s.now, asks, v); w != nil && w.Advance(s.now); {
+			w.TimeOver()
+		}
+		if v[0].Source == ratelimit.FromDrift {
+			drifted += v[0].Charged
+		}
+		if n := s.gauged().Drifting.Load(); tokens(n) != drifted {
+			t.Fatalf("%d drift, and %d were admitted from shares", n, drifted)
+		}
+	}
+	if drifted < 50 {
+		t.Fatalf("%d drifted", drifted)
+	}
+	s.goOn(3 * time.Second)
+	if n := s.gauged().Drifting.Load(); n != 0 {
+		t.Errorf("%d drift, and all is confirmed", n)
+	}
+}
