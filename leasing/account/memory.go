@@ -19,7 +19,8 @@ var errClaim = errors.New("the claim means nothing")
 func check(c *Claim) error {
 	bucket := c.Limit.Algorithm == ratelimit.TokenBucket
 	switch {
-	case c.Key == "", c.Holder == 0, c.Kind > Leaves, bucket != (c.Window == 0), c.TTL < 0, c.TTL > ratelimit.MaxPeriod,
+	case c.Key == "", c.Holder == debtor, c.Kind > Leaves, bucket != (c.Window == 0),
+		c.TTL < 0, c.TTL > ratelimit.MaxPeriod, c.Limit.Carries && c.Limit.Algorithm != ratelimit.FixedWindow,
 		c.Limit.Period() <= 0, c.Limit.Requests < 0, c.Limit.Requests > ratelimit.MaxLimit,
 		c.Kind == Draws && (c.Want < 1 || c.Want > ratelimit.MaxLimit || bucket || c.Audit != ""),
 		c.Kind != Draws && (c.Seq == 0 || c.Seq > 1<<52):
@@ -160,6 +161,9 @@ func (s *memoryShard) settle(now instant, c *Claim, at *span, t *told) Grant {
 	if c.Kind == Draws {
 		return k.draw(now, c, before)
 	}
+	if c.Limit.Carries {
+		before = s.debtLocked(now, c, at)
+	}
 	var over []ratelimit.Holder
 	if c.Audit != "" {
 		over = k.account.records.over(now)
@@ -181,6 +185,15 @@ func (s *memoryShard) sumLocked(n name) tokens {
 		return k.sum
 	}
 	return 0
+}
+
+// debtLocked is what the window before has beyond the limit; below 0: it is not known, or does not count any more.
+func (s *memoryShard) debtLocked(now instant, c *Claim, at *span) tokens {
+	k := s.accounts[name{c.Key, c.Window - 1}]
+	if k == nil || now >= at.ends {
+		return -1
+	}
+	return max(0, k.sum-c.Limit.Capacity())
 }
 
 // findOrAddLocked returns nil if there is no room for another account.
