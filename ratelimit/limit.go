@@ -158,7 +158,7 @@ type Limit struct {
 	Multiplier uint32   // units to a period; 0 means 1, and those of a calendar have no other
 	Requests   Tokens   // per period; 0 admits nothing
 	Burst      Tokens   // token_bucket only: what a full bucket holds
-	// Carries is of a fixed_window: what was charged beyond the limit when it ends counts in the next (debt: carry).
+	// Carries is of a fixed_window: what was charged beyond the limit counts in the next (Coordination.Carries).
 	Carries bool
 }
 
