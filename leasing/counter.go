@@ -165,8 +165,9 @@ func carried(sum tokens, windows int64, limit tokens) tokens {
 	return max(0, sum-tokens(windows)*limit)
 }
 
-// mostOwed is in how many windows at most a counter is kept for its debt. It bounds what one key takes of a table.
-const mostOwed = 1 << 10
+// mostOwed is for how many windows that nobody asks in a counter is kept for its debt, at most, and longestOwed for how
+// many microseconds: keys in debt must not fill a table for ever.
+const mostOwed, longestOwed = 1 << 10, 1 << 52
 
 // owes is for how long after the end of its window a counter has debt left: of months of a calendar, the longest.
 func (c *counter) owes(l *ratelimit.Limit) int64 {
@@ -177,7 +178,7 @@ func (c *counter) owes(l *ratelimit.Limit) int64 {
 	if l.Unit.OfCalendar() {
 		period += 24 * time.Hour
 	}
-	return int64(windows) * period.Microseconds()
+	return min(longestOwed, int64(windows)*period.Microseconds())
 }
 
 // used is what counts against the limit now.

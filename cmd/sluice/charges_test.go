@@ -2,7 +2,10 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -153,12 +156,42 @@ func owes(t *testing.T, r *ringFleet, value string) {
 	if !ask(0, 350) {
 		t.Errorf("%s: 350 of 100 are no more than there is", value)
 	}
+	if r.store == ratelimit.SharedStore {
+		for window() == began {
+			time.Sleep(10 * time.Millisecond)
+		}
+		time.Sleep(100 * time.Millisecond) // nobody has asked yet
+		_, text := r.nodes[1].get(r.nodes[1].debug + "/explain?domain=d&entry=owes=" + value)
+		var e struct {
+			Ledger struct{ Free, Carried, Charged int }
+		}
+		if err := json.Unmarshal([]byte(text), &e); err != nil || e.Ledger.Free > -150 || e.Ledger.Carried < 250 ||
+			e.Ledger.Charged < 250 {
+			t.Errorf("%s: %v, %s", value, err, text)
+		}
+	}
 	for i := 0; window() < began+3; i++ {
 		if over := ask(i, 0); !over && window() < began+3 {
 			t.Errorf("%s: node %d admits a peek in window %d", value, i%3, window()-began)
 			return
 		}
 		time.Sleep(10 * time.Millisecond)
+	}
+	debt, path := 0, "owes_"+value
+	if value == "routing" {
+		path = "owes"
+	}
+	for _, n := range r.nodes {
+		_, text := n.get(n.debug + "/metrics")
+		for line := range strings.Lines(text) {
+			if rest, ok := strings.CutPrefix(line, `sluice_debt_tokens_total{domain="d",rule="`+path+`"`); ok {
+				n, _ := strconv.Atoi(strings.Fields(rest)[1])
+				debt += n
+			}
+		}
+	}
+	if debt != 250 {
+		t.Errorf("%s: %d are counted as debt, and 250 of 350 lay beyond 100", value, debt)
 	}
 	admitted, most := 0, 50
 	if value == "approx" {
