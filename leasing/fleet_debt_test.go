@@ -117,6 +117,31 @@ func TestDebtOfTheLastMoment(t *testing.T) {
 	}
 }
 
+// Refusals of the last moment are told late, to the window that is over, and a claim of the next one may be before them:
+// they are carried all the same, also where nobody asks again.
+func TestDebtThatIsToldLate(t *testing.T) {
+	s := indebted(t)
+	s.goOn(time.Second)
+	w := s.rule.Limit.WindowAt(s.time())
+	for end := s.rule.Limit.WindowEnd(w); s.time().Add(20*time.Millisecond) < end; {
+		s.goOn(10 * time.Millisecond)
+	}
+	if v := s.ask(0, "k", 100); v.Debt != 100 || v.Source != ratelimit.FromLease {
+		t.Fatalf("%+v", v)
+	}
+	for s.rule.Limit.WindowAt(s.time()) == w {
+		s.now = s.now.Add(time.Millisecond)
+	}
+	s.now = s.now.Add(5 * time.Millisecond)
+	if v := s.peek(0, "k"); !v.OverLimit {
+		t.Fatalf("%+v", v)
+	}
+	s.turn()
+	if used := s.used("k"); used != 125 {
+		t.Errorf("145 were charged of 10 two windows ago, and the ledger has %d", used)
+	}
+}
+
 // A window whose debt is forgotten begins with nothing.
 func TestDebtIsForgotten(t *testing.T) {
 	s := indebted(t)

@@ -131,10 +131,7 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	if k.refund {
 		c.OnDeny = ratelimit.DenyRefunds
 	}
-	if k.carries {
-		c.Debt = ratelimit.DebtCarried
-	}
-	if r.Limit.Carries = c.Carries(r.Limit); r.Limit.Carries != k.carries {
+	if r.Limit.Carries = k.carries; k.carries && r.Limit.Algorithm != ratelimit.FixedWindow {
 		return nil, errMessage
 	}
 	// The record of an audited key carries the rule's name: the owner claims for it, and may

@@ -81,8 +81,10 @@ func TestTwins(t *testing.T) {
 }
 
 func newTwins(t *testing.T, m *moved, seed uint64, met map[string]int) *twins {
-	w := &twins{T: t, Rand: rand.New(rand.NewPCG(seed, 5)), redis: m, key: fmt.Sprint("k", seed), met: met,
-		debt: map[ratelimit.Window]tokens{}}
+	w := &twins{
+		T: t, Rand: rand.New(rand.NewPCG(seed, 5)), redis: m, key: fmt.Sprint("k", seed), met: met,
+		debt: map[ratelimit.Window]tokens{},
+	}
 	m.now = epochAt.Add(time.Duration(w.IntN(1000)) * time.Millisecond)
 	w.memory = NewMemory(1000, func() ratelimit.LedgerTime { return m.now })
 	w.limit = ratelimit.Limit{
