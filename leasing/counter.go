@@ -18,8 +18,9 @@ import (
 // what does not fit is debt. A refund credits the account, never below nothing.
 type counter struct {
 	sum tokens // of this window; of a token_bucket what others have in hand, for which it keeps room
-	// extra is of a sliding_window the sum of the window before; of a
-	// token_bucket what is left of a refill, in micro-tokens x the period's seconds.
+	// extra is of a sliding_window the sum of the window before; of a fixed_window that carries debt for how long after
+	// its end some may be left, in microseconds; of a token_bucket what is left of a refill, in micro-tokens x the
+	// period's seconds.
 	extra  int64
 	begins ledgerTime // the window; of a token_bucket: up to when it is refilled; see shiftedBy
 	ends   ledgerTime // the window; of a token_bucket: when it is full again
@@ -121,6 +122,9 @@ func (c *counter) answerWindow(now ledgerTime, a *ask, v *verdict) {
 			left = 0
 		}
 	}
+	if l.Carries {
+		c.extra = c.owes(l)
+	}
 	v.Window = window(c.state)
 	v.Remaining = left
 	v.ResetAfter = c.ends.Sub(now)
@@ -144,11 +148,37 @@ func (c *counter) turn(now ledgerTime, l *ratelimit.Limit) ledgerTime {
 	case c.state == 0 || now < c.begins:
 	case l.Algorithm == ratelimit.SlidingWindow && w == c.state+1:
 		c.sum, c.extra = 0, int64(c.sum)
+	case l.Carries:
+		c.sum, c.extra = carried(c.sum, w-c.state, l.Requests), 0
 	default:
 		c.sum, c.extra = 0, 0
 	}
 	c.state, c.begins, c.ends = w, l.WindowEnd(window(w-1)), l.WindowEnd(window(w))
 	return now
+}
+
+// carried is what is left of a sum's debt, so many windows later: each pays a limit of it.
+func carried(sum tokens, windows int64, limit tokens) tokens {
+	if limit > 0 && sum/limit < tokens(windows) {
+		return 0
+	}
+	return max(0, sum-tokens(windows)*limit)
+}
+
+// mostOwed is for how many windows that nobody asks in a counter is kept for its debt, at most, and longestOwed for how
+// many microseconds: keys in debt must not fill a table for ever.
+const mostOwed, longestOwed = 1 << 10, 1 << 52
+
+// owes is for how long after the end of its window a counter has debt left: of months of a calendar, the longest.
+func (c *counter) owes(l *ratelimit.Limit) int64 {
+	windows, period := tokens(mostOwed), l.Period()
+	if l.Requests > 0 {
+		windows = min(windows, max(0, c.sum-1)/l.Requests)
+	}
+	if l.Unit.OfCalendar() {
+		period += 24 * time.Hour
+	}
+	return min(longestOwed, int64(windows)*period.Microseconds())
 }
 
 // used is what counts against the limit now.
@@ -295,6 +325,8 @@ func (c *counter) dead(algorithm ratelimit.Algorithm) ledgerTime {
 		return c.begins
 	case algorithm == ratelimit.SlidingWindow && c.begins >= 0:
 		return c.ends + (c.ends - c.begins)
+	case c.begins >= 0:
+		return c.ends + ledgerTime(c.extra)
 	}
 	return c.ends
 }

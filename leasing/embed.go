@@ -191,6 +191,9 @@ func NewRule(name string, limit ratelimit.Limit, coordination ...ratelimit.Coord
 	for _, err := range r.Coordination.Validate() {
 		check(true, "%v", err)
 	}
+	r.Limit.Carries = r.Coordination.Carries(r.Limit)
+	check(r.Coordination.Debt == ratelimit.DebtCarried && !r.Limit.Carries,
+		"its debt is carry, must be forget but for a FixedWindow whose denials charge")
 	if len(problems) > 0 {
 		return nil, fmt.Errorf("leasing: rule %q: %s", name, strings.Join(problems, "; "))
 	}

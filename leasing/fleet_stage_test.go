@@ -97,7 +97,11 @@ func (s *stage) goOn(d time.Duration) {
 
 // ask has a node decide, in a second at most.
 func (s *stage) ask(node int, key string, cost tokens) ratelimit.Verdict {
-	asks, v := []ask{{Rule: s.rule, Key: []byte(key), Cost: cost}}, make([]verdict, 1)
+	return s.decide(node, ask{Rule: s.rule, Key: []byte(key), Cost: cost})
+}
+
+func (s *stage) decide(node int, a ask) ratelimit.Verdict {
+	asks, v := []ask{a}, make([]verdict, 1)
 	w := s.nodes[node].Ask(s.now, asks, v)
 	for tries := 0; w != nil && w.Advance(s.now); tries++ {
 		if s.settle(); tries > 100 {

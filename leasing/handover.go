@@ -58,7 +58,8 @@ func (l *Local) Has(key []byte) bool {
 type Account struct {
 	Algorithm ratelimit.Algorithm
 	// Sum, Extra and State are those of a counter: of a window what was taken in it, of a sliding one what was in the
-	// one before, and its number; of a token_bucket what others have in hand, what it carries over, and its level.
+	// one before (of a fixed one, for how long it owes), and its number; of a token_bucket what others have in hand,
+	// what it carries over, and its level.
 	Sum   ratelimit.Tokens
 	Extra int64
 	State int64

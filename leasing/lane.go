@@ -14,7 +14,7 @@ import (
 // flight is a message under way, or to be sent, with those who wait behind it.
 type flight struct {
 	id    keytable.ID
-	shard *shard // nil: no key's, or late
+	shard *shard // nil: no key's
 	// late is an account whose window is over, and what is to be told of it; nil: the key's own.
 	late    *lateReport
 	greet   bool // it asks for nothing but the time
@@ -355,7 +355,7 @@ func (f *Fleet) tellLocked(k entry, over hold.Part) {
 		return
 	}
 	late := &lateReport{Part: over, name: f.keyName(k.key()), as: f.as(k), rule: k.rule()}
-	f.tellLate(&flight{late: late, done: make(chan struct{})})
+	f.tellLate(&flight{id: k.id(), shard: k.shard, late: late, done: make(chan struct{})})
 }
 
 // as is the name by which the ledger knows this node, of a key.
@@ -384,5 +384,21 @@ func (f *Fleet) heardLate(fl *flight, g *account.Grant, a *hold.Answer) {
 		f.retryLate(fl)
 		return
 	}
+	if limit := &l.rule.Limit; g.Err == nil && limit.Carries && g.Sum > limit.Capacity() {
+		f.claimAgain(fl)
+	}
 	close(fl.done)
+}
+
+// claimAgain has a flight's key claim in the window that goes on: what was told of the one before may be debt, and an
+// earlier claim has not seen it.
+func (f *Fleet) claimAgain(fl *flight) {
+	s := fl.shard
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if at := s.keys.Get(fl.id); at != nil {
+		k := s.entry(f.clock(), fl.id, at)
+		k.Doubt()
+		f.launchLocked(k)
+	}
 }

@@ -40,7 +40,15 @@ func (c *counter) look(now ledgerTime, r *ratelimit.Rule) *ratelimit.AccountLook
 	copied, v := *c, verdict{}
 	copied.decide(now, &ask{Rule: r, Kind: ratelimit.Peek}, &v)
 	limit := r.Limit.Capacity()
-	return &ratelimit.AccountLook{Window: v.Window, Limit: limit, Free: v.Remaining, Charged: limit - v.Remaining}
+	free := v.Remaining
+	switch {
+	case !v.OverLimit:
+	case r.Limit.Algorithm == ratelimit.TokenBucket:
+		free = tokens(copied.state/account.Micro) - 1 // what is owed, rounded up
+	default:
+		free = limit - copied.used(now, &r.Limit)
+	}
+	return &ratelimit.AccountLook{Window: v.Window, Limit: limit, Free: free, Charged: limit - free}
 }
 
 // Hottest implements [ratelimit.Inspector]. This node does not measure rates:

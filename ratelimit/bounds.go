@@ -25,6 +25,8 @@ type Bounds struct {
 	Wait      Wait     `json:"longest_wait"`
 	StoreOps  StoreOps `json:"store_operations"`
 	OnOutage  Outage   `json:"outage"`
+	// Debt is what charges after the fact bring beyond the limit, and until when it counts.
+	Debt DebtLasts `json:"debt"`
 	// OnLoss is what may be admitted beyond the limit each time that the store
 	// loses its data, beside what those nodes had spent that cannot tell it.
 	OnLoss Tokens `json:"data_loss_tokens"`
@@ -49,11 +51,12 @@ func (r *Rule) Declare(nodes int, storage Storage) Bounds {
 	case storage == OwnMemory && r.Coordination.Mode == Routing:
 		return r.declareOwners(nodes)
 	case storage == OwnMemory:
-		return Bounds{Over: r.overApart(nodes)}
+		return Bounds{Over: r.overApart(nodes), Debt: r.debt()}
 	case r.Limit.Capacity() == 0: // refused without asking anybody
 		return Bounds{OnOutage: Outage{Of: StoreOutage, Policy: FailClosed}}
 	}
 	return Bounds{
+		Debt: r.debt(),
 		Over: r.over(nodes), Under: r.under(), Wait: r.wait(), StoreOps: r.storeOps(nodes),
 		OnOutage: r.outage(StoreOutage, nodes), OnLoss: r.LossShare(),
 	}
@@ -66,7 +69,20 @@ func (r *Rule) declareOwners(nodes int) Bounds {
 		Over:     Over{EachOwner: r.Limit.Capacity()},
 		Wait:     Wait{For: OwnersAnswer, Longest: r.Coordination.Deadline()},
 		OnOutage: r.outage(OwnerOutage, nodes),
+		Debt:     r.debt(),
 	}
+}
+
+func (r *Rule) debt() DebtLasts {
+	switch {
+	case r.Coordination.OnDeny == DenyRefunds:
+		return NoDebt
+	case r.Limit.Carries:
+		return UntilPaid
+	case r.Limit.Algorithm == FixedWindow:
+		return UntilWindowEnds
+	}
+	return UntilRefilled
 }
 
 // DeclaredOver is what the rule declares to over-admit at most, for each key and

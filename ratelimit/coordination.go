@@ -87,6 +87,28 @@ var OnDenies = [...]string{DenyCharges: "charge", DenyRefunds: "refund"}
 // String is the name that a config may use.
 func (d OnDeny) String() string { return OnDenies[d] }
 
+// Debt says what becomes of what was charged beyond the limit of a fixed_window when that ends.
+type Debt uint8
+
+const (
+	// DebtForgotten ends with the window.
+	DebtForgotten Debt = iota
+	// DebtCarried counts in the next window.
+	DebtCarried
+)
+
+// Debts are the names a config may use, by value.
+var Debts = [...]string{DebtForgotten: "forget", DebtCarried: "carry"}
+
+// String is the name that a config may use.
+func (d Debt) String() string { return Debts[d] }
+
+// Carries tells whether debt of such a limit counts in the next window. A bucket and a sliding window pay theirs off,
+// and where denials take nothing, nothing is charged beyond a limit.
+func (c *Coordination) Carries(l Limit) bool {
+	return c.Debt == DebtCarried && l.Algorithm == FixedWindow && c.OnDeny == DenyCharges
+}
+
 // Share is a part of a limit: a number of tokens, or parts per million of the
 // limit. The zero Share is nothing.
 type Share struct {
@@ -167,6 +189,7 @@ type Coordination struct {
 	// longest of theirs.
 	StoreDeadline time.Duration
 	OnDeny        OnDeny
+	Debt          Debt
 	Audit         bool // keep a record of what the ledger settles
 	Drift
 	Failure
@@ -277,7 +300,7 @@ var CoordinationFields = []string{
 	"mode", "lease.size", "lease.min", "lease.max", "lease.ttl", "lease.reserve", "reclaim", "drift_budget",
 	"max_nodes", "low_watermark",
 	"check_timeout", "store_deadline", "sync_interval", "on_store_failure", "local_cap", "max_staleness", "on_deny",
-	"audit",
+	"debt", "audit",
 }
 
 // Set changes the named field to what text says. It does not look at how
@@ -330,6 +353,8 @@ func (c *Coordination) Set(field, text string) error {
 		err = setDuration(&c.MaxStaleness, text)
 	case "on_deny":
 		err = setName(&c.OnDeny, OnDenies[:], text)
+	case "debt":
+		err = setName(&c.Debt, Debts[:], text)
 	case "audit":
 		if c.Audit = text == "true"; !c.Audit && text != "false" {
 			err = fmt.Errorf("%q is not true or false", text)

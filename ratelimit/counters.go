@@ -14,6 +14,7 @@ type RuleCounters struct {
 	ShadowMode  atomic.Uint64 // over limit, but answered OK by shadow_mode
 	Refunded    atomic.Uint64 // is_negative_hits
 	Denied      atomic.Uint64 // decisions that were OVER_LIMIT before shadow_mode
+	Debt        atomic.Uint64 // tokens charged beyond the limit
 	// Sources are decisions, whatever their cost, by where they were made. What
 	// needs no budget (a ban, an unlimited rule) is FromLease.
 	Sources [len(Sources)]atomic.Uint64
@@ -60,6 +61,7 @@ func (c *RuleCounters) Count(ask Ask, v Verdict, nearLimit Tokens, locally bool)
 		return
 	}
 	c.TotalHits.Add(uint64(ask.Cost))
+	c.Debt.Add(uint64(v.Debt))
 	if !v.OverLimit {
 		c.WithinLimit.Add(uint64(ask.Cost))
 	} else {

@@ -226,6 +226,46 @@ func (s StoreOps) String() string {
 // perSecond has three digits.
 func perSecond(rate float64) string { return strconv.FormatFloat(rate, 'g', 3, 64) }
 
+// DebtLasts is until when debt counts. It is at most what the requests in flight cost, for as soon as there is some,
+// all nodes refuse.
+type DebtLasts uint8
+
+// Until when debt counts.
+const (
+	NoDebt DebtLasts = iota // what does not fit is not charged
+	UntilWindowEnds
+	UntilRefilled // tokens that come back pay it
+	UntilPaid     // by the windows that follow, or refunds
+)
+
+// DebtsLast are their names, by value.
+var DebtsLast = [...]string{
+	NoDebt: "none", UntilWindowEnds: "window", UntilRefilled: "refill", UntilPaid: "carried",
+}
+
+// MarshalText writes the name.
+func (d DebtLasts) MarshalText() ([]byte, error) { return []byte(DebtsLast[d]), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (d *DebtLasts) UnmarshalText(text []byte) error { return setName(d, DebtsLast[:], string(text)) }
+
+// String is for people.
+func (d DebtLasts) String() string {
+	if d == NoDebt {
+		return "0: a charge that does not fit is not booked (on_deny: refund)"
+	}
+	s := "charges after the fact: at most the requests in flight times their cost, "
+	switch d {
+	case UntilRefilled:
+		return s + "until tokens that come back have paid it"
+	case UntilPaid:
+		return s + "carried into each next window until it is paid. A refused request owes its cost, too: have " +
+			"requests ask with hits_addend: 0. A loss of data forgets the debt of earlier windows"
+	default:
+		return s + "until the window ends"
+	}
+}
+
 // OutageOf is what does not answer.
 type OutageOf uint8
 

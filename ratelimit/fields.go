@@ -50,6 +50,8 @@ func (c *Coordination) Get(field string) string {
 		return durationText(c.MaxStaleness)
 	case "on_deny":
 		return c.OnDeny.String()
+	case "debt":
+		return c.Debt.String()
 	case "audit":
 		return strconv.FormatBool(c.Audit)
 	}

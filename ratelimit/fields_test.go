@@ -10,7 +10,7 @@ func TestCoordinationFieldsAreReadAsWritten(t *testing.T) {
 		"lease.reserve": {"0", "250", "0.4%", "10%"},
 		"drift_budget":  {"0", "250", "0.5%", "100%"}, "max_nodes": {"1", "30"}, "low_watermark": {"20%"},
 		"check_timeout": {"0s", "2ms"}, "sync_interval": {"2s"}, "on_store_failure": FailurePolicies[:],
-		"local_cap": {"0", "5"}, "max_staleness": {"24h"}, "on_deny": OnDenies[:], "audit": {"true", "false"},
+		"local_cap": {"0", "5"}, "max_staleness": {"24h"}, "on_deny": OnDenies[:], "debt": Debts[:], "audit": {"true", "false"},
 	} {
 		for _, text := range texts {
 			c := DefaultCoordination()

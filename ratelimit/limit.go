@@ -158,6 +158,8 @@ type Limit struct {
 	Multiplier uint32   // units to a period; 0 means 1, and those of a calendar have no other
 	Requests   Tokens   // per period; 0 admits nothing
 	Burst      Tokens   // token_bucket only: what a full bucket holds
+	// Carries is of a fixed_window: what was charged beyond the limit counts in the next (Coordination.Carries).
+	Carries bool
 }
 
 // Period is the time in which Requests tokens come back.

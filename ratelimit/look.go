@@ -44,7 +44,8 @@ type AccountLook struct {
 	Limit      Tokens       `json:"limit"`
 	Free       Tokens       `json:"free"` // could be granted now; negative: so much was spent beyond
 	Charged    Tokens       `json:"charged"`
-	Relearning bool         `json:"relearning"` // it has forgotten, and is being told
+	Carried    Tokens       `json:"carried,omitempty"` // of it, debt of the window before
+	Relearning bool         `json:"relearning"`        // it has forgotten, and is being told
 	Holders    []HolderLook `json:"holders"`
 }
 

@@ -12,7 +12,8 @@ import "math/bits"
 
 // Reserve is how many tokens of the limit the ledger does not grant: as many whole ones for each of
 // max_nodes as lease.reserve has; 0 where a rule has none. It is for fixed windows. A rule of mode approx
-// has a drift budget instead, an audit has all that is spent on record, and a limit that a request brings
+// has a drift budget instead, an audit has all that is spent on record, debt is what lies beyond the whole limit, and a
+// limit that a request brings
 // along is no rule whose reserve nodes could agree on.
 func (r *Rule) Reserve() Tokens {
 	c := &r.Coordination
@@ -31,8 +32,8 @@ const MostReserveName = 1 << 10
 // reserves tells whether the rule is one that may have a reserve.
 func (r *Rule) reserves() bool {
 	c := &r.Coordination
-	return c.Mode != Approx && !c.Audit && r.Limit.Algorithm == FixedWindow && !r.Override && !r.Unlimited &&
-		len(r.Domain)+len(r.Path) <= MostReserveName
+	return c.Mode != Approx && !c.Audit && r.Limit.Algorithm == FixedWindow && !r.Limit.Carries && !r.Override &&
+		!r.Unlimited && len(r.Domain)+len(r.Path) <= MostReserveName
 }
 
 // reserved is what a rule for the ledger knows of the rule that it was made of. The zero reserved is no

@@ -19,6 +19,7 @@ func (r *Rule) LocalShare() *Rule {
 		return max(1, n/Tokens(c.MaxNodes))
 	}
 	alone.Limit.Requests = share(alone.Limit.Requests)
+	alone.Limit.Carries = false // what is owed is the account's
 	if alone.Limit.Algorithm == TokenBucket {
 		alone.Limit.Burst = share(alone.Limit.Burst)
 	}

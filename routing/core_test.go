@@ -37,6 +37,30 @@ func TestRuleTravelsWithItsMode(t *testing.T) {
 	}
 }
 
+// Debt is carried of a fixed window alone.
+func TestRuleTravelsWithItsDebt(t *testing.T) {
+	var rules ruleCache
+	for _, carries := range []bool{false, true} {
+		for _, onDeny := range []ratelimit.OnDeny{ratelimit.DenyCharges, ratelimit.DenyRefunds} { // leases for Envoys refund
+			r := routed(1000)
+			r.Limit.Carries, r.Coordination.OnDeny = carries, onDeny
+			got, err := rules.get(ruleMessage(r))
+			if err != nil || got.Limit.Carries != carries || got.Coordination.OnDeny != onDeny {
+				t.Errorf("carries %v, on_deny %v: %+v, %v", carries, onDeny, got, err)
+			}
+		}
+	}
+	odd := ruleMessage(routed(1000))
+	odd.CarryDebt, odd.Algorithm = true, uint32(ratelimit.SlidingWindow)
+	if got, err := rules.get(odd); err == nil {
+		t.Errorf("a sliding window carries debt: %+v", got)
+	}
+	own := routed(1000)
+	if own.Limit.Carries = true; own.LocalShare().Limit.Carries {
+		t.Error("what a node owes of an outage's budget is carried")
+	}
+}
+
 // A rule's billing period travels by name, and only with a month of a fixed window. What
 // was written before there were such, is read as it was.
 func TestRuleTravelsWithItsCalendar(t *testing.T) {

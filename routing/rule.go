@@ -21,6 +21,7 @@ func ruleMessage(r *ratelimit.Rule) *wire.Rule {
 		Audit:     r.AuditName(),
 		Algorithm: uint32(r.Limit.Algorithm), Unit: uint32(r.Limit.Unit), Multiplier: r.Limit.Multiplier,
 		Requests: int64(r.Limit.Requests), Burst: int64(r.Limit.Burst),
+		CarryDebt:    r.Limit.Carries,
 		RefundDenied: c.OnDeny == ratelimit.DenyRefunds, Eager: c.Reclaim == ratelimit.ReclaimEager,
 		Mode: uint32(c.Mode), LeaseFixed: int64(c.Lease.Fixed), LeaseMin: int64(c.Lease.Min),
 		LeaseMax: int64(c.Lease.Max), LeaseTtlUs: c.Lease.TTL.Microseconds(), LeaseAuto: c.Lease.Auto,
@@ -48,7 +49,7 @@ type ruleCache struct {
 type ruleKey struct {
 	algorithm, unit, multiplier      uint32
 	requests, burst                  int64
-	refund, eager                    bool
+	refund, eager, carries           bool
 	fixed, leaseMin, leaseMax, ttlUs int64
 	audit                            string
 	mode                             uint32
@@ -69,7 +70,7 @@ const (
 func (c *ruleCache) get(m *wire.Rule) (*ratelimit.Rule, error) {
 	k := ruleKey{
 		m.GetAlgorithm(), m.GetUnit(), m.GetMultiplier(), m.GetRequests(), m.GetBurst(), m.GetRefundDenied(),
-		m.GetEager(),
+		m.GetEager(), m.GetCarryDebt(),
 		m.GetLeaseFixed(), m.GetLeaseMin(), m.GetLeaseMax(), m.GetLeaseTtlUs(), m.GetAudit(), m.GetMode(),
 		m.GetLeaseAuto(), m.GetStoreDeadlineUs(),
 		m.GetBillingDay(), m.GetTimeZone(),
@@ -129,6 +130,9 @@ func (k *ruleKey) rule() (*ratelimit.Rule, error) {
 	c.OnStoreFailure = ratelimit.FailClosed // the asking node has the rule's own policy
 	if k.refund {
 		c.OnDeny = ratelimit.DenyRefunds
+	}
+	if r.Limit.Carries = k.carries; k.carries && r.Limit.Algorithm != ratelimit.FixedWindow {
+		return nil, errMessage
 	}
 	// The record of an audited key carries the rule's name: the owner claims for it, and may
 	// not have the rule.

@@ -106,6 +106,7 @@ func (b *books) settled(p *part, c *account.Claim, g *account.Grant) {
 		e.total, book.sum = e.total+c.Want, book.sum+c.Want
 		e.loose += c.Want
 	} else {
+		b.carry(p, k, c, book)
 		book.claimed(p, c, g, e)
 		b.tallyOf(c.Holder>>nameBits, k, c.Window).cut += g.Cut
 		if g.Fence <= book.fence && !b.stepped(p) {
@@ -119,6 +120,19 @@ func (b *books) settled(p *part, c *account.Claim, g *account.Grant) {
 // stepped tells whether a clock of the part was set: then it may have dropped accounts that it is asked for again.
 func (b *books) stepped(p *part) bool {
 	return slices.ContainsFunc(b.bound.steps, func(s step) bool { return s.part == p })
+}
+
+// carry has an account count the debt of the one before, if that is there, and its window goes on: as holder 0's.
+func (b *books) carry(p *part, k *key, c *account.Claim, book *book) {
+	before := b.accounts[name{k, c.Window - 1}]
+	if !c.Limit.Carries || before == nil || before.lost && len(before.holders) == 0 ||
+		p.time() >= c.Limit.WindowEnd(c.Window) {
+		return
+	}
+	e, debt := book.entry(0), max(0, before.sum-c.Limit.Capacity())
+	book.sum += debt - e.total
+	e.total, e.spent = debt, debt
+	b.result.Carried = max(b.result.Carried, debt)
 }
 
 // claimed books a claim.

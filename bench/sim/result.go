@@ -42,6 +42,7 @@ type Result struct {
 	OpsDemand ratelimit.Demand `json:"store_operations_demand,omitzero"`
 
 	Debt        ratelimit.Tokens `json:"debt"`    // the most that an account had beyond its limit
+	Carried     ratelimit.Tokens `json:"carried"` // the most debt of a window before that an account had
 	Cut         ratelimit.Tokens `json:"cut"`     // of refunds, for the account would be below nothing
 	Settled     int64            `json:"settled"` // nodes' totals of accounts that were compared at the end with what they had booked
 	Keys        int              `json:"keys"`    // that were asked for

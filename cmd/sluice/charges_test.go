@@ -2,7 +2,10 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gate/sluice/leasing/redistest"
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // fleetOfThree is three processes on one Redis.
@@ -51,13 +55,18 @@ func charge(t testing.TB, node rls.RateLimitServiceClient, key string, n int) (o
 
 func chargeOf(t testing.TB, node rls.RateLimitServiceClient, of, key string, n int) (over bool) {
 	t.Helper()
+	return chargeIn(t, node, "llm", of, key, n)
+}
+
+func chargeIn(t testing.TB, node rls.RateLimitServiceClient, domain, of, key string, n int) (over bool) {
+	t.Helper()
 	d := &common.RateLimitDescriptor{
 		Entries:    []*common.RateLimitDescriptor_Entry{{Key: of, Value: key}},
 		HitsAddend: wrapperspb.UInt64(uint64(max(n, -n))), IsNegativeHits: n < 0,
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	a, err := node.ShouldRateLimit(ctx, &rls.RateLimitRequest{Domain: "llm", Descriptors: []*common.RateLimitDescriptor{d}})
+	a, err := node.ShouldRateLimit(ctx, &rls.RateLimitRequest{Domain: domain, Descriptors: []*common.RateLimitDescriptor{d}})
 	if err != nil {
 		t.Error(err)
 		return true
@@ -116,5 +125,84 @@ func TestPostPaid(t *testing.T) {
 	t.Logf("%d passed, %d refused, %d used of %d", passed.Load(), refused.Load(), used.Load(), limit)
 	if used.Load() > limit+clients*cost {
 		t.Errorf("%d were used, of %d and %d in flight", used.Load(), limit, clients)
+	}
+}
+
+// 350 of 100 in three seconds are charged, with debt: carry: two windows are used up at all nodes, and the third has 50
+// left. So it is in each mode, with a Redis behind and without, and metrics and explain say it.
+func TestPostPaidDebt(t *testing.T) {
+	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
+		r := newRing(t, 3, 0, store)
+		values := []string{"routing"}
+		if store == ratelimit.SharedStore {
+			values = append(values, "leasing", "approx")
+		}
+		var all sync.WaitGroup
+		for _, value := range values {
+			all.Go(func() { owes(t, r, value) })
+		}
+		all.Wait()
+	})
+}
+
+func owes(t *testing.T, r *ringFleet, value string) {
+	const period = 3 * time.Second
+	window := func() int64 { return time.Now().UnixMicro() / period.Microseconds() }
+	for before := window(); window() == before; {
+		time.Sleep(time.Millisecond)
+	}
+	began := window()
+	ask := func(i, n int) bool { return chargeIn(t, r.clients[i%3], "d", "owes", value, n) }
+	if !ask(0, 350) {
+		t.Errorf("%s: 350 of 100 are no more than there is", value)
+	}
+	if r.store == ratelimit.SharedStore {
+		for window() == began {
+			time.Sleep(10 * time.Millisecond)
+		}
+		time.Sleep(100 * time.Millisecond) // nobody has asked yet
+		_, text := r.nodes[1].get(r.nodes[1].debug + "/explain?domain=d&entry=owes=" + value)
+		var e struct {
+			Ledger struct{ Free, Carried, Charged int }
+		}
+		if err := json.Unmarshal([]byte(text), &e); err != nil || e.Ledger.Free > -150 || e.Ledger.Carried < 250 ||
+			e.Ledger.Charged < 250 {
+			t.Errorf("%s: %v, %s", value, err, text)
+		}
+	}
+	for i := 0; window() < began+3; i++ {
+		if over := ask(i, 0); !over && window() < began+3 {
+			t.Errorf("%s: node %d admits a peek in window %d", value, i%3, window()-began)
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	debt, path := 0, "owes_"+value
+	if value == "routing" {
+		path = "owes"
+	}
+	for _, n := range r.nodes {
+		_, text := n.get(n.debug + "/metrics")
+		for line := range strings.Lines(text) {
+			if rest, ok := strings.CutPrefix(line, `sluice_debt_tokens_total{domain="d",rule="`+path+`"`); ok {
+				n, _ := strconv.Atoi(strings.Fields(rest)[1])
+				debt += n
+			}
+		}
+	}
+	if debt != 250 {
+		t.Errorf("%s: %d are counted as debt, and 250 of 350 lay beyond 100", value, debt)
+	}
+	admitted, most := 0, 50
+	if value == "approx" {
+		most += 30
+	}
+	for i := range 150 {
+		if !ask(i, 1) {
+			admitted++
+		}
+	}
+	if window() == began+3 && (admitted < 50 || admitted > most) {
+		t.Errorf("%s: %d are admitted, and 50 are left", value, admitted)
 	}
 }

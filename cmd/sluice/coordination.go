@@ -28,6 +28,7 @@ type coordinationFlags struct {
 	LocalCap       string `env:"COORDINATION_LOCAL_CAP" name:"coordination-local-cap" placeholder:"0" help:"Tokens a node for local; 0: limit / max_nodes."`
 	MaxStaleness   string `env:"COORDINATION_MAX_STALENESS" name:"coordination-max-staleness" placeholder:"10s" help:"For cached."`
 	OnDeny         string `env:"COORDINATION_ON_DENY" name:"coordination-on-deny" placeholder:"charge" help:"charge or refund: what a denied request costs."`
+	Debt           string `env:"COORDINATION_DEBT" name:"coordination-debt" placeholder:"forget" help:"forget or carry: charges beyond the limit of a fixed window, when it ends."`
 	Audit          string `env:"COORDINATION_AUDIT" name:"coordination-audit" placeholder:"false" help:"true: keep a record of every grant, return and refusal; see sluice audit."`
 }
 
@@ -36,7 +37,7 @@ func (f *coordinationFlags) coordination() (ratelimit.Coordination, error) {
 	c := ratelimit.DefaultCoordination()
 	texts := []string{
 		f.Mode, f.LeaseSize, f.LeaseMin, f.LeaseMax, f.LeaseTTL, f.LeaseReserve, f.Reclaim, f.DriftBudget, f.MaxNodes, f.LowWatermark,
-		f.CheckTimeout, f.StoreDeadline, f.SyncInterval, f.OnStoreFailure, f.LocalCap, f.MaxStaleness, f.OnDeny, f.Audit,
+		f.CheckTimeout, f.StoreDeadline, f.SyncInterval, f.OnStoreFailure, f.LocalCap, f.MaxStaleness, f.OnDeny, f.Debt, f.Audit,
 	}
 	var errs []error
 	for i, text := range texts {

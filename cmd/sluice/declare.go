@@ -123,6 +123,7 @@ func (d declaration) notes(out io.Writer) {
 		of    func(ratelimit.Bounds) string
 	}{
 		{"over-admission", func(b ratelimit.Bounds) string { return b.Over.Note() }},
+		{"debt", func(b ratelimit.Bounds) string { return b.Debt.String() }},
 		{"under-admission", func(b ratelimit.Bounds) string { return b.Under.String() }},
 		{"longest wait", func(b ratelimit.Bounds) string { return b.Wait.String() }},
 		{"store operations", func(b ratelimit.Bounds) string { return b.StoreOps.String() }},

@@ -82,7 +82,10 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 		default:
 			row("ledger", "%d of %d left in window %d", max(0, v.Ledger.Free), v.Ledger.Limit, v.Ledger.Window)
 			if v.Ledger.Free < 0 {
-				row("", "%d are charged beyond the limit: requests that were over it, or charges after the fact", -v.Ledger.Free)
+				row("debt", "%d are charged beyond the limit: requests that were over it, or charges after the fact", -v.Ledger.Free)
+			}
+			if v.Ledger.Carried > 0 {
+				row("", "%d are debt of the window before (debt: carry)", v.Ledger.Carried)
 			}
 			for _, h := range v.Ledger.Holders {
 				where := fmt.Sprint(h.Holder)

@@ -61,6 +61,9 @@ var dashboards = []dashboard{
 			{`sum by (` + by + `) (rate(sluice_admitted_tokens_total{` + on + `}[$__rate_interval]))`, "admitted {{domain}}.{{rule}}"},
 			{`sum by (` + by + `) (rate(sluice_denied_total{` + on + `}[$__rate_interval]))`, "refused {{domain}}.{{rule}}"},
 		}},
+		{"Debt", "Tokens charged beyond limits, a second: charges after the fact, and refused requests.", "ops", false, false, []query{
+			{`sum by (` + by + `) (rate(sluice_debt_tokens_total{` + on + `}[$__rate_interval]))`, "{{domain}}.{{rule}}"},
+		}},
 		{"Decisions by mode and source", "Where decisions are made: from a lease, by asking the ledger or the key's owner, by drift, without the store.", "ops", false, false, []query{
 			{`sum by (mode, source) (rate(sluice_decisions_total{` + on + `}[$__rate_interval]))`, "{{mode}} {{source}}"},
 		}},

@@ -42,16 +42,19 @@ func (a *account) draw(now instant, c *Claim, before tokens) Grant {
 	return Grant{Total: r.taken, Sum: a.sum + before, InHand: -1, At: now}
 }
 
-// claim books what a holder says, and grants what it needs. before is what counts of the window before. Whoever is to
-// give back something is told through ask. It allocates only for a new holder.
+// claim books what a holder says, and grants what it needs. before is what counts of the window before; where debt is
+// carried, the debt of that window, and below 0: it is not known. Whoever is to give back something is told through
+// ask. It allocates only for a new holder.
 func (a *account) claim(now instant, c *Claim, before tokens, ask func(ratelimit.Holder)) Grant {
 	r := a.records.find(c.Holder)
 	if r != nil && c.Seq <= r.seq {
 		return Grant{Err: ErrOvertaken}
 	}
-	if r == nil {
-		r = a.records.findOrAdd(c.Holder)
+	if c.Limit.Carries {
+		a.carry(before)
+		before = 0
 	}
+	r = a.records.findOrAdd(c.Holder)
 	g := Grant{At: now, Missing: clamped(c.Taken) > r.total() && r.expires != closed}
 	a.learn(now, c, g.Missing)
 	g.Cut = a.book(r, c, now)
@@ -73,6 +76,24 @@ func (a *account) claim(now instant, c *Claim, before tokens, ask func(ratelimit
 		g.Recalling = a.recallAll(c.Holder, now, ask)
 	}
 	return g
+}
+
+// debtor is the name by which an account has the debt of the window before: no holder's.
+const debtor ratelimit.Holder = 0
+
+// carry has the account count the debt of the window before, as that has it now: late reports and refunds change it.
+// Once counted it stays when the account before is gone.
+func (a *account) carry(debt tokens) {
+	r := a.records.find(debtor)
+	if debt < 0 || debt == 0 && r == nil {
+		return
+	}
+	if r == nil {
+		r = a.records.findOrAdd(debtor)
+	}
+	debt = max(0, min(debt, mostSum-a.sum+r.taken))
+	a.sum, a.spent = a.sum+debt-r.taken, a.spent+debt-r.taken
+	r.taken, r.spent, r.seq = debt, debt, 1
 }
 
 // learn notes that the account may have been lost: as the holder knows, or because it had more of it than is here.

@@ -142,8 +142,9 @@ func (l *CAS) sort(claims []Claim, grants []Grant) (all []*work) {
 func (l *CAS) keyOf(c *Claim, w ratelimit.Window) StoreKey {
 	k := StoreKey{Name: NameOf(l.prefix, c.Key, w)}
 	if w != 0 {
+		// By its window alone: rules change, and their accounts stay the same records.
 		s := spanOf(&c.Limit, w)
-		k.Over = s.over
+		k.Over = s.ends.Add(s.ends.Sub(s.begins))
 	}
 	return k
 }
@@ -218,9 +219,13 @@ func (l *CAS) read(ctx context.Context, keys []StoreKey) (Snapshot, error) {
 
 // settle settles the claims of one account, which is as it was read. There is no change if none was kept.
 func (w *work) settle(now instant, own, before Record, grants []Grant) (Change, error) {
-	var k, was kept
-	if err := errors.Join(k.decode(own.Data), was.decode(before.Data)); err != nil {
+	var k, other kept
+	if err := errors.Join(k.decode(own.Data), other.decode(before.Data)); err != nil {
 		return Change{}, err
+	}
+	was := &other
+	if before.Version == 0 {
+		was = nil
 	}
 	c := Change{StoreKey: w.key, Version: own.Version}
 	settled := false
@@ -229,7 +234,7 @@ func (w *work) settle(now instant, own, before Record, grants []Grant) (Change, 
 		span := spanOf(&claim.Limit, claim.Window)
 		g := Grant{Err: ErrOver}
 		if span.kept(now) {
-			g = k.settle(now, claim, &span, was.sum, &t)
+			g = k.settle(now, claim, &span, was, &t)
 		}
 		grants[i] = g
 		settled = settled || g.Err == nil

@@ -1,15 +1,19 @@
--- claim settles a message about the account of a window: account.go, in Lua. KEYS[1] is the account, and of a sliding
--- window KEYS[2] the one before. "sum" and "h:NAME" are integers, to which draws add. "c:NAME" is a holder's last
--- claim: seq, spent, fence, expiry. "a" is the account's: spent, fence, learns, learned, eagerly, asked, pause, least.
+-- claim settles a message about the account of a window: account.go, in Lua. KEYS[1] is the account. KEYS[2] is the one
+-- before, of a sliding window or where debt is carried. "sum" and "h:NAME" are integers, to which draws add. "c:NAME" is
+-- a holder's last claim: seq, spent, fence, expiry. Holder 0 is the debt of the window before. "a" is the account's:
+-- spent, fence, learns, learned, eagerly, asked, pause, least.
 local PART, PARTS, AGAIN, RARELY, RECORD, LEFT = 20, 1000000, 10000, 1000000, 20, 60000000
 
 if now < Opens or now >= Over then return nothing(OVER) end
-local got = redis.call('HMGET', KEYS[1], 'sum', holder, claimed, 'a')
-local sum, drawn = integer(got[1]), integer(got[2])
+local got = redis.call('HMGET', KEYS[1], 'sum', holder, claimed, 'a', 'h:0')
+local sum, drawn, owed = integer(got[1]), integer(got[2]), integer(got[5])
 
-local before = 0
-if KEYS[2] and KEYS[2] ~= Stream and now < Ends then
-  before = integer(redis.call('HGET', KEYS[2], 'sum'))
+local before, debt, looks = 0, owed, KEYS[2] and KEYS[2] ~= Stream and now < Ends
+local was = looks and redis.call('HGET', KEYS[2], 'sum')
+if was and Carries == 1 then
+  debt = max(0, min(integer(was) - Limit, MOST - sum + owed))
+elseif looks and Carries == 0 then
+  before = integer(was)
   if now < Begins then
     before = max(before, Limit)
   else
@@ -30,6 +34,7 @@ end
 local seq, told, _, expires = unpacked(got[3], 4)
 if Seq <= seq then return nothing(OVERTAKEN) end
 local spent, fence, learns, learned, eagerly, asked, pause, least = unpacked(got[4], 8)
+sum, spent = sum + debt - owed, spent + debt - owed
 local had = drawn + (expires < CLOSED and told or 0)
 
 -- learn
@@ -134,6 +139,7 @@ local answer = reply(0, grant, total, sum + before, others, cut, fence, now, lea
 redis.call('HSET', KEYS[1], 'sum', text(sum), holder, text(total),
   claimed, struct.pack('<dddd', Seq, says, fence, expires), 'a',
   struct.pack('<dddddddd', spent, fence, learns, learned, eagerly, asked, pause, least))
+if debt ~= owed then redis.call('HSET', KEYS[1], 'h:0', text(debt), 'c:0', struct.pack('<dddd', 1, debt, 0, SAFE)) end
 if Kind == LEAVES then gone[#gone + 1] = holder end
 for i = 1, #set, 4000 do redis.call('HSET', KEYS[1], unpack(set, i, min(i + 3999, #set))) end
 for i = 1, #gone, 4000 do redis.call('HDEL', KEYS[1], unpack(gone, i, min(i + 3999, #gone))) end

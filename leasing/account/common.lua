@@ -2,7 +2,7 @@
 -- before anything is written: what is not as this protocol writes it is an error, and changes nothing.
 
 local Kind, Seq, Taken, Spent, Need, Want, Share, TTL, Learning, Limit, Opens, Begins, Ends, Over, Requests,
-  Seconds, Now = struct.unpack('<ddddddddddddddddd', ARGV[2])
+  Seconds, Carries, Now = struct.unpack('<dddddddddddddddddd', ARGV[2])
 local Stream = ARGV[3] and KEYS[#KEYS] -- of an audited rule: what is settled is on record there, before it is written
 local max, min, floor = math.max, math.min, math.floor
 local STATES, DRAWS, LEAVES, SAFE, CLOSED = 0, 1, 2, 0, -1

@@ -30,7 +30,7 @@ func (l *Redis) Look(
 	}
 	pipe := client.Pipeline()
 	fields, before := pipe.HGetAll(ctx, l.nameOf(key, w)), (*redis.StringCmd)(nil)
-	if limit.Algorithm == ratelimit.SlidingWindow {
+	if limit.Algorithm == ratelimit.SlidingWindow || limit.Carries {
 		before = pipe.HGet(ctx, l.nameOf(key, w-1), "sum")
 	}
 	at := pipe.Time(ctx)
@@ -43,16 +43,30 @@ func (l *Redis) Look(
 	}
 	now := ratelimit.LedgerTime(at.Val().UnixMicro())
 	v, err := lookAt(fields.Val(), now, limit)
-	if v != nil {
-		v.Window = w
-		if before != nil {
-			n, _ := before.Int64() // none: nothing was spent
-			s := spanOf(limit, w)
-			v.Charged += s.before(now, limit, tokens(n))
+	was, known := sumOf(before)
+	if debt := max(0, was-limit.Capacity()); limit.Carries && known && err == nil { // as the next claim has it
+		if v == nil && debt > 0 {
+			v = &ratelimit.AccountLook{Limit: limit.Capacity()}
 		}
+		if v != nil {
+			v.Charged, v.Carried = v.Charged+debt-v.Carried, debt
+		}
+	}
+	if v != nil {
+		s := spanOf(limit, w)
+		v.Window, v.Charged = w, v.Charged+s.before(now, limit, was)
 		v.Free = v.Limit - v.Charged
 	}
 	return v, err
+}
+
+// sumOf is the sum of the account before, if it was asked for and is there.
+func sumOf(before *redis.StringCmd) (sum tokens, known bool) {
+	if before == nil {
+		return 0, false
+	}
+	n, err := before.Int64()
+	return tokens(n), err == nil
 }
 
 // lookAt reads the fields of an account as the scripts write them.
@@ -77,6 +91,10 @@ func lookAt(fields map[string]string, now instant, limit *ratelimit.Limit) (*rat
 		h, err := strconv.ParseUint(of, 16, 64)
 		taken, err2 := strconv.ParseInt(text, 10, 64)
 		if !ours || err != nil || err2 != nil {
+			continue
+		}
+		if ratelimit.Holder(h) == debtor {
+			v.Carried = tokens(taken)
 			continue
 		}
 		v.Holders = append(v.Holders, holderLook(ratelimit.Holder(h), tokens(taken), fields["c:"+of], now, limit))

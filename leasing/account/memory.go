@@ -19,7 +19,8 @@ var errClaim = errors.New("the claim means nothing")
 func check(c *Claim) error {
 	bucket := c.Limit.Algorithm == ratelimit.TokenBucket
 	switch {
-	case c.Key == "", c.Holder == 0, c.Kind > Leaves, bucket != (c.Window == 0), c.TTL < 0, c.TTL > ratelimit.MaxPeriod,
+	case c.Key == "", c.Holder == debtor, c.Kind > Leaves, bucket != (c.Window == 0),
+		c.TTL < 0, c.TTL > ratelimit.MaxPeriod, c.Limit.Carries && c.Limit.Algorithm != ratelimit.FixedWindow,
 		c.Limit.Period() <= 0, c.Limit.Requests < 0, c.Limit.Requests > ratelimit.MaxLimit,
 		c.Kind == Draws && (c.Want < 1 || c.Want > ratelimit.MaxLimit || bucket || c.Audit != ""),
 		c.Kind != Draws && (c.Seq == 0 || c.Seq > 1<<52):
@@ -147,11 +148,11 @@ func (s *memoryShard) settle(now instant, c *Claim, at *span, t *told) Grant {
 	if k == nil {
 		return Grant{Err: ErrFull}
 	}
-	return k.settle(now, c, at, s.sumLocked(name{c.Key, c.Window - 1}), t)
+	return k.settle(now, c, at, s.accounts[name{c.Key, c.Window - 1}], t)
 }
 
-// settle settles a claim of the account at an instant. sum is that of the account of the window before.
-func (k *kept) settle(now instant, c *Claim, at *span, sum tokens, t *told) Grant {
+// settle settles a claim of the account at an instant. was is the account of the window before; nil: there is none.
+func (k *kept) settle(now instant, c *Claim, at *span, was *kept, t *told) Grant {
 	if c.Window == 0 {
 		if k.bucket == nil {
 			k.bucket = &bucket{}
@@ -161,9 +162,16 @@ func (k *kept) settle(now instant, c *Claim, at *span, sum tokens, t *told) Gran
 		return g
 	}
 	k.over = max(k.over, at.over)
+	sum := tokens(0)
+	if was != nil {
+		sum = was.sum
+	}
 	before := at.before(now, &c.Limit, sum)
 	if c.Kind == Draws {
 		return k.draw(now, c, before)
+	}
+	if c.Limit.Carries {
+		before = was.debt(now, c, at)
 	}
 	var over []ratelimit.Holder
 	if c.Audit != "" {
@@ -180,12 +188,12 @@ func (k *kept) settle(now instant, c *Claim, at *span, sum tokens, t *told) Gran
 	return g
 }
 
-// sumLocked is the sum of an account, which need not be there.
-func (s *memoryShard) sumLocked(n name) tokens {
-	if k := s.accounts[n]; k != nil {
-		return k.sum
+// debt is what the window before has beyond the limit; below 0: it is not known, or does not count any more.
+func (k *kept) debt(now instant, c *Claim, at *span) tokens {
+	if k == nil || now >= at.ends {
+		return -1
 	}
-	return 0
+	return max(0, k.sum-c.Limit.Capacity())
 }
 
 // findOrAddLocked returns nil if there is no room for another account.

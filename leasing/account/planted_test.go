@@ -101,6 +101,11 @@ var planted = []struct{ file, name, right, wrong string }{
 	{"memory.go", "a lease that goes on is on record as credited", "r.expires == closed {", "r.expires != 0 {"},
 	{"memory.go", "what came too late is on no record", "if c.Audit != \"\" && m", "if c.Audit != \"\" && g.Err == nil && m"},
 	{"event.go", "a refusal is on record as a charge", "case e.Granted < e.Need:", "case e.Granted < e.Need-1000:"},
+	{"account.go", "a debt is carried twice", "a.sum+debt-r.taken,", "a.sum+debt,"},
+	{"account.go", "what others have in hand has the debt", "a.spent+debt-r.taken", "a.spent"},
+	{"account.go", "a debt that is not known is forgotten", "if debt < 0 || debt == 0 && r", "if debt <= 0 && r"},
+	{"memory.go", "what fits is carried", "max(0, k.sum-c.Limit.Capacity())", "max(0, k.sum)"},
+	{"span.go", "a debt is kept for a day", "l.Algorithm == ratelimit.FixedWindow && !l.Carries", "l.Algorithm == ratelimit.FixedWindow"},
 	{"memory.go", "accounts are never dropped", "return now >= k.over", "return false"},
 	{"wire.go", "a grant of more than was wanted is believed", "g.Granted > most ||", "g.Granted > most+1<<60 ||"},
 	{
@@ -129,7 +134,7 @@ func TestPlanted(t *testing.T) {
 	}
 	// The long ones only where the short ones found nothing.
 	const short = "^Test(Events|Grants|Totals|Draws|Overtaken|Fences|Refunds|Nothing|Learning|Eager|Leaving|Those|Recall|" +
-		"Sliding|When|Memory|Loss|Answers|Bucket[^H]?)[A-Za-z]*$"
+		"Sliding|When|Memory|Loss|Debt|Answers|Bucket[^H]?)[A-Za-z]*$"
 	run := func(name, names string) error {
 		return tests.Command(t.Context(), name,
 			"-test.failfast", "-test.short", "-test.run", names, "-test.skip", "ThroughRedis").Run()
@@ -171,6 +176,10 @@ var plantedScripts = []struct{ right, wrong string }{
 	{"seq, told, had, left = 0, 0, 0, false", ""},
 	{"elseif hand + old == 0 then", "else"},
 	{"carry = part % Seconds", "carry = 0"},
+	{"if was and Carries == 1 then", "if Carries == 1 then\n  was = was or '0'"},
+	{"integer(was) - Limit, MOST", "integer(was), MOST"},
+	{"sum, spent = sum + debt - owed, spent + debt - owed", "sum = sum + debt - owed"},
+	{"if debt ~= owed then redis", "if debt > owed then redis"},
 	{"if Stream then", "if Stream and Kind ~= LEAVES then"},
 	{"KEYS[2] ~= Stream", "true"},
 	{"answered(string.sub(set[i], 3), EXPIRED", "answered(ARGV[1], EXPIRED"},

@@ -39,9 +39,9 @@ func spanOf(l *ratelimit.Limit, w ratelimit.Window) span {
 		return span{}
 	}
 	s := span{l.WindowEnd(w - 2), l.WindowEnd(w - 1), l.WindowEnd(w), 0}
-	// A sliding window is looked at for the whole of the next one.
+	// A sliding window is looked at for the whole of the next one, and so is one whose debt is carried.
 	kept := s.ends.Sub(s.begins)
-	if l.Algorithm == ratelimit.FixedWindow {
+	if l.Algorithm == ratelimit.FixedWindow && !l.Carries {
 		kept = min(kept, keptMost)
 	}
 	s.over = s.ends.Add(kept)

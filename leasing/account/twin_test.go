@@ -54,6 +54,7 @@ type twins struct {
 	// Of the ledger in memory, and of that on a store which compares and sets.
 	events, written []Event
 	met             map[string]int
+	debt            map[ratelimit.Window]tokens // of the window before, by the window in which it was carried last
 }
 
 // Random messages through the scripts and plain draws, through the code in Go, and through that on a store which compares
@@ -72,7 +73,7 @@ func TestTwins(t *testing.T) {
 	}
 	for _, kind := range []string{
 		"draw", "claim", "left", "overtaken", "over", "cut", "missing", "recalling", "learning", "granted",
-		"lost", "evicted", "full", "bucket", "sliding", "early", "credited", "back", "forgotten",
+		"lost", "evicted", "full", "bucket", "sliding", "early", "credited", "back", "forgotten", "carried", "carried on", "debt falls",
 		"on record: " + WasOvertaken, "on record: " + WasOver, "on record: " + WasExpired, "on record: " + WasRecovery,
 		"on record: " + WasLeaving, "on record: " + WasLearning, "on record: " + WasRefused, "on record: " + WasCharge,
 		"on record: " + WasGrant, "on record: " + WasReport,
@@ -84,7 +85,10 @@ func TestTwins(t *testing.T) {
 }
 
 func newTwins(t *testing.T, m *moved, seed uint64, met map[string]int) *twins {
-	w := &twins{T: t, Rand: rand.New(rand.NewPCG(seed, 5)), redis: m, key: fmt.Sprint("k", seed), met: met}
+	w := &twins{
+		T: t, Rand: rand.New(rand.NewPCG(seed, 5)), redis: m, key: fmt.Sprint("k", seed), met: met,
+		debt: map[ratelimit.Window]tokens{},
+	}
 	m.now = epochAt.Add(time.Duration(w.IntN(1000)) * time.Millisecond)
 	w.memory = NewMemory(1000, func() ratelimit.LedgerTime { return m.now })
 	w.limit = ratelimit.Limit{
@@ -96,6 +100,7 @@ func newTwins(t *testing.T, m *moved, seed uint64, met map[string]int) *twins {
 	if seed%12 == 3 {
 		w.limit.Algorithm, w.limit.Unit = ratelimit.FixedWindow, ratelimit.CalendarMonth
 	}
+	w.limit.Carries = w.limit.Algorithm == ratelimit.FixedWindow && w.IntN(2) == 0
 	w.told = make([]Claim, 2+w.IntN(6))
 	if seed%4 > 0 {
 		w.audit = fmt.Sprintf("%d d.rule %d", seed, seed)
@@ -342,11 +347,30 @@ func (w *twins) count(c *Claim, g *Grant) {
 			w.met[kind]++
 		}
 	}
+	if w.limit.Carries && c.Kind == States && g.Err == nil {
+		w.countDebt(c, k)
+	}
 	if k != nil {
 		for i := range k.account.records {
 			if k.account.records[i].expires == closed {
 				w.met["credited"]++
 			}
+		}
+	}
+}
+
+// countDebt counts what became of the debt of the window before.
+func (w *twins) countDebt(c *Claim, k *kept) {
+	was, is := w.debt[c.Window], tokens(0)
+	if r := k.account.records.find(debtor); r != nil {
+		is = r.taken
+	}
+	w.debt[c.Window] = is
+	for kind, so := range map[string]bool{
+		"carried": is > was, "carried on": is > 0 && w.debt[c.Window-1] > 0, "debt falls": is < was,
+	} {
+		if so {
+			w.met[kind]++
 		}
 	}
 }

@@ -35,12 +35,16 @@ func scriptOf(c *Claim) *redis.Script {
 }
 
 // claimFields are how many numbers a script is told.
-const claimFields = 17
+const claimFields = 18
 
 // numbersOf are those of a claim, but for the time.
 func numbersOf(c *Claim) [claimFields]int64 {
 	s, limit := spanOf(&c.Limit, c.Window), c.Limit.Capacity()
 	ttl := c.TTL.Microseconds()
+	carries := int64(0)
+	if c.Limit.Carries {
+		carries = 1
+	}
 	if c.Window == 0 {
 		limit, ttl = burstOf(&c.Limit), max(1, ttl)
 	}
@@ -49,7 +53,7 @@ func numbersOf(c *Claim) [claimFields]int64 {
 		int64(min(c.Need, mostSum)), int64(min(c.Want, mostSum)), int64(max(1, c.Share)), ttl,
 		int64(max(0, min(c.Learning, lastTime))), int64(limit),
 		int64(s.opens), int64(s.begins), int64(min(s.ends, lastTime)), int64(min(s.over, lastTime)),
-		int64(c.Limit.Requests), int64(c.Limit.Period() / time.Second), 0,
+		int64(c.Limit.Requests), int64(c.Limit.Period() / time.Second), carries, 0,
 	}
 }
 

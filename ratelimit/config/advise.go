@@ -313,6 +313,8 @@ func idle(field string, c *ratelimit.Coordination) string {
 			return "it is for modes leasing and routing; mode approx has drift_budget"
 		case c.Audit:
 			return "an audit has all that is spent on record before it is spent"
+		case c.Debt == ratelimit.DebtCarried:
+			return "with debt: carry the ledger counts up to the whole limit, beyond which there is debt"
 		}
 	case "reclaim":
 		if c.Reclaim == ratelimit.ReclaimEager && !c.Eager() {

@@ -208,6 +208,8 @@ descriptors:
 		}
 		texts[field] = strings.Replace(before, "  rate", "  coordination: {"+setting+"}\n  rate", 1)
 	}
+	fixed := strings.Replace(before, "token_bucket", "fixed_window", 1) // alone carries debt
+	texts["debt"] = strings.Replace(fixed, "  rate", "  coordination: {debt: carry}\n  rate", 1)
 	for _, flag := range []string{"shadow_mode", "quota_mode", "detailed_metric", "value_to_metric"} {
 		texts[flag] = strings.Replace(before, "  rate", "  "+flag+": true\n  rate", 1)
 	}
@@ -222,21 +224,24 @@ descriptors:
 		_, key := mustParse(t, text).Domain("d").Match([]Entry{{"k", "v1"}}, nil)
 		return key
 	}
-	old := mustParse(t, before)
-	for _, f := range old.placedFields() {
+	for _, f := range mustParse(t, before).placedFields() {
+		from := before
+		if f == "debt" {
+			from = fixed
+		}
 		text, ok := texts[f]
 		if !ok {
 			t.Errorf("%s is not tried here", f)
 			continue
 		}
 		found := false
-		for _, change := range Changes(old, mustParse(t, text)) {
+		for _, change := range Changes(mustParse(t, from), mustParse(t, text)) {
 			for _, e := range EffectsOf(&change) {
 				if !slices.Contains(e.Fields, f) {
 					continue // burst follows requests_per_unit, unlimited has no unit
 				}
 				found = true
-				if anew := !bytes.Equal(key(before), key(text)); anew != e.Anew && f != "unlimited" {
+				if anew := !bytes.Equal(key(from), key(text)); anew != e.Anew && f != "unlimited" {
 					t.Errorf("%s: counts anew: %t, and Effects says %t", f, anew, e.Anew)
 				}
 			}

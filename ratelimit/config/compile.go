@@ -338,6 +338,7 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	if l.Billing != nil {
 		r.Limit = c.billed(r.Limit, l, s)
 	}
+	c.carried(r, l, s)
 	for _, doubt := range r.Doubts() {
 		c.odd(Ineffective, l.Place, s.names, "%s", doubt)
 	}
@@ -346,6 +347,21 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	}
 	r.Prepare()
 	return r
+}
+
+// carried has the rule carry its debt, or says why it has none.
+func (c *compiler) carried(r *ratelimit.Rule, l *RateLimit, s *scope) {
+	if r.Limit.Carries = s.coordination.Carries(r.Limit); r.Limit.Carries || r.Unlimited ||
+		s.coordination.Debt == ratelimit.DebtForgotten {
+		return
+	}
+	if s.algorithm != ratelimit.FixedWindow {
+		c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and algorithm is %s, which pays debt "+
+			"off by itself; use fixed_window, or say debt: forget", s.algorithm)
+		return
+	}
+	c.wrong(l.Place, s.names, "config error, coordination: debt is carry, and on_deny is %s, by which nothing is "+
+		"charged beyond the limit; say on_deny: charge, or debt: forget", s.coordination.OnDeny)
 }
 
 // billed is the limit with windows of billing months, or as it was where it can have none.

@@ -87,6 +87,13 @@ var Effects = []Effect{
 		Meanwhile: "nodes whose rule is unlimited admit all, and charge nothing; the others keep the limit",
 	},
 	{
+		Fields: []string{"debt"},
+		Spent:  "count on",
+		Leases: "stay",
+		Meanwhile: "a claim of a node whose rule says debt: carry has the debt of the window before count for " +
+			"all nodes",
+	},
+	{
 		Fields:    []string{"on_deny", "shadow_mode", "quota_mode", "replaces"},
 		Spent:     "count on",
 		Leases:    "stay",

@@ -104,7 +104,9 @@ func coordinationSchema() schema {
 		"local_cap":     whole(0, "For on_store_failure: local: tokens a node; 0: limit / max_nodes."),
 		"max_staleness": duration("For on_store_failure: cached: up to 24h."),
 		"on_deny":       described(schema{"enum": ratelimit.OnDenies}, "What a denied request takes."),
-		"audit":         flagged("Keep a record of every grant, return and refusal."),
+		"debt": described(schema{"enum": ratelimit.Debts},
+			"For fixed_window: what becomes of charges beyond the limit when the window ends."),
+		"audit": flagged("Keep a record of every grant, return and refusal."),
 	})
 }
 

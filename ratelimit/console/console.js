@@ -209,7 +209,8 @@ async function explain() {
         [['window ' + l.window, l.granted, l.spent, l.unspent, l.drifted, l.fence, duration(l.expires_ns), duration(l.heard_ns) + ' ago']]));
     }
     if (r.ledger) {
-      parts.push(make('p', 'The ledger has ' + r.ledger.free + ' of ' + r.ledger.limit + ' left' + (r.ledger.relearning ? ', and is being told what it had forgotten' : '')));
+      parts.push(make('p', 'The ledger has ' + Math.max(0, r.ledger.free) + ' of ' + r.ledger.limit + ' left' + (r.ledger.free < 0 ? ', and a debt of ' + -r.ledger.free : '') +
+        (r.ledger.carried ? '; ' + r.ledger.carried + ' are debt of the window before' : '') + (r.ledger.relearning ? ', and is being told what it had forgotten' : '')));
       parts.push(table(['Holder', 'Fence', 'Granted', 'Spent', 'Outstanding', 'Expires in', ''], (r.ledger.holders || []).map((h) =>
         [(h.node || h.holder) + (h.here ? ' (this node)' : ''), h.fence, h.granted, h.spent, h.outstanding, duration(h.expires_ns), h.closed ? 'reclaimed' : h.expires_ns < 0 ? 'silent' : ''])));
     }

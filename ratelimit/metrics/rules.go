@@ -34,7 +34,7 @@ func (n *counts) add(c *ratelimit.RuleCounters) {
 type ruleRow struct {
 	labels                      string // domain, rule, mode
 	rule                        *ratelimit.Rule
-	denied, admitted            uint64
+	denied, admitted, debt      uint64
 	sources                     [len(ratelimit.Sources)]uint64
 	fallbacks                   [len(ratelimit.FallbackReasons)]uint64
 	over, under                 uint64
@@ -117,6 +117,7 @@ func (w *ruleRow) add(c *ratelimit.RuleCounters) {
 
 func (w *ruleRow) addDecisions(c *ratelimit.RuleCounters) {
 	w.denied += c.Denied.Load()
+	w.debt += c.Debt.Load()
 	w.admitted += c.WithinLimit.Load() + c.ShadowMode.Load()
 	for i := range c.Sources {
 		w.sources[i] += c.Sources[i].Load()
@@ -168,6 +169,10 @@ var (
 		{
 			"sluice_admitted_tokens_total", "counter", "Tokens admitted, shadow_mode included.", every,
 			func(r *ruleRow) int64 { return int64(r.admitted) },
+		},
+		{
+			"sluice_debt_tokens_total", "counter", "Tokens charged beyond the limit: charges after the fact, and " +
+				"refused requests under on_deny: charge.", limited, func(r *ruleRow) int64 { return int64(r.debt) },
 		},
 		{
 			"sluice_limit_tokens", "gauge", "The limit, in tokens for each key and unit (token_bucket: the burst).",

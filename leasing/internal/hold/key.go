@@ -142,16 +142,18 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 	} else {
 		e.Beyond = Beyond{}
 	}
+	// Debt is claimed of also if nobody asks, for the window after this one looks at this one's account alone.
+	next.doubt = next.doubt || limit.Carries && e.usedUp(limit)
 	e.Part, e.carried, e.Next = next, carried, Part{}
 	e.refusals = refusals{}
 }
 
 // Early tells whether tokens of the next window are to be claimed now, so that its first requests need not wait: for
-// who was asked of late. A window that is claimed early must be of its own (sliding ones count the one before), and
-// its lease must not end before it begins.
+// who was asked of late. A window that is claimed early must be of its own (sliding ones count the one before, and
+// others may count its debt), and its lease must not end before it begins.
 func (e Entry) Early(now instant, rule *ratelimit.Rule) bool {
-	return rule.Limit.Algorithm == ratelimit.FixedWindow && !rule.Coordination.Eager() && e.Next.Deadline == 0 &&
-		e.asked == 0 && e.Deadline != 0 && now >= e.calm && e.Ends(now, rule) &&
+	return rule.Limit.Algorithm == ratelimit.FixedWindow && !rule.Limit.Carries && !rule.Coordination.Eager() &&
+		e.Next.Deadline == 0 && e.asked == 0 && e.Deadline != 0 && now >= e.calm && e.Ends(now, rule) &&
 		e.Demand.PerSec > 0 && now.Sub(e.Demand.LastUse) < min(time.Second, rule.Limit.Period())
 }
 

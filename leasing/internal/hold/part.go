@@ -95,11 +95,12 @@ func (p *Part) Untold() bool { return p.doubt || max(p.Taken, p.Spent) != p.book
 func (p *Part) Owes() bool { return p.Untold() || p.eager && p.used }
 
 // mayDraw tells whether the next message may be a draw: while there is plenty, and where the ledger's number is this
-// node's own. What the ledger must judge, or have on record, or may credit, is claimed.
+// node's own. What the ledger must judge, or have on record, or may credit, is claimed. So is what comes first in a
+// window in which the debt of the one before counts.
 func (p *Part) mayDraw(q *Asking, limit *ratelimit.Limit) bool {
 	most := limit.Capacity() - limit.Capacity()/8
 	return limit.Algorithm != ratelimit.TokenBucket && q.Epoch.ID != 0 && !q.Young && !q.Eager && !q.Audited &&
-		!p.doubt && !p.eager && p.Taken == p.booked && p.Sum <= most
+		!p.doubt && !p.eager && p.Taken == p.booked && p.Sum <= most && (p.Heard != 0 || !limit.Carries)
 }
 
 // Write makes the next message: for need, and what is wanted besides. m is what its answer is judged by.

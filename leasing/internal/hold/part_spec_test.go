@@ -91,6 +91,9 @@ func TestSpecClaimsInsteadOfDraws(t *testing.T) {
 		"the limit is a bucket": func(s *scene) {
 			s.limit = ratelimit.Limit{Algorithm: ratelimit.TokenBucket, Unit: ratelimit.Second, Requests: 1, Burst: 9}
 		},
+		"the debt of the window before counts": func(s *scene) {
+			s.Part, s.limit.Carries = Part{Window: 8, Deadline: Never}, true
+		},
 		"others took nearly all":                          func(s *scene) { s.Sum = 89 },
 		"a claim was eager, and the rule is not any more": func(s *scene) { s.eager = true },
 	} {
@@ -105,6 +108,11 @@ func TestSpecClaimsInsteadOfDraws(t *testing.T) {
 	s := newScene(t, 100)
 	s.says(1, 20)
 	s.hears(account.Grant{Total: 20, Sum: 20})
+	s.kind(account.Draws)
+	// When the ledger was heard of the window, its sum has the debt.
+	s.Part, s.limit.Carries = Part{Window: 8, Deadline: Never}, true
+	s.says(1, 20)
+	s.hears(account.Grant{Total: 20, Sum: 50, Granted: 20})
 	s.kind(account.Draws)
 }
 
