@@ -275,9 +275,9 @@ func (b *books) decided(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict)
 	b.refuses(n, k, a, v)
 	t := b.tally(n, k, v)
 	t.vague = t.vague || v.Source == ratelimit.FromFallback && v.Booked == 0 && a.Kind != ratelimit.Peek
-	switch {
-	case a.Kind == ratelimit.Peek:
-	case a.Kind == ratelimit.Refund:
+	switch a.Kind {
+	case ratelimit.Peek:
+	case ratelimit.Refund:
 		t.n -= a.Cost
 		n.takesBack(k)
 	default:

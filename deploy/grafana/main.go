@@ -67,7 +67,7 @@ var dashboards = []dashboard{
 		{"Decisions by mode and source", "Where decisions are made: from a lease, by asking the ledger or the key's owner, by drift, without the store.", "ops", false, false, []query{
 			{`sum by (mode, source) (rate(sluice_decisions_total{` + on + `}[$__rate_interval]))`, "{{mode}} {{source}}"},
 		}},
-		{"Tokens leased and unspent", "As of each key's last claim.", "short", false, false, []query{{`sum by (` + by + `) (sluice_leased_tokens{` + on + `})`, "{{domain}}.{{rule}}"}}},
+		{"Tokens leased and unspent", "Of this window and the next.", "short", false, false, []query{{`sum by (` + by + `) (sluice_leased_tokens{` + on + `})`, "{{domain}}.{{rule}}"}}},
 		{"Lease sizes", "Tokens granted with a claim.", "short", false, false, []query{
 			{`histogram_quantile(0.5, sum by (le) (rate(sluice_lease_tokens_bucket{` + in + `}[$__rate_interval])))`, "median"},
 			{`histogram_quantile(0.99, sum by (le) (rate(sluice_lease_tokens_bucket{` + in + `}[$__rate_interval])))`, "p99"},

@@ -111,7 +111,7 @@ var (
 		callErrors, calls, loadSuccess, loadError, coalesced, copyErrors, fromCopy, configInfo, configLoaded,
 		reloadGood, sources, answers, shadowed,
 		unknown, badCalls, panics, keys, keysMax, evicted, claims, fallbacks, breaker,
-		ruleCount, domains, build, seat, seatsWanted, syncAge, claimsBy, stale, recoveries, roundTrips,
+		ruleCount, domains, build, seat, seatsWanted, syncAge, claimsBy, stale, unreported, recoveries, roundTrips,
 		storeTime, leaseSizes, saved, queued, queueSize,
 		ringMembers, ringPrint, peerAsks, peerRefused, peerMalformed, rejected, handed, hotDecisions, hotKeys,
 		inFlight, callersEnded,

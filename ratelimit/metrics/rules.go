@@ -211,9 +211,8 @@ var (
 		{"sluice_drift_share_used_up_total", "counter", "Decisions that could not drift, for this node's share of " +
 			"the key was used up.", approx, func(r *ruleRow) int64 { return int64(r.usedUp) }},
 		{
-			"sluice_leased_tokens", "gauge",
-			"Tokens leased to this node and unspent, also of the window that begins next.", limited,
-			func(r *ruleRow) int64 { return r.leased },
+			"sluice_leased_tokens", "gauge", "Tokens leased to this node and unspent, of this window and the next.",
+			limited, func(r *ruleRow) int64 { return r.leased },
 		},
 		{"sluice_drift_unconfirmed_tokens", "gauge", "Tokens spent here and not yet confirmed by the ledger, of all " +
 			"keys.", limited, func(r *ruleRow) int64 { return r.drifting }},

@@ -144,7 +144,7 @@ func (s *Server) Standby(name string) *Server {
 	other.do("pg_basebackup", "-h", "127.0.0.1", "-p", s.Port, "-U", "sluice", "-D", other.data, "-X", "stream", "-R",
 		"--no-sync", "-c", "fast")
 	conninfo := fmt.Sprintf("primary_conninfo=host=127.0.0.1 port=%s user=sluice application_name=%s", s.Port, name)
-	other.args = append(settings, conninfo)
+	other.args = slices.Concat(settings, []string{conninfo})
 	other.Run()
 	return other
 }
@@ -199,7 +199,7 @@ func (s *Server) do(name string, args ...string) {
 // command is a program of PostgreSQL.
 func (s *Server) command(name string, args ...string) *exec.Cmd {
 	s.Helper()
-	cmd := exec.Command(s.find(name), args...)
+	cmd := exec.CommandContext(context.Background(), s.find(name), args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: s.credential()}
 	cmd.Dir = filepath.Dir(s.data)
 	return cmd

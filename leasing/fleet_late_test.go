@@ -1,0 +1,156 @@
+package leasing
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// sent has the ledger settle what a node has to send, and returns what delivers the answers.
+func (s *stage) sent(node int) (deliver func()) {
+	s.Helper()
+	b := s.nodes[node].Batch()
+	if b == nil {
+		s.Fatal("nothing is to be sent")
+	}
+	grants := make([]account.Grant, len(b.Claims()))
+	epoch, at, err := s.ledger.Settle(context.Background(), b.Claims(), grants)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return func() { b.Answer(epoch, at, grants) }
+}
+
+// spendAll spends single tokens at all nodes in turn until all refuse for a while, and returns how many were admitted.
+func (s *stage) spendAll(key string) (admitted tokens) {
+	for refused := 0; refused < 3*len(s.nodes); {
+		refused++
+		for i := range s.nodes {
+			for !s.ask(i, key, 1).OverLimit {
+				admitted, refused = admitted+1, 0
+			}
+		}
+		s.goOn(200 * time.Millisecond)
+	}
+	return admitted
+}
+
+// An answer that comes when the lease that it grants is over renews nothing. What was in hand before is gone, too, for
+// the ledger has credited it, and others have it. Nothing is lost: all that is not spent is admitted in the end. Of a
+// bucket, what was granted in vain only comes back with time.
+func TestLateAnswersRenewNothing(t *testing.T) {
+	for _, l := range []ratelimit.Limit{
+		{Unit: ratelimit.Hour, Requests: 100},
+		{Unit: ratelimit.Year, Requests: 1, Burst: 100, Algorithm: ratelimit.TokenBucket},
+	} {
+		t.Run(l.Algorithm.String(), func(t *testing.T) {
+			s := newStage(t, 2, 100, 100, map[string]string{
+				"reclaim": "eager", "lease.ttl": "1s", "lease.size": "20", "on_deny": "refund", "on_store_failure": "closed",
+			})
+			s.rule.Limit = l
+			admitted := tokens(0)
+			if v := s.ask(0, "k", 1); v.OverLimit {
+				t.Fatalf("%+v", v)
+			}
+			admitted++
+			k, verdicts := s.key(0, "k"), make([]verdict, 1)
+			w := s.nodes[0].Ask(s.now, []ask{{Rule: s.rule, Key: []byte("k"), Cost: 30}}, verdicts)
+			before := k.Taken
+			deliver := s.sent(0)
+			s.now = s.now.Add(1100 * time.Millisecond)
+			if w.TimeOver(); w.Advance(s.now) || !verdicts[0].OverLimit {
+				t.Fatalf("nothing was heard, and on_store_failure is closed: %+v", verdicts[0])
+			}
+			s.now = s.now.Add(1100 * time.Millisecond)
+			for !s.ask(1, "k", 1).OverLimit { // what was node 0's is credited
+				admitted++
+			}
+			if deliver(); k.InHand(s.now) != 0 {
+				t.Errorf("%d are in hand, of %d before", k.InHand(s.now), before)
+			}
+			s.goOn(2 * time.Second)
+			admitted += s.spendAll("k")
+			if lost := 100 - admitted; lost < 0 || lost > 0 && l.Algorithm == ratelimit.FixedWindow {
+				t.Errorf("%d of 100 were admitted", admitted)
+			}
+		})
+	}
+}
+
+// A request of several rules waits for the longest check_timeout of those that drift, and then for the longest deadline,
+// whatever their order: when the first is over, those that may have drifted, and the others wait.
+func TestRulesOfDifferentPatience(t *testing.T) {
+	for _, order := range [][3]int{{0, 1, 2}, {2, 1, 0}, {1, 2, 0}, {1, 0, 2}} {
+		s := newStage(t, 1, 100, 100, nil)
+		s.nodes[0].Drift = always{50}
+		rules := [3]*ratelimit.Rule{}
+		for i, fields := range []map[string]string{
+			{"mode": "approx", "check_timeout": "2ms", "drift_budget": "50", "max_nodes": "1"},
+			{"mode": "approx", "check_timeout": "6ms", "drift_budget": "50", "max_nodes": "1"},
+			{"store_deadline": "40ms", "on_store_failure": "open"},
+		} {
+			rules[i] = newStage(t, 1, 1, 100, fields).rule
+		}
+		names := [3]string{"short", "long", "leases"}
+		var asks []ask
+		for _, i := range order {
+			s.rule = rules[i]
+			s.ask(0, names[i], 1)
+			asks = append(asks, ask{Rule: rules[i], Key: []byte(names[i]), Cost: 20})
+		}
+		s.goOn(3 * time.Second) // what was heard is too old to drift by
+		verdicts := make([]verdict, len(asks))
+		w := s.nodes[0].Ask(s.now, asks, verdicts)
+		if w == nil || w.Patience() != 6*time.Millisecond {
+			t.Fatalf("%v: it waits %v", order, w.Patience())
+		}
+		if rest := w.TimeOver(); rest != 34*time.Millisecond || !w.Advance(s.now) {
+			t.Errorf("%v: it waits %v longer", order, rest)
+		}
+		if rest := w.TimeOver(); rest != 0 || w.Advance(s.now) {
+			t.Errorf("%v: it waits still, for %v", order, rest)
+		}
+		for j, i := range order {
+			want := [3]ratelimit.Source{ratelimit.FromDrift, ratelimit.FromDrift, ratelimit.FromFallback}[i]
+			if v := verdicts[j]; v.Source != want || v.OverLimit {
+				t.Errorf("%v: %s: %+v", order, names[i], v)
+			}
+		}
+	}
+}
+
+// What an outage admitted, and another rule refused, is taken back: when the store is back, all that was left before is
+// admitted, and not more.
+func TestUndoneFallbacksCostNothing(t *testing.T) {
+	for _, policy := range []string{"local", "open", "cached"} {
+		t.Run(policy, func(t *testing.T) {
+			s := newStage(t, 1, 100, 10, map[string]string{
+				"on_store_failure": policy, "on_deny": "refund", "local_cap": "5", "max_staleness": "1m",
+			})
+			if v := s.ask(0, "k", 3); v.OverLimit {
+				t.Fatalf("%+v", v)
+			}
+			asks, verdicts := []ask{{Rule: s.rule, Key: []byte("k"), Cost: 4}}, make([]verdict, 1)
+			for range 20 {
+				w := s.nodes[0].Ask(s.now, asks, verdicts)
+				for more := w != nil; more; more = w.Advance(s.now) {
+					if b := s.nodes[0].Batch(); b != nil {
+						b.Fail(errors.New("gone"))
+					}
+				}
+				if v := verdicts[0]; v.OverLimit || v.Source != ratelimit.FromFallback {
+					t.Fatalf("%+v", v)
+				}
+				s.nodes[0].Undo(s.now, asks, verdicts)
+			}
+			s.goOn(5 * time.Second)
+			if admitted := s.spendAll("k"); admitted != 7 {
+				t.Errorf("%d of the 7 that were left were admitted", admitted)
+			}
+		})
+	}
+}
