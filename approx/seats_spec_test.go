@@ -286,7 +286,7 @@ func TestSeatsOfAnotherRelease(t *testing.T) {
 	for _, data := range []string{"garbage", `{"v":2,"seats":{}}`, "{}"} {
 		h.cell.data, h.cell.version = []byte(data), 1
 		_, err := h.stored.Sit(t.Context(), Application{Holder: 1, Seats: 2, TTL: hallTTL, Now: none, Plan: 1})
-		if err == nil || string(h.cell.data) != data || !strings.Contains(err.Error(), "sluice:seats") {
+		if err == nil || string(h.cell.data) != data || !strings.Contains(err.Error(), "sluice:seat-record") {
 			t.Errorf("%s: %v, and it is %s now", data, err, h.cell.data)
 		}
 	}

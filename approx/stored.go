@@ -108,7 +108,7 @@ func (r *record) decode(data []byte) error {
 	var w written
 	if err := json.Unmarshal(data, &w); err != nil || w.Version != recordVersion || len(w.Seats) > MaxSeats {
 		return fmt.Errorf("the seats at the store are none of this release: %.60q; "+
-			"delete the record sluice:seats to begin anew", data)
+			"delete the record sluice:seat-record to begin anew", data)
 	}
 	r.last = w.Last
 	for i, p := range w.Seats {

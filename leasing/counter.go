@@ -165,8 +165,8 @@ func carried(sum tokens, windows int64, limit tokens) tokens {
 	return max(0, sum-tokens(windows)*limit)
 }
 
-// mostOwed is for how many windows that nobody asks in a counter is kept for its debt, at most, and longestOwed for how
-// many microseconds: keys in debt must not fill a table for ever.
+// mostOwed and longestOwed bound for how long a counter in debt is kept that nobody asks: in windows, and in
+// microseconds. Otherwise keys in debt could fill a table for ever.
 const mostOwed, longestOwed = 1 << 10, 1 << 52
 
 // owes is for how long after the end of its window a counter has debt left: of months of a calendar, the longest.

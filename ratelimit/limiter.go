@@ -88,7 +88,7 @@ type Limiter interface {
 // LimiterStats counts what a Limiter did since it was made.
 type LimiterStats struct {
 	Claims   uint64 // asked of the ledger
-	Evicted  uint64 // keys of which it had taken tokens, dropped to make room
+	Evicted  uint64 // keys that still counted, dropped to make room
 	Overflow uint64 // decisions that shared an overflow budget
 	Leases   int    // held now
 	Accounts int    // in a ledger of this process now

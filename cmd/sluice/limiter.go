@@ -84,10 +84,11 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 	if c.Store.URL != "" {
 		setting = "STORE_URL"
 	}
-	all := []*shared{c.shared(setting, usual, plans(rules), clock, log)}
+	seats := plans(rules)
+	all := []*shared{c.shared(setting, usual, seats, clock, log)}
 	if perSecond != nil {
 		d.pools["redis_per_second_pool"] = options.Pool
-		all = append(all, c.shared("REDIS_PERSECOND_URL", perSecond, plans(rules), clock, log))
+		all = append(all, c.shared("REDIS_PERSECOND_URL", perSecond, seats, clock, log))
 	}
 	var holders []ratelimit.Holder
 	for _, s := range all {
@@ -108,7 +109,7 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 	}
 	d.ping = func(ctx context.Context) (err error) {
 		for _, s := range all {
-			err = errors.Join(err, s.Ping(ctx))
+			err = errors.Join(err, s.store.Ping(ctx))
 		}
 		return err
 	}

@@ -18,20 +18,21 @@ import (
 // shared is a limiter over one store, with a drift seat there.
 type shared struct {
 	*leasing.Fleet
-	store.Store
+	store  store.Store
 	holder ratelimit.Holder
 	keeper *approx.Keeper
 	seats  func() approx.Plan // that are wanted
 	watch  *storeWatch
 	clock  ratelimit.Clock
 	warmed atomic.Int64 // the instant at which the store's connections were there; 0: not yet
+	late   atomic.Bool  // it was not there when this node started
 	failed func(error)
 }
 
 func (c *serveCmd) shared(setting string, s store.Store, seats func() approx.Plan, clock ratelimit.Clock, log *slog.Logger) *shared {
 	holder := account.NewHolder()
 	x := &shared{
-		Fleet: leasing.NewFleet(s.Ledger(), holder, c.MaxKeys, clock, time.Now()), Store: s, holder: holder, seats: seats, clock: clock,
+		Fleet: leasing.NewFleet(s.Ledger(), holder, c.MaxKeys, clock, time.Now()), store: s, holder: holder, seats: seats, clock: clock,
 	}
 	x.failed = seldom(time.Second, func(err error) { log.Warn("the store does not answer: "+s.Advise(err), "error", err) })
 	x.OnFailure, x.OnWarning = x.failed, warnings(log)
@@ -49,7 +50,7 @@ func (s *shared) ready() bool {
 	switch {
 	case at == 0:
 		return false
-	case s.Ready(), s.Late() && heard == all:
+	case s.Ready(), s.late.Load() && heard == all:
 		return true
 	default:
 		return heard > 0 && s.clock().Sub(at) >= storeSettles
@@ -60,14 +61,17 @@ func (s *shared) ready() bool {
 // not come in time.
 func (s *shared) run(ctx context.Context) error {
 	var all sync.WaitGroup
-	defer s.Close()
+	defer s.store.Close()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	all.Go(func() {
-		if err := s.Start(ctx, func() {
+		if err := s.store.Start(ctx, func() {
 			s.Answered()
 			s.warmed.Store(int64(s.clock()))
-		}, s.failed); err != nil {
+		}, func(err error) {
+			s.late.Store(s.late.Load() || s.warmed.Load() == 0)
+			s.failed(err)
+		}); err != nil {
 			cancel(err)
 		}
 	})

@@ -322,13 +322,12 @@ func (l *CAS) look(ctx context.Context, flags int) (ratelimit.Epoch, error) {
 
 // Listener is a store that passes on whom a change recalls.
 type Listener interface {
-	// Listen calls heard with the name of each record of which the node of a holder is asked to give something back. It
-	// returns when ctx is done.
+	// Listen calls heard with the names of records that a node is to give something back of. It returns when ctx is
+	// done.
 	Listen(ctx context.Context, node ratelimit.Holder, heard func(name string))
 }
 
-// Recalls calls recalled with an account of which the node of a holder is asked to give back what it has in hand, as
-// [Redis.Recalls] does. Through a store that is no [Listener] nobody is asked.
+// Recalls passes on recalls of a node, as [Redis.Recalls] does. A store that is no [Listener] has none.
 func (l *CAS) Recalls(ctx context.Context, h ratelimit.Holder, recalled func(key string, w ratelimit.Window)) {
 	if s, ok := l.store.(Listener); ok {
 		s.Listen(ctx, NodeOf(h), func(name string) {
@@ -358,36 +357,43 @@ func (l *CAS) Look(
 	if err := k.decode(s.Records[0].Data); err != nil {
 		return nil, err
 	}
-	if len(keys) > 1 {
-		if err := was.decode(s.Records[1].Data); err != nil {
+	before := s.Records[1:]
+	if len(before) > 0 {
+		if err := was.decode(before[0].Data); err != nil {
 			return nil, err
 		}
 	}
-	if s.Records[0].Version == 0 {
-		return nil, nil //nolint:nilnil // there is no account
+	var v *ratelimit.AccountLook
+	if s.Records[0].Version != 0 {
+		v = k.look(s.Now, limit)
 	}
-	v := &ratelimit.AccountLook{Window: w, Limit: limit.Capacity()}
+	return withBefore(v, w, s.Now, limit, was.sum, len(before) > 0 && before[0].Version != 0), nil
+}
+
+// look is an account, without what counts of the window before.
+func (k *kept) look(now instant, limit *ratelimit.Limit) *ratelimit.AccountLook {
+	v := &ratelimit.AccountLook{Limit: limit.Capacity(), Charged: k.sum, Relearning: k.account.learns > now}
 	of := k.account.records
 	if b := k.bucket; b != nil {
 		v.Charged, of = tokens(roundUp(int64(v.Limit)*Micro-b.level, Micro)), b.records
-		v.Relearning = b.learns > s.Now
-	} else {
-		span := spanOf(limit, w)
-		v.Charged, v.Relearning = k.sum+span.before(s.Now, limit, was.sum), k.account.learns > s.Now
+		v.Relearning = b.learns > now
 	}
-	v.Free = v.Limit - v.Charged
 	for i := range of {
 		r := &of[i]
+		if r.holder == debtor {
+			v.Carried = r.total()
+			continue
+		}
 		x := ratelimit.HolderLook{Holder: r.holder, Granted: r.total(), Spent: r.spent, Fence: r.fence}
 		if k.bucket == nil {
 			if x.Closed = r.expires == closed; r.expires > safe {
-				x.Expires = r.expires.Sub(s.Now)
+				x.Expires = r.expires.Sub(now)
 			}
 		}
 		x.Outstanding = max(0, x.Granted-x.Spent)
 		v.Holders = append(v.Holders, x)
 	}
-	return v, nil
+	return v
 }
 
 // Sweep has the store drop what is over. Each node calls it now and then. It blocks until ctx is done, at most.

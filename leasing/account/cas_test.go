@@ -236,6 +236,32 @@ func TestCASContention(t *testing.T) {
 	}
 }
 
+// People see of a window whose debt is carried what the next claim of it will: before the first, and after.
+func TestCASShowsDebt(t *testing.T) {
+	_, l := newBetween(t)
+	c := casClaim("k", 0xa00, 1, 0)
+	c.Limit.Carries, c.Taken, c.Spent = true, 13, 13
+	before := c
+	before.Window--
+	settle1(t, l, before)
+	for range 2 {
+		v, err := l.Look(t.Context(), "k", c.Window, &c.Limit)
+		if err != nil || v == nil || v.Carried != 3 || v.Free != 7-(v.Charged-3) {
+			t.Fatalf("people see %+v, %v", v, err)
+		}
+		for _, h := range v.Holders {
+			if h.Holder != 0xa00 {
+				t.Errorf("somebody holds it that nobody is: %+v", h)
+			}
+		}
+		c.Taken, c.Spent = 2, 2
+		settle1(t, l, c)
+	}
+	if v, err := l.Look(t.Context(), "none", c.Window, &c.Limit); v != nil || err != nil {
+		t.Errorf("of a key that nobody has asked for people see %+v, %v", v, err)
+	}
+}
+
 // What is over is dropped, and nothing else.
 func TestCASSweep(t *testing.T) {
 	now := epochAt

@@ -44,7 +44,18 @@ func (l *Redis) Look(
 	now := ratelimit.LedgerTime(at.Val().UnixMicro())
 	v, err := lookAt(fields.Val(), now, limit)
 	was, known := sumOf(before)
-	if debt := max(0, was-limit.Capacity()); limit.Carries && known && err == nil { // as the next claim has it
+	if err != nil {
+		return nil, err
+	}
+	return withBefore(v, w, now, limit, was, known), nil
+}
+
+// withBefore adds to an account what counts of the window before, whose sum is was, if it is known. There may be no
+// account, and none afterwards.
+func withBefore(
+	v *ratelimit.AccountLook, w ratelimit.Window, now instant, limit *ratelimit.Limit, was tokens, known bool,
+) *ratelimit.AccountLook {
+	if debt := max(0, was-limit.Capacity()); limit.Carries && known { // as the next claim has it
 		if v == nil && debt > 0 {
 			v = &ratelimit.AccountLook{Limit: limit.Capacity()}
 		}
@@ -57,7 +68,7 @@ func (l *Redis) Look(
 		v.Window, v.Charged = w, v.Charged+s.before(now, limit, was)
 		v.Free = v.Limit - v.Charged
 	}
-	return v, err
+	return v
 }
 
 // sumOf is the sum of the account before, if it was asked for and is there.

@@ -88,7 +88,7 @@ func (s *MemoryStore) Drop(_ context.Context, before ratelimit.LedgerTime) (n in
 	return n - len(s.records), false, nil
 }
 
-// Evict loses one record, and tells nobody.
+// Evict loses one record silently.
 func (s *MemoryStore) Evict(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -217,7 +217,7 @@ func TestRestoredCopy(t *testing.T) {
 	}
 }
 
-// Bad servers, passwords and schemas are errors that say what to do, and a server that hangs ends with the deadline.
+// Bad URLs, later schemas and full servers are errors that say so. A call to a server that hangs ends with its deadline.
 func TestErrors(t *testing.T) {
 	if _, err := Open("postgres://u:geheim@host:port/db", ""); err == nil || strings.Contains(err.Error(), "geheim") {
 		t.Errorf("the error of a bad URL is %v", err)

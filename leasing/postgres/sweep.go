@@ -52,7 +52,7 @@ func (s *Store) widen(ctx context.Context) error {
 func (s *Store) add(ctx context.Context, all []int64) error {
 	slices.Sort(all)
 	for _, n := range slices.Compact(all) {
-		// A table that is made and then attached blocks nobody; one that is made in its place would.
+		// To attach a table blocks no query. To make it in its place would.
 		name := partitionPrefix + strconv.FormatInt(n, 10)
 		from, to := max(1, n*int64(partitionWidth)), (n+1)*int64(partitionWidth)
 		err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
@@ -114,7 +114,7 @@ SELECT ctid FROM sluice_accounts_0 WHERE until <= $1 LIMIT $2))`, int64(before),
 	return n, more, nil
 }
 
-// dropPartitions drops those of which all is over. It returns how many rows they had, as far as PostgreSQL knows.
+// dropPartitions drops the partitions that are over. It returns how many rows they had, as far as PostgreSQL knows.
 func dropPartitions(ctx context.Context, tx pgx.Tx, before ratelimit.LedgerTime) (rows int, err error) {
 	found, err := tx.Query(ctx, `SELECT c.relname, greatest(c.reltuples, 0)::bigint
 FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid

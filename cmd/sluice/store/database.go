@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"sync/atomic"
 	"time"
 
 	"github.com/sluice-gate/sluice/approx"
@@ -31,14 +30,13 @@ type Database interface {
 // inDatabase is a Store in a Database.
 type inDatabase struct {
 	Database
-	flags  *Redis // of which it has the prefix and the times of a start
+	flags  *Redis // for the prefix, and how often a start tries
 	ledger *account.CAS
 	advice func(error) string
-	late   atomic.Bool
 }
 
 func newDatabase(d Database, o *Options, advice func(error) string) Store {
-	// Whether others are alive is not known at once: a ledger that nobody has known learns.
+	// Other nodes may be alive, for nobody knows yet: the ledger learns.
 	return &inDatabase{Database: d, flags: &o.Redis, ledger: account.NewCAS(d, o.Redis.KeyPrefix, nil), advice: advice}
 }
 
@@ -54,10 +52,7 @@ func (s *inDatabase) Start(ctx context.Context, came func(), failed func(error))
 		ctx, cancel := context.WithTimeout(ctx, prepareTime)
 		defer cancel()
 		return s.Prepare(ctx)
-	}, func(err error) {
-		s.late.Store(true)
-		failed(err)
-	})
+	}, failed)
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
@@ -88,9 +83,6 @@ const prepareTime = 10 * time.Second
 // Ledger implements [Store].
 func (s *inDatabase) Ledger() account.Ledger { return s.ledger }
 
-// Late implements [Store].
-func (s *inDatabase) Late() bool { return s.late.Load() }
-
 // Advise implements [Store].
 func (s *inDatabase) Advise(err error) string { return s.advice(err) }
 
@@ -115,7 +107,7 @@ func (s *inDatabase) Safety(ctx context.Context) (metrics.StoreSafety, []any, er
 
 // Seats implements [Store].
 func (s *inDatabase) Seats() approx.Cell {
-	return &databaseCell{s.Database, account.StoreKey{Name: s.flags.KeyPrefix + "sluice:seats"}}
+	return &databaseCell{s.Database, account.StoreKey{Name: s.flags.KeyPrefix + seatRecord}}
 }
 
 // databaseCell is one record.

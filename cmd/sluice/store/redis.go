@@ -59,7 +59,7 @@ func openRedis(o *Options) (Store, error) {
 	held.Dialer = s.hold(held.Dialer)
 	s.client = redis.NewUniversalClient(held)
 	s.client.AddHook(s.startup)
-	// Whether others are alive is not known at once: a ledger that nobody has known learns.
+	// Other nodes may be alive, for nobody knows yet: the ledger learns.
 	if s.ledger, err = account.NewRedis(s.client, f.KeyPrefix, nil); err != nil {
 		return nil, err
 	}
@@ -69,9 +69,6 @@ func openRedis(o *Options) (Store, error) {
 
 // Ledger implements [Store].
 func (s *inRedis) Ledger() account.Ledger { return s.ledger }
-
-// Late implements [Store].
-func (s *inRedis) Late() bool { return s.late.Load() }
 
 // Start implements [Store].
 func (s *inRedis) Start(ctx context.Context, came func(), failed func(error)) error {
@@ -152,7 +149,7 @@ func flag(yes bool) int {
 
 // Seats implements [Store].
 func (s *inRedis) Seats() approx.Cell {
-	return &redisCell{s.client, s.flags.KeyPrefix + "sluice:seats"}
+	return &redisCell{s.client, s.flags.KeyPrefix + seatRecord}
 }
 
 // redisCell is a string that changes only if it is unchanged: WATCH, and a transaction. Its version is its digest: what

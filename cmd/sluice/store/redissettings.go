@@ -46,7 +46,8 @@ type Redis struct {
 	HealthCheck bool           `env:"REDIS_HEALTH_CHECK_ACTIVE_CONNECTION" name:"redis-health-check-active-connection" help:"Fail health while Redis does not answer. Decisions go on as rules say, so that a balancer need not know."`
 	PerSecond   RedisPerSecond `embed:""`
 
-	names string // what its settings begin with: "" means REDIS_
+	names      string // what its settings begin with: "" means REDIS_
+	urlSetting string // that has its URL: "" means names and URL
 }
 
 // RedisPerSecond says which other Redis has the limits for a second. What they
@@ -81,6 +82,9 @@ func (f *Redis) perSecond() (*Redis, error) {
 
 // setting is a setting's name in the environment.
 func (f *Redis) setting(name string) string {
+	if name == "URL" && f.urlSetting != "" {
+		return f.urlSetting
+	}
 	if f.names == "" {
 		return "REDIS_" + name
 	}

@@ -32,7 +32,6 @@ type startup struct {
 	came  chan struct{}               // closed when the Redis has answered
 	ended chan struct{}               // closed when nobody asks any more
 	why   atomic.Pointer[error]
-	late  atomic.Bool // an attempt failed: it was not there when this node started
 }
 
 // Bounds of a start.
@@ -64,10 +63,7 @@ func (s *startup) run(ctx context.Context, client redis.UniversalClient, came fu
 			first = false
 		}
 		return err
-	}, func(err error) {
-		s.late.Store(true)
-		failed(err)
-	})
+	}, failed)
 }
 
 // insist tries until it succeeds or ctx is done, as often as the settings say. It returns an error if it took longer

@@ -2,8 +2,7 @@
 // record of audited rules. The URL's scheme chooses the store; nothing else imports a store's client library, but the
 // ledger on Redis (package account).
 //
-// A store is one entry in schemes. One that changes records only if they are unchanged (account.Store) needs a Database
-// and no more: see database.go.
+// A store is one entry in schemes. For one that compares and sets records (account.Store), implement a Database.
 package store
 
 import (
@@ -40,8 +39,6 @@ type Store interface {
 	// returns an error at once if the store did not come in time (ErrStartup), and goes on with what the store needs
 	// done until ctx is done.
 	Start(ctx context.Context, came func(), failed func(error)) error
-	// Late tells whether the store was not there when Start began.
-	Late() bool
 	Ping(ctx context.Context) error
 	// Advise names the settings that an error of the store speaks of.
 	Advise(err error) string
@@ -54,6 +51,10 @@ type Said struct {
 	Node, Text string
 	Ago        time.Duration // by the store's clock
 }
+
+// seatRecord is what the record of drift seats is called, behind the prefix. Releases that had seats in a hash
+// (sluice:seats) do not meet it.
+const seatRecord = "sluice:seat-record"
 
 // SilentFor is after what time a node that says nothing is gone.
 const SilentFor = time.Minute
@@ -89,8 +90,9 @@ func Open(o Options) (Store, error) {
 	if o.URL == "" {
 		return openRedis(&o)
 	}
+	o.Redis.urlSetting = "STORE_URL"
 	if o.Redis.URL != "" {
-		return nil, fmt.Errorf("STORE_URL and REDIS_URL are both set: there is one store, unset one of them")
+		return nil, errors.New("STORE_URL and REDIS_URL are both set: there is one store, unset one of them")
 	}
 	name, _, _ := strings.Cut(o.URL, "://")
 	var known []string

@@ -142,7 +142,7 @@ func (e Entry) begin(w window, limit *ratelimit.Limit) {
 	} else {
 		e.Beyond = Beyond{}
 	}
-	// Debt is claimed of also if nobody asks, for the window after this one looks at this one's account alone.
+	// A node claims for debt though nobody asks: the next window looks only at the account of this one.
 	next.doubt = next.doubt || limit.Carries && e.usedUp(limit)
 	e.Part, e.carried, e.Next = next, carried, Part{}
 	e.refusals = refusals{}

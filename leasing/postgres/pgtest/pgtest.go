@@ -263,3 +263,13 @@ func (s *Server) CPU() (all time.Duration) {
 	}
 	return all
 }
+
+// AskForPasswords has the server ask all but its own user for one.
+func (s *Server) AskForPasswords() {
+	s.Helper()
+	rules := "host all sluice 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
+	if err := os.WriteFile(filepath.Join(s.data, "pg_hba.conf"), []byte(rules), 0o600); err != nil {
+		s.Fatal(err)
+	}
+	s.Exec("SELECT pg_reload_conf()")
+}
