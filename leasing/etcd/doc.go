@@ -9,10 +9,11 @@
 // process it never goes back. The clocks of nodes cut the windows, so keep them together (NTP, chrony). This is the
 // price where a node is ahead of the others by d:
 //
-//   - An account is never granted more than its limit, whatever the clocks say.
+//   - Of a fixed window nothing is over: each has its account, which grants its limit once.
 //   - The node begins to spend the next window's account d too early.
 //   - A sliding window weighs the window before by d too little, and a bucket refills by what d refills, once.
-//   - An eager lease is taken for expired d too early.
+//   - An eager lease, or one of a bucket, is taken for expired d too early: what its holder spends until then is over.
+//   - Learning after a loss ends d early. It takes two seconds, so keep d well below that.
 //   - A record may be deleted early if d is more than ten minutes (lease.go).
 //
 // There is no common clock in a record: one node that is ahead by a year would move the windows of all.

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -322,6 +323,102 @@ func TestKilledServer(t *testing.T) {
 		t.Errorf("after a crash the epoch is %+v, was %+v, %v: nothing was lost", e, before, err)
 	}
 	t.Logf("%d kills: %d tokens granted, %d charged, %d claims without an answer", *kills, total(), g.Sum, missed)
+}
+
+// The leader of three members is killed and comes back, and then a member hangs, while four nodes claim: nothing that
+// was granted is lost, the life stays, and claims go on.
+func TestFailover(t *testing.T) {
+	t.Parallel()
+	const nodes = 4
+	members := etcdtest.StartCluster(t, 3)
+	url := members[0].URL() + ",127.0.0.1:" + members[1].Port + ",127.0.0.1:" + members[2].Port
+	first := prepared(t, url)
+	life := first.snapshot(t).Life
+	var granted atomic.Int64
+	ctx, stop := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	for n := range nodes {
+		l := node(prepared(t, url))
+		all.Go(func() {
+			has := tokens(0)
+			for seq := uint64(1); ctx.Err() == nil; seq++ {
+				bounded, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+				c, g := claim("k", ratelimit.Holder(0xa00+n), seq, has, 1), make([]account.Grant, 1)
+				c.Limit.Requests = 1_000_000
+				_, _, err := l.Settle(bounded, []account.Claim{c}, g)
+				cancel()
+				if err == nil && g[0].Err == nil {
+					has += g[0].Granted
+					granted.Add(int64(g[0].Granted))
+				}
+			}
+		})
+	}
+	var longest time.Duration
+	goesOn := func() {
+		for at, began := granted.Load()+50, time.Now(); granted.Load() < at; time.Sleep(time.Millisecond) {
+			longest = max(longest, time.Since(began))
+		}
+	}
+	goesOn()
+	leader := slices.IndexFunc(members, (*etcdtest.Server).Leads)
+	if leader < 0 {
+		t.Fatal("there is no leader")
+	}
+	members[leader].Kill()
+	goesOn()
+	members[leader].Run()
+	goesOn()
+	members[0].Signal(syscall.SIGSTOP)
+	goesOn()
+	members[0].Signal(syscall.SIGCONT)
+	stop()
+	all.Wait()
+	c := claim("k", 0xfff, 1, 0, 0)
+	c.Limit.Requests = 1_000_000
+	g, err := settle(t, node(first), c)
+	if err != nil || int64(g.Sum) < granted.Load() || int64(g.Sum) > granted.Load()+nodes {
+		t.Errorf("%d tokens were granted, and %d are charged: %v", granted.Load(), g.Sum, err)
+	}
+	if now := first.snapshot(t).Life; now != life {
+		t.Errorf("after the failover the life is %q, was %q", now, life)
+	}
+	t.Logf("%d tokens granted, %d charged; 50 claims took %v at most", granted.Load(), g.Sum,
+		longest.Round(time.Millisecond))
+}
+
+// Where clocks differ by a minute no fixed window is over its limit; and a clock that is set back stands still.
+func TestClocks(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	right, ahead := prepared(t, server.URL()), prepared(t, server.URL())
+	later := ahead.now() + ratelimit.LedgerTime(time.Minute/time.Microsecond)
+	ahead.clock.Store(int64(later))
+	if a, b := ahead.snapshot(t).Now, ahead.snapshot(t).Now; a != later || b != later {
+		t.Errorf("a clock that was set back from %d says %d and %d", later, a, b)
+	}
+	before := time.Now().UnixMicro()
+	if now := right.snapshot(t).Now; int64(now) < before || int64(now) > time.Now().UnixMicro() {
+		t.Errorf("read at %d, and the time is %d", before, now)
+	}
+	minute := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 1000}
+	has := []map[ratelimit.Window]tokens{{}, {}}
+	for seq := range uint64(20) {
+		for n, s := range []*Store{right, ahead} {
+			c := claim("k", ratelimit.Holder(0xa00+n), seq+1, has[n][minute.WindowAt(s.now())], 90)
+			c.Limit, c.Window = minute, minute.WindowAt(s.now())
+			g, err := settle(t, node(s), c)
+			if err != nil || g.Err != nil {
+				t.Fatal(g, err)
+			}
+			has[n][c.Window] += g.Granted
+		}
+	}
+	for w := range has[0] {
+		if sum := has[0][w] + has[1][w]; sum > 1000 {
+			t.Errorf("of window %d %d of 1000 were granted", w, sum)
+		}
+	}
 }
 
 // Of changes in one message each is made or not by itself; and 300 of them, more than a transaction has, all are.

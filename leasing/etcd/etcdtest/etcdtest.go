@@ -24,28 +24,44 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest/freeport"
 )
 
-// Server is a cluster of one member, and its data.
+// Server is a member of a cluster, and its data. Most clusters have one.
 type Server struct {
 	testing.TB
-	Port   string
-	peers  string
-	token  string
-	user   []string // whose name and password the server's own client has, if any
-	data   string
-	cmd    *exec.Cmd
-	client *clientv3.Client
+	Port    string
+	peers   string // its port for them
+	members string // the peers' ports of all
+	token   string
+	user    []string // whose name and password the server's own client has, if any
+	data    string
+	cmd     *exec.Cmd
+	client  *clientv3.Client
 }
 
 // Start makes a server's data and runs it.
 func Start(tb testing.TB) *Server {
 	tb.Helper()
-	ports, err := freeport.Find(2)
+	return StartCluster(tb, 1)[0]
+}
+
+// StartCluster makes the data of a cluster of some members and runs them.
+func StartCluster(tb testing.TB, members int) []*Server {
+	tb.Helper()
+	ports, err := freeport.Find(2 * members)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	s := &Server{TB: tb, Port: ports[0], peers: ports[1], token: "test", data: filepath.Join(tb.TempDir(), "data")}
-	s.Run()
-	return s
+	all := make([]*Server, members)
+	for i := range all {
+		all[i] = &Server{
+			TB: tb, Port: ports[i], peers: ports[members+i], members: strings.Join(ports[members:], ","), token: "test",
+			data: filepath.Join(tb.TempDir(), "data"),
+		}
+		all[i].start()
+	}
+	for _, s := range all {
+		s.untilReady()
+	}
+	return all
 }
 
 // URL names the server.
@@ -92,16 +108,37 @@ func (s *Server) command(args ...string) *exec.Cmd {
 // Run runs the server, again after Kill, and waits until it answers.
 func (s *Server) Run() {
 	s.Helper()
-	s.cmd = s.command("-token", s.token)
+	s.start()
+	s.untilReady()
+}
+
+func (s *Server) start() {
+	s.Helper()
+	s.cmd = s.command("-token", s.token, "-members", s.members)
 	s.cmd.Stderr = os.Stderr
 	if err := s.cmd.Start(); err != nil {
 		s.Fatal(err)
 	}
 	s.Cleanup(s.Kill)
+}
+
+func (s *Server) untilReady() {
+	s.Helper()
 	s.With(func(ctx context.Context, c *clientv3.Client) error {
 		_, err := c.Get(ctx, "-")
 		return err
 	})
+}
+
+// Leads tells whether it is the leader of its cluster.
+func (s *Server) Leads() (yes bool) {
+	s.Helper()
+	s.With(func(ctx context.Context, c *clientv3.Client) error {
+		r, err := c.Status(ctx, s.address())
+		yes = err == nil && r.Leader == r.Header.MemberId
+		return err
+	})
+	return yes
 }
 
 // Kill ends the server at once, as a crash of the machine does, but that what was written stays in the system's cache.
