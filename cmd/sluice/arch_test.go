@@ -66,7 +66,7 @@ func TestImportsPointDownwards(t *testing.T) {
 // behindTheDoor is who may use a store's client library: the door itself, the ledgers that it opens, the library's own
 // door for programs (leasing.Options.Redis), and what measures or tests a store beside Sluice.
 var behindTheDoor = []string{
-	"cmd/sluice/store/", "leasing/account/", "leasing/postgres/", "leasing/embed.go", "leasing/redistest/",
+	"cmd/sluice/store/", "leasing/account/", "leasing/postgres/", "leasing/etcd/", "leasing/embed.go", "leasing/redistest/",
 	"bench/process/", "bench/store/", "bench/mutants/",
 }
 
@@ -81,7 +81,9 @@ func TestClientLibrariesStayBehindTheDoor(t *testing.T) {
 		name := strings.TrimPrefix(path, top)
 		for _, spec := range f.Imports {
 			lib := strings.Trim(spec.Path.Value, `"`)
-			if test || !strings.HasPrefix(lib, "github.com/redis/") && !strings.HasPrefix(lib, "github.com/jackc/") {
+			client := strings.HasPrefix(lib, "github.com/redis/") || strings.HasPrefix(lib, "github.com/jackc/") ||
+				strings.HasPrefix(lib, "go.etcd.io/")
+			if test || !client {
 				continue
 			}
 			at := slices.IndexFunc(behindTheDoor, func(door string) bool { return strings.HasPrefix(name, door) })

@@ -61,7 +61,7 @@ const SilentFor = time.Minute
 
 // Flags say which store there is.
 type Flags struct {
-	URL   string `env:"STORE_URL" name:"store-url" placeholder:"URL" help:"The store that nodes share: postgres://user:pass@host,host/db?sslmode=verify-full, or redis:// and rediss:// as REDIS_URL. Unset: REDIS_URL, and without that, budgets in this process's memory."`
+	URL   string `env:"STORE_URL" name:"store-url" placeholder:"URL" help:"The store that nodes share: postgres://user:pass@host,host/db?sslmode=verify-full, etcd://user:pass@host:port,host:port?tls=true, or redis:// and rediss:// as REDIS_URL. Unset: REDIS_URL, and without that, budgets in this process's memory."`
 	Redis Redis  `embed:""`
 }
 
@@ -83,7 +83,7 @@ type scheme struct {
 }
 
 // schemes are all kinds of stores. A build may leave some out by tags.
-var schemes = slices.Concat([]scheme{{[]string{"redis", "rediss"}, openRedis}}, postgresScheme)
+var schemes = slices.Concat([]scheme{{[]string{"redis", "rediss"}, openRedis}}, postgresScheme, etcdScheme)
 
 // Open opens the store that the settings name. It does not connect: Start does.
 func Open(o Options) (Store, error) {

@@ -1,0 +1,41 @@
+//go:build !noetcd
+
+package store
+
+import (
+	"errors"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/sluice-gate/sluice/leasing/etcd"
+)
+
+// etcdScheme is left out of builds with the tag noetcd.
+var etcdScheme = []scheme{{[]string{"etcd"}, func(o *Options) (Store, error) {
+	s, err := etcd.Open(o.URL, o.Redis.KeyPrefix)
+	if err != nil {
+		return nil, err
+	}
+	return newDatabase(s, o, adviseEtcd), nil
+}}}
+
+// adviseEtcd names what an error of etcd speaks of.
+func adviseEtcd(err error) string {
+	for _, x := range []struct {
+		of     error
+		advice string
+	}{
+		{rpctypes.ErrAuthFailed, "check the user and the password in STORE_URL"},
+		{rpctypes.ErrUserEmpty, "etcd asks for a password: put user:password@ into STORE_URL"},
+		{rpctypes.ErrPermissionDenied, "let the user of STORE_URL read and write keys that begin with sluice/ (etcdctl role grant-permission --prefix)"},
+		{rpctypes.ErrNoSpace, "etcd is full and takes no writes: compact and defragment it, raise --quota-backend-bytes, then end the alarm (etcdctl alarm disarm)"},
+		{rpctypes.ErrRequestTooLarge, "raise --max-request-bytes of etcd: an account has very many holders"},
+		{rpctypes.ErrTooManyOps, "raise --max-txn-ops of etcd to 128, its default, at least"},
+		{rpctypes.ErrNoLeader, "etcd has no leader: see to it that a majority of its members run and reach each other"},
+	} {
+		if errors.Is(err, x.of) {
+			return x.advice
+		}
+	}
+	return "check STORE_URL: its hosts, their ports and its tls; and whether a majority of etcd's members run"
+}

@@ -1,0 +1,5 @@
+//go:build noetcd
+
+package store
+
+var etcdScheme []scheme

@@ -1,0 +1,344 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Store is a cluster of etcd. It is safe for concurrent use. Each call blocks until its context is done, at most.
+type Store struct {
+	config  clientv3.Config
+	prefix  string
+	client  atomic.Pointer[clientv3.Client] // nil until it is needed
+	clock   atomic.Int64                    // the last time that was read
+	lives   lives
+	leases  leases
+	history history
+	recalls
+
+	prepared atomic.Bool
+}
+
+// Open makes a store of the cluster that a URL names: etcd://user:password@host:port,host:port, and ?tls=true with
+// cacert, cert and key, each a file, and compact=false. User and password are escaped as in any URL. It reads the
+// files, and does not connect: [Store.Prepare] does. prefix tells fleets apart that share the cluster.
+func Open(rawURL, prefix string) (*Store, error) {
+	p, err := parse(rawURL)
+	if err != nil {
+		return nil, fmt.Errorf("the store's URL is not one of etcd: %w", err)
+	}
+	s := &Store{config: p.config, prefix: prefix, recalls: newRecalls()}
+	s.history.kept = !p.compacts
+	s.config.DialOptions = []grpc.DialOption{grpc.WithStatsHandler(&s.lives.dials)}
+	return s, nil
+}
+
+const (
+	root       = "sluice/"
+	recordsKey = root + "records/"
+)
+
+func keyOf(name string) string { return recordsKey + name }
+
+// Prepare connects, and has the data know its life. It is called until it returns nil, before the store is used: until
+// then all other calls fail, but Ping and Events.
+func (s *Store) Prepare(ctx context.Context) error {
+	if s.prepared.Load() {
+		return nil
+	}
+	c, err := s.connect(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err = s.read(ctx, c, nil); err == nil {
+		err = s.leases.ahead(clientv3.WithRequireLeader(ctx), c, s.now())
+	}
+	if err != nil {
+		return s.failed(ctx, err)
+	}
+	s.prepared.Store(true)
+	return nil
+}
+
+// connect makes the client, if there is none. One that has a password connects when it is made.
+func (s *Store) connect(ctx context.Context) (*clientv3.Client, error) {
+	if c := s.client.Load(); c != nil {
+		return c, nil
+	}
+	// It outlives this call, and asks no context but its own.
+	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, cancel)
+	config := s.config
+	config.Context = own
+	c, err := clientv3.New(config)
+	if err == nil && !stop() {
+		_ = c.Close() // it only ends
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		cancel()
+		return nil, s.failed(ctx, err)
+	}
+	if !s.client.CompareAndSwap(nil, c) { // another call was quicker
+		_ = c.Close() // it only ends
+	}
+	return s.client.Load(), nil
+}
+
+// failed says of whom there was no answer, where etcd's client does not.
+func (s *Store) failed(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("etcd: no answer of %s: %w", strings.Join(s.config.Endpoints, ", "), ctx.Err())
+	}
+	return fmt.Errorf("etcd: %w", err)
+}
+
+var errUnprepared = errors.New("etcd: the cluster has not answered yet")
+
+func (s *Store) connected() (*clientv3.Client, error) {
+	if !s.prepared.Load() {
+		return nil, errUnprepared
+	}
+	return s.client.Load(), nil
+}
+
+// Ping asks whether a majority of the cluster answers.
+func (s *Store) Ping(ctx context.Context) error {
+	_, err := s.revision(ctx)
+	return err
+}
+
+func (s *Store) revision(ctx context.Context) (int64, error) {
+	c, err := s.connect(ctx)
+	if err != nil {
+		return 0, err
+	}
+	r, err := c.Get(clientv3.WithRequireLeader(ctx), lifeKey, clientv3.WithKeysOnly())
+	if err != nil {
+		return 0, s.failed(ctx, err)
+	}
+	return r.Header.Revision, nil
+}
+
+// Close ends all connections.
+func (s *Store) Close() {
+	if c := s.client.Load(); c != nil {
+		_ = c.Close() // it only ends
+	}
+}
+
+// now is this node's time. It stands still where the clock was set back: windows that are over must not come back,
+// for their accounts may be gone.
+func (s *Store) now() ratelimit.LedgerTime {
+	now := time.Now().UnixMicro()
+	for {
+		last := s.clock.Load()
+		if now <= last {
+			return ratelimit.LedgerTime(last)
+		}
+		if s.clock.CompareAndSwap(last, now) {
+			return ratelimit.LedgerTime(now)
+		}
+	}
+}
+
+// Read implements [account.Store].
+func (s *Store) Read(ctx context.Context, keys []account.StoreKey) (x account.Snapshot, err error) {
+	c, err := s.connected()
+	if err != nil {
+		return x, err
+	}
+	if x, err = s.read(ctx, c, keys); err != nil {
+		return x, s.failed(ctx, err)
+	}
+	return x, nil
+}
+
+// read reads until the data was found to be whole on the connections that it was read from.
+func (s *Store) read(ctx context.Context, c *clientv3.Client, keys []account.StoreKey) (account.Snapshot, error) {
+	ctx = clientv3.WithRequireLeader(ctx)
+	for {
+		dials := s.lives.dials.Load()
+		x := account.Snapshot{Now: s.now()} // before the request: not later than what it reads
+		life, err := get(ctx, c, keys, &x)
+		if err != nil {
+			return x, err
+		}
+		lost := x.Life == ""
+		if !lost {
+			lost, err = s.lives.lost(ctx, c, x.Life, x.Now, dials)
+		}
+		if err == nil && lost {
+			err = begin(ctx, c, life)
+		}
+		if err != nil {
+			return account.Snapshot{}, err
+		}
+		if !lost && s.lives.dials.Load() == dials {
+			return x, nil
+		}
+	}
+}
+
+// opsMost is how many operations etcd takes in one transaction (--max-txn-ops).
+const opsMost = 128
+
+// get reads the life and records as they were at one revision. It returns the version of the life's record.
+func get(ctx context.Context, c *clientv3.Client, keys []account.StoreKey, x *account.Snapshot) (int64, error) {
+	ops := make([]clientv3.Op, 1, 1+len(keys))
+	ops[0] = clientv3.OpGet(lifeKey)
+	for i := range keys {
+		ops = append(ops, clientv3.OpGet(keyOf(keys[i].Name)))
+	}
+	x.Records = make([]account.Record, 0, 1+len(keys))
+	cluster, revision := uint64(0), int64(0)
+	for from := 0; from < len(ops); from += opsMost {
+		part := ops[from:min(from+opsMost, len(ops))]
+		for i := range part {
+			if revision != 0 {
+				part[i] = clientv3.OpGet(string(part[i].KeyBytes()), clientv3.WithRev(revision))
+			}
+		}
+		r, err := c.Txn(ctx).Then(part...).Commit()
+		if err != nil {
+			return 0, err
+		}
+		cluster, revision = r.Header.ClusterId, r.Header.Revision
+		for _, one := range r.Responses {
+			x.Records = append(x.Records, recordOf(one.GetResponseRange()))
+		}
+	}
+	life := x.Records[0]
+	x.Records = x.Records[1:]
+	if life.Version != 0 {
+		x.Life = lifeOf(cluster, string(life.Data))
+	}
+	return int64(life.Version), nil
+}
+
+func recordOf(r *etcdserverpb.RangeResponse) account.Record {
+	if len(r.GetKvs()) == 0 {
+		return account.Record{}
+	}
+	return account.Record{Version: uint64(r.Kvs[0].ModRevision), Data: r.Kvs[0].Value}
+}
+
+const (
+	// changesMost is how many changes there are in one transaction: each may have as many operations, and one more.
+	changesMost = opsMost/2 - 1
+	// bytesMost bounds a transaction of more than one change. Etcd takes 1.5 MiB (--max-request-bytes).
+	bytesMost = 1 << 20
+	// transactionsMost bounds those of one call that are under way.
+	transactionsMost = 8
+)
+
+// Write implements [account.Store]. Each change is a transaction inside of one that compares the life: etcd writes many
+// to its disk at once, and each is made or not by itself.
+func (s *Store) Write(ctx context.Context, inLife string, changes []account.Change) ([]bool, error) {
+	c, err := s.connected()
+	if err != nil {
+		return nil, err
+	}
+	made := make([]bool, len(changes))
+	all, bounded := errgroup.WithContext(clientv3.WithRequireLeader(ctx))
+	all.SetLimit(transactionsMost)
+	for from, to := 0, 0; from < len(changes); from = to {
+		size := 0
+		for to = from; to < len(changes) && to-from < changesMost && (to == from || size < bytesMost); to++ {
+			size += sizeOf(&changes[to])
+		}
+		all.Go(func() error { return s.write(bounded, c, inLife, changes[from:to], made[from:to]) })
+	}
+	if err := all.Wait(); err != nil {
+		return nil, s.failed(ctx, err)
+	}
+	for i := range changes {
+		if made[i] {
+			s.ask(&changes[i])
+		}
+	}
+	return made, nil
+}
+
+// eventBytes is how long an event is, more or less.
+const eventBytes = 512
+
+func sizeOf(c *account.Change) int { return len(c.Name) + len(c.Data) + eventBytes*len(c.Events) }
+
+// write makes changes in one transaction.
+func (s *Store) write(
+	ctx context.Context, c *clientv3.Client, inLife string, changes []account.Change, made []bool,
+) error {
+	cluster, nonce, ok := parseLife(inLife)
+	if !ok {
+		return account.ErrLife
+	}
+	r, err := s.commit(ctx, c, nonce, changes)
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		// Somebody revoked it: nothing was written, and all leases are granted anew.
+		s.leases.forget()
+		r, err = s.commit(ctx, c, nonce, changes)
+	}
+	if err != nil {
+		return err
+	}
+	if !r.Succeeded || r.Header.ClusterId != cluster {
+		s.leases.forget()
+		return account.ErrLife
+	}
+	for i := range changes {
+		made[i] = r.Responses[i].GetResponseTxn().GetSucceeded()
+		if made[i] && changes[i].Data != nil {
+			s.lives.wrote(&changes[i], r.Header.Revision, inLife)
+		}
+	}
+	return nil
+}
+
+func (s *Store) commit(
+	ctx context.Context, c *clientv3.Client, nonce string, changes []account.Change,
+) (*clientv3.TxnResponse, error) {
+	now := s.now()
+	ops := make([]clientv3.Op, len(changes))
+	for i := range changes {
+		change := &changes[i]
+		var same []clientv3.Cmp
+		var puts []clientv3.Op
+		if change.Data != nil {
+			key := keyOf(change.Name)
+			lease, err := s.leases.of(ctx, c, now, change.Until, shareOf(change.Name))
+			if err != nil {
+				return nil, err
+			}
+			same = append(same, clientv3.Compare(clientv3.ModRevision(key), "=", int64(change.Version)))
+			puts = append(puts, clientv3.OpPut(key, string(change.Data), clientv3.WithLease(lease)))
+		}
+		if len(change.Events) > 0 {
+			put, err := s.record(now, change.Events)
+			if err != nil {
+				return nil, err
+			}
+			puts = append(puts, put)
+		}
+		ops[i] = clientv3.OpTxn(same, puts, nil)
+	}
+	return c.Txn(ctx).If(clientv3.Compare(clientv3.Value(lifeKey), "=", nonce)).Then(ops...).Commit()
+}
+
+var (
+	_ account.Store    = (*Store)(nil)
+	_ account.Listener = (*Store)(nil)
+)

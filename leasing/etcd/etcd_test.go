@@ -1,0 +1,752 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/etcd/etcdtest"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+type tokens = ratelimit.Tokens
+
+var kills = flag.Int("kills", 3, "how often TestKilledServer kills the server")
+
+func open(t *testing.T, url string) *Store {
+	t.Helper()
+	s, err := Open(url, "t:")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+func prepared(t *testing.T, url string) *Store {
+	t.Helper()
+	s := open(t, url)
+	if err := s.Prepare(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func node(s *Store) *account.CAS { return account.NewCAS(s, "t:", func() bool { return true }) }
+
+var year = ratelimit.Limit{Unit: ratelimit.Year, Requests: 1000}
+
+func claim(key string, h ratelimit.Holder, seq uint64, has, need tokens) account.Claim {
+	now := ratelimit.LedgerTime(time.Now().UnixMicro())
+	return account.Claim{
+		Key: key, Window: year.WindowAt(now), Limit: year, Holder: h, Seq: seq, Taken: has, Spent: has, Need: need,
+		Want: need,
+	}
+}
+
+func settle(t *testing.T, l account.Ledger, c account.Claim) (account.Grant, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	g := make([]account.Grant, 1)
+	_, _, err := l.Settle(ctx, []account.Claim{c}, g)
+	return g[0], err
+}
+
+func (s *Store) snapshot(t *testing.T, names ...string) account.Snapshot {
+	t.Helper()
+	keys := make([]account.StoreKey, len(names))
+	for i, name := range names {
+		keys[i].Name = name
+	}
+	x, err := s.Read(t.Context(), keys)
+	if err != nil || len(x.Records) != len(names) {
+		t.Fatal(x, err)
+	}
+	return x
+}
+
+// A message is settled, stays, and is another node's to see; what is recalled is heard; what is audited is on record,
+// of this fleet only; and nodes are told of each other.
+func TestLedger(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	s := prepared(t, server.URL())
+	first, second := node(s), node(prepared(t, server.URL()))
+	if e, err := first.Verify(t.Context()); err != nil || e.ID == 0 || e.Learning > e.Began {
+		t.Fatalf("the first epoch is %+v, %v", e, err)
+	}
+	one := ratelimit.Holder(0xaaaa) << 40
+	heard, ctx := make(chan string, 1000), t.Context()
+	go second.Recalls(ctx, one, func(key string, w ratelimit.Window) { heard <- fmt.Sprint(key, " ", w) })
+	go first.Recalls(ctx, 1<<50, func(string, ratelimit.Window) {})
+	for listens := false; !listens; { // it is heard from when the watch is there
+		s.ask(&account.Change{StoreKey: account.StoreKey{Name: "t:{}7"}, Recalled: []ratelimit.Holder{one}})
+		select {
+		case <-heard:
+			listens = true
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	c := claim("k\x00\n", one, 1, 0, 900)
+	c.Audit = "7 d.rule"
+	if g, err := settle(t, first, c); err != nil || g.Granted != 900 {
+		t.Fatalf("%+v, %v", g, err)
+	}
+	c = claim("k\x00\n", one+1<<40, 1, 0, 200)
+	c.Audit = "7 d.rule"
+	if g, err := settle(t, second, c); err != nil || g.Granted != 100 || g.InHand != 900 || !g.Recalling {
+		t.Fatalf("%+v, %v", g, err)
+	}
+	got := <-heard
+	for got == " 7" {
+		got = <-heard
+	}
+	if want := fmt.Sprint("k\x00\n ", c.Window); got != want {
+		t.Errorf("recalled was %q, not %q", got, want)
+	}
+	var events []account.Event
+	read := func(s *Store) {
+		events = nil
+		if err := s.Events(t.Context(), func(e *account.Event) { events = append(events, *e) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read(s)
+	if len(events) != 2 || events[0].Kind != account.WasGrant || events[1].Kind != account.WasRefused ||
+		events[1].Granted != 100 || events[1].Rule != "d.rule" || events[1].Bound != 7 || events[1].Ends == 0 {
+		t.Errorf("on record is %+v", events)
+	}
+	other, err := Open(server.URL(), "t")
+	if err != nil || other.Prepare(t.Context()) != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if read(other); len(events) > 0 {
+		t.Errorf("another fleet has on record %+v", events)
+	}
+	look, err := first.Look(t.Context(), c.Key, c.Window, &year)
+	if err != nil || look.Charged != 1000 || len(look.Holders) != 2 {
+		t.Errorf("people see %+v, %v", look, err)
+	}
+	if err := s.Forget(t.Context(), time.Now().Add(-time.Hour)); err != nil || server.Count(eventsKey) != 2 {
+		t.Errorf("young events were deleted: %v", err)
+	}
+	if err := s.Forget(t.Context(), time.Now().Add(time.Hour)); err != nil || server.Count(eventsKey) != 0 {
+		t.Errorf("events are still there: %v", err)
+	}
+	for _, text := range []string{"hello", "bye", ""} {
+		said := map[string]string{}
+		for _, name := range []string{"a", "b"} {
+			if name == "a" && text == "" {
+				continue
+			}
+			err := s.Say(t.Context(), name, text, time.Minute, func(node, text string, ago time.Duration) {
+				if said[node] = text; ago < 0 || ago > time.Minute {
+					t.Errorf("%s said %q %v ago", node, text, ago)
+				}
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if text == "" && len(said) != 1 || text != "" && (said["a"] != text || said["b"] != text) {
+			t.Errorf("nodes said %v after %q", said, text)
+		}
+	}
+	if durable, err := s.Durable(t.Context()); !durable || err != nil {
+		t.Errorf("durable: %v, %v", durable, err)
+	}
+}
+
+// All kinds of messages, in windows and buckets, are settled as in memory.
+func TestKindsOfMessages(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	etcd := node(prepared(t, server.URL()))
+	store := account.NewMemoryStore(func() ratelimit.LedgerTime { return ratelimit.LedgerTime(time.Now().UnixMicro()) })
+	memory := account.NewCAS(store, "t:", func() bool { return true })
+	bucket := ratelimit.Limit{Unit: ratelimit.Year, Requests: 1000, Algorithm: ratelimit.TokenBucket}
+	sliding := ratelimit.Limit{Unit: ratelimit.Year, Requests: 1000, Algorithm: ratelimit.SlidingWindow}
+	for name, limit := range map[string]ratelimit.Limit{"fixed": year, "sliding": sliding, "bucket": bucket} {
+		for kind := account.Kind(0); kind <= account.Leaves; kind++ {
+			for seq := uint64(1); seq < 4; seq++ {
+				c := claim(fmt.Sprint(name, kind), 0xa00, seq, tokens(seq-1)*5, 5)
+				c.Kind, c.Limit = kind, limit
+				if limit.Algorithm == ratelimit.TokenBucket {
+					c.Window = 0
+				}
+				g, err := settle(t, etcd, c)
+				want, failed := settle(t, memory, c)
+				if err != nil || failed != nil || g.Granted != want.Granted || g.Sum != want.Sum ||
+					g.Total != want.Total || (g.Err == nil) != (want.Err == nil) {
+					t.Errorf("%s, kind %d, message %d: %+v, %v; in memory %+v, %v", name, kind, seq, g, err, want,
+						failed)
+				}
+			}
+		}
+	}
+}
+
+// Sixteen nodes contend for three accounts: all of each limit is granted, and no more.
+func TestContention(t *testing.T) {
+	t.Parallel()
+	const nodes, accounts = 16, 3
+	server := etcdtest.Start(t)
+	var granted [accounts]atomic.Int64
+	var messages, contended atomic.Int64
+	var all sync.WaitGroup
+	began := time.Now()
+	for n := range nodes {
+		l := node(prepared(t, server.URL()))
+		all.Go(func() {
+			var has [accounts]tokens
+			for seq := uint64(1); ; seq++ {
+				claims, grants := make([]account.Claim, accounts), make([]account.Grant, accounts)
+				for i := range claims {
+					claims[i] = claim(fmt.Sprint("k", i), ratelimit.Holder(0xa00+n), seq, has[i], 13)
+				}
+				messages.Add(1)
+				if _, _, err := l.Settle(t.Context(), claims, grants); err != nil {
+					t.Error(err)
+					return
+				}
+				full := 0
+				for i := range grants {
+					switch g := &grants[i]; {
+					case errors.Is(g.Err, account.ErrContended):
+						contended.Add(1)
+					case g.Err != nil:
+						t.Error(g.Err)
+						return
+					default:
+						has[i] += g.Granted
+						granted[i].Add(int64(g.Granted))
+						if g.Granted == 0 {
+							full++
+						}
+					}
+				}
+				if full == accounts {
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	l := node(prepared(t, server.URL()))
+	for i := range granted {
+		g, err := settle(t, l, claim(fmt.Sprint("k", i), 0xfff, 1, 0, 0))
+		if err != nil || granted[i].Load() != 1000 || g.Sum != 1000 {
+			t.Errorf("account %d: %d granted, %d charged, of 1000: %v", i, granted[i].Load(), g.Sum, err)
+		}
+	}
+	t.Logf("%d messages of three claims by %d nodes in %v; %d claims gave up", messages.Load(), nodes,
+		time.Since(began).Round(time.Millisecond), contended.Load())
+}
+
+// A server that is killed at any instant, some times, while four nodes claim: what was granted is charged, nothing is
+// to be learnt, and no more than what was answered to nobody is charged besides.
+func TestKilledServer(t *testing.T) {
+	t.Parallel()
+	const nodes = 4
+	server := etcdtest.Start(t)
+	var granted, unknown [nodes]atomic.Int64
+	ctx, stop := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	before := ratelimit.Epoch{}
+	for n := range nodes {
+		l := node(prepared(t, server.URL()))
+		var err error
+		if before, err = l.Verify(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		all.Go(func() {
+			for seq := uint64(1); ctx.Err() == nil; seq++ {
+				has := tokens(granted[n].Load())
+				c := claim("k", ratelimit.Holder(0xa00+n), seq, has, 1)
+				c.Limit.Requests = 100_000
+				c.Want = 3
+				g, err := settle(t, l, c)
+				if err != nil || g.Err != nil {
+					unknown[n].Add(1)
+					time.Sleep(time.Millisecond)
+					continue
+				}
+				granted[n].Add(int64(g.Granted))
+			}
+		})
+	}
+	rnd := rand.New(rand.NewPCG(1, 1))
+	total := func() (n int64) {
+		for i := range granted {
+			n += granted[i].Load()
+		}
+		return n
+	}
+	for range *kills {
+		for at := total() + 1 + rnd.Int64N(200); total() < at; {
+			time.Sleep(time.Millisecond)
+		}
+		server.Kill()
+		server.Run()
+	}
+	stop()
+	all.Wait()
+	l := node(prepared(t, server.URL()))
+	c := claim("k", 0xfff, 1, 0, 0)
+	c.Limit.Requests = 100_000
+	g, err := settle(t, l, c)
+	// What was committed and not answered is in the sum as well; a node's next claim takes it back.
+	if err != nil || int64(g.Sum) < total() || int64(g.Sum) > total()+3*nodes {
+		t.Errorf("%d tokens were granted, and %d are charged: %v", total(), g.Sum, err)
+	}
+	missed := int64(0)
+	for n := range nodes {
+		missed += unknown[n].Load()
+	}
+	if e, err := l.Verify(t.Context()); err != nil || e != before {
+		t.Errorf("after a crash the epoch is %+v, was %+v, %v: nothing was lost", e, before, err)
+	}
+	t.Logf("%d kills: %d tokens granted, %d charged, %d claims without an answer", *kills, total(), g.Sum, missed)
+}
+
+// The leader of three members is killed and comes back, and then a member hangs, while four nodes claim: nothing that
+// was granted is lost, the life stays, and claims go on.
+func TestFailover(t *testing.T) {
+	t.Parallel()
+	const nodes = 4
+	members := etcdtest.StartCluster(t, 3)
+	url := members[0].URL() + ",127.0.0.1:" + members[1].Port + ",127.0.0.1:" + members[2].Port
+	first := prepared(t, url)
+	life := first.snapshot(t).Life
+	var granted atomic.Int64
+	ctx, stop := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	for n := range nodes {
+		l := node(prepared(t, url))
+		all.Go(func() {
+			has := tokens(0)
+			for seq := uint64(1); ctx.Err() == nil; seq++ {
+				bounded, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+				c, g := claim("k", ratelimit.Holder(0xa00+n), seq, has, 1), make([]account.Grant, 1)
+				c.Limit.Requests = 1_000_000
+				_, _, err := l.Settle(bounded, []account.Claim{c}, g)
+				cancel()
+				if err == nil && g[0].Err == nil {
+					has += g[0].Granted
+					granted.Add(int64(g[0].Granted))
+				}
+			}
+		})
+	}
+	var longest time.Duration
+	goesOn := func() {
+		for at, began := granted.Load()+50, time.Now(); granted.Load() < at; time.Sleep(time.Millisecond) {
+			longest = max(longest, time.Since(began))
+		}
+	}
+	goesOn()
+	leader := slices.IndexFunc(members, (*etcdtest.Server).Leads)
+	if leader < 0 {
+		t.Fatal("there is no leader")
+	}
+	members[leader].Kill()
+	goesOn()
+	members[leader].Run()
+	goesOn()
+	members[0].Signal(syscall.SIGSTOP)
+	goesOn()
+	members[0].Signal(syscall.SIGCONT)
+	stop()
+	all.Wait()
+	c := claim("k", 0xfff, 1, 0, 0)
+	c.Limit.Requests = 1_000_000
+	g, err := settle(t, node(first), c)
+	if err != nil || int64(g.Sum) < granted.Load() || int64(g.Sum) > granted.Load()+nodes {
+		t.Errorf("%d tokens were granted, and %d are charged: %v", granted.Load(), g.Sum, err)
+	}
+	if now := first.snapshot(t).Life; now != life {
+		t.Errorf("after the failover the life is %q, was %q", now, life)
+	}
+	t.Logf("%d tokens granted, %d charged; 50 claims took %v at most", granted.Load(), g.Sum,
+		longest.Round(time.Millisecond))
+}
+
+// Where clocks differ by a minute no fixed window is over its limit; and a clock that is set back stands still.
+func TestClocks(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	right, ahead := prepared(t, server.URL()), prepared(t, server.URL())
+	later := ahead.now() + ratelimit.LedgerTime(time.Minute/time.Microsecond)
+	ahead.clock.Store(int64(later))
+	if a, b := ahead.snapshot(t).Now, ahead.snapshot(t).Now; a != later || b != later {
+		t.Errorf("a clock that was set back from %d says %d and %d", later, a, b)
+	}
+	before := time.Now().UnixMicro()
+	if now := right.snapshot(t).Now; int64(now) < before || int64(now) > time.Now().UnixMicro() {
+		t.Errorf("read at %d, and the time is %d", before, now)
+	}
+	minute := ratelimit.Limit{Unit: ratelimit.Minute, Requests: 1000}
+	has := []map[ratelimit.Window]tokens{{}, {}}
+	for seq := range uint64(20) {
+		for n, s := range []*Store{right, ahead} {
+			c := claim("k", ratelimit.Holder(0xa00+n), seq+1, has[n][minute.WindowAt(s.now())], 90)
+			c.Limit, c.Window = minute, minute.WindowAt(s.now())
+			g, err := settle(t, node(s), c)
+			if err != nil || g.Err != nil {
+				t.Fatal(g, err)
+			}
+			has[n][c.Window] += g.Granted
+		}
+	}
+	for w := range has[0] {
+		if sum := has[0][w] + has[1][w]; sum > 1000 {
+			t.Errorf("of window %d %d of 1000 were granted", w, sum)
+		}
+	}
+}
+
+// Of changes in one message each is made or not by itself; and 300 of them, more than a transaction has, all are.
+func TestWrite(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	s := prepared(t, server.URL())
+	names, changes := make([]string, 300), make([]account.Change, 300)
+	until := s.now() + narrowSlot
+	for i := range changes {
+		names[i] = fmt.Sprint("k", i)
+		changes[i] = account.Change{StoreKey: account.StoreKey{Name: names[i]}, Data: []byte{1}, Until: until}
+	}
+	// Together they are more than etcd takes at once.
+	changes[7].Data, changes[8].Data = make([]byte, 1<<20), make([]byte, 1<<20)
+	life := s.snapshot(t).Life
+	made, err := s.Write(t.Context(), life, changes)
+	for i := range made {
+		if !made[i] {
+			t.Fatalf("change %d was not made", i)
+		}
+	}
+	x := s.snapshot(t, names...)
+	if err != nil || x.Records[299].Version == 0 || len(x.Records[7].Data) != 1<<20 || x.Life != life {
+		t.Fatal(err, x.Life)
+	}
+	pair := []account.Change{
+		{StoreKey: account.StoreKey{Name: "k0"}, Version: x.Records[0].Version, Data: []byte{2}, Until: until},
+		{StoreKey: account.StoreKey{Name: "k1"}, Version: x.Records[1].Version + 1, Data: []byte{2}, Until: until},
+		{StoreKey: account.StoreKey{Name: "k2"}, Data: []byte{2}, Until: until, Events: make([]account.Event, 500)},
+		{StoreKey: account.StoreKey{Name: "new"}, Version: 3, Data: []byte{2}, Until: until},
+		{StoreKey: account.StoreKey{Name: "k3"}, Events: make([]account.Event, 500)},
+	}
+	if made, err = s.Write(t.Context(), life, pair); err != nil || fmt.Sprint(made) != "[true false false false true]" {
+		t.Errorf("made were %v, %v", made, err)
+	}
+	y := s.snapshot(t, "k0", "k1", "new")
+	if y.Records[0].Data[0] != 2 || y.Records[0].Version <= x.Records[0].Version ||
+		y.Records[1].Data[0] != 1 || y.Records[2].Version != 0 {
+		t.Errorf("the records are %+v", y)
+	}
+	if n := server.Count(eventsKey); n != 1 {
+		t.Errorf("there are events of %d changes", n)
+	}
+	if _, err := s.Write(t.Context(), life+"1", pair); !errors.Is(err, account.ErrLife) {
+		t.Errorf("in another life it answers %v", err)
+	}
+}
+
+// Etcd deletes what is over, by the lease that all records of a time share, and grants anew what was revoked.
+func TestExpiry(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	s, other := prepared(t, server.URL()), prepared(t, server.URL())
+	const accounts = 16_000
+	now := s.now()
+	over, later := now+narrowSlot, now+3*narrowSlot
+	life := s.snapshot(t).Life
+	for from := 0; from < accounts; from += 1000 {
+		changes := make([]account.Change, 1000)
+		for i := range changes {
+			changes[i] = account.Change{
+				StoreKey: account.StoreKey{Name: fmt.Sprint("k", from+i), Over: over}, Data: make([]byte, 60),
+				Until: over,
+			}
+		}
+		if made, err := []*Store{s, other}[from/1000%2].Write(t.Context(), life, changes); err != nil || !made[0] {
+			t.Fatal(made, err)
+		}
+	}
+	// A bucket moves to a later lease, and what is never over has none.
+	bucket := account.Change{StoreKey: account.StoreKey{Name: "bucket"}, Data: []byte{1}, Until: over}
+	ever := account.Change{StoreKey: account.StoreKey{Name: "ever"}, Data: []byte{1}, Until: 1 << 62}
+	if _, err := s.Write(t.Context(), life, []account.Change{bucket, ever}); err != nil {
+		t.Fatal(err)
+	}
+	bucket.Version, bucket.Until = s.snapshot(t, "bucket").Records[0].Version, later
+	if made, err := s.Write(t.Context(), life, []account.Change{bucket}); err != nil || !made[0] {
+		t.Fatal(made, err)
+	}
+	var took time.Duration
+	server.With(func(ctx context.Context, c *clientv3.Client) error {
+		for share := range uint64(shares) {
+			id, ttl := leaseOf(now, over, share)
+			r, err := c.TimeToLive(ctx, id)
+			if err != nil {
+				return err
+			}
+			// Ten minutes after the last one is over, by the clock of the node that granted it.
+			least := over.Sub(now) + grace + time.Duration(share)*shareApart
+			if left := time.Duration(r.TTL) * time.Second; left < least-10*time.Second || left > ttl ||
+				ttl > least+grace {
+				t.Errorf("lease %d has %v left of %v, and the last record is over in %v", share, left, ttl,
+					over.Sub(now))
+			}
+			began := time.Now()
+			_, err = c.Revoke(ctx, id) // as etcd does it, when its time has come
+			if took = max(took, time.Since(began)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if n := server.Count(recordsKey); n != 2 || took > 500*time.Millisecond {
+		t.Errorf("%d records are left after %v", n, took)
+	}
+	c := account.Change{StoreKey: account.StoreKey{Name: "k", Over: over}, Data: []byte{1}, Until: over}
+	if made, err := s.Write(t.Context(), life, []account.Change{c}); err != nil || !made[0] {
+		t.Errorf("a lease that was revoked is not granted anew: %v", err)
+	}
+	t.Logf("%d records went in %d steps of %v at most", accounts, shares, took.Round(time.Millisecond))
+
+	// A real one, of which the time comes.
+	server.With(func(ctx context.Context, c *clientv3.Client) error {
+		short, _ := leaseOf(now, over+6*narrowSlot, shareOf("short"))
+		_, err := c.Revoke(ctx, short)
+		if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+			return err
+		}
+		_, err = clientv3.RetryLeaseClient(c).LeaseGrant(ctx, &etcdserverpb.LeaseGrantRequest{ID: int64(short), TTL: 1})
+		return err
+	})
+	c = account.Change{StoreKey: account.StoreKey{Name: "short"}, Data: []byte{1}, Until: over + 6*narrowSlot}
+	if made, err := other.Write(t.Context(), life, []account.Change{c}); err != nil || !made[0] {
+		t.Fatal(made, err)
+	}
+	for s.snapshot(t, "short").Records[0].Version != 0 {
+		time.Sleep(20 * time.Millisecond) // the test's deadline bounds it
+	}
+}
+
+// An older copy is another life: to a node that lived on, where it has the same cluster ID; and to all, where not.
+func TestRestoredCopy(t *testing.T) {
+	t.Parallel()
+	for _, token := range []string{"", "other"} {
+		server := etcdtest.Start(t)
+		s := prepared(t, server.URL())
+		l := node(s)
+		before, err := l.Verify(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		life := s.snapshot(t).Life
+		if g, err := settle(t, l, claim("k", 0xa00, 1, 0, 100)); err != nil || g.Granted != 100 {
+			t.Fatalf("%+v, %v", g, err)
+		}
+		copied := server.Snapshot()
+		if g, err := settle(t, l, claim("k", 0xa00, 2, 100, 600)); err != nil || g.Granted != 600 {
+			t.Fatalf("%+v, %v", g, err)
+		}
+		server.Kill()
+		server.Restore(copied, token)
+		server.Run()
+		young := prepared(t, server.URL()) // a process that began after the restore
+		if now := young.snapshot(t).Life; (now == life) != (token == "") {
+			t.Errorf("token %q: to a new process the life is %q, was %q", token, now, life)
+		}
+		// It writes more than was lost, to the same account, before the other one looks.
+		for seq := range uint64(10) {
+			if g, err := settle(t, node(young), claim("k", 0xb00, seq+1, tokens(seq), 1)); err != nil || g.Err != nil {
+				t.Fatal(g, err)
+			}
+		}
+		after, err := l.Verify(t.Context())
+		if err != nil || after.ID == before.ID || token == "" && after.Learning <= after.Began {
+			t.Errorf("token %q: the copy's epoch is %+v, the original's was %+v: %v", token, after, before, err)
+		}
+		if e, err := node(young).Verify(t.Context()); err != nil || e != after {
+			t.Errorf("token %q: a new process has the epoch %+v, the old one %+v: %v", token, e, after, err)
+		}
+	}
+}
+
+// A restore of all that was written, and a restart, lose nothing, and the life stays; data that is gone is another one.
+func TestLife(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	s := prepared(t, server.URL())
+	if g, err := settle(t, node(s), claim("k", 0xa00, 1, 0, 100)); err != nil || g.Granted != 100 {
+		t.Fatalf("%+v, %v", g, err)
+	}
+	life := s.snapshot(t).Life
+	copied := server.Snapshot()
+	server.Kill()
+	server.Run()
+	if now := s.snapshot(t).Life; now != life {
+		t.Errorf("after a crash the life is %q, was %q", now, life)
+	}
+	server.Kill()
+	server.Restore(copied, "")
+	server.Run()
+	if now := s.snapshot(t).Life; now != life {
+		t.Errorf("after a restore of all the life is %q, was %q", now, life)
+	}
+	// Overwritten and compacted: it cannot be told, and is taken for lost, unless it is there as it was.
+	compact := func() {
+		server.With(func(ctx context.Context, c *clientv3.Client) error {
+			r, err := c.Put(ctx, "-", "")
+			if err == nil {
+				_, err = c.Compact(ctx, r.Header.Revision)
+			}
+			return err
+		})
+		server.Kill()
+		server.Run()
+	}
+	compact()
+	if now := s.snapshot(t).Life; now != life {
+		t.Errorf("after compaction the life is %q, was %q", now, life)
+	}
+	other := node(prepared(t, server.URL()))
+	if g, err := settle(t, other, claim("k", 0xb00, 1, 0, 100)); err != nil || g.Granted != 100 {
+		t.Fatalf("%+v, %v", g, err)
+	}
+	compact()
+	if now := s.snapshot(t).Life; now == life {
+		t.Errorf("the last write cannot be found any more, and the life is %q as before", now)
+	}
+	life = s.snapshot(t).Life
+	server.With(func(ctx context.Context, c *clientv3.Client) error {
+		_, err := c.Delete(ctx, root, clientv3.WithPrefix())
+		return err
+	})
+	if now := s.snapshot(t).Life; now == life {
+		t.Errorf("all is deleted, and the life is %q as before", now)
+	}
+}
+
+// What was overwritten is compacted when it is old, once by all nodes, and not where the URL says so.
+func TestCompaction(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	for n, url := range []string{server.URL() + "?compact=false", server.URL()} {
+		s := prepared(t, url)
+		var revisions [3]int64
+		for i := range revisions {
+			c := claim("k", ratelimit.Holder(n+1), uint64(i+1), 0, 1)
+			if g, err := settle(t, node(s), c); err != nil || g.Err != nil {
+				t.Fatal(g, err)
+			}
+			for range 2 {
+				if _, _, err := s.Drop(t.Context(), 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+			revisions[i] = s.history.revision
+			s.history.at = s.history.at.Add(-historyKept)
+		}
+		server.With(func(ctx context.Context, c *clientv3.Client) error {
+			for i, revision := range revisions {
+				_, err := c.Get(ctx, "-", clientv3.WithRev(revision))
+				if gone := errors.Is(err, rpctypes.ErrCompacted); gone != (i == 0 && revision != 0) {
+					t.Errorf("%s: revision %d, of look %d: %v", url, revision, i, err)
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// Bad URLs and passwords are errors that say what to do, and a server that hangs ends with the deadline.
+func TestErrors(t *testing.T) {
+	t.Parallel()
+	for url, want := range map[string]string{
+		"redis://u:geheim@host:1":              "must begin with etcd://",
+		"etcd://u:geheim@":                     "is no host with a port",
+		"etcd://u:geheim@host":                 `"host" is no host with a port`,
+		"etcd://u:geheim@host:port":            `"host:port" is no host with a port`,
+		"etcd://u:geheim@host:1,host:99999":    `"host:99999" is no host with a port`,
+		"etcd://u:geheim%@host:1":              "write %25 for a %",
+		"etcd://geheim@host:1":                 "a user without a password",
+		"etcd://u:geheim@host:1?tsl=true":      `the setting "tsl"`,
+		"etcd://u:geheim@host:1?tls=ja":        `tls is "ja", must be true or false`,
+		"etcd://u:geheim@host:1?cacert=a":      "add tls=true",
+		"etcd://u:geheim@host:1?tls=1&cert=a":  `cert is "a" and key is ""`,
+		"etcd://u:ge/h?eim@host:1?x=1":         "is no host with a port",
+		"etcd://h:1?tls=true&cacert=/dev/null": "has no certificate in the form of PEM",
+	} {
+		if _, err := Open(url, ""); err == nil || !strings.Contains(err.Error(), want) ||
+			strings.Contains(err.Error(), "geheim") {
+			t.Errorf("the error of %s is %v, must say %s", url, err, want)
+		}
+	}
+	p, err := parse("etcd://a%40b:c%3Ad%2F@[::1]:2379,host-2:2380/?compact=false")
+	if err != nil || p.config.Username != "a@b" || p.config.Password != "c:d/" || p.compacts ||
+		fmt.Sprint(p.config.Endpoints) != "[[::1]:2379 host-2:2380]" {
+		t.Errorf("%+v, %v", p.config, err)
+	}
+	server := etcdtest.Start(t)
+	s := open(t, server.URL())
+	if _, err := s.Read(t.Context(), nil); !errors.Is(err, errUnprepared) {
+		t.Errorf("before it is prepared it answers %v", err)
+	}
+	if err := s.Prepare(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	l := node(s)
+	server.Signal(syscall.SIGSTOP)
+	began := time.Now()
+	g := make([]account.Grant, 1)
+	_, _, err = l.Settle(ctx, []account.Claim{claim("k", 0xa00, 1, 0, 1)}, g)
+	server.Signal(syscall.SIGCONT)
+	if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 5*time.Second {
+		t.Errorf("a server that hangs: %v after %v", err, time.Since(began))
+	}
+	if g, err := settle(t, l, claim("k", 0xa00, 2, 0, 1)); err != nil || g.Granted != 1 {
+		t.Errorf("after it went on: %+v, %v", g, err)
+	}
+	server.Protect("geheim:%")
+	for user, want := range map[string]error{
+		"":                   rpctypes.ErrUserEmpty,
+		"root:geheimfalsch@": rpctypes.ErrAuthFailed,
+		"root:geheim%3A%25@": nil,
+	} {
+		err := open(t, strings.Replace(server.URL(), "://", "://"+user, 1)).Prepare(t.Context())
+		if !errors.Is(err, want) || err != nil && strings.Contains(err.Error(), "geheim") {
+			t.Errorf("with %q: %v, must be %v", user, err, want)
+		}
+	}
+	server.Kill()
+	for _, user := range []string{"", "root:geheim@"} {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		err = open(t, strings.Replace(server.URL(), "://", "://"+user, 1)).Prepare(ctx)
+		cancel()
+		if err == nil || !strings.Contains(err.Error(), server.Port) {
+			t.Errorf("nobody listens, and the error is %v", err)
+		}
+	}
+}

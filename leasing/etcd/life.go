@@ -1,0 +1,133 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cespare/xxhash/v2"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/stats"
+
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// The life of the data is the cluster's ID, and a number at random in a record, which all writes compare.
+//
+// The ID alone does not tell an older copy: it is made of the members' addresses and of the cluster's token, so that a
+// snapshot that is restored in the same place has the same ID. The number in the record is restored as well. What tells
+// is the last write that a process was told of. An older copy does not have it, and a process that sees this has the
+// record say another number. It looks at each new connection, for a cluster that is restored ends all connections.
+//
+// A process that began after the restore has nothing to tell, and nothing that it took is lost.
+
+const lifeKey = root + "life"
+
+func lifeOf(cluster uint64, nonce string) string { return fmt.Sprintf("%x-%s", cluster, nonce) }
+
+func parseLife(s string) (cluster uint64, nonce string, ok bool) {
+	id, nonce, ok := strings.Cut(s, "-")
+	cluster, err := strconv.ParseUint(id, 16, 64)
+	return cluster, nonce, ok && err == nil
+}
+
+// begin has another life begin, unless somebody else has done so: the life's record had that version, 0 for none.
+func begin(ctx context.Context, c *clientv3.Client, version int64) error {
+	_, err := c.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(lifeKey), "=", version)).
+		Then(clientv3.OpPut(lifeKey, fmt.Sprintf("%016x", rand.Uint64()))).Commit()
+	return err
+}
+
+// lives is how a process tells that the data is an older copy.
+type lives struct {
+	dials dials
+
+	mu     sync.Mutex
+	last   write // guarded by mu: the latest that was reported
+	proven int64 // guarded by mu: how many connections there had been when the data was last found to have it
+}
+
+// write is one that was reported.
+type write struct {
+	key      string
+	revision int64 // 0: there was none
+	sum      uint64
+	until    ratelimit.LedgerTime
+	life     string
+}
+
+// wrote notes a write, if it is the latest.
+func (l *lives) wrote(c *account.Change, revision int64, life string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.last.life != life || l.last.revision < revision {
+		l.last = write{keyOf(c.Name), revision, xxhash.Sum64(c.Data), c.Until, life}
+	}
+}
+
+// lost tells whether data in a life lacks the last write, where there are new connections since it was looked at. What
+// cannot be told is taken for lost: the write was overwritten, and that was compacted. This costs a learning.
+func (l *lives) lost(
+	ctx context.Context, c *clientv3.Client, life string, now ratelimit.LedgerTime, dials int64,
+) (bool, error) {
+	l.mu.Lock()
+	w, proven := l.last, l.proven
+	l.mu.Unlock()
+	if proven >= dials {
+		return false, nil
+	}
+	// Of another life all is learnt anyway, and what is over is of no use.
+	if w.revision != 0 && w.life == life && w.until > now {
+		there, err := w.there(ctx, c)
+		if err != nil || !there {
+			return err == nil, err
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.proven = max(l.proven, dials)
+	return false, nil
+}
+
+// there tells whether the data has a write, now or in its history.
+func (w *write) there(ctx context.Context, c *clientv3.Client) (bool, error) {
+	for _, at := range []int64{0, w.revision} {
+		r, err := c.Get(ctx, w.key, clientv3.WithRev(at))
+		if errors.Is(err, rpctypes.ErrFutureRev) || errors.Is(err, rpctypes.ErrCompacted) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		if len(r.Kvs) == 1 && r.Kvs[0].ModRevision == w.revision && xxhash.Sum64(r.Kvs[0].Value) == w.sum {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// dials counts connections. It implements [stats.Handler]: gRPC calls it before a connection has a request.
+type dials struct{ atomic.Int64 }
+
+// TagRPC implements [stats.Handler].
+func (d *dials) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+
+// HandleRPC implements [stats.Handler].
+func (d *dials) HandleRPC(context.Context, stats.RPCStats) {}
+
+// TagConn implements [stats.Handler].
+func (d *dials) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
+// HandleConn implements [stats.Handler].
+func (d *dials) HandleConn(_ context.Context, s stats.ConnStats) {
+	if _, ok := s.(*stats.ConnBegin); ok {
+		d.Add(1)
+	}
+}

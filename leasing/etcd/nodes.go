@@ -1,0 +1,58 @@
+package etcd
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+const nodesKey = root + "nodes/"
+
+// Say notes what a node says of itself, "" that it is gone, and calls see with what each has said in a time until now.
+// Etcd deletes what is older, by a lease. How long ago it was is by the clocks of both nodes.
+func (s *Store) Say(
+	ctx context.Context, node, text string, within time.Duration, see func(node, text string, ago time.Duration),
+) error {
+	c, err := s.connected()
+	if err != nil {
+		return err
+	}
+	ctx = clientv3.WithRequireLeader(ctx)
+	prefix := nodesKey + url.PathEscape(s.prefix) + "/"
+	says, now := clientv3.OpDelete(prefix+node), s.now()
+	if text != "" {
+		lease, err := c.Grant(ctx, int64(max(1, within/time.Second)))
+		if err != nil {
+			return fmt.Errorf("etcd: %w", err)
+		}
+		says = clientv3.OpPut(prefix+node, fmt.Sprint(int64(now), " ", text), clientv3.WithLease(lease.ID))
+	}
+	r, err := c.Txn(ctx).Then(says, clientv3.OpGet(prefix, clientv3.WithPrefix())).Commit()
+	if err != nil {
+		return fmt.Errorf("etcd: %w", err)
+	}
+	for _, kv := range r.Responses[1].GetResponseRange().Kvs {
+		said, text, _ := strings.Cut(string(kv.Value), " ")
+		at, err := strconv.ParseInt(said, 10, 64)
+		if err != nil {
+			continue // it is none of ours
+		}
+		ago := now.Sub(ratelimit.LedgerTime(at))
+		see(strings.TrimPrefix(string(kv.Key), prefix), text, min(max(0, ago), within))
+	}
+	return nil
+}
+
+// Durable tells whether what is committed survives a crash of all members: it does, unless they run with
+// --unsafe-no-fsync, which etcd does not tell. It asks whether a majority answers.
+func (s *Store) Durable(ctx context.Context) (bool, error) {
+	err := s.Ping(ctx)
+	return err == nil, err
+}

@@ -1,0 +1,73 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// historyKept is for how long etcd keeps what was overwritten, at least: as long as Kubernetes keeps it.
+const historyKept = 5 * time.Minute
+
+// history is what may be compacted.
+type history struct {
+	kept bool // by somebody else. It never changes
+
+	mu       sync.Mutex
+	revision int64     // guarded by mu: of the data at that time; 0: of none
+	at       time.Time // guarded by mu
+}
+
+// Drop implements [account.Store]. Etcd deletes records that are over by their leases, so that there are none to drop.
+// It grants leases of the near future, and has etcd compact what was overwritten more than five minutes ago: without
+// that, the data grows until etcd takes no more writes.
+func (s *Store) Drop(ctx context.Context, _ ratelimit.LedgerTime) (n int, more bool, err error) {
+	c, err := s.connected()
+	if err != nil {
+		return 0, false, err
+	}
+	if err := s.leases.ahead(clientv3.WithRequireLeader(ctx), c, s.now()); err != nil {
+		return 0, false, fmt.Errorf("etcd: granting leases: %w", err)
+	}
+	if s.history.kept {
+		return 0, false, nil
+	}
+	revision, now := s.history.due(time.Now())
+	if revision != 0 {
+		_, err := c.Compact(clientv3.WithRequireLeader(ctx), revision)
+		if err != nil && !errors.Is(err, rpctypes.ErrCompacted) { // by another node
+			return 0, false, fmt.Errorf("etcd: compacting what was overwritten: %w", err)
+		}
+	}
+	if !now {
+		return 0, false, nil
+	}
+	if revision, err = s.revision(ctx); err != nil {
+		return 0, false, err
+	}
+	s.history.saw(revision, time.Now())
+	return 0, false, nil
+}
+
+// due is up to which revision may be compacted, 0 for none, and whether it is time to look at the revision.
+func (h *history) due(now time.Time) (revision int64, look bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.revision != 0 && now.Sub(h.at) < historyKept {
+		return 0, false
+	}
+	return h.revision, true
+}
+
+func (h *history) saw(revision int64, at time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.revision, h.at = revision, at
+}

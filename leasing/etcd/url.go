@@ -1,0 +1,162 @@
+package etcd
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+)
+
+// parsed is what a URL says.
+type parsed struct {
+	config   clientv3.Config
+	compacts bool
+}
+
+const (
+	scheme = "etcd://"
+	// form is what errors show.
+	form = "etcd://user:password@host:port,host:port?tls=true&cacert=FILE&cert=FILE&key=FILE&compact=false"
+)
+
+// parse reads a URL. It is not one for [url.Parse], which takes one host. Errors never show the password.
+func parse(rawURL string) (p parsed, err error) {
+	rest, ok := strings.CutPrefix(rawURL, scheme)
+	if !ok {
+		return p, fmt.Errorf("it must begin with %s: %s", scheme, form)
+	}
+	rest, query, _ := strings.Cut(rest, "?")
+	user := ""
+	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
+		user, rest = rest[:at], rest[at+1:]
+	}
+	if p.config, err = configOf(rest); err != nil {
+		return p, err
+	}
+	if err := p.credentials(user); err != nil {
+		return p, err
+	}
+	return p, p.settings(query)
+}
+
+// How a connection is found to be dead: etcd allows one question each five seconds.
+const (
+	aliveEvery  = 5 * time.Second
+	aliveAnswer = 2 * time.Second
+)
+
+func configOf(hosts string) (clientv3.Config, error) {
+	c := clientv3.Config{
+		DialKeepAliveTime: aliveEvery, DialKeepAliveTimeout: aliveAnswer,
+		// What fails is told to whom it concerns.
+		Logger: zap.NewNop(),
+	}
+	for _, host := range strings.Split(strings.TrimSuffix(hosts, "/"), ",") {
+		name, port, err := net.SplitHostPort(host)
+		n, failed := strconv.ParseUint(port, 10, 16)
+		if err != nil || failed != nil || name == "" || n == 0 {
+			return c, fmt.Errorf("%q is no host with a port, such as etcd-1:2379: %s", host, form)
+		}
+		c.Endpoints = append(c.Endpoints, host)
+	}
+	return c, nil
+}
+
+func (p *parsed) credentials(user string) error {
+	if user == "" {
+		return nil
+	}
+	name, password, _ := strings.Cut(user, ":")
+	var err1, err2 error
+	p.config.Username, err1 = url.PathUnescape(name)
+	p.config.Password, err2 = url.PathUnescape(password)
+	if err1 != nil || err2 != nil {
+		return errors.New("its user or its password has a % that escapes nothing: write %25 for a %")
+	}
+	if p.config.Username == "" || p.config.Password == "" {
+		return fmt.Errorf("it has a user without a password, or the other way round: %s", form)
+	}
+	return nil
+}
+
+// settings reads what is behind the question mark.
+func (p *parsed) settings(query string) error {
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return fmt.Errorf("%q behind the question mark cannot be read: %w", query, err)
+	}
+	secure, files := false, map[string]string{}
+	p.compacts = true
+	for name, all := range values {
+		value := all[len(all)-1]
+		switch name {
+		case "cacert", "cert", "key":
+			files[name] = value
+		case "tls":
+			secure, err = boolOf(name, value)
+		case "compact":
+			p.compacts, err = boolOf(name, value)
+		default:
+			err = fmt.Errorf("it has the setting %q, and knows tls, cacert, cert, key and compact", name)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	switch {
+	case secure:
+		p.config.TLS, err = tlsOf(files["cacert"], files["cert"], files["key"])
+	case len(files) > 0:
+		err = errors.New("it names files for TLS, and tls is not true: add tls=true")
+	}
+	return err
+}
+
+func boolOf(name, value string) (bool, error) {
+	yes, err := strconv.ParseBool(value)
+	if err != nil {
+		return false, fmt.Errorf("%s is %q, must be true or false", name, value)
+	}
+	return yes, nil
+}
+
+// tlsOf reads files. A client's certificate is read again for each connection, so that it may be renewed.
+func tlsOf(cacert, cert, key string) (*tls.Config, error) {
+	c := &tls.Config{MinVersion: tls.VersionTLS12}
+	if cacert != "" {
+		text, err := os.ReadFile(cacert)
+		if err != nil {
+			return nil, fmt.Errorf("cacert: %w", err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(text) {
+			return nil, fmt.Errorf("cacert: %s has no certificate in the form of PEM", cacert)
+		}
+	}
+	if (cert == "") != (key == "") {
+		return nil, fmt.Errorf("cert is %q and key is %q: a certificate and its key come together", cert, key)
+	}
+	if cert != "" {
+		read := func() (*tls.Certificate, error) {
+			pair, err := tls.LoadX509KeyPair(cert, key)
+			if err != nil {
+				return nil, fmt.Errorf("cert and key: %w", err)
+			}
+			return &pair, nil
+		}
+		if _, err := read(); err != nil {
+			return nil, err
+		}
+		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return read() }
+	}
+	return c, nil
+}
