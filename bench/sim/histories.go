@@ -39,6 +39,9 @@ func (f *Failure) Error() string {
 	return fmt.Sprintf("seed %d: %v\n  of %s\n  replay: %s", f.Seed, f.Violation, f.What, f.Replay)
 }
 
+// GCPercent is how far the heap may grow before garbage is collected: the simulator's is short-lived, and its memory small.
+const GCPercent = 400
+
 // Selection is which histories are played. Those that it leaves out are made up, which takes
 // microseconds, and not played, so that a seed is the same history in every selection. The
 // zero Selection is all of them.

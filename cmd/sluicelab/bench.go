@@ -1,5 +1,3 @@
-//go:build !server
-
 package main
 
 import (
@@ -23,8 +21,8 @@ type benchCmd struct {
 	Baseline benchBaselineCmd `cmd:"" hidden:"" help:"Serve the server that asks Redis for each request."`
 }
 
-// measured are the facts of a page about what this process has measured, for so long until now.
-func measured(took time.Duration) []report.Fact {
+// facts are those of a page about what this process has measured, for so long until now.
+func facts(took time.Duration) []report.Fact {
 	return []report.Fact{
 		{Name: "command", Value: strings.Join(os.Args, " ")},
 		{Name: "when", Value: time.Now().UTC().Format(time.RFC3339)},

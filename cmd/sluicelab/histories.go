@@ -1,5 +1,3 @@
-//go:build !server
-
 package main
 
 import (
@@ -16,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/sim"
 )
 
@@ -32,12 +31,12 @@ type historiesCmd struct {
 	JSON    bool `help:"Print JSON."`
 }
 
-// Help is what `sluice sim histories --help` says below its summary.
+// Help is what `sluicelab sim histories --help` says below its summary.
 func (*historiesCmd) Help() string {
 	return `Examples:
 
-  sluice sim histories --count 10000
-  sluice sim histories --no-store`
+  sluicelab sim histories --count 10000
+  sluicelab sim histories --no-store`
 }
 
 // Run fails if a history does.
@@ -52,14 +51,14 @@ func (c *historiesCmd) Run(s streams) error {
 	if c.Trace {
 		return c.replay(s.out)
 	}
-	debug.SetGCPercent(simGC)
+	debug.SetGCPercent(sim.GCPercent)
 	if c.Cores == 0 {
 		c.Cores = runtime.GOMAXPROCS(0)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	start := time.Now()
-	sum, err := sim.Histories(ctx, which, c.Seed, c.Count, c.Cores, progressLine(s.progress(), c.Count, "histories"))
+	sum, err := sim.Histories(ctx, which, c.Seed, c.Count, c.Cores, report.Progress(s.progress(), c.Count, "histories"))
 	if err != nil && !errors.Is(err, context.Canceled) { // of one that was interrupted, what was played is told
 		return err
 	}
