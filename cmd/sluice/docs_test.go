@@ -55,7 +55,7 @@ func TestDocsNameTestsThatExist(t *testing.T) {
 	if len(names) < 500 {
 		t.Fatalf("%d tests", len(names))
 	}
-	named := regexp.MustCompile("`((?:Test|Benchmark|Fuzz)[A-Z][A-Za-z0-9_]*)(\\.\\.\\.)?`")
+	named := regexp.MustCompile("(?:`|held by |, )((?:Test|Benchmark|Fuzz)[A-Z][A-Za-z0-9_]*)(\\.\\.\\.)?(?:`|,| -->)")
 	seen := 0
 	for page, text := range pages(t) {
 		for _, m := range named.FindAllStringSubmatch(text, -1) {
