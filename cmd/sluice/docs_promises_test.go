@@ -71,6 +71,7 @@ var notPromises = map[string]string{
 	"docs/internals/peers.md":    "for developers; the tests of packages routing and leasing, and histories, play its rules",
 	"docs/mistakes.md":           "TestMistakes writes it from what check says",
 	"docs/dependencies.md":       "TestDependencies holds the table; who can choose what a module parses is an opinion",
+	"docs/runbooks.md":           "advice for on-call engineers; TestAlerts holds a section for each alert",
 	"docs/metrics.md":            "TestHandbookNamesEveryMetric holds it; a line says what is counted, not how much it will be",
 	"docs/mutation.md":           "a tool for developers, and how it works",
 	"docs/releasing.md#Versions": "promises of people",
@@ -139,7 +140,7 @@ func TestDocsShowWhatTheyPromise(t *testing.T) {
 				return true
 			}
 		}
-		return strings.HasPrefix(page, "docs/runbooks/") // each is what to do at one alert, of which TestAlerts has a test
+		return false
 	}
 	promises, texts := 0, pages(t)
 	for page, text := range texts {
