@@ -71,6 +71,7 @@ var notPromises = map[string]string{
 	"docs/internals/peers.md":    "for developers; the tests of packages routing and leasing, and histories, play its rules",
 	"docs/mistakes.md":           "TestMistakes writes it from what check says",
 	"docs/dependencies.md":       "TestDependencies holds the table; who can choose what a module parses is an opinion",
+	"docs/adr/README.md":         "for contributors; docs/protocol.md and pages have the promises",
 	"docs/runbooks.md":           "advice for on-call engineers; TestAlerts holds a section for each alert",
 	"docs/metrics.md":            "TestHandbookNamesEveryMetric holds it; a line says what is counted, not how much it will be",
 	"docs/mutation.md":           "a tool for developers, and how it works",
