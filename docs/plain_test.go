@@ -81,7 +81,9 @@ func texts(t *testing.T) map[string]string {
 			if err != nil {
 				t.Fatal(err)
 			}
-			all[filepath.ToSlash(filepath.Join("docs", name))] = string(text)
+			if name != "evidence.md" { // quotes the others
+				all[filepath.ToSlash(filepath.Join("docs", name))] = string(text)
+			}
 		}
 	}
 	for _, root := range []string{"cmd", "leasing", "approx", "routing", "ratelimit"} {
