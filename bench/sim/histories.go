@@ -202,7 +202,7 @@ func failure(o Options, r *Result) *Failure {
 	}
 	return &Failure{
 		Seed: o.Seed, Violation: r.Violation, Trace: string(tail), What: describe(&o),
-		Replay: fmt.Sprintf("sluice sim histories --seed %d --trace", o.Seed),
+		Replay: fmt.Sprintf("sluicelab sim histories --seed %d --trace", o.Seed),
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 func pages(t *testing.T) map[string]string {
 	t.Helper()
 	texts := map[string]string{}
-	for _, glob := range []string{"README.md", "SECURITY.md", "docs/*.md", "docs/internals/*.md", "docs/runbooks/*.md", "deploy/*.md", "deploy/kubernetes/*.md"} {
+	for _, glob := range []string{"README.md", "SECURITY.md", "docs/*.md", "docs/internals/*.md", "docs/adr/*.md", "docs/guides/*.md", "deploy/*.md", "deploy/kubernetes/*.md"} {
 		names, err := filepath.Glob(top + glob)
 		if err != nil {
 			t.Fatal(err)
@@ -55,7 +55,7 @@ func TestDocsNameTestsThatExist(t *testing.T) {
 	if len(names) < 500 {
 		t.Fatalf("%d tests", len(names))
 	}
-	named := regexp.MustCompile("`((?:Test|Benchmark|Fuzz)[A-Z][A-Za-z0-9_]*)(\\.\\.\\.)?`")
+	named := regexp.MustCompile("(?:`|held by |, )((?:Test|Benchmark|Fuzz)[A-Z][A-Za-z0-9_]*)(\\.\\.\\.)?(?:`|,| -->)")
 	seen := 0
 	for page, text := range pages(t) {
 		for _, m := range named.FindAllStringSubmatch(text, -1) {

@@ -26,7 +26,7 @@ type historiesCmd struct {
 	// NoStore is named as that of check.
 	NoStore bool `help:"Play only rings without a store, which are of mode routing."`
 	Tills   bool `help:"Play only those that are made up to find what draws get wrong: one of twenty."`
-	CAS     bool `name:"cas" help:"Play them with the ledger on a store that compares and sets, as PostgreSQL is."`
+	CAS     bool `name:"cas" help:"Play them on a store that compares and sets records, like PostgreSQL."`
 	Trace   bool `help:"Play the one history of --seed, and print all that happens in it."`
 	JSON    bool `help:"Print JSON."`
 }

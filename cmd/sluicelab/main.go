@@ -1,7 +1,7 @@
 // Command sluicelab is Sluice's laboratory: bench measures real processes, sim plays fleets in virtual time.
 //
-// It is not part of the product. It runs the sluice that --sluice names, or the one beside it, on the PATH, or built
-// from this module.
+// It is not part of the product. It runs the sluice that --sluice names, the one in its own directory, one on the
+// PATH, or one that it builds from this module.
 package main
 
 import (
@@ -75,7 +75,7 @@ func newParser(s streams, exit func(code int)) *kong.Kong {
 
 // measured is the sluice that a command measures.
 type measured struct {
-	Sluice string `env:"SLUICE_BINARY" type:"existingfile" placeholder:"FILE" help:"The sluice to measure. Unset: beside sluicelab, on the PATH, or built from this module."`
+	Sluice string `env:"SLUICE_BINARY" type:"existingfile" placeholder:"FILE" help:"The sluice to measure. Unset: in the directory of sluicelab, on the PATH, or built from this module."`
 }
 
 // find returns the program's path; done removes what was built. It blocks while it builds.

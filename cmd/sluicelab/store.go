@@ -17,7 +17,7 @@ type benchStoreCmd struct {
 	Rate     float64       `default:"3000" help:"Requests a second."`
 	Length   time.Duration `default:"15s" help:"Of each mode in each row. With 30s or more, rows whose windows are minutes begin so that a window turns halfway."`
 	Rows     []int         `placeholder:"N" help:"Only these rows of the table, from 1 to 8."`
-	Modes    []string      `placeholder:"MODE" help:"Only these, beside the baseline: strict, leasing, routing, approx; leasing-reserve and routing-reserve, of limits that are large enough."`
+	Modes    []string      `placeholder:"MODE" help:"Only these and the baseline: strict, leasing, routing, approx; leasing-reserve and routing-reserve, of limits that are large enough."`
 	Rounds   int           `default:"1" help:"Measure each mode of a row so often, in turn."`
 	Warm     bool          `help:"Ask each node for each key once before, and measure then."`
 	Seed     uint64        `default:"1" help:"Of the demand."`

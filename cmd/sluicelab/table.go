@@ -14,7 +14,7 @@ import (
 
 type benchTableCmd struct {
 	Keys  []int    `default:"1000000,5000000,10000000" help:"How many keys."`
-	Kinds []string `default:"local,fleet" enum:"local,fleet" help:"local: a node alone; fleet: one of several that share a ledger."`
+	Kinds []string `default:"local,fleet" enum:"local,fleet" help:"local: a node alone; fleet: one of several that share a store."`
 	JSON  bool     `help:"Print JSON."`
 	Here  bool     `hidden:"" help:"Measure the first of each in this process."`
 }

@@ -1,0 +1,125 @@
+package docs
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var (
+	held   = regexp.MustCompile(`<!-- held by ([^>]*) -->`)
+	titles = regexp.MustCompile(`(?m)^(#+) (.*)$`)
+	marks  = regexp.MustCompile(`[^\p{L}\p{N}\- _]`)
+)
+
+// packages are the packages of each test, by its name.
+func packages(t *testing.T) map[string][]string {
+	t.Helper()
+	function := regexp.MustCompile(`(?m)^func ((?:Test|Benchmark|Fuzz)[A-Z]\w*)\(`)
+	all := map[string][]string{}
+	err := filepath.WalkDir("..", func(path string, d os.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		dir := "./" + strings.TrimPrefix(filepath.ToSlash(filepath.Dir(path)), "../")
+		for _, m := range function.FindAllStringSubmatch(string(text), -1) {
+			if !slices.Contains(all[m[1]], dir) {
+				all[m[1]] = append(all[m[1]], dir)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// command runs the tests that a comment names.
+func command(t *testing.T, page, names string, in map[string][]string) string {
+	t.Helper()
+	dirs := map[string]bool{}
+	var patterns []string
+	for name := range strings.SplitSeq(names, ", ") {
+		prefix, several := strings.CutSuffix(name, "...")
+		found := false
+		for test, where := range in {
+			if test == prefix || several && strings.HasPrefix(test, prefix) {
+				for _, dir := range where {
+					dirs[dir], found = true, true
+				}
+			}
+		}
+		if !found {
+			t.Errorf("%s is held by %s, which is no test", page, name)
+		}
+		patterns = append(patterns, prefix)
+	}
+	run := "-run '" + strings.Join(patterns, "|") + "'"
+	if strings.HasPrefix(names, "Benchmark") {
+		run = "-run '^$' -bench '" + strings.Join(patterns, "|") + "'"
+	}
+	return "go test " + strings.Join(slices.Sorted(maps.Keys(dirs)), " ") + " " + run
+}
+
+// promised is the sentence before a comment, or the title of its section where the comment stands alone.
+func promised(before, title string) string {
+	if strings.HasSuffix(before, "\n\n") {
+		return title
+	}
+	before = before[max(strings.LastIndex(before, "\n\n"), strings.LastIndex(before, "-->"), strings.LastIndex(before, "\n|"), strings.LastIndex(before, "\n- "), 0):]
+	before = linked.ReplaceAllString(strings.TrimPrefix(before, "-->"), "$1")
+	all := strings.Split(strings.Trim(strings.Join(strings.Fields(strings.NewReplacer("|", " ", "**", "", "- ", " ").Replace(before)), " "), ". "), ". ")
+	words := strings.Fields(all[len(all)-1])
+	if len(words) > 16 {
+		return strings.Join(words[:16], " ") + " ..."
+	}
+	return strings.Join(words, " ")
+}
+
+// evidence lists each promise of a page with the command that runs its tests.
+func evidence(t *testing.T, page, text string, in map[string][]string) (rows string) {
+	t.Helper()
+	for _, m := range held.FindAllStringSubmatchIndex(text, -1) {
+		before, title, anchor := text[:m[0]], "", ""
+		for _, h := range titles.FindAllStringSubmatch(before, -1) {
+			title = linked.ReplaceAllString(h[2], "$1")
+			anchor = strings.ReplaceAll(marks.ReplaceAllString(strings.ToLower(title), ""), " ", "-")
+		}
+		run := command(t, page, text[m[2]:m[3]], in)
+		rows += "| " + promised(before, title) + " | [" + page + "](" + page + "#" + anchor + ") | `" + strings.ReplaceAll(run, "|", `\|`) + "` |\n"
+	}
+	return rows
+}
+
+// docs/evidence.md is generated from the comments <!-- held by TestX --> of the pages: go test ./docs -run Evidence -rewrite.
+func TestEvidence(t *testing.T) {
+	names, err := filepath.Glob("*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := packages(t)
+	var rows strings.Builder
+	for _, page := range append(names, "../README.md", "../deploy/README.md") {
+		if text, err := os.ReadFile(page); err != nil {
+			t.Fatal(err)
+		} else if page != "evidence.md" {
+			rows.WriteString(evidence(t, page, string(text), in))
+		}
+	}
+	want := "# Evidence\n\nThe promises of these pages, each with the command that runs its tests. `go test ./docs -run Evidence -rewrite` writes this page.\n\n" +
+		"<!-- written by go test ./docs -run Evidence -rewrite -->\n\n| promise | page | command |\n|---|---|---|\n" + rows.String() + "\n<!-- end -->\n"
+	if *rewrite {
+		if err := os.WriteFile("evidence.md", []byte(want), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := os.ReadFile("evidence.md"); err != nil || string(got) != want {
+		t.Errorf("docs/evidence.md is not what pages promise (%v): go test ./docs -run Evidence -rewrite", err)
+	}
+}

@@ -1,0 +1,208 @@
+// Package docs holds what users read to the style guide of CONTRIBUTING.md.
+package docs
+
+import (
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write testdata/rough.txt and docs/evidence.md anew")
+
+const longest = 30 // words of a sentence
+
+var (
+	habits = regexp.MustCompile(`(?i)\b(?:hears?|heard|hearing|believes?|believed|forgets?|forgot|forgotten|knew|nobody|somebody|besides|beside|` +
+		`but for|so too|asked for|asks for|to be had|ledgers?)\b`)
+	minds  = regexp.MustCompile(`(?i)\b(\w+) (?:does not know|knows?|wants?)\b`)
+	what   = regexp.MustCompile(`(?i)\bwhat\b`)
+	denies = regexp.MustCompile(`(?i)\b(?:nobody|nothing|none)\b`)
+
+	code     = regexp.MustCompile("(?ms)^```.*?^```|^    .*?$|<!--.*?-->")
+	span     = regexp.MustCompile("`[^`]*`")
+	linked   = regexp.MustCompile(`!?\[([^\]]*)\]\([^)]*\)`)
+	starts   = regexp.MustCompile(`(?m)^\s*(?:[-*] |\d+\. |#+ |\|)`)
+	ends     = regexp.MustCompile(`[.!?][)"*]*(?:\s+|$)|\n\n|\s\|`)
+	sayings  = regexp.MustCompile(`^(?:Debug|Info|Warn|Error|Log)(?:Context)?$`)
+	mistakes = regexp.MustCompile(`^(?:errors\.New|fmt\.Errorf)$`)
+)
+
+// sentences cuts Markdown into sentences. A code span counts as one word; a cell of a table and a heading stand alone.
+func sentences(text string) (all []string) {
+	text = span.ReplaceAllString(code.ReplaceAllString(text, "\n\n"), "X")
+	text = starts.ReplaceAllString(linked.ReplaceAllString(text, "$1"), "\n\n")
+	for _, s := range ends.Split(text, -1) {
+		if s = strings.Join(strings.Fields(s), " "); s != "" {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// faults are the sentences that break the guide, each with its reason.
+func faults(text string) (all []string) {
+	for _, s := range sentences(text) {
+		if n := len(strings.Fields(s)); n > longest {
+			all = append(all, fmt.Sprintf("%d words: %s", n, s))
+		}
+		for _, m := range habits.FindAllString(s, -1) {
+			all = append(all, fmt.Sprintf("%q: %s", m, s))
+		}
+		for _, m := range minds.FindAllStringSubmatch(s, -1) {
+			if who := strings.ToLower(m[1]); !slices.Contains([]string{"you", "to", "must", "who", "should", "well"}, who) {
+				all = append(all, fmt.Sprintf("%q: %s", m[0], s))
+			}
+		}
+	}
+	return all
+}
+
+// texts are the pages for users, and what each Go file shows them: help, logs and errors.
+func texts(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, glob := range []string{"../README.md", "../deploy/*.md", "../deploy/kubernetes/*.md", "*.md", "guides/*.md"} {
+		names, err := filepath.Glob(glob)
+		if err != nil {
+			t.Fatalf("%s: %v", glob, err)
+		}
+		for _, name := range names {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if name != "evidence.md" { // quotes the others
+				all[filepath.ToSlash(filepath.Join("docs", name))] = string(text)
+			}
+		}
+	}
+	for _, root := range []string{"cmd", "leasing", "approx", "routing", "ratelimit"} {
+		err := filepath.WalkDir("../"+root, func(path string, d os.DirEntry, err error) error {
+			if err == nil && strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") {
+				if said := says(t, path); said != "" {
+					all[strings.TrimPrefix(filepath.ToSlash(path), "../")] = said
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	alerts, err := os.ReadFile("../deploy/prometheus/alerts.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`(?m)^ +(?:summary|description): (.*)$`).FindAllStringSubmatch(string(alerts), -1) {
+		all["deploy/prometheus/alerts.yaml"] += m[1] + "\n\n"
+	}
+	return all
+}
+
+// says is a file's help texts, log messages and errors.
+func says(t *testing.T, path string) (all string) {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	add := func(quoted string) {
+		if text, err := strconv.Unquote(quoted); err == nil {
+			all += text + "\n\n"
+		}
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.Field:
+			if n.Tag != nil {
+				tag, _ := strconv.Unquote(n.Tag.Value)
+				all += reflect.StructTag(tag).Get("help") + "\n\n"
+			}
+		case *ast.CallExpr:
+			s, ok := n.Fun.(*ast.SelectorExpr)
+			if !ok {
+				break
+			}
+			from, _ := s.X.(*ast.Ident)
+			if sayings.MatchString(s.Sel.Name) || from != nil && mistakes.MatchString(from.Name+"."+s.Sel.Name) {
+				ast.Inspect(n, func(n ast.Node) bool {
+					if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+						add(lit.Value)
+					}
+					return true
+				})
+			}
+		}
+		return true
+	})
+	return strings.TrimSpace(all)
+}
+
+// Pages, help, logs, errors and alerts keep to the style guide. testdata/rough.txt bounds the faults of those that do not
+// yet; -rewrite lowers its numbers.
+func TestPlainEnglish(t *testing.T) {
+	rough, err := os.ReadFile("testdata/rough.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	allowed := map[string]int{}
+	for line := range strings.Lines(string(rough)) {
+		var name string
+		var n int
+		if _, err := fmt.Sscan(line, &name, &n); err != nil {
+			t.Fatalf("testdata/rough.txt: %q: %v", line, err)
+		}
+		allowed[name] = n
+	}
+	var lines []string
+	clauses, denials := 0, 0
+	for name, text := range texts(t) {
+		found := faults(text)
+		if strings.HasSuffix(name, ".md") {
+			plain := strings.Join(sentences(text), "\n")
+			clauses += len(what.FindAllString(plain, -1))
+			denials += len(denies.FindAllString(plain, -1))
+		}
+		if len(found) > 0 {
+			lines = append(lines, fmt.Sprintf("%s %d\n", name, len(found)))
+		}
+		if len(found) > allowed[name] && !*rewrite {
+			t.Errorf("%s has %d sentences that break the guide in CONTRIBUTING.md, and may have %d:\n\t%s", name, len(found), allowed[name], strings.Join(found, "\n\t"))
+		}
+	}
+	slices.Sort(lines)
+	lines = append(lines, fmt.Sprintf("what %d\n", clauses), fmt.Sprintf("nothing %d\n", denials))
+	if *rewrite {
+		if err := os.WriteFile("testdata/rough.txt", []byte(strings.Join(lines, "")), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if clauses > allowed["what"] || denials > allowed["nothing"] {
+		t.Errorf("pages say what %d times, of %d; nobody, nothing and none %d times, of %d", clauses, allowed["what"], denials, allowed["nothing"])
+	}
+}
+
+// Each habit is found, and plain sentences are left alone.
+func TestPlainEnglishFindsHabits(t *testing.T) {
+	long := strings.Repeat("word ", 31)
+	for text, want := range map[string]int{
+		"Redis was heard.": 1, "The node knows it. You know it.": 1, "A node wants more; you want to run it.": 1, long + ".": 1, "A key that is asked for.": 1,
+		"- " + long: 1, "The ledger.": 1, "Nobody. Besides, none.": 2, "`ledger` and sluice_ledger_total": 0, "```\nnobody\n```\n": 0, "<!-- ledger -->": 0,
+		"| " + strings.Repeat("a ", 20) + " | " + strings.Repeat("b ", 20) + " |": 0, strings.Repeat("a ", 20) + ". " + strings.Repeat("b ", 20): 0,
+	} {
+		if got := faults(text); len(got) != want {
+			t.Errorf("%q has %d faults, not %d: %q", text, len(got), want, got)
+		}
+	}
+}
