@@ -47,7 +47,7 @@ func Start(tb testing.TB, args ...string) *Server {
 func (s *Server) begin() {
 	client := s.Client()
 	defer client.Close()
-	_ = client.Set(context.Background(), "sluice:epoch", "1 1 1 -", 0).Err()
+	_ = client.Set(context.Background(), "sluice:life", "1 1 1 - -", 0).Err()
 }
 
 // shared is the server that tests of a package share.
