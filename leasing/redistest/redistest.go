@@ -39,13 +39,13 @@ func Start(tb testing.TB, args ...string) *Server {
 	s := &Server{TB: tb, Addr: freeAddress(tb), args: args, dir: tb.TempDir()}
 	s.Run()
 	tb.Cleanup(s.Kill)
-	s.begin()
+	s.Begin("")
 	return s
 }
 
-// begin makes it a Redis that is empty, and not one that has lost its data a moment ago,
-// which a fleet could not tell from it; a Cluster's names are others.
-func (s *Server) begin() {
+// Begin makes it a Redis that has no account whose name has a prefix, and not one that has lost its data a moment ago,
+// which a fleet could not tell from it; a Cluster's names are others. Start and Shared do so without a prefix.
+func (s *Server) Begin(prefix string) {
 	client := s.Client()
 	defer client.Close()
 	ctx := context.Background()
@@ -58,7 +58,7 @@ func (s *Server) begin() {
 		return "-"
 	}
 	life := "1 1 1 " + of("server", "run_id") + " " + of("replication", "master_replid")
-	_ = client.Set(ctx, "sluice:life", life, 0).Err()
+	_ = client.Set(ctx, prefix+"sluice:life", life, 0).Err()
 }
 
 // shared is the server that tests of a package share.
@@ -83,7 +83,7 @@ func Shared(tb testing.TB) *Server {
 	} else {
 		shared.Do("FLUSHALL")
 	}
-	shared.begin()
+	shared.Begin("")
 	return shared
 }
 
