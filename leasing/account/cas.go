@@ -263,7 +263,7 @@ func (w *work) settle(now instant, claim *Claim) Grant {
 	var t told
 	g, span := Grant{Err: ErrOver}, spanOf(&claim.Limit, claim.Window)
 	if span.kept(now) {
-		g = w.own.kept.settle(now, claim, &span, was, &t)
+		g = w.own.settle(now, claim, &span, was, &t)
 	}
 	w.own.settled = w.own.settled || g.Err == nil
 	w.change.Recalled = append(w.change.Recalled, t.asked...)
