@@ -41,7 +41,12 @@ type ringFleet struct {
 
 func newRing(t *testing.T, nodes, spare int, store ratelimit.Storage, env ...string) *ringFleet {
 	t.Helper()
-	r := &ringFleet{fleet: newEmptyFleet(t, routingRules), store: store, env: env}
+	return newRingOf(t, routingRules, nodes, spare, store, env...)
+}
+
+func newRingOf(t *testing.T, rules string, nodes, spare int, store ratelimit.Storage, env ...string) *ringFleet {
+	t.Helper()
+	r := &ringFleet{fleet: newEmptyFleet(t, rules), store: store, env: env}
 	for range nodes + spare {
 		host, port := freeAddress(t)
 		r.addrs = append(r.addrs, net.JoinHostPort(host, port))

@@ -30,7 +30,7 @@ var settings = map[string]map[string]any{
 	},
 	"secrets": {
 		"redis": map[string]any{
-			"urlSecret": map[string]any{"name": "redis-url"}, "caSecret": map[string]any{"name": "redis-ca", "key": "root.pem"}, "clientCertSecret": "redis-client", "tls": true, "maxReply": 1048576,
+			"urlSecret": map[string]any{"name": "redis-url"}, "caSecret": map[string]any{"name": "redis-ca", "key": "root.pem"}, "clientCertSecret": "redis-client", "tls": true,
 		},
 		"rulesCopy": map[string]any{"enabled": true}, "maxNodes": 12, "resources": map[string]any{"limits": map[string]any{"memory": "1500M"}}, "priorityClassName": "high",
 		"envFrom": []any{map[string]any{"secretRef": map[string]any{"name": "more"}}}, "podLabels": map[string]any{"team": "edge"}, "check": map[string]any{"strict": true},
@@ -224,7 +224,7 @@ func deployed(t *testing.T, values map[string]any) (d *apps.Deployment, env map[
 func TestChartSettings(t *testing.T) {
 	_, env := deployed(t, nil)
 	for name, want := range map[string]string{
-		"GOMEMLIMIT": "1932735283", "COORDINATION_MAX_NODES": "4", "REDIS_MAX_REPLY": "4194304", "REDIS_URL": "redis:6379",
+		"GOMEMLIMIT": "1932735283", "COORDINATION_MAX_NODES": "4", "REDIS_URL": "redis:6379",
 	} {
 		if got := env[name].Value; got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)
@@ -237,7 +237,7 @@ func TestChartSettings(t *testing.T) {
 	}
 	d, env := deployed(t, settings["secrets"])
 	for name, want := range map[string]string{
-		"GOMEMLIMIT": "1350000000", "COORDINATION_MAX_NODES": "12", "REDIS_MAX_REPLY": "1048576", "REDIS_TLS_CACERT": "/etc/sluice/redis-ca/ca.crt",
+		"GOMEMLIMIT": "1350000000", "COORDINATION_MAX_NODES": "12", "REDIS_TLS_CACERT": "/etc/sluice/redis-ca/ca.crt",
 		"REDIS_TLS_CLIENT_KEY": "/etc/sluice/redis-client/tls.key", "CONFIG_LAST_GOOD_FILE": "/var/lib/sluice/rules.json",
 	} {
 		if got := env[name].Value; got != want {

@@ -30,7 +30,6 @@
 {{- if or .url .urlSecret.name }}
 - {name: REDIS_TYPE, value: {{ .type | quote }}}
 - {name: REDIS_TLS, value: {{ .tls | quote }}}
-- {name: REDIS_MAX_REPLY, value: {{ .maxReply | int | quote }}}
 {{- if .caSecret.name }}
 - {name: REDIS_TLS_CACERT, value: /etc/sluice/redis-ca/ca.crt}
 {{- end }}
