@@ -6,10 +6,11 @@ import (
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
+	"github.com/sluice-gate/sluice/leasing/etcd/etcdtest"
 	"github.com/sluice-gate/sluice/leasing/postgres/pgtest"
 )
 
-const postgresRules = `domain: d
+const databaseRules = `domain: d
 coordination: {on_store_failure: closed, store_deadline: 200ms, check_timeout: 200ms, audit: true}
 descriptors:
   - {key: five, rate_limit: {unit: year, requests_per_unit: 5}}
@@ -19,12 +20,28 @@ descriptors:
   - {key: drift, coordination: {mode: approx, drift_budget: 40, max_nodes: 4, audit: false}, rate_limit: {unit: year, requests_per_unit: 1000}}
 `
 
-// Three nodes on one PostgreSQL: each limit is kept, in modes leasing and approx; the nodes know of each other; what is
-// audited is on record, also after the server was killed; and decisions go on by the rules while it is away.
+// database is a server that is no Redis.
+type database interface {
+	URL() string
+	Kill()
+	Run()
+}
+
 func TestFleetOnPostgres(t *testing.T) {
 	t.Parallel()
-	server := pgtest.Start(t)
-	f := newEmptyFleet(t, postgresRules)
+	fleetOnDatabase(t, pgtest.Start(t))
+}
+
+func TestFleetOnEtcd(t *testing.T) {
+	t.Parallel()
+	fleetOnDatabase(t, etcdtest.Start(t))
+}
+
+// Three nodes on one database: each limit is kept, in modes leasing and approx; the nodes know of each other; what is
+// audited is on record, also after the server was killed; and decisions go on by the rules while it is away.
+func fleetOnDatabase(t *testing.T, server database) {
+	t.Helper()
+	f := newEmptyFleet(t, databaseRules)
 	for range 3 {
 		s := serve(f.T, []string{"STORE_URL=" + server.URL(), "DRAIN_TIME=0s"}, "--config", f.rules, "--log-level=warn")
 		s.untilHealthy()
