@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -95,6 +96,9 @@ func freeAddress(tb testing.TB) string {
 	return net.JoinHostPort("127.0.0.1", ports[0])
 }
 
+// URL names the server.
+func (s *Server) URL() string { return "redis://" + s.Addr }
+
 // Run starts the server's process, again after Kill. It keeps nothing on disk.
 func (s *Server) Run() {
 	s.Helper()
@@ -137,7 +141,7 @@ func (s *Server) Kill() {
 }
 
 // Signal sends a signal to the process.
-func (s *Server) Signal(sig os.Signal) {
+func (s *Server) Signal(sig syscall.Signal) {
 	s.Helper()
 	if err := s.cmd.Process.Signal(sig); err != nil {
 		s.Fatal(err)
