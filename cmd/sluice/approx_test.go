@@ -28,7 +28,7 @@ func approxFleet(t *testing.T, nodes int, delay time.Duration) (*fleet, *rediste
 	f := newEmptyFleet(t, approxRules)
 	proxy := redistest.NewProxy(t, f.redis.Addr)
 	for range nodes {
-		f.join(proxy.Addr)
+		f.join("redis://" + proxy.Addr)
 	}
 	f.nodes[0].eventually("there are three drift seats", func() bool {
 		seated := 0
@@ -201,7 +201,7 @@ func TestApproxNodeFaults(t *testing.T) {
 	f.load("five", 6, 300, 0, 1, 2).Wait()
 	_ = f.nodes[2].cmd.Process.Kill()
 	<-f.nodes[2].exited
-	f.join(proxy.Addr)
+	f.join("redis://" + proxy.Addr)
 	f.load("five", 6, 300, 0, 1, 3).Wait()
 	f.nodes[0].Signal(syscall.SIGSTOP)
 	time.Sleep(11 * time.Second) // a seat lasts 10 s

@@ -65,7 +65,7 @@ func (r *ringFleet) start() *sluice {
 	env := []string{"PEERS=static:" + strings.Join(r.addrs, ","), "PEER_ADDR=" + r.addrs[i], "PEER_SECRET=s3cret-of-the-tests", "DRAIN_TIME=0s", "HOT_KEY_RATE=1e9"}
 	env = append(env, r.env...)
 	if r.store {
-		env = append(env, "REDIS_URL="+r.redis.Addr)
+		env = append(env, "STORE_URL="+r.server.URL())
 	}
 	s := serve(r.T, env, "--config", r.rules, "--log-level=warn")
 	r.nodes = append(r.nodes, s)
@@ -254,7 +254,7 @@ func TestRoutingHalves(t *testing.T) {
 			other.nodes[0].Signal(syscall.SIGTERM)
 			<-other.nodes[0].exited
 			other.nodes, other.clients = nil, nil
-			other.redis, other.store = r.redis, true
+			other.server, other.store = r.server, true
 			n := other.start()
 			n.eventually("it is healthy", n.healthy)
 		}

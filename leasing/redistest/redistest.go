@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -106,6 +107,9 @@ func freeAddress(tb testing.TB) string {
 	return net.JoinHostPort("127.0.0.1", ports[0])
 }
 
+// URL names the server.
+func (s *Server) URL() string { return "redis://" + s.Addr }
+
 // Run starts the server's process, again after Kill. It keeps nothing on disk.
 func (s *Server) Run() {
 	s.Helper()
@@ -148,7 +152,7 @@ func (s *Server) Kill() {
 }
 
 // Signal sends a signal to the process.
-func (s *Server) Signal(sig os.Signal) {
+func (s *Server) Signal(sig syscall.Signal) {
 	s.Helper()
 	if err := s.cmd.Process.Signal(sig); err != nil {
 		s.Fatal(err)
