@@ -79,7 +79,6 @@ var notPromises = map[string]string{
 	"SECURITY.md":                "promises of people",
 	"docs/simulator.md#Does it":  "says what may happen in a history, and what the checker allows: the command above it plays it",
 	"docs/migrating.md#Rules by": "says what messages of another project have room for",
-	"docs/rlqs.md#When to use":   "compares; the sections below promise",
 }
 
 // block is a paragraph, an item of a list, or a row of a table.
