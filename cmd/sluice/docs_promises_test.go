@@ -69,7 +69,6 @@ var denied = regexp.MustCompile(`^(?:\*\*)?(?:What is not promised|Not (?:promis
 var notPromises = map[string]string{
 	"docs/protocol.md":           "TestPageExamples and its neighbours hold it, rule by rule",
 	"docs/internals/peers.md":    "for developers; the tests of packages routing and leasing, and histories, play its rules",
-	"docs/mistakes.md":           "TestMistakes writes it from what check says",
 	"docs/dependencies.md":       "TestDependencies holds the table; who can choose what a module parses is an opinion",
 	"docs/adr/README.md":         "for contributors; docs/protocol.md and pages have the promises",
 	"docs/runbooks.md":           "advice for on-call engineers; TestAlerts holds a section for each alert",
