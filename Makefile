@@ -5,7 +5,7 @@ TOOL := $(GO) tool -modfile=tools.mod
 # A number of runs, not a time: go test -fuzz may fail at the end of a time.
 FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
-BIN := .cache/sluice
+LAB := .cache/sluicelab
 
 .PHONY: platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
 
@@ -69,7 +69,7 @@ check: ## formatting, vet and linters
 # A few minutes for each where nothing is cached.
 platforms: ## compile for the machines that people work on: Windows, macOS, and Linux on ARM
 	@for p in windows/amd64 darwin/arm64 linux/arm64; do echo $$p; \
-	  GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) build -o /dev/null ./cmd/sluice || exit 1; done
+	  GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) build -o /dev/null ./cmd/sluice && GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) build -o /dev/null ./cmd/sluicelab || exit 1; done
 
 format: ## format the code
 	$(TOOL) gofumpt -w .
@@ -93,20 +93,20 @@ bench-fuzz: ## how many grants, frames, requests and resources fuzzing tries a s
 
 bench: bench-core bench-cost ## what a decision costs, in the core and as a whole
 
-bench-accuracy: deps $(BIN) ## every load and fault under every mode, as a table and as .cache/accuracy.html
-	$(BIN) bench accuracy --all --html .cache/accuracy.html
+bench-accuracy: deps $(LAB) ## every load and fault under every mode, as a table and as .cache/accuracy.html
+	$(LAB) bench accuracy --all --html .cache/accuracy.html
 
 # About 65 minutes: eight rows, five modes, a minute each and up to one of waiting for the turn of the window, and fleets in virtual time.
-bench-store: deps $(BIN) ## what Redis does for a decision, beside asking it for each, as a table and as .cache/store.html
-	$(BIN) bench store --nodes 3 --length 60s --html .cache/store.html
+bench-store: deps $(LAB) ## what Redis does for a decision, beside asking it for each, as a table and as .cache/store.html
+	$(LAB) bench store --nodes 3 --length 60s --html .cache/store.html
 
 bench-sim: ## decisions the simulator plays a second, on one core
 	GOGC=400 $(GO) test -run '^$$' -cpu 1 -bench Decisions ./bench/sim | $(GO) run ./bench/results
 
 # About 20 minutes on 2 cores.
 HISTORIES ?= 100000
-sim: $(BIN) ## play HISTORIES (100000) random fleets and faults, every invariant checked at every step
-	$(BIN) sim histories --count $(HISTORIES)
+sim: $(LAB) ## play HISTORIES (100000) random fleets and faults, every invariant checked at every step
+	$(LAB) sim histories --count $(HISTORIES)
 
 # Each kind of history takes a second or two; make linear SEEDS=100 for longer.
 SEEDS ?= 20
@@ -130,8 +130,8 @@ upgrade: deps ## share one Redis with nodes of the commit FROM, while a fleet is
 	git worktree remove --force .cache/upgrade
 	$(GO) test -count=1 -v -run '^TestRollingUpgrade$$' ./cmd/sluice -old-binary $(CURDIR)/.cache/sluice-before
 
-bench-cost: $(BIN) ## server CPU a call, against an empty gRPC server
-	$(BIN) bench cost
+bench-cost: $(LAB) ## server CPU a call, against an empty gRPC server
+	$(LAB) bench cost
 
 bench-defaults: ## what each default costs and buys, beside what it might be instead
 	@$(GO) test -count=1 -v -run '^TestDefaults$$' ./approx | $(GO) run ./bench/results
@@ -162,14 +162,15 @@ proto: ## the peers' messages in Go (needs protoc, protoc-gen-go and protoc-gen-
 bench-metrics: ## what counting costs a decision, and a scrape of 10,000 rules
 	$(GO) test -run '^$$' -bench 'Metrics|Scrape' ./bench ./ratelimit/metrics | $(GO) run ./bench/results
 
-bench-keys: $(BIN) ## memory and time of tables of up to 10,000,000 keys; 5,000,000 invented keys against 512 MiB
-	$(BIN) bench table
-	$(BIN) bench keys --max-keys 0 --memory 512 --max-memory 512
+bench-keys: $(LAB) ## memory and time of tables of up to 10,000,000 keys; 5,000,000 invented keys against 512 MiB
+	$(LAB) bench table
+	$(LAB) bench keys --max-keys 0 --memory 512 --max-memory 512
 
-.PHONY: $(BIN)
-$(BIN):
+# Both programs: sluicelab measures the sluice beside it.
+.PHONY: $(LAB)
+$(LAB):
 	@mkdir -p .cache
-	$(GO) build -o $@ ./cmd/sluice
+	$(GO) build -o .cache/ ./cmd/sluice ./cmd/sluicelab
 
 # Every fuzz target of every package, each for LONG runs (or a time, 10m). It ends
 # with those that failed; what made them fail is in their testdata/fuzz.

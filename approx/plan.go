@@ -49,7 +49,7 @@ func NewPlan(rules []*ratelimit.Rule) Plan {
 	p := Plan{shares: map[ruleID]division{}}
 	for _, r := range rules {
 		at := r.AtLedger()
-		if (r.Coordination.Mode == ratelimit.Approx || at != r) && !r.Unlimited {
+		if (r.Coordination.Mode.Spec().Drifts || at != r) && !r.Unlimited {
 			p.shares[idOf(at)] = divisionOf(at)
 			if !r.Override { // requests that bring limits along are no reason to have seats
 				p.seats = max(p.seats, r.Coordination.MaxNodes)

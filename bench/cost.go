@@ -17,7 +17,7 @@ import (
 
 // CostOptions are how Cost measures.
 type CostOptions struct {
-	Binary      string // sluice itself
+	Binary, Lab string // sluice, and sluicelab, which is the empty server
 	Rounds      int    // of each server
 	Round       time.Duration
 	Callers     int
@@ -73,7 +73,7 @@ func Cost(ctx context.Context, o CostOptions) (CostReport, error) {
 		return CostReport{}, err
 	}
 	defer remove()
-	servers := []*contender{{name: "empty gRPC server", start: StartEmpty}, {name: "sluice", start: func(binary string) (*process.Process, error) {
+	servers := []*contender{{name: "empty gRPC server", start: func(string) (*process.Process, error) { return StartEmpty(o.Lab) }}, {name: "sluice", start: func(binary string) (*process.Process, error) {
 		return process.Sluice(binary, rules, "--log-level", "error")
 	}}}
 	if o.Forwarded {

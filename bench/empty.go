@@ -45,12 +45,12 @@ func ServeEmpty(ctx context.Context, address string, out io.Writer) error {
 	return s.Serve(l)
 }
 
-// StartEmpty runs it as a process of its own, by sluice itself.
-func StartEmpty(binary string) (*process.Process, error) {
+// StartEmpty runs it as a process of its own, by sluicelab.
+func StartEmpty(lab string) (*process.Process, error) {
 	ports, err := freeport.Find(1)
 	if err != nil {
 		return nil, err
 	}
 	address := "127.0.0.1:" + ports[0]
-	return process.Start(binary, address, "bench", "empty", "--address", address)
+	return process.Start(lab, address, "bench", "empty", "--address", address)
 }

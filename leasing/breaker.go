@@ -21,6 +21,10 @@ const (
 	breakLongest = time.Second
 )
 
+// FoundWithin is after what time, at most, a node uses a store that answers again: a call that began before has failed,
+// and the longest pause has passed. What the call takes comes on top.
+const FoundWithin = TimeLimit + 3*breakLongest/2
+
 // Allow tells whether a call may be made now. After the open time the first
 // caller is the probe.
 func (b *Breaker) Allow(now instant) bool {

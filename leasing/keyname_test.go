@@ -41,7 +41,7 @@ func TestKeysOfNames(t *testing.T) {
 	}
 	for _, name := range []string{
 		"", "#0", "x|y", "minute", "minute.none|d", "minute*x|d", "minute|%", "minute|%G0",
-		"month@|d", "month@x@UTC|d", "month@200@UTC|d", "minute@1@UTC|d", "month.sliding_window@1@UTC|d", "month@1@%|d", "sluice:epoch",
+		"month@|d", "month@x@UTC|d", "month@200@UTC|d", "minute@1@UTC|d", "month.sliding_window@1@UTC|d", "month@1@%|d", "sluice:life",
 	} {
 		if key, ok := KeyOfName(name); ok {
 			t.Errorf("%q is the name of %q", name, key)

@@ -45,32 +45,22 @@ const (
 // Declare states a rule's bounds on so many nodes, which count where storage says.
 // It does not block, and does not allocate.
 func (r *Rule) Declare(nodes int, storage Storage) Bounds {
+	b := Bounds{Debt: r.debt()}
 	switch {
 	case r.Unlimited:
 		return Bounds{Unlimited: true}
-	case storage == OwnMemory && r.Coordination.Mode == Routing:
-		return r.declareOwners(nodes)
 	case storage == OwnMemory:
-		return Bounds{Over: r.overApart(nodes), Debt: r.debt()}
+		b.Over = r.overApart(nodes)
 	case r.Limit.Capacity() == 0: // refused without asking anybody
 		return Bounds{OnOutage: Outage{Of: StoreOutage, Policy: FailClosed}}
+	default:
+		b.Over, b.Under, b.Wait, b.StoreOps = r.over(nodes), r.under(), r.wait(), r.storeOps(nodes)
+		b.OnOutage, b.OnLoss = r.outage(StoreOutage, nodes), r.LossShare()
 	}
-	return Bounds{
-		Debt: r.debt(),
-		Over: r.over(nodes), Under: r.under(), Wait: r.wait(), StoreOps: r.storeOps(nodes),
-		OnOutage: r.outage(StoreOutage, nodes), OnLoss: r.LossShare(),
+	if different := r.Coordination.Mode.Spec().Declare; different != nil {
+		b = different(r, nodes, storage, b)
 	}
-}
-
-// declareOwners are the bounds of mode routing without a store: an account is in the
-// memory of the key's owner alone, and on_store_failure decides while it does not answer.
-func (r *Rule) declareOwners(nodes int) Bounds {
-	return Bounds{
-		Over:     Over{EachOwner: r.Limit.Capacity()},
-		Wait:     Wait{For: OwnersAnswer, Longest: r.Coordination.Deadline()},
-		OnOutage: r.outage(OwnerOutage, nodes),
-		Debt:     r.debt(),
-	}
+	return b
 }
 
 func (r *Rule) debt() DebtLasts {
@@ -87,17 +77,15 @@ func (r *Rule) debt() DebtLasts {
 
 // DeclaredOver is what the rule declares to over-admit at most, for each key and
 // window, on max_nodes nodes that share a store. It does not allocate.
-func (r *Rule) DeclaredOver() Tokens { return r.over(r.Coordination.MaxNodes).Tokens }
+func (r *Rule) DeclaredOver() Tokens {
+	return r.Declare(r.Coordination.MaxNodes, SharedStore).Over.Tokens
+}
 
-func (r *Rule) over(nodes int) Over {
-	o := Over{}
+func (r *Rule) over(nodes int) (o Over) {
 	if r.Coordination.Eager() {
 		o.EachSilent = r.LargestLease()
+		o.Tokens = o.EachSilent * Tokens(nodes)
 	}
-	if r.Coordination.Mode == Approx {
-		o.Drift = r.Coordination.DriftBudget.Of(r.Limit.Capacity())
-	}
-	o.Tokens = o.Drift + o.EachSilent*Tokens(nodes)
 	return o
 }
 
@@ -126,17 +114,7 @@ func (r *Rule) under() Under {
 	return u
 }
 
-func (r *Rule) wait() Wait {
-	c := &r.Coordination
-	w := Wait{For: StoresAnswer, Longest: c.Deadline()}
-	switch {
-	case c.Mode == Routing:
-		w.For = OwnersAnswer
-	case c.Mode == Approx && r.DriftShare() > 0:
-		w.WithShare, w.Drifts = min(c.CheckTimeout, c.Deadline()), true
-	}
-	return w
-}
+func (r *Rule) wait() Wait { return Wait{For: StoresAnswer, Longest: r.Coordination.Deadline()} }
 
 // storeOps hang on how leases are sized. What is sized by demand is renewed when half
 // of it is spent, or half of its time is over; what is sized by the rule, when half of it
@@ -154,14 +132,8 @@ func (r *Rule) storeOps(nodes int) StoreOps {
 		// renewed when half of that is spent: in half a pause.
 		s.Short = 2 / ClaimBackOff.Seconds()
 	}
-	if c.Mode == Routing {
-		s.Nodes, s.OwnerGoneEach = 1, 1
-	}
 	if size := max(c.Lease.Fixed, c.Lease.Max); size > 0 {
 		s.Each = max(1, size/2)
-	}
-	if c.Mode == Approx && r.DriftShare() > 0 && c.CheckTimeout == 0 {
-		s.Each = 1 // each request that finds no lease drifts at once, and is told by itself
 	}
 	return s
 }

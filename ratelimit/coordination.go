@@ -9,24 +9,6 @@ import (
 	"time"
 )
 
-// Mode is how the nodes of a fleet share a limit.
-type Mode uint8
-
-const (
-	// Leasing spends from tokens leased by the ledger; it never over-admits.
-	Leasing Mode = iota
-	// Routing asks the key's owner; it never over-admits.
-	Routing
-	// Approx may spend a drift share before the ledger has answered.
-	Approx
-)
-
-// Modes are the names a config may use, by value.
-var Modes = [...]string{Leasing: "leasing", Routing: "routing", Approx: "approx"}
-
-// String is the name that a config may use.
-func (m Mode) String() string { return Modes[m] }
-
 // Reclaim says what becomes of a silent holder's tokens.
 type Reclaim uint8
 
@@ -245,9 +227,9 @@ const (
 // MostReserve is the most that a rule may hold back of its limit, in parts per million.
 const MostReserve = 100_000
 
-// Eager tells whether a silent holder's tokens are credited at expiry. Under mode
-// routing they never are: a key's owner is its one holder, and the mode is exact.
-func (c *Coordination) Eager() bool { return c.Reclaim == ReclaimEager && c.Mode != Routing }
+// Eager tells whether a silent holder's tokens are credited at expiry. They never are where a key has an owner, which
+// is its one holder.
+func (c *Coordination) Eager() bool { return c.Reclaim == ReclaimEager && !c.Mode.Spec().Owned }
 
 // Deadline is the longest that a decision waits for the store.
 func (c *Coordination) Deadline() time.Duration {
@@ -309,7 +291,7 @@ func (c *Coordination) Set(field, text string) error {
 	var err error
 	switch field {
 	case "mode":
-		err = setName(&c.Mode, Modes[:], text)
+		err = setName(&c.Mode, ModeNames(), text)
 	case "lease.size":
 		if c.Lease.Fixed = 0; text != "auto" {
 			err = setTokens(&c.Lease.Fixed, text, 1)

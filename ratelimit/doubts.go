@@ -40,25 +40,8 @@ func (r *Rule) Doubts() []string {
 			"%d: nothing is held back; raise it to %d tokens, or lower max_nodes", c.Lease.Reserve, limit, reserve,
 			c.MaxNodes, c.MaxNodes))
 	}
-	if c.Mode != Approx {
-		return doubts
-	}
-	if r.DriftShare() < 1 {
-		doubts = append(doubts, fmt.Sprintf("drift_budget %v of %d is %d tokens, less than one for each of max_nodes "+
-			"%d: the rule waits like leasing; raise the budget to %d tokens, or lower max_nodes",
-			c.DriftBudget, limit, c.DriftBudget.Of(limit), c.MaxNodes, c.MaxNodes))
-	}
-	if period := r.Limit.Period(); c.SyncInterval > period && c.SyncInterval != DefaultCoordination().SyncInterval {
-		doubts = append(doubts, fmt.Sprintf("sync_interval %v is longer than the window, %v: %v is used",
-			c.SyncInterval, period, r.SyncInterval()))
-	}
-	if c.LowWatermark.Of(limit) >= limit {
-		doubts = append(doubts, fmt.Sprintf("low_watermark %v is the whole limit of %d: every request without a "+
-			"lease waits up to %v; lower it below 100%%", c.LowWatermark, limit, c.CheckTimeout))
-	}
-	if c.CheckTimeout >= c.Deadline() {
-		doubts = append(doubts, fmt.Sprintf("check_timeout %v is not below the store deadline of %v: the rule waits "+
-			"like leasing", c.CheckTimeout, c.Deadline()))
+	if more := c.Mode.Spec().Doubts; more != nil {
+		doubts = append(doubts, more(r)...)
 	}
 	return doubts
 }

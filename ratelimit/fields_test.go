@@ -5,7 +5,7 @@ import "testing"
 // What Get says, Set reads; and every field has a text.
 func TestCoordinationFieldsAreReadAsWritten(t *testing.T) {
 	for field, texts := range map[string][]string{
-		"mode": Modes[:], "lease.size": {"auto", "17"}, "lease.min": {"0", "3"}, "lease.max": {"0", "9"},
+		"mode": ModeNames(), "lease.size": {"auto", "17"}, "lease.min": {"0", "3"}, "lease.max": {"0", "9"},
 		"lease.ttl": {"auto", "10s", "1h", "1m", "250ms", "1m30s"}, "reclaim": Reclaims[:],
 		"lease.reserve": {"0", "250", "0.4%", "10%"},
 		"drift_budget":  {"0", "250", "0.5%", "100%"}, "max_nodes": {"1", "30"}, "low_watermark": {"20%"},

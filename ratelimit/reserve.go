@@ -32,7 +32,7 @@ const MostReserveName = 1 << 10
 // reserves tells whether the rule is one that may have a reserve.
 func (r *Rule) reserves() bool {
 	c := &r.Coordination
-	return c.Mode != Approx && !c.Audit && r.Limit.Algorithm == FixedWindow && !r.Limit.Carries && !r.Override &&
+	return !c.Mode.Spec().Drifts && !c.Audit && r.Limit.Algorithm == FixedWindow && !r.Limit.Carries && !r.Override &&
 		!r.Unlimited && len(r.Domain)+len(r.Path) <= MostReserveName
 }
 

@@ -50,7 +50,7 @@ func (r *Rule) DriftShare() Tokens {
 // Drifts tells whether a node may spend of a key before the ledger has answered. A rule of mode approx
 // of whose drift budget no node has a token is as one of mode leasing.
 func (r *Rule) Drifts() bool {
-	return (r.Coordination.Mode == Approx || r.held.tokens > 0) && r.DriftShare() > 0
+	return (r.Coordination.Mode.Spec().Drifts || r.held.tokens > 0) && r.DriftShare() > 0
 }
 
 // Tallied tells whether the ledger is to sum up what was spent of each window, for more than the limit may be.

@@ -19,7 +19,7 @@ import (
 // know: under mode routing, reclaim: eager never credits an owner's lease.
 func TestRuleTravelsWithItsMode(t *testing.T) {
 	var rules ruleCache
-	for mode := range ratelimit.Modes {
+	for mode := range ratelimit.ModeNames() {
 		r := routed(1000)
 		r.Coordination.Mode, r.Coordination.Reclaim = ratelimit.Mode(mode), ratelimit.ReclaimEager
 		got, err := rules.get(ruleMessage(r))

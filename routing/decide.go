@@ -64,10 +64,8 @@ func (c *core) decideStoreless(
 	ctx context.Context, now instant, asks []ask, verdicts []verdict, b func() bell,
 ) *waiting {
 	for i := range asks {
-		if asks[i].Rule.Coordination.Mode != ratelimit.Routing {
-			c.local.Decide(ctx, now, asks[i:i+1], verdicts[i:i+1])
-			// What has been decided so far stays decided; the request waits with the rest from here on.
-		} else if c.own(ctx, now, asks[i:i+1], verdicts[i:i+1], nil, nil) != decided {
+		// What has been decided so far stays decided; the request waits with the rest from here on.
+		if c.own(ctx, now, asks[i:i+1], verdicts[i:i+1], nil, nil) != decided {
 			return c.wait(ctx, now, asks, verdicts, i, b())
 		}
 	}
@@ -76,9 +74,6 @@ func (c *core) decideStoreless(
 
 // elsewhere is the other node that decides, "" if it is this one.
 func (c *core) elsewhere(a *ask) string {
-	if a.Rule.Coordination.Mode != ratelimit.Routing {
-		return ""
-	}
 	// An empty ring has no owner, which reads as "this node" here. With a store that is right, for
 	// the store decides. Without one, own looks at the ring itself and decides nothing.
 	if owner := c.ownerOf(a.Key); owner != c.options.Addr {
@@ -296,7 +291,7 @@ func (w *waiting) one(now instant, i int) bool {
 		return true
 	case w.late:
 		return w.failed(now, i, nil)
-	case s.mine || a.Rule.Coordination.Mode != ratelimit.Routing:
+	case s.mine:
 		return false // baseAsks
 	case now >= w.leaseAt(i): // the ring is changing, and nobody has answered
 		return w.lease(i)
@@ -341,7 +336,7 @@ func (w *waiting) one(now instant, i int) bool {
 // store, whose fences keep the limit whoever claims. Owners are only a saving there.
 func (w *waiting) canLease(i int) bool {
 	a := &w.asks[i]
-	return w.inStore() && !w.remote && a.Kind == ratelimit.Spend && a.Rule.Coordination.Mode == ratelimit.Routing
+	return w.inStore() && !w.remote && a.Kind == ratelimit.Spend
 }
 
 // leaseAt is from when on this node leases a key whose owner has not answered; never,
@@ -601,7 +596,7 @@ func (w *waiting) forBase(now instant, i int) bool {
 	if s.decided || s.below || s.call != nil || now < s.again && !s.mine {
 		return false
 	}
-	return a.Rule.Coordination.Mode != ratelimit.Routing || w.inStore() && (s.mine || w.elsewhere(a) == "")
+	return w.inStore() && (s.mine || w.elsewhere(a) == "")
 }
 
 // advanceBelow goes on with what waits for a store.

@@ -46,9 +46,8 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Router is the ratelimit.Limiter of a node in a ring: rules of mode routing
-// are decided by their key's owner, all others by this node. It is safe for
-// concurrent use. Run must be running for peers to be met.
+// Router is the ratelimit.Limiter of a node in a ring: the owner of a key decides, whatever the rule's mode. It is safe
+// for concurrent use. Run must be running for peers to be met.
 type Router struct {
 	*core
 	work bell
@@ -125,7 +124,7 @@ func (w *waiting) sleep(ctx context.Context) {
 	}
 }
 
-// Owner is the other node that decides under mode routing, "" if it is this one.
+// Owner is the other node that decides, "" if it is this one.
 func (r *Router) Owner(a *ratelimit.Ask) string { return r.elsewhere(a) }
 
 // Run finds peers and talks to them until ctx is done. It blocks.

@@ -187,27 +187,24 @@ func TestStorelessRequest(t *testing.T) {
 	s := newScript(t, 1, 10)
 	s.ring("a:1", "b:1")
 	a := s.nodes["a:1"]
-	leased := *s.rule
-	leased.Coordination.Mode = ratelimit.Leasing
 	asks := []ask{
-		{Rule: &leased, Key: []byte("leased"), Cost: 1},
 		{Rule: s.rule, Key: a.ownedBy("a:1"), Cost: 2},
 		{Rule: s.rule, Key: a.ownedBy("b:1"), Cost: 3},
-		{Rule: &leased, Key: []byte("leased, too"), Cost: 4},
+		{Rule: s.rule, Key: a.ownedBy("a:1"), Cost: 4},
 	}
 	verdicts := make([]verdict, len(asks))
 	w := a.core.decide(context.Background(), s.now, asks, verdicts, newBell)
 	if w == nil {
 		t.Fatal("one is another's")
 	}
-	for i, left := range []ratelimit.Tokens{9, 8, 0, 6} {
-		if w.states[i].decided != (i != 2) || verdicts[i].Remaining != left {
+	for i, left := range []ratelimit.Tokens{8, 0, 4} {
+		if w.states[i].decided != (i != 1) || verdicts[i].Remaining != left {
 			t.Errorf("ask %d: %+v, %+v", i, w.states[i], verdicts[i])
 		}
 	}
-	verdicts = make([]verdict, 2)
-	w = a.core.decide(context.Background(), s.now, asks[:2], verdicts, newBell)
-	if w != nil || verdicts[0].Remaining != 8 || verdicts[1].Remaining != 6 {
+	verdicts = make([]verdict, 1)
+	w = a.core.decide(context.Background(), s.now, asks[:1], verdicts, newBell)
+	if w != nil || verdicts[0].Remaining != 2 {
 		t.Errorf("all is its own, and waits %v: %+v", w != nil, verdicts)
 	}
 }

@@ -34,23 +34,19 @@ func TestWaitingWhileTheRingChanges(t *testing.T) {
 	}
 }
 
-// What this node leases, or what is not routed at all, is the base's: no owner is asked
-// for it.
+// What this node leases is the base's: no owner is asked for it.
 func TestWhatTheBaseDecides(t *testing.T) {
 	s, a := newPair(t)
 	a.withStore()
 	m := a.core.members["b:1"]
 	m.take(0)
-	w := a.waits("b:1", 2)
+	w := a.waits("b:1", 1)
 	w.states[0].mine = true
-	leased := *s.rule
-	leased.Coordination.Mode = ratelimit.Leasing
-	w.asks[1].Rule = &leased
-	if w.one(s.now, 0) || w.one(s.now, 1) || m.take(0) != nil {
+	if w.one(s.now, 0) || m.take(0) != nil {
 		t.Error("an owner was asked")
 	}
-	if !w.forBase(s.now, 0) || !w.forBase(s.now, 1) {
-		t.Error("the base is to decide both")
+	if !w.forBase(s.now, 0) {
+		t.Error("the base is to decide")
 	}
 }
 

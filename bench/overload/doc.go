@@ -1,5 +1,5 @@
 // Package overload measures what a node does when it is asked for more than it can
-// answer: `sluice bench overload`.
+// answer: `sluicelab bench overload`.
 //
 // A real server process is driven over real connections by callers that give up
 // after a while. Its capacity is measured first, in a closed loop: what it answers

@@ -22,6 +22,7 @@ import (
 // EndToEndOptions are how EndToEnd measures.
 type EndToEndOptions struct {
 	Binary   string // sluice itself
+	Lab      string // sluicelab, which is the empty server
 	Nodes    int    // of Sluice; several share a Redis
 	Rounds   int    // of each way
 	Round    time.Duration
@@ -158,7 +159,7 @@ func (w *way) round(ctx context.Context, binary string, o EndToEndOptions) (err 
 	var store *process.Redis
 	switch {
 	case w.empty:
-		server, err := bench.StartEmpty(o.Binary)
+		server, err := bench.StartEmpty(o.Lab)
 		if err != nil {
 			return err
 		}

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-gate/sluice/bench/sluicetest"
 )
 
 // Each way answers what is sent, and what it costs is where it should be: Envoy pays for each, a service only where it
@@ -16,7 +18,7 @@ func TestEndToEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	r, err := EndToEnd(t.Context(), EndToEndOptions{
-		Binary: sluice, Nodes: 1, Rounds: 1, Round: 3 * time.Second, Rate: 100, Keys: 10,
+		Binary: sluice, Lab: sluicetest.Lab(t), Nodes: 1, Rounds: 1, Round: 3 * time.Second, Rate: 100, Keys: 10,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -24,7 +24,7 @@ func sample() *Page {
 			{File: "admitted", Title: "admitted <i>", X: "s", Y: "tokens", Lines: []Line{{Name: "a<", X: []float64{0, 1, 2}, Y: []float64{1, 3, 2}}, {Name: "b", X: []float64{0, 2}, Y: []float64{2, 2}}}, Bound: 4},
 			{Title: "operations", Y: "claims", Bars: []Bar{{"strict", 1000}, {"leasing", 1}}},
 		},
-		Facts: []Fact{{"command", "sluice sim"}},
+		Facts: []Fact{{"command", "sluicelab sim"}},
 	}
 }
 
@@ -40,7 +40,7 @@ func TestPageIsSelfContained(t *testing.T) {
 			t.Errorf("the page has %s", bad)
 		}
 	}
-	for _, want := range []string{"&lt;script&gt;", "class=\"bad\"", "Use leasing.", "<svg", "a note", "sluice sim"} {
+	for _, want := range []string{"&lt;script&gt;", "class=\"bad\"", "Use leasing.", "<svg", "a note", "sluicelab sim"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page has no %s", want)
 		}

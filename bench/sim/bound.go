@@ -284,7 +284,7 @@ func (b *bound) untold(k *key, f *loss) ratelimit.Tokens {
 
 // out tells whether on_store_failure may have decided in a window that matters.
 func (b *bound) out(r *ratelimit.Rule) bool {
-	if r.Coordination.Mode == ratelimit.Routing && b.Storeless || b.slow || b.store.slow > 0 || b.Table > 0 {
+	if r.Coordination.Mode.Spec().Owned && b.Storeless || b.slow || b.store.slow > 0 || b.Table > 0 {
 		return true
 	}
 	return slices.ContainsFunc(b.outages, func(s span) bool { return s.to >= b.now-b.lasts(r) })

@@ -20,7 +20,7 @@ func (o *Options) strainsTills() bool { return o.Seed%20 == 19 }
 func (h *historian) drawn() {
 	r := h.o.Rule
 	c := &r.Coordination
-	if c.Mode == ratelimit.Routing {
+	if c.Mode.Spec().Owned {
 		c.Mode = pick(h, ratelimit.Leasing, ratelimit.Leasing, ratelimit.Approx)
 	}
 	c.OnStoreFailure, c.Reclaim, c.Audit = ratelimit.FailClosed, ratelimit.ReclaimSafe, false

@@ -39,6 +39,9 @@ func (f *Failure) Error() string {
 	return fmt.Sprintf("seed %d: %v\n  of %s\n  replay: %s", f.Seed, f.Violation, f.What, f.Replay)
 }
 
+// GCPercent is how far the heap may grow before garbage is collected: the simulator's is short-lived, and its memory small.
+const GCPercent = 400
+
 // Selection is which histories are played. Those that it leaves out are made up, which takes
 // microseconds, and not played, so that a seed is the same history in every selection. The
 // zero Selection is all of them.
@@ -51,8 +54,8 @@ type Selection struct {
 
 // Validate tells what no history can be.
 func (s Selection) Validate() error {
-	if s.Mode != "" && !slices.Contains(ratelimit.Modes[:], s.Mode) {
-		return fmt.Errorf("the mode is %q, must be one of %s", s.Mode, strings.Join(ratelimit.Modes[:], ", "))
+	if s.Mode != "" && !slices.Contains(ratelimit.ModeNames(), s.Mode) {
+		return fmt.Errorf("the mode is %q, must be one of %s", s.Mode, strings.Join(ratelimit.ModeNames(), ", "))
 	}
 	if s.Storeless && s.Mode != "" && s.Mode != ratelimit.Routing.String() {
 		return fmt.Errorf("the mode is %s, and only mode routing is played without a store", s.Mode)
@@ -145,7 +148,7 @@ func Histories(
 // is seen.
 func newSummary() Summary {
 	s := Summary{Modes: map[string]int64{}, Faults: map[string]int64{}, Changes: map[string]int64{}, Played: map[string]int64{}}
-	for _, m := range ratelimit.Modes {
+	for _, m := range ratelimit.ModeNames() {
 		s.Modes[m] = 0
 	}
 	for _, k := range FaultKinds {
@@ -179,7 +182,7 @@ func (s *Summary) add(o *Options, r *Result) {
 	s.Modes[o.Rule.Coordination.Mode.String()]++
 	if r.Over > 0 {
 		s.WentOver++
-		if o.Rule.Coordination.Mode == ratelimit.Approx {
+		if o.Rule.Coordination.Mode.Spec().Drifts {
 			s.Closest = max(s.Closest, r.Used)
 		}
 	}
@@ -199,7 +202,7 @@ func failure(o Options, r *Result) *Failure {
 	}
 	return &Failure{
 		Seed: o.Seed, Violation: r.Violation, Trace: string(tail), What: describe(&o),
-		Replay: fmt.Sprintf("sluice sim histories --seed %d --trace", o.Seed),
+		Replay: fmt.Sprintf("sluicelab sim histories --seed %d --trace", o.Seed),
 	}
 }
 

@@ -171,7 +171,7 @@ func (h *historian) changed(r *ratelimit.Rule) string {
 		}
 		return "algorithm"
 	case 3:
-		if c.Mode != ratelimit.Routing {
+		if !c.Mode.Spec().Owned {
 			c.Mode = ratelimit.Leasing + ratelimit.Approx - c.Mode
 		}
 		return "mode"
@@ -196,12 +196,12 @@ func (h *historian) mix() {
 	if h.chance(0.3) {
 		h.o.Mix = Mix{Peeks: 0.1 * h.Float64(), Refunds: 0.1 * h.Float64(), Large: 0.05 * h.Float64(), Honest: h.o.Seed%3 != 0}
 	}
-	if h.o.Rule.Coordination.Mode != ratelimit.Routing && h.chance(0.2) {
+	if !h.o.Rule.Coordination.Mode.Spec().Owned && h.chance(0.2) {
 		second := *h.o.Rule
 		second.Path, second.Counters = "second", &ratelimit.RuleCounters{}
 		second.Limit.Requests *= ratelimit.Tokens(1 + h.IntN(4))
 		h.coordination(&second.Coordination)
-		if second.Coordination.Mode == ratelimit.Routing {
+		if second.Coordination.Mode.Spec().Owned {
 			second.Coordination.Mode = ratelimit.Approx
 		}
 		h.o.Second = &second

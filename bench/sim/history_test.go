@@ -49,7 +49,7 @@ func play(t *testing.T, seed uint64) *Result {
 		t.Fatalf("seed %d: %v", seed, err)
 	}
 	if r.Violation != nil {
-		t.Errorf("seed %d: %v\nreplay: go run ./cmd/sluice sim histories --seed %d --trace", seed, r.Violation, seed)
+		t.Errorf("seed %d: %v\nreplay: go run ./cmd/sluicelab sim histories --seed %d --trace", seed, r.Violation, seed)
 	}
 	return r
 }

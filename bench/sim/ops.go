@@ -101,7 +101,7 @@ func (w *world) asked(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
 // unowned tells whether a key's owner may not answer: for as long as an outage of the
 // ring matters.
 func (w *world) unowned(k *key) bool {
-	if k.rule.Coordination.Mode != ratelimit.Routing {
+	if !k.rule.Coordination.Mode.Spec().Owned {
 		return false
 	}
 	for _, s := range w.bound.lost {

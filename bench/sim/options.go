@@ -157,7 +157,7 @@ func (o *Options) Validate() error {
 	if o.Parts < 0 || o.Parts > maxParts {
 		errs = append(errs, fmt.Errorf("the ledger has %d parts, must be 0 to %d", o.Parts, maxParts))
 	}
-	if o.Rule != nil && o.Rule.Coordination.Mode == ratelimit.Routing && (o.Parts > 1 || o.Ledger != nil) {
+	if o.Rule != nil && o.Rule.Coordination.Mode.Spec().Owned && (o.Parts > 1 || o.Ledger != nil) {
 		errs = append(errs, errors.New("mode routing is played with a ledger of one part in memory"))
 	}
 	if o.Points < 0 || o.Points > maxPoints {

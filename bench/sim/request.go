@@ -35,7 +35,7 @@ func (w *world) arrive(l load.Request) {
 	k := w.key(n.rule, l.Key)
 	q := w.take(k, w.wanted(n.rule, k, cost))
 	w.offer(&q.asks[0])
-	if n.rule.Coordination.Mode == ratelimit.Routing {
+	if n.rule.Coordination.Mode.Spec().Owned {
 		w.route(n, q)
 		return
 	}

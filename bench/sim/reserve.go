@@ -15,7 +15,7 @@ func (h *historian) reserve() {
 	own := &historian{Rand: rand.New(rand.NewPCG(h.o.Seed, 0x7e5e)), o: h.o}
 	r := h.o.Rule
 	c := &r.Coordination
-	if c.Mode == ratelimit.Approx {
+	if c.Mode.Spec().Drifts {
 		c.Mode = ratelimit.Leasing
 	}
 	if r.Limit.Algorithm != ratelimit.FixedWindow {

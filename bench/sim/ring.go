@@ -39,7 +39,7 @@ const (
 
 func (n *node) joinRing() {
 	w := n.world
-	if w.Rule.Coordination.Mode != ratelimit.Routing {
+	if !w.Rule.Coordination.Mode.Spec().Owned {
 		return
 	}
 	wall := time.UnixMicro(int64(w.ledgerTime()))

@@ -4,14 +4,12 @@ import (
 	"cmp"
 	"slices"
 	"time"
-
-	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 // ring makes up what only mode routing has: hot keys, and rings without a store,
 // in which nodes come and go more often.
 func (h *historian) ring() {
-	if h.o.Rule.Coordination.Mode != ratelimit.Routing {
+	if !h.o.Rule.Coordination.Mode.Spec().Owned {
 		return
 	}
 	h.o.HotRate = pick(h, 0, 1e9, 5, 50)

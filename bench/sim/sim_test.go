@@ -78,7 +78,7 @@ func plain(mode ratelimit.Mode, limit ratelimit.Tokens, keys, nodes int, rate fl
 // With a prompt store and no fault every mode admits the limit, and no more but what mode approx declares.
 func TestPlainFleetsAreExact(t *testing.T) {
 	t.Parallel()
-	for mode := range ratelimit.Modes {
+	for mode := range ratelimit.ModeNames() {
 		o := plain(ratelimit.Mode(mode), 3000, 1, 3, 100, 3*time.Minute)
 		o.Check = true
 		r, err := Run(o)
@@ -86,7 +86,7 @@ func TestPlainFleetsAreExact(t *testing.T) {
 			t.Fatal(err, r.Violation)
 		}
 		if drift := o.Rule.Declare(o.Nodes, ratelimit.SharedStore).Over.Drift; r.Over > drift || r.Admitted < 3*3000-20 {
-			t.Errorf("%s: %d over, %d of 9000 admitted", ratelimit.Modes[mode], r.Over, r.Admitted)
+			t.Errorf("%s: %d over, %d of 9000 admitted", ratelimit.Mode(mode), r.Over, r.Admitted)
 		}
 	}
 }

@@ -22,7 +22,7 @@ type fleet struct {
 }
 
 // openFleet starts nodes that answer in a mode, and waits until they know each other.
-func openFleet(binary, dir string, row *Row, m *mode, nodes int) (f *fleet, err error) {
+func openFleet(o *Options, dir string, row *Row, m *mode, nodes int) (f *fleet, err error) {
 	f = &fleet{}
 	defer func() {
 		if err != nil {
@@ -34,7 +34,7 @@ func openFleet(binary, dir string, row *Row, m *mode, nodes int) (f *fleet, err 
 		return f, err
 	}
 	if m.fields == nil {
-		return f, f.startBaseline(binary, row, nodes)
+		return f, f.startBaseline(o.Lab, row, nodes)
 	}
 	rules := filepath.Join(dir, "rules.yaml")
 	if err = os.WriteFile(rules, []byte(row.file(m)), 0o600); err != nil {
@@ -47,7 +47,7 @@ func openFleet(binary, dir string, row *Row, m *mode, nodes int) (f *fleet, err 
 	peers := "static:127.0.0.1:" + strings.Join(ports, ",127.0.0.1:")
 	for _, port := range ports {
 		node, err := process.Sluice(
-			binary, rules, "--log-level", "error", "--redis-url", f.redis.Addr, "--max-keys", strconv.Itoa(maxKeys),
+			o.Binary, rules, "--log-level", "error", "--redis-url", f.redis.Addr, "--max-keys", strconv.Itoa(maxKeys),
 			"--peers", peers, "--peer-addr", "127.0.0.1:"+port, "--peer-bind", "127.0.0.1:"+port, "--peer-secret", "only-for-benchmarks", "--drain-time", "200ms",
 		)
 		if err != nil {
@@ -63,14 +63,14 @@ func openFleet(binary, dir string, row *Row, m *mode, nodes int) (f *fleet, err 
 // maxKeys is more than any row has.
 const maxKeys = 200_000
 
-func (f *fleet) startBaseline(binary string, row *Row, nodes int) error {
+func (f *fleet) startBaseline(lab string, row *Row, nodes int) error {
 	for range nodes {
 		ports, err := freeport.Find(1)
 		if err != nil {
 			return err
 		}
 		address := "127.0.0.1:" + ports[0]
-		node, err := process.Start(binary, address, "bench", "baseline", "--address", address, "--redis", f.redis.Addr,
+		node, err := process.Start(lab, address, "bench", "baseline", "--address", address, "--redis", f.redis.Addr,
 			"--limit", strconv.FormatInt(row.Limit, 10), "--window", row.window().String())
 		if err != nil {
 			return err

@@ -23,6 +23,7 @@ import (
 // Options are how Run measures.
 type Options struct {
 	Binary   string // sluice itself
+	Lab      string // sluicelab, which is the baseline
 	Nodes    []int  // of fleets of processes
 	Virtual  []int  // of fleets in virtual time
 	Rate     float64
@@ -210,7 +211,7 @@ func (o *Options) measure(ctx context.Context, row *Row, m *mode, nodes int) (Me
 	if err != nil {
 		return Measured{}, err
 	}
-	f, err := openFleet(o.Binary, dir, row, m, nodes)
+	f, err := openFleet(o, dir, row, m, nodes)
 	if err != nil {
 		return Measured{}, err
 	}

@@ -69,7 +69,7 @@ func TestStore(t *testing.T) {
 		t.Skip("starts processes")
 	}
 	binary := sluicetest.Build(t)
-	o := Options{Binary: binary, Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []int{6}, Seed: 1}
+	o := Options{Binary: binary, Lab: sluicetest.Lab(t), Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []int{6}, Seed: 1}
 	told := 0
 	o.Progress = func(done int, _ string) { told = done + 1 }
 	r, err := Run(context.Background(), o)
@@ -133,7 +133,7 @@ func TestWarmFleet(t *testing.T) {
 		t.Skip("starts processes")
 	}
 	o := Options{
-		Binary: sluicetest.Build(t), Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []int{6}, Modes: []string{"leasing"},
+		Binary: sluicetest.Build(t), Lab: sluicetest.Lab(t), Nodes: []int{2}, Rate: 500, Length: time.Second, Rows: []int{6}, Modes: []string{"leasing"},
 		Warm: true, Rounds: 2, Seed: 1,
 	}
 	r, err := Run(context.Background(), o)

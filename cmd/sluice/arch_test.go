@@ -5,8 +5,10 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -99,6 +101,25 @@ func TestClientLibrariesStayBehindTheDoor(t *testing.T) {
 			t.Errorf("%s is listed and imports no client library", door)
 		}
 	}
+}
+
+// A mode is asked for its traits. Code that compares modes would have to know all of them.
+func TestModesAreATable(t *testing.T) {
+	compares := regexp.MustCompile(`\bMode (==|!=)|(==|!=) ratelimit\.(Leasing|Routing|Approx)\b|case ratelimit\.(Leasing|Routing|Approx)\b`)
+	var files []string
+	eachGoFile(t, func(path string, test bool) {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name := strings.TrimPrefix(path, top); !test && compares.Match(text) {
+			files = append(files, name)
+		}
+	})
+	if len(files) > 3 {
+		t.Errorf("%d files compare modes, and at most 3 may: ask Mode.Spec(): %q", len(files), files)
+	}
+	t.Log(files)
 }
 
 // The words of the domain do no I/O.

@@ -16,13 +16,11 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/server"
 	"github.com/sluice-gate/sluice/ratelimit/shed"
-	"github.com/sluice-gate/sluice/routing"
 )
 
 // parts are what a node is made of.
 type parts struct {
 	*decider
-	ring    *routing.Router // nil: there is none
 	source  config.Source
 	store   *config.Store
 	clock   ratelimit.Clock
@@ -64,14 +62,9 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 		redact = console.NewRedactor()
 	}
 	var ring func() ratelimit.RoutingStats
-	if c.Ring.Peers != "" {
-		r, peered, err := c.Ring.route(&c.Callers, p.limiter, p.run, p.clock, log)
-		if err != nil {
-			return nil, err
-		}
-		p.limiter, p.run, p.ring = r, peered, r.Router
+	if p.ring != nil {
 		ring = func() ratelimit.RoutingStats {
-			s := r.Router.Stats()
+			s := p.ring.Stats()
 			s.HotKeys, s.HotHere = redact.Accounts(s.HotKeys), redact.Accounts(s.HotHere)
 			return s
 		}

@@ -131,8 +131,10 @@ func TestPostPaid(t *testing.T) {
 // 350 of 100 in three seconds are charged, with debt: carry: two windows are used up at all nodes, and the third has 50
 // left. So it is in each mode, with a Redis behind and without, and metrics and explain say it.
 func TestPostPaidDebt(t *testing.T) {
+	t.Parallel()
 	withAndWithout(t, func(t *testing.T, store ratelimit.Storage) {
-		r := newRing(t, 3, 0, store)
+		t.Parallel()
+		r := newRing(t, 3, 0, store, "COORDINATION_STORE_DEADLINE=1s")
 		values := []string{"routing"}
 		if store == ratelimit.SharedStore {
 			values = append(values, "leasing", "approx")

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
@@ -20,6 +21,7 @@ type checkCmd struct {
 	SARIF          bool              `name:"sarif" help:"Print findings as SARIF 2.1.0, for code hosts."`
 	Schema         bool              `help:"Print the JSON Schema of rule files, for editors."`
 	Nodes          int               `default:"3" help:"How many nodes the fleet has."`
+	Store          string            `placeholder:"NAME" help:"The store that nodes share: redis, postgres, etcd, or memory for none, as --no-store (default redis). Its cost of a data loss, a failover and a claim is declared, too."`
 	NoStore        bool              `help:"The nodes share no store: each counts alone."`
 	IgnoreDotFiles bool              `env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"As for serve."`
 	MergeDomains   bool              `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"As for serve."`
@@ -28,7 +30,8 @@ type checkCmd struct {
 	Caps           ruleCapFlags      `embed:""`
 	Quotas         quotaCheckFlags   `embed:""`
 
-	in io.Reader // standard input; tests set another
+	in      io.Reader      // standard input; tests set another
+	promise *store.Promise // of Store; nil: Redis is not named, or there is no store
 }
 
 // Help is what `sluice check --help` says below its summary.
@@ -102,7 +105,9 @@ func (c *checkCmd) print(s streams, r *checked) error {
 		writeChanges(s.out, config.Changes(r.before, r.rules))
 		return nil
 	}
-	err := declaration{rules: r.rules.All(), nodes: c.Nodes, storage: c.storage(), now: time.Now()}.write(s.out)
+	err := declaration{
+		rules: r.rules.All(), nodes: c.Nodes, storage: c.storage(), store: c.promise, now: time.Now(),
+	}.write(s.out)
 	if err != nil || !c.Quotas.RLQS {
 		return err
 	}
@@ -110,7 +115,7 @@ func (c *checkCmd) print(s streams, r *checked) error {
 }
 
 func (c *checkCmd) storage() ratelimit.Storage {
-	if c.NoStore || c.Nodes == 1 {
+	if c.NoStore || c.Nodes == 1 || c.Store == "memory" {
 		return ratelimit.OwnMemory
 	}
 	return ratelimit.SharedStore
@@ -128,6 +133,12 @@ func (c *checkCmd) options() (config.Options, error) {
 		return config.Options{}, errors.New("--json and --sarif: say one of them")
 	}
 	coordination, err := c.Coordination.coordination()
+	if c.Store != "" && c.Store != "memory" {
+		p, unknown := store.PromiseOf(c.Store)
+		if err = errors.Join(err, unknown); c.storage() == ratelimit.SharedStore {
+			c.promise = p
+		}
+	}
 	return config.Options{
 		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.Caps.caps(),
 	}, errors.Join(err, c.Caps.validate(), c.Quotas.validate())

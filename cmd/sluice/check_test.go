@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
@@ -48,6 +49,7 @@ func TestCheck(t *testing.T) {
 	if code, out = checks(dir, "--strict"); code != 1 || !strings.Contains(out, "with --strict they fail") {
 		t.Errorf("--strict: %d\n%s", code, out)
 	}
+	checksStores(t, dir)
 	writeFile(t, filepath.Join(dir, "b.yaml"), "domain: d\nfoo: 1\n")
 	code, out = checks(dir)
 	for _, want := range []string{
@@ -68,6 +70,40 @@ func TestCheck(t *testing.T) {
 		if code, out := checks(strings.Fields(args)...); code != 1 || !strings.Contains(out, want) {
 			t.Errorf("%s: %d\n%s", args, code, out)
 		}
+	}
+}
+
+// checksStores checks rules on each kind of store. What it costs to lose data there is a figure of the table.
+func checksStores(t *testing.T, dir string) {
+	t.Helper()
+	for name, want := range map[string][]string{
+		"redis": {"on 3 nodes that share Redis", "d.k 100 per year leasing 0 30 (10 a node) 5", "round trips: 1,", "within 2.5s", "for 2s more"},
+		"postgres": {
+			"on 3 nodes that share PostgreSQL", "d.k 100 per year leasing 0 30 (10 a node) 0", "round trips: 2,",
+			"one row for each account and lease", "within 2.5s", "synchronous_commit=on", "for 2s more",
+		},
+		"etcd":   {"that share etcd", "d.k 100 per year leasing 0 30 (10 a node) 0", "round trips: 2,", "within 2.5s", "go on at once"},
+		"memory": {"on 3 nodes without a store", "no store"},
+	} {
+		code, out := checks(dir, "--store="+name)
+		out = strings.Join(strings.Fields(out), " ") // lines are wrapped
+		for _, text := range want {
+			if code != 0 || !strings.Contains(out, text) {
+				t.Errorf("--store %s: %d, no %q in\n%s", name, code, text, out)
+			}
+		}
+		var v checkReport
+		code, out = checks(dir, "--json", "--store="+name)
+		if err := json.Unmarshal([]byte(out), &v); err != nil || code != 0 {
+			t.Fatal(code, err, out)
+		}
+		loss := map[string]ratelimit.Tokens{"redis": 5}[name]
+		if got := v.Rules[0]; got.Loss != loss || got.Bounds.OnLoss != loss || (v.Store == nil) != (name == "memory") {
+			t.Errorf("--store %s: %+v of %+v", name, got, v.Store)
+		}
+	}
+	if code, out := checks(dir, "--store=mysql"); code != 1 || !strings.Contains(out, "must be memory or one of redis, rediss, postgres") {
+		t.Errorf("an unknown store: %d\n%s", code, out)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
@@ -18,6 +19,7 @@ type declaration struct {
 	rules   []*ratelimit.Rule
 	nodes   int
 	storage ratelimit.Storage
+	store   *store.Promise // that was named; nil: none was
 	now     time.Time
 }
 
@@ -53,7 +55,24 @@ func (d declaration) fleet() string {
 	case d.storage == ratelimit.OwnMemory:
 		return fmt.Sprintf("on %d nodes without a store", d.nodes)
 	}
-	return fmt.Sprintf("on %d nodes that share a Redis", d.nodes)
+	kind := "a Redis"
+	if d.store != nil {
+		kind = d.store.Kind
+	}
+	return fmt.Sprintf("on %d nodes that share %s", d.nodes, kind)
+}
+
+// of is what a rule declares on a store; nil: on a Redis, or on none.
+func boundsOn(r *ratelimit.Rule, nodes int, storage ratelimit.Storage, on *store.Promise) ratelimit.Bounds {
+	b := r.Declare(nodes, storage)
+	if on != nil && on.Keeps {
+		b.OnLoss = 0
+	}
+	return b
+}
+
+func (d declaration) of(r *ratelimit.Rule) ratelimit.Bounds {
+	return boundsOn(r, d.nodes, d.storage, d.store)
 }
 
 // table has what is short. With named, a rule's name is its row's first cell; else
@@ -93,7 +112,7 @@ func (d declaration) table(out io.Writer, named bool) error {
 
 // cells are those of a rule's row.
 func (d declaration) cells(r *ratelimit.Rule) []string {
-	b := r.Declare(d.nodes, d.storage)
+	b := d.of(r)
 	if b.Unlimited {
 		return []string{"unlimited", "-", "-", "-", "-"}
 	}
@@ -129,6 +148,12 @@ func (d declaration) notes(out io.Writer) {
 		{"store operations", func(b ratelimit.Bounds) string { return b.StoreOps.String() }},
 	} {
 		d.note(out, about.title, about.of)
+	}
+	if d.store != nil {
+		fmt.Fprintf(out, "\nthe store, %s:\n", d.store.Kind)
+		for _, line := range d.store.Lines() {
+			writeWrapped(out, "  ", line)
+		}
 	}
 	d.billing(out)
 	if d.storage == ratelimit.SharedStore {
@@ -172,7 +197,7 @@ func (d declaration) note(out io.Writer, title string, of func(ratelimit.Bounds)
 	whose := map[string][]string{}
 	limited := 0
 	for _, r := range d.rules {
-		b := r.Declare(d.nodes, d.storage)
+		b := d.of(r)
 		if b.Unlimited {
 			continue
 		}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 )
@@ -85,6 +86,7 @@ type checkReport struct {
 	Files       int             `json:"files"`
 	Findings    []finding       `json:"findings"`
 	Nodes       int             `json:"nodes"`
+	Store       *store.Promise  `json:"store,omitempty"` // that --store names
 	Rules       []declared      `json:"rules,omitempty"`
 	Changes     []config.Change `json:"changes,omitempty"`
 }
@@ -109,7 +111,7 @@ type declared struct {
 }
 
 func (r *checked) asJSON(c *checkCmd) checkReport {
-	v := checkReport{Files: len(r.texts), Findings: r.findings(), Nodes: c.Nodes}
+	v := checkReport{Files: len(r.texts), Findings: r.findings(), Nodes: c.Nodes, Store: c.promise}
 	if r.rules == nil {
 		return v
 	}
@@ -118,14 +120,13 @@ func (r *checked) asJSON(c *checkCmd) checkReport {
 		v.Changes = config.Changes(r.before, r.rules)
 	}
 	for _, rule := range r.rules.All() {
-		v.Rules = append(v.Rules, declaredOf(rule, c.Nodes, c.storage()))
+		v.Rules = append(v.Rules, declaredOf(rule, boundsOn(rule, c.Nodes, c.storage(), c.promise)))
 	}
 	return v
 }
 
-func declaredOf(rule *ratelimit.Rule, nodes int, storage ratelimit.Storage) declared {
+func declaredOf(rule *ratelimit.Rule, b ratelimit.Bounds) declared {
 	d := declared{Rule: rule.Domain + "." + rule.Path, Limit: "unlimited", Mode: rule.Coordination.Mode.String()}
-	b := rule.Declare(nodes, storage)
 	d.Bounds = b
 	if b.Unlimited {
 		return d

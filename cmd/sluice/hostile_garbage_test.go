@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -117,15 +116,6 @@ func readReply(r *bufio.Reader) (string, error) {
 	return line, nil
 }
 
-// learned waits until the ledger at an address has learned.
-func learned(t *testing.T, addr string) {
-	t.Helper()
-	f, _ := hostileFleet(t, addr, nil)
-	if f.Greet(); !becomes(f.Ready) {
-		t.Fatal("the ledger learns for ever")
-	}
-}
-
 // Garbage of every type as the reply to each command: no more is admitted than the limit, and what was not taken in
 // is counted.
 func TestGarbageInEveryReply(t *testing.T) {
@@ -139,10 +129,6 @@ func TestGarbageInEveryReply(t *testing.T) {
 		t.Run(command, func(t *testing.T) {
 			t.Parallel()
 			store := redistest.Start(t)
-			// A ledger that learns grants little, whatever is answered, and never has a draw.
-			if slices.Contains([]string{"hincrby", "exec", "multi", "pexpireat", "get"}, command) {
-				learned(t, store.Addr)
-			}
 			spoiled := 0
 			for i, bytes := range garbage {
 				s := newSpoiler(t, store.Addr, command, bytes)
@@ -163,9 +149,6 @@ func TestGarbageInEveryReply(t *testing.T) {
 				}
 				if n > 0 && noted == 0 && admitted != limit {
 					t.Errorf("%q: %d of %d were admitted, and nothing is counted", bytes, admitted, limit)
-				}
-				if few := bytes == ":0\r\n" || bytes == ":30\r\n"; few && command == "append" && refused.Load() == 0 {
-					t.Errorf("%q: a sum without this node's own tokens was believed", bytes)
 				}
 			}
 			if spoiled == 0 && command != "eval" && command != "get" {

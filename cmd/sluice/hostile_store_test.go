@@ -224,7 +224,7 @@ func TestHostileEviction(t *testing.T) {
 		t.Errorf("%+v\n%s", s, &log)
 	}
 	if f.Greet(); !becomes(f.Ready) {
-		t.Fatal("the ledger learns for ever")
+		t.Fatal("the store does not answer")
 	}
 	rule := hostileRule(1000)
 	if admitted := spend(f, rule, "quiet", 1010); admitted != 1000 {

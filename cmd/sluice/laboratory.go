@@ -2,10 +2,8 @@
 
 package main
 
-// laboratory are the commands that measure, simulate and show. A build with the
-// tag server does not have them.
+// laboratory are commands that need the simulator and the load generator. A build with the tag server leaves them out.
 type laboratory struct {
-	Demo  demoCmd  `cmd:"" help:"A fleet under load on this machine, to look at."`
-	Bench benchCmd `cmd:"" help:"Measure."`
-	Sim   simCmd   `cmd:"" help:"Simulate."`
+	Demo   demoCmd   `cmd:"" help:"A fleet under load on this machine, to look at."`
+	WhatIf whatIfCmd `cmd:"" name:"what-if" help:"What each mode would do with a limit under some demand, and which to choose."`
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
+	"github.com/sluice-gate/sluice/routing"
 )
 
 // limiter is what decides, and what must run for it to.
@@ -29,6 +30,7 @@ type limiter interface {
 // decider is a limiter and what belongs to it.
 type decider struct {
 	limiter
+	ring *routing.Router    // nil: there is none
 	seat func() (int, bool) // the drift seat, and whether one is wanted; nil: there are none
 	// run must run for it to decide. It returns when ctx is done and all is given back,
 	// or why it cannot go on.
@@ -44,22 +46,33 @@ type decider struct {
 	pools   map[string]*metrics.Pool // connections, by the pool's name
 }
 
-// decider chooses by STORE_URL and REDIS_URL: leases from a shared ledger and a drift seat, or budgets in this process.
-func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog.Logger) (*decider, error) {
-	if !c.Store.Shared() {
-		for _, r := range rules.Rules().All() {
-			if r.Coordination.Audit {
-				log.Warn("a rule asks for an audit, and without a store there is no record", "first", r.Domain+"."+r.Path)
-				break
-			}
-		}
-		if _, err := store.PerSecond(store.Options{Flags: c.Store}); err != nil {
+// decider makes what decides, from below: the ledger (STORE_URL, REDIS_URL; this process's memory where neither is
+// set), the ring over it (PEERS), and the modes of rules over both.
+func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog.Logger) (d *decider, err error) {
+	if d, err = c.ledger(clock, rules, log); err != nil {
+		return nil, err
+	}
+	if c.Ring.Peers != "" {
+		if d.ring, d.run, err = c.Ring.route(&c.Callers, d.limiter, d.run, clock, log); err != nil {
 			return nil, err
 		}
-		return &decider{
-			limiter: leasing.NewLocal(c.MaxKeys, clock(), time.Now()),
-			run:     func(context.Context) error { return nil }, ping: func(context.Context) error { return nil }, ready: func() bool { return true },
-		}, nil
+	}
+	d.limiter = newByMode(d.limiter, d.ring)
+	return d, nil
+}
+
+// ledger leases from the stores that the settings name, or counts in this process.
+func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.Logger) (*decider, error) {
+	d := &decider{pools: map[string]*metrics.Pool{}}
+	stores, err := c.stores(d, plans(rules), clock, log)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(stores) == 0:
+		warnOfAudit(rules.Rules(), log)
+		d.limiter = leasing.NewLocal(c.MaxKeys, clock(), time.Now())
+		d.run, d.ping, d.ready = func(context.Context) error { return nil }, func(context.Context) error { return nil }, func() bool { return true }
+		return d, nil
 	}
 	reconciled, err := c.reconciled(log)
 	if err != nil {
@@ -69,14 +82,59 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 	if err != nil {
 		return nil, err
 	}
-	d := &decider{pools: map[string]*metrics.Pool{"redis_pool": {}}}
-	options := store.Options{Flags: c.Store, Log: log, Pool: d.pools["redis_pool"], Refused: &d.refused}
-	usual, err := store.Open(options)
+	var holders []ratelimit.Holder
+	for _, s := range stores {
+		s.OnReconcile, s.OnAudit, s.Nodes = reconciled, record, func() int { return d.who.count() }
+		holders = append(holders, s.holder)
+	}
+	d.who = newRegistry(stores[0].store, holders...)
+	d.seat = stores[0].keeper.Seat
+	if d.limiter = stores[0].Fleet; len(stores) > 1 {
+		d.limiter = newByUnit(stores[0].Fleet, stores[1].Fleet)
+	}
+	d.run = func(ctx context.Context) error {
+		g, ctx := errgroup.WithContext(ctx)
+		for _, s := range stores {
+			g.Go(func() error { return s.run(ctx) })
+		}
+		return g.Wait()
+	}
+	d.ping = func(ctx context.Context) (err error) {
+		for _, s := range stores {
+			err = errors.Join(err, s.store.Ping(ctx))
+		}
+		return err
+	}
+	d.ready = func() bool { return !slices.ContainsFunc(stores, func(s *shared) bool { return !s.ready() }) }
+	d.safety = func() metrics.StoreSafety {
+		x := stores[0].watch.safety()
+		for _, s := range stores[1:] {
+			x = worse(x, s.watch.safety())
+		}
+		return x
+	}
+	return d, nil
+}
+
+// stores opens the store of all limits, and that of the limits for a second where there is one. Neither is connected
+// yet. Without a store there are none.
+func (c *serveCmd) stores(d *decider, seats func() approx.Plan, clock ratelimit.Clock, log *slog.Logger) (all []*shared, err error) {
+	options := func(name string) store.Options {
+		pool := &metrics.Pool{}
+		d.pools[name] = pool
+		return store.Options{Flags: c.Store, Log: log, Pool: pool, Refused: &d.refused}
+	}
+	perSecond, err := store.PerSecond(options("redis_per_second_pool"))
 	if err != nil {
 		return nil, err
 	}
-	options.Pool = &metrics.Pool{}
-	perSecond, err := store.PerSecond(options)
+	if perSecond == nil {
+		delete(d.pools, "redis_per_second_pool")
+	}
+	if !c.Store.Shared() {
+		return nil, nil
+	}
+	usual, err := store.Open(options("redis_pool"))
 	if err != nil {
 		return nil, err
 	}
@@ -84,44 +142,21 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 	if c.Store.URL != "" {
 		setting = "STORE_URL"
 	}
-	seats := plans(rules)
-	all := []*shared{c.shared(setting, usual, seats, clock, log)}
+	all = []*shared{c.shared(setting, usual, seats, clock, log)}
 	if perSecond != nil {
-		d.pools["redis_per_second_pool"] = options.Pool
 		all = append(all, c.shared("REDIS_PERSECOND_URL", perSecond, seats, clock, log))
 	}
-	var holders []ratelimit.Holder
-	for _, s := range all {
-		s.OnReconcile, s.OnAudit, s.Nodes = reconciled, record, func() int { return d.who.count() }
-		holders = append(holders, s.holder)
-	}
-	d.who = newRegistry(usual, holders...)
-	d.seat = all[0].keeper.Seat
-	if d.limiter = all[0].Fleet; perSecond != nil {
-		d.limiter = newByUnit(all[0].Fleet, all[1].Fleet)
-	}
-	d.run = func(ctx context.Context) error {
-		g, ctx := errgroup.WithContext(ctx)
-		for _, s := range all {
-			g.Go(func() error { return s.run(ctx) })
+	return all, nil
+}
+
+// warnOfAudit names the first rule that wants a record which there is not.
+func warnOfAudit(rules *config.Rules, log *slog.Logger) {
+	for _, r := range rules.All() {
+		if r.Coordination.Audit {
+			log.Warn("a rule asks for an audit, and without a store there is no record", "first", r.Domain+"."+r.Path)
+			return
 		}
-		return g.Wait()
 	}
-	d.ping = func(ctx context.Context) (err error) {
-		for _, s := range all {
-			err = errors.Join(err, s.store.Ping(ctx))
-		}
-		return err
-	}
-	d.ready = func() bool { return !slices.ContainsFunc(all, func(s *shared) bool { return !s.ready() }) }
-	d.safety = func() metrics.StoreSafety {
-		x := all[0].watch.safety()
-		for _, s := range all[1:] {
-			x = worse(x, s.watch.safety())
-		}
-		return x
-	}
-	return d, nil
 }
 
 // plans returns the drift plan of the rules as they are now. It is made once for

@@ -1,11 +1,11 @@
-// Command sluice is a rate-limit service for fleets of Envoy gateways.
+// Command sluice is a rate limit service for fleets of Envoy proxies.
 //
 // It is one binary with a few commands: serve answers Envoy, check validates
-// rules and declares their worst case, bench measures, sim simulates. See --help
-// of each.
+// rules and declares their worst case. See --help of each. Command sluicelab
+// measures and simulates.
 //
-// The build tag server leaves out what measures and simulates, with the load
-// generators, plotting and fonts that only those need: so the image is built.
+// The build tag server leaves out demo and what-if, with the load generator,
+// the simulator and the plotting that only those need: so the image is built.
 package main
 
 import (

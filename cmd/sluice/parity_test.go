@@ -191,6 +191,7 @@ type parityRun struct {
 	exchanges []exchange
 	json      bool
 	nodes     int                           // of a fleet, which are asked in turn; 0: one
+	store     *redistest.Server             // where nothing is to be learned, of those that env names; nil: somewhere
 	after     func(t *testing.T, s *sluice) // if the exchanges went well
 }
 
@@ -199,10 +200,14 @@ type parityRun struct {
 // comes late would be no part of parity (there it would be an error), and fails the test.
 func (p parityRun) answer(t *testing.T) {
 	t.Helper()
+	prefix := fmt.Sprintf("run %d:", parityRuns.Add(1))
 	env := append([]string{
 		"HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0", "DRAIN_TIME=0s",
-		fmt.Sprintf("CACHE_KEY_PREFIX=run %d:", parityRuns.Add(1)), "COORDINATION_STORE_DEADLINE=1s", "COORDINATION_CHECK_TIMEOUT=900ms",
+		"CACHE_KEY_PREFIX=" + prefix, "COORDINATION_STORE_DEADLINE=1s", "COORDINATION_CHECK_TIMEOUT=900ms",
 	}, p.env...)
+	if p.store != nil {
+		p.store.Begin(prefix)
+	}
 	if p.routing {
 		host, port := freeAddress(t)
 		own := net.JoinHostPort(host, port)
@@ -255,7 +260,7 @@ func TestParityOfFleets(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			env := append([]string{"COORDINATION_MODE=" + mode, "REDIS_URL=" + store.Addr}, files...)
-			p := parityRun{env: env, nodes: 3, exchanges: slices.Concat(parityExchanges, fileExchanges, fleetExchanges)}
+			p := parityRun{env: env, nodes: 3, store: store, exchanges: slices.Concat(parityExchanges, fileExchanges, fleetExchanges)}
 			p.answer(t)
 		})
 	}
@@ -292,8 +297,13 @@ func runtimeDirectory(t *testing.T) []string {
 	return []string{"RUNTIME_ROOT=" + root, "RUNTIME_SUBDIRECTORY=ratelimit", "RUNTIME_IGNOREDOTFILES=true"}
 }
 
-// parityStores are the Redis that the suite runs on, as environments.
-func parityStores(t *testing.T) map[string][]string {
+// parityStore is a Redis that the suite runs on.
+type parityStore struct {
+	env   []string
+	store *redistest.Server // as parityRun has it
+}
+
+func parityStores(t *testing.T) map[string]parityStore {
 	single := redistest.Start(t)
 	master := redistest.Start(t)
 	sentinel := redistest.Sentinel(t, "main", master)
@@ -309,28 +319,28 @@ func parityStores(t *testing.T) map[string][]string {
 		"--tls-ca-cert-file", i.file("ca.crt"), "--tls-auth-clients", "yes")
 	secure.Do("ACL", "SETUSER", "node", "on", ">secret", "~*", "&*", "+@all")
 	secure.Do("ACL", "SETUSER", "default", "off")
-	return map[string][]string{
-		"memory":   nil,
-		"single":   {"REDIS_URL=" + single.Addr},
-		"sentinel": {"REDIS_TYPE=SENTINEL", "REDIS_URL=main," + sentinel.Addr},
-		"cluster":  {"REDIS_TYPE=CLUSTER", "REDIS_URL=" + strings.Join(cluster, ",")},
-		"tls": {
+	return map[string]parityStore{
+		"memory":   {},
+		"single":   {[]string{"REDIS_URL=" + single.Addr}, single},
+		"sentinel": {[]string{"REDIS_TYPE=SENTINEL", "REDIS_URL=main," + sentinel.Addr}, master},
+		"cluster":  {[]string{"REDIS_TYPE=CLUSTER", "REDIS_URL=" + strings.Join(cluster, ",")}, nil},
+		"tls": {[]string{
 			"REDIS_URL=localhost:" + port, "REDIS_TLS=true", "REDIS_TLS_CACERT=" + i.file("ca.crt"), "REDIS_TLS_CLIENT_CERT=" + i.file("node.crt"),
 			"REDIS_TLS_CLIENT_KEY=" + i.file("node.key"), "REDIS_AUTH=node:secret",
-		},
+		}, nil},
 	}
 }
 
 // Every row, on every kind of store, in every mode, over gRPC and /json.
 func TestParity(t *testing.T) {
 	files := runtimeDirectory(t)
-	for store, env := range parityStores(t) {
+	for store, of := range parityStores(t) {
 		for _, mode := range []string{"leasing", "routing", "approx"} {
 			t.Run(store+"/"+mode, func(t *testing.T) {
-				t.Parallel() // a node on a store that is new to it is not healthy for two seconds
+				t.Parallel() // a node on a store that has something to learn is not healthy for two seconds
 				sink := newLineSink(t)
-				env := append(append([]string{"COORDINATION_MODE=" + mode}, files...), env...)
-				p := parityRun{env: append(sink.env(), env...), routing: mode == "routing", exchanges: append(parityExchanges[:len(parityExchanges):len(parityExchanges)], fileExchanges...)}
+				env := append(append([]string{"COORDINATION_MODE=" + mode}, files...), of.env...)
+				p := parityRun{env: append(sink.env(), env...), routing: mode == "routing", store: of.store, exchanges: append(parityExchanges[:len(parityExchanges):len(parityExchanges)], fileExchanges...)}
 				p.after = func(t *testing.T, s *sluice) {
 					checkShown(t, s)
 					if open := s.stat("ratelimit.redis_pool.cx_active"); (open > 0) != (store != "memory") {
@@ -339,7 +349,7 @@ func TestParity(t *testing.T) {
 					checkStatistics(t, s, sink, parityStatistics, poolStatistics(store))
 				}
 				p.answer(t)
-				json := parityRun{env: env, routing: p.routing, exchanges: p.exchanges, json: true}
+				json := parityRun{env: env, routing: p.routing, store: of.store, exchanges: p.exchanges, json: true}
 				json.answer(t)
 				for _, g := range globalExchanges {
 					if store != "single" && g.statistics == nil { // no store has a part in these
@@ -348,7 +358,7 @@ func TestParity(t *testing.T) {
 					t.Run(strings.Join(g.env, " "), func(t *testing.T) {
 						t.Parallel()
 						sink := newLineSink(t)
-						run := parityRun{env: append(append(sink.env(), g.env...), env...), routing: p.routing, exchanges: g.exchanges}
+						run := parityRun{env: append(append(sink.env(), g.env...), env...), routing: p.routing, store: of.store, exchanges: g.exchanges}
 						run.after = func(t *testing.T, s *sluice) { checkStatistics(t, s, sink, g.statistics) }
 						run.answer(t)
 					})

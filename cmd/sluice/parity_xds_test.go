@@ -25,7 +25,7 @@ func TestParityByXDS(t *testing.T) {
 			parityRun{env: []string{
 				"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_NODE_ID=n1", "CONFIG_GRPC_XDS_SERVER_URL=" + address,
 				"REDIS_URL=" + redis.Addr, "COORDINATION_MODE=" + mode,
-			}, routing: mode == "routing", exchanges: parityExchanges}.answer(t)
+			}, routing: mode == "routing", store: redis, exchanges: parityExchanges}.answer(t)
 		})
 	}
 }

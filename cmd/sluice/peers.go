@@ -87,10 +87,10 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 }
 
 // route puts a node into the ring that PEERS names. run replaces the base's.
-func (f *peerFlags) route(bounds *callerFlags, base limiter, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (routed, func(context.Context) error, error) {
+func (f *peerFlags) route(bounds *callerFlags, base limiter, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (*routing.Router, func(context.Context) error, error) {
 	o, serverTLS, err := f.options()
 	if err != nil {
-		return routed{}, nil, err
+		return nil, nil, err
 	}
 	o.OnPeer = peerLog(log)
 	setting, bind := "PEER_ADDR", f.Addr
@@ -99,7 +99,7 @@ func (f *peerFlags) route(bounds *callerFlags, base limiter, baseRun func(contex
 	}
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", bind)
 	if err != nil {
-		return routed{}, nil, fmt.Errorf("%s: %w", setting, err)
+		return nil, nil, fmt.Errorf("%s: %w", setting, err)
 	}
 	r := routing.New(base, o, clock, time.Now())
 	bounded, budget := bounds.peers(l)
@@ -123,7 +123,7 @@ func (f *peerFlags) route(bounds *callerFlags, base limiter, baseRun func(contex
 		}
 		return err
 	}
-	return routed{r, base}, run, nil
+	return r, run, nil
 }
 
 // peerLog tells of what goes wrong with peers, of wrong secrets and of all else

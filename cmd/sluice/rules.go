@@ -73,8 +73,8 @@ func (c *serveCmd) rules(coordination ratelimit.Coordination, log *slog.Logger) 
 // warnOfModes says which rules ask for owners that nobody named.
 func warnOfModes(rules *config.Rules, log *slog.Logger) {
 	for _, r := range rules.All() {
-		if r.Coordination.Mode == ratelimit.Routing {
-			log.Warn("PEERS is not set: mode routing runs as leasing", "first", r.Domain+"."+r.Path, "mode", r.Coordination.Mode.String())
+		if mode := r.Coordination.Mode; mode.Spec().Owned {
+			log.Warn(fmt.Sprintf("PEERS is not set: mode %v runs as leasing", mode), "first", r.Domain+"."+r.Path, "mode", mode.String())
 			return
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -50,11 +49,11 @@ type whatIfCmd struct {
 	Coordination coordinationFlags `embed:"" group:"coordination"`
 }
 
-// Help is what `sluice sim what-if --help` says below its summary.
+// Help is what `sluice what-if --help` says below its summary.
 func (*whatIfCmd) Help() string {
 	return `Examples:
 
-  sluice sim what-if 6000/minute --rate 1000 --keys 1000 --nodes 3`
+  sluice what-if 6000/minute --rate 1000 --keys 1000 --nodes 3`
 }
 
 // Run prints what each mode would do, and which to choose.
@@ -63,10 +62,10 @@ func (c *whatIfCmd) Run(s streams) error {
 	if err != nil {
 		return err
 	}
-	debug.SetGCPercent(simGC)
+	debug.SetGCPercent(sim.GCPercent)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	a, err := sim.WhatIf(ctx, q, progressLine(s.progress(), sim.Runs(), "runs"))
+	a, err := sim.WhatIf(ctx, q, report.Progress(s.progress(), sim.Runs(), "runs"))
 	if err != nil {
 		return err
 	}
@@ -76,7 +75,7 @@ func (c *whatIfCmd) Run(s streams) error {
 		{Name: "demand", Value: fmt.Sprintf("%d requests, %d tokens, of %d keys, in %v", a.Choices[0].Plain.Requests, a.Choices[0].Plain.Offered, a.Choices[0].Plain.Keys, q.Load.Length)},
 		{Name: "simulated", Value: "in virtual time, by the nodes' own code; processor time is not in it"},
 	}
-	if err := writeReport(page, c.HTML, c.Charts); err != nil {
+	if err := page.Write(c.HTML, c.Charts); err != nil {
 		return err
 	}
 	if c.JSON {
@@ -85,26 +84,8 @@ func (c *whatIfCmd) Run(s streams) error {
 	if err := page.Tables[0].WriteText(s.out); err != nil {
 		return err
 	}
-	return writeLead(s.out, page)
-}
-
-// writeLead writes what a report says.
-func writeLead(out io.Writer, p *report.Page) error {
-	_, err := fmt.Fprintf(out, "\n%s\n", strings.Join(p.Lead, "\n"))
+	_, err = fmt.Fprintf(s.out, "\n%s\n", strings.Join(page.Lead, "\n"))
 	return err
-}
-
-// writeReport writes what was asked for.
-func writeReport(p *report.Page, html, charts string) error {
-	if html != "" {
-		if err := p.WriteFile(html); err != nil {
-			return err
-		}
-	}
-	if charts != "" {
-		return p.WriteCharts(charts)
-	}
-	return nil
 }
 
 func (c *whatIfCmd) question() (sim.Question, error) {

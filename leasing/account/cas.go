@@ -104,6 +104,10 @@ type work struct {
 	before StoreKey // the account of the window before
 	claims []*Claim
 	at     []int // of their grants
+
+	// Of a round: the accounts, and what becomes of the first.
+	own, was *state // was is nil: there is no window before
+	change   Change
 }
 
 func (w *work) fail(grants []Grant, err error) {
@@ -152,12 +156,15 @@ func (l *CAS) keyOf(c *Claim, w ratelimit.Window) StoreKey {
 // round tries to settle what is left, and leaves what others have changed meanwhile. With nothing left it asks for the
 // epoch.
 func (l *CAS) round(ctx context.Context, left *[]*work, grants []Grant) (ratelimit.Epoch, instant, error) {
-	keys := make([]StoreKey, 1, 1+2*len(*left))
-	keys[0] = l.life()
+	keys := []StoreKey{l.life()}
+	states := map[string]*state{"": nil}
 	for _, w := range *left {
-		if keys = append(keys, w.key); w.before.Name != "" {
-			keys = append(keys, w.before)
+		for _, k := range []StoreKey{w.key, w.before} {
+			if _, known := states[k.Name]; !known {
+				states[k.Name], keys = &state{}, append(keys, k)
+			}
 		}
+		w.own, w.was, w.change = states[w.key.Name], states[w.before.Name], Change{StoreKey: w.key}
 	}
 	s, err := l.read(ctx, keys)
 	if err != nil {
@@ -167,20 +174,15 @@ func (l *CAS) round(ctx context.Context, left *[]*work, grants []Grant) (ratelim
 	if err != nil {
 		return ratelimit.Epoch{}, 0, err
 	}
+	for i, k := range keys[1:] {
+		states[k.Name].read(s.Records[1+i])
+	}
 	var changes []Change
 	var changing []*work
-	records := s.Records[1:]
+	inOrder(s.Now, *left, grants)
 	for _, w := range *left {
-		before := Record{}
-		own := records[0]
-		if records = records[1:]; w.before.Name != "" {
-			before, records = records[0], records[1:]
-		}
-		c, err := w.settle(s.Now, own, before, grants)
-		if err != nil {
-			w.fail(grants, err)
-		} else if c.Data != nil || len(c.Events) > 0 {
-			changes, changing = append(changes, c), append(changing, w)
+		if w.own.settled || len(w.change.Events) > 0 {
+			changes, changing = append(changes, w.changed()), append(changing, w)
 		}
 	}
 	*left = nil
@@ -217,36 +219,66 @@ func (l *CAS) read(ctx context.Context, keys []StoreKey) (Snapshot, error) {
 	return s, nil
 }
 
-// settle settles the claims of one account, which is as it was read. There is no change if none was kept.
-func (w *work) settle(now instant, own, before Record, grants []Grant) (Change, error) {
-	var k, other kept
-	if err := errors.Join(k.decode(own.Data), other.decode(before.Data)); err != nil {
-		return Change{}, err
+// state is an account in a round: as it was read, and then as it is settled.
+type state struct {
+	kept
+	version uint64
+	settled bool
+	err     error
+}
+
+func (s *state) read(r Record) { s.version, s.err = r.Version, s.decode(r.Data) }
+
+// inOrder settles claims in the order of their message, as if each was sent by itself: one on a window sees what
+// those before it did to the window before.
+func inOrder(now instant, all []*work, grants []Grant) {
+	type one struct {
+		*work
+		n int
 	}
-	was := &other
-	if before.Version == 0 {
-		was = nil
-	}
-	c := Change{StoreKey: w.key, Version: own.Version}
-	settled := false
-	for n, i := range w.at {
-		claim, t := w.claims[n], told{}
-		span := spanOf(&claim.Limit, claim.Window)
-		g := Grant{Err: ErrOver}
-		if span.kept(now) {
-			g = k.settle(now, claim, &span, was, &t)
-		}
-		grants[i] = g
-		settled = settled || g.Err == nil
-		c.Recalled = append(c.Recalled, t.asked...)
-		if claim.Audit != "" {
-			c.Events = append(append(c.Events, t.expired...), NewEvent(claim, &g))
+	var order []one
+	for _, w := range all {
+		for n := range w.at {
+			order = append(order, one{w, n})
 		}
 	}
-	if settled {
-		c.Data, c.Until = k.encode(), k.over
+	slices.SortFunc(order, func(a, b one) int { return a.at[a.n] - b.at[b.n] })
+	for _, x := range order {
+		grants[x.at[x.n]] = x.settle(now, x.claims[x.n])
 	}
-	return c, nil
+}
+
+// settle settles one claim. There is no change if none was kept.
+func (w *work) settle(now instant, claim *Claim) Grant {
+	var was *kept
+	if w.was != nil {
+		if w.was.version != 0 || w.was.settled {
+			was = &w.was.kept
+		}
+		w.own.err = errors.Join(w.own.err, w.was.err)
+	}
+	if w.own.err != nil {
+		return Grant{Err: w.own.err}
+	}
+	var t told
+	g, span := Grant{Err: ErrOver}, spanOf(&claim.Limit, claim.Window)
+	if span.kept(now) {
+		g = w.own.settle(now, claim, &span, was, &t)
+	}
+	w.own.settled = w.own.settled || g.Err == nil
+	w.change.Recalled = append(w.change.Recalled, t.asked...)
+	if claim.Audit != "" {
+		w.change.Events = append(append(w.change.Events, t.expired...), NewEvent(claim, &g))
+	}
+	return g
+}
+
+// changed is what becomes of the account.
+func (w *work) changed() Change {
+	if w.own.settled {
+		w.change.Version, w.change.Data, w.change.Until = w.own.version, w.own.encode(), w.own.over
+	}
+	return w.change
 }
 
 // A store's data has an epoch, in a record beside the accounts. It names the life that the store says its data is in.

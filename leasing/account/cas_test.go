@@ -193,6 +193,30 @@ func TestCASMessages(t *testing.T) {
 	}
 }
 
+// Claims of a message are settled in its order: what one does to a window, the next on the window behind it sees.
+func TestCASSettlesInOrder(t *testing.T) {
+	late, early := casClaim("k", 0xa00, 1, 0), casClaim("k", 0xa00, 1, 0)
+	late.Limit.Carries, early.Limit.Carries = true, true
+	early.Window--
+	early.Taken, early.Spent = 13, 13 // 3 beyond the limit
+	for want, claims := range map[tokens][]Claim{3: {early, late}, 0: {late, early}} {
+		_, l := newBetween(t)
+		grants := make([]Grant, 2)
+		if _, _, err := l.Settle(t.Context(), claims, grants); err != nil {
+			t.Fatal(err)
+		}
+		for i, c := range claims {
+			sum := want
+			if c.Window == early.Window {
+				sum = 13
+			}
+			if grants[i].Err != nil || grants[i].Sum != sum {
+				t.Errorf("of %v the window %d has %+v, and must have %d", claims, c.Window, grants[i], sum)
+			}
+		}
+	}
+}
+
 // Sixteen nodes claim of the same accounts at once: together they get each limit, to the token.
 func TestCASContention(t *testing.T) {
 	const nodes, keys = 16, 5

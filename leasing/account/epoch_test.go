@@ -59,6 +59,19 @@ func TestEpochBegins(t *testing.T) {
 	}
 }
 
+// A redis-server that tests start is empty, and nobody has lost its data: they do not wait until it has learned.
+func TestStartedRedisHasLearned(t *testing.T) {
+	client := redistest.Shared(t).Client()
+	defer client.Close()
+	l, err := NewRedis(client, "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e, err := l.Verify(t.Context()); err != nil || e.Learning > 1 {
+		t.Errorf("%+v, %v", e, err)
+	}
+}
+
 // Who has something to tell prolongs the learning while it goes on. It is never further ahead than Learn.
 func TestEpochLearns(t *testing.T) {
 	s := redistest.Shared(t)

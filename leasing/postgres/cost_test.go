@@ -18,7 +18,7 @@ import (
 var cost = flag.Duration("cost", 0, "how long TestCost measures each row of each way; 0: not at all")
 
 // What PostgreSQL's processors do for a decision: by three nodes that lease, and where each request is an UPDATE. Rows
-// 2, 3 and 6 of sluice bench store.
+// 2, 3 and 6 of sluicelab bench store.
 //
 //	go test -v -run TestCost ./leasing/postgres -cost 15s
 func TestCost(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -38,16 +39,26 @@ func Start(tb testing.TB, args ...string) *Server {
 	s := &Server{TB: tb, Addr: freeAddress(tb), args: args, dir: tb.TempDir()}
 	s.Run()
 	tb.Cleanup(s.Kill)
-	s.begin()
+	s.Begin("")
 	return s
 }
 
-// begin makes it a Redis that is empty, and not one that has lost its data a moment ago,
-// which a fleet could not tell from it; a Cluster's names are others.
-func (s *Server) begin() {
+// Begin makes it a Redis that has no account whose name has a prefix, and not one that has lost its data a moment ago,
+// which a fleet could not tell from it; a Cluster's names are others. Start and Shared do so without a prefix.
+func (s *Server) Begin(prefix string) {
 	client := s.Client()
 	defer client.Close()
-	_ = client.Set(context.Background(), "sluice:epoch", "1 1 1 -", 0).Err()
+	ctx := context.Background()
+	of := func(section, name string) string {
+		for line := range strings.Lines(client.Info(ctx, section).Val()) {
+			if value, ok := strings.CutPrefix(line, name+":"); ok {
+				return strings.TrimSpace(value)
+			}
+		}
+		return "-"
+	}
+	life := "1 1 1 " + of("server", "run_id") + " " + of("replication", "master_replid")
+	_ = client.Set(ctx, prefix+"sluice:life", life, 0).Err()
 }
 
 // shared is the server that tests of a package share.
@@ -72,7 +83,7 @@ func Shared(tb testing.TB) *Server {
 	} else {
 		shared.Do("FLUSHALL")
 	}
-	shared.begin()
+	shared.Begin("")
 	return shared
 }
 
@@ -164,40 +175,15 @@ func (s *Server) Do(args ...any) any {
 // Commands returns how many commands of a name the server has run.
 func (s *Server) Commands(name string) int {
 	s.Helper()
-	text, _ := s.Do("INFO", "commandstats").(string)
 	var calls int
-	for line := range lines(text) {
-		if n, ok := cut(line, "cmdstat_"+name+":calls="); ok {
+	for line := range strings.Lines(s.Info("commandstats")) {
+		if rest, ok := strings.CutPrefix(line, "cmdstat_"+name+":calls="); ok {
+			text, _, _ := strings.Cut(rest, ",")
+			n, _ := strconv.Atoi(text)
 			calls += n
 		}
 	}
 	return calls
-}
-
-func lines(text string) func(func(string) bool) {
-	return func(yield func(string) bool) {
-		start := 0
-		for i := range len(text) {
-			if text[i] == '\n' {
-				if !yield(text[start:i]) {
-					return
-				}
-				start = i + 1
-			}
-		}
-	}
-}
-
-func cut(line, prefix string) (int, bool) {
-	if len(line) <= len(prefix) || line[:len(prefix)] != prefix {
-		return 0, false
-	}
-	end := len(prefix)
-	for end < len(line) && line[end] >= '0' && line[end] <= '9' {
-		end++
-	}
-	n, err := strconv.Atoi(line[len(prefix):end])
-	return n, err == nil
 }
 
 // String names the server in messages.

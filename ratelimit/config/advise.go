@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -279,12 +280,6 @@ func (a *adviser) next(d *Descriptor, f *family) *Descriptor {
 
 // idle says why a setting that a rule states for itself does nothing, or "".
 func idle(field string, c *ratelimit.Coordination) string {
-	mode := func(m ratelimit.Mode) string {
-		if c.Mode == m {
-			return ""
-		}
-		return fmt.Sprintf("it is for mode %s, and this rule's is %s", m, c.Mode)
-	}
 	policy := func(p ratelimit.FailurePolicy) string {
 		if c.OnStoreFailure == p {
 			return ""
@@ -292,13 +287,10 @@ func idle(field string, c *ratelimit.Coordination) string {
 		return fmt.Sprintf("it is for on_store_failure: %s, and this rule's is %s", p, c.OnStoreFailure)
 	}
 	switch field {
-	case "drift_budget", "check_timeout":
-		return mode(ratelimit.Approx)
 	case "low_watermark", "sync_interval":
 		if c.Lease.Reserve != (ratelimit.Share{}) {
 			return "" // they say when a node spends of its reserve
 		}
-		return mode(ratelimit.Approx)
 	case "local_cap":
 		return policy(ratelimit.FailLocal)
 	case "max_staleness":
@@ -309,8 +301,8 @@ func idle(field string, c *ratelimit.Coordination) string {
 		}
 	case "lease.reserve":
 		switch {
-		case c.Mode == ratelimit.Approx:
-			return "it is for modes leasing and routing; mode approx has drift_budget"
+		case c.Mode.Spec().Drifts:
+			return fmt.Sprintf("mode %s has drift_budget instead", c.Mode)
 		case c.Audit:
 			return "an audit has all that is spent on record before it is spent"
 		case c.Debt == ratelimit.DebtCarried:
@@ -318,8 +310,22 @@ func idle(field string, c *ratelimit.Coordination) string {
 		}
 	case "reclaim":
 		if c.Reclaim == ratelimit.ReclaimEager && !c.Eager() {
-			return "under mode routing nothing is reclaimed eagerly"
+			return fmt.Sprintf("under mode %s nothing is reclaimed eagerly", c.Mode)
 		}
 	}
-	return ""
+	return foreign(field, c.Mode)
+}
+
+// foreign says which modes a field is for, if it is for others only, or "".
+func foreign(field string, mode ratelimit.Mode) string {
+	var of []string
+	for i, name := range ratelimit.ModeNames() {
+		if slices.Contains(ratelimit.Mode(i).Spec().Fields, field) {
+			of = append(of, name)
+		}
+	}
+	if len(of) == 0 || slices.Contains(of, mode.String()) {
+		return ""
+	}
+	return fmt.Sprintf("it is for mode %s, and this rule's is %s", strings.Join(of, " and "), mode)
 }

@@ -61,7 +61,7 @@ func countHint(v *value) string {
 // mapHint is about a scalar where a map should be.
 func mapHint(f *field) string {
 	switch {
-	case f.key == "coordination" && slices.Contains(ratelimit.Modes[:], f.value.text):
+	case f.key == "coordination" && slices.Contains(ratelimit.ModeNames(), f.value.text):
 		return "; write coordination: {mode: " + f.value.text + "}"
 	case f.key == "rate_limit" && f.value.kind == integer:
 		return "; write rate_limit: {unit: minute, requests_per_unit: " + shorten(f.value.text) + "}"

@@ -83,8 +83,7 @@ func coordinationSchema() schema {
 	ttl := described(schema{"anyOf": []schema{{"const": "auto"}, duration("")}},
 		"How long a lease may be spent from, 100ms to 1h.")
 	return object("How a fleet shares the budget; inherited by descriptors below, field by field.", schema{
-		"mode": described(schema{"enum": ratelimit.Modes}, "leasing and routing never admit more than the limit; "+
-			"approx may, by its drift budget, and waits less."),
+		"mode": described(schema{"enum": ratelimit.ModeNames()}, modePromises()),
 		"lease": object("How tokens are leased.", schema{
 			"size": size, "min": whole(0, "Bound for size: auto."), "max": whole(0, "Bound for size: auto; 0: none."),
 			"ttl": ttl, "reserve": share("Of the limit (0.5%) or in tokens, up to a tenth of it: what the ledger " +
@@ -108,6 +107,15 @@ func coordinationSchema() schema {
 			"For fixed_window: what becomes of charges beyond the limit when the window ends."),
 		"audit": flagged("Keep a record of every grant, return and refusal."),
 	})
+}
+
+// modePromises are the sentences of all modes.
+func modePromises() string {
+	all := make([]string, 0, 4)
+	for i, name := range ratelimit.ModeNames() {
+		all = append(all, name+" "+ratelimit.Mode(i).Spec().Promise)
+	}
+	return strings.Join(all, "; ") + "."
 }
 
 func object(about string, properties schema, required ...string) schema {

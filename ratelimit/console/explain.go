@@ -154,7 +154,7 @@ func next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string, resets time.
 		return "what on_store_failure says: the ledger does not answer", 0
 	case left > 0:
 		return fmt.Sprintf("OK, after asking the ledger: %d left there", left), 0
-	case rule.Coordination.Mode == ratelimit.Approx, rule.Reserve() > 0:
+	case rule.Coordination.Mode.Spec().Drifts, rule.Reserve() > 0:
 		return "by its drift share OK, or " + over + ": the ledger has nothing left", 0
 	default:
 		return over + ": the ledger has nothing left", 0

@@ -96,7 +96,7 @@ func (w *ruleRow) declare(r *ratelimit.Rule) {
 	switch at := r.AtLedger(); {
 	case at != r:
 		w.share, w.driftLimit = at.DriftShare(), r.Reserve()
-	case r.Coordination.Mode == ratelimit.Approx:
+	case r.Coordination.Mode.Spec().Drifts:
 		w.share, w.driftLimit = r.DriftShare(), r.Coordination.DriftBudget.Of(r.Limit.Capacity())
 	}
 }

@@ -78,12 +78,25 @@ type Options struct {
 
 // scheme is one kind of store.
 type scheme struct {
-	names []string
-	open  func(*Options) (Store, error)
+	names   []string // of URLs
+	promise Promise
+	open    func(*Options) (Store, error)
 }
 
 // schemes are all kinds of stores. A build may leave some out by tags.
-var schemes = slices.Concat([]scheme{{[]string{"redis", "rediss"}, openRedis}}, postgresScheme, etcdScheme)
+var schemes = slices.Concat(redisScheme, postgresScheme, etcdScheme)
+
+// find returns nil if there is no such scheme, and the names of all.
+func find(name string) (found *scheme, known string) {
+	var all []string
+	for i := range schemes {
+		if slices.Contains(schemes[i].names, name) {
+			found = &schemes[i]
+		}
+		all = append(all, schemes[i].names...)
+	}
+	return found, strings.Join(all, ", ")
+}
 
 // Open opens the store that the settings name. It does not connect: Start does.
 func Open(o Options) (Store, error) {
@@ -95,14 +108,11 @@ func Open(o Options) (Store, error) {
 		return nil, errors.New("STORE_URL and REDIS_URL are both set: there is one store, unset one of them")
 	}
 	name, _, _ := strings.Cut(o.URL, "://")
-	var known []string
-	for _, s := range schemes {
-		if slices.Contains(s.names, name) {
-			return s.open(&o)
-		}
-		known = append(known, s.names...)
+	s, known := find(name)
+	if s == nil {
+		return nil, fmt.Errorf("STORE_URL begins with %q, must begin with one of %s, and ://", name, known)
 	}
-	return nil, fmt.Errorf("STORE_URL begins with %q, must begin with one of %s://", name, strings.Join(known, "://, "))
+	return s.open(&o)
 }
 
 // PerSecond is the store of the limits for a second (REDIS_PERSECOND); nil: they are where all are.

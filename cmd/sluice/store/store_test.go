@@ -152,7 +152,7 @@ func TestPostgresUser(t *testing.T) {
 
 func TestBadStores(t *testing.T) {
 	for url, want := range map[string]string{
-		"mysql://host/db":     `begins with "mysql", must begin with one of redis://, rediss://, postgres://`,
+		"mysql://host/db":     `begins with "mysql", must begin with one of redis, rediss, postgres, `,
 		"host:6379":           `begins with "host:6379"`,
 		"redis://host:port":   "STORE_URL",
 		"postgres://h:port/d": "not one of PostgreSQL",

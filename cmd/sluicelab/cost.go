@@ -1,5 +1,3 @@
-//go:build !server
-
 package main
 
 import (
@@ -13,6 +11,7 @@ import (
 )
 
 type benchCostCmd struct {
+	measured    `embed:""`
 	Rounds      int           `default:"10" help:"Rounds of each server, in turn."`
 	Round       time.Duration `default:"1s" help:"Length of a round."`
 	Callers     int           `default:"64" help:"Concurrent callers."`
@@ -25,11 +24,11 @@ type benchCostCmd struct {
 	JSON        bool          `help:"Print JSON."`
 }
 
-// Help is what `sluice bench cost --help` says below its summary.
+// Help is what `sluicelab bench cost --help` says below its summary.
 func (*benchCostCmd) Help() string {
 	return `Examples:
 
-  sluice bench cost`
+  sluicelab bench cost`
 }
 
 // Run measures and fails if the ratio is above MaxRatio.
@@ -39,12 +38,17 @@ func (c *benchCostCmd) Run(s streams) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	self, err := os.Executable()
+	sluice, done, err := c.find()
 	if err != nil {
-		return fmt.Errorf("finding this binary: %w", err)
+		return err
+	}
+	defer done()
+	lab, err := self()
+	if err != nil {
+		return err
 	}
 	report, err := bench.Cost(ctx, bench.CostOptions{
-		Binary: self, Rounds: c.Rounds, Round: c.Round, Callers: c.Callers, Connections: c.Connections, Keys: c.Keys, Forwarded: c.Forwarded, Progress: s.progress(),
+		Binary: sluice, Lab: lab, Rounds: c.Rounds, Round: c.Round, Callers: c.Callers, Connections: c.Connections, Keys: c.Keys, Forwarded: c.Forwarded, Progress: s.progress(),
 	})
 	if err != nil {
 		return err

@@ -1,21 +1,17 @@
-//go:build !server
-
 package main
 
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
-	"strings"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/accuracy"
-	"github.com/sluice-gate/sluice/bench/report"
 )
 
 type benchAccuracyCmd struct {
+	measured `embed:""`
 	Redis    string        `placeholder:"HOST:PORT" help:"A Redis that runs, instead of one that is started; it is not killed or emptied."`
 	Target   string        `placeholder:"HOST:PORT" help:"Measure another server of the same protocol: domain and entry must have a rule of --limit a year or day."`
 	Domain   string        `default:"bench" help:"Of the target's rule."`
@@ -33,24 +29,25 @@ type benchAccuracyCmd struct {
 	Charts   string        `placeholder:"DIR" help:"Write the charts as SVG files, too."`
 }
 
-// Help is what `sluice bench accuracy --help` says below its summary.
+// Help is what `sluicelab bench accuracy --help` says below its summary.
 func (*benchAccuracyCmd) Help() string {
 	return `Examples:
 
-  sluice bench accuracy                                     about half of the scenarios, under three minutes
-  sluice bench accuracy --all --html accuracy.html
-  sluice bench accuracy --scenario burst --scenario 'dead store'
-  sluice bench accuracy --target ratelimit:8081 --limit 300     another server of the same protocol`
+  sluicelab bench accuracy                                     about half of the scenarios, under three minutes
+  sluicelab bench accuracy --all --html accuracy.html
+  sluicelab bench accuracy --scenario burst --scenario 'dead store'
+  sluicelab bench accuracy --target ratelimit:8081 --limit 300     another server of the same protocol`
 }
 
 // Run fails if a mode went further than it declares, or counts differ.
 func (c *benchAccuracyCmd) Run(s streams) error {
-	self, err := os.Executable()
+	sluice, done, err := c.find()
 	if err != nil {
-		return fmt.Errorf("finding this binary: %w", err)
+		return err
 	}
+	defer done()
 	o := accuracy.Options{
-		Binary: self, Redis: c.Redis, Target: c.Target, Domain: c.Domain, Entry: c.Entry, Nodes: c.Nodes, MaxKeys: c.MaxKeys, Limit: c.Limit,
+		Binary: sluice, Redis: c.Redis, Target: c.Target, Domain: c.Domain, Entry: c.Entry, Nodes: c.Nodes, MaxKeys: c.MaxKeys, Limit: c.Limit,
 		Rate: c.Rate, Length: c.Length, Scenarios: c.Scenario, All: c.All, Seed: c.Seed,
 	}
 	if out := s.progress(); out != nil {
@@ -67,28 +64,17 @@ func (c *benchAccuracyCmd) Run(s streams) error {
 		return err
 	}
 	page := r.Page()
-	page.Facts = measured(r.Took)
-	if err := writeReport(page, c.HTML, c.Charts); err != nil {
+	page.Facts = facts(r.Took)
+	if err := page.Write(c.HTML, c.Charts); err != nil {
 		return err
 	}
-	if err := c.print(s.out, r, page); err != nil {
+	if c.JSON {
+		err = writeJSON(s.out, r)
+	} else {
+		err = page.WriteText(s.out)
+	}
+	if err != nil {
 		return err
 	}
 	return r.Problems()
-}
-
-func (c *benchAccuracyCmd) print(out io.Writer, r *accuracy.Report, page *report.Page) error {
-	if c.JSON {
-		return writeJSON(out, r)
-	}
-	if _, err := fmt.Fprintln(out, strings.Join(page.Lead, "\n")); err != nil {
-		return err
-	}
-	for i := range page.Tables {
-		fmt.Fprintln(out)
-		if err := page.Tables[i].WriteText(out); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -1,5 +1,3 @@
-//go:build !server
-
 package main
 
 import (
@@ -16,17 +14,17 @@ import (
 
 type benchTableCmd struct {
 	Keys  []int    `default:"1000000,5000000,10000000" help:"How many keys."`
-	Kinds []string `default:"local,fleet" enum:"local,fleet" help:"local: a node alone; fleet: one of several that share a ledger."`
+	Kinds []string `default:"local,fleet" enum:"local,fleet" help:"local: a node alone; fleet: one of several that share a store."`
 	JSON  bool     `help:"Print JSON."`
 	Here  bool     `hidden:"" help:"Measure the first of each in this process."`
 }
 
-// Help is what `sluice bench table --help` says below its summary.
+// Help is what `sluicelab bench table --help` says below its summary.
 func (*benchTableCmd) Help() string {
 	return `Examples:
 
-  sluice bench table
-  sluice bench table --kinds fleet --keys 1000000`
+  sluicelab bench table
+  sluicelab bench table --kinds fleet --keys 1000000`
 }
 
 // Run measures each table in a process of its own, for memory that one has used is not
@@ -39,16 +37,16 @@ func (c *benchTableCmd) Run(s streams) error {
 		}
 		return table.WriteJSON(s.out, []table.Result{r})
 	}
-	self, err := os.Executable()
+	program, err := self()
 	if err != nil {
-		return fmt.Errorf("finding this binary: %w", err)
+		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	var all []table.Result
 	for _, kind := range c.Kinds {
 		for _, n := range c.Keys {
-			child := exec.CommandContext(ctx, self, "bench", "table", "--here", "--kinds", kind, "--keys", strconv.Itoa(n))
+			child := exec.CommandContext(ctx, program, "bench", "table", "--here", "--kinds", kind, "--keys", strconv.Itoa(n))
 			child.Stderr = s.err
 			out, err := child.Output()
 			if err != nil {

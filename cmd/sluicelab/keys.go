@@ -1,5 +1,3 @@
-//go:build !server
-
 package main
 
 import (
@@ -12,17 +10,18 @@ import (
 )
 
 type benchKeysCmd struct {
+	measured  `embed:""`
 	Keys      int `default:"5000000" help:"Distinct keys to send."`
 	MaxKeys   int `default:"1000000" help:"Keys that the server may track; 0: its own default, from its memory."`
 	Memory    int `help:"GOMEMLIMIT of the server, in MiB; 0: none."`
 	MaxMemory int `default:"1536" help:"Fail if it ever has more resident memory than this, in MiB."`
 }
 
-// Help is what `sluice bench keys --help` says below its summary.
+// Help is what `sluicelab bench keys --help` says below its summary.
 func (*benchKeysCmd) Help() string {
 	return `Examples:
 
-  sluice bench keys`
+  sluicelab bench keys`
 }
 
 // fewSeries may come after the first tenth of the keys: of what happens then for the
@@ -37,11 +36,12 @@ func (c *benchKeysCmd) Run(s streams) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	self, err := os.Executable()
+	sluice, done, err := c.find()
 	if err != nil {
-		return fmt.Errorf("finding this binary: %w", err)
+		return err
 	}
-	points, err := bench.Keys(ctx, bench.KeysOptions{Binary: self, Keys: c.Keys, MaxKeys: c.MaxKeys, Memory: c.Memory, Progress: s.progress()})
+	defer done()
+	points, err := bench.Keys(ctx, bench.KeysOptions{Binary: sluice, Keys: c.Keys, MaxKeys: c.MaxKeys, Memory: c.Memory, Progress: s.progress()})
 	if err != nil {
 		return err
 	}

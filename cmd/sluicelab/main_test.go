@@ -8,14 +8,77 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/alecthomas/kong"
+
 	"github.com/sluice-gate/sluice/bench/sim"
 	"github.com/sluice-gate/sluice/ratelimit"
 )
+
+func TestMain(m *testing.M) {
+	if os.Getenv("SLUICELAB_RUN_MAIN") != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
 
 func runLine(args ...string) (code int, out, errs string) {
 	var o, e bytes.Buffer
 	code = run(args, streams{&o, &e})
 	return code, o.String(), e.String()
+}
+
+// Each command that people run has examples, and these are command lines of it.
+func TestEachCommandHasExamples(t *testing.T) {
+	parser := newParser(streams{&bytes.Buffer{}, &bytes.Buffer{}}, func(int) {})
+	commands := 0
+	_ = kong.Visit(parser.Model.Node, func(node kong.Visitable, next kong.Next) error {
+		n, ok := node.(*kong.Node)
+		if !ok || n.Hidden || len(n.Children) > 0 {
+			return next(nil)
+		}
+		commands++
+		found := 0
+		for line := range strings.Lines(n.Detail) {
+			line, ok := strings.CutPrefix(strings.TrimSpace(line), "sluicelab ")
+			if !ok {
+				continue
+			}
+			line, _, _ = strings.Cut(line, "   ")
+			found++
+			args := strings.Fields(strings.ReplaceAll(line, "'dead store'", "dead"))
+			if _, err := parser.Parse(args); err != nil || !strings.HasPrefix(line, strings.TrimPrefix(n.FullPath(), "sluicelab ")) {
+				t.Errorf("%s: the example %q: %v", n.FullPath(), line, err)
+			}
+		}
+		if n.Help == "" || found == 0 {
+			t.Errorf("%s has no help, or no examples:\n%s", n.FullPath(), n.Detail)
+		}
+		return next(nil)
+	})
+	if commands < 9 {
+		t.Errorf("there are %d commands", commands)
+	}
+}
+
+// The sluice to measure is the one that is named, the one beside the program, the one on the PATH, or one that is built.
+func TestFindsSluice(t *testing.T) {
+	dir := t.TempDir()
+	named := filepath.Join(dir, "sluice")
+	if err := os.WriteFile(named, []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	for _, m := range []measured{{named}, {}} {
+		if path, done, err := m.find(); err != nil || path != named {
+			t.Errorf("%q: %q %v", m.Sluice, path, err)
+		} else {
+			done()
+		}
+	}
+	t.Setenv("PATH", "")
+	if path, _, err := new(measured).find(); err == nil || !strings.Contains(err.Error(), "--sluice") {
+		t.Errorf("without one, and without Go: %q %v", path, err)
+	}
 }
 
 func TestSimHistories(t *testing.T) {
@@ -74,41 +137,6 @@ func TestSimHistoriesOfAKind(t *testing.T) {
 		if code, _, errs := runLine(append([]string{"sim", "histories"}, flags...)...); code != 1 || !strings.Contains(errs, want) {
 			t.Errorf("%v: %d %s, want %q", flags, code, errs, want)
 		}
-	}
-}
-
-func TestSimWhatIf(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	page, charts, trace := filepath.Join(dir, "page.html"), filepath.Join(dir, "charts"), filepath.Join(dir, "trace.csv")
-	code, out, errs := runLine("sim", "what-if", "100/second", "--rate", "300", "--keys", "2", "--length", "5s", "--html", page, "--charts", charts)
-	if code != 0 || !strings.Contains(out, "Use ") || !strings.Contains(out, "strict, per request") {
-		t.Errorf("%d %s %s", code, out, errs)
-	}
-	if text, err := os.ReadFile(page); err != nil || !strings.Contains(string(text), "<svg") {
-		t.Errorf("no page: %v", err)
-	}
-	if files, err := filepath.Glob(charts + "/*.svg"); err != nil || len(files) < 6 {
-		t.Errorf("charts: %v %v", files, err)
-	}
-	writeFile(t, trace, "1,a\n2,b,x\n")
-	for want, args := range map[string][]string{
-		"trace.csv: trace line 2: hits is \"x\"": {"10/second", "--trace", trace},
-		"must be like 6000/minute":               {"10/fortnight"},
-		"the rate is -1":                         {"10/second", "--rate=-1"},
-		"--max-over":                             {"10/second", "--max-over", "much"},
-		"\"square\" is not a shape":              {"10/second", "--shape", "square"},
-		"--burst is -1":                          {"10/second", "--burst=-1"},
-	} {
-		if code, _, errs := runLine(append([]string{"sim", "what-if"}, args...)...); code != 1 || !strings.Contains(errs, want) {
-			t.Errorf("%v: %d %s, want %q", args, code, errs, want)
-		}
-	}
-	writeFile(t, trace, `{"time":1,"key":"a"}`+"\n"+`{"time":2,"key":"b"}`)
-	code, out, errs = runLine("sim", "what-if", "10/second", "--trace", trace, "--json")
-	var a sim.Answer
-	if err := json.Unmarshal([]byte(out), &a); err != nil || code != 0 || len(a.Choices) == 0 || a.Choices[0].Plain.Requests != 2 {
-		t.Errorf("%d %v %s %s", code, err, out, errs)
 	}
 }
 

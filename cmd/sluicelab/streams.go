@@ -1,5 +1,3 @@
-//go:build !server
-
 package main
 
 import (
@@ -13,6 +11,7 @@ import (
 )
 
 type benchStreamsCmd struct {
+	measured    `embed:""`
 	Rounds      int           `default:"3" help:"Rounds of each server, in turn."`
 	Round       time.Duration `default:"1m" help:"Length of a round. All streams are granted anew when a minute ends: rounds that are whole minutes have one turn each."`
 	Calls       float64       `default:"1000" help:"Calls of RLS a second, to each server in its rounds."`
@@ -24,11 +23,11 @@ type benchStreamsCmd struct {
 	JSON        bool          `help:"Print JSON."`
 }
 
-// Help is what `sluice bench streams --help` says below its summary.
+// Help is what `sluicelab bench streams --help` says below its summary.
 func (*benchStreamsCmd) Help() string {
 	return `Examples:
 
-  sluice bench streams`
+  sluicelab bench streams`
 }
 
 // Run measures.
@@ -39,12 +38,13 @@ func (c *benchStreamsCmd) Run(s streams) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	self, err := os.Executable()
+	sluice, done, err := c.find()
 	if err != nil {
-		return fmt.Errorf("finding this binary: %w", err)
+		return err
 	}
+	defer done()
 	report, err := bench.Beside(ctx, bench.BesideOptions{
-		Binary: self, Rounds: c.Rounds, Round: c.Round, Calls: c.Calls, Connections: c.Connections, Keys: c.Keys,
+		Binary: sluice, Rounds: c.Rounds, Round: c.Round, Calls: c.Calls, Connections: c.Connections, Keys: c.Keys,
 		Streams: c.Streams, Buckets: c.Buckets, Reports: c.Reports, Progress: s.progress(),
 	})
 	if err != nil {

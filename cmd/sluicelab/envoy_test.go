@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 )
@@ -8,7 +10,8 @@ import (
 // Without an Envoy, the command says so, and how to get one.
 func TestBenchEnvoyWithoutEnvoy(t *testing.T) {
 	t.Parallel()
-	cmd := command([]string{"PATH="}, "bench", "envoy")
+	cmd := exec.Command(os.Args[0], "bench", "envoy", "--sluice", os.Args[0])
+	cmd.Env = append(os.Environ(), "PATH=", "SLUICELAB_RUN_MAIN=1")
 	cmd.Dir = t.TempDir()
 	out, err := cmd.CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "there is no Envoy here") ||

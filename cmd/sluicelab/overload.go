@@ -1,5 +1,3 @@
-//go:build !server
-
 package main
 
 import (
@@ -7,13 +5,13 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"strings"
 	"time"
 
 	"github.com/sluice-gate/sluice/bench/overload"
 )
 
 type benchOverloadCmd struct {
+	measured    `embed:""`
 	Step        time.Duration `default:"2s" help:"Length of each measurement."`
 	Rounds      int           `default:"3" help:"How often each is made; the round in the middle is shown."`
 	Times       []float64     `default:"0.5,1,2,5,10" help:"Multiples of the capacity that are offered."`
@@ -29,21 +27,22 @@ type benchOverloadCmd struct {
 	Charts      string        `placeholder:"DIR" help:"Write the chart as an SVG file, too."`
 }
 
-// Help is what `sluice bench overload --help` says below its summary.
+// Help is what `sluicelab bench overload --help` says below its summary.
 func (*benchOverloadCmd) Help() string {
 	return `Examples:
 
-  sluice bench overload`
+  sluicelab bench overload`
 }
 
 // Run fails if goodput is below Least.
 func (c *benchOverloadCmd) Run(s streams) error {
-	self, err := os.Executable()
+	sluice, done, err := c.find()
 	if err != nil {
-		return fmt.Errorf("finding this binary: %w", err)
+		return err
 	}
+	defer done()
 	o := overload.Options{
-		Binary: self, Step: c.Step, Rounds: c.Rounds, Times: c.Times, Patience: c.Patience, Connections: c.Connections, Callers: c.Callers,
+		Binary: sluice, Step: c.Step, Rounds: c.Rounds, Times: c.Times, Patience: c.Patience, Connections: c.Connections, Callers: c.Callers,
 		Outstanding: c.Outstanding, MaxWait: c.MaxWait, Traced: c.Traced,
 	}
 	if out := s.progress(); out != nil {
@@ -58,16 +57,14 @@ func (c *benchOverloadCmd) Run(s streams) error {
 		return err
 	}
 	page := r.Page()
-	page.Facts = measured(r.Took)
-	if err := writeReport(page, c.HTML, c.Charts); err != nil {
+	page.Facts = facts(r.Took)
+	if err := page.Write(c.HTML, c.Charts); err != nil {
 		return err
 	}
 	if c.JSON {
 		err = writeJSON(s.out, r)
 	} else {
-		fmt.Fprintln(s.out, strings.Join(page.Lead, "\n"))
-		fmt.Fprintln(s.out)
-		err = page.Tables[0].WriteText(s.out)
+		err = page.WriteText(s.out)
 	}
 	if err != nil {
 		return err

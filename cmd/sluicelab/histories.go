@@ -1,5 +1,3 @@
-//go:build !server
-
 package main
 
 import (
@@ -16,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-gate/sluice/bench/report"
 	"github.com/sluice-gate/sluice/bench/sim"
 )
 
@@ -27,17 +26,17 @@ type historiesCmd struct {
 	// NoStore is named as that of check.
 	NoStore bool `help:"Play only rings without a store, which are of mode routing."`
 	Tills   bool `help:"Play only those that are made up to find what draws get wrong: one of twenty."`
-	CAS     bool `name:"cas" help:"Play them with the ledger on a store that compares and sets, as PostgreSQL is."`
+	CAS     bool `name:"cas" help:"Play them on a store that compares and sets records, like PostgreSQL."`
 	Trace   bool `help:"Play the one history of --seed, and print all that happens in it."`
 	JSON    bool `help:"Print JSON."`
 }
 
-// Help is what `sluice sim histories --help` says below its summary.
+// Help is what `sluicelab sim histories --help` says below its summary.
 func (*historiesCmd) Help() string {
 	return `Examples:
 
-  sluice sim histories --count 10000
-  sluice sim histories --no-store`
+  sluicelab sim histories --count 10000
+  sluicelab sim histories --no-store`
 }
 
 // Run fails if a history does.
@@ -52,14 +51,14 @@ func (c *historiesCmd) Run(s streams) error {
 	if c.Trace {
 		return c.replay(s.out)
 	}
-	debug.SetGCPercent(simGC)
+	debug.SetGCPercent(sim.GCPercent)
 	if c.Cores == 0 {
 		c.Cores = runtime.GOMAXPROCS(0)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	start := time.Now()
-	sum, err := sim.Histories(ctx, which, c.Seed, c.Count, c.Cores, progressLine(s.progress(), c.Count, "histories"))
+	sum, err := sim.Histories(ctx, which, c.Seed, c.Count, c.Cores, report.Progress(s.progress(), c.Count, "histories"))
 	if err != nil && !errors.Is(err, context.Canceled) { // of one that was interrupted, what was played is told
 		return err
 	}

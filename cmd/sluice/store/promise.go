@@ -1,0 +1,49 @@
+package store
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing"
+)
+
+// Promise is the worst case of a kind of store, and its price, as `sluice check --store` declares them.
+type Promise struct {
+	Kind string `json:"kind"` // as people call it
+	// Keeps says that a crash or a failover loses nothing that was granted, under the conditions of Loss. Else nodes
+	// tell the store what they have, and a rule's data_loss_tokens may be admitted beyond its limit.
+	Keeps bool   `json:"keeps_grants"`
+	Loss  string `json:"data_loss"`
+	// Failover says what decides how long no server takes writes. Found is after what time, at most, a node uses one
+	// that takes writes again. Learns is for how long few requests of keys without a lease pass then.
+	Failover string        `json:"failover"`
+	Found    time.Duration `json:"found_ns"`
+	Learns   time.Duration `json:"learning_ns"`
+	// Trips is how many round trips a message takes, whose claims may be many. Claim says what the store does for them.
+	Trips int    `json:"claim_round_trips"`
+	Claim string `json:"claim"`
+}
+
+// PromiseOf is that of a kind of store, by the scheme of its URLs, or an error that names all kinds.
+func PromiseOf(name string) (*Promise, error) {
+	s, known := find(name)
+	if s == nil {
+		return nil, fmt.Errorf("--store is %q, must be memory or one of %s", name, known)
+	}
+	p := s.promise
+	p.Found = leasing.FoundWithin
+	return &p, nil
+}
+
+// Lines are for people.
+func (p *Promise) Lines() []string {
+	learns := "Keys without a lease go on at once."
+	if p.Learns > 0 {
+		learns = fmt.Sprintf("Few requests of keys without a lease pass for %v more.", p.Learns)
+	}
+	return []string{
+		"data loss: " + p.Loss,
+		fmt.Sprintf("failover: %s When a server takes writes again, nodes use it within %v. %s", p.Failover, p.Found, learns),
+		fmt.Sprintf("a claim: round trips: %d, shared by all claims that a node sends together. %s", p.Trips, p.Claim),
+	}
+}

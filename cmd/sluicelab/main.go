@@ -1,0 +1,119 @@
+// Command sluicelab is Sluice's laboratory: bench measures real processes, sim plays fleets in virtual time.
+//
+// It is not part of the product. It runs the sluice that --sluice names, the one in its own directory, one on the
+// PATH, or one that it builds from this module.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/alecthomas/kong"
+)
+
+type cli struct {
+	Bench benchCmd `cmd:"" help:"Measure real processes."`
+	Sim   simCmd   `cmd:"" help:"Play fleets in virtual time."`
+}
+
+type simCmd struct {
+	Histories historiesCmd `cmd:"" help:"Play random fleets, settings and faults, and check every invariant at every step."`
+}
+
+// streams are where a command writes; tests read them.
+type streams struct{ out, err io.Writer }
+
+// progress is the terminal that shows the progress of a long run; nil: there is none.
+func (s streams) progress() io.Writer {
+	f, ok := s.err.(*os.File)
+	if !ok {
+		return nil
+	}
+	if info, err := f.Stat(); err != nil || info.Mode()&os.ModeCharDevice == 0 {
+		return nil
+	}
+	return s.err
+}
+
+func writeJSON(out io.Writer, v any) error {
+	e := json.NewEncoder(out)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+func main() { os.Exit(run(os.Args[1:], streams{os.Stdout, os.Stderr})) }
+
+// run runs one command line and returns its exit code.
+func run(args []string, s streams) int {
+	exit := -1
+	parser := newParser(s, func(code int) { exit = code })
+	ctx, err := parser.Parse(args)
+	if exit >= 0 {
+		return exit
+	}
+	if err != nil {
+		fmt.Fprintln(s.err, "sluicelab:", err)
+		return 2
+	}
+	if err := ctx.Run(); err != nil {
+		fmt.Fprintln(s.err, "sluicelab:", err)
+		return 1
+	}
+	return 0
+}
+
+func newParser(s streams, exit func(code int)) *kong.Kong {
+	return kong.Must(&cli{}, kong.Name("sluicelab"), kong.Description("Measures and simulates Sluice."),
+		kong.Writers(s.out, s.err), kong.Exit(exit), kong.Bind(s),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}))
+}
+
+// measured is the sluice that a command measures.
+type measured struct {
+	Sluice string `env:"SLUICE_BINARY" type:"existingfile" placeholder:"FILE" help:"The sluice to measure. Unset: in the directory of sluicelab, on the PATH, or built from this module."`
+}
+
+// find returns the program's path; done removes what was built. It blocks while it builds.
+func (m *measured) find() (path string, done func(), err error) {
+	nothing := func() {}
+	if m.Sluice != "" {
+		path, err = filepath.Abs(m.Sluice)
+		return path, nothing, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return "", nil, fmt.Errorf("finding this binary: %w", err)
+	}
+	path = filepath.Join(filepath.Dir(self), "sluice")
+	if _, err := os.Stat(path); err == nil {
+		return path, nothing, nil
+	}
+	if path, err = exec.LookPath("sluice"); err == nil {
+		return path, nothing, nil
+	}
+	dir, err := os.MkdirTemp("", "sluicelab")
+	if err != nil {
+		return "", nil, err
+	}
+	path = filepath.Join(dir, "sluice")
+	build := exec.Command("go", "build", "-o", path, "github.com/sluice-gate/sluice/cmd/sluice")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", nil, errors.Join(fmt.Errorf("there is no sluice to measure: name one by --sluice, or build it "+
+			"(go build -o . ./cmd/...): %w: %s", err, out), os.RemoveAll(dir))
+	}
+	return path, func() { _ = os.RemoveAll(dir) }, nil
+}
+
+// self is this program's path: it runs the servers that Sluice is compared with.
+func self() (string, error) {
+	path, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("finding this binary: %w", err)
+	}
+	return path, nil
+}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"time"
+
+	"github.com/sluice-gate/sluice/bench/store"
+)
+
+type benchStoreCmd struct {
+	measured `embed:""`
+	Nodes    []int         `default:"3,10" help:"Sizes of fleets of processes."`
+	Virtual  []int         `default:"3,30,100" help:"Sizes of fleets in virtual time, up to 1000; 0: none."`
+	Rate     float64       `default:"3000" help:"Requests a second."`
+	Length   time.Duration `default:"15s" help:"Of each mode in each row. With 30s or more, rows whose windows are minutes begin so that a window turns halfway."`
+	Rows     []int         `placeholder:"N" help:"Only these rows of the table, from 1 to 8."`
+	Modes    []string      `placeholder:"MODE" help:"Only these and the baseline: strict, leasing, routing, approx; leasing-reserve and routing-reserve, of limits that are large enough."`
+	Rounds   int           `default:"1" help:"Measure each mode of a row so often, in turn."`
+	Warm     bool          `help:"Ask each node for each key once before, and measure then."`
+	Seed     uint64        `default:"1" help:"Of the demand."`
+	JSON     bool          `help:"Print JSON."`
+	HTML     string        `placeholder:"FILE" help:"Write a page with charts, too."`
+	Charts   string        `placeholder:"DIR" help:"Write the charts as SVG files, too."`
+}
+
+// Help is what `sluicelab bench store --help` says below its summary.
+func (*benchStoreCmd) Help() string {
+	return `Examples:
+
+  sluicelab bench store --nodes 3 --virtual 0
+  sluicelab bench store --nodes 3 --virtual 0 --rows 2,3 --length 60s --warm`
+}
+
+// Run fails if a mode went further over a limit than it declares.
+func (c *benchStoreCmd) Run(s streams) error {
+	sluice, done, err := c.find()
+	if err != nil {
+		return err
+	}
+	defer done()
+	lab, err := self()
+	if err != nil {
+		return err
+	}
+	if len(c.Virtual) == 1 && c.Virtual[0] == 0 {
+		c.Virtual = nil
+	}
+	o := store.Options{
+		Binary: sluice, Lab: lab, Nodes: c.Nodes, Virtual: c.Virtual, Rate: c.Rate, Length: c.Length, Rows: c.Rows, Modes: c.Modes, Warm: c.Warm, Rounds: c.Rounds, Seed: c.Seed,
+	}
+	if out := s.progress(); out != nil {
+		count := o.Count()
+		o.Progress = func(done int, what string) { fmt.Fprintf(out, "\r%d of %d: %-70s", done+1, count, what) }
+		defer fmt.Fprintln(out)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	r, err := store.Run(ctx, o)
+	if err != nil {
+		return err
+	}
+	page := r.Page()
+	page.Facts = facts(r.Took)
+	if err := page.Write(c.HTML, c.Charts); err != nil {
+		return err
+	}
+	if c.JSON {
+		err = writeJSON(s.out, r)
+	} else {
+		err = page.WriteText(s.out)
+	}
+	if err != nil {
+		return err
+	}
+	return r.Problems()
+}

@@ -1,0 +1,121 @@
+package ratelimit
+
+import "fmt"
+
+// Mode is how the nodes of a fleet share a limit: a line in the table of modes.
+type Mode uint8
+
+const (
+	// Leasing spends from tokens leased by the ledger; it never over-admits.
+	Leasing Mode = iota
+	// Routing asks the key's owner; it never over-admits.
+	Routing
+	// Approx may spend a drift share before the ledger has answered.
+	Approx
+)
+
+// ModeSpec is a mode as configuration, declarations, advice and screens use it. How a mode decides is beside it in
+// the table of the server (cmd/sluice, modes.go).
+type ModeSpec struct {
+	Name    string
+	Promise string   // a sentence without its subject, for people who choose one
+	Fields  []string // of a coordination, that rules of no other mode read
+	// Owned has one node decide on a key, its owner.
+	Owned bool
+	// Drifts has a node admit a share of a drift budget before the ledger has answered.
+	Drifts bool
+	// Declare changes what a rule of mode leasing would declare on so many nodes; nil: nothing is different. The rule
+	// has a limit above 0.
+	Declare func(r *Rule, nodes int, storage Storage, b Bounds) Bounds
+	// Doubts returns what is valid and odd about a rule of this mode; nil: nothing is.
+	Doubts func(r *Rule) []string
+}
+
+// modes is the table. Mode is an index of it, which peers tell each other.
+var modes = []ModeSpec{
+	Leasing: {Name: "leasing", Promise: "never admits more than the limit, and spends leased tokens without waiting"},
+	Routing: {
+		Name: "routing", Promise: "never admits more than the limit, and asks the owner of a key", Owned: true,
+		Declare: declareRouting,
+	},
+	Approx: {
+		Name:    "approx",
+		Promise: "admits at most its drift budget beyond the limit, and waits less",
+		Fields:  []string{"drift_budget", "check_timeout", "low_watermark", "sync_interval"}, Drifts: true,
+		Declare: declareApprox, Doubts: doubtApprox,
+	},
+}
+
+// AddMode adds a line to the table of modes. It must be called before rules are read: in a variable's declaration.
+func AddMode(s ModeSpec) Mode {
+	modes = append(modes, s)
+	return Mode(len(modes) - 1)
+}
+
+// Spec returns the mode's line in the table. It is shared: do not change it.
+func (m Mode) Spec() *ModeSpec { return &modes[m] }
+
+// KnownMode tells whether a number that a peer sent is a mode.
+func KnownMode(n uint32) bool { return int(n) < len(modes) }
+
+// String is the name that a config may use.
+func (m Mode) String() string { return modes[m].Name }
+
+// ModeNames are the names that a config may use, by value.
+func ModeNames() []string {
+	names := make([]string, len(modes))
+	for i := range modes {
+		names[i] = modes[i].Name
+	}
+	return names
+}
+
+// declareRouting has an owner answer. Without a store its memory has the one account of a key.
+func declareRouting(r *Rule, nodes int, storage Storage, b Bounds) Bounds {
+	b.Wait = Wait{For: OwnersAnswer, Longest: r.Coordination.Deadline()}
+	if storage == OwnMemory {
+		b.Over, b.OnOutage = Over{EachOwner: r.Limit.Capacity()}, r.outage(OwnerOutage, nodes)
+		return b
+	}
+	b.StoreOps.Nodes, b.StoreOps.OwnerGoneEach = 1, 1
+	return b
+}
+
+// declareApprox adds the drift budget, and the share that a request gets without waiting.
+func declareApprox(r *Rule, _ int, storage Storage, b Bounds) Bounds {
+	if storage == OwnMemory {
+		return b
+	}
+	c := &r.Coordination
+	b.Over.Drift = c.DriftBudget.Of(r.Limit.Capacity())
+	b.Over.Tokens += b.Over.Drift
+	if r.DriftShare() > 0 {
+		b.Wait.WithShare, b.Wait.Drifts = min(c.CheckTimeout, c.Deadline()), true
+		if c.CheckTimeout == 0 {
+			b.StoreOps.Each = 1 // each request that finds no lease drifts at once, and is told by itself
+		}
+	}
+	return b
+}
+
+func doubtApprox(r *Rule) (doubts []string) {
+	c, limit := &r.Coordination, r.Limit.Capacity()
+	if r.DriftShare() < 1 {
+		doubts = append(doubts, fmt.Sprintf("drift_budget %v of %d is %d tokens, less than one for each of max_nodes "+
+			"%d: the rule waits like leasing; raise the budget to %d tokens, or lower max_nodes",
+			c.DriftBudget, limit, c.DriftBudget.Of(limit), c.MaxNodes, c.MaxNodes))
+	}
+	if period := r.Limit.Period(); c.SyncInterval > period && c.SyncInterval != DefaultCoordination().SyncInterval {
+		doubts = append(doubts, fmt.Sprintf("sync_interval %v is longer than the window, %v: %v is used",
+			c.SyncInterval, period, r.SyncInterval()))
+	}
+	if c.LowWatermark.Of(limit) >= limit {
+		doubts = append(doubts, fmt.Sprintf("low_watermark %v is the whole limit of %d: every request without a "+
+			"lease waits up to %v; lower it below 100%%", c.LowWatermark, limit, c.CheckTimeout))
+	}
+	if c.CheckTimeout >= c.Deadline() {
+		doubts = append(doubts, fmt.Sprintf("check_timeout %v is not below the store deadline of %v: the rule waits "+
+			"like leasing", c.CheckTimeout, c.Deadline()))
+	}
+	return doubts
+}
