@@ -113,10 +113,10 @@ SEEDS ?= 20
 linear: deps ## record SEEDS (20) histories of each kind of real fleet, and check that they are a counter's
 	$(GO) test -count=1 -v -timeout 60m -run '^TestLinear' ./cmd/sluice -linear-seeds $(SEEDS)
 
-exhaust: ## visit every state of small fleets, for 20 to 40 minutes and some GB of memory; docs/exhaustive.md
+exhaust: ## visit every state of small fleets, for 20 to 40 minutes and some GB of memory; docs/internals/proof.md
 	$(GO) test -count=1 -v -timeout 60m -run '^TestExhaustive' ./leasing/account -exhaust 1
 
-# FILES='leasing/*.go' takes a part; docs/mutation.md says how to read it.
+# FILES='leasing/*.go' takes a part; docs/internals/proof.md says how to read it.
 BUDGET ?= 60m
 mutants: deps ## plant faults in the core, one at a time, and see which ones the tests notice
 	$(GO) run ./bench/mutants -files '$(FILES)' -budget $(BUDGET)
