@@ -69,8 +69,11 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 	if err != nil {
 		return nil, err
 	}
-	d := &decider{pools: map[string]*metrics.Pool{"redis_pool": {}}}
-	options := store.Options{Flags: c.Store, Log: log, Pool: d.pools["redis_pool"], Refused: &d.refused}
+	d := &decider{pools: map[string]*metrics.Pool{}}
+	options := store.Options{Flags: c.Store, Log: log, Pool: &metrics.Pool{}, Refused: &d.refused}
+	if c.Store.OnRedis() {
+		d.pools["redis_pool"] = options.Pool
+	}
 	usual, err := store.Open(options)
 	if err != nil {
 		return nil, err

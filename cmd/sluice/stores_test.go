@@ -78,6 +78,9 @@ func TestFleetOnDatabases(t *testing.T) {
 			_, text := f.nodes[0].get(f.nodes[0].debug + "/console/state")
 			return strings.Count(text, `"started"`) >= 3
 		})
+		if _, text := f.nodes[0].get(f.nodes[0].debug + "/stats"); strings.Contains(text, "redis_pool") || !strings.Contains(text, "ratelimit.go.") {
+			t.Errorf("there is no pool of a Redis here:\n%s", text)
+		}
 		server.Kill()
 		f.admitted.Store(0)
 		f.load("five", 3, 5, 0, 1, 2).Wait() // nobody has anything in hand, and the rule is closed
