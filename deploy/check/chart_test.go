@@ -37,7 +37,9 @@ var settings = map[string]map[string]any{
 		"extraEnv":     []any{map[string]any{"name": "TRACING_SERVICE_INSTANCE_ID", "valueFrom": map[string]any{"fieldRef": map[string]any{"fieldPath": "metadata.name"}}}},
 		"extraVolumes": []any{map[string]any{"name": "certs", "secret": map[string]any{"secretName": "certs"}}}, "extraVolumeMounts": []any{map[string]any{"name": "certs", "mountPath": "/certs"}},
 	},
-	"alone": {"redis": map[string]any{"url": ""}, "networkPolicy": map[string]any{"enabled": false}, "podDisruptionBudget": map[string]any{"enabled": false}},
+	"database": {"store": map[string]any{"url": "postgres://sluice@db1,db2/limits?sslmode=verify-full"}},
+	"etcd":     {"store": map[string]any{"urlSecret": map[string]any{"name": "limits", "key": "etcd"}}},
+	"alone":    {"redis": map[string]any{"url": ""}, "networkPolicy": map[string]any{"enabled": false}, "podDisruptionBudget": map[string]any{"enabled": false}},
 }
 
 func TestChartLints(t *testing.T) {
@@ -97,6 +99,7 @@ func TestChartRenders(t *testing.T) {
 		"secrets":    {"ConfigMap", "ConfigMap", "Deployment", "Job", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service", "ServiceAccount"},
 		"alone":      {"ConfigMap", "ConfigMap", "Deployment", "Job", "Service", "Service", "ServiceAccount"},
 	}
+	want["database"], want["etcd"] = want["default"], want["default"]
 	for name, values := range settings {
 		var kinds []string
 		for _, d := range render(t, values) {
@@ -247,6 +250,19 @@ func TestChartSettings(t *testing.T) {
 	if from := env["REDIS_URL"].ValueFrom; from == nil || from.SecretKeyRef.Name != "redis-url" || from.SecretKeyRef.Key != "url" {
 		t.Errorf("REDIS_URL is from %v", from)
 	}
+	_, env = deployed(t, settings["database"])
+	if got := env["STORE_URL"].Value; !strings.HasPrefix(got, "postgres://") {
+		t.Errorf("STORE_URL is %q", got)
+	}
+	_, onEtcd := deployed(t, settings["etcd"])
+	if from := onEtcd["STORE_URL"].ValueFrom; from == nil || from.SecretKeyRef.Name != "limits" || from.SecretKeyRef.Key != "etcd" {
+		t.Errorf("STORE_URL is from %v", from)
+	}
+	for _, of := range []map[string]core.EnvVar{env, onEtcd} {
+		if _, set := of["REDIS_URL"]; set {
+			t.Error("REDIS_URL is set beside STORE_URL: the node would not start")
+		}
+	}
 	pod := d.Spec.Template.Spec
 	mounts := map[string]bool{}
 	for _, m := range pod.Containers[0].VolumeMounts {
@@ -308,6 +324,7 @@ func TestChartRefuses(t *testing.T) {
 	}
 	for name, values := range map[string]map[string]any{
 		"a type that there is not": {"redis": map[string]any{"type": "RING"}},
+		"a store without a scheme": {"store": map[string]any{"url": "db:5432"}},
 		"replicas in words":        {"replicas": "three"},
 		"no replicas":              {"replicas": 0},
 		"a key that there is not":  {"replica": 3},
