@@ -60,9 +60,10 @@ command -v $(1) >/dev/null || { \
 command -v $(1) >/dev/null || { echo "$(1) is not on the PATH: install it and call make again" >&2; false; }
 endef
 
+# The package that takes longest begins first: go test runs two at a time on two cores, in this order.
 test: deps-list deps ## all tests, and each fuzz target, FUZZTIME runs; says first what it will install
 	$(GO) vet ./...
-	$(GO) test -vet=off -timeout 10m ./...
+	$(GO) test -vet=off -timeout 10m ./cmd/sluice ./...
 	@if command -v valkey-server; then $(MAKE) valkey; else echo "no valkey-server here: tests run on redis-server only"; fi
 	cd deploy/check && $(GO) vet ./... && $(GO) test -vet=off -count=1 ./... # what it reads is outside of its module, so that go does not see it change
 	$(MAKE) fuzz

@@ -11,7 +11,7 @@ import (
 // itself.
 func TestDemo(t *testing.T) {
 	t.Parallel()
-	cmd := command(nil, "demo", "--for=10s", "--rate=300")
+	cmd := command(nil, "demo", "--for=15s", "--rate=300")
 	out := make(chan string)
 	seen := make(chan string, 1)
 	pipe, err := cmd.StdoutPipe()

@@ -24,7 +24,7 @@ import (
 )
 
 // The tests run the real binary: this one, called as sluice. Most of them wait for processes
-// more than they compute, so that three for each core are run side by side, unless -parallel
+// more than they compute, so that two for each core are run side by side, unless -parallel
 // says how many. Tests that compare times, or count what a busy machine changes, are not parallel:
 // they run one by one, before the others.
 func TestMain(m *testing.M) {
@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	chosen := false
 	goflag.Visit(func(f *goflag.Flag) { chosen = chosen || f.Name == "test.parallel" })
 	if !chosen {
-		_ = goflag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0)))
+		_ = goflag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0)))
 	}
 	os.Exit(m.Run())
 }
