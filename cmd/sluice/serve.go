@@ -23,6 +23,7 @@ import (
 
 type serveCmd struct {
 	settings
+	HelpAll helpAll `name:"help-all" help:"Show all settings."`
 }
 
 // Help is what `sluice serve --help` says below its summary.

@@ -30,6 +30,7 @@ var groups = []kong.Group{
 // settings are the server's, from flags and environment. Names, defaults and
 // meaning are envoyproxy/ratelimit's where it has them.
 type settings struct {
+	settingsFile
 	Config          string        `group:"rules" placeholder:"DIR|FILE" help:"Rules: a file, or a directory read recursively. Overrides RUNTIME_ROOT. Without either: a built-in example."`
 	RuntimeRoot     string        `group:"rules" env:"RUNTIME_ROOT" placeholder:"DIR" help:"Root of the rules' directory (/srv/runtime_data/current if that is there)."`
 	RuntimeSubdir   string        `group:"rules" env:"RUNTIME_SUBDIRECTORY" name:"runtime-subdirectory" placeholder:"DIR" help:"Below RUNTIME_ROOT."`
