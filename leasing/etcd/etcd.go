@@ -47,10 +47,12 @@ func Open(rawURL, prefix string) (*Store, error) {
 	return s, nil
 }
 
-// again is how a connection is tried again. gRPC's own pauses grow to two minutes, for which an etcd that is there again
-// would not be used.
+// again is how a connection is tried again. gRPC's own pauses grow to two minutes, for which an etcd that is there
+// again would not be used.
 var again = grpc.ConnectParams{
-	Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
+	Backoff: backoff.Config{
+		BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond,
+	},
 	MinConnectTimeout: 2 * time.Second,
 }
 
