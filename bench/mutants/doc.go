@@ -17,6 +17,6 @@
 // not a build. Faults in Lua are whole scripts, which an instrumented package
 // reads instead of the one that it embeds.
 //
-// docs/mutation.md says how to read the report, and what to do about a
+// docs/internals/proof.md says how to read the report, and what to do about a
 // survivor.
 package main

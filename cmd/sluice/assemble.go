@@ -69,12 +69,12 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 			return s
 		}
 	}
-	budgets := c.Callers.budgets()
+	budgets := c.caps.budgets()
 	gate := c.gate()
 	options := c.serviceOptions(budgets.http)
 	options.Gate = gate
 	svc := rls.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
-	quotas := c.RLQS.node(p.store, p.limiter)
+	quotas := quotaNode(p.store, p.limiter, c.caps.quotas())
 	p.shown = metrics.Collector{Source: metrics.Source{
 		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.all(),
 		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pools: p.pools, Certificates: c.TLS.reloads(), Quotas: quotas.Stats(),
@@ -84,10 +84,10 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	}
 	p.peerAddr = c.Ring.Addr
 	p.people = console.Source{
-		Metrics: p.shown, Inspector: p.limiter, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Name: p.name, Questions: c.Callers.ExplainRate, Log: log,
+		Metrics: p.shown, Inspector: p.limiter, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Name: p.name, Questions: explainRate, Log: log,
 		Quotas: quotas, KeyName: leasing.KeyName, History: console.NewHistory(p.shown, p.latency), Redact: redact,
 	}
-	p.server, err = c.open(svc, c.RLQS.service(quotas, clock, log), budgets, p.shown, p.people, p.latency, p.spans, gate, log)
+	p.server, err = c.open(svc, c.quotaService(quotas, p.clock, log), budgets, p.shown, p.people, p.latency, p.spans, gate, log)
 	return p, err
 }
 

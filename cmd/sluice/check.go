@@ -27,11 +27,12 @@ type checkCmd struct {
 	MergeDomains   bool              `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"As for serve."`
 	CalendarMonths bool              `env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"As for serve."`
 	Coordination   coordinationFlags `embed:"" group:"coordination"`
-	Caps           ruleCapFlags      `embed:""`
+	MaxMemory      string            `env:"MAX_MEMORY" name:"max-memory" default:"2GiB" help:"Memory of the nodes: rules have bounds in proportion."`
 	Quotas         quotaCheckFlags   `embed:""`
 
 	in      io.Reader      // standard input; tests set another
 	promise *store.Promise // of Store; nil: Redis is not named, or there is no store
+	caps    config.Caps    // of MaxMemory
 }
 
 // Help is what `sluice check --help` says below its summary.
@@ -133,6 +134,8 @@ func (c *checkCmd) options() (config.Options, error) {
 		return config.Options{}, errors.New("--json and --sarif: say one of them")
 	}
 	coordination, err := c.Coordination.coordination()
+	bytes, bad := parseMemory(c.MaxMemory)
+	c.caps = memory{bytes: bytes, alone: true}.caps().rules
 	if c.Store != "" && c.Store != "memory" {
 		p, unknown := store.PromiseOf(c.Store)
 		if err = errors.Join(err, unknown); c.storage() == ratelimit.SharedStore {
@@ -140,8 +143,8 @@ func (c *checkCmd) options() (config.Options, error) {
 		}
 	}
 	return config.Options{
-		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.Caps.caps(),
-	}, errors.Join(err, c.Caps.validate(), c.Quotas.validate())
+		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.caps,
+	}, errors.Join(err, bad, c.Quotas.validate())
 }
 
 // checked are rules that were read as a server would, and what was found.
@@ -177,11 +180,11 @@ func (c *checkCmd) read(path string) ([]config.Text, error) {
 		if in == nil {
 			in = os.Stdin
 		}
-		most := int64(c.Caps.FileBytes)
+		most := int64(c.caps.FileBytes)
 		data, err := io.ReadAll(io.LimitReader(in, most+1)) // a longer one is refused by the bounds
 		return []config.Text{{Name: "(stdin)", Data: data}}, err
 	}
-	tree := config.Tree{Path: path, IgnoreDotFiles: c.IgnoreDotFiles, Caps: c.Caps.caps()}
+	tree := config.Tree{Path: path, IgnoreDotFiles: c.IgnoreDotFiles, Caps: c.caps}
 	draft, err := tree.Read()
 	if err != nil {
 		return nil, err

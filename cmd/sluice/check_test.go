@@ -193,7 +193,7 @@ func TestCheckFrom(t *testing.T) {
 	code, out := checks("--from", before, after)
 	for _, want := range []string{
 		"2 changes", "d.k: requests_per_unit 100 -> 50, unit year -> day",
-		"tokens spent are forgotten: the budget counts from nothing",
+		"tokens spent are dropped: the new rule starts a new account",
 		"d.a: mode approx -> leasing, drift_budget 3% -> 1%",
 	} {
 		if code != 0 || !strings.Contains(out, want) {

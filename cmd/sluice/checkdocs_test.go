@@ -38,7 +38,7 @@ func TestDocsOfChanges(t *testing.T) {
 func TestDocsOfBounds(t *testing.T) {
 	const nodes = 3
 	var want strings.Builder
-	want.WriteString("\n| coordination | over-admission, tokens | under-admission, each crashed node | longest wait | claims a second of a node | besides | in an outage | on data loss, tokens |\n|---|---|---|---|---|---|---|---|\n")
+	want.WriteString("\n| coordination | over-admission, tokens | under-admission, each crashed node | longest wait | claims a second of a node | more claims | in an outage | on data loss, tokens |\n|---|---|---|---|---|---|---|---|\n")
 	for _, fields := range [][2]string{
 		{},
 		{"lease.size", "1"},
@@ -66,22 +66,22 @@ func TestDocsOfBounds(t *testing.T) {
 		}
 		b := r.Declare(nodes, ratelimit.SharedStore)
 		o := b.StoreOps
-		besides := fmt.Sprintf("%d a window, %g/s while refused", o.Window, o.Refused)
+		more := fmt.Sprintf("%d a window, %g/s while refused", o.Window, o.Refused)
 		if o.Short > 0 {
-			besides += fmt.Sprintf(", %g/s while short", o.Short)
+			more += fmt.Sprintf(", %g/s while short", o.Short)
 		}
 		if o.Each > 0 {
-			besides += fmt.Sprintf(", one each %s", counted(int(o.Each), "token"))
+			more += fmt.Sprintf(", one each %s", counted(int(o.Each), "token"))
 		}
 		if o.OwnerGoneEach > 0 {
-			besides += ", one each request without the owner"
+			more += ", one each request without the owner"
 		}
 		wait := b.Wait.Longest.String()
 		if b.Wait.Drifts {
 			wait = fmt.Sprintf("%v (%v with a share)", b.Wait.Longest, b.Wait.WithShare)
 		}
 		fmt.Fprintf(&want, "| %s | %d | %v, for %v | %s | %g (%s) | %s | %v | %d |\n",
-			name, b.Over.Tokens, b.Under.Crashed, b.Under.Lasts, wait, o.Steady, counted(o.Nodes, "node"), besides, b.OnOutage, b.OnLoss)
+			name, b.Over.Tokens, b.Under.Crashed, b.Under.Lasts, wait, o.Steady, counted(o.Nodes, "node"), more, b.OnOutage, b.OnLoss)
 	}
 	want.WriteString("\n")
 	holdsTable(t, "docs/bounds.md", "bounds", want.String())

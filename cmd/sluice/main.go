@@ -16,9 +16,12 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime/debug"
+	"strings"
 	_ "time/tzdata" // the zones of billing periods, for machines and images that have no zone database
 
 	"github.com/alecthomas/kong"
+
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 type cli struct {
@@ -96,7 +99,7 @@ func newParser(s streams, exit func(code int)) (*kong.Kong, error) {
 		kong.Name("sluice"),
 		kong.Description("A rate-limit service for fleets of Envoy gateways. Settings are flags or environment variables; "+
 			"the names are envoyproxy/ratelimit's."),
-		kong.Vars{"version": version(), "coordination": coordinationHelp()},
+		kong.Vars{"version": version(), "modes": strings.Join(ratelimit.ModeNames(), ", ")},
 		kong.Writers(s.out, s.err),
 		kong.Exit(exit),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),

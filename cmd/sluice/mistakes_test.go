@@ -10,18 +10,18 @@ import (
 	"testing"
 )
 
-var rewrite = goflag.Bool("rewrite", false, "write docs/mistakes.md anew, with what check says now")
+var rewrite = goflag.Bool("rewrite", false, "write testdata/mistakes.md anew, with what check says now")
 
-// A section of docs/mistakes.md has files, and a command that is run on them.
+// A section of testdata/mistakes.md has files, and a command that is run on them.
 var (
 	mistakeBlock = regexp.MustCompile("(?s)```(yaml|text)\n(.*?)```\n")
 	mistakeFile  = regexp.MustCompile(`^# (rules/\S+)\n`)
 )
 
-// docs/mistakes.md is what check says of at least forty realistic mistakes, one a
+// testdata/mistakes.md is what check says of at least forty realistic mistakes, one a
 // section. Every one of them fails under --strict.
 func TestMistakes(t *testing.T) {
-	page := read(t, "docs/mistakes.md")
+	page := read(t, "cmd/sluice/testdata/mistakes.md")
 	sections := strings.Split(page, "\n### ")
 	if n := len(sections) - 1; n < 40 {
 		t.Errorf("%d mistakes", n)
@@ -39,7 +39,7 @@ func TestMistakes(t *testing.T) {
 		})
 	}
 	if *rewrite {
-		if err := os.WriteFile(top+"docs/mistakes.md", []byte(out), 0o600); err != nil {
+		if err := os.WriteFile("testdata/mistakes.md", []byte(out), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -58,7 +58,7 @@ func (c *serveCmd) Run(s streams) error {
 }
 
 func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(string) (string, bool)) error {
-	if err := c.validate(); err != nil {
+	if err := errors.Join(c.validate(), refused(lookup)); err != nil {
 		return err
 	}
 	log := c.logger(s.err)
@@ -76,7 +76,11 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	if c.BackendType == memcache {
 		log.Warn("BACKEND_TYPE=memcache has no effect: memcached cannot keep a ledger", "a store is set", c.Store.Shared(), "SINGLE_REPLICA", c.SingleReplica)
 	}
-	own := ownMemory(os.ReadFile)
+	own, err := c.memory(os.ReadFile)
+	if err != nil {
+		return err
+	}
+	c.caps = own.caps()
 	c.sizeTable(own, log)
 	defer runtime.KeepAlive(own.ballast(lookup))
 	p, err := c.assemble(log)

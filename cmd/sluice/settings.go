@@ -67,14 +67,16 @@ type settings struct {
 
 	TLS          tlsFlags          `embed:"" group:"ports"`
 	Callers      callerFlags       `embed:"" group:"ports"`
-	RLQS         rlqsFlags         `embed:"" group:"ports"`
+	RLQS         bool              `group:"ports" env:"RLQS" name:"rlqs" default:"true" negatable:"" help:"Serve the Rate Limit Quota Service on the gRPC port: Envoys that enforce limits themselves."`
 	XDS          xdsFlags          `embed:"" group:"rules"`
-	RuleCaps     ruleCapFlags      `embed:"" group:"rules"`
+	Reload       reloadFlags       `embed:"" group:"rules"`
 	Tracing      tracingFlags      `embed:"" group:"log"`
 	Coordination coordinationFlags `embed:"" group:"coordination"`
 	Store        store.Flags       `embed:"" group:"store"`
 	Ring         peerFlags         `embed:"" group:"peers"`
+	caps         caps              // derived from the memory, before all else
 
+	MaxMemory      string `group:"limits" env:"MAX_MEMORY" name:"max-memory" placeholder:"BYTES" help:"Memory for this process, such as 2GiB: keys, connections, requests in flight and rules have bounds in proportion. Unset: GOMEMLIMIT, the memory of the container, or up to 2 GiB of the machine."`
 	MaxKeys        int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Most keys tracked at once; 0: as many as have room in half of this process's memory (GOMEMLIMIT, or the container's), or in a quarter of the machine's: at most 10,000,000. A key takes at most 550 bytes on a node alone, usually 140, and 800 with a Redis, usually 220. Beyond it new keys share budgets: they may be refused early, and never get more than their limit."`
 	DriftAuditFile string `group:"log" env:"DRIFT_AUDIT_FILE" name:"drift-audit-file" placeholder:"FILE" help:"Append what claims settle of drift as JSON lines; at 64 MB it is moved to FILE.1."`
 	AuditFile      string `group:"log" env:"AUDIT_FILE" name:"audit-file" placeholder:"FILE" help:"Append what the ledger settles of rules with audit: true as JSON lines, before it is spent; at 64 MB it is moved to FILE.1. The ledger keeps a record of its own."`
@@ -133,7 +135,7 @@ func (s *settings) validate() error {
 	if _, err := parseTags(s.ExtraTags); err != nil {
 		errs = append(errs, err)
 	}
-	if err := errors.Join(s.Callers.validate(), s.RLQS.validate(), s.RuleCaps.validate()); err != nil {
+	if err := errors.Join(s.Callers.validate(), s.Reload.validate()); err != nil {
 		errs = append(errs, err)
 	}
 	if err := s.Tracing.validate(); err != nil {
@@ -148,7 +150,7 @@ func (s *settings) validate() error {
 
 func (s *settings) serviceOptions(budget *transport.Budget) rls.Options {
 	o := rls.Options{
-		MaxRequestBytes: s.Callers.RequestBytes, Budget: budget,
+		MaxRequestBytes: requestBytes, Budget: budget,
 		ShadowMode: s.ShadowMode, CalendarMonths: s.CalendarMonths, Traced: s.Tracing.Enabled, QuotaMode: s.QuotaMode, DynamicMetadata: s.DynamicMetadata, NearLimitRatio: s.NearLimitRatio,
 		SpareOthers: s.SpareOthers, LocalCache: rls.NewLocalCache(s.LocalCacheSize),
 	}
@@ -163,8 +165,8 @@ func (s *settings) serverOptions(b budgets) server.Options {
 	address := func(host string, port uint16) string { return fmt.Sprintf("%s:%d", host, port) }
 	o := server.Options{
 		HTTP: address(s.Host, s.Port), GRPC: address(s.GRPCHost, s.GRPCPort), GRPCSocket: s.GRPCUDS,
-		Debug: address(s.DebugHost, s.DebugPort), Caps: s.Callers.transport(), Budget: b.grpc, HTTPBudget: b.http,
-		HTTPConnections: s.Callers.HTTPConnections, DebugConnections: s.Callers.DebugConnections,
+		Debug: address(s.DebugHost, s.DebugPort), Caps: s.caps.transport(&s.Callers), Budget: b.grpc, HTTPBudget: b.http,
+		HTTPConnections: s.caps.httpConnections, DebugConnections: debugConnections,
 		DrainTime: s.DrainTime, GraceTime: s.GraceTime,
 	}
 	o.Caps.Age, o.Caps.AgeGrace = s.MaxConnAge, s.MaxConnAgeGrace

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
+	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/xds"
 )
 
@@ -43,8 +44,8 @@ type xdsFlags struct {
 }
 
 // client makes the source; it does not connect yet.
-func (f *xdsFlags) client(b *ruleCapFlags, log *slog.Logger) (*xds.Client, error) {
-	o := xds.Options{Interval: b.Interval, Caps: b.caps(), Server: f.Server, NodeID: f.NodeID, MaxMessage: f.MaxMessage, Backoff: xds.Backoff{Connect: f.Retry, First: f.First, Longest: f.Longest}}
+func (f *xdsFlags) client(r *reloadFlags, caps config.Caps, log *slog.Logger) (*xds.Client, error) {
+	o := xds.Options{Interval: r.Interval, Caps: caps, Server: f.Server, NodeID: f.NodeID, MaxMessage: f.MaxMessage, Backoff: xds.Backoff{Connect: f.Retry, First: f.First, Longest: f.Longest}}
 	var errs [4]error
 	o.Metadata, errs[0] = f.metadata()
 	o.Headers, errs[1] = parsePairs("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", f.Headers)

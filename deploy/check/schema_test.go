@@ -47,11 +47,11 @@ func judge(t *testing.T, schema *jsonschema.Schema, text string) (whole bool, er
 	return true, schema.Validate(value)
 }
 
-// Of the mistakes in docs/mistakes.md, an editor with the schema shows those in the
+// Of the mistakes in cmd/sluice/testdata/mistakes.md, an editor with the schema shows those in the
 // names and types of fields; of rules that are good it shows nothing.
 func TestRulesSchema(t *testing.T) {
 	schema := rulesSchema(t)
-	page, err := os.ReadFile("../../docs/mistakes.md")
+	page, err := os.ReadFile("../../cmd/sluice/testdata/mistakes.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,111 +17,106 @@ type Effect struct {
 var Effects = []Effect{
 	{
 		Fields: []string{"requests_per_unit", "burst"},
-		Spent: "count on. If more was spent than the new limit, requests are refused until the window ends; a " +
-			"bucket holds at most its new burst at once",
-		Leases: "nodes with the old rules go on under the old limit; a node with the new rules asks the store before " +
-			"it spends on",
-		Meanwhile: "the larger of the two limits holds for the fleet",
+		Spent: "stay charged. If they exceed the new limit, requests are refused until the window " +
+			"ends. A bucket shrinks to its new burst",
+		Leases:    "continue under the old limit on old nodes. Nodes with the new rules claim before they spend",
+		Meanwhile: "the larger limit holds for the fleet",
 	},
 	{
 		Fields: []string{
 			"unit", "unit_multiplier", "billing.day", "billing.time_zone", "algorithm", "share_threshold",
 		},
-		Anew:  true,
-		Spent: "are forgotten: the budget counts from nothing under the new rule",
-		Leases: "are spent by nodes with the old rules until they end; a node with the new rules leaves its own, and " +
-			"gives back what is unspent",
-		Meanwhile: "both budgets are open: the fleet may admit the old limit and the new one",
+		Anew:      true,
+		Spent:     "are dropped: the new rule starts a new account",
+		Leases:    "continue on old nodes until they end. Nodes with the new rules return their leases",
+		Meanwhile: "the fleet can admit the old limit plus the new one",
 	},
 	{
-		Fields: []string{"mode"},
-		Spent: "count on in the store. Without one, a change to or from routing counts from nothing: other nodes " +
-			"keep the accounts",
-		Leases: "are spent until they end, whatever the mode",
-		Meanwhile: "nodes of both modes share the store's budget; with approx among them, the drift budget comes on " +
-			"top",
+		Fields:    []string{"mode"},
+		Spent:     "stay charged in the store. Without a store, a change to or from routing starts new accounts",
+		Leases:    "continue until they end",
+		Meanwhile: "both modes share the account in the store. With approx, the drift budget is added",
 	},
 	{
 		Fields: []string{"max_nodes", "drift_budget"},
-		Spent:  "count on",
+		Spent:  "stay charged",
 		Leases: "stay",
-		Meanwhile: "under approx a node uses the smaller of its two shares until a window begins in which all nodes " +
-			"have the new rules; when the store is gone, a node's local share is by its own rules",
+		Meanwhile: "in mode approx, a node uses its smaller share until all nodes have the new rules and " +
+			"a window begins. In an outage, each node uses its own rules",
 	},
 	{
 		Fields:    []string{"lease.size", "lease.min", "lease.max", "lease.ttl"},
-		Spent:     "count on",
-		Leases:    "stay as they are; the next claim of a node is by its new rules",
-		Meanwhile: "the limit holds as always",
+		Spent:     "stay charged",
+		Leases:    "stay. The next claim of a node follows its new rules",
+		Meanwhile: "the limit holds",
 	},
 	{
 		Fields: []string{"lease.reserve"},
-		Spent:  "count on",
-		Leases: "stay; nodes with the new rules claim up to the limit less the new reserve",
-		Meanwhile: "a node uses the smaller of its two shares until a window begins in which all nodes with a seat " +
-			"have the new rules; nodes without a seat, and those of rules without a reserve, grant themselves what " +
-			"is reserved: the fleet may admit the larger reserve beyond the limit",
+		Spent:  "stay charged",
+		Leases: "stay. Nodes with the new rules claim up to the limit minus the new reserve",
+		Meanwhile: "a node uses its smaller share until all nodes with a seat have the new rules and a " +
+			"window begins. Nodes without a seat or a reserve can admit the larger reserve beyond " +
+			"the limit",
 	},
 	{
 		Fields:    []string{"reclaim"},
-		Spent:     "count on",
+		Spent:     "stay charged",
 		Leases:    "are reclaimed early only if they were claimed as eager",
-		Meanwhile: "the bound of eager holds: one lease for each node that goes silent",
+		Meanwhile: "the bound of eager holds: one lease for each silent node",
 	},
 	{
 		Fields:    []string{"on_store_failure", "local_cap", "max_staleness"},
-		Spent:     "count on",
+		Spent:     "stay charged",
 		Leases:    "stay",
-		Meanwhile: "when the store is gone, each node decides by its own rules",
+		Meanwhile: "in an outage, each node decides by its own rules",
 	},
 	{
 		Fields:    []string{"low_watermark", "check_timeout", "store_deadline", "sync_interval"},
-		Spent:     "count on",
+		Spent:     "stay charged",
 		Leases:    "stay",
-		Meanwhile: "nodes wait differently for the store; the bounds hold",
+		Meanwhile: "nodes wait for different times. The bounds hold",
 	},
 	{
 		Fields:    []string{"unlimited", "rate_limit"},
-		Spent:     "of the limited rule are forgotten when their window ends",
-		Leases:    "are given back by nodes whose rule is unlimited",
-		Meanwhile: "nodes whose rule is unlimited admit all, and charge nothing; the others keep the limit",
+		Spent:     "of the limited rule are dropped when their window ends",
+		Leases:    "are returned by nodes with the unlimited rule",
+		Meanwhile: "nodes with the unlimited rule admit all requests without a charge. The others keep the limit",
 	},
 	{
-		Fields: []string{"debt"},
-		Spent:  "count on",
-		Leases: "stay",
-		Meanwhile: "a claim of a node whose rule says debt: carry has the debt of the window before count for " +
-			"all nodes",
+		Fields:    []string{"debt"},
+		Spent:     "stay charged",
+		Leases:    "stay",
+		Meanwhile: "a claim of a node with debt: carry makes the previous debt count for all nodes",
 	},
 	{
 		Fields:    []string{"on_deny", "shadow_mode", "quota_mode", "replaces"},
-		Spent:     "count on",
+		Spent:     "stay charged",
 		Leases:    "stay",
-		Meanwhile: "each node answers and charges by its own rules: a request that one refuses, another may admit",
+		Meanwhile: "each node answers and charges by its own rules. One can refuse a request that another admits",
 	},
 	{
 		Fields:    []string{"name", "metadata", "detailed_metric", "value_to_metric", "audit"},
-		Spent:     "count on",
+		Spent:     "stay charged",
 		Leases:    "stay",
-		Meanwhile: "answers, statistics and records of nodes differ; decisions do not",
+		Meanwhile: "answers, statistics and records differ. Decisions agree",
 	},
 	{
 		Fields:    []string{string(Added)},
-		Spent:     "count from the first request that a node with the rule decides",
-		Leases:    "there are none yet",
-		Meanwhile: "nodes without the rule decide by what matched before, or admit all where nothing did",
+		Spent:     "count from the first request at a node with the rule",
+		Leases:    "none yet",
+		Meanwhile: "nodes without the rule use the previous match, or admit all",
 	},
 	{
 		Fields:    []string{string(Removed)},
-		Spent:     "are forgotten when their window ends",
-		Leases:    "are given back",
-		Meanwhile: "nodes that still have the rule keep its limit; the others decide by what matches now, or admit all",
+		Spent:     "are dropped when their window ends",
+		Leases:    "are returned",
+		Meanwhile: "nodes with the rule keep its limit. The others use the new match, or admit all",
 	},
 	{
 		Fields:    []string{string(Reordered)},
-		Spent:     "count on where the unit and the algorithm of the rule that matches now are the same",
+		Spent:     "stay charged if unit and algorithm of the new match are the same",
 		Leases:    "stay under the same condition",
-		Meanwhile: "nodes decide the same request by different rules, and the larger limit holds for the fleet",
+		Meanwhile: "nodes use different rules for the same request, and the larger limit holds for the fleet",
 	},
 }
 

@@ -73,7 +73,7 @@ func (c *console) asked(r *http.Request) (*config.Domain, []config.Entry, error)
 func (c *console) explain(w http.ResponseWriter, r *http.Request) {
 	done, ok := c.throttle.question()
 	if !ok {
-		tooMany(w, "too many explanations are asked for (DEBUG_EXPLAIN_RATE)")
+		tooMany(w, "too many explanations are asked for")
 		return
 	}
 	defer done()

@@ -140,9 +140,9 @@ var (
 		name, help string
 		of         func(*counts) uint64
 	}{
-		{"ratelimit_service_rate_limit_total_hits", "Hits asked of a rule.", func(n *counts) uint64 { return n.total }},
+		{"ratelimit_service_rate_limit_total_hits", "All hits of a rule.", func(n *counts) uint64 { return n.total }},
 		{
-			"ratelimit_service_rate_limit_within_limit", "Hits that were within the limit.",
+			"ratelimit_service_rate_limit_within_limit", "Hits within the limit.",
 			func(n *counts) uint64 { return n.within },
 		},
 		{
@@ -180,12 +180,12 @@ var (
 			"sluice_limit_tokens", "gauge", "The limit, in tokens for each key and unit (token_bucket: the burst).",
 			limited, func(r *ruleRow) int64 { return int64(r.rule.Limit.Capacity()) },
 		},
-		{"sluice_declared_over_admission_tokens", "gauge", "What the rule declares to over-admit at most, for each " +
-			"key and window, while the store works.", limited, func(r *ruleRow) int64 { return int64(r.declared) }},
+		{"sluice_declared_over_admission_tokens", "gauge", "Declared over-admission of each key and window " +
+			"while the store works.", limited, func(r *ruleRow) int64 { return int64(r.declared) }},
 		{
 			"sluice_over_admitted_tokens_total", "counter",
-			"Tokens admitted beyond the limit by all nodes, as told to " +
-				"this one: the sum over nodes is the over-admission.", limited,
+			"Tokens admitted beyond the limit by all nodes, as reported to " +
+				"this one. In mode approx, the sum over nodes is an upper bound.", limited,
 			func(r *ruleRow) int64 { return int64(r.over) },
 		},
 		{
@@ -193,31 +193,31 @@ var (
 			limited, func(r *ruleRow) int64 { return int64(r.under) },
 		},
 		{
-			"sluice_windows_near_bound_total", "counter", "Keys and windows whose over-admission at this node " +
-				"reached 4/5 of its share.", limited,
+			"sluice_windows_near_bound_total", "counter", "Windows in which this node used 4/5 of its share of " +
+				"the drift budget.", limited,
 			func(r *ruleRow) int64 { return int64(r.near) },
 		},
-		{"sluice_windows_beyond_bound_total", "counter", "Keys and windows whose over-admission at this node " +
-			"went beyond its share.", limited, func(r *ruleRow) int64 { return int64(r.beyond) }},
+		{"sluice_windows_beyond_bound_total", "counter", "Windows in which this node exceeded its share. " +
+			"A value above 0 is a bug.", limited, func(r *ruleRow) int64 { return int64(r.beyond) }},
 		{
 			"sluice_over_admitted_by_policy_tokens_total", "counter",
-			"Of the tokens admitted beyond the limit, those that " +
+			"Tokens beyond the limit that " +
 				"on_store_failure admitted at this node.", limited,
 			func(r *ruleRow) int64 { return int64(r.overByPolicy) },
 		},
 		{
-			"sluice_windows_beyond_by_policy_total", "counter", "Keys and windows that would be within what the rule " +
-				"declares but for what on_store_failure admitted at this node.", limited,
+			"sluice_windows_beyond_by_policy_total", "counter", "Windows in which on_store_failure exceeded the " +
+				"limit at this node.", limited,
 			func(r *ruleRow) int64 { return int64(r.byPolicy) },
 		},
-		{"sluice_drift_share_used_up_total", "counter", "Decisions that could not drift, for this node's share of " +
-			"the key was used up.", approx, func(r *ruleRow) int64 { return int64(r.usedUp) }},
+		{"sluice_drift_share_used_up_total", "counter", "Decisions that found the share of the key " +
+			"used up.", approx, func(r *ruleRow) int64 { return int64(r.usedUp) }},
 		{
 			"sluice_leased_tokens", "gauge", "Tokens leased to this node and unspent, of this window and the next.",
 			limited, func(r *ruleRow) int64 { return r.leased },
 		},
-		{"sluice_drift_unconfirmed_tokens", "gauge", "Tokens spent here and not yet confirmed by the ledger, of all " +
-			"keys.", limited, func(r *ruleRow) int64 { return r.drifting }},
+		{"sluice_drift_unconfirmed_tokens", "gauge", "Tokens spent here and not yet confirmed by the store, " +
+			"all keys.", limited, func(r *ruleRow) int64 { return r.drifting }},
 		{
 			"sluice_worst_key_over_admission_tokens", "gauge", "Tokens that the worst key went beyond its limit in a " +
 				"window of the last 30 s, by this node's drift: at most sluice_drift_share_tokens.", approx,

@@ -20,6 +20,12 @@
 {{- if .Values.rulesCopy.enabled }}
 - {name: CONFIG_LAST_GOOD_FILE, value: /var/lib/sluice/rules.json}
 {{- end }}
+{{- if .Values.store.urlSecret.name }}
+- name: STORE_URL
+  valueFrom: {secretKeyRef: {name: {{ .Values.store.urlSecret.name }}, key: {{ .Values.store.urlSecret.key }}}}
+{{- else if .Values.store.url }}
+- {name: STORE_URL, value: {{ .Values.store.url | quote }}}
+{{- else }}
 {{- with .Values.redis }}
 {{- if .urlSecret.name }}
 - name: REDIS_URL
@@ -30,13 +36,13 @@
 {{- if or .url .urlSecret.name }}
 - {name: REDIS_TYPE, value: {{ .type | quote }}}
 - {name: REDIS_TLS, value: {{ .tls | quote }}}
-- {name: REDIS_MAX_REPLY, value: {{ .maxReply | int | quote }}}
 {{- if .caSecret.name }}
 - {name: REDIS_TLS_CACERT, value: /etc/sluice/redis-ca/ca.crt}
 {{- end }}
 {{- if .clientCertSecret }}
 - {name: REDIS_TLS_CLIENT_CERT, value: /etc/sluice/redis-client/tls.crt}
 - {name: REDIS_TLS_CLIENT_KEY, value: /etc/sluice/redis-client/tls.key}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
