@@ -16,7 +16,7 @@ type adminCmd struct {
 type adminFlags struct {
 	descriptorArgs
 	Debug []string `default:"localhost:6070" sep:"," placeholder:"HOST:PORT" help:"Debug ports of nodes, separated by commas."`
-	All   bool     `help:"Also all nodes that share the store of those, as they know each other."`
+	All   bool     `help:"Also the other nodes of the fleet, that share the store of these."`
 	Token string   `env:"ADMIN_TOKEN" required:"" help:"Token for corrections, as the nodes have it."`
 }
 

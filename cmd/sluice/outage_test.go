@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/leasing/redistest"
 )
 
-const outageRules = `domain: d
+const policyRules = `domain: d
 descriptors:
   - {key: open, coordination: {on_store_failure: open}, rate_limit: {unit: day, requests_per_unit: 5}}
   - {key: closed, coordination: {on_store_failure: closed}, rate_limit: {unit: day, requests_per_unit: 5}}
@@ -26,7 +26,7 @@ func TestAnswersInAnOutage(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	rules := t.TempDir() + "/rules.yaml"
-	writeFile(t, rules, outageRules)
+	writeFile(t, rules, policyRules)
 	s := serve(t, []string{"REDIS_URL=" + redis.Addr, "DRAIN_TIME=0s"}, "--config", rules)
 	s.eventually("healthy", s.healthy)
 	keys := []string{"open", "closed", "local", "cached"}
