@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
@@ -20,6 +21,7 @@ type checkCmd struct {
 	JSON           bool              `name:"json" help:"Print findings, bounds and changes as JSON."`
 	SARIF          bool              `name:"sarif" help:"Print findings as SARIF 2.1.0, for code hosts."`
 	Schema         bool              `help:"Print the JSON Schema of rule files, for editors."`
+	Details        bool              `help:"Also print the debt, under-admission, waits and store operations of each rule."`
 	Nodes          int               `default:"3" help:"How many nodes the fleet has."`
 	Store          string            `placeholder:"NAME" help:"The store that nodes share: redis, postgres, etcd, or memory for none, as --no-store (default redis). Its cost of a data loss, a failover and a claim is declared, too."`
 	NoStore        bool              `help:"The nodes share no store: each counts alone."`
@@ -39,18 +41,21 @@ type checkCmd struct {
 func (*checkCmd) Help() string {
 	return `Examples:
 
-  sluice check rules/                      every mistake with its place, then what each rule promises
+  sluice check rules/                      every mistake with its place, then the worst case of each rule
+  sluice check --details rules/            also debt, under-admission, waits and store operations
   sluice check --strict rules/             in a pipeline: warnings fail, too
   sluice check --from rules.old/ rules/    what changes, and what that does to a fleet
   kubectl get cm rules -o jsonpath='{.data.config\.yaml}' | sluice check -
   sluice check --sarif rules/ > rules.sarif
   sluice check --schema > rules.schema.json
 
-The exit code is 0 if the rules are good, 1 if not (with --strict: or there are warnings), 2 for a wrong command line.`
+The exit code is 0 if the rules are good, 1 if not (with --strict: or there are warnings), 2 for a wrong command line.
+A directory without files, a limit that refuses every request and an address range as a value are errors here, though a server loads such rules.`
 }
 
 var (
 	errCheckFailed = errors.New("the rules have problems: a server would refuse them, and keep those before")
+	errFatal       = errors.New("the rules would be loaded, and do the opposite of what they are for: see the errors")
 	errStrict      = errors.New("there are warnings, and with --strict they fail")
 )
 
@@ -84,6 +89,8 @@ func (c *checkCmd) Run(s streams) error {
 	switch {
 	case len(r.problems) > 0:
 		return errCheckFailed
+	case slices.ContainsFunc(r.warnings, func(p *config.Problem) bool { return p.Kind.Fatal() }):
+		return errFatal
 	case c.Strict && len(r.warnings) > 0:
 		return errStrict
 	}
@@ -107,7 +114,7 @@ func (c *checkCmd) print(s streams, r *checked) error {
 		return nil
 	}
 	err := declaration{
-		rules: r.rules.All(), nodes: c.Nodes, storage: c.storage(), store: c.promise, now: time.Now(),
+		rules: r.rules.All(), nodes: c.Nodes, storage: c.storage(), store: c.promise, now: time.Now(), details: c.Details,
 	}.write(s.out)
 	if err != nil || !c.Quotas.RLQS {
 		return err

@@ -76,7 +76,7 @@ func printExplanation(out io.Writer, e *console.Explanation) error {
 		}
 		switch {
 		case v.LedgerError != "":
-			row("ledger", "%s", v.LedgerError)
+			row("ledger", "cannot be read: %s", v.LedgerError)
 		case v.Ledger == nil:
 			row("ledger", "has no account: nothing was spent")
 		default:

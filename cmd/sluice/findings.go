@@ -16,11 +16,12 @@ import (
 // find the place, and below it the line with a caret.
 func (r *checked) writeFindings(out io.Writer) {
 	for _, f := range r.findings() {
+		message := strings.TrimPrefix(strings.TrimPrefix(f.Message, "config error, "), "coordination: ")
 		place := f.File
 		if f.Line > 0 {
 			place = config.Place{File: f.File, Line: f.Line, Column: f.Column}.String()
 		}
-		fmt.Fprintf(out, "%s: %s: %s\n%s", place, f.Severity, f.Message, f.excerpt)
+		fmt.Fprintf(out, "%s: %s: %s\n%s", place, f.Severity, message, f.excerpt)
 	}
 }
 
@@ -31,7 +32,7 @@ func (r *checked) summary() string {
 			counted(len(r.rules.All()), "rule"), counted(len(r.texts), "file"))
 	}
 	return fmt.Sprintf("these rules would be loaded, but see the %s above\nrules %s: %s in %s",
-		counted(len(r.warnings), "warning"), r.rules.Fingerprint(), counted(len(r.rules.All()), "rule"),
+		counted(len(r.warnings), "finding"), r.rules.Fingerprint(), counted(len(r.rules.All()), "rule"),
 		counted(len(r.texts), "file"))
 }
 
@@ -61,6 +62,9 @@ func (r *checked) findings() []finding {
 			if p.Place.String() != p.Place.File { // it has a line
 				f.Line, f.Column = p.Place.Line, p.Place.Column
 				f.excerpt = config.Excerpt(r.text(p.Place.File), p.Place)
+			}
+			if p.Kind.Fatal() {
+				f.Severity = "error"
 			}
 			all = append(all, f)
 		}

@@ -101,7 +101,7 @@ func run(args []string, s streams) int {
 // newParser reads command lines. exit is called where nothing is left to run.
 func newParser(s streams, exit func(code int)) (*kong.Kong, error) {
 	file := &fileSettings{}
-	return kong.New(&cli{},
+	parser, err := kong.New(&cli{},
 		kong.Name("sluice"),
 		kong.Description("A rate-limit service for fleets of Envoy gateways. Settings are flags or environment variables; "+
 			"the names are envoyproxy/ratelimit's."),
@@ -115,6 +115,10 @@ func newParser(s streams, exit func(code int)) (*kong.Kong, error) {
 		kong.ExplicitGroups(groups),
 		kong.KindMapper(reflect.Bool, boolMapper{}),
 	)
+	if err == nil {
+		(*auditCmd)(nil).hideForServe(parser.Model.Node)
+	}
+	return parser, err
 }
 
 // released is the version that make release gives a binary; "": none.

@@ -33,7 +33,9 @@ func (*serveCmd) Help() string {
   sluice serve                                                       the built-in example
   sluice serve --config rules/                                       one node, budgets in memory
   REDIS_URL=redis:6379 sluice serve --config rules/                  a node of a fleet that shares a Redis
-  PEERS=dns:sluice-peers:8082 PEER_SECRET=... sluice serve --config rules/     key owners, for mode routing`
+  PEERS=dns:sluice-peers:8082 PEER_SECRET=... sluice serve --config rules/     key owners, for mode routing
+
+SIGTERM drains the node: health checks fail, calls are answered for DRAIN_TIME, and leases go back. SIGINT (Ctrl+C), or a second SIGTERM, stops it without the drain.`
 }
 
 // Run serves until SIGTERM (drains) or SIGINT (stops at once).
@@ -61,6 +63,14 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 		return err
 	}
 	log := c.logger(s.err)
+	defer context.AfterFunc(drain, func() {
+		if hurry.Err() == nil {
+			log.Info("SIGTERM: the node drains, then stops; a second signal stops it at once", "DRAIN_TIME", c.DrainTime)
+		}
+	})()
+	defer context.AfterFunc(hurry, func() {
+		log.Info("SIGINT, or a second SIGTERM: the node stops without a drain; leases go back")
+	})()
 	if names := inEnvironment(lookup, slices.Concat(withoutEffect, mogrifiers(lookup))); len(names) > 0 {
 		log.Warn("these settings have no effect in this version", "names", strings.Join(names, " "))
 	}

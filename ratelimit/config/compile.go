@@ -228,8 +228,9 @@ func (c *compiler) descriptor(at level, d *Descriptor, above *scope) {
 			"key '%s'", d.Segment())
 	}
 	if first := at.place(n, d, wildcard); first != nil {
-		c.wrong(d.Place, s.names, "duplicate descriptor composite key '%s'%s", cut(s.names, maxName),
-			firstAt(first.place))
+		c.wrong(d.Place, s.names, "duplicate descriptor composite key '%s'%s; for two limits on one key, "+
+			"have Envoy send a second descriptor with another key, for example generic_key before it",
+			cut(s.names, maxName), firstAt(first.place))
 	}
 	if d.Limit != nil {
 		c.idle(d, &s)

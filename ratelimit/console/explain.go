@@ -126,12 +126,12 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	if c.Quotas != nil {
 		e.Envoys, e.EnvoysInAll = c.Quotas.Look(key)
 	}
-	e.Next, e.WholeAgain = next(rule, &look)
+	e.Next, e.WholeAgain = c.next(rule, &look)
 	return e
 }
 
 // next says what a request for one token would get, from what was seen.
-func next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string, resets time.Duration) {
+func (c *console) next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string, resets time.Duration) {
 	over := "OVER_LIMIT"
 	if rule.Shadow {
 		over = "OK, for the rule is in shadow_mode (OVER_LIMIT otherwise)"
@@ -151,12 +151,29 @@ func next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string, resets time.
 		return over + ", without asking the ledger: there was nothing to be had, and there will not be before",
 			l.Refuses
 	case v.LedgerError != "" || l != nil && l.Failing:
-		return "what on_store_failure says: the ledger does not answer", 0
+		return fmt.Sprintf("%s on_store_failure: %s; the store has not answered for %v", withoutStore(rule, over),
+			ratelimit.FailurePolicies[rule.Coordination.OnStoreFailure],
+			c.Metrics.Limiter().SyncAge.Round(time.Second)), 0
 	case left > 0:
 		return fmt.Sprintf("OK, after asking the ledger: %d left there", left), 0
 	case rule.Coordination.Mode.Spec().Drifts, rule.Reserve() > 0:
 		return "by its drift share OK, or " + over + ": the ledger has nothing left", 0
 	default:
 		return over + ": the ledger has nothing left", 0
+	}
+}
+
+// withoutStore says what a rule's on_store_failure decides.
+func withoutStore(rule *ratelimit.Rule, over string) string {
+	switch rule.Coordination.OnStoreFailure {
+	case ratelimit.FailOpen:
+		return "OK: admitted by"
+	case ratelimit.FailClosed:
+		return over + ": denied by"
+	case ratelimit.FailCached:
+		return fmt.Sprintf("OK while the last reply of the store had tokens left, and for %v after it, by",
+			rule.Coordination.MaxStaleness)
+	default:
+		return fmt.Sprintf("OK for %d tokens of each window at this node, by", rule.LocalShare().Limit.Capacity())
 	}
 }

@@ -140,9 +140,21 @@ func (e Entry) report(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	if v.ResetAfter = e.ends.Sub(now); limit.Algorithm == ratelimit.TokenBucket {
 		v.ResetAfter = Refill(limit.Capacity()-v.Remaining, limit)
 	}
-	if v.OverLimit && e.until > now && limit.Algorithm != ratelimit.FixedWindow {
-		v.ResetAfter = e.until.Sub(now)
+	if !v.OverLimit {
+		return
 	}
+	v.Remaining = min(v.Remaining, max(0, a.Cost-1)) // who asks for what is left then is to get it
+	if limit.Algorithm != ratelimit.FixedWindow {
+		v.ResetAfter = max(time.Millisecond, e.until.Sub(now), e.passesAfter(now, a.Cost, limit))
+	}
+}
+
+// passesAfter is the earliest time at which a request that was refused may pass. Of a sliding window that is where what
+// counts was spent evenly: which part of it is old, a node does not know.
+func (k *Key) passesAfter(now instant, cost tokens, limit *ratelimit.Limit) time.Duration {
+	unknown := max(k.Taken, k.Spent) - k.booked
+	free := limit.Capacity() - k.Sum - unknown + max(0, k.Taken-k.Spent)
+	return Refill(min(cost, limit.Capacity())-free, limit) - now.Sub(k.Heard)
 }
 
 // left is what is left of the limit, as far as is known, with what this node has in hand.
