@@ -55,6 +55,13 @@ var Effects = []Effect{
 		Meanwhile: "the limit holds as always",
 	},
 	{
+		Fields: []string{"hold"},
+		Spent:  "count on; what requests in flight hold is settled by what they held",
+		Leases: "stay",
+		Meanwhile: "each node holds by its own rules, and settles what any node has held; what is held without an id " +
+			"(on) is settled by the amount of the node that hears of the cost",
+	},
+	{
 		Fields: []string{"lease.reserve"},
 		Spent:  "count on",
 		Leases: "stay; nodes with the new rules claim up to the limit less the new reserve",

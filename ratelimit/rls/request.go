@@ -41,7 +41,10 @@ type descriptor struct {
 	hasOverride bool
 	hasHits     bool
 	negative    bool
+	settles     bool // it ends with a reserved entry
+	ends        bool // and one that says that the cost is not known
 	hits        uint64
+	hold        string // that it settles
 }
 
 func (r *request) entriesOf(d *descriptor) []config.Entry {
@@ -148,6 +151,9 @@ func (r *request) decodeDescriptor(b []byte, i int) error {
 		}
 		return nil
 	})
+	if r.reserved(d); err == nil && d.settles && d.negative {
+		return bad("descriptor %d: it settles a hold, and its hits_addend is negative: a cost is not", i)
+	}
 	// Unit and multiplier are checked when all fields are read, for they may come in any order.
 	if err != nil || !d.hasOverride {
 		return err
