@@ -75,7 +75,7 @@ func (r *Rule) declareOwners(nodes int) Bounds {
 
 func (r *Rule) debt() DebtLasts {
 	switch {
-	case r.Coordination.OnDeny == DenyRefunds:
+	case r.Coordination.OnDeny == DenyRefunds && r.Hold == nil:
 		return NoDebt
 	case r.Limit.Carries:
 		return UntilPaid

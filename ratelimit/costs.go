@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// Costs are the last costs of a rule's requests, for holds that are learned. The zero Costs have none. They are safe for
-// concurrent use.
+// Costs are the last costs of a rule's requests, for holds that are learned. The zero Costs have none. They are safe
+// for concurrent use.
 //
 // Where a rule has few keys, each has its own: a quantile over tenants whose requests differ a hundredfold would hold
 // too little for some, and refuse others. There are at most costKeys of them, a kilobyte each; other keys go by the

@@ -124,13 +124,18 @@ func (h *Hold) Fields() (all []HoldField) {
 		all = append(all, HoldField{"max", h.Max.text()})
 	}
 	if !h.Identified() {
-		on := make([]string, len(h.On))
-		for i, n := range h.On {
-			on[i] = n.text()
-		}
-		return append(all, HoldField{"on", "[" + strings.Join(on, ", ") + "]"})
+		return append(all, HoldField{"on", "[" + h.on(", ") + "]"})
 	}
 	return append(all, HoldField{"ttl", durationText(h.TTL)}, HoldField{"on_unknown", h.OnUnknown.String()})
+}
+
+// on is the hits that hold, as a text.
+func (h *Hold) on(between string) string {
+	all := make([]string, len(h.On))
+	for i, n := range h.On {
+		all[i] = n.text()
+	}
+	return strings.Join(all, between)
 }
 
 // String is how a rule file writes it in a line; "" of nil.

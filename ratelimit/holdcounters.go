@@ -39,6 +39,7 @@ type HoldCounters struct {
 	Debt       atomic.Uint64 // of Charged, beyond the limit as far as this node knew
 	Results    [len(SettledNames)]atomic.Uint64
 	Ratios     [len(HoldRatios) + 1]atomic.Uint64 // settled holds, by cost in percent of what was held
+	RatioSum   atomic.Uint64                      // of these percent
 	Costs      Costs
 }
 
@@ -60,6 +61,7 @@ func (c *HoldCounters) Settled(held, cost Tokens, v *Verdict) {
 		i++
 	}
 	c.Ratios[i].Add(1)
+	c.RatioSum.Add(uint64(min(percent, 1e9)))
 	switch {
 	case v == nil:
 	case cost > held:
@@ -69,6 +71,9 @@ func (c *HoldCounters) Settled(held, cost Tokens, v *Verdict) {
 		c.Released.Add(uint64(v.Charged))
 	}
 }
+
+// Held are the counters of holds; nil: the rule has never held anything.
+func (c *RuleCounters) Held() *HoldCounters { return c.holds.Load() }
 
 // Holds are the counters of holds, and of costs. They are made with the first use.
 func (c *RuleCounters) Holds() *HoldCounters {

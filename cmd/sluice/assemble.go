@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/console"
+	"github.com/sluice-gate/sluice/ratelimit/holds"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/server"
@@ -25,6 +26,7 @@ type parts struct {
 	ring    *routing.Router // nil: there is none
 	source  config.Source
 	store   *config.Store
+	desk    *holds.Desk
 	clock   ratelimit.Clock
 	shown   metrics.Collector
 	latency *metrics.Latency
@@ -53,7 +55,11 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	}
 	clock := ratelimit.MonotonicClock()
 	p := &parts{clock: clock, latency: metrics.NewLatency(c.latencyUnit()), log: log}
-	if p.source, p.store, err = c.rules(coordination, log); err != nil {
+	var noHolds error
+	if p.desk, noHolds, err = c.desk(); err != nil {
+		return nil, err
+	}
+	if p.source, p.store, err = c.rules(coordination, noHolds, log); err != nil {
 		return nil, err
 	}
 	if p.decider, err = c.decider(p.clock, p.store, log); err != nil {
@@ -79,7 +85,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	budgets := c.Callers.budgets()
 	gate := c.gate()
 	options := c.serviceOptions(budgets.http)
-	options.Gate = gate
+	options.Gate, options.Holds = gate, p.desk
 	svc := rls.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
 	quotas := c.RLQS.node(p.store, p.limiter)
 	p.shown = metrics.Collector{Source: metrics.Source{

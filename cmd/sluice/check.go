@@ -20,6 +20,8 @@ type checkCmd struct {
 	SARIF          bool              `name:"sarif" help:"Print findings as SARIF 2.1.0, for code hosts."`
 	Schema         bool              `help:"Print the JSON Schema of rule files, for editors."`
 	Nodes          int               `default:"3" help:"How many nodes the fleet has."`
+	Cost           int64             `placeholder:"N" help:"For rules with a hold: the most that a request costs. With --in-flight: how much is over the limit then, as a number."`
+	InFlight       int64             `placeholder:"N" help:"With --cost: how many requests of a key are in flight at once."`
 	NoStore        bool              `help:"The nodes share no store: each counts alone."`
 	IgnoreDotFiles bool              `env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"As for serve."`
 	MergeDomains   bool              `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"As for serve."`
@@ -102,7 +104,10 @@ func (c *checkCmd) print(s streams, r *checked) error {
 		writeChanges(s.out, config.Changes(r.before, r.rules))
 		return nil
 	}
-	err := declaration{rules: r.rules.All(), nodes: c.Nodes, storage: c.storage(), now: time.Now()}.write(s.out)
+	err := declaration{
+		rules: r.rules.All(), nodes: c.Nodes, storage: c.storage(), now: time.Now(), cost: ratelimit.Tokens(c.Cost),
+		inFlight: ratelimit.Tokens(c.InFlight),
+	}.write(s.out)
 	if err != nil || !c.Quotas.RLQS {
 		return err
 	}
@@ -123,6 +128,9 @@ func (c *checkCmd) options() (config.Options, error) {
 	}
 	if c.Nodes < 1 || c.Nodes > ratelimit.MaxMaxNodes {
 		return config.Options{}, fmt.Errorf("--nodes is %d, must be between 1 and %d", c.Nodes, ratelimit.MaxMaxNodes)
+	}
+	if c.Cost < 0 || c.InFlight < 0 {
+		return config.Options{}, fmt.Errorf("--cost is %d and --in-flight %d, must not be negative", c.Cost, c.InFlight)
 	}
 	if c.JSON && c.SARIF {
 		return config.Options{}, errors.New("--json and --sarif: say one of them")

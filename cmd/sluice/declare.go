@@ -19,6 +19,8 @@ type declaration struct {
 	nodes   int
 	storage ratelimit.Storage
 	now     time.Time
+	// What requests cost at most, and how many are in flight at once: of rules that hold. 0: nobody says.
+	cost, inFlight ratelimit.Tokens
 }
 
 // screen is how wide a table may be, in columns.
@@ -130,12 +132,37 @@ func (d declaration) notes(out io.Writer) {
 	} {
 		d.note(out, about.title, about.of)
 	}
+	d.holds(out)
 	d.billing(out)
 	if d.storage == ratelimit.SharedStore {
 		fmt.Fprintln(out)
 		writeWrapped(out, "", "In an outage: what all nodes admit in a window while the store does not answer. On data "+
 			"loss: what they admit beyond the limit each time that the store loses its data, beside what nodes had spent "+
 			"that cannot tell it. Without a store each node counts alone (--no-store).")
+	}
+}
+
+// holds says what rules promise whose requests hold an estimate.
+func (d declaration) holds(out io.Writer) {
+	said := false
+	for _, r := range d.rules {
+		b, ok := r.DeclareHold()
+		if !ok {
+			continue
+		}
+		if !said {
+			fmt.Fprintf(out, "\nholds, beside the above:\n")
+			said = true
+		}
+		text := fmt.Sprintf("%s.%s: hold %s. Over-admission: %s", r.Domain, r.Path, b.Hold, b.Over)
+		if d.cost > 0 && d.inFlight > 0 {
+			text += fmt.Sprintf("; at most %d with %d in flight that cost at most %d (--cost, --in-flight)",
+				b.HeldOver(d.cost, d.inFlight), d.inFlight, d.cost)
+		}
+		writeWrapped(out, "  ", text+". Lost: "+b.Stranded+".")
+		if b.Blind != "" {
+			writeWrapped(out, "    ", "Without an id: "+b.Blind+".")
+		}
 	}
 }
 

@@ -68,6 +68,7 @@ type settings struct {
 	TLS          tlsFlags          `embed:"" group:"ports"`
 	Callers      callerFlags       `embed:"" group:"ports"`
 	RLQS         rlqsFlags         `embed:"" group:"ports"`
+	Holds        holdFlags         `embed:"" group:"coordination"`
 	XDS          xdsFlags          `embed:"" group:"rules"`
 	RuleCaps     ruleCapFlags      `embed:"" group:"rules"`
 	Tracing      tracingFlags      `embed:"" group:"log"`

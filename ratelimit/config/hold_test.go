@@ -16,13 +16,13 @@ func holdText(hold, more string) string {
 // A hold is read as it is written, and written as it was read.
 func TestHoldsAreRead(t *testing.T) {
 	for hold, want := range map[string]string{
-		"{amount: 20}":                                         "{amount: 20, ttl: 10m, on_unknown: charge}",
-		"{from: request}":                                      "{from: request, ttl: 10m, on_unknown: charge}",
-		"{from: request, max: 9, ttl: 90s}":                    "{from: request, max: 9, ttl: 1m30s, on_unknown: charge}",
-		"{learned: 0.9, max: 1_000, on_unknown: release}":      "{learned: 0.9, max: 1000, ttl: 10m, on_unknown: release}",
-		"{amount: 20, on: [1, 0, 1]}":                          "{amount: 20, on: [0, 1]}",
-		"{amount: 1000, ttl: 24h}":                             "{amount: 1000, ttl: 24h, on_unknown: charge}",
-		"{from: request, ttl: 1s, on_unknown: charge, max: 1}": "{from: request, max: 1, ttl: 1s, on_unknown: charge}",
+		"{amount: 20}":                                    "{amount: 20, ttl: 10m, on_unknown: charge}",
+		"{from: request}":                                 "{from: request, ttl: 10m, on_unknown: charge}",
+		"{from: request, max: 9, ttl: 90s}":               "{from: request, max: 9, ttl: 1m30s, on_unknown: charge}",
+		"{learned: 0.9, max: 1_000, on_unknown: release}": "{learned: 0.9, max: 1000, ttl: 10m, on_unknown: release}",
+		"{amount: 20, on: [1, 0, 1]}":                     "{amount: 20, on: [0, 1]}",
+		"{amount: 1000, ttl: 24h}":                        "{amount: 1000, ttl: 24h, on_unknown: charge}",
+		"{from: request, ttl: 1s, max: 1}":                "{from: request, max: 1, ttl: 1s, on_unknown: charge}",
 	} {
 		for _, text := range []string{holdText(hold, ""), holdText(want, "")} {
 			r := mustParse(t, text).All()[0]

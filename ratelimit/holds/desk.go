@@ -7,8 +7,8 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 )
 
-// Desk is where a node makes holds and settles them. The zero Desk has no keys: it makes no holds, and believes none. It
-// is safe for concurrent use.
+// Desk is where a node makes holds and settles them. The zero Desk has no keys: it makes no holds, and believes none.
+// It is safe for concurrent use.
 type Desk struct {
 	Keys
 	settled memory
@@ -21,8 +21,8 @@ type Held struct {
 	At ratelimit.LedgerTime
 }
 
-// Settle takes a hold in, of a budget, to be settled now: in seconds since the Unix epoch. It is good for one settlement,
-// and none after ttl. If it is not good, the result says why, and nothing may be booked.
+// Settle takes a hold in, of a budget, to be settled now: in seconds since the Unix epoch. It is good for one
+// settlement, and none after ttl. If it is not good, the result says why, and nothing may be booked.
 func (d *Desk) Settle(s string, budget []byte, now int64, ttl time.Duration) (Held, ratelimit.Settled) {
 	var h hold
 	if !d.read(s, &h) {

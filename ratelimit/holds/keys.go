@@ -52,8 +52,8 @@ var (
 	ErrShort   = fmt.Errorf("a key is shorter than %d bytes; make one with: openssl rand -base64 32", MinKey)
 )
 
-// Set reads keys from a text, separated by commas or white space. If there is anything wrong with one, the keys of before
-// stay.
+// Set reads keys from a text, separated by commas or white space. If there is anything wrong with one, the keys of
+// before stay.
 func (k *Keys) Set(text string) error {
 	secrets := strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(", \t\r\n", r) })
 	switch {
@@ -71,6 +71,9 @@ func (k *Keys) Set(text string) error {
 	k.all.Store(&all)
 	return nil
 }
+
+// SetOne has one secret be the key, whatever bytes it has.
+func (k *Keys) SetOne(secret []byte) { k.all.Store(&[]*key{newKey(secret)}) }
 
 // get is the keys; nil: there are none.
 func (k *Keys) get() []*key {

@@ -33,8 +33,9 @@ type Part struct {
 // text is base64 that says each hold in one way only.
 var text = base64.RawURLEncoding.Strict()
 
-// Append appends a hold to b. at is an instant in the windows in which its parts were charged, in seconds since the Unix
-// epoch. It returns how many parts there was room for: the first ones; 0, and nothing is appended, where there is no key.
+// Append appends a hold to b. at is an instant in the windows in which its parts were charged, in seconds since the
+// Unix epoch. It returns how many parts there was room for: the first ones; 0, and nothing is appended, where there
+// is no key.
 func (k *Keys) Append(b []byte, at int64, parts []Part) ([]byte, int) {
 	keys := k.get()
 	if len(keys) == 0 || at < 0 || at > mostInstant {

@@ -42,6 +42,7 @@ type ruleRow struct {
 	overByPolicy, byPolicy      uint64
 	leased, drifting            int64
 	declared, share, driftLimit ratelimit.Tokens
+	holds                       holdCounts
 }
 
 // rows reads all counters. Rules that come out with the same labels are summed,
@@ -102,6 +103,7 @@ func (w *ruleRow) declare(r *ratelimit.Rule) {
 }
 
 func (w *ruleRow) add(c *ratelimit.RuleCounters) {
+	w.holds.add(c.Held())
 	w.addDecisions(c)
 	c.EachNamed(func(_ string, c *ratelimit.RuleCounters) { w.addDecisions(c) })
 	w.over += c.OverAdmitted.Load()
@@ -273,6 +275,10 @@ func (c Collector) WriteRuleMetrics(w io.Writer) error {
 	for i := range rules {
 		rules[i].decisions(func(labels string, n uint64) { line("sluice_decisions_total", labels, int64(n)) })
 	}
+	if err := flush(); err != nil {
+		return err
+	}
+	writeHolds(rules, head, line)
 	return flush()
 }
 

@@ -139,7 +139,7 @@ func (c *call) concludeHolds(s *Service, spared bool) {
 		switch {
 		case m.replaced:
 		case h.settles:
-			h.count(m.rule.Counters.Holds(), c.verdictOf(m))
+			h.count(m.rule.Counters, c.verdictOf(m))
 		case m.ask < 0 || h.amount == 0 || c.over || spared && c.spared[m.ask] || c.verdicts[m.ask].OverLimit:
 		default:
 			m.rule.Counters.Holds().Took(h.amount)
@@ -169,10 +169,15 @@ func (c *call) verdictOf(m *match) *ratelimit.Verdict {
 }
 
 // count counts one that settles. What was to be booked and was not, is late: its window has ended.
-func (h *held) count(counters *ratelimit.HoldCounters, v *ratelimit.Verdict) {
-	if v != nil && v.Charged+v.Debt == 0 {
-		h.result = ratelimit.SettledLate
+func (h *held) count(of *ratelimit.RuleCounters, v *ratelimit.Verdict) {
+	if v != nil {
+		if v.Charged+v.Debt == 0 {
+			h.result = ratelimit.SettledLate
+		}
+		of.Debt.Add(uint64(v.Debt))
+		of.Sources[v.Source].Add(1)
 	}
+	counters := of.Holds()
 	counters.Count(h.result)
 	if h.result == ratelimit.SettledCost {
 		counters.Settled(h.amount, h.cost, v)

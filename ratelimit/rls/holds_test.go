@@ -50,11 +50,16 @@ descriptors:
 
 func holdFixture(t testing.TB) *fixture {
 	t.Helper()
+	return holdFixtureOf(t, holdRules)
+}
+
+func holdFixtureOf(t testing.TB, rules string) *fixture {
+	t.Helper()
 	desk := new(holds.Desk)
 	if err := desk.Set("0123456789abcdef"); err != nil {
 		t.Fatal(err)
 	}
-	return newFixture(t, Options{Holds: desk}, holdRules)
+	return newFixture(t, Options{Holds: desk}, rules)
 }
 
 // usage is what one descriptor says of its cost; unsaid is nothing.
@@ -395,7 +400,9 @@ func TestHostileSettlements(t *testing.T) {
 	}
 	f.hasLeft("constant=a", 70)
 	counted := f.holdsCounted("constant")
-	if n := counted["forged"] + counted["foreign"] + counted["replayed"]; n+20_000 < 100_000 || counted["settled"] != 1 {
+	// A hold that is cut down to nothing is none.
+	n := counted["forged"] + counted["foreign"] + counted["replayed"]
+	if n+1000 < 100_000 || counted["settled"] != 1 {
 		t.Errorf("of 100,000 hostile settlements these are counted: %v", counted)
 	}
 	t.Log(counted)
