@@ -19,8 +19,8 @@ const (
 
 // SettledNames are their names in metrics, by value.
 var SettledNames = [...]string{
-	SettledCost: "settled", SettledUnknown: "unknown", SettledLate: "late", HoldForged: "forged", HoldExpired: "expired",
-	HoldForeign: "foreign", HoldReplayed: "replayed", HoldLeftOut: "left_out",
+	SettledCost: "settled", SettledUnknown: "unknown", SettledLate: "late", HoldForged: "forged",
+	HoldExpired: "expired", HoldForeign: "foreign", HoldReplayed: "replayed", HoldLeftOut: "left_out",
 }
 
 // HoldRatios are the upper bounds of cost by hold, in percent, that HoldCounters count by. What is above 100 was held

@@ -45,7 +45,8 @@ var holdMetrics = []struct {
 	{"sluice_holds_total", "Requests that hold an estimate.", func(n *holdCounts) uint64 { return n.taken }},
 	{
 		"sluice_hold_tokens_total", "Tokens that requests hold. Less sluice_hold_settled_tokens_total, " +
-			"summed over nodes: what is held now, and what was held and never settled.", func(n *holdCounts) uint64 { return n.takenSum },
+			"summed over nodes: what is held now, and what was held and never settled.",
+		func(n *holdCounts) uint64 { return n.takenSum },
 	},
 	{
 		"sluice_hold_settled_tokens_total", "Tokens of holds that were settled here by their cost.",

@@ -43,7 +43,7 @@ type match struct {
 	// hash is of the key, for the local cache. It is kept because the key of a rule that is not
 	// asked is dropped.
 	hash     uint64
-	hold     int // its place among the holds, plus 1; 0: it has none
+	hold     int32 // its place among the holds, plus 1; 0: it has none
 	replaced bool
 }
 
@@ -114,16 +114,20 @@ func (c *call) match(s *Service, d *config.Domain) {
 	replaces, ends := false, false
 	for i := range c.request.descriptors {
 		c.matches = append(c.matches, match{ask: -1})
+		switch {
+		case d == nil:
 		// What says that a cost is not known comes last: another descriptor may say the cost.
-		if c.request.descriptors[i].ends {
+		case c.request.ends(&c.request.descriptors[i]):
 			ends = true
-		} else if d != nil {
+		default:
 			replaces = c.matchAt(s, d, i) || replaces
 		}
 	}
-	for i := range c.request.descriptors {
-		if ends && d != nil && c.request.descriptors[i].ends {
-			replaces = c.matchAt(s, d, i) || replaces
+	if ends {
+		for i := range c.request.descriptors {
+			if c.request.ends(&c.request.descriptors[i]) {
+				replaces = c.matchAt(s, d, i) || replaces
+			}
 		}
 	}
 	// Only now are all matches known: a rule may replace one of an earlier descriptor.
@@ -146,7 +150,7 @@ func (c *call) matchAt(s *Service, d *config.Domain, i int) (replaces bool) {
 	case m.rule == nil || m.rule.Unlimited || m.rule.Limit.Requests == 0:
 		// The next descriptor's key takes the place of one that nobody asks for.
 		c.keys = c.keys[:start]
-	case m.rule.Hold != nil || x.settles:
+	case m.rule.Hold != nil || x.reserved > 0:
 		c.addHeld(s, i, start)
 	default:
 		kind, cost := c.request.ask(x)

@@ -93,7 +93,7 @@ func (c *call) status(s *Service, i int) status {
 // settles tells whether a descriptor settles a hold.
 func (c *call) settles(i int) bool {
 	m := &c.matches[i]
-	return c.request.descriptors[i].settles || m.hold > 0 && c.holds[m.hold-1].settles
+	return c.request.descriptors[i].reserved > 0 || m.hold > 0 && c.holds[m.hold-1].settles
 }
 
 // count books each descriptor in the statistics of its rule.

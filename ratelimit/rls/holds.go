@@ -31,24 +31,37 @@ type held struct {
 	cost    ratelimit.Tokens  // of one that settles: what it has cost
 }
 
-// reserved takes the reserved entries off the end of a descriptor.
-func (r *request) reserved(d *descriptor) {
-	for d.count > 0 {
-		e := &r.entries[d.first+d.count-1]
-		if len(e.Key) < len(EntryEnd) || e.Key[:7] != EntryEnd[:7] {
-			return
-		}
-		switch e.Key {
-		case EntryHold:
-			d.hold = e.Value
-		case EntryEnd:
-			d.ends = true
-		default:
-			return
-		}
-		d.settles = true
+// reserve takes the reserved entries off the end of a descriptor.
+func (r *request) reserve(d *descriptor) {
+	for d.count > 0 && isReserved(r.entries[d.first+d.count-1].Key) {
 		d.count--
+		d.reserved++
 	}
+}
+
+func isReserved(key string) bool {
+	return len(key) >= len(EntryEnd) && key[0] == EntryEnd[0] && (key == EntryHold || key == EntryEnd)
+}
+
+// hold is what a descriptor settles, "" if it names none; ends says that its cost is not known.
+func (r *request) hold(d *descriptor) (hold string, ends bool) {
+	for _, e := range r.entries[d.first+d.count : d.first+d.count+int(d.reserved)] {
+		if e.Key == EntryEnd {
+			ends = true
+		} else {
+			hold = e.Value
+		}
+	}
+	return hold, ends
+}
+
+// ends tells whether a descriptor says that a cost is not known.
+func (r *request) ends(d *descriptor) bool {
+	if d.reserved == 0 {
+		return false
+	}
+	_, ends := r.hold(d)
+	return ends
 }
 
 // addHeld has a descriptor take a hold, or settle one.
@@ -56,15 +69,15 @@ func (c *call) addHeld(s *Service, i, start int) {
 	m, x := &c.matches[i], &c.request.descriptors[i]
 	kind, hits := c.request.ask(x)
 	ask := ratelimit.Ask{Rule: m.rule, Key: c.keys[start:], Cost: hits, Kind: kind}
-	h := held{match: i, settles: x.settles, cost: hits}
+	h := held{match: i, settles: x.reserved > 0, cost: hits}
 	hold := m.rule.Hold
 	switch {
-	case kind == ratelimit.Refund && !x.settles:
+	case kind == ratelimit.Refund && !h.settles:
 		c.ask(m, ask) // an operator's, or a gateway's that knows nothing of holds
 		return
-	case hold != nil && !hold.Identified() && (x.settles || !hold.Takes(hits)):
+	case hold != nil && !hold.Identified() && (h.settles || !hold.Takes(hits)):
 		h.settles, h.amount = true, hold.Amount
-		c.settle(&h, x, ask)
+		c.settle(&h, c.request.ends(x), ask)
 	case h.settles:
 		if !s.settleByID(c, &h, x, ask) {
 			c.keys = c.keys[:start]
@@ -78,7 +91,7 @@ func (c *call) addHeld(s *Service, i, start int) {
 		c.ask(m, ask)
 	}
 	c.holds = append(c.holds, h)
-	m.hold = len(c.holds)
+	m.hold = int32(len(c.holds))
 	if m.ask < 0 {
 		// The next descriptor's key takes the place of one that nobody asks for.
 		c.keys = c.keys[:start]
@@ -88,7 +101,8 @@ func (c *call) addHeld(s *Service, i, start int) {
 // settleByID books a cost in place of what the hold says. It is false where there is nothing to settle: no hold comes
 // back of a request that was refused, or that failed open; and where a cost is known, that has settled.
 func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask) bool {
-	if x.hold == "" || s.options.Holds == nil {
+	hold, ends := c.request.hold(x)
+	if hold == "" || s.options.Holds == nil {
 		return false
 	}
 	ttl := ratelimit.MaxHoldTTL
@@ -96,21 +110,21 @@ func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask)
 		ttl = ask.Rule.Hold.TTL
 	}
 	var of holds.Held
-	of, h.result = s.options.Holds.Settle(x.hold, ask.Key, s.wall().Unix(), ttl)
+	of, h.result = s.options.Holds.Settle(hold, ask.Key, s.wall().Unix(), ttl)
 	switch {
 	case h.result == ratelimit.SettledCost:
 		h.amount, ask.Window = of.Amount, ask.Rule.Limit.WindowAt(of.At)
-		c.settle(h, x, ask)
-	case h.result == ratelimit.HoldReplayed && x.ends:
+		c.settle(h, ends, ask)
+	case h.result == ratelimit.HoldReplayed && ends:
 		return false
 	}
 	return true
 }
 
 // settle asks for the difference between a cost and what was held.
-func (c *call) settle(h *held, x *descriptor, ask ratelimit.Ask) {
+func (c *call) settle(h *held, ends bool, ask ratelimit.Ask) {
 	hold := ask.Rule.Hold
-	if h.result = ratelimit.SettledCost; x.ends {
+	if h.result = ratelimit.SettledCost; ends {
 		h.result, h.cost = ratelimit.SettledUnknown, h.amount
 		if hold != nil && hold.OnUnknown == ratelimit.UnknownReleases {
 			h.cost = 0

@@ -41,10 +41,9 @@ type descriptor struct {
 	hasOverride bool
 	hasHits     bool
 	negative    bool
-	settles     bool // it ends with a reserved entry
-	ends        bool // and one that says that the cost is not known
-	hits        uint64
-	hold        string // that it settles
+	// reserved is how many reserved entries stand behind its own: it settles a hold.
+	reserved uint8
+	hits     uint64
 }
 
 func (r *request) entriesOf(d *descriptor) []config.Entry {
@@ -151,7 +150,7 @@ func (r *request) decodeDescriptor(b []byte, i int) error {
 		}
 		return nil
 	})
-	if r.reserved(d); err == nil && d.settles && d.negative {
+	if r.reserve(d); err == nil && d.reserved > 0 && d.negative {
 		return bad("descriptor %d: it settles a hold, and its hits_addend is negative: a cost is not", i)
 	}
 	// Unit and multiplier are checked when all fields are read, for they may come in any order.
