@@ -154,7 +154,7 @@ func (c *call) concludeHolds(s *Service, spared bool) {
 		case m.replaced:
 		case h.settles:
 			h.count(m.rule.Counters, c.verdictOf(m))
-		case m.ask < 0 || h.amount == 0 || c.over || spared && c.spared[m.ask] || c.verdicts[m.ask].OverLimit:
+		case m.ask < 0 || h.amount == 0 || spared && c.spared[m.ask] || c.verdicts[m.ask].OverLimit:
 		default:
 			m.rule.Counters.Holds().Took(h.amount)
 			if m.rule.Hold.Identified() && in.narrow(&m.rule.Limit, &c.verdicts[m.ask]) {

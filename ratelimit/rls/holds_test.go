@@ -224,17 +224,18 @@ func TestHoldsOverTheTurn(t *testing.T) {
 	f := holdFixture(t)
 	hold, _ := f.takes(desc("constant=a"), desc("hourly=a"), desc("carried=a"))
 	f.pass(50 * time.Second)
+	f.takes(desc("constant=a"))
 	f.ends("constant=a", hold, 5)
 	f.ends("hourly=a", hold, 5)
 	f.ends("carried=a", hold, 70)
-	f.hasLeft("constant=a", 100)
+	f.hasLeft("constant=a", 70)
 	f.hasLeft("hourly=a", 95)
 	f.hasLeft("carried=a", 60)
-	f.hasCounted("constant", "late:1 taken:1")
+	f.hasCounted("constant", "late:1 taken:2")
 	hold, _ = f.takes(desc("constant=a"))
 	f.pass(91 * time.Second)
 	f.ends("constant=a", hold, 5)
-	f.hasCounted("constant", "expired:2 late:1 taken:2")
+	f.hasCounted("constant", "expired:2 late:1 taken:3")
 }
 
 // The hits of a request are what it holds, up to the maximum, and 0 holds nothing.
@@ -459,4 +460,40 @@ func TestGoneCallersHoldNothing(t *testing.T) {
 
 func entryOf(e *common.RateLimitDescriptor_Entry) config.Entry {
 	return config.Entry{Key: e.GetKey(), Value: e.GetValue()}
+}
+
+// One instant names the windows of all budgets: this node's, moved into those that the ledger has charged. A budget
+// whose window has no instant in common with the others is left out, and so is one of a window that is not known.
+func TestInstantOfAHold(t *testing.T) {
+	minute, hour := ratelimit.Limit{Unit: ratelimit.Minute}, ratelimit.Limit{Unit: ratelimit.Hour}
+	bucket := ratelimit.Limit{Unit: ratelimit.Hour, Algorithm: ratelimit.TokenBucket}
+	of := func(w ratelimit.Window) *ratelimit.Verdict { return &ratelimit.Verdict{Window: w} }
+	in := instants{0, 1<<32 - 1}
+	if got := in.nearest(77); got != 77 {
+		t.Errorf("of no window: %d, must be 77", got)
+	}
+	for _, c := range []struct {
+		limit *ratelimit.Limit
+		v     *ratelimit.Verdict
+		ok    bool
+		in    instants
+	}{
+		{&hour, of(2), true, instants{3600, 7199}},
+		{&minute, of(120), true, instants{7140, 7199}},
+		{&minute, of(121), false, instants{7140, 7199}},
+		{&bucket, of(9), true, instants{7140, 7199}},
+		{&bucket, of(0), false, instants{7140, 7199}},
+		{&minute, of(0), false, instants{7140, 7199}},
+		{&minute, &ratelimit.Verdict{Source: ratelimit.FromFallback, Window: 120}, false, instants{7140, 7199}},
+		{&minute, &ratelimit.Verdict{Source: ratelimit.FromFallback, Booked: 120}, true, instants{7140, 7199}},
+	} {
+		if ok := in.narrow(c.limit, c.v); ok != c.ok || in != c.in {
+			t.Errorf("%v, %+v: %v, %v, must be %v, %v", c.limit, c.v, ok, in, c.ok, c.in)
+		}
+	}
+	for at, want := range map[int64]int64{0: 7140, 7150: 7150, 7200: 7199} {
+		if got := in.nearest(at); got != want {
+			t.Errorf("nearest to %d is %d, must be %d", at, got, want)
+		}
+	}
 }
