@@ -4,10 +4,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	rlsconf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
 )
 
 const llmRules = `domain: llm
@@ -145,4 +148,45 @@ func (w *world) free(team string) int {
 	var e struct{ Ledger struct{ Free int } }
 	w.need(json.NewDecoder(r.Body).Decode(&e))
 	return e.Ledger.Free
+}
+
+// Gateways that carry no hold, with their configurations and rules as they push them: an addition has the request hold
+// what its answer costs, 40 of 100. Two are admitted, where a peek, or one hit, lets three pass and uses 120.
+func TestGatewaysHoldWithoutAnID(t *testing.T) {
+	needsEnvoy(t)
+	for _, c := range []struct {
+		file, cluster, domain, path, below string
+		descriptor                         *rlsconf.RateLimitDescriptor
+	}{
+		{
+			"envoy-gateway.yaml", "ratelimit_cluster", "default/eg/http", "/tokens",
+			fmt.Sprintf("%q, rule-0-match-0", llmRoute+"_"+llmRoute),
+			under(hourly("rule-0-match-0", 100), llmRoute, llmRoute),
+		},
+		{
+			"agent-router.yaml", "ai_gateway_ratelimit_cluster", "ai-gateway-quota", "/",
+			"backend_name_default/openai, model_name_override_gpt-5, rule-0-x-user-id-match-0",
+			under(hourly("rule-0-x-user-id-match-0", 100), "backend_name", "default/openai", "model_name_override", "gpt-5"),
+		},
+	} {
+		additions := t.TempDir() + "/additions.yaml"
+		text := fmt.Sprintf("rules:\n- domain: %s\n  descriptor: [%s]\n  hold: {amount: 40, on: [0, 1]}\n", c.domain, c.below)
+		if err := os.WriteFile(additions, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		m := newManager(t)
+		m.push(c.domain, c.descriptor)
+		m.more = []string{"--config-grpc-xds-additions", additions}
+		w := gateway(t, c.file, c.cluster, m)
+		calls := int64(0)
+		for i, want := range []int{200, 200, 429, 429} { // 40, 80, and 40 more are too many
+			if got := w.get(c.path, "x-user-id", "ann").Status; got != want {
+				t.Errorf("%s, request %d: %d, not %d", c.file, i, got, want)
+			}
+			if calls++; want == 200 {
+				calls++
+			}
+			w.settled(calls)
+		}
+	}
 }

@@ -180,7 +180,6 @@ func TestHoldsAtOnce(t *testing.T) {
 				if value == "leasing" && store == ratelimit.OwnMemory {
 					continue
 				}
-				value := value
 				if c.cost == 30 {
 					value += "-again"
 					if store == ratelimit.SharedStore && strings.HasPrefix(value, "leasing") {
