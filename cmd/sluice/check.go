@@ -24,6 +24,8 @@ type checkCmd struct {
 	Details        bool              `help:"Also print the debt, under-admission, waits and store operations of each rule."`
 	Nodes          int               `default:"3" help:"How many nodes the fleet has."`
 	Store          string            `placeholder:"NAME" help:"The store that nodes share: redis, postgres, etcd, or memory for none, as --no-store (default redis). Its cost of a data loss, a failover and a claim is declared, too."`
+	Cost           int64             `placeholder:"N" help:"For rules with a hold: the most that a request costs. With --in-flight: how much is over the limit then, as a number."`
+	InFlight       int64             `placeholder:"N" help:"With --cost: how many requests of a key are in flight at once."`
 	NoStore        bool              `help:"The nodes share no store: each counts alone."`
 	IgnoreDotFiles bool              `env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"As for serve."`
 	MergeDomains   bool              `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"As for serve."`
@@ -115,6 +117,7 @@ func (c *checkCmd) print(s streams, r *checked) error {
 	}
 	err := declaration{
 		rules: r.rules.All(), nodes: c.Nodes, storage: c.storage(), store: c.promise, now: time.Now(), details: c.Details,
+		cost: ratelimit.Tokens(c.Cost), inFlight: ratelimit.Tokens(c.InFlight),
 	}.write(s.out)
 	if err != nil || !c.Quotas.RLQS {
 		return err
@@ -136,6 +139,9 @@ func (c *checkCmd) options() (config.Options, error) {
 	}
 	if c.Nodes < 1 || c.Nodes > ratelimit.MaxMaxNodes {
 		return config.Options{}, fmt.Errorf("--nodes is %d, must be between 1 and %d", c.Nodes, ratelimit.MaxMaxNodes)
+	}
+	if c.Cost < 0 || c.InFlight < 0 {
+		return config.Options{}, fmt.Errorf("--cost is %d and --in-flight %d, must not be negative", c.Cost, c.InFlight)
 	}
 	if c.JSON && c.SARIF {
 		return config.Options{}, errors.New("--json and --sarif: say one of them")

@@ -62,12 +62,12 @@ func newRingOf(t *testing.T, rules string, nodes, spare int, store ratelimit.Sto
 
 func (r *ringFleet) start() *sluice {
 	i := len(r.nodes)
-	env := []string{"PEERS=static:" + strings.Join(r.addrs, ","), "PEER_ADDR=" + r.addrs[i], "PEER_SECRET=s3cret-of-the-tests", "DRAIN_TIME=0s", "HOT_KEY_RATE=1e9"}
+	env := []string{"PEERS=static:" + strings.Join(r.addrs, ","), "PEER_ADDR=" + r.addrs[i], "PEER_SECRET=s3cret-of-the-tests", "DRAIN_TIME=0s", "HOT_KEY_RATE=1e9", "LOG_LEVEL=warn"}
 	env = append(env, r.env...)
 	if r.store {
 		env = append(env, "STORE_URL="+r.server.URL())
 	}
-	s := serve(r.T, env, "--config", r.rules, "--log-level=warn")
+	s := serve(r.T, env, "--config", r.rules)
 	r.nodes = append(r.nodes, s)
 	r.clients = append(r.clients, rls.NewRateLimitServiceClient(s.dial()))
 	return s

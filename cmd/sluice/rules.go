@@ -42,12 +42,14 @@ func (s *settings) source(log *slog.Logger) (config.Source, error) {
 }
 
 // rules finds where rules come from, and reads the first.
-func (c *serveCmd) rules(coordination ratelimit.Coordination, log *slog.Logger) (source config.Source, store *config.Store, err error) {
+// noHolds is why rules may have no holds with an id; nil: they may.
+func (c *serveCmd) rules(coordination ratelimit.Coordination, noHolds error, log *slog.Logger) (source config.Source, store *config.Store, err error) {
 	if source, err = c.source(log); err != nil {
 		return nil, nil, err
 	}
 	store = config.NewStore(source, config.Options{
 		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.caps.rules,
+		NoHolds: noHolds,
 	}, log)
 	if c.Reload.LastGood != "" {
 		if err := store.KeepLastGood(c.Reload.LastGood); err != nil {

@@ -69,6 +69,7 @@ type settings struct {
 	TLS          tlsFlags          `embed:"" group:"ports"`
 	Callers      callerFlags       `embed:"" group:"ports"`
 	RLQS         bool              `group:"ports" env:"RLQS" name:"rlqs" default:"true" negatable:"" help:"Serve the Rate Limit Quota Service on the gRPC port: Envoys that enforce limits themselves."`
+	Holds        holdFlags         `embed:"" group:"coordination"`
 	XDS          xdsFlags          `embed:"" group:"rules"`
 	Reload       reloadFlags       `embed:"" group:"rules"`
 	Tracing      tracingFlags      `embed:"" group:"log"`

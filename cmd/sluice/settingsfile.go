@@ -28,7 +28,7 @@ type settingsFile struct {
 // fileSettings reads the file that a command line names. It implements [kong.Resolver] for one command line.
 type fileSettings struct {
 	name   string
-	err    error // of reading it
+	err    error                // of reading it
 	values map[string]fileValue // by the name in the environment
 }
 

@@ -40,7 +40,7 @@ type xdsFlags struct {
 	Random     float64       `env:"XDS_CLIENT_BACKOFF_RANDOM_FACTOR" name:"xds-client-backoff-random-factor" default:"0.5" help:"Share of it that varies."`
 	Jitter     bool          `env:"XDS_CLIENT_BACKOFF_JITTER" name:"xds-client-backoff-jitter" default:"true" negatable:"" help:"Whether it varies."`
 	MaxMessage int           `env:"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES" name:"xds-client-max-msg-size-in-bytes" default:"4194304" help:"Of a push."`
-	Additions  string        `env:"CONFIG_GRPC_XDS_ADDITIONS" name:"config-grpc-xds-additions" placeholder:"FILE" help:"Algorithm, burst and coordination for rules that are pushed, whose messages cannot say them."`
+	Additions  string        `env:"CONFIG_GRPC_XDS_ADDITIONS" name:"config-grpc-xds-additions" placeholder:"FILE" help:"Algorithm, burst, hold and coordination for rules that are pushed, whose messages cannot say them."`
 }
 
 // client makes the source; it does not connect yet.

@@ -27,6 +27,10 @@ type Explanation struct {
 	Shadow    bool      `json:"shadow_mode,omitempty"`
 	Quota     bool      `json:"quota_mode,omitempty"`
 	Declared  string    `json:"declared,omitempty"` // over-admission
+	// Hold is of a rule whose requests hold an estimate, and Holds what the next one of this key holds (for hits_addend
+	// 1, where that says it) and what this node knows of all keys of the rule.
+	Hold  *ratelimit.HoldBounds `json:"hold,omitempty"`
+	Holds *held                 `json:"held,omitempty"`
 	// Bounds is all that the rule declares, on max_nodes nodes that share a store.
 	Bounds     *ratelimit.Bounds `json:"bounds,omitempty"`
 	Next       string            `json:"next"` // what the next request would get
@@ -38,6 +42,23 @@ type Explanation struct {
 	EnvoysInAll int           `json:"envoys_in_all,omitempty"`
 	RLQS        string        `json:"rlqs,omitempty"`
 	*ratelimit.Look
+}
+
+// held is what is known of a rule's holds.
+type held struct {
+	Next     ratelimit.Tokens `json:"next"`
+	Requests uint64           `json:"requests"` // since this node started
+	Tokens   uint64           `json:"tokens"`   // that these held
+	Settled  uint64           `json:"settled_tokens"`
+	Cost     uint64           `json:"cost_tokens"` // of those that were settled here
+}
+
+func heldOf(rule *ratelimit.Rule, key []byte) *held {
+	c := rule.Counters.Holds()
+	return &held{
+		Next: rule.Hold.Estimate(1, key, &c.Costs), Requests: c.Taken.Load(), Tokens: c.TakenSum.Load(),
+		Settled: c.SettledSum.Load(), Cost: c.CostSum.Load(),
+	}
 }
 
 // mostNames are domains that an unknown one is compared with.
@@ -109,6 +130,9 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	e.Bounds = &b
 	e.Declared = strings.TrimSuffix(fmt.Sprintf("at most %d beyond the limit, for each key and window; %s",
 		b.Over.Tokens, b.Over.Note()), "; ")
+	if hold, ok := rule.DeclareHold(); ok {
+		e.Hold, e.Holds = &hold, heldOf(rule, key)
+	}
 	if rule.Limit.Requests == 0 {
 		e.Next = "OVER_LIMIT: requests_per_unit is 0"
 		return e

@@ -41,7 +41,9 @@ type descriptor struct {
 	hasOverride bool
 	hasHits     bool
 	negative    bool
-	hits        uint64
+	// reserved is how many reserved entries stand behind its own: it settles a hold.
+	reserved uint8
+	hits     uint64
 }
 
 func (r *request) entriesOf(d *descriptor) []config.Entry {
@@ -148,6 +150,9 @@ func (r *request) decodeDescriptor(b []byte, i int) error {
 		}
 		return nil
 	})
+	if r.reserve(d); err == nil && d.reserved > 0 && d.negative {
+		return bad("descriptor %d: it settles a hold, and its hits_addend is negative: a cost is not", i)
+	}
 	// Unit and multiplier are checked when all fields are read, for they may come in any order.
 	if err != nil || !d.hasOverride {
 		return err
