@@ -116,6 +116,15 @@ func (w *world) released(k *key, a *ratelimit.Ask, n ratelimit.Tokens) {
 	}
 }
 
+// inTime holds a release that was booked against the window that goes on: it must be that of its request.
+func (w *world) inTime(k *key, a *ratelimit.Ask) {
+	l := &a.Rule.Limit
+	if now := l.WindowAt(k.part.time()); !w.Storeless && l.Algorithm != ratelimit.TokenBucket && a.Window != now &&
+		!w.books.stepped(k.part) {
+		w.violate(-1, k.index, "%d of window %d are given back in window %d", a.Cost, a.Window, now)
+	}
+}
+
 // ask chooses the node that is asked; nil if there is none.
 func (w *world) ask(wanted int) *node {
 	i := wanted
@@ -216,8 +225,14 @@ func (w *world) count(n *node, q *request, i int) {
 	case a.Kind == ratelimit.Refund:
 		w.released(k, a, a.Cost)
 	case a.Kind == ratelimit.Release:
-		w.released(k, a, v.Charged)
-		w.result.Released += v.Charged
+		n := v.Charged
+		if v.Source == ratelimit.FromFallback { // its owner may have booked it, or is told of it later
+			n = a.Cost
+		} else if n > 0 {
+			w.inTime(k, a)
+		}
+		w.released(k, a, n)
+		w.result.Released += n
 	case v.OverLimit:
 		k.judge.Refuse(k.part.time(), a.Cost)
 		w.result.Refused += a.Cost

@@ -43,8 +43,8 @@ type match struct {
 	// hash is of the key, for the local cache. It is kept because the key of a rule that is not
 	// asked is dropped.
 	hash     uint64
-	hold     int32 // its place among the holds, plus 1; 0: it has none
 	replaced bool
+	settles  bool // a hold
 }
 
 // answer decides the request in c.in and leaves the answer in c.out.
@@ -117,7 +117,7 @@ func (c *call) match(s *Service, d *config.Domain) {
 		switch {
 		case d == nil:
 		// What says that a cost is not known comes last: another descriptor may say the cost.
-		case c.request.ends(&c.request.descriptors[i]):
+		case c.request.reserved && c.request.ends(&c.request.descriptors[i]):
 			ends = true
 		default:
 			replaces = c.matchAt(s, d, i) || replaces
@@ -140,6 +140,7 @@ func (c *call) match(s *Service, d *config.Domain) {
 func (c *call) matchAt(s *Service, d *config.Domain, i int) (replaces bool) {
 	m, x := &c.matches[i], &c.request.descriptors[i]
 	start := len(c.keys)
+	m.settles = x.reserved > 0
 	c.matchOne(s, d, x, m)
 	// The hash is taken here, for the keys of rules that need not be asked are dropped next.
 	if known := s.options.LocalCache; known != nil && m.rule != nil {

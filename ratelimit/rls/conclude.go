@@ -52,7 +52,9 @@ func (c *call) conclude(s *Service, now ratelimit.Instant) {
 	// decided.
 	spared := c.spare(s)
 	c.count(s, now)
-	c.concludeHolds(s, spared)
+	if c.hold = c.hold[:0]; len(c.holds) > 0 {
+		c.concludeHolds(s, spared)
+	}
 	if spared {
 		c.undo(s, now, func(i int) bool { return c.spared[i] })
 	}
@@ -61,9 +63,8 @@ func (c *call) conclude(s *Service, now ratelimit.Instant) {
 
 func (c *call) status(s *Service, i int) status {
 	m := &c.matches[i]
-	st := status{rule: m.rule, ask: m.ask, bare: m.rule == nil || m.replaced}
 	// One that settles a hold is after the fact: nothing can be refused any more, and nobody reads its status.
-	st.bare = st.bare || c.settles(i)
+	st := status{rule: m.rule, ask: m.ask, bare: m.rule == nil || m.replaced || m.settles}
 	// A descriptor without a rule, or one that is replaced, limits nothing; in quota mode it is one
 	// of those that would have to be over.
 	if st.bare {
@@ -88,12 +89,6 @@ func (c *call) status(s *Service, i int) status {
 	}
 	st.over = st.verdict.OverLimit && !m.rule.Shadow
 	return st
-}
-
-// settles tells whether a descriptor settles a hold.
-func (c *call) settles(i int) bool {
-	m := &c.matches[i]
-	return c.request.descriptors[i].reserved > 0 || m.hold > 0 && c.holds[m.hold-1].settles
 }
 
 // count books each descriptor in the statistics of its rule.

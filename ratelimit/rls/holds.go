@@ -33,6 +33,7 @@ type held struct {
 
 // reserve takes the reserved entries off the end of a descriptor.
 func (r *request) reserve(d *descriptor) {
+	r.reserved = true
 	for d.count > 0 && isReserved(r.entries[d.first+d.count-1].Key) {
 		d.count--
 		d.reserved++
@@ -91,7 +92,7 @@ func (c *call) addHeld(s *Service, i, start int) {
 		c.ask(m, ask)
 	}
 	c.holds = append(c.holds, h)
-	m.hold = int32(len(c.holds))
+	m.settles = h.settles
 	if m.ask < 0 {
 		// The next descriptor's key takes the place of one that nobody asks for.
 		c.keys = c.keys[:start]
@@ -142,9 +143,6 @@ func (c *call) settle(h *held, ends bool, ask ratelimit.Ask) {
 
 // concludeHolds counts what became of holds, and puts those that were taken into the answer's.
 func (c *call) concludeHolds(s *Service, spared bool) {
-	if c.hold = c.hold[:0]; len(c.holds) == 0 {
-		return
-	}
 	c.parts = c.parts[:0]
 	in := instants{0, 1<<32 - 1}
 	for i := range c.holds {

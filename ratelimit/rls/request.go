@@ -31,6 +31,7 @@ type request struct {
 	hits        uint32 // hits_addend; 0 means 1
 	descriptors []descriptor
 	entries     []config.Entry // of all descriptors, one after the other
+	reserved    bool           // a descriptor has reserved entries
 }
 
 type descriptor struct {
@@ -80,7 +81,7 @@ func bad(format string, args ...any) error {
 }
 
 func (r *request) reset() {
-	r.domain, r.hits = "", 0
+	r.domain, r.hits, r.reserved = "", 0, false
 	r.descriptors, r.entries = r.descriptors[:0], r.entries[:0]
 }
 
@@ -150,7 +151,10 @@ func (r *request) decodeDescriptor(b []byte, i int) error {
 		}
 		return nil
 	})
-	if r.reserve(d); err == nil && d.reserved > 0 && d.negative {
+	if d.count > 0 && isReserved(r.entries[len(r.entries)-1].Key) {
+		r.reserve(d)
+	}
+	if err == nil && d.reserved > 0 && d.negative {
 		return bad("descriptor %d: it settles a hold, and its hits_addend is negative: a cost is not", i)
 	}
 	// Unit and multiplier are checked when all fields are read, for they may come in any order.
