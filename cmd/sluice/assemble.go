@@ -64,7 +64,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 		return nil, err
 	}
 	var redact *console.Redactor
-	if c.ConsoleRedact {
+	if c.redacts() {
 		redact = console.NewRedactor()
 	}
 	var ring func() ratelimit.RoutingStats

@@ -47,11 +47,11 @@ type settings struct {
 	GRPCHost        string        `group:"ports" env:"GRPC_HOST" name:"grpc-host" default:"0.0.0.0" help:"Of the gRPC port: RateLimitService v3, health, reflection."`
 	GRPCPort        uint16        `group:"ports" env:"GRPC_PORT" name:"grpc-port" default:"8081" help:"Of gRPC."`
 	GRPCUDS         string        `group:"ports" env:"GRPC_UDS" name:"grpc-uds" placeholder:"PATH" help:"Serve gRPC on this Unix socket instead."`
-	DebugHost       string        `group:"ports" env:"DEBUG_HOST" default:"0.0.0.0" help:"Of the debug port: /console, /explain, /metrics, /rlconfig, /stats, /debug/pprof/."`
+	DebugHost       string        `group:"ports" env:"DEBUG_HOST" default:"127.0.0.1" help:"Of the debug port: /console, /explain, /metrics, /rlconfig, /stats, /debug/pprof/."`
 	DebugPort       uint16        `group:"ports" env:"DEBUG_PORT" default:"6070" help:"Of debug."`
 	MaxConnAge      time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE" name:"grpc-max-connection-age" default:"24h" help:"After which a gRPC connection is asked to end."`
 	MaxConnAgeGrace time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE_GRACE" name:"grpc-max-connection-age-grace" default:"1h" help:"For calls that are under way then."`
-	ConsoleRedact   bool          `group:"ports" env:"CONSOLE_REDACT" help:"Hide the values of descriptors, such as API keys and addresses, in the keys that the console, top and /ring show: each becomes a mark."`
+	ConsoleRedact   *bool         `group:"ports" env:"CONSOLE_REDACT" help:"Replace the values of descriptors, such as API keys and addresses, by marks in the keys that the console, top and /ring show. Unset: true, unless DEBUG_HOST is a loopback address."`
 	AdminToken      string        `group:"ports" env:"ADMIN_TOKEN" placeholder:"TOKEN" help:"Who has it may reset keys and drop leases on the debug port; unset: nobody."`
 	DrainTime       time.Duration `group:"ports" env:"DRAIN_TIME" default:"5s" help:"On SIGTERM: how long calls are still served after health has failed."`
 	GraceTime       time.Duration `group:"ports" env:"GRACE_TIME" default:"10s" help:"On SIGTERM: how long calls under way may take after that."`

@@ -1,6 +1,9 @@
 {{- /* The settings of a node. What env names is not set here as well. */ -}}
 {{- define "sluice.env" -}}
 - {name: RUNTIME_ROOT, value: /etc/sluice}
+{{- if not (hasKey .Values.env "DEBUG_HOST") }}
+- {name: DEBUG_HOST, value: 0.0.0.0}
+{{- end }}
 - {name: RUNTIME_APPDIRECTORY, value: rules}
 - {name: RUNTIME_WATCH_ROOT, value: "false"}
 - {name: RUNTIME_IGNOREDOTFILES, value: "true"}
