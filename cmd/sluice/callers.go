@@ -15,21 +15,21 @@ import (
 // callerFlags say how much callers may have a node hold and do. The defaults are
 // far above what Envoy sends.
 type callerFlags struct {
-	BytesInFlight    int64         `env:"MAX_BYTES_IN_FLIGHT" name:"max-bytes-in-flight" default:"67108864" help:"Of calls and bodies that callers have begun and not ended, together, as they are kept; a quarter is for /json. Beyond it, the connection that has held most for longer than 250ms is closed. A process grows by two to three times as much at most."`
-	RequestBytes     int           `env:"MAX_REQUEST_BYTES" name:"max-request-bytes" default:"262144" help:"Of one request, over gRPC or /json. A request of Envoy has hundreds."`
-	RequestTimeout   time.Duration `env:"REQUEST_TIMEOUT" name:"request-timeout" default:"10s" help:"For a request to be there as a whole, and for an answer to be taken; then the connection is closed."`
-	GRPCConnections  int           `env:"GRPC_MAX_CONNECTIONS" name:"grpc-max-connections" default:"4096" help:"At once; one more closes that from which nothing came for longest. Envoy has one or two for each worker thread; each costs about 30 KB."`
-	Streams          uint32        `env:"GRPC_MAX_CONCURRENT_STREAMS" name:"grpc-max-concurrent-streams" default:"1000" help:"Calls at once on one connection; Envoy opens another beyond."`
-	HeaderBytes      uint32        `env:"GRPC_MAX_HEADER_BYTES" name:"grpc-max-header-bytes" default:"8192" help:"Of a call's headers, unpacked: names, values and 32 for each."`
-	Idle             time.Duration `env:"GRPC_MAX_CONNECTION_IDLE" name:"grpc-max-connection-idle" default:"5m" help:"After which a gRPC connection without a call is asked to end, also one that never had any."`
-	Gzip             bool          `env:"GRPC_ACCEPT_GZIP" name:"grpc-accept-gzip" help:"Take compressed requests, that become at most 16 times as large, and MAX_REQUEST_BYTES."`
-	HTTPConnections  int           `env:"HTTP_MAX_CONNECTIONS" name:"http-max-connections" default:"1024" help:"At once, of /json and /healthcheck: each has one request."`
-	DebugConnections int           `env:"DEBUG_MAX_CONNECTIONS" name:"debug-max-connections" default:"64" help:"At once, of the debug port."`
-	PeerBytes        int64         `env:"PEER_MAX_BYTES_IN_FLIGHT" name:"peer-max-bytes-in-flight" default:"67108864" help:"Of messages at the peers' port that are not complete, together, of peers and of strangers who have not proved to be peers."`
-	PeerConnections  int           `env:"PEER_MAX_CONNECTIONS" name:"peer-max-connections" default:"2000" help:"At once, at the peers' port; a peer has one."`
-	DebugHosts       string        `env:"DEBUG_ALLOWED_HOSTS" name:"debug-allowed-hosts" placeholder:"NAME,..." help:"Names under which browsers may ask the debug port, beside addresses, names without a dot and those of a cluster (.svc, .cluster.local, .local, .internal); *: all. Others are refused, so that a strange page cannot read it."`
-	Pprof            string        `env:"DEBUG_PPROF" name:"debug-pprof" default:"local" help:"Who may take profiles, of 60s at most: local (this machine, and who forwards the port), on or off."`
-	ExplainRate      int           `env:"DEBUG_EXPLAIN_RATE" name:"debug-explain-rate" default:"20" help:"Explanations a second: each may ask the store twice, over connections of its own."`
+	BytesInFlight    int64         `env:"MAX_BYTES_IN_FLIGHT" name:"max-bytes-in-flight" default:"67108864" help:"Maximum size in bytes of unfinished calls and bodies of all callers, a quarter of it for /json. Beyond it, the connection that held most for more than 250ms is closed. The process grows by two to three times as much."`
+	RequestBytes     int           `env:"MAX_REQUEST_BYTES" name:"max-request-bytes" default:"262144" help:"Maximum size of a request in bytes, over gRPC or /json. A request of Envoy has some hundred."`
+	RequestTimeout   time.Duration `env:"REQUEST_TIMEOUT" name:"request-timeout" default:"10s" help:"Maximum time to read a request or write a response. Slower connections are closed."`
+	GRPCConnections  int           `env:"GRPC_MAX_CONNECTIONS" name:"grpc-max-connections" default:"4096" help:"Maximum of open gRPC connections; beyond it, the longest-idle one is closed. Envoy has one or two for each worker thread, and each takes about 30 KB."`
+	Streams          uint32        `env:"GRPC_MAX_CONCURRENT_STREAMS" name:"grpc-max-concurrent-streams" default:"1000" help:"Maximum of concurrent calls on a connection. Beyond it, Envoy opens another one."`
+	HeaderBytes      uint32        `env:"GRPC_MAX_HEADER_BYTES" name:"grpc-max-header-bytes" default:"8192" help:"Maximum size of a call's unpacked headers in bytes: names, values and 32 for each."`
+	Idle             time.Duration `env:"GRPC_MAX_CONNECTION_IDLE" name:"grpc-max-connection-idle" default:"5m" help:"Maximum idle time of a gRPC connection. Then it is asked to close."`
+	Gzip             bool          `env:"GRPC_ACCEPT_GZIP" name:"grpc-accept-gzip" help:"Accept compressed requests, up to 16 times their size and MAX_REQUEST_BYTES."`
+	HTTPConnections  int           `env:"HTTP_MAX_CONNECTIONS" name:"http-max-connections" default:"1024" help:"Maximum of open HTTP connections; beyond it, the longest-idle one is closed."`
+	DebugConnections int           `env:"DEBUG_MAX_CONNECTIONS" name:"debug-max-connections" default:"64" help:"Maximum of open connections to the debug port; beyond it, the longest-idle one is closed."`
+	PeerBytes        int64         `env:"PEER_MAX_BYTES_IN_FLIGHT" name:"peer-max-bytes-in-flight" default:"67108864" help:"Maximum size in bytes of incomplete messages at the port for peers."`
+	PeerConnections  int           `env:"PEER_MAX_CONNECTIONS" name:"peer-max-connections" default:"2000" help:"Maximum of open connections at the port for peers; each peer has one."`
+	DebugHosts       string        `env:"DEBUG_ALLOWED_HOSTS" name:"debug-allowed-hosts" placeholder:"NAME,..." help:"Host names of the debug port, in addition to addresses, names without a dot and .svc, .cluster.local, .local, .internal. *: all. Requests for other names are refused, against DNS rebinding."`
+	Pprof            string        `env:"DEBUG_PPROF" name:"debug-pprof" default:"local" help:"Access to profiles of at most 60s: local (this machine and port forwards), on or off."`
+	ExplainRate      int           `env:"DEBUG_EXPLAIN_RATE" name:"debug-explain-rate" default:"20" help:"Maximum of explanations a second. Each reads the store up to twice, over its own connections."`
 }
 
 func (f *callerFlags) transport() transport.Caps {

@@ -158,9 +158,9 @@ func (d declaration) notes(out io.Writer) {
 	d.billing(out)
 	if d.storage == ratelimit.SharedStore {
 		fmt.Fprintln(out)
-		writeWrapped(out, "", "In an outage: what all nodes admit in a window while the store does not answer. On data "+
-			"loss: what they admit beyond the limit each time that the store loses its data, beside what nodes had spent "+
-			"that cannot tell it. Without a store each node counts alone (--no-store).")
+		writeWrapped(out, "", "In an outage: tokens that all nodes admit in a window while the store does not answer. On data "+
+			"loss: tokens beyond the limit for each loss of the store's data, plus the usage of crashed nodes. Without a "+
+			"store each node counts alone (--no-store).")
 	}
 }
 
@@ -249,10 +249,10 @@ func writeWrapped(out io.Writer, indent, text string) {
 // writeChanges says what a fleet that gets new rules node by node goes through.
 func writeChanges(out io.Writer, changes []config.Change) {
 	if len(changes) == 0 {
-		fmt.Fprintln(out, "\nNothing changes: nodes with the one and nodes with the other decide alike.")
+		fmt.Fprintln(out, "\nNo changes: nodes with old and new rules decide alike.")
 		return
 	}
-	fmt.Fprintf(out, "\n%s, and what each does to a fleet that shares a store and gets the new rules node by node:\n",
+	fmt.Fprintf(out, "\n%s, with the effects on a fleet that shares a store and gets the new rules node by node:\n",
 		counted(len(changes), "change"))
 	for i := range changes {
 		c := &changes[i]

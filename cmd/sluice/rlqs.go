@@ -12,10 +12,10 @@ import (
 
 // rlqsFlags bound the Rate Limit Quota Service, which is on the gRPC port.
 type rlqsFlags struct {
-	Streams     int     `env:"RLQS_MAX_STREAMS" name:"rlqs-max-streams" default:"10000" help:"Streams of RateLimitQuotaService at once; an Envoy has one for each domain. Each needs a connection as a rule (GRPC_MAX_CONNECTIONS). 0: it is not served."`
-	Buckets     int     `env:"RLQS_MAX_BUCKETS" name:"rlqs-max-buckets" default:"1000" help:"Buckets of one stream; requests of others are denied."`
-	BucketBytes int     `env:"RLQS_MAX_BUCKET_BYTES" name:"rlqs-max-bucket-bytes" default:"1024" help:"Of one BucketId, keys and values; a stream with a larger one is ended."`
-	Messages    float64 `env:"RLQS_MAX_REPORTS" name:"rlqs-max-reports" default:"100" help:"Messages a second that are taken from one stream; others wait in its connection. Envoy sends one every 5 s, and one for each new bucket."`
+	Streams     int     `env:"RLQS_MAX_STREAMS" name:"rlqs-max-streams" default:"10000" help:"Maximum of open RLQS streams; 0 turns the service off. An Envoy has one for each domain, usually on its own connection (GRPC_MAX_CONNECTIONS)."`
+	Buckets     int     `env:"RLQS_MAX_BUCKETS" name:"rlqs-max-buckets" default:"1000" help:"Maximum of buckets of one stream. Requests of further buckets are denied."`
+	BucketBytes int     `env:"RLQS_MAX_BUCKET_BYTES" name:"rlqs-max-bucket-bytes" default:"1024" help:"Maximum size of one BucketId in bytes. Streams with a larger one are closed."`
+	Messages    float64 `env:"RLQS_MAX_REPORTS" name:"rlqs-max-reports" default:"100" help:"Maximum of messages a second from one stream. Further ones wait in its connection. Envoy sends one every 5 s, and one for each new bucket."`
 }
 
 func (f *rlqsFlags) options() rlqs.Options {

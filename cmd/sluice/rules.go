@@ -58,7 +58,7 @@ func (c *serveCmd) rules(coordination ratelimit.Coordination, log *slog.Logger) 
 	err = store.Load()
 	if err != nil && c.RuleCaps.LastGood != "" {
 		if err = store.LoadLastGood(err); err != nil {
-			log.Warn("there are no last good rules to start with (CONFIG_LAST_GOOD_FILE)", "error", err)
+			log.Warn("no copy of the last good rules is available (CONFIG_LAST_GOOD_FILE)", "error", err)
 		}
 	}
 	if err != nil && !c.ForceStart && c.ConfigType != configXDS { // which may come late
@@ -90,13 +90,13 @@ func watchRules(ctx context.Context, store *config.Store, log *slog.Logger) {
 // ruleCapFlags are the most that rules may be, and how often they may change. The
 // defaults are config.DefaultCaps.
 type ruleCapFlags struct {
-	FileBytes int           `env:"CONFIG_MAX_FILE_BYTES" name:"config-max-file-bytes" default:"8388608" help:"Most bytes of one file of rules."`
-	Bytes     int           `env:"CONFIG_MAX_BYTES" name:"config-max-bytes" default:"16777216" help:"Most bytes of all files."`
-	Files     int           `env:"CONFIG_MAX_FILES" name:"config-max-files" default:"1000" help:"Most files, and as many directories; resources of a push."`
-	Tokens    int           `env:"CONFIG_MAX_TOKENS" name:"config-max-tokens" default:"250000" help:"Most tokens of YAML in all files, about six a rule: a load takes up to 1 KB of memory for each."`
-	Rules     int           `env:"CONFIG_MAX_RULES" name:"config-max-rules" default:"50000" help:"Most descriptors in all files."`
-	Interval  time.Duration `env:"CONFIG_RELOAD_INTERVAL" name:"config-reload-interval" default:"200ms" help:"Least time between two loads of rules; changes and pushes that come faster share one, the last counts."`
-	LastGood  string        `env:"CONFIG_LAST_GOOD_FILE" name:"config-last-good-file" placeholder:"FILE" help:"Keep a copy of the last good rules in FILE, and start with it when the rules are bad or not there. One for each node, not below the rules."`
+	FileBytes int           `env:"CONFIG_MAX_FILE_BYTES" name:"config-max-file-bytes" default:"8388608" help:"Maximum size of a rules file in bytes."`
+	Bytes     int           `env:"CONFIG_MAX_BYTES" name:"config-max-bytes" default:"16777216" help:"Maximum size of all rules files in bytes."`
+	Files     int           `env:"CONFIG_MAX_FILES" name:"config-max-files" default:"1000" help:"Maximum number of files, of directories, and of resources in a push."`
+	Tokens    int           `env:"CONFIG_MAX_TOKENS" name:"config-max-tokens" default:"250000" help:"Maximum number of YAML tokens in all files, about six for a rule. A load takes up to 1 KB for each."`
+	Rules     int           `env:"CONFIG_MAX_RULES" name:"config-max-rules" default:"50000" help:"Maximum number of descriptors in all files."`
+	Interval  time.Duration `env:"CONFIG_RELOAD_INTERVAL" name:"config-reload-interval" default:"200ms" help:"Minimum time between two loads of rules. Faster changes share one load."`
+	LastGood  string        `env:"CONFIG_LAST_GOOD_FILE" name:"config-last-good-file" placeholder:"FILE" help:"File for a copy of the last good rules. The node starts with it if the rules are bad or missing. Use one for each node, outside of the rules directory."`
 }
 
 func (f *ruleCapFlags) caps() config.Caps {

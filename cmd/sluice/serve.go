@@ -61,10 +61,10 @@ func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(st
 	}
 	log := c.logger(s.err)
 	if names := inEnvironment(lookup, slices.Concat(withoutEffect, mogrifiers(lookup))); len(names) > 0 {
-		log.Warn("these settings have no effect in this version", "names", strings.Join(names, " "))
+		log.Warn("settings without effect in this version", "names", strings.Join(names, " "))
 	}
 	if c.BackendType == memcache {
-		log.Warn("BACKEND_TYPE=memcache has no effect: memcached cannot keep a ledger", "a store is set", c.Store.Shared(), "SINGLE_REPLICA", c.SingleReplica)
+		log.Warn("BACKEND_TYPE=memcache has no effect: memcached cannot store accounts", "a store is set", c.Store.Shared(), "SINGLE_REPLICA", c.SingleReplica)
 	}
 	own := ownMemory(os.ReadFile)
 	c.sizeTable(own, log)

@@ -35,7 +35,7 @@ func TestBadSettings(t *testing.T) {
 		"config type":  {[]string{"CONFIG_TYPE=ETCD"}, nil, `CONFIG_TYPE is "ETCD", must be FILE or GRPC_XDS_SOTW`},
 		"xds":          {[]string{"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_USE_TLS=true", "CONFIG_GRPC_XDS_SERVER_TLS_CACERT=/no/such"}, nil, "CONFIG_GRPC_XDS_SERVER_TLS_CACERT: open /no/such"},
 		"tls":          {[]string{"GRPC_SERVER_USE_TLS=true"}, nil, "GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY must name"},
-		"memcache":     {[]string{"BACKEND_TYPE=memcache"}, nil, "BACKEND_TYPE is memcache, and memcached cannot keep a ledger: each replica would count alone"},
+		"memcache":     {[]string{"BACKEND_TYPE=memcache"}, nil, "BACKEND_TYPE is memcache, and memcached cannot store accounts: each replica would count alone"},
 		"backend":      {[]string{"BACKEND_TYPE=etcd"}, nil, `BACKEND_TYPE is "etcd", must be redis or memcache`},
 		"local cache":  {[]string{"LOCAL_CACHE_SIZE_IN_BYTES=-1"}, nil, "LOCAL_CACHE_SIZE_IN_BYTES is -1, must be 0 (off) or more"},
 		"deadline":     {[]string{"COORDINATION_STORE_DEADLINE=2s"}, nil, "store_deadline is 2s, must be between 1ms and 1s"},
