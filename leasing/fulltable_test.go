@@ -2,6 +2,7 @@ package leasing
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -30,5 +31,31 @@ func TestIdleLeasesMakeRoom(t *testing.T) {
 	}
 	if n := b.stats.fallbacks[ratelimit.FallbackTableFull].Load(); n > 0 {
 		t.Errorf("%d of %d keys were limited by this node alone", n, keys)
+	}
+}
+
+// Keys that go from a full table while they count, and come back, are not taken for accounts that the store has lost:
+// an alert says so of those.
+func TestFullTableLosesNoAccounts(t *testing.T) {
+	for algorithm := range ratelimit.Algorithms {
+		s := newStage(t, 2, 100, 20, nil)
+		s.rule.Limit.Unit, s.rule.Limit.Algorithm = ratelimit.Minute, ratelimit.Algorithm(algorithm)
+		s.rule.Limit.Burst = 20
+		random := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // the same run each time
+		popular := rand.NewZipf(random, 1.1, 5, 500)
+		for end := s.now.Add(2*time.Minute + 10*time.Second); s.now < end; { // which has two turns of the minute
+			for range 5 {
+				s.ask(random.IntN(2), fmt.Sprint("k", popular.Uint64()), 1)
+			}
+			s.goOn(10 * time.Millisecond)
+		}
+		evicted, lost := uint64(0), uint64(0)
+		for _, n := range s.nodes {
+			evicted, lost = evicted+n.stats.evicted.Load(), lost+n.stats.missing.Load()
+		}
+		if evicted < 100 || lost > 0 {
+			t.Errorf("%v: %d keys went from full tables, and %d accounts count as lost",
+				ratelimit.Algorithm(algorithm), evicted, lost)
+		}
 	}
 }

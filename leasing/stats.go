@@ -178,6 +178,7 @@ func (k entry) bounded(rule *ratelimit.Rule, drifted, byPolicy tokens) {
 	if c == nil {
 		return
 	}
+	c.Worst.See(drifted)
 	if near := share - share/5; before < near && drifted >= near {
 		c.NearBound.Add(1)
 	}
@@ -194,7 +195,12 @@ type gauges struct {
 	on        bool // what is looked at now counts
 	sums      map[*ratelimit.RuleCounters]*gauge
 	published map[*ratelimit.RuleCounters]*gauge
+	rounds    int
 }
+
+// worstRounds is for how many rounds of sweeps, and up to twice as many, the key that went farthest beyond its limit
+// is shown.
+const worstRounds = 15
 
 type gauge struct{ leased, drifting tokens }
 
@@ -221,10 +227,15 @@ func (g *gauges) add(rule *ratelimit.Rule, k *entry, now instant) {
 
 // publish has the counters show what was found, and begins anew.
 func (g *gauges) publish() {
+	g.rounds = (g.rounds + 1) % worstRounds
 	for c, before := range g.published {
 		is := g.sums[c]
-		if is == nil {
+		if g.rounds == 0 || is == nil {
+			c.Worst.Turn()
+		}
+		if is == nil { // no key of the rule is left
 			is = &gauge{}
+			c.Worst.Turn()
 		}
 		c.Leased.Add(int64(is.leased - before.leased))
 		c.Drifting.Add(int64(is.drifting - before.drifting))

@@ -31,13 +31,32 @@ type RuleCounters struct {
 	// and keys and windows that would be within the bound without them.
 	OverByPolicy   atomic.Uint64
 	BeyondByPolicy atomic.Uint64
+	Worst          Peak          // tokens that one key went beyond its limit in a window, by this node's drift
 	ShareUsedUp    atomic.Uint64 // decisions that could not drift: this node's share of the key was used up
 	// Budget bounds the names below all counters that share it; nil: there is
 	// only MaxNames.
 	Budget *NameBudget
 	names  atomic.Pointer[names]
+	holds  atomic.Pointer[HoldCounters] // nil: the rule has never held anything
 	_      [64]byte
 }
+
+// Peak is the largest of the values that were seen lately: since Turn was called last but one. The zero Peak has seen
+// nothing. It is safe for concurrent use, but for Turn, which one goroutine calls.
+type Peak struct{ now, before atomic.Int64 }
+
+// See takes in a value. It does not block.
+func (p *Peak) See(v Tokens) {
+	for was := p.now.Load(); int64(v) > was && !p.now.CompareAndSwap(was, int64(v)); {
+		was = p.now.Load()
+	}
+}
+
+// Turn begins anew, and keeps what was seen since it was called last.
+func (p *Peak) Turn() { p.before.Store(p.now.Swap(0)) }
+
+// Lately is the largest value, 0 if there was none.
+func (p *Peak) Lately() Tokens { return Tokens(max(p.now.Load(), p.before.Load())) }
 
 // Requests is the number of decisions.
 func (c *RuleCounters) Requests() uint64 {

@@ -39,6 +39,7 @@ type book struct {
 	sum     ratelimit.Tokens
 	fence   ratelimit.Fence
 	lost    bool // it was lost, or is an older copy: refunds may lie below nothing
+	vague   bool // eager leases that are over may have been credited: of a sliding window, answers do not tell
 }
 
 // entry is what the model has of a holder.
@@ -142,7 +143,7 @@ func (b *book) claimed(p *part, c *account.Claim, g *account.Grant, e *entry) {
 	e.total, e.spent, e.seq, e.expires, e.loose = total, min(c.Spent+g.Cut, total), c.Seq, 0, 0
 	if c.Eager() {
 		e.expires = p.time().Add(c.TTL)
-		b.credit(p.time(), g, e)
+		b.credit(p.time(), c, g, e)
 	}
 	free := c.Limit.Capacity() - max(0, b.sum)
 	if g.Granted > max(0, free) || g.Granted > max(c.Need, c.Want) {
@@ -152,7 +153,8 @@ func (b *book) claimed(p *part, c *account.Claim, g *account.Grant, e *entry) {
 }
 
 // credit takes back what others had in hand of eager leases that are over, if the ledger did.
-func (b *book) credit(now ratelimit.LedgerTime, g *account.Grant, own *entry) {
+func (b *book) credit(now ratelimit.LedgerTime, c *account.Claim, g *account.Grant, own *entry) {
+	b.vague = b.vague || c.Limit.Algorithm == ratelimit.SlidingWindow
 	if b.sum+g.Granted <= g.Sum {
 		return
 	}
@@ -179,7 +181,7 @@ func (b *books) compare(p *part, k *key, c *account.Claim, g *account.Grant, boo
 		b.violate(-1, k.index, "%d were granted beyond the limit: the sum is %d", g.Granted, g.Sum)
 	}
 	forgot := slices.ContainsFunc(b.bound.forgets, func(f loss) bool { return f.part == p }) // while it learns nothing is cut
-	if book.sum < 0 && !book.lost && !forgot {
+	if book.sum < 0 && !book.lost && !book.vague && !forgot {
 		b.violate(-1, k.index, "window %d has %d: below nothing", c.Window, book.sum)
 	}
 }
@@ -279,6 +281,9 @@ func (b *books) decided(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict)
 	case ratelimit.Peek:
 	case ratelimit.Refund:
 		t.n -= a.Cost
+		n.takesBack(k)
+	case ratelimit.Release:
+		t.n -= v.Charged
 		n.takesBack(k)
 	default:
 		t.n += v.Charged + v.Debt

@@ -14,7 +14,7 @@ var planted = []struct {
 	seed int
 	plant.Bug
 }{
-	{452, plant.Bug{
+	{939, plant.Bug{
 		Name: "a claim that arrives twice is settled twice", File: "leasing/account/account.go",
 		Right: "r != nil && c.Seq <= r.seq",
 		Wrong: "r != nil && c.Seq < r.seq",
@@ -99,7 +99,7 @@ var planted = []struct {
 		Right: "e.charge(a.Cost, &e.Charged)\n\tlimit",
 		Wrong: "e.charge(v.Charged, &e.Charged)\n\tlimit",
 	}},
-	{9, plant.Bug{
+	{12, plant.Bug{
 		Name: "a node spends what it has where there is debt", File: "leasing/internal/hold/take.go",
 		Right: "|| e.Sum > a.Rule.Limit.Capacity() {",
 		Wrong: "{",

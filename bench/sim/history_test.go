@@ -10,7 +10,7 @@ import (
 )
 
 var (
-	histories = flag.Int("histories", 400, "how many histories to play")
+	histories = flag.Int("histories", 300, "how many histories to play; make sim plays many more")
 	first     = flag.Uint64("seed", 1, "of the first history")
 	summed    = flag.Bool("sums", false, "pass over histories of mode routing")
 )

@@ -15,8 +15,22 @@ type adminCmd struct {
 
 type adminFlags struct {
 	descriptorArgs
-	Debug []string `default:"localhost:6070" sep:"," placeholder:"HOST:PORT,..." help:"Debug ports of all nodes, HOST:PORT."`
-	Token string   `env:"ADMIN_TOKEN" required:"" help:"ADMIN_TOKEN of the nodes."`
+	Debug []string `default:"localhost:6070" sep:"," placeholder:"HOST:PORT" help:"Debug ports of nodes, separated by commas."`
+	All   bool     `help:"Also the other nodes of the fleet, that share the store of these."`
+	Token string   `env:"ADMIN_TOKEN" required:"" help:"Token for corrections, as the nodes have it."`
+}
+
+// nodes are the debug ports to call.
+func (c *adminFlags) nodes() ([]string, error) {
+	if !c.All {
+		return c.Debug, nil
+	}
+	v := looked{}
+	v.ask(c.Debug)
+	if err := v.failed(); err != nil {
+		return nil, err
+	}
+	return append(slices.Clone(c.Debug), v.others()...), nil
 }
 
 type adminResetCmd struct{ adminFlags }
@@ -25,18 +39,23 @@ type adminResetCmd struct{ adminFlags }
 func (*adminResetCmd) Help() string {
 	return `Examples:
 
+  ADMIN_TOKEN=... sluice admin reset --all --debug node1:6070 edge api_key=abc
   ADMIN_TOKEN=... sluice admin reset --debug node1:6070,node2:6070 edge api_key=abc`
 }
 
 // Run resets by one node that can, and has all others drop their leases.
 func (c *adminResetCmd) Run(s streams) error {
+	nodes, err := c.nodes()
+	if err != nil {
+		return err
+	}
 	var errs []error
-	for i, address := range c.Debug {
+	for i, address := range nodes {
 		if err := c.call(s, address, "/admin/reset?"); err != nil {
 			errs = append(errs, err) // perhaps another node owns it
 			continue
 		}
-		for _, other := range slices.Delete(slices.Clone(c.Debug), i, i+1) {
+		for _, other := range slices.Delete(slices.Clone(nodes), i, i+1) {
 			if err := c.call(s, other, "/admin/drop?"); err != nil {
 				return err
 			}
@@ -52,12 +71,16 @@ type adminDropCmd struct{ adminFlags }
 func (*adminDropCmd) Help() string {
 	return `Examples:
 
-  ADMIN_TOKEN=... sluice admin drop --debug node1:6070 edge api_key=abc`
+  ADMIN_TOKEN=... sluice admin drop --all --debug node1:6070 edge api_key=abc`
 }
 
 // Run drops the lease on every node named.
 func (c *adminDropCmd) Run(s streams) error {
-	for _, address := range c.Debug {
+	nodes, err := c.nodes()
+	if err != nil {
+		return err
+	}
+	for _, address := range nodes {
 		if err := c.call(s, address, "/admin/drop?"); err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/console"
+	"github.com/sluice-gate/sluice/ratelimit/holds"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/server"
@@ -23,6 +24,7 @@ type parts struct {
 	*decider
 	source  config.Source
 	store   *config.Store
+	desk    *holds.Desk
 	clock   ratelimit.Clock
 	shown   metrics.Collector
 	latency *metrics.Latency
@@ -51,14 +53,18 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	}
 	clock := ratelimit.MonotonicClock()
 	p := &parts{clock: clock, latency: metrics.NewLatency(c.latencyUnit()), log: log}
-	if p.source, p.store, err = c.rules(coordination, log); err != nil {
+	var noHolds error
+	if p.desk, noHolds, err = c.desk(); err != nil {
+		return nil, err
+	}
+	if p.source, p.store, err = c.rules(coordination, noHolds, log); err != nil {
 		return nil, err
 	}
 	if p.decider, err = c.decider(p.clock, p.store, log); err != nil {
 		return nil, err
 	}
 	var redact *console.Redactor
-	if c.ConsoleRedact {
+	if c.redacts() {
 		redact = console.NewRedactor()
 	}
 	var ring func() ratelimit.RoutingStats
@@ -69,12 +75,12 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 			return s
 		}
 	}
-	budgets := c.Callers.budgets()
+	budgets := c.caps.budgets()
 	gate := c.gate()
 	options := c.serviceOptions(budgets.http)
-	options.Gate = gate
+	options.Gate, options.Holds = gate, p.desk
 	svc := rls.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
-	quotas := c.RLQS.node(p.store, p.limiter)
+	quotas := quotaNode(p.store, p.limiter, c.caps.quotas())
 	p.shown = metrics.Collector{Source: metrics.Source{
 		Store: p.store, Stats: &svc.Stats, Limiter: p.Stats, MaxKeys: c.MaxKeys, Version: version(), Seat: p.seat, Ring: ring, Budgets: budgets.all(),
 		Safety: p.safety, RepliesRefused: p.refused.Load, Gate: gate, LocalCache: options.LocalCache, Pools: p.pools, Certificates: c.TLS.reloads(), Quotas: quotas.Stats(),
@@ -84,10 +90,10 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	}
 	p.peerAddr = c.Ring.Addr
 	p.people = console.Source{
-		Metrics: p.shown, Inspector: p.limiter, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Name: p.name, Questions: c.Callers.ExplainRate, Log: log,
+		Metrics: p.shown, Inspector: p.limiter, Clock: p.clock, Token: c.AdminToken, Nodes: p.who.all, Name: p.name, Questions: explainRate, Log: log,
 		Quotas: quotas, KeyName: leasing.KeyName, History: console.NewHistory(p.shown, p.latency), Redact: redact,
 	}
-	p.server, err = c.open(svc, c.RLQS.service(quotas, clock, log), budgets, p.shown, p.people, p.latency, p.spans, gate, log)
+	p.server, err = c.open(svc, c.quotaService(quotas, p.clock, log), budgets, p.shown, p.people, p.latency, p.spans, gate, log)
 	return p, err
 }
 

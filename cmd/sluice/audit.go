@@ -9,6 +9,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/alecthomas/kong"
+
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/leasing/audit"
@@ -17,7 +19,7 @@ import (
 
 // auditCmd replays what was recorded of rules with audit: true.
 type auditCmd struct {
-	Files  []string    `arg:"" optional:"" type:"existingfile" help:"Files of nodes (AUDIT_FILE). Default: the record in the store."`
+	Files  []string    `arg:"" optional:"" type:"existingfile" help:"Files that nodes wrote (AUDIT_FILE). Without files: the record in the store."`
 	Store  store.Flags `embed:""`
 	Rule   string      `help:"Part of the name of a rule."`
 	Key    string      `help:"Part of the name of an account."`
@@ -29,8 +31,27 @@ type auditCmd struct {
 func (*auditCmd) Help() string {
 	return `Examples:
 
-  sluice audit /dev/null                               records of nodes (AUDIT_FILE); any number of files
-  REDIS_URL=redis:6379 sluice audit --rule edge.login  what the Redis keeps`
+  sluice audit node1.jsonl node2.jsonl                 the files of AUDIT_FILE, of any number of nodes
+  REDIS_URL=redis:6379 sluice audit --rule edge.login  the record in Redis`
+}
+
+// hideForServe hides flags of the store that say how long serve waits for it and where other limits are: audit reads the
+// record once. The flag of the store's URL has another effect when it is unset.
+func (*auditCmd) hideForServe(app *kong.Node) {
+	for _, n := range app.Children {
+		if n.Name != "audit" {
+			continue
+		}
+		for _, f := range n.Flags {
+			for _, serves := range []string{"redis-startup", "redis-health", "redis-persecond", "redis-pool", "redis-max-reply"} {
+				f.Hidden = f.Hidden || strings.HasPrefix(f.Name, serves)
+			}
+			if before, _, found := strings.Cut(f.Help, " Unset:"); found {
+				f.Help = before
+			}
+			f.Help = strings.TrimSuffix(f.Help, " How long decisions wait, COORDINATION_STORE_DEADLINE says.")
+		}
+	}
 }
 
 // Run prints for each window what was admitted at most, and fails if that went

@@ -104,7 +104,7 @@ func TestAuditOfClustersAndOwners(t *testing.T) {
 		t.Errorf("of a cluster: %d %s\n%s", code, errs, out)
 	}
 
-	r := newRing(t, 2, 0, ratelimit.SharedStore, "COORDINATION_AUDIT=true")
+	r := newRingOf(t, strings.Replace(routingRules, "{mode: routing,", "{mode: routing, audit: true,", 1), 2, 0, ratelimit.SharedStore)
 	for i := range 20 {
 		r.askFor(i%2, "ten", fmt.Sprint(i))
 	}

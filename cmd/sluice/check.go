@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/store"
@@ -20,36 +21,43 @@ type checkCmd struct {
 	JSON           bool              `name:"json" help:"Print findings, bounds and changes as JSON."`
 	SARIF          bool              `name:"sarif" help:"Print findings as SARIF 2.1.0, for code hosts."`
 	Schema         bool              `help:"Print the JSON Schema of rule files, for editors."`
+	Details        bool              `help:"Also print the debt, under-admission, waits and store operations of each rule."`
 	Nodes          int               `default:"3" help:"Number of nodes of the fleet."`
-	Store          string            `placeholder:"NAME" help:"Shared store: redis, postgres, etcd, or memory for none (default redis). Print its cost of a data loss, a failover and a claim too."`
+	Store          string            `placeholder:"NAME" help:"The store that nodes share: redis, postgres, etcd, or memory for none, as --no-store (default redis). Its cost of a data loss, a failover and a claim is declared, too."`
+	Cost           int64             `placeholder:"N" help:"For rules with a hold: the most that a request costs. With --in-flight: how much is over the limit then, as a number."`
+	InFlight       int64             `placeholder:"N" help:"With --cost: how many requests of a key are in flight at once."`
 	NoStore        bool              `help:"Nodes share no store: each counts alone."`
-	IgnoreDotFiles bool              `env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"Setting of the server: see sluice serve --help."`
-	MergeDomains   bool              `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"Setting of the server: see sluice serve --help."`
-	CalendarMonths bool              `env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"Setting of the server: see sluice serve --help."`
+	IgnoreDotFiles bool              `env:"RUNTIME_IGNOREDOTFILES" name:"runtime-ignoredotfiles" help:"As for serve."`
+	MergeDomains   bool              `env:"MERGE_DOMAIN_CONFIG" name:"merge-domain-config" help:"As for serve."`
+	CalendarMonths bool              `env:"USE_CALENDAR_MONTH_RATE_LIMIT" name:"use-calendar-month-rate-limit" help:"As for serve."`
 	Coordination   coordinationFlags `embed:"" group:"coordination"`
-	Caps           ruleCapFlags      `embed:""`
+	MaxMemory      string            `env:"MAX_MEMORY" name:"max-memory" default:"2GiB" help:"Memory of the nodes: rules have bounds in proportion."`
 	Quotas         quotaCheckFlags   `embed:""`
 
 	in      io.Reader      // standard input; tests set another
 	promise *store.Promise // of Store; nil: Redis is not named, or there is no store
+	caps    config.Caps    // of MaxMemory
 }
 
 // Help is what `sluice check --help` says below its summary.
 func (*checkCmd) Help() string {
 	return `Examples:
 
-  sluice check rules/                      every mistake with its place, then what each rule promises
+  sluice check rules/                      every mistake with its place, then the worst case of each rule
+  sluice check --details rules/            also debt, under-admission, waits and store operations
   sluice check --strict rules/             in a pipeline: warnings fail, too
   sluice check --from rules.old/ rules/    what changes, and what that does to a fleet
   kubectl get cm rules -o jsonpath='{.data.config\.yaml}' | sluice check -
   sluice check --sarif rules/ > rules.sarif
   sluice check --schema > rules.schema.json
 
-The exit code is 0 if the rules are good, 1 if not (with --strict: or there are warnings), 2 for a wrong command line.`
+The exit code is 0 if the rules are good, 1 if not (with --strict: or there are warnings), 2 for a wrong command line.
+A directory without files, a limit that refuses every request and an address range as a value are errors here, though a server loads such rules.`
 }
 
 var (
 	errCheckFailed = errors.New("the rules have problems: a server would refuse them and keep its rules")
+	errFatal       = errors.New("the rules would be loaded, and do the opposite of what they are for: see the errors")
 	errStrict      = errors.New("the rules have warnings, which fail with --strict")
 )
 
@@ -83,6 +91,8 @@ func (c *checkCmd) Run(s streams) error {
 	switch {
 	case len(r.problems) > 0:
 		return errCheckFailed
+	case slices.ContainsFunc(r.warnings, func(p *config.Problem) bool { return p.Kind.Fatal() }):
+		return errFatal
 	case c.Strict && len(r.warnings) > 0:
 		return errStrict
 	}
@@ -106,7 +116,8 @@ func (c *checkCmd) print(s streams, r *checked) error {
 		return nil
 	}
 	err := declaration{
-		rules: r.rules.All(), nodes: c.Nodes, storage: c.storage(), store: c.promise, now: time.Now(),
+		rules: r.rules.All(), nodes: c.Nodes, storage: c.storage(), store: c.promise, now: time.Now(), details: c.Details,
+		cost: ratelimit.Tokens(c.Cost), inFlight: ratelimit.Tokens(c.InFlight),
 	}.write(s.out)
 	if err != nil || !c.Quotas.RLQS {
 		return err
@@ -129,10 +140,15 @@ func (c *checkCmd) options() (config.Options, error) {
 	if c.Nodes < 1 || c.Nodes > ratelimit.MaxMaxNodes {
 		return config.Options{}, fmt.Errorf("--nodes is %d, must be between 1 and %d", c.Nodes, ratelimit.MaxMaxNodes)
 	}
+	if c.Cost < 0 || c.InFlight < 0 {
+		return config.Options{}, fmt.Errorf("--cost is %d and --in-flight %d, must not be negative", c.Cost, c.InFlight)
+	}
 	if c.JSON && c.SARIF {
 		return config.Options{}, errors.New("--json and --sarif exclude each other")
 	}
 	coordination, err := c.Coordination.coordination()
+	bytes, bad := parseMemory(c.MaxMemory)
+	c.caps = memory{bytes: bytes, alone: true}.caps().rules
 	if c.Store != "" && c.Store != "memory" {
 		p, unknown := store.PromiseOf(c.Store)
 		if err = errors.Join(err, unknown); c.storage() == ratelimit.SharedStore {
@@ -140,8 +156,8 @@ func (c *checkCmd) options() (config.Options, error) {
 		}
 	}
 	return config.Options{
-		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.Caps.caps(),
-	}, errors.Join(err, c.Caps.validate(), c.Quotas.validate())
+		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.caps,
+	}, errors.Join(err, bad, c.Quotas.validate())
 }
 
 // checked are rules that were read as a server would, and what was found.
@@ -177,11 +193,11 @@ func (c *checkCmd) read(path string) ([]config.Text, error) {
 		if in == nil {
 			in = os.Stdin
 		}
-		most := int64(c.Caps.FileBytes)
+		most := int64(c.caps.FileBytes)
 		data, err := io.ReadAll(io.LimitReader(in, most+1)) // a longer one is refused by the bounds
 		return []config.Text{{Name: "(stdin)", Data: data}}, err
 	}
-	tree := config.Tree{Path: path, IgnoreDotFiles: c.IgnoreDotFiles, Caps: c.Caps.caps()}
+	tree := config.Tree{Path: path, IgnoreDotFiles: c.IgnoreDotFiles, Caps: c.caps}
 	draft, err := tree.Read()
 	if err != nil {
 		return nil, err

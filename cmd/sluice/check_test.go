@@ -28,20 +28,22 @@ func TestCheck(t *testing.T) {
 	writeFile(t, file, rules(100)+twoRules)
 	code, out := checks(dir)
 	for _, want := range []string{
-		"these rules would be loaded, but see the 1 warning above\n",
+		"these rules would be loaded, but see the 1 finding above\n",
 		"a.yaml:7:22: warning: d.a: drift_budget 3% of 200 is 6 tokens, less than one for each of max_nodes 10",
-		"on 3 nodes that share a Redis",
-		"d.k 100 per year leasing 0 30 (10 a node) 5",
-		"approx 306 (153%) all demand",
+		"on 3 nodes that share Redis",
+		"RULE LIMIT MODE NORMAL REDIS DOWN DATA LOST\nd.a 200 per day approx up to 506 (253%) all requests",
+		"\nd.k 100 per year leasing up to 100 up to 30 (30%) up to 105 (105%)",
 		"d.u unlimited",
-		"d.a: 100, or one larger request, for each silent node",
 	} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("%d, no %q in\n%s", code, want, out)
 		}
 	}
-	if code, out = checks(dir, "--no-store"); code != 0 || !strings.Contains(out, "d.k 100 per year leasing 200 (200%)") {
+	if code, out = checks(dir, "--no-store"); code != 0 || !strings.Contains(out, "d.k 100 per year leasing up to 300 (300%)") {
 		t.Errorf("without a store: %d\n%s", code, out)
+	}
+	if code, out = checks(dir, "--details"); code != 0 || !strings.Contains(out, "d.a: 100, or one larger request, for each silent node") {
+		t.Errorf("--details: %d\n%s", code, out)
 	}
 	if code, out = checks(dir, "--nodes=1"); code != 0 || !strings.Contains(out, "on 1 node that counts in its memory") {
 		t.Errorf("on one node: %d\n%s", code, out)
@@ -54,7 +56,7 @@ func TestCheck(t *testing.T) {
 	code, out = checks(dir)
 	for _, want := range []string{
 		"b.yaml:1:9: error: duplicate domain 'd' in config file; the first is at " + file + ":1:9",
-		"b.yaml:2:1: error: config error, unknown key 'foo'", "\n 2 | foo: 1\n | ^\n",
+		"b.yaml:2:1: error: unknown key 'foo'", "\n 2 | foo: 1\n | ^\n",
 	} {
 		if code != 1 || !strings.Contains(out, want) {
 			t.Errorf("%d, no %q in\n%s", code, want, out)
@@ -77,15 +79,15 @@ func TestCheck(t *testing.T) {
 func checksStores(t *testing.T, dir string) {
 	t.Helper()
 	for name, want := range map[string][]string{
-		"redis": {"on 3 nodes that share Redis", "d.k 100 per year leasing 0 30 (10 a node) 5", "round trips: 1,", "within 2.5s", "for 2s more"},
+		"redis": {"on 3 nodes that share Redis", "d.k 100 per year leasing up to 100 up to 30 (30%) up to 105 (105%)", "round trips: 1,", "within 2.5s", "for 2s more"},
 		"postgres": {
-			"on 3 nodes that share PostgreSQL", "d.k 100 per year leasing 0 30 (10 a node) 0", "round trips: 2,",
+			"on 3 nodes that share PostgreSQL", "d.k 100 per year leasing up to 100 up to 30 (30%) up to 100", "round trips: 2,",
 			"one row for each account and lease", "within 2.5s", "synchronous_commit=on", "for 2s more",
 		},
-		"etcd":   {"that share etcd", "d.k 100 per year leasing 0 30 (10 a node) 0", "round trips: 2,", "within 2.5s", "go on at once"},
-		"memory": {"on 3 nodes without a store", "no store"},
+		"etcd":   {"that share etcd", "d.k 100 per year leasing up to 100 up to 30 (30%) up to 100", "round trips: 2,", "within 2.5s", "go on at once"},
+		"memory": {"on 3 nodes without a store", "each node counts alone"},
 	} {
-		code, out := checks(dir, "--store="+name)
+		code, out := checks(dir, "--details", "--store="+name)
 		out = strings.Join(strings.Fields(out), " ") // lines are wrapped
 		for _, text := range want {
 			if code != 0 || !strings.Contains(out, text) {
@@ -176,7 +178,7 @@ func TestCheckForPrograms(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &v); err != nil {
 		t.Fatal(err)
 	}
-	if code != 0 || !v.Good || len(v.Fingerprint) != 12 || v.Nodes != 3 || len(v.Rules) != 2 || v.Findings[0].Kind != config.ZeroLimit {
+	if code != 1 || !v.Good || v.Findings[0].Severity != "error" || len(v.Fingerprint) != 12 || v.Nodes != 3 || len(v.Rules) != 2 || v.Findings[0].Kind != config.ZeroLimit {
 		t.Errorf("%d %+v", code, v)
 	}
 	if d := v.Rules[0]; d.Rule != "d.k" || d.Limit != "100 per year" || d.Outage != "30 (10 a node)" || d.Loss != 5 {
@@ -217,5 +219,30 @@ func TestCheckOfStandardInput(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "(stdin):5:31: error: invalid rate limit unit 'dya'; did you mean 'day'?") {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// What does the opposite of what rules are for fails the check, though a server loads it.
+func TestCheckFailsWhatDoesTheOpposite(t *testing.T) {
+	empty := t.TempDir()
+	if code, out := checks(empty); code != 1 || !strings.Contains(out, "error: there are no files in this directory") {
+		t.Errorf("an empty directory: %d\n%s", code, out)
+	}
+	file := filepath.Join(empty, "a.yaml")
+	for rule, want := range map[string]string{
+		"{key: remote_address, value: 10.0.0.0/8, rate_limit: {unit: day, requests_per_unit: 1}}": `error: d.remote_address_10.0.0.0/8: the value "10.0.0.0/8" is a range`,
+		"{key: z, rate_limit: {unit: day}}":                                                        "error: d.z: requests_per_unit is not set: it is 0, and every request is refused",
+		"{key: k, rate_limit: {unit: day, requests_per_unit: 1}}":                                  "for two limits on one key, have Envoy send a second descriptor",
+		"{key: c, coordination: {mode: foo}, rate_limit: {unit: day, requests_per_unit: 1}}":       "error: mode: \"foo\" is not one of",
+		"{key: c, coordination: {mode: foo, max_nodes: 0, bar: 1}, rate_limit: {unlimited: true}}": "error: max_nodes: \"0\" is not",
+	} {
+		writeFile(t, file, rules(100)+"- "+rule+"\n")
+		if code, out := checks(file); code != 1 || !strings.Contains(out, want) || strings.Contains(out, "error: config error") {
+			t.Errorf("%s: %d, no %q in\n%s", rule, code, want, out)
+		}
+	}
+	writeFile(t, file, rules(100)+"- {key: masked_remote_address, value: 10.0.0.0/8, rate_limit: {unit: day, requests_per_unit: 1}}\n")
+	if code, out := checks(file); code != 0 {
+		t.Errorf("a masked address: %d\n%s", code, out)
 	}
 }

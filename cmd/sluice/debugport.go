@@ -5,10 +5,21 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"time"
 )
+
+// redacts tells whether values are hidden on the debug port: where others than this machine reach it, unless the setting
+// says otherwise.
+func (s *settings) redacts() bool {
+	if s.ConsoleRedact != nil {
+		return *s.ConsoleRedact
+	}
+	ip := net.ParseIP(s.DebugHost)
+	return s.DebugHost != "localhost" && (ip == nil || !ip.IsLoopback())
+}
 
 // descriptorArgs name one descriptor on a command line.
 type descriptorArgs struct {

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -21,6 +24,9 @@ type declaration struct {
 	storage ratelimit.Storage
 	store   *store.Promise // that was named; nil: none was
 	now     time.Time
+	details bool
+	// What requests cost at most, and how many are in flight at once: of rules that hold. 0: nobody says.
+	cost, inFlight ratelimit.Tokens
 }
 
 // screen is how wide a table may be, in columns.
@@ -44,7 +50,12 @@ func (d declaration) write(out io.Writer) error {
 	if _, err := io.WriteString(out, table.String()); err != nil {
 		return err
 	}
-	d.notes(out)
+	d.legend(out)
+	d.holds(out)
+	if d.details {
+		d.notes(out)
+	}
+	d.billing(out)
 	return nil
 }
 
@@ -55,11 +66,7 @@ func (d declaration) fleet() string {
 	case d.storage == ratelimit.OwnMemory:
 		return fmt.Sprintf("on %d nodes without a store", d.nodes)
 	}
-	kind := "a Redis"
-	if d.store != nil {
-		kind = d.store.Kind
-	}
-	return fmt.Sprintf("on %d nodes that share %s", d.nodes, kind)
+	return fmt.Sprintf("on %d nodes that share %s", d.nodes, d.kind())
 }
 
 // of is what a rule declares on a store; nil: on a Redis, or on none.
@@ -75,23 +82,66 @@ func (d declaration) of(r *ratelimit.Rule) ratelimit.Bounds {
 	return boundsOn(r, d.nodes, d.storage, d.store)
 }
 
-// table has what is short. With named, a rule's name is its row's first cell; else
-// it stands above its row.
+// worst is what a rule admits at most in a window, in parts of its limit: its place in the table.
+func (d declaration) worst(r *ratelimit.Rule) float64 {
+	b := d.of(r)
+	if b.Unlimited {
+		return -1
+	}
+	limit := r.Limit.Capacity()
+	most := max(limit+b.Over.Tokens+b.OnLoss, d.outage(r, &b))
+	return float64(most) / float64(max(1, limit))
+}
+
+// allDemand is more than any rule admits that has a bound.
+const allDemand = ratelimit.Tokens(math.MaxInt64 / 2)
+
+// outage is what all nodes admit in a window without the store, or without a key's owner.
+func (d declaration) outage(r *ratelimit.Rule, b *ratelimit.Bounds) ratelimit.Tokens {
+	o := b.OnOutage
+	switch fleet := o.Fleet(); {
+	case o.Of == ratelimit.NoOutage:
+		return r.Limit.Capacity() + b.Over.Tokens
+	case !fleet.Bounded():
+		return allDemand
+	default:
+		return fleet.Tokens + b.Over.Drift
+	}
+}
+
+// owners tells whether owners of keys may not answer.
+func (d declaration) owners() bool {
+	return slices.ContainsFunc(d.rules, func(r *ratelimit.Rule) bool { return d.of(r).OnOutage.Of == ratelimit.OwnerOutage })
+}
+
+// table has the rules with the largest risk first. With named, a rule's name is its row's first cell; else it stands
+// above its row.
 func (d declaration) table(out io.Writer, named bool) error {
+	rules := slices.Clone(d.rules)
+	slices.SortStableFunc(rules, func(a, b *ratelimit.Rule) int { return cmp.Compare(d.worst(b), d.worst(a)) })
 	var cells strings.Builder
 	w := tabwriter.NewWriter(&cells, 0, 0, 2, ' ', 0)
 	names := []string{"RULE"}
-	for _, r := range d.rules {
+	for _, r := range rules {
 		names = append(names, r.Domain+"."+r.Path)
 	}
 	row := func(i int, cells ...string) {
 		if named {
 			cells = append([]string{names[i]}, cells...)
+		} else if len(cells) > 1 { // the mode stands behind the name
+			names[i] += "  " + cells[1]
+			cells = slices.Delete(cells, 1, 2)
 		}
 		fmt.Fprintln(w, strings.Join(cells, "\t"))
 	}
-	row(0, "LIMIT", "MODE", "OVER-ADMISSION", "IN AN OUTAGE", "ON DATA LOSS")
-	for i, r := range d.rules {
+	if head := []string{"LIMIT", "MODE", "NORMAL"}; d.storage == ratelimit.SharedStore {
+		row(0, append(head, strings.ToUpper(d.kind())+" DOWN", "DATA LOST")...)
+	} else if d.owners() {
+		row(0, append(head, "OWNER DOWN")...)
+	} else {
+		row(0, head...)
+	}
+	for i, r := range rules {
 		row(i+1, d.cells(r)...)
 	}
 	if err := w.Flush(); err != nil {
@@ -110,21 +160,65 @@ func (d declaration) table(out io.Writer, named bool) error {
 	return nil
 }
 
-// cells are those of a rule's row.
+// cells are those of a rule's row: what all nodes admit at most in a window.
 func (d declaration) cells(r *ratelimit.Rule) []string {
 	b := d.of(r)
 	if b.Unlimited {
-		return []string{"unlimited", "-", "-", "-", "-"}
+		return []string{"unlimited"}
 	}
-	over := strconv.FormatInt(int64(b.Over.Tokens), 10)
-	if b.Over.Tokens > 0 {
-		over += fmt.Sprintf(" (%.4g%%)", b.Over.Percent(r.Limit.Capacity()))
+	limit := r.Limit.Capacity()
+	cells := []string{r.Limit.String(), r.Coordination.Mode.String(), upTo(limit+b.Over.Tokens, limit)}
+	switch {
+	case b.OnOutage.Of != ratelimit.NoOutage:
+		cells = append(cells, upTo(d.outage(r, &b), limit))
+	case d.storage == ratelimit.SharedStore || d.owners():
+		cells = append(cells, "-")
 	}
-	lost := "no store"
 	if d.storage == ratelimit.SharedStore {
-		lost = strconv.FormatInt(int64(b.OnLoss), 10)
+		cells = append(cells, upTo(limit+b.Over.Tokens+b.OnLoss, limit))
 	}
-	return []string{r.Limit.String(), r.Coordination.Mode.String(), over, b.OnOutage.String(), lost}
+	return cells
+}
+
+// upTo is a number of tokens, and which part of the limit that is.
+func upTo(n, limit ratelimit.Tokens) string {
+	switch {
+	case n == allDemand:
+		return "all requests"
+	case n == limit || limit == 0:
+		return "up to " + grouped(int64(n))
+	}
+	return fmt.Sprintf("up to %s (%.4g%%)", grouped(int64(n)), 100*float64(n)/float64(limit))
+}
+
+// grouped is a number with a comma between each three digits.
+func grouped(n int64) string {
+	text := strconv.FormatInt(n, 10)
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}
+
+// legend says what the columns are.
+func (d declaration) legend(out io.Writer) {
+	text := "Tokens of one key that all nodes admit at most in one window. "
+	if d.storage == ratelimit.SharedStore {
+		text += d.kind() + " down: in a window without it, as on_store_failure says; leases in hand are spent besides, and the " +
+			"limit has paid for them. Data lost: in a window in which it loses its data once."
+	} else if text += "Without a store each node counts alone."; d.owners() {
+		text += " Owner down: in a window without the owner of the key (PEERS)."
+	}
+	fmt.Fprintln(out)
+	writeWrapped(out, "", text+" The largest risk is first."+map[bool]string{false: " For debt, waits and store operations: --details."}[d.details])
+}
+
+// kind is what the store is called.
+func (d declaration) kind() string {
+	if d.store != nil {
+		return d.store.Kind
+	}
+	return "Redis"
 }
 
 func widest(text string) (columns int) {
@@ -155,12 +249,29 @@ func (d declaration) notes(out io.Writer) {
 			writeWrapped(out, "  ", line)
 		}
 	}
-	d.billing(out)
-	if d.storage == ratelimit.SharedStore {
-		fmt.Fprintln(out)
-		writeWrapped(out, "", "In an outage: tokens that all nodes admit in a window while the store does not answer. On data "+
-			"loss: tokens beyond the limit for each loss of the store's data, plus the usage of crashed nodes. Without a "+
-			"store each node counts alone (--no-store).")
+}
+
+// holds says what rules promise whose requests hold an estimate.
+func (d declaration) holds(out io.Writer) {
+	said := false
+	for _, r := range d.rules {
+		b, ok := r.DeclareHold()
+		if !ok {
+			continue
+		}
+		if !said {
+			fmt.Fprintf(out, "\nholds, beside the above:\n")
+			said = true
+		}
+		text := fmt.Sprintf("%s.%s: hold %s. Over-admission: %s", r.Domain, r.Path, b.Hold, b.Over)
+		if d.cost > 0 && d.inFlight > 0 {
+			text += fmt.Sprintf("; at most %d with %d in flight that cost at most %d (--cost, --in-flight)",
+				b.HeldOver(d.cost, d.inFlight), d.inFlight, d.cost)
+		}
+		writeWrapped(out, "  ", text+". Lost: "+b.Stranded+".")
+		if b.Blind != "" {
+			writeWrapped(out, "    ", "Without an id: "+b.Blind+".")
+		}
 	}
 }
 

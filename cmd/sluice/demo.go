@@ -127,7 +127,8 @@ func (c *demoCmd) show(ctx context.Context, s streams, nodes []*process.Process,
 	var debug []string
 	var askers []asker
 	fmt.Fprintf(s.out, "%d nodes share limits through the Redis at %s, and get %v requests a second for 20 keys, more than the limits allow.\n"+
-		"Each rule says how far a key may go over its limit, before it runs; the table shows how far keys do go.\n\nWhat a node does, live:\n\n",
+		"Each rule says how far a key may go over its limit, before it runs; the table shows how far keys do go.\n"+
+		"The rule api_key may go over by 6 %%, not by the default of 1 %%: 6 tokens are 2 for each of 3 nodes, and 1 token could not be shared.\n\nWhat a node does, live:\n\n",
 		len(nodes), store, c.Rate)
 	for i, n := range nodes {
 		fmt.Fprintf(s.out, "  node %d: http://%s/console\n", i+1, n.Debug)

@@ -56,7 +56,7 @@ func TestDemo(t *testing.T) {
 		t.Errorf("%v\n%s", err, text)
 	}
 	// What it is about: each rule's own bound, and that no key went beyond it.
-	if !strings.Contains(text, "KEYS OVER BY MORE THAN THAT") || !regexp.MustCompile(`(?m)^  api_key \(approx\) +100 per second +6 +[1-9]\d* +\d+ +\d+ +0 *$`).MatchString(text) {
+	if !strings.Contains(text, "KEYS THAT BROKE THE BOUND") || !regexp.MustCompile(`(?m)^  api_key \(approx\) +100 per second +[0-6] of 6 allowed +0 +[1-9]\d* +\d+ *$`).MatchString(text) {
 		t.Errorf("it does not show what becomes of its limits, or they do not hold:\n%s", text)
 	}
 }

@@ -53,7 +53,7 @@ func (v *teller) look() (rules map[string]metrics.RuleState, silent int) {
 				rules[r.Rule] = r
 				continue
 			}
-			all.Decisions, all.Denied, all.Over, all.Beyond = all.Decisions+r.Decisions, all.Denied+r.Denied, all.Over+r.Over, all.Beyond+r.Beyond
+			all.Decisions, all.Denied, all.Worst, all.Beyond = all.Decisions+r.Decisions, all.Denied+r.Denied, all.Worst+r.Worst, all.Beyond+r.Beyond
 			rules[r.Rule] = all
 		}
 	}
@@ -75,12 +75,13 @@ func (v *teller) print(rules map[string]metrics.RuleState, silent int) {
 	}
 	fmt.Fprintln(v.out, ":")
 	t := tabwriter.NewWriter(v.out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "  RULE\tEACH KEY MAY HAVE\tAND GO OVER BY\tPASSED/S\tREFUSED/S\tOVER SO FAR, ALL KEYS\tKEYS OVER BY MORE THAN THAT\t")
+	fmt.Fprintln(t, "  RULE\tEACH KEY MAY HAVE\tWORST KEY OVER BY\tKEYS THAT BROKE THE BOUND\tPASSED/S, ALL KEYS\tREFUSED/S, ALL KEYS\t")
 	for _, name := range names {
 		r, old := rules[name], v.before[name]
 		rate := func(now, before uint64) string { return fmt.Sprintf("%.0f", float64(now-min(before, now))/seconds) }
-		fmt.Fprintf(t, "  %s (%s)\t%s\t%d\t%s\t%s\t%d\t%d\t\n", name, r.Mode, strings.TrimSuffix(r.Limit, ","), r.Declared,
-			rate(r.Decisions-r.Denied, old.Decisions-old.Denied), rate(r.Denied, old.Denied), r.Over, r.Beyond)
+		// Each node's worst key may be another one: together they are the most that one key can have.
+		fmt.Fprintf(t, "  %s (%s)\t%s\t%d of %d allowed\t%d\t%s\t%s\t\n", name, r.Mode, strings.TrimSuffix(r.Limit, ","), r.Worst, r.Declared,
+			r.Beyond, rate(r.Decisions-r.Denied, old.Decisions-old.Denied), rate(r.Denied, old.Denied))
 	}
 	_ = t.Flush()
 	fmt.Fprintln(v.out)

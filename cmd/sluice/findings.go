@@ -16,11 +16,12 @@ import (
 // find the place, and below it the line with a caret.
 func (r *checked) writeFindings(out io.Writer) {
 	for _, f := range r.findings() {
+		message := strings.TrimPrefix(strings.TrimPrefix(f.Message, "config error, "), "coordination: ")
 		place := f.File
 		if f.Line > 0 {
 			place = config.Place{File: f.File, Line: f.Line, Column: f.Column}.String()
 		}
-		fmt.Fprintf(out, "%s: %s: %s\n%s", place, f.Severity, f.Message, f.excerpt)
+		fmt.Fprintf(out, "%s: %s: %s\n%s", place, f.Severity, message, f.excerpt)
 	}
 }
 
@@ -31,7 +32,7 @@ func (r *checked) summary() string {
 			counted(len(r.rules.All()), "rule"), counted(len(r.texts), "file"))
 	}
 	return fmt.Sprintf("these rules would be loaded, but see the %s above\nrules %s: %s in %s",
-		counted(len(r.warnings), "warning"), r.rules.Fingerprint(), counted(len(r.rules.All()), "rule"),
+		counted(len(r.warnings), "finding"), r.rules.Fingerprint(), counted(len(r.rules.All()), "rule"),
 		counted(len(r.texts), "file"))
 }
 
@@ -61,6 +62,9 @@ func (r *checked) findings() []finding {
 			if p.Place.String() != p.Place.File { // it has a line
 				f.Line, f.Column = p.Place.Line, p.Place.Column
 				f.excerpt = config.Excerpt(r.text(p.Place.File), p.Place)
+			}
+			if p.Kind.Fatal() {
+				f.Severity = "error"
 			}
 			all = append(all, f)
 		}
@@ -106,6 +110,8 @@ type declared struct {
 	Loss        ratelimit.Tokens `json:"over_admission_when_data_is_lost"`
 	// Bounds is the same and more as numbers, whose units are in their names.
 	Bounds ratelimit.Bounds `json:"bounds"`
+	// Hold is of a rule whose requests hold an estimate.
+	Hold *ratelimit.HoldBounds `json:"hold,omitempty"`
 	// NextMonths is when the next billing months begin, of a rule that has such.
 	NextMonths []string `json:"next_billing_months,omitempty"`
 }
@@ -133,6 +139,9 @@ func declaredOf(rule *ratelimit.Rule, b ratelimit.Bounds) declared {
 	}
 	d.Limit, d.Over, d.OverPercent, d.Note = rule.Limit.String(), b.Over.Tokens, b.Over.Percent(rule.Limit.Capacity()), b.Over.Note()
 	d.Under, d.Wait, d.StoreOps, d.Outage, d.Loss = b.Under.String(), b.Wait.String(), b.StoreOps.String(), b.OnOutage.String(), b.OnLoss
+	if hold, ok := rule.DeclareHold(); ok {
+		d.Hold = &hold
+	}
 	if rule.Limit.Calendar != 0 {
 		d.NextMonths = nextMonths(rule, time.Now())
 	}

@@ -21,7 +21,8 @@ import (
 // were admitted.
 type fleet struct {
 	*testing.T
-	redis    *redistest.Server
+	server   storeServer
+	redis    *redistest.Server // that is the server; nil: it is another
 	rules    string
 	nodes    []*sluice
 	clients  []rls.RateLimitServiceClient
@@ -49,24 +50,30 @@ descriptors:
 
 func newFleet(t *testing.T, nodes int) *fleet {
 	t.Helper()
-	f := newEmptyFleet(t, fleetRules)
+	return newFleetOn(t, redistest.Start(t), fleetRules, nodes)
+}
+
+// newFleetOn has its nodes on a store.
+func newFleetOn(t *testing.T, server storeServer, rules string, nodes int) *fleet {
+	t.Helper()
+	f := &fleet{T: t, server: server, rules: filepath.Join(t.TempDir(), "rules.yaml")}
+	f.redis, _ = server.(*redistest.Server)
+	writeFile(t, f.rules, rules)
 	for range nodes {
-		f.join(f.redis.Addr)
+		f.join(server.URL())
 	}
 	return f
 }
 
 func newEmptyFleet(t *testing.T, rules string) *fleet {
 	t.Helper()
-	f := &fleet{T: t, redis: redistest.Start(t), rules: filepath.Join(t.TempDir(), "rules.yaml")}
-	writeFile(t, f.rules, rules)
-	return f
+	return newFleetOn(t, redistest.Start(t), rules, 0)
 }
 
-// join starts one more node, which finds Redis at an address.
-func (f *fleet) join(redis string) *sluice {
+// join starts one more node, which finds its store at a URL.
+func (f *fleet) join(url string) *sluice {
 	f.Helper()
-	s := serve(f.T, []string{"REDIS_URL=" + redis, "DRAIN_TIME=0s"}, "--config", f.rules, "--log-level=warn")
+	s := serve(f.T, []string{"STORE_URL=" + url, "DRAIN_TIME=0s"}, "--config", f.rules, "--log-level=warn")
 	f.nodes = append(f.nodes, s)
 	f.clients = append(f.clients, rls.NewRateLimitServiceClient(s.dial()))
 	return s
@@ -279,25 +286,27 @@ func TestFleetSurvivesFlush(t *testing.T) {
 	t.Logf("admitted %d of 20000 over a FLUSHALL", got)
 }
 
-// Redis is killed and comes back empty; it is stopped; it answers slowly. No
+// The store is killed and comes back (a Redis empty); it is stopped, as by a disk that hangs; it answers slowly. No
 // call fails, none waits long, and closed rules admit no more than was leased.
-func TestFleetRedisFaults(t *testing.T) {
-	f := newFleet(t, 2)
+func TestFleetStoreFaults(t *testing.T) { eachStore(t, storeFaults) }
+
+func storeFaults(t *testing.T, server storeServer) {
+	f := newFleetOn(t, server, fleetRules, 2)
 	f.load("closed", 4, 200, 0, 1).Wait()
 	f.slowest.Store(0)
-	f.redis.Kill()
+	server.Kill()
 	f.load("closed", 4, 3000, 0, 1).Wait()
-	f.redis.Run()
+	server.Run()
 	back := func() bool { // both nodes have asked, and were answered
 		f.load("five", 1, 2, 0, 1).Wait()
 		return f.nodes[0].metric("sluice_store_breaker_open")+f.nodes[1].metric("sluice_store_breaker_open") == 0
 	}
 	f.nodes[0].eventually("the ledger is used again", back)
-	f.redis.Signal(syscall.SIGSTOP)
+	server.Signal(syscall.SIGSTOP)
 	f.load("closed", 4, 200, 0, 1).Wait()
 	closed := f.admitted.Load()
 	f.load("hundred", 2, 2, 0, 1).Wait() // keys without a lease wait until the deadline
-	f.redis.Signal(syscall.SIGCONT)
+	server.Signal(syscall.SIGCONT)
 	if n := f.failed.Load(); n > 0 {
 		t.Errorf("%d calls failed", n)
 	}

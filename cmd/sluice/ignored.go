@@ -1,6 +1,9 @@
 package main
 
 import (
+	"errors"
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -43,4 +46,63 @@ func inEnvironment(lookup func(string) (string, bool), names []string) (found []
 		}
 	}
 	return found
+}
+
+// replaced are settings of earlier releases, with the advice for each.
+var replaced = map[string]string{
+	"PEER_ALLOW_OLD":              "unset it: old and new nodes are two rings while a fleet is upgraded (docs/upgrading.md)",
+	"MAX_BYTES_IN_FLIGHT":         sizedByMemory,
+	"MAX_REQUEST_BYTES":           "unset it: a request has at most 256 KiB",
+	"GRPC_MAX_CONNECTIONS":        sizedByMemory,
+	"GRPC_MAX_CONCURRENT_STREAMS": "unset it: a connection has at most 1000 calls, and Envoy opens another beyond",
+	"GRPC_MAX_HEADER_BYTES":       "unset it: headers have at most 8 KiB",
+	"GRPC_MAX_CONNECTION_IDLE":    "unset it: an idle connection ends after 5m, and GRPC_MAX_CONNECTION_AGE ends others",
+	"HTTP_MAX_CONNECTIONS":        sizedByMemory,
+	"DEBUG_MAX_CONNECTIONS":       "unset it: the debug port takes 64 connections",
+	"DEBUG_EXPLAIN_RATE":          "unset it: a node explains 20 keys a second",
+	"PEER_MAX_BYTES_IN_FLIGHT":    sizedByMemory,
+	"PEER_MAX_CONNECTIONS":        "unset it: a node takes 2000 connections of peers",
+	"RLQS_MAX_STREAMS":            "set MAX_MEMORY to size it, or RLQS=false to turn RLQS off",
+	"RLQS_MAX_BUCKETS":            "unset it: a stream has at most 1000 buckets",
+	"RLQS_MAX_BUCKET_BYTES":       "unset it: a BucketId has at most 1024 bytes",
+	"RLQS_MAX_REPORTS":            "unset it: a stream sends at most 100 messages a second",
+	"CONFIG_MAX_FILE_BYTES":       "unset it: a file of rules has at most 8 MiB; split larger ones",
+	"CONFIG_MAX_FILES":            "unset it: there are at most 1000 files of rules; join some",
+	"CONFIG_MAX_BYTES":            sizedByMemory,
+	"CONFIG_MAX_TOKENS":           sizedByMemory,
+	"CONFIG_MAX_RULES":            sizedByMemory,
+	"REDIS_MAX_REPLY":             "unset it: an answer of Redis has at most 4 MiB",
+	"COORDINATION_LEASE_SIZE":     inRules("lease: {size: %s}"),
+	"COORDINATION_LEASE_MIN":      inRules("lease: {min: %s}"),
+	"COORDINATION_LEASE_MAX":      inRules("lease: {max: %s}"),
+	"COORDINATION_LEASE_TTL":      inRules("lease: {ttl: %s}"),
+	"COORDINATION_LEASE_RESERVE":  inRules("lease: {reserve: %s}"),
+	"COORDINATION_RECLAIM":        inRules("reclaim: %s"),
+	"COORDINATION_DRIFT_BUDGET":   inRules("drift_budget: %s"),
+	"COORDINATION_LOW_WATERMARK":  inRules("low_watermark: %s"),
+	"COORDINATION_CHECK_TIMEOUT":  inRules("check_timeout: %s"),
+	"COORDINATION_SYNC_INTERVAL":  inRules("sync_interval: %s"),
+	"COORDINATION_LOCAL_CAP":      inRules("local_cap: %s"),
+	"COORDINATION_MAX_STALENESS":  inRules("max_staleness: %s"),
+	"COORDINATION_ON_DENY":        inRules("on_deny: %s"),
+	"COORDINATION_DEBT":           inRules("debt: %s"),
+	"COORDINATION_AUDIT":          inRules("audit: %s"),
+}
+
+const sizedByMemory = "unset it: it follows from the memory of the process, or from MAX_MEMORY"
+
+func inRules(field string) string {
+	return "write coordination: {" + field + "} at the root of each file of rules"
+}
+
+// refused reports settings that a release has replaced: without effect, they would be lost unseen.
+func refused(lookup func(string) (string, bool)) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(replaced)) {
+		if value, set := lookup(name); set && value != "" {
+			errs = append(errs, fmt.Errorf("%s is %q, and this release does not have it: %s", name, value,
+				strings.Replace(replaced[name], "%s", value, 1)))
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -53,7 +53,7 @@ func (c *serveCmd) decider(clock ratelimit.Clock, rules *config.Store, log *slog
 		return nil, err
 	}
 	if c.Ring.Peers != "" {
-		if d.ring, d.run, err = c.Ring.route(&c.Callers, d.limiter, d.run, clock, log); err != nil {
+		if d.ring, d.run, err = c.Ring.route(&c.caps, d.limiter, d.run, clock, log); err != nil {
 			return nil, err
 		}
 	}
@@ -120,9 +120,11 @@ func (c *serveCmd) ledger(clock ratelimit.Clock, rules *config.Store, log *slog.
 // yet. Without a store there are none.
 func (c *serveCmd) stores(d *decider, seats func() approx.Plan, clock ratelimit.Clock, log *slog.Logger) (all []*shared, err error) {
 	options := func(name string) store.Options {
-		pool := &metrics.Pool{}
-		d.pools[name] = pool
-		return store.Options{Flags: c.Store, Log: log, Pool: pool, Refused: &d.refused}
+		o := store.Options{Flags: c.Store, Log: log, Pool: &metrics.Pool{}, Refused: &d.refused}
+		if c.Store.OnRedis() {
+			d.pools[name] = o.Pool
+		}
+		return o
 	}
 	perSecond, err := store.PerSecond(options("redis_per_second_pool"))
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/anishathalye/porcupine"
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
@@ -74,6 +75,7 @@ type liveNode struct {
 type linearKind struct {
 	rules   string
 	store   ratelimit.Storage
+	on      func(testing.TB) storeServer // nil: a Redis
 	kill    bool
 	replace bool
 	ones    bool // requests cost 1, else 1 to 3
@@ -143,6 +145,25 @@ func TestLinearLeasingReplaced(t *testing.T) {
 // later, although no answer was lost. Nothing is over.
 func TestLinearLeasingOfSeveralHits(t *testing.T) {
 	linear(t, linearKind{rules: leasedRules, store: true})
+}
+
+// On a database the same is promised.
+func TestLinearOnDatabases(t *testing.T) {
+	for store, start := range databases {
+		for name, kind := range map[string]linearKind{
+			"routing":  {rules: routedRules, strands: true},
+			"leasing":  {rules: leasedRules, ones: true},
+			"killed":   {rules: leasedRules, ones: true, kill: true},
+			"replaced": {rules: leasedRules, ones: true, replace: true},
+			"hits":     {rules: leasedRules},
+		} {
+			kind.store, kind.on = true, start
+			t.Run(store+" "+name, func(t *testing.T) {
+				t.Parallel()
+				linear(t, kind)
+			})
+		}
+	}
 }
 
 // linear records histories and checks them.
@@ -227,16 +248,21 @@ func linearKey(i int) string { return string(rune('a' + i)) }
 func newRecorder(t *testing.T, kind linearKind) *recorder {
 	t.Helper()
 	f := &fleet{T: t, rules: filepath.Join(t.TempDir(), "rules.yaml")}
+	var env []string
 	if kind.store {
-		f = newEmptyFleet(t, kind.rules)
+		if kind.on == nil {
+			kind.on = func(t testing.TB) storeServer { return redistest.Start(t) }
+		}
+		f = newFleetOn(t, kind.on(t), kind.rules, 0)
+		env = []string{"COORDINATION_STORE_DEADLINE=500ms"} // a commit may take longer than 15 ms
 	}
 	writeFile(t, f.rules, kind.rules)
-	r := &recorder{ringFleet: &ringFleet{fleet: f, store: kind.store}, began: time.Now()}
+	r := &recorder{ringFleet: &ringFleet{fleet: f, store: kind.store, env: env}, began: time.Now()}
 	if r.most, r.keys = 3, 10; kind.ones {
 		r.most, r.keys = 1, 6
 	}
 	routed := strings.Contains(kind.rules, "routing")
-	r.join = func() *sluice { return f.join(f.redis.Addr) }
+	r.join = func() *sluice { return f.join(f.server.URL()) }
 	if routed {
 		for range 4 {
 			host, port := freeAddress(t)

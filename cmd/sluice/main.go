@@ -10,24 +10,29 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"reflect"
 	"runtime/debug"
+	"strings"
 	_ "time/tzdata" // the zones of billing periods, for machines and images that have no zone database
 
 	"github.com/alecthomas/kong"
+
+	"github.com/sluice-gate/sluice/ratelimit"
 )
 
 type cli struct {
-	Serve      serveCmd   `cmd:"" help:"Answer Envoy's rate limit requests."`
-	Check      checkCmd   `cmd:"" help:"Validate rules like the server, and print the worst case of each."`
-	Explain    explainCmd `cmd:"" help:"Explain the next decision of a running node for a descriptor."`
-	Top        topCmd     `cmd:"" help:"Show rules, limits, drift and the store of running nodes."`
-	Admin      adminCmd   `cmd:"" help:"Correct limits on running nodes, with their ADMIN_TOKEN."`
-	Audit      auditCmd   `cmd:"" help:"Replay the record of audited rules: usage of each window, and whether its limit held."`
+	Serve      serveCmd    `cmd:"" help:"Answer Envoy's rate limit requests."`
+	Settings   settingsCmd `cmd:"" help:"Print the settings in force, and the source of each value."`
+	Check      checkCmd    `cmd:"" help:"Validate rules like the server, and print the worst case of each."`
+	Explain    explainCmd  `cmd:"" help:"Explain the next decision of a running node for a descriptor."`
+	Top        topCmd      `cmd:"" help:"Show rules, limits, drift and the store of running nodes."`
+	Admin      adminCmd    `cmd:"" help:"Correct limits on running nodes, with their ADMIN_TOKEN."`
+	Audit      auditCmd    `cmd:"" help:"Replay the record of audited rules: usage of each window, and whether its limit held."`
 	laboratory `embed:""`
 	Version    versionCmd       `cmd:"" help:"Print version, commit and platform."`
 	Completion completionCmd    `cmd:"" help:"Print a completion script for a shell."`
@@ -80,6 +85,9 @@ func run(args []string, s streams) int {
 		return exit
 	}
 	if err != nil {
+		if bad, ok := errors.AsType[*fileError](err); ok {
+			err = bad
+		}
 		fmt.Fprintln(s.err, "sluice:", err)
 		return 2
 	}
@@ -92,18 +100,25 @@ func run(args []string, s streams) int {
 
 // newParser reads command lines. exit is called where nothing is left to run.
 func newParser(s streams, exit func(code int)) (*kong.Kong, error) {
-	return kong.New(&cli{},
+	file := &fileSettings{}
+	parser, err := kong.New(&cli{},
 		kong.Name("sluice"),
 		kong.Description("A rate-limit service for fleets of Envoy gateways. Settings are flags or environment variables; "+
 			"the names are envoyproxy/ratelimit's."),
-		kong.Vars{"version": version(), "coordination": coordinationHelp()},
+		kong.Vars{"version": version(), "modes": strings.Join(ratelimit.ModeNames(), ", ")},
 		kong.Writers(s.out, s.err),
 		kong.Exit(exit),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
-		kong.Bind(s),
+		kong.Bind(s, file),
+		kong.Resolvers(file),
+		kong.Help(briefHelp),
 		kong.ExplicitGroups(groups),
 		kong.KindMapper(reflect.Bool, boolMapper{}),
 	)
+	if err == nil {
+		(*auditCmd)(nil).hideForServe(parser.Model.Node)
+	}
+	return parser, err
 }
 
 // released is the version that make release gives a binary; "": none.

@@ -25,6 +25,15 @@ type memory struct {
 // unknownMemory is what to reckon with where the system says nothing.
 const unknownMemory = 2 << 30
 
+// memory is that of MAX_MEMORY, or of this process.
+func (s *settings) memory(read func(string) ([]byte, error)) (memory, error) {
+	if s.MaxMemory == "" {
+		return ownMemory(read), nil
+	}
+	bytes, err := parseMemory(s.MaxMemory)
+	return memory{bytes, "MAX_MEMORY", true}, err
+}
+
 // ownMemory finds the least of what bounds this process.
 func ownMemory(read func(string) ([]byte, error)) memory {
 	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 {

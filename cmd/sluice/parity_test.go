@@ -203,7 +203,7 @@ func (p parityRun) answer(t *testing.T) {
 	prefix := fmt.Sprintf("run %d:", parityRuns.Add(1))
 	env := append([]string{
 		"HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0", "DRAIN_TIME=0s",
-		"CACHE_KEY_PREFIX=" + prefix, "COORDINATION_STORE_DEADLINE=1s", "COORDINATION_CHECK_TIMEOUT=900ms",
+		"CACHE_KEY_PREFIX=" + prefix, "COORDINATION_STORE_DEADLINE=1s",
 	}, p.env...)
 	if p.store != nil {
 		p.store.Begin(prefix)
@@ -286,12 +286,17 @@ func (s *sluice) late() int {
 	return s.metric(`sluice_decision_sources_total{source="fallback"}`) + s.metric(`sluice_decision_sources_total{source="drift"}`)
 }
 
+// patient is a file whose rules wait for the store as long as they may in mode approx, too.
+func patient(rules string) string {
+	return strings.Replace(rules, "\ndescriptors:", "\ncoordination: {check_timeout: 900ms}\ndescriptors:", 1)
+}
+
 // runtimeDirectory is a RUNTIME_ROOT as in their image, with files of any
 // extension, and other files beside it.
 func runtimeDirectory(t *testing.T) []string {
 	root := t.TempDir()
-	writeFile(t, filepath.Join(root, "ratelimit", "config", "parity.conf"), parityRules)
-	writeFile(t, filepath.Join(root, "ratelimit", "config", "more", "files.yaml"), fileRules)
+	writeFile(t, filepath.Join(root, "ratelimit", "config", "parity.conf"), patient(parityRules))
+	writeFile(t, filepath.Join(root, "ratelimit", "config", "more", "files.yaml"), patient(fileRules))
 	writeFile(t, filepath.Join(root, "ratelimit", "config", ".hidden"), "no: rules")
 	writeFile(t, filepath.Join(root, "ratelimit", "other", "not-rules"), "{")
 	return []string{"RUNTIME_ROOT=" + root, "RUNTIME_SUBDIRECTORY=ratelimit", "RUNTIME_IGNOREDOTFILES=true"}
@@ -433,7 +438,7 @@ func TestParityErrors(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	bad := filepath.Join(dir, "config", "bad.yaml")
-	writeFile(t, filepath.Join(dir, "config", "good.yaml"), parityRules)
+	writeFile(t, filepath.Join(dir, "config", "good.yaml"), patient(parityRules))
 	env := []string{"RUNTIME_ROOT=" + dir, "HOST=127.0.0.1", "PORT=0", "GRPC_HOST=127.0.0.1", "GRPC_PORT=0", "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=0", "RUNTIME_WATCH_ROOT=false", "DRAIN_TIME=0s"}
 	s := serveWith(t, env, "serve")
 	for i, c := range parityErrors {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -22,7 +23,10 @@ func TestParityByXDS(t *testing.T) {
 	for _, mode := range []string{"leasing", "routing", "approx"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
+			additions := filepath.Join(t.TempDir(), "additions.yaml")
+			writeFile(t, additions, "rules: [{domain: parity, coordination: {check_timeout: 900ms}}]\n")
 			parityRun{env: []string{
+				"CONFIG_GRPC_XDS_ADDITIONS=" + additions,
 				"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_NODE_ID=n1", "CONFIG_GRPC_XDS_SERVER_URL=" + address,
 				"REDIS_URL=" + redis.Addr, "COORDINATION_MODE=" + mode,
 			}, routing: mode == "routing", store: redis, exchanges: parityExchanges}.answer(t)

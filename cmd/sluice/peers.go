@@ -37,9 +37,6 @@ type peerFlags struct {
 
 // options checks the settings and makes them a router's.
 func (f *peerFlags) options() (o routing.Options, serverTLS credentials.TransportCredentials, err error) {
-	if os.Getenv("PEER_ALLOW_OLD") != "" {
-		return o, nil, errors.New("PEER_ALLOW_OLD is set, and nodes of older versions are refused: unset it. During an upgrade, old and new nodes form two rings (docs/upgrading.md)")
-	}
 	host, port, err := net.SplitHostPort(f.Addr)
 	own, notNumber := strconv.Atoi(port)
 	if err != nil || host == "" || notNumber != nil {
@@ -87,7 +84,7 @@ func (f *peerFlags) options() (o routing.Options, serverTLS credentials.Transpor
 }
 
 // route puts a node into the ring that PEERS names. run replaces the base's.
-func (f *peerFlags) route(bounds *callerFlags, base limiter, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (*routing.Router, func(context.Context) error, error) {
+func (f *peerFlags) route(bounds *caps, base limiter, baseRun func(context.Context) error, clock ratelimit.Clock, log *slog.Logger) (*routing.Router, func(context.Context) error, error) {
 	o, serverTLS, err := f.options()
 	if err != nil {
 		return nil, nil, err

@@ -232,10 +232,11 @@ func TestBadPerSecond(t *testing.T) {
 }
 
 // Health follows the store where that is asked for, and decisions go on.
-func TestHealthFollowsRedis(t *testing.T) {
+func TestHealthFollowsTheStore(t *testing.T) { eachStore(t, healthFollows) }
+
+func healthFollows(t *testing.T, store storeServer) {
 	t.Parallel()
-	store := redistest.Start(t)
-	s := serve(t, []string{"REDIS_URL=" + store.Addr, "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION=true", "DRAIN_TIME=0s"}, "--log-level=error")
+	s := serve(t, []string{"STORE_URL=" + store.URL(), "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION=true", "DRAIN_TIME=0s"}, "--log-level=error")
 	health := func(want int) func() bool {
 		return func() bool { code, _ := s.get(s.http + "/healthcheck"); return code == want }
 	}
@@ -243,7 +244,7 @@ func TestHealthFollowsRedis(t *testing.T) {
 	store.Kill()
 	s.eventually("unhealthy", health(500))
 	if code := s.postBody(exampleRequest); code != 200 {
-		t.Errorf("a request while Redis is away: %d", code)
+		t.Errorf("a request while the store is away: %d", code)
 	}
 	store.Run()
 	s.eventually("healthy again", health(200))

@@ -41,7 +41,12 @@ type ringFleet struct {
 
 func newRing(t *testing.T, nodes, spare int, store ratelimit.Storage, env ...string) *ringFleet {
 	t.Helper()
-	r := &ringFleet{fleet: newEmptyFleet(t, routingRules), store: store, env: env}
+	return newRingOf(t, routingRules, nodes, spare, store, env...)
+}
+
+func newRingOf(t *testing.T, rules string, nodes, spare int, store ratelimit.Storage, env ...string) *ringFleet {
+	t.Helper()
+	r := &ringFleet{fleet: newEmptyFleet(t, rules), store: store, env: env}
 	for range nodes + spare {
 		host, port := freeAddress(t)
 		r.addrs = append(r.addrs, net.JoinHostPort(host, port))
@@ -57,12 +62,12 @@ func newRing(t *testing.T, nodes, spare int, store ratelimit.Storage, env ...str
 
 func (r *ringFleet) start() *sluice {
 	i := len(r.nodes)
-	env := []string{"PEERS=static:" + strings.Join(r.addrs, ","), "PEER_ADDR=" + r.addrs[i], "PEER_SECRET=s3cret-of-the-tests", "DRAIN_TIME=0s", "HOT_KEY_RATE=1e9"}
+	env := []string{"PEERS=static:" + strings.Join(r.addrs, ","), "PEER_ADDR=" + r.addrs[i], "PEER_SECRET=s3cret-of-the-tests", "DRAIN_TIME=0s", "HOT_KEY_RATE=1e9", "LOG_LEVEL=warn"}
 	env = append(env, r.env...)
 	if r.store {
-		env = append(env, "REDIS_URL="+r.redis.Addr)
+		env = append(env, "STORE_URL="+r.server.URL())
 	}
-	s := serve(r.T, env, "--config", r.rules, "--log-level=warn")
+	s := serve(r.T, env, "--config", r.rules)
 	r.nodes = append(r.nodes, s)
 	r.clients = append(r.clients, rls.NewRateLimitServiceClient(s.dial()))
 	return s
@@ -249,7 +254,7 @@ func TestRoutingHalves(t *testing.T) {
 			other.nodes[0].Signal(syscall.SIGTERM)
 			<-other.nodes[0].exited
 			other.nodes, other.clients = nil, nil
-			other.redis, other.store = r.redis, true
+			other.server, other.store = r.server, true
 			n := other.start()
 			n.eventually("it is healthy", n.healthy)
 		}

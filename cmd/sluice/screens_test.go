@@ -23,7 +23,7 @@ var screens = goflag.String("screens", "", "a directory for the pictures of the 
 
 const screenRules = `domain: edge
 descriptors:
-  - {key: api_key, coordination: {mode: approx, drift_budget: 6%, max_nodes: 4}, rate_limit: {unit: second, requests_per_unit: 20}}
+  - {key: api_key, coordination: {mode: approx, drift_budget: 40%, max_nodes: 4, check_timeout: 0s}, rate_limit: {unit: second, requests_per_unit: 20}}
   - {key: tenant, coordination: {on_store_failure: open}, rate_limit: {unit: second, requests_per_unit: 100}}
   - {key: invoice, coordination: {on_store_failure: closed}, rate_limit: {unit: day, requests_per_unit: 100}}
 `
@@ -95,10 +95,10 @@ func (s *screened) shows(what string, want ...string) {
 func (s *screened) pictures(scene string) {
 	s.Helper()
 	dir := *screens
-	for _, width := range []int{1400, 768, 390} {
+	for _, width := range []int{1280, 768, 400} {
 		for _, dark := range []bool{false, true} {
 			if *screens == "" {
-				if dark != (width == 390) {
+				if dark != (width == 400) {
 					continue
 				}
 				dir = s.TempDir()
@@ -119,7 +119,7 @@ func (s *screened) pictures(scene string) {
 			}
 		}
 	}
-	s.window(1400, 900, false)
+	s.window(1280, 900, false)
 }
 
 // The console leads with what is wrong, and what is old does not look new: under
@@ -127,16 +127,16 @@ func (s *screened) pictures(scene string) {
 func TestConsoleScreens(t *testing.T) {
 	t.Parallel()
 	s := newScreened(t)
-	s.window(1400, 900, false)
+	s.window(1280, 900, false)
 	page := "http://" + s.nodes[0].debug + "/console"
 	s.open(page)
-	s.shows("under load", "edge.api_key", "20 per second", "(this node)", "3 of 3 nodes are heard", "Decided without the store")
-	s.eventually("charts have a line", "document.querySelector('#charts polyline') && document.querySelectorAll('#charts polyline')[0].getAttribute('points').split(' ').length > 4")
+	s.shows("under load", "edge.api_key", "20 per second", "(this node)", "3 of 3 nodes are heard", "Over-admission of the worst key")
+	s.eventually("charts have a line", "document.querySelector('#lead polyline') && document.querySelectorAll('#lead polyline')[0].getAttribute('points').split(' ').length > 4")
 	s.order()
 	s.pictures("load")
 
 	s.open(page) // again: what was drawn is still there
-	s.eventually("a page that is opened anew has the past", "document.querySelector('#charts polyline') && document.querySelectorAll('#charts polyline')[0].getAttribute('points').split(' ').length > 4")
+	s.eventually("a page that is opened anew has the past", "document.querySelector('#lead polyline') && document.querySelectorAll('#lead polyline')[0].getAttribute('points').split(' ').length > 4")
 
 	last := s.nodes[2]
 	_ = last.cmd.Process.Signal(syscall.SIGSTOP)
@@ -172,6 +172,33 @@ func TestConsoleScreens(t *testing.T) {
 	_ = s.nodes[0].cmd.Process.Signal(syscall.SIGCONT)
 	s.shows("this node goes on", "edge.api_key")
 	s.eventually("it is shown as it is now", "document.body.className === ''")
+
+	s.redis.Kill()
+	s.redis.Run()
+	s.shows("Redis lost its data", "The store lost its data, in the last quarter of an hour")
+	s.pictures("data-lost")
+	s.fullTable()
+}
+
+// fullTable shows a node with few places for keys, which is asked for many.
+func (s *screened) fullTable() {
+	n := serve(s.T, []string{"REDIS_URL=" + s.redis.Addr, "DRAIN_TIME=0s", "MAX_KEYS=64"}, "--config", s.rules)
+	n.eventually("healthy", n.healthy)
+	s.open("http://" + n.debug + "/console")
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	ask := n.overGRPC()
+	wg.Go(func() {
+		for k := 0; ctx.Err() == nil; k++ {
+			ask(&rls.RateLimitRequest{Domain: "edge", Descriptors: []*common.RateLimitDescriptor{
+				{Entries: []*common.RateLimitDescriptor_Entry{{Key: "invoice", Value: fmt.Sprint("many-", k%500)}}},
+			}})
+		}
+	})
+	s.shows("a full table", "The table of keys is full")
+	s.pictures("table-full")
+	cancel()
+	wg.Wait()
 }
 
 // eventually waits for an expression on the page to be true.
@@ -190,7 +217,7 @@ func (s *screened) eventually(what, expression string) {
 func (s *screened) order() {
 	s.Helper()
 	const rules = "[...document.querySelectorAll('#rules tbody tr')].map((r) => r.cells[0].innerText).join()"
-	const seen = "document.querySelector('#rules tbody tr').cells[12].innerText + document.querySelector('#cards').innerText"
+	const seen = "document.querySelector('#rules tbody tr').cells[4].innerText + document.querySelector('#cards').innerText"
 	first, figures := s.eval(rules), s.eval(seen)
 	s.eventually("figures change", seen+" !== "+fmt.Sprintf("%q", figures))
 	if now := s.eval(rules); now != first || strings.Count(first, ",") != 2 {

@@ -23,6 +23,7 @@ import (
 
 type serveCmd struct {
 	settings
+	HelpAll helpAll `name:"help-all" help:"Show all settings."`
 }
 
 // Help is what `sluice serve --help` says below its summary.
@@ -32,7 +33,9 @@ func (*serveCmd) Help() string {
   sluice serve                                                       the built-in example
   sluice serve --config rules/                                       one node, budgets in memory
   REDIS_URL=redis:6379 sluice serve --config rules/                  a node of a fleet that shares a Redis
-  PEERS=dns:sluice-peers:8082 PEER_SECRET=... sluice serve --config rules/     key owners, for mode routing`
+  PEERS=dns:sluice-peers:8082 PEER_SECRET=... sluice serve --config rules/     key owners, for mode routing
+
+SIGTERM drains the node: health checks fail, calls are answered for DRAIN_TIME, and leases go back. SIGINT (Ctrl+C), or a second SIGTERM, stops it without the drain.`
 }
 
 // Run serves until SIGTERM (drains) or SIGINT (stops at once).
@@ -56,17 +59,29 @@ func (c *serveCmd) Run(s streams) error {
 }
 
 func (c *serveCmd) serve(drain, hurry context.Context, s streams, lookup func(string) (string, bool)) error {
-	if err := c.validate(); err != nil {
+	if err := errors.Join(c.validate(), refused(lookup)); err != nil {
 		return err
 	}
 	log := c.logger(s.err)
+	defer context.AfterFunc(drain, func() {
+		if hurry.Err() == nil {
+			log.Info("SIGTERM: the node drains, then stops; a second signal stops it at once", "DRAIN_TIME", c.DrainTime)
+		}
+	})()
+	defer context.AfterFunc(hurry, func() {
+		log.Info("SIGINT, or a second SIGTERM: the node stops without a drain; leases go back")
+	})()
 	if names := inEnvironment(lookup, slices.Concat(withoutEffect, mogrifiers(lookup))); len(names) > 0 {
 		log.Warn("settings without effect in this version", "names", strings.Join(names, " "))
 	}
 	if c.BackendType == memcache {
 		log.Warn("BACKEND_TYPE=memcache has no effect: memcached cannot store accounts", "a store is set", c.Store.Shared(), "SINGLE_REPLICA", c.SingleReplica)
 	}
-	own := ownMemory(os.ReadFile)
+	own, err := c.memory(os.ReadFile)
+	if err != nil {
+		return err
+	}
+	c.caps = own.caps()
 	c.sizeTable(own, log)
 	defer runtime.KeepAlive(own.ballast(lookup))
 	p, err := c.assemble(log)
@@ -89,6 +104,7 @@ func (c *serveCmd) live(drain, hurry context.Context, p *parts, s streams) error
 	defer stop()
 	go followWallClock(background, p.limiter, p.clock)
 	go watchRules(background, p.store, p.log)
+	go c.Holds.follow(background, p.desk, p.log)
 	healthy := func() bool { return c.healthy(p) }
 	go keepHealthy(background, p.server, healthy, sync.OnceFunc(p.server.Open))
 	if c.Store.Redis.HealthCheck {

@@ -98,14 +98,18 @@ type fileState struct {
 func (f *tlsFlags) states() []fileState {
 	var all []fileState
 	for _, name := range []string{f.Cert, f.Key, f.ClientCA} {
-		info, err := os.Stat(name)
-		if err != nil {
-			all = append(all, fileState{})
-			continue
-		}
-		all = append(all, fileState{info.Size(), info.ModTime()})
+		all = append(all, stateOf(name))
 	}
 	return all
+}
+
+// stateOf is the zero fileState of a file that is not there.
+func stateOf(name string) fileState {
+	info, err := os.Stat(name)
+	if err != nil {
+		return fileState{}
+	}
+	return fileState{info.Size(), info.ModTime()}
 }
 
 // lookEvery is how long what was read counts as current.

@@ -30,6 +30,7 @@ var groups = []kong.Group{
 // settings are the server's, from flags and environment. Names, defaults and
 // meaning are envoyproxy/ratelimit's where it has them.
 type settings struct {
+	settingsFile
 	Config          string        `group:"rules" placeholder:"DIR|FILE" help:"Rules: a file, or a directory read recursively. Overrides RUNTIME_ROOT. Default without both: a built-in example."`
 	RuntimeRoot     string        `group:"rules" env:"RUNTIME_ROOT" placeholder:"DIR" help:"Root of the rules directory. Default: /srv/runtime_data/current, if it exists."`
 	RuntimeSubdir   string        `group:"rules" env:"RUNTIME_SUBDIRECTORY" name:"runtime-subdirectory" placeholder:"DIR" help:"Directory below RUNTIME_ROOT."`
@@ -46,11 +47,11 @@ type settings struct {
 	GRPCHost        string        `group:"ports" env:"GRPC_HOST" name:"grpc-host" default:"0.0.0.0" help:"Address of the gRPC port: RateLimitService v3, health, reflection."`
 	GRPCPort        uint16        `group:"ports" env:"GRPC_PORT" name:"grpc-port" default:"8081" help:"gRPC port."`
 	GRPCUDS         string        `group:"ports" env:"GRPC_UDS" name:"grpc-uds" placeholder:"PATH" help:"Unix socket for gRPC, instead of the port."`
-	DebugHost       string        `group:"ports" env:"DEBUG_HOST" default:"0.0.0.0" help:"Address of the debug port: /console, /explain, /metrics, /rlconfig, /stats, /debug/pprof/."`
+	DebugHost       string        `group:"ports" env:"DEBUG_HOST" default:"127.0.0.1" help:"Address of the debug port: /console, /explain, /metrics, /rlconfig, /stats, /debug/pprof/."`
 	DebugPort       uint16        `group:"ports" env:"DEBUG_PORT" default:"6070" help:"Debug port."`
 	MaxConnAge      time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE" name:"grpc-max-connection-age" default:"24h" help:"Maximum age of a gRPC connection. Then it is asked to close."`
 	MaxConnAgeGrace time.Duration `group:"ports" env:"GRPC_MAX_CONNECTION_AGE_GRACE" name:"grpc-max-connection-age-grace" default:"1h" help:"Time for calls in progress after that. Then the connection is closed."`
-	ConsoleRedact   bool          `group:"ports" env:"CONSOLE_REDACT" help:"Hide descriptor values, such as API keys, on the console, in top and in /ring. Each becomes a mark."`
+	ConsoleRedact   *bool         `group:"ports" env:"CONSOLE_REDACT" help:"Replace the values of descriptors, such as API keys and addresses, by marks in the keys that the console, top and /ring show. Unset: true, unless DEBUG_HOST is a loopback address."`
 	AdminToken      string        `group:"ports" env:"ADMIN_TOKEN" placeholder:"TOKEN" help:"Token for corrections on the debug port: resets of keys and drops of leases. Default: no corrections."`
 	DrainTime       time.Duration `group:"ports" env:"DRAIN_TIME" default:"5s" help:"After SIGTERM: time in which health fails and calls are served."`
 	GraceTime       time.Duration `group:"ports" env:"GRACE_TIME" default:"10s" help:"After DRAIN_TIME: time for calls in progress."`
@@ -67,14 +68,17 @@ type settings struct {
 
 	TLS          tlsFlags          `embed:"" group:"ports"`
 	Callers      callerFlags       `embed:"" group:"ports"`
-	RLQS         rlqsFlags         `embed:"" group:"ports"`
+	RLQS         bool              `group:"ports" env:"RLQS" name:"rlqs" default:"true" negatable:"" help:"Serve the Rate Limit Quota Service on the gRPC port: Envoys that enforce limits themselves."`
+	Holds        holdFlags         `embed:"" group:"coordination"`
 	XDS          xdsFlags          `embed:"" group:"rules"`
-	RuleCaps     ruleCapFlags      `embed:"" group:"rules"`
+	Reload       reloadFlags       `embed:"" group:"rules"`
 	Tracing      tracingFlags      `embed:"" group:"log"`
 	Coordination coordinationFlags `embed:"" group:"coordination"`
 	Store        store.Flags       `embed:"" group:"store"`
 	Ring         peerFlags         `embed:"" group:"peers"`
+	caps         caps              // derived from the memory, before all else
 
+	MaxMemory      string `group:"limits" env:"MAX_MEMORY" name:"max-memory" placeholder:"BYTES" help:"Memory for this process, such as 2GiB: keys, connections, requests in flight and rules have bounds in proportion. Unset: GOMEMLIMIT, the memory of the container, or up to 2 GiB of the machine."`
 	MaxKeys        int    `group:"limits" env:"MAX_KEYS" default:"0" help:"Maximum of tracked keys (0: derived from half of the memory of the process or container, or a quarter of the machine's, up to 10,000,000). A key takes at most 550 bytes without a store and 800 with one. Further keys share accounts, and may be refused early."`
 	DriftAuditFile string `group:"log" env:"DRIFT_AUDIT_FILE" name:"drift-audit-file" placeholder:"FILE" help:"File for settled drift as JSON lines. At 64 MB it moves to FILE.1."`
 	AuditFile      string `group:"log" env:"AUDIT_FILE" name:"audit-file" placeholder:"FILE" help:"File for the record of audited rules as JSON lines, written before tokens are spent. At 64 MB it moves to FILE.1. The store keeps its own record."`
@@ -133,7 +137,7 @@ func (s *settings) validate() error {
 	if _, err := parseTags(s.ExtraTags); err != nil {
 		errs = append(errs, err)
 	}
-	if err := errors.Join(s.Callers.validate(), s.RLQS.validate(), s.RuleCaps.validate()); err != nil {
+	if err := errors.Join(s.Callers.validate(), s.Reload.validate()); err != nil {
 		errs = append(errs, err)
 	}
 	if err := s.Tracing.validate(); err != nil {
@@ -148,7 +152,7 @@ func (s *settings) validate() error {
 
 func (s *settings) serviceOptions(budget *transport.Budget) rls.Options {
 	o := rls.Options{
-		MaxRequestBytes: s.Callers.RequestBytes, Budget: budget,
+		MaxRequestBytes: requestBytes, Budget: budget,
 		ShadowMode: s.ShadowMode, CalendarMonths: s.CalendarMonths, Traced: s.Tracing.Enabled, QuotaMode: s.QuotaMode, DynamicMetadata: s.DynamicMetadata, NearLimitRatio: s.NearLimitRatio,
 		SpareOthers: s.SpareOthers, LocalCache: rls.NewLocalCache(s.LocalCacheSize),
 	}
@@ -163,8 +167,8 @@ func (s *settings) serverOptions(b budgets) server.Options {
 	address := func(host string, port uint16) string { return fmt.Sprintf("%s:%d", host, port) }
 	o := server.Options{
 		HTTP: address(s.Host, s.Port), GRPC: address(s.GRPCHost, s.GRPCPort), GRPCSocket: s.GRPCUDS,
-		Debug: address(s.DebugHost, s.DebugPort), Caps: s.Callers.transport(), Budget: b.grpc, HTTPBudget: b.http,
-		HTTPConnections: s.Callers.HTTPConnections, DebugConnections: s.Callers.DebugConnections,
+		Debug: address(s.DebugHost, s.DebugPort), Caps: s.caps.transport(&s.Callers), Budget: b.grpc, HTTPBudget: b.http,
+		HTTPConnections: s.caps.httpConnections, DebugConnections: debugConnections,
 		DrainTime: s.DrainTime, GraceTime: s.GraceTime,
 	}
 	o.Caps.Age, o.Caps.AgeGrace = s.MaxConnAge, s.MaxConnAgeGrace

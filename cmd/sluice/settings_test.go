@@ -23,9 +23,9 @@ func TestBadSettings(t *testing.T) {
 	}{
 		"port in use":  {nil, []string{"--host=127.0.0.1", "--port=" + port}, "cannot open the HTTP (HOST, PORT) port: listen tcp 127.0.0.1:" + port},
 		"no such path": {nil, []string{"--config=/no/such"}, "/no/such: no such file"},
-		"a bad port":   {[]string{"PORT=http"}, nil, "PORT"},
+		"a bad time":   {[]string{"DRAIN_TIME=soon"}, nil, "DRAIN_TIME"},
 		"a bad mode":   {[]string{"COORDINATION_MODE=gossip"}, nil, `COORDINATION_MODE: mode: "gossip" is not one of leasing, routing, approx`},
-		"a bad ttl":    {[]string{"COORDINATION_LEASE_TTL=1ms"}, nil, "lease.ttl is 1ms, must be between 100ms and 1h0m0s"},
+		"a bad ttl":    {[]string{"COORDINATION_LEASE_TTL=1ms"}, nil, `COORDINATION_LEASE_TTL is "1ms", and this release does not have it: write coordination: {lease: {ttl: 1ms}} at the root of each file`},
 		"a bad ratio":  {[]string{"NEAR_LIMIT_RATIO=7"}, nil, "NEAR_LIMIT_RATIO is 7, must be between 0 and 1"},
 		"persecond":    {[]string{"REDIS_PERSECOND=true"}, nil, "REDIS_PERSECOND is set, REDIS_PERSECOND_URL"},
 		"redis type":   {[]string{"REDIS_URL=localhost:1", "REDIS_TYPE=RING"}, nil, `REDIS_TYPE is "RING", must be SINGLE, SENTINEL or CLUSTER`},
@@ -57,10 +57,10 @@ func TestBadSettings(t *testing.T) {
 
 func TestHelpNamesEverySetting(t *testing.T) {
 	var out bytes.Buffer
-	if code := run([]string{"serve", "--help"}, streams{&out, &out}); code != 0 {
+	if code := run([]string{"serve", "--help-all"}, streams{&out, &out}); code != 0 {
 		t.Fatal(code)
 	}
-	for _, name := range []string{"RUNTIME_ROOT", "GRPC_PORT", "COORDINATION_ON_DENY", "LIMIT_RESET_HEADER", "MAX_KEYS", "LOG_FORMAT"} {
+	for _, name := range []string{"RUNTIME_ROOT", "GRPC_PORT", "COORDINATION_MODE", "LIMIT_RESET_HEADER", "MAX_KEYS", "LOG_FORMAT"} {
 		if !strings.Contains(out.String(), "$"+name) {
 			t.Errorf("no %s in the help", name)
 		}
@@ -71,7 +71,7 @@ func TestHelpNamesEverySetting(t *testing.T) {
 // and of no name that the binary lacks.
 func TestMigratingNamesEverySetting(t *testing.T) {
 	var help bytes.Buffer
-	if code := run([]string{"serve", "--help"}, streams{&help, &help}); code != 0 {
+	if code := run([]string{"serve", "--help-all"}, streams{&help, &help}); code != 0 {
 		t.Fatal(code)
 	}
 	ours := map[string]bool{}
@@ -96,7 +96,7 @@ func TestMigratingNamesEverySetting(t *testing.T) {
 // one that it has.
 func TestDeployedSettingsExist(t *testing.T) {
 	var help bytes.Buffer
-	if code := run([]string{"serve", "--help"}, streams{&help, &help}); code != 0 {
+	if code := run([]string{"serve", "--help-all"}, streams{&help, &help}); code != 0 {
 		t.Fatal(code)
 	}
 	set := regexp.MustCompile(`(?m)(?:name: |^  |list ")([A-Z][A-Z0-9]*_[A-Z0-9_]+)\b`)

@@ -23,6 +23,7 @@ type shared struct {
 	keeper *approx.Keeper
 	seats  func() approx.Plan // that are wanted
 	watch  *storeWatch
+	outage *outageWatch
 	clock  ratelimit.Clock
 	warmed atomic.Int64 // the instant at which the store's connections were there; 0: not yet
 	late   atomic.Bool  // it was not there when this node started
@@ -39,6 +40,7 @@ func (c *serveCmd) shared(setting string, s store.Store, seats func() approx.Pla
 	x.keeper = approx.NewKeeper(approx.NewStored(s.Seats()), holder, clock)
 	x.keeper.OnChange, x.keeper.Epoch = logSeats(log), x.Epoch
 	x.Drift = x.keeper
+	x.outage = &outageWatch{stats: x.Stats, learning: x.Learning, log: log.With("setting", setting)}
 	x.watch = &storeWatch{name: setting, ask: s.Safety, doubt: x.DoubtEvicted, log: log}
 	return x
 }
@@ -76,6 +78,7 @@ func (s *shared) run(ctx context.Context) error {
 		}
 	})
 	all.Go(func() { s.watch.run(ctx) })
+	all.Go(func() { s.outage.run(ctx) })
 	all.Go(func() { s.Run(ctx) })
 	all.Go(func() { s.keeper.Run(ctx, s.seats) })
 	all.Wait()

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -67,25 +68,29 @@ func connectionsOf(s *redistest.Server) (n int) {
 	return n
 }
 
-// Where Redis is not there when a node starts, the node's ports are open and its health
-// fails, until Redis comes: then it succeeds within a second.
-func TestHealthWaitsForRedis(t *testing.T) {
-	store := redistest.Start(t)
+// Where the store is not there when a node starts, the node's ports are open and its health
+// fails, until the store comes: then it succeeds within a second.
+func TestHealthWaitsForTheStore(t *testing.T) { eachStore(t, healthWaits) }
+
+func healthWaits(t *testing.T, store storeServer) {
+	env := []string{"STORE_URL=" + store.URL(), "DRAIN_TIME=0s", "COORDINATION_STORE_DEADLINE=1s"}
+	before := serve(t, env, "--log-level=warn")
+	before.untilHealthy() // a database is not new then, and has nothing to learn
+	before.Signal(syscall.SIGTERM)
+	<-before.exited
 	store.Kill()
-	s := serve(t, []string{"REDIS_URL=" + store.Addr, "DRAIN_TIME=0s"}, "--log-level=error")
-	s.eventually("the first attempts have failed", func() bool {
-		return strings.Contains(s.log(), "the store does not answer") || s.metric("sluice_store_breaker_open") == 1
-	})
+	s := serve(t, env, "--log-level=warn")
+	s.eventually("the first attempts have failed", func() bool { return strings.Contains(s.log(), "the store does not answer") })
 	if code, _ := s.get(s.http + "/healthcheck"); code != http.StatusInternalServerError {
-		t.Errorf("health is %d without Redis, want 500", code)
+		t.Errorf("health is %d without the store, want 500", code)
 	}
-	came := time.Now()
 	store.Run()
+	came := time.Now() // a database takes its time to start
 	s.untilHealthy()
 	took := time.Since(came)
-	t.Logf("healthy %v after Redis had come", took.Round(time.Millisecond))
+	t.Logf("healthy %v after the store had come", took.Round(time.Millisecond))
 	if took > time.Second {
-		t.Errorf("health succeeded %v after Redis had come, want a second at most", took)
+		t.Errorf("health succeeded %v after the store had come, want a second at most", took)
 	}
 	if code := s.postBody(exampleRequest); code != http.StatusOK {
 		t.Errorf("the first request: %d", code)

@@ -46,7 +46,7 @@ type whatIfCmd struct {
 	JSON         bool              `help:"Print JSON."`
 	HTML         string            `placeholder:"FILE" help:"HTML file for a page with charts."`
 	Charts       string            `placeholder:"DIR" help:"Directory for charts as SVG files."`
-	Coordination coordinationFlags `embed:"" group:"coordination"`
+	Coordination map[string]string `placeholder:"FIELD=VALUE" help:"Fields of coordination, such as lease.ttl=2s, as in rules."`
 }
 
 // Help is what `sluice what-if --help` says below its summary.
@@ -97,7 +97,7 @@ func (c *whatIfCmd) question() (sim.Question, error) {
 	var errs [5]error
 	q.Limit, errs[0] = parseLimit(c.Limit, c.Algorithm, c.Burst)
 	q.Load.Shape, errs[1] = load.ParseShape(c.Shape)
-	q.Coordination, errs[2] = c.Coordination.coordination()
+	q.Coordination, errs[2] = coordinationOf(c.Coordination, func(field string) string { return "--coordination " + field })
 	q.MaxOver, errs[3] = ratelimit.ParseShare(c.MaxOver)
 	if errs[3] != nil {
 		errs[3] = fmt.Errorf("--max-over: %w", errs[3])

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/sluice-gate/sluice/cmd/sluice/clienttls"
+	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/xds"
 )
 
@@ -39,12 +40,12 @@ type xdsFlags struct {
 	Random     float64       `env:"XDS_CLIENT_BACKOFF_RANDOM_FACTOR" name:"xds-client-backoff-random-factor" default:"0.5" help:"Random part of the pause, 0 to 1."`
 	Jitter     bool          `env:"XDS_CLIENT_BACKOFF_JITTER" name:"xds-client-backoff-jitter" default:"true" negatable:"" help:"Randomise the pause."`
 	MaxMessage int           `env:"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES" name:"xds-client-max-msg-size-in-bytes" default:"4194304" help:"Maximum size of a push in bytes."`
-	Additions  string        `env:"CONFIG_GRPC_XDS_ADDITIONS" name:"config-grpc-xds-additions" placeholder:"FILE" help:"File with algorithm, burst and coordination for pushed rules, whose messages lack them."`
+	Additions  string        `env:"CONFIG_GRPC_XDS_ADDITIONS" name:"config-grpc-xds-additions" placeholder:"FILE" help:"Algorithm, burst, hold and coordination for rules that are pushed, whose messages cannot say them."`
 }
 
 // client makes the source; it does not connect yet.
-func (f *xdsFlags) client(b *ruleCapFlags, log *slog.Logger) (*xds.Client, error) {
-	o := xds.Options{Interval: b.Interval, Caps: b.caps(), Server: f.Server, NodeID: f.NodeID, MaxMessage: f.MaxMessage, Backoff: xds.Backoff{Connect: f.Retry, First: f.First, Longest: f.Longest}}
+func (f *xdsFlags) client(r *reloadFlags, caps config.Caps, log *slog.Logger) (*xds.Client, error) {
+	o := xds.Options{Interval: r.Interval, Caps: caps, Server: f.Server, NodeID: f.NodeID, MaxMessage: f.MaxMessage, Backoff: xds.Backoff{Connect: f.Retry, First: f.First, Longest: f.Longest}}
 	var errs [4]error
 	o.Metadata, errs[0] = f.metadata()
 	o.Headers, errs[1] = parsePairs("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", f.Headers)

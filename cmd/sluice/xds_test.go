@@ -18,6 +18,8 @@ import (
 	rlsconf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+
+	"github.com/sluice-gate/sluice/ratelimit/config"
 )
 
 // managementServer serves what snapshots say, over ADS.
@@ -118,7 +120,7 @@ func TestBadXDSSettings(t *testing.T) {
 	} {
 		f := good
 		change(&f)
-		_, err := f.client(&ruleCapFlags{}, nil)
+		_, err := f.client(&reloadFlags{}, config.Caps{}, nil)
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%v, want %q", err, want)
 		}

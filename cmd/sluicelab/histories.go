@@ -105,7 +105,7 @@ func countsLine(counts map[string]int64) string {
 
 func (c *historiesCmd) replay(out io.Writer) error {
 	o := sim.History(c.Seed)
-	o.Trace, o.Decisions = out, true
+	o.Trace, o.Decisions, o.CAS = out, true, c.CAS
 	r, err := sim.Run(o)
 	if err != nil {
 		return err

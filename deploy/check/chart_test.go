@@ -30,14 +30,16 @@ var settings = map[string]map[string]any{
 	},
 	"secrets": {
 		"redis": map[string]any{
-			"urlSecret": map[string]any{"name": "redis-url"}, "caSecret": map[string]any{"name": "redis-ca", "key": "root.pem"}, "clientCertSecret": "redis-client", "tls": true, "maxReply": 1048576,
+			"urlSecret": map[string]any{"name": "redis-url"}, "caSecret": map[string]any{"name": "redis-ca", "key": "root.pem"}, "clientCertSecret": "redis-client", "tls": true,
 		},
 		"rulesCopy": map[string]any{"enabled": true}, "maxNodes": 12, "resources": map[string]any{"limits": map[string]any{"memory": "1500M"}}, "priorityClassName": "high",
 		"envFrom": []any{map[string]any{"secretRef": map[string]any{"name": "more"}}}, "podLabels": map[string]any{"team": "edge"}, "check": map[string]any{"strict": true},
 		"extraEnv":     []any{map[string]any{"name": "TRACING_SERVICE_INSTANCE_ID", "valueFrom": map[string]any{"fieldRef": map[string]any{"fieldPath": "metadata.name"}}}},
 		"extraVolumes": []any{map[string]any{"name": "certs", "secret": map[string]any{"secretName": "certs"}}}, "extraVolumeMounts": []any{map[string]any{"name": "certs", "mountPath": "/certs"}},
 	},
-	"alone": {"redis": map[string]any{"url": ""}, "networkPolicy": map[string]any{"enabled": false}, "podDisruptionBudget": map[string]any{"enabled": false}},
+	"database": {"store": map[string]any{"url": "postgres://sluice@db1,db2/limits?sslmode=verify-full"}},
+	"etcd":     {"store": map[string]any{"urlSecret": map[string]any{"name": "limits", "key": "etcd"}}},
+	"alone":    {"redis": map[string]any{"url": ""}, "networkPolicy": map[string]any{"enabled": false}, "podDisruptionBudget": map[string]any{"enabled": false}},
 }
 
 func TestChartLints(t *testing.T) {
@@ -93,10 +95,11 @@ func render(t *testing.T, values map[string]any) []string {
 func TestChartRenders(t *testing.T) {
 	want := map[string][]string{
 		"default":    {"ConfigMap", "ConfigMap", "Deployment", "Job", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service", "ServiceAccount"},
-		"everything": {"ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "Deployment", "HorizontalPodAutoscaler", "Job", "NetworkPolicy", "PodDisruptionBudget", "PrometheusRule", "Service", "Service", "Service", "ServiceAccount", "ServiceMonitor"},
+		"everything": {"ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "Deployment", "HorizontalPodAutoscaler", "Job", "NetworkPolicy", "PodDisruptionBudget", "PrometheusRule", "Service", "Service", "Service", "ServiceAccount", "ServiceMonitor"},
 		"secrets":    {"ConfigMap", "ConfigMap", "Deployment", "Job", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service", "ServiceAccount"},
 		"alone":      {"ConfigMap", "ConfigMap", "Deployment", "Job", "Service", "Service", "ServiceAccount"},
 	}
+	want["database"], want["etcd"] = want["default"], want["default"]
 	for name, values := range settings {
 		var kinds []string
 		for _, d := range render(t, values) {
@@ -224,7 +227,7 @@ func deployed(t *testing.T, values map[string]any) (d *apps.Deployment, env map[
 func TestChartSettings(t *testing.T) {
 	_, env := deployed(t, nil)
 	for name, want := range map[string]string{
-		"GOMEMLIMIT": "1932735283", "COORDINATION_MAX_NODES": "4", "REDIS_MAX_REPLY": "4194304", "REDIS_URL": "redis:6379",
+		"GOMEMLIMIT": "1932735283", "COORDINATION_MAX_NODES": "4", "REDIS_URL": "redis:6379",
 	} {
 		if got := env[name].Value; got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)
@@ -237,7 +240,7 @@ func TestChartSettings(t *testing.T) {
 	}
 	d, env := deployed(t, settings["secrets"])
 	for name, want := range map[string]string{
-		"GOMEMLIMIT": "1350000000", "COORDINATION_MAX_NODES": "12", "REDIS_MAX_REPLY": "1048576", "REDIS_TLS_CACERT": "/etc/sluice/redis-ca/ca.crt",
+		"GOMEMLIMIT": "1350000000", "COORDINATION_MAX_NODES": "12", "REDIS_TLS_CACERT": "/etc/sluice/redis-ca/ca.crt",
 		"REDIS_TLS_CLIENT_KEY": "/etc/sluice/redis-client/tls.key", "CONFIG_LAST_GOOD_FILE": "/var/lib/sluice/rules.json",
 	} {
 		if got := env[name].Value; got != want {
@@ -246,6 +249,19 @@ func TestChartSettings(t *testing.T) {
 	}
 	if from := env["REDIS_URL"].ValueFrom; from == nil || from.SecretKeyRef.Name != "redis-url" || from.SecretKeyRef.Key != "url" {
 		t.Errorf("REDIS_URL is from %v", from)
+	}
+	_, env = deployed(t, settings["database"])
+	if got := env["STORE_URL"].Value; !strings.HasPrefix(got, "postgres://") {
+		t.Errorf("STORE_URL is %q", got)
+	}
+	_, onEtcd := deployed(t, settings["etcd"])
+	if from := onEtcd["STORE_URL"].ValueFrom; from == nil || from.SecretKeyRef.Name != "limits" || from.SecretKeyRef.Key != "etcd" {
+		t.Errorf("STORE_URL is from %v", from)
+	}
+	for _, of := range []map[string]core.EnvVar{env, onEtcd} {
+		if _, set := of["REDIS_URL"]; set {
+			t.Error("REDIS_URL is set beside STORE_URL: the node would not start")
+		}
 	}
 	pod := d.Spec.Template.Spec
 	mounts := map[string]bool{}
@@ -308,6 +324,7 @@ func TestChartRefuses(t *testing.T) {
 	}
 	for name, values := range map[string]map[string]any{
 		"a type that there is not": {"redis": map[string]any{"type": "RING"}},
+		"a store without a scheme": {"store": map[string]any{"url": "db:5432"}},
 		"replicas in words":        {"replicas": "three"},
 		"no replicas":              {"replicas": 0},
 		"a key that there is not":  {"replica": 3},

@@ -35,17 +35,19 @@ const (
 var dashboards = []dashboard{
 	overview,
 	{"sluice-drift", "Sluice: drift", []panel{
-		{"Over-admission against what is declared", "Tokens admitted beyond limits, of all keys, in the last five minutes; and what each rule declares at most, for each key and window. The first may be above the second only with many keys or windows: the next chart judges each by itself.", "short", true, false, []query{
-			{`sum by (` + by + `) (increase(sluice_over_admitted_tokens_total{` + on + `}[5m]))`, "over {{domain}}.{{rule}}"},
-			{`max by (` + by + `) (sluice_declared_over_admission_tokens{` + on + `,mode="approx"})`, "declared {{domain}}.{{rule}}"},
+		{"Over-admission of the worst key, % of its allowance", "Tokens that the worst key of each rule went beyond its limit in a window of the last 30 s, as a part of each node's share of the drift budget. At 100 % the allowance is used up. A value above 100 % breaks the promise.", "percent", true, false, []query{
+			{`max by (` + by + `) (100 * sluice_worst_key_over_admission_tokens{` + on + `} / (sluice_drift_share_tokens > 0))`, "{{domain}}.{{rule}}"},
+			{`vector(100)`, "allowance"},
+		}},
+		{"Over-admission of all keys", "Tokens admitted beyond limits, a minute, of all keys together. The allowance is for each key, so it has no line here.", "short", false, false, []query{
+			{`sum by (` + by + `) (60 * rate(sluice_over_admitted_tokens_total{` + on + `}[5m]))`, "{{domain}}.{{rule}}"},
 		}},
 		{"Keys and windows near, and beyond, their bound", "Each key and window counts by itself. Beyond must be 0, but for what on_store_failure admitted.", "short", false, false, []query{
 			{`sum by (` + by + `) (increase(sluice_windows_near_bound_total{` + on + `}[5m]))`, "near {{domain}}.{{rule}}"},
 			{`sum by (` + by + `) (increase(sluice_windows_beyond_bound_total{` + on + `}[5m]))`, "BEYOND {{domain}}.{{rule}}"},
 		}},
-		{"Unconfirmed drift", "Tokens spent and not yet confirmed by the ledger: how far the truth may be from what the ledger knows, now, over all keys.", "short", false, false, []query{
+		{"Unconfirmed drift", "Tokens spent and not yet confirmed by the store, now, of all keys together.", "short", false, false, []query{
 			{`sum by (` + by + `) (sluice_drift_unconfirmed_tokens{` + on + `})`, "{{domain}}.{{rule}}"},
-			{`max by (` + by + `) (sluice_drift_budget_tokens{` + on + `})`, "budget of a key {{domain}}.{{rule}}"},
 		}},
 		{"Decisions by drift, and shares used up", "Decisions made before the ledger had answered; and those that could not be, for this node's share of the key was used up.", "ops", false, false, []query{
 			{`sum by (` + by + `) (rate(sluice_decisions_total{` + on + `,source="drift"}[$__rate_interval]))`, "drift {{domain}}.{{rule}}"},
@@ -56,6 +58,7 @@ var dashboards = []dashboard{
 		}},
 		{"Drift seats", "The seat of each node; -1: it has none, and leases.", "none", false, false, []query{{`sluice_drift_seat{` + in + `}`, "{{instance}}"}}},
 	}},
+	holds,
 	{"sluice-modes", "Sluice: modes and leases", []panel{
 		{"Admitted and refused", "Tokens admitted, and decisions refused, a second.", "ops", true, false, []query{
 			{`sum by (` + by + `) (rate(sluice_admitted_tokens_total{` + on + `}[$__rate_interval]))`, "admitted {{domain}}.{{rule}}"},
@@ -111,18 +114,18 @@ var dashboards = []dashboard{
 	}},
 	{"sluice-envoys", "Sluice: Envoys with leases", []panel{
 		{"Streams and buckets", "Of Envoys that enforce by themselves (RLQS).", "short", false, false, []query{
-			{`sum by (instance) (sluice_rlqs_streams)`, "streams {{instance}}"}, {`sum by (instance) (sluice_rlqs_buckets)`, "buckets {{instance}}"},
+			{`sum by (instance) (sluice_rlqs_streams{` + in + `})`, "streams {{instance}}"}, {`sum by (instance) (sluice_rlqs_buckets{` + in + `})`, "buckets {{instance}}"},
 		}},
-		{"Requests decided by Envoys", "As they report them, every 5 s.", "ops", false, false, []query{{`sum by (decision) (rate(sluice_rlqs_requests_total[$__rate_interval]))`, "{{decision}}"}}},
+		{"Requests decided by Envoys", "As they report them, every 5 s.", "ops", false, false, []query{{`sum by (decision) (rate(sluice_rlqs_requests_total{` + in + `}[$__rate_interval]))`, "{{decision}}"}}},
 		{"Tokens granted and credited", "Credited: proven dead, and granted again.", "short", true, false, []query{
-			{`sum by (what) (rate(sluice_rlqs_tokens_total{what=~"granted|credited"}[$__rate_interval]))`, "{{what}}"},
-			{`sum(sluice_rlqs_unproven_tokens)`, "unproven now"},
+			{`sum by (what) (rate(sluice_rlqs_tokens_total{` + in + `,what=~"granted|credited"}[$__rate_interval]))`, "{{what}}"},
+			{`sum(sluice_rlqs_unproven_tokens{` + in + `})`, "unproven now"},
 		}},
 		{"Tokens beyond leases", "Excess: let pass, and never granted. Uncovered: to be charged, and not to be had any more. Carried: charged to a second window.", "short", false, false, []query{
-			{`sum by (instance, what) (increase(sluice_rlqs_tokens_total{what=~"excess|uncovered|carried"}[5m]))`, "{{instance}} {{what}}"},
+			{`sum by (instance, what) (increase(sluice_rlqs_tokens_total{` + in + `,what=~"excess|uncovered|carried"}[5m]))`, "{{instance}} {{what}}"},
 		}},
 		{"Refused, cut, lost", "Streams and buckets beyond the bounds, streams that did not take in answers, rules that cannot be divided; reports that did not arrive.", "short", false, false, []query{
-			{`sum by (why) (increase(sluice_rlqs_refused_total[5m]))`, "{{why}}"}, {`sum (increase(sluice_rlqs_reports_lost_total[5m]))`, "reports lost"},
+			{`sum by (why) (increase(sluice_rlqs_refused_total{` + in + `}[5m]))`, "{{why}}"}, {`sum (increase(sluice_rlqs_reports_lost_total{` + in + `}[5m]))`, "reports lost"},
 		}},
 	}},
 	{"sluice-failures", "Sluice: failures", []panel{

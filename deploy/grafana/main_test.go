@@ -3,6 +3,8 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 )
 
@@ -23,3 +25,22 @@ func TestDashboardsAreWritten(t *testing.T) {
 		}
 	}
 }
+
+// Each query reads the namespaces that were chosen, and no others.
+func TestQueriesAreOfTheNamespace(t *testing.T) {
+	metric := regexp.MustCompile(`\b(sluice|ratelimit|process|up)[a-z0-9_]*\{[^}]*\}|\b(sluice|ratelimit|process)_[a-z0-9_]+`)
+	for _, d := range dashboards {
+		for _, p := range d.panels {
+			for _, q := range p.queries {
+				for _, m := range metric.FindAllString(q.expr, -1) {
+					if !strings.Contains(m, `namespace=~"$namespace"`) && !strings.Contains(q.expr, "/ ignoring (in) "+m) && !joined[m] {
+						t.Errorf("%s, %s: %s is of all namespaces", d.title, p.title, m)
+					}
+				}
+			}
+		}
+	}
+}
+
+// joined are metrics that others, which are of the namespace, are divided by.
+var joined = map[string]bool{"sluice_drift_share_tokens": true}

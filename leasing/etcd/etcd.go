@@ -13,6 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 
 	"github.com/sluice-gate/sluice/leasing/account"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -42,8 +43,17 @@ func Open(rawURL, prefix string) (*Store, error) {
 	}
 	s := &Store{config: p.config, prefix: prefix, recalls: newRecalls()}
 	s.history.kept = !p.compacts
-	s.config.DialOptions = []grpc.DialOption{grpc.WithStatsHandler(&s.lives.dials)}
+	s.config.DialOptions = []grpc.DialOption{grpc.WithStatsHandler(&s.lives.dials), grpc.WithConnectParams(again)}
 	return s, nil
+}
+
+// again is how a connection is tried again. gRPC's own pauses grow to two minutes, for which an etcd that is there
+// again would not be used.
+var again = grpc.ConnectParams{
+	Backoff: backoff.Config{
+		BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond,
+	},
+	MinConnectTimeout: 2 * time.Second,
 }
 
 const (
@@ -59,6 +69,8 @@ func (s *Store) Prepare(ctx context.Context) error {
 	if s.prepared.Load() {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, prepareTime) // etcd's client tries for as long as it may, and says nothing
+	defer cancel()
 	c, err := s.connect(ctx)
 	if err != nil {
 		return err
@@ -72,6 +84,8 @@ func (s *Store) Prepare(ctx context.Context) error {
 	s.prepared.Store(true)
 	return nil
 }
+
+const prepareTime = time.Second
 
 // connect makes the client, if there is none. One that has a password connects when it is made.
 func (s *Store) connect(ctx context.Context) (*clientv3.Client, error) {

@@ -3,17 +3,18 @@
 // Guarantee: a server runs in a directory of its own on a free loopback port, and
 // ends with the test, or with all tests of a package if they share it. Where there is
 // no redis-server the test fails, and says how to get one: no test is skipped for want
-// of it.
+// of it. REDIS_SERVER names another program, such as valkey-server.
 package redistest
 
 import (
+	"cmp"
 	"context"
-	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -106,12 +107,18 @@ func freeAddress(tb testing.TB) string {
 	return net.JoinHostPort("127.0.0.1", ports[0])
 }
 
+// URL names the server.
+func (s *Server) URL() string { return "redis://" + s.Addr }
+
+// program is what runs: redis-server, or REDIS_SERVER, such as valkey-server.
+func program() string { return cmp.Or(os.Getenv("REDIS_SERVER"), "redis-server") }
+
 // Run starts the server's process, again after Kill. It keeps nothing on disk.
 func (s *Server) Run() {
 	s.Helper()
-	path, err := exec.LookPath("redis-server")
+	path, err := exec.LookPath(program())
 	if err != nil {
-		s.Fatal("there is no redis-server here, and the tests need one: make deps, or apt-get install redis-server")
+		s.Fatalf("there is no %s here, and the tests need one: make deps, or apt-get install redis-server", program())
 	}
 	_, port, err := net.SplitHostPort(s.Addr)
 	if err != nil {
@@ -133,7 +140,7 @@ func (s *Server) Run() {
 			return
 		}
 		if time.Now().After(end) {
-			s.Fatalf("redis-server on %s does not answer: %v", s.Addr, err)
+			s.Fatalf("%v does not answer: %v", s, err)
 		}
 	}
 }
@@ -148,7 +155,7 @@ func (s *Server) Kill() {
 }
 
 // Signal sends a signal to the process.
-func (s *Server) Signal(sig os.Signal) {
+func (s *Server) Signal(sig syscall.Signal) {
 	s.Helper()
 	if err := s.cmd.Process.Signal(sig); err != nil {
 		s.Fatal(err)
@@ -187,4 +194,4 @@ func (s *Server) Commands(name string) int {
 }
 
 // String names the server in messages.
-func (s *Server) String() string { return fmt.Sprintf("redis-server %s", s.Addr) }
+func (s *Server) String() string { return program() + " " + s.Addr }

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
@@ -127,6 +128,11 @@ func (a *adviser) spelling(d *Descriptor, name string) {
 			a.warn(Misread, d.Place, "%s: the %s %q begins or ends with white space, and matches only what does, too",
 				cut(name, maxName), what, shorten(text))
 		}
+	}
+	if _, err := netip.ParsePrefix(d.Value); err == nil && d.Key != "masked_remote_address" {
+		a.warn(Range, d.Place, "%s: the value %q is a range, and values are compared as text: no address matches. "+
+			"Use the key masked_remote_address, for which Envoy masks addresses, and the first address of the range "+
+			"with its length as the value", cut(name, maxName), shorten(d.Value))
 	}
 	if likeRegexp.MatchString(d.Value) {
 		a.warn(Misread, d.Place, "%s: the value %q looks like a regular expression, and is none: '*' stands for any "+

@@ -7,18 +7,18 @@ import (
 
 // Caps are the most that rule files may be: sizes of input, not the bounds that a
 // rule declares ([ratelimit.Bounds]). What is beyond them is refused whole,
-// by an error that names the cap, its setting and the value; the rules before
+// by an error that names the cap and the value; the rules before
 // stay in force. The zero Caps are [DefaultCaps].
 //
 // Guarantee: reading files takes time and memory in proportion to what the
 // caps allow, whatever the files hold. Bytes are counted before a file is
 // read, and tokens before it is parsed, so nothing unbounded is ever built.
 type Caps struct {
-	FileBytes  int // of one file (CONFIG_MAX_FILE_BYTES)
-	TotalBytes int // of all files (CONFIG_MAX_BYTES)
-	Files      int // and of directories as many (CONFIG_MAX_FILES)
-	Tokens     int // of YAML in all files, aliases expanded (CONFIG_MAX_TOKENS)
-	Rules      int // descriptors of all files, with a limit or without (CONFIG_MAX_RULES)
+	FileBytes  int // of one file
+	TotalBytes int // of all files
+	Files      int // and of directories as many
+	Tokens     int // of YAML in all files, aliases expanded
+	Rules      int // descriptors of all files, with a limit or without
 }
 
 // DefaultCaps leave room for ten thousands of rules: a descriptor with a value
@@ -26,6 +26,12 @@ type Caps struct {
 // on top of what is there before it (TestMemoryOfHostileFiles).
 func DefaultCaps() Caps {
 	return Caps{FileBytes: 8 << 20, TotalBytes: 16 << 20, Files: 1000, Tokens: 250_000, Rules: 50_000}
+}
+
+// Times are caps for so many times the rules; files and a file's size stay.
+func (b Caps) Times(n int) Caps {
+	b.TotalBytes, b.Tokens, b.Rules = b.TotalBytes*n, b.Tokens*n, b.Rules*n
+	return b
 }
 
 // OrDefault replaces what is not set.
@@ -85,14 +91,13 @@ func tokens(text []byte) (n, directives int) {
 // nothing.
 func (b Caps) check(text []byte, left int) (n int, beyond string) {
 	if len(text) > b.FileBytes {
-		return 0, fmt.Sprintf("it is %d bytes, the most is %d: split it into several files, or raise "+
-			"CONFIG_MAX_FILE_BYTES", len(text), b.FileBytes)
+		return 0, fmt.Sprintf("it is %d bytes, the most is %d: split it into several files", len(text), b.FileBytes)
 	}
 	n, directives := tokens(text)
 	switch {
 	case n > left:
 		return n, fmt.Sprintf("it has %d tokens, the most for all files is %d, of which %d are left: have fewer "+
-			"rules, or raise CONFIG_MAX_TOKENS", n, b.Tokens, left)
+			"rules, or raise MAX_MEMORY", n, b.Tokens, left)
 	case directives > maxDirectives:
 		return n, fmt.Sprintf("it has %d lines that start with %%, the most is %d: rules need none, remove them",
 			directives, maxDirectives)
@@ -104,14 +109,14 @@ func (b Caps) check(text []byte, left int) (n int, beyond string) {
 // those that come some other way.
 func (b Caps) all(files []Text) error {
 	if len(files) > b.Files {
-		return fmt.Errorf("there are %d files, at most %d are allowed: join some, or raise CONFIG_MAX_FILES",
-			len(files), b.Files)
+		return fmt.Errorf("there are %d files, at most %d are allowed: join some", len(files),
+			b.Files)
 	}
 	sum := 0
 	for _, f := range files {
 		if sum += len(f.Data); sum > b.TotalBytes {
 			return fmt.Errorf("all files up to %s are %d bytes, the most is %d: have fewer rules, or raise "+
-				"CONFIG_MAX_BYTES", cut(f.Name, maxName), sum, b.TotalBytes)
+				"MAX_MEMORY", cut(f.Name, maxName), sum, b.TotalBytes)
 		}
 	}
 	return nil

@@ -105,7 +105,7 @@ func (d *decoder) descriptors(f *field) []Descriptor {
 func (d *decoder) another(at Place) bool {
 	if d.rules++; d.rules == d.most+1 {
 		d.problems.add(at, "config error, all files together have more than %d descriptors, and this is the first "+
-			"too many: have fewer, with patterns or values of requests, or raise CONFIG_MAX_RULES", d.most)
+			"too many: have fewer, with patterns or values of requests, or raise MAX_MEMORY", d.most)
 	}
 	return d.rules <= d.most
 }

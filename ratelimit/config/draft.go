@@ -21,7 +21,7 @@ func (d Draft) written(caps Caps) ([]Text, Problems) {
 		text, err := WriteFile(f, caps.FileBytes)
 		if sum += len(text); err == nil && sum > caps.TotalBytes {
 			err = fmt.Errorf("with it all files are %d bytes, the most is %d: have fewer rules, or raise "+
-				"CONFIG_MAX_BYTES", sum, caps.TotalBytes)
+				"MAX_MEMORY", sum, caps.TotalBytes)
 		}
 		texts = append(texts, Text{f.Place.File, text})
 		if err != nil {

@@ -48,7 +48,12 @@ const (
 	Ineffective Kind = "cannot-work" // settings that fit together badly
 	SameName    Kind = "same-name"   // two rules that are counted under one name
 	NoRules     Kind = "no-rules"    // nothing is limited at all
+	Range       Kind = "range"       // a range of addresses as a value, which no address matches
 )
+
+// Fatal tells whether sluice check fails for such a problem, though a server loads the rules: they do the opposite of
+// what rules are for.
+func (k Kind) Fatal() bool { return k == Invalid || k == ZeroLimit || k == NoRules || k == Range }
 
 // Kinds are all of them, with what each means.
 var Kinds = []struct {
@@ -64,6 +69,7 @@ var Kinds = []struct {
 	{Ineffective, "Settings that are valid, and cannot do what they are for."},
 	{SameName, "Two rules that are counted under the same name."},
 	{NoRules, "Nothing is limited at all."},
+	{Range, "A range of addresses as a value: no address matches it."},
 }
 
 // Error is the place and the message.

@@ -129,7 +129,7 @@ func TestBadCopies(t *testing.T) {
 		"other":     {`{"sluice_last_good":2}`, 0o600, "has sluice_last_good 2, and this version reads 1: remove it"},
 		"writable":  {`{"sluice_last_good":1}`, 0o622, "other users can write it"},
 		"bad rules": {`{"sluice_last_good":1,"files":[{"name":"f","data":"Ww=="}]}`, 0o600, "are bad, too"},
-		"too large": {strings.Repeat(" ", 2<<20), 0o600, "it is not a copy of rules within CONFIG_MAX_BYTES"},
+		"too large": {strings.Repeat(" ", 2<<20), 0o600, "it is not a copy of rules within the caps on rules"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "copy")

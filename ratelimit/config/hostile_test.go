@@ -190,7 +190,7 @@ func TestBounds(t *testing.T) {
 			Caps{Tokens: 5},
 			[]string{"domain: d\ndescriptors: [{key: b}, {key: c}]"},
 			"f1.yaml: error loading config file: it has 8 tokens, the most for all files is 5, of which 5 are left: " +
-				"have fewer rules, or raise CONFIG_MAX_TOKENS",
+				"have fewer rules, or raise MAX_MEMORY",
 		},
 		"tokens of two": {Caps{Tokens: 5}, []string{
 			"domain: a\ndescriptors:\n- key: b",
@@ -201,14 +201,14 @@ func TestBounds(t *testing.T) {
 			Caps{Tokens: 40},
 			[]string{"domain: d\ndescriptors: [{key: b, metadata: {a: &a " +
 				"[1,2,3,4,5,6,7], b: [*a,*a,*a,*a,*a,*a,*a,*a,*a]}}]"},
-			"with its aliases it has more tokens than the 40 that are left (CONFIG_MAX_TOKENS)",
+			"with its aliases it has more tokens than the 40 that are left",
 		},
 		"rules, as many": {Caps{Rules: 3}, []string{file(3)}, ""},
 		"rules": {
 			Caps{Rules: 3},
 			[]string{file(5)},
 			"f1.yaml:6:3: config error, all files together have more than 3 descriptors, and this is the first too " +
-				"many: have fewer, with patterns or values of requests, or raise CONFIG_MAX_RULES",
+				"many: have fewer, with patterns or values of requests, or raise MAX_MEMORY",
 		},
 		"rules of two": {
 			Caps{Rules: 3},
@@ -222,17 +222,17 @@ func TestBounds(t *testing.T) {
 		"bytes": {
 			Caps{FileBytes: 9},
 			[]string{"domain: de"},
-			"it is 10 bytes, the most is 9: split it into several files, or raise CONFIG_MAX_FILE_BYTES",
+			"it is 10 bytes, the most is 9: split it into several files",
 		},
 		"bytes of all": {
 			Caps{TotalBytes: 17},
 			[]string{"domain: a", "domain: b"},
-			"all files up to f2.yaml are 18 bytes, the most is 17: have fewer rules, or raise CONFIG_MAX_BYTES",
+			"all files up to f2.yaml are 18 bytes, the most is 17: have fewer rules, or raise MAX_MEMORY",
 		},
 		"files": {
 			Caps{Files: 1},
 			[]string{"domain: a", "domain: b"},
-			"there are 2 files, at most 1 are allowed: join some, or raise CONFIG_MAX_FILES",
+			"there are 2 files, at most 1 are allowed: join some",
 		},
 		"depth": {Caps{}, []string{"domain: d\ndescriptors: [{key: a, metadata: " +
 			strings.Repeat("{a: ", 210) + strings.Repeat("}", 210) + "}]"}, "nested deeper than 200"},
@@ -315,17 +315,17 @@ func TestTreeIsBounded(t *testing.T) {
 		"a large file": {
 			Caps{FileBytes: 4},
 			map[string]string{"a": "12345"},
-			"it is more than 4 bytes: split it into several files, or raise CONFIG_MAX_FILE_BYTES",
+			"it is more than 4 bytes: split it into several files",
 		},
 		"large files": {
 			Caps{TotalBytes: 5},
 			map[string]string{"a": "123", "b/c": "456"},
-			"with it all files are 6 bytes, the most is 5: have fewer rules, or raise CONFIG_MAX_BYTES",
+			"with it all files are 6 bytes, the most is 5: have fewer rules, or raise MAX_MEMORY",
 		},
 		"many files": {
 			Caps{Files: 2},
 			map[string]string{"a": "", "b": "", "c": ""},
-			"it is one more than the 2 that there may be: join some, or raise CONFIG_MAX_FILES",
+			"it is one more than the 2 that there may be: join some",
 		},
 		"many names": {
 			Caps{Files: 2},
@@ -338,7 +338,7 @@ func TestTreeIsBounded(t *testing.T) {
 			"more than 4 names of files and directories",
 		},
 		"all of it":     {Caps{Files: 2, FileBytes: 3, TotalBytes: 6}, map[string]string{"a": "123", "b": "456"}, ""},
-		"one, too many": {Caps{FileBytes: 4}, map[string]string{"only": "12345"}, "raise CONFIG_MAX_FILE_BYTES"},
+		"one, too many": {Caps{FileBytes: 4}, map[string]string{"only": "12345"}, "split it into several files"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -48,7 +48,7 @@ func (c *Copy) Read() (Draft, error) {
 		return Draft{}, err
 	}
 	if int64(len(data)) > most {
-		return Draft{}, fmt.Errorf("%s is more than %d bytes: it is not a copy of rules within CONFIG_MAX_BYTES",
+		return Draft{}, fmt.Errorf("%s is more than %d bytes: it is not a copy of rules within the caps on rules",
 			c.Path, most)
 	}
 	var on copied

@@ -193,8 +193,7 @@ func (w *walk) names(path string) ([]string, error) {
 	}
 	if w.count += len(names); w.count > most {
 		return nil, fmt.Errorf("config directory %s: with it there are more than %d names of files and directories: "+
-			"remove what are no rules, or raise CONFIG_MAX_FILES, which is %d", cut(path, maxName), most,
-			w.caps.Files)
+			"remove what are no rules, or move the rules", cut(path, maxName), most)
 	}
 	slices.Sort(names)
 	return names, nil
@@ -205,8 +204,7 @@ func (w *walk) names(path string) ([]string, error) {
 func (w *walk) read(path string) ([]byte, error) {
 	b := w.caps
 	if len(w.files) == b.Files {
-		return nil, fmt.Errorf("config file %s: it is one more than the %d that there may be: join some, or raise "+
-			"CONFIG_MAX_FILES", cut(path, maxName), b.Files)
+		return nil, fmt.Errorf("config file %s: it is one more than the %d that there may be: join some", cut(path, maxName), b.Files)
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -218,12 +216,11 @@ func (w *walk) read(path string) ([]byte, error) {
 		return nil, fmt.Errorf("config file: %w", err)
 	}
 	if len(data) > b.FileBytes {
-		return nil, fmt.Errorf("config file %s: it is more than %d bytes: split it into several files, or raise "+
-			"CONFIG_MAX_FILE_BYTES", cut(path, maxName), b.FileBytes)
+		return nil, fmt.Errorf("config file %s: it is more than %d bytes: split it into several files", cut(path, maxName), b.FileBytes)
 	}
 	if w.bytes += len(data); w.bytes > b.TotalBytes {
 		return nil, fmt.Errorf("config file %s: with it all files are %d bytes, the most is %d: have fewer rules, or "+
-			"raise CONFIG_MAX_BYTES", cut(path, maxName), w.bytes, b.TotalBytes)
+			"raise MAX_MEMORY", cut(path, maxName), w.bytes, b.TotalBytes)
 	}
 	return data, nil
 }

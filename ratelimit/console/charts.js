@@ -59,7 +59,7 @@ function chart(title, unit, at, lines, mark) {
 function drawCharts(rules) {
   const p = past;
   if (!p || !p.at_ms.length) {
-    $('charts').replaceChildren(make('p', 'The first figures come in a few seconds.', 'note'));
+    $('lead').replaceChildren(make('p', 'The first figures come in a few seconds.', 'note'));
     return;
   }
   const known = new Map(rules.map((r) => [[r.domain, r.rule, r.mode].join('\n'), r]));
@@ -68,9 +68,12 @@ function drawCharts(rules) {
     { name: 'refused', className: 'two', values: c.refused },
     { name: 'without the store, of these', className: 'three', values: c.alone, onlyIf: true },
   ];
-  $('charts').replaceChildren(
+  $('lead').replaceChildren(
+    chart('Over-admission of the worst key', '% of its allowance, in a window of the last 30 s', p.at_ms, [{ name: 'worst key', className: 'one', values: p.worst_percent }], [100, 'all that is allowed']),
     chart('All calls', 'calls a second', p.at_ms, [...decisions(p).slice(0, 2), { name: 'no decision', className: 'three', values: p.failed, onlyIf: true }]),
     chart('Slowest in a hundred (p99)', 'milliseconds', p.at_ms, [{ name: 'p99', className: 'one', values: p.p99_ms }], Math.max(...p.p99_ms) > 4 ? [20, 'Envoy waits 20 ms'] : null),
+  );
+  $('charts').replaceChildren(
     ...p.rules.map((c) => {
       const [domain, rule, mode] = c.id.split('\n'), r = known.get(c.id);
       return chart(domain + '.' + rule, 'decisions a second, all keys' + (r ? '; each key: ' + r.limit : '') + ', ' + mode, p.at_ms, decisions(c));
@@ -88,6 +91,6 @@ async function remember() {
     return past ? undefined : remember();
   }
   const cut = (a, b) => a.concat(b || []).slice(-450);
-  for (const name of ['at_ms', 'passed', 'refused', 'failed', 'alone', 'p99_ms']) past[name] = cut(past[name], fresh[name]);
+  for (const name of ['at_ms', 'passed', 'refused', 'failed', 'alone', 'p99_ms', 'worst_percent']) past[name] = cut(past[name], fresh[name]);
   past.rules.forEach((r, i) => { for (const name of ['passed', 'refused', 'alone']) r[name] = cut(r[name], fresh.rules[i][name]); });
 }

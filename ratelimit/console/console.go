@@ -83,7 +83,7 @@ const (
 	askTimeout = 2 * time.Second
 )
 
-//go:embed index.html console.js page.js charts.js console.css
+//go:embed index.html console.js page.js charts.js console.css openapi.json
 var assets embed.FS
 
 // console serves a Source.
@@ -116,6 +116,7 @@ func Register(mux *http.ServeMux, s Source) {
 	file("/console/console.js", "console.js", "text/javascript; charset=utf-8")
 	file("/console/page.js", "page.js", "text/javascript; charset=utf-8")
 	file("/console/charts.js", "charts.js", "text/javascript; charset=utf-8")
+	file("/openapi.json", "openapi.json", "application/json")
 	file("/console/console.css", "console.css", "text/css; charset=utf-8")
 	mux.HandleFunc("GET /console/state", c.state)
 	mux.HandleFunc("GET /console/history", c.history)

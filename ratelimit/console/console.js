@@ -25,6 +25,9 @@ function account(name) {
 const ruleName = (r) => r.domain + '.' + r.rule;
 const counted = (map, least) => Object.entries(map || {}).filter(([, n]) => n > least).map(([k, n]) => k.replaceAll('_', ' ') + ' ' + number(n)).join(', ');
 
+// sources says by what a rule's decisions were made, the largest part first.
+const sources = (r) => Object.entries(r.sources || {}).filter(([, n]) => n > 0).sort((a, b) => b[1] - a[1]).map(([k, n]) => k + ' ' + share(n, r.decisions)).join(', ');
+
 // reasons says why decisions were made without the store.
 const why = {
   deadline: 'its reply was late', error: 'it returned an error', breaker: 'the breaker was open',
@@ -47,7 +50,13 @@ function showProblems(list) {
   $('problems').className = list[0].severity;
   $('problems').replaceChildren(...list.map((p) => {
     const e = make('div', undefined, 'problem ' + p.severity);
-    e.append(make('p', p.what, 'verdict'));
+    const what = make('p', p.what, 'verdict');
+    if (p.runbook) {
+      const link = make('a', 'Runbook');
+      link.href = 'https://github.com/sluice-gate/sluice/blob/main/docs/runbooks.md#' + p.runbook;
+      what.append(' ', link);
+    }
+    e.append(what);
     if (p.detail) e.append(make('p', p.detail, 'note'));
     return e;
   }));
@@ -64,23 +73,44 @@ function showWho(s) {
   ]);
 }
 
+// worst is the rule whose worst key used most of its allowance lately; undefined: no rule has one.
+const worst = (rules) => rules.filter((r) => r.drift_share > 0).sort((a, b) => b.worst_key_over / b.drift_share - a.worst_key_over / a.drift_share)[0];
+
+// limitsCard says whether limits hold: of this node, and of the worst node of the fleet.
+function limitsCard(s) {
+  const r = worst(s.rules || []), fleet = Math.max(0, ...(s.nodes || []).map((n) => (n.rates && n.rates.worst_percent) || 0));
+  const others = fleet > 0 ? '; worst node of the fleet: ' + number(Math.round(fleet)) + ' % of its allowance' : '';
+  if (r && r.worst_key_over > r.drift_share) return [r.worst_key_over + ' of ' + r.drift_share + ' allowed', 'A bound is broken: ' + ruleName(r), 'bad'];
+  if (s.recent.alone > 0) return ['By policy', 'on_store_failure decides a part of the requests now', 'warn'];
+  if (r && r.worst_key_over > 0) return [r.worst_key_over + ' of ' + r.drift_share + ' allowed', 'over the limit: worst key of ' + ruleName(r) + ', at this node' + others, ''];
+  return ['Limits held', 'no key went over its limit in the last 30 s, at this node' + others, 'good'];
+}
+
+function storeCard(s) {
+  const t = s.store;
+  if (!t.used) return ['No store', 'this node counts in its memory', ''];
+  if (t.breaker_open) return ['No reply', 'from the store, for ' + t.sync_age_seconds.toFixed(0) + ' s', 'bad'];
+  return [(t.mean_seconds * 1000).toFixed(2) + ' ms', 'for a reply of the store, on average; ' + number(s.recent.trips) + ' round trips/s', ''];
+}
+
 function showCards(s) {
   const r = s.recent, calls = r.passed + r.refused + r.failed;
   const cards = [
-    [number(calls), 'calls/s'],
-    [number(r.refused), 'refused/s, ' + share(r.refused, calls) + ' of them'],
-    [number(r.failed), 'without a decision/s', r.failed > 0 ? 'bad' : ''],
-    [number(r.alone), 'decided without the store/s', r.alone > 0 ? 'warn' : ''],
-    [r.p99_seconds > 0 ? number(r.p99_seconds * 1e3) + ' ms' : '–', 'slowest in a hundred (p99)', r.p99_seconds > 0.01 ? 'warn' : ''],
-    [number(r.trips), 'round trips to the store/s'],
-    [number(s.leases), 'keys tracked, ' + share(s.leases, s.max_keys) + ' of ' + number(s.max_keys)],
-    ...(s.seat_wanted ? [[s.seat < 0 ? 'no seat' : 'seat ' + s.seat, 'this node\'s share of drift budgets', s.seat < 0 ? 'warn' : '']] : []),
+    limitsCard(s),
+    [share(r.refused, calls) === '–' ? '0 %' : share(r.refused, calls), 'refused, ' + number(r.refused) + ' of ' + number(calls) + ' calls/s', ''],
+    [r.p99_seconds > 0 ? number(r.p99_seconds * 1e3) + ' ms' : '–', 'for the slowest in a hundred calls (p99)', r.p99_seconds > 0.01 ? 'warn' : ''],
+    storeCard(s),
   ];
   $('cards').replaceChildren(...cards.map(([v, k, className]) => {
     const c = make('div', undefined, 'card ' + (className || ''));
     c.append(make('b', v), make('span', k));
     return c;
   }));
+  list('node', [
+    ['keys tracked', number(s.leases) + ', ' + share(s.leases, s.max_keys) + ' of ' + number(s.max_keys)],
+    ...(s.seat_wanted ? [['drift seat', s.seat < 0 ? 'none: rules of mode approx lease' : String(s.seat), s.seat < 0 ? 'warn' : '']] : []),
+    ['calls without a decision/s', number(r.failed), r.failed > 0 ? 'bad' : ''], ['decided without the store/s', number(r.alone), r.alone > 0 ? 'warn' : ''],
+  ]);
 }
 
 // seldom is a figure that is 0 as a rule: cards leave it out then.
@@ -94,14 +124,14 @@ function showRules(s) {
   const id = (r) => [r.domain, r.rule, r.mode].join('\n');
   rows('rules', sorted, id, (r) => {
     const o = old.get(id(r)), rate = (now, then) => o && seconds > 0 ? number(Math.max(0, now - then) / seconds) : '–';
+    const over = r.limit === 'unlimited' ? '–' : r.drift_share > 0 ? r.worst_key_over + ' of ' + number(r.drift_share) : '0';
     return [[
-      [ruleName(r)], [r.limit], [r.mode], [number(r.declared), 'n'],
-      [rate(r.decisions - r.denied, o ? o.decisions - o.denied : 0), 'n'], [rate(r.denied, o ? o.denied : 0), 'n'], [share(r.denied, r.decisions), 'n'],
-      seldom(r.over), seldom(r.over_by_policy), seldom(r.windows_beyond_bound, 'bad'), seldom(r.windows_beyond_by_policy),
-      seldom(r.drifting), seldom(r.leased),
-      [counted(r.sources, 0), 'long'],
+      [ruleName(r)], [r.mode], [r.limit], [over, 'n ' + (r.windows_beyond_bound > 0 ? 'bad' : '')],
+      [rate(r.decisions - r.denied, o ? o.decisions - o.denied : 0), 'n'], [rate(r.denied, o ? o.denied : 0), 'n'],
+      [sources(r), 'long'],
     ], r.windows_beyond_bound > 0 ? 'wrong' : ''];
   }, 'There are no rules.');
+  $('without').hidden = !sorted.some((r) => r.sources && r.sources.fallback > 0);
   rows('alone', sorted.filter((r) => r.sources && r.sources.fallback > 0), id, (r) => [[
     [ruleName(r)], [r.on_store_failure], [number(r.sources.fallback), 'n'], [reasons(r.fallbacks), 'long'],
   ]], 'No decisions, since this node started.');
@@ -119,6 +149,7 @@ function showFleet(s) {
     return [[
       [cell], [n.version], [n.rules ? n.rules.slice(0, 12) : '–'], [duration((new Date(s.now) - new Date(n.started)) * 1e6)],
       [number(rates(n).passed), 'n'], [number(rates(n).refused), 'n'], seldom(rates(n).failed), seldom(rates(n).alone),
+      [n.rates && n.rates.worst_percent !== undefined ? number(Math.round(n.rates.worst_percent)) + ' %' : '–', 'n'],
       seldom(n.problems, 'warn'), [(n.silent ? 'SILENT, last seen ' : '') + n.seen_seconds + ' s ago', n.silent ? 'warn late' : ''],
     ], gone ? 'gone' : ''];
   }, 'Without a shared store, nodes do not register.');
@@ -153,7 +184,7 @@ function show(s) {
   $('redacted').hidden = !redacted;
   rows('hottest', s.hottest || [], (k) => k.account + '\n' + k.rule, (k) => [[
     [account(k.account)], [k.rule], [k.per_second ? number(k.per_second) : '–', 'n'],
-    [number(k.spent) + ' of ' + number(k.limit) + ' (' + share(k.spent, k.limit) + ')', 'n'], [number(Math.max(0, k.unspent)), 'n'],
+    [k.spent > k.limit ? 'all of ' + number(k.limit) + ', ' + 'debt ' + number(k.spent - k.limit) : number(k.spent) + ' of ' + number(k.limit) + ' (' + share(k.spent, k.limit) + ')', 'n'], [number(Math.max(0, k.unspent)), 'n'],
   ]], 'No key had requests lately.');
   showEnvoys(s);
   list('store', s.store.used ? [

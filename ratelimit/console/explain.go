@@ -27,6 +27,10 @@ type Explanation struct {
 	Shadow    bool      `json:"shadow_mode,omitempty"`
 	Quota     bool      `json:"quota_mode,omitempty"`
 	Declared  string    `json:"declared,omitempty"` // over-admission
+	// Hold is of a rule whose requests hold an estimate, and Holds what the next one of this key holds (for hits_addend
+	// 1, where that says it) and what this node knows of all keys of the rule.
+	Hold  *ratelimit.HoldBounds `json:"hold,omitempty"`
+	Holds *held                 `json:"held,omitempty"`
 	// Bounds is all that the rule declares, on max_nodes nodes that share a store.
 	Bounds     *ratelimit.Bounds `json:"bounds,omitempty"`
 	Next       string            `json:"next"` // what the next request would get
@@ -38,6 +42,23 @@ type Explanation struct {
 	EnvoysInAll int           `json:"envoys_in_all,omitempty"`
 	RLQS        string        `json:"rlqs,omitempty"`
 	*ratelimit.Look
+}
+
+// held is what is known of a rule's holds.
+type held struct {
+	Next     ratelimit.Tokens `json:"next"`
+	Requests uint64           `json:"requests"` // since this node started
+	Tokens   uint64           `json:"tokens"`   // that these held
+	Settled  uint64           `json:"settled_tokens"`
+	Cost     uint64           `json:"cost_tokens"` // of those that were settled here
+}
+
+func heldOf(rule *ratelimit.Rule, key []byte) *held {
+	c := rule.Counters.Holds()
+	return &held{
+		Next: rule.Hold.Estimate(1, key, &c.Costs), Requests: c.Taken.Load(), Tokens: c.TakenSum.Load(),
+		Settled: c.SettledSum.Load(), Cost: c.CostSum.Load(),
+	}
 }
 
 // mostNames are domains that an unknown one is compared with.
@@ -73,7 +94,7 @@ func (c *console) asked(r *http.Request) (*config.Domain, []config.Entry, error)
 func (c *console) explain(w http.ResponseWriter, r *http.Request) {
 	done, ok := c.throttle.question()
 	if !ok {
-		tooMany(w, "too many explanations a second (DEBUG_EXPLAIN_RATE)")
+		tooMany(w, "too many explanations are asked for")
 		return
 	}
 	defer done()
@@ -109,6 +130,9 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	e.Bounds = &b
 	e.Declared = strings.TrimSuffix(fmt.Sprintf("at most %d tokens beyond the limit, for each key and window; %s",
 		b.Over.Tokens, b.Over.Note()), "; ")
+	if hold, ok := rule.DeclareHold(); ok {
+		e.Hold, e.Holds = &hold, heldOf(rule, key)
+	}
 	if rule.Limit.Requests == 0 {
 		e.Next = "OVER_LIMIT: requests_per_unit is 0"
 		return e
@@ -126,12 +150,12 @@ func (c *console) explained(ctx context.Context, d *config.Domain, entries []con
 	if c.Quotas != nil {
 		e.Envoys, e.EnvoysInAll = c.Quotas.Look(key)
 	}
-	e.Next, e.WholeAgain = next(rule, &look)
+	e.Next, e.WholeAgain = c.next(rule, &look)
 	return e
 }
 
 // next says what a request for one token would get, from what was seen.
-func next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string, resets time.Duration) {
+func (c *console) next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string, resets time.Duration) {
 	over := "OVER_LIMIT"
 	if rule.Shadow {
 		over = "OK: the rule is in shadow_mode (OVER_LIMIT otherwise)"
@@ -151,12 +175,29 @@ func next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string, resets time.
 		return over + ": no tokens, and none before the reset",
 			l.Refuses
 	case v.LedgerError != "" || l != nil && l.Failing:
-		return "decided by on_store_failure: the store does not answer", 0
+		return fmt.Sprintf("%s on_store_failure: %s; the store has not answered for %v", withoutStore(rule, over),
+			ratelimit.FailurePolicies[rule.Coordination.OnStoreFailure],
+			c.Metrics.Limiter().SyncAge.Round(time.Second)), 0
 	case left > 0:
 		return fmt.Sprintf("OK, after a claim: %d left in the account", left), 0
 	case rule.Coordination.Mode.Spec().Drifts, rule.Reserve() > 0:
 		return "OK from a drift share, else " + over + ": the account has no tokens left", 0
 	default:
 		return over + ": the account has no tokens left", 0
+	}
+}
+
+// withoutStore says what a rule's on_store_failure decides.
+func withoutStore(rule *ratelimit.Rule, over string) string {
+	switch rule.Coordination.OnStoreFailure {
+	case ratelimit.FailOpen:
+		return "OK: admitted by"
+	case ratelimit.FailClosed:
+		return over + ": denied by"
+	case ratelimit.FailCached:
+		return fmt.Sprintf("OK while the last reply of the store had tokens left, and for %v after it, by",
+			rule.Coordination.MaxStaleness)
+	default:
+		return fmt.Sprintf("OK for %d tokens of each window at this node, by", rule.LocalShare().Limit.Capacity())
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 )
 
@@ -40,12 +41,13 @@ type History struct {
 	ring [samples]sample   // guarded by mu
 	n    int               // guarded by mu. Invariant: samples ever taken; ring[n%samples] is next
 	base map[string]counts // guarded by mu: of each sampled rule at its first sample
+	lost uint64            // guarded by mu: how often the store had lost its data at the first look
 }
 
 // sample is what happened between two looks.
 type sample struct {
 	at    time.Time
-	node  Rates
+	node  Rates       // Lost is since the start
 	rules []ruleRates // at most sampledRules
 }
 
@@ -55,8 +57,13 @@ type Rates struct {
 	Refused float64 `json:"refused"`
 	Failed  float64 `json:"failed"` // answered with an error, or shed
 	Alone   float64 `json:"alone"`  // decisions without the store
+	Full    float64 `json:"full"`   // decisions of keys for which the table has no room
 	Trips   float64 `json:"trips"`  // round trips to the store
 	P99     float64 `json:"p99_seconds"`
+	// Worst is how far the worst key went beyond its limit in a window of the last 30 s, in percent of what a node may.
+	Worst float64 `json:"worst_percent"`
+	// Lost is how often the store lost its data, in the time that is remembered.
+	Lost uint64 `json:"lost"`
 }
 
 type ruleRates struct {
@@ -109,11 +116,19 @@ func (h *History) observe(at time.Time, s metrics.State, took []*dto.Bucket) {
 		}
 	}
 	seconds := at.Sub(h.at).Seconds()
+	if h.at.IsZero() {
+		h.lost = s.Store.Recoveries
+	}
 	if h.at.IsZero() || seconds <= 0 { // one look says nothing of a rate
 		return
 	}
 	now := sample{at: at, node: rates(&h.last, &s, seconds)}
 	now.node.P99 = quantile(0.99, h.took, took)
+	for i := range s.Rules {
+		if r := &s.Rules[i]; r.Share > 0 {
+			now.node.Worst = max(now.node.Worst, 100*float64(r.Worst)/float64(r.Share))
+		}
+	}
 	old := make(map[string]*metrics.RuleState, len(h.last.Rules))
 	for i := range h.last.Rules {
 		old[ruleID(&h.last.Rules[i])] = &h.last.Rules[i]
@@ -135,13 +150,21 @@ func (h *History) observe(at time.Time, s metrics.State, took []*dto.Bucket) {
 }
 
 func rates(before, now *metrics.State, seconds float64) Rates {
+	crowded := func(s *metrics.State) uint64 { return s.Fallbacks[tableFull] }
+	full := func(s *metrics.State) uint64 {
+		return crowded(s) + s.Sources[ratelimit.Sources[ratelimit.FromOverflow]]
+	}
 	return Rates{
 		Passed: since(now.OK, before.OK) / seconds, Refused: since(now.OverLimit, before.OverLimit) / seconds,
 		Failed: since(now.Errors+now.Shed, before.Errors+before.Shed) / seconds,
-		Alone:  since(sum(now.Fallbacks), sum(before.Fallbacks)) / seconds,
+		Alone:  since(sum(now.Fallbacks)-crowded(now), sum(before.Fallbacks)-crowded(before)) / seconds,
+		Full:   since(full(now), full(before)) / seconds,
+		Lost:   now.Store.Recoveries,
 		Trips:  since(now.Store.RoundTrips, before.Store.RoundTrips) / seconds,
 	}
 }
+
+var tableFull = ratelimit.FallbackReasons[ratelimit.FallbackTableFull]
 
 // since is how much a counter grew: 0 if it was begun anew.
 func since(now, before uint64) float64 { return float64(now - min(before, now)) }
@@ -227,6 +250,7 @@ func (h *History) recent() (all Rates, rules recentRules) {
 		all.Passed, all.Refused, all.Failed = all.Passed+s.node.Passed, all.Refused+s.node.Refused,
 			all.Failed+s.node.Failed
 		all.Alone, all.Trips, all.P99 = all.Alone+s.node.Alone, all.Trips+s.node.Trips, max(all.P99, s.node.P99)
+		all.Full, all.Worst, all.Lost = all.Full+s.node.Full, max(all.Worst, s.node.Worst), s.node.Lost
 		for i := range s.rules {
 			r := rules[s.rules[i].id]
 			if r == nil {
@@ -239,13 +263,17 @@ func (h *History) recent() (all Rates, rules recentRules) {
 	})
 	all.Passed, all.Refused, all.Failed, all.Alone, all.Trips = all.Passed/n, all.Refused/n, all.Failed/n,
 		all.Alone/n, all.Trips/n
+	all.Full /= n
+	lost := h.lost
 	oldest := h.base
 	if h.n >= samples { // what was counted before the time that is remembered is no news
+		lost = h.ring[h.n%samples].node.Lost
 		oldest = map[string]counts{}
 		for _, r := range h.ring[h.n%samples].rules {
 			oldest[r.id] = r.counts
 		}
 	}
+	all.Lost -= min(lost, all.Lost)
 	for id, r := range rules {
 		r.alone /= float32(n)
 		if o, known := oldest[id]; known {
@@ -264,6 +292,7 @@ type remembered struct {
 	Failed  []float64    `json:"failed"`
 	Alone   []float64    `json:"alone"`
 	P99     []float64    `json:"p99_ms"` // -1: there were no calls
+	Worst   []float64    `json:"worst_percent"`
 	Rules   []ruleColumn `json:"rules"`
 }
 
@@ -305,7 +334,7 @@ func (h *History) columns(from time.Time) remembered {
 		if ms >= 0 {
 			ms = math.Round(ms*1e6) / 1e3
 		}
-		v.P99 = append(v.P99, ms)
+		v.P99, v.Worst = append(v.P99, ms), append(v.Worst, round(s.node.Worst))
 		for i := range v.Rules {
 			r, c := ruleRates{}, &v.Rules[i]
 			if at := slices.IndexFunc(s.rules, func(r ruleRates) bool { return r.id == c.ID }); at >= 0 {

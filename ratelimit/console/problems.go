@@ -14,6 +14,7 @@ type Problem struct {
 	Severity string `json:"severity"` // Bad or Warn
 	What     string `json:"what"`
 	Detail   string `json:"detail,omitempty"`
+	Runbook  string `json:"runbook,omitempty"` // the section of docs/runbooks.md
 }
 
 // How grave a problem is.
@@ -30,45 +31,54 @@ const (
 
 // problems are the gravest first.
 func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
-	say := func(severity, detail, format string, args ...any) {
-		all = append(all, Problem{severity, fmt.Sprintf(format, args...), detail})
+	say := func(severity, runbook, detail, format string, args ...any) {
+		all = append(all, Problem{severity, fmt.Sprintf(format, args...), detail, runbook})
 	}
 	brokenBounds(s, rules, say)
 	if s.Store.BreakerOpen {
-		say(Bad, "Nodes spend their leases, then on_store_failure of each rule decides.",
+		say(Bad, "store-breaker-open", "Nodes spend their leases, then on_store_failure of each rule decides.",
 			"The store does not answer: the last reply was %.0f s ago", s.Store.SyncAge)
 	}
 	if recent.Alone > 0 {
-		say(Warn, alone(s, rules), "%s decisions a second are made without the store", figure(recent.Alone))
+		say(Warn, "fallback-active", alone(s, rules), "%s decisions a second are made without the store", figure(recent.Alone))
+	}
+	if recent.Lost > 0 {
+		say(Warn, "store-data-lost", "Nodes restored the usage that they had. Until then, at most 5 % of each limit was granted.",
+			"The store lost its data, in the last quarter of an hour")
+	}
+	if recent.Full > 0 {
+		say(Warn, "table-full", fmt.Sprintf("%d keys are tracked, of MAX_KEYS %d. Keys without a place share budgets, or "+
+			"are limited by this node alone.", s.Leases, s.MaxKeys),
+			"The table of keys is full: %s decisions a second have no place in it", figure(recent.Full))
 	}
 	if recent.Failed > 0 {
-		say(Bad, "Envoy admits or refuses such requests, by its failure_mode_deny.",
+		say(Bad, "errors", "Envoy admits or refuses such requests, by its failure_mode_deny.",
 			"%s calls a second get no decision: errors or shed calls", figure(recent.Failed))
 	}
 	if s.Config.Error != "" {
-		say(Bad, s.Config.Error, "The current rules are bad since %s: the previous rules stay in force",
+		say(Bad, "config-rejected", s.Config.Error, "The current rules are bad since %s: the previous rules stay in force",
 			s.Config.Failed.UTC().Format("15:04:05 MST"))
 	} else if s.Config.FromCopy {
-		say(Warn, "The rules were bad or missing when this node started.",
+		say(Warn, "rules-from-copy", "The rules were bad or missing when this node started.",
 			"The rules in force are the last good copy")
 	}
 	fleetProblems(s, say)
 	if recent.P99 > slowP99.Seconds() {
-		say(Warn, "In the last ten seconds, at this node. Envoy waits 20 ms by default, then continues without "+
+		say(Warn, "slow", "In the last ten seconds, at this node. Envoy waits 20 ms by default, then continues without "+
 			"an answer.", "One decision in a hundred takes longer than %.0f ms", recent.P99*1e3)
 	}
 	if s.SeatWanted && s.Seat != nil && *s.Seat < 0 && !s.Store.BreakerOpen {
-		say(Warn, "There are more nodes than max_nodes, or seats of ended nodes have not expired.",
+		say(Warn, "seat-shortage", "There are more nodes than max_nodes, or seats of ended nodes have not expired.",
 			"No drift seat: rules of mode approx use leases only")
 	}
 	if s.Panics > 0 {
-		say(Warn, "The log has the stack of each.", "%d requests since the start hit a bug", s.Panics)
+		say(Warn, "panics", "The log has the stack of each.", "%d requests since the start hit a bug", s.Panics)
 	}
 	slices.SortStableFunc(all, func(a, b Problem) int { return cmp.Compare(a.Severity, b.Severity) })
 	return all
 }
 
-type sayer func(severity, detail, format string, args ...any)
+type sayer func(severity, runbook, detail, format string, args ...any)
 
 // brokenBounds tells of rules that went beyond what they declare, and apart from
 // these of what on_store_failure admitted.
@@ -89,13 +99,13 @@ func brokenBounds(s *State, recent recentRules, say sayer) {
 		}
 	}
 	if len(now) > 0 {
-		say(Bad, few(now), "Rules exceeded their declared bound in the last 15 minutes")
+		say(Bad, "drift-beyond-bound", few(now), "Rules exceeded their declared bound in the last 15 minutes")
 	}
 	if len(before) > 0 {
-		say(Warn, few(before), "Rules exceeded their declared bound before that, since the start")
+		say(Warn, "drift-beyond-bound", few(before), "Rules exceeded their declared bound before that, since the start")
 	}
 	if len(policy) > 0 {
-		say(Warn, few(policy)+". The bound for normal operation holds.",
+		say(Warn, "fallback-active", few(policy)+". The bound for normal operation holds.",
 			"on_store_failure admitted more than the limit in the last 15 minutes")
 	}
 }
@@ -111,11 +121,11 @@ func fleetProblems(s *State, say sayer) {
 		}
 	}
 	if len(silent) > 0 {
-		say(Warn, "Last seen: "+few(silent)+". They crashed, hang, or cannot reach the store.",
+		say(Warn, "node-down", "Last seen: "+few(silent)+". They crashed, hang, or cannot reach the store.",
 			"%d of %d nodes are silent", len(silent), len(s.Nodes))
 	}
 	if len(sets) > 1 {
-		say(Warn, "A rollout takes about a minute. After that, a node does not get the rules or refuses them.",
+		say(Warn, "rules-differ", "A rollout takes about a minute. After that, a node does not get the rules or refuses them.",
 			"Nodes run %d different sets of rules", len(sets))
 	}
 }

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +20,11 @@ func TestProblems(t *testing.T) {
 		}
 		return []metrics.RuleState{r}
 	}
+	page, err := os.ReadFile("../../docs/runbooks.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	runbooks := string(page)
 	none := -1
 	lately := func(r ruleRates) recentRules { return recentRules{"edge\nlogin\n": &r} }
 	for name, c := range map[string]struct {
@@ -58,6 +64,14 @@ func TestProblems(t *testing.T) {
 				"warn 14 decisions a second are made without the store|By rule, with its " +
 					"on_store_failure, a second: edge.login (open) 14",
 			},
+		},
+		"a full table": {
+			s: State{State: metrics.State{Leases: 1000, MaxKeys: 1000}}, recent: Rates{Full: 12},
+			want: []string{"warn The table of keys is full: 12 decisions a second have no place in it|1000 keys are tracked, of MAX_KEYS 1000"},
+		},
+		"lost data": {
+			recent: Rates{Lost: 1},
+			want:   []string{"warn The store lost its data, in the last quarter of an hour|Nodes restored"},
 		},
 		"no decision": {
 			recent: Rates{Failed: 3.5},
@@ -100,6 +114,9 @@ func TestProblems(t *testing.T) {
 	} {
 		got := problems(&c.s, c.recent, c.rules)
 		for i, p := range got {
+			if !strings.Contains(runbooks, "\n## "+strings.ToUpper(p.Runbook[:1])+strings.ReplaceAll(p.Runbook[1:], "-", " ")+"\n") {
+				t.Errorf("%s: there is no runbook %s", name, p.Runbook)
+			}
 			text := p.Severity + " " + p.What
 			if i >= len(c.want) {
 				t.Errorf("%s: and %s", name, text)

@@ -41,7 +41,9 @@ type ruleRow struct {
 	near, beyond, usedUp        uint64
 	overByPolicy, byPolicy      uint64
 	leased, drifting            int64
+	worst                       ratelimit.Tokens
 	declared, share, driftLimit ratelimit.Tokens
+	holds                       holdCounts
 }
 
 // rows reads all counters. Rules that come out with the same labels are summed,
@@ -102,6 +104,7 @@ func (w *ruleRow) declare(r *ratelimit.Rule) {
 }
 
 func (w *ruleRow) add(c *ratelimit.RuleCounters) {
+	w.holds.add(c.Held())
 	w.addDecisions(c)
 	c.EachNamed(func(_ string, c *ratelimit.RuleCounters) { w.addDecisions(c) })
 	w.over += c.OverAdmitted.Load()
@@ -113,6 +116,7 @@ func (w *ruleRow) add(c *ratelimit.RuleCounters) {
 	w.usedUp += c.ShareUsedUp.Load()
 	w.leased += c.Leased.Load()
 	w.drifting += c.Drifting.Load()
+	w.worst = max(w.worst, c.Worst.Lately())
 }
 
 func (w *ruleRow) addDecisions(c *ratelimit.RuleCounters) {
@@ -217,6 +221,11 @@ var (
 		{"sluice_drift_unconfirmed_tokens", "gauge", "Tokens spent here and not yet confirmed by the store, " +
 			"all keys.", limited, func(r *ruleRow) int64 { return r.drifting }},
 		{
+			"sluice_worst_key_over_admission_tokens", "gauge", "Tokens that the worst key went beyond its limit in a " +
+				"window of the last 30 s, by this node's drift: at most sluice_drift_share_tokens.", approx,
+			func(r *ruleRow) int64 { return int64(r.worst) },
+		},
+		{
 			"sluice_drift_share_tokens", "gauge", "Tokens of each key that a seat may spend unconfirmed.", approx,
 			func(r *ruleRow) int64 { return int64(r.share) },
 		},
@@ -273,6 +282,10 @@ func (c Collector) WriteRuleMetrics(w io.Writer) error {
 	for i := range rules {
 		rules[i].decisions(func(labels string, n uint64) { line("sluice_decisions_total", labels, int64(n)) })
 	}
+	if err := flush(); err != nil {
+		return err
+	}
+	writeHolds(rules, head, line)
 	return flush()
 }
 

@@ -90,9 +90,13 @@ type RuleState struct {
 	Under          uint64            `json:"under"`
 	Declared       ratelimit.Tokens  `json:"declared"` // for each key and window
 	DriftBudget    ratelimit.Tokens  `json:"drift_budget"`
-	Drifting       int64             `json:"drifting"`
-	Leased         int64             `json:"leased"`
-	Sources        map[string]uint64 `json:"sources"`
+	// Worst is how far the worst key went beyond its limit in a window of the last 30 s, by
+	// this node's drift, of Share at most.
+	Worst    ratelimit.Tokens  `json:"worst_key_over"`
+	Share    ratelimit.Tokens  `json:"drift_share"`
+	Drifting int64             `json:"drifting"`
+	Leased   int64             `json:"leased"`
+	Sources  map[string]uint64 `json:"sources"`
 }
 
 // State reads all counters. Of the rules it gives the n with most decisions.
@@ -155,8 +159,8 @@ func (w *ruleRow) state() RuleState {
 		OverByPolicy: w.overByPolicy, BeyondByPolicy: w.byPolicy, Fallbacks: named(ratelimit.FallbackReasons[:],
 			w.fallbacks[:]),
 		Policy: ratelimit.FailurePolicies[w.rule.Coordination.OnStoreFailure], Declared: w.declared,
-		DriftBudget: w.driftLimit,
-		Drifting:    w.drifting, Leased: w.leased,
+		DriftBudget: w.driftLimit, Worst: w.worst, Share: w.share,
+		Drifting: w.drifting, Leased: w.leased,
 		Sources: named(ratelimit.Sources[:], w.sources[:]),
 	}
 	if !w.rule.Unlimited {

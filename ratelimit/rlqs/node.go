@@ -39,10 +39,10 @@ func (o *Options) Validate() error {
 			errs = append(errs, fmt.Errorf("%s is %v, must be between %v and %v", name, value, least, most))
 		}
 	}
-	within("RLQS_MAX_STREAMS", float64(o.Streams), 0, 1<<20)
-	within("RLQS_MAX_BUCKETS", float64(o.Buckets), 1, 1<<16)
-	within("RLQS_MAX_BUCKET_BYTES", float64(o.BucketBytes), 16, 16<<10)
-	within("RLQS_MAX_REPORTS", o.Messages, 1, 1e6)
+	within("Streams", float64(o.Streams), 0, 1<<20)
+	within("Buckets", float64(o.Buckets), 1, 1<<16)
+	within("BucketBytes", float64(o.BucketBytes), 16, 16<<10)
+	within("Messages", o.Messages, 1, 1e6)
 	return errors.Join(errs...)
 }
 

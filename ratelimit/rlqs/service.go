@@ -83,7 +83,7 @@ func (s *Service) serve(stream grpc.ServerStream) (err error) {
 	// node.
 	default:
 		s.node.stats.Refused.Add(1)
-		return status.Errorf(codes.ResourceExhausted, "%d streams are served already (RLQS_MAX_STREAMS)", cap(s.slots))
+		return status.Errorf(codes.ResourceExhausted, "%d streams are served already", cap(s.slots))
 	}
 	// An answer counts as granted only once the Envoy has acknowledged it, which only the
 	// connection can tell.

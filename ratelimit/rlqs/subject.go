@@ -39,7 +39,7 @@ func (r *report) measure(o *Options) error {
 		}
 	}
 	if size > o.BucketBytes {
-		return bad("a BucketId has %d bytes, the most is %d (RLQS_MAX_BUCKET_BYTES)", size, o.BucketBytes)
+		return bad("a BucketId has %d bytes, the most is %d", size, o.BucketBytes)
 	}
 	return nil
 }

@@ -73,7 +73,7 @@ func (s *Service) readBody(w http.ResponseWriter, r *http.Request) (body []byte,
 type tooLargeError struct{ most int }
 
 func (e *tooLargeError) Error() string {
-	return fmt.Sprintf("request is larger than %d bytes (MAX_REQUEST_BYTES)", e.most)
+	return fmt.Sprintf("request is larger than %d bytes", e.most)
 }
 
 func (s *Service) tooLarge() error { return &tooLargeError{s.options.MaxRequestBytes} }

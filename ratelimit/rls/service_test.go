@@ -525,7 +525,7 @@ func TestJSON(t *testing.T) {
 		{strings.NewReader(`{"domain":`), 400, "malformed request"},
 		{strings.NewReader(`{"domain":"","descriptors":[]}`), 400, "rate limit domain must not be empty"},
 		{strings.NewReader(`{"domain":"d","descriptors":[{"entries":[{"key":"a","value":"\ud800"}]}]}`), 400, ""},
-		{io.LimitReader(endless{}, 100<<20), 413, "request is larger than 262144 bytes (MAX_REQUEST_BYTES)"},
+		{io.LimitReader(endless{}, 100<<20), 413, "request is larger than 262144 bytes"},
 	} {
 		code, body := post(c.body)
 		body = strings.ReplaceAll(body, `": "`, `":"`)

@@ -68,15 +68,15 @@ func (b *Caps) Validate() error {
 			errs = append(errs, fmt.Errorf("%s is %d, must be between %d and %d", name, value, least, most))
 		}
 	}
-	within("GRPC_MAX_CONNECTIONS", int64(b.Connections), 1, 1<<20)
-	within("GRPC_MAX_CONCURRENT_STREAMS", int64(b.Streams), 1, 1<<20)
-	within("GRPC_MAX_HEADER_BYTES", int64(b.HeaderBytes), 1<<10, 1<<20)
-	within("MAX_REQUEST_BYTES", int64(b.MessageBytes), 1<<10, 16<<20)
+	within("Connections", int64(b.Connections), 1, 1<<20)
+	within("Streams", int64(b.Streams), 1, 1<<20)
+	within("HeaderBytes", int64(b.HeaderBytes), 1<<10, 1<<20)
+	within("MessageBytes", int64(b.MessageBytes), 1<<10, 16<<20)
 	if b.RequestTimeout < 100*time.Millisecond {
 		errs = append(errs, fmt.Errorf("REQUEST_TIMEOUT is %v, must be at least 100ms", b.RequestTimeout))
 	}
 	if b.Idle < time.Second {
-		errs = append(errs, fmt.Errorf("GRPC_MAX_CONNECTION_IDLE is %v, must be at least 1s", b.Idle))
+		errs = append(errs, fmt.Errorf("Idle is %v, must be at least 1s", b.Idle))
 	}
 	return errors.Join(errs...)
 }

@@ -54,7 +54,7 @@ func (g *guarding) Clone() credentials.TransportCredentials {
 }
 
 var errEnded = errors.New("the connection was ended: it held more than its share of what callers may have kept " +
-	"(MAX_BYTES_IN_FLIGHT)")
+	"(MAX_MEMORY)")
 
 // guard is a connection whose calls are reckoned as their frames pass. It is
 // safe for one reader and one writer at a time.

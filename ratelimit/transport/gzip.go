@@ -48,7 +48,7 @@ func (g *gunzip) Do(r io.Reader) ([]byte, error) {
 		out = append(out, piece[:n]...)
 		// It is looked at after each piece, so that at most one piece too many is unpacked.
 		if len(out) > most || len(out) > unpackRatio*packed.n+len(piece) {
-			return nil, fmt.Errorf("the request unpacks to more than %d bytes (MAX_REQUEST_BYTES), or %d times its "+
+			return nil, fmt.Errorf("the request unpacks to more than %d bytes, or %d times its "+
 				"size", most, unpackRatio)
 		}
 		if errors.Is(err, io.EOF) {

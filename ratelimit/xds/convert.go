@@ -52,7 +52,7 @@ func (c *converter) file(resource *anypb.Any) (config.File, error) {
 	// Counted in the bytes, before anything is built: see shape.
 	if err := configShape.count(body, &c.messages, 0); errors.Is(err, errMany) {
 		return config.File{}, fmt.Errorf("a resource of %d bytes: with it the push holds more than %d descriptors, "+
-			"limits and values of metadata: have fewer rules, or raise CONFIG_MAX_TOKENS", len(body), c.caps.Tokens)
+			"limits and values of metadata: have fewer rules, or raise MAX_MEMORY", len(body), c.caps.Tokens)
 	} else if err != nil {
 		return config.File{}, fmt.Errorf("a resource of %d bytes that is no RateLimitConfig: %w", len(body), err)
 	}

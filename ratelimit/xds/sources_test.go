@@ -199,25 +199,25 @@ func TestSourcesAgree(t *testing.T) {
 		"many rules": {
 			said: wideSaid(2), caps: config.Caps{Rules: 5},
 			wrong: []string{"config error, all files together have more than 5 descriptors, and this is the first " +
-				"too many: have fewer, with patterns or values of requests, or raise CONFIG_MAX_RULES"},
+				"too many: have fewer, with patterns or values of requests, or raise MAX_MEMORY"},
 		},
 		"as many files": {said: wideSaid(3), caps: config.Caps{Files: 3}},
 		"many files": {
 			said: wideSaid(3), caps: config.Caps{Files: 2},
-			wrong: []string{"raise CONFIG_MAX_FILES"},
+			wrong: []string{"join some"},
 		},
 		"tokens": {
 			said: wideSaid(3), caps: config.Caps{Tokens: 10},
-			wrong: []string{"raise CONFIG_MAX_TOKENS"},
+			wrong: []string{"raise MAX_MEMORY"},
 		},
 		"a large file": {
 			said: one("key: "+strings.Repeat("k", 1000),
 				&rlsconf.RateLimitDescriptor{Key: strings.Repeat("k", 1000)}), caps: config.Caps{FileBytes: 1000},
-			wrong: []string{"raise CONFIG_MAX_FILE_BYTES"},
+			wrong: []string{"1000"},
 		},
 		"large files": {
 			said: wideSaid(20), caps: config.Caps{TotalBytes: 900},
-			wrong: []string{"with it all files are", "the most is 900: have fewer rules, or raise CONFIG_MAX_BYTES"},
+			wrong: []string{"with it all files are", "the most is 900: have fewer rules, or raise MAX_MEMORY"},
 		},
 	} {
 		for kind, load := range sources {

@@ -55,8 +55,7 @@ func globLiteral(text string) string {
 	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`).Replace(text)
 }
 
-// entriesOf reads a stream in pages: all of it may be more than one answer may be
-// (REDIS_MAX_REPLY).
+// entriesOf reads a stream in pages: all of it may be more than one answer may be.
 func entriesOf(ctx context.Context, node redis.UniversalClient, name string) (all []redis.XMessage, err error) {
 	const page = 1000
 	for from := "-"; ; from = "(" + all[len(all)-1].ID {

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -30,13 +29,12 @@ type Redis struct {
 	Auth         string        `env:"REDIS_AUTH" name:"redis-auth" placeholder:"PASS" help:"Password of Redis: pass or user:pass."`
 	SentinelAuth string        `env:"REDIS_SENTINEL_AUTH" name:"redis-sentinel-auth" placeholder:"PASS" help:"Password of the sentinels: pass or user:pass."`
 	PoolSize     int           `env:"REDIS_POOL_SIZE" name:"redis-pool-size" default:"10" help:"Connections to each server."`
-	Timeout      time.Duration `env:"REDIS_TIMEOUT" name:"redis-timeout" default:"1s" help:"Maximum time to dial. Decisions wait for COORDINATION_STORE_DEADLINE."`
+	Timeout      time.Duration `env:"REDIS_TIMEOUT" name:"redis-timeout" default:"1s" help:"For dialling. See COORDINATION_STORE_DEADLINE for decisions."`
 	TLS          bool          `env:"REDIS_TLS" name:"redis-tls" help:"Use TLS to Redis."`
 	TLSCert      string        `env:"REDIS_TLS_CLIENT_CERT" name:"redis-tls-client-cert" placeholder:"FILE" help:"Client certificate, a file. It is read for each connection."`
 	TLSKey       string        `env:"REDIS_TLS_CLIENT_KEY" name:"redis-tls-client-key" placeholder:"FILE" help:"Key of the client certificate."`
 	TLSCACert    string        `env:"REDIS_TLS_CACERT" name:"redis-tls-cacert" placeholder:"FILE" help:"Trusted certificates, a file. Default: those of the system."`
 	TLSSkip      bool          `env:"REDIS_TLS_SKIP_HOSTNAME_VERIFICATION" name:"redis-tls-skip-hostname-verification" help:"Skip the check of the server's name."`
-	MaxReply     int64         `env:"REDIS_MAX_REPLY" name:"redis-max-reply" default:"4194304" help:"Maximum size of a reply to one pipeline in bytes, at least 131072. Connections with larger replies are closed."`
 	KeyPrefix    string        `env:"CACHE_KEY_PREFIX" name:"cache-key-prefix" help:"Prefix of all names in the store."`
 
 	StartupInitial    time.Duration `env:"REDIS_STARTUP_INITIAL_INTERVAL" name:"redis-startup-initial-interval" default:"1s" help:"First time between two probes of Redis at start, doubled up to the maximum. At most 250ms, so that health follows within a second."`
@@ -110,9 +108,6 @@ func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.Univ
 			return nil, err
 		}
 	}
-	if f.maxReply() < resp.LeastReply {
-		return nil, fmt.Errorf("REDIS_MAX_REPLY is %d, must be at least %d: a batch of claims must fit", f.MaxReply, resp.LeastReply)
-	}
 	switch strings.ToUpper(f.Type) {
 	case "SINGLE":
 		err = f.single(o)
@@ -134,13 +129,11 @@ func (f *Redis) options(pool *metrics.Pool, refused *atomic.Uint64) (*redis.Univ
 	return o, f.checkAddresses(o.Addrs)
 }
 
-func (f *Redis) maxReply() int64 { return cmp.Or(f.MaxReply, resp.DefaultReply) }
-
 // dialer makes the client's connections, of whatever type, and bounds what they
 // answer. With a dialer of its own the client leaves TLS to it.
 func (f *Redis) dialer(o *redis.UniversalOptions, pool *metrics.Pool, refused *atomic.Uint64) resp.Dial {
 	dial := redis.NewDialer(&redis.Options{DialTimeout: o.DialTimeout, TLSConfig: o.TLSConfig})
-	return resp.Dialer(countedDial(dial, pool), f.maxReply(), func(*resp.Error) {
+	return resp.Dialer(countedDial(dial, pool), resp.MostReply, func(*resp.Error) {
 		if refused != nil {
 			refused.Add(1)
 		}
@@ -224,7 +217,7 @@ func (f *Redis) advise(err error) string {
 		user, password := userAndPassword(f.Auth)
 		return fmt.Sprintf("check %s: its user is %q, and it has a password: %t", f.setting("AUTH"), user, password != "")
 	case errors.Is(err, resp.ErrReply):
-		return fmt.Sprintf("check %s: what it names answers as no Redis does, or more than REDIS_MAX_REPLY, which is %d", f.setting("URL"), f.maxReply())
+		return fmt.Sprintf("check %s: what it names answers as no Redis does, or more than %d bytes", f.setting("URL"), resp.MostReply)
 	case says("NOPERM"):
 		return fmt.Sprintf("check what the user of %s may do", f.setting("AUTH"))
 	case unknown.Cert != nil || says("unknown authority"):

@@ -68,6 +68,9 @@ type Flags struct {
 // Shared tells whether there is a store.
 func (f *Flags) Shared() bool { return f.URL != "" || f.Redis.URL != "" }
 
+// OnRedis tells whether the store is a Redis.
+func (f *Flags) OnRedis() bool { return f.URL == "" || strings.HasPrefix(f.URL, "redis") }
+
 // Options are how a store is opened.
 type Options struct {
 	Flags

@@ -49,6 +49,11 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Ver
 		e.refusals = refusals{frees: true}
 		*v = ratelimit.Verdict{}
 		next = Booked
+	case ratelimit.Charge, ratelimit.Release:
+		*v = ratelimit.Verdict{}
+		if a.Books(e.Window) {
+			next = e.settle(now, a, v)
+		}
 	case ratelimit.Peek:
 		// Who has tokens for a request of the usual cost knows that it may pass. Otherwise what was last heard is
 		// believed only of a key that is used up: others may have charged meanwhile.
@@ -100,6 +105,47 @@ func (e Entry) spend(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Ve
 	return Booked
 }
 
+// settle books what a spend of before took too few, or too many.
+func (e Entry) settle(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) Next {
+	v.Charged = a.Cost
+	if a.Kind == ratelimit.Release {
+		if e.keeps(now, a) {
+			e.Spent -= a.Cost
+			return Answered
+		}
+		e.Refund(a.Cost)
+		e.refusals = refusals{frees: true}
+		return Booked
+	}
+	if a.Cost <= e.InHand(now) {
+		e.Spent, e.used = e.Spent+a.Cost, true
+		return Answered
+	}
+	v.Charged = min(a.Cost, e.left(&a.Rule.Limit))
+	v.Debt = a.Cost - v.Charged
+	e.charge(a.Cost, &e.Charged)
+	return Booked
+}
+
+// keeps tells whether what a request gives back may stay in this node's hand: in the window that it was taken of, for
+// as long as that lasts, and while others need not ask for it. The ledger then need not be told, for it has the whole
+// as taken.
+func (e Entry) keeps(now instant, a *ratelimit.Ask) bool {
+	limit := &a.Rule.Limit
+	return limit.Algorithm != ratelimit.TokenBucket && e.Deadline == Never && !e.eager && !a.Rule.Coordination.Audit &&
+		e.Heard != 0 && now >= e.scarce && now >= e.until &&
+		e.Sum <= limit.Capacity()-limit.Capacity()/8 // while it may draw
+}
+
+// Settle books what may be booked of a settlement before the ledger has said which window goes on: a charge, in the
+// window that it will say.
+func (e Entry) Settle(a *ratelimit.Ask, v *ratelimit.Verdict) {
+	if a.Kind == ratelimit.Charge {
+		e.charge(a.Cost, &e.Charged)
+		v.Charged = a.Cost
+	}
+}
+
 // charge spends tokens that the node may not have, for a reason that is counted in of.
 func (e Entry) charge(n tokens, of *tokens) {
 	e.Spent, e.used = max(e.Spent, min(e.Spent+n, account.MostBooked)), true // a grant on its way may cover it
@@ -140,9 +186,21 @@ func (e Entry) report(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) {
 	if v.ResetAfter = e.ends.Sub(now); limit.Algorithm == ratelimit.TokenBucket {
 		v.ResetAfter = Refill(limit.Capacity()-v.Remaining, limit)
 	}
-	if v.OverLimit && e.until > now && limit.Algorithm != ratelimit.FixedWindow {
-		v.ResetAfter = e.until.Sub(now)
+	if !v.OverLimit {
+		return
 	}
+	v.Remaining = min(v.Remaining, max(0, a.Cost-1)) // who asks for what is left then is to get it
+	if limit.Algorithm != ratelimit.FixedWindow {
+		v.ResetAfter = max(time.Millisecond, e.until.Sub(now), e.passesAfter(now, a.Cost, limit))
+	}
+}
+
+// passesAfter is the earliest time at which a request that was refused may pass. Of a sliding window that is where what
+// counts was spent evenly: which part of it is old, a node does not know.
+func (k *Key) passesAfter(now instant, cost tokens, limit *ratelimit.Limit) time.Duration {
+	unknown := max(k.Taken, k.Spent) - k.booked
+	free := limit.Capacity() - k.Sum - unknown + max(0, k.Taken-k.Spent)
+	return Refill(min(cost, limit.Capacity())-free, limit) - now.Sub(k.Heard)
 }
 
 // left is what is left of the limit, as far as is known, with what this node has in hand.

@@ -19,13 +19,10 @@ import (
 	"fmt"
 )
 
-// DefaultReply is how many bytes a Redis may answer to what was written last: many
+// MostReply is how many bytes a Redis may answer to what was written last: many
 // times the answers to a full batch of claims (some 50 KB), and more than a Cluster
 // whose slots are as scattered as can be says of itself (1.6 MB).
-const DefaultReply = 4 << 20
-
-// LeastReply is the least that a bound may be: a batch of claims must fit.
-const LeastReply = 128 << 10
+const MostReply = 4 << 20
 
 // Bounds that are not settings: no answer to what this service asks comes near.
 const (
@@ -80,7 +77,7 @@ func (e *Error) Error() string {
 	default:
 		what = fmt.Sprintf("breaks its protocol with the byte %q", rune(e.Found))
 	}
-	return "the server " + what + ": the connection is closed (is it a Redis? REDIS_MAX_REPLY is the bound in bytes)"
+	return "the server " + what + ": the connection is closed (is it a Redis?)"
 }
 
 // ErrReply is what every [*Error] is.

@@ -1,6 +1,9 @@
 {{- /* The settings of a node. What env names is not set here as well. */ -}}
 {{- define "sluice.env" -}}
 - {name: RUNTIME_ROOT, value: /etc/sluice}
+{{- if not (hasKey .Values.env "DEBUG_HOST") }}
+- {name: DEBUG_HOST, value: 0.0.0.0}
+{{- end }}
 - {name: RUNTIME_APPDIRECTORY, value: rules}
 - {name: RUNTIME_WATCH_ROOT, value: "false"}
 - {name: RUNTIME_IGNOREDOTFILES, value: "true"}
@@ -20,6 +23,12 @@
 {{- if .Values.rulesCopy.enabled }}
 - {name: CONFIG_LAST_GOOD_FILE, value: /var/lib/sluice/rules.json}
 {{- end }}
+{{- if .Values.store.urlSecret.name }}
+- name: STORE_URL
+  valueFrom: {secretKeyRef: {name: {{ .Values.store.urlSecret.name }}, key: {{ .Values.store.urlSecret.key }}}}
+{{- else if .Values.store.url }}
+- {name: STORE_URL, value: {{ .Values.store.url | quote }}}
+{{- else }}
 {{- with .Values.redis }}
 {{- if .urlSecret.name }}
 - name: REDIS_URL
@@ -30,13 +39,13 @@
 {{- if or .url .urlSecret.name }}
 - {name: REDIS_TYPE, value: {{ .type | quote }}}
 - {name: REDIS_TLS, value: {{ .tls | quote }}}
-- {name: REDIS_MAX_REPLY, value: {{ .maxReply | int | quote }}}
 {{- if .caSecret.name }}
 - {name: REDIS_TLS_CACERT, value: /etc/sluice/redis-ca/ca.crt}
 {{- end }}
 {{- if .clientCertSecret }}
 - {name: REDIS_TLS_CLIENT_CERT, value: /etc/sluice/redis-client/tls.crt}
 - {name: REDIS_TLS_CLIENT_KEY, value: /etc/sluice/redis-client/tls.key}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -47,7 +56,7 @@
 - {name: PEERS, value: "dns:{{ include "sluice.name" . }}-peers.{{ .Release.Namespace }}.svc:8082"}
 {{- end }}
 {{- with .Values.existingSecret }}
-{{- range list "REDIS_AUTH" "REDIS_SENTINEL_AUTH" "REDIS_PERSECOND_AUTH" "PEER_SECRET" "ADMIN_TOKEN" }}
+{{- range list "REDIS_AUTH" "REDIS_SENTINEL_AUTH" "REDIS_PERSECOND_AUTH" "PEER_SECRET" "HOLD_KEYS" "ADMIN_TOKEN" }}
 - name: {{ . }}
   valueFrom: {secretKeyRef: {name: {{ $.Values.existingSecret }}, key: {{ . }}, optional: true}}
 {{- end }}

@@ -58,7 +58,7 @@ capabilities: {drop: [ALL]}
 {{- with .Values.resources.limits }}{{- with .memory }}
 {{- $bytes := include "sluice.bytes" . }}
 {{- if $bytes }}
-{{- $each := ternary 800 550 (or (ne $.Values.redis.url "") (ne $.Values.redis.urlSecret.name "")) }}
+{{- $each := ternary 800 550 (or $.Values.redis.url $.Values.redis.urlSecret.name $.Values.store.url $.Values.store.urlSecret.name | empty | not) }}
 {{- $needs := mul $.Values.maxKeys $each }}
 {{- if gt (int64 $needs) (int64 $bytes) }}
 {{- fail (printf "maxKeys is %d, which may take %d bytes, and resources.limits.memory is %s: raise the limit, or lower maxKeys to %d at most" (int64 $.Values.maxKeys) (int64 $needs) (toString .) (div (int64 $bytes) $each)) }}

@@ -1,0 +1,202 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// described is a schema of OpenAPI, as far as ours goes.
+type described struct {
+	Type       any
+	Ref        string `json:"$ref"`
+	Properties map[string]described
+	Required   []string
+	Items      *described
+}
+
+type operation struct {
+	Responses map[string]struct {
+		Content map[string]struct{ Schema described }
+		Ref     string `json:"$ref"`
+	}
+}
+
+// openAPI is what a node says of its endpoints.
+type openAPI struct {
+	Paths      map[string]map[string]json.RawMessage
+	Components struct{ Schemas map[string]described }
+}
+
+// fits says where a value is not as described; "": it is.
+func (o *openAPI) fits(at string, d described, v any) string {
+	if d.Ref != "" {
+		d = o.Components.Schemas[d.Ref[strings.LastIndexByte(d.Ref, '/')+1:]]
+	}
+	kinds := []string{}
+	switch t := d.Type.(type) {
+	case string:
+		kinds = append(kinds, t)
+	case []any:
+		for _, k := range t {
+			kinds = append(kinds, k.(string))
+		}
+	}
+	is := "null"
+	switch x := v.(type) {
+	case map[string]any:
+		is = "object"
+		for _, name := range d.Required {
+			if _, ok := x[name]; !ok {
+				return at + "." + name + " is missing"
+			}
+		}
+		for name, p := range d.Properties {
+			if below, ok := x[name]; ok {
+				if wrong := o.fits(at+"."+name, p, below); wrong != "" {
+					return wrong
+				}
+			}
+		}
+	case []any:
+		is = "array"
+		for _, below := range x {
+			if d.Items != nil {
+				if wrong := o.fits(at+"[]", *d.Items, below); wrong != "" {
+					return wrong
+				}
+			}
+		}
+	case string:
+		is = "string"
+	case bool:
+		is = "boolean"
+	case float64:
+		is = "number"
+		if slices.Contains(kinds, "integer") && x == float64(int64(x)) {
+			is = "integer"
+		}
+	}
+	if len(kinds) > 0 && !slices.Contains(kinds, is) {
+		return at + " is of type " + is
+	}
+	return ""
+}
+
+// Each endpoint answers as /openapi.json says, also when it refuses; and each page that the debug port lists is
+// described.
+func TestOpenAPI(t *testing.T) {
+	t.Parallel()
+	s := peopleNodes(t, 1, "")[0]
+	var o openAPI
+	_, text := s.get(s.debug + "/openapi.json")
+	if err := json.Unmarshal([]byte(text), &o); err != nil {
+		t.Fatal(err)
+	}
+	_, index := s.get(s.debug + "/")
+	for line := range strings.Lines(index) {
+		path, _, _ := strings.Cut(line, ":")
+		path, _, _ = strings.Cut(path, "?")
+		if _, ok := o.Paths[path]; !ok && path != "/debug/pprof/" {
+			t.Errorf("%s is not described", path)
+		}
+	}
+	request := `{"domain": "d", "descriptors": [{"entries": [{"key": "five", "value": "x"}]}]}`
+	seen := map[string]bool{}
+	try := func(method, path, query, body, token string) {
+		t.Helper()
+		address := s.debug
+		if path == "/json" || path == "/healthcheck" {
+			address = s.http
+		}
+		r, err := http.NewRequest(method, "http://"+address+path+query, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Content-Type", "application/json")
+		if token != "" {
+			r.Header.Set("Authorization", "Bearer "+token)
+		}
+		answer, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		var op operation
+		if err := json.Unmarshal(o.Paths[path][strings.ToLower(method)], &op); err != nil {
+			t.Fatalf("%s %s is not described: %v", method, path, err)
+		}
+		code := strings.Fields(answer.Status)[0]
+		said, ok := op.Responses[code]
+		if !ok {
+			t.Errorf("%s %s answers %s, which is not described", method, path, code)
+			return
+		}
+		seen[path+" "+code] = true
+		kind, _, _ := strings.Cut(answer.Header.Get("Content-Type"), ";")
+		content, ok := said.Content[kind]
+		if !ok {
+			t.Errorf("%s %s answers %s with %s, and %v are described", method, path, code, kind, said.Content)
+			return
+		}
+		if kind == "application/json" {
+			var v any
+			if err := json.NewDecoder(answer.Body).Decode(&v); err != nil && err != io.EOF {
+				t.Errorf("%s %s: %v", method, path, err)
+			}
+			if wrong := o.fits(path, content.Schema, v); wrong != "" {
+				t.Errorf("%s %s answers %s: %s", method, path, code, wrong)
+			}
+		}
+	}
+	for range 6 {
+		try("POST", "/json", "", request, "")
+	}
+	try("POST", "/json", "", "{", "")
+	for path, methods := range o.Paths {
+		if _, ok := methods["get"]; ok && path != "/explain" {
+			try("GET", path, "", "", "")
+		}
+	}
+	try("GET", "/explain", "?domain=d&entry=five=x", "", "")
+	try("GET", "/explain", "?domain=d", "", "")
+	try("GET", "/console/history", "?since=x", "", "")
+	for _, path := range []string{"/admin/reset", "/admin/drop"} {
+		try("POST", path, "?domain=d&entry=five=x", "", "hunter2")
+		try("POST", path, "?domain=d&entry=five=x", "", "wrong")
+		try("POST", path, "?domain=d", "", "hunter2")
+	}
+	for _, must := range []string{"/json 200", "/json 429", "/json 400", "/explain 200", "/explain 400", "/admin/reset 200", "/admin/reset 403", "/admin/drop 400"} {
+		if !seen[must] {
+			t.Errorf("%s was not seen", must)
+		}
+	}
+}
+
+// The debug port is for this machine, unless it is told otherwise; and then keys are marks.
+func TestDebugPortIsForThisMachine(t *testing.T) {
+	for host, want := range map[string]bool{"127.0.0.1": false, "::1": false, "localhost": false, "0.0.0.0": true, "": true, "10.1.2.3": true} {
+		if got := (&settings{DebugHost: host}).redacts(); got != want {
+			t.Errorf("on %q values are hidden: %v", host, got)
+		}
+	}
+	shown := false
+	if (&settings{DebugHost: "0.0.0.0", ConsoleRedact: &shown}).redacts() {
+		t.Error("CONSOLE_REDACT=false has no effect")
+	}
+	rules := t.TempDir() + "/rules.yaml"
+	writeFile(t, rules, peopleRules)
+	s := serveWith(t, []string{"DRAIN_TIME=0s"}, "serve", "--config", rules, "--host=127.0.0.1", "--port=0", "--grpc-host=127.0.0.1", "--grpc-port=0", "--debug-port=0")
+	if !strings.HasPrefix(s.debug, "127.0.0.1:") {
+		t.Errorf("the debug port is on %s", s.debug)
+	}
+	s = serveWith(t, []string{"DRAIN_TIME=0s", "DEBUG_HOST=0.0.0.0"}, "serve", "--config", rules, "--host=127.0.0.1", "--port=0", "--grpc-host=127.0.0.1", "--grpc-port=0", "--debug-port=0")
+	s.post("five", "s3cret")
+	_, port, _ := strings.Cut(s.debug[strings.LastIndexByte(s.debug, ']')+1:], ":")
+	if _, text := s.get("127.0.0.1:" + port + "/console/state"); strings.Contains(text, "s3cret") || !strings.Contains(text, "five=") {
+		t.Errorf("on all addresses the console shows\n%.3000s", text)
+	}
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing/redistest"
+)
+
+const policyRules = `domain: d
+descriptors:
+  - {key: open, coordination: {on_store_failure: open}, rate_limit: {unit: day, requests_per_unit: 5}}
+  - {key: closed, coordination: {on_store_failure: closed}, rate_limit: {unit: day, requests_per_unit: 5}}
+  - {key: local, coordination: {on_store_failure: local, local_cap: 3}, rate_limit: {unit: day, requests_per_unit: 5}}
+  - {key: cached, coordination: {on_store_failure: cached, max_staleness: 20s}, rate_limit: {unit: day, requests_per_unit: 5}}
+`
+
+// In an outage explain names the policy and what it decides. The log says that the store answers again, and that data
+// was lost and restored.
+func TestAnswersInAnOutage(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	rules := t.TempDir() + "/rules.yaml"
+	writeFile(t, rules, policyRules)
+	s := serve(t, []string{"REDIS_URL=" + redis.Addr, "DRAIN_TIME=0s"}, "--config", rules)
+	s.eventually("healthy", s.healthy)
+	keys := []string{"open", "closed", "local", "cached"}
+	for _, key := range keys {
+		for range 7 {
+			s.post(key, "known")
+		}
+	}
+	redis.Signal(syscall.SIGSTOP)
+	s.eventually("the breaker is open", func() bool {
+		s.post("closed", "new")
+		_, text := s.get(s.debug + "/metrics")
+		return strings.Contains(text, "sluice_store_breaker_open 1")
+	})
+	for key, want := range map[string]string{
+		"open":   "OK: admitted by on_store_failure: open; the store has not answered for ",
+		"closed": "OVER_LIMIT: denied by on_store_failure: closed; the store has not answered for ",
+		"local":  "OK for 3 tokens of each window at this node, by on_store_failure: local; the store has not answered for ",
+		"cached": "OK while the last reply of the store had tokens left, and for 20s after it, by on_store_failure: cached; the store has not answered for ",
+	} {
+		if got := s.explained("d", key+"=new"); !strings.Contains(got, want) || strings.Contains(got, "says: the ledger") {
+			t.Errorf("%s: no %q in\n%s", key, want, got)
+		}
+	}
+	redis.Signal(syscall.SIGCONT)
+	s.eventually("the log says that the store answers", func() bool {
+		s.post("closed", "new")
+		return strings.Contains(s.log(), "the store answers again")
+	})
+	redis.Kill()
+	redis.Run()
+	s.eventually("the log says that data was restored", func() bool {
+		s.post("open", "known")
+		return strings.Contains(s.log(), "the data of the store is restored")
+	})
+	if !strings.Contains(s.log(), "the store lost its data") {
+		t.Error(s.log())
+	}
+	_ = s.cmd.Process.Signal(syscall.SIGINT)
+	select {
+	case <-s.exited:
+	case <-time.After(30 * time.Second):
+		t.Fatal("it does not stop")
+	}
+	if !strings.Contains(s.log(), "SIGINT, or a second SIGTERM: the node stops without a drain") {
+		t.Error(s.log())
+	}
+}
+
+// admin --all calls all nodes that the one which is named knows of, with the token of the environment.
+func TestAdminFindsNodes(t *testing.T) {
+	var calls [2]atomic.Int32
+	var nodes [2]*httptest.Server
+	for i := range nodes {
+		nodes[i] = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/console/state" {
+				_, _ = w.Write([]byte(`{"nodes": [{"debug": "` + host(nodes[0]) + `", "here": true}, {"debug": "` + host(nodes[1]) + `"}]}`))
+				return
+			}
+			if r.Header.Get("Authorization") == "Bearer hunter2" {
+				calls[i].Add(1)
+			}
+			_, _ = w.Write([]byte(`{"done": "it"}`))
+		}))
+		defer nodes[i].Close()
+	}
+	t.Setenv("ADMIN_TOKEN", "hunter2")
+	for _, what := range []string{"reset", "drop"} {
+		if code, _, errs := runLine("admin", what, "--all", "--debug", host(nodes[0]), "d", "a=b"); code != 0 {
+			t.Fatal(errs)
+		}
+	}
+	if a, b := calls[0].Load(), calls[1].Load(); a != 2 || b != 2 {
+		t.Errorf("%d and %d corrections arrived", a, b)
+	}
+}
+
+func host(s *httptest.Server) string { return strings.TrimPrefix(s.URL, "http://") }

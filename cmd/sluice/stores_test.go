@@ -1,0 +1,173 @@
+package main
+
+import (
+	goflag "flag" // flag is a function here
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/leasing"
+	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/etcd/etcdtest"
+	"github.com/sluice-gate/sluice/leasing/postgres/pgtest"
+	"github.com/sluice-gate/sluice/leasing/redistest"
+)
+
+// storeServer is a real server of a store. It runs again with its data, but a Redis, which has none then.
+type storeServer interface {
+	URL() string
+	Run()
+	Kill()
+	Signal(syscall.Signal)
+}
+
+// eachStore runs a test on each kind of store.
+func eachStore(t *testing.T, test func(*testing.T, storeServer)) {
+	t.Run("redis", func(t *testing.T) { test(t, redistest.Start(t)) })
+	eachDatabase(t, test)
+}
+
+// eachDatabase is eachStore without Redis.
+func eachDatabase(t *testing.T, test func(*testing.T, storeServer)) {
+	for name, start := range databases {
+		t.Run(name, func(t *testing.T) { test(t, start(t)) })
+	}
+}
+
+var databases = map[string]func(testing.TB) storeServer{
+	"postgres": func(t testing.TB) storeServer { return pgtest.Start(t) },
+	"etcd":     func(t testing.TB) storeServer { return etcdtest.Start(t) },
+}
+
+const storeRules = `domain: d
+coordination: {on_store_failure: closed, store_deadline: 200ms, check_timeout: 200ms, audit: true}
+descriptors:
+  - {key: five, rate_limit: {unit: year, requests_per_unit: 5}}
+  - {key: thousand, rate_limit: {unit: year, requests_per_unit: 1000}}
+  - {key: bucket, algorithm: token_bucket, rate_limit: {unit: year, requests_per_unit: 100}}
+  - {key: sliding, algorithm: sliding_window, rate_limit: {unit: year, requests_per_unit: 1000}}
+  - {key: drift, coordination: {mode: approx, drift_budget: 40, max_nodes: 4, audit: false}, rate_limit: {unit: year, requests_per_unit: 1000}}
+`
+
+// Three nodes on one database: each limit is kept, in modes leasing and approx; the nodes know of each other; what is
+// audited is on record, also after the server was killed; and decisions go on by the rules while it is away.
+func TestFleetOnDatabases(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, server storeServer) {
+		f := newFleetOn(t, server, storeRules, 3)
+		for _, n := range f.nodes {
+			n.untilHealthy()
+		}
+		for _, c := range []struct {
+			key       string
+			limit     int64
+			over, few int64
+		}{{"five", 5, 0, 0}, {"thousand", 1000, 0, 30}, {"bucket", 100, 0, 5}, {"sliding", 1000, 0, 30}, {"drift", 1000, 40, 30}} {
+			f.admitted.Store(0)
+			f.load(c.key, 12, int(c.limit)*3/2/12+20, 0, 1, 2).Wait()
+			f.untilAdmitted(c.key, c.limit-c.few, 0, 1, 2)
+			if got := f.admitted.Load(); got > c.limit+c.over || got < c.limit-c.few {
+				t.Errorf("%s: admitted %d of %d", c.key, got, c.limit)
+			}
+		}
+		if n := f.failed.Load(); n > 0 {
+			t.Errorf("%d calls failed", n)
+		}
+		f.nodes[0].eventually("the nodes know of each other", func() bool {
+			_, text := f.nodes[0].get(f.nodes[0].debug + "/console/state")
+			return strings.Count(text, `"started"`) >= 3
+		})
+		if _, text := f.nodes[0].get(f.nodes[0].debug + "/stats"); strings.Contains(text, "redis_pool") || !strings.Contains(text, "ratelimit.go.") {
+			t.Errorf("there is no pool of a Redis here:\n%s", text)
+		}
+		server.Kill()
+		f.admitted.Store(0)
+		f.load("five", 3, 5, 0, 1, 2).Wait() // nobody has anything in hand, and the rule is closed
+		if got := f.admitted.Load(); got > 0 {
+			t.Errorf("while the server was away %d more than the limit were admitted", got)
+		}
+		server.Run()
+		f.load("five", 3, 5, 0, 1, 2).Wait()
+		if got := f.admitted.Load(); got > 0 {
+			t.Errorf("after the server came back %d more than the limit were admitted", got)
+		}
+		code, out, errs := runLine("audit", "--json", "--store-url="+server.URL())
+		if code != 0 || strings.Count(out, `"Rule":"d.thousand"`) == 0 {
+			t.Errorf("sluice audit exits with %d\n%s\n%s", code, out, errs)
+		}
+	})
+}
+
+var outage = goflag.Duration("outage", 6*time.Second, "how long a fleet loses its store in TestFleetLosesItsStore")
+
+const outageRules = `domain: d
+coordination: {store_deadline: 200ms, max_nodes: 2, on_deny: refund}
+descriptors:
+  - {key: open, coordination: {on_store_failure: open}, rate_limit: {unit: year, requests_per_unit: 200}}
+  - {key: closed, coordination: {on_store_failure: closed}, rate_limit: {unit: year, requests_per_unit: 1000}}
+  - {key: local, coordination: {on_store_failure: local, local_cap: 7}, rate_limit: {unit: year, requests_per_unit: 1000}}
+  - {key: cached, coordination: {on_store_failure: cached, max_staleness: 60s}, rate_limit: {unit: year, requests_per_unit: 1000}}
+  - {key: after, coordination: {on_store_failure: closed}, rate_limit: {unit: year, requests_per_unit: 1000}}
+`
+
+// A fleet loses its store for a while: keys that nobody holds are decided by each policy. When the store is there again,
+// nodes use it as soon as is declared, and what they admitted meanwhile is charged.
+//
+//	go test -run TestFleetLosesItsStore ./cmd/sluice -outage 1m
+func TestFleetLosesItsStore(t *testing.T) {
+	eachStore(t, func(t *testing.T, server storeServer) {
+		f := newFleetOn(t, server, outageRules, 2)
+		for _, n := range f.nodes {
+			n.untilHealthy()
+		}
+		f.load("cached", 2, 1, 0, 1).Wait() // heard of, with 1,000
+		server.Kill()
+		began := time.Now()
+		for key, want := range map[string]int64{"open": 40, "closed": 0, "local": 14, "cached": 40} {
+			f.admitted.Store(0)
+			f.load(key, 4, 10, 0, 1).Wait()
+			if got := f.admitted.Load(); got != want {
+				t.Errorf("%s: without the store %d of 40 were admitted, want %d", key, got, want)
+			}
+		}
+		for time.Since(began) < *outage {
+			f.load("closed", 2, 10, 0, 1).Wait()
+			time.Sleep(20 * time.Millisecond)
+		}
+		server.Run()
+		back := time.Now()
+		f.admitted.Store(0)
+		for i := range f.nodes {
+			for f.refuses(i, "after") && time.Since(back) < patience {
+				time.Sleep(5 * time.Millisecond)
+			}
+		}
+		took := time.Since(back)
+		t.Logf("used %v after the store came back", took.Round(time.Millisecond))
+		most := leasing.FoundWithin + time.Second // and what a call takes on a busy machine
+		if f.redis != nil {
+			most += account.Learn // it has lost its data
+		}
+		if took > most {
+			t.Errorf("the store was used %v after it came back, want %v at most", took, most)
+		}
+		if n := f.failed.Load(); n > 0 {
+			t.Errorf("%d calls failed", n)
+		}
+		before := f.fallbacks()
+		f.admitted.Store(40)
+		f.load("open", 6, 50, 0, 1).Wait()
+		f.untilAdmitted("open", 195, 0, 1)
+		if got, late := f.admitted.Load(), f.fallbacks()-before; got > 200+late || got < 195 {
+			t.Errorf("%d of 200 were admitted, 40 of them during the outage, and %d were late", got, late)
+		}
+	})
+}
+
+// refuses tells whether a node refuses a request.
+func (f *fleet) refuses(node int, key string) bool {
+	before := f.admitted.Load()
+	f.ask(node, key)
+	return f.admitted.Load() == before
+}

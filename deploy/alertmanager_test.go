@@ -1,0 +1,169 @@
+package deploy
+
+import (
+	"bytes"
+	"encoding/json"
+	"net"
+	"net/http"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/goccy/go-yaml"
+)
+
+// alertmanager runs one with the file that people copy from. It returns its address.
+func alertmanager(t *testing.T) string {
+	t.Helper()
+	path := ""
+	for _, name := range []string{"alertmanager", "prometheus-alertmanager"} {
+		if found, err := exec.LookPath(name); err == nil {
+			path = found
+		}
+	}
+	if path == "" {
+		t.Fatal("there is no alertmanager here, and this test needs one: make deps")
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	cmd := exec.Command(path, "--config.file=prometheus/alertmanager.yml", "--storage.path="+t.TempDir(),
+		"--web.listen-address="+address, "--cluster.listen-address=")
+	var log bytes.Buffer
+	cmd.Stderr = &log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		if r, err := http.Get("http://" + address + "/-/ready"); err == nil {
+			r.Body.Close()
+			return address
+		}
+		if time.Now().After(end) {
+			t.Fatalf("Alertmanager is not ready:\n%s", log.String())
+		}
+	}
+}
+
+// fire has alerts fire.
+func fire(t *testing.T, address string, firing []map[string]string) {
+	t.Helper()
+	var post []map[string]any
+	for _, labels := range firing {
+		post = append(post, map[string]any{"labels": labels})
+	}
+	body, err := json.Marshal(post)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := http.Post("http://"+address+"/api/v2/alerts", "application/json", bytes.NewReader(body))
+	if err != nil || r.StatusCode != http.StatusOK {
+		t.Fatal(r, err)
+	}
+	r.Body.Close()
+}
+
+// pages are the alerts that page somebody now. Alertmanager takes in alerts, and what they inhibit, one after the other.
+func pages(t *testing.T, address string) (names []string) {
+	t.Helper()
+	r, err := http.Get("http://" + address + "/api/v2/alerts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	var alerts []struct {
+		Labels    map[string]string
+		Receivers []struct{ Name string }
+		Status    struct{ State string }
+	}
+	if err := json.NewDecoder(r.Body).Decode(&alerts); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range alerts {
+		if a.Status.State != "suppressed" && a.Receivers[0].Name == "page" {
+			names = append(names, a.Labels["alertname"]+" "+a.Labels["job"])
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// One cause is one page: what follows from it is inhibited, in its fleet and in no other. Alerts of severity info page
+// nobody.
+func TestOneCauseIsOnePage(t *testing.T) {
+	alert := func(name, severity, job string) map[string]string {
+		return map[string]string{"alertname": name, "severity": severity, "namespace": "edge", "job": job, "instance": "a:6070"}
+	}
+	for name, c := range map[string]struct {
+		firing []string
+		want   []string
+	}{
+		"an outage of the store": {[]string{
+			"SluiceStoreBreakerOpen", "SluiceFallbackActive", "SluiceErrors", "SluiceSlow", "SluiceSeatShortage",
+			"SluiceLeaseStarvation", "SluiceStaleFences", "SluiceOverloaded",
+		}, []string{"SluiceStoreBreakerOpen sluice"}},
+		"an empty restart": {[]string{"SluiceLedgerLost", "SluiceAccountsLost", "SluiceStoreClockStepped"}, []string{"SluiceLedgerLost sluice"}},
+		"a store that evicts": {
+			[]string{"SluiceAccountsLost", "SluiceStoreMayEvict"}, []string{"SluiceAccountsLost sluice"},
+		},
+		"bad rules": {
+			[]string{"SluiceConfigRejected", "SluiceRulesDiffer", "SluiceRulesFromCopy"}, []string{"SluiceConfigRejected sluice"},
+		},
+		"no node": {[]string{"SluiceFleetDown", "SluiceNodeDown", "SluiceRulesDiffer"}, []string{"SluiceFleetDown sluice"}},
+		"two causes": {
+			[]string{"SluiceTableFull", "SluiceConfigRejected"}, []string{"SluiceConfigRejected sluice", "SluiceTableFull sluice"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			firing := []map[string]string{alert("SluiceHotKey", "info", "sluice"), alert("SluiceFallbackActive", "warning", "another-sluice")}
+			for _, name := range c.firing {
+				firing = append(firing, alert(name, "warning", "sluice"))
+			}
+			want := append([]string{"SluiceFallbackActive another-sluice"}, c.want...)
+			slices.Sort(want)
+			address := alertmanager(t)
+			fire(t, address, firing)
+			for end := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+				got := pages(t, address)
+				if slices.Equal(got, want) {
+					return
+				}
+				if time.Now().After(end) {
+					t.Fatalf("these page somebody: %v, must be %v", got, want)
+				}
+			}
+		})
+	}
+}
+
+// Each alert that is named in the routes exists.
+func TestAlertmanagerNamesAlerts(t *testing.T) {
+	var file alertFile
+	if err := yaml.Unmarshal([]byte(read(t, "deploy/prometheus/alerts.yaml")), &file); err != nil {
+		t.Fatal(err)
+	}
+	alerts := map[string]bool{}
+	for _, a := range file.Groups[0].Rules {
+		alerts[a.Alert] = true
+	}
+	named := regexp.MustCompile(`Sluice\w+`).FindAllString(read(t, "deploy/prometheus/alertmanager.yml"), -1)
+	for _, name := range named {
+		if !alerts[name] {
+			t.Errorf("alertmanager.yml names %s, and there is no such alert", name)
+		}
+	}
+	if len(named) < 10 {
+		t.Errorf("it names %s", strings.Join(named, ", "))
+	}
+}
