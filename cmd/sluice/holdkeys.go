@@ -13,14 +13,14 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit/holds"
 )
 
-// holdFlags are the keys by which nodes of a fleet believe each other's holds.
+// holdFlags are the keys by which nodes of a fleet verify each other's holds.
 type holdFlags struct {
-	Keys string `env:"HOLD_KEYS" placeholder:"KEY,..." help:"For rules with a hold: keys that all nodes share, each at least 16 bytes, made at random (openssl rand -base64 32). The first makes holds, and all are believed. Unset: PEER_SECRET makes the key; a node alone makes one at its start."`
+	Keys string `env:"HOLD_KEYS" placeholder:"KEY,..." help:"Shared keys of all nodes for rules with a hold, each at least 16 random bytes (openssl rand -base64 32). The first signs holds, and all verify them. Default: derived from PEER_SECRET, or random on a node alone."`
 	File string `env:"HOLD_KEYS_FILE" placeholder:"FILE" help:"The same, in a file. It is read again when it changes."`
 }
 
 // errNoHoldKeys is why rules of a fleet may not hold.
-var errNoHoldKeys = errors.New("nodes that share a store need the same keys, or none believes a hold of another: set HOLD_KEYS or HOLD_KEYS_FILE at all of them, or settle without an id (hold: {amount: N, on: [0, 1]})")
+var errNoHoldKeys = errors.New("nodes that share a store need the same keys to verify holds. Set HOLD_KEYS or HOLD_KEYS_FILE on all nodes, or settle without an id (hold: {amount: N, on: [0, 1]})")
 
 // mostKeyFile is in bytes.
 const mostKeyFile = 4 << 10

@@ -59,7 +59,7 @@ func (c *serveCmd) rules(coordination ratelimit.Coordination, noHolds error, log
 	err = store.Load()
 	if err != nil && c.Reload.LastGood != "" {
 		if err = store.LoadLastGood(err); err != nil {
-			log.Warn("there are no last good rules to start with (CONFIG_LAST_GOOD_FILE)", "error", err)
+			log.Warn("no copy of the last good rules is available (CONFIG_LAST_GOOD_FILE)", "error", err)
 		}
 	}
 	if err != nil && !c.ForceStart && c.ConfigType != configXDS { // which may come late
