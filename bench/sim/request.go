@@ -87,7 +87,7 @@ const mostHeld = 64
 
 // holds notes that a request has taken more than it costs, which will be settled; of one that may be given back as a
 // whole, because another descriptor is refused, nothing is.
-func (w *world) holds(q *request, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
+func (w *world) holds(q *request, k *key, v *ratelimit.Verdict) {
 	if w.Mix.Settles == 0 || q.n > 1 || v.Charged < 2 || v.Window == 0 || v.Source == ratelimit.FromFallback ||
 		len(k.held) >= mostHeld {
 		return
@@ -246,7 +246,7 @@ func (w *world) count(n *node, q *request, i int) {
 		if over > 0 {
 			w.bound.check(k, over)
 		}
-		w.holds(q, k, a, v)
+		w.holds(q, k, v)
 	}
 	w.print = (w.print ^ code ^ uint64(w.now)<<20) * 1099511628211
 	if w.Decisions {

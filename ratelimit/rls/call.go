@@ -155,7 +155,8 @@ func (c *call) matchAt(s *Service, d *config.Domain, i int) (replaces bool) {
 		c.addHeld(s, i, start)
 	default:
 		kind, cost := c.request.ask(x)
-		c.ask(m, ratelimit.Ask{Rule: m.rule, Key: c.keys[start:], Cost: cost, Kind: kind})
+		m.ask = len(c.asks)
+		c.asks = append(c.asks, ratelimit.Ask{Rule: m.rule, Key: c.keys[start:], Cost: cost, Kind: kind})
 	}
 	return m.rule != nil && len(m.rule.Replaces) > 0
 }
