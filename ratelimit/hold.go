@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit/internal/quantile"
 )
 
 // HoldFrom says how much a request holds.
@@ -153,7 +155,7 @@ func (h *Hold) String() string {
 
 // Estimate is how much a call holds that says so many hits. Costs are what was learned of them, with key the one that
 // is asked for.
-func (h *Hold) Estimate(hits Tokens, key []byte, costs *Costs) Tokens {
+func (h *Hold) Estimate(hits Tokens, key []byte, costs *quantile.Costs) Tokens {
 	switch h.From {
 	case HoldRequest:
 		if h.Max > 0 {
@@ -162,7 +164,7 @@ func (h *Hold) Estimate(hits Tokens, key []byte, costs *Costs) Tokens {
 		return hits
 	case HoldLearned:
 		if n, ok := costs.Quantile(key, h.Quantile); ok {
-			return min(max(1, n), h.Max)
+			return min(max(1, Tokens(n)), h.Max)
 		}
 		return h.Max
 	case HoldAmount:

@@ -1,6 +1,10 @@
 package ratelimit
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"github.com/sluice-gate/sluice/ratelimit/internal/quantile"
+)
 
 // Settled is what became of a hold, or of what claimed to be one.
 type Settled uint8
@@ -40,7 +44,7 @@ type HoldCounters struct {
 	Results    [len(SettledNames)]atomic.Uint64
 	Ratios     [len(HoldRatios) + 1]atomic.Uint64 // settled holds, by cost in percent of what was held
 	RatioSum   atomic.Uint64                      // of these percent
-	Costs      Costs
+	Costs      quantile.Costs
 }
 
 // Took counts a hold.

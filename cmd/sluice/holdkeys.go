@@ -15,8 +15,9 @@ import (
 
 // holdFlags are the keys by which nodes of a fleet verify each other's holds.
 type holdFlags struct {
-	Keys string `env:"HOLD_KEYS" placeholder:"KEY,..." help:"Shared keys of all nodes for rules with a hold, each at least 16 random bytes (openssl rand -base64 32). The first signs holds, and all verify them. Default: derived from PEER_SECRET, or random on a node alone."`
-	File string `env:"HOLD_KEYS_FILE" placeholder:"FILE" help:"The same, in a file. It is read again when it changes."`
+	Keys string    `env:"HOLD_KEYS" placeholder:"KEY,..." help:"Shared keys of all nodes for rules with a hold, each at least 16 random bytes (openssl rand -base64 32). The first signs holds, and all verify them. Default: derived from PEER_SECRET, or random on a node alone."`
+	File string    `env:"HOLD_KEYS_FILE" placeholder:"FILE" help:"The same, in a file. It is read again when it changes."`
+	seen fileState // of File; only follow uses it once it runs
 }
 
 // errNoHoldKeys is why rules of a fleet may not hold.
@@ -32,6 +33,7 @@ func (c *serveCmd) desk() (d *holds.Desk, noKeys, err error) {
 	case c.Holds.Keys != "" && c.Holds.File != "":
 		return nil, nil, errors.New("HOLD_KEYS and HOLD_KEYS_FILE are set: set one of them")
 	case c.Holds.File != "":
+		c.Holds.seen = stateOf(c.Holds.File) // a change from here on is read again
 		if err := c.Holds.read(d); err != nil {
 			return nil, nil, err
 		}
@@ -70,18 +72,15 @@ func (f *holdFlags) follow(ctx context.Context, d *holds.Desk, log *slog.Logger)
 	if f.File == "" {
 		return
 	}
-	var seen fileState
 	every(ctx, time.Second, func() {
 		now := stateOf(f.File)
-		if now == seen {
+		if now == f.seen {
 			return
 		}
-		first := seen == (fileState{})
-		seen = now
-		switch err := f.read(d); {
-		case err != nil:
-			log.Error("the new keys of holds are not used, those of before are", "error", err)
-		case !first:
+		f.seen = now
+		if err := f.read(d); err != nil {
+			log.Error("the new keys of holds are invalid: the previous ones stay in force", "error", err)
+		} else {
 			log.Info("the keys of holds were read again", "file", f.File)
 		}
 	})

@@ -131,7 +131,7 @@ func (c *call) settle(h *held, ends bool, ask ratelimit.Ask) {
 			h.cost = 0
 		}
 	} else if hold != nil && hold.From == ratelimit.HoldLearned {
-		ask.Rule.Counters.Holds().Costs.Observe(ask.Key, h.cost)
+		ask.Rule.Counters.Holds().Costs.Observe(ask.Key, int64(h.cost))
 	}
 	if ask.Kind, ask.Cost = ratelimit.Charge, h.cost-h.amount; h.cost < h.amount {
 		ask.Kind, ask.Cost = ratelimit.Release, h.amount-h.cost

@@ -1,4 +1,5 @@
-package ratelimit
+// Package quantile keeps the last costs of a rule's requests, for holds that are learned.
+package quantile
 
 import (
 	"hash/maphash"
@@ -7,8 +8,7 @@ import (
 	"sync"
 )
 
-// Costs are the last costs of a rule's requests, for holds that are learned. The zero Costs have none. They are safe
-// for concurrent use.
+// Costs are the last costs of a rule's requests, in tokens. The zero Costs have none. They are safe for concurrent use.
 //
 // Where a rule has few keys, each has its own: a quantile over tenants whose requests differ a hundredfold would hold
 // too little for some, and refuse others. There are at most costKeys of them, a kilobyte each; other keys go by the
@@ -31,9 +31,9 @@ const (
 type lastCosts = *costRing
 
 type costRing struct {
-	costs    [costsKept]Tokens
+	costs    [costsKept]int64
 	seen     uint64
-	quantile Tokens
+	quantile int64
 	of       float64 // that quantile is this one's
 	at       uint64  // and was reckoned when so many had been seen
 }
@@ -41,7 +41,7 @@ type costRing struct {
 var costSeed = maphash.MakeSeed()
 
 // Observe takes in what a request of a key has cost.
-func (c *Costs) Observe(key []byte, cost Tokens) {
+func (c *Costs) Observe(key []byte, cost int64) {
 	hash := maphash.Bytes(costSeed, key)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -61,7 +61,7 @@ func (c *Costs) Observe(key []byte, cost Tokens) {
 
 // Quantile is the cost below which that part of the last costs was: of the key, where enough of its own are known, and
 // else of the rule. It is false where there are too few.
-func (c *Costs) Quantile(key []byte, q float64) (Tokens, bool) {
+func (c *Costs) Quantile(key []byte, q float64) (int64, bool) {
 	hash := maphash.Bytes(costSeed, key)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -75,12 +75,12 @@ func (c *Costs) Quantile(key []byte, q float64) (Tokens, bool) {
 	return from.get(q), true
 }
 
-func (r *costRing) add(cost Tokens) {
+func (r *costRing) add(cost int64) {
 	r.costs[r.seen%costsKept] = cost
 	r.seen++
 }
 
-func (r *costRing) get(q float64) Tokens {
+func (r *costRing) get(q float64) int64 {
 	if r.of == q && r.seen-r.at < costsAnew {
 		return r.quantile
 	}
