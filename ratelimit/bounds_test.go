@@ -43,7 +43,7 @@ func TestBoundsAreSaid(t *testing.T) {
 			"30 and 3s of its demand for each node that crashes, for 1m0s at most",
 			"one store round trip, at most 15ms",
 			"at most 1.2/s a key a node, 90 a window, and 27/s while requests are refused and tokens may come back",
-			"180 (60 a node)",
+			"600 (200 a node)",
 		},
 		{
 			"eager, of a size",

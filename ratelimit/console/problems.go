@@ -36,19 +36,23 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 	}
 	brokenBounds(s, rules, say)
 	if s.Store.BreakerOpen {
-		say(Bad, "store-breaker-open", "Leases in hand are spent to their end, then rules decide by their on_store_failure.",
+		say(Bad, "store-breaker-open",
+			"Leases in hand are spent to their end, then rules decide by their on_store_failure.",
 			"The store does not answer: it did last %.0f s ago", s.Store.SyncAge)
 	}
 	if recent.Alone > 0 {
-		say(Warn, "fallback-active", alone(s, rules), "%s decisions a second are made without the store", figure(recent.Alone))
+		say(Warn, "fallback-active",
+			alone(s, rules), "%s decisions a second are made without the store", figure(recent.Alone))
 	}
 	if recent.Lost > 0 {
-		say(Warn, "store-data-lost", "Nodes restored the usage that they had. Until then, at most 5 % of each limit was granted.",
+		say(Warn, "store-data-lost",
+			"Nodes restored the usage that they had. Until then, at most 5 % of each limit was granted.",
 			"The store lost its data, in the last quarter of an hour")
 	}
 	if recent.Full > 0 {
-		say(Warn, "table-full", fmt.Sprintf("%d keys are tracked, of MAX_KEYS %d. Keys without a place share budgets, or "+
-			"are limited by this node alone.", s.Leases, s.MaxKeys),
+		say(Warn, "table-full",
+			fmt.Sprintf("%d keys are tracked, of MAX_KEYS %d. Keys without a place share budgets, or "+
+				"are limited by this node alone.", s.Leases, s.MaxKeys),
 			"The table of keys is full: %s decisions a second have no place in it", figure(recent.Full))
 	}
 	if recent.Failed > 0 {
@@ -56,7 +60,8 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 			"%s calls a second get no decision: errors, or shed", figure(recent.Failed))
 	}
 	if s.Config.Error != "" {
-		say(Bad, "config-rejected", s.Config.Error, "The rules that are there now are bad, since %s: those from before stay in force",
+		say(Bad, "config-rejected",
+			s.Config.Error, "The rules that are there now are bad, since %s: those from before stay in force",
 			s.Config.Failed.UTC().Format("15:04:05 MST"))
 	} else if s.Config.FromCopy {
 		say(Warn, "rules-from-copy", "The rules were bad or not there when this node started.",
@@ -68,7 +73,8 @@ func problems(s *State, recent Rates, rules recentRules) (all []Problem) {
 			"an answer.", "One decision in a hundred takes longer than %.0f ms", recent.P99*1e3)
 	}
 	if s.SeatWanted && s.Seat != nil && *s.Seat < 0 && !s.Store.BreakerOpen {
-		say(Warn, "seat-shortage", "There are more nodes than max_nodes, or the seats of nodes that have ended are not free yet.",
+		say(Warn, "seat-shortage",
+			"There are more nodes than max_nodes, or the seats of nodes that have ended are not free yet.",
 			"No drift seat: rules of mode approx lease")
 	}
 	if s.Panics > 0 {
@@ -121,11 +127,13 @@ func fleetProblems(s *State, say sayer) {
 		}
 	}
 	if len(silent) > 0 {
-		say(Warn, "node-down", "Last heard: "+few(silent)+". They have ended without saying so, hang, or do not reach the store.",
+		say(Warn, "node-down",
+			"Last heard: "+few(silent)+". They have ended without saying so, hang, or do not reach the store.",
 			"%d of %d nodes are silent", len(silent), len(s.Nodes))
 	}
 	if len(sets) > 1 {
-		say(Warn, "rules-differ", "While rules are rolled out that is so for a minute; else a node does not get them, or refuses them.",
+		say(Warn, "rules-differ",
+			"While rules are rolled out that is so for a minute; else a node does not get them, or refuses them.",
 			"Nodes run %d different sets of rules", len(sets))
 	}
 }
