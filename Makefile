@@ -7,7 +7,7 @@ FUZZTIME ?= 5000x
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 LAB := .cache/sluicelab
 
-.PHONY: valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
+.PHONY: settings valkey platforms upgrade help run redis envoy envoy-test deps dashboards manifests test check sim bench bench-accuracy bench-store bench-sim bench-approx bench-core bench-cost bench-defaults bench-fleet bench-fuzz bench-keys bench-metrics bench-routing exhaust mutants fuzz proto format bench-handover linear
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -162,6 +162,10 @@ bench-handover: ## a million accounts handed over while 2,000 requests a second 
 
 dashboards: ## write the Grafana dashboards
 	$(GO) run ./deploy/grafana
+
+settings: ## write docs/settings.md and the schema of settings files
+	$(GO) run ./cmd/sluice settings --markdown > docs/settings.md
+	$(GO) run ./cmd/sluice settings --schema > docs/settings.schema.json
 
 manifests: dashboards ## write what is deployed from the chart: its files, and deploy/kubernetes
 	mkdir -p deploy/helm/sluice/files && cp deploy/grafana/dashboards/*.json deploy/prometheus/alerts.yaml deploy/helm/sluice/files/

@@ -110,6 +110,11 @@ func (c *counter) answerWindow(now ledgerTime, a *ask, v *verdict) {
 		left = max(0, l.Requests-c.used(now, l))
 	case a.Kind == ratelimit.Peek:
 		v.OverLimit = c.used(now, l) > l.Requests
+	case a.Kind.Settles():
+		if a.Books(window(c.state)) {
+			c.settle(a, left, v)
+			left = max(0, l.Requests-c.used(now, l))
+		}
 	case a.Cost <= left:
 		c.sum += a.Cost
 		v.Charged = a.Cost
@@ -131,6 +136,18 @@ func (c *counter) answerWindow(now ledgerTime, a *ask, v *verdict) {
 	if v.OverLimit && l.Algorithm == ratelimit.SlidingWindow && a.Kind == ratelimit.Spend {
 		v.ResetAfter = c.passesAfter(now, a.Cost, l)
 	}
+}
+
+// settle books what a spend of before took too few, or too many.
+func (c *counter) settle(a *ask, left tokens, v *verdict) {
+	if a.Kind == ratelimit.Release {
+		v.Charged = min(a.Cost, c.sum)
+		c.sum -= v.Charged
+		return
+	}
+	c.sum = min(ratelimit.AddTokens(c.sum, a.Cost), account.MostBooked)
+	v.Charged = min(a.Cost, left)
+	v.Debt = a.Cost - v.Charged
 }
 
 // turn makes the window the one of now, and returns the time to go by: a clock that
@@ -236,6 +253,15 @@ func (c *counter) answerBucket(now ledgerTime, a *ask, v *verdict) {
 	case a.Kind == ratelimit.Refund:
 		c.pour(a.Cost, l)
 		left = c.whole(l)
+	case a.Kind == ratelimit.Release:
+		c.pour(a.Cost, l)
+		v.Charged = a.Cost
+		left = c.whole(l)
+	case a.Kind == ratelimit.Charge:
+		c.drain(a.Cost)
+		v.Charged = min(a.Cost, left)
+		v.Debt = a.Cost - v.Charged
+		left -= v.Charged
 	case a.Cost <= left:
 		c.drain(a.Cost)
 		v.Charged = a.Cost

@@ -67,7 +67,8 @@ func (p *counters) locked(key []byte) (*counterShard, keytable.ID, *counterCell)
 func (p *counters) decide(now ledgerTime, a *ask, v *verdict) bool {
 	s, id, c := p.locked(a.Key)
 	defer s.mu.Unlock()
-	if c == nil && a.Kind != ratelimit.Spend { // nothing is known of it, nor need be
+	// Nothing is known of it, nor need be.
+	if c == nil && a.Kind != ratelimit.Spend && a.Kind != ratelimit.Charge {
 		fresh := counter{}
 		fresh.decide(now, a, v)
 		return true

@@ -28,6 +28,8 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 	switch {
 	case a.Kind == ratelimit.Refund && k != nil:
 		k.Refund(a.Cost)
+	case a.Kind.Settles() && k != nil:
+		k.Settle(a, v)
 	case a.Kind != ratelimit.Spend: // nothing is known, nothing is taken
 	case policy == ratelimit.FailOpen:
 		v.Charged = a.Cost
@@ -47,7 +49,7 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 		*v = alone[0]
 		v.Debt = 0 // which is that budget's
 	}
-	if k != nil && v.Charged > 0 {
+	if k != nil && a.Kind == ratelimit.Spend && v.Charged > 0 {
 		k.Admitted(v.Charged)
 	}
 	if k != nil {

@@ -65,7 +65,7 @@ func (r *Rule) Declare(nodes int, storage Storage) Bounds {
 
 func (r *Rule) debt() DebtLasts {
 	switch {
-	case r.Coordination.OnDeny == DenyRefunds:
+	case r.Coordination.OnDeny == DenyRefunds && r.Hold == nil:
 		return NoDebt
 	case r.Limit.Carries:
 		return UntilPaid

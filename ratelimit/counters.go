@@ -37,6 +37,7 @@ type RuleCounters struct {
 	// only MaxNames.
 	Budget *NameBudget
 	names  atomic.Pointer[names]
+	holds  atomic.Pointer[HoldCounters] // nil: the rule has never held anything
 	_      [64]byte
 }
 

@@ -15,7 +15,16 @@ const (
 	Peek
 	// Refund gives Cost tokens back, at most what was spent in this window.
 	Refund
+	_ // on the wire between nodes: a verdict is taken back
+	// Charge takes Cost tokens after the fact, also beyond the limit. It is never refused.
+	Charge
+	// Release gives Cost tokens back that a Spend took too many. Unlike a Refund it may leave them in hand at the
+	// node that books it, while there is plenty.
+	Release
 )
+
+// Settles tells whether a kind books what a Spend of before took too many or too few.
+func (k Kind) Settles() bool { return k >= Charge }
 
 // Ask is one descriptor's question: may Cost be spent on Key under Rule?
 type Ask struct {
@@ -25,6 +34,17 @@ type Ask struct {
 	Key  []byte
 	Cost Tokens // not negative; 0 only for Peek
 	Kind Kind
+	// Window is of a Charge and a Release the one that their Spend was charged in; 0: that which goes on.
+	Window Window
+}
+
+// Books tells whether a Charge or a Release counts where the window w goes on. A bucket has one window. An ended window
+// credits nothing. A charge of an ended window counts in the one that goes on where that would have counted it, too: in
+// a sliding window, and with debt that is carried.
+func (a *Ask) Books(w Window) bool {
+	l := &a.Rule.Limit
+	return a.Window == 0 || a.Window == w || l.Algorithm == TokenBucket ||
+		a.Kind == Charge && a.Window < w && (l.Algorithm == SlidingWindow || l.Carries)
 }
 
 // Source says where a verdict came from.
@@ -43,7 +63,7 @@ const (
 	// FromOverflow means that the key could not be tracked, and shared a
 	// budget with other untracked keys of its rule.
 	FromOverflow
-	// FromFallback means that the ledger could not be asked in time, and that
+	// FromFallback means that the store did not answer in time, and that
 	// the rule's on_store_failure decided.
 	FromFallback
 )
@@ -59,7 +79,7 @@ type Verdict struct {
 	OverLimit bool
 	Source    Source
 	Remaining Tokens // of the limit, after this ask
-	Charged   Tokens // what this ask took: its cost, or what was left
+	Charged   Tokens // what this ask took: its cost, or what was left; of a Release, what it gave back
 	Debt      Tokens // and what it was charged beyond that
 	// ResetAfter is the time until the limit is whole again; when a
 	// sliding_window or a token_bucket refuses, it is the time until the same

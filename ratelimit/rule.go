@@ -22,7 +22,9 @@ type Rule struct {
 	// Metadata goes into the dynamic metadata of the requests that pass.
 	Metadata     map[string]any
 	Coordination Coordination
-	Counters     *RuleCounters
+	// Hold says that requests reserve an estimate until their cost is known; nil: they cost their hits.
+	Hold     *Hold
+	Counters *RuleCounters
 	// MetricNames say how much of a request's values the statistics may name.
 	MetricNames MetricNaming
 	atLedger    *Rule    // see Prepare

@@ -74,6 +74,11 @@ func (c *core) decideStoreless(
 
 // elsewhere is the other node that decides, "" if it is this one.
 func (c *core) elsewhere(a *ask) string {
+	// A settlement that an owner books late, or that its answer is lost of, would be booked twice or never. Where the
+	// account is in a store, any node can book it.
+	if a.Kind.Settles() && c.inStore() {
+		return ""
+	}
 	// An empty ring has no owner, which reads as "this node" here. With a store that is right, for
 	// the store decides. Without one, own looks at the ring itself and decides nothing.
 	if owner := c.ownerOf(a.Key); owner != c.options.Addr {

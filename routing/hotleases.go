@@ -64,6 +64,9 @@ func (c *core) tellOwner(now instant, m *hot.Message) {
 func (c *core) callFor(a *ask, m *wire.Ask, totals *leasing.Totals) *call {
 	m.Key = append([]byte(nil), a.Key...) // it outlives the request, if that gives up
 	m.Cost, m.Kind, m.Rule = int64(a.Cost), uint32(a.Kind), ruleMessage(a.Rule)
+	if a.Kind.Settles() {
+		m.Window = int64(a.Window)
+	}
 	say := newCall(func(f *wire.Frame, id uint64) {
 		m.Id = id
 		f.Asks = append(f.Asks, m)
@@ -147,14 +150,14 @@ func (c *core) later(a *ask, v *verdict, say *call) {
 	}
 	say.regret(func() {
 		at, answered := verdictOf(&told, say)
-		booked := answered && (told.Kind == ratelimit.Refund || at.Charged+at.Debt > 0)
+		booked := answered && (told.Kind != ratelimit.Spend || at.Charged+at.Debt > 0)
 		switch {
 		case booked:
-		case told.Kind == ratelimit.Spend:
+		case told.Kind == ratelimit.Spend, told.Kind == ratelimit.Charge:
 			c.hotHere.Admit(&told)
 		// Where nobody knows whether the owner has heard of it, a charge is told once more, and a refund is not.
 		case !say.sent || say.reply != nil:
-			c.hotHere.Credit(&told, 0)
+			c.hotHere.Credit(&told, told.Window)
 		}
 		c.hands.wake()
 	})

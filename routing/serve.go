@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-gate/sluice/routing/wire"
 )
 
-var errMessage = errors.New("a message makes no sense")
+var errMessage = errors.New("a message is invalid")
 
 // Bounds of one frame. A node puts at most frameCalls calls into one, and one
 // parcel, which is sealed by the account that fills it.
@@ -239,8 +239,8 @@ func (s *serving) see(i int) {
 // askOf reads an ask, which may hold anything.
 func (c *core) askOf(m *wire.Ask) (ratelimit.Ask, error) {
 	switch {
-	case len(m.GetKey()) == 0, len(m.GetKey()) > ratelimit.MaxKeyLen, m.GetCost() < 0, m.GetKind() > undo,
-		m.GetWindow() < 0:
+	case len(m.GetKey()) == 0, len(m.GetKey()) > ratelimit.MaxKeyLen, m.GetCost() < 0,
+		m.GetKind() > uint32(ratelimit.Release), m.GetWindow() < 0:
 		return ratelimit.Ask{}, errMessage
 	case !charges(m, ratelimit.Tokens(m.GetCost())): // nobody was charged more than it asked for
 		return ratelimit.Ask{}, errMessage
@@ -250,7 +250,7 @@ func (c *core) askOf(m *wire.Ask) (ratelimit.Ask, error) {
 		return ratelimit.Ask{}, err
 	}
 	kind := ratelimit.Kind(m.GetKind())
-	// An undo is about what a spend was charged. Other kinds charge nothing.
+	// An undo is about what a spend was charged.
 	if m.GetKind() == undo {
 		kind = ratelimit.Spend
 	}
@@ -258,5 +258,9 @@ func (c *core) askOf(m *wire.Ask) (ratelimit.Ask, error) {
 	if kind != ratelimit.Peek && m.GetCost() == 0 {
 		return ratelimit.Ask{}, errMessage
 	}
-	return ratelimit.Ask{Rule: rule, Key: m.GetKey(), Cost: ratelimit.Tokens(m.GetCost()), Kind: kind}, nil
+	a := ratelimit.Ask{Rule: rule, Key: m.GetKey(), Cost: ratelimit.Tokens(m.GetCost()), Kind: kind}
+	if kind.Settles() {
+		a.Window = ratelimit.Window(m.GetWindow())
+	}
+	return a, nil
 }

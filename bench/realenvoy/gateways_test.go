@@ -27,6 +27,7 @@ type manager struct {
 	address   string
 	snapshots cache.SnapshotCache
 	version   int
+	more      []string // flags of the node
 }
 
 func newManager(t *testing.T) *manager {
@@ -63,9 +64,9 @@ func (m *manager) push(domain string, descriptors ...*rlsconf.RateLimitDescripto
 
 // flags are those of a node that takes its rules.
 func (m *manager) flags() []string {
-	return []string{
+	return append([]string{
 		"--config-type", "GRPC_XDS_SOTW", "--config-grpc-xds-server-url", m.address, "--config-grpc-xds-node-id", "n1",
-	}
+	}, m.more...)
 }
 
 // under nests descriptors: keys and values in turn, then what is within.

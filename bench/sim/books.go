@@ -282,6 +282,9 @@ func (b *books) decided(n *node, k *key, a *ratelimit.Ask, v *ratelimit.Verdict)
 	case ratelimit.Refund:
 		t.n -= a.Cost
 		n.takesBack(k)
+	case ratelimit.Release:
+		t.n -= v.Charged
+		n.takesBack(k)
 	default:
 		t.n += v.Charged + v.Debt
 	}

@@ -56,6 +56,9 @@ type Mix struct {
 	Peeks, Refunds float64
 	Honest         bool    // nothing is refunded that was not spent
 	Large          float64 // cost as much as a tenth of the limit to three times it
+	// Settles give back a part of what another request has taken, at any node and some time later: that request has
+	// held more than it has cost.
+	Settles float64
 }
 
 // Ledger is what a run may be played against.

@@ -62,6 +62,9 @@ func (w *world) wanted(rule *ratelimit.Rule, k *key, cost ratelimit.Tokens) rate
 	if w.Mix == (Mix{}) {
 		return a
 	}
+	if w.Mix.Settles > 0 && len(k.held) > 0 && w.rnd.Float64() < w.Mix.Settles {
+		return k.settles(rule, w.rnd.IntN(len(k.held)))
+	}
 	switch chance := w.rnd.Float64(); {
 	case chance < w.Mix.Peeks:
 		a.Kind, a.Cost = ratelimit.Peek, 0
@@ -77,6 +80,49 @@ func (w *world) wanted(rule *ratelimit.Rule, k *key, cost ratelimit.Tokens) rate
 		a.Cost = ratelimit.Tokens(1 + limit/10 + w.rnd.Int64N(3*limit))
 	}
 	return a
+}
+
+// mostHeld bounds what is remembered of a key.
+const mostHeld = 64
+
+// holds notes that a request has taken more than it costs, which will be settled; of one that may be given back as a
+// whole, because another descriptor is refused, nothing is.
+func (w *world) holds(q *request, k *key, a *ratelimit.Ask, v *ratelimit.Verdict) {
+	if w.Mix.Settles == 0 || q.n > 1 || v.Charged < 2 || v.Window == 0 || v.Source == ratelimit.FromFallback ||
+		len(k.held) >= mostHeld {
+		return
+	}
+	k.held = append(k.held, ratelimit.Ask{
+		Key: k.name, Kind: ratelimit.Release, Cost: 1 + ratelimit.Tokens(w.rnd.Int64N(int64(v.Charged))), Window: v.Window,
+	})
+}
+
+// settles is a release that is due.
+func (k *key) settles(rule *ratelimit.Rule, i int) ratelimit.Ask {
+	a := k.held[i]
+	k.held = append(k.held[:i], k.held[i+1:]...)
+	a.Rule = rule
+	return a
+}
+
+// released has the judge take in that so much was given back, in the window that goes on.
+func (w *world) released(k *key, a *ratelimit.Ask, n ratelimit.Tokens) {
+	unspent := k.judge.Credit(k.part.time(), n)
+	switch {
+	case a.Rule.Limit.Algorithm == ratelimit.TokenBucket: // the ledger hears of it later, when it may be less full
+		k.extra = append(k.extra, extra{w.now, n})
+	case unspent > 0: // what nodes have in hand is taken, to the ledger, and so it is credited
+		k.extra = append(k.extra, extra{w.now, unspent})
+	}
+}
+
+// inTime holds a release that was booked against the window that goes on: it must be that of its request.
+func (w *world) inTime(k *key, a *ratelimit.Ask) {
+	l := &a.Rule.Limit
+	if now := l.WindowAt(k.part.time()); !w.Storeless && l.Algorithm != ratelimit.TokenBucket && a.Window != now &&
+		!w.books.stepped(k.part) {
+		w.violate(-1, k.index, "%d of window %d are given back in window %d", a.Cost, a.Window, now)
+	}
 }
 
 // ask chooses the node that is asked; nil if there is none.
@@ -177,13 +223,16 @@ func (w *world) count(n *node, q *request, i int) {
 	switch {
 	case a.Kind == ratelimit.Peek:
 	case a.Kind == ratelimit.Refund:
-		unspent := k.judge.Credit(k.part.time(), a.Cost)
-		switch {
-		case a.Rule.Limit.Algorithm == ratelimit.TokenBucket: // the ledger hears of it later, when it may be less full
-			k.extra = append(k.extra, extra{w.now, a.Cost})
-		case unspent > 0: // what nodes have in hand is taken, to the ledger, and so it is credited
-			k.extra = append(k.extra, extra{w.now, unspent})
+		w.released(k, a, a.Cost)
+	case a.Kind == ratelimit.Release:
+		n := v.Charged
+		if v.Source == ratelimit.FromFallback { // its owner may have booked it, or is told of it later
+			n = a.Cost
+		} else if n > 0 {
+			w.inTime(k, a)
 		}
+		w.released(k, a, n)
+		w.result.Released += n
 	case v.OverLimit:
 		k.judge.Refuse(k.part.time(), a.Cost)
 		w.result.Refused += a.Cost
@@ -197,6 +246,7 @@ func (w *world) count(n *node, q *request, i int) {
 		if over > 0 {
 			w.bound.check(k, over)
 		}
+		w.holds(q, k, a, v)
 	}
 	w.print = (w.print ^ code ^ uint64(w.now)<<20) * 1099511628211
 	if w.Decisions {

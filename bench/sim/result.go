@@ -41,11 +41,12 @@ type Result struct {
 	Ops       int64            `json:"store_operations,omitempty"`
 	OpsDemand ratelimit.Demand `json:"store_operations_demand,omitzero"`
 
-	Debt        ratelimit.Tokens `json:"debt"`    // the most that an account had beyond its limit
-	Carried     ratelimit.Tokens `json:"carried"` // the most debt of a window before that an account had
-	Cut         ratelimit.Tokens `json:"cut"`     // of refunds, for the account would be below nothing
-	Settled     int64            `json:"settled"` // nodes' totals of accounts that were compared at the end with what they had booked
-	Keys        int              `json:"keys"`    // that were asked for
+	Debt        ratelimit.Tokens `json:"debt"`               // the most that an account had beyond its limit
+	Carried     ratelimit.Tokens `json:"carried"`            // the most debt of a window before that an account had
+	Released    ratelimit.Tokens `json:"released,omitempty"` // of what requests had held
+	Cut         ratelimit.Tokens `json:"cut"`                // of refunds, for the account would be below nothing
+	Settled     int64            `json:"settled"`            // nodes' totals of accounts that were compared at the end with what they had booked
+	Keys        int              `json:"keys"`               // that were asked for
 	Fingerprint string           `json:"fingerprint"`
 	Timeline    []Point          `json:"timeline,omitempty"`
 

@@ -9,8 +9,8 @@ import (
 
 // adminCmd are corrections on running nodes.
 type adminCmd struct {
-	Reset adminResetCmd `cmd:"" help:"Have the ledger count a descriptor from nothing again in this window."`
-	Drop  adminDropCmd  `cmd:"" help:"Have nodes give back what their leases of a descriptor have left, and ask the ledger next time."`
+	Reset adminResetCmd `cmd:"" help:"Reset the usage of a descriptor in this window."`
+	Drop  adminDropCmd  `cmd:"" help:"Return the leases of a descriptor. The next request claims from the store."`
 }
 
 type adminFlags struct {

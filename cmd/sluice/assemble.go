@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
 	"github.com/sluice-gate/sluice/ratelimit/console"
+	"github.com/sluice-gate/sluice/ratelimit/holds"
 	"github.com/sluice-gate/sluice/ratelimit/metrics"
 	"github.com/sluice-gate/sluice/ratelimit/rls"
 	"github.com/sluice-gate/sluice/ratelimit/server"
@@ -23,6 +24,7 @@ type parts struct {
 	*decider
 	source  config.Source
 	store   *config.Store
+	desk    *holds.Desk
 	clock   ratelimit.Clock
 	shown   metrics.Collector
 	latency *metrics.Latency
@@ -51,7 +53,11 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	}
 	clock := ratelimit.MonotonicClock()
 	p := &parts{clock: clock, latency: metrics.NewLatency(c.latencyUnit()), log: log}
-	if p.source, p.store, err = c.rules(coordination, log); err != nil {
+	var noHolds error
+	if p.desk, noHolds, err = c.desk(); err != nil {
+		return nil, err
+	}
+	if p.source, p.store, err = c.rules(coordination, noHolds, log); err != nil {
 		return nil, err
 	}
 	if p.decider, err = c.decider(p.clock, p.store, log); err != nil {
@@ -72,7 +78,7 @@ func (c *serveCmd) assemble(log *slog.Logger) (*parts, error) {
 	budgets := c.caps.budgets()
 	gate := c.gate()
 	options := c.serviceOptions(budgets.http)
-	options.Gate = gate
+	options.Gate, options.Holds = gate, p.desk
 	svc := rls.New(p.store.Rules, p.limiter, p.clock, time.Now, p.latency, options, log)
 	quotas := quotaNode(p.store, p.limiter, c.caps.quotas())
 	p.shown = metrics.Collector{Source: metrics.Source{

@@ -73,7 +73,7 @@ func TestReplacedSettings(t *testing.T) {
 	if strings.Contains(err.Error(), "HTTP_MAX_CONNECTIONS") {
 		t.Errorf("an empty one is refused: %v", err)
 	}
-	_, help, _ := runLine("serve", "--help")
+	_, help, _ := runLine("serve", "--help-all")
 	for name, advice := range replaced {
 		if strings.Contains(help, "$"+name+")") || strings.Contains(help, "$"+name+",") {
 			t.Errorf("%s is a setting", name)

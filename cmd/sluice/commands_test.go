@@ -111,7 +111,7 @@ func TestCompletion(t *testing.T) {
 		}
 	}
 	for line, want := range map[string]string{
-		"sluice ch": "check", "sluice check --stri": "--strict", "sluice wha": "what-if", "sluice what-if --ra": "--rate",
+		"sluice ch": "check", "sluice check --str": "--strict", "sluice wha": "what-if", "sluice what-if --ra": "--rate",
 		"sluice completion z": "zsh", "sluice admin re": "reset", "sluice --vers": "--version",
 	} {
 		words := strings.Fields(line)

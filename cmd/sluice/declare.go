@@ -25,6 +25,8 @@ type declaration struct {
 	store   *store.Promise // that was named; nil: none was
 	now     time.Time
 	details bool
+	// What requests cost at most, and how many are in flight at once: of rules that hold. 0: nobody says.
+	cost, inFlight ratelimit.Tokens
 }
 
 // screen is how wide a table may be, in columns.
@@ -49,6 +51,7 @@ func (d declaration) write(out io.Writer) error {
 		return err
 	}
 	d.legend(out)
+	d.holds(out)
 	if d.details {
 		d.notes(out)
 	}
@@ -248,6 +251,30 @@ func (d declaration) notes(out io.Writer) {
 	}
 }
 
+// holds says what rules promise whose requests hold an estimate.
+func (d declaration) holds(out io.Writer) {
+	said := false
+	for _, r := range d.rules {
+		b, ok := r.DeclareHold()
+		if !ok {
+			continue
+		}
+		if !said {
+			fmt.Fprintf(out, "\nholds, beside the above:\n")
+			said = true
+		}
+		text := fmt.Sprintf("%s.%s: hold %s. Over-admission: %s", r.Domain, r.Path, b.Hold, b.Over)
+		if d.cost > 0 && d.inFlight > 0 {
+			text += fmt.Sprintf("; at most %d with %d in flight that cost at most %d (--cost, --in-flight)",
+				b.HeldOver(d.cost, d.inFlight), d.inFlight, d.cost)
+		}
+		writeWrapped(out, "  ", text+". Lost: "+b.Stranded+".")
+		if b.Blind != "" {
+			writeWrapped(out, "    ", "Without an id: "+b.Blind+".")
+		}
+	}
+}
+
 // cutsShown are how many billing months are announced.
 const cutsShown = 3
 
@@ -333,10 +360,10 @@ func writeWrapped(out io.Writer, indent, text string) {
 // writeChanges says what a fleet that gets new rules node by node goes through.
 func writeChanges(out io.Writer, changes []config.Change) {
 	if len(changes) == 0 {
-		fmt.Fprintln(out, "\nNothing changes: nodes with the one and nodes with the other decide alike.")
+		fmt.Fprintln(out, "\nNo changes: nodes with old and new rules decide alike.")
 		return
 	}
-	fmt.Fprintf(out, "\n%s, and what each does to a fleet that shares a store and gets the new rules node by node:\n",
+	fmt.Fprintf(out, "\n%s, with the effects on a fleet that shares a store and gets the new rules node by node:\n",
 		counted(len(changes), "change"))
 	for i := range changes {
 		c := &changes[i]

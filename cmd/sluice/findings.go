@@ -110,6 +110,8 @@ type declared struct {
 	Loss        ratelimit.Tokens `json:"over_admission_when_data_is_lost"`
 	// Bounds is the same and more as numbers, whose units are in their names.
 	Bounds ratelimit.Bounds `json:"bounds"`
+	// Hold is of a rule whose requests hold an estimate.
+	Hold *ratelimit.HoldBounds `json:"hold,omitempty"`
 	// NextMonths is when the next billing months begin, of a rule that has such.
 	NextMonths []string `json:"next_billing_months,omitempty"`
 }
@@ -137,6 +139,9 @@ func declaredOf(rule *ratelimit.Rule, b ratelimit.Bounds) declared {
 	}
 	d.Limit, d.Over, d.OverPercent, d.Note = rule.Limit.String(), b.Over.Tokens, b.Over.Percent(rule.Limit.Capacity()), b.Over.Note()
 	d.Under, d.Wait, d.StoreOps, d.Outage, d.Loss = b.Under.String(), b.Wait.String(), b.StoreOps.String(), b.OnOutage.String(), b.OnLoss
+	if hold, ok := rule.DeclareHold(); ok {
+		d.Hold = &hold
+	}
 	if rule.Limit.Calendar != 0 {
 		d.NextMonths = nextMonths(rule, time.Now())
 	}

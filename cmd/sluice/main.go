@@ -10,6 +10,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -25,15 +26,16 @@ import (
 )
 
 type cli struct {
-	Serve      serveCmd   `cmd:"" help:"Answer Envoy's rate limit requests."`
-	Check      checkCmd   `cmd:"" help:"Validate rules as the server would, and print the worst case each declares."`
-	Explain    explainCmd `cmd:"" help:"What a descriptor would get from a running node, and why."`
-	Top        topCmd     `cmd:"" help:"What running nodes do: rules, limits, drift, the store."`
-	Admin      adminCmd   `cmd:"" help:"Corrections on running nodes, with their ADMIN_TOKEN."`
-	Audit      auditCmd   `cmd:"" help:"Replay the record of rules with audit: true: what each window admitted at most, and whether its limit held."`
+	Serve      serveCmd    `cmd:"" help:"Answer Envoy's rate limit requests."`
+	Settings   settingsCmd `cmd:"" help:"Print the settings in force, and the source of each value."`
+	Check      checkCmd    `cmd:"" help:"Validate rules like the server, and print the worst case of each."`
+	Explain    explainCmd  `cmd:"" help:"Explain the next decision of a running node for a descriptor."`
+	Top        topCmd      `cmd:"" help:"Show rules, limits, drift and the store of running nodes."`
+	Admin      adminCmd    `cmd:"" help:"Correct limits on running nodes, with their ADMIN_TOKEN."`
+	Audit      auditCmd    `cmd:"" help:"Replay the record of audited rules: usage of each window, and whether its limit held."`
 	laboratory `embed:""`
-	Version    versionCmd       `cmd:"" help:"Which sluice this is: version, commit, platform."`
-	Completion completionCmd    `cmd:"" help:"A shell's script that completes commands and flags."`
+	Version    versionCmd       `cmd:"" help:"Print version, commit and platform."`
+	Completion completionCmd    `cmd:"" help:"Print a completion script for a shell."`
 	ShortOf    kong.VersionFlag `name:"version" help:"Print the version."`
 }
 
@@ -83,6 +85,9 @@ func run(args []string, s streams) int {
 		return exit
 	}
 	if err != nil {
+		if bad, ok := errors.AsType[*fileError](err); ok {
+			err = bad
+		}
 		fmt.Fprintln(s.err, "sluice:", err)
 		return 2
 	}
@@ -95,6 +100,7 @@ func run(args []string, s streams) int {
 
 // newParser reads command lines. exit is called where nothing is left to run.
 func newParser(s streams, exit func(code int)) (*kong.Kong, error) {
+	file := &fileSettings{}
 	parser, err := kong.New(&cli{},
 		kong.Name("sluice"),
 		kong.Description("A rate-limit service for fleets of Envoy gateways. Settings are flags or environment variables; "+
@@ -103,7 +109,9 @@ func newParser(s streams, exit func(code int)) (*kong.Kong, error) {
 		kong.Writers(s.out, s.err),
 		kong.Exit(exit),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
-		kong.Bind(s),
+		kong.Bind(s, file),
+		kong.Resolvers(file),
+		kong.Help(briefHelp),
 		kong.ExplicitGroups(groups),
 		kong.KindMapper(reflect.Bool, boolMapper{}),
 	)

@@ -61,7 +61,7 @@ func TestToyMode(t *testing.T) {
 		args []string
 		says []string
 	}{
-		{[]string{"check", file}, []string{"toy", "777", "mode toy limits nobody"}},
+		{[]string{"check", file}, []string{"toy", "778", "mode toy limits nobody"}},
 		{[]string{"check", "--schema"}, []string{`"toy"`, "toy lets every second request pass"}},
 	} {
 		said, err := command(with, x.args...).CombinedOutput()

@@ -34,6 +34,7 @@ descriptors:
   - {key: tight, coordination: {lease: {ttl: 200ms}}, rate_limit: {unit: minute, requests_per_unit: 50}}
   - {key: drift, coordination: {mode: approx, drift_budget: 10%, check_timeout: 0s}, rate_limit: {unit: second, requests_per_unit: 200}}
   - {key: owned, coordination: {mode: routing}, rate_limit: {unit: minute, requests_per_unit: 100000}}
+  - {key: holds, hold: {amount: 20}, rate_limit: {unit: minute, requests_per_unit: 1000000}}
 `
 
 // Every query of every dashboard, and of every alert, is one that Prometheus
@@ -79,7 +80,7 @@ func TestDashboardsHaveData(t *testing.T) {
 // dashboardQueries are all queries, with what Grafana would put into them.
 func dashboardQueries(t *testing.T) (all []string) {
 	files, err := filepath.Glob(top + "deploy/grafana/dashboards/*.json")
-	if err != nil || len(files) != 7 {
+	if err != nil || len(files) != 8 {
 		t.Fatal(files, err)
 	}
 	for _, name := range files {
@@ -188,6 +189,9 @@ func (r *scraped) underLoad() (stop func()) {
 			for n := 0; ctx.Err() == nil; n++ {
 				for _, key := range []string{"lease", "tight", "drift", "owned"} {
 					r.askFor(i, key, fmt.Sprint("k", n%3))
+				}
+				if hold, ok := r.holds(i, "holds", "k", 1); ok {
+					_ = r.settles((i+1)%len(r.nodes), "holds", "k", hold, n%40)
 				}
 				time.Sleep(time.Millisecond)
 			}

@@ -62,12 +62,12 @@ func newRingOf(t *testing.T, rules string, nodes, spare int, store ratelimit.Sto
 
 func (r *ringFleet) start() *sluice {
 	i := len(r.nodes)
-	env := []string{"PEERS=static:" + strings.Join(r.addrs, ","), "PEER_ADDR=" + r.addrs[i], "PEER_SECRET=s3cret-of-the-tests", "DRAIN_TIME=0s", "HOT_KEY_RATE=1e9"}
+	env := []string{"PEERS=static:" + strings.Join(r.addrs, ","), "PEER_ADDR=" + r.addrs[i], "PEER_SECRET=s3cret-of-the-tests", "DRAIN_TIME=0s", "HOT_KEY_RATE=1e9", "LOG_LEVEL=warn"}
 	env = append(env, r.env...)
 	if r.store {
 		env = append(env, "STORE_URL="+r.server.URL())
 	}
-	s := serve(r.T, env, "--config", r.rules, "--log-level=warn")
+	s := serve(r.T, env, "--config", r.rules)
 	r.nodes = append(r.nodes, s)
 	r.clients = append(r.clients, rls.NewRateLimitServiceClient(s.dial()))
 	return s
@@ -342,7 +342,7 @@ func TestPeerSettings(t *testing.T) {
 		env  []string
 		want string
 	}{
-		{[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1"}, "neither PEER_SECRET nor PEER_TLS_CERT"},
+		{[]string{"PEERS=static:a:1", "PEER_ADDR=127.0.0.1:1"}, "without PEER_SECRET or PEER_TLS_CERT"},
 		{[]string{"PEERS=static:a:1", "PEER_SECRET=sixteen-bytes-or-more"}, `PEER_ADDR is ""`},
 		{[]string{"PEERS=zookeeper:a:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_ADDR=127.0.0.1:1"}, `PEERS is "zookeeper:a:1"`},
 		{[]string{"PEERS=static:a:1", "PEER_SECRET=sixteen-bytes-or-more", "PEER_ADDR=127.0.0.1:1", "PEER_WEIGHT=0"}, "PEER_WEIGHT is 0"},

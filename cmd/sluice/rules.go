@@ -42,12 +42,14 @@ func (s *settings) source(log *slog.Logger) (config.Source, error) {
 }
 
 // rules finds where rules come from, and reads the first.
-func (c *serveCmd) rules(coordination ratelimit.Coordination, log *slog.Logger) (source config.Source, store *config.Store, err error) {
+// noHolds is why rules may have no holds with an id; nil: they may.
+func (c *serveCmd) rules(coordination ratelimit.Coordination, noHolds error, log *slog.Logger) (source config.Source, store *config.Store, err error) {
 	if source, err = c.source(log); err != nil {
 		return nil, nil, err
 	}
 	store = config.NewStore(source, config.Options{
 		Coordination: coordination, MergeDomains: c.MergeDomains, CalendarMonths: c.CalendarMonths, Caps: c.caps.rules,
+		NoHolds: noHolds,
 	}, log)
 	if c.Reload.LastGood != "" {
 		if err := store.KeepLastGood(c.Reload.LastGood); err != nil {
@@ -57,7 +59,7 @@ func (c *serveCmd) rules(coordination ratelimit.Coordination, log *slog.Logger) 
 	err = store.Load()
 	if err != nil && c.Reload.LastGood != "" {
 		if err = store.LoadLastGood(err); err != nil {
-			log.Warn("there are no last good rules to start with (CONFIG_LAST_GOOD_FILE)", "error", err)
+			log.Warn("no copy of the last good rules is available (CONFIG_LAST_GOOD_FILE)", "error", err)
 		}
 	}
 	if err != nil && !c.ForceStart && c.ConfigType != configXDS { // which may come late

@@ -23,11 +23,11 @@ func TestBadSettings(t *testing.T) {
 	}{
 		"port in use":  {nil, []string{"--host=127.0.0.1", "--port=" + port}, "cannot open the HTTP (HOST, PORT) port: listen tcp 127.0.0.1:" + port},
 		"no such path": {nil, []string{"--config=/no/such"}, "/no/such: no such file"},
-		"a bad port":   {[]string{"PORT=http"}, nil, "PORT"},
+		"a bad time":   {[]string{"DRAIN_TIME=soon"}, nil, "DRAIN_TIME"},
 		"a bad mode":   {[]string{"COORDINATION_MODE=gossip"}, nil, `COORDINATION_MODE: mode: "gossip" is not one of leasing, routing, approx`},
 		"a bad ttl":    {[]string{"COORDINATION_LEASE_TTL=1ms"}, nil, `COORDINATION_LEASE_TTL is "1ms", and this release does not have it: write coordination: {lease: {ttl: 1ms}} at the root of each file`},
 		"a bad ratio":  {[]string{"NEAR_LIMIT_RATIO=7"}, nil, "NEAR_LIMIT_RATIO is 7, must be between 0 and 1"},
-		"persecond":    {[]string{"REDIS_PERSECOND=true"}, nil, "REDIS_PERSECOND is set, and REDIS_PERSECOND_URL"},
+		"persecond":    {[]string{"REDIS_PERSECOND=true"}, nil, "REDIS_PERSECOND is set, REDIS_PERSECOND_URL"},
 		"redis type":   {[]string{"REDIS_URL=localhost:1", "REDIS_TYPE=RING"}, nil, `REDIS_TYPE is "RING", must be SINGLE, SENTINEL or CLUSTER`},
 		"redis url":    {[]string{"REDIS_URL=nowhere"}, nil, `REDIS_URL has the address "nowhere", must be host:port`},
 		"redis secret": {[]string{"REDIS_URL=redis://:hunter2@x:99999999"}, nil, "REDIS_URL"},
@@ -35,11 +35,11 @@ func TestBadSettings(t *testing.T) {
 		"config type":  {[]string{"CONFIG_TYPE=ETCD"}, nil, `CONFIG_TYPE is "ETCD", must be FILE or GRPC_XDS_SOTW`},
 		"xds":          {[]string{"CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_USE_TLS=true", "CONFIG_GRPC_XDS_SERVER_TLS_CACERT=/no/such"}, nil, "CONFIG_GRPC_XDS_SERVER_TLS_CACERT: open /no/such"},
 		"tls":          {[]string{"GRPC_SERVER_USE_TLS=true"}, nil, "GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY must name"},
-		"memcache":     {[]string{"BACKEND_TYPE=memcache"}, nil, "BACKEND_TYPE is memcache, and memcached cannot keep a ledger: each replica would count alone"},
+		"memcache":     {[]string{"BACKEND_TYPE=memcache"}, nil, "BACKEND_TYPE is memcache, and memcached cannot store accounts: each replica would count alone"},
 		"backend":      {[]string{"BACKEND_TYPE=etcd"}, nil, `BACKEND_TYPE is "etcd", must be redis or memcache`},
 		"local cache":  {[]string{"LOCAL_CACHE_SIZE_IN_BYTES=-1"}, nil, "LOCAL_CACHE_SIZE_IN_BYTES is -1, must be 0 (off) or more"},
 		"deadline":     {[]string{"COORDINATION_STORE_DEADLINE=2s"}, nil, "store_deadline is 2s, must be between 1ms and 1s"},
-		"no deadline":  {[]string{"COORDINATION_STORE_DEADLINE=0s"}, nil, `store_deadline: "0s" is no time in which a store could answer`},
+		"no deadline":  {[]string{"COORDINATION_STORE_DEADLINE=0s"}, nil, `store_deadline: "0s" is out of range for a store's reply time`},
 		"tags":         {[]string{"EXTRA_TAGS=prod"}, nil, `EXTRA_TAGS is "prod", must be like env:prod`},
 		"log level":    {[]string{"LOG_LEVEL=loud"}, nil, `LOG_LEVEL is "loud", must be debug, info, warn or error`},
 		"max keys":     {nil, []string{"--max-keys=-1"}, "MAX_KEYS is -1, must be 0"},
@@ -57,7 +57,7 @@ func TestBadSettings(t *testing.T) {
 
 func TestHelpNamesEverySetting(t *testing.T) {
 	var out bytes.Buffer
-	if code := run([]string{"serve", "--help"}, streams{&out, &out}); code != 0 {
+	if code := run([]string{"serve", "--help-all"}, streams{&out, &out}); code != 0 {
 		t.Fatal(code)
 	}
 	for _, name := range []string{"RUNTIME_ROOT", "GRPC_PORT", "COORDINATION_MODE", "LIMIT_RESET_HEADER", "MAX_KEYS", "LOG_FORMAT"} {
@@ -71,7 +71,7 @@ func TestHelpNamesEverySetting(t *testing.T) {
 // and of no name that the binary lacks.
 func TestMigratingNamesEverySetting(t *testing.T) {
 	var help bytes.Buffer
-	if code := run([]string{"serve", "--help"}, streams{&help, &help}); code != 0 {
+	if code := run([]string{"serve", "--help-all"}, streams{&help, &help}); code != 0 {
 		t.Fatal(code)
 	}
 	ours := map[string]bool{}
@@ -96,7 +96,7 @@ func TestMigratingNamesEverySetting(t *testing.T) {
 // one that it has.
 func TestDeployedSettingsExist(t *testing.T) {
 	var help bytes.Buffer
-	if code := run([]string{"serve", "--help"}, streams{&help, &help}); code != 0 {
+	if code := run([]string{"serve", "--help-all"}, streams{&help, &help}); code != 0 {
 		t.Fatal(code)
 	}
 	set := regexp.MustCompile(`(?m)(?:name: |^  |list ")([A-Z][A-Z0-9]*_[A-Z0-9_]+)\b`)

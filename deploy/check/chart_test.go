@@ -95,7 +95,7 @@ func render(t *testing.T, values map[string]any) []string {
 func TestChartRenders(t *testing.T) {
 	want := map[string][]string{
 		"default":    {"ConfigMap", "ConfigMap", "Deployment", "Job", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service", "ServiceAccount"},
-		"everything": {"ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "Deployment", "HorizontalPodAutoscaler", "Job", "NetworkPolicy", "PodDisruptionBudget", "PrometheusRule", "Service", "Service", "Service", "ServiceAccount", "ServiceMonitor"},
+		"everything": {"ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "ConfigMap", "Deployment", "HorizontalPodAutoscaler", "Job", "NetworkPolicy", "PodDisruptionBudget", "PrometheusRule", "Service", "Service", "Service", "ServiceAccount", "ServiceMonitor"},
 		"secrets":    {"ConfigMap", "ConfigMap", "Deployment", "Job", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service", "ServiceAccount"},
 		"alone":      {"ConfigMap", "ConfigMap", "Deployment", "Job", "Service", "Service", "ServiceAccount"},
 	}

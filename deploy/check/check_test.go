@@ -88,7 +88,7 @@ func TestManifests(t *testing.T) {
 // The chart's copies of the alerts and dashboards are those of this repository.
 func TestChartFiles(t *testing.T) {
 	copies, err := filepath.Glob(chart + "/files/*")
-	if err != nil || len(copies) != 8 {
+	if err != nil || len(copies) != 9 {
 		t.Fatal(copies, err)
 	}
 	for _, name := range copies {

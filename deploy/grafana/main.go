@@ -58,6 +58,7 @@ var dashboards = []dashboard{
 		}},
 		{"Drift seats", "The seat of each node; -1: it has none, and leases.", "none", false, false, []query{{`sluice_drift_seat{` + in + `}`, "{{instance}}"}}},
 	}},
+	holds,
 	{"sluice-modes", "Sluice: modes and leases", []panel{
 		{"Admitted and refused", "Tokens admitted, and decisions refused, a second.", "ops", true, false, []query{
 			{`sum by (` + by + `) (rate(sluice_admitted_tokens_total{` + on + `}[$__rate_interval]))`, "admitted {{domain}}.{{rule}}"},

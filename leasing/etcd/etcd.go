@@ -39,7 +39,7 @@ type Store struct {
 func Open(rawURL, prefix string) (*Store, error) {
 	p, err := parse(rawURL)
 	if err != nil {
-		return nil, fmt.Errorf("the store's URL is not one of etcd: %w", err)
+		return nil, fmt.Errorf("the store's URL is not a valid etcd URL: %w", err)
 	}
 	s := &Store{config: p.config, prefix: prefix, recalls: newRecalls()}
 	s.history.kept = !p.compacts
@@ -47,10 +47,12 @@ func Open(rawURL, prefix string) (*Store, error) {
 	return s, nil
 }
 
-// again is how a connection is tried again. gRPC's own pauses grow to two minutes, for which an etcd that is there again
-// would not be used.
+// again is how a connection is tried again. gRPC's own pauses grow to two minutes, for which an etcd that is there
+// again would not be used.
 var again = grpc.ConnectParams{
-	Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
+	Backoff: backoff.Config{
+		BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond,
+	},
 	MinConnectTimeout: 2 * time.Second,
 }
 

@@ -22,6 +22,8 @@ type Options struct {
 	CalendarMonths bool
 	// Caps are the most that files may be; zero: the default.
 	Caps Caps
+	// NoHolds is why rules may have no holds with an id; nil: they may.
+	NoHolds error
 	// Counters returns the counters of a rule, the same for the same rule after
 	// a reload. keys are the rule's, joined by NUL. nil means new ones each time.
 	Counters func(domain, keys string) *ratelimit.RuleCounters
@@ -113,6 +115,7 @@ type scope struct {
 	algorithm    ratelimit.Algorithm
 	burst        ratelimit.Tokens // 0: as many as requests_per_unit
 	coordination ratelimit.Coordination
+	hold         *Hold // nil: requests cost their hits
 }
 
 // wrong reports what is wrong with a descriptor, or with a domain. Rules that were
@@ -157,6 +160,9 @@ func (c *compiler) file(f *File) {
 const OverridePath = "(request override)"
 
 func (c *compiler) inherit(s *scope, in *Inherited) {
+	if in.Hold != nil {
+		s.hold = in.Hold
+	}
 	if in.Algorithm != nil {
 		s.algorithm = *in.Algorithm
 	}
@@ -339,6 +345,7 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 	if l.Billing != nil {
 		r.Limit = c.billed(r.Limit, l, s)
 	}
+	c.holds(r, s)
 	c.carried(r, l, s)
 	for _, doubt := range r.Doubts() {
 		c.odd(Ineffective, l.Place, s.names, "%s", doubt)
@@ -352,7 +359,12 @@ func (c *compiler) rule(d *Descriptor, s *scope) *ratelimit.Rule {
 
 // carried has the rule carry its debt, or says why it has none.
 func (c *compiler) carried(r *ratelimit.Rule, l *RateLimit, s *scope) {
-	if r.Limit.Carries = s.coordination.Carries(r.Limit); r.Limit.Carries || r.Unlimited ||
+	// What costs more than it held is charged beyond the limit, whatever a refused request takes.
+	of := r.Coordination
+	if r.Hold != nil {
+		of.OnDeny = ratelimit.DenyCharges
+	}
+	if r.Limit.Carries = of.Carries(r.Limit); r.Limit.Carries || r.Unlimited ||
 		s.coordination.Debt == ratelimit.DebtForgotten {
 		return
 	}

@@ -61,7 +61,15 @@ type Inherited struct {
 	Place        Place
 	Algorithm    *ratelimit.Algorithm
 	Burst        *ratelimit.Tokens
+	Hold         *Hold
 	Coordination []Setting
+}
+
+// Hold is a hold block. It replaces the one above it as a whole.
+type Hold struct {
+	Place Place
+	ratelimit.Hold
+	said []string // of amount, from and learned, those that were written
 }
 
 // Setting is one field of a coordination block.

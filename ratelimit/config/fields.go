@@ -1,6 +1,10 @@
 package config
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
 
 // fields are those that one kind of map may have, and what fills each of them in.
 type fields[T any] map[string]func(*decoder, *T, *field)
@@ -9,6 +13,7 @@ type fields[T any] map[string]func(*decoder, *T, *field)
 func inherited[T any](of func(*T) *Inherited, more fields[T]) fields[T] {
 	more["algorithm"] = func(d *decoder, t *T, f *field) { d.algorithm(of(t), f) }
 	more["burst"] = func(d *decoder, t *T, f *field) { d.burst(of(t), f) }
+	more["hold"] = func(d *decoder, t *T, f *field) { of(t).Hold = d.hold(f) }
 	more["coordination"] = func(d *decoder, t *T, f *field) { d.coordination(of(t), f) }
 	return more
 }
@@ -19,6 +24,7 @@ var (
 	limitFields      fields[RateLimit]
 	replacesFields   fields[Replacement]
 	billingFields    fields[Billing]
+	holdFields       fields[Hold]
 	inheritedFields  fields[Inherited]
 )
 
@@ -52,6 +58,15 @@ func init() { // descriptors hold descriptors
 	billingFields = fields[Billing]{
 		"day":       func(d *decoder, t *Billing, f *field) { t.Day = d.day(f) },
 		"time_zone": func(d *decoder, t *Billing, f *field) { t.Zone = d.text(f) },
+	}
+	holdFields = fields[Hold]{
+		"amount":     func(d *decoder, t *Hold, f *field) { t.from(f, ratelimit.HoldAmount); t.Amount = d.tokens(f) },
+		"from":       func(d *decoder, t *Hold, f *field) { t.from(f, ratelimit.HoldRequest); d.fromRequest(f) },
+		"learned":    func(d *decoder, t *Hold, f *field) { t.from(f, ratelimit.HoldLearned); t.Quantile = d.part(f) },
+		"max":        func(d *decoder, t *Hold, f *field) { t.Max = d.atLeastOne(f) },
+		"ttl":        func(d *decoder, t *Hold, f *field) { t.TTL = d.duration(f) },
+		"on_unknown": func(d *decoder, t *Hold, f *field) { t.OnUnknown = d.onUnknown(f) },
+		"on":         func(d *decoder, t *Hold, f *field) { t.On = d.holdOn(f) },
 	}
 	replacesFields = fields[Replacement]{
 		"name": func(d *decoder, t *Replacement, f *field) { t.Name = d.text(f) },

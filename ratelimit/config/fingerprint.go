@@ -135,6 +135,7 @@ func fieldsOf(r *ratelimit.Rule) []ruleField {
 		{"detailed_metric", strconv.FormatBool(r.MetricNames.Detailed)},
 		{"value_to_metric", fmt.Sprint(r.MetricNames.Levels)},
 		{"metadata", metadata},
+		{"hold", r.Hold.String()},
 	}
 	return append(fields, coordinationFields(&r.Coordination)...)
 }

@@ -51,6 +51,13 @@ var Effects = []Effect{
 		Meanwhile: "the limit holds",
 	},
 	{
+		Fields: []string{"hold"},
+		Spent:  "stay charged. Requests in flight are settled by their holds",
+		Leases: "stay",
+		Meanwhile: "each node holds by its own rules, and settles the holds of all nodes. Holds without an id (on) are " +
+			"settled by the amount at the settling node",
+	},
+	{
 		Fields: []string{"lease.reserve"},
 		Spent:  "stay charged",
 		Leases: "stay. Nodes with the new rules claim up to the limit minus the new reserve",

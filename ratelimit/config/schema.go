@@ -64,8 +64,28 @@ func withInherited(properties schema) schema {
 	properties["algorithm"] = described(schema{"enum": ratelimit.Algorithms},
 		"How tokens come back; inherited by descriptors below.")
 	properties["burst"] = whole(1, "For token_bucket: what a full bucket holds. Default: requests_per_unit.")
+	properties["hold"] = holdSchema()
 	properties["coordination"] = schema{"$ref": "#/definitions/coordination"}
 	return properties
+}
+
+func holdSchema() schema {
+	about := "What a request reserves until its cost is known; inherited by descriptors below, as a whole."
+	return object(about, schema{
+		"amount": whole(1, "So many tokens."),
+		"from":   described(schema{"const": "request"}, "The request's hits_addend."),
+		"learned": described(schema{"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+			"This quantile of the last costs."),
+		"max": whole(1, "Most that is held. With learned it is needed, and held before costs are known."),
+		"ttl": described(schema{"type": "string", "pattern": `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`},
+			"How long after the request it can be settled, 1s to 24h; 10m unless said."),
+		"on_unknown": described(schema{"enum": ratelimit.OnUnknowns},
+			"What a request costs whose end comes without a cost."),
+		"on": described(schema{
+			"type": "array", "minItems": 1, "maxItems": ratelimit.MostHoldOn,
+			"items": schema{"type": "integer", "minimum": 0},
+		}, "Hits of the calls that hold, without an id: all other calls settle."),
+	})
 }
 
 func coordinationSchema() schema {

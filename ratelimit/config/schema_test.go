@@ -40,6 +40,7 @@ func TestSchemaHasEveryField(t *testing.T) {
 		"a file":       {names(&file), fileFields.names()},
 		"a descriptor": {names(descriptor), descriptorFields.names()},
 		"a limit":      {names(limit), limitFields.names()},
+		"a hold":       {names(descriptor.Properties["hold"]), holdFields.names()},
 		"billing":      {names(limit.Properties["billing"]), billingFields.names()},
 		"replaces":     {names(limit.Properties["replaces"].Items), replacesFields.names()},
 	} {

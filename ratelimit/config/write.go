@@ -34,7 +34,7 @@ type writer struct {
 }
 
 func (w *writer) full() error {
-	return fmt.Errorf("as a file it is more than %d bytes: have fewer rules in it", w.most)
+	return fmt.Errorf("as a file it exceeds %d bytes: use fewer rules in it", w.most)
 }
 
 func (w *writer) line(key string) {
@@ -165,6 +165,7 @@ func (w *writer) inherited(in *Inherited) {
 	if in.Burst != nil {
 		w.field("burst", strconv.FormatInt(int64(*in.Burst), 10))
 	}
+	w.hold(in.Hold)
 	if len(in.Coordination) == 0 {
 		return
 	}
@@ -182,6 +183,16 @@ func (w *writer) inherited(in *Inherited) {
 		if s.ofLease() && !overruled(in.Coordination, i) {
 			w.text(strings.TrimPrefix(s.Field, leasePrefix), s.Text)
 		}
+	}
+}
+
+func (w *writer) hold(h *Hold) {
+	if h == nil {
+		return
+	}
+	defer w.open("hold")()
+	for _, f := range h.Fields() {
+		w.field(f.Name, f.Text)
 	}
 }
 

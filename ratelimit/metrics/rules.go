@@ -43,6 +43,7 @@ type ruleRow struct {
 	leased, drifting            int64
 	worst                       ratelimit.Tokens
 	declared, share, driftLimit ratelimit.Tokens
+	holds                       holdCounts
 }
 
 // rows reads all counters. Rules that come out with the same labels are summed,
@@ -103,6 +104,7 @@ func (w *ruleRow) declare(r *ratelimit.Rule) {
 }
 
 func (w *ruleRow) add(c *ratelimit.RuleCounters) {
+	w.holds.add(c.Held())
 	w.addDecisions(c)
 	c.EachNamed(func(_ string, c *ratelimit.RuleCounters) { w.addDecisions(c) })
 	w.over += c.OverAdmitted.Load()
@@ -280,6 +282,10 @@ func (c Collector) WriteRuleMetrics(w io.Writer) error {
 	for i := range rules {
 		rules[i].decisions(func(labels string, n uint64) { line("sluice_decisions_total", labels, int64(n)) })
 	}
+	if err := flush(); err != nil {
+		return err
+	}
+	writeHolds(rules, head, line)
 	return flush()
 }
 

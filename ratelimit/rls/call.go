@@ -6,6 +6,7 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/holds"
 )
 
 // call is one request from bytes to bytes. It is pooled: nothing of it outlives
@@ -23,6 +24,9 @@ type call struct {
 	asks     []ratelimit.Ask
 	verdicts []ratelimit.Verdict
 	statuses []status
+	holds    []held       // of the matches that hold or settle
+	parts    []holds.Part // of the answer's hold
+	hold     []byte       // the answer's; empty: nothing is held
 	// spared says of each ask whether its charge is given back.
 	spared []bool
 	over   bool // overall_code
@@ -40,6 +44,7 @@ type match struct {
 	// asked is dropped.
 	hash     uint64
 	replaced bool
+	settles  bool // a hold
 }
 
 // answer decides the request in c.in and leaves the answer in c.out.
@@ -66,7 +71,7 @@ func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instan
 	defer func() {
 		if r := recover(); r != nil {
 			s.Stats.Panics.Add(1)
-			s.log.Error("a request failed: this is a bug in sluice, please report it", "panic", r, "stack",
+			s.log.Error("a request hit a bug in Sluice: please report it", "panic", r, "stack",
 				string(debug.Stack()))
 			err = errInternal
 		}
@@ -101,37 +106,58 @@ func (s *Service) answerOne(ctx context.Context, c *call, start ratelimit.Instan
 // match finds each descriptor's rule, drops those that another replaces, and
 // collects what is to be asked.
 func (c *call) match(s *Service, d *config.Domain) {
-	c.matches, c.asks, c.keys = c.matches[:0], c.asks[:0], c.keys[:0]
+	c.matches, c.asks, c.keys, c.holds = c.matches[:0], c.asks[:0], c.keys[:0], c.holds[:0]
 	// As envoyproxy/ratelimit, an unknown domain limits nothing, and is counted by its name.
 	if d == nil {
 		s.Stats.UnknownDomains.Named([]byte(c.request.domain)).Unlimited()
 	}
-	replaces := false
+	replaces, ends := false, false
 	for i := range c.request.descriptors {
 		c.matches = append(c.matches, match{ask: -1})
-		if d == nil {
-			continue
+		switch {
+		case d == nil:
+		// What says that a cost is not known comes last: another descriptor may say the cost.
+		case c.request.reserved && c.request.ends(&c.request.descriptors[i]):
+			ends = true
+		default:
+			replaces = c.matchAt(s, d, i) || replaces
 		}
-		m := &c.matches[i]
-		start := len(c.keys)
-		c.matchOne(s, d, &c.request.descriptors[i], m)
-		// The hash is taken here, for the keys of rules that need not be asked are dropped next.
-		if known := s.options.LocalCache; known != nil && m.rule != nil {
-			m.hash = known.hash(c.keys[start:])
+	}
+	if ends {
+		for i := range c.request.descriptors {
+			if c.request.ends(&c.request.descriptors[i]) {
+				replaces = c.matchAt(s, d, i) || replaces
+			}
 		}
-		// Nothing has to be asked: the answer is the same whatever was used.
-		if m.rule == nil || m.rule.Unlimited || m.rule.Limit.Requests == 0 {
-			// The next descriptor's key takes the place of one that nobody asks for.
-			c.keys = c.keys[:start]
-		} else {
-			c.addAsk(m, &c.request.descriptors[i], start)
-		}
-		replaces = replaces || m.rule != nil && len(m.rule.Replaces) > 0
 	}
 	// Only now are all matches known: a rule may replace one of an earlier descriptor.
 	if replaces {
 		c.dropReplaced()
 	}
+}
+
+// matchAt finds a descriptor's rule, and adds what is to be asked. It reports whether the rule replaces others.
+func (c *call) matchAt(s *Service, d *config.Domain, i int) (replaces bool) {
+	m, x := &c.matches[i], &c.request.descriptors[i]
+	start := len(c.keys)
+	m.settles = x.reserved > 0
+	c.matchOne(s, d, x, m)
+	// The hash is taken here, for the keys of rules that need not be asked are dropped next.
+	if known := s.options.LocalCache; known != nil && m.rule != nil {
+		m.hash = known.hash(c.keys[start:])
+	}
+	switch {
+	// Nothing has to be asked: the answer is the same whatever was used.
+	case m.rule == nil || m.rule.Unlimited || m.rule.Limit.Requests == 0:
+		// The next descriptor's key takes the place of one that nobody asks for.
+		c.keys = c.keys[:start]
+	case m.rule.Hold != nil || x.reserved > 0:
+		c.addHeld(s, i, start)
+	default:
+		kind, cost := c.request.ask(x)
+		c.ask(m, ratelimit.Ask{Rule: m.rule, Key: c.keys[start:], Cost: cost, Kind: kind})
+	}
+	return m.rule != nil && len(m.rule.Replaces) > 0
 }
 
 func (c *call) matchOne(s *Service, d *config.Domain, x *descriptor, m *match) {
@@ -147,10 +173,10 @@ func (c *call) matchOne(s *Service, d *config.Domain, x *descriptor, m *match) {
 	c.keys = d.OverrideKey(x.override, entries, c.keys)
 }
 
-func (c *call) addAsk(m *match, x *descriptor, start int) {
-	kind, cost := c.request.ask(x)
+// ask adds what a descriptor asks.
+func (c *call) ask(m *match, a ratelimit.Ask) {
 	m.ask = len(c.asks)
-	c.asks = append(c.asks, ratelimit.Ask{Rule: m.rule, Key: c.keys[start:], Cost: cost, Kind: kind})
+	c.asks = append(c.asks, a)
 }
 
 // dropReplaced takes out the rules whose name another matched rule replaces.

@@ -12,8 +12,8 @@ type status struct {
 	rule    *ratelimit.Rule
 	verdict ratelimit.Verdict
 	ask     int // its place among the asks, or -1
-	// bare says that the status is a code and nothing else: no rule matches, or another replaces
-	// it.
+	// bare says that the status is a code and nothing else: no rule matches, another replaces it, or
+	// it settles a hold.
 	bare      bool
 	unlimited bool
 	over      bool // its code
@@ -52,6 +52,9 @@ func (c *call) conclude(s *Service, now ratelimit.Instant) {
 	// decided.
 	spared := c.spare(s)
 	c.count(s, now)
+	if c.hold = c.hold[:0]; len(c.holds) > 0 {
+		c.concludeHolds(s, spared)
+	}
 	if spared {
 		c.undo(s, now, func(i int) bool { return c.spared[i] })
 	}
@@ -60,7 +63,8 @@ func (c *call) conclude(s *Service, now ratelimit.Instant) {
 
 func (c *call) status(s *Service, i int) status {
 	m := &c.matches[i]
-	st := status{rule: m.rule, ask: m.ask, bare: m.rule == nil || m.replaced}
+	// One that settles a hold is after the fact: nothing can be refused any more, and nobody reads its status.
+	st := status{rule: m.rule, ask: m.ask, bare: m.rule == nil || m.replaced || m.settles}
 	// A descriptor without a rule, or one that is replaced, limits nothing; in quota mode it is one
 	// of those that would have to be over.
 	if st.bare {

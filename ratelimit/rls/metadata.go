@@ -23,6 +23,9 @@ func (c *call) appendMetadata() {
 		}
 	}
 	fields["descriptors"] = descriptors
+	if len(c.hold) > 0 {
+		fields[EntryHold] = string(c.hold)
+	}
 	if c.request.hits != 0 {
 		fields["hitsAddend"] = float64(c.request.hits)
 	}

@@ -31,6 +31,7 @@ type request struct {
 	hits        uint32 // hits_addend; 0 means 1
 	descriptors []descriptor
 	entries     []config.Entry // of all descriptors, one after the other
+	reserved    bool           // a descriptor has reserved entries
 }
 
 type descriptor struct {
@@ -41,7 +42,9 @@ type descriptor struct {
 	hasOverride bool
 	hasHits     bool
 	negative    bool
-	hits        uint64
+	// reserved is how many reserved entries stand behind its own: it settles a hold.
+	reserved uint8
+	hits     uint64
 }
 
 func (r *request) entriesOf(d *descriptor) []config.Entry {
@@ -78,7 +81,7 @@ func bad(format string, args ...any) error {
 }
 
 func (r *request) reset() {
-	r.domain, r.hits = "", 0
+	r.domain, r.hits, r.reserved = "", 0, false
 	r.descriptors, r.entries = r.descriptors[:0], r.entries[:0]
 }
 
@@ -148,6 +151,12 @@ func (r *request) decodeDescriptor(b []byte, i int) error {
 		}
 		return nil
 	})
+	if d.count > 0 && isReserved(r.entries[len(r.entries)-1].Key) {
+		r.reserve(d)
+	}
+	if err == nil && d.reserved > 0 && d.negative {
+		return bad("descriptor %d: it settles a hold, and its hits_addend is negative: a cost is not", i)
+	}
 	// Unit and multiplier are checked when all fields are read, for they may come in any order.
 	if err != nil || !d.hasOverride {
 		return err

@@ -30,8 +30,11 @@ func (c *call) encode(s *Service) {
 	if names := &s.options.Headers; names.Limit != "" || names.IETF {
 		c.appendHeaders(names)
 	}
-	if s.options.DynamicMetadata {
+	switch {
+	case s.options.DynamicMetadata:
 		c.appendMetadata()
+	case len(c.hold) > 0:
+		c.appendHold()
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-gate/sluice/ratelimit"
 	"github.com/sluice-gate/sluice/ratelimit/config"
+	"github.com/sluice-gate/sluice/ratelimit/holds"
 	"github.com/sluice-gate/sluice/ratelimit/shed"
 	"github.com/sluice-gate/sluice/ratelimit/transport"
 )
@@ -28,6 +29,8 @@ type Options struct {
 	// SpareOthers has a request that one descriptor refuses charge none of the others
 	// (STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT).
 	SpareOthers bool
+	// Holds, if set, is where holds with an id are made and settled; nil: none are.
+	Holds *holds.Desk
 	// LocalCache, if set, counts refusals as over_limit_with_local_cache; nil: none are.
 	LocalCache *LocalCache
 	// Traced says that calls come with a span, which is told what was decided.
@@ -85,5 +88,5 @@ var (
 	errNoConfig = errors.New("no rate limit configuration loaded")
 	errInternal = errors.New("internal error, see the log")
 	errLarge    = errors.New("too many large requests are being decided")
-	errGone     = errors.New("the caller gave up before it was answered; nothing was charged")
+	errGone     = errors.New("the caller gave up before the answer; there was no charge")
 )

@@ -1,6 +1,7 @@
 package sublease
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -18,6 +19,9 @@ func Servable(r *ratelimit.Rule) error {
 	switch {
 	case r.Unlimited || l.Requests == 0:
 		return nil
+	case r.Hold != nil:
+		return errors.New("its rule has a hold, and a report of RLQS does not say what a request has cost; remove " +
+			"hold, or ask over RLS")
 	case l.Algorithm == ratelimit.TokenBucket && fills(l) < ShortestWindow:
 		return fmt.Errorf("a burst of %d fills up in %v, must be at least %v: what refills in %v is held back of "+
 			"it, for so long may tokens lie with Envoys; use a burst of %d, or ask over RLS", l.Burst,

@@ -14,7 +14,7 @@ import (
 )
 
 // Additions are what messages cannot carry, and a file says instead: algorithm,
-// burst and coordination of domains and descriptors. Nil adds nothing.
+// burst, hold and coordination of domains and descriptors. Nil adds nothing.
 type Additions struct {
 	Rules []Addition `yaml:"rules"`
 }
@@ -25,6 +25,7 @@ type Addition struct {
 	Descriptor   []string       `yaml:"descriptor"` // key or key_value, level by level; none: the domain
 	Algorithm    string         `yaml:"algorithm"`
 	Burst        *uint32        `yaml:"burst"`
+	Hold         map[string]any `yaml:"hold"`
 	Coordination map[string]any `yaml:"coordination"`
 
 	inherited config.Inherited // what the fields above mean
@@ -83,6 +84,9 @@ func (r *Addition) said() map[string]any {
 	if r.Burst != nil {
 		said["burst"] = *r.Burst
 	}
+	if len(r.Hold) > 0 {
+		said["hold"] = r.Hold
+	}
 	if len(r.Coordination) > 0 {
 		said["coordination"] = r.Coordination
 	}
@@ -113,6 +117,9 @@ func (a *Additions) of(domain string, path []string) (config.Inherited, error) {
 		}
 		if r.inherited.Burst != nil {
 			all.Burst = r.inherited.Burst
+		}
+		if r.inherited.Hold != nil {
+			all.Hold = r.inherited.Hold
 		}
 		if len(r.inherited.Coordination) > 0 {
 			all.Coordination = r.inherited.Coordination

@@ -324,9 +324,9 @@ type Ask struct {
 	Id        uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	Key       []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	Cost      int64                  `protobuf:"varint,3,opt,name=cost,proto3" json:"cost,omitempty"`
-	Kind      uint32                 `protobuf:"varint,4,opt,name=kind,proto3" json:"kind,omitempty"` // 0 spend, 1 peek, 2 refund, 3 undo
+	Kind      uint32                 `protobuf:"varint,4,opt,name=kind,proto3" json:"kind,omitempty"` // 0 spend, 1 peek, 2 refund, 3 undo, 4 charge, 5 release
 	Rule      *Rule                  `protobuf:"bytes,5,opt,name=rule,proto3" json:"rule,omitempty"`
-	Window    int64                  `protobuf:"varint,7,opt,name=window,proto3" json:"window,omitempty"`                        // of an undo: where it was charged
+	Window    int64                  `protobuf:"varint,7,opt,name=window,proto3" json:"window,omitempty"`                        // of an undo, a charge and a release: where it was charged
 	OverLimit bool                   `protobuf:"varint,8,opt,name=over_limit,json=overLimit,proto3" json:"over_limit,omitempty"` // of an undo: that it had been refused
 	Charged   int64                  `protobuf:"varint,9,opt,name=charged,proto3" json:"charged,omitempty"`                      // of an undo
 	Debt      int64                  `protobuf:"varint,12,opt,name=debt,proto3" json:"debt,omitempty"`                           // of an undo: what it was charged beyond that

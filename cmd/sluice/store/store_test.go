@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-gate/sluice/approx"
 	"github.com/sluice-gate/sluice/leasing/account"
+	"github.com/sluice-gate/sluice/leasing/etcd/etcdtest"
 	"github.com/sluice-gate/sluice/leasing/postgres/pgtest"
 	"github.com/sluice-gate/sluice/leasing/redistest"
 	"github.com/sluice-gate/sluice/ratelimit"
@@ -51,6 +52,9 @@ func eachStore(t *testing.T, test func(*testing.T, Store)) {
 	})
 	t.Run("postgres", func(t *testing.T) {
 		test(t, started(t, Flags{URL: pgtest.Start(t).URL(), Redis: few}))
+	})
+	t.Run("etcd", func(t *testing.T) {
+		test(t, started(t, Flags{URL: etcdtest.Start(t).URL(), Redis: few}))
 	})
 }
 

@@ -131,7 +131,7 @@ func TestToyStore(t *testing.T) {
 		all.Go(func() { k.Run(ctx, plan) })
 		fleets[i], stores[i] = f, s
 		seated := func() bool { seat, _ := k.Seat(); return seat >= 0 }
-		for at := time.Now(); !(f.Ready() && seated()); time.Sleep(time.Millisecond) {
+		for at := time.Now(); !f.Ready() || !seated(); time.Sleep(time.Millisecond) {
 			if time.Since(at) > 20*time.Second {
 				t.Fatal("a node is not ready, or has no drift seat")
 			}

@@ -49,6 +49,11 @@ func (e Entry) Take(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Ver
 		e.refusals = refusals{frees: true}
 		*v = ratelimit.Verdict{}
 		next = Booked
+	case ratelimit.Charge, ratelimit.Release:
+		*v = ratelimit.Verdict{}
+		if a.Books(e.Window) {
+			next = e.settle(now, a, v)
+		}
 	case ratelimit.Peek:
 		// Who has tokens for a request of the usual cost knows that it may pass. Otherwise what was last heard is
 		// believed only of a key that is used up: others may have charged meanwhile.
@@ -98,6 +103,47 @@ func (e Entry) spend(now instant, a *ratelimit.Ask, asked Asked, v *ratelimit.Ve
 		return Answered
 	}
 	return Booked
+}
+
+// settle books what a spend of before took too few, or too many.
+func (e Entry) settle(now instant, a *ratelimit.Ask, v *ratelimit.Verdict) Next {
+	v.Charged = a.Cost
+	if a.Kind == ratelimit.Release {
+		if e.keeps(now, a) {
+			e.Spent -= a.Cost
+			return Answered
+		}
+		e.Refund(a.Cost)
+		e.refusals = refusals{frees: true}
+		return Booked
+	}
+	if a.Cost <= e.InHand(now) {
+		e.Spent, e.used = e.Spent+a.Cost, true
+		return Answered
+	}
+	v.Charged = min(a.Cost, e.left(&a.Rule.Limit))
+	v.Debt = a.Cost - v.Charged
+	e.charge(a.Cost, &e.Charged)
+	return Booked
+}
+
+// keeps tells whether what a request gives back may stay in this node's hand: in the window that it was taken of, for
+// as long as that lasts, and while others need not ask for it. The ledger then need not be told, for it has the whole
+// as taken.
+func (e Entry) keeps(now instant, a *ratelimit.Ask) bool {
+	limit := &a.Rule.Limit
+	return limit.Algorithm != ratelimit.TokenBucket && e.Deadline == Never && !e.eager && !a.Rule.Coordination.Audit &&
+		e.Heard != 0 && now >= e.scarce && now >= e.until &&
+		e.Sum <= limit.Capacity()-limit.Capacity()/8 // while it may draw
+}
+
+// Settle books what may be booked of a settlement before the ledger has said which window goes on: a charge, in the
+// window that it will say.
+func (e Entry) Settle(a *ratelimit.Ask, v *ratelimit.Verdict) {
+	if a.Kind == ratelimit.Charge {
+		e.charge(a.Cost, &e.Charged)
+		v.Charged = a.Cost
+	}
 }
 
 // charge spends tokens that the node may not have, for a reason that is counted in of.

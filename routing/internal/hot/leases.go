@@ -198,8 +198,8 @@ func (h *Leases) Take(now ratelimit.Instant, a *ratelimit.Ask, v *ratelimit.Verd
 	l.rule = a.Rule
 	cost := a.Cost
 	switch a.Kind {
-	case ratelimit.Refund:
-		return false, false // it credits the account
+	case ratelimit.Refund, ratelimit.Charge, ratelimit.Release:
+		return false, false // the account has it
 	case ratelimit.Peek:
 		if cost = 0; l.held.InHand(now) < max(1, l.usual) {
 			return false, false

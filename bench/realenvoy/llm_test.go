@@ -1,0 +1,192 @@
+package realenvoy
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	rlsconf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+)
+
+const llmRules = `domain: llm
+coordination: {on_store_failure: closed}
+descriptors:
+  - key: team
+    hold: {amount: 30, on_unknown: release}
+    rate_limit: {unit: year, requests_per_unit: 100}
+  - key: team
+    value: strict
+    hold: {amount: 30}
+    rate_limit: {unit: year, requests_per_unit: 100}
+`
+
+// model answers as a language model does: how much was used is what the request's x-tokens says, and nothing without it.
+func model(open *atomic.Int64) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		open.Add(1)
+		defer open.Add(-1)
+		usage := ""
+		if n := r.Header.Get("x-tokens"); n != "" {
+			usage = fmt.Sprintf(`, "usage": {"total_tokens": %s}`, n)
+		}
+		if r.URL.Path == "/events" {
+			w.Header().Set("Content-Type", "text/event-stream")
+			for range 3 {
+				fmt.Fprint(w, "data: {\"choices\": []}\n\n")
+				w.(http.Flusher).Flush()
+			}
+			fmt.Fprintf(w, "data: {\"choices\": []%s}\n\ndata: [DONE]\n\n", usage)
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"choices": []%s}`, usage)
+	}
+}
+
+// A request holds 30 of a team's 100, and is charged what its answer says that it has used, be that JSON or events.
+func TestTokensThroughEnvoy(t *testing.T) {
+	needsEnvoy(t)
+	var open atomic.Int64
+	w := (&world{
+		T: t, rules: llmRules, config: Config{Text: change(t, shipped(t, "envoy/llm.yaml"), "timeout: 0.02s", "timeout: 1s")},
+		handler: model(&open), flags: []string{"--coordination-store-deadline", "1s"},
+	}).run()
+	settled := func(result string) (n float64) {
+		for _, node := range w.fleet.Nodes {
+			for _, rule := range []string{"team", "team_strict"} {
+				n += metric(t, node, fmt.Sprintf(`sluice_holds_settled_total{domain="llm",rule=%q,mode="leasing",result=%q}`, rule, result))
+			}
+		}
+		return n
+	}
+	// uses sends one request, and waits until it is settled.
+	ended := 0.0
+	uses := func(path, team, tokens string) int {
+		t.Helper()
+		headers := []string{"x-team", team}
+		if tokens != "" {
+			headers = append(headers, "x-tokens", tokens)
+		}
+		r := w.get(path, headers...)
+		if r.Status == http.StatusOK {
+			ended++
+			w.need(Until("the request is settled", func() bool { return settled("settled")+settled("unknown") == ended }))
+		}
+		return r.Status
+	}
+	for i, c := range []struct {
+		path, team, tokens string
+		left               int // so much is left then
+	}{
+		{"/", "a", "7", 93},
+		{"/events", "a", "5", 88},
+		{"/", "a", "", 88},       // not known, and released
+		{"/events", "a", "", 88}, // the same
+		{"/", "a", "50", 38},     // more than it held
+		{"/", "strict", "", 70},  // not known, and charged
+		{"/", "strict", "0", 70}, // known to be nothing
+	} {
+		if status := uses(c.path, c.team, c.tokens); status != http.StatusOK {
+			t.Fatalf("request %d: %d", i, status)
+		}
+		if free := w.free(c.team); free != c.left {
+			t.Errorf("request %d: %d are left, must be %d", i, free, c.left)
+		}
+	}
+	if uses("/", "a", "1") != http.StatusOK || uses("/", "a", "40") != http.StatusOK {
+		t.Error("38 are left, of which 30 are held")
+	}
+	// 38 - 1 - 40: debt.
+	if status := uses("/", "a", "1"); status != http.StatusTooManyRequests {
+		t.Errorf("nothing is left: %d", status)
+	}
+}
+
+// Five at once on a limit of 100: litellm let 663 be used of it.
+func TestFiveAtOnceThroughEnvoy(t *testing.T) {
+	needsEnvoy(t)
+	var open atomic.Int64
+	w := (&world{
+		T: t, rules: llmRules, nodes: 3, config: Config{Text: change(t, shipped(t, "envoy/llm.yaml"), "timeout: 0.02s", "timeout: 1s")},
+		handler: model(&open), flags: []string{"--coordination-store-deadline", "1s"},
+	}).run()
+	var used, refused atomic.Int64
+	for refused.Load() < 50 {
+		var all sync.WaitGroup
+		for range 5 {
+			all.Go(func() {
+				switch r := w.get("/", "x-team", "strict", "x-tokens", "23"); r.Status {
+				case http.StatusOK:
+					used.Add(23)
+				case http.StatusTooManyRequests:
+					refused.Add(1)
+				default:
+					t.Errorf("%d", r.Status)
+				}
+			})
+		}
+		all.Wait()
+	}
+	t.Logf("%d used of 100, with 5 at once", used.Load())
+	if n := used.Load(); n > 100 || n < 69 {
+		t.Errorf("%d are used of 100", n)
+	}
+}
+
+// free is how much of a team's tokens is left, at a node alone.
+func (w *world) free(team string) int {
+	w.Helper()
+	r, err := http.Get("http://" + w.fleet.Nodes[0].Debug + "/explain?domain=llm&entry=team=" + team)
+	w.need(err)
+	defer r.Body.Close()
+	var e struct{ Ledger struct{ Free int } }
+	w.need(json.NewDecoder(r.Body).Decode(&e))
+	return e.Ledger.Free
+}
+
+// Gateways that carry no hold, with their configurations and rules as they push them: an addition has the request hold
+// what its answer costs, 40 of 100. Two are admitted, where a peek, or one hit, lets three pass and uses 120.
+func TestGatewaysHoldWithoutAnID(t *testing.T) {
+	needsEnvoy(t)
+	for _, c := range []struct {
+		file, cluster, domain, path, below string
+		descriptor                         *rlsconf.RateLimitDescriptor
+	}{
+		{
+			"envoy-gateway.yaml", "ratelimit_cluster", "default/eg/http", "/tokens",
+			fmt.Sprintf("%q, rule-0-match-0", llmRoute+"_"+llmRoute),
+			under(hourly("rule-0-match-0", 100), llmRoute, llmRoute),
+		},
+		{
+			"agent-router.yaml", "ai_gateway_ratelimit_cluster", "ai-gateway-quota", "/",
+			"backend_name_default/openai, model_name_override_gpt-5, rule-0-x-user-id-match-0",
+			under(hourly("rule-0-x-user-id-match-0", 100), "backend_name", "default/openai", "model_name_override", "gpt-5"),
+		},
+	} {
+		additions := t.TempDir() + "/additions.yaml"
+		text := fmt.Sprintf("rules:\n- domain: %s\n  descriptor: [%s]\n  hold: {amount: 40, on: [0, 1]}\n", c.domain, c.below)
+		if err := os.WriteFile(additions, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		m := newManager(t)
+		m.push(c.domain, c.descriptor)
+		m.more = []string{"--config-grpc-xds-additions", additions}
+		w := gateway(t, c.file, c.cluster, m)
+		calls := int64(0)
+		for i, want := range []int{200, 200, 429, 429} { // 40, 80, and 40 more are too many
+			if got := w.get(c.path, "x-user-id", "ann").Status; got != want {
+				t.Errorf("%s, request %d: %d, not %d", c.file, i, got, want)
+			}
+			if calls++; want == 200 {
+				calls++
+			}
+			w.settled(calls)
+		}
+	}
+}

@@ -1,0 +1,123 @@
+package main
+
+import (
+	goflag "flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var writeBudgets = goflag.Bool("write-budgets", false, "write the table of ARCHITECTURE.md anew")
+
+var (
+	decisions    = regexp.MustCompile(`\b(?:if|case|for)\b|&&|\|\|`)
+	luaDecisions = regexp.MustCompile(`\b(?:if|elseif|for|while|and|or)\b`)
+	literals     = regexp.MustCompile("\"(?:\\\\.|[^\"\\\\\n])*\"|`[^`]*`")
+	goComments   = regexp.MustCompile(`//.*`)
+	luaComments  = regexp.MustCompile(`--.*`)
+)
+
+// weight is what there is to read in a package: lines with comments, and decision points. Tests and generated code are
+// left out.
+type weight struct{ lines, decisions int }
+
+func (w *weight) add(path, text string) {
+	w.lines += strings.Count(text, "\n")
+	text = literals.ReplaceAllString(text, `""`)
+	if strings.HasSuffix(path, ".lua") {
+		w.decisions += len(luaDecisions.FindAllString(luaComments.ReplaceAllString(text, ""), -1))
+		return
+	}
+	w.decisions += len(decisions.FindAllString(goComments.ReplaceAllString(text, ""), -1))
+}
+
+// budget is a weight with room for small changes: up to the next 50 lines and 10 decisions.
+func (w weight) budget() weight { return weight{(w.lines/50 + 1) * 50, (w.decisions/10 + 1) * 10} }
+
+var budgetRow = regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (\\d+) \\| (\\d+) \\|$")
+
+// A package has the lines and decisions that ARCHITECTURE.md gives it. A change that needs more says so there:
+//
+//	go test ./cmd/sluice -run TestBudgets -write-budgets
+func TestBudgets(t *testing.T) {
+	weights := map[string]*weight{}
+	eachGoFile(t, func(path string, test bool) {
+		if test || strings.HasSuffix(path, ".pb.go") {
+			return
+		}
+		paths := []string{path}
+		dir := filepath.Dir(path)
+		name := strings.TrimPrefix(dir, top)
+		if weights[name] == nil {
+			weights[name] = &weight{}
+			scripts, _ := filepath.Glob(filepath.Join(dir, "*.lua"))
+			paths = append(paths, scripts...)
+		}
+		for _, p := range paths {
+			text, err := os.ReadFile(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			weights[name].add(p, string(text))
+		}
+	})
+	page := read(t, "ARCHITECTURE.md")
+	var table strings.Builder
+	names := make([]string, 0, len(weights))
+	for name := range weights {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	said := map[string]weight{}
+	for _, m := range budgetRow.FindAllStringSubmatch(page, -1) {
+		var w weight
+		_, _ = fmt.Sscan(m[2], &w.lines)
+		_, _ = fmt.Sscan(m[3], &w.decisions)
+		said[m[1]] = w
+	}
+	for _, name := range names {
+		w, b := *weights[name], weights[name].budget()
+		fmt.Fprintf(&table, "| `%s` | %d | %d |\n", name, b.lines, b.decisions)
+		has, ok := said[name]
+		if *writeBudgets {
+			continue
+		}
+		if !ok || w.lines > has.lines || w.decisions > has.decisions {
+			t.Errorf("%s has %d lines and %d decisions, and ARCHITECTURE.md gives it %d and %d: cut it, or say so there (-write-budgets)",
+				name, w.lines, w.decisions, has.lines, has.decisions)
+		}
+		delete(said, name)
+	}
+	const begin, end = "<!-- budgets -->\n", "<!-- /budgets -->"
+	head, rest, found := strings.Cut(page, begin)
+	_, tail, whole := strings.Cut(rest, end)
+	switch {
+	case !found || !whole:
+		t.Fatal("ARCHITECTURE.md has no table of budgets")
+	case *writeBudgets:
+		text := head + begin + "| package | lines | decision points |\n|---|---|---|\n" + table.String() + end + tail
+		if err := os.WriteFile(top+"ARCHITECTURE.md", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	for name := range said {
+		t.Errorf("ARCHITECTURE.md has a budget for %s, where no package is", name)
+	}
+}
+
+func TestWeightCountsDecisions(t *testing.T) {
+	var w weight
+	w.add("a.go", "// if this\nif a && b || c { s = \"if for\" }\nfor {\n\tswitch x {\n\tcase 1:\n\t}\n}\n")
+	w.add("b.lua", "-- if\nif a and b then\nelseif c or d then\nend\nwhile x do end\n")
+	if want := (weight{12, 10}); w != want {
+		t.Errorf("%+v, want %+v", w, want)
+	}
+	if got, want := (weight{149, 10}).budget(), (weight{150, 20}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit/holds"
+)
+
+// holdFlags are the keys by which nodes of a fleet verify each other's holds.
+type holdFlags struct {
+	Keys string `env:"HOLD_KEYS" placeholder:"KEY,..." help:"Shared keys of all nodes for rules with a hold, each at least 16 random bytes (openssl rand -base64 32). The first signs holds, and all verify them. Default: derived from PEER_SECRET, or random on a node alone."`
+	File string `env:"HOLD_KEYS_FILE" placeholder:"FILE" help:"The same, in a file. It is read again when it changes."`
+}
+
+// errNoHoldKeys is why rules of a fleet may not hold.
+var errNoHoldKeys = errors.New("nodes that share a store need the same keys to verify holds. Set HOLD_KEYS or HOLD_KEYS_FILE on all nodes, or settle without an id (hold: {amount: N, on: [0, 1]})")
+
+// mostKeyFile is in bytes.
+const mostKeyFile = 4 << 10
+
+// desk makes the desk where holds are made and settled. noKeys says why rules may not hold; nil: they may.
+func (c *serveCmd) desk() (d *holds.Desk, noKeys, err error) {
+	d = new(holds.Desk)
+	switch {
+	case c.Holds.Keys != "" && c.Holds.File != "":
+		return nil, nil, errors.New("HOLD_KEYS and HOLD_KEYS_FILE are set: set one of them")
+	case c.Holds.File != "":
+		if err := c.Holds.read(d); err != nil {
+			return nil, nil, err
+		}
+	case c.Holds.Keys != "":
+		if err := d.Set(c.Holds.Keys); err != nil {
+			return nil, nil, fmt.Errorf("HOLD_KEYS: %w", err)
+		}
+	case c.Ring.Peers != "" && c.Ring.Secret != "":
+		d.SetOne([]byte(c.Ring.Secret))
+	case c.Store.Shared() || c.Ring.Peers != "":
+		return d, errNoHoldKeys, nil
+	default: // budgets end with this process, and so do holds
+		d.SetOne([]byte(rand.Text()))
+	}
+	return d, nil, nil
+}
+
+func (f *holdFlags) read(d *holds.Desk) error {
+	file, err := os.Open(f.File)
+	if err != nil {
+		return fmt.Errorf("HOLD_KEYS_FILE: %w", err)
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	text, err := io.ReadAll(io.LimitReader(file, mostKeyFile))
+	if err == nil {
+		err = d.Set(string(text))
+	}
+	if err != nil {
+		return fmt.Errorf("HOLD_KEYS_FILE %s: %w", f.File, err)
+	}
+	return nil
+}
+
+// follow reads the file again whenever it changes, until ctx is done. What is bad is logged, and the keys of before stay.
+func (f *holdFlags) follow(ctx context.Context, d *holds.Desk, log *slog.Logger) {
+	if f.File == "" {
+		return
+	}
+	var seen fileState
+	every(ctx, time.Second, func() {
+		now := stateOf(f.File)
+		if now == seen {
+			return
+		}
+		first := seen == (fileState{})
+		seen = now
+		switch err := f.read(d); {
+		case err != nil:
+			log.Error("the new keys of holds are not used, those of before are", "error", err)
+		case !first:
+			log.Info("the keys of holds were read again", "file", f.File)
+		}
+	})
+}

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// docs/settings.md and the schema of settings files are what the settings make them.
+func TestSettingsPage(t *testing.T) {
+	for page, flag := range map[string]string{"docs/settings.md": "--markdown", "docs/settings.schema.json": "--schema"} {
+		if _, out, errs := runLine("settings", flag); out != read(t, page) {
+			t.Errorf("%s is not what sluice settings %s prints (%s): make settings", page, flag, errs)
+		}
+	}
+}
+
+// A file sets what neither a flag nor the environment does, and the command says which of them did.
+func TestSettingsFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "sluice.yaml")
+	writeFile(t, file, `# a comment
+ports:
+  grpc_port: 9001
+  debug_port: 9002
+  drain_time: 7s
+  rlqs: false
+  admin_token: hunter2
+store:
+  redis_url: redis://user:hunter2@r:6379
+log: {log_level: warn}
+`)
+	t.Setenv("DEBUG_PORT", "9003")
+	code, out, errs := runLine("settings", "--settings", file, "--drain-time=8s", "--json")
+	var all []setting
+	if err := json.Unmarshal([]byte(out), &all); err != nil || code != 0 {
+		t.Fatalf("%d %v %s", code, err, errs)
+	}
+	got := map[string]setting{}
+	for _, x := range all {
+		got[x.Name] = x
+	}
+	for name, want := range map[string]setting{
+		"GRPC_PORT":   {"ports", "GRPC_PORT", "9001", file + ":3"},
+		"DEBUG_PORT":  {"ports", "DEBUG_PORT", "9003", "environment"},
+		"DRAIN_TIME":  {"ports", "DRAIN_TIME", "8s", "flag"},
+		"RLQS":        {"ports", "RLQS", "false", file + ":6"},
+		"ADMIN_TOKEN": {"ports", "ADMIN_TOKEN", "(set)", file + ":7"},
+		"REDIS_URL":   {"store", "REDIS_URL", "redis://user:xxxxx@r:6379", file + ":9"},
+		"LOG_LEVEL":   {"log", "LOG_LEVEL", "warn", file + ":10"},
+		"PORT":        {"ports", "PORT", "8080", "default"},
+	} {
+		if got[name] != want {
+			t.Errorf("%+v, want %+v", got[name], want)
+		}
+	}
+	if strings.Contains(out, "hunter2") {
+		t.Error("a secret is printed")
+	}
+}
+
+func TestBadSettingsFiles(t *testing.T) {
+	dir := t.TempDir()
+	for text, want := range map[string]string{
+		"ports: {prot: 1}\n":                `:1: section "ports" has no setting "prot"; did you mean 'port'?`,
+		"port: {port: 1}\n":                 `:1: there is no section "port"`,
+		"\nports: {port: http}\n":           `--port: expected a valid 16 bit uint but got "http"`,
+		"ports: [1]\n":                      ":1: this must be a map of names",
+		"a":                                 ":1: this must be a map of names",
+		"store:\n  redis_url: [a, b]\n":     ":2: redis_url must be a single value",
+		"ports: {port: 1, PORT: 2}\n":       ":1: PORT is set twice",
+		"store: {grpc_port: 1}\n":           `section "store" has no setting "grpc_port"`,
+		"log: {log_level: loud}\n":          "LOG_LEVEL",
+		"limits: {max_memory: 1GB}\n":       "MAX_MEMORY",
+		"ports: {port: 1\n":                 "SETTINGS_FILE",
+		strings.Repeat("#", mostSettings+1): "more than 1048576 bytes",
+	} {
+		file := filepath.Join(dir, "sluice.yaml")
+		writeFile(t, file, text)
+		if code, _, errs := runLine("settings", "--settings", file); code == 0 || !strings.Contains(errs, want) || len(errs) > 4<<10 {
+			t.Errorf("%.40q: %d %.300s, want %s", text, code, errs, want)
+		}
+	}
+	if code, _, errs := runLine("settings", "--settings", filepath.Join(dir, "none")); code == 0 || !strings.Contains(errs, "no such file") {
+		t.Errorf("%d %s", code, errs)
+	}
+}
+
+// A node serves by its file, and refuses one with mistakes before it opens a port.
+func TestServeBySettingsFile(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "sluice.yaml")
+	writeFile(t, file, "log: {log_format: json}\nanswers: {shadow_mode: true}\n")
+	s := serve(t, []string{"SETTINGS_FILE=" + file})
+	for range 5 { // the limit is 3
+		if got := s.postBody(exampleRequest); got != 200 {
+			t.Errorf("in shadow mode: %d", got)
+		}
+	}
+	if !strings.Contains(s.log(), `{"time":`) {
+		t.Errorf("the log is no JSON:\n%s", s.log())
+	}
+	writeFile(t, file, "ports: {prot: 1}\n")
+	if out, err := command(nil, "serve", "--settings", file).CombinedOutput(); err == nil || !strings.HasPrefix(string(out), "sluice: SETTINGS_FILE "+file+":1: ") {
+		t.Errorf("%v %s", err, out)
+	}
+}
+
+// The help of serve has what matters, and all of it behind --help-all.
+func TestHelpIsBrief(t *testing.T) {
+	code, brief, _ := runLine("serve", "--help")
+	allCode, all, _ := runLine("serve", "--help-all")
+	for _, name := range mainSettings {
+		if text := "$" + name; strings.HasPrefix(name, "--") {
+			if !strings.Contains(brief, name+"=") {
+				t.Errorf("no %s in the help", name)
+			}
+		} else if !strings.Contains(brief, text+")") {
+			t.Errorf("no %s in the help", name)
+		}
+	}
+	if n, most := strings.Count(brief, "($"), len(mainSettings); code != 0 || allCode != 0 || n > most || n < most-2 || strings.Contains(brief, "$NEAR_LIMIT_RATIO") || !strings.Contains(all, "$NEAR_LIMIT_RATIO") {
+		t.Errorf("%d settings in the help of serve, and %d in all of it (%d, %d)", n, strings.Count(all, "($"), code, allCode)
+	}
+}

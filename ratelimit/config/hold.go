@@ -1,0 +1,114 @@
+package config
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// hold is a block of its own, for its fields say nothing without each other.
+func (d *decoder) hold(f *field) *Hold {
+	if f.value.kind != mapping {
+		d.wrongly(f, "a map", mapHint(f))
+		return nil
+	}
+	h := &Hold{Place: f.place, Hold: ratelimit.Hold{TTL: ratelimit.DefaultHoldTTL}}
+	fill(d, h, &f.value, holdFields)
+	if len(h.said) != 1 {
+		d.problems.add(f.place, "config error, hold says %s; say one of amount, from and learned: how much a request "+
+			"holds", orNone(h.said))
+	}
+	return h
+}
+
+func orNone(said []string) string {
+	if len(said) == 0 {
+		return "neither amount nor from nor learned"
+	}
+	slices.Sort(said)
+	return strings.Join(said, " and ")
+}
+
+// from notes one of the fields of which a hold has one.
+func (h *Hold) from(f *field, from ratelimit.HoldFrom) {
+	h.said, h.From = append(h.said, f.key), from
+}
+
+func (d *decoder) fromRequest(f *field) {
+	if f.value.text != "request" {
+		d.wrong(f, "request")
+	}
+}
+
+// part is a number between 0 and 1; its bounds are those of ratelimit.Hold.
+func (d *decoder) part(f *field) float64 {
+	n, err := strconv.ParseFloat(f.value.text, 64)
+	if err != nil || f.value.kind != number && f.value.kind != integer {
+		d.wrong(f, "a number above 0 and below 1")
+		return 0.5
+	}
+	return n
+}
+
+func (d *decoder) atLeastOne(f *field) ratelimit.Tokens {
+	n := d.tokens(f)
+	if n == 0 {
+		d.wrong(f, "a whole number from 1 on")
+	}
+	return n
+}
+
+func (d *decoder) duration(f *field) time.Duration {
+	n, err := time.ParseDuration(f.value.text)
+	if err != nil {
+		d.wrong(f, "a duration like 90s or 10m")
+		return ratelimit.DefaultHoldTTL
+	}
+	return n
+}
+
+func (d *decoder) onUnknown(f *field) ratelimit.OnUnknown {
+	i := slices.Index(ratelimit.OnUnknowns[:], f.value.text)
+	if i < 0 {
+		d.wrong(f, "one of "+strings.Join(ratelimit.OnUnknowns[:], ", "))
+		return 0
+	}
+	return ratelimit.OnUnknown(i)
+}
+
+// holdOn are the hits of calls that hold.
+func (d *decoder) holdOn(f *field) []ratelimit.Tokens {
+	if f.value.kind != sequence || len(f.value.items) == 0 {
+		d.wrongly(f, "a list of numbers, such as [0, 1]", "")
+		return nil
+	}
+	on := make([]ratelimit.Tokens, len(f.value.items))
+	for i := range f.value.items {
+		if f.value.items[i].kind == null {
+			d.wrong(f, "a list of numbers, such as [0, 1]")
+		}
+		on[i] = d.tokens(&field{f.key, f.place, f.value.items[i]})
+	}
+	slices.Sort(on)
+	return slices.Compact(on)
+}
+
+// holds has the rule hold, or says why it cannot.
+func (c *compiler) holds(r *ratelimit.Rule, s *scope) {
+	if s.hold == nil || r.Unlimited {
+		return
+	}
+	hold := &s.hold.Hold
+	for _, err := range hold.Validate(r.Limit) {
+		c.wrong(s.hold.Place, s.names, "config error, %v", err)
+	}
+	if hold.Identified() && c.options.NoHolds != nil {
+		c.wrong(s.hold.Place, s.names, "config error, hold: %v", c.options.NoHolds)
+	}
+	r.Hold = hold
+	// A refused request has no cost that could be settled, and so takes nothing, from none of its budgets.
+	r.Coordination.OnDeny = ratelimit.DenyRefunds
+}

@@ -1,0 +1,106 @@
+package config
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+func holdText(hold, more string) string {
+	return "domain: d\ndescriptors:\n  - key: k\n    " + more + "\n    hold: " + hold +
+		"\n    rate_limit: {unit: hour, requests_per_unit: 1000}\n"
+}
+
+// A hold is read as it is written, and written as it was read.
+func TestHoldsAreRead(t *testing.T) {
+	for hold, want := range map[string]string{
+		"{amount: 20}":                                    "{amount: 20, ttl: 10m, on_unknown: charge}",
+		"{from: request}":                                 "{from: request, ttl: 10m, on_unknown: charge}",
+		"{from: request, max: 9, ttl: 90s}":               "{from: request, max: 9, ttl: 1m30s, on_unknown: charge}",
+		"{learned: 0.9, max: 1_000, on_unknown: release}": "{learned: 0.9, max: 1000, ttl: 10m, on_unknown: release}",
+		"{amount: 20, on: [1, 0, 1]}":                     "{amount: 20, on: [0, 1]}",
+		"{amount: 1000, ttl: 24h}":                        "{amount: 1000, ttl: 24h, on_unknown: charge}",
+		"{from: request, ttl: 1s, max: 1}":                "{from: request, max: 1, ttl: 1s, on_unknown: charge}",
+	} {
+		for _, text := range []string{holdText(hold, ""), holdText(want, "")} {
+			r := mustParse(t, text).All()[0]
+			if got := r.Hold.String(); got != want {
+				t.Errorf("%s is %s, must be %s", hold, got, want)
+			}
+			if r.Coordination.OnDeny != ratelimit.DenyRefunds {
+				t.Errorf("%s: a refused request is charged", hold)
+			}
+		}
+	}
+}
+
+// What cannot be meant is refused, by name.
+func TestHoldsThatAreWrong(t *testing.T) {
+	for hold, want := range map[string]string{
+		"7":                                         "hold must be a map",
+		"{}":                                        "neither amount nor from nor learned",
+		"{amount: 1, from: request}":                "hold says amount and from; say one",
+		"{amount: 0}":                               "hold.amount is 0",
+		"{amount: 1001}":                            "hold.amount is 1001, must be between 1 and the limit (1000)",
+		"{amount: 5, max: 7}":                       "hold.max is 7, and amount is held whatever max says",
+		"{amount: many}":                            "amount must be a whole number",
+		"{from: response}":                          "from must be request",
+		"{from: request, max: 1001}":                "hold.max is 1001, must be at most the limit (1000)",
+		"{from: request, max: 0}":                   "max must be a whole number from 1 on",
+		"{learned: 0.9}":                            "hold.max is missing",
+		"{learned: 1, max: 10}":                     "hold.learned is 1, must be above 0 and below 1",
+		"{learned: 0, max: 10}":                     "hold.learned is 0",
+		"{learned: .nan, max: 10}":                  "learned must be a number",
+		"{learned: p90, max: 10}":                   "learned must be a number",
+		"{amount: 5, ttl: 0s}":                      "hold.ttl is 0s, must be between 1s and 24h",
+		"{amount: 5, ttl: 25h}":                     "hold.ttl is 25h0m0s",
+		"{amount: 5, ttl: 10}":                      "ttl must be a duration",
+		"{amount: 5, on_unknown: maybe}":            "on_unknown must be one of charge, release",
+		"{amount: 5, on: 0}":                        "on must be a list of numbers",
+		"{amount: 5, on: []}":                       "on must be a list of numbers",
+		"{amount: 5, on: [a]}":                      "on must be a whole number",
+		"{amount: 5, on: [1,2,3,4,5,6,7,8,9]}":      "hold.on has 9 numbers, the most is 8",
+		"{from: request, on: [0]}":                  "hold.on needs amount",
+		"{amount: 5, on: [0], ttl: 1m}":             "hold.ttl is 1m, and a hold without an id has none",
+		"{amount: 5, on: [0], on_unknown: release}": "hold.on_unknown is release, and without an id",
+		"{amount: 5, timeout: 7s}":                  "unknown key 'timeout'",
+	} {
+		_, _, problems := Parse([]Text{{"f", []byte(holdText(hold, ""))}}, options())
+		if len(problems) == 0 || !strings.Contains(problems.Error(), want) {
+			t.Errorf("%s: %v, must say %q", hold, problems, want)
+		}
+	}
+}
+
+// A hold goes down to rules below, as a whole; holds with an id need keys, and others do not.
+func TestHoldsAreInherited(t *testing.T) {
+	const text = `domain: d
+hold: {from: request, max: 7, ttl: 1m}
+descriptors:
+  - {key: a, rate_limit: {unit: hour, requests_per_unit: 1000}}
+  - {key: b, hold: {amount: 3, on: [0]}, rate_limit: {unit: hour, requests_per_unit: 1000}}
+  - {key: c, rate_limit: {unlimited: true}}
+  - {key: e, coordination: {debt: carry}, rate_limit: {unit: hour, requests_per_unit: 1000}}
+`
+	all := mustParse(t, text).All()
+	for i, want := range []string{"{from: request, max: 7, ttl: 1m, on_unknown: charge}", "{amount: 3, on: [0]}", ""} {
+		if got := all[i].Hold.String(); got != want {
+			t.Errorf("rule %d holds %q, must be %q", i, got, want)
+		}
+	}
+	if !all[3].Limit.Carries {
+		t.Error("a rule that holds carries no debt: what costs more than it held is charged beyond the limit")
+	}
+	o := options()
+	o.NoHolds = errors.New("there are no keys")
+	_, _, problems := Parse([]Text{{"f", []byte(text)}}, o)
+	if len(problems) != 2 || !strings.Contains(problems[0].Error(), "there are no keys") {
+		t.Errorf("without keys: %v", problems)
+	}
+	one := strings.Replace(text, "hold: {from: request, max: 7, ttl: 1m}\n", "", 1)
+	if _, _, problems = Parse([]Text{{"f", []byte(one)}}, o); len(problems) > 0 {
+		t.Errorf("a hold without an id: %v", problems)
+	}
+}

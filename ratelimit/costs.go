@@ -1,0 +1,93 @@
+package ratelimit
+
+import (
+	"hash/maphash"
+	"math"
+	"slices"
+	"sync"
+)
+
+// Costs are the last costs of a rule's requests, for holds that are learned. The zero Costs have none. They are safe
+// for concurrent use.
+//
+// Where a rule has few keys, each has its own: a quantile over tenants whose requests differ a hundredfold would hold
+// too little for some, and refuse others. There are at most costKeys of them, a kilobyte each; other keys go by the
+// rule's.
+type Costs struct {
+	mu   sync.Mutex
+	all  lastCosts            // guarded by mu
+	keys map[uint64]lastCosts // guarded by mu
+}
+
+const (
+	// costsKept is how many costs count, and costsLeast from how many on there is a quantile.
+	costsKept, costsLeast = 128, 16
+	costKeys              = 64
+	// costsAnew is after how many costs a quantile is reckoned again.
+	costsAnew = 8
+)
+
+// lastCosts is a ring; nil is empty.
+type lastCosts = *costRing
+
+type costRing struct {
+	costs    [costsKept]Tokens
+	seen     uint64
+	quantile Tokens
+	of       float64 // that quantile is this one's
+	at       uint64  // and was reckoned when so many had been seen
+}
+
+var costSeed = maphash.MakeSeed()
+
+// Observe takes in what a request of a key has cost.
+func (c *Costs) Observe(key []byte, cost Tokens) {
+	hash := maphash.Bytes(costSeed, key)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.all == nil {
+		c.all, c.keys = new(costRing), map[uint64]lastCosts{}
+	}
+	c.all.add(cost)
+	own := c.keys[hash]
+	if own == nil && len(c.keys) < costKeys {
+		own = new(costRing)
+		c.keys[hash] = own
+	}
+	if own != nil {
+		own.add(cost)
+	}
+}
+
+// Quantile is the cost below which that part of the last costs was: of the key, where enough of its own are known, and
+// else of the rule. It is false where there are too few.
+func (c *Costs) Quantile(key []byte, q float64) (Tokens, bool) {
+	hash := maphash.Bytes(costSeed, key)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	from := c.keys[hash]
+	if from == nil || from.seen < costsLeast {
+		from = c.all
+	}
+	if from == nil || from.seen < costsLeast {
+		return 0, false
+	}
+	return from.get(q), true
+}
+
+func (r *costRing) add(cost Tokens) {
+	r.costs[r.seen%costsKept] = cost
+	r.seen++
+}
+
+func (r *costRing) get(q float64) Tokens {
+	if r.of == q && r.seen-r.at < costsAnew {
+		return r.quantile
+	}
+	sorted := r.costs
+	known := sorted[:min(r.seen, costsKept)]
+	slices.Sort(known)
+	r.quantile = known[min(len(known)-1, int(math.Ceil(q*float64(len(known)))))]
+	r.of, r.at = q, r.seen
+	return r.quantile
+}

@@ -1,0 +1,67 @@
+package ratelimit
+
+import "fmt"
+
+// HoldBounds are what a rule with a hold declares, beside its other bounds. They are for each key and window.
+type HoldBounds struct {
+	Hold string `json:"hold"` // as rule files write it
+	// Least is the least that a request holds, if its cost is at least that.
+	Least Tokens `json:"least_held_tokens"`
+	// Most is the most that a request holds; 0: its hits_addend, whatever that is.
+	Most Tokens `json:"most_held_tokens,omitempty"`
+	// Over is what requests in flight may cost beyond what they held, and the limit with them.
+	Over     string `json:"over_admission"`
+	Stranded string `json:"stranded"` // by a settlement that is lost
+	Blind    string `json:"without_an_id,omitempty"`
+}
+
+// HeldOver is what requests in flight may be over by, where none costs more than cost, and each holds at least its
+// Least.
+func (b *HoldBounds) HeldOver(cost, inFlight Tokens) Tokens {
+	each := max(0, cost-b.Least)
+	if inFlight > 0 && each > MaxTokens/inFlight {
+		return MaxTokens
+	}
+	return each * inFlight
+}
+
+// DeclareHold states what a rule's hold promises; false: it has none.
+func (r *Rule) DeclareHold() (b HoldBounds, ok bool) {
+	h := r.Hold
+	if h == nil {
+		return b, false
+	}
+	b = HoldBounds{Hold: h.String(), Least: 1, Most: h.Max}
+	b.Over = "the sum, over requests in flight, of what each costs beyond what it held"
+	switch h.From {
+	case HoldAmount:
+		b.Least, b.Most = h.Amount, h.Amount
+		b.Over += fmt.Sprintf("; 0 where no request costs more than %d", h.Amount)
+	case HoldRequest:
+		b.Over += "; 0 where no request costs more than its hits_addend"
+		if h.Max > 0 {
+			b.Over += fmt.Sprintf(", and that is at most %d", h.Max)
+		}
+	case HoldLearned:
+		b.Over += fmt.Sprintf("; of the last costs, %.4g%% were above what is held, or more where they are above %d",
+			100*(1-h.Quantile), h.Max)
+	}
+	if r.Limit.Algorithm == TokenBucket {
+		b.Over += "; and what was held as the time began: what is held too much comes back when it is settled"
+	}
+	until := "until the window ends"
+	switch {
+	case r.Limit.Algorithm == TokenBucket:
+		until = "until it has refilled"
+	case r.Limit.Carries:
+		until += ", and as debt beyond it"
+	}
+	b.Stranded = fmt.Sprintf("a request whose end is not told stays charged what it held, %s", until)
+	if h.Identified() {
+		return b, true
+	}
+	b.Blind = fmt.Sprintf("a cost of %v is taken for another request, and holds %d more; a request in flight as a "+
+		"window ends is settled in the next one, which it may credit with up to %d; a cost that is told twice counts "+
+		"twice", h.on(" or "), h.Amount, h.Amount)
+	return b, true
+}

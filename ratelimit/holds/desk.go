@@ -1,0 +1,57 @@
+package holds
+
+import (
+	"bytes"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+// Desk is where a node makes holds and settles them. The zero Desk has no keys: it makes no holds, and believes none.
+// It is safe for concurrent use.
+type Desk struct {
+	Keys
+	settled memory
+}
+
+// Held is what a hold says of one budget.
+type Held struct {
+	Amount ratelimit.Tokens
+	// At is an instant in the window in which it was charged.
+	At ratelimit.LedgerTime
+}
+
+// Settle takes a hold in, of a budget, to be settled now: in seconds since the Unix epoch. It is good for one
+// settlement, and none after ttl. If it is not good, the result says why, and nothing may be booked.
+func (d *Desk) Settle(s string, budget []byte, now int64, ttl time.Duration) (Held, ratelimit.Settled) {
+	var h hold
+	if !d.read(s, &h) {
+		return Held{}, ratelimit.HoldForged
+	}
+	tag, found := h.key.tag(h.raw[:], budget), false
+	for i := range h.parts {
+		if !bytes.Equal(h.tags[i], tag) {
+			continue
+		}
+		found = true
+		if now-h.at > int64(ttl/time.Second) {
+			break
+		}
+		// A request may hold of one budget twice: each part is for one settlement.
+		switch d.settled.mark(h.id, i, h.at, now) {
+		case marked:
+			at := ratelimit.LedgerTime(time.Unix(h.at, 0).UnixMicro())
+			return Held{h.amounts[i], at}, ratelimit.SettledCost
+		case forgotten:
+			return Held{}, ratelimit.HoldExpired
+		case before:
+		}
+	}
+	switch {
+	case !found:
+		return Held{}, ratelimit.HoldForeign
+	case now-h.at > int64(ttl/time.Second):
+		return Held{}, ratelimit.HoldExpired
+	}
+	return Held{}, ratelimit.HoldReplayed
+}

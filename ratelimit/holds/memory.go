@@ -1,0 +1,58 @@
+package holds
+
+import "sync"
+
+// memory knows which parts of which holds were settled. It has two generations, and forgets the older one when the
+// younger is full. The zero memory is empty.
+//
+// Guarantee: a part is marked once. A hold of which it may have forgotten something is never marked again.
+type memory struct {
+	mu         sync.Mutex
+	young, old map[uint64]uint16 // guarded by mu; parts by the hold's id
+	latest     int64             // guarded by mu: instant of the latest hold in young, or when young was last marked
+	oldest     int64             // guarded by mu: holds up to here may have been forgotten
+	retired    int64             // guarded by mu: latest of old
+	most       int               // guarded by mu: of a generation; 0: mostSettled
+}
+
+// mostSettled are the holds of a generation: some 20 MB when it is full.
+const mostSettled = 1 << 19
+
+type mark uint8
+
+const (
+	marked mark = iota
+	before
+	forgotten
+)
+
+// mark marks a part of a hold, which was made at an instant, in seconds.
+func (m *memory) mark(id uint64, part int, at, now int64) mark {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	bit := uint16(1) << part
+	switch {
+	case m.young[id]&bit != 0 || m.old[id]&bit != 0:
+		return before
+	case at <= m.oldest && m.oldest != 0:
+		return forgotten
+	}
+	if m.young == nil {
+		m.young = map[uint64]uint16{}
+	}
+	m.young[id] |= bit
+	m.latest = max(m.latest, at, now)
+	if most := m.limit(); len(m.young) >= most {
+		// What is forgotten was settled up to then, and so was made up to then.
+		m.oldest, m.retired = m.retired, m.latest
+		m.old, m.young = m.young, nil
+	}
+	return marked
+}
+
+func (m *memory) limit() int {
+	if m.most > 0 {
+		return m.most
+	}
+	return mostSettled
+}

@@ -1,0 +1,234 @@
+package rls
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+	"github.com/sluice-gate/sluice/ratelimit/holds"
+	"github.com/sluice-gate/sluice/ratelimit/internal/wire"
+)
+
+// Entries at the end of a descriptor that no rule matches.
+const (
+	// EntryHold brings a request's hold back, and is its name in the answer's dynamic metadata.
+	EntryHold = "sluice_hold"
+	// EntryEnd says that the request has ended and its cost is not known.
+	EntryEnd = "sluice_end"
+)
+
+// held is a descriptor that takes a hold, or settles one.
+//
+//	taken --> in the answer's hold --> settled: its cost, or unknown
+//	     '--> left out: it stays charged
+type held struct {
+	match   int // its place
+	part    int // of one that is taken: its place in the answer's hold, plus 1
+	settles bool
+	result  ratelimit.Settled // of one that settles
+	amount  ratelimit.Tokens  // that is held
+	cost    ratelimit.Tokens  // of one that settles: what it has cost
+}
+
+// reserve takes the reserved entries off the end of a descriptor.
+func (r *request) reserve(d *descriptor) {
+	r.reserved = true
+	for d.count > 0 && isReserved(r.entries[d.first+d.count-1].Key) {
+		d.count--
+		d.reserved++
+	}
+}
+
+func isReserved(key string) bool {
+	return len(key) >= len(EntryEnd) && key[0] == EntryEnd[0] && (key == EntryHold || key == EntryEnd)
+}
+
+// hold is what a descriptor settles, "" if it names none; ends says that its cost is not known.
+func (r *request) hold(d *descriptor) (hold string, ends bool) {
+	for _, e := range r.entries[d.first+d.count : d.first+d.count+int(d.reserved)] {
+		if e.Key == EntryEnd {
+			ends = true
+		} else {
+			hold = e.Value
+		}
+	}
+	return hold, ends
+}
+
+// ends tells whether a descriptor says that a cost is not known.
+func (r *request) ends(d *descriptor) bool {
+	if d.reserved == 0 {
+		return false
+	}
+	_, ends := r.hold(d)
+	return ends
+}
+
+// addHeld has a descriptor take a hold, or settle one.
+func (c *call) addHeld(s *Service, i, start int) {
+	m, x := &c.matches[i], &c.request.descriptors[i]
+	kind, hits := c.request.ask(x)
+	ask := ratelimit.Ask{Rule: m.rule, Key: c.keys[start:], Cost: hits, Kind: kind}
+	h := held{match: i, settles: x.reserved > 0, cost: hits}
+	hold := m.rule.Hold
+	switch {
+	case kind == ratelimit.Refund && !h.settles:
+		c.ask(m, ask) // an operator's, or a gateway's that knows nothing of holds
+		return
+	case hold != nil && !hold.Identified() && (h.settles || !hold.Takes(hits)):
+		h.settles, h.amount = true, hold.Amount
+		c.settle(&h, c.request.ends(x), ask)
+	case h.settles:
+		if !s.settleByID(c, &h, x, ask) {
+			c.keys = c.keys[:start]
+			return
+		}
+	default:
+		h.amount = hold.Estimate(hits, ask.Key, &m.rule.Counters.Holds().Costs)
+		if ask.Cost, ask.Kind = h.amount, ratelimit.Spend; h.amount == 0 {
+			ask.Kind = ratelimit.Peek
+		}
+		c.ask(m, ask)
+	}
+	c.holds = append(c.holds, h)
+	m.settles = h.settles
+	if m.ask < 0 {
+		// The next descriptor's key takes the place of one that nobody asks for.
+		c.keys = c.keys[:start]
+	}
+}
+
+// settleByID books a cost in place of what the hold says. It is false where there is nothing to settle: no hold comes
+// back of a request that was refused, or that failed open; and where a cost is known, that has settled.
+func (s *Service) settleByID(c *call, h *held, x *descriptor, ask ratelimit.Ask) bool {
+	hold, ends := c.request.hold(x)
+	if hold == "" || s.options.Holds == nil {
+		return false
+	}
+	ttl := ratelimit.MaxHoldTTL
+	if ask.Rule.Hold != nil {
+		ttl = ask.Rule.Hold.TTL
+	}
+	var of holds.Held
+	of, h.result = s.options.Holds.Settle(hold, ask.Key, s.wall().Unix(), ttl)
+	switch {
+	case h.result == ratelimit.SettledCost:
+		h.amount, ask.Window = of.Amount, ask.Rule.Limit.WindowAt(of.At)
+		c.settle(h, ends, ask)
+	case h.result == ratelimit.HoldReplayed && ends:
+		return false
+	}
+	return true
+}
+
+// settle asks for the difference between a cost and what was held.
+func (c *call) settle(h *held, ends bool, ask ratelimit.Ask) {
+	hold := ask.Rule.Hold
+	if h.result = ratelimit.SettledCost; ends {
+		h.result, h.cost = ratelimit.SettledUnknown, h.amount
+		if hold != nil && hold.OnUnknown == ratelimit.UnknownReleases {
+			h.cost = 0
+		}
+	} else if hold != nil && hold.From == ratelimit.HoldLearned {
+		ask.Rule.Counters.Holds().Costs.Observe(ask.Key, h.cost)
+	}
+	if ask.Kind, ask.Cost = ratelimit.Charge, h.cost-h.amount; h.cost < h.amount {
+		ask.Kind, ask.Cost = ratelimit.Release, h.amount-h.cost
+	}
+	if ask.Cost > 0 {
+		c.ask(&c.matches[h.match], ask)
+	}
+}
+
+// concludeHolds counts what became of holds, and puts those that were taken into the answer's.
+func (c *call) concludeHolds(s *Service, spared bool) {
+	c.parts = c.parts[:0]
+	in := instants{0, 1<<32 - 1}
+	for i := range c.holds {
+		h := &c.holds[i]
+		m := &c.matches[h.match]
+		switch {
+		case m.replaced:
+		case h.settles:
+			h.count(m.rule.Counters, c.verdictOf(m))
+		case m.ask < 0 || h.amount == 0 || spared && c.spared[m.ask] || c.verdicts[m.ask].OverLimit:
+		default:
+			m.rule.Counters.Holds().Took(h.amount)
+			if m.rule.Hold.Identified() && in.narrow(&m.rule.Limit, &c.verdicts[m.ask]) {
+				c.parts = append(c.parts, holds.Part{Key: c.asks[m.ask].Key, Amount: h.amount})
+				h.part = len(c.parts)
+			}
+		}
+	}
+	n := 0
+	if len(c.parts) > 0 && s.options.Holds != nil {
+		c.hold, n = s.options.Holds.Append(c.hold, in.nearest(s.wall().Unix()), c.parts)
+	}
+	for i := range c.holds {
+		if h := &c.holds[i]; h.part > n {
+			c.matches[h.match].rule.Counters.Holds().Count(ratelimit.HoldLeftOut)
+		}
+	}
+}
+
+// verdictOf is what was decided for a match; nil: nothing was asked.
+func (c *call) verdictOf(m *match) *ratelimit.Verdict {
+	if m.ask < 0 {
+		return nil
+	}
+	return &c.verdicts[m.ask]
+}
+
+// count counts one that settles. What was to be booked and was not, is late: its window has ended.
+func (h *held) count(of *ratelimit.RuleCounters, v *ratelimit.Verdict) {
+	if v != nil {
+		if v.Charged+v.Debt == 0 {
+			h.result = ratelimit.SettledLate
+		}
+		of.Debt.Add(uint64(v.Debt))
+		of.Sources[v.Source].Add(1)
+	}
+	counters := of.Holds()
+	counters.Count(h.result)
+	if h.result == ratelimit.SettledCost {
+		counters.Settled(h.amount, h.cost, v)
+	}
+}
+
+// instants are seconds since the Unix epoch, from the first to the last.
+type instants struct{ first, last int64 }
+
+// narrow leaves those in the window that a verdict has charged. It reports whether there are any: if not, nothing is
+// narrowed. They are none where on_store_failure has decided, and it is not known in which window that counts.
+func (in *instants) narrow(l *ratelimit.Limit, v *ratelimit.Verdict) bool {
+	w := v.Window
+	if v.Source == ratelimit.FromFallback {
+		w = v.Booked
+	}
+	if w == 0 || l.Algorithm == ratelimit.TokenBucket {
+		return w != 0
+	}
+	const second = int64(time.Second / time.Microsecond)
+	of := instants{int64(l.WindowEnd(w-1)) / second, int64(l.WindowEnd(w))/second - 1}
+	of.first, of.last = max(of.first, in.first), min(of.last, in.last)
+	if of.first > of.last {
+		return false
+	}
+	*in = of
+	return true
+}
+
+func (in instants) nearest(at int64) int64 { return min(max(at, in.first), in.last) }
+
+// appendHold writes dynamic_metadata with nothing but the hold.
+func (c *call) appendHold() {
+	c.out = wire.AppendMessage(c.out, 6, func(b []byte) []byte { // google.protobuf.Struct
+		return wire.AppendMessage(b, 1, func(b []byte) []byte { // an entry of its map
+			b = wire.AppendString(b, 1, EntryHold)
+			return wire.AppendMessage(b, 2, func(b []byte) []byte { // google.protobuf.Value: a string
+				return protowire.AppendBytes(protowire.AppendTag(b, 3, protowire.BytesType), c.hold)
+			})
+		})
+	})
+}

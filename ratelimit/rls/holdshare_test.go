@@ -1,0 +1,120 @@
+package rls
+
+import (
+	"container/heap"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/sluice-gate/sluice/ratelimit"
+)
+
+const (
+	shareLimit, shareMax = 1_000_000, 20_000
+	shareRules           = `
+domain: d
+descriptors:
+  - key: llm
+    %s
+    rate_limit: {unit: minute, requests_per_unit: 1000000}
+`
+)
+
+// inFlight are requests, the first to end first.
+type inFlight []flying
+
+type flying struct {
+	ends ratelimit.Instant
+	hold string
+	cost int
+}
+
+func (f inFlight) Len() int           { return len(f) }
+func (f inFlight) Less(i, j int) bool { return f[i].ends < f[j].ends }
+func (f inFlight) Swap(i, j int)      { f[i], f[j] = f[j], f[i] }
+func (f *inFlight) Push(x any)        { *f = append(*f, x.(flying)) }
+func (f *inFlight) Pop() any {
+	last := len(*f) - 1
+	x := (*f)[last]
+	*f = (*f)[:last]
+	return x
+}
+
+// usedOf plays minutes of requests whose costs have a heavy tail (Pareto, 1.5, up to 20,000) and whose demand is twice
+// the limit. They take up to five seconds, and what is refused does not come back. It returns what was used in each
+// whole minute but the first.
+func usedOf(t *testing.T, hold string, request usage) (used []int) {
+	if hold != "" {
+		hold = "hold: " + hold
+	}
+	f := holdFixtureOf(t, fmt.Sprintf(shareRules, hold))
+	r := rand.New(rand.NewPCG(11, 12))
+	cost := func() int { return min(shareMax, int(350/math.Pow(1-r.Float64(), 1/1.5))) }
+	mean := 0
+	for range 100_000 {
+		mean += cost()
+	}
+	perSecond := 2 * shareLimit / 60 / (float64(mean) / 100_000)
+	var open inFlight
+	in := map[int64]int{}
+	const minutes = 6
+	next := f.now
+	for f.now < ratelimit.Instant(minutes*time.Minute) {
+		if len(open) > 0 && open[0].ends <= next {
+			x := heap.Pop(&open).(flying)
+			f.now = x.ends
+			if x.hold != "" {
+				f.ends("llm=x", x.hold, usage(x.cost))
+			} else {
+				f.takes(descOf("llm=x", usage(x.cost)))
+			}
+			continue
+		}
+		f.now = next
+		next = f.now.Add(time.Duration(r.ExpFloat64() / perSecond * float64(time.Second)))
+		n := cost()
+		asks := request
+		if request == unsaid {
+			asks = usage(n) // a client that says its cost exactly
+		}
+		hold, over := f.takes(descOf("llm=x", asks))
+		if over {
+			continue
+		}
+		in[f.wall().Unix()/60] += n // the window that it was charged in
+		heap.Push(&open, flying{f.now.Add(time.Duration(r.Float64() * 5 * float64(time.Second))), hold, n})
+	}
+	first := time.Unix(1_800_000_015, 0).Unix() / 60
+	for minute := first + 1; minute < first+minutes-1; minute++ {
+		used = append(used, in[minute])
+	}
+	return used
+}
+
+// At twice the demand and with a heavy tail, learned estimates use nearly all of the limit, and go over by next to
+// nothing. Beside them: what is held at most, which is never over; and a peek, which is over by all that is in flight.
+func TestShareOfTheLimit(t *testing.T) {
+	for _, c := range []struct {
+		name, hold  string
+		request     usage
+		share, over float64 // at least, and at most
+	}{
+		{"learned 0.9", "{learned: 0.9, max: 20000}", 0, 0.95, 0.01},
+		{"learned 0.5", "{learned: 0.5, max: 20000}", 0, 0.95, 0.05},
+		{"constant, the mean", "{amount: 1000}", 0, 0.95, 0.05},
+		{"the maximum", "{amount: 20000}", 0, 0.6, 0},
+		{"a peek, and a charge", "", 0, 1.02, 0.2},
+		{"said by the client", "{from: request, max: 20000}", unsaid, 0.95, 0},
+	} {
+		for minute, used := range usedOf(t, c.hold, c.request) {
+			share := float64(used) / shareLimit
+			t.Logf("%s, minute %d: %.2f %% of the limit is used", c.name, minute+1, 100*share)
+			if share < c.share || share > 1+c.over {
+				t.Errorf("%s: %.2f %% of the limit is used, must be from %.0f to %.0f", c.name, 100*share, 100*c.share,
+					100*(1+c.over))
+			}
+		}
+	}
+}
