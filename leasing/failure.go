@@ -43,7 +43,7 @@ func (c *call) failLocked(now instant, w *waiter, k *entry, why ratelimit.Fallba
 		}
 	default:
 		own := *a
-		own.Rule = a.Rule.LocalShare()
+		own.Rule = a.Rule.LocalShare(c.seen())
 		var alone [1]verdict
 		c.alone.Decide(context.Background(), now, []ask{own}, alone[:])
 		*v = alone[0]
@@ -70,7 +70,7 @@ func (f *Fleet) undoAlone(now instant, a *ask, v *verdict) {
 		return
 	}
 	own, at := *a, *v
-	own.Rule, at.Source = a.Rule.LocalShare(), ratelimit.FromLease
+	own.Rule, at.Source = a.Rule.LocalShare(f.seen()), ratelimit.FromLease
 	f.alone.Undo(now, []ask{own}, []verdict{at})
 }
 

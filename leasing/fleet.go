@@ -14,7 +14,7 @@ import (
 
 // FleetOptions are what a Fleet may be told. They are set before Run.
 type FleetOptions struct {
-	Nodes  func() int     // how many are alive; nil: one
+	Nodes  func() int     // how many were last seen alive; nil, or 0: that is not known
 	Random func() float64 // from 0 to 1: nodes must not probe a store in step. Safe for concurrent use
 	// Drift lets rules that drift spend before the ledger has answered; nil: they lease.
 	Drift Drift
@@ -289,11 +289,14 @@ func (f *Fleet) Recalled(name string, w window) {
 // nextName is a name of this node that no key has had before: what is behind its own.
 func (f *Fleet) nextName() uint32 { return uint32(f.forgotten.Add(1) & (1<<28 - 1)) }
 
-func (f *Fleet) nodes() int {
+func (f *Fleet) nodes() int { return max(1, f.seen()) }
+
+// seen is how many nodes were last seen alive, 0 if that is not known.
+func (f *Fleet) seen() int {
 	if f.Nodes == nil {
-		return 1
+		return 0
 	}
-	return max(1, f.Nodes())
+	return f.Nodes()
 }
 
 // keyName is a key as the ledger names its account.

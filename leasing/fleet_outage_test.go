@@ -388,3 +388,35 @@ func (c *cluster) inHand(node int, key string) tokens {
 	}
 	return at.Val.InHand(c.clock())
 }
+
+// In an outage nodes divide a limit among those that were last seen alive; a node that has seen none divides by
+// max_nodes. What is declared covers both.
+func TestLocalDividesByNodesSeen(t *testing.T) {
+	for _, c := range []struct {
+		seen int
+		want tokens
+	}{{2, 50}, {4, 25}, {1, 100}, {0, 10}} {
+		s := newStage(t, 1, 100, 100, map[string]string{"on_store_failure": "local", "max_nodes": "10"})
+		n := s.nodes[0]
+		n.Nodes = func() int { return c.seen }
+		s.ask(0, "other", 1) // what time it is there
+		admitted := tokens(0)
+		for range 120 {
+			v := make([]verdict, 1)
+			w := n.Ask(s.now, []ask{{Rule: s.rule, Key: []byte("k"), Cost: 1}}, v)
+			for b := n.Batch(); b != nil; b = n.Batch() {
+				b.Fail(errNoAnswer)
+			}
+			for w != nil && w.Advance(s.now) {
+				w.TimeOver()
+			}
+			if v[0].Source == ratelimit.FromFallback && !v[0].OverLimit {
+				admitted++
+			}
+		}
+		declared := s.rule.Declare(max(1, c.seen), ratelimit.SharedStore).OnOutage.Node.Tokens
+		if admitted != c.want || admitted > declared {
+			t.Errorf("%d nodes were seen: one admits %d, must admit %d, and declares %d", c.seen, admitted, c.want, declared)
+		}
+	}
+}

@@ -147,7 +147,10 @@ func (r *Rule) outage(of OutageOf, nodes int) Outage {
 	case FailCached:
 		o.Node, o.Until = Amount{Tokens: r.Limit.Capacity()}, c.MaxStaleness
 	case FailLocal:
-		o.Node = Amount{Tokens: r.LocalShare().Limit.Capacity()}
+		o.Node = Amount{Tokens: r.LocalShare(0).Limit.Capacity()}
+		if of == StoreOutage { // a node divides by how many it has seen, and by max_nodes where it has seen none
+			o.Node.Tokens = max(o.Node.Tokens, r.LocalShare(nodes).Limit.Capacity())
+		}
 	case FailClosed:
 	}
 	return o

@@ -43,7 +43,7 @@ func TestBoundsAreSaid(t *testing.T) {
 			"after a crash of a node, up to 30 tokens and 3s of that node's traffic stay unused for up to 1m0s",
 			"one round trip to the store, at most 15ms",
 			"at most 1.2/s a key a node, 90 a window, and 27/s while requests are refused and tokens can return",
-			"180 (60 a node)",
+			"600 (200 a node)",
 		},
 		{
 			"eager, of a size",

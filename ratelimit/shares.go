@@ -8,15 +8,19 @@ import "time"
 func (r *Rule) LossShare() Tokens { return max(1, r.Limit.Capacity()/LossPart) }
 
 // LocalShare is the rule for a node that must decide alone, under
-// on_store_failure: local: local_cap, or the limit's share of one of max_nodes.
-func (r *Rule) LocalShare() *Rule {
+// on_store_failure: local: local_cap, or the limit's share of one of so many nodes, as were last seen alive. 0: that is
+// not known, and there may be max_nodes.
+func (r *Rule) LocalShare(nodes int) *Rule {
 	alone := *r
 	c := &alone.Coordination
 	share := func(n Tokens) Tokens {
 		if c.LocalCap > 0 {
 			return min(n, c.LocalCap)
 		}
-		return max(1, n/Tokens(c.MaxNodes))
+		return max(1, n/Tokens(nodes))
+	}
+	if nodes <= 0 {
+		nodes = c.MaxNodes
 	}
 	alone.Limit.Requests = share(alone.Limit.Requests)
 	alone.Limit.Carries = false // what is owed is the account's

@@ -56,7 +56,7 @@ func TestRuleTravelsWithItsDebt(t *testing.T) {
 		t.Errorf("a sliding window carries debt: %+v", got)
 	}
 	own := routed(1000)
-	if own.Limit.Carries = true; own.LocalShare().Limit.Carries {
+	if own.Limit.Carries = true; own.LocalShare(0).Limit.Carries {
 		t.Error("what a node owes of an outage's budget is carried")
 	}
 }

@@ -699,7 +699,7 @@ func (c *core) fail(ctx context.Context, now instant, a *ask) verdict {
 		// Each node of the fleet may be deciding for itself now, so that each has a part of the
 		// limit only.
 		own := *a
-		own.Rule = a.Rule.LocalShare()
+		own.Rule = a.Rule.LocalShare(0)
 		var one [1]verdict
 		c.fallback.Decide(ctx, now, []ask{own}, one[:])
 		v = one[0]
@@ -759,7 +759,7 @@ func (c *core) undoFallback(now instant, a *ask, v *verdict) {
 	}
 	if a.Rule.Coordination.OnStoreFailure == ratelimit.FailLocal {
 		own, charged := *a, *v
-		own.Rule, charged.Source = a.Rule.LocalShare(), ratelimit.FromLease
+		own.Rule, charged.Source = a.Rule.LocalShare(0), ratelimit.FromLease
 		c.fallback.Undo(now, []ask{own}, []verdict{charged})
 	}
 }

@@ -225,7 +225,7 @@ func TestUndoingAnOutage(t *testing.T) {
 	c := s.start("a:1").core
 	left := func() ratelimit.Tokens {
 		v := make([]verdict, 1)
-		a := ask{Rule: s.rule.LocalShare(), Key: keyOf(1), Kind: ratelimit.Peek}
+		a := ask{Rule: s.rule.LocalShare(0), Key: keyOf(1), Kind: ratelimit.Peek}
 		c.fallback.Decide(context.Background(), s.now, []ask{a}, v)
 		return v[0].Remaining
 	}
@@ -241,7 +241,7 @@ func TestUndoingAnOutage(t *testing.T) {
 	} {
 		for range 2 {
 			one := make([]verdict, 1)
-			spent := ask{Rule: s.rule.LocalShare(), Key: keyOf(1), Cost: 1}
+			spent := ask{Rule: s.rule.LocalShare(0), Key: keyOf(1), Cost: 1}
 			c.fallback.Decide(context.Background(), s.now, []ask{spent}, one)
 			fallback.Window = one[0].Window
 		}

@@ -254,7 +254,7 @@ func (b *bound) of(k *key, r *ratelimit.Rule) ratelimit.Tokens {
 	case ratelimit.SlidingWindow:
 		share *= 2
 	case ratelimit.TokenBucket: // for each time to fill the node's own bucket, and all of it stays owed
-		alone := own.LocalShare().Limit
+		alone := own.LocalShare(0).Limit
 		full := float64(alone.Burst) / float64(alone.Requests) * float64(alone.Period())
 		share *= 2 + ratelimit.Tokens(float64(b.now)/full)
 	}

@@ -141,7 +141,7 @@ var planted = []struct {
 	}},
 	{118, plant.Bug{
 		Name: "a node alone takes the whole limit", File: "leasing/failure.go",
-		Right: "own.Rule = a.Rule.LocalShare()\n\t\tvar",
+		Right: "own.Rule = a.Rule.LocalShare(c.seen())\n\t\tvar",
 		Wrong: "own.Rule = a.Rule\n\t\tvar",
 	}},
 	{14, plant.Bug{

@@ -32,7 +32,7 @@ func TestCheck(t *testing.T) {
 		"a.yaml:7:22: warning: d.a: drift_budget 3% of 200 is 6 tokens, less than one for each of max_nodes 10",
 		"on 3 nodes that share Redis",
 		"RULE LIMIT MODE NORMAL REDIS DOWN DATA LOST\nd.a 200 per day approx up to 506 (253%) all requests",
-		"\nd.k 100 per year leasing up to 100 up to 30 (30%) up to 105 (105%)",
+		"\nd.k 100 per year leasing up to 100 up to 99 (99%) up to 105 (105%)",
 		"d.u unlimited",
 	} {
 		if code != 0 || !strings.Contains(out, want) {
@@ -79,12 +79,12 @@ func TestCheck(t *testing.T) {
 func checksStores(t *testing.T, dir string) {
 	t.Helper()
 	for name, want := range map[string][]string{
-		"redis": {"on 3 nodes that share Redis", "d.k 100 per year leasing up to 100 up to 30 (30%) up to 105 (105%)", "round trips: 1,", "within 2.5s", "for 2s more"},
+		"redis": {"on 3 nodes that share Redis", "d.k 100 per year leasing up to 100 up to 99 (99%) up to 105 (105%)", "round trips: 1,", "within 2.5s", "for 2s more"},
 		"postgres": {
-			"on 3 nodes that share PostgreSQL", "d.k 100 per year leasing up to 100 up to 30 (30%) up to 100", "round trips: 2,",
+			"on 3 nodes that share PostgreSQL", "d.k 100 per year leasing up to 100 up to 99 (99%) up to 100", "round trips: 2,",
 			"one row for each account and lease", "within 2.5s", "synchronous_commit=on", "for 2s more",
 		},
-		"etcd":   {"that share etcd", "d.k 100 per year leasing up to 100 up to 30 (30%) up to 100", "round trips: 2,", "within 2.5s", "go on at once"},
+		"etcd":   {"that share etcd", "d.k 100 per year leasing up to 100 up to 99 (99%) up to 100", "round trips: 2,", "within 2.5s", "go on at once"},
 		"memory": {"on 3 nodes without a store", "each node counts alone"},
 	} {
 		code, out := checks(dir, "--details", "--store="+name)
@@ -181,7 +181,7 @@ func TestCheckForPrograms(t *testing.T) {
 	if code != 1 || !v.Good || v.Findings[0].Severity != "error" || len(v.Fingerprint) != 12 || v.Nodes != 3 || len(v.Rules) != 2 || v.Findings[0].Kind != config.ZeroLimit {
 		t.Errorf("%d %+v", code, v)
 	}
-	if d := v.Rules[0]; d.Rule != "d.k" || d.Limit != "100 per year" || d.Outage != "30 (10 a node)" || d.Loss != 5 {
+	if d := v.Rules[0]; d.Rule != "d.k" || d.Limit != "100 per year" || d.Outage != "99 (33 a node)" || d.Loss != 5 {
 		t.Errorf("%+v", d)
 	}
 }

@@ -147,11 +147,12 @@ func readNode(x store.Said) (console.Node, bool) {
 	}, true
 }
 
-// count is how many nodes have been heard in the last minute, this one included.
+// count is how many nodes were heard in the minute before the store last answered, this one included; 0: it has not
+// answered yet.
 func (r *registry) count() int {
 	h := r.nodes.Load()
 	if h == nil {
-		return 1
+		return 0
 	}
 	return max(1, len(h.nodes))
 }

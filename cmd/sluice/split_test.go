@@ -44,7 +44,7 @@ func TestOneBudgetForOutagesOfTwoStores(t *testing.T) {
 		if v[0].OverLimit || v[0].Source != ratelimit.FromFallback {
 			t.Fatalf("a limit of a %v is decided %+v", unit, v[0])
 		}
-		asks[0].Rule = rule.LocalShare()
+		asks[0].Rule = rule.LocalShare(0)
 		if b.Alone().Decide(ctx, now, asks, v); !v[0].OverLimit {
 			t.Errorf("of a limit of a %v, the budget is admitted once more", unit)
 		}

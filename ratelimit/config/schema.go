@@ -120,7 +120,8 @@ func coordinationSchema() schema {
 		"sync_interval": duration("For approx: how old what a node knows may be, not to wait, 10ms to 1h."),
 		"on_store_failure": described(schema{"enum": ratelimit.FailurePolicies},
 			"What decides while the store does not answer."),
-		"local_cap":     whole(0, "For on_store_failure: local: tokens a node; 0: limit / max_nodes."),
+		"local_cap": whole(0, "For on_store_failure: local: tokens a node; 0: the limit divided by the "+
+			"nodes last seen alive, or by max_nodes if their number is unknown."),
 		"max_staleness": duration("For on_store_failure: cached: up to 24h."),
 		"on_deny":       described(schema{"enum": ratelimit.OnDenies}, "What a denied request takes."),
 		"debt": described(schema{"enum": ratelimit.Debts},

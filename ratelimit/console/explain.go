@@ -175,7 +175,8 @@ func (c *console) next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string,
 		return over + ": no tokens, and none before the reset",
 			l.Refuses
 	case v.LedgerError != "" || l != nil && l.Failing:
-		return fmt.Sprintf("%s on_store_failure: %s; the store has not answered for %v", withoutStore(rule, over),
+		return fmt.Sprintf("%s on_store_failure: %s; the store has not answered for %v",
+			withoutStore(rule, len(c.fleet().Nodes), over),
 			ratelimit.FailurePolicies[rule.Coordination.OnStoreFailure],
 			c.Metrics.Limiter().SyncAge.Round(time.Second)), 0
 	case left > 0:
@@ -188,7 +189,7 @@ func (c *console) next(rule *ratelimit.Rule, v *ratelimit.Look) (verdict string,
 }
 
 // withoutStore says what a rule's on_store_failure decides.
-func withoutStore(rule *ratelimit.Rule, over string) string {
+func withoutStore(rule *ratelimit.Rule, nodes int, over string) string {
 	switch rule.Coordination.OnStoreFailure {
 	case ratelimit.FailOpen:
 		return "OK: admitted by"
@@ -198,6 +199,6 @@ func withoutStore(rule *ratelimit.Rule, over string) string {
 		return fmt.Sprintf("OK while the last reply of the store had tokens left, and for %v after it, by",
 			rule.Coordination.MaxStaleness)
 	default:
-		return fmt.Sprintf("OK for %d tokens of each window at this node, by", rule.LocalShare().Limit.Capacity())
+		return fmt.Sprintf("OK for %d tokens of each window at this node, by", rule.LocalShare(nodes).Limit.Capacity())
 	}
 }

@@ -162,7 +162,7 @@ func (s *Session) windowed(now instant, b *bucket, v *ratelimit.Verdict) budget 
 	l := &b.terms.rule.Limit
 	// Without the ledger nobody knows what is left. A node then has its share of the limit, or
 	// under open all of it.
-	left := b.terms.rule.LocalShare().Limit.Capacity()
+	left := b.terms.rule.LocalShare(0).Limit.Capacity()
 	if b.terms.rule.Coordination.OnStoreFailure == ratelimit.FailOpen {
 		left = l.Capacity()
 	}
