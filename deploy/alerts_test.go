@@ -58,7 +58,7 @@ func TestAlerts(t *testing.T) {
 				text = rest
 			}
 		}
-		for _, part := range []string{"Alert `" + a.Alert + "`, " + a.Labels["severity"], "- **Meaning.**", "- **Effect.**", "- **Diagnose.**", "- **Fix.**", "- **Resolved**"} {
+		for _, part := range []string{"Alert `" + a.Alert + "`, " + a.Labels["severity"], "- **Meaning.**", "- **Effect.**", "- **Safe until morning?** ", "Dashboard: *Sluice: ", "- **Diagnose.**", "- **Fix.**", "- **Resolved**"} {
 			if !strings.Contains(text, part) {
 				t.Errorf("%s#%s has no %q", page, anchor, part)
 			}
